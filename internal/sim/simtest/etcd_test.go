@@ -7,35 +7,37 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"testing/synctest"
 
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/cluster"
-	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/sim/record"
 )
 
-// etcdWatch checks etcd and the control planes before and after every call of a roll.
-type etcdWatch struct {
-	lab *Lab
+// etcdSeen is what a roll did to etcd and the control planes.
+type etcdSeen struct {
+	Fewest int                 // minimum number of voting members
+	Out    int                 // maximum number of control planes down at once
+	Asked  []string            // calls that change etcd: method and node
+	Lost   map[string][]string // members missing right after a node's leave, by node
+	Wrong  []string            // leaves at a wrong time
+}
 
-	mu     sync.Mutex
-	ids    map[string]string   // of the members at the beginning, by name
-	fewest int                 // minimum number of members
-	out    int                 // maximum number of control planes down at once
-	asked  []string            // calls that change etcd: method and node
-	wrong  []string            // violations
-	last   map[string]string   // members before the latest such call
-	lost   map[string][]string // members missing right after a node's leave, by node
+// etcdWatch looks before and after every call of a roll.
+type etcdWatch struct {
+	lab  *Lab
+	mu   sync.Mutex
+	seen etcdSeen
+	ids  map[string]string // of the members at the beginning, by name
+	last map[string]string // members before the latest call that changes etcd
 }
 
 // watchEtcd starts the checks; it replaces the recorder's hooks.
 func (l *Lab) watchEtcd() *etcdWatch {
-	w := &etcdWatch{lab: l, ids: l.memberIDs(), fewest: len(l.EtcdMembers()), lost: map[string][]string{}}
+	w := &etcdWatch{lab: l, ids: l.memberIDs(), seen: etcdSeen{Fewest: len(l.EtcdMembers()), Lost: map[string][]string{}}}
 	l.Recorder.Hooks(w.before, w.after)
 	return w
 }
@@ -65,13 +67,13 @@ func (w *etcdWatch) before(c record.Call) error {
 	defer w.mu.Unlock()
 	w.last = w.lab.memberIDs()
 	node := w.lab.nameOf(c.Target)
-	w.asked = append(w.asked, method+" "+node)
+	w.seen.Asked = append(w.seen.Asked, method+" "+node)
 	if method == "LeaveCluster" {
 		if len(w.last) != len(w.ids) {
-			w.wrong = append(w.wrong, fmt.Sprintf("%s was made to leave while the voting members were %v", node, w.last))
+			w.seen.Wrong = append(w.seen.Wrong, fmt.Sprintf("%s was made to leave while the voting members were %v", node, w.last))
 		}
 		if n := w.lab.node(node); !w.lab.runs(n) {
-			w.wrong = append(w.wrong, node+" was made to leave when its VM was off")
+			w.seen.Wrong = append(w.seen.Wrong, node+" was made to leave when its VM was off")
 		}
 	}
 	return nil
@@ -83,19 +85,19 @@ func (w *etcdWatch) after(c record.Call) {
 	now := w.lab.memberIDs()
 	if method, ok := w.method(c); ok && method == "LeaveCluster" {
 		for _, name := range slices.Sorted(maps.Keys(w.last)) {
-			if now[name] != w.last[name] {
-				w.lost[w.lab.nameOf(c.Target)] = append(w.lost[w.lab.nameOf(c.Target)], name)
+			if node := w.lab.nameOf(c.Target); now[name] != w.last[name] {
+				w.seen.Lost[node] = append(w.seen.Lost[node], name)
 			}
 		}
 	}
-	w.fewest = min(w.fewest, len(now))
+	w.seen.Fewest = min(w.seen.Fewest, len(now))
 	out := 0
 	for _, n := range w.lab.Nodes {
 		if n.ControlPlane && !w.lab.runs(n) {
 			out++
 		}
 	}
-	w.out = max(w.out, out)
+	w.seen.Out = max(w.seen.Out, out)
 }
 
 func (l *Lab) runs(n sim.Node) bool {
@@ -113,115 +115,68 @@ func (l *Lab) nameOf(addr string) string {
 	return addr
 }
 
+var controlPlanes = []string{"cp1", "cp2", "cp3"}
+
 // mustRoll is a roll that must succeed.
 func (l *Lab) mustRoll(run string, p planning.Policy) planning.Plan {
 	l.t.Helper()
-	c := l.as(run)
-	rep, err := c.Roll(l.t.Context(), p)
+	rep, err := l.as(run).Roll(l.t.Context(), p)
 	if err != nil {
 		l.t.Fatalf("%v\nhints %q", err, fault.Hints(err))
 	}
 	return rep.Plan
 }
 
-var controlPlanes = []string{"cp1", "cp2", "cp3"}
-
-// account is the report of a watched roll of three control planes.
-type account struct {
-	*etcdWatch
-	strategy      cluster.Strategy
-	kept          bool // etcd's data is kept
-	after         map[string]string
-	who, whoAfter map[string]string // identity of each node
-}
-
-// rollControlPlanes rolls three of them, however many may be down at a time.
-func rollControlPlanes(t *testing.T, s cluster.Strategy, onData bool) (a account) {
-	synctest.Test(t, func(t *testing.T) {
-		lab := New(t, sim.Options{ControlPlanes: 3, Workers: 1, EtcdOnData: onData})
-		lab.Replace("recast.yaml", "roll:\n", "roll:\n  strategy: "+string(s)+"\n  maxUnavailable: {workers: 3, perHost: 3}\n")
-		lab.Patch(everywhere)
-		a = account{etcdWatch: lab.watchEtcd(), strategy: s, kept: onData || s == cluster.InPlace, who: lab.identities()}
-		lab.mustRoll("20000101-0000-feed", planning.Policy{Only: controlPlanes})
-		a.after, a.whoAfter = lab.memberIDs(), lab.identities()
-		requireMembers(t, lab, "", false)
-		if s != cluster.InPlace {
-			for _, node := range controlPlanes {
-				requireRecord(t, lab, node, !a.kept, !a.kept)
-			}
-		}
-		lab.RequireIntact()
-	})
-	return a
-}
-
-// TestPeersRoll checks one roll for each story.
+// TestPeersRoll rolls three control planes, however many may be down at a time.
+//   - Upgrades of three control planes lost or removed members (talos #9153, #9789, #8759,
+//     #7423). The data of a removed member is unusable for ever (facts: "the member has been
+//     permanently removed").
+//   - The next member was removed before the previous one was back (cacppt #225, #150).
+//   - Removing a member by name deleted the wrong node's data (talos #3340).
+//   - A machine that joins etcd removes the member with its own name, whoever that is (talos
+//     PR #3715).
 func TestPeersRoll(t *testing.T) {
 	long(t)
-	for _, c := range []struct {
+	type story struct {
 		strategy cluster.Strategy
 		onData   bool
-	}{{cluster.Recreate, false}, {cluster.Recreate, true}, {cluster.Reimage, true}, {cluster.InPlace, false}} {
-		t.Run(fmt.Sprintf("%s/onData=%t", c.strategy, c.onData), func(t *testing.T) {
-			t.Parallel()
-			a := rollControlPlanes(t, c.strategy, c.onData)
-			t.Run("Peers14MembersSurvive", a.peers14)
-			t.Run("Peers15OneAtATime", a.peers15)
-			t.Run("Peers16TheNodeItselfLeaves", a.peers16)
-			t.Run("Peers17NameAndAddressStay", a.peers17)
-		})
 	}
-}
+	options := func(c story) sim.Options { return sim.Options{ControlPlanes: 3, Workers: 1, EtcdOnData: c.onData} }
+	stories := storiesOf(story{cluster.Recreate, false}, story{cluster.Recreate, true}, story{cluster.Reimage, true}, story{cluster.InPlace, false})
+	eachIn(t, options, stories, func(t *testing.T, lab *Lab, c story) {
+		lab.setRoll("strategy: "+string(c.strategy), "maxUnavailable: {workers: 3, perHost: 3}")
+		lab.Patch(everywhere)
+		w, who := lab.watchEtcd(), lab.identities()
+		lab.mustRoll(firstRun, policyFor(controlPlanes...))
+		requireMembers(t, lab, "", false)
+		lab.RequireIntact()
 
-// peers14: upgrades of three control planes lost or removed members (talos #9153, #9789,
-// #8759, #7423). The data of a removed member is unusable for ever (facts: "the member has
-// been permanently removed").
-func (a account) peers14(t *testing.T) {
-	if want := map[bool]int{false: 2, true: 3}[a.kept]; a.fewest != want {
-		t.Errorf("etcd once had %d voting members, want %d", a.fewest, want)
-	}
-	for _, name := range controlPlanes {
-		if (a.ids[name] == a.after[name]) != a.kept {
-			t.Errorf("%s was etcd member %s and is %s, its data kept: %t", name, a.ids[name], a.after[name], a.kept)
+		inPlace := c.strategy == cluster.InPlace
+		kept, after := c.onData || inPlace, lab.memberIDs()
+		want := etcdSeen{Fewest: 3, Out: 1, Lost: map[string][]string{}}
+		if inPlace {
+			want.Out = 0
 		}
-	}
-}
-
-// peers15: the next member was removed before the previous one was back (cacppt #225,
-// #150).
-func (a account) peers15(t *testing.T) {
-	if want := map[bool]int{false: 1, true: 0}[a.strategy == cluster.InPlace]; a.out != want {
-		t.Errorf("%d control planes were off at once, want %d", a.out, want)
-	}
-	for _, wrong := range a.wrong {
-		t.Error(wrong)
-	}
-}
-
-// peers16: removing a member by name deleted the wrong node's data (talos #3340).
-func (a account) peers16(t *testing.T) {
-	var asked []string
-	lost := map[string][]string{}
-	if !a.kept {
 		for _, name := range controlPlanes {
-			asked = append(asked, "ForfeitLeadership "+name, "LeaveCluster "+name)
-			lost[name] = []string{name}
+			if !kept {
+				want.Fewest = 2
+				want.Asked = append(want.Asked, "ForfeitLeadership "+name, "LeaveCluster "+name)
+				want.Lost[name] = []string{name}
+			}
+			if !inPlace {
+				requireRecord(t, lab, name, !kept, !kept)
+			}
+			if (w.ids[name] == after[name]) != kept {
+				t.Errorf("%s was etcd member %s and is %s, its data kept: %t", name, w.ids[name], after[name], kept)
+			}
 		}
-	}
-	if diff := cmp.Diff(asked, a.asked); diff != "" {
-		t.Errorf("what was asked of etcd (-want +got):\n%s", diff)
-	}
-	if diff := cmp.Diff(lost, a.lost); diff != "" {
-		t.Errorf("members gone after each leave (-want +got):\n%s", diff)
-	}
-}
-
-// peers17: a machine that joins etcd removes the member with its own name, whoever that is
-// (talos PR #3715).
-func (a account) peers17(t *testing.T) {
-	if diff := cmp.Diff(a.who, a.whoAfter); diff != "" {
-		t.Errorf("UUID and address by name (-before +after):\n%s", diff)
-	}
+		if diff := cmp.Diff(want, w.seen); diff != "" {
+			t.Errorf("what happened to etcd (-want +got):\n%s", diff)
+		}
+		if diff := cmp.Diff(who, lab.identities()); diff != "" {
+			t.Errorf("UUID and address by name (-before +after):\n%s", diff)
+		}
+	})
 }
 
 // identities is the identity of each node.
@@ -247,39 +202,25 @@ func requireRefused(t *testing.T, err error, text string) {
 // requireRecord checks what a control plane's parking VM says about etcd.
 func requireRecord(t *testing.T, lab *Lab, node string, etcdOn, left bool) {
 	t.Helper()
-	res, err := lab.Client().Status(t.Context())
-	must(t, err)
-	for _, k := range res.Kept {
-		if k.Node == node {
-			vm, err := lab.World.LookupVM(lab.node(node).Host, int(k.Parking))
-			must(t, err)
-			rec, _, err := parking.ReadRecord(cluster.VM{Config: vm.Config})
-			if err != nil || len(rec.Kept) != 1 || rec.Kept[0].Left != left || rec.Kept[0].EtcdOn != etcdOn {
-				t.Errorf("the record of %s: %+v, %v", node, rec.Kept, err)
-			}
-			return
-		}
+	_, rec := lab.recordOf(node)
+	if len(rec.Kept) != 1 || rec.Kept[0].Left != left || rec.Kept[0].EtcdOn != etcdOn {
+		t.Errorf("the record of %s: %+v", node, rec.Kept)
 	}
-	t.Errorf("no system disk of %s is kept: %+v", node, res.Kept)
 }
 
 // TestPeers14TheOnlyOneIsNotWiped: upgrades wiped single control planes (talos #5794, #1768).
 func TestPeers14TheOnlyOneIsNotWiped(t *testing.T) {
 	long(t)
-	for _, s := range []cluster.Strategy{cluster.Recreate, cluster.Reimage} {
-		t.Run(string(s), func(t *testing.T) {
-			inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
-				lab.Replace("recast.yaml", "roll:\n", "roll:\n  strategy: "+string(s)+"\n")
-				lab.Patch(everywhere)
-				ids, from := lab.memberIDs(), len(lab.Recorder.Calls())
-				_, err := lab.Client().Roll(t.Context(), planning.Policy{AcceptOutage: true})
-				requireRefused(t, err, "cp1: the only etcd member's data would be lost with the system disk: use in-place, or put etcd's data on a persistent disk")
-				lab.requireLeftAlone(from, "cp1")
-				lab.requireLeftAlone(from, "wk1")
-				if diff := cmp.Diff(ids, lab.memberIDs()); diff != "" {
-					t.Error(diff)
-				}
-			})
-		})
-	}
+	eachInLab(t, oneWorker(), storiesOf(cluster.Recreate, cluster.Reimage), func(t *testing.T, lab *Lab, s cluster.Strategy) {
+		lab.setRoll("strategy: " + string(s))
+		lab.Patch(everywhere)
+		ids, from := lab.memberIDs(), len(lab.Recorder.Calls())
+		_, err := lab.Client().Roll(t.Context(), planning.Policy{AcceptOutage: true})
+		requireRefused(t, err, "cp1: the only etcd member's data would be lost with the system disk: use in-place, or put etcd's data on a persistent disk")
+		lab.requireLeftAlone(from, "cp1")
+		lab.requireLeftAlone(from, "wk1")
+		if diff := cmp.Diff(ids, lab.memberIDs()); diff != "" {
+			t.Error(diff)
+		}
+	})
 }

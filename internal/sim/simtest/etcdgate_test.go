@@ -76,111 +76,61 @@ func (l *Lab) requireLeftAlone(from int, name string) {
 	}
 }
 
-// etcdTrouble is a fault of etcd when cp1 is about to be rolled.
-type etcdTrouble struct {
-	spoil  func(l *Lab)
-	policy planning.Policy
-	text   []string // in the error; none: the roll works
-}
-
-func etcdTroubles() map[string]etcdTrouble {
-	return map[string]etcdTrouble{
-		"another member is down": {
-			func(l *Lab) { l.breakEtcd(talosapi.EtcdFault{Down: true}, "cp2") }, planning.Policy{}, []string{"etcd would not survive losing cp1", "cp2 does not answer"},
-		},
-		"another member is out of space": {
-			func(l *Lab) { l.breakEtcd(talosapi.EtcdFault{NoSpace: true}, "cp3") }, planning.Policy{}, []string{"alarm NOSPACE on member cp3"},
-		},
-		"its own member is out of space": {
-			func(l *Lab) { l.breakEtcd(talosapi.EtcdFault{NoSpace: true}, "cp1") }, planning.Policy{}, []string{"alarm NOSPACE on member cp1"},
-		},
-		"the members do not hold the same data": {
-			func(l *Lab) { l.breakEtcd(talosapi.EtcdFault{Corrupt: true}, "cp2") }, planning.Policy{}, []string{"alarm CORRUPT on member cp2"},
-		},
-		"another member is hung": {
-			func(l *Lab) { l.breakEtcd(talosapi.EtcdFault{Hung: true}, "cp3") }, planning.Policy{}, []string{"cp3 does not answer: 127.42.7.13: gave up after 15s: read etcd's status"},
-		},
+// TestGateOfEtcd rolls one control plane while etcd needs it: what the members say reaches
+// the gate. TestUnhealthyEtcd and the rows of cluster/gate have each judgement.
+func TestGateOfEtcd(t *testing.T) {
+	long(t)
+	type story struct {
+		spoil  func(l *Lab)
+		policy planning.Policy
+		text   []string // in the error; none: the roll works
+	}
+	broken := func(f talosapi.EtcdFault, names ...string) func(*Lab) {
+		return func(l *Lab) { l.breakEtcd(f, names...) }
+	}
+	eachInLab(t, threePlanes, map[string]story{
+		"another member is out of space": {broken(talosapi.EtcdFault{NoSpace: true}, "cp3"), policyFor("cp1"), []string{"alarm NOSPACE on member cp3"}},
+		"another member is hung":         {broken(talosapi.EtcdFault{Hung: true}, "cp3"), policyFor("cp1"), []string{"cp3 does not answer: 127.42.7.13: gave up after 15s: read etcd's status"}},
 		"another member is of another age": {
-			func(l *Lab) { l.breakEtcd(talosapi.EtcdFault{Version: "3.4.27"}, "cp3") },
-			planning.Policy{},
+			broken(talosapi.EtcdFault{Version: "3.4.27"}, "cp3"), policyFor("cp1"),
 			[]string{"its members are more than one minor version apart: cp3 runs 3.4.27, cp2 runs 3."},
 		},
 		"another member is a learner": {
 			func(l *Lab) {
 				l.leaveAndReboot("cp2", func() { l.breakEtcd(talosapi.EtcdFault{Learner: true}, "cp2") })
 			},
-			planning.Policy{},
+			policyFor("cp1"),
 			[]string{"cp2 is a learner: it does not vote yet"},
 		},
-		"nobody leads": {
-			func(l *Lab) { l.breakEtcd(talosapi.EtcdFault{Down: true}, "cp2", "cp3") }, planning.Policy{}, []string{"request timed out", "no control plane says who the members of etcd are"},
-		},
+		"nobody leads": {broken(talosapi.EtcdFault{Down: true}, "cp2", "cp3"), policyFor("cp1"), []string{"request timed out", "no control plane says who the members of etcd are"}},
 		"a member that the others do not know": {
-			splitBrain, planning.Policy{AcceptOutage: true}, []string{"the cluster has 3 control planes, but etcd without cp1 only these members: cp2"},
+			splitBrain, planning.Policy{Only: []string{"cp1"}, AcceptOutage: true}, []string{"the cluster has 3 control planes, but etcd without cp1 only these members: cp2"},
 		},
-		"it is no member, and its data is to be kept": {
-			func(l *Lab) {
-				id := parseMember(l.memberIDs()["cp1"])
-				l.talosctl("cp2", func(ctx context.Context, c *client.Client) error {
-					return c.EtcdRemoveMemberByID(ctx, &machineapi.EtcdRemoveMemberByIDRequest{MemberId: id})
-				})
-			},
-			planning.Policy{},
-			[]string{"cp1 is no member of etcd (cp2, cp3 are), and with the data that it has it can never join again"},
-		},
-		"only its own member is down": {
-			func(l *Lab) { l.breakEtcd(talosapi.EtcdFault{Down: true}, "cp1") }, planning.Policy{}, nil,
-		},
-	}
-}
-
-// TestGateOfEtcd rolls one control plane while etcd needs it.
-func TestGateOfEtcd(t *testing.T) {
-	long(t)
-	for name, c := range etcdTroubles() {
-		t.Run(name, func(t *testing.T) {
-			inLab(t, sim.Options{ControlPlanes: 3, Workers: 1, EtcdOnData: strings.HasSuffix(name, "kept")}, func(t *testing.T, lab *Lab) {
-				lab.Patch(everywhere)
-				user := lab.Client()
-				from := 0
-				lab.Recorder.Hooks(nil, func(call record.Call) {
-					if call.Method == http.MethodDelete && strings.HasSuffix(strings.Split(call.Path, "?")[0], "/qemu/9001") {
-						lab.breakEtcd(talosapi.EtcdFault{}, "cp1") // the faulty member ends with the machine
-					}
-				})
-				user.Confirm = func(planning.Plan) (bool, error) {
-					c.spoil(lab)
-					time.Sleep(time.Minute)
-					from = len(lab.Recorder.Calls())
-					return true, nil
-				}
-				c.policy.Only = []string{"cp1"}
-				_, err := user.Roll(t.Context(), c.policy)
-				if c.text == nil {
-					must(t, err)
-					return
-				}
-				for _, text := range c.text {
-					requireRefused(t, err, text)
-				}
-				if len(fault.Hints(err)) == 0 {
-					t.Errorf("no hint: %v", err)
-				}
-				lab.requireLeftAlone(from, "cp1")
-			})
-		})
-	}
-}
-
-// TestGateOfTheOnlyMember: only the member itself can report its fault.
-func TestGateOfTheOnlyMember(t *testing.T) {
-	long(t)
-	inLab(t, sim.Options{ControlPlanes: 1, Workers: 1, EtcdOnData: true}, func(t *testing.T, lab *Lab) {
+		"only its own member is down": {broken(talosapi.EtcdFault{Down: true}, "cp1"), policyFor("cp1"), nil},
+	}, func(t *testing.T, lab *Lab, c story) {
 		lab.Patch(everywhere)
-		lab.breakEtcd(talosapi.EtcdFault{NoSpace: true}, "cp1")
-		from := len(lab.Recorder.Calls())
-		_, err := lab.Client().Roll(t.Context(), planning.Policy{Only: []string{"cp1"}})
-		requireRefused(t, err, "cp1: alarm NOSPACE on member cp1")
+		user := lab.Client()
+		from := 0
+		lab.Recorder.Hooks(nil, func(call record.Call) {
+			if toVM(http.MethodDelete, "/qemu/9001")(call) {
+				lab.breakEtcd(talosapi.EtcdFault{}, "cp1") // the faulty member ends with the machine
+			}
+		})
+		user.Confirm = func(planning.Plan) (bool, error) {
+			c.spoil(lab)
+			time.Sleep(time.Minute)
+			from = len(lab.Recorder.Calls())
+			return true, nil
+		}
+		_, err := user.Roll(t.Context(), c.policy)
+		if c.text == nil {
+			must(t, err)
+			return
+		}
+		requireFault(t, err, fault.Refused, c.text...)
+		if len(fault.Hints(err)) == 0 {
+			t.Errorf("no hint: %v", err)
+		}
 		lab.requireLeftAlone(from, "cp1")
 	})
 }

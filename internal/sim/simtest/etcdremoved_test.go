@@ -10,7 +10,6 @@ import (
 	machineapi "github.com/siderolabs/talos/pkg/machinery/api/machine"
 	"github.com/siderolabs/talos/pkg/machinery/client"
 
-	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/sim"
 )
 
@@ -20,7 +19,8 @@ import (
 // touches anything, and the remedy works.
 func TestRemovedMember(t *testing.T) {
 	long(t)
-	eachIn(t, func(onData bool) sim.Options { return sim.Options{ControlPlanes: 3, Workers: 1, EtcdOnData: onData} }, map[string]bool{"on the system disk": false, "on a disk of its own": true}, func(t *testing.T, lab *Lab, onData bool) {
+	options := func(onData bool) sim.Options { return sim.Options{ControlPlanes: 3, Workers: 1, EtcdOnData: onData} }
+	eachIn(t, options, map[string]bool{"on the system disk": false, "on a disk of its own": true}, func(t *testing.T, lab *Lab, onData bool) {
 		lab.Patch(everywhere)
 		removed := lab.memberIDs()["cp2"]
 		lab.removeMember(removed)
@@ -31,7 +31,7 @@ func TestRemovedMember(t *testing.T) {
 		if !slices.ContainsFunc(problems(res), func(p string) bool { return strings.HasPrefix(p, says) }) || res.Err() == nil {
 			t.Errorf("doctor says\n%s", strings.Join(problems(res), "\n"))
 		}
-		plan := lab.planOf(lab.Client(), "cp2", planning.Policy{Only: []string{"cp2"}})
+		plan := lab.planOf(lab.Client(), "cp2", policyFor("cp2"))
 		if !slices.ContainsFunc(plan.Drift.Notes, func(n string) bool {
 			return strings.Contains(n, "its machine is not well: ") && strings.Contains(n, "etcd")
 		}) {
@@ -39,11 +39,11 @@ func TestRemovedMember(t *testing.T) {
 		}
 
 		from := len(lab.Recorder.Calls())
-		if _, err := lab.Client().Roll(t.Context(), planning.Policy{Only: []string{"cp2"}}); onData {
+		if _, err := lab.Client().Roll(t.Context(), policyFor("cp2")); onData {
 			requireRefused(t, err, "cp2 is no member of etcd (cp1, cp3 are), and with the data that it has it can never join again")
 			lab.requireLeftAlone(from, "cp2")
 			lab.reset("cp2", "EPHEMERAL") // as the hint says
-			lab.mustRoll("20000101-0000-0002", planning.Policy{Only: []string{"cp2"}})
+			lab.mustRoll(secondRun, policyFor("cp2"))
 		} else if err != nil {
 			t.Fatal(err)
 		}
@@ -80,7 +80,7 @@ func (l *Lab) reset(node string, labels ...string) {
 // not depend on who is asked first, and must not advise to wipe anything.
 func TestDoctorOfTwoEtcds(t *testing.T) {
 	long(t)
-	inLab(t, sim.Options{ControlPlanes: 3, Workers: 1}, func(t *testing.T, lab *Lab) {
+	inLab(t, threePlanes, func(t *testing.T, lab *Lab) {
 		splitBrain(lab)
 		time.Sleep(time.Minute)
 		var said []string

@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/cluster/planning"
+	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/sim/record"
 	"github.com/recast-sh/recast/internal/sim/talosapi"
@@ -53,8 +54,6 @@ func TestSnapshotOfEtcd(t *testing.T) {
 	}
 	cases := map[string]story{
 		"whole":                  {nil, []string{"cp1"}, nil},
-		"cut off on the first":   {map[string]talosapi.EtcdFault{"cp1": cut}, []string{"cp1", "cp2"}, nil},
-		"wrong on the first":     {map[string]talosapi.EtcdFault{"cp1": flipped}, []string{"cp1", "cp2"}, nil},
 		"broken on the first":    {map[string]talosapi.EtcdFault{"cp1": broken}, []string{"cp1", "cp2"}, nil},
 		"wrong on the first two": {map[string]talosapi.EtcdFault{"cp1": cut, "cp2": flipped}, []string{"cp1", "cp2", "cp3"}, nil},
 		"each in a way of its own": {map[string]talosapi.EtcdFault{"cp1": cut, "cp2": flipped, "cp3": broken}, []string{"cp1", "cp2", "cp3"}, []string{
@@ -62,7 +61,7 @@ func TestSnapshotOfEtcd(t *testing.T) {
 			"no control plane gave a snapshot of etcd that can be used",
 		}},
 	}
-	eachInLab(t, sim.Options{ControlPlanes: 3, Workers: 1}, cases, func(t *testing.T, lab *Lab, c story) {
+	eachInLab(t, threePlanes, cases, func(t *testing.T, lab *Lab, c story) {
 		lab.Patch(everywhere)
 		for node, f := range c.faults {
 			lab.breakEtcd(f, node)
@@ -77,20 +76,16 @@ func TestSnapshotOfEtcd(t *testing.T) {
 			}
 			return nil
 		}, nil)
-		_, err := lab.Client().Roll(t.Context(), planning.Policy{Only: []string{"cp1"}})
+		_, err := lab.Client().Roll(t.Context(), policyFor("cp1"))
 		if diff := cmp.Diff(c.asked, asked); diff != "" || touched {
 			t.Errorf("asked for a snapshot (-want +got), after cp1 was touched: %t\n%s", touched, diff)
 		}
 		var want []string
 		if c.texts == nil {
 			want = []string{"etcd-lab-20000101-0000-feed.db"}
-			if err != nil {
-				t.Error(err)
-			}
+			must(t, err)
 		} else {
-			for _, text := range c.texts {
-				requireRefused(t, err, text)
-			}
+			requireFault(t, err, fault.Refused, c.texts...)
 			lab.requireLeftAlone(from, "cp1")
 		}
 		if diff := cmp.Diff(want, lab.snapshotFiles()); diff != "" {
@@ -128,18 +123,16 @@ func TestASnapshotForEachRunThatTakesAControlPlane(t *testing.T) {
 // rest of that run, unless it was damaged.
 func TestTheSnapshotOfTheRunThatIsResumed(t *testing.T) {
 	long(t)
-	eachInLab(t, sim.Options{ControlPlanes: 3, Workers: 1}, map[string]bool{"whole": false, "spoilt": true}, func(t *testing.T, lab *Lab, spoil bool) {
+	eachInLab(t, threePlanes, map[string]bool{"whole": false, "spoilt": true}, func(t *testing.T, lab *Lab, spoil bool) {
 		lab.Patch(everywhere)
-		lab.killWhen(func(c record.Call) bool {
-			return c.Method == "POST" && strings.HasSuffix(c.Path, "/qemu/9001/status/shutdown")
-		},
-			planning.Policy{Only: controlPlanes})
+		first := lab.Client()
+		first.killedAt(t, onServer("/qemu/9001/status/shutdown POST"), first.roll(policyFor(controlPlanes...)))
 		file := filepath.Join(snapshots, "etcd-lab-20000101-0000-feed.db")
 		if spoil {
 			lab.Write(file, lab.Read(file)[:5000])
 		}
 		before := len(lab.Recorder.Calls())
-		lab.mustRoll("20000101-0000-feed", planning.Policy{Only: controlPlanes})
+		lab.mustRoll("20000101-0000-feed", policyFor(controlPlanes...))
 		asked := slices.DeleteFunc(lab.Recorder.Calls()[before:], func(c record.Call) bool { return !strings.HasSuffix(c.Method, "/EtcdSnapshot") })
 		if spoil != (len(asked) == 1) {
 			t.Errorf("asked for a snapshot again: %+v", asked)

@@ -202,26 +202,22 @@ func (w *watched) serial() (sum time.Duration) {
 // A roll takes a small fraction of its nodes' serial time.
 func TestRollBesidesTheSerialSum(t *testing.T) {
 	long(t)
-	cases := map[string]struct {
+	type story struct {
 		options sim.Options
 		roll    []string
 		most    float64
-	}{
+	}
+	eachIn(t, func(c story) sim.Options { return c.options }, map[string]story{
 		"3+2":   {sim.Options{ControlPlanes: 3, Workers: 2, Times: seedTimes()}, []string{"strategy: in-place", "workersBeside: true", "maxUnavailable: {workers: 1, perHost: 2}"}, 1. / 2},
 		"3+100": {sim.Options{ControlPlanes: 3, Workers: 100, Hosts: 5, Times: seedTimes()}, []string{"strategy: in-place", "maxUnavailable: {workers: 10%, perHost: 10}"}, 1. / 8},
-	}
-	for name, c := range cases {
-		t.Run(name, func(t *testing.T) {
-			inLab(t, c.options, func(t *testing.T, lab *Lab) {
-				atOnce(lab, c.roll...)
-				w := rollWatched(t, lab)
-				sum := w.serial()
-				part := w.took().Seconds() / sum.Seconds()
-				fmt.Printf("%-6s roll %s, one node after another %s: %.3f\n", name, w.took().Round(time.Second), sum.Round(time.Second), part)
-				if part > c.most {
-					t.Errorf("%.3f of one node after another, wanted at most %.3f", part, c.most)
-				}
-			})
-		})
-	}
+	}, func(t *testing.T, lab *Lab, c story) {
+		atOnce(lab, c.roll...)
+		w := rollWatched(t, lab)
+		sum := w.serial()
+		part := w.took().Seconds() / sum.Seconds()
+		fmt.Printf("%s roll %s, one node after another %s: %.3f\n", t.Name(), w.took().Round(time.Second), sum.Round(time.Second), part)
+		if part > c.most {
+			t.Errorf("%.3f of one node after another, wanted at most %.3f", part, c.most)
+		}
+	})
 }

@@ -63,31 +63,8 @@ func notes(suffix string, into *[]string) func(step.Event) {
 	}
 }
 
-func TestGateRefusesBeforeAnythingIsTouched(t *testing.T) {
-	long(t)
-	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
-		gated(t, lab, volumeGate)
-		lab.volume("pvc-1", "degraded")
-		seen := lab.watchOutage()
-		start := time.Now()
-		_, err := lab.Client().Roll(t.Context(), planning.Policy{})
-		const want = `roll/workers/wk1/ask-gates: gate "longhorn.io/v1beta2 Volume": gave up after 2m0s; last seen: 1 of 1: longhorn-system/pvc-1: status.robustness=degraded: `
-		if fault.KindOf(err) != fault.Refused || !strings.HasPrefix(message(err), want) || time.Since(start) < 2*time.Minute {
-			t.Errorf("after %s, kind %d: %v", time.Since(start), fault.KindOf(err), err)
-		}
-		if len(seen.order) > 0 {
-			t.Errorf("was out: %q", seen.order)
-		}
-		requireNoClaim(t, lab)
-		requireDrift(t, lab, "wk1")
-
-		lab.volume("pvc-1", "healthy")
-		must(t, lab.second().roll(planning.Policy{})(t.Context()))
-		requireDrift(t, lab)
-	})
-}
-
-// The storage rebuilds once the node is back, and the next node waits for that.
+// The storage rebuilds once the node is back, and the next node waits for that. Meanwhile
+// no API answers for a while, which is retried.
 func TestGateHoldsTheNextNodeBack(t *testing.T) {
 	long(t)
 	inLab(t, sim.Options{Workers: 2}, func(t *testing.T, lab *Lab) {
@@ -98,12 +75,14 @@ func TestGateHoldsTheNextNodeBack(t *testing.T) {
 		note := notes("ask-gates-again", &said)
 		breaks := whenStarted("wk1/take-down", func() { lab.volume("pvc-1", "degraded") })
 		heals := whenStarted("wk1/ask-gates-again", func() {
+			time.AfterFunc(10*time.Second, c.Cut)
+			time.AfterFunc(70*time.Second, c.Mend)
 			time.AfterFunc(90*time.Second, func() { healthy = time.Now(); lab.volume("pvc-1", "healthy") })
 		})
 		goes := whenStarted("wk2/take-down", func() { next = time.Now() })
 		c.Emit = func(e step.Event) { note(e); breaks(e); heals(e); goes(e) }
 		must(t, c.roll(planning.Policy{})(t.Context()))
-		if len(said) != 1 || !strings.HasSuffix(said[0], "1 of 1: longhorn-system/pvc-1: status.robustness=degraded") {
+		if len(said) < 2 || !strings.HasSuffix(said[0], "1 of 1: longhorn-system/pvc-1: status.robustness=degraded") || !strings.Contains(said[1], "no answer from https://") {
 			t.Errorf("said %q", said)
 		}
 		if healthy.IsZero() || next.Before(healthy) {
@@ -114,39 +93,33 @@ func TestGateHoldsTheNextNodeBack(t *testing.T) {
 }
 
 // A gate that stays closed stops the roll after the finished node, and the next roll
-// before the next node.
+// before the next node is touched.
 func TestGateStopsTheRollAfterANode(t *testing.T) {
-	for _, strategy := range []string{"recreate", "in-place"} {
-		t.Run(strategy, func(t *testing.T) {
-			long(t)
-			inLab(t, sim.Options{Workers: 2}, func(t *testing.T, lab *Lab) {
-				gated(t, lab, volumeGate)
-				lab.setRoll("strategy: " + strategy)
-				c := lab.Client()
-				c.Emit = whenStarted("wk1/gate", func() { lab.volume("pvc-1", "degraded") })
-				_, err := c.Roll(t.Context(), planning.Policy{})
-				const want = `roll/canary/wk1/ask-gates-again: wk1 is done and takes pods, but no other node is to follow: gate "longhorn.io/v1beta2 Volume": gave up after 2m0s; last seen: 1 of 1: `
-				if fault.KindOf(err) != fault.Failed || !strings.HasPrefix(message(err), want) {
-					t.Errorf("kind %d: %v", fault.KindOf(err), err)
-				}
-				requireDrift(t, lab, "wk2")
-				requireNoClaim(t, lab)
-				if node, err := lab.Kube.Node(t.Context(), "wk1"); err != nil || node.Spec.Unschedulable {
-					t.Errorf("wk1 does not take pods: %v", err)
-				}
+	eachLong(t, sim.Options{Workers: 2}, storiesOf(cluster.Recreate, cluster.InPlace), func(t *testing.T, lab *Lab, s cluster.Strategy) {
+		gated(t, lab, volumeGate)
+		lab.setRoll("strategy: " + string(s))
+		c := lab.Client()
+		c.Emit = whenStarted("wk1/gate", func() { lab.volume("pvc-1", "degraded") })
+		err := c.roll(planning.Policy{})(t.Context())
+		const want = `roll/canary/wk1/ask-gates-again: wk1 is done and takes pods, but no other node is to follow: gate "longhorn.io/v1beta2 Volume": gave up after 2m0s; last seen: 1 of 1: `
+		requireFault(t, err, fault.Failed, want)
+		requireDrift(t, lab, "wk2")
+		requireNoClaim(t, lab)
+		lab.requireServing("wk1")
 
-				_, err = lab.second().Roll(t.Context(), planning.Policy{})
-				if fault.KindOf(err) != fault.Refused || !strings.HasPrefix(message(err), "roll/workers/wk2/ask-gates: gate ") {
-					t.Errorf("the next roll: kind %d: %v", fault.KindOf(err), err)
-				}
-				requireDrift(t, lab, "wk2")
+		seen, start := lab.watchOutage(), time.Now()
+		err = lab.second().roll(planning.Policy{})(t.Context())
+		requireRefused(t, err, `roll/workers/wk2/ask-gates: gate "longhorn.io/v1beta2 Volume": gave up after 2m0s; last seen: 1 of 1: longhorn-system/pvc-1: status.robustness=degraded: `)
+		if took := time.Since(start); took < 2*time.Minute || len(seen.order) > 0 {
+			t.Errorf("after %s; was out: %q", took, seen.order)
+		}
+		requireNoClaim(t, lab)
+		requireDrift(t, lab, "wk2")
 
-				lab.volume("pvc-1", "healthy")
-				must(t, lab.as("20000101-0000-cafe").roll(planning.Policy{})(t.Context()))
-				requireInSync(t, lab)
-			})
-		})
-	}
+		lab.volume("pvc-1", "healthy")
+		must(t, lab.as(thirdRun).roll(planning.Policy{})(t.Context()))
+		requireInSync(t, lab)
+	})
 }
 
 func TestGateOfWhatIsNotInstalled(t *testing.T) {
@@ -173,17 +146,14 @@ func TestGateOfWhatIsNotInstalled(t *testing.T) {
 		lab.setRoll(c.gate)
 		lab.Patch(sim.PatchedExtension)
 		start := time.Now()
-		_, err := lab.Client().Roll(t.Context(), planning.Policy{})
-		switch {
-		case c.want == "" && err != nil:
-			t.Fatal(err)
-		case c.want == "":
+		err := lab.Client().roll(planning.Policy{})(t.Context())
+		if c.want == "" {
+			must(t, err)
 			requireDrift(t, lab)
-		case fault.KindOf(err) != fault.Refused || !strings.HasSuffix(message(err), ": "+c.want):
-			t.Errorf("kind %d: %v", fault.KindOf(err), err)
+			return
 		}
-		if took := time.Since(start); c.want != "" && took > time.Minute {
-			t.Errorf("it took %s to say so", took)
+		if fault.KindOf(err) != fault.Refused || !strings.HasSuffix(message(err), ": "+c.want) || time.Since(start) > time.Minute {
+			t.Errorf("after %s, kind %d: %v", time.Since(start), fault.KindOf(err), err)
 		}
 	})
 }
@@ -212,28 +182,6 @@ func TestCtrlCInAGate(t *testing.T) {
 	})
 }
 
-// An API that is down for a while, or fails, is retried.
-func TestGateOutlastsAnAPIThatFlaps(t *testing.T) {
-	long(t)
-	inLab(t, sim.Options{Workers: 2}, func(t *testing.T, lab *Lab) {
-		gated(t, lab, volumeGate)
-		c := lab.Client()
-		var said []string
-		note := notes("ask-gates-again", &said)
-		flaps := whenStarted("wk1/ask-gates-again", func() {
-			lab.volume("pvc-1", "degraded")
-			time.AfterFunc(10*time.Second, c.Cut)
-			time.AfterFunc(70*time.Second, func() { lab.volume("pvc-1", "healthy"); c.Mend() })
-		})
-		c.Emit = func(e step.Event) { note(e); flaps(e) }
-		must(t, c.roll(planning.Policy{})(t.Context()))
-		if len(said) < 2 || !strings.Contains(said[0], "robustness=degraded") || !strings.Contains(said[1], "no answer from https://") {
-			t.Errorf("said %q", said)
-		}
-		requireDrift(t, lab)
-	})
-}
-
 // A program decides whether the roll may continue. It runs in the directory of
 // recast.yaml, and its last output is shown.
 func TestGateOfACommand(t *testing.T) {
@@ -245,9 +193,7 @@ func TestGateOfACommand(t *testing.T) {
 		lab.Patch(sim.PatchedExtension)
 		_, err := lab.Client().Roll(t.Context(), planning.Policy{})
 		const want = `roll/workers/wk1/ask-gates: gate "it is fine": gave up after 5s; last seen: ./check.sh ended with 3: token none; not fine: context deadline exceeded`
-		if fault.KindOf(err) != fault.Refused || message(err) != want {
-			t.Errorf("kind %d: %v", fault.KindOf(err), err)
-		}
+		requireMessage(t, err, fault.Refused, want)
 		lab.Write("fine", nil)
 		lab.Write("asked", nil)
 		must(t, lab.second().roll(planning.Policy{})(t.Context()))
@@ -271,36 +217,41 @@ func TestPlanShowsGates(t *testing.T) {
 			t.Error(diff)
 		}
 		lab.Replace("recast.yaml", "status.robustness ==", "statu.robustness ==")
-		if _, err := lab.Client().Plan(t.Context(), planning.Policy{}); fault.KindOf(err) != fault.Config || !strings.Contains(message(err), "roll.gates[0].expr: not a valid expression: 1:1: undeclared reference to 'statu'") {
-			t.Errorf("kind %d: %v", fault.KindOf(err), err)
-		}
+		_, err = lab.Client().Plan(t.Context(), planning.Policy{})
+		requireFault(t, err, fault.Config, "roll.gates[0].expr: not a valid expression: 1:1: undeclared reference to 'statu'")
 	})
 }
 
-// Doctor asks every gate about objects once, and runs no program.
+// Doctor asks every gate about objects once. It looks for the programs of gates and hooks,
+// and runs none.
 func TestDoctorAsksGates(t *testing.T) {
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		gated(t, lab, "gates: [{apiVersion: longhorn.io/v1beta2, kind: Volume, expr: status.robustness == 'healthy'}, "+
 			"{description: Ceph, apiVersion: ceph.rook.io/v1, kind: CephCluster, expr: 'true'}, {description: it is fine, command: ['false']}, "+
 			"{when: before, command: [no-such-program]}, {when: before, command: [./recast.yaml]}, {when: before, command: ['true']}]")
+		lab.setRoll("hooks: {beforeNode: [{description: drain the balancer, command: ['false']}], afterRun: [{command: [no-such-hook]}]}")
 		said := func(res checkup.Result) (out []string) {
 			for _, c := range res.Checks {
-				if c.Group == checkup.GroupGates {
+				if c.Group == checkup.GroupGates || c.Group == checkup.GroupHooks {
 					out = append(out, string(c.State)+" "+c.What+": "+c.Seen)
 				}
 			}
 			return out
 		}
-		const ceph, program = "problem Ceph: ceph.rook.io is not installed: the API has no group of that name", "ok it is fine: a roll runs it before each node, and when it is back"
-		absent := `problem no-such-program: exec: "no-such-program": executable file not found in $PATH`
-		plain := fmt.Sprintf("problem ./recast.yaml: exec: %q: permission denied", filepath.Join(lab.Dir, "recast.yaml"))
 		res := diagnosis(t, lab.Client())
-		if diff := cmp.Diff([]string{"ok longhorn.io/v1beta2 Volume: holds", ceph, program, absent, plain, "ok true: a roll runs it before each node"}, said(res)); diff != "" {
+		if diff := cmp.Diff([]string{
+			"ok longhorn.io/v1beta2 Volume: holds",
+			"problem Ceph: ceph.rook.io is not installed: the API has no group of that name",
+			"ok it is fine: a roll runs it before each node, and when it is back",
+			`problem no-such-program: exec: "no-such-program": executable file not found in $PATH`,
+			fmt.Sprintf("problem ./recast.yaml: exec: %q: permission denied", filepath.Join(lab.Dir, "recast.yaml")),
+			"ok true: a roll runs it before each node",
+			"ok drain the balancer: a roll runs it before each node",
+			`problem no-such-hook: exec: "no-such-hook": executable file not found in $PATH`,
+		}, said(res)); diff != "" {
 			t.Error(diff)
 		}
-		if err := res.Err(); fault.KindOf(err) != fault.Refused {
-			t.Errorf("kind %d: %v", fault.KindOf(err), err)
-		}
+		requireFault(t, res.Err(), fault.Refused)
 		lab.volume("pvc-1", "degraded")
 		if got := said(diagnosis(t, lab.Client()))[0]; got != "warning longhorn.io/v1beta2 Volume: does not hold: 1 of 1: longhorn-system/pvc-1: status.robustness=degraded" {
 			t.Errorf("said %q", got)

@@ -20,7 +20,6 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/step"
-	"github.com/recast-sh/recast/pipeline/checkup"
 )
 
 // everyHook has one hook at each point.
@@ -39,17 +38,9 @@ type hooker struct {
 }
 
 func (h *hooker) RunHook(ctx context.Context, _ cluster.CommandGate, env []string, line func(string)) (cluster.HookEnd, error) {
-	value := func(name string) string {
-		for _, entry := range env {
-			if v, ok := strings.CutPrefix(entry, name+"="); ok {
-				return v
-			}
-		}
-		return ""
-	}
-	at := strings.TrimSpace(value("RECAST_HOOK") + " " + value("RECAST_NODE"))
+	at := strings.TrimSpace(variable(env, "RECAST_HOOK") + " " + variable(env, "RECAST_NODE"))
 	if strings.HasSuffix(at, "Batch") {
-		at += " " + value("RECAST_BATCH")
+		at += " " + variable(env, "RECAST_BATCH")
 	}
 	h.mu.Lock()
 	h.ran = append(h.ran, at)
@@ -64,6 +55,16 @@ func (h *hooker) RunHook(ctx context.Context, _ cluster.CommandGate, env []strin
 	}
 	exit, err := h.do(ctx, at)
 	return cluster.HookEnd{Exit: exit, Said: "at " + at, Output: "at " + at + "\n"}, err
+}
+
+// variable is the value of an environment variable; "" if it is not set.
+func variable(env []string, name string) string {
+	for _, entry := range env {
+		if value, ok := strings.CutPrefix(entry, name+"="); ok {
+			return value
+		}
+	}
+	return ""
 }
 
 // failAt makes the hook of one point exit with 3.
@@ -93,6 +94,22 @@ func (h *hooker) require(t *testing.T, want ...string) {
 		t.Errorf("hooks (-want +got):\n%s", diff)
 	}
 	h.ran = nil
+}
+
+// next is another client with these hooks.
+func (h *hooker) next(lab *Lab) *Client {
+	c := lab.second()
+	c.Commands = h
+	return c
+}
+
+// killHooked rolls with hooks and is killed when a step starts. It forgets which hooks ran.
+func killHooked(t *testing.T, lab *Lab, step string) *hooker {
+	t.Helper()
+	c, h := withHooks(lab, nil)
+	c.killedAt(t, before(step), c.roll(planning.Policy{}))
+	h.ran = nil
+	return h
 }
 
 // Programs run at their points with the documented environment, and their output is shown
@@ -168,80 +185,64 @@ func TestHooks(t *testing.T) {
 
 // A failed hook before an action prevents it, and the hooks after the run get the outcome.
 func TestAHookBefore(t *testing.T) {
-	for at, want := range map[string]struct {
+	type story struct {
 		err string
-		ran []string
-	}{
+		ran []string // the last but one is the hook that fails
+	}
+	eachLong(t, oneWorker(), map[string]story{
 		"beforeRun":           {`before-run: hook "h": h ended with 3: at beforeRun`, []string{"beforeRun", "afterRun"}},
 		"beforeBatch workers": {`roll/workers/hooks_before: hook "h": h ended with 3: at beforeBatch workers`, []string{"beforeRun", "beforeBatch workers", "afterRun"}},
 		"beforeNode wk1":      {`roll/workers/wk1/run-hooks: hook "h": h ended with 3: at beforeNode wk1`, []string{"beforeRun", "beforeBatch workers", "beforeNode wk1", "afterRun"}},
-	} {
-		t.Run(at, func(t *testing.T) {
-			long(t)
-			inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
-				c, h := withHooks(lab, failAt(at))
-				seen := lab.watchOutage()
-				before := len(lab.Recorder.Calls())
-				rep, err := c.Roll(t.Context(), planning.Policy{})
-				if fault.KindOf(err) != fault.Refused || message(err) != want.err || !strings.Contains(strings.Join(fault.Hints(err), "\n"), "was touched") && !strings.Contains(strings.Join(fault.Hints(err), "\n"), "not touched") {
-					t.Errorf("kind %d: %v, hints %q", fault.KindOf(err), err, fault.Hints(err))
-				}
-				if len(seen.order) > 0 {
-					t.Errorf("was out: %q", seen.order)
-				}
-				for _, call := range withoutPulls(changesOfNodes(lab.Recorder.Calls()[before:])) {
-					t.Errorf("%s was sent", call)
-				}
-				env := strings.Join(h.envs["afterRun"], "\n")
-				if !strings.Contains(env, "RECAST_OUTCOME=failed\nRECAST_ERROR="+want.err+"\nRECAST_NODES_DONE=\n") {
-					t.Errorf("the environment of the hook after the run:\n%s", env)
-				}
-				if n := len(want.ran) - 2; rep.Hooks[n].Error != "h ended with 3: at "+at || *rep.Hooks[n].Exit != 3 {
-					t.Errorf("the report has %+v", rep.Hooks)
-				}
-				h.require(t, want.ran...)
-				requireNoClaim(t, lab)
-				requireDrift(t, lab, "wk1")
+	}, func(t *testing.T, lab *Lab, want story) {
+		failed := len(want.ran) - 2
+		c, h := withHooks(lab, failAt(want.ran[failed]))
+		seen := lab.watchOutage()
+		before := len(lab.Recorder.Calls())
+		rep, err := c.Roll(t.Context(), planning.Policy{})
+		requireMessage(t, err, fault.Refused, want.err)
+		if hints := strings.Join(fault.Hints(err), "\n"); !strings.Contains(hints, "was touched") && !strings.Contains(hints, "not touched") {
+			t.Errorf("hints %q", hints)
+		}
+		if len(seen.order) > 0 {
+			t.Errorf("was out: %q", seen.order)
+		}
+		for _, call := range withoutPulls(changesOfNodes(lab.Recorder.Calls()[before:])) {
+			t.Errorf("%s was sent", call)
+		}
+		env := strings.Join(h.envs["afterRun"], "\n")
+		if !strings.Contains(env, "RECAST_OUTCOME=failed\nRECAST_ERROR="+want.err+"\nRECAST_NODES_DONE=\n") {
+			t.Errorf("the environment of the hook after the run:\n%s", env)
+		}
+		if end := rep.Hooks[failed]; end.Error != "h ended with 3: at "+want.ran[failed] || *end.Exit != 3 {
+			t.Errorf("the report has %+v", rep.Hooks)
+		}
+		h.require(t, want.ran...)
+		requireNoClaim(t, lab)
+		requireDrift(t, lab, "wk1")
 
-				h.do = nil
-				again := lab.second()
-				again.Commands = h
-				must(t, again.roll(planning.Policy{})(t.Context()))
-				h.require(t, "beforeRun", "beforeBatch workers", "beforeNode wk1", "afterNode wk1", "afterBatch workers", "afterRun")
-				requireDrift(t, lab)
-			})
-		})
-	}
+		h.do = nil
+		must(t, h.next(lab).roll(planning.Policy{})(t.Context()))
+		h.require(t, "beforeRun", "beforeBatch workers", "beforeNode wk1", "afterNode wk1", "afterBatch workers", "afterRun")
+		requireDrift(t, lab)
+	})
 }
 
 // A failed hook after a node stops the roll there; the next one continues with the next
 // node.
 func TestAHookAfterANode(t *testing.T) {
-	for _, strategy := range []string{"recreate", "in-place"} {
-		t.Run(strategy, func(t *testing.T) {
-			long(t)
-			inLab(t, sim.Options{Workers: 2}, func(t *testing.T, lab *Lab) {
-				lab.setRoll("canary: false", "strategy: "+strategy)
-				c, h := withHooks(lab, failAt("afterNode wk1"))
-				_, err := c.Roll(t.Context(), planning.Policy{})
-				const want = `roll/workers/wk1/run-hooks-again: wk1 is done and takes pods, but no other node is to follow: hook "h": h ended with 3: at afterNode wk1`
-				if fault.KindOf(err) != fault.Failed || message(err) != want {
-					t.Errorf("kind %d: %v", fault.KindOf(err), err)
-				}
-				h.require(t, "beforeRun", "beforeBatch workers", "beforeNode wk1", "afterNode wk1", "afterRun")
-				if node, err := lab.Kube.Node(t.Context(), "wk1"); err != nil || node.Spec.Unschedulable {
-					t.Errorf("wk1 does not take pods: %v", err)
-				}
-				requireDrift(t, lab, "wk2")
-				h.do = nil
-				again := lab.second()
-				again.Commands = h
-				must(t, again.roll(planning.Policy{})(t.Context()))
-				h.require(t, "beforeRun", "beforeBatch workers", "beforeNode wk2", "afterNode wk2", "afterBatch workers", "afterRun")
-				requireDrift(t, lab)
-			})
-		})
-	}
+	eachLong(t, sim.Options{Workers: 2}, storiesOf(cluster.Recreate, cluster.InPlace), func(t *testing.T, lab *Lab, s cluster.Strategy) {
+		lab.setRoll("canary: false", "strategy: "+string(s))
+		c, h := withHooks(lab, failAt("afterNode wk1"))
+		err := c.roll(planning.Policy{})(t.Context())
+		requireMessage(t, err, fault.Failed, `roll/workers/wk1/run-hooks-again: wk1 is done and takes pods, but no other node is to follow: hook "h": h ended with 3: at afterNode wk1`)
+		h.require(t, "beforeRun", "beforeBatch workers", "beforeNode wk1", "afterNode wk1", "afterRun")
+		lab.requireServing("wk1")
+		requireDrift(t, lab, "wk2")
+		h.do = nil
+		must(t, h.next(lab).roll(planning.Policy{})(t.Context()))
+		h.require(t, "beforeRun", "beforeBatch workers", "beforeNode wk2", "afterNode wk2", "afterBatch workers", "afterRun")
+		requireDrift(t, lab)
+	})
 }
 
 // The hooks of a batch run before and after all of its nodes, however many are down at a time.
@@ -265,85 +266,48 @@ func TestHooksOfABatch(t *testing.T) {
 			`beforeBatch control-planes, beforeNode cp1, afterNode cp1, afterBatch control-planes, beforeBatch workers, (beforeNode wk., ){2}(afterNode wk., ){2}afterBatch workers, afterRun$`).MatchString(got) {
 			t.Errorf("hooks: %s", got)
 		}
-		if env := strings.Join(h.envs["beforeBatch workers"], " "); !strings.Contains(env, "RECAST_NODES=wk2 wk3") {
-			t.Errorf("the environment of the hook of the batch: %s", env)
+		if nodes := variable(h.envs["beforeBatch workers"], "RECAST_NODES"); nodes != "wk2 wk3" {
+			t.Errorf("the hook of the batch got the nodes %q", nodes)
 		}
 	})
 }
 
-// If a hook fails after everything is done, the run fails, and says that everything is
-// done.
-func TestAHookAfterTheRun(t *testing.T) {
-	long(t)
-	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
-		c, _ := withHooks(lab, failAt("afterRun"))
-		rep, err := c.Roll(t.Context(), planning.Policy{})
-		const want = `every node is done: after-run: hook "h": h ended with 3: at afterRun`
-		if fault.KindOf(err) != fault.Failed || message(err) != want || rep.Outcome != "failed: "+want {
-			t.Errorf("kind %d, %q: %v", fault.KindOf(err), rep.Outcome, err)
-		}
-		requireNoClaim(t, lab)
-		requireDrift(t, lab)
-	})
-}
-
-// It hides no other failure, and does not change its kind.
-func TestTwoHooksFail(t *testing.T) {
-	long(t)
-	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
-		c, _ := withHooks(lab, func(context.Context, string) (int, error) { return 3, nil })
-		_, err := c.Roll(t.Context(), planning.Policy{})
-		const want = "before-run: hook \"h\": h ended with 3: at beforeRun\nafter-run: hook \"h\": h ended with 3: at afterRun"
-		if fault.KindOf(err) != fault.Refused || message(err) != want || len(fault.Hints(err)) != 2 {
-			t.Errorf("kind %d: %v, hints %q", fault.KindOf(err), err, fault.Hints(err))
-		}
-	})
-}
-
-// A hook can run until its timeout.
-func TestAHookThatHangs(t *testing.T) {
-	long(t)
-	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
-		c, h := withHooks(lab, func(ctx context.Context, at string) (int, error) {
-			if at == "beforeNode wk1" {
-				<-ctx.Done()
-				return 0, fmt.Errorf("h was stopped: %w", context.Cause(ctx))
-			}
+// A hook that fails after everything is done does not hide that, nor another failure; one
+// that hangs is stopped at its timeout.
+func TestHooksThatFail(t *testing.T) {
+	hangs := func(ctx context.Context, at string) (int, error) {
+		if at != "beforeNode wk1" {
 			return 0, nil
-		})
-		start := time.Now()
-		_, err := c.Roll(t.Context(), planning.Policy{})
-		if fault.KindOf(err) != fault.Refused || message(err) != `roll/workers/wk1/run-hooks: hook "h": h was stopped: its timeout of 1m0s is over` {
-			t.Errorf("kind %d: %v", fault.KindOf(err), err)
 		}
-		if took := time.Since(start); took < time.Minute || took > 3*time.Minute {
+		<-ctx.Done()
+		return 0, fmt.Errorf("h was stopped: %w", context.Cause(ctx))
+	}
+	type story struct {
+		do    func(context.Context, string) (int, error)
+		kind  fault.Kind
+		want  string
+		stale []string
+		hints int
+		takes time.Duration // at least
+	}
+	eachLong(t, oneWorker(), map[string]story{
+		"after the run": {failAt("afterRun"), fault.Failed, `every node is done: after-run: hook "h": h ended with 3: at afterRun`, nil, 1, 0},
+		"two of them": {
+			func(context.Context, string) (int, error) { return 3, nil }, fault.Refused,
+			"before-run: hook \"h\": h ended with 3: at beforeRun\nafter-run: hook \"h\": h ended with 3: at afterRun", []string{"wk1"}, 2, 0,
+		},
+		"one hangs": {hangs, fault.Refused, `roll/workers/wk1/run-hooks: hook "h": h was stopped: its timeout of 1m0s is over`, []string{"wk1"}, 1, time.Minute},
+	}, func(t *testing.T, lab *Lab, c story) {
+		client, _ := withHooks(lab, c.do)
+		start := time.Now()
+		rep, err := client.Roll(t.Context(), planning.Policy{})
+		if requireMessage(t, err, c.kind, c.want); rep.Outcome != "failed: "+c.want || len(fault.Hints(err)) != c.hints {
+			t.Errorf("outcome %q, hints %q", rep.Outcome, fault.Hints(err))
+		}
+		if took := time.Since(start); c.takes > 0 && (took < c.takes || took > c.takes+2*time.Minute) {
 			t.Errorf("it took %s", took)
 		}
-		h.require(t, "beforeRun", "beforeBatch workers", "beforeNode wk1", "afterRun")
-		requireDrift(t, lab, "wk1")
-	})
-}
-
-// Doctor looks for the programs and runs none.
-func TestDoctorLooksForHooks(t *testing.T) {
-	long(t)
-	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
-		lab.setRoll("hooks: {beforeNode: [{description: drain the balancer, command: ['false']}], afterRun: [{command: [no-such-program]}]}")
-		var said []string
-		res := diagnosis(t, lab.Client())
-		for _, c := range res.Checks {
-			if c.Group == checkup.GroupHooks {
-				said = append(said, string(c.State)+" "+c.What+": "+c.Seen)
-			}
-		}
-		if diff := cmp.Diff([]string{
-			"ok drain the balancer: a roll runs it before each node",
-			`problem no-such-program: exec: "no-such-program": executable file not found in $PATH`,
-		}, said); diff != "" {
-			t.Error(diff)
-		}
-		if err := res.Err(); fault.KindOf(err) != fault.Refused {
-			t.Errorf("kind %d: %v", fault.KindOf(err), err)
-		}
+		requireNoClaim(t, lab)
+		requireDrift(t, lab, c.stale...)
 	})
 }

@@ -14,38 +14,17 @@ import (
 	"github.com/recast-sh/recast/internal/step"
 )
 
-// variable is the latest value of a variable that the hooks of a point got.
-func (h *hooker) variable(point, name string) string {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	for _, entry := range h.envs[point] {
-		if v, ok := strings.CutPrefix(entry, name+"="); ok {
-			return v
-		}
-	}
-	return "not set"
-}
-
 // A command that first finishes an earlier run makes two plans: the hooks before it get
 // the first one, those after it both.
 func TestHooksAroundTwoPlans(t *testing.T) {
 	inLab(t, sim.Options{Workers: 2}, func(t *testing.T, lab *Lab) {
 		lab.setRoll("canary: false")
-		c, h := withHooks(lab, nil)
-		ctx, cancel := context.WithCancel(t.Context())
-		defer cancel()
-		c.Emit = whenStarted("wk1/bring-up", func() { c.Kill(); cancel() })
-		if _, err := c.Roll(ctx, planning.Policy{}); err == nil {
-			t.Fatal("it was not killed")
-		}
-		h.ran = nil
-		again := lab.second()
-		again.Commands = h
-		must(t, again.roll(planning.Policy{})(t.Context()))
+		h := killHooked(t, lab, "wk1/bring-up")
+		must(t, h.next(lab).roll(planning.Policy{})(t.Context()))
 		h.require(t, "beforeRun", "beforeBatch unfinished", "beforeNode wk1", "afterNode wk1", "afterBatch unfinished",
 			"beforeBatch workers", "beforeNode wk2", "afterNode wk2", "afterBatch workers", "afterRun")
 		for point, want := range map[string]string{"beforeRun": "wk1", "beforeBatch workers": "wk2", "afterRun": "wk1 wk2"} {
-			if got := h.variable(point, "RECAST_NODES"); got != want {
+			if got := variable(h.envs[point], "RECAST_NODES"); got != want {
 				t.Errorf("%s got %q, want %q", point, got, want)
 			}
 		}
@@ -80,9 +59,7 @@ func TestHooksAfterTheLastNodeOfABatch(t *testing.T) {
 			lab.Patch(everywhere)
 			c.Emit = whenStarted("workers/wk1/upgrade", func() { close(working) })
 			_, err := c.Roll(t.Context(), planning.Policy{})
-			if fault.KindOf(err) != fault.Refused || !strings.Contains(message(err), "roll/control-planes/cp1/run-hooks") {
-				t.Errorf("kind %d: %v", fault.KindOf(err), err)
-			}
+			requireRefused(t, err, "roll/control-planes/cp1/run-hooks")
 			ran := strings.Join(h.ran, ", ")
 			if !strings.HasSuffix(ran, "afterNode wk1, afterBatch workers, afterRun") || strings.Contains(ran, "afterBatch control-planes") {
 				t.Errorf("hooks: %s", ran)
@@ -115,8 +92,7 @@ func TestHooksOfABatchLeftOpen(t *testing.T) {
 		c, h := withHooks(lab, nil)
 		end(lab, c)
 		_, err := c.Roll(t.Context(), planning.Policy{})
-		hints := strings.Join(fault.Hints(err), "\n")
-		if err == nil || !strings.Contains(hints, "the hooks after the batch workers were not run, and the next run runs them only if it still has a node to roll in it") {
+		if hints := strings.Join(fault.Hints(err), "\n"); !strings.Contains(hints, "the hooks after the batch workers were not run, and the next run runs them only if it still has a node to roll in it") {
 			t.Errorf("%v; hints %q", err, hints)
 		}
 		h.require(t, "beforeRun", "beforeBatch workers", "beforeNode wk1", "afterNode wk1", "afterRun")
@@ -135,9 +111,7 @@ func TestHooksOfAPausedNode(t *testing.T) {
 			return 0, nil
 		})
 		_, err := c.Roll(t.Context(), planning.Policy{})
-		if fault.KindOf(err) != fault.Refused || message(err) != "roll/workers/wk1/run-hooks: wk1 was paused since the plan was made: a disk is being replaced" {
-			t.Errorf("kind %d: %v", fault.KindOf(err), err)
-		}
+		requireMessage(t, err, fault.Refused, "roll/workers/wk1/run-hooks: wk1 was paused since the plan was made: a disk is being replaced")
 		h.require(t, "beforeRun", "beforeBatch workers", "afterRun")
 		requireDrift(t, lab, "wk1")
 	})
@@ -146,43 +120,39 @@ func TestHooksOfAPausedNode(t *testing.T) {
 // The notices of start and end together delay the end of a run no more than one of them
 // alone.
 func TestNoticesDoNotHoldUpTheEnd(t *testing.T) {
-	for name, c := range map[string]struct {
+	type story struct {
 		takes  time.Duration // each
 		cancel bool
 		want   time.Duration
-	}{
+	}
+	eachInLab(t, oneWorker(), map[string]story{
 		"both hang":                {time.Hour, false, 35 * time.Second},
 		"both are slow":            {20 * time.Second, false, 22 * time.Second},
 		"the first is soon there":  {time.Second, false, 2 * time.Second},
 		"Ctrl-C was pressed twice": {time.Hour, true, 10 * time.Second},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			inLabOnce(t, oneWorker(), func(t *testing.T, lab *Lab) {
-				ctx, cancel := context.WithCancel(t.Context())
-				defer cancel()
-				client, _ := withHooks(lab, failAt("beforeRun"))
-				lab.Replace("recast.yaml", "afterRun: [{command: [h]}], ", "")
-				told := &chat{takes: c.takes}
-				client.Notify = told
-				var ended time.Time
-				client.Emit = func(e step.Event) {
-					if e.Path == "before-run" && e.Status == step.Failed {
-						ended = time.Now()
-						if c.cancel {
-							cancel()
-						}
-					}
+	}, func(t *testing.T, lab *Lab, c story) {
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		client, _ := withHooks(lab, failAt("beforeRun"))
+		lab.Replace("recast.yaml", "afterRun: [{command: [h]}], ", "")
+		told := &chat{takes: c.takes}
+		client.Notify = told
+		var ended time.Time
+		client.Emit = func(e step.Event) {
+			if e.Path == "before-run" && e.Status == step.Failed {
+				ended = time.Now()
+				if c.cancel {
+					cancel()
 				}
-				rep, err := client.Roll(ctx, planning.Policy{})
-				if err == nil || len(told.got) != 2 || told.got[1].Event != cluster.NoticeFailure {
-					t.Errorf("%v; told %+v", err, told.got)
-				}
-				// The claim is released before.
-				if took := time.Since(ended); took < c.want || took > c.want+2*time.Second {
-					t.Errorf("the end took %s, want %s; unsent %q", took, c.want, rep.Unsent)
-				}
-			})
-		})
-	}
+			}
+		}
+		rep, err := client.Roll(ctx, planning.Policy{})
+		if err == nil || len(told.got) != 2 || told.got[1].Event != cluster.NoticeFailure {
+			t.Errorf("%v; told %+v", err, told.got)
+		}
+		// The claim is released before.
+		if took := time.Since(ended); took < c.want || took > c.want+2*time.Second {
+			t.Errorf("the end took %s, want %s; unsent %q", took, c.want, rep.Unsent)
+		}
+	})
 }

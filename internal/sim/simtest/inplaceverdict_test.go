@@ -1,41 +1,17 @@
 package simtest
 
 import (
-	"context"
 	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
 
-	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/sim/record"
 	"github.com/recast-sh/recast/internal/step"
 )
-
-// cutOffAt rolls as a process that is killed while it sends that request, which has no
-// effect.
-func (l *Lab) cutOffAt(call string, only planning.Policy) {
-	l.t.Helper()
-	ctx, cancel := context.WithCancel(l.t.Context())
-	defer cancel()
-	c := l.as(firstRun)
-	l.Recorder.Hooks(func(r record.Call) error {
-		if !strings.HasSuffix(r.Method, call) {
-			return nil
-		}
-		c.Kill()
-		cancel()
-		return errKilled
-	}, nil)
-	err := c.roll(only)(ctx)
-	l.Recorder.Hooks(nil, nil)
-	if err == nil || ctx.Err() == nil {
-		l.t.Fatalf("it was not cut off at %s: %v", call, err)
-	}
-}
 
 // TestOldUpgradeCutOffInItsPull: before 1.13 the one call first pulls the installer, and
 // an interruption there installs nothing. The next run repeats it, and does not mistake
@@ -45,15 +21,14 @@ func TestOldUpgradeCutOffInItsPull(t *testing.T) {
 	inLab(t, sim.Options{Workers: 1, TalosVersion: talos12}, func(t *testing.T, lab *Lab) {
 		lab.inPlace()
 		lab.Patch(everywhere)
-		only := planning.Policy{Only: []string{"wk1"}}
-		lab.cutOffAt("MachineService/Upgrade", only)
+		first := lab.as(firstRun)
+		first.killedAt(t, moment{server: "MachineService/Upgrade", unsent: true}, first.roll(policyFor("wk1")))
 		since := len(lab.Recorder.Calls())
-		must(t, lab.as(secondRun).roll(only)(t.Context()))
+		must(t, lab.as(secondRun).roll(policyFor("wk1"))(t.Context()))
 		if calls := lab.upgradeCalls(since); !slices.Contains(calls, "MachineService/Upgrade") || slices.Contains(calls, "MachineService/Reboot") {
 			t.Errorf("calls %q", calls)
 		}
-		requireDrift(t, lab, "cp1")
-		lab.requireServing("wk1")
+		lab.requireUpgraded(t, "wk1")
 	})
 }
 
@@ -65,8 +40,8 @@ func TestInPlaceThatNeverLeftItsBoot(t *testing.T) {
 	inLab(t, sim.Options{Workers: 1, TalosVersion: talos12}, func(t *testing.T, lab *Lab) {
 		lab.inPlace()
 		lab.Patch(everywhere)
-		only := planning.Policy{Only: []string{"wk1"}}
-		lab.cutOffAt("MachineService/Upgrade", only)
+		first := lab.as(firstRun)
+		first.killedAt(t, moment{server: "MachineService/Upgrade", unsent: true}, first.roll(policyFor("wk1")))
 
 		var away atomic.Bool
 		c := lab.as(secondRun)
@@ -78,13 +53,12 @@ func TestInPlaceThatNeverLeftItsBoot(t *testing.T) {
 		}
 		gone, back := whenStarted("wk1/gate", func() { away.Store(true) }), whenStarted("wk1/wait-healthy", func() { away.Store(false) })
 		c.Emit = func(e step.Event) { gone(e); back(e) }
-		err := c.roll(only)(t.Context())
+		err := c.roll(policyFor("wk1"))(t.Context())
 		if fault.KindOf(err) != fault.Failed || strings.Contains(err.Error(), "came back as its old system") {
 			t.Errorf("kind %d: %v, %q", fault.KindOf(err), err, fault.Hints(err))
 		}
-		must(t, lab.as(thirdRun).roll(only)(t.Context()))
-		requireDrift(t, lab, "cp1")
-		lab.requireServing("wk1")
+		must(t, lab.as(thirdRun).roll(policyFor("wk1"))(t.Context()))
+		lab.requireUpgraded(t, "wk1")
 	})
 }
 
@@ -97,9 +71,8 @@ func TestInstallerGoneWhileItDrains(t *testing.T) {
 		lab.Patch(everywhere)
 		c := lab.Client()
 		c.Emit = whenStarted("upgrade/install", func() { time.Sleep(80 * time.Minute) })
-		must(t, c.roll(planning.Policy{Only: []string{"wk1"}})(t.Context()))
-		requireDrift(t, lab, "cp1")
-		lab.requireServing("wk1")
+		must(t, c.roll(policyFor("wk1"))(t.Context()))
+		lab.requireUpgraded(t, "wk1")
 	})
 }
 
@@ -133,15 +106,14 @@ func TestInstallerAtWorkUnseen(t *testing.T) {
 			}
 			return nil
 		}, nil)
-		err := c.roll(planning.Policy{Only: []string{"wk1"}})(t.Context())
+		err := c.roll(policyFor("wk1"))(t.Context())
 		lab.Recorder.Hooks(nil, nil)
 		<-installed
 		must(t, err)
 		if busy.Load() < 2 {
 			t.Error("no other installer was met")
 		}
-		requireDrift(t, lab, "cp1")
-		lab.requireServing("wk1")
+		lab.requireUpgraded(t, "wk1")
 	})
 }
 
@@ -161,7 +133,7 @@ func TestLeaveWithoutAnAnswer(t *testing.T) {
 			lab.removeMember(lab.memberIDs()["cp2"])
 			return errKilled
 		}, nil)
-		err := lab.as(firstRun).roll(planning.Policy{Only: []string{"cp2"}})(t.Context())
+		err := lab.as(firstRun).roll(policyFor("cp2"))(t.Context())
 		lab.Recorder.Hooks(nil, nil)
 		must(t, err)
 		if !left {

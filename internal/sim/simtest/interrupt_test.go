@@ -4,7 +4,6 @@ import (
 	"context"
 	"math/rand/v2"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -16,6 +15,7 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/step"
+	"github.com/recast-sh/recast/pipeline"
 )
 
 // whenStarted calls f once, when a step whose path ends in suffix starts.
@@ -31,13 +31,8 @@ func whenStarted(suffix string, f func()) func(step.Event) {
 // rollKilledWhen kills a roll when a step whose path ends in at starts.
 func (l *Lab) rollKilledWhen(at string) {
 	l.t.Helper()
-	ctx, cancel := context.WithCancel(l.t.Context())
-	defer cancel()
-	c, killed := l.Client(), false
-	c.Emit = whenStarted(at, func() { killed = true; c.Kill(); cancel() })
-	if _, err := c.Roll(ctx, planning.Policy{}); err == nil || !killed {
-		l.t.Fatalf("killed at %s: %t, %v", at, killed, err)
-	}
+	c := l.Client()
+	c.killedAt(l.t, before(at), c.roll(planning.Policy{}))
 }
 
 // interrupter presses Ctrl-C when a worker's step starts, and records which nodes had begun by then.
@@ -75,38 +70,40 @@ func moments(salt uint64) []int {
 	return []int{1, 2 + all[0], 2 + all[1]}
 }
 
+// twoAtATime rolls three workers, two at a time, and calls press at one of the steps.
+func twoAtATime(ctx context.Context, lab *Lab, at int, press func(c *Client)) (*interrupter, pipeline.Report, error) {
+	lab.setRoll("canary: false", "maxUnavailable: {workers: 2, perHost: 2}")
+	lab.Patch(sim.PatchedExtension)
+	c := lab.Client()
+	i := &interrupter{at: at, press: func() { press(c) }}
+	c.Emit = i.emit
+	rep, err := c.Roll(ctx, planning.Policy{})
+	return i, rep, err
+}
+
 // TestCtrlCOnce finishes the nodes in progress, and starts no other.
 func TestCtrlCOnce(t *testing.T) {
 	long(t)
-	for _, at := range moments(1) {
-		t.Run(strconv.Itoa(at), func(t *testing.T) {
-			inLab(t, sim.Options{Workers: 3}, func(t *testing.T, lab *Lab) {
-				lab.setRoll("canary: false", "maxUnavailable: {workers: 2, perHost: 2}")
-				lab.Patch(sim.PatchedExtension)
-				c := lab.Client()
-				press := &interrupter{at: at, press: c.Runner.Stop}
-				c.Emit = press.emit
-				seen := lab.watchOutage()
-				rep, err := c.Roll(t.Context(), planning.Policy{})
-				if fault.KindOf(err) != fault.Interrupted || !strings.HasPrefix(message(err), "stopped; not started: roll/workers/wk") {
-					t.Errorf("pressed at %s: kind %d: %v", press.pressed, fault.KindOf(err), err)
-				}
-				if !strings.Contains(rep.Outcome, "stopped; not started: ") {
-					t.Errorf("outcome %q", rep.Outcome)
-				}
-				stale := slices.DeleteFunc([]string{"wk1", "wk2", "wk3"}, func(node string) bool { return slices.Contains(press.begun, node) })
-				requireDrift(t, lab, stale...)
-				slices.Sort(press.begun)
-				slices.Sort(seen.order)
-				if diff := cmp.Diff(press.begun, seen.order); diff != "" {
-					t.Errorf("pressed at %s: nodes that had begun, and that were out:\n%s", press.pressed, diff)
-				}
-				requireNoClaim(t, lab)
-				must(t, lab.second().roll(planning.Policy{})(t.Context()))
-				requireInSync(t, lab)
-			})
-		})
-	}
+	eachInLab(t, sim.Options{Workers: 3}, storiesOf(moments(1)...), func(t *testing.T, lab *Lab, at int) {
+		seen := lab.watchOutage()
+		press, rep, err := twoAtATime(t.Context(), lab, at, func(c *Client) { c.Runner.Stop() })
+		if fault.KindOf(err) != fault.Interrupted || !strings.HasPrefix(message(err), "stopped; not started: roll/workers/wk") {
+			t.Errorf("pressed at %s: kind %d: %v", press.pressed, fault.KindOf(err), err)
+		}
+		if !strings.Contains(rep.Outcome, "stopped; not started: ") {
+			t.Errorf("outcome %q", rep.Outcome)
+		}
+		stale := slices.DeleteFunc([]string{"wk1", "wk2", "wk3"}, func(node string) bool { return slices.Contains(press.begun, node) })
+		requireDrift(t, lab, stale...)
+		slices.Sort(press.begun)
+		slices.Sort(seen.order)
+		if diff := cmp.Diff(press.begun, seen.order); diff != "" {
+			t.Errorf("pressed at %s: nodes that had begun, and that were out:\n%s", press.pressed, diff)
+		}
+		requireNoClaim(t, lab)
+		must(t, lab.second().roll(planning.Policy{})(t.Context()))
+		requireInSync(t, lab)
+	})
 }
 
 func message(err error) string {
@@ -119,38 +116,24 @@ func message(err error) string {
 // TestCtrlCTwice stops a roll of two workers at a time at once; the next one finishes it.
 func TestCtrlCTwice(t *testing.T) {
 	long(t)
-	for _, at := range moments(2) {
-		t.Run(strconv.Itoa(at), func(t *testing.T) {
-			inLab(t, sim.Options{Workers: 3}, func(t *testing.T, lab *Lab) {
-				lab.setRoll("canary: false", "maxUnavailable: {workers: 2, perHost: 2}")
-				lab.Patch(sim.PatchedExtension)
-				ctx, cancel := context.WithCancel(t.Context())
-				defer cancel()
-				c := lab.Client()
-				var pressed time.Time
-				press := &interrupter{at: at, press: func() { c.Runner.Stop(); cancel(); pressed = time.Now() }}
-				c.Emit = press.emit
-				_, err := c.Roll(ctx, planning.Policy{})
-				if fault.KindOf(err) != fault.Interrupted {
-					t.Errorf("pressed at %s: kind %d: %v", press.pressed, fault.KindOf(err), err)
-				}
-				if took := time.Since(pressed); took > 15*time.Second {
-					t.Errorf("pressed at %s: it took %s to end", press.pressed, took)
-				}
-				requireNoClaim(t, lab)
-				// Proxmox and the machines continue what they were told to do.
-				if _, err := lab.second().Roll(t.Context(), planning.Policy{}); err != nil {
-					t.Fatalf("pressed at %s: the next roll: %v", press.pressed, err)
-				}
-				requireInSync(t, lab)
-				for _, n := range lab.Nodes {
-					if node, err := lab.Kube.Node(t.Context(), n.Name); err != nil || node.Spec.Unschedulable {
-						t.Errorf("pressed at %s: %s is still cordoned (%v)", press.pressed, n.Name, err)
-					}
-				}
-			})
-		})
-	}
+	eachInLab(t, sim.Options{Workers: 3}, storiesOf(moments(2)...), func(t *testing.T, lab *Lab, at int) {
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		var pressed time.Time
+		press, _, err := twoAtATime(ctx, lab, at, func(c *Client) { c.Runner.Stop(); cancel(); pressed = time.Now() })
+		if took := time.Since(pressed); fault.KindOf(err) != fault.Interrupted || took > 15*time.Second {
+			t.Errorf("pressed at %s: after %s, kind %d: %v", press.pressed, took, fault.KindOf(err), err)
+		}
+		requireNoClaim(t, lab)
+		// Proxmox and the machines continue what they were told to do.
+		if err := lab.second().roll(planning.Policy{})(t.Context()); err != nil {
+			t.Fatalf("pressed at %s: the next roll: %v", press.pressed, err)
+		}
+		requireInSync(t, lab)
+		for _, n := range lab.Nodes {
+			lab.requireServing(n.Name)
+		}
+	})
 }
 
 // TestCtrlCBeforeTheFirstNode takes no node down.
@@ -162,9 +145,7 @@ func TestCtrlCBeforeTheFirstNode(t *testing.T) {
 		c.Confirm = func(planning.Plan) (bool, error) { c.Runner.Stop(); return true, nil }
 		before := len(lab.Recorder.Calls())
 		_, err := c.Roll(t.Context(), planning.Policy{})
-		if fault.KindOf(err) != fault.Interrupted {
-			t.Errorf("err = %v", err)
-		}
+		requireFault(t, err, fault.Interrupted)
 		for _, call := range changesOfNodes(lab.Recorder.Calls()[before:]) {
 			t.Errorf("%s was sent", call)
 		}

@@ -34,6 +34,28 @@ func (c *Client) UpgradeKubernetes(ctx context.Context, to string, dryRun bool) 
 	}))
 }
 
+// upgradeKubernetes upgrades everything to nextKubernetes.
+func (c *Client) upgradeKubernetes(ctx context.Context) error {
+	_, err := c.UpgradeKubernetes(ctx, nextKubernetes, false)
+	return err
+}
+
+// The Kubernetes of a new lab, and the one after it.
+const (
+	labKubernetes  = "v1.35.4"
+	nextKubernetes = "v1.36.1"
+)
+
+// mustUpgradeKubernetes is an upgrade that must succeed.
+func (l *Lab) mustUpgradeKubernetes() {
+	l.t.Helper()
+	c := l.as("20000101-0002-feed")
+	if err := c.upgradeKubernetes(l.t.Context()); err != nil {
+		l.t.Fatalf("%v\nhints %q", err, fault.Hints(err))
+	}
+	l.requireKubernetes(nextKubernetes)
+}
+
 // versions are the Talos and Kubernetes versions of every node, and the DaemonSet's.
 func (l *Lab) versions() map[string]string {
 	l.t.Helper()
@@ -87,8 +109,8 @@ func TestUpgradeKubernetes(t *testing.T) {
 		}
 		boots := lab.boots()
 		from := len(lab.Recorder.Calls())
-		rep, err := lab.Client().UpgradeKubernetes(t.Context(), "v1.36.1", true)
-		if err != nil || rep.Run != "" || rep.Plan.From != "v1.35.4" || len(rep.Plan.Nodes) != 5 || len(rep.Plan.Nodes[0].Changes) != 5 || len(rep.Plan.Nodes[4].Changes) != 1 || rep.Plan.Proxy == nil {
+		rep, err := lab.Client().UpgradeKubernetes(t.Context(), nextKubernetes, true)
+		if err != nil || rep.Run != "" || rep.Plan.From != labKubernetes || len(rep.Plan.Nodes) != 5 || len(rep.Plan.Nodes[0].Changes) != 5 || len(rep.Plan.Nodes[4].Changes) != 1 || rep.Plan.Proxy == nil {
 			t.Fatalf("dry run %+v, %v", rep, err)
 		}
 		for _, call := range lab.Recorder.Calls()[from:] {
@@ -96,15 +118,15 @@ func TestUpgradeKubernetes(t *testing.T) {
 				t.Errorf("a dry run has changed something: %s %s", call.Method, call.Path)
 			}
 		}
-		rep, err = lab.Client().UpgradeKubernetes(t.Context(), "v1.36.1", false)
+		rep, err = lab.Client().UpgradeKubernetes(t.Context(), nextKubernetes, false)
 		if err != nil || rep.Outcome != "done" {
 			t.Fatalf("%+v, %v\nhints %q", rep, err, fault.Hints(err))
 		}
-		lab.requireKubernetes("v1.36.1")
+		lab.requireKubernetes(nextKubernetes)
 		if after := lab.boots(); !slices.Equal(boots, after) {
 			t.Errorf("boots %q, then %q", boots, after)
 		}
-		if rep, err = lab.Client().UpgradeKubernetes(t.Context(), "v1.36.1", false); err != nil || rep.Outcome != "nothing to do" || rep.Run != "" {
+		if rep, err = lab.Client().UpgradeKubernetes(t.Context(), nextKubernetes, false); err != nil || rep.Outcome != "nothing to do" || rep.Run != "" {
 			t.Errorf("again: %+v, %v", rep, err)
 		}
 		lab.RequireIntact()

@@ -10,19 +10,19 @@ import (
 )
 
 // upgradeKilledAt upgrades Kubernetes and is killed at a point; 0 lets it finish.
-func (l *Lab) upgradeKilledAt(ctx context.Context, to string, at int) (points, broken []string, err error) {
+func (l *Lab) upgradeKilledAt(ctx context.Context, at int) (points []string, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	c := l.Client()
 	k := l.watch(c, at, cancel)
 	defer l.Recorder.Hooks(nil, nil)
-	_, err = c.UpgradeKubernetes(ctx, to, false)
+	err = c.upgradeKubernetes(ctx)
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if at != 0 && !k.dead {
 		err = errors.Join(err, errNotReached)
 	}
-	return k.points, k.broken, err
+	return k.points, err
 }
 
 // TestUpgradeKubernetesIsKilled at every point, and run again with its journal or without:
@@ -31,12 +31,11 @@ func TestUpgradeKubernetesIsKilled(t *testing.T) {
 	long(t)
 	var points []string
 	t.Run("undisturbed", func(t *testing.T) {
-		oneInBubble(t, func(t *testing.T, lab *Lab) {
+		inLabOnce(t, oneWorker(), func(t *testing.T, lab *Lab) {
 			var err error
-			if points, _, err = lab.upgradeKilledAt(t.Context(), "v1.36.1", 0); err != nil {
-				t.Fatal(err)
-			}
-			lab.requireKubernetes("v1.36.1")
+			points, err = lab.upgradeKilledAt(t.Context(), 0)
+			must(t, err)
+			lab.requireKubernetes(nextKubernetes)
 		})
 	})
 	var config, pull int
@@ -51,7 +50,7 @@ func TestUpgradeKubernetesIsKilled(t *testing.T) {
 				continue
 			}
 			t.Run(strings.ReplaceAll(point, "/", " ")+" "+name, func(t *testing.T) {
-				oneInBubble(t, func(t *testing.T, lab *Lab) { lab.killUpgrade(i+1, elsewhere) })
+				inLabOnce(t, oneWorker(), func(t *testing.T, lab *Lab) { lab.killUpgrade(i+1, elsewhere) })
 			})
 		}
 	}
@@ -64,7 +63,7 @@ func TestUpgradeKubernetesIsKilled(t *testing.T) {
 func (l *Lab) killUpgrade(at int, elsewhere bool) {
 	l.t.Helper()
 	boots := l.boots()
-	if _, _, err := l.upgradeKilledAt(l.t.Context(), "v1.36.1", at); err == nil || errors.Is(err, errNotReached) {
+	if _, err := l.upgradeKilledAt(l.t.Context(), at); err == nil || errors.Is(err, errNotReached) {
 		l.t.Skipf("not killed: %v", err) // a heartbeat shifted the points
 	}
 	c := l.Client()
@@ -72,14 +71,14 @@ func (l *Lab) killUpgrade(at int, elsewhere bool) {
 		l.loseJournal()
 		c.Elsewhere = true
 	}
-	rep, err := c.UpgradeKubernetes(l.t.Context(), "v1.36.1", false)
+	rep, err := c.UpgradeKubernetes(l.t.Context(), nextKubernetes, false)
 	if err != nil {
 		l.t.Fatalf("%v\nhints %q", err, fault.Hints(err))
 	}
 	if rep.Outcome != "done" && rep.Outcome != "nothing to do" {
 		l.t.Errorf("%+v", rep)
 	}
-	l.requireKubernetes("v1.36.1")
+	l.requireKubernetes(nextKubernetes)
 	if after := l.boots(); strings.Join(boots, " ") != strings.Join(after, " ") {
 		l.t.Errorf("boots %q, then %q", boots, after)
 	}

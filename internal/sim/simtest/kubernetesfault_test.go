@@ -3,8 +3,9 @@ package simtest
 import (
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
+
+	"github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/kubeupgrade"
@@ -13,12 +14,6 @@ import (
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/sim/talosapi"
 )
-
-// oneInBubble is inLab in a sequential subtest.
-func oneInBubble(t *testing.T, f func(t *testing.T, lab *Lab)) {
-	t.Helper()
-	synctest.Test(t, func(t *testing.T) { f(t, New(t, oneWorker())) })
-}
 
 // brokenImage breaks an image on one machine.
 func (l *Lab) brokenImage(node, image string, d talosapi.Defect) {
@@ -37,14 +32,12 @@ func TestUpgradeKubernetesFetchesFirst(t *testing.T) {
 	}, func(t *testing.T, lab *Lab, c story) {
 		before := lab.versions()
 		lab.brokenImage(c.node, c.image, talosapi.Unpullable)
-		_, err := lab.Client().UpgradeKubernetes(t.Context(), "v1.36.1", false)
-		requireRefused(t, err, c.node+" can't fetch "+c.image)
-		if after := lab.versions(); strings.Join(strings.Fields(after["cp1"]+after["wk1"]), " ") != strings.Join(strings.Fields(before["cp1"]+before["wk1"]), " ") {
-			t.Errorf("before %v, after %v", before, after)
+		requireRefused(t, lab.Client().upgradeKubernetes(t.Context()), c.node+" can't fetch "+c.image)
+		if diff := cmp.Diff(before, lab.versions()); diff != "" {
+			t.Errorf("versions (-before +after):\n%s", diff)
 		}
 		lab.brokenImage(c.node, c.image, talosapi.Sound)
-		must(t, errOf(lab.Client().UpgradeKubernetes(t.Context(), "v1.36.1", false)))
-		lab.requireKubernetes("v1.36.1")
+		lab.mustUpgradeKubernetes()
 	})
 }
 
@@ -63,24 +56,15 @@ func TestUpgradeKubernetesStops(t *testing.T) {
 		"a kubelet that never starts":      {"ghcr.io/siderolabs/kubelet:v1.36.1", "upgrade-k8s/kubelet/cp2", talosapi.Unready, ""},
 	}, func(t *testing.T, lab *Lab, c story) {
 		lab.brokenImage("cp2", c.image, c.defect)
-		rep, err := lab.Client().UpgradeKubernetes(t.Context(), "v1.36.1", false)
-		if fault.KindOf(err) != fault.Failed || err == nil || !strings.Contains(err.Error(), c.step+": ") || !strings.Contains(err.Error(), c.seen) {
-			t.Fatalf("%v", err)
-		}
-		hints := strings.Join(fault.Hints(err), "\n")
-		if !strings.Contains(hints, "edit machineconfig") || !strings.Contains(hints, "run the same command again to continue") || rep.Outcome == "done" {
-			t.Errorf("hints %q, outcome %s", hints, rep.Outcome)
-		}
+		err := lab.Client().upgradeKubernetes(t.Context())
+		requireFault(t, err, fault.Failed, c.step+": ", c.seen, "edit machineconfig", "run the same command again to continue")
 		if cp3 := lab.versions()["cp3"]; strings.Contains(cp3, strings.TrimPrefix(strings.Split(c.step, "/")[1], "kube-")+"=v1.36.1") {
 			t.Errorf("cp3 was touched: %s", cp3)
 		}
 		lab.brokenImage("cp2", c.image, talosapi.Sound)
 		lab.editConfig("cp2", c.image, strings.Replace(c.image, "v1.36.1", "v1.35.4", 1)) // as the hint says
 		time.Sleep(2 * time.Minute)
-		if _, err := lab.Client().UpgradeKubernetes(t.Context(), "v1.36.1", false); err != nil {
-			t.Fatalf("again: %v, hints %q", err, fault.Hints(err))
-		}
-		lab.requireKubernetes("v1.36.1")
+		lab.mustUpgradeKubernetes()
 	})
 }
 
@@ -107,19 +91,14 @@ func TestUpgradeKubernetesRefuses(t *testing.T) {
 		refuse("v1.36.1", "cp2: kube-apiserver is given the feature gate HonorPVReclaimPolicy, which Kubernetes v1.36.1 no longer has")
 		lab.editConfig("wk1", "    kubelet:\n", "    kubelet:\n        extraArgs:\n            feature-gates: CSIMigrationPortworx=false,Other=true\n")
 		refuse("v1.36.1", "wk1: kubelet is given the feature gate CSIMigrationPortworx, which Kubernetes v1.36.1 no longer has")
-		if after := lab.versions(); before["wk1"] != after["wk1"] || before["cp1"] != after["cp1"] {
-			t.Errorf("before %v, after %v", before, after)
+		if diff := cmp.Diff(before, lab.versions()); diff != "" {
+			t.Errorf("versions (-before +after):\n%s", diff)
 		}
-	})
-}
-
-// TestUpgradeKubernetesNeedsHealth: if a control plane's etcd is down it does not begin.
-func TestUpgradeKubernetesNeedsHealth(t *testing.T) {
-	long(t)
-	inLab(t, sim.Options{ControlPlanes: 3}, func(t *testing.T, lab *Lab) {
+		lab.editConfig("cp2", "HonorPVReclaimPolicy", "Other")
+		lab.editConfig("wk1", "CSIMigrationPortworx=false,", "")
 		lab.breakEtcd(talosapi.EtcdFault{NoSpace: true}, "cp3")
-		_, err := lab.Client().UpgradeKubernetes(t.Context(), "v1.36.1", false)
-		requireRefused(t, err, "upgrade-k8s/check: etcd is not healthy")
+		time.Sleep(2 * time.Minute) // until wk1's kubelet is back
+		requireRefused(t, lab.Client().upgradeKubernetes(t.Context()), "upgrade-k8s/check: etcd is not healthy")
 	})
 }
 
@@ -128,17 +107,15 @@ func TestUpgradeKubernetesNeedsHealth(t *testing.T) {
 func TestARollKeepsKubernetes(t *testing.T) {
 	eachLong(t, sim.Options{ControlPlanes: 3, Workers: 1}, map[string]string{"an older file": "v1.35.4", "a newer file": "v1.37.0"}, func(t *testing.T, lab *Lab, fresh string) {
 		files := lab.machineConfigs()
-		must(t, errOf(lab.Client().UpgradeKubernetes(t.Context(), "v1.36.1", false)))
-		lab.Patch("iscsi-tools")
+		must(t, lab.Client().upgradeKubernetes(t.Context()))
+		lab.Patch(sim.PatchedExtension)
 		c := lab.as("20000101-0002-feed")
 		c.MachineConfig = func(node string) (cluster.Secret, bool, error) {
 			config, found, err := files(node)
 			return cluster.Secret(strings.ReplaceAll(string(config), "v1.35.4", fresh)), found, err
 		}
-		if _, err := c.Roll(t.Context(), planning.Policy{}); err != nil {
-			t.Fatalf("%v, hints %q", err, fault.Hints(err))
-		}
-		lab.requireKubernetes("v1.36.1")
+		must(t, c.roll(planning.Policy{})(t.Context()))
+		lab.requireKubernetes(nextKubernetes)
 		requireInSync(t, lab)
 	})
 }
@@ -149,28 +126,21 @@ func TestRollAfterAnInterruptedUpgrade(t *testing.T) {
 	long(t)
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		files := lab.machineConfigs()
-		if _, _, err := lab.upgradeKilledAt(t.Context(), "v1.36.1", 18); err == nil {
+		if _, err := lab.upgradeKilledAt(t.Context(), 18); err == nil {
 			t.Fatal("not killed")
 		}
 		half := lab.versions()
 		if !strings.Contains(half["cp1"], "v1.35.4") || !strings.Contains(half["cp1"], "v1.36.1") {
 			t.Fatalf("not in between: %v", half)
 		}
-		lab.Patch("iscsi-tools")
-		c := lab.Client()
-		c.Run, c.MachineConfig = "20000101-0001-feed", files
-		if _, err := c.Roll(t.Context(), planning.Policy{Only: []string{"wk1"}}); err != nil {
-			t.Fatalf("%v, hints %q", err, fault.Hints(err))
-		}
+		lab.Patch(sim.PatchedExtension)
+		c := lab.as("20000101-0001-feed")
+		c.MachineConfig = files
+		must(t, c.roll(policyFor("wk1"))(t.Context()))
 		if after := lab.versions(); after["wk1"] != half["wk1"] {
 			t.Errorf("wk1 ran %s, runs %s", half["wk1"], after["wk1"])
 		}
-		c = lab.Client()
-		c.Run = "20000101-0002-feed"
-		if _, err := c.UpgradeKubernetes(t.Context(), "v1.36.1", false); err != nil {
-			t.Fatalf("%v, hints %q", err, fault.Hints(err))
-		}
-		lab.requireKubernetes("v1.36.1")
+		lab.mustUpgradeKubernetes()
 	})
 }
 
@@ -194,15 +164,13 @@ func TestUpgradeKubernetesLooksAgain(t *testing.T) {
 	}, func(t *testing.T, lab *Lab, c story) {
 		user := lab.Client()
 		user.Upgrades = func(kubeupgrade.Plan) (bool, error) { c.meanwhile(lab); return true, nil }
-		_, err := user.UpgradeKubernetes(t.Context(), "v1.36.1", false)
+		err := user.upgradeKubernetes(t.Context())
 		if c.want != "" {
 			requireRefused(t, err, "the cluster is no longer as the plan says: "+c.want)
 			return
 		}
-		if err != nil {
-			t.Fatalf("%v, hints %q", err, fault.Hints(err))
-		}
-		lab.requireKubernetes("v1.36.1")
+		must(t, err)
+		lab.requireKubernetes(nextKubernetes)
 	})
 }
 

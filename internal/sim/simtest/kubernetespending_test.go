@@ -40,11 +40,9 @@ func TestUpgradeKubernetesLeavesStagedConfigurations(t *testing.T) {
 			_, err := cl.ApplyConfiguration(ctx, &machineapi.ApplyConfigurationRequest{Data: edited, Mode: c.mode})
 			return err
 		})
-		_, err := lab.Client().UpgradeKubernetes(t.Context(), "v1.36.1", false)
-		requireRefused(t, err, "wk1: it has a configuration that is staged or tried")
+		requireRefused(t, lab.Client().upgradeKubernetes(t.Context()), "wk1: it has a configuration that is staged or tried")
 		c.over(lab)
-		must(t, errOf(lab.Client().UpgradeKubernetes(t.Context(), "v1.36.1", false)))
-		lab.requireKubernetes("v1.36.1")
+		lab.mustUpgradeKubernetes()
 	})
 }
 
@@ -57,17 +55,17 @@ func TestUpgradeKubernetesWaitsForWhatIsDown(t *testing.T) {
 		lab.brokenImage("cp1", image, talosapi.Loops)
 		lab.editConfig("cp1", plain, verbose) // it restarts
 		time.Sleep(time.Minute)
-		rep, err := lab.Client().UpgradeKubernetes(t.Context(), "v1.35.4", true)
+		rep, err := lab.Client().UpgradeKubernetes(t.Context(), labKubernetes, true)
 		if err != nil || len(rep.Plan.Nodes[0].Lacks) != 1 || !strings.HasPrefix(rep.Plan.Nodes[0].Lacks[0], "kube-scheduler: its pod is not Ready") {
 			t.Fatalf("%+v, %v", rep.Plan, err)
 		}
-		if rep, err = lab.Client().UpgradeKubernetes(t.Context(), "v1.35.4", false); err == nil || !strings.Contains(err.Error(), "upgrade-k8s/check: ") || !strings.Contains(err.Error(), "CrashLoopBackOff") {
+		if rep, err = lab.Client().UpgradeKubernetes(t.Context(), labKubernetes, false); err == nil || !strings.Contains(err.Error(), "upgrade-k8s/check: ") || !strings.Contains(err.Error(), "CrashLoopBackOff") {
 			t.Errorf("%+v, %v", rep, err)
 		}
 		lab.brokenImage("cp1", image, talosapi.Sound)
 		lab.editConfig("cp1", verbose, plain)
 		time.Sleep(2 * time.Minute)
-		if rep, err = lab.Client().UpgradeKubernetes(t.Context(), "v1.35.4", false); err != nil || rep.Outcome != "nothing to do" {
+		if rep, err = lab.Client().UpgradeKubernetes(t.Context(), labKubernetes, false); err != nil || rep.Outcome != "nothing to do" {
 			t.Errorf("%+v, %v", rep, err)
 		}
 	})
@@ -79,7 +77,6 @@ func TestUpgradeKubernetesNeedsEveryControlPlane(t *testing.T) {
 	inLab(t, sim.Options{ControlPlanes: 3}, func(t *testing.T, lab *Lab) {
 		lab.Replace("recast.yaml", fmt.Sprintf("  - {name: cp3, schematic: %s, vmid: %d}\n", lab.node("cp3").Schematic, lab.node("cp3").VMID), "")
 		without(store.Nodes(), "", "cp3")(lab)
-		_, err := lab.Client().UpgradeKubernetes(t.Context(), "v1.36.1", false)
-		requireRefused(t, err, "etcd member cp3: its machine is no control plane that Kubernetes shows")
+		requireRefused(t, lab.Client().upgradeKubernetes(t.Context()), "etcd member cp3: its machine is no control plane that Kubernetes shows")
 	})
 }

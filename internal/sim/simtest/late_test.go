@@ -14,7 +14,6 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/sim/record"
-	"github.com/recast-sh/recast/pipeline"
 	"github.com/recast-sh/recast/pipeline/checkup"
 )
 
@@ -30,14 +29,6 @@ type late struct {
 // which Proxmox does not process before deliver.
 func (l *Lab) rollKilledBy(is func(record.Call) bool, p planning.Policy) *late {
 	l.t.Helper()
-	return l.killedBy(is, func(ctx context.Context, c *Client) error {
-		_, err := c.Roll(ctx, p)
-		return err
-	})
-}
-
-func (l *Lab) killedBy(is func(record.Call) bool, do func(context.Context, *Client) error) *late {
-	l.t.Helper()
 	ctx, cancel := context.WithCancel(l.t.Context())
 	defer cancel()
 	c := l.Client()
@@ -52,7 +43,7 @@ func (l *Lab) killedBy(is func(record.Call) bool, do func(context.Context, *Clie
 		cancel()
 		return x.held
 	}, nil)
-	if err := do(ctx, c); err == nil || !killed {
+	if err := c.roll(p)(ctx); err == nil || !killed {
 		l.t.Fatalf("the run was to be killed (%t): %v", killed, err)
 	}
 	l.Recorder.Hooks(nil, nil)
@@ -90,17 +81,15 @@ func (x *late) deliverBefore(is func(record.Call) bool, within time.Duration) {
 // TestLateDelete: the delete of the old VM is processed when the new VM with its number
 // has every disk and is stopped.
 func TestLateDelete(t *testing.T) {
-	eachInLab(t, oneWorker(), map[string]func(context.Context, *Client) (pipeline.Report, error){
-		"roll":    func(ctx context.Context, c *Client) (pipeline.Report, error) { return c.Roll(ctx, planning.Policy{}) },
-		"recover": func(ctx context.Context, c *Client) (pipeline.Report, error) { return c.Recover(ctx, "wk1") },
-	}, func(t *testing.T, lab *Lab, end func(context.Context, *Client) (pipeline.Report, error)) {
+	eachInLab(t, oneWorker(), map[string]func(*Client) func(context.Context) error{
+		"roll":    func(c *Client) func(context.Context) error { return c.roll(planning.Policy{}) },
+		"recover": func(c *Client) func(context.Context) error { return c.giveUp("wk1") },
+	}, func(t *testing.T, lab *Lab, end func(*Client) func(context.Context) error) {
 		lab.Patch(sim.PatchedExtension)
 		before := lab.Disks()
 		x := lab.rollKilledBy(toVM("DELETE", "/qemu/9031"), planning.Policy{})
 		x.deliverBefore(toVM("POST", "/qemu/9031/status/start"), 0)
-		if rep, err := end(t.Context(), lab.Client()); err != nil || rep.Outcome != "done" {
-			t.Errorf("report %+v, %v", rep, err)
-		}
+		must(t, end(lab.Client())(t.Context()))
 		if !strings.HasSuffix(x.said, ": 500") {
 			t.Errorf("the late delete was not refused: %q", x.said)
 		}
@@ -182,9 +171,7 @@ func TestLateRequestIsTold(t *testing.T) {
 		if got := told(); len(got) != 1 {
 			t.Errorf("once its record is closed status tells of %q", got)
 		}
-		if _, err := lab.as("20000101-0000-0002").Roll(t.Context(), planning.Policy{Only: []string{"cp2"}}); err != nil {
-			t.Error(err)
-		}
+		must(t, lab.as(secondRun).roll(policyFor("cp2"))(t.Context()))
 		if got := told(); len(got) != 0 {
 			t.Errorf("when its time is over status tells of %q", got)
 		}

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"strconv"
 	"sync/atomic"
 	"testing"
 
@@ -27,66 +26,52 @@ func (l *Lab) loseEvery(k int64) *atomic.Int64 {
 	return &lost
 }
 
-// TestRollWithLostAnswers rolls two workers while Proxmox's answers to changes are lost:
+// TestRollWithLostAnswers rolls two workers while Proxmox's answer to every k-th change is lost:
 // it ends in sync without a second run.
 func TestRollWithLostAnswers(t *testing.T) {
-	for _, k := range []int64{1, 2, 3, 7} {
-		t.Run("every "+strconv.FormatInt(k, 10), func(t *testing.T) {
-			long(t)
-			inLab(t, sim.Options{ControlPlanes: 1, Workers: 2}, func(t *testing.T, lab *Lab) {
-				before := lab.Disks()
-				lab.Patch(sim.PatchedExtension)
-				lost := lab.loseEvery(k)
-				rep, err := lab.Client().Roll(t.Context(), planning.Policy{})
-				lab.Recorder.Hooks(nil, nil)
-				if err != nil || rep.Outcome != "done" || lost.Load() < 3 {
-					t.Fatalf("report %+v, %d answers lost, error %v", rep, lost.Load(), err)
-				}
-				requireDrift(t, lab)
-				lab.requireKept(2)
-				lab.RequireIntact()
-				for serial, sum := range lab.Disks() {
-					if was, persistent := before[serial]; persistent && was != sum {
-						t.Errorf("disk %s: %s before, %s after", serial, was, sum)
-					}
-				}
-			})
-		})
-	}
+	eachLong(t, twoWorkers, storiesOf[int64](1, 2, 3, 7), func(t *testing.T, lab *Lab, k int64) {
+		before := lab.Disks()
+		lab.Patch(sim.PatchedExtension)
+		lost := lab.loseEvery(k)
+		rep, err := lab.Client().Roll(t.Context(), planning.Policy{})
+		lab.Recorder.Hooks(nil, nil)
+		if err != nil || rep.Outcome != "done" || lost.Load() < 3 {
+			t.Fatalf("report %+v, %d answers lost, error %v", rep, lost.Load(), err)
+		}
+		lab.requireRolled(t)
+		for serial, sum := range lab.Disks() {
+			if was, persistent := before[serial]; persistent && was != sum {
+				t.Errorf("disk %s: %s before, %s after", serial, was, sum)
+			}
+		}
+	})
 }
 
-// TestRollWithLostChanges rolls a worker while changes do not reach Proxmox: idempotent
-// ones are retried, any other ends the run, and the next one continues.
+// TestRollWithLostChanges rolls a worker while every k-th change does not reach Proxmox:
+// idempotent ones are retried, any other ends the run, and the next one continues.
 func TestRollWithLostChanges(t *testing.T) {
 	long(t)
-	for _, k := range []int{3, 5, 7} {
-		t.Run("every "+strconv.Itoa(k), func(t *testing.T) {
-			inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
-				lab.Patch(sim.PatchedExtension)
-				var changes, lost atomic.Int64
-				lab.Recorder.Hooks(func(c record.Call) error {
-					if c.Proto == "proxmox" && c.Mutation && changes.Add(1)%int64(k) == 0 {
-						lost.Add(1)
-						return errKilled
-					}
-					return nil
-				}, nil)
-				var err error
-				for run := range 20 {
-					_, err = lab.as(fmt.Sprintf("20000101-0000-%04d", run)).Roll(t.Context(), planning.Policy{})
-					if !errors.Is(err, cluster.ErrLostAnswer) {
-						break
-					}
-				}
-				if err != nil {
-					t.Fatalf("%d changes lost: %v", lost.Load(), err)
-				}
-				lab.Recorder.Hooks(nil, nil)
-				if lost.Load() == 0 {
-					t.Error("nothing was lost")
-				}
-				requireInSync(t, lab)
-			})
-		})
-	}
+	eachInLab(t, oneWorker(), storiesOf[int64](3, 5, 7), func(t *testing.T, lab *Lab, k int64) {
+		lab.Patch(sim.PatchedExtension)
+		var changes, lost atomic.Int64
+		lab.Recorder.Hooks(func(c record.Call) error {
+			if c.Proto == "proxmox" && c.Mutation && changes.Add(1)%k == 0 {
+				lost.Add(1)
+				return errKilled
+			}
+			return nil
+		}, nil)
+		var err error
+		for run := range 20 {
+			_, err = lab.as(fmt.Sprintf("20000101-0000-%04d", run)).Roll(t.Context(), planning.Policy{})
+			if !errors.Is(err, cluster.ErrLostAnswer) {
+				break
+			}
+		}
+		if err != nil || lost.Load() == 0 {
+			t.Fatalf("%d changes lost: %v", lost.Load(), err)
+		}
+		lab.Recorder.Hooks(nil, nil)
+		requireInSync(t, lab)
+	})
 }

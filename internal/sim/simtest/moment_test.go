@@ -2,6 +2,7 @@ package simtest
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -12,18 +13,21 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/planning"
+	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/sim/record"
 	"github.com/recast-sh/recast/internal/step"
 	"github.com/recast-sh/recast/pipeline"
 )
 
-// moment is a point of a run at which its process is killed: before or after a step, or
-// right after a server has acted on a request.
+// moment is a point of a run at which its process is killed: before or after a step, around
+// a request, or right before a change of its journal.
 type moment struct {
-	step   string // suffix of its path
-	after  bool   // after the step
-	server string // suffix of a request's path or method, in place of a step
+	step    string // suffix of its path
+	after   bool   // after the step
+	server  string // suffix of "path method", or of a method: right after a server has acted on it
+	unsent  bool   // the server does not act on it
+	journal string // the change
 }
 
 func before(step string) moment   { return moment{step: step} }
@@ -37,7 +41,7 @@ func (m moment) String() string {
 	case m.after:
 		return "after " + m.step
 	}
-	return "before " + m.step
+	return "before " + m.step + m.journal
 }
 
 func (m moment) is(e step.Event) bool {
@@ -48,9 +52,14 @@ func (m moment) is(e step.Event) bool {
 	return m.step != "" && e.Status == status && strings.HasSuffix("/"+e.Path, "/"+m.step)
 }
 
+func (m moment) isCall(c record.Call) bool {
+	path, _, _ := strings.Cut(c.Path, "?")
+	return strings.HasSuffix(path+" "+c.Method, m.server) || strings.HasSuffix(c.Method, m.server)
+}
+
 // killedAt runs do as a process that is killed at that moment: it sends no more requests,
 // and writes nothing more to its journal.
-func (c *Client) killedAt(t *testing.T, m moment, do func(ctx context.Context) error) {
+func (c *Client) killedAt(t testing.TB, m moment, do func(ctx context.Context) error) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
@@ -66,15 +75,24 @@ func (c *Client) killedAt(t *testing.T, m moment, do func(ctx context.Context) e
 			die()
 		}
 	}
-	c.JournalSync = func(string) error {
+	c.JournalSync = func(point string) error {
+		if point == m.journal {
+			die()
+		}
 		if dead.Load() {
 			return errKilled
 		}
 		return nil
 	}
 	if m.server != "" {
-		c.lab.Recorder.Hooks(nil, func(call record.Call) {
-			if strings.HasSuffix(call.Path+" "+call.Method, m.server) || strings.HasSuffix(call.Method, m.server) {
+		c.lab.Recorder.Hooks(func(call record.Call) error {
+			if !m.unsent || !m.isCall(call) {
+				return nil
+			}
+			die()
+			return errKilled
+		}, func(call record.Call) {
+			if !m.unsent && m.isCall(call) {
 				die()
 			}
 		})
@@ -125,6 +143,48 @@ func (l *Lab) machineConfigs() func(node string) (cluster.Secret, bool, error) {
 	}
 }
 
+// policyFor is the policy of a roll of these nodes alone.
+func policyFor(nodes ...string) planning.Policy { return planning.Policy{Only: nodes} }
+
+// storiesOf names each story by what it prints.
+func storiesOf[S any](all ...S) map[string]S {
+	stories := map[string]S{}
+	for _, s := range all {
+		stories[fmt.Sprint(s)] = s
+	}
+	return stories
+}
+
+// requireFault fails unless the error is of that kind, and it and its hints say all of these texts.
+func requireFault(t *testing.T, err error, kind fault.Kind, says ...string) {
+	t.Helper()
+	all := message(err) + "\n" + strings.Join(fault.Hints(err), "\n")
+	if err == nil || fault.KindOf(err) != kind {
+		t.Errorf("kind %d, want %d: %s", fault.KindOf(err), kind, all)
+	}
+	for _, text := range says {
+		if !strings.Contains(all, text) {
+			t.Errorf("it does not say %q:\n%s", text, all)
+		}
+	}
+}
+
+// requireMessage fails unless the error is of that kind and has exactly this text.
+func requireMessage(t *testing.T, err error, kind fault.Kind, want string) {
+	t.Helper()
+	if fault.KindOf(err) != kind || message(err) != want {
+		t.Errorf("kind %d, want %d: %v\nwant %s", fault.KindOf(err), kind, err, want)
+	}
+}
+
+// requireUpgraded fails unless the node is in sync and serves, every other one is as stale as
+// before, and every persistent disk is intact.
+func (l *Lab) requireUpgraded(t *testing.T, node string) {
+	t.Helper()
+	requireInSync(t, l, l.others(node)...)
+	l.requireServing(node)
+}
+
 // planOf is what a roll would do to one node now.
 func (l *Lab) planOf(c *Client, node string, policy planning.Policy) planning.NodePlan {
 	l.t.Helper()
@@ -167,7 +227,7 @@ func errOf[T any](_ T, err error) error { return err }
 func must(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {
-		t.Fatal(err)
+		t.Fatalf("%v\nhints %q", err, fault.Hints(err))
 	}
 }
 

@@ -50,14 +50,8 @@ func TestNothingToDo(t *testing.T) {
 		if compares {
 			isos = 2 // one for each schematic
 		}
-		lab.requireIdle(t, "lock", 0, func(c *Client) error {
-			_, err := c.Lock(t.Context(), pipeline.LockOptions{})
-			return err
-		})
-		lab.requireIdle(t, "lock --update", 0, func(c *Client) error {
-			_, err := c.Lock(t.Context(), pipeline.LockOptions{Update: true})
-			return err
-		})
+		lab.requireIdle(t, "lock", 0, func(c *Client) error { return errOf(c.Lock(t.Context(), pipeline.LockOptions{})) })
+		lab.requireIdle(t, "lock --update", 0, func(c *Client) error { return errOf(c.Lock(t.Context(), pipeline.LockOptions{Update: true})) })
 		lab.requireIdle(t, "build", 0, func(c *Client) error { return c.Build(t.Context()) })
 		lab.requireIdle(t, "publish", isos, func(c *Client) error { return c.Publish(t.Context()) })
 	})

@@ -66,14 +66,9 @@ func TestNotices(t *testing.T) {
 		told := &chat{takes: 5 * time.Minute}
 		c.Notify = told
 		var began, gone time.Time
-		c.Emit = func(e step.Event) {
-			switch {
-			case e.Status == step.Started && e.Path == "before-run":
-				began = time.Now()
-			case e.Status == step.Started && e.Path == "roll/workers/wk1/take-down":
-				gone = time.Now()
-			}
-		}
+		begins := whenStarted("before-run", func() { began = time.Now() })
+		goes := whenStarted("wk1/take-down", func() { gone = time.Now() })
+		c.Emit = func(e step.Event) { begins(e); goes(e) }
 		if _, err := c.Roll(t.Context(), planning.Policy{}); err == nil {
 			t.Fatal("no failure")
 		}
@@ -85,8 +80,8 @@ func TestNotices(t *testing.T) {
 			`failure roll 20000101-0000-feed failed {[] ["wk1"] ["wk2"]} "`+err+`": recast roll of lab: failed`)
 
 		h.do, told.takes = nil, 0
-		again := lab.second()
-		again.Commands, again.Notify = h, told
+		again := h.next(lab)
+		again.Notify = told
 		must(t, again.roll(planning.Policy{})(t.Context()))
 		told.require(t, `start roll `+again.Run+`  {[] [] ["wk2"]} "": recast roll of lab has started, to do: wk2`,
 			`end roll `+again.Run+` done {["wk2"] [] []} "": recast roll of lab: done`)

@@ -6,7 +6,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/cluster"
-	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/pipeline"
 )
@@ -36,7 +35,7 @@ func TestImagesForAnotherArchitecture(t *testing.T) {
 		} {
 			strategy(s)(lab)
 			before := len(lab.Recorder.Calls())
-			rep, err := lab.Client().Roll(t.Context(), planning.Policy{Only: []string{"wk1"}})
+			rep, err := lab.Client().Roll(t.Context(), policyFor("wk1"))
 			if diff := cmp.Diff([]string{"wk1: " + refused}, rep.Plan.Refused()); diff != "" || fault.KindOf(err) != fault.Refused {
 				t.Errorf("%s: err = %v (-want +got):\n%s", s, err, diff)
 			}
@@ -58,29 +57,24 @@ func TestImagesForAnotherArchitecture(t *testing.T) {
 // strategy, unless its address comes from the old platform.
 func TestImagesForAnotherPlatform(t *testing.T) {
 	long(t)
-	for _, s := range []cluster.Strategy{cluster.Recreate, cluster.Reimage, cluster.InPlace} {
-		t.Run(string(s), func(t *testing.T) {
-			inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
-				strategy(s)(lab)
-				whileOff(change("ide0=fast:cloudinit", "ipconfig0=ip=127.42.7.31/24"))(lab)
-				lab.lockImages("platform: metal")
-				const reason = "the VM's cloud-init drive gives a fixed address (ipconfig0: ip=127.42.7.31/24), which platforms nocloud and metal do not both read: keep platform nocloud (images.platform), or have DHCP give the node its address and remove that"
-				if diff := cmp.Diff([]string{reason}, planOf(t, lab, "wk1").Refused); diff != "" {
-					t.Errorf("with a fixed address (-want +got):\n%s", diff)
-				}
-				whileOff(change("ipconfig0=ip=dhcp"))(lab)
-				rep, err := lab.Client().Roll(t.Context(), planning.Policy{Only: []string{"wk1"}})
-				must(t, err)
-				note := "platform nocloud → metal: network settings that are in neither its machine configuration nor DHCP will be others"
-				if n := rep.Plan.Work()[0]; len(n.Notes) == 0 || n.Notes[0] != note {
-					t.Errorf("notes: %q", n.Notes)
-				}
-				requireDrift(t, lab, "cp1")
-				if m := lab.machine("wk1"); m.Platform != "metal" {
-					t.Errorf("it runs platform %s", m.Platform)
-				}
-				lab.RequireIntact()
-			})
-		})
-	}
+	eachInLab(t, oneWorker(), storiesOf(cluster.Recreate, cluster.Reimage, cluster.InPlace), func(t *testing.T, lab *Lab, s cluster.Strategy) {
+		strategy(s)(lab)
+		whileOff(change("ide0=fast:cloudinit", "ipconfig0=ip=127.42.7.31/24"))(lab)
+		lab.lockImages("platform: metal")
+		const reason = "the VM's cloud-init drive gives a fixed address (ipconfig0: ip=127.42.7.31/24), which platforms nocloud and metal do not both read: keep platform nocloud (images.platform), or have DHCP give the node its address and remove that"
+		if diff := cmp.Diff([]string{reason}, planOf(t, lab, "wk1").Refused); diff != "" {
+			t.Errorf("with a fixed address (-want +got):\n%s", diff)
+		}
+		whileOff(change("ipconfig0=ip=dhcp"))(lab)
+		rep, err := lab.Client().Roll(t.Context(), policyFor("wk1"))
+		must(t, err)
+		note := "platform nocloud → metal: network settings that are in neither its machine configuration nor DHCP will be others"
+		if n := rep.Plan.Work()[0]; len(n.Notes) == 0 || n.Notes[0] != note {
+			t.Errorf("notes: %q", n.Notes)
+		}
+		lab.requireUpgraded(t, "wk1")
+		if m := lab.machine("wk1"); m.Platform != "metal" {
+			t.Errorf("it runs platform %s", m.Platform)
+		}
+	})
 }

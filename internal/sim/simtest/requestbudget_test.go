@@ -41,11 +41,11 @@ func TestOneLook(t *testing.T) {
 		most mostAsked
 	}{
 		"plan": {
-			func(c *Client, t *testing.T) error { _, err := c.Plan(t.Context(), planning.Policy{}); return err },
+			func(c *Client, t *testing.T) error { return errOf(c.Plan(t.Context(), planning.Policy{})) },
 			mostAsked{proxmox: 16, ofNode: 6, bytesOfNode: 3 << 10, talos: 1},
 		},
 		"doctor": {
-			func(c *Client, t *testing.T) error { _, err := c.Doctor(t.Context()); return err },
+			func(c *Client, t *testing.T) error { return errOf(c.Doctor(t.Context())) },
 			mostAsked{proxmox: 46, ofNode: 7, bytesOfNode: 3 << 10, talos: 12},
 		},
 	}

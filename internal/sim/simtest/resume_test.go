@@ -14,6 +14,7 @@ import (
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/sim"
+	"github.com/recast-sh/recast/internal/sim/talosapi"
 )
 
 // resumption is one node's replacement that is finished without the journal.
@@ -33,18 +34,23 @@ func (r resumption) String() string {
 	return fmt.Sprintf("%s/%s/%s/%s", r.strategy, r.node, r.at, where)
 }
 
-func (r resumption) options() sim.Options {
-	if r.node == "wk1" {
-		return oneWorker()
-	}
-	return sim.Options{ControlPlanes: 3, Workers: 1}
-}
-
-func (r resumption) policy() planning.Policy { return planning.Policy{Only: []string{r.node}} }
+func (r resumption) policy() planning.Policy { return policyFor(r.node) }
 
 func (r resumption) prepare(lab *Lab) {
-	lab.Replace("recast.yaml", "roll:\n", "roll:\n  strategy: "+string(r.strategy)+"\n")
+	lab.setRoll("strategy: " + string(r.strategy))
 	lab.Patch(everywhere)
+}
+
+// lab is a lab with that node to roll.
+func (r resumption) lab(t *testing.T, secrets *talosapi.Cluster) *Lab {
+	o := threePlanes
+	if r.node == "wk1" {
+		o = oneWorker()
+	}
+	o.Talos = secrets
+	lab := New(t, o)
+	r.prepare(lab)
+	return lab
 }
 
 // resumptions are the relevant points, for each strategy and role.
@@ -120,8 +126,7 @@ func TestResumeWithoutTheJournal(t *testing.T) {
 
 func (r resumption) undisturbed(t *testing.T) (ref reference) {
 	synctest.Test(t, func(t *testing.T) {
-		lab := New(t, r.options())
-		r.prepare(lab)
+		lab := r.lab(t, nil)
 		must(t, lab.Client().roll(r.policy())(t.Context()))
 		ref = reference{dump: lab.settledDump(), secrets: lab.Talos}
 	})
@@ -129,10 +134,7 @@ func (r resumption) undisturbed(t *testing.T) (ref reference) {
 }
 
 func (r resumption) run(t *testing.T, ref reference) {
-	o := r.options()
-	o.Talos = ref.secrets
-	lab := New(t, o)
-	r.prepare(lab)
+	lab := r.lab(t, ref.secrets)
 	configs := lab.machineConfigs()
 	c := lab.Client()
 	c.killedAt(t, r.at, c.roll(r.policy()))
@@ -191,7 +193,6 @@ func TestResumeAfterTheLockMovedOn(t *testing.T) {
 			lab.loseJournal()
 		}
 		second := lab.as("20000101-0000-beef")
-		second.MachineConfig = nil
 		p := lab.planOf(second, "wk1", planning.Policy{})
 		if !p.Resume || !strings.Contains(p.Why, c.why) {
 			t.Errorf("plan: %s: %s", p.Strategy, p.Why)

@@ -1,11 +1,9 @@
 package simtest
 
 import (
-	"context"
 	"os"
 	"path/filepath"
 	"strings"
-	"sync/atomic"
 	"testing"
 
 	"github.com/recast-sh/recast/cluster"
@@ -33,7 +31,7 @@ func TestDamagedConfigIsNotApplied(t *testing.T) {
 	}, func(t *testing.T, lab *Lab, damage func([]byte) []byte) {
 		lab.Patch(sim.PatchedExtension)
 		c := lab.Client()
-		c.killedAt(t, after("delete-vm"), c.roll(planning.Policy{Only: []string{"wk1"}}))
+		c.killedAt(t, after("delete-vm"), c.roll(policyFor("wk1")))
 		files := lab.savedConfigs()
 		if len(files) != 1 {
 			t.Fatalf("the journal has %q", files)
@@ -47,7 +45,7 @@ func TestDamagedConfigIsNotApplied(t *testing.T) {
 		if p.Strategy != cluster.PutBack || !strings.Contains(p.Why, "its old system disk is put back: the machine configuration in the journal is damaged: its SHA-256 is ") {
 			t.Errorf("planned as %s: %s", p.Strategy, p.Why)
 		}
-		must(t, second.roll(planning.Policy{Only: []string{"wk1"}})(t.Context()))
+		must(t, second.roll(policyFor("wk1"))(t.Context()))
 		requireInSync(t, lab)
 		if left := lab.savedConfigs(); len(left) > 0 {
 			t.Errorf("the journal still has %q", left)
@@ -61,41 +59,20 @@ func TestRecordWithoutASum(t *testing.T) {
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		lab.Patch(sim.PatchedExtension)
 		c := lab.Client()
-		c.killedAt(t, after("delete-vm"), c.roll(planning.Policy{Only: []string{"wk1"}}))
+		c.killedAt(t, after("delete-vm"), c.roll(policyFor("wk1")))
 		lab.editRecord("wk1", func(rec *parking.Record) { rec.Config = "" })
 		if p := lab.planOf(lab.Client(), "wk1", planning.Policy{}); p.Strategy != cluster.Recreate || !p.Resume {
 			t.Errorf("planned as %s: %s", p.Strategy, p.Why)
 		}
-		must(t, lab.Client().roll(planning.Policy{Only: []string{"wk1"}})(t.Context()))
+		must(t, lab.Client().roll(policyFor("wk1"))(t.Context()))
 		lab.RequireIntact()
 	})
-}
-
-// killedWriting runs do as a process that is killed right before that change of its journal.
-func (c *Client) killedWriting(t *testing.T, point string, do func(ctx context.Context) error) {
-	t.Helper()
-	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
-	var dead atomic.Bool
-	c.JournalSync = func(p string) error {
-		if p == point && dead.CompareAndSwap(false, true) {
-			c.Kill()
-			cancel()
-		}
-		if dead.Load() {
-			return errKilled
-		}
-		return nil
-	}
-	if err := do(ctx); !dead.Load() || err == nil {
-		t.Fatalf("it was not killed at %q: %v", point, err)
-	}
 }
 
 // TestConfigsAreForgotten checks that no machine configurations are left in the journals
 // after each way in which a node is completed.
 func TestConfigsAreForgotten(t *testing.T) {
-	only := planning.Policy{Only: []string{"wk1"}}
+	only := policyFor("wk1")
 	eachInLab(t, oneWorker(), map[string]func(t *testing.T, lab *Lab){
 		"roll": func(t *testing.T, lab *Lab) {
 			var during int
@@ -126,14 +103,14 @@ func TestConfigsAreForgotten(t *testing.T) {
 		},
 		"roll killed at its end, another with nothing to do": func(t *testing.T, lab *Lab) {
 			c := lab.Client()
-			c.killedWriting(t, "delete wk1/machine-config", c.roll(only))
+			c.killedAt(t, moment{journal: "delete wk1/machine-config"}, c.roll(only))
 			must(t, lab.as("20000101-0000-beef").roll(only)(t.Context()))
 		},
 		"roll killed before the record, rollback of another": func(t *testing.T, lab *Lab) {
 			must(t, lab.Client().roll(only)(t.Context()))
 			lab.Patch(sim.PatchedExtension)
 			c := lab.as("20000101-0000-beef")
-			c.killedWriting(t, "write wk1/memory", c.roll(only))
+			c.killedAt(t, moment{journal: "write wk1/memory"}, c.roll(only))
 			third := lab.as("20000101-0000-cafe")
 			must(t, third.goBack("wk1")(t.Context()))
 		},

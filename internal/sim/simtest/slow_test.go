@@ -2,6 +2,7 @@ package simtest
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -12,7 +13,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/cluster"
-	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/sim/talosapi"
 	"github.com/recast-sh/recast/internal/step"
@@ -39,7 +39,7 @@ func (s slowRoll) play(t *testing.T, secrets *talosapi.Cluster, strike func(l *L
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		l := New(t, sim.Options{ControlPlanes: 3, Workers: 1, Talos: secrets})
-		l.Replace("recast.yaml", "roll:\n", "roll:\n  strategy: "+string(s.strategy)+"\n")
+		l.setRoll("strategy: " + string(s.strategy))
 		l.Patch(everywhere)
 		c := l.Client()
 		c.Emit = func(e step.Event) {
@@ -48,11 +48,8 @@ func (s slowRoll) play(t *testing.T, secrets *talosapi.Cluster, strike func(l *L
 			}
 			strike(l, c)
 		}
-		_, err := c.Roll(t.Context(), planning.Policy{Only: []string{s.node}})
-		must(t, err)
-		requireDrift(t, l, l.others(s.node)...)
-		l.requireServing(s.node)
-		l.RequireIntact()
+		must(t, c.roll(policyFor(s.node))(t.Context()))
+		l.requireUpgraded(t, s.node)
 		requireNoClaim(t, l)
 		dump, own = l.settledDump(), l.Talos
 	})
@@ -69,9 +66,7 @@ func slowStrikes() map[string]func(l *Lab, c *Client) {
 	}
 	for _, server := range sim.SlowServers {
 		strikes["slow "+server] = func(l *Lab, _ *Client) {
-			if err := l.Slow(server, slowFor); err != nil {
-				l.t.Error(err)
-			}
+			must(l.t, l.Slow(server, slowFor))
 		}
 	}
 	return strikes
@@ -85,7 +80,7 @@ func TestSlowServers(t *testing.T) {
 		ref := sync.OnceValues(func() (string, *talosapi.Cluster) {
 			return s.play(t, nil, func(*Lab, *Client) {})
 		})
-		for j, name := range sortedKeys(slowStrikes()) {
+		for j, name := range slices.Sorted(maps.Keys(slowStrikes())) {
 			strike := slowStrikes()[name]
 			t.Run(s.String()+" "+name, func(t *testing.T) {
 				if i != j {
@@ -100,13 +95,4 @@ func TestSlowServers(t *testing.T) {
 			})
 		}
 	}
-}
-
-func sortedKeys[V any](m map[string]V) []string {
-	var keys []string
-	for k := range m {
-		keys = append(keys, k)
-	}
-	slices.Sort(keys)
-	return keys
 }

@@ -6,8 +6,6 @@ import (
 	"testing"
 
 	"github.com/recast-sh/recast/cluster"
-	"github.com/recast-sh/recast/cluster/planning"
-	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/pipeline"
 )
@@ -65,61 +63,43 @@ func TestVersions(t *testing.T) {
 					lab.wantTalos(c.from, c.to)
 				}
 				before := lab.machine(c.node)
-				must(t, lab.Client().roll(planning.Policy{Only: []string{c.node}})(t.Context()))
+				must(t, lab.Client().roll(policyFor(c.node))(t.Context()))
 				m := lab.machine(c.node)
 				if m.TalosVersion != want || m.BootID == before.BootID || m.FromISO || m.Schematic.LockHash() != lab.locked(c.node).LockHash {
 					t.Errorf("before %+v, now %+v", before, m)
 				}
-				requireDrift(t, lab, lab.others(c.node)...)
-				lab.requireServing(c.node)
-				lab.RequireIntact()
+				lab.requireUpgraded(t, c.node)
 			})
 		})
 	}
 }
 
 // TestUnsupportedVersions: what Talos does not support is refused before anything is
-// touched, by every strategy, and drift reports it too.
+// touched, and drift reports it too. TestUnsupported has each reason.
 func TestUnsupportedVersions(t *testing.T) {
 	for name, c := range map[string]struct {
-		o        sim.Options
-		to       string
-		plan     string // reason of the plan's refusal; "": none
-		roll     string
-		strategy cluster.Strategy
-		short    bool
+		to   string
+		plan string // reason of the plan's refusal; "": none
+		roll string
+		long bool
 	}{
-		"too far back, recreate": {
-			o: sim.Options{TalosVersion: talos14, NextTalos: talos12}, to: talos12, strategy: cluster.Recreate, short: true,
-			plan: "Talos does not support v1.14.1 → v1.12.6 (host version 1.14.1 is too new to downgrade to Talos 1.12.6)",
-		},
-		"too far back, in-place": {
-			o: sim.Options{TalosVersion: talos14, NextTalos: talos12}, to: talos12, strategy: cluster.InPlace,
-			plan: "Talos does not support v1.14.1 → v1.12.6",
-		},
-		"newer than recast knows": {
-			o: sim.Options{NextTalos: "v1.15.0"}, to: "v1.15.0", strategy: cluster.Auto,
-			plan: "this recast does not know Talos v1.15.0",
-		},
+		"too far back": {to: talos12, plan: "Talos does not support v1.14.1 → v1.12.6 (host version 1.14.1 is too new to downgrade to Talos 1.12.6)"},
 		"a configuration of 1.14 for 1.13": {
-			o: sim.Options{TalosVersion: talos14}, to: sim.TalosVersion, strategy: cluster.Recreate,
-			roll: "Talos v1.13.9 would refuse it: DiscoveryServiceConfig, DiscoveryIdentityConfig, UnattendedInstallConfig, ",
+			to: sim.TalosVersion, roll: "Talos v1.13.9 would refuse it: DiscoveryServiceConfig, DiscoveryIdentityConfig, UnattendedInstallConfig, ", long: true,
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if !c.short {
+			if c.long {
 				long(t)
 			}
-			c.o.Workers = 1
-			inLab(t, c.o, func(t *testing.T, lab *Lab) {
-				lab.setRoll("strategy: " + string(c.strategy))
-				from := c.o.TalosVersion
-				if from == "" {
-					from = sim.TalosVersion
-				}
-				lab.wantTalos(from, c.to)
-				only := planning.Policy{Only: []string{"wk1"}}
-				plan, err := lab.Client().Plan(t.Context(), only)
+			o := sim.Options{Workers: 1, TalosVersion: talos14}
+			if c.plan != "" {
+				o.NextTalos = c.to
+			}
+			inLab(t, o, func(t *testing.T, lab *Lab) {
+				lab.setRoll("strategy: recreate")
+				lab.wantTalos(talos14, c.to)
+				plan, err := lab.Client().Plan(t.Context(), policyFor("wk1"))
 				must(t, err)
 				if got := strings.Join(plan.Refused(), "\n"); !strings.Contains(got, c.plan) || c.plan == "" && got != "" {
 					t.Errorf("the plan refuses %q", got)
@@ -129,11 +109,8 @@ func TestUnsupportedVersions(t *testing.T) {
 					t.Errorf("drift notes %q", notes)
 				}
 				before := lab.machine("wk1")
-				_, err = lab.Client().Roll(t.Context(), only)
-				if fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), c.plan+c.roll) {
-					t.Errorf("roll: %v", err)
-				}
-				if m := lab.machine("wk1"); m.BootID != before.BootID || m.TalosVersion != from {
+				requireRefused(t, lab.Client().roll(policyFor("wk1"))(t.Context()), c.plan+c.roll)
+				if m := lab.machine("wk1"); m.BootID != before.BootID || m.TalosVersion != talos14 {
 					t.Errorf("before %+v, now %+v", before, m)
 				}
 				lab.requireServing("wk1")
