@@ -15,7 +15,6 @@ import (
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/sim/record"
 	"github.com/recast-sh/recast/internal/sim/world"
-	"github.com/recast-sh/recast/pipeline"
 )
 
 // claimVM is the VMID of the lab's claim.
@@ -23,7 +22,6 @@ const claimVM = 9000
 
 // rolled is the result of a roll.
 type rolled struct {
-	pipeline.Report
 	err  error
 	took time.Duration
 }
@@ -33,8 +31,8 @@ func inRoll(ctx context.Context, c *Client, policy planning.Policy) <-chan rolle
 	ended := make(chan rolled, 1)
 	go func() {
 		start := time.Now()
-		rep, err := c.Roll(ctx, policy)
-		ended <- rolled{rep, err, time.Since(start)}
+		err := c.roll(policy)(ctx)
+		ended <- rolled{err, time.Since(start)}
 	}()
 	return ended
 }
