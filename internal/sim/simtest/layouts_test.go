@@ -69,6 +69,7 @@ func loadLayouts(t *testing.T) []layouts.Layout {
 	t.Helper()
 	all, err := layouts.Load(*layoutsDir)
 	must(t, err)
+	slices.SortFunc(all, func(a, b layouts.Layout) int { return strings.Compare(a.Name, b.Name) }) // as on the page
 	return all
 }
 
