@@ -68,7 +68,9 @@ func (w window) interrupt(t *testing.T, lab *Lab) error {
 		t.Fatal("the roll succeeded")
 	}
 	c.Kill()
-	lab.World.SetQuorum(true)
+	if w.noQuorum {
+		lab.World.SetQuorum(true)
+	}
 	lab.World.BootHost("pve1")
 	return err
 }
