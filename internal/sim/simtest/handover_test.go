@@ -115,9 +115,12 @@ func TestCutOffHandOver(t *testing.T) {
 func (l *Lab) waitReady(t *testing.T) {
 	t.Helper()
 	for {
-		must(t, l.WaitReady(t.Context()))
-		if _, err := l.Client().Plan(t.Context(), planning.Policy{}); err == nil {
-			return
+		node, err := l.Kube.Node(t.Context(), "cp1")
+		must(t, err)
+		if isReady(node) {
+			if _, err := l.Client().Plan(t.Context(), planning.Policy{}); err == nil {
+				return
+			}
 		}
 		time.Sleep(10 * time.Second)
 	}
