@@ -10,9 +10,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/cluster"
-	"github.com/recast-sh/recast/cluster/planning"
-	"github.com/recast-sh/recast/internal/fault"
-	"github.com/recast-sh/recast/internal/sim"
 )
 
 // wk1's address in its machine configuration.
@@ -36,7 +33,7 @@ func (l *Lab) addressed(t *testing.T, document string, reserved bool) {
 	if reserved { // before the machine asks
 		l.Reserve("wk1", true)
 	}
-	n := l.Nodes[slices.IndexFunc(l.Nodes, func(n sim.Node) bool { return n.Name == "wk1" })]
+	n := l.node("wk1")
 	config, err := s.machines.Talos.MachineConfig(t.Context(), n.Addr)
 	must(t, err)
 	documents := slices.DeleteFunc(strings.Split(string(config), "---\n"), func(doc string) bool { return strings.Contains(doc, "\nkind: LinkConfig\n") })
@@ -48,30 +45,49 @@ func (l *Lab) addressed(t *testing.T, document string, reserved bool) {
 
 // settings are those of wk1's VM, without what Proxmox or a roll regenerates.
 func (l *Lab) settings() map[string]string {
-	out := map[string]string{}
-	for _, vm := range l.World.VMs() {
-		if vm.ID == wk1 {
-			maps.Copy(out, vm.Config)
-		}
-	}
+	out := maps.Clone(l.vmConfig(wk1))
 	for _, key := range []string{"digest", "meta", "vmgenid", "boot", "description", "scsi0", "scsi1", "efidisk0"} {
 		delete(out, key)
 	}
 	return out
 }
 
+// renewal is a roll that gives wk1 a new system disk. It may be killed at a moment, and then
+// resumed, or the replacement cancelled.
+type renewal struct {
+	strategy cluster.Strategy
+	killed   moment
+	recover  bool
+}
+
+// play does all that in a lab where the node is stale. Its plan has that note; killed is called
+// where it was killed.
+func (r renewal) play(t *testing.T, lab *Lab, note string, killed func()) {
+	t.Helper()
+	if n := planOf(t, lab, "wk1"); !slices.Contains(n.Notes, note) || len(n.Refused) > 0 {
+		t.Errorf("refused %q, notes %q", n.Refused, n.Notes)
+	}
+	if r.killed != (moment{}) {
+		c := lab.Client()
+		c.killedAt(t, r.killed, c.roll(onlyWorker))
+		time.Sleep(time.Minute)
+		killed()
+	}
+	if r.recover {
+		must(t, lab.Client().giveUp("wk1")(t.Context()))
+	} else {
+		must(t, lab.Client().roll(onlyWorker)(t.Context()))
+		requireDrift(t, lab, "cp1")
+	}
+	lab.RequireIntact()
+}
+
 // TestStaticAddressOnNoCloud: a node whose address is only in its machine configuration
 // gets a new system disk, because its blank machine is told the address, and the VM is
-// unchanged. The roll is killed at a moment and then resumed, or the replacement
-// cancelled.
+// unchanged.
 func TestStaticAddressOnNoCloud(t *testing.T) {
 	long(t)
-	type story struct {
-		strategy cluster.Strategy
-		killed   moment
-		recover  bool
-	}
-	eachInLab(t, oneWorker(), map[string]story{
+	eachInLab(t, oneWorker(), map[string]renewal{
 		"recreate":                 {strategy: cluster.Recreate},
 		"recreate, with a VM":      {strategy: cluster.Recreate, killed: after("create-vm")},
 		"recreate, blank":          {strategy: cluster.Recreate, killed: before("bring-up/configure")},
@@ -80,40 +96,24 @@ func TestStaticAddressOnNoCloud(t *testing.T) {
 		"reimage, with a disk":     {strategy: cluster.Reimage, killed: after("blank-disk")},
 		"reimage, nearly finished": {strategy: cluster.Reimage, killed: before("finish/restore-settings")},
 		"reimage, given up":        {strategy: cluster.Reimage, killed: before("bring-up/configure"), recover: true},
-	}, func(t *testing.T, lab *Lab, tc story) {
-		strategy(tc.strategy)(lab)
+	}, func(t *testing.T, lab *Lab, r renewal) {
+		strategy(r.strategy)(lab)
 		lab.addressed(t, staticAddress, false)
 		whileOff(change("ide0=fast:cloudinit", "ipconfig0=ip=dhcp"))(lab)
 		lab.Patch(everywhere)
 		before := lab.settings()
-		policy := planning.Policy{Only: []string{"wk1"}}
 		const note = "its blank machine gets the node's address from the VM's cloud-init drive: ipconfig0 is gw=127.42.7.1,ip=127.42.7.31/24 for that boot, and as before at the end"
-		if n := planOf(t, lab, "wk1"); !slices.Contains(n.Notes, note) || len(n.Refused) > 0 {
-			t.Errorf("refused %q, notes %q", n.Refused, n.Notes)
-		}
-		if tc.killed != (moment{}) {
-			c := lab.Client()
-			c.killedAt(t, tc.killed, c.roll(policy))
-			time.Sleep(time.Minute)
+		r.play(t, lab, note, func() {
 			if got := lab.settings()["ipconfig0"]; got != "gw=127.42.7.1,ip=127.42.7.31/24" {
 				t.Errorf("where it was killed the VM has ipconfig0: %s", got)
 			}
-		}
-		if tc.recover {
-			_, err := lab.Client().Recover(t.Context(), "wk1")
-			must(t, err)
-		} else {
-			_, err := lab.Client().Roll(t.Context(), policy)
-			must(t, err)
-			requireDrift(t, lab, "cp1")
-		}
+		})
 		if diff := cmp.Diff(before, lab.settings()); diff != "" {
 			t.Errorf("settings of the VM (-before +after):\n%s", diff)
 		}
 		if n := planOf(t, lab, "wk1"); n.Addr.String() != "127.42.7.31" {
 			t.Errorf("it is at %s", n.Addr)
 		}
-		lab.RequireIntact()
 	})
 }
 
@@ -137,17 +137,13 @@ func TestStaticAddressOnMetal(t *testing.T) {
 			lab.Patch(everywhere)
 		},
 	}, func(t *testing.T, lab *Lab, remedy func(t *testing.T, lab *Lab)) {
-		policy := planning.Policy{Only: []string{"wk1"}}
 		lab.lockImages("platform: metal")
 		lab.addressed(t, staticAddress, false)
 		const reason = onlyHere + platform + ", and " + drive + orByDHCP
 		for _, s := range []cluster.Strategy{cluster.Recreate, cluster.Reimage} {
 			config := lab.Read("recast.yaml")
 			strategy(s)(lab)
-			_, err := lab.Client().Roll(t.Context(), policy)
-			if fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), reason) {
-				t.Errorf("%s: err = %v", s, err)
-			}
+			requireRefused(t, lab.Client().roll(onlyWorker)(t.Context()), reason)
 			lab.Write("recast.yaml", config)
 		}
 		n := planOf(t, lab, "wk1")
@@ -162,8 +158,7 @@ func TestStaticAddressOnMetal(t *testing.T) {
 		if n := planOf(t, lab, "wk1"); n.Strategy != want || len(n.Refused) > 0 {
 			t.Errorf("with the remedy it is %s: %s %q", n.Strategy, n.Why, n.Refused)
 		}
-		_, err := lab.Client().Roll(t.Context(), policy)
-		must(t, err)
+		must(t, lab.Client().roll(onlyWorker)(t.Context()))
 		if m := lab.machine("wk1"); !strings.Contains(string(lab.Read("recast.yaml")), "platform: "+m.Platform) {
 			t.Errorf("it runs platform %s", m.Platform)
 		}

@@ -28,13 +28,9 @@ func TestBackup(t *testing.T) {
 		must(t, err)
 		lab.Write("talosconfig", config)
 		changes := lab.Recorder.Mutations()
-		back := func(o pipeline.BackupOptions) (pipeline.BackupResult, error) {
-			t.Helper()
-			return lab.Client().Backup(t.Context(), o)
-		}
 		var files []string
 		for range 3 {
-			res, err := back(pipeline.BackupOptions{Keep: 2})
+			res, err := lab.Client().Backup(t.Context(), pipeline.BackupOptions{Keep: 2})
 			must(t, err)
 			if len(res.Warnings) > 0 || res.Revision == 0 || len(res.Members) != 3 {
 				t.Errorf("%+v", res)
@@ -48,10 +44,13 @@ func TestBackup(t *testing.T) {
 			t.Errorf("files (-want +got):\n%s", diff)
 		}
 
+		back := func(to string) (pipeline.BackupResult, error) {
+			return lab.Client().Backup(t.Context(), pipeline.BackupOptions{To: filepath.Join(lab.Dir, to)})
+		}
 		lab.breakEtcd(talosapi.EtcdFault{NoSpace: true}, "cp3")
 		lab.breakEtcd(talosapi.EtcdFault{Hung: true}, "cp2")
 		time.Sleep(10 * time.Second)
-		res, err := back(pipeline.BackupOptions{To: filepath.Join(lab.Dir, "one.db")})
+		res, err := back("one.db")
 		if err != nil || len(lab.Read("one.db")) != int(res.SizeBytes) {
 			t.Fatalf("%+v, %v", res, err)
 		}
@@ -60,18 +59,16 @@ func TestBackup(t *testing.T) {
 				t.Errorf("no warning %q in %q", text, res.Warnings)
 			}
 		}
-		if _, err := back(pipeline.BackupOptions{To: res.File}); fault.KindOf(err) != fault.Config || !strings.Contains(err.Error(), "one.db exists already") {
+		if _, err := back("one.db"); fault.KindOf(err) != fault.Config || !strings.Contains(err.Error(), "one.db exists already") {
 			t.Errorf("overwritten: %v", err)
 		}
 
 		lab.breakEtcd(talosapi.EtcdFault{Corrupt: true}, "cp3")
 		time.Sleep(10 * time.Second)
-		_, err = back(pipeline.BackupOptions{To: filepath.Join(lab.Dir, "corrupt.db")})
-		requireRefused(t, err, "etcd's members do not hold the same data, so no snapshot of it can be trusted: [alarm CORRUPT on member cp3]")
+		requireRefused(t, errOf(back("corrupt.db")), "etcd's members do not hold the same data, so no snapshot of it can be trusted: [alarm CORRUPT on member cp3]")
 		lab.breakEtcd(talosapi.EtcdFault{Down: true}, "cp2", "cp3")
 		time.Sleep(10 * time.Second)
-		_, err = back(pipeline.BackupOptions{To: filepath.Join(lab.Dir, "alone.db")})
-		requireRefused(t, err, "no member of etcd that answers follows a leader")
+		requireRefused(t, errOf(back("alone.db")), "no member of etcd that answers follows a leader")
 		for _, name := range []string{"corrupt.db", "alone.db"} {
 			if _, err := os.Stat(filepath.Join(lab.Dir, name)); !os.IsNotExist(err) {
 				t.Errorf("%s: %v", name, err)

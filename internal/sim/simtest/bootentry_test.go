@@ -4,6 +4,9 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/sim/talosapi"
@@ -29,9 +32,32 @@ func TestEntryOfTheBootBefore(t *testing.T) {
 		if err != nil || rep.Outcome != "nothing to do" {
 			t.Errorf("the next roll: %s, %v", rep.Outcome, err)
 		}
-		must(t, lab.World.PowerOff(wk1))
-		must(t, lab.World.PowerOn(wk1))
-		must(t, lab.waitReady(t))
+		whileOff()(lab)
 		requireDrift(t, lab)
+	})
+}
+
+// TestRollbackAfterAnUpgradeInPlace: a system disk that was upgraded in place has two boot
+// entries of the same version of Talos. The EFI disk says which one boots, and the
+// replacement's installation has since written its own entry there, which has the name of
+// the older one.
+func TestRollbackAfterAnUpgradeInPlace(t *testing.T) {
+	long(t)
+	eachNamed(t, oneWorker(), []cluster.Strategy{cluster.Recreate, cluster.Reimage}, func(t *testing.T, lab *Lab, s cluster.Strategy) {
+		lab.inPlace()
+		lab.Patch(everywhere)
+		must(t, lab.as(firstRun).roll(onlyWorker)(t.Context()))
+		upgraded, m := lab.builds(), lab.machine("wk1")
+		if !strings.HasSuffix(m.BootEntry, "~1.efi") {
+			t.Fatalf("boots %s", m.BootEntry)
+		}
+		lab.Replace("recast.yaml", "strategy: in-place", "strategy: "+string(s))
+		lab.Patch(everywhere)
+		must(t, lab.as(secondRun).roll(onlyWorker)(t.Context()))
+		must(t, lab.as(thirdRun).goBack("wk1")(t.Context()))
+		if diff := cmp.Diff(upgraded, lab.builds()); diff != "" {
+			t.Errorf("builds after the rollback:\n%s", diff)
+		}
+		lab.RequireIntact()
 	})
 }

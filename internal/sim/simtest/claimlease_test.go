@@ -1,26 +1,17 @@
 package simtest
 
 import (
-	"strings"
 	"testing"
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/planning"
-	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim"
-	"github.com/recast-sh/recast/internal/sim/record"
-	"github.com/recast-sh/recast/internal/sim/world"
 )
 
 // poorToken makes a token that may read everything and change no VM.
 func (l *Lab) poorToken() cluster.Secret {
-	const id, secret = "poor@pve!lab", "5ec0ffee-1ab0-4000-8000-000000000004"
 	l.World.AddRole("Look", "Sys.Audit", "VM.Audit", "Datastore.Audit")
-	l.World.AddToken(world.Token{ID: id, Secret: secret, Privsep: true})
-	for _, who := range []string{"poor@pve", id} {
-		l.World.Grant(world.ACL{Path: "/", Who: who, Role: "Look", Propagate: true})
-	}
-	return cluster.Secret(id + "=" + secret)
+	return l.token("poor", "Look")
 }
 
 // TestRollWithAClaimInKubernetes rolls in place with a token that may not make VMs, while
@@ -37,13 +28,8 @@ func TestRollWithAClaimInKubernetes(t *testing.T) {
 		if err != nil || status.Claim == nil || status.Claim.Run != c.Run || status.Claim.Lease != "kube-system/recast" {
 			t.Errorf("status: %+v, %v", status.Claim, err)
 		}
-		_, err = lab.second().Roll(t.Context(), planning.Policy{})
-		if fault.KindOf(err) != fault.Claimed || !strings.Contains(err.Error(), "(Lease kube-system/recast)") {
-			t.Errorf("the token that may make VMs: %v", err)
-		}
-		if r := answer(); r.err != nil {
-			t.Errorf("the one that may not: %v", r.err)
-		}
+		requireClaimed(t, lab.second().roll(planning.Policy{})(t.Context()), "(Lease kube-system/recast)") // its token may make VMs
+		must(t, answer().err)
 		requireInSync(t, lab)
 		requireNoClaim(t, lab)
 		for _, task := range lab.World.Tasks() {
@@ -64,11 +50,11 @@ func TestClaimInKubernetesOfAKilledRun(t *testing.T) {
 	eachInLab(t, sim.Options{ControlPlanes: 3, Workers: 1}, map[string]bool{"by the same": true, "by one that may make VMs": false}, func(t *testing.T, lab *Lab, poor bool) {
 		lab.Patch(everywhere)
 		lab.inPlace()
-		token := lab.poorToken()
-		killPoor(t, lab, token)
-		next := lab.second()
+		c, next := lab.Client(), lab.second()
+		c.Token = lab.poorToken()
+		c.killedAt(t, onServer("/Reboot"), c.roll(planning.Policy{}))
 		if poor {
-			next.Token = token
+			next.Token = c.Token
 		}
 		must(t, next.roll(planning.Policy{})(t.Context()))
 		requireInSync(t, lab)
@@ -77,23 +63,6 @@ func TestClaimInKubernetesOfAKilledRun(t *testing.T) {
 			t.Errorf("afterwards: %+v, %v", status.Claim, err)
 		}
 	})
-}
-
-// killPoor kills a roll by that token when the first node gets the request to reboot.
-func killPoor(t *testing.T, lab *Lab, token cluster.Secret) {
-	t.Helper()
-	c := lab.Client()
-	c.Token = token
-	lab.Recorder.Hooks(func(call record.Call) error {
-		if strings.HasSuffix(call.Method, "/Reboot") {
-			c.Kill()
-		}
-		return nil
-	}, nil)
-	if _, err := c.Roll(t.Context(), planning.Policy{}); err == nil {
-		t.Fatal("it was not killed")
-	}
-	lab.Recorder.Hooks(nil, nil)
 }
 
 // TestLeaseOfTheOnlyControlPlane: the roll is refused, because its claim would be lost
@@ -105,13 +74,8 @@ func TestLeaseOfTheOnlyControlPlane(t *testing.T) {
 		lab.inPlace()
 		c := lab.Client()
 		c.Token = lab.poorToken()
-		_, err := c.Roll(t.Context(), planning.Policy{})
-		if fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), "which is lost with the only control plane") {
-			t.Errorf("all nodes: %v", err)
-		}
-		if _, err := c.Roll(t.Context(), planning.Policy{Only: []string{"wk1"}}); err != nil {
-			t.Errorf("the worker alone: %v", err)
-		}
+		requireRefused(t, c.roll(planning.Policy{})(t.Context()), "which is lost with the only control plane")
+		must(t, c.roll(onlyWorker)(t.Context()))
 		requireNoClaim(t, lab)
 	})
 }

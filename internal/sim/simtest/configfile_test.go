@@ -41,15 +41,16 @@ func (f configFiles) comment(node string) {
 // staleFile is a file of wk1 from before the node got a label.
 func staleFile(t *testing.T, lab *Lab) configFiles {
 	t.Helper()
-	config, _, err := lab.machineConfigs()("wk1")
-	must(t, err)
+	config := lab.configOf("wk1")
 	lab.editMachineConfig(t, "wk1")
 	lab.Patch(sim.PatchedExtension)
 	return configFiles{"wk1": config}
 }
 
-func with(c *Client, run string, files configFiles) *Client {
-	c.Run, c.MachineConfig = run, files.read
+// user is a client that has these files.
+func (f configFiles) user(lab *Lab, run string) *Client {
+	c := lab.as(run)
+	c.MachineConfig = f.read
 	return c
 }
 
@@ -72,29 +73,22 @@ func (f configFiles) secret(node string) {
 
 var onlyWorker = planning.Policy{Only: []string{"wk1"}}
 
-// TestAFileIsShown: the plan to confirm shows what a file would change, in every form and without secrets,
-// and then the node gets it. What recast sets itself is not shown.
+// TestAFileIsShown: the plan to confirm has what a file would change, without secrets, and then the
+// node gets it. What recast sets itself is not shown.
 func TestAFileIsShown(t *testing.T) {
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		files := staleFile(t, lab)
 		files.label(t, "wk1", "fresh")
 		files.secret("wk1")
 		files["wk1"] = cluster.Secret(strings.ReplaceAll(string(files["wk1"]), "v1.35.4", "v1.36.1")) // a roll never changes Kubernetes
-		user := with(lab.Client(), "20000101-0000-feed", files)
+		user := files.user(lab, firstRun)
 		var asked planning.NodePlan
 		user.Confirm = func(p planning.Plan) (bool, error) {
 			asked = p.Work()[0]
-			for _, format := range []string{"text", "markdown", "json"} {
-				var out bytes.Buffer
-				must(t, ui.WritePlan(&out, format, p))
-				if strings.Contains(out.String(), hushed) {
-					t.Errorf("%s has the secret:\n%s", format, &out)
-				}
-				for _, c := range relabelled {
-					if !strings.Contains(strings.ReplaceAll(out.String(), "\\_", "_"), c.Path) {
-						t.Errorf("%s does not have %s:\n%s", format, c.Path, &out)
-					}
-				}
+			var out bytes.Buffer
+			must(t, ui.WritePlan(&out, "json", p))
+			if strings.Contains(out.String(), hushed) {
+				t.Errorf("it has the secret:\n%s", &out)
 			}
 			return true, nil
 		}
@@ -105,9 +99,7 @@ func TestAFileIsShown(t *testing.T) {
 		if diff := cmp.Diff(relabelled, asked.ConfigFile.Changes); diff != "" {
 			t.Errorf("it shows (-want +got):\n%s", diff)
 		}
-		runs, _, err := lab.machineConfigs()("wk1")
-		must(t, err)
-		if text := string(runs); strings.Contains(text, "edited") || !strings.Contains(text, "from-file: fresh") {
+		if text := string(lab.configOf("wk1")); strings.Contains(text, "edited") || !strings.Contains(text, "from-file: fresh") {
 			t.Error("the node does not run what the file says")
 		}
 		if left := lab.savedConfigs(); len(left) > 0 {
@@ -126,30 +118,35 @@ func TestAFileThatIsNotAsShown(t *testing.T) {
 	type story struct {
 		meanwhile func(t *testing.T, lab *Lab, files configFiles)
 		want      string
+		none      bool // there is no file at first
 	}
 	eachLong(t, oneWorker(), map[string]story{
-		"changed": {func(t *testing.T, _ *Lab, f configFiles) { f.label(t, "wk1", "fresh") }, "its file in talos.machineConfigs was changed"},
-		"gone":    {func(_ *testing.T, _ *Lab, f configFiles) { delete(f, "wk1") }, "its file in talos.machineConfigs is gone"},
-		"no YAML": {func(_ *testing.T, _ *Lab, f configFiles) { f["wk1"] = cluster.Secret("{") }, "its file in talos.machineConfigs was changed"},
+		"changed": {func(t *testing.T, _ *Lab, f configFiles) { f.label(t, "wk1", "fresh") }, "its file in talos.machineConfigs was changed", false},
+		"gone":    {func(_ *testing.T, _ *Lab, f configFiles) { delete(f, "wk1") }, "its file in talos.machineConfigs is gone", false},
+		"no YAML": {func(_ *testing.T, _ *Lab, f configFiles) { f["wk1"] = cluster.Secret("{") }, "its file in talos.machineConfigs was changed", false},
+		"new":     {func(_ *testing.T, lab *Lab, f configFiles) { f["wk1"] = lab.configOf("wk1") }, "it has a file in talos.machineConfigs now", true},
 		"the node's changed": {func(_ *testing.T, lab *Lab, _ configFiles) {
 			lab.editConfig("wk1", "edited: \"true\"", "edited: \"false\"")
-		}, "the configuration that it runs was changed"},
-		"only a comment": {func(_ *testing.T, _ *Lab, f configFiles) { f.comment("wk1") }, ""},
-	}, func(t *testing.T, lab *Lab, c story) {
+		}, "the configuration that it runs was changed", false},
+		"only a comment": {func(_ *testing.T, _ *Lab, f configFiles) { f.comment("wk1") }, "", false},
+	}, func(t *testing.T, lab *Lab, s story) {
 		files := staleFile(t, lab)
-		user := with(lab.Client(), "20000101-0000-feed", files)
+		if s.none {
+			delete(files, "wk1")
+		}
+		user := files.user(lab, firstRun)
 		from := 0
 		user.Confirm = func(planning.Plan) (bool, error) {
-			c.meanwhile(t, lab, files)
+			s.meanwhile(t, lab, files)
 			from = len(lab.Recorder.Calls())
 			return true, nil
 		}
-		_, err := user.Roll(t.Context(), onlyWorker)
-		if c.want == "" {
+		err := user.roll(onlyWorker)(t.Context())
+		if s.want == "" {
 			must(t, err)
 			return
 		}
-		requireRefused(t, err, "node wk1: "+c.want+" since the plan was made: what the plan showed is no longer what would be applied")
+		requireRefused(t, err, "node wk1: "+s.want+" since the plan was made: what the plan showed is no longer what would be applied")
 		if fault.CodeOf(err) != fault.PlanMoved {
 			t.Errorf("its code is %s", fault.CodeOf(err))
 		}
@@ -160,40 +157,6 @@ func TestAFileThatIsNotAsShown(t *testing.T) {
 	})
 }
 
-// TestAFileThatAppears after the plan was made is not applied.
-func TestAFileThatAppears(t *testing.T) {
-	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
-		stale, files := staleFile(t, lab), configFiles{}
-		user := with(lab.Client(), "20000101-0000-feed", files)
-		user.Confirm = func(planning.Plan) (bool, error) { files["wk1"] = stale["wk1"]; return true, nil }
-		_, err := user.Roll(t.Context(), onlyWorker)
-		requireRefused(t, err, "node wk1: it has a file in talos.machineConfigs now since the plan was made")
-	})
-}
-
-// TestASavedPlanKnowsTheFile: a saved plan is rolled only while the node's file is unchanged,
-// and the plan does not contain its secrets.
-func TestASavedPlanKnowsTheFile(t *testing.T) {
-	long(t)
-	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
-		files := staleFile(t, lab)
-		user := with(lab.Client(), "20000101-0000-feed", files)
-		plan, err := user.Plan(t.Context(), onlyWorker)
-		must(t, err)
-		was := files["wk1"]
-		files.label(t, "wk1", "fresh")
-		user.Saved = &plan
-		from := len(lab.Recorder.Calls())
-		_, err = user.Roll(t.Context(), planning.Policy{})
-		requireRefused(t, err, "wk1: its file in talos.machineConfigs: ")
-		lab.requireLeftAlone(from, "wk1")
-		files["wk1"] = was
-		files.comment("wk1")
-		_, err = user.Roll(t.Context(), planning.Policy{})
-		must(t, err)
-	})
-}
-
 // TestInPlaceLeavesTheFile: an upgrade in place reports that the file differs, and does not apply
 // it.
 func TestInPlaceLeavesTheFile(t *testing.T) {
@@ -201,7 +164,7 @@ func TestInPlaceLeavesTheFile(t *testing.T) {
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		lab.setRoll("canary: false", "strategy: in-place")
 		files := staleFile(t, lab)
-		user := with(lab.Client(), "20000101-0000-feed", files)
+		user := files.user(lab, firstRun)
 		p := lab.planOf(user, "wk1", onlyWorker)
 		if f := p.ConfigFile; p.Strategy != cluster.InPlace || f == nil || f.Applied || len(f.Changes) != 1 ||
 			!strings.Contains(strings.Join(p.Notes, "\n"), "its file in talos.machineConfigs differs from what it runs; an upgrade in place leaves the configuration as it is") {
@@ -209,22 +172,8 @@ func TestInPlaceLeavesTheFile(t *testing.T) {
 		}
 		user.Confirm = func(planning.Plan) (bool, error) { files.label(t, "wk1", "fresh"); return true, nil }
 		must(t, user.roll(onlyWorker)(t.Context()))
-		runs, _, err := lab.machineConfigs()("wk1")
-		must(t, err)
-		if !strings.Contains(string(runs), "edited") {
+		if !strings.Contains(string(lab.configOf("wk1")), "edited") {
 			t.Error("the file was applied")
-		}
-	})
-}
-
-// TestAFileThatCannotBeApplied is refused in the plan.
-func TestAFileThatCannotBeApplied(t *testing.T) {
-	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
-		files := staleFile(t, lab)
-		files["wk1"] = cluster.Secret(strings.Replace(string(files["wk1"]), "machine:\n", "machine:\n    nonsense: hush\n", 1))
-		p := lab.planOf(with(lab.Client(), "20000101-0000-feed", files), "wk1", onlyWorker)
-		if all := strings.Join(p.Refused, "\n"); !strings.Contains(all, "its file in talos.machineConfigs can't be applied: Talos would refuse it: ") || strings.Contains(all, "hush") {
-			t.Errorf("refused: %q", p.Refused)
 		}
 	})
 }
@@ -240,23 +189,23 @@ func TestResumeKeepsToTheFile(t *testing.T) {
 	}
 	eachLong(t, oneWorker(), map[string]story{
 		"here":                            {true, false, cluster.Recreate, "", "from-file: first"},
-		"here, the file was changed":      {true, true, cluster.Recreate, "it gets the configuration that run 20000101-0000-feed remembered", "from-file: first"},
-		"elsewhere":                       {false, false, cluster.Recreate, "the file is the one that run 20000101-0000-feed remembered", "from-file: first"},
-		"elsewhere, the file was changed": {false, true, cluster.PutBack, "its file in talos.machineConfigs is not the configuration that run 20000101-0000-feed remembered", "from-file: second"},
-	}, func(t *testing.T, lab *Lab, c story) {
+		"here, the file was changed":      {true, true, cluster.Recreate, "it gets the configuration that run 20000101-0000-0001 remembered", "from-file: first"},
+		"elsewhere":                       {false, false, cluster.Recreate, "the file is the one that run 20000101-0000-0001 remembered", "from-file: first"},
+		"elsewhere, the file was changed": {false, true, cluster.PutBack, "its file in talos.machineConfigs is not the configuration that run 20000101-0000-0001 remembered", "from-file: second"},
+	}, func(t *testing.T, lab *Lab, s story) {
 		files := staleFile(t, lab)
 		before := files["wk1"]
 		files.label(t, "wk1", "first")
-		first := with(lab.Client(), "20000101-0000-feed", files)
+		first := files.user(lab, firstRun)
 		first.killedAt(t, after("delete-vm"), first.roll(onlyWorker))
-		if !c.journal {
+		if !s.journal {
 			lab.loseJournal()
 		}
-		if c.changed {
+		if s.changed {
 			files["wk1"] = before
 			files.label(t, "wk1", "second")
 		}
-		second := with(lab.Client(), "20000101-0000-beef", files)
+		second := files.user(lab, secondRun)
 		var said []string
 		second.Confirm = func(p planning.Plan) (bool, error) {
 			n := p.Work()[0]
@@ -268,13 +217,11 @@ func TestResumeKeepsToTheFile(t *testing.T) {
 			return true, nil
 		}
 		must(t, second.roll(onlyWorker)(t.Context()))
-		if len(said) == 0 || !strings.HasPrefix(said[0], string(c.first)+" ") || !strings.Contains(said[0], c.says) {
+		if len(said) == 0 || !strings.HasPrefix(said[0], string(s.first)+" ") || !strings.Contains(said[0], s.says) {
 			t.Errorf("the plans were %q", said)
 		}
-		runs, _, err := lab.machineConfigs()("wk1")
-		must(t, err)
-		if !strings.Contains(string(runs), c.runs) {
-			t.Errorf("it does not run %q", c.runs)
+		if !strings.Contains(string(lab.configOf("wk1")), s.runs) {
+			t.Errorf("it does not run %q", s.runs)
 		}
 		lab.RequireIntact()
 	})
@@ -285,11 +232,10 @@ func TestResumeKeepsToTheFile(t *testing.T) {
 func TestResetKeepsToTheFile(t *testing.T) {
 	long(t)
 	inLab(t, sim.Options{ControlPlanes: 3, Workers: 1}, func(t *testing.T, lab *Lab) {
-		text, _, err := lab.machineConfigs()("wk1")
-		must(t, err)
+		text := lab.configOf("wk1")
 		files := configFiles{"wk1": text}
 		lab.reset("wk1", "STATE")
-		user := with(lab.Client(), "20000101-0000-feed", files)
+		user := files.user(lab, firstRun)
 		user.Confirm = func(p planning.Plan) (bool, error) {
 			n := p.Work()[0]
 			if f := n.ConfigFile; n.Strategy != cluster.Configure || f == nil || !f.Applied || f.Uncompared != "the machine has no configuration" {
@@ -298,8 +244,7 @@ func TestResetKeepsToTheFile(t *testing.T) {
 			files.label(t, "wk1", "fresh")
 			return true, nil
 		}
-		_, err = user.Roll(t.Context(), onlyWorker)
-		requireRefused(t, err, "node wk1: its file in talos.machineConfigs was changed since the plan was made")
+		requireRefused(t, user.roll(onlyWorker)(t.Context()), "node wk1: its file in talos.machineConfigs was changed since the plan was made")
 		files["wk1"] = text
 		user.Confirm = nil
 		must(t, user.roll(onlyWorker)(t.Context()))

@@ -2,14 +2,14 @@ package simtest
 
 import (
 	"context"
+	"fmt"
 	"slices"
-	"strconv"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/planning"
-	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
 	"github.com/recast-sh/recast/internal/sim/world"
 	"github.com/recast-sh/recast/internal/step"
@@ -26,31 +26,23 @@ const (
 
 // door is a way in which a system disk with data leaves its node.
 type door struct {
-	at     moment                  // of the roll, at which it is killed; none: it finishes
-	then   func(*testing.T, *Lab)  // after that, before the volume is bound
-	early  bool                    // the volume exists before the roll, which accepts its loss, and not afterwards
-	leave  func(*Client) leaveFunc // the way in which the disk would leave
-	plan   cluster.Strategy        // strategy of the plan that lets it leave; "": no plan
-	unread bool                    // the machine does not answer either
+	at     moment                 // of the roll, at which it is killed; none: it finishes
+	then   func(*testing.T, *Lab) // after that, before the volume is bound
+	early  bool                   // the volume exists before the roll, which accepts its loss, and not afterwards
+	leave  leaveFunc              // the way in which the disk would leave
+	plan   cluster.Strategy       // strategy of the plan that lets it leave; "": no plan
+	unread bool                   // the machine does not answer either
 }
 
-type leaveFunc func(context.Context) (pipeline.Report, error)
+type leaveFunc func(context.Context, *Client) (pipeline.Report, error)
 
-func byRecover(c *Client) leaveFunc {
-	return func(ctx context.Context) (pipeline.Report, error) { return c.Recover(ctx, "wk1") }
+func byRecover(ctx context.Context, c *Client) (pipeline.Report, error) { return c.Recover(ctx, "wk1") }
+
+func byRollback(ctx context.Context, c *Client) (pipeline.Report, error) {
+	return c.Rollback(ctx, onlyWorker)
 }
 
-func byRollback(c *Client) leaveFunc {
-	return func(ctx context.Context) (pipeline.Report, error) {
-		return c.Rollback(ctx, planning.Policy{Only: []string{"wk1"}})
-	}
-}
-
-func byRoll(c *Client) leaveFunc {
-	return func(ctx context.Context) (pipeline.Report, error) {
-		return c.Roll(ctx, planning.Policy{Only: []string{"wk1"}})
-	}
-}
+func byRoll(ctx context.Context, c *Client) (pipeline.Report, error) { return c.Roll(ctx, onlyWorker) }
 
 // turnedOff continues on another machine, with the node powered off.
 func turnedOff(t *testing.T, l *Lab) {
@@ -71,75 +63,69 @@ func TestNoDiskIsLostWithoutConsent(t *testing.T) {
 		"recover of one that never ran":  {at: before("bring-up/start"), early: true, leave: byRecover},
 		"recover of one that is blank":   {at: before("bring-up/configure"), early: true, leave: byRecover},
 		"recover with the old disk":      {at: after("take-down/drain"), leave: byRecover},
-	}, func(t *testing.T, lab *Lab, d door) { d.try(t, lab) })
-}
-
-func (d door) try(t *testing.T, lab *Lab) {
-	lab.Patch(everywhere)
-	if d.early {
-		boundVolume()(lab)
-		acceptLoss("pv/pvc-1")(lab)
-	}
-	first := lab.as(firstRun)
-	roll := first.roll(planning.Policy{Only: []string{"wk1"}})
-	if d.at == (moment{}) {
-		must(t, roll(t.Context()))
-	} else {
-		first.killedAt(t, d.at, roll)
-	}
-	if d.then != nil {
-		d.then(t, lab)
-	}
-	if d.early {
-		configuration(" acceptLoss: ['pv/pvc-1'],", "")(lab)
-	} else {
-		boundVolume()(lab)
-	}
-	before := lab.machinesDump()
-	rep, err := d.leave(lab.as(secondRun))(t.Context())
-	if d.plan == "" {
-		if err != nil || len(rep.Plan.Nodes[0].WillLose) > 0 {
-			t.Errorf("it asks for what is not on that disk: %v", err)
+	}, func(t *testing.T, lab *Lab, d door) {
+		lab.Patch(everywhere)
+		if d.early {
+			boundVolume()(lab)
+			acceptLoss("pv/pvc-1")(lab)
 		}
-		return
-	}
-	d.requireRefused(t, rep, err)
-	if after := lab.machinesDump(); after != before {
-		t.Errorf("something was changed:\n%s", after)
-	}
-	accept := []string{"pv/pvc-1"}
-	if d.unread {
-		accept = append(accept, "unread/"+firstRun)
-	}
-	acceptLoss(accept...)(lab)
-	var shown []string
-	c := lab.as(thirdRun)
-	c.Confirm = func(p planning.Plan) (bool, error) {
-		if n := p.Nodes[0]; shown == nil && n.Strategy == d.plan {
-			shown = n.WillLose
+		first := lab.as(firstRun)
+		if d.at == (moment{}) {
+			must(t, first.roll(onlyWorker)(t.Context()))
+		} else {
+			first.killedAt(t, d.at, first.roll(onlyWorker))
 		}
-		return true, nil
-	}
-	must(t, errOf(d.leave(c)(t.Context())))
-	if !slices.Contains(shown, pvLost) {
-		t.Errorf("shown as lost: %q", shown)
-	}
-	lab.RequireIntact()
+		if d.then != nil {
+			d.then(t, lab)
+		}
+		if d.early {
+			configuration(" acceptLoss: ['pv/pvc-1'],", "")(lab)
+		} else {
+			boundVolume()(lab)
+		}
+		before := lab.machinesDump()
+		rep, err := d.leave(t.Context(), lab.as(secondRun))
+		if d.plan == "" {
+			if err != nil || len(rep.Plan.Nodes[0].WillLose) > 0 {
+				t.Errorf("it asks for what is not on that disk: %v", err)
+			}
+			return
+		}
+		d.requireRefused(t, rep, err)
+		if after := lab.machinesDump(); after != before {
+			t.Errorf("something was changed:\n%s", after)
+		}
+		accept := []string{"pv/pvc-1"}
+		if d.unread {
+			accept = append(accept, "unread/"+firstRun)
+		}
+		acceptLoss(accept...)(lab)
+		var shown []string
+		c := lab.as(thirdRun)
+		c.Confirm = func(p planning.Plan) (bool, error) {
+			if n := p.Nodes[0]; shown == nil && n.Strategy == d.plan {
+				shown = n.WillLose
+			}
+			return true, nil
+		}
+		must(t, errOf(d.leave(t.Context(), c)))
+		if !slices.Contains(shown, pvLost) {
+			t.Errorf("shown as lost: %q", shown)
+		}
+		lab.RequireIntact()
+	})
 }
 
 func (d door) requireRefused(t *testing.T, rep pipeline.Report, err error) {
 	t.Helper()
+	requireRefused(t, err, pvRefused)
 	i := slices.IndexFunc(rep.Plan.Nodes, func(n planning.NodePlan) bool { return n.Node == "wk1" })
-	if fault.KindOf(err) != fault.Refused || i < 0 {
-		t.Fatalf("err = %v, plan %+v", err, rep.Plan)
+	if i < 0 {
+		t.Fatalf("plan %+v", rep.Plan)
 	}
 	n := rep.Plan.Nodes[i]
-	all := strings.Join(n.Refused, "\n")
-	if n.Strategy != d.plan || !strings.Contains(all, pvRefused) {
-		t.Errorf("%s: refused for %q", n.Strategy, all)
-	}
-	if unread := strings.Contains(all, "unread/"+firstRun); unread != d.unread {
-		t.Errorf("that the machine does not answer is refused: %t, want %t: %q", unread, d.unread, all)
+	if unread := strings.Contains(strings.Join(n.Refused, "\n"), "unread/"+firstRun); n.Strategy != d.plan || unread != d.unread {
+		t.Errorf("%s, refused because the machine does not answer: %t, want %t: %q", n.Strategy, unread, d.unread, n.Refused)
 	}
 }
 
@@ -147,81 +133,71 @@ func (d door) requireRefused(t *testing.T, rep pipeline.Report, err error) {
 // detected, and then nothing is changed.
 func TestBoundMeanwhile(t *testing.T) {
 	long(t)
-	for name, c := range map[string]struct {
-		finished bool   // the earlier roll finished; else it is killed once the node serves
-		at       moment // of the following
-		leave    func(*Client) leaveFunc
-		off      bool // the VM is off by then
-	}{
-		"recreate, at the gate":        {leave: byRoll},
-		"recreate, in the drain":       {at: before("take-down/drain"), leave: byRoll},
-		"recreate, once it is off":     {at: after("take-down/stop"), leave: byRoll, off: true},
-		"rollback, at the gate":        {finished: true, leave: byRollback},
-		"rollback, in the drain":       {finished: true, at: before("take-down/drain"), leave: byRollback},
-		"rollback, once it is off":     {finished: true, at: after("take-down/stop"), leave: byRollback, off: true},
-		"recover, at the gate":         {at: moment{}, leave: byRecover},
-		"recover, once the new is off": {at: after("put-back/stop"), leave: byRecover, off: true},
-	} {
-		t.Run(name, func(t *testing.T) {
-			inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
-				lab.Patch(everywhere)
-				first := lab.as(firstRun)
-				roll := first.roll(planning.Policy{Only: []string{"wk1"}})
-				switch {
-				case c.finished:
-					must(t, roll(t.Context()))
-				case strings.HasPrefix(name, "recover"):
-					first.killedAt(t, before("finish/keep"), roll)
-				}
-				before := lab.machinesDump()
-				second := lab.as(secondRun)
-				bound := false
-				bind := func() {
-					if !bound {
-						bound = true
-						boundVolume()(lab)
-					}
-				}
-				if c.at == (moment{}) {
-					second.Confirm = func(planning.Plan) (bool, error) { bind(); return true, nil }
-				} else {
-					second.Emit = func(e step.Event) {
-						if c.at.is(e) {
-							bind()
-						}
-					}
-				}
-				_, err := c.leave(second)(t.Context())
-				if fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), pvRefused) {
-					t.Fatalf("err = %v", err)
-				}
-				lab.RequireIntact()
-				if !c.off && before != lab.machinesDump() {
-					t.Errorf("it is not as it was:\n%s", lab.machinesDump())
-				}
-				if c.off {
-					if text := lab.systemDisks(); !strings.Contains(text, "9031 scsi0") {
-						t.Errorf("the system disk has left its VM: %s", text)
-					}
-				}
-				// The volume is not needed after all: the same command continues.
-				without(store.Volumes(), "", "pvc-1")(lab)
-				if _, err := c.leave(lab.as(thirdRun))(t.Context()); err != nil && c.leave != nil && !strings.Contains(err.Error(), "is not finished") {
-					t.Errorf("the same command again: %v", err)
-				}
-			})
-		})
+	type story struct {
+		earlier func(*testing.T, *Client) // an earlier roll; nil: none
+		leave   leaveFunc
+		at      moment // at which it is bound; none: at the confirmation
+		off     bool   // the VM is off by then
 	}
+	finished := func(t *testing.T, c *Client) { must(t, c.roll(onlyWorker)(t.Context())) }
+	serving := func(t *testing.T, c *Client) { c.killedAt(t, before("finish/keep"), c.roll(onlyWorker)) }
+	drain, off := before("take-down/drain"), after("take-down/stop")
+	eachInLab(t, oneWorker(), map[string]story{
+		"recreate, at the gate":        {leave: byRoll},
+		"recreate, in the drain":       {leave: byRoll, at: drain},
+		"recreate, once it is off":     {leave: byRoll, at: off, off: true},
+		"rollback, at the gate":        {earlier: finished, leave: byRollback},
+		"rollback, in the drain":       {earlier: finished, leave: byRollback, at: drain},
+		"rollback, once it is off":     {earlier: finished, leave: byRollback, at: off, off: true},
+		"recover, at the gate":         {earlier: serving, leave: byRecover},
+		"recover, once the new is off": {earlier: serving, leave: byRecover, at: after("put-back/stop"), off: true},
+	}, func(t *testing.T, lab *Lab, s story) {
+		lab.Patch(everywhere)
+		if s.earlier != nil {
+			s.earlier(t, lab.as(firstRun))
+		}
+		before := lab.machinesDump()
+		second := lab.as(secondRun)
+		bind := sync.OnceFunc(func() { boundVolume()(lab) })
+		second.Confirm = func(planning.Plan) (bool, error) {
+			if s.at == (moment{}) {
+				bind()
+			}
+			return true, nil
+		}
+		second.Emit = func(e step.Event) {
+			if s.at.is(e) {
+				bind()
+			}
+		}
+		requireRefused(t, errOf(s.leave(t.Context(), second)), pvRefused)
+		lab.RequireIntact()
+		if !s.off && before != lab.machinesDump() {
+			t.Errorf("it is not as it was:\n%s", lab.machinesDump())
+		}
+		if text := lab.systemDisks(); s.off && !strings.Contains(text, "scsi0 of VM 9031 ") {
+			t.Errorf("the system disk has left its VM: %s", text)
+		}
+		// The volume is not needed after all: the same command continues.
+		without(store.Volumes(), "", "pvc-1")(lab)
+		if _, err := s.leave(t.Context(), lab.as(thirdRun)); err != nil && !strings.Contains(err.Error(), "is not finished") {
+			t.Errorf("the same command again: %v", err)
+		}
+	})
 }
 
-// systemDisks are the drives of wk1's VM and of parking VMs.
+// systemDisks are the drives of wk1's VM and of parking VMs, as a plan names them.
 func (l *Lab) systemDisks() string {
 	var out []string
 	for _, vm := range l.World.VMs() {
+		kind := "VM"
+		if strings.Contains(vm.Config["name"], "parking") {
+			kind = "parking VM"
+		}
 		for key, value := range vm.Config {
-			if cluster.IsDiskKey(key) && (vm.ID == wk1 || strings.Contains(vm.Config["name"], "parking")) {
+			if cluster.IsDiskKey(key) && (vm.ID == wk1 || kind != "VM") {
 				volid, _, _ := strings.Cut(value, ",")
-				out = append(out, strings.Join([]string{strconv.Itoa(vm.ID), key, volid}, " "))
+				out = append(out, fmt.Sprintf("%s of %s %d %s", key, kind, vm.ID, volid))
 			}
 		}
 	}
@@ -246,13 +222,13 @@ func TestGivenUpDiskIsKept(t *testing.T) {
 			if len(p.Frees) != 1 || !p.Frees[0].GivenUp || !strings.Contains(p.Frees[0].String(), "run "+firstRun+" had made and which was given up") {
 				t.Errorf("frees %+v", p.Frees)
 			}
-			must(t, lab.as(thirdRun).roll(planning.Policy{Only: []string{"wk1"}})(t.Context()))
+			must(t, lab.as(thirdRun).roll(onlyWorker)(t.Context()))
 			lab.requireKept(1)
 		},
 	}, func(t *testing.T, lab *Lab, next func(t *testing.T, lab *Lab)) {
 		lab.Patch(everywhere)
 		c := lab.as(firstRun)
-		c.killedAt(t, before("finish/keep"), c.roll(planning.Policy{Only: []string{"wk1"}}))
+		c.killedAt(t, before("finish/keep"), c.roll(onlyWorker))
 		media := lab.media(volidOf(lab, wk1, "scsi0"))
 		must(t, lab.as(secondRun).giveUp("wk1")(t.Context()))
 		res, err := lab.Client().Status(t.Context())
@@ -262,9 +238,7 @@ func TestGivenUpDiskIsKept(t *testing.T) {
 		if lab.media(res.Kept[0].Volid) != media {
 			t.Error("another disk is kept")
 		}
-		if err := lab.as(secondRun).goBack("wk1")(t.Context()); fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), "no earlier system disk of it is parked") {
-			t.Errorf("rollback: %v", err)
-		}
+		requireRefused(t, lab.as(secondRun).goBack("wk1")(t.Context()), "no earlier system disk of it is parked")
 		next(t, lab)
 		res, err = lab.Client().Status(t.Context())
 		if err != nil || slices.ContainsFunc(res.Kept, func(k pipeline.Kept) bool { return k.GivenUp }) {
@@ -278,43 +252,32 @@ func TestGivenUpDiskIsKept(t *testing.T) {
 // present name and place, not the earlier ones.
 func TestPlanNamesDisksAsTheyAreNow(t *testing.T) {
 	long(t)
-	type story struct {
-		at  moment
-		cut bool // the first hand-over is interrupted inside Proxmox
-	}
-	eachInLab(t, oneWorker(), map[string]story{
-		"on the parking VM":       {at: after("delete-vm")},
-		"some on either":          {at: after("park/scsi0")},
-		"given back":              {at: before("bring-up/configure")},
-		"a name without a volume": {at: onServer("/move_disk POST"), cut: true},
-	}, func(t *testing.T, lab *Lab, c story) {
+	inAMove := onServer("/move_disk POST")
+	eachInLab(t, oneWorker(), map[string]moment{
+		"on the parking VM":       after("delete-vm"),
+		"some on either":          after("park/scsi0"),
+		"given back":              before("bring-up/configure"),
+		"a name without a volume": inAMove,
+	}, func(t *testing.T, lab *Lab, at moment) {
 		lab.Patch(everywhere)
-		first := lab.as(firstRun)
-		if c.cut {
+		first, want := lab.as(firstRun), 0
+		if at == inAMove {
+			want = 1
 			lab.World.StopNextMove(world.AfterRename, false)
 		}
-		first.killedAt(t, c.at, first.roll(planning.Policy{Only: []string{"wk1"}}))
+		first.killedAt(t, at, first.roll(onlyWorker))
 		n := lab.planOf(lab.Client(), "wk1", planning.Policy{})
 		unnamed := 0
 		for _, d := range append(n.Carried, *n.System) {
 			switch {
 			case d.Volid == "" && strings.Contains(d.Where, "without a name, on the way from"):
 				unnamed++
-			case !strings.Contains(lab.systemDisks(), strings.NewReplacer(" of parking VM", "", " of VM", "").Replace(reversed(d.Where))+" "+d.Volid):
+			case !strings.Contains(lab.systemDisks(), d.Where+" "+d.Volid):
 				t.Errorf("%s is said to be %s, %s; there is\n%s", d.Key, d.Volid, d.Where, lab.systemDisks())
 			}
 		}
-		if unnamed != map[bool]int{true: 1}[c.cut] {
+		if unnamed != want {
 			t.Errorf("%d disks without a name: %+v", unnamed, n)
 		}
 	})
-}
-
-// reversed turns "scsi1 of parking VM 9000" into "9000 scsi1".
-func reversed(where string) string {
-	fields := strings.Fields(where)
-	if len(fields) == 0 {
-		return "nowhere"
-	}
-	return fields[len(fields)-1] + " " + fields[0]
 }

@@ -22,10 +22,10 @@ import (
 const hostsQuick = 30 * time.Second
 
 // hostsRefused fails the test unless a command was refused, at once, with these words.
-func hostsRefused(t *testing.T, what string, do func() error, want ...string) {
+func hostsRefused(t *testing.T, what string, do func(context.Context) error, want ...string) {
 	t.Helper()
 	began := time.Now()
-	err := do()
+	err := do(t.Context())
 	if fault.KindOf(err) != fault.Refused {
 		t.Errorf("%s: %v, want a refusal", what, err)
 	}
@@ -78,14 +78,11 @@ func TestAHostIsDown(t *testing.T) {
 		}
 
 		before := lab.Recorder.Mutations()
-		hostsRefused(t, "roll", func() error { _, err := lab.Client().Roll(t.Context(), planning.Policy{}); return err }, want)
+		hostsRefused(t, "roll", lab.Client().roll(planning.Policy{}), want)
 		if n := lab.Recorder.Mutations() - before; n > 0 {
 			t.Errorf("%d changing requests were sent", n)
 		}
-		hostsRefused(t, "roll --exclude wk2", func() error {
-			_, err := lab.Client().Roll(t.Context(), planning.Policy{Exclude: []string{"wk2"}})
-			return err
-		}, "other nodes are not Ready: wk2")
+		hostsRefused(t, "roll --exclude wk2", lab.Client().roll(planning.Policy{Exclude: []string{"wk2"}}), "other nodes are not Ready: wk2")
 
 		lab.World.BootHost("pve3")
 		must(t, lab.WaitReady(t.Context()))
@@ -104,51 +101,48 @@ func TestAHostOfOthersIsDown(t *testing.T) {
 		lab.World.CrashHost("pve3")
 		time.Sleep(2 * time.Minute)
 		must(t, lab.Client().roll(planning.Policy{})(t.Context()))
-		requireDrift(t, lab)
-		lab.requireIntactAndKept(1)
-
-		lab.World.BootHost("pve3")
-		time.Sleep(2 * time.Minute)
-		must(t, lab.World.DefineVM("pve3", 9077, map[string]string{"name": "nobody-knows"}, nil))
-		lab.World.CrashHost("pve3")
-		lab.Patch(sim.PatchedExtension)
-		hostsRefused(t, "roll beside what may be a parking VM", func() error { _, err := lab.second().Roll(t.Context(), planning.Policy{}); return err },
-			"wk1: Proxmox host pve3 is offline: VM 9077 may be a parking VM with an unfinished replacement of this node: bring pve3 back first")
+		requireInSync(t, lab)
+		lab.requireKept(1)
 	})
 }
 
-// TestResumeWhileAHostIsDown: the transaction's host stops it, another one does not.
+// TestResumeWhileAHostIsDown: the transaction's host stops it, another one does not. When its
+// own boots, that starts no unfinished VM, and the next run finishes it and restores onboot.
 func TestResumeWhileAHostIsDown(t *testing.T) {
 	long(t)
-	for name, own := range map[string]bool{"its own": true, "another": false} {
-		for _, at := range []string{"take-down/park/scsi1", "bring-up/create-vm", "bring-up/start"} {
-			t.Run(name+"/"+at, func(t *testing.T) {
-				inLab(t, sim.Options{Workers: 1, Hosts: 3}, func(t *testing.T, lab *Lab) {
-					must(t, lab.World.DefineVM("pve3", 500, map[string]string{"name": "other"}, nil))
-					lab.Patch(sim.PatchedExtension)
-					lab.rollKilledWhen(at)
-					host := map[bool]string{true: "pve2", false: "pve3"}[own]
-					lab.World.CrashHost(host)
-					time.Sleep(2 * time.Minute)
-					if own {
-						down := "Proxmox host pve2 is offline"
-						hostsRefused(t, "roll", func() error { _, err := lab.second().Roll(t.Context(), planning.Policy{}); return err }, down)
-						hostsRefused(t, "recover", func() error { _, err := lab.second().Recover(t.Context(), "wk1"); return err }, down)
-						lab.World.BootHost(host)
-						time.Sleep(5 * time.Minute)
-					}
-					must(t, lab.second().roll(planning.Policy{})(t.Context()))
-					if !own {
-						lab.World.BootHost(host)
-						time.Sleep(2 * time.Minute)
-					}
-					requireDrift(t, lab)
-					lab.requireIntactAndKept(1)
-					requireNoClaim(t, lab)
-				})
-			})
-		}
+	type story struct {
+		strategy cluster.Strategy
+		at, host string
 	}
+	eachInLab(t, sim.Options{Workers: 1, Hosts: 3}, map[string]story{
+		"its own, parked":          {cluster.Recreate, "take-down/park/scsi1", "pve2"},
+		"its own, deleted":         {cluster.Recreate, "bring-up/create-vm", "pve2"},
+		"its own, started":         {cluster.Recreate, "bring-up/start", "pve2"},
+		"its own, with a new disk": {cluster.Reimage, "bring-up/start", "pve2"},
+		"another, parked":          {cluster.Recreate, "take-down/park/scsi1", "pve3"},
+		"another, deleted":         {cluster.Recreate, "bring-up/create-vm", "pve3"},
+		"another, started":         {cluster.Recreate, "bring-up/start", "pve3"},
+	}, func(t *testing.T, lab *Lab, s story) {
+		strategy(s.strategy)(lab)
+		must(t, lab.World.DefineVM("pve3", 500, map[string]string{"name": "other"}, nil))
+		lab.Patch(sim.PatchedExtension)
+		lab.rollKilledWhen(s.at)
+		time.Sleep(time.Minute)
+		lab.World.CrashHost(s.host)
+		time.Sleep(2 * time.Minute)
+		if s.host == "pve2" {
+			const down = "Proxmox host pve2 is offline"
+			hostsRefused(t, "roll", lab.second().roll(planning.Policy{}), down)
+			hostsRefused(t, "recover", lab.second().giveUp("wk1"), down)
+			lab.World.BootHost(s.host)
+			time.Sleep(5 * time.Minute)
+			must(t, hostsStarts(lab))
+		}
+		must(t, lab.second().roll(planning.Policy{})(t.Context()))
+		lab.World.BootHost(s.host) // no-op if it is up
+		time.Sleep(2 * time.Minute)
+		lab.requireRolledOn(t, "pve2")
+	})
 }
 
 // hostsChanges calls f with the number of each change in Proxmox, without the claim's,
@@ -169,10 +163,14 @@ func hostsChanges(lab *Lab, f func(n int, call record.Call)) {
 // make crash are requested.
 func TestAHostThatRebootsAtEveryPoint(t *testing.T) {
 	long(t)
-	for _, strategy := range []cluster.Strategy{cluster.Recreate, cluster.Reimage} {
-		r := hostsReboot{strategy: strategy}
+	for _, s := range []cluster.Strategy{cluster.Recreate, cluster.Reimage} {
 		points := 0
-		synctest.Test(t, func(t *testing.T) { points = r.points(t) })
+		synctest.Test(t, func(t *testing.T) {
+			lab := hostsLab(t, s)
+			hostsChanges(lab, func(n int, _ record.Call) { points = n })
+			must(t, lab.Client().roll(planning.Policy{})(t.Context()))
+			lab.Recorder.Hooks(nil, nil)
+		})
 		if points < 10 {
 			t.Fatalf("an undisturbed roll changes Proxmox only %d times", points)
 		}
@@ -180,15 +178,13 @@ func TestAHostThatRebootsAtEveryPoint(t *testing.T) {
 			if !*crashAll && *crashSlice == 0 && uint64(at)%5 != *crashSeed%5 {
 				continue
 			}
-			r := r
-			r.off = time.Minute
+			off := time.Minute
 			if at%2 == 0 {
-				r.off = 5 * time.Minute
+				off = 5 * time.Minute
 			}
-			t.Run(fmt.Sprintf("%s/%d/%s", strategy, at, r.off), func(t *testing.T) {
-				t.Parallel()
-				synctest.Test(t, func(t *testing.T) {
-					r.run(t, func(lab *Lab, _ *Client, crash func(where string)) {
+			t.Run(fmt.Sprintf("%s/%d/%s", s, at, off), func(t *testing.T) {
+				inBubble(t, func(t *testing.T) {
+					hostsReboot(t, s, off, func(lab *Lab, _ *Client, crash func(where string)) {
 						hostsChanges(lab, func(n int, call record.Call) {
 							if n == at {
 								crash(call.Method + " " + call.Path)
@@ -205,13 +201,11 @@ func TestAHostThatRebootsAtEveryPoint(t *testing.T) {
 // for installed, so it halts: the VM gets another one.
 func TestAHostThatRebootsWhileTalosIsInstalled(t *testing.T) {
 	long(t)
-	for _, strategy := range []cluster.Strategy{cluster.Recreate, cluster.Reimage} {
+	for _, s := range []cluster.Strategy{cluster.Recreate, cluster.Reimage} {
 		for _, after := range []time.Duration{time.Second, 10 * time.Second, 18 * time.Second, 30 * time.Second, 45 * time.Second} {
-			r := hostsReboot{strategy: strategy, off: time.Minute}
-			t.Run(fmt.Sprintf("%s/%s", strategy, after), func(t *testing.T) {
-				t.Parallel()
-				synctest.Test(t, func(t *testing.T) {
-					r.run(t, func(_ *Lab, c *Client, crash func(where string)) {
+			t.Run(fmt.Sprintf("%s/%s", s, after), func(t *testing.T) {
+				inBubble(t, func(t *testing.T) {
+					hostsReboot(t, s, time.Minute, func(_ *Lab, c *Client, crash func(where string)) {
 						c.Emit = whenStarted("bring-up/wait-healthy", func() {
 							time.AfterFunc(after, func() { crash(fmt.Sprintf("%s after the configuration was applied", after)) })
 						})
@@ -226,84 +220,53 @@ func TestAHostThatRebootsWhileTalosIsInstalled(t *testing.T) {
 // VM has got another one.
 func TestKilledWhileTheDiskIsRenewed(t *testing.T) {
 	long(t)
-	for _, strategy := range []cluster.Strategy{cluster.Recreate, cluster.Reimage} {
-		for name, changes := range map[string]func(call record.Call) bool{
-			"parked": func(call record.Call) bool {
-				return strings.HasSuffix(call.Path, "/qemu/9031/move_disk") && call.Params["disk"] == "scsi0"
-			},
-			"allocated": func(call record.Call) bool {
-				return strings.HasSuffix(call.Path, "/qemu/9031/config") && strings.HasPrefix(call.Params["scsi0"], "fast:")
-			},
-		} {
-			t.Run(string(strategy)+"/"+name, func(t *testing.T) {
-				t.Parallel()
-				synctest.Test(t, func(t *testing.T) {
-					r := hostsReboot{strategy: strategy, off: time.Minute}
-					lab := r.lab(t)
-					c := lab.Client()
-					c.Emit = whenStarted("bring-up/wait-healthy", func() { time.AfterFunc(12*time.Second, func() { lab.World.RebootHost("pve2", r.off) }) })
-					if _, err := c.Roll(t.Context(), planning.Policy{}); err == nil {
-						t.Fatal("the roll succeeded without its host")
-					}
-					time.Sleep(10 * time.Minute)
-					ctx, cancel := context.WithCancel(t.Context())
-					defer cancel()
-					killed, next := false, lab.second()
-					lab.Recorder.Hooks(nil, func(call record.Call) {
-						if !killed && call.Proto == "proxmox" && call.Mutation && changes(call) {
-							killed = true
-							next.Kill()
-							cancel()
-						}
-					})
-					_, err := next.Roll(ctx, planning.Policy{})
-					lab.Recorder.Hooks(nil, nil)
-					if !killed {
-						t.Fatalf("it was not killed: %v", err)
-					}
-					must(t, lab.as("20000101-0000-cafe").roll(planning.Policy{})(t.Context()))
-					requireDrift(t, lab)
-					lab.requireIntactAndKept(1)
-					if strays := lab.strays(); len(strays) > 0 {
-						t.Errorf("no configuration names %q", strays)
-					}
-				})
-			})
-		}
+	type story struct {
+		strategy  cluster.Strategy
+		allocated bool
 	}
+	eachInLab(t, sim.Options{Workers: 1, Hosts: 3}, map[string]story{
+		"recreate, parked":    {cluster.Recreate, false},
+		"recreate, allocated": {cluster.Recreate, true},
+		"reimage, parked":     {cluster.Reimage, false},
+		"reimage, allocated":  {cluster.Reimage, true},
+	}, func(t *testing.T, lab *Lab, s story) {
+		strategy(s.strategy)(lab)
+		lab.Patch(sim.PatchedExtension)
+		c := lab.Client()
+		c.Emit = whenStarted("bring-up/wait-healthy", func() { time.AfterFunc(12*time.Second, func() { lab.World.RebootHost("pve2", time.Minute) }) })
+		if err := c.roll(planning.Policy{})(t.Context()); err == nil {
+			t.Fatal("the roll succeeded without its host")
+		}
+		time.Sleep(10 * time.Minute)
+		lab.killWhen(func(call record.Call) bool {
+			if s.allocated {
+				return strings.HasSuffix(call.Path, "/qemu/9031/config") && strings.HasPrefix(call.Params["scsi0"], "fast:")
+			}
+			return strings.HasSuffix(call.Path, "/qemu/9031/move_disk") && call.Params["disk"] == "scsi0"
+		}, planning.Policy{})
+		must(t, lab.second().roll(planning.Policy{})(t.Context()))
+		lab.requireRolledOn(t, "pve2")
+	})
 }
 
-// hostsReboot is a roll of wk1 whose host reboots.
-type hostsReboot struct {
-	strategy cluster.Strategy
-	off      time.Duration
-}
-
-func (r hostsReboot) lab(t *testing.T) *Lab {
+// hostsLab has a stale worker on pve2.
+func hostsLab(t *testing.T, s cluster.Strategy) *Lab {
 	lab := New(t, sim.Options{Workers: 1, Hosts: 3})
-	lab.setRoll("strategy: " + string(r.strategy))
+	strategy(s)(lab)
 	lab.Patch(sim.PatchedExtension)
 	return lab
 }
 
-// points is the number of changes in Proxmox of an undisturbed roll.
-func (r hostsReboot) points(t *testing.T) (points int) {
-	lab := r.lab(t)
-	hostsChanges(lab, func(n int, _ record.Call) { points = n })
-	defer lab.Recorder.Hooks(nil, nil)
-	must(t, lab.Client().roll(planning.Policy{})(t.Context()))
-	return points
-}
-
-func (r hostsReboot) run(t *testing.T, arm func(lab *Lab, c *Client, crash func(where string))) {
-	lab := r.lab(t)
+// hostsReboot rolls the worker while its host is off for some time, from the call of crash on.
+func hostsReboot(t *testing.T, s cluster.Strategy, off time.Duration, arm func(lab *Lab, c *Client, crash func(where string))) {
+	lab := hostsLab(t, s)
 	crashed, c := make(chan string, 1), lab.Client()
 	arm(lab, c, func(at string) {
 		crashed <- at
 		lab.World.CrashHost("pve2")
-		time.AfterFunc(r.off, func() { lab.World.BootHost("pve2") })
+		time.AfterFunc(off, func() { lab.World.BootHost("pve2") })
 	})
-	_, err := c.Roll(t.Context(), planning.Policy{})
+	err := c.roll(planning.Policy{})(t.Context())
 	lab.Recorder.Hooks(nil, nil)
 	time.Sleep(10 * time.Minute)
 	var where string
@@ -319,19 +282,24 @@ func (r hostsReboot) run(t *testing.T, arm func(lab *Lab, c *Client, crash func(
 	if broken := hostsStarts(lab); broken != nil {
 		t.Errorf("%s: %v", where, broken)
 	}
-	_, next := lab.second().Roll(t.Context(), planning.Policy{})
+	next := lab.second().roll(planning.Policy{})(t.Context())
 	if hostsHalfMade(lab, next) {
-		_, next = lab.as("20000101-0000-cafe").Roll(t.Context(), planning.Policy{})
+		next = lab.as("20000101-0000-cafe").roll(planning.Policy{})(t.Context())
 	}
 	if next != nil {
 		t.Fatalf("%s (%v): the next roll: %v", where, err, next)
 	}
-	requireDrift(t, lab)
-	lab.requireIntactAndKept(1)
-	requireNoClaim(t, lab)
-	if vm, err := lab.World.LookupVM("pve2", worker1); err != nil || vm.Config["onboot"] != "1" || !vm.Running {
-		t.Errorf("%s: onboot %q, running %t, %v", where, vm.Config["onboot"], vm.Running, err)
-	}
+	lab.requireRolledOn(t, "pve2")
+}
+
+// requireRolledOn fails the test unless wk1 is rolled, runs on that host, and has one old system disk
+// parked, and nothing else is left of the runs.
+func (l *Lab) requireRolledOn(t *testing.T, host string) {
+	t.Helper()
+	requireInSync(t, l)
+	l.requireKept(1)
+	l.requireRunning(host)
+	requireNoClaim(t, l)
 }
 
 // hostsHalfMade follows the hint about a VM whose creation was interrupted: only root can

@@ -3,13 +3,17 @@ package simtest
 import (
 	"errors"
 	"fmt"
-	"net/http"
 	"regexp"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	utilnet "k8s.io/apimachinery/pkg/util/net"
+	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 
@@ -19,7 +23,6 @@ import (
 	"github.com/recast-sh/recast/internal/sim/layouts"
 	"github.com/recast-sh/recast/internal/sim/talosapi"
 	"github.com/recast-sh/recast/internal/sim/world"
-	"github.com/recast-sh/recast/pipeline"
 )
 
 // layoutLab is a lab of a layout whose node is stale.
@@ -36,11 +39,7 @@ func newLayoutLab(t *testing.T, layout layouts.Layout, secrets *talosapi.Cluster
 	o := layout.Options()
 	o.Talos = secrets
 	l := &layoutLab{Lab: New(t, o), of: layout}
-	i := slices.IndexFunc(l.Nodes, func(n sim.Node) bool { return n.Name == layout.Node })
-	if i < 0 {
-		t.Fatalf("there is no node %s", layout.Node)
-	}
-	l.node = l.Nodes[i]
+	l.node = l.Lab.node(layout.Node)
 	l.World.AddRole("Recast", append(sim.Privileges(), "Mapping.Use", "Sys.Console", "Sys.Modify")...) // as doctor would advise
 	must(t, layout.Furnish(t.Context(), l.Lab.Lab))
 	time.Sleep(time.Minute) // pods start
@@ -120,7 +119,7 @@ func (l *layoutLab) shape() map[string]string {
 }
 
 // lift applies the layout's manual remedy.
-func (l *layoutLab) lift() error {
+func (l *layoutLab) lift() {
 	l.t.Helper()
 	shell := l.Shell(l.node.Host)
 	for _, command := range l.of.Lift.Commands {
@@ -128,7 +127,7 @@ func (l *layoutLab) lift() error {
 		var err error
 		switch {
 		case strings.HasPrefix(command, "qm reboot "):
-			l.restart()
+			l.powerCycle(l.node)
 		case strings.HasPrefix(command, "pvesh create /cluster/mapping/pci --id "):
 			l.World.AddMapping("pci", words[4], l.node.Host)
 		case strings.HasPrefix(command, "pvesh create /cluster/mapping/usb --id "):
@@ -145,33 +144,15 @@ func (l *layoutLab) lift() error {
 			_, err = shell.Run(words)
 		}
 		if err != nil {
-			return fmt.Errorf("%s: %w", command, err)
+			l.t.Fatalf("%s: %v", command, err)
 		}
 	}
 	if key, value, images := strings.Cut(strings.TrimPrefix(l.of.Lift.Config, "images."), ": "); images {
 		was := regexp.MustCompile("(?m)^  " + key + ": .*$").Find(l.Read("recast.yaml"))
 		l.Replace("recast.yaml", string(was), "  "+key+": "+value)
-		if _, err := l.Client().Lock(l.t.Context(), pipeline.LockOptions{}); err != nil {
-			return fmt.Errorf("recast lock: %w", err)
-		}
+		l.lock()
 	}
 	l.line(l.of.Lift.Recast)
-	return nil
-}
-
-// restart is qm reboot of the node.
-func (l *layoutLab) restart() {
-	l.t.Helper()
-	boot := l.bootID(l.of.Node)
-	must(l.t, l.World.PowerOff(l.node.VMID))
-	must(l.t, l.World.PowerOn(l.node.VMID))
-	for range 300 {
-		if l.bootID(l.of.Node) != boot {
-			break
-		}
-		time.Sleep(time.Second)
-	}
-	must(l.t, l.WaitReady(l.t.Context()))
 }
 
 // kubectl is kubectl -n NAMESPACE patch RESOURCE.GROUP NAME --type merge -p PATCH of a custom
@@ -182,29 +163,17 @@ func (l *layoutLab) kubectl(words []string) error {
 		return errors.New("only kubectl -n … patch … --type merge -p … is known")
 	}
 	config, err := clientcmd.RESTConfigFromKubeConfig([]byte(l.Read("kubeconfig")))
-	if err != nil {
-		return err
-	}
-	transport, err := rest.TLSConfigFor(config)
-	if err != nil {
-		return err
-	}
-	client := &http.Client{Transport: &http.Transport{TLSClientConfig: transport, DialContext: l.Lab.Lab.Client().DialContext, DisableKeepAlives: true}}
+	must(l.t, err)
+	config.Dial = l.Lab.Lab.Client().DialContext
+	transport, err := rest.HTTPClientFor(config)
+	must(l.t, err)
+	defer utilnet.CloseIdleConnectionsFor(transport.Transport)
+	client, err := dynamic.NewForConfigAndClient(config, transport)
+	must(l.t, err)
 	resource, group, _ := strings.Cut(words[3], ".")
-	url := fmt.Sprintf("%s/apis/%s/v1beta2/namespaces/%s/%s/%s", config.Host, group, words[1], resource, words[4])
-	request, err := http.NewRequestWithContext(l.t.Context(), http.MethodPatch, url, strings.NewReader(strings.Trim(words[8], "'")))
-	if err != nil {
-		return err
-	}
-	request.Header.Set("Content-Type", "application/merge-patch+json")
-	response, err := client.Do(request)
-	if err != nil {
-		return err
-	}
-	defer response.Body.Close()
-	if response.StatusCode != http.StatusOK {
-		return errors.New(response.Status)
-	}
+	kind := schema.GroupVersionResource{Group: group, Version: "v1beta2", Resource: resource}
+	patch := []byte(strings.Trim(words[8], "'"))
+	_, err = client.Resource(kind).Namespace(words[1]).Patch(l.t.Context(), words[4], types.MergePatchType, patch, metav1.PatchOptions{})
 	time.Sleep(5 * time.Minute)
-	return nil
+	return err
 }

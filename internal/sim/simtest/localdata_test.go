@@ -1,7 +1,6 @@
 package simtest
 
 import (
-	"strings"
 	"testing"
 	"time"
 
@@ -13,8 +12,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/cluster"
-	"github.com/recast-sh/recast/cluster/planning"
-	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/sim/artefact"
 	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
@@ -103,19 +100,7 @@ func localRefusals() []refusal {
 	topolvm := volume("pvc-1", corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{Driver: "topolvm.io", VolumeHandle: "h"}})
 	const pv = "PersistentVolume pvc-1 (claim default/db-0)"
 	noVolume, noPool := without(store.Volumes(), "", "pvc-1"), without(linstorSatellites.GroupVersionResource, "", "wk1")
-	onSystem := refusal{
-		name: "TopoLVM on the system disk", bring: all(topolvm, whileOff(partitioned(wk1System, physicalVolume("r-lvm11", "vg1")))),
-		both: []string{only("volume r-lvm11", "r-lvm11"), only(pv, "pv/pvc-1")}, lift: acceptLoss("r-lvm11", "pv/pvc-1"),
-		lost: []string{"volume r-lvm11 on the system disk will be lost", pv + " on the system disk will be lost"},
-		undo: all(noVolume, whileOff(unpartitioned(wk1System, 1))),
-	}
 	const vg0 = "LINSTOR storage pool pool (vg0)"
-	two := refusal{
-		name: "two volume groups, and Talos before 1.14 does not tell them apart", bring: twoGroups,
-		both: []string{only("volume r-lvm11", "r-lvm11"), only(vg0, "linstor/pool")}, lift: acceptLoss("r-lvm11", "linstor/pool"),
-		lost: []string{"volume r-lvm11 on the system disk will be lost", vg0 + " on the system disk will be lost"},
-		undo: all(noPool, whileOff(unpartitioned(wk1System, 1), unpartitioned(wk1Data, 1))),
-	}
 	return []refusal{
 		loss("hostpath/var/lib/agent", "hostPath /var/lib/agent (DaemonSet default/agent)", daemons("default", "agent", "/var/lib/agent"), noDaemons("default", "agent")),
 		{name: "what a DaemonSet makes anew", bring: daemons("default", "vector", "/var/lib/vector"), undo: noDaemons("default", "vector")},
@@ -127,8 +112,18 @@ func localRefusals() []refusal {
 			name: "TopoLVM on another disk", bring: all(topolvm, whileOff(partitioned(wk1Data, physicalVolume("r-lvm22", "vg0")))),
 			undo: all(noVolume, whileOff(unpartitioned(wk1Data, 1))),
 		},
-		onSystem,
-		two,
+		{
+			name: "TopoLVM on the system disk", bring: all(topolvm, whileOff(partitioned(wk1System, physicalVolume("r-lvm11", "vg1")))),
+			both: []string{only("volume r-lvm11", "r-lvm11"), only(pv, "pv/pvc-1")}, lift: acceptLoss("r-lvm11", "pv/pvc-1"),
+			lost: []string{"volume r-lvm11 on the system disk will be lost", pv + " on the system disk will be lost"},
+			undo: all(noVolume, whileOff(unpartitioned(wk1System, 1))),
+		},
+		{
+			name: "two volume groups, and Talos before 1.14 does not tell them apart", bring: twoGroups,
+			both: []string{only("volume r-lvm11", "r-lvm11"), only(vg0, "linstor/pool")}, lift: acceptLoss("r-lvm11", "linstor/pool"),
+			lost: []string{"volume r-lvm11 on the system disk will be lost", vg0 + " on the system disk will be lost"},
+			undo: all(noPool, whileOff(unpartitioned(wk1System, 1), unpartitioned(wk1Data, 1))),
+		},
 	}
 }
 
@@ -141,37 +136,11 @@ func TestVolumeGroupsAreToldApart(t *testing.T) {
 		lab.Kube.Define(linstorSatellites)
 		lab.Patch(sim.PatchedExtension)
 		twoGroups(lab)
-		lab.Replace("recast.yaml", "roll:\n", "roll:\n  strategy: recreate\n")
+		strategy(cluster.Recreate)(lab)
 		n := planOf(t, lab, "wk1")
 		want := []string{"volume r-lvm11 is on the system disk and would be lost: move it to a disk of its own, or name r-lvm11 in nodes[].acceptLoss"}
 		if diff := cmp.Diff(want, n.Refused); diff != "" {
 			t.Errorf("refused (-want +got):\n%s", diff)
 		}
-	})
-}
-
-// A directory that pods write to is refused by its path, in the plan and by a roll;
-// acceptLoss lifts it. Pods of a DaemonSet that recreates its data don't count.
-func TestWhatPodsWriteIsNotLostUnasked(t *testing.T) {
-	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
-		lab.Patch(sim.PatchedExtension)
-		lab.Replace("recast.yaml", "roll:\n", "roll:\n  strategy: recreate\n")
-		daemons("default", "vector", "/var/lib/vector")(lab)
-		if n := planOf(t, lab, "wk1"); len(n.Refused) > 0 || n.Strategy != cluster.Recreate {
-			t.Fatalf("beside a log collector: %s, refused %q", n.Strategy, n.Refused)
-		}
-		daemons("default", "agent", "/var/lib/agent")(lab)
-		only := planning.Policy{Only: []string{"wk1"}}
-		if _, err := lab.Client().Roll(t.Context(), only); fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), "or name hostpath/var/lib/agent in nodes[].acceptLoss") {
-			t.Fatalf("err = %v", err)
-		}
-		lab.RequireIntact()
-		acceptLoss("hostpath/var/lib/agent")(lab)
-		rep, err := lab.Client().Roll(t.Context(), only)
-		must(t, err)
-		if diff := cmp.Diff([]string{"hostPath /var/lib/agent (DaemonSet default/agent) on the system disk will be lost"}, rep.Plan.Work()[0].WillLose); diff != "" {
-			t.Errorf("will lose (-want +got):\n%s", diff)
-		}
-		lab.RequireIntact()
 	})
 }

@@ -1,6 +1,7 @@
 package simtest
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -55,48 +56,65 @@ func withoutPulls(changes []string) []string {
 }
 
 // TestALostClaim takes the claim from a run at the beginning of each of its steps: it changes nothing
-// after that, says so, and the next run finishes its work.
+// after that, runs no hook, ends soon and says why, and the next run finishes its work.
 func TestALostClaim(t *testing.T) {
-	long(t)
-	for _, s := range []cluster.Strategy{cluster.Recreate, cluster.InPlace} {
-		steps := []string{
+	for s, steps := range map[cluster.Strategy][]string{
+		cluster.Recreate: {
 			"gate", "take-down/remember", "take-down/drain", "take-down/stop", "take-down/park/scsi0", "bring-up/create-vm", "bring-up/start",
 			"bring-up/configure", "bring-up/wait-healthy", "bring-up/finish/eject", "bring-up/finish/restore-node", "bring-up/finish/uncordon",
-		}
-		if s == cluster.InPlace {
-			steps = []string{"pull", "upgrade/install", "upgrade/reboot", "finish/set-installer", "finish/uncordon"}
-		}
+		},
+		cluster.InPlace: {"pull", "upgrade/install", "upgrade/reboot", "finish/set-installer", "finish/uncordon"},
+	} {
 		for _, at := range steps {
 			t.Run(string(s)+"/"+at, func(t *testing.T) {
-				inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
-					lab.Replace("recast.yaml", "roll:\n", "roll:\n  strategy: "+string(s)+"\n")
-					lab.Patch(sim.PatchedExtension)
-					c, seized := lab.Client(), 0
-					c.Emit = whenStarted("wk1/"+at, func() {
-						lab.seize(c.Run, "20000101-0000-face")
-						seized = len(lab.Recorder.Calls())
-					})
-					_, err := c.Roll(t.Context(), planning.Policy{})
-					if seized == 0 {
-						t.Fatalf("the roll never came to that step: %v", err)
-					}
-					if fault.KindOf(err) != fault.Claimed || !strings.Contains(err.Error(), "lost the claim of cluster lab: to run 20000101-0000-face") {
-						t.Errorf("err = %v", err)
-					}
-					for _, call := range changesOfNodes(lab.Recorder.Calls()[seized:]) {
-						t.Errorf("after the claim was lost: %s", call)
-					}
-					// The new holder is dead: nothing has beaten for it.
-					next := lab.second()
-					if _, err := next.Roll(t.Context(), planning.Policy{}); err != nil {
-						t.Fatalf("the next run: %v", err)
-					}
-					requireInSync(t, lab)
-					requireNoClaim(t, lab)
-				})
+				if at != "bring-up/wait-healthy" {
+					long(t)
+				}
+				inLab(t, oneWorker(), func(t *testing.T, lab *Lab) { loseClaim(t, lab, s, at) })
 			})
 		}
 	}
+}
+
+func loseClaim(t *testing.T, lab *Lab, s cluster.Strategy, at string) {
+	strategy(s)(lab)
+	c, hooks := withHooks(lab, nil)
+	var lost time.Time
+	seized, ran := 0, 0
+	var late []string
+	lab.Recorder.Hooks(nil, func(call record.Call) {
+		if call.Mutation && !lost.IsZero() && time.Since(lost) > time.Second {
+			late = append(late, fmt.Sprint(time.Since(lost), call.Proto, call.Method, call.Path))
+		}
+	})
+	c.Emit = whenStarted("wk1/"+at, func() {
+		lab.seize(c.Run, "20000101-0000-face")
+		lost, seized, ran = time.Now(), len(lab.Recorder.Calls()), len(hooks.ran)
+	})
+	rep, err := c.Roll(t.Context(), planning.Policy{})
+	if lost.IsZero() {
+		t.Fatalf("the roll never came to that step: %v", err)
+	}
+	requireClaimed(t, err, "lost the claim of cluster lab: to run 20000101-0000-face")
+	if fault.CodeOf(err) != fault.ClaimLost || rep.Code != fault.ClaimLost || !strings.Contains(rep.Outcome, "lost the claim") {
+		t.Errorf("code %s, outcome %s", fault.CodeOf(err), rep.Outcome)
+	}
+	if took := time.Since(lost); took > 20*time.Second {
+		t.Errorf("it ended after %s", took)
+	}
+	if changes := changesOfNodes(lab.Recorder.Calls()[seized:]); len(changes)+len(late) > 0 {
+		t.Errorf("after the claim was lost: %q, %q", changes, late)
+	}
+	if len(hooks.ran) != ran {
+		t.Errorf("hooks after the claim was lost: %q", hooks.ran[ran:])
+	}
+	lab.Recorder.Hooks(nil, nil)
+	// The new holder is dead: nothing has beaten for it.
+	next := lab.second()
+	next.Commands = hooks
+	must(t, next.roll(planning.Policy{})(t.Context()))
+	requireInSync(t, lab)
+	requireNoClaim(t, lab)
 }
 
 // TestALostClaimEndsADrain takes the claim from a run that waits for a PodDisruptionBudget:
@@ -114,10 +132,7 @@ func TestALostClaimEndsADrain(t *testing.T) {
 		time.Sleep(time.Minute)
 		lab.seize(c.Run, "20000101-0000-face")
 		seized := time.Now()
-		r := <-ended
-		if fault.KindOf(r.err) != fault.Claimed || !strings.Contains(r.err.Error(), "take-down/drain: drain wk1: lost the claim") {
-			t.Errorf("err = %v", r.err)
-		}
+		requireClaimed(t, (<-ended).err, "take-down/drain: drain wk1: lost the claim")
 		if took := time.Since(seized); took > 20*time.Second {
 			t.Errorf("it kept draining for %s", took)
 		}
@@ -132,35 +147,29 @@ func TestALostClaimEndsADrain(t *testing.T) {
 // reconnects it.
 func TestANetworkThatComesBack(t *testing.T) {
 	long(t)
-	for _, at := range []string{"take-down/drain", "bring-up/attach", "bring-up/finish"} {
-		t.Run(at, func(t *testing.T) {
-			inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
-				lab.Patch(sim.PatchedExtension)
-				first, second := lab.Client(), lab.elsewhere()
-				second.Token = lab.otherToken()
-				cut := make(chan struct{})
-				first.Emit = whenStarted("wk1/"+at, func() { first.Cut(); close(cut) })
-				ended := inRoll(t.Context(), first, planning.Policy{})
-				<-cut
-				finished := inRoll(t.Context(), second, planning.Policy{})
-				time.Sleep(2 * time.Minute)
-				first.Mend()
-				mended := len(lab.Recorder.Calls())
-				if r := <-ended; r.err == nil {
-					t.Error("the run that was cut off says that it succeeded")
-				}
-				if r := <-finished; r.err != nil {
-					t.Errorf("the second run: %v", r.err)
-				}
-				token, _, _ := strings.Cut(string(first.Token), "=")
-				for _, call := range lab.Recorder.Calls()[mended:] {
-					if call.Mutation && call.Proto == "proxmox" && call.User == token {
-						t.Errorf("the first run sent %s %s %v", call.Method, call.Path, call.Params)
-					}
-				}
-				requireInSync(t, lab)
-				requireNoClaim(t, lab)
-			})
-		})
-	}
+	eachNamed(t, oneWorker(), []string{"take-down/drain", "bring-up/attach", "bring-up/finish"}, func(t *testing.T, lab *Lab, at string) {
+		lab.Patch(sim.PatchedExtension)
+		first, second := lab.Client(), lab.elsewhere()
+		second.Token = lab.otherToken()
+		cut := make(chan struct{})
+		first.Emit = whenStarted("wk1/"+at, func() { first.Cut(); close(cut) })
+		ended := inRoll(t.Context(), first, planning.Policy{})
+		<-cut
+		finished := inRoll(t.Context(), second, planning.Policy{})
+		time.Sleep(2 * time.Minute)
+		first.Mend()
+		mended := len(lab.Recorder.Calls())
+		if r := <-ended; r.err == nil {
+			t.Error("the run that was cut off says that it succeeded")
+		}
+		must(t, (<-finished).err)
+		token, _, _ := strings.Cut(string(first.Token), "=")
+		for _, call := range lab.Recorder.Calls()[mended:] {
+			if call.Mutation && call.Proto == "proxmox" && call.User == token {
+				t.Errorf("the first run sent %s %s %v", call.Method, call.Path, call.Params)
+			}
+		}
+		requireInSync(t, lab)
+		requireNoClaim(t, lab)
+	})
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/sim/record"
+	"github.com/recast-sh/recast/internal/sim/world"
 	"github.com/recast-sh/recast/internal/step"
 	"github.com/recast-sh/recast/pipeline"
 )
@@ -247,11 +248,18 @@ func (l *Lab) requireKept(want int) {
 // strays are the volumes on the disk storage that no VM's configuration names.
 func (l *Lab) strays() []string {
 	l.t.Helper()
+	shared := slices.ContainsFunc(l.World.Storages("pve1"), func(s world.StorageStatus) bool { return s.ID == sim.DiskStorage && s.Shared })
+	on := func(host, volid string) string {
+		if shared {
+			return volid
+		}
+		return host + " " + volid
+	}
 	named := map[string]bool{}
 	for _, vm := range l.World.VMs() {
 		for _, value := range vm.Config {
 			volid, _, _ := strings.Cut(value, ",")
-			named[vm.Host+" "+volid] = true
+			named[on(vm.Host, volid)] = true
 		}
 	}
 	var out []string
@@ -259,7 +267,7 @@ func (l *Lab) strays() []string {
 		volumes, err := l.World.Volumes(sim.DiskStorage, host)
 		must(l.t, err)
 		for _, v := range volumes {
-			if !named[host+" "+v.Volid] {
+			if !named[on(host, v.Volid)] {
 				out = append(out, v.Volid)
 			}
 		}

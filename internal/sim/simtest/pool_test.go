@@ -3,7 +3,6 @@ package simtest
 import (
 	"testing"
 
-	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/sim"
 )
 
@@ -14,7 +13,7 @@ func TestRecreatedInItsPool(t *testing.T) {
 		lab.World.AddPool("talos")
 		must(t, lab.World.JoinPool(worker1, "talos"))
 		lab.Patch(sim.CommonExtension)
-		must(t, lab.Client().roll(planning.Policy{Only: []string{"wk1"}})(t.Context()))
+		must(t, lab.Client().roll(onlyWorker)(t.Context()))
 		in := map[string]string{}
 		for _, vm := range lab.World.VMs() {
 			in[vm.Config["name"]] = vm.Pool

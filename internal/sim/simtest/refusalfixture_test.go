@@ -10,6 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
+	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/sim/artefact"
 	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
 	"github.com/recast-sh/recast/internal/sim/world"
@@ -32,20 +33,26 @@ type edit func(*Lab)
 func whileOff(edits ...edit) edit {
 	return func(l *Lab) {
 		l.t.Helper()
-		boot := l.bootID("wk1")
-		must(l.t, l.World.PowerOff(wk1))
-		for _, e := range edits {
-			e(l)
-		}
-		must(l.t, l.World.PowerOn(wk1))
-		for range 300 {
-			if l.bootID("wk1") != boot {
-				break
-			}
-			time.Sleep(time.Second)
-		}
-		must(l.t, l.WaitReady(l.t.Context()))
+		l.powerCycle(l.node("wk1"), edits...)
 	}
+}
+
+// powerCycle powers a node off, makes edits, powers it on, and waits until it is back.
+func (l *Lab) powerCycle(n sim.Node, edits ...edit) {
+	l.t.Helper()
+	boot := l.bootID(n.Name)
+	must(l.t, l.World.PowerOff(n.VMID))
+	for _, e := range edits {
+		e(l)
+	}
+	must(l.t, l.World.PowerOn(n.VMID))
+	for range 300 {
+		if l.bootID(n.Name) != boot {
+			break
+		}
+		time.Sleep(time.Second)
+	}
+	must(l.t, l.WaitReady(l.t.Context()))
 }
 
 func (l *Lab) bootID(node string) string {

@@ -10,8 +10,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/cluster"
-	"github.com/recast-sh/recast/cluster/planning"
-	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim/talosapi"
 	"github.com/recast-sh/recast/internal/sim/world"
 	"github.com/recast-sh/recast/internal/step"
@@ -21,60 +19,49 @@ import (
 // TestRetention rolls a worker repeatedly: one old system disk stays, and earlier ones are
 // freed as the plan showed. Then prune frees the last one too.
 func TestRetention(t *testing.T) {
-	for _, strategy := range []cluster.Strategy{cluster.Recreate, cluster.Reimage} {
-		t.Run(string(strategy), func(t *testing.T) {
-			long(t)
-			inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
-				lab.Replace("recast.yaml", "roll:\n", "roll:\n  strategy: "+string(strategy)+"\n")
-				worker := planning.Policy{Only: []string{"wk1"}}
-				volumes := len(lab.diskVolumes())
-				for i, run := range []string{firstRun, secondRun, thirdRun} {
-					lab.Patch(everywhere)
-					c := lab.as(run)
-					plan := lab.planOf(c, "wk1", worker)
-					rep, err := c.Roll(t.Context(), worker)
-					must(t, err)
-					if diff := cmp.Diff(plan.Frees, rep.Plan.Nodes[0].Frees); diff != "" {
-						t.Errorf("the plan shows other disks than the roll frees:\n%s", diff)
-					}
-					if want := min(i, 1); len(plan.Frees) != want || want == 1 && plan.Frees[0].Run != []string{firstRun, secondRun}[i-1] {
-						t.Errorf("roll %d frees %v", i+1, plan.Frees)
-					}
-					lab.requireKept(1)
-					if got := len(lab.diskVolumes()); got != volumes+1 {
-						t.Errorf("%d volumes after roll %d, before the first one %d: %q", got, i+1, volumes, lab.diskVolumes())
-					}
-					lab.RequireIntact()
-				}
-				if park := lab.parkingOf("wk1"); lab.vmConfig(park)["protection"] != "1" {
-					t.Errorf("the parking VM is not protected: %v", lab.vmConfig(park))
-				}
-				lab.pruneTheRest(t, volumes)
-			})
-		})
-	}
-}
+	long(t)
+	eachNamed(t, oneWorker(), []cluster.Strategy{cluster.Recreate, cluster.Reimage}, func(t *testing.T, lab *Lab, s cluster.Strategy) {
+		strategy(s)(lab)
+		volumes := len(lab.diskVolumes())
+		for i, run := range []string{firstRun, secondRun, thirdRun} {
+			lab.Patch(everywhere)
+			c := lab.as(run)
+			plan := lab.planOf(c, "wk1", onlyWorker)
+			rep, err := c.Roll(t.Context(), onlyWorker)
+			must(t, err)
+			if diff := cmp.Diff(plan.Frees, rep.Plan.Nodes[0].Frees); diff != "" {
+				t.Errorf("the plan shows other disks than the roll frees:\n%s", diff)
+			}
+			if want := min(i, 1); len(plan.Frees) != want || want == 1 && plan.Frees[0].Run != []string{firstRun, secondRun}[i-1] {
+				t.Errorf("roll %d frees %v", i+1, plan.Frees)
+			}
+			lab.requireKept(1)
+			if got := len(lab.diskVolumes()); got != volumes+1 {
+				t.Errorf("%d volumes after roll %d, before the first one %d: %q", got, i+1, volumes, lab.diskVolumes())
+			}
+			lab.RequireIntact()
+		}
+		if park := lab.parkingOf("wk1"); lab.vmConfig(park)["protection"] != "1" {
+			t.Errorf("the parking VM is not protected: %v", lab.vmConfig(park))
+		}
 
-// pruneTheRest: by default nothing is freed; on request, everything is.
-func (l *Lab) pruneTheRest(t *testing.T, volumes int) {
-	t.Helper()
-	rep, err := l.Client().pruneDisks(t.Context(), -1, func(pipeline.PruneReport) { t.Error("it asks, though nothing goes") })
-	if err != nil || len(rep.Disks) != 1 || len(rep.Disks[0].Keep) != 1 || rep.Disks[0].Run != thirdRun || len(rep.VMs) != 1 || len(rep.VMs[0].Keep) == 0 {
-		t.Errorf("prune: %+v, %v", rep, err)
-	}
-	rep, err = l.Client().pruneDisks(t.Context(), 0, nil)
-	if err != nil || len(rep.Disks) != 1 || !rep.Disks[0].Removed || rep.Disks[0].SizeBytes == 0 || len(rep.VMs) != 1 || !rep.VMs[0].Removed {
-		t.Errorf("prune --keep-disks 0: %+v, %v", rep, err)
-	}
-	l.requireKept(0)
-	requireNoClaim(t, l)
-	if park := l.parkingOf("wk1"); park != 0 || len(l.diskVolumes()) != volumes {
-		t.Errorf("parking VM %d, volumes %q", park, l.diskVolumes())
-	}
-	l.RequireIntact()
-	if err := l.Client().goBack("wk1")(t.Context()); fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), "no earlier system disk of it is parked") {
-		t.Errorf("rollback: %v", err)
-	}
+		// By default prune frees nothing; on request, everything.
+		rep, err := lab.Client().pruneDisks(t.Context(), -1, func(pipeline.PruneReport) { t.Error("it asks, though nothing goes") })
+		if err != nil || len(rep.Disks) != 1 || len(rep.Disks[0].Keep) != 1 || rep.Disks[0].Run != thirdRun || len(rep.VMs) != 1 || len(rep.VMs[0].Keep) == 0 {
+			t.Errorf("prune: %+v, %v", rep, err)
+		}
+		rep, err = lab.Client().pruneDisks(t.Context(), 0, nil)
+		if err != nil || len(rep.Disks) != 1 || !rep.Disks[0].Removed || rep.Disks[0].SizeBytes == 0 || len(rep.VMs) != 1 || !rep.VMs[0].Removed {
+			t.Errorf("prune --keep-disks 0: %+v, %v", rep, err)
+		}
+		lab.requireKept(0)
+		requireNoClaim(t, lab)
+		if park := lab.parkingOf("wk1"); park != 0 || len(lab.diskVolumes()) != volumes {
+			t.Errorf("parking VM %d, volumes %q", park, lab.diskVolumes())
+		}
+		lab.RequireIntact()
+		requireRefused(t, lab.Client().goBack("wk1")(t.Context()), "no earlier system disk of it is parked")
+	})
 }
 
 // TestRetentionCannotFree: if a superseded disk can't be freed, the roll of a healthy node
@@ -82,9 +69,8 @@ func (l *Lab) pruneTheRest(t *testing.T, volumes int) {
 func TestRetentionCannotFree(t *testing.T) {
 	long(t)
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
-		worker := planning.Policy{Only: []string{"wk1"}}
 		lab.Patch(everywhere)
-		must(t, lab.as(firstRun).roll(worker)(t.Context()))
+		must(t, lab.as(firstRun).roll(onlyWorker)(t.Context()))
 		lab.Patch(everywhere)
 		c := lab.as(secondRun)
 		var notes []string
@@ -97,7 +83,7 @@ func TestRetentionCannotFree(t *testing.T) {
 				notes = append(notes, e.Text)
 			}
 		}
-		rep, err := c.Roll(t.Context(), worker)
+		rep, err := c.Roll(t.Context(), onlyWorker)
 		if err != nil || rep.Outcome != "done" {
 			t.Fatalf("outcome %s: %v", rep.Outcome, err)
 		}
@@ -113,10 +99,8 @@ func TestRetentionCannotFree(t *testing.T) {
 		if err != nil || len(pruned.Disks) != 2 || !strings.Contains(strings.Join(pruned.Disks[0].Keep, ""), "thief") {
 			t.Errorf("prune: %+v, %v", pruned.Disks, err)
 		}
-		must(t, lab.World.SetConfig("", "pve1", world.ChangeRequest{ID: 9050, Delete: []string{"scsi0"}}))
-		if _, err := lab.Client().pruneDisks(t.Context(), -1, nil); err != nil {
-			t.Error(err)
-		}
+		lab.configure(world.ChangeRequest{ID: 9050, Delete: []string{"scsi0"}})
+		must(t, errOf(lab.Client().pruneDisks(t.Context(), -1, nil)))
 		lab.requireKept(1)
 		lab.RequireIntact()
 	})
@@ -167,15 +151,14 @@ func TestCrashRetention(t *testing.T) {
 // retained rolls a worker twice, the second time killed at a point and run again.
 func (l *Lab) retained(t *testing.T, at int, journal bool) (points []string, dump string) {
 	t.Helper()
-	worker := planning.Policy{Only: []string{"wk1"}}
 	l.Patch(everywhere)
-	must(t, l.as(firstRun).roll(worker)(t.Context()))
+	must(t, l.as(firstRun).roll(onlyWorker)(t.Context()))
 	l.Patch(everywhere)
 	c := l.as(secondRun)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	k := l.watch(c, at, cancel)
-	err := c.roll(worker)(ctx)
+	err := c.roll(onlyWorker)(ctx)
 	l.Recorder.Hooks(nil, nil)
 	if len(k.broken) > 0 || k.dead != (at > 0) || (err == nil) != (at == 0) {
 		t.Fatalf("killed %t, error %v, promises broken: %q", k.dead, err, k.broken)
@@ -185,7 +168,7 @@ func (l *Lab) retained(t *testing.T, at int, journal bool) (points []string, dum
 			l.loseJournal()
 		}
 		// Nodes with nothing to do are left alone, so this is no third roll.
-		must(t, l.as(thirdRun).roll(worker)(t.Context()))
+		must(t, l.as(thirdRun).roll(onlyWorker)(t.Context()))
 	}
 	requireDrift(t, l, l.others("wk1")...)
 	l.requireKept(1)

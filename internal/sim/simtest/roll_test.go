@@ -32,6 +32,14 @@ func eachIn[S any](t *testing.T, o func(story S) sim.Options, stories map[string
 	}
 }
 
+// eachNamed is eachInLab for stories of which the name says all, such as a step or a strategy.
+func eachNamed[S ~string](t *testing.T, o sim.Options, stories []S, f func(t *testing.T, lab *Lab, story S)) {
+	t.Helper()
+	for _, story := range stories {
+		t.Run(string(story), func(t *testing.T) { inLab(t, o, func(t *testing.T, lab *Lab) { f(t, lab, story) }) })
+	}
+}
+
 // eachLong is eachInLab for long stories, of which a slice has some.
 func eachLong[S any](t *testing.T, o sim.Options, stories map[string]S, f func(t *testing.T, lab *Lab, story S)) {
 	t.Helper()

@@ -13,23 +13,26 @@ import (
 
 const userVolume = "apiVersion: v1alpha1\nkind: UserVolumeConfig\nname: data\n"
 
-// TestAFileWithoutAUserVolume: with a file that lacks the volume on the data disk, the node would
-// have the partition without mounting it, and pods would write elsewhere. The plan refuses the
-// file, and accepts it with the document.
-func TestAFileWithoutAUserVolume(t *testing.T) {
+// TestAFileThatCannotBeApplied is refused in the plan: Talos would not take it, or it lacks the
+// volume on the data disk, whose partition the node would have without mounting it, so that pods
+// would write elsewhere. The whole file is applied.
+func TestAFileThatCannotBeApplied(t *testing.T) {
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		files := staleFile(t, lab)
 		whole := string(files["wk1"])
-		files["wk1"] = cluster.Secret(strings.Replace(whole, "---\n"+userVolumeIn(t, whole), "", 1))
-		p := lab.planOf(with(lab.Client(), "20000101-0000-feed", files), "wk1", onlyWorker)
-		const want = "its file in talos.machineConfigs lacks UserVolumeConfig data, whose volume is on the persistent disk sdb: put that document back, "
-		if !slices.ContainsFunc(p.Refused, func(text string) bool { return strings.HasPrefix(text, want) }) {
-			t.Errorf("refused: %q, want %q", p.Refused, want)
+		for want, text := range map[string]string{
+			"can't be applied: Talos would refuse it: ":                                                         strings.Replace(whole, "machine:\n", "machine:\n    nonsense: hush\n", 1),
+			"lacks UserVolumeConfig data, whose volume is on the persistent disk sdb: put that document back, ": strings.Replace(whole, "---\n"+userVolumeIn(t, whole), "", 1),
+		} {
+			files["wk1"] = cluster.Secret(text)
+			all := strings.Join(lab.planOf(files.user(lab, firstRun), "wk1", onlyWorker).Refused, "\n")
+			if !strings.Contains(all, "its file in talos.machineConfigs "+want) || strings.Contains(all, "hush") {
+				t.Errorf("refused: %q, want %q", all, want)
+			}
 		}
-		must(t, with(lab.Client(), "20000101-0000-beef", configFiles{"wk1": cluster.Secret(whole)}).roll(onlyWorker)(t.Context()))
-		if v := lab.userVolume(t); v.Phase != "ready" || v.Disk != "sdb" {
-			t.Errorf("u-data is %+v", v)
-		}
+		files["wk1"] = cluster.Secret(whole)
+		must(t, files.user(lab, secondRun).roll(onlyWorker)(t.Context()))
+		lab.requireUserVolume()
 		lab.RequireIntact()
 	})
 }
@@ -55,9 +58,7 @@ func TestUserVolumeIsAwaited(t *testing.T) {
 
 		lab.editConfig("wk1", "version: v1alpha1\n", document+"---\nversion: v1alpha1\n")
 		must(t, lab.Client().roll(onlyWorker)(t.Context()))
-		if v := lab.userVolume(t); v.Phase != "ready" || v.Disk != "sdb" {
-			t.Errorf("u-data is %+v", v)
-		}
+		lab.requireUserVolume()
 		lab.RequireIntact()
 	})
 }
@@ -73,17 +74,11 @@ func userVolumeIn(t *testing.T, config string) string {
 	return userVolume + rest
 }
 
-// userVolume is Talos' state of the volume on wk1's data disk.
-func (l *Lab) userVolume(t *testing.T) cluster.Volume {
-	t.Helper()
-	s, err := l.Client().connect(t.Context())
-	must(t, err)
-	defer s.end()
-	m, err := s.machines.Talos.Machine(t.Context(), l.node("wk1").Addr)
-	must(t, err)
-	i := slices.IndexFunc(m.Volumes, func(v cluster.Volume) bool { return v.Label == "u-data" })
-	if i < 0 {
-		t.Fatalf("no u-data: %+v", m.Volumes)
+// requireUserVolume fails the test unless Talos manages the volume on wk1's data disk.
+func (l *Lab) requireUserVolume() {
+	l.t.Helper()
+	volumes := l.machine("wk1").Volumes
+	if !slices.ContainsFunc(volumes, func(v cluster.Volume) bool { return v.Label == "u-data" && v.Phase == "ready" && v.Disk == "sdb" }) {
+		l.t.Errorf("u-data is not ready on sdb: %+v", volumes)
 	}
-	return m.Volumes[i]
 }
