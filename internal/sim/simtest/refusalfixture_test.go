@@ -183,10 +183,6 @@ func local(path string) corev1.PersistentVolumeSource {
 	return corev1.PersistentVolumeSource{Local: &corev1.LocalVolumeSource{Path: path}}
 }
 
-func hostPath(path string) corev1.PersistentVolumeSource {
-	return corev1.PersistentVolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: path}}
-}
-
 var (
 	longhornNodes = store.Resource{
 		GroupVersionResource: schema.GroupVersionResource{Group: "longhorn.io", Version: "v1beta2", Resource: "nodes"},
