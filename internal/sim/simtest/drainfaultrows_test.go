@@ -10,6 +10,7 @@ import (
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim/kubeapi"
+	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
 )
 
 const deleteAfter = "drain: {timeout: 1m, onTimeout: delete}"
@@ -80,7 +81,7 @@ func faultsOfAdmission(s cluster.Strategy) map[string]*talosFault {
 			says: []string{"does not accept the kubeconfig's credentials: Unauthorized", "is left cordoned: run the same command again to continue from there"}, stands: leftCordoned(s),
 		},
 		"a namespace that is being terminated": {
-			first: deployed(stubborn, inNamespace("old")), at: atDrain, begins: terminated("old"),
+			first: deployed(stubborn, inNamespace("old")), at: atDrain, begins: dropped(store.Namespaces(), "", "old"),
 			noted: "unable to create new content in namespace old because it is being terminated", stands: untouched,
 		},
 	}
@@ -149,7 +150,7 @@ func faultsOfVolumes(s cluster.Strategy) map[string]*talosFault {
 		},
 		"a volume of a pod that the drain leaves": {first: agent, stands: untouched},
 		"a volume that is never detached": {
-			first: attached, mends: detached,
+			first: attached, mends: dropped(store.Attachments(), "", "stuck"),
 			says: []string{
 				"volumes of wk1 detached: gave up after 1m0s", "still attached: PersistentVolume pv-1 (claim default/data, driver csi.example.com) can't be detached: rpc error: code = Internal desc = disk is busy",
 				"nothing of VM 9031 was touched",

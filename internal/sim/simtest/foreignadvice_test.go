@@ -33,13 +33,10 @@ func TestAdviceKeepsAForeignDisk(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			inBubble(t, func(t *testing.T) {
-				s, again := newForeignExchange(t, foreignWay{cluster.Recreate, false})
-				came, err := s.disturbed(t.Context(), t, c.at, func() {
-					_, err := addsForeignDisk(s)
-					must(t, err)
-				})
+				s := newForeignExchange(t, foreignWay{cluster.Recreate, false})
+				came, err := s.disturbed(t.Context(), t, c.at, func() { must(t, errOf(s.play(foreignActNamed("adds a disk")))) })
 				if came && err != nil && !strings.Contains(err.Error(), "has scsi5") {
-					err = again(t.Context()) // their command crossed a change of ours
+					err = s.again(t.Context()) // their command crossed a change of ours
 				}
 				if !came || err == nil || !strings.Contains(err.Error(), "has scsi5") {
 					t.Fatalf("came %t, err = %v", came, err)
@@ -49,7 +46,7 @@ func TestAdviceKeepsAForeignDisk(t *testing.T) {
 				if c.detach {
 					s.typed(t, shell, fmt.Sprintf("qm set %d --protection 0", s.vm))
 					s.typed(t, shell, fmt.Sprintf("qm set %d --delete scsi5", s.vm))
-					err = again(t.Context())
+					err = s.again(t.Context())
 				}
 				if c.refused == "" {
 					must(t, err)
@@ -60,7 +57,7 @@ func TestAdviceKeepsAForeignDisk(t *testing.T) {
 					for _, command := range advised.FindAllString(strings.Join(fault.Hints(err), "\n"), -1) {
 						s.typed(t, shell, command)
 					}
-					must(t, again(t.Context()))
+					must(t, s.again(t.Context()))
 				}
 				must(t, s.ended())
 				s.requireNothingElse(t, nil, "in the end")

@@ -27,17 +27,13 @@ func TestTheVMIDIsTaken(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			inBubble(t, func(t *testing.T) {
-				s, again := newForeignExchange(t, foreignWay{cluster.Recreate, false})
-				var undo func() error
+				s := newForeignExchange(t, foreignWay{cluster.Recreate, false})
+				var undo func()
 				made := func(call record.Call) bool { return call.Params["vmid"] == strconv.Itoa(c.vmid) }
 				came, err := s.disturbed(t.Context(), t, foreignMoment{is: made}, func() {
-					for _, act := range foreignActs() {
-						if act.name == c.act {
-							var errAct error
-							undo, errAct = act.do(s)
-							must(t, errAct)
-						}
-					}
+					var errAct error
+					undo, errAct = s.play(foreignActNamed(c.act))
+					must(t, errAct)
 				})
 				if !came {
 					t.Fatal("it could not be taken")
@@ -52,11 +48,11 @@ func TestTheVMIDIsTaken(t *testing.T) {
 						t.Fatal("it continued with their VM")
 					}
 					requireForeignSaid(t, s, err)
-					if err := again(t.Context()); fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), c.err) {
+					if err := s.again(t.Context()); fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), c.err) {
 						t.Errorf("err = %v, want %q", err, c.err)
 					}
-					must(t, undo())
-					must(t, again(t.Context()))
+					undo()
+					must(t, s.again(t.Context()))
 				}
 				must(t, s.ended())
 				s.requireNothingElse(t, nil, "in the end")

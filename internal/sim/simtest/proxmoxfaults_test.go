@@ -156,14 +156,14 @@ func (f faultyRoll) play(t *testing.T) {
 // rollInTime fails the test if a roll exceeds longestRoll.
 func (l *Lab) rollInTime(t *testing.T, run string) error {
 	t.Helper()
-	return inTime(t, l.as(run).roll(planning.Policy{}))
+	return inTime(t.Context(), t, l.as(run).roll(planning.Policy{}))
 }
 
 // inTime fails the test if do exceeds longestRoll.
-func inTime(t *testing.T, do func(context.Context) error) error {
+func inTime(ctx context.Context, t *testing.T, do func(context.Context) error) error {
 	t.Helper()
 	start := time.Now()
-	err := do(t.Context())
+	err := do(ctx)
 	if took := time.Since(start); took > longestRoll {
 		t.Errorf("it took %s: %v", took, err)
 	}
@@ -248,7 +248,7 @@ func TestRollWithADeadEntryNode(t *testing.T) {
 						}
 						return addr
 					}
-					err = inTime(t, c.roll(planning.Policy{}))
+					err = inTime(t.Context(), t, c.roll(planning.Policy{}))
 					if err == nil || n == 0 {
 						break
 					}
@@ -314,9 +314,7 @@ func TestRollWithAKilledCreation(t *testing.T) {
 		}
 		requireSaid(t, err, []string{fmt.Sprintf("with qm unlock %d && qm destroy %[1]d, then run the same command again", vmid)})
 		lab.World.SetLock(vmid, "")
-		upid, err := lab.World.DestroyVM("", "pve1", world.DestroyRequest{ID: vmid})
-		must(t, err)
-		lab.World.WaitTask(upid)
+		lab.done(lab.World.DestroyVM("", "pve1", world.DestroyRequest{ID: vmid}))
 		if err := lab.rollInTime(t, thirdRun); err != nil {
 			t.Fatalf("the roll after it: %v", err)
 		}

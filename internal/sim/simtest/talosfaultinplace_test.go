@@ -82,4 +82,4 @@ func normalTroubles() map[string]*talosFault {
 	}
 }
 
-func poweredOn(s *talosScene) { must(s.t, s.World.PowerOn(s.Lab.node(s.rolls).VMID)) }
+func poweredOn(s *talosScene) { must(s.t, s.World.PowerOn(s.machine().VMID)) }
