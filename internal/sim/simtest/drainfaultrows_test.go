@@ -37,10 +37,6 @@ func faultsOfBudgets() map[string]*talosFault {
 			first: inTurn(deployed(shop), budgeted("shop"), budgeted("shop-too")), mends: inTurn(unbudgeted("shop"), unbudgeted("shop-too")),
 			says: []string{two, "change the PodDisruptionBudgets so that only one covers a pod"}, noted: "This pod has more than one PodDisruptionBudget", stands: untouched,
 		},
-		"two budgets for one pod, and deletion after that": {
-			roll: []string{deleteAfter}, first: inTurn(deployed(shop), budgeted("shop"), budgeted("shop-too")),
-			noted: "(roll.drain.onTimeout: delete): " + two, stands: untouched,
-		},
 	}
 }
 
@@ -59,13 +55,6 @@ func faultsOfAdmission(s cluster.Strategy) map[string]*talosFault {
 		"a webhook that denies it": {
 			first: inTurn(deployed(shop), hooked("pods/eviction")), mends: unhooked,
 			says: []string{"default/shop-", "(" + denied + ")", "change the webhook or policy that denies it to allow the eviction"}, noted: "can't go yet: " + denied, stands: untouched,
-		},
-		"a webhook that denies it for a while": {
-			first: inTurn(deployed(shop), hooked("pods/eviction")), at: atDrain, begins: meanwhile(20*time.Second, unhooked), noted: "can't go yet: " + denied, stands: untouched,
-		},
-		"a webhook that denies it, and deletion after that": {
-			roll: []string{deleteAfter}, first: inTurn(deployed(shop), hooked("pods/eviction")),
-			noted: "which was refused for 1m0s (roll.drain.onTimeout: delete): " + denied, stands: untouched,
 		},
 		"a webhook that denies every deletion, too": {
 			roll: []string{deleteAfter}, first: inTurn(deployed(shop), hooked("pods/eviction", "pods")), mends: unhooked,

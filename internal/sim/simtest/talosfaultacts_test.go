@@ -60,6 +60,8 @@ func breakEtcd(f talosapi.EtcdFault, names ...string) func(*talosScene) {
 // switchedOff is a machine whose VM a person has stopped.
 func switchedOff(s *talosScene) { must(s.t, s.World.PowerOff(s.machine().VMID)) }
 
+func poweredOn(s *talosScene) { must(s.t, s.World.PowerOn(s.machine().VMID)) }
+
 func switchedOn(s *talosScene) {
 	n := s.machine()
 	s.done(s.World.Start("root@pam", n.Host, n.VMID))
