@@ -4,7 +4,6 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -86,31 +85,22 @@ func TestCrash(t *testing.T) {
 }
 
 func chosenWholes() []whole {
-	all := wholes()
 	if *crashAll || *crashSlice > 0 {
-		return all
+		return wholes()
 	}
-	var few []whole
-	for _, i := range rand.New(rand.NewPCG(*crashSeed, 0)).Perm(len(all))[:fewCombinations] {
-		few = append(few, all[i])
-	}
-	return few
+	return drawn(wholes(), fewCombinations, *crashSeed, "")
 }
 
 // slice chooses points, numbered from 1, different ones for each combination.
 func (c crash) slice(n int) []int {
-	var seed uint64
-	for _, b := range []byte(c.String()) {
-		seed = seed*31 + uint64(b)
-	}
-	all := rand.New(rand.NewPCG(*crashSeed, seed)).Perm(n)
+	all := make([]int, n)
 	for i := range all {
-		all[i]++
+		all[i] = i + 1
 	}
 	if *crashAll {
 		return all
 	}
-	return all[:min(max(1, *crashSlice), n)]
+	return drawn(all, max(1, *crashSlice), *crashSeed, c.String())
 }
 
 // undisturbed rolls a whole cluster and checks the result.

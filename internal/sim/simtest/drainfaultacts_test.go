@@ -24,18 +24,9 @@ func meanwhile(d time.Duration, act func(*talosScene)) func(*talosScene) {
 	return func(s *talosScene) { time.AfterFunc(d, func() { act(s) }) }
 }
 
-// put creates an object in the lab, past its API.
-func (s *talosScene) put(r schema.GroupVersionResource, o store.Object) {
-	s.t.Helper()
-	_, err := s.Kube.Store().Create(s.t.Context(), r, o)
-	must(s.t, err)
-}
-
-// drop deletes an object as a person does.
-func (s *talosScene) drop(r schema.GroupVersionResource, namespace, name string) {
-	s.t.Helper()
-	_, err := s.Kube.Store().Delete(s.t.Context(), r, namespace, name, metav1.DeleteOptions{})
-	must(s.t, err)
+// dropped is an object that a person deletes.
+func dropped(r schema.GroupVersionResource, namespace, name string) func(*talosScene) {
+	return func(s *talosScene) { without(r, namespace, name)(s.Lab) }
 }
 
 // shop is a workload of one pod, on the rolled node.
@@ -62,12 +53,16 @@ func podsOf(app string) corev1.PodTemplateSpec {
 	}
 }
 
+func selecting(app string) *metav1.LabelSelector {
+	return &metav1.LabelSelector{MatchLabels: map[string]string{"app": app}}
+}
+
 func deployed(edits ...func(*appsv1.Deployment)) func(*talosScene) {
 	return func(s *talosScene) {
 		d := &appsv1.Deployment{
 			ObjectMeta: metav1.ObjectMeta{Name: "shop", Namespace: corev1.NamespaceDefault},
 			Spec: appsv1.DeploymentSpec{
-				Replicas: new(int32(1)), Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "shop"}}, Template: podsOf("shop"),
+				Replicas: new(int32(1)), Selector: selecting("shop"), Template: podsOf("shop"),
 			},
 		}
 		for _, edit := range edits {
@@ -85,7 +80,7 @@ func deployed(edits ...func(*appsv1.Deployment)) func(*talosScene) {
 func stateful(s *talosScene) {
 	s.put(store.StatefulSets(), &appsv1.StatefulSet{
 		ObjectMeta: metav1.ObjectMeta{Name: "db", Namespace: corev1.NamespaceDefault},
-		Spec:       appsv1.StatefulSetSpec{Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "db"}}, Template: podsOf("db")},
+		Spec:       appsv1.StatefulSetSpec{Selector: selecting("db"), Template: podsOf("db")},
 	})
 	time.Sleep(20 * time.Second)
 }
@@ -99,29 +94,28 @@ func bare(s *talosScene) {
 
 func gone(pod string) func(*talosScene) {
 	return func(s *talosScene) {
-		s.drop(store.Pods(), corev1.NamespaceDefault, pod)
+		dropped(store.Pods(), corev1.NamespaceDefault, pod)(s)
 		time.Sleep(5 * time.Second)
 	}
 }
 
 // unguarded removes the finalizer from the pods.
 func unguarded(s *talosScene) {
+	update := func(r schema.GroupVersionResource, o store.Object) {
+		must(s.t, errOf(s.Kube.Store().Update(s.t.Context(), r, o, store.Main)))
+	}
 	d, err := s.Kube.Store().Get(s.t.Context(), store.Deployments(), corev1.NamespaceDefault, "shop")
 	must(s.t, err)
 	fresh := d.(*appsv1.Deployment).DeepCopy()
 	fresh.Spec.Template.Finalizers = nil
-	_, err = s.Kube.Store().Update(s.t.Context(), store.Deployments(), fresh, store.Main)
-	must(s.t, err)
+	update(store.Deployments(), fresh)
 	time.Sleep(5 * time.Second)
 	pods, _, err := s.Kube.Store().List(s.t.Context(), store.Pods(), corev1.NamespaceDefault)
 	must(s.t, err)
 	for _, p := range pods {
-		if len(p.GetFinalizers()) > 0 {
-			fresh := p.(*corev1.Pod).DeepCopy()
-			fresh.Finalizers = nil
-			_, err := s.Kube.Store().Update(s.t.Context(), store.Pods(), fresh, store.Main)
-			must(s.t, err)
-		}
+		fresh := p.(*corev1.Pod).DeepCopy()
+		fresh.Finalizers = nil
+		update(store.Pods(), fresh)
 	}
 	time.Sleep(5 * time.Second)
 }
@@ -132,7 +126,7 @@ func budgeted(name string) func(*talosScene) {
 		s.put(store.Budgets(), &policyv1.PodDisruptionBudget{
 			ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: corev1.NamespaceDefault},
 			Spec: policyv1.PodDisruptionBudgetSpec{
-				MinAvailable: new(intstr.FromInt32(1)), Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "shop"}},
+				MinAvailable: new(intstr.FromInt32(1)), Selector: selecting("shop"),
 			},
 		})
 		time.Sleep(5 * time.Second)
@@ -140,15 +134,11 @@ func budgeted(name string) func(*talosScene) {
 }
 
 func unbudgeted(name string) func(*talosScene) {
-	return func(s *talosScene) { s.drop(store.Budgets(), corev1.NamespaceDefault, name) }
-}
-
-func terminated(namespace string) func(*talosScene) {
-	return func(s *talosScene) { s.drop(store.Namespaces(), "", namespace) }
+	return dropped(store.Budgets(), corev1.NamespaceDefault, name)
 }
 
 // kubeletDies stops only the kubelet; the machine and its API run.
-func kubeletDies(s *talosScene) { s.Kube.NodeDown(s.Lab.node(s.rolls).UUID) }
+func kubeletDies(s *talosScene) { s.Kube.NodeDown(s.machine().UUID) }
 
 func apiAway(s *talosScene) {
 	s.Recorder.Hooks(func(c record.Call) error {
@@ -184,19 +174,17 @@ func (s *talosScene) useKubeconfig(group string, life time.Duration) {
 // podDisk attaches a volume to the VM as a CSI driver does.
 func podDisk(s *talosScene) {
 	must(s.t, s.World.AddLUN("fast", "pve1", "9999/vm-9999-pvc-0b5f.raw", 1<<30, world.NewMedia(nil)))
-	s.EditVM(s.Lab.node(s.rolls).VMID, "scsi7", "fast:9999/vm-9999-pvc-0b5f.raw")
+	s.EditVM(s.machine().VMID, "scsi7", "fast:9999/vm-9999-pvc-0b5f.raw")
 	proxmoxVolume("9999/vm-9999-pvc-0b5f.raw")(s.Lab)
 }
 
 func podDiskGone(s *talosScene) {
-	must(s.t, s.World.SetConfig("", "pve1", world.ChangeRequest{ID: s.Lab.node(s.rolls).VMID, Delete: []string{"scsi7"}}))
+	must(s.t, s.World.SetConfig("", "pve1", world.ChangeRequest{ID: s.machine().VMID, Delete: []string{"scsi7"}}))
 }
 
 // podDiskFreed deletes its claim.
 func podDiskFreed(s *talosScene) {
-	upid, err := s.World.DeleteVolume("", "pve1", "fast:9999/vm-9999-pvc-0b5f.raw")
-	must(s.t, err)
-	s.World.WaitTask(upid)
+	s.done(s.World.DeleteVolume("", "pve1", "fast:9999/vm-9999-pvc-0b5f.raw"))
 }
 
 // attached is a volume that its driver can't detach.
@@ -236,7 +224,7 @@ func agent(s *talosScene) {
 	}}}
 	s.put(store.DaemonSets(), &appsv1.DaemonSet{
 		ObjectMeta: metav1.ObjectMeta{Name: "agent", Namespace: corev1.NamespaceDefault},
-		Spec:       appsv1.DaemonSetSpec{Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "agent"}}, Template: pods},
+		Spec:       appsv1.DaemonSetSpec{Selector: selecting("agent"), Template: pods},
 	})
 	time.Sleep(20 * time.Second)
 	c, err := s.Client().connect(s.t.Context())
@@ -248,5 +236,3 @@ func agent(s *talosScene) {
 		s.t.Errorf("attached: %+v", volumes)
 	}
 }
-
-func detached(s *talosScene) { s.drop(store.Attachments(), "", "stuck") }

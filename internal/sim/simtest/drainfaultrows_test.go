@@ -10,6 +10,7 @@ import (
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim/kubeapi"
+	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
 )
 
 const deleteAfter = "drain: {timeout: 1m, onTimeout: delete}"
@@ -36,10 +37,6 @@ func faultsOfBudgets() map[string]*talosFault {
 			first: inTurn(deployed(shop), budgeted("shop"), budgeted("shop-too")), mends: inTurn(unbudgeted("shop"), unbudgeted("shop-too")),
 			says: []string{two, "change the PodDisruptionBudgets so that only one covers a pod"}, noted: "This pod has more than one PodDisruptionBudget", stands: untouched,
 		},
-		"two budgets for one pod, and deletion after that": {
-			roll: []string{deleteAfter}, first: inTurn(deployed(shop), budgeted("shop"), budgeted("shop-too")),
-			noted: "(roll.drain.onTimeout: delete): " + two, stands: untouched,
-		},
 	}
 }
 
@@ -59,13 +56,6 @@ func faultsOfAdmission(s cluster.Strategy) map[string]*talosFault {
 			first: inTurn(deployed(shop), hooked("pods/eviction")), mends: unhooked,
 			says: []string{"default/shop-", "(" + denied + ")", "change the webhook or policy that denies it to allow the eviction"}, noted: "can't go yet: " + denied, stands: untouched,
 		},
-		"a webhook that denies it for a while": {
-			first: inTurn(deployed(shop), hooked("pods/eviction")), at: atDrain, begins: meanwhile(20*time.Second, unhooked), noted: "can't go yet: " + denied, stands: untouched,
-		},
-		"a webhook that denies it, and deletion after that": {
-			roll: []string{deleteAfter}, first: inTurn(deployed(shop), hooked("pods/eviction")),
-			noted: "which was refused for 1m0s (roll.drain.onTimeout: delete): " + denied, stands: untouched,
-		},
 		"a webhook that denies every deletion, too": {
 			roll: []string{deleteAfter}, first: inTurn(deployed(shop), hooked("pods/eviction", "pods")), mends: unhooked,
 			says: []string{"gave up after 1m0s", denied}, noted: "deleting pod default/shop-", stands: untouched,
@@ -80,7 +70,7 @@ func faultsOfAdmission(s cluster.Strategy) map[string]*talosFault {
 			says: []string{"does not accept the kubeconfig's credentials: Unauthorized", "is left cordoned: run the same command again to continue from there"}, stands: leftCordoned(s),
 		},
 		"a namespace that is being terminated": {
-			first: deployed(stubborn, inNamespace("old")), at: atDrain, begins: terminated("old"),
+			first: deployed(stubborn, inNamespace("old")), at: atDrain, begins: dropped(store.Namespaces(), "", "old"),
 			noted: "unable to create new content in namespace old because it is being terminated", stands: untouched,
 		},
 	}
@@ -149,7 +139,7 @@ func faultsOfVolumes(s cluster.Strategy) map[string]*talosFault {
 		},
 		"a volume of a pod that the drain leaves": {first: agent, stands: untouched},
 		"a volume that is never detached": {
-			first: attached, mends: detached,
+			first: attached, mends: dropped(store.Attachments(), "", "stuck"),
 			says: []string{
 				"volumes of wk1 detached: gave up after 1m0s", "still attached: PersistentVolume pv-1 (claim default/data, driver csi.example.com) can't be detached: rpc error: code = Internal desc = disk is busy",
 				"nothing of VM 9031 was touched",

@@ -6,8 +6,6 @@ import (
 	"testing"
 	"testing/synctest"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/recast-sh/recast/cluster"
 )
 
@@ -29,31 +27,9 @@ func drainFaults(s cluster.Strategy) map[string]*talosFault {
 		if f.at == atDrain {
 			f.at = drain[s]
 		}
-		f.untouched()
+		f.spares = true
 	}
 	return all
-}
-
-// untouched also checks that the fault leaves the VM as it was, in the same boot.
-func (f *talosFault) untouched() {
-	var was machineState
-	first, mends := f.first, f.mends
-	f.first = func(s *talosScene) {
-		if first != nil {
-			first(s)
-		}
-		was = s.machineState()
-	}
-	f.mends = func(s *talosScene) {
-		if len(f.says) > 0 {
-			if diff := cmp.Diff(was, s.machineState()); diff != "" {
-				s.t.Errorf("the machine is not as it was (-before +now):\n%s", diff)
-			}
-		}
-		if mends != nil {
-			mends(s)
-		}
-	}
 }
 
 type machineState struct {
@@ -64,7 +40,7 @@ type machineState struct {
 // machineState is the machine's state that a failed drain must not change.
 func (s *talosScene) machineState() machineState {
 	s.t.Helper()
-	n := s.Lab.node(s.rolls)
+	n := s.machine()
 	vm, err := s.World.LookupVM(n.Host, n.VMID)
 	must(s.t, err)
 	c, err := s.Client().connect(s.t.Context())

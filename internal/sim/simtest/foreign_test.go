@@ -29,11 +29,9 @@ type foreignCell struct {
 	at  foreignMoment
 }
 
-type foreignList []foreignCell
-
 // foreignCells are a selection for an exchange with that many changes; the seed selects.
-func foreignCells(way foreignWay, changes, short, usual int) foreignList {
-	var all foreignList
+func foreignCells(way foreignWay, changes, n int) []foreignCell {
+	var all []foreignCell
 	for _, act := range foreignActs() {
 		for n := 1; n <= changes; n++ {
 			for _, after := range []bool{false, true} {
@@ -41,47 +39,51 @@ func foreignCells(way foreignWay, changes, short, usual int) foreignList {
 			}
 		}
 	}
-	var seed uint64
-	for _, b := range []byte(way.String()) {
-		seed = seed*31 + uint64(b)
+	if *foreignMany > 0 {
+		n = *foreignMany
 	}
-	rand.New(rand.NewPCG(*crashSeed, seed)).Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
-	switch {
-	case *foreignMany > 0:
-		usual = *foreignMany
-	case testing.Short():
-		usual = short
-	}
-	return all[:min(usual, len(all))]
+	return drawn(all, n, *crashSeed, way.String())
 }
 
-// run plays each cell in its own world and counts the results.
-func (list foreignList) run(t *testing.T, try func(t *testing.T, c foreignCell) foreignResult) {
-	var struck, stopped, broken atomic.Int64
+// drawn are n of a list, or all if there are fewer, in an order that depends on the seed and
+// a name.
+func drawn[E any](list []E, n int, seed uint64, name string) []E {
+	var stream uint64
+	for _, b := range []byte(name) {
+		stream = stream*31 + uint64(b)
+	}
+	list = slices.Clone(list)
+	rand.New(rand.NewPCG(seed, stream)).Shuffle(len(list), func(i, j int) { list[i], list[j] = list[j], list[i] })
+	return list[:min(n, len(list))]
+}
+
+// foreignResults counts what came of the cells of one way.
+type foreignResults struct{ cells, struck, stopped, violations atomic.Int64 }
+
+// foreignHands plays n cells of a way, each in a scene of its own.
+func foreignHands(t *testing.T, way foreignWay, n int, begin func(t *testing.T, way foreignWay) *foreignScene) {
+	t.Parallel()
+	changes := 0
+	synctest.Test(t, func(t *testing.T) { changes = begin(t, way).undisturbed(t) })
+	var r foreignResults
 	t.Run("cells", func(t *testing.T) {
-		for _, c := range list {
+		for _, c := range foreignCells(way, changes, n) {
 			t.Run(strings.ReplaceAll(c.act.name+"/"+c.at.String(), " ", "_"), func(t *testing.T) {
 				t.Parallel()
-				synctest.Test(t, func(t *testing.T) {
-					r := try(t, c)
-					struck.Add(r.struck)
-					stopped.Add(r.stopped)
-					broken.Add(r.broken)
-				})
+				synctest.Test(t, func(t *testing.T) { c.run(t, begin(t, way), &r) })
 			})
 		}
 	})
-	if len(list) > 10 && struck.Load() == 0 {
+	if r.cells.Load() > 10 && r.struck.Load() == 0 {
 		t.Error("no act was possible")
 	}
-	for name, n := range map[string]int64{"cells": int64(len(list)), "struck": struck.Load(), "stopped": stopped.Load(), "violations": broken.Load()} {
-		t.Attr(name, strconv.FormatInt(n, 10))
+	for name, n := range map[string]*atomic.Int64{"cells": &r.cells, "struck": &r.struck, "stopped": &r.stopped, "violations": &r.violations} {
+		t.Attr(name, strconv.FormatInt(n.Load(), 10))
 	}
 }
 
-// newForeignExchange is a VM without a guest whose system is to be exchanged. again
-// continues the exchange.
-func newForeignExchange(t *testing.T, way foreignWay) (s *foreignScene, again func(context.Context) error) {
+// newForeignExchange is a VM without a guest whose system is to be exchanged.
+func newForeignExchange(t *testing.T, way foreignWay) *foreignScene {
 	t.Helper()
 	owned, strategy, disk := ownDisks, way.strategy, fmt.Sprintf("scsi1 of VM %d", matrixVM)
 	if way.holder {
@@ -91,12 +93,12 @@ func newForeignExchange(t *testing.T, way foreignWay) (s *foreignScene, again fu
 		strategy = cluster.Recreate
 	}
 	lab := newMatrixLab(t, usualShape(owned, strategy))
-	s = &foreignScene{
+	s := &foreignScene{
 		world: lab.world, recorder: lab.recorder, way: way, host: matrixHost, other: "pve2", vm: matrixVM, holder: matrixHolder, park: matrixParking, disk: disk, storage: "data",
 	}
 	lab.world.AddHost(s.other)
-	exchange := func(ctx context.Context) error { return s.exchange(ctx, lab, strategy) }
-	s.act = exchange
+	s.act = func(ctx context.Context) error { return s.exchange(ctx, lab, strategy) }
+	s.again, s.ended = s.act, s.exchanged
 	if way.strategy == cluster.PutBack {
 		ctx, kill := context.WithCancel(t.Context())
 		defer kill()
@@ -106,7 +108,7 @@ func newForeignExchange(t *testing.T, way foreignWay) (s *foreignScene, again fu
 		}
 		s.giveUp = true
 	}
-	return s, exchange
+	return s
 }
 
 // exchange is a process that begins or continues the exchange, and waits for other users'
@@ -136,27 +138,17 @@ func TestForeignHands(t *testing.T) {
 			continue
 		}
 		t.Run(way.String(), func(t *testing.T) {
-			t.Parallel()
-			changes := 0
-			synctest.Test(t, func(t *testing.T) {
-				s, _ := newForeignExchange(t, way)
-				changes = s.undisturbed(t)
-			})
-			foreignCells(way, changes, 2, 8).run(t, func(t *testing.T, c foreignCell) foreignResult {
-				s, again := newForeignExchange(t, way)
-				return c.run(t, s, func() error {
-					if err := again(t.Context()); err != nil || c.act.destroys {
-						return err
-					}
-					return s.ended()
-				})
-			})
+			n := 8
+			if testing.Short() {
+				n = 2
+			}
+			foreignHands(t, way, n, newForeignExchange)
 		})
 	}
 }
 
-// ended says how the final state deviates.
-func (s *foreignScene) ended() error {
+// exchanged says how the final state deviates.
+func (s *foreignScene) exchanged() error {
 	vm, errVM := s.look(s.vm)
 	park, errPark := s.look(s.parking())
 	if err := errors.Join(errVM, errPark); err != nil {
@@ -174,28 +166,27 @@ func (s *foreignScene) ended() error {
 	return nil
 }
 
-type foreignResult struct{ struck, stopped, broken int64 }
-
 // run disturbs a scene, checks the result, reverts the disturbance, and checks that the
 // next run completes.
-func (c foreignCell) run(t *testing.T, s *foreignScene, again func() error) (r foreignResult) {
-	var undo func() error
+func (c foreignCell) run(t *testing.T, s *foreignScene, r *foreignResults) {
+	r.cells.Add(1)
+	var undo func()
 	var errAct error
 	var theirs []string // promises broken by the act itself
 	var where string
 	came, err := s.disturbed(t.Context(), t, c.at, func() {
 		before := s.world.Violations()
 		where = s.places()
-		undo, errAct = c.act.do(s)
+		undo, errAct = s.play(c.act)
 		theirs = slices.DeleteFunc(s.world.Violations(), func(v string) bool { return slices.Contains(before, v) })
 	})
 	if !came {
 		t.Logf("the run was over after %d changes", len(s.changes))
-		return r
+		return
 	}
 	change := s.changes[min(c.at.change, len(s.changes))-1]
 	if errAct == nil {
-		r.struck = 1
+		r.struck.Add(1)
 	}
 	t.Logf("%s (%s): they: %v; their doing: %q; the run: %v", change, where, errAct, theirs, err)
 	if strings.HasSuffix(change, "/status/start") && !c.at.after {
@@ -205,26 +196,26 @@ func (c foreignCell) run(t *testing.T, s *foreignScene, again func() error) (r f
 		theirs = append(theirs, s.late()...)
 	}
 	if err != nil {
-		r.stopped = 1
+		r.stopped.Add(1)
 		requireForeignSaid(t, s, err)
 	}
-	r.broken += s.requireNothingElse(t, theirs, "after the run")
+	r.violations.Add(s.requireNothingElse(t, theirs, "after the run"))
 	if undo != nil {
-		if err := undo(); err != nil {
-			t.Fatalf("take it back: %v", err)
-		}
+		undo()
 	}
-	err = again()
+	err = s.again(t.Context())
+	if err == nil && !c.act.destroys {
+		err = s.ended()
+	}
 	switch {
 	case err == nil:
-	case !c.act.destroys:
+	case c.act.destroys:
+		requireForeignSaid(t, s, err)
+	default:
 		said, _ := saidForeign(err)
 		t.Errorf("the next run: %s", said)
-	default:
-		requireForeignSaid(t, s, err)
 	}
-	r.broken += s.requireNothingElse(t, theirs, "in the end")
-	return r
+	r.violations.Add(s.requireNothingElse(t, theirs, "in the end"))
 }
 
 // together are the broken promises about disks in two running VMs.

@@ -3,6 +3,7 @@ package simtest
 import (
 	"cmp"
 	"errors"
+	"slices"
 	"strings"
 
 	"github.com/recast-sh/recast/internal/sim/world"
@@ -11,129 +12,113 @@ import (
 // foreignAct is another person's act, as root@pam.
 type foreignAct struct {
 	name string
+	// on finds the VM that it is about, and the drive with the data disk if it is about that.
+	on func(s *foreignScene) (vm world.VM, key string, err error)
 	// do fails if the act does not apply, or Proxmox refuses it. undo reverts it as far as
-	// possible; nil: not needed.
-	do func(s *foreignScene) (undo func() error, err error)
+	// possible: what it leaves, the next run shows; nil: not needed.
+	do func(s *foreignScene, vm world.VM, key string) (undo func(), err error)
 	// destroys says that the worker can lose something for good, if only the name of its disk.
 	destroys bool
 }
 
-// onForeign is an act on a VM, if there is one.
-func onForeign(id func(*foreignScene) int, act func(s *foreignScene, vm world.VM) (func() error, error)) func(*foreignScene) (func() error, error) {
-	return func(s *foreignScene) (func() error, error) {
-		vm, err := s.look(id(s))
-		if err != nil {
-			return nil, err
-		}
-		return act(s, vm)
+// play plays an act, if there is what it is about.
+func (s *foreignScene) play(act foreignAct) (undo func(), err error) {
+	vm, key, err := act.on(s)
+	if err != nil {
+		return nil, err
 	}
+	return act.do(s, vm, key)
 }
 
-// onForeignData is an act on the VM, or the parking VM, that has the data disk at key.
-func onForeignData(act func(s *foreignScene, vm world.VM, key string) (func() error, error)) func(*foreignScene) (func() error, error) {
-	return func(s *foreignScene) (func() error, error) {
-		vm, key, err := s.dataKey()
-		if err != nil {
-			return nil, err
-		}
-		return act(s, vm, key)
-	}
+func foreignActNamed(name string) foreignAct {
+	all := foreignActs()
+	return all[slices.IndexFunc(all, func(act foreignAct) bool { return act.name == name })]
 }
 
 // editsForeign changes one key of a VM and reverts it later.
-func editsForeign(id func(*foreignScene) int, key string, value func(old string) string) func(*foreignScene) (func() error, error) {
-	return onForeign(id, func(s *foreignScene, vm world.VM) (func() error, error) {
+func editsForeign(key string, value func(old string) string) func(*foreignScene, world.VM, string) (func(), error) {
+	return func(s *foreignScene, vm world.VM, _ string) (func(), error) {
 		old, had := vm.Config[key]
-		undo := func() error {
-			if _, err := s.look(vm.ID); err != nil {
-				return nil // it is gone, with the change
+		undo := func() {
+			if had {
+				s.change(vm.ID, map[string]string{key: old})
+			} else {
+				s.change(vm.ID, nil, key)
 			}
-			if !had {
-				return s.change(vm.ID, nil, key)
-			}
-			return s.change(vm.ID, map[string]string{key: old})
 		}
 		return undo, s.change(vm.ID, map[string]string{key: value(old)})
-	})
+	}
 }
 
-func ofVM(s *foreignScene) int      { return s.vm }
-func ofParking(s *foreignScene) int { return s.parking() }
-func ofHolder(s *foreignScene) int  { return s.holder }
+func ofVM(s *foreignScene) (world.VM, string, error)      { return s.found(s.vm) }
+func ofParking(s *foreignScene) (world.VM, string, error) { return s.found(s.parking()) }
+func ofHolder(s *foreignScene) (world.VM, string, error)  { return s.found(s.holder) }
+func ofData(s *foreignScene) (world.VM, string, error)    { return s.dataKey() }
+
+func (s *foreignScene) found(id int) (world.VM, string, error) {
+	vm, err := s.look(id)
+	return vm, "", err
+}
 
 func to(value string) func(string) string { return func(string) string { return value } }
 
+func foreignActs() []foreignAct {
+	return slices.Concat(foreignEdits(), foreignPowers(), foreignDeletions())
+}
+
 func foreignEdits() []foreignAct {
 	return []foreignAct{
-		{name: "edits the description", do: editsForeign(ofVM, "description", func(old string) string { return old + "\nEdited." })},
-		{name: "edits the memory", do: editsForeign(ofVM, "memory", to("8192"))},
-		{name: "adds a disk", do: addsForeignDisk},
-		{name: "detaches the data disk", do: onForeignData(detachesForeign)},
-		{name: "unprotects the parking VM", do: func(s *foreignScene) (func() error, error) {
-			return nil, s.change(s.parking(), map[string]string{"protection": "0"})
+		{name: "edits the description", on: ofVM, do: editsForeign("description", func(old string) string { return old + "\nEdited." })},
+		{name: "edits the memory", on: ofVM, do: editsForeign("memory", to("8192"))},
+		{name: "adds a disk", on: ofVM, do: addsForeignDisk},
+		{name: "detaches the data disk", on: ofData, do: detachesForeign},
+		{name: "unprotects the parking VM", on: ofParking, do: func(s *foreignScene, vm world.VM, _ string) (func(), error) {
+			return nil, s.change(vm.ID, map[string]string{"protection": "0"})
 		}},
-		{name: "spoils the record", do: editsForeign(ofParking, "description", func(old string) string { return strings.Replace(old, `{"cluster"`, `{"cluster`, 1) })},
-		{name: "removes the record", do: editsForeign(ofParking, "description", to("Nothing to see."))},
-		{name: "resizes the data disk", do: onForeignData(func(s *foreignScene, vm world.VM, key string) (func() error, error) {
+		{name: "spoils the record", on: ofParking, do: editsForeign("description", func(old string) string { return strings.Replace(old, `{"cluster"`, `{"cluster`, 1) })},
+		{name: "removes the record", on: ofParking, do: editsForeign("description", to("Nothing to see."))},
+		{name: "resizes the data disk", on: ofData, do: func(s *foreignScene, vm world.VM, key string) (func(), error) {
 			return nil, s.task(s.world.Resize("", s.host, world.ResizeRequest{ID: vm.ID, Disk: key, Size: "+1G"}))
-		})},
-		{name: "moves the data disk to another storage", do: onForeignData(movesForeign)},
-		{name: "reassigns the data disk", do: onForeignData(reassignsForeign), destroys: true}, // its name: it may come back under another one
-		{name: "attaches a volume of a pod", do: attachesForeignPod},
-		{name: "names the data disk twice", do: namesForeignTwice(0)},
-		{name: "names the data disk in another VM", do: namesForeignTwice(foreignVM)},
+		}},
+		{name: "moves the data disk to another storage", on: ofData, do: movesForeign},
+		{name: "reassigns the data disk", on: ofData, do: reassignsForeign, destroys: true}, // its name: it may come back under another one
+		{name: "attaches a volume of a pod", on: ofVM, do: attachesForeignPod},
+		{name: "names the data disk twice", on: ofData, do: namesForeignTwice},
+		{name: "names the data disk in another VM", on: ofData, do: func(s *foreignScene, _ world.VM, _ string) (func(), error) {
+			return namesForeignTwice(s, world.VM{ID: foreignVM}, "")
+		}},
 	}
 }
 
 func foreignPowers() []foreignAct {
 	return []foreignAct{
-		{name: "starts the VM", do: onForeign(ofVM, startsForeign)},
-		{name: "starts the parking VM", do: onForeign(ofParking, startsForeign)},
-		{name: "starts the holder", do: onForeign(ofHolder, startsForeign)},
-		{name: "stops the VM", do: func(s *foreignScene) (func() error, error) {
-			if vm, err := s.look(s.vm); err != nil || !vm.Running {
-				return nil, errors.New("it does not run")
-			}
-			undo := func() error {
-				vm, err := s.look(s.vm)
-				park, errPark := s.look(s.parking())
-				if err != nil || errPark != nil || vm.Running || strings.Contains(park.Config["description"], `"open":true`) {
-					return nil
-				}
-				return s.task(s.world.Start("", s.host, s.vm))
-			}
-			return undo, s.task(s.world.Stop("", s.host, s.vm))
-		}},
-		{name: "migrates the VM", do: onForeign(ofVM, migratesForeign)},
-		{name: "migrates the parking VM", do: onForeign(ofParking, migratesForeign)},
-		{name: "snapshots the VM", do: onForeign(ofVM, snapshotsForeign)},
-		{name: "snapshots the parking VM", do: onForeign(ofParking, snapshotsForeign)},
-		{name: "backs the VM up", do: onForeign(ofVM, backsUpForeign)},
-		{name: "backs the parking VM up", do: onForeign(ofParking, backsUpForeign)},
-		{name: "leaves a lock on the VM", do: onForeign(ofVM, locksForeign)},
-		{name: "leaves a lock on the parking VM", do: onForeign(ofParking, locksForeign)},
+		{name: "starts the VM", on: ofVM, do: startsForeign},
+		{name: "starts the parking VM", on: ofParking, do: startsForeign},
+		{name: "starts the holder", on: ofHolder, do: startsForeign},
+		{name: "stops the VM", on: ofVM, do: stopsForeign},
+		{name: "migrates the VM", on: ofVM, do: migratesForeign},
+		{name: "migrates the parking VM", on: ofParking, do: migratesForeign},
+		{name: "snapshots the VM", on: ofVM, do: snapshotsForeign},
+		{name: "snapshots the parking VM", on: ofParking, do: snapshotsForeign},
+		{name: "backs the VM up", on: ofVM, do: backsUpForeign},
+		{name: "backs the parking VM up", on: ofParking, do: backsUpForeign},
+		{name: "leaves a lock on the VM", on: ofVM, do: locksForeign},
+		{name: "leaves a lock on the parking VM", on: ofParking, do: locksForeign},
 	}
 }
 
 func foreignDeletions() []foreignAct {
 	return []foreignAct{
-		{name: "deletes the VM", do: deletesForeign(ofVM, false), destroys: true},
-		{name: "deletes the VM and what is unreferenced", do: deletesForeign(ofVM, true), destroys: true},
-		{name: "deletes the parking VM", do: deletesForeign(ofParking, false), destroys: true},
-		{name: "deletes the parking VM and what is unreferenced", do: deletesForeign(ofParking, true), destroys: true},
-		{name: "deletes the holder", do: deletesForeign(ofHolder, false), destroys: true},
-		{name: "takes the VMID", do: takesForeign(ofVM)},
-		{name: "takes the VMID of the parking VM", do: takesForeign(func(s *foreignScene) int {
-			if s.parking() != 0 {
-				return s.parking() // refused
-			}
-			return s.park
-		})},
+		{name: "deletes the VM", on: ofVM, do: deletesForeign(false), destroys: true},
+		{name: "deletes the VM and what is unreferenced", on: ofVM, do: deletesForeign(true), destroys: true},
+		{name: "deletes the parking VM", on: ofParking, do: deletesForeign(false), destroys: true},
+		{name: "deletes the parking VM and what is unreferenced", on: ofParking, do: deletesForeign(true), destroys: true},
+		{name: "deletes the holder", on: ofHolder, do: deletesForeign(false), destroys: true},
+		{name: "takes the VMID", on: func(s *foreignScene) (world.VM, string, error) { return world.VM{ID: s.vm}, "", nil }, do: takesForeign},
+		{name: "takes the VMID of the parking VM", on: func(s *foreignScene) (world.VM, string, error) {
+			return world.VM{ID: cmp.Or(s.parking(), s.park)}, "", nil // refused if it exists
+		}, do: takesForeign},
 	}
-}
-
-func foreignActs() []foreignAct {
-	return append(append(foreignEdits(), foreignPowers()...), foreignDeletions()...)
 }
 
 // foreignVM is a VM outside of the cluster.
@@ -161,57 +146,48 @@ func (s *foreignScene) detach(id int, key string) error {
 }
 
 // addsForeignDisk adds a disk to the worker's VM, which is then protected like the others.
-func addsForeignDisk(s *foreignScene) (func() error, error) {
-	if err := s.change(s.vm, map[string]string{"scsi5": s.storage + ":1,serial=theirs"}); err != nil {
+func addsForeignDisk(s *foreignScene, vm world.VM, _ string) (func(), error) {
+	if err := s.change(vm.ID, map[string]string{"scsi5": s.storage + ":1,serial=theirs"}); err != nil {
 		return nil, err
 	}
-	volid := func() (int, string) {
-		for _, d := range s.world.Persistent() {
-			if d.Serial == "theirs" {
-				return d.VMID, d.Key
-			}
-		}
-		return 0, ""
-	}
-	vm, err := s.look(s.vm)
-	if err != nil {
-		return nil, err
-	}
-	name, _, _ := strings.Cut(vm.Config["scsi5"], ",")
-	s.world.Protect(world.Protected{Serial: "theirs", Media: s.world.Media(name, s.host)})
 	// Its owner moves it into another VM.
-	return func() error {
-		id, key := volid()
-		if id != s.vm {
-			return nil
+	return func() {
+		d := s.diskNamed("theirs")
+		if d.VMID != vm.ID || s.defineStranger() != nil {
+			return
 		}
-		if err := s.defineStranger(); err != nil {
-			return err
+		if !strings.HasPrefix(d.Key, "unused") {
+			s.detach(vm.ID, d.Key)
+			d = s.diskNamed("theirs")
 		}
-		if !strings.HasPrefix(key, "unused") {
-			if err := s.detach(s.vm, key); err != nil {
-				return err
-			}
-			_, key = volid()
-		}
-		return s.task(s.world.MoveDisk("", s.host, world.MoveRequest{ID: s.vm, Disk: key, Target: foreignVM, TargetDisk: "scsi5"}))
-	}, nil
+		s.task(s.world.MoveDisk("", s.host, world.MoveRequest{ID: vm.ID, Disk: d.Key, Target: foreignVM, TargetDisk: "scsi5"}))
+	}, s.protect(vm.ID, "scsi5", "theirs")
 }
 
-func detachesForeign(s *foreignScene, vm world.VM, key string) (func() error, error) {
+// protect makes the world guard another person's new disk.
+func (s *foreignScene) protect(id int, key, serial string) error {
+	vm, err := s.look(id)
+	if err != nil {
+		return err
+	}
+	volid, _, _ := strings.Cut(vm.Config[key], ",")
+	s.world.Protect(world.Protected{Serial: serial, Media: s.world.Media(volid, s.host)})
+	return nil
+}
+
+func detachesForeign(s *foreignScene, vm world.VM, key string) (func(), error) {
 	value := vm.Config[key]
-	return func() error {
+	return func() {
 		now, err := s.look(vm.ID)
 		volid, _, _ := strings.Cut(value, ",")
-		if err != nil || now.Config[key] != "" || s.data().Volid != volid {
-			return nil
+		if err == nil && now.Config[key] == "" && s.data().Volid == volid {
+			s.change(vm.ID, map[string]string{key: value})
 		}
-		return s.change(vm.ID, map[string]string{key: value})
 	}, s.detach(vm.ID, key)
 }
 
 // movesForeign is move_disk to another storage, with delete=1.
-func movesForeign(s *foreignScene, vm world.VM, key string) (func() error, error) {
+func movesForeign(s *foreignScene, vm world.VM, key string) (func(), error) {
 	if vm.Config["lock"] != "" || s.way.holder {
 		return nil, errors.New("Proxmox does not let them")
 	}
@@ -221,27 +197,24 @@ func movesForeign(s *foreignScene, vm world.VM, key string) (func() error, error
 	if err != nil {
 		return nil, err
 	}
-	protection := vm.Config["protection"]
-	if err := s.change(vm.ID, map[string]string{"protection": "0"}); err != nil {
-		return nil, err
-	}
-	if err := s.change(vm.ID, map[string]string{key: volid + "," + options}); err != nil {
-		return nil, err
+	protection := cmp.Or(vm.Config["protection"], "0")
+	for _, set := range []map[string]string{{"protection": "0"}, {key: volid + "," + options}} {
+		if err := s.change(vm.ID, set); err != nil {
+			return nil, err
+		}
 	}
 	if vm, err = s.look(vm.ID); err != nil {
 		return nil, err
 	}
-	for _, unused := range []string{"unused0", "unused1"} {
-		if vm.Config[unused] == old {
-			if err := s.change(vm.ID, nil, unused); err != nil {
-				return nil, err
-			}
+	for unused, value := range vm.Config {
+		if value == old {
+			err = errors.Join(err, s.change(vm.ID, nil, unused))
 		}
 	}
-	return nil, s.change(vm.ID, map[string]string{"protection": cmp.Or(protection, "0")})
+	return nil, errors.Join(err, s.change(vm.ID, map[string]string{"protection": protection}))
 }
 
-func reassignsForeign(s *foreignScene, vm world.VM, key string) (func() error, error) {
+func reassignsForeign(s *foreignScene, vm world.VM, key string) (func(), error) {
 	if s.way.holder {
 		return nil, errors.New("that would rename it under its holder")
 	}
@@ -251,55 +224,39 @@ func reassignsForeign(s *foreignScene, vm world.VM, key string) (func() error, e
 	move := func(from, to int, fromKey, toKey string) error {
 		return s.task(s.world.MoveDisk("", s.host, world.MoveRequest{ID: from, Disk: fromKey, Target: to, TargetDisk: toKey}))
 	}
-	if err := move(vm.ID, foreignVM, key, "scsi1"); err != nil {
-		return nil, err
-	}
-	return func() error {
-		if at := s.data(); at.VMID != foreignVM {
-			return nil
-		}
+	return func() {
 		for _, id := range []int{vm.ID, s.parking(), s.vm} {
-			if _, err := s.look(id); err == nil {
-				return move(foreignVM, id, "scsi1", key)
+			if _, err := s.look(id); err == nil && s.data().VMID == foreignVM {
+				move(foreignVM, id, "scsi1", key)
+				return
 			}
 		}
-		return errNoVM
-	}, nil
+	}, move(vm.ID, foreignVM, key, "scsi1")
 }
 
 // attachesForeignPod is what proxmox-csi does for a pod.
-func attachesForeignPod(s *foreignScene) (func() error, error) {
+func attachesForeignPod(s *foreignScene, vm world.VM, _ string) (func(), error) {
 	volid, err := s.world.AllocDisk("", s.host, world.AllocRequest{Storage: s.storage, VMID: 9999, Name: "vm-9999-pvc-1a2b.raw", Bytes: 1 << 30, Format: "raw"})
 	if err != nil {
 		return nil, err
 	}
 	s.world.Protect(world.Protected{Serial: "pvc-1a2b", Media: s.world.Media(volid, s.host)})
-	undo := func() error {
-		if vm, err := s.look(s.vm); err != nil || vm.Config["scsi7"] == "" {
-			return nil
-		}
-		return s.detach(s.vm, "scsi7")
-	}
-	return undo, s.change(s.vm, map[string]string{"scsi7": volid + ",serial=pvc-1a2b"})
+	return s.detaches(vm.ID, "scsi7"), s.change(vm.ID, map[string]string{"scsi7": volid + ",serial=pvc-1a2b"})
 }
 
-// namesForeignTwice names the data disk under a second key of its VM (0), or of another VM.
-func namesForeignTwice(other int) func(s *foreignScene) (func() error, error) {
-	return onForeignData(func(s *foreignScene, vm world.VM, _ string) (func() error, error) {
-		vmid := vm.ID
-		if other != 0 {
-			if err := s.defineStranger(); err != nil {
-				return nil, err
-			}
-			vmid = other
+// detaches removes a drive if the VM still has it.
+func (s *foreignScene) detaches(id int, key string) func() {
+	return func() {
+		if vm, err := s.look(id); err == nil && vm.Config[key] != "" {
+			s.detach(id, key)
 		}
-		undo := func() error {
-			vm, err := s.look(vmid)
-			if err != nil || vm.Config["scsi6"] == "" {
-				return nil
-			}
-			return s.detach(vmid, "scsi6")
-		}
-		return undo, s.change(vmid, map[string]string{"scsi6": s.data().Volid + ",serial=again"})
-	})
+	}
+}
+
+// namesForeignTwice names the data disk under a second key of its VM, or of another VM.
+func namesForeignTwice(s *foreignScene, vm world.VM, _ string) (func(), error) {
+	if err := s.defineStranger(); err != nil {
+		return nil, err
+	}
+	return s.detaches(vm.ID, "scsi6"), s.change(vm.ID, map[string]string{"scsi6": s.data().Volid + ",serial=again"})
 }

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
@@ -15,10 +14,10 @@ import (
 )
 
 // newForeignRoll is a lab whose worker a whole roll replaces.
-func newForeignRoll(t *testing.T, way foreignWay) (*foreignScene, *Lab) {
+func newForeignRoll(t *testing.T, way foreignWay) (s *foreignScene, lab *Lab) {
 	t.Helper()
-	lab := New(t, sim.Options{ControlPlanes: 1, Workers: 1, Holder: way.holder})
-	s := &foreignScene{
+	lab = New(t, sim.Options{ControlPlanes: 1, Workers: 1, Holder: way.holder})
+	s = &foreignScene{
 		world: lab.World, recorder: lab.Recorder, way: way, host: "pve1", vm: wk1, holder: 9201, park: claimVM + 2,
 		disk: "data-wk1", storage: sim.DiskStorage,
 	}
@@ -29,6 +28,15 @@ func newForeignRoll(t *testing.T, way foreignWay) (*foreignScene, *Lab) {
 	c := lab.as(secondRun)
 	c.Emit = s.listen
 	s.act = c.roll(planning.Policy{})
+	s.again = func(context.Context) error {
+		time.Sleep(time.Minute)
+		err := lab.rollInTime(t, thirdRun)
+		if err == nil {
+			requireDrift(t, lab)
+		}
+		return err
+	}
+	s.ended = func() error { return nil }
 	switch way.strategy {
 	case cluster.Rollback:
 		must(t, lab.rollInTime(t, firstRun))
@@ -52,22 +60,9 @@ func TestForeignHandsInARoll(t *testing.T) {
 	long(t)
 	for _, way := range foreignWays() {
 		t.Run(way.String(), func(t *testing.T) {
-			t.Parallel()
-			changes := 0
-			synctest.Test(t, func(t *testing.T) {
+			foreignHands(t, way, 6, func(t *testing.T, way foreignWay) *foreignScene {
 				s, _ := newForeignRoll(t, way)
-				changes = s.undisturbed(t)
-			})
-			foreignCells(way, changes, 0, 6).run(t, func(t *testing.T, c foreignCell) foreignResult {
-				s, lab := newForeignRoll(t, way)
-				return c.run(t, s, func() error {
-					time.Sleep(time.Minute)
-					err := lab.rollInTime(t, thirdRun)
-					if err == nil {
-						requireDrift(t, lab)
-					}
-					return err
-				})
+				return s
 			})
 		})
 	}
@@ -94,14 +89,7 @@ func TestBackupIsWaitedOut(t *testing.T) {
 			inBubble(t, func(t *testing.T) {
 				s, lab := newForeignRoll(t, foreignWay{c.strategy, false})
 				at := foreignMoment{is: func(call record.Call) bool { return strings.HasSuffix(call.Path, c.change) }}
-				came, err := s.disturbed(t.Context(), t, at, func() {
-					for _, act := range foreignActs() {
-						if act.name == c.act {
-							_, err := act.do(s)
-							must(t, err)
-						}
-					}
-				})
+				came, err := s.disturbed(t.Context(), t, at, func() { must(t, errOf(s.play(foreignActNamed(c.act)))) })
 				if !came || err != nil {
 					t.Fatalf("came %t: %v", came, err)
 				}

@@ -9,7 +9,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/fault"
@@ -68,8 +67,10 @@ type foreignScene struct {
 	disk     string // the world's name of the data disk
 	storage  string // of the data disk
 	act      func(ctx context.Context) error
-	giveUp   bool     // the exchange is cancelled
-	changes  []string // changes in Proxmox, in order, without the claim's
+	again    func(ctx context.Context) error // the next run
+	ended    func() error                    // how the final state deviates
+	giveUp   bool                            // the exchange is cancelled
+	changes  []string                        // changes in Proxmox, in order, without the claim's
 
 	mu    sync.Mutex
 	notes []string // notes of the run
@@ -107,12 +108,8 @@ func (s *foreignScene) disturbed(ctx context.Context, t *testing.T, at foreignMo
 		}
 		return nil
 	}, nil)
-	start := time.Now()
-	err = s.act(ctx)
+	err = inTime(ctx, t, s.act)
 	s.recorder.Hooks(nil, nil)
-	if took := time.Since(start); took > longestRoll {
-		t.Errorf("it took %s: %v", took, err)
-	}
 	return came, err
 }
 
@@ -187,9 +184,11 @@ func (s *foreignScene) task(upid string, err error) error {
 }
 
 // data is the data disk's present state.
-func (s *foreignScene) data() world.DiskState {
+func (s *foreignScene) data() world.DiskState { return s.diskNamed(s.disk) }
+
+func (s *foreignScene) diskNamed(serial string) world.DiskState {
 	for _, d := range s.world.Persistent() {
-		if d.Serial == s.disk {
+		if d.Serial == serial {
 			return d
 		}
 	}

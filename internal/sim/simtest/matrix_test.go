@@ -5,11 +5,9 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"math/rand/v2"
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"testing"
 	"testing/synctest"
 
@@ -120,7 +118,7 @@ func undisturbedExchange(t *testing.T, strategy cluster.Strategy, shape matrixSh
 			l.t.Fatalf("undisturbed: %v", err)
 		}
 		text := l.dump()
-		if problems := slices.Concat(l.broken, l.unfreed()); len(problems) > 0 {
+		if problems := l.problems(); len(problems) > 0 {
 			l.t.Fatalf("undisturbed: %q", problems)
 		}
 		return text
@@ -204,12 +202,7 @@ func (m *matrixRun) points() (points []matrixStrike) {
 	if *matrixAll {
 		return points
 	}
-	var seed uint64
-	for _, b := range []byte(m.String()) {
-		seed = seed*31 + uint64(b)
-	}
-	rand.New(rand.NewPCG(*matrixSeed, seed)).Shuffle(len(points), func(i, j int) { points[i], points[j] = points[j], points[i] })
-	return points[:min(*matrixSlice, len(points))]
+	return drawn(points, *matrixSlice, *matrixSeed, m.String())
 }
 
 // strike plays one fault in the exchange, and continues from the resulting state, once
@@ -221,17 +214,17 @@ func (m *matrixRun) strike(t *testing.T, p matrixStrike) {
 		l, s, err := m.disturb(t, p)
 		where := m.where(p, s)
 		if s.seq == 0 {
-			m.fail(t, "%s: never struck: %v", where, err)
+			m.fails(t, where, fmt.Sprintf("never struck: %v", err))
 			return
 		}
 		m.tally.struck[p.fault.name]++
 		if err == nil && !p.fault.kills {
-			m.require(t, l, where+": coped with", p.fault, m.givenUp != "")
+			m.fails(t, where+": coped with", l.deviations(m.ref, m.givenUp != "", p.fault.leaves)...)
 			return
 		}
 		state := l.state() + l.pending()
 		if fresh = !m.seen[state]; !fresh {
-			m.check(t, l, where)
+			m.fails(t, where, l.problems()...)
 			return
 		}
 		m.seen[state] = true
@@ -262,10 +255,13 @@ func (m *matrixRun) where(p matrixStrike, s *struck) string {
 	return fmt.Sprintf("%s: %s at %d, %s %s", m, p.fault.name, p.at, s.call.Method, matrixPath(s.call))
 }
 
-func (m *matrixRun) fail(t *testing.T, format string, args ...any) {
+// fails reports problems.
+func (m *matrixRun) fails(t *testing.T, where string, problems ...string) {
 	t.Helper()
-	m.tally.violate++
-	t.Errorf(format, args...)
+	for _, problem := range problems {
+		m.tally.violate++
+		t.Errorf("%s: %s", where, problem)
+	}
 }
 
 // goOn completes the exchange, forward or back, as the next process would.
@@ -283,11 +279,10 @@ func (m *matrixRun) goOn(t *testing.T, l *matrixLab, where string, f matrixFault
 		err = l.goOn(t.Context(), m.strategy, back)
 	}
 	if err != nil {
-		m.fail(t, "%s%s: %v\n%s", where, what, err, l.state())
-		m.check(t, l, where+what)
+		m.fails(t, where+what, append(l.problems(), fmt.Sprintf("%v\n%s", err, l.state()))...)
 		return
 	}
-	m.require(t, l, where+what, f, back)
+	m.fails(t, where+what, l.deviations(m.ref, back, f.leaves)...)
 }
 
 // goOn is the next process. Only root can remove the VM of a killed creation: recast says
@@ -313,25 +308,23 @@ func (l *matrixLab) goOn(ctx context.Context, strategy cluster.Strategy, back bo
 	return life.exchange(ctx, strategy, back)
 }
 
-// check checks the invariants of the world.
-func (m *matrixRun) check(t *testing.T, l *matrixLab, where string) {
-	t.Helper()
+// problems are the broken promises of the world so far.
+func (l *matrixLab) problems() []string {
 	l.look(record.Call{Method: "everything"})
-	for _, problem := range slices.Concat(l.broken, l.unfreed()) {
-		m.fail(t, "%s: %s", where, problem)
-	}
+	return slices.Concat(l.broken, l.unfreed())
 }
 
-// require requires the world of the undisturbed exchange.
-func (m *matrixRun) require(t *testing.T, l *matrixLab, where string, f matrixFault, back bool) {
-	t.Helper()
-	m.check(t, l, where)
-	if left := l.sweep(); len(left) > 0 && !f.leaves {
-		m.fail(t, "%s: unreferenced volumes are left: %v", where, left)
+// deviations says how the world deviates from that of an undisturbed exchange. leaves says
+// that Proxmox itself may have left a volume behind.
+func (l *matrixLab) deviations(ref matrixReference, back, leaves bool) []string {
+	list := l.problems()
+	if left := l.sweep(); len(left) > 0 && !leaves {
+		list = append(list, fmt.Sprintf("unreferenced volumes are left: %v", left))
 	}
-	if diff := l.differs(m.ref, back, f.leaves); diff != "" {
-		m.fail(t, "%s: the world differs from an undisturbed one (-undisturbed +here):\n%s", where, diff)
+	if diff := l.differs(ref, back, leaves); diff != "" {
+		list = append(list, "the world differs from an undisturbed one (-undisturbed +here):\n"+diff)
 	}
+	return list
 }
 
 // differs compares the world with the expected final one. An exchange that was complete,
@@ -357,22 +350,16 @@ func (l *matrixLab) differs(ref matrixReference, back, renews bool) string {
 	return cmp.Diff(want, got)
 }
 
-var matrixTelling sync.Mutex
-
 // tell prints the figures of the exchange.
 func (m *matrixRun) tell(t *testing.T, points int) {
 	t.Helper()
-	matrixTelling.Lock()
-	defer matrixTelling.Unlock()
 	figures := map[string]int{
 		"points": points, "states": m.tally.states, "resumed": m.tally.resumes, "put-back": m.tally.back, "violations": m.tally.violate,
 	}
-	for _, key := range []string{"points", "states", "resumed", "put-back", "violations"} {
-		t.Attr(key, strconv.Itoa(figures[key]))
+	for name, n := range m.tally.struck {
+		figures["fault:"+name] = n
 	}
-	for _, f := range matrixFaults() {
-		if n := m.tally.struck[f.name]; n > 0 {
-			t.Attr("fault:"+f.name, strconv.Itoa(n))
-		}
+	for key, n := range figures {
+		t.Attr(key, strconv.Itoa(n))
 	}
 }

@@ -226,45 +226,39 @@ func (life *matrixLife) strike(strikes ...matrixStrike) []*struck {
 		list = append(list, &struck{matrixStrike: s})
 	}
 	var mu sync.Mutex
+	which := func(hit func(*struck) bool) []*struck {
+		mu.Lock()
+		defer mu.Unlock()
+		return slices.DeleteFunc(slices.Clone(list), func(s *struck) bool { return !hit(s) })
+	}
 	life.recorder.Hooks(func(call record.Call) error {
 		if call.Late { // it can't be prevented any more
 			return nil
 		}
 		life.deliverBefore(call)
-		var hit []*struck
-		mu.Lock()
-		for _, s := range list {
-			if !s.fault.strikesAt(call) {
-				continue
-			}
-			if s.seen++; s.seen == s.at {
-				s.seq, s.call = call.Seq, call
-				hit = append(hit, s)
-			}
-		}
-		mu.Unlock()
-		for _, s := range hit {
-			if s.fault.before == nil {
-				continue
-			}
+		for _, s := range which(func(s *struck) bool { return s.comesTo(call) && s.fault.before != nil }) {
 			if err := s.fault.before(life, call); err != nil {
 				return err
 			}
 		}
 		return nil
 	}, func(call record.Call) {
-		var hit []*struck
-		mu.Lock()
-		for _, s := range list {
-			if s.seq == call.Seq && s.fault.after != nil {
-				hit = append(hit, s)
-			}
-		}
-		mu.Unlock()
-		for _, s := range hit {
+		for _, s := range which(func(s *struck) bool { return s.seq == call.Seq && s.fault.after != nil }) {
 			s.fault.after(life, call)
 		}
 		life.lookAfter(call)
 	})
 	return list
+}
+
+// comesTo counts a call, and says whether it is the one to strike.
+func (s *struck) comesTo(call record.Call) bool {
+	if !s.fault.strikesAt(call) {
+		return false
+	}
+	if s.seen++; s.seen != s.at {
+		return false
+	}
+	s.seq, s.call = call.Seq, call
+	return true
 }

@@ -279,6 +279,12 @@ func withoutCloudInit(dump string) string {
 
 var parkingInPool = regexp.MustCompile(`(?m)^(pool .*?)(?: 99\d\d)+\]`)
 
+// done waits for a task.
+func (l *matrixLab) done(upid string, err error) error {
+	l.world.WaitTask(upid)
+	return err
+}
+
 // sweep deletes, as root, the new volumes that no configuration names, and lists them.
 func (l *matrixLab) sweep() (left []string) {
 	names, known := l.names(), map[*world.Media]bool{}
@@ -294,9 +300,7 @@ func (l *matrixLab) sweep() (left []string) {
 				continue
 			}
 			left = append(left, v.Volid)
-			upid, err := l.world.DeleteVolume("root@pam", matrixHost, v.Volid)
-			must(l.t, err)
-			l.world.WaitTask(upid)
+			must(l.t, l.done(l.world.DeleteVolume("root@pam", matrixHost, v.Volid)))
 		}
 	}
 	return left
@@ -310,9 +314,7 @@ func (l *matrixLab) removeHalfMade(which func(id int) bool) (found bool) {
 		}
 		found = true
 		l.world.SetLock(vm.ID, "")
-		upid, err := l.world.DestroyVM("root@pam", vm.Host, world.DestroyRequest{ID: vm.ID})
-		must(l.t, err)
-		l.world.WaitTask(upid)
+		must(l.t, l.done(l.world.DestroyVM("root@pam", vm.Host, world.DestroyRequest{ID: vm.ID})))
 	}
 	return found
 }

@@ -2,16 +2,7 @@ package simtest
 
 import (
 	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
-	"crypto/sha256"
 	"crypto/tls"
-	"crypto/x509"
-	"crypto/x509/pkix"
-	"fmt"
-	"math/big"
-	"net"
 	"sync"
 	"testing"
 	"time"
@@ -21,6 +12,7 @@ import (
 	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/internal/pve"
 	"github.com/recast-sh/recast/internal/pve/api"
+	"github.com/recast-sh/recast/internal/pve/api/apitest"
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/sim/network"
 	"github.com/recast-sh/recast/internal/sim/pveapi"
@@ -50,6 +42,7 @@ type matrixLab struct {
 	world    *world.World
 	recorder *record.Recorder
 	network  *network.Network
+	cert     tls.Certificate
 	shape    matrixShape
 	disks    []matrixDisk // all initial volumes
 
@@ -73,13 +66,13 @@ func newMatrixLab(t *testing.T, shape matrixShape) *matrixLab {
 	t.Helper()
 	l := &matrixLab{
 		t: t, world: world.New(world.Options{Cluster: matrixCluster}), recorder: record.New(), network: network.Memory(),
-		shape: shape, named: map[string]string{},
+		cert: apitest.NewCertificate(t), shape: shape, named: map[string]string{},
 	}
 	listener, err := l.network.Listen(matrixEndpoint)
 	must(t, err)
 	l.world.AddHost(matrixHost)
 	server := pveapi.New(l.world, l.recorder, matrixHost)
-	server.Serve(listener, matrixCertificate())
+	server.Serve(listener, l.cert)
 	t.Cleanup(func() {
 		for _, c := range l.clients {
 			c.Close()
@@ -104,24 +97,6 @@ func (l *matrixLab) grant() {
 	}
 }
 
-// matrixCertificate is made once: it is valid in every bubble.
-var matrixCertificate = sync.OnceValue(func() tls.Certificate {
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		panic(err)
-	}
-	begin := time.Date(1999, 1, 1, 0, 0, 0, 0, time.UTC)
-	template := &x509.Certificate{
-		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "pve"}, NotBefore: begin, NotAfter: begin.AddDate(100, 0, 0),
-		IPAddresses: []net.IP{net.ParseIP("127.42.8.1")},
-	}
-	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
-	if err != nil {
-		panic(err)
-	}
-	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}
-})
-
 // matrixLife is one process of recast, from its start to its end or death.
 type matrixLife struct {
 	*matrixLab
@@ -135,10 +110,9 @@ func (l *matrixLab) live(ctx context.Context) (context.Context, *matrixLife) {
 	l.t.Helper()
 	ctx, cancel := context.WithCancel(ctx)
 	life := &matrixLife{matrixLab: l, dialer: l.network.Dialer(), cancel: cancel}
-	sum := sha256.Sum256(matrixCertificate().Certificate[0])
 	px, err := pve.New(api.Options{
 		Endpoints: []string{"https://" + matrixEndpoint}, Token: cluster.Secret(matrixToken + "=" + matrixSecret),
-		Fingerprint: fmt.Sprintf("%x", sum), Dial: life.dialer.DialContext, Poll: 2 * time.Second,
+		Fingerprint: apitest.Fingerprint(l.cert.Leaf), Dial: life.dialer.DialContext, Poll: 2 * time.Second,
 	})
 	must(l.t, err)
 	life.px = px

@@ -11,7 +11,6 @@ import (
 	"testing/synctest"
 
 	"github.com/recast-sh/recast/cluster"
-	"github.com/recast-sh/recast/internal/sim/record"
 )
 
 var matrixSchedules = flag.Int("matrix.schedules", 1, "so many random schedules of faults")
@@ -110,14 +109,9 @@ func (s schedule) play(t *testing.T, ref matrixReference) (struck int) {
 	if err := l.goOn(t.Context(), s.strategy, s.back); err != nil {
 		t.Errorf("the last process: %v\n%s", err, l.state())
 	}
-	l.look(record.Call{Method: "everything"})
-	for _, problem := range slices.Concat(l.broken, l.unfreed()) {
+	for _, problem := range l.deviations(ref, backwards || s.back, s.leaves()) {
 		t.Error(problem)
 	}
-	if left := l.sweep(); len(left) > 0 && !s.leaves() {
-		t.Errorf("unreferenced volumes are left: %v", left)
-	}
-	s.requireEnd(t, l, ref, backwards || s.back)
 	return struck
 }
 
@@ -138,19 +132,4 @@ func (l *matrixLab) suffer(strategy cluster.Strategy, scheduled scheduledLife) (
 		l.settle()
 	}
 	return struck
-}
-
-// requireEnd requires one of the final worlds: replaced, or, after a cancellation, as
-// before.
-func (s schedule) requireEnd(t *testing.T, l *matrixLab, ref matrixReference, gaveUp bool) {
-	t.Helper()
-	forward := l.differs(ref, false, s.leaves())
-	if forward == "" || gaveUp && l.differs(ref, true, s.leaves()) == "" {
-		return
-	}
-	if gaveUp {
-		t.Errorf("the world is neither that of an undisturbed exchange nor that of one given up (-given up +here):\n%s", l.differs(ref, true, s.leaves()))
-		return
-	}
-	t.Errorf("the world differs from an undisturbed one (-undisturbed +here):\n%s", forward)
 }

@@ -18,6 +18,13 @@ func TestMatrixSees(t *testing.T) {
 		must(l.t, err)
 		return vm.Config[key]
 	}
+	park := func(l *matrixLab) error {
+		err := l.world.DefineVM(matrixHost, matrixParking, map[string]string{"memory": "16"}, nil)
+		if err != nil {
+			return err
+		}
+		return l.done(l.world.MoveDisk("root@pam", matrixHost, world.MoveRequest{ID: matrixVM, Disk: "scsi2", Target: matrixParking}))
+	}
 	cases := map[string]struct {
 		do   func(l *matrixLab) error
 		want string
@@ -25,9 +32,7 @@ func TestMatrixSees(t *testing.T) {
 		"nothing": {func(*matrixLab) error { return nil }, ""},
 		"a volume is freed": {func(l *matrixLab) error {
 			volid, _, _ := strings.Cut(value(l, "efidisk0"), ",")
-			upid, err := l.world.DeleteVolume("root@pam", matrixHost, volid)
-			l.world.WaitTask(upid)
-			return err
+			return l.done(l.world.DeleteVolume("root@pam", matrixHost, volid))
 		}, "efidisk0 of VM 9011 was freed"},
 		"a volume is in two VMs": {func(l *matrixLab) error {
 			return l.world.DefineVM(matrixHost, 9012, map[string]string{"scsi0": value(l, "scsi2")}, nil)
@@ -37,24 +42,13 @@ func TestMatrixSees(t *testing.T) {
 		}, "scsi2 of VM 9011 has several names: [9011-scsi2 9900-scsi0]"},
 		"a volume loses its name": {func(l *matrixLab) error {
 			l.world.StopNextMove(world.AfterSource, false)
-			if err := l.world.DefineVM(matrixHost, matrixParking, map[string]string{"memory": "16"}, nil); err != nil {
-				return err
-			}
-			upid, err := l.world.MoveDisk("root@pam", matrixHost, world.MoveRequest{ID: matrixVM, Disk: "scsi2", Target: matrixParking})
-			l.world.WaitTask(upid)
-			return err
+			return park(l)
 		}, "has no name, and no record says that it is on its way"},
 		"a VM runs without a disk": {func(l *matrixLab) error {
-			if err := l.world.DefineVM(matrixHost, matrixParking, map[string]string{"memory": "16"}, nil); err != nil {
+			if err := park(l); err != nil {
 				return err
 			}
-			upid, err := l.world.MoveDisk("root@pam", matrixHost, world.MoveRequest{ID: matrixVM, Disk: "scsi2", Target: matrixParking})
-			l.world.WaitTask(upid)
-			if err == nil {
-				upid, err = l.world.Start("root@pam", matrixHost, matrixVM)
-				l.world.WaitTask(upid)
-			}
-			return err
+			return l.done(l.world.Start("root@pam", matrixHost, matrixVM))
 		}, "VM 9011 runs without scsi2 of VM 9011, which is parked"},
 	}
 	for name, c := range cases {

@@ -1,6 +1,7 @@
 package simtest
 
 import (
+	"context"
 	"fmt"
 	"net/url"
 	"strings"
@@ -15,7 +16,6 @@ import (
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/sim/record"
 	"github.com/recast-sh/recast/internal/sim/world"
-	"github.com/recast-sh/recast/internal/step"
 )
 
 // longestRoll is the maximum duration of a roll of a lab's workers in lab time, under any
@@ -101,46 +101,71 @@ func (l *Lab) atChange(n int64, f func()) (came *atomic.Bool) {
 	return came
 }
 
-// TestRollThroughTroubles rolls two workers during a temporary fault of Proxmox that
-// begins at one of the changes: the roll, or the next one after it, ends in sync, and a
-// failed one says what to do.
+// TestRollThroughTroubles: a temporary fault of Proxmox begins at one of the changes of a roll.
 func TestRollThroughTroubles(t *testing.T) {
 	for name, o := range troubles() {
 		for s, points := range map[cluster.Strategy][]int64{cluster.Recreate: {7, 24, 41}, cluster.Reimage: {12, 29}} {
 			for _, n := range points {
-				t.Run(fmt.Sprintf("%s/%s/change %d", name, s, n), func(t *testing.T) {
-					long(t)
-					inLab(t, sim.Options{ControlPlanes: 1, Workers: 2, Hosts: o.hosts}, func(t *testing.T, lab *Lab) {
-						lab.setRoll("strategy: " + string(s))
-						lab.Patch(sim.PatchedExtension)
-						came := lab.atChange(n, func() { time.AfterFunc(o.lasts, o.begins(lab)) })
-						err := lab.rollInTime(t, firstRun)
-						lab.Recorder.Hooks(nil, nil)
+				begins := func(l *Lab) func() {
+					came := l.atChange(n, func() { time.AfterFunc(o.lasts, o.begins(l)) })
+					return func() {
 						if !came.Load() {
-							t.Fatalf("the roll makes fewer changes than %d", n)
+							l.t.Fatalf("the roll makes fewer changes than %d", n)
 						}
 						time.Sleep(o.lasts)
-						if err != nil {
-							requireSaid(t, err, o.says)
-							if err := lab.rollInTime(t, secondRun); err != nil {
-								t.Fatalf("the roll after it: %v", err)
-							}
-						}
-						lab.requireRolled(t)
-					})
-				})
+					}
+				}
+				f := faultyRoll{hosts: o.hosts, strategy: s, begins: begins, says: o.says}
+				t.Run(fmt.Sprintf("%s/%s/change %d", name, s, n), f.play)
 			}
 		}
 	}
 }
 
+// faultyRoll is a roll of two workers during a fault of Proxmox.
+type faultyRoll struct {
+	hosts    int
+	strategy cluster.Strategy // "": auto
+	begins   func(l *Lab) (ends func())
+	says     []string // see trouble
+}
+
+// play rolls into the fault: this roll, or the next one after the fault, ends in sync, and
+// a failed one says what to do.
+func (f faultyRoll) play(t *testing.T) {
+	long(t)
+	inLab(t, sim.Options{ControlPlanes: 1, Workers: 2, Hosts: f.hosts}, func(t *testing.T, lab *Lab) {
+		if f.strategy != "" {
+			lab.setRoll("strategy: " + string(f.strategy))
+		}
+		lab.Patch(sim.PatchedExtension)
+		ends := f.begins(lab)
+		err := lab.rollInTime(t, firstRun)
+		lab.Recorder.Hooks(nil, nil)
+		ends()
+		if err != nil {
+			requireSaid(t, err, f.says)
+			if err := lab.rollInTime(t, secondRun); err != nil {
+				t.Fatalf("the roll after it: %v", err)
+			}
+		}
+		lab.requireRolled(t)
+	})
+}
+
 // rollInTime fails the test if a roll exceeds longestRoll.
 func (l *Lab) rollInTime(t *testing.T, run string) error {
 	t.Helper()
+	return inTime(t.Context(), t, l.as(run).roll(planning.Policy{}))
+}
+
+// inTime fails the test if do exceeds longestRoll.
+func inTime(ctx context.Context, t *testing.T, do func(context.Context) error) error {
+	t.Helper()
 	start := time.Now()
-	_, err := l.as(run).Roll(t.Context(), planning.Policy{})
+	err := do(ctx)
 	if took := time.Since(start); took > longestRoll {
-		t.Errorf("the roll took %s: %v", took, err)
+		t.Errorf("it took %s: %v", took, err)
 	}
 	return err
 }
@@ -172,35 +197,23 @@ func (l *Lab) requireRolled(t *testing.T) {
 // TestRollWithSlowReads: one of two endpoints answers every k-th read with 595 after half
 // a minute: the other one is used, and the roll continues.
 func TestRollWithSlowReads(t *testing.T) {
-	long(t)
 	for _, k := range []int64{7, 20} {
-		t.Run(fmt.Sprintf("every %d", k), func(t *testing.T) {
-			inLab(t, sim.Options{ControlPlanes: 1, Workers: 2, Hosts: 2}, func(t *testing.T, lab *Lab) {
-				lab.Patch(sim.PatchedExtension)
-				var reads atomic.Int64
-				lab.Recorder.Hooks(func(c record.Call) error {
-					if c.Proto != "proxmox" || c.Mutation {
-						return nil
-					}
-					if reads.Add(1)%k != 0 {
-						lab.mendProxies()
-						return nil
-					}
-					breakProxies(world.ConnectionTimedOut)(lab)
-					return nil
-				}, nil)
-				err := lab.rollInTime(t, firstRun)
-				lab.Recorder.Hooks(nil, nil)
-				lab.mendProxies()
-				if err != nil {
-					requireSaid(t, err, append([]string{"the next run takes it over"}, troubles()["hosts do not reach each other"].says...))
-					if err := lab.rollInTime(t, secondRun); err != nil {
-						t.Fatalf("the roll after it: %v", err)
-					}
+		begins := func(l *Lab) func() {
+			var reads atomic.Int64
+			l.Recorder.Hooks(func(c record.Call) error {
+				switch {
+				case c.Proto != "proxmox" || c.Mutation:
+				case reads.Add(1)%k == 0:
+					breakProxies(world.ConnectionTimedOut)(l)
+				default:
+					l.mendProxies()
 				}
-				lab.requireRolled(t)
-			})
-		})
+				return nil
+			}, nil)
+			return l.mendProxies
+		}
+		says := append([]string{"the next run takes it over"}, troubles()["hosts do not reach each other"].says...)
+		t.Run(fmt.Sprintf("every %d", k), faultyRoll{hosts: 2, begins: begins, says: says}.play)
 	}
 }
 
@@ -235,11 +248,7 @@ func TestRollWithADeadEntryNode(t *testing.T) {
 						}
 						return addr
 					}
-					start := time.Now()
-					_, err = c.Roll(t.Context(), planning.Policy{})
-					if took := time.Since(start); took > longestRoll {
-						t.Errorf("the roll took %s: %v", took, err)
-					}
+					err = inTime(t.Context(), t, c.roll(planning.Policy{}))
 					if err == nil || n == 0 {
 						break
 					}
@@ -265,27 +274,14 @@ func TestRollWithKilledWorkers(t *testing.T) {
 		if kind == "qmcreate" {
 			continue // leaves a lock behind
 		}
-		t.Run(kind, func(t *testing.T) {
-			long(t)
-			inLab(t, sim.Options{ControlPlanes: 1, Workers: 2}, func(t *testing.T, lab *Lab) {
-				lab.Patch(sim.PatchedExtension)
-				killed := lab.killWorker(kind, "")
-				err := lab.rollInTime(t, firstRun)
-				killed(t)
-				if err != nil {
-					requireSaid(t, err, []string{"or its node went down: run the same command again"})
-					if err := lab.rollInTime(t, secondRun); err != nil {
-						t.Fatalf("the roll after it: %v", err)
-					}
-				}
-				lab.requireRolled(t)
-			})
-		})
+		t.Run(kind, faultyRoll{
+			begins: func(l *Lab) func() { return l.killWorker(kind, "") }, says: []string{"or its node went down: run the same command again"},
+		}.play)
 	}
 }
 
 // killWorker kills the first task of that type and, unless it is "", with that ID.
-func (l *Lab) killWorker(kind, id string) (killed func(*testing.T)) {
+func (l *Lab) killWorker(kind, id string) (killed func()) {
 	var once sync.Once
 	upid := ""
 	l.Recorder.Hooks(nil, func(record.Call) {
@@ -295,11 +291,11 @@ func (l *Lab) killWorker(kind, id string) (killed func(*testing.T)) {
 			}
 		}
 	})
-	return func(t *testing.T) {
-		t.Helper()
+	return func() {
+		l.t.Helper()
 		l.Recorder.Hooks(nil, nil)
 		if task, _ := l.World.LookupTask(upid); task.ExitStatus != "unexpected status" {
-			t.Fatalf("no %s %s was killed: %+v", kind, id, task)
+			l.t.Fatalf("no %s %s was killed: %+v", kind, id, task)
 		}
 	}
 }
@@ -311,16 +307,14 @@ func TestRollWithAKilledCreation(t *testing.T) {
 		lab.Patch(sim.PatchedExtension)
 		killed := lab.killWorker("qmcreate", fmt.Sprint(vmid))
 		err := lab.rollInTime(t, firstRun)
-		killed(t)
+		killed()
 		if vmid != claimVM {
 			requireSaid(t, err, []string{"or its node went down: run the same command again"})
 			err = lab.rollInTime(t, secondRun)
 		}
 		requireSaid(t, err, []string{fmt.Sprintf("with qm unlock %d && qm destroy %[1]d, then run the same command again", vmid)})
 		lab.World.SetLock(vmid, "")
-		upid, err := lab.World.DestroyVM("", "pve1", world.DestroyRequest{ID: vmid})
-		must(t, err)
-		lab.World.WaitTask(upid)
+		lab.done(lab.World.DestroyVM("", "pve1", world.DestroyRequest{ID: vmid}))
 		if err := lab.rollInTime(t, thirdRun); err != nil {
 			t.Fatalf("the roll after it: %v", err)
 		}
@@ -332,21 +326,12 @@ func TestRollWithAKilledCreation(t *testing.T) {
 // a VM's deletion must be without warnings.
 func TestRollWithWarnings(t *testing.T) {
 	for _, kind := range taskTypes() {
-		t.Run(kind, func(t *testing.T) {
-			long(t)
-			inLab(t, sim.Options{ControlPlanes: 1, Workers: 2}, func(t *testing.T, lab *Lab) {
-				lab.Patch(sim.PatchedExtension)
-				const warning = "something is not quite right"
-				lab.World.WarnNext(kind, warning)
-				err := lab.rollInTime(t, firstRun)
-				if kind == "qmdestroy" && err != nil {
-					requireSaid(t, err, []string{warning})
-					err = lab.rollInTime(t, secondRun)
-				}
-				must(t, err)
-				lab.requireRolled(t)
-			})
-		})
+		const warning = "something is not quite right"
+		f := faultyRoll{begins: func(l *Lab) func() { l.World.WarnNext(kind, warning); return func() {} }}
+		if kind == "qmdestroy" {
+			f.says = []string{warning}
+		}
+		t.Run(kind, f.play)
 	}
 }
 
@@ -368,11 +353,7 @@ func TestRollWithoutItsStorage(t *testing.T) {
 					if before == "the plan" {
 						goes()
 					} else {
-						first.Emit = func(e step.Event) {
-							if e.Status == step.Started && strings.HasSuffix(e.Path, "/gate") {
-								goes()
-							}
-						}
+						first.Emit = whenStarted("gate", goes)
 					}
 					_, err := first.Roll(t.Context(), planning.Policy{})
 					requireSaid(t, err, []string{says})

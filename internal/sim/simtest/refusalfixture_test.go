@@ -95,6 +95,15 @@ func (l *Lab) configure(r world.ChangeRequest) {
 	must(l.t, l.World.SetConfig("", "pve1", r))
 }
 
+// done requires a task to end well.
+func (l *Lab) done(upid string, err error) {
+	l.t.Helper()
+	must(l.t, err)
+	if task, ok := l.World.WaitTask(upid); !ok || task.ExitStatus != "OK" {
+		l.t.Fatalf("%+v", task)
+	}
+}
+
 // setting is a setting of wk1 that needs a restart, and its removal.
 func setting(key, value string) (bring, lift edit) {
 	return whileOff(change(key + "=" + value)), whileOff(remove(key))
@@ -188,10 +197,6 @@ func volume(name string, source corev1.PersistentVolumeSource, more ...func(*cor
 
 func local(path string) corev1.PersistentVolumeSource {
 	return corev1.PersistentVolumeSource{Local: &corev1.LocalVolumeSource{Path: path}}
-}
-
-func hostPath(path string) corev1.PersistentVolumeSource {
-	return corev1.PersistentVolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: path}}
 }
 
 var (

@@ -191,11 +191,10 @@ func TestNothingIsPossible(t *testing.T) {
 		configuration("{name: wk1,", "{name: wk1, systemDisk: {sizeGiB: 20},")(lab)
 		const (
 			snapshots = "the VM has snapshots (before), whose disks can't leave it: delete them first"
-			args      = "its setting args can only be written by root@pam: use a resource mapping where there is one, or reimage"
 			size      = "in-place can't make the system disk scsi0 larger (10G → 20G): remove nodes[].systemDisk.sizeGiB, or use recreate or reimage"
 		)
 		n := planOf(t, lab, "wk1")
-		want := []string{"recreate, reimage: " + snapshots, "recreate: " + args, "in-place: " + size}
+		want := []string{"recreate, reimage: " + snapshots, "recreate: " + ofRoot("args"), "in-place: " + size}
 		if diff := cmp.Diff(want, n.Refused); diff != "" || n.Why != "no strategy is possible" {
 			t.Errorf("%s, refused (-want +got):\n%s", n.Why, diff)
 		}

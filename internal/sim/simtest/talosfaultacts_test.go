@@ -58,22 +58,20 @@ func breakEtcd(f talosapi.EtcdFault, names ...string) func(*talosScene) {
 }
 
 // switchedOff is a machine whose VM a person has stopped.
-func switchedOff(s *talosScene) { must(s.t, s.World.PowerOff(s.Lab.node(s.rolls).VMID)) }
+func switchedOff(s *talosScene) { must(s.t, s.World.PowerOff(s.machine().VMID)) }
+
+func poweredOn(s *talosScene) { must(s.t, s.World.PowerOn(s.machine().VMID)) }
 
 func switchedOn(s *talosScene) {
-	n := s.Lab.node(s.rolls)
-	upid, err := s.World.Start("root@pam", n.Host, n.VMID)
-	must(s.t, err)
-	s.World.WaitTask(upid)
+	n := s.machine()
+	s.done(s.World.Start("root@pam", n.Host, n.VMID))
 	later(s)
 }
 
 // restarted is a machine whose VM a person has reset.
 func restarted(s *talosScene) {
-	n := s.Lab.node(s.rolls)
-	upid, err := s.World.Reset("root@pam", n.Host, n.VMID)
-	must(s.t, err)
-	s.World.WaitTask(upid)
+	n := s.machine()
+	s.done(s.World.Reset("root@pam", n.Host, n.VMID))
 }
 
 // joinedAnew deletes the node's etcd data, as doctor advises too, and continues.
@@ -135,9 +133,7 @@ func freshISO(s *talosScene) {
 	must(s.t, err)
 	for _, v := range volumes {
 		if strings.Contains(v.Volid, "-"+sim.TalosVersion+"-") {
-			upid, err := s.World.DeleteVolume("", "pve1", v.Volid)
-			must(s.t, err)
-			s.World.WaitTask(upid)
+			s.done(s.World.DeleteVolume("", "pve1", v.Volid))
 		}
 	}
 	published(s)
@@ -145,7 +141,7 @@ func freshISO(s *talosScene) {
 
 // led redirects connections from one machine to another one.
 func led(to string) func(*talosScene) {
-	return func(s *talosScene) { s.lead(s.Lab.node(s.rolls).Addr.String(), to) }
+	return func(s *talosScene) { s.lead(s.machine().Addr.String(), to) }
 }
 
 // lead redirects connections to an address.
@@ -256,7 +252,7 @@ func (s *talosScene) rerouted(addr string) string {
 
 // alien attaches a disk on which Talos was once installed.
 func alien(s *talosScene) {
-	n := s.Lab.node(s.rolls)
+	n := s.machine()
 	must(s.t, s.World.SetConfig("", n.Host, world.ChangeRequest{ID: n.VMID, Set: map[string]string{"scsi5": sim.DiskStorage + ":1,serial=alien"}}))
 	vm, err := s.World.LookupVM(n.Host, n.VMID)
 	must(s.t, err)
@@ -265,7 +261,7 @@ func alien(s *talosScene) {
 }
 
 func unplugged(s *talosScene) {
-	n := s.Lab.node(s.rolls)
+	n := s.machine()
 	must(s.t, s.World.SetConfig("", n.Host, world.ChangeRequest{ID: n.VMID, Set: map[string]string{"protection": "0"}}))
 	for _, key := range []string{"scsi5", "unused0"} {
 		must(s.t, s.World.SetConfig("", n.Host, world.ChangeRequest{ID: n.VMID, Delete: []string{key}}))

@@ -65,9 +65,7 @@ func unnoticed(s *talosScene) {
 }
 
 // forgotten is a Node that a person deletes.
-func forgotten(node string) func(*talosScene) {
-	return func(s *talosScene) { without(store.Nodes(), "", node)(s.Lab) }
-}
+func forgotten(node string) func(*talosScene) { return dropped(store.Nodes(), "", node) }
 
 // restored gives that worker its own configuration back, and removes it as cp2 from etcd.
 func restored(s *talosScene) {

@@ -4,6 +4,7 @@ import (
 	"maps"
 	"time"
 
+	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/sim/talosapi"
@@ -59,10 +60,6 @@ func faultsOfBoots() map[string]*talosFault {
 		},
 		"the installed image loops": {
 			at: "bring-up/start", begins: breakImage(talosapi.Loops), remedy: (*talosScene).recovered,
-			says: []string{"wk1 healthy for 2s: gave up after 3m2s", "the console of VM 9031", "recast recover wk1"}, stands: isOut,
-		},
-		"the installed image hangs": {
-			at: "bring-up/start", begins: breakImage(talosapi.Hangs), remedy: (*talosScene).recovered,
 			says: []string{"wk1 healthy for 2s: gave up after 3m2s", "the console of VM 9031", "recast recover wk1"}, stands: isOut,
 		},
 		"a control plane's image hangs": {
@@ -137,10 +134,6 @@ func faultsOfInstalls() map[string]*talosFault {
 			begins: breakImage(talosapi.Unpullable), mends: breakImage(talosapi.Sound),
 			kind: fault.Refused, says: []string{"wk1 can't fetch the installer 127.0.0.1:8080/nocloud-installer/", ": not found", "nothing was taken down"}, stands: untouched,
 		},
-		"the installer needs credentials": {
-			begins: breakImage(talosapi.Unauthorized), mends: breakImage(talosapi.Sound),
-			kind: fault.Refused, says: []string{"wk1 can't fetch the installer", "401 Unauthorized", "be let in there"}, stands: untouched,
-		},
 		"the node has no room for the installer": {
 			begins: troubled(talosapi.Trouble{Full: true}), mends: troubled(talosapi.Trouble{}),
 			kind: fault.Refused, says: []string{"wk1 can't fetch the installer", "no space left on device", "have room for the image"}, stands: untouched,
@@ -196,6 +189,79 @@ func faultsOfEtcd() map[string]*talosFault {
 		"etcd loses a member before it leaves": {
 			o: threePlanes, rolls: "cp2", at: "take-down/leave-etcd", begins: breakEtcd(down, "cp1"), mends: inTurn(breakEtcd(up, "cp1"), later),
 			kind: fault.Refused, says: []string{"etcd must be healthy for cp2 to leave it: cp1 does not answer", "bring the other members back first"}, stands: untouched,
+		},
+	}
+}
+
+// faultsInPlace: those of upgrades in place alone.
+func faultsInPlace() map[string]*talosFault {
+	rows := map[string]*talosFault{
+		"it comes back as the old version": {
+			o: sim.Options{TalosVersion: "v1.12.6"}, first: newVersion, begins: breakInstaller(talosapi.RollsBack), mends: mendInstaller, remedy: recreated, parks: true,
+			says: []string{"it came back as its old system: Talos v1.12.6 → v1.13.9", "talosctl -n 127.42.7.31 dmesg shows why", "not tried in place on it again"}, stands: untouched,
+		},
+		"it comes back as another build": {
+			at: "upgrade/reboot", begins: installedBy("cp1"),
+			says: []string{"it came back neither as its old system nor as the one that was installed: ", "someone else has installed a system on it meanwhile", "recast roll continues"}, stands: untouched,
+		},
+		"the new image loops": {
+			roll: []string{"bootFailure: stop"}, begins: breakImage(talosapi.Loops), mends: inTurn(breakImage(talosapi.Sound), switchedOff, poweredOn),
+			says: []string{"wk1 did not come back from its upgrade", "gave up after 5m2s", "look at its console in Proxmox: the boot menu has the previous entry"}, stands: "on, cordoned",
+		},
+		"the new image hangs": {
+			roll: []string{"bootFailure: reimage"}, first: published, begins: breakImage(talosapi.Hangs), remedy: (*talosScene).again, parks: true,
+			says: []string{"wk1 did not come back from its upgrade", "it was reimaged and runs build", "the disk with the system that does not boot is parked"}, stands: untouched,
+		},
+		"the new image never gets ready": {
+			begins: breakImage(talosapi.Unready), remedy: (*talosScene).again,
+			says: []string{"wk1 did not come back from its upgrade", "stage booting, not ready: services: kubelet not running", "and was rolled back", "not tried in place on it again"}, stands: untouched,
+		},
+		"someone has installed another build": {
+			begins: inTurn(published, installedBy("cp1")), mends: rebooted,
+			kind: fault.Refused, says: []string{"talos-v1.13.9~1.efi is installed and waits for a reboot", "reboot it first, or use recreate or reimage"}, stands: untouched,
+		},
+		"the talosconfig expires while it reboots": {
+			roll: []string{"bootFailure: reimage"}, first: published, begins: expiring(45 * time.Second),
+			kind: fault.Config, says: []string{"its certificate expired on 2000-01-01", "talosctl config new"}, stands: "on, cordoned",
+		},
+		"only we do not reach the new system": {
+			roll: []string{"bootFailure: reimage"}, first: published, at: "wait-healthy", begins: led("cp1"), mends: straight,
+			says: []string{"and it can't be asked to roll back", "Kubernetes has node wk1 Ready after a reboot, so nothing is done to it"}, stands: "on, cordoned",
+		},
+		"a control plane comes back without etcd": {
+			o: threePlanes, rolls: "cp2", roll: []string{"bootFailure: stop"}, at: "upgrade/reboot",
+			begins: breakEtcd(talosapi.EtcdFault{Down: true}, "cp2"), mends: breakEtcd(talosapi.EtcdFault{}, "cp2"),
+			says: []string{"stage booting, not ready: services: etcd not running", "etcd: cp2 does not answer"}, stands: "on, cordoned",
+		},
+		"another control plane loses etcd meanwhile": {
+			o: threePlanes, rolls: "cp2", at: "upgrade/reboot", begins: breakEtcd(talosapi.EtcdFault{Down: true}, "cp3"), mends: breakEtcd(talosapi.EtcdFault{}, "cp3"),
+			says: []string{"cp2 did not come back from its upgrade", "and it is not asked to boot its previous system: etcd would not survive losing cp2: cp3 does not answer"}, stands: "on, cordoned",
+		},
+		"the installer fails": {
+			begins: breakImage(talosapi.InstallerFails), mends: breakImage(talosapi.Sound),
+			says: []string{"failed to copy boot assets: input/output error", "wk1 still runs its old system and takes pods again"}, stands: untouched,
+		},
+	}
+	for _, f := range rows {
+		f.strategy = cluster.InPlace
+	}
+	return rows
+}
+
+// normalTroubles only look like faults. A rebooting machine's API is half dead for a
+// while: the watch may outlast that, so the user need not see it.
+func normalTroubles() map[string]*talosFault {
+	return map[string]*talosFault{
+		"a half-dead API while it reboots":           {stands: untouched},
+		"a half-dead API while it reboots, in place": {strategy: cluster.InPlace, stands: untouched},
+		"a half-dead API while it reboots, in place with the old API": {
+			o: sim.Options{TalosVersion: "v1.12.6"}, strategy: cluster.InPlace, stands: untouched,
+		},
+		"a half-dead API while it reboots, reimaged":      {strategy: cluster.Reimage, o: threePlanes, rolls: "cp2", stands: untouched},
+		"a half-dead API while it reboots, unattended":    {o: unattended, stands: untouched},
+		"someone has installed a build and not booted it": {begins: inTurn(published, installedBy("cp1")), stands: untouched},
+		"the endpoint is an address that moves": {
+			o: threePlanes, rolls: "cp2", first: virtualEndpoint, at: "take-down/stop", begins: func(s *talosScene) { s.lead(virtual, "cp3") }, stands: untouched,
 		},
 	}
 }
