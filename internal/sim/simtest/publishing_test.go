@@ -1,33 +1,15 @@
 package simtest
 
 import (
-	"context"
 	"slices"
 	"strings"
 	"testing"
 
-	"github.com/recast-sh/recast/cluster/claim"
 	"github.com/recast-sh/recast/internal/fault"
-	"github.com/recast-sh/recast/internal/pve"
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/sim/world"
-	"github.com/recast-sh/recast/internal/step"
 	"github.com/recast-sh/recast/pipeline"
 )
-
-// Prune is recast prune --yes.
-func (c *Client) Prune(ctx context.Context) (pipeline.PruneReport, error) {
-	s, err := c.connect(ctx)
-	if err != nil {
-		return pipeline.PruneReport{}, err
-	}
-	defer s.end()
-	px := s.machines.Proxmox.(*pve.Client)
-	return pipeline.Prune(ctx, s.project, px, px, &step.Runner{Emit: c.Emit}, pipeline.PruneOptions{
-		Holder: claim.Holder{Host: "test", Boot: "b", PID: c.pid, Start: "s"}, Dead: c.lab.isKilled,
-		Confirm: func(pipeline.PruneReport) (bool, error) { return true, nil },
-	})
-}
 
 // TestPublishAndPrune delivers ISOs to the storage in every way, and removes the one that
 // neither the present nor the previous lock needs.
@@ -49,7 +31,7 @@ func TestPublishAndPrune(t *testing.T) {
 				if lab.asked("POST", "/"+delivery) == 0 {
 					t.Errorf("nothing was published by %s", delivery)
 				}
-				rep, err := lab.Client().Prune(t.Context())
+				rep, err := lab.Client().prune(t.Context(), pipeline.PruneOptions{})
 				must(t, err)
 				removed := 0
 				for _, v := range rep.ISOs {
