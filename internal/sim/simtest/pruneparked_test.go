@@ -244,13 +244,9 @@ func TestAParkingVMThatCameLate(t *testing.T) {
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		lab.Patch(sim.PatchedExtension)
 		must(t, lab.Client().roll(onlyWorker)(t.Context()))
-		var first int
-		var rec parking.Record
-		for _, vm := range lab.World.VMs() {
-			if r, found, err := parking.ReadRecord(cluster.VM{ID: cluster.VMID(vm.ID), Config: vm.Config}); found && err == nil && r.Node == "wk1" {
-				first, rec = vm.ID, r
-			}
-		}
+		first := lab.parkingOf("wk1")
+		rec, _, err := parking.ReadRecord(cluster.VM{Config: lab.vmConfig(first)})
+		must(t, err)
 		late := parking.Record{
 			Cluster: rec.Cluster, Node: rec.Node, Run: "19991231-2359-dead", Parking: 9050, VMIDs: rec.VMIDs, Build: rec.Build, Strategy: cluster.Recreate,
 			VMID: rec.VMID, UUID: rec.UUID, VMName: rec.VMName, Addr: rec.Addr, Open: true,

@@ -201,18 +201,6 @@ func (l *Lab) Budget(maxUnavailable int32) {
 	}
 }
 
-// spoilFingerprint changes one byte of the configured certificate fingerprint.
-func (l *Lab) spoilFingerprint() {
-	l.t.Helper()
-	_, rest, _ := strings.Cut(string(l.Read("recast.yaml")), `fingerprint: "`)
-	first := rest[:2]
-	other := "00"
-	if first == other {
-		other = "01"
-	}
-	l.Replace("recast.yaml", `fingerprint: "`+first, `fingerprint: "`+other)
-}
-
 // SwapISOs swaps the content of the two ISOs on the shared storage.
 func (l *Lab) SwapISOs() {
 	l.t.Helper()
