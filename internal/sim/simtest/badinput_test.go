@@ -14,15 +14,15 @@ import (
 
 // badInput is a user's or the world's invalid input to a roll.
 type badInput struct {
-	spoil func(l *Lab, c *Client)
+	spoil func(l *Lab)
 	kind  fault.Kind
 	text  string // of the error: place and problem
 	hint  string // the remedy; "" if the message contains it
 }
 
 func badInputs() map[string]badInput {
-	edit := func(file, old, fresh string) func(*Lab, *Client) {
-		return func(l *Lab, _ *Client) { l.Replace(file, old, fresh) }
+	edit := func(file, old, fresh string) func(*Lab) {
+		return func(l *Lab) { l.Replace(file, old, fresh) }
 	}
 	return map[string]badInput{
 		"unknown key": {edit("recast.yaml", "settle: 2s", "setle: 2s"), fault.Config, "recast.yaml:21:3: roll.setle: ", ""},
@@ -30,19 +30,19 @@ func badInputs() map[string]badInput {
 			edit("recast.yaml", "schematics/storage.yaml", "schematics/nowhere.yaml"), fault.Config, "schematics/nowhere.yaml", "",
 		},
 		"unknown extension": {
-			func(l *Lab, c *Client) {
+			func(l *Lab) {
 				l.Replace("schematics/storage.yaml", "siderolabs/iscsi-tools", "siderolabs/iscsi-tool")
-				_, err := c.Lock(l.t.Context(), pipeline.LockOptions{})
+				_, err := l.Client().Lock(l.t.Context(), pipeline.LockOptions{})
 				requireFault(l.t, err, fault.Config, "schematics/storage.yaml:5:9", "siderolabs/iscsi-tools")
 			}, fault.Config, "schematic storage has changed since it was locked", "recast lock",
 		},
 		"no lock": {edit("recast.lock", "", "removed"), fault.Config, "recast.lock", "recast lock"},
 		"a node that matches no VM": {
-			func(l *Lab, _ *Client) { l.EditVM(9031, "smbios1", "uuid=00000000-0000-4000-8000-000000000000") },
+			func(l *Lab) { l.EditVM(9031, "smbios1", "uuid=00000000-0000-4000-8000-000000000000") },
 			fault.Config, "node wk1: no VM has its SMBIOS UUID 5ec0ffee-0000-4000-8000-000000009031", "VM.Audit",
 		},
 		"a node that matches two VMs": {
-			func(l *Lab, _ *Client) {
+			func(l *Lab) {
 				l.DefineVM(9050, map[string]string{"name": "clone", "smbios1": "uuid=5EC0FFEE-0000-4000-8000-000000009031"})
 			},
 			fault.Config, "node wk1: 2 VMs have its SMBIOS UUID", "a UUID of its own",
@@ -54,16 +54,16 @@ func badInputs() map[string]badInput {
 			edit("recast.yaml", "{name: wk1,", "{name: wk7,"), fault.Config, "node wk7: Kubernetes knows no node of that name", "cp1 wk1",
 		},
 		"full storage": {
-			func(l *Lab, _ *Client) { l.World.FillStorage(sim.ISOStorage) }, fault.Refused, "isos", "",
+			func(l *Lab) { l.World.FillStorage(sim.ISOStorage) }, fault.Refused, "isos", "",
 		},
 		"an ACL entry that would go with the VM": {
-			func(l *Lab, _ *Client) {
+			func(l *Lab) {
 				l.Replace("recast.yaml", "roll:\n", "roll:\n  strategy: recreate\n")
 				l.World.Grant(world.ACL{Path: "/vms/9031", Who: "recast@pve!lab", Role: "Recast", Propagate: true})
 			}, fault.Refused, "wk1: the VM has an ACL entry at /vms/9031", "--exclude",
 		},
 		"no quorum": {
-			func(l *Lab, _ *Client) { l.World.SetQuorum(false) }, fault.Refused, "no quorum", "pvecm status",
+			func(l *Lab) { l.World.SetQuorum(false) }, fault.Refused, "no quorum", "pvecm status",
 		},
 	}
 }
@@ -78,10 +78,9 @@ func TestBadInput(t *testing.T) {
 			}
 			inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 				lab.Patch(sim.PatchedExtension)
-				c := lab.Client()
-				bad.spoil(lab, c)
+				bad.spoil(lab)
 				before := len(lab.Recorder.Calls())
-				_, err := c.Roll(t.Context(), planning.Policy{})
+				err := lab.Client().roll(planning.Policy{})(t.Context())
 				requireFault(t, err, bad.kind, bad.text, bad.hint)
 				for _, call := range lab.Recorder.Calls()[before:] {
 					if call.Mutation && call.Proto != "factory" && !ofClaim(call) {

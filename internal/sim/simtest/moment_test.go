@@ -161,16 +161,6 @@ func (l *Lab) as(run string) *Client {
 	return c
 }
 
-// errOf is the error of a call whose result does not matter.
-func errOf[T any](_ T, err error) error { return err }
-
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
 // requireKept fails unless exactly that many old system disks are parked, each with a name, besides those
 // of cancelled replacements, and the disk storage has no stray volumes.
 func (l *Lab) requireKept(want int) {

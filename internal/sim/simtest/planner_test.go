@@ -2,6 +2,7 @@ package simtest
 
 import (
 	"encoding/json"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -239,43 +240,44 @@ func TestACanaryOfItsOwnBuild(t *testing.T) {
 
 func TestASavedPlanResumes(t *testing.T) {
 	long(t)
-	for _, strategy := range []cluster.Strategy{cluster.Recreate, cluster.InPlace} {
-		for at, moment := range map[string]string{"within a node": "wk1/wait-healthy", "between two": "wk2/gate"} {
-			for where, elsewhere := range map[string]bool{"here": false, "elsewhere": true} {
-				if strategy == cluster.Recreate && at == "within a node" {
-					moment = "wk1/bring-up/create-vm"
+	const withinRecreate, withinInPlace, between = "wk1/bring-up/create-vm", "wk1/wait-healthy", "wk2/gate"
+	for _, c := range []struct {
+		strategy  cluster.Strategy
+		at        string // where it is killed
+		elsewhere bool
+		refused   string
+	}{
+		{cluster.Recreate, withinRecreate, false, ""},
+		// Its machine configuration is lost, so its old system disk is put back into the new VM.
+		{cluster.Recreate, withinRecreate, true, "wk1: digest of the VM's configuration: "},
+		{cluster.Recreate, between, false, ""},
+		{cluster.Recreate, between, true, ""},
+		{cluster.InPlace, withinInPlace, false, ""},
+		{cluster.InPlace, withinInPlace, true, ""},
+		{cluster.InPlace, between, false, ""},
+		// Nothing shows who upgraded it.
+		{cluster.InPlace, between, true, "wk1: what is done: in-place → none"},
+	} {
+		t.Run(fmt.Sprintf("%s/%s/elsewhere %t", c.strategy, c.at, c.elsewhere), func(t *testing.T) {
+			inLab(t, sim.Options{}, func(t *testing.T, lab *Lab) {
+				lab.setRoll("canary: false", "strategy: "+string(c.strategy))
+				lab.Patch(sim.PatchedExtension)
+				saved := lab.save(planning.Policy{})
+				lab.killSaved(saved, c.at)
+				again := lab.second()
+				again.Saved, again.Elsewhere = saved, c.elsewhere
+				if c.elsewhere {
+					must(t, os.RemoveAll(filepath.Join(lab.Dir, ".recast", "runs")))
 				}
-				t.Run(strings.Join([]string{string(strategy), at, where}, "/"), func(t *testing.T) {
-					inLab(t, sim.Options{}, func(t *testing.T, lab *Lab) {
-						lab.setRoll("canary: false", "strategy: "+string(strategy))
-						lab.Patch(sim.PatchedExtension)
-						saved := lab.save(planning.Policy{})
-						lab.killSaved(saved, moment)
-						again := lab.second()
-						again.Saved = saved
-						if elsewhere {
-							again.Elsewhere = true
-							must(t, os.RemoveAll(filepath.Join(lab.Dir, ".recast", "runs")))
-						}
-						_, err := again.Roll(t.Context(), planning.Policy{})
-						lab.RequireIntact()
-						refused := map[string]string{
-							// Nothing shows who upgraded it.
-							"in-place between two elsewhere": "wk1: what is done: in-place → none",
-							// Its machine configuration is lost, so its old system disk is put back into the new VM.
-							"recreate within a node elsewhere": "wk1: digest of the VM's configuration: ",
-						}[strings.Join([]string{string(strategy), at, where}, " ")]
-						if refused != "" {
-							if fault.KindOf(err) != fault.Refused || !strings.Contains(message(err), refused) {
-								t.Errorf("err = %v", err)
-							}
-							return
-						}
-						must(t, err)
-						requireDrift(t, lab)
-					})
-				})
-			}
-		}
+				err := again.roll(planning.Policy{})(t.Context())
+				lab.RequireIntact()
+				if c.refused != "" {
+					requireRefused(t, err, c.refused)
+					return
+				}
+				must(t, err)
+				requireDrift(t, lab)
+			})
+		})
 	}
 }

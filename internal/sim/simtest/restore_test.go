@@ -33,15 +33,10 @@ func (l *Lab) backUp() pipeline.BackupResult {
 	return res
 }
 
-// loseEtcd boots a control plane without its etcd data, like talosctl reset
-// --system-labels-to-wipe EPHEMERAL --reboot --graceful=false.
+// loseEtcd boots a control plane without its etcd data.
 func (l *Lab) loseEtcd(name string) {
 	l.t.Helper()
-	l.talosctl(name, func(ctx context.Context, c *client.Client) error {
-		return c.ResetGeneric(ctx, &machineapi.ResetRequest{
-			Reboot: true, SystemPartitionsToWipe: []*machineapi.ResetPartitionSpec{{Label: constants.EphemeralPartitionLabel, Wipe: true}},
-		})
-	})
+	must(l.t, l.ResetNode(l.t.Context(), name, constants.EphemeralPartitionLabel))
 	time.Sleep(2 * time.Minute)
 }
 
