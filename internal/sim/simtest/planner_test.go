@@ -148,7 +148,6 @@ func TestASavedPlanIsRefused(t *testing.T) {
 	}{
 		"a VM":          {func(l *Lab) { l.EditVM(l.node("wk2").VMID, "tags", "new") }, "wk2: digest of the VM's configuration: "},
 		"the lock":      {func(l *Lab) { l.Patch(everywhere) }, "recast.lock: sha256-"},
-		"another roll":  {func(l *Lab) { l.rollOnly("wk1") }, "wk1: what is done: recreate → none"},
 		"an unfinished": {func(l *Lab) { l.rollKilledWhen("wk1/bring-up/create-vm") }, "wk1: left unfinished by run 20000101-0000-feed, which is not of this plan"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -171,11 +170,6 @@ func TestASavedPlanIsRefused(t *testing.T) {
 	}
 }
 
-func (l *Lab) rollOnly(node string) {
-	l.t.Helper()
-	must(l.t, l.Client().roll(planning.Policy{Only: []string{node}})(l.t.Context()))
-}
-
 // killSaved kills a roll of a saved plan when a step whose path ends in at starts.
 func (l *Lab) killSaved(saved *planning.Plan, at string) {
 	l.t.Helper()
@@ -195,7 +189,7 @@ func TestASavedPlanResumesItsLeftovers(t *testing.T) {
 		"a drained node": {roll: "strategy: in-place", at: "wk1/upgrade/install"},
 		"a disk to free": {roll: "strategy: recreate", at: "finish/free-scsi30", before: func(lab *Lab) {
 			lab.Patch(sim.PatchedExtension)
-			lab.rollOnly("wk1")
+			must(lab.t, lab.Client().roll(onlyWorker)(lab.t.Context()))
 		}},
 	}, func(t *testing.T, lab *Lab, c story) {
 		lab.setRoll("canary: false", c.roll)
