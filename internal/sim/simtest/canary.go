@@ -23,18 +23,17 @@ import (
 
 // canary searches everything that recast outputs in a lab for secrets.
 type canary struct {
-	secrets map[string]string // text of a secret, or a piece of it, to its source
-	pieces  sync.Once
-	looked  []piece // the same, in search order
+	secrets []secret
 
 	mu    sync.Mutex
 	heard bytes.Buffer
 	dirs  map[string]bool // working directories
 }
 
-type piece struct {
-	secret []byte
-	what   string
+// secret is the text of a secret, or a piece of it, and what it is of.
+type secret struct {
+	text []byte
+	of   string
 }
 
 func (c *canary) hear(text string) {
@@ -72,7 +71,7 @@ func (c *Client) emit(e step.Event) {
 
 // newCanary makes a canary of the lab's secrets.
 func newCanary(l *sim.Lab, files map[string][]byte) *canary {
-	c := &canary{secrets: map[string]string{}, dirs: map[string]bool{}}
+	c := &canary{dirs: map[string]bool{}}
 	b := l.Talos.Secrets
 	for what, key := range map[string][]byte{
 		"Talos' CA": b.Certs.OS.Key, "etcd's CA": b.Certs.Etcd.Key, "Kubernetes' CA": b.Certs.K8s.Key,
@@ -88,8 +87,8 @@ func newCanary(l *sim.Lab, files map[string][]byte) *canary {
 		"the AES-CBC secret": b.Secrets.AESCBCEncryptionSecret, "trustd's token": b.TrustdInfo.Token, "the Proxmox token": token, "the poor token": poor,
 	} {
 		if secret != "" { // only one of the two encryption secrets of Kubernetes is set
-			c.secrets[secret] = what
-			c.secrets[base64.StdEncoding.EncodeToString([]byte(secret))] = what
+			c.add(what, secret)
+			c.add(what, base64.StdEncoding.EncodeToString([]byte(secret)))
 		}
 	}
 	return c
@@ -110,6 +109,8 @@ func keyOf(file []byte) []byte {
 	return key
 }
 
+func (c *canary) add(what, text string) { c.secrets = append(c.secrets, secret{[]byte(text), what}) }
+
 // addKey makes a key recognizable by each line of its PEM, by its bytes, and by pieces of
 // the PEM in base64, as in configurations.
 func (c *canary) addKey(what string, key []byte) {
@@ -118,29 +119,24 @@ func (c *canary) addKey(what string, key []byte) {
 	if block == nil {
 		panic(what + " is not in PEM")
 	}
-	c.secrets[string(block.Bytes)] = what
+	c.add(what, string(block.Bytes))
 	for line := range strings.Lines(string(key)) {
 		if line = strings.TrimSpace(line); !strings.HasPrefix(line, "-----") && len(line) >= piece/2 {
-			c.secrets[line] = what
+			c.add(what, line)
 		}
 	}
 	twice := base64.StdEncoding.EncodeToString(key)
 	for at := piece; at+piece <= len(twice); at += piece { // the first piece is the same for any key
-		c.secrets[twice[at:at+piece]] = what
+		c.add(what, twice[at:at+piece])
 	}
 }
 
 // in lists the secrets in a text.
 func (c *canary) in(text []byte) []string {
 	found := map[string]bool{}
-	c.pieces.Do(func() {
-		for secret, what := range c.secrets {
-			c.looked = append(c.looked, piece{[]byte(secret), what})
-		}
-	})
-	for _, p := range c.looked {
-		if what := p.what; !found[what] && bytes.Contains(text, p.secret) {
-			found[what] = true
+	for _, s := range c.secrets {
+		if !found[s.of] && bytes.Contains(text, s.text) {
+			found[s.of] = true
 		}
 	}
 	return slices.Sorted(maps.Keys(found))

@@ -9,9 +9,6 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-
-	"github.com/recast-sh/recast/cluster/planning"
-	"github.com/recast-sh/recast/internal/sim/talosapi"
 )
 
 // TestCanarySees leaks secrets on purpose: the check at the end of every story must detect
@@ -42,21 +39,5 @@ func TestCanarySees(t *testing.T) {
 		lab.EditVM(9031, "description", "")
 		must(t, os.RemoveAll(filepath.Join(lab.Dir, ".recast/note")))
 		must(t, os.RemoveAll(filepath.Join(lab.Dir, ".recast/runs/x")))
-	})
-}
-
-// TestCanaryOfARejectedConfig: Talos quotes what it rejects, in whole or in part.
-func TestCanaryOfARejectedConfig(t *testing.T) {
-	long(t)
-	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
-		b := lab.Talos.Secrets
-		lab.Patch(everywhere)
-		must(t, lab.Trouble("wk1", talosapi.Trouble{Refuses: "yaml: unmarshal errors:\n  line 4: cannot unmarshal !!str `" + b.TrustdInfo.Token + "` into []string\n" +
-			"unknown keys found during decoding:\ncluster:\n    sercet: " + b.Cluster.Secret + "\n    token: " + b.Secrets.BootstrapToken + "\n"}))
-		err := lab.as(firstRun).roll(planning.Policy{Only: []string{"wk1"}})(t.Context())
-		if err == nil || !strings.Contains(err.Error(), "the machine rejects the configuration: ") {
-			t.Errorf("error %v", err)
-		}
-		lab.RequireIntact()
 	})
 }

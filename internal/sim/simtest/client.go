@@ -232,123 +232,98 @@ func (c *Client) Lock(ctx context.Context, o pipeline.LockOptions) (pipeline.Loc
 	return checked[pipeline.LockResult](c.lab)(pipeline.Lock(ctx, s.project, s.images, o))
 }
 
-// Drift is recast drift.
-func (c *Client) Drift(ctx context.Context) (pipeline.DriftResult, error) {
+// connected runs a command with the clients that it needs, and checks its result for secrets.
+func connected[T any](ctx context.Context, c *Client, command func(s *session) (T, error)) (res T, err error) {
 	s, err := c.connect(ctx)
 	if err != nil {
-		return pipeline.DriftResult{}, err
+		return res, err
 	}
 	defer s.end()
-	return checked[pipeline.DriftResult](c.lab)(pipeline.Drift(ctx, s.project, s.machines))
+	return checked[T](c.lab)(command(s))
+}
+
+// Drift is recast drift.
+func (c *Client) Drift(ctx context.Context) (pipeline.DriftResult, error) {
+	return connected(ctx, c, func(s *session) (pipeline.DriftResult, error) { return pipeline.Drift(ctx, s.project, s.machines) })
 }
 
 // DeepDrift is recast drift --deep.
 func (c *Client) DeepDrift(ctx context.Context) (pipeline.DriftResult, error) {
-	s, err := c.connect(ctx)
-	if err != nil {
-		return pipeline.DriftResult{}, err
-	}
-	defer s.end()
-	return checked[pipeline.DriftResult](c.lab)(pipeline.DeepDrift(ctx, s.project, s.machines, s.images.Registry, func(string) {}))
+	return connected(ctx, c, func(s *session) (pipeline.DriftResult, error) {
+		return pipeline.DeepDrift(ctx, s.project, s.machines, s.images.Registry, func(string) {})
+	})
 }
 
 // Provenance is recast provenance NODE --deep.
 func (c *Client) Provenance(ctx context.Context, node string) (provenance.Provenance, error) {
-	s, err := c.connect(ctx)
-	if err != nil {
-		return provenance.Provenance{}, err
-	}
-	defer s.end()
-	return checked[provenance.Provenance](c.lab)(pipeline.Provenance(ctx, s.project, s.machines, s.images.Registry, node, func(string) {}))
+	return connected(ctx, c, func(s *session) (provenance.Provenance, error) {
+		return pipeline.Provenance(ctx, s.project, s.machines, s.images.Registry, node, func(string) {})
+	})
 }
 
 // Plan is recast plan.
 func (c *Client) Plan(ctx context.Context, policy planning.Policy) (planning.Plan, error) {
-	s, err := c.connect(ctx)
-	if err != nil {
-		return planning.Plan{}, err
-	}
-	defer s.end()
-	return checked[planning.Plan](c.lab)(pipeline.Plan(ctx, s.project, s.machines, policy, c.Rehearse))
+	return connected(ctx, c, func(s *session) (planning.Plan, error) {
+		return pipeline.Plan(ctx, s.project, s.machines, policy, c.Rehearse)
+	})
 }
 
 // Publish is recast publish.
 func (c *Client) Publish(ctx context.Context) error {
-	s, err := c.connect(ctx)
-	if err != nil {
-		return err
-	}
-	defer s.end()
-	src := pipeline.PublishSources{Proxmox: s.machines.Proxmox.(*pve.Client), Nodes: s.machines.Kube.Nodes}
-	_, err = checked[schematics.Lock](c.lab)(pipeline.Publish(ctx, s.project, s.images, src, &step.Runner{Emit: c.emit}))
+	_, err := connected(ctx, c, func(s *session) (schematics.Lock, error) {
+		src := pipeline.PublishSources{Proxmox: s.machines.Proxmox.(*pve.Client), Nodes: s.machines.Kube.Nodes}
+		return pipeline.Publish(ctx, s.project, s.images, src, &step.Runner{Emit: c.emit})
+	})
 	return err
 }
 
 // Status is recast status.
 func (c *Client) Status(ctx context.Context) (pipeline.StatusResult, error) {
-	s, err := c.connect(ctx)
-	if err != nil {
-		return pipeline.StatusResult{}, err
-	}
-	defer s.end()
-	return checked[pipeline.StatusResult](c.lab)(pipeline.Status(ctx, s.project, pipeline.StatusSources{Proxmox: s.machines.Proxmox, Nodes: s.machines.Kube.Nodes, Lease: s.machines.Leases.Lease}))
+	return connected(ctx, c, func(s *session) (pipeline.StatusResult, error) {
+		return pipeline.Status(ctx, s.project, pipeline.StatusSources{Proxmox: s.machines.Proxmox, Nodes: s.machines.Kube.Nodes, Lease: s.machines.Leases.Lease})
+	})
 }
 
 // Roll is recast roll --yes.
 func (c *Client) Roll(ctx context.Context, policy planning.Policy) (pipeline.Report, error) {
-	s, err := c.connect(ctx)
-	if err != nil {
-		return pipeline.Report{}, err
-	}
-	defer s.end()
-	c.Runner.Emit = c.emit
-	c.Telemetry.Watch(&c.Runner)
-	return checked[pipeline.Report](c.lab)(pipeline.Roll(ctx, s.project, s.images, s.machines, &c.Runner, c.rollOptions(policy)))
+	return connected(ctx, c, func(s *session) (pipeline.Report, error) {
+		c.Runner.Emit = c.emit
+		c.Telemetry.Watch(&c.Runner)
+		return pipeline.Roll(ctx, s.project, s.images, s.machines, &c.Runner, c.rollOptions(policy))
+	})
 }
 
 // Recover is recast recover --yes.
 func (c *Client) Recover(ctx context.Context, node string) (pipeline.Report, error) {
-	s, err := c.connect(ctx)
-	if err != nil {
-		return pipeline.Report{}, err
-	}
-	defer s.end()
-	c.Runner.Emit = c.emit
-	return checked[pipeline.Report](c.lab)(pipeline.Recover(ctx, s.project, s.machines, &c.Runner, c.rollOptions(planning.Policy{}), node))
+	return connected(ctx, c, func(s *session) (pipeline.Report, error) {
+		c.Runner.Emit = c.emit
+		return pipeline.Recover(ctx, s.project, s.machines, &c.Runner, c.rollOptions(planning.Policy{}), node)
+	})
 }
 
 // Backup is recast backup.
 func (c *Client) Backup(ctx context.Context, o pipeline.BackupOptions) (pipeline.BackupResult, error) {
-	s, err := c.connect(ctx)
-	if err != nil {
-		return pipeline.BackupResult{}, err
-	}
-	defer s.end()
-	return checked[pipeline.BackupResult](c.lab)(pipeline.Backup(ctx, s.project, s.talos, o, func(string) {}))
+	return connected(ctx, c, func(s *session) (pipeline.BackupResult, error) {
+		return pipeline.Backup(ctx, s.project, s.talos, o, func(string) {})
+	})
 }
 
 // Restore is recast restore FILE --node NODE --yes.
 func (c *Client) Restore(ctx context.Context, file, node string) (pipeline.RestoreReport, error) {
-	s, err := c.connect(ctx)
-	if err != nil {
-		return pipeline.RestoreReport{}, err
-	}
-	defer s.end()
-	c.Runner.Emit = c.emit
-	return checked[pipeline.RestoreReport](c.lab)(pipeline.Restore(ctx, s.project, s.machines, s.talos, &c.Runner, pipeline.RestoreOptions{
-		File: file, Node: node, Confirm: func(pipeline.RestoreReport) (bool, error) { return true, nil }, Claim: c.rollOptions(planning.Policy{}),
-	}))
+	return connected(ctx, c, func(s *session) (pipeline.RestoreReport, error) {
+		c.Runner.Emit = c.emit
+		return pipeline.Restore(ctx, s.project, s.machines, s.talos, &c.Runner, pipeline.RestoreOptions{
+			File: file, Node: node, Confirm: func(pipeline.RestoreReport) (bool, error) { return true, nil }, Claim: c.rollOptions(planning.Policy{}),
+		})
+	})
 }
 
 // Rollback is recast rollback --yes.
 func (c *Client) Rollback(ctx context.Context, policy planning.Policy) (pipeline.Report, error) {
-	s, err := c.connect(ctx)
-	if err != nil {
-		return pipeline.Report{}, err
-	}
-	defer s.end()
-	c.Runner.Emit = c.emit
-	return checked[pipeline.Report](c.lab)(pipeline.Rollback(ctx, s.project, s.machines, &c.Runner, c.rollOptions(policy)))
+	return connected(ctx, c, func(s *session) (pipeline.Report, error) {
+		c.Runner.Emit = c.emit
+		return pipeline.Rollback(ctx, s.project, s.machines, &c.Runner, c.rollOptions(policy))
+	})
 }
 
 func (c *Client) rollOptions(policy planning.Policy) pipeline.RollOptions {

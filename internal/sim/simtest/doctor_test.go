@@ -11,31 +11,21 @@ import (
 	"github.com/recast-sh/recast/cluster/access"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/pve"
 	"github.com/recast-sh/recast/internal/sim"
-	"github.com/recast-sh/recast/internal/sim/world"
-	"github.com/recast-sh/recast/pipeline"
 	"github.com/recast-sh/recast/pipeline/checkup"
 )
 
 // Doctor is recast doctor.
 func (c *Client) Doctor(ctx context.Context) (checkup.Result, error) {
-	s, err := c.connect(ctx)
-	if err != nil {
-		return checkup.Result{}, err
-	}
-	defer s.end()
-	px := s.machines.Proxmox.(interface {
-		pipeline.Hypervisor
-		cluster.Proxmox
-		HostList(ctx context.Context) ([]cluster.Host, error)
-		Remember()
+	return connected(ctx, c, func(s *session) (checkup.Result, error) {
+		px := s.machines.Proxmox.(*pve.Client)
+		px.Remember()
+		return checkup.Run(ctx, s.project, checkup.Sources{
+			Proxmox: px, Talos: s.machines.Talos, Files: s.machines.Files, Kube: s.machines.Kube, Objects: s.machines.Objects, Images: s.images,
+			Endpoints: []checkup.Endpoint{{URL: "https://pve1", Hosts: px.HostList}},
+		}), nil
 	})
-	px.Remember()
-	src := checkup.Sources{
-		Proxmox: px, Talos: s.machines.Talos, Files: s.machines.Files, Kube: s.machines.Kube, Objects: s.machines.Objects, Images: s.images,
-		Endpoints: []checkup.Endpoint{{URL: "https://pve1", Hosts: px.HostList}},
-	}
-	return checked[checkup.Result](c.lab)(checkup.Run(ctx, s.project, src), nil)
 }
 
 func diagnosis(t *testing.T, c *Client) checkup.Result {
@@ -56,6 +46,7 @@ func problems(res checkup.Result) []string {
 	return out
 }
 
+// TestDoctorInAHealthyLab finds nothing wrong, until a running or dead task has locked a VM.
 func TestDoctorInAHealthyLab(t *testing.T) {
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		res := diagnosis(t, lab.Client())
@@ -70,15 +61,9 @@ func TestDoctorInAHealthyLab(t *testing.T) {
 				t.Errorf("nothing was looked at in group %s", group)
 			}
 		}
-	})
-}
-
-// TestDoctorSeesALock warns of a VM that is locked by a running or dead task.
-func TestDoctorSeesALock(t *testing.T) {
-	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		vmid := lab.Nodes[0].VMID
 		lab.World.SetLock(vmid, "backup")
-		res := diagnosis(t, lab.Client())
+		res = diagnosis(t, lab.Client())
 		i := slices.IndexFunc(res.Checks, func(c checkup.Check) bool { return strings.Contains(c.Seen, "is locked (backup)") })
 		if i < 0 {
 			t.Fatalf("no check speaks of the lock: %+v", res.Checks)
@@ -90,43 +75,16 @@ func TestDoctorSeesALock(t *testing.T) {
 	})
 }
 
-// administrator runs doctor's pveum commands, with the roles that they made.
-type administrator struct {
-	w     *world.World
-	roles map[string][]string
-	acls  []world.ACL
-}
-
-// run runs one line of doctor's.
-func (a *administrator) run(t *testing.T, line string) {
-	t.Helper()
-	words := strings.Fields(line)
-	if len(words) < 4 || words[0] != "pveum" {
-		t.Fatalf("no line for a shell: %q", line)
-	}
-	flags := map[string][]string{}
-	for i := 4; i+1 < len(words); i += 2 {
-		flags[words[i]] = strings.Split(strings.Trim(words[i+1], "'"), ",")
-	}
-	switch strings.Join(words[1:3], " ") {
-	case "role add":
-		a.setRole(words[3])
-	case "role modify":
-		a.setRole(words[3], append(a.roles[words[3]], flags["--privs"]...)...)
-	case "acl modify":
-		for _, who := range slices.Concat(flags["--users"], flags["--tokens"]) {
-			acl := world.ACL{Path: words[3], Who: who, Role: flags["--roles"][0], Propagate: true}
-			a.acls = append(a.acls, acl)
-			a.w.Grant(acl)
+// pveum runs lines that doctor prints for an administrator.
+func (l *Lab) pveum(lines []string) {
+	l.t.Helper()
+	for _, line := range lines {
+		words := strings.Fields(strings.ReplaceAll(line, "'", ""))
+		if words[0] != "pveum" {
+			l.t.Fatalf("no line for a shell: %q", line)
 		}
-	default:
-		t.Fatalf("unknown command: %q", line)
+		must(l.t, errOf(l.Pveum(words[1:])))
 	}
-}
-
-func (a *administrator) setRole(name string, privileges ...string) {
-	a.roles[name] = privileges
-	a.w.AddRole(name, privileges...)
 }
 
 // TestDoctorForATokenWithNothing: a new token with exactly what doctor prints can roll,
@@ -142,14 +100,11 @@ func TestDoctorForATokenWithNothing(t *testing.T) {
 		if fault.KindOf(res.Err()) != fault.Refused || len(res.Grants) == 0 {
 			t.Fatalf("%v, grants %q:\n%s", res.Err(), res.Grants, strings.Join(problems(res), "\n"))
 		}
-		admin := &administrator{w: lab.World, roles: map[string][]string{}}
-		for _, line := range res.Grants {
-			admin.run(t, line)
-		}
+		lab.pveum(res.Grants)
 		if res := diagnosis(t, c); res.Err() != nil {
 			t.Fatalf("after granting what it said: %v:\n%s", res.Err(), strings.Join(problems(res), "\n"))
 		}
-		requireEachIsNamed(t, c, admin)
+		requireEachIsNamed(t, lab, c)
 		must(t, c.roll(planning.Policy{})(t.Context()))
 		requireInSync(t, lab)
 	})
@@ -161,10 +116,7 @@ func TestDoctorForATokenThatPrunes(t *testing.T) {
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		c := lab.Client()
 		c.Token = cluster.Secret(sim.PoorToken)
-		admin := &administrator{w: lab.World, roles: map[string][]string{}}
-		for _, line := range access.NeedsToPrune([]string{"isos"}).Grants().Lines("poor@pve!lab") {
-			admin.run(t, line)
-		}
+		lab.pveum(access.NeedsToPrune([]string{"isos"}).Grants().Lines("poor@pve!lab"))
 		named := lacks(diagnosis(t, c))
 		for _, want := range []string{"Datastore.Audit on /storage/fast", "VM.Config.Disk on /vms", "SDN.Use on /sdn/zones/localnetwork/vmbr0"} {
 			if !slices.Contains(named, want) {
@@ -175,25 +127,24 @@ func TestDoctorForATokenThatPrunes(t *testing.T) {
 }
 
 // requireEachIsNamed removes each privilege at each path; doctor must report it.
-func requireEachIsNamed(t *testing.T, c *Client, admin *administrator) {
+func requireEachIsNamed(t *testing.T, lab *Lab, c *Client) {
 	t.Helper()
-	for _, acl := range admin.acls {
-		if !strings.Contains(acl.Who, "!") {
+	for _, acl := range lab.World.ACLs() {
+		if acl.Who != "poor@pve!lab" {
 			continue
 		}
-		for _, taken := range admin.roles[acl.Role] {
-			role := "Without"
+		for _, taken := range lab.World.Role(acl.Role) {
 			fewer := acl
-			fewer.Role = role
-			admin.w.AddRole(role, slices.DeleteFunc(slices.Clone(admin.roles[acl.Role]), func(p string) bool { return p == taken })...)
-			admin.w.Revoke(acl)
-			admin.w.Grant(fewer)
+			fewer.Role = "Without"
+			lab.World.AddRole(fewer.Role, slices.DeleteFunc(lab.World.Role(acl.Role), func(p string) bool { return p == taken })...)
+			lab.World.Revoke(acl)
+			lab.World.Grant(fewer)
 			res := diagnosis(t, c)
 			if named := lacks(res); !onlyNames(named, taken, acl.Path) || fault.KindOf(res.Err()) != fault.Refused {
 				t.Errorf("without %s on %s doctor names %q: %v\n%s", taken, acl.Path, named, res.Err(), strings.Join(problems(res), "\n"))
 			}
-			admin.w.Revoke(fewer)
-			admin.w.Grant(acl)
+			lab.World.Revoke(fewer)
+			lab.World.Grant(acl)
 		}
 	}
 	if res := diagnosis(t, c); res.Err() != nil {
@@ -214,7 +165,6 @@ func lacks(res checkup.Result) []string {
 
 // onlyNames: doctor reports that one, at its path or, if it sees the nodes' storages and
 // bridges, at the paths below.
-// storages and bridges the nodes use, at those below.
 func onlyNames(named []string, privilege, path string) bool {
 	return len(named) > 0 && !slices.ContainsFunc(named, func(n string) bool {
 		at, ok := strings.CutPrefix(n, privilege+" on ")

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
 )
 
 // TestCtrlCInADrain interrupts a roll while a pod is terminating. It leaves a cordoned,
@@ -40,6 +41,15 @@ func TestCtrlCInADrain(t *testing.T) {
 	})
 }
 
+// toRack labels a Node as a person would.
+func (l *Lab) toRack(name, rack string) {
+	l.t.Helper()
+	node, err := l.Kube.Node(l.t.Context(), name)
+	must(l.t, err)
+	node.Labels["rack"] = rack
+	must(l.t, errOf(l.Kube.Store().Update(l.t.Context(), store.Nodes(), node, store.Main)))
+}
+
 // TestMetadataOfTheSameNode: a person's changes of a Node during its roll are kept; a new
 // Node of that name gets the old one's metadata.
 func TestMetadataOfTheSameNode(t *testing.T) {
@@ -49,11 +59,11 @@ func TestMetadataOfTheSameNode(t *testing.T) {
 		rack      string
 	}
 	eachInLab(t, oneWorker(), map[string]story{
-		"someone moves it to another rack": {func(s *talosScene) { s.editNode("wk1", "rack", "b", true) }, "b"},
+		"someone moves it to another rack": {func(s *talosScene) { s.toRack("wk1", "b") }, "b"},
 		"someone deletes it":               {forgotten("wk1"), "a"},
 	}, func(t *testing.T, lab *Lab, c story) {
 		s := &talosScene{talosFault: &talosFault{rolls: "wk1"}, t: t, Lab: lab}
-		s.editNode("wk1", "rack", "a", true)
+		lab.toRack("wk1", "a")
 		lab.Patch(everywhere)
 		client := s.as(firstRun)
 		client.Emit = whenStarted("bring-up/start", func() { c.meanwhile(s) })

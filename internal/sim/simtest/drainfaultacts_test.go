@@ -138,7 +138,7 @@ func unbudgeted(name string) func(*talosScene) {
 }
 
 // kubeletDies stops only the kubelet; the machine and its API run.
-func kubeletDies(s *talosScene) { s.Kube.NodeDown(s.machine().UUID) }
+func kubeletDies(s *talosScene) { s.Kube.NodeDown(s.rolled().UUID) }
 
 func apiAway(s *talosScene) {
 	s.Recorder.Hooks(func(c record.Call) error {
@@ -174,12 +174,12 @@ func (s *talosScene) useKubeconfig(group string, life time.Duration) {
 // podDisk attaches a volume to the VM as a CSI driver does.
 func podDisk(s *talosScene) {
 	must(s.t, s.World.AddLUN("fast", "pve1", "9999/vm-9999-pvc-0b5f.raw", 1<<30, world.NewMedia(nil)))
-	s.EditVM(s.machine().VMID, "scsi7", "fast:9999/vm-9999-pvc-0b5f.raw")
+	s.EditVM(s.rolled().VMID, "scsi7", "fast:9999/vm-9999-pvc-0b5f.raw")
 	proxmoxVolume("9999/vm-9999-pvc-0b5f.raw")(s.Lab)
 }
 
 func podDiskGone(s *talosScene) {
-	must(s.t, s.World.SetConfig("", "pve1", world.ChangeRequest{ID: s.machine().VMID, Delete: []string{"scsi7"}}))
+	must(s.t, s.World.SetConfig("", "pve1", world.ChangeRequest{ID: s.rolled().VMID, Delete: []string{"scsi7"}}))
 }
 
 // podDiskFreed deletes its claim.

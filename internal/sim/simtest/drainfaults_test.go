@@ -40,7 +40,7 @@ type machineState struct {
 // machineState is the machine's state that a failed drain must not change.
 func (s *talosScene) machineState() machineState {
 	s.t.Helper()
-	n := s.machine()
+	n := s.rolled()
 	vm, err := s.World.LookupVM(n.Host, n.VMID)
 	must(s.t, err)
 	c, err := s.Client().connect(s.t.Context())

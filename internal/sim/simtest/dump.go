@@ -19,9 +19,7 @@ func (l *Lab) settledDump() string {
 	b.WriteString(l.World.Dump(l.describe, world.RenewedByProxmox()...))
 	for _, n := range l.Nodes {
 		node, err := l.Kube.Node(l.t.Context(), n.Name)
-		if err != nil {
-			l.t.Fatal(err)
-		}
+		must(l.t, err)
 		fmt.Fprintf(&b, "node %s: cordoned %t, labels %v, taints %v\n", n.Name, node.Spec.Unschedulable, node.Labels, node.Spec.Taints)
 	}
 	return withoutAttempts(l.withoutMadeUpUUIDs(b.String()))

@@ -17,10 +17,10 @@ import (
 // Explain is recast plan --explain.
 func (c *Client) Explain(t *testing.T, node string) explain.Explanation {
 	t.Helper()
-	s, err := c.connect(t.Context())
-	must(t, err)
-	defer s.end()
-	_, e, err := pipeline.Explain(t.Context(), s.project, s.machines, planning.Policy{}, nil, node)
+	e, err := connected(t.Context(), c, func(s *session) (explain.Explanation, error) {
+		_, e, err := pipeline.Explain(t.Context(), s.project, s.machines, planning.Policy{}, nil, node)
+		return e, err
+	})
 	must(t, err)
 	return e
 }

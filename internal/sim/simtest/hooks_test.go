@@ -294,7 +294,9 @@ func TestHooksThatFail(t *testing.T) {
 		"after the run": {failAt("afterRun"), fault.Failed, `every node is done: after-run: hook "h": h ended with 3: at afterRun`, nil, 1, 0},
 		"two of them": {
 			func(context.Context, string) (int, error) { return 3, nil }, fault.Refused,
-			"before-run: hook \"h\": h ended with 3: at beforeRun\nafter-run: hook \"h\": h ended with 3: at afterRun", []string{"wk1"}, 2, 0,
+			"before-run: hook \"h\": h ended with 3: at beforeRun\nafter-run: hook \"h\": h ended with 3: at afterRun",
+			[]string{"wk1"},
+			2, 0,
 		},
 		"one hangs": {hangs, fault.Refused, `roll/workers/wk1/run-hooks: hook "h": h was stopped: its timeout of 1m0s is over`, []string{"wk1"}, 1, time.Minute},
 	}, func(t *testing.T, lab *Lab, c story) {

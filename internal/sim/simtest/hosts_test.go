@@ -238,12 +238,12 @@ func TestKilledWhileTheDiskIsRenewed(t *testing.T) {
 			t.Fatal("the roll succeeded without its host")
 		}
 		time.Sleep(10 * time.Minute)
-		lab.killWhen(func(call record.Call) bool {
-			if s.allocated {
-				return strings.HasSuffix(call.Path, "/qemu/9031/config") && strings.HasPrefix(call.Params["scsi0"], "fast:")
-			}
-			return strings.HasSuffix(call.Path, "/qemu/9031/move_disk") && call.Params["disk"] == "scsi0"
-		}, planning.Policy{})
+		cut := moment{server: "/qemu/9031/move_disk POST", with: "disk=scsi0"}
+		if s.allocated {
+			cut = moment{server: "/qemu/9031/config PUT", with: "scsi0=fast:"}
+		}
+		c = lab.Client()
+		c.killedAt(t, cut, c.roll(planning.Policy{}))
 		must(t, lab.second().roll(planning.Policy{})(t.Context()))
 		lab.requireRolledOn(t, "pve2")
 	})

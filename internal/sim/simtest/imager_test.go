@@ -12,25 +12,12 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/google/go-containerregistry/pkg/v1/random"
 
-	"github.com/google/go-containerregistry/pkg/name"
-	"github.com/google/go-containerregistry/pkg/v1/remote"
-
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/cluster/provenance"
 	"github.com/recast-sh/recast/internal/imager"
-	"github.com/recast-sh/recast/internal/sim/artefact"
 	sim "github.com/recast-sh/recast/internal/sim/imager"
 	"github.com/recast-sh/recast/pipeline"
-	"github.com/recast-sh/recast/schematics"
 )
-
-// push puts an image into the lab's registry.
-func (l *Lab) push(t *testing.T, repository, tag string, index v1.ImageIndex) {
-	t.Helper()
-	ref, err := name.NewTag("127.0.0.1:5000/" + repository + ":" + tag)
-	must(t, err)
-	must(t, remote.WriteIndex(ref, index, remote.WithContext(t.Context()), remote.WithTransport(l.Registry.Transport())))
-}
 
 // installerBase is an image on which an installer can be built.
 func installerBase(t *testing.T) v1.ImageIndex {
@@ -53,16 +40,12 @@ func installerBase(t *testing.T) v1.ImageIndex {
 func TestRollWhatTheImagerBuilt(t *testing.T) {
 	long(t)
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
-		frr, err := artefact.ExtensionIndex(artefact.Extension{
-			Name: "frr", Version: "1.7.15", Author: "Acme", Files: map[string][]byte{"/usr/local/bin/frr": []byte("frr")},
-		})
-		must(t, err)
-		lab.push(t, "acme/frr", "1.7.15", frr)
-		lab.push(t, "siderolabs/installer-base", "v1.13.9", installerBase(t))
+		push(t, lab, ownRepository+":1.7.15", frr(t, "1.7.15", "frr"))
+		push(t, lab, "127.0.0.1:5000/siderolabs/installer-base:v1.13.9", installerBase(t))
 		lab.Replace("recast.yaml", "images:\n", "images:\n  mirror: 127.0.0.1:5000/acme/talos\n")
-		lab.Replace("recast.yaml", "storage: schematics/storage.yaml", `storage: {file: schematics/storage.yaml, extensions: ["127.0.0.1:5000/acme/frr:1.7.15"]}`)
+		lab.Replace("recast.yaml", "storage: schematics/storage.yaml", `storage: {file: schematics/storage.yaml, extensions: ["`+ownRepository+`:1.7.15"]}`)
 
-		runs := 0
+		runs, err := 0, error(nil)
 		client := lab.Client()
 		// A process can't run in a bubble: the lab's imager is called directly.
 		client.Imager, err = imager.New(imager.Options{
@@ -81,9 +64,7 @@ func TestRollWhatTheImagerBuilt(t *testing.T) {
 		if runs != 2 {
 			t.Errorf("the imager ran %d times", runs)
 		}
-		lock, err := schematics.ReadLock(filepath.Join(lab.Dir, "recast.lock"))
-		must(t, err)
-		for name, e := range lock.Schematics {
+		for name, e := range readLock(t, lab).Schematics {
 			if !strings.HasPrefix(e.Installer, "127.0.0.1:5000/acme/talos@") || e.ISO.SHA256 == "" || (e.Signer == "") != (name == "storage") {
 				t.Errorf("%s: installer %s, signer %q, ISO %+v", name, e.Installer, e.Signer, e.ISO)
 			}

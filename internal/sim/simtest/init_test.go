@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"testing/synctest"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -55,9 +54,7 @@ func TestInit(t *testing.T) {
 			inLab(t, shape.o, func(t *testing.T, lab *Lab) {
 				me := lab.Client()
 				res, err := me.Init(t.Context(), t.TempDir(), setup.InitOptions{})
-				if err != nil {
-					t.Fatal(err, fault.Hints(err))
-				}
+				must(t, err)
 				if diff := cmp.Diff(shape.want, res.Nodes); shape.want != nil && diff != "" {
 					t.Errorf("nodes (-want +got):\n%s", diff)
 				}
@@ -203,11 +200,8 @@ func TestInitRefuses(t *testing.T) {
 // TestInitForeign has machines that were not installed from a lock, like those of new
 // users. Init keeps their schematics, and drift reports them as unknown.
 func TestInitForeign(t *testing.T) {
-	if testing.Short() {
-		t.Skip("long: make stories")
-	}
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	longParts(t)
+	inBubble(t, func(t *testing.T) {
 		lab := NewForeign(t, sim.Options{Workers: 1})
 		me := lab.Client()
 		res, err := me.Init(t.Context(), t.TempDir(), setup.InitOptions{})

@@ -1,17 +1,13 @@
 package simtest
 
 import (
-	"regexp"
-	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/google/go-containerregistry/pkg/crane"
 	"github.com/google/go-containerregistry/pkg/name"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 
-	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim/artefact"
 	"github.com/recast-sh/recast/pipeline"
 	"github.com/recast-sh/recast/schematics"
@@ -19,17 +15,13 @@ import (
 
 const ownRepository = "127.0.0.1:5000/acme/frr"
 
-// push stores an image and returns its digest.
-func push(t *testing.T, lab *Lab, ref string, what interface {
-	remote.Taggable
-	Digest() (v1.Hash, error)
-},
-) string {
+// push stores images in the lab's registry and returns their digest.
+func push(t *testing.T, lab *Lab, ref string, images v1.ImageIndex) string {
 	t.Helper()
 	tag, err := name.NewTag(ref)
 	must(t, err)
-	must(t, remote.Push(tag, what, remote.WithContext(t.Context()), remote.WithTransport(lab.Registry.Transport())))
-	digest, err := what.Digest()
+	must(t, remote.WriteIndex(tag, images, remote.WithContext(t.Context()), remote.WithTransport(lab.Registry.Transport())))
+	digest, err := images.Digest()
 	must(t, err)
 	return digest.String()
 }
@@ -88,53 +80,4 @@ func TestLockOfOwnExtension(t *testing.T) {
 			t.Errorf("warnings %+v", res.Warnings)
 		}
 	})
-}
-
-// TestLockRefusesOtherImages: a reference must be that of an extension, for the nodes'
-// architecture.
-func TestLockRefusesOtherImages(t *testing.T) {
-	long(t)
-	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
-		plain, err := crane.Image(map[string][]byte{"etc/motd": []byte("hello")})
-		must(t, err)
-		push(t, lab, ownRepository+":motd", plain)
-		noArch := frr(t, "1.7.15", "one")
-		lab.Replace("recast.yaml", "images:\n", "images:\n  mirror: 127.0.0.1:5000/acme/talos\n")
-		const short = "storage: schematics/storage.yaml"
-		before := short
-		for ref, want := range map[string]string{
-			ownRepository + ":motd":                        `is not an extension image: it has no manifest.yaml`,
-			ownRepository + ":none":                        "the registry has no " + ownRepository + ":none",
-			ownRepository + ":arm":                         `does not exist for amd64, only for arm64`,
-			"127.0.0.1:5000/siderolabs/iscsi-tools:v0.2.0": `calls itself "iscsi-tools", as ghcr.io/siderolabs/iscsi-tools does`,
-		} {
-			if strings.HasSuffix(ref, ":arm") {
-				push(t, lab, ref, only(t, noArch, "arm64"))
-			}
-			after := "storage: {file: schematics/storage.yaml, extensions: [" + ref + "]}"
-			lab.Replace("recast.yaml", before, after)
-			before = after
-			_, err := lab.Client().Lock(t.Context(), pipeline.LockOptions{})
-			place := regexp.MustCompile(`recast\.yaml:\d+:\d+: schematics\.storage\.extensions\[0\]: `)
-			if err == nil || !strings.Contains(err.Error(), want) || !place.MatchString(err.Error()) || fault.KindOf(err) != fault.Config {
-				t.Errorf("%s: %v, want %q", ref, err, want)
-			}
-		}
-	})
-}
-
-// only is the image of an index for one architecture.
-func only(t *testing.T, index v1.ImageIndex, arch string) v1.Image {
-	t.Helper()
-	m, err := index.IndexManifest()
-	must(t, err)
-	for _, d := range m.Manifests {
-		if d.Platform.Architecture == arch {
-			img, err := index.Image(d.Digest)
-			must(t, err)
-			return img
-		}
-	}
-	t.Fatalf("no image for %s", arch)
-	return nil
 }

@@ -27,6 +27,7 @@ type moment struct {
 	step    string // suffix of its path
 	after   bool   // after the step
 	server  string // suffix of "path method", or of a method: right after a server has acted on it
+	with    string // "parameter=how it begins" of the request
 	unsent  bool   // the server does not act on it
 	journal string // the change
 }
@@ -55,6 +56,9 @@ func (m moment) is(e step.Event) bool {
 
 func (m moment) isCall(c record.Call) bool {
 	path, _, _ := strings.Cut(c.Path, "?")
+	if name, begins, with := strings.Cut(m.with, "="); with && !strings.HasPrefix(c.Params[name], begins) {
+		return false
+	}
 	return strings.HasSuffix(path+" "+c.Method, m.server) || strings.HasSuffix(c.Method, m.server)
 }
 
@@ -157,7 +161,7 @@ func storiesOf[S any](all ...S) map[string]S {
 }
 
 // requireFault fails unless the error is of that kind, and it and its hints say all of these texts.
-func requireFault(t *testing.T, err error, kind fault.Kind, says ...string) {
+func requireFault(t testing.TB, err error, kind fault.Kind, says ...string) {
 	t.Helper()
 	all := message(err) + "\n" + strings.Join(fault.Hints(err), "\n")
 	if err == nil || fault.KindOf(err) != kind {
@@ -220,16 +224,6 @@ func (l *Lab) as(run string) *Client {
 	c := l.Client()
 	c.Run = run
 	return c
-}
-
-// errOf is the error of a call whose result does not matter.
-func errOf[T any](_ T, err error) error { return err }
-
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatalf("%v\nhints %q", err, fault.Hints(err))
-	}
 }
 
 // requireKept fails unless exactly that many old system disks are parked, each with a name, besides those

@@ -1,8 +1,8 @@
 package simtest
 
 import (
-	"context"
 	"encoding/json"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -14,37 +14,36 @@ import (
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
-	"github.com/recast-sh/recast/internal/kube"
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
 )
 
-// editNode sets a label or annotation of a Node as a person would; "" removes it.
-func (l *Lab) editNode(name, key, value string, label bool) {
+// pause marks a Node as paused, as a person would; "" removes the mark.
+func (l *Lab) pause(name, why string) {
 	l.t.Helper()
 	node, err := l.Kube.Node(l.t.Context(), name)
 	must(l.t, err)
-	of := &node.Annotations
-	if label {
-		of = &node.Labels
+	if node.Annotations == nil {
+		node.Annotations = map[string]string{}
 	}
-	if *of == nil {
-		*of = map[string]string{}
-	}
-	(*of)[key] = value
-	if value == "" {
-		delete(*of, key)
+	node.Annotations[cluster.PauseMark] = why
+	if why == "" {
+		delete(node.Annotations, cluster.PauseMark)
 	}
 	must(l.t, errOf(l.Kube.Store().Update(l.t.Context(), store.Nodes(), node, store.Main)))
 }
-
-func (l *Lab) pause(name, why string) { l.editNode(name, cluster.PauseMark, why, false) }
 
 // save makes a plan and reads it back from the output of recast plan -o json.
 func (l *Lab) save(policy planning.Policy) *planning.Plan {
 	l.t.Helper()
 	plan, err := l.Client().Plan(l.t.Context(), policy)
 	must(l.t, err)
+	return l.reread(plan)
+}
+
+// reread writes a plan and reads it back.
+func (l *Lab) reread(plan planning.Plan) *planning.Plan {
+	l.t.Helper()
 	b, err := json.Marshal(plan)
 	must(l.t, err)
 	saved, err := planning.Read(b)
@@ -56,26 +55,7 @@ func (l *Lab) save(policy planning.Policy) *planning.Plan {
 func (l *Lab) rollOf(saved *planning.Plan) error {
 	c := l.second()
 	c.Saved = saved
-	_, err := c.Roll(l.t.Context(), planning.Policy{})
-	return err
-}
-
-func TestRollByLabel(t *testing.T) {
-	long(t)
-	inLab(t, sim.Options{}, func(t *testing.T, lab *Lab) {
-		lab.Patch(everywhere)
-		lab.editNode("wk2", "zone", "b", true)
-		zone := func(text string) planning.Policy {
-			s, err := kube.ParseSelector(text)
-			must(t, err)
-			return planning.Policy{Labels: s}
-		}
-		if _, err := lab.Client().Roll(t.Context(), zone("zone=c")); fault.KindOf(err) != fault.Config {
-			t.Errorf("err = %v", err)
-		}
-		must(t, lab.Client().roll(zone("zone in (b,c)"))(t.Context()))
-		requireDrift(t, lab, "cp1", "wk1")
-	})
+	return c.roll(planning.Policy{})(l.t.Context())
 }
 
 // TestPauseDuringARoll: a node of the plan that is paused meanwhile is not taken down.
@@ -168,9 +148,6 @@ func TestASavedPlanIsRefused(t *testing.T) {
 	}{
 		"a VM":          {func(l *Lab) { l.EditVM(l.node("wk2").VMID, "tags", "new") }, "wk2: digest of the VM's configuration: "},
 		"the lock":      {func(l *Lab) { l.Patch(everywhere) }, "recast.lock: sha256-"},
-		"recast.yaml":   {func(l *Lab) { l.setRoll("keepDisks: 2") }, "recast.yaml: sha256-"},
-		"a pause":       {func(l *Lab) { l.pause("wk1", "x") }, "wk1: what is done: recreate → none"},
-		"another roll":  {func(l *Lab) { l.rollOnly("wk1") }, "wk1: what is done: recreate → none"},
 		"an unfinished": {func(l *Lab) { l.rollKilledWhen("wk1/bring-up/create-vm") }, "wk1: left unfinished by run 20000101-0000-feed, which is not of this plan"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -193,22 +170,12 @@ func TestASavedPlanIsRefused(t *testing.T) {
 	}
 }
 
-func (l *Lab) rollOnly(node string) {
-	l.t.Helper()
-	must(l.t, l.Client().roll(planning.Policy{Only: []string{node}})(l.t.Context()))
-}
-
 // killSaved kills a roll of a saved plan when a step whose path ends in at starts.
 func (l *Lab) killSaved(saved *planning.Plan, at string) {
 	l.t.Helper()
-	ctx, cancel := context.WithCancel(l.t.Context())
-	defer cancel()
 	c := l.Client()
 	c.Saved = saved
-	c.Emit = whenStarted(at, func() { c.Kill(); cancel() })
-	if _, err := c.Roll(ctx, planning.Policy{}); err == nil {
-		l.t.Fatal("it was not killed")
-	}
+	c.killedAt(l.t.(*testing.T), before(at), c.roll(planning.Policy{}))
 }
 
 // What a killed run of a saved plan has left at a node is not a difference: the node
@@ -222,7 +189,7 @@ func TestASavedPlanResumesItsLeftovers(t *testing.T) {
 		"a drained node": {roll: "strategy: in-place", at: "wk1/upgrade/install"},
 		"a disk to free": {roll: "strategy: recreate", at: "finish/free-scsi30", before: func(lab *Lab) {
 			lab.Patch(sim.PatchedExtension)
-			lab.rollOnly("wk1")
+			must(lab.t, lab.Client().roll(onlyWorker)(lab.t.Context()))
 		}},
 	}, func(t *testing.T, lab *Lab, c story) {
 		lab.setRoll("canary: false", c.roll)
@@ -267,43 +234,44 @@ func TestACanaryOfItsOwnBuild(t *testing.T) {
 
 func TestASavedPlanResumes(t *testing.T) {
 	long(t)
-	for _, strategy := range []cluster.Strategy{cluster.Recreate, cluster.InPlace} {
-		for at, moment := range map[string]string{"within a node": "wk1/wait-healthy", "between two": "wk2/gate"} {
-			for where, elsewhere := range map[string]bool{"here": false, "elsewhere": true} {
-				if strategy == cluster.Recreate && at == "within a node" {
-					moment = "wk1/bring-up/create-vm"
+	const withinRecreate, withinInPlace, between = "wk1/bring-up/create-vm", "wk1/wait-healthy", "wk2/gate"
+	for _, c := range []struct {
+		strategy  cluster.Strategy
+		at        string // where it is killed
+		elsewhere bool
+		refused   string
+	}{
+		{cluster.Recreate, withinRecreate, false, ""},
+		// Its machine configuration is lost, so its old system disk is put back into the new VM.
+		{cluster.Recreate, withinRecreate, true, "wk1: digest of the VM's configuration: "},
+		{cluster.Recreate, between, false, ""},
+		{cluster.Recreate, between, true, ""},
+		{cluster.InPlace, withinInPlace, false, ""},
+		{cluster.InPlace, withinInPlace, true, ""},
+		{cluster.InPlace, between, false, ""},
+		// Nothing shows who upgraded it.
+		{cluster.InPlace, between, true, "wk1: what is done: in-place → none"},
+	} {
+		t.Run(fmt.Sprintf("%s/%s/elsewhere %t", c.strategy, c.at, c.elsewhere), func(t *testing.T) {
+			inLab(t, sim.Options{}, func(t *testing.T, lab *Lab) {
+				lab.setRoll("canary: false", "strategy: "+string(c.strategy))
+				lab.Patch(sim.PatchedExtension)
+				saved := lab.save(planning.Policy{})
+				lab.killSaved(saved, c.at)
+				again := lab.second()
+				again.Saved, again.Elsewhere = saved, c.elsewhere
+				if c.elsewhere {
+					must(t, os.RemoveAll(filepath.Join(lab.Dir, ".recast", "runs")))
 				}
-				t.Run(strings.Join([]string{string(strategy), at, where}, "/"), func(t *testing.T) {
-					inLab(t, sim.Options{}, func(t *testing.T, lab *Lab) {
-						lab.setRoll("canary: false", "strategy: "+string(strategy))
-						lab.Patch(sim.PatchedExtension)
-						saved := lab.save(planning.Policy{})
-						lab.killSaved(saved, moment)
-						again := lab.second()
-						again.Saved = saved
-						if elsewhere {
-							again.Elsewhere = true
-							must(t, os.RemoveAll(filepath.Join(lab.Dir, ".recast", "runs")))
-						}
-						_, err := again.Roll(t.Context(), planning.Policy{})
-						lab.RequireIntact()
-						refused := map[string]string{
-							// Nothing shows who upgraded it.
-							"in-place between two elsewhere": "wk1: what is done: in-place → none",
-							// Its machine configuration is lost, so its old system disk is put back into the new VM.
-							"recreate within a node elsewhere": "wk1: digest of the VM's configuration: ",
-						}[strings.Join([]string{string(strategy), at, where}, " ")]
-						if refused != "" {
-							if fault.KindOf(err) != fault.Refused || !strings.Contains(message(err), refused) {
-								t.Errorf("err = %v", err)
-							}
-							return
-						}
-						must(t, err)
-						requireDrift(t, lab)
-					})
-				})
-			}
-		}
+				err := again.roll(planning.Policy{})(t.Context())
+				lab.RequireIntact()
+				if c.refused != "" {
+					requireRefused(t, err, c.refused)
+					return
+				}
+				must(t, err)
+				requireDrift(t, lab)
+			})
+		})
 	}
 }

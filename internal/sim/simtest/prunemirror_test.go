@@ -1,38 +1,20 @@
 package simtest
 
 import (
-	"context"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/recast-sh/recast/cluster/claim"
-	"github.com/recast-sh/recast/internal/pve"
-	"github.com/recast-sh/recast/internal/registry"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/sim"
-	"github.com/recast-sh/recast/internal/step"
 	"github.com/recast-sh/recast/pipeline"
 )
 
-// PruneMirror is recast prune --only mirror --yes.
-func (c *Client) PruneMirror(ctx context.Context, olderThan time.Duration) (pipeline.PruneReport, error) {
-	s, err := c.connect(ctx)
-	if err != nil {
-		return pipeline.PruneReport{}, err
-	}
-	defer s.end()
-	px := s.machines.Proxmox.(*pve.Client)
-	return pipeline.Prune(ctx, s.project, px, px, &step.Runner{Emit: c.Emit}, pipeline.PruneOptions{
-		Only: pipeline.PruneMirror, OlderThan: olderThan, Mirror: s.images.Registry.(*registry.Client),
-		Holder: claim.Holder{Host: "test", Boot: "b", PID: c.pid, Start: "s"}, Dead: c.lab.isKilled,
-		Confirm: func(pipeline.PruneReport) (bool, error) { return true, nil },
-	})
-}
-
 // TestPruneTheMirror mirrors the builds of three locks, and removes those of the first
 // with their signatures once they are an hour old: neither the present nor the previous
-// lock needs them.
+// lock needs them. The rest is complete: with it a node is rolled, whose machine
+// configuration names the copy in the mirror, and which pulls that.
 func TestPruneTheMirror(t *testing.T) {
 	long(t)
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
@@ -42,15 +24,20 @@ func TestPruneTheMirror(t *testing.T) {
 			lab.Patch(sim.PatchedExtension)
 			must(t, lab.Client().Publish(t.Context()))
 		}
-		deletes := func() (list []string) {
-			for _, c := range lab.Recorder.Calls() {
-				if c.Method == "DELETE" && strings.HasPrefix(c.Path, "/v2/acme/talos/manifests/") {
+		since := 0
+		asked := func(method, of string) (list []string) {
+			for _, c := range lab.Recorder.Calls()[since:] {
+				if c.Method == method && strings.HasPrefix(c.Path, "/v2/acme/talos/"+of) {
 					list = append(list, c.Path)
 				}
 			}
 			return list
 		}
-		rep, err := lab.Client().PruneMirror(t.Context(), time.Hour)
+		deletes := func() []string { return asked("DELETE", "manifests/") }
+		prune := func() (pipeline.PruneReport, error) {
+			return lab.Client().prune(t.Context(), pipeline.PruneOptions{Only: pipeline.PruneMirror, OlderThan: time.Hour})
+		}
+		rep, err := prune()
 		if err != nil || len(rep.Mirror) == 0 || len(rep.GoingMirror()) != 0 {
 			t.Errorf("at once: %v, %d of %d go", err, len(rep.GoingMirror()), len(rep.Mirror))
 		}
@@ -60,9 +47,8 @@ func TestPruneTheMirror(t *testing.T) {
 			}
 		}
 		time.Sleep(time.Hour)
-		if rep, err = lab.Client().PruneMirror(t.Context(), time.Hour); err != nil {
-			t.Fatal(err)
-		}
+		rep, err = prune()
+		must(t, err)
 		removed := 0
 		for _, v := range rep.Mirror {
 			if v.Removed != slices.Contains(deletes(), "/v2/acme/talos/manifests/"+v.Digest) || v.Removed != (len(v.Keep) == 0) {
@@ -77,13 +63,20 @@ func TestPruneTheMirror(t *testing.T) {
 			t.Errorf("%d of %d removed by %d requests: %q", removed, len(rep.Mirror), got, deletes())
 		}
 		before := len(deletes())
-		if rep, err = lab.Client().PruneMirror(t.Context(), time.Hour); err != nil || len(deletes()) != before || len(rep.GoingMirror()) != 0 {
+		if rep, err = prune(); err != nil || len(deletes()) != before || len(rep.GoingMirror()) != 0 {
 			t.Errorf("again: %v, %d more requests, %d go", err, len(deletes())-before, len(rep.GoingMirror()))
 		}
-		// The rest is complete: nothing is left to mirror.
-		if err := lab.Client().Publish(t.Context()); err != nil {
-			t.Error(err)
+		since = len(lab.Recorder.Calls())
+		must(t, lab.Client().roll(planning.Policy{})(t.Context()))
+		requireInSync(t, lab)
+		installer := readLock(t, lab).Schematics["storage"].Installer
+		_, digest, _ := strings.Cut(installer, "@")
+		if installer != repository+"@"+digest {
+			t.Errorf("the lock names %s", installer)
 		}
-		lab.RequireIntact()
+		// A roll itself reads no blob of the copy.
+		if len(asked("GET", "manifests/"+digest)) == 0 || len(asked("GET", "blobs/")) == 0 {
+			t.Error("no manifest or no blob was pulled from the mirror")
+		}
 	})
 }

@@ -1,33 +1,25 @@
 package simtest
 
 import (
-	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"encoding/pem"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
-	"github.com/recast-sh/recast/cluster/claim"
 	"github.com/recast-sh/recast/internal/fault"
-	"github.com/recast-sh/recast/internal/pve"
 	"github.com/recast-sh/recast/internal/sim"
+	"github.com/recast-sh/recast/internal/sim/factoryapi"
 	"github.com/recast-sh/recast/internal/sim/world"
 	"github.com/recast-sh/recast/internal/step"
 	"github.com/recast-sh/recast/pipeline"
+	"github.com/recast-sh/recast/schematics"
 )
-
-// Prune is recast prune --yes.
-func (c *Client) Prune(ctx context.Context) (pipeline.PruneReport, error) {
-	s, err := c.connect(ctx)
-	if err != nil {
-		return pipeline.PruneReport{}, err
-	}
-	defer s.end()
-	px := s.machines.Proxmox.(*pve.Client)
-	return pipeline.Prune(ctx, s.project, px, px, &step.Runner{Emit: c.Emit}, pipeline.PruneOptions{
-		Holder: claim.Holder{Host: "test", Boot: "b", PID: c.pid, Start: "s"}, Dead: c.lab.isKilled,
-		Confirm: func(pipeline.PruneReport) (bool, error) { return true, nil },
-	})
-}
 
 // TestPublishAndPrune delivers ISOs to the storage in every way, and removes the one that
 // neither the present nor the previous lock needs.
@@ -49,7 +41,7 @@ func TestPublishAndPrune(t *testing.T) {
 				if lab.asked("POST", "/"+delivery) == 0 {
 					t.Errorf("nothing was published by %s", delivery)
 				}
-				rep, err := lab.Client().Prune(t.Context())
+				rep, err := lab.Client().prune(t.Context(), pipeline.PruneOptions{})
 				must(t, err)
 				removed := 0
 				for _, v := range rep.ISOs {
@@ -89,4 +81,104 @@ func TestPublishWithoutThePrivilege(t *testing.T) {
 			t.Errorf("%d uploads", n)
 		}
 	})
+}
+
+// TestPublishThroughTrouble: an Image Factory takes five minutes for each image, behind a
+// proxy with a timeout of one minute that is down at first, and a download breaks.
+// Everything is built once, and the user sees what takes so long.
+func TestPublishThroughTrouble(t *testing.T) {
+	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+		lab.Patch(sim.PatchedExtension)
+		before := len(lab.Factory.Built())
+		lab.Factory.Slow(5 * time.Minute)
+		lab.Factory.Strike(1, "/schematics", factoryapi.Down(502, 0))
+		lab.Factory.Strike(1, "/v2/", factoryapi.Down(503, 7*time.Second))
+		lab.Factory.Strike(1, "/image/", factoryapi.CutByStore(5000))
+		for _, images := range []string{"/v2/", "/image/"} {
+			lab.Factory.Strike(100, images, lab.Factory.Impatient(time.Minute))
+		}
+
+		var notes []string
+		c := lab.Client()
+		c.Emit = func(e step.Event) {
+			if e.Status == step.Note {
+				_, name, _ := strings.Cut(strings.TrimPrefix(e.Path, "build/"), "/")
+				notes = append(notes, name+": "+e.Text)
+			}
+		}
+		must(t, c.Publish(t.Context()))
+		const patience = "the factory answered 504 Gateway Timeout; the factory is still building, asking again in 10s"
+		for _, want := range []string{
+			"resolve-installer: the factory answered 503 Service Unavailable, trying again in 7s (2 of 5)",
+			"resolve-installer: " + patience,
+			"resolve-installer: the factory is building the installer, 4m30s",
+			"fetch-iso: " + patience,
+			"fetch-iso: the factory is building the ISO, 1m0s",
+			"fetch-iso: the download broke off after 0 MiB (unexpected EOF), beginning again in 1s (2 of 5)",
+		} {
+			if !slices.Contains(notes, want) {
+				t.Errorf("not told: %s\n%s", want, strings.Join(notes, "\n"))
+			}
+		}
+		built := lab.Factory.Built()
+		if once := slices.Compact(slices.Sorted(slices.Values(built))); len(built) == before || len(once) != len(built) {
+			t.Errorf("built: %q, %d of them before", built, before)
+		}
+	})
+}
+
+// TestSignatureOfTheFactory: the configuration of signatures reaches the code that
+// verifies them.
+func TestSignatureOfTheFactory(t *testing.T) {
+	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+		lab.Replace("recast.yaml", "images:\n", "images:\n  signature: require\n")
+		must(t, lab.Client().Publish(t.Context()))
+		for name, e := range readLock(t, lab).Schematics {
+			if len(e.Signer) != 64 || e.Installer == "" || e.ISO.SHA256 == "" {
+				t.Errorf("%s: signer %q of %q, %+v", name, e.Signer, e.Installer, e.ISO)
+			}
+		}
+		lab.Write("key.pem", publicKey(t))
+		lab.Replace("recast.yaml", "images:\n", "images:\n  signingKey: key.pem\n")
+		err := lab.Client().Publish(t.Context())
+		if fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), " is signed, but not by the key ") {
+			t.Errorf("another key: %v", err)
+		}
+	})
+}
+
+// TestVerifiedOnce: images in the lock are not opened again.
+func TestVerifiedOnce(t *testing.T) {
+	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+		must(t, lab.Client().Publish(t.Context()))
+		calls, begun, lock := len(lab.Recorder.Calls()), time.Now(), string(lab.Read("recast.lock"))
+		must(t, lab.Client().Publish(t.Context()))
+		for _, c := range lab.Recorder.Calls()[calls:] {
+			if c.Mutation || strings.Contains(c.Path, "/blobs/") || strings.Contains(c.Path, "/image/") {
+				t.Errorf("nothing is to be done, but %s %s", c.Method, c.Path)
+			}
+		}
+		if took := time.Since(begun); took > time.Second {
+			t.Errorf("nothing is to be done, but it took %s", took)
+		}
+		if got := string(lab.Read("recast.lock")); got != lock {
+			t.Error("the lock was written")
+		}
+	})
+}
+
+func readLock(t *testing.T, lab *Lab) schematics.Lock {
+	t.Helper()
+	lock, err := schematics.ReadLock(filepath.Join(lab.Dir, "recast.lock"))
+	must(t, err)
+	return lock
+}
+
+func publicKey(t *testing.T) []byte {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	must(t, err)
+	der, err := x509.MarshalPKIXPublicKey(&key.PublicKey)
+	must(t, err)
+	return pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: der})
 }

@@ -1,8 +1,6 @@
 package simtest
 
 import (
-	"bytes"
-	"encoding/json"
 	"fmt"
 	"slices"
 	"strings"
@@ -58,14 +56,17 @@ func TestPruneScratchVMs(t *testing.T) {
 	})
 }
 
-// TestPruneKeepsAChangedScratchVM: it stays, and prune says why.
-func TestPruneKeepsAChangedScratchVM(t *testing.T) {
+// TestAChangedScratchVMIsKept: a killed run's scratch VM is deleted neither by a roll nor by
+// prune once it has something that recast did not make, and both say why.
+func TestAChangedScratchVMIsKept(t *testing.T) {
 	long(t)
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		lab.leaveScratch(t)
 		lab.EditVM(scratchVM, "scsi5", "fast:3,serial=someone")
+		const why = "is not a drive that it was created with"
+		requireRefused(t, lab.second().roll(planning.Policy{Only: []string{"wk1"}})(t.Context()), why)
 		rep, err := lab.second().pruneDisks(t.Context(), -1, func(pipeline.PruneReport) { t.Error("it asks, though nothing goes") })
-		if err != nil || len(rep.Scratch) != 1 || !strings.Contains(strings.Join(rep.Scratch[0].Keep, ""), "is not a drive that it was created with") {
+		if err != nil || len(rep.Scratch) != 1 || !strings.Contains(strings.Join(rep.Scratch[0].Keep, ""), why) {
 			t.Errorf("report %+v, %v", rep.Scratch, err)
 		}
 		if left := lab.scratches(); len(left) != 1 {
@@ -100,17 +101,12 @@ func TestPlanOfARehearsal(t *testing.T) {
 		if diff := cmp.Diff([]string{"9099 pve1", "pve1 OVMF, q35, CPU host storage [wk1] true"}, seen); diff != "" {
 			t.Errorf("planned (-want +got):\n%s", diff)
 		}
-		var file bytes.Buffer
-		must(t, json.NewEncoder(&file).Encode(plan))
-		saved, err := planning.Read(file.Bytes())
-		must(t, err)
-		_, err = lab.second().pruneDisks(t.Context(), -1, nil)
-		must(t, err)
 		roller := lab.second()
-		roller.Saved = &saved
+		roller.Saved = lab.reread(plan)
+		must(t, errOf(lab.second().pruneDisks(t.Context(), -1, nil)))
 		rep, err := roller.Roll(t.Context(), planning.Policy{})
-		if err != nil || len(rep.Rehearsed) != 1 || rep.Plan.ID != saved.ID {
-			t.Errorf("rehearsed %+v by plan %s of %s, %v", rep.Rehearsed, rep.Plan.ID, saved.ID, err)
+		if err != nil || len(rep.Rehearsed) != 1 || rep.Plan.ID != plan.ID {
+			t.Errorf("rehearsed %+v by plan %s of %s, %v", rep.Rehearsed, rep.Plan.ID, plan.ID, err)
 		}
 		lab.requireNoScratch()
 		lab.RequireIntact()

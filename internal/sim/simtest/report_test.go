@@ -6,6 +6,7 @@ import (
 	"flag"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -25,9 +26,7 @@ var updateReports = flag.Bool("reports.update", false, "write the runs of which 
 func (l *Lab) logged(c *Client) *Client {
 	l.t.Helper()
 	tele, _, err := telemetry.Start(l.t.Context(), telemetry.Options{Command: "recast roll", Version: "devel", Warn: func(text string) { l.t.Errorf("warned of %q", text) }})
-	if err != nil {
-		l.t.Fatal(err)
-	}
+	must(l.t, err)
 	c.Telemetry, c.Pulsed = tele, tele.Pulsed
 	return c
 }
@@ -36,21 +35,13 @@ func (l *Lab) logged(c *Client) *Client {
 func (l *Lab) past(id string) (pipeline.PastRun, story.Story, string) {
 	l.t.Helper()
 	p, err := l.Client().Project()
-	if err != nil {
-		l.t.Fatal(err)
-	}
+	must(l.t, err)
 	run, err := p.Runs().Find(id, pipeline.PastOptions{Dead: l.isKilled})
-	if err != nil {
-		l.t.Fatal(err)
-	}
+	must(l.t, err)
 	told, err := story.Read(os.DirFS(run.Dir))
-	if err != nil {
-		l.t.Fatal(err)
-	}
+	must(l.t, err)
 	var b bytes.Buffer
-	if err := report.Write(&b, report.Run{Past: run, Story: told, Now: time.Now().UTC(), Version: "v0.0.0", Hide: redact.New(nil).Text}); err != nil {
-		l.t.Fatal(err)
-	}
+	must(l.t, report.Write(&b, report.Run{Past: run, Story: told, Now: time.Now().UTC(), Version: "v0.0.0", Hide: redact.New(nil).Text}))
 	l.canary.hear(b.String())
 	return run, told, b.String()
 }
@@ -63,29 +54,24 @@ func (l *Lab) keepRun(name string, run pipeline.PastRun) {
 		return
 	}
 	to := filepath.Join("../../../testdata/runs", name, run.ID)
-	must := func(err error) {
-		if err != nil {
-			l.t.Fatal(err)
-		}
-	}
-	must(os.RemoveAll(filepath.Dir(to)))
-	must(os.MkdirAll(to, 0o755))
+	must(l.t, os.RemoveAll(filepath.Dir(to)))
+	must(l.t, os.MkdirAll(to, 0o755))
 	files, err := os.ReadDir(run.Dir)
-	must(err)
+	must(l.t, err)
+	kept := []string{"RUN", "about.json", "plan.json", "plan~first.json", "fates.json", story.LogName}
 	for _, f := range files {
-		kept := map[string]bool{"RUN": true, "about.json": true, "plan.json": true, "plan~first.json": true, "fates.json": true, story.LogName: true}
-		if !kept[f.Name()] && !strings.Contains(f.Name(), "hooks") && !strings.HasSuffix(f.Name(), "~took.json") {
+		if !slices.Contains(kept, f.Name()) && !strings.Contains(f.Name(), "hooks") && !strings.HasSuffix(f.Name(), "~took.json") {
 			continue
 		}
 		text, err := os.ReadFile(filepath.Join(run.Dir, f.Name()))
-		must(err)
+		must(l.t, err)
 		var b bytes.Buffer
 		for line := range strings.Lines(string(text)) {
 			if !strings.Contains(line, `"msg":"request"`) || strings.Contains(line, "delete-vm") {
 				b.WriteString(strings.ReplaceAll(line, l.Dir, "/home/ops/cluster"))
 			}
 		}
-		must(os.WriteFile(filepath.Join(to, f.Name()), b.Bytes(), 0o644))
+		must(l.t, os.WriteFile(filepath.Join(to, f.Name()), b.Bytes(), 0o644))
 	}
 }
 

@@ -13,6 +13,7 @@ import (
 	policyv1 "k8s.io/api/policy/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
 
+	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/sim/apidoc/apidoctest"
 	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
@@ -64,9 +65,7 @@ func bringUp(t testing.TB, o sim.Options, direct, foreign bool) *Lab {
 	t.Helper()
 	o.Network, o.Prefix, o.Registry, o.Factory = network.Memory(), "127.42.7", "127.0.0.1:5000", "127.0.0.1:8080"
 	lab, err := sim.New(t.Context(), o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	l := &Lab{Lab: lab, Dir: t.TempDir(), t: t, network: o.Network, direct: direct}
 	apidoctest.Check(t, lab.Recorder)
 	t.Cleanup(func() {
@@ -75,9 +74,7 @@ func bringUp(t testing.TB, o sim.Options, direct, foreign bool) *Lab {
 		}
 	})
 	files, err := lab.Files(l.Dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	l.canary = newCanary(lab, files)
 	l.canary.visit(l.Dir)
 	t.Cleanup(l.requireNoLeaks)
@@ -87,9 +84,7 @@ func bringUp(t testing.TB, o sim.Options, direct, foreign bool) *Lab {
 	// Short pauses cost nothing here, but every poll does.
 	l.Replace("recast.yaml", "poll: 200ms", "poll: 2s")
 	res, err := l.Client().Lock(t.Context(), pipeline.LockOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	schematics := map[string]string{}
 	for name, e := range res.Lock.Schematics {
 		schematics[name] = e.Schematic
@@ -97,12 +92,8 @@ func bringUp(t testing.TB, o sim.Options, direct, foreign bool) *Lab {
 			schematics[name] = string(files[e.File])
 		}
 	}
-	if err := lab.Install(t.Context(), schematics); err != nil {
-		t.Fatal(err)
-	}
-	if err := lab.WaitReady(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, lab.Install(t.Context(), schematics))
+	must(t, lab.WaitReady(t.Context()))
 	for serial, sum := range lab.Disks() {
 		l.persistent = append(l.persistent, content{serial, sum})
 	}
@@ -113,42 +104,30 @@ func bringUp(t testing.TB, o sim.Options, direct, foreign bool) *Lab {
 func (l *Lab) Write(name string, content []byte) {
 	l.t.Helper()
 	path := filepath.Join(l.Dir, name)
-	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
-		l.t.Fatal(err)
-	}
-	if err := os.WriteFile(path, content, 0o600); err != nil {
-		l.t.Fatal(err)
-	}
+	must(l.t, os.MkdirAll(filepath.Dir(path), 0o700))
+	must(l.t, os.WriteFile(path, content, 0o600))
 }
 
 // Read reads a file of the working directory.
 func (l *Lab) Read(name string) []byte {
 	l.t.Helper()
 	b, err := os.ReadFile(filepath.Join(l.Dir, name))
-	if err != nil {
-		l.t.Fatal(err)
-	}
+	must(l.t, err)
 	return b
 }
 
 // Patch republishes an extension and updates the lock to it.
 func (l *Lab) Patch(extension string) {
 	l.t.Helper()
-	if _, err := l.Lab.Patch(l.t.Context(), extension, true); err != nil {
-		l.t.Fatal(err)
-	}
-	if _, err := l.Client().Lock(l.t.Context(), pipeline.LockOptions{Update: true}); err != nil {
-		l.t.Fatal(err)
-	}
+	must(l.t, errOf(l.Lab.Patch(l.t.Context(), extension, true)))
+	must(l.t, errOf(l.Client().Lock(l.t.Context(), pipeline.LockOptions{Update: true})))
 }
 
 // Replace edits a file of the working directory; "" for old removes the file.
 func (l *Lab) Replace(name, old, fresh string) {
 	l.t.Helper()
 	if old == "" {
-		if err := os.Remove(filepath.Join(l.Dir, name)); err != nil {
-			l.t.Fatal(err)
-		}
+		must(l.t, os.Remove(filepath.Join(l.Dir, name)))
 		return
 	}
 	text := string(l.Read(name))
@@ -161,56 +140,32 @@ func (l *Lab) Replace(name, old, fresh string) {
 // EditVM changes a key of a VM as an administrator would.
 func (l *Lab) EditVM(id int, key, value string) {
 	l.t.Helper()
-	if err := l.World.SetConfig("", "pve1", world.ChangeRequest{ID: id, Set: map[string]string{key: value}}); err != nil {
-		l.t.Fatal(err)
-	}
+	must(l.t, l.World.SetConfig("", "pve1", world.ChangeRequest{ID: id, Set: map[string]string{key: value}}))
 }
 
 // DefineVM adds a VM.
 func (l *Lab) DefineVM(id int, config map[string]string) {
 	l.t.Helper()
-	if err := l.World.DefineVM("pve1", id, config, nil); err != nil {
-		l.t.Fatal(err)
-	}
+	must(l.t, l.World.DefineVM("pve1", id, config, nil))
 }
 
 // Cordon cordons or uncordons a node, as a person would.
 func (l *Lab) Cordon(name string, on bool) {
 	l.t.Helper()
 	node, err := l.Kube.Node(l.t.Context(), name)
-	if err != nil {
-		l.t.Fatal(err)
-	}
+	must(l.t, err)
 	node.Spec.Unschedulable = on
-	if _, err := l.Kube.Store().Update(l.t.Context(), store.Nodes(), node, store.Main); err != nil {
-		l.t.Fatal(err)
-	}
+	must(l.t, errOf(l.Kube.Store().Update(l.t.Context(), store.Nodes(), node, store.Main)))
 }
 
 // Budget sets how many of the web server's pods may be missing.
 func (l *Lab) Budget(maxUnavailable int32) {
 	l.t.Helper()
 	o, err := l.Kube.Store().Get(l.t.Context(), store.Budgets(), "default", "web")
-	if err != nil {
-		l.t.Fatal(err)
-	}
+	must(l.t, err)
 	budget := o.(*policyv1.PodDisruptionBudget).DeepCopy()
 	budget.Spec.MaxUnavailable = new(intstr.FromInt32(maxUnavailable))
-	if _, err := l.Kube.Store().Update(l.t.Context(), store.Budgets(), budget, store.Main); err != nil {
-		l.t.Fatal(err)
-	}
-}
-
-// spoilFingerprint changes one byte of the configured certificate fingerprint.
-func (l *Lab) spoilFingerprint() {
-	l.t.Helper()
-	_, rest, _ := strings.Cut(string(l.Read("recast.yaml")), `fingerprint: "`)
-	first := rest[:2]
-	other := "00"
-	if first == other {
-		other = "01"
-	}
-	l.Replace("recast.yaml", `fingerprint: "`+first, `fingerprint: "`+other)
+	must(l.t, errOf(l.Kube.Store().Update(l.t.Context(), store.Budgets(), budget, store.Main)))
 }
 
 // SwapISOs swaps the content of the two ISOs on the shared storage.
@@ -233,3 +188,13 @@ func (l *Lab) RequireIntact() {
 		l.t.Errorf("promise broken: %s", v)
 	}
 }
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatalf("%v\nhints %q", err, fault.Hints(err))
+	}
+}
+
+// errOf is the error of a call whose result does not matter.
+func errOf[T any](_ T, err error) error { return err }

@@ -58,19 +58,19 @@ func breakEtcd(f talosapi.EtcdFault, names ...string) func(*talosScene) {
 }
 
 // switchedOff is a machine whose VM a person has stopped.
-func switchedOff(s *talosScene) { must(s.t, s.World.PowerOff(s.machine().VMID)) }
+func switchedOff(s *talosScene) { must(s.t, s.World.PowerOff(s.rolled().VMID)) }
 
-func poweredOn(s *talosScene) { must(s.t, s.World.PowerOn(s.machine().VMID)) }
+func poweredOn(s *talosScene) { must(s.t, s.World.PowerOn(s.rolled().VMID)) }
 
 func switchedOn(s *talosScene) {
-	n := s.machine()
+	n := s.rolled()
 	s.done(s.World.Start("root@pam", n.Host, n.VMID))
 	later(s)
 }
 
 // restarted is a machine whose VM a person has reset.
 func restarted(s *talosScene) {
-	n := s.machine()
+	n := s.rolled()
 	s.done(s.World.Reset("root@pam", n.Host, n.VMID))
 }
 
@@ -141,7 +141,7 @@ func freshISO(s *talosScene) {
 
 // led redirects connections from one machine to another one.
 func led(to string) func(*talosScene) {
-	return func(s *talosScene) { s.lead(s.machine().Addr.String(), to) }
+	return func(s *talosScene) { s.lead(s.rolled().Addr.String(), to) }
 }
 
 // lead redirects connections to an address.
@@ -252,7 +252,7 @@ func (s *talosScene) rerouted(addr string) string {
 
 // alien attaches a disk on which Talos was once installed.
 func alien(s *talosScene) {
-	n := s.machine()
+	n := s.rolled()
 	must(s.t, s.World.SetConfig("", n.Host, world.ChangeRequest{ID: n.VMID, Set: map[string]string{"scsi5": sim.DiskStorage + ":1,serial=alien"}}))
 	vm, err := s.World.LookupVM(n.Host, n.VMID)
 	must(s.t, err)
@@ -261,7 +261,7 @@ func alien(s *talosScene) {
 }
 
 func unplugged(s *talosScene) {
-	n := s.machine()
+	n := s.rolled()
 	must(s.t, s.World.SetConfig("", n.Host, world.ChangeRequest{ID: n.VMID, Set: map[string]string{"protection": "0"}}))
 	for _, key := range []string{"scsi5", "unused0"} {
 		must(s.t, s.World.SetConfig("", n.Host, world.ChangeRequest{ID: n.VMID, Delete: []string{key}}))

@@ -106,8 +106,8 @@ func (f *talosFault) run(t *testing.T) {
 	s.requireWell(members)
 }
 
-// machine is the rolled node.
-func (s *talosScene) machine() sim.Node { return s.Lab.node(s.rolls) }
+// rolled is the node that is rolled.
+func (s *talosScene) rolled() sim.Node { return s.Lab.node(s.rolls) }
 
 func (s *talosScene) only() planning.Policy { return planning.Policy{Only: []string{s.rolls}} }
 
@@ -168,7 +168,7 @@ func (s *talosScene) requireSaid(err error) {
 // stand is the state of the node and its old system disk.
 func (s *talosScene) stand() string {
 	s.t.Helper()
-	n := s.machine()
+	n := s.rolled()
 	vm, err := s.World.LookupVM(n.Host, n.VMID)
 	must(s.t, err)
 	out := []string{"off"}

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/http"
 	"os"
@@ -24,74 +25,47 @@ import (
 	"github.com/prometheus/common/model"
 	"go.opentelemetry.io/otel/exporters/otlp/otlptrace/otlptracehttp"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
-	collectorpb "go.opentelemetry.io/proto/otlp/collector/trace/v1"
-	tracepb "go.opentelemetry.io/proto/otlp/trace/v1"
-	"google.golang.org/protobuf/proto"
+	"go.opentelemetry.io/otel/sdk/trace/tracetest"
+	"go.opentelemetry.io/otel/trace"
 
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/sim"
-	"github.com/recast-sh/recast/internal/sim/network"
 	"github.com/recast-sh/recast/internal/sim/talosapi"
 	"github.com/recast-sh/recast/internal/telemetry"
 	"github.com/recast-sh/recast/internal/ui"
 	"github.com/recast-sh/recast/pipeline"
 )
 
-// collector is a receiver of OTLP over HTTP.
+// collector takes spans, and searches them for secrets.
 type collector struct {
-	t      testing.TB
 	canary *canary
 
 	mu    sync.Mutex
-	spans map[string]*tracepb.Span // by ID
+	spans map[trace.SpanID]sdktrace.ReadOnlySpan
 }
 
-func (c *collector) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	body, err := io.ReadAll(r.Body)
-	if err != nil || r.Method != http.MethodPost || r.URL.Path != "/v1/traces" || r.Header.Get("Content-Type") != "application/x-protobuf" {
-		c.t.Errorf("collector: %s %s, %v, %v", r.Method, r.URL, r.Header, err)
-	}
-	c.canary.hear(string(body))
-	var got collectorpb.ExportTraceServiceRequest
-	if err := proto.Unmarshal(body, &got); err != nil {
-		c.t.Errorf("collector: %v", err)
-	}
+func (c *collector) ExportSpans(_ context.Context, spans []sdktrace.ReadOnlySpan) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for _, of := range got.ResourceSpans {
-		for _, scope := range of.ScopeSpans {
-			for _, s := range scope.Spans {
-				c.spans[string(s.SpanId)] = s
-			}
-		}
+	for _, s := range spans {
+		c.canary.hear(fmt.Sprintf("%+v", tracetest.SpanStubFromReadOnlySpan(s)))
+		c.spans[s.SpanContext().SpanID()] = s
 	}
+	return nil
 }
 
-// collect starts a collector and returns it with an exporter to it.
-func collect(t *testing.T, lab *Lab) (*collector, sdktrace.SpanExporter) {
-	t.Helper()
-	const addr = "127.42.7.200:4318"
-	n := network.Memory()
-	l, err := n.Listen(addr)
-	must(t, err)
-	c := &collector{t: t, canary: lab.canary, spans: map[string]*tracepb.Span{}}
-	server := &http.Server{Handler: c}
-	served := make(chan error)
-	go func() { served <- server.Serve(l) }()
-	t.Cleanup(func() {
-		must(t, server.Close())
-		if err := <-served; !errors.Is(err, http.ErrServerClosed) {
-			t.Error(err)
-		}
-	})
-	return c, exporterTo(t, addr, n.Dialer().DialContext)
+func (*collector) Shutdown(context.Context) error { return nil }
+
+func newCollector(lab *Lab) *collector {
+	return &collector{canary: lab.canary, spans: map[trace.SpanID]sdktrace.ReadOnlySpan{}}
 }
 
-func exporterTo(t *testing.T, addr string, dial func(context.Context, string, string) (net.Conn, error)) sdktrace.SpanExporter {
+// exporterTo is an exporter to a collector that dial connects to.
+func exporterTo(t *testing.T, dial func(context.Context) (net.Conn, error)) sdktrace.SpanExporter {
 	t.Helper()
-	transport := &http.Transport{DialContext: dial}
+	transport := &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) { return dial(ctx) }}
 	t.Cleanup(transport.CloseIdleConnections)
-	e, err := otlptracehttp.New(t.Context(), otlptracehttp.WithEndpoint(addr), otlptracehttp.WithInsecure(), otlptracehttp.WithHTTPClient(&http.Client{Transport: transport}))
+	e, err := otlptracehttp.New(t.Context(), otlptracehttp.WithEndpoint("127.42.7.200:4318"), otlptracehttp.WithInsecure(), otlptracehttp.WithHTTPClient(&http.Client{Transport: transport}))
 	must(t, err)
 	return e
 }
@@ -115,8 +89,8 @@ func (l *Lab) observed(t *testing.T, e sdktrace.SpanExporter) (c *Client, ctx co
 func TestTelemetryOfARoll(t *testing.T) {
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		lab.Patch(sim.PatchedExtension)
-		received, exporter := collect(t, lab)
-		c, ctx, warned := lab.observed(t, exporter)
+		received := newCollector(lab)
+		c, ctx, warned := lab.observed(t, received)
 		progress := ui.NewProgress(io.Discard)
 		c.Emit = progress.Emit
 		calls := len(lab.Recorder.Calls())
@@ -136,17 +110,15 @@ func TestTelemetryOfARoll(t *testing.T) {
 }
 
 // lineage is the names of a span and of its ancestors, outermost first.
-func (c *collector) lineage(s *tracepb.Span) []string {
-	names := []string{s.Name}
-	for len(s.ParentSpanId) > 0 {
-		parent := c.spans[string(s.ParentSpanId)]
-		if parent == nil {
-			return append([]string{"?"}, names...)
-		}
-		s = parent
-		names = append([]string{s.Name}, names...)
+func (c *collector) lineage(s sdktrace.ReadOnlySpan) string {
+	if !s.Parent().IsValid() {
+		return s.Name()
 	}
-	return names
+	parent := c.spans[s.Parent().SpanID()]
+	if parent == nil {
+		return "? / " + s.Name()
+	}
+	return c.lineage(parent) + " / " + s.Name()
 }
 
 func requireTree(t *testing.T, c *collector) {
@@ -155,16 +127,16 @@ func requireTree(t *testing.T, c *collector) {
 	defer c.mu.Unlock()
 	seen := map[string]bool{}
 	for _, s := range c.spans {
-		line := strings.Join(c.lineage(s), " / ")
+		line := c.lineage(s)
 		seen[line] = true
 		if !strings.HasPrefix(line, "recast roll") {
 			t.Errorf("a span that is not of the run: %s", line)
 		}
-		if parent := c.spans[string(s.ParentSpanId)]; parent != nil && (s.StartTimeUnixNano < parent.StartTimeUnixNano || s.StartTimeUnixNano > parent.EndTimeUnixNano) {
+		if parent := c.spans[s.Parent().SpanID()]; parent != nil && (s.StartTime().Before(parent.StartTime()) || s.StartTime().After(parent.EndTime())) {
 			t.Errorf("%s does not begin within the span that it is in", line)
 		}
-		for _, a := range s.Attributes {
-			if a.Key == "url.path" && strings.Contains(a.Value.GetStringValue(), "?") {
+		for _, a := range s.Attributes() {
+			if a.Key == "url.path" && strings.Contains(a.Value.AsString(), "?") {
 				t.Errorf("a query is recorded: %v", a)
 			}
 		}
@@ -180,17 +152,7 @@ func requireTree(t *testing.T, c *collector) {
 		}
 	}
 	if t.Failed() {
-		t.Log(strings.Join(slices.Sorted(keys(seen)), "\n"))
-	}
-}
-
-func keys(m map[string]bool) func(func(string) bool) {
-	return func(yield func(string) bool) {
-		for k := range m {
-			if !yield(k) {
-				return
-			}
-		}
+		t.Log(strings.Join(slices.Sorted(maps.Keys(seen)), "\n"))
 	}
 }
 
@@ -313,7 +275,7 @@ func TestTelemetryWithoutACollector(t *testing.T) {
 				lab.Patch(sim.PatchedExtension)
 				var e sdktrace.SpanExporter
 				if dial != nil {
-					e = exporterTo(t, "127.42.7.200:4318", func(ctx context.Context, _, _ string) (net.Conn, error) { return dial(ctx) })
+					e = exporterTo(t, dial)
 				}
 				c, ctx, warned := lab.observed(t, e)
 				began := time.Now()
@@ -338,19 +300,19 @@ func TestTelemetryWithoutACollector(t *testing.T) {
 	}
 }
 
-// TestTelemetryKeepsSecrets: a machine quotes the configuration that it rejects; the
-// telemetry of that call has only its code.
+// TestTelemetryKeepsSecrets: a machine quotes the configuration that it rejects, in whole or
+// in part. No secret is in the message, and of that call the telemetry has only its code.
 func TestTelemetryKeepsSecrets(t *testing.T) {
 	long(t)
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
-		token := lab.Talos.Secrets.TrustdInfo.Token
+		b := lab.Talos.Secrets
 		lab.Patch(everywhere)
-		must(t, lab.Trouble("wk1", talosapi.Trouble{Refuses: fmt.Sprintf("line 4: cannot unmarshal !!str `%s` into []string", token)}))
-		_, exporter := collect(t, lab)
-		c, ctx, _ := lab.observed(t, exporter)
+		must(t, lab.Trouble("wk1", talosapi.Trouble{Refuses: "yaml: unmarshal errors:\n  line 4: cannot unmarshal !!str `" + b.TrustdInfo.Token + "` into []string\n" +
+			"unknown keys found during decoding:\ncluster:\n    sercet: " + b.Cluster.Secret + "\n    token: " + b.Secrets.BootstrapToken + "\n"}))
+		c, ctx, _ := lab.observed(t, newCollector(lab))
 		_, err := c.Roll(ctx, planning.Policy{Only: []string{"wk1"}})
 		c.Telemetry.End(ctx, 1, err)
-		if err == nil || !strings.Contains(string(lab.Read("log.jsonl")), `"method":"machine.MachineService/ApplyConfiguration","code":"InvalidArgument"`) {
+		if !strings.Contains(message(err), "the machine rejects the configuration: ") || !strings.Contains(string(lab.Read("log.jsonl")), `"method":"machine.MachineService/ApplyConfiguration","code":"InvalidArgument"`) {
 			t.Errorf("%v\n%s", err, lab.Read("log.jsonl"))
 		}
 		lab.RequireIntact()
