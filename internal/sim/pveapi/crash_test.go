@@ -145,19 +145,11 @@ func TestFencing(t *testing.T) {
 					l.world.BootHost("pve2")
 				}
 				time.Sleep(90 * time.Second)
-				find := func() world.VM {
-					for _, vm := range l.world.VMs() {
-						if vm.ID == 9021 {
-							return vm
-						}
-					}
-					return world.VM{}
-				}
-				if vm := find(); vm.Host != "pve2" {
+				if vm := l.vm(9021); vm.Host != "pve2" {
 					t.Errorf("after a minute and a half it is on %s", vm.Host)
 				}
 				time.Sleep(3 * time.Minute)
-				vm := find()
+				vm := l.vm(9021)
 				got := []any{vm.Host, vm.Running, vm.HA.State, vm.Config["lock"]}
 				if diff := cmp.Diff([]any{test.host, test.running, test.state, test.lockAfter}, got); diff != "" {
 					t.Error(diff)

@@ -55,14 +55,7 @@ func (l *lab) sent(method, path, form string, patience time.Duration) string {
 }
 
 // there says whether the cluster has a VM.
-func (l *lab) there(id int) bool {
-	for _, vm := range l.world.VMs() {
-		if vm.ID == id {
-			return true
-		}
-	}
-	return false
-}
+func (l *lab) there(id int) bool { return l.vm(id).ID == id }
 
 // settle waits until every worker has ended.
 func (l *lab) settle() {

@@ -49,25 +49,3 @@ func TestRoomByStorage(t *testing.T) {
 		})
 	}
 }
-
-// The settings in storage.cfg are shown to users of the storage.
-func TestStorageConfigTellsHowItAllocates(t *testing.T) {
-	t.Parallel()
-	inLab(t, func(t *testing.T, l *lab) {
-		l.world.AddStorage(world.Storage{ID: "z", Type: "zfspool", Content: []string{"images"}, Sparse: true})
-		l.world.AddStorage(world.Storage{ID: "d", Type: "dir", Content: []string{"images"}, Preallocation: "full"})
-		l.world.AddStorage(world.Storage{ID: "v", Type: "lvm", Content: []string{"images"}})
-		got := map[string]any{}
-		for _, row := range l.do("GET", "/storage").Data.([]any) {
-			s := row.(map[string]any)
-			got[s["storage"].(string)] = []any{s["sparse"], s["pool"], s["preallocation"], s["vgname"]}
-		}
-		want := map[string]any{
-			"fast": []any{nil, nil, nil, nil}, "isos": []any{nil, nil, nil, nil}, "thin": []any{nil, nil, nil, "pve"},
-			"z": []any{1.0, "rpool/data", nil, nil}, "d": []any{nil, nil, "full", nil}, "v": []any{nil, nil, nil, "pve"},
-		}
-		if diff := cmp.Diff(want, got); diff != "" {
-			t.Error(diff)
-		}
-	})
-}

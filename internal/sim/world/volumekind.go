@@ -26,7 +26,6 @@ var (
 		snippetKind:  regexp.MustCompile(`^snippets/[^/]+$`),
 	}
 	importName = regexp.MustCompile(`^import/[ a-zA-Z0-9\-.+=_]+\.(ova|ovf|qcow2|raw|vmdk)$`)
-	packedName = regexp.MustCompile(`^import/[ a-zA-Z0-9\-.+=_]+\.ova/[ a-zA-Z0-9\-.+=_]+\.(qcow2|raw|vmdk)$`)
 )
 
 // parseName is the kind and format of the volume with that name (parse_volname of the
@@ -45,9 +44,6 @@ func (s *storage) parseName(name string) (kind, format string, err error) {
 		if pattern.MatchString(name) {
 			return kind, "raw", nil
 		}
-	}
-	if m := packedName.FindStringSubmatch(name); m != nil {
-		return importKind, "ova+" + m[1], nil
 	}
 	if m := importName.FindStringSubmatch(name); m != nil {
 		return importKind, m[1], nil

@@ -106,46 +106,6 @@ func TestBadDrives(t *testing.T) {
 	}
 }
 
-func TestNumbersAreReused(t *testing.T) {
-	t.Parallel()
-	inWorld(t, world.Options{}, func(t *testing.T, w *world.World) {
-		must(t, w.DefineVM("pve1", 200, map[string]string{"scsi0": "fast:1", "scsi1": "fast:1", "scsi2": "fast:1"}, nil))
-		must(t, w.SetConfig("", "pve1", world.ChangeRequest{ID: 200, Delete: []string{"scsi1"}, Force: true}))
-		must(t, w.SetConfig("", "pve1", world.ChangeRequest{ID: 200, Set: map[string]string{"scsi7": "fast:2"}}))
-		want := map[string]string{
-			"scsi0": "fast:200/vm-200-disk-0.raw,size=1G", "scsi2": "fast:200/vm-200-disk-2.raw,size=1G",
-			"scsi7": "fast:200/vm-200-disk-1.raw,size=2G", "boot": "order=scsi0",
-		}
-		if diff := cmp.Diff(want, config(t, w, 200)); diff != "" {
-			t.Error(diff)
-		}
-	})
-}
-
-func TestMadeUpValues(t *testing.T) {
-	t.Parallel()
-	inWorld(t, world.Options{}, func(t *testing.T, w *world.World) {
-		config := map[string]string{"net0": "virtio,bridge=vmbr0", "scsi0": "fast:1", "ide2": "none,media=cdrom"}
-		upid, err := w.CreateVM("", "pve1", world.CreateRequest{ID: 200, Config: config})
-		if got := end(t, w, upid, err); got != "OK" {
-			t.Fatal(got)
-		}
-		vm, err := w.LookupVM("pve1", 200)
-		must(t, err)
-		if mac := vm.Config["net0"]; !strings.HasPrefix(mac, "virtio=BC:24:11:") || !strings.HasSuffix(mac, ",bridge=vmbr0") {
-			t.Errorf("net0 %s", mac)
-		}
-		if got := vm.Config["boot"]; got != "order=scsi0;ide2;net0" {
-			t.Errorf("boot %s", got)
-		}
-		for key, length := range map[string]int{"vmgenid": 36, "smbios1": 41} {
-			if got := vm.Config[key]; len(got) != length {
-				t.Errorf("%s %q", key, got)
-			}
-		}
-	})
-}
-
 func TestFullStorage(t *testing.T) {
 	t.Parallel()
 	inWorld(t, world.Options{}, func(t *testing.T, w *world.World) {
@@ -213,21 +173,6 @@ func TestTwoRunningVMsOnOneDisk(t *testing.T) {
 		if diff := cmp.Diff(want, w.Violations()); diff != "" {
 			t.Error(diff)
 		}
-	})
-}
-
-// TestTwoRunningVMsOnOneFile: QEMU prevents the second VM from starting.
-func TestTwoRunningVMsOnOneFile(t *testing.T) {
-	t.Parallel()
-	inWorld(t, world.Options{}, func(t *testing.T, w *world.World) {
-		must(t, w.DefineVM("pve1", 200, map[string]string{"scsi0": "fast:1"}, nil))
-		must(t, w.DefineVM("pve1", 201, map[string]string{"scsi3": "fast:200/vm-200-disk-0.raw"}, nil))
-		must(t, w.PowerOn(200))
-		if err := w.PowerOn(201); err == nil || !strings.Contains(err.Error(), "QEMU exited with code 1") {
-			t.Errorf("the second one: %v", err)
-		}
-		must(t, w.PowerOff(200))
-		must(t, w.PowerOn(201))
 	})
 }
 
@@ -314,20 +259,6 @@ func TestUnplugTakes(t *testing.T) {
 			})
 		})
 	}
-}
-
-func TestRevert(t *testing.T) {
-	t.Parallel()
-	inWorld(t, world.Options{}, func(t *testing.T, w *world.World) {
-		must(t, w.DefineVM("pve1", 200, map[string]string{"memory": "512"}, nil))
-		must(t, w.PowerOn(200))
-		must(t, w.SetConfig("", "pve1", world.ChangeRequest{ID: 200, Set: map[string]string{"memory": "1024"}}))
-		must(t, w.SetConfig("", "pve1", world.ChangeRequest{ID: 200, Revert: []string{"memory"}}))
-		must(t, w.PowerOff(200))
-		if got := config(t, w, 200)["memory"]; got != "512" {
-			t.Error(got)
-		}
-	})
 }
 
 // clock is a firmware whose guests count their starts and kills.
