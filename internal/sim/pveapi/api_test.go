@@ -20,6 +20,17 @@ func inLab(t *testing.T, run func(*testing.T, *lab)) {
 	synctest.Test(t, func(t *testing.T) { run(t, newLab(t, talosRole()...)) })
 }
 
+// inEachLab runs each row of a table in a lab of its own, all at the same time.
+func inEachLab[T any](t *testing.T, rows map[string]T, run func(*testing.T, *lab, T)) {
+	t.Helper()
+	for name, row := range rows {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			inLab(t, func(t *testing.T, l *lab) { run(t, l, row) })
+		})
+	}
+}
+
 const vm = "/nodes/pve1/qemu/9011"
 
 func TestPermissionsOfPoolAndPath(t *testing.T) {

@@ -31,40 +31,36 @@ func TestHARemovedLeavesTheVMAndItsRules(t *testing.T) {
 		return map[string]any{"rule": "together", "type": "resource-affinity", "resources": resources, "affinity": "positive", "order": 1.0}
 	}
 	here := map[string]any{"rule": "here", "type": "node-affinity", "resources": "vm:9011", "nodes": "pve1", "strict": 1.0, "order": 2.0}
-	tests := map[string]struct {
+	type row struct {
 		form []string
 		want []any
-	}{
+	}
+	tests := map[string]row{
 		"purge=0":     {form: []string{"purge=0"}, want: []any{left("vm:9011,vm:9090"), here}},
 		"the default": {want: []any{left("vm:9090")}},
 	}
-	for name, test := range tests {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			inLab(t, func(t *testing.T, l *lab) {
-				must(t, l.world.PowerOn(9011))
-				l.world.AddHA(world.HAResource{SID: "vm:9011", State: "started"})
-				l.world.AddHARule(rule)
-				l.world.AddHARule(alone)
-				if got := l.root("DELETE", resources+"/vm:9011", test.form...).Status; got != "200 OK" {
-					t.Fatal(got)
-				}
-				if diff := cmp.Diff(test.want, l.do("GET", "/cluster/ha/rules").Data); diff != "" {
-					t.Error(diff)
-				}
-				if got := l.services(); !cmp.Equal(got, []string{"vm:9011 deleting"}) {
-					t.Error("before the manager's round: ", got)
-				}
-				time.Sleep(time.Minute)
-				if diff := cmp.Diff([]any{"running", map[string]any{"managed": 0.0}}, l.ha()); diff != "" {
-					t.Error(diff)
-				}
-				if got := l.services(); got != nil {
-					t.Error(got)
-				}
-			})
-		})
-	}
+	inEachLab(t, tests, func(t *testing.T, l *lab, test row) {
+		must(t, l.world.PowerOn(9011))
+		l.world.AddHA(world.HAResource{SID: "vm:9011", State: "started"})
+		l.world.AddHARule(rule)
+		l.world.AddHARule(alone)
+		if got := l.root("DELETE", resources+"/vm:9011", test.form...).Status; got != "200 OK" {
+			t.Fatal(got)
+		}
+		if diff := cmp.Diff(test.want, l.do("GET", "/cluster/ha/rules").Data); diff != "" {
+			t.Error(diff)
+		}
+		if got := l.services(); !cmp.Equal(got, []string{"vm:9011 deleting"}) {
+			t.Error("before the manager's round: ", got)
+		}
+		time.Sleep(time.Minute)
+		if diff := cmp.Diff([]any{"running", map[string]any{"managed": 0.0}}, l.ha()); diff != "" {
+			t.Error(diff)
+		}
+		if got := l.services(); got != nil {
+			t.Error(got)
+		}
+	})
 }
 
 // services lists the resources in HA's status.

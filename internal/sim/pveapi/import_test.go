@@ -14,10 +14,11 @@ func TestImportRefused(t *testing.T) {
 		return reply{Status: "400 Parameter verification failed.", Message: "Parameter verification failed.\n", Errors: map[string]string{key: problem}}
 	}
 	fails := func(message string) reply { return reply{Status: "500 " + message, Message: message + "\n"} }
-	tests := map[string]struct {
+	type row struct {
 		set  string
 		want reply
-	}{
+	}
+	tests := map[string]row{
 		"an ISO":                      {"scsi5=fast:0,import-from=isos:iso/boot.iso", bad("scsi5", "isos:iso/boot.iso has wrong type 'iso' - needs to be 'images' or 'import'")},
 		"an import volume as a drive": {"scsi5=local:import/a.raw", bad("scsi5", "content type needs to be 'images' or 'iso'")},
 		"EFI variables of no type":    {"efidisk0=fast:0,import-from=local:import/a.raw", bad("efidisk0", "need to specify 'efitype' when using 'import-from'")},
@@ -32,17 +33,12 @@ func TestImportRefused(t *testing.T) {
 			fails("cannot import from 'fast:9011/vm-9011-disk-9.raw' - could not get size of fast:9011/vm-9011-disk-9.raw"),
 		},
 	}
-	for name, test := range tests {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			inLab(t, func(t *testing.T, l *lab) {
-				l.world.AddRole("Clones", append(talosRole(), "VM.Clone")...)
-				l.world.Grant(world.ACL{Path: "/vms/9011", Who: tokenID, Role: "Clones"})
-				l.world.AddStorage(world.Storage{ID: "local", Type: "dir", Content: []string{"iso", "import"}})
-				if diff := cmp.Diff(test.want, l.do("PUT", vm+"/config", test.set)); diff != "" {
-					t.Error(diff)
-				}
-			})
-		})
-	}
+	inEachLab(t, tests, func(t *testing.T, l *lab, test row) {
+		l.world.AddRole("Clones", append(talosRole(), "VM.Clone")...)
+		l.world.Grant(world.ACL{Path: "/vms/9011", Who: tokenID, Role: "Clones"})
+		l.world.AddStorage(world.Storage{ID: "local", Type: "dir", Content: []string{"iso", "import"}})
+		if diff := cmp.Diff(test.want, l.do("PUT", vm+"/config", test.set)); diff != "" {
+			t.Error(diff)
+		}
+	})
 }

@@ -23,11 +23,12 @@ func TestUploadParser(t *testing.T) {
 		header  = "--B\r\nContent-Disposition: form-data; name=\"filename\"; filename=\"a.iso\"\r\n"
 		end     = "\r\n--B--\r\n"
 	)
-	tests := map[string]struct {
+	type row struct {
 		body   string
 		want   string // status line, or exit status of the task
 		stored string
-	}{
+	}
+	tests := map[string]row{
 		"bare newlines":              {strings.ReplaceAll(content+header+"Content-Type: x/y\r\n\r\nbytes"+end, "\r", ""), "OK", "bytes"},
 		"text before":                {"hello\r\n" + content + header + "Content-Type: x/y\r\n\r\nbytes" + end, "OK", "bytes"},
 		"something after":            {content + header + "Content-Type: x/y\r\n\r\nbytes" + end + "more", "OK", "bytes"},
@@ -40,24 +41,19 @@ func TestUploadParser(t *testing.T) {
 		"no end":                     {content + header + "Content-Type: x/y\r\n\r\nbytes", "500 upload failed at /usr/share/perl5/PVE/APIServer/AnyEvent.pm line 1370.", ""},
 		"another boundary":           {strings.ReplaceAll(content+header+"\r\nbytes"+end, "--B", "--C"), "500 upload failed at /usr/share/perl5/PVE/APIServer/AnyEvent.pm line 1370.", ""},
 	}
-	for name, test := range tests {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			inLab(t, func(t *testing.T, l *lab) {
-				end := l.outcome(l.as(tokenID, "POST", upload, "multipart/form-data; boundary=B", []byte(test.body)))
-				if end != test.want {
-					t.Errorf("%s, want %s", end, test.want)
-				}
-				stored := ""
-				if m := l.world.Media("isos:iso/a.iso", "pve1"); m != nil {
-					stored = string(m.Bytes())
-				}
-				if stored != test.stored {
-					t.Errorf("stored %q, want %q", stored, test.stored)
-				}
-			})
-		})
-	}
+	inEachLab(t, tests, func(t *testing.T, l *lab, test row) {
+		end := l.outcome(l.as(tokenID, "POST", upload, "multipart/form-data; boundary=B", []byte(test.body)))
+		if end != test.want {
+			t.Errorf("%s, want %s", end, test.want)
+		}
+		stored := ""
+		if m := l.world.Media("isos:iso/a.iso", "pve1"); m != nil {
+			stored = string(m.Bytes())
+		}
+		if stored != test.stored {
+			t.Errorf("stored %q, want %q", stored, test.stored)
+		}
+	})
 }
 
 // TestUploadOtherwise: a body that is not multipart gets no answer, nor does a tmpfilename parameter.

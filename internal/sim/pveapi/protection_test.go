@@ -12,11 +12,12 @@ import (
 func TestProtection(t *testing.T) {
 	t.Parallel()
 	const drive = "500 can't remove drive 'scsi1' - protection mode enabled"
-	tests := map[string]struct {
+	type row struct {
 		method, path string
 		form         []string
 		want         string // status line, or exit status of the task
-	}{
+	}
+	tests := map[string]row{
 		"destroy with purge":               {"DELETE", "", []string{"purge=1"}, "500 can't remove VM 9011 - protection mode enabled"},
 		"detach in a task":                 {"POST", "/config", []string{"delete=scsi1"}, drive[4:]},
 		"unprotect in the same request":    {"PUT", "/config", []string{"delete=scsi1", "protection=0"}, drive},
@@ -30,29 +31,24 @@ func TestProtection(t *testing.T) {
 		"delete a snapshot":                {"DELETE", "/snapshot/before", nil, "OK"},
 		"delete the volume on its storage": {"DELETE", "/nodes/pve1/storage/fast/content/fast:9011%2Fvm-9011-disk-2.raw", nil, "OK"},
 	}
-	for name, test := range tests {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			inLab(t, func(t *testing.T, l *lab) {
-				l.world.AddRole("All", append(talosRole(), "VM.Snapshot", "Datastore.Allocate")...)
-				l.world.Grant(world.ACL{Path: "/", Who: tokenID, Role: "All", Propagate: true})
-				must(t, l.world.DefineVM("pve1", 9090, nil, nil))
-				if name == "delete a snapshot" {
-					must(t, l.world.AddSnapshot(9011, world.Snapshot{Name: "before"}))
-				}
-				l.putOK(vm+"/config", "scsi9=fast:1")
-				l.putOK(vm+"/config", "delete=scsi9")
-				l.putOK(vm+"/config", "protection=1")
-				path := test.path
-				if !strings.HasPrefix(path, "/nodes/") {
-					path = vm + path
-				}
-				if got := l.outcome(l.do(test.method, path, test.form...)); got != test.want {
-					t.Errorf("%s, want %s", got, test.want)
-				}
-			})
-		})
-	}
+	inEachLab(t, tests, func(t *testing.T, l *lab, test row) {
+		l.world.AddRole("All", append(talosRole(), "VM.Snapshot", "Datastore.Allocate")...)
+		l.world.Grant(world.ACL{Path: "/", Who: tokenID, Role: "All", Propagate: true})
+		must(t, l.world.DefineVM("pve1", 9090, nil, nil))
+		if strings.HasPrefix(test.path, "/snapshot/") {
+			must(t, l.world.AddSnapshot(9011, world.Snapshot{Name: "before"}))
+		}
+		l.putOK(vm+"/config", "scsi9=fast:1")
+		l.putOK(vm+"/config", "delete=scsi9")
+		l.putOK(vm+"/config", "protection=1")
+		path := test.path
+		if !strings.HasPrefix(path, "/nodes/") {
+			path = vm + path
+		}
+		if got := l.outcome(l.do(test.method, path, test.form...)); got != test.want {
+			t.Errorf("%s, want %s", got, test.want)
+		}
+	})
 }
 
 // TestSnapshotOfATemplate: templates have no snapshots, and snapshots contain no unused

@@ -23,10 +23,11 @@ func TestReads(t *testing.T) {
 			"parent": nil, "ctime": 946684800.0, "vmid": 9011.0,
 		}
 	}
-	tests := map[string]struct {
+	type row struct {
 		path string
 		want any
-	}{
+	}
+	tests := map[string]row{
 		"cluster status": {"/cluster/status", []any{
 			map[string]any{"type": "cluster", "id": "cluster", "name": "lab", "nodes": 2.0, "version": 2.0, "quorate": 1.0},
 			map[string]any{"type": "node", "id": "node/pve1", "name": "pve1", "nodeid": 1.0, "online": 1.0, "level": "", "local": 1.0, "ip": "192.0.2.1"},
@@ -60,16 +61,11 @@ func TestReads(t *testing.T) {
 		"tasks":            {"/nodes/pve1/tasks", []any{}},
 		"lost log":         {"/nodes/pve1/tasks/UPID:pve1:00000001:00000001:00000001:qmstart:1:x@pve:/log", []any{map[string]any{"n": 1.0, "t": "unable to open file - No such file or directory"}}},
 	}
-	for name, test := range tests {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			inLab(t, func(t *testing.T, l *lab) {
-				l.world.AddPool("talos")
-				l.world.AddHA(world.HAResource{SID: "vm:9011", State: "started", Group: "g"})
-				if diff := cmp.Diff(reply{Status: "200 OK", Data: test.want}, l.do("GET", test.path)); diff != "" {
-					t.Error(diff)
-				}
-			})
-		})
-	}
+	inEachLab(t, tests, func(t *testing.T, l *lab, test row) {
+		l.world.AddPool("talos")
+		l.world.AddHA(world.HAResource{SID: "vm:9011", State: "started", Group: "g"})
+		if diff := cmp.Diff(reply{Status: "200 OK", Data: test.want}, l.do("GET", test.path)); diff != "" {
+			t.Error(diff)
+		}
+	})
 }

@@ -13,13 +13,14 @@ import (
 // TestVzdump: a backup locks the VM and runs a stopped VM's QEMU without its guest.
 func TestVzdump(t *testing.T) {
 	t.Parallel()
-	tests := map[string]struct {
+	type row struct {
 		config   map[string]string
 		running  bool
 		want     string // exit status of the task
 		status   []any  // status, qmpstatus and lock meanwhile
 		included []string
-	}{
+	}
+	tests := map[string]row{
 		"off": {
 			config: map[string]string{"scsi0": "fast:5", "scsi1": "fast:5,backup=0", "efidisk0": "fast:1", "tpmstate0": "fast:1", "ide2": "isos:iso/boot.iso,media=cdrom"},
 			want:   "OK", status: []any{"running", "prelaunch", "backup"}, included: []string{"scsi0", "tpmstate0"},
@@ -35,47 +36,42 @@ func TestVzdump(t *testing.T) {
 			status: []any{"stopped", "stopped", nil}, included: []string{"scsi0"},
 		},
 	}
-	for name, test := range tests {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			inLab(t, func(t *testing.T, l *lab) {
-				migrating(t, l, test.config)
-				l.world.AddStorage(world.Storage{ID: "backups", Type: "nfs", Shared: true, Content: []string{"backup"}})
-				if test.running {
-					must(t, l.world.PowerOn(9012))
-				}
-				upid := l.do("POST", "/nodes/pve1/vzdump", "vmid=9012", "storage=backups", "mode=snapshot").Data.(string)
-				time.Sleep(time.Second)
-				now := l.do("GET", migrant+"/status/current").Data.(map[string]any)
-				if diff := cmp.Diff(test.status, []any{now["status"], now["qmpstatus"], now["lock"]}); diff != "" {
-					t.Error(diff)
-				}
-				task, _ := l.world.WaitTask(upid)
-				if task.ExitStatus != test.want {
-					t.Errorf("%s: %q", task.ExitStatus, task.Log)
-				}
-				var included []string
-				for _, line := range task.Log {
-					if rest, ok := strings.CutPrefix(line, "INFO: include disk '"); ok {
-						key, _, _ := strings.Cut(rest, "'")
-						included = append(included, key)
-					}
-				}
-				if diff := cmp.Diff(test.included, included); diff != "" {
-					t.Error(diff)
-				}
-				vm, err := l.world.LookupVM("pve1", 9012)
-				must(t, err)
-				if vm.Running != test.running || vm.Config["lock"] != "" {
-					t.Errorf("afterwards: running %v, lock %q", vm.Running, vm.Config["lock"])
-				}
-				rows := l.do("GET", "/nodes/pve1/storage/backups/content", "vmid=9012").Data.([]any)
-				if kept := len(rows) == 1 && rows[0].(map[string]any)["vmid"] == 9012.0; kept != (test.want == "OK") {
-					t.Errorf("kept: %v", rows)
-				}
-			})
-		})
-	}
+	inEachLab(t, tests, func(t *testing.T, l *lab, test row) {
+		migrating(t, l, test.config)
+		l.world.AddStorage(world.Storage{ID: "backups", Type: "nfs", Shared: true, Content: []string{"backup"}})
+		if test.running {
+			must(t, l.world.PowerOn(9012))
+		}
+		upid := l.do("POST", "/nodes/pve1/vzdump", "vmid=9012", "storage=backups", "mode=snapshot").Data.(string)
+		time.Sleep(time.Second)
+		now := l.do("GET", migrant+"/status/current").Data.(map[string]any)
+		if diff := cmp.Diff(test.status, []any{now["status"], now["qmpstatus"], now["lock"]}); diff != "" {
+			t.Error(diff)
+		}
+		task, _ := l.world.WaitTask(upid)
+		if task.ExitStatus != test.want {
+			t.Errorf("%s: %q", task.ExitStatus, task.Log)
+		}
+		var included []string
+		for _, line := range task.Log {
+			if rest, ok := strings.CutPrefix(line, "INFO: include disk '"); ok {
+				key, _, _ := strings.Cut(rest, "'")
+				included = append(included, key)
+			}
+		}
+		if diff := cmp.Diff(test.included, included); diff != "" {
+			t.Error(diff)
+		}
+		vm, err := l.world.LookupVM("pve1", 9012)
+		must(t, err)
+		if vm.Running != test.running || vm.Config["lock"] != "" {
+			t.Errorf("afterwards: running %v, lock %q", vm.Running, vm.Config["lock"])
+		}
+		rows := l.do("GET", "/nodes/pve1/storage/backups/content", "vmid=9012").Data.([]any)
+		if kept := len(rows) == 1 && rows[0].(map[string]any)["vmid"] == 9012.0; kept != (test.want == "OK") {
+			t.Errorf("kept: %v", rows)
+		}
+	})
 }
 
 func TestVzdumpRefused(t *testing.T) {
