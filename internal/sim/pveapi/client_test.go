@@ -14,6 +14,18 @@ import (
 	"github.com/recast-sh/recast/internal/sim/world"
 )
 
+// waits waits for a task of go-proxmox, which must succeed.
+func waits(t *testing.T) func(task *proxmox.Task, err error) {
+	return func(task *proxmox.Task, err error) {
+		t.Helper()
+		must(t, err)
+		must(t, task.Wait(t.Context(), time.Second, time.Minute))
+		if !task.IsSuccessful {
+			t.Fatalf("task %s: %s", task.UPID, task.ExitStatus)
+		}
+	}
+}
+
 // TestGoProxmox takes a VM through its life with the go-proxmox client library.
 func TestGoProxmox(t *testing.T) {
 	t.Parallel()
@@ -37,14 +49,7 @@ func TestGoProxmox(t *testing.T) {
 		}
 		node, err := client.Node(ctx, "pve1")
 		must(t, err)
-		wait := func(task *proxmox.Task, err error) {
-			t.Helper()
-			must(t, err)
-			must(t, task.Wait(ctx, time.Second, time.Minute))
-			if !task.IsSuccessful {
-				t.Fatalf("task %s: %s", task.UPID, task.ExitStatus)
-			}
-		}
+		wait := waits(t)
 		wait(node.NewVirtualMachine(ctx, 9012,
 			proxmox.VirtualMachineOption{Name: "name", Value: "wk2"},
 			proxmox.VirtualMachineOption{Name: "cores", Value: 4},

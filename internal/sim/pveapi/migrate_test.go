@@ -14,7 +14,7 @@ import (
 // migrating is a lab whose token may migrate, and a VM with disks of every kind.
 func migrating(t *testing.T, l *lab, config map[string]string) *world.Media {
 	t.Helper()
-	l.world.AddRole("Migrates", append(talosRole(), "VM.Migrate", "VM.Backup")...)
+	l.world.AddRole("Migrates", append(talosRole(), "VM.Migrate")...)
 	l.world.Grant(world.ACL{Path: "/", Who: tokenID, Role: "Migrates", Propagate: true})
 	l.world.AddStorage(world.Storage{ID: "rbd", Type: "rbd", Shared: true, Content: []string{"images"}})
 	media := world.NewMedia([]byte("bytes"))

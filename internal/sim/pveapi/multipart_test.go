@@ -10,7 +10,6 @@ import (
 	"strings"
 	"testing"
 	"testing/synctest"
-	"time"
 
 	proxmox "github.com/luthermonson/go-proxmox"
 )
@@ -149,14 +148,7 @@ func TestGoProxmoxWithPassword(t *testing.T) {
 		client := proxmox.NewClient(base, proxmox.WithHTTPClient(l.client), proxmox.WithCredentials(&proxmox.Credentials{Username: "recast@pve", Password: "correct-horse"}))
 		node, err := client.Node(ctx, "pve1")
 		must(t, err)
-		wait := func(task *proxmox.Task, err error) {
-			t.Helper()
-			must(t, err)
-			must(t, task.Wait(ctx, time.Second, time.Minute))
-			if !task.IsSuccessful {
-				t.Fatalf("task %s: %s", task.UPID, task.ExitStatus)
-			}
-		}
+		wait := waits(t)
 		vm, err := node.VirtualMachine(ctx, 9011)
 		must(t, err)
 		wait(vm.Config(ctx, proxmox.VirtualMachineOption{Name: "onboot", Value: true}))

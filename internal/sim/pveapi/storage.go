@@ -131,7 +131,7 @@ func (c *call) wantsVolume(v world.VolumeInfo) bool {
 	switch v.Content {
 	case "iso", "vztmpl":
 		return false
-	case "images", "backup":
+	case "images":
 		return v.Owner == c.vmid()
 	}
 	return true

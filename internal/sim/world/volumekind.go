@@ -13,7 +13,6 @@ const (
 	templateKind = "vztmpl"
 	importKind   = "import"
 	snippetKind  = "snippets"
-	backupKind   = "backup"
 )
 
 var (
@@ -22,7 +21,6 @@ var (
 	fileNames = map[string]*regexp.Regexp{
 		isoKind:      regexp.MustCompile(`^iso/[^/]+\.(?i:iso|img)$`),
 		templateKind: regexp.MustCompile(`^vztmpl/[^/]+\.(?i:tar\.(?:gz|xz|zst|bz2))$`),
-		backupKind:   regexp.MustCompile(`^backup/[^/]+\.(?:tgz|(?:tar|vma)(?:\.(?:gz|lzo|zst|bz2))?)$`),
 		snippetKind:  regexp.MustCompile(`^snippets/[^/]+$`),
 	}
 	importName = regexp.MustCompile(`^import/[ a-zA-Z0-9\-.+=_]+\.(ova|ovf|qcow2|raw|vmdk)$`)
@@ -87,5 +85,5 @@ func attachable(kind string) bool { return kind == imageKind || kind == isoKind 
 // isFileName says whether a volume is an ISO, a template or the like, which have no owner.
 func isFileName(name string) bool {
 	kind, _, _ := strings.Cut(name, "/")
-	return slices.Contains([]string{isoKind, templateKind, importKind, snippetKind, backupKind}, kind)
+	return slices.Contains([]string{isoKind, templateKind, importKind, snippetKind}, kind)
 }
