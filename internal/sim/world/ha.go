@@ -234,6 +234,24 @@ func (w *World) DeleteHA(user, sid string, purge bool) error {
 	return nil
 }
 
+// MigrateHA requests the migration of a resource to another host.
+func (w *World) MigrateHA(sid, target string) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	sid, err := w.parseSID(sid)
+	switch {
+	case err != nil:
+		return err
+	case w.ha[sid] == nil:
+		return failf("no such resource '%s'", sid)
+	case !slices.Contains(w.hosts, target):
+		return failf("no such cluster node '%s'", target)
+	}
+	w.ha[sid].target = target
+	w.manage(sid)
+	return nil
+}
+
 func (w *World) purgeRules(sid string) {
 	var kept []HARule
 	for _, r := range w.haRules {
