@@ -42,38 +42,34 @@ func (l *Lab) Patch(ctx context.Context, extension string, restartFactory bool) 
 // startControl serves the requests of recast lab's other commands.
 func (l *Lab) startControl(ctx context.Context) error {
 	mux := http.NewServeMux()
-	mux.HandleFunc("POST /patch/{extension}", func(w http.ResponseWriter, r *http.Request) {
+	handle := func(pattern string, do func(r *http.Request) (out string, err error)) {
+		mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {
+			out, err := do(r)
+			if err != nil {
+				http.Error(w, err.Error(), http.StatusBadRequest)
+				return
+			}
+			fmt.Fprint(w, out)
+		})
+	}
+	handle("POST /patch/{extension}", func(r *http.Request) (string, error) {
 		digest, err := l.Patch(r.Context(), r.PathValue("extension"), r.URL.Query().Get("stale-factory") == "")
-		if err != nil {
-			http.Error(w, err.Error(), http.StatusBadRequest)
-			return
-		}
-		fmt.Fprintln(w, digest)
+		return digest + "\n", err
 	})
-	mux.HandleFunc("POST /pveum", func(w http.ResponseWriter, r *http.Request) {
-		out, err := l.Pveum(r.URL.Query()["arg"])
-		if err != nil {
-			http.Error(w, err.Error(), http.StatusBadRequest)
-			return
-		}
-		fmt.Fprint(w, out)
-	})
-	mux.HandleFunc("POST /shell/{node}", func(w http.ResponseWriter, r *http.Request) {
+	handle("POST /pveum", func(r *http.Request) (string, error) { return l.Pveum(r.URL.Query()["arg"]) })
+	handle("POST /shell/{node}", func(r *http.Request) (string, error) {
 		out, err := l.Shell(r.PathValue("node")).Run(r.URL.Query()["arg"])
 		if err != nil {
-			http.Error(w, shellMessage(err), http.StatusBadRequest)
-			return
+			return "", errors.New(shellMessage(err))
 		}
-		fmt.Fprint(w, out)
+		return out, nil
 	})
-	mux.HandleFunc("POST /slow/{server}", func(w http.ResponseWriter, r *http.Request) {
+	handle("POST /slow/{server}", func(r *http.Request) (string, error) {
 		d, err := time.ParseDuration(r.URL.Query().Get("for"))
-		if err == nil {
-			err = l.Slow(r.PathValue("server"), d)
-		}
 		if err != nil {
-			http.Error(w, err.Error(), http.StatusBadRequest)
+			return "", err
 		}
+		return "", l.Slow(r.PathValue("server"), d)
 	})
 	mux.HandleFunc("GET /state", func(w http.ResponseWriter, _ *http.Request) {
 		_ = json.NewEncoder(w).Encode(l.State()) // fails only if the client is gone
@@ -107,46 +103,38 @@ func Withdraw(dir string) error {
 // AskPatch makes the running lab of a working directory republish an extension; see
 // Lab.Patch.
 func AskPatch(ctx context.Context, dir, extension string, restartFactory bool) (digest string, err error) {
-	at, err := findLab(dir)
-	if err != nil {
-		return "", err
-	}
-	target := at.Control + "/patch/" + url.PathEscape(extension)
+	query := url.Values{}
 	if !restartFactory {
-		target += "?stale-factory=1"
+		query.Set("stale-factory", "1")
 	}
-	answer, err := ask(ctx, http.MethodPost, target)
-	return strings.TrimSpace(string(answer)), err
+	answer, err := order(ctx, dir, "/patch/"+url.PathEscape(extension), query)
+	return strings.TrimSpace(answer), err
 }
 
 // AskPveum runs a pveum command in the running lab of a working directory.
 func AskPveum(ctx context.Context, dir string, args []string) (string, error) {
-	at, err := findLab(dir)
-	if err != nil {
-		return "", err
-	}
-	answer, err := ask(ctx, http.MethodPost, at.Control+"/pveum?"+url.Values{"arg": args}.Encode())
-	return string(answer), err
+	return order(ctx, dir, "/pveum", url.Values{"arg": args})
 }
 
 // AskShell runs a command in the shell of one of the running lab's Proxmox nodes.
 func AskShell(ctx context.Context, dir, node string, args []string) (string, error) {
-	at, err := findLab(dir)
-	if err != nil {
-		return "", err
-	}
-	answer, err := ask(ctx, http.MethodPost, at.Control+"/shell/"+url.PathEscape(node)+"?"+url.Values{"arg": args}.Encode())
-	return string(answer), err
+	return order(ctx, dir, "/shell/"+url.PathEscape(node), url.Values{"arg": args})
 }
 
 // AskSlow stalls an API of the running lab; see Lab.Slow.
 func AskSlow(ctx context.Context, dir, server string, d time.Duration) error {
+	_, err := order(ctx, dir, "/slow/"+url.PathEscape(server), url.Values{"for": {d.String()}})
+	return err
+}
+
+// order sends a command to the running lab of a working directory.
+func order(ctx context.Context, dir, path string, query url.Values) (string, error) {
 	at, err := findLab(dir)
 	if err != nil {
-		return err
+		return "", err
 	}
-	_, err = ask(ctx, http.MethodPost, at.Control+"/slow/"+url.PathEscape(server)+"?"+url.Values{"for": {d.String()}}.Encode())
-	return err
+	answer, err := ask(ctx, http.MethodPost, at.Control+path+"?"+query.Encode())
+	return string(answer), err
 }
 
 func findLab(dir string) (at controlAddress, err error) {

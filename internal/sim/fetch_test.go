@@ -5,7 +5,6 @@ import (
 	"testing/synctest"
 
 	"github.com/recast-sh/recast/internal/sim"
-	"github.com/recast-sh/recast/internal/sim/network"
 	"github.com/recast-sh/recast/internal/sim/world"
 )
 
@@ -14,15 +13,7 @@ import (
 func TestHostsReachTheFactory(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		lab, err := sim.New(t.Context(), sim.Options{Network: network.Memory(), Prefix: "127.42.7", Registry: "127.0.0.1:5000", Factory: "127.0.0.1:8080"})
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer func() {
-			if err := lab.Close(); err != nil {
-				t.Error(err)
-			}
-		}()
+		lab := start(t, sim.Options{}, false)
 		for name, want := range map[string]string{"open.iso": "OK", "walled.iso": "download failed: failed: Network is unreachable."} {
 			lab.World.SetOutbound("pve1", want == "OK")
 			upid, err := lab.World.Download("", "pve1", world.DownloadRequest{

@@ -2,7 +2,10 @@ package sim_test
 
 import (
 	"bytes"
+	"context"
 	"fmt"
+	"net"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -12,8 +15,10 @@ import (
 	"github.com/google/go-cmp/cmp"
 	machineapi "github.com/siderolabs/talos/pkg/machinery/api/machine"
 	"github.com/siderolabs/talos/pkg/machinery/client"
+	clientconfig "github.com/siderolabs/talos/pkg/machinery/client/config"
 	configres "github.com/siderolabs/talos/pkg/machinery/resources/config"
 	"github.com/siderolabs/talos/pkg/machinery/resources/k8s"
+	"google.golang.org/grpc"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
@@ -51,7 +56,17 @@ func machineClient(t *testing.T, lab *sim.Lab, node string) *client.Client {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := talosClient(t, lab, files, node)
+	conf, err := clientconfig.FromBytes(files["talosconfig"])
+	if err != nil {
+		t.Fatal(err)
+	}
+	i := slices.IndexFunc(lab.Nodes, func(n sim.Node) bool { return n.Name == node })
+	d := lab.Client()
+	c, err := client.New(t.Context(), client.WithConfig(conf), client.WithEndpoints(lab.Nodes[i].Addr.String()), client.WithGRPCDialOptions(
+		grpc.WithContextDialer(func(ctx context.Context, addr string) (net.Conn, error) { return d.DialContext(ctx, "tcp", addr) })))
+	if err != nil {
+		t.Fatal(err)
+	}
 	t.Cleanup(func() { _ = c.Close() }) // the lab is closed first
 	return c
 }
@@ -150,15 +165,9 @@ func kubeletFollows(t *testing.T, lab *sim.Lab, k *kubernetes.Clientset) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		var line strings.Builder
-		line.WriteString(n.Status.NodeInfo.KubeletVersion)
-		for _, cond := range n.Status.Conditions {
-			if cond.Type == corev1.NodeReady {
-				line.WriteString(" " + string(cond.Status))
-			}
-		}
-		if len(seen) == 0 || seen[len(seen)-1] != line.String() {
-			seen = append(seen, line.String())
+		version, ready := nodeState(t, k, "wk1")
+		if line := version + " " + string(ready); len(seen) == 0 || seen[len(seen)-1] != line {
+			seen = append(seen, line)
 		}
 		if n.UID != before.UID || n.Status.NodeInfo.BootID != before.Status.NodeInfo.BootID {
 			t.Fatal("the machine was booted")

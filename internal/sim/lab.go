@@ -37,7 +37,6 @@ type Lab struct {
 	machines *talosapi.Firmware
 	kubeCA   authority
 	kubeCert tls.Certificate // of all API servers
-	public   publicImages
 	pveCert  tls.Certificate
 	puller   *http.Transport
 	closers  []func() error
@@ -157,7 +156,7 @@ func (l *Lab) startTalos(ctx context.Context) (err error) {
 	}
 	l.machines = talosapi.New(ctx, talosapi.Options{
 		Network: l.o.Network, Recorder: l.Recorder, Lease: l.lease, NetworkBits: l.o.networkBits(), Speed: l.o.Speed, Times: l.o.Times, Kubelet: kubelet{l}, Console: l.console(),
-		PullInstaller: l.pull, PublicImage: l.public.digest, ResolveImage: l.resolve, Drain: l.drain, Uncordon: l.uncordon, Data: objects{l},
+		PullInstaller: l.pull, PublicImage: publicDigest, ResolveImage: l.resolve, Drain: l.drain, Uncordon: l.uncordon, Data: objects{l},
 	})
 	l.World.SetFirmware(l.machines)
 	return nil

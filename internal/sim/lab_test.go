@@ -13,17 +13,7 @@ import (
 func TestLabComesUpAndGoesDown(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		lab, err := sim.New(t.Context(), sim.Options{
-			Network: network.Memory(), Prefix: "127.42.7", Registry: "127.0.0.1:5000", Factory: "127.0.0.1:8080", Hosts: 2,
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer func() {
-			if err := lab.Close(); err != nil {
-				t.Error(err)
-			}
-		}()
+		lab := start(t, sim.Options{Hosts: 2}, true)
 		files, err := lab.Files("/work/lab")
 		if err != nil {
 			t.Fatal(err)
@@ -31,15 +21,6 @@ func TestLabComesUpAndGoesDown(t *testing.T) {
 		names := slices.Sorted(maps.Keys(files))
 		if want := []string{"env", "kubeconfig", "recast.yaml", "schematics/default.yaml", "schematics/storage.yaml", "talosconfig"}; !slices.Equal(names, want) {
 			t.Errorf("files %q", names)
-		}
-		err = lab.Install(t.Context(), map[string]string{
-			"default": string(files["schematics/default.yaml"]), "storage": string(files["schematics/storage.yaml"]),
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := lab.WaitReady(t.Context()); err != nil {
-			t.Fatal(err)
 		}
 		if v := lab.World.Violations(); len(v) > 0 {
 			t.Errorf("promises broken before anything was done: %q", v)

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"sync"
 
 	machineapi "github.com/siderolabs/talos/pkg/machinery/api/machine"
 	"github.com/siderolabs/talos/pkg/machinery/compatibility"
@@ -44,32 +43,16 @@ func CheckKubernetes(talos, kubernetes string) error {
 	return k.SupportedWith(t)
 }
 
-// publicImages are those of registries that no server of the lab simulates.
-type publicImages struct {
-	mu   sync.Mutex
-	more []string
-}
-
-// PublishImage adds an image to a registry outside the lab.
-func (l *Lab) PublishImage(ref string) {
-	l.public.mu.Lock()
-	defer l.public.mu.Unlock()
-	l.public.more = append(l.public.more, ref)
-}
-
-// digest implements talosapi.Options.PublicImage.
-func (p *publicImages) digest(ref string) (string, error) {
-	p.mu.Lock()
-	more := slices.Clone(p.more)
-	p.mu.Unlock()
+// publicDigest is the digest of an image in a registry that no server of the lab simulates (talosapi.Options.PublicImage).
+func publicDigest(ref string) (string, error) {
 	sum := sha256.Sum256([]byte(ref))
 	digest := "sha256:" + hex.EncodeToString(sum[:])
 	host, _, _ := strings.Cut(ref, "/")
 	repository, tag := ref[:max(0, strings.LastIndexByte(ref, ':'))], ref[strings.LastIndexByte(ref, ':')+1:]
 	switch {
-	case slices.Contains(more, ref), slices.Contains(kubernetesImages, repository) && slices.Contains(kubernetesReleases, tag):
+	case slices.Contains(kubernetesImages, repository) && slices.Contains(kubernetesReleases, tag):
 		return digest, nil
-	case slices.ContainsFunc(append(more, kubernetesImages...), func(known string) bool { return strings.HasPrefix(known, host+"/") }):
+	case slices.ContainsFunc(kubernetesImages, func(known string) bool { return strings.HasPrefix(known, host+"/") }):
 		return "", talosapi.ErrNoImage
 	}
 	return "", errors.ErrUnsupported

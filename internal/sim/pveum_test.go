@@ -31,7 +31,7 @@ func TestPveum(t *testing.T) {
 	}
 	out, err := l.Pveum(strings.Fields("user token add a@pve t --privsep 1"))
 	id, secret, _ := strings.Cut(strings.TrimPrefix(out, "full-tokenid "), "\nvalue ")
-	if err != nil || id != "a@pve!t" || !l.World.Authenticate(id, strings.TrimSpace(secret)) {
+	if err != nil || id != "a@pve!t" || l.World.VerifyToken(id, strings.TrimSpace(secret)) != nil {
 		t.Fatalf("%q, %v", out, err)
 	}
 	want := []world.ACL{{Path: "/", Who: "a@pve", Role: "Administrator", Propagate: true}, {Path: "/vms", Who: "a@pve!t", Role: "Small"}}

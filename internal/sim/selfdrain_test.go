@@ -2,10 +2,8 @@ package sim_test
 
 import (
 	"cmp"
-	"context"
 	"errors"
 	"io"
-	"net"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -15,64 +13,16 @@ import (
 	"github.com/siderolabs/talos/pkg/machinery/api/common"
 	machineapi "github.com/siderolabs/talos/pkg/machinery/api/machine"
 	"github.com/siderolabs/talos/pkg/machinery/client"
-	clientconfig "github.com/siderolabs/talos/pkg/machinery/client/config"
 	"github.com/siderolabs/talos/pkg/machinery/constants"
 	configres "github.com/siderolabs/talos/pkg/machinery/resources/config"
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
-	"github.com/recast-sh/recast/internal/sim/network"
 	"github.com/recast-sh/recast/internal/sim/talosapi"
 )
-
-// startLab installs a lab and starts all its machines.
-func startLab(t *testing.T) (*sim.Lab, map[string][]byte) {
-	t.Helper()
-	lab, err := sim.New(t.Context(), sim.Options{
-		Network: network.Memory(), Prefix: "127.42.7", Registry: "127.0.0.1:5000", Factory: "127.0.0.1:8080",
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	files, err := lab.Files("/work/lab")
-	if err == nil {
-		err = lab.Install(t.Context(), map[string]string{
-			"default": string(files["schematics/default.yaml"]), "storage": string(files["schematics/storage.yaml"]),
-		})
-	}
-	if err == nil {
-		err = lab.WaitReady(t.Context())
-	}
-	if err != nil {
-		t.Fatal(errors.Join(err, lab.Close()))
-	}
-	return lab, files
-}
-
-func talosClient(t *testing.T, lab *sim.Lab, files map[string][]byte, node string) *client.Client {
-	t.Helper()
-	conf, err := clientconfig.FromBytes(files["talosconfig"])
-	if err != nil {
-		t.Fatal(err)
-	}
-	addr := ""
-	for _, n := range lab.Nodes {
-		if n.Name == node {
-			addr = n.Addr.String()
-		}
-	}
-	d := lab.Client()
-	c, err := client.New(t.Context(), client.WithConfig(conf), client.WithEndpoints(addr), client.WithGRPCDialOptions(
-		grpc.WithContextDialer(func(ctx context.Context, addr string) (net.Conn, error) { return d.DialContext(ctx, "tcp", addr) })))
-	if err != nil {
-		t.Fatal(err)
-	}
-	return c
-}
 
 // installer is the reference in a machine's configuration.
 func installer(t *testing.T, c *client.Client) string {
@@ -132,11 +82,8 @@ func webOn(t *testing.T, lab *sim.Lab, node string) int {
 func TestNodeDrainsItselfForAnUpgrade(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		lab, files := startLab(t)
-		defer lab.Close()
-		cp, wk := talosClient(t, lab, files, "cp1"), talosClient(t, lab, files, "wk1")
-		defer cp.Close()
-		defer wk.Close()
+		lab := start(t, sim.Options{}, true)
+		cp, wk := machineClient(t, lab, "cp1"), machineClient(t, lab, "wk1")
 		time.Sleep(time.Minute)
 		before, err := lab.Kube.Node(t.Context(), "wk1")
 		if err != nil {
@@ -175,11 +122,8 @@ func TestNodeDrainsItselfForAnUpgrade(t *testing.T) {
 func TestPullByDigest(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		lab, files := startLab(t)
-		defer lab.Close()
-		cp, wk := talosClient(t, lab, files, "cp1"), talosClient(t, lab, files, "wk1")
-		defer cp.Close()
-		defer wk.Close()
+		lab := start(t, sim.Options{}, true)
+		cp, wk := machineClient(t, lab, "cp1"), machineClient(t, lab, "wk1")
 		tagged := installer(t, cp)
 		in := &common.ContainerdInstance{Driver: common.ContainerDriver_CRI, Namespace: common.ContainerdNamespace_NS_SYSTEM}
 		pull := func(c *client.Client, ref string) (name string, err error) {

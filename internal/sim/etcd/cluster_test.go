@@ -3,17 +3,13 @@ package etcd_test
 import (
 	"bytes"
 	"context"
-	"crypto/sha256"
 	"errors"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	"go.etcd.io/bbolt"
 
 	"github.com/recast-sh/recast/internal/sim/etcd"
 )
@@ -237,46 +233,6 @@ func TestARemovedMemberLearnsItFromAnother(t *testing.T) {
 			t.Errorf("it can't know that; members %s", e.names())
 		}
 	})
-}
-
-func TestSnapshotIsADatabaseAndItsSum(t *testing.T) {
-	t.Parallel()
-	c := etcd.New(realTime, etcd.Member{Name: "a", PeerURL: "https://a:2380"})
-	b, err := c.Snapshot([]etcd.KeyValue{{Key: "/registry/namespaces/kube-system", Revision: 2, Value: []byte("k8s\x00")}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if len(b)%512 != sha256.Size {
-		t.Fatalf("%d bytes", len(b))
-	}
-	body, want := b[:len(b)-sha256.Size], b[len(b)-sha256.Size:]
-	if sum := sha256.Sum256(body); !bytes.Equal(sum[:], want) {
-		t.Error("the checksum is wrong")
-	}
-	file := filepath.Join(t.TempDir(), "db")
-	if err := os.WriteFile(file, body, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	db, err := bbolt.Open(file, 0o600, &bbolt.Options{ReadOnly: true})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer db.Close()
-	err = db.View(func(tx *bbolt.Tx) error {
-		for err := range tx.Check() {
-			t.Error(err)
-		}
-		if k, v := tx.Bucket([]byte("key")).Cursor().First(); len(k) != 17 || !bytes.Contains(v, []byte("/registry/namespaces/kube-system")) {
-			t.Errorf("first key %x = %q", k, v)
-		}
-		if _, v := tx.Bucket([]byte("members")).Cursor().First(); !strings.Contains(string(v), `"name":"a"`) {
-			t.Errorf("member %s", v)
-		}
-		return nil
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
 }
 
 func TestASnapshotIsReadBack(t *testing.T) {

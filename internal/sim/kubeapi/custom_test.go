@@ -35,6 +35,14 @@ func (l *lab) dynamic(t *testing.T) dynamic.Interface {
 	return c
 }
 
+// widgets defines widgets and is a client of those in the namespace default.
+func (l *lab) widgets(t *testing.T, status bool) dynamic.ResourceInterface {
+	t.Helper()
+	r := widgets(status)
+	l.Define(r)
+	return l.dynamic(t).Resource(r.GroupVersionResource).Namespace("default")
+}
+
 func widget(name string, size int64) *unstructured.Unstructured {
 	return &unstructured.Unstructured{Object: map[string]any{
 		"apiVersion": "example.org/v1beta1", "kind": "Widget",
@@ -128,10 +136,7 @@ func TestCustomResourcesKeepTheirHalvesApart(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
-				l := newLab(t)
-				r := widgets(tc.status)
-				l.Define(r)
-				c := l.dynamic(t).Resource(r.GroupVersionResource).Namespace("default")
+				c := newLab(t).widgets(t, tc.status)
 				w, err := c.Create(t.Context(), widget("a", 1), metav1.CreateOptions{})
 				got := []life{lifeOf(t, w, err)}
 				w, err = c.Patch(t.Context(), "a", types.MergePatchType, []byte(`{"spec":{"size":2},"status":{"phase":"Odd"}}`), metav1.PatchOptions{})
@@ -152,10 +157,7 @@ func TestCustomResourcesKeepTheirHalvesApart(t *testing.T) {
 
 func TestCustomResourcesRefuse(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := newLab(t)
-		r := widgets(true)
-		l.Define(r)
-		c := l.dynamic(t).Resource(r.GroupVersionResource).Namespace("default")
+		c := newLab(t).widgets(t, true)
 		first, err := c.Create(t.Context(), widget("a", 1), metav1.CreateOptions{})
 		if err != nil {
 			t.Fatal(err)
@@ -183,10 +185,7 @@ func TestCustomResourcesRefuse(t *testing.T) {
 
 func TestCustomResourcesAreWatched(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := newLab(t)
-		r := widgets(true)
-		l.Define(r)
-		c := l.dynamic(t).Resource(r.GroupVersionResource).Namespace("default")
+		c := newLab(t).widgets(t, true)
 		w, err := c.Watch(t.Context(), metav1.ListOptions{})
 		if err != nil {
 			t.Fatal(err)

@@ -8,7 +8,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
-	policyv1beta1 "k8s.io/api/policy/v1beta1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -32,22 +31,16 @@ func (s *Server) evict(r *http.Request, t target) (answer, error) {
 	if err != nil {
 		return answer{}, err
 	}
-	var name string
-	var given *metav1.DeleteOptions
-	switch e := decoded.(type) {
-	case *policyv1.Eviction:
-		name, given = e.Name, e.DeleteOptions
-	case *policyv1beta1.Eviction:
-		name, given = e.Name, e.DeleteOptions
-	default:
+	e, ok := decoded.(*policyv1.Eviction)
+	if !ok {
 		return answer{}, apierrors.NewBadRequest(fmt.Sprintf("not an Eviction object: %T", decoded))
 	}
-	if name != t.name {
+	if e.Name != t.name {
 		return answer{}, apierrors.NewBadRequest("name in URL does not match name in Eviction object")
 	}
 	options := metav1.DeleteOptions{}
-	if given != nil {
-		options = *given
+	if e.DeleteOptions != nil {
+		options = *e.DeleteOptions
 	}
 	if err := s.Evict(r.Context(), t.namespace, t.name, options); err != nil {
 		return answer{}, err

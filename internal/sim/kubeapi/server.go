@@ -38,7 +38,6 @@ type Options struct {
 	Version     string           // "v1.35.4"
 	Recorder    *record.Recorder // records every request
 	Speed       float64          // a second of the cluster takes 1/Speed seconds; 0: 1
-	Store       store.Store      // nil: in memory, with the content of a new Talos cluster
 	// Upstream is a real control plane that replaces store and controllers; nil: the lab's own.
 	Upstream *Upstream
 	// Refused gets the upstream's errors for the lab's kubelets.
@@ -73,13 +72,6 @@ type Server struct {
 	handling    sync.WaitGroup // requests and Serve calls
 }
 
-func (o Options) timeline() *record.Timeline {
-	if o.Recorder == nil {
-		return nil
-	}
-	return &o.Recorder.Timeline
-}
-
 // New starts the controllers; Serve makes the API reachable. The caller closes it.
 func New(ctx context.Context, o Options) (*Server, error) {
 	if o.Manifests == nil {
@@ -93,27 +85,22 @@ func New(ctx context.Context, o Options) (*Server, error) {
 		return nil, fmt.Errorf("register kinds: %w", err)
 	}
 	s := &Server{
-		o: o, store: o.Store, scheme: scheme, codecs: serializer.NewCodecFactory(scheme), built: store.Resources(),
+		o: o, store: store.NewMemory(), scheme: scheme, codecs: serializer.NewCodecFactory(scheme), built: store.Resources(),
 		closing: make(chan struct{}), pages: map[string]kept{}, verified: map[string][]*x509.Certificate{},
 	}
-	switch {
-	case o.Upstream != nil:
+	if o.Upstream != nil {
 		if s.remote, err = store.NewRemote(o.Upstream.base, o.Upstream.masters); err != nil {
 			return nil, err
 		}
 		s.store = s.remote
-	case o.Store == nil:
-		s.store = store.NewMemory()
 	}
-	if o.Store == nil {
-		if err := seed(ctx, s.store, o.Manifests); err != nil {
-			return nil, err
-		}
+	if err := seed(ctx, s.store, o.Manifests); err != nil {
+		return nil, err
 	}
 	if o.Upstream != nil {
 		s.control, err = control.NewKubelets(ctx, s.store, cmp.Or(o.Speed, 1), o.Refused)
 	} else {
-		s.control, err = control.New(ctx, s.store, cmp.Or(o.Speed, 1), o.timeline())
+		s.control, err = control.New(ctx, s.store, cmp.Or(o.Speed, 1), &o.Recorder.Timeline)
 	}
 	if err != nil {
 		return nil, err
@@ -245,25 +232,21 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		Proto: "kubernetes", Target: t.node(), Method: r.Method, Path: r.URL.RequestURI(), User: user.name,
 		Mutation: r.Method != http.MethodGet && r.Method != http.MethodHead,
 	}
-	if s.o.Recorder != nil {
-		if s.o.Recorder.Await(r.Context(), "kubernetes") != nil {
-			panic(http.ErrAbortHandler)
-		}
-		var err error
-		if call, err = s.o.Recorder.Begin(call); err != nil {
-			panic(http.ErrAbortHandler)
-		}
+	if s.o.Recorder.Await(r.Context(), "kubernetes") != nil {
+		panic(http.ErrAbortHandler)
+	}
+	call, err := s.o.Recorder.Begin(call)
+	if err != nil {
+		panic(http.ErrAbortHandler)
 	}
 	if s.o.Upstream != nil {
 		s.pass(w, r, user, call)
 		return
 	}
 	a := s.answer(r, user, t)
-	if s.o.Recorder != nil {
-		s.o.Recorder.End(call)
-		if a.watch == nil {
-			w = s.o.Recorder.Counted(w, call)
-		}
+	s.o.Recorder.End(call)
+	if a.watch == nil {
+		w = s.o.Recorder.Counted(w, call)
 	}
 	s.write(w, r, a)
 }

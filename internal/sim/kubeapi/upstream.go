@@ -92,22 +92,17 @@ const (
 // pass forwards a request, unless it needs the etcd of the lab's own machines and that
 // does not answer. A watch is recorded as ended when it begins.
 func (s *Server) pass(w http.ResponseWriter, r *http.Request, u user, call record.Call) {
-	end := func() {
-		if s.o.Recorder != nil {
-			s.o.Recorder.End(call)
-		}
-	}
 	if s.o.Storage != nil && ofObjects(r.URL.Path) {
 		if err := s.o.Storage(r.Context()); err != nil {
-			end()
+			s.o.Recorder.End(call)
 			s.write(w, r, unstored(err))
 			return
 		}
 	}
 	if isWatch(r) {
-		end()
+		s.o.Recorder.End(call)
 	} else {
-		defer end()
+		defer s.o.Recorder.End(call)
 	}
 	s.forward(w, r, u)
 }

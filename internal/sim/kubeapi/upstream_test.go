@@ -1,7 +1,6 @@
 package kubeapi_test
 
 import (
-	"crypto/tls"
 	"slices"
 	"sync"
 	"testing"
@@ -14,8 +13,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/recast-sh/recast/internal/sim/kubeapi"
-	"github.com/recast-sh/recast/internal/sim/network"
-	"github.com/recast-sh/recast/internal/sim/record"
 )
 
 // newBridge is a lab's API, and its kubelets, in front of another control plane: here a
@@ -31,34 +28,9 @@ func newBridge(t *testing.T, upstream *lab, nodes ...string) *lab {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l := &lab{net: network.Memory(), calls: record.New(), ca: newAuthority(t)}
-	server := l.ca.issue(t, "kube-apiserver", nil)
-	cert, err := tls.X509KeyPair(server.cert, server.key)
-	if err != nil {
-		t.Fatal(err)
-	}
 	var mu sync.Mutex
 	var refused []error
-	l.Server, err = kubeapi.New(t.Context(), kubeapi.Options{
-		Certificate: cert, ClientCA: l.ca.pool(), Version: "v1.35.4", Recorder: l.calls, Upstream: up,
-		Refused: func(err error) { mu.Lock(); defer mu.Unlock(); refused = append(refused, err) },
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	listener, err := l.net.Listen(apiAddr)
-	if err != nil {
-		t.Fatal(err)
-	}
-	served := make(chan error, 1)
-	go func() { served <- l.Serve(t.Context(), listener) }()
-	t.Cleanup(func() {
-		if err := l.Close(); err != nil {
-			t.Errorf("close: %v", err)
-		}
-		if err := <-served; err != nil {
-			t.Errorf("serve: %v", err)
-		}
+	t.Cleanup(func() { // after the server's end
 		_ = up.Close() // it never fails
 		mu.Lock()
 		defer mu.Unlock()
@@ -66,10 +38,9 @@ func newBridge(t *testing.T, upstream *lab, nodes ...string) *lab {
 			t.Errorf("refused: %v", refused)
 		}
 	})
-	for i, name := range nodes {
-		l.NodeUp(node(name, i))
-	}
-	return l
+	return serve(t, kubeapi.Options{
+		Upstream: up, Refused: func(err error) { mu.Lock(); defer mu.Unlock(); refused = append(refused, err) },
+	}, nodes...)
 }
 
 // TestBridge: kubelets work on the objects of another control plane, and clients reach it

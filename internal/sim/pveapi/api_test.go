@@ -20,6 +20,17 @@ func inLab(t *testing.T, run func(*testing.T, *lab)) {
 	synctest.Test(t, func(t *testing.T) { run(t, newLab(t, talosRole()...)) })
 }
 
+// inEachLab runs each row of a table in a lab of its own, all at the same time.
+func inEachLab[T any](t *testing.T, rows map[string]T, run func(*testing.T, *lab, T)) {
+	t.Helper()
+	for name, row := range rows {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			inLab(t, func(t *testing.T, l *lab) { run(t, l, row) })
+		})
+	}
+}
+
 const vm = "/nodes/pve1/qemu/9011"
 
 func TestPermissionsOfPoolAndPath(t *testing.T) {
@@ -37,36 +48,6 @@ func TestPermissionsOfPoolAndPath(t *testing.T) {
 		}
 		want := map[string]any{"/pool/talos": map[string]any{"VM.Audit": 1.0}, "/vms/9012": map[string]any{"VM.Audit": 0.0}} // 0: does not propagate
 		if diff := cmp.Diff(want, l.do("GET", "/access/permissions").Data); diff != "" {
-			t.Error(diff)
-		}
-	})
-}
-
-func TestConfigTypes(t *testing.T) {
-	t.Parallel()
-	inLab(t, func(t *testing.T, l *lab) {
-		want := map[string]any{
-			"name": "wk1", "memory": "2048", "cores": 2.0, "agent": "1", "onboot": 1.0, "scsihw": "virtio-scsi-single",
-			"smbios1": "uuid=AAAAAAAA-0000-4000-8000-000000009011", "net0": "virtio=BC:24:11:00:90:11,bridge=vmbr0",
-			"efidisk0": "fast:9011/vm-9011-disk-0.raw,efitype=4m,size=528K", "scsi0": "fast:9011/vm-9011-disk-1.raw,serial=sys,size=10G",
-			"scsi1": "fast:9011/vm-9011-disk-2.raw,discard=on,iothread=1,serial=data-wk1,size=5G,ssd=1",
-			"ide2":  "isos:iso/boot.iso,media=cdrom,size=3", "boot": "order=scsi0;ide2",
-		}
-		if diff := cmp.Diff(want, l.config(9011)); diff != "" {
-			t.Error(diff)
-		}
-	})
-}
-
-func TestJSONBody(t *testing.T) {
-	t.Parallel()
-	inLab(t, func(t *testing.T, l *lab) {
-		got := l.as(tokenID, "PUT", vm+"/config", "application/json", []byte(`{"onboot":false,"cores":4,"memory":"1024","tags":"talos;roll"}`))
-		if diff := cmp.Diff(reply{Status: "200 OK"}, got); diff != "" {
-			t.Fatal(diff)
-		}
-		c := l.config(9011)
-		if diff := cmp.Diff([]any{0.0, 4.0, "1024", "roll;talos"}, []any{c["onboot"], c["cores"], c["memory"], c["tags"]}); diff != "" {
 			t.Error(diff)
 		}
 	})

@@ -14,6 +14,18 @@ import (
 	"github.com/recast-sh/recast/internal/sim/world"
 )
 
+// waits waits for a task of go-proxmox, which must succeed.
+func waits(t *testing.T) func(task *proxmox.Task, err error) {
+	return func(task *proxmox.Task, err error) {
+		t.Helper()
+		must(t, err)
+		must(t, task.Wait(t.Context(), time.Second, time.Minute))
+		if !task.IsSuccessful {
+			t.Fatalf("task %s: %s", task.UPID, task.ExitStatus)
+		}
+	}
+}
+
 // TestGoProxmox takes a VM through its life with the go-proxmox client library.
 func TestGoProxmox(t *testing.T) {
 	t.Parallel()
@@ -37,14 +49,7 @@ func TestGoProxmox(t *testing.T) {
 		}
 		node, err := client.Node(ctx, "pve1")
 		must(t, err)
-		wait := func(task *proxmox.Task, err error) {
-			t.Helper()
-			must(t, err)
-			must(t, task.Wait(ctx, time.Second, time.Minute))
-			if !task.IsSuccessful {
-				t.Fatalf("task %s: %s", task.UPID, task.ExitStatus)
-			}
-		}
+		wait := waits(t)
 		wait(node.NewVirtualMachine(ctx, 9012,
 			proxmox.VirtualMachineOption{Name: "name", Value: "wk2"},
 			proxmox.VirtualMachineOption{Name: "cores", Value: 4},
@@ -130,57 +135,53 @@ var _ world.Guest = (*guest)(nil)
 
 func TestShutdown(t *testing.T) {
 	t.Parallel()
-	tests := map[string]struct {
+	type row struct {
 		deaf bool
 		form []string
 		want string
 		took time.Duration
-	}{
+	}
+	tests := map[string]row{
 		"clean":        {want: "OK", took: 9 * time.Second}, // a second for the task, three for the missing agent
 		"deaf":         {deaf: true, form: []string{"timeout=20"}, want: "VM quit/powerdown failed - got timeout", took: 24 * time.Second},
 		"deaf, forced": {deaf: true, form: []string{"timeout=20", "forceStop=1"}, want: "WARNINGS: 1", took: 24 * time.Second},
 	}
-	for name, test := range tests {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			inLab(t, func(t *testing.T, l *lab) {
-				g := &guest{world: l.world, killed: make(chan struct{}), deaf: test.deaf}
-				l.world.SetFirmware(g)
-				if got := l.task("POST", vm+"/status/start"); got != "OK" {
-					t.Fatal(got)
-				}
-				drives := g.hw.Drives()
-				var seen []string
-				for _, d := range drives {
-					seen = append(seen, d.Key+" "+d.Serial)
-				}
-				if diff := cmp.Diff([]string{"ide2 ", "scsi0 sys", "scsi1 data-wk1"}, seen); diff != "" {
-					t.Error(diff)
-				}
-				if got := l.task("POST", vm+"/status/start"); got != "VM 9011 already running" {
-					t.Error(got)
-				}
-				began := time.Now()
-				if got := l.task("POST", vm+"/status/shutdown", test.form...); got != test.want {
-					t.Errorf("ended with %q", got)
-				}
-				if took := time.Since(began); took != test.took {
-					t.Errorf("took %v", took)
-				}
-				running := l.world.VMs()[0].Running
-				if wantRunning := test.want == "VM quit/powerdown failed - got timeout"; running != wantRunning {
-					t.Errorf("running: %v", running)
-				}
-				if !running {
-					<-g.killed
-					if g.hw.Drives() != nil {
-						t.Error("the dead guest still sees its drives")
-					}
-				}
-				g.hw.PowerOff() // safe even after Kill
-			})
-		})
-	}
+	inEachLab(t, tests, func(t *testing.T, l *lab, test row) {
+		g := &guest{world: l.world, killed: make(chan struct{}), deaf: test.deaf}
+		l.world.SetFirmware(g)
+		if got := l.task("POST", vm+"/status/start"); got != "OK" {
+			t.Fatal(got)
+		}
+		drives := g.hw.Drives()
+		var seen []string
+		for _, d := range drives {
+			seen = append(seen, d.Key+" "+d.Serial)
+		}
+		if diff := cmp.Diff([]string{"ide2 ", "scsi0 sys", "scsi1 data-wk1"}, seen); diff != "" {
+			t.Error(diff)
+		}
+		if got := l.task("POST", vm+"/status/start"); got != "VM 9011 already running" {
+			t.Error(got)
+		}
+		began := time.Now()
+		if got := l.task("POST", vm+"/status/shutdown", test.form...); got != test.want {
+			t.Errorf("ended with %q", got)
+		}
+		if took := time.Since(began); took != test.took {
+			t.Errorf("took %v", took)
+		}
+		running := l.world.VMs()[0].Running
+		if wantRunning := test.want == "VM quit/powerdown failed - got timeout"; running != wantRunning {
+			t.Errorf("running: %v", running)
+		}
+		if !running {
+			<-g.killed
+			if g.hw.Drives() != nil {
+				t.Error("the dead guest still sees its drives")
+			}
+		}
+		g.hw.PowerOff() // safe even after Kill
+	})
 }
 
 func TestClosedWorldBreaksConnections(t *testing.T) {

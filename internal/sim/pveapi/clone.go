@@ -25,10 +25,6 @@ func cloneRoutes() []route {
 			method: "POST", path: vm + "/migrate", need: []string{"target"}, handle: migrate,
 			params: []string{"target", "online", "force", "with-local-disks", "targetstorage", "migration_type", "migration_network", "bwlimit", "with-conntrack-state"},
 		},
-		{
-			method: "POST", path: "/nodes/{node}/vzdump", handle: backup,
-			params: []string{"vmid", "storage", "mode", "compress", "remove"},
-		},
 		{method: "DELETE", path: vm + "/snapshot/{snapname}", params: []string{"force"}, handle: removeSnapshot},
 	}
 }
@@ -52,22 +48,6 @@ func migrate(c *call) (any, error) {
 	return c.Migrate(c.user, c.node(), world.MigrateRequest{
 		ID: c.vmid(), Target: c.params["target"], Online: c.flag("online"), WithLocalDisks: c.flag("with-local-disks"),
 	})
-}
-
-// backup takes a list of VMs and ignores those on other hosts.
-func backup(c *call) (any, error) {
-	if c.params["storage"] == "" || c.params["mode"] == "suspend" {
-		return nil, unsupported("a backup without a storage, or with mode suspend,")
-	}
-	r := world.BackupRequest{Storage: c.params["storage"]}
-	for _, text := range list(c.params["vmid"]) {
-		id, err := strconv.Atoi(text)
-		if err != nil {
-			return nil, world.BadParam("vmid", "invalid format - value does not look like a valid VM ID\n")
-		}
-		r.VMIDs = append(r.VMIDs, id)
-	}
-	return c.Backup(c.user, c.node(), r)
 }
 
 func clone(c *call) (any, error) {

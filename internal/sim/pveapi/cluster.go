@@ -23,7 +23,6 @@ func clusterRoutes() []route {
 		{method: "GET", path: "/cluster/resources", params: []string{"type"}, handle: resources},
 		{method: "GET", path: "/cluster/nextid", params: []string{"vmid"}, handle: nextID},
 		{method: "POST", path: "/pools", params: []string{"poolid", "comment"}, need: []string{"poolid"}, permit: allocatePool, handle: createPool},
-		{method: "DELETE", path: "/pools", params: []string{"poolid"}, need: []string{"poolid"}, permit: allocatePool, handle: deletePool},
 		{method: "GET", path: "/pools", params: []string{"poolid", "type"}, handle: pools},
 	}
 }
@@ -31,8 +30,6 @@ func clusterRoutes() []route {
 var allocatePool = []demand{{"/pool/{poolid}", []string{"Pool.Allocate"}}}
 
 func createPool(c *call) (any, error) { return nil, c.CreatePool(c.params["poolid"]) }
-
-func deletePool(c *call) (any, error) { return nil, c.DeletePool(c.params["poolid"]) }
 
 func version(*call) (any, error) {
 	return object{"version": "9.2.11", "release": "9.2", "repoid": "14a22df3"}, nil

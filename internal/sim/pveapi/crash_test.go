@@ -19,11 +19,12 @@ func (l *lab) cluster(t *testing.T) {
 // TestQuorumByVotes: each host has one vote, and a majority is needed.
 func TestQuorumByVotes(t *testing.T) {
 	t.Parallel()
-	tests := map[string]struct {
+	type row struct {
 		hosts int
 		down  []string
 		want  bool
-	}{
+	}
+	tests := map[string]row{
 		"two of two":    {hosts: 2, want: true},
 		"one of two":    {hosts: 2, down: []string{"pve2"}},
 		"two of three":  {hosts: 3, down: []string{"pve3"}, want: true},
@@ -31,36 +32,31 @@ func TestQuorumByVotes(t *testing.T) {
 		"two of four":   {hosts: 4, down: []string{"pve2", "pve3"}},
 		"three of four": {hosts: 4, down: []string{"pve2"}, want: true},
 	}
-	for name, test := range tests {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			inLab(t, func(t *testing.T, l *lab) {
-				for _, host := range []string{"pve3", "pve4"}[:test.hosts-2] {
-					l.world.AddHost(host)
-				}
-				for _, host := range test.down {
-					l.world.CrashHost(host)
-				}
-				status := l.do("GET", "/cluster/status").Data.([]any)[0].(map[string]any)
-				if quorate := status["quorate"] == 1.0; quorate != test.want || l.world.Quorate() != test.want {
-					t.Errorf("quorate: %v", quorate)
-				}
-				wantCreate := "200 OK"
-				if !test.want {
-					wantCreate = "500 cluster not ready - no quorum?"
-				}
-				if got := l.do("POST", "/nodes/pve1/qemu", "vmid=9012").Status; got != wantCreate {
-					t.Errorf("%s, want %s", got, wantCreate)
-				}
-				for _, host := range test.down {
-					l.world.BootHost(host)
-				}
-				if !l.world.Quorate() {
-					t.Error("no quorum with all hosts")
-				}
-			})
-		})
-	}
+	inEachLab(t, tests, func(t *testing.T, l *lab, test row) {
+		for _, host := range []string{"pve3", "pve4"}[:test.hosts-2] {
+			l.world.AddHost(host)
+		}
+		for _, host := range test.down {
+			l.world.CrashHost(host)
+		}
+		status := l.do("GET", "/cluster/status").Data.([]any)[0].(map[string]any)
+		if quorate := status["quorate"] == 1.0; quorate != test.want || l.world.Quorate() != test.want {
+			t.Errorf("quorate: %v", quorate)
+		}
+		wantCreate := "200 OK"
+		if !test.want {
+			wantCreate = "500 cluster not ready - no quorum?"
+		}
+		if got := l.do("POST", "/nodes/pve1/qemu", "vmid=9012").Status; got != wantCreate {
+			t.Errorf("%s, want %s", got, wantCreate)
+		}
+		for _, host := range test.down {
+			l.world.BootHost(host)
+		}
+		if !l.world.Quorate() {
+			t.Error("no quorum with all hosts")
+		}
+	})
 }
 
 // TestBootOrder: VMs with an order first, then by number, with startup delays, and only with quorum.
@@ -99,7 +95,7 @@ func TestBootOrder(t *testing.T) {
 // TestFencing: HA recovers resources on other hosts two minutes after their host went down.
 func TestFencing(t *testing.T) {
 	t.Parallel()
-	tests := map[string]struct {
+	type row struct {
 		disk, lock string
 		ha         *world.HAResource
 		rule       map[string]string
@@ -109,7 +105,8 @@ func TestFencing(t *testing.T) {
 		running    bool
 		state      string
 		lockAfter  string
-	}{
+	}
+	tests := map[string]row{
 		"on a shared storage":       {disk: "rbd:1", ha: &world.HAResource{}, quorum: true, host: "pve1", running: true, state: "started"},
 		"preferred elsewhere":       {disk: "rbd:1", ha: &world.HAResource{}, rule: map[string]string{"nodes": "pve1,pve3:2"}, quorum: true, host: "pve3", running: true, state: "started"},
 		"allowed nowhere else":      {disk: "rbd:1", ha: &world.HAResource{}, rule: map[string]string{"nodes": "pve2", "strict": "1"}, quorum: true, host: "pve2", state: "recovery"},
@@ -123,48 +120,35 @@ func TestFencing(t *testing.T) {
 		"with the lock of a backup": {disk: "rbd:1", lock: "backup", ha: &world.HAResource{}, quorum: true, host: "pve1", running: true, state: "started"},
 		"with the lock of a create": {disk: "rbd:1", lock: "create", ha: &world.HAResource{}, quorum: true, host: "pve1", state: "error", lockAfter: "create"},
 	}
-	for name, test := range tests {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			inLab(t, func(t *testing.T, l *lab) {
-				l.cluster(t)
-				must(t, l.world.DefineVM("pve2", 9021, map[string]string{"scsi0": test.disk}, nil))
-				if test.ha != nil {
-					test.ha.SID = "vm:9021"
-					l.world.AddHA(*test.ha)
-				}
-				if test.rule != nil {
-					l.world.AddHARule(world.HARule{ID: "r", Type: "node-affinity", Resources: []string{"vm:9021"}, Options: test.rule})
-				}
-				time.Sleep(30 * time.Second)
-				l.world.SetLock(9021, test.lock)
-				l.world.CrashHost("pve2")
-				l.world.SetQuorum(test.quorum)
-				if test.back > 0 {
-					time.Sleep(test.back)
-					l.world.BootHost("pve2")
-				}
-				time.Sleep(90 * time.Second)
-				find := func() world.VM {
-					for _, vm := range l.world.VMs() {
-						if vm.ID == 9021 {
-							return vm
-						}
-					}
-					return world.VM{}
-				}
-				if vm := find(); vm.Host != "pve2" {
-					t.Errorf("after a minute and a half it is on %s", vm.Host)
-				}
-				time.Sleep(3 * time.Minute)
-				vm := find()
-				got := []any{vm.Host, vm.Running, vm.HA.State, vm.Config["lock"]}
-				if diff := cmp.Diff([]any{test.host, test.running, test.state, test.lockAfter}, got); diff != "" {
-					t.Error(diff)
-				}
-			})
-		})
-	}
+	inEachLab(t, tests, func(t *testing.T, l *lab, test row) {
+		l.cluster(t)
+		must(t, l.world.DefineVM("pve2", 9021, map[string]string{"scsi0": test.disk}, nil))
+		if test.ha != nil {
+			test.ha.SID = "vm:9021"
+			l.world.AddHA(*test.ha)
+		}
+		if test.rule != nil {
+			l.world.AddHARule(world.HARule{ID: "r", Type: "node-affinity", Resources: []string{"vm:9021"}, Options: test.rule})
+		}
+		time.Sleep(30 * time.Second)
+		l.world.SetLock(9021, test.lock)
+		l.world.CrashHost("pve2")
+		l.world.SetQuorum(test.quorum)
+		if test.back > 0 {
+			time.Sleep(test.back)
+			l.world.BootHost("pve2")
+		}
+		time.Sleep(90 * time.Second)
+		if vm := l.vm(9021); vm.Host != "pve2" {
+			t.Errorf("after a minute and a half it is on %s", vm.Host)
+		}
+		time.Sleep(3 * time.Minute)
+		vm := l.vm(9021)
+		got := []any{vm.Host, vm.Running, vm.HA.State, vm.Config["lock"]}
+		if diff := cmp.Diff([]any{test.host, test.running, test.state, test.lockAfter}, got); diff != "" {
+			t.Error(diff)
+		}
+	})
 }
 
 // TestRequestUnderACrash: requests in progress on a crashed host have no effect and get no answer.

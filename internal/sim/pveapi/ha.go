@@ -25,7 +25,6 @@ func haRoutes() []route {
 		{method: "GET", path: "/cluster/ha/resources/{sid}", permit: see, handle: haResource},
 		{method: "PUT", path: "/cluster/ha/resources/{sid}", permit: change, params: append([]string{"delete", "digest"}, options...), handle: changeHA},
 		{method: "DELETE", path: "/cluster/ha/resources/{sid}", permit: change, params: []string{"purge"}, handle: deleteHA},
-		{method: "POST", path: "/cluster/ha/resources/{sid}/migrate", permit: change, params: []string{"node"}, need: []string{"node"}, handle: migrateHA},
 		{method: "GET", path: "/cluster/ha/rules", permit: see, params: []string{"resource", "type"}, handle: haRules},
 		{method: "GET", path: "/cluster/ha/status/current", permit: see, handle: haStatus},
 	}
@@ -89,11 +88,6 @@ func changeHA(c *call) (any, error) {
 func deleteHA(c *call) (any, error) {
 	_, given := c.params["purge"]
 	return nil, c.DeleteHA(c.user, c.vars["sid"], !given || c.flag("purge"))
-}
-
-// migrateHA only asks the manager, which migrates later.
-func migrateHA(c *call) (any, error) {
-	return object{"sid": c.vars["sid"], "requested-node": c.params["node"]}, c.MigrateHA(c.vars["sid"], c.params["node"])
 }
 
 func haRules(c *call) (any, error) {

@@ -55,14 +55,7 @@ func (l *lab) sent(method, path, form string, patience time.Duration) string {
 }
 
 // there says whether the cluster has a VM.
-func (l *lab) there(id int) bool {
-	for _, vm := range l.world.VMs() {
-		if vm.ID == id {
-			return true
-		}
-	}
-	return false
-}
+func (l *lab) there(id int) bool { return l.vm(id).ID == id }
 
 // settle waits until every worker has ended.
 func (l *lab) settle() {
@@ -74,51 +67,49 @@ func (l *lab) settle() {
 // TestHeld: a request is processed after its sender got another answer, or none.
 func TestHeld(t *testing.T) {
 	t.Parallel()
-	for name, c := range map[string]struct {
+	type row struct {
 		answer   record.Answer
 		patience time.Duration
 		want     string
-	}{
+	}
+	tests := map[string]row{
 		"a proxy in front has given up": {record.GatewayTimeout, time.Hour, "504 Gateway Time-out after 1m0s"},
 		"all workers are busy":          {record.BusyWorkers, time.Hour, "596 Connection timed out after 30s"},
 		"the connection breaks":         {record.NoAnswer, time.Hour, "no answer after 0s"},
 		"the sender is gone":            {record.GatewayTimeout, 10 * time.Second, "gave up after 10s"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			inLab(t, func(t *testing.T, l *lab) {
-				must(t, l.world.DefineVM("pve1", 9012, map[string]string{"name": "old"}, nil))
-				held, late := l.holdNext(c.answer)
-				if got := l.sent("DELETE", "/nodes/pve1/qemu/9012", "", c.patience); got != c.want {
-					t.Errorf("the sender saw %q, want %q", got, c.want)
-				}
-				time.Sleep(time.Hour)
-				if len(l.world.Tasks()) > 0 || !l.there(9012) {
-					t.Fatal("it was carried out before it was due")
-				}
-				held.Deliver()
-				l.settle()
-				if l.there(9012) || len(late()) != 1 || late()[0] != http.StatusOK {
-					t.Errorf("VM 9012 is there: %t; statuses of the late call: %v", l.there(9012), late())
-				}
-				held.Deliver() // only the first call counts
-				if n := len(l.world.Tasks()); n != 1 {
-					t.Errorf("%d tasks", n)
-				}
-			})
-		})
 	}
+	inEachLab(t, tests, func(t *testing.T, l *lab, c row) {
+		must(t, l.world.DefineVM("pve1", 9012, map[string]string{"name": "old"}, nil))
+		held, late := l.holdNext(c.answer)
+		if got := l.sent("DELETE", "/nodes/pve1/qemu/9012", "", c.patience); got != c.want {
+			t.Errorf("the sender saw %q, want %q", got, c.want)
+		}
+		time.Sleep(time.Hour)
+		if len(l.world.Tasks()) > 0 || !l.there(9012) {
+			t.Fatal("it was carried out before it was due")
+		}
+		held.Deliver()
+		l.settle()
+		if l.there(9012) || len(late()) != 1 || late()[0] != http.StatusOK {
+			t.Errorf("VM 9012 is there: %t; statuses of the late call: %v", l.there(9012), late())
+		}
+		held.Deliver() // only the first call counts
+		if n := len(l.world.Tasks()); n != 1 {
+			t.Errorf("%d tasks", n)
+		}
+	})
 }
 
 // TestHeldMeetsWhatIsThere: the state at the time of processing counts.
 func TestHeldMeetsWhatIsThere(t *testing.T) {
 	t.Parallel()
-	for name, c := range map[string]struct {
+	type row struct {
 		method, path, form string
 		meanwhile          func(l *lab)
 		status             int
 		gone               bool
-	}{
+	}
+	tests := map[string]row{
 		"a new VM": {"DELETE", "/nodes/pve1/qemu/9012", "", func(l *lab) {
 			l.do("DELETE", "/nodes/pve1/qemu/9012")
 			l.settle()
@@ -132,22 +123,18 @@ func TestHeldMeetsWhatIsThere(t *testing.T) {
 		"a token that has expired": {"DELETE", "/nodes/pve1/qemu/9012", "", func(l *lab) {
 			l.world.ExpireToken(tokenID, true)
 		}, 401, false},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			inLab(t, func(t *testing.T, l *lab) {
-				must(t, l.world.DefineVM("pve1", 9012, map[string]string{"name": "old"}, nil))
-				held, late := l.holdNext(record.NoAnswer)
-				l.sent(c.method, c.path, c.form, time.Hour)
-				c.meanwhile(l)
-				held.Deliver()
-				l.settle()
-				if len(late()) != 1 || late()[0] != c.status || l.there(9012) == c.gone {
-					t.Errorf("late: %v, want %d; VM 9012 is there: %t", late(), c.status, l.there(9012))
-				}
-			})
-		})
 	}
+	inEachLab(t, tests, func(t *testing.T, l *lab, c row) {
+		must(t, l.world.DefineVM("pve1", 9012, map[string]string{"name": "old"}, nil))
+		held, late := l.holdNext(record.NoAnswer)
+		l.sent(c.method, c.path, c.form, time.Hour)
+		c.meanwhile(l)
+		held.Deliver()
+		l.settle()
+		if len(late()) != 1 || late()[0] != c.status || l.there(9012) == c.gone {
+			t.Errorf("late: %v, want %d; VM 9012 is there: %t", late(), c.status, l.there(9012))
+		}
+	})
 }
 
 // TestHeldInTime: a request that is processed in time is answered as usual.

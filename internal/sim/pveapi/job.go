@@ -1,7 +1,6 @@
 package pveapi
 
 import (
-	"net/http"
 	"strconv"
 	"strings"
 	"time"
@@ -15,7 +14,6 @@ func jobRoutes() []route {
 		{method: "GET", path: "/cluster/replication", handle: replicationJobs},
 		{method: "GET", path: "/nodes/{node}/replication", params: []string{"guest"}, handle: replicationStatus},
 		{method: "GET", path: "/cluster/backup", permit: see, handle: backupJobs},
-		{method: "GET", path: "/cluster/backup/{id}", permit: see, handle: backupJob},
 	}
 }
 
@@ -90,15 +88,6 @@ func backupJobs(c *call) (any, error) {
 		list = append(list, c.backupEntry(j))
 	}
 	return list, nil
-}
-
-func backupJob(c *call) (any, error) {
-	for _, j := range c.BackupJobs() {
-		if j.ID == c.vars["id"] {
-			return c.backupEntry(j), nil
-		}
-	}
-	return nil, &world.Error{Status: http.StatusBadRequest, Message: "Parameter verification failed.", Params: map[string]string{"id": "No such job '" + c.vars["id"] + "'"}}
 }
 
 // backupEntry shows the set properties; a disabled job has no next-run.

@@ -40,61 +40,6 @@ func TestReplicationKeepsTheVM(t *testing.T) {
 	})
 }
 
-func TestFirewallGoesWithTheVM(t *testing.T) {
-	t.Parallel()
-	inLab(t, func(t *testing.T, l *lab) {
-		l.world.SetFirewall(9011, world.Firewall{
-			Options: map[string]string{"enable": "1", "policy_in": "DROP"}, IPSets: []world.FirewallSet{{Name: "admins"}},
-			Rules:   []world.FirewallRule{{"type": "in", "action": "ACCEPT", "proto": "tcp", "dport": "50000", "comment": "apid", "enable": "1"}},
-			Aliases: []world.FirewallAlias{{Name: "me", CIDR: "10.0.0.5"}},
-		})
-		l.world.Grant(world.ACL{Path: "/vms/9011", Who: "ops@pve", Role: "Talos"})
-		want := map[string]any{
-			"rules":   []any{map[string]any{"pos": 0.0, "type": "in", "action": "ACCEPT", "proto": "tcp", "dport": "50000", "comment": "apid", "enable": 1.0}},
-			"options": map[string]any{"enable": 1.0, "policy_in": "DROP"},
-			"aliases": []any{map[string]any{"name": "me", "cidr": "10.0.0.5"}},
-			"ipset":   []any{map[string]any{"name": "admins"}},
-		}
-		read := func() map[string]any {
-			out := map[string]any{}
-			for section := range want {
-				out[section] = withoutDigest(l.do("GET", vm+"/firewall/"+section).Data)
-			}
-			return out
-		}
-		if diff := cmp.Diff(want, read()); diff != "" {
-			t.Error(diff)
-		}
-		if got := l.task("DELETE", vm); got != "OK" {
-			t.Fatal(got)
-		}
-		none := map[string]any{"rules": []any{}, "options": map[string]any{}, "aliases": []any{}, "ipset": []any{}}
-		if diff := cmp.Diff(none, read()); diff != "" {
-			t.Error("the deleted VM has a firewall: ", diff)
-		}
-		for _, a := range l.world.ACLs() {
-			if a.Path == "/vms/9011" {
-				t.Errorf("the deleted VM has %+v", a)
-			}
-		}
-	})
-}
-
-// withoutDigest drops the checksum from an object, or from each of a list, which all have one.
-func withoutDigest(data any) any {
-	switch d := data.(type) {
-	case map[string]any:
-		if digest, _ := d["digest"].(string); len(digest) == 40 {
-			delete(d, "digest")
-		}
-	case []any:
-		for _, entry := range d {
-			withoutDigest(entry)
-		}
-	}
-	return data
-}
-
 func TestBackupJobsKeepDeletedVMs(t *testing.T) {
 	t.Parallel()
 	inLab(t, func(t *testing.T, l *lab) {
@@ -108,9 +53,6 @@ func TestBackupJobsKeepDeletedVMs(t *testing.T) {
 			t.Fatal(got)
 		}
 		if diff := cmp.Diff(want, l.do("GET", "/cluster/backup").Data); diff != "" {
-			t.Error(diff)
-		}
-		if diff := cmp.Diff(want[0], l.do("GET", "/cluster/backup/nightly").Data); diff != "" {
 			t.Error(diff)
 		}
 	})

@@ -15,6 +15,7 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -149,6 +150,17 @@ func (l *lab) as(token, method, path, contentType string, body []byte) reply {
 // do sends a form of "key=value" pairs.
 func (l *lab) do(method, path string, form ...string) reply {
 	l.t.Helper()
+	return l.send(tokenID, method, path, form...)
+}
+
+// root is do with a token of root's, which holds every privilege.
+func (l *lab) root(method, path string, form ...string) reply {
+	l.t.Helper()
+	return l.send("root@pam!ci", method, path, form...)
+}
+
+func (l *lab) send(token, method, path string, form ...string) reply {
+	l.t.Helper()
 	values := url.Values{}
 	for _, f := range form {
 		name, value, _ := strings.Cut(f, "=")
@@ -158,9 +170,9 @@ func (l *lab) do(method, path string, form ...string) reply {
 		if len(values) > 0 {
 			path += "?" + values.Encode()
 		}
-		return l.as(tokenID, method, path, "", nil)
+		return l.as(token, method, path, "", nil)
 	}
-	return l.as(tokenID, method, path, "application/x-www-form-urlencoded", []byte(values.Encode()))
+	return l.as(token, method, path, "application/x-www-form-urlencoded", []byte(values.Encode()))
 }
 
 // task sends a form, waits for the task that it starts and returns its exit status.
@@ -178,23 +190,47 @@ func (l *lab) task(method, path string, form ...string) string {
 	return t.ExitStatus
 }
 
+// outcome is the exit status of the task that an answer names, or else the answer's status.
+func (l *lab) outcome(r reply) string {
+	upid, ok := r.Data.(string)
+	if !ok {
+		return r.Status
+	}
+	t, _ := l.world.WaitTask(upid)
+	return t.ExitStatus
+}
+
+// vm is a VM on any host; one without a number if there is none.
+func (l *lab) vm(id int) world.VM {
+	vms := l.world.VMs()
+	i := slices.IndexFunc(vms, func(vm world.VM) bool { return vm.ID == id })
+	if i < 0 {
+		return world.VM{}
+	}
+	return vms[i]
+}
+
 // config is a VM's configuration without generated values.
 func (l *lab) config(id int) map[string]any {
 	l.t.Helper()
-	for _, vm := range l.world.VMs() {
-		if vm.ID != id {
-			continue
-		}
-		r := l.do("GET", "/nodes/"+vm.Host+"/qemu/"+itoa(id)+"/config")
-		got, ok := r.Data.(map[string]any)
-		if !ok {
-			l.t.Fatalf("config of %d: %+v", id, r)
-		}
-		for _, key := range []string{"digest", "vmgenid", "meta"} {
-			delete(got, key)
-		}
-		return got
+	r := l.do("GET", "/nodes/"+l.vm(id).Host+"/qemu/"+itoa(id)+"/config")
+	got, ok := r.Data.(map[string]any)
+	if !ok {
+		l.t.Fatalf("config of %d: %+v", id, r)
 	}
-	l.t.Fatalf("no VM %d", id)
-	return nil
+	for _, key := range []string{"digest", "vmgenid", "meta"} {
+		delete(got, key)
+	}
+	return got
+}
+
+// volumesOn lists the volids of a storage of a host.
+func (l *lab) volumesOn(host, storage string) (volids []string) {
+	l.t.Helper()
+	list, err := l.world.Volumes(storage, host)
+	must(l.t, err)
+	for _, v := range list {
+		volids = append(volids, v.Volid)
+	}
+	return volids
 }

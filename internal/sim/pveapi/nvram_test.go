@@ -26,12 +26,13 @@ func (b *booter) Kill()     {}
 // TestVariablesAreOnTheEFIDisk: they move with it, and without one they end with the process.
 func TestVariablesAreOnTheEFIDisk(t *testing.T) {
 	t.Parallel()
-	tests := map[string]struct {
+	type row struct {
 		vm     []string
 		ends   string   // ends of the first two starts
 		boots  []string // two starts and a reset
 		parked []string // one more start, of a VM that got efidisk0; nil: there is none
-	}{
+	}
+	tests := map[string]row{
 		"SeaBIOS": {ends: "OK", boots: []string{"SeaBIOS", "SeaBIOS", "SeaBIOS"}},
 		"SeaBIOS with an EFI disk": {
 			vm: []string{"efidisk0=fast:1,efitype=4m"}, ends: "OK", boots: []string{"SeaBIOS", "SeaBIOS", "SeaBIOS"}, parked: []string{"variables "},
@@ -42,40 +43,35 @@ func TestVariablesAreOnTheEFIDisk(t *testing.T) {
 		},
 		"OVMF without an EFI disk": {vm: []string{"bios=ovmf"}, ends: "WARNINGS: 1", boots: []string{"variables ", "variables ", "variables +"}},
 	}
-	for name, test := range tests {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			inLab(t, func(t *testing.T, l *lab) {
-				b := &booter{}
-				l.world.SetFirmware(b)
-				const at = "/nodes/pve1/qemu/9012"
-				if got := l.task("POST", "/nodes/pve1/qemu", append(test.vm, "vmid=9012", "memory=512")...); got != "OK" {
-					t.Fatal(got)
-				}
-				for range 2 {
-					if got := l.task("POST", at+"/status/start"); got != test.ends {
-						t.Errorf("start: %s", got)
-					}
-					if len(b.boots) == 2 {
-						l.task("POST", at+"/status/reset")
-					}
-					l.task("POST", at+"/status/stop")
-				}
-				if diff := cmp.Diff(test.boots, b.boots); diff != "" {
-					t.Error(diff)
-				}
-				if test.parked == nil {
-					return
-				}
-				l.task("POST", "/nodes/pve1/qemu", "vmid=9013", "bios=ovmf")
-				if got := l.task("POST", at+"/move_disk", "disk=efidisk0", "target-vmid=9013"); got != "OK" {
-					t.Fatal(got)
-				}
-				l.task("POST", "/nodes/pve1/qemu/9013/status/start")
-				if diff := cmp.Diff(test.parked, b.boots[3:]); diff != "" {
-					t.Error(diff)
-				}
-			})
-		})
-	}
+	inEachLab(t, tests, func(t *testing.T, l *lab, test row) {
+		b := &booter{}
+		l.world.SetFirmware(b)
+		const at = "/nodes/pve1/qemu/9012"
+		if got := l.task("POST", "/nodes/pve1/qemu", append(test.vm, "vmid=9012", "memory=512")...); got != "OK" {
+			t.Fatal(got)
+		}
+		for range 2 {
+			if got := l.task("POST", at+"/status/start"); got != test.ends {
+				t.Errorf("start: %s", got)
+			}
+			if len(b.boots) == 2 {
+				l.task("POST", at+"/status/reset")
+			}
+			l.task("POST", at+"/status/stop")
+		}
+		if diff := cmp.Diff(test.boots, b.boots); diff != "" {
+			t.Error(diff)
+		}
+		if test.parked == nil {
+			return
+		}
+		l.task("POST", "/nodes/pve1/qemu", "vmid=9013", "bios=ovmf")
+		if got := l.task("POST", at+"/move_disk", "disk=efidisk0", "target-vmid=9013"); got != "OK" {
+			t.Fatal(got)
+		}
+		l.task("POST", "/nodes/pve1/qemu/9013/status/start")
+		if diff := cmp.Diff(test.parked, b.boots[3:]); diff != "" {
+			t.Error(diff)
+		}
+	})
 }

@@ -12,7 +12,7 @@ import (
 // strings (check_type in JSONSchema.pm).
 var booleans = []string{
 	"current", "destroy-unreferenced-disks", "dhcp", "download", "enabled", "errors", "failback", "force", "forceStop", "full", "ha-managed",
-	"ipfilter", "keepActive", "live-restore", "macfilter", "ndp", "new-format", "nomatch", "online", "overrule-shutdown", "purge", "radv", "remove", "skiplock", "unique", "verify-certificates", "vmstate",
+	"ipfilter", "keepActive", "live-restore", "macfilter", "ndp", "new-format", "nomatch", "online", "overrule-shutdown", "purge", "radv", "skiplock", "unique", "verify-certificates", "vmstate",
 	"with-conntrack-state", "with-local-disks",
 }
 

@@ -11,64 +11,44 @@ import (
 // protected (the callers of check_protection in Qemu.pm; AbstractConfig.pm has none).
 func TestProtection(t *testing.T) {
 	t.Parallel()
-	const (
-		drive  = "500 can't remove drive 'scsi1' - protection mode enabled"
-		unused = "500 can't remove unused disk 'fast:9011/vm-9011-disk-3.raw' - protection mode enabled"
-	)
-	tests := map[string]struct {
+	const drive = "500 can't remove drive 'scsi1' - protection mode enabled"
+	type row struct {
 		method, path string
 		form         []string
 		want         string // status line, or exit status of the task
-	}{
-		"destroy":                          {"DELETE", "", nil, "500 can't remove VM 9011 - protection mode enabled"},
+	}
+	tests := map[string]row{
 		"destroy with purge":               {"DELETE", "", []string{"purge=1"}, "500 can't remove VM 9011 - protection mode enabled"},
-		"detach":                           {"PUT", "/config", []string{"delete=scsi1"}, drive},
 		"detach in a task":                 {"POST", "/config", []string{"delete=scsi1"}, drive[4:]},
-		"delete":                           {"PUT", "/config", []string{"delete=scsi1", "force=1"}, drive},
-		"delete an unused disk":            {"PUT", "/config", []string{"delete=unused0"}, unused},
-		"unlink":                           {"PUT", "/unlink", []string{"idlist=scsi1"}, drive},
-		"unlink and free":                  {"PUT", "/unlink", []string{"idlist=unused0", "force=1"}, unused},
 		"unprotect in the same request":    {"PUT", "/config", []string{"delete=scsi1", "protection=0"}, drive},
 		"remove the CD-ROM drive":          {"PUT", "/config", []string{"delete=ide2"}, "500 can't remove drive 'ide2' - protection mode enabled"},
 		"put another disk in its place":    {"PUT", "/config", []string{"scsi1=fast:1"}, "200 OK"},
 		"empty the CD-ROM drive":           {"PUT", "/config", []string{"ide2=none,media=cdrom"}, "200 OK"},
 		"delete a setting":                 {"PUT", "/config", []string{"delete=agent"}, "200 OK"},
-		"give a disk away":                 {"POST", "/move_disk", []string{"disk=scsi1", "target-vmid=9090"}, "OK"},
 		"give an unused disk away":         {"POST", "/move_disk", []string{"disk=unused0", "target-vmid=9090", "target-disk=scsi7"}, "OK"},
 		"resize":                           {"PUT", "/resize", []string{"disk=scsi1", "size=+1G"}, "OK"},
 		"make it a template":               {"POST", "/template", nil, "OK"},
 		"delete a snapshot":                {"DELETE", "/snapshot/before", nil, "OK"},
 		"delete the volume on its storage": {"DELETE", "/nodes/pve1/storage/fast/content/fast:9011%2Fvm-9011-disk-2.raw", nil, "OK"},
 	}
-	for name, test := range tests {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			inLab(t, func(t *testing.T, l *lab) {
-				l.world.AddRole("All", append(talosRole(), "VM.Snapshot", "Datastore.Allocate")...)
-				l.world.Grant(world.ACL{Path: "/", Who: tokenID, Role: "All", Propagate: true})
-				must(t, l.world.DefineVM("pve1", 9090, nil, nil))
-				if name == "delete a snapshot" {
-					must(t, l.world.AddSnapshot(9011, world.Snapshot{Name: "before"}))
-				}
-				l.putOK(vm+"/config", "scsi9=fast:1")
-				l.putOK(vm+"/config", "delete=scsi9")
-				l.putOK(vm+"/config", "protection=1")
-				path := test.path
-				if !strings.HasPrefix(path, "/nodes/") {
-					path = vm + path
-				}
-				r := l.do(test.method, path, test.form...)
-				got := r.Status
-				if upid, ok := r.Data.(string); ok {
-					task, _ := l.world.WaitTask(upid)
-					got = task.ExitStatus
-				}
-				if got != test.want {
-					t.Errorf("%s, want %s", got, test.want)
-				}
-			})
-		})
-	}
+	inEachLab(t, tests, func(t *testing.T, l *lab, test row) {
+		l.world.AddRole("All", append(talosRole(), "VM.Snapshot", "Datastore.Allocate")...)
+		l.world.Grant(world.ACL{Path: "/", Who: tokenID, Role: "All", Propagate: true})
+		must(t, l.world.DefineVM("pve1", 9090, nil, nil))
+		if strings.HasPrefix(test.path, "/snapshot/") {
+			must(t, l.world.AddSnapshot(9011, world.Snapshot{Name: "before"}))
+		}
+		l.putOK(vm+"/config", "scsi9=fast:1")
+		l.putOK(vm+"/config", "delete=scsi9")
+		l.putOK(vm+"/config", "protection=1")
+		path := test.path
+		if !strings.HasPrefix(path, "/nodes/") {
+			path = vm + path
+		}
+		if got := l.outcome(l.do(test.method, path, test.form...)); got != test.want {
+			t.Errorf("%s, want %s", got, test.want)
+		}
+	})
 }
 
 // TestSnapshotOfATemplate: templates have no snapshots, and snapshots contain no unused

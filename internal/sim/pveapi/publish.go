@@ -53,7 +53,6 @@ func (c *call) checkFile() error {
 	}
 	oneOf("content", "iso", "vztmpl", "import")
 	oneOf("checksum-algorithm", "md5", "sha1", "sha224", "sha256", "sha384", "sha512")
-	oneOf("compression", "gz", "lzo", "zst", "bz2")
 	for name, other := range map[string]string{"checksum": "checksum-algorithm", "checksum-algorithm": "checksum"} {
 		if c.params[name] != "" && c.params[other] == "" {
 			wrong[other] = fmt.Sprintf("missing property - '%s' requires this property", name)
@@ -96,13 +95,15 @@ func upload(c *call) (any, error) {
 }
 
 func downloadURL(c *call) (any, error) {
+	if c.params["compression"] != "" {
+		return nil, unsupported("a download with compression")
+	}
 	if err := c.checkFile(); err != nil {
 		return nil, err
 	}
 	return c.Download(c.user, c.node(), world.DownloadRequest{
 		Storage: c.storage(), Content: c.params["content"], Filename: c.params["filename"], URL: c.params["url"],
-		Algorithm: c.params["checksum-algorithm"], Checksum: c.params["checksum"], Compression: c.params["compression"],
-		Insecure: c.insecure(),
+		Algorithm: c.params["checksum-algorithm"], Checksum: c.params["checksum"], Insecure: c.insecure(),
 	})
 }
 

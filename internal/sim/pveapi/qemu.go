@@ -36,7 +36,6 @@ func qemuRoutes() []route {
 			method: "POST", path: vm + "/move_disk", need: []string{"disk"}, handle: moveDisk,
 			params: []string{"disk", "target-vmid", "target-disk", "digest", "target-digest", "storage", "delete", "format", "bwlimit"},
 		},
-		{method: "PUT", path: vm + "/unlink", params: []string{"idlist", "force"}, need: []string{"idlist"}, handle: unlink},
 		{method: "PUT", path: vm + "/resize", params: []string{"disk", "size", "digest", "skiplock"}, need: []string{"disk", "size"}, handle: resize},
 		{method: "GET", path: vm + "/agent/network-get-interfaces", handle: agentInterfaces},
 		{method: "GET", path: vm + "/snapshot", handle: snapshots},

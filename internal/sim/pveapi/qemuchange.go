@@ -89,14 +89,6 @@ func badTarget(problem string) error {
 	}
 }
 
-// unlink is an alias of a configuration change (Qemu.pm).
-func unlink(c *call) (any, error) {
-	if err := c.Check(c.user, vmPath(c.vmid()), "VM.Config.Disk"); err != nil {
-		return nil, err
-	}
-	return nil, c.SetConfig(c.user, c.node(), world.ChangeRequest{ID: c.vmid(), Delete: list(c.params["idlist"]), Force: c.flag("force")})
-}
-
 func resize(c *call) (any, error) {
 	return c.Resize(c.user, c.node(), world.ResizeRequest{
 		ID: c.vmid(), Disk: c.params["disk"], Size: c.params["size"], Digest: c.params["digest"],

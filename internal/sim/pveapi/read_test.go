@@ -2,9 +2,7 @@ package pveapi_test
 
 import (
 	"fmt"
-	"strings"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -25,10 +23,11 @@ func TestReads(t *testing.T) {
 			"parent": nil, "ctime": 946684800.0, "vmid": 9011.0,
 		}
 	}
-	tests := map[string]struct {
+	type row struct {
 		path string
 		want any
-	}{
+	}
+	tests := map[string]row{
 		"cluster status": {"/cluster/status", []any{
 			map[string]any{"type": "cluster", "id": "cluster", "name": "lab", "nodes": 2.0, "version": 2.0, "quorate": 1.0},
 			map[string]any{"type": "node", "id": "node/pve1", "name": "pve1", "nodeid": 1.0, "online": 1.0, "level": "", "local": 1.0, "ip": "192.0.2.1"},
@@ -62,82 +61,11 @@ func TestReads(t *testing.T) {
 		"tasks":            {"/nodes/pve1/tasks", []any{}},
 		"lost log":         {"/nodes/pve1/tasks/UPID:pve1:00000001:00000001:00000001:qmstart:1:x@pve:/log", []any{map[string]any{"n": 1.0, "t": "unable to open file - No such file or directory"}}},
 	}
-	for name, test := range tests {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			inLab(t, func(t *testing.T, l *lab) {
-				l.world.AddPool("talos")
-				l.world.AddHA(world.HAResource{SID: "vm:9011", State: "started", Group: "g"})
-				if diff := cmp.Diff(reply{Status: "200 OK", Data: test.want}, l.do("GET", test.path)); diff != "" {
-					t.Error(diff)
-				}
-			})
-		})
-	}
-}
-
-func TestSnapshotsAndStatus(t *testing.T) {
-	t.Parallel()
-	inLab(t, func(t *testing.T, l *lab) {
-		must(t, l.world.AddSnapshot(9011, world.Snapshot{Name: "before"}))
-		var names []any
-		for _, s := range l.do("GET", vm+"/snapshot").Data.([]any) {
-			names = append(names, s.(map[string]any)["name"])
-		}
-		if diff := cmp.Diff([]any{"before", "current"}, names); diff != "" {
+	inEachLab(t, tests, func(t *testing.T, l *lab, test row) {
+		l.world.AddPool("talos")
+		l.world.AddHA(world.HAResource{SID: "vm:9011", State: "started", Group: "g"})
+		if diff := cmp.Diff(reply{Status: "200 OK", Data: test.want}, l.do("GET", test.path)); diff != "" {
 			t.Error(diff)
-		}
-		must(t, l.world.PowerOn(9011))
-		l.world.SetQMP(9011, "io-error")
-		time.Sleep(90 * time.Second)
-		got := l.do("GET", vm+"/status/current").Data.(map[string]any)
-		want := []any{"running", "io-error", 90.0, 1.0, map[string]any{"managed": 0.0}}
-		if diff := cmp.Diff(want, []any{got["status"], got["qmpstatus"], got["uptime"], got["agent"], got["ha"]}); diff != "" {
-			t.Error(diff)
-		}
-	})
-}
-
-func TestTasks(t *testing.T) {
-	t.Parallel()
-	inLab(t, func(t *testing.T, l *lab) {
-		must(t, l.world.DefineVM("pve1", 9090, nil, nil))
-		upid := l.do("POST", vm+"/move_disk", "disk=scsi1", "target-vmid=9090", "target-disk=scsi5").Data.(string)
-		const want = "UPID:pve1:000003E9:0083D600:386D4380:qmmove:9011-scsi1>9090-scsi5:recast@pve!lab:"
-		if upid != want {
-			t.Fatalf("%s, want %s", upid, want)
-		}
-		path := "/nodes/pve1/tasks/" + strings.NewReplacer(":", "%3A", ">", "%3E", "!", "%21").Replace(upid)
-		task := map[string]any{
-			"upid": upid, "node": "pve1", "type": "qmmove", "id": "9011-scsi1>9090-scsi5", "user": "recast@pve", "tokenid": "lab",
-			"pid": 1001.0, "pstart": 8640000.0, "starttime": 946684800.0, "status": "running",
-		}
-		if diff := cmp.Diff(task, l.do("GET", path+"/status").Data); diff != "" {
-			t.Error(diff)
-		}
-		if _, ok := l.world.WaitTask(upid); !ok {
-			t.Fatal("no task")
-		}
-		task["status"], task["exitstatus"] = "stopped", "OK"
-		if diff := cmp.Diff(task, l.do("GET", path+"/status").Data); diff != "" {
-			t.Error(diff)
-		}
-		log := []any{
-			map[string]any{"n": 2.0, "t": "removing disk 'scsi1' from VM '9011' config"},
-			map[string]any{"n": 3.0, "t": "update VM 9090: -scsi5 fast:9090/vm-9090-disk-0.raw,discard=on,iothread=1,serial=data-wk1,size=5G,ssd=1"},
-		}
-		if diff := cmp.Diff(log, l.do("GET", path+"/log?start=1&limit=2").Data); diff != "" {
-			t.Error(diff)
-		}
-		delete(task, "exitstatus")
-		task["status"], task["endtime"] = "OK", 946684800.0
-		for _, list := range []string{"/cluster/tasks", "/nodes/pve1/tasks?source=all&typefilter=qmmove"} {
-			if diff := cmp.Diff([]any{task}, l.do("GET", list).Data); diff != "" {
-				t.Errorf("%s: %s", list, diff)
-			}
-		}
-		if got := l.do("GET", "/nodes/pve1/tasks?errors=1").Data; !cmp.Equal([]any{}, got) {
-			t.Errorf("failed tasks: %v", got)
 		}
 	})
 }

@@ -49,7 +49,7 @@ func (s *Server) authenticate(r *http.Request, q request) (user string, err erro
 // open says whether a request needs no authentication.
 func (q *request) open() bool {
 	path := "/" + strings.Join(q.path, "/")
-	return path == "/access/ticket" && (q.method == http.MethodGet || q.method == http.MethodPost) || path == "/access/domains" && q.method == http.MethodGet
+	return path == "/access/ticket" && (q.method == http.MethodGet || q.method == http.MethodPost)
 }
 
 func unauthorized(message string) error {
@@ -83,7 +83,6 @@ func sessionRoutes() []route {
 			need: []string{"username", "password"}, handle: login,
 		},
 		{method: "GET", path: "/access/ticket", handle: func(*call) (any, error) { return nil, nil }},
-		{method: "GET", path: "/access/domains", handle: domains},
 		{
 			method: "PUT", path: "/access/password", params: []string{"userid", "password", "confirmation-password"},
 			need: []string{"userid", "password"}, noToken: true, handle: changePassword,
@@ -120,13 +119,6 @@ func (c *call) capabilities(user string) object {
 		out[kind] = held
 	}
 	return out
-}
-
-func domains(*call) (any, error) {
-	return []object{
-		{"realm": "pam", "type": "pam", "comment": "Linux PAM standard authentication"},
-		{"realm": "pve", "type": "pve", "comment": "Proxmox VE authentication server"},
-	}, nil
 }
 
 // changePassword lets every user change their own password.

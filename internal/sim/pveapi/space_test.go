@@ -13,11 +13,12 @@ func TestRoomByStorage(t *testing.T) {
 	t.Parallel()
 	const gib = int64(1) << 30
 	images := []string{"images"}
-	for name, tc := range map[string]struct {
+	type row struct {
 		storage world.Storage
 		used    int64  // after allocating 10 GiB
 		tooMuch string // error of allocating more than the free space; "": none
-	}{
+	}
+	tests := map[string]row{
 		"directory":             {world.Storage{Type: "dir"}, 4 << 10, "OK"},
 		"directory, falloc":     {world.Storage{Type: "dir", Preallocation: "falloc"}, 10 * gib, "unable to create image: qemu-img: st:9020/vm-9020-disk-1.raw: Could not preallocate data for the new file: No space left on device"},
 		"directory, metadata":   {world.Storage{Type: "dir", Preallocation: "metadata"}, 4 << 10, "OK"},
@@ -28,46 +29,20 @@ func TestRoomByStorage(t *testing.T) {
 		"Ceph":                  {world.Storage{Type: "rbd", Shared: true}, 4 << 10, "OK"},
 		"a share, all of it":    {world.Storage{Type: "nfs", Shared: true, Preallocation: "full"}, 10 * gib, "unable to create image: qemu-img: st:9020/vm-9020-disk-1.raw: Could not preallocate data for the new file: No space left on device"},
 		"a share as by default": {world.Storage{Type: "nfs", Shared: true}, 4 << 10, "OK"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			inLab(t, func(t *testing.T, l *lab) {
-				tc.storage.ID, tc.storage.Content, tc.storage.Capacity = "st", images, 25*gib
-				l.world.AddStorage(tc.storage)
-				if got := l.task("POST", "/nodes/pve1/qemu", "vmid=9020", "scsi0=st:10"); got != "OK" {
-					t.Fatal(got)
-				}
-				s := l.do("GET", "/nodes/pve1/storage/st/status").Data.(map[string]any)
-				want := []any{float64(tc.used), float64(25 * gib), float64(25*gib - tc.used)}
-				if diff := cmp.Diff(want, []any{s["used"], s["total"], s["avail"]}); diff != "" {
-					t.Error(diff)
-				}
-				if got := l.task("POST", "/nodes/pve1/qemu/9020/config", "scsi1=st:100"); got != tc.tooMuch {
-					t.Errorf("allocating more than there is: %s, want %s", got, tc.tooMuch)
-				}
-			})
-		})
 	}
-}
-
-// The settings in storage.cfg are shown to users of the storage.
-func TestStorageConfigTellsHowItAllocates(t *testing.T) {
-	t.Parallel()
-	inLab(t, func(t *testing.T, l *lab) {
-		l.world.AddStorage(world.Storage{ID: "z", Type: "zfspool", Content: []string{"images"}, Sparse: true})
-		l.world.AddStorage(world.Storage{ID: "d", Type: "dir", Content: []string{"images"}, Preallocation: "full"})
-		l.world.AddStorage(world.Storage{ID: "v", Type: "lvm", Content: []string{"images"}})
-		got := map[string]any{}
-		for _, row := range l.do("GET", "/storage").Data.([]any) {
-			s := row.(map[string]any)
-			got[s["storage"].(string)] = []any{s["sparse"], s["pool"], s["preallocation"], s["vgname"]}
+	inEachLab(t, tests, func(t *testing.T, l *lab, tc row) {
+		tc.storage.ID, tc.storage.Content, tc.storage.Capacity = "st", images, 25*gib
+		l.world.AddStorage(tc.storage)
+		if got := l.task("POST", "/nodes/pve1/qemu", "vmid=9020", "scsi0=st:10"); got != "OK" {
+			t.Fatal(got)
 		}
-		want := map[string]any{
-			"fast": []any{nil, nil, nil, nil}, "isos": []any{nil, nil, nil, nil}, "thin": []any{nil, nil, nil, "pve"},
-			"z": []any{1.0, "rpool/data", nil, nil}, "d": []any{nil, nil, "full", nil}, "v": []any{nil, nil, nil, "pve"},
-		}
-		if diff := cmp.Diff(want, got); diff != "" {
+		s := l.do("GET", "/nodes/pve1/storage/st/status").Data.(map[string]any)
+		want := []any{float64(tc.used), float64(25 * gib), float64(25*gib - tc.used)}
+		if diff := cmp.Diff(want, []any{s["used"], s["total"], s["avail"]}); diff != "" {
 			t.Error(diff)
+		}
+		if got := l.task("POST", "/nodes/pve1/qemu/9020/config", "scsi1=st:100"); got != tc.tooMuch {
+			t.Errorf("allocating more than there is: %s, want %s", got, tc.tooMuch)
 		}
 	})
 }

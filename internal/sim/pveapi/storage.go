@@ -14,7 +14,6 @@ func storageRoutes() []route {
 	see := []demand{{"/storage/{storage}", []string{"Datastore.Audit", "Datastore.AllocateSpace"}}}
 	return []route{
 		{method: "GET", path: "/storage", params: []string{"type"}, handle: storageConfigs},
-		{method: "GET", path: "/storage/{storage}", permit: []demand{{"/storage/{storage}", []string{"Datastore.Allocate"}}}, handle: storageConfig},
 		{method: "GET", path: "/nodes/{node}/storage", params: []string{"content", "enabled", "format", "storage", "target"}, handle: storages},
 		{method: "GET", path: at + "/status", permit: see, handle: storageStatus},
 		{method: "GET", path: at + "/content", params: []string{"content", "vmid"}, permit: see, handle: content},
@@ -34,15 +33,6 @@ func storageConfigs(c *call) (any, error) {
 		}
 	}
 	return list, nil
-}
-
-func storageConfig(c *call) (any, error) {
-	for _, s := range c.StorageConfig() {
-		if s.ID == c.storage() {
-			return configEntry(s), nil
-		}
-	}
-	return nil, &world.Error{Status: http.StatusInternalServerError, Message: fmt.Sprintf("storage '%s' does not exist", c.storage())}
 }
 
 // configEntry is a section of storage.cfg, without unset properties.
@@ -141,7 +131,7 @@ func (c *call) wantsVolume(v world.VolumeInfo) bool {
 	switch v.Content {
 	case "iso", "vztmpl":
 		return false
-	case "images", "backup":
+	case "images":
 		return v.Owner == c.vmid()
 	}
 	return true

@@ -11,7 +11,6 @@ import (
 func taskRoutes() []route {
 	filters := []string{"errors", "limit", "since", "source", "start", "statusfilter", "typefilter", "until", "userfilter", "vmid"}
 	return []route{
-		{method: "GET", path: "/cluster/tasks", handle: clusterTasks},
 		{method: "GET", path: "/nodes/{node}/tasks", params: filters, daemonless: true, handle: nodeTasks},
 		{method: "GET", path: "/nodes/{node}/tasks/{upid}/status", handle: taskStatus},
 		{method: "GET", path: "/nodes/{node}/tasks/{upid}/log", params: []string{"start", "limit", "download"}, handle: taskLog},
@@ -44,16 +43,6 @@ func (c *call) upid() (t world.Task, found bool, err error) {
 		t.Host, t.User = node, owner
 	}
 	return t, found, nil
-}
-
-func clusterTasks(c *call) (any, error) {
-	list := []object{}
-	for _, t := range c.Tasks() {
-		if c.seesTask(t) {
-			list = append(list, taskEntry(t))
-		}
-	}
-	return list, nil
 }
 
 func nodeTasks(c *call) (any, error) {

@@ -65,9 +65,7 @@ func (p *play) await(moment func() bool) bool {
 	return false
 }
 
-func (p *play) exists(id int) bool {
-	return slices.ContainsFunc(p.lab.World.VMs(), func(vm world.VM) bool { return vm.ID == id })
-}
+func (p *play) exists(id int) bool { _, found := p.vm(id); return found }
 
 // theirs is another person's disk, which must never be lost.
 func (p *play) theirs(what string) *world.Media { return world.NewMedia([]byte("what is on " + what)) }
@@ -88,8 +86,10 @@ func (p *play) settleIn(host string, id int) (func(), error) {
 	}, nil
 }
 
-func (p *play) vm(id int) (world.VM, bool) {
-	vms := p.lab.World.VMs()
+// vm is the VM with a number on any host.
+func (p *play) vm(id int) (world.VM, bool) { return numbered(p.lab.World.VMs(), id) }
+
+func numbered(vms []world.VM, id int) (world.VM, bool) {
 	i := slices.IndexFunc(vms, func(vm world.VM) bool { return vm.ID == id })
 	if i < 0 {
 		return world.VM{}, false

@@ -66,15 +66,14 @@ func (p *play) removeTheirs(id int) {
 	delete(p.others.squats, id)
 	delete(p.others.vms, id)
 	p.others.mu.Unlock()
-	vms := p.lab.World.VMs()
-	i := slices.IndexFunc(vms, func(vm world.VM) bool { return vm.ID == id })
-	if !made || i < 0 {
+	vm, there := p.vm(id)
+	if !made || !there {
 		return
 	}
-	if vms[i].Running {
-		_ = p.task(p.lab.World.Stop("", vms[i].Host, id)) // it may have ended already
+	if vm.Running {
+		_ = p.task(p.lab.World.Stop("", vm.Host, id)) // it may have ended already
 	}
-	if err := p.task(p.lab.World.DestroyVM("", vms[i].Host, world.DestroyRequest{ID: id})); err != nil {
+	if err := p.task(p.lab.World.DestroyVM("", vm.Host, world.DestroyRequest{ID: id})); err != nil {
 		p.tell("remove VM %d: %v", id, err)
 	}
 }
@@ -86,7 +85,7 @@ func (p *play) squat(vms []world.VM) {
 	ids := slices.Sorted(maps.Keys(p.others.squats))
 	p.others.mu.Unlock()
 	for _, id := range ids {
-		if p.isOver() || slices.ContainsFunc(vms, func(vm world.VM) bool { return vm.ID == id }) {
+		if _, taken := numbered(vms, id); taken || p.isOver() {
 			continue
 		}
 		i := slices.IndexFunc(p.lab.Nodes, func(n sim.Node) bool { return n.VMID == id })
@@ -112,12 +111,12 @@ func (p *play) lookAtTheirs(vms []world.VM, after string) {
 	}
 	vms = p.lab.World.VMs()
 	for _, id := range slices.Sorted(maps.Keys(made)) {
-		i := slices.IndexFunc(vms, func(vm world.VM) bool { return vm.ID == id })
-		if i < 0 {
+		vm, there := numbered(vms, id)
+		if !there {
 			p.failTheirs(id, "VM %d, which somebody else made, is gone (after %s)", id, after)
 			continue
 		}
-		for key, value := range vms[i].Config {
+		for key, value := range vm.Config {
 			if want, had := made[id][key]; !had && !slices.Contains([]string{"digest", "vmgenid", "meta", "parent"}, key) || had && want != value {
 				p.failTheirs(id, "%s of VM %d, which somebody else made, is %q (after %s)", key, id, value, after)
 			}

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -298,12 +297,12 @@ var errNoVM = errors.New("there is no such VM")
 
 // vmOf is a node's VM on any host; a foreign VM under its number does not count.
 func (p *play) vmOf(node int) (world.VM, error) {
-	n, vms := p.lab.Nodes[node], p.lab.World.VMs()
-	i := slices.IndexFunc(vms, func(vm world.VM) bool { return vm.ID == n.VMID && vm.Config["name"] == n.Name })
-	if i < 0 {
+	n := p.lab.Nodes[node]
+	vm, there := p.vm(n.VMID)
+	if !there || vm.Config["name"] != n.Name {
 		return world.VM{}, errNoVM
 	}
-	return vms[i], nil
+	return vm, nil
 }
 
 // hostOf is the VM's host, or its first one.

@@ -165,7 +165,8 @@ func (p *play) isExchanged(node int, vms []world.VM, open []parking.Record) bool
 	if slices.ContainsFunc(open, func(r parking.Record) bool { return r.Node == n.Name }) {
 		return true
 	}
-	return !slices.ContainsFunc(vms, func(vm world.VM) bool { return vm.ID == n.VMID })
+	_, there := numbered(vms, n.VMID)
+	return !there
 }
 
 // lookAtOutages checks the number of nodes that recast has made unavailable.
@@ -181,8 +182,8 @@ func (p *play) lookAtOutages(vms []world.VM, open []parking.Record, after string
 			workers = append(workers, n.Name)
 		}
 		host := n.Host
-		if j := slices.IndexFunc(vms, func(vm world.VM) bool { return vm.ID == n.VMID }); j >= 0 {
-			host = vms[j].Host
+		if vm, there := numbered(vms, n.VMID); there {
+			host = vm.Host
 		}
 		hosts[host] = append(hosts[host], n.Name)
 	}

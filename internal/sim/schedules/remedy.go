@@ -44,7 +44,7 @@ func (p *play) remedy(err error) {
 		p.startAgain(p.nodeWhere(func(n sim.Node) bool { return strconv.Itoa(n.VMID) == found[1] }))
 	}
 	for _, found := range isOn.FindAllStringSubmatch(hints, -1) {
-		if vm, there := p.vmNumbered(found[1]); there {
+		if vm, there := p.vm(atoi(found[1])); there {
 			p.tell("switch VM %d off: %s", vm.ID, said(p.task(p.lab.World.Stop("root@pam", vm.Host, vm.ID))))
 		}
 	}
@@ -52,7 +52,7 @@ func (p *play) remedy(err error) {
 		p.empty(p.nodeWhere(func(n sim.Node) bool { return n.Addr.String() == found[1] }), found[2])
 	}
 	for _, found := range wasMoved.FindAllStringSubmatch(text+hints, -1) {
-		if vm, there := p.vmNumbered(found[1]); there {
+		if vm, there := p.vm(atoi(found[1])); there {
 			p.tell("migrate VM %d back: %s", vm.ID, said(p.migrate(vm, found[2])))
 		}
 	}
@@ -63,14 +63,13 @@ func (p *play) remedy(err error) {
 	}
 }
 
-// vmNumbered is the VM in a hint: a node's, or a parking VM.
-func (p *play) vmNumbered(id string) (world.VM, bool) {
-	vms := p.lab.World.VMs()
-	i := slices.IndexFunc(vms, func(vm world.VM) bool { return strconv.Itoa(vm.ID) == id })
-	if i < 0 {
-		return world.VM{}, false
+// atoi is the number in a hint, which has only digits.
+func atoi(digits string) int {
+	n, err := strconv.Atoi(digits)
+	if err != nil {
+		return 0
 	}
-	return vms[i], true
+	return n
 }
 
 func (p *play) nodeWhere(is func(sim.Node) bool) int { return slices.IndexFunc(p.lab.Nodes, is) }
@@ -112,12 +111,8 @@ func (p *play) publishPrevious() {
 // down meanwhile.
 func (p *play) removeLocked() {
 	half := func(id int) (world.VM, bool) {
-		vms := p.lab.World.VMs()
-		i := slices.IndexFunc(vms, func(vm world.VM) bool { return vm.ID == id && vm.Config["description"] == "" })
-		if i < 0 {
-			return world.VM{}, false
-		}
-		return vms[i], true
+		vm, there := p.vm(id)
+		return vm, there && vm.Config["description"] == ""
 	}
 	remove := func(id int) bool {
 		vm, there := half(id)

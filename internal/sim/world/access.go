@@ -1,7 +1,6 @@
 package world
 
 import (
-	"crypto/subtle"
 	"maps"
 	"slices"
 	"strconv"
@@ -81,14 +80,6 @@ func (w *World) ACLs() []ACL {
 	return slices.SortedFunc(slices.Values(w.acls), func(a, b ACL) int {
 		return strings.Compare(a.Path+" "+a.Who+" "+a.Role, b.Path+" "+b.Who+" "+b.Role)
 	})
-}
-
-// Authenticate says whether the token exists and has that secret.
-func (w *World) Authenticate(id, secret string) bool {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	t, ok := w.tokens[id]
-	return ok && subtle.ConstantTimeCompare([]byte(t.Secret), []byte(secret)) == 1
 }
 
 // Check is nil when user holds any of the privileges at path, else the 403 answer that

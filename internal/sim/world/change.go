@@ -142,7 +142,7 @@ func (c *changing) set(key, value string) error {
 	}
 	switch {
 	case key == "cipassword": // never pending
-		v.config[key] = storedPassword(v.config["ostype"], value)
+		v.config[key] = value
 		delete(v.pendingDelete, key)
 		return nil
 	case isDriveKey(key):

@@ -1,8 +1,6 @@
 package world
 
 import (
-	"compress/bzip2"
-	"compress/gzip"
 	"errors"
 	"fmt"
 	"io"
@@ -14,14 +12,13 @@ import (
 
 // DownloadRequest asks a host to fetch a file.
 type DownloadRequest struct {
-	Storage     string
-	Content     string // "iso", "vztmpl" or "import"
-	Filename    string
-	URL         string
-	Algorithm   string // "sha256"; "": no checksum
-	Checksum    string // hex
-	Compression string // "gz", …; "": none
-	Insecure    bool   // certificates are not verified
+	Storage   string
+	Content   string // "iso", "vztmpl" or "import"
+	Filename  string
+	URL       string
+	Algorithm string // "sha256"; "": no checksum
+	Checksum  string // hex
+	Insecure  bool   // certificates are not verified
 }
 
 // Download fetches a file to a storage in a task. It never overwrites a file.
@@ -49,9 +46,6 @@ func (w *World) Download(user, host string, r DownloadRequest) (upid string, err
 	return w.startTask(host, "download", id, user, func(t *task) error {
 		if err := t.begin(taskTime); err != nil {
 			return err
-		}
-		if r.Compression != "" && r.Content != "iso" {
-			return fmt.Errorf("decompression not supported for %s", r.Content)
 		}
 		return w.download(t, s, host, name, r)
 	}), nil
@@ -122,10 +116,7 @@ func (w *World) fetchTo(t *task, s *storage, host, partial string, r DownloadReq
 	if err := t.delay(copyTime(file.Size())); err != nil {
 		return fmt.Errorf("download failed: %w", err)
 	}
-	if err := verify(t, file.media, r); err != nil {
-		return err
-	}
-	return decompress(t, file, r.Compression)
+	return verify(t, file.media, r)
 }
 
 func verify(t *task, m *Media, r DownloadRequest) error {
@@ -141,35 +132,6 @@ func verify(t *task, m *Media, r DownloadRequest) error {
 		return fmt.Errorf("checksum mismatch: got '%s' != expect '%s'", got, r.Checksum)
 	}
 	t.printf("calculating checksum...OK, checksum verified")
-	return nil
-}
-
-// decompress replaces a file by its decompressed content.
-func decompress(t *task, file *Spool, compression string) error {
-	if compression == "" {
-		return nil
-	}
-	t.printf("decompressing %s to %s", file.Name, strings.Replace(file.Name, ".tmp_dwnl.", ".tmp_dcom.", 1))
-	packed := file.media.Open()
-	var plain io.Reader
-	var err error
-	switch compression {
-	case "gz":
-		plain, err = gzip.NewReader(packed)
-	case "bz2":
-		plain = bzip2.NewReader(packed)
-	default:
-		err = errors.New("no decompression method found")
-	}
-	if err != nil {
-		return fmt.Errorf("decompression failed: %w", err)
-	}
-	out := &Spool{media: NewMedia(nil), room: file.room}
-	if _, err := io.Copy(out, plain); err != nil {
-		return fmt.Errorf("decompression failed: %w", err)
-	}
-	file.room(-file.media.Size())
-	file.media.replace(out.media)
 	return nil
 }
 

@@ -17,31 +17,28 @@ func (p *plug) Kill()                                  {}
 func TestFirmwareOfAVM(t *testing.T) {
 	t.Parallel()
 	const keys = "fast:1,efitype=4m,pre-enrolled-keys=1"
-	for name, tc := range map[string]struct {
+	type row struct {
 		config     map[string]string
 		arch       string
 		secureBoot bool
-	}{
+	}
+	tests := map[string]row{
 		"nothing said":  {map[string]string{}, "amd64", false},
 		"no keys":       {map[string]string{"bios": "ovmf", "efidisk0": "fast:1,efitype=4m,pre-enrolled-keys=0"}, "amd64", false},
 		"keys":          {map[string]string{"bios": "ovmf", "efidisk0": keys, "arch": "x86_64"}, "amd64", true},
 		"keys, SeaBIOS": {map[string]string{"efidisk0": keys}, "amd64", false},
 		"2 MB":          {map[string]string{"bios": "ovmf", "efidisk0": "fast:1,efitype=2m,pre-enrolled-keys=1"}, "amd64", false},
 		"ARM":           {map[string]string{"bios": "ovmf", "efidisk0": keys, "arch": "aarch64"}, "arm64", false},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			inWorld(t, world.Options{}, func(t *testing.T, w *world.World) {
-				p := &plug{}
-				w.SetFirmware(p)
-				must(t, w.DefineVM("pve1", 100, tc.config, nil))
-				must(t, w.PowerOn(100))
-				if p.hw.Arch != tc.arch || p.hw.SecureBoot != tc.secureBoot {
-					t.Errorf("%s, Secure Boot %t", p.hw.Arch, p.hw.SecureBoot)
-				}
-			})
-		})
 	}
+	inEachWorld(t, tests, func(t *testing.T, w *world.World, tc row) {
+		p := &plug{}
+		w.SetFirmware(p)
+		must(t, w.DefineVM("pve1", 100, tc.config, nil))
+		must(t, w.PowerOn(100))
+		if p.hw.Arch != tc.arch || p.hw.SecureBoot != tc.secureBoot {
+			t.Errorf("%s, Secure Boot %t", p.hw.Arch, p.hw.SecureBoot)
+		}
+	})
 }
 
 // TestChanges: what guests do counts as a change, reading does not.

@@ -1,40 +1,16 @@
 package world
 
-import "strconv"
-
-// userConfigLock is the error of locking user.cfg, which includes pools, without quorum.
-const userConfigLock = "cfs-lock 'file-user_cfg' error: no quorum!"
-
 // CreatePool makes a resource pool.
 func (w *World) CreatePool(name string) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	switch {
 	case !w.hasQuorum():
-		return failf("create pool failed: %s", userConfigLock)
+		return failf("create pool failed: cfs-lock 'file-user_cfg' error: no quorum!")
 	case w.pools[name]:
 		return failf("create pool failed: pool '%s' already exists", name)
 	}
 	w.pools[name] = true
-	return nil
-}
-
-// DeletePool removes an empty resource pool.
-func (w *World) DeletePool(name string) error {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	switch {
-	case !w.hasQuorum():
-		return failf("delete pool failed: %s", userConfigLock)
-	case !w.pools[name]:
-		return failf("delete pool failed: pool '%s' does not exist", name)
-	}
-	for _, id := range w.vmids() {
-		if w.vms[id].pool == name {
-			return failf("delete pool failed: pool '%s' is not empty (contains VMID %s)", name, strconv.Itoa(id))
-		}
-	}
-	delete(w.pools, name)
 	return nil
 }
 

@@ -14,11 +14,10 @@ import (
 type Storage struct {
 	ID       string
 	Type     string   // "dir", "nfs", "cephfs", "btrfs", "lvm", "lvmthin", "zfspool", "rbd", "iscsi", "pbs"
-	Content  []string // "images", "iso", "vztmpl", "snippets", "import", "backup"
+	Content  []string // "images", "iso", "vztmpl", "snippets", "import"
 	Shared   bool     // the same volumes on every host; else each host has its own
 	Hosts    []string // nil: all
 	Capacity int64    // bytes, per host unless shared; 0 means 1 TiB
-	NoRename bool     // volumes can't be reassigned to another VM, whatever the type
 	// VolumeGroup and ThinPool are those of an lvm or lvmthin storage; "" means "pve" and the storage's name.
 	VolumeGroup, ThinPool string
 	Pool                  string // of ZFS or Ceph; "" means "rpool/data" and "rbd"
@@ -29,7 +28,7 @@ type Storage struct {
 // VolumeInfo is a volume in the content listing of a storage.
 type VolumeInfo struct {
 	Volid   string
-	Content string // "images", "iso", "import", "vztmpl", "snippets" or "backup"
+	Content string // "images", "iso", "import", "vztmpl" or "snippets"
 	Format  string // "raw", "qcow2", "iso"
 	Size    int64
 	Used    int64  // allocated bytes, if its storage reports them
@@ -100,7 +99,7 @@ func (s *storage) fixed() bool { return s.Type == "iscsi" || s.Type == "iscsidir
 
 // renames is the answer of volume_has_feature to "rename" in the plugins of pve-storage.
 func (s *storage) renames() bool {
-	return !s.NoRename && !slices.Contains([]string{"iscsi", "iscsidirect", "zfs", "esxi", "pbs"}, s.Type)
+	return !slices.Contains([]string{"iscsi", "iscsidirect", "zfs", "esxi", "pbs"}, s.Type)
 }
 
 // snapshots is volume_has_feature's answer to "snapshot" for a volume of that format.
@@ -336,7 +335,7 @@ func (w *World) Volumes(id, host string) ([]VolumeInfo, error) {
 		}
 		list = append(list, VolumeInfo{
 			Volid: id + ":" + name, Content: v.content, Format: v.format, Size: v.size, Used: s.allocated(v), Parent: s.parentOf(name),
-			Owner: max(volumeOwner(name), backupOwner(name)), Created: v.created, Path: s.filePath(name),
+			Owner: volumeOwner(name), Created: v.created, Path: s.filePath(name),
 		})
 	}
 	return list, nil

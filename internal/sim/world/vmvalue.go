@@ -1,9 +1,6 @@
 package world
 
 import (
-	"crypto/sha256"
-	"fmt"
-	"regexp"
 	"strconv"
 	"strings"
 )
@@ -19,21 +16,6 @@ func resolveCDROM(config map[string]string) {
 	}
 	config["ide2"] = value
 	delete(config, "cdrom")
-}
-
-var (
-	hashedPassword = regexp.MustCompile(`^\$(?:[156]|2[ay])(?:\$.+){2}`)
-	windows        = regexp.MustCompile(`^(?:wxp|w2k|w2k3|w2k8|wvista|win\d+)$`)
-)
-
-// storedPassword is the stored form of a changed cipassword: anything that is not a hash
-// is hashed, even the asterisks that stand for it in the API. A create stores it unchanged
-// (update_vm_api in Qemu.pm).
-func storedPassword(ostype, password string) string {
-	if windows.MatchString(ostype) || hashedPassword.MatchString(password) {
-		return password
-	}
-	return fmt.Sprintf("$5$lab$%x", sha256.Sum256([]byte(password)))
 }
 
 // checkBalloon checks memory options against each other (update_vm_api in Qemu.pm).

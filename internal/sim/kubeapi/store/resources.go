@@ -7,7 +7,6 @@ import (
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
-	policyv1beta1 "k8s.io/api/policy/v1beta1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -114,7 +113,7 @@ func Resources() []Resource {
 func NewScheme() (*runtime.Scheme, error) {
 	s := runtime.NewScheme()
 	add := runtime.NewSchemeBuilder(
-		corev1.AddToScheme, appsv1.AddToScheme, policyv1.AddToScheme, policyv1beta1.AddToScheme,
+		corev1.AddToScheme, appsv1.AddToScheme, policyv1.AddToScheme,
 		rbacv1.AddToScheme, storagev1.AddToScheme, coordinationv1.AddToScheme, certificatesv1.AddToScheme, authorizationv1.AddToScheme,
 	)
 	return s, add.AddToScheme(s)
