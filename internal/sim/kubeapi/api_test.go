@@ -76,9 +76,11 @@ func TestPatches(t *testing.T) {
 		patch string
 		want  map[string]string
 	}{
-		"merge":         {types.MergePatchType, `{"data":{"a":null,"c":"3"}}`, map[string]string{"b": "2", "c": "3"}},
-		"strategic":     {types.StrategicMergePatchType, `{"data":{"a":"9"}}`, map[string]string{"a": "9", "b": "2"}},
-		"not an object": {types.MergePatchType, `]`, nil},
+		"merge":             {types.MergePatchType, `{"data":{"a":null,"c":"3"}}`, map[string]string{"b": "2", "c": "3"}},
+		"strategic":         {types.StrategicMergePatchType, `{"data":{"a":"9"}}`, map[string]string{"a": "9", "b": "2"}},
+		"json":              {types.JSONPatchType, `[{"op":"test","path":"/data/a","value":"1"},{"op":"remove","path":"/data/a"},{"op":"add","path":"/data/x~1y","value":"4"}]`, map[string]string{"b": "2", "x/y": "4"}},
+		"json that fails":   {types.JSONPatchType, `[{"op":"test","path":"/data/a","value":"2"},{"op":"remove","path":"/data/a"}]`, nil},
+		"json into nothing": {types.JSONPatchType, `[{"op":"replace","path":"/nothing/a","value":"2"}]`, nil},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {

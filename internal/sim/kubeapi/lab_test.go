@@ -34,20 +34,16 @@ type lab struct {
 
 func newLab(t *testing.T, nodes ...string) *lab {
 	t.Helper()
-	return serve(t, kubeapi.Options{}, nodes...)
-}
-
-// serve starts the API with these options.
-func serve(t *testing.T, o kubeapi.Options, nodes ...string) *lab {
-	t.Helper()
 	l := &lab{net: network.Memory(), calls: record.New(), ca: newAuthority(t)}
 	server := l.ca.issue(t, "kube-apiserver", nil)
 	cert, err := tls.X509KeyPair(server.cert, server.key)
 	if err != nil {
 		t.Fatal(err)
 	}
-	o.Certificate, o.ClientCA, o.Version, o.Recorder = cert, l.ca.pool(), "v1.35.4", l.calls
-	if l.Server, err = kubeapi.New(t.Context(), o); err != nil {
+	l.Server, err = kubeapi.New(t.Context(), kubeapi.Options{
+		Certificate: cert, ClientCA: l.ca.pool(), Version: "v1.35.4", Recorder: l.calls,
+	})
+	if err != nil {
 		t.Fatal(err)
 	}
 	listener, err := l.net.Listen(apiAddr)

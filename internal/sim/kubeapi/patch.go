@@ -58,6 +58,8 @@ func (s *Server) patchOnce(r *http.Request, t target, kind types.PatchType, patc
 		after, err = strategicpatch.StrategicMergePatch(before, patch, old)
 	case types.MergePatchType:
 		after, err = mergePatch(before, patch)
+	case types.JSONPatchType:
+		after, err = jsonPatch(before, patch)
 	default:
 		return nil, unsupportedPatch(t, kind)
 	}

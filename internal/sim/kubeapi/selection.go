@@ -13,7 +13,7 @@ import (
 	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
 )
 
-// selection is the filter of a list or watch. As on the real server an unsupported field
+// selection is the filter of a list, watch or deletecollection. As on the real server an unsupported field
 // is an error: ignoring it would match everything.
 func selection(r *http.Request, t target) (func(store.Object) bool, error) {
 	q := r.URL.Query()

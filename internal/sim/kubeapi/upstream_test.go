@@ -1,6 +1,7 @@
 package kubeapi_test
 
 import (
+	"crypto/tls"
 	"slices"
 	"sync"
 	"testing"
@@ -13,6 +14,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/recast-sh/recast/internal/sim/kubeapi"
+	"github.com/recast-sh/recast/internal/sim/network"
+	"github.com/recast-sh/recast/internal/sim/record"
 )
 
 // newBridge is a lab's API, and its kubelets, in front of another control plane: here a
@@ -28,9 +31,34 @@ func newBridge(t *testing.T, upstream *lab, nodes ...string) *lab {
 	if err != nil {
 		t.Fatal(err)
 	}
+	l := &lab{net: network.Memory(), calls: record.New(), ca: newAuthority(t)}
+	server := l.ca.issue(t, "kube-apiserver", nil)
+	cert, err := tls.X509KeyPair(server.cert, server.key)
+	if err != nil {
+		t.Fatal(err)
+	}
 	var mu sync.Mutex
 	var refused []error
-	t.Cleanup(func() { // after the server's end
+	l.Server, err = kubeapi.New(t.Context(), kubeapi.Options{
+		Certificate: cert, ClientCA: l.ca.pool(), Version: "v1.35.4", Recorder: l.calls, Upstream: up,
+		Refused: func(err error) { mu.Lock(); defer mu.Unlock(); refused = append(refused, err) },
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	listener, err := l.net.Listen(apiAddr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	served := make(chan error, 1)
+	go func() { served <- l.Serve(t.Context(), listener) }()
+	t.Cleanup(func() {
+		if err := l.Close(); err != nil {
+			t.Errorf("close: %v", err)
+		}
+		if err := <-served; err != nil {
+			t.Errorf("serve: %v", err)
+		}
 		_ = up.Close() // it never fails
 		mu.Lock()
 		defer mu.Unlock()
@@ -38,9 +66,10 @@ func newBridge(t *testing.T, upstream *lab, nodes ...string) *lab {
 			t.Errorf("refused: %v", refused)
 		}
 	})
-	return serve(t, kubeapi.Options{
-		Upstream: up, Refused: func(err error) { mu.Lock(); defer mu.Unlock(); refused = append(refused, err) },
-	}, nodes...)
+	for i, name := range nodes {
+		l.NodeUp(node(name, i))
+	}
+	return l
 }
 
 // TestBridge: kubelets work on the objects of another control plane, and clients reach it

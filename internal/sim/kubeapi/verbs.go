@@ -67,6 +67,8 @@ func (s *Server) serve(r *http.Request, t target) (answer, error) {
 		return s.patch(r, t)
 	case "delete":
 		return s.remove(r, t)
+	case "deletecollection":
+		return s.removeAll(r, t)
 	default:
 		return answer{}, apierrors.NewMethodNotSupported(t.resource.GroupResource(), verb)
 	}
@@ -222,4 +224,29 @@ func (s *Server) remove(r *http.Request, t target) (answer, error) {
 		Status:  metav1.StatusSuccess,
 		Details: &metav1.StatusDetails{Name: t.name, Group: t.resource.Group, Kind: t.resource.Resource, UID: obj.GetUID()},
 	}), nil
+}
+
+func (s *Server) removeAll(r *http.Request, t target) (answer, error) {
+	o, err := s.deleteOptions(r)
+	if err != nil {
+		return answer{}, err
+	}
+	match, err := selection(r, t)
+	if err != nil {
+		return answer{}, err
+	}
+	objects, _, err := s.store.List(r.Context(), t.resource.GroupVersionResource, t.namespace)
+	if err != nil {
+		return answer{}, err
+	}
+	for _, obj := range objects {
+		if !match(obj) {
+			continue
+		}
+		_, err := s.store.Delete(r.Context(), t.resource.GroupVersionResource, obj.GetNamespace(), obj.GetName(), o)
+		if err != nil && !apierrors.IsNotFound(err) {
+			return answer{}, err
+		}
+	}
+	return ok(&metav1.Status{Status: metav1.StatusSuccess}), nil
 }
