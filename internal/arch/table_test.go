@@ -216,7 +216,6 @@ var table = []row{
 	{pkg: "internal/sim/...", files: tests, allow: []string{
 		factory, talosDial, proxmox, clientGo, drain, k8sAPI, apimachine, ggcr, grpc, cosi, machinery,
 	}},
-	{pkg: "internal/sim/etcd", files: tests, allow: []string{bbolt}},
 	{pkg: "internal/sim/simtest", files: tests, allow: []string{"..."}},
 	{pkg: "internal/kube", files: tests, allow: []string{k8sAPI, apimachine}},
 	{pkg: "internal/factory", files: tests, allow: []string{"internal/registry", "internal/step", ggcr, schematic}},

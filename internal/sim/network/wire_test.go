@@ -134,61 +134,63 @@ func kindOf(err error) string {
 	return fmt.Sprint(err)
 }
 
-// TestTheDoorMatchesTheWire ends each side, and the network between them, at various
-// moments, over a connection and directly, and compares the results.
+// ends are how each side ends, and the network between them, at various moments.
+var ends = map[string]func(*served, http.ResponseWriter, *http.Request){
+	"an answer": func(s *served, w http.ResponseWriter, _ *http.Request) { s.begin(w) },
+	"what it is sent": func(_ *served, w http.ResponseWriter, r *http.Request) {
+		_, _ = io.WriteString(w, r.Proto+r.UserAgent()+r.Host)
+	},
+	"a status":   func(_ *served, w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusTeapot) },
+	"a long one": func(_ *served, w http.ResponseWriter, _ *http.Request) { _, _ = fmt.Fprintf(w, "%080000d", 7) },
+	"a reason": func(_ *served, w http.ResponseWriter, _ *http.Request) {
+		conn, buf, err := http.NewResponseController(w).Hijack()
+		if err != nil { // HTTP/2
+			http.Error(w, err.Error(), http.StatusNotImplemented)
+			return
+		}
+		_, _ = buf.WriteString("HTTP/1.1 500 no such VM\r\nContent-Length: 2\r\n\r\nno")
+		_ = buf.Flush()
+		_ = conn.Close()
+	},
+	"broken off": func(*served, http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) },
+	"broken off later": func(s *served, w http.ResponseWriter, _ *http.Request) {
+		s.begin(w)
+		panic(http.ErrAbortHandler)
+	},
+	"its goroutine ends": func(*served, http.ResponseWriter, *http.Request) { runtime.Goexit() },
+	"too short": func(_ *served, w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Length", "9")
+		_, _ = io.WriteString(w, "some")
+	},
+	"too short later": func(s *served, w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Length", "9")
+		s.begin(w)
+	},
+	"the server ends": func(s *served, _ http.ResponseWriter, r *http.Request) {
+		_ = s.server.Close()
+		<-r.Context().Done()
+	},
+	"the server ends later": func(s *served, w http.ResponseWriter, r *http.Request) {
+		s.begin(w)
+		_ = s.server.Close()
+		<-r.Context().Done()
+	},
+	"the client is cut off": func(s *served, _ http.ResponseWriter, r *http.Request) {
+		s.dialer.Cut()
+		<-r.Context().Done()
+	},
+	"the client is cut off later": func(s *served, w http.ResponseWriter, r *http.Request) {
+		s.begin(w)
+		s.dialer.Cut()
+		<-r.Context().Done()
+	},
+}
+
+// TestTheDoorMatchesTheWire plays each end over a connection and directly, and compares the
+// results.
 func TestTheDoorMatchesTheWire(t *testing.T) {
 	t.Parallel()
-	over := func(r *http.Request) { <-r.Context().Done() }
-	for name, handle := range map[string]func(*served, http.ResponseWriter, *http.Request){
-		"an answer": func(s *served, w http.ResponseWriter, _ *http.Request) { s.begin(w) },
-		"what it is sent": func(_ *served, w http.ResponseWriter, r *http.Request) {
-			_, _ = io.WriteString(w, r.Proto+r.UserAgent()+r.Host)
-		},
-		"a status":   func(_ *served, w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusTeapot) },
-		"a long one": func(_ *served, w http.ResponseWriter, _ *http.Request) { _, _ = fmt.Fprintf(w, "%080000d", 7) },
-		"a reason": func(_ *served, w http.ResponseWriter, _ *http.Request) {
-			conn, buf, err := http.NewResponseController(w).Hijack()
-			if err != nil { // HTTP/2
-				http.Error(w, err.Error(), http.StatusNotImplemented)
-				return
-			}
-			_, _ = buf.WriteString("HTTP/1.1 500 no such VM\r\nContent-Length: 2\r\n\r\nno")
-			_ = buf.Flush()
-			_ = conn.Close()
-		},
-		"broken off": func(*served, http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) },
-		"broken off later": func(s *served, w http.ResponseWriter, _ *http.Request) {
-			s.begin(w)
-			panic(http.ErrAbortHandler)
-		},
-		"its goroutine ends": func(*served, http.ResponseWriter, *http.Request) { runtime.Goexit() },
-		"too short": func(_ *served, w http.ResponseWriter, _ *http.Request) {
-			w.Header().Set("Content-Length", "9")
-			_, _ = io.WriteString(w, "some")
-		},
-		"too short later": func(s *served, w http.ResponseWriter, _ *http.Request) {
-			w.Header().Set("Content-Length", "9")
-			s.begin(w)
-		},
-		"the server ends": func(s *served, _ http.ResponseWriter, r *http.Request) {
-			_ = s.server.Close()
-			over(r)
-		},
-		"the server ends later": func(s *served, w http.ResponseWriter, r *http.Request) {
-			s.begin(w)
-			_ = s.server.Close()
-			over(r)
-		},
-		"the client is cut off": func(s *served, _ http.ResponseWriter, r *http.Request) {
-			s.dialer.Cut()
-			over(r)
-		},
-		"the client is cut off later": func(s *served, w http.ResponseWriter, r *http.Request) {
-			s.begin(w)
-			s.dialer.Cut()
-			over(r)
-		},
-	} {
+	for name, handle := range ends {
 		for _, p := range []protocol{plain, http1, http2} {
 			for _, method := range []string{http.MethodGet, http.MethodPost} {
 				t.Run(name+"/"+string(p)+"/"+method, func(t *testing.T) {
