@@ -233,7 +233,8 @@ func TestUploadRefused(t *testing.T) {
 		},
 		"a name of more than 255 characters": {
 			func(string) []part { return []part{iso(), file(strings.Repeat("x", 252)+".iso", "bytes")} },
-			refused, map[string]string{"filename": "value may only be 255 characters long"},
+			refused,
+			map[string]string{"filename": "value may only be 255 characters long"},
 		},
 	}
 	for name, test := range tests {

@@ -249,8 +249,9 @@ func TestDescribe(t *testing.T) {
 		}
 		return talosapi.Describe(system)
 	}
-	if of("old") != of("old") || of("old") == of("new") {
-		t.Errorf("descriptions:\n%s\n%s\n%s", of("old"), of("old"), of("new"))
+	first, again, other := of("old"), of("old"), of("new")
+	if first != again || first == other {
+		t.Errorf("descriptions:\n%s\n%s\n%s", first, again, other)
 	}
 	data, more := talosapi.DataDisk("u-data", []byte("a")), talosapi.DataDisk("u-data", []byte("a"))
 	if talosapi.Describe(data) == talosapi.Describe(more) {

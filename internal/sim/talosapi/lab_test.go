@@ -315,11 +315,11 @@ func (l *lab) status(c *client.Client) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	text := fmt.Sprintf("%s ready=%t", s.TypedSpec().Stage, s.TypedSpec().Status.Ready)
+	text := []string{fmt.Sprintf("%s ready=%t", s.TypedSpec().Stage, s.TypedSpec().Status.Ready)}
 	for _, u := range s.TypedSpec().Status.UnmetConditions {
-		text += " " + u.Name + ": " + u.Reason
+		text = append(text, u.Name+": "+u.Reason)
 	}
-	return text, nil
+	return strings.Join(text, " "), nil
 }
 
 // onScreen says whether a machine has printed that text.
