@@ -76,6 +76,7 @@ var onlyWorker = planning.Policy{Only: []string{"wk1"}}
 // TestAFileIsShown: the plan to confirm has what a file would change, without secrets, and then the
 // node gets it. What recast sets itself is not shown.
 func TestAFileIsShown(t *testing.T) {
+	long(t)
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		files := staleFile(t, lab)
 		files.label(t, "wk1", "fresh")

@@ -150,6 +150,7 @@ func dataDrives(lab *Lab) map[string]string {
 // TestSwappedDisksWithoutSerialsGetNoConfiguration: two drives of one size with the same
 // options have swapped volumes. Only the content shows that.
 func TestSwappedDisksWithoutSerialsGetNoConfiguration(t *testing.T) {
+	long(t)
 	inLab(t, withoutSerials("scsi", ""), func(t *testing.T, lab *Lab) {
 		must(t, errOf(lab.World.Resize("", "pve1", world.ResizeRequest{ID: wk1, Disk: "scsi1", Size: "+1G"})))
 		whileOff()(lab)

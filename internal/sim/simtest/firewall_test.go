@@ -50,6 +50,7 @@ func requireFirewall(t *testing.T, lab *Lab, want world.Firewall) {
 
 // TestAFirewallIsCarriedOver, with its rules in order, before the VM is started.
 func TestAFirewallIsCarriedOver(t *testing.T) {
+	long(t)
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		lab.behindFirewall(wholeFirewall())
 		started := false

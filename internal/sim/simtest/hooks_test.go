@@ -115,6 +115,7 @@ func killHooked(t *testing.T, lab *Lab, step string) *hooker {
 // Programs run at their points with the documented environment, and their output is shown
 // and kept.
 func TestHooks(t *testing.T) {
+	long(t)
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		lab.Write("hook.sh", []byte("#!/bin/sh\nenv | grep ^RECAST_ | sort | tr '\\n' ' ' >>asked\necho >>asked\necho \"$RECAST_HOOK with ${PROXMOX_VE_API_TOKEN-no token}\"\n"))
 		must(t, os.Chmod(filepath.Join(lab.Dir, "hook.sh"), 0o700))

@@ -17,6 +17,7 @@ import (
 // A command that first finishes an earlier run makes two plans: the hooks before it get
 // the first one, those after it both.
 func TestHooksAroundTwoPlans(t *testing.T) {
+	long(t)
 	inLab(t, sim.Options{Workers: 2}, func(t *testing.T, lab *Lab) {
 		lab.setRoll("canary: false")
 		h := killHooked(t, lab, "wk1/bring-up")

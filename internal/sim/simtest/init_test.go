@@ -120,6 +120,7 @@ func requireInitInSync(t *testing.T, me *Client) {
 
 // TestInitRefuses: for any fault of the cluster, init writes nothing.
 func TestInitRefuses(t *testing.T) {
+	long(t)
 	inLab(t, sim.Options{Workers: 1}, func(t *testing.T, lab *Lab) {
 		refused := func(what string, c *Client, o setup.InitOptions, want ...string) {
 			t.Helper()

@@ -70,6 +70,7 @@ func TestUpgradeKubernetesStops(t *testing.T) {
 
 // TestUpgradeKubernetesRefuses impossible upgrades before anything is changed.
 func TestUpgradeKubernetesRefuses(t *testing.T) {
+	long(t)
 	inLab(t, sim.Options{ControlPlanes: 3, Workers: 1}, func(t *testing.T, lab *Lab) {
 		before := lab.versions()
 		refuse := func(to, text string) {

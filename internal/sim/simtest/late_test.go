@@ -182,6 +182,7 @@ func TestLateRequestIsTold(t *testing.T) {
 // TestLateStart: the start of a VM is processed when it is stopped to get its old disks
 // back, unless that is later than Proxmox's time limit for it.
 func TestLateStart(t *testing.T) {
+	long(t)
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		lab.Patch(sim.PatchedExtension)
 		before := lab.machinesDump()

@@ -122,6 +122,7 @@ func TestNodesOfOneHolder(t *testing.T) {
 
 // TestRollOfASavedPlan does what the plan says, and refuses it afterwards.
 func TestRollOfASavedPlan(t *testing.T) {
+	long(t)
 	inLab(t, sim.Options{}, func(t *testing.T, lab *Lab) {
 		lab.Patch(sim.PatchedExtension)
 		saved := lab.save(planning.Policy{Only: []string{"wk2"}})

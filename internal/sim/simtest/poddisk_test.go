@@ -53,6 +53,7 @@ func (l *Lab) detachOnDrain(node string, vmid int) {
 // the driver's. It is detached by the drain; the run dies after the new VM's start, the pod's
 // disk comes back meanwhile, and another process continues.
 func TestAPodsDiskIsKnownByItsPersistentVolume(t *testing.T) {
+	long(t)
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		addPodDisk(lab)
 		lab.World.Protect(world.Protected{Serial: "media", Media: lab.media(podVolid)})

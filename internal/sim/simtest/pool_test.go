@@ -9,6 +9,7 @@ import (
 // A VM in a pool is in it again after it was recreated, and so is its parking VM: pools
 // decide on permissions.
 func TestRecreatedInItsPool(t *testing.T) {
+	long(t)
 	inLab(t, sim.Options{ControlPlanes: 1, Workers: 1}, func(t *testing.T, lab *Lab) {
 		lab.World.AddPool("talos")
 		must(t, lab.World.JoinPool(worker1, "talos"))

@@ -22,6 +22,7 @@ func (l *Lab) withRange(vmids string) *Client {
 // TestUnfinishedWorkOfAnotherFile: a run with other proxmox.vmids was killed in the middle. Its
 // own recast.yaml finishes that; status reports it with any.
 func TestUnfinishedWorkOfAnotherFile(t *testing.T) {
+	long(t)
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		lab.Patch(sim.PatchedExtension)
 		other, me := lab.withRange("9100-9199"), lab.Client()

@@ -56,6 +56,7 @@ func TestDamagedConfigIsNotApplied(t *testing.T) {
 // TestRecordWithoutASum resumes the work of an older recast: its record has no checksum,
 // and the journal's configuration is used unverified.
 func TestRecordWithoutASum(t *testing.T) {
+	long(t)
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		lab.Patch(sim.PatchedExtension)
 		c := lab.Client()

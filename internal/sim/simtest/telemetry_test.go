@@ -87,6 +87,7 @@ func (l *Lab) observed(t *testing.T, e sdktrace.SpanExporter) (c *Client, ctx co
 // TestTelemetryOfARoll: the collector sees run → node → step → call, the metrics match the
 // report, and the log has every change that the servers saw.
 func TestTelemetryOfARoll(t *testing.T) {
+	long(t)
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		lab.Patch(sim.PatchedExtension)
 		received := newCollector(lab)

@@ -17,6 +17,7 @@ const userVolume = "apiVersion: v1alpha1\nkind: UserVolumeConfig\nname: data\n"
 // volume on the data disk, whose partition the node would have without mounting it, so that pods
 // would write elsewhere. The whole file is applied.
 func TestAFileThatCannotBeApplied(t *testing.T) {
+	long(t)
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		files := staleFile(t, lab)
 		whole := string(files["wk1"])
@@ -40,6 +41,7 @@ func TestAFileThatCannotBeApplied(t *testing.T) {
 // TestUserVolumeIsAwaited: a node with an unmounted partition is not healthy before Talos
 // manages the volume again.
 func TestUserVolumeIsAwaited(t *testing.T) {
+	long(t)
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		lab.Patch(sim.PatchedExtension)
 		user, edited := lab.Client(), false
