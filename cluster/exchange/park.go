@@ -22,20 +22,25 @@ func (r diskMoves) attach(ctx context.Context, d parking.ParkedDisk) error {
 	case vm.Running:
 		return startedMeanwhile(vm)
 	}
-	_, there := vm.Config[d.Key]
-	switch {
-	case there:
-		err = r.onlyOnce(ctx, d)
-	case d.Holder != 0:
-		return r.attachHeld(ctx, vm, d)
-	default:
-		err = r.handOvers.do(ctx, parking.Intent{From: r.Parking, Key: d.ParkKey, To: r.VM.ID, ToKey: d.Key, Options: d.Options})
+	if _, there := vm.Config[d.Key]; there {
+		if err := r.onlyOnce(ctx, d); err != nil {
+			return err
+		}
+		if vm, found, err = r.Current(ctx); err != nil {
+			return err
+		}
 	}
-	if err != nil {
-		return err
-	}
-	if vm, found, err = r.Current(ctx); err != nil {
-		return err
+	// A drive that named a volume which is gone is gone now, too.
+	if _, there := vm.Config[d.Key]; found && !there {
+		if d.Holder != 0 {
+			return r.attachHeld(ctx, vm, d)
+		}
+		if err := r.handOvers.do(ctx, parking.Intent{From: r.Parking, Key: d.ParkKey, To: r.VM.ID, ToKey: d.Key, Options: d.Options}); err != nil {
+			return err
+		}
+		if vm, found, err = r.Current(ctx); err != nil {
+			return err
+		}
 	}
 	disk, err := cluster.ParseDisk(d.Key, vm.Config[d.Key])
 	switch {

@@ -86,13 +86,15 @@ func TestMatrixSchedules(t *testing.T) {
 			shape := drawShape(r, strategy)
 			ref := undisturbedExchange(t, strategy, shape, nil, false)
 			s := drawSchedule(r, strategy, shape, ref)
+			defer func() { // a bubble that fails ends its test
+				if t.Failed() {
+					t.Logf("-matrix.seed=%d -run 'TestMatrixSchedules/%d$':\n%s", *matrixSeed, n, s)
+				}
+			}()
 			struck := 0
 			synctest.Test(t, func(t *testing.T) { struck = s.play(t, ref) })
 			t.Attr("schedules", "1")
 			t.Attr("struck", strconv.Itoa(struck))
-			if t.Failed() {
-				t.Logf("-matrix.seed=%d -run 'TestMatrixSchedules/%d$':\n%s", *matrixSeed, n, s)
-			}
 		})
 	}
 }
