@@ -50,7 +50,7 @@ func TestReader(t *testing.T) {
 	if code := s.endSoon(); code != exitInterrupted {
 		t.Errorf("exit code %d of a roll that was interrupted with its reader", code)
 	}
-	// On a busy machine a shutdown may have gone unanswered, which status tells as well.
+	// If the second Ctrl-C above cut a shutdown off, status says for a while that it is unanswered.
 	if said, _ := term.typed(exitDone, "status", "-o", "json"); !strings.Contains(said, `"open": []`) || !strings.Contains(said, `"marked": []`) {
 		t.Errorf("status afterwards:\n%s", said)
 	}
