@@ -142,6 +142,7 @@ func diskRows() []guard {
 		{"attach", on(101, kv{"description": "recast: run=r2 build=b"}), "is not the one that run r1 made", ""},
 		{"attach", vm(running), "was started by someone else", ""},
 		{"attach", on(101, kv{"scsi1": "fast:vm-101-disk-7"}), "only one of them is the disk", ""},
+		{"attach", all(begun, on(101, kv{"scsi1": "fast:vm-101-disk-1"})), "", "set 101 map[] delete [scsi1]\n" + calls["attach"].done},
 		{"attach", late(2, deleted), "was deleted by someone else when it had just got its scsi1", intended + "move scsi1 of 9900 to scsi1 of 101"},
 		{"attach", late(2, on(101, kv{"scsi1": ","})), "after its disk was moved back", intended + "move scsi1 of 9900 to scsi1 of 101"},
 		{"attached", on(101, kv{"scsi1": "fast:vm-7-disk-1,serial=data"}), "which is not the disk that it had there", ""},
