@@ -112,7 +112,7 @@ func TestLateIsWaitedOut(t *testing.T) {
 		wait(SentStart, 100*time.Second)
 		wait(SentDelete, 300*time.Second)
 		wait(SentDelete, 300*time.Second)
-		if len(said) != 2 || !strings.HasPrefix(said[1], "bring-up/free-blank: ") || !strings.Contains(said[1], "delete of VM 101 that run r1 sent") {
+		if len(said) != 2 || !strings.HasPrefix(said[1], "bring-up/free-blank: ") || !strings.Contains(said[1], "delete of VM 101 that run r1 or an earlier one sent") {
 			t.Errorf("said %q", said)
 		}
 		if err := r.updateRecord(t.Context(), (*parking.Record).Close); err != nil {

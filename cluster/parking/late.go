@@ -9,13 +9,13 @@ import (
 	"github.com/recast-sh/recast/cluster"
 )
 
-// LateOne names a request.
+// LateOne names a request. A record takes over what the one before it had sent.
 func (p Parking) LateOne(what string) string {
 	words := map[string]string{cluster.SentRemoveHA: "removal from Proxmox HA", cluster.SentAddHA: "return to Proxmox HA", cluster.SentFirewall: "change of the firewall"}
 	if words[what] == "" {
 		words[what] = what
 	}
-	return fmt.Sprintf("Proxmox has not yet answered the %s of VM %d that run %s sent, and may still carry it out", words[what], p.Record.VMID, p.Record.Run)
+	return fmt.Sprintf("Proxmox has not yet answered the %s of VM %d that run %s or an earlier one sent, and may still carry it out", words[what], p.Record.VMID, p.Record.Run)
 }
 
 // Unanswered says of each unanswered request of a record what it may still do, and how long recast
