@@ -106,6 +106,7 @@ func removedBehind(cp3, storage string) []command {
 		{line: "reset -n {cp3} --graceful=false --reboot --system-labels-to-wipe EPHEMERAL --wait=false"},
 		{line: "etcd members -n {cp1}", out: []string{` cp3 .* false`}, within: boots},
 		{line: "service etcd -n {cp3}", out: []string{`^STATE +Running`, `^HEALTH +OK`}, within: boots},
+		{line: "recast plan", out: []string{`^  recreate  cp1 `}, within: boots}, // its kubelet is Ready later than etcd
 	}, rolled(`cp1 recreated as build`))
 }
 

@@ -56,6 +56,7 @@ func (c crash) String() string {
 // TestCrash rolls a whole cluster in every way, kills the roll at points of every kind,
 // runs it again, and compares the whole world with that of the undisturbed roll.
 func TestCrash(t *testing.T) {
+	longParts(t)
 	for i, w := range chosenWholes() {
 		undisturbed := sync.OnceValue(func() reference { return undisturbed(t, w) })
 		for j, journal := range []bool{true, false} {

@@ -73,6 +73,7 @@ func TestAFirewallIsCarriedOver(t *testing.T) {
 // TestAnInvalidFirewallIsDetected: an invalid firewall is detected before the node is
 // touched: by the plan if Proxmox reports it, else when the parking VM gets it.
 func TestAnInvalidFirewallIsDetected(t *testing.T) {
+	long(t)
 	stale := wholeFirewall()
 	stale.Rules = append(stale.Rules, world.FirewallRule{"type": "in", "action": "ACCEPT", "source": "gone", "enable": "1"})
 	type story struct {
@@ -102,6 +103,7 @@ func TestAnInvalidFirewallIsDetected(t *testing.T) {
 
 // TestAFirewallThatChangesMeanwhile is not lost: the VM stays.
 func TestAFirewallThatChangesMeanwhile(t *testing.T) {
+	long(t)
 	eachInLab(t, oneWorker(), map[string]int{"the VM's": wk1, "the parking VM's": 9002}, func(t *testing.T, lab *Lab, of int) {
 		lab.behindFirewall(wholeFirewall())
 		other := wholeFirewall()
@@ -123,6 +125,7 @@ func TestAFirewallThatChangesMeanwhile(t *testing.T) {
 // TestALateRule is added when the firewall is complete already: after its sender was
 // killed, the next run has written all of it. Proxmox puts it before all others.
 func TestALateRule(t *testing.T) {
+	long(t)
 	eachInLab(t, oneWorker(), map[string]int{"the new VM": wk1, "the parking VM": 9002}, func(t *testing.T, lab *Lab, of int) {
 		lab.behindFirewall(wholeFirewall())
 		x := lab.rollKilledBy(toVM("POST", fmt.Sprintf("/qemu/%d/firewall/rules", of)), planning.Policy{})

@@ -102,6 +102,7 @@ var advised = regexp.MustCompile(`qm disk move \d+ \w+ --target-vmid OTHER --tar
 // TestAdviceKeepsAForeignDisk: a person attaches a disk to a VM during its exchange, and
 // then types only what the hints say: their disk stays, and the exchange completes.
 func TestAdviceKeepsAForeignDisk(t *testing.T) {
+	long(t)
 	created := foreignMoment{is: func(c record.Call) bool { return c.Params["vmid"] == strconv.Itoa(matrixVM) }, after: true}
 	parked := foreignMoment{is: func(c record.Call) bool { return strings.HasSuffix(c.Path, "/move_disk") }, after: true}
 	for name, c := range map[string]struct {

@@ -36,6 +36,7 @@ func TestHooksAroundTwoPlans(t *testing.T) {
 // However a run ends during the last node of a batch, the hooks after the batch run once
 // that node is done.
 func TestHooksAfterTheLastNodeOfABatch(t *testing.T) {
+	long(t)
 	t.Run("Ctrl-C", func(t *testing.T) {
 		inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 			c, h := withHooks(lab, nil)
@@ -46,7 +47,6 @@ func TestHooksAfterTheLastNodeOfABatch(t *testing.T) {
 		})
 	})
 	t.Run("a failure in the batch beside it", func(t *testing.T) {
-		long(t)
 		inLab(t, sim.Options{ControlPlanes: 3, Workers: 1}, func(t *testing.T, lab *Lab) {
 			lab.setRoll("strategy: in-place", "canary: false", "workersBeside: true", "maxUnavailable: {workers: 1, perHost: 2}")
 			working := make(chan struct{})
@@ -121,6 +121,7 @@ func TestHooksOfAPausedNode(t *testing.T) {
 // The notices of start and end together delay the end of a run no more than one of them
 // alone.
 func TestNoticesDoNotHoldUpTheEnd(t *testing.T) {
+	long(t)
 	type story struct {
 		takes  time.Duration // each
 		cancel bool

@@ -81,6 +81,7 @@ func (x *late) deliverBefore(is func(record.Call) bool, within time.Duration) {
 // TestLateDelete: the delete of the old VM is processed when the new VM with its number
 // has every disk and is stopped.
 func TestLateDelete(t *testing.T) {
+	long(t)
 	eachInLab(t, oneWorker(), map[string]func(*Client) func(context.Context) error{
 		"roll":    func(c *Client) func(context.Context) error { return c.roll(planning.Policy{}) },
 		"recover": func(c *Client) func(context.Context) error { return c.giveUp("wk1") },
@@ -113,6 +114,7 @@ const stopTimeout = time.Minute
 // TestLateShutdown: the shutdown of one control plane is processed when another one is
 // down, unless that is later than Proxmox's time limit for it.
 func TestLateShutdown(t *testing.T) {
+	long(t)
 	for name, c := range map[string]struct {
 		first  string // recast's next action on cp1 after its sender's death
 		policy planning.Policy
@@ -121,9 +123,6 @@ func TestLateShutdown(t *testing.T) {
 		"put back": {"cp1", planning.Policy{Only: []string{"cp2"}}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if c.first != "" {
-				long(t)
-			}
 			inLab(t, sim.Options{ControlPlanes: 3, Workers: 1}, func(t *testing.T, lab *Lab) {
 				lab.Patch(everywhere)
 				x := lab.rollKilledBy(toVM("POST", "/qemu/9001/status/shutdown"), planning.Policy{Only: []string{"cp1"}})

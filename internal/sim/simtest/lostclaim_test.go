@@ -67,9 +67,7 @@ func TestALostClaim(t *testing.T) {
 	} {
 		for _, at := range steps {
 			t.Run(string(s)+"/"+at, func(t *testing.T) {
-				if at != "bring-up/wait-healthy" {
-					long(t)
-				}
+				long(t)
 				inLab(t, oneWorker(), func(t *testing.T, lab *Lab) { loseClaim(t, lab, s, at) })
 			})
 		}

@@ -82,6 +82,7 @@ func TestAPodsDiskIsKnownByItsPersistentVolume(t *testing.T) {
 // TestAPodsDiskComesToTheNextNode when the previous one is drained: that is no change
 // since the plan, but a new drive of another kind is.
 func TestAPodsDiskComesToTheNextNode(t *testing.T) {
+	long(t)
 	eachInLab(t, sim.Options{Workers: 2}, map[string]bool{"a pod's": true, "someone's": false}, func(t *testing.T, lab *Lab, isPods bool) {
 		addPodDisk(lab)
 		if isPods {

@@ -13,6 +13,7 @@ import (
 // TestReplicationOutlivesARoll: a job that a new system disk would break stops the roll of
 // its node; the remedy in the refusal lifts it, and the job continues.
 func TestReplicationOutlivesARoll(t *testing.T) {
+	long(t)
 	const id = "9031-0"
 	type story struct {
 		lift     edit

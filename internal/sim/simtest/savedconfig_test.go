@@ -24,6 +24,7 @@ func (l *Lab) savedConfigs() []string {
 // TestDamagedConfigIsNotApplied changes the configuration that a killed roll has left in
 // its journal: it is valid, but not the node's.
 func TestDamagedConfigIsNotApplied(t *testing.T) {
+	long(t)
 	eachInLab(t, oneWorker(), map[string]func([]byte) []byte{
 		"other bytes": func(b []byte) []byte { return append(b, "# \n"...) },
 		"cut off":     func(b []byte) []byte { return b[:len(b)/2] },
@@ -73,6 +74,7 @@ func TestRecordWithoutASum(t *testing.T) {
 // TestConfigsAreForgotten checks that no machine configurations are left in the journals
 // after each way in which a node is completed.
 func TestConfigsAreForgotten(t *testing.T) {
+	long(t)
 	only := policyFor("wk1")
 	eachInLab(t, oneWorker(), map[string]func(t *testing.T, lab *Lab){
 		"roll": func(t *testing.T, lab *Lab) {
