@@ -12,6 +12,9 @@ import (
 
 // TestWithoutAWire plays the same faults with and without connections.
 func TestWithoutAWire(t *testing.T) {
+	if testing.Short() {
+		t.Skip("long: make stories")
+	}
 	t.Parallel()
 	c, err := Parse("cp=1 wk=1 hosts=1 etcd-on-data=yes strategy=recreate change=patch faults=kill@9,lost@15,dropped@22,kill-away@30,api@3m0s+20s,mute:1@1m0s+20s direct=yes")
 	if err != nil {

@@ -158,19 +158,16 @@ func TestRollNearTheCriticalPath(t *testing.T) {
 	cases := map[string]struct {
 		options sim.Options
 		roll    []string
-		long    bool
 		huge    bool // some ten minutes: only for make bench
 	}{
 		"3+2 in-place":   {options: sim.Options{ControlPlanes: 3, Workers: 2}, roll: []string{"strategy: in-place"}},
-		"3+2 recreate":   {options: sim.Options{ControlPlanes: 3, Workers: 2}, roll: []string{"strategy: recreate"}, long: true},
-		"5+100 in-place": {options: sim.Options{ControlPlanes: 5, Workers: 100, Hosts: 5}, roll: []string{"strategy: in-place", "maxUnavailable: {workers: 10%, perHost: 10}"}, long: true},
+		"3+2 recreate":   {options: sim.Options{ControlPlanes: 3, Workers: 2}, roll: []string{"strategy: recreate"}},
+		"5+100 in-place": {options: sim.Options{ControlPlanes: 5, Workers: 100, Hosts: 5}, roll: []string{"strategy: in-place", "maxUnavailable: {workers: 10%, perHost: 10}"}},
 		"5+100 recreate": {options: sim.Options{ControlPlanes: 5, Workers: 100, Hosts: 5}, roll: []string{"strategy: recreate", "maxUnavailable: {workers: 10%, perHost: 10}"}, huge: true},
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
-			if c.long {
-				long(t)
-			}
+			long(t)
 			if c.huge && !*fastAll {
 				t.Skip("-fast.all: make bench")
 			}
