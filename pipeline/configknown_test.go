@@ -1,6 +1,7 @@
 package pipeline
 
 import (
+	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
@@ -45,8 +46,8 @@ func TestConfigKnown(t *testing.T) {
 			if err := errors.Join(err, j.Close()); err != nil {
 				t.Fatal(err)
 			}
-			file := func(string) (cluster.Secret, bool, error) { return cluster.Secret(c.file), c.file != "", nil }
-			got, err := configKnown(p, Machines{MachineConfig: file}, "wk1", c.rec)
+			file := func(context.Context, string) (cluster.Secret, bool, error) { return cluster.Secret(c.file), c.file != "", nil }
+			got, err := configKnown(t.Context(), p, Machines{MachineConfig: file}, "wk1", c.rec)
 			if got != c.want || errors.Is(err, cluster.ErrConfigDamaged) != c.damaged || err != nil && !c.damaged {
 				t.Errorf("%q, %v", got, err)
 			}

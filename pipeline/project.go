@@ -73,7 +73,7 @@ type Machines struct {
 	Commands    cluster.CommandRunner
 	// MachineConfig returns a node's configuration from the user's files; nil: there
 	// are none.
-	MachineConfig func(node string) (cluster.Secret, bool, error)
+	MachineConfig func(ctx context.Context, node string) (cluster.Secret, bool, error)
 }
 
 // Lock reads the lock and checks that it belongs to this configuration: a lock of other
@@ -159,8 +159,8 @@ func ObserveNodes(ctx context.Context, p Project, m Machines) (observe.Observati
 func sources(p Project, m Machines) observe.Sources {
 	return observe.Sources{
 		Proxmox: m.Proxmox, Talos: m.Talos, Maintenance: m.Maintenance, Kube: m.Kube, Cluster: p.Config.Cluster, ParkingIDs: parkingIDs(p),
-		ConfigKnown: func(node string, rec parking.Record) (cluster.ConfigPlace, error) {
-			return configKnown(p, m, node, rec)
+		ConfigKnown: func(ctx context.Context, node string, rec parking.Record) (cluster.ConfigPlace, error) {
+			return configKnown(ctx, p, m, node, rec)
 		}, MachineConfig: m.MachineConfig,
 	}
 }
@@ -168,7 +168,7 @@ func sources(p Project, m Machines) observe.Sources {
 // configKnown says where the machine configuration of a node is: in the journal of the
 // record's run, if that is here, or in the user's files. Either must have the sum of the
 // record.
-func configKnown(p Project, m Machines, node string, rec parking.Record) (cluster.ConfigPlace, error) {
+func configKnown(ctx context.Context, p Project, m Machines, node string, rec parking.Record) (cluster.ConfigPlace, error) {
 	found, damaged := p.Runs().hasConfig(node, rec)
 	switch {
 	case found:
@@ -178,7 +178,7 @@ func configKnown(p Project, m Machines, node string, rec parking.Record) (cluste
 	case m.MachineConfig == nil:
 		return cluster.ConfigNowhere, damaged
 	}
-	switch file, found, err := m.MachineConfig(node); {
+	switch file, found, err := m.MachineConfig(ctx, node); {
 	case err != nil:
 		return cluster.ConfigNowhere, err
 	case found && rec.CheckConfig(file) == nil:

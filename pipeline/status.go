@@ -89,7 +89,7 @@ type StatusSources struct {
 	// Lease reads the Lease that is a claim; called only if Nodes succeeded.
 	Lease func(ctx context.Context) (cluster.Lease, error)
 	// MachineConfig is Machines.MachineConfig.
-	MachineConfig func(node string) (cluster.Secret, bool, error)
+	MachineConfig func(ctx context.Context, node string) (cluster.Secret, bool, error)
 }
 
 // askKubernetes limits how long status waits for an API that may be down.
@@ -143,7 +143,7 @@ func Status(ctx context.Context, p Project, src StatusSources) (StatusResult, er
 			open[rec.Node] = true
 			h, err := half(ctx, src.Proxmox, park, vms, away)
 			res.problem(err)
-			place, err := configKnown(p, Machines{MachineConfig: src.MachineConfig}, rec.Node, rec)
+			place, err := configKnown(ctx, p, Machines{MachineConfig: src.MachineConfig}, rec.Node, rec)
 			h.MachineConfig = place != cluster.ConfigNowhere
 			res.problem(err)
 			build, known := builds[rec.Build]

@@ -82,7 +82,7 @@ func TestStatus(t *testing.T) {
 	}
 	got, err := Status(t.Context(), p, StatusSources{
 		Proxmox: px, Nodes: func(context.Context) ([]cluster.KubeNode, error) { return nodes, nil },
-		MachineConfig: func(node string) (cluster.Secret, bool, error) { return nil, node == "wk1", nil },
+		MachineConfig: func(_ context.Context, node string) (cluster.Secret, bool, error) { return nil, node == "wk1", nil },
 	})
 	if err != nil {
 		t.Fatal(err)

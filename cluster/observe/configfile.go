@@ -89,7 +89,7 @@ func compareConfigs(m cluster.Maintenance, runs, file cluster.Secret, kubernetes
 func nothingPast(string) ([]cluster.LockedExtension, bool) { return nil, false }
 
 func observeFile(ctx context.Context, src Sources, w cluster.Wanted, f *Found) *cluster.FoundFile {
-	text, there, err := src.MachineConfig(f.Name)
+	text, there, err := src.MachineConfig(ctx, f.Name)
 	if err != nil {
 		return &cluster.FoundFile{Err: err}
 	}

@@ -91,7 +91,7 @@ func observeMachine(ctx context.Context, src Sources, read machineRead, w cluste
 	if f.Open() {
 		rec = f.Parking.Record
 	}
-	f.ConfigIn, err = src.ConfigKnown(f.Name, rec)
+	f.ConfigIn, err = src.ConfigKnown(ctx, f.Name, rec)
 	f.ConfigKnown = f.ConfigIn != cluster.ConfigNowhere
 	if errors.Is(err, cluster.ErrConfigDamaged) {
 		f.ConfigDamaged, err = err, nil

@@ -224,7 +224,7 @@ type Sources struct {
 	// ConfigKnown says where a node's machine configuration is available: in the journal of the
 	// record's run (the zero Record: of no run), or in the user's files. Its error is
 	// ErrConfigDamaged if the journal's is damaged. nil: nowhere.
-	ConfigKnown func(node string, rec parking.Record) (cluster.ConfigPlace, error)
+	ConfigKnown func(ctx context.Context, node string, rec parking.Record) (cluster.ConfigPlace, error)
 	// MachineConfig is Roller.MachineConfig; nil: there are no such files.
-	MachineConfig func(node string) (config cluster.Secret, found bool, err error)
+	MachineConfig func(ctx context.Context, node string) (config cluster.Secret, found bool, err error)
 }

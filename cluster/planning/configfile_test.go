@@ -55,7 +55,7 @@ func filed(t *testing.T, runs, file string, edit func(*observe.Found)) func([]cl
 		f := &o.Found[1]
 		src := observe.Sources{
 			Talos: configReader{runs: map[netip.Addr]string{f.Addr: runs}}, Maintenance: patchesNothing{},
-			MachineConfig: func(node string) (cluster.Secret, bool, error) {
+			MachineConfig: func(_ context.Context, node string) (cluster.Secret, bool, error) {
 				return cluster.Secret(file), node == "wk1" && file != "", nil
 			},
 		}

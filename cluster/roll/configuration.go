@@ -36,7 +36,7 @@ func (n savedConfig) read(ctx context.Context) (cluster.Secret, error) {
 	}
 	const again = "it is not applied: the same command again puts the old system disk of %s back, which has the configuration"
 	if n.roller.MachineConfig != nil {
-		switch file, there, err := n.roller.MachineConfig(n.Plan.Node); {
+		switch file, there, err := n.roller.MachineConfig(ctx, n.Plan.Node); {
 		case err != nil:
 			return nil, err
 		case !there:
@@ -104,7 +104,7 @@ func (n savedConfig) showed(file cluster.Secret) bool {
 // runs, has changed since the plan compared them.
 func (n savedConfig) userConfig(ctx context.Context) (text cluster.Secret, found bool, err error) {
 	if n.roller.MachineConfig != nil {
-		if text, found, err = n.roller.MachineConfig(n.Plan.Node); err != nil {
+		if text, found, err = n.roller.MachineConfig(ctx, n.Plan.Node); err != nil {
 			return nil, false, err
 		}
 	}

@@ -95,7 +95,7 @@ var gateCalls = map[string]rollingtest.Call{
 func nodeOf(s *scene) *node {
 	r := &Roller{Roll: s.Roll, Files: sceneFiles{}, Commands: sceneCommands{px: s.PX}}
 	if s.Plan.ConfigFile != nil || s.Config["file"] != nil {
-		r.MachineConfig = func(string) (cluster.Secret, bool, error) {
+		r.MachineConfig = func(context.Context, string) (cluster.Secret, bool, error) {
 			text, found := s.Config["file"]
 			return text, found, s.PX.Call("file")
 		}

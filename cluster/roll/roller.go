@@ -1,6 +1,7 @@
 package roll
 
 import (
+	"context"
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/exchange"
 	"github.com/recast-sh/recast/cluster/hook"
@@ -26,7 +27,7 @@ type Roller struct {
 
 	// MachineConfig returns a node's configuration if the user keeps it in files; found is false if
 	// it must be read from the node before that goes down.
-	MachineConfig func(node string) (config cluster.Secret, found bool, err error)
+	MachineConfig func(ctx context.Context, node string) (config cluster.Secret, found bool, err error)
 	// Hooked, if set, receives the result of each hook.
 	Hooked func(hook.HookRun)
 

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -17,6 +16,7 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/imager"
 	"github.com/recast-sh/recast/internal/kube"
+	"github.com/recast-sh/recast/internal/machineconfig"
 	"github.com/recast-sh/recast/internal/notify"
 	"github.com/recast-sh/recast/internal/pve"
 	"github.com/recast-sh/recast/internal/pve/api"
@@ -104,7 +104,7 @@ func connectProxmox(s *streams, p pipeline.Project, cl *closers) (*pve.Client, e
 // machine configurations.
 func connectMachines(s *streams, p pipeline.Project, cl *closers) (pipeline.Machines, error) {
 	m, err := connectServers(s, p, cl)
-	configs, errConfigs := machineConfigs(p)
+	configs, errConfigs := machineConfigs(s, p)
 	if err := errors.Join(err, errConfigs); err != nil {
 		return pipeline.Machines{}, err
 	}
@@ -190,25 +190,27 @@ func claimLease(s *streams, p pipeline.Project, cl *closers) func(context.Contex
 	}
 }
 
-// machineConfigs returns a function that reads <node>.yaml from the configured directory; nil if none is configured.
-func machineConfigs(p pipeline.Project) (func(node string) (cluster.Secret, bool, error), error) {
-	dir := p.Config.Talos.MachineConfigs
-	if dir == "" {
+// machineConfigs returns a function that reads the machine configuration of a node from where
+// the user keeps it; nil if that is nowhere but on the node.
+func machineConfigs(s *streams, p pipeline.Project) (func(ctx context.Context, node string) (cluster.Secret, bool, error), error) {
+	kept := p.Config.Talos.MachineConfigs
+	if !kept.Given() {
 		return nil, nil
 	}
-	if _, err := os.Stat(dir); err != nil {
-		return nil, fault.MachineConfig.Configf("%s: talos.machineConfigs: %w", p.Config.Place("talos.machineConfigs"), err)
+	o := machineconfig.Options{
+		Place: p.Config.Place("talos.machineConfigs") + ": talos.machineConfigs",
+		File:  func(node string) string { return kept.File(p.Config.Cluster, node) },
+		Dir:   kept.Path, Base: p.Config.Dir, Env: command.FromHere().Env, Pass: kept.Env,
+		Note: func(line string) { fmt.Fprintln(s.err, line) },
 	}
-	return func(node string) (cluster.Secret, bool, error) {
-		b, err := os.ReadFile(filepath.Join(dir, node+".yaml"))
-		if errors.Is(err, fs.ErrNotExist) {
-			return nil, false, nil
-		}
-		if err != nil {
-			return nil, false, fmt.Errorf("read the machine configuration of %s: %w", node, err)
-		}
-		return b, true, nil
-	}, nil
+	if len(kept.Command) > 0 {
+		o.Run = kept.Run
+	}
+	source, err := machineconfig.New(o)
+	if err != nil {
+		return nil, err
+	}
+	return source.Config, nil
 }
 
 // withMachines runs f with the result of connectMachines.

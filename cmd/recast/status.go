@@ -53,7 +53,7 @@ request every two seconds on average. It needs a terminal.`,
 				return err
 			}
 			src := pipeline.StatusSources{Proxmox: px, Nodes: kubeNodes(s, p, &cl), Lease: claimLease(s, p, &cl)}
-			src.MachineConfig, _ = machineConfigs(p) // an error means that this machine has none
+			src.MachineConfig, _ = machineConfigs(s, p) // an error means that this machine has none
 			if watch {
 				return watchStatus(c.Context(), s, p, px, src)
 			}

@@ -46,7 +46,7 @@ func (g *globals) supportBundle(ctx context.Context, s *streams, out string) err
 	var cl closers
 	defer cl.close()
 	now := time.Now()
-	p, src := g.bundleSources(s, &cl)
+	p, src := g.bundleSources(ctx, s, &cl)
 	fmt.Fprintln(s.err, "reading everything; servers that do not answer are skipped after two minutes at most")
 	b := support.Bundle(ctx, p, src, now)
 	if ctx.Err() != nil {
@@ -66,7 +66,7 @@ func (g *globals) supportBundle(ctx context.Context, s *streams, out string) err
 }
 
 // bundleSources opens what can be opened; doctor's part has the errors of the rest.
-func (g *globals) bundleSources(s *streams, cl *closers) (*pipeline.Project, support.Sources) {
+func (g *globals) bundleSources(ctx context.Context, s *streams, cl *closers) (*pipeline.Project, support.Sources) {
 	src := support.Sources{Version: map[string]string{
 		"recast": version, "go": runtime.Version(), "os": runtime.GOOS, "arch": runtime.GOARCH,
 	}, Secrets: secretsHere()}
@@ -79,6 +79,12 @@ func (g *globals) bundleSources(s *streams, cl *closers) (*pipeline.Project, sup
 	if b, err := os.ReadFile(p.Config.Talos.Config); err == nil {
 		src.Secrets = append(src.Secrets, redact.YAML(b)...)
 	}
+	if configs, err := machineConfigs(s, p); err == nil && configs != nil {
+		for _, n := range p.Config.Nodes {
+			text, _, _ := configs(ctx, n.Name) // without it, there is nothing to redact
+			src.Secrets = append(src.Secrets, redact.YAML(text)...)
+		}
+	}
 	src.Doctor = func(ctx context.Context) checkup.Result {
 		return checkup.Run(ctx, p, doctorSources(s, p, cl))
 	}
@@ -88,7 +94,7 @@ func (g *globals) bundleSources(s *streams, cl *closers) (*pipeline.Project, sup
 			var opened closers
 			defer opened.close()
 			status := pipeline.StatusSources{Proxmox: px, Nodes: kubeNodes(s, p, &opened), Lease: claimLease(s, p, &opened)}
-			status.MachineConfig, _ = machineConfigs(p) // an error means that this machine has none
+			status.MachineConfig, _ = machineConfigs(s, p) // an error means that this machine has none
 			return pipeline.Status(ctx, p, status)
 		}
 	}

@@ -120,6 +120,8 @@ var table = []row{
 	{pkg: "internal/wait"},
 	{pkg: "internal/trust", allow: []string{"internal/fault"}},
 	{pkg: "internal/step", allow: []string{"internal/fault", errgroup}},
+	{pkg: "internal/machineconfig", allow: []string{"cluster", "internal/command", "internal/fault", "internal/redact"}},
+	{pkg: "internal/machineconfig", allow: []string{"cluster", "internal/command", "internal/fault", "internal/redact"}},
 	{pkg: "internal/bootimage", allow: []string{zstd, xz, yaml}},
 	{pkg: "internal/etcddb", allow: []string{bbolt}},
 	{pkg: "internal/etcddb", files: tests, allow: []string{bbolt}},

@@ -22,6 +22,8 @@ type Program struct {
 	Dir   string   // working directory; "": the current one
 	Env   []string // result of Environ; nil: empty
 	Stdin []byte   // nil: none
+	// Stdout gets what the program writes to its standard output, instead of said; may be nil.
+	Stdout io.Writer
 	// Stop ends what a signal to the program may not reach, such as a container. It is called
 	// with the signal and once more after the program has ended; may be nil.
 	Stop func()
@@ -67,6 +69,9 @@ func (p Program) start(cmd *exec.Cmd, said *Lines) (*output, error) {
 	}
 	defer w.Close()
 	cmd.Stdout, cmd.Stderr = w, w
+	if p.Stdout != nil {
+		cmd.Stdout = p.Stdout
+	}
 	var stdin io.WriteCloser
 	if p.Stdin != nil {
 		stdin, err = cmd.StdinPipe()

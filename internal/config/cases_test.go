@@ -49,6 +49,28 @@ func keyCases() map[string]problemCase {
 	}
 }
 
+func machineConfigCases() map[string]problemCase {
+	with := func(value string) string {
+		return change("  version: v1.13.9", "  version: v1.13.9\n  machineConfigs: "+value)
+	}
+	const at = "5:3: talos.machineConfigs"
+	return map[string]problemCase{
+		"empty path":       {with(`""`), at + ": is empty: name a directory, or a command, or remove it"},
+		"empty section":    {with("{}"), at + ": is empty: name a directory, or a command, or remove it"},
+		"empty dir":        {with(`{dir: ""}`), "5:20: talos.machineConfigs.dir: is empty: give it a value or remove it"},
+		"dir and command":  {with(`{dir: a, command: [b, "{out}"]}`), "5:28: talos.machineConfigs.command: dir is given too (line 5): keep one of them"},
+		"empty command":    {with("{command: []}"), "5:20: talos.machineConfigs.command: is empty: name a program or remove it"},
+		"empty argument":   {with(`{command: [a, "", "{out}"]}`), "5:33: talos.machineConfigs.command[1]: is empty: give it a value or remove it"},
+		"output nowhere":   {with("{command: [talhelper, genconfig]}"), "5:20: talos.machineConfigs.command: does not say where its output goes: give it {out} as an argument, which recast replaces by the path of an empty directory"},
+		"output as itself": {with(`{command: ["{out}"]}`), "5:20: talos.machineConfigs.command: does not say where its output goes: give it {out} as an argument, which recast replaces by the path of an empty directory"},
+		"proxmox token":    {with("{dir: a, env: [PROXMOX_VE_API_TOKEN]}"), "5:34: talos.machineConfigs.env[0]: recast passes its Proxmox token to no program: give this one its own token"},
+		"one file for all": {with("{dir: a, names: all.yaml}"), `5:28: talos.machineConfigs.names: "all.yaml" has no {node}: every node would get the same file`},
+		"out of the dir":   {with(`{dir: a, names: "../{node}.yaml"}`), `5:28: talos.machineConfigs.names: "../{node}.yaml" leads out of the directory`},
+		"unknown place":    {with(`{dir: a, names: "{role}-{node}.yaml"}`), `5:28: talos.machineConfigs.names: "{role}-{node}.yaml" has another place than {node} and {cluster}`},
+		"no names":         {with(`{names: "{node}"}`), at + ": is empty: name a directory, or a command, or remove it"},
+	}
+}
+
 func typeCases() map[string]problemCase {
 	return map[string]problemCase{
 		"text for a section":    {withNodes("nodes: cp1"), "13:1: nodes: must be a list, not text"},

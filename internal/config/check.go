@@ -53,7 +53,7 @@ func (k checker) talos() {
 			"so a node would not run what recast.lock says; use v1.10.0 or later", bare(k.c.Talos.Version))
 	}
 	k.notEmpty("talos.config", k.c.Talos.Config)
-	k.notEmpty("talos.machineConfigs", k.c.Talos.MachineConfigs)
+	k.machineConfigs()
 }
 
 func (k values) version(path, v, what string) {

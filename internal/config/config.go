@@ -52,8 +52,8 @@ type Talos struct {
 	Version string `yaml:"version" jsonschema:"required"`
 	// Config is the talosconfig file. Default: $TALOSCONFIG, else ~/.talos/config.
 	Config string `yaml:"config,omitempty"`
-	// MachineConfigs is a directory with one <node>.yaml per node; a node with a new system disk gets that file, and the plan shows what differs. Default: each node's configuration is read from the node before it is replaced.
-	MachineConfigs string `yaml:"machineConfigs,omitempty"`
+	// MachineConfigs says where you keep the machine configurations: the path of a directory with one <node>.yaml per node, or {dir: path, names: pattern}, or {command: [program, its arguments]}. A node with a new system disk gets its file, and the plan shows what differs. Files that SOPS or age encrypted are decrypted by sops and age. Default: each node's configuration is read from the node before it is replaced.
+	MachineConfigs MachineConfigs `yaml:"machineConfigs,omitempty"`
 }
 
 // Kubernetes is the section "kubernetes".

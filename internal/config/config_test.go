@@ -91,7 +91,7 @@ func TestParse(t *testing.T) {
 			data: change("  version: v1.13.9", "  version: v1.14.0-alpha.1\n  config: ./talosconfig\n  machineConfigs: ~/machine"),
 			env:  map[string]string{"HOME": "/home/me", "TALOSCONFIG": "tc"},
 			edit: func(c *config.Config) {
-				c.Talos = config.Talos{Version: "v1.14.0-alpha.1", Config: "/etc/recast/talosconfig", MachineConfigs: "/home/me/machine"}
+				c.Talos = config.Talos{Version: "v1.14.0-alpha.1", Config: "/etc/recast/talosconfig", MachineConfigs: config.MachineConfigs{Dir: "~/machine", Names: "{node}.yaml", Path: "/home/me/machine"}}
 			},
 		},
 		"long form of a schematic, absolute": {

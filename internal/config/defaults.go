@@ -72,7 +72,9 @@ func (c *Config) complete(o Options) {
 	c.Images.CAFile = o.resolve(c.Images.CAFile)
 	c.Images.SigningKey = o.resolve(c.Images.SigningKey)
 	c.Talos.Config = o.resolve(c.Talos.Config)
-	c.Talos.MachineConfigs = o.resolve(c.Talos.MachineConfigs)
+	if m := &c.Talos.MachineConfigs; m.Given() {
+		m.Path, m.Names = o.resolve(m.Dir), cmp.Or(m.Names, "{node}.yaml")
+	}
 	c.Roll.EtcdSnapshot = o.resolve(cmp.Or(c.Roll.EtcdSnapshot, filepath.Join(".recast", "etcd")))
 	for name, s := range c.Schematics {
 		s.Path = o.resolve(s.File)

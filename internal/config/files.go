@@ -43,6 +43,7 @@ func (r *report) files(c *Config, stat func(string) (fs.FileInfo, error)) {
 	for i, g := range c.Roll.Gates {
 		program(fmt.Sprintf("roll.gates[%d]", i), g.Command)
 	}
+	program("talos.machineConfigs", c.Talos.MachineConfigs.Command)
 	for _, list := range c.Roll.Hooks.lists() {
 		for i, h := range list.hooks {
 			program(fmt.Sprintf("%s[%d]", list.path, i), h.Command)
@@ -58,7 +59,7 @@ func (r *report) files(c *Config, stat func(string) (fs.FileInfo, error)) {
 	}
 	// Credentials are optional: building images needs none of the cluster.
 	ifThere("talos.config", c.Talos.Config, "file")
-	ifThere("talos.machineConfigs", c.Talos.MachineConfigs, "directory")
+	ifThere("talos.machineConfigs", c.Talos.MachineConfigs.Path, "directory")
 	// Created when the first snapshot is saved.
 	ifThere("roll.etcdSnapshot", c.Roll.EtcdSnapshot, "directory")
 }

@@ -33,7 +33,7 @@ type problemCase struct{ data, want string }
 func TestOneProblem(t *testing.T) {
 	t.Parallel()
 	for group, cases := range map[string]map[string]problemCase{
-		"file": wholeFileCases(), "key": keyCases(), "type": typeCases(), "enum": enumCases(), "images": imageCases(), "value": valueCases(), "node": nodeCases(), "roll": rollCases(), "rehearse": rehearseCases(), "gate": gateCases(), "hook": hookCases(), "webhook": webhookCases(),
+		"file": wholeFileCases(), "key": keyCases(), "type": typeCases(), "machine configs": machineConfigCases(), "enum": enumCases(), "images": imageCases(), "value": valueCases(), "node": nodeCases(), "roll": rollCases(), "rehearse": rehearseCases(), "gate": gateCases(), "hook": hookCases(), "webhook": webhookCases(),
 	} {
 		for name, c := range cases {
 			t.Run(group+"/"+name, func(t *testing.T) {
@@ -130,8 +130,8 @@ func TestLoadWithoutCredentials(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if c.Talos.Config != filepath.Join(dir, "talosconfig") || c.Talos.MachineConfigs != filepath.Join(dir, "configs") {
-		t.Errorf("credentials at %q and %q", c.Talos.Config, c.Talos.MachineConfigs)
+	if c.Talos.Config != filepath.Join(dir, "talosconfig") || c.Talos.MachineConfigs.Path != filepath.Join(dir, "configs") {
+		t.Errorf("credentials at %q and %q", c.Talos.Config, c.Talos.MachineConfigs.Path)
 	}
 }
 

@@ -83,6 +83,8 @@ func schema(t *testing.T) *jsonschema.Schema {
 	if err := yaml.Load(data, &values); err != nil {
 		t.Fatal(err)
 	}
+	configs := s.Definitions["Talos"].Properties.Value("machineConfigs")
+	configs.OneOf, configs.Ref = []*jsonschema.Schema{{Type: "string", Examples: []any{"./machine"}}, {Ref: configs.Ref}}, ""
 	for _, section := range []string{"images", "roll"} {
 		fill(s, s.Definitions["Config"].Properties.Value(section), values[section].(map[string]any))
 	}

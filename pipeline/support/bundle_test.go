@@ -187,8 +187,8 @@ func TestBundleHasNoSecrets(t *testing.T) {
 	t.Parallel()
 	p := project(t)
 	p.Config.Nodes = []config.Node{{Name: "wk1", VMID: 9031}}
-	p.Config.Talos.MachineConfigs = t.TempDir()
-	if err := os.WriteFile(filepath.Join(p.Config.Talos.MachineConfigs, "wk1.yaml"), plantedMachineConfig(), 0o600); err != nil {
+	p.Config.Talos.MachineConfigs.Path = t.TempDir()
+	if err := os.WriteFile(filepath.Join(p.Config.Talos.MachineConfigs.Path, "wk1.yaml"), plantedMachineConfig(), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	plantRun(t, p)

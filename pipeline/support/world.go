@@ -22,7 +22,7 @@ import (
 // it includes only the number.
 var (
 	configAllowed = bundle.List{
-		"version", "cluster", "talos.version", "talos.config", "talos.machineConfigs", "kubernetes.version",
+		"version", "cluster", "talos.version", "talos.config", "talos.machineConfigs", "talos.machineConfigs.dir", "talos.machineConfigs.names", "kubernetes.version",
 		"images.builder", "images.factory", "images.extensions", "images.caFile", "images.platform", "images.arch", "images.secureBoot", "images.signature",
 		"images.signingKey", "images.imager.image", "images.mirror", "images.iso.storage.*", "images.iso.delivery",
 		"schematics.*", "schematics.*.file", "schematics.*.extensions.*",
@@ -214,7 +214,7 @@ func (src Sources) secrets(p *pipeline.Project) []string {
 	}
 	out = append(out, commandLines(*p)...)
 	files, _ := filepath.Glob(filepath.Join(p.Runs().Dir, "*", "*.secret")) // the pattern is valid
-	if dir := p.Config.Talos.MachineConfigs; dir != "" {
+	if dir := p.Config.Talos.MachineConfigs.Path; dir != "" {
 		more, _ := filepath.Glob(filepath.Join(dir, "*.yaml"))
 		files = append(files, more...)
 	}

@@ -111,7 +111,7 @@ func TestARollKeepsKubernetes(t *testing.T) {
 		must(t, lab.Client().upgradeKubernetes(t.Context()))
 		lab.Patch(sim.PatchedExtension)
 		c := lab.as("20000101-0002-feed")
-		c.MachineConfig = func(node string) (cluster.Secret, bool, error) {
+		c.MachineConfig = func(_ context.Context, node string) (cluster.Secret, bool, error) {
 			config, found, err := files(node)
 			return cluster.Secret(strings.ReplaceAll(string(config), "v1.35.4", fresh)), found, err
 		}

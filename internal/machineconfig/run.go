@@ -1,0 +1,151 @@
+package machineconfig
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	"github.com/recast-sh/recast/internal/command"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/redact"
+)
+
+const (
+	runTimeout = 5 * time.Minute // for a program that writes all files
+	longRun    = time.Second     // after which a running program is told of
+	maxOutput  = 64 << 20        // bytes of all files
+)
+
+// run has the program write its files into a new directory, reads them, and removes it.
+func (s *Source) run(ctx context.Context) (files map[string][]byte, err error) {
+	dir, err := newOutputDir()
+	if err != nil {
+		return nil, fault.MachineConfig.Of(fmt.Errorf("%s: %w", s.o.Place, err))
+	}
+	defer func() { err = errors.Join(err, dir.remove()) }()
+	args := s.o.Run(dir.path)
+	if err := s.program(ctx, command.Program{Args: args}); err != nil {
+		return nil, s.explained(args[0], err)
+	}
+	files, err = readAll(dir.path)
+	switch {
+	case err != nil:
+		return nil, fault.MachineConfig.Refusedf("%s: the output of %s: %w", s.o.Place, args[0], err)
+	case len(files) == 0:
+		return nil, fault.WithHint(fault.MachineConfig.Configf("%s: %s wrote no file to {out}", s.o.Place, args[0]),
+			"{out} in command has to be where the program writes its files, such as [talhelper, genconfig, --out-dir, \"{out}\"]")
+	}
+	return files, nil
+}
+
+// program runs a program to its end. It shows no more of its output than its last lines,
+// and no secret of them.
+func (s *Source) program(ctx context.Context, p command.Program) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, runTimeout, fmt.Errorf("it was stopped because it had not ended after %s", runTimeout))
+	defer cancel()
+	if s.o.Note != nil {
+		telling := time.AfterFunc(longRun, func() { s.o.Note("machine configurations: waiting for " + p.Args[0]) })
+		defer telling.Stop()
+	}
+	said := &command.Lines{}
+	p.Dir, p.Env = s.o.Base, command.Environ(s.o.Env, append(keyVariables[:], s.o.Pass...))
+	err := p.Run(ctx, said)
+	if last := redact.New(nil).Text(said.Last()); err != nil && last != "" {
+		return fmt.Errorf("%w: %s", err, last)
+	}
+	return err
+}
+
+func (s *Source) explained(program string, err error) error {
+	if errors.Is(err, exec.ErrNotFound) || errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrPermission) {
+		return fault.WithHint(fault.MachineConfig.Configf("%s: run %s: %w", s.o.Place, program, err),
+			"command has to name a program that can be run here: by its name in PATH, or by its path, which starts at recast.yaml")
+	}
+	return fault.WithHint(fault.MachineConfig.Refusedf("%s: %s: %w", s.o.Place, program, err),
+		"run it by hand to see all that it says; it gets only some of the environment's variables: env in talos.machineConfigs names more")
+}
+
+// readAll reads all files below a directory, by their paths in it.
+func readAll(dir string) (files map[string][]byte, err error) {
+	root, err := os.OpenRoot(dir) // which no symbolic link leads out of
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, root.Close()) }()
+	files, total := map[string][]byte{}, int64(0)
+	err = fs.WalkDir(root.FS(), ".", func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		info, err := root.Stat(path)
+		if err != nil || !info.Mode().IsRegular() {
+			return err
+		}
+		if total += info.Size(); total > maxOutput {
+			return fmt.Errorf("it has more than %d MiB", maxOutput>>20)
+		}
+		text, err := root.ReadFile(path)
+		files[filepath.FromSlash(path)] = text
+		return err
+	})
+	return files, err
+}
+
+// outputDir is a directory for plaintext: only its user can read it, it is in memory if the
+// system has a file system there, and it is locked while its process lives.
+type outputDir struct {
+	path string
+	lock *os.File
+}
+
+const outputPrefix = "recast-configs-"
+
+// newOutputDir makes one, after it has removed those of processes that were killed.
+func newOutputDir() (outputDir, error) {
+	parent := inMemory()
+	left, _ := filepath.Glob(filepath.Join(parent, outputPrefix+"*")) // the pattern is valid
+	for _, path := range left {
+		if info, err := os.Stat(path); err != nil || time.Since(info.ModTime()) < time.Minute {
+			continue // it may not be locked yet
+		}
+		if lock, err := lockDir(path); err == nil {
+			_ = outputDir{path, lock}.remove() // the next run tries again
+		}
+	}
+	path, err := os.MkdirTemp(parent, outputPrefix)
+	if err != nil {
+		return outputDir{}, fmt.Errorf("make a directory for its output: %w", err)
+	}
+	lock, err := lockDir(path)
+	if err != nil {
+		return outputDir{}, errors.Join(fmt.Errorf("lock %s: %w", path, err), os.RemoveAll(path))
+	}
+	return outputDir{path, lock}, nil
+}
+
+// lockDir locks a directory until the file is closed; an error if a process has locked it.
+func lockDir(path string) (*os.File, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return f, nil
+}
+
+// remove deletes the directory with all that is in it, then the lock.
+func (d outputDir) remove() error {
+	err := os.RemoveAll(d.path)
+	if err != nil {
+		err = fault.WithHint(fault.MachineConfig.Refusedf("remove plaintext: %w", err), "delete %s yourself: it holds machine configurations", d.path)
+	}
+	return errors.Join(err, d.lock.Close())
+}
