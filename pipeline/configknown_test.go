@@ -46,7 +46,9 @@ func TestConfigKnown(t *testing.T) {
 			if err := errors.Join(err, j.Close()); err != nil {
 				t.Fatal(err)
 			}
-			file := func(context.Context, string) (cluster.Secret, bool, error) { return cluster.Secret(c.file), c.file != "", nil }
+			file := func(context.Context, string) (cluster.Secret, bool, error) {
+				return cluster.Secret(c.file), c.file != "", nil
+			}
 			got, err := configKnown(t.Context(), p, Machines{MachineConfig: file}, "wk1", c.rec)
 			if got != c.want || errors.Is(err, cluster.ErrConfigDamaged) != c.damaged || err != nil && !c.damaged {
 				t.Errorf("%q, %v", got, err)

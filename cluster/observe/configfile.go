@@ -64,6 +64,23 @@ func ObserveFiles(ctx context.Context, src Sources, wanted []cluster.Wanted, fou
 	_ = g.Wait() // none of them returns an error
 }
 
+// ObserveConfigs reads what ObserveDrift does, and compares the file of each node with what it runs.
+func ObserveConfigs(ctx context.Context, src Sources, wanted []cluster.Wanted) ([]Found, error) {
+	found, err := ObserveDrift(ctx, src, wanted)
+	if err != nil {
+		return nil, err
+	}
+	g := errgroup.Group{}
+	g.SetLimit(MachinesAtOnce)
+	for i := range found {
+		g.Go(func() error {
+			found[i].File = observeFile(ctx, src, wanted[i], &found[i])
+			return nil
+		})
+	}
+	return found, g.Wait()
+}
+
 // compareConfigs lists how a file differs from what its node runs, after recast has set in both
 // what it sets itself. The file is read as Talos of version talos reads it.
 func compareConfigs(m cluster.Maintenance, runs, file cluster.Secret, kubernetes cluster.KubernetesImages, talos string) ([]config.Change, error) {

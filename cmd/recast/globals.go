@@ -23,6 +23,7 @@ recreates each stale VM from the ISO. The persistent disks of the VM are carried
   recast plan        show what a roll would do, and why
   recast roll        publish and roll, or finish an interrupted roll
   recast drift       check that every node runs exactly the lock
+  recast config      compare and show machine configurations
   recast provenance  trace a node's image back to a lock, link by link
   recast status      show what is unfinished, where each disk is, what to type
   recast history     list past runs: when, what, how long each node was down

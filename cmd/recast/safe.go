@@ -14,6 +14,7 @@ var untouched = map[string]string{
 	"recast":             "nothing was started",
 	"recast backup":      "the cluster is as it was; a snapshot appears under its name only once it is verified",
 	"recast build":       "no node and no VM was touched; finished images stay, and recast.lock is never half written",
+	"recast config":      reads,
 	"recast docs":        "no cluster was touched",
 	"recast doctor":      reads,
 	"recast drift":       reads,

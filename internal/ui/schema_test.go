@@ -35,6 +35,7 @@ var answers = map[string]struct {
 	"plan":    {"recast plan -o json", &planning.Plan{}},
 	"explain": {"recast plan --explain NODE -o json", &explain.Explanation{}},
 	"drift":   {"recast drift -o json", &pipeline.DriftResult{}},
+	"config":  {"recast config diff -o json", &pipeline.ConfigDiffs{}},
 	"status":  {"recast status -o json", &pipeline.StatusResult{}},
 	"report":  {"recast roll, rollback and recover -o json", &Report{}},
 }

@@ -56,7 +56,7 @@ type Client struct {
 	Rehearse *bool
 
 	// MachineConfig is the user's files (talos.machineConfigs); nil: none.
-	MachineConfig func(node string) (cluster.Secret, bool, error)
+	MachineConfig func(ctx context.Context, node string) (cluster.Secret, bool, error)
 
 	// Commands runs the programs of gates and hooks; nil: on this machine.
 	Commands cluster.CommandRunner

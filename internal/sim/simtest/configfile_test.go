@@ -1,6 +1,7 @@
 package simtest
 
 import (
+	"context"
 	"bytes"
 	"strings"
 	"testing"
@@ -18,7 +19,7 @@ import (
 // configFiles are a user's files of talos.machineConfigs, by node.
 type configFiles map[string]cluster.Secret
 
-func (f configFiles) read(node string) (cluster.Secret, bool, error) {
+func (f configFiles) read(_ context.Context, node string) (cluster.Secret, bool, error) {
 	text, found := f[node]
 	return text, found, nil
 }

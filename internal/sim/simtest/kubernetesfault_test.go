@@ -1,6 +1,7 @@
 package simtest
 
 import (
+	"context"
 	"strings"
 	"testing"
 	"time"
@@ -111,8 +112,8 @@ func TestARollKeepsKubernetes(t *testing.T) {
 		must(t, lab.Client().upgradeKubernetes(t.Context()))
 		lab.Patch(sim.PatchedExtension)
 		c := lab.as("20000101-0002-feed")
-		c.MachineConfig = func(_ context.Context, node string) (cluster.Secret, bool, error) {
-			config, found, err := files(node)
+		c.MachineConfig = func(ctx context.Context, node string) (cluster.Secret, bool, error) {
+			config, found, err := files(ctx, node)
 			return cluster.Secret(strings.ReplaceAll(string(config), "v1.35.4", fresh)), found, err
 		}
 		must(t, c.roll(planning.Policy{})(t.Context()))

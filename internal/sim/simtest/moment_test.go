@@ -131,7 +131,7 @@ func (l *Lab) loseJournal() {
 
 // machineConfigs are the present configurations of all nodes, as a user would have saved
 // them to files.
-func (l *Lab) machineConfigs() func(node string) (cluster.Secret, bool, error) {
+func (l *Lab) machineConfigs() func(_ context.Context, node string) (cluster.Secret, bool, error) {
 	l.t.Helper()
 	s, err := l.Client().connect(l.t.Context())
 	must(l.t, err)
@@ -142,7 +142,7 @@ func (l *Lab) machineConfigs() func(node string) (cluster.Secret, bool, error) {
 			l.t.Fatal(err)
 		}
 	}
-	return func(node string) (cluster.Secret, bool, error) {
+	return func(_ context.Context, node string) (cluster.Secret, bool, error) {
 		config, found := files[node]
 		return config, found, nil
 	}

@@ -60,7 +60,7 @@ func TestResetMachine(t *testing.T) {
 		if !c.files {
 			requireReset(t, lab, c.node, err)
 			lab.requireLeftAlone(from, c.node)
-			config, _, _ := configs(c.node)
+			config, _, _ := configs(t.Context(), c.node)
 			lab.applyInsecure(c.node, config) // as the hint says
 			err = user.roll(policyFor(c.node))(t.Context())
 		}
