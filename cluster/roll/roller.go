@@ -2,6 +2,7 @@ package roll
 
 import (
 	"context"
+
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/exchange"
 	"github.com/recast-sh/recast/cluster/hook"

@@ -1,8 +1,8 @@
 package simtest
 
 import (
-	"context"
 	"bytes"
+	"context"
 	"strings"
 	"testing"
 
