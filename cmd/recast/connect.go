@@ -200,11 +200,8 @@ func machineConfigs(s *streams, p pipeline.Project) (func(ctx context.Context, n
 	o := machineconfig.Options{
 		Place: p.Config.Place("talos.machineConfigs") + ": talos.machineConfigs",
 		File:  func(node string) string { return kept.File(p.Config.Cluster, node) },
-		Dir:   kept.Path, Base: p.Config.Dir, Env: command.FromHere().Env, Pass: kept.Env,
+		Dir:   kept.Path, Command: kept.Command, Base: p.Config.Dir, Env: command.FromHere().Env, Pass: kept.Env,
 		Note: func(line string) { fmt.Fprintln(s.err, line) },
-	}
-	if len(kept.Command) > 0 {
-		o.Run = kept.Run
 	}
 	source, err := machineconfig.New(o)
 	if err != nil {

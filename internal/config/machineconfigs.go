@@ -33,17 +33,6 @@ func (m MachineConfigs) File(cluster, node string) string {
 	return strings.NewReplacer("{node}", node, "{cluster}", cluster).Replace(m.Names)
 }
 
-// outPlace stands for the directory of a command's output.
-const outPlace = "{out}"
-
-// Run returns the command with the directory of its output.
-func (m MachineConfigs) Run(out string) []string {
-	args := make([]string, len(m.Command))
-	for i, arg := range m.Command {
-		args[i] = strings.ReplaceAll(arg, outPlace, out)
-	}
-	return args
-}
 
 func (k checker) machineConfigs() {
 	const path = "talos.machineConfigs"
@@ -59,8 +48,8 @@ func (k checker) machineConfigs() {
 		k.notEmpty(path+".dir", m.Dir)
 	case command && len(m.Command) == 0:
 		k.add(path+".command", "is empty: name a program or remove it")
-	case command && !strings.Contains(strings.Join(m.Command[1:], " "), outPlace):
-		k.add(path+".command", "does not say where its output goes: give it %s as an argument, which recast replaces by the path of an empty directory", outPlace)
+	case command && !strings.Contains(strings.Join(m.Command[1:], " "), "{out}"):
+		k.add(path+".command", "does not say where its output goes: give it {out} as an argument, which recast replaces by the path of an empty directory")
 	case !command && m.Dir == "":
 		k.add(path, "is empty: name a directory, or a command, or remove it")
 	}

@@ -12,11 +12,12 @@ import (
 
 	"github.com/recast-sh/recast/internal/command"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/redact"
 )
 
 // keyVariables are the variables by which sops and age find their keys, and the key
 // services of clouds their credentials.
-var keyVariables = [...]string{"SOPS_*", "AGE_*", "AWS_*", "AZURE_*", "GOOGLE_*", "CLOUDSDK_*", "VAULT_*", "HC_VAULT_*", "GNUPGHOME", "GPG_*", "SSH_AUTH_SOCK"}
+var keyVariables = []string{"SOPS_*", "AGE_*", "AWS_*", "AZURE_*", "GOOGLE_*", "CLOUDSDK_*", "VAULT_*", "HC_VAULT_*", "GNUPGHOME", "GPG_*", "SSH_AUTH_SOCK"}
 
 var (
 	// github.com/getsops/sops, stores/yaml: metadata are the mapping "sops" of each document.
@@ -39,31 +40,31 @@ func encryption(text []byte) string {
 	return ""
 }
 
-// decrypted returns the plaintext of a file; where is how messages name it.
-func (s *Source) decrypted(ctx context.Context, where string, text []byte) ([]byte, error) {
+// decrypted returns the plaintext of a file.
+func (s *Source) decrypted(ctx context.Context, f file) ([]byte, error) {
 	var args []string
-	program := encryption(text)
+	program := encryption(f.text)
 	switch program {
 	case "":
-		return text, nil
+		return f.text, nil
 	case "sops":
 		args = []string{"sops", "--decrypt", "--input-type", "yaml", "--output-type", "yaml", "/dev/stdin"}
 	case "age":
 		keys, err := s.ageKeys()
 		if err != nil {
-			return nil, fault.WithHint(fault.MachineConfig.Configf("%s is encrypted with age: %w", where, err),
+			return nil, fault.WithHint(fault.MachineConfig.Configf("%s is encrypted with age: %w", f.name, err),
 				"SOPS_AGE_KEY_FILE names the file with the age identity")
 		}
 		args = []string{"age", "--decrypt", "--identity", keys}
 	}
 	var plain bytes.Buffer
-	err := s.program(ctx, command.Program{Args: args, Stdin: text, Stdout: &plain})
+	err := s.program(ctx, command.Program{Args: args, Stdin: f.text, Stdout: &plain}, func() []string { return redact.YAML(plain.Bytes()) })
 	switch {
 	case errors.Is(err, exec.ErrNotFound):
-		return nil, fault.WithHint(fault.MachineConfig.Configf("%s is encrypted with %s, and there is no %s in PATH", where, program, program),
+		return nil, fault.WithHint(fault.MachineConfig.Configf("%s is encrypted with %s, and there is no %s in PATH", f.name, program, program),
 			"install %s, or have talos.machineConfigs run a program that writes plaintext", program)
 	case err != nil:
-		return nil, fault.WithHint(fault.MachineConfig.Refusedf("decrypt %s: %s: %w", where, program, err),
+		return nil, fault.WithHint(fault.MachineConfig.Refusedf("decrypt %s: %s: %w", f.name, program, err),
 			"the key has to be where %s finds it: %s", program, map[string]string{
 				"sops": "SOPS_AGE_KEY_FILE, ~/.config/sops/age/keys.txt, gpg-agent or the key service that the file names",
 				"age":  "SOPS_AGE_KEY_FILE or ~/.config/sops/age/keys.txt",

@@ -8,6 +8,8 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
+	"strings"
 	"syscall"
 	"time"
 
@@ -29,12 +31,20 @@ func (s *Source) run(ctx context.Context) (files map[string][]byte, err error) {
 		return nil, fault.MachineConfig.Of(fmt.Errorf("%s: %w", s.o.Place, err))
 	}
 	defer func() { err = errors.Join(err, dir.remove()) }()
-	args := s.o.Run(dir.path)
-	if err := s.program(ctx, command.Program{Args: args}); err != nil {
-		return nil, s.explained(args[0], err)
+	var args []string
+	for _, arg := range s.o.Command {
+		args = append(args, strings.ReplaceAll(arg, "{out}", dir.path))
 	}
-	files, err = readAll(dir.path)
+	ended := s.program(ctx, command.Program{Args: args}, func() (secrets []string) {
+		files, err = readAll(dir.path)
+		for _, text := range files {
+			secrets = append(secrets, redact.YAML(text)...)
+		}
+		return secrets
+	})
 	switch {
+	case ended != nil:
+		return nil, s.explained(args[0], ended)
 	case err != nil:
 		return nil, fault.MachineConfig.Refusedf("%s: the output of %s: %w", s.o.Place, args[0], err)
 	case len(files) == 0:
@@ -44,9 +54,9 @@ func (s *Source) run(ctx context.Context) (files map[string][]byte, err error) {
 	return files, nil
 }
 
-// program runs a program to its end. It shows no more of its output than its last lines,
-// and no secret of them.
-func (s *Source) program(ctx context.Context, p command.Program) error {
+// program runs a program to its end. An error has its last lines, without what looks like a
+// secret and without those that it has written, which secrets returns afterwards.
+func (s *Source) program(ctx context.Context, p command.Program, secrets func() []string) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, runTimeout, fmt.Errorf("it was stopped because it had not ended after %s", runTimeout))
 	defer cancel()
 	if s.o.Note != nil {
@@ -54,9 +64,9 @@ func (s *Source) program(ctx context.Context, p command.Program) error {
 		defer telling.Stop()
 	}
 	said := &command.Lines{}
-	p.Dir, p.Env = s.o.Base, command.Environ(s.o.Env, append(keyVariables[:], s.o.Pass...))
+	p.Dir, p.Env = s.o.Base, command.Environ(s.o.Env, slices.Concat(keyVariables, s.o.Pass))
 	err := p.Run(ctx, said)
-	if last := redact.New(nil).Text(said.Last()); err != nil && last != "" {
+	if last := redact.New(secrets()).Text(said.Last()); err != nil && last != "" {
 		return fmt.Errorf("%w: %s", err, last)
 	}
 	return err

@@ -19,6 +19,7 @@ type world struct {
 	t       *testing.T
 	bin     string
 	options Options
+	then    func() error // after it is opened
 }
 
 func newWorld(t *testing.T) *world {
@@ -26,7 +27,13 @@ func newWorld(t *testing.T) *world {
 	w := &world{t: t, bin: t.TempDir()}
 	path := w.bin + string(filepath.ListSeparator) + "/usr/bin" + string(filepath.ListSeparator) + "/bin"
 	t.Setenv("PATH", path)
-	t.Setenv("XDG_RUNTIME_DIR", "")
+	memory, err := os.MkdirTemp(inMemory(), "machineconfig-test-") // other tests make directories there, too
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(memory) }) // it is empty, or the test has failed
+	t.Setenv("XDG_RUNTIME_DIR", memory)
+	t.Setenv("TMPDIR", memory)
 	w.options = Options{
 		Place: "recast.yaml:6:3: talos.machineConfigs", Base: t.TempDir(), Env: []string{"PATH=" + path, "HOME=" + t.TempDir(), "TOKEN=planted", "SOPS_AGE_KEY=k"},
 		File: func(node string) string { return "c1-" + node + ".yaml" },
@@ -55,7 +62,7 @@ func (w *world) inDir(text string) *world {
 func (w *world) written(script string) *world {
 	w.t.Helper()
 	w.program("render", script)
-	w.options.Run = func(out string) []string { return []string{"render", out} }
+	w.options.Command = []string{"render", "{out}"}
 	return w
 }
 
@@ -87,8 +94,38 @@ func TestConfig(t *testing.T) {
 		"one that it names": {of: func(w *world) { w.written(`echo "$TOKEN" > "$1/c1-wk1.yaml"`).options.Pass = []string{"TOKEN"} }, want: "planted\n"},
 		"it fails":          {of: func(w *world) { w.written(`echo "token: abcdefghijklmnop"; echo no secrets here; exit 3`) }, err: "render: exit status 3: token: [redacted]; no secrets here", hint: "run it by hand", kind: fault.Refused},
 		"it writes nothing": {of: func(w *world) { w.written(`exit 0`) }, err: "render wrote no file to {out}", hint: "{out} in command", kind: fault.Config},
-		"it is not there":   {of: func(w *world) { w.options.Run = func(string) []string { return []string{"nowhere"} } }, err: "run nowhere: exec:", hint: "has to name a program", kind: fault.Config},
-		"a link leads out":  {of: func(w *world) { w.written(`ln -s /etc/hostname "$1/c1-wk1.yaml"`) }, err: "the output of render:", kind: fault.Refused},
+		"it is not there":   {of: func(w *world) { w.options.Command = []string{"nowhere"} }, err: "run nowhere: exec:", hint: "has to name a program", kind: fault.Config},
+		"its interpreter is not there": {
+			of: func(w *world) {
+				w.written("")
+				if err := os.WriteFile(filepath.Join(w.bin, "render"), []byte("#!/no/such/shell\n"), 0o700); err != nil { //nolint:gosec // it is run
+					w.t.Fatal(err)
+				}
+			},
+			err: "run render: ", hint: "has to name a program", kind: fault.Config,
+		},
+		"it says what it has written": {
+			of: func(w *world) {
+				w.written(`echo "cluster: {secret: hush-hush}" > "$1/x"; echo "no hush-hush for you"; exit 3`)
+			},
+			err: "render: exit status 3: no [redacted] for you", hint: "run it by hand", kind: fault.Refused,
+		},
+		"the directory is gone": {
+			of: func(w *world) {
+				w.inDir("x")
+				w.then = func() error { return os.RemoveAll(w.options.Dir) }
+			},
+			err: "talos.machineConfigs: open ", kind: fault.Config,
+		},
+		"a link leads nowhere": {
+			of: func(w *world) {
+				w.inDir("x")
+				w.options.File = func(string) string { return "link.yaml" }
+				w.then = func() error { return os.Symlink("nowhere", filepath.Join(w.options.Dir, "link.yaml")) }
+			},
+			err: "link.yaml: no such file",
+		},
+		"a link leads out": {of: func(w *world) { w.written(`ln -s /etc/hostname "$1/c1-wk1.yaml"`) }, err: "the output of render:", kind: fault.Refused},
 		"of SOPS": {
 			of:   func(w *world) { w.inDir(sopsFile).program("sops", `grep -q ENC && echo "plain $*"; echo noise >&2`) },
 			want: "plain --decrypt --input-type yaml --output-type yaml /dev/stdin\n",
@@ -116,7 +153,13 @@ func TestConfig(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t)
 			c.of(w)
-			text, found, err := w.open().Config(t.Context(), "wk1")
+			source := w.open()
+			if w.then != nil {
+				if err := w.then(); err != nil {
+					t.Fatal(err)
+				}
+			}
+			text, found, err := source.Config(t.Context(), "wk1")
 			switch {
 			case c.err != "":
 				if err == nil || !strings.Contains(err.Error(), c.err) || fault.KindOf(err) != c.kind || !strings.Contains(strings.Join(fault.Hints(err), ";"), c.hint) || found {
