@@ -25,10 +25,10 @@ type ConfigDiffs struct {
 // ConfigDiff is what a node's configuration in talos.machineConfigs would change on it. It has no secret.
 type ConfigDiff struct {
 	Node string `json:"node"`
-	// Kept says that talos.machineConfigs has a configuration for the node. A node without one keeps what it runs.
-	Kept bool `json:"kept"`
-	// Unread is why the two could not be compared; "": they were.
-	Unread string `json:"unread,omitempty"`
+	// Wanted says that talos.machineConfigs has a configuration for the node. A node without one keeps what it runs.
+	Wanted bool `json:"wanted"`
+	// Unread is why the two could not be compared.
+	Unread []string `json:"unread,omitempty"`
 	// Changes are what differs, but for what recast sets itself: installer, install disk, hostname, and the versions of Kubernetes.
 	Changes []config.Change `json:"changes,omitempty"`
 }
@@ -49,17 +49,20 @@ func DiffConfigs(ctx context.Context, p Project, m Machines, nodes ...string) (C
 	}
 	res := ConfigDiffs{Cluster: p.Config.Cluster}
 	for _, f := range found {
-		d := ConfigDiff{Node: f.Name, Kept: f.File != nil}
+		d := ConfigDiff{Node: f.Name, Wanted: f.File != nil}
 		switch {
 		case f.File == nil:
 		case f.File.Err != nil:
-			d.Unread = f.File.Err.Error()
+			d.Unread = []string{f.File.Err.Error()}
 		case f.Machine == nil:
-			d.Unread = errors.Join(f.Errs...).Error()
+			d.Unread = []string{f.NothingToCompare()}
+			for _, err := range f.Errs {
+				d.Unread = append(d.Unread, err.Error())
+			}
 		default:
 			d.Changes = f.File.Changes
 		}
-		if d.Unread != "" {
+		if len(d.Unread) > 0 {
 			res.Unread++
 		}
 		if len(d.Changes) > 0 {
@@ -74,14 +77,6 @@ func DiffConfigs(ctx context.Context, p Project, m Machines, nodes ...string) (C
 func errNoConfigs(p Project) error {
 	return fault.WithHint(fault.MachineConfig.Configf("%s: talos.machineConfigs is not set: recast has no configuration to compare with what a node runs", p.Config.Place("talos")),
 		"recast config show NODE shows what a node runs; docs/notes/rolling.md says where configurations may be kept")
-}
-
-// NodeNames are the names that a command was given; without any, those of all nodes.
-func NodeNames(p Project, given []string) []string {
-	if len(given) > 0 {
-		return given
-	}
-	return nodeNames(p.Config)
 }
 
 // wantedOf are the nodes of these names, whatever the lock is; without names, all nodes.
@@ -100,33 +95,58 @@ func wantedOf(p Project, names []string) ([]cluster.Wanted, error) {
 	return slices.DeleteFunc(wanted, func(w cluster.Wanted) bool { return !slices.Contains(names, w.Name) }), nil
 }
 
-// RunningConfig reads the machine configuration that a node runs.
-func RunningConfig(ctx context.Context, p Project, m Machines, node string) (cluster.Secret, error) {
-	wanted, err := wantedOf(p, []string{node})
-	if err != nil {
-		return nil, err
-	}
-	found, err := findNode(ctx, p, m, wanted[0])
-	if err != nil {
-		return nil, err
-	}
-	text, err := m.Talos.MachineConfig(ctx, found.Addr)
-	return text, fault.Prefix("read the machine configuration of "+node, err)
+// NodeConfig is a node's machine configuration.
+type NodeConfig struct {
+	Node string
+	Text cluster.Secret
 }
 
-// KeptConfig reads a node's configuration in talos.machineConfigs.
-func KeptConfig(ctx context.Context, p Project, m Machines, node string) (cluster.Secret, error) {
-	if m.MachineConfig == nil {
-		return nil, errNoConfigs(p)
-	}
-	if _, err := wantedOf(p, []string{node}); err != nil {
+// RunningConfigs reads the machine configurations that these nodes run; none: all nodes. It fails if
+// one can't be read.
+func RunningConfigs(ctx context.Context, p Project, m Machines, nodes ...string) ([]NodeConfig, error) {
+	wanted, err := wantedOf(p, nodes)
+	if err != nil {
 		return nil, err
 	}
-	text, found, err := m.MachineConfig(ctx, node)
-	if err == nil && !found {
-		err = fault.WithHint(fault.MachineConfig.Configf("talos.machineConfigs has no configuration for %s", node), "it keeps the configuration that it runs: recast config show %s", node)
+	read, err := observe.ObserveRunning(ctx, sources(p, m), wanted)
+	if err != nil {
+		return nil, err
 	}
-	return text, err
+	var out []NodeConfig
+	var problems []error
+	for _, c := range read {
+		problems = append(problems, fault.Prefix("read the machine configuration of "+c.Node, c.Err))
+		out = append(out, NodeConfig{c.Node, c.Text})
+	}
+	return out, errors.Join(problems...)
+}
+
+// WantedConfigs reads the configurations that talos.machineConfigs has for these nodes; none: for
+// all nodes. It fails if there is none for a node that was named, or for no node.
+func WantedConfigs(ctx context.Context, p Project, read func(context.Context, string) (cluster.Secret, bool, error), nodes ...string) ([]NodeConfig, error) {
+	if read == nil {
+		return nil, errNoConfigs(p)
+	}
+	wanted, err := wantedOf(p, nodes)
+	if err != nil {
+		return nil, err
+	}
+	var out []NodeConfig
+	for _, w := range wanted {
+		text, found, err := read(ctx, w.Name)
+		switch {
+		case err != nil:
+			return nil, err
+		case found:
+			out = append(out, NodeConfig{w.Name, text})
+		case len(nodes) > 0:
+			return nil, fault.WithHint(fault.MachineConfig.Configf("talos.machineConfigs has no configuration for %s", w.Name), "the node keeps the one that it runs: recast config show %s", w.Name)
+		}
+	}
+	if len(out) == 0 {
+		return nil, fault.WithHint(fault.MachineConfig.Configf("talos.machineConfigs has no configuration for any node"), "names in talos.machineConfigs is the pattern of their files; default: {node}.yaml")
+	}
+	return out, nil
 }
 
 // Shown returns a configuration without its secrets.

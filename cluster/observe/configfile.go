@@ -50,18 +50,12 @@ func ObserveFiles(ctx context.Context, src Sources, wanted []cluster.Wanted, fou
 	if src.MachineConfig == nil || src.Maintenance == nil {
 		return
 	}
-	g := errgroup.Group{}
-	g.SetLimit(MachinesAtOnce)
-	for i := range found {
-		if f := found[i]; f.Away || f.Machine != nil && !f.Unfinished() && !Diff(wanted[i], f, nothingPast).Rollable() {
-			continue
+	eachFound(found, func(i int, f *Found) {
+		if f.Away || f.Machine != nil && !f.Unfinished() && !Diff(wanted[i], *f, nothingPast).Rollable() {
+			return
 		}
-		g.Go(func() error {
-			found[i].File = observeFile(ctx, src, wanted[i], &found[i])
-			return nil
-		})
-	}
-	_ = g.Wait() // none of them returns an error
+		f.File = observeFile(ctx, src, wanted[i], f)
+	})
 }
 
 // ObserveConfigs reads what ObserveDrift does, and compares the file of each node with what it runs.
@@ -70,15 +64,41 @@ func ObserveConfigs(ctx context.Context, src Sources, wanted []cluster.Wanted) (
 	if err != nil {
 		return nil, err
 	}
+	eachFound(found, func(i int, f *Found) { f.File = observeFile(ctx, src, wanted[i], f) })
+	return found, nil
+}
+
+// RunningConfig is the machine configuration that a node runs.
+type RunningConfig struct {
+	Node string
+	Text cluster.Secret
+	Err  error // why it could not be read
+}
+
+// ObserveRunning reads the configurations that nodes run, in the order of wanted.
+func ObserveRunning(ctx context.Context, src Sources, wanted []cluster.Wanted) ([]RunningConfig, error) {
+	found, err := ObserveDrift(ctx, src, wanted)
+	if err != nil {
+		return nil, err
+	}
+	out := make([]RunningConfig, len(found))
+	eachFound(found, func(i int, f *Found) {
+		out[i] = RunningConfig{Node: f.Name, Err: errors.Join(f.Errs...)}
+		if f.Machine != nil { // it is the node's own
+			out[i].Text, out[i].Err = src.Talos.MachineConfig(ctx, f.Addr)
+		}
+	})
+	return out, nil
+}
+
+// eachFound calls do for all nodes, some at a time.
+func eachFound(found []Found, do func(i int, f *Found)) {
 	g := errgroup.Group{}
 	g.SetLimit(MachinesAtOnce)
 	for i := range found {
-		g.Go(func() error {
-			found[i].File = observeFile(ctx, src, wanted[i], &found[i])
-			return nil
-		})
+		g.Go(func() error { do(i, &found[i]); return nil })
 	}
-	return found, g.Wait()
+	_ = g.Wait() // none of them returns an error
 }
 
 // compareConfigs lists how a file differs from what its node runs, after recast has set in both

@@ -12,7 +12,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/ui"
 	"github.com/recast-sh/recast/pipeline"
@@ -40,7 +39,7 @@ installer, the install disk, the hostname, and the versions of Kubernetes. Secre
 compared, and shown as changed, but their values are not shown.
 
 Exits 0 if nothing differs, 2 if something does, and 1 if a node's configuration could
-not be compared. That needs a talosconfig with the role os:admin.`,
+not be compared. It needs a talosconfig with the role os:admin.`,
 		Example: `  recast config diff
   recast config diff wk1 -o json`,
 		RunE: func(c *cobra.Command, nodes []string) error {
@@ -68,40 +67,35 @@ not be compared. That needs a talosconfig with the role os:admin.`,
 }
 
 func newConfigShowCmd(s *streams, g *globals) *cobra.Command {
-	var kept, secrets bool
+	var wanted, secrets bool
 	c := &cobra.Command{
 		Use: "show NODE", Short: "Show the configuration that a node runs",
-		Long: `Show the machine configuration that a node runs, as YAML, or with --kept the one that
-talos.machineConfigs has for it. Secrets are replaced by "[redacted value]", and
-comments are left out; --secrets shows it as it is, on a terminal only.
+		Long: `Show the machine configuration that a node runs, as YAML, or with --wanted the one that
+talos.machineConfigs has for it, which needs no access to the cluster. Secrets are
+replaced by "[redacted value]", and comments are left out; --secrets shows it as it is,
+on a terminal only.
 
-It needs a talosconfig with the role os:admin.`,
+What a node runs is read with a talosconfig with the role os:admin.`,
 		Example: `  recast config show wk1
-  recast config show wk1 --kept`,
+  recast config show wk1 --wanted`,
 		Args: cobra.ExactArgs(1),
-		RunE: func(c *cobra.Command, args []string) error {
+		RunE: func(c *cobra.Command, node []string) error {
 			if secrets && !ui.IsTerminal(s.out) {
-				return errUsage{errors.New("--secrets shows secrets on a terminal only: talosctl get machineconfig v1alpha1 -o jsonpath={.spec} writes them to a file")}
+				return errUsage{errors.New("--secrets shows secrets on a terminal only: recast config render writes them to a file")}
 			}
-			read := pipeline.RunningConfig
-			if kept {
-				read = pipeline.KeptConfig
-			}
-			return g.withMachines(c.Context(), s, func(ctx context.Context, p pipeline.Project, m pipeline.Machines) error {
-				text, err := read(ctx, p, m, args[0])
-				if err != nil {
-					return err
-				}
-				shown, err := shownConfig(text, secrets)
-				if err != nil {
-					return err
-				}
-				_, err = s.out.Write(shown)
+			configs, err := g.configs(c.Context(), s, !wanted, node)
+			if err != nil {
 				return err
-			})
+			}
+			text, err := shownConfig(configs[0], secrets)
+			if err != nil {
+				return err
+			}
+			_, err = s.out.Write(text)
+			return err
 		},
 	}
-	c.Flags().BoolVar(&kept, "kept", false, "show what talos.machineConfigs has for the node")
+	c.Flags().BoolVar(&wanted, "wanted", false, "show what talos.machineConfigs has for the node")
 	c.Flags().BoolVar(&secrets, "secrets", false, "show secrets, on a terminal only")
 	return c
 }
@@ -111,11 +105,11 @@ func newConfigRenderCmd(s *streams, g *globals) *cobra.Command {
 	var running, secrets bool
 	c := &cobra.Command{
 		Use: "render [NODE...]", Short: "Write configurations to files",
-		Long: `Write each node's configuration in talos.machineConfigs to NODE.yaml in a directory: what
-its program writes, decrypted; or with --running the one that the node runs, to begin
-with. Secrets are replaced by "[redacted value]", for a review; with --secrets the files
-are those that recast would apply. Encrypt them before you commit them: recast decrypts
-what sops or age encrypted.
+		Long: `Write each node's configuration in talos.machineConfigs, decrypted, to NODE.yaml in a
+directory, which needs no access to the cluster; or with --running the one that the node
+runs, to begin with. Secrets are replaced by "[redacted value]", for a review; --secrets
+writes them as they are. Encrypt such files before you commit them: recast decrypts what
+sops or age encrypted.
 
 Only you can read the files. No existing file is overwritten.`,
 		Example: `  recast config render --to /tmp/review
@@ -124,19 +118,11 @@ Only you can read the files. No existing file is overwritten.`,
 			if to == "" {
 				return errUsage{errors.New("--to names the directory for the files")}
 			}
-			read := pipeline.KeptConfig
-			if running {
-				read = pipeline.RunningConfig
+			configs, err := g.configs(c.Context(), s, running, nodes)
+			if err != nil {
+				return err
 			}
-			return g.withMachines(c.Context(), s, func(ctx context.Context, p pipeline.Project, m pipeline.Machines) error {
-				return renderConfigs(s, to, pipeline.NodeNames(p, nodes), func(node string) ([]byte, error) {
-					text, err := read(ctx, p, m, node)
-					if err != nil {
-						return nil, err
-					}
-					return shownConfig(text, secrets)
-				})
-			})
+			return renderConfigs(s, to, configs, secrets)
 		},
 	}
 	c.Flags().StringVar(&to, "to", "", "`directory` for the files")
@@ -145,35 +131,55 @@ Only you can read the files. No existing file is overwritten.`,
 	return c
 }
 
-// renderConfigs writes a file for each node, after it has read them all.
-func renderConfigs(s *streams, dir string, nodes []string, read func(node string) ([]byte, error)) error {
-	texts := make([][]byte, len(nodes))
-	for i, node := range nodes {
-		file := filepath.Join(dir, node+".yaml")
-		if _, err := os.Lstat(file); !errors.Is(err, fs.ErrNotExist) {
-			return fault.WithHint(fault.Configf("%s is there already", file), "name another directory with --to, or remove the file")
-		}
-		var err error
-		if texts[i], err = read(node); err != nil {
+// configs reads what nodes run, or what talos.machineConfigs has for them.
+func (g *globals) configs(ctx context.Context, s *streams, running bool, nodes []string) (configs []pipeline.NodeConfig, err error) {
+	if running {
+		err = g.with(ctx, s, connectServers, func(ctx context.Context, p pipeline.Project, m pipeline.Machines) error {
+			configs, err = pipeline.RunningConfigs(ctx, p, m, nodes...)
 			return err
+		})
+		return configs, err
+	}
+	p, err := g.open()
+	if err != nil {
+		return nil, err
+	}
+	read, err := machineConfigs(s, p)
+	if err != nil {
+		return nil, err
+	}
+	return pipeline.WantedConfigs(ctx, p, read, nodes...)
+}
+
+// renderConfigs writes a file for each node, after it has seen that none is there.
+func renderConfigs(s *streams, dir string, configs []pipeline.NodeConfig, secrets bool) error {
+	path := func(c pipeline.NodeConfig) string { return filepath.Join(dir, c.Node+".yaml") }
+	for _, c := range configs {
+		if _, err := os.Lstat(path(c)); !errors.Is(err, fs.ErrNotExist) {
+			return fault.WithHint(cmp.Or(err, fault.Configf("%s is there already", path(c))), "name another directory with --to, or remove the file")
 		}
 	}
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err
 	}
-	for i, node := range nodes {
-		file := filepath.Join(dir, node+".yaml")
-		if err := saveFile(file, func(w io.Writer) error { _, err := w.Write(texts[i]); return err }); err != nil {
+	for _, c := range configs {
+		text, err := shownConfig(c, secrets)
+		if err == nil {
+			err = saveFile(path(c), func(w io.Writer) error { _, err := w.Write(text); return err })
+		}
+		if err != nil {
 			return err
 		}
-		fmt.Fprintln(s.out, file)
+		fmt.Fprintln(s.out, path(c))
 	}
 	return nil
 }
 
-func shownConfig(text cluster.Secret, secrets bool) ([]byte, error) {
+// shownConfig is the text of a configuration, with or without its secrets.
+func shownConfig(c pipeline.NodeConfig, secrets bool) ([]byte, error) {
 	if secrets {
-		return text, nil
+		return c.Text, nil
 	}
-	return pipeline.Shown(text)
+	text, err := pipeline.Shown(c.Text)
+	return text, fault.Prefix("node "+c.Node, err)
 }

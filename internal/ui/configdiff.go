@@ -21,16 +21,16 @@ func WriteConfigDiffs(w io.Writer, format string, res pipeline.ConfigDiffs) erro
 func drawConfigDiff(p *page, d pipeline.ConfigDiff) {
 	state, colour := "same", green
 	switch {
-	case d.Unread != "":
+	case len(d.Unread) > 0:
 		state, colour = "unread", red
 	case len(d.Changes) > 0:
 		state, colour = "differs", yellow
-	case !d.Kept:
-		state, colour = "as is", dim
+	case !d.Wanted:
+		state, colour = "none", dim
 	}
 	p.line("%s %s", p.paint(colour, fmt.Sprintf("%-7s", state)), d.Node)
-	if d.Unread != "" {
-		p.wrapped("    ", "      ", foreign.Line(d.Unread))
+	for _, reason := range d.Unread {
+		p.wrapped("    ", "      ", foreign.Line(reason))
 	}
 	for _, c := range d.Changes {
 		p.wrapped("    ", "      ", foreign.Line(drawChange(c)))
@@ -38,21 +38,18 @@ func drawConfigDiff(p *page, d pipeline.ConfigDiff) {
 }
 
 func configSum(res pipeline.ConfigDiffs) string {
-	kept := 0
+	wanted := 0
 	for _, d := range res.Nodes {
-		if d.Kept {
-			kept++
+		if d.Wanted {
+			wanted++
 		}
 	}
-	sum := fmt.Sprintf("%d of %s differ from talos.machineConfigs", res.Differ, counted(len(res.Nodes), "node"))
-	if res.Same {
-		sum = counted(kept, "node") + " as in talos.machineConfigs"
-	}
+	sum := fmt.Sprintf("%d of %d configurations differ", res.Differ, wanted)
 	if res.Unread > 0 {
 		sum += fmt.Sprintf(", %d could not be compared", res.Unread)
 	}
-	if others := len(res.Nodes) - kept; others > 0 {
-		sum += fmt.Sprintf("; %s without a configuration there, as is", counted(others, "node"))
+	if none := len(res.Nodes) - wanted; none > 0 {
+		sum += fmt.Sprintf("; nodes without one in talos.machineConfigs: %d", none)
 	}
 	return sum
 }
