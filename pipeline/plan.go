@@ -92,7 +92,7 @@ func drift(ctx context.Context, p Project, m Machines, lock schematics.Lock) (Dr
 		return DriftResult{}, nil, err
 	}
 	wanted := p.Wanted(lock)
-	found, err := observe.ObserveDrift(ctx, sources(p, m), wanted)
+	found, err := observe.ObserveDrift(ctx, Sources(p, m), wanted)
 	if err != nil {
 		return DriftResult{}, nil, err
 	}

@@ -142,7 +142,7 @@ func (p Project) History(lock schematics.Lock) (cluster.History, error) {
 
 // observation reads the state of every configured node.
 func observation(ctx context.Context, p Project, m Machines, wanted []cluster.Wanted) (observe.Observation, error) {
-	o, err := observe.Observe(ctx, sources(p, m), wanted)
+	o, err := observe.Observe(ctx, Sources(p, m), wanted)
 	if err != nil {
 		return o, err
 	}
@@ -156,7 +156,8 @@ func ObserveNodes(ctx context.Context, p Project, m Machines) (observe.Observati
 	return observation(ctx, p, m, p.Wanted(lock))
 }
 
-func sources(p Project, m Machines) observe.Sources {
+// Sources are what the nodes of a project are read from.
+func Sources(p Project, m Machines) observe.Sources {
 	return observe.Sources{
 		Proxmox: m.Proxmox, Talos: m.Talos, Maintenance: m.Maintenance, Kube: m.Kube, Cluster: p.Config.Cluster, ParkingIDs: parkingIDs(p),
 		ConfigKnown: func(ctx context.Context, node string, rec parking.Record) (cluster.ConfigPlace, error) {

@@ -15,6 +15,7 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/ui"
 	"github.com/recast-sh/recast/pipeline"
+	"github.com/recast-sh/recast/pipeline/configs"
 )
 
 func newConfigCmd(s *streams, g *globals) *cobra.Command {
@@ -47,7 +48,7 @@ not be compared. It needs a talosconfig with the role os:admin.`,
 				return err
 			}
 			return g.withMachines(c.Context(), s, func(ctx context.Context, p pipeline.Project, m pipeline.Machines) error {
-				res, err := pipeline.DiffConfigs(ctx, p, m, nodes...)
+				res, err := configs.Compare(ctx, p, m, nodes...)
 				if err != nil {
 					return err
 				}
@@ -83,11 +84,11 @@ What a node runs is read with a talosconfig with the role os:admin.`,
 			if secrets && !ui.IsTerminal(s.out) {
 				return errUsage{errors.New("--secrets shows secrets on a terminal only: recast config render writes them to a file")}
 			}
-			configs, err := g.configs(c.Context(), s, !wanted, node)
+			read, err := g.configs(c.Context(), s, !wanted, node)
 			if err != nil {
 				return err
 			}
-			text, err := shownConfig(configs[0], secrets)
+			text, err := shownConfig(read[0], secrets)
 			if err != nil {
 				return err
 			}
@@ -118,11 +119,11 @@ Only you can read the files. No existing file is overwritten.`,
 			if to == "" {
 				return errUsage{errors.New("--to names the directory for the files")}
 			}
-			configs, err := g.configs(c.Context(), s, running, nodes)
+			read, err := g.configs(c.Context(), s, running, nodes)
 			if err != nil {
 				return err
 			}
-			return renderConfigs(s, to, configs, secrets)
+			return renderConfigs(s, to, read, secrets)
 		},
 	}
 	c.Flags().StringVar(&to, "to", "", "`directory` for the files")
@@ -132,29 +133,29 @@ Only you can read the files. No existing file is overwritten.`,
 }
 
 // configs reads what nodes run, or what talos.machineConfigs has for them.
-func (g *globals) configs(ctx context.Context, s *streams, running bool, nodes []string) (configs []pipeline.NodeConfig, err error) {
+func (g *globals) configs(ctx context.Context, s *streams, running bool, nodes []string) (read []configs.Config, err error) {
 	if running {
 		err = g.with(ctx, s, connectServers, func(ctx context.Context, p pipeline.Project, m pipeline.Machines) error {
-			configs, err = pipeline.RunningConfigs(ctx, p, m, nodes...)
+			read, err = configs.Running(ctx, p, m, nodes...)
 			return err
 		})
-		return configs, err
+		return read, err
 	}
 	p, err := g.open()
 	if err != nil {
 		return nil, err
 	}
-	read, err := machineConfigs(s, p)
+	source, err := machineConfigs(s, p)
 	if err != nil {
 		return nil, err
 	}
-	return pipeline.WantedConfigs(ctx, p, read, nodes...)
+	return configs.Wanted(ctx, p, source, nodes...)
 }
 
 // renderConfigs writes a file for each node, after it has seen that none is there.
-func renderConfigs(s *streams, dir string, configs []pipeline.NodeConfig, secrets bool) error {
-	path := func(c pipeline.NodeConfig) string { return filepath.Join(dir, c.Node+".yaml") }
-	for _, c := range configs {
+func renderConfigs(s *streams, dir string, all []configs.Config, secrets bool) error {
+	path := func(c configs.Config) string { return filepath.Join(dir, c.Node+".yaml") }
+	for _, c := range all {
 		if _, err := os.Lstat(path(c)); !errors.Is(err, fs.ErrNotExist) {
 			return fault.WithHint(cmp.Or(err, fault.Configf("%s is there already", path(c))), "name another directory with --to, or remove the file")
 		}
@@ -162,7 +163,7 @@ func renderConfigs(s *streams, dir string, configs []pipeline.NodeConfig, secret
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err
 	}
-	for _, c := range configs {
+	for _, c := range all {
 		text, err := shownConfig(c, secrets)
 		if err == nil {
 			err = saveFile(path(c), func(w io.Writer) error { _, err := w.Write(text); return err })
@@ -176,10 +177,10 @@ func renderConfigs(s *streams, dir string, configs []pipeline.NodeConfig, secret
 }
 
 // shownConfig is the text of a configuration, with or without its secrets.
-func shownConfig(c pipeline.NodeConfig, secrets bool) ([]byte, error) {
+func shownConfig(c configs.Config, secrets bool) ([]byte, error) {
 	if secrets {
 		return c.Text, nil
 	}
-	text, err := pipeline.Shown(c.Text)
+	text, err := configs.Shown(c.Text)
 	return text, fault.Prefix("node "+c.Node, err)
 }

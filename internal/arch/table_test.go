@@ -67,6 +67,7 @@ var table = []row{
 	{pkg: "pipeline/support", allow: []string{
 		"pipeline/...", "schematics", "cluster/...", "internal/bundle", "internal/redact", "internal/journal",
 	}},
+	{pkg: "pipeline/configs", allow: []string{"pipeline", "schematics", "cluster", "cluster/config", "cluster/observe", "internal/fault"}},
 	{pkg: "pipeline/setup", allow: []string{
 		"pipeline", "schematics", "images", "cluster/...", "internal/config", "internal/fault", "internal/journal",
 	}},

@@ -33,7 +33,6 @@ func (m MachineConfigs) File(cluster, node string) string {
 	return strings.NewReplacer("{node}", node, "{cluster}", cluster).Replace(m.Names)
 }
 
-
 func (k checker) machineConfigs() {
 	const path = "talos.machineConfigs"
 	m := k.c.Talos.MachineConfigs

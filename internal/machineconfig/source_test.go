@@ -1,6 +1,7 @@
 package machineconfig
 
 import (
+	"maps"
 	"os"
 	"path/filepath"
 	"strings"
@@ -75,14 +76,17 @@ func (w *world) open() *Source {
 	return s
 }
 
-func TestConfig(t *testing.T) {
-	cases := map[string]struct {
-		of   func(w *world)
-		want string
-		err  string // what its beginning or end is
-		hint string
-		kind fault.Kind
-	}{
+// configCase is how a configuration is kept, and what Config makes of it.
+type configCase struct {
+	of   func(w *world)
+	want string
+	err  string // what its beginning or end is
+	hint string
+	kind fault.Kind
+}
+
+func keptCases() map[string]configCase {
+	return map[string]configCase{
 		"a file":  {of: func(w *world) { w.inDir("machine: {}\n") }, want: "machine: {}\n"},
 		"no file": {of: func(w *world) { w.inDir("").options.File = func(string) string { return "other.yaml" } }},
 		"written": {of: func(w *world) { w.written(`mkdir -p "$1" && echo "machine: {}" > "$1/c1-wk1.yaml"`) }, want: "machine: {}\n"},
@@ -126,6 +130,11 @@ func TestConfig(t *testing.T) {
 			err: "link.yaml: no such file",
 		},
 		"a link leads out": {of: func(w *world) { w.written(`ln -s /etc/hostname "$1/c1-wk1.yaml"`) }, err: "the output of render:", kind: fault.Refused},
+	}
+}
+
+func encryptedCases() map[string]configCase {
+	return map[string]configCase{
 		"of SOPS": {
 			of:   func(w *world) { w.inDir(sopsFile).program("sops", `grep -q ENC && echo "plain $*"; echo noise >&2`) },
 			want: "plain --decrypt --input-type yaml --output-type yaml /dev/stdin\n",
@@ -149,6 +158,11 @@ func TestConfig(t *testing.T) {
 		},
 		"about SOPS": {of: func(w *world) { w.inDir("# sops:\nmachine: {}\nsops:\n  age: none\n") }, want: "# sops:\nmachine: {}\nsops:\n  age: none\n"},
 	}
+}
+
+func TestConfig(t *testing.T) {
+	cases := keptCases()
+	maps.Copy(cases, encryptedCases())
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t)

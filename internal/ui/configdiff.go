@@ -5,11 +5,11 @@ import (
 	"io"
 
 	"github.com/recast-sh/recast/internal/foreign"
-	"github.com/recast-sh/recast/pipeline"
+	"github.com/recast-sh/recast/pipeline/configs"
 )
 
 // WriteConfigDiffs prints what the configurations in talos.machineConfigs would change.
-func WriteConfigDiffs(w io.Writer, format string, res pipeline.ConfigDiffs) error {
+func WriteConfigDiffs(w io.Writer, format string, res configs.Diffs) error {
 	return write(w, format, res, func(p *page) {
 		for _, d := range res.Nodes {
 			drawConfigDiff(p, d)
@@ -18,7 +18,7 @@ func WriteConfigDiffs(w io.Writer, format string, res pipeline.ConfigDiffs) erro
 	})
 }
 
-func drawConfigDiff(p *page, d pipeline.ConfigDiff) {
+func drawConfigDiff(p *page, d configs.Diff) {
 	state, colour := "same", green
 	switch {
 	case len(d.Unread) > 0:
@@ -37,7 +37,7 @@ func drawConfigDiff(p *page, d pipeline.ConfigDiff) {
 	}
 }
 
-func configSum(res pipeline.ConfigDiffs) string {
+func configSum(res configs.Diffs) string {
 	wanted := 0
 	for _, d := range res.Nodes {
 		if d.Wanted {

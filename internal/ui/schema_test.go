@@ -25,6 +25,7 @@ import (
 	"github.com/recast-sh/recast/cluster/explain"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/pipeline"
+	"github.com/recast-sh/recast/pipeline/configs"
 )
 
 // answers are what commands print with -o json, by the name of the schema in docs/schemas.
@@ -35,7 +36,7 @@ var answers = map[string]struct {
 	"plan":    {"recast plan -o json", &planning.Plan{}},
 	"explain": {"recast plan --explain NODE -o json", &explain.Explanation{}},
 	"drift":   {"recast drift -o json", &pipeline.DriftResult{}},
-	"config":  {"recast config diff -o json", &pipeline.ConfigDiffs{}},
+	"config":  {"recast config diff -o json", &configs.Diffs{}},
 	"status":  {"recast status -o json", &pipeline.StatusResult{}},
 	"report":  {"recast roll, rollback and recover -o json", &Report{}},
 }

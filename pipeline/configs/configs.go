@@ -1,4 +1,6 @@
-package pipeline
+// Package configs compares the machine configurations that the user keeps with those that the
+// nodes run, and shows either. Its main type is [Diffs].
+package configs
 
 import (
 	"context"
@@ -10,20 +12,21 @@ import (
 	"github.com/recast-sh/recast/cluster/config"
 	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/pipeline"
 	"github.com/recast-sh/recast/schematics"
 )
 
-// ConfigDiffs are the machine configurations in talos.machineConfigs beside those that the nodes run.
-type ConfigDiffs struct {
-	Cluster string       `json:"cluster"`
-	Same    bool         `json:"same"`   // every node was read, and no configuration differs
-	Differ  int          `json:"differ"` // nodes whose configuration differs
-	Unread  int          `json:"unread"` // nodes whose configuration could not be compared
-	Nodes   []ConfigDiff `json:"nodes"`
+// Diffs are the machine configurations in talos.machineConfigs beside those that the nodes run.
+type Diffs struct {
+	Cluster string `json:"cluster"`
+	Same    bool   `json:"same"`   // every node was read, and no configuration differs
+	Differ  int    `json:"differ"` // nodes whose configuration differs
+	Unread  int    `json:"unread"` // nodes whose configuration could not be compared
+	Nodes   []Diff `json:"nodes"`
 }
 
-// ConfigDiff is what a node's configuration in talos.machineConfigs would change on it. It has no secret.
-type ConfigDiff struct {
+// Diff is what a node's configuration in talos.machineConfigs would change on it. It has no secret.
+type Diff struct {
 	Node string `json:"node"`
 	// Wanted says that talos.machineConfigs has a configuration for the node. A node without one keeps what it runs.
 	Wanted bool `json:"wanted"`
@@ -33,31 +36,31 @@ type ConfigDiff struct {
 	Changes []config.Change `json:"changes,omitempty"`
 }
 
-// DiffConfigs compares the configurations in talos.machineConfigs with those that these nodes run;
+// Compare compares the configurations in talos.machineConfigs with those that these nodes run;
 // none: all nodes. It changes nothing.
-func DiffConfigs(ctx context.Context, p Project, m Machines, nodes ...string) (ConfigDiffs, error) {
+func Compare(ctx context.Context, p pipeline.Project, m pipeline.Machines, nodes ...string) (Diffs, error) {
 	if m.MachineConfig == nil {
-		return ConfigDiffs{}, errNoConfigs(p)
+		return Diffs{}, errNone(p)
 	}
 	wanted, err := wantedOf(p, nodes)
 	if err != nil {
-		return ConfigDiffs{}, err
+		return Diffs{}, err
 	}
-	found, err := observe.ObserveConfigs(ctx, sources(p, m), wanted)
+	found, err := observe.ObserveConfigs(ctx, pipeline.Sources(p, m), wanted)
 	if err != nil {
-		return ConfigDiffs{}, err
+		return Diffs{}, err
 	}
-	res := ConfigDiffs{Cluster: p.Config.Cluster}
+	res := Diffs{Cluster: p.Config.Cluster}
 	for _, f := range found {
-		d := ConfigDiff{Node: f.Name, Wanted: f.File != nil}
+		d := Diff{Node: f.Name, Wanted: f.File != nil}
 		switch {
 		case f.File == nil:
 		case f.File.Err != nil:
-			d.Unread = []string{f.File.Err.Error()}
+			d.Unread = append(d.Unread, withHints(f.File.Err))
 		case f.Machine == nil:
-			d.Unread = []string{f.NothingToCompare()}
+			d.Unread = append(d.Unread, f.NothingToCompare())
 			for _, err := range f.Errs {
-				d.Unread = append(d.Unread, err.Error())
+				d.Unread = append(d.Unread, withHints(err))
 			}
 		default:
 			d.Changes = f.File.Changes
@@ -74,19 +77,26 @@ func DiffConfigs(ctx context.Context, p Project, m Machines, nodes ...string) (C
 	return res, ctx.Err()
 }
 
-func errNoConfigs(p Project) error {
+func withHints(err error) string {
+	return strings.Join(append([]string{err.Error()}, fault.Hints(err)...), "; ")
+}
+
+func errNone(p pipeline.Project) error {
 	return fault.WithHint(fault.MachineConfig.Configf("%s: talos.machineConfigs is not set: recast has no configuration to compare with what a node runs", p.Config.Place("talos")),
 		"recast config show NODE shows what a node runs; docs/notes/rolling.md says where configurations may be kept")
 }
 
 // wantedOf are the nodes of these names, whatever the lock is; without names, all nodes.
-func wantedOf(p Project, names []string) ([]cluster.Wanted, error) {
+func wantedOf(p pipeline.Project, names []string) ([]cluster.Wanted, error) {
 	lock, _ := schematics.ReadLock(p.LockFile()) // configurations need none
 	wanted := p.Wanted(lock)
 	if len(names) == 0 {
 		return wanted, nil
 	}
-	known := nodeNames(p.Config)
+	var known []string
+	for _, n := range p.Config.Nodes {
+		known = append(known, n.Name)
+	}
 	for _, name := range names {
 		if !slices.Contains(known, name) {
 			return nil, fault.WithHint(fault.Configf("no node %q", name), "the nodes are: %s", strings.Join(known, ", "))
@@ -95,50 +105,50 @@ func wantedOf(p Project, names []string) ([]cluster.Wanted, error) {
 	return slices.DeleteFunc(wanted, func(w cluster.Wanted) bool { return !slices.Contains(names, w.Name) }), nil
 }
 
-// NodeConfig is a node's machine configuration.
-type NodeConfig struct {
+// Config is a node's machine configuration.
+type Config struct {
 	Node string
 	Text cluster.Secret
 }
 
-// RunningConfigs reads the machine configurations that these nodes run; none: all nodes. It fails if
+// Running reads the machine configurations that these nodes run; none: all nodes. It fails if
 // one can't be read.
-func RunningConfigs(ctx context.Context, p Project, m Machines, nodes ...string) ([]NodeConfig, error) {
+func Running(ctx context.Context, p pipeline.Project, m pipeline.Machines, nodes ...string) ([]Config, error) {
 	wanted, err := wantedOf(p, nodes)
 	if err != nil {
 		return nil, err
 	}
-	read, err := observe.ObserveRunning(ctx, sources(p, m), wanted)
+	read, err := observe.ObserveRunning(ctx, pipeline.Sources(p, m), wanted)
 	if err != nil {
 		return nil, err
 	}
-	var out []NodeConfig
+	var out []Config
 	var problems []error
 	for _, c := range read {
 		problems = append(problems, fault.Prefix("read the machine configuration of "+c.Node, c.Err))
-		out = append(out, NodeConfig{c.Node, c.Text})
+		out = append(out, Config{c.Node, c.Text})
 	}
 	return out, errors.Join(problems...)
 }
 
-// WantedConfigs reads the configurations that talos.machineConfigs has for these nodes; none: for
+// Wanted reads the configurations that talos.machineConfigs has for these nodes; none: for
 // all nodes. It fails if there is none for a node that was named, or for no node.
-func WantedConfigs(ctx context.Context, p Project, read func(context.Context, string) (cluster.Secret, bool, error), nodes ...string) ([]NodeConfig, error) {
+func Wanted(ctx context.Context, p pipeline.Project, read func(context.Context, string) (cluster.Secret, bool, error), nodes ...string) ([]Config, error) {
 	if read == nil {
-		return nil, errNoConfigs(p)
+		return nil, errNone(p)
 	}
 	wanted, err := wantedOf(p, nodes)
 	if err != nil {
 		return nil, err
 	}
-	var out []NodeConfig
+	var out []Config
 	for _, w := range wanted {
 		text, found, err := read(ctx, w.Name)
 		switch {
 		case err != nil:
 			return nil, err
 		case found:
-			out = append(out, NodeConfig{w.Name, text})
+			out = append(out, Config{w.Name, text})
 		case len(nodes) > 0:
 			return nil, fault.WithHint(fault.MachineConfig.Configf("talos.machineConfigs has no configuration for %s", w.Name), "the node keeps the one that it runs: recast config show %s", w.Name)
 		}
