@@ -63,7 +63,7 @@ crash: bin/tools/testsummary ## kill a roll of 3 + 2 nodes at SLICE points of ea
 	@GOGC=400 go test -vet=off -json -timeout 3h -run 'TestCrash|TestUndoByHand|TestAHostThatRebootsAtEveryPoint|TestForeignHands$$|TestRecoverKilledAnywhere|TestUpgradeKubernetesIsKilled|TestSlowServers|TestMatrix' ./internal/sim/simtest $(if $(filter all,$(SLICE)),-crash.all,-crash.slice=$(or $(SLICE),10)) -crash.seed=$(or $(SEED),1) -foreign.cells=$(if $(MATRIX),12,40) $(if $(MATRIX),-matrix.slice=$(MATRIX),-matrix.all) -matrix.schedules=$(SCHEDULES) -matrix.seed=$(or $(SEED),1) | bin/tools/testsummary -name crash
 
 kill: bin/tools/testsummary ## kill -9 KILLS rolls of real processes at random moments, type the same again, look at every disk
-	@go test -vet=off -json -timeout 30m -run TestKill ./cmd/recast -kill.times $(KILLS) -kill.seed $(or $(SEED),0) | bin/tools/testsummary -name kill
+	@go test -vet=off -json -timeout 30m -parallel 3 -run TestKill ./cmd/recast -kill.times $(KILLS) -kill.seed $(or $(SEED),0) | bin/tools/testsummary -name kill
 
 mutants: ## take guards of recast out, one after the other, and play schedules until each is missed (SEED=n for others; MUTANT=name for one; BOUND=node-rolls)
 	@go test -count=1 -timeout 0 -v -run 'TestMutants$$' ./internal/sim/schedules -mutants -mutants.seed=$(or $(SEED),1) -mutants.only='$(MUTANT)' -mutants.bound=$(BOUND) | grep -v '^=== '

@@ -18,8 +18,8 @@ var (
 
 // TestKill kills rolls of real processes at random moments and runs the same command
 // again: then every node is in sync, every persistent disk is unchanged, and etcd has
-// its members. For every second run with a strategy the local files are lost with the
-// process, as on a CI runner.
+// its members. Each strategy has a lab of its own. For every second run in it the local
+// files are lost with the process, as on a CI runner.
 func TestKill(t *testing.T) {
 	if testing.Short() {
 		t.Skip("long: make stories")
@@ -30,40 +30,48 @@ func TestKill(t *testing.T) {
 		seed = rand.Uint64N(1e6)
 	}
 	t.Logf("go test ./cmd/recast -run TestKill -kill.times %d -kill.seed %d", *killTimes, seed)
-	k := &killings{random: rand.New(rand.NewPCG(seed, 0)), strategy: "auto"}
 	if *killTimes == 1 { // the main suite has no minute for it
-		k.terminal, k.usual = openLab(t, "--workers", "1"), map[string]time.Duration{"auto": 5 * time.Second}
-		k.strategies = []string{"auto"}
-	} else {
-		k.terminal = openLab(t, "--workers", "2", "--control-planes", "3")
-		k.usual = map[string]time.Duration{"recreate": 12 * time.Second, "reimage": 10 * time.Second, "in-place": 8 * time.Second}
-		k.strategies = []string{"recreate", "reimage", "in-place"}
+		newKillings(openLab(t, "--workers", "1"), "auto", 5*time.Second, seed).rounds(1)
+		return
 	}
-	k.replace("recast.yaml", "roll:\n", "roll:\n  strategy: auto\n")
-	for round := range *killTimes {
-		k.round(round)
+	for i, by := range []struct {
+		strategy string
+		usual    time.Duration
+	}{{"recreate", 12 * time.Second}, {"reimage", 10 * time.Second}, {"in-place", 8 * time.Second}} {
+		t.Run(by.strategy, func(t *testing.T) {
+			t.Parallel()
+			lab := openLab(t, "--workers", "2", "--control-planes", "3")
+			newKillings(lab, by.strategy, by.usual, seed+uint64(i)).rounds((*killTimes + 2 - i) / 3)
+		})
 	}
-	t.Logf("kill: %d of %d resumed, 0 promises broken", k.resumed, *killTimes)
-	t.Attr("kills-resumed", strconv.Itoa(k.resumed))
-	t.Attr("promises-broken", "0") // lab check has failed the test otherwise
 }
 
 type killings struct {
 	*terminal
-	random     *rand.Rand
-	strategies []string                 // taken in turn
-	usual      map[string]time.Duration // how long a roll takes, by strategy
-	strategy   string                   // in recast.yaml
-	resumed    int
+	random   *rand.Rand
+	strategy string        // in recast.yaml
+	usual    time.Duration // how long a roll takes
+}
+
+func newKillings(lab *terminal, strategy string, usual time.Duration, seed uint64) *killings {
+	lab.replace("recast.yaml", "roll:\n", "roll:\n  strategy: "+strategy+"\n")
+	return &killings{terminal: lab, random: rand.New(rand.NewPCG(seed, 0)), strategy: strategy, usual: usual}
+}
+
+// rounds kills rolls, one after the other, and finishes each.
+func (k *killings) rounds(times int) {
+	k.t.Helper()
+	for n := range times {
+		k.round(n)
+	}
+	k.t.Attr("kills-resumed", strconv.Itoa(times))
+	k.t.Attr("promises-broken", "0") // lab check has failed the test otherwise
 }
 
 // round kills one roll and finishes it.
 func (k *killings) round(n int) {
 	k.t.Helper()
-	strategy := k.strategies[n%len(k.strategies)]
-	k.replace("recast.yaml", "  strategy: "+k.strategy+"\n", "  strategy: "+strategy+"\n")
-	k.strategy = strategy
-	lost := n/len(k.strategies)%2 == 1
+	lost := n%2 == 1
 	var after time.Duration
 	for killed := false; !killed; {
 		k.patch()
@@ -79,7 +87,6 @@ func (k *killings) round(n int) {
 	report, _ := k.typed(exitDone, "roll", "--yes")
 	k.typed(exitDone, "drift")
 	kept, _ := k.typed(exitDone, "lab", "check", "--dir", ".")
-	k.resumed++
 	k.t.Logf("%d: %s killed after %s, journal lost: %t, was unfinished: %t; finished in %s: %s%s", n+1, k.strategy, after.Round(time.Millisecond),
 		lost, strings.Contains(said, "\nunfinished ") || strings.Contains(said, "\nmarked "), time.Since(began).Round(time.Millisecond), kept, report)
 }
@@ -87,7 +94,7 @@ func (k *killings) round(n int) {
 // roll kills a roll at a random moment, unless it has ended before.
 func (k *killings) roll() (after time.Duration, killed bool) {
 	k.t.Helper()
-	after = time.Duration(k.random.Int64N(int64(k.usual[k.strategy])))
+	after = time.Duration(k.random.Int64N(int64(k.usual)))
 	began := time.Now()
 	c := k.background("roll.err", "roll", "--yes")
 	ended := make(chan error, 1)
@@ -97,7 +104,7 @@ func (k *killings) roll() (after time.Duration, killed bool) {
 		if code := exitCode(err); code != exitDone {
 			k.t.Fatalf("a roll that nobody killed: exit code %d\n%s", code, k.read("roll.err"))
 		}
-		k.usual[k.strategy] = time.Since(began)
+		k.usual = time.Since(began)
 		return 0, false
 	case <-time.After(after):
 	}
