@@ -15,9 +15,10 @@ REPLAY ?=
 
 # Everything is compiled with the flags of recast itself (like talosctl, without
 # gRPC's pages for net/trace), so that tests, vet and staticcheck share one build of
-# the dependencies. The race detector needs cgo.
+# the dependencies. What debuggers read is left out: a fifth of the compiler's time goes
+# into it. The race detector needs cgo.
 export CGO_ENABLED := 0
-export GOFLAGS := $(strip $(shell go env GOFLAGS) -trimpath -tags=grpcnotrace)
+export GOFLAGS := $(strip $(shell go env GOFLAGS) -trimpath -tags=grpcnotrace -gcflags=all=-dwarf=false)
 test race: export CGO_ENABLED := 1
 
 # The tools are a module of their own, so that their versions are pinned and
