@@ -47,7 +47,7 @@ func TestReleaseAgrees(t *testing.T) {
 	}
 	makefile := repositoryFile(t, "Makefile")
 	env, cgo, _ := strings.Cut(build.Env[0], "=")
-	if !strings.Contains(makefile, "\nexport "+env+" := "+cgo+"\n") || !strings.Contains(makefile, " "+build.Flags[0]+" -tags="+strings.Join(build.Tags, ",")+")\n") {
+	if !strings.Contains(makefile, "\nexport "+env+" := "+cgo+"\n") || !strings.Contains(makefile, " "+build.Flags[0]+" -tags="+strings.Join(build.Tags, ",")+" -gcflags=all=-dwarf=false)\n") { // a release has nothing for debuggers, either: -s -w
 		t.Errorf("make build builds otherwise than with %q %q %q", build.Env, build.Flags, build.Tags)
 	}
 	for _, f := range g.Archives[0].Files {
