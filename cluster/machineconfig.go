@@ -24,7 +24,17 @@ type ConfigFile struct {
 	// Changes are what differs, but for what recast sets itself: installer, install disk,
 	// hostname, and the versions of Kubernetes, which stay those that the node runs.
 	Changes []config.Change `json:"changes,omitempty"`
+	// Pending says that the node keeps another configuration for its next boot than it runs: one is
+	// on trial, or someone has staged one.
+	Pending bool `json:"pending,omitempty"`
+	// Reboot are the fields for which the node has to reboot.
+	Reboot []string `json:"reboot,omitempty"`
+	// Unknown are documents of kinds that are newer than this recast. They stay as they are written.
+	Unknown []string `json:"unknown,omitempty"`
 }
+
+// Differs says whether the node does not run what the file says.
+func (f ConfigFile) Differs() bool { return len(f.Changes) > 0 || f.Pending }
 
 // ConfigPlace says where the machine configuration is that an unfinished replacement gives its
 // node.
@@ -40,8 +50,9 @@ const (
 // FoundFile is a node's file as it was found.
 type FoundFile struct {
 	ConfigFile
-	Sum string // of its bytes
-	Err error  // why it can't be used, or not compared with what the node runs
+	Sum      string   // of its bytes
+	Identity []string // what would make the node another one, or one of another cluster
+	Err      error    // why it can't be used, or not compared with what the node runs
 }
 
 // NeutralPatch sets what recast sets itself to the same values in every configuration, so that no

@@ -314,8 +314,10 @@ const (
 	// the system of a finished node with a kept one; PutBack cancels an unfinished replacement.
 	Rollback Strategy = "rollback"
 	PutBack  Strategy = "put-back"
-	// Configure can't be configured either: it gives a reset machine its configuration.
-	Configure Strategy = "configure"
+	// Configure can't be configured either: a node whose image is right gets another machine
+	// configuration. ConfigureBlank gives a machine that was reset its configuration back.
+	Configure      Strategy = "configure"
+	ConfigureBlank Strategy = "configure-blank"
 )
 
 // Wanted is what config and lock say about one node.

@@ -185,6 +185,7 @@ type Talos interface {
 	MachineReader
 	Etcd
 	Upgrader
+	Configurer
 }
 
 // MachineReader reads what configured machines say.
@@ -222,6 +223,11 @@ type ConfigReader interface {
 	System(ctx context.Context, addr netip.Addr) (ComparedMachine, error)
 	// MachineConfig reads the machine's whole configuration, all documents, as stored.
 	MachineConfig(ctx context.Context, addr netip.Addr) (Secret, error)
+	// MachineConfigs reads it as stored for the next boot, and as it runs now: they differ while one
+	// is on trial, or waits for a reboot.
+	MachineConfigs(ctx context.Context, addr netip.Addr) (stored, active Secret, err error)
+	// SilentResolvers lists the machine's DNS servers if none of them answers.
+	SilentResolvers(ctx context.Context, addr netip.Addr) ([]string, error)
 	// InstallImage reads which installer the machine's configuration names; "" if it can't be read.
 	InstallImage(ctx context.Context, addr netip.Addr) (string, error)
 }
@@ -298,8 +304,21 @@ type Upgrader interface {
 	Reboot(ctx context.Context, addr netip.Addr, uuid string) error
 	// Rollback makes the other boot entry the default one and reboots.
 	Rollback(ctx context.Context, addr netip.Addr, uuid string) error
-	// ReplaceConfig gives a configured machine another configuration without a reboot.
+}
+
+// Configurer gives running machines another configuration, none of them with a reboot. Each call
+// refuses unless the machine at addr has that UUID. Talos' refusal is of kind fault.Refused.
+type Configurer interface {
+	// ReplaceConfig makes the machine run a configuration from now on, and ends a trial.
 	ReplaceConfig(ctx context.Context, addr netip.Addr, uuid string, config Secret) error
+	// TryConfig makes the machine run a configuration until limit has passed: then it runs the one
+	// from before again by itself, whoever still reaches it, unless it was given one meanwhile.
+	TryConfig(ctx context.Context, addr netip.Addr, uuid string, config Secret, limit time.Duration) error
+	// StageConfig makes the machine run a configuration from its next boot on.
+	StageConfig(ctx context.Context, addr netip.Addr, uuid string, config Secret) error
+	// CheckConfig asks the machine what it would do with a configuration: refuse it, or reboot for
+	// it (Talos up to 1.13 knows). Talos up to 1.13 ends a trial by that.
+	CheckConfig(ctx context.Context, addr netip.Addr, uuid string, config Secret) (reboots bool, err error)
 }
 
 // Maintenance talks to machines that have no configuration yet, without credentials.
@@ -316,6 +335,16 @@ type Maintenance interface {
 	// identifier), the hostname and versions of Kubernetes set, and all else unchanged. It refuses
 	// what Talos itself would refuse. It sends no requests.
 	PatchConfig(config Secret, p ConfigPatch) (Secret, error)
+	// ConfigEffect says what it would do to a node to get another configuration than it runs, but
+	// for what PatchConfig has set in both. It sends no requests.
+	ConfigEffect(runs, wanted Secret) (ConfigEffect, error)
+}
+
+// ConfigEffect is what another configuration does to a node that runs.
+type ConfigEffect struct {
+	Identity []string // what would make it another node, or one of another cluster, in words
+	Reboot   []string // the fields that take effect only at the next boot
+	Unknown  []string // documents of kinds that recast does not know: the node's Talos judges them
 }
 
 // ConfigPatch is what recast sets in a machine configuration before it applies it; an empty field

@@ -22,6 +22,9 @@ func (s Strategy) OnIt() string {
 	return string(s) + " it"
 }
 
+// KeepsVM says whether a strategy takes a node out and leaves its VM and disks as they are.
+func (s Strategy) KeepsVM() bool { return s == InPlace || s == Configure }
+
 // BootFailure is the policy for a node that does not come back from an in-place upgrade.
 type BootFailure string
 

@@ -16,6 +16,7 @@ type Timing struct {
 	Stop   time.Duration // guest shutdown, before the VM is switched off
 	Boot   time.Duration // power on to maintenance mode
 	Join   time.Duration // configuration applied to healthy
+	Try    time.Duration // configuration on trial to healthy
 	Drain  time.Duration
 }
 

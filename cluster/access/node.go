@@ -118,7 +118,7 @@ func (n *Needs) medium(key, value string) {
 
 // Node adds what one node needs. disks are those that it will lose or get back.
 func (n *Needs) Node(s cluster.Strategy, w cluster.Wanted, f observe.Found, disks []planning.DiskPlan) {
-	if s == cluster.InPlace || s == cluster.Configure {
+	if s.KeepsVM() || s == cluster.ConfigureBlank {
 		return
 	}
 	vm, id, pool := f.VM, w.VMID, ""

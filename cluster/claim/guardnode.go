@@ -4,6 +4,7 @@ import (
 	"context"
 	"net/netip"
 	"sync"
+	"time"
 
 	"github.com/recast-sh/recast/cluster"
 )
@@ -71,6 +72,22 @@ func (g guardedTalos) ReplaceConfig(ctx context.Context, addr netip.Addr, uuid s
 	return g.held.whileOurs(ctx, func() error { return g.talos.ReplaceConfig(ctx, addr, uuid, config) })
 }
 
+func (g guardedTalos) TryConfig(ctx context.Context, addr netip.Addr, uuid string, config cluster.Secret, limit time.Duration) error {
+	return g.held.whileOurs(ctx, func() error { return g.talos.TryConfig(ctx, addr, uuid, config, limit) })
+}
+
+func (g guardedTalos) StageConfig(ctx context.Context, addr netip.Addr, uuid string, config cluster.Secret) error {
+	return g.held.whileOurs(ctx, func() error { return g.talos.StageConfig(ctx, addr, uuid, config) })
+}
+
+func (g guardedTalos) CheckConfig(ctx context.Context, addr netip.Addr, uuid string, config cluster.Secret) (reboots bool, err error) {
+	err = g.held.whileOurs(ctx, func() error { // it may end a trial
+		reboots, err = g.talos.CheckConfig(ctx, addr, uuid, config)
+		return err
+	})
+	return reboots, err
+}
+
 // GuardMaintenance returns a Maintenance that applies a configuration only while the claim is
 // still ours.
 func (h *Held) GuardMaintenance(m cluster.Maintenance) cluster.Maintenance {
@@ -94,6 +111,10 @@ func (g guardedMaintenance) Taken(ctx context.Context, addr netip.Addr) (string,
 
 func (g guardedMaintenance) PatchConfig(config cluster.Secret, p cluster.ConfigPatch) (cluster.Secret, error) {
 	return g.maintenance.PatchConfig(config, p)
+}
+
+func (g guardedMaintenance) ConfigEffect(runs, wanted cluster.Secret) (cluster.ConfigEffect, error) {
+	return g.maintenance.ConfigEffect(runs, wanted)
 }
 
 func (g guardedMaintenance) ApplyConfig(ctx context.Context, addr netip.Addr, uuid string, config cluster.Secret) error {

@@ -1,6 +1,7 @@
 package config
 
 import (
+	"cmp"
 	"maps"
 	"slices"
 	"strconv"
@@ -26,6 +27,38 @@ const (
 	Changed   Kind = "changed"
 	Reordered Kind = "reordered"
 )
+
+// OfKubernetesVersion says whether only the version of an image of Kubernetes differs, or only one
+// of the two names the image: recast upgrade-k8s upgrades Kubernetes.
+func (c Change) OfKubernetesVersion() bool {
+	usual, is := kubernetesImages[c.Document+" "+c.Path]
+	if !is {
+		return false
+	}
+	repository := func(image string) string {
+		name, _, _ := strings.Cut(image, "@")
+		if colon := strings.LastIndex(name, ":"); colon > strings.LastIndex(name, "/") {
+			name = name[:colon]
+		}
+		return name
+	}
+	return repository(cmp.Or(c.Found, usual)) == repository(cmp.Or(c.Wanted, usual))
+}
+
+// kubernetesImages are where a configuration names the images of Kubernetes, and the repositories
+// that Talos takes where it names none (constants.go of Talos' machinery).
+var kubernetesImages = map[string]string{
+	"v1alpha1 cluster.apiServer.image":         "registry.k8s.io/kube-apiserver",
+	"v1alpha1 cluster.controllerManager.image": "registry.k8s.io/kube-controller-manager",
+	"v1alpha1 cluster.scheduler.image":         "registry.k8s.io/kube-scheduler",
+	"v1alpha1 cluster.proxy.image":             "registry.k8s.io/kube-proxy",
+	"v1alpha1 machine.kubelet.image":           "ghcr.io/siderolabs/kubelet",
+	"KubeAPIServerConfig image":                "registry.k8s.io/kube-apiserver",
+	"KubeControllerManagerConfig image":        "registry.k8s.io/kube-controller-manager",
+	"KubeSchedulerConfig image":                "registry.k8s.io/kube-scheduler",
+	"KubeProxyConfig image":                    "registry.k8s.io/kube-proxy",
+	"KubeletConfig image":                      "ghcr.io/siderolabs/kubelet",
+}
 
 // Compare lists how wanted differs from found, by document and path. The order of documents
 // and keys, comments and style do not matter, nor whether a key is absent or null.

@@ -51,11 +51,11 @@ func (n Gate) Check(ctx context.Context) error {
 func (n Gate) look(ctx context.Context) error {
 	var problems []error
 	switch {
-	case n.Plan.Strategy == cluster.InPlace && (n.Plan.Resume || n.Plan.Drift.Tidy()):
+	case n.Plan.Strategy.KeepsVM() && (n.Plan.Resume || n.Plan.Drift.Tidy()):
 		return nil // it is already out, or is never taken out
-	case n.Plan.Strategy == cluster.Configure:
+	case n.Plan.Strategy == cluster.ConfigureBlank:
 		return n.Identity.RequireNameFree(ctx)
-	case n.Plan.Strategy != cluster.InPlace:
+	case !n.Plan.Strategy.KeepsVM():
 		problems = append(problems, cluster.RequireQuorum(ctx, n.Proxmox))
 	}
 	switch n.Plan.Strategy {
@@ -74,7 +74,7 @@ func (n Gate) look(ctx context.Context) error {
 	default:
 		problems = append(problems, n.requireReplaceable(ctx))
 	}
-	if !n.Plan.Resume && n.Plan.Strategy != cluster.InPlace {
+	if !n.Plan.Resume && !n.Plan.Strategy.KeepsVM() {
 		problems = append(problems, n.requireStorages(ctx))
 	}
 	if !n.Plan.Resume {
@@ -202,7 +202,7 @@ func (n Gate) requireSoleOwner(ctx context.Context) error {
 // RequireUnpaused reads the pause mark again: it may have been set since the plan was made. A node
 // whose roll has already begun is finished in any case.
 func (n Gate) RequireUnpaused(ctx context.Context) error {
-	if n.Plan.Resume || n.Plan.Strategy == cluster.Configure {
+	if n.Plan.Resume || n.Plan.Strategy == cluster.ConfigureBlank {
 		return nil
 	}
 	k, err := n.KubeNode(ctx)

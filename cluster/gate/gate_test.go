@@ -63,8 +63,8 @@ var gateCalls = map[string]rollingtest.Call{
 	"put back cp":    {Do: check, Ready: all(is(cluster.PutBack), asCP, begun, resumed, swapped), Deaf: []string{"Machine", "Node", "EtcdMembers", "EtcdStatus"}},
 	"in place":       {Do: check, Ready: all(is(cluster.InPlace), previous), Deaf: []string{"Identity", "Machine"}},
 	"in place again": {Do: check, Ready: all(is(cluster.InPlace), resumed, waiting)},
-	"configure":      {Do: check, Ready: all(is(cluster.Configure)), Deaf: []string{"Node"}},
-	"configure cp":   {Do: check, Ready: all(asCP, is(cluster.Configure)), Deaf: []string{"Node", "EtcdMembers"}},
+	"configure":      {Do: check, Ready: all(is(cluster.ConfigureBlank)), Deaf: []string{"Node"}},
+	"configure cp":   {Do: check, Ready: all(asCP, is(cluster.ConfigureBlank)), Deaf: []string{"Node", "EtcdMembers"}},
 	"asks":           {Do: func(s *scene, ctx context.Context) error { return gateOf(s).Losses.RequireOff(ctx) }, Ready: begun, Deaf: []string{"Machine", "Node", "LocalData", "VM", "Get"}},
 	"late cp": {Do: func(s *scene, ctx context.Context) error {
 		err := gateOf(s).Earlier.AwaitLate(ctx)

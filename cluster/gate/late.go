@@ -15,7 +15,7 @@ import (
 // an earlier process that would harm the node while it is out: a start of its own VM, or the
 // shutdown of another control plane.
 func (n lateGate) AwaitLate(ctx context.Context) error {
-	if n.Plan.Strategy == cluster.Configure || n.Plan.Strategy == cluster.InPlace && n.Plan.Drift.Tidy() {
+	if n.Plan.Strategy == cluster.ConfigureBlank || n.Plan.Strategy == cluster.InPlace && n.Plan.Drift.Tidy() {
 		return nil // nothing is taken out
 	}
 	say := func(text string) { n.Tell("gate", text) }
@@ -51,7 +51,7 @@ func (n lateGate) AwaitLate(ctx context.Context) error {
 
 // own returns the node's own parking VM; its record lists the requests to wait for.
 func (n lateGate) own(ctx context.Context) ([]parking.Parking, error) {
-	if n.Plan.Strategy == cluster.InPlace {
+	if n.Plan.Strategy.KeepsVM() {
 		return nil, nil
 	}
 	park, err := n.Parking(ctx)

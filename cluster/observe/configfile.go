@@ -1,6 +1,7 @@
 package observe
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -11,27 +12,6 @@ import (
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/config"
 )
-
-// DropsVolumes describes volumes on persistent disks whose document is missing in a file: Talos
-// would not mount them, pods would write to the system disk instead, and the node would never be as
-// it was.
-func (f *Found) DropsVolumes(changes []config.Change) []string {
-	if f.Machine == nil {
-		return nil
-	}
-	var out []string
-	for _, v := range f.Machine.Volumes {
-		document := v.Document()
-		if document == "" || v.Phase != "ready" || v.Disk == f.Machine.SystemDisk {
-			continue
-		}
-		if slices.ContainsFunc(changes, func(c config.Change) bool { return c.Document == document && c.Path == "" && c.Kind == config.Removed }) {
-			out = append(out, fmt.Sprintf("its file in talos.machineConfigs lacks %s, whose volume is on the persistent disk %s: put that document back, "+
-				"or, where the volume is to go, have the node run without it first (talosctl apply-config)", document, v.Disk))
-		}
-	}
-	return out
-}
 
 // NothingToCompare says why there is no configuration to compare a file with.
 func (f *Found) NothingToCompare() string {
@@ -44,28 +24,17 @@ func (f *Found) NothingToCompare() string {
 	return "the node is unavailable"
 }
 
-// ObserveFiles reads the files of the nodes that a roll would change, and compares each with what
-// its node runs. An unusable file is an error of its node only.
+// ObserveFiles reads the files of all nodes, and compares each with what its node runs. An unusable
+// file is an error of its node only.
 func ObserveFiles(ctx context.Context, src Sources, wanted []cluster.Wanted, found []Found) {
 	if src.MachineConfig == nil || src.Maintenance == nil {
 		return
 	}
 	eachFound(found, func(i int, f *Found) {
-		if f.Away || f.Machine != nil && !f.Unfinished() && !Diff(wanted[i], *f, nothingPast).Rollable() {
-			return
+		if !f.Away {
+			f.File = observeFile(ctx, src, wanted[i], f)
 		}
-		f.File = observeFile(ctx, src, wanted[i], f)
 	})
-}
-
-// ObserveConfigs reads what ObserveDrift does, and compares the file of each node with what it runs.
-func ObserveConfigs(ctx context.Context, src Sources, wanted []cluster.Wanted) ([]Found, error) {
-	found, err := ObserveDrift(ctx, src, wanted)
-	if err != nil {
-		return nil, err
-	}
-	eachFound(found, func(i int, f *Found) { f.File = observeFile(ctx, src, wanted[i], f) })
-	return found, nil
 }
 
 // RunningConfig is the machine configuration that a node runs.
@@ -77,6 +46,7 @@ type RunningConfig struct {
 
 // ObserveRunning reads the configurations that nodes run, in the order of wanted.
 func ObserveRunning(ctx context.Context, src Sources, wanted []cluster.Wanted) ([]RunningConfig, error) {
+	src.MachineConfig = nil // nothing is compared with it
 	found, err := ObserveDrift(ctx, src, wanted)
 	if err != nil {
 		return nil, err
@@ -101,29 +71,41 @@ func eachFound(found []Found, do func(i int, f *Found)) {
 	_ = g.Wait() // none of them returns an error
 }
 
-// compareConfigs lists how a file differs from what its node runs, after recast has set in both
-// what it sets itself. The file is read as Talos of version talos reads it.
-func compareConfigs(m cluster.Maintenance, runs, file cluster.Secret, kubernetes cluster.KubernetesImages, talos string) ([]config.Change, error) {
+// CompareConfigs says how a file differs from the configurations that its node has, stored for its
+// next boot and active, after recast has set in all of them what it sets itself. The node runs Talos
+// of one version, and another may read the file.
+func CompareConfigs(m cluster.Maintenance, stored, active, file cluster.Secret, runsTalos, readsTalos string) (cluster.FoundFile, error) {
 	patch := cluster.NeutralPatch
-	patch.Kubernetes = kubernetes
-	a, err := m.PatchConfig(runs, patch)
+	patch.Talos = readsTalos
+	wanted, err := m.PatchConfig(file, patch)
 	if err != nil {
-		return nil, fmt.Errorf("what the node runs can't be compared with it: %w", err)
+		return cluster.FoundFile{}, err
 	}
-	patch.Talos = talos
-	b, err := m.PatchConfig(file, patch)
+	patch.Talos = runsTalos
+	kept, err := m.PatchConfig(stored, patch)
 	if err != nil {
-		return nil, err
+		return cluster.FoundFile{}, fmt.Errorf("what the node runs can't be compared with it: %w", err)
 	}
-	found, errFound := config.Parse(a)
-	wanted, errWanted := config.Parse(b)
+	found, errFound := config.Parse(kept)
+	docs, errWanted := config.Parse(wanted)
 	if err := errors.Join(errFound, errWanted); err != nil {
-		return nil, err
+		return cluster.FoundFile{}, err
 	}
-	return config.Compare(found, wanted), nil
+	f := cluster.FoundFile{ConfigFile: cluster.ConfigFile{Changes: slices.DeleteFunc(config.Compare(found, docs), config.Change.OfKubernetesVersion), Pending: !bytes.Equal(stored, active)}}
+	if !f.Differs() {
+		return f, nil
+	}
+	runs, err := m.PatchConfig(active, patch)
+	if err != nil {
+		return cluster.FoundFile{}, fmt.Errorf("what the node runs can't be compared with it: %w", err)
+	}
+	effect, err := m.ConfigEffect(runs, wanted)
+	if err != nil {
+		return cluster.FoundFile{}, err
+	}
+	f.Identity, f.Reboot, f.Unknown = effect.Identity, effect.Reboot, effect.Unknown
+	return f, nil
 }
-
-func nothingPast(string) ([]cluster.LockedExtension, bool) { return nil, false }
 
 func observeFile(ctx context.Context, src Sources, w cluster.Wanted, f *Found) *cluster.FoundFile {
 	text, there, err := src.MachineConfig(ctx, f.Name)
@@ -133,21 +115,25 @@ func observeFile(ctx context.Context, src Sources, w cluster.Wanted, f *Found) *
 	if !there {
 		return nil
 	}
-	file := &cluster.FoundFile{Sum: cluster.ConfigSum(text)}
-	if file.Hash, file.Err = cluster.Text(text); file.Err != nil || f.Machine == nil {
-		return file
+	hash, err := cluster.Text(text)
+	if err == nil && f.Machine != nil && !f.Machine.ConfigHidden {
+		return compareFile(ctx, src, w, f, text, hash)
 	}
-	runs, err := src.Talos.MachineConfig(ctx, f.Addr)
-	if err != nil {
-		file.Err = fmt.Errorf("what the node runs can't be read: %w", err)
-		return file
-	}
-	file.Runs = cluster.ConfigSum(runs)
-	kubernetes, err := src.Talos.KubernetesImages(ctx, f.Addr)
-	if err != nil {
-		file.Err = fmt.Errorf("which Kubernetes the node runs can't be read: %w", err)
-		return file
-	}
-	file.Changes, file.Err = compareConfigs(src.Maintenance, runs, text, kubernetes.Images, w.Build.TalosVersion)
+	file := &cluster.FoundFile{Sum: cluster.ConfigSum(text), Err: err}
+	file.Hash = hash
 	return file
+}
+
+// compareFile compares a node's file with what the node runs.
+func compareFile(ctx context.Context, src Sources, w cluster.Wanted, f *Found, text cluster.Secret, hash string) *cluster.FoundFile {
+	stored, active, err := src.Talos.MachineConfigs(ctx, f.Addr)
+	var file cluster.FoundFile
+	if err != nil {
+		err = fmt.Errorf("what the node runs can't be read: %w", err)
+	} else {
+		file, err = CompareConfigs(src.Maintenance, stored, active, text, f.Machine.TalosVersion, w.Build.TalosVersion)
+		file.Runs = cluster.ConfigSum(stored)
+	}
+	file.Hash, file.Sum, file.Err = hash, cluster.ConfigSum(text), err
+	return &file
 }

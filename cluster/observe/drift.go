@@ -32,7 +32,11 @@ func Diff(w cluster.Wanted, f Found, past cluster.History) Drift {
 		d.Notes = append(d.Notes, "its machine is not well: "+m.Standing())
 	}
 	if f.Machine != nil && f.Machine.ConfigHidden {
-		d.Notes = append(d.Notes, "not compared, for it takes a talosconfig with the role os:admin: the install image of its configuration, a system that waits for a reboot")
+		d.Notes = append(d.Notes, "not compared, for it takes a talosconfig with the role os:admin: its machine configuration, and a system that waits for a reboot")
+	}
+	if f.File != nil {
+		reasons, unread := diffConfig(*f.File)
+		d.Reasons, d.Unread = append(d.Reasons, reasons...), append(d.Unread, unread...)
 	}
 	if why := f.Pause(); why != "" {
 		d.Notes = append(d.Notes, "paused: "+why+": a roll leaves it as it is")
@@ -75,6 +79,19 @@ type Drift struct {
 // Rollable says whether a roll has anything to do to the node.
 func (d Drift) Rollable() bool {
 	return slices.ContainsFunc(d.Reasons, func(r cluster.Reason) bool { return rollable(r.Code) })
+}
+
+// WithoutConfig is d for a roll that leaves configurations as they are.
+func (d Drift) WithoutConfig() Drift {
+	d.Reasons = slices.DeleteFunc(slices.Clone(d.Reasons), func(r cluster.Reason) bool { return r.Code == configDiffers })
+	return d
+}
+
+// OnlyConfig says whether a roll has nothing to do but to give the node its configuration, and to
+// clean up what is beside it.
+func (d Drift) OnlyConfig() bool {
+	rest := d.WithoutConfig()
+	return len(rest.Reasons) < len(d.Reasons) && (!rest.Rollable() || rest.Tidy())
 }
 
 // rollable says whether a roll mends the reason with this code. recast upgrade-k8s upgrades

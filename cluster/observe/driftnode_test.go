@@ -143,7 +143,7 @@ func TestDiffOfAHiddenConfiguration(t *testing.T) {
 	f.Machine.ConfigHidden = true
 	d := Diff(w, f, clustertest.Past)
 	if d.Stale || len(d.Unread) > 0 || !slices.ContainsFunc(d.Notes, func(note string) bool {
-		return strings.HasPrefix(note, "not compared, for it takes a talosconfig with the role os:admin: the install image")
+		return strings.HasPrefix(note, "not compared, for it takes a talosconfig with the role os:admin: its machine configuration")
 	}) {
 		t.Errorf("%+v", d)
 	}

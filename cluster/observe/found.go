@@ -74,7 +74,7 @@ func (f *Found) Unfinished() bool {
 	if f.Open() {
 		return true
 	}
-	return f.Node != nil && f.Node.Mark != nil && f.Node.Mark.Strategy == cluster.InPlace && (f.Machine == nil || f.Node.Mark.Installed)
+	return f.Node != nil && f.Node.Mark != nil && f.Node.Mark.Strategy.KeepsVM() && (f.Machine == nil || f.Node.Mark.Installed)
 }
 
 // Unread is why a node's machine could not be read, and what to do about it.

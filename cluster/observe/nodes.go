@@ -43,7 +43,11 @@ func ObserveDrift(ctx context.Context, src Sources, wanted []cluster.Wanted) ([]
 		m, err := src.Talos.System(ctx, addr)
 		return m.Machine(), err
 	}
-	return o.Found, observeMachines(ctx, src, system, wanted, o.Found)
+	err = observeMachines(ctx, src, system, wanted, o.Found)
+	if err == nil {
+		ObserveFiles(ctx, src, wanted, o.Found)
+	}
+	return o.Found, err
 }
 
 // ReadLocalData reads which data is on one of the nodes only, with one call.

@@ -168,7 +168,7 @@ func roomsOf(ctx context.Context, px cluster.StorageReader, hosts []string) map[
 // lostTrack describes a node that was taken out of service and whose record is missing: a hint for
 // the case that its parking VM, or that VM's description, was deleted.
 func (o Observation) lostTrack(f Found) string {
-	if f.Node == nil || f.Node.Mark == nil || f.Open() || f.Node.Mark.Strategy == cluster.InPlace {
+	if f.Node == nil || f.Node.Mark == nil || f.Open() || f.Node.Mark.Strategy.KeepsVM() {
 		return ""
 	}
 	what := fmt.Sprintf("run %s had taken %s out to %s, and no parking VM has the record of that any more", f.Node.Mark.Run, f.Name, f.Node.Mark.Strategy.OnIt())

@@ -25,16 +25,12 @@ type configReader struct {
 	runs map[netip.Addr]string
 }
 
-func (r configReader) MachineConfig(_ context.Context, addr netip.Addr) (cluster.Secret, error) {
+func (r configReader) MachineConfigs(_ context.Context, addr netip.Addr) (stored, active cluster.Secret, err error) {
 	text, found := r.runs[addr]
 	if !found {
-		return nil, errors.New("no route")
+		return nil, nil, errors.New("no route")
 	}
-	return cluster.Secret(text), nil
-}
-
-func (configReader) KubernetesImages(context.Context, netip.Addr) (cluster.MachineKubernetes, error) {
-	return cluster.MachineKubernetes{Images: cluster.KubernetesImages{Kubelet: "kubelet:v1.35.4"}}, nil
+	return cluster.Secret(text), cluster.Secret(text), nil
 }
 
 // patchesNothing refuses a configuration with the word refused, and leaves others unchanged.
@@ -45,6 +41,16 @@ func (patchesNothing) PatchConfig(config cluster.Secret, _ cluster.ConfigPatch) 
 		return nil, fault.MachineConfig.Refusedf("Talos would refuse it: refused")
 	}
 	return config, nil
+}
+
+func (patchesNothing) ConfigEffect(_, wanted cluster.Secret) (effect cluster.ConfigEffect, err error) {
+	if strings.Contains(string(wanted), "udev") {
+		effect.Reboot = []string{"machine.udev"}
+	}
+	if strings.Contains(string(wanted), "controlplane") {
+		effect.Identity = []string{"the node's role"}
+	}
+	return effect, nil
 }
 
 // filed is the paused world with a file of wk1, as Observe returns it; edit changes what was
@@ -98,9 +104,14 @@ func TestPlanShowsTheFile(t *testing.T) {
 		"the same":         {runs: hasToken, file: "# from git\n" + hasToken, applied: true},
 		"recreate":         {runs: hasToken, file: hasOther, applied: true, changes: changes},
 		"reimage":          {runs: hasToken, file: hasOther, wanted: asked(cluster.Reimage), applied: true, changes: changes},
-		"in place":         {runs: hasToken, file: hasOther, wanted: asked(cluster.InPlace), changes: changes, note: "its file in talos.machineConfigs differs from what it runs; an upgrade in place leaves the configuration as it is"},
+		"in place":         {runs: hasToken, file: hasOther, wanted: asked(cluster.InPlace), applied: true, changes: changes},
+		"another role":     {runs: hasToken, file: "machine: {type: controlplane}", applied: true, changes: []config.Change{
+			{Document: "v1alpha1", Path: "machine.nodeLabels.a", Kind: config.Removed, Found: "x"},
+			{Document: "v1alpha1", Path: "machine.token", Kind: config.Removed, Found: config.Hidden},
+			{Document: "v1alpha1", Path: "machine.type", Kind: config.Added, Wanted: "controlplane"},
+		}, refused: "would change the node's role"},
 		"in place, same":   {runs: hasToken, file: hasToken, wanted: asked(cluster.InPlace)},
-		"in place, unread": {file: hasToken, wanted: asked(cluster.InPlace), note: "its file in talos.machineConfigs was not compared with what it runs: what the node runs can't be read: no route; an upgrade in place leaves the configuration as it is"},
+		"in place, unread": {file: hasToken, wanted: asked(cluster.InPlace), note: "its file in talos.machineConfigs was not compared with what it runs: what the node runs can't be read: no route; this roll leaves the configuration as it is"},
 		"unread":           {file: hasToken, refused: "its file in talos.machineConfigs can't be applied: what the node runs can't be read: no route"},
 		"Talos refuses it": {runs: hasToken, file: "refused: 1", refused: "its file in talos.machineConfigs can't be applied: Talos would refuse it: refused"},
 		"not comparable":   {runs: "refused: 1", file: hasToken, refused: "its file in talos.machineConfigs can't be applied: what the node runs can't be compared with it: Talos would refuse it: refused"},
@@ -150,7 +161,7 @@ func TestPlanShowsTheFile(t *testing.T) {
 // it now.
 func TestAFileThatDropsAVolume(t *testing.T) {
 	t.Parallel()
-	const refused = "its file in talos.machineConfigs lacks %s, whose volume is on the persistent disk sdb: put that document back"
+	const refused = "its file in talos.machineConfigs lacks %s, whose volume is on the disk sdb: put that document back"
 	for name, tc := range map[string]struct {
 		document string
 		volume   cluster.Volume
@@ -161,7 +172,7 @@ func TestAFileThatDropsAVolume(t *testing.T) {
 		"swap":               {"kind: SwapVolumeConfig\nname: data", cluster.Volume{Disk: "sdb", Label: "s-data", Phase: "ready"}, fmt.Sprintf(refused, "SwapVolumeConfig data")},
 		"another volume's":   {"kind: UserVolumeConfig\nname: data", cluster.Volume{Disk: "sdb", Label: "u-dat", Phase: "ready"}, ""},
 		"not managed":        {"kind: UserVolumeConfig\nname: data", cluster.Volume{Disk: "sdb", Label: "u-data"}, ""},
-		"on the system disk": {"kind: UserVolumeConfig\nname: data", cluster.Volume{Disk: "sda", Label: "u-data", Phase: "ready"}, ""},
+		"on the system disk": {"kind: UserVolumeConfig\nname: data", cluster.Volume{Disk: "sda", Label: "u-data", Phase: "ready"}, "lacks UserVolumeConfig data, whose volume is on the disk sda"}, // so it is upgraded in place
 		"a field of it":      {"kind: UserVolumeConfig\nname: data\nsize: 1GiB\n---\nkind: Other", cluster.Volume{Disk: "sdb", Label: "u-data", Phase: "ready"}, ""},
 	} {
 		t.Run(name, func(t *testing.T) {

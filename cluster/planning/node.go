@@ -99,6 +99,14 @@ func (n *NodePlan) PutBack(because string) {
 // that it should get is unknown.
 func planReboot(n *NodePlan, o observe.Observation) bool {
 	mark := n.Found.Node.Mark
+	if mark.Strategy == cluster.Configure {
+		n.Resume, n.Run, n.Strategy, n.EtcdKept = true, mark.Run, cluster.Configure, true
+		n.Why = fmt.Sprintf("run %s rebooted it for its configuration and did not finish: it is waited for, then everything is checked again", mark.Run)
+		if n.Found.Node.ControlPlane {
+			n.Role = cluster.ControlPlane
+		}
+		return true
+	}
 	build, known := o.Build(n.Wanted, mark.Build)
 	if !known && n.Found.Machine != nil {
 		return false
@@ -165,7 +173,7 @@ func planResume(n *NodePlan, o observe.Observation) {
 
 // noteFile notes a file that an in-place upgrade does not apply.
 func (n *NodePlan) noteFile(file *cluster.FoundFile) {
-	const stays = "; an upgrade in place leaves the configuration as it is"
+	const stays = "; this roll leaves the configuration as it is"
 	switch {
 	case file.Err != nil:
 		n.Notes = append(n.Notes, "its file in talos.machineConfigs was not compared with what it runs: "+file.Err.Error()+stays)
@@ -180,9 +188,9 @@ func (n *NodePlan) noteFile(file *cluster.FoundFile) {
 // planFile shows what a node's file would change if this strategy applies the file, and notes
 // it if it does not.
 func (n *NodePlan) planFile() {
-	file, applies := n.Found.File, n.Strategy == cluster.Recreate || n.Strategy == cluster.Reimage || n.Strategy == cluster.Configure
+	file, applies := n.Found.File, n.AppliesConfig()
 	switch {
-	case file == nil || !applies && n.Strategy != cluster.InPlace:
+	case file == nil || !applies && n.Strategy != cluster.InPlace || n.Resume && n.Strategy == cluster.Configure:
 	case n.Resume && applies && n.Found.ConfigIn == cluster.ConfigInJournal:
 		if rec := n.Found.Parking.Record; rec.Config != "" && rec.Config != file.Sum {
 			n.Notes = append(n.Notes, fmt.Sprintf("its file in talos.machineConfigs is not applied yet: it gets the configuration that run %s remembered; what the file changes is shown once it is back", rec.Run))
@@ -192,7 +200,10 @@ func (n *NodePlan) planFile() {
 	case file.Err != nil:
 		n.Refused = append(n.Refused, "its file in talos.machineConfigs can't be applied: "+file.Err.Error())
 	default:
-		n.Refused = append(n.Refused, n.Found.DropsVolumes(file.Changes)...)
+		n.Refused = append(n.Refused, n.refusedConfig(*file)...)
+		for _, document := range file.Unknown {
+			n.Notes = append(n.Notes, fmt.Sprintf("%s is of a kind that this recast does not know: it is passed on as it is written, and the node's Talos judges it", document))
+		}
 		shown := file.ConfigFile
 		shown.Applied = true
 		if n.Found.Machine == nil {

@@ -20,7 +20,7 @@ func (p *Plan) Order(policy Policy) {
 	for i := range p.Nodes {
 		n := &p.Nodes[i]
 		switch {
-		case n.Strategy == cluster.Configure:
+		case n.Strategy == cluster.ConfigureBlank:
 			n.Phase = Reset
 		case n.Resume, n.begun():
 			n.Phase = Unfinished
@@ -44,7 +44,7 @@ func (p *Plan) Order(policy Policy) {
 // Unfinished is the part of the plan that an earlier run left: that of one run, or else the
 // machines that were reset. Nothing else can be relied upon before it is done.
 func (p Plan) Unfinished() (Plan, bool) {
-	if p.Run == "" && !slices.ContainsFunc(p.Nodes, func(n NodePlan) bool { return n.Strategy == cluster.Configure }) {
+	if p.Run == "" && !slices.ContainsFunc(p.Nodes, func(n NodePlan) bool { return n.Strategy == cluster.ConfigureBlank }) {
 		return p, false
 	}
 	p.Nodes = slices.DeleteFunc(slices.Clone(p.Nodes), func(n NodePlan) bool { return !n.Resume || n.Run != p.Run })
@@ -64,8 +64,9 @@ func (p Plan) Work() []NodePlan {
 	return out
 }
 
-// pickCanary sends one node ahead, to a build that none has booted, if several nodes change:
-// the named one, or else a worker if there is one, since that is the least to lose.
+// pickCanary sends one node ahead, to a build that none has booted or a configuration that none has
+// run, if several nodes change: the named one, or else a worker if there is one, since that is the
+// least to lose.
 func (p *Plan) pickCanary(named string) {
 	booted := map[string]bool{} // builds that a node runs, or is about to
 	changing := 0
@@ -80,7 +81,7 @@ func (p *Plan) pickCanary(named string) {
 	}
 	pick := -1
 	for i, n := range p.Nodes {
-		if n.Paused != "" || n.Strategy == "" || n.Phase == Unfinished || booted[n.Wanted.Build.ID] {
+		if n.Paused != "" || n.Strategy == "" || n.Phase == Unfinished || booted[n.Wanted.Build.ID] && n.Strategy != cluster.Configure {
 			continue
 		}
 		switch {
@@ -101,7 +102,7 @@ type Phase string
 const (
 	Unfinished    Phase = "unfinished" // what an earlier run left
 	Reset         Phase = "reset"      // machines that someone has reset
-	Canary        Phase = "canary"     // one node, because none runs the new build yet
+	Canary        Phase = "canary"     // one node, because none runs what is new yet
 	ControlPlanes Phase = "control-planes"
 	Workers       Phase = "workers"
 )
@@ -132,7 +133,7 @@ func (p Phase) Title(nodes, limit int) string {
 	case Reset:
 		return "give machines that were reset their configuration back"
 	case Canary:
-		return "one node first, since none runs the new build yet"
+		return "one node first, since none runs what is new yet"
 	case ControlPlanes:
 		if nodes == 1 {
 			return "one control plane"

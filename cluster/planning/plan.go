@@ -20,7 +20,7 @@ import (
 // read. While something is unfinished, the other nodes may be unread: they are planned again
 // afterwards.
 func New(cluster string, wanted []cluster.Wanted, o observe.Observation, past cluster.History, p Policy) (Plan, error) {
-	plan := Plan{Cluster: cluster, MaxUnavailable: p.maxUnavailable(o), PerHost: max(1, p.PerHost), WorkersBeside: p.WorkersBeside, AcceptOutage: p.AcceptOutage, ControlPlanes: o.ControlPlanes(), Heed: p.Heed(wanted)}
+	plan := Plan{Cluster: cluster, MaxUnavailable: p.maxUnavailable(o), PerHost: max(1, p.PerHost), WorkersBeside: p.WorkersBeside, AcceptOutage: p.AcceptOutage, What: p.What, ControlPlanes: o.ControlPlanes(), Heed: p.Heed(wanted)}
 	if err := errors.Join(p.Check(wanted), p.checkLabels(wanted, o)); err != nil {
 		return Plan{}, err
 	}
@@ -105,6 +105,7 @@ type NodePlan struct {
 	Space         *observe.NewDisk   `json:"-"` // the blank system disk
 	Previous      *cluster.Build     `json:"-"` // what a node that does not come back from an in-place upgrade is reimaged to; nil: it is not
 	FallbackKept  bool               `json:"-"` // etcd's data outlives that
+	WithConfig    bool               `json:"-"` // an upgrade in place gives it its file, too
 	IsWayBack     bool               `json:"-"` // the build that it is to get will be what a later upgrade's failure reimages it to
 	Run           string             `json:"-"` // whose unfinished work this is
 }
@@ -132,6 +133,8 @@ type Plan struct {
 	Config  string `json:"config,omitempty"`  // hash of recast.yaml
 	// AcceptOutage says that the outage of etcd with two control planes was accepted.
 	AcceptOutage bool `json:"acceptOutage,omitempty"`
+	// What is rolled; empty: all that is not as wanted.
+	What []What `json:"what,omitempty"`
 
 	Cluster        string     `json:"cluster"`
 	Run            string     `json:"run,omitempty"`  // the unfinished run that this one continues
@@ -173,7 +176,7 @@ func (p Plan) ISOHosts() map[string][]string {
 // NeedsImages says whether any node gets an image that may have to be built.
 func (p Plan) NeedsImages() bool {
 	return slices.ContainsFunc(p.Work(), func(n NodePlan) bool {
-		return n.Strategy != cluster.PutBack && n.Strategy != cluster.Rollback && n.Strategy != cluster.Configure
+		return !slices.Contains([]cluster.Strategy{cluster.PutBack, cluster.Rollback, cluster.ConfigureBlank, cluster.Configure}, n.Strategy)
 	})
 }
 
@@ -191,7 +194,7 @@ func (p Plan) Refused() []string {
 // TakesAPIAway says whether the Kubernetes API is unavailable while a node is out: with fewer
 // than three control planes, etcd loses its quorum without one.
 func (p Plan) TakesAPIAway() bool {
-	return len(p.ControlPlanes) < 3 && slices.ContainsFunc(p.Work(), func(n NodePlan) bool { return n.Role == cluster.ControlPlane && !n.Drift.Tidy() })
+	return len(p.ControlPlanes) < 3 && slices.ContainsFunc(p.Work(), func(n NodePlan) bool { return n.Role == cluster.ControlPlane && !n.Drift.Tidy() && !n.staysUp() })
 }
 
 // rehearse plans the trials, and the deletion of scratch VMs that killed runs left; if the plan
@@ -274,16 +277,22 @@ func ForNode(w cluster.Wanted, f observe.Found, o observe.Observation, past clus
 		planResume(&n, o)
 	case f.Unfinished() && planReboot(&n, o):
 	case f.Blank != nil:
-		planConfigure(&n)
+		planBlank(&n)
 	case f.Machine == nil:
 		n.Why = "it could not be read"
 	case !n.Drift.Rollable():
 		n.Why = fmt.Sprintf("runs %s build %s", w.Build.TalosVersion, words.Short(w.Build.ID))
+	case !p.does(Config) && !n.Drift.WithoutConfig().Rollable():
+		n.Why = "only its machine configuration differs, which --what image leaves as it is"
+	case !p.does(Image) && n.Drift.ConfigReason() == "":
+		n.Why = "its image is not as wanted, which --what config leaves as it is"
 	case f.Pause() != "":
 		n.Paused, n.Why = f.Pause(), "paused: "+f.Pause()
 	case n.Drift.Tidy():
 		n.Strategy, n.Why = cluster.InPlace, "runs the wanted build: only what is beside it is put right"
 		n.EtcdKept = true
+	case n.Drift.OnlyConfig() || !p.does(Image):
+		planConfigure(&n, o, p)
 	default:
 		planStale(&n, o, p)
 	}
@@ -309,14 +318,26 @@ type Policy struct {
 	IgnoreNodes    []string   // nodes whose Nodes may be not Ready
 	KeepDisks      int        // old system disks of a node that stay parked; 0: 1
 	Rehearse       *Rehearsal // nil: boot ISOs are not tried out before the first node goes
+	What           []What     // what is rolled; empty: all
 }
+
+// What is a part of a node that a roll brings to its wanted state.
+type What string
+
+// The parts. A node that gets another image by recreate or reimage gets its configuration with it.
+const (
+	Image  What = "image"
+	Config What = "config"
+)
+
+func (p Policy) does(w What) bool { return len(p.What) == 0 || slices.Contains(p.What, w) }
 
 // expectedOutage is how long one node is expected to be out: shutdown, parking and the 146 s
 // from power on to ready that a recreated node took under software emulation (Talos v1.14.1 in
 // QEMU), so an upper bound for the boot. An in-place upgrade saves the installation and one boot.
 var expectedOutage = map[cluster.Strategy]time.Duration{
 	cluster.Recreate: 4 * time.Minute, cluster.Reimage: 4 * time.Minute, cluster.InPlace: 2 * time.Minute, cluster.Rollback: 3 * time.Minute, cluster.PutBack: 3 * time.Minute,
-	cluster.Configure: time.Minute,
+	cluster.ConfigureBlank: time.Minute, cluster.Configure: 2 * time.Minute,
 }
 
 // longOutage is shortly before storage systems begin to rebuild replicas: Longhorn does after
@@ -332,6 +353,7 @@ func planStale(n *NodePlan, o observe.Observation, p Policy) {
 	n.Strategy, n.Why, n.Refused, n.WillLose, n.Notes = d.Strategy, d.Why, d.Refused, d.WillLose, d.Notes
 	n.ToRecreate = d.ToRecreate
 	if n.Strategy == cluster.InPlace {
+		n.WithConfig = p.does(Config) && n.Drift.ConfigReason() != ""
 		planFallback(n, o, p, system, err)
 		return
 	}

@@ -47,7 +47,7 @@ func (p Plan) Follow(saved Plan, begun bool) (Plan, error) {
 
 // Policy is the policy that makes a saved plan again, for the nodes in it.
 func (p Plan) Policy() Policy {
-	policy := Policy{AcceptOutage: p.AcceptOutage}
+	policy := Policy{AcceptOutage: p.AcceptOutage, What: p.What}
 	for _, n := range p.Nodes {
 		policy.Only = append(policy.Only, n.Node)
 	}
@@ -177,7 +177,7 @@ func Read(b []byte) (Plan, error) {
 		return Plan{}, fault.WithHint(fault.PlanMoved.Refusedf("it was changed after it was made: its ID is %s, that of its content %s", words.OrNone(p.ID), p.hash()), planAgain)
 	}
 	for _, n := range p.Nodes {
-		if n.Resume || n.Strategy == cluster.Configure {
+		if n.Resume || n.Strategy == cluster.ConfigureBlank {
 			return Plan{}, fault.WithHint(fault.PlanMoved.Refusedf("it begins with %s, which was left unfinished then", n.Node), "recast roll finishes that; then "+planAgain)
 		}
 	}

@@ -15,7 +15,7 @@ import (
 
 // takenOut says whether this plan takes out a node that is in now.
 func (n NodePlan) takenOut() bool {
-	return !n.Resume && n.Strategy != "" && n.Strategy != cluster.Configure && n.Strategy != cluster.PutBack && !(n.Strategy == cluster.InPlace && n.Drift.Tidy())
+	return !n.Resume && n.Strategy != "" && n.Strategy != cluster.ConfigureBlank && n.Strategy != cluster.PutBack && !(n.Strategy == cluster.InPlace && n.Drift.Tidy())
 }
 
 // AwaitOthers refuses the nodes that could not start because others are not Ready, except those
@@ -108,10 +108,10 @@ func (p Policy) picks(node string, f observe.Found) bool {
 	return p.Selects(node)
 }
 
-// planConfigure gives a machine that was reset its configuration back. Nothing is installed and
+// planBlank gives a machine that was reset its configuration back. Nothing is installed and
 // no disk is changed: its system is still there, so Talos ignores the install disk of the
 // configuration (v1alpha1_state.go, Installed).
-func planConfigure(n *NodePlan) {
+func planBlank(n *NodePlan) {
 	f := n.Found
 	if f.Blank.Installable() || !f.ConfigKnown {
 		n.Why = "it could not be read"
@@ -120,7 +120,7 @@ func planConfigure(n *NodePlan) {
 	if f.Node != nil && f.Node.ControlPlane {
 		n.Role = cluster.ControlPlane
 	}
-	n.Resume, n.Strategy, n.EtcdKept = true, cluster.Configure, true
+	n.Resume, n.Strategy, n.EtcdKept = true, cluster.ConfigureBlank, true
 	n.Why = "it is in maintenance mode: it gets its configuration back, then everything is checked again"
 	n.Notes = []string{fmt.Sprintf("the configuration goes to who answers at %s with the VM's UUID: its certificate's fingerprint is %s", f.Addr, f.Blank.Fingerprint)}
 }

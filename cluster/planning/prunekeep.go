@@ -31,7 +31,7 @@ func (n *NodePlan) planFrees(o observe.Observation, keep int) {
 		return
 	}
 	replaces := n.Strategy == cluster.Recreate || n.Strategy == cluster.Reimage
-	if !replaces && n.Strategy != cluster.InPlace {
+	if !replaces && !n.Strategy.KeepsVM() {
 		return
 	}
 	there := 0

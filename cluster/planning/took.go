@@ -10,6 +10,10 @@ func (n *NodePlan) Estimate(past []cluster.Took) {
 		return // how long the rest of an unfinished one takes is unknown
 	}
 	n.OutageFrom = "assumed"
+	if n.staysUp() {
+		n.OutageSeconds, n.OutageFrom = 0, "it needs no reboot"
+		return
+	}
 	for _, of := range n.Peers() {
 		var outages, wholes []int
 		for _, t := range past {

@@ -247,7 +247,7 @@ func (n *etcdMember) blame(ctx context.Context, waited error) error {
 		return waited
 	}
 	mem, err := n.newBoot.inPlaceMemory(), error(nil)
-	if n.Plan.Strategy != cluster.InPlace && n.Plan.Strategy != cluster.Configure {
+	if !n.Plan.Strategy.KeepsVM() && n.Plan.Strategy != cluster.ConfigureBlank {
 		mem, err = n.Memory(ctx)
 	}
 	if err != nil || !mem.ControlPlane {

@@ -31,6 +31,7 @@ type node struct {
 	upgrade     *upgrade    // the upgrade in place
 	newBoot     *newBoot    // whether that upgrade came up, or fell back
 	fallback    fallback    // a reimage after an upgrade in place that did not come up
+	configure   configure   // another machine configuration, without a new image
 	reconfigure reconfigure // a machine that was reset
 	putBack     putBack     // cancels an interrupted replacement
 	hookPoints  hookPoints  // the user's hooks
@@ -65,6 +66,7 @@ func (r *Roller) node(h rolling.Node) *node {
 	n.upgrade = &upgrade{node: n}
 	n.newBoot = &newBoot{node: n}
 	n.fallback = fallback{n}
+	n.configure = configure{n}
 	n.reconfigure = reconfigure{n}
 	n.putBack = putBack{n}
 	n.hookPoints = hookPoints{n}

@@ -18,6 +18,8 @@ func (n order) work() []step.Step {
 	case cluster.PutBack:
 		return []step.Step{last, n.putBack.step()}
 	case cluster.Configure:
+		return append([]step.Step{last}, n.configure.steps()...)
+	case cluster.ConfigureBlank:
 		return append([]step.Step{last}, n.reconfigure.steps()...)
 	}
 	return append([]step.Step{last}, n.recreate()...)

@@ -23,7 +23,7 @@ type renewal struct {
 // that is off stays off: onboot is unset, so its host does not start it when it boots, and neither
 // does Proxmox HA.
 func (n *renewal) stillOn(ctx context.Context, err error) error {
-	if err == nil || n.Plan.Strategy == cluster.InPlace || ctx.Err() != nil {
+	if err == nil || n.Plan.Strategy.KeepsVM() || ctx.Err() != nil {
 		return err
 	}
 	vm, errVM := n.Proxmox.VMState(ctx, n.Plan.VMID)

@@ -71,8 +71,11 @@ func (n order) branches() []step.Step {
 // finished is the goal of the whole branch: the node runs what is wanted, and no run has left
 // anything to clean up.
 func (n order) finished(ctx context.Context) (string, error) {
-	if n.Plan.Strategy == cluster.Configure {
+	switch n.Plan.Strategy {
+	case cluster.ConfigureBlank:
 		return n.reconfigure.serves(ctx)
+	case cluster.Configure:
+		return n.configure.finished(ctx)
 	}
 	park, err := n.Parking(ctx)
 	switch {
@@ -132,7 +135,7 @@ func (n order) step() step.Step {
 	s := step.Step{ID: n.Plan.Node, Title: title, Risk: step.Destructive, Whole: true, Uses: n.Plan.Slots, Ahead: n.RepeatingAll("", n.upgrade.pullSteps())}
 	s.Skip = n.Repeating("", step.Step{Skip: n.finished}).Skip
 	s.Steps = func(context.Context) ([]step.Step, error) { return n.branches(), nil }
-	if n.Plan.Strategy != cluster.InPlace {
+	if !n.Plan.Strategy.KeepsVM() {
 		s = n.explained(s)
 	}
 	return s

@@ -106,7 +106,7 @@ func (n *upgrade) hasPulled(context.Context) (string, error) {
 // the next, and so a silent rollback from a slow reboot: it is set before anything is touched, and
 // removed last.
 func (n *upgrade) steps() []step.Step {
-	return []step.Step{
+	steps := []step.Step{
 		{
 			ID: "upgrade", Title: "upgrade " + n.Plan.Node + " in place", Risk: step.Disruptive, Skip: n.runsWanted,
 			Steps: func(context.Context) ([]step.Step, error) {
@@ -120,14 +120,17 @@ func (n *upgrade) steps() []step.Step {
 		},
 		{ID: "wait-healthy", Code: fault.UpgradeStuck, Title: "wait until " + n.Plan.Node + " is healthy", Skip: n.newBoot.healthy, Do: n.newBoot.waitHealthy},
 		n.fallback.step(),
-		{ID: "finish", Title: "take pods again", Steps: func(context.Context) ([]step.Step, error) {
-			return append([]step.Step{
-				exchange.EjectStep(n.Proxmox, n.Plan.VMID),
-				{ID: "set-installer", Title: "set the installer in the machine configuration", Skip: n.installerSet, Do: n.setInstaller},
-				{ID: "uncordon", Title: "uncordon " + n.Plan.Node, Skip: n.finish.uncordoned, Do: n.savedConfig.thenForget(n.finish.uncordon)},
-			}, n.finish.freeSteps("finish")...), nil
-		}},
 	}
+	if n.Plan.WithConfig {
+		steps = append(steps, n.configure.afterUpgrade())
+	}
+	return append(steps, step.Step{ID: "finish", Title: "take pods again", Steps: func(context.Context) ([]step.Step, error) {
+		return append([]step.Step{
+			exchange.EjectStep(n.Proxmox, n.Plan.VMID),
+			{ID: "set-installer", Title: "set the installer in the machine configuration", Skip: n.installerSet, Do: n.setInstaller},
+			{ID: "uncordon", Title: "uncordon " + n.Plan.Node, Skip: n.finish.uncordoned, Do: n.savedConfig.thenForget(n.finish.uncordon)},
+		}, n.finish.freeSteps("finish")...), nil
+	}})
 }
 
 // install sets the mark to installed after the installation, or, if the machine reboots by itself,

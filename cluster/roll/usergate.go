@@ -28,7 +28,7 @@ func (n userGates) after() []step.Step {
 // If the node is already out, the gates can't be expected to hold.
 func (n userGates) before() []step.Step {
 	switch {
-	case len(n.gates) == 0 || n.Plan.Resume || n.Plan.Strategy == cluster.Configure || n.Plan.Strategy == cluster.PutBack || n.isTidied():
+	case len(n.gates) == 0 || n.Plan.Resume || n.Plan.Strategy == cluster.ConfigureBlank || n.Plan.Strategy == cluster.PutBack || n.isTidied():
 		return nil
 	}
 	return []step.Step{{ID: "ask-gates", Code: fault.GateClosed, Title: "ask the gates before " + n.Plan.Node + " goes", Yields: true, Do: n.awaitBefore}}

@@ -115,7 +115,7 @@ func unreadText(f observe.Found) string {
 // members, including itself, and what to warn of. With three or more, only the health of the others
 // counts; the gate checks that.
 func EtcdRules(n int, dataOnSystemDisk bool, s cluster.Strategy, acceptOutage bool) (refused, warn []string) {
-	replaced := s != cluster.InPlace && s != cluster.PutBack // those keep the data, or restore it
+	replaced := !s.KeepsVM() && s != cluster.PutBack // those keep the data, or restore it
 	switch {
 	case n >= 3:
 	case n < 1:

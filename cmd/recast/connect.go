@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -202,6 +203,13 @@ func machineConfigs(s *streams, p pipeline.Project) (func(ctx context.Context, n
 		File:  func(node string) string { return kept.File(p.Config.Cluster, node) },
 		Dir:   kept.Path, Command: kept.Command, Base: p.Config.Dir, Env: command.FromHere().Env, Pass: kept.Env,
 		Note: func(line string) { fmt.Fprintln(s.err, line) },
+	}
+	if r := kept.Render; r != nil {
+		o.Render = &machineconfig.Render{
+			Cluster: p.Config.Cluster, Endpoint: r.Endpoint, Secrets: r.Secrets, Talos: r.Talos, Kubernetes: cmp.Or(r.Kubernetes, p.Config.Kubernetes.Version),
+			ControlPlanes: r.ControlPlanes, SANs: r.CertSANs, DNSDomain: r.DNSDomain,
+			All: r.Patches.All, OfControls: r.Patches.ControlPlanes, OfWorkers: r.Patches.Workers, OfNode: r.Patches.Nodes,
+		}
 	}
 	source, err := machineconfig.New(o)
 	if err != nil {

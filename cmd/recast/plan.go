@@ -3,6 +3,8 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -19,7 +21,25 @@ func selection(c *cobra.Command, p *planning.Policy) {
 	c.Flags().StringSliceVar(&p.Only, "only", nil, "`nodes` to look at (default: all)")
 	c.Flags().StringSliceVar(&p.Exclude, "exclude", nil, "`nodes` to leave out")
 	c.Flags().VarP(labels{&p.Labels}, "selector", "l", "look only at nodes whose Kubernetes `labels` match, as kubectl -l does: zone=a,tier!=db,gpu in (a,b)")
+	c.Flags().Var(parts{&p.What}, "what", "`parts` of the nodes to look at: image, config, or both (default: both)")
 	c.Flags().BoolVar(&p.AcceptOutage, "accept-outage", false, "with two control planes: accept that etcd and the Kubernetes API are down during the roll")
+}
+
+// parts is the flag that chooses what of a node is rolled.
+type parts struct{ chosen *[]planning.What }
+
+func (p parts) Type() string   { return "parts" }
+func (p parts) String() string { return "" }
+
+func (p parts) Set(text string) error {
+	for part := range strings.SplitSeq(text, ",") {
+		what := planning.What(part)
+		if what != planning.Image && what != planning.Config {
+			return fmt.Errorf("%q is neither image nor config", part)
+		}
+		*p.chosen = append(*p.chosen, what)
+	}
+	return nil
 }
 
 // labels is the flag that chooses nodes by their labels.

@@ -91,7 +91,7 @@ func savedPlan(c *cobra.Command, file string) (*planning.Plan, error) {
 	if !c.Flags().Changed("plan") {
 		return nil, nil
 	}
-	for _, name := range []string{"only", "exclude", "selector", "accept-outage"} {
+	for _, name := range []string{"only", "exclude", "selector", "what", "accept-outage"} {
 		if c.Flags().Changed(name) {
 			return nil, errUsage{fmt.Errorf("--%s selects nodes for a new plan, --plan names a saved plan: choose one", name)}
 		}

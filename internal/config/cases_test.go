@@ -55,8 +55,8 @@ func machineConfigCases() map[string]problemCase {
 	}
 	const at = "5:3: talos.machineConfigs"
 	return map[string]problemCase{
-		"empty path":       {with(`""`), at + ": is empty: name a directory, or a command, or remove it"},
-		"empty section":    {with("{}"), at + ": is empty: name a directory, or a command, or remove it"},
+		"empty path":       {with(`""`), at + ": is empty: name a directory, or a command, or render, or remove it"},
+		"empty section":    {with("{}"), at + ": is empty: name a directory, or a command, or render, or remove it"},
 		"empty dir":        {with(`{dir: ""}`), "5:20: talos.machineConfigs.dir: is empty: give it a value or remove it"},
 		"dir and command":  {with(`{dir: a, command: [b, "{out}"]}`), "5:28: talos.machineConfigs.command: dir is given too (line 5): keep one of them"},
 		"empty command":    {with("{command: []}"), "5:20: talos.machineConfigs.command: is empty: name a program or remove it"},
@@ -67,7 +67,7 @@ func machineConfigCases() map[string]problemCase {
 		"one file for all": {with("{dir: a, names: all.yaml}"), `5:28: talos.machineConfigs.names: "all.yaml" has no {node}: every node would get the same file`},
 		"out of the dir":   {with(`{dir: a, names: "../{node}.yaml"}`), `5:28: talos.machineConfigs.names: "../{node}.yaml" leads out of the directory`},
 		"unknown place":    {with(`{dir: a, names: "{role}-{node}.yaml"}`), `5:28: talos.machineConfigs.names: "{role}-{node}.yaml" has another place than {node} and {cluster}`},
-		"no names":         {with(`{names: "{node}"}`), at + ": is empty: name a directory, or a command, or remove it"},
+		"no names":         {with(`{names: "{node}"}`), at + ": is empty: name a directory, or a command, or render, or remove it"},
 	}
 }
 

@@ -101,6 +101,7 @@ func (k checker) roll() {
 		"roll.timeouts.stop": r.Timeouts.Stop,
 		"roll.timeouts.boot": r.Timeouts.Boot,
 		"roll.timeouts.join": r.Timeouts.Join,
+		"roll.timeouts.try":  r.Timeouts.Try,
 	} {
 		if d <= 0 {
 			k.add(path, "must be longer than 0")

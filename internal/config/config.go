@@ -237,6 +237,8 @@ type Timeouts struct {
 	Boot Duration `yaml:"boot"`
 	// Join is how long a configured node may take to be a healthy member of the cluster.
 	Join Duration `yaml:"join"`
+	// Try is how long a node may take to be healthy with a machine configuration that needs no reboot. Talos takes one that is not kept back by itself, after twice that and roll.settle.
+	Try Duration `yaml:"try"`
 }
 
 // Marshal returns the effective configuration, defaults included, as YAML.

@@ -56,7 +56,7 @@ func want() *config.Config {
 			Drain:          config.Drain{Timeout: minutes(10), OnTimeout: "stop"},
 			Settle:         config.Duration(30 * time.Second),
 			Poll:           config.Duration(2 * time.Second),
-			Timeouts:       config.Timeouts{Stop: minutes(5), Boot: minutes(10), Join: minutes(10)},
+			Timeouts:       config.Timeouts{Stop: minutes(5), Boot: minutes(10), Join: minutes(10), Try: minutes(2)},
 			BootFailure:    "rollback",
 			KeepDisks:      1,
 			EtcdSnapshot:   "/etc/recast/.recast/etcd",

@@ -32,6 +32,7 @@ func defaults() Config {
 				Stop: Duration(5 * time.Minute),
 				Boot: Duration(10 * time.Minute),
 				Join: Duration(10 * time.Minute),
+				Try:  Duration(2 * time.Minute),
 			},
 			BootFailure: "rollback",
 			KeepDisks:   1,
@@ -74,6 +75,7 @@ func (c *Config) complete(o Options) {
 	c.Talos.Config = o.resolve(c.Talos.Config)
 	if m := &c.Talos.MachineConfigs; m.Given() {
 		m.Path, m.Names = o.resolve(m.Dir), cmp.Or(m.Names, "{node}.yaml")
+		m.Render.files(func(_ string, file *string) { *file = o.resolve(*file) })
 	}
 	c.Roll.EtcdSnapshot = o.resolve(cmp.Or(c.Roll.EtcdSnapshot, filepath.Join(".recast", "etcd")))
 	for name, s := range c.Schematics {

@@ -60,6 +60,7 @@ func (r *report) files(c *Config, stat func(string) (fs.FileInfo, error)) {
 	// Credentials are optional: building images needs none of the cluster.
 	ifThere("talos.config", c.Talos.Config, "file")
 	ifThere("talos.machineConfigs", c.Talos.MachineConfigs.Path, "directory")
+	c.Talos.MachineConfigs.Render.files(func(path string, file *string) { check(path, *file, "file") })
 	// Created when the first snapshot is saved.
 	ifThere("roll.etcdSnapshot", c.Roll.EtcdSnapshot, "directory")
 }

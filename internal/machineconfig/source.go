@@ -1,5 +1,6 @@
 // Package machineconfig reads machine configurations from where the user keeps them: from
-// the files of a directory, or from what a program writes. It decrypts what SOPS or age
+// the files of a directory, from what a program writes, or from secrets and patches, of which it
+// makes them as talosctl gen config does. It decrypts what SOPS or age
 // encrypted. Its type is [Source].
 package machineconfig
 
@@ -12,20 +13,24 @@ import (
 	"path/filepath"
 	"sync"
 
+	"github.com/siderolabs/talos/pkg/machinery/config/configpatcher"
+	"github.com/siderolabs/talos/pkg/machinery/config/generate"
+
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// Options say where configurations are: Dir or Command is given.
+// Options say where configurations are: Dir, Command or Render is given.
 type Options struct {
 	Place   string                   // of the setting, for messages: "recast.yaml:6:3: talos.machineConfigs"
 	File    func(node string) string // path of a node's file within the directory
 	Dir     string                   // of the files
 	Command []string                 // program that writes the files to the directory "{out}", and its arguments
-	Base    string                   // working directory of programs
-	Env     []string                 // this process's environment
-	Pass    []string                 // names of further variables for programs
-	Note    func(line string)        // told which program takes longer than a second; may be nil
+	Render  *Render
+	Base    string            // working directory of programs
+	Env     []string          // this process's environment
+	Pass    []string          // names of further variables for programs
+	Note    func(line string) // told which program takes longer than a second; may be nil
 }
 
 // Source reads configurations. It may be used by several goroutines.
@@ -33,14 +38,16 @@ type Source struct {
 	o Options
 
 	mu      sync.Mutex
-	written map[string][]byte // by the program, by path
-	failed  error             // of the program
+	input   *generate.Input                // that a rendered one is made of
+	patches map[string]configpatcher.Patch // by path
+	written map[string][]byte              // by the program, by path
+	failed  error                          // of the program
 }
 
 // New returns a Source. It fails if the directory can't be read.
 func New(o Options) (*Source, error) {
 	s := &Source{o: o}
-	if o.Command != nil {
+	if o.Command != nil || o.Render != nil {
 		return s, nil
 	}
 	return s, s.checkDir()
@@ -57,6 +64,10 @@ func (s *Source) checkDir() error {
 // Config returns the configuration of a node, decrypted; false if there is none. A file is
 // read again by each call; a program runs once.
 func (s *Source) Config(ctx context.Context, node string) (text cluster.Secret, found bool, err error) {
+	if s.o.Render != nil {
+		text, err = s.rendered(ctx, node)
+		return text, err == nil, err
+	}
 	read := s.file
 	if s.o.Command != nil {
 		read = s.output

@@ -11,37 +11,70 @@ import (
 	machineapi "github.com/siderolabs/talos/pkg/machinery/api/machine"
 	"github.com/siderolabs/talos/pkg/machinery/client"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// ReplaceConfig gives a configured machine another configuration without a reboot;
-// Talos refuses one that needs a reboot. Errors are those of ApplyConfig.
+// ReplaceConfig implements cluster.Configurer. Errors are those of ApplyConfig.
 func (c Upgrader) ReplaceConfig(ctx context.Context, addr netip.Addr, uuid string, config cluster.Secret) error {
+	// Talos up to 1.13 may reboot for AUTO (v1alpha1_server.go, ApplyConfiguration).
+	return c.configure(ctx, addr, uuid, &machineapi.ApplyConfigurationRequest{Data: config, Mode: machineapi.ApplyConfigurationRequest_NO_REBOOT})
+}
+
+// TryConfig implements cluster.Configurer. Errors are those of ApplyConfig.
+func (c Upgrader) TryConfig(ctx context.Context, addr netip.Addr, uuid string, config cluster.Secret, limit time.Duration) error {
+	return c.configure(ctx, addr, uuid, &machineapi.ApplyConfigurationRequest{
+		Data: config, Mode: machineapi.ApplyConfigurationRequest_TRY, TryModeTimeout: durationpb.New(limit),
+	})
+}
+
+// StageConfig implements cluster.Configurer. Errors are those of ApplyConfig.
+func (c Upgrader) StageConfig(ctx context.Context, addr netip.Addr, uuid string, config cluster.Secret) error {
+	return c.configure(ctx, addr, uuid, &machineapi.ApplyConfigurationRequest{Data: config, Mode: machineapi.ApplyConfigurationRequest_STAGED})
+}
+
+// CheckConfig implements cluster.Configurer. Errors are those of ApplyConfig.
+func (c Upgrader) CheckConfig(ctx context.Context, addr netip.Addr, uuid string, config cluster.Secret) (reboots bool, err error) {
+	err = c.call(ctx, addr.String(), func(ctx context.Context, s session) error {
+		if err := checkUUID(ctx, s, uuid, "nothing was asked"); err != nil {
+			return err
+		}
+		res, err := apply(ctx, s, &machineapi.ApplyConfigurationRequest{Data: config, Mode: machineapi.ApplyConfigurationRequest_AUTO, DryRun: true})
+		for _, m := range res.GetMessages() {
+			//lint:ignore SA1019 Talos up to 1.13 answers with it
+			reboots = reboots || m.GetMode() == machineapi.ApplyConfigurationRequest_REBOOT
+		}
+		return err
+	})
+	return reboots, err
+}
+
+func (c Upgrader) configure(ctx context.Context, addr netip.Addr, uuid string, req *machineapi.ApplyConfigurationRequest) error {
 	return c.call(ctx, addr.String(), func(ctx context.Context, s session) error {
 		if err := checkUUID(ctx, s, uuid, "nothing was applied"); err != nil {
 			return err
 		}
-		// Talos up to 1.12 may reboot for AUTO (v1alpha1_server.go, ApplyConfiguration).
-		return apply(ctx, s, config, machineapi.ApplyConfigurationRequest_NO_REBOOT)
+		_, err := apply(ctx, s, req)
+		return err
 	})
 }
 
 // apply retries while another configuration is being applied, within the call's
 // time: Talos accepts one at a time and queues none (v1alpha1_server.go,
 // ApplyConfiguration).
-func apply(ctx context.Context, s session, config cluster.Secret, mode machineapi.ApplyConfigurationRequest_Mode) error {
+func apply(ctx context.Context, s session, req *machineapi.ApplyConfigurationRequest) (*machineapi.ApplyConfigurationResponse, error) {
 	const pause = time.Second
 	for {
-		_, err := s.ApplyConfiguration(ctx, &machineapi.ApplyConfigurationRequest{Data: config, Mode: mode})
+		res, err := s.ApplyConfiguration(ctx, req)
 		busy := client.StatusCode(err) == codes.FailedPrecondition && strings.Contains(err.Error(), "already in progress")
 		if end, _ := ctx.Deadline(); !busy || time.Until(end) <= pause {
-			return applied(err, config)
+			return res, applied(err, req.GetData())
 		}
 		select {
 		case <-ctx.Done():
-			return applied(err, config)
+			return res, applied(err, req.GetData())
 		case <-time.After(pause):
 		}
 	}

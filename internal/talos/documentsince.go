@@ -1,6 +1,7 @@
 package talos
 
 import (
+	"cmp"
 	"slices"
 	"strings"
 
@@ -65,4 +66,16 @@ func checkVersion(cfg config.Provider, p cluster.ConfigPatch) error {
 	}
 	return fault.WithHint(fault.MachineConfig.Refusedf("Talos %s would refuse it: %s", p.Talos, strings.Join(newer, "; ")),
 		"a configuration for Talos %s does not work on an older one: set talos.version to %s or later, or give the node its own configuration (talos.machineConfigs)", needs, needs)
+}
+
+// checkUnknown refuses documents of kinds that recast does not know, unless the Talos that will
+// read them is newer than all that recast knows: that one has to judge them.
+func checkUnknown(unknown []string, p cluster.ConfigPatch) error {
+	reader, err := config.ParseContractFromVersion(p.Talos)
+	newest := documentsSince[len(documentsSince)-1].release
+	if len(unknown) == 0 || err == nil && reader.Greater(newest) {
+		return nil
+	}
+	return fault.WithHint(fault.MachineConfig.Refusedf("Talos %s would refuse it: it does not know %s", cmp.Or(p.Talos, newest.String()), strings.Join(unknown, ", ")),
+		"is it spelled as Talos' documentation has it? recast knows all kinds up to Talos %s", newest)
 }

@@ -25,6 +25,34 @@ func (c Machines) MachineConfig(ctx context.Context, addr netip.Addr) (cluster.S
 	return ask(ctx, c.conn, addr, readConfig)
 }
 
+// MachineConfigs implements cluster.ConfigReader.
+func (c Machines) MachineConfigs(ctx context.Context, addr netip.Addr) (stored, active cluster.Secret, err error) {
+	byID, err := ask(ctx, c.conn, addr, readConfigs)
+	stored, active = byID[config.PersistentID], byID[config.ActiveID]
+	if err == nil && active == nil {
+		err = errNoConfig
+	}
+	if stored == nil { // it does not distinguish them
+		stored = active
+	}
+	return stored, active, err
+}
+
+func readConfigs(ctx context.Context, s session) (map[resource.ID]cluster.Secret, error) {
+	all := resource.NewMetadata(config.NamespaceName, config.MachineConfigType, "", resource.VersionUndefined)
+	rs, err := s.COSI.List(ctx, all, state.WithListUnmarshalOptions(state.WithSkipProtobufUnmarshal()))
+	if err != nil {
+		return nil, fmt.Errorf("read %s: %w", config.MachineConfigType, answer(err))
+	}
+	byID := map[resource.ID]cluster.Secret{}
+	for _, r := range rs.Items {
+		if byID[r.Metadata().ID()], err = configIn(r); err != nil {
+			return nil, fmt.Errorf("read %s: %w", config.MachineConfigType, err)
+		}
+	}
+	return byID, nil
+}
+
 // InstallImage implements cluster.ConfigReader.
 func (c Machines) InstallImage(ctx context.Context, addr netip.Addr) (string, error) {
 	m, err := ask(ctx, c.conn, addr, inRounds([]reading{readFromConfig}))
@@ -47,14 +75,18 @@ func readConfig(ctx context.Context, s session) (cluster.Secret, error) {
 	return nil, errNoConfig
 }
 
-// readConfigID takes the bytes from the message: the client library's own type would
-// parse them, refuse what a newer Talos has added, and quote it.
 func readConfigID(ctx context.Context, s session, id resource.ID) (cluster.Secret, error) {
 	ptr := resource.NewMetadata(config.NamespaceName, config.MachineConfigType, id, resource.VersionUndefined)
 	r, err := s.COSI.Get(ctx, ptr, state.WithGetUnmarshalOptions(state.WithSkipProtobufUnmarshal()))
 	if err != nil {
 		return nil, err
 	}
+	return configIn(r)
+}
+
+// configIn takes the bytes from the message: the client library's own type would parse them,
+// refuse what a newer Talos has added, and quote it.
+func configIn(r resource.Resource) (cluster.Secret, error) {
 	wire, ok := r.(*protobuf.Resource)
 	if !ok {
 		return nil, fmt.Errorf("unexpected type %T", r)

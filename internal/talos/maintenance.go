@@ -33,6 +33,7 @@ func (c Maintenance) ApplyConfig(ctx context.Context, addr netip.Addr, uuid stri
 			return err
 		}
 		// Not every Talos accepts REBOOT, the zero value; all accept AUTO in maintenance mode.
-		return apply(ctx, s, config, machineapi.ApplyConfigurationRequest_AUTO)
+		_, err := apply(ctx, s, &machineapi.ApplyConfigurationRequest{Data: config, Mode: machineapi.ApplyConfigurationRequest_AUTO})
+		return err
 	})
 }

@@ -10,7 +10,6 @@ import (
 	"github.com/siderolabs/talos/pkg/machinery/cel"
 	"github.com/siderolabs/talos/pkg/machinery/cel/celenv"
 	"github.com/siderolabs/talos/pkg/machinery/config"
-	"github.com/siderolabs/talos/pkg/machinery/config/configloader"
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/fault"
@@ -101,10 +100,12 @@ func (machineMode) InContainer() bool       { return false }
 // checkPatched reads the configuration as Talos will, and checks that it means what
 // the patch asked for.
 func checkPatched(patched []byte, p cluster.ConfigPatch) error {
-	cfg, err := configloader.NewFromBytes(patched)
+	cfg, unknown, err := loadKnown(patched)
 	if err != nil {
-		return fault.WithHint(fault.MachineConfig.Refusedf("Talos would refuse it: %s", redact(err.Error(), patched)),
-			"recast knows the configuration of Talos up to 1.14; a newer Talos needs a newer recast")
+		return fault.WithHint(err, "recast knows the configuration of Talos up to 1.14; a newer Talos needs a newer recast")
+	}
+	if err := checkUnknown(unknown, p); err != nil {
+		return err
 	}
 	if _, err := cfg.ValidateAsClient(machineMode{installs: installs(p)}); err != nil {
 		return fault.MachineConfig.Refusedf("Talos would refuse it: %s", redact(err.Error(), patched))

@@ -63,7 +63,7 @@ func WriteReport(w io.Writer, format string, rep pipeline.Report, fared Fared) e
 var done = map[cluster.Strategy]string{
 	cluster.Recreate: "recreated", cluster.Reimage: "reimaged", cluster.InPlace: "upgraded in place",
 	cluster.Rollback: "rolled back", cluster.PutBack: "got its old system disk back",
-	cluster.Configure: "got its configuration back",
+	cluster.Configure: "got its configuration", cluster.ConfigureBlank: "got its configuration back",
 }
 
 func drawFared(p *page, n NodeFared, plan planning.Plan) {

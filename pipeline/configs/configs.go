@@ -46,7 +46,7 @@ func Compare(ctx context.Context, p pipeline.Project, m pipeline.Machines, nodes
 	if err != nil {
 		return Diffs{}, err
 	}
-	found, err := observe.ObserveConfigs(ctx, pipeline.Sources(p, m), wanted)
+	found, err := observe.ObserveDrift(ctx, pipeline.Sources(p, m), wanted)
 	if err != nil {
 		return Diffs{}, err
 	}

@@ -40,7 +40,7 @@ var (
 		"schematics.*.overlay.*", "schematics.*.rebuild", "schematics.*.installer", "schematics.*.signer", "schematics.*.iso.*",
 	}
 	planAllowed = bundle.List{
-		"version", "id", "lock", "config", "acceptOutage", "cluster", "run", "nodes.*.*", "nodes.*.drift.**", "nodes.*.refused.*", "nodes.*.willLose.*",
+		"version", "id", "lock", "config", "acceptOutage", "what.*", "cluster", "run", "nodes.*.*", "nodes.*.drift.**", "nodes.*.refused.*", "nodes.*.willLose.*",
 		"nodes.*.notes.*", "nodes.*.slots.*", "nodes.*.carried.*.*", "nodes.*.systemDisk.*", "nodes.*.frees.*.*", "nodes.*.renewed.*",
 		"maxUnavailable", "perHost", "workersBeside", "totalSeconds", "batches.**", "room.*", "warnings.*", "kubernetes.*", "scratch.**", "trials.**",
 	}

@@ -67,7 +67,7 @@ func NewScene() *Scene {
 	s.Node = &rolling.Node{
 		Roll: &rolling.Roll{
 			Proxmox: s.PX, Kube: sceneKube{s: s}, Talos: sceneTalos{s: s}, Maintenance: sceneMaintenance{s: s}, Journal: sceneJournal{s},
-			Cluster: "c1", Run: "r1", Timing: cluster.Timing{Poll: time.Second, Settle: time.Second, Stop: time.Minute, Boot: time.Minute, Join: time.Minute, Drain: time.Minute},
+			Cluster: "c1", Run: "r1", Timing: cluster.Timing{Poll: time.Second, Settle: time.Second, Stop: time.Minute, Boot: time.Minute, Join: time.Minute, Try: time.Minute, Drain: time.Minute},
 			Say: func(string, string) {},
 		},
 		Plan: planning.NodePlan{

@@ -85,7 +85,7 @@ func (l *Lab) Client() *Client {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.clients++
-	return &Client{lab: l, Dir: l.Dir, dialer: l.Lab.Client(), Token: cluster.Secret(l.Token()), Run: "20000101-0000-feed", pid: l.clients}
+	return &Client{lab: l, Dir: l.Dir, dialer: l.Lab.Client(), Token: cluster.Secret(l.Token()), Run: "20000101-0000-feed", MachineConfig: l.MachineConfig, pid: l.clients}
 }
 
 // Kill makes the world refuse every later call of this client. Other clients on the same

@@ -4,6 +4,7 @@
 package simtest
 
 import (
+	"context"
 	"os"
 	"path/filepath"
 	"strings"
@@ -13,6 +14,7 @@ import (
 	policyv1 "k8s.io/api/policy/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
 
+	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/sim/apidoc/apidoctest"
@@ -32,6 +34,9 @@ type Lab struct {
 	direct     bool // clients bypass the wire if they can
 	canary     *canary
 	persistent []content // of the persistent disks in the new lab
+
+	// MachineConfig is the user's files (talos.machineConfigs) of new clients; nil: none.
+	MachineConfig func(ctx context.Context, node string) (cluster.Secret, bool, error)
 
 	mu      sync.Mutex
 	clients int   // number of clients so far

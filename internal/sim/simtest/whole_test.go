@@ -44,10 +44,19 @@ func (w whole) options() sim.Options {
 }
 
 // keepsEtcd says whether the members of etcd stay the same.
-func (w whole) keepsEtcd() bool { return w.etcdOnData || w.strategy == cluster.InPlace }
+func (w whole) keepsEtcd() bool { return w.etcdOnData || w.strategy.KeepsVM() }
 
-// prepare makes every node stale.
+// prepare makes every node stale: of those that get another configuration, every second one
+// reboots for it.
 func (w whole) prepare(lab *Lab) {
+	if w.strategy == cluster.Configure {
+		files := lab.keptConfigs()
+		for i, n := range lab.Nodes {
+			files.set(lab.t, n.Name, []string{noReboot, needsReboot}[i%2])
+		}
+		lab.MachineConfig = files.read
+		return
+	}
 	lab.Replace("recast.yaml", "roll:\n", "roll:\n  strategy: "+string(w.strategy)+"\n")
 	lab.Patch(everywhere)
 }
@@ -61,7 +70,7 @@ func wholes() []whole {
 			}
 		}
 	}
-	return all
+	return append(all, whole{strategy: cluster.Configure})
 }
 
 // requireMembers compares etcd with its earlier state: IDs too if its data was kept.

@@ -1,16 +1,15 @@
 package talosapi
 
 import (
-	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 
 	machineapi "github.com/siderolabs/talos/pkg/machinery/api/machine"
 	"github.com/siderolabs/talos/pkg/machinery/config"
+	"github.com/siderolabs/talos/pkg/machinery/config/configdiff"
 	"github.com/siderolabs/talos/pkg/machinery/config/configloader"
-	"github.com/siderolabs/talos/pkg/machinery/config/encoder"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -106,24 +105,36 @@ func (s *machineService) applyMaintenance(_ context.Context, req *machineapi.App
 
 // applyRunning changes the configuration of a configured machine.
 func (s *machineService) applyRunning(ctx context.Context, req *machineapi.ApplyConfigurationRequest, cfg config.Provider) (*machineapi.ApplyConfiguration, error) {
-	answer := &machineapi.ApplyConfiguration{Mode: machineapi.ApplyConfigurationRequest_NO_REBOOT, ModeDetails: appliedNow}
-	active := cfg
+	const auto, staged, try = machineapi.ApplyConfigurationRequest_AUTO, machineapi.ApplyConfigurationRequest_STAGED, machineapi.ApplyConfigurationRequest_TRY
 	//lint:ignore SA1019 REBOOT is the zero value, and what Talos knew before 1.14
 	const reboot = machineapi.ApplyConfigurationRequest_REBOOT
-	switch mode := req.GetMode(); {
-	case mode == machineapi.ApplyConfigurationRequest_TRY:
-		answer.Mode = mode
-	case mode == machineapi.ApplyConfigurationRequest_STAGED:
-		answer.Mode, answer.ModeDetails = mode, stagedForBoot
-		active = s.boot.config()
-	case mode == reboot:
-		answer.Mode, answer.ModeDetails = mode, "Applied configuration with a reboot"
-		active = s.boot.config()
+	mode, looks := req.GetMode(), s.boot.release().rebootApplies
+	if looks && mode != try {
+		s.boot.endTrial() // a dry run ends it, too
+	}
+	answer := &machineapi.ApplyConfiguration{Mode: mode, ModeDetails: appliedNow}
+	if mode == auto {
+		answer.Mode = machineapi.ApplyConfigurationRequest_NO_REBOOT
+	}
+	if looks && mode != staged && mode != reboot {
+		switch err := canApplyImmediate(s.boot.config(), cfg); {
+		case err != nil && mode == auto:
+			answer.Mode = reboot
+		case err != nil:
+			return nil, status.Error(codes.InvalidArgument, err.Error())
+		}
+	}
+	active := cfg
+	switch answer.Mode {
+	case staged:
+		answer.ModeDetails, active = stagedForBoot, s.boot.config()
+	case reboot:
+		answer.ModeDetails, active = "Applied configuration with a reboot", s.boot.config()
 	}
 	if req.GetDryRun() {
 		return s.boot.dryRun(answer, cfg)
 	}
-	if answer.Mode == machineapi.ApplyConfigurationRequest_TRY {
+	if mode == try {
 		d := tryFor(req.GetTryModeTimeout())
 		answer.ModeDetails += triedFor(d)
 		return answer, s.boot.try(ctx, cfg, d)
@@ -132,10 +143,7 @@ func (s *machineService) applyRunning(ctx context.Context, req *machineapi.Apply
 	if err := s.boot.persist(req.GetData()); err != nil {
 		return nil, status.Error(codes.Internal, err.Error())
 	}
-	s.boot.mu.Lock()
-	s.boot.cfg = active
-	s.boot.mu.Unlock()
-	if err := s.boot.publishConfig(ctx, active, cfg); err != nil {
+	if err := s.boot.reconfigure(ctx, active, cfg); err != nil {
 		return nil, status.Error(codes.Internal, err.Error())
 	}
 	if answer.Mode == reboot {
@@ -146,45 +154,16 @@ func (s *machineService) applyRunning(ctx context.Context, req *machineapi.Apply
 
 // dryRun says what applying the configuration would do.
 func (b *boot) dryRun(answer *machineapi.ApplyConfiguration, cfg config.Provider) (*machineapi.ApplyConfiguration, error) {
-	var now []byte
-	var err error
+	var now config.Encoder
 	if active := b.config(); active != nil {
-		if now, err = active.EncodeBytes(encoder.WithComments(encoder.CommentsDisabled)); err != nil {
-			return nil, fmt.Errorf("failed to generate diff: %w", err)
-		}
+		now = active
 	}
-	then, err := cfg.EncodeBytes(encoder.WithComments(encoder.CommentsDisabled))
+	diff, err := configdiff.DiffConfigs(now, cfg)
 	if err != nil {
 		return nil, fmt.Errorf("failed to generate diff: %w", err)
 	}
-	diff := "No changes."
-	if !bytes.Equal(now, then) {
-		diff = unified(string(now), string(then))
-	}
-	answer.ModeDetails = fmt.Sprintf("Dry run summary:\n%s (skipped in dry-run).\nConfig diff:\n\n%s", answer.ModeDetails, diff)
+	answer.ModeDetails = fmt.Sprintf("Dry run summary:\n%s (skipped in dry-run).\nConfig diff:\n\n%s", answer.ModeDetails, cmp.Or(diff, "No changes."))
 	return answer, nil
-}
-
-// unified is a diff of one hunk without context. Talos finds the shortest one.
-func unified(a, b string) string {
-	x, y := strings.SplitAfter(a, "\n"), strings.SplitAfter(b, "\n")
-	same := 0
-	for same < min(len(x), len(y)) && x[same] == y[same] {
-		same++
-	}
-	x, y = x[same:], y[same:]
-	for len(x) > 0 && len(y) > 0 && x[len(x)-1] == y[len(y)-1] {
-		x, y = x[:len(x)-1], y[:len(y)-1]
-	}
-	var text strings.Builder
-	fmt.Fprintf(&text, "--- a\n+++ b\n@@ -%d,%d +%d,%d @@\n", same+1, len(x), same+1, len(y))
-	for _, line := range x {
-		text.WriteString("-" + line)
-	}
-	for _, line := range y {
-		text.WriteString("+" + line)
-	}
-	return text.String()
 }
 
 // persist writes the configuration for the next boot to STATE.

@@ -3,6 +3,7 @@ package talosapi
 import (
 	"cmp"
 	"context"
+	"errors"
 	"strconv"
 	"strings"
 
@@ -140,11 +141,11 @@ func (b *boot) publishConfig(ctx context.Context, active, stored config.Provider
 		kind, host, node, identity, info, b.nodeIP())...); err != nil {
 		return err
 	}
-	// A changed address applies at once in Talos; here it waits for the next boot.
-	if now := b.m.attach(b.med.image, active); now.prefix.Addr() == b.m.addr() {
+	now := b.m.attach(b.med.image, active)
+	if now.prefix.Addr() == b.m.addr() {
 		b.m.net.Store(&now)
 	}
-	if err := b.publishNetwork(ctx); err != nil {
+	if err := errors.Join(b.publishNetwork(ctx), b.publishResolvers(ctx, active)); err != nil {
 		return err
 	}
 	if err := b.renderPods(ctx); err != nil {

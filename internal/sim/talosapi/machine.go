@@ -25,6 +25,7 @@ type machine struct {
 
 	net       atomic.Pointer[attachment] // of the present boot
 	unplugged bool                       // it began without a network
+	astray    atomic.Bool                // its configuration has given it an address where no client looks for it
 
 	runs  atomic.Value // reference of the kubelet's image, as string
 	disks sync.Mutex   // held for read-modify-write of a disk's content

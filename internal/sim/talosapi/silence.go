@@ -31,6 +31,9 @@ func (fw *Firmware) Silence(silent func(Request) bool) {
 }
 
 func (m *machine) silent(method, resource string) bool {
+	if m.astray.Load() {
+		return true
+	}
 	m.fw.silences.mu.Lock()
 	defer m.fw.silences.mu.Unlock()
 	return m.fw.silences.silent != nil && m.fw.silences.silent(Request{m.hw.VMID, method, resource})

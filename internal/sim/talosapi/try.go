@@ -35,7 +35,7 @@ func (b *boot) try(ctx context.Context, cfg config.Provider, d time.Duration) er
 	before := b.config()
 	b.endTrial()
 	b.mu.Lock()
-	b.trial = time.AfterFunc(b.m.fw.scaled(d), func() {
+	b.trial = time.AfterFunc(d, func() { // the client's own time: it is not of the machine's speed
 		ctx, cancel := b.life()
 		defer cancel()
 		if ctx.Err() != nil {
@@ -66,8 +66,25 @@ func (b *boot) activate(ctx context.Context, cfg config.Provider) error {
 	if err != nil {
 		return fmt.Errorf("read the stored configuration: %w", err)
 	}
+	return b.reconfigure(ctx, cfg, stored)
+}
+
+// reconfigure makes a configuration the active one of a configured machine, beside the stored one. A new
+// address applies at once: until another configuration, or the next boot, the machine does not
+// answer at the old one, where the API's clients and Kubernetes look for it.
+func (b *boot) reconfigure(ctx context.Context, active, stored config.Provider) error {
 	b.mu.Lock()
-	b.cfg = cfg
+	b.cfg = active
 	b.mu.Unlock()
-	return b.publishConfig(ctx, cfg, stored)
+	astray := b.m.attach(b.med.image, active).prefix.Addr() != b.m.addr()
+	was := b.m.astray.Swap(astray)
+	err := b.publishConfig(ctx, active, stored)
+	if image, up := b.m.runs.Load().(string); was != astray && up {
+		if astray {
+			b.withdraw()
+		} else {
+			b.announce(image)
+		}
+	}
+	return err
 }

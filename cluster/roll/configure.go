@@ -1,0 +1,411 @@
+package roll
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/observe"
+	"github.com/recast-sh/recast/cluster/rolling"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/step"
+	"github.com/recast-sh/recast/internal/wait"
+)
+
+// configure gives a node that serves another machine configuration: one that needs no reboot on
+// trial, so that Talos takes it back by itself if the node is not healthy with it, and one that needs
+// a reboot staged, behind a drain.
+type configure struct{ *node }
+
+// steps are those of a node whose image is right. Of a resumed one, only what makes it serve is done:
+// what it runs is looked at when it answers.
+func (n configure) steps() []step.Step {
+	back := []step.Step{
+		{ID: "wait-healthy", Code: fault.NoJoin, Title: "wait until " + n.Plan.Node + " is healthy", Skip: n.serves, Do: n.waitHealthy},
+		{ID: "uncordon", Title: "uncordon " + n.Plan.Node, Skip: n.finish.uncordoned, Do: n.savedConfig.thenForget(n.finish.uncordon)},
+	}
+	switch {
+	case n.Plan.Resume:
+		return back
+	case !n.reboots():
+		return n.apply()
+	}
+	return slices.Concat([]step.Step{
+		{ID: "remember", Title: "keep the old machine configuration at hand", Skip: n.runs, Do: n.remember},
+		{ID: "drain", Code: fault.DrainBlocked, Title: "drain " + n.Plan.Node, Risk: step.Disruptive, Skip: n.runs, Do: n.drain},
+	}, n.apply(), back)
+}
+
+// afterUpgrade gives a node that was upgraded in place, and is still drained, its configuration in the
+// same outage.
+func (n configure) afterUpgrade() step.Step {
+	steps := n.apply()
+	if n.reboots() {
+		steps = append(steps, step.Step{ID: "wait-healthy", Code: fault.NoJoin, Title: "wait until " + n.Plan.Node + " is healthy", Do: n.waitHealthy})
+	}
+	return step.Step{ID: "configure", Title: "give " + n.Plan.Node + " its machine configuration", Risk: step.Disruptive, Skip: n.runs, Steps: step.List(steps...)}
+}
+
+// finished is the goal of all steps.
+func (n configure) finished(ctx context.Context) (string, error) {
+	ended := n.Out.Has(n.Plan.Node) // false before its steps
+	reason, err := "it serves", error(nil)
+	if !n.Plan.Resume {
+		reason, err = n.runs(ctx)
+	}
+	if err == nil && reason != "" {
+		var uncordoned string
+		if uncordoned, err = n.finish.uncordoned(ctx); uncordoned == "" {
+			reason = ""
+		}
+	}
+	switch {
+	case err != nil && !ended:
+		return "", nil //nolint:nilerr // its steps say what is wrong
+	case err != nil || reason == "":
+		return "", err
+	}
+	n.Out.Remove(n.Plan.Node)
+	return reason, nil
+}
+
+// apply are the steps that give the node its configuration. A node that they reboot is drained.
+func (n configure) apply() []step.Step {
+	if !n.reboots() {
+		return []step.Step{{ID: "try", Code: fault.MachineConfig, Title: "try the configuration, and keep it if " + n.Plan.Node + " is healthy with it", Risk: step.Disruptive, Skip: n.runs, Do: n.try}}
+	}
+	return []step.Step{
+		{ID: "stage", Code: fault.MachineConfig, Title: "have " + n.Plan.Node + " keep the configuration for its next boot", Risk: step.Disruptive, Skip: n.staged, Do: n.stage},
+		{ID: "reboot", Title: "boot with it", Risk: step.Disruptive, Skip: n.runs, Do: n.reboot},
+	}
+}
+
+func (n configure) reboots() bool {
+	return n.Plan.ConfigFile != nil && len(n.Plan.ConfigFile.Reboot) > 0
+}
+
+// file is the node's file, which must be as the plan showed it.
+func (n configure) file(ctx context.Context) (cluster.Secret, error) {
+	text, found, err := n.roller.MachineConfig(ctx, n.Plan.Node)
+	switch {
+	case err != nil:
+		return nil, err
+	case !found:
+		return nil, n.savedConfig.fileMoved("its file in talos.machineConfigs is gone")
+	case !n.savedConfig.showed(text):
+		return nil, n.savedConfig.fileMoved("its file in talos.machineConfigs was changed")
+	}
+	return text, nil
+}
+
+// compare compares the file with what the node keeps for its next boot, and what it runs.
+func (n configure) compare(ctx context.Context) (keeps, runs cluster.FoundFile, err error) {
+	text, err := n.file(ctx)
+	if err != nil {
+		return keeps, runs, err
+	}
+	stored, active, err := n.Talos.MachineConfigs(ctx, n.Plan.Addr)
+	if err != nil {
+		return keeps, runs, fmt.Errorf("read machine configuration of %s: %w", n.Plan.Addr, err)
+	}
+	keeps, errKeeps := observe.CompareConfigs(n.Maintenance, stored, active, text, n.Plan.Drift.Talos, n.Want.Build.TalosVersion)
+	runs, errRuns := observe.CompareConfigs(n.Maintenance, active, active, text, n.Plan.Drift.Talos, n.Want.Build.TalosVersion)
+	return keeps, runs, errors.Join(errKeeps, errRuns)
+}
+
+// runs is the goal of apply: the node runs what its file says, and keeps it.
+func (n configure) runs(ctx context.Context) (string, error) {
+	keeps, runs, err := n.compare(ctx)
+	if err != nil || keeps.Differs() || runs.Differs() {
+		return "", err
+	}
+	return "it runs the configuration of its file", nil
+}
+
+func (n configure) staged(ctx context.Context) (string, error) {
+	keeps, _, err := n.compare(ctx)
+	if err != nil || len(keeps.Changes) > 0 {
+		return "", err
+	}
+	return "it keeps the configuration of its file", nil
+}
+
+// wanted is the file with what recast sets itself. The node keeps the versions of Kubernetes that it
+// runs and, where its image stays as it is, the installer that it names.
+func (n configure) wanted(ctx context.Context) (cluster.Secret, error) {
+	text, err := n.file(ctx)
+	if err != nil {
+		return nil, err
+	}
+	m, err := n.Talos.Machine(ctx, n.Plan.Addr)
+	if err != nil {
+		return nil, fmt.Errorf("read machine %s: %w", n.Plan.Addr, err)
+	}
+	kubernetes, err := n.savedConfig.runsKubernetes(ctx)
+	if err != nil {
+		return nil, err
+	}
+	patch := n.savedConfig.patch(systemDisk(m), kubernetes)
+	if n.Plan.Strategy == cluster.Configure && !n.Plan.Drift.OnlyConfig() {
+		patch.Installer, patch.Talos = m.InstallImage, m.TalosVersion
+	}
+	patched, err := n.Maintenance.PatchConfig(text, patch)
+	if err != nil {
+		return nil, fmt.Errorf("machine configuration of %s: %w", n.Plan.Node, err)
+	}
+	return patched, nil
+}
+
+// systemDisk is the disk that the machine runs from; the zero value if it can't be named, which leaves
+// the install disk of the file.
+func systemDisk(m cluster.Machine) cluster.MachineDisk {
+	i := slices.IndexFunc(m.Disks, func(d cluster.MachineDisk) bool { return d.Device == m.SystemDisk })
+	if i < 0 || m.Disks[i].Serial == "" && m.Disks[i].WWID == "" && m.Disks[i].BusPath == "" {
+		return cluster.MachineDisk{}
+	}
+	return m.Disks[i]
+}
+
+// remember keeps what the node runs, to be given back if it is not healthy after its reboot.
+func (n configure) remember(ctx context.Context) error {
+	stored, active, err := n.Talos.MachineConfigs(ctx, n.Plan.Addr)
+	if err != nil {
+		return fmt.Errorf("read machine configuration of %s: %w", n.Plan.Addr, err)
+	}
+	if err := n.requireShown(stored); err != nil {
+		return err
+	}
+	if _, err := n.wanted(ctx); err != nil {
+		return err
+	}
+	return fault.Prefix("journal", n.Journal.PutSecret(MachineConfigKey(n.Plan.Node), active))
+}
+
+// requireShown refuses if the node keeps another configuration than the one that the plan compared.
+func (n configure) requireShown(stored cluster.Secret) error {
+	if _, ran := n.Plan.ConfigFile.HashOf(); n.Plan.Strategy == cluster.Configure && cluster.ConfigSum(stored) != ran {
+		return n.savedConfig.fileMoved("the configuration that it keeps was changed")
+	}
+	return nil
+}
+
+func (n configure) drain(ctx context.Context) error {
+	m, err := n.Talos.Booted(ctx, n.Plan.Addr)
+	if err != nil {
+		return fmt.Errorf("read machine %s: %w", n.Plan.Addr, err)
+	}
+	why := cluster.Mark{Run: n.Run, Strategy: cluster.Configure, Build: n.Want.Build.ID, BootID: m.BootID}
+	vmStays := func(context.Context, time.Time) error { return nil } // and so do its disks
+	return n.eviction.evict(ctx, "drain", why, vmStays, func() error { return n.eviction.takesPods(ctx) })
+}
+
+// try has the node run its configuration for a limited time, and has it keep it once it has been
+// healthy with it for the settling time.
+func (n configure) try(ctx context.Context) error {
+	if err := n.awaitNoTrial(ctx); err != nil {
+		return err
+	}
+	stored, _, err := n.Talos.MachineConfigs(ctx, n.Plan.Addr)
+	if err != nil {
+		return fmt.Errorf("read machine configuration of %s: %w", n.Plan.Addr, err)
+	}
+	text, err := n.wanted(ctx)
+	if err := errors.Join(err, n.requireShown(stored)); err != nil {
+		return err
+	}
+	if err := n.check(ctx, text); err != nil {
+		return err
+	}
+	unresolved, err := n.Talos.SilentResolvers(ctx, n.Plan.Addr)
+	if err != nil {
+		return fmt.Errorf("read the DNS servers of %s: %w", n.Plan.Addr, err)
+	}
+	lost := fault.Prefix("try the configuration on "+n.Plan.Node, n.Talos.TryConfig(ctx, n.Plan.Addr, n.Plan.UUID, text, n.trial()))
+	if lost != nil && !errors.Is(lost, cluster.ErrLostAnswer) { // after a lost answer, the wait finds out whether it runs it
+		return lost
+	}
+	err = n.health.settle(ctx, "try", n.Timing.Try, func(ctx context.Context) (string, error) {
+		if lacks, err := n.lacks(ctx); err != nil || lacks != "" {
+			return lacks, err
+		}
+		if _, runs, err := n.compare(ctx); err != nil || runs.Differs() {
+			return "it does not run the new configuration", err
+		}
+		silent, err := n.Talos.SilentResolvers(ctx, n.Plan.Addr)
+		if err != nil || len(silent) == 0 || len(unresolved) > 0 {
+			return "", err
+		}
+		return "none of its DNS servers answers: " + strings.Join(silent, ", "), nil
+	})
+	if err == nil {
+		err = n.keep(ctx, text)
+	}
+	if err != nil && ctx.Err() == nil && fault.KindOf(err) != fault.Claimed {
+		return n.takenBack(ctx, err)
+	}
+	return err
+}
+
+// trial is how long Talos waits until it takes a configuration back: there is time to be healthy with
+// it, to stay so, and to say that it is kept.
+func (n configure) trial() time.Duration { return 2*n.Timing.Try + n.Timing.Settle }
+
+// check has the node itself say whether it accepts the configuration, and whether it would reboot.
+func (n configure) check(ctx context.Context, text cluster.Secret) error {
+	reboots, err := n.Talos.CheckConfig(ctx, n.Plan.Addr, n.Plan.UUID, text)
+	switch {
+	case err != nil:
+		return fmt.Errorf("ask %s about the configuration: %w", n.Plan.Node, err)
+	case reboots && !n.reboots():
+		return fault.WithHint(fault.PlanMoved.Refusedf("%s says that it has to reboot for its configuration, which the plan does not show", n.Plan.Node),
+			"nothing was applied; talosctl apply-config --dry-run -n %s shows for which field: please report it", n.Plan.Addr)
+	}
+	return nil
+}
+
+// awaitNoTrial waits until no configuration is on trial: Talos would take the new one back to that
+// one, not to the one from before. What is only staged stays so.
+func (n configure) awaitNoTrial(ctx context.Context) error {
+	err := n.Watch(ctx, "try", wait.For{Name: "an earlier trial of a configuration on " + n.Plan.Node + " to end", Timeout: n.trial()}, func(ctx context.Context) (bool, string, error) {
+		keeps, runs, err := n.compare(ctx)
+		return err == nil && (!keeps.Pending || runs.Differs()), "it runs another configuration than it keeps", err
+	})
+	if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
+		return nil
+	}
+	return err
+}
+
+// keep has the node keep what it runs, which ends the trial.
+func (n configure) keep(ctx context.Context, text cluster.Secret) error {
+	err := n.Repeat(ctx, "try", rolling.RepeatBefore, func(ctx context.Context) error {
+		return n.Talos.ReplaceConfig(ctx, n.Plan.Addr, n.Plan.UUID, text)
+	})
+	if err == nil || errors.Is(err, cluster.ErrLostAnswer) {
+		reason, errNow := n.runs(ctx)
+		switch {
+		case errNow != nil:
+			err = errors.Join(err, errNow)
+		case reason == "":
+			err = errors.Join(err, errors.New("it does not keep it"))
+		default:
+			err = nil
+		}
+	}
+	return fault.Prefix("have "+n.Plan.Node+" keep the configuration", err)
+}
+
+// takenBack waits until Talos has taken a configuration back that the node is not healthy with.
+func (n configure) takenBack(ctx context.Context, cause error) error {
+	n.Tell("try", "it is not healthy with its new configuration: Talos takes that back")
+	err := n.Watch(ctx, "try", n.OfMachine(n.Plan.Node+" to run its old configuration again", n.trial()+n.Timing.Try), func(ctx context.Context) (bool, string, error) {
+		stored, active, err := n.Talos.MachineConfigs(ctx, n.Plan.Addr)
+		if err != nil {
+			return false, "", err
+		}
+		if cluster.ConfigSum(stored) != cluster.ConfigSum(active) {
+			return false, "it runs another configuration than it keeps", nil
+		}
+		lacks, err := n.lacks(ctx)
+		return err == nil && lacks == "", lacks, err
+	})
+	cause = fault.MachineConfig.Errorf("%s is not healthy with its new configuration: %w", n.Plan.Node, cause)
+	if err != nil {
+		return fault.WithHint(errors.Join(cause, fmt.Errorf("and it does not serve with its old one either: %w", err)),
+			"the console of VM %d says more; a reboot of it (qm reset %d) boots with the old configuration, which is the one that it keeps", n.Plan.VMID, n.Plan.VMID)
+	}
+	cause = fault.WithHint(cause, "Talos has taken it back: %s serves with its old configuration, and no other node was touched; recast config diff %s shows what was new", n.Plan.Node, n.Plan.Node)
+	return errors.Join(cause, n.finish.uncordon(ctx)) // one that was upgraded in place before is cordoned
+}
+
+func (n configure) stage(ctx context.Context) error {
+	text, err := n.wanted(ctx)
+	if err == nil {
+		err = n.check(ctx, text)
+	}
+	if err != nil {
+		return err
+	}
+	err = n.Talos.StageConfig(ctx, n.Plan.Addr, n.Plan.UUID, text)
+	if errors.Is(err, cluster.ErrLostAnswer) {
+		if reason, errNow := n.staged(ctx); errNow != nil || reason == "" {
+			return rolling.Repeatable(errors.Join(err, errNow))
+		}
+		return nil
+	}
+	return fault.Prefix("stage the configuration on "+n.Plan.Node, err)
+}
+
+func (n configure) reboot(ctx context.Context) error {
+	before, err := n.Talos.Booted(ctx, n.Plan.Addr)
+	if err != nil {
+		return fmt.Errorf("read machine %s: %w", n.Plan.Addr, err)
+	}
+	lost := fault.Prefix("reboot "+n.Plan.Node, n.Talos.Reboot(ctx, n.Plan.Addr, n.Plan.UUID))
+	if lost != nil && !errors.Is(lost, cluster.ErrLostAnswer) {
+		return lost
+	}
+	return rolling.Unanswered(lost, n.awaitBoot(ctx, "reboot", before.BootID))
+}
+
+// awaitBoot waits until the machine answers in another boot than before.
+func (n configure) awaitBoot(ctx context.Context, id, before string) error {
+	return n.Watch(ctx, id, n.OfMachine(n.Plan.Node+" to leave its old boot", n.Timing.Stop+n.Timing.Boot), func(ctx context.Context) (bool, string, error) {
+		m, err := n.Talos.Booted(ctx, n.Plan.Addr)
+		return err == nil && m.UUID == n.Plan.UUID && m.BootID != before, "still the same boot", err
+	})
+}
+
+// lacks names the first thing that the node lacks to serve, whatever configuration it runs.
+func (n configure) lacks(ctx context.Context) (string, error) { return n.reconfigure.lacks(ctx) }
+
+// serves is the goal of waitHealthy: this process has seen the node healthy.
+func (n configure) serves(ctx context.Context) (string, error) { return n.reconfigure.serves(ctx) }
+
+// waitHealthy gives the node its old configuration back if it answers and is not healthy with the new
+// one.
+func (n configure) waitHealthy(ctx context.Context) error {
+	err := n.health.settle(ctx, "wait-healthy", n.Timing.Boot+n.Timing.Join, n.lacks)
+	if err == nil || ctx.Err() != nil || !errors.Is(err, context.DeadlineExceeded) {
+		return err
+	}
+	return n.giveBack(ctx, fault.MachineConfig.Errorf("%s is not healthy with its new configuration: %w", n.Plan.Node, err))
+}
+
+func (n configure) giveBack(ctx context.Context, cause error) error {
+	old, found, err := n.Journal.Secret(MachineConfigKey(n.Plan.Node))
+	switch {
+	case err != nil:
+		return errors.Join(cause, fmt.Errorf("journal: %w", err))
+	case !found:
+		return fault.WithHint(cause, "its old configuration is not in the journal of this run; the console of VM %d and talosctl -n %s dmesg say more", n.Plan.VMID, n.Plan.Addr)
+	}
+	m, err := n.Talos.Booted(ctx, n.Plan.Addr)
+	if err == nil {
+		err = n.newBoot.requireToReboot(ctx)
+	}
+	if err != nil {
+		return fault.WithHint(fmt.Errorf("%w, and it is not given its old one back: %w", cause, err),
+			"the console of VM %d says more; the old configuration is in the journal of this run: recast config show --kept %s", n.Plan.VMID, n.Plan.Node)
+	}
+	n.Tell("wait-healthy", "it is not healthy with its new configuration: giving it the old one back")
+	err = n.Talos.StageConfig(ctx, n.Plan.Addr, n.Plan.UUID, old)
+	if err == nil {
+		err = n.Talos.Reboot(ctx, n.Plan.Addr, n.Plan.UUID)
+	}
+	if err == nil || errors.Is(err, cluster.ErrLostAnswer) {
+		err = n.awaitBoot(ctx, "wait-healthy", m.BootID)
+	}
+	if err == nil {
+		err = n.health.settle(ctx, "wait-healthy", n.Timing.Boot+n.Timing.Join, n.lacks)
+	}
+	if err != nil {
+		return fault.WithHint(errors.Join(cause, fmt.Errorf("and it does not serve with its old one either: %w", err)),
+			"the console of VM %d and talosctl -n %s dmesg say more; recast roll waits for it again", n.Plan.VMID, n.Plan.Addr)
+	}
+	return errors.Join(fault.WithHint(cause, "it was given its old configuration back, and serves again; no other node was touched"), n.savedConfig.thenForget(n.finish.uncordon)(ctx))
+}

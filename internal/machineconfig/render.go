@@ -1,0 +1,145 @@
+package machineconfig
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/siderolabs/talos/pkg/machinery/config"
+	"github.com/siderolabs/talos/pkg/machinery/config/configpatcher"
+	"github.com/siderolabs/talos/pkg/machinery/config/encoder"
+	"github.com/siderolabs/talos/pkg/machinery/config/generate"
+	"github.com/siderolabs/talos/pkg/machinery/config/generate/secrets"
+	"github.com/siderolabs/talos/pkg/machinery/config/machine"
+	"github.com/siderolabs/talos/pkg/machinery/constants"
+	"go.yaml.in/yaml/v4"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/redact"
+)
+
+// Render says what configurations are made of, as talosctl gen config makes them: of secrets, and of
+// patches, which are applied in this order.
+type Render struct {
+	Cluster       string
+	Endpoint      string // of Kubernetes: "https://10.0.0.1:6443"
+	Secrets       string // path of a file of talosctl gen secrets
+	Talos         string // release whose defaults they have, and whose documents: "v1.14"
+	Kubernetes    string // version: "v1.35.4"
+	ControlPlanes []string
+	SANs          []string // further names and addresses of the Kubernetes API
+	DNSDomain     string   // "": cluster.local
+	All           []string // paths of the patches of every node, of its role, and of its own
+	OfControls    []string
+	OfWorkers     []string
+	OfNode        map[string][]string
+}
+
+// rendered makes a node's configuration. Secrets and patches are read once.
+func (s *Source) rendered(ctx context.Context, node string) (cluster.Secret, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	r := s.o.Render
+	if s.input == nil {
+		input, err := s.newInput(ctx, *r)
+		if err != nil {
+			return nil, err
+		}
+		s.input = input
+	}
+	role, patches := machine.TypeWorker, r.OfWorkers
+	if slices.Contains(r.ControlPlanes, node) {
+		role, patches = machine.TypeControlPlane, r.OfControls
+	}
+	cfg, err := s.input.Config(role)
+	if err != nil {
+		return nil, fault.MachineConfig.Configf("%s: %w", s.o.Place, err)
+	}
+	for _, path := range slices.Concat(r.All, patches, r.OfNode[node]) {
+		if cfg, err = s.patched(ctx, cfg, path); err != nil {
+			return nil, err
+		}
+	}
+	text, err := cfg.EncodeBytes(encoder.WithComments(encoder.CommentsDisabled))
+	if err != nil {
+		return nil, fault.MachineConfig.Configf("%s: %w", s.o.Place, err)
+	}
+	return text, nil
+}
+
+func (s *Source) newInput(ctx context.Context, r Render) (*generate.Input, error) {
+	text, err := s.read(ctx, r.Secrets)
+	if err != nil {
+		return nil, err
+	}
+	contract, err := config.ParseContractFromVersion(r.Talos)
+	if err != nil {
+		return nil, fault.MachineConfig.Configf("%s: %w", s.o.Place, err)
+	}
+	bundle := &secrets.Bundle{Clock: secrets.NewClock()}
+	if err := yaml.Unmarshal(text, bundle); err != nil || bundle.Cluster == nil || bundle.Secrets == nil || bundle.Certs == nil {
+		return nil, fault.WithHint(fault.MachineConfig.Configf("%s has no secrets of a cluster", r.Secrets), // the parser's error may quote them
+			"talosctl gen secrets makes such a file; talosctl gen secrets --from-controlplane-config makes one from the configuration of a control plane that runs")
+	}
+	if err := bundle.Validate(contract); err != nil {
+		return nil, fault.MachineConfig.Configf("%s: %w", r.Secrets, err)
+	}
+	options := []generate.Option{
+		generate.WithVersionContract(contract), generate.WithSecretsBundle(bundle), generate.WithClusterDiscovery(true),
+		generate.WithAdditionalSubjectAltNames(r.SANs), generate.WithInstallDisk("/dev/sda"), // recast sets the disk
+	}
+	if r.DNSDomain != "" {
+		options = append(options, generate.WithDNSDomain(r.DNSDomain))
+	} else {
+		options = append(options, generate.WithDNSDomain(constants.DefaultDNSDomain))
+	}
+	input, err := generate.NewInput(r.Cluster, r.Endpoint, strings.TrimPrefix(r.Kubernetes, "v"), options...)
+	if err != nil {
+		return nil, fault.MachineConfig.Configf("%s: %w", s.o.Place, err)
+	}
+	return input, nil
+}
+
+// patched applies a patch: strategic merge or JSON.
+func (s *Source) patched(ctx context.Context, cfg config.Provider, path string) (config.Provider, error) {
+	patch, known := s.patches[path]
+	if !known {
+		text, err := s.read(ctx, path)
+		if err != nil {
+			return nil, err
+		}
+		if patch, err = configpatcher.LoadPatch(text); err != nil {
+			return nil, fault.WithHint(fault.MachineConfig.Configf("%s is no patch of a machine configuration: %s", path, redact.New(redact.YAML(text)).Text(err.Error())),
+				"a patch is a part of a configuration (strategic merge), or a list of JSON patch operations")
+		}
+		if s.patches == nil {
+			s.patches = map[string]configpatcher.Patch{}
+		}
+		s.patches[path] = patch
+	}
+	out, err := configpatcher.Apply(configpatcher.WithConfig(cfg), []configpatcher.Patch{patch})
+	if err == nil {
+		cfg, err = out.Config()
+	}
+	if err != nil {
+		return nil, fault.MachineConfig.Configf("%s can't be applied: %w", path, err)
+	}
+	return cfg, nil
+}
+
+// read reads a file, and decrypts it where it is encrypted.
+func (s *Source) read(ctx context.Context, path string) ([]byte, error) {
+	text, err := os.ReadFile(path)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, fault.MachineConfig.Configf("%s: %w", s.o.Place, err)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", s.o.Place, err)
+	}
+	return s.decrypted(ctx, file{text, filepath.Clean(path)})
+}

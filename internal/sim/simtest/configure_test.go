@@ -1,0 +1,181 @@
+package simtest
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim"
+)
+
+// keptConfigs are the configurations that all nodes run, as files.
+func (l *Lab) keptConfigs() configFiles {
+	l.t.Helper()
+	files := configFiles{}
+	for _, n := range l.Nodes {
+		files[n.Name] = l.configOf(n.Name)
+	}
+	return files
+}
+
+// set adds a line to the section machine of a node's file.
+func (f configFiles) set(t testing.TB, node, line string) {
+	t.Helper()
+	text := strings.Replace(string(f[node]), "machine:\n", "machine:\n    "+line+"\n", 1)
+	if text == string(f[node]) {
+		t.Fatal("the file has no machine section")
+	}
+	f[node] = cluster.Secret(text)
+}
+
+// document adds a document to a node's file.
+func (f configFiles) document(node, text string) {
+	f[node] = cluster.Secret(strings.TrimRight(string(f[node]), "\n") + "\n---\n" + text)
+}
+
+const (
+	noReboot    = `sysctls: {vm.swappiness: "1"}`
+	needsReboot = "udev: {rules: ['SUBSYSTEM==\"drm\", KERNEL==\"renderD*\", MODE=\"0666\"']}"
+)
+
+// TestConfigure gives a node that is in sync another configuration, and nothing else.
+func TestConfigure(t *testing.T) {
+	type story struct {
+		node, line string
+		reboots    bool
+		talos      string
+	}
+	eachLong(t, sim.Options{ControlPlanes: 3, Workers: 1}, map[string]story{
+		"a worker":                      {"wk1", noReboot, false, ""},
+		"a control plane":               {"cp2", noReboot, false, ""},
+		"a worker, with a reboot":       {"wk1", needsReboot, true, ""},
+		"a control plane, and a reboot": {"cp2", needsReboot, true, ""},
+	}, func(t *testing.T, lab *Lab, s story) {
+		files := lab.keptConfigs()
+		user := files.user(lab, firstRun)
+		user.requireStale(t)
+		files.set(t, s.node, s.line)
+		user.requireStale(t, s.node)
+		before := lab.boots()
+		p := lab.planOf(user, s.node, planning.Policy{})
+		if p.Strategy != cluster.Configure || (len(p.ConfigFile.Reboot) > 0) != s.reboots || len(p.ConfigFile.Changes) == 0 {
+			t.Errorf("planned as %s, %s: %+v", p.Strategy, p.Why, p.ConfigFile)
+		}
+		must(t, user.roll(planning.Policy{})(t.Context()))
+		user.requireStale(t)
+		lab.requireServing(s.node)
+		rebooted := 0
+		for i, boot := range lab.boots() {
+			if boot != before[i] {
+				rebooted++
+			}
+		}
+		if want := map[bool]int{true: 1}[s.reboots]; rebooted != want {
+			t.Errorf("%d nodes were rebooted, want %d", rebooted, want)
+		}
+		if left := lab.savedConfigs(); len(left) > 0 {
+			t.Errorf("the journal still has %q", left)
+		}
+		lab.RequireIntact()
+	})
+}
+
+// requireStale fails unless drift finds these nodes stale, each for its configuration alone.
+func (c *Client) requireStale(t *testing.T, nodes ...string) {
+	t.Helper()
+	res, err := c.Drift(t.Context())
+	must(t, err)
+	var stale []string
+	for _, d := range res.Nodes {
+		if len(d.Unread) > 0 || d.Stale != d.OnlyConfig() {
+			t.Errorf("%s: %+v", d.Node, d)
+		}
+		if d.Stale {
+			stale = append(stale, d.Node)
+		}
+	}
+	if fmt.Sprint(stale) != fmt.Sprint(nodes) {
+		t.Errorf("stale: %v, want %v", stale, nodes)
+	}
+}
+
+// TestWrongNetworkHeals: a node that is not healthy with its configuration gets the old one back by
+// itself, and no other node is touched.
+func TestWrongNetworkHeals(t *testing.T) {
+	eachLong(t, sim.Options{ControlPlanes: 1, Workers: 2}, map[string]struct{ document, says string }{
+		"its DNS servers do not answer": {"apiVersion: v1alpha1\nkind: ResolverConfig\nnameservers:\n    - address: 192.0.2.53\n", "none of its DNS servers answers: 192.0.2.53:53"},
+		"its address is another one":    {"apiVersion: v1alpha1\nkind: LinkConfig\nname: eth0\naddresses:\n    - address: 10.99.0.1/24\n", "context deadline exceeded"},
+	}, func(t *testing.T, lab *Lab, s struct{ document, says string }) {
+		files := lab.keptConfigs()
+		files.document("wk1", s.document)
+		files.document("wk2", s.document)
+		before := lab.configOf("wk1")
+		from := len(lab.Recorder.Calls())
+		err := files.user(lab, firstRun).roll(planning.Policy{})(t.Context())
+		requireFault(t, err, fault.Failed, "wk1 is not healthy with its new configuration", s.says, "Talos has taken it back")
+		lab.requireServing("wk1")
+		lab.requireLeftAlone(from, "wk2")
+		if string(lab.configOf("wk1")) != string(before) {
+			t.Error("wk1 keeps another configuration than before")
+		}
+		files.user(lab, secondRun).requireStale(t, "wk1", "wk2")
+	})
+}
+
+// TestConfigureWithAnUpgrade: a node that is upgraded in place gets its configuration in the same
+// outage.
+func TestConfigureWithAnUpgrade(t *testing.T) {
+	eachLong(t, oneWorker(), map[string]string{"without another reboot": noReboot, "with one": needsReboot}, func(t *testing.T, lab *Lab, line string) {
+		lab.setRoll("canary: false", "strategy: in-place")
+		files := lab.keptConfigs()
+		lab.Patch(sim.PatchedExtension)
+		files.set(t, "wk1", line)
+		user := files.user(lab, firstRun)
+		must(t, user.roll(onlyWorker)(t.Context()))
+		user.requireStale(t)
+		lab.requireServing("wk1")
+	})
+}
+
+// TestWhatIsRolled: --what leaves the other part as it is.
+func TestWhatIsRolled(t *testing.T) {
+	type story struct {
+		what       planning.What
+		want, left cluster.Strategy
+	}
+	eachLong(t, oneWorker(), map[string]story{
+		"configurations": {planning.Config, cluster.Configure, cluster.InPlace},
+		"images":         {planning.Image, cluster.InPlace, cluster.Configure},
+	}, func(t *testing.T, lab *Lab, s story) {
+		lab.setRoll("canary: false", "strategy: in-place")
+		files := lab.keptConfigs()
+		lab.Patch(sim.PatchedExtension)
+		files.set(t, "wk1", noReboot)
+		user := files.user(lab, firstRun)
+		policy := planning.Policy{Only: []string{"wk1"}, What: []planning.What{s.what}}
+		if p := lab.planOf(user, "wk1", policy); p.Strategy != s.want {
+			t.Errorf("planned as %s: %s", p.Strategy, p.Why)
+		}
+		must(t, user.roll(policy)(t.Context()))
+		if p := lab.planOf(user, "wk1", planning.Policy{}); p.Strategy != s.left {
+			t.Errorf("what is left is planned as %s: %s", p.Strategy, p.Why)
+		}
+	})
+}
+
+// TestAnotherIdentityIsRefused: a configuration must not make a node another one.
+func TestAnotherIdentityIsRefused(t *testing.T) {
+	eachLong(t, oneWorker(), map[string]struct{ from, to, says string }{
+		"a control plane's": {"type: worker", "type: controlplane", "would change the node's role"},
+		"another endpoint":  {"endpoint: https://", "endpoint: https://10.9.9.9:6443 # ", "would change the cluster's endpoint"},
+	}, func(t *testing.T, lab *Lab, s struct{ from, to, says string }) {
+		files := lab.keptConfigs()
+		files["wk1"] = cluster.Secret(strings.Replace(string(files["wk1"]), s.from, s.to, 1))
+		from := len(lab.Recorder.Calls())
+		requireRefused(t, files.user(lab, firstRun).roll(onlyWorker)(t.Context()), s.says)
+		lab.requireLeftAlone(from, "wk1")
+	})
+}

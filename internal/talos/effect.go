@@ -1,0 +1,198 @@
+package talos
+
+import (
+	"cmp"
+	"fmt"
+	"reflect"
+	"strings"
+
+	"github.com/siderolabs/talos/pkg/machinery/config"
+	"github.com/siderolabs/talos/pkg/machinery/config/configloader"
+	"github.com/siderolabs/talos/pkg/machinery/config/container"
+	"github.com/siderolabs/talos/pkg/machinery/config/encoder"
+	"github.com/siderolabs/talos/pkg/machinery/config/types/v1alpha1"
+
+	"github.com/recast-sh/recast/cluster"
+	machineconfig "github.com/recast-sh/recast/cluster/config"
+	"github.com/recast-sh/recast/internal/fault"
+)
+
+// ConfigEffect implements cluster.Maintenance.
+func (Maintenance) ConfigEffect(runs, wanted cluster.Secret) (cluster.ConfigEffect, error) {
+	was, _, err := loadKnown(runs)
+	if err != nil {
+		return cluster.ConfigEffect{}, fault.MachineConfig.Refusedf("what the node runs can't be read: %w", err)
+	}
+	is, unknown, err := loadKnown(wanted)
+	if err != nil {
+		return cluster.ConfigEffect{}, err
+	}
+	if was.RawV1Alpha1() == nil || is.RawV1Alpha1() == nil {
+		return cluster.ConfigEffect{}, fault.MachineConfig.Refusedf("the main document, with machine and cluster, is missing")
+	}
+	effect := cluster.ConfigEffect{Identity: differ(was, is), Unknown: unknown}
+	effect.Reboot, err = needReboot(was, is)
+	return effect, err
+}
+
+// identities are what makes a machine this node of this cluster, each as it counts, in whatever
+// document it is written.
+var identities = []struct {
+	name string
+	of   func(config.Config) any
+}{
+	{"the node's role", func(c config.Config) any { return c.Machine().Type() }},
+	{"the machine's token", func(c config.Config) any { return c.Machine().Security().Token() }},
+	{"the CA of Talos", func(c config.Config) any { return c.Machine().Security().IssuingCA() }},
+	{"the cluster's endpoint", func(c config.Config) any {
+		if k := c.K8sClusterConfig(); k != nil {
+			return fmt.Sprint(k.ClusterEndpoint())
+		}
+		return ""
+	}},
+	{"the cluster's name", func(c config.Config) any {
+		if k := c.K8sClusterConfig(); k != nil {
+			return k.ClusterName()
+		}
+		return ""
+	}},
+	{"the cluster's ID", func(c config.Config) any {
+		if d := c.DiscoveryIdentityConfig(); d != nil {
+			return d.ClusterID()
+		}
+		return ""
+	}},
+	{"the cluster's secret", func(c config.Config) any {
+		if d := c.DiscoveryIdentityConfig(); d != nil {
+			return d.ClusterSecret()
+		}
+		return ""
+	}},
+	{"the bootstrap token of Kubernetes", func(c config.Config) any {
+		if t := c.Cluster().Token(); t != nil {
+			return t.ID() + "." + t.Secret()
+		}
+		return ""
+	}},
+	{"the CA of Kubernetes", func(c config.Config) any {
+		if ca := c.K8sAPIServerCAConfig(); ca != nil {
+			return ca.IssuingCA()
+		}
+		return nil
+	}},
+	{"the aggregator CA of Kubernetes", func(c config.Config) any {
+		if ca := c.K8sAggregatorCAConfig(); ca != nil {
+			return ca.IssuingCA()
+		}
+		return nil
+	}},
+	{"the service account key of Kubernetes", func(c config.Config) any {
+		if sa := c.K8sServiceAccountConfig(); sa != nil {
+			return sa.IssuingKey()
+		}
+		return nil
+	}},
+	{"the key that encrypts Kubernetes' secrets", func(c config.Config) any {
+		if e := c.K8sEtcdEncryptionConfig(); e != nil {
+			return e.EtcdEncryptionConfig()
+		}
+		return nil
+	}},
+	{"the CA of etcd", func(c config.Config) any {
+		if e := c.Cluster().Etcd(); e != nil {
+			return e.CA()
+		}
+		return nil
+	}},
+}
+
+// differ names what of the identity differs. A worker has less of it than a control plane.
+func differ(was, is config.Config) []string {
+	var out []string
+	for _, i := range identities {
+		if !reflect.DeepEqual(i.of(was), i.of(is)) {
+			out = append(out, i.name)
+		}
+	}
+	return out
+}
+
+// needReboot lists the fields that take effect only at the next boot: of the main document those
+// that Talos 1.12 and 1.13 refuse to change without one (CanApplyImmediate in
+// v1alpha1_runtime.go; Talos 1.14 looks no more and changes none of them either), and variables
+// of the environment, which running services keep (SetUserEnvVars).
+func needReboot(was, is config.Provider) ([]string, error) {
+	now, then := was.RawV1Alpha1(), is.RawV1Alpha1().DeepCopy()
+	then.ConfigDebug, then.ClusterConfig = now.ConfigDebug, now.ClusterConfig
+	if a, b := now.MachineConfig, then.MachineConfig; a != nil && b != nil {
+		b.MachineCA, b.MachineAcceptedCAs, b.MachineCertSANs = a.MachineCA, a.MachineAcceptedCAs, a.MachineCertSANs
+		b.MachineTime, b.MachineNetwork, b.MachineRegistries = a.MachineTime, a.MachineNetwork, a.MachineRegistries //nolint:staticcheck // nodes have them
+		b.MachineInstall, b.MachineSysfs, b.MachineSysctls = a.MachineInstall, a.MachineSysfs, a.MachineSysctls     //nolint:staticcheck // nodes have them
+		b.MachineLogging, b.MachineControlPlane, b.MachineKubelet = a.MachineLogging, a.MachineControlPlane, a.MachineKubelet
+		b.MachineKernel, b.MachinePods, b.MachineSeccompProfiles = a.MachineKernel, a.MachinePods, a.MachineSeccompProfiles
+		b.MachineNodeAnnotations, b.MachineNodeLabels, b.MachineNodeTaints = a.MachineNodeAnnotations, a.MachineNodeLabels, a.MachineNodeTaints
+		if f, g := a.MachineFeatures, b.MachineFeatures; f != nil && g != nil {
+			g.KubernetesTalosAPIAccessConfig, g.KubePrismSupport, g.HostDNSSupport = f.KubernetesTalosAPIAccessConfig, f.KubePrismSupport, f.HostDNSSupport
+			g.ImageCacheSupport, g.FeatureNodeAddressSortAlgorithm = f.ImageCacheSupport, f.FeatureNodeAddressSortAlgorithm
+		}
+	}
+	changes, err := changesOf(now, then)
+	if err != nil {
+		return nil, err
+	}
+	var out []string
+	for _, c := range changes {
+		out = append(out, c.Path)
+	}
+	if !reflect.DeepEqual(was.Environment(), is.Environment()) && len(out) == 0 {
+		out = append(out, "EnvironmentConfig")
+	}
+	return out, nil
+}
+
+// changesOf compares two main documents.
+func changesOf(a, b *v1alpha1.Config) ([]machineconfig.Change, error) {
+	var docs [2]machineconfig.Documents
+	for i, c := range []*v1alpha1.Config{a, b} {
+		text, err := container.NewV1Alpha1(c).EncodeBytes(encoder.WithComments(encoder.CommentsDisabled))
+		if err == nil {
+			docs[i], err = machineconfig.Parse(text)
+		}
+		if err != nil {
+			return nil, fault.MachineConfig.Refusedf("whether it needs a reboot can't be determined")
+		}
+	}
+	return machineconfig.Compare(docs[0], docs[1]), nil
+}
+
+// loadKnown reads a configuration without the documents of kinds that recast does not know,
+// which unknown names: a newer Talos may know them.
+func loadKnown(text cluster.Secret) (cfg config.Provider, unknown []string, err error) {
+	cfg, err = configloader.NewFromBytes(text)
+	if err == nil {
+		return cfg, nil, nil
+	}
+	docs, errDocs := parseDocuments(text)
+	if errDocs != nil {
+		return nil, nil, fault.MachineConfig.Refusedf("not a machine configuration: %w", errDocs)
+	}
+	var known []byte
+	for _, d := range docs {
+		if _, errOne := configloader.NewFromBytes(d.raw); errOne != nil && strings.Contains(errOne.Error(), notRegistered) {
+			unknown = append(unknown, redact(cmp.Or(d.kind(), "a document")+" of "+d.root.text("apiVersion"), text))
+			continue
+		}
+		known = append(known, d.raw...)
+	}
+	if len(unknown) > 0 {
+		cfg, err = configloader.NewFromBytes(known)
+	}
+	if err != nil {
+		return nil, nil, fault.MachineConfig.Refusedf("Talos would refuse it: %s", redact(err.Error(), text))
+	}
+	return cfg, unknown, nil
+}
+
+// notRegistered is in the loader's error for a kind of document that it does not know; the error
+// itself is internal (config/internal/registry).
+const notRegistered = "not registered"
