@@ -116,7 +116,7 @@ func TestPlanShowsTheFile(t *testing.T) {
 		"Talos refuses it": {runs: hasToken, file: "refused: 1", refused: "its file in talos.machineConfigs can't be applied: Talos would refuse it: refused"},
 		"not comparable":   {runs: "refused: 1", file: hasToken, refused: "its file in talos.machineConfigs can't be applied: what the node runs can't be compared with it: Talos would refuse it: refused"},
 		"no YAML":          {runs: hasToken, file: "{", refused: "its file in talos.machineConfigs can't be applied: not a machine configuration: line 2: not valid YAML"},
-		"in sync, so unread": {file: hasOther, edit: func(f *observe.Found) {
+		"in sync, unread": {file: hasOther, refused: "its file in talos.machineConfigs can't be compared with what it runs: what the node runs can't be read: no route", edit: func(f *observe.Found) {
 			m := clustertest.InSync()
 			m.UUID, m.SystemDisk, m.Disks = f.Machine.UUID, f.Machine.SystemDisk, f.Machine.Disks
 			f.Machine = &m

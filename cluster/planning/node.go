@@ -190,6 +190,8 @@ func (n *NodePlan) noteFile(file *cluster.FoundFile) {
 func (n *NodePlan) planFile() {
 	file, applies := n.Found.File, n.AppliesConfig()
 	switch {
+	case file != nil && file.Err != nil && n.Strategy == "" && n.Found.Machine != nil && n.Paused == "" && !n.leavesConfig:
+		n.Refused = append(n.Refused, "its file in talos.machineConfigs can't be compared with what it runs: "+file.Err.Error())
 	case file == nil || !applies && n.Strategy != cluster.InPlace || n.Resume && n.Strategy == cluster.Configure:
 	case n.Resume && applies && n.Found.ConfigIn == cluster.ConfigInJournal:
 		if rec := n.Found.Parking.Record; rec.Config != "" && rec.Config != file.Sum {

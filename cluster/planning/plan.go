@@ -106,6 +106,7 @@ type NodePlan struct {
 	Previous      *cluster.Build     `json:"-"` // what a node that does not come back from an in-place upgrade is reimaged to; nil: it is not
 	FallbackKept  bool               `json:"-"` // etcd's data outlives that
 	WithConfig    bool               `json:"-"` // an upgrade in place gives it its file, too
+	leavesConfig  bool               // it was asked to leave configurations as they are
 	IsWayBack     bool               `json:"-"` // the build that it is to get will be what a later upgrade's failure reimages it to
 	Run           string             `json:"-"` // whose unfinished work this is
 }
@@ -263,7 +264,7 @@ func PlanEtcd(n *NodePlan, o observe.Observation, p Policy, d strategy.Decision,
 }
 
 func ForNode(w cluster.Wanted, f observe.Found, o observe.Observation, past cluster.History, p Policy) NodePlan {
-	n := NodePlan{Node: w.Name, Role: cluster.Worker, Addr: f.Addr, Drift: observe.Diff(w, f, past), Wanted: w, Found: f}
+	n := NodePlan{Node: w.Name, Role: cluster.Worker, Addr: f.Addr, Drift: observe.Diff(w, f, past), Wanted: w, Found: f, leavesConfig: !p.does(Config)}
 	if f.Machine != nil && f.Machine.ControlPlane {
 		n.Role = cluster.ControlPlane
 	}

@@ -35,8 +35,8 @@ func (n configure) steps() []step.Step {
 		return n.apply()
 	}
 	return slices.Concat([]step.Step{
-		{ID: "remember", Title: "keep the old machine configuration at hand", Skip: n.runs, Do: n.remember},
-		{ID: "drain", Code: fault.DrainBlocked, Title: "drain " + n.Plan.Node, Risk: step.Disruptive, Skip: n.runs, Do: n.drain},
+		{ID: "remember", Title: "keep the old machine configuration at hand", Do: n.remember},
+		{ID: "drain", Code: fault.DrainBlocked, Title: "drain " + n.Plan.Node, Risk: step.Disruptive, Do: n.drain},
 	}, n.apply(), back)
 }
 

@@ -111,7 +111,7 @@ func (n *upgrade) steps() []step.Step {
 			ID: "upgrade", Title: "upgrade " + n.Plan.Node + " in place", Risk: step.Disruptive, Skip: n.runsWanted,
 			Steps: func(context.Context) ([]step.Step, error) {
 				return []step.Step{
-					{ID: "remember", Title: "keep the machine configuration at hand", Do: n.fallback.remember},
+					{ID: "remember", Title: "keep the machine configuration at hand", Do: n.remember},
 					{ID: "drain", Code: fault.DrainBlocked, Title: "drain " + n.Plan.Node, Risk: step.Disruptive, Do: n.drain},
 					{ID: "install", Code: fault.UpgradeStuck, Title: "install the new system beside the running one", Risk: step.Disruptive, Skip: n.installed, Do: n.install},
 					{ID: "reboot", Code: fault.UpgradeStuck, Title: "boot it", Risk: step.Disruptive, Skip: n.runsWanted, Do: n.reboot},
@@ -288,6 +288,17 @@ func (n *upgrade) pullSteps() []step.Step {
 		return nil
 	}
 	return []step.Step{{ID: "pull", Code: fault.NotPullable, Title: "have " + n.Plan.Node + " fetch the installer", Skip: n.hasPulled, Do: n.pull, Yields: true}}
+}
+
+// remember keeps what a way back needs. What the plan showed of the node's file must still hold before
+// anything is touched.
+func (n *upgrade) remember(ctx context.Context) error {
+	if n.Plan.WithConfig {
+		if _, _, err := n.savedConfig.userConfig(ctx); err != nil {
+			return err
+		}
+	}
+	return n.fallback.remember(ctx)
 }
 
 func (n *upgrade) reboot(ctx context.Context) error {

@@ -49,6 +49,9 @@ func written(r resource.Resource) (resource.Resource, error) {
 	if err != nil {
 		return nil, fmt.Errorf("write %s: %w", r.Metadata(), err)
 	}
+	if len(message.GetSpec().GetProtoSpec()) == 0 { // its YAML is made anew each time (cosi's pkg/resource/handle)
+		return protobuf.FromResource(r)
+	}
 	key := writtenKey{r.Metadata().Type(), string(message.GetSpec().GetProtoSpec())}
 	text, ok := writtenSpecs.get(key)
 	if !ok {

@@ -75,7 +75,7 @@ func resourceKinds() []meta.ResourceWithRD {
 		&hardware.SystemInformation{},
 		&k8s.APIServerConfig{}, &k8s.BootstrapManifestsConfig{}, &k8s.ControllerManagerConfig{}, &k8s.KubeletConfig{}, &k8s.KubeletSpec{}, &k8s.Manifest{}, &k8s.NodeIP{}, &k8s.Nodename{},
 		&k8s.SchedulerConfig{}, &k8s.StaticPod{}, &k8s.StaticPodStatus{},
-		&network.AddressSpec{}, &network.AddressStatus{}, &network.HostnameStatus{}, &network.LinkStatus{}, &network.NodeAddress{}, &network.OperatorSpec{}, &network.RouteStatus{},
+		&network.AddressSpec{}, &network.AddressStatus{}, &network.DNSUpstream{}, &network.HostnameStatus{}, &network.LinkStatus{}, &network.NodeAddress{}, &network.OperatorSpec{}, &network.ResolverStatus{}, &network.RouteStatus{},
 		&runtime.BootID{}, &runtime.BootedEntry{}, &runtime.Diagnostic{}, &runtime.ExtensionStatus{}, &runtime.ImageFactorySchematic{}, &runtime.KernelCmdline{},
 		&runtime.MachineStatus{}, &runtime.MetaKey{}, &runtime.MountStatus{}, &runtime.PlatformMetadata{}, &runtime.SecurityState{}, &runtime.UnattendedInstallStatus{}, &runtime.Version{},
 		&storage.LVMPhysicalVolumeStatus{},
