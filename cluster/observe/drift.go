@@ -87,6 +87,11 @@ func (d Drift) WithoutConfig() Drift {
 	return d
 }
 
+// NamesOther says whether the node runs the wanted image, and its configuration names another.
+func (d Drift) NamesOther() bool {
+	return slices.ContainsFunc(d.Reasons, func(r cluster.Reason) bool { return r.Code == "install-image" })
+}
+
 // OnlyConfig says whether a roll has nothing to do but to give the node its configuration, and to
 // clean up what is beside it.
 func (d Drift) OnlyConfig() bool {

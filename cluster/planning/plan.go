@@ -176,9 +176,18 @@ func (p Plan) ISOHosts() map[string][]string {
 
 // NeedsImages says whether any node gets an image that may have to be built.
 func (p Plan) NeedsImages() bool {
-	return slices.ContainsFunc(p.Work(), func(n NodePlan) bool {
-		return !slices.Contains([]cluster.Strategy{cluster.PutBack, cluster.Rollback, cluster.ConfigureBlank, cluster.Configure}, n.Strategy)
-	})
+	return slices.ContainsFunc(p.Work(), NodePlan.NeedsImage)
+}
+
+// NeedsImage says whether the node gets an image, or its configuration another installer than it names.
+func (n NodePlan) NeedsImage() bool {
+	switch n.Strategy {
+	case cluster.PutBack, cluster.Rollback, cluster.ConfigureBlank:
+		return false
+	case cluster.Configure:
+		return n.Drift.NamesOther()
+	}
+	return true
 }
 
 // Refused lists every reason why the plan can't be run, with its node.

@@ -150,7 +150,7 @@ func (n configure) wanted(ctx context.Context) (cluster.Secret, error) {
 		return nil, err
 	}
 	patch := n.savedConfig.patch(systemDisk(m), kubernetes)
-	if n.Plan.Strategy == cluster.Configure && !n.Plan.Drift.OnlyConfig() {
+	if n.Plan.Strategy == cluster.Configure && !n.Plan.NeedsImage() {
 		patch.Installer, patch.Talos = m.InstallImage, m.TalosVersion
 	}
 	patched, err := n.Maintenance.PatchConfig(text, patch)
