@@ -204,7 +204,7 @@ func machineConfigs(s *streams, p pipeline.Project) (func(ctx context.Context, n
 		Dir:   kept.Path, Command: kept.Command, Base: p.Config.Dir, Env: command.FromHere().Env, Pass: kept.Env,
 		Note: func(line string) { fmt.Fprintln(s.err, line) },
 	}
-	if r := kept.Render; r != nil {
+	if r := kept.Render; r.Given() {
 		o.Render = &machineconfig.Render{
 			Cluster: p.Config.Cluster, Endpoint: r.Endpoint, Secrets: r.Secrets, Talos: r.Talos, Kubernetes: cmp.Or(r.Kubernetes, p.Config.Kubernetes.Version),
 			ControlPlanes: r.ControlPlanes, SANs: r.CertSANs, DNSDomain: r.DNSDomain,

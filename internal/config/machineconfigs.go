@@ -17,7 +17,7 @@ type MachineConfigs struct {
 	// Command is a program that writes the files of all nodes, and its arguments, in which {out} is the directory for its output. It runs in the directory of this file, at most once per recast command; its output is read, and deleted at once. Use it for talhelper, topf, talm or a script of yours.
 	Command []string `yaml:"command,omitempty"`
 	// Render makes the configurations of all nodes from secrets and patches, as talosctl gen config does.
-	Render *RenderConfigs `yaml:"render,omitempty"`
+	Render RenderConfigs `yaml:"render,omitempty"`
 	// Env names variables of recast's environment to pass to command, sops and age, in addition to those that they get anyway; PROXMOX_VE_API_TOKEN is not allowed.
 	Env []string `yaml:"env,omitempty"`
 	// Names is the path of a node's file in that directory, in which {node} is the node's name and {cluster} the cluster's, such as {cluster}-{node}.yaml. Default: {node}.yaml.
@@ -33,7 +33,10 @@ func (m *MachineConfigs) UnmarshalText(text []byte) error {
 }
 
 // Given says whether configurations are kept anywhere but on the nodes.
-func (m MachineConfigs) Given() bool { return m.Dir != "" || len(m.Command) > 0 || m.Render != nil }
+func (m MachineConfigs) Given() bool { return m.Dir != "" || len(m.Command) > 0 || m.Render.Given() }
+
+// Given says whether recast renders configurations itself.
+func (r RenderConfigs) Given() bool { return r.Secrets != "" }
 
 // RenderConfigs is the section "talos.machineConfigs.render".
 type RenderConfigs struct {
@@ -80,13 +83,13 @@ func (k checker) machineConfigs() {
 	}
 	dir, command := k.given(path+".dir"), k.given(path+".command")
 	switch {
-	case m.Render != nil:
+	case k.given(path + ".render"):
 		for _, other := range []string{"dir", "command", "names"} {
 			if k.given(path + "." + other) {
 				k.add(path+".render", "%s is given too (line %d): keep one of them", other, k.line(path+"."+other))
 			}
 		}
-		k.renderConfigs(path+".render", *m.Render)
+		k.renderConfigs(path+".render", m.Render)
 	case dir && command:
 		k.add(path+".command", "dir is given too (line %d): keep one of them", k.line(path+".dir"))
 	case dir:
@@ -150,7 +153,7 @@ var release = regexp.MustCompile(`^v1\.\d+(\.\d+)?$`)
 
 // files are all files of which configurations are rendered, and where recast.yaml names them.
 func (r *RenderConfigs) files(each func(path string, file *string)) {
-	if r == nil {
+	if !r.Given() {
 		return
 	}
 	const path = "talos.machineConfigs.render"

@@ -1,0 +1,120 @@
+package roll
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/rolling"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/wait"
+)
+
+// try has the node run its configuration for a limited time, and has it keep it once it has been
+// healthy with it for the settling time.
+func (n configure) try(ctx context.Context) error {
+	if err := n.awaitNoTrial(ctx); err != nil {
+		return err
+	}
+	stored, _, err := n.Talos.MachineConfigs(ctx, n.Plan.Addr)
+	if err != nil {
+		return fmt.Errorf("read machine configuration of %s: %w", n.Plan.Addr, err)
+	}
+	text, err := n.wanted(ctx)
+	if err := errors.Join(err, n.requireShown(stored)); err != nil {
+		return err
+	}
+	if err := n.check(ctx, text); err != nil {
+		return err
+	}
+	unresolved, err := n.Talos.SilentResolvers(ctx, n.Plan.Addr)
+	if err != nil {
+		return fmt.Errorf("read the DNS servers of %s: %w", n.Plan.Addr, err)
+	}
+	lost := fault.Prefix("try the configuration on "+n.Plan.Node, n.Talos.TryConfig(ctx, n.Plan.Addr, n.Plan.UUID, text, n.trial()))
+	if lost != nil && !errors.Is(lost, cluster.ErrLostAnswer) { // after a lost answer, the wait finds out whether it runs it
+		return lost
+	}
+	err = n.health.settle(ctx, "try", n.Timing.Try, func(ctx context.Context) (string, error) {
+		if lacks, err := n.lacks(ctx); err != nil || lacks != "" {
+			return lacks, err
+		}
+		if _, runs, err := n.compare(ctx); err != nil || runs.Differs() {
+			return "it does not run the new configuration", err
+		}
+		silent, err := n.Talos.SilentResolvers(ctx, n.Plan.Addr)
+		if err != nil || len(silent) == 0 || len(unresolved) > 0 {
+			return "", err
+		}
+		return "none of its DNS servers answers: " + strings.Join(silent, ", "), nil
+	})
+	if err == nil {
+		err = n.keep(ctx, text)
+	}
+	if err != nil && ctx.Err() == nil && fault.KindOf(err) != fault.Claimed {
+		return n.takenBack(ctx, err)
+	}
+	return err
+}
+
+// trial is how long Talos waits until it takes a configuration back: there is time to be healthy with
+// it, to stay so, and to say that it is kept.
+func (n configure) trial() time.Duration { return 2*n.Timing.Try + n.Timing.Settle }
+
+// awaitNoTrial waits until no configuration is on trial: Talos would take the new one back to that
+// one, not to the one from before. What is only staged stays so.
+func (n configure) awaitNoTrial(ctx context.Context) error {
+	err := n.Watch(ctx, "try", wait.For{Name: "an earlier trial of a configuration on " + n.Plan.Node + " to end", Timeout: n.trial()}, func(ctx context.Context) (bool, string, error) {
+		keeps, runs, err := n.compare(ctx)
+		return err == nil && (!keeps.Pending || runs.Differs()), "it runs another configuration than it keeps", err
+	})
+	if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
+		return nil
+	}
+	return err
+}
+
+// keep has the node keep what it runs, which ends the trial.
+func (n configure) keep(ctx context.Context, text cluster.Secret) error {
+	err := n.Repeat(ctx, "try", rolling.RepeatBefore, func(ctx context.Context) error {
+		return n.Talos.ReplaceConfig(ctx, n.Plan.Addr, n.Plan.UUID, text)
+	})
+	if err == nil || errors.Is(err, cluster.ErrLostAnswer) {
+		reason, errNow := n.runs(ctx)
+		switch {
+		case errNow != nil:
+			err = errors.Join(err, errNow)
+		case reason == "":
+			err = errors.Join(err, errors.New("it does not keep it"))
+		default:
+			err = nil
+		}
+	}
+	return fault.Prefix("have "+n.Plan.Node+" keep the configuration", err)
+}
+
+// takenBack waits until Talos has taken a configuration back that the node is not healthy with.
+func (n configure) takenBack(ctx context.Context, cause error) error {
+	n.Tell("try", "it is not healthy with its new configuration: Talos takes that back")
+	err := n.Watch(ctx, "try", n.OfMachine(n.Plan.Node+" to run its old configuration again", n.trial()+n.Timing.Try), func(ctx context.Context) (bool, string, error) {
+		stored, active, err := n.Talos.MachineConfigs(ctx, n.Plan.Addr)
+		if err != nil {
+			return false, "", err
+		}
+		if cluster.ConfigSum(stored) != cluster.ConfigSum(active) {
+			return false, "it runs another configuration than it keeps", nil
+		}
+		lacks, err := n.lacks(ctx)
+		return err == nil && lacks == "", lacks, err
+	})
+	cause = fault.MachineConfig.Errorf("%s is not healthy with its new configuration: %w", n.Plan.Node, cause)
+	if err != nil {
+		return fault.WithHint(errors.Join(cause, fmt.Errorf("and it does not serve with its old one either: %w", err)),
+			"the console of VM %d says more; a reboot of it (qm reset %d) boots with the old configuration, which is the one that it keeps", n.Plan.VMID, n.Plan.VMID)
+	}
+	cause = fault.WithHint(cause, "Talos has taken it back: %s serves with its old configuration, and no other node was touched; recast config diff %s shows what was new", n.Plan.Node, n.Plan.Node)
+	return errors.Join(cause, n.finish.uncordon(ctx)) // one that was upgraded in place before is cordoned
+}
