@@ -25,6 +25,7 @@ type Machine struct {
 	Volumes      []Volume
 	PoolMembers  []PoolMember // of LVM and ZFS, on drives and elsewhere
 	InstallImage string       // machine.install.image or UnattendedInstallConfig; "" when it can't be read
+	Configs      Configs      // none while it has no configuration, or hides it
 	ConfigHidden bool         // see ComparedMachine
 	Encryption   []Encryption
 	Remembered   bool            // it does not answer: this was recorded earlier, without its system disk
@@ -76,6 +77,7 @@ type ComparedMachine struct {
 	Disks        []MachineDisk // none of them counts as blank
 	SystemDisk   string
 	InstallImage string
+	Configs      Configs
 	ConfigHidden bool // our talosconfig has only the role os:reader, which hides its configuration and which system it would start next
 	Encryption   []Encryption
 }
@@ -84,7 +86,7 @@ type ComparedMachine struct {
 func (m ComparedMachine) Machine() Machine {
 	return Machine{
 		MachineStanding: m.MachineStanding, RunningSystem: m.RunningSystem, Disks: m.Disks, SystemDisk: m.SystemDisk,
-		InstallImage: m.InstallImage, ConfigHidden: m.ConfigHidden, Encryption: m.Encryption,
+		InstallImage: m.InstallImage, Configs: m.Configs, ConfigHidden: m.ConfigHidden, Encryption: m.Encryption,
 	}
 }
 
@@ -95,7 +97,7 @@ func (m Machine) Booted() BootedMachine {
 
 // Compared is what ConfigReader.System reads of m.
 func (m Machine) Compared() ComparedMachine {
-	return ComparedMachine{m.MachineStanding, m.RunningSystem, m.Disks, m.SystemDisk, m.InstallImage, m.ConfigHidden, m.Encryption}
+	return ComparedMachine{m.MachineStanding, m.RunningSystem, m.Disks, m.SystemDisk, m.InstallImage, m.Configs, m.ConfigHidden, m.Encryption}
 }
 
 // StandsIn is how the text of Standing begins.

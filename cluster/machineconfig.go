@@ -36,6 +36,16 @@ type ConfigFile struct {
 // Differs says whether the node does not run what the file says.
 func (f ConfigFile) Differs() bool { return len(f.Changes) > 0 || f.Pending }
 
+// Configs are a machine's configurations, all documents as they are stored. They differ while one is
+// on trial, or waits for a reboot.
+type Configs struct {
+	Stored Secret // for the next boot
+	Active Secret // that it runs
+	// Booted says that no configuration was stored since the machine booted: it shows only what it
+	// runs, which may be on trial.
+	Booted bool
+}
+
 // ConfigPlace says where the machine configuration is that an unfinished replacement gives its
 // node.
 type ConfigPlace string

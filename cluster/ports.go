@@ -223,9 +223,8 @@ type ConfigReader interface {
 	System(ctx context.Context, addr netip.Addr) (ComparedMachine, error)
 	// MachineConfig reads the machine's whole configuration, all documents, as stored.
 	MachineConfig(ctx context.Context, addr netip.Addr) (Secret, error)
-	// MachineConfigs reads it as stored for the next boot, and as it runs now: they differ while one
-	// is on trial, or waits for a reboot.
-	MachineConfigs(ctx context.Context, addr netip.Addr) (stored, active Secret, err error)
+	// MachineConfigs reads the one for the next boot, and the one that it runs.
+	MachineConfigs(ctx context.Context, addr netip.Addr) (Configs, error)
 	// SilentResolvers lists the machine's DNS servers if none of them answers.
 	SilentResolvers(ctx context.Context, addr netip.Addr) ([]string, error)
 	// InstallImage reads which installer the machine's configuration names; "" if it can't be read.

@@ -253,8 +253,11 @@ func marked(nodes []cluster.KubeNode, open map[string]bool) []Marked {
 			continue
 		}
 		does := "cleans that up"
-		if n.Mark.Strategy == cluster.InPlace {
+		switch n.Mark.Strategy {
+		case cluster.InPlace:
 			does = "finishes the upgrade"
+		case cluster.Configure:
+			does = "gives it its configuration"
 		}
 		out = append(out, Marked{
 			Node: n.Name, Run: n.Mark.Run, Strategy: n.Mark.Strategy, Build: n.Mark.Build, Ready: n.Ready,

@@ -137,6 +137,27 @@ func TestCompare(t *testing.T) {
 	}
 }
 
+// TestOfKubernetesVersion: a roll leaves versions of Kubernetes alone, and not another repository.
+func TestOfKubernetesVersion(t *testing.T) {
+	t.Parallel()
+	for text, want := range map[string]bool{
+		"machine: {kubelet: {image: ghcr.io/siderolabs/kubelet:v1.35.0}} → machine: {kubelet: {image: ghcr.io/siderolabs/kubelet:v1.36.0}}":              true,
+		"machine: {kubelet: {image: ghcr.io/siderolabs/kubelet:v1.35.0@sha256:aa}} → machine: {kubelet: {image: ghcr.io/siderolabs/kubelet}}":            true,
+		"machine: {kubelet: {image: ghcr.io/siderolabs/kubelet:v1.35.0}} → machine: {kubelet: {}}":                                                       true,
+		"machine: {kubelet: {}} → machine: {kubelet: {image: r.example:5000/kubelet:v1.35.0}}":                                                           false,
+		"machine: {kubelet: {image: r.example:5000/kubelet:v1.35.0}} → machine: {kubelet: {image: r.example:5000/kubelet:v1.36.0}}":                      true,
+		"cluster: {apiServer: {image: registry.k8s.io/kube-apiserver:v1.35.0}} → cluster: {apiServer: {image: k8s.gcr.io/kube-apiserver:v1.35.0}}":       false,
+		"kind: KubeSchedulerConfig\nimage: registry.k8s.io/kube-scheduler:v1.35.0 → kind: KubeSchedulerConfig\nimage: registry.k8s.io/kube-scheduler:v1": true,
+		"machine: {install: {image: ghcr.io/siderolabs/installer:v1.14.0}} → machine: {install: {image: ghcr.io/siderolabs/installer:v1.14.1}}":          false,
+	} {
+		found, wanted, _ := strings.Cut(text, " → ")
+		changes := config.Compare(parse(t, found), parse(t, wanted))
+		if len(changes) != 1 || changes[0].OfKubernetesVersion() != want {
+			t.Errorf("%s: %+v", text, changes)
+		}
+	}
+}
+
 // TestSecrets: no secret is shown, neither at its own place nor where its value is repeated.
 func TestSecrets(t *testing.T) {
 	t.Parallel()

@@ -64,6 +64,7 @@ var gateCalls = map[string]rollingtest.Call{
 	"in place":       {Do: check, Ready: all(is(cluster.InPlace), previous), Deaf: []string{"Identity", "Machine"}},
 	"in place again": {Do: check, Ready: all(is(cluster.InPlace), resumed, waiting)},
 	"configure":      {Do: check, Ready: all(is(cluster.ConfigureBlank)), Deaf: []string{"Node"}},
+	"reconfigure":    {Do: check, Ready: is(cluster.Configure), Deaf: []string{"Identity"}},
 	"configure cp":   {Do: check, Ready: all(asCP, is(cluster.ConfigureBlank)), Deaf: []string{"Node", "EtcdMembers"}},
 	"asks":           {Do: func(s *scene, ctx context.Context) error { return gateOf(s).Losses.RequireOff(ctx) }, Ready: begun, Deaf: []string{"Machine", "Node", "LocalData", "VM", "Get"}},
 	"late cp": {Do: func(s *scene, ctx context.Context) error {
@@ -108,6 +109,9 @@ func lookRows() []row {
 		{Do: "put back", Change: noQuorum, Err: "has no quorum"},
 		{Do: "in place", Change: noQuorum},
 		{Do: "configure", Change: noQuorum},
+		{Do: "reconfigure", Change: noQuorum},
+		{Do: "reconfigure", Change: onNode("wk1", paused), Err: "was paused since the plan was made: mine"},
+		{Do: "reconfigure", Change: all(tidies, noQuorum)},
 		{Do: "in place", Change: waiting, Err: "cp3"},
 		{Do: "in place again"},
 		{Do: "in place", Change: all(waiting, tidies), Err: ""},

@@ -74,7 +74,7 @@ func eachFound(found []Found, do func(i int, f *Found)) {
 // CompareConfigs says how a file differs from the configurations that its node has, stored for its
 // next boot and active, after recast has set in all of them what it sets itself. The node runs Talos
 // of one version, and another may read the file.
-func CompareConfigs(m cluster.Maintenance, stored, active, file cluster.Secret, runsTalos, readsTalos string) (cluster.FoundFile, error) {
+func CompareConfigs(m cluster.Maintenance, has cluster.Configs, file cluster.Secret, runsTalos, readsTalos string) (cluster.FoundFile, error) {
 	patch := cluster.NeutralPatch
 	patch.Talos = readsTalos
 	wanted, err := m.PatchConfig(file, patch)
@@ -82,7 +82,7 @@ func CompareConfigs(m cluster.Maintenance, stored, active, file cluster.Secret, 
 		return cluster.FoundFile{}, err
 	}
 	patch.Talos = runsTalos
-	kept, err := m.PatchConfig(stored, patch)
+	kept, err := m.PatchConfig(has.Stored, patch)
 	if err != nil {
 		return cluster.FoundFile{}, fmt.Errorf("what the node runs can't be compared with it: %w", err)
 	}
@@ -91,11 +91,11 @@ func CompareConfigs(m cluster.Maintenance, stored, active, file cluster.Secret, 
 	if err := errors.Join(errFound, errWanted); err != nil {
 		return cluster.FoundFile{}, err
 	}
-	f := cluster.FoundFile{ConfigFile: cluster.ConfigFile{Changes: slices.DeleteFunc(config.Compare(found, docs), config.Change.OfKubernetesVersion), Pending: !bytes.Equal(stored, active)}}
+	f := cluster.FoundFile{ConfigFile: cluster.ConfigFile{Changes: slices.DeleteFunc(config.Compare(found, docs), config.Change.OfKubernetesVersion), Pending: !bytes.Equal(has.Stored, has.Active)}}
 	if !f.Differs() {
 		return f, nil
 	}
-	runs, err := m.PatchConfig(active, patch)
+	runs, err := m.PatchConfig(has.Active, patch)
 	if err != nil {
 		return cluster.FoundFile{}, fmt.Errorf("what the node runs can't be compared with it: %w", err)
 	}
@@ -116,24 +116,21 @@ func observeFile(ctx context.Context, src Sources, w cluster.Wanted, f *Found) *
 		return nil
 	}
 	hash, err := cluster.Text(text)
-	if err == nil && f.Machine != nil && !f.Machine.ConfigHidden {
-		return compareFile(ctx, src, w, f, text, hash)
-	}
-	file := &cluster.FoundFile{Sum: cluster.ConfigSum(text), Err: err}
-	file.Hash = hash
-	return file
-}
-
-// compareFile compares a node's file with what the node runs.
-func compareFile(ctx context.Context, src Sources, w cluster.Wanted, f *Found, text cluster.Secret, hash string) *cluster.FoundFile {
-	stored, active, err := src.Talos.MachineConfigs(ctx, f.Addr)
 	var file cluster.FoundFile
-	if err != nil {
-		err = fmt.Errorf("what the node runs can't be read: %w", err)
-	} else {
-		file, err = CompareConfigs(src.Maintenance, stored, active, text, f.Machine.TalosVersion, w.Build.TalosVersion)
-		file.Runs = cluster.ConfigSum(stored)
+	if err == nil && f.Machine != nil && !f.Machine.ConfigHidden {
+		if file, err = compareFile(src.Maintenance, f.Machine, text, w.Build.TalosVersion); err != nil {
+			file = cluster.FoundFile{}
+		}
+		file.Runs = cluster.ConfigSum(f.Machine.Configs.Stored)
 	}
 	file.Hash, file.Sum, file.Err = hash, cluster.ConfigSum(text), err
 	return &file
+}
+
+// compareFile compares a node's file, as a version of Talos reads it, with what the node runs.
+func compareFile(m cluster.Maintenance, machine *cluster.Machine, text cluster.Secret, talos string) (cluster.FoundFile, error) {
+	if machine.Configs.Stored == nil {
+		return cluster.FoundFile{}, errors.New("the machine shows no configuration to compare it with")
+	}
+	return CompareConfigs(m, machine.Configs, text, machine.TalosVersion, talos)
 }

@@ -3,9 +3,7 @@ package planning
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
-	"net/netip"
 	"slices"
 	"strings"
 	"testing"
@@ -18,20 +16,6 @@ import (
 	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/internal/fault"
 )
-
-// configReader has the configurations that machines run, by address.
-type configReader struct {
-	cluster.Talos
-	runs map[netip.Addr]string
-}
-
-func (r configReader) MachineConfigs(_ context.Context, addr netip.Addr) (stored, active cluster.Secret, err error) {
-	text, found := r.runs[addr]
-	if !found {
-		return nil, nil, errors.New("no route")
-	}
-	return cluster.Secret(text), cluster.Secret(text), nil
-}
 
 // patchesNothing refuses a configuration with the word refused, and leaves others unchanged.
 type patchesNothing struct{ cluster.Maintenance }
@@ -60,16 +44,18 @@ func filed(t *testing.T, runs, file string, edit func(*observe.Found)) func([]cl
 	return func(wanted []cluster.Wanted, o *observe.Observation) {
 		f := &o.Found[1]
 		src := observe.Sources{
-			Talos: configReader{runs: map[netip.Addr]string{f.Addr: runs}}, Maintenance: patchesNothing{},
+			Maintenance: patchesNothing{},
 			MachineConfig: func(_ context.Context, node string) (cluster.Secret, bool, error) {
 				return cluster.Secret(file), node == "wk1" && file != "", nil
 			},
 		}
-		if runs == "" {
-			src.Talos = configReader{}
-		}
 		if edit != nil {
 			edit(f)
+		}
+		if runs != "" && f.Machine != nil {
+			m := *f.Machine
+			m.Configs = cluster.Configs{Stored: cluster.Secret(runs), Active: cluster.Secret(runs)}
+			f.Machine = &m
 		}
 		observe.ObserveFiles(t.Context(), src, wanted, o.Found)
 	}
@@ -100,23 +86,23 @@ func TestPlanShowsTheFile(t *testing.T) {
 		note       string
 		refused    string
 	}{
-		"no file":          {runs: hasToken},
-		"the same":         {runs: hasToken, file: "# from git\n" + hasToken, applied: true},
-		"recreate":         {runs: hasToken, file: hasOther, applied: true, changes: changes},
-		"reimage":          {runs: hasToken, file: hasOther, wanted: asked(cluster.Reimage), applied: true, changes: changes},
-		"in place":         {runs: hasToken, file: hasOther, wanted: asked(cluster.InPlace), applied: true, changes: changes},
-		"another role":     {runs: hasToken, file: "machine: {type: controlplane}", applied: true, changes: []config.Change{
+		"no file":  {runs: hasToken},
+		"the same": {runs: hasToken, file: "# from git\n" + hasToken, applied: true},
+		"recreate": {runs: hasToken, file: hasOther, applied: true, changes: changes},
+		"reimage":  {runs: hasToken, file: hasOther, wanted: asked(cluster.Reimage), applied: true, changes: changes},
+		"in place": {runs: hasToken, file: hasOther, wanted: asked(cluster.InPlace), applied: true, changes: changes},
+		"another role": {runs: hasToken, file: "machine: {type: controlplane}", applied: true, changes: []config.Change{
 			{Document: "v1alpha1", Path: "machine.nodeLabels.a", Kind: config.Removed, Found: "x"},
 			{Document: "v1alpha1", Path: "machine.token", Kind: config.Removed, Found: config.Hidden},
 			{Document: "v1alpha1", Path: "machine.type", Kind: config.Added, Wanted: "controlplane"},
 		}, refused: "would change the node's role"},
 		"in place, same":   {runs: hasToken, file: hasToken, wanted: asked(cluster.InPlace)},
-		"in place, unread": {file: hasToken, wanted: asked(cluster.InPlace), note: "its file in talos.machineConfigs was not compared with what it runs: what the node runs can't be read: no route; this roll leaves the configuration as it is"},
-		"unread":           {file: hasToken, refused: "its file in talos.machineConfigs can't be applied: what the node runs can't be read: no route"},
+		"in place, unread": {file: hasToken, wanted: asked(cluster.InPlace), note: "its file in talos.machineConfigs was not compared with what it runs: the machine shows no configuration to compare it with; this roll leaves the configuration as it is"},
+		"unread":           {file: hasToken, refused: "its file in talos.machineConfigs can't be applied: the machine shows no configuration to compare it with"},
 		"Talos refuses it": {runs: hasToken, file: "refused: 1", refused: "its file in talos.machineConfigs can't be applied: Talos would refuse it: refused"},
 		"not comparable":   {runs: "refused: 1", file: hasToken, refused: "its file in talos.machineConfigs can't be applied: what the node runs can't be compared with it: Talos would refuse it: refused"},
 		"no YAML":          {runs: hasToken, file: "{", refused: "its file in talos.machineConfigs can't be applied: not a machine configuration: line 2: not valid YAML"},
-		"in sync, unread": {file: hasOther, refused: "its file in talos.machineConfigs can't be compared with what it runs: what the node runs can't be read: no route", edit: func(f *observe.Found) {
+		"in sync, unread": {file: hasOther, refused: "its file in talos.machineConfigs can't be compared with what it runs: the machine shows no configuration to compare it with", edit: func(f *observe.Found) {
 			m := clustertest.InSync()
 			m.UUID, m.SystemDisk, m.Disks = f.Machine.UUID, f.Machine.SystemDisk, f.Machine.Disks
 			f.Machine = &m

@@ -74,14 +74,14 @@ func (n *NodePlan) dropsVolumes(changes []config.Change) []string {
 			return v.Document() == c.Document && c.Kind == config.Removed && c.Path == ""
 		}
 		moved := func(c config.Change) bool {
-			return c.Document == document && strings.HasPrefix(c.Path, "provisioning")
+			return c.Document == document && strings.HasPrefix(c.Path, "provisioning.diskSelector")
 		}
 		switch {
 		case slices.ContainsFunc(changes, gone):
 			out = append(out, fmt.Sprintf("its file in talos.machineConfigs lacks %s, whose volume is on the disk %s: put that document back, "+
 				"or name %s in nodes[].acceptLoss: then it is no longer mounted, and what is on it stays there", document, v.Disk, v.Label))
 		case stays && slices.ContainsFunc(changes, moved):
-			out = append(out, fmt.Sprintf("its file in talos.machineConfigs has another place or size for %s, whose volume is on the disk %s: Talos moves no data; "+
+			out = append(out, fmt.Sprintf("its file in talos.machineConfigs has another place for %s, whose volume is on the disk %s: Talos moves no data; "+
 				"put it back, or name %s in nodes[].acceptLoss", document, v.Disk, v.Label))
 		}
 	}

@@ -106,12 +106,12 @@ func (n configure) compare(ctx context.Context) (keeps, runs cluster.FoundFile, 
 	if err != nil {
 		return keeps, runs, err
 	}
-	stored, active, err := n.Talos.MachineConfigs(ctx, n.Plan.Addr)
+	has, err := n.Talos.MachineConfigs(ctx, n.Plan.Addr)
 	if err != nil {
 		return keeps, runs, fmt.Errorf("read machine configuration of %s: %w", n.Plan.Addr, err)
 	}
-	keeps, errKeeps := observe.CompareConfigs(n.Maintenance, stored, active, text, n.Plan.Drift.Talos, n.Want.Build.TalosVersion)
-	runs, errRuns := observe.CompareConfigs(n.Maintenance, active, active, text, n.Plan.Drift.Talos, n.Want.Build.TalosVersion)
+	keeps, errKeeps := observe.CompareConfigs(n.Maintenance, has, text, n.Plan.Drift.Talos, n.Want.Build.TalosVersion)
+	runs, errRuns := observe.CompareConfigs(n.Maintenance, cluster.Configs{Stored: has.Active, Active: has.Active}, text, n.Plan.Drift.Talos, n.Want.Build.TalosVersion)
 	return keeps, runs, errors.Join(errKeeps, errRuns)
 }
 
@@ -170,17 +170,17 @@ func systemDisk(m cluster.Machine) cluster.MachineDisk {
 
 // remember keeps what the node runs, to be given back if it is not healthy after its reboot.
 func (n configure) remember(ctx context.Context) error {
-	stored, active, err := n.Talos.MachineConfigs(ctx, n.Plan.Addr)
+	has, err := n.Talos.MachineConfigs(ctx, n.Plan.Addr)
 	if err != nil {
 		return fmt.Errorf("read machine configuration of %s: %w", n.Plan.Addr, err)
 	}
-	if err := n.requireShown(stored); err != nil {
+	if err := n.requireShown(has.Stored); err != nil {
 		return err
 	}
 	if _, err := n.wanted(ctx); err != nil {
 		return err
 	}
-	return fault.Prefix("journal", n.Journal.PutSecret(MachineConfigKey(n.Plan.Node), active))
+	return fault.Prefix("journal", n.Journal.PutSecret(MachineConfigKey(n.Plan.Node), has.Active))
 }
 
 // requireShown refuses if the node keeps another configuration than the one that the plan compared.

@@ -48,7 +48,7 @@ func TestGateCalls(t *testing.T) {
 
 func TestGateRows(t *testing.T) {
 	t.Parallel()
-	rollingtest.CheckRows(t, gateCalls, slices.Concat(etcdRows(), identityRows(), lossRows(), configRows(), otherRows()), "apply the configuration", "is off", "it is not asked to boot", "etcd waits for its vote", "look at the console")
+	rollingtest.CheckRows(t, gateCalls, slices.Concat(etcdRows(), identityRows(), lossRows(), configRows(), otherRows()), "apply the configuration", "is off", "it is not asked to boot", "etcd waits for its vote", "look at the console", "ask wk1 about the configuration")
 }
 
 // gateCalls are the calls by the name that rows use.
@@ -68,7 +68,9 @@ var gateCalls = map[string]rollingtest.Call{
 		_, _, err := nodeOf(s).savedConfig.userConfig(ctx)
 		return err
 	}, Ready: filed},
-	"start": {Do: func(s *scene, ctx context.Context) error { return nodeOf(s).power.start(ctx) }, Ready: all(is(cluster.PutBack), begun, off), Done: started, Deaf: []string{"Node"}},
+	"shown":   {Do: func(s *scene, _ context.Context) error { return nodeOf(s).configure.requireShown(s.Config["runs"]) }, Ready: all(is(cluster.Configure), filed)},
+	"checked": {Do: func(s *scene, ctx context.Context) error { return nodeOf(s).configure.check(ctx, s.Config["file"]) }, Ready: all(is(cluster.Configure), filed)},
+	"start":   {Do: func(s *scene, ctx context.Context) error { return nodeOf(s).power.start(ctx) }, Ready: all(is(cluster.PutBack), begun, off), Done: started, Deaf: []string{"Node"}},
 	"out": {Do: func(s *scene, ctx context.Context) error {
 		return replaced(s, ctx, func(ctx context.Context, n *node, r *exchange.Replace) error {
 			return n.putBack.leaveAsReplacement(ctx, r)
@@ -219,7 +221,14 @@ func configRows() []row {
 	unsaved := func(s *scene) { delete(s.Config, "journal") }
 	unplanned := func(s *scene) { s.Plan.ConfigFile = nil }
 	unfiled := func(s *scene) { delete(s.Config, "file") }
+	moved := func(s *scene) { s.Config["runs"] = cluster.Secret("version: v1alpha1\n") }
+	reboots := func(s *scene) { s.Config["file"] = cluster.Secret("reboots: true") }
 	return []row{
+		{Do: "shown", Change: moved, Err: "the configuration that it keeps was changed since the plan was made"},
+		{Do: "shown", Change: all(moved, is(cluster.InPlace))},
+		{Do: "checked", Change: reboots, Err: "says that it has to reboot for its configuration"},
+		{Do: "checked", Change: all(reboots, func(s *scene) { s.Plan.ConfigFile.Reboot = []string{"machine.udev"} })},
+		{Do: "checked", Change: fails("CheckConfig", cluster.ErrNotFound), Err: "ask wk1 about the configuration"},
 		{Do: "configured", Change: func(s *scene) { s.Blank.UUID = "v" }, Err: "answers with UUID v, not u", Done: stopped},
 		{Do: "configured", Change: func(s *scene) { s.Blank.Disks[0].Serial = "other" }, Err: "0 disks of the machine are the blank system disk", Done: stopped},
 		{Do: "configured", Change: func(s *scene) { s.Blank.Disks[0].Blank = false }, Err: "the new system disk sda is not blank", Done: stopped},

@@ -1,6 +1,7 @@
 package roll
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -19,16 +20,21 @@ func (n configure) try(ctx context.Context) error {
 	if err := n.awaitNoTrial(ctx); err != nil {
 		return err
 	}
-	stored, _, err := n.Talos.MachineConfigs(ctx, n.Plan.Addr)
+	has, err := n.Talos.MachineConfigs(ctx, n.Plan.Addr)
 	if err != nil {
 		return fmt.Errorf("read machine configuration of %s: %w", n.Plan.Addr, err)
 	}
 	text, err := n.wanted(ctx)
-	if err := errors.Join(err, n.requireShown(stored)); err != nil {
+	if err := errors.Join(err, n.requireShown(has.Stored)); err != nil {
 		return err
 	}
 	if err := n.check(ctx, text); err != nil {
 		return err
+	}
+	if has.Booted { // else nothing would show that another one is on trial, not even to the next run
+		if err := n.Talos.ReplaceConfig(ctx, n.Plan.Addr, n.Plan.UUID, has.Active); err != nil {
+			return fmt.Errorf("have %s keep its old configuration: %w", n.Plan.Node, err)
+		}
 	}
 	unresolved, err := n.Talos.SilentResolvers(ctx, n.Plan.Addr)
 	if err != nil {
@@ -65,11 +71,12 @@ func (n configure) try(ctx context.Context) error {
 func (n configure) trial() time.Duration { return 2*n.Timing.Try + n.Timing.Settle }
 
 // awaitNoTrial waits until no configuration is on trial: Talos would take the new one back to that
-// one, not to the one from before. What is only staged stays so.
+// one, not to the one from before. What still differs then was staged, and the node is well with what
+// it runs.
 func (n configure) awaitNoTrial(ctx context.Context) error {
 	err := n.Watch(ctx, "try", wait.For{Name: "an earlier trial of a configuration on " + n.Plan.Node + " to end", Timeout: n.trial()}, func(ctx context.Context) (bool, string, error) {
-		keeps, runs, err := n.compare(ctx)
-		return err == nil && (!keeps.Pending || runs.Differs()), "it runs another configuration than it keeps", err
+		has, err := n.Talos.MachineConfigs(ctx, n.Plan.Addr)
+		return err == nil && bytes.Equal(has.Stored, has.Active), "it runs another configuration than it keeps", err
 	})
 	if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
 		return nil
@@ -100,17 +107,20 @@ func (n configure) keep(ctx context.Context, text cluster.Secret) error {
 func (n configure) takenBack(ctx context.Context, cause error) error {
 	n.Tell("try", "it is not healthy with its new configuration: Talos takes that back")
 	err := n.Watch(ctx, "try", n.OfMachine(n.Plan.Node+" to run its old configuration again", n.trial()+n.Timing.Try), func(ctx context.Context) (bool, string, error) {
-		stored, active, err := n.Talos.MachineConfigs(ctx, n.Plan.Addr)
+		has, err := n.Talos.MachineConfigs(ctx, n.Plan.Addr)
 		if err != nil {
 			return false, "", err
 		}
-		if cluster.ConfigSum(stored) != cluster.ConfigSum(active) {
+		if !bytes.Equal(has.Stored, has.Active) {
 			return false, "it runs another configuration than it keeps", nil
 		}
 		lacks, err := n.lacks(ctx)
 		return err == nil && lacks == "", lacks, err
 	})
 	cause = fault.MachineConfig.Errorf("%s is not healthy with its new configuration: %w", n.Plan.Node, cause)
+	if reason, errNow := n.runs(ctx); err == nil && errNow == nil && reason != "" {
+		return nil // it was kept after all, without an answer to us, and the node is healthy
+	}
 	if err != nil {
 		return fault.WithHint(errors.Join(cause, fmt.Errorf("and it does not serve with its old one either: %w", err)),
 			"the console of VM %d says more; a reboot of it (qm reset %d) boots with the old configuration, which is the one that it keeps", n.Plan.VMID, n.Plan.VMID)

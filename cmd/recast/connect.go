@@ -207,7 +207,7 @@ func machineConfigs(s *streams, p pipeline.Project) (func(ctx context.Context, n
 	if r := kept.Render; r.Given() {
 		o.Render = &machineconfig.Render{
 			Cluster: p.Config.Cluster, Endpoint: r.Endpoint, Secrets: r.Secrets, Talos: r.Talos, Kubernetes: cmp.Or(r.Kubernetes, p.Config.Kubernetes.Version),
-			ControlPlanes: r.ControlPlanes, SANs: r.CertSANs, DNSDomain: r.DNSDomain,
+			Installer: "ghcr.io/siderolabs/installer:" + p.Config.Talos.Version, ControlPlanes: r.ControlPlanes, SANs: r.CertSANs, DNSDomain: r.DNSDomain,
 			All: r.Patches.All, OfControls: r.Patches.ControlPlanes, OfWorkers: r.Patches.Workers, OfNode: r.Patches.Nodes,
 		}
 	}

@@ -27,6 +27,17 @@ const (
 // every server 20 ms late.
 func BenchmarkDrift(b *testing.B) { benchObserving(b, openLargeLab(b), "drift", "-o", "json") }
 
+// BenchmarkDriftOfConfigs is BenchmarkDrift where git has the configuration of every node.
+func BenchmarkDriftOfConfigs(b *testing.B) {
+	term := openLargeLab(b)
+	if _, err := term.recast("config", "render", "--to", "git", "--running", "--secrets").Output(); err != nil {
+		b.Fatal(err)
+	}
+	b.Run("without", func(b *testing.B) { benchObserving(b, term, "drift", "-o", "json") })
+	term.replace("recast.yaml", "talos:\n", "talos:\n  machineConfigs: git\n")
+	b.Run("with", func(b *testing.B) { benchObserving(b, term, "drift", "-o", "json") })
+}
+
 // BenchmarkPlan runs recast plan on a cluster of the same size, which also reads what
 // would be lost with each node.
 func BenchmarkPlan(b *testing.B) { benchObserving(b, openLargeLab(b), "plan", "-o", "json") }

@@ -119,7 +119,7 @@ talos:
 {{- else}}
   # config: ./talosconfig            # default: $TALOSCONFIG, else ~/.talos/config
 {{- end}}
-  # machineConfigs: ./machine        # one <node>.yaml per node; default: read from the node before it is replaced
+  # machineConfigs: ./machine        # configurations in git, for drift and roll; to begin: recast config render --to machine --running --secrets
 {{if .Kubernetes}}
 # The version that every node should run; drift reports others. A roll never changes it:
 # recast upgrade-k8s does.

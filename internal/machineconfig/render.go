@@ -1,11 +1,13 @@
 package machineconfig
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -31,6 +33,7 @@ type Render struct {
 	Secrets       string // path of a file of talosctl gen secrets
 	Talos         string // release whose defaults they have, and whose documents: "v1.14"
 	Kubernetes    string // version: "v1.35.4"
+	Installer     string // image; recast sets its own before it applies a configuration, and the disk
 	ControlPlanes []string
 	SANs          []string // further names and addresses of the Kubernetes API
 	DNSDomain     string   // "": cluster.local
@@ -90,13 +93,8 @@ func (s *Source) newInput(ctx context.Context, r Render) (*generate.Input, error
 		return nil, fault.MachineConfig.Configf("%s: %w", r.Secrets, err)
 	}
 	options := []generate.Option{
-		generate.WithVersionContract(contract), generate.WithSecretsBundle(bundle), generate.WithClusterDiscovery(true),
-		generate.WithAdditionalSubjectAltNames(r.SANs), generate.WithInstallDisk("/dev/sda"), // recast sets the disk
-	}
-	if r.DNSDomain != "" {
-		options = append(options, generate.WithDNSDomain(r.DNSDomain))
-	} else {
-		options = append(options, generate.WithDNSDomain(constants.DefaultDNSDomain))
+		generate.WithVersionContract(contract), generate.WithDNSDomain(cmp.Or(r.DNSDomain, constants.DefaultDNSDomain)), generate.WithSecretsBundle(bundle), generate.WithClusterDiscovery(true),
+		generate.WithAdditionalSubjectAltNames(r.SANs), generate.WithInstallImage(r.Installer), generate.WithInstallDisk("/dev/sda"),
 	}
 	input, err := generate.NewInput(r.Cluster, r.Endpoint, strings.TrimPrefix(r.Kubernetes, "v"), options...)
 	if err != nil {
@@ -114,7 +112,7 @@ func (s *Source) patched(ctx context.Context, cfg config.Provider, path string) 
 			return nil, err
 		}
 		if patch, err = configpatcher.LoadPatch(text); err != nil {
-			return nil, fault.WithHint(fault.MachineConfig.Configf("%s is no patch of a machine configuration: %s", path, redact.New(redact.YAML(text)).Text(err.Error())),
+			return nil, fault.WithHint(fault.MachineConfig.Configf("%s is no patch of a machine configuration: %s", path, quoted.ReplaceAllString(redact.New(redact.YAML(text)).Text(err.Error()), redact.Mark)),
 				"a patch is a part of a configuration (strategic merge), or a list of JSON patch operations")
 		}
 		if s.patches == nil {
@@ -131,6 +129,9 @@ func (s *Source) patched(ctx context.Context, cfg config.Provider, path string) 
 	}
 	return cfg, nil
 }
+
+// quoted is what a parser quotes of the file that it rejects.
+var quoted = regexp.MustCompile("`[^`]*`")
 
 // read reads a file, and decrypts it where it is encrypted.
 func (s *Source) read(ctx context.Context, path string) ([]byte, error) {

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"reflect"
+	"slices"
 	"strings"
 
 	"github.com/siderolabs/talos/pkg/machinery/config"
@@ -92,11 +93,11 @@ var identities = []struct {
 		}
 		return nil
 	}},
-	{"the key that encrypts Kubernetes' secrets", func(c config.Config) any {
+	{"the keys that encrypt Kubernetes' secrets", func(c config.Config) any {
 		if e := c.K8sEtcdEncryptionConfig(); e != nil {
-			return e.EtcdEncryptionConfig()
+			return keysIn(e.EtcdEncryptionConfig())
 		}
-		return nil
+		return slices.DeleteFunc([]string{c.Cluster().AESCBCEncryptionSecret(), c.Cluster().SecretboxEncryptionSecret()}, func(key string) bool { return key == "" })
 	}},
 	{"the CA of etcd", func(c config.Config) any {
 		if e := c.Cluster().Etcd(); e != nil {
@@ -115,6 +116,25 @@ func differ(was, is config.Config) []string {
 		}
 	}
 	return out
+}
+
+// keysIn are the secrets in a configuration of encryption, sorted.
+func keysIn(v any) (keys []string) {
+	switch v := v.(type) {
+	case map[string]any:
+		for name, child := range v {
+			if text, ok := child.(string); ok && name == "secret" {
+				keys = append(keys, text)
+			}
+			keys = append(keys, keysIn(child)...)
+		}
+	case []any:
+		for _, child := range v {
+			keys = append(keys, keysIn(child)...)
+		}
+	}
+	slices.Sort(keys)
+	return keys
 }
 
 // needReboot lists the fields that take effect only at the next boot: of the main document those

@@ -3,33 +3,17 @@ package talos
 import (
 	"bytes"
 	"context"
-	"fmt"
 	"reflect"
-
-	"github.com/cosi-project/runtime/pkg/state"
-	"github.com/siderolabs/talos/pkg/machinery/resources/config"
 
 	"github.com/recast-sh/recast/cluster"
 )
 
-// readPending compares the active configuration with the stored one. A machine that
-// booted with the configuration on its disk shows no stored one until another is
-// applied (controllers/config/acquire.go, Run): one tried before that cannot be
-// detected.
+// readPending compares the active configuration with the stored one. One that was tried
+// right after a boot can't be detected: see readConfigs.
 func readPending(ctx context.Context, s session, k *cluster.MachineKubernetes) error {
-	stored, err := readConfigID(ctx, s, config.PersistentID)
-	if state.IsNotFoundError(err) {
-		return nil
-	}
-	if err != nil {
-		return fmt.Errorf("read %s, the stored one: %w", config.MachineConfigType, answer(err))
-	}
-	active, err := readConfigID(ctx, s, config.ActiveID)
-	if err != nil {
-		return fmt.Errorf("read %s, the active one: %w", config.MachineConfigType, answer(err))
-	}
-	k.Pending = !sameConfig(active, stored)
-	return nil
+	c, err := readConfigs(ctx, s)
+	k.Pending = err == nil && !sameConfig(c.Active, c.Stored)
+	return err
 }
 
 // sameConfig reports whether two configurations have the same content, however they

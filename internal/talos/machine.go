@@ -265,14 +265,15 @@ func readFromConfig(ctx context.Context, s session, m *cluster.Machine) error {
 	if s.blank {
 		return nil
 	}
-	raw, err := readConfig(ctx, s)
+	configs, err := readConfigs(ctx, s)
 	if errors.Is(err, errNoConfig) {
 		return nil
 	}
 	if err != nil {
 		return err
 	}
-	docs, err := parseDocuments(raw)
+	m.Configs = configs
+	docs, err := parseDocuments(configs.Stored)
 	if err == nil {
 		m.Encryption, err = encryption(docs)
 	}

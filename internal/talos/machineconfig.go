@@ -26,31 +26,32 @@ func (c Machines) MachineConfig(ctx context.Context, addr netip.Addr) (cluster.S
 }
 
 // MachineConfigs implements cluster.ConfigReader.
-func (c Machines) MachineConfigs(ctx context.Context, addr netip.Addr) (stored, active cluster.Secret, err error) {
-	byID, err := ask(ctx, c.conn, addr, readConfigs)
-	stored, active = byID[config.PersistentID], byID[config.ActiveID]
-	if err == nil && active == nil {
-		err = errNoConfig
-	}
-	if stored == nil { // it does not distinguish them
-		stored = active
-	}
-	return stored, active, err
+func (c Machines) MachineConfigs(ctx context.Context, addr netip.Addr) (cluster.Configs, error) {
+	return ask(ctx, c.conn, addr, readConfigs)
 }
 
-func readConfigs(ctx context.Context, s session) (map[resource.ID]cluster.Secret, error) {
+// readConfigs reads both with one request. A machine that booted with the configuration on its disk
+// shows no stored one until another is applied (controllers/config/acquire.go, Run).
+func readConfigs(ctx context.Context, s session) (c cluster.Configs, err error) {
 	all := resource.NewMetadata(config.NamespaceName, config.MachineConfigType, "", resource.VersionUndefined)
 	rs, err := s.COSI.List(ctx, all, state.WithListUnmarshalOptions(state.WithSkipProtobufUnmarshal()))
 	if err != nil {
-		return nil, fmt.Errorf("read %s: %w", config.MachineConfigType, answer(err))
+		return c, fmt.Errorf("read %s: %w", config.MachineConfigType, answer(err))
 	}
 	byID := map[resource.ID]cluster.Secret{}
 	for _, r := range rs.Items {
 		if byID[r.Metadata().ID()], err = configIn(r); err != nil {
-			return nil, fmt.Errorf("read %s: %w", config.MachineConfigType, err)
+			return c, fmt.Errorf("read %s: %w", config.MachineConfigType, err)
 		}
 	}
-	return byID, nil
+	c.Active, c.Stored = byID[config.ActiveID], byID[config.PersistentID]
+	if c.Active == nil {
+		return c, errNoConfig
+	}
+	if c.Stored == nil {
+		c.Stored, c.Booted = c.Active, true
+	}
+	return c, nil
 }
 
 // InstallImage implements cluster.ConfigReader.
@@ -59,29 +60,10 @@ func (c Machines) InstallImage(ctx context.Context, addr netip.Addr) (string, er
 	return m.InstallImage, err
 }
 
-// readConfig reads the stored configuration, or the active one if the machine does
-// not distinguish them.
+// readConfig reads the stored configuration.
 func readConfig(ctx context.Context, s session) (cluster.Secret, error) {
-	for _, id := range []resource.ID{config.PersistentID, config.ActiveID} {
-		raw, err := readConfigID(ctx, s, id)
-		if state.IsNotFoundError(err) {
-			continue
-		}
-		if err != nil {
-			return nil, fmt.Errorf("read %s: %w", config.MachineConfigType, answer(err))
-		}
-		return raw, nil
-	}
-	return nil, errNoConfig
-}
-
-func readConfigID(ctx context.Context, s session, id resource.ID) (cluster.Secret, error) {
-	ptr := resource.NewMetadata(config.NamespaceName, config.MachineConfigType, id, resource.VersionUndefined)
-	r, err := s.COSI.Get(ctx, ptr, state.WithGetUnmarshalOptions(state.WithSkipProtobufUnmarshal()))
-	if err != nil {
-		return nil, err
-	}
-	return configIn(r)
+	c, err := readConfigs(ctx, s)
+	return c.Stored, err
 }
 
 // configIn takes the bytes from the message: the client library's own type would parse them,

@@ -214,7 +214,7 @@ func TestReaderComparesTheRest(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		whole.ConfigHidden, whole.InstallImage, whole.Encryption, whole.NextBoot = true, "", nil, ""
+		whole.ConfigHidden, whole.InstallImage, whole.Configs, whole.Encryption, whole.NextBoot = true, "", cluster.Configs{}, nil, ""
 		if diff := cmp.Diff(whole, got); diff != "" {
 			t.Errorf("as os:reader (-want +got):\n%s", diff)
 		}

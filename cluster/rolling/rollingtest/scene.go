@@ -7,6 +7,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
@@ -222,6 +223,11 @@ func (k sceneTalos) EtcdLeave(context.Context, netip.Addr, string) error {
 
 func (k sceneTalos) Rollback(context.Context, netip.Addr, string) error {
 	return errors.Join(sceneKube{s: k.s}.do("roll back"), errors.New("it has no previous system"))
+}
+
+// CheckConfig has a machine reboot for a configuration that says so.
+func (k sceneTalos) CheckConfig(_ context.Context, _ netip.Addr, _ string, config cluster.Secret) (bool, error) {
+	return strings.Contains(string(config), "reboots"), k.s.PX.Call("CheckConfig")
 }
 
 func (k sceneTalos) MachineConfig(context.Context, netip.Addr) (cluster.Secret, error) {

@@ -19,6 +19,7 @@ import (
 var (
 	recastBinary   = flag.String("recast", "../../../bin/recast", "the recast whose lab it is")
 	talosctlBinary = flag.String("talosctl", "../../../bin/e2e/talosctl", "what is built of ./talosctl")
+	ageBinary      = flag.String("age", "../../../bin/e2e/age", "age; beside it is age-keygen")
 )
 
 // user runs commands in the working directory of a lab.
@@ -32,12 +33,11 @@ type user struct {
 	failed   int
 }
 
-// startLab starts a lab of three control planes and two workers with that version of Talos
-// in a separate process.
-func startLab(t *testing.T, version string) *user {
+// newUser is a user in a directory that is not there yet.
+func newUser(t *testing.T) *user {
 	t.Helper()
-	u := &user{t: t, dir: filepath.Join(t.TempDir(), "lab"), programs: map[string]string{}}
-	for name, path := range map[string]string{"recast": *recastBinary, "talosctl": *talosctlBinary} {
+	u := &user{t: t, dir: filepath.Join(t.TempDir(), "lab"), programs: map[string]string{}, places: strings.NewReplacer()}
+	for name, path := range map[string]string{"recast": *recastBinary, "talosctl": *talosctlBinary, "age": *ageBinary, "age-keygen": *ageBinary + "-keygen"} {
 		abs, err := filepath.Abs(path)
 		if err == nil {
 			_, err = os.Stat(abs)
@@ -47,6 +47,14 @@ func startLab(t *testing.T, version string) *user {
 		}
 		u.programs[name] = abs
 	}
+	return u
+}
+
+// startLab starts a lab of three control planes and two workers with that version of Talos
+// in a separate process.
+func startLab(t *testing.T, version string) *user {
+	t.Helper()
+	u := newUser(t)
 	c := exec.CommandContext(t.Context(), u.programs["recast"], "lab", "up", "--dir", u.dir, "--speed", "20", "--control-planes", "3", "--talos-version", version)
 	c.Cancel = func() error { return c.Process.Signal(os.Interrupt) }
 	var said bytes.Buffer

@@ -22,7 +22,7 @@ func TestAFileThatCannotBeApplied(t *testing.T) {
 		files := staleFile(t, lab)
 		whole := string(files["wk1"])
 		for want, text := range map[string]string{
-			"can't be applied: Talos would refuse it: ":                                                         strings.Replace(whole, "machine:\n", "machine:\n    nonsense: hush\n", 1),
+			"can't be applied: Talos would refuse it: ":                                              strings.Replace(whole, "machine:\n", "machine:\n    nonsense: hush\n", 1),
 			"lacks UserVolumeConfig data, whose volume is on the disk sdb: put that document back, ": strings.Replace(whole, "---\n"+userVolumeIn(t, whole), "", 1),
 		} {
 			files["wk1"] = cluster.Secret(text)

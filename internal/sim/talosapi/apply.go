@@ -143,7 +143,10 @@ func (s *machineService) applyRunning(ctx context.Context, req *machineapi.Apply
 	if err := s.boot.persist(req.GetData()); err != nil {
 		return nil, status.Error(codes.Internal, err.Error())
 	}
-	if err := s.boot.reconfigure(ctx, active, cfg); err != nil {
+	s.boot.mu.Lock()
+	s.boot.stored = cfg
+	s.boot.mu.Unlock()
+	if err := s.boot.activate(ctx, active); err != nil {
 		return nil, status.Error(codes.Internal, err.Error())
 	}
 	if answer.Mode == reboot {

@@ -51,6 +51,38 @@ func TestApplyToAConfiguredMachine(t *testing.T) {
 	})
 }
 
+// TestWhatNeedsAReboot: Talos up to 1.13 refuses, or reboots for, fields that it can't change at once,
+// and says so in a dry run; 1.14 no longer looks.
+func TestWhatNeedsAReboot(t *testing.T) {
+	const auto, now = machineapi.ApplyConfigurationRequest_AUTO, machineapi.ApplyConfigurationRequest_NO_REBOOT
+	type request struct {
+		mode  machineapi.ApplyConfigurationRequest_Mode
+		field string
+		want  string // error code, then the mode in the answer
+	}
+	each(t, map[string]request{
+		"v1.12.4 udev":                 {auto, "udev: {rules: [x]}", "OK REBOOT"},
+		"v1.13.9 udev":                 {auto, "udev: {rules: [x]}", "OK REBOOT"},
+		"v1.14.1 udev":                 {auto, "udev: {rules: [x]}", "OK NO_REBOOT"},
+		"v1.13.9 udev, at once":        {now, "udev: {rules: [x]}", "InvalidArgument "},
+		"v1.13.9 udev, on trial":       {machineapi.ApplyConfigurationRequest_TRY, "udev: {rules: [x]}", "InvalidArgument "},
+		"v1.13.9 sysctl":               {auto, "sysctls: {vm.swappiness: \"1\"}", "OK NO_REBOOT"},
+		"v1.13.9 annotation, at once":  {now, "nodeAnnotations: {a: b}", "OK NO_REBOOT"},
+		"v1.12.4 annotation, on trial": {machineapi.ApplyConfigurationRequest_TRY, "nodeAnnotations: {a: b}", "OK TRY"},
+	}, func(t *testing.T, name string, tc request) {
+		l := newLab(t)
+		talos, _, _ := strings.Cut(name, " ")
+		_, c := l.node(version("old", talos))
+		data := strings.Replace(string(l.config(cp1(newRef))), "machine:\n", "machine:\n    "+tc.field+"\n", 1)
+		res, err := c.ApplyConfiguration(t.Context(), &machineapi.ApplyConfigurationRequest{Data: []byte(data), Mode: tc.mode, DryRun: true})
+		mode := ""
+		for _, m := range res.GetMessages() {
+			mode = m.GetMode().String()
+		}
+		want(t, "answer", status.Code(err).String()+" "+mode, tc.want)
+	})
+}
+
 // TestTriedConfiguration: one trial times out, another one is confirmed.
 func TestTriedConfiguration(t *testing.T) {
 	each(t, map[string]string{"left alone": "new old", "confirmed": "new new"}, func(t *testing.T, name, installers string) {

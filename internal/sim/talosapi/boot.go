@@ -50,6 +50,7 @@ type boot struct {
 	mu      sync.Mutex
 	api     *api            // nil while the API is down
 	cfg     config.Provider // nil in maintenance mode
+	stored  config.Provider // for the next boot; nil until one is applied: that of this boot, which no resource shows (acquire.go)
 	trial   *time.Timer     // when it fires, the previous configuration becomes active again; nil: no trial
 	upgrade upgrade         // parameters of an upgrade
 	nodeID  string
@@ -372,7 +373,7 @@ func (b *boot) adopt(ctx context.Context, st stateData) error {
 	b.cfg, b.nodeID = cfg, st.NodeID
 	b.mu.Unlock()
 	b.m.net.Store(new(b.m.attach(b.med.image, cfg))) // before its API starts
-	return b.publishConfig(ctx, cfg, cfg)
+	return b.publishConfig(ctx, cfg)
 }
 
 // config is the active configuration, nil in maintenance mode.

@@ -116,10 +116,14 @@ func (b *boot) stage(ctx context.Context, s runtime.MachineStage, ready bool, un
 }
 
 // publishConfig publishes the active configuration, the stored one, and what follows from the active one.
-func (b *boot) publishConfig(ctx context.Context, active, stored config.Provider) error {
+func (b *boot) publishConfig(ctx context.Context, active config.Provider) error {
 	b.mu.Lock()
-	nodeID := b.nodeID
+	nodeID, stored := b.nodeID, b.stored
 	b.mu.Unlock()
+	configs := []resource.Resource{configres.NewMachineConfig(active)}
+	if stored != nil {
+		configs = append(configs, configres.NewMachineConfigWithID(stored, configres.PersistentID))
+	}
 	kind := configres.NewMachineType()
 	kind.SetMachineType(active.Machine().Type())
 	host := network.NewHostnameStatus(network.NamespaceName, network.HostnameID)
@@ -136,9 +140,7 @@ func (b *boot) publishConfig(ctx context.Context, active, stored config.Provider
 	if k := active.K8sKubeletConfig(); k != nil {
 		b.m.runs.Store(k.Image())
 	}
-	if err := b.store.set(ctx, append(b.kubernetesConfig(active),
-		configres.NewMachineConfig(active), configres.NewMachineConfigWithID(stored, configres.PersistentID),
-		kind, host, node, identity, info, b.nodeIP())...); err != nil {
+	if err := b.store.set(ctx, append(append(b.kubernetesConfig(active), configs...), kind, host, node, identity, info, b.nodeIP())...); err != nil {
 		return err
 	}
 	now := b.m.attach(b.med.image, active)

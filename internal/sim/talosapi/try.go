@@ -59,26 +59,16 @@ func (b *boot) endTrial() {
 	}
 }
 
-// activate makes a configuration active; the stored one stays.
-func (b *boot) activate(ctx context.Context, cfg config.Provider) error {
-	st, _ := readState(b.m.devices())
-	stored, err := parseConfig(st.Config)
-	if err != nil {
-		return fmt.Errorf("read the stored configuration: %w", err)
-	}
-	return b.reconfigure(ctx, cfg, stored)
-}
-
-// reconfigure makes a configuration the active one of a configured machine, beside the stored one. A new
+// activate makes a configuration the active one of a configured machine; the stored one stays. A new
 // address applies at once: until another configuration, or the next boot, the machine does not
 // answer at the old one, where the API's clients and Kubernetes look for it.
-func (b *boot) reconfigure(ctx context.Context, active, stored config.Provider) error {
+func (b *boot) activate(ctx context.Context, cfg config.Provider) error {
 	b.mu.Lock()
-	b.cfg = active
+	b.cfg = cfg
 	b.mu.Unlock()
-	astray := b.m.attach(b.med.image, active).prefix.Addr() != b.m.addr()
+	astray := b.m.attach(b.med.image, cfg).prefix.Addr() != b.m.addr()
 	was := b.m.astray.Swap(astray)
-	err := b.publishConfig(ctx, active, stored)
+	err := b.publishConfig(ctx, cfg)
 	if image, up := b.m.runs.Load().(string); was != astray && up {
 		if astray {
 			b.withdraw()

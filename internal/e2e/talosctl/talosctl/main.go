@@ -1,14 +1,16 @@
 // Command talosctl is Sidero's talosctl v1.14.1 without the commands that make clusters
-// and configurations (gen, cluster, …): those need a version of jsimonetti/rtnetlink that
-// not every Go module proxy serves, and do not talk to machines.
+// (cluster, …): those need a version of jsimonetti/rtnetlink that not every Go module proxy
+// serves, and do not talk to machines.
 package main
 
 import (
 	"context"
 	"fmt"
 	"os"
+	"slices"
 
 	"github.com/siderolabs/talos/cmd/talosctl/cmd/common"
+	"github.com/siderolabs/talos/cmd/talosctl/cmd/mgmt/gen"
 	"github.com/siderolabs/talos/cmd/talosctl/cmd/talos"
 	"github.com/siderolabs/talos/cmd/talosctl/pkg/talos/safeout"
 	"github.com/siderolabs/talos/pkg/cli"
@@ -24,7 +26,7 @@ func run(args []string) int {
 	root.SetOut(safeout.Stdout())
 	root.SetErr(safeout.Stderr())
 	root.SetArgs(args)
-	root.AddCommand(talos.Commands...)
+	root.AddCommand(append(slices.Clone(talos.Commands), gen.Cmd)...)
 	if _, err := cli.WithContextC(context.Background(), root.ExecuteContextC); err != nil {
 		if !common.SuppressErrors {
 			safeout.Flush()

@@ -1,0 +1,78 @@
+package talos
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/siderolabs/talos/pkg/machinery/config"
+	"github.com/siderolabs/talos/pkg/machinery/config/encoder"
+	"github.com/siderolabs/talos/pkg/machinery/config/generate"
+	"github.com/siderolabs/talos/pkg/machinery/config/generate/secrets"
+	"github.com/siderolabs/talos/pkg/machinery/config/machine"
+
+	"github.com/recast-sh/recast/cluster"
+)
+
+// ofRelease is the configuration of a control plane with the defaults of a release.
+func ofRelease(t *testing.T, bundle *secrets.Bundle, contract *config.VersionContract, endpoint string) cluster.Secret {
+	t.Helper()
+	in, err := generate.NewInput("home", endpoint, "1.35.4", generate.WithSecretsBundle(bundle), generate.WithVersionContract(contract))
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg, err := in.Config(machine.TypeControlPlane)
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := cfg.EncodeBytes(encoder.WithComments(encoder.CommentsDisabled))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return text
+}
+
+// TestConfigEffect: what another configuration does to a node, whichever documents it is written in.
+func TestConfigEffect(t *testing.T) {
+	t.Parallel()
+	const here = "https://10.0.0.1:6443"
+	var bundles [2]*secrets.Bundle
+	for i := range bundles {
+		var err error
+		if bundles[i], err = secrets.NewBundle(secrets.NewClock(), nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	old := ofRelease(t, bundles[0], config.TalosVersion1_13, here)
+	with := func(line string) cluster.Secret {
+		return cluster.Secret(strings.Replace(string(old), "machine:\n", "machine:\n    "+line+"\n", 1))
+	}
+	for name, tc := range map[string]struct {
+		wanted   cluster.Secret
+		identity []string
+		reboot   []string
+		unknown  []string
+	}{
+		"the same":                    {wanted: old},
+		"the documents of 1.14":       {wanted: ofRelease(t, bundles[0], config.TalosVersion1_14, here)},
+		"another endpoint":            {wanted: ofRelease(t, bundles[0], config.TalosVersion1_13, "https://10.0.0.2:6443"), identity: []string{"the cluster's endpoint"}},
+		"a sysctl":                    {wanted: with(`sysctls: {vm.swappiness: "1"}`)},
+		"an annotation":               {wanted: with("nodeAnnotations: {rack: r7}")},
+		"a rule of udev":              {wanted: with(`udev: {rules: ["x"]}`), reboot: []string{"machine.udev.rules"}},
+		"a variable":                  {wanted: with("env: {http_proxy: http://p}"), reboot: []string{"machine.env.http_proxy"}},
+		"a variable in its document":  {wanted: append(slices.Clip(old), "---\napiVersion: v1alpha1\nkind: EnvironmentConfig\nvariables: {http_proxy: http://p}\n"...), reboot: []string{"EnvironmentConfig"}},
+		"a document of a later Talos": {wanted: append(slices.Clip(old), "---\napiVersion: v1alpha1\nkind: TeleportConfig\nname: x\n"...), unknown: []string{"TeleportConfig of v1alpha1"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			got, err := Maintenance{}.ConfigEffect(old, tc.wanted)
+			if err != nil || !slices.Equal(got.Identity, tc.identity) || !slices.Equal(got.Reboot, tc.reboot) || !slices.Equal(got.Unknown, tc.unknown) {
+				t.Errorf("%+v, %v", got, err)
+			}
+		})
+	}
+	got, err := Maintenance{}.ConfigEffect(old, ofRelease(t, bundles[1], config.TalosVersion1_13, here))
+	if same := 3; len(identities)-same != len(got.Identity) || err != nil { // role, endpoint and name
+		t.Errorf("of another cluster: %q, %v", got.Identity, err)
+	}
+}
