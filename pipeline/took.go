@@ -13,10 +13,10 @@ import (
 )
 
 // TakesAway says whether a step of a node's branch takes the node down. While the node is
-// checked, pulls its installer and is drained, it is still up.
+// checked, pulls its installer, is drained and tries a configuration, it is still up.
 func TakesAway(below []string) bool {
 	switch below[0] {
-	case "ask-gates", "run-hooks", "gate", "pull":
+	case "ask-gates", "run-hooks", "gate", "pull", "remember", "drain", "try", "stage":
 		return false
 	case "take-down", "upgrade":
 		return len(below) > 1 && below[1] != "remember" && below[1] != "drain"

@@ -32,16 +32,19 @@ func diffConfig(f cluster.FoundFile) (reasons []cluster.Reason, unread []string)
 	case len(f.Changes) == 0:
 		return nil, nil
 	}
-	const shown = 3
 	var fields []string
+	whole := "" // the document that is there on one side only
 	for _, c := range f.Changes {
-		field := strings.TrimSpace(strings.TrimPrefix(c.Document+" "+c.Path, "v1alpha1 "))
-		if len(fields) < shown {
-			fields = append(fields, field)
+		if c.Path == "" {
+			whole = c.Document
+		} else if c.Document == whole {
+			continue
 		}
+		fields = append(fields, strings.TrimSpace(strings.TrimPrefix(c.Document+" "+c.Path, "v1alpha1 ")))
 	}
-	text := "its machine configuration differs: " + strings.Join(fields, ", ")
-	if more := len(f.Changes) - len(fields); more > 0 {
+	const shown = 3
+	text := "its machine configuration differs: " + strings.Join(fields[:min(shown, len(fields))], ", ")
+	if more := len(fields) - shown; more > 0 {
 		text += fmt.Sprintf(" and %d more", more)
 	}
 	return []cluster.Reason{{Code: configDiffers, Text: text}}, nil

@@ -102,7 +102,7 @@ type Phase string
 const (
 	Unfinished    Phase = "unfinished" // what an earlier run left
 	Reset         Phase = "reset"      // machines that someone has reset
-	Canary        Phase = "canary"     // one node, because none runs what is new yet
+	Canary        Phase = "canary"     // one node, because none runs the new build or configuration yet
 	ControlPlanes Phase = "control-planes"
 	Workers       Phase = "workers"
 )
@@ -126,22 +126,32 @@ func NodeOfStep(path string) (phase Phase, node string, below []string) {
 	}
 }
 
-func (p Phase) Title(nodes, limit int) string {
-	switch p {
-	case Unfinished:
+// Title says what a batch of the plan is.
+func (p Plan) Title(b Batch) string {
+	switch nodes := len(b.Nodes); {
+	case b.Phase == Unfinished:
 		return "finish what an earlier run left"
-	case Reset:
+	case b.Phase == Reset:
 		return "give machines that were reset their configuration back"
-	case Canary:
-		return "one node first, since none runs what is new yet"
-	case ControlPlanes:
-		if nodes == 1 {
-			return "one control plane"
-		}
+	case b.Phase == Canary:
+		return p.CanaryTitle()
+	case b.Phase == ControlPlanes && nodes == 1:
+		return "one control plane"
+	case b.Phase == ControlPlanes:
 		return fmt.Sprintf("%d control planes, one at a time", nodes)
-	}
-	if nodes == 1 {
+	case nodes == 1:
 		return "one worker"
+	default:
+		return fmt.Sprintf("%d workers, at most %d at a time", nodes, b.Limit)
 	}
-	return fmt.Sprintf("%d workers, at most %d at a time", nodes, limit)
+}
+
+// CanaryTitle says why one node goes first.
+func (p Plan) CanaryTitle() string {
+	for _, n := range p.Nodes {
+		if n.Phase == Canary && n.Strategy == cluster.Configure {
+			return "one node first, since none runs the new configuration yet"
+		}
+	}
+	return "one node first, since none runs the new build yet"
 }

@@ -55,7 +55,7 @@ func (r *Roller) phase(p planning.Plan, b planning.Batch) (step.Step, error) {
 	}
 	steps = r.withBatchHooks(p, b, steps)
 	return step.Step{
-		ID: string(b.Phase), Title: b.Phase.Title(len(b.Nodes), b.Limit), Risk: step.Destructive, Limit: b.Limit, LookAhead: ahead, Ahead: first, Beside: b.Beside,
+		ID: string(b.Phase), Title: p.Title(b), Risk: step.Destructive, Limit: b.Limit, LookAhead: ahead, Ahead: first, Beside: b.Beside,
 		Steps: func(context.Context) ([]step.Step, error) { return steps, nil },
 	}, nil
 }

@@ -23,8 +23,9 @@ Boot, schematic with its lock hash, extensions, install image, an upgrade that w
 for a reboot, boot media and order, Kubernetes version, leftovers of an unfinished
 roll. Changes nothing; suitable for a nightly job. Exits 0 if all nodes are in sync,
 2 on drift, and 1 if a node could not be read, whatever the others show. A talosconfig
-with the role os:reader is enough, except to read the install image and to see an
-upgrade that waits for a reboot.
+with the role os:reader is enough, except to read the machine configuration and to see an
+upgrade that waits for a reboot. Where talos.machineConfigs has configurations, a node
+that runs another one is stale.
 
 Without --deep it compares what images say about themselves. With --deep it reads every
 file of every locked extension back from each node and compares it with the image that
@@ -45,7 +46,7 @@ of --metrics-file.`,
 			if err := format(out, "text", "json", "markdown", "junit", "prometheus"); err != nil {
 				return err
 			}
-			return g.with(c.Context(), s, connectServers, func(ctx context.Context, p pipeline.Project, m pipeline.Machines) error {
+			return g.withMachines(c.Context(), s, func(ctx context.Context, p pipeline.Project, m pipeline.Machines) error {
 				res, err := drift(ctx, s, p, m, deep)
 				if err != nil {
 					return err

@@ -98,7 +98,7 @@ func heading(plan planning.Plan, phase planning.Phase, nodes int) string {
 	case planning.Reset:
 		return "before all others: machines that were reset"
 	case planning.Canary:
-		return "canary: one node first, since none runs the new build yet"
+		return "canary: " + plan.CanaryTitle()
 	case planning.ControlPlanes:
 		return fmt.Sprintf("control planes: %d, one at a time", nodes) + beside(plan, phase)
 	}
