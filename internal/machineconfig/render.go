@@ -125,7 +125,8 @@ func (s *Source) patched(ctx context.Context, cfg config.Provider, path string) 
 		cfg, err = out.Config()
 	}
 	if err != nil {
-		return nil, fault.MachineConfig.Configf("%s can't be applied: %w", path, err)
+		return nil, fault.WithHint(fault.MachineConfig.Configf("%s can't be applied: %w", path, err),
+			"a list of JSON patch operations works only on a configuration of one document, as talosctl makes for releases before v1.12: write it as a part of a configuration instead")
 	}
 	return cfg, nil
 }

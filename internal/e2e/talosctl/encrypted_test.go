@@ -10,7 +10,7 @@ import (
 // TestEncrypted rolls a configuration that a real age has encrypted.
 func TestEncrypted(t *testing.T) {
 	t.Parallel()
-	u := startLab(t, "v1.14.1")
+	u := startLab(t, "v1.13.9")
 	u.env = append(u.env, "SOPS_AGE_KEY_FILE="+filepath.Join(u.dir, "key"), "PATH="+filepath.Dir(u.programs["age"])+":"+os.Getenv("PATH"))
 	u.does("age-keygen", "-o", "key")
 	u.does("recast", "config", "render", "--to", "plain", "--running", "--secrets", "wk1")

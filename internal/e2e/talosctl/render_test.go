@@ -36,8 +36,8 @@ var renderings = map[string]rendering{
 	"single nodes":         {talos: "v1.13", all: []string{labels}, cp1: []string{address}, wk1: []string{volume, sysctls}},
 	"documents":            {talos: "v1.14", all: []string{resolver}, workers: []string{volume}},
 	"several in a file":    {talos: "v1.14", all: []string{several}, wk1: []string{volume}},
-	"JSON patches":         {talos: "v1.12", all: []string{jsonList}},
-	"JSON patches in YAML": {talos: "v1.12", controlPlanes: []string{yamlList}, all: []string{labels, jsonList}},
+	"JSON patches":         {talos: "v1.10", all: []string{jsonList}},
+	"JSON patches in YAML": {talos: "v1.10", controlPlanes: []string{yamlList}, all: []string{labels, jsonList}},
 	"a part goes":          {talos: "v1.13", all: []string{sysctls}, workers: []string{drops}},
 }
 
