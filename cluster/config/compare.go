@@ -35,14 +35,16 @@ func (c Change) OfKubernetesVersion() bool {
 	if !is {
 		return false
 	}
-	repository := func(image string) string {
-		name, _, _ := strings.Cut(image, "@")
-		if colon := strings.LastIndex(name, ":"); colon > strings.LastIndex(name, "/") {
-			name = name[:colon]
-		}
-		return name
-	}
 	return repository(cmp.Or(c.Found, usual)) == repository(cmp.Or(c.Wanted, usual))
+}
+
+// repository is an image reference without its version.
+func repository(image string) string {
+	name, _, _ := strings.Cut(image, "@")
+	if colon := strings.LastIndex(name, ":"); colon > strings.LastIndex(name, "/") {
+		name = name[:colon]
+	}
+	return name
 }
 
 // kubernetesImages are where a configuration names the images of Kubernetes, and the repositories

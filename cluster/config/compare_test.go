@@ -137,6 +137,27 @@ func TestCompare(t *testing.T) {
 	}
 }
 
+// TestSameButForRecast: what recast sets itself is left out.
+func TestSameButForRecast(t *testing.T) {
+	t.Parallel()
+	const here = "machine: {type: worker, install: {image: a, disk: /dev/sda, wipe: true}, network: {hostname: x}, kubelet: {image: ghcr.io/siderolabs/kubelet:v1.35.0}}\n---\nkind: HostnameConfig\nhostname: x\n"
+	for text, want := range map[string]bool{
+		here: true,
+		"machine: {type: worker, install: {image: b, diskSelector: {serial: s}}, network: {hostname: y}, kubelet: {image: ghcr.io/siderolabs/kubelet:v1.36.0}}\n---\nkind: HostnameConfig\nauto: stable\n": true,
+		"machine: {type: worker, kubelet: {image: ghcr.io/siderolabs/kubelet:v1.35.0}}\n---\nkind: HostnameConfig\n":                                                                                       true,
+		"machine: {type: worker, kubelet: {image: r.example/kubelet:v1.35.0}}\n---\nkind: HostnameConfig\n":                                                                                                false,
+		"machine: {type: worker, install: {extraKernelArgs: [a]}, kubelet: {image: ghcr.io/siderolabs/kubelet:v1.35.0}}\n---\nkind: HostnameConfig\n":                                                      false,
+		"machine: {type: controlplane, kubelet: {image: ghcr.io/siderolabs/kubelet:v1.35.0}}\n---\nkind: HostnameConfig\n":                                                                                 false,
+		"machine: {type: worker, kubelet: {image: ghcr.io/siderolabs/kubelet:v1.35.0}}\n":                                                                                                                  false,
+	} {
+		docs := parse(t, text)
+		before := docs.Hash()
+		if got := config.SameButForRecast(parse(t, here), docs); got != want || docs.Hash() != before {
+			t.Errorf("%t: %s", got, text)
+		}
+	}
+}
+
 // TestOfKubernetesVersion: a roll leaves versions of Kubernetes alone, and not another repository.
 func TestOfKubernetesVersion(t *testing.T) {
 	t.Parallel()

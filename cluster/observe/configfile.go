@@ -11,6 +11,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/config"
+	"github.com/recast-sh/recast/internal/fault"
 )
 
 // NothingToCompare says why there is no configuration to compare a file with.
@@ -115,22 +116,31 @@ func observeFile(ctx context.Context, src Sources, w cluster.Wanted, f *Found) *
 	if !there {
 		return nil
 	}
-	hash, err := cluster.Text(text)
-	var file cluster.FoundFile
-	if err == nil && f.Machine != nil && !f.Machine.ConfigHidden {
-		if file, err = compareFile(src.Maintenance, f.Machine, text, w.Build.TalosVersion); err != nil {
-			file = cluster.FoundFile{}
+	docs, err := config.Parse(text)
+	if err != nil {
+		return &cluster.FoundFile{Sum: cluster.ConfigSum(text), Err: fault.MachineConfig.Refusedf("not a machine configuration: %w", err)}
+	}
+	file := cluster.FoundFile{}
+	if f.Machine != nil && !f.Machine.ConfigHidden {
+		if file, err = compareFile(src.Maintenance, f.Machine, text, docs, w.Build.TalosVersion); err != nil {
+			file = cluster.FoundFile{Err: err}
 		}
 		file.Runs = cluster.ConfigSum(f.Machine.Configs.Stored)
 	}
-	file.Hash, file.Sum, file.Err = hash, cluster.ConfigSum(text), err
+	file.Hash, file.Sum = docs.Hash(), cluster.ConfigSum(text)
 	return &file
 }
 
-// compareFile compares a node's file, as a version of Talos reads it, with what the node runs.
-func compareFile(m cluster.Maintenance, machine *cluster.Machine, text cluster.Secret, talos string) (cluster.FoundFile, error) {
-	if machine.Configs.Stored == nil {
+// compareFile compares a node's file, as a version of Talos reads it, with what the node runs. Most
+// files do not differ, which is seen without reading them as Talos does: the same version reads that
+// configuration already.
+func compareFile(m cluster.Maintenance, machine *cluster.Machine, text cluster.Secret, docs config.Documents, talos string) (cluster.FoundFile, error) {
+	has := machine.Configs
+	if has.Stored == nil {
 		return cluster.FoundFile{}, errors.New("the machine shows no configuration to compare it with")
 	}
-	return CompareConfigs(m, machine.Configs, text, machine.TalosVersion, talos)
+	if kept, err := config.Parse(has.Stored); err == nil && machine.TalosVersion == talos && bytes.Equal(has.Stored, has.Active) && config.SameButForRecast(kept, docs) {
+		return cluster.FoundFile{}, nil
+	}
+	return CompareConfigs(m, has, text, machine.TalosVersion, talos)
 }
