@@ -170,11 +170,8 @@ func systemDisk(m cluster.Machine) cluster.MachineDisk {
 
 // remember keeps what the node runs, to be given back if it is not healthy after its reboot.
 func (n configure) remember(ctx context.Context) error {
-	has, err := n.Talos.MachineConfigs(ctx, n.Plan.Addr)
+	has, err := n.requireShown(ctx)
 	if err != nil {
-		return fmt.Errorf("read machine configuration of %s: %w", n.Plan.Addr, err)
-	}
-	if err := n.requireShown(has.Stored); err != nil {
 		return err
 	}
 	if _, err := n.wanted(ctx); err != nil {
@@ -183,12 +180,17 @@ func (n configure) remember(ctx context.Context) error {
 	return fault.Prefix("journal", n.Journal.PutSecret(MachineConfigKey(n.Plan.Node), has.Active))
 }
 
-// requireShown refuses if the node keeps another configuration than the one that the plan compared.
-func (n configure) requireShown(stored cluster.Secret) error {
-	if _, ran := n.Plan.ConfigFile.HashOf(); n.Plan.Strategy == cluster.Configure && cluster.ConfigSum(stored) != ran {
-		return n.savedConfig.fileMoved("the configuration that it keeps was changed")
+// requireShown reads the node's configurations, and refuses if it keeps another one than the plan
+// compared.
+func (n configure) requireShown(ctx context.Context) (cluster.Configs, error) {
+	has, err := n.Talos.MachineConfigs(ctx, n.Plan.Addr)
+	if err != nil {
+		return has, fmt.Errorf("read machine configuration of %s: %w", n.Plan.Addr, err)
 	}
-	return nil
+	if _, ran := n.Plan.ConfigFile.HashOf(); n.Plan.Strategy == cluster.Configure && cluster.ConfigSum(has.Stored) != ran {
+		return has, n.savedConfig.fileMoved("the configuration that it keeps was changed")
+	}
+	return has, nil
 }
 
 func (n configure) drain(ctx context.Context) error {

@@ -68,7 +68,10 @@ var gateCalls = map[string]rollingtest.Call{
 		_, _, err := nodeOf(s).savedConfig.userConfig(ctx)
 		return err
 	}, Ready: filed},
-	"shown":   {Do: func(s *scene, _ context.Context) error { return nodeOf(s).configure.requireShown(s.Config["runs"]) }, Ready: all(is(cluster.Configure), filed)},
+	"shown": {Do: func(s *scene, ctx context.Context) error { _, err := nodeOf(s).configure.requireShown(ctx); return err }, Ready: all(is(cluster.Configure), filed)},
+	"give back": {Do: func(s *scene, ctx context.Context) error {
+		return nodeOf(s).configure.giveBack(ctx, errors.New("timed out"))
+	}, Ready: all(asCP, is(cluster.Configure), saved, fails("stage", cluster.ErrNotFound)), Err: "and it does not serve with its old one either", Deaf: []string{"Booted", "EtcdStatus", "EtcdMembers", "Identity"}},
 	"checked": {Do: func(s *scene, ctx context.Context) error { return nodeOf(s).configure.check(ctx, s.Config["file"]) }, Ready: all(is(cluster.Configure), filed)},
 	"start":   {Do: func(s *scene, ctx context.Context) error { return nodeOf(s).power.start(ctx) }, Ready: all(is(cluster.PutBack), begun, off), Done: started, Deaf: []string{"Node"}},
 	"out": {Do: func(s *scene, ctx context.Context) error {
@@ -180,6 +183,7 @@ func etcdRows() []row {
 		{Do: "reboot", Change: dead, Err: "etcd would not survive losing cp1"},
 		{Do: "reboot", Change: all(dead, mute)},
 		{Do: "reboot", Change: func(s *scene) { dead(s); s.Plan.Role = cluster.Worker }},
+		{Do: "give back", Change: dead, Err: "and it is not given its old one back"},
 		{Do: "boot failed", Err: "and it is not asked to boot its previous system"},
 	}
 }

@@ -20,12 +20,12 @@ func (n configure) try(ctx context.Context) error {
 	if err := n.awaitNoTrial(ctx); err != nil {
 		return err
 	}
-	has, err := n.Talos.MachineConfigs(ctx, n.Plan.Addr)
+	has, err := n.requireShown(ctx)
 	if err != nil {
-		return fmt.Errorf("read machine configuration of %s: %w", n.Plan.Addr, err)
+		return err
 	}
 	text, err := n.wanted(ctx)
-	if err := errors.Join(err, n.requireShown(has.Stored)); err != nil {
+	if err != nil {
 		return err
 	}
 	if err := n.check(ctx, text); err != nil {

@@ -1,3 +1,5 @@
+//lint:file-ignore SA1019 nodes have these fields, whatever replaces them
+
 package talos
 
 import (
@@ -146,8 +148,8 @@ func needReboot(was, is config.Provider) ([]string, error) {
 	then.ConfigDebug, then.ClusterConfig = now.ConfigDebug, now.ClusterConfig
 	if a, b := now.MachineConfig, then.MachineConfig; a != nil && b != nil {
 		b.MachineCA, b.MachineAcceptedCAs, b.MachineCertSANs = a.MachineCA, a.MachineAcceptedCAs, a.MachineCertSANs
-		b.MachineTime, b.MachineNetwork, b.MachineRegistries = a.MachineTime, a.MachineNetwork, a.MachineRegistries //nolint:staticcheck // nodes have them
-		b.MachineInstall, b.MachineSysfs, b.MachineSysctls = a.MachineInstall, a.MachineSysfs, a.MachineSysctls     //nolint:staticcheck // nodes have them
+		b.MachineTime, b.MachineNetwork, b.MachineRegistries = a.MachineTime, a.MachineNetwork, a.MachineRegistries
+		b.MachineInstall, b.MachineSysfs, b.MachineSysctls = a.MachineInstall, a.MachineSysfs, a.MachineSysctls
 		b.MachineLogging, b.MachineControlPlane, b.MachineKubelet = a.MachineLogging, a.MachineControlPlane, a.MachineKubelet
 		b.MachineKernel, b.MachinePods, b.MachineSeccompProfiles = a.MachineKernel, a.MachinePods, a.MachineSeccompProfiles
 		b.MachineNodeAnnotations, b.MachineNodeLabels, b.MachineNodeTaints = a.MachineNodeAnnotations, a.MachineNodeLabels, a.MachineNodeTaints

@@ -230,6 +230,14 @@ func (k sceneTalos) CheckConfig(_ context.Context, _ netip.Addr, _ string, confi
 	return strings.Contains(string(config), "reboots"), k.s.PX.Call("CheckConfig")
 }
 
+func (k sceneTalos) MachineConfigs(context.Context, netip.Addr) (cluster.Configs, error) {
+	return cluster.Configs{Stored: k.s.Config["runs"], Active: k.s.Config["runs"]}, k.s.PX.Call("MachineConfigs")
+}
+
+func (k sceneTalos) StageConfig(context.Context, netip.Addr, string, cluster.Secret) error {
+	return sceneKube{s: k.s}.do("stage")
+}
+
 func (k sceneTalos) MachineConfig(context.Context, netip.Addr) (cluster.Secret, error) {
 	return k.s.Config["runs"], k.s.PX.Call("MachineConfig")
 }
