@@ -170,7 +170,7 @@ func systemDisk(m cluster.Machine) cluster.MachineDisk {
 
 // remember keeps what the node runs, to be given back if it is not healthy after its reboot.
 func (n configure) remember(ctx context.Context) error {
-	has, err := n.requireShown(ctx)
+	has, err := n.shown(ctx)
 	if err != nil {
 		return err
 	}
@@ -180,9 +180,9 @@ func (n configure) remember(ctx context.Context) error {
 	return fault.Prefix("journal", n.Journal.PutSecret(MachineConfigKey(n.Plan.Node), has.Active))
 }
 
-// requireShown reads the node's configurations, and refuses if it keeps another one than the plan
+// shown reads the node's configurations, and refuses if it keeps another one than the plan
 // compared.
-func (n configure) requireShown(ctx context.Context) (cluster.Configs, error) {
+func (n configure) shown(ctx context.Context) (cluster.Configs, error) {
 	has, err := n.Talos.MachineConfigs(ctx, n.Plan.Addr)
 	if err != nil {
 		return has, fmt.Errorf("read machine configuration of %s: %w", n.Plan.Addr, err)

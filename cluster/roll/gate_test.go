@@ -68,7 +68,7 @@ var gateCalls = map[string]rollingtest.Call{
 		_, _, err := nodeOf(s).savedConfig.userConfig(ctx)
 		return err
 	}, Ready: filed},
-	"shown": {Do: func(s *scene, ctx context.Context) error { _, err := nodeOf(s).configure.requireShown(ctx); return err }, Ready: all(is(cluster.Configure), filed)},
+	"shown": {Do: func(s *scene, ctx context.Context) error { _, err := nodeOf(s).configure.shown(ctx); return err }, Ready: all(is(cluster.Configure), filed)},
 	"give back": {Do: func(s *scene, ctx context.Context) error {
 		return nodeOf(s).configure.giveBack(ctx, errors.New("timed out"))
 	}, Ready: all(asCP, is(cluster.Configure), saved, fails("stage", cluster.ErrNotFound)), Err: "and it does not serve with its old one either", Deaf: []string{"Booted", "EtcdStatus", "EtcdMembers", "Identity"}},

@@ -20,7 +20,7 @@ func (n configure) try(ctx context.Context) error {
 	if err := n.awaitNoTrial(ctx); err != nil {
 		return err
 	}
-	has, err := n.requireShown(ctx)
+	has, err := n.shown(ctx)
 	if err != nil {
 		return err
 	}

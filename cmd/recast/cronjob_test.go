@@ -152,7 +152,7 @@ func TestNightlyToken(t *testing.T) {
 		t.Fatal(err)
 	}
 	file := filepath.Join(t.TempDir(), "recast-drift.prom")
-	if out, _ := term.typed(exitDone, "drift", "--config", without, "--metrics-file", file); !strings.Contains(out, "2 nodes in sync") {
+	if out, _ := term.typed(exitDone, "drift", "--what", "image", "--config", without, "--metrics-file", file); !strings.Contains(out, "2 nodes in sync") {
 		t.Errorf("drift: %s", out)
 	}
 	metrics, err := os.ReadFile(file)

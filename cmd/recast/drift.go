@@ -3,10 +3,13 @@ package main
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/spf13/cobra"
 
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/ui"
@@ -16,6 +19,7 @@ import (
 func newDriftCmd(s *streams, g *globals) *cobra.Command {
 	var out string
 	var deep bool
+	var what []planning.What
 	c := &cobra.Command{
 		Use: "drift", Short: "Check that every node runs exactly the lock",
 		Long: `Compare every node with the lock: Talos version, architecture, platform, Secure
@@ -25,7 +29,7 @@ roll. Changes nothing; suitable for a nightly job. Exits 0 if all nodes are in s
 2 on drift, and 1 if a node could not be read, whatever the others show. A talosconfig
 with the role os:reader is enough, except to read the machine configuration and to see an
 upgrade that waits for a reboot. Where talos.machineConfigs has configurations, a node
-that runs another one is stale.
+that runs another one is stale; --what image leaves that out.
 
 Without --deep it compares what images say about themselves. With --deep it reads every
 file of every locked extension back from each node and compares it with the image that
@@ -46,7 +50,14 @@ of --metrics-file.`,
 			if err := format(out, "text", "json", "markdown", "junit", "prometheus"); err != nil {
 				return err
 			}
-			return g.withMachines(c.Context(), s, func(ctx context.Context, p pipeline.Project, m pipeline.Machines) error {
+			connect := connectMachines
+			switch {
+			case slices.Equal(what, []planning.What{planning.Image}):
+				connect = connectServers
+			case len(what) == 1:
+				return errUsage{errors.New("--what config is recast config diff")}
+			}
+			return g.with(c.Context(), s, connect, func(ctx context.Context, p pipeline.Project, m pipeline.Machines) error {
 				res, err := drift(ctx, s, p, m, deep)
 				if err != nil {
 					return err
@@ -63,6 +74,7 @@ of --metrics-file.`,
 		},
 	}
 	c.Flags().BoolVar(&deep, "deep", false, "read the files of the extensions back from every node")
+	c.Flags().Var(parts{&what}, "what", "image: without the machine configurations, for a job that has none of them (default: both)")
 	c.Flags().StringVarP(&out, "output", "o", "text", "text, json, markdown, junit or prometheus")
 	return c
 }

@@ -36,7 +36,7 @@ func readConfigs(ctx context.Context, s session) (c cluster.Configs, err error) 
 	all := resource.NewMetadata(config.NamespaceName, config.MachineConfigType, "", resource.VersionUndefined)
 	rs, err := s.COSI.List(ctx, all, state.WithListUnmarshalOptions(state.WithSkipProtobufUnmarshal()))
 	if err != nil {
-		return c, fmt.Errorf("read %s: %w", config.MachineConfigType, answer(err))
+		return c, fmt.Errorf("list %s: %w", config.MachineConfigType, answer(err))
 	}
 	byID := map[resource.ID]cluster.Secret{}
 	for _, r := range rs.Items {

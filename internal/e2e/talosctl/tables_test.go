@@ -22,7 +22,7 @@ func reads() []command {
 		{line: "get discoveredvolumes -n {wk1}", out: []string{`sda[0-9] .* META`, `sdb1 .* u-data`}},
 		{line: "get volumestatus -n {wk1}", out: []string{`EPHEMERAL .* ready +/dev/sda`, `STATE .* ready`}},
 		{line: "get systemdisk -n {wk1}", out: []string{`system-disk +[0-9]+ +sda`}},
-		{line: "get machineconfig -n {wk1}", out: []string{`MachineConfig +v1alpha1`, `persistent`}},
+		{line: "get machineconfig -n {wk1}", out: []string{`MachineConfig +v1alpha1`}, not: []string{`persistent`}},
 		{line: "get machineconfig v1alpha1 -n {wk1} -o jsonpath={.spec}", out: []string{`^machine:`, `hostname: wk1`}, keep: "wk1.yaml"},
 		{line: "get machineconfig v1alpha1 -n {wk2} -o jsonpath={.spec}", out: []string{`hostname: wk2`}, keep: "wk2.yaml"},
 		{line: "get kernelcmdline -n {cp1}", out: []string{`KernelCmdline .*talos\.platform=nocloud`}},

@@ -209,14 +209,14 @@ func silentCalls() map[rpc]string {
 	}
 	for _, r := range []string{
 		"SystemInformations.hardware.talos.dev", "HostnameStatuses.net.talos.dev", "Nodenames.kubernetes.talos.dev", "MachineTypes.config.talos.dev", "MachineStatuses.runtime.talos.dev",
-		"UnattendedInstallStatuses.runtime.talos.dev", "SecurityStates.talos.dev", "BootIDs.runtime.talos.dev", "BootedEntries.talos.dev", "KernelCmdlines.runtime.talos.dev", "MachineConfigs.config.talos.dev",
+		"UnattendedInstallStatuses.runtime.talos.dev", "SecurityStates.talos.dev", "BootIDs.runtime.talos.dev", "BootedEntries.talos.dev", "KernelCmdlines.runtime.talos.dev",
 		"SystemDisks.block.talos.dev", "BootstrapManifestsConfigs.kubernetes.talos.dev", "KubeletSpecs.kubernetes.talos.dev", "Services.v1alpha1.talos.dev",
 	} {
 		calls[rpc{"/cosi.resource.State/Get", r}] = "read " + r
 	}
 	for _, r := range []string{
 		"APIServerConfigs.kubernetes.talos.dev", "ControllerManagerConfigs.kubernetes.talos.dev", "SchedulerConfigs.kubernetes.talos.dev",
-		"AddressSpecs.net.talos.dev", "AddressStatuses.net.talos.dev", "DiscoveredVolumes.block.talos.dev", "Disks.block.talos.dev", "ExtensionStatuses.runtime.talos.dev", "LinkStatuses.net.talos.dev", "Members.cluster.talos.dev", "OperatorSpecs.net.talos.dev", "RouteStatuses.net.talos.dev", "VolumeStatuses.block.talos.dev",
+		"AddressSpecs.net.talos.dev", "AddressStatuses.net.talos.dev", "DiscoveredVolumes.block.talos.dev", "Disks.block.talos.dev", "ExtensionStatuses.runtime.talos.dev", "MachineConfigs.config.talos.dev", "LinkStatuses.net.talos.dev", "Members.cluster.talos.dev", "OperatorSpecs.net.talos.dev", "RouteStatuses.net.talos.dev", "VolumeStatuses.block.talos.dev",
 	} {
 		calls[rpc{"/cosi.resource.State/List", r}] = "list " + r
 	}

@@ -36,7 +36,7 @@ var rooms = []room{
 	{"cluster/gate", "^TestGate", `
 		Gate.Check Gate.look lateGate.AwaitLate lateGate.own lateGate.others losses.leavingNow losses.bindings`},
 	{"cluster/roll", "^TestGate", `
-		etcdMember.mayLeave bringUp.checkBlank checkBlankDisks bringUp.configure reconfigure.again configure.check savedConfig.read savedConfig.userConfig
+		etcdMember.mayLeave bringUp.checkBlank checkBlankDisks bringUp.configure reconfigure.again configure.check configure.shown savedConfig.read savedConfig.userConfig
 		power.start putBack.replacementOut putBack.leaveAsReplacement eviction.backOut takeDown.done record.with`},
 	{"cluster/rehearse", "^TestRehearse", "Pruner.read Pruner.deleteStopped Pruner.against trial.judge trial.create trial.on"},
 	{"cluster/restore", "^TestFind", "FindTarget"},
