@@ -29,6 +29,7 @@ func (b *boot) publishResolvers(ctx context.Context, cfg config.Provider) error 
 		}
 	}
 	status := network.NewResolverStatus(network.NamespaceName, network.ResolverID)
+	//lint:ignore SA1019 machines have it still
 	status.TypedSpec().DNSServers = servers
 	var upstreams []resource.Resource
 	for i, addr := range servers {
