@@ -45,7 +45,7 @@ func (n configure) try(ctx context.Context) error {
 		return lost
 	}
 	err = n.health.settle(ctx, "try", n.Timing.Try, func(ctx context.Context) (string, error) {
-		if lacks, err := n.lacks(ctx); err != nil || lacks != "" {
+		if lacks, err := n.lacksKubelet(ctx); err != nil || lacks != "" {
 			return lacks, err
 		}
 		if _, runs, err := n.compare(ctx); err != nil || runs.Differs() {
@@ -64,6 +64,19 @@ func (n configure) try(ctx context.Context) error {
 		return n.takenBack(ctx, err)
 	}
 	return err
+}
+
+// lacksKubelet names the first thing that the node lacks to serve. A kubelet that fetches its image counts
+// as well for Talos, and for a while for Kubernetes.
+func (n configure) lacksKubelet(ctx context.Context) (string, error) {
+	if lacks, err := n.lacks(ctx); err != nil || lacks != "" {
+		return lacks, err
+	}
+	k, err := n.Talos.Kubernetes(ctx, n.Plan.Addr)
+	if err != nil || k.KubeletHealthy {
+		return "", err
+	}
+	return "its kubelet is not healthy", nil
 }
 
 // trial is how long Talos waits until it takes a configuration back: there is time to be healthy with
@@ -111,12 +124,11 @@ func (n configure) takenBack(ctx context.Context, cause error) error {
 		if err != nil {
 			return false, "", err
 		}
-		if !bytes.Equal(has.Stored, has.Active) {
-			return false, "it runs another configuration than it keeps", nil
-		}
-		lacks, err := n.lacks(ctx)
-		return err == nil && lacks == "", lacks, err
+		return bytes.Equal(has.Stored, has.Active), "it runs another configuration than it keeps", nil
 	})
+	if err == nil {
+		err = n.health.settle(ctx, "try", n.Timing.Try, n.lacksKubelet)
+	}
 	cause = fault.MachineConfig.Errorf("%s is not healthy with its new configuration: %w", n.Plan.Node, cause)
 	if reason, errNow := n.runs(ctx); err == nil && errNow == nil && reason != "" {
 		return nil // it was kept after all, without an answer to us, and the node is healthy

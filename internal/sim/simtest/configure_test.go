@@ -9,6 +9,7 @@ import (
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim"
+	"github.com/recast-sh/recast/internal/sim/talosapi"
 )
 
 // keptConfigs are the configurations that all nodes run, as files.
@@ -178,5 +179,33 @@ func TestAnotherIdentityIsRefused(t *testing.T) {
 		from := len(lab.Recorder.Calls())
 		requireRefused(t, files.user(lab, firstRun).roll(onlyWorker)(t.Context()), s.says)
 		lab.requireLeftAlone(from, "wk1")
+	})
+}
+
+// TestBadConfigurationIsGivenBack: a node that is not healthy with its configuration gets the old one
+// back, from Talos or, where it had to reboot for the new one, from recast.
+func TestBadConfigurationIsGivenBack(t *testing.T) {
+	eachLong(t, sim.Options{ControlPlanes: 1, Workers: 2}, map[string]struct{ line, says string }{
+		"on trial":       {noReboot, "Talos has taken it back"},
+		"after a reboot": {needsReboot, "it was given its old configuration back, and serves again"},
+	}, func(t *testing.T, lab *Lab, s struct{ line, says string }) {
+		files := lab.keptConfigs()
+		for _, node := range []string{"wk1", "wk2"} {
+			files.set(t, node, s.line)
+			files[node] = cluster.Secret(strings.Replace(string(files[node]), "ghcr.io/siderolabs/kubelet", "ghcr.io/nobody/kubelet", 1))
+		}
+		lab.brokenImage("wk1", "ghcr.io/nobody/kubelet:v1.35.4", talosapi.Unready)
+		before := lab.configOf("wk1")
+		from := len(lab.Recorder.Calls())
+		err := files.user(lab, firstRun).roll(planning.Policy{})(t.Context())
+		requireFault(t, err, fault.Failed, "wk1 is not healthy with its new configuration", s.says)
+		lab.requireServing("wk1")
+		lab.requireLeftAlone(from, "wk2")
+		if string(lab.configOf("wk1")) != string(before) {
+			t.Error("wk1 keeps another configuration than before")
+		}
+		if left := lab.savedConfigs(); len(left) > 0 {
+			t.Errorf("the journal still has %q", left)
+		}
 	})
 }
