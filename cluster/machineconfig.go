@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"bytes"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
@@ -44,6 +45,16 @@ type Configs struct {
 	// Booted says that no configuration was stored since the machine booted: it shows only what it
 	// runs, which may be on trial.
 	Booted bool
+}
+
+// Same says whether both say the same, however they are written.
+func (c Configs) Same() bool {
+	if bytes.Equal(c.Stored, c.Active) {
+		return true
+	}
+	stored, errStored := Text(c.Stored)
+	active, errActive := Text(c.Active)
+	return errStored == nil && errActive == nil && stored == active
 }
 
 // ConfigPlace says where the machine configuration is that an unfinished replacement gives its

@@ -1,7 +1,6 @@
 package observe
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -92,7 +91,7 @@ func CompareConfigs(m cluster.Maintenance, has cluster.Configs, file cluster.Sec
 	if err := errors.Join(errFound, errWanted); err != nil {
 		return cluster.FoundFile{}, err
 	}
-	f := cluster.FoundFile{ConfigFile: cluster.ConfigFile{Changes: slices.DeleteFunc(config.Compare(found, docs), config.Change.OfKubernetesVersion), Pending: !bytes.Equal(has.Stored, has.Active)}}
+	f := cluster.FoundFile{ConfigFile: cluster.ConfigFile{Changes: slices.DeleteFunc(config.Compare(found, docs), config.Change.OfKubernetesVersion), Pending: !has.Same()}}
 	if !f.Differs() {
 		return f, nil
 	}
@@ -139,7 +138,7 @@ func compareFile(m cluster.Maintenance, machine *cluster.Machine, text cluster.S
 	if has.Stored == nil {
 		return cluster.FoundFile{}, errors.New("the machine shows no configuration to compare it with")
 	}
-	if kept, err := config.Parse(has.Stored); err == nil && machine.TalosVersion == talos && bytes.Equal(has.Stored, has.Active) && config.SameButForRecast(kept, docs) {
+	if kept, err := config.Parse(has.Stored); err == nil && machine.TalosVersion == talos && has.Same() && config.SameButForRecast(kept, docs) {
 		return cluster.FoundFile{}, nil
 	}
 	return CompareConfigs(m, has, text, machine.TalosVersion, talos)

@@ -1,7 +1,6 @@
 package roll
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -89,7 +88,7 @@ func (n configure) trial() time.Duration { return 2*n.Timing.Try + n.Timing.Sett
 func (n configure) awaitNoTrial(ctx context.Context) error {
 	err := n.Watch(ctx, "try", wait.For{Name: "an earlier trial of a configuration on " + n.Plan.Node + " to end", Timeout: n.trial()}, func(ctx context.Context) (bool, string, error) {
 		has, err := n.Talos.MachineConfigs(ctx, n.Plan.Addr)
-		return err == nil && bytes.Equal(has.Stored, has.Active), "it runs another configuration than it keeps", err
+		return err == nil && has.Same(), "it runs another configuration than it keeps", err
 	})
 	if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
 		return nil
@@ -124,7 +123,7 @@ func (n configure) takenBack(ctx context.Context, cause error) error {
 		if err != nil {
 			return false, "", err
 		}
-		return bytes.Equal(has.Stored, has.Active), "it runs another configuration than it keeps", nil
+		return has.Same(), "it runs another configuration than it keeps", nil
 	})
 	if err == nil {
 		err = n.health.settle(ctx, "try", n.Timing.Try, n.lacksKubelet)
