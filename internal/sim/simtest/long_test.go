@@ -9,6 +9,7 @@ import (
 	"flag"
 	"fmt"
 	"hash/fnv"
+	"math"
 	"os"
 	"path/filepath"
 	"runtime/debug"
@@ -94,6 +95,32 @@ func long(t *testing.T) {
 	}
 }
 
+// longRow leaves a subtest that has to prepare a world for its parts to the slices, and
+// returns what leaves each of its parts to those of them that have the subtest: else every
+// slice would prepare every world.
+func longRow(t *testing.T) (part func(t *testing.T)) {
+	t.Helper()
+	longParts(t)
+	rows, parts := rowsAndParts(*storiesSlice)
+	in := func(t *testing.T, slice, seed uint64) {
+		t.Helper()
+		if !chosen(t.Name(), slice, seed) {
+			t.Skip("not in this slice: SLICE=all")
+		}
+	}
+	in(t, rows, *storiesSeed)
+	return func(t *testing.T) {
+		t.Helper()
+		in(t, parts, *storiesSeed/rows)
+	}
+}
+
+// rowsAndParts divides a slice: every rows-th row, and of that every parts-th part.
+func rowsAndParts(slice uint64) (rows, parts uint64) {
+	rows = uint64(math.Sqrt(float64(slice)))
+	return rows, slice / rows
+}
+
 // sliced are the tests that are in the slice.
 var sliced sync.Map
 
@@ -108,13 +135,18 @@ func inSlice(name string, slice, seed uint64) bool {
 			return true
 		}
 	}
-	sum := fnv.New64a()
-	_, _ = sum.Write([]byte(name)) // never fails
-	if (sum.Sum64()>>16+seed)%slice != 0 {
+	if !chosen(name, slice, seed) {
 		return false
 	}
 	sliced.Store(name, true)
 	return true
+}
+
+// chosen says whether a name is in a slice, by its sum.
+func chosen(name string, slice, seed uint64) bool {
+	sum := fnv.New64a()
+	_, _ = sum.Write([]byte(name)) // never fails
+	return (sum.Sum64()>>16+seed)%slice == 0
 }
 
 // TestSlices holds what is in no slice, or in two, and names in every slice that are no test's.
@@ -135,6 +167,16 @@ func TestSlices(t *testing.T) {
 		}
 		if in != 1 {
 			t.Errorf("%s is in %d of %d slices", name, in, slice)
+		}
+		rows, parts := rowsAndParts(slice)
+		in = 0
+		for seed := range rows * parts {
+			if chosen(name, rows, seed) && chosen(name+"/part", parts, seed/rows) {
+				in++
+			}
+		}
+		if in != 1 {
+			t.Errorf("a part of %s is in %d slices of %d", name, in, rows*parts)
 		}
 	}
 	sources, err := filepath.Glob("*_test.go")

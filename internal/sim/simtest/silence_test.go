@@ -304,7 +304,7 @@ func TestSilence(t *testing.T) {
 	t.Cleanup(func() { t.Attr("rpcs-silenced", fmt.Sprint(silenced.Load())) })
 	for name, v := range silentVerbs() {
 		t.Run(name, func(t *testing.T) {
-			longParts(t)
+			part := longRow(t)
 			var undisturbed *mute
 			synctest.Test(t, func(t *testing.T) {
 				l := New(t, v.o)
@@ -321,7 +321,7 @@ func TestSilence(t *testing.T) {
 			}
 			for _, c := range cells {
 				t.Run(c.String(), func(t *testing.T) {
-					long(t)
+					part(t)
 					silenced.Add(1)
 					inBubble(t, func(t *testing.T) { v.at(t, c) })
 				})
