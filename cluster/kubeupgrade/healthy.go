@@ -1,11 +1,9 @@
 package kubeupgrade
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"net/netip"
 	"slices"
 	"strings"
 
@@ -37,30 +35,7 @@ func (u *Upgrade) lacks(ctx context.Context, n Node, c cluster.Component) (strin
 	if err != nil {
 		return "", err
 	}
-	return u.lacksPod(ctx, n, m, c, pods)
-}
-
-// lacksPod names what a static pod lacks to run as the machine's configuration says.
-func (u *Upgrade) lacksPod(ctx context.Context, n Node, m cluster.MachineKubernetes, c cluster.Component, pods []cluster.StaticPod) (string, error) {
-	if what := podLacks(pods, n.Node, c, m); what != "" || c != cluster.APIServer {
-		return what, nil
-	}
-	return u.lacksServer(ctx, n, m)
-}
-
-// lacksServer asks the API server itself: its pod has no readiness probe unless
-// StartupProbesEnabled is set, and counts as Ready from its start (k8stemplates/apiserver.go of
-// Talos).
-func (u *Upgrade) lacksServer(ctx context.Context, n Node, m cluster.MachineKubernetes) (string, error) {
-	version, err := u.Kube.APIServer(ctx, netip.AddrPortFrom(n.Addr, uint16(m.APIPort)))
-	if err != nil {
-		return "", fmt.Errorf("its API server: %w", err)
-	}
-	r, err := cluster.ParseImage(m.Images.APIServer)
-	if v, errRuns := cluster.ParseVersion(version); err != nil || errRuns != nil || v != r.Version {
-		return "it answers as " + version, nil //nolint:nilerr // it says what it is
-	}
-	return "", nil
+	return rolling.LacksStaticPod(ctx, u.Kube, pods, n.Node, n.Addr, c, m)
 }
 
 func (u *Upgrade) lacksKubelet(ctx context.Context, n Node, m cluster.MachineKubernetes) (string, error) {
@@ -80,24 +55,7 @@ func (u *Upgrade) lacksKubelet(ctx context.Context, n Node, m cluster.MachineKub
 	if what, err := rolling.LacksNode(ctx, u.Kube, n.Node, m.UUID, m.BootID); err != nil || what != "" {
 		return what, err
 	}
-	return u.lacksPods(ctx, n, m)
-}
-
-// lacksPods names what the node's static pods lack: a kubelet of another version may restart them.
-func (u *Upgrade) lacksPods(ctx context.Context, n Node, m cluster.MachineKubernetes) (string, error) {
-	pods, err := u.Kube.StaticPods(ctx)
-	if err != nil {
-		return "", err
-	}
-	for _, c := range cluster.StaticPods {
-		if m.Images.Of(c) == "" {
-			continue
-		}
-		if what, err := u.lacksPod(ctx, n, m, c, pods); err != nil || what != "" {
-			return fmt.Sprintf("its %s: %s", c, cmp.Or(what, fmt.Sprint(err))), err
-		}
-	}
-	return "", nil
+	return rolling.LacksStaticPods(ctx, u.Kube, n.Node, n.Addr, m) // a kubelet of another version may restart them
 }
 
 // otherMachineError says that a node's address leads to another machine.

@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/rolling"
 	"github.com/recast-sh/recast/internal/words"
 )
 
@@ -27,7 +28,7 @@ func (p *kubernetesPlanner) lacks(seen Seen) {
 			case cluster.Kubelet:
 				what = kubeletDown(seen.Nodes[j])
 			case cluster.APIServer, cluster.ControllerManager, cluster.Scheduler:
-				what = podLacks(seen.Pods, n.Node, c, *m)
+				what = rolling.LacksPod(seen.Pods, n.Node, c, *m)
 			}
 			if c == cluster.APIServer && what == "" {
 				what = p.serverLacks(seen.Nodes[j])
@@ -37,21 +38,6 @@ func (p *kubernetesPlanner) lacks(seen Seen) {
 			}
 		}
 	}
-}
-
-// podLacks says how a static pod differs from the one that its machine should run.
-func podLacks(pods []cluster.StaticPod, node string, c cluster.Component, m cluster.MachineKubernetes) string {
-	i := slices.IndexFunc(pods, func(p cluster.StaticPod) bool { return p.Node == node && p.Component == c })
-	if i < 0 {
-		return "Kubernetes does not show its pod"
-	}
-	switch p := pods[i]; {
-	case !cluster.SameVersion(p.Image, m.Images.Of(c)) || p.Revision < m.Revisions[c]:
-		return fmt.Sprintf("its pod still is the old one: %s, of revision %d", p.Image, p.Revision)
-	case !p.Ready:
-		return "its pod is not Ready: " + words.OrNone(p.Why)
-	}
-	return ""
 }
 
 // serverLacks says what an API server lacks although it counts as Ready: its pod has no

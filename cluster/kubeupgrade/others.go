@@ -4,12 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/netip"
 	"slices"
 	"strings"
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/etcd"
+	"github.com/recast-sh/recast/cluster/rolling"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/wait"
 	"github.com/recast-sh/recast/internal/words"
@@ -61,7 +61,7 @@ func (u *Upgrade) requireOthers(ctx context.Context, except spotOf) error {
 			case !pods[i].Ready:
 				down = append(down, fmt.Sprintf("the %s of %s is not Ready: %s", c, n.Node, words.OrNone(pods[i].Why)))
 			case c == cluster.APIServer:
-				if err := u.silentServer(ctx, n); err != nil {
+				if err := rolling.RequireAPIServer(ctx, u.Talos, u.Kube, n.Node, n.Addr); err != nil {
 					down, hints = append(down, err.Error()), append(hints, fault.Hints(err)...)
 				}
 			}
@@ -90,15 +90,6 @@ func (p Plan) downNodes(nodes []cluster.KubeNode, except spotOf) (down []string)
 		}
 	}
 	return down
-}
-
-// silentServer says why a control plane's API server does not answer; nil if it does.
-func (u *Upgrade) silentServer(ctx context.Context, n Node) error {
-	m, err := u.Talos.Kubernetes(ctx, n.Addr)
-	if err == nil {
-		_, err = u.Kube.APIServer(ctx, netip.AddrPortFrom(n.Addr, uint16(m.APIPort)))
-	}
-	return fault.Prefix(fmt.Sprintf("the API server of %s does not serve at its own address", n.Node), err)
 }
 
 // requireEtcd refuses unless etcd is healthy and each of its members is a machine whose API

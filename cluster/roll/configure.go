@@ -170,6 +170,9 @@ func systemDisk(m cluster.Machine) cluster.MachineDisk {
 
 // remember keeps what the node runs, to be given back if it is not healthy after its reboot.
 func (n configure) remember(ctx context.Context) error {
+	if err := n.requireServer(ctx); err != nil {
+		return err
+	}
 	has, err := n.shown(ctx)
 	if err != nil {
 		return err
@@ -208,7 +211,7 @@ func (n configure) check(ctx context.Context, text cluster.Secret) error {
 	reboots, err := n.Talos.CheckConfig(ctx, n.Plan.Addr, n.Plan.UUID, text)
 	switch {
 	case err != nil:
-		return fmt.Errorf("ask %s about the configuration: %w", n.Plan.Node, err)
+		return rolling.Repeatable(fmt.Errorf("ask %s about the configuration: %w", n.Plan.Node, err)) // it was a dry run
 	case reboots && !n.reboots():
 		return fault.WithHint(fault.PlanMoved.Refusedf("%s says that it has to reboot for its configuration, which the plan does not show", n.Plan.Node),
 			"nothing was applied; talosctl apply-config --dry-run -n %s shows for which field: please report it", n.Plan.Addr)
@@ -254,16 +257,13 @@ func (n configure) awaitBoot(ctx context.Context, id, before string) error {
 	})
 }
 
-// lacks names the first thing that the node lacks to serve, whatever configuration it runs.
-func (n configure) lacks(ctx context.Context) (string, error) { return n.reconfigure.lacks(ctx) }
-
 // serves is the goal of waitHealthy: this process has seen the node healthy.
 func (n configure) serves(ctx context.Context) (string, error) { return n.reconfigure.serves(ctx) }
 
 // waitHealthy gives the node its old configuration back if it answers and is not healthy with the new
 // one.
 func (n configure) waitHealthy(ctx context.Context) error {
-	err := n.health.settle(ctx, "wait-healthy", n.Timing.Boot+n.Timing.Join, n.lacks)
+	err := n.health.settle(ctx, "wait-healthy", n.Timing.Boot+n.Timing.Join, n.lacksPart)
 	if err == nil || ctx.Err() != nil || !errors.Is(err, context.DeadlineExceeded) {
 		return err
 	}
@@ -295,7 +295,7 @@ func (n configure) giveBack(ctx context.Context, cause error) error {
 		err = n.awaitBoot(ctx, "wait-healthy", m.BootID)
 	}
 	if err == nil {
-		err = n.health.settle(ctx, "wait-healthy", n.Timing.Boot+n.Timing.Join, n.lacks)
+		err = n.health.settle(ctx, "wait-healthy", n.Timing.Boot+n.Timing.Join, n.lacksPart)
 	}
 	if err != nil {
 		return fault.WithHint(errors.Join(cause, fmt.Errorf("and it does not serve with its old one either: %w", err)),

@@ -19,6 +19,9 @@ func (n configure) try(ctx context.Context) error {
 	if err := n.awaitNoTrial(ctx); err != nil {
 		return err
 	}
+	if err := n.requireServer(ctx); err != nil {
+		return err
+	}
 	has, err := n.shown(ctx)
 	if err != nil {
 		return err
@@ -32,7 +35,7 @@ func (n configure) try(ctx context.Context) error {
 	}
 	if has.Booted { // else nothing would show that another one is on trial, not even to the next run
 		if err := n.Talos.ReplaceConfig(ctx, n.Plan.Addr, n.Plan.UUID, has.Active); err != nil {
-			return fmt.Errorf("have %s keep its old configuration: %w", n.Plan.Node, err)
+			return rolling.Repeatable(fmt.Errorf("have %s keep its old configuration: %w", n.Plan.Node, err))
 		}
 	}
 	unresolved, err := n.Talos.SilentResolvers(ctx, n.Plan.Addr)
@@ -44,7 +47,7 @@ func (n configure) try(ctx context.Context) error {
 		return lost
 	}
 	err = n.health.settle(ctx, "try", n.Timing.Try, func(ctx context.Context) (string, error) {
-		if lacks, err := n.lacksKubelet(ctx); err != nil || lacks != "" {
+		if lacks, err := n.lacksPart(ctx); err != nil || lacks != "" {
 			return lacks, err
 		}
 		if _, runs, err := n.compare(ctx); err != nil || runs.Differs() {
@@ -65,17 +68,33 @@ func (n configure) try(ctx context.Context) error {
 	return err
 }
 
-// lacksKubelet names the first thing that the node lacks to serve. A kubelet that fetches its image counts
-// as well for Talos, and for a while for Kubernetes.
-func (n configure) lacksKubelet(ctx context.Context) (string, error) {
-	if lacks, err := n.lacks(ctx); err != nil || lacks != "" {
+// lacksPart names the first thing that the node and its part of Kubernetes lack. A kubelet that fetches
+// its image counts as well for Talos, and for a while for Kubernetes; a static pod that is replaced
+// counts as ready until it is.
+func (n configure) lacksPart(ctx context.Context) (string, error) {
+	if lacks, err := n.reconfigure.lacks(ctx); err != nil || lacks != "" {
 		return lacks, err
 	}
 	k, err := n.Talos.Kubernetes(ctx, n.Plan.Addr)
-	if err != nil || k.KubeletHealthy {
+	if err != nil {
 		return "", err
 	}
-	return "its kubelet is not healthy", nil
+	if !k.KubeletHealthy {
+		return "its kubelet is not healthy", nil
+	}
+	return rolling.LacksStaticPods(ctx, n.Kube, n.Plan.Node, n.Plan.Addr, k)
+}
+
+// requireServer refuses to give a control plane another configuration if it could not be seen whether
+// its API server survives that.
+func (n configure) requireServer(ctx context.Context) error {
+	if n.Plan.Role != cluster.ControlPlane {
+		return nil
+	}
+	if err := rolling.RequireAPIServer(ctx, n.Talos, n.Kube, n.Plan.Node, n.Plan.Addr); err != nil {
+		return fault.WithHint(fault.GateClosed.Refusedf("%w", err), "nothing was applied: recast looks there whether it survives its new configuration; see that it runs, and that it can be reached from here")
+	}
+	return nil
 }
 
 // trial is how long Talos waits until it takes a configuration back: there is time to be healthy with
@@ -126,7 +145,7 @@ func (n configure) takenBack(ctx context.Context, cause error) error {
 		return has.Same(), "it runs another configuration than it keeps", nil
 	})
 	if err == nil {
-		err = n.health.settle(ctx, "try", n.Timing.Try, n.lacksKubelet)
+		err = n.health.settle(ctx, "try", n.Timing.Join, n.lacksPart)
 	}
 	cause = fault.MachineConfig.Errorf("%s is not healthy with its new configuration: %w", n.Plan.Node, cause)
 	if reason, errNow := n.runs(ctx); err == nil && errNow == nil && reason != "" {

@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/machineconfig"
 	"github.com/recast-sh/recast/internal/ui"
 	"github.com/recast-sh/recast/pipeline"
 	"github.com/recast-sh/recast/pipeline/configs"
@@ -103,18 +104,18 @@ What a node runs is read with a talosconfig with the role os:admin.`,
 
 func newConfigRenderCmd(s *streams, g *globals) *cobra.Command {
 	var to string
-	var running, secrets bool
+	var running, secrets, encrypt bool
 	c := &cobra.Command{
 		Use: "render [NODE...]", Short: "Write configurations to files",
 		Long: `Write each node's configuration in talos.machineConfigs, decrypted, to NODE.yaml in a
 directory, which needs no access to the cluster; or with --running the one that the node
-runs, to begin with. Secrets are replaced by "[redacted value]", for a review; --secrets
-writes them as they are. Encrypt such files before you commit them: recast decrypts what
-sops or age encrypted.
+runs, to begin with. Secrets are replaced by "[redacted value]", for a review; --encrypt
+writes what sops makes of them, by the rules in your .sops.yaml, and nothing in the clear;
+--secrets writes them as they are. recast decrypts what sops or age encrypted.
 
 Only you can read the files. No existing file is overwritten.`,
 		Example: `  recast config render --to /tmp/review
-  recast config render --to machine --running --secrets`,
+  recast config render --to machine --running --encrypt`,
 		RunE: func(c *cobra.Command, nodes []string) error {
 			if to == "" {
 				return errUsage{errors.New("--to names the directory for the files")}
@@ -123,12 +124,18 @@ Only you can read the files. No existing file is overwritten.`,
 			if err != nil {
 				return err
 			}
-			return renderConfigs(s, to, read, secrets)
+			text := func(c configs.Config) ([]byte, error) { return shownConfig(c, secrets) }
+			if encrypt {
+				text = encrypted(c.Context(), s, to)
+			}
+			return renderConfigs(s, to, read, text)
 		},
 	}
 	c.Flags().StringVar(&to, "to", "", "`directory` for the files")
 	c.Flags().BoolVar(&running, "running", false, "write what the nodes run")
+	c.Flags().BoolVar(&encrypt, "encrypt", false, "write them encrypted by sops")
 	c.Flags().BoolVar(&secrets, "secrets", false, "write secrets as they are")
+	c.MarkFlagsMutuallyExclusive("encrypt", "secrets")
 	return c
 }
 
@@ -152,8 +159,9 @@ func (g *globals) configs(ctx context.Context, s *streams, running bool, nodes [
 	return configs.Wanted(ctx, p, source, nodes...)
 }
 
-// renderConfigs writes a file for each node, after it has seen that none is there.
-func renderConfigs(s *streams, dir string, all []configs.Config, secrets bool) error {
+// renderConfigs writes what text returns to a file for each node, after it has seen that none is there
+// and that there is a text for each.
+func renderConfigs(s *streams, dir string, all []configs.Config, text func(configs.Config) ([]byte, error)) error {
 	path := func(c configs.Config) string { return filepath.Join(dir, c.Node+".yaml") }
 	for _, c := range all {
 		if _, err := os.Lstat(path(c)); !errors.Is(err, fs.ErrNotExist) {
@@ -163,17 +171,32 @@ func renderConfigs(s *streams, dir string, all []configs.Config, secrets bool) e
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err
 	}
-	for _, c := range all {
-		text, err := shownConfig(c, secrets)
-		if err == nil {
-			err = saveFile(path(c), func(w io.Writer) error { _, err := w.Write(text); return err })
+	texts := make([][]byte, len(all))
+	for i, c := range all {
+		var err error
+		if texts[i], err = text(c); err != nil {
+			return err
 		}
-		if err != nil {
+	}
+	for i, c := range all {
+		if err := saveFile(path(c), func(w io.Writer) error { _, err := w.Write(texts[i]); return err }); err != nil {
 			return err
 		}
 		fmt.Fprintln(s.out, path(c))
 	}
 	return nil
+}
+
+// encrypted returns what makes the text of a node's file in dir, as sops encrypts it there.
+func encrypted(ctx context.Context, s *streams, dir string) func(configs.Config) ([]byte, error) {
+	return func(c configs.Config) ([]byte, error) {
+		path, err := filepath.Abs(filepath.Join(dir, c.Node+".yaml"))
+		if err != nil {
+			return nil, err
+		}
+		o := machineconfig.Options{Base: filepath.Dir(path), Env: os.Environ(), Note: func(line string) { fmt.Fprintln(s.err, line) }}
+		return o.Encrypt(ctx, path, c.Text)
+	}
 }
 
 // shownConfig is the text of a configuration, with or without its secrets.

@@ -119,7 +119,7 @@ talos:
 {{- else}}
   # config: ./talosconfig            # default: $TALOSCONFIG, else ~/.talos/config
 {{- end}}
-  # machineConfigs: ./machine        # configurations in git, for drift and roll; to begin: recast config render --to machine --running --secrets
+  # machineConfigs: ./machine        # configurations in git, for drift and roll; to begin: recast config render --to machine --running --encrypt
 {{if .Kubernetes}}
 # The version that every node should run; drift reports others. A roll never changes it:
 # recast upgrade-k8s does.

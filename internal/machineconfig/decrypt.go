@@ -58,7 +58,7 @@ func (s *Source) decrypted(ctx context.Context, f file) ([]byte, error) {
 		args = []string{"age", "--decrypt", "--identity", keys}
 	}
 	var plain bytes.Buffer
-	err := s.program(ctx, command.Program{Args: args, Stdin: f.text, Stdout: &plain}, func() []string { return redact.YAML(plain.Bytes()) })
+	err := s.o.program(ctx, command.Program{Args: args, Stdin: f.text, Stdout: &plain}, func() []string { return redact.YAML(plain.Bytes()) })
 	switch {
 	case errors.Is(err, exec.ErrNotFound):
 		return nil, fault.WithHint(fault.MachineConfig.Configf("%s is encrypted with %s, and there is no %s in PATH", f.name, program, program),

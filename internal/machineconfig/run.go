@@ -35,7 +35,7 @@ func (s *Source) run(ctx context.Context) (files map[string][]byte, err error) {
 	for _, arg := range s.o.Command {
 		args = append(args, strings.ReplaceAll(arg, "{out}", dir.path))
 	}
-	ended := s.program(ctx, command.Program{Args: args}, func() (secrets []string) {
+	ended := s.o.program(ctx, command.Program{Args: args}, func() (secrets []string) {
 		files, err = readAll(dir.path)
 		for _, text := range files {
 			secrets = append(secrets, redact.YAML(text)...)
@@ -55,16 +55,16 @@ func (s *Source) run(ctx context.Context) (files map[string][]byte, err error) {
 }
 
 // program runs a program to its end. An error has its last lines, without what looks like a
-// secret and without those that it has written, which secrets returns afterwards.
-func (s *Source) program(ctx context.Context, p command.Program, secrets func() []string) error {
+// secret and without those that it has read or written, which secrets returns afterwards.
+func (o Options) program(ctx context.Context, p command.Program, secrets func() []string) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, runTimeout, fmt.Errorf("it was stopped because it had not ended after %s", runTimeout))
 	defer cancel()
-	if s.o.Note != nil {
-		telling := time.AfterFunc(longRun, func() { s.o.Note("machine configurations: waiting for " + p.Args[0]) })
+	if o.Note != nil {
+		telling := time.AfterFunc(longRun, func() { o.Note("machine configurations: waiting for " + p.Args[0]) })
 		defer telling.Stop()
 	}
 	said := &command.Lines{}
-	p.Dir, p.Env = s.o.Base, command.Environ(s.o.Env, slices.Concat(keyVariables, s.o.Pass))
+	p.Dir, p.Env = o.Base, command.Environ(o.Env, slices.Concat(keyVariables, o.Pass))
 	err := p.Run(ctx, said)
 	if last := redact.New(secrets()).Text(said.Last()); err != nil && last != "" {
 		return fmt.Errorf("%w: %s", err, last)

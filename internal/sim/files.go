@@ -143,7 +143,7 @@ nodes:
 	b.WriteString(`roll:
   settle: 2s
   poll: 200ms
-  timeouts: {stop: 1m, boot: 2m, join: 3m, try: 10s}
+  timeouts: {stop: 1m, boot: 2m, join: 3m, try: 40s}
 `)
 	return b.String()
 }

@@ -22,7 +22,7 @@ var kubernetesReleases = []string{
 
 // kubernetesImages are the repositories of a Kubernetes release.
 var kubernetesImages = []string{
-	"registry.k8s.io/kube-apiserver", "registry.k8s.io/kube-controller-manager", "registry.k8s.io/kube-scheduler", "registry.k8s.io/kube-proxy",
+	"registry.k8s.io/kube-apiserver", "registry.k8s.io/kube-apiserver-amd64", "registry.k8s.io/kube-controller-manager", "registry.k8s.io/kube-scheduler", "registry.k8s.io/kube-proxy",
 	"ghcr.io/siderolabs/kubelet",
 }
 

@@ -141,11 +141,19 @@ func keysIn(v any) (keys []string) {
 
 // needReboot lists the fields that take effect only at the next boot: of the main document those
 // that Talos 1.12 and 1.13 refuse to change without one (CanApplyImmediate in
-// v1alpha1_runtime.go; Talos 1.14 looks no more and changes none of them either), and variables
-// of the environment, which running services keep (SetUserEnvVars).
+// v1alpha1_runtime.go; Talos 1.14 looks no more and changes none of them either), etcd's, which Talos
+// reads when it starts that service, and never starts again (PreFunc in services/etcd.go), and
+// variables of the environment, which running services keep (SetUserEnvVars).
 func needReboot(was, is config.Provider) ([]string, error) {
 	now, then := was.RawV1Alpha1(), is.RawV1Alpha1().DeepCopy()
-	then.ConfigDebug, then.ClusterConfig = now.ConfigDebug, now.ClusterConfig
+	then.ConfigDebug = now.ConfigDebug
+	if a, b := now.ClusterConfig, then.ClusterConfig; a != nil && b != nil && was.Machine().Type().IsControlPlane() {
+		etcd := b.EtcdConfig
+		then.ClusterConfig = a.DeepCopy()
+		then.ClusterConfig.EtcdConfig = etcd
+	} else {
+		then.ClusterConfig = a
+	}
 	if a, b := now.MachineConfig, then.MachineConfig; a != nil && b != nil {
 		b.MachineCA, b.MachineAcceptedCAs, b.MachineCertSANs = a.MachineCA, a.MachineAcceptedCAs, a.MachineCertSANs
 		b.MachineTime, b.MachineNetwork, b.MachineRegistries = a.MachineTime, a.MachineNetwork, a.MachineRegistries

@@ -53,15 +53,17 @@ func TestConfigEffect(t *testing.T) {
 		reboot   []string
 		unknown  []string
 	}{
-		"the same":                    {wanted: old},
-		"the documents of 1.14":       {wanted: ofRelease(t, bundles[0], config.TalosVersion1_14, here)},
-		"another endpoint":            {wanted: ofRelease(t, bundles[0], config.TalosVersion1_13, "https://10.0.0.2:6443"), identity: []string{"the cluster's endpoint"}},
-		"a sysctl":                    {wanted: with(`sysctls: {vm.swappiness: "1"}`)},
-		"an annotation":               {wanted: with("nodeAnnotations: {rack: r7}")},
-		"a rule of udev":              {wanted: with(`udev: {rules: ["x"]}`), reboot: []string{"machine.udev.rules"}},
-		"a variable":                  {wanted: with("env: {http_proxy: http://p}"), reboot: []string{"machine.env.http_proxy"}},
-		"a variable in its document":  {wanted: append(slices.Clip(old), "---\napiVersion: v1alpha1\nkind: EnvironmentConfig\nvariables: {http_proxy: http://p}\n"...), reboot: []string{"EnvironmentConfig"}},
-		"a document of a later Talos": {wanted: append(slices.Clip(old), "---\napiVersion: v1alpha1\nkind: TeleportConfig\nname: x\n"...), unknown: []string{"TeleportConfig of v1alpha1"}},
+		"the same":                     {wanted: old},
+		"the documents of 1.14":        {wanted: ofRelease(t, bundles[0], config.TalosVersion1_14, here)},
+		"another endpoint":             {wanted: ofRelease(t, bundles[0], config.TalosVersion1_13, "https://10.0.0.2:6443"), identity: []string{"the cluster's endpoint"}},
+		"a sysctl":                     {wanted: with(`sysctls: {vm.swappiness: "1"}`)},
+		"an annotation":                {wanted: with("nodeAnnotations: {rack: r7}")},
+		"a rule of udev":               {wanted: with(`udev: {rules: ["x"]}`), reboot: []string{"machine.udev.rules"}},
+		"an argument of etcd":          {wanted: cluster.Secret(strings.Replace(string(old), "    etcd:\n", "    etcd:\n        extraArgs: {max-wals: \"7\"}\n", 1)), reboot: []string{"cluster.etcd.extraArgs.max-wals"}},
+		"an argument of the scheduler": {wanted: cluster.Secret(strings.Replace(string(old), "    scheduler:\n", "    scheduler:\n        extraArgs: {v: \"4\"}\n", 1))},
+		"a variable":                   {wanted: with("env: {http_proxy: http://p}"), reboot: []string{"machine.env.http_proxy"}},
+		"a variable in its document":   {wanted: append(slices.Clip(old), "---\napiVersion: v1alpha1\nkind: EnvironmentConfig\nvariables: {http_proxy: http://p}\n"...), reboot: []string{"EnvironmentConfig"}},
+		"a document of a later Talos":  {wanted: append(slices.Clip(old), "---\napiVersion: v1alpha1\nkind: TeleportConfig\nname: x\n"...), unknown: []string{"TeleportConfig of v1alpha1"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -3,12 +3,15 @@ package simtest
 import (
 	"fmt"
 	"strings"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim"
+	"github.com/recast-sh/recast/internal/sim/record"
 	"github.com/recast-sh/recast/internal/sim/talosapi"
 )
 
@@ -167,15 +170,30 @@ func TestWhatIsRolled(t *testing.T) {
 	})
 }
 
-// TestAnotherIdentityIsRefused: a configuration must not make a node another one.
+// TestAnotherIdentityIsRefused: a configuration must not make a node another one, nor take a volume
+// from it.
 func TestAnotherIdentityIsRefused(t *testing.T) {
-	eachLong(t, oneWorker(), map[string]struct{ from, to, says string }{
-		"a control plane's": {"type: worker", "type: controlplane", "can't be compared with what it runs: Talos would refuse it"}, // without its keys
-		"another token":     {"token: ", "token: abcdef.0123456789abcdef # ", "would change the machine's token"},
-		"another endpoint":  {"endpoint: https://", "endpoint: https://10.9.9.9:6443 # ", "would change the cluster's endpoint"},
-	}, func(t *testing.T, lab *Lab, s struct{ from, to, says string }) {
+	type story struct {
+		change func(t *testing.T, text string) string
+		says   string
+	}
+	replaced := func(from, to string) func(*testing.T, string) string {
+		return func(_ *testing.T, text string) string { return strings.Replace(text, from, to, 1) }
+	}
+	eachLong(t, oneWorker(), map[string]story{
+		"a control plane's": {replaced("type: worker", "type: controlplane"), "can't be compared with what it runs: Talos would refuse it"}, // without its keys
+		"another token":     {replaced("token: ", "token: abcdef.0123456789abcdef # "), "would change the machine's token"},
+		"another endpoint":  {replaced("endpoint: https://", "endpoint: https://10.9.9.9:6443 # "), "would change the cluster's endpoint"},
+		"without its volume": {func(t *testing.T, text string) string {
+			return strings.Replace(text, "---\n"+userVolumeIn(t, text), "", 1)
+		}, "lacks UserVolumeConfig data, whose volume is on the disk sdb"},
+		"its volume is not here": {replaced("!system_disk", "disk.transport == \"nvme\""), "has another place for UserVolumeConfig data"},
+	}, func(t *testing.T, lab *Lab, s story) {
 		files := lab.keptConfigs()
-		files["wk1"] = cluster.Secret(strings.Replace(string(files["wk1"]), s.from, s.to, 1))
+		was := string(files["wk1"])
+		if files["wk1"] = cluster.Secret(s.change(t, was)); string(files["wk1"]) == was {
+			t.Fatalf("nothing was changed in\n%s", was)
+		}
 		from := len(lab.Recorder.Calls())
 		requireRefused(t, files.user(lab, firstRun).roll(onlyWorker)(t.Context()), s.says)
 		lab.requireLeftAlone(from, "wk1")
@@ -206,6 +224,105 @@ func TestBadConfigurationIsGivenBack(t *testing.T) {
 		}
 		if left := lab.savedConfigs(); len(left) > 0 {
 			t.Errorf("the journal still has %q", left)
+		}
+	})
+}
+
+// TestAControlPlaneSurvives: a configuration with which etcd or the API server does not run is given
+// back, and costs one control plane, not three.
+func TestAControlPlaneSurvives(t *testing.T) {
+	type story struct {
+		from, to, image string
+		defect          talosapi.Defect
+		lacks, says     string
+	}
+	const server, etcd = "registry.k8s.io/kube-apiserver-amd64:v1.35.4", "ghcr.io/nobody/etcd:v3.6.1"
+	onTrial, rebooted := "Talos has taken it back", "it was given its old configuration back, and serves again"
+	eachLong(t, sim.Options{ControlPlanes: 3}, map[string]story{
+		"an API server that ends at once":  {"registry.k8s.io/kube-apiserver", "registry.k8s.io/kube-apiserver-amd64", server, talosapi.Loops, "", onTrial},
+		"an API server that never answers": {"registry.k8s.io/kube-apiserver", "registry.k8s.io/kube-apiserver-amd64", server, talosapi.Unready, "its API server: ", onTrial},
+		"an API server that never serves":  {"registry.k8s.io/kube-apiserver", "registry.k8s.io/kube-apiserver-amd64", server, talosapi.Unserving, "its API server: ", onTrial},
+		"an API server that never arrives": {"registry.k8s.io/kube-apiserver", "registry.k8s.io/kube-apiserver-amd64", server, talosapi.Unpullable, "", onTrial},
+		"an etcd that ends at once":        {"\n    etcd:\n", "\n    etcd:\n        image: " + etcd + "\n", etcd, talosapi.Loops, "", rebooted},
+		"an etcd that can't be fetched":    {"\n    etcd:\n", "\n    etcd:\n        image: " + etcd + "\n", etcd, talosapi.Unpullable, "", rebooted},
+	}, func(t *testing.T, lab *Lab, s story) {
+		files := lab.keptConfigs()
+		before := map[string]string{}
+		for _, node := range []string{"cp1", "cp2", "cp3"} {
+			before[node] = string(files[node])
+			if files[node] = cluster.Secret(strings.Replace(before[node], s.from, s.to, 1)); string(files[node]) == before[node] {
+				t.Fatalf("the file of %s has no %q", node, s.from)
+			}
+			lab.brokenImage(node, s.image, s.defect)
+		}
+		from := len(lab.Recorder.Calls())
+		err := files.user(lab, firstRun).roll(planning.Policy{})(t.Context())
+		requireFault(t, err, fault.Failed, " is not healthy with its new configuration", s.lacks, s.says)
+		touched := 0
+		for _, node := range []string{"cp1", "cp2", "cp3"} {
+			lab.requireServing(node)
+			if string(lab.configOf(node)) != before[node] {
+				t.Errorf("%s keeps another configuration than before", node)
+			}
+			if strings.Contains(err.Error(), node+" is not healthy") {
+				touched++
+			} else {
+				lab.requireLeftAlone(from, node)
+			}
+		}
+		if touched != 1 {
+			t.Errorf("%d control planes were touched: %v", touched, err)
+		}
+		if left := lab.savedConfigs(); len(left) > 0 {
+			t.Errorf("the journal still has %q", left)
+		}
+	})
+}
+
+// TestConfigureWithLostAnswers cuts recast off right after each change that it makes to a machine: for a
+// moment, so that the answer is lost; and for longer than a trial lasts.
+func TestConfigureWithLostAnswers(t *testing.T) {
+	type story struct {
+		line string
+		away time.Duration
+	}
+	eachLong(t, oneWorker(), map[string]story{
+		"without a reboot":                {noReboot, 5 * time.Second},
+		"with a reboot":                   {needsReboot, 5 * time.Second},
+		"without a reboot, away for long": {noReboot, 20 * time.Minute},
+		"with a reboot, away for long":    {needsReboot, 20 * time.Minute},
+	}, func(t *testing.T, lab *Lab, s story) {
+		files := lab.keptConfigs()
+		files.set(t, "wk1", s.line)
+		start := files["wk1"]
+		for cut := 1; ; cut++ {
+			user := files.user(lab, fmt.Sprintf("20000101-0000-%04d", 2*cut))
+			var changes atomic.Int64
+			lab.Recorder.Hooks(nil, func(c record.Call) {
+				if c.Proto == "talos" && c.Mutation && changes.Add(1) == int64(cut) {
+					user.Cut()
+					time.AfterFunc(s.away, user.Mend)
+				}
+			})
+			err := user.roll(onlyWorker)(t.Context())
+			lab.Recorder.Hooks(nil, nil)
+			if changes.Load() < int64(cut) {
+				must(t, err)
+				if cut < 4 {
+					t.Errorf("only %d changes", cut-1)
+				}
+				return
+			}
+			if err != nil && (fault.KindOf(err) == fault.Config || len(fault.Hints(err)) == 0) {
+				t.Errorf("change %d: %v, hints %q", cut, err, fault.Hints(err))
+			}
+			if err != nil {
+				must(t, files.user(lab, fmt.Sprintf("20000101-0000-%04d", 2*cut+1)).roll(onlyWorker)(t.Context()))
+			}
+			files.user(lab, firstRun).requireStale(t)
+			lab.requireServing("wk1")
+			lab.RequireIntact()
+			files["wk1"] = cluster.Secret(strings.Replace(string(start), s.line, strings.NewReplacer(`"1"`, fmt.Sprintf("%q", fmt.Sprint(cut+1)), "renderD*", fmt.Sprint("renderD", cut)).Replace(s.line), 1))
 		}
 	})
 }

@@ -100,7 +100,7 @@ type silentVerb struct {
 	node    string
 	kept    int  // number of kept old system disks in the end
 	stale   bool // the node differs from the lock in the end
-	fresh   bool // its etcd data is new
+	inSync  bool // no node differs from the lock in the end
 	prepare func(t *testing.T, l *Lab)
 	do      func(c *Client, node string) func(context.Context) error
 }
@@ -160,7 +160,7 @@ func (v silentVerb) finish(l *Lab) func(context.Context) error {
 func (v silentVerb) requireDone(t *testing.T, l *Lab, members map[string]string) {
 	t.Helper()
 	switch {
-	case v.fresh:
+	case v.inSync:
 		requireDrift(t, l)
 	case v.stale:
 		requireDrift(t, l, l.others("")...)
@@ -226,7 +226,7 @@ func silentCalls() map[rpc]string {
 // silentVerbs are the commands that change a node; each needs its own world.
 func silentVerbs() map[string]silentVerb {
 	verbs := map[string]silentVerb{
-		"restore cp1": {o: oneWorker(), node: "cp1", fresh: true, prepare: func(_ *testing.T, l *Lab) {
+		"restore cp1": {o: oneWorker(), node: "cp1", inSync: true, prepare: func(_ *testing.T, l *Lab) {
 			l.backUp()
 			l.loseEtcd("cp1")
 		}, do: func(c *Client, node string) func(context.Context) error {
@@ -245,6 +245,16 @@ func silentVerbs() map[string]silentVerb {
 				l.Patch(everywhere)
 			}}
 		}
+	}
+	for name, v := range map[string]struct {
+		o          sim.Options
+		node, line string
+	}{"configure wk1": {oneWorker(), "wk1", noReboot}, "configure cp2": {threePlanes, "cp2", noReboot}, "configure cp2, with a reboot": {threePlanes, "cp2", needsReboot}} {
+		verbs[name] = silentVerb{o: v.o, node: v.node, inSync: true, do: (*Client).rollNode, prepare: func(t *testing.T, l *Lab) {
+			files := l.keptConfigs()
+			files.set(t, v.node, v.line)
+			l.MachineConfig = files.read
+		}}
 	}
 	old := verbs["roll in-place wk1"]
 	old.o.TalosVersion = "v1.12.6"

@@ -31,8 +31,8 @@ const (
 	RollsBack Defect = "rolls back"
 	// Hangs is a system that starts but never reaches its API. Nothing reverts the upgrade.
 	Hangs Defect = "hangs"
-	// Loops is a system that reboots into the same entry for ever; for a static pod's image,
-	// one whose container ends as soon as it has started.
+	// Loops is a system that reboots into the same entry for ever; for the image of etcd or of a
+	// static pod, one whose container ends as soon as it has started.
 	Loops Defect = "loops"
 )
 

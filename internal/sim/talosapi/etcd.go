@@ -79,11 +79,23 @@ func (b *boot) etcdService() *etcdService {
 	return b.etcd
 }
 
-// run prepares the member and runs its server repeatedly until ctx ends.
+// run prepares the member and runs its server repeatedly until ctx ends. The image is that of the
+// configuration of this moment: Talos fetches it before the service's first start, and never again
+// (PreFunc in services/etcd.go).
 func (e *etcdService) run(ctx context.Context) {
+	image := e.b.config().Cluster().Etcd().Image()
+	defect := e.b.m.fw.defects.ofRef(image, e.b.m.has())
+	if defect == Unpullable {
+		e.show(ctx, service{state: stateFailed, message: fmt.Sprintf("Failed to run pre stage: failed to pull image %q: not found", image), unknown: true})
+		<-ctx.Done()
+		return
+	}
 	cluster, data, err := e.prepare(ctx)
 	for err == nil {
-		how := e.serve(ctx, cluster, data)
+		how := etcdFailed
+		if defect != Loops {
+			how = e.serve(ctx, cluster, data)
+		}
 		if ctx.Err() != nil {
 			break
 		}
