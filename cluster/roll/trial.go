@@ -46,7 +46,7 @@ func (n configure) try(ctx context.Context) error {
 	if lost != nil && !errors.Is(lost, cluster.ErrLostAnswer) { // after a lost answer, the wait finds out whether it runs it
 		return lost
 	}
-	err = n.health.settle(ctx, "try", n.Timing.Try, func(ctx context.Context) (string, error) {
+	err = rolling.Unanswered(lost, n.health.settle(ctx, "try", n.Timing.Try, func(ctx context.Context) (string, error) {
 		if lacks, err := n.lacksPart(ctx); err != nil || lacks != "" {
 			return lacks, err
 		}
@@ -58,7 +58,7 @@ func (n configure) try(ctx context.Context) error {
 			return "", err
 		}
 		return "none of its DNS servers answers: " + strings.Join(silent, ", "), nil
-	})
+	}))
 	if err == nil {
 		err = n.keep(ctx, text)
 	}

@@ -216,7 +216,7 @@ func silentCalls() map[rpc]string {
 	}
 	for _, r := range []string{
 		"APIServerConfigs.kubernetes.talos.dev", "ControllerManagerConfigs.kubernetes.talos.dev", "SchedulerConfigs.kubernetes.talos.dev",
-		"AddressSpecs.net.talos.dev", "AddressStatuses.net.talos.dev", "DiscoveredVolumes.block.talos.dev", "Disks.block.talos.dev", "ExtensionStatuses.runtime.talos.dev", "MachineConfigs.config.talos.dev", "LinkStatuses.net.talos.dev", "Members.cluster.talos.dev", "OperatorSpecs.net.talos.dev", "RouteStatuses.net.talos.dev", "VolumeStatuses.block.talos.dev",
+		"AddressSpecs.net.talos.dev", "AddressStatuses.net.talos.dev", "DiscoveredVolumes.block.talos.dev", "DNSUpstreams.net.talos.dev", "Disks.block.talos.dev", "ExtensionStatuses.runtime.talos.dev", "MachineConfigs.config.talos.dev", "LinkStatuses.net.talos.dev", "Members.cluster.talos.dev", "OperatorSpecs.net.talos.dev", "RouteStatuses.net.talos.dev", "VolumeStatuses.block.talos.dev",
 	} {
 		calls[rpc{"/cosi.resource.State/List", r}] = "list " + r
 	}
