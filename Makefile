@@ -60,7 +60,7 @@ check: $(LINTERS) ## everything static: format, vet, staticcheck, tidy, import t
 contract: bin/tools/testsummary ## what recast relies on in Proxmox VE: on the simulator, or on a real server (PVE_ENDPOINT=https://… and more: see docs/notes/contract.md)
 	@go test -vet=off -json -count=1 -timeout 90m ./internal/contract | bin/tools/testsummary -name contract -tests
 
-crash: bin/tools/testsummary ## kill a roll of 3 + 2 nodes at SLICE points of each combination, resume it, compare the worlds; a recover at every point; every fault at every call of an exchange (MATRIX=n: n faults of some exchanges), and SCHEDULES random ones; what others do meanwhile (SEED=n for others; SLICE=all for all)
+crash: bin/tools/testsummary ## kill a roll of 3 + 2 nodes at SLICE points of each combination, resume it, compare the worlds; a recover at every fifth point; every fault at every call of an exchange (MATRIX=n: n faults of some exchanges), and SCHEDULES random ones; what others do meanwhile (SEED=n for others; SLICE=all for all)
 	@GOGC=400 go test -vet=off -json -timeout 3h -run 'TestCrash|TestUndoByHand|TestAHostThatRebootsAtEveryPoint|TestForeignHands$$|TestRecoverKilledAnywhere|TestUpgradeKubernetesIsKilled|TestSlowServers|TestMatrix' ./internal/sim/simtest $(if $(filter all,$(SLICE)),-crash.all,-crash.slice=$(or $(SLICE),10)) -crash.seed=$(or $(SEED),1) -foreign.cells=$(if $(MATRIX),12,40) $(if $(MATRIX),-matrix.slice=$(MATRIX),-matrix.all) -matrix.schedules=$(SCHEDULES) -matrix.seed=$(or $(SEED),1) | bin/tools/testsummary -name crash
 
 kill: bin/tools/testsummary ## kill -9 KILLS rolls of real processes at random moments, type the same again, look at every disk

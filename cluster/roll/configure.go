@@ -170,9 +170,6 @@ func systemDisk(m cluster.Machine) cluster.MachineDisk {
 
 // remember keeps what the node runs, to be given back if it is not healthy after its reboot.
 func (n configure) remember(ctx context.Context) error {
-	if err := n.requireServer(ctx); err != nil {
-		return err
-	}
 	has, err := n.shown(ctx)
 	if err != nil {
 		return err
@@ -183,9 +180,12 @@ func (n configure) remember(ctx context.Context) error {
 	return fault.Prefix("journal", n.Journal.PutSecret(MachineConfigKey(n.Plan.Node), has.Active))
 }
 
-// shown reads the node's configurations, and refuses if it keeps another one than the plan
-// compared.
+// shown reads the node's configurations. It refuses if the node keeps another one than the plan
+// compared, or is a control plane whose API server does not answer before, either.
 func (n configure) shown(ctx context.Context) (cluster.Configs, error) {
+	if err := n.requireServer(ctx); err != nil {
+		return cluster.Configs{}, err
+	}
 	has, err := n.Talos.MachineConfigs(ctx, n.Plan.Addr)
 	if err != nil {
 		return has, fmt.Errorf("read machine configuration of %s: %w", n.Plan.Addr, err)

@@ -68,7 +68,7 @@ var gateCalls = map[string]rollingtest.Call{
 		_, _, err := nodeOf(s).savedConfig.userConfig(ctx)
 		return err
 	}, Ready: filed},
-	"shown": {Do: func(s *scene, ctx context.Context) error { _, err := nodeOf(s).configure.shown(ctx); return err }, Ready: all(is(cluster.Configure), filed)},
+	"shown": {Do: func(s *scene, ctx context.Context) error { _, err := nodeOf(s).configure.shown(ctx); return err }, Ready: all(asCP, is(cluster.Configure), filed)},
 	"give back": {Do: func(s *scene, ctx context.Context) error {
 		return nodeOf(s).configure.giveBack(ctx, errors.New("timed out"))
 	}, Ready: all(asCP, is(cluster.Configure), saved, fails("stage", cluster.ErrNotFound)), Err: "and it does not serve with its old one either", Deaf: []string{"Booted", "EtcdStatus", "EtcdMembers", "Identity"}},
@@ -260,6 +260,8 @@ func configRows() []row {
 		{Do: "config", Change: all(filed, damaged), Err: "its SHA-256 is"},
 		{Do: "config", Change: all(unsaved, filed, fails("file", cluster.ErrNotNow)), Err: "no answer just now"},
 		{Do: "file", Change: unfiled, Err: "its file in talos.machineConfigs is gone"},
+		{Do: "shown", Change: fails("APIServer", cluster.ErrNotFound), Err: "does not serve at its own address"},
+		{Do: "shown", Change: all(fails("APIServer", cluster.ErrNotFound), func(s *scene) { s.Plan.Role = cluster.Worker })},
 		{Do: "file", Change: unplanned, Err: "it has a file in talos.machineConfigs now"},
 		{Do: "file", Change: all(unfiled, unplanned)},
 		{Do: "file", Change: edited, Err: "its file in talos.machineConfigs was changed"},

@@ -19,9 +19,6 @@ func (n configure) try(ctx context.Context) error {
 	if err := n.awaitNoTrial(ctx); err != nil {
 		return err
 	}
-	if err := n.requireServer(ctx); err != nil {
-		return err
-	}
 	has, err := n.shown(ctx)
 	if err != nil {
 		return err

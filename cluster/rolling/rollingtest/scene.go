@@ -160,6 +160,10 @@ func (k sceneKube) AttachedVolumes(context.Context, string) ([]cluster.AttachedV
 
 func (k sceneKube) WatchDetached(context.Context, string, func(bool)) error { return nil }
 
+func (k sceneKube) APIServer(context.Context, netip.AddrPort) (string, error) {
+	return "v1.35.4", k.s.PX.Call("APIServer")
+}
+
 func (k sceneKube) do(name string) error {
 	err := k.s.PX.Call(name)
 	if err == nil {
@@ -226,6 +230,10 @@ func (k sceneTalos) Rollback(context.Context, netip.Addr, string) error {
 }
 
 // CheckConfig has a machine reboot for a configuration that says so.
+func (k sceneTalos) Kubernetes(context.Context, netip.Addr) (cluster.MachineKubernetes, error) {
+	return cluster.MachineKubernetes{APIPort: 6443}, k.s.PX.Call("Kubernetes")
+}
+
 func (k sceneTalos) CheckConfig(_ context.Context, _ netip.Addr, _ string, config cluster.Secret) (bool, error) {
 	return strings.Contains(string(config), "reboots"), k.s.PX.Call("CheckConfig")
 }

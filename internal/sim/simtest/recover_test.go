@@ -201,7 +201,7 @@ func (c *Client) giveUp(node string) func(context.Context) error {
 	return func(ctx context.Context) error { return errOf(c.Recover(ctx, node)) }
 }
 
-// TestRecoverKilledAnywhere kills recover at every point.
+// TestRecoverKilledAnywhere kills recover at every point, or at every fifth.
 func TestRecoverKilledAnywhere(t *testing.T) {
 	long(t)
 	if *crashSlice == 0 && !*crashAll {
@@ -214,7 +214,11 @@ func TestRecoverKilledAnywhere(t *testing.T) {
 	} {
 		t.Run(r.String(), func(t *testing.T) {
 			t.Parallel()
-			for at, reached := 1, true; reached; at++ {
+			first, step := 1+int(*crashSeed%5), 5 //nolint:gosec // < 5
+			if *crashAll {
+				first, step = 1, 1
+			}
+			for at, reached := first, true; reached; at += step {
 				t.Run(strconv.Itoa(at), func(t *testing.T) {
 					synctest.Test(t, func(t *testing.T) { reached = r.killedAtPoint(t, at) })
 				})
