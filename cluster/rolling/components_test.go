@@ -11,6 +11,7 @@ import (
 
 type oneControlPlane struct {
 	cluster.ComponentReader
+	cluster.KubernetesReader
 	silent, dead error // Talos, and its API server
 }
 

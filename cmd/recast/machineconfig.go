@@ -117,8 +117,11 @@ Only you can read the files. No existing file is overwritten.`,
 		Example: `  recast config render --to /tmp/review
   recast config render --to machine --running --encrypt`,
 		RunE: func(c *cobra.Command, nodes []string) error {
-			if to == "" {
+			switch {
+			case to == "":
 				return errUsage{errors.New("--to names the directory for the files")}
+			case encrypt && secrets:
+				return errUsage{errors.New("--encrypt and --secrets exclude each other")}
 			}
 			read, err := g.configs(c.Context(), s, running, nodes)
 			if err != nil {
@@ -135,7 +138,6 @@ Only you can read the files. No existing file is overwritten.`,
 	c.Flags().BoolVar(&running, "running", false, "write what the nodes run")
 	c.Flags().BoolVar(&encrypt, "encrypt", false, "write them encrypted by sops")
 	c.Flags().BoolVar(&secrets, "secrets", false, "write secrets as they are")
-	c.MarkFlagsMutuallyExclusive("encrypt", "secrets")
 	return c
 }
 
