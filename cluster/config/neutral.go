@@ -13,7 +13,7 @@ func SameButForRecast(a, b Documents) bool { return a.neutral().Hash() == b.neut
 
 // setByRecast are the fields that recast sets, by the kind of document.
 var setByRecast = map[string][][]string{
-	mainDocument: {
+	MainDocument: {
 		{"machine", "install", "image"},
 		{"machine", "install", "disk"},
 		{"machine", "install", "diskSelector"},

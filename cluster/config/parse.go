@@ -44,8 +44,8 @@ const (
 	list
 )
 
-// mainDocument is Talos' name for the document without a kind.
-const mainDocument = "v1alpha1"
+// MainDocument is Talos' name for the document without a kind.
+const MainDocument = "v1alpha1"
 
 // maxValues limits the size that aliases can produce. A large configuration has some thousands.
 const maxValues = 1 << 16
@@ -104,7 +104,7 @@ func (v *value) id() string {
 	}
 	id := text("kind")
 	if id == "" {
-		return mainDocument
+		return MainDocument
 	}
 	if version := text("apiVersion"); version != "" && version != "v1alpha1" {
 		id = version + " " + id

@@ -74,7 +74,11 @@ func (f *Found) Unfinished() bool {
 	if f.Open() {
 		return true
 	}
-	return f.Node != nil && f.Node.Mark != nil && f.Node.Mark.Strategy.KeepsVM() && (f.Machine == nil || f.Node.Mark.Installed)
+	if f.Node == nil || f.Node.Mark == nil || !f.Node.Mark.Strategy.KeepsVM() {
+		return false
+	}
+	mark := f.Node.Mark
+	return f.Machine == nil || mark.Installed || mark.Strategy == cluster.Configure && mark.BootID != f.Machine.BootID
 }
 
 // Unread is why a node's machine could not be read, and what to do about it.

@@ -160,12 +160,13 @@ func TestAFileThatDropsAVolume(t *testing.T) {
 		"not managed":        {"kind: UserVolumeConfig\nname: data", cluster.Volume{Disk: "sdb", Label: "u-data"}, ""},
 		"on the system disk": {"kind: UserVolumeConfig\nname: data", cluster.Volume{Disk: "sda", Label: "u-data", Phase: "ready"}, "lacks UserVolumeConfig data, whose volume is on the disk sda"}, // so it is upgraded in place
 		"a field of it":      {"kind: UserVolumeConfig\nname: data\nsize: 1GiB\n---\nkind: Other", cluster.Volume{Disk: "sdb", Label: "u-data", Phase: "ready"}, ""},
+		"its encryption":     {"kind: UserVolumeConfig\nname: data\nencryption: {provider: luks2}", cluster.Volume{Disk: "sda", Label: "u-data", Phase: "ready"}, "has another encryption for UserVolumeConfig data, whose volume is on the disk sda"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			wanted, o := paused(nil)
 			file := hasToken
-			if name == "a field of it" {
+			if name == "a field of it" || name == "its encryption" {
 				file += "\n---\nkind: UserVolumeConfig\nname: data\nsize: 2GiB"
 			}
 			filed(t, hasToken+"\n---\n"+tc.document, file, func(f *observe.Found) {

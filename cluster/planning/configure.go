@@ -21,9 +21,9 @@ func planConfigure(n *NodePlan, o observe.Observation, p Policy) {
 	}
 	if file := n.Found.File; len(file.Reboot) == 0 {
 		n.Why += "; it needs no reboot"
-		return
+	} else {
+		n.Why += "; it needs a reboot for " + strings.Join(file.Reboot, ", ")
 	}
-	n.Why += "; it needs a reboot for " + strings.Join(n.Found.File.Reboot, ", ")
 	if n.Role == cluster.ControlPlane {
 		refused, warn := strategy.EtcdRules(len(o.ControlPlanes()), false, cluster.Configure, p.AcceptOutage)
 		n.Refused, n.Notes = append(n.Refused, refused...), append(n.Notes, warn...)
@@ -76,6 +76,10 @@ func (n *NodePlan) dropsVolumes(changes []config.Change) []string {
 		moved := func(c config.Change) bool {
 			return c.Document == document && strings.HasPrefix(c.Path, "provisioning.diskSelector")
 		}
+		encrypted := func(c config.Change) bool {
+			return c.Document == document && strings.HasPrefix(c.Path, "encryption") ||
+				c.Document == config.MainDocument && strings.HasPrefix(c.Path, "machine.systemDiskEncryption."+strings.ToLower(v.Label))
+		}
 		switch {
 		case slices.ContainsFunc(changes, gone):
 			out = append(out, fmt.Sprintf("its file in talos.machineConfigs lacks %s, whose volume is on the disk %s: put that document back, "+
@@ -83,6 +87,9 @@ func (n *NodePlan) dropsVolumes(changes []config.Change) []string {
 		case stays && slices.ContainsFunc(changes, moved):
 			out = append(out, fmt.Sprintf("its file in talos.machineConfigs has another place for %s, whose volume is on the disk %s: Talos moves no data; "+
 				"put it back, or name %s in nodes[].acceptLoss", document, v.Disk, v.Label))
+		case stays && slices.ContainsFunc(changes, encrypted):
+			out = append(out, fmt.Sprintf("its file in talos.machineConfigs has another encryption for %s, whose volume is on the disk %s: Talos encrypts a volume when it "+
+				"makes it, and opens it with the keys of its configuration at the next boot; put it back, or name %s in nodes[].acceptLoss", document, v.Disk, v.Label))
 		}
 	}
 	return out

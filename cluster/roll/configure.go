@@ -43,9 +43,10 @@ func (n configure) steps() []step.Step {
 func (n configure) afterUpgrade() step.Step {
 	steps := n.apply()
 	if n.reboots() {
+		steps[1].Do = n.markAndReboot
 		steps = append(steps, step.Step{ID: "wait-healthy", Code: fault.NoJoin, Title: "wait until " + n.Plan.Node + " is healthy", Do: n.waitHealthy})
 	}
-	return step.Step{ID: "configure", Title: "give " + n.Plan.Node + " its machine configuration", Risk: step.Disruptive, Skip: n.runs, Steps: step.List(steps...)}
+	return step.Step{ID: "configure", Title: "give " + n.Plan.Node + " its machine configuration", Risk: step.Disruptive, Skip: n.has, Steps: step.List(steps...)}
 }
 
 // finished is the goal of all steps.
@@ -74,11 +75,11 @@ func (n configure) finished(ctx context.Context) (string, error) {
 // apply are the steps that give the node its configuration. A node that they reboot is drained.
 func (n configure) apply() []step.Step {
 	if !n.reboots() {
-		return []step.Step{{ID: "try", Code: fault.MachineConfig, Title: "try the configuration, and keep it if " + n.Plan.Node + " is healthy with it", Risk: step.Disruptive, Skip: n.runs, Do: n.try}}
+		return []step.Step{{ID: "try", Code: fault.MachineConfig, Title: "try the configuration, and keep it if " + n.Plan.Node + " is healthy with it", Risk: step.Disruptive, Skip: n.has, Do: n.try}}
 	}
 	return []step.Step{
 		{ID: "stage", Code: fault.MachineConfig, Title: "have " + n.Plan.Node + " keep the configuration for its next boot", Risk: step.Disruptive, Skip: n.staged, Do: n.stage},
-		{ID: "reboot", Title: "boot with it", Risk: step.Disruptive, Skip: n.runs, Do: n.reboot},
+		{ID: "reboot", Title: "boot with it", Risk: step.Disruptive, Skip: n.has, Do: n.reboot},
 	}
 }
 
@@ -124,10 +125,16 @@ func (n configure) runs(ctx context.Context) (string, error) {
 	return "it runs the configuration of its file", nil
 }
 
+// has is runs before a step that would make it so.
+func (n configure) has(ctx context.Context) (string, error) {
+	reason, err := n.runs(ctx)
+	return reason, n.refused(ctx, err)
+}
+
 func (n configure) staged(ctx context.Context) (string, error) {
 	keeps, _, err := n.compare(ctx)
 	if err != nil || len(keeps.Changes) > 0 {
-		return "", err
+		return "", n.refused(ctx, err)
 	}
 	return "it keeps the configuration of its file", nil
 }
@@ -168,13 +175,21 @@ func systemDisk(m cluster.Machine) cluster.MachineDisk {
 	return m.Disks[i]
 }
 
-// remember keeps what the node runs, to be given back if it is not healthy after its reboot.
+// remember keeps what the node runs, to be given back if it is not healthy after its reboot. Before
+// anything is drained, it has the node check its file.
 func (n configure) remember(ctx context.Context) error {
+	if err := n.awaitNoTrial(ctx, "remember"); err != nil {
+		return err
+	}
 	has, err := n.shown(ctx)
 	if err != nil {
 		return err
 	}
-	if _, err := n.wanted(ctx); err != nil {
+	text, err := n.wanted(ctx)
+	if err == nil {
+		err = n.check(ctx, text)
+	}
+	if err != nil {
 		return err
 	}
 	return fault.Prefix("journal", n.Journal.PutSecret(MachineConfigKey(n.Plan.Node), has.Active))
@@ -225,7 +240,7 @@ func (n configure) stage(ctx context.Context) error {
 		err = n.check(ctx, text)
 	}
 	if err != nil {
-		return err
+		return n.refused(ctx, err)
 	}
 	err = n.Talos.StageConfig(ctx, n.Plan.Addr, n.Plan.UUID, text)
 	if errors.Is(err, cluster.ErrLostAnswer) {
@@ -234,7 +249,16 @@ func (n configure) stage(ctx context.Context) error {
 		}
 		return nil
 	}
-	return fault.Prefix("stage the configuration on "+n.Plan.Node, err)
+	return n.refused(ctx, fault.Prefix("stage the configuration on "+n.Plan.Node, err))
+}
+
+// refused has the node take pods again if it does not get its configuration, and serves with the old
+// one. Without an answer, the step is repeated.
+func (n configure) refused(ctx context.Context, err error) error {
+	if err == nil || ctx.Err() != nil || cluster.IsUnanswered(err) || fault.KindOf(err) == fault.Claimed {
+		return err
+	}
+	return errors.Join(err, n.eviction.takesPods(ctx))
 }
 
 func (n configure) reboot(ctx context.Context) error {
@@ -247,6 +271,27 @@ func (n configure) reboot(ctx context.Context) error {
 		return lost
 	}
 	return rolling.Unanswered(lost, n.awaitBoot(ctx, "reboot", before.BootID))
+}
+
+// markAndReboot notes on the Node that what an upgrade in place has begun goes on with a configuration:
+// if the run ends, the next one must not take what happens now for the upgrade.
+func (n configure) markAndReboot(ctx context.Context) error {
+	mark, err := n.upgrade.mark(ctx)
+	if err != nil {
+		return err
+	}
+	m, err := n.Talos.Booted(ctx, n.Plan.Addr)
+	if err != nil {
+		return fmt.Errorf("read machine %s: %w", n.Plan.Addr, err)
+	}
+	if mark != nil {
+		why := *mark
+		why.Strategy, why.BootID, why.Installed = cluster.Configure, m.BootID, false
+		if err := n.Kube.Cordon(ctx, n.Plan.Node, why); err != nil {
+			return fmt.Errorf("mark node %s: %w", n.Plan.Node, err)
+		}
+	}
+	return n.reboot(ctx)
 }
 
 // awaitBoot waits until the machine answers in another boot than before.
@@ -284,15 +329,16 @@ func (n configure) giveBack(ctx context.Context, cause error) error {
 	}
 	if err != nil {
 		return fault.WithHint(fmt.Errorf("%w, and it is not given its old one back: %w", cause, err),
-			"the console of VM %d says more; the old configuration is in the journal of this run: recast config show --kept %s", n.Plan.VMID, n.Plan.Node)
+			"the console of VM %d says more; the old configuration is in the journal of this run: .recast/runs/%s", n.Plan.VMID, n.Run)
 	}
 	n.Tell("wait-healthy", "it is not healthy with its new configuration: giving it the old one back")
-	err = n.Talos.StageConfig(ctx, n.Plan.Addr, n.Plan.UUID, old)
+	err = n.Repeat(ctx, "wait-healthy", rolling.RepeatBefore, func(ctx context.Context) error {
+		return rolling.Repeatable(n.Talos.StageConfig(ctx, n.Plan.Addr, n.Plan.UUID, old))
+	})
 	if err == nil {
-		err = n.Talos.Reboot(ctx, n.Plan.Addr, n.Plan.UUID)
-	}
-	if err == nil || errors.Is(err, cluster.ErrLostAnswer) {
-		err = n.awaitBoot(ctx, "wait-healthy", m.BootID)
+		if err = n.Talos.Reboot(ctx, n.Plan.Addr, n.Plan.UUID); err == nil || errors.Is(err, cluster.ErrLostAnswer) {
+			err = rolling.Unanswered(err, n.awaitBoot(ctx, "wait-healthy", m.BootID))
+		}
 	}
 	if err == nil {
 		err = n.health.settle(ctx, "wait-healthy", n.Timing.Boot+n.Timing.Join, n.lacksPart)

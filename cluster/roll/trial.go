@@ -16,19 +16,19 @@ import (
 // try has the node run its configuration for a limited time, and has it keep it once it has been
 // healthy with it for the settling time.
 func (n configure) try(ctx context.Context) error {
-	if err := n.awaitNoTrial(ctx); err != nil {
+	if err := n.awaitNoTrial(ctx, "try"); err != nil {
 		return err
 	}
 	has, err := n.shown(ctx)
 	if err != nil {
-		return err
+		return n.refused(ctx, err)
 	}
 	text, err := n.wanted(ctx)
-	if err != nil {
-		return err
+	if err == nil {
+		err = n.check(ctx, text)
 	}
-	if err := n.check(ctx, text); err != nil {
-		return err
+	if err != nil {
+		return n.refused(ctx, err)
 	}
 	if has.Booted { // else nothing would show that another one is on trial, not even to the next run
 		if err := n.Talos.ReplaceConfig(ctx, n.Plan.Addr, n.Plan.UUID, has.Active); err != nil {
@@ -60,7 +60,7 @@ func (n configure) try(ctx context.Context) error {
 		err = n.keep(ctx, text)
 	}
 	if err != nil && ctx.Err() == nil && fault.KindOf(err) != fault.Claimed {
-		return n.takenBack(ctx, err)
+		return n.takenBack(ctx, has, err)
 	}
 	return err
 }
@@ -101,8 +101,8 @@ func (n configure) trial() time.Duration { return 2*n.Timing.Try + n.Timing.Sett
 // awaitNoTrial waits until no configuration is on trial: Talos would take the new one back to that
 // one, not to the one from before. What still differs then was staged, and the node is well with what
 // it runs.
-func (n configure) awaitNoTrial(ctx context.Context) error {
-	err := n.Watch(ctx, "try", wait.For{Name: "an earlier trial of a configuration on " + n.Plan.Node + " to end", Timeout: n.trial()}, func(ctx context.Context) (bool, string, error) {
+func (n configure) awaitNoTrial(ctx context.Context, id string) error {
+	err := n.Watch(ctx, id, wait.For{Name: "an earlier trial of a configuration on " + n.Plan.Node + " to end", Timeout: n.trial()}, func(ctx context.Context) (bool, string, error) {
 		has, err := n.Talos.MachineConfigs(ctx, n.Plan.Addr)
 		return err == nil && has.Same(), "it runs another configuration than it keeps", err
 	})
@@ -112,9 +112,17 @@ func (n configure) awaitNoTrial(ctx context.Context) error {
 	return err
 }
 
-// keep has the node keep what it runs, which ends the trial.
+// keep has the node keep what it runs, which ends the trial: never what Talos has taken back
+// meanwhile.
 func (n configure) keep(ctx context.Context, text cluster.Secret) error {
-	err := n.Repeat(ctx, "try", rolling.RepeatBefore, func(ctx context.Context) error {
+	err := n.Repeat(ctx, "try", n.Timing.Try, func(ctx context.Context) error {
+		_, runs, err := n.compare(ctx)
+		switch {
+		case err != nil:
+			return err
+		case runs.Differs():
+			return errors.New("it does not run it any more")
+		}
 		return n.Talos.ReplaceConfig(ctx, n.Plan.Addr, n.Plan.UUID, text)
 	})
 	if err == nil || errors.Is(err, cluster.ErrLostAnswer) {
@@ -131,15 +139,17 @@ func (n configure) keep(ctx context.Context, text cluster.Secret) error {
 	return fault.Prefix("have "+n.Plan.Node+" keep the configuration", err)
 }
 
-// takenBack waits until Talos has taken a configuration back that the node is not healthy with.
-func (n configure) takenBack(ctx context.Context, cause error) error {
+// takenBack waits until Talos has taken a configuration back that the node is not healthy with: until it
+// runs what it ran before.
+func (n configure) takenBack(ctx context.Context, before cluster.Configs, cause error) error {
 	n.Tell("try", "it is not healthy with its new configuration: Talos takes that back")
 	err := n.Watch(ctx, "try", n.OfMachine(n.Plan.Node+" to run its old configuration again", n.trial()+n.Timing.Try), func(ctx context.Context) (bool, string, error) {
 		has, err := n.Talos.MachineConfigs(ctx, n.Plan.Addr)
 		if err != nil {
 			return false, "", err
 		}
-		return has.Same(), "it runs another configuration than it keeps", nil
+		kept := before.Same() && has.Same() // by an apply whose answer was lost
+		return kept || cluster.Configs{Stored: before.Active, Active: has.Active}.Same(), "it runs another configuration than before", nil
 	})
 	if err == nil {
 		err = n.health.settle(ctx, "try", n.Timing.Join, n.lacksPart)
@@ -150,7 +160,8 @@ func (n configure) takenBack(ctx context.Context, cause error) error {
 	}
 	if err != nil {
 		return fault.WithHint(errors.Join(cause, fmt.Errorf("and it does not serve with its old one either: %w", err)),
-			"the console of VM %d says more; a reboot of it (qm reset %d) boots with the old configuration, which is the one that it keeps", n.Plan.VMID, n.Plan.VMID)
+			"the console of VM %d says more; a reboot of it (qm reset %d) boots with the configuration that it keeps: %s", n.Plan.VMID, n.Plan.VMID,
+			map[bool]string{true: "the old one", false: "not the old one, but one that someone has staged"}[before.Booted || before.Same()])
 	}
 	cause = fault.WithHint(cause, "Talos has taken it back: %s serves with its old configuration, and no other node was touched; recast config diff %s shows what was new", n.Plan.Node, n.Plan.Node)
 	return errors.Join(cause, n.finish.uncordon(ctx)) // one that was upgraded in place before is cordoned

@@ -297,6 +297,9 @@ func (n *upgrade) remember(ctx context.Context) error {
 		if _, _, err := n.savedConfig.userConfig(ctx); err != nil {
 			return err
 		}
+		if err := n.configure.requireServer(ctx); err != nil {
+			return err
+		}
 	}
 	return n.fallback.remember(ctx)
 }

@@ -112,7 +112,7 @@ func (s *Source) patched(ctx context.Context, cfg config.Provider, path string) 
 			return nil, err
 		}
 		if patch, err = configpatcher.LoadPatch(text); err != nil {
-			return nil, fault.WithHint(fault.MachineConfig.Configf("%s is no patch of a machine configuration: %s", path, quoted.ReplaceAllString(redact.New(redact.YAML(text)).Text(err.Error()), redact.Mark)),
+			return nil, fault.WithHint(fault.MachineConfig.Configf("%s is no patch of a machine configuration: %s", path, withoutValues(err, text)),
 				"a patch is a part of a configuration (strategic merge), or a list of JSON patch operations")
 		}
 		if s.patches == nil {
@@ -125,14 +125,28 @@ func (s *Source) patched(ctx context.Context, cfg config.Provider, path string) 
 		cfg, err = out.Config()
 	}
 	if err != nil {
-		return nil, fault.WithHint(fault.MachineConfig.Configf("%s can't be applied: %w", path, err),
+		return nil, fault.WithHint(fault.MachineConfig.Configf("%s can't be applied: %s", path, withoutValues(err, nil)),
 			"a list of JSON patch operations works only on a configuration of one document, as talosctl makes for releases before v1.12: write it as a part of a configuration instead")
 	}
 	return cfg, nil
 }
 
-// quoted is what a parser quotes of the file that it rejects.
-var quoted = regexp.MustCompile("`[^`]*`")
+var (
+	// quoted is what a parser quotes of the file that it rejects.
+	quoted = regexp.MustCompile("`[^`]*`")
+	// unknownKeys are the fields that Talos' decoder does not know, which it prints with their values.
+	unknownKeys = regexp.MustCompile(`(?s)(unknown keys found during decoding:\n)(.*)`)
+	keyOnly     = regexp.MustCompile(`(?m)^(\s*(?:- )?[\w./-]+:).*$|^.*$`)
+)
+
+// withoutValues is a parser's error without values of the file, which may be secret.
+func withoutValues(err error, text []byte) string {
+	said := quoted.ReplaceAllString(redact.New(redact.YAML(text)).Text(err.Error()), redact.Mark)
+	return unknownKeys.ReplaceAllStringFunc(said, func(listing string) string {
+		head, fields, _ := strings.Cut(listing, "\n")
+		return head + "\n" + keyOnly.ReplaceAllString(fields, "$1")
+	})
+}
 
 // read reads a file, and decrypts it where it is encrypted.
 func (s *Source) read(ctx context.Context, path string) ([]byte, error) {

@@ -69,6 +69,9 @@ func TestRender(t *testing.T) {
 		"secrets.yaml: no such file": func(r *machineconfig.Render) { r.Secrets = filepath.Join(dir, "gone", "secrets.yaml") },
 		"none.yaml has no secrets":   func(r *machineconfig.Render) { r.Secrets = write("none.yaml", "token: hushhush\n") },
 		"bad.yaml is no patch":       func(r *machineconfig.Render) { r.All = []string{write("bad.yaml", "machine: hushhush\n")} },
+		"unknown keys found during decoding:\nmachine:\n    pasword:": func(r *machineconfig.Render) {
+			r.All = []string{write("typo.yaml", "machine:\n  pasword: hushhush\n")}
+		},
 		"json.yaml can't be applied": func(r *machineconfig.Render) {
 			r.OfWorkers = []string{write("json.yaml", `[{"op":"remove","path":"/machine/none"}]`)}
 		},

@@ -142,8 +142,8 @@ func keysIn(v any) (keys []string) {
 // needReboot lists the fields that take effect only at the next boot: of the main document those
 // that Talos 1.12 and 1.13 refuse to change without one (CanApplyImmediate in
 // v1alpha1_runtime.go; Talos 1.14 looks no more and changes none of them either), etcd's, which Talos
-// reads when it starts that service, and never starts again (PreFunc in services/etcd.go), and
-// variables of the environment, which running services keep (SetUserEnvVars).
+// reads when it starts that service, and never starts again (PreFunc in services/etcd.go), variables
+// of the environment, which running services keep (SetUserEnvVars), and the like.
 func needReboot(was, is config.Provider) ([]string, error) {
 	now, then := was.RawV1Alpha1(), is.RawV1Alpha1().DeepCopy()
 	then.ConfigDebug = now.ConfigDebug
@@ -174,10 +174,46 @@ func needReboot(was, is config.Provider) ([]string, error) {
 	for _, c := range changes {
 		out = append(out, c.Path)
 	}
-	if !reflect.DeepEqual(was.Environment(), is.Environment()) && len(out) == 0 {
-		out = append(out, "EnvironmentConfig")
+	for _, d := range readAtStart {
+		if !reflect.DeepEqual(d.of(was), d.of(is)) && (d.document != "EnvironmentConfig" || len(out) == 0) {
+			out = append(out, d.document)
+		}
 	}
+	wanted := moduleParameters(is)
+	for name, now := range moduleParameters(was) {
+		if parameters, stays := wanted[name]; stays && !slices.Equal(now, parameters) {
+			out = append(out, "parameters of kernel module "+name) // a loaded module keeps them (controllers/runtime/kernel_module_spec.go)
+		}
+	}
+	slices.Sort(out)
 	return out, nil
+}
+
+// readAtStart are documents, or sections of the main one, that what runs keeps until the next boot.
+var readAtStart = []struct {
+	document string
+	of       func(config.Config) any
+}{
+	{"EnvironmentConfig", func(c config.Config) any { return c.Environment() }},
+	{"RegistryAuthConfig", func(c config.Config) any { // CRI is not started again for it (controllers/cri/registries_config.go)
+		all := map[string][4]string{}
+		for registry, auth := range c.RegistryAuthConfigs() {
+			all[registry] = [4]string{auth.Username(), auth.Password(), auth.Auth(), auth.IdentityToken()}
+		}
+		return all
+	}},
+	{"SecurityProfileConfig", func(c config.Config) any { // since 1.14: read by the boot sequence
+		profile := c.SecurityProfileConfig()
+		return profile != nil && profile.WorkloadIsolation()
+	}},
+}
+
+func moduleParameters(c config.Config) map[string][]string {
+	all := map[string][]string{}
+	for _, m := range c.KernelModuleConfigs() {
+		all[m.Name()] = m.Parameters()
+	}
+	return all
 }
 
 // changesOf compares two main documents.

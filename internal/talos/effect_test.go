@@ -54,12 +54,14 @@ func TestConfigEffect(t *testing.T) {
 		unknown  []string
 	}{
 		"the same":                     {wanted: old},
-		"the documents of 1.14":        {wanted: ofRelease(t, bundles[0], config.TalosVersion1_14, here)},
+		"the documents of 1.14":        {wanted: ofRelease(t, bundles[0], config.TalosVersion1_14, here), reboot: []string{"SecurityProfileConfig"}},
 		"another endpoint":             {wanted: ofRelease(t, bundles[0], config.TalosVersion1_13, "https://10.0.0.2:6443"), identity: []string{"the cluster's endpoint"}},
 		"a sysctl":                     {wanted: with(`sysctls: {vm.swappiness: "1"}`)},
 		"an annotation":                {wanted: with("nodeAnnotations: {rack: r7}")},
 		"a rule of udev":               {wanted: with(`udev: {rules: ["x"]}`), reboot: []string{"machine.udev.rules"}},
 		"an argument of etcd":          {wanted: cluster.Secret(strings.Replace(string(old), "    etcd:\n", "    etcd:\n        extraArgs: {max-wals: \"7\"}\n", 1)), reboot: []string{"cluster.etcd.extraArgs.max-wals"}},
+		"a registry's password":        {wanted: append(slices.Clip(old), "---\napiVersion: v1alpha1\nkind: RegistryAuthConfig\nname: ghcr.io\nusername: u\npassword: p\n"...), reboot: []string{"RegistryAuthConfig"}},
+		"a module of the kernel":       {wanted: with("kernel: {modules: [{name: zfs}]}")},
 		"an argument of the scheduler": {wanted: cluster.Secret(strings.Replace(string(old), "    scheduler:\n", "    scheduler:\n        extraArgs: {v: \"4\"}\n", 1))},
 		"a variable":                   {wanted: with("env: {http_proxy: http://p}"), reboot: []string{"machine.env.http_proxy"}},
 		"a variable in its document":   {wanted: append(slices.Clip(old), "---\napiVersion: v1alpha1\nkind: EnvironmentConfig\nvariables: {http_proxy: http://p}\n"...), reboot: []string{"EnvironmentConfig"}},
@@ -72,6 +74,10 @@ func TestConfigEffect(t *testing.T) {
 				t.Errorf("%+v, %v", got, err)
 			}
 		})
+	}
+	loaded, other := with("kernel: {modules: [{name: zfs}, {name: nbd, parameters: [a=1]}]}"), with("kernel: {modules: [{name: nbd, parameters: [a=2]}]}")
+	if got, err := (Maintenance{}).ConfigEffect(loaded, other); err != nil || !slices.Equal(got.Reboot, []string{"parameters of kernel module nbd"}) {
+		t.Errorf("of a loaded module: %q, %v", got.Reboot, err)
 	}
 	got, err := Maintenance{}.ConfigEffect(old, ofRelease(t, bundles[1], config.TalosVersion1_13, here))
 	if same := 3; len(identities)-same != len(got.Identity) || err != nil { // role, endpoint and name

@@ -13,6 +13,7 @@ import (
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/sim/record"
 	"github.com/recast-sh/recast/internal/sim/talosapi"
+	"github.com/recast-sh/recast/internal/step"
 )
 
 // keptConfigs are the configurations that all nodes run, as files.
@@ -324,5 +325,48 @@ func TestConfigureWithLostAnswers(t *testing.T) {
 			lab.RequireIntact()
 			files["wk1"] = cluster.Secret(strings.Replace(string(start), s.line, strings.NewReplacer(`"1"`, fmt.Sprintf("%q", fmt.Sprint(cut+1)), "renderD*", fmt.Sprint("renderD", cut)).Replace(s.line), 1))
 		}
+	})
+}
+
+// TestKilledBeforeItIsHealthy: the next run gives a node its old configuration back, too.
+func TestKilledBeforeItIsHealthy(t *testing.T) {
+	type story struct{ node, from, to, image string }
+	eachLong(t, threePlanes, map[string]story{
+		"a control plane without its API server": {"cp2", "registry.k8s.io/kube-apiserver", "registry.k8s.io/kube-apiserver-amd64", "registry.k8s.io/kube-apiserver-amd64:v1.35.4"},
+		"a control plane without its kubelet":    {"cp2", "ghcr.io/siderolabs/kubelet", "ghcr.io/nobody/kubelet", "ghcr.io/nobody/kubelet:v1.35.4"},
+	}, func(t *testing.T, lab *Lab, s story) {
+		files := lab.keptConfigs()
+		was := string(files[s.node])
+		files.set(t, s.node, needsReboot)
+		files[s.node] = cluster.Secret(strings.Replace(string(files[s.node]), s.from, s.to, 1))
+		lab.brokenImage(s.node, s.image, talosapi.Unready)
+		user := files.user(lab, firstRun)
+		user.killedAt(t, before("wait-healthy"), user.rollNode(s.node))
+		time.Sleep(5 * time.Minute)
+		err := files.user(lab, secondRun).rollNode(s.node)(t.Context())
+		requireFault(t, err, fault.Failed, s.node+" is not healthy with its new configuration", "it was given its old configuration back, and serves again")
+		lab.requireServing(s.node)
+		if string(lab.configOf(s.node)) != was {
+			t.Errorf("%s keeps another configuration than before", s.node)
+		}
+	})
+}
+
+// TestARefusalAfterTheDrain: a node that does not get its configuration takes pods again.
+func TestARefusalAfterTheDrain(t *testing.T) {
+	long(t)
+	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+		files := lab.keptConfigs()
+		files.set(t, "wk1", needsReboot)
+		user := files.user(lab, firstRun)
+		user.Emit = func(e step.Event) {
+			if after("drain").is(e) {
+				files.set(t, "wk1", noReboot)
+			}
+		}
+		requireRefused(t, user.roll(onlyWorker)(t.Context()), "its file in talos.machineConfigs was changed")
+		lab.requireServing("wk1")
+		must(t, files.user(lab, secondRun).roll(onlyWorker)(t.Context()))
+		files.user(lab, thirdRun).requireStale(t)
 	})
 }
