@@ -72,8 +72,9 @@ var gateCalls = map[string]rollingtest.Call{
 	"give back": {Do: func(s *scene, ctx context.Context) error {
 		return nodeOf(s).configure.giveBack(ctx, errors.New("timed out"))
 	}, Ready: all(asCP, is(cluster.Configure), saved, fails("stage", cluster.ErrNotFound)), Err: "and it does not serve with its old one either", Deaf: []string{"Booted", "EtcdStatus", "EtcdMembers", "Identity"}},
-	"checked": {Do: func(s *scene, ctx context.Context) error { return nodeOf(s).configure.check(ctx, s.Config["file"]) }, Ready: all(is(cluster.Configure), filed)},
-	"start":   {Do: func(s *scene, ctx context.Context) error { return nodeOf(s).power.start(ctx) }, Ready: all(is(cluster.PutBack), begun, off), Done: started, Deaf: []string{"Node"}},
+	"upgraded": {Do: func(s *scene, ctx context.Context) error { return nodeOf(s).upgrade.remember(ctx) }, Ready: all(asCP, is(cluster.InPlace), filed, func(s *scene) { s.Plan.WithConfig = true })},
+	"checked":  {Do: func(s *scene, ctx context.Context) error { return nodeOf(s).configure.check(ctx, s.Config["file"]) }, Ready: all(is(cluster.Configure), filed)},
+	"start":    {Do: func(s *scene, ctx context.Context) error { return nodeOf(s).power.start(ctx) }, Ready: all(is(cluster.PutBack), begun, off), Done: started, Deaf: []string{"Node"}},
 	"out": {Do: func(s *scene, ctx context.Context) error {
 		return replaced(s, ctx, func(ctx context.Context, n *node, r *exchange.Replace) error {
 			return n.putBack.leaveAsReplacement(ctx, r)
@@ -261,6 +262,7 @@ func configRows() []row {
 		{Do: "config", Change: all(unsaved, filed, fails("file", cluster.ErrNotNow)), Err: "no answer just now"},
 		{Do: "file", Change: unfiled, Err: "its file in talos.machineConfigs is gone"},
 		{Do: "shown", Change: fails("APIServer", cluster.ErrNotFound), Err: "does not serve at its own address"},
+		{Do: "upgraded", Change: fails("APIServer", cluster.ErrNotFound), Err: "does not serve at its own address"},
 		{Do: "shown", Change: all(fails("APIServer", cluster.ErrNotFound), func(s *scene) { s.Plan.Role = cluster.Worker })},
 		{Do: "file", Change: unplanned, Err: "it has a file in talos.machineConfigs now"},
 		{Do: "file", Change: all(unfiled, unplanned)},
