@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -186,4 +187,14 @@ func BlankAddress(addr netip.Addr, vm VM, m Machine, b Build) (set *reach.Settin
 		}
 	}
 	return reach.Find(addr, m.Addresses, blank)
+}
+
+// InstallDisk is the disk that the machine runs from, to be named in its configuration; the zero value
+// if nothing names it.
+func (m Machine) InstallDisk() MachineDisk {
+	i := slices.IndexFunc(m.Disks, func(d MachineDisk) bool { return d.Device == m.SystemDisk })
+	if i < 0 || m.Disks[i].Serial == "" && m.Disks[i].WWID == "" && m.Disks[i].BusPath == "" {
+		return MachineDisk{}
+	}
+	return m.Disks[i]
 }

@@ -154,7 +154,7 @@ func (n configure) wanted(ctx context.Context) (cluster.Secret, error) {
 	if err != nil {
 		return nil, err
 	}
-	patch := n.savedConfig.patch(systemDisk(m), kubernetes)
+	patch := n.savedConfig.patch(m.InstallDisk(), kubernetes)
 	if n.Plan.Strategy == cluster.Configure && !n.Plan.NeedsImage() {
 		patch.Installer, patch.Talos = m.InstallImage, m.TalosVersion
 	}
@@ -163,16 +163,6 @@ func (n configure) wanted(ctx context.Context) (cluster.Secret, error) {
 		return nil, fmt.Errorf("machine configuration of %s: %w", n.Plan.Node, err)
 	}
 	return patched, nil
-}
-
-// systemDisk is the disk that the machine runs from; the zero value if it can't be named, which leaves
-// the install disk of the file.
-func systemDisk(m cluster.Machine) cluster.MachineDisk {
-	i := slices.IndexFunc(m.Disks, func(d cluster.MachineDisk) bool { return d.Device == m.SystemDisk })
-	if i < 0 || m.Disks[i].Serial == "" && m.Disks[i].WWID == "" && m.Disks[i].BusPath == "" {
-		return cluster.MachineDisk{}
-	}
-	return m.Disks[i]
 }
 
 // remember keeps what the node runs, to be given back if it is not healthy after its reboot. Before

@@ -1,12 +1,9 @@
 package roll
 
 import (
-	"maps"
 	"slices"
 
 	"github.com/recast-sh/recast/cluster"
-	"github.com/recast-sh/recast/cluster/exchange"
-	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/cluster/rolling"
 	"github.com/recast-sh/recast/internal/step"
@@ -15,7 +12,7 @@ import (
 // DrawnSteps are the steps of a roll of p for node n, for display only: they can't ask the world
 // what is already done.
 func DrawnSteps(p planning.Plan, n planning.NodePlan, t cluster.Timing) ([]step.Step, error) {
-	drawn, err := exchangeOf(n)
+	drawn, err := rolling.PlannedExchange(n)
 	if err != nil {
 		return nil, err
 	}
@@ -23,33 +20,4 @@ func DrawnSteps(p planning.Plan, n planning.NodePlan, t cluster.Timing) ([]step.
 	of := r.planned(p, n, n.Phase)
 	of.record.drawn = drawn
 	return slices.Concat(of.upgrade.pullSteps(), of.order.branches()), nil
-}
-
-// exchangeOf returns the exchange of the node's VM as a roll would plan it now; nil if the strategy
-// has no exchange.
-func exchangeOf(n planning.NodePlan) (*exchange.Replace, error) {
-	switch {
-	case n.Resume && n.Found.Parking != nil && n.Found.Parking.Record.Open:
-		park := *n.Found.Parking
-		mem, err := park.Record.ReadMemory(park.VM)
-		return exchange.Of(nil, mem, park.Record, park.VM.ID), err
-	case n.Found.VM == nil || n.System == nil || n.Strategy != cluster.Recreate && n.Strategy != cluster.Reimage:
-		return nil, nil
-	}
-	vm := *n.Found.VM
-	vm.Config = maps.Clone(vm.Config)
-	vm.DropCSI()
-	mem := parking.Memory{VM: vm, SystemKey: n.System.Key}
-	if n.Strategy == cluster.Recreate {
-		mem.Firewall = n.Found.Ties.Firewall.Sum()
-	}
-	rec, err := parking.Record{Node: n.Node, Strategy: n.Strategy}.Opened(mem, n.Found.Parking)
-	if err != nil {
-		return nil, err
-	}
-	var parking cluster.VMID
-	if n.Found.Parking != nil {
-		parking = n.Found.Parking.VM.ID
-	}
-	return exchange.Of(nil, mem, rec, parking), nil
 }
