@@ -30,23 +30,22 @@ func (n configure) steps() []step.Step {
 	case n.Plan.Resume:
 		return back
 	case !n.reboots():
-		return n.apply()
+		return n.apply(n.reboot)
 	}
 	return slices.Concat([]step.Step{
 		{ID: "remember", Title: "keep the old machine configuration at hand", Do: n.remember},
 		{ID: "drain", Code: fault.DrainBlocked, Title: "drain " + n.Plan.Node, Risk: step.Disruptive, Do: n.drain},
-	}, n.apply(), back)
+	}, n.apply(n.reboot), back)
 }
 
 // afterUpgrade gives a node that was upgraded in place, and is still drained, its configuration in the
 // same outage.
 func (n configure) afterUpgrade() step.Step {
-	steps := n.apply()
+	steps := n.apply(n.markAndReboot)
 	if n.reboots() {
-		steps[1].Do = n.markAndReboot
 		steps = append(steps, step.Step{ID: "wait-healthy", Code: fault.NoJoin, Title: "wait until " + n.Plan.Node + " is healthy", Do: n.waitHealthy})
 	}
-	return step.Step{ID: "configure", Title: "give " + n.Plan.Node + " its machine configuration", Risk: step.Disruptive, Skip: n.has, Steps: step.List(steps...)}
+	return step.Step{ID: "configure", Title: "give " + n.Plan.Node + " its machine configuration", Risk: step.Disruptive, Skip: n.alreadyRuns, Steps: step.List(steps...)}
 }
 
 // finished is the goal of all steps.
@@ -73,13 +72,13 @@ func (n configure) finished(ctx context.Context) (string, error) {
 }
 
 // apply are the steps that give the node its configuration. A node that they reboot is drained.
-func (n configure) apply() []step.Step {
+func (n configure) apply(reboot func(context.Context) error) []step.Step {
 	if !n.reboots() {
-		return []step.Step{{ID: "try", Code: fault.MachineConfig, Title: "try the configuration, and keep it if " + n.Plan.Node + " is healthy with it", Risk: step.Disruptive, Skip: n.has, Do: n.try}}
+		return []step.Step{{ID: "try", Code: fault.MachineConfig, Title: "try the configuration, and keep it if " + n.Plan.Node + " is healthy with it", Risk: step.Disruptive, Skip: n.alreadyRuns, Do: n.try}}
 	}
 	return []step.Step{
 		{ID: "stage", Code: fault.MachineConfig, Title: "have " + n.Plan.Node + " keep the configuration for its next boot", Risk: step.Disruptive, Skip: n.staged, Do: n.stage},
-		{ID: "reboot", Title: "boot with it", Risk: step.Disruptive, Skip: n.has, Do: n.reboot},
+		{ID: "reboot", Title: "boot with it", Risk: step.Disruptive, Skip: n.alreadyRuns, Do: reboot},
 	}
 }
 
@@ -125,8 +124,8 @@ func (n configure) runs(ctx context.Context) (string, error) {
 	return "it runs the configuration of its file", nil
 }
 
-// has is runs before a step that would make it so.
-func (n configure) has(ctx context.Context) (string, error) {
+// alreadyRuns is runs for a step that would make it so: if that ends here, the node takes pods again.
+func (n configure) alreadyRuns(ctx context.Context) (string, error) {
 	reason, err := n.runs(ctx)
 	return reason, n.refused(ctx, err)
 }
@@ -267,19 +266,19 @@ func (n configure) reboot(ctx context.Context) error {
 // if the run ends, the next one must not take what happens now for the upgrade.
 func (n configure) markAndReboot(ctx context.Context) error {
 	mark, err := n.upgrade.mark(ctx)
-	if err != nil {
+	switch {
+	case err != nil:
 		return err
+	case mark == nil:
+		return fault.Refusedf("someone removed the mark from node %s", n.Plan.Node)
 	}
 	m, err := n.Talos.Booted(ctx, n.Plan.Addr)
 	if err != nil {
 		return fmt.Errorf("read machine %s: %w", n.Plan.Addr, err)
 	}
-	if mark != nil {
-		why := *mark
-		why.Strategy, why.BootID, why.Installed = cluster.Configure, m.BootID, false
-		if err := n.Kube.Cordon(ctx, n.Plan.Node, why); err != nil {
-			return fmt.Errorf("mark node %s: %w", n.Plan.Node, err)
-		}
+	mark.Strategy, mark.BootID, mark.Installed = cluster.Configure, m.BootID, false
+	if err := n.Kube.Cordon(ctx, n.Plan.Node, *mark); err != nil {
+		return fmt.Errorf("mark node %s: %w", n.Plan.Node, err)
 	}
 	return n.reboot(ctx)
 }

@@ -32,16 +32,16 @@ func (n configure) try(ctx context.Context) error {
 	}
 	if has.Booted { // else nothing would show that another one is on trial, not even to the next run
 		if err := n.Talos.ReplaceConfig(ctx, n.Plan.Addr, n.Plan.UUID, has.Active); err != nil {
-			return rolling.Repeatable(fmt.Errorf("have %s keep its old configuration: %w", n.Plan.Node, err))
+			return n.refused(ctx, rolling.Repeatable(fmt.Errorf("have %s keep its old configuration: %w", n.Plan.Node, err)))
 		}
 	}
 	unresolved, err := n.Talos.SilentResolvers(ctx, n.Plan.Addr)
 	if err != nil {
-		return fmt.Errorf("read the DNS servers of %s: %w", n.Plan.Addr, err)
+		return n.refused(ctx, fmt.Errorf("read the DNS servers of %s: %w", n.Plan.Addr, err))
 	}
 	lost := fault.Prefix("try the configuration on "+n.Plan.Node, n.Talos.TryConfig(ctx, n.Plan.Addr, n.Plan.UUID, text, n.trial()))
 	if lost != nil && !errors.Is(lost, cluster.ErrLostAnswer) { // after a lost answer, the wait finds out whether it runs it
-		return lost
+		return n.refused(ctx, lost)
 	}
 	err = rolling.Unanswered(lost, n.health.settle(ctx, "try", n.Timing.Try, func(ctx context.Context) (string, error) {
 		if lacks, err := n.lacksPart(ctx); err != nil || lacks != "" {
@@ -89,7 +89,7 @@ func (n configure) requireServer(ctx context.Context) error {
 		return nil
 	}
 	if err := rolling.RequireAPIServer(ctx, n.Talos, n.Kube, n.Plan.Node, n.Plan.Addr); err != nil {
-		return fault.WithHint(fault.GateClosed.Refusedf("%w", err), "nothing was applied: recast looks there whether it survives its new configuration; see that it runs, and that it can be reached from here")
+		return fault.WithHint(fault.GateClosed.Refusedf("%w", err), "no configuration was applied: recast asks that server whether it survived one; see that it runs, and that it can be reached from here")
 	}
 	return nil
 }

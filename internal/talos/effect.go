@@ -195,7 +195,7 @@ var readAtStart = []struct {
 	of       func(config.Config) any
 }{
 	{"EnvironmentConfig", func(c config.Config) any { return c.Environment() }},
-	{"RegistryAuthConfig", func(c config.Config) any { // CRI is not started again for it (controllers/cri/registries_config.go)
+	{"RegistryAuthConfig", func(c config.Config) any { // CRI reads it when it starts (RegistryAuth's comment in v1alpha1_types.go)
 		all := map[string][4]string{}
 		for registry, auth := range c.RegistryAuthConfigs() {
 			all[registry] = [4]string{auth.Username(), auth.Password(), auth.Auth(), auth.IdentityToken()}

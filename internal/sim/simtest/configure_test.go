@@ -330,18 +330,29 @@ func TestConfigureWithLostAnswers(t *testing.T) {
 
 // TestKilledBeforeItIsHealthy: the next run gives a node its old configuration back, too.
 func TestKilledBeforeItIsHealthy(t *testing.T) {
-	type story struct{ node, from, to, image string }
+	type story struct {
+		node, from, to string
+		upgrade        bool
+	}
+	const server, other = "registry.k8s.io/kube-apiserver", "registry.k8s.io/kube-apiserver-amd64"
 	eachLong(t, threePlanes, map[string]story{
-		"a control plane without its API server": {"cp2", "registry.k8s.io/kube-apiserver", "registry.k8s.io/kube-apiserver-amd64", "registry.k8s.io/kube-apiserver-amd64:v1.35.4"},
-		"a control plane without its kubelet":    {"cp2", "ghcr.io/siderolabs/kubelet", "ghcr.io/nobody/kubelet", "ghcr.io/nobody/kubelet:v1.35.4"},
+		"a control plane without its API server": {"cp2", server, other, false},
+		"and after an upgrade in place":          {"cp2", server, other, true},
+		"a control plane without its kubelet":    {"cp2", "ghcr.io/siderolabs/kubelet", "ghcr.io/nobody/kubelet", false},
 	}, func(t *testing.T, lab *Lab, s story) {
 		files := lab.keptConfigs()
 		was := string(files[s.node])
 		files.set(t, s.node, needsReboot)
 		files[s.node] = cluster.Secret(strings.Replace(string(files[s.node]), s.from, s.to, 1))
-		lab.brokenImage(s.node, s.image, talosapi.Unready)
+		lab.brokenImage(s.node, s.to+":v1.35.4", talosapi.Unready)
+		at := before("wait-healthy")
+		if s.upgrade {
+			at = before("configure/wait-healthy")
+			lab.setRoll("canary: false", "strategy: in-place")
+			lab.Patch(everywhere)
+		}
 		user := files.user(lab, firstRun)
-		user.killedAt(t, before("wait-healthy"), user.rollNode(s.node))
+		user.killedAt(t, at, user.rollNode(s.node))
 		time.Sleep(5 * time.Minute)
 		err := files.user(lab, secondRun).rollNode(s.node)(t.Context())
 		requireFault(t, err, fault.Failed, s.node+" is not healthy with its new configuration", "it was given its old configuration back, and serves again")
