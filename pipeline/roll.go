@@ -291,7 +291,7 @@ func (w *work) carryOut(ctx context.Context, lock schematics.Lock) (err error) {
 	}
 	defer j.Close()
 	w.o.began(j)
-	w.run.Slots = w.rep.Plan.Slots()
+	w.run.Slots = w.rep.Plan.Room
 	r := w.roller(id, j, past)
 	err = errors.Join(w.keepAbout(j, lock), w.keepPlan(j), j.Resume())
 	if err == nil {

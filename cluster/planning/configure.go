@@ -52,13 +52,13 @@ func (n *NodePlan) refusedConfig(file cluster.FoundFile) []string {
 	for _, what := range file.Identity {
 		out = append(out, fmt.Sprintf("its file in talos.machineConfigs would change %s: recast never does that to a node that runs: is it the file of another node, or of another cluster?", what))
 	}
-	return append(out, n.dropsVolumes(file.Changes)...)
+	return append(out, droppedVolumes(*n, file.Changes)...)
 }
 
-// dropsVolumes describes volumes whose document is missing in a file: Talos would not mount them, and
+// droppedVolumes describes volumes whose document is missing in a file: Talos would not mount them, and
 // pods would write to the system disk instead. Where the node keeps its system disk, those on it
 // count as well, and so does another place for EPHEMERAL.
-func (n *NodePlan) dropsVolumes(changes []config.Change) []string {
+func droppedVolumes(n NodePlan, changes []config.Change) []string {
 	m := n.Found.Machine
 	if m == nil {
 		return nil

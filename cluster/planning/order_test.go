@@ -108,7 +108,7 @@ func TestBatches(t *testing.T) {
 	if diff := cmp.Diff(want, p.Batches); diff != "" {
 		t.Error(diff)
 	}
-	if diff := cmp.Diff(map[string]int{cluster.ControlPlane: 1, "host/a": 3, "host/b": 3, "holder/9200": 1}, p.Slots()); diff != "" {
+	if diff := cmp.Diff(map[string]int{cluster.ControlPlane: 1, "host/a": 3, "host/b": 3, "holder/9200": 1}, p.Room); diff != "" {
 		t.Error(diff)
 	}
 	if diff := cmp.Diff([]string{"holder/9200", "host/b"}, p.Nodes[0].Slots); diff != "" {

@@ -134,7 +134,7 @@ func (p Plan) Title(b Batch) string {
 	case b.Phase == Reset:
 		return "give machines that were reset their configuration back"
 	case b.Phase == Canary:
-		return p.CanaryTitle()
+		return CanaryTitle(p)
 	case b.Phase == ControlPlanes && nodes == 1:
 		return "one control plane"
 	case b.Phase == ControlPlanes:
@@ -146,8 +146,8 @@ func (p Plan) Title(b Batch) string {
 	}
 }
 
-// CanaryTitle says why one node goes first.
-func (p Plan) CanaryTitle() string {
+// CanaryTitle says why one node of a plan goes first.
+func CanaryTitle(p Plan) string {
 	for _, n := range p.Nodes {
 		if n.Phase == Canary && n.Strategy == cluster.Configure {
 			return "one node first, since none runs the new configuration yet"

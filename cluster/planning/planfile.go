@@ -62,12 +62,12 @@ func (p Plan) RunSuffix() string { return "-" + p.ID[:8] }
 // Its ID is the hash of everything in it.
 func (p *Plan) Seal(lock, config string) {
 	p.Version, p.Lock, p.Config = Version, lock, config
-	p.ID = p.hash()
+	p.ID = hashOf(*p)
 }
 
-// hash is over the content as JSON, without the ID. It is short enough to compare by eye; it
+// hashOf is over the content as JSON, without the ID. It is short enough to compare by eye; it
 // does not protect against forgery.
-func (p Plan) hash() string {
+func hashOf(p Plan) string {
 	p.ID = ""
 	b, err := json.Marshal(p)
 	if err != nil {
@@ -173,8 +173,8 @@ func Read(b []byte) (Plan, error) {
 	if _, err := d.Token(); !errors.Is(err, io.EOF) {
 		return Plan{}, fault.WithHint(fault.Configf("it holds more than one plan"), planAgain)
 	}
-	if p.ID != p.hash() {
-		return Plan{}, fault.WithHint(fault.PlanMoved.Refusedf("it was changed after it was made: its ID is %s, that of its content %s", words.OrNone(p.ID), p.hash()), planAgain)
+	if p.ID != hashOf(p) {
+		return Plan{}, fault.WithHint(fault.PlanMoved.Refusedf("it was changed after it was made: its ID is %s, that of its content %s", words.OrNone(p.ID), hashOf(p)), planAgain)
 	}
 	for _, n := range p.Nodes {
 		if n.Resume || n.Strategy == cluster.ConfigureBlank {

@@ -103,12 +103,29 @@ func (n savedConfig) showed(file cluster.Secret) bool {
 // userConfig reads the node's file. It refuses if the file, or the configuration that the node
 // runs, has changed since the plan compared them.
 func (n savedConfig) userConfig(ctx context.Context) (text cluster.Secret, found bool, err error) {
+	text, found, err = n.file(ctx)
+	_, ran := n.Plan.ConfigFile.HashOf()
+	if err != nil || !found || ran == "" {
+		return text, found, err
+	}
+	runs, err := n.Talos.MachineConfig(ctx, n.Plan.Addr)
+	if err != nil {
+		return nil, false, fmt.Errorf("read machine configuration of %s: %w", n.Plan.Addr, err)
+	}
+	if cluster.ConfigSum(runs) != ran {
+		return nil, false, n.fileMoved("the configuration that it runs was changed")
+	}
+	return text, true, nil
+}
+
+// file reads the node's file, which must be as the plan showed it.
+func (n savedConfig) file(ctx context.Context) (text cluster.Secret, found bool, err error) {
 	if n.roller.MachineConfig != nil {
 		if text, found, err = n.roller.MachineConfig(ctx, n.Plan.Node); err != nil {
 			return nil, false, err
 		}
 	}
-	planned, ran := n.Plan.ConfigFile.HashOf()
+	planned, _ := n.Plan.ConfigFile.HashOf()
 	switch {
 	case !found && planned == "":
 		return nil, false, nil
@@ -119,16 +136,6 @@ func (n savedConfig) userConfig(ctx context.Context) (text cluster.Secret, found
 	}
 	if is, err := cluster.Text(text); err != nil || is != planned {
 		return nil, false, errors.Join(n.fileMoved("its file in talos.machineConfigs was changed"), err)
-	}
-	if ran == "" {
-		return text, true, nil
-	}
-	runs, err := n.Talos.MachineConfig(ctx, n.Plan.Addr)
-	if err != nil {
-		return nil, false, fmt.Errorf("read machine configuration of %s: %w", n.Plan.Addr, err)
-	}
-	if cluster.ConfigSum(runs) != ran {
-		return nil, false, n.fileMoved("the configuration that it runs was changed")
 	}
 	return text, true, nil
 }

@@ -23,7 +23,7 @@ type configure struct{ *node }
 // what it runs is looked at when it answers.
 func (n configure) steps() []step.Step {
 	back := []step.Step{
-		{ID: "wait-healthy", Code: fault.NoJoin, Title: "wait until " + n.Plan.Node + " is healthy", Skip: n.serves, Do: n.waitHealthy},
+		{ID: "wait-healthy", Code: fault.NoJoin, Title: "wait until " + n.Plan.Node + " is healthy", Skip: n.reconfigure.serves, Do: n.waitHealthy},
 		{ID: "uncordon", Title: "uncordon " + n.Plan.Node, Skip: n.finish.uncordoned, Do: n.savedConfig.thenForget(n.finish.uncordon)},
 	}
 	switch {
@@ -74,7 +74,7 @@ func (n configure) finished(ctx context.Context) (string, error) {
 // apply are the steps that give the node its configuration. A node that they reboot is drained.
 func (n configure) apply(reboot func(context.Context) error) []step.Step {
 	if !n.reboots() {
-		return []step.Step{{ID: "try", Code: fault.MachineConfig, Title: "try the configuration, and keep it if " + n.Plan.Node + " is healthy with it", Risk: step.Disruptive, Skip: n.alreadyRuns, Do: n.try}}
+		return []step.Step{{ID: "try", Code: fault.MachineConfig, Title: "try the configuration, and keep it if " + n.Plan.Node + " is healthy with it", Risk: step.Disruptive, Skip: n.alreadyRuns, Do: n.trial.try}}
 	}
 	return []step.Step{
 		{ID: "stage", Code: fault.MachineConfig, Title: "have " + n.Plan.Node + " keep the configuration for its next boot", Risk: step.Disruptive, Skip: n.staged, Do: n.stage},
@@ -86,23 +86,9 @@ func (n configure) reboots() bool {
 	return n.Plan.ConfigFile != nil && len(n.Plan.ConfigFile.Reboot) > 0
 }
 
-// file is the node's file, which must be as the plan showed it.
-func (n configure) file(ctx context.Context) (cluster.Secret, error) {
-	text, found, err := n.roller.MachineConfig(ctx, n.Plan.Node)
-	switch {
-	case err != nil:
-		return nil, err
-	case !found:
-		return nil, n.savedConfig.fileMoved("its file in talos.machineConfigs is gone")
-	case !n.savedConfig.showed(text):
-		return nil, n.savedConfig.fileMoved("its file in talos.machineConfigs was changed")
-	}
-	return text, nil
-}
-
 // compare compares the file with what the node keeps for its next boot, and what it runs.
 func (n configure) compare(ctx context.Context) (keeps, runs cluster.FoundFile, err error) {
-	text, err := n.file(ctx)
+	text, _, err := n.savedConfig.file(ctx)
 	if err != nil {
 		return keeps, runs, err
 	}
@@ -141,7 +127,7 @@ func (n configure) staged(ctx context.Context) (string, error) {
 // wanted is the file with what recast sets itself. The node keeps the versions of Kubernetes that it
 // runs and, where its image stays as it is, the installer that it names.
 func (n configure) wanted(ctx context.Context) (cluster.Secret, error) {
-	text, err := n.file(ctx)
+	text, _, err := n.savedConfig.file(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -167,7 +153,7 @@ func (n configure) wanted(ctx context.Context) (cluster.Secret, error) {
 // remember keeps what the node runs, to be given back if it is not healthy after its reboot. Before
 // anything is drained, it has the node check its file.
 func (n configure) remember(ctx context.Context) error {
-	if err := n.awaitNoTrial(ctx, "remember"); err != nil {
+	if err := n.trial.awaitNoTrial(ctx, "remember"); err != nil {
 		return err
 	}
 	has, err := n.shown(ctx)
@@ -290,9 +276,6 @@ func (n configure) awaitBoot(ctx context.Context, id, before string) error {
 		return err == nil && m.UUID == n.Plan.UUID && m.BootID != before, "still the same boot", err
 	})
 }
-
-// serves is the goal of waitHealthy: this process has seen the node healthy.
-func (n configure) serves(ctx context.Context) (string, error) { return n.reconfigure.serves(ctx) }
 
 // waitHealthy gives the node its old configuration back if it answers and is not healthy with the new
 // one.

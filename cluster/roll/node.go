@@ -32,6 +32,7 @@ type node struct {
 	newBoot     *newBoot    // whether that upgrade came up, or fell back
 	fallback    fallback    // a reimage after an upgrade in place that did not come up
 	configure   configure   // another machine configuration, without a new image
+	trial       trial       // of one that needs no reboot
 	reconfigure reconfigure // a machine that was reset
 	putBack     putBack     // cancels an interrupted replacement
 	hookPoints  hookPoints  // the user's hooks
@@ -67,6 +68,7 @@ func (r *Roller) node(h rolling.Node) *node {
 	n.newBoot = &newBoot{node: n}
 	n.fallback = fallback{n}
 	n.configure = configure{n}
+	n.trial = trial{n}
 	n.reconfigure = reconfigure{n}
 	n.putBack = putBack{n}
 	n.hookPoints = hookPoints{n}

@@ -13,41 +13,44 @@ import (
 	"github.com/recast-sh/recast/internal/wait"
 )
 
+// trial has a node run a configuration that Talos takes back by itself unless it is kept.
+type trial struct{ *node }
+
 // try has the node run its configuration for a limited time, and has it keep it once it has been
 // healthy with it for the settling time.
-func (n configure) try(ctx context.Context) error {
+func (n trial) try(ctx context.Context) error {
 	if err := n.awaitNoTrial(ctx, "try"); err != nil {
 		return err
 	}
-	has, err := n.shown(ctx)
+	has, err := n.configure.shown(ctx)
 	if err != nil {
-		return n.refused(ctx, err)
+		return n.configure.refused(ctx, err)
 	}
-	text, err := n.wanted(ctx)
+	text, err := n.configure.wanted(ctx)
 	if err == nil {
-		err = n.check(ctx, text)
+		err = n.configure.check(ctx, text)
 	}
 	if err != nil {
-		return n.refused(ctx, err)
+		return n.configure.refused(ctx, err)
 	}
 	if has.Booted { // else nothing would show that another one is on trial, not even to the next run
 		if err := n.Talos.ReplaceConfig(ctx, n.Plan.Addr, n.Plan.UUID, has.Active); err != nil {
-			return n.refused(ctx, rolling.Repeatable(fmt.Errorf("have %s keep its old configuration: %w", n.Plan.Node, err)))
+			return n.configure.refused(ctx, rolling.Repeatable(fmt.Errorf("have %s keep its old configuration: %w", n.Plan.Node, err)))
 		}
 	}
 	unresolved, err := n.Talos.SilentResolvers(ctx, n.Plan.Addr)
 	if err != nil {
-		return n.refused(ctx, fmt.Errorf("read the DNS servers of %s: %w", n.Plan.Addr, err))
+		return n.configure.refused(ctx, fmt.Errorf("read the DNS servers of %s: %w", n.Plan.Addr, err))
 	}
-	lost := fault.Prefix("try the configuration on "+n.Plan.Node, n.Talos.TryConfig(ctx, n.Plan.Addr, n.Plan.UUID, text, n.trial()))
+	lost := fault.Prefix("try the configuration on "+n.Plan.Node, n.Talos.TryConfig(ctx, n.Plan.Addr, n.Plan.UUID, text, n.lasts()))
 	if lost != nil && !errors.Is(lost, cluster.ErrLostAnswer) { // after a lost answer, the wait finds out whether it runs it
-		return n.refused(ctx, lost)
+		return n.configure.refused(ctx, lost)
 	}
 	err = rolling.Unanswered(lost, n.health.settle(ctx, "try", n.Timing.Try, func(ctx context.Context) (string, error) {
-		if lacks, err := n.lacksPart(ctx); err != nil || lacks != "" {
+		if lacks, err := n.configure.lacksPart(ctx); err != nil || lacks != "" {
 			return lacks, err
 		}
-		if _, runs, err := n.compare(ctx); err != nil || runs.Differs() {
+		if _, runs, err := n.configure.compare(ctx); err != nil || runs.Differs() {
 			return "it does not run the new configuration", err
 		}
 		silent, err := n.Talos.SilentResolvers(ctx, n.Plan.Addr)
@@ -94,15 +97,15 @@ func (n configure) requireServer(ctx context.Context) error {
 	return nil
 }
 
-// trial is how long Talos waits until it takes a configuration back: there is time to be healthy with
+// lasts is how long Talos waits until it takes a configuration back: there is time to be healthy with
 // it, to stay so, and to say that it is kept.
-func (n configure) trial() time.Duration { return 2*n.Timing.Try + n.Timing.Settle }
+func (n trial) lasts() time.Duration { return 2*n.Timing.Try + n.Timing.Settle }
 
 // awaitNoTrial waits until no configuration is on trial: Talos would take the new one back to that
 // one, not to the one from before. What still differs then was staged, and the node is well with what
 // it runs.
-func (n configure) awaitNoTrial(ctx context.Context, id string) error {
-	err := n.Watch(ctx, id, wait.For{Name: "an earlier trial of a configuration on " + n.Plan.Node + " to end", Timeout: n.trial()}, func(ctx context.Context) (bool, string, error) {
+func (n trial) awaitNoTrial(ctx context.Context, id string) error {
+	err := n.Watch(ctx, id, wait.For{Name: "an earlier trial of a configuration on " + n.Plan.Node + " to end", Timeout: n.lasts()}, func(ctx context.Context) (bool, string, error) {
 		has, err := n.Talos.MachineConfigs(ctx, n.Plan.Addr)
 		return err == nil && has.Same(), "it runs another configuration than it keeps", err
 	})
@@ -114,9 +117,9 @@ func (n configure) awaitNoTrial(ctx context.Context, id string) error {
 
 // keep has the node keep what it runs, which ends the trial: never what Talos has taken back
 // meanwhile.
-func (n configure) keep(ctx context.Context, text cluster.Secret) error {
+func (n trial) keep(ctx context.Context, text cluster.Secret) error {
 	err := n.Repeat(ctx, "try", n.Timing.Try, func(ctx context.Context) error {
-		_, runs, err := n.compare(ctx)
+		_, runs, err := n.configure.compare(ctx)
 		switch {
 		case err != nil:
 			return err
@@ -126,7 +129,7 @@ func (n configure) keep(ctx context.Context, text cluster.Secret) error {
 		return n.Talos.ReplaceConfig(ctx, n.Plan.Addr, n.Plan.UUID, text)
 	})
 	if err == nil || errors.Is(err, cluster.ErrLostAnswer) {
-		reason, errNow := n.runs(ctx)
+		reason, errNow := n.configure.runs(ctx)
 		switch {
 		case errNow != nil:
 			err = errors.Join(err, errNow)
@@ -141,9 +144,9 @@ func (n configure) keep(ctx context.Context, text cluster.Secret) error {
 
 // takenBack waits until Talos has taken a configuration back that the node is not healthy with: until it
 // runs what it ran before.
-func (n configure) takenBack(ctx context.Context, before cluster.Configs, cause error) error {
+func (n trial) takenBack(ctx context.Context, before cluster.Configs, cause error) error {
 	n.Tell("try", "it is not healthy with its new configuration: Talos takes that back")
-	err := n.Watch(ctx, "try", n.OfMachine(n.Plan.Node+" to run its old configuration again", n.trial()+n.Timing.Try), func(ctx context.Context) (bool, string, error) {
+	err := n.Watch(ctx, "try", n.OfMachine(n.Plan.Node+" to run its old configuration again", n.lasts()+n.Timing.Try), func(ctx context.Context) (bool, string, error) {
 		has, err := n.Talos.MachineConfigs(ctx, n.Plan.Addr)
 		if err != nil {
 			return false, "", err
@@ -152,10 +155,10 @@ func (n configure) takenBack(ctx context.Context, before cluster.Configs, cause 
 		return kept || cluster.Configs{Stored: before.Active, Active: has.Active}.Same(), "it runs another configuration than before", nil
 	})
 	if err == nil {
-		err = n.health.settle(ctx, "try", n.Timing.Join, n.lacksPart)
+		err = n.health.settle(ctx, "try", n.Timing.Join, n.configure.lacksPart)
 	}
 	cause = fault.MachineConfig.Errorf("%s is not healthy with its new configuration: %w", n.Plan.Node, cause)
-	if reason, errNow := n.runs(ctx); err == nil && errNow == nil && reason != "" {
+	if reason, errNow := n.configure.runs(ctx); err == nil && errNow == nil && reason != "" {
 		return nil // it was kept after all, without an answer to us, and the node is healthy
 	}
 	if err != nil {

@@ -98,7 +98,7 @@ func heading(plan planning.Plan, phase planning.Phase, nodes int) string {
 	case planning.Reset:
 		return "before all others: machines that were reset"
 	case planning.Canary:
-		return "canary: " + plan.CanaryTitle()
+		return "canary: " + planning.CanaryTitle(plan)
 	case planning.ControlPlanes:
 		return fmt.Sprintf("control planes: %d, one at a time", nodes) + beside(plan, phase)
 	}
