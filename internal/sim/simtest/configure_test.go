@@ -381,3 +381,39 @@ func TestARefusalAfterTheDrain(t *testing.T) {
 		files.user(lab, thirdRun).requireStale(t)
 	})
 }
+
+// TestWhoComesBackAppliesNothing: a run that is cut off right after it has begun a trial, or staged a
+// configuration, loses its claim to one with another recast.yaml, and changes nothing when it is back.
+func TestWhoComesBackAppliesNothing(t *testing.T) {
+	type story struct{ line, other string }
+	eachLong(t, oneWorker(), map[string]story{
+		"without a reboot": {noReboot, `sysctls: {vm.swappiness: "9"}`},
+		"with a reboot":    {needsReboot, strings.Replace(needsReboot, "0666", "0600", 1)},
+	}, func(t *testing.T, lab *Lab, s story) {
+		mine, theirs := lab.keptConfigs(), lab.keptConfigs()
+		mine.set(t, "wk1", s.line)
+		theirs.set(t, "wk1", s.other)
+		first, second := mine.user(lab, firstRun), lab.second()
+		second.Elsewhere, second.MachineConfig = true, theirs.read
+		var changes atomic.Int64
+		gone, back := make(chan struct{}), make(chan struct{})
+		lab.Recorder.Hooks(nil, func(c record.Call) {
+			if c.Proto == "talos" && c.Mutation && changes.Add(1) == 3 {
+				first.Cut()
+				close(gone)
+				time.AfterFunc(150*time.Second, func() { first.Mend(); close(back) })
+			}
+		})
+		ended := make(chan error, 1)
+		go func() { ended <- first.roll(onlyWorker)(t.Context()) }()
+		<-gone
+		must(t, second.roll(onlyWorker)(t.Context()))
+		<-back
+		if err := <-ended; fault.KindOf(err) != fault.Claimed || !strings.Contains(err.Error(), "lost the claim") {
+			t.Errorf("the first run ends with %v", err)
+		}
+		second.requireStale(t)
+		lab.requireServing("wk1")
+		requireNoClaim(t, lab)
+	})
+}
