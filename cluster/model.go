@@ -318,6 +318,8 @@ const (
 	// configuration. ConfigureBlank gives a machine that was reset its configuration back.
 	Configure      Strategy = "configure"
 	ConfigureBlank Strategy = "configure-blank"
+	// Reconfigure, too: a node whose system is right gets another VM around it.
+	Reconfigure Strategy = "reconfigure"
 )
 
 // Wanted is what config and lock say about one node.
@@ -333,6 +335,7 @@ type Wanted struct {
 	SystemDisk  string   // Proxmox key given by the user ("scsi0"); "": to be proven
 	SystemGiB   int      // wanted size of the system disk; 0: unchanged
 	ISOStorages []string // where the boot ISO is, first choice first
+	Shape       Shape    // of its VM
 }
 
 // ISOVolume finds the boot ISO on the first of the node's ISO storages that has it for this host.

@@ -28,6 +28,7 @@ func (k checker) all() {
 	k.schematics()
 	k.proxmox()
 	k.nodes()
+	k.vms()
 	k.roll()
 	k.webhooks()
 }

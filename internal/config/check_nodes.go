@@ -42,7 +42,7 @@ func (k checker) node(path string, n Node) {
 		k.add(path+".schematic", "%s is not in schematics (line %d)%s", quote(n.Schematic), k.line("schematics"), suggest(n.Schematic, names))
 	}
 	disk := path + ".systemDisk"
-	k.pattern(disk+".slot", n.SystemDisk.Slot, `scsi([0-9]|[12][0-9]|30)|virtio([0-9]|1[0-5])|sata[0-5]|ide[0-3]`,
+	k.pattern(disk+".slot", n.SystemDisk.Slot, diskSlot,
 		"slot of a disk: write it like scsi0, virtio0 or sata0")
 	if k.given(disk+".sizeGiB") && n.SystemDisk.SizeGiB < 1 {
 		k.add(disk+".sizeGiB", "must be at least 1")

@@ -31,6 +31,8 @@ type Config struct {
 	Schematics map[string]Schematic `yaml:"schematics" jsonschema:"required"`
 	// Proxmox says how to reach the Proxmox VE cluster. The API token comes from PROXMOX_VE_API_TOKEN, never from this file.
 	Proxmox Proxmox `yaml:"proxmox" jsonschema:"required"`
+	// VMClasses are shapes of VMs, by name, for nodes[].class. Default: every VM stays as it is found.
+	VMClasses map[string]VM `yaml:"vmClasses,omitempty"`
 	// Nodes are the Talos nodes that recast manages.
 	Nodes []Node `yaml:"nodes" jsonschema:"required"`
 	// Roll says how nodes are rolled.
@@ -155,6 +157,12 @@ type Node struct {
 	AcceptLoss []string `yaml:"acceptLoss,omitempty"`
 	// SystemDisk says which disk Talos is installed on and how large it should be. Default: it is detected, and keeps its size.
 	SystemDisk SystemDisk `yaml:"systemDisk,omitempty"`
+	// Class is the shape of the node's VM: a name from vmClasses.
+	Class string `yaml:"class,omitempty"`
+	// VM has the node's own settings, key by key over those of its class: network cards by their number, disks by their slot.
+	VM VM `yaml:"vm,omitempty"`
+	// Host is the Proxmox node that the VM should be on. Default: where it is.
+	Host string `yaml:"host,omitempty"`
 }
 
 // SystemDisk is the section "systemDisk" of a node.

@@ -19,6 +19,10 @@ func (d decoder) value(n *yaml.Node, at spot, out reflect.Value, f field) {
 	if n.Kind == yaml.AliasNode {
 		n = n.Alias
 	}
+	if out.Kind() == reflect.Pointer { // nil says that the key is missing
+		out.Set(reflect.New(out.Type().Elem()))
+		out = out.Elem()
+	}
 	if n.Kind == yaml.ScalarNode {
 		d.scalar(n, at, out, f)
 		return
@@ -113,7 +117,7 @@ func (d decoder) scalar(n *yaml.Node, at spot, out reflect.Value, f field) {
 
 // oneValue says whether a struct is written as a single value.
 func oneValue(t reflect.Type) bool {
-	return t == reflect.TypeFor[VMIDRange]() || t == reflect.TypeFor[Share]() || t == reflect.TypeFor[Canary]() || t == reflect.TypeFor[ImageRef]()
+	return t == reflect.TypeFor[VMIDRange]() || t == reflect.TypeFor[Share]() || t == reflect.TypeFor[Canary]() || t == reflect.TypeFor[ImageRef]() || t == reflect.TypeFor[DiskSize]()
 }
 
 // textual says whether a type with UnmarshalText reads this node. Numbers are passed to

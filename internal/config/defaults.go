@@ -48,6 +48,7 @@ func (c *Config) complete(o Options) {
 			c.Nodes[i].Strategy = c.Roll.Strategy
 		}
 	}
+	c.systemDisks()
 	for i, g := range c.Roll.Gates {
 		c.Roll.Gates[i].When = cmp.Or(g.When, "both")
 		c.Roll.Gates[i].Timeout = cmp.Or(g.Timeout, Duration(10*time.Minute))

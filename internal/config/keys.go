@@ -15,6 +15,7 @@ type field struct {
 	index    []int
 	required bool
 	enum     []string // the values allowed; nil: any
+	rules    []string // all of the tag: "minimum=1"
 }
 
 func fieldsOf(t reflect.Type) []field {
@@ -24,8 +25,8 @@ func fieldsOf(t reflect.Type) []field {
 		if key == "" || key == "-" {
 			continue
 		}
-		f := field{key: key, index: sf.Index}
-		for rule := range strings.SplitSeq(sf.Tag.Get("jsonschema"), ",") {
+		f := field{key: key, index: sf.Index, rules: strings.Split(sf.Tag.Get("jsonschema"), ",")}
+		for _, rule := range f.rules {
 			if v, ok := strings.CutPrefix(rule, "enum="); ok {
 				f.enum = append(f.enum, v)
 			}

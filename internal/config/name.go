@@ -20,6 +20,8 @@ func nameOfType(t reflect.Type) string {
 		return "true, false or the name of a node"
 	case reflect.TypeFor[ImageRef]():
 		return "an image reference such as ghcr.io/acme/frr:1.7.15"
+	case reflect.TypeFor[DiskSize]():
+		return "a size such as 100G"
 	case reflect.TypeFor[Schematic]():
 		return "the path of a file"
 	}

@@ -1,0 +1,283 @@
+package config
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"reflect"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// VM is one entry of "vmClasses", and the section "vm" of a node: the shape of a VM, in Proxmox' own words. What is not set stays as it is found.
+type VM struct {
+	// Cores per socket.
+	Cores *int `yaml:"cores,omitempty" jsonschema:"minimum=1"`
+	// Sockets of the VM.
+	Sockets *int `yaml:"sockets,omitempty" jsonschema:"minimum=1"`
+	// VCPUs that are plugged in at the start. Default: all.
+	VCPUs *int `yaml:"vcpus,omitempty" jsonschema:"minimum=1"`
+	// CPU is the type of the processor, such as host or x86-64-v2-AES, with options as Proxmox writes them.
+	CPU *string `yaml:"cpu,omitempty"`
+	// CPUUnits is the VM's weight when processors are scarce.
+	CPUUnits *int `yaml:"cpuunits,omitempty" jsonschema:"minimum=1,maximum=262144"`
+	// NUMA shows the guest a NUMA topology.
+	NUMA *bool `yaml:"numa,omitempty"`
+	// Memory in MiB.
+	Memory *int `yaml:"memory,omitempty" jsonschema:"minimum=16"`
+	// Balloon is the memory in MiB that the VM keeps when its host runs short; 0 switches ballooning off.
+	Balloon *int `yaml:"balloon,omitempty" jsonschema:"minimum=0"`
+	// Shares is the VM's weight when memory is ballooned.
+	Shares *int `yaml:"shares,omitempty" jsonschema:"minimum=0,maximum=50000"`
+	// BIOS is the firmware. recast never changes that of a VM that is there.
+	BIOS *string `yaml:"bios,omitempty" jsonschema:"enum=seabios,enum=ovmf"`
+	// Machine is QEMU's machine type, such as q35.
+	Machine *string `yaml:"machine,omitempty"`
+	// SCSIHW is the SCSI controller.
+	SCSIHW *string `yaml:"scsihw,omitempty" jsonschema:"enum=lsi,enum=lsi53c810,enum=virtio-scsi-pci,enum=virtio-scsi-single,enum=megasas,enum=pvscsi"`
+	// OSType of the guest: l26 for Talos.
+	OSType *string `yaml:"ostype,omitempty" jsonschema:"enum=other,enum=l24,enum=l26"`
+	// Agent says whether the guest runs the QEMU guest agent.
+	Agent *bool `yaml:"agent,omitempty"`
+	// Tags of the VM, all of them.
+	Tags []string `yaml:"tags,omitempty"`
+	// Description is shown in Proxmox. recast adds its own mark.
+	Description *string `yaml:"description,omitempty"`
+	// OnBoot starts the VM when its host boots.
+	OnBoot *bool `yaml:"onboot,omitempty"`
+	// Startup is the order in which VMs start with their host, and their delays, such as order=2,up=30.
+	Startup *string `yaml:"startup,omitempty"`
+	// Pool is the resource pool of the VM.
+	Pool *string `yaml:"pool,omitempty"`
+	// HA is the VM's resource in Proxmox HA.
+	HA *HA `yaml:"ha,omitempty"`
+	// NICs are the network cards net0, net1 and so on.
+	NICs []NIC `yaml:"nics,omitempty"`
+	// Disks of the VM, by slot. Disks that are not named stay as they are; recast never makes one smaller, moves one to another storage, or removes one.
+	Disks []VMDisk `yaml:"disks,omitempty"`
+	// HostPCI are the resource mappings of the devices hostpci0, hostpci1 and so on.
+	HostPCI []string `yaml:"hostpci,omitempty"`
+}
+
+// HA is the section "ha" of a VM.
+type HA struct {
+	// State that Proxmox HA keeps the VM in.
+	State *string `yaml:"state,omitempty" jsonschema:"enum=started,enum=ignored"`
+	// Group of hosts (Proxmox VE 8; 9 has rules instead).
+	Group *string `yaml:"group,omitempty"`
+	// MaxRestart is how often a failed VM is started again on its host.
+	MaxRestart *int `yaml:"max_restart,omitempty" jsonschema:"minimum=0"`
+	// MaxRelocate is how often it is started on another host after that.
+	MaxRelocate *int `yaml:"max_relocate,omitempty" jsonschema:"minimum=0"`
+}
+
+// NIC is one entry of "nics". The MAC address of a VM that is there never changes.
+type NIC struct {
+	// Bridge or VNet of the card.
+	Bridge *string `yaml:"bridge,omitempty"`
+	// VLAN tag of the card's packets.
+	VLAN *int `yaml:"vlan,omitempty" jsonschema:"minimum=1,maximum=4094"`
+	// Model of the card.
+	Model *string `yaml:"model,omitempty" jsonschema:"enum=virtio,enum=e1000,enum=e1000e,enum=rtl8139,enum=vmxnet3"`
+	// MTU of the card (virtio only); 1: that of the bridge.
+	MTU *int `yaml:"mtu,omitempty" jsonschema:"minimum=1,maximum=65520"`
+	// Queues of the card (virtio only).
+	Queues *int `yaml:"queues,omitempty" jsonschema:"minimum=0,maximum=64"`
+	// Firewall puts the card behind Proxmox' firewall.
+	Firewall *bool `yaml:"firewall,omitempty"`
+}
+
+// VMDisk is one entry of "disks".
+type VMDisk struct {
+	// Slot is the Proxmox key of the disk, such as scsi1.
+	Slot string `yaml:"slot" jsonschema:"required"`
+	// Storage of the disk.
+	Storage *string `yaml:"storage,omitempty"`
+	// Size of the disk, such as 100G or 2T. A larger one grows the disk.
+	Size *DiskSize `yaml:"size,omitempty"`
+	// System marks the disk that Talos is installed on: nodes[].systemDisk for all nodes of the class.
+	System *bool `yaml:"system,omitempty"`
+	// Serial that the disk shows to the guest.
+	Serial *string `yaml:"serial,omitempty"`
+	// Cache mode.
+	Cache *string `yaml:"cache,omitempty" jsonschema:"enum=none,enum=writethrough,enum=writeback,enum=unsafe,enum=directsync"`
+	// AIO is how the host does the disk's I/O.
+	AIO *string `yaml:"aio,omitempty" jsonschema:"enum=native,enum=threads,enum=io_uring"`
+	// IOThread gives the disk a thread of its own.
+	IOThread *bool `yaml:"iothread,omitempty"`
+	// SSD shows the disk as one that does not rotate.
+	SSD *bool `yaml:"ssd,omitempty"`
+	// Discard passes freed blocks on to the storage.
+	Discard *bool `yaml:"discard,omitempty"`
+	// Backup includes the disk in backups.
+	Backup *bool `yaml:"backup,omitempty"`
+	// Replicate includes the disk in replication jobs.
+	Replicate *bool `yaml:"replicate,omitempty"`
+}
+
+// DiskSize is the size of a disk in GiB, written like 100G or 2T.
+type DiskSize struct{ GiB int }
+
+// UnmarshalText reads a size.
+func (s *DiskSize) UnmarshalText(text []byte) error {
+	digits := strings.TrimRight(string(text), "GT")
+	n, err := strconv.Atoi(digits)
+	unit := map[string]int{"G": 1, "T": 1 << 10}[string(text[len(digits):])]
+	if err != nil || unit == 0 || n < 1 || n > 128<<10 {
+		return fmt.Errorf("%s is not a size: write it like 100G or 2T", quote(string(text)))
+	}
+	s.GiB = n * unit
+	return nil
+}
+
+// MarshalText writes what String returns.
+func (s DiskSize) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
+
+func (s DiskSize) String() string { return strconv.Itoa(s.GiB) + "G" }
+
+// ShapeOf is the shape of a node's VM: that of its class, with the node's own settings over it.
+func (c *Config) ShapeOf(n Node) VM {
+	shape := c.VMClasses[n.Class]
+	over(reflect.ValueOf(&shape).Elem(), reflect.ValueOf(n.VM))
+	return shape
+}
+
+// over sets in base what is set in top: sections key by key, network cards by their number, disks by
+// their slot, other lists as a whole.
+func over(base, top reflect.Value) {
+	for i := range base.NumField() {
+		to, from := base.Field(i), top.Field(i)
+		switch {
+		case from.IsZero():
+		case from.Type() == reflect.TypeFor[*HA]() && !to.IsZero():
+			merged := reflect.New(to.Type().Elem())
+			merged.Elem().Set(to.Elem())
+			over(merged.Elem(), from.Elem())
+			to.Set(merged)
+		case from.Type() == reflect.TypeFor[[]NIC]():
+			nics := slices.Clone(to.Interface().([]NIC))
+			for i, nic := range from.Interface().([]NIC) {
+				if i == len(nics) {
+					nics = append(nics, NIC{})
+				}
+				over(reflect.ValueOf(&nics[i]).Elem(), reflect.ValueOf(nic))
+			}
+			to.Set(reflect.ValueOf(nics))
+		case from.Type() == reflect.TypeFor[[]VMDisk]():
+			disks := slices.Clone(to.Interface().([]VMDisk))
+			for _, d := range from.Interface().([]VMDisk) {
+				at := slices.IndexFunc(disks, func(of VMDisk) bool { return of.Slot == d.Slot })
+				if at < 0 {
+					at, disks = len(disks), append(disks, VMDisk{})
+				}
+				over(reflect.ValueOf(&disks[at]).Elem(), reflect.ValueOf(d))
+			}
+			to.Set(reflect.ValueOf(disks))
+		default:
+			to.Set(from)
+		}
+	}
+}
+
+// Settings are the settings of Proxmox that hold one value, those that are given.
+func (v VM) Settings() map[string]string {
+	out := map[string]string{}
+	for key, value := range options(v) {
+		if key != "pool" && key != "agent" {
+			out[key] = value
+		}
+	}
+	if v.Tags != nil {
+		out["tags"] = strings.Join(slices.Sorted(slices.Values(v.Tags)), ";")
+	}
+	return out
+}
+
+// Devices are the options that are given of settings that hold several: net0, hostpci0, agent.
+func (v VM) Devices() map[string]string {
+	out := map[string]string{}
+	if v.Agent != nil {
+		out["agent"] = "enabled=" + text(reflect.ValueOf(*v.Agent))
+	}
+	for i, nic := range v.NICs {
+		given := options(nic)
+		if tag, is := given["vlan"]; is {
+			delete(given, "vlan")
+			given["tag"] = tag
+		}
+		out[fmt.Sprintf("net%d", i)] = joined(given)
+	}
+	for i, mapping := range v.HostPCI {
+		out[fmt.Sprintf("hostpci%d", i)] = "mapping=" + mapping
+	}
+	return out
+}
+
+// HAOptions are the settings of the VM's resource in Proxmox HA; nil: as found.
+func (v VM) HAOptions() map[string]string {
+	if v.HA == nil {
+		return nil
+	}
+	return options(*v.HA)
+}
+
+// Options are the options of a drive that are given, as Proxmox writes them.
+func (d VMDisk) Options() []string {
+	given := options(d)
+	for _, key := range []string{"slot", "storage", "size", "system"} {
+		delete(given, key)
+	}
+	if on, is := given["discard"]; is {
+		given["discard"] = map[string]string{"1": "on", "0": "ignore"}[on]
+	}
+	return strings.FieldsFunc(joined(given), func(r rune) bool { return r == ',' })
+}
+
+// IsSystem says whether Talos is installed on the disk.
+func (d VMDisk) IsSystem() bool { return d.System != nil && *d.System }
+
+// options are the single values that are set in a section, by key.
+func options(section any) map[string]string {
+	out := map[string]string{}
+	v := reflect.ValueOf(section)
+	for _, f := range fieldsOf(v.Type()) {
+		if value := v.FieldByIndex(f.index); value.Kind() == reflect.Pointer && !value.IsNil() && value.Type() != reflect.TypeFor[*HA]() {
+			out[f.key] = text(value.Elem())
+		}
+	}
+	return out
+}
+
+func text(v reflect.Value) string {
+	switch v := v.Interface().(type) {
+	case bool:
+		return map[bool]string{true: "1", false: "0"}[v]
+	default:
+		return fmt.Sprint(v)
+	}
+}
+
+func joined(given map[string]string) string {
+	var out []string
+	for _, key := range slices.Sorted(maps.Keys(given)) {
+		out = append(out, key+"="+given[key])
+	}
+	return strings.Join(out, ",")
+}
+
+// systemDisks completes each node's systemDisk from its class.
+func (c *Config) systemDisks() {
+	for i, n := range c.Nodes {
+		for _, d := range c.ShapeOf(n).Disks {
+			if !d.IsSystem() {
+				continue
+			}
+			disk := &c.Nodes[i].SystemDisk
+			disk.Slot = cmp.Or(disk.Slot, d.Slot)
+			if d.Size != nil {
+				disk.SizeGiB = cmp.Or(disk.SizeGiB, d.Size.GiB)
+			}
+		}
+	}
+}
