@@ -2,7 +2,10 @@ package cluster
 
 import (
 	"cmp"
+	"context"
 	"fmt"
+	"io"
+	"io/fs"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -197,4 +200,21 @@ func (m Machine) InstallDisk() MachineDisk {
 		return MachineDisk{}
 	}
 	return m.Disks[i]
+}
+
+// MachineFiles are the files of one running machine.
+type MachineFiles interface {
+	// List calls each for all that is below a directory, or, unless deep, only for its entries.
+	// each must not call back. ErrNotFound if there is no such directory.
+	List(ctx context.Context, dir string, deep bool, each func(MachineFile) error) error
+	// Read writes a regular file to w. Any other size than sizeBytes is an error.
+	Read(ctx context.Context, name string, sizeBytes int64, w io.Writer) error
+}
+
+// MachineFile describes one file of a machine.
+type MachineFile struct {
+	Path      string
+	Mode      fs.FileMode
+	SizeBytes int64
+	Link      string // target of a symbolic link
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"io"
-	"io/fs"
 	"net/netip"
 	"time"
 
@@ -129,6 +128,8 @@ type HA interface {
 	// AddHA creates the removed resource again. No-op if it exists with these settings; other
 	// settings are an error.
 	AddHA(ctx context.Context, r HAResource) error
+	// SetHA changes the settings of the VM's resource to these.
+	SetHA(ctx context.Context, r HAResource) error
 }
 
 // Editor changes VMs. Every method returns when Proxmox has finished the work,
@@ -147,6 +148,11 @@ type Editor interface {
 	// MoveDisk gives the volume behind vm's key to another VM on the same host
 	// under toKey; the volume gets a new volid. ErrChanged as for SetConfig.
 	MoveDisk(ctx context.Context, vm VM, key string, to VMID, toKey string) error
+	// GrowDisk grows the disk behind vm's key to a size such as "20G", whether or not the VM runs;
+	// Proxmox refuses a smaller one. ErrChanged as for SetConfig.
+	GrowDisk(ctx context.Context, vm VM, key, size string) error
+	// SetPool moves a VM into a resource pool. Its configuration does not change.
+	SetPool(ctx context.Context, id VMID, pool string) error
 	// SetFirewall gives a VM exactly this firewall. After an error any part of it may be done. Its
 	// requests have no digest: one without an answer may take effect late.
 	SetFirewall(ctx context.Context, vm VM, want firewall.Config) error
@@ -376,21 +382,4 @@ type FileReader interface {
 	// Files calls look with the files of the machine at addr; all that look reads comes from one
 	// boot of it. It refuses unless the machine has that UUID.
 	Files(ctx context.Context, addr netip.Addr, uuid string, look func(context.Context, MachineFiles) error) error
-}
-
-// MachineFiles are the files of one running machine.
-type MachineFiles interface {
-	// List calls each for all that is below a directory, or, unless deep, only for its entries.
-	// each must not call back. ErrNotFound if there is no such directory.
-	List(ctx context.Context, dir string, deep bool, each func(MachineFile) error) error
-	// Read writes a regular file to w. Any other size than sizeBytes is an error.
-	Read(ctx context.Context, name string, sizeBytes int64, w io.Writer) error
-}
-
-// MachineFile describes one file of a machine.
-type MachineFile struct {
-	Path      string
-	Mode      fs.FileMode
-	SizeBytes int64
-	Link      string // target of a symbolic link
 }

@@ -104,34 +104,54 @@ func (vm VM) LacksSecureBoot() string {
 	return ""
 }
 
-// MadeFrom returns the ID of the build that a run of recast made the VM from,
-// "" if none did.
-func (vm VM) MadeFrom() string {
-	for line := range strings.Lines(vm.Config["description"]) {
-		if rest, ok := strings.CutPrefix(strings.TrimSpace(line), RunMark); ok {
-			_, build, _ := strings.Cut(rest, " build=")
-			build, _, _ = strings.Cut(build, " ")
-			return build
-		}
-	}
-	return ""
-}
-
 const (
 	RunMark = "recast: run="
 	// MaxDescription is Proxmox's limit for a VM's description, in characters.
 	MaxDescription = 8192
 )
 
+// splitMark returns a VM's description without the line with which a run of recast marked it, and what
+// that says: "run build=ID".
+func splitMark(description string) (own, mark string) {
+	var kept []string
+	for line := range strings.SplitSeq(strings.TrimRight(description, "\n"), "\n") {
+		if rest, ok := strings.CutPrefix(strings.TrimSpace(line), RunMark); ok {
+			mark = rest
+			continue
+		}
+		kept = append(kept, line)
+	}
+	return strings.TrimRight(strings.Join(kept, "\n"), "\n"), mark
+}
+
+// OwnDescription is the VM's description without recast's mark.
+func (vm VM) OwnDescription() string {
+	own, _ := splitMark(vm.Config["description"])
+	return own
+}
+
+// Redescribed is another description of the VM, with the mark that it has.
+func (vm VM) Redescribed(own string) string {
+	if _, mark := splitMark(vm.Config["description"]); mark != "" {
+		return strings.TrimLeft(own+"\n"+RunMark+mark, "\n")
+	}
+	return own
+}
+
 // MadeBy returns the run that created the VM, "" if no run of recast did.
 func (vm VM) MadeBy() string {
-	for line := range strings.Lines(vm.Config["description"]) {
-		if rest, ok := strings.CutPrefix(strings.TrimSpace(line), RunMark); ok {
-			run, _, _ := strings.Cut(rest, " ")
-			return run
-		}
-	}
-	return ""
+	_, mark := splitMark(vm.Config["description"])
+	run, _, _ := strings.Cut(mark, " ")
+	return run
+}
+
+// MadeFrom returns the ID of the build that a run of recast made the VM from,
+// "" if none did.
+func (vm VM) MadeFrom() string {
+	_, mark := splitMark(vm.Config["description"])
+	_, build, _ := strings.Cut(mark, " build=")
+	build, _, _ = strings.Cut(build, " ")
+	return build
 }
 
 // Forming says whether the VM is being created and has only its lock yet: Proxmox writes the rest

@@ -105,10 +105,36 @@ func (p Project) Wanted(lock schematics.Lock) []cluster.Wanted {
 			Name: n.Name, VMID: cluster.VMID(n.VMID), Schematic: n.Schematic, Build: builds[n.Schematic],
 			Strategy: cluster.Strategy(n.Strategy), Holder: cluster.VMID(n.Holder), AcceptLoss: n.AcceptLoss,
 			Kubernetes: p.Config.Kubernetes.Version, SystemDisk: n.SystemDisk.Slot, SystemGiB: n.SystemDisk.SizeGiB,
-			ISOStorages: p.Config.Images.ISO.Storage,
+			ISOStorages: p.Config.Images.ISO.Storage, Shape: shapeOf(p.Config, n),
 		})
 	}
 	return out
+}
+
+// shapeOf is what the configuration says about a node's VM. The size of its system disk is that of the
+// new one.
+func shapeOf(c *config.Config, n config.Node) cluster.Shape {
+	vm := c.ShapeOf(n)
+	s := cluster.Shape{Class: n.Class, Settings: vm.Settings(), Devices: vm.Devices(), Pool: value(vm.Pool), HA: vm.HAOptions(), Host: n.Host}
+	for _, d := range vm.Disks {
+		disk := cluster.ShapeDisk{Key: d.Slot, Storage: value(d.Storage), Options: d.Options()}
+		if d.Size != nil && !d.IsSystem() {
+			disk.SizeGiB = d.Size.GiB
+		}
+		s.Disks = append(s.Disks, disk)
+	}
+	if s.IsEmpty() {
+		return cluster.Shape{}
+	}
+	return s
+}
+
+// value is what a pointer points to; "" if it is nil.
+func value(s *string) string {
+	if s == nil {
+		return ""
+	}
+	return *s
 }
 
 func build(lock schematics.Lock, schematic string) cluster.Build {

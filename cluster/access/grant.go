@@ -71,7 +71,7 @@ func roleName(path string, privileges []string) string {
 	case top == "":
 		return "RecastCluster"
 	case top != "storage":
-		return map[string]string{"vms": "RecastVMs", "nodes": "RecastNodes", "access": "RecastAccess", "sdn": "RecastNetwork", "mapping": "RecastMappings"}[top]
+		return map[string]string{"vms": "RecastVMs", "nodes": "RecastNodes", "access": "RecastAccess", "sdn": "RecastNetwork", "mapping": "RecastMappings", "pool": "RecastPools"}[top]
 	case has("Datastore.Allocate"):
 		return "RecastPrune"
 	case has("Datastore.AllocateTemplate") && has("Datastore.AllocateSpace"):

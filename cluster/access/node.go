@@ -191,7 +191,10 @@ func NeedsOf(p planning.Plan, inLease bool) Needs {
 		if !inLease {
 			needs.Claim()
 		}
-		needs.Node(n.Strategy, n.Wanted, n.Found, n.Disks())
+		if n.Strategy != cluster.Reconfigure { // that is one of its VM's changes
+			needs.Node(n.Strategy, n.Wanted, n.Found, n.Disks())
+		}
+		needs.shape(n)
 		if n.IsWayBack {
 			needs.isos(n.Wanted.ISOStorages)
 		}

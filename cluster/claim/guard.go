@@ -67,6 +67,20 @@ func (g guarded) SetFirewall(ctx context.Context, vm cluster.VM, want firewall.C
 	return g.px.SetFirewall(ctx, vm, want)
 }
 
+func (g guarded) GrowDisk(ctx context.Context, vm cluster.VM, key, size string) error {
+	if err := g.held.Check(ctx); err != nil {
+		return err
+	}
+	return g.px.GrowDisk(ctx, vm, key, size)
+}
+
+func (g guarded) SetPool(ctx context.Context, id cluster.VMID, pool string) error {
+	if err := g.held.Check(ctx); err != nil {
+		return err
+	}
+	return g.px.SetPool(ctx, id, pool)
+}
+
 func (g guarded) RemoveHA(ctx context.Context, id cluster.VMID) error {
 	if err := g.held.Check(ctx); err != nil {
 		return err
@@ -79,6 +93,13 @@ func (g guarded) AddHA(ctx context.Context, r cluster.HAResource) error {
 		return err
 	}
 	return g.px.AddHA(ctx, r)
+}
+
+func (g guarded) SetHA(ctx context.Context, r cluster.HAResource) error {
+	if err := g.held.Check(ctx); err != nil {
+		return err
+	}
+	return g.px.SetHA(ctx, r)
 }
 
 func (g guarded) Start(ctx context.Context, vm cluster.VM) error {

@@ -36,7 +36,7 @@ func (r comparison) compareDisks(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	problems := append(r.missing(vm, before, have), added(vm, before, have)...)
+	problems := append(r.missing(vm, before, have), r.added(vm, before, have)...)
 	if len(problems) == 0 && !vm.Running && !r.AloneAtStart {
 		problems, err = SharedDisks(ctx, r.Proxmox, vm, have)
 	}
@@ -62,7 +62,7 @@ func (r comparison) missing(vm cluster.VM, before, have []cluster.Disk) (problem
 		case d.CDROM:
 		case !there:
 			problems = append(problems, fault.WithHint(fault.DiskMismatch.Refusedf("%s has no %s, which was %s", vm, d.Key, d.Value()), "attach it again, as it was, then run the same command again"))
-		case !r.System.isSystem(d.Key) && !cluster.SameOptions(h.Options, d.Options):
+		case !r.System.isSystem(d.Key) && !r.Reshaping.sameOptions(d.Key, h.Options, d.Options):
 			problems = append(problems, fault.WithHint(fault.DiskMismatch.Refusedf("%s of %s has options %v, before: %v", d.Key, vm, h.Options, d.Options), again))
 		case !r.moved(d.Key) && h.Volid != d.Volid && (d.Owner != vm.ID || h.Owner != vm.ID): // the VM's own disk may have been moved to another storage
 			problems = append(problems, fault.WithHint(fault.DiskMismatch.Refusedf("%s of %s is %s, before: %s", d.Key, vm, h.Volid, d.Volid), again))
@@ -78,11 +78,11 @@ func (r comparison) moved(key string) bool {
 
 // added lists the drives that the VM did not have before. It ignores pods' volumes on a running VM,
 // which come and go, and any unusedN, which no guest sees.
-func added(vm cluster.VM, before, have []cluster.Disk) (problems []error) {
+func (r comparison) added(vm cluster.VM, before, have []cluster.Disk) (problems []error) {
 	for _, h := range have {
 		_, had := cluster.FindDrive(before, h.Key)
 		switch {
-		case h.CDROM || had || h.Detached() || h.CSI() && vm.Running:
+		case h.CDROM || had || r.Reshaping.adds(h.Key) || h.Detached() || h.CSI() && vm.Running:
 		case h.CSI():
 			problems = append(problems, fault.WithHint(fault.DiskMismatch.Refusedf("%s has %s (%s), a pod's volume, although it was drained", vm, h.Key, h.Volid),
 				"wait until it is detached, or detach it: kubectl get volumeattachments says whose it is. Then run the same command again"))

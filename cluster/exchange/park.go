@@ -93,7 +93,7 @@ func (r diskMoves) attached(ctx context.Context, d parking.ParkedDisk) (string, 
 		return "", err
 	case disk.Owner != r.owner(d) || d.Holder != 0 && disk.Volid != d.Volid:
 		return "", fault.ParkedHalf.Refusedf("%s of %s is %s, which is not the disk that it had there", d.Key, vm, disk.Volid)
-	case !cluster.SameOptions(disk.Options, cluster.SplitOptions(d.Options)):
+	case !r.Reshaping.sameOptions(d.Key, disk.Options, cluster.SplitOptions(d.Options)):
 		return "", nil
 	}
 	return fmt.Sprintf("%s is %s again", d.Key, disk.Volid), nil

@@ -187,6 +187,15 @@ func (p patient) MoveDisk(ctx context.Context, vm cluster.VM, key string, to clu
 	return p.change(ctx, vm, []cluster.VMID{to}, func(vm cluster.VM) error { return p.px.MoveDisk(ctx, vm, key, to, toKey) })
 }
 
+func (p patient) GrowDisk(ctx context.Context, vm cluster.VM, key, size string) error {
+	return p.change(ctx, vm, nil, func(vm cluster.VM) error { return p.px.GrowDisk(ctx, vm, key, size) })
+}
+
+// SetPool, like SetFirewall, does not change the configuration.
+func (p patient) SetPool(ctx context.Context, id cluster.VMID, pool string) error {
+	return p.px.SetPool(ctx, id, pool)
+}
+
 // SetFirewall does not change the configuration, so no lock of the VM delays it.
 func (p patient) SetFirewall(ctx context.Context, vm cluster.VM, want firewall.Config) error {
 	return p.px.SetFirewall(ctx, vm, want)

@@ -46,7 +46,7 @@ func TestAddedDisksAreLookedUp(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if problems := added(vm, disks, have); (len(problems) == 0) != c.pod {
+			if problems := WiredReplace(&Replace{}).comparison.added(vm, disks, have); (len(problems) == 0) != c.pod {
 				t.Errorf("problems: %v", problems)
 			}
 		})

@@ -3,6 +3,7 @@ package exchange
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -109,6 +110,11 @@ func (r PutBack) asBefore(vm cluster.VM) (map[string]string, error) {
 		if _, iso := cluster.BootISO(d); iso && want[d.Key] == "" {
 			want[d.Key] = "none,media=cdrom"
 		}
+	}
+	settings, del := r.Reshaping.before(vm)
+	maps.Copy(want, settings)
+	for _, key := range del {
+		want[key] = ""
 	}
 	for key, value := range want {
 		if strings.TrimRight(vm.Config[key], "\n") == strings.TrimRight(value, "\n") {

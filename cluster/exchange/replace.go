@@ -41,6 +41,8 @@ type Replace struct {
 
 	HostArch string // see Ties.HostArch
 
+	Shape cluster.Shape // that the VM gets; the zero value: it stays as it is
+
 	ha   *cluster.HAResource // the VM's HA resource before; nil: not managed
 	old  parking.KeptDisk    // entry of the old system disk, without its place
 	Made parking.KeptDisk    // what is known of the system on the new one
@@ -70,6 +72,7 @@ type Replace struct {
 	PutBack      PutBack    // the VM as it was
 	Settings     Settings   // those that differ until finish
 	Lost         LostDisks  // where the disks are, for an error
+	Reshaping    Reshaping  // the VM's shape
 }
 
 // Copy returns a copy of the exchange: setting its fields leaves r as it is.
@@ -87,6 +90,7 @@ func WiredReplace(r *Replace) *Replace {
 	r.PutBack = PutBack{r}
 	r.Settings = Settings{r}
 	r.Lost = LostDisks{r}
+	r.Reshaping = Reshaping{r}
 	return r
 }
 
@@ -279,9 +283,17 @@ func (r *Replace) uuidMismatch(vm cluster.VM) error {
 	return fault.UUIDMismatch.Refusedf("%s has UUID %s: it is not the VM that was planned (UUID %s)", vm, vm.UUID(), r.VM.UUID())
 }
 
-// TakenDown is the goal of take-down for every strategy.
+// TakenDown is the goal of take-down for every strategy. A VM that is only given another shape is off
+// until it has the run's mark.
 func (r Deletion) TakenDown(ctx context.Context) (string, error) {
-	if r.Strategy == cluster.Recreate {
+	switch r.Strategy {
+	case cluster.Recreate:
+		return r.replaced(ctx)
+	case cluster.Reconfigure:
+		vm, found, err := r.Powered(ctx)
+		if err != nil || found && vm.MadeBy() != r.Run && !vm.Running && !vm.HA && vm.Config["onboot"] != "1" {
+			return vm.String() + " is off", err
+		}
 		return r.replaced(ctx)
 	}
 	return r.moves.emptied(ctx)

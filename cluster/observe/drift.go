@@ -46,7 +46,7 @@ func Diff(w cluster.Wanted, f Found, past cluster.History) Drift {
 	}
 	if f.VM != nil && !f.Open() {
 		reasons, notes := diffVM(w, f)
-		d.Reasons, d.Notes = append(d.Reasons, reasons...), append(d.Notes, notes...)
+		d.Reasons, d.Notes = append(append(d.Reasons, reasons...), diffShape(f)...), append(d.Notes, notes...)
 	}
 	if f.Parking != nil {
 		d.Reasons = append(d.Reasons, diffKept(*f.Parking)...)
@@ -81,22 +81,33 @@ func (d Drift) Rollable() bool {
 	return slices.ContainsFunc(d.Reasons, func(r cluster.Reason) bool { return rollable(r.Code) })
 }
 
-// WithoutConfig is d for a roll that leaves configurations as they are.
-func (d Drift) WithoutConfig() Drift {
-	d.Reasons = slices.DeleteFunc(slices.Clone(d.Reasons), func(r cluster.Reason) bool { return r.Code == configDiffers })
+// Of is the part of d that concerns the node's image and what is beside it, its machine
+// configuration, or its VM.
+func (d Drift) Of(image, config, vm bool) Drift {
+	d.Reasons = slices.DeleteFunc(slices.Clone(d.Reasons), func(r cluster.Reason) bool {
+		switch r.Code {
+		case configDiffers:
+			return !config
+		case shapeDiffers:
+			return !vm
+		}
+		return !image
+	})
 	return d
 }
+
+// IsImage says whether the node needs another image, or another disk for it.
+func (d Drift) IsImage() bool {
+	of := d.Of(true, false, false)
+	return of.Rollable() && !of.Tidy()
+}
+
+// IsShape says whether the node's VM is not as recast.yaml wants it.
+func (d Drift) IsShape() bool { return len(d.Of(false, false, true).Reasons) > 0 }
 
 // NamesOther says whether the node runs the wanted image, and its configuration names another.
 func (d Drift) NamesOther() bool {
 	return slices.ContainsFunc(d.Reasons, func(r cluster.Reason) bool { return r.Code == "install-image" })
-}
-
-// OnlyConfig says whether a roll has nothing to do but to give the node its configuration, and to
-// clean up what is beside it.
-func (d Drift) OnlyConfig() bool {
-	rest := d.WithoutConfig()
-	return len(rest.Reasons) < len(d.Reasons) && (!rest.Rollable() || rest.Tidy())
 }
 
 // rollable says whether a roll mends the reason with this code. recast upgrade-k8s upgrades

@@ -73,6 +73,19 @@ func diffVM(w cluster.Wanted, f Found) (out []cluster.Reason, notes []string) {
 	return out, notes
 }
 
+// diffShape lists how the VM differs from what recast.yaml says about it.
+func diffShape(f Found) []cluster.Reason {
+	var out []cluster.Reason
+	for _, d := range f.Shape {
+		text := "VM " + d.String()
+		if d.Why != "" {
+			text += " (" + d.Why + ")"
+		}
+		out = append(out, cluster.Reason{Code: shapeDiffers, Text: text, Old: d.Found, New: d.Wanted})
+	}
+	return out
+}
+
 // firstBoot is the first device of a VM's boot order; "" if that is not of the form
 // "order=scsi0;ide2".
 func firstBoot(boot string) string {
@@ -87,4 +100,6 @@ func firstBoot(boot string) string {
 const (
 	kubernetesVersion = "kubernetes-version"
 	superseded        = "superseded-disk"
+	// shapeDiffers is the code of the reason that a VM is not as recast.yaml wants it.
+	shapeDiffers = "vm"
 )

@@ -13,6 +13,7 @@ import (
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/cluster/reach"
+	"github.com/recast-sh/recast/cluster/shape"
 	"github.com/recast-sh/recast/internal/fault"
 )
 
@@ -43,6 +44,9 @@ type Found struct {
 
 	ConfigIn cluster.ConfigPlace // where it is if ConfigKnown
 	File     *cluster.FoundFile  // in talos.machineConfigs; nil: there is none
+
+	// Shape is how its VM differs from what recast.yaml says about it.
+	Shape shape.Differences
 
 	fit  *kubernetesFit // of what is wanted; nil: Kubernetes is as wanted
 	Away bool           // its VM may be on a host that does not answer

@@ -57,13 +57,7 @@ func (k KeptDisk) ParkedOptions() []string {
 
 // MarkDescription adds the run's mark to a VM's own description, replacing an older one.
 func MarkDescription(description, run, build string) string {
-	var kept []string
-	for line := range strings.SplitSeq(strings.TrimRight(description, "\n"), "\n") {
-		if !strings.HasPrefix(line, cluster.RunMark) {
-			kept = append(kept, line)
-		}
-	}
-	text := strings.TrimRight(strings.Join(kept, "\n"), "\n")
+	text := cluster.VM{Config: map[string]string{"description": description}}.OwnDescription()
 	if text != "" {
 		text += "\n"
 	}

@@ -16,7 +16,7 @@ import (
 // tried first: Talos takes it back by itself if the node is not healthy with it.
 func planConfigure(n *NodePlan, o observe.Observation, p Policy) {
 	n.Strategy, n.EtcdKept, n.Why = cluster.Configure, true, "configure: only its machine configuration differs"
-	if !n.Drift.OnlyConfig() {
+	if n.Drift.IsImage() {
 		n.Why = "configure: --what config leaves its image as it is"
 	}
 	if file := n.Found.File; len(file.Reboot) == 0 {
@@ -30,9 +30,12 @@ func planConfigure(n *NodePlan, o observe.Observation, p Policy) {
 	}
 }
 
-// staysUp says whether the node gets a configuration for which it does not reboot.
+// staysUp says whether the node gets only what it needs no reboot for.
 func (n NodePlan) staysUp() bool {
-	return n.Strategy == cluster.Configure && n.Found.File != nil && len(n.Found.File.Reboot) == 0
+	if n.Strategy == cluster.Reconfigure {
+		return !stopsVM(n)
+	}
+	return n.Strategy == cluster.Configure && n.Found.File != nil && len(n.Found.File.Reboot) == 0 && !stopsVM(n)
 }
 
 // AppliesConfig says whether the node gets its file of talos.machineConfigs.

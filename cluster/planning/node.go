@@ -156,7 +156,7 @@ func planResume(n *NodePlan, o observe.Observation) {
 	switch {
 	case rec.PutBack:
 		n.PutBack("someone asked for the old system disk")
-	case n.Strategy == cluster.Rollback:
+	case n.Strategy == cluster.Rollback, n.Strategy == cluster.Reconfigure:
 	case !known:
 		n.PutBack(fmt.Sprintf("its build %s is in no lock that is here", words.Short(rec.Build)))
 	case n.Found.ConfigDamaged != nil && n.Found.Machine == nil:

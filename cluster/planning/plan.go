@@ -11,6 +11,7 @@ import (
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/cluster/parking"
+	"github.com/recast-sh/recast/cluster/shape"
 	"github.com/recast-sh/recast/cluster/strategy"
 	"github.com/recast-sh/recast/internal/words"
 )
@@ -84,10 +85,12 @@ type NodePlan struct {
 	Digest     string             `json:"digest,omitempty"` // of the VM's configuration when planned
 	// ConfigFile is the node's file of talos.machineConfigs; nil: it has none, or none that this strategy would apply and none that differs.
 	ConfigFile *cluster.ConfigFile `json:"configFile,omitempty"`
-	Carried    []DiskPlan          `json:"carried,omitempty"`
-	System     *DiskPlan           `json:"systemDisk,omitempty"` // parked and replaced by a blank one
-	Frees      []parking.FreePlan  `json:"frees,omitempty"`      // old system disks that go once the node's roll has succeeded
-	Renewed    []string            `json:"renewed,omitempty"`    // what Proxmox gives the VM anew when it is made again: "vmgenid", "meta", "volid of scsi1"
+	// VM is what is changed of its VM.
+	VM      shape.Differences  `json:"vm,omitempty"`
+	Carried []DiskPlan         `json:"carried,omitempty"`
+	System  *DiskPlan          `json:"systemDisk,omitempty"` // parked and replaced by a blank one
+	Frees   []parking.FreePlan `json:"frees,omitempty"`      // old system disks that go once the node's roll has succeeded
+	Renewed []string           `json:"renewed,omitempty"`    // what Proxmox gives the VM anew when it is made again: "vmgenid", "meta", "volid of scsi1"
 
 	// OutageSeconds is how long the node is expected to be away.
 	OutageSeconds int `json:"outageSeconds,omitempty"`
@@ -182,7 +185,7 @@ func (p Plan) NeedsImages() bool {
 // NeedsImage says whether the node gets an image, or its configuration another installer than it names.
 func (n NodePlan) NeedsImage() bool {
 	switch n.Strategy {
-	case cluster.PutBack, cluster.Rollback, cluster.ConfigureBlank:
+	case cluster.PutBack, cluster.Rollback, cluster.ConfigureBlank, cluster.Reconfigure:
 		return false
 	case cluster.Configure:
 		return n.Drift.NamesOther()
@@ -292,62 +295,32 @@ func ForNode(w cluster.Wanted, f observe.Found, o observe.Observation, past clus
 		n.Why = "it could not be read"
 	case !n.Drift.Rollable():
 		n.Why = fmt.Sprintf("runs %s build %s", w.Build.TalosVersion, words.Short(w.Build.ID))
-	case !p.does(Config) && !n.Drift.WithoutConfig().Rollable():
-		n.Why = "only its machine configuration differs, which --what image leaves as it is"
-	case !p.does(Image) && n.Drift.ConfigReason() == "":
-		n.Why = "its image is not as wanted, which --what config leaves as it is"
+	case !p.of(n.Drift).Rollable():
+		n.Why = p.leaves(n.Drift)
 	case f.Pause() != "":
 		n.Paused, n.Why = f.Pause(), "paused: "+f.Pause()
-	case n.Drift.Tidy():
+	case p.does(Image) && n.Drift.IsImage():
+		planStale(&n, o, p)
+	case p.does(Config) && n.Drift.ConfigReason() != "":
+		planConfigure(&n, o, p)
+	case p.does(Image) && n.Drift.Of(true, false, false).Tidy():
 		n.Strategy, n.Why = cluster.InPlace, "runs the wanted build: only what is beside it is put right"
 		n.EtcdKept = true
-	case n.Drift.OnlyConfig() || !p.does(Image):
-		planConfigure(&n, o, p)
 	default:
-		planStale(&n, o, p)
+		planReconfigure(&n, o, p)
 	}
+	planShape(&n, o, p)
 	n.planFile()
 	n.Estimate(o.Took)
 	return n
 }
-
-// Policy says how a roll proceeds.
-type Policy struct {
-	WorkersFirst   bool
-	Canary         bool
-	CanaryNode     string                // which node; "", or one that does not change: a worker if there is one
-	MaxUnavailable func(workers int) int // how many workers of that number may be out at a time; nil: 1
-	WorkersBeside  bool                  // control planes and workers at the same time
-	PerHost        int                   // nodes at a time on one Proxmox host; 0: 1
-	AcceptOutage   bool                  // of etcd, where there are only two control planes
-	Only           []string              // nodes to look at; empty: all
-	Exclude        []string
-	Labels         cluster.Selector // of their Nodes
-	BootFailure    cluster.BootFailure
-	DrainDeletes   bool       // delete pods whose eviction is still refused at the end of a drain
-	IgnoreNodes    []string   // nodes whose Nodes may be not Ready
-	KeepDisks      int        // old system disks of a node that stay parked; 0: 1
-	Rehearse       *Rehearsal // nil: boot ISOs are not tried out before the first node goes
-	What           []What     // what is rolled; empty: all
-}
-
-// What is a part of a node that a roll brings to its wanted state.
-type What string
-
-// The parts. A node that gets another image by recreate or reimage gets its configuration with it.
-const (
-	Image  What = "image"
-	Config What = "config"
-)
-
-func (p Policy) does(w What) bool { return len(p.What) == 0 || slices.Contains(p.What, w) }
 
 // expectedOutage is how long one node is expected to be out: shutdown, parking and the 146 s
 // from power on to ready that a recreated node took under software emulation (Talos v1.14.1 in
 // QEMU), so an upper bound for the boot. An in-place upgrade saves the installation and one boot.
 var expectedOutage = map[cluster.Strategy]time.Duration{
 	cluster.Recreate: 4 * time.Minute, cluster.Reimage: 4 * time.Minute, cluster.InPlace: 2 * time.Minute, cluster.Rollback: 3 * time.Minute, cluster.PutBack: 3 * time.Minute,
-	cluster.ConfigureBlank: time.Minute, cluster.Configure: 2 * time.Minute,
+	cluster.ConfigureBlank: time.Minute, cluster.Configure: 2 * time.Minute, cluster.Reconfigure: 2 * time.Minute,
 }
 
 // longOutage is shortly before storage systems begin to rebuild replicas: Longhorn does after

@@ -216,3 +216,59 @@ const (
 	OthersDown = "other nodes are not Ready: "
 	BringBack  = "bring them back first; one more out would be one too many. A worker that is to stay away: kubectl cordon it, or name it in roll.ignoreNodes"
 )
+
+// Policy says how a roll proceeds.
+type Policy struct {
+	WorkersFirst   bool
+	Canary         bool
+	CanaryNode     string                // which node; "", or one that does not change: a worker if there is one
+	MaxUnavailable func(workers int) int // how many workers of that number may be out at a time; nil: 1
+	WorkersBeside  bool                  // control planes and workers at the same time
+	PerHost        int                   // nodes at a time on one Proxmox host; 0: 1
+	AcceptOutage   bool                  // of etcd, where there are only two control planes
+	Only           []string              // nodes to look at; empty: all
+	Exclude        []string
+	Labels         cluster.Selector // of their Nodes
+	BootFailure    cluster.BootFailure
+	DrainDeletes   bool       // delete pods whose eviction is still refused at the end of a drain
+	IgnoreNodes    []string   // nodes whose Nodes may be not Ready
+	KeepDisks      int        // old system disks of a node that stay parked; 0: 1
+	Rehearse       *Rehearsal // nil: boot ISOs are not tried out before the first node goes
+	What           []What     // what is rolled; empty: all
+}
+
+// What is a part of a node that a roll brings to its wanted state.
+type What string
+
+// The parts. A node that gets another image by recreate or reimage gets its configuration with it.
+const (
+	Image  What = "image"
+	Config What = "config"
+	VM     What = "vm"
+)
+
+func (p Policy) does(w What) bool { return len(p.What) == 0 || slices.Contains(p.What, w) }
+
+// of is the part of a node's drift that is rolled.
+func (p Policy) of(d observe.Drift) observe.Drift {
+	return d.Of(p.does(Image), p.does(Config), p.does(VM))
+}
+
+// leaves says why nothing is done to a node that differs only in what is not rolled.
+func (p Policy) leaves(d observe.Drift) string {
+	var only []string
+	for _, w := range p.What {
+		only = append(only, string(w))
+	}
+	asked := "which --what " + strings.Join(only, ",") + " leaves as it is"
+	config, vm := !p.does(Config) && d.ConfigReason() != "", !p.does(VM) && d.IsShape()
+	switch {
+	case !p.does(Image) && d.Of(true, false, false).Rollable():
+		return "its image is not as wanted, " + asked
+	case config && vm:
+		return "only its machine configuration and its VM differ, " + asked
+	case vm:
+		return "only its VM differs, " + asked
+	}
+	return "only its machine configuration differs, " + asked
+}

@@ -23,7 +23,7 @@ type configure struct{ *node }
 // what it runs is looked at when it answers.
 func (n configure) steps() []step.Step {
 	back := []step.Step{
-		{ID: "wait-healthy", Code: fault.NoJoin, Title: "wait until " + n.Plan.Node + " is healthy", Skip: n.reconfigure.serves, Do: n.waitHealthy},
+		{ID: "wait-healthy", Code: fault.NoJoin, Title: "wait until " + n.Plan.Node + " is healthy", Skip: n.reset.serves, Do: n.waitHealthy},
 		{ID: "uncordon", Title: "uncordon " + n.Plan.Node, Skip: n.finish.uncordoned, Do: n.savedConfig.thenForget(n.finish.uncordon)},
 	}
 	switch {

@@ -62,7 +62,7 @@ var gateCalls = map[string]rollingtest.Call{
 		return err
 	}, Ready: begun, Deaf: []string{"Machine", "Node", "LocalData", "VM", "Get"}},
 	"configured": {Do: func(s *scene, ctx context.Context) error { return nodeOf(s).bringUp.configure(ctx) }, Ready: all(begun, swapped, silent, saved), Done: "apply", Deaf: []string{"Standing", "MaintenanceMachine", "Node"}},
-	"again":      {Do: func(s *scene, ctx context.Context) error { return nodeOf(s).reconfigure.again(ctx) }, Ready: all(is(cluster.ConfigureBlank), silent, filed), Done: "apply", Deaf: []string{"Standing", "Node"}},
+	"again":      {Do: func(s *scene, ctx context.Context) error { return nodeOf(s).reset.again(ctx) }, Ready: all(is(cluster.ConfigureBlank), silent, filed), Done: "apply", Deaf: []string{"Standing", "Node"}},
 	"config":     {Do: func(s *scene, ctx context.Context) error { _, err := nodeOf(s).savedConfig.read(ctx); return err }, Ready: all(begun, saved)},
 	"file": {Do: func(s *scene, ctx context.Context) error {
 		_, _, err := nodeOf(s).savedConfig.userConfig(ctx)

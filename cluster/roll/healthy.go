@@ -107,7 +107,7 @@ func (n *health) lacksPlace(m cluster.Machine, mem parking.Memory) string {
 
 // lacksSystem compares the system that the machine booted, and its disk, with the expected ones.
 func (n *health) lacksSystem(m cluster.Machine, mem parking.Memory) string {
-	if n.Plan.Strategy == cluster.PutBack || n.Plan.Strategy == cluster.Rollback {
+	if !n.installs() {
 		if n.Plan.Strategy == cluster.Rollback && m.Schematic.LockHash() != n.Plan.Restore.Build {
 			return "runs the image of lock " + words.OrNone(words.Short(m.Schematic.LockHash()))
 		}

@@ -13,13 +13,10 @@ import (
 	"github.com/recast-sh/recast/internal/step"
 )
 
-// The IDs of the steps that run hooks. The steps of a batch are siblings of its nodes; their IDs
-// have an underscore, which a node name can't have.
+// The IDs of the steps that run hooks.
 const (
-	hooksBefore      = "run-hooks"
-	hooksAfter       = "run-hooks-again"
-	hooksBeforeBatch = "hooks_before"
-	hooksAfterBatch  = "hooks_after"
+	hooksBefore = "run-hooks"
+	hooksAfter  = "run-hooks-again"
 )
 
 // before returns the step right before the final gate check; the user's gates have already passed.
@@ -44,7 +41,7 @@ func (n hookPoints) before() []step.Step {
 			return s.Do(ctx)
 		}
 	}
-	return yielding(steps)
+	return hook.Yielding(steps)
 }
 
 // after returns the step for a node that is back. It comes before the user's gates are asked,
@@ -76,19 +73,9 @@ func (n hookPoints) batchLeftOpen(err error) error {
 // staysIn says whether the node is only cleaned up, and was never taken out.
 func (n hookPoints) staysIn() bool { return n.userGates.isTidied() && !n.userGates.wasCordoned() }
 
-func yielding(steps []step.Step) []step.Step {
-	for i := range steps {
-		steps[i].Yields = true
-	}
-	return steps
-}
-
 func (n hookPoints) call(p cluster.HookPoint, id string) hook.Call {
 	phase, _, _ := planning.NodeOfStep(n.Path)
-	return hook.Call{
-		Commands: n.roller.Commands, Point: p, Batch: phase, Node: n.Plan.Node, Env: append(n.roller.runEnv(phase), n.env(p)...),
-		Say: func(text string) { n.Tell(id, text) }, Keep: n.roller.keepHook(n.Key("hooks/" + strings.ToLower(string(p)))),
-	}
+	return n.roller.hooking().Call(p, phase, n.Plan.Node, n.env(p), n.Path+"/"+id, n.Key("hooks/"+strings.ToLower(string(p))))
 }
 
 // env describes the node to hooks; an unknown value is "".
@@ -109,58 +96,9 @@ func (n hookPoints) env(p cluster.HookPoint) []string {
 	if n.Plan.Addr.IsValid() {
 		env = append(env, "RECAST_ADDRESS="+n.Plan.Addr.String())
 	}
-	return append(env, outcomeEnv(p)...)
+	return env
 }
 
-// withBatchHooks puts the hooks of a batch before and after its nodes.
-func (r *Roller) withBatchHooks(p planning.Plan, b planning.Batch, steps []step.Step) []step.Step {
-	phase := b.Phase
-	call := func(point cluster.HookPoint, id string) hook.Call {
-		return hook.Call{
-			Commands: r.Commands, Point: point, Batch: phase,
-			Env:  append(append(r.runEnv(phase), "RECAST_NODES="+strings.Join(b.Nodes, " ")), outcomeEnv(point)...),
-			Say:  func(text string) { r.Say("roll/"+string(phase)+"/"+id, text) },
-			Keep: r.keepHook("hooks/" + strings.ToLower(string(point)) + "/" + string(phase)),
-		}
-	}
-	before := call(cluster.BeforeBatch, hooksBeforeBatch).Step(hooksBeforeBatch, "run the hooks before this batch", p.Hooks.BeforeBatch,
-		func(ctx context.Context, err error) error {
-			return hook.FailedBefore(ctx, err, "no node of this batch was touched; once the hook ends with 0, run the same command again: the hooks before the batch run again")
-		})
-	after := call(cluster.AfterBatch, hooksAfterBatch).Step(hooksAfterBatch, "run the hooks behind this batch", p.Hooks.AfterBatch,
-		func(_ context.Context, err error) error {
-			if err != nil {
-				err = fmt.Errorf("the nodes of this batch are done, but no other batch is to follow: %w", err)
-			}
-			return hook.FailedAfter(err, "recast roll continues with the next batch, and does not run the hooks after this one again: do by hand what they had to do")
-		})
-	for i := range after {
-		after[i].Closes = true // nothing else undoes what the hooks before the batch did
-	}
-	return append(append(yielding(before), steps...), after...)
-}
-
-func (r *Roller) runEnv(batch planning.Phase) []string {
-	return []string{"RECAST_CLUSTER=" + r.Cluster, "RECAST_RUN=" + r.Run, "RECAST_BATCH=" + string(batch)}
-}
-
-// outcomeEnv is for the hooks after a node or a batch: they run only if it is done.
-func outcomeEnv(p cluster.HookPoint) []string {
-	if p == cluster.AfterNode || p == cluster.AfterBatch {
-		return []string{"RECAST_OUTCOME=done"}
-	}
-	return nil
-}
-
-// keepHook writes the result of a hook to the journal, and passes it to the report.
-func (r *Roller) keepHook(key string) func(hook.HookRun, int) error {
-	return func(run hook.HookRun, i int) error {
-		if r.Hooked != nil {
-			r.Hooked(run)
-		}
-		if err := r.Journal.Put(key+"/"+strconv.Itoa(i+1), run); err != nil {
-			return fmt.Errorf("journal: %w", err)
-		}
-		return nil
-	}
+func (r *Roller) hooking() hook.Run {
+	return hook.Run{Commands: r.Commands, Cluster: r.Cluster, ID: r.Run, Say: r.Say, Put: func(key string, v any) error { return r.Journal.Put(key, v) }, Hooked: r.Hooked}
 }

@@ -16,28 +16,29 @@ type node struct {
 	gates  []cluster.UserGate
 	hooks  cluster.Hooks
 
-	order       order       // the order of the steps: recreate.go
-	gate        gate.Gate   // what must hold before anything is touched
-	etcd        *etcdMember // membership of a control plane in etcd
-	eviction    eviction    // cordon, drain, and back
-	recall      recall      // what the node must get back, read before it goes down
-	power       power       // the VM, on and off
-	savedConfig savedConfig // its machine configuration
-	takeDown    takeDown    // whether the old VM is gone
-	bringUp     *bringUp    // the blank machine: checked, then configured
-	renewal     *renewal    // another blank disk after an interrupted installation
-	health      *health     // whether it runs what is wanted, and Kubernetes has seen it
-	finish      finish      // restores what was changed for the roll
-	upgrade     *upgrade    // the upgrade in place
-	newBoot     *newBoot    // whether that upgrade came up, or fell back
-	fallback    fallback    // a reimage after an upgrade in place that did not come up
-	configure   configure   // another machine configuration, without a new image
-	trial       trial       // of one that needs no reboot
-	reconfigure reconfigure // a machine that was reset
-	putBack     putBack     // cancels an interrupted replacement
-	hookPoints  hookPoints  // the user's hooks
-	userGates   userGates   // the user's gates
-	record      *record     // the record on the parking VM, and the exchange that it describes
+	order       order        // the order of the steps: recreate.go
+	gate        gate.Gate    // what must hold before anything is touched
+	etcd        *etcdMember  // membership of a control plane in etcd
+	eviction    eviction     // cordon, drain, and back
+	recall      recall       // what the node must get back, read before it goes down
+	power       power        // the VM, on and off
+	savedConfig savedConfig  // its machine configuration
+	takeDown    takeDown     // whether the old VM is gone
+	bringUp     *bringUp     // the blank machine: checked, then configured
+	renewal     *renewal     // another blank disk after an interrupted installation
+	health      *health      // whether it runs what is wanted, and Kubernetes has seen it
+	finish      finish       // restores what was changed for the roll
+	upgrade     *upgrade     // the upgrade in place
+	newBoot     *newBoot     // whether that upgrade came up, or fell back
+	fallback    fallback     // a reimage after an upgrade in place that did not come up
+	configure   configure    // another machine configuration, without a new image
+	trial       trial        // of one that needs no reboot
+	reset       resetMachine // a machine that was reset
+	putBack     putBack      // cancels an interrupted replacement
+	hookPoints  hookPoints   // the user's hooks
+	userGates   userGates    // the user's gates
+	reshape     reshape      // the VM's shape
+	record      *record      // the record on the parking VM, and the exchange that it describes
 }
 
 // planned returns a node of p, in one of its phases.
@@ -69,25 +70,27 @@ func (r *Roller) node(h rolling.Node) *node {
 	n.fallback = fallback{n}
 	n.configure = configure{n}
 	n.trial = trial{n}
-	n.reconfigure = reconfigure{n}
+	n.reset = resetMachine{n}
 	n.putBack = putBack{n}
 	n.hookPoints = hookPoints{n}
 	n.userGates = userGates{n}
+	n.reshape = reshape{n}
 	n.record = &record{node: n}
 	return n
 }
 
 type (
-	order       struct{ *node }
-	eviction    struct{ *node }
-	recall      struct{ *node }
-	power       struct{ *node }
-	savedConfig struct{ *node }
-	takeDown    struct{ *node }
-	finish      struct{ *node }
-	fallback    struct{ *node }
-	reconfigure struct{ *node }
-	putBack     struct{ *node }
-	hookPoints  struct{ *node }
-	userGates   struct{ *node }
+	order        struct{ *node }
+	eviction     struct{ *node }
+	recall       struct{ *node }
+	power        struct{ *node }
+	savedConfig  struct{ *node }
+	takeDown     struct{ *node }
+	finish       struct{ *node }
+	fallback     struct{ *node }
+	resetMachine struct{ *node }
+	putBack      struct{ *node }
+	hookPoints   struct{ *node }
+	userGates    struct{ *node }
+	reshape      struct{ *node }
 )

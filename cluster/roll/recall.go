@@ -103,7 +103,7 @@ func (n recall) observe(ctx context.Context) (parking.Memory, error) {
 // proveReplace finds, while the node still runs, what would stop the exchange later.
 func (n recall) proveReplace(ctx context.Context, mem parking.Memory, rec parking.Record) error {
 	r := n.record.of(mem, rec, 0)
-	if n.Plan.Strategy == cluster.Rollback {
+	if !n.installs() {
 		_, err := r.System.Marked()
 		return err
 	}
@@ -165,7 +165,7 @@ func (n recall) remember(ctx context.Context) error {
 	if err := n.proveReplace(ctx, mem, rec); err != nil {
 		return err
 	}
-	if n.Plan.Strategy != cluster.Rollback {
+	if n.installs() {
 		if mem.ConfigSum, err = n.savedConfig.remember(ctx, mem.Kubernetes); err != nil {
 			return err
 		}
@@ -192,7 +192,7 @@ func (n recall) remembered(ctx context.Context) (string, error) {
 	if _, err := n.Memory(ctx); err != nil {
 		return "", err
 	}
-	if n.Plan.Strategy != cluster.Rollback {
+	if n.installs() {
 		if _, err := n.savedConfig.read(ctx); err != nil {
 			return "", nil //nolint:nilerr // read from the node while it still answers
 		}
@@ -228,7 +228,7 @@ func (n takeDown) done(ctx context.Context) (string, error) {
 // reachBlank returns the VM setting by which the blank machine gets its address, while its machine
 // still says where that address comes from.
 func (n recall) reachBlank(vm cluster.VM, m cluster.Machine) (*reach.Setting, error) {
-	if n.Plan.Strategy == cluster.Rollback {
+	if !n.installs() {
 		return nil, nil // the system that comes back has its configuration
 	}
 	set, against := cluster.BlankAddress(n.Plan.Addr, vm, m, n.Want.Build)

@@ -2,6 +2,7 @@ package roll
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/parking"
@@ -12,27 +13,32 @@ import (
 // work returns what is done to the node by its strategy, in order.
 func (n order) work() []step.Step {
 	last := step.Step{ID: "gate", Code: fault.GateClosed, Title: "check that it is safe to take " + n.Plan.Node + " out", Do: n.gate.Check}
+	first := append([]step.Step{last}, n.reshape.live()...)
 	switch n.Plan.Strategy {
 	case cluster.InPlace:
-		return append([]step.Step{last}, n.upgrade.steps()...)
+		return slices.Concat(first, n.upgrade.steps(), n.reshape.after())
 	case cluster.PutBack:
 		return []step.Step{last, n.putBack.step()}
 	case cluster.Configure:
-		return append([]step.Step{last}, n.configure.steps()...)
+		return slices.Concat(first, n.reshape.drained(n.configure.steps()), n.reshape.after())
 	case cluster.ConfigureBlank:
-		return append([]step.Step{last}, n.reconfigure.steps()...)
+		return append(first, n.reset.steps()...)
+	case cluster.Reconfigure:
+		if !n.Plan.Resume && !n.reshape.stops() {
+			return first
+		}
 	}
-	return append([]step.Step{last}, n.recreate()...)
+	return append(first, n.recreate()...)
 }
 
 // recreate moves a node to another system disk, in order: in a new VM (recreate), or in the VM that
-// it has (reimage and rollback). Every Skip asks the world whether its step is done, so an
+// it has (reimage and rollback); or it gives that VM another shape (reconfigure). Every Skip asks the world whether its step is done, so an
 // interrupted roll resumes by running the same list again. What must hold before any of it is in
 // package gate (Gate.look); what must hold before the VM is deleted, in
 // exchange.Deletion.deleteSame.
 func (n order) recreate() []step.Step {
 	x, s, vm := n.record.source(), n.Plan.Strategy, n.Plan.VMID
-	rollback := s == cluster.Rollback
+	rollback, stays := s == cluster.Rollback, s == cluster.Reconfigure
 	return []step.Step{
 		{
 			ID: "take-down", Title: "take " + n.Plan.Node + " down", Risk: step.Destructive, Skip: n.takeDown.done,
@@ -42,19 +48,20 @@ func (n order) recreate() []step.Step {
 				step.OnlyIf(n.etcd.leaves(), step.Step{ID: "leave-etcd", Code: fault.EtcdUnhealthy, Title: "leave etcd: its data goes with the system disk", Risk: step.Destructive, Skip: n.etcd.left, Do: n.etcd.leave}),
 				step.Step{ID: "stop", Title: fmt.Sprintf("stop VM %d", vm), Risk: step.Disruptive, Skip: n.power.stoppedFor, Do: n.power.stop},
 				step.OnlyIf(s == cluster.Recreate, x.Unprotect()),
-				x.Park(),
+				step.OnlyIf(!stays, x.Park()),
 				step.OnlyIf(s == cluster.Recreate, x.DeleteVM()),
 			),
 		},
 		{
 			ID: "bring-up", Title: "bring " + n.Plan.Node + " up", Risk: step.Disruptive,
 			Steps: step.List(
-				x.NewSystem(s), // create-vm, blank-disk or restore-disk
-				step.OnlyIf(!rollback, step.Step{ID: "renew-disk", Title: "see that it has a system disk", Risk: step.Disruptive, Skip: n.renewal.hasDisk, Do: n.renewal.giveDisk}),
-				x.Attach(),
+				step.OnlyIf(!stays, x.NewSystem(s)), // create-vm, blank-disk or restore-disk
+				step.OnlyIf(n.installs(), step.Step{ID: "renew-disk", Title: "see that it has a system disk", Risk: step.Disruptive, Skip: n.renewal.hasDisk, Do: n.renewal.giveDisk}),
+				step.OnlyIf(!stays, x.Attach()),
+				step.OnlyIf(!rollback && !n.Want.Shape.IsEmpty(), x.Reshape()),
 				step.Step{ID: "start", Code: fault.NoBoot, Title: fmt.Sprintf("start VM %d", vm), Skip: n.power.started, Do: n.power.start},
 				step.OnlyIf(rollback, n.bringUp.bootEntryStep(func(parking.Memory) string { return n.Plan.Restore.Entry })),
-				step.OnlyIf(!rollback, step.Step{ID: "configure", Code: fault.NoBoot, Title: "check the blank machine and configure it", Risk: step.Destructive, Skip: n.bringUp.configured, Do: n.bringUp.configure}),
+				step.OnlyIf(n.installs(), step.Step{ID: "configure", Code: fault.NoBoot, Title: "check the blank machine and configure it", Risk: step.Destructive, Skip: n.bringUp.configured, Do: n.bringUp.configure}),
 				step.Step{ID: "wait-healthy", Code: fault.NoJoin, Title: "wait until " + n.Plan.Node + " is healthy", Skip: n.health.healthy, Do: n.health.waitHealthy},
 				step.Step{ID: "finish", Title: "put back what was taken away for the roll", Steps: n.finish.steps},
 			),

@@ -13,7 +13,7 @@ import (
 	"github.com/recast-sh/recast/internal/words"
 )
 
-func (n reconfigure) again(ctx context.Context) error {
+func (n resetMachine) again(ctx context.Context) error {
 	m, err := n.Maintenance.MaintenanceMachine(ctx, n.Plan.Addr)
 	switch {
 	case err != nil:
@@ -50,7 +50,7 @@ func (n reconfigure) again(ctx context.Context) error {
 }
 
 // steps bring back a machine that was reset.
-func (n reconfigure) steps() []step.Step {
+func (n resetMachine) steps() []step.Step {
 	return []step.Step{
 		{ID: "configure", Code: fault.NoBoot, Title: "give " + n.Plan.Node + " its machine configuration", Risk: step.Disruptive, Skip: n.bringUp.configured, Do: n.again},
 		{ID: "wait-healthy", Code: fault.NoJoin, Title: "wait until " + n.Plan.Node + " is healthy", Skip: n.serves, Do: func(ctx context.Context) error {
@@ -60,7 +60,7 @@ func (n reconfigure) steps() []step.Step {
 	}
 }
 
-func (n reconfigure) lacks(ctx context.Context) (string, error) {
+func (n resetMachine) lacks(ctx context.Context) (string, error) {
 	m, lacks, err := n.Arrived(ctx)
 	if err != nil || lacks != "" {
 		return lacks, err
@@ -72,7 +72,7 @@ func (n reconfigure) lacks(ctx context.Context) (string, error) {
 }
 
 // serves is the goal of steps: this process has seen the machine healthy.
-func (n reconfigure) serves(context.Context) (string, error) {
+func (n resetMachine) serves(context.Context) (string, error) {
 	if n.health.settledAt.IsZero() {
 		return "", nil
 	}

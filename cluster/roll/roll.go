@@ -25,7 +25,7 @@ func (r *Roller) Steps(p planning.Plan) step.Step {
 		Steps: func(context.Context) ([]step.Step, error) {
 			steps := r.Rehearser.Steps(p)
 			if slices.ContainsFunc(work, planning.NodePlan.NeedsSnapshot) {
-				steps = append(steps, r.snapshotStep(p))
+				steps = append(steps, r.SnapshotStep(p, r.SnapshotDir))
 			}
 			for _, b := range p.Batches {
 				branch, err := r.phase(p, b)
@@ -53,7 +53,7 @@ func (r *Roller) phase(p planning.Plan, b planning.Batch) (step.Step, error) {
 			first = append(first, step.Step{ID: branch.ID, Title: branch.Title, Quiet: true, Steps: func(context.Context) ([]step.Step, error) { return early, nil }})
 		}
 	}
-	steps = r.withBatchHooks(p, b, steps)
+	steps = r.hooking().AroundBatch(p.Hooks, b, steps)
 	return step.Step{
 		ID: string(b.Phase), Title: p.Title(b), Risk: step.Destructive, Limit: b.Limit, LookAhead: ahead, Ahead: first, Beside: b.Beside,
 		Steps: func(context.Context) ([]step.Step, error) { return steps, nil },
@@ -73,7 +73,7 @@ func (n order) branches() []step.Step {
 func (n order) finished(ctx context.Context) (string, error) {
 	switch n.Plan.Strategy {
 	case cluster.ConfigureBlank:
-		return n.reconfigure.serves(ctx)
+		return n.reset.serves(ctx)
 	case cluster.Configure:
 		return n.configure.finished(ctx)
 	}
@@ -83,6 +83,8 @@ func (n order) finished(ctx context.Context) (string, error) {
 		return "", err
 	case err == nil && park.Record.Open:
 		return "", nil
+	case n.Plan.Strategy == cluster.Reconfigure:
+		return n.reshape.finished(ctx)
 	case n.Plan.Strategy == cluster.PutBack:
 		n.Out.Remove(n.Plan.Node)
 		return "its old system disk is back", nil
@@ -114,6 +116,11 @@ func (n order) finished(ctx context.Context) (string, error) {
 		m.RunningSystem = k.Corrected(m.RunningSystem, "")
 	}
 	f := observe.Found{Name: n.Want.Name, VM: &vm, Machine: new(m.Machine())}
+	if len(n.Plan.VM) > 0 {
+		if _, f.Shape, err = n.reshape.running().Now(ctx); err != nil {
+			return "", err
+		}
+	}
 	if park.VM.ID != 0 {
 		f.Parking = &park
 	}

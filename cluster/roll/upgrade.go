@@ -125,11 +125,11 @@ func (n *upgrade) steps() []step.Step {
 		steps = append(steps, n.configure.afterUpgrade())
 	}
 	return append(steps, step.Step{ID: "finish", Title: "take pods again", Steps: func(context.Context) ([]step.Step, error) {
-		return append([]step.Step{
+		return append(n.reshape.drained([]step.Step{
 			exchange.EjectStep(n.Proxmox, n.Plan.VMID),
 			{ID: "set-installer", Title: "set the installer in the machine configuration", Skip: n.installerSet, Do: n.setInstaller},
 			{ID: "uncordon", Title: "uncordon " + n.Plan.Node, Skip: n.finish.uncordoned, Do: n.savedConfig.thenForget(n.finish.uncordon)},
-		}, n.finish.freeSteps("finish")...), nil
+		}), n.finish.freeSteps("finish")...), nil
 	}})
 }
 

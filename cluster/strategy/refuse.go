@@ -62,8 +62,29 @@ func (c Candidate) AgainstReimage() []cluster.Obstacle {
 	return slices.Concat(c.againstReplacing(), c.Replicated(cluster.Reimage), inWords(c.Immovable(cluster.Reimage)))
 }
 
+// AgainstReconfigure says why the VM can't be stopped, given other settings, and started again.
+func (c Candidate) AgainstReconfigure() []cluster.Obstacle {
+	out := c.occupied(false)
+	system, err := cluster.ProveSystemDisk(c.VM, c.Machine, c.SystemDisk)
+	if err != nil {
+		return append(out, inWords([]string{strings.Join(append([]string{err.Error()}, fault.Hints(err)...), ": ")})...)
+	}
+	if system.Flag("snapshot") {
+		out = append(out, inWords([]string{thrownAway("system disk " + system.Key)})...)
+	}
+	c.System = system
+	if c.Disks, err = c.VM.Disks(); err != nil {
+		return append(out, inWords([]string{err.Error()})...)
+	}
+	c.Disks = slices.DeleteFunc(c.Disks, cluster.Disk.CSI)
+	return append(out, c.Entangled()...)
+}
+
 // Occupied says why Proxmox would not let us change the VM, or that another task is working on it.
-func (c Candidate) Occupied() []cluster.Obstacle {
+func (c Candidate) Occupied() []cluster.Obstacle { return c.occupied(true) }
+
+// occupied is Occupied for a change with which disks leave the VM, or stay.
+func (c Candidate) occupied(disksLeave bool) []cluster.Obstacle {
 	var out []cluster.Obstacle
 	add := func(command, format string, args ...any) {
 		out = append(out, cluster.Obstacle{Text: fmt.Sprintf(format, args...), Command: command})
@@ -82,7 +103,7 @@ func (c Candidate) Occupied() []cluster.Obstacle {
 	if parent := c.VM.Config["parent"]; len(snapshots) == 0 && parent != "" {
 		snapshots = []string{parent}
 	}
-	if len(snapshots) > 0 {
+	if len(snapshots) > 0 && disksLeave {
 		var commands []string
 		for _, s := range snapshots {
 			commands = append(commands, fmt.Sprintf("qm delsnapshot %d %s", c.VM.ID, words.Quote(s)))

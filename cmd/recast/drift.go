@@ -52,7 +52,7 @@ of --metrics-file.`,
 			}
 			connect := connectMachines
 			switch {
-			case slices.Equal(what, []planning.What{planning.Image}):
+			case len(what) > 0 && !slices.Contains(what, planning.Config):
 				connect = connectServers
 			case len(what) == 1:
 				return errUsage{errors.New("--what config is recast config diff")}
@@ -74,7 +74,7 @@ of --metrics-file.`,
 		},
 	}
 	c.Flags().BoolVar(&deep, "deep", false, "read the files of the extensions back from every node")
-	c.Flags().Var(parts{&what}, "what", "image: without the machine configurations, for a job that has none of them (default: both)")
+	c.Flags().Var(parts{&what}, "what", "image,vm: without the machine configurations, for a job that has none of them (default: all)")
 	c.Flags().StringVarP(&out, "output", "o", "text", "text, json, markdown, junit or prometheus")
 	return c
 }

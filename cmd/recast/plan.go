@@ -21,7 +21,7 @@ func selection(c *cobra.Command, p *planning.Policy) {
 	c.Flags().StringSliceVar(&p.Only, "only", nil, "`nodes` to look at (default: all)")
 	c.Flags().StringSliceVar(&p.Exclude, "exclude", nil, "`nodes` to leave out")
 	c.Flags().VarP(labels{&p.Labels}, "selector", "l", "look only at nodes whose Kubernetes `labels` match, as kubectl -l does: zone=a,tier!=db,gpu in (a,b)")
-	c.Flags().Var(parts{&p.What}, "what", "`parts` of the nodes to look at: image, config, or both (default: both)")
+	c.Flags().Var(parts{&p.What}, "what", "`parts` of the nodes to look at: image, config, vm (default: all)")
 	c.Flags().BoolVar(&p.AcceptOutage, "accept-outage", false, "with two control planes: accept that etcd and the Kubernetes API are down during the roll")
 }
 
@@ -34,8 +34,8 @@ func (p parts) String() string { return "" }
 func (p parts) Set(text string) error {
 	for part := range strings.SplitSeq(text, ",") {
 		what := planning.What(part)
-		if what != planning.Image && what != planning.Config {
-			return fmt.Errorf("%q is neither image nor config", part)
+		if what != planning.Image && what != planning.Config && what != planning.VM {
+			return fmt.Errorf("%q is none of image, config and vm", part)
 		}
 		*p.chosen = append(*p.chosen, what)
 	}

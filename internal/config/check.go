@@ -28,7 +28,7 @@ func (k checker) all() {
 	k.schematics()
 	k.proxmox()
 	k.nodes()
-	k.vms()
+	vmChecker{k}.all()
 	k.roll()
 	k.webhooks()
 }

@@ -9,7 +9,10 @@ import (
 	"strings"
 )
 
-func (k checker) vms() {
+// vmChecker checks the shapes of VMs.
+type vmChecker struct{ checker }
+
+func (k vmChecker) all() {
 	for _, name := range slices.Sorted(maps.Keys(k.c.VMClasses)) {
 		k.vm(spot{path: "vmClasses"}.entry(name), k.c.VMClasses[name])
 	}
@@ -34,7 +37,7 @@ const (
 	diskSlot  = `scsi([0-9]|[12][0-9]|30)|virtio([0-9]|1[0-5])|sata[0-5]|ide[0-3]`
 )
 
-func (k checker) vm(at spot, v VM) {
+func (k vmChecker) vm(at spot, v VM) {
 	path := func(key string) string { return at.key(key).path }
 	k.ranges(at, reflect.ValueOf(v))
 	k.optional(path("cpu"), v.CPU, `[-A-Za-z0-9_.+]+(,[^\s,]+)*`, "type of a processor, such as host")
@@ -66,10 +69,10 @@ func (k checker) vm(at spot, v VM) {
 	if len(v.HostPCI) > 16 {
 		k.add(path("hostpci"), "has %d devices: Proxmox allows 16", len(v.HostPCI))
 	}
-	k.vmDisks(at.key("disks"), v.Disks)
+	k.disks(at.key("disks"), v.Disks)
 }
 
-func (k checker) vmDisks(at spot, disks []VMDisk) {
+func (k vmChecker) disks(at spot, disks []VMDisk) {
 	slots, system := map[string]int{}, -1
 	for i, d := range disks {
 		here := at.item(i)
@@ -91,7 +94,7 @@ func (k checker) vmDisks(at spot, disks []VMDisk) {
 }
 
 // together checks what a class and a node's own settings say together, once neither is wrong by itself.
-func (k checker) together(i int, v VM) {
+func (k vmChecker) together(i int, v VM) {
 	path := nodePath(i, "class")
 	if k.given(nodePath(i, "vm")) {
 		path = nodePath(i, "vm")

@@ -102,6 +102,14 @@ func (d *dying) MoveDisk(ctx context.Context, vm cluster.VM, key string, to clus
 	return d.do(mutation{what: "move"}, func() error { return d.px.MoveDisk(ctx, vm, key, to, toKey) })
 }
 
+func (d *dying) GrowDisk(ctx context.Context, vm cluster.VM, key, size string) error {
+	return d.do(mutation{what: "grow"}, func() error { return d.px.GrowDisk(ctx, vm, key, size) })
+}
+
+func (d *dying) SetPool(ctx context.Context, id cluster.VMID, pool string) error {
+	return d.do(mutation{what: "set pool"}, func() error { return d.px.SetPool(ctx, id, pool) })
+}
+
 func (d *dying) SetFirewall(ctx context.Context, vm cluster.VM, want firewall.Config) error {
 	return d.do(mutation{what: "set firewall"}, func() error { return d.px.SetFirewall(ctx, vm, want) })
 }
@@ -112,6 +120,10 @@ func (d *dying) RemoveHA(ctx context.Context, id cluster.VMID) error {
 
 func (d *dying) AddHA(ctx context.Context, r cluster.HAResource) error {
 	return d.do(mutation{what: "add HA"}, func() error { return d.px.AddHA(ctx, r) })
+}
+
+func (d *dying) SetHA(ctx context.Context, r cluster.HAResource) error {
+	return d.do(mutation{what: "set HA"}, func() error { return d.px.SetHA(ctx, r) })
 }
 
 func (d *dying) Start(ctx context.Context, vm cluster.VM) error {

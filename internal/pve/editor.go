@@ -139,6 +139,26 @@ func (c *editor) MoveDisk(ctx context.Context, vm cluster.VM, key string, to clu
 	})
 }
 
+// GrowDisk implements cluster.Editor.
+func (c *editor) GrowDisk(ctx context.Context, vm cluster.VM, key, size string) error {
+	params := map[string]string{"disk": key, "size": size}
+	if err := withDigest(params, vm); err != nil {
+		return err
+	}
+	return c.changes.carryOut(ctx, mutation{
+		method: http.MethodPut, path: vmPath(vm, "resize"), params: params,
+		worker: vmWorker(vm, "resize"), slot: true, repeatable: true, look: c.seeGrown(vm, key, size),
+	})
+}
+
+// SetPool implements cluster.Editor. A second request is refused, since the VM is in the pool already.
+func (c *editor) SetPool(ctx context.Context, id cluster.VMID, pool string) error {
+	return c.changes.carryOut(ctx, mutation{
+		method: http.MethodPut, path: "/pools", params: map[string]string{"poolid": pool, "vms": strconv.Itoa(int(id)), "allow-move": "1"},
+		repeatable: true, look: c.seePool(id, pool),
+	})
+}
+
 // withDigest makes a change conditional on the configuration that vm was read with.
 func withDigest(params map[string]string, vm cluster.VM) error {
 	if vm.Digest == "" {

@@ -159,6 +159,36 @@ func (c *ha) AddHA(ctx context.Context, r cluster.HAResource) error {
 	return c.awaitHA(ctx, r.VMID, true)
 }
 
+// SetHA implements cluster.HA. The same settings twice change nothing.
+func (c *ha) SetHA(ctx context.Context, r cluster.HAResource) error {
+	params := maps.Clone(r.Settings)
+	if params == nil {
+		params = map[string]string{}
+	}
+	delete(params, "digest")
+	params["state"] = cmp.Or(r.State, "started")
+	return c.changes.carryOut(ctx, mutation{
+		method: http.MethodPut, path: haResources + "/" + sid(r.VMID), params: params, repeatable: true, look: c.seeHAChange(r),
+	})
+}
+
+// seeHAChange checks whether a VM's resource has these settings.
+func (c *ha) seeHAChange(want cluster.HAResource) func(context.Context) (sight, error) {
+	return func(ctx context.Context) (sight, error) {
+		now, err := c.HAResource(ctx, want.VMID)
+		switch {
+		case err != nil:
+			return sight{}, err
+		case now == nil:
+			return sight{superseded, sid(want.VMID) + " is not in Proxmox HA", cluster.ErrNotFound}, nil
+		}
+		if err := sameHA(*now, want); err != nil {
+			return sight{state: untouched, what: err.Error()}, nil
+		}
+		return sight{state: reached, what: sid(want.VMID) + " is as wanted in Proxmox HA"}, nil
+	}
+}
+
 // sameHA returns an error that names the settings that differ.
 func sameHA(now, want cluster.HAResource) error {
 	is, should := haValues(now), haValues(want)

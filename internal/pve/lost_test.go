@@ -168,6 +168,14 @@ func lostSwitches() map[string]lostChange {
 			done:  func(l lab) bool { return len(l.world.HA()) == 1 },
 			again: true, atOnce: true,
 		},
+		"change in HA": {
+			prepare: func(t *testing.T, l lab) { must(t, l.AddHA(t.Context(), resource)) },
+			do: func(t *testing.T, l lab) error {
+				return l.SetHA(t.Context(), cluster.HAResource{VMID: 9011, State: "ignored", Settings: map[string]string{"max_restart": "3"}})
+			},
+			done:  func(l lab) bool { return l.world.HA()[0].State == "ignored" },
+			again: true, atOnce: true,
+		},
 		"take out of HA": {
 			prepare: func(t *testing.T, l lab) { must(t, l.AddHA(t.Context(), resource)) },
 			do:      func(t *testing.T, l lab) error { return l.RemoveHA(t.Context(), 9011) },
@@ -215,6 +223,17 @@ func lostEdits() map[string]lostChange {
 			do:    func(t *testing.T, l lab) error { return l.FreeDisk(t.Context(), l.read(t, 9011), "scsi1") },
 			done:  func(l lab) bool { return config(l, 9011, "scsi1") == "" },
 			again: true,
+		},
+		"grow a disk": {
+			do:    func(t *testing.T, l lab) error { return l.GrowDisk(t.Context(), l.read(t, 9011), "scsi1", "30G") },
+			done:  func(l lab) bool { return strings.Contains(config(l, 9011, "scsi1"), "size=30G") },
+			again: true,
+		},
+		"set its pool": {
+			prepare: func(t *testing.T, l lab) { l.may("Pool.Allocate"); l.world.AddPool("other") },
+			do:      func(t *testing.T, l lab) error { return l.SetPool(t.Context(), 9011, "other") },
+			done:    func(l lab) bool { vm, err := l.world.LookupVM("pve1", 9011); return err == nil && vm.Pool == "other" },
+			again:   true, atOnce: true,
 		},
 		"move a disk": {
 			prepare: func(t *testing.T, l lab) { must(t, l.CreateVM(t.Context(), "pve1", 9090, nil)) },

@@ -86,6 +86,33 @@ func (c *editor) seeFreed(vm cluster.VM, disk cluster.Disk) func(context.Context
 	})
 }
 
+// seeGrown checks whether a drive has the wanted size, or more.
+func (c *editor) seeGrown(vm cluster.VM, key, size string) func(context.Context) (sight, error) {
+	wanted := cluster.Disk{Options: []string{"size=" + size}}.SizeBytes()
+	return c.seeVM(vm, func(_ context.Context, now cluster.VM) (sight, error) {
+		disk, err := cluster.ParseDisk(key, now.Config[key])
+		if err != nil || volid(now.Config[key]) != volid(vm.Config[key]) || disk.SizeBytes() < wanted {
+			return conflicting(vm, key), nil
+		}
+		return sight{state: reached, what: key + " has " + disk.Option("size")}, nil
+	})
+}
+
+// seePool checks whether a VM is in a pool.
+func (c *editor) seePool(id cluster.VMID, pool string) func(context.Context) (sight, error) {
+	return func(ctx context.Context) (sight, error) {
+		now, err := c.vms.Pool(ctx, id)
+		if err != nil {
+			return sight{}, err
+		}
+		seen := sight{state: untouched, what: fmt.Sprintf("VM %d is in pool %q", id, now)}
+		if now == pool {
+			seen.state = reached
+		}
+		return seen, nil
+	}
+}
+
 // seeMoved checks whether the drive belongs to the other VM.
 func (c *editor) seeMoved(vm cluster.VM, key string, to cluster.VMID, toKey string) func(context.Context) (sight, error) {
 	return c.seeVM(vm, func(ctx context.Context, now cluster.VM) (sight, error) {

@@ -51,12 +51,15 @@ func vmChanges() map[string][]changeKind {
 		"CreateVM":     {kind("POST /nodes/*/qemu", "create")},
 		"configChange": {kind("PUT "+onVM+"/config", "set"), kind("POST "+onVM+"/config", "set a drive")},
 		"DeleteVM":     {kind("DELETE "+onVM, "delete")},
+		"GrowDisk":     {kind("PUT "+onVM+"/resize", "grow a disk")},
+		"SetPool":      {kind("PUT /pools", "set its pool")},
 		"MoveDisk":     {kind("POST "+onVM+"/move_disk", "move a disk")},
 		"switchTo": {
 			kind("POST "+onVM+"/status/start", "start"), kind("POST "+onVM+"/status/stop", "stop"),
 			kind("POST "+onVM+"/status/shutdown", "shut down"),
 		},
 		"AddHA":          {kind("POST /cluster/ha/resources", "put into HA")},
+		"SetHA":          {kind("PUT /cluster/ha/resources/*", "change in HA")},
 		"removeResource": {kind("DELETE /cluster/ha/resources/*", "take out of HA")},
 	}
 }

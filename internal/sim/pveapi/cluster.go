@@ -23,6 +23,7 @@ func clusterRoutes() []route {
 		{method: "GET", path: "/cluster/resources", params: []string{"type"}, handle: resources},
 		{method: "GET", path: "/cluster/nextid", params: []string{"vmid"}, handle: nextID},
 		{method: "POST", path: "/pools", params: []string{"poolid", "comment"}, need: []string{"poolid"}, permit: allocatePool, handle: createPool},
+		{method: "PUT", path: "/pools", params: []string{"poolid", "vms", "storage", "delete", "allow-move", "comment"}, need: []string{"poolid"}, permit: allocatePool, handle: updatePool},
 		{method: "GET", path: "/pools", params: []string{"poolid", "type"}, handle: pools},
 	}
 }
@@ -30,6 +31,24 @@ func clusterRoutes() []route {
 var allocatePool = []demand{{"/pool/{poolid}", []string{"Pool.Allocate"}}}
 
 func createPool(c *call) (any, error) { return nil, c.CreatePool(c.params["poolid"]) }
+
+// updatePool adds VMs to a pool, or takes them out. No storage of the lab is in a pool.
+func updatePool(c *call) (any, error) {
+	for _, id := range list(c.params["vms"]) {
+		n, err := strconv.Atoi(id)
+		if err != nil {
+			return nil, world.BadParam("vms", "value '%s' does not look like a valid VM ID", id)
+		}
+		change := func() error { return c.JoinPool(c.user, n, c.params["poolid"], c.flag("allow-move")) }
+		if c.flag("delete") {
+			change = func() error { return c.LeavePool(c.user, n, c.params["poolid"]) }
+		}
+		if err := change(); err != nil {
+			return nil, err
+		}
+	}
+	return nil, nil
+}
 
 func version(*call) (any, error) {
 	return object{"version": "9.2.11", "release": "9.2", "repoid": "14a22df3"}, nil

@@ -12,7 +12,7 @@ func TestRecreatedInItsPool(t *testing.T) {
 	long(t)
 	inLab(t, sim.Options{ControlPlanes: 1, Workers: 1}, func(t *testing.T, lab *Lab) {
 		lab.World.AddPool("talos")
-		must(t, lab.World.JoinPool(worker1, "talos"))
+		must(t, lab.World.JoinPool("", worker1, "talos", false))
 		lab.Patch(sim.CommonExtension)
 		must(t, lab.Client().roll(onlyWorker)(t.Context()))
 		in := map[string]string{}

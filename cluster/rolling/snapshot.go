@@ -1,4 +1,4 @@
-package roll
+package rolling
 
 import (
 	"context"
@@ -11,18 +11,17 @@ import (
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/etcd"
 	"github.com/recast-sh/recast/cluster/planning"
-	"github.com/recast-sh/recast/cluster/rolling"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/step"
 )
 
 const snapshotKey = "etcd-snapshot"
 
-// snapshotStep saves etcd before the first control plane is touched.
-func (r *Roller) snapshotStep(p planning.Plan) step.Step {
-	all := r.node(rolling.Node{Path: "roll"}) // stands for all nodes
+// SnapshotStep saves etcd to a directory before the first control plane is touched.
+func (r *Roll) SnapshotStep(p planning.Plan, dir string) step.Step {
+	all := Node{Roll: r, Path: "roll"} // stands for all nodes
 	return all.Repeating("snapshot-etcd", step.Step{
-		ID: "snapshot-etcd", Code: fault.EtcdSnapshot, Title: "save a snapshot of etcd to " + r.SnapshotDir,
+		ID: "snapshot-etcd", Code: fault.EtcdSnapshot, Title: "save a snapshot of etcd to " + dir,
 		Skip: func(ctx context.Context) (string, error) {
 			var file string
 			found, err := r.Journal.Get(snapshotKey, &file)
@@ -34,12 +33,12 @@ func (r *Roller) snapshotStep(p planning.Plan) step.Step {
 			}
 			return "saved as " + file, nil
 		},
-		Do: func(ctx context.Context) error { return r.takeSnapshot(ctx, p) },
+		Do: func(ctx context.Context) error { return r.takeSnapshot(ctx, p, dir) },
 	})
 }
 
-func (r *Roller) takeSnapshot(ctx context.Context, p planning.Plan) error {
-	file := filepath.Join(r.SnapshotDir, fmt.Sprintf("etcd-%s-%s.db", r.Cluster, r.Run))
+func (r *Roll) takeSnapshot(ctx context.Context, p planning.Plan, dir string) error {
+	file := filepath.Join(dir, fmt.Sprintf("etcd-%s-%s.db", r.Cluster, r.Run))
 	var errs []error
 	for _, e := range p.ControlPlanes {
 		if _, err := etcd.SaveSnapshot(ctx, file, func(w io.Writer) error { return r.Talos.EtcdSnapshot(ctx, e.Addr, 0, w) }); err != nil {

@@ -1,0 +1,129 @@
+package exchange
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/shape"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/step"
+)
+
+// Reshaping gives a VM that is off the shape that recast.yaml has for it.
+type Reshaping struct{ *Replace }
+
+// Reshape gives the VM, which is off, its shape.
+func (get Source) Reshape() step.Step {
+	return step.Step{
+		ID: "reshape", Title: "give the VM its shape", Risk: step.Disruptive,
+		Skip: get.skip(func(r *Replace) goal { return r.Reshaping.done }),
+		Do:   get.do(func(r *Replace) func(context.Context) error { return r.Reshaping.do }),
+	}
+}
+
+// done is the goal of Reshape. A VM that runs was started with its shape, or has a newer one to come.
+func (r Reshaping) done(ctx context.Context) (string, error) {
+	vm, found, err := r.Powered(ctx)
+	if err != nil || !found {
+		return "", err
+	}
+	_, ds, err := r.lacks(vm)
+	switch {
+	case err != nil:
+		return "", err
+	case vm.MadeBy() != r.Run:
+		return "", nil
+	case len(ds) > 0 && !vm.Running:
+		return "", nil
+	}
+	return fmt.Sprintf("%s has its shape", vm), nil
+}
+
+// lacks returns what to set while the VM is off, and why.
+func (r Reshaping) lacks(vm cluster.VM) (set map[string]string, ds shape.Differences, err error) {
+	ds, err = shape.Compare(vm, nil, r.Shape)
+	if err != nil {
+		return nil, nil, err
+	}
+	ds = ds.At(shape.Off)
+	set, err = shape.Settings(vm, r.Shape, ds)
+	return set, ds, err
+}
+
+// do sets all of it with one request, which also sets the run's mark. Only growing a disk is a request
+// of its own.
+func (r Reshaping) do(ctx context.Context) error {
+	vm, found, err := r.Powered(ctx)
+	switch {
+	case err != nil:
+		return err
+	case !found:
+		return fault.VMChanged.Refusedf("VM %d is gone", r.VM.ID)
+	}
+	set, ds, err := r.lacks(vm)
+	if err != nil {
+		return err
+	}
+	if set["description"], err = r.System.Marked(); err != nil {
+		return err
+	}
+	if err := cluster.RequireQuorum(ctx, r.Proxmox); err != nil {
+		return err
+	}
+	if err := r.System.set(ctx, set); err != nil {
+		return err
+	}
+	return shape.Grow(ctx, r.Proxmox, r.VM.ID, ds, r.saying("reshape"))
+}
+
+// shapedOptions are the options that the shape gives a drive of the VM as it was.
+func (r Reshaping) shapedOptions(key string) []string {
+	set, _, err := r.lacks(r.VM)
+	if err != nil {
+		return nil
+	}
+	d, err := cluster.ParseDisk(key, set[key])
+	if err != nil {
+		return nil
+	}
+	return d.Options
+}
+
+// sameOptions says whether a drive has the options that it had, or those of its shape.
+func (r Reshaping) sameOptions(key string, have, had []string) bool {
+	if cluster.SameOptions(have, had) {
+		return true
+	}
+	shaped := r.shapedOptions(key)
+	return len(shaped) > 0 && cluster.SameOptions(have, shaped)
+}
+
+// adds says whether a drive that the VM did not have is one of its shape.
+func (r Reshaping) adds(key string) bool {
+	_, had := r.VM.Config[key]
+	return !had && slices.ContainsFunc(r.Shape.Disks, func(d cluster.ShapeDisk) bool { return d.Key == key })
+}
+
+// before returns the settings to set back, of those that the shape changes on a VM that stays, and the
+// ones to delete. A new or larger disk stays.
+func (r Reshaping) before(vm cluster.VM) (want map[string]string, del []string) {
+	want = map[string]string{}
+	keys := slices.Concat(slices.Collect(maps.Keys(r.Shape.Settings)), slices.Collect(maps.Keys(r.Shape.Devices)))
+	for _, key := range keys {
+		was, had := r.VM.Config[key]
+		now, has := vm.Config[key]
+		switch {
+		case key == "description", had && strings.TrimSpace(was) == strings.TrimSpace(now):
+		case had:
+			want[key] = was
+		case has:
+			del = append(del, key)
+		}
+	}
+	slices.Sort(del)
+	return want, del
+}

@@ -1,0 +1,57 @@
+package planning
+
+import (
+	"fmt"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/observe"
+	"github.com/recast-sh/recast/cluster/shape"
+	"github.com/recast-sh/recast/cluster/strategy"
+)
+
+// planReconfigure gives a node whose system is right another VM around it.
+func planReconfigure(n *NodePlan, o observe.Observation, p Policy) {
+	n.Strategy, n.EtcdKept, n.Why = cluster.Reconfigure, true, "reconfigure: only its VM is not as wanted"
+	switch {
+	case len(n.Found.Shape.At(shape.Off)) == 0:
+		n.Why += "; it stays up"
+		return
+	default:
+		n.Why += "; it takes a VM that is off"
+	}
+	if n.Role == cluster.ControlPlane {
+		refused, warn := strategy.EtcdRules(len(o.ControlPlanes()), false, cluster.Reconfigure, p.AcceptOutage)
+		n.Refused, n.Notes = append(n.Refused, refused...), append(n.Notes, warn...)
+	}
+}
+
+// planShape shows what of the VM is changed with the node, and refuses what recast does not do.
+func planShape(n *NodePlan, o observe.Observation, p Policy) {
+	switch n.Strategy {
+	case cluster.Recreate, cluster.Reimage, cluster.InPlace, cluster.Configure, cluster.Reconfigure:
+	default:
+		return
+	}
+	if n.Resume || !p.does(VM) {
+		return
+	}
+	n.VM = n.Found.Shape
+	for _, d := range n.VM.At(shape.Never) {
+		n.Refused = append(n.Refused, fmt.Sprintf("its VM is not as recast.yaml wants it (%s): %s", d, d.Why))
+	}
+	if n.Strategy == cluster.Recreate || n.Strategy == cluster.Reimage || len(n.Found.Shape) == 0 {
+		return // what keeps a VM from being changed keeps it from that, too
+	}
+	c := strategy.Candidate{Wanted: n.Wanted, VM: *n.Found.VM, Machine: *n.Found.Machine, Found: n.Found, Observation: o}
+	if len(n.VM.At(shape.Off)) == 0 {
+		if lock := n.Found.VM.Lock; lock != "" {
+			n.Refused = append(n.Refused, fmt.Sprintf("the VM is locked (%s): wait until that task has ended", lock))
+		}
+		return
+	}
+	n.Refused = append(n.Refused, cluster.Texts(c.AgainstReconfigure())...)
+	n.Refused = append(n.Refused, o.Hidden(*n.Found.VM)...)
+}
+
+// stopsVM says whether the VM is switched off to give it its shape, by whatever strategy.
+func stopsVM(n NodePlan) bool { return len(n.VM.At(shape.Off)) > 0 }

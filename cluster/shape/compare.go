@@ -1,0 +1,350 @@
+package shape
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/recast-sh/recast/cluster"
+)
+
+// When says when a difference can be put right.
+type When string
+
+// Live differences are put right while the VM runs, Off ones while it is off, and Never ones by hand
+// only.
+const (
+	Live  When = "live"
+	Off   When = "off"
+	Never When = "never"
+)
+
+// Difference is one setting of a VM that is not as wanted.
+type Difference struct {
+	Key    string `json:"key"`   // "memory", "net0 tag", "scsi1 size"
+	Found  string `json:"found"` // "": not set
+	Wanted string `json:"wanted"`
+	When   When   `json:"when"`
+	Why    string `json:"why,omitempty"` // of Never, and what to do instead
+
+	setting string // Proxmox' key of it: "net0"; "" for what is not in the VM's configuration
+	option  string // of that setting: "tag"; "": all of it
+	grows   bool   // the size of a disk, which has a request of its own
+}
+
+// String is "memory: 4096 → 8192".
+func (d Difference) String() string {
+	return fmt.Sprintf("%s: %s → %s", d.Key, cmp.Or(d.Found, "none"), d.Wanted)
+}
+
+// Differences are those of one VM.
+type Differences []Difference
+
+// At are the differences that are put right at that time.
+func (ds Differences) At(w When) Differences {
+	return slices.DeleteFunc(slices.Clone(ds), func(d Difference) bool { return d.When != w })
+}
+
+// Changed lists the settings of the VM's configuration that differ, by Proxmox' key.
+func (ds Differences) Changed() []string {
+	var keys []string
+	for _, d := range ds {
+		if d.setting != "" && !slices.Contains(keys, d.setting) {
+			keys = append(keys, d.setting)
+		}
+	}
+	return keys
+}
+
+// String lists them.
+func (ds Differences) String() string {
+	var out []string
+	for _, d := range ds {
+		out = append(out, d.String())
+	}
+	return strings.Join(out, ", ")
+}
+
+// Compare lists what of a VM is not as wanted. ha is the VM's resource in Proxmox HA; nil: it has none.
+func Compare(vm cluster.VM, ha *cluster.HAResource, s cluster.Shape) (Differences, error) {
+	c := comparison{vm: vm}
+	for _, key := range slices.Sorted(maps.Keys(s.Settings)) {
+		c.value(key, s.Settings[key])
+	}
+	for _, key := range slices.SortedFunc(maps.Keys(s.Devices), cluster.CompareKeys) {
+		c.device(key, s.Devices[key])
+	}
+	for _, d := range s.Disks {
+		if err := c.disk(d); err != nil {
+			return nil, err
+		}
+	}
+	if s.Pool != "" && s.Pool != vm.Pool {
+		c.add(Difference{Key: "pool", Found: vm.Pool, Wanted: s.Pool, When: Live})
+	}
+	c.highAvailability(ha, s.HA)
+	if s.Host != "" && s.Host != vm.Host {
+		c.add(Difference{Key: "host", Found: vm.Host, Wanted: s.Host, When: Never, Why: "recast moves no VM to another host: on " + vm.Host + ": " + cluster.MigrateCommand(vm, s.Host)})
+	}
+	return c.found, nil
+}
+
+// comparison collects the differences of a VM.
+type comparison struct {
+	vm    cluster.VM
+	found Differences
+}
+
+func (c *comparison) add(d Difference) { c.found = append(c.found, d) }
+
+// live are the settings that Proxmox applies to a VM that runs (qemu-server, PVE/QemuServer.pm,
+// vmconfig_hotplug_pending): the others become pending, some of them only where the VM's hotplug says
+// so.
+var live = []string{"cpuunits", "description", "onboot", "shares", "startup", "tags"}
+
+// value compares a setting that holds one value.
+func (c *comparison) value(key, wanted string) {
+	have := c.vm.Config[key]
+	if key == "description" {
+		have = c.vm.OwnDescription()
+	}
+	if normal(key, have) == normal(key, wanted) {
+		return
+	}
+	d := Difference{Key: key, Found: have, Wanted: wanted, When: Off, setting: key}
+	switch {
+	case slices.Contains(live, key):
+		d.When = Live
+	case key == "bios":
+		d.When, d.Why = Never, "the system on its disk may not boot with another firmware: change it by hand, with the VM off, and see that it boots"
+	case key == "scsihw":
+		d.When, d.Why = Never, "its disks would be at other addresses, by which machine configurations may name them: change it by hand, with the VM off, and see that every volume is back"
+	}
+	c.add(d)
+}
+
+// defaults are what settings mean that a VM does not have (PVE/QemuServer.pm, $confdesc).
+var defaults = map[string]string{
+	"balloon": "", "bios": "seabios", "cores": "1", "cpu": "kvm64", "memory": "512", "numa": "0", "onboot": "0", "ostype": "other", "scsihw": "lsi", "shares": "1000", "sockets": "1", "machine": "pc",
+}
+
+// defaultKeys are the options whose name may be left out.
+var defaultKeys = map[string]string{"agent": "enabled", "cpu": "cputype", "machine": "type", "memory": "current", "startup": "order"}
+
+// normal is a setting as Proxmox reads it, to compare it.
+func normal(key, value string) string {
+	value = cmp.Or(strings.TrimSpace(value), defaults[key])
+	switch key {
+	case "tags": // a set, in lower case unless the datacentre says otherwise (PVE/DataCenterConfig.pm, tag-style)
+		tags := strings.FieldsFunc(strings.ToLower(value), func(r rune) bool { return strings.ContainsRune(",; ", r) })
+		slices.Sort(tags)
+		return strings.Join(slices.Compact(tags), ";")
+	case "onboot", "numa":
+		on, _ := cluster.ParseBoolean(value)
+		return fmt.Sprint(on)
+	case "cpu", "machine", "memory", "startup":
+		var options []string
+		for i, o := range strings.Split(value, ",") {
+			if !strings.Contains(o, "=") && i == 0 {
+				o = defaultKeys[key] + "=" + o
+			}
+			options = append(options, o)
+		}
+		slices.Sort(options)
+		return strings.Join(options, ",")
+	}
+	return value
+}
+
+// cardModels are the models of network cards, which name the option with the card's address:
+// "virtio=BC:24:…".
+var cardModels = []string{"e1000", "e1000-82540em", "e1000-82544gc", "e1000-82545em", "e1000e", "i82551", "i82557b", "i82559er", "ne2k_isa", "ne2k_pci", "pcnet", "rtl8139", "virtio", "vmxnet3"}
+
+// split returns a device's options by name, and their names in order.
+func split(key, value string) (of map[string]string, order []string) {
+	of = map[string]string{}
+	set := func(name, value string) {
+		if _, there := of[name]; !there {
+			order = append(order, name)
+		}
+		of[name] = value
+	}
+	for i, o := range strings.FieldsFunc(value, func(r rune) bool { return r == ',' }) {
+		name, v, named := strings.Cut(o, "=")
+		switch card := cluster.NumberedBus(key) == "net"; {
+		case card && named && slices.Contains(cardModels, name):
+			set("model", name)
+			set("macaddr", v)
+		case card && !named && i == 0:
+			set("model", name)
+		case !named && i == 0:
+			set(cmp.Or(defaultKeys[key], "host"), name)
+		default:
+			set(name, v)
+		}
+	}
+	return of, order
+}
+
+// joined is the value of a device in a configuration, a network card's as Proxmox writes it.
+func joined(key string, of map[string]string, order []string) string {
+	var out []string
+	isCard := cluster.NumberedBus(key) == "net"
+	if isCard {
+		card := of["model"]
+		if of["macaddr"] != "" {
+			card += "=" + of["macaddr"]
+		}
+		out = append(out, card)
+	}
+	for _, name := range order {
+		if !isCard || name != "model" && name != "macaddr" {
+			out = append(out, name+"="+of[name])
+		}
+	}
+	return strings.Join(out, ",")
+}
+
+// switches are the options of devices that are on or off; off where they are missing.
+var switches = []string{"enabled", "firewall", "link_down"}
+
+// device compares the options that are wanted of a device.
+func (c *comparison) device(key, wanted string) {
+	have, there := c.vm.Config[key]
+	if !there {
+		of, order := split(key, wanted)
+		if cluster.NumberedBus(key) == "net" && of["model"] == "" {
+			of["model"] = "virtio"
+		}
+		c.add(Difference{Key: key, Wanted: joined(key, of, order), When: Off, setting: key})
+		return
+	}
+	is, _ := split(key, have)
+	should, order := split(key, wanted)
+	for _, name := range order {
+		same := is[name] == should[name]
+		if slices.Contains(switches, name) {
+			a, _ := cluster.ParseBoolean(is[name])
+			b, _ := cluster.ParseBoolean(should[name])
+			same = a == b
+		}
+		if !same {
+			c.add(Difference{Key: key + " " + name, Found: is[name], Wanted: should[name], When: Off, setting: key, option: name})
+		}
+	}
+}
+
+// storedAtOnce are the options of a drive that concern only Proxmox itself, not the device
+// (PVE/QemuServer.pm, vmconfig_update_disk).
+var storedAtOnce = []string{"backup", "replicate"}
+
+// disk compares one disk. A missing one is added.
+func (c *comparison) disk(d cluster.ShapeDisk) error {
+	value, there := c.vm.Config[d.Key]
+	if !there {
+		c.add(c.newDisk(d))
+		return nil
+	}
+	have, err := cluster.ParseDisk(d.Key, value)
+	switch {
+	case err != nil:
+		return fmt.Errorf("%s: %w", c.vm, err)
+	case have.CDROM, slices.Contains(c.vm.Pods, have.Volid):
+		c.add(Difference{Key: d.Key, Found: have.Volid, Wanted: "a disk", When: Never, Why: "the slot has a CD, or the disk of a pod: give the disk another one"})
+		return nil
+	}
+	if d.Storage != "" && d.Storage != have.Storage() {
+		c.add(Difference{
+			Key: d.Key + " storage", Found: have.Storage(), Wanted: d.Storage, When: Never,
+			Why: fmt.Sprintf("recast moves no disk to another storage: on %s: qm disk move %d %s %s", c.vm.Host, c.vm.ID, d.Key, d.Storage),
+		})
+	}
+	if wanted := uint64(max(d.SizeGiB, 0)) << 30; d.SizeGiB > 0 && wanted != have.SizeBytes() {
+		diff := Difference{Key: d.Key + " size", Found: have.Option("size"), Wanted: fmt.Sprintf("%dG", d.SizeGiB), When: Off, setting: d.Key, grows: true}
+		switch {
+		case wanted < have.SizeBytes():
+			diff.When, diff.Why = Never, "recast makes no disk smaller: say what it has, or replace it by hand"
+		case have.SizeBytes() == 0:
+			diff.When, diff.Why = Never, fmt.Sprintf("how large it is can't be read: qm disk rescan --vmid %d, on %s, has Proxmox write it down", c.vm.ID, c.vm.Host)
+		case have.Owner != c.vm.ID:
+			diff.When, diff.Why = Never, fmt.Sprintf("the disk belongs to VM %d: grow it there", have.Owner)
+		case noticesSize(d.Key):
+			diff.When = Live
+		}
+		c.add(diff)
+	}
+	for _, o := range d.Options {
+		name, wanted, _ := strings.Cut(o, "=")
+		if slices.Contains(cluster.DriveOptions(have.Options), cluster.DriveOptions([]string{o})[0]) || have.Option(name) == "" && offByDefault(name) == wanted {
+			continue
+		}
+		diff := Difference{Key: d.Key + " " + name, Found: have.Option(name), Wanted: wanted, When: Off, setting: d.Key, option: name}
+		switch {
+		case slices.Contains(storedAtOnce, name):
+			diff.When = Live
+		case name == "serial":
+			diff.When, diff.Why = Never, "a disk is known by it, to recast and maybe to machine configurations: change it by hand, with the VM off, or say what it is"
+		}
+		c.add(diff)
+	}
+	return nil
+}
+
+// offByDefault is what a drive's option means that is missing ($drivedesc_base in PVE/QemuServer/Drive.pm).
+func offByDefault(name string) string {
+	return map[string]string{"backup": "1", "replicate": "1", "iothread": "0", "ssd": "0", "discard": "ignore"}[name]
+}
+
+// newDisk is the difference of a disk that is not there.
+func (c *comparison) newDisk(d cluster.ShapeDisk) Difference {
+	diff := Difference{Key: d.Key, Wanted: Allocation(d), When: Off, setting: d.Key}
+	switch {
+	case d.Storage == "" || d.SizeGiB == 0:
+		diff.When, diff.Wanted, diff.Why = Never, "a disk", "there is no such disk, and to make it takes its storage and its size"
+	case noticesSize(d.Key) && plugsDisks(c.vm):
+		diff.When = Live
+	}
+	return diff
+}
+
+// Allocation is the value of a drive that makes Proxmox allocate a new disk.
+func Allocation(d cluster.ShapeDisk) string {
+	return cluster.Disk{Volid: fmt.Sprintf("%s:%d", d.Storage, d.SizeGiB), Options: d.Options}.Value()
+}
+
+// noticesSize says whether a guest that runs sees a new or grown disk in that slot. Proxmox plugs no
+// disks into IDE and SATA.
+func noticesSize(key string) bool {
+	return strings.HasPrefix(key, "scsi") || strings.HasPrefix(key, "virtio")
+}
+
+// plugsDisks says whether Proxmox plugs disks into a VM that runs (PVE/QemuServer.pm,
+// parse_hotplug_features).
+func plugsDisks(vm cluster.VM) bool {
+	hotplug, set := vm.Config["hotplug"]
+	return !set || hotplug == "1" || slices.Contains(strings.FieldsFunc(hotplug, func(r rune) bool { return strings.ContainsRune(",; ", r) }), "disk")
+}
+
+// highAvailability compares the VM's resource in Proxmox HA.
+func (c *comparison) highAvailability(ha *cluster.HAResource, wanted map[string]string) {
+	for _, key := range slices.Sorted(maps.Keys(wanted)) {
+		found := ""
+		if ha != nil {
+			found = ha.Settings[key]
+			if key == "state" {
+				found = ha.State
+			}
+		}
+		if found == "enabled" {
+			found = "started" // the old word for it (pve-ha-manager, PVE/HA/Config.pm)
+		}
+		if ha != nil && (key == "max_restart" || key == "max_relocate") {
+			found = cmp.Or(found, "1")
+		}
+		if found != wanted[key] {
+			c.add(Difference{Key: "ha " + key, Found: found, Wanted: wanted[key], When: Live})
+		}
+	}
+}

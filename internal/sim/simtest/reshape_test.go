@@ -1,0 +1,121 @@
+package simtest
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
+	"github.com/recast-sh/recast/internal/sim"
+	"github.com/recast-sh/recast/internal/sim/world"
+)
+
+// shape gives a node a class with these settings of its VM.
+func (l *Lab) shape(node, settings string) {
+	l.t.Helper()
+	l.Replace("recast.yaml", "nodes:\n", "vmClasses:\n  shaped: {"+settings+"}\nnodes:\n")
+	l.Replace("recast.yaml", "{name: "+node+",", "{name: "+node+", class: shaped,")
+}
+
+func (l *Lab) vmOf(node string) world.VM {
+	l.t.Helper()
+	for _, vm := range l.World.VMs() {
+		if vm.ID == l.node(node).VMID {
+			return vm
+		}
+	}
+	l.t.Fatalf("%s has no VM", node)
+	return world.VM{}
+}
+
+// reshaping is a shape that a node gets, and how.
+type reshaping struct {
+	node, settings string
+	with           func(*Lab) // what else is to be rolled
+	strategy       cluster.Strategy
+	starts         int // how often the VM is started
+	has            map[string]string
+}
+
+func reshapings() map[string]reshaping {
+	memory := map[string]string{"memory": "6144", "onboot": "1"}
+	return map[string]reshaping{
+		"tags and order":  {"wk1", "tags: [talos, prod], startup: 'order=3', description: a worker", nil, cluster.Reconfigure, 0, map[string]string{"tags": "prod;talos", "startup": "order=3", "description": "a worker"}},
+		"a disk grown":    {"wk1", "disks: [{slot: scsi1, size: 30G, backup: true}]", nil, cluster.Reconfigure, 0, map[string]string{"scsi1": "size=30G"}},
+		"a disk added":    {"wk1", "disks: [{slot: scsi2, storage: fast, size: 5G, serial: more}]", nil, cluster.Reconfigure, 0, map[string]string{"scsi2": "serial=more"}},
+		"a pool and HA":   {"wk1", "pool: talos, ha: {state: started, max_restart: 2}", nil, cluster.Reconfigure, 0, nil},
+		"memory":          {"wk1", "memory: 6144, cores: 4, onboot: true", nil, cluster.Reconfigure, 1, memory},
+		"a control plane": {"cp1", "memory: 6144, onboot: true", nil, cluster.Reconfigure, 1, memory},
+		"options of a disk, and another": {
+			"wk1", "disks: [{slot: scsi1, cache: writeback, size: 25G}, {slot: sata1, storage: fast, size: 2G}]", nil, cluster.Reconfigure, 1, map[string]string{"scsi1": "cache=writeback", "sata1": "size=2G"},
+		},
+		"with another image, recreated": {
+			"wk1", "memory: 6144, onboot: true, disks: [{slot: scsi1, cache: writeback, size: 25G}, {slot: sata1, storage: fast, size: 2G}]",
+			func(l *Lab) { l.Patch(sim.CommonExtension) }, cluster.Recreate, 1, memory,
+		},
+		"with another image, reimaged": {
+			"wk1", "memory: 6144, onboot: true, disks: [{slot: scsi1, cache: writeback}]",
+			func(l *Lab) {
+				l.Patch(sim.CommonExtension)
+				l.Replace("recast.yaml", "roll:\n", "roll:\n  strategy: reimage\n")
+			}, cluster.Reimage, 1, memory,
+		},
+		"with another image, in place": {
+			"wk1", "memory: 6144, onboot: true", func(l *Lab) { l.Patch(sim.CommonExtension); l.inPlace() }, cluster.InPlace, 1, memory,
+		},
+		"with a configuration":         {"wk1", "memory: 6144, onboot: true", withConfig(noReboot), cluster.Configure, 1, memory},
+		"with one that needs a reboot": {"wk1", "memory: 6144, onboot: true", withConfig(needsReboot), cluster.Configure, 1, memory},
+	}
+}
+
+func withConfig(line string) func(*Lab) {
+	return func(l *Lab) {
+		files := l.keptConfigs()
+		files.set(l.t, "wk1", line)
+		l.MachineConfig = files.read
+	}
+}
+
+// TestReshape gives a node's VM another shape, in one outage with whatever else it gets, or in none.
+func TestReshape(t *testing.T) {
+	eachLong(t, sim.Options{ControlPlanes: 1, Workers: 2}, reshapings(), func(t *testing.T, lab *Lab, s reshaping) {
+		lab.World.AddPool("talos")
+		lab.World.AddRole("Shape", "Sys.Console", "Sys.Modify", "Pool.Allocate")
+		for _, who := range []string{"recast@pve", "recast@pve!lab"} {
+			lab.World.Grant(world.ACL{Path: "/", Who: who, Role: "Shape", Propagate: true})
+		}
+		lab.shape(s.node, s.settings)
+		if s.with != nil {
+			s.with(lab)
+		}
+		user := lab.Client()
+		p := lab.planOf(user, s.node, planning.Policy{})
+		if p.Strategy != s.strategy || len(p.VM) == 0 || len(p.Refused) > 0 {
+			t.Fatalf("planned as %s, %s: %v %v", p.Strategy, p.Why, p.VM, p.Refused)
+		}
+		from := len(lab.Recorder.Calls())
+		must(t, user.roll(planning.Policy{Only: []string{s.node}})(t.Context()))
+		starts := 0
+		for _, c := range lab.Recorder.Calls()[from:] {
+			if c.Proto == "proxmox" && c.Method == "POST" && strings.HasSuffix(c.Path, fmt.Sprintf("/qemu/%d/status/start", lab.node(s.node).VMID)) {
+				starts++
+			}
+		}
+		if starts != s.starts {
+			t.Errorf("its VM was started %d times, want %d", starts, s.starts)
+		}
+		vm := lab.vmOf(s.node)
+		for key, want := range s.has {
+			if !strings.Contains(vm.Config[key], want) {
+				t.Errorf("%s is %q, want %q", key, vm.Config[key], want)
+			}
+		}
+		lab.requireServing(s.node)
+		stale := lab.others(s.node)
+		if s.with == nil || s.strategy == cluster.Configure {
+			stale = nil
+		}
+		requireInSync(t, lab, stale...)
+	})
+}
