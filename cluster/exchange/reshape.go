@@ -124,6 +124,13 @@ func (r Reshaping) before(vm cluster.VM) (want map[string]string, del []string) 
 			del = append(del, key)
 		}
 	}
+	for _, d := range r.Shape.Disks {
+		was, errWas := cluster.ParseDisk(d.Key, r.VM.Config[d.Key])
+		now, errNow := cluster.ParseDisk(d.Key, vm.Config[d.Key])
+		if errWas == nil && errNow == nil && !r.System.isSystem(d.Key) && !cluster.SameOptions(was.Options, now.Options) {
+			want[d.Key] = cluster.Disk{Volid: now.Volid, Options: was.Options}.Value()
+		}
+	}
 	slices.Sort(del)
 	return want, del
 }

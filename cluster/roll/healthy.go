@@ -33,7 +33,7 @@ func (n *health) healthy(ctx context.Context) (string, error) {
 // inVain adds a hint to the error of a wait that timed out.
 func (n *health) inVain(ctx context.Context, err error) error {
 	if !errors.Is(err, context.DeadlineExceeded) || ctx.Err() != nil || !n.installs() {
-		return err
+		return n.reshape.orBack(err)
 	}
 	again := "recast roll waits for it again"
 	if m, errNow := n.Talos.Machine(ctx, n.Plan.Addr); errNow == nil && m.FromISO && m.SystemDisk != "" {

@@ -140,10 +140,8 @@ func (n power) start(ctx context.Context) error {
 			return err
 		}
 	}
-	if err := n.record.sending(ctx, exchange.SentStart, exchange.LateQueue, func(ctx context.Context) error { return n.Proxmox.Start(ctx, vm) }); err != nil {
-		return fmt.Errorf("start %s: %w", vm, err)
-	}
-	return nil
+	err = n.record.sending(ctx, exchange.SentStart, exchange.LateQueue, func(ctx context.Context) error { return n.Proxmox.Start(ctx, vm) })
+	return n.reshape.orBack(fault.Prefix("start "+vm.String(), err))
 }
 
 func (n power) started(ctx context.Context) (string, error) {

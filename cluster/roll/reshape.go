@@ -46,6 +46,14 @@ func (n reshape) running() shape.Running {
 
 func (n reshape) stops() bool { return len(n.Plan.VM.At(shape.Off)) > 0 }
 
+// orBack adds the way back to the error of a node that does not come up with its new VM.
+func (n reshape) orBack(err error) error {
+	if n.Plan.Strategy != cluster.Reconfigure {
+		return err
+	}
+	return fault.WithHint(err, "recast recover %s gives VM %d its old settings back; or correct recast.yaml, and recast roll goes on with that", n.Plan.Node, n.Plan.VMID)
+}
+
 // after gives a node that has got its image or configuration, and is still drained, its VM in the same
 // outage.
 func (n reshape) after() []step.Step {

@@ -12,7 +12,7 @@ import (
 )
 
 const (
-	hostCores  = 16
+	hostCores  = world.HostCores
 	hostMemory = 64 << 30
 )
 

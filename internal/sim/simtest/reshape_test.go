@@ -5,8 +5,11 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
+
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/planning"
+	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/sim/world"
 )
@@ -16,6 +19,19 @@ func (l *Lab) shape(node, settings string) {
 	l.t.Helper()
 	l.Replace("recast.yaml", "nodes:\n", "vmClasses:\n  shaped: {"+settings+"}\nnodes:\n")
 	l.Replace("recast.yaml", "{name: "+node+",", "{name: "+node+", class: shaped,")
+}
+
+// shapeAll gives all nodes a class, and workers further settings.
+func (l *Lab) shapeAll(all, workers string) {
+	l.t.Helper()
+	l.Replace("recast.yaml", "nodes:\n", "vmClasses:\n  shaped: {"+all+"}\nnodes:\n")
+	for _, n := range l.Nodes {
+		more := ", class: shaped,"
+		if !n.ControlPlane {
+			more += " vm: {" + workers + "},"
+		}
+		l.Replace("recast.yaml", "{name: "+n.Name+",", "{name: "+n.Name+more)
+	}
 }
 
 func (l *Lab) vmOf(node string) world.VM {
@@ -117,5 +133,37 @@ func TestReshape(t *testing.T) {
 			stale = nil
 		}
 		requireInSync(t, lab, stale...)
+	})
+}
+
+// TestReshapeInVain: a VM that does not start with its new settings gets the old ones back, by recover
+// or by another recast.yaml.
+func TestReshapeInVain(t *testing.T) {
+	eachLong(t, oneWorker(), map[string]func(*testing.T, *Lab){
+		"recovered": func(t *testing.T, lab *Lab) {
+			_, err := lab.as(secondRun).Recover(t.Context(), "wk1")
+			must(t, err)
+			requireDrift(t, lab, "wk1")
+		},
+		"corrected": func(t *testing.T, lab *Lab) {
+			lab.Replace("recast.yaml", "cores: 32", "cores: 4")
+			must(t, lab.as(secondRun).roll(planning.Policy{})(t.Context()))
+			requireDrift(t, lab)
+		},
+	}, func(t *testing.T, lab *Lab, then func(*testing.T, *Lab)) {
+		before := lab.vmOf("wk1").Config
+		lab.shape("wk1", "cores: 32, machine: q35, nics: [{}, {bridge: vmbr0}], disks: [{slot: scsi1, cache: writeback}]")
+		err := lab.as(firstRun).roll(planning.Policy{})(t.Context())
+		requireFault(t, err, fault.Failed, "MAX 16 vcpus allowed per VM on this node", "recast recover wk1 gives VM 9031 its old settings back")
+		then(t, lab)
+		lab.requireServing("wk1")
+		lab.RequireIntact()
+		if after := lab.vmOf("wk1").Config; strings.Contains(string(lab.Read("recast.yaml")), "cores: 32") {
+			delete(after, "meta")
+			delete(before, "meta")
+			if diff := cmp.Diff(before, after); diff != "" {
+				t.Errorf("after recover (-before +after):\n%s", diff)
+			}
+		}
 	})
 }

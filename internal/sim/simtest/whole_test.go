@@ -26,6 +26,7 @@ type whole struct {
 	strategy   cluster.Strategy
 	etcdOnData bool // etcd's data is on persistent disks
 	holder     bool // data disks belong to a data VM
+	shaped     bool // the VMs get another shape, too
 }
 
 func (w whole) String() string {
@@ -36,6 +37,9 @@ func (w whole) String() string {
 	if w.holder {
 		owner = "holder"
 	}
+	if w.shaped {
+		owner += "/shaped"
+	}
 	return fmt.Sprintf("%s/%s/%s", w.strategy, where, owner)
 }
 
@@ -44,11 +48,19 @@ func (w whole) options() sim.Options {
 }
 
 // keepsEtcd says whether the members of etcd stay the same.
-func (w whole) keepsEtcd() bool { return w.etcdOnData || w.strategy.KeepsVM() }
+func (w whole) keepsEtcd() bool {
+	return w.etcdOnData || w.strategy.KeepsVM() || w.strategy == cluster.Reconfigure
+}
 
 // prepare makes every node stale: of those that get another configuration, every second one
 // reboots for it.
 func (w whole) prepare(lab *Lab) {
+	if w.shaped {
+		lab.shapeAll("memory: 6144, cores: 3, tags: [talos]", "disks: [{slot: scsi1, size: 25G, cache: writeback}]")
+	}
+	if w.strategy == cluster.Reconfigure {
+		return
+	}
 	if w.strategy == cluster.Configure {
 		files := lab.keptConfigs()
 		for i, n := range lab.Nodes {
@@ -66,9 +78,12 @@ func wholes() []whole {
 	for _, s := range []cluster.Strategy{cluster.Recreate, cluster.Reimage, cluster.InPlace} {
 		for _, etcdOnData := range []bool{false, true} {
 			for _, holder := range []bool{false, true} {
-				all = append(all, whole{s, etcdOnData, holder})
+				all = append(all, whole{strategy: s, etcdOnData: etcdOnData, holder: holder})
 			}
 		}
+	}
+	for _, s := range []cluster.Strategy{cluster.Recreate, cluster.Reimage, cluster.InPlace, cluster.Reconfigure} {
+		all = append(all, whole{strategy: s, shaped: true})
 	}
 	return append(all, whole{strategy: cluster.Configure})
 }

@@ -41,6 +41,9 @@ func (w *World) launch(v *vm) (*process, error) {
 		return nil, failf("VM %d already running", v.id)
 	}
 	w.applyPending("", v)
+	if err := v.checkCPUs(); err != nil {
+		return nil, err
+	}
 	if err := w.checkNetworks(v); err != nil {
 		return nil, err
 	}
@@ -71,6 +74,24 @@ func (w *World) launch(v *vm) (*process, error) {
 	p.hw = w.hardware(v, p)
 	v.proc, v.qmp = p, ""
 	return p, nil
+}
+
+// HostCores is how many processors every host has.
+const HostCores = 16
+
+// checkCPUs checks what only a start checks (config_to_command in QemuServer.pm).
+func (v *vm) checkCPUs() error {
+	count := func(key string) int {
+		n, err := strconv.Atoi(v.config[key])
+		if err != nil {
+			return 1
+		}
+		return n
+	}
+	if count("cores")*count("sockets") > HostCores {
+		return failf("MAX %d vcpus allowed per VM on this node", HostCores)
+	}
+	return nil
 }
 
 // imageLock is QEMU's lock on an image that it writes to. Only file systems have it, not
