@@ -167,3 +167,17 @@ func TestReshapeInVain(t *testing.T) {
 		}
 	})
 }
+
+// TestReshapeWithLostAnswers gives VMs another shape while Proxmox's answer to every k-th change is lost.
+func TestReshapeWithLostAnswers(t *testing.T) {
+	eachLong(t, twoWorkers, storiesOf[int64](1, 2, 3, 5), func(t *testing.T, lab *Lab, k int64) {
+		lab.shapeAll("memory: 6144, tags: [talos]", "disks: [{slot: scsi1, size: 25G, cache: writeback}, {slot: scsi2, storage: fast, size: 1G}]")
+		lost := lab.loseEvery(k)
+		rep, err := lab.Client().Roll(t.Context(), planning.Policy{})
+		lab.Recorder.Hooks(nil, nil)
+		if err != nil || rep.Outcome != "done" || lost.Load() < 3 {
+			t.Fatalf("report %+v, %d answers lost, error %v", rep, lost.Load(), err)
+		}
+		requireInSync(t, lab)
+	})
+}

@@ -256,6 +256,12 @@ func silentVerbs() map[string]silentVerb {
 			l.MachineConfig = files.read
 		}}
 	}
+	for node, v := range map[string]struct {
+		o        sim.Options
+		settings string
+	}{"wk1": {oneWorker(), "memory: 6144, tags: [talos], disks: [{slot: scsi1, size: 25G}]"}, "cp2": {threePlanes, "memory: 6144, tags: [talos]"}} {
+		verbs["reconfigure "+node] = silentVerb{o: v.o, node: node, inSync: true, do: (*Client).rollNode, prepare: func(_ *testing.T, l *Lab) { l.shape(node, v.settings) }}
+	}
 	old := verbs["roll in-place wk1"]
 	old.o.TalosVersion = "v1.12.6"
 	verbs["roll in-place wk1, which has the old API"] = old
