@@ -77,11 +77,7 @@ func diffVM(w cluster.Wanted, f Found) (out []cluster.Reason, notes []string) {
 func diffShape(f Found) []cluster.Reason {
 	var out []cluster.Reason
 	for _, d := range f.Shape {
-		text := "VM " + d.String()
-		if d.Why != "" {
-			text += " (" + d.Why + ")"
-		}
-		out = append(out, cluster.Reason{Code: shapeDiffers, Text: text, Old: d.Found, New: d.Wanted})
+		out = append(out, cluster.Reason{Code: shapeDiffers, Text: "VM " + d.String(), Old: d.Found, New: d.Wanted})
 	}
 	return out
 }

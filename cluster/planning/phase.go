@@ -64,8 +64,8 @@ func (p Plan) Work() []NodePlan {
 	return out
 }
 
-// pickCanary sends one node ahead, to a build that none has booted or a configuration that none has
-// run, if several nodes change: the named one, or else a worker if there is one, since that is the
+// pickCanary sends one node ahead, to a build that none has booted, or a configuration or a VM that
+// none has run with, if several nodes change: the named one, or else a worker if there is one, since that is the
 // least to lose.
 func (p *Plan) pickCanary(named string) {
 	booted := map[string]bool{} // builds that a node runs, or is about to
@@ -81,7 +81,7 @@ func (p *Plan) pickCanary(named string) {
 	}
 	pick := -1
 	for i, n := range p.Nodes {
-		if n.Paused != "" || n.Strategy == "" || n.Phase == Unfinished || booted[n.Wanted.Build.ID] && n.Strategy != cluster.Configure {
+		if n.Paused != "" || n.Strategy == "" || n.Phase == Unfinished || booted[n.Wanted.Build.ID] && n.Strategy != cluster.Configure && n.Strategy != cluster.Reconfigure {
 			continue
 		}
 		switch {
@@ -149,8 +149,11 @@ func (p Plan) Title(b Batch) string {
 // CanaryTitle says why one node of a plan goes first.
 func CanaryTitle(p Plan) string {
 	for _, n := range p.Nodes {
-		if n.Phase == Canary && n.Strategy == cluster.Configure {
+		switch {
+		case n.Phase == Canary && n.Strategy == cluster.Configure:
 			return "one node first, since none runs the new configuration yet"
+		case n.Phase == Canary && n.Strategy == cluster.Reconfigure:
+			return "one node first, since none has its new VM yet"
 		}
 	}
 	return "one node first, since none runs the new build yet"

@@ -17,7 +17,8 @@ func (n *NodePlan) Estimate(past []cluster.Took) {
 	for _, of := range n.Peers() {
 		var outages, wholes []int
 		for _, t := range past {
-			if t.Strategy == n.Strategy && of.Like(t) && len(outages) < cluster.Lately {
+			stayedUp := t.OutageSeconds == 0 && (t.Strategy == cluster.Configure || t.Strategy == cluster.Reconfigure)
+			if t.Strategy == n.Strategy && !stayedUp && of.Like(t) && len(outages) < cluster.Lately {
 				outages, wholes = append(outages, t.OutageSeconds), append(wholes, t.WholeSeconds)
 			}
 		}
