@@ -72,6 +72,7 @@ const (
 type FoundFile struct {
 	ConfigFile
 	Sum      string   // of its bytes
+	Role     string   // that it gives its node: ControlPlane or Worker
 	Identity []string // what would make the node another one, or one of another cluster
 	Err      error    // why it can't be used, or not compared with what the node runs
 }

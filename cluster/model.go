@@ -318,8 +318,10 @@ const (
 	// configuration. ConfigureBlank gives a machine that was reset its configuration back.
 	Configure      Strategy = "configure"
 	ConfigureBlank Strategy = "configure-blank"
-	// Reconfigure, too: a node whose system is right gets another VM around it.
+	// Reconfigure, too: a node whose system is right gets another VM around it. Create makes a node
+	// that is nowhere yet.
 	Reconfigure Strategy = "reconfigure"
+	Create      Strategy = "create"
 )
 
 // Wanted is what config and lock say about one node.
@@ -329,13 +331,14 @@ type Wanted struct {
 	Schematic   string // its name in the config
 	Build       Build
 	Strategy    Strategy
-	Holder      VMID     // a user's data VM that owns disks of this node; 0: none
-	AcceptLoss  []string // names of data on the system disk that may be lost
-	Kubernetes  string   // wanted version, "v1.35.4"; "": none in particular
-	SystemDisk  string   // Proxmox key given by the user ("scsi0"); "": to be proven
-	SystemGiB   int      // wanted size of the system disk; 0: unchanged
-	ISOStorages []string // where the boot ISO is, first choice first
-	Shape       Shape    // of its VM
+	Holder      VMID       // a user's data VM that owns disks of this node; 0: none
+	AcceptLoss  []string   // names of data on the system disk that may be lost
+	Kubernetes  string     // wanted version, "v1.35.4"; "": none in particular
+	SystemDisk  string     // Proxmox key given by the user ("scsi0"); "": to be proven
+	SystemGiB   int        // wanted size of the system disk; 0: unchanged
+	ISOStorages []string   // where the boot ISO is, first choice first
+	Shape       Shape      // of its VM
+	Addr        netip.Addr // that a new machine will have; the zero value: not given
 }
 
 // ISOVolume finds the boot ISO on the first of the node's ISO storages that has it for this host.

@@ -10,6 +10,8 @@ type Shape struct {
 	Pool     string            // "": as found
 	HA       map[string]string // "state", "group", …; nil: as found
 	Host     string            // "": as found
+	// CloudInit is the storage of a new VM's cloud-init drive; "": it gets none.
+	CloudInit string
 }
 
 // ShapeDisk is one disk of a Shape.

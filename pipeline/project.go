@@ -8,8 +8,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"path/filepath"
 	"slices"
+	"strings"
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/exchange"
@@ -105,7 +107,7 @@ func (p Project) Wanted(lock schematics.Lock) []cluster.Wanted {
 			Name: n.Name, VMID: cluster.VMID(n.VMID), Schematic: n.Schematic, Build: builds[n.Schematic],
 			Strategy: cluster.Strategy(n.Strategy), Holder: cluster.VMID(n.Holder), AcceptLoss: n.AcceptLoss,
 			Kubernetes: p.Config.Kubernetes.Version, SystemDisk: n.SystemDisk.Slot, SystemGiB: n.SystemDisk.SizeGiB,
-			ISOStorages: p.Config.Images.ISO.Storage, Shape: shapeOf(p.Config, n),
+			ISOStorages: p.Config.Images.ISO.Storage, Shape: shapeOf(p.Config, n), Addr: addressOf(p.Config, n),
 		})
 	}
 	return out
@@ -115,7 +117,7 @@ func (p Project) Wanted(lock schematics.Lock) []cluster.Wanted {
 // new one.
 func shapeOf(c *config.Config, n config.Node) cluster.Shape {
 	vm := c.ShapeOf(n)
-	s := cluster.Shape{Class: n.Class, Settings: vm.Settings(), Devices: vm.Devices(), Pool: value(vm.Pool), HA: vm.HAOptions(), Host: n.Host}
+	s := cluster.Shape{Class: n.Class, Settings: vm.Settings(), Devices: vm.Devices(), Pool: value(vm.Pool), HA: vm.HAOptions(), Host: n.Host, CloudInit: value(vm.CloudInit)}
 	for _, d := range vm.Disks {
 		disk := cluster.ShapeDisk{Key: d.Slot, Storage: value(d.Storage), Options: d.Options()}
 		if d.Size != nil && !d.IsSystem() {
@@ -127,6 +129,19 @@ func shapeOf(c *config.Config, n config.Node) cluster.Shape {
 		return cluster.Shape{}
 	}
 	return s
+}
+
+// addressOf is the address that the machine of a new node will have, as far as the configuration says.
+func addressOf(c *config.Config, n config.Node) netip.Addr {
+	if addr, err := netip.ParseAddr(n.Address); err == nil {
+		return addr
+	}
+	for _, part := range strings.Split(strings.Join(c.ShapeOf(n).IPConfig[:min(1, len(c.ShapeOf(n).IPConfig))], ""), ",") {
+		if prefix, err := netip.ParsePrefix(strings.TrimPrefix(part, "ip=")); err == nil {
+			return prefix.Addr()
+		}
+	}
+	return netip.Addr{}
 }
 
 // value is what a pointer points to; "" if it is nil.

@@ -45,3 +45,18 @@ func (v *value) write(h hash.Hash) {
 		say(h, "end of list", "")
 	}
 }
+
+// Role is the one that the configuration gives its node, as Kubernetes' users know it: "control-plane"
+// or "worker".
+func (d Documents) Role() string {
+	for _, doc := range d.list {
+		if doc.id != MainDocument {
+			continue
+		}
+		machine := doc.root.fields["machine"]
+		if machine != nil && machine.fields["type"] != nil && machine.fields["type"].shown != "worker" {
+			return "control-plane"
+		}
+	}
+	return "worker"
+}

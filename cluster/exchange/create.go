@@ -3,12 +3,14 @@ package exchange
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/parking"
+	"github.com/recast-sh/recast/cluster/shape"
 	"github.com/recast-sh/recast/internal/fault"
 )
 
@@ -84,6 +86,9 @@ func (r NewSystem) NewConfig(iso string) (map[string]string, error) {
 	config["boot"] = bootOrder(r.VM.Config["boot"], system.Key, cd)
 	if r.Blank != nil {
 		config[r.Blank.Key] = r.Blank.Value
+	}
+	if r.Strategy == cluster.Create {
+		maps.Copy(config, shape.Firmware(r.VM, system.Storage()))
 	}
 	r.Settings.takeOut(config)
 	return config, nil

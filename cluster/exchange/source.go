@@ -46,9 +46,9 @@ func (get Source) DeleteVM() step.Step {
 // NewSystem gives the VM its new system disk: that of a new VM, the kept one, or a blank one.
 func (get Source) NewSystem(s cluster.Strategy) step.Step {
 	switch s {
-	case cluster.Recreate:
+	case cluster.Create, cluster.Recreate:
 		return step.Step{
-			ID: "create-vm", Code: fault.ParkedHalf, Title: "create the VM again with a blank system disk", Risk: step.Disruptive,
+			ID: "create-vm", Code: fault.ParkedHalf, Title: map[bool]string{true: "create the VM", false: "create the VM again with a blank system disk"}[s == cluster.Create], Risk: step.Disruptive,
 			Skip: get.skip(func(r *Replace) goal { return r.System.created }),
 			Do:   get.do(func(r *Replace) func(context.Context) error { return r.System.createVM }),
 		}

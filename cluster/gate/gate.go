@@ -59,6 +59,8 @@ func (n Gate) look(ctx context.Context) error {
 		problems = append(problems, cluster.RequireQuorum(ctx, n.Proxmox))
 	}
 	switch n.Plan.Strategy {
+	case cluster.Create:
+		return errors.Join(append(problems, n.requireNew(ctx))...)
 	case cluster.PutBack:
 		return errors.Join(append(problems, n.requireOldEtcd(ctx), n.Losses.Require(ctx))...)
 	case cluster.Recreate, cluster.Reimage:
@@ -202,7 +204,7 @@ func (n Gate) requireSoleOwner(ctx context.Context) error {
 // RequireUnpaused reads the pause mark again: it may have been set since the plan was made. A node
 // whose roll has already begun is finished in any case.
 func (n Gate) RequireUnpaused(ctx context.Context) error {
-	if n.Plan.Resume || n.Plan.Strategy == cluster.ConfigureBlank {
+	if n.Plan.Resume || n.Plan.Strategy == cluster.ConfigureBlank || n.Plan.Strategy == cluster.Create {
 		return nil
 	}
 	k, err := n.KubeNode(ctx)

@@ -16,6 +16,8 @@ import (
 // NothingToCompare says why there is no configuration to compare a file with.
 func (f *Found) NothingToCompare() string {
 	switch {
+	case f.Absent != nil:
+		return "it is a new node"
 	case f.Blank != nil:
 		return "the machine has no configuration"
 	case f.Open() && f.Parking.Record.Config != "":
@@ -126,7 +128,7 @@ func observeFile(ctx context.Context, src Sources, w cluster.Wanted, f *Found) *
 		}
 		file.Runs = cluster.ConfigSum(f.Machine.Configs.Stored)
 	}
-	file.Hash, file.Sum = docs.Hash(), cluster.ConfigSum(text)
+	file.Hash, file.Sum, file.Role = docs.Hash(), cluster.ConfigSum(text), docs.Role()
 	return &file
 }
 

@@ -14,6 +14,12 @@ func Diff(w cluster.Wanted, f Found, past cluster.History) Drift {
 	for _, err := range f.Errs {
 		d.Unread = append(d.Unread, err.Error())
 	}
+	if f.Absent != nil {
+		d.Reasons = append(d.Reasons, cluster.Reason{Code: "absent", Text: "it is not there yet"})
+		for _, trace := range f.Absent.Traces {
+			d.Notes = append(d.Notes, "not made: "+trace)
+		}
+	}
 	if f.Open() {
 		d.Reasons = append(d.Reasons, cluster.Reason{
 			Code: "unfinished",

@@ -45,6 +45,8 @@ type Found struct {
 	ConfigIn cluster.ConfigPlace // where it is if ConfigKnown
 	File     *cluster.FoundFile  // in talos.machineConfigs; nil: there is none
 
+	// Absent is set if the node is nowhere yet, and is to be made.
+	Absent *Absent
 	// Shape is how its VM differs from what recast.yaml says about it.
 	Shape shape.Differences
 
@@ -62,6 +64,8 @@ func (f *Found) Host() string {
 	switch {
 	case f.VM != nil:
 		return f.VM.Host
+	case f.Absent != nil:
+		return f.Absent.Host
 	case f.Parking != nil:
 		return f.Parking.VM.Host
 	}

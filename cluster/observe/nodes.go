@@ -108,8 +108,8 @@ func observeMachines(ctx context.Context, src Sources, read machineRead, wanted 
 	g := errgroup.Group{}
 	g.SetLimit(MachinesAtOnce)
 	for i := range found {
-		if found[i].Away {
-			continue // it is unknown whose disks its machine has
+		if found[i].Away || found[i].Absent != nil {
+			continue // it is unknown whose disks its machine has, or there is none
 		}
 		g.Go(func() error { return observeMachine(ctx, src, read, wanted[i], &found[i]) })
 	}

@@ -142,8 +142,8 @@ func (o Observation) Build(w cluster.Wanted, id string) (cluster.Build, bool) {
 func hostsOf(found []Found) []string {
 	var hosts []string
 	for _, f := range found {
-		if f.VM != nil && !slices.Contains(hosts, f.VM.Host) {
-			hosts = append(hosts, f.VM.Host)
+		if host := f.Host(); host != "" && (f.VM != nil || f.Absent != nil) && !slices.Contains(hosts, host) {
+			hosts = append(hosts, host)
 		}
 	}
 	return hosts

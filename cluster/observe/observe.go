@@ -45,8 +45,9 @@ func MatchNodes(w cluster.Wanted, o *Observation, members []cluster.Member) (Fou
 		return f, nil
 	}
 	if uuid == "" {
-		return f, fault.WithHint(fault.Configf("node %s: Kubernetes knows no node of that name", w.Name),
-			"nodes[].name is the Kubernetes node name; the cluster has: %s", NodeNames(o.Nodes))
+		f.Addr = w.Addr
+		f.Absent, err = absent(w, o, members)
+		return f, err
 	}
 	if err := MatchVM(w, &f, o, uuid); err != nil || f.Parking != nil || f.VM == nil {
 		return f, err

@@ -146,8 +146,13 @@ func (r Record) Description() (string, error) {
 		return "", fmt.Errorf("record of %s: %w", r.Node, err)
 	}
 	state := "keeps the previous system disk of"
-	if r.Open {
+	switch {
+	case r.Open && r.parksNothing():
+		state = "notes, while the VM is being changed, what was begun of"
+	case r.Open:
 		state = "holds, during a roll, the disks of"
+	case len(r.Kept) == 0:
+		state = "holds nothing any more of"
 	}
 	head := fmt.Sprintf("Parking VM of recast: %s Talos node %s (VM %d) of cluster %s. Never start it; delete it only with recast prune.\n\n",
 		state, r.Node, r.VMID, r.Cluster)
@@ -158,6 +163,11 @@ func (r Record) Description() (string, error) {
 		return "", fault.ParkedHalf.Refusedf("record of %s: %d characters do not fit into a VM description (%d)", r.Node, len(text), cluster.MaxDescription)
 	}
 	return text, nil
+}
+
+// parksNothing says whether the record's strategy moves no disk.
+func (r Record) parksNothing() bool {
+	return r.Strategy == cluster.Reconfigure || r.Strategy == cluster.Create
 }
 
 // SpareDrive returns the key for the new system disk on the parking VM: the reserved key, or the

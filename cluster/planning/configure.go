@@ -41,7 +41,7 @@ func (n NodePlan) staysUp() bool {
 // AppliesConfig says whether the node gets its file of talos.machineConfigs.
 func (n NodePlan) AppliesConfig() bool {
 	switch n.Strategy {
-	case cluster.Recreate, cluster.Reimage, cluster.ConfigureBlank, cluster.Configure:
+	case cluster.Create, cluster.Recreate, cluster.Reimage, cluster.ConfigureBlank, cluster.Configure:
 		return true
 	case cluster.InPlace:
 		return n.WithConfig

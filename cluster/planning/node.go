@@ -157,6 +157,11 @@ func planResume(n *NodePlan, o observe.Observation) {
 	case rec.PutBack:
 		n.PutBack("someone asked for the old system disk")
 	case n.Strategy == cluster.Rollback, n.Strategy == cluster.Reconfigure:
+	case n.Strategy == cluster.Create && !known:
+		n.Refused = append(n.Refused, fmt.Sprintf("its build %s is in no lock that is here: check that lock out, or recast remove %s takes back what was made", words.Short(rec.Build), n.Node))
+	case n.Strategy == cluster.Create && !n.Found.ConfigKnown && n.Found.Machine == nil:
+		n.Refused = append(n.Refused, "its file in talos.machineConfigs is not the configuration that was to be applied: put it back as it was")
+	case n.Strategy == cluster.Create:
 	case !known:
 		n.PutBack(fmt.Sprintf("its build %s is in no lock that is here", words.Short(rec.Build)))
 	case n.Found.ConfigDamaged != nil && n.Found.Machine == nil:

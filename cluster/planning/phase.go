@@ -75,13 +75,13 @@ func (p *Plan) pickCanary(named string) {
 		case n.Paused != "":
 		case n.Strategy == "" && n.Found.Machine != nil, n.Resume, n.Strategy != "" && n.Drift.Tidy():
 			booted[n.Wanted.Build.ID] = true
-		case n.Strategy != "":
+		case n.Strategy != "" && n.Strategy != cluster.Create:
 			changing++
 		}
 	}
 	pick := -1
 	for i, n := range p.Nodes {
-		if n.Paused != "" || n.Strategy == "" || n.Phase == Unfinished || booted[n.Wanted.Build.ID] && n.Strategy != cluster.Configure && n.Strategy != cluster.Reconfigure {
+		if n.Paused != "" || n.Strategy == "" || n.Strategy == cluster.Create || n.Phase == Unfinished || booted[n.Wanted.Build.ID] && n.Strategy != cluster.Configure && n.Strategy != cluster.Reconfigure {
 			continue
 		}
 		switch {

@@ -38,7 +38,7 @@ func New(cluster string, wanted []cluster.Wanted, o observe.Observation, past cl
 		if n.Resume {
 			plan.Run = cmp.Or(plan.Run, n.Run)
 		}
-		if o.Found[i].Machine == nil && !n.Resume && !o.Found[i].Away {
+		if f := o.Found[i]; f.Machine == nil && !n.Resume && !f.Away && f.Absent == nil {
 			unread = append(unread, o.Unread(w, o.Found[i]))
 		}
 		plan.Nodes = append(plan.Nodes, n)
@@ -53,6 +53,7 @@ func New(cluster string, wanted []cluster.Wanted, o observe.Observation, past cl
 	against := worldOf{&plan, o}
 	against.space()
 	against.numbers()
+	against.newNumbers()
 	against.warn()
 	if p.DrainDeletes && len(plan.Work()) > 0 {
 		plan.Warn = append(plan.Warn, "pods whose eviction is refused until roll.drain.timeout are deleted then, whatever their PodDisruptionBudgets say (roll.drain.onTimeout: delete)")
@@ -169,7 +170,7 @@ type Plan struct {
 func (p Plan) ISOHosts() map[string][]string {
 	hosts := map[string][]string{}
 	for _, n := range p.Work() {
-		boots := n.Strategy == cluster.Recreate || n.Strategy == cluster.Reimage || n.IsWayBack
+		boots := n.Strategy == cluster.Create || n.Strategy == cluster.Recreate || n.Strategy == cluster.Reimage || n.IsWayBack
 		if list := hosts[n.Wanted.Schematic]; boots && !slices.Contains(list, n.Host) {
 			hosts[n.Wanted.Schematic] = slices.Sorted(slices.Values(append(list, n.Host)))
 		}
@@ -207,7 +208,9 @@ func (p Plan) Refused() []string {
 // TakesAPIAway says whether the Kubernetes API is unavailable while a node is out: with fewer
 // than three control planes, etcd loses its quorum without one.
 func (p Plan) TakesAPIAway() bool {
-	return len(p.ControlPlanes) < 3 && slices.ContainsFunc(p.Work(), func(n NodePlan) bool { return n.Role == cluster.ControlPlane && !n.Drift.Tidy() && !n.staysUp() })
+	return len(p.ControlPlanes) < 3 && slices.ContainsFunc(p.Work(), func(n NodePlan) bool {
+		return n.Role == cluster.ControlPlane && !n.Drift.Tidy() && !n.staysUp() && n.Strategy != cluster.Create
+	})
 }
 
 // rehearse plans the trials, and the deletion of scratch VMs that killed runs left; if the plan
@@ -288,6 +291,10 @@ func ForNode(w cluster.Wanted, f observe.Found, o observe.Observation, past clus
 		PlanAway(&n, o.Away)
 	case f.Open():
 		planResume(&n, o)
+	case f.Absent != nil && !p.does(Image):
+		n.Why = "it is not there yet, which --what leaves as it is"
+	case f.Absent != nil:
+		planCreate(&n, o)
 	case f.Unfinished() && planReboot(&n, o):
 	case f.Blank != nil:
 		planBlank(&n)
@@ -319,7 +326,7 @@ func ForNode(w cluster.Wanted, f observe.Found, o observe.Observation, past clus
 // from power on to ready that a recreated node took under software emulation (Talos v1.14.1 in
 // QEMU), so an upper bound for the boot. An in-place upgrade saves the installation and one boot.
 var expectedOutage = map[cluster.Strategy]time.Duration{
-	cluster.Recreate: 4 * time.Minute, cluster.Reimage: 4 * time.Minute, cluster.InPlace: 2 * time.Minute, cluster.Rollback: 3 * time.Minute, cluster.PutBack: 3 * time.Minute,
+	cluster.Create: 4 * time.Minute, cluster.Recreate: 4 * time.Minute, cluster.Reimage: 4 * time.Minute, cluster.InPlace: 2 * time.Minute, cluster.Rollback: 3 * time.Minute, cluster.PutBack: 3 * time.Minute,
 	cluster.ConfigureBlank: time.Minute, cluster.Configure: 2 * time.Minute, cluster.Reconfigure: 2 * time.Minute,
 }
 

@@ -15,7 +15,7 @@ import (
 
 // takenOut says whether this plan takes out a node that is in now.
 func (n NodePlan) takenOut() bool {
-	return !n.Resume && n.Strategy != "" && n.Strategy != cluster.ConfigureBlank && n.Strategy != cluster.PutBack && !(n.Strategy == cluster.InPlace && n.Drift.Tidy())
+	return !n.Resume && n.Strategy != "" && n.Strategy != cluster.Create && n.Strategy != cluster.ConfigureBlank && n.Strategy != cluster.PutBack && !(n.Strategy == cluster.InPlace && n.Drift.Tidy())
 }
 
 // AwaitOthers refuses the nodes that could not start because others are not Ready, except those

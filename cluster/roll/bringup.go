@@ -85,7 +85,7 @@ func (n *bringUp) apply(ctx context.Context, disk cluster.MachineDisk, kubernete
 	err = fault.Prefix("apply the configuration to "+n.Plan.Addr.String(), n.Maintenance.ApplyConfig(ctx, n.Plan.Addr, n.Plan.UUID, patched))
 	if err != nil && !errors.Is(err, cluster.ErrLostAnswer) {
 		return fault.WithHint(err,
-			"%s waits for one in maintenance mode; recast recover %s boots the old system disk, and what it had is changed there", n.Plan.Node, n.Plan.Node)
+			"%s waits for one in maintenance mode; %s, and what it had is changed there", n.Plan.Node, n.wayBack())
 	}
 	return err
 }
@@ -116,7 +116,7 @@ func (n *bringUp) awaitRenewed(ctx context.Context, mem parking.Memory, silent e
 	}
 	if !n.renewal.cutOff(ctx, r, mem) {
 		return nil, fault.WithHint(silent, "look at the console of VM %d: if Talos says there that it is installed already, its installation was cut off, or one of the other disks has a META partition; "+
-			"if it is in maintenance mode, something is between us and %s, or another machine has that address; recast recover %s cancels the replacement and boots the old system disk", n.Plan.VMID, n.Plan.Addr, n.Plan.Node)
+			"if it is in maintenance mode, something is between us and %s, or another machine has that address; %s", n.Plan.VMID, n.Plan.Addr, n.wayBack())
 	}
 	if err := n.renewal.renew(ctx, r, silent); err != nil {
 		return nil, err

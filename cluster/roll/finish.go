@@ -31,8 +31,17 @@ func (n finish) steps(ctx context.Context) ([]step.Step, error) {
 	return append(append(r.Settings.FinishSteps(),
 		step.Step{ID: "restore-node", Title: "restore labels and taints", Do: n.restoreMetadata},
 		step.Step{ID: "uncordon", Title: "uncordon " + n.Plan.Node, Skip: n.uncordoned, Do: n.uncordon},
-		step.Step{ID: "keep", Title: map[bool]string{true: "keep the old system disk parked", false: "close the record"}[len(r.Disks) > 0], Skip: n.kept, Do: n.savedConfig.thenForget(r.Settings.Keep)},
+		n.closing(r),
 	), n.freeSteps("bring-up/finish")...), nil
+}
+
+// closing ends the exchange.
+func (n finish) closing(r *exchange.Replace) step.Step {
+	s := step.Step{ID: "keep", Title: "keep the old system disk parked", Skip: n.kept, Do: n.savedConfig.thenForget(r.Settings.Keep)}
+	if n.Plan.Strategy == cluster.Reconfigure || n.Plan.Strategy == cluster.Create {
+		s.Title, s.Do = "close the record", n.savedConfig.thenForget(r.CloseRecord)
+	}
+	return s
 }
 
 func (n finish) uncordon(ctx context.Context) error {

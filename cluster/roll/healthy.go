@@ -39,13 +39,21 @@ func (n *health) inVain(ctx context.Context, err error) error {
 	if m, errNow := n.Talos.Machine(ctx, n.Plan.Addr); errNow == nil && m.FromISO && m.SystemDisk != "" {
 		again = "it can't boot from its new disk, on which an installation broke off"
 	}
-	return fault.WithHint(fault.NoJoin.Of(err), "the console of VM %d and talosctl -n %s dmesg say more; %s; recast recover %s cancels the replacement and boots the old system disk",
-		n.Plan.VMID, n.Plan.Addr, again, n.Plan.Node)
+	return fault.WithHint(fault.NoJoin.Of(err), "the console of VM %d and talosctl -n %s dmesg say more; %s; %s",
+		n.Plan.VMID, n.Plan.Addr, again, n.wayBack())
 }
 
 // installs says whether Talos is installed on a blank disk.
 func (n *node) installs() bool {
-	return n.Plan.Strategy == cluster.Recreate || n.Plan.Strategy == cluster.Reimage
+	return n.Plan.Strategy == cluster.Create || n.Plan.Strategy == cluster.Recreate || n.Plan.Strategy == cluster.Reimage
+}
+
+// wayBack says how to cancel what is done to a node on which Talos is installed.
+func (n *node) wayBack() string {
+	if n.Plan.Strategy == cluster.Create {
+		return "recast remove " + n.Plan.Node + " takes back what was made"
+	}
+	return "recast recover " + n.Plan.Node + " cancels the replacement and boots the old system disk"
 }
 
 func (n *health) isHealthy() string {
@@ -152,8 +160,8 @@ func (n *health) sentBack(ctx context.Context, silent error) error {
 	}
 	return wait.Stop(fault.WithHint(fault.NoJoin.Of(
 		fmt.Errorf("%s is in maintenance mode again: it could not install Talos from %s, and nothing is on its new disk", n.Plan.Node, n.Want.Build.Installer)),
-		"see that it can fetch the installer, and what the console of VM %d says; run the same command again to apply the configuration again; recast recover %s boots the old system disk instead",
-		n.Plan.VMID, n.Plan.Node))
+		"see that it can fetch the installer, and what the console of VM %d says; run the same command again to apply the configuration again; %s",
+		n.Plan.VMID, n.wayBack()))
 }
 
 // settle waits until the node has lacked nothing for the settling time. A node that came back as
@@ -214,7 +222,7 @@ func (n *health) settled(ctx context.Context, lacks func(context.Context) (strin
 // vmToBe is the VM as it will be once it is up.
 func (n *health) vmToBe(mem parking.Memory) cluster.VM {
 	switch n.Plan.Strategy {
-	case cluster.Recreate, cluster.Reimage:
+	case cluster.Create, cluster.Recreate, cluster.Reimage:
 		return mem.BlankVM()
 	case cluster.Rollback:
 		return mem.VMWith(cluster.SplitOptions(n.Plan.Restore.Options))

@@ -22,7 +22,7 @@ const (
 // before returns the step right before the final gate check; the user's gates have already passed.
 // A node that is never taken out runs no hooks.
 func (n hookPoints) before() []step.Step {
-	if n.staysIn() {
+	if n.StaysIn() {
 		return nil
 	}
 	steps := n.call(cluster.BeforeNode, hooksBefore).Step(hooksBefore, "run the hooks before "+n.Plan.Node+" goes", n.hooks.BeforeNode,
@@ -48,7 +48,7 @@ func (n hookPoints) before() []step.Step {
 // because a hook may clear what keeps them closed, such as a Ceph flag. It does not yield, because
 // the next run would not run it for a node that is done.
 func (n hookPoints) after() []step.Step {
-	if n.staysIn() {
+	if n.StaysIn() {
 		return nil
 	}
 	return n.call(cluster.AfterNode, hooksAfter).Step(hooksAfter, "run the hooks with "+n.Plan.Node+" back", n.hooks.AfterNode,
@@ -69,9 +69,6 @@ func (n hookPoints) batchLeftOpen(err error) error {
 	phase, _, _ := planning.NodeOfStep(n.Path)
 	return fault.WithHint(err, "the hooks after the batch %s were not run, and the next run runs them only if it still has a node to roll in it: else do by hand what they had to do", phase)
 }
-
-// staysIn says whether the node is only cleaned up, and was never taken out.
-func (n hookPoints) staysIn() bool { return n.userGates.isTidied() && !n.userGates.wasCordoned() }
 
 func (n hookPoints) call(p cluster.HookPoint, id string) hook.Call {
 	phase, _, _ := planning.NodeOfStep(n.Path)

@@ -5,6 +5,7 @@ import (
 	"github.com/recast-sh/recast/cluster/gate"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/cluster/rolling"
+	"github.com/recast-sh/recast/cluster/usergate"
 )
 
 // node is one node in a roll (DESIGN §9): what the plan says about it, and what only this process
@@ -13,39 +14,39 @@ import (
 type node struct {
 	*rolling.Node
 	roller *Roller
-	gates  []cluster.UserGate
 	hooks  cluster.Hooks
 
-	order       order        // the order of the steps: recreate.go
-	gate        gate.Gate    // what must hold before anything is touched
-	etcd        *etcdMember  // membership of a control plane in etcd
-	eviction    eviction     // cordon, drain, and back
-	recall      recall       // what the node must get back, read before it goes down
-	power       power        // the VM, on and off
-	savedConfig savedConfig  // its machine configuration
-	takeDown    takeDown     // whether the old VM is gone
-	bringUp     *bringUp     // the blank machine: checked, then configured
-	renewal     *renewal     // another blank disk after an interrupted installation
-	health      *health      // whether it runs what is wanted, and Kubernetes has seen it
-	finish      finish       // restores what was changed for the roll
-	upgrade     *upgrade     // the upgrade in place
-	newBoot     *newBoot     // whether that upgrade came up, or fell back
-	fallback    fallback     // a reimage after an upgrade in place that did not come up
-	configure   configure    // another machine configuration, without a new image
-	trial       trial        // of one that needs no reboot
-	reset       resetMachine // a machine that was reset
-	putBack     putBack      // cancels an interrupted replacement
-	hookPoints  hookPoints   // the user's hooks
-	userGates   userGates    // the user's gates
-	reshape     reshape      // the VM's shape
-	record      *record      // the record on the parking VM, and the exchange that it describes
+	order       order           // the order of the steps: recreate.go
+	gate        gate.Gate       // what must hold before anything is touched
+	etcd        *etcdMember     // membership of a control plane in etcd
+	eviction    eviction        // cordon, drain, and back
+	recall      recall          // what the node must get back, read before it goes down
+	power       power           // the VM, on and off
+	savedConfig savedConfig     // its machine configuration
+	takeDown    takeDown        // whether the old VM is gone
+	bringUp     *bringUp        // the blank machine: checked, then configured
+	renewal     *renewal        // another blank disk after an interrupted installation
+	health      *health         // whether it runs what is wanted, and Kubernetes has seen it
+	finish      finish          // restores what was changed for the roll
+	upgrade     *upgrade        // the upgrade in place
+	newBoot     *newBoot        // whether that upgrade came up, or fell back
+	fallback    fallback        // a reimage after an upgrade in place that did not come up
+	configure   configure       // another machine configuration, without a new image
+	trial       trial           // of one that needs no reboot
+	reset       resetMachine    // a machine that was reset
+	putBack     putBack         // cancels an interrupted replacement
+	hookPoints  hookPoints      // the user's hooks
+	userGates   usergate.Points // the user's gates
+	reshape     reshape         // the VM's shape
+	create      create          // a node that is nowhere yet
+	record      *record         // the record on the parking VM, and the exchange that it describes
 }
 
 // planned returns a node of p, in one of its phases.
 func (r *Roller) planned(p planning.Plan, n planning.NodePlan, phase planning.Phase) *node {
 	n.ControlPlanes, n.Heed = p.ControlPlanes, p.Heed
 	of := r.node(rolling.Node{Plan: n, Want: n.Wanted, Path: planning.StepPath(phase, n.Node)})
-	of.gates, of.hooks = p.Gates, p.Hooks
+	of.userGates.Gates, of.hooks = p.Gates, p.Hooks
 	return of
 }
 
@@ -73,8 +74,9 @@ func (r *Roller) node(h rolling.Node) *node {
 	n.reset = resetMachine{n}
 	n.putBack = putBack{n}
 	n.hookPoints = hookPoints{n}
-	n.userGates = userGates{n}
+	n.userGates = usergate.Points{Node: n.Node, Objects: r.Objects, Commands: r.Commands, LeftOpen: n.hookPoints.batchLeftOpen}
 	n.reshape = reshape{n}
+	n.create = create{n}
 	n.record = &record{node: n}
 	return n
 }
@@ -91,6 +93,5 @@ type (
 	resetMachine struct{ *node }
 	putBack      struct{ *node }
 	hookPoints   struct{ *node }
-	userGates    struct{ *node }
 	reshape      struct{ *node }
 )

@@ -23,6 +23,8 @@ func (n order) work() []step.Step {
 		return slices.Concat(first, n.reshape.drained(n.configure.steps()), n.reshape.after())
 	case cluster.ConfigureBlank:
 		return append(first, n.reset.steps()...)
+	case cluster.Create:
+		return append(first, n.create.steps()...)
 	case cluster.Reconfigure:
 		if !n.Plan.Resume && !n.reshape.stops() {
 			return first
@@ -32,13 +34,13 @@ func (n order) work() []step.Step {
 }
 
 // recreate moves a node to another system disk, in order: in a new VM (recreate), or in the VM that
-// it has (reimage and rollback); or it gives that VM another shape (reconfigure). Every Skip asks the world whether its step is done, so an
-// interrupted roll resumes by running the same list again. What must hold before any of it is in
+// it has (reimage and rollback); or it gives that VM another shape (reconfigure). Every Skip asks the
+// world whether its step is done, so an interrupted roll resumes by running the same list again. What must hold before any of it is in
 // package gate (Gate.look); what must hold before the VM is deleted, in
 // exchange.Deletion.deleteSame.
 func (n order) recreate() []step.Step {
 	x, s, vm := n.record.source(), n.Plan.Strategy, n.Plan.VMID
-	rollback, stays := s == cluster.Rollback, s == cluster.Reconfigure
+	stays := s == cluster.Reconfigure
 	return []step.Step{
 		{
 			ID: "take-down", Title: "take " + n.Plan.Node + " down", Risk: step.Destructive, Skip: n.takeDown.done,
@@ -52,19 +54,26 @@ func (n order) recreate() []step.Step {
 				step.OnlyIf(s == cluster.Recreate, x.DeleteVM()),
 			),
 		},
-		{
-			ID: "bring-up", Title: "bring " + n.Plan.Node + " up", Risk: step.Disruptive,
-			Steps: step.List(
-				step.OnlyIf(!stays, x.NewSystem(s)), // create-vm, blank-disk or restore-disk
-				step.OnlyIf(n.installs(), step.Step{ID: "renew-disk", Title: "see that it has a system disk", Risk: step.Disruptive, Skip: n.renewal.hasDisk, Do: n.renewal.giveDisk}),
-				step.OnlyIf(!stays, x.Attach()),
-				step.OnlyIf(!rollback && !n.Want.Shape.IsEmpty(), x.Reshape()),
-				step.Step{ID: "start", Code: fault.NoBoot, Title: fmt.Sprintf("start VM %d", vm), Skip: n.power.started, Do: n.power.start},
-				step.OnlyIf(rollback, n.bringUp.bootEntryStep(func(parking.Memory) string { return n.Plan.Restore.Entry })),
-				step.OnlyIf(n.installs(), step.Step{ID: "configure", Code: fault.NoBoot, Title: "check the blank machine and configure it", Risk: step.Destructive, Skip: n.bringUp.configured, Do: n.bringUp.configure}),
-				step.Step{ID: "wait-healthy", Code: fault.NoJoin, Title: "wait until " + n.Plan.Node + " is healthy", Skip: n.health.healthy, Do: n.health.waitHealthy},
-				step.Step{ID: "finish", Title: "put back what was taken away for the roll", Steps: n.finish.steps},
-			),
-		},
+		n.up(x.NewSystem(s)),
+	}
+}
+
+// up brings a node up in the VM that it gets, or that it has.
+func (n order) up(system step.Step) step.Step {
+	x, s, vm := n.record.source(), n.Plan.Strategy, n.Plan.VMID
+	rollback, stays := s == cluster.Rollback, s == cluster.Reconfigure
+	return step.Step{
+		ID: "bring-up", Title: "bring " + n.Plan.Node + " up", Risk: step.Disruptive,
+		Steps: step.List(
+			step.OnlyIf(!stays, system), // create-vm, blank-disk or restore-disk
+			step.OnlyIf(n.installs(), step.Step{ID: "renew-disk", Title: "see that it has a system disk", Risk: step.Disruptive, Skip: n.renewal.hasDisk, Do: n.renewal.giveDisk}),
+			step.OnlyIf(!stays && s != cluster.Create, x.Attach()),
+			step.OnlyIf(!rollback && !n.Want.Shape.IsEmpty(), x.Reshape()),
+			step.Step{ID: "start", Code: fault.NoBoot, Title: fmt.Sprintf("start VM %d", vm), Skip: n.power.started, Do: n.power.start},
+			step.OnlyIf(rollback, n.bringUp.bootEntryStep(func(parking.Memory) string { return n.Plan.Restore.Entry })),
+			step.OnlyIf(n.installs(), step.Step{ID: "configure", Code: fault.NoBoot, Title: "check the blank machine and configure it", Risk: step.Destructive, Skip: n.bringUp.configured, Do: n.bringUp.configure}),
+			step.Step{ID: "wait-healthy", Code: fault.NoJoin, Title: "wait until " + n.Plan.Node + " is healthy", Skip: n.health.healthy, Do: n.health.waitHealthy},
+			step.Step{ID: "finish", Title: "put back what was taken away for the roll", Steps: n.finish.steps},
+		),
 	}
 }

@@ -65,7 +65,7 @@ func (r *Roller) phase(p planning.Plan, b planning.Batch) (step.Step, error) {
 const maxAhead = 10
 
 func (n order) branches() []step.Step {
-	return slices.Concat(n.userGates.before(), n.hookPoints.before(), n.RepeatingAll("", n.work()), n.hookPoints.after(), n.userGates.after())
+	return slices.Concat(n.userGates.Before(), n.hookPoints.before(), n.RepeatingAll("", n.work()), n.hookPoints.after(), n.userGates.After())
 }
 
 // finished is the goal of the whole branch: the node runs what is wanted, and no run has left
@@ -91,11 +91,14 @@ func (n order) finished(ctx context.Context) (string, error) {
 	case n.Plan.Strategy == cluster.Rollback:
 		return n.rolledBackTo(park.Record), nil
 	}
+	ended := n.Out.Has(n.Plan.Node) // false before its steps: it is not out yet
 	vm, err := n.Proxmox.VMConfig(ctx, n.Plan.VMID)
+	if n.Plan.Strategy == cluster.Create && !ended {
+		return "", nil
+	}
 	if err != nil {
 		return "", fmt.Errorf("look up VM %d: %w", n.Plan.VMID, err)
 	}
-	ended := n.Out.Has(n.Plan.Node) // false before its steps: it is not out yet
 	m, err := n.Talos.System(ctx, n.Plan.Addr)
 	switch {
 	case err != nil && ended:

@@ -71,11 +71,11 @@ func TestAwaitGate(t *testing.T) {
 				}{{"before", c.before, c.beforeTook}, {"after", c.after, c.afterTook}} {
 					start := time.Now()
 					n := gatedNode(func() (cluster.Judged, error) { return c.look(time.Since(start)) }, nil, someObjects)
-					await := n.userGates.awaitBefore
+					steps := n.userGates.Before()
 					if ask.when == "after" {
-						await = n.userGates.awaitAfter
+						steps = n.userGates.After()
 					}
-					err := await(t.Context())
+					err := steps[0].Do(t.Context())
 					if errText(err) != ask.want || time.Since(start) != ask.took {
 						t.Errorf("%s: after %s: %v", ask.when, time.Since(start), err)
 					}
@@ -96,7 +96,7 @@ func TestCommandGateKnowsWhatItIsAskedFor(t *testing.T) {
 			got = append(got, strings.Join(env, " "))
 			return max(0, 2-len(got)), "not yet", nil
 		}, cluster.UserGate{TimeoutSeconds: 60, Command: &cluster.CommandGate{Args: []string{"check"}}})
-		if err := errors.Join(n.userGates.awaitBefore(t.Context()), n.userGates.awaitAfter(t.Context())); err != nil {
+		if err := errors.Join(n.userGates.Before()[0].Do(t.Context()), n.userGates.After()[0].Do(t.Context())); err != nil {
 			t.Fatal(err)
 		}
 		const env = "RECAST_CLUSTER=lab RECAST_RUN=r1 RECAST_NODE=wk1 RECAST_STRATEGY=recreate RECAST_WHEN="
@@ -135,7 +135,7 @@ func TestStepsOfGates(t *testing.T) {
 			n := gatedNode(nil, nil, c.gates...)
 			n.Plan = c.plan
 			var got []string
-			for _, s := range append(n.userGates.before(), n.userGates.after()...) {
+			for _, s := range append(n.userGates.Before(), n.userGates.After()...) {
 				got = append(got, s.ID)
 				if !s.Yields {
 					t.Errorf("%s does not yield", s.ID)
@@ -179,7 +179,7 @@ func failing(names ...string) cluster.Judged {
 func gatedNode(objects judgeFunc, commands commandFunc, gates ...cluster.UserGate) *node {
 	r := &Roller{Roll: &rolling.Roll{Cluster: "lab", Run: "r1", Timing: cluster.Timing{Poll: time.Second}, Say: func(string, string) {}}, Objects: objects, Commands: commands}
 	n := r.node(rolling.Node{Plan: planning.NodePlan{Node: "wk1", Strategy: cluster.Recreate}})
-	n.gates = gates
+	n.userGates.Gates = gates
 	return n
 }
 

@@ -198,3 +198,10 @@ func (n *Node) AsReimage() *Node {
 	f.Plan.Wanted = f.Want
 	return &f
 }
+
+// StaysIn says whether the node is only cleaned up, and was never taken out, not by an earlier run
+// either.
+func (n *Node) StaysIn() bool {
+	cordoned := slices.ContainsFunc(n.Plan.Drift.Reasons, func(r cluster.Reason) bool { return r.Code == "cordoned" })
+	return n.Plan.Strategy == cluster.InPlace && n.Plan.Drift.Tidy() && !cordoned
+}

@@ -144,10 +144,10 @@ func normal(key, value string) string {
 	case "onboot", "numa":
 		on, _ := cluster.ParseBoolean(value)
 		return fmt.Sprint(on)
-	case "cpu", "machine", "memory", "startup":
+	case "cpu", "machine", "memory", "startup", "ipconfig0", "ipconfig1", "ipconfig2", "ipconfig3":
 		var options []string
 		for i, o := range strings.Split(value, ",") {
-			if !strings.Contains(o, "=") && i == 0 {
+			if !strings.Contains(o, "=") && i == 0 && o != "" {
 				o = defaultKeys[key] + "=" + o
 			}
 			options = append(options, o)
@@ -230,9 +230,14 @@ func (c *comparison) device(key, wanted string) {
 			b, _ := cluster.ParseBoolean(should[name])
 			same = a == b
 		}
-		if !same {
-			c.add(Difference{Key: key + " " + name, Found: is[name], Wanted: should[name], When: Off, setting: key, option: name})
+		diff := Difference{Key: key + " " + name, Found: is[name], Wanted: should[name], When: Off, setting: key, option: name}
+		switch {
+		case same, name == "macaddr" && strings.EqualFold(is[name], should[name]):
+			continue
+		case name == "macaddr":
+			diff.When, diff.Why = Never, "the node may have its address by it: change it by hand, with the VM off, or say what it is"
 		}
+		c.add(diff)
 	}
 }
 

@@ -70,6 +70,8 @@ func settingCases() map[string]comparing {
 		"another model":   {shape: device("net0", "model=e1000"), want: []string{"off net0 model: virtio → e1000"}, set: map[string]string{"net0": "e1000=BC:24:11:00:00:01,bridge=vmbr0,firewall=1,tag=10"}},
 		"no firewall":     {shape: device("net0", "firewall=0"), change: func(vm *cluster.VM) { vm.Config["net0"] = "virtio=BC:24:11:00:00:01,bridge=vmbr0" }},
 		"another card":    {shape: device("net1", "bridge=vmbr1"), want: []string{"off net1: none → virtio,bridge=vmbr1"}, set: map[string]string{"net1": "virtio,bridge=vmbr1"}},
+		"another MAC":     {shape: device("net0", "macaddr=BC:24:11:00:00:02"), want: []string{"never net0 macaddr: BC:24:11:00:00:01 → BC:24:11:00:00:02"}},
+		"the same MAC":    {shape: device("net0", "macaddr=bc:24:11:00:00:01")},
 		"agent":           {shape: device("agent", "enabled=0"), want: []string{"off agent enabled: 1 → 0"}, set: map[string]string{"agent": "enabled=0"}},
 		"another mapping": {shape: device("hostpci0", "mapping=npu"), want: []string{"off hostpci0 mapping: gpu → npu"}, set: map[string]string{"hostpci0": "mapping=npu,pcie=1"}},
 		"pool":            {shape: cluster.Shape{Pool: "prod"}, want: []string{"live pool: k8s → prod"}},

@@ -86,7 +86,7 @@ var table = []row{
 	{pkg: "cluster/planning", allow: []string{"cluster", "cluster/shape", "cluster/config", "cluster/etcd", "cluster/parking", "cluster/observe", "cluster/strategy", "internal/fault", "internal/words"}},
 	{pkg: "cluster/exchange", allow: []string{"cluster", "cluster/shape", "cluster/parking", "cluster/observe", "cluster/strategy", "cluster/firewall", "cluster/reach", "internal/step", "internal/wait", "internal/fault", "internal/words"}},
 	{pkg: "cluster/hook", allow: []string{"cluster", "cluster/planning", "internal/step", "internal/fault"}},
-	{pkg: "cluster/usergate", allow: []string{"cluster", "internal/fault"}},
+	{pkg: "cluster/usergate", allow: []string{"cluster", "cluster/rolling", "internal/step", "internal/wait", "internal/fault"}},
 	{pkg: "cluster/rehearse", allow: []string{"cluster", "cluster/planning", "cluster/exchange", "internal/step", "internal/wait", "internal/fault", "internal/words"}},
 	{pkg: "cluster/rolling", allow: []string{"cluster", "cluster/etcd", "cluster/planning", "cluster/exchange", "cluster/parking", "internal/step", "internal/wait", "internal/fault", "internal/words"}},
 	{pkg: "cluster/gate", allow: []string{"cluster", "cluster/etcd", "cluster/parking", "cluster/observe", "cluster/strategy", "cluster/planning", "cluster/exchange", "cluster/rolling", "internal/wait", "internal/fault"}},

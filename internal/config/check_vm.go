@@ -3,6 +3,7 @@ package config
 import (
 	"fmt"
 	"maps"
+	"net/netip"
 	"reflect"
 	"slices"
 	"strconv"
@@ -25,6 +26,9 @@ func (k vmChecker) all() {
 		}
 		k.pattern(nodePath(i, "host"), n.Host, hostName, "name of a Proxmox node")
 		k.together(i, k.c.ShapeOf(n))
+		if _, err := netip.ParseAddr(n.Address); n.Address != "" && err != nil {
+			k.add(nodePath(i, "address"), "%s is not an address such as 192.0.2.31", quote(n.Address))
+		}
 	}
 }
 
@@ -58,7 +62,12 @@ func (k vmChecker) vm(at spot, v VM) {
 	for i, nic := range v.NICs {
 		here := at.key("nics").item(i)
 		k.ranges(here, reflect.ValueOf(nic))
+		k.optional(here.key("mac").path, nic.MAC, `([0-9A-Fa-f][02468ACEace](:[0-9A-Fa-f]{2}){5})`, "MAC address of a card")
 		k.optional(here.key("bridge").path, nic.Bridge, `[-A-Za-z0-9_.:]{1,15}`, "name of a bridge")
+	}
+	k.optional(path("cloudinit"), v.CloudInit, storageID, "name of a storage")
+	for i, config := range v.IPConfig {
+		k.pattern(at.key("ipconfig").item(i).path, config, `(ip|ip6|gw|gw6)=[^\s,=]+(,(ip|ip6|gw|gw6)=[^\s,=]+)*`, "address: write it like ip=192.0.2.31/24,gw=192.0.2.1")
 	}
 	if len(v.NICs) > 32 {
 		k.add(path("nics"), "has %d network cards: Proxmox allows 32", len(v.NICs))

@@ -163,6 +163,8 @@ type Node struct {
 	VM VM `yaml:"vm,omitempty"`
 	// Host is the Proxmox node that the VM should be on. Default: where it is.
 	Host string `yaml:"host,omitempty"`
+	// Address that the machine of a new node will have: that of its ipconfig, or of a reservation for its MAC address.
+	Address string `yaml:"address,omitempty"`
 }
 
 // SystemDisk is the section "systemDisk" of a node.

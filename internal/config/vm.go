@@ -56,6 +56,10 @@ type VM struct {
 	NICs []NIC `yaml:"nics,omitempty"`
 	// Disks of the VM, by slot. Disks that are not named stay as they are; recast never makes one smaller, moves one to another storage, or removes one.
 	Disks []VMDisk `yaml:"disks,omitempty"`
+	// IPConfig are the addresses that a cloud-init drive gives the cards of a new VM: ipconfig0, ipconfig1 and so on, such as ip=192.0.2.31/24,gw=192.0.2.1.
+	IPConfig []string `yaml:"ipconfig,omitempty"`
+	// CloudInit is the storage of a new VM's cloud-init drive, which ipconfig needs.
+	CloudInit *string `yaml:"cloudinit,omitempty"`
 	// HostPCI are the resource mappings of the devices hostpci0, hostpci1 and so on.
 	HostPCI []string `yaml:"hostpci,omitempty"`
 }
@@ -86,6 +90,8 @@ type NIC struct {
 	Queues *int `yaml:"queues,omitempty" jsonschema:"minimum=0,maximum=64"`
 	// Firewall puts the card behind Proxmox' firewall.
 	Firewall *bool `yaml:"firewall,omitempty"`
+	// MAC address of a new card, such as one that DHCP has a reservation for. Default: Proxmox makes one up.
+	MAC *string `yaml:"mac,omitempty"`
 }
 
 // VMDisk is one entry of "disks".
@@ -184,12 +190,15 @@ func over(base, top reflect.Value) {
 func (v VM) Settings() map[string]string {
 	out := map[string]string{}
 	for key, value := range options(v) {
-		if key != "pool" && key != "agent" {
+		if key != "pool" && key != "agent" && key != "cloudinit" {
 			out[key] = value
 		}
 	}
 	if v.Tags != nil {
 		out["tags"] = strings.Join(slices.Sorted(slices.Values(v.Tags)), ";")
+	}
+	for i, config := range v.IPConfig {
+		out[fmt.Sprintf("ipconfig%d", i)] = config
 	}
 	return out
 }
@@ -202,9 +211,11 @@ func (v VM) Devices() map[string]string {
 	}
 	for i, nic := range v.NICs {
 		given := options(nic)
-		if tag, is := given["vlan"]; is {
-			delete(given, "vlan")
-			given["tag"] = tag
+		for ours, its := range map[string]string{"vlan": "tag", "mac": "macaddr"} {
+			if value, is := given[ours]; is {
+				delete(given, ours)
+				given[its] = value
+			}
 		}
 		out[fmt.Sprintf("net%d", i)] = joined(given)
 	}

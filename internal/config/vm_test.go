@@ -13,7 +13,7 @@ func withVM(section string) string { return withNode("vm: {" + section + "}") }
 
 func vmCases() map[string]problemCase {
 	return map[string]problemCase{
-		"unknown key":           {withVM("ram: 4096"), "16:10: nodes[0].vm.ram: unknown key, expected one of cores, sockets, vcpus, cpu, cpuunits, numa, memory, balloon, shares, bios, machine, scsihw, ostype, agent, tags, description, onboot, startup, pool, ha, nics, disks, hostpci"},
+		"unknown key":           {withVM("ram: 4096"), "16:10: nodes[0].vm.ram: unknown key, expected one of cores, sockets, vcpus, cpu, cpuunits, numa, memory, balloon, shares, bios, machine, scsihw, ostype, agent, tags, description, onboot, startup, pool, ha, nics, disks, ipconfig, cloudinit, hostpci"},
 		"no cores":              {withVM("cores: 0"), "16:10: nodes[0].vm.cores: must be at least 1"},
 		"little memory":         {withVM("memory: 8"), "16:10: nodes[0].vm.memory: must be at least 16"},
 		"memory with a unit":    {withVM("memory: 4G"), "16:10: nodes[0].vm.memory: must be a whole number, not text"},

@@ -11,7 +11,7 @@ import (
 // booleans are parameters that must be 1 or 0: on, yes and true are only valid in property
 // strings (check_type in JSONSchema.pm).
 var booleans = []string{
-	"current", "destroy-unreferenced-disks", "dhcp", "download", "enabled", "errors", "failback", "force", "forceStop", "full", "ha-managed",
+	"allow-move", "current", "destroy-unreferenced-disks", "dhcp", "download", "enabled", "errors", "failback", "force", "forceStop", "full", "ha-managed",
 	"ipfilter", "keepActive", "live-restore", "macfilter", "ndp", "new-format", "nomatch", "online", "overrule-shutdown", "purge", "radv", "skiplock", "unique", "verify-certificates", "vmstate",
 	"with-conntrack-state", "with-local-disks",
 }
@@ -35,7 +35,7 @@ var integers = map[string]bounds{
 // depends on the route.
 func (r route) isBoolean(name string) bool {
 	switch r.method + " " + r.path + " " + name {
-	case "POST /nodes/{node}/qemu start", "POST /nodes/{node}/qemu/{vmid}/move_disk delete", "GET /nodes/{node}/storage format",
+	case "POST /nodes/{node}/qemu start", "POST /nodes/{node}/qemu/{vmid}/move_disk delete", "PUT /pools delete", "GET /nodes/{node}/storage format",
 		"PUT /nodes/{node}/qemu/{vmid}/firewall/options enable":
 		return true
 	}

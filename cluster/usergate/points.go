@@ -1,51 +1,59 @@
-package roll
+package usergate
 
 import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 
 	"github.com/recast-sh/recast/cluster"
-	"github.com/recast-sh/recast/cluster/usergate"
+	"github.com/recast-sh/recast/cluster/rolling"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/step"
 	"github.com/recast-sh/recast/internal/wait"
 )
 
-// after returns the last step of a node that is back: it asks the gates again. The node is done,
+// Points asks the gates about one node in a roll, before it goes and after it is back.
+type Points struct {
+	*rolling.Node
+	Gates    []cluster.UserGate
+	Objects  cluster.ObjectJudge
+	Commands cluster.CommandRunner
+	LeftOpen func(error) error // adds to the error of a node that is done what else was not done
+}
+
+// After returns the last step of a node that is back: it asks the gates again. The node is done,
 // whatever they say. If a run ends in this step, the next run asks them before it takes out another
 // node.
-func (n userGates) after() []step.Step {
+func (n Points) After() []step.Step {
 	after := n.afterwards()
-	if len(after) == 0 || n.Plan.Strategy == cluster.PutBack || n.isTidied() && !n.wasCordoned() {
+	if len(after) == 0 || n.Plan.Strategy == cluster.PutBack || n.StaysIn() {
 		return nil
 	}
 	return []step.Step{{ID: "ask-gates-again", Code: fault.GateClosed, Title: "ask the gates with " + n.Plan.Node + " back", Yields: true, Do: n.awaitAfter}}
 }
 
-// before returns the step before the final gate check: waiting is cheap while nothing was touched.
+// Before returns the step before the final gate check: waiting is cheap while nothing was touched.
 // If the node is already out, the gates can't be expected to hold.
-func (n userGates) before() []step.Step {
+func (n Points) Before() []step.Step {
 	switch {
-	case len(n.gates) == 0 || n.Plan.Resume || n.Plan.Strategy == cluster.ConfigureBlank || n.Plan.Strategy == cluster.PutBack || n.isTidied():
+	case len(n.Gates) == 0 || n.Plan.Resume || n.Plan.Strategy == cluster.ConfigureBlank || n.Plan.Strategy == cluster.PutBack || n.Plan.Strategy == cluster.InPlace && n.Plan.Drift.Tidy(): // it is only cleaned up
 		return nil
 	}
 	return []step.Step{{ID: "ask-gates", Code: fault.GateClosed, Title: "ask the gates before " + n.Plan.Node + " goes", Yields: true, Do: n.awaitBefore}}
 }
 
-func (n userGates) awaitAfter(ctx context.Context) error {
+func (n Points) awaitAfter(ctx context.Context) error {
 	for _, g := range n.afterwards() {
 		if err := n.await(ctx, g, "ask-gates-again", "after"); err != nil {
-			return n.hookPoints.batchLeftOpen(fault.WithHint(fmt.Errorf("%s is done and takes pods, but no other node is to follow: %w", n.Plan.Node, err),
+			return n.LeftOpen(fault.WithHint(fmt.Errorf("%s is done and takes pods, but no other node is to follow: %w", n.Plan.Node, err),
 				"once that holds, recast roll continues with the next node, before which it asks again"))
 		}
 	}
 	return nil
 }
 
-func (n userGates) awaitBefore(ctx context.Context) error {
-	for _, g := range n.gates {
+func (n Points) awaitBefore(ctx context.Context) error {
+	for _, g := range n.Gates {
 		err := n.await(ctx, g, "ask-gates", "before")
 		if err != nil && ctx.Err() == nil && fault.KindOf(err) != fault.Config {
 			err = fault.WithHint(fault.As(fault.Refused, err), "%s was not touched; once that holds, run the same command again; recast doctor shows how the gates stand", n.Plan.Node)
@@ -60,8 +68,8 @@ func (n userGates) awaitBefore(ctx context.Context) error {
 // await waits until one gate holds. Before the node goes, an error that only a new configuration
 // can fix ends the wait at once. Afterwards it does not: an API that has just come back may not
 // serve every kind yet.
-func (n userGates) await(ctx context.Context, g cluster.UserGate, id, when string) error {
-	ask := usergate.Ask{Objects: n.roller.Objects, Commands: n.roller.Commands, Env: []string{
+func (n Points) await(ctx context.Context, g cluster.UserGate, id, when string) error {
+	ask := Ask{Objects: n.Objects, Commands: n.Commands, Env: []string{
 		"RECAST_CLUSTER=" + n.Cluster, "RECAST_RUN=" + n.Run, "RECAST_NODE=" + n.Plan.Node,
 		"RECAST_STRATEGY=" + string(n.Plan.Strategy), "RECAST_WHEN=" + when,
 	}}
@@ -79,21 +87,12 @@ func (n userGates) await(ctx context.Context, g cluster.UserGate, id, when strin
 	})
 }
 
-func (n userGates) afterwards() []cluster.UserGate {
+func (n Points) afterwards() []cluster.UserGate {
 	var after []cluster.UserGate
-	for _, g := range n.gates {
+	for _, g := range n.Gates {
 		if !g.BeforeOnly {
 			after = append(after, g)
 		}
 	}
 	return after
-}
-
-// isTidied says whether the node is only cleaned up, without being taken out.
-func (n userGates) isTidied() bool { return n.Plan.Strategy == cluster.InPlace && n.Plan.Drift.Tidy() }
-
-// wasCordoned says whether an earlier run had taken the node out, and was interrupted before the
-// end.
-func (n userGates) wasCordoned() bool {
-	return slices.ContainsFunc(n.Plan.Drift.Reasons, func(r cluster.Reason) bool { return r.Code == "cordoned" })
 }

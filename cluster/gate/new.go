@@ -1,0 +1,64 @@
+package gate
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/etcd"
+	"github.com/recast-sh/recast/internal/fault"
+)
+
+// requireNew refuses to make a node of which there is something already, or which etcd is not healthy
+// enough to take in.
+func (n Gate) requireNew(ctx context.Context) error {
+	if n.Plan.Resume {
+		return n.Identity.RequireNameFree(ctx)
+	}
+	problems := []error{n.requireISO(ctx), n.requireRoom(ctx), n.requireNoVM(ctx), n.requireNoNode(ctx)}
+	if n.Plan.Role == cluster.ControlPlane {
+		problems = append(problems, n.requireNoMember(ctx), n.RequireEtcd(ctx))
+	}
+	return errors.Join(problems...)
+}
+
+// requireNoVM refuses to make a VM whose name or number another one has.
+func (n Gate) requireNoVM(ctx context.Context) error {
+	vms, err := n.Proxmox.VMs(ctx)
+	if err != nil {
+		return fmt.Errorf("look for VMs of %s: %w", n.Plan.Node, err)
+	}
+	for _, vm := range vms {
+		if vm.ID == n.Plan.VMID || vm.Name == n.Plan.Node {
+			return fault.WithHint(fault.PlanMoved.Refusedf("there is %s, and VM %d %q was to be made", vm, n.Plan.VMID, n.Plan.Node), "run recast plan and look again")
+		}
+	}
+	return nil
+}
+
+// requireNoNode refuses to make a node that Kubernetes knows.
+func (n Gate) requireNoNode(ctx context.Context) error {
+	_, err := n.Kube.Node(ctx, n.Plan.Node)
+	switch {
+	case errors.Is(err, cluster.ErrNotFound):
+		return nil
+	case err != nil:
+		return fmt.Errorf("ask Kubernetes for node %s: %w", n.Plan.Node, err)
+	}
+	return fault.WithHint(fault.PlanMoved.Refusedf("Kubernetes has a node %s already", n.Plan.Node), "run recast plan and look again")
+}
+
+// requireNoMember refuses to make a control plane whose name a member of etcd has: Talos would remove
+// that member when the new one joins.
+func (n Gate) requireNoMember(ctx context.Context) error {
+	v, err := etcd.Look(ctx, n.Talos, n.OtherControlPlanes())
+	if err != nil {
+		return err
+	}
+	m, found, err := v.Member(n.Plan.Node)
+	if err != nil || !found {
+		return err
+	}
+	return fault.WithHint(fault.EtcdUnhealthy.Refusedf("etcd has a member named %s (%x)", n.Plan.Node, m.ID), "if its machine is gone, talosctl etcd remove-member %x removes it", m.ID)
+}

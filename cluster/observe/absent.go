@@ -1,0 +1,51 @@
+package observe
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/shape"
+	"github.com/recast-sh/recast/internal/fault"
+)
+
+// Absent is a node of recast.yaml that is nowhere yet.
+type Absent struct {
+	Host   string   // where its VM is to be
+	Traces []string // what there is of it all the same: then it is not made, but something was lost
+}
+
+// absent says that a node is to be made, or that it should be there.
+func absent(w cluster.Wanted, o *Observation, members []cluster.Member) (*Absent, error) {
+	lacks := shape.Lacks(w)
+	if w.Shape.Class == "" || len(lacks) > 0 {
+		err := fault.WithHint(fault.Configf("node %s: Kubernetes knows no node of that name", w.Name),
+			"nodes[].name is the Kubernetes node name; the cluster has: %s", NodeNames(o.Nodes))
+		if w.Shape.Class != "" {
+			err = fault.WithHint(err, "if it is a new node, its class lacks what a VM is made of: %s", strings.Join(lacks, "; "))
+		}
+		return nil, err
+	}
+	var traces []string
+	for _, vm := range o.VMs {
+		switch {
+		case vm.ID == w.VMID:
+			traces = append(traces, fmt.Sprintf("its number has %s: remove nodes[].vmid, or see whether that is its VM", vm))
+		case vm.Name == w.Name:
+			traces = append(traces, fmt.Sprintf("its name has %s: delete that VM if it is nothing of worth, or start it", vm))
+		}
+	}
+	for _, p := range o.Parking {
+		if p.Record.Node == w.Name && len(p.Record.Kept) > 0 {
+			traces = append(traces, fmt.Sprintf("%s has disks of it: recast prune frees those of nodes that are gone", p.VM))
+		}
+	}
+	if slices.ContainsFunc(members, func(m cluster.Member) bool { return m.Nodename == w.Name }) {
+		traces = append(traces, "Talos' discovery has a machine with its name: see talosctl get members; an entry is gone half an hour after its machine")
+	}
+	if o.Away != nil {
+		traces = append(traces, o.Away.Error()+": whether one of them is its VM can't be determined")
+	}
+	return &Absent{Host: w.Shape.Host, Traces: traces}, nil
+}

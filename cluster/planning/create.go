@@ -1,0 +1,58 @@
+package planning
+
+import (
+	"slices"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/observe"
+	"github.com/recast-sh/recast/cluster/shape"
+)
+
+// planCreate makes a node that is nowhere yet: its VM, and the machine in it.
+func planCreate(n *NodePlan, o observe.Observation) {
+	w := n.Wanted
+	n.Strategy, n.Why, n.EtcdKept = cluster.Create, "create: it is nowhere yet", true
+	n.Host, n.Addr = w.Shape.Host, w.Addr
+	n.VMID = w.VMID
+	for _, trace := range n.Found.Absent.Traces {
+		n.Refused = append(n.Refused, "it is in recast.yaml, and there is something of it: "+trace)
+	}
+	if _, known := o.Rooms[n.Host]; !known {
+		n.Refused = append(n.Refused, "there is no Proxmox node "+n.Host)
+	}
+	switch file := n.Found.File; {
+	case file == nil:
+		n.Refused = append(n.Refused, "its machine configuration is not in talos.machineConfigs: a new node has nothing else to get it from")
+	case file.Err == nil:
+		n.Role = file.Role
+	}
+	if n.Role == cluster.ControlPlane && len(o.ControlPlanes()) == 0 {
+		n.Refused = append(n.Refused, "it is a control plane, and there is no other: recast bootstrap makes a cluster")
+	}
+	vm := shape.New(w, n.VMID, "")
+	if d, err := cluster.ParseDisk(w.SystemDisk, vm.Config[w.SystemDisk]); err == nil {
+		if n.Space = o.NewDisk(w, n.Host, d); n.Space == nil {
+			n.Refused = append(n.Refused, "Proxmox has no storage "+d.Storage())
+		}
+	}
+}
+
+// newNumbers gives VMs that are to be made, and have no number in recast.yaml, the first ones that are
+// free beside those that recast keeps for itself. Whether one is still free shows when its VM is made.
+func (p worldOf) newNumbers() {
+	next := cluster.VMID(100)
+	taken := func(id cluster.VMID) bool {
+		return slices.Contains(p.o.ParkingIDs, id) || slices.ContainsFunc(p.o.VMs, func(vm cluster.VM) bool { return vm.ID == id }) ||
+			slices.ContainsFunc(p.Nodes, func(n NodePlan) bool { return n.VMID == id })
+	}
+	for i := range p.Nodes {
+		n := &p.Nodes[i]
+		if n.Strategy != cluster.Create || n.VMID != 0 || n.Resume {
+			continue
+		}
+		for taken(next) {
+			next++
+		}
+		n.VMID = next
+	}
+}

@@ -1,0 +1,89 @@
+package roll
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/etcd"
+	"github.com/recast-sh/recast/cluster/exchange"
+	"github.com/recast-sh/recast/cluster/parking"
+	"github.com/recast-sh/recast/cluster/shape"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/step"
+)
+
+// create makes a node that is nowhere yet: as if its VM had just been deleted to be made again.
+type create struct{ *node }
+
+func (n create) steps() []step.Step {
+	made := n.record.source().NewSystem(cluster.Create)
+	do := made.Do
+	made.Do = func(ctx context.Context) error {
+		err := do(ctx)
+		if !errors.Is(err, cluster.ErrExists) {
+			return err
+		}
+		r, errRead := n.record.read(ctx)
+		if errRead == nil {
+			errRead = n.savedConfig.thenForget(r.CloseRecord)(ctx)
+		}
+		return fault.WithHint(errors.Join(fault.PlanMoved.Of(fault.As(fault.Refused, err)), errRead), "someone took the number meanwhile: run the same command again, which takes another one")
+	}
+	return []step.Step{
+		{ID: "remember", Title: "note what is to be made", Skip: n.recall.remembered, Do: n.open},
+		n.order.up(made),
+	}
+}
+
+// open opens the record of a VM that is to be made.
+func (n create) open(ctx context.Context) error {
+	uuid := madeUpUUID(n.Run, n.Plan.Node)
+	mem := parking.Memory{
+		VM: shape.New(n.Want, n.Plan.VMID, uuid), SystemKey: n.Want.SystemDisk, DiskSerial: exchange.DiskSerial(n.Run, n.Plan.Node),
+		ControlPlane: n.Plan.Role == cluster.ControlPlane,
+	}
+	if mem.ControlPlane {
+		v, err := etcd.Look(ctx, n.Talos, n.OtherControlPlanes())
+		if err != nil {
+			return err
+		}
+		mem.EtcdMembers = len(v.Members) + 1
+	}
+	var err error
+	if mem.Kubernetes, err = n.kubernetes(ctx); err != nil {
+		return err
+	}
+	if mem.ConfigSum, err = n.savedConfig.remember(ctx, mem.Kubernetes); err != nil {
+		return err
+	}
+	if err := n.Journal.Put(n.Key("memory"), mem); err != nil {
+		return fmt.Errorf("journal: %w", err)
+	}
+	n.Plan.UUID = uuid
+	return n.record.open(ctx, mem)
+}
+
+// kubernetes returns the images that the node is to run: those of the cluster, whatever its file names.
+func (n create) kubernetes(ctx context.Context) (images cluster.KubernetesImages, err error) {
+	for _, e := range n.OtherControlPlanes() {
+		var m cluster.MachineKubernetes
+		if m, err = n.Talos.KubernetesImages(ctx, e.Addr); err != nil {
+			continue
+		}
+		if n.Plan.Role == cluster.Worker {
+			return cluster.KubernetesImages{Kubelet: m.Images.Kubelet}, nil
+		}
+		return m.Images, nil
+	}
+	return images, fault.Prefix("read which Kubernetes the cluster runs", err)
+}
+
+// madeUpUUID is the UUID of a new VM (RFC 9562, version 8), the same whenever a run asks for it.
+func madeUpUUID(run, node string) string {
+	b := sha256.Sum256([]byte("uuid/" + run + "/" + node))
+	b[6], b[8] = b[6]&0x0f|0x80, b[8]&0x3f|0x80
+	return fmt.Sprintf("%x-%x-%x-%x-%x", b[:4], b[4:6], b[6:8], b[8:10], b[10:16])
+}
