@@ -44,12 +44,19 @@ func ResumeReplace(px cluster.Proxmox, park cluster.VM, iso func(ctx context.Con
 
 // Of returns the exchange that an open record and its memory describe.
 func Of(px cluster.Proxmox, mem parking.Memory, rec parking.Record, parking cluster.VMID) *Replace {
+	disks := rec.Disks
+	if rec.Strategy == cluster.Create { // its record names no disk: none was there
+		disks = newSystem(mem.SystemKey)
+	}
 	return WiredReplace(&Replace{
 		Proxmox: px, Strategy: rec.Strategy, Run: rec.Run, Build: rec.Build, VM: mem.VM, Parking: parking,
-		Disks: rec.Disks, Restore: rec.Restore, Serial: mem.DiskSerial, SystemGiB: mem.SystemGiB, Blank: mem.Blank, HostArch: mem.HostArch, Firewall: mem.Firewall, ha: mem.HA, old: mem.Old,
+		Disks: disks, Restore: rec.Restore, Serial: mem.DiskSerial, SystemGiB: mem.SystemGiB, Blank: mem.Blank, HostArch: mem.HostArch, Firewall: mem.Firewall, ha: mem.HA, old: mem.Old,
 		Late: new(Late),
 	})
 }
+
+// newSystem stands for the system disk of a VM that is to be made.
+func newSystem(key string) []parking.ParkedDisk { return []parking.ParkedDisk{{Key: key, System: true}} }
 
 // Steps returns the whole exchange of a VM that is off, as one tree.
 func (r *Replace) Steps() step.Step {

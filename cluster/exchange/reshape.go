@@ -49,7 +49,11 @@ func (r Reshaping) lacks(vm cluster.VM) (set map[string]string, ds shape.Differe
 	if err != nil {
 		return nil, nil, err
 	}
-	ds = ds.At(shape.Off)
+	off := ds.At(shape.Off)
+	if r.Strategy == cluster.Create { // it has no other disk yet
+		off = append(off, ds.At(shape.Live)...)
+	}
+	ds = slices.DeleteFunc(off, func(d shape.Difference) bool { return !d.InConfig() })
 	set, err = shape.Settings(vm, r.Shape, ds)
 	return set, ds, err
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/etcd"
@@ -18,7 +19,7 @@ func (n Gate) requireNew(ctx context.Context) error {
 	}
 	problems := []error{n.requireISO(ctx), n.requireRoom(ctx), n.requireNoVM(ctx), n.requireNoNode(ctx)}
 	if n.Plan.Role == cluster.ControlPlane {
-		problems = append(problems, n.requireNoMember(ctx), n.RequireEtcd(ctx))
+		problems = append(problems, n.requireNoMember(ctx))
 	}
 	return errors.Join(problems...)
 }
@@ -49,16 +50,22 @@ func (n Gate) requireNoNode(ctx context.Context) error {
 	return fault.WithHint(fault.PlanMoved.Refusedf("Kubernetes has a node %s already", n.Plan.Node), "run recast plan and look again")
 }
 
-// requireNoMember refuses to make a control plane whose name a member of etcd has: Talos would remove
-// that member when the new one joins.
+// requireNoMember refuses to make a control plane whose name a member of etcd has, since Talos would
+// remove that member when the new one joins, and one that would join an etcd that is not healthy: with
+// it, there is one more to agree.
 func (n Gate) requireNoMember(ctx context.Context) error {
 	v, err := etcd.Look(ctx, n.Talos, n.OtherControlPlanes())
 	if err != nil {
 		return err
 	}
 	m, found, err := v.Member(n.Plan.Node)
-	if err != nil || !found {
+	switch wrong := v.Unhealthy(""); {
+	case err != nil:
 		return err
+	case !found && len(wrong) == 0:
+		return nil
+	case !found:
+		return fault.WithHint(fault.EtcdUnhealthy.Refusedf("etcd must be healthy for %s to join it: %s", n.Plan.Node, strings.Join(wrong, "; ")), "bring its members back first")
 	}
 	return fault.WithHint(fault.EtcdUnhealthy.Refusedf("etcd has a member named %s (%x)", n.Plan.Node, m.ID), "if its machine is gone, talosctl etcd remove-member %x removes it", m.ID)
 }

@@ -68,9 +68,6 @@ func (rec Record) Opened(mem Memory, park *Parking) (Record, error) {
 	}
 	for _, d := range disks {
 		system := d.Key == mem.SystemKey
-		if rec.Strategy == cluster.Create && system {
-			rec.Disks = append(rec.Disks, ParkedDisk{Key: d.Key, System: true}) // that is to be made
-		}
 		if rec.parksNothing() || rec.Strategy != cluster.Recreate && !system {
 			continue // the VM stays, and its disks with it
 		}

@@ -39,6 +39,9 @@ func (d Difference) String() string {
 	return fmt.Sprintf("%s: %s → %s", d.Key, cmp.Or(d.Found, "none"), d.Wanted)
 }
 
+// InConfig says whether the VM's configuration differs, not what Proxmox keeps beside it.
+func (d Difference) InConfig() bool { return d.setting != "" }
+
 // Differences are those of one VM.
 type Differences []Difference
 

@@ -1,0 +1,97 @@
+package simtest
+
+import (
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"testing/synctest"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
+	"github.com/recast-sh/recast/internal/sim"
+)
+
+// addNode adds a node like another one to recast.yaml and to the files, with a whole class.
+func (l *Lab) addNode(node, like string, more string) {
+	l.t.Helper()
+	addr := netip.AddrFrom4([4]byte{127, 42, 7, 251}) // above the DHCP pool
+	class := fmt.Sprintf(`{memory: 4096, onboot: true, tags: [talos], cloudinit: fast, nics: [{bridge: vmbr0}], disks: [{slot: scsi0, storage: fast, size: 10G, system: true}, {slot: scsi1, storage: fast, size: 5G, serial: data-%s}]}`, node)
+	l.Replace("recast.yaml", "nodes:\n", fmt.Sprintf("vmClasses:\n  new: %s\nnodes:\n  - {name: %s, schematic: %s, class: new, host: pve1%s, vm: {ipconfig: ['ip=%s/24,gw=%s']}}\n", class, node, l.node(like).Schematic, more, addr, "127.42.7.1"))
+	files := configFiles{node: cluster.Secret(strings.ReplaceAll(string(l.configOf(like)), "data-"+like, "data-"+node))}
+	l.MachineConfig = files.read
+}
+
+// TestCreate makes a node that is nowhere yet.
+func TestCreate(t *testing.T) {
+	eachLong(t, sim.Options{ControlPlanes: 1, Workers: 1}, map[string]struct{ node, like string }{
+		"a worker":        {"wk2", "wk1"},
+		"a control plane": {"cp2", "cp1"},
+	}, func(t *testing.T, lab *Lab, s struct{ node, like string }) {
+		lab.addNode(s.node, s.like, "")
+		user := lab.Client()
+		requireDrift(t, lab, s.node)
+		p := lab.planOf(user, s.node, planning.Policy{})
+		if p.Strategy != cluster.Create || len(p.Refused) > 0 || p.VMID == 0 {
+			t.Fatalf("planned as %s, %s: %v", p.Strategy, p.Why, p.Refused)
+		}
+		must(t, user.roll(planning.Policy{})(t.Context()))
+		requireInSync(t, lab)
+		if _, err := lab.Kube.Node(t.Context(), s.node); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// TestCreateKilled kills the making of a node at points of every kind, and goes on with its journal or
+// without.
+func TestCreateKilled(t *testing.T) {
+	longParts(t)
+	for _, s := range []struct{ node, like string }{{"wk2", "wk1"}, {"cp2", "cp1"}} {
+		t.Run(s.node, func(t *testing.T) {
+			prepared := func(t *testing.T) *Lab {
+				lab := New(t, oneWorker())
+				lab.addNode(s.node, s.like, "")
+				return lab
+			}
+			var points []string
+			synctest.Test(t, func(t *testing.T) {
+				var err error
+				points, _, err = prepared(t).rollKilledAt(t.Context(), 0)
+				must(t, err)
+			})
+			chosen := crash{whole: whole{strategy: cluster.Create}}.slice(len(points))
+			for _, at := range chosen {
+				t.Run(strconv.Itoa(at), func(t *testing.T) {
+					synctest.Test(t, func(t *testing.T) {
+						lab := prepared(t)
+						if _, _, err := lab.rollKilledAt(t.Context(), at); err == nil {
+							t.Fatal("killed, yet the roll says that it succeeded")
+						}
+						if at%2 == 0 {
+							must(t, os.RemoveAll(filepath.Join(lab.Dir, ".recast")))
+						}
+						_, broken, err := lab.rollKilledAt(t.Context(), 0)
+						if err != nil || len(broken) > 0 {
+							t.Fatalf("killed at %q: the next roll: %v, %q", points[at-1], err, broken)
+						}
+						requireInSync(t, lab)
+						made := 0
+						for _, vm := range lab.World.VMs() {
+							if vm.Config["name"] == s.node {
+								made++
+							}
+						}
+						if made != 1 {
+							t.Errorf("killed at %q: there are %d VMs %s", points[at-1], made, s.node)
+						}
+					})
+				})
+			}
+			t.Attr("killed", strconv.Itoa(len(chosen)))
+		})
+	}
+}
