@@ -56,7 +56,9 @@ func Of(px cluster.Proxmox, mem parking.Memory, rec parking.Record, parking clus
 }
 
 // newSystem stands for the system disk of a VM that is to be made.
-func newSystem(key string) []parking.ParkedDisk { return []parking.ParkedDisk{{Key: key, System: true}} }
+func newSystem(key string) []parking.ParkedDisk {
+	return []parking.ParkedDisk{{Key: key, System: true}}
+}
 
 // Steps returns the whole exchange of a VM that is off, as one tree.
 func (r *Replace) Steps() step.Step {
