@@ -45,6 +45,8 @@ type NodeWriter interface {
 	// Uncordon removes the mark and, unless it is Foreign, makes the node schedulable, in one
 	// change. A node without a mark stays as it is.
 	Uncordon(ctx context.Context, node string) error
+	// DeleteNode deletes the Node object if it still has that UID. No error if there is none.
+	DeleteNode(ctx context.Context, node, uid string) error
 	// SetFailedBuild records on the Node the build whose in-place upgrade came back as the old
 	// system; "" clears it.
 	SetFailedBuild(ctx context.Context, node, build string) error

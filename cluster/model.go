@@ -319,9 +319,10 @@ const (
 	Configure      Strategy = "configure"
 	ConfigureBlank Strategy = "configure-blank"
 	// Reconfigure, too: a node whose system is right gets another VM around it. Create makes a node
-	// that is nowhere yet.
+	// that is nowhere yet, and Remove takes one away.
 	Reconfigure Strategy = "reconfigure"
 	Create      Strategy = "create"
+	Remove      Strategy = "remove"
 )
 
 // Wanted is what config and lock say about one node.

@@ -25,6 +25,9 @@ func (s Strategy) OnIt() string {
 // KeepsVM says whether a strategy takes a node out and leaves its VM and disks as they are.
 func (s Strategy) KeepsVM() bool { return s == InPlace || s == Configure }
 
+// DeletesVM says whether a strategy deletes the node's VM.
+func (s Strategy) DeletesVM() bool { return s == Recreate || s == Remove }
+
 // BootFailure is the policy for a node that does not come back from an in-place upgrade.
 type BootFailure string
 

@@ -34,6 +34,7 @@ type PruneOptions struct {
 	OlderThan time.Duration // keep ISOs, cached ISOs and mirrored installers that are younger
 	KeepDisks *int          // how many old system disks of a node to keep; nil: roll.keepDisks
 	Mirror    images.MirrorShelf
+	Removed   string // a node that was removed: only its disks are freed
 	// Confirm is called with what would be removed and kept. Its error, or false, ends the run.
 	Confirm func(PruneReport) (bool, error)
 	// Holder and Dead are as in RollOptions.
@@ -42,6 +43,9 @@ type PruneOptions struct {
 }
 
 func (o PruneOptions) takes(kind string) bool {
+	if o.Removed != "" {
+		return kind == PruneDisks
+	}
 	return o.Only == kind || o.Only == "" && kind != PruneMirror
 }
 

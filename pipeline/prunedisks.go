@@ -28,10 +28,16 @@ func retention(p Project, keep *int) prune.Retention {
 	return r
 }
 
+func (p *pruning) retention() prune.Retention {
+	r := retention(p.Project, p.o.KeepDisks)
+	r.Removed = p.o.Removed
+	return r
+}
+
 // judgeDisks judges every old system disk and every parking VM of this cluster.
 func (p *pruning) judgeDisks(ctx context.Context, vms []cluster.VM, uses []images.Use) (prune.ParkingPruner, error) {
 	pr := p.parkingPruner()
-	pr.Kept, pr.VMs = prune.JudgeParked(vms, clusterUses(uses), retention(p.Project, p.o.KeepDisks))
+	pr.Kept, pr.VMs = prune.JudgeParked(vms, clusterUses(uses), p.retention())
 	for i := range pr.Kept {
 		pr.Kept[i].Replaced = journal.RunBegan(pr.Kept[i].Run)
 	}

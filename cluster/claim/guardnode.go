@@ -143,6 +143,10 @@ func (g guardedKube) Uncordon(ctx context.Context, node string) error {
 	return g.held.whileOurs(ctx, func() error { return g.kube.Uncordon(ctx, node) })
 }
 
+func (g guardedKube) DeleteNode(ctx context.Context, node, uid string) error {
+	return g.held.whileOurs(ctx, func() error { return g.kube.DeleteNode(ctx, node, uid) })
+}
+
 func (g guardedKube) SetFailedBuild(ctx context.Context, node, build string) error {
 	return g.held.whileOurs(ctx, func() error { return g.kube.SetFailedBuild(ctx, node, build) })
 }

@@ -173,3 +173,24 @@ func (r Settings) Keep(ctx context.Context) error {
 		rec.Close()
 	})
 }
+
+// KeepAll closes the record of a node that was removed: all its disks stay parked.
+func (r Settings) KeepAll(ctx context.Context) error {
+	return r.updateRecord(ctx, func(rec *parking.Record) {
+		for _, d := range rec.Disks {
+			if d.Holder != 0 {
+				continue // that VM has it
+			}
+			kept := parking.KeptDisk{Run: rec.Run, Slot: d.Key, Options: d.Options}
+			if d.System {
+				kept = r.old
+			}
+			kept.Key, kept.Nth, kept.Removed = d.ParkKey, rec.Nth, true
+			rec.Kept = append(rec.Kept, kept)
+		}
+		for i := range rec.Kept {
+			rec.Kept[i].Removed = true // older system disks of it, too
+		}
+		rec.Close()
+	})
+}

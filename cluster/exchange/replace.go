@@ -202,7 +202,7 @@ func (r diskMoves) emptied(ctx context.Context) (string, error) {
 	if missing, err := r.notParked(ctx, vm, found); err != nil || missing != "" {
 		return "", err
 	}
-	if r.Strategy != cluster.Recreate {
+	if !r.Strategy.DeletesVM() {
 		return "its system disk is parked", nil
 	}
 	owned, err := ownedDisks(vm)
@@ -227,7 +227,7 @@ func (r *Replace) found(vm cluster.VM, err error) (cluster.VM, bool, error) {
 
 func (r *Replace) isReplaced(vm cluster.VM, found bool) (string, error) {
 	switch {
-	case !found && r.Strategy != cluster.Recreate:
+	case !found && !r.Strategy.DeletesVM():
 		return "", fault.VMChanged.Refusedf("VM %d was deleted by someone else; its system disk is on parking VM %d or still in its storage", r.VM.ID, r.Parking)
 	case !found:
 		return fmt.Sprintf("VM %d is deleted", r.VM.ID), nil
@@ -287,7 +287,7 @@ func (r *Replace) uuidMismatch(vm cluster.VM) error {
 // until it has the run's mark.
 func (r Deletion) TakenDown(ctx context.Context) (string, error) {
 	switch r.Strategy {
-	case cluster.Recreate:
+	case cluster.Recreate, cluster.Remove:
 		return r.replaced(ctx)
 	case cluster.Reconfigure:
 		vm, found, err := r.Powered(ctx)

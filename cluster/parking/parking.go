@@ -68,7 +68,7 @@ func (rec Record) Opened(mem Memory, park *Parking) (Record, error) {
 	}
 	for _, d := range disks {
 		system := d.Key == mem.SystemKey
-		if rec.parksNothing() || rec.Strategy != cluster.Recreate && !system {
+		if rec.parksNothing() || !rec.Strategy.DeletesVM() && !system {
 			continue // the VM stays, and its disks with it
 		}
 		p := ParkedDisk{Key: d.Key, Volid: d.Volid, Options: cluster.OptionString(d), System: system}

@@ -48,6 +48,7 @@ type KeptDisk struct {
 	Left       bool   `json:"left,omitempty"`       // that data is empty: the node had left etcd
 	Going      bool   `json:"going,omitempty"`      // superseded by the roll that has ended: it is about to be freed
 	GivenUp    bool   `json:"givenUp,omitempty"`    // that run made it, and was cancelled or made another: not for a rollback
+	Removed    bool   `json:"removed,omitempty"`    // any disk of a node that was removed: only recast remove NODE --free frees it
 }
 
 // ParkedOptions are the options of a kept disk's drive on the parking VM.

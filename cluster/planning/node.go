@@ -156,7 +156,7 @@ func planResume(n *NodePlan, o observe.Observation) {
 	switch {
 	case rec.PutBack:
 		n.PutBack("someone asked for the old system disk")
-	case n.Strategy == cluster.Rollback, n.Strategy == cluster.Reconfigure:
+	case n.Strategy == cluster.Rollback, n.Strategy == cluster.Reconfigure, n.Strategy == cluster.Remove:
 	case n.Strategy == cluster.Create && !known:
 		n.Refused = append(n.Refused, fmt.Sprintf("its build %s is in no lock that is here: check that lock out, or recast remove %s takes back what was made", words.Short(rec.Build), n.Node))
 	case n.Strategy == cluster.Create && !n.Found.ConfigKnown && n.Found.Machine == nil:

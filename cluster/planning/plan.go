@@ -186,7 +186,7 @@ func (p Plan) NeedsImages() bool {
 // NeedsImage says whether the node gets an image, or its configuration another installer than it names.
 func (n NodePlan) NeedsImage() bool {
 	switch n.Strategy {
-	case cluster.PutBack, cluster.Rollback, cluster.ConfigureBlank, cluster.Reconfigure:
+	case cluster.PutBack, cluster.Rollback, cluster.ConfigureBlank, cluster.Reconfigure, cluster.Remove:
 		return false
 	case cluster.Configure:
 		return n.Drift.NamesOther()
@@ -327,7 +327,7 @@ func ForNode(w cluster.Wanted, f observe.Found, o observe.Observation, past clus
 // QEMU), so an upper bound for the boot. An in-place upgrade saves the installation and one boot.
 var expectedOutage = map[cluster.Strategy]time.Duration{
 	cluster.Create: 4 * time.Minute, cluster.Recreate: 4 * time.Minute, cluster.Reimage: 4 * time.Minute, cluster.InPlace: 2 * time.Minute, cluster.Rollback: 3 * time.Minute, cluster.PutBack: 3 * time.Minute,
-	cluster.ConfigureBlank: time.Minute, cluster.Configure: 2 * time.Minute, cluster.Reconfigure: 2 * time.Minute,
+	cluster.ConfigureBlank: time.Minute, cluster.Configure: 2 * time.Minute, cluster.Reconfigure: 2 * time.Minute, cluster.Remove: 2 * time.Minute,
 }
 
 // longOutage is shortly before storage systems begin to rebuild replicas: Longhorn does after

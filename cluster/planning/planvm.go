@@ -75,7 +75,7 @@ func (p worldOf) numbers() {
 	var need []*NodePlan
 	for i := range p.Nodes {
 		n := &p.Nodes[i]
-		replaces := n.Strategy == cluster.Recreate || n.Strategy == cluster.Reimage || n.Strategy == cluster.Create || stopsVM(*n)
+		replaces := n.Strategy == cluster.Recreate || n.Strategy == cluster.Reimage || n.Strategy == cluster.Create || n.Strategy == cluster.Remove || stopsVM(*n)
 		if replaces && !n.Resume && len(n.Refused) == 0 && n.Found.Parking == nil {
 			need = append(need, n)
 		}

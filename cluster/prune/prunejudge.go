@@ -66,9 +66,13 @@ type KeptVerdict struct {
 	Goes      string       `json:"goes,omitempty"` // why it can go
 	Keep      []string     `json:"keep,omitempty"` // why it stays; none: it can go
 	Removed   bool         `json:"removed"`
+	OfRemoved bool         `json:"ofRemoved,omitempty"` // any disk of a node that was removed
 }
 
 func (v KeptVerdict) String() string {
+	if v.OfRemoved {
+		return fmt.Sprintf("%s of VM %d on %s, a disk of %s, which run %s removed", v.Key, v.Parking, v.Host, v.Node, v.Run)
+	}
 	what := "the system disk"
 	if v.Volid == "" {
 		what = "the entry of a system disk"
@@ -98,6 +102,8 @@ type Retention struct {
 	Keep    int            // how many of each node's newest stay; 0: none, so recast rollback is impossible
 	Holders []cluster.VMID // VMs that the configuration names as holders
 	Except  cluster.VMID   // the claim
+	// Removed is a node that was removed, and whose disks are to be freed: then those and no others are.
+	Removed string
 }
 
 // judgement is the state while all parking VMs are judged.
@@ -150,6 +156,13 @@ func (j *judgement) judge(p parking.Parking, k parking.KeptDisk) (v KeptVerdict,
 	if by := parking.NamedBeside(p.VM, disk, j.uses); len(by) > 0 {
 		v.Keep = append(v.Keep, strings.Join(by, ", ")+" refers to it as well")
 		return v, false
+	}
+	v.OfRemoved = k.Removed
+	switch {
+	case k.Removed && j.Removed != v.Node:
+		v.Keep = append(v.Keep, fmt.Sprintf("node %s was removed, and its disks stay until recast remove %s --free", v.Node, v.Node))
+	case j.Removed != "" && j.Removed != v.Node:
+		v.Keep = append(v.Keep, "only those of node "+j.Removed+" are asked for")
 	}
 	return v, true
 }
@@ -229,6 +242,8 @@ func (j *judgement) retain() {
 			case open >= 0 && j.parkings[open].VM.ID != v.Parking:
 				v.Keep = append(v.Keep, fmt.Sprintf("%s holds the unfinished replacement of node %s", j.parkings[open].VM, node))
 			case len(v.Keep) > 0:
+			case v.OfRemoved && j.vmOf(v.Parking) == nil:
+				v.Goes = "its node was removed"
 			case !slices.Contains(j.Nodes, node) && j.vmOf(v.Parking) != nil:
 				v.Keep = append(v.Keep, j.notOurs(node, *j.vmOf(v.Parking)))
 			case !slices.Contains(j.Nodes, node):

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/exchange"
@@ -22,34 +21,6 @@ type bringUp struct {
 
 // BlankAnswers starts the message about a machine that has booted into maintenance mode.
 const BlankAnswers = "it is the blank machine that was made"
-
-func checkBlankDisks(m cluster.Machine, mem parking.Memory, configured bool) []error {
-	var problems []error
-	refuse := func(format string, args ...any) { problems = append(problems, fault.Refusedf(format, args...)) }
-	switch ours := mem.BlankDisks(m); {
-	case len(ours) != 1:
-		refuse("%d disks of the machine are the blank system disk %s with serial %s, expected one", len(ours), mem.SystemKey, mem.DiskSerial)
-	case !ours[0].Blank:
-		refuse("the new system disk %s is not blank", ours[0].Device)
-	}
-	for _, want := range mem.Volumes {
-		if _, there := m.Find(want); !there && m.Shows(want.Format) {
-			refuse("the persistent volume %s is missing", want)
-		}
-	}
-	problems = append(problems, mem.Displaced(m, configured)...)
-	seen := map[string]string{}
-	for _, v := range m.Volumes {
-		if !slices.Contains(cluster.TalosLabels, v.Label) {
-			continue
-		}
-		if other, twice := seen[v.Label]; twice {
-			refuse("the label %s is on %s and on %s", v.Label, other, v.Device)
-		}
-		seen[v.Label] = v.Device
-	}
-	return problems
-}
 
 var errNoAnswer = errors.New("no answer with the cluster's certificates yet")
 
@@ -131,7 +102,7 @@ func (n *bringUp) checkBlank(m cluster.Machine, mem parking.Memory, configured b
 		return fault.WithHint(fault.UUIDMismatch.Refusedf("%s answers with UUID %s, not %s", n.Plan.Addr, m.UUID, n.Plan.UUID),
 			"another machine has the address of %s: see who has that lease, or whether it is a virtual address; nothing was done to it", n.Plan.Node)
 	}
-	return errors.Join(append(n.Want.Build.CheckBooted(m.RunningSystem), checkBlankDisks(m, mem, configured)...)...)
+	return errors.Join(append(n.Want.Build.CheckBooted(m.RunningSystem), mem.WrongBlank(m, configured)...)...)
 }
 
 // configure waits for the blank machine, checks its identity, its build and its disks, and only

@@ -2,7 +2,6 @@ package roll
 
 import (
 	"context"
-	"crypto/sha256"
 	"errors"
 	"fmt"
 
@@ -40,7 +39,7 @@ func (n create) steps() []step.Step {
 
 // open opens the record of a VM that is to be made.
 func (n create) open(ctx context.Context) error {
-	uuid := madeUpUUID(n.Run, n.Plan.Node)
+	uuid := shape.UUID(n.Run, n.Plan.Node)
 	mem := parking.Memory{
 		VM: shape.New(n.Want, n.Plan.VMID, uuid), SystemKey: n.Want.SystemDisk, DiskSerial: exchange.DiskSerial(n.Run, n.Plan.Node),
 		ControlPlane: n.Plan.Role == cluster.ControlPlane,
@@ -79,11 +78,4 @@ func (n create) kubernetes(ctx context.Context) (images cluster.KubernetesImages
 		return m.Images, nil
 	}
 	return images, fault.Prefix("read which Kubernetes the cluster runs", err)
-}
-
-// madeUpUUID is the UUID of a new VM (RFC 9562, version 8), the same whenever a run asks for it.
-func madeUpUUID(run, node string) string {
-	b := sha256.Sum256([]byte("uuid/" + run + "/" + node))
-	b[6], b[8] = b[6]&0x0f|0x80, b[8]&0x3f|0x80
-	return fmt.Sprintf("%x-%x-%x-%x-%x", b[:4], b[4:6], b[6:8], b[8:10], b[10:16])
 }

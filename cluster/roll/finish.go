@@ -128,3 +128,46 @@ func (n finish) freeSteps(path string) []step.Step {
 	}
 	return steps
 }
+
+// removal ends the removal of a node whose VM is deleted: Kubernetes forgets it, and its disks stay
+// parked.
+func (n finish) removal() []step.Step {
+	gone := func(ctx context.Context) (string, error) {
+		_, err := n.Kube.Node(ctx, n.Plan.Node)
+		if errors.Is(err, cluster.ErrNotFound) {
+			return "Kubernetes has none of that name", nil
+		}
+		return "", fault.Prefix("ask Kubernetes for node "+n.Plan.Node, err)
+	}
+	return []step.Step{
+		{ID: "delete-node", Title: "delete Node " + n.Plan.Node, Risk: step.Destructive, Skip: gone, Do: func(ctx context.Context) error {
+			k, err := n.KubeNode(ctx)
+			if err == nil {
+				err = n.gate.Identity.RequireOwnName(ctx)
+			}
+			if err != nil {
+				return err
+			}
+			return fault.Prefix("delete Node "+n.Plan.Node, n.Kube.DeleteNode(ctx, n.Plan.Node, k.UID))
+		}},
+		{ID: "keep", Title: "keep its disks parked", Skip: n.kept, Do: func(ctx context.Context) error {
+			r, err := n.record.read(ctx)
+			if err != nil {
+				return err
+			}
+			return r.Settings.KeepAll(ctx)
+		}},
+	}
+}
+
+// removed is the goal of the removal.
+func (n finish) removed(ctx context.Context) (string, error) {
+	if !n.Out.Has(n.Plan.Node) { // its steps are to look
+		return "", nil
+	}
+	if reason, err := n.kept(ctx); err != nil || reason == "" {
+		return "", err
+	}
+	n.Out.Remove(n.Plan.Node)
+	return "it is removed", nil
+}

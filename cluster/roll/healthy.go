@@ -75,42 +75,16 @@ func (n *health) lacks(ctx context.Context, mem parking.Memory) (string, error) 
 	if lacks := n.lacksSystem(m, mem); lacks != "" {
 		return lacks, nil
 	}
-	for _, want := range mem.Volumes {
-		have, there := m.Find(want)
-		switch {
-		case !there && !m.Shows(want.Format):
-		case !there:
-			return fmt.Sprintf("persistent volume %s (partition UUID %s) is missing", words.OrNone(want.Label), want.PartitionUUID), nil
-		case want.Phase == "ready" && have.Phase != "ready":
-			return fmt.Sprintf("persistent volume %s is %s", want.Label, words.OrNone(have.Phase)), nil
-		}
+	if lacks := mem.LacksVolume(m); lacks != "" {
+		return lacks, nil
 	}
-	if lacks := n.lacksPlace(m, mem); lacks != "" {
+	if lacks := mem.LacksPlace(m, n.vmToBe(mem)); lacks != "" {
 		return lacks, nil
 	}
 	if lacks, err := n.etcd.lacks(ctx, mem); err != nil || lacks != "" {
 		return lacks, err
 	}
 	return rolling.LacksNode(ctx, n.Kube, n.Plan.Node, m.UUID, m.BootID)
-}
-
-// lacksPlace says which persistent volume is on another disk than before. It skips a disk that
-// can't be identified because pods have disks of the same size: checkBlank has already found a
-// moved disk in its place, and a disk that was not moved is still in its place.
-func (n *health) lacksPlace(m cluster.Machine, mem parking.Memory) string {
-	vm := n.vmToBe(mem)
-	drives, err := vm.Bootable()
-	if err != nil {
-		return err.Error()
-	}
-	for _, was := range mem.Persistent {
-		if on := m.MachineDisks(vm, drives, was.Key); len(on) == 1 {
-			if elsewhere := mem.Elsewhere(m, was, on[0]); elsewhere != "" {
-				return elsewhere
-			}
-		}
-	}
-	return ""
 }
 
 // lacksSystem compares the system that the machine booted, and its disk, with the expected ones.

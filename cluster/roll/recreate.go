@@ -25,6 +25,8 @@ func (n order) work() []step.Step {
 		return append(first, n.reset.steps()...)
 	case cluster.Create:
 		return append(first, n.create.steps()...)
+	case cluster.Remove:
+		return append([]step.Step{last, n.down()}, n.finish.removal()...)
 	case cluster.Reconfigure:
 		if !n.Plan.Resume && !n.reshape.stops() {
 			return first
@@ -39,22 +41,23 @@ func (n order) work() []step.Step {
 // package gate (Gate.look); what must hold before the VM is deleted, in
 // exchange.Deletion.deleteSame.
 func (n order) recreate() []step.Step {
+	return []step.Step{n.down(), n.up(n.record.source().NewSystem(n.Plan.Strategy))}
+}
+
+// down takes a node down, and its disks to where they are safe.
+func (n order) down() step.Step {
 	x, s, vm := n.record.source(), n.Plan.Strategy, n.Plan.VMID
-	stays := s == cluster.Reconfigure
-	return []step.Step{
-		{
-			ID: "take-down", Title: "take " + n.Plan.Node + " down", Risk: step.Destructive, Skip: n.takeDown.done,
-			Steps: step.List(
-				step.Step{ID: "remember", Title: "remember what the node must get back", Skip: n.recall.remembered, Do: n.recall.remember},
-				step.Step{ID: "drain", Code: fault.DrainBlocked, Title: "drain " + n.Plan.Node, Risk: step.Disruptive, Do: n.eviction.drain},
-				step.OnlyIf(n.etcd.leaves(), step.Step{ID: "leave-etcd", Code: fault.EtcdUnhealthy, Title: "leave etcd: its data goes with the system disk", Risk: step.Destructive, Skip: n.etcd.left, Do: n.etcd.leave}),
-				step.Step{ID: "stop", Title: fmt.Sprintf("stop VM %d", vm), Risk: step.Disruptive, Skip: n.power.stoppedFor, Do: n.power.stop},
-				step.OnlyIf(s == cluster.Recreate, x.Unprotect()),
-				step.OnlyIf(!stays, x.Park()),
-				step.OnlyIf(s == cluster.Recreate, x.DeleteVM()),
-			),
-		},
-		n.up(x.NewSystem(s)),
+	return step.Step{
+		ID: "take-down", Title: "take " + n.Plan.Node + " down", Risk: step.Destructive, Skip: n.takeDown.done,
+		Steps: step.List(
+			step.Step{ID: "remember", Title: "remember what the node must get back", Skip: n.recall.remembered, Do: n.recall.remember},
+			step.Step{ID: "drain", Code: fault.DrainBlocked, Title: "drain " + n.Plan.Node, Risk: step.Disruptive, Do: n.eviction.drain},
+			step.OnlyIf(n.etcd.leaves(), step.Step{ID: "leave-etcd", Code: fault.EtcdUnhealthy, Title: "leave etcd: its data goes with the system disk", Risk: step.Destructive, Skip: n.etcd.left, Do: n.etcd.leave}),
+			step.Step{ID: "stop", Title: fmt.Sprintf("stop VM %d", vm), Risk: step.Disruptive, Skip: n.power.stoppedFor, Do: n.power.stop},
+			step.OnlyIf(s.DeletesVM(), x.Unprotect()),
+			step.OnlyIf(s != cluster.Reconfigure, x.Park()),
+			step.OnlyIf(s.DeletesVM(), x.DeleteVM()),
+		),
 	}
 }
 

@@ -76,6 +76,8 @@ func (n order) finished(ctx context.Context) (string, error) {
 		return n.reset.serves(ctx)
 	case cluster.Configure:
 		return n.configure.finished(ctx)
+	case cluster.Remove:
+		return n.finish.removed(ctx)
 	}
 	park, err := n.Parking(ctx)
 	switch {

@@ -1,6 +1,7 @@
 package shape
 
 import (
+	"crypto/sha256"
 	"fmt"
 	"maps"
 	"slices"
@@ -71,4 +72,11 @@ func Firmware(vm cluster.VM, storage string) map[string]string {
 		return nil
 	}
 	return map[string]string{"efidisk0": storage + ":1,efitype=4m,pre-enrolled-keys=0"}
+}
+
+// UUID is the UUID of a new VM (RFC 9562, version 8), the same whenever a run asks for it.
+func UUID(run, node string) string {
+	b := sha256.Sum256([]byte("uuid/" + run + "/" + node))
+	b[6], b[8] = b[6]&0x0f|0x80, b[8]&0x3f|0x80
+	return fmt.Sprintf("%x-%x-%x-%x-%x", b[:4], b[4:6], b[6:8], b[8:10], b[10:16])
 }

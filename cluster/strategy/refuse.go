@@ -80,6 +80,16 @@ func (c Candidate) AgainstReconfigure() []cluster.Obstacle {
 	return append(out, c.Entangled()...)
 }
 
+// AgainstRemove says why the VM can't be emptied and deleted.
+func (c Candidate) AgainstRemove() []string {
+	var err error
+	if c.Disks, err = c.VM.Disks(); err != nil {
+		return []string{err.Error() + ": correct the VM's configuration"}
+	}
+	c.Disks = slices.DeleteFunc(c.Disks, cluster.Disk.CSI)
+	return slices.Concat(cluster.Texts(c.Occupied()), cluster.Texts(c.Entangled()), cluster.Texts(c.Replicated(cluster.Recreate)), c.Immovable(cluster.Recreate))
+}
+
 // Occupied says why Proxmox would not let us change the VM, or that another task is working on it.
 func (c Candidate) Occupied() []cluster.Obstacle { return c.occupied(true) }
 

@@ -117,7 +117,7 @@ func unreadText(f observe.Found) string {
 func EtcdRules(n int, dataOnSystemDisk bool, s cluster.Strategy, acceptOutage bool) (refused, warn []string) {
 	replaced := !s.KeepsVM() && s != cluster.PutBack // those keep the data, or restore it
 	switch {
-	case n >= 3:
+	case n >= 3, n == 2 && s == cluster.Remove: // once it has left, the other one is enough
 	case n < 1:
 		refused = append(refused, "how many control planes there are can't be determined: no Node has the label node-role.kubernetes.io/control-plane")
 	case n == 2 && !acceptOutage:

@@ -15,6 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/wait"
 )
@@ -53,10 +54,31 @@ type amendment func(n *corev1.Node) (*nodePatch, error)
 // write, or the answer is lost, the node is read again and change called again: the
 // revision prevents a second write of the same change.
 func (c NodeWriter) amend(ctx context.Context, what, node string, change amendment) error {
-	w := wait.For{Name: what + " node " + node, Every: c.poll, Timeout: amendTimeout}
+	return c.repeat(ctx, what+" node "+node, func(ctx context.Context) error { return c.amendOnce(ctx, node, change) })
+}
+
+// DeleteNode deletes the Node object if it still has that UID.
+func (c NodeWriter) DeleteNode(ctx context.Context, node, uid string) error {
+	err := c.repeat(ctx, "delete node "+node, func(ctx context.Context) error {
+		n, err := c.api.CoreV1().Nodes().Get(ctx, node, metav1.GetOptions{})
+		if err == nil && string(n.UID) == uid {
+			err = c.api.CoreV1().Nodes().Delete(ctx, node, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: new(n.UID)}})
+		}
+		return err
+	})
+	if errors.Is(err, cluster.ErrNotFound) {
+		return nil
+	}
+	return err
+}
+
+// repeat repeats a change that is safe to repeat while the API does not answer, or someone else
+// changes the same.
+func (c NodeWriter) repeat(ctx context.Context, name string, do func(context.Context) error) error {
+	w := wait.For{Name: name, Every: c.poll, Timeout: amendTimeout}
 	var transient error
 	err := wait.Until(ctx, w, func(ctx context.Context) (bool, string, error) {
-		err := c.amendOnce(ctx, node, change)
+		err := do(ctx)
 		switch {
 		case apierrors.IsConflict(err):
 			transient = nil

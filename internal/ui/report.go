@@ -64,7 +64,7 @@ var done = map[cluster.Strategy]string{
 	cluster.Recreate: "recreated", cluster.Reimage: "reimaged", cluster.InPlace: "upgraded in place",
 	cluster.Rollback: "rolled back", cluster.PutBack: "got its old system disk back",
 	cluster.Configure: "got its configuration", cluster.ConfigureBlank: "got its configuration back",
-	cluster.Reconfigure: "got its VM's new settings",
+	cluster.Reconfigure: "got its VM's new settings", cluster.Create: "was made", cluster.Remove: "was removed",
 }
 
 func drawFared(p *page, n NodeFared, plan planning.Plan) {

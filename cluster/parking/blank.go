@@ -1,0 +1,74 @@
+package parking
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/words"
+)
+
+// WrongBlank says what of a machine's disks is not as it has to be before its configuration is applied:
+// one of them is the blank system disk, and every persistent volume is in its place. configured says
+// that it may have received one before.
+func (mem Memory) WrongBlank(m cluster.Machine, configured bool) []error {
+	var problems []error
+	refuse := func(format string, args ...any) { problems = append(problems, fault.Refusedf(format, args...)) }
+	switch ours := mem.BlankDisks(m); {
+	case len(ours) != 1:
+		refuse("%d disks of the machine are the blank system disk %s with serial %s, expected one", len(ours), mem.SystemKey, mem.DiskSerial)
+	case !ours[0].Blank:
+		refuse("the new system disk %s is not blank", ours[0].Device)
+	}
+	for _, want := range mem.Volumes {
+		if _, there := m.Find(want); !there && m.Shows(want.Format) {
+			refuse("the persistent volume %s is missing", want)
+		}
+	}
+	problems = append(problems, mem.Displaced(m, configured)...)
+	seen := map[string]string{}
+	for _, v := range m.Volumes {
+		if !slices.Contains(cluster.TalosLabels, v.Label) {
+			continue
+		}
+		if other, twice := seen[v.Label]; twice {
+			refuse("the label %s is on %s and on %s", v.Label, other, v.Device)
+		}
+		seen[v.Label] = v.Device
+	}
+	return problems
+}
+
+// LacksVolume names the first persistent volume that a machine lacks; "" if it has all of them.
+func (mem Memory) LacksVolume(m cluster.Machine) string {
+	for _, want := range mem.Volumes {
+		have, there := m.Find(want)
+		switch {
+		case !there && !m.Shows(want.Format):
+		case !there:
+			return fmt.Sprintf("persistent volume %s (partition UUID %s) is missing", words.OrNone(want.Label), want.PartitionUUID)
+		case want.Phase == "ready" && have.Phase != "ready":
+			return fmt.Sprintf("persistent volume %s is %s", want.Label, words.OrNone(have.Phase))
+		}
+	}
+	return ""
+}
+
+// LacksPlace says which persistent volume is on another disk than before. It skips a disk that
+// can't be identified because pods have disks of the same size: checkBlank has already found a
+// moved disk in its place, and a disk that was not moved is still in its place.
+func (mem Memory) LacksPlace(m cluster.Machine, vm cluster.VM) string {
+	drives, err := vm.Bootable()
+	if err != nil {
+		return err.Error()
+	}
+	for _, was := range mem.Persistent {
+		if on := m.MachineDisks(vm, drives, was.Key); len(on) == 1 {
+			if elsewhere := mem.Elsewhere(m, was, on[0]); elsewhere != "" {
+				return elsewhere
+			}
+		}
+	}
+	return ""
+}

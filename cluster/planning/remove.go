@@ -1,0 +1,78 @@
+package planning
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/observe"
+	"github.com/recast-sh/recast/cluster/strategy"
+	"github.com/recast-sh/recast/internal/fault"
+)
+
+// ForRemove plans to take one node away: its disks are parked, its VM and its Node are deleted.
+func ForRemove(clusterName string, wanted []cluster.Wanted, o observe.Observation, node string) (Plan, error) {
+	plan := Plan{Cluster: clusterName, MaxUnavailable: 1, PerHost: 1, ControlPlanes: o.ControlPlanes(), Heed: Policy{}.Heed(wanted)}
+	i := slices.IndexFunc(wanted, func(w cluster.Wanted) bool { return w.Name == node })
+	if i < 0 {
+		return Plan{}, fault.WithHint(fault.Configf("no node %q in the configuration", node), "leave it in recast.yaml until it is removed")
+	}
+	f := o.Found[i]
+	n := NodePlan{Node: node, Role: cluster.Worker, Addr: f.Addr, Wanted: wanted[i], Found: f}
+	if f.VM != nil {
+		n.VMID, n.Host, n.UUID, n.Digest = f.VM.ID, f.VM.Host, f.VM.UUID(), f.VM.Digest
+	}
+	if f.Machine != nil && f.Machine.ControlPlane {
+		n.Role = cluster.ControlPlane
+	}
+	switch {
+	case f.Away:
+		PlanAway(&n, o.Away)
+	case f.Open() && f.Parking.Record.Strategy == cluster.Remove:
+		planResume(&n, o)
+	case f.Open(), f.Unfinished():
+		return Plan{}, fault.WithHint(fault.ParkedHalf.Refusedf("node %s: an earlier run is not finished", node), "recast roll finishes it; recast recover %s cancels a replacement", node)
+	case f.Absent != nil:
+		return Plan{}, fault.WithHint(fault.NoWayBack.Refusedf("node %s is not there: there is nothing to remove", node), "take it out of recast.yaml; recast remove %s --free frees the disks of one that was removed", node)
+	case f.Machine == nil || f.Node == nil:
+		n.Refused = []string{"it could not be read: " + errors.Join(f.Errs...).Error() + ": bring it back first"}
+	default:
+		planRemove(&n, o)
+	}
+	plan.Run, plan.Nodes = n.Run, []NodePlan{n}
+	plan.Order(Policy{})
+	plan.Arrange()
+	plan.AwaitOthers(o)
+	return plan, nil
+}
+
+func planRemove(n *NodePlan, o observe.Observation) {
+	n.Strategy, n.Why = cluster.Remove, "remove: its disks are parked and stay, its VM and its Node are deleted"
+	if left := len(o.ControlPlanes()) - 1; n.Role == cluster.ControlPlane {
+		switch {
+		case left < 1:
+			n.Refused = append(n.Refused, "it is the only control plane: without it there is no cluster")
+		case left == 2:
+			n.Notes = append(n.Notes, "two control planes are left: etcd survives the loss of neither; remove another one, or add one")
+		}
+	}
+	c := strategy.Candidate{Wanted: n.Wanted, VM: *n.Found.VM, Machine: *n.Found.Machine, Found: n.Found, Observation: o}
+	n.Refused = append(n.Refused, c.AgainstRemove()...)
+	n.Refused = append(n.Refused, o.Hidden(*n.Found.VM)...)
+	for _, d := range n.Found.Local {
+		n.Notes = append(n.Notes, fmt.Sprintf("%s is on this node only: it stays on its parked disks, and no pod can use it", d.What))
+	}
+	disks, err := n.Found.VM.Disks()
+	if err != nil {
+		return // it is a refusal already
+	}
+	for _, d := range disks {
+		if !d.CDROM && !d.CSI() {
+			n.Add(d, false)
+		}
+	}
+	if n.Found.Ties.HA != nil {
+		n.Notes = append(n.Notes, "it is taken out of Proxmox HA for good")
+	}
+}
