@@ -73,7 +73,7 @@ func (p Parking) KeptDisk(k KeptDisk) (cluster.Disk, error) {
 	switch {
 	case err != nil:
 		return disk, err
-	case disk.CDROM || !disk.Bootable():
+	case disk.CDROM, !disk.Bootable() && !k.Removed:
 		return disk, fmt.Errorf("%s is no system disk: look at it", k.Key)
 	case disk.Owner != p.VM.ID:
 		return disk, fmt.Errorf("%s is not VM %d's own: look at it", disk.Volid, p.VM.ID)

@@ -139,7 +139,7 @@ func (j *judgement) copies() {
 
 // judge judges one disk by itself; vouched reports whether it is what its record says.
 func (j *judgement) judge(p parking.Parking, k parking.KeptDisk) (v KeptVerdict, vouched bool) {
-	v = KeptVerdict{Node: p.Record.Node, Run: k.Run, GivenUp: k.GivenUp, Talos: k.Talos, Parking: p.VM.ID, Host: p.VM.Host, Key: k.Key}
+	v = KeptVerdict{Node: p.Record.Node, Run: k.Run, GivenUp: k.GivenUp, Talos: k.Talos, Parking: p.VM.ID, Host: p.VM.Host, Key: k.Key, OfRemoved: k.Removed}
 	v.Keep = p.Untouchable(j.Holders)
 	value, there := p.VM.Config[k.Key]
 	if !there {
@@ -157,7 +157,6 @@ func (j *judgement) judge(p parking.Parking, k parking.KeptDisk) (v KeptVerdict,
 		v.Keep = append(v.Keep, strings.Join(by, ", ")+" refers to it as well")
 		return v, false
 	}
-	v.OfRemoved = k.Removed
 	switch {
 	case k.Removed && j.Removed != v.Node:
 		v.Keep = append(v.Keep, fmt.Sprintf("node %s was removed, and its disks stay until recast remove %s --free", v.Node, v.Node))
