@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"time"
 
@@ -66,6 +67,7 @@ type Kept struct {
 	Node       string       `json:"node"`
 	Run        string       `json:"run"`               // the run that replaced it, or that created it and was given up
 	GivenUp    bool         `json:"givenUp,omitempty"` // the run was given up: nothing boots this disk
+	Removed    bool         `json:"removed,omitempty"` // any disk of a node that the run removed
 	Volid      string       `json:"volid"`
 	Parking    cluster.VMID `json:"parking"`
 	Host       string       `json:"host"`
@@ -207,12 +209,16 @@ func keptBy(park parking.Parking) []Kept {
 			continue // someone freed it
 		}
 		out = append(out, Kept{
-			Node: park.Record.Node, Run: k.Run, GivenUp: k.GivenUp, Volid: disk.Volid, Parking: park.VM.ID, Host: park.VM.Host, Key: k.Key,
+			Node: park.Record.Node, Run: k.Run, GivenUp: k.GivenUp, Removed: k.Removed, Volid: disk.Volid, Parking: park.VM.ID, Host: park.VM.Host, Key: k.Key,
 			SizeBytes: disk.SizeBytes(), Replaced: journal.RunBegan(k.Run), Nth: k.Nth,
 			Talos: k.Talos, Lock: k.Build, Kubernetes: k.Kubernetes,
 		})
 	}
 	for i, k := range slices.Backward(out) {
+		if k.Removed {
+			out[i].Next = []Advice{{fmt.Sprintf("recast remove %s --free %[1]s", k.Node), "frees it, and all others of that node"}}
+			break
+		}
 		if !k.GivenUp && !park.Record.Open {
 			out[i].Next = []Advice{{"recast rollback " + k.Node, "boots it if nothing relevant has changed since"}}
 			break

@@ -127,7 +127,7 @@ func (f *Found) KeptElsewhere(kept parking.KeptDisk, on cluster.VM) string {
 func (f *Found) LastKept() (last parking.KeptDisk, on cluster.VM, found bool) {
 	for _, p := range f.Parkings() { // the one on the VM's host first
 		for _, k := range slices.Backward(p.Record.Kept) {
-			if k.GivenUp {
+			if k.GivenUp || k.Removed {
 				continue
 			}
 			if !found || k.Nth > last.Nth {

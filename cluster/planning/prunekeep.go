@@ -36,11 +36,14 @@ func (n *NodePlan) planFrees(o observe.Observation, keep int) {
 	}
 	there := 0
 	for _, k := range p.Record.Kept {
-		if _, found := p.VM.Config[k.Key]; found && !k.GivenUp {
+		if _, found := p.VM.Config[k.Key]; found && !k.GivenUp && !k.Removed {
 			there++
 		}
 	}
 	for _, k := range p.Record.Kept {
+		if k.Removed {
+			continue // no roll frees a disk of a node that was removed
+		}
 		f := parking.FreePlan{Parking: p.VM.ID, Key: k.Key, Run: k.Run, GivenUp: k.GivenUp, Talos: k.Talos}
 		disk, against := p.Freeable(k, o.VMs)
 		f.Volid, f.Size = disk.Volid, disk.Option("size")

@@ -241,7 +241,9 @@ func (j *judgement) retain() {
 			case open >= 0 && j.parkings[open].VM.ID != v.Parking:
 				v.Keep = append(v.Keep, fmt.Sprintf("%s holds the unfinished replacement of node %s", j.parkings[open].VM, node))
 			case len(v.Keep) > 0:
-			case v.OfRemoved && j.vmOf(v.Parking) == nil:
+			case v.OfRemoved && j.vmOf(v.Parking) != nil:
+				v.Keep = append(v.Keep, fmt.Sprintf("%s is there again: look at both", *j.vmOf(v.Parking)))
+			case v.OfRemoved:
 				v.Goes = "its node was removed"
 			case !slices.Contains(j.Nodes, node) && j.vmOf(v.Parking) != nil:
 				v.Keep = append(v.Keep, j.notOurs(node, *j.vmOf(v.Parking)))

@@ -12,7 +12,6 @@ import (
 	"github.com/recast-sh/recast/cluster/prune"
 	"github.com/recast-sh/recast/cluster/rehearse"
 	"github.com/recast-sh/recast/images"
-	"github.com/recast-sh/recast/internal/step"
 	"github.com/recast-sh/recast/internal/ui"
 	"github.com/recast-sh/recast/pipeline"
 )
@@ -86,31 +85,7 @@ func newPruneCmd(s *streams, g *globals) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			var cl closers
-			defer cl.close()
-			px, err := connectProxmox(s, p, &cl)
-			if err != nil {
-				return err
-			}
-			if f.only == pipeline.PruneMirror {
-				if o.Mirror, err = connectRegistry(s, p, &cl); err != nil {
-					return err
-				}
-			}
-			ctx := c.Context()
-			display := s.displaySteps(ctx)
-			run := &step.Runner{Emit: display.Emit}
-			s.telemetry.Watch(run)
-			o.Confirm = func(rep pipeline.PruneReport) (bool, error) {
-				defer display.hold()()
-				return confirmPrune(ctx, s, rep, f.yes)
-			}
-			rep, err := pipeline.Prune(ctx, p, px, px, run, o)
-			display.end()
-			if err != nil && !removedAny(rep) {
-				return err
-			}
-			return errors.Join(err, answered(ui.WritePrune(s.out, f.out, rep)))
+			return runPrune(c, s, p, o, f.yes, f.out)
 		},
 	}
 	c.Flags().DurationVar(&f.olderThan, "older-than", 168*time.Hour, "keep ISOs and installers that are younger than this")
@@ -141,11 +116,11 @@ func pruneKinds(c *cobra.Command, o *pipeline.PruneOptions, keepDisks int) error
 	return nil
 }
 
-func confirmPrune(ctx context.Context, s *streams, rep pipeline.PruneReport, yes bool) (bool, error) {
+func confirmPrune(ctx context.Context, s *streams, command string, rep pipeline.PruneReport, yes bool) (bool, error) {
 	if err := ui.WritePrune(s.err, "text", rep); err != nil {
 		return false, err
 	}
-	return confirm(ctx, s, question{command: "recast prune", text: ui.PruneQuestion(rep), untouched: "nothing was removed"}, yes)
+	return confirm(ctx, s, question{command: command, text: ui.PruneQuestion(rep), untouched: "nothing was removed"}, yes)
 }
 
 func removedAny(rep pipeline.PruneReport) bool {

@@ -50,7 +50,7 @@ func drawTurn(p *page, e explain.Explanation) {
 	}
 	for _, f := range factsOf(n) {
 		switch f.label {
-		case factCarried, factBack, factSystem: // shown among the disks
+		case factCarried, factBack, factParked, factSystem: // shown among the disks
 		case factFile:
 			if e.Plan.ConfigFile.Uncompared != "" { // otherwise drawFile lists all of them
 				p.facts("    ", []fact{f})

@@ -30,6 +30,7 @@ const (
 	factFile     = "its file changes"
 	factCarried  = "carried over"
 	factBack     = "comes back"
+	factParked   = "stays parked"
 	factSystem   = "system disk"
 	factRenewed  = "Proxmox regenerates"
 	factFrees    = "frees"
@@ -43,7 +44,7 @@ func (f fact) colour() string {
 		return red
 	case factStale, factOnly, factFile:
 		return yellow
-	case factCarried, factBack:
+	case factCarried, factBack, factParked:
 		return green
 	}
 	return ""
@@ -93,8 +94,11 @@ func unreadOf(n planning.NodePlan) []string {
 func diskFacts(n planning.NodePlan) []fact {
 	var out []fact
 	carried := factCarried
-	if n.Strategy == cluster.PutBack {
+	switch n.Strategy {
+	case cluster.PutBack:
 		carried = factBack
+	case cluster.Remove:
+		carried = factParked
 	}
 	for _, d := range n.Carried {
 		out = append(out, fact{carried, drawDisk(d)})

@@ -56,6 +56,10 @@ func drawVerdict(p *page, removed bool, keep []string, what, goes string) {
 
 // keptDisk describes an old system disk.
 func keptDisk(v prune.KeptVerdict) string {
+	if v.OfRemoved {
+		return fmt.Sprintf("disk of %s (%s), which run %s removed%s: %s, %s of VM %d on %s",
+			v.Node, diskSize(v.SizeBytes), v.Run, on(v.Replaced), cmp.Or(v.Volid, "no volume"), v.Key, v.Parking, v.Host)
+	}
 	return fmt.Sprintf("old system disk of %s (%s, Talos %s), replaced by run %s%s: %s, %s of VM %d on %s",
 		v.Node, diskSize(v.SizeBytes), cmp.Or(v.Talos, "unknown"), v.Run, on(v.Replaced), cmp.Or(v.Volid, "no volume"), v.Key, v.Parking, v.Host)
 }

@@ -151,6 +151,9 @@ func drawKept(p *page, k pipeline.Kept) {
 	if k.GivenUp {
 		what, by = "system disk of a cancelled replacement,", "created by run"
 	}
+	if k.Removed {
+		what, by = "disk", "removed by run"
+	}
 	p.line("kept  %s of %s: %s, %s of VM %d", what, k.Node, k.Volid, k.Key, k.Parking)
 	p.line("    %s, Talos %s, lock %s, %s %s%s", diskSize(k.SizeBytes), cmp.Or(k.Talos, "of unknown version"), orNone(words.Short(k.Lock)), by, k.Run, on(k.Replaced))
 	advise(p, k.Next)

@@ -1,4 +1,4 @@
-package main
+package watch
 
 import (
 	"context"
@@ -46,7 +46,7 @@ func (c *claimOnly) Listed(ctx context.Context) ([]cluster.VM, error) { return c
 
 // beside is a watcher that has the journal of a run that was started here.
 type beside struct {
-	*watcher
+	*Watcher
 	t    *testing.T
 	px   *claimOnly
 	run  *journal.Journal
@@ -69,7 +69,7 @@ func watchBeside(t *testing.T, held *claim.State) *beside {
 	}
 	t.Cleanup(func() { _ = out.Close() })
 	b := &beside{t: t, px: &claimOnly{claim: held}, run: run, from: time.Now().Add(time.Hour)}
-	b.watcher = &watcher{p: p, px: p.Watched(b.px), view: live.NewView(out, "recast status --watch", false)}
+	b.Watcher = &Watcher{p: p, px: p.Watched(b.px), view: live.NewView(out, "recast status --watch", false)}
 	b.look = func(ctx context.Context) (res pipeline.StatusResult, err error) {
 		claim, found, err := p.Claim(ctx, b.px)
 		if found {
@@ -123,14 +123,14 @@ func TestWatchAnotherMachinesRun(t *testing.T) {
 		t.Fatalf("draws run %s", b.here.ID)
 	}
 	b.wants(strings.Join(b.text, "\n"), "held by run r2 ")
-	b.wants(b.leaving(), "run r2 continues")
+	b.wants(b.Leaving(), "run r2 continues")
 
 	b.looks(100)
 	b.wants(b.looked(b.now), "ci-7", "its heartbeat has stood still for 1m40s", "recast roll takes over; Proxmox was read")
-	b.wants(b.leaving(), "run r2: ", "stood still")
+	b.wants(b.Leaving(), "run r2: ", "stood still")
 	claim.Beat = 2
 	b.looks(110)
-	if said := b.looked(b.now) + b.leaving(); strings.Contains(said, "stood still") {
+	if said := b.looked(b.now) + b.Leaving(); strings.Contains(said, "stood still") {
 		t.Errorf("it lives: %s", said)
 	}
 
@@ -148,13 +148,13 @@ func TestWatchWithoutClaim(t *testing.T) {
 	b.logs(0)
 	b.looks(20)
 	b.wants(b.heartbeat(), "that run logged something 20s ago", "it may be in Kubernetes")
-	b.wants(b.leaving(), "run "+runHere+" continues")
+	b.wants(b.Leaving(), "run "+runHere+" continues")
 	b.looks(100)
 	b.wants(b.heartbeat(), "nothing was logged for 1m40s", "recast status says whether another machine finished it")
-	b.wants(b.leaving(), "run "+runHere+": nobody holds the claim")
+	b.wants(b.Leaving(), "run "+runHere+": nobody holds the claim")
 	b.logs(101)
 	b.looks(110)
-	b.wants(b.leaving(), "run "+runHere+" continues")
+	b.wants(b.Leaving(), "run "+runHere+" continues")
 
 	if err := b.run.Finish("done"); err != nil {
 		t.Fatal(err)

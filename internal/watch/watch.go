@@ -1,0 +1,291 @@
+// Package watch draws the run of a cluster that is active, for recast status --watch: from its log if it
+// was started on this machine, else from what Proxmox knows about it. [Watcher] only looks.
+package watch
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/recast-sh/recast/cluster/claim"
+	"github.com/recast-sh/recast/internal/live"
+	"github.com/recast-sh/recast/internal/story"
+	"github.com/recast-sh/recast/internal/telemetry"
+	"github.com/recast-sh/recast/internal/ui"
+	"github.com/recast-sh/recast/pipeline"
+)
+
+const (
+	watchHere = 500 * time.Millisecond // between two reads of a log on this machine
+	watchPace = 2 * time.Second        // for each request to Proxmox
+	watchBeat = 10 * time.Second       // between two reads of the claim
+)
+
+// Watcher draws the active run.
+type Watcher struct {
+	p    pipeline.Project
+	px   *pipeline.Watched
+	look func(context.Context) (pipeline.StatusResult, error)
+	view *live.View
+	now  time.Time // of the current tick
+
+	here     pipeline.Running // zero: no run was started here, or it has ended
+	ended    string           // how the last run that was started here ended
+	follow   *live.Follower
+	due      time.Time // when Proxmox may be asked again
+	asked    time.Time // when Proxmox was asked last
+	text     []string  // the status that Proxmox gave
+	beat     claim.State
+	beaten   time.Time // when the claim's counter last changed
+	checked  time.Time // when the claim was read last
+	found    bool      // the claim exists
+	claimErr error     // why the claim could not be read
+}
+
+// New returns a watcher that draws on view. Its reads of Proxmox are spread out in time.
+func New(p pipeline.Project, px pipeline.Listing, src pipeline.StatusSources, view *live.View) *Watcher {
+	w := &Watcher{p: p, px: p.Watched(px), view: view}
+	src.Proxmox = w.px
+	w.look = func(ctx context.Context) (pipeline.StatusResult, error) { return pipeline.Status(ctx, p, src) }
+	return w
+}
+
+// Until watches, and returns the result at the end of the run; "" if the user leaves
+// before that.
+func (w *Watcher) Until(ctx context.Context) (last string, err error) {
+	tick := time.NewTicker(watchHere)
+	defer tick.Stop()
+	for {
+		w.now = time.Now()
+		if last, err := w.once(ctx); last != "" || err != nil {
+			if ctx.Err() != nil {
+				return w.gone(), nil // the user pressed Ctrl-C
+			}
+			return last, err
+		}
+		select {
+		case <-ctx.Done():
+			return w.gone(), nil
+		case <-tick.C:
+		}
+	}
+}
+
+// once reads and draws everything that is due.
+func (w *Watcher) once(ctx context.Context) (last string, err error) {
+	running, here, err := w.p.Runs().Running()
+	if err != nil {
+		return "", err
+	}
+	if here && w.passed(running) {
+		w.turnAway()
+		running, here = pipeline.Running{}, false
+	}
+	if w.here.ID != "" && running.ID != w.here.ID {
+		if err := w.over(); err != nil {
+			return "", err
+		}
+	}
+	switch {
+	case !here && w.ended != "":
+		return w.afterwards(ctx)
+	case !here:
+		return w.elsewhere(ctx)
+	}
+	if running.ID != w.here.ID || (running.Plan != nil && w.here.Plan == nil) {
+		w.begin(running)
+	}
+	if err := w.view.Follow(w.follow); err != nil {
+		return "", err
+	}
+	w.pulse(ctx)
+	return "", nil
+}
+
+// passed says whether the run that was started here is over although its journal does
+// not say so: it may have been killed here and finished elsewhere. Then another run has
+// taken the claim since the log was written last.
+func (w *Watcher) passed(r pipeline.Running) bool {
+	if !w.found || w.beat.Run == r.ID {
+		return false
+	}
+	written := r.Started
+	if info, err := os.Stat(filepath.Join(r.Dir, telemetry.LogName)); err == nil {
+		written = info.ModTime()
+	}
+	return written.Before(w.beat.Since)
+}
+
+// turnAway switches from the run that was started here to the active one.
+func (w *Watcher) turnAway() {
+	if w.here.ID == "" {
+		return
+	}
+	w.here, w.due = pipeline.Running{}, w.now
+	w.view.Begin("recast status --watch", w.now)
+}
+
+// over stores how the run that was started here ended.
+func (w *Watcher) over() error {
+	outcome, err := w.p.Runs().Outcome(w.here.ID)
+	w.ended = fmt.Sprintf("run %s: %s", w.here.ID, outcome)
+	err = errors.Join(err, w.view.Follow(w.follow)) // what was logged last
+	w.here, w.due = pipeline.Running{}, w.now
+	return err
+}
+
+// gone is how the last run that was started here ended; "" while one is active.
+func (w *Watcher) gone() string {
+	if w.here.ID != "" {
+		return ""
+	}
+	return w.ended
+}
+
+// afterwards waits until nobody holds the claim: a roll that has finished an earlier run
+// starts its own run.
+func (w *Watcher) afterwards(ctx context.Context) (last string, err error) {
+	if w.now.Before(w.due) {
+		return "", nil
+	}
+	if _, found, err := w.p.Claim(ctx, w.px); !found || err != nil {
+		return w.ended, err
+	}
+	w.pace(watchPace)
+	return "", nil
+}
+
+// begin switches to a run that was started here.
+func (w *Watcher) begin(r pipeline.Running) {
+	w.here = r
+	w.follow = &live.Follower{Path: filepath.Join(r.Dir, telemetry.LogName), Older: filepath.Join(r.Dir, story.OlderLogName)}
+	w.view.Begin("recast run "+r.ID, r.Started)
+	if r.Plan != nil {
+		w.view.Plan(*r.Plan)
+	}
+}
+
+// pulse checks from time to time whether the run that was started here is still alive.
+func (w *Watcher) pulse(ctx context.Context) {
+	if w.now.Before(w.due) {
+		return
+	}
+	now, found, err := w.p.Claim(ctx, w.px)
+	if ctx.Err() != nil {
+		return
+	}
+	w.heart(now, found, err)
+	w.view.Say(w.heartbeat())
+	w.pace(watchBeat)
+}
+
+// heart stores whether the claim's counter changed. Time in which the claim can't be
+// read does not count as standing still.
+func (w *Watcher) heart(now claim.State, found bool, err error) {
+	if w.claimErr = err; err != nil {
+		w.beaten, w.checked = w.now, w.now
+		return
+	}
+	if found && (!w.found || now.Run != w.beat.Run || now.Beat != w.beat.Beat) {
+		w.beaten = w.now
+	}
+	w.beat, w.found, w.checked = now, found, w.now
+}
+
+// stood is how long the claim's counter has not changed.
+func (w *Watcher) stood() time.Duration { return w.checked.Sub(w.beaten).Round(time.Second) }
+
+// silent is how long ago the run that was started here wrote to its log.
+func (w *Watcher) silent() time.Duration {
+	written := w.here.Started
+	if w.follow.Written.After(written) {
+		written = w.follow.Written
+	}
+	return w.now.Sub(written).Round(time.Second)
+}
+
+func (w *Watcher) heartbeat() string {
+	switch {
+	case w.claimErr != nil:
+		return "whether that run is still alive is unknown: " + w.claimErr.Error()
+	case !w.found && w.silent() < claim.Watch:
+		return fmt.Sprintf("that run logged something %s ago; nobody holds the claim in Proxmox, so it may be in Kubernetes", w.silent())
+	case !w.found:
+		return fmt.Sprintf("nobody holds the claim in Proxmox, and nothing was logged for %s: that run was killed or hangs; recast status says whether another machine finished it", w.silent())
+	case w.stood() >= claim.Watch:
+		return fmt.Sprintf("%s holds the claim, and its heartbeat has stood still for %s: that run has died, or does not reach Proxmox; recast roll takes over", w.beat.Holder, w.stood())
+	}
+	return fmt.Sprintf("%s holds the claim, heartbeat %d", w.beat.Holder, w.beat.Beat)
+}
+
+// Leaving is what to print when the user leaves; "" if no run is active.
+func (w *Watcher) Leaving() string {
+	run := cmp.Or(w.here.ID, w.beat.Run)
+	logs := w.here.ID != "" && w.silent() < claim.Watch
+	beats := w.found && w.claimErr == nil && w.stood() < claim.Watch
+	switch {
+	case run == "":
+		return ""
+	case logs || beats:
+		return "run " + run + " continues"
+	}
+	return "run " + run + ": " + w.heartbeat()
+}
+
+// elsewhere draws what Proxmox knows about a run that another machine started.
+func (w *Watcher) elsewhere(ctx context.Context) (last string, err error) {
+	if !w.now.Before(w.due) {
+		first := w.asked.IsZero()
+		res, err := w.look(ctx)
+		switch {
+		case err != nil && (first || ctx.Err() != nil):
+			return "", err
+		case err != nil:
+			w.heart(claim.State{}, false, err)
+			w.view.Say("the status can't be read: " + err.Error())
+			w.pace(watchBeat)
+			return "", nil
+		case first:
+			w.px.Requests() // the first ones do not count, as in recast status
+		}
+		res.Kept = nil // a run does not change them
+		var text strings.Builder
+		if err := ui.WriteStatus(&text, "text", res); err != nil {
+			return "", err
+		}
+		had := w.found
+		var now claim.State
+		if res.Claim != nil {
+			now = res.Claim.State
+		}
+		w.heart(now, res.Claim != nil, nil)
+		if had && !w.found {
+			return strings.TrimRight(text.String(), "\n"), nil
+		}
+		w.text, w.asked = strings.Split(strings.TrimRight(text.String(), "\n"), "\n"), w.now
+		w.pace(watchPace)
+	}
+	w.view.Show(w.text)
+	w.view.Say(w.looked(time.Now()))
+	return "", nil
+}
+
+// looked says when Proxmox was asked, and when it will be again.
+func (w *Watcher) looked(now time.Time) string {
+	text := fmt.Sprintf("Proxmox was read %s ago, next in %s (at most one request every %s)",
+		now.Sub(w.asked).Round(time.Second), max(0, w.due.Sub(now)).Round(time.Second), watchPace)
+	if w.found && w.stood() >= claim.Watch {
+		text = w.heartbeat() + "; " + text
+	}
+	return text
+}
+
+// pace sets when to ask Proxmox again, by the number of requests of this time.
+func (w *Watcher) pace(least time.Duration) {
+	w.due = w.now.Add(max(least, time.Duration(w.px.Requests())*watchPace))
+}
