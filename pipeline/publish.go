@@ -74,6 +74,8 @@ func isoHosts(ctx context.Context, p Project, src PublishSources) (map[string][]
 			hosts[n.Schematic] = append(hosts[n.Schematic], parked[open].VM.Host)
 		case vm >= 0:
 			hosts[n.Schematic] = append(hosts[n.Schematic], vms[vm].Host)
+		case n.Host != "": // it is to be made there
+			hosts[n.Schematic] = append(hosts[n.Schematic], n.Host)
 		case !away:
 			problems = append(problems, noVM(n, uuids[n.Name]))
 		}
@@ -81,9 +83,9 @@ func isoHosts(ctx context.Context, p Project, src PublishSources) (map[string][]
 	return hosts, errors.Join(problems...)
 }
 
-// nodeUUIDs returns the UUIDs of the nodes' VMs from Kubernetes; none if every node has a VMID.
+// nodeUUIDs returns the UUIDs of the nodes' VMs from Kubernetes; none if every node has a VMID or a host.
 func nodeUUIDs(ctx context.Context, p Project, src PublishSources) (map[string]string, error) {
-	if !slices.ContainsFunc(p.Config.Nodes, func(n config.Node) bool { return n.VMID == 0 }) {
+	if !slices.ContainsFunc(p.Config.Nodes, func(n config.Node) bool { return n.VMID == 0 && n.Host == "" }) {
 		return nil, nil
 	}
 	nodes, err := src.Nodes(ctx)

@@ -59,6 +59,10 @@ func TestISOHosts(t *testing.T) {
 		"on a host that is away": {
 			nodes: []config.Node{wk1, wk2}, proxmox: datacentre{vms: []cluster.VM{vm(111, "pve1")}, err: away}, want: map[string][]string{"a": {"pve1"}},
 		},
+		"to be made": {
+			nodes: []config.Node{wk1, {Name: "wk3", Schematic: "a", Host: "pve2"}}, proxmox: datacentre{vms: []cluster.VM{vm(111, "pve1")}},
+			want: map[string][]string{"a": {"pve1", "pve2"}},
+		},
 		"all that is not there": {
 			nodes: []config.Node{wk1, unnumbered, {Name: "wk3"}}, kube: map[string]string{"wk2": "u-112"},
 			err: "node wk1: Proxmox shows no VM 111\nnode wk2: Proxmox shows no VM with its SMBIOS UUID u-112\nnode wk3: Kubernetes has no node of that name",

@@ -158,7 +158,7 @@ func (n *Needs) Node(s cluster.Strategy, w cluster.Wanted, f observe.Found, disk
 	for _, d := range disks {
 		n.disk(d, id)
 	}
-	if s == cluster.Recreate || s == cluster.Reimage {
+	if s == cluster.Create || s == cluster.Recreate || s == cluster.Reimage {
 		n.isos(w.ISOStorages)
 	}
 	if f.Ties.HA != nil || vm != nil && vm.HA {
@@ -171,7 +171,7 @@ func (n *Needs) replacing(s cluster.Strategy, spots []spot) {
 	for _, p := range reimagePrivileges {
 		n.add("/vms", p.why, spots, p.privilege)
 	}
-	if s != cluster.Reimage && s != cluster.Rollback {
+	if s != cluster.Reimage && s != cluster.Rollback && s != cluster.Remove {
 		for _, p := range recreatePrivileges {
 			n.add("/vms", p.why, spots, p.privilege)
 		}

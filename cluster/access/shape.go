@@ -32,6 +32,15 @@ func privilegeOf(setting string) string {
 // shape adds what the changes of a node's VM need.
 func (n *Needs) shape(p planning.NodePlan) {
 	vm := p.Found.VM
+	if p.Strategy == cluster.Create && !p.Resume {
+		n.config(shape.New(p.Wanted, p.VMID, "").Config)
+		for _, d := range p.Wanted.Shape.Disks {
+			n.add("/storage/"+d.Storage, "make the new disks", nil, "Datastore.AllocateSpace")
+		}
+		if pool := p.Wanted.Shape.Pool; pool != "" {
+			n.add("/pool/"+pool, "make VMs in their pool", nil, "VM.Allocate")
+		}
+	}
 	if len(p.VM) == 0 || vm == nil {
 		return
 	}

@@ -143,6 +143,10 @@ func (s Survey) Needs(wanted []cluster.Wanted, assessments []Assessment) access.
 		if !slices.Contains(cluster.Strategies, strategy) {
 			strategy = cluster.Recreate
 		}
+		if f.Absent != nil {
+			needs = needs.With(access.NeedsOf(planning.Plan{Nodes: []planning.NodePlan{toCreate(w, f)}}, false))
+			continue
+		}
 		if f.VM == nil {
 			needs = needs.With(access.NeedsToRoll(w.ISOStorages, nil, strategy))
 			continue
@@ -191,6 +195,9 @@ func (s *Survey) readMachines(ctx context.Context, src observe.Sources, wanted [
 	g := errgroup.Group{}
 	g.SetLimit(observe.MachinesAtOnce)
 	for i := range s.Found {
+		if s.Found[i].Absent != nil {
+			continue
+		}
 		g.Go(func() error { observe.ReadMachine(ctx, src, src.Talos.Machine, wanted[i], &s.Found[i]); return nil })
 	}
 	_ = g.Wait() // as above
@@ -219,6 +226,11 @@ func (s Survey) unseen(a Assessment) bool {
 // Assess lists for one node what forbids which strategy.
 func Assess(w cluster.Wanted, f observe.Found, o observe.Observation, p planning.Policy) Assessment {
 	a := Assessment{Node: w.Name}
+	if f.Absent != nil {
+		n := toCreate(w, f)
+		a.Host, a.Strategy, a.Why, a.Refused = n.Host, n.Strategy, n.Why, n.Refused
+		return a
+	}
 	if f.VM == nil {
 		a.Unread = true
 		return a
@@ -248,6 +260,13 @@ func Assess(w cluster.Wanted, f observe.Found, o observe.Observation, p planning
 	a.Role, a.Strategy, a.Why, a.Refused, a.WillLose, a.Notes = n.Role, d.Strategy, d.Why, d.Refused, d.WillLose, d.Notes
 	a.disks, a.System, a.ToRecreate = c.Disks, c.System.Key, d.ToRecreate
 	return a
+}
+
+// toCreate is a node that is nowhere yet, as a roll makes it.
+func toCreate(w cluster.Wanted, f observe.Found) planning.NodePlan {
+	n := planning.NodePlan{Node: w.Name, Wanted: w, Found: f}
+	planning.Create(&n)
+	return n
 }
 
 var errNoAccess = errors.New("there is no access to it")

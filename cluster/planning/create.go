@@ -8,15 +8,20 @@ import (
 	"github.com/recast-sh/recast/cluster/shape"
 )
 
-// planCreate makes a node that is nowhere yet: its VM, and the machine in it.
-func planCreate(n *NodePlan, o observe.Observation) {
+// Create makes the plan's node one that a roll makes, unless there is something of it already.
+func Create(n *NodePlan) {
 	w := n.Wanted
 	n.Strategy, n.Why, n.EtcdKept = cluster.Create, "create: it is nowhere yet", true
-	n.Host, n.Addr = w.Shape.Host, w.Addr
-	n.VMID = w.VMID
+	n.Host, n.Addr, n.VMID = w.Shape.Host, w.Addr, w.VMID
 	for _, trace := range n.Found.Absent.Traces {
 		n.Refused = append(n.Refused, "it is in recast.yaml, and there is something of it: "+trace)
 	}
+}
+
+// planCreate plans the VM of a node that is nowhere yet, and the machine in it.
+func planCreate(n *NodePlan, o observe.Observation) {
+	w := n.Wanted
+	Create(n)
 	if _, known := o.Rooms[n.Host]; !known {
 		n.Refused = append(n.Refused, "there is no Proxmox node "+n.Host)
 	}

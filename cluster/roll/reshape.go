@@ -60,9 +60,11 @@ func (n reshape) after() []step.Step {
 	if !n.stops() {
 		return nil
 	}
-	of := *n.Node
-	of.Plan.Strategy, of.Plan.EtcdKept = cluster.Reconfigure, true
-	return n.roller.node(of).order.recreate()
+	as := *n.Node
+	as.Plan.Strategy, as.Plan.EtcdKept = cluster.Reconfigure, true
+	of := n.roller.node(as)
+	of.record.drawn = n.record.drawn
+	return of.order.recreate()
 }
 
 // drained leaves out of a node's last steps the one that ends its outage, if its VM is still to be

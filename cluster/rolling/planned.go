@@ -7,6 +7,7 @@ import (
 	"github.com/recast-sh/recast/cluster/exchange"
 	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/cluster/planning"
+	"github.com/recast-sh/recast/cluster/shape"
 )
 
 // PlannedExchange returns the exchange of the node's VM as a roll would plan it now; nil if the strategy
@@ -17,17 +18,28 @@ func PlannedExchange(n planning.NodePlan) (*exchange.Replace, error) {
 		park := *n.Found.Parking
 		mem, err := park.Record.ReadMemory(park.VM)
 		return exchange.Of(nil, mem, park.Record, park.VM.ID), err
-	case n.Found.VM == nil || n.System == nil || n.Strategy != cluster.Recreate && n.Strategy != cluster.Reimage:
+	case n.Strategy == cluster.Create:
+		mem := parking.Memory{VM: shape.New(n.Wanted, n.VMID, ""), SystemKey: n.Wanted.SystemDisk}
+		return exchange.Of(nil, mem, parking.Record{Node: n.Node, Strategy: n.Strategy}, 0), nil
+	case n.Found.VM == nil:
 		return nil, nil
 	}
 	vm := *n.Found.VM
 	vm.Config = maps.Clone(vm.Config)
 	vm.DropCSI()
-	mem := parking.Memory{VM: vm, SystemKey: n.System.Key}
-	if n.Strategy == cluster.Recreate {
+	mem, s := parking.Memory{VM: vm}, n.Strategy
+	switch {
+	case n.System != nil && (s == cluster.Recreate || s == cluster.Reimage):
+		mem.SystemKey = n.System.Key
+	case len(n.VM.At(shape.Off)) > 0: // after whatever else the node gets
+		s = cluster.Reconfigure
+	default:
+		return nil, nil
+	}
+	if s == cluster.Recreate {
 		mem.Firewall = n.Found.Ties.Firewall.Sum()
 	}
-	rec, err := parking.Record{Node: n.Node, Strategy: n.Strategy}.Opened(mem, n.Found.Parking)
+	rec, err := parking.Record{Node: n.Node, Strategy: s}.Opened(mem, n.Found.Parking)
 	if err != nil {
 		return nil, err
 	}

@@ -42,7 +42,14 @@ func (d nodeChecks) unread(a doctor.Assessment, err error) {
 }
 
 func (d nodeChecks) node(a doctor.Assessment) {
-	if a.VMID == 0 {
+	switch {
+	case a.Strategy == cluster.Create && len(a.Refused) > 0:
+		d.refuse(GroupNodes, a.Node, "", "%s", strings.Join(a.Refused, "; "))
+		return
+	case a.Strategy == cluster.Create:
+		d.ok(GroupNodes, a.Node, "a new VM on %s: %s", a.Host, a.Why)
+		return
+	case a.VMID == 0:
 		return // reported already
 	}
 	vm := fmt.Sprintf("VM %d on %s", a.VMID, a.Host)
