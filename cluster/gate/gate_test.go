@@ -48,7 +48,7 @@ func TestGateCalls(t *testing.T) {
 
 func TestGateRows(t *testing.T) {
 	t.Parallel()
-	rollingtest.CheckRows(t, gateCalls, slices.Concat(lookRows(), etcdRows(), identityRows(), lossRows(), lateRows()), "read the room on", "read storage")
+	rollingtest.CheckRows(t, gateCalls, slices.Concat(lookRows(), newRows(), etcdRows(), identityRows(), lossRows(), lateRows()), "read the room on", "read storage")
 }
 
 // gateCalls are the calls by the name that rows use.
@@ -66,6 +66,9 @@ var gateCalls = map[string]rollingtest.Call{
 	"configure":      {Do: check, Ready: all(is(cluster.ConfigureBlank)), Deaf: []string{"Node"}},
 	"reconfigure":    {Do: check, Ready: is(cluster.Configure), Deaf: []string{"Identity"}},
 	"configure cp":   {Do: check, Ready: all(asCP, is(cluster.ConfigureBlank)), Deaf: []string{"Node", "EtcdMembers"}},
+	"create":         {Do: check, Ready: unmade},
+	"create cp":      {Do: check, Ready: all(asCP, unmade), Deaf: []string{"MaintenanceMachine", "EtcdMembers", "EtcdStatus"}},
+	"create again":   {Do: check, Ready: all(unmade, resumed), Deaf: []string{"Node"}},
 	"asks":           {Do: func(s *scene, ctx context.Context) error { return gateOf(s).Losses.RequireOff(ctx) }, Ready: begun, Deaf: []string{"Machine", "Node", "LocalData", "VM", "Get"}},
 	"late cp": {Do: func(s *scene, ctx context.Context) error {
 		err := gateOf(s).Earlier.AwaitLate(ctx)
@@ -82,6 +85,47 @@ func gateOf(s *scene) Gate { return Of(s.Node) }
 
 func check(s *scene, ctx context.Context) error { return gateOf(s).Check(ctx) }
 
+// unmade is a node that is nowhere yet.
+func unmade(s *scene) {
+	s.Plan.Strategy, s.UUIDs[s.Plan.Addr] = cluster.Create, ""
+	s.Plan.Found.VM, s.Plan.Found.Machine = nil, nil
+	delete(s.PX.Guests, 101)
+	delete(s.Nodes, s.Plan.Node)
+	for i, e := range s.Plan.ControlPlanes {
+		if e.Node == s.Plan.Node {
+			s.Plan.ControlPlanes, s.Members = slices.Delete(s.Plan.ControlPlanes, i, i+1), slices.Delete(s.Members, i, i+1)
+			return
+		}
+	}
+}
+
+// newRows test the final check before a node is made.
+func newRows() []row {
+	guest := func(vm cluster.VM) func(*scene) { return func(s *scene) { s.PX.Guests[vm.ID] = vm } }
+	stranger := guest(cluster.VM{ID: 101, Name: "other", Host: "pve2"})
+	namesake := guest(cluster.VM{ID: 700, Name: "wk1", Host: "pve2"})
+	known := func(s *scene) { s.Nodes["wk1"] = cluster.KubeNode{Name: "wk1", UUID: "else"} }
+	taken := func(s *scene) { s.UUIDs[s.Plan.Addr] = "else" }
+	dead := func(s *scene) { delete(s.Status, addr(12)) }
+	member := func(s *scene) {
+		s.Members = append(s.Members, cluster.EtcdMember{ID: 0xa9, Name: "cp1", Peers: []string{"https://10.0.0.11:2380"}})
+	}
+	return []row{
+		{Do: "create", Change: noQuorum, Err: "has no quorum"},
+		{Do: "create", Change: noISO, Err: "boot ISO new.iso is on none of isos"},
+		{Do: "create", Change: full, Err: "no room for the new system disk"},
+		{Do: "create", Change: stranger, Err: `there is VM 101 "other" on pve2, and VM 101 "wk1" was to be made`},
+		{Do: "create", Change: namesake, Err: `there is VM 700 "wk1" on pve2, and VM 101 "wk1" was to be made`},
+		{Do: "create", Change: known, Err: "Kubernetes has a node wk1 already"},
+		{Do: "create", Change: taken, Err: "10.0.0.21, which is to be the address of wk1, is taken: machine else"},
+		{Do: "create", Change: dead},
+		{Do: "create again", Change: known, Err: "UUID else"},
+		{Do: "create again", Change: all(stranger, noISO)},
+		{Do: "create cp", Change: dead, Err: "etcd must be healthy for cp1 to join it: cp2 does not answer"},
+		{Do: "create cp", Change: member, Err: "etcd has a member named cp1 (a9)"},
+	}
+}
+
 func digest(change func(*scene)) func(*scene) {
 	return func(s *scene) {
 		s.Plan.Digest = s.PX.Guests[101].Digest
@@ -92,15 +136,17 @@ func digest(change func(*scene)) func(*scene) {
 
 func tidies(s *scene) { s.Plan.Drift.Reasons = []cluster.Reason{{Code: "cordoned"}} }
 
+// full leaves no room for the new system disk.
+func full(s *scene) {
+	s.Plan.Space = &observe.NewDisk{Node: "wk1", Host: "pve1", Storage: cluster.Storage{Name: "fast"}, Bytes: 1 << 40}
+	s.PX.Space.Storages = []cluster.StorageRoom{{Name: "fast", Active: true, Total: 1 << 30, Free: 1 << 20}}
+}
+
 // lookRows test the final check before a node is taken out.
 func lookRows() []row {
 	const dropped, lost = "which a delete would drop", "would be lost"
 	tied := func(s *scene) { s.PX.Tied.Dropped = []string{"a firewall"} }
 	busy := func(s *scene) { s.PX.Tied.Snapshots = []string{"daily"} }
-	full := func(s *scene) {
-		s.Plan.Space = &observe.NewDisk{Node: "wk1", Host: "pve1", Storage: cluster.Storage{Name: "fast"}, Bytes: 1 << 40}
-		s.PX.Space.Storages = []cluster.StorageRoom{{Name: "fast", Active: true, Total: 1 << 30, Free: 1 << 20}}
-	}
 	return []row{
 		{Do: "recreate", Change: onNode("wk1", paused), Err: "was paused since the plan was made: mine"},
 		{Do: "resume", Change: onNode("wk1", paused)},

@@ -17,7 +17,7 @@ func (n Gate) requireNew(ctx context.Context) error {
 	if n.Plan.Resume {
 		return n.Identity.RequireNameFree(ctx)
 	}
-	problems := []error{n.requireISO(ctx), n.requireRoom(ctx), n.requireNoVM(ctx), n.requireNoNode(ctx)}
+	problems := []error{n.requireISO(ctx), n.requireRoom(ctx), n.requireNoVM(ctx), n.requireNoNode(ctx), n.requireAddrFree(ctx)}
 	if n.Plan.Role == cluster.ControlPlane {
 		problems = append(problems, n.requireNoMember(ctx))
 	}
@@ -48,6 +48,18 @@ func (n Gate) requireNoNode(ctx context.Context) error {
 		return fmt.Errorf("ask Kubernetes for node %s: %w", n.Plan.Node, err)
 	}
 	return fault.WithHint(fault.PlanMoved.Refusedf("Kubernetes has a node %s already", n.Plan.Node), "run recast plan and look again")
+}
+
+// requireAddrFree refuses to make a node whose address something has.
+func (n Gate) requireAddrFree(ctx context.Context) error {
+	by, err := n.Maintenance.Taken(ctx, n.Plan.Addr)
+	switch {
+	case err != nil:
+		return fmt.Errorf("see whether %s is free: %w", n.Plan.Addr, err)
+	case by == "":
+		return nil
+	}
+	return fault.WithHint(fault.PlanMoved.Refusedf("%s, which is to be the address of %s, is taken: %s", n.Plan.Addr, n.Plan.Node, by), "give the node another address in recast.yaml")
 }
 
 // requireNoMember refuses to make a control plane whose name a member of etcd has, since Talos would

@@ -263,6 +263,13 @@ func (k sceneMaintenance) MaintenanceMachine(context.Context, netip.Addr) (clust
 	return k.s.Blank, k.s.PX.Call("MaintenanceMachine")
 }
 
+func (k sceneMaintenance) Taken(_ context.Context, at netip.Addr) (by string, err error) {
+	if k.s.UUIDs[at] != "" {
+		by = "machine " + k.s.UUIDs[at]
+	}
+	return by, k.s.PX.Call("Taken")
+}
+
 func (k sceneMaintenance) PatchConfig(config cluster.Secret, _ cluster.ConfigPatch) (cluster.Secret, error) {
 	return config, k.s.PX.Call("PatchConfig")
 }
