@@ -224,6 +224,11 @@ func (p *Proxmox) FreeDisk(_ context.Context, vm cluster.VM, key string) error {
 	return nil
 }
 
+// GrowDisk grows nothing.
+func (p *Proxmox) GrowDisk(_ context.Context, vm cluster.VM, key, size string) error {
+	return p.do("GrowDisk", vm, "grow %s of %d to %s", key, vm.ID, size)
+}
+
 func (p *Proxmox) MoveDisk(_ context.Context, vm cluster.VM, key string, to cluster.VMID, toKey string) error {
 	if err := p.do("MoveDisk", vm, "move %s of %d to %s of %d", key, vm.ID, toKey, to); err != nil {
 		return err

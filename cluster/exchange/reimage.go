@@ -134,19 +134,28 @@ func (r NewSystem) SystemNow(now cluster.VM, found bool, errRead error) (vm clus
 }
 
 func (r NewSystem) set(ctx context.Context, set map[string]string) error {
-	vm, found, err := r.Powered(ctx)
-	switch {
-	case err != nil:
+	vm, err := r.off(ctx)
+	if err != nil {
 		return err
-	case !found:
-		return fault.ParkedHalf.Refusedf("VM %d is gone", r.VM.ID)
-	case vm.UUID() != r.VM.UUID():
-		return r.uuidMismatch(vm)
-	case vm.Running:
-		return startedMeanwhile(vm)
 	}
 	if err := r.Proxmox.SetConfig(ctx, vm, set, nil); err != nil {
 		return fmt.Errorf("set up %s: %w", vm, err)
 	}
 	return nil
+}
+
+// off returns the VM, which must be off.
+func (r *Replace) off(ctx context.Context) (cluster.VM, error) {
+	vm, found, err := r.Powered(ctx)
+	switch {
+	case err != nil:
+		return vm, err
+	case !found:
+		return vm, fault.ParkedHalf.Refusedf("VM %d is gone", r.VM.ID)
+	case vm.UUID() != r.VM.UUID():
+		return vm, r.uuidMismatch(vm)
+	case vm.Running:
+		return vm, startedMeanwhile(vm)
+	}
+	return vm, nil
 }

@@ -154,6 +154,9 @@ var calls = map[string]call{
 	"not given up":  {func(g *guarded, ctx context.Context) error { return g.r.notGivenUp(ctx) }, nil, ""},
 	"give up":       {func(g *guarded, ctx context.Context) error { return g.r.GiveUp(ctx) }, nil, strings.TrimSpace(intended)},
 	"firewall":      {func(g *guarded, ctx context.Context) error { return g.r.KeptFirewall.Keep(ctx) }, all(walled, func(g *guarded) { delete(g.Firewalls, 9900) }), intended + "firewall 9900\n" + intended},
+	"reshape":       {reshapes, shaped, reshaped},
+	"shape new":     {reshapes, all(shaped, func(g *guarded) { g.r.Strategy = cluster.Create }), reshaped + "\ngrow scsi1 of 101 to 20G"},
+	"has shape":     {func(g *guarded, ctx context.Context) error { return said(g.r.Reshaping.done(ctx)) }, shaped, ""},
 	"free":          {free, keeping, "set 9900 map[protection:0] delete []\nfree fast:vm-9900-disk-7,backup=0 of 9900\n" + intended},
 	"forget":        {free, all(keeping, on(9900, kv{"scsi20": ""})), strings.TrimSpace(intended)},
 	"resume": {func(g *guarded, ctx context.Context) error {
@@ -221,7 +224,7 @@ type guard struct {
 // TestReplaceGuards: recast checks what it destroys or hands over right before it does so.
 func TestReplaceGuards(t *testing.T) {
 	t.Parallel()
-	for _, row := range slices.Concat(deletionRows(), diskRows(), systemRows(), recordRows(), handOverRows(), keptRows(), openRows()) {
+	for _, row := range slices.Concat(deletionRows(), diskRows(), systemRows(), recordRows(), handOverRows(), keptRows(), openRows(), shapeRows()) {
 		t.Run(row.do+": "+cmp.Or(row.err, "not refused"), func(t *testing.T) {
 			t.Parallel()
 			g, err := calls[row.do].run(t, row.change, 0)
@@ -231,6 +234,18 @@ func TestReplaceGuards(t *testing.T) {
 			clustertest.CheckErr(t, err, row.err, "is not a drive", "it has data", "Proxmox reported it moved", "moved back", "system disk of")
 		})
 	}
+}
+
+const reshaped = "set 101 map[description:recast: run=r1 build=b memory:8192] delete []"
+
+func reshapes(g *guarded, ctx context.Context) error { return g.r.Reshaping.do(ctx) }
+
+// shaped wants more memory and a larger disk for the VM.
+func shaped(g *guarded) {
+	here(g)
+	g.r.Strategy = cluster.Reconfigure
+	g.Set(101, kv{"memory": "4096", "scsi0": "fast:vm-101-disk-0,size=10G", "scsi1": "fast:vm-101-disk-1,serial=data,size=10G"})
+	g.r.Shape = cluster.Shape{Settings: kv{"memory": "8192"}, Disks: []cluster.ShapeDisk{{Key: "scsi1", SizeGiB: 20}}}
 }
 
 func hasData(g *guarded) { g.r.Asks = func(context.Context) error { return errors.New("it has data") } }

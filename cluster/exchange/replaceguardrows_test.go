@@ -257,3 +257,21 @@ func recordRows() []guard {
 		{"resume", record(func(rec *parking.Record) { rec.Memory = "?" }), "remembers of VM 101 can't be read", ""},
 	}
 }
+
+// shapeRows are about a VM that is given another shape.
+func shapeRows() []guard {
+	has, unmarked, odd := on(101, kv{"memory": "8192"}), on(101, kv{"description": ""}), on(101, kv{"scsi1": ","})
+	return []guard{
+		{"reshape", vm(running), "was started by someone else", ""},
+		{"reshape", other, "is not the VM that was planned", ""},
+		{"reshape", deleted, "VM 101 is gone", ""},
+		{"reshape", noQuorum, "has no quorum", ""},
+		{"reshape", odd, "no volume in", ""},
+		{"reshape", all(has, unmarked), "", "set 101 map[description:recast: run=r1 build=b] delete []"},
+		{"has shape", odd, "no volume in", ""},
+		{"has shape", has, "said VM 101", ""},
+		{"has shape", all(has, unmarked), "", ""},
+		{"has shape", vm(running), "said VM 101", ""},
+		{"has shape", deleted, "", ""},
+	}
+}

@@ -9,7 +9,6 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/shape"
-	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/step"
 )
 
@@ -61,12 +60,9 @@ func (r Reshaping) lacks(vm cluster.VM) (set map[string]string, ds shape.Differe
 // do sets all of it with one request, which also sets the run's mark. Only growing a disk is a request
 // of its own.
 func (r Reshaping) do(ctx context.Context) error {
-	vm, found, err := r.Powered(ctx)
-	switch {
-	case err != nil:
+	vm, err := r.off(ctx)
+	if err != nil {
 		return err
-	case !found:
-		return fault.VMChanged.Refusedf("VM %d is gone", r.VM.ID)
 	}
 	set, ds, err := r.lacks(vm)
 	if err != nil {
@@ -78,8 +74,8 @@ func (r Reshaping) do(ctx context.Context) error {
 	if err := cluster.RequireQuorum(ctx, r.Proxmox); err != nil {
 		return err
 	}
-	if err := r.System.set(ctx, set); err != nil {
-		return err
+	if err := r.Proxmox.SetConfig(ctx, vm, set, nil); err != nil {
+		return fmt.Errorf("give %s its shape: %w", vm, err)
 	}
 	return shape.Grow(ctx, r.Proxmox, r.VM.ID, ds, r.saying("reshape"))
 }

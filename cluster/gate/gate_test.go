@@ -48,7 +48,7 @@ func TestGateCalls(t *testing.T) {
 
 func TestGateRows(t *testing.T) {
 	t.Parallel()
-	rollingtest.CheckRows(t, gateCalls, slices.Concat(lookRows(), newRows(), etcdRows(), identityRows(), lossRows(), lateRows()), "read the room on", "read storage")
+	rollingtest.CheckRows(t, gateCalls, slices.Concat(lookRows(), newRows(), etcdRows(), identityRows(), lossRows(), lateRows()), "read the room on", "read storage", "no control plane says")
 }
 
 // gateCalls are the calls by the name that rows use.
@@ -107,8 +107,11 @@ func newRows() []row {
 	known := func(s *scene) { s.Nodes["wk1"] = cluster.KubeNode{Name: "wk1", UUID: "else"} }
 	taken := func(s *scene) { s.UUIDs[s.Plan.Addr] = "else" }
 	dead := func(s *scene) { delete(s.Status, addr(12)) }
-	member := func(s *scene) {
-		s.Members = append(s.Members, cluster.EtcdMember{ID: 0xa9, Name: "cp1", Peers: []string{"https://10.0.0.11:2380"}})
+	member := func(id uint64) func(*scene) {
+		return func(s *scene) {
+			s.Members = append(s.Members, cluster.EtcdMember{ID: id, Name: "cp1", Peers: []string{"https://10.0.0.97:2380"}})
+			s.Status[addr(97)] = cluster.EtcdStatus{MemberID: id, Leader: 1, Version: "3.6.4"}
+		}
 	}
 	return []row{
 		{Do: "create", Change: noQuorum, Err: "has no quorum"},
@@ -122,7 +125,9 @@ func newRows() []row {
 		{Do: "create again", Change: known, Err: "UUID else"},
 		{Do: "create again", Change: all(stranger, noISO)},
 		{Do: "create cp", Change: dead, Err: "etcd must be healthy for cp1 to join it: cp2 does not answer"},
-		{Do: "create cp", Change: member, Err: "etcd has a member named cp1 (a9)"},
+		{Do: "create cp", Change: member(0xa9), Err: "etcd has a member named cp1 (a9)"},
+		{Do: "create cp", Change: all(member(0xa9), member(0xaa)), Err: "etcd has two members named cp1"},
+		{Do: "create cp", Change: fails("EtcdMembers", cluster.ErrNotNow), Err: "no control plane says who the members of etcd are"},
 	}
 }
 

@@ -29,14 +29,16 @@ var rooms = []room{
 		NewSystem.create NewSystem.createVM NewSystem.NewConfig NewSystem.oldConfig NewSystem.Marked NewSystem.systemDisk
 		NewSystem.GiveBlank NewSystem.SystemNow NewSystem.set NewSystem.restore
 		SpareDisk.newToPark SpareDisk.ParkNew SpareDisk.parkingNow Firewall.copy PutBack.StandsStill
-		comparison.compareDisks comparison.missing added SharedDisks
+		comparison.compareDisks comparison.missing comparison.added SharedDisks
 		KeptRef.Find KeptRef.look KeptRef.Free KeptRef.forget
+		Reshaping.done Reshaping.lacks Reshaping.do
 		OpenReplace OpenParking ResumeReplace`},
 	{"cluster/rolling", "^TestGate", "Node.Parking"},
+	{"cluster/parking", ".", "Memory.WrongBlank"},
 	{"cluster/gate", "^TestGate", `
 		Gate.Check Gate.look lateGate.AwaitLate lateGate.own lateGate.others losses.leavingNow losses.bindings`},
 	{"cluster/roll", "^TestGate", `
-		etcdMember.mayLeave bringUp.checkBlank checkBlankDisks bringUp.configure reconfigure.again configure.check configure.shown savedConfig.read savedConfig.userConfig
+		etcdMember.mayLeave bringUp.checkBlank bringUp.configure resetMachine.again configure.check configure.shown savedConfig.read savedConfig.userConfig
 		power.start putBack.replacementOut putBack.leaveAsReplacement eviction.backOut takeDown.done record.with`},
 	{"cluster/rehearse", "^TestRehearse", "Pruner.read Pruner.deleteStopped Pruner.against trial.judge trial.create trial.on"},
 	{"cluster/restore", "^TestFind", "FindTarget"},
