@@ -266,6 +266,7 @@ func shapeRows() []guard {
 		{"reshape", other, "is not the VM that was planned", ""},
 		{"reshape", deleted, "VM 101 is gone", ""},
 		{"reshape", noQuorum, "has no quorum", ""},
+		{"reshape", was(kv{"description": strings.Repeat("x", cluster.MaxDescription)}), "Proxmox allows", ""},
 		{"reshape", odd, "no volume in", ""},
 		{"reshape", all(has, unmarked), "", "set 101 map[description:recast: run=r1 build=b] delete []"},
 		{"has shape", odd, "no volume in", ""},
