@@ -26,7 +26,11 @@ func ForRecover(clusterName string, wanted []cluster.Wanted, o observe.Observati
 		if !f.Open() {
 			return Plan{}, nothingToRecover(node, f)
 		}
-		if f.Parking.Record.Strategy == cluster.Rollback {
+		switch rec := f.Parking.Record; rec.Strategy {
+		case cluster.Create:
+			return Plan{}, fault.WithHint(fault.NoWayBack.Refusedf("node %s is being made: there is nothing that it was before", node),
+				"recast roll finishes it; to give it up, see that VM %d is off and has nothing of worth, then: qm destroy %d; qm set %d --protection 0; qm destroy %d", rec.VMID, rec.VMID, f.Parking.VM.ID, f.Parking.VM.ID)
+		case cluster.Rollback:
 			return Plan{}, fault.WithHint(fault.ParkedHalf.Refusedf("node %s: a rollback of it is unfinished", node), "recast roll finishes that; recast rollback %s then goes the other way", node)
 		}
 		n := ForNode(w, f, o, func(string) ([]cluster.LockedExtension, bool) { return nil, false }, Policy{})

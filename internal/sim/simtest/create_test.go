@@ -12,6 +12,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/planning"
+	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim"
 )
 
@@ -73,6 +74,9 @@ func TestCreateKilled(t *testing.T) {
 						}
 						if at%2 == 0 {
 							must(t, os.RemoveAll(filepath.Join(lab.Dir, ".recast")))
+						}
+						if _, err := lab.Client().Recover(t.Context(), s.node); fault.KindOf(err) != fault.Refused {
+							t.Errorf("killed at %q: recovered: %v", points[at-1], err)
 						}
 						_, broken, err := lab.rollKilledAt(t.Context(), 0)
 						if err != nil || len(broken) > 0 {
