@@ -73,6 +73,8 @@ type DriftResult struct {
 	Unread  int             `json:"unread"` // nodes that could not be read
 	Stale   int             `json:"stale"`
 	Nodes   []observe.Drift `json:"nodes"`
+	// Unlisted are nodes that the cluster has and neither recast.yaml nor roll.ignoreNodes names, sorted. They are not counted.
+	Unlisted []string `json:"unlisted,omitempty"`
 }
 
 // Drift compares every node with the lock. It changes nothing.
@@ -92,16 +94,23 @@ func drift(ctx context.Context, p Project, m Machines, lock schematics.Lock) (Dr
 		return DriftResult{}, nil, err
 	}
 	wanted := p.Wanted(lock)
-	found, err := observe.ObserveDrift(ctx, Sources(p, m), wanted)
+	o, err := observe.ObserveDrift(ctx, Sources(p, m), wanted)
 	if err != nil {
 		return DriftResult{}, nil, err
 	}
 	res := DriftResult{Cluster: p.Config.Cluster}
 	for i, w := range wanted {
-		res.Nodes = append(res.Nodes, observe.Diff(w, found[i], past))
+		res.Nodes = append(res.Nodes, observe.Diff(w, o.Found[i], past))
 	}
+	for _, k := range o.Nodes {
+		if slices.ContainsFunc(wanted, func(w cluster.Wanted) bool { return w.Name == k.Name }) || slices.Contains(p.Config.Roll.IgnoreNodes, k.Name) {
+			continue
+		}
+		res.Unlisted = append(res.Unlisted, k.Name)
+	}
+	slices.Sort(res.Unlisted)
 	res.count()
-	return res, found, nil
+	return res, o.Found, nil
 }
 
 // count sums up the results of the nodes.

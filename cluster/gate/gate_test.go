@@ -66,8 +66,8 @@ var gateCalls = map[string]rollingtest.Call{
 	"configure":      {Do: check, Ready: all(is(cluster.ConfigureBlank)), Deaf: []string{"Node"}},
 	"reconfigure":    {Do: check, Ready: is(cluster.Configure), Deaf: []string{"Identity"}},
 	"configure cp":   {Do: check, Ready: all(asCP, is(cluster.ConfigureBlank)), Deaf: []string{"Node", "EtcdMembers"}},
-	"create":         {Do: check, Ready: unmade},
-	"create cp":      {Do: check, Ready: all(asCP, unmade), Deaf: []string{"MaintenanceMachine", "EtcdMembers", "EtcdStatus"}},
+	"create":         {Do: check, Ready: unmade, Deaf: []string{"Identity", "MaintenanceMachine"}},
+	"create cp":      {Do: check, Ready: all(asCP, unmade), Deaf: []string{"Identity", "MaintenanceMachine", "EtcdMembers", "EtcdStatus"}},
 	"create again":   {Do: check, Ready: all(unmade, resumed), Deaf: []string{"Node"}},
 	"asks":           {Do: func(s *scene, ctx context.Context) error { return gateOf(s).Losses.RequireOff(ctx) }, Ready: begun, Deaf: []string{"Machine", "Node", "LocalData", "VM", "Get"}},
 	"late cp": {Do: func(s *scene, ctx context.Context) error {
@@ -88,7 +88,7 @@ func check(s *scene, ctx context.Context) error { return gateOf(s).Check(ctx) }
 // unmade is a node that is nowhere yet.
 func unmade(s *scene) {
 	s.Plan.Strategy, s.UUIDs[s.Plan.Addr] = cluster.Create, ""
-	s.Plan.Found.VM, s.Plan.Found.Machine = nil, nil
+	s.Blank, s.Plan.Found.VM, s.Plan.Found.Machine = cluster.BlankMachine{}, nil, nil
 	delete(s.PX.Guests, 101)
 	delete(s.Nodes, s.Plan.Node)
 	for i, e := range s.Plan.ControlPlanes {
@@ -105,7 +105,9 @@ func newRows() []row {
 	stranger := guest(cluster.VM{ID: 101, Name: "other", Host: "pve2"})
 	namesake := guest(cluster.VM{ID: 700, Name: "wk1", Host: "pve2"})
 	known := func(s *scene) { s.Nodes["wk1"] = cluster.KubeNode{Name: "wk1", UUID: "else"} }
-	taken := func(s *scene) { s.UUIDs[s.Plan.Addr] = "else" }
+	answers := func(s *scene) { s.UUIDs[s.Plan.Addr] = "else" }
+	blank := func(s *scene) { s.Blank.Stage = "maintenance" }
+	cut := func(s *scene) { s.Cancel() }
 	dead := func(s *scene) { delete(s.Status, addr(12)) }
 	member := func(id uint64) func(*scene) {
 		return func(s *scene) {
@@ -120,7 +122,9 @@ func newRows() []row {
 		{Do: "create", Change: stranger, Err: `there is VM 101 "other" on pve2, and VM 101 "wk1" was to be made`},
 		{Do: "create", Change: namesake, Err: `there is VM 700 "wk1" on pve2, and VM 101 "wk1" was to be made`},
 		{Do: "create", Change: known, Err: "Kubernetes has a node wk1 already"},
-		{Do: "create", Change: taken, Err: "10.0.0.21, which is to be the address of wk1, is taken: machine else"},
+		{Do: "create", Change: answers, Err: "machine wk1 (UUID else) answers at 10.0.0.21"},
+		{Do: "create", Change: blank, Err: "a machine in maintenance mode answers at 10.0.0.21"},
+		{Do: "create", Change: cut, Err: "context canceled"},
 		{Do: "create", Change: dead},
 		{Do: "create again", Change: known, Err: "UUID else"},
 		{Do: "create again", Change: all(stranger, noISO)},

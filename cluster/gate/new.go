@@ -8,6 +8,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/etcd"
+	"github.com/recast-sh/recast/cluster/exchange"
 	"github.com/recast-sh/recast/internal/fault"
 )
 
@@ -17,7 +18,7 @@ func (n Gate) requireNew(ctx context.Context) error {
 	if n.Plan.Resume {
 		return n.Identity.RequireNameFree(ctx)
 	}
-	problems := []error{n.requireISO(ctx), n.requireRoom(ctx), n.requireNoVM(ctx), n.requireNoNode(ctx), n.requireAddrFree(ctx)}
+	problems := []error{n.requireISO(ctx), n.requireRoom(ctx), n.requireNoVM(ctx), n.requireNoNode(ctx), n.requireNoMachine(ctx)}
 	if n.Plan.Role == cluster.ControlPlane {
 		problems = append(problems, n.requireNoMember(ctx))
 	}
@@ -50,16 +51,18 @@ func (n Gate) requireNoNode(ctx context.Context) error {
 	return fault.WithHint(fault.PlanMoved.Refusedf("Kubernetes has a node %s already", n.Plan.Node), "run recast plan and look again")
 }
 
-// requireAddrFree refuses to make a node whose address something has.
-func (n Gate) requireAddrFree(ctx context.Context) error {
-	by, err := n.Maintenance.Taken(ctx, n.Plan.Addr)
-	switch {
-	case err != nil:
-		return fmt.Errorf("see whether %s is free: %w", n.Plan.Addr, err)
-	case by == "":
-		return nil
+// requireNoMachine refuses to make a node at whose address a Talos machine answers.
+func (n Gate) requireNoMachine(ctx context.Context) error {
+	asking, cancel := context.WithTimeout(ctx, exchange.LookAround)
+	defer cancel()
+	what := "a machine in maintenance mode"
+	m, err := n.Talos.Identity(asking, n.Plan.Addr)
+	if err == nil {
+		what = fmt.Sprintf("machine %s (UUID %s)", m.Nodename, m.UUID)
+	} else if _, err = n.Maintenance.MaintenanceMachine(asking, n.Plan.Addr); err != nil {
+		return ctx.Err() // nobody has it
 	}
-	return fault.WithHint(fault.PlanMoved.Refusedf("%s, which is to be the address of %s, is taken: %s", n.Plan.Addr, n.Plan.Node, by), "give the node another address in recast.yaml")
+	return fault.WithHint(fault.PlanMoved.Refusedf("%s answers at %s, which is to be the address of %s", what, n.Plan.Addr, n.Plan.Node), "give the node another address in recast.yaml")
 }
 
 // requireNoMember refuses to make a control plane whose name a member of etcd has, since Talos would

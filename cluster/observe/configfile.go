@@ -49,12 +49,12 @@ type RunningConfig struct {
 // ObserveRunning reads the configurations that nodes run, in the order of wanted.
 func ObserveRunning(ctx context.Context, src Sources, wanted []cluster.Wanted) ([]RunningConfig, error) {
 	src.MachineConfig = nil // nothing is compared with it
-	found, err := ObserveDrift(ctx, src, wanted)
+	o, err := ObserveDrift(ctx, src, wanted)
 	if err != nil {
 		return nil, err
 	}
-	out := make([]RunningConfig, len(found))
-	eachFound(found, func(i int, f *Found) {
+	out := make([]RunningConfig, len(o.Found))
+	eachFound(o.Found, func(i int, f *Found) {
 		out[i] = RunningConfig{Node: f.Name, Err: errors.Join(f.Errs...)}
 		if f.Machine != nil { // it is the node's own
 			out[i].Text, out[i].Err = src.Talos.MachineConfig(ctx, f.Addr)

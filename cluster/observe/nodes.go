@@ -34,10 +34,10 @@ func Matching(found []Found, of func(*Found) bool) (nodes []*Found) {
 // ObserveDrift reads what Diff compares, one Found per wanted node in their order, and fails like
 // Observe. It does not read free space or what would be lost with a VM or node: its result is not
 // for planning.
-func ObserveDrift(ctx context.Context, src Sources, wanted []cluster.Wanted) ([]Found, error) {
+func ObserveDrift(ctx context.Context, src Sources, wanted []cluster.Wanted) (Observation, error) {
 	o, err := observeMatched(ctx, src, wanted)
 	if err != nil {
-		return nil, err
+		return o, err
 	}
 	system := func(ctx context.Context, addr netip.Addr) (cluster.Machine, error) {
 		m, err := src.Talos.System(ctx, addr)
@@ -47,7 +47,7 @@ func ObserveDrift(ctx context.Context, src Sources, wanted []cluster.Wanted) ([]
 	if err == nil {
 		ObserveFiles(ctx, src, wanted, o.Found)
 	}
-	return o.Found, err
+	return o, err
 }
 
 // ReadLocalData reads which data is on one of the nodes only, with one call.

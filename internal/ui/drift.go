@@ -43,6 +43,9 @@ func drawDrifts(p *page, res pipeline.DriftResult) {
 		}
 	}
 	p.wrapped("", "  ", driftSum(res))
+	if more := unlisted(res); more != "" {
+		p.wrapped("", "  ", more)
+	}
 	for _, h := range hints(res.Nodes) {
 		p.wrapped("next: ", "      ", h)
 	}
@@ -145,6 +148,14 @@ func tally(nodes []observe.Drift) string {
 		parts = append(parts, fmt.Sprintf("%s %d", code, count[code]))
 	}
 	return ": " + strings.Join(parts, ", ")
+}
+
+// unlisted says which nodes recast leaves alone, as recast.yaml does not name them; "" if there are none.
+func unlisted(res pipeline.DriftResult) string {
+	if len(res.Unlisted) == 0 {
+		return ""
+	}
+	return "not in recast.yaml, so recast leaves it alone: " + together(res.Unlisted)
 }
 
 // hints returns what to run next, by the result.

@@ -21,7 +21,7 @@ func TestWriteDrift(t *testing.T) {
 	unread.Unread = []string{"read machine 10.0.0.2: no route to host"}
 	file := cluster.Reason{Code: "extension-file", Text: "/usr/local/sbin/iscsid of extension iscsi-tools v0.2.0: sha256:222222222222 → sha256:333333333333"}
 	for name, res := range map[string]pipeline.DriftResult{
-		"drift-none":       {InSync: true, Nodes: []observe.Drift{drift("cp1"), kept}},
+		"drift-none":       {InSync: true, Unlisted: []string{"wk8", "wk9"}, Nodes: []observe.Drift{drift("cp1"), kept}},
 		"drift-kubernetes": {Stale: 1, Nodes: []observe.Drift{drift("cp1", kubernetes), drift("wk1")}},
 		"drift-stale": {Stale: 3, Nodes: []observe.Drift{
 			drift("cp1", cluster.Reason{Code: "install-image", Text: "install image of its configuration: factory.example/nocloud-installer/ffff:v1.13.8 → factory.example/nocloud-installer/eeee@sha256:1111"}, kubernetes),

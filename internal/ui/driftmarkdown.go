@@ -26,6 +26,10 @@ func driftMarkdown(p *page, res pipeline.DriftResult) {
 	for _, row := range order {
 		p.line("| %s | %s |", escape(together(names[row])), row)
 	}
+	if more := unlisted(res); more != "" {
+		p.line("")
+		p.line("%s", escape(more))
+	}
 	if next := hints(res.Nodes); len(next) > 0 {
 		bullets(p, "Next", next)
 	}

@@ -46,12 +46,12 @@ func Compare(ctx context.Context, p pipeline.Project, m pipeline.Machines, nodes
 	if err != nil {
 		return Diffs{}, err
 	}
-	found, err := observe.ObserveDrift(ctx, pipeline.Sources(p, m), wanted)
+	o, err := observe.ObserveDrift(ctx, pipeline.Sources(p, m), wanted)
 	if err != nil {
 		return Diffs{}, err
 	}
 	res := Diffs{Cluster: p.Config.Cluster}
-	for _, f := range found {
+	for _, f := range o.Found {
 		d := Diff{Node: f.Name, Wanted: f.File != nil}
 		switch {
 		case f.File == nil:

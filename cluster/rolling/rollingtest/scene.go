@@ -260,14 +260,11 @@ type sceneMaintenance struct {
 }
 
 func (k sceneMaintenance) MaintenanceMachine(context.Context, netip.Addr) (cluster.BlankMachine, error) {
-	return k.s.Blank, k.s.PX.Call("MaintenanceMachine")
-}
-
-func (k sceneMaintenance) Taken(_ context.Context, at netip.Addr) (by string, err error) {
-	if k.s.UUIDs[at] != "" {
-		by = "machine " + k.s.UUIDs[at]
+	err := k.s.PX.Call("MaintenanceMachine")
+	if err == nil && k.s.Blank.Stage == "" {
+		err = errors.New("no answer")
 	}
-	return by, k.s.PX.Call("Taken")
+	return k.s.Blank, err
 }
 
 func (k sceneMaintenance) PatchConfig(config cluster.Secret, _ cluster.ConfigPatch) (cluster.Secret, error) {
