@@ -74,8 +74,12 @@ type FoundFile struct {
 	Sum      string   // of its bytes
 	Role     string   // that it gives its node: ControlPlane or Worker
 	Identity []string // what would make the node another one, or one of another cluster
+	Beside   string   // the node with whose configuration that of a new node was compared; "": with none
 	Err      error    // why it can't be used, or not compared with what the node runs
 }
+
+// NodeRole is the node's role as part of its identity.
+const NodeRole = "the node's role"
 
 // NeutralPatch sets what recast sets itself to the same values in every configuration, so that no
 // two differ by it.

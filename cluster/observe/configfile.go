@@ -34,7 +34,7 @@ func ObserveFiles(ctx context.Context, src Sources, wanted []cluster.Wanted, fou
 	}
 	eachFound(found, func(i int, f *Found) {
 		if !f.Away {
-			f.File = observeFile(ctx, src, wanted[i], f)
+			f.File = observeFile(ctx, src, wanted[i], f, found)
 		}
 	})
 }
@@ -109,7 +109,7 @@ func CompareConfigs(m cluster.Maintenance, has cluster.Configs, file cluster.Sec
 	return f, nil
 }
 
-func observeFile(ctx context.Context, src Sources, w cluster.Wanted, f *Found) *cluster.FoundFile {
+func observeFile(ctx context.Context, src Sources, w cluster.Wanted, f *Found, all []Found) *cluster.FoundFile {
 	text, there, err := src.MachineConfig(ctx, f.Name)
 	if err != nil {
 		return &cluster.FoundFile{Err: err}
@@ -128,8 +128,29 @@ func observeFile(ctx context.Context, src Sources, w cluster.Wanted, f *Found) *
 		}
 		file.Runs = cluster.ConfigSum(f.Machine.Configs.Stored)
 	}
+	if f.Absent != nil {
+		if file, err = compareBeside(src.Maintenance, w, docs.Role(), text, all); err != nil {
+			file = cluster.FoundFile{Err: err}
+		}
+	}
 	file.Hash, file.Sum, file.Role = docs.Hash(), cluster.ConfigSum(text), docs.Role()
 	return &file
+}
+
+// compareBeside compares the file of a new node with what another one runs, if possible one of its role:
+// so a file of another cluster is seen.
+func compareBeside(m cluster.Maintenance, w cluster.Wanted, role string, text cluster.Secret, all []Found) (cluster.FoundFile, error) {
+	alike := func(f Found) bool { return f.Machine.ControlPlane == (role == cluster.ControlPlane) }
+	shows := slices.DeleteFunc(slices.Clone(all), func(f Found) bool {
+		return f.Machine == nil || f.Machine.ConfigHidden || f.Machine.Configs.Stored == nil
+	})
+	if len(shows) == 0 {
+		return cluster.FoundFile{}, nil
+	}
+	beside := shows[max(0, slices.IndexFunc(shows, alike))]
+	f, err := CompareConfigs(m, beside.Machine.Configs, text, beside.Machine.TalosVersion, w.Build.TalosVersion)
+	f.Identity = slices.DeleteFunc(f.Identity, func(what string) bool { return what == cluster.NodeRole })
+	return cluster.FoundFile{Beside: beside.Name, Identity: f.Identity}, err
 }
 
 // compareFile compares a node's file, as a version of Talos reads it, with what the node runs. Most

@@ -53,6 +53,10 @@ func (n NodePlan) AppliesConfig() bool {
 func (n *NodePlan) refusedConfig(file cluster.FoundFile) []string {
 	var out []string
 	for _, what := range file.Identity {
+		if file.Beside != "" {
+			out = append(out, fmt.Sprintf("its file in talos.machineConfigs has not %s that %s has: is it the file of another cluster?", what, file.Beside))
+			continue
+		}
 		out = append(out, fmt.Sprintf("its file in talos.machineConfigs would change %s: recast never does that to a node that runs: is it the file of another node, or of another cluster?", what))
 	}
 	return append(out, droppedVolumes(*n, file.Changes)...)

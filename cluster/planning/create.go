@@ -30,6 +30,9 @@ func planCreate(n *NodePlan, o observe.Observation) {
 		n.Refused = append(n.Refused, "its machine configuration is not in talos.machineConfigs: a new node has nothing else to get it from")
 	case file.Err == nil:
 		n.Role = file.Role
+		if file.Beside == "" {
+			n.Refused = append(n.Refused, "no node shows its machine configuration: whether its file in talos.machineConfigs is of this cluster can't be seen")
+		}
 	}
 	if n.Role == cluster.ControlPlane && len(o.ControlPlanes()) == 0 {
 		n.Refused = append(n.Refused, "it is a control plane, and there is no other: recast bootstrap makes a cluster")

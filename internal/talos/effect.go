@@ -44,7 +44,7 @@ var identities = []struct {
 	name string
 	of   func(config.Config) any
 }{
-	{"the node's role", func(c config.Config) any { return c.Machine().Type() }},
+	{cluster.NodeRole, func(c config.Config) any { return c.Machine().Type() }},
 	{"the machine's token", func(c config.Config) any { return c.Machine().Security().Token() }},
 	{"the CA of Talos", func(c config.Config) any { return c.Machine().Security().IssuingCA() }},
 	{"the cluster's endpoint", func(c config.Config) any {
@@ -109,10 +109,19 @@ var identities = []struct {
 	}},
 }
 
-// differ names what of the identity differs. A worker has less of it than a control plane.
+// wholeOnControlPlanes is the identity that a worker has in part, or not at all.
+var wholeOnControlPlanes = []string{
+	"the CA of Talos", "the CA of Kubernetes", "the aggregator CA of Kubernetes", "the service account key of Kubernetes", "the keys that encrypt Kubernetes' secrets", "the CA of etcd",
+}
+
+// differ names what of the identity differs, of what nodes of both roles have.
 func differ(was, is config.Config) []string {
 	var out []string
+	sameRole := was.Machine().Type() == is.Machine().Type()
 	for _, i := range identities {
+		if !sameRole && slices.Contains(wholeOnControlPlanes, i.name) {
+			continue
+		}
 		if !reflect.DeepEqual(i.of(was), i.of(is)) {
 			out = append(out, i.name)
 		}

@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strconv"
 	"strings"
 	"testing"
@@ -44,6 +45,23 @@ func TestCreate(t *testing.T) {
 		if _, err := lab.Kube.Node(t.Context(), s.node); err != nil {
 			t.Error(err)
 		}
+	})
+}
+
+// TestCreateOfAnotherCluster: a new node's file of another cluster is not applied to it.
+func TestCreateOfAnotherCluster(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		lab := New(t, oneWorker())
+		lab.addNode("wk2", "wk1", "")
+		file, _, err := lab.MachineConfig(t.Context(), "wk2")
+		must(t, err)
+		lab.MachineConfig = configFiles{"wk2": regexp.MustCompile(`(?m)^(    token: ).*$`).ReplaceAll(file, []byte("${1}abcdef.0123456789abcdef"))}.read
+		p := lab.planOf(lab.Client(), "wk2", planning.Policy{})
+		if refused := strings.Join(p.Refused, "\n"); !strings.Contains(refused, "has not the bootstrap token of Kubernetes that wk1 has: is it the file of another cluster?") {
+			t.Errorf("refused: %q", refused)
+		}
+		requireRefused(t, lab.Client().roll(planning.Policy{})(t.Context()), "is it the file of another cluster?")
 	})
 }
 
