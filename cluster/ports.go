@@ -254,6 +254,8 @@ type MemberReader interface {
 	// Members lists the cluster's machines as Talos' discovery knows them, from any endpoint that
 	// answers.
 	Members(ctx context.Context) ([]Member, error)
+	// Endpoints returns the addresses of the talosconfig's endpoints, in its order.
+	Endpoints(ctx context.Context) ([]netip.Addr, error)
 }
 
 // Compatibility knows what Talos supports. It sends no requests.

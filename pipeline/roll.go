@@ -79,7 +79,11 @@ func Recover(ctx context.Context, p Project, m Machines, run *step.Runner, o Rol
 // Remove takes a node away: its disks stay parked, its VM and its Node are deleted.
 func Remove(ctx context.Context, p Project, m Machines, run *step.Runner, o RollOptions, node string) (Report, error) {
 	return single(ctx, "remove", p, m, run, o, func(wanted []cluster.Wanted, seen observe.Observation) (planning.Plan, error) {
-		plan, err := planning.ForRemove(p.Config.Cluster, wanted, seen, node)
+		reach, err := m.Talos.Endpoints(ctx)
+		if err != nil {
+			return planning.Plan{}, err
+		}
+		plan, err := planning.ForRemove(p.Config.Cluster, wanted, seen, node, reach)
 		plan.Gates, plan.Hooks = p.Gates(), p.Hooks()
 		return plan, err
 	})

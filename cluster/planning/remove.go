@@ -3,6 +3,7 @@ package planning
 import (
 	"errors"
 	"fmt"
+	"net/netip"
 	"slices"
 
 	"github.com/recast-sh/recast/cluster"
@@ -11,8 +12,9 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// ForRemove plans to take one node away: its disks are parked, its VM and its Node are deleted.
-func ForRemove(clusterName string, wanted []cluster.Wanted, o observe.Observation, node string) (Plan, error) {
+// ForRemove plans to take one node away: its disks are parked, its VM and its Node are deleted. reach are
+// the talosconfig's endpoints.
+func ForRemove(clusterName string, wanted []cluster.Wanted, o observe.Observation, node string, reach []netip.Addr) (Plan, error) {
 	plan := Plan{Cluster: clusterName, MaxUnavailable: 1, PerHost: 1, ControlPlanes: o.ControlPlanes(), Heed: Policy{}.Heed(wanted)}
 	i := slices.IndexFunc(wanted, func(w cluster.Wanted) bool { return w.Name == node })
 	if i < 0 {
@@ -38,7 +40,7 @@ func ForRemove(clusterName string, wanted []cluster.Wanted, o observe.Observatio
 	case f.Machine == nil || f.Node == nil:
 		n.Refused = []string{"it could not be read: " + errors.Join(f.Errs...).Error() + ": bring it back first"}
 	default:
-		planRemove(&n, o)
+		planRemove(&n, o, reach)
 	}
 	plan.Run, plan.Nodes = n.Run, []NodePlan{n}
 	plan.Order(Policy{})
@@ -47,15 +49,19 @@ func ForRemove(clusterName string, wanted []cluster.Wanted, o observe.Observatio
 	return plan, nil
 }
 
-func planRemove(n *NodePlan, o observe.Observation) {
+func planRemove(n *NodePlan, o observe.Observation, reach []netip.Addr) {
 	n.Strategy, n.Why = cluster.Remove, "remove: its disks are parked and stay, its VM and its Node are deleted"
 	if left := len(o.ControlPlanes()) - 1; n.Role == cluster.ControlPlane {
+		n.Notes = append(n.Notes, "see that neither the kubeconfig nor cluster.controlPlane.endpoint is this node's address: what uses it would lose the cluster")
 		switch {
 		case left < 1:
 			n.Refused = append(n.Refused, "it is the only control plane: without it there is no cluster")
 		case left == 2:
 			n.Notes = append(n.Notes, "two control planes are left: etcd survives the loss of neither; remove another one, or add one")
 		}
+	}
+	if !slices.ContainsFunc(reach, func(addr netip.Addr) bool { return addr != n.Addr }) {
+		n.Refused = append(n.Refused, "the talosconfig has no other endpoint: add one first (talosctl config endpoint)")
 	}
 	c := strategy.Candidate{Wanted: n.Wanted, VM: *n.Found.VM, Machine: *n.Found.Machine, Found: n.Found, Observation: o}
 	n.Refused = append(n.Refused, c.AgainstRemove()...)

@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -20,9 +21,14 @@ import (
 // addNode adds a node like another one to recast.yaml and to the files, with a whole class.
 func (l *Lab) addNode(node, like string, more string) {
 	l.t.Helper()
-	addr := netip.AddrFrom4([4]byte{127, 42, 7, 251}) // above the DHCP pool
+	config := string(l.Read("recast.yaml"))
+	addr := netip.AddrFrom4([4]byte{127, 42, 7, byte(251 + strings.Count(config, ", class: "))}) // above the DHCP pool
 	class := fmt.Sprintf(`{memory: 4096, onboot: true, tags: [talos], cloudinit: fast, nics: [{bridge: vmbr0}], disks: [{slot: scsi0, storage: fast, size: 10G, system: true}, {slot: scsi1, storage: fast, size: 5G, serial: data-%s}]}`, node)
-	l.Replace("recast.yaml", "nodes:\n", fmt.Sprintf("vmClasses:\n  new: %s\nnodes:\n  - {name: %s, schematic: %s, class: new, host: pve1%s, vm: {ipconfig: ['ip=%s/24,gw=%s']}}\n", class, node, l.node(like).Schematic, more, addr, "127.42.7.1"))
+	if !strings.Contains(config, "vmClasses:\n") {
+		l.Replace("recast.yaml", "nodes:\n", "vmClasses:\nnodes:\n")
+	}
+	l.Replace("recast.yaml", "vmClasses:\n", fmt.Sprintf("vmClasses:\n  new-%s: %s\n", node, class))
+	l.Replace("recast.yaml", "nodes:\n", fmt.Sprintf("nodes:\n  - {name: %s, schematic: %s, class: new-%s, host: pve1%s, vm: {ipconfig: ['ip=%s/24,gw=%s']}}\n", node, l.node(like).Schematic, node, more, addr, "127.42.7.1"))
 	files := configFiles{node: cluster.Secret(strings.ReplaceAll(string(l.configOf(like)), "data-"+like, "data-"+node))}
 	l.MachineConfig = files.read
 }
@@ -45,6 +51,42 @@ func TestCreate(t *testing.T) {
 		if _, err := lab.Kube.Node(t.Context(), s.node); err != nil {
 			t.Error(err)
 		}
+	})
+}
+
+// TestControlPlanesComeAndGo makes three control planes of one, and one of three, each step by a command
+// of its own.
+func TestControlPlanesComeAndGo(t *testing.T) {
+	long(t)
+	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+		members := func(want ...string) {
+			t.Helper()
+			var got []string
+			for _, m := range lab.EtcdMembers() {
+				got = append(got, m.Name)
+			}
+			slices.Sort(got)
+			if !slices.Equal(got, want) {
+				t.Errorf("etcd has %q, want %q", got, want)
+			}
+			for _, v := range lab.EtcdViolations() {
+				t.Errorf("etcd: %s", v)
+			}
+		}
+		for _, node := range []string{"cp2", "cp3"} {
+			lab.addNode(node, "cp1", "")
+			must(t, lab.Client().roll(planning.Policy{})(t.Context()))
+			requireInSync(t, lab)
+		}
+		members("cp1", "cp2", "cp3")
+		_, err := lab.Client().Remove(t.Context(), "cp1")
+		requireRefused(t, err, "the talosconfig has no other endpoint")
+		for _, node := range []string{"cp3", "cp2"} {
+			must(t, errOf(lab.Client().Remove(t.Context(), node)))
+			lab.unlist(node)
+			requireDrift(t, lab)
+		}
+		members("cp1")
 	})
 }
 
