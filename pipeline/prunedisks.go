@@ -11,6 +11,7 @@ import (
 	"github.com/recast-sh/recast/cluster/prune"
 	"github.com/recast-sh/recast/cluster/rehearse"
 	"github.com/recast-sh/recast/images"
+	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/journal"
 )
 
@@ -40,6 +41,9 @@ func (p *pruning) judgeDisks(ctx context.Context, vms []cluster.VM, uses []image
 	pr.Kept, pr.VMs = prune.JudgeParked(vms, clusterUses(uses), p.retention())
 	for i := range pr.Kept {
 		pr.Kept[i].Replaced = journal.RunBegan(pr.Kept[i].Run)
+	}
+	if node := p.o.Removed; node != "" && !slices.ContainsFunc(pr.Kept, func(v prune.KeptVerdict) bool { return v.OfRemoved && v.Node == node }) {
+		return pr, fault.WithHint(fault.NoWayBack.Refusedf("node %s: no disks of a removed node of that name are parked", node), "recast remove %s removes the node first; recast status lists what is parked", node)
 	}
 	return pr, pr.KeepUnnamed(ctx, vms)
 }

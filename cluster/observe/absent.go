@@ -38,7 +38,7 @@ func absent(w cluster.Wanted, o *Observation, members []cluster.Member) (*Absent
 	}
 	for _, p := range o.Parking {
 		if p.Record.Node == w.Name && len(p.Record.Kept) > 0 {
-			traces = append(traces, fmt.Sprintf("%s has disks of it: recast prune frees those of nodes that are gone", p.VM))
+			traces = append(traces, fmt.Sprintf("%s has disks of it: recast status lists them, and recast remove %s --free %s frees those of a node that was removed", p.VM, w.Name, w.Name))
 		}
 	}
 	if slices.ContainsFunc(members, func(m cluster.Member) bool { return m.Nodename == w.Name }) {

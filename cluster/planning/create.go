@@ -1,7 +1,10 @@
 package planning
 
 import (
+	"fmt"
+	"maps"
 	"slices"
+	"strings"
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/observe"
@@ -38,11 +41,30 @@ func planCreate(n *NodePlan, o observe.Observation) {
 		n.Refused = append(n.Refused, "it is a control plane, and there is no other: recast bootstrap makes a cluster")
 	}
 	vm := shape.New(w, n.VMID, "")
+	n.Notes = append(n.Notes, "its VM: "+describe(vm, w))
 	if d, err := cluster.ParseDisk(w.SystemDisk, vm.Config[w.SystemDisk]); err == nil {
 		if n.Space = o.NewDisk(w, n.Host, d); n.Space == nil {
 			n.Refused = append(n.Refused, "Proxmox has no storage "+d.Storage())
 		}
 	}
+}
+
+// describe lists the settings of a new VM.
+func describe(vm cluster.VM, w cluster.Wanted) string {
+	var out []string
+	for _, key := range slices.Sorted(maps.Keys(vm.Config)) {
+		if !cluster.IsDiskKey(key) && key != "name" && key != "smbios1" && key != "ide0" {
+			out = append(out, key+" "+vm.Config[key])
+		}
+	}
+	for _, d := range w.Shape.Disks {
+		size := d.SizeGiB
+		if d.Key == w.SystemDisk {
+			size = w.SystemGiB
+		}
+		out = append(out, strings.Join(append([]string{d.Key + " on " + d.Storage, fmt.Sprintf("size=%dG", size)}, d.Options...), ","))
+	}
+	return strings.Join(out, "; ")
 }
 
 // newNumbers gives VMs that are to be made, and have no number in recast.yaml, the first ones that are

@@ -36,7 +36,7 @@ func ForRemove(clusterName string, wanted []cluster.Wanted, o observe.Observatio
 	case f.Open(), f.Unfinished():
 		return Plan{}, fault.WithHint(fault.ParkedHalf.Refusedf("node %s: an earlier run is not finished", node), "recast roll finishes it; recast recover %s cancels a replacement", node)
 	case f.Absent != nil:
-		return Plan{}, fault.WithHint(fault.NoWayBack.Refusedf("node %s is not there: there is nothing to remove", node), "take it out of recast.yaml; recast remove %s --free frees the disks of one that was removed", node)
+		return Plan{}, fault.WithHint(fault.NoWayBack.Refusedf("node %s is not there: there is nothing to remove", node), "take it out of recast.yaml; recast remove %s --free %s frees the disks of one that was removed", node, node)
 	case f.Machine == nil || f.Node == nil:
 		n.Refused = []string{"it could not be read: " + errors.Join(f.Errs...).Error() + ": bring it back first"}
 	default:

@@ -159,9 +159,9 @@ func (j *judgement) judge(p parking.Parking, k parking.KeptDisk) (v KeptVerdict,
 	}
 	switch {
 	case k.Removed && j.Removed != v.Node:
-		v.Keep = append(v.Keep, fmt.Sprintf("node %s was removed, and its disks stay until recast remove %s --free", v.Node, v.Node))
-	case j.Removed != "" && j.Removed != v.Node:
-		v.Keep = append(v.Keep, "only those of node "+j.Removed+" are asked for")
+		v.Keep = append(v.Keep, fmt.Sprintf("node %s was removed, and its disks stay until recast remove %s --free %s", v.Node, v.Node, v.Node))
+	case j.Removed != "" && (j.Removed != v.Node || !k.Removed):
+		v.Keep = append(v.Keep, "only the disks of node "+j.Removed+", once it is removed, are asked for")
 	}
 	return v, true
 }

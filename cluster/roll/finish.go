@@ -17,6 +17,12 @@ func (n finish) kept(ctx context.Context) (string, error) {
 	if err != nil || park.Record.Open {
 		return "", err
 	}
+	switch n.Plan.Strategy {
+	case cluster.Create, cluster.Reconfigure:
+		return "its record is closed", nil
+	case cluster.Remove:
+		return fmt.Sprintf("its disks are on %s", park.VM), nil
+	}
 	return fmt.Sprintf("the old system disk is on %s", park.VM), nil
 }
 

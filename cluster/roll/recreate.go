@@ -13,6 +13,9 @@ import (
 // work returns what is done to the node by its strategy, in order.
 func (n order) work() []step.Step {
 	last := step.Step{ID: "gate", Code: fault.GateClosed, Title: "check that it is safe to take " + n.Plan.Node + " out", Do: n.gate.Check}
+	if n.Plan.Strategy == cluster.Create {
+		last.Title = "check that it is safe to make " + n.Plan.Node
+	}
 	first := append([]step.Step{last}, n.reshape.live()...)
 	switch n.Plan.Strategy {
 	case cluster.InPlace:

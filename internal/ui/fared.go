@@ -1,9 +1,11 @@
 package ui
 
 import (
+	"slices"
 	"strings"
 	"time"
 
+	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/step"
@@ -80,7 +82,7 @@ func (t *tracker) see(e step.Event) {
 		n.Hooks = "before"
 	case below[0] == "run-hooks-again" && e.Status == step.Failed:
 		n.Hooks = "after"
-	case below[len(below)-1] == "keep" && (e.Status == step.Done || e.Status == step.Skipped):
+	case below[len(below)-1] == "keep" && !slices.Contains([]string{string(cluster.Create), string(cluster.Reconfigure)}, n.Strategy) && (e.Status == step.Done || e.Status == step.Skipped):
 		n.Kept = e.Text
 	}
 }

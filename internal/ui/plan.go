@@ -133,15 +133,19 @@ func vmOf(n planning.NodePlan) string {
 
 // awayOf says how long a node is expected to be down, and the source of the estimate.
 func awayOf(n planning.NodePlan) string {
+	about := "away for about " + minutes(outage(n))
+	if n.Strategy == cluster.Create {
+		about = "takes about " + minutes(outage(n))
+	}
 	switch {
 	case n.OutageSeconds == 0 || len(n.Refused) > 0:
 		return ""
 	case n.OutageFrom == "":
-		return "away for about " + minutes(outage(n))
+		return about
 	case n.OutageFrom == assumed:
-		return "away for about " + minutes(outage(n)) + " (assumed)"
+		return about + " (assumed)"
 	}
-	return "away for about " + minutes(outage(n)) + ", as in " + n.OutageFrom
+	return about + ", as in " + n.OutageFrom
 }
 
 // assumed is the source of an estimate if there was no such roll before.

@@ -60,6 +60,9 @@ func factsOf(n planning.NodePlan) []fact {
 		}
 	}
 	for _, r := range n.Drift.Reasons {
+		if n.Strategy == cluster.Create {
+			break // the same as why
+		}
 		if r.Code == kubernetesVersion || n.Strategy == "" && n.Paused == "" && len(n.Refused) == 0 {
 			add(factOnly, foreign.Line(r.Text))
 			continue

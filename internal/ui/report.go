@@ -70,7 +70,11 @@ var done = map[cluster.Strategy]string{
 func drawFared(p *page, n NodeFared, plan planning.Plan) {
 	parts := []string{fate(p, n, plan)}
 	if n.AwaySeconds > 0 {
-		parts = append(parts, "away for "+(time.Duration(n.AwaySeconds)*time.Second).String()+expected(n, plan))
+		lead := "away for "
+		if n.Strategy == string(cluster.Create) {
+			lead = "in "
+		}
+		parts = append(parts, lead+(time.Duration(n.AwaySeconds)*time.Second).String()+expected(n, plan))
 	}
 	if n.Kept != "" {
 		parts = append(parts, n.Kept)
