@@ -136,7 +136,7 @@ func addressOf(c *config.Config, n config.Node) netip.Addr {
 	if addr, err := netip.ParseAddr(n.Address); err == nil {
 		return addr
 	}
-	for _, part := range strings.Split(strings.Join(c.ShapeOf(n).IPConfig[:min(1, len(c.ShapeOf(n).IPConfig))], ""), ",") {
+	for part := range strings.SplitSeq(strings.Join(c.ShapeOf(n).IPConfig[:min(1, len(c.ShapeOf(n).IPConfig))], ""), ",") {
 		if prefix, err := netip.ParsePrefix(strings.TrimPrefix(part, "ip=")); err == nil {
 			return prefix.Addr()
 		}

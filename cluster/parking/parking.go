@@ -118,6 +118,17 @@ type Parking struct {
 	Record Record
 }
 
+// KeptBy says in words what the parking VM keeps once a strategy is through.
+func (p Parking) KeptBy(s cluster.Strategy) string {
+	switch s {
+	case cluster.Create, cluster.Reconfigure:
+		return "nothing is parked"
+	case cluster.Remove:
+		return fmt.Sprintf("its disks are on %s", p.VM)
+	}
+	return fmt.Sprintf("the old system disk is on %s", p.VM)
+}
+
 // Parkings finds the parking VMs of a cluster among all VMs, except those that were created too
 // late to be used.
 func Parkings(vms []cluster.VM, cluster string) ([]Parking, error) {

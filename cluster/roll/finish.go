@@ -17,13 +17,7 @@ func (n finish) kept(ctx context.Context) (string, error) {
 	if err != nil || park.Record.Open {
 		return "", err
 	}
-	switch n.Plan.Strategy {
-	case cluster.Create, cluster.Reconfigure:
-		return "its record is closed", nil
-	case cluster.Remove:
-		return fmt.Sprintf("its disks are on %s", park.VM), nil
-	}
-	return fmt.Sprintf("the old system disk is on %s", park.VM), nil
+	return park.KeptBy(n.Plan.Strategy), nil
 }
 
 // steps restore what was changed for the roll, and then close the record: until then the

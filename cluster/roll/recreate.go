@@ -27,7 +27,11 @@ func (n order) work() []step.Step {
 	case cluster.ConfigureBlank:
 		return append(first, n.reset.steps()...)
 	case cluster.Create:
-		return append(first, n.create.steps()...)
+		steps := append(first, n.create.steps()...)
+		if n.Want.Shape.HA != nil {
+			steps = append(steps, n.reshape.whileUp())
+		}
+		return steps
 	case cluster.Remove:
 		return append([]step.Step{last, n.down()}, n.finish.removal()...)
 	case cluster.Reconfigure:

@@ -15,8 +15,13 @@ func (n reshape) live() []step.Step {
 	if len(n.Plan.VM.At(shape.Live)) == 0 {
 		return nil
 	}
+	return []step.Step{n.whileUp()}
+}
+
+// whileUp puts right what differs of a VM that runs.
+func (n reshape) whileUp() step.Step {
 	const id = "reshape-live"
-	return []step.Step{{
+	return step.Step{
 		ID: id, Title: "change of the VM what needs no stop", Risk: step.Disruptive,
 		Skip: func(ctx context.Context) (string, error) {
 			if lacks, err := n.running().Lacks(ctx); err != nil || lacks != "" {
@@ -34,7 +39,7 @@ func (n reshape) live() []step.Step {
 			})
 			return fault.WithHint(err, "what was changed of VM %d stays; talosctl -n %s get disks shows what the node sees", n.Plan.VMID, n.Plan.Addr)
 		},
-	}}
+	}
 }
 
 func (n reshape) running() shape.Running {

@@ -23,23 +23,26 @@ func (l *Lab) addNode(node, like string, more string) {
 	l.t.Helper()
 	config := string(l.Read("recast.yaml"))
 	addr := netip.AddrFrom4([4]byte{127, 42, 7, byte(251 + strings.Count(config, ", class: "))}) // above the DHCP pool
-	class := fmt.Sprintf(`{memory: 4096, onboot: true, tags: [talos], cloudinit: fast, nics: [{bridge: vmbr0}], disks: [{slot: scsi0, storage: fast, size: 10G, system: true}, {slot: scsi1, storage: fast, size: 5G, serial: data-%s}]}`, node)
+	class := fmt.Sprintf(`{%smemory: 4096, onboot: true, tags: [talos], cloudinit: fast, nics: [{bridge: vmbr0}], disks: [{slot: scsi0, storage: fast, size: 10G, system: true}, {slot: scsi1, storage: fast, size: 5G, serial: data-%s}]}`, more, node)
 	if !strings.Contains(config, "vmClasses:\n") {
 		l.Replace("recast.yaml", "nodes:\n", "vmClasses:\nnodes:\n")
 	}
 	l.Replace("recast.yaml", "vmClasses:\n", fmt.Sprintf("vmClasses:\n  new-%s: %s\n", node, class))
-	l.Replace("recast.yaml", "nodes:\n", fmt.Sprintf("nodes:\n  - {name: %s, schematic: %s, class: new-%s, host: pve1%s, vm: {ipconfig: ['ip=%s/24,gw=%s']}}\n", node, l.node(like).Schematic, node, more, addr, "127.42.7.1"))
+	l.Replace("recast.yaml", "nodes:\n", fmt.Sprintf("nodes:\n  - {name: %s, schematic: %s, class: new-%s, host: pve1, vm: {ipconfig: ['ip=%s/24,gw=%s']}}\n", node, l.node(like).Schematic, node, addr, "127.42.7.1"))
 	files := configFiles{node: cluster.Secret(strings.ReplaceAll(string(l.configOf(like)), "data-"+like, "data-"+node))}
 	l.MachineConfig = files.read
 }
 
 // TestCreate makes a node that is nowhere yet.
 func TestCreate(t *testing.T) {
-	eachLong(t, sim.Options{ControlPlanes: 1, Workers: 1}, map[string]struct{ node, like string }{
-		"a worker":        {"wk2", "wk1"},
-		"a control plane": {"cp2", "cp1"},
-	}, func(t *testing.T, lab *Lab, s struct{ node, like string }) {
-		lab.addNode(s.node, s.like, "")
+	eachLong(t, sim.Options{ControlPlanes: 1, Workers: 1}, map[string]struct{ node, like, class string }{
+		"a worker":               {"wk2", "wk1", ""},
+		"a control plane":        {"cp2", "cp1", ""},
+		"in a pool, and HA":      {"wk2", "wk1", "pool: talos, ha: {state: started}, "},
+		"with UEFI, two sockets": {"wk2", "wk1", "bios: ovmf, machine: q35, sockets: 2, cores: 1, description: ours, startup: 'order=3', "},
+	}, func(t *testing.T, lab *Lab, s struct{ node, like, class string }) {
+		lab.allowShape()
+		lab.addNode(s.node, s.like, s.class)
 		user := lab.Client()
 		requireDrift(t, lab, s.node)
 		p := lab.planOf(user, s.node, planning.Policy{})

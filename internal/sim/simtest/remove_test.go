@@ -2,6 +2,7 @@ package simtest
 
 import (
 	"context"
+	"fmt"
 	"strconv"
 	"strings"
 	"testing"
@@ -11,6 +12,7 @@ import (
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim"
+	"github.com/recast-sh/recast/internal/sim/world"
 	"github.com/recast-sh/recast/pipeline"
 )
 
@@ -83,11 +85,16 @@ func TestRemove(t *testing.T) {
 		"a worker":                    {"wk1"},
 		"control planes, down to one": {"cp3", "cp1"},
 	}, func(t *testing.T, lab *Lab, nodes []string) {
+		lab.allowShape()
+		lab.World.AddHA(world.HAResource{SID: fmt.Sprintf("vm:%d", lab.node(nodes[0]).VMID), State: "started"})
 		for _, node := range nodes {
 			must(t, errOf(lab.Client().Remove(t.Context(), node)))
 			lab.unlist(node)
 			requireDrift(t, lab)
 			lab.requireRemoved(t, node, map[bool]int{true: 3, false: 2}[strings.HasPrefix(node, "wk")])
+		}
+		if ha := lab.World.HA(); len(ha) > 0 {
+			t.Errorf("Proxmox HA has %v still", ha)
 		}
 		for _, v := range lab.EtcdViolations() {
 			t.Errorf("etcd: %s", v)

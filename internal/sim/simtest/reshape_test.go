@@ -93,14 +93,19 @@ func withConfig(line string) func(*Lab) {
 	}
 }
 
+// allowShape makes the pool talos, and gives the token what pools, HA, tags and the order need.
+func (l *Lab) allowShape() {
+	l.World.AddPool("talos")
+	l.World.AddRole("Shape", "Sys.Console", "Sys.Modify", "Pool.Allocate", "VM.Allocate")
+	for _, who := range []string{"recast@pve", "recast@pve!lab"} {
+		l.World.Grant(world.ACL{Path: "/", Who: who, Role: "Shape", Propagate: true})
+	}
+}
+
 // TestReshape gives a node's VM another shape, in one outage with whatever else it gets, or in none.
 func TestReshape(t *testing.T) {
 	eachLong(t, sim.Options{ControlPlanes: 1, Workers: 2}, reshapings(), func(t *testing.T, lab *Lab, s reshaping) {
-		lab.World.AddPool("talos")
-		lab.World.AddRole("Shape", "Sys.Console", "Sys.Modify", "Pool.Allocate")
-		for _, who := range []string{"recast@pve", "recast@pve!lab"} {
-			lab.World.Grant(world.ACL{Path: "/", Who: who, Role: "Shape", Propagate: true})
-		}
+		lab.allowShape()
 		lab.shape(s.node, s.settings)
 		if s.with != nil {
 			s.with(lab)
