@@ -14,6 +14,7 @@ import (
 type vmChecker struct{ checker }
 
 func (k vmChecker) all() {
+	taken := map[string]string{} // address, or MAC address → node
 	for _, name := range slices.Sorted(maps.Keys(k.c.VMClasses)) {
 		k.vm(spot{path: "vmClasses"}.entry(name), k.c.VMClasses[name])
 	}
@@ -29,7 +30,48 @@ func (k vmChecker) all() {
 		if _, err := netip.ParseAddr(n.Address); n.Address != "" && err != nil {
 			k.add(nodePath(i, "address"), "%s is not an address such as 192.0.2.31", quote(n.Address))
 		}
+		k.unshared(i, taken)
 	}
+}
+
+// unshared refuses an address of a node's machine, or a MAC address, that another node has: a class must
+// not give one to all of its nodes.
+func (k vmChecker) unshared(i int, taken map[string]string) {
+	n := k.c.Nodes[i]
+	v := k.c.ShapeOf(n)
+	have := []string{n.Address}
+	for _, config := range v.IPConfig {
+		for part := range strings.SplitSeq(config, ",") {
+			if prefix, err := netip.ParsePrefix(part[strings.Index(part, "=")+1:]); err == nil {
+				have = append(have, prefix.Addr().String())
+			}
+		}
+	}
+	for _, nic := range v.NICs {
+		if nic.MAC != nil {
+			have = append(have, strings.ToUpper(*nic.MAC))
+		}
+	}
+	for _, address := range have {
+		path := k.ownPath(i)
+		if address == n.Address {
+			path = nodePath(i, "address")
+		}
+		if other, ok := taken[address]; ok && other != n.Name {
+			k.add(path, "%s is the address of node %s already", address, quote(other))
+		}
+		if address != "" {
+			taken[address] = n.Name
+		}
+	}
+}
+
+// ownPath is where a node says what its VM is.
+func (k vmChecker) ownPath(i int) string {
+	if path := nodePath(i, "vm"); k.given(path) {
+		return path
+	}
+	return nodePath(i, "class")
 }
 
 // The names that Proxmox allows (pve-common, PVE/JSONSchema.pm: pve-node, pve-configid, pve-bridge-id,
@@ -104,10 +146,7 @@ func (k vmChecker) disks(at spot, disks []VMDisk) {
 
 // together checks what a class and a node's own settings say together, once neither is wrong by itself.
 func (k vmChecker) together(i int, v VM) {
-	path := nodePath(i, "class")
-	if k.given(nodePath(i, "vm")) {
-		path = nodePath(i, "vm")
-	}
+	path := k.ownPath(i)
 	number := func(n *int, otherwise int) int {
 		if n == nil {
 			return otherwise

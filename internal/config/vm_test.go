@@ -41,7 +41,16 @@ func vmCases() map[string]problemCase {
 		"host":                  {withNode("host: pve_1"), `16:5: nodes[0].host: "pve_1" is not a name of a Proxmox node`},
 		"class":                 {withNode("class: wroker") + "vmClasses: {worker: {cores: 2}}\n", `16:5: nodes[0].class: "wroker" is not in vmClasses (line 17), did you mean "worker"?`},
 		"class without any":     {withNode("class: worker"), `16:5: nodes[0].class: "worker" is not in vmClasses (line 1)`},
-		"wrong in a class":      {small + "vmClasses: {worker: {cores: 0}}\n", "16:22: vmClasses.worker.cores: must be at least 1"},
+		"address twice":         {withNode("address: 192.0.2.31") + "  - {name: wk1, schematic: default, address: 192.0.2.31}\n", `17:37: nodes[1].address: 192.0.2.31 is the address of node "cp1" already`},
+		"a class with one address": {
+			withNode("class: a") + "  - {name: wk1, schematic: default, class: a}\nvmClasses: {a: {ipconfig: ['ip=192.0.2.31/24,gw=192.0.2.1']}}\n",
+			`17:37: nodes[1].class: 192.0.2.31 is the address of node "cp1" already`,
+		},
+		"MAC twice": {
+			withVM("nics: [{mac: 'bc:24:11:00:00:01'}]") + "  - {name: wk1, schematic: default, vm: {nics: [{mac: 'BC:24:11:00:00:01'}]}}\n",
+			`17:37: nodes[1].vm: BC:24:11:00:00:01 is the address of node "cp1" already`,
+		},
+		"wrong in a class": {small + "vmClasses: {worker: {cores: 0}}\n", "16:22: vmClasses.worker.cores: must be at least 1"},
 	}
 }
 
