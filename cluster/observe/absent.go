@@ -12,8 +12,9 @@ import (
 
 // Absent is a node of recast.yaml that is nowhere yet.
 type Absent struct {
-	Host   string   // where its VM is to be
-	Traces []string // what there is of it all the same: then it is not made, but something was lost
+	Host    string   // where its VM is to be
+	Against []string // why its VM could not be started there
+	Traces  []string // what there is of it all the same: then it is not made, but something was lost
 }
 
 // absent says that a node is to be made, or that it should be there.

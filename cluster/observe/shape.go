@@ -36,36 +36,64 @@ func compareShapes(ctx context.Context, px cluster.Inventory, wanted []cluster.W
 	if err := g.Wait(); err != nil {
 		return err
 	}
-	return refuseMemory(ctx, px, found)
+	return refuseMemory(ctx, px, wanted, found)
 }
 
-// refuseMemory refuses more memory than a host has left, with what the VMs before it get.
-func refuseMemory(ctx context.Context, px cluster.HostReader, found []Found) error {
+// refuseMemory refuses more memory than a host has left, with what the VMs before it get: such a VM would
+// not start.
+func refuseMemory(ctx context.Context, px cluster.HostReader, wanted []cluster.Wanted, found []Found) error {
 	left := map[string]int64{}
+	short := func(host string, more int64) (string, error) {
+		free, known := left[host]
+		if !known {
+			var err error
+			if free, err = px.FreeMemory(ctx, host); err != nil {
+				return "", fmt.Errorf("read the free memory of %s: %w", host, err)
+			}
+		}
+		if left[host] = free; more > free {
+			return fmt.Sprintf("and %s has %s left: the VM would not start", host, cluster.Size(free)), nil
+		}
+		left[host] = free - more
+		return "", nil
+	}
 	for i := range found {
 		f := &found[i]
+		if f.Absent != nil {
+			more := mebibytes(wanted[i].Shape.Settings["memory"])
+			why, err := short(f.Absent.Host, more)
+			switch {
+			case err != nil:
+				f.Absent.Against = append(f.Absent.Against, fmt.Sprintf("%s: is nodes[].host, %s, a Proxmox node?", err, f.Absent.Host))
+			case why != "":
+				f.Absent.Against = append(f.Absent.Against, fmt.Sprintf("its VM takes %s of memory, %s", cluster.Size(more), why))
+			}
+		}
 		for j := range f.Shape {
 			d := &f.Shape[j]
 			more := moreMemory(*d, *f.VM)
 			if more <= 0 {
 				continue
 			}
-			free, known := left[f.VM.Host]
-			if !known {
-				var err error
-				if free, err = px.FreeMemory(ctx, f.VM.Host); err != nil {
-					return fmt.Errorf("read the free memory of %s: %w", f.VM.Host, err)
-				}
+			why, err := short(f.VM.Host, more)
+			if err != nil {
+				return err
 			}
-			if left[f.VM.Host] = free; more > free {
-				d.When = shape.Never
-				d.Why = fmt.Sprintf("it takes %s more than it has, and %s has %s left: the VM would not start", cluster.Size(more), f.VM.Host, cluster.Size(free))
-				continue
+			if why != "" {
+				d.When, d.Why = shape.Never, fmt.Sprintf("it takes %s more than it has, %s", cluster.Size(more), why)
 			}
-			left[f.VM.Host] = free - more
 		}
 	}
 	return nil
+}
+
+// mebibytes are the bytes of a VM's memory as Proxmox writes it.
+func mebibytes(memory string) int64 {
+	n, err := strconv.ParseInt(strings.TrimPrefix(memory, "current="), 10, 64)
+	if err != nil {
+		n = 512 // Proxmox' default
+	}
+	return n << 20
 }
 
 // moreMemory is how many bytes more a VM takes from its host.
@@ -73,16 +101,9 @@ func moreMemory(d shape.Difference, vm cluster.VM) int64 {
 	if d.Key != "memory" {
 		return 0
 	}
-	mebibytes := func(value string) int64 {
-		n, err := strconv.ParseInt(strings.TrimPrefix(value, "current="), 10, 64)
-		if err != nil {
-			return 512 // Proxmox' default
-		}
-		return n
-	}
 	more := mebibytes(d.Wanted)
 	if vm.Running {
 		more -= mebibytes(d.Found)
 	}
-	return more << 20
+	return more
 }

@@ -19,14 +19,17 @@ func Create(n *NodePlan) {
 	for _, trace := range n.Found.Absent.Traces {
 		n.Refused = append(n.Refused, "it is in recast.yaml, and there is something of it: "+trace)
 	}
+	n.Refused = append(n.Refused, n.Found.Absent.Against...)
 }
 
 // planCreate plans the VM of a node that is nowhere yet, and the machine in it.
 func planCreate(n *NodePlan, o observe.Observation) {
 	w := n.Wanted
 	Create(n)
-	if _, known := o.Rooms[n.Host]; !known {
-		n.Refused = append(n.Refused, "there is no Proxmox node "+n.Host)
+	for _, f := range o.Found {
+		if f.Name != n.Node && f.Addr.IsValid() && f.Addr == n.Addr {
+			n.Refused = append(n.Refused, fmt.Sprintf("its address is to be %s, which is that of node %s", n.Addr, f.Name))
+		}
 	}
 	switch file := n.Found.File; {
 	case file == nil:

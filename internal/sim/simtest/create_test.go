@@ -110,6 +110,23 @@ func TestCreateOfAnotherCluster(t *testing.T) {
 	})
 }
 
+// TestCreateRefused: what would fail once its VM is there is refused by the plan.
+func TestCreateRefused(t *testing.T) {
+	eachInLab(t, oneWorker(), map[string]struct{ old, new, refused string }{
+		"more memory than there is": {"memory: 4096", "memory: 4096000", "its VM takes 4000 GiB of memory, and pve1 has "},
+		"the address of another":    {"ip=127.42.7.251/24", "ip=127.42.7.11/24", "its address is to be 127.42.7.11, which is that of node cp1"},
+		"an unknown host":           {"host: pve1", "host: pve9", "is nodes[].host, pve9, a Proxmox node?"},
+		"an unknown storage":        {"{slot: scsi0, storage: fast", "{slot: scsi0, storage: fats", "Proxmox has no storage fats"},
+	}, func(t *testing.T, lab *Lab, s struct{ old, new, refused string }) {
+		lab.addNode("wk2", "wk1", "")
+		lab.Replace("recast.yaml", s.old, s.new)
+		p := lab.planOf(lab.Client(), "wk2", planning.Policy{})
+		if refused := strings.Join(p.Refused, "\n"); !strings.Contains(refused, s.refused) {
+			t.Errorf("refused: %q, want %q", refused, s.refused)
+		}
+	})
+}
+
 // TestCreateKilled kills the making of a node at points of every kind, and goes on with its journal or
 // without.
 func TestCreateKilled(t *testing.T) {
