@@ -95,6 +95,8 @@ func findNode(ctx context.Context, p Project, m Machines, w cluster.Wanted) (obs
 	}
 	f := o.Found[0]
 	switch {
+	case f.Absent != nil:
+		return f, observe.NotThereYet(w.Name)
 	case f.VM == nil:
 		return f, fault.WithHint(fault.ParkedHalf.Errorf("node %s has no VM now: its replacement is not finished", w.Name), "recast status")
 	case !f.Addr.IsValid():

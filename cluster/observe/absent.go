@@ -17,6 +17,11 @@ type Absent struct {
 	Traces  []string // what there is of it all the same: then it is not made, but something was lost
 }
 
+// NotThereYet refuses what needs a node that is to be made.
+func NotThereYet(node string) error {
+	return fault.WithHint(fault.Refusedf("node %s is not there yet", node), "recast roll makes it")
+}
+
 // absent says that a node is to be made, or that it should be there.
 func absent(w cluster.Wanted, o *Observation, members []cluster.Member) (*Absent, error) {
 	lacks := shape.Lacks(w)

@@ -32,9 +32,15 @@ func ObserveFiles(ctx context.Context, src Sources, wanted []cluster.Wanted, fou
 	if src.MachineConfig == nil || src.Maintenance == nil {
 		return
 	}
+	var shows []shown
+	for _, f := range found {
+		if f.Machine != nil && !f.Machine.ConfigHidden && f.Machine.Configs.Stored != nil {
+			shows = append(shows, shown{f.Name, f.Machine})
+		}
+	}
 	eachFound(found, func(i int, f *Found) {
 		if !f.Away {
-			f.File = observeFile(ctx, src, wanted[i], f, found)
+			f.File = observeFile(ctx, src, wanted[i], f, shows)
 		}
 	})
 }
@@ -56,6 +62,9 @@ func ObserveRunning(ctx context.Context, src Sources, wanted []cluster.Wanted) (
 	out := make([]RunningConfig, len(o.Found))
 	eachFound(o.Found, func(i int, f *Found) {
 		out[i] = RunningConfig{Node: f.Name, Err: errors.Join(f.Errs...)}
+		if f.Absent != nil {
+			out[i].Err = NotThereYet(f.Name)
+		}
 		if f.Machine != nil { // it is the node's own
 			out[i].Text, out[i].Err = src.Talos.MachineConfig(ctx, f.Addr)
 		}
@@ -109,7 +118,7 @@ func CompareConfigs(m cluster.Maintenance, has cluster.Configs, file cluster.Sec
 	return f, nil
 }
 
-func observeFile(ctx context.Context, src Sources, w cluster.Wanted, f *Found, all []Found) *cluster.FoundFile {
+func observeFile(ctx context.Context, src Sources, w cluster.Wanted, f *Found, shows []shown) *cluster.FoundFile {
 	text, there, err := src.MachineConfig(ctx, f.Name)
 	if err != nil {
 		return &cluster.FoundFile{Err: err}
@@ -129,7 +138,7 @@ func observeFile(ctx context.Context, src Sources, w cluster.Wanted, f *Found, a
 		file.Runs = cluster.ConfigSum(f.Machine.Configs.Stored)
 	}
 	if f.Absent != nil {
-		if file, err = compareBeside(src.Maintenance, w, docs.Role(), text, all); err != nil {
+		if file, err = compareBeside(src.Maintenance, w, docs.Role(), text, shows); err != nil {
 			file = cluster.FoundFile{Err: err}
 		}
 	}
@@ -137,20 +146,23 @@ func observeFile(ctx context.Context, src Sources, w cluster.Wanted, f *Found, a
 	return &file
 }
 
+// shown is a node that shows its machine configuration.
+type shown struct {
+	node    string
+	machine *cluster.Machine
+}
+
 // compareBeside compares the file of a new node with what another one runs, if possible one of its role:
 // so a file of another cluster is seen.
-func compareBeside(m cluster.Maintenance, w cluster.Wanted, role string, text cluster.Secret, all []Found) (cluster.FoundFile, error) {
-	alike := func(f Found) bool { return f.Machine.ControlPlane == (role == cluster.ControlPlane) }
-	shows := slices.DeleteFunc(slices.Clone(all), func(f Found) bool {
-		return f.Machine == nil || f.Machine.ConfigHidden || f.Machine.Configs.Stored == nil
-	})
+func compareBeside(m cluster.Maintenance, w cluster.Wanted, role string, text cluster.Secret, shows []shown) (cluster.FoundFile, error) {
+	alike := func(s shown) bool { return s.machine.ControlPlane == (role == cluster.ControlPlane) }
 	if len(shows) == 0 {
 		return cluster.FoundFile{}, nil
 	}
 	beside := shows[max(0, slices.IndexFunc(shows, alike))]
-	f, err := CompareConfigs(m, beside.Machine.Configs, text, beside.Machine.TalosVersion, w.Build.TalosVersion)
+	f, err := CompareConfigs(m, beside.machine.Configs, text, beside.machine.TalosVersion, w.Build.TalosVersion)
 	f.Identity = slices.DeleteFunc(f.Identity, func(what string) bool { return what == cluster.NodeRole })
-	return cluster.FoundFile{Beside: beside.Name, Identity: f.Identity}, err
+	return cluster.FoundFile{Beside: beside.node, Identity: f.Identity}, err
 }
 
 // compareFile compares a node's file, as a version of Talos reads it, with what the node runs. Most

@@ -27,6 +27,8 @@ func drawConfigDiff(p *page, d configs.Diff) {
 		state, colour = "differs", yellow
 	case !d.Wanted:
 		state, colour = "none", dim
+	case d.New:
+		state, colour = "new", yellow
 	}
 	p.line("%s %s", p.paint(colour, fmt.Sprintf("%-7s", state)), d.Node)
 	for _, reason := range d.Unread {

@@ -30,6 +30,8 @@ type Diff struct {
 	Node string `json:"node"`
 	// Wanted says that talos.machineConfigs has a configuration for the node. A node without one keeps what it runs.
 	Wanted bool `json:"wanted"`
+	// New says that the node is not there yet: there is nothing to compare its configuration with.
+	New bool `json:"new,omitempty"`
 	// Unread is why the two could not be compared.
 	Unread []string `json:"unread,omitempty"`
 	// Changes are what differs, but for what recast sets itself: installer, install disk, hostname, and the versions of Kubernetes.
@@ -52,11 +54,12 @@ func Compare(ctx context.Context, p pipeline.Project, m pipeline.Machines, nodes
 	}
 	res := Diffs{Cluster: p.Config.Cluster}
 	for _, f := range o.Found {
-		d := Diff{Node: f.Name, Wanted: f.File != nil}
+		d := Diff{Node: f.Name, Wanted: f.File != nil, New: f.Absent != nil}
 		switch {
 		case f.File == nil:
 		case f.File.Err != nil:
 			d.Unread = append(d.Unread, withHints(f.File.Err))
+		case d.New:
 		case f.Machine == nil:
 			d.Unread = append(d.Unread, f.NothingToCompare())
 			for _, err := range f.Errs {
