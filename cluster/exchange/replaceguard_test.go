@@ -146,19 +146,26 @@ var calls = map[string]call{
 	"blank":         {func(g *guarded, ctx context.Context) error { return g.r.System.GiveBlank(ctx) }, reimage, "set 101 map[ide2:isos:iso/x.iso,media=cdrom onboot:0] delete []\nset 101 map[boot:order=scsi0;ide2 description:recast: run=r1 build=b scsi0:fast:0,serial=blank,wwn=" + cluster.WWN("blank") + "] delete []"},
 	"restore":       {func(g *guarded, ctx context.Context) error { return g.r.System.restore(ctx) }, restoring, "set 101 map[description:recast: run=r1 build=b onboot:0] delete []\n" + intended + "move scsi20 of 9900 to scsi0 of 101\nset 101 map[boot:order=scsi0] delete []"},
 	"create":        {func(g *guarded, ctx context.Context) error { return g.r.System.createVM(ctx) }, deleted, "create 101"},
-	"create old":    {func(g *guarded, ctx context.Context) error { return g.r.PutBack.createOld(ctx) }, deleted, "create 101"},
-	"keep off":      {func(g *guarded, ctx context.Context) error { _, err := g.r.KeepOff(ctx); return err }, all(on(101, kv{"onboot": "1"}), func(g *guarded) { g.HA = &cluster.HAResource{} }), intended + "remove HA of 101\n" + intended + "set 101 map[onboot:0] delete []"},
-	"stay off":      {func(g *guarded, ctx context.Context) error { return g.r.stayOff(ctx) }, nil, ""},
-	"stands still":  {func(g *guarded, ctx context.Context) error { return said(g.r.PutBack.StandsStill(ctx)) }, all(here, vm(running), on(101, kv{"scsi1": ""})), ""},
-	"compare":       {func(g *guarded, ctx context.Context) error { return g.r.comparison.compareDisks(ctx) }, all(here, holder), ""},
-	"not given up":  {func(g *guarded, ctx context.Context) error { return g.r.notGivenUp(ctx) }, nil, ""},
-	"give up":       {func(g *guarded, ctx context.Context) error { return g.r.GiveUp(ctx) }, nil, strings.TrimSpace(intended)},
-	"firewall":      {func(g *guarded, ctx context.Context) error { return g.r.KeptFirewall.Keep(ctx) }, all(walled, func(g *guarded) { delete(g.Firewalls, 9900) }), intended + "firewall 9900\n" + intended},
-	"reshape":       {reshapes, shaped, reshaped},
-	"shape new":     {reshapes, all(shaped, func(g *guarded) { g.r.Strategy = cluster.Create }), reshaped + "\ngrow scsi1 of 101 to 20G"},
-	"has shape":     {func(g *guarded, ctx context.Context) error { return said(g.r.Reshaping.done(ctx)) }, shaped, ""},
-	"free":          {free, keeping, "set 9900 map[protection:0] delete []\nfree fast:vm-9900-disk-7,backup=0 of 9900\n" + intended},
-	"forget":        {free, all(keeping, on(9900, kv{"scsi20": ""})), strings.TrimSpace(intended)},
+	"create new": {func(g *guarded, ctx context.Context) error {
+		err := g.r.System.createVM(ctx)
+		if err == nil && g.Guests[101].Config["efidisk0"] == "" {
+			err = errors.New("it has no place for its EFI variables")
+		}
+		return err
+	}, all(deleted, was(kv{"bios": "ovmf"}), func(g *guarded) { g.r.Strategy = cluster.Create }), "create 101"},
+	"create old":   {func(g *guarded, ctx context.Context) error { return g.r.PutBack.createOld(ctx) }, deleted, "create 101"},
+	"keep off":     {func(g *guarded, ctx context.Context) error { _, err := g.r.KeepOff(ctx); return err }, all(on(101, kv{"onboot": "1"}), func(g *guarded) { g.HA = &cluster.HAResource{} }), intended + "remove HA of 101\n" + intended + "set 101 map[onboot:0] delete []"},
+	"stay off":     {func(g *guarded, ctx context.Context) error { return g.r.stayOff(ctx) }, nil, ""},
+	"stands still": {func(g *guarded, ctx context.Context) error { return said(g.r.PutBack.StandsStill(ctx)) }, all(here, vm(running), on(101, kv{"scsi1": ""})), ""},
+	"compare":      {func(g *guarded, ctx context.Context) error { return g.r.comparison.compareDisks(ctx) }, all(here, holder), ""},
+	"not given up": {func(g *guarded, ctx context.Context) error { return g.r.notGivenUp(ctx) }, nil, ""},
+	"give up":      {func(g *guarded, ctx context.Context) error { return g.r.GiveUp(ctx) }, nil, strings.TrimSpace(intended)},
+	"firewall":     {func(g *guarded, ctx context.Context) error { return g.r.KeptFirewall.Keep(ctx) }, all(walled, func(g *guarded) { delete(g.Firewalls, 9900) }), intended + "firewall 9900\n" + intended},
+	"reshape":      {reshapes, shaped, reshaped},
+	"shape new":    {reshapes, all(shaped, func(g *guarded) { g.r.Strategy = cluster.Create }), reshaped + "\ngrow scsi1 of 101 to 20G"},
+	"has shape":    {func(g *guarded, ctx context.Context) error { return said(g.r.Reshaping.done(ctx)) }, shaped, ""},
+	"free":         {free, keeping, "set 9900 map[protection:0] delete []\nfree fast:vm-9900-disk-7,backup=0 of 9900\n" + intended},
+	"forget":       {free, all(keeping, on(9900, kv{"scsi20": ""})), strings.TrimSpace(intended)},
 	"resume": {func(g *guarded, ctx context.Context) error {
 		_, err := ResumeReplace(g, g.Guests[9900], nil)
 		return err

@@ -85,13 +85,14 @@ var gateCalls = map[string]rollingtest.Call{
 			return reasonAsError(n.putBack.replacementOut(ctx, r))
 		})
 	}, Ready: all(asCP, begun, swapped, joined), Deaf: []string{"EtcdMembers", "EtcdStatus"}},
-	"back out": {Do: func(s *scene, ctx context.Context) error { return nodeOf(s).eviction.backOut(ctx) }, Ready: begun, Done: "uncordon\nset 9900 map[description:record protection:1] delete []"},
-	"drain":    {Do: func(s *scene, ctx context.Context) error { return nodeOf(s).eviction.drain(ctx) }, Ready: begun, Done: "cordon\ndrain", Deaf: []string{"Identity", "VM", "Machine", "AttachedVolumes"}},
-	"uncordon": {Do: func(s *scene, ctx context.Context) error { return nodeOf(s).finish.uncordon(ctx) }, Ready: begun, Done: "uncordon"},
-	"down":     {Do: func(s *scene, ctx context.Context) error { return reasonAsError(nodeOf(s).takeDown.done(ctx)) }, Ready: begun},
-	"hooks":    {Do: func(s *scene, ctx context.Context) error { return nodeOf(s).hookPoints.before()[0].Do(ctx) }},
-	"prove":    {Do: func(s *scene, ctx context.Context) error { return nodeOf(s).recall.proveReplace(ctx, s.Mem, *s.Rec) }, Ready: begun},
-	"reboot":   {Do: func(s *scene, ctx context.Context) error { return nodeOf(s).newBoot.requireToReboot(ctx) }, Ready: asCP, Deaf: []string{"EtcdStatus", "EtcdMembers", "Identity"}},
+	"back out":    {Do: func(s *scene, ctx context.Context) error { return nodeOf(s).eviction.backOut(ctx) }, Ready: begun, Done: "uncordon\nset 9900 map[description:record protection:1] delete []"},
+	"drain":       {Do: func(s *scene, ctx context.Context) error { return nodeOf(s).eviction.drain(ctx) }, Ready: begun, Done: "cordon\ndrain", Deaf: []string{"Identity", "VM", "Machine", "AttachedVolumes"}},
+	"uncordon":    {Do: func(s *scene, ctx context.Context) error { return nodeOf(s).finish.uncordon(ctx) }, Ready: begun, Done: "uncordon"},
+	"delete node": {Do: func(s *scene, ctx context.Context) error { return nodeOf(s).finish.removal()[0].Do(ctx) }, Ready: all(is(cluster.Remove), begun), Done: "delete node"},
+	"down":        {Do: func(s *scene, ctx context.Context) error { return reasonAsError(nodeOf(s).takeDown.done(ctx)) }, Ready: begun},
+	"hooks":       {Do: func(s *scene, ctx context.Context) error { return nodeOf(s).hookPoints.before()[0].Do(ctx) }},
+	"prove":       {Do: func(s *scene, ctx context.Context) error { return nodeOf(s).recall.proveReplace(ctx, s.Mem, *s.Rec) }, Ready: begun},
+	"reboot":      {Do: func(s *scene, ctx context.Context) error { return nodeOf(s).newBoot.requireToReboot(ctx) }, Ready: asCP, Deaf: []string{"EtcdStatus", "EtcdMembers", "Identity"}},
 	"boot failed": {Do: func(s *scene, ctx context.Context) error {
 		return nodeOf(s).newBoot.bootFailed(ctx, errors.New("timed out"))
 	}, Ready: all(asCP, silent, func(s *scene) { delete(s.Status, addr(12)) }), Err: "cp1 did not come back from its upgrade: timed out", Deaf: []string{"Booted", "EtcdStatus", "EtcdMembers", "Identity"}},
@@ -193,6 +194,7 @@ func etcdRows() []row {
 func identityRows() []row {
 	other := onNode("wk1", func(k *cluster.KubeNode) { k.UUID = "v" })
 	return []row{
+		{Do: "delete node", Change: other, Err: "Kubernetes has UUID v for node wk1"},
 		{Do: "uncordon", Change: other, Err: "Kubernetes has UUID v for node wk1"},
 		{Do: "drain", Change: other, Err: "Kubernetes has UUID v for node wk1", Done: "uncordon\nset 9900 map[description:record protection:1] delete []"},
 		{Do: "start", Change: other, Err: "Kubernetes has UUID v for node wk1"},

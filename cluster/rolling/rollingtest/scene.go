@@ -173,6 +173,7 @@ func (k sceneKube) do(name string) error {
 }
 
 func (k sceneKube) Cordon(context.Context, string, cluster.Mark) error { return k.do("cordon") }
+func (k sceneKube) DeleteNode(context.Context, string, string) error   { return k.do("delete node") }
 func (k sceneKube) Uncordon(context.Context, string) error             { return k.do("uncordon") }
 func (k sceneKube) Drain(context.Context, string, cluster.DrainOptions, func(string)) error {
 	return k.do("drain")

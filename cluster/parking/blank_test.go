@@ -1,0 +1,46 @@
+package parking_test
+
+import (
+	"errors"
+	"testing"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/clustertest"
+	"github.com/recast-sh/recast/cluster/parking"
+)
+
+func TestWrongBlank(t *testing.T) {
+	t.Parallel()
+	volume := cluster.Volume{Label: "DATA", Device: "sdb1", PartitionUUID: "p1", Format: "xfs"}
+	labelled := func(label string) func(*parking.Memory, *cluster.Machine) {
+		return func(_ *parking.Memory, m *cluster.Machine) {
+			m.Volumes = []cluster.Volume{{Label: label, Device: "sdb1", PartitionUUID: "p1"}, {Label: label, Device: "sdb2", PartitionUUID: "p2"}}
+		}
+	}
+	for name, c := range map[string]struct {
+		change func(*parking.Memory, *cluster.Machine)
+		err    string
+	}{
+		"as it should be":     {func(*parking.Memory, *cluster.Machine) {}, ""},
+		"no blank disk":       {func(_ *parking.Memory, m *cluster.Machine) { m.Disks[0].Serial = "other" }, "0 disks of the machine are the blank system disk"},
+		"two of them":         {func(_ *parking.Memory, m *cluster.Machine) { m.Disks = append(m.Disks, m.Disks[0]) }, "2 disks of the machine are the blank system disk"},
+		"it has data":         {func(_ *parking.Memory, m *cluster.Machine) { m.Disks[0].Blank = false }, "the new system disk sda is not blank"},
+		"a volume is missing": {func(mem *parking.Memory, _ *cluster.Machine) { mem.Volumes = []cluster.Volume{volume} }, "the persistent volume"},
+		"a volume is there": {func(mem *parking.Memory, m *cluster.Machine) {
+			mem.Volumes, m.Volumes = []cluster.Volume{volume}, []cluster.Volume{volume}
+		}, ""},
+		"a label of Talos, twice": {labelled("STATE"), "the label STATE is on sdb1 and on sdb2"},
+		"another label, twice":    {labelled("mine"), ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			mem := parking.Memory{
+				VM:        cluster.VM{ID: 101, Name: "wk1", Host: "pve1", Config: map[string]string{"scsi0": "fast:vm-101-disk-0", "scsi1": "fast:vm-101-disk-1,serial=data"}},
+				SystemKey: "scsi0", DiskSerial: "blank",
+			}
+			m := cluster.Machine{Disks: []cluster.MachineDisk{{Device: "sda", Serial: "blank", Blank: true}, {Device: "sdb", Serial: "data"}}}
+			c.change(&mem, &m)
+			clustertest.CheckErr(t, errors.Join(mem.WrongBlank(m, false)...), c.err)
+		})
+	}
+}
