@@ -210,6 +210,15 @@ func joined(key string, of map[string]string, order []string) string {
 	return strings.Join(out, ",")
 }
 
+// newDevice is the value of a device that is not there yet.
+func newDevice(key, wanted string) string {
+	of, order := split(key, wanted)
+	if cluster.NumberedBus(key) == "net" && of["model"] == "" {
+		of["model"] = "virtio"
+	}
+	return joined(key, of, order)
+}
+
 // switches are the options of devices that are on or off; off where they are missing.
 var switches = []string{"enabled", "firewall", "link_down"}
 
@@ -217,11 +226,7 @@ var switches = []string{"enabled", "firewall", "link_down"}
 func (c *comparison) device(key, wanted string) {
 	have, there := c.vm.Config[key]
 	if !there {
-		of, order := split(key, wanted)
-		if cluster.NumberedBus(key) == "net" && of["model"] == "" {
-			of["model"] = "virtio"
-		}
-		c.add(Difference{Key: key, Wanted: joined(key, of, order), When: Off, setting: key})
+		c.add(Difference{Key: key, Wanted: newDevice(key, wanted), When: Off, setting: key})
 		return
 	}
 	is, _ := split(key, have)

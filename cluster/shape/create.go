@@ -50,11 +50,7 @@ func New(w cluster.Wanted, id cluster.VMID, uuid string) cluster.VM {
 	maps.Copy(vm.Config, w.Shape.Settings)
 	vm.Config["name"], vm.Config["smbios1"] = w.Name, "uuid="+uuid
 	for key, wanted := range w.Shape.Devices {
-		of, order := split(key, wanted)
-		if cluster.NumberedBus(key) == "net" && of["model"] == "" {
-			of["model"] = "virtio"
-		}
-		vm.Config[key] = joined(key, of, order)
+		vm.Config[key] = newDevice(key, wanted)
 	}
 	if w.Shape.CloudInit != "" {
 		vm.Config["ide0"] = w.Shape.CloudInit + ":cloudinit,media=cdrom"
