@@ -148,6 +148,13 @@ func TestRemoveKilled(t *testing.T) {
 						if at%2 == 0 {
 							lab.loseJournal()
 						}
+						if at%3 == 0 { // cancelled, where there is something to cancel
+							if _, err := lab.Client().Recover(t.Context(), node); err == nil {
+								t.Attr("put-back", "1")
+								requireInSync(t, lab)
+								return
+							}
+						}
 						_, err := lab.Client().Remove(t.Context(), node)
 						if err != nil && !strings.Contains(err.Error(), "is not there: there is nothing to remove") && !strings.Contains(err.Error(), "Kubernetes knows no node of that name") {
 							t.Fatalf("killed at %q: %v", points[at-1], err)
