@@ -35,7 +35,11 @@ func makePlan(ctx context.Context, p Project, m Machines, lock schematics.Lock, 
 // planSeen also returns the observation that the plan is based on.
 func planSeen(ctx context.Context, p Project, m Machines, lock schematics.Lock, past cluster.History, policy planning.Policy) (planning.Plan, observe.Observation, error) {
 	wanted := p.Wanted(lock)
-	o, err := observation(ctx, p, m, wanted)
+	first, err := toBegin(ctx, m, policy)
+	if err != nil {
+		return planning.Plan{}, observe.Observation{}, err
+	}
+	o, err := observation(ctx, p, m, wanted, first)
 	if err != nil {
 		return planning.Plan{}, o, err
 	}
@@ -47,8 +51,27 @@ func planSeen(ctx context.Context, p Project, m Machines, lock schematics.Lock, 
 	}
 	plan.Warn = append(plan.Warn, unknownISOStorages(p.Config, o)...)
 	plan.Gates, plan.Hooks = p.Gates(), p.Hooks()
+	if policy.Bootstrap != "" && len(plan.Gates) > 0 {
+		plan.Gates = nil
+		plan.Warn = append(plan.Warn, "roll.gates are not asked: there is nothing yet that they could protect")
+	}
 	plan.Seal(pinned(lock), p.Config.Hash())
 	return plan, o, err
+}
+
+// toBegin is the control plane with which a bootstrap begins the cluster; "" if there is a cluster.
+func toBegin(ctx context.Context, m Machines, policy planning.Policy) (string, error) {
+	if policy.Bootstrap == "" {
+		return "", nil
+	}
+	_, err := m.Kube.Nodes(ctx)
+	switch {
+	case err == nil:
+		return "", nil
+	case cluster.IsUnanswered(err):
+		return policy.Bootstrap, ctx.Err()
+	}
+	return "", fmt.Errorf("see whether there is a cluster already: %w", err)
 }
 
 // unknownISOStorages reports unknown storages for boot ISOs: publish and a roll refuse them.

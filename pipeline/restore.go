@@ -21,12 +21,6 @@ import (
 	"github.com/recast-sh/recast/internal/step"
 )
 
-// RestoreSources are the clients that a restore needs besides Machines.
-type RestoreSources interface {
-	Endpointer
-	cluster.EtcdRestorer
-}
-
 // RestoreOptions are the options of Restore.
 type RestoreOptions struct {
 	File, Node string
@@ -64,7 +58,7 @@ type begunRestore struct {
 // verify → find the machine → claim → confirm → upload → bootstrap → wait.
 // It never touches an etcd that has data, unless an unfinished restore of the
 // same snapshot put it there.
-func Restore(ctx context.Context, p Project, m Machines, src RestoreSources, run *step.Runner, o RestoreOptions) (rep RestoreReport, err error) {
+func Restore(ctx context.Context, p Project, m Machines, run *step.Runner, o RestoreOptions) (rep RestoreReport, err error) {
 	if !slices.Contains(nodeNames(p.Config), o.Node) {
 		return rep, fault.WithHint(fault.Configf("no node %q", o.Node), "the nodes are: %s", strings.Join(nodeNames(p.Config), ", "))
 	}
@@ -72,7 +66,7 @@ func Restore(ctx context.Context, p Project, m Machines, src RestoreSources, run
 	if rep.Snapshot, err = readSnapshot(ctx, o); err != nil {
 		return rep, err
 	}
-	w := restoring{newWork(p, m, run, o.Claim, ""), src}
+	w := restoring{newWork(p, m, run, o.Claim, "")}
 	_, err = w.end(ctx, func() error {
 		if err := w.settle(ctx); err != nil {
 			return err
@@ -143,12 +137,11 @@ func elsewhere(rep RestoreReport) []string {
 // restoring is a running Restore.
 type restoring struct {
 	*work
-	src RestoreSources
 }
 
 // findTarget finds the machine and its VM. host is the VM's host.
 func (w restoring) findTarget(ctx context.Context, rep *RestoreReport) (host string, err error) {
-	ask, err := w.src.Endpoints(ctx)
+	ask, err := w.machines.Talos.Endpoints(ctx)
 	if err != nil {
 		return "", err
 	}
@@ -231,12 +224,15 @@ func (w restoring) restore(ctx context.Context, rep RestoreReport, o RestoreOpti
 		return err
 	}
 	r := &restore.Restore{
-		Talos: w.machines.Talos, Restorer: w.claim.held.GuardRestorer(w.src), Kube: w.machines.Kube,
-		Target: rep.Target, File: o.File, Copied: o.Copied, Timing: timing(w.Config), Say: w.run.Note,
-		Bootstraps: func() error {
-			begun.Bootstrapped = time.Now().UTC()
-			return j.Put(restoreKey, begun)
+		Begin: restore.Begin{
+			Talos: w.claim.held.GuardTalos(w.machines.Talos), Target: rep.Target, File: o.File, Copied: o.Copied, Timing: timing(w.Config),
+			Above: "restore", Say: w.run.Note,
+			Bootstraps: func() error {
+				begun.Bootstrapped = time.Now().UTC()
+				return j.Put(restoreKey, begun)
+			},
 		},
+		Kube: w.machines.Kube,
 	}
 	w.began = true
 	within, done := w.claim.whileHeld(ctx)

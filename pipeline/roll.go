@@ -47,6 +47,21 @@ type Report struct {
 func Roll(ctx context.Context, p Project, c Images, m Machines, run *step.Runner, o RollOptions) (Report, error) {
 	w := newWork(p, m, run, o, "roll")
 	w.refusedHint = "recast plan shows every node; --exclude leaves one out"
+	return w.passes(ctx, c)
+}
+
+// Bootstrap makes a cluster from nothing: the control plane with which etcd begins, and then all other
+// nodes, side by side. It goes on with what an earlier one has made. Where there is a cluster already,
+// it makes what is missing of that.
+func Bootstrap(ctx context.Context, p Project, c Images, m Machines, run *step.Runner, o RollOptions, first string) (Report, error) {
+	o.Policy.Bootstrap = first
+	w := newWork(p, m, run, o, "bootstrap")
+	w.refusedHint = "nothing was changed; correct that, and run the same command again"
+	return w.passes(ctx, c)
+}
+
+// passes makes plans and carries them out, until nothing is left unfinished.
+func (w *work) passes(ctx context.Context, c Images) (Report, error) {
 	return w.end(ctx, func() error {
 		if err := w.settle(ctx); err != nil {
 			return err
@@ -104,7 +119,7 @@ func single(ctx context.Context, command string, p Project, m Machines, run *ste
 			return err
 		}
 		wanted := p.Wanted(lock)
-		seen, err := observation(ctx, p, m, wanted)
+		seen, err := observation(ctx, p, m, wanted, "")
 		if err != nil {
 			return err
 		}

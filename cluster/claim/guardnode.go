@@ -2,6 +2,7 @@ package claim
 
 import (
 	"context"
+	"io"
 	"net/netip"
 	"sync"
 	"time"
@@ -38,6 +39,18 @@ func (g guardedTalos) EtcdForfeit(ctx context.Context, addr netip.Addr, uuid str
 
 func (g guardedTalos) EtcdLeave(ctx context.Context, addr netip.Addr, uuid string) error {
 	return g.held.whileOurs(ctx, func() error { return g.talos.EtcdLeave(ctx, addr, uuid) })
+}
+
+func (g guardedTalos) EtcdService(ctx context.Context, addr netip.Addr) (state, last string, err error) {
+	return g.talos.EtcdService(ctx, addr)
+}
+
+func (g guardedTalos) EtcdRecover(ctx context.Context, addr netip.Addr, uuid string, snapshot io.Reader) error {
+	return g.held.whileOurs(ctx, func() error { return g.talos.EtcdRecover(ctx, addr, uuid, snapshot) })
+}
+
+func (g guardedTalos) EtcdBootstrap(ctx context.Context, addr netip.Addr, uuid string, content cluster.EtcdContent) error {
+	return g.held.whileOurs(ctx, func() error { return g.talos.EtcdBootstrap(ctx, addr, uuid, content) })
 }
 
 func (g guardedTalos) PullInstaller(ctx context.Context, addr netip.Addr, uuid, installer string, say func(string)) (supported bool, err error) {

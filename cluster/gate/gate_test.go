@@ -128,7 +128,7 @@ func newRows() []row {
 		{Do: "create", Change: dead},
 		{Do: "create again", Change: known, Err: "UUID else"},
 		{Do: "create again", Change: all(stranger, noISO)},
-		{Do: "create cp", Change: dead, Err: "etcd must be healthy for cp1 to join it: cp2 does not answer"},
+		{Do: "create cp", Change: dead, Err: "etcd must be healthy for cp1 to join it: cp2 does not answer", Took: time.Minute},
 		{Do: "create cp", Change: member(0xa9), Err: "etcd has a member named cp1 (a9)"},
 		{Do: "create cp", Change: all(member(0xa9), member(0xaa)), Err: "etcd has two members named cp1"},
 		{Do: "create cp", Change: fails("EtcdMembers", cluster.ErrNotNow), Err: "no control plane says who the members of etcd are"},

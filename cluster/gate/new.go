@@ -10,6 +10,7 @@ import (
 	"github.com/recast-sh/recast/cluster/etcd"
 	"github.com/recast-sh/recast/cluster/exchange"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/wait"
 )
 
 // requireNew refuses to make a node of which there is something already, or which etcd is not healthy
@@ -18,11 +19,28 @@ func (n Gate) requireNew(ctx context.Context) error {
 	if n.Plan.Resume {
 		return n.Identity.RequireNameFree(ctx)
 	}
-	problems := []error{n.requireISO(ctx), n.requireRoom(ctx), n.requireNoVM(ctx), n.requireNoNode(ctx), n.requireNoMachine(ctx)}
+	problems := []error{n.requireISO(ctx), n.requireRoom(ctx), n.requireNoVM(ctx), n.requireNoMachine(ctx)}
+	if n.Plan.Bootstraps {
+		return errors.Join(append(problems, n.requireNoCluster(ctx))...)
+	}
+	problems = append(problems, n.requireNoNode(ctx))
 	if n.Plan.Role == cluster.ControlPlane {
 		problems = append(problems, n.requireNoMember(ctx))
 	}
 	return errors.Join(problems...)
+}
+
+// requireNoCluster refuses to begin a cluster whose Kubernetes API answers.
+func (n Gate) requireNoCluster(ctx context.Context) error {
+	asking, cancel := context.WithTimeout(ctx, exchange.LookAround)
+	defer cancel()
+	switch _, err := n.Kube.Nodes(asking); {
+	case cluster.IsUnanswered(err):
+		return ctx.Err()
+	case err != nil:
+		return fmt.Errorf("see that there is no cluster yet: %w", err)
+	}
+	return fault.WithHint(fault.PlanMoved.Refusedf("the cluster's Kubernetes API answers: there is one already, and it was to begin with %s", n.Plan.Node), "run the same command again, which looks again")
 }
 
 // requireNoVM refuses to make a VM whose name or number another one has.
@@ -67,20 +85,27 @@ func (n Gate) requireNoMachine(ctx context.Context) error {
 
 // requireNoMember refuses to make a control plane whose name a member of etcd has, since Talos would
 // remove that member when the new one joins, and one that would join an etcd that is not healthy: with
-// it, there is one more to agree.
+// it, there is one more to agree. Another control plane may be joining just now: that is waited for.
 func (n Gate) requireNoMember(ctx context.Context) error {
-	v, err := etcd.Look(ctx, n.Talos, n.OtherControlPlanes())
-	if err != nil {
-		return err
+	var unhealthy error
+	err := n.Wait(ctx, "gate", "etcd healthy", n.Timing.Join, func(ctx context.Context) (bool, string, error) {
+		v, err := etcd.Look(ctx, n.Talos, n.OtherControlPlanes())
+		if err != nil {
+			return false, "", wait.Stop(err)
+		}
+		m, found, err := v.Member(n.Plan.Node)
+		if err != nil {
+			return false, "", wait.Stop(err)
+		}
+		if found {
+			return false, "", wait.Stop(fault.WithHint(fault.EtcdUnhealthy.Refusedf("etcd has a member named %s (%x)", n.Plan.Node, m.ID), "if its machine is gone, talosctl etcd remove-member %x removes it", m.ID))
+		}
+		wrong := strings.Join(v.Unhealthy(""), "; ")
+		unhealthy = fault.WithHint(fault.EtcdUnhealthy.Refusedf("etcd must be healthy for %s to join it: %s", n.Plan.Node, wrong), "bring its members back first")
+		return wrong == "", wrong, nil
+	})
+	if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
+		return unhealthy
 	}
-	m, found, err := v.Member(n.Plan.Node)
-	switch wrong := v.Unhealthy(""); {
-	case err != nil:
-		return err
-	case !found && len(wrong) == 0:
-		return nil
-	case !found:
-		return fault.WithHint(fault.EtcdUnhealthy.Refusedf("etcd must be healthy for %s to join it: %s", n.Plan.Node, strings.Join(wrong, "; ")), "bring its members back first")
-	}
-	return fault.WithHint(fault.EtcdUnhealthy.Refusedf("etcd has a member named %s (%x)", n.Plan.Node, m.ID), "if its machine is gone, talosctl etcd remove-member %x removes it", m.ID)
+	return err
 }

@@ -22,6 +22,16 @@ func NotThereYet(node string) error {
 	return fault.WithHint(fault.Refusedf("node %s is not there yet", node), "recast roll makes it")
 }
 
+// TracesOfCluster are what speaks against beginning a cluster: machines of it were here before.
+func (o Observation) TracesOfCluster(node string) (traces []string) {
+	for _, p := range o.Parking {
+		if node == o.First && len(p.Record.Kept) > 0 {
+			traces = append(traces, fmt.Sprintf("%s has disks of node %s of this cluster: if the cluster is gone for good, recast prune frees them; else bring it back, since a second one with its secrets could destroy it", p.VM, p.Record.Node))
+		}
+	}
+	return traces
+}
+
 // absent says that a node is to be made, or that it should be there.
 func absent(w cluster.Wanted, o *Observation, members []cluster.Member) (*Absent, error) {
 	lacks := shape.Lacks(w)

@@ -38,6 +38,11 @@ func ObserveFiles(ctx context.Context, src Sources, wanted []cluster.Wanted, fou
 			shows = append(shows, shown{f.Name, f.Machine})
 		}
 	}
+	if i := slices.IndexFunc(wanted, func(w cluster.Wanted) bool { return w.Name == src.First }); i >= 0 {
+		if text, there, err := src.MachineConfig(ctx, src.First); there && err == nil { // an error is found again below
+			shows = []shown{{src.First, &cluster.Machine{ControlPlane: true, Configs: cluster.Configs{Stored: text, Active: text}, RunningSystem: cluster.RunningSystem{TalosVersion: wanted[i].Build.TalosVersion}}}}
+		}
+	}
 	eachFound(found, func(i int, f *Found) {
 		if !f.Away {
 			f.File = observeFile(ctx, src, wanted[i], f, shows)
@@ -146,7 +151,7 @@ func observeFile(ctx context.Context, src Sources, w cluster.Wanted, f *Found, s
 	return &file
 }
 
-// shown is a node that shows its machine configuration.
+// shown is a node that shows its machine configuration, or has the one that the others' are to fit.
 type shown struct {
 	node    string
 	machine *cluster.Machine

@@ -195,6 +195,7 @@ type Observation struct {
 	Rooms    map[string]cluster.Room // of the hosts of the nodes' VMs
 	Dark     error                   // why Kubernetes and Talos could not be read while a replacement has a control plane out of service; nil: they were
 	Found    []Found                 // one per wanted node, in their order
+	First    string                  // see Sources.First
 
 	// PastBuilds are builds of earlier locks, by ID: an unfinished replacement is finished with the
 	// build that it began with.
@@ -210,6 +211,11 @@ type Observation struct {
 // ControlPlanes are the cluster's control planes, as far as known.
 func (o Observation) ControlPlanes() []cluster.Endpoint {
 	var out []cluster.Endpoint
+	for _, f := range o.Found {
+		if f.Name == o.First && f.Addr.IsValid() {
+			out = append(out, cluster.Endpoint{Node: f.Name, Addr: f.Addr})
+		}
+	}
 	for _, n := range o.Nodes {
 		if addr := FirstAddr(n.Addresses); n.ControlPlane && addr.IsValid() {
 			out = append(out, cluster.Endpoint{Node: n.Name, Addr: addr})

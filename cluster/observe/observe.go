@@ -185,14 +185,16 @@ func observeMatched(ctx context.Context, src Sources, wanted []cluster.Wanted) (
 }
 
 func observeSources(ctx context.Context, src Sources) (o Observation, members []cluster.Member, err error) {
-	o.ParkingIDs = src.ParkingIDs
+	o.ParkingIDs, o.First = src.ParkingIDs, src.First
 	var errProxmox, errQuorum, errStorage, errKube, errTalos error
 	g := errgroup.Group{}
 	g.Go(func() error { o.VMs, errProxmox = src.Proxmox.VMs(ctx); return nil })
 	g.Go(func() error { o.Quorate, errQuorum = src.Proxmox.Quorate(ctx); return nil })
 	g.Go(func() error { o.Storages, errStorage = src.Proxmox.Storages(ctx); return nil })
-	g.Go(func() error { o.Nodes, errKube = src.Kube.Nodes(ctx); return nil })
-	g.Go(func() error { members, errTalos = src.Talos.Members(ctx); return nil })
+	if src.First == "" {
+		g.Go(func() error { o.Nodes, errKube = src.Kube.Nodes(ctx); return nil })
+		g.Go(func() error { members, errTalos = src.Talos.Members(ctx); return nil })
+	}
 	_ = g.Wait() // none of them returns an error: each is reported with its source
 	errProxmox = o.noteAway(errProxmox)
 	if err := fault.Prefix("read Proxmox", errors.Join(errProxmox, errQuorum, errStorage)); err != nil {
@@ -220,6 +222,9 @@ type Sources struct {
 	Maintenance cluster.Maintenance
 	Kube        cluster.KubeReader
 	Cluster     string // name of the cluster; records of other clusters are not ours
+	// First is the control plane with which the cluster is to begin: there is neither Kubernetes nor
+	// etcd, so neither is asked. "": there is a cluster.
+	First string
 	// ParkingIDs are the VMIDs that a parking VM may have, in order.
 	ParkingIDs []cluster.VMID
 	// ConfigKnown says where a node's machine configuration is available: in the journal of the

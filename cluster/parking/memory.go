@@ -38,6 +38,7 @@ type Memory struct {
 	EtcdKept     bool   // its data is on a persistent disk: the member must not leave
 	EtcdID       uint64 // of the member; 0 if there was none
 	EtcdMembers  int    // with this one
+	Bootstraps   bool   `json:",omitempty"` // etcd begins with it
 
 	// Kubernetes is what the node ran. The restored node runs the same, whatever a configuration
 	// from a file names: a roll never changes it.

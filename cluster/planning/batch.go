@@ -61,6 +61,9 @@ func (p *Plan) Arrange() {
 			p.Room[slot] = 1
 		}
 		p.Room[hostSlot(n.Host)] = max(1, p.PerHost)
+		if p.Bootstrap != "" && n.Phase != Unfinished {
+			p.Room[cluster.ControlPlane] = len(p.Nodes) // etcd takes them in one after the other by itself
+		}
 		if last := len(p.Batches) - 1; last < 0 || p.Batches[last].Phase != n.Phase {
 			p.Batches = append(p.Batches, p.batch(n.Phase))
 		}
@@ -84,7 +87,11 @@ func (p *Plan) batch(phase Phase) Batch {
 		b.Limit = max(1, p.MaxUnavailable)
 	}
 	both := []Phase{ControlPlanes, Workers}
-	if last := len(p.Batches) - 1; p.WorkersBeside && !p.TakesAPIAway() && last >= 0 {
+	beside := p.WorkersBeside && !p.TakesAPIAway()
+	if p.Bootstrap != "" && slices.Contains(both, phase) {
+		b.Limit, beside = len(p.Nodes), true // nobody depends on what is not there yet
+	}
+	if last := len(p.Batches) - 1; beside && last >= 0 {
 		b.Beside = slices.Contains(both, phase) && slices.Contains(both, p.Batches[last].Phase)
 	}
 	return b

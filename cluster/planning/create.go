@@ -36,13 +36,19 @@ func planCreate(n *NodePlan, o observe.Observation) {
 		n.Refused = append(n.Refused, "its machine configuration is not in talos.machineConfigs: a new node has nothing else to get it from")
 	case file.Err == nil:
 		n.Role = file.Role
-		if file.Beside == "" {
+		if n.Node == o.First {
+			n.Bootstraps, n.Why = true, "bootstrap: the cluster begins with it"
+		} else if file.Beside == "" {
 			n.Refused = append(n.Refused, "no node shows its machine configuration: whether its file in talos.machineConfigs is of this cluster can't be seen")
 		}
 	}
-	if n.Role == cluster.ControlPlane && len(o.ControlPlanes()) == 0 {
+	switch {
+	case n.Bootstraps && n.Role != cluster.ControlPlane:
+		n.Refused = append(n.Refused, "a cluster begins with a control plane, and its machine configuration is that of a worker")
+	case n.Role == cluster.ControlPlane && len(o.ControlPlanes()) == 0:
 		n.Refused = append(n.Refused, "it is a control plane, and there is no other: recast bootstrap makes a cluster")
 	}
+	n.Refused = append(n.Refused, o.TracesOfCluster(n.Node)...)
 	vm := shape.New(w, n.VMID, "")
 	n.Notes = append(n.Notes, "its VM: "+describe(vm, w))
 	if d, err := cluster.ParseDisk(w.SystemDisk, vm.Config[w.SystemDisk]); err == nil {

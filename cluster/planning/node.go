@@ -148,7 +148,7 @@ func planResume(n *NodePlan, o observe.Observation) {
 	if moved := cluster.OnOtherHosts(n.Found.VM, n.Found.Parking.VM, mem.VM.Host, o.Away, rec.VMID); moved != "" {
 		n.Refused = append(n.Refused, moved)
 	}
-	n.EtcdKept = mem.EtcdKept
+	n.EtcdKept, n.Bootstraps = mem.EtcdKept, mem.Bootstraps
 	if mem.ControlPlane {
 		n.Role = cluster.ControlPlane
 	}

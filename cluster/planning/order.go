@@ -62,7 +62,9 @@ func (p Plan) estimate(batches []Batch) (whole time.Duration) {
 func (p *Plan) spread() {
 	for _, phase := range []Phase{ControlPlanes, Workers} {
 		limit := 1
-		if phase == Workers {
+		if p.Bootstrap != "" {
+			limit = len(p.Nodes)
+		} else if phase == Workers {
 			limit = max(1, p.MaxUnavailable)
 		}
 		var at []int

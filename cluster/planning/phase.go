@@ -24,6 +24,8 @@ func (p *Plan) Order(policy Policy) {
 			n.Phase = Reset
 		case n.Resume, n.begun():
 			n.Phase = Unfinished
+		case n.Bootstraps:
+			n.Phase = First
 		case n.Role == cluster.ControlPlane:
 			n.Phase = ControlPlanes
 		default:
@@ -33,9 +35,9 @@ func (p *Plan) Order(policy Policy) {
 	if policy.Canary {
 		p.pickCanary(policy.CanaryNode)
 	}
-	order := []Phase{Unfinished, Reset, Canary, ControlPlanes, Workers}
+	order := []Phase{Unfinished, Reset, First, Canary, ControlPlanes, Workers}
 	if policy.WorkersFirst {
-		order = []Phase{Unfinished, Reset, Canary, Workers, ControlPlanes}
+		order = []Phase{Unfinished, Reset, First, Canary, Workers, ControlPlanes}
 	}
 	slices.SortStableFunc(p.Nodes, func(a, b NodePlan) int { return slices.Index(order, a.Phase) - slices.Index(order, b.Phase) })
 	p.spread()
@@ -102,6 +104,7 @@ type Phase string
 const (
 	Unfinished    Phase = "unfinished" // what an earlier run left
 	Reset         Phase = "reset"      // machines that someone has reset
+	First         Phase = "first"      // the control plane with which the cluster begins
 	Canary        Phase = "canary"     // one node, because none runs the new build or configuration yet
 	ControlPlanes Phase = "control-planes"
 	Workers       Phase = "workers"
@@ -119,7 +122,7 @@ func NodeOfStep(path string) (phase Phase, node string, below []string) {
 		return "", "", nil
 	}
 	switch phase := Phase(parts[1]); phase {
-	case Unfinished, Reset, Canary, ControlPlanes, Workers:
+	case Unfinished, Reset, First, Canary, ControlPlanes, Workers:
 		return phase, parts[2], parts[3:]
 	default:
 		return "", "", nil
@@ -133,10 +136,14 @@ func (p Plan) Title(b Batch) string {
 		return "finish what an earlier run left"
 	case b.Phase == Reset:
 		return "give machines that were reset their configuration back"
+	case b.Phase == First:
+		return BeginsTitle
 	case b.Phase == Canary:
 		return CanaryTitle(p)
 	case b.Phase == ControlPlanes && nodes == 1:
 		return "one control plane"
+	case b.Phase == ControlPlanes && p.Bootstrap != "":
+		return fmt.Sprintf("%d control planes", nodes)
 	case b.Phase == ControlPlanes:
 		return fmt.Sprintf("%d control planes, one at a time", nodes)
 	case nodes == 1:
@@ -145,6 +152,9 @@ func (p Plan) Title(b Batch) string {
 		return fmt.Sprintf("%d workers, at most %d at a time", nodes, b.Limit)
 	}
 }
+
+// BeginsTitle says why the control plane that the cluster begins with is made alone.
+const BeginsTitle = "the control plane with which the cluster begins"
 
 // CanaryTitle says why one node of a plan goes first.
 func CanaryTitle(p Plan) string {

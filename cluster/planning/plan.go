@@ -21,7 +21,7 @@ import (
 // read. While something is unfinished, the other nodes may be unread: they are planned again
 // afterwards.
 func New(cluster string, wanted []cluster.Wanted, o observe.Observation, past cluster.History, p Policy) (Plan, error) {
-	plan := Plan{Cluster: cluster, MaxUnavailable: p.maxUnavailable(o), PerHost: max(1, p.PerHost), WorkersBeside: p.WorkersBeside, AcceptOutage: p.AcceptOutage, What: p.What, ControlPlanes: o.ControlPlanes(), Heed: p.Heed(wanted)}
+	plan := Plan{Cluster: cluster, MaxUnavailable: p.maxUnavailable(o), PerHost: max(1, p.PerHost), WorkersBeside: p.WorkersBeside, AcceptOutage: p.AcceptOutage, What: p.What, Bootstrap: p.Bootstrap, ControlPlanes: o.ControlPlanes(), Heed: p.Heed(wanted)}
 	if err := errors.Join(p.Check(wanted), p.checkLabels(wanted, o)); err != nil {
 		return Plan{}, err
 	}
@@ -76,9 +76,10 @@ type NodePlan struct {
 	Notes    []string         `json:"notes,omitempty"`
 	// ToRecreate is what has to be lifted until a roll would recreate it; none where it does, or where recast.yaml asks for another way.
 	ToRecreate []cluster.Obstacle `json:"toRecreate,omitempty"`
-	Paused     string             `json:"paused,omitempty"` // why a person wants it left alone, though it is stale
-	Slots      []string           `json:"slots,omitempty"`  // what it holds for as long as it is out: see Plan.Room
-	Resume     bool               `json:"resume,omitempty"` // finishes what an earlier run began, or brings back who was reset: before anything else
+	Paused     string             `json:"paused,omitempty"`     // why a person wants it left alone, though it is stale
+	Slots      []string           `json:"slots,omitempty"`      // what it holds for as long as it is out: see Plan.Room
+	Bootstraps bool               `json:"bootstraps,omitempty"` // etcd begins with it
+	Resume     bool               `json:"resume,omitempty"`     // finishes what an earlier run began, or brings back who was reset: before anything else
 	VMID       cluster.VMID       `json:"vmid"`
 	Host       string             `json:"host"`
 	UUID       string             `json:"uuid"`
@@ -141,7 +142,10 @@ type Plan struct {
 	// What is rolled; empty: all that is not as wanted.
 	What []What `json:"what,omitempty"`
 
-	Cluster        string     `json:"cluster"`
+	Cluster string `json:"cluster"`
+	// Bootstrap is the control plane with which the cluster begins, or has begun, whose missing nodes are made.
+	Bootstrap string `json:"bootstrap,omitempty"`
+
 	Run            string     `json:"run,omitempty"`  // the unfinished run that this one continues
 	Nodes          []NodePlan `json:"nodes"`          // every node looked at, in the order in which they are rolled
 	MaxUnavailable int        `json:"maxUnavailable"` // workers at a time; control planes go one at a time
@@ -291,6 +295,9 @@ func ForNode(w cluster.Wanted, f observe.Found, o observe.Observation, past clus
 		PlanAway(&n, o.Away)
 	case f.Open():
 		planResume(&n, o)
+	case p.Bootstrap != "" && f.Absent == nil:
+		n.Why = "it is there: recast roll keeps it as recast.yaml wants it"
+		return n
 	case f.Absent != nil && !p.does(Image):
 		n.Why = "it is not there yet, which --what leaves as it is"
 	case f.Absent != nil:

@@ -50,7 +50,11 @@ func (p *Plan) AwaitOthers(o observe.Observation) {
 func (p Policy) Check(wanted []cluster.Wanted) error {
 	names := p.Heed(wanted).Known
 	var problems []error
-	for _, name := range slices.Concat(p.Only, p.Exclude) {
+	named := slices.Concat(p.Only, p.Exclude)
+	if p.Bootstrap != "" {
+		named = append(named, p.Bootstrap)
+	}
+	for _, name := range named {
 		if !slices.Contains(names, name) {
 			problems = append(problems, fault.WithHint(fault.Configf("no node %q in the configuration", name),
 				"the nodes are: %s", strings.Join(names, ", ")))
@@ -235,6 +239,9 @@ type Policy struct {
 	KeepDisks      int        // old system disks of a node that stay parked; 0: 1
 	Rehearse       *Rehearsal // nil: boot ISOs are not tried out before the first node goes
 	What           []What     // what is rolled; empty: all
+	// Bootstrap is the control plane with which a cluster begins: only nodes that are nowhere yet are
+	// made, side by side. "": a roll.
+	Bootstrap string
 }
 
 // What is a part of a node that a roll brings to its wanted state.

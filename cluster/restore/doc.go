@@ -1,3 +1,4 @@
-// Package restore makes etcd of a cluster's only control plane anew from a snapshot. [FindTarget]
-// finds that control plane and refuses where there may be others; [Restore] has the steps.
+// Package restore makes a machine begin an etcd of its own. [First] is the step that does so for the
+// first control plane of a new cluster. [Restore] has the steps that give the only control plane of a
+// cluster its etcd back from a snapshot; [FindTarget] finds it, and refuses where there may be others.
 package restore

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"os"
 	"slices"
 	"strings"
 
@@ -15,7 +14,6 @@ import (
 	"github.com/recast-sh/recast/cluster/rolling"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/step"
-	"github.com/recast-sh/recast/internal/wait"
 	"github.com/recast-sh/recast/internal/words"
 )
 
@@ -57,31 +55,17 @@ func FindTarget(ctx context.Context, talos cluster.MachineReader, files cluster.
 
 // Restore restores etcd of a single control plane from a snapshot.
 type Restore struct {
-	Talos    cluster.TalosReader
-	Restorer cluster.EtcdRestorer
-	Kube     cluster.NodeReader
-	Target   Target
-	File     string
-	Copied   bool // File is a copy of a database, without a checksum
-	Timing   cluster.Timing
-	Say      func(path, text string)
-	// Bootstraps is called before Talos is asked to bootstrap: from then on etcd's data may be the
-	// snapshot's.
-	Bootstraps func() error
+	Begin
+	Kube cluster.NodeReader
 
-	ran, waited bool // etcd was seen running; the node was seen healthy
+	waited bool // the node was seen healthy
 }
 
-// Steps are the steps of a restore. The first can be interrupted anywhere: an incomplete snapshot
-// does not match its checksum, and the next upload replaces it (Talos 1.14 does not even keep it);
-// etcd is bootstrapped only if it has no data.
+// Steps are the steps of a restore.
 func (r *Restore) Steps() step.Step {
 	return step.Step{ID: "restore", Code: fault.EtcdSnapshot, Title: "restore etcd on " + r.Target.Node, Steps: func(context.Context) ([]step.Step, error) {
 		return []step.Step{
-			{
-				ID: "recover-etcd", Title: "make etcd on " + r.Target.Node + " from " + r.File, Risk: step.Destructive,
-				Skip: r.recovered, Do: r.recoverEtcd,
-			},
+			r.Step("recover-etcd"),
 			{
 				ID: "wait-healthy", Title: "wait until " + r.Target.Node + " is healthy",
 				Skip: r.healthy, Do: r.awaitHealthy,
@@ -99,19 +83,6 @@ func (r *Restore) awaitHealthy(ctx context.Context) error {
 	return err
 }
 
-func (r *Restore) bootstrap(ctx context.Context) error {
-	return r.Restorer.EtcdBootstrap(ctx, r.Target.Addr, r.Target.UUID, r.Copied)
-}
-
-// etcdRuns is the goal of recoverEtcd: the member leads an etcd of one.
-func (r *Restore) etcdRuns(ctx context.Context) (string, error) {
-	s, err := r.Talos.EtcdStatus(ctx, r.Target.Addr)
-	if err != nil || s.Leader == 0 || s.Leader != s.MemberID {
-		return "", err
-	}
-	return fmt.Sprintf("etcd %s runs on %s as member %x", s.Version, r.Target.Node, s.MemberID), nil
-}
-
 // healthy is the goal of awaitHealthy; before that has ended, only its wait says what is missing.
 func (r *Restore) healthy(ctx context.Context) (string, error) {
 	what, err := r.lacks(ctx)
@@ -122,18 +93,6 @@ func (r *Restore) healthy(ctx context.Context) (string, error) {
 		return "", nil
 	}
 	return "", err
-}
-
-// insist repeats do while the machine is not ready for it.
-func (r *Restore) insist(ctx context.Context, path, name string, do func(context.Context) error) error {
-	r.Say(path, name)
-	return r.wait(ctx, path, name, func(ctx context.Context) (bool, string, error) {
-		err := do(ctx)
-		if err == nil || errors.Is(err, cluster.ErrNotYet) {
-			return err == nil, "", err
-		}
-		return false, "", wait.Stop(err)
-	})
 }
 
 // lacks names the first thing that the node still lacks; "" when it is healthy.
@@ -155,74 +114,6 @@ func (r *Restore) lacks(ctx context.Context) (string, error) {
 		return "etcd: " + strings.Join(wrong, "; "), nil
 	}
 	return rolling.LacksNode(ctx, r.Kube, r.Target.Node, m.UUID, m.BootID)
-}
-
-func (r *Restore) recoverEtcd(ctx context.Context) error {
-	const path = "restore/recover-etcd"
-	var lost error
-	if !r.Target.Data { // else an earlier run has bootstrapped it
-		if err := r.insist(ctx, path, "upload the snapshot to "+r.Target.Node, r.upload); err != nil {
-			return err
-		}
-		if err := r.Bootstraps(); err != nil {
-			return err
-		}
-		begin := "make " + r.Target.Node + " begin with the snapshot"
-		if err := r.insist(ctx, path, begin, func(ctx context.Context) error {
-			err := r.bootstrap(ctx)
-			if errors.Is(err, cluster.ErrLostAnswer) { // never repeated: from here on we only watch
-				lost = fault.Prefix(begin, err)
-				r.Say(path, err.Error())
-				return nil
-			}
-			return err
-		}); err != nil {
-			return err
-		}
-	}
-	return rolling.Unanswered(lost, r.wait(ctx, path, "etcd on "+r.Target.Node, func(ctx context.Context) (bool, string, error) {
-		why, silent := r.etcdRuns(ctx)
-		if r.ran = why != ""; r.ran {
-			return true, why, nil
-		}
-		state, last, err := r.Restorer.EtcdService(ctx, r.Target.Addr)
-		if err == nil && state == "Failed" {
-			return false, "", wait.Stop(fault.WithHint(fmt.Errorf("restoring etcd from the snapshot failed: %s", last),
-				"correct what it says, or take another snapshot, and run the same command again; "+
-					"where it left something in "+etcd.DataDir+", empty that first: "+EmptyEtcd))
-		}
-		if state == "Running" && err == nil {
-			err = silent
-		}
-		return false, strings.TrimSuffix(state+": "+last, ": "), err
-	}))
-}
-
-// recovered is etcdRuns. Until etcd has been seen running, no answer is no error.
-func (r *Restore) recovered(ctx context.Context) (string, error) {
-	why, err := r.etcdRuns(ctx)
-	if !r.ran {
-		err = nil
-	}
-	return why, err
-}
-
-func (r *Restore) upload(ctx context.Context) error {
-	f, err := os.Open(r.File)
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	return r.Restorer.EtcdRecover(ctx, r.Target.Addr, r.Target.UUID, f)
-}
-
-func (r *Restore) wait(ctx context.Context, path, name string, look wait.Look) error {
-	w := wait.For{Name: name, Every: r.Timing.Poll, Timeout: r.Timing.Join, Seen: func(seen string) { r.Say(path, seen) }}
-	err := wait.Until(ctx, w, look)
-	if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
-		return fault.WithHint(err, "run the same command again: it continues where this one stopped")
-	}
-	return err
 }
 
 // Target is the one control plane of a cluster, with no etcd or a new one.

@@ -41,7 +41,7 @@ func (l *lone) EtcdRecover(_ context.Context, _ netip.Addr, _ string, snapshot i
 	return errors.Join(err, l.note("recover "+string(b)))
 }
 
-func (l *lone) EtcdBootstrap(context.Context, netip.Addr, string, bool) error {
+func (l *lone) EtcdBootstrap(context.Context, netip.Addr, string, cluster.EtcdContent) error {
 	return errors.Join(l.note("bootstrap"), l.bootstrap)
 }
 
@@ -67,7 +67,7 @@ func TestRestoreFails(t *testing.T) {
 		kind  fault.Kind
 		err   string
 	}{
-		"it fails":              {lone{state: "Failed"}, false, []string{"recover db", "bootstrap"}, fault.Failed, "restoring etcd from the snapshot failed: what it told"},
+		"it fails":              {lone{state: "Failed"}, false, []string{"recover db", "bootstrap"}, fault.Failed, "etcd could not begin with the snapshot: what it told"},
 		"it is too early twice": {lone{state: "Failed", early: 2}, false, []string{"recover db", "bootstrap"}, fault.Failed, "what it told"},
 		"the answer is lost":    {lone{state: "Preparing", bootstrap: cluster.ErrLostAnswer}, false, []string{"recover db", "bootstrap"}, fault.Failed, "gave up after 1m0s; last seen: Preparing: what it told"},
 		"etcd has data already": {lone{bootstrap: fault.Refusedf("etcd data directory is not empty")}, false, []string{"recover db", "bootstrap"}, fault.Refused, "not empty"},
@@ -77,11 +77,11 @@ func TestRestoreFails(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
-				r := &Restore{
+				r := &Restore{Begin: Begin{
 					Bootstraps: func() error { return nil },
-					Talos:      &c.talos, Restorer: &c.talos, Target: Target{Node: "cp1", Data: c.data}, File: file,
+					Talos:      &c.talos, Target: Target{Node: "cp1", Data: c.data}, File: file,
 					Timing: cluster.Timing{Poll: time.Second, Join: time.Minute}, Say: func(string, string) {},
-				}
+				}}
 				err := new(step.Runner).Run(t.Context(), r.Steps())
 				if err == nil || !strings.Contains(err.Error(), c.err) || fault.KindOf(err) != c.kind || c.kind == fault.Failed && len(fault.Hints(err)) == 0 {
 					t.Errorf("err = %v, hints %q, want %q", err, fault.Hints(err), c.err)

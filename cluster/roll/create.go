@@ -44,7 +44,10 @@ func (n create) open(ctx context.Context) error {
 		VM: shape.New(n.Want, n.Plan.VMID, uuid), SystemKey: n.Want.SystemDisk, DiskSerial: exchange.DiskSerial(n.Run, n.Plan.Node),
 		ControlPlane: n.Plan.Role == cluster.ControlPlane,
 	}
-	if mem.ControlPlane {
+	switch {
+	case n.Plan.Bootstraps:
+		mem.Bootstraps, mem.EtcdMembers = true, 1
+	case mem.ControlPlane:
 		v, err := etcd.Look(ctx, n.Talos, n.OtherControlPlanes())
 		if err != nil {
 			return err
@@ -67,7 +70,7 @@ func (n create) open(ctx context.Context) error {
 
 // kubernetes returns the images that the node is to run: those of the cluster, whatever its file names.
 func (n create) kubernetes(ctx context.Context) (images cluster.KubernetesImages, err error) {
-	for _, e := range n.OtherControlPlanes() {
+	for _, e := range n.OtherControlPlanes() { // none has any yet where the cluster begins
 		var m cluster.MachineKubernetes
 		if m, err = n.Talos.KubernetesImages(ctx, e.Addr); err != nil {
 			continue

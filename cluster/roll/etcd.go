@@ -231,7 +231,7 @@ func (n *etcdMember) lacks(ctx context.Context, mem parking.Memory) (string, err
 		return learnerStill, nil
 	case mem.EtcdKept && m.ID != mem.EtcdID:
 		return fmt.Sprintf("its etcd member is %x, but its data is that of %x", m.ID, mem.EtcdID), nil
-	case len(v.Members) != mem.EtcdMembers:
+	case len(v.Members) != mem.EtcdMembers && (n.Plan.Strategy != cluster.Create || len(v.Members) < mem.EtcdMembers): // others may have joined with it
 		return fmt.Sprintf("etcd has %d members, before: %d", len(v.Members), mem.EtcdMembers), nil
 	}
 	if wrong := v.Unhealthy(""); len(wrong) > 0 {

@@ -8,6 +8,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/observe"
+	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/step"
@@ -24,7 +25,7 @@ func (r *Roller) Steps(p planning.Plan) step.Step {
 		Risk:  step.Destructive, LookAhead: 1,
 		Steps: func(context.Context) ([]step.Step, error) {
 			steps := r.Rehearser.Steps(p)
-			if slices.ContainsFunc(work, planning.NodePlan.NeedsSnapshot) {
+			if p.Bootstrap == "" && slices.ContainsFunc(work, planning.NodePlan.NeedsSnapshot) {
 				steps = append(steps, r.SnapshotStep(p, r.SnapshotDir))
 			}
 			for _, b := range p.Batches {
@@ -151,4 +152,14 @@ func (n order) step() step.Step {
 		s = n.explained(s)
 	}
 	return s
+}
+
+// rolledBackTo is the goal of a rollback: the kept disk is no longer parked.
+func (n order) rolledBackTo(rec parking.Record) string {
+	parked := slices.ContainsFunc(rec.Kept, func(k parking.KeptDisk) bool { return k.Key == n.Plan.Restore.Key && k.Run == n.Plan.Restore.Run })
+	if parked {
+		return ""
+	}
+	n.Out.Remove(n.Plan.Node)
+	return "it runs its earlier system again"
 }

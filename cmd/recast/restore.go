@@ -55,15 +55,11 @@ cluster and needs a talosconfig with the role os:admin.`,
 			if err != nil {
 				return err
 			}
-			t, err := connectTalos(s, p, &cl)
-			if err != nil {
-				return err
-			}
 			ctx := c.Context()
 			display := s.displaySteps(ctx)
 			run := &step.Runner{Emit: display.Emit}
 			s.telemetry.Watch(run)
-			rep, err := pipeline.Restore(ctx, p, m, t, run, pipeline.RestoreOptions{
+			rep, err := pipeline.Restore(ctx, p, m, run, pipeline.RestoreOptions{
 				File: args[0], Node: f.node, Copied: f.copied,
 				Confirm: func(rep pipeline.RestoreReport) (bool, error) {
 					defer display.hold()()

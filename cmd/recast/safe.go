@@ -13,6 +13,7 @@ const reads = "nothing was changed: this command only reads"
 var untouched = map[string]string{
 	"recast":             "nothing was started",
 	"recast backup":      "the cluster is as it was; a snapshot appears under its name only once it is verified",
+	"recast bootstrap":   "etcd begins once, on the named control plane, and nothing of another cluster is touched: run the same command again to go on",
 	"recast build":       "no node and no VM was touched; finished images stay, and recast.lock is never half written",
 	"recast config":      reads,
 	"recast docs":        "no cluster was touched",

@@ -188,7 +188,7 @@ var changes = map[string]func(ctx context.Context, c *Client, uuid string) error
 	"reboot":   func(ctx context.Context, c *Client, uuid string) error { return c.Reboot(ctx, nodeAddr, uuid) },
 	"rollback": func(ctx context.Context, c *Client, uuid string) error { return c.Rollback(ctx, nodeAddr, uuid) },
 	"bootstrap": func(ctx context.Context, c *Client, uuid string) error {
-		return c.EtcdBootstrap(ctx, nodeAddr, uuid, false)
+		return c.EtcdBootstrap(ctx, nodeAddr, uuid, cluster.EtcdEmpty)
 	},
 	"recover": func(ctx context.Context, c *Client, uuid string) error {
 		return c.EtcdRecover(ctx, nodeAddr, uuid, strings.NewReader("snapshot"))
@@ -234,7 +234,7 @@ func TestChanges(t *testing.T) {
 	}{
 		"forfeit":   {"forfeit", etcdForfeitTimeout},
 		"leave":     {"leave", etcdLeaveTimeout},
-		"bootstrap": {"bootstrap true false", bootstrapTimeout},
+		"bootstrap": {"bootstrap false false", bootstrapTimeout},
 		"reboot":    {"reboot DEFAULT", rebootTimeout},
 		"rollback":  {"rollback", rebootTimeout},
 		"apply":     {"apply NO_REBOOT machine: {}", defaultTimeout},

@@ -97,10 +97,18 @@ func heading(plan planning.Plan, phase planning.Phase, nodes int) string {
 		return "finish first: left by run " + plan.Run
 	case planning.Reset:
 		return "before all others: machines that were reset"
+	case planning.First:
+		return "first: " + planning.BeginsTitle
 	case planning.Canary:
 		return "canary: " + planning.CanaryTitle(plan)
 	case planning.ControlPlanes:
+		if plan.Bootstrap != "" {
+			return fmt.Sprintf("control planes: %d, at most %d per Proxmox host", nodes, max(1, plan.PerHost))
+		}
 		return fmt.Sprintf("control planes: %d, one at a time", nodes) + beside(plan, phase)
+	}
+	if plan.Bootstrap != "" {
+		return fmt.Sprintf("workers: %d, at most %d per Proxmox host", nodes, max(1, plan.PerHost)) + beside(plan, phase)
 	}
 	text := fmt.Sprintf("workers: %d, at most %d at a time and %d per Proxmox host", nodes, max(1, plan.MaxUnavailable), max(1, plan.PerHost))
 	return text + beside(plan, phase)

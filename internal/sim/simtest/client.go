@@ -312,7 +312,7 @@ func (c *Client) Backup(ctx context.Context, o pipeline.BackupOptions) (pipeline
 func (c *Client) Restore(ctx context.Context, file, node string) (pipeline.RestoreReport, error) {
 	return connected(ctx, c, func(s *session) (pipeline.RestoreReport, error) {
 		c.Runner.Emit = c.emit
-		return pipeline.Restore(ctx, s.project, s.machines, s.talos, &c.Runner, pipeline.RestoreOptions{
+		return pipeline.Restore(ctx, s.project, s.machines, &c.Runner, pipeline.RestoreOptions{
 			File: file, Node: node, Confirm: func(pipeline.RestoreReport) (bool, error) { return true, nil }, Claim: c.rollOptions(planning.Policy{}),
 		})
 	})

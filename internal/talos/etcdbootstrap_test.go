@@ -71,7 +71,7 @@ func TestEtcdBootstrapTellsWhyNot(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
 				n := &fakeNode{answer: c.answer}
-				err := n.start(t).EtcdBootstrap(t.Context(), nodeAddr, nodeUUID, true)
+				err := n.start(t).EtcdBootstrap(t.Context(), nodeAddr, nodeUUID, cluster.EtcdCopy)
 				if fault.KindOf(err) != c.kind || c.is != nil && !errors.Is(err, c.is) || !strings.Contains(err.Error(), status.Convert(c.answer).Message()) {
 					t.Errorf("err = %v", err)
 				}

@@ -16,7 +16,7 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-var _ cluster.EtcdRestorer = Etcd{}
+var _ cluster.EtcdBootstrapper = Etcd{}
 
 const (
 	bootstrapTimeout = time.Minute // Talos stops its etcd first
@@ -64,11 +64,10 @@ func (c Etcd) EtcdRecover(ctx context.Context, addr netip.Addr, uuid string, sna
 	})
 }
 
-// EtcdBootstrap makes the machine begin an etcd of its own from the uploaded
-// snapshot; it returns when Talos has accepted that.
-func (c Etcd) EtcdBootstrap(ctx context.Context, addr netip.Addr, uuid string, copied bool) error {
+// EtcdBootstrap makes the machine begin an etcd of its own; it returns when Talos has accepted that.
+func (c Etcd) EtcdBootstrap(ctx context.Context, addr netip.Addr, uuid string, content cluster.EtcdContent) error {
 	return c.change(ctx, addr, uuid, bootstrapTimeout, func(ctx context.Context, s session) error {
-		err := s.Bootstrap(ctx, &machineapi.BootstrapRequest{RecoverEtcd: true, RecoverSkipHashCheck: copied})
+		err := s.Bootstrap(ctx, &machineapi.BootstrapRequest{RecoverEtcd: content != cluster.EtcdEmpty, RecoverSkipHashCheck: content == cluster.EtcdCopy})
 		if e, ok := errors.AsType[*answerError](answer(err)); ok && e.code == codes.AlreadyExists {
 			return fault.WithHint(fault.Refusedf("%w", e), "another etcd was started there meanwhile: talosctl -n %s etcd members", addr)
 		}

@@ -1,0 +1,62 @@
+package adminconfig
+
+import (
+	"net/netip"
+	"testing"
+
+	"github.com/siderolabs/talos/pkg/machinery/config/encoder"
+	"github.com/siderolabs/talos/pkg/machinery/config/generate"
+	"github.com/siderolabs/talos/pkg/machinery/config/machine"
+
+	"github.com/recast-sh/recast/cluster"
+)
+
+// configOf makes a machine configuration of a new cluster.
+func configOf(t *testing.T, kind machine.Type) cluster.Secret {
+	t.Helper()
+	in, err := generate.NewInput("prod", "https://10.0.0.1:6443", "1.35.4")
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg, err := in.Config(kind)
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := cfg.EncodeBytes(encoder.WithComments(encoder.CommentsDisabled))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return text
+}
+
+// TestOf: the files of a cluster are recognized, and those of another one are not. That servers
+// accept them shows wherever a lab is bootstrapped.
+func TestOf(t *testing.T) {
+	t.Parallel()
+	of := func() Config {
+		t.Helper()
+		c, err := Of("prod", configOf(t, machine.TypeControlPlane), []netip.Addr{netip.MustParseAddr("10.0.0.1")})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return c
+	}
+	ours, others := of(), of()
+	for is, what := range map[*Config]bool{&ours: true, &others: false} {
+		talos, errTalos := ours.IsTalosconfig(is.Talosconfig)
+		kubernetes, errKubernetes := ours.IsKubeconfig(is.Kubeconfig)
+		if talos != what || kubernetes != what || errTalos != nil || errKubernetes != nil {
+			t.Errorf("%v %v, %v %v, want %v", talos, errTalos, kubernetes, errKubernetes, what)
+		}
+	}
+	if is, err := ours.IsKubeconfig([]byte("{}")); is || err != nil {
+		t.Errorf("an empty kubeconfig: %v, %v", is, err)
+	}
+}
+
+func TestOfWorker(t *testing.T) {
+	t.Parallel()
+	if _, err := Of("prod", configOf(t, machine.TypeWorker), nil); err == nil {
+		t.Error("a worker has no key to make them with")
+	}
+}
