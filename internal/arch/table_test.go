@@ -193,7 +193,7 @@ var table = []row{
 		ggcr, schematic, machinery, "!" + talosDial, yaml, "golang.org/x/sync/singleflight",
 	}},
 	{pkg: "internal/sim/imager", allow: []string{"internal/sim/artefact", ggcr, yaml}},
-	{pkg: "internal/sim/manifests", allow: []string{yaml}},
+	{pkg: "internal/sim/manifests", allow: []string{machinery, "!" + talosDial, yaml}},
 	{pkg: "internal/sim/etcd", allow: []string{bbolt, protobuf}},
 	{pkg: "internal/sim/talosapi/...", allow: []string{
 		"internal/sim/directgrpc", "internal/sim/manifests", "internal/sim/etcd", "internal/sim/world", "internal/sim/artefact", "internal/sim/network", "internal/sim/record",

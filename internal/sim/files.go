@@ -35,8 +35,12 @@ func (o Options) withKernelArgs(schematic string) string {
 }
 
 // Files is a complete working directory, by file name. It has no lock file, because
-// recast writes that. dir is its future path.
+// recast writes that. dir is its future path. In an empty lab, recast writes everything but
+// env.
 func (l *Lab) Files(dir string) (map[string][]byte, error) {
+	if l.o.Empty {
+		return map[string][]byte{"env": []byte(l.envFile(dir))}, nil
+	}
 	var endpoints []string
 	for _, n := range l.Nodes {
 		if n.ControlPlane {
@@ -61,7 +65,7 @@ func (l *Lab) Files(dir string) (map[string][]byte, error) {
 	}, nil
 }
 
-// Kubeconfig is the kubeconfig of a user in group, valid for life. The group
+// Kubeconfig is the kubeconfig of a user of the lab's own cluster in group, valid for life. The group
 // system:masters has every permission.
 func (l *Lab) Kubeconfig(group string, life time.Duration) ([]byte, error) {
 	cert, key, err := issueFor(life, &l.kubeCA, pkix.Name{CommonName: "admin", Organization: []string{group}}, nil)
@@ -81,13 +85,15 @@ func (l *Lab) Env(dir string) map[string]string {
 		"POOR_TOKEN":           PoorToken,
 		"LAB_EXTENSIONS":       l.Extensions(),
 		"LAB_FINGERPRINT":      l.Fingerprint(),
+		"LAB_FACTORY":          l.factoryURL(),
+		"LAB_NETWORK":          l.o.Prefix,
 	}
 }
 
 func (l *Lab) envFile(dir string) string {
 	env := l.Env(dir)
 	var b strings.Builder
-	for _, name := range []string{"PROXMOX_VE_API_TOKEN", "PROXMOX_VE_ENDPOINT", "TALOSCONFIG", "KUBECONFIG", "POOR_TOKEN", "LAB_EXTENSIONS", "LAB_FINGERPRINT"} {
+	for _, name := range []string{"PROXMOX_VE_API_TOKEN", "PROXMOX_VE_ENDPOINT", "TALOSCONFIG", "KUBECONFIG", "POOR_TOKEN", "LAB_EXTENSIONS", "LAB_FINGERPRINT", "LAB_FACTORY", "LAB_NETWORK"} {
 		fmt.Fprintf(&b, "export %s='%s'\n", name, strings.ReplaceAll(env[name], "'", `'\''`))
 	}
 	return b.String()

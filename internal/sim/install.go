@@ -16,7 +16,7 @@ import (
 )
 
 // Install makes the machines, installs Talos on each from the image of its schematic
-// (canonical YAML by its name in recast.yaml), and powers them on.
+// (canonical YAML by its name in recast.yaml), and powers them on. An empty lab has none.
 func (l *Lab) Install(ctx context.Context, schematics map[string]string) error {
 	installers := map[string]string{}
 	for name, schematic := range schematics {

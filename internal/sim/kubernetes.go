@@ -78,11 +78,11 @@ func (l *Lab) startAPIServer(ctx context.Context, s talosapi.APIServer) *apiServ
 	ctx, cancel := context.WithCancel(ctx)
 	r := &apiServer{shared: newHandedOver(), cancel: cancel}
 	addr := net.JoinHostPort(s.Address.String(), kubernetesPort)
-	who := kubeapi.Identity{Version: s.Version, Unready: !s.Ready}
-	r.door = network.Door{Handler: l.Kube, Context: l.Kube.As(ctx, who), Certificate: l.kubeCert.Leaf, HTTP2: true}
+	who := kubeapi.Identity{Version: s.Version, Certificate: s.Certificate, ClientCA: s.Clients, Unready: !s.Ready}
+	r.door = network.Door{Handler: l.Kube, Context: l.Kube.As(ctx, who), Certificate: s.Certificate.Leaf, HTTP2: true}
 	serve := func(on net.Listener) {
 		r.done.Go(func() {
-			if err := l.Kube.ServeAs(ctx, on, who); err != nil {
+			if err := l.Kube.Serve(ctx, on, who); err != nil {
 				l.complain(err)
 			}
 		})

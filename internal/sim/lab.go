@@ -29,14 +29,13 @@ type Lab struct {
 	Registry *factoryapi.Registry
 	Factory  *factoryapi.Factory
 	Catalog  factoryapi.Catalog
-	Talos    *talosapi.Cluster
+	Talos    *talosapi.Cluster // the lab's own cluster, which an empty lab has no machines of
 	Nodes    []Node
 
 	o        Options
 	leases   leases
 	machines *talosapi.Firmware
-	kubeCA   authority
-	kubeCert tls.Certificate // of all API servers
+	kubeCA   authority // of the lab's own cluster
 	pveCert  tls.Certificate
 	puller   *http.Transport
 	closers  []func() error
@@ -44,8 +43,8 @@ type Lab struct {
 	serving  sync.WaitGroup
 }
 
-// New starts every server of a lab. The machines come with Install. The caller closes
-// the lab.
+// New starts every server of a lab. The machines come with Install, unless the lab is
+// empty. The caller closes the lab.
 func New(parent context.Context, o Options) (_ *Lab, err error) {
 	o = o.withDefaults()
 	if err := o.check(); err != nil {
@@ -179,17 +178,6 @@ func (l *Lab) kubernetesURL() string {
 }
 
 func (l *Lab) startKubernetes(ctx context.Context) error {
-	names := []string{l.o.addr(kubernetesNumber).String(), "localhost", "kubernetes"}
-	for _, n := range l.Nodes {
-		if n.ControlPlane {
-			names = append(names, n.Addr.String())
-		}
-	}
-	cert, err := issuePair(&l.kubeCA, "kube-apiserver", names)
-	if err != nil {
-		return err
-	}
-	l.kubeCert = cert
 	upstream, err := l.upstream()
 	if err != nil {
 		return err
@@ -199,7 +187,7 @@ func (l *Lab) startKubernetes(ctx context.Context) error {
 		return err
 	}
 	l.Kube, err = kubeapi.New(ctx, kubeapi.Options{
-		Certificate: cert, ClientCA: l.kubeCA.pool(), Version: l.Talos.KubernetesVersion, Recorder: l.Recorder, Speed: l.o.Speed,
+		Version: l.Talos.KubernetesVersion, Recorder: l.Recorder, Speed: l.o.Speed,
 		Storage: l.machines.KubernetesStorage, Upstream: upstream, Refused: l.refused, Manifests: planted,
 	})
 	if err != nil {
@@ -207,6 +195,9 @@ func (l *Lab) startKubernetes(ctx context.Context) error {
 	}
 	l.closers = append(l.closers, l.Kube.Close)
 	l.serving.Go(func() { l.serveKubernetes(ctx, l.o.at(kubernetesNumber, kubernetesPort)) })
+	if l.o.Empty {
+		return nil
+	}
 	return addWorkload(ctx, l.Kube.Store(), l.o.Workers)
 }
 

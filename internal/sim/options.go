@@ -6,6 +6,7 @@ package sim
 import (
 	"cmp"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -24,6 +25,9 @@ type Options struct {
 	Prefix        string         // first three bytes of the addresses: "127.42.7"; many workers use the networks after it too
 	Registry      string         // where the OCI registry listens: "127.0.0.1:5000"
 	Factory       string         // where the Image Factory listens: "127.0.0.1:8080"
+	// Empty leaves out all machines and VMs: a cluster is to be made there. ControlPlanes and
+	// Workers have no effect.
+	Empty         bool
 	ControlPlanes int            // 0 means 1
 	Workers       int            // 0 means 2, None none
 	Hosts         int            // Proxmox nodes; 0 means 1
@@ -95,6 +99,9 @@ const (
 func (o Options) withDefaults() Options {
 	o.ControlPlanes = cmp.Or(o.ControlPlanes, 1)
 	o.Workers = max(cmp.Or(o.Workers, 2), 0)
+	if o.Empty {
+		o.ControlPlanes, o.Workers = 0, 0
+	}
 	o.Hosts = cmp.Or(o.Hosts, 1)
 	o.Speed = cmp.Or(o.Speed, 1)
 	o.DiskBus = cmp.Or(o.DiskBus, "scsi")
@@ -125,6 +132,9 @@ func (o Options) check() error {
 		return fmt.Errorf("a lab has at most %d control planes", maxControlPlanes)
 	case o.Workers > maxWorkers:
 		return fmt.Errorf("a lab has at most %d workers", maxWorkers)
+	}
+	if o.Empty && o.Kubernetes != nil {
+		return errors.New("an empty lab can't have a real control plane: it is not the lab's to make anew")
 	}
 	for node, v := range o.VMs {
 		if err := v.check(node); err != nil {

@@ -30,12 +30,6 @@ func readAuthority(certPEM, keyPEM []byte) (authority, error) {
 	return authority{pair: pair, pem: certPEM}, nil
 }
 
-func (a authority) pool() *x509.CertPool {
-	pool := x509.NewCertPool()
-	pool.AddCert(a.pair.Leaf)
-	return pool
-}
-
 const tenYears = 10 * 365 * 24 * time.Hour
 
 // issue makes a certificate for a server at those addresses, or for a client. A nil

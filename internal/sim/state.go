@@ -32,8 +32,9 @@ func (l *Lab) State() State {
 		}
 	}
 	if l.o.ControlPlanes >= minQuorate {
-		s.Broken = append(s.Broken, l.EtcdViolations()...)
+		s.Broken = append(s.Broken, l.machines.EtcdViolations()...)
 	}
+	s.Broken = append(s.Broken, l.machines.BootstrapViolations()...)
 	return s
 }
 

@@ -286,7 +286,7 @@ func TestServesOnRealSockets(t *testing.T) {
 		t.Fatal(err)
 	}
 	served := make(chan error, 1)
-	go func() { served <- l.Serve(t.Context(), listener) }()
+	go func() { served <- l.Serve(t.Context(), listener, l.who) }()
 	cfg := l.config(t, "system:masters")
 	cfg.Dial = func(ctx context.Context, network, _ string) (net.Conn, error) {
 		var d net.Dialer

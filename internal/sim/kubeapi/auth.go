@@ -41,25 +41,32 @@ func (s *Server) authenticate(r *http.Request) user {
 		return user{}
 	}
 	cert := r.TLS.PeerCertificates[0]
-	if !s.verifies(cert, time.Now()) {
+	who, _ := r.Context().Value(identityKey{}).(Identity)
+	if who.ClientCA == nil || !s.verifies(cert, who.ClientCA, time.Now()) {
 		return user{}
 	}
 	return user{name: cert.Subject.CommonName, groups: cert.Subject.Organization}
 }
 
+// client is a certificate in DER, and whom an API server trusts to issue it.
+type client struct {
+	cert   string
+	issuer *x509.CertPool
+}
+
 // verifies says whether a certificate is valid now. Its chains are cached.
-func (s *Server) verifies(cert *x509.Certificate, now time.Time) bool {
+func (s *Server) verifies(cert *x509.Certificate, issuer *x509.CertPool, now time.Time) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	raw := string(cert.Raw)
-	chain, known := s.verified[raw]
+	who := client{string(cert.Raw), issuer}
+	chain, known := s.verified[who]
 	if !known {
-		chains, err := cert.Verify(x509.VerifyOptions{Roots: s.o.ClientCA, CurrentTime: now, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}})
+		chains, err := cert.Verify(x509.VerifyOptions{Roots: issuer, CurrentTime: now, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}})
 		if err != nil {
 			return false
 		}
 		chain = chains[0]
-		s.verified[raw] = chain
+		s.verified[who] = chain
 	}
 	return !slices.ContainsFunc(chain, func(c *x509.Certificate) bool { return now.Before(c.NotBefore) || now.After(c.NotAfter) })
 }

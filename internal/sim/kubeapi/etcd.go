@@ -80,12 +80,8 @@ func registryKey(r store.Resource, o store.Object) string {
 	return "/registry/" + path + "/" + o.GetName()
 }
 
-// Load replaces everything by the content of an etcd; nil makes a new cluster.
-func (s *Server) Load(ctx context.Context, all []Stored) error {
-	memory, ok := s.store.(*store.Memory)
-	if !ok {
-		return errors.New("the objects are not the lab's own to replace")
-	}
+// Load replaces everything by the content of an etcd.
+func (s *Server) Load(all []Stored) error {
 	objects := map[schema.GroupVersionResource][]store.Object{}
 	for _, kv := range all {
 		r, o, err := s.restored(kv.Value)
@@ -94,10 +90,23 @@ func (s *Server) Load(ctx context.Context, all []Stored) error {
 		}
 		objects[r] = append(objects[r], o)
 	}
-	memory.Replace(objects)
-	if len(all) == 0 {
-		return seed(ctx, memory, s.o.Manifests)
+	return s.replace(objects)
+}
+
+// Renew replaces everything by the content of a new cluster with these objects of Talos.
+func (s *Server) Renew(ctx context.Context, manifests []map[string]any) error {
+	if err := s.replace(nil); err != nil {
+		return err
 	}
+	return seed(ctx, s.store, manifests)
+}
+
+func (s *Server) replace(objects map[schema.GroupVersionResource][]store.Object) error {
+	memory, ok := s.store.(*store.Memory)
+	if !ok {
+		return errors.New("the objects are not the lab's own to replace")
+	}
+	memory.Replace(objects)
 	return nil
 }
 

@@ -56,7 +56,7 @@ func TestDumpAndLoad(t *testing.T) {
 		if _, err := s.Create(ctx, r.GroupVersionResource, widget("later", 4)); err != nil {
 			t.Fatal(err)
 		}
-		if err := l.Load(ctx, dump); err != nil {
+		if err := l.Load(dump); err != nil {
 			t.Fatal(err)
 		}
 		time.Sleep(time.Minute)
@@ -64,14 +64,14 @@ func TestDumpAndLoad(t *testing.T) {
 			t.Errorf("(-before +after):\n%s", diff)
 		}
 
-		if err := l.Load(ctx, nil); err != nil {
+		if err := l.Renew(ctx, nil); err != nil {
 			t.Fatal(err)
 		}
 		fresh := values()
 		if fresh["/registry/namespaces/kube-system"] == "" || fresh["/registry/example.org/widgets/default/kept"] != "" {
 			t.Errorf("a new cluster has %d objects", len(fresh))
 		}
-		if err := l.Load(ctx, []kubeapi.Stored{{Key: "/registry/pods/default/web", Value: []byte("k8s\x00what")}}); err == nil {
+		if err := l.Load([]kubeapi.Stored{{Key: "/registry/pods/default/web", Value: []byte("k8s\x00what")}}); err == nil {
 			t.Error("no error for something that is not an object")
 		}
 		if _, err := s.Get(ctx, store.Nodes(), "", "wk1"); err == nil {

@@ -30,6 +30,7 @@ type lab struct {
 	net   *network.Network
 	calls *record.Recorder
 	ca    *authority
+	who   kubeapi.Identity // its only API server
 }
 
 func newLab(t *testing.T, nodes ...string) *lab {
@@ -40,8 +41,9 @@ func newLab(t *testing.T, nodes ...string) *lab {
 	if err != nil {
 		t.Fatal(err)
 	}
+	l.who = kubeapi.Identity{Version: "v1.35.4", Certificate: &cert, ClientCA: l.ca.pool()}
 	l.Server, err = kubeapi.New(t.Context(), kubeapi.Options{
-		Certificate: cert, ClientCA: l.ca.pool(), Version: "v1.35.4", Recorder: l.calls,
+		Version: "v1.35.4", Recorder: l.calls,
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -51,7 +53,7 @@ func newLab(t *testing.T, nodes ...string) *lab {
 		t.Fatal(err)
 	}
 	served := make(chan error, 1)
-	go func() { served <- l.Serve(t.Context(), listener) }()
+	go func() { served <- l.Serve(t.Context(), listener, l.who) }()
 	t.Cleanup(func() {
 		if err := l.Close(); err != nil {
 			t.Errorf("close: %v", err)

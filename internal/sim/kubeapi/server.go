@@ -33,11 +33,9 @@ type StaticPod = control.StaticPod
 
 // Options are those of New.
 type Options struct {
-	Certificate tls.Certificate  // the server's
-	ClientCA    *x509.CertPool   // issuer of clients' certificates; O=system:masters may do everything, others what is granted
-	Version     string           // "v1.35.4"
-	Recorder    *record.Recorder // records every request
-	Speed       float64          // a second of the cluster takes 1/Speed seconds; 0: 1
+	Version  string           // of a new cluster: "v1.35.4"
+	Recorder *record.Recorder // records every request
+	Speed    float64          // a second of the cluster takes 1/Speed seconds; 0: 1
 	// Upstream is a real control plane that replaces store and controllers; nil: the lab's own.
 	Upstream *Upstream
 	// Refused gets the upstream's errors for the lab's kubelets.
@@ -65,7 +63,7 @@ type Server struct {
 	defined     []store.Resource               // custom resources
 	pages       map[string]kept                // of lists that can be continued
 	granted     map[string]func(Request) bool  // by group
-	verified    map[string][]*x509.Certificate // chains of clients' certificates, by certificate
+	verified    map[client][]*x509.Certificate // chains of clients' certificates
 	webhook     Webhook                        // nil: none
 	webhookName string
 	closed      bool
@@ -86,7 +84,7 @@ func New(ctx context.Context, o Options) (*Server, error) {
 	}
 	s := &Server{
 		o: o, store: store.NewMemory(), scheme: scheme, codecs: serializer.NewCodecFactory(scheme), built: store.Resources(),
-		closing: make(chan struct{}), pages: map[string]kept{}, verified: map[string][]*x509.Certificate{},
+		closing: make(chan struct{}), pages: map[string]kept{}, verified: map[client][]*x509.Certificate{},
 	}
 	if o.Upstream != nil {
 		if s.remote, err = store.NewRemote(o.Upstream.base, o.Upstream.masters); err != nil {
@@ -139,16 +137,12 @@ func (s *Server) NodeNow(ctx context.Context, name string) (*corev1.Node, error)
 	return o.(*corev1.Node), nil
 }
 
-// Serve answers on l until l, the server or ctx ends, then closes its connections. The
-// controllers keep running.
-func (s *Server) Serve(ctx context.Context, l net.Listener) error {
-	return s.ServeAs(ctx, l, Identity{Version: s.o.Version})
-}
-
 // Identity says which of a cluster's API servers answers.
 type Identity struct {
-	Version string
-	Unready bool // it answers, but its start never completes
+	Version     string
+	Certificate *tls.Certificate
+	ClientCA    *x509.CertPool // issuers of clients' certificates; O=system:masters may do everything, others what is granted
+	Unready     bool           // it answers, but its start never completes
 }
 
 // identityKey is the context key of a request's Identity.
@@ -159,8 +153,9 @@ func (*Server) As(ctx context.Context, who Identity) context.Context {
 	return context.WithValue(ctx, identityKey{}, who)
 }
 
-// ServeAs is Serve for one of the cluster's API servers.
-func (s *Server) ServeAs(ctx context.Context, l net.Listener, who Identity) error {
+// Serve answers on l as one of the cluster's API servers until l, the server or ctx ends, then
+// closes its connections. The controllers keep running.
+func (s *Server) Serve(ctx context.Context, l net.Listener, who Identity) error {
 	if !s.enter() {
 		return l.Close()
 	}
@@ -182,7 +177,7 @@ func (s *Server) ServeAs(ctx context.Context, l net.Listener, who Identity) erro
 		Handler:   s,
 		Protocols: protocols,
 		// Any certificate is accepted here: the API answers invalid ones with a status.
-		TLSConfig:         &tls.Config{Certificates: []tls.Certificate{s.o.Certificate}, ClientAuth: tls.RequestClientCert, MinVersion: tls.VersionTLS12},
+		TLSConfig:         &tls.Config{Certificates: []tls.Certificate{*who.Certificate}, ClientAuth: tls.RequestClientCert, MinVersion: tls.VersionTLS12},
 		BaseContext:       func(net.Listener) context.Context { return s.As(ctx, who) },
 		ReadHeaderTimeout: 30 * time.Second,
 		ErrorLog:          log.New(io.Discard, "", 0), // tests break connections

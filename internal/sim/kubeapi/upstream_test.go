@@ -39,8 +39,9 @@ func newBridge(t *testing.T, upstream *lab, nodes ...string) *lab {
 	}
 	var mu sync.Mutex
 	var refused []error
+	l.who = kubeapi.Identity{Version: "v1.35.4", Certificate: &cert, ClientCA: l.ca.pool()}
 	l.Server, err = kubeapi.New(t.Context(), kubeapi.Options{
-		Certificate: cert, ClientCA: l.ca.pool(), Version: "v1.35.4", Recorder: l.calls, Upstream: up,
+		Version: "v1.35.4", Recorder: l.calls, Upstream: up,
 		Refused: func(err error) { mu.Lock(); defer mu.Unlock(); refused = append(refused, err) },
 	})
 	if err != nil {
@@ -51,7 +52,7 @@ func newBridge(t *testing.T, upstream *lab, nodes ...string) *lab {
 		t.Fatal(err)
 	}
 	served := make(chan error, 1)
-	go func() { served <- l.Serve(t.Context(), listener) }()
+	go func() { served <- l.Serve(t.Context(), listener, l.who) }()
 	t.Cleanup(func() {
 		if err := l.Close(); err != nil {
 			t.Errorf("close: %v", err)

@@ -25,8 +25,14 @@ type hub struct {
 	etcds      map[string][]*etcd.Cluster // all that were ever formed, by cluster ID
 	faults     map[int]EtcdFault          // by VMID
 	recovery   map[int][]byte             // uploaded snapshots of etcd, by VMID
-	kubernetes map[*boot]apiServer        // answering ones
+	kubernetes map[*boot]APIServer        // answering ones
 	changed    chan struct{}              // closed at the next change
+
+	// kubernetesOf is the ID of the cluster that the lab's one Kubernetes belongs to; "": none
+	// yet. served says that its API has answered.
+	kubernetesOf string
+	served       bool
+	bootstrapped []string // violations: see BootstrapViolations
 }
 
 // affiliate is a machine registered with discovery.
@@ -46,7 +52,7 @@ type issuer struct {
 func newHub() *hub {
 	return &hub{
 		affiliates: map[string]*affiliate{}, issuers: map[*boot]issuer{}, etcds: map[string][]*etcd.Cluster{},
-		faults: map[int]EtcdFault{}, recovery: map[int][]byte{}, kubernetes: map[*boot]apiServer{}, changed: make(chan struct{}),
+		faults: map[int]EtcdFault{}, recovery: map[int][]byte{}, kubernetes: map[*boot]APIServer{}, changed: make(chan struct{}),
 	}
 }
 

@@ -4,7 +4,9 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io"
+	"slices"
 
 	"github.com/cosi-project/runtime/pkg/state"
 	"github.com/siderolabs/talos/pkg/machinery/api/common"
@@ -16,6 +18,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/recast-sh/recast/internal/sim/etcd"
+	"github.com/recast-sh/recast/internal/sim/manifests"
 )
 
 // bootstrap is the parameters of a bootstrap.
@@ -114,18 +117,54 @@ func (e *etcdService) form(ctx context.Context, how *bootstrap) (*etcd.Cluster, 
 	return e.found(ctx, nil)
 }
 
-// found makes a new cluster with this member alone and with data. The lab has one
-// Kubernetes: if another etcd of the same Talos cluster still runs, Kubernetes stays with
-// that one.
+// found makes a new etcd with this member alone and with data; nil is that of a new cluster.
+// The lab has one Kubernetes: it stays with the etcd that runs, if there is one.
 func (e *etcdService) found(ctx context.Context, data []etcd.KeyValue) (*etcd.Cluster, EtcdData, error) {
 	fw, id := e.b.m.fw, clusterID(e.b.config())
-	if fw.o.Data != nil && !fw.hub.etcdRuns(id) {
-		if err := fw.o.Data.Load(ctx, data); err != nil {
+	if fw.o.Data != nil && fw.hub.takeKubernetes(id) {
+		if err := e.fill(ctx, data); err != nil {
 			return nil, EtcdData{}, err
 		}
 	}
+	fw.hub.noteBootstrap(id, e.b.hostname(), data == nil)
 	c := fw.newEtcd(id, EtcdPeer{Name: e.b.hostname(), Addr: e.b.m.addr()})
 	return c, dataOf(c, c.List()[0]), nil
+}
+
+// fill makes data, or the objects of a new cluster, the content of the lab's Kubernetes.
+func (e *etcdService) fill(ctx context.Context, data []etcd.KeyValue) error {
+	if data != nil {
+		return e.b.m.fw.o.Data.Load(ctx, data)
+	}
+	planted, err := manifests.Render(manifestsOf(e.b.config()))
+	if err != nil {
+		return err
+	}
+	return e.b.m.fw.o.Data.Renew(ctx, manifests.Objects(planted, !e.b.release().bareMaintenance))
+}
+
+// takeKubernetes makes the lab's Kubernetes that of a cluster, unless an etcd of its present
+// one runs.
+func (h *hub) takeKubernetes(clusterID string) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if slices.ContainsFunc(h.etcds[h.kubernetesOf], (*etcd.Cluster).Runs) {
+		return false
+	}
+	h.served = h.served && h.kubernetesOf == clusterID
+	h.kubernetesOf = clusterID
+	return true
+}
+
+// noteBootstrap records a second etcd of a Talos cluster: the members of one etcd don't know
+// those of the other. To restore a snapshot after the loss of the first is no violation.
+func (h *hub) noteBootstrap(clusterID, node string, fresh bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	earlier := h.etcds[clusterID]
+	if len(earlier) > 0 && fresh || slices.ContainsFunc(earlier, (*etcd.Cluster).Runs) {
+		h.bootstrapped = append(h.bootstrapped, fmt.Sprintf("Talos cluster %s: a bootstrap of %s formed etcd number %d of that cluster", clusterID, node, len(earlier)+1))
+	}
 }
 
 // uploaded reads the latest uploaded snapshot.
@@ -162,18 +201,6 @@ func (e *etcdService) fail(ctx context.Context, how *bootstrap, err error) {
 	case <-ctx.Done():
 	case <-wake:
 	}
-}
-
-// etcdRuns says whether any etcd of that Talos cluster runs.
-func (h *hub) etcdRuns(clusterID string) bool {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	for _, c := range h.etcds[clusterID] {
-		if c.Runs() {
-			return true
-		}
-	}
-	return false
 }
 
 // snapshot is the cluster's database with its clients' data.

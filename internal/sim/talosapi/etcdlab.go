@@ -2,7 +2,6 @@ package talosapi
 
 import (
 	"context"
-	"errors"
 	"net/netip"
 	"slices"
 	"strings"
@@ -31,6 +30,9 @@ type EtcdPeer struct {
 // what each of them has on disk, in the same order.
 func (fw *Firmware) FormEtcd(c *Cluster, peers ...EtcdPeer) []EtcdData {
 	formed := fw.newEtcd(c.Secrets.Cluster.ID, peers...)
+	fw.hub.mu.Lock()
+	fw.hub.kubernetesOf, fw.hub.served = c.Secrets.Cluster.ID, true
+	fw.hub.mu.Unlock()
 	data := make([]EtcdData, len(peers))
 	for _, m := range formed.List() {
 		i := slices.IndexFunc(peers, func(p EtcdPeer) bool { return p.Name == m.Name })
@@ -73,6 +75,14 @@ func (fw *Firmware) EtcdMembers() []EtcdMember {
 	}
 	slices.SortFunc(out, func(a, b EtcdMember) int { return strings.Compare(a.Name+a.ID, b.Name+b.ID) })
 	return out
+}
+
+// BootstrapViolations lists each second etcd that a bootstrap formed for one Talos cluster.
+// Talos does not prevent that.
+func (fw *Firmware) BootstrapViolations() []string {
+	fw.hub.mu.Lock()
+	defer fw.hub.mu.Unlock()
+	return slices.Clone(fw.hub.bootstrapped)
 }
 
 // EtcdViolations lists each loss of a cluster's etcd quorum after all of its members had run.
@@ -177,76 +187,4 @@ func (b *boot) publishEtcdMember(ctx context.Context, id uint64) error {
 	r := etcdres.NewMember(etcdres.NamespaceName, etcdres.LocalMemberID)
 	r.TypedSpec().MemberID = etcdres.FormatMemberID(id)
 	return b.store.set(ctx, r)
-}
-
-// serveKubernetes sets the image of this control plane's answering API server ("" for
-// none) and whether it is ready to serve. After gone it has no effect.
-func (b *boot) serveKubernetes(image string, ready bool) {
-	if b.etcdService() == nil {
-		return
-	}
-	b.m.fw.hub.mu.Lock()
-	defer b.m.fw.hub.mu.Unlock()
-	delete(b.m.fw.hub.kubernetes, b)
-	if image != "" {
-		b.m.fw.hub.kubernetes[b] = apiServer{version: tagOf(image), ready: ready}
-	}
-	b.m.fw.hub.notify()
-}
-
-// APIServer is a kube-apiserver that answers.
-type APIServer struct {
-	Address netip.Addr // of its machine
-	Version string     // "v1.35.4"
-	Boot    string     // ID of the machine's boot
-	Ready   bool       // to serve; an unready one answers too
-}
-
-type apiServer struct {
-	version string
-	ready   bool
-}
-
-// APIServers are those of the control planes by address; the channel is closed when they
-// may have changed.
-func (fw *Firmware) APIServers() ([]APIServer, <-chan struct{}) {
-	fw.hub.mu.Lock()
-	defer fw.hub.mu.Unlock()
-	var all []APIServer
-	for b, s := range fw.hub.kubernetes {
-		all = append(all, APIServer{Address: b.m.addr(), Version: s.version, Boot: b.id, Ready: s.ready})
-	}
-	slices.SortFunc(all, func(a, b APIServer) int { return a.Address.Compare(b.Address) })
-	return all, fw.hub.changed
-}
-
-// KubernetesStorage waits until a running API server can read from its local etcd, and
-// fails as etcd does if that times out.
-func (fw *Firmware) KubernetesStorage(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, fw.scaled(7*time.Second))
-	defer cancel()
-	for {
-		fw.hub.mu.Lock()
-		var beside []*etcd.Cluster
-		for b := range fw.hub.kubernetes {
-			if c, id, ok := b.etcdService().server(); ok && !c.Status(id).Learner {
-				beside = append(beside, c)
-			}
-		}
-		changed := fw.hub.changed
-		fw.hub.mu.Unlock()
-		for _, c := range beside {
-			if err := c.Linearizable(ctx); err == nil {
-				return nil
-			}
-		}
-		select {
-		case <-ctx.Done():
-			if errors.Is(ctx.Err(), context.DeadlineExceeded) {
-				return etcd.ErrTimeout
-			}
-			return ctx.Err()
-		case <-changed:
-		}
-	}
 }

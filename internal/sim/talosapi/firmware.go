@@ -55,8 +55,10 @@ type Kubelet interface {
 // Data is the content of etcd for the control planes' API servers.
 type Data interface {
 	Dump(ctx context.Context) ([]etcd.KeyValue, error)
-	// Load replaces all of it; nil is the initial content of a new cluster.
+	// Load replaces all of it.
 	Load(ctx context.Context, data []etcd.KeyValue) error
+	// Renew makes it the content of a new cluster, to which Talos has applied these objects.
+	Renew(ctx context.Context, objects []map[string]any) error
 }
 
 // NodeInfo is a node as its kubelet registers it.

@@ -161,7 +161,13 @@ func (k *kubelet) serve(ctx context.Context, image string, atOnce bool, started 
 		}
 		return
 	}
-	b.announce(image)
+	var registering sync.WaitGroup
+	defer registering.Wait()
+	if served, _ := b.registers(); served {
+		b.announce(image)
+	} else {
+		registering.Go(func() { k.register(ctx, image) })
+	}
 	if !atOnce {
 		k.become(ctx, stateRunning, message, false, true)
 		if !b.m.spend(ctx, "kubelet", kubeletHealth) {
@@ -171,6 +177,21 @@ func (k *kubelet) serve(ctx context.Context, image string, atOnce bool, started 
 	k.become(ctx, stateRunning, "Health check successful", true, false)
 	started()
 	k.runPods(ctx)
+}
+
+// register announces the node as soon as a new cluster's API serves.
+func (k *kubelet) register(ctx context.Context, image string) {
+	for {
+		served, changed := k.b.registers()
+		if served {
+			break
+		}
+		if !awaitChange(ctx, changed, time.Time{}) {
+			return
+		}
+	}
+	k.b.announce(image)
+	k.tellPods()
 }
 
 // fetch pulls the image. With atOnce that is part of the services' start and takes no
