@@ -3,6 +3,7 @@ package sim
 import (
 	"crypto/x509/pkix"
 	"fmt"
+	"maps"
 	"path/filepath"
 	"strings"
 	"time"
@@ -55,14 +56,14 @@ func (l *Lab) Files(dir string) (map[string][]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	return map[string][]byte{
-		"recast.yaml":             []byte(l.config()),
-		"schematics/default.yaml": []byte(l.o.withKernelArgs(schematicDefault)),
-		"schematics/storage.yaml": []byte(l.o.withKernelArgs(schematicStorage)),
-		"talosconfig":             talosconfig,
-		"kubeconfig":              kubeconfig,
-		"env":                     []byte(l.envFile(dir)),
-	}, nil
+	files := l.Schematics()
+	maps.Copy(files, map[string][]byte{
+		"recast.yaml": []byte(l.config()),
+		"talosconfig": talosconfig,
+		"kubeconfig":  kubeconfig,
+		"env":         []byte(l.envFile(dir)),
+	})
+	return files, nil
 }
 
 // Kubeconfig is the kubeconfig of a user of the lab's own cluster in group, valid for life. The group
@@ -117,11 +118,24 @@ func (l *Lab) Extensions() string { return l.o.Registry + "/siderolabs" }
 // config renders recast.yaml.
 func (l *Lab) config() string {
 	var b strings.Builder
+	b.WriteString("nodes:\n")
+	for _, n := range l.Nodes {
+		holder := ""
+		if n.Holder != 0 && n.Persistent {
+			holder = fmt.Sprintf(", holder: %d", n.Holder)
+		}
+		fmt.Fprintf(&b, "  - {name: %s, schematic: %s, vmid: %d%s}\n", n.Name, n.Schematic, n.VMID, holder)
+	}
+	return l.Config(b.String())
+}
+
+// Config is a recast.yaml for this lab with that text about the nodes.
+func (l *Lab) Config(nodes string) string {
 	platform := ""
 	if l.o.Platform != "nocloud" {
 		platform = "\n  platform: " + l.o.Platform
 	}
-	fmt.Fprintf(&b, `version: 1
+	return fmt.Sprintf(`version: 1
 cluster: %s
 talos:
   version: %s
@@ -137,19 +151,17 @@ proxmox:
   endpoints: [%s]
   fingerprint: "%s"
   vmids: 9000-%d
-nodes:
-`, ClusterName, l.o.TalosVersion, platform, l.factoryURL(), l.Extensions(), ISOStorage, strings.Join(l.Endpoints(), ", "), l.Fingerprint(), max(9099, 9010+2*len(l.Nodes)))
-	for _, n := range l.Nodes {
-		holder := ""
-		if n.Holder != 0 && n.Persistent {
-			holder = fmt.Sprintf(", holder: %d", n.Holder)
-		}
-		fmt.Fprintf(&b, "  - {name: %s, schematic: %s, vmid: %d%s}\n", n.Name, n.Schematic, n.VMID, holder)
-	}
-	b.WriteString(`roll:
+%sroll:
   settle: 2s
   poll: 200ms
   timeouts: {stop: 1m, boot: 2m, join: 3m, try: 40s}
-`)
-	return b.String()
+`, ClusterName, l.o.TalosVersion, platform, l.factoryURL(), l.Extensions(), ISOStorage, strings.Join(l.Endpoints(), ", "), l.Fingerprint(), max(9099, 9010+2*len(l.Nodes)), nodes)
+}
+
+// Schematics are the files of the schematics that Config names.
+func (l *Lab) Schematics() map[string][]byte {
+	return map[string][]byte{
+		"schematics/default.yaml": []byte(l.o.withKernelArgs(schematicDefault)),
+		"schematics/storage.yaml": []byte(l.o.withKernelArgs(schematicStorage)),
+	}
 }

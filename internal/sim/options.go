@@ -21,10 +21,10 @@ import (
 
 // Options shape a lab.
 type Options struct {
-	Network       *network.Network
-	Prefix        string         // first three bytes of the addresses: "127.42.7"; many workers use the networks after it too
-	Registry      string         // where the OCI registry listens: "127.0.0.1:5000"
-	Factory       string         // where the Image Factory listens: "127.0.0.1:8080"
+	Network  *network.Network
+	Prefix   string // first three bytes of the addresses: "127.42.7"; many workers use the networks after it too
+	Registry string // where the OCI registry listens: "127.0.0.1:5000"
+	Factory  string // where the Image Factory listens: "127.0.0.1:8080"
 	// Empty leaves out all machines and VMs: a cluster is to be made there. ControlPlanes and
 	// Workers have no effect.
 	Empty         bool

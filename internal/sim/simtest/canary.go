@@ -16,6 +16,8 @@ import (
 	"strings"
 	"sync"
 
+	"github.com/siderolabs/talos/pkg/machinery/config/generate/secrets"
+
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/step"
@@ -72,26 +74,39 @@ func (c *Client) emit(e step.Event) {
 // newCanary makes a canary of the lab's secrets.
 func newCanary(l *sim.Lab, files map[string][]byte) *canary {
 	c := &canary{dirs: map[string]bool{}}
-	b := l.Talos.Secrets
-	for what, key := range map[string][]byte{
-		"Talos' CA": b.Certs.OS.Key, "etcd's CA": b.Certs.Etcd.Key, "Kubernetes' CA": b.Certs.K8s.Key,
-		"the aggregator's CA": b.Certs.K8sAggregator.Key, "the service accounts' key": b.Certs.K8sServiceAccount.Key,
-		"the talosconfig's key": keyOf(files["talosconfig"]), "the kubeconfig's key": keyOf(files["kubeconfig"]),
-	} {
-		c.addKey(what, key)
+	c.addBundle(l.Talos.Secrets)
+	for _, file := range []string{"talosconfig", "kubeconfig"} {
+		if content := files[file]; content != nil {
+			c.addKey("the "+file+"'s key", keyOf(content))
+		}
 	}
 	_, token, _ := strings.Cut(l.Token(), "=")
 	_, poor, _ := strings.Cut(sim.PoorToken, "=")
-	for what, secret := range map[string]string{
-		"the cluster's secret": b.Cluster.Secret, "the bootstrap token": b.Secrets.BootstrapToken, "the secretbox secret": b.Secrets.SecretboxEncryptionSecret,
-		"the AES-CBC secret": b.Secrets.AESCBCEncryptionSecret, "trustd's token": b.TrustdInfo.Token, "the Proxmox token": token, "the poor token": poor,
+	c.addAll(map[string]string{"the Proxmox token": token, "the poor token": poor})
+	return c
+}
+
+// addBundle adds the secrets of a Talos cluster.
+func (c *canary) addBundle(b *secrets.Bundle) {
+	for what, key := range map[string][]byte{
+		"Talos' CA": b.Certs.OS.Key, "etcd's CA": b.Certs.Etcd.Key, "Kubernetes' CA": b.Certs.K8s.Key,
+		"the aggregator's CA": b.Certs.K8sAggregator.Key, "the service accounts' key": b.Certs.K8sServiceAccount.Key,
 	} {
+		c.addKey(what, key)
+	}
+	c.addAll(map[string]string{
+		"the cluster's secret": b.Cluster.Secret, "the bootstrap token": b.Secrets.BootstrapToken, "the secretbox secret": b.Secrets.SecretboxEncryptionSecret,
+		"the AES-CBC secret": b.Secrets.AESCBCEncryptionSecret, "trustd's token": b.TrustdInfo.Token,
+	})
+}
+
+func (c *canary) addAll(secrets map[string]string) {
+	for what, secret := range secrets {
 		if secret != "" { // only one of the two encryption secrets of Kubernetes is set
 			c.add(what, secret)
 			c.add(what, base64.StdEncoding.EncodeToString([]byte(secret)))
 		}
 	}
-	return c
 }
 
 var keyLine = regexp.MustCompile(`(?m)^\s*(?:client-key-data|key): (\S+)$`)

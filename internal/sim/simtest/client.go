@@ -4,8 +4,10 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
+	"io/fs"
 	"net"
 	"net/http"
+	"os"
 	"path/filepath"
 	"slices"
 	"time"
@@ -161,6 +163,8 @@ func (c *Client) connectImages(s *session) (err error) {
 	return err
 }
 
+// connectMachines connects to Proxmox, and to Talos and Kubernetes with the credentials in the
+// lab's directory. In an empty lab there may be none yet.
 func (c *Client) connectMachines(s *session) error {
 	conf := s.project.Config
 	px, err := pve.New(api.Options{
@@ -171,22 +175,49 @@ func (c *Client) connectMachines(s *session) error {
 		return err
 	}
 	s.close = append(s.close, px.Close)
-	t, err := talos.New(talos.Options{Talosconfig: c.lab.Read("talosconfig"), Dial: c.dial, GRPC: c.Telemetry.GRPC("talos"), Over: c.over})
+	s.machines = pipeline.Machines{Proxmox: px, Store: px, Commands: command.FromHere(), MachineConfig: c.MachineConfig}
+	if c.Commands != nil {
+		s.machines.Commands = c.Commands
+	}
+	return errors.Join(c.connectTalos(s), c.connectKubernetes(s))
+}
+
+func (c *Client) connectTalos(s *session) error {
+	talosconfig, err := c.lab.credentials("talosconfig")
+	if talosconfig == nil {
+		return err
+	}
+	t, err := talos.New(talos.Options{Talosconfig: talosconfig, Dial: c.dial, GRPC: c.Telemetry.GRPC("talos"), Over: c.over})
 	if err != nil {
 		return err
 	}
 	s.close = append(s.close, func() { _ = t.Close() }) // connections for queries only
-	k, err := kube.New(c.lab.Read("kubeconfig"), kube.Options{Dial: c.dialer.DialContext, Poll: time.Duration(conf.Roll.Poll), Wrap: c.wrap("kubernetes")})
+	s.talos = t
+	s.machines.Talos, s.machines.Maintenance, s.machines.Files, s.machines.Claims = t, t, t, t
+	return nil
+}
+
+func (c *Client) connectKubernetes(s *session) error {
+	kubeconfig, err := c.lab.credentials("kubeconfig")
+	if kubeconfig == nil {
+		return err
+	}
+	k, err := kube.New(kubeconfig, kube.Options{Dial: c.dialer.DialContext, Poll: time.Duration(s.project.Config.Roll.Poll), Wrap: c.wrap("kubernetes")})
 	if err != nil {
 		return err
 	}
 	s.close = append(s.close, func() { _ = k.Close() }) // likewise
-	s.talos = t
-	s.machines = pipeline.Machines{Proxmox: px, Store: px, Talos: t, Maintenance: t, Kube: k, Leases: k, Files: t, Claims: t, Objects: k, Commands: command.FromHere(), MachineConfig: c.MachineConfig}
-	if c.Commands != nil {
-		s.machines.Commands = c.Commands
-	}
+	s.machines.Kube, s.machines.Leases, s.machines.Objects = k, k, k
 	return nil
+}
+
+// credentials reads a file of the lab's directory; nil if it is not there.
+func (l *Lab) credentials(name string) ([]byte, error) {
+	content, err := os.ReadFile(filepath.Join(l.Dir, name))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	return content, err
 }
 
 // wrap wraps the transports to a server.
@@ -271,7 +302,10 @@ func (c *Client) Plan(ctx context.Context, policy planning.Policy) (planning.Pla
 // Publish is recast publish.
 func (c *Client) Publish(ctx context.Context) error {
 	_, err := connected(ctx, c, func(s *session) (schematics.Lock, error) {
-		src := pipeline.PublishSources{Proxmox: s.machines.Proxmox.(*pve.Client), Nodes: s.machines.Kube.Nodes}
+		src := pipeline.PublishSources{Proxmox: s.machines.Proxmox.(*pve.Client)}
+		if s.machines.Kube != nil {
+			src.Nodes = s.machines.Kube.Nodes
+		}
 		return pipeline.Publish(ctx, s.project, s.images, src, &step.Runner{Emit: c.emit})
 	})
 	return err

@@ -22,6 +22,7 @@ import (
 	"github.com/recast-sh/recast/internal/sim/network"
 	"github.com/recast-sh/recast/internal/sim/world"
 	"github.com/recast-sh/recast/pipeline"
+	"github.com/recast-sh/recast/schematics"
 )
 
 // Lab is a lab and a user's working directory.
@@ -46,7 +47,8 @@ type Lab struct {
 type content struct{ serial, sha256 string }
 
 // New starts a lab in memory, locks its schematics, installs the machines and waits until
-// they are Ready. Everything ends with the test.
+// they are Ready. Everything ends with the test. An empty lab has no machines and nothing to
+// lock: see Configure.
 func New(t testing.TB, o sim.Options) *Lab {
 	t.Helper()
 	return bringUp(t, o, false, false)
@@ -86,23 +88,33 @@ func bringUp(t testing.TB, o sim.Options, direct, foreign bool) *Lab {
 	for name, content := range files {
 		l.Write(name, content)
 	}
-	// Short pauses cost nothing here, but every poll does.
-	l.Replace("recast.yaml", "poll: 200ms", "poll: 2s")
-	res, err := l.Client().Lock(t.Context(), pipeline.LockOptions{})
-	must(t, err)
-	schematics := map[string]string{}
-	for name, e := range res.Lock.Schematics {
-		schematics[name] = e.Schematic
+	if o.Empty {
+		must(t, lab.Install(t.Context(), nil))
+		return l
+	}
+	images := map[string]string{}
+	for name, e := range l.lockSchematics().Schematics {
+		images[name] = e.Schematic
 		if foreign {
-			schematics[name] = string(files[e.File])
+			images[name] = string(files[e.File])
 		}
 	}
-	must(t, lab.Install(t.Context(), schematics))
+	must(t, lab.Install(t.Context(), images))
 	must(t, lab.WaitReady(t.Context()))
 	for serial, sum := range lab.Disks() {
 		l.persistent = append(l.persistent, content{serial, sum})
 	}
 	return l
+}
+
+// lockSchematics locks the schematics of the new working directory.
+func (l *Lab) lockSchematics() schematics.Lock {
+	l.t.Helper()
+	// Short pauses cost nothing here, but every poll does.
+	l.Replace("recast.yaml", "poll: 200ms", "poll: 2s")
+	res, err := l.Client().Lock(l.t.Context(), pipeline.LockOptions{})
+	must(l.t, err)
+	return res.Lock
 }
 
 // Write writes a file of the working directory.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"net/netip"
 	"path/filepath"
 	"slices"
 	"time"
@@ -19,12 +20,20 @@ import (
 // Talosctl is a person's call to a node with Talos' own client and the credentials of the
 // working directory.
 func (l *Lab) Talosctl(ctx context.Context, name string, call func(context.Context, *client.Client) error) error {
+	if err := l.TalosctlAt(ctx, l.node(name).Addr, call); err != nil {
+		return fmt.Errorf("%s: %w", name, err)
+	}
+	return nil
+}
+
+// TalosctlAt is Talosctl to the machine at an address.
+func (l *Lab) TalosctlAt(ctx context.Context, addr netip.Addr, call func(context.Context, *client.Client) error) error {
 	conf, err := clientconfig.Open(filepath.Join(l.Dir, "talosconfig"))
 	if err != nil {
 		return err
 	}
 	dialer := l.Lab.Client()
-	c, err := client.New(ctx, client.WithConfig(conf), client.WithEndpoints(l.node(name).Addr.String()), client.WithGRPCDialOptions(
+	c, err := client.New(ctx, client.WithConfig(conf), client.WithEndpoints(addr.String()), client.WithGRPCDialOptions(
 		grpc.WithContextDialer(func(ctx context.Context, addr string) (net.Conn, error) { return dialer.DialContext(ctx, "tcp", addr) })))
 	if err != nil {
 		return err
@@ -32,10 +41,7 @@ func (l *Lab) Talosctl(ctx context.Context, name string, call func(context.Conte
 	defer c.Close()
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
-	if err := call(ctx, c); err != nil {
-		return fmt.Errorf("%s: %w", name, err)
-	}
-	return nil
+	return call(ctx, c)
 }
 
 // ResetNode is talosctl reset --graceful=false --reboot --system-labels-to-wipe; without

@@ -11,6 +11,7 @@ import (
 
 	"github.com/cosi-project/runtime/pkg/resource"
 	"github.com/siderolabs/crypto/x509"
+	"github.com/siderolabs/talos/pkg/machinery/config"
 	"github.com/siderolabs/talos/pkg/machinery/resources/cluster"
 
 	"github.com/recast-sh/recast/internal/sim/etcd"
@@ -20,7 +21,7 @@ import (
 // workers' certificates, etcd, and the Kubernetes API.
 type hub struct {
 	mu         sync.Mutex
-	affiliates map[string]*affiliate // by cluster ID, "/" and node ID
+	affiliates map[string]*affiliate // by cluster (see discoveryOf), "/" and node ID
 	issuers    map[*boot]issuer
 	etcds      map[string][]*etcd.Cluster // all that were ever formed, by cluster ID
 	faults     map[int]EtcdFault          // by VMID
@@ -63,10 +64,10 @@ func (h *hub) notify() {
 }
 
 // join registers a machine with the discovery of its cluster.
-func (h *hub) join(b *boot, clusterID string, spec cluster.AffiliateSpec) {
+func (h *hub) join(b *boot, cluster string, spec cluster.AffiliateSpec) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.affiliates[clusterID+"/"+spec.NodeID] = &affiliate{cluster: clusterID, spec: spec, owner: b}
+	h.affiliates[cluster+"/"+spec.NodeID] = &affiliate{cluster: cluster, spec: spec, owner: b}
 	h.notify()
 }
 
@@ -86,14 +87,14 @@ func (h *hub) leave(b *boot) {
 
 // members are the affiliates of a cluster ordered by node ID, the time at which the next
 // one expires (zero: none), and a channel closed at the next change.
-func (h *hub) members(clusterID string) ([]cluster.AffiliateSpec, time.Time, <-chan struct{}) {
+func (h *hub) members(of string) ([]cluster.AffiliateSpec, time.Time, <-chan struct{}) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	var specs []cluster.AffiliateSpec
 	var next time.Time
 	for _, key := range slices.Sorted(maps.Keys(h.affiliates)) {
 		a := h.affiliates[key]
-		if a.cluster != clusterID {
+		if a.cluster != of {
 			continue
 		}
 		if !a.expires.IsZero() {
@@ -108,6 +109,15 @@ func (h *hub) members(clusterID string) ([]cluster.AffiliateSpec, time.Time, <-c
 		specs = append(specs, a.spec)
 	}
 	return specs, next, h.changed
+}
+
+// discoveryOf identifies a cluster to discovery: machines with another secret can't read what
+// the others register.
+func discoveryOf(cfg config.Provider) string {
+	if id := cfg.DiscoveryIdentityConfig(); id != nil {
+		return id.ClusterID() + "/" + id.ClusterSecret()
+	}
+	return ""
 }
 
 // offer registers a control plane's trustd.
@@ -132,8 +142,7 @@ func (h *hub) issuer(crt []byte, token string) (*x509.PEMEncodedCertificateAndKe
 
 // discover joins the cluster's discovery and publishes its members until the boot ends.
 func (b *boot) discover(ctx context.Context) {
-	cfg := b.config()
-	id := clusterID(cfg)
+	id := discoveryOf(b.config())
 	b.m.fw.hub.join(b, id, b.affiliate())
 	for {
 		specs, next, changed := b.m.fw.hub.members(id)

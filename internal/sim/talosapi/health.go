@@ -52,7 +52,7 @@ func (s *clusterService) HealthCheck(req *clusterapi.HealthCheckRequest, srv grp
 	ctx, cancel := context.WithTimeout(srv.Context(), req.GetWaitTimeout().AsDuration())
 	defer cancel()
 	b := s.machine.boot
-	nodes, _, _ := b.m.fw.hub.members(clusterID(b.config()))
+	nodes, _, _ := b.m.fw.hub.members(discoveryOf(b.config()))
 	last := ""
 	say := func(text string) {
 		if text != last {

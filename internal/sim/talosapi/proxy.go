@@ -134,7 +134,7 @@ func (p *proxy) resolve(target string) (netip.Addr, error) {
 	if addr, err := netip.ParseAddr(target); err == nil {
 		return addr, nil
 	}
-	specs, _, _ := p.boot.m.fw.hub.members(clusterID(p.boot.config()))
+	specs, _, _ := p.boot.m.fw.hub.members(discoveryOf(p.boot.config()))
 	for _, spec := range specs {
 		if len(spec.Addresses) > 0 && (target == spec.Hostname || target == spec.Nodename) {
 			return spec.Addresses[0], nil

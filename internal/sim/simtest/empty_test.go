@@ -1,0 +1,259 @@
+package simtest
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"net/netip"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	machineapi "github.com/siderolabs/talos/pkg/machinery/api/machine"
+	"github.com/siderolabs/talos/pkg/machinery/client"
+	"github.com/siderolabs/talos/pkg/machinery/role"
+	"google.golang.org/grpc/codes"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/kube"
+	"github.com/recast-sh/recast/internal/pve"
+	"github.com/recast-sh/recast/internal/sim"
+	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
+	"github.com/recast-sh/recast/internal/sim/talosapi"
+)
+
+// founder makes a cluster in an empty lab by hand, with secrets of its own.
+type founder struct {
+	*Lab
+	*session
+	ours      *talosapi.Cluster
+	installer string
+	iso       string // volume ID
+}
+
+// newFounder writes recast.yaml, publishes the ISO, and connects with a talosconfig of the new
+// cluster; its endpoint is the address that its first control plane gets.
+func newFounder(t *testing.T, lab *Lab, talos string) *founder {
+	t.Helper()
+	ours, err := talosapi.NewCluster("ours", "https://127.42.7.10:6443", talos, sim.KubernetesVersion)
+	must(t, err)
+	lab.Guard(ours.Secrets)
+	talosconfig, err := ours.Talosconfig(role.Admin, founded("cp1").String())
+	must(t, err)
+	lab.Write("talosconfig", talosconfig)
+	lab.allowShape()
+	lock := lab.Configure("vmClasses:\n  node: {memory: 4096, nics: [{bridge: vmbr0}], disks: [{slot: scsi0, storage: fast, size: 10G, system: true}]}\nnodes:\n  - {name: cp1, schematic: default, class: node, host: pve1, address: 127.42.7.251}\n")
+	must(t, lab.Client().Publish(t.Context()))
+	s, err := lab.Client().connect(t.Context())
+	must(t, err)
+	t.Cleanup(s.end)
+	isos, err := s.machines.Proxmox.(*pve.Client).ISOs(t.Context(), "pve1", sim.ISOStorage)
+	must(t, err)
+	return &founder{
+		Lab: lab, session: s, ours: ours, iso: sim.ISOStorage + ":iso/" + isos[0].Name,
+		installer: "127.0.0.1:8080/nocloud-installer/" + lock.Schematics["default"].SchematicID + ":" + talos,
+	}
+}
+
+// founded is the static address of a machine.
+func founded(name string) netip.Addr {
+	return netip.AddrFrom4([4]byte{127, 42, 7, byte(251 + slices.Index([]string{"cp1", "cp2", "cp3"}, name))})
+}
+
+// start makes a VM over the Proxmox API and boots the ISO. A worker gets its address by DHCP.
+func (f *founder) start(id int, name string) (uuid string) {
+	ctx := f.t.Context()
+	uuid = fmt.Sprintf("5ec0ffee-0000-4000-8000-%012d", id)
+	vm := map[string]string{
+		"name": name, "memory": "4096", "cores": "2", "scsihw": "virtio-scsi-single", "scsi0": "fast:10", "smbios1": "uuid=" + uuid,
+		"net0": "virtio,bridge=vmbr0", "ide2": f.iso + ",media=cdrom", "boot": "order=scsi0;ide2",
+	}
+	if strings.HasPrefix(name, "cp") {
+		vm["ide0"], vm["ipconfig0"] = "fast:cloudinit", "ip="+founded(name).String()+"/24,gw=127.42.7.1"
+	}
+	must(f.t, f.machines.Proxmox.CreateVM(ctx, "pve1", cluster.VMID(id), vm))
+	made, err := f.machines.Proxmox.VM(ctx, cluster.VMID(id))
+	must(f.t, err)
+	must(f.t, f.machines.Proxmox.Start(ctx, made))
+	return uuid
+}
+
+// configure gives a blank machine its first configuration.
+func (f *founder) configure(addr netip.Addr, uuid, name string) {
+	config, err := f.ours.MachineConfig(talosapi.Machine{Hostname: name, ControlPlane: strings.HasPrefix(name, "cp"), Installer: f.installer})
+	must(f.t, err)
+	must(f.t, f.talos.ApplyConfig(f.t.Context(), addr, uuid, config))
+}
+
+// bootstrap is talosctl bootstrap.
+func (f *founder) bootstrap(addr netip.Addr) error {
+	return f.TalosctlAt(f.t.Context(), addr, func(ctx context.Context, c *client.Client) error {
+		return c.Bootstrap(ctx, &machineapi.BootstrapRequest{})
+	})
+}
+
+// bootstrapSoon repeats bootstrap until the machine is there and accepts it.
+func (f *founder) bootstrapSoon(addr netip.Addr) {
+	f.t.Helper()
+	early := false
+	for began := time.Now(); time.Since(began) < 10*time.Minute; time.Sleep(5 * time.Second) {
+		err := f.bootstrap(addr)
+		switch client.StatusCode(err) {
+		case codes.OK:
+			if !early {
+				f.t.Error("a machine that installs Talos accepted a bootstrap")
+			}
+			return
+		case codes.FailedPrecondition:
+			early = true
+		case codes.Unavailable, codes.DeadlineExceeded:
+		default:
+			f.t.Fatal(err)
+		}
+	}
+	f.t.Fatal("no bootstrap in 10 minutes")
+}
+
+// blank finds the machine in maintenance mode with that UUID among those with a lease.
+func (f *founder) blank(uuid string) netip.Addr {
+	for n := range 20 {
+		addr := netip.AddrFrom4([4]byte{127, 42, 7, byte(231 + n)})
+		if m, err := f.talos.MaintenanceMachine(f.t.Context(), addr); err == nil && m.UUID == uuid {
+			return addr
+		}
+	}
+	f.t.Fatalf("no machine %s in maintenance mode", uuid)
+	return netip.Addr{}
+}
+
+// kubeconfig is that of talosctl kubeconfig.
+func (f *founder) kubeconfig(addr netip.Addr) (file []byte) {
+	must(f.t, f.TalosctlAt(f.t.Context(), addr, func(ctx context.Context, c *client.Client) (err error) {
+		file, err = c.Kubeconfig(ctx)
+		return err
+	}))
+	return file
+}
+
+// nodes are the Ready nodes that a kubeconfig shows at an address of the API.
+func (f *founder) nodes(kubeconfig []byte, at string) (ready []string, err error) {
+	file := bytes.ReplaceAll(kubeconfig, []byte("127.42.7.10:6443"), []byte(at+":6443"))
+	k, err := kube.New(file, kube.Options{Dial: f.Lab.Lab.Client().DialContext, Poll: time.Second})
+	must(f.t, err)
+	defer k.Close()
+	nodes, err := k.Nodes(f.t.Context())
+	for _, n := range nodes {
+		if n.Ready {
+			ready = append(ready, n.Name)
+		}
+	}
+	return ready, err
+}
+
+func (f *founder) requireNodes(kubeconfig []byte, at netip.Addr, want ...string) {
+	f.t.Helper()
+	if got, err := f.nodes(kubeconfig, at.String()); err != nil || !slices.Equal(got, want) {
+		f.t.Errorf("Ready nodes at %s: %q, %v; want %q", at, got, err, want)
+	}
+}
+
+// sharedAddress is that of the load balancer before the API servers.
+var sharedAddress = netip.MustParseAddr("127.42.7.10")
+
+// certificateAuthority is the authority in a kubeconfig.
+var certificateAuthority = regexp.MustCompile(`certificate-authority-data: \S+`)
+
+// TestClusterFromNothing makes a cluster in an empty lab, with secrets that the lab has not
+// made: a control plane, then another, and workers.
+func TestClusterFromNothing(t *testing.T) {
+	eachIn(t, func(talos string) sim.Options { return sim.Options{Empty: true, TalosVersion: talos} }, map[string]string{
+		"1.12": "v1.12.7", "1.13": "v1.13.9", "1.14": "v1.14.1",
+	}, func(t *testing.T, lab *Lab, talos string) {
+		f := newFounder(t, lab, talos)
+		cp1, cp2 := founded("cp1"), founded("cp2")
+		uuid := f.start(101, "cp1")
+		time.Sleep(time.Minute)
+		requireCode(t, f.bootstrap(cp1), codes.Unavailable) // its certificate is not that of the cluster
+		f.configure(cp1, uuid, "cp1")
+		for _, at := range []netip.Addr{sharedAddress, cp1} {
+			if _, err := lab.Lab.Client().DialContext(t.Context(), "tcp", at.String()+":6443"); err == nil {
+				t.Errorf("there is a Kubernetes API at %s", at)
+			}
+		}
+		f.bootstrapSoon(cp1)
+		time.Sleep(time.Minute)
+		requireCode(t, f.bootstrap(cp1), codes.AlreadyExists)
+		kubeconfig := f.kubeconfig(cp1)
+		f.requireNodes(kubeconfig, sharedAddress, "cp1")
+		f.requireNodes(kubeconfig, cp1, "cp1")
+		other, err := lab.Kubeconfig("system:masters", time.Hour) // by the lab's own CA
+		must(t, err)
+		if _, err := f.nodes(other, sharedAddress.String()); err == nil {
+			t.Error("the API's certificate is not of the cluster's CA")
+		}
+		if _, err := f.nodes(certificateAuthority.ReplaceAll(other, certificateAuthority.Find(kubeconfig)), sharedAddress.String()); err == nil {
+			t.Error("a client's certificate of another CA is accepted")
+		}
+		if _, err := lab.Kube.Store().Get(t.Context(), store.Deployments(), "default", "web"); err == nil {
+			t.Error("a new cluster has the lab's workload")
+		}
+		if _, err := lab.Kube.Store().Get(t.Context(), store.Deployments(), "kube-system", "coredns"); err != nil {
+			t.Error(err)
+		}
+
+		uuids := map[string]string{"cp2": f.start(102, "cp2"), "wk1": f.start(103, "wk1"), "wk2": f.start(104, "wk2")}
+		time.Sleep(time.Minute)
+		wk1, wk2 := f.blank(uuids["wk1"]), f.blank(uuids["wk2"])
+		f.configure(cp2, uuids["cp2"], "cp2")
+		f.configure(wk1, uuids["wk1"], "wk1")
+		f.configure(wk2, uuids["wk2"], "wk2")
+		time.Sleep(5 * time.Minute)
+		f.requireNodes(kubeconfig, cp2, "cp1", "cp2", "wk1", "wk2")
+		if err := f.bootstrap(wk1); err == nil {
+			t.Error("a worker accepted a bootstrap")
+		}
+		if members, err := f.talos.Members(t.Context()); err != nil || len(members) != 4 {
+			t.Errorf("members %+v, %v", members, err)
+		}
+		for _, v := range append(lab.EtcdViolations(), lab.World.Violations()...) {
+			t.Error(v)
+		}
+	})
+}
+
+// TestBootstrapTwice: a bootstrap of a second control plane makes a second etcd.
+func TestBootstrapTwice(t *testing.T) {
+	inLab(t, sim.Options{Empty: true}, func(t *testing.T, lab *Lab) {
+		f := newFounder(t, lab, sim.TalosVersion)
+		uuids := map[string]string{"cp1": f.start(101, "cp1"), "cp2": f.start(102, "cp2")}
+		time.Sleep(time.Minute)
+		for name, uuid := range uuids {
+			f.configure(founded(name), uuid, name)
+		}
+		time.Sleep(3 * time.Minute)
+		if nodes, _, err := lab.Kube.Store().List(t.Context(), store.Nodes(), ""); err != nil || len(nodes) > 0 {
+			t.Errorf("before the bootstrap there are %d nodes, %v", len(nodes), err)
+		}
+		must(t, f.bootstrap(founded("cp1")))
+		if v := lab.EtcdViolations(); len(v) > 0 {
+			t.Errorf("one bootstrap: %q", v)
+		}
+		must(t, f.bootstrap(founded("cp2")))
+		time.Sleep(time.Minute)
+		if v := lab.EtcdViolations(); len(v) != 1 || !strings.Contains(v[0], "a bootstrap of cp2 formed etcd number 2") {
+			t.Errorf("two bootstraps: %q", v)
+		}
+		if s := lab.State(); len(s.Broken) != 1 {
+			t.Errorf("recast lab check says %q", s.Broken)
+		}
+	})
+}
+
+func requireCode(t *testing.T, err error, want codes.Code) {
+	t.Helper()
+	if got := client.StatusCode(err); got != want {
+		t.Errorf("%v; want %s", err, want)
+	}
+}
