@@ -327,6 +327,14 @@ func (c *Client) Roll(ctx context.Context, policy planning.Policy) (pipeline.Rep
 	})
 }
 
+// Bootstrap is recast bootstrap NODE --yes, with the credentials in the lab's directory.
+func (c *Client) Bootstrap(ctx context.Context, first string) (pipeline.Report, error) {
+	return connected(ctx, c, func(s *session) (pipeline.Report, error) {
+		c.Runner.Emit = c.emit
+		return pipeline.Bootstrap(ctx, s.project, s.images, s.machines, &c.Runner, c.rollOptions(planning.Policy{}), first)
+	})
+}
+
 // Recover is recast recover --yes.
 func (c *Client) Recover(ctx context.Context, node string) (pipeline.Report, error) {
 	return connected(ctx, c, func(s *session) (pipeline.Report, error) {

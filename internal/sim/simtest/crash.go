@@ -73,13 +73,18 @@ func (l *Lab) rollKilledAt(ctx context.Context, at int) (points, broken []string
 
 // rollKilled is rollKilledAt with a policy; it also kills after the first call whose name contains after.
 func (l *Lab) rollKilled(ctx context.Context, policy planning.Policy, at int, after string) (points, broken []string, err error) {
+	return l.killedAt(ctx, at, after, func(ctx context.Context, c *Client) error { return errOf(c.Roll(ctx, policy)) })
+}
+
+// killedAt is rollKilled of any command.
+func (l *Lab) killedAt(ctx context.Context, at int, after string, do func(context.Context, *Client) error) (points, broken []string, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	c := l.Client()
 	k := l.watch(c, at, cancel)
 	k.after = after
 	defer l.Recorder.Hooks(nil, nil)
-	_, err = c.Roll(ctx, policy)
+	err = do(ctx, c)
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if (at != 0 || after != "") && !k.dead {

@@ -1,0 +1,170 @@
+package simtest
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/adminconfig"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim"
+	"github.com/recast-sh/recast/internal/sim/talosapi"
+	"github.com/recast-sh/recast/pipeline/configs"
+)
+
+// newCluster writes the files of a cluster that is not there yet, as recast init --new does: its nodes
+// are cp1, cp2 … and wk1, wk2 …, spread over the hosts.
+func (l *Lab) newCluster(controlPlanes, workers, hosts int) (nodes []string) {
+	l.t.Helper()
+	ours, err := talosapi.NewCluster(sim.ClusterName, "https://127.42.7.10:6443", sim.TalosVersion, sim.KubernetesVersion)
+	must(l.t, err)
+	l.Guard(ours.Secrets)
+	l.allowShape()
+	const class = "{memory: 4096, onboot: true, cloudinit: fast, nics: [{bridge: vmbr0}], disks: [{slot: scsi0, storage: fast, size: 10G, system: true}%s]}\n"
+	var text strings.Builder
+	fmt.Fprintf(&text, "vmClasses:\n  control-plane: "+class+"  worker: "+class+"nodes:\n", "", ", {slot: scsi1, storage: fast, size: 5G}")
+	files := configFiles{}
+	add := func(node, class string, number int) {
+		fmt.Fprintf(&text, "  - {name: %s, schematic: default, class: %s, host: pve%d, vm: {ipconfig: ['ip=127.42.7.%d/24,gw=127.42.7.1']}}\n", node, class, 1+len(nodes)%hosts, number)
+		config, err := ours.MachineConfig(talosapi.Machine{Hostname: node, ControlPlane: class == "control-plane", Installer: "ghcr.io/siderolabs/installer:" + sim.TalosVersion})
+		must(l.t, err)
+		files[node] = config
+		nodes = append(nodes, node)
+	}
+	for i := range controlPlanes {
+		add(fmt.Sprintf("cp%d", i+1), "control-plane", 11+i)
+	}
+	for i := range workers {
+		add(fmt.Sprintf("wk%d", i+1), "worker", 31+i)
+	}
+	l.Configure(text.String())
+	l.Replace("recast.yaml", "roll:\n", fmt.Sprintf("roll:\n  maxUnavailable: {workers: 1, perHost: %d}\n", controlPlanes+workers))
+	l.MachineConfig = files.read
+	p, err := l.Client().Project()
+	must(l.t, err)
+	config, endpoints, err := configs.Begin(l.t.Context(), p, files.read, "cp1")
+	must(l.t, err)
+	made, err := adminconfig.Of(sim.ClusterName, config, endpoints)
+	must(l.t, err)
+	l.Write("talosconfig", made.Talosconfig)
+	l.Write("kubeconfig", made.Kubeconfig)
+	return nodes
+}
+
+// requireCluster fails the test unless the nodes are there, Ready, and nothing of them is twice.
+func requireCluster(t *testing.T, l *Lab, nodes ...string) {
+	t.Helper()
+	requireInSync(t, l)
+	made := map[string]int{}
+	for _, vm := range l.World.VMs() {
+		made[vm.Config["name"]]++
+	}
+	var members, planes []string
+	for _, node := range nodes {
+		if made[node] != 1 {
+			t.Errorf("there are %d VMs %s", made[node], node)
+		}
+		if strings.HasPrefix(node, "cp") {
+			planes = append(planes, node)
+		}
+	}
+	for _, m := range l.EtcdMembers() {
+		members = append(members, m.Name)
+	}
+	if slices.Sort(members); !slices.Equal(members, planes) {
+		t.Errorf("etcd has %q, want %q", members, planes)
+	}
+	for _, v := range append(l.EtcdViolations(), l.World.Violations()...) {
+		t.Error(v)
+	}
+}
+
+// TestBootstrap makes clusters from nothing.
+func TestBootstrap(t *testing.T) {
+	eachLong(t, sim.Options{Empty: true, Hosts: 3}, map[string]struct{ controlPlanes, workers int }{
+		"one control plane":    {1, 0},
+		"and a worker":         {1, 1},
+		"three, and five more": {3, 5},
+	}, func(t *testing.T, lab *Lab, s struct{ controlPlanes, workers int }) {
+		nodes := lab.newCluster(s.controlPlanes, s.workers, 3)
+		rep, err := lab.Client().Bootstrap(t.Context(), "cp1")
+		if err != nil {
+			t.Fatalf("%v\n%s", err, rep.Outcome)
+		}
+		requireCluster(t, lab, nodes...)
+		again, err := lab.Client().Bootstrap(t.Context(), "cp1")
+		if err != nil || again.Outcome != "nothing to do" {
+			t.Errorf("again: %s, %v", again.Outcome, err)
+		}
+	})
+}
+
+// TestBootstrapTakesAsLongAsItsLongestChain: eight nodes take no longer than one control plane, and then
+// one worker.
+func TestBootstrapTakesAsLongAsItsLongestChain(t *testing.T) {
+	longParts(t)
+	took := func(controlPlanes, workers int) (took time.Duration) {
+		synctest.Test(t, func(t *testing.T) {
+			lab := New(t, sim.Options{Empty: true, Hosts: 3})
+			nodes := lab.newCluster(controlPlanes, workers, 3)
+			began := time.Now()
+			must(t, errOf(lab.Client().Bootstrap(t.Context(), "cp1")))
+			took = time.Since(began)
+			requireCluster(t, lab, nodes...)
+		})
+		return took
+	}
+	chain, all := took(1, 1), took(3, 5)
+	ratio := float64(all) / float64(chain)
+	t.Logf("%s for one control plane and a worker, %s for 3 + 5 nodes: %.2f times", chain, all, ratio)
+	if ratio > 1.1 {
+		t.Errorf("3 + 5 nodes take %.2f times as long as one control plane and then a worker", ratio)
+	}
+}
+
+// TestBootstrapKilled kills a bootstrap at points of every kind, and goes on with its journal or without:
+// there is one cluster in the end.
+func TestBootstrapKilled(t *testing.T) {
+	longParts(t)
+	bootstrap := func(ctx context.Context, c *Client) error { return errOf(c.Bootstrap(ctx, "cp1")) }
+	prepared := func(t *testing.T) (*Lab, []string) {
+		lab := New(t, sim.Options{Empty: true, Hosts: 2})
+		return lab, lab.newCluster(2, 1, 2)
+	}
+	var points []string
+	synctest.Test(t, func(t *testing.T) {
+		lab, nodes := prepared(t)
+		var err error
+		points, _, err = lab.killedAt(t.Context(), 0, "", bootstrap)
+		must(t, err)
+		requireCluster(t, lab, nodes...)
+	})
+	chosen := crash{whole: whole{strategy: cluster.Create}}.slice(len(points))
+	for _, at := range chosen {
+		t.Run(strconv.Itoa(at), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				lab, nodes := prepared(t)
+				if _, _, err := lab.killedAt(t.Context(), at, "", bootstrap); err == nil {
+					t.Fatal("killed, yet the bootstrap says that it succeeded")
+				}
+				if at%2 == 0 {
+					must(t, os.RemoveAll(filepath.Join(lab.Dir, ".recast")))
+				}
+				_, broken, err := lab.killedAt(t.Context(), 0, "", bootstrap)
+				if err != nil || len(broken) > 0 {
+					t.Fatalf("killed at %q: the next bootstrap: %v, hints %q, broken %q", points[at-1], err, fault.Hints(err), broken)
+				}
+				requireCluster(t, lab, nodes...)
+			})
+		})
+	}
+	t.Attr("killed", strconv.Itoa(len(chosen)))
+}
