@@ -73,10 +73,14 @@ everything answers, and serve until interrupted.
 
 The directory holds recast.yaml, recast.lock, schematics/, talosconfig,
 kubeconfig and env, which you source. With --no-config it holds only the last three,
-like for a cluster that recast does not manage yet: recast init writes the rest.`,
+like for a cluster that recast does not manage yet: recast init writes the rest.
+
+With --empty there is no cluster and no VM, and the directory holds only env:
+recast init --new writes the rest, and recast bootstrap makes the cluster.`,
 		Example: `  recast lab up --dir lab
   cd lab && . ./env && recast drift     # in another terminal
-  recast lab up --dir lab --no-config   # prints the recast init command`,
+  recast lab up --dir lab --no-config   # prints the recast init command
+  recast lab up --dir lab --empty       # Proxmox without a cluster`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) (err error) {
 			screens, err := openConsole(f.console)
@@ -85,6 +89,9 @@ like for a cluster that recast does not manage yet: recast init writes the rest.
 			}
 			defer func() { err = errors.Join(err, screens.Close()) }()
 			f.o.Console = screens
+			if err := f.checkEmpty(c); err != nil {
+				return err
+			}
 			if f.o.Kubernetes, err = readControlPlane(f.kubernetes); err != nil {
 				return err
 			}
@@ -93,7 +100,10 @@ like for a cluster that recast does not manage yet: recast init writes the rest.
 				return err
 			}
 			defer func() { err = errors.Join(err, lab.Close()) }()
-			if f.noConfig {
+			switch {
+			case f.o.Empty:
+				s.say(newHint(f.dir))
+			case f.noConfig:
 				s.say(initHint(f.dir))
 			}
 			fmt.Fprintf(s.out, "ready %s\n", f.dir)
@@ -107,14 +117,30 @@ like for a cluster that recast does not manage yet: recast init writes the rest.
 	c.Flags().StringVar(&f.o.KubernetesVersion, "kubernetes-version", sim.KubernetesVersion, "Kubernetes `version` in the first configuration of the machines")
 	c.Flags().StringVar(&f.kubernetes, "kubernetes", "", "`directory` with the kubeconfig of a real, empty control plane that serves the cluster's objects (see internal/e2e/kubernetes)")
 	c.Flags().BoolVar(&f.noConfig, "no-config", false, "write no recast.yaml, schematics and recast.lock: recast init does")
+	c.Flags().BoolVar(&f.o.Empty, "empty", false, "no cluster and no VM, only Proxmox and the servers of images: recast bootstrap makes the cluster")
 	f.register(c, 5, 1)
 	return c
+}
+
+// checkEmpty refuses flags that shape a cluster for a lab without one.
+func (f *labFlags) checkEmpty(c *cobra.Command) error {
+	for _, name := range []string{"control-planes", "workers", "etcd-on-data", "holder", "data-disks", "seabios", "kubernetes", "no-config"} {
+		if f.o.Empty && c.Flags().Changed(name) {
+			return errUsage{fmt.Errorf("--empty and --%s: an empty lab has no cluster", name)}
+		}
+	}
+	return nil
 }
 
 // initHint is the command that makes recast find the lab. Its registry must be given:
 // the machines do not know it.
 func initHint(dir string) string {
 	return fmt.Sprintf(`next: cd %s && . ./env && recast init --extensions "$LAB_EXTENSIONS" --fingerprint "$LAB_FINGERPRINT"`, dir)
+}
+
+// newHint is the command that writes the files for a new cluster in an empty lab.
+func newHint(dir string) string {
+	return fmt.Sprintf(`next: cd %s && . ./env && recast init --new --extensions "$LAB_EXTENSIONS" --factory "$LAB_FACTORY" --fingerprint "$LAB_FINGERPRINT"`, dir)
 }
 
 // readControlPlane reads the kubeconfig of a control plane's directory; nil if there is none.
@@ -204,7 +230,7 @@ func (f *labFlags) check() error {
 }
 
 // startLab starts a lab: first the servers, then recast locks against them, then the
-// machines, installed with the images of that lock.
+// machines, installed with the images of that lock. An empty lab is only the servers.
 func startLab(ctx context.Context, s *streams, f labFlags) (_ *sim.Lab, err error) {
 	if err := f.check(); err != nil {
 		return nil, err
@@ -231,18 +257,28 @@ func startLab(ctx context.Context, s *streams, f labFlags) (_ *sim.Lab, err erro
 	if err != nil {
 		return nil, err
 	}
-	schematics, err := lockLab(ctx, s, dir, files, f.noConfig)
+	if f.o.Empty {
+		err = writeFiles(dir, files)
+	} else {
+		err = installLab(ctx, s, lab, dir, files, f.noConfig)
+	}
 	if err != nil {
 		return nil, err
 	}
+	return lab, lab.Announce(dir)
+}
+
+// installLab writes the lab's files to dir, and boots machines with the images of its lock.
+func installLab(ctx context.Context, s *streams, lab *sim.Lab, dir string, files map[string][]byte, noConfig bool) error {
+	schematics, err := lockLab(ctx, s, dir, files, noConfig)
+	if err != nil {
+		return err
+	}
 	if err := lab.Install(ctx, schematics); err != nil {
-		return nil, err
+		return err
 	}
 	fmt.Fprintln(s.err, "booting the machines")
-	if err := lab.WaitReady(ctx); err != nil {
-		return nil, err
-	}
-	return lab, lab.Announce(dir)
+	return lab.WaitReady(ctx)
 }
 
 // lockLab writes the lab's files to dir, locks its schematics, and returns them. With

@@ -3,7 +3,6 @@ package sim
 import (
 	"context"
 	"fmt"
-	"slices"
 
 	"github.com/recast-sh/recast/internal/sim/etcd"
 	"github.com/recast-sh/recast/internal/sim/kubeapi"
@@ -67,10 +66,10 @@ func (l *Lab) EtcdViolations() []string {
 
 // BreakEtcd sets the fault of a control plane's etcd; the zero fault clears it.
 func (l *Lab) BreakEtcd(node string, f talosapi.EtcdFault) error {
-	i := slices.IndexFunc(l.Nodes, func(n Node) bool { return n.Name == node && n.ControlPlane })
-	if i < 0 {
-		return fmt.Errorf("break etcd: no control plane is called %s", node)
+	id, err := l.vmid(node)
+	if err != nil {
+		return fmt.Errorf("break etcd: %w", err)
 	}
-	l.machines.BreakEtcd(l.Nodes[i].VMID, f)
+	l.machines.BreakEtcd(id, f)
 	return nil
 }

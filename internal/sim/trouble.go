@@ -7,16 +7,30 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/internal/sim/talosapi"
+	"github.com/recast-sh/recast/internal/sim/world"
 )
 
 // Trouble sets the faults of a node's machine; the zero Trouble clears them.
 func (l *Lab) Trouble(node string, t talosapi.Trouble) error {
-	i := slices.IndexFunc(l.Nodes, func(n Node) bool { return n.Name == node })
-	if i < 0 {
-		return fmt.Errorf("make trouble: no node is called %s", node)
+	id, err := l.vmid(node)
+	if err != nil {
+		return fmt.Errorf("make trouble: %w", err)
 	}
-	l.machines.Trouble(l.Nodes[i].VMID, t)
+	l.machines.Trouble(id, t)
 	return nil
+}
+
+// vmid is the VMID of one of the lab's own nodes, or of a VM of that name in an empty lab.
+func (l *Lab) vmid(node string) (int, error) {
+	if i := slices.IndexFunc(l.Nodes, func(n Node) bool { return n.Name == node }); i >= 0 {
+		return l.Nodes[i].VMID, nil
+	}
+	vms := l.World.VMs()
+	i := slices.IndexFunc(vms, func(vm world.VM) bool { return l.o.Empty && vm.Config["name"] == node })
+	if i < 0 {
+		return 0, fmt.Errorf("no node is called %s", node)
+	}
+	return vms[i].ID, nil
 }
 
 // SlowServers are the arguments that Slow accepts.

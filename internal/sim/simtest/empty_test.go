@@ -43,7 +43,6 @@ func newFounder(t *testing.T, lab *Lab, talos string) *founder {
 	talosconfig, err := ours.Talosconfig(role.Admin, founded("cp1").String())
 	must(t, err)
 	lab.Write("talosconfig", talosconfig)
-	lab.allowShape()
 	lock := lab.Configure("vmClasses:\n  node: {memory: 4096, nics: [{bridge: vmbr0}], disks: [{slot: scsi0, storage: fast, size: 10G, system: true}]}\nnodes:\n  - {name: cp1, schematic: default, class: node, host: pve1, address: 127.42.7.251}\n")
 	must(t, lab.Client().Publish(t.Context()))
 	s, err := lab.Client().connect(t.Context())
