@@ -3,6 +3,7 @@ package sim
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	"github.com/recast-sh/recast/internal/sim/etcd"
 	"github.com/recast-sh/recast/internal/sim/kubeapi"
@@ -69,6 +70,9 @@ func (l *Lab) BreakEtcd(node string, f talosapi.EtcdFault) error {
 	id, err := l.vmid(node)
 	if err != nil {
 		return fmt.Errorf("break etcd: %w", err)
+	}
+	if slices.ContainsFunc(l.Nodes, func(n Node) bool { return n.Name == node && !n.ControlPlane }) {
+		return fmt.Errorf("break etcd: %s is a worker", node)
 	}
 	l.machines.BreakEtcd(id, f)
 	return nil
