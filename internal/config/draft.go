@@ -32,6 +32,8 @@ type Draft struct {
 	VMIDs       VMIDRange
 	Nodes       []DraftNode
 	Left        []string // nodes that were left out
+
+	New *DraftNew // of a cluster that is not there yet
 }
 
 // DraftSchematic is one entry of "schematics".
@@ -49,6 +51,9 @@ type DraftNode struct {
 	VMID      int
 	Holder    int
 	Note      string // facts about the node, for people
+
+	// Of a node that is not there yet.
+	Class, Host, IPConfig string
 }
 
 // Render returns the file. It makes sure that Parse accepts it.
@@ -68,7 +73,13 @@ func (d Draft) Lines() []string {
 	width := 0
 	lines := make([]string, len(d.Nodes))
 	for i, n := range d.Nodes {
-		lines[i] = fmt.Sprintf("- {name: %s, schematic: %s, vmid: %d", scalar(n.Name), scalar(n.Schematic), n.VMID)
+		lines[i] = fmt.Sprintf("- {name: %s, schematic: %s", scalar(n.Name), scalar(n.Schematic))
+		if n.VMID != 0 {
+			lines[i] += fmt.Sprintf(", vmid: %d", n.VMID)
+		}
+		if n.Class != "" {
+			lines[i] += fmt.Sprintf(", class: %s, host: %s, vm: {ipconfig: [%q]}", scalar(n.Class), scalar(n.Host), n.IPConfig)
+		}
 		if n.Holder != 0 {
 			lines[i] += fmt.Sprintf(", holder: %d", n.Holder)
 		}
@@ -76,6 +87,9 @@ func (d Draft) Lines() []string {
 		width = max(width, len(lines[i]))
 	}
 	for i, n := range d.Nodes {
+		if n.Note == "" {
+			continue
+		}
 		lines[i] += strings.Repeat(" ", width-len(lines[i])) + "  # " + oneLine(n.Note)
 	}
 	return lines
@@ -104,7 +118,9 @@ func oneLine(s string) string { return strings.Join(strings.Fields(s), " ") }
 
 var draftFile = template.Must(template.New("recast.yaml").Funcs(template.FuncMap{
 	"scalar": scalar, "flow": flow, "words": func(list []string) string { return oneLine(strings.Join(list, ", ")) }, "line": oneLine,
-}).Parse(`# What you want from the cluster. recast init wrote what it found; from now
+}).Parse(`{{if .New}}# What you want from the cluster, which recast bootstrap makes. From now
+{{- else}}# What you want from the cluster. recast init wrote what it found; from now
+{{- end}}
 # on this file is yours, and recast never changes it. It is strict: an unknown key or
 # a wrong value stops every command. Commented-out settings show the default, unless a
 # comment says otherwise.
@@ -119,7 +135,24 @@ talos:
 {{- else}}
   # config: ./talosconfig            # default: $TALOSCONFIG, else ~/.talos/config
 {{- end}}
+{{- with .New}}
+  # Every node's configuration is made of this, as talosctl gen config makes it.
+  machineConfigs:
+    render:
+      secrets: {{scalar .Secrets}}{{"  "}}# all keys of the cluster: never lose them, never commit them in the clear
+      endpoint: {{scalar .Endpoint}}{{"  "}}# of Kubernetes, as all nodes reach it
+      talos: {{.Release}}{{"  "}}# its defaults, whatever version the nodes run: move it on purpose only
+      controlPlanes: {{flow .ControlPlanes}}
+{{- if .Patches}}
+      patches:
+        controlPlanes: {{flow .Patches}}
+        # all: [patches/all.yaml]      # also workers: […], and nodes: {wk1: […]}
+{{- else}}
+      # patches: {all: [patches/all.yaml]}   # also controlPlanes: […], workers: […], nodes: {wk1: […]}
+{{- end}}
+{{- else}}
   # machineConfigs: ./machine        # configurations in git, for drift and roll; to begin: recast config render --to machine --running --encrypt
+{{- end}}
 {{if .Kubernetes}}
 # The version that every node should run; drift reports others. A roll never changes it:
 # recast upgrade-k8s does.
@@ -146,7 +179,7 @@ images:
     storage: {{flow .ISOStorage}}{{"  "}}# Proxmox storages for the boot ISOs
 
 # Plain Image Factory files, so anyone can post them to a factory. They describe what
-# the nodes run today.
+# {{if .New}}the images contain{{else}}the nodes run today{{end}}.
 schematics:
 {{- range .Schematics}}
   {{scalar .Name}}: {{scalar .File}}{{"  "}}# {{words .Nodes}}
@@ -175,7 +208,29 @@ proxmox:
 {{- end}}
   vmids: {{.VMIDs}}{{"  "}}# for recast's own VMs (the claim, parked disks): keep other VMs out
 
-nodes:  # VMs are found by their UUID; vmid is a cross-check
+{{with .New -}}
+# What the VMs are made of, in Proxmox' own words. A node's own vm is over its class, key
+# by key.
+vmClasses:
+{{- range .Classes}}
+  {{scalar .Name}}:
+    cores: {{.Cores}}
+    memory: {{.MemoryMiB}}{{"  "}}# MiB
+    bios: ovmf
+    machine: q35
+    agent: true  # needs the extension qemu-guest-agent
+    onboot: true
+    cloudinit: {{scalar .Storage}}  # storage of the drive from which a new node has its address
+    nics: [{bridge: {{scalar .Bridge}}}]
+    disks:
+      - {slot: scsi0, storage: {{scalar .Storage}}, size: {{.System}}, system: true}
+{{- if .Data}}
+      - {slot: scsi1, storage: {{scalar .Storage}}, size: {{.Data}}, serial: data}
+{{- end}}
+{{- end}}
+
+{{end -}}
+{{if .New}}nodes:{{else}}nodes:  # VMs are found by their UUID; vmid is a cross-check{{end}}
 {{- range .Lines}}
   {{.}}
 {{- end}}

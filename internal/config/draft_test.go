@@ -40,11 +40,30 @@ func everything() config.Draft {
 	return d
 }
 
+// drafted is a draft of a cluster that is not there yet.
+func drafted() config.Draft {
+	d := draft()
+	d.TalosConfig, d.Schematics = "./talosconfig", []config.DraftSchematic{{Name: "default", File: "schematics/default.yaml", Nodes: []string{"cp1", "wk1"}}}
+	d.Nodes = []config.DraftNode{
+		{Name: "cp1", Schematic: "default", Class: "control-plane", Host: "pve1", IPConfig: "ip=10.0.0.11/24,gw=10.0.0.1"},
+		{Name: "wk1", Schematic: "default", Class: "worker", Host: "pve2", IPConfig: "ip=10.0.0.12/24,gw=10.0.0.1"},
+	}
+	data := config.DiskSize{GiB: 100}
+	d.New = &config.DraftNew{
+		Secrets: "secrets.yaml", Endpoint: "https://10.0.0.10:6443", Release: "v1.13", ControlPlanes: []string{"cp1"}, Patches: []string{"patches/control-plane.yaml"},
+		Classes: []config.DraftClass{
+			{Name: "control-plane", Cores: 2, MemoryMiB: 4096, Storage: "fast", Bridge: "vmbr0", System: config.DiskSize{GiB: 20}},
+			{Name: "worker", Cores: 2, MemoryMiB: 4096, Storage: "fast", Bridge: "vmbr0", System: config.DiskSize{GiB: 20}, Data: &data},
+		},
+	}
+	return d
+}
+
 var updateDrafts = flag.Bool("update-drafts", false, "write the golden files of drafts anew")
 
 func TestDraft(t *testing.T) {
 	t.Parallel()
-	for name, d := range map[string]config.Draft{"draft": draft(), "draft-everything": everything()} {
+	for name, d := range map[string]config.Draft{"draft": draft(), "draft-everything": everything(), "draft-new": drafted()} {
 		got, err := d.Render()
 		if err != nil {
 			t.Fatalf("%s: %v\n%s", name, err, got)
