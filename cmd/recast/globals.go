@@ -15,7 +15,7 @@ Proxmox VE. It locks a schematic to extension digests, builds the installer and 
 ISO, compares their contents with the lock, publishes them for nodes and VMs, and
 recreates each stale VM from the ISO. The persistent disks of the VM are carried over.
 
-  recast init        find a cluster, and write recast.yaml, schematics and recast.lock
+  recast init        write recast.yaml, schematics and recast.lock, for a cluster or a new one
   recast doctor      check what a roll needs: privileges, space, versions
   recast lock        resolve schematics to digests
   recast build       build the images and verify their contents

@@ -27,12 +27,15 @@ type initFlags struct {
 	talosconfig string
 	yes         bool
 	out         string
+
+	fresh bool // --new
+	made  newFlags
 }
 
 func newInitCmd(s *streams) *cobra.Command {
 	var f initFlags
 	c := &cobra.Command{
-		Use: "init", Short: "Find a cluster and write recast.yaml, its schematics and recast.lock",
+		Use: "init", Short: "Write recast.yaml, its schematics and recast.lock, for a cluster that is there or a new one",
 		Long: `Find a Talos cluster and its VMs, and write the files that recast needs:
 
   recast.yaml        which node is which VM, where Proxmox and its storages are; with comments
@@ -49,10 +52,30 @@ with --force. Proxmox, Talos and Kubernetes are only read: the role PVEAuditor i
 enough for the token. The talosconfig needs os:admin, as for a roll.
 
 On a terminal, init asks for what it can't find. --yes takes safe defaults and refuses
-if there is none; every question has a flag.`,
+if there is none; every question has a flag.
+
+With --new there is no cluster yet, and recast bootstrap makes it of what is written:
+
+  recast.yaml        which VMs there will be, on which hosts, with which addresses
+  schematics/default.yaml  what their images contain: qemu-guest-agent, and --extension
+  secrets.yaml       all keys of the cluster, as talosctl gen secrets makes them
+  recast.lock        the digest of every extension
+
+It needs unused addresses, one for each node, and no talosconfig. The nodes are called
+cp1, cp2 … and wk1, wk2 …, and take turns on the Proxmox nodes. With several control
+planes, --vip is one more unused address, which they share for the Kubernetes API; or
+--kubernetes-endpoint is the URL of your load balancer.
+
+secrets.yaml is encrypted by age for --age, or else by sops if a .sops.yaml in the
+directory or above has a rule for it. It is never replaced, not even with --force.
+Everything else in these files can be changed until recast bootstrap.`,
 		Example: `  export PROXMOX_VE_API_TOKEN='recast@pve!init=…'
   recast init --endpoint https://pve1.example:8006
-  recast init --endpoint https://pve1.example:8006 --ca-file pve-root-ca.pem --yes`,
+  recast init --endpoint https://pve1.example:8006 --ca-file pve-root-ca.pem --yes
+  recast init --new --endpoint https://pve1.example:8006
+  recast init --new --yes --endpoint https://pve1.example:8006 --ca-file pve-root-ca.pem \
+    --cluster home --control-planes 3 --workers 5 --addresses 10.0.0.11-10.0.0.18/24 \
+    --gateway 10.0.0.1 --vip 10.0.0.10 --storage fast --iso-storage local`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if err := format(f.out, "text", "json"); err != nil {
@@ -60,6 +83,12 @@ if there is none; every question has a flag.`,
 			}
 			if c.Flags().Changed("config") {
 				return errUsage{errors.New("--config is for an existing recast.yaml: --dir says where to write a new one")}
+			}
+			if err := f.made.check(c, f.fresh); err != nil {
+				return err
+			}
+			if f.fresh {
+				return f.runNew(c.Context(), s)
 			}
 			return f.run(c.Context(), s)
 		},
@@ -69,6 +98,8 @@ if there is none; every question has a flag.`,
 }
 
 func (f *initFlags) register(c *cobra.Command) {
+	c.Flags().BoolVar(&f.fresh, "new", false, "there is no cluster yet: write what recast bootstrap makes one of")
+	f.made.register(c)
 	c.Flags().StringVar(&f.Dir, "dir", ".", "`directory` to write to")
 	c.Flags().BoolVar(&f.Force, "force", false, "replace existing files")
 	c.Flags().BoolVarP(&f.yes, "yes", "y", false, "do not ask; take safe defaults")
@@ -77,9 +108,9 @@ func (f *initFlags) register(c *cobra.Command) {
 	c.Flags().StringVar(&f.Fingerprint, "fingerprint", "", "SHA-256 `fingerprint` of the API's certificate")
 	c.Flags().StringVar(&f.CAFile, "ca-file", "", "PEM `file` with the CA of the API's certificate, such as pve-root-ca.pem")
 	c.Flags().StringVar(&f.talosconfig, "talosconfig", "", "talosconfig `file` (default: $TALOSCONFIG, else ~/.talos/config)")
-	c.Flags().StringVar(&f.Cluster, "cluster", "", "`name` of the cluster (default: the talosconfig's context)")
-	c.Flags().StringVar(&f.Talos, "talos-version", "", "Talos `version` that every node should run (default: the one that they run)")
-	c.Flags().StringVar(&f.Factory, "factory", "", "`URL` of the Image Factory (default: the one that the nodes were installed from)")
+	c.Flags().StringVar(&f.Cluster, "cluster", "", "`name` of the cluster (default: the talosconfig's context; with --new there is none)")
+	c.Flags().StringVar(&f.Talos, "talos-version", "", "Talos `version` that every node should run (default: the one that they run; with --new the newest that this recast knows)")
+	c.Flags().StringVar(&f.Factory, "factory", "", "`URL` of the Image Factory (default: the one that the nodes were installed from, or https://factory.talos.dev)")
 	c.Flags().StringVar(&f.Extensions, "extensions", "", "`registry` that lists the official extensions (default: ghcr.io/siderolabs)")
 	c.Flags().StringSliceVar(&f.ISOStorage, "iso-storage", nil, "Proxmox `storages` for boot ISOs (default: the only one that accepts ISOs)")
 	c.Flags().StringVar(&f.VMIDs, "vmids", "", "`range` of VMIDs for recast's own VMs, such as 9000-9099 (default: a free range, if recast has not run here before)")
@@ -93,11 +124,7 @@ func (f *initFlags) run(ctx context.Context, s *streams) error {
 	var cl closers
 	defer cl.close()
 	ask := newAsker(s, f.yes)
-	src := setup.InitSources{
-		Ask: ask.ask, Say: s.say,
-		Load:   func(file string) (pipeline.Project, error) { return (&globals{config: file}).open() },
-		Images: func(p pipeline.Project) (pipeline.Images, error) { return connectImages(s, p, &cl) },
-	}
+	src := f.sources(s, ask, &cl)
 	p, err := f.project(ctx, ask)
 	if err != nil {
 		return err
@@ -128,15 +155,27 @@ func (f *initFlags) run(ctx context.Context, s *streams) error {
 	return ui.WriteInit(s.out, f.out, res)
 }
 
+// sources are those of any init.
+func (f *initFlags) sources(s *streams, ask *asker, cl *closers) setup.InitSources {
+	return setup.InitSources{
+		Ask: ask.ask, Say: s.say,
+		Load:   func(file string) (pipeline.Project, error) { return (&globals{config: file}).open() },
+		Images: func(p pipeline.Project) (pipeline.Images, error) { return connectImages(s, p, cl) },
+	}
+}
+
 // project is a configuration that has only endpoints and credentials. It reports all that is missing at once.
 func (f *initFlags) project(ctx context.Context, ask *asker) (pipeline.Project, error) {
 	conf := &config.Config{}
-	conf.Talos.Config = cmp.Or(f.talosconfig, os.Getenv("TALOSCONFIG"))
-	if home, err := os.UserHomeDir(); conf.Talos.Config == "" && err == nil {
-		conf.Talos.Config = filepath.Join(home, ".talos", "config")
+	var problems []error
+	if !f.fresh {
+		conf.Talos.Config = cmp.Or(f.talosconfig, os.Getenv("TALOSCONFIG"))
+		if home, err := os.UserHomeDir(); conf.Talos.Config == "" && err == nil {
+			conf.Talos.Config = filepath.Join(home, ".talos", "config")
+		}
+		_, err := os.Stat(conf.Talos.Config)
+		problems = append(problems, fault.WithHint(fault.As(fault.Config, prefixed("read the talosconfig", err)), "--talosconfig or TALOSCONFIG names it: the file that talosctl uses; with no cluster yet: --new"))
 	}
-	_, err := os.Stat(conf.Talos.Config)
-	problems := []error{fault.WithHint(fault.As(fault.Config, prefixed("read the talosconfig", err)), "--talosconfig or TALOSCONFIG names it: the file that talosctl uses")}
 	if os.Getenv("PROXMOX_VE_API_TOKEN") == "" {
 		problems = append(problems, fault.WithHint(fault.Configf("PROXMOX_VE_API_TOKEN is not set"),
 			"as root on a Proxmox node: pveum user add recast@pve; pveum user token add recast@pve init; "+

@@ -17,6 +17,9 @@ func WriteInit(w io.Writer, format string, res setup.InitResult) error {
 		if res.Kubernetes != "" {
 			kubernetes = ", Kubernetes " + res.Kubernetes
 		}
+		if res.New {
+			kubernetes += " at " + res.Endpoint
+		}
 		p.line("cluster %s: %s, Talos %s (%s, %s)%s", res.Cluster, counted(len(res.Nodes), "node"), res.Talos, res.Platform, res.Arch, kubernetes)
 		drawInitNodes(p, res.Nodes)
 		for _, name := range res.Left {
@@ -35,13 +38,13 @@ func WriteInit(w io.Writer, format string, res setup.InitResult) error {
 		}
 		p.line("")
 		p.line("written to %s: %s", filepath.Clean(res.Dir), strings.Join(res.Files, ", "))
+		if res.New {
+			drawNewNext(p, res)
+			return
+		}
 		drawInitDrift(p, res)
 		p.line("")
-		doctor := "recast doctor"
-		if dir := filepath.Clean(res.Dir); dir != "." {
-			doctor = "cd " + dir + " && " + doctor
-		}
-		p.line("next: %s shows what a roll still needs: privileges, space, versions", doctor)
+		p.line("next: %s shows what a roll still needs: privileges, space, versions", thereRun(res, "recast doctor"))
 		if len(res.Secret) > 0 {
 			p.line("      read recast.yaml; commit nothing while there are secrets in %s", strings.Join(res.Secret, ", "))
 		} else {
@@ -50,10 +53,34 @@ func WriteInit(w io.Writer, format string, res setup.InitResult) error {
 	})
 }
 
+// drawNewNext says what is to be done until there is a cluster.
+func drawNewNext(p *page, res setup.InitResult) {
+	p.line("")
+	p.line("next: read recast.yaml and change what you like: there is no VM yet")
+	if res.Encrypted != "" {
+		p.line("      commit all of these files: secrets.yaml is encrypted by %s. Without its key no node can be made again: keep a copy", res.Encrypted)
+	} else {
+		p.line("      commit all of these files but secrets.yaml. Without it no node can be made again: keep a copy in a safe place")
+	}
+	p.line("      %s makes the VMs and the cluster", thereRun(res, "recast bootstrap"))
+}
+
+// thereRun is a command in the directory of the files.
+func thereRun(res setup.InitResult, command string) string {
+	if dir := filepath.Clean(res.Dir); dir != "." {
+		return "cd " + dir + " && " + command
+	}
+	return command
+}
+
 func drawInitNodes(p *page, nodes []setup.InitNode) {
 	var rows [][]string
 	for _, n := range nodes {
-		rows = append(rows, []string{n.Name, n.Role(), fmt.Sprintf("VM %d on %s", n.VMID, n.Host), n.Firmware, n.Schematic, n.Disks()})
+		vm := fmt.Sprintf("VM %d on %s", n.VMID, n.Host)
+		if n.VMID == 0 {
+			vm = fmt.Sprintf("%s on %s", n.Address, n.Host)
+		}
+		rows = append(rows, []string{n.Name, n.Role(), vm, n.Firmware, n.Schematic, n.Disks()})
 	}
 	widths := map[int]int{}
 	for _, row := range rows {

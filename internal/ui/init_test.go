@@ -40,7 +40,19 @@ func TestWriteInit(t *testing.T) {
 	}
 	secret := inSync
 	secret.Secret, secret.Warnings = []string{"recast.lock", "schematics/worker.yaml"}, []string{"schematics/worker.yaml and recast.lock hold secrets"}
-	for name, res := range map[string]setup.InitResult{"init-in-sync": inSync, "init-foreign": foreign, "init-half": half, "init-secret": secret} {
+	fresh := setup.InitResult{
+		New: true, Cluster: "homelab", Talos: "v1.13.9", Kubernetes: "v1.35.4", Platform: "nocloud", Arch: "amd64", Dir: "home", Endpoint: "https://10.0.0.11:6443",
+		Nodes: []setup.InitNode{
+			{Name: "cp1", ControlPlane: true, Host: "pve1", Address: "10.0.0.11", Firmware: "UEFI", Schematic: "default", SystemDisk: "scsi0 20G"},
+			{Name: "wk1", Host: "pve2", Address: "10.0.0.12", Firmware: "UEFI", Schematic: "default", SystemDisk: "scsi0 20G", Persistent: []string{"scsi1 100G"}},
+		},
+		Schematics: []setup.InitSchematic{{Name: "default", File: "schematics/default.yaml", Extensions: []string{"qemu-guest-agent"}, Nodes: []string{"cp1", "wk1"}}},
+		Warnings:   []string{"secrets.yaml is not encrypted: keep it out of git"}, Secret: []string{"secrets.yaml"},
+		Files: []string{"recast.yaml", "recast.lock", "secrets.yaml", "schematics/default.yaml"},
+	}
+	encrypted := fresh
+	encrypted.Dir, encrypted.Encrypted, encrypted.Secret, encrypted.Warnings = ".", "age", nil, nil
+	for name, res := range map[string]setup.InitResult{"init-in-sync": inSync, "init-foreign": foreign, "init-half": half, "init-secret": secret, "init-new": fresh, "init-new-encrypted": encrypted} {
 		drawn(t, name, func(out *bytes.Buffer) error { return WriteInit(out, "text", res) })
 	}
 }

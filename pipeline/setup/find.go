@@ -187,7 +187,7 @@ func clusterName(context string) string {
 // isoStorage finds a storage that accepts ISOs on every host with nodes.
 func (in *initial) isoStorage(ctx context.Context) ([]string, error) {
 	for _, storage := range in.ISOStorage {
-		takes, err := in.takesISOs(ctx, storage)
+		takes, err := in.takes(ctx, storage, "iso")
 		switch {
 		case err != nil:
 			return nil, err
@@ -199,22 +199,9 @@ func (in *initial) isoStorage(ctx context.Context) ([]string, error) {
 	if len(in.ISOStorage) > 0 {
 		return in.ISOStorage, nil
 	}
-	storages, err := in.src.Proxmox.Storages(ctx)
+	names, shared, err := in.taking(ctx, "iso")
 	if err != nil {
-		return nil, fmt.Errorf("list the storages: %w", err)
-	}
-	var names, shared []string
-	for _, s := range storages {
-		takes, err := in.takesISOs(ctx, s.Name)
-		if err != nil {
-			return nil, err
-		}
-		if takes && s.Shared {
-			shared = append(shared, s.Name)
-		}
-		if takes {
-			names = append(names, s.Name)
-		}
+		return nil, err
 	}
 	if len(names) == 0 {
 		return nil, fault.WithHint(fault.Refusedf("no storage takes ISOs on every Proxmox node with nodes of the cluster (%s)", strings.Join(in.hosts(), ", ")),
@@ -228,7 +215,29 @@ func (in *initial) isoStorage(ctx context.Context) ([]string, error) {
 	return []string{name}, err
 }
 
-func (in *initial) takesISOs(ctx context.Context, storage string) (bool, error) {
+// taking lists the storages that accept a type of content on every host with nodes, and those
+// of them that are shared.
+func (in *initial) taking(ctx context.Context, content string) (names, shared []string, err error) {
+	storages, err := in.src.Proxmox.Storages(ctx)
+	if err != nil {
+		return nil, nil, fmt.Errorf("list the storages: %w", err)
+	}
+	for _, s := range storages {
+		takes, err := in.takes(ctx, s.Name, content)
+		if err != nil {
+			return nil, nil, err
+		}
+		if takes && s.Shared {
+			shared = append(shared, s.Name)
+		}
+		if takes {
+			names = append(names, s.Name)
+		}
+	}
+	return names, shared, nil
+}
+
+func (in *initial) takes(ctx context.Context, storage, content string) (bool, error) {
 	for _, host := range in.hosts() {
 		info, err := in.src.Proxmox.Storage(ctx, host, storage)
 		switch {
@@ -236,7 +245,7 @@ func (in *initial) takesISOs(ctx context.Context, storage string) (bool, error) 
 			return false, nil
 		case err != nil:
 			return false, fmt.Errorf("read storage %s on %s: %w", storage, host, err)
-		case !info.Active || !slices.Contains(info.Content, "iso"):
+		case !info.Active || !slices.Contains(info.Content, content):
 			return false, nil
 		}
 	}

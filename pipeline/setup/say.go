@@ -13,12 +13,16 @@ import (
 // sayable refuses what no recast.yaml can express, before the first question: it renders
 // one from all that is known by now, with valid values for the rest.
 func (in *initial) sayable() error {
-	versions, err := in.found.Versions()
-	if err != nil {
-		return err
+	talos := in.Talos
+	if talos == "" {
+		versions, err := in.found.Versions()
+		if err != nil {
+			return err
+		}
+		talos = versions[0]
 	}
 	d := config.Draft{
-		Cluster: in.clusterName(), Talos: cmp.Or(in.Talos, versions[0]), Factory: cmp.Or(in.Factory, publicFactory),
+		Cluster: in.clusterName(), Talos: talos, Factory: cmp.Or(in.Factory, publicFactory),
 		Extensions: cmp.Or(in.Extensions, publicExtensions), Platform: "nocloud", Arch: "amd64", ISOStorage: []string{"local"},
 		Endpoints: in.Endpoints, Fingerprint: in.Fingerprint, CAFile: in.CAFile, VMIDs: config.VMIDRange{First: 9000, Last: 9099},
 		Schematics: []config.DraftSchematic{{Name: "default", File: "schematics/default.yaml"}},
@@ -26,7 +30,7 @@ func (in *initial) sayable() error {
 	for _, n := range in.found.Nodes {
 		d.Nodes = append(d.Nodes, config.DraftNode{Name: n.Name, Schematic: "default", VMID: int(n.VM.ID)})
 	}
-	_, err = d.Render()
+	_, err := d.Render()
 	return in.otherwise(err)
 }
 
@@ -40,6 +44,9 @@ func (in *initial) otherwise(err error) error {
 	var problems []error
 	for _, p := range found {
 		problem := fault.Configf("the result of the search is not a valid recast.yaml: %s: %s", p.Path, p.Message)
+		if in.fresh {
+			problem = fault.Configf("the answers make no valid recast.yaml: %s: %s", p.Path, p.Message)
+		}
 		if hint := in.otherFlag(p.Path); hint != "" {
 			problem = fault.WithHint(problem, "%s", hint)
 		}
@@ -52,6 +59,9 @@ func (in *initial) otherwise(err error) error {
 func (in *initial) otherFlag(path string) string {
 	var i int
 	if _, err := fmt.Sscanf(path, "nodes[%d].name", &i); err == nil && i < len(in.found.Nodes) {
+		if in.fresh {
+			return "--prefix gives the nodes other names: lower-case letters, digits and '-'"
+		}
 		return "recast can't manage a node of that name: --exclude " + in.found.Nodes[i].Name + " leaves it out"
 	}
 	for _, known := range []struct{ path, hint string }{
@@ -65,6 +75,9 @@ func (in *initial) otherFlag(path string) string {
 		{"proxmox.fingerprint", "--fingerprint gives another one"},
 		{"proxmox.caFile", "--ca-file gives another one"},
 		{"proxmox.vmids", "--vmids gives other ones"},
+		{"kubernetes.version", "--kubernetes-version gives another one"},
+		{"talos.machineConfigs.render.endpoint", "--kubernetes-endpoint gives another one"},
+		{"vmClasses", "--cores, --memory, --bridge, --storage, --system-disk and --data-disk give other VMs"},
 	} {
 		if strings.HasPrefix(path, known.path) {
 			return known.hint

@@ -20,6 +20,7 @@ type plannedSchematic struct {
 	name    string
 	nodes   []discover.Discovered
 	guessed bool // from the extensions, since no node shows it
+	fresh   bool // of nodes that are not there yet
 }
 
 // schematics finds the schematics that the nodes run, and names them.
@@ -100,6 +101,9 @@ func (p plannedSchematic) nodeNames() []string {
 
 // content is the file: what a factory would store, with a comment about its origin.
 func (p plannedSchematic) content() string {
+	if p.fresh {
+		return "# Image Factory format: anyone can post it to a factory. After a change: recast lock.\n" + p.Canonical()
+	}
 	return "# Image Factory format: anyone can post it to a factory. recast init wrote it from what\n# these nodes run: " +
 		strings.Join(p.nodeNames(), ", ") + "\n" + p.Canonical()
 }

@@ -61,7 +61,7 @@ type InitOptions struct {
 	Exclude     []string
 }
 
-// InitResult is what was found and written.
+// InitResult is what was found or decided, and what was written.
 type InitResult struct {
 	Cluster    string          `json:"cluster"`
 	Talos      string          `json:"talos"`
@@ -76,15 +76,21 @@ type InitResult struct {
 	Secret     []string        `json:"secret,omitempty"` // those of Files that hold secrets: readable only for their owner, and not to be committed
 	Dir        string          `json:"dir"`
 	Drift      []observe.Drift `json:"drift"` // of the nodes from recast.lock
+
+	// Of a cluster that is not there yet.
+	New       bool   `json:"new,omitempty"`
+	Endpoint  string `json:"endpoint,omitempty"`           // URL of the Kubernetes API
+	Encrypted string `json:"secretsEncryptedBy,omitempty"` // "sops" or "age"; "": they are in the clear
 }
 
 // InitNode is one node that was found.
 type InitNode struct {
 	Name         string       `json:"name"`
 	ControlPlane bool         `json:"controlPlane"`
-	VMID         cluster.VMID `json:"vmid"`
+	VMID         cluster.VMID `json:"vmid"` // 0: there is no VM yet
 	Host         string       `json:"host"`
-	Firmware     string       `json:"firmware"` // "UEFI" or "BIOS"
+	Address      string       `json:"address,omitempty"` // of a node that is not there yet
+	Firmware     string       `json:"firmware"`          // "UEFI" or "BIOS"
 	Schematic    string       `json:"schematic"`
 	SystemDisk   string       `json:"systemDisk,omitempty"`      // "scsi0 32G"; "": it can't be proven
 	Candidates   []string     `json:"systemDiskOneOf,omitempty"` // if it can't be proven
@@ -106,8 +112,10 @@ type initial struct {
 	src        InitSources
 	found      discover.Discovery
 	containers []cluster.Container
+	fresh      bool // the nodes are not there yet
 	draft      config.Draft
 	plans      []plannedSchematic
+	extra      []extraFile
 	res        InitResult
 }
 

@@ -19,12 +19,22 @@ import (
 // output is the files that are written.
 type output struct{ *initial }
 
+// extraFile is a file of a new cluster.
+type extraFile struct {
+	name    string
+	mode    fs.FileMode
+	content func(context.Context) ([]byte, error)
+}
+
 // write creates all files in a temporary directory, locks them there, and then moves them
 // to their places.
 func (in output) write(ctx context.Context) (err error) {
 	var files []string
 	for _, p := range in.plans {
 		files = append(files, p.file())
+	}
+	for _, f := range in.extra {
+		files = append(files, f.name)
 	}
 	if err := Vacant(in.Dir, in.Force, files...); err != nil {
 		return err
@@ -54,6 +64,11 @@ func (in output) write(ctx context.Context) (err error) {
 	if err := in.keepOldLock(); err != nil {
 		return err
 	}
+	if in.fresh {
+		if err := keepsSecrets(in.Dir); err != nil {
+			return err
+		}
+	}
 	if err := moveIn(stage, in.Dir, files); err != nil {
 		return err
 	}
@@ -70,6 +85,15 @@ func (in output) lockIn(ctx context.Context, stage string) error {
 			mode = 0o600
 		}
 		if err := writeSynced(filepath.Join(stage, p.file()), []byte(p.content()), mode); err != nil {
+			return err
+		}
+	}
+	for _, f := range in.extra {
+		text, err := f.content(ctx)
+		if err != nil {
+			return err
+		}
+		if err := writeSynced(filepath.Join(stage, f.name), text, f.mode); err != nil {
 			return err
 		}
 	}
@@ -94,11 +118,18 @@ func (in output) lockIn(ctx context.Context, stage string) error {
 	}
 	res, err := pipeline.Lock(ctx, p, im, pipeline.LockOptions{})
 	if err != nil {
-		return fault.WithHint(fmt.Errorf("lock what the nodes run: %w", err),
+		what := "lock what the nodes run"
+		if in.fresh {
+			what = "lock the schematic"
+		}
+		return fault.WithHint(fmt.Errorf("%s: %w", what, err),
 			"the official extensions are read from %s, and the factory is %s: --extensions and --factory change that. Nothing was written", in.draft.Extensions, in.draft.Factory)
 	}
 	for _, w := range res.Warnings {
 		in.warn("%s; %s", w, w.Hint)
+	}
+	if in.fresh {
+		return nil
 	}
 	p.Config.Dir = in.Dir // where past locks are
 	if err := in.compare(p, res.Lock); err != nil {

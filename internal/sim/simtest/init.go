@@ -1,13 +1,16 @@
 package simtest
 
 import (
+	"cmp"
 	"context"
 	"net/http"
 	"path/filepath"
 
+	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/config"
 	"github.com/recast-sh/recast/internal/factory"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/machineconfig"
 	"github.com/recast-sh/recast/internal/registry"
 	"github.com/recast-sh/recast/pipeline"
 	"github.com/recast-sh/recast/pipeline/setup"
@@ -23,11 +26,44 @@ func (c *Client) Init(ctx context.Context, dir string, o setup.InitOptions) (set
 	if err := c.connectMachines(s); err != nil {
 		return setup.InitResult{}, err
 	}
+	src := c.initSources(s, dir)
+	src.Talos, src.Addrs, src.Kube = s.talos, s.talos.Addrs(), s.machines.Kube
+	o.Dir, o.Context = dir, s.talos.Context()
+	o.TalosConfig = filepath.Join(c.lab.Dir, "talosconfig")
+	o.Endpoints, o.Fingerprint, o.Extensions = c.lab.Endpoints(), c.lab.Fingerprint(), c.lab.Extensions()
+	return checked[setup.InitResult](c.lab)(setup.Init(ctx, src, o))
+}
+
+// InitNew is recast init --new --yes in dir, by a user with the client's token, who trusts the
+// certificate. Nothing encrypts the secrets.
+func (c *Client) InitNew(ctx context.Context, dir string, o setup.InitOptions, n setup.NewOptions) (setup.InitResult, error) {
+	s := &session{project: pipeline.Project{Config: &config.Config{}}}
+	defer s.end()
+	s.project.Config.Proxmox.Endpoints, s.project.Config.Proxmox.Fingerprint = c.lab.Endpoints(), c.lab.Fingerprint()
+	if err := c.connectMachines(s); err != nil {
+		return setup.InitResult{}, err
+	}
+	labs, err := config.Load(filepath.Join(c.lab.Dir, "recast.yaml"), config.Options{})
+	if err != nil {
+		return setup.InitResult{}, err
+	}
+	o.Dir, o.Endpoints, o.Fingerprint, o.Extensions, o.Factory = dir, c.lab.Endpoints(), c.lab.Fingerprint(), labs.Images.Extensions, labs.Images.Factory
+	n.Bridge, n.Cores, n.Memory, n.SystemDisk = cmp.Or(n.Bridge, "vmbr0"), cmp.Or(n.Cores, 2), cmp.Or(n.Memory, "4G"), cmp.Or(n.SystemDisk, "20G")
+	return setup.New(ctx, c.initSources(s, dir), setup.NewSources{
+		Talos: machineconfig.NewestTalos(), Kubernetes: machineconfig.KubernetesFor, Secrets: machineconfig.NewSecrets,
+		Protect: func(_ context.Context, _ string, _ []string, text cluster.Secret) ([]byte, string, error) {
+			return text, "", nil
+		},
+	}, o, n)
+}
+
+// initSources makes dir the client's working directory.
+func (c *Client) initSources(s *session, dir string) setup.InitSources {
 	c.Dir = dir
-	src := setup.InitSources{
-		Proxmox: s.machines.Proxmox.(pipeline.Hypervisor), Talos: s.talos, Addrs: s.talos.Addrs(), Kube: s.machines.Kube,
-		Say:  func(string) {},
-		Load: func(file string) (pipeline.Project, error) { return c.load(file) },
+	return setup.InitSources{
+		Proxmox: s.machines.Proxmox.(pipeline.Hypervisor),
+		Say:     func(string) {},
+		Load:    func(file string) (pipeline.Project, error) { return c.load(file) },
 		Images: func(p pipeline.Project) (pipeline.Images, error) {
 			return c.imagesOf(s, p)
 		},
@@ -39,10 +75,6 @@ func (c *Client) Init(ctx context.Context, dir string, o setup.InitOptions) (set
 			return q.Default, nil
 		},
 	}
-	o.Dir, o.Context = dir, s.talos.Context()
-	o.TalosConfig = filepath.Join(c.lab.Dir, "talosconfig")
-	o.Endpoints, o.Fingerprint, o.Extensions = c.lab.Endpoints(), c.lab.Fingerprint(), c.lab.Extensions()
-	return checked[setup.InitResult](c.lab)(setup.Init(ctx, src, o))
 }
 
 // imagesOf makes the clients of factory and registry for a configuration.
