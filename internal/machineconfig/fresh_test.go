@@ -78,7 +78,7 @@ func TestNewSecrets(t *testing.T) {
 			if err != nil {
 				t.Fatal(talos, node, err)
 			}
-			if warnings, err := cfg.Validate(mode{}); err != nil {
+			if warnings, err := cfg.ValidateAsClient(mode{}); err != nil {
 				t.Errorf("%s of Talos %s: %v; %q", node, talos, err, warnings)
 			}
 			if got := strings.Contains(string(text), "ip: 10.0.0.10"); got != (node == "cp1") {

@@ -119,7 +119,7 @@ func (in *newCluster) look(ctx context.Context) error {
 		in.found.VMs = append(in.found.VMs, away.VMs...)
 		in.warn("%s: whether a VM there has a node's address can't be seen", away.Who())
 	}
-	return in.chooseHosts(ctx)
+	return in.chooseHosts(ctx, away)
 }
 
 // versions decides on Talos and Kubernetes.

@@ -27,18 +27,19 @@ func (in *newCluster) number(ctx context.Context, n, given *int, least int, q Qu
 	return in.take(ctx, text, q)
 }
 
-// chooseHosts decides on which Proxmox nodes the VMs are.
-func (in *newCluster) chooseHosts(ctx context.Context) error {
+// chooseHosts decides on which Proxmox nodes the VMs are: not on those that do not answer. away may be nil.
+func (in *newCluster) chooseHosts(ctx context.Context, away *cluster.HostsAway) error {
 	all, err := in.src.Proxmox.Hosts(ctx)
 	if err != nil {
 		return fmt.Errorf("list the Proxmox nodes: %w", err)
 	}
-	var online, offline []string
+	var online, out []string
 	for _, h := range all {
-		if h.Online {
+		answers := away == nil || !slices.ContainsFunc(away.Hosts, func(a cluster.AwayHost) bool { return a.Name == h.Name })
+		if h.Online && answers {
 			online = append(online, h.Name)
 		} else {
-			offline = append(offline, h.Name)
+			out = append(out, h.Name)
 		}
 	}
 	slices.SortFunc(online, cluster.CompareKeys)
@@ -53,8 +54,8 @@ func (in *newCluster) chooseHosts(ctx context.Context) error {
 	if len(online) == 0 {
 		return fault.Refusedf("no Proxmox node is online")
 	}
-	if len(offline) > 0 {
-		in.warn("no VM is to be on %s, which is offline", strings.Join(offline, ", "))
+	if len(out) > 0 {
+		in.warn("no VM is to be on %s: offline, or without an answer", strings.Join(out, ", "))
 	}
 	in.Hosts = online
 	return nil

@@ -39,7 +39,7 @@ func TestCreate(t *testing.T) {
 		"a worker":               {"wk2", "wk1", ""},
 		"a control plane":        {"cp2", "cp1", ""},
 		"in a pool, and HA":      {"wk2", "wk1", "pool: talos, ha: {state: started}, "},
-		"with UEFI, two sockets": {"wk2", "wk1", "bios: ovmf, machine: q35, sockets: 2, cores: 1, description: ours, startup: 'order=3', "},
+		"with UEFI, two sockets": {"wk2", "wk1", "bios: ovmf, machine: q35, agent: true, sockets: 2, cores: 1, description: ours, startup: 'order=3', "},
 	}, func(t *testing.T, lab *Lab, s struct{ node, like, class string }) {
 		lab.allowShape()
 		lab.addNode(s.node, s.like, s.class)

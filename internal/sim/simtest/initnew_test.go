@@ -110,7 +110,7 @@ func requireMakes(t *testing.T, me *Client) {
 		must(t, err)
 		cfg, err := configloader.NewFromBytes(text)
 		must(t, err)
-		if _, err := cfg.Validate(machine{}); err != nil {
+		if _, err := cfg.ValidateAsClient(machine{}); err != nil {
 			t.Errorf("the configuration of %s: %v", w.Name, err)
 		}
 		if got := cfg.Machine().Type().IsControlPlane(); got != strings.Contains(w.Name, "cp") {
@@ -216,7 +216,7 @@ func TestInitNewHosts(t *testing.T) {
 		for _, n := range res.Nodes {
 			on = append(on, n.Host)
 		}
-		if diff := cmp.Diff([]string{"pve1", "pve3", "pve1"}, on); diff != "" || !strings.Contains(strings.Join(res.Warnings, "\n"), "no VM is to be on pve2, which is offline") {
+		if diff := cmp.Diff([]string{"pve1", "pve3", "pve1"}, on); diff != "" || !strings.Contains(strings.Join(res.Warnings, "\n"), "no VM is to be on pve2: offline") {
 			t.Errorf("hosts (-want +got):\n%s\nwarnings %q", diff, res.Warnings)
 		}
 	})
