@@ -148,6 +148,8 @@ func (p Plan) Title(b Batch) string {
 		return fmt.Sprintf("%d control planes, one at a time", nodes)
 	case nodes == 1:
 		return "one worker"
+	case p.Bootstrap != "":
+		return fmt.Sprintf("%d workers", nodes)
 	default:
 		return fmt.Sprintf("%d workers, at most %d at a time", nodes, b.Limit)
 	}

@@ -102,7 +102,7 @@ recast init --new writes the rest, and recast bootstrap makes the cluster.`,
 			defer func() { err = errors.Join(err, lab.Close()) }()
 			switch {
 			case f.o.Empty:
-				s.say(newHint(f.dir))
+				s.say(newHint(f.dir, f.o))
 			case f.noConfig:
 				s.say(initHint(f.dir))
 			}
@@ -139,8 +139,10 @@ func initHint(dir string) string {
 }
 
 // newHint is the command that writes the files for a new cluster in an empty lab.
-func newHint(dir string) string {
-	return fmt.Sprintf(`next: cd %s && . ./env && recast init --new --extensions "$LAB_EXTENSIONS" --factory "$LAB_FACTORY" --fingerprint "$LAB_FINGERPRINT"`, dir)
+func newHint(dir string, o sim.Options) string {
+	return fmt.Sprintf(`next: cd %s && . ./env && recast init --new --cluster home --addresses $LAB_NETWORK.11-$LAB_NETWORK.13/24 --gateway $LAB_NETWORK.1 \
+        --talos-version %s --kubernetes-version %s --extensions "$LAB_EXTENSIONS" --factory "$LAB_FACTORY" --fingerprint "$LAB_FINGERPRINT"
+      recast bootstrap cp1`, dir, o.TalosVersion, o.KubernetesVersion)
 }
 
 // readControlPlane reads the kubeconfig of a control plane's directory; nil if there is none.

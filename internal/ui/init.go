@@ -62,7 +62,7 @@ func drawNewNext(p *page, res setup.InitResult) {
 	} else {
 		p.line("      commit all of these files but secrets.yaml. Without it no node can be made again: keep a copy in a safe place")
 	}
-	p.line("      %s makes the VMs and the cluster", thereRun(res, "recast bootstrap"))
+	p.line("      %s makes the VMs and the cluster", thereRun(res, "recast bootstrap "+res.Nodes[0].Name)) // control planes are first
 }
 
 // thereRun is a command in the directory of the files.
