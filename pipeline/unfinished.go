@@ -135,7 +135,7 @@ type scene struct {
 }
 
 func (s scene) vmState(h Half) (VMState, string) {
-	if h.Strategy == cluster.Recreate {
+	if h.Strategy == cluster.Recreate || h.Strategy == cluster.Create {
 		switch {
 		case s.vm.MadeBy() == s.rec.Run:
 			return VMNew, "created by this run"
@@ -166,6 +166,14 @@ func (s scene) locate(d parking.ParkedDisk, dangling bool) DiskStatus {
 func (h Half) advise() []Advice {
 	const roll, before = "recast roll", "; otherwise it puts the old system disk back first, and plans the node again"
 	giveUp := Advice{"recast recover " + h.Node, "cancels it: puts the old system disk back"}
+	switch h.Strategy {
+	case cluster.Create:
+		giveUp.Does = "says how to give it up"
+	case cluster.Reconfigure:
+		giveUp.Does = "cancels it: gives the old settings back"
+	case cluster.Remove:
+		giveUp.Does = "cancels it: gives the node its disks and its VM back"
+	}
 	switch {
 	case h.VMState == VMAway:
 		return []Advice{{"pvecm status", "on another Proxmox node shows which nodes are up; recast continues when that host is back"}}
@@ -175,6 +183,10 @@ func (h Half) advise() []Advice {
 		return []Advice{{roll, "continues to put the old system disk back"}}
 	case h.Strategy == cluster.Rollback:
 		return []Advice{{roll, "finishes the rollback"}}
+	case h.Strategy == cluster.Reconfigure, h.Strategy == cluster.Remove:
+		return []Advice{{roll, "finishes it"}, giveUp}
+	case h.Strategy == cluster.Create && !(h.BuildLocked && h.MachineConfig):
+		return []Advice{{"recast plan", "says what is missing to finish it"}, giveUp}
 	case !h.BuildLocked:
 		return []Advice{{roll, "puts the old system disk back first, since no lock here has that build, and plans the node again"}, giveUp}
 	case !h.MachineConfig:

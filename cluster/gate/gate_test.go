@@ -48,7 +48,7 @@ func TestGateCalls(t *testing.T) {
 
 func TestGateRows(t *testing.T) {
 	t.Parallel()
-	rollingtest.CheckRows(t, gateCalls, slices.Concat(lookRows(), newRows(), etcdRows(), identityRows(), lossRows(), lateRows()), "read the room on", "read storage", "no control plane says")
+	rollingtest.CheckRows(t, gateCalls, slices.Concat(lookRows(), newRows(), etcdRows(), identityRows(), lossRows(), lateRows()), "read the room on", "read storage", "no control plane says", "see that there is no cluster yet")
 }
 
 // gateCalls are the calls by the name that rows use.
@@ -68,6 +68,7 @@ var gateCalls = map[string]rollingtest.Call{
 	"configure cp":   {Do: check, Ready: all(asCP, is(cluster.ConfigureBlank)), Deaf: []string{"Node", "EtcdMembers"}},
 	"create":         {Do: check, Ready: unmade, Deaf: []string{"Identity", "MaintenanceMachine"}},
 	"create cp":      {Do: check, Ready: all(asCP, unmade), Deaf: []string{"Identity", "MaintenanceMachine", "EtcdMembers", "EtcdStatus"}},
+	"bootstrap":      {Do: check, Ready: all(asCP, unmade, first), Deaf: []string{"Identity", "MaintenanceMachine"}},
 	"create again":   {Do: check, Ready: all(unmade, resumed), Deaf: []string{"Node"}},
 	"asks":           {Do: func(s *scene, ctx context.Context) error { return gateOf(s).Losses.RequireOff(ctx) }, Ready: begun, Deaf: []string{"Machine", "Node", "LocalData", "VM", "Get"}},
 	"late cp": {Do: func(s *scene, ctx context.Context) error {
@@ -99,6 +100,12 @@ func unmade(s *scene) {
 	}
 }
 
+// first is the node with which a cluster begins, that has no Kubernetes yet.
+func first(s *scene) {
+	s.Plan.Bootstraps = true
+	fails("Nodes", cluster.ErrNotNow)(s)
+}
+
 // newRows test the final check before a node is made.
 func newRows() []row {
 	guest := func(vm cluster.VM) func(*scene) { return func(s *scene) { s.PX.Guests[vm.ID] = vm } }
@@ -108,6 +115,7 @@ func newRows() []row {
 	answers := func(s *scene) { s.UUIDs[s.Plan.Addr] = "else" }
 	blank := func(s *scene) { s.Blank.Stage = "maintenance" }
 	cut := func(s *scene) { s.Cancel() }
+	answering := func(s *scene) { s.PX.Fail = nil }
 	dead := func(s *scene) { delete(s.Status, addr(12)) }
 	member := func(id uint64) func(*scene) {
 		return func(s *scene) {
@@ -126,6 +134,9 @@ func newRows() []row {
 		{Do: "create", Change: blank, Err: "a machine in maintenance mode answers at 10.0.0.21"},
 		{Do: "create", Change: cut, Err: "context canceled"},
 		{Do: "create", Change: dead},
+		{Do: "bootstrap", Change: answering, Err: "the cluster's Kubernetes API answers: there is one already, and it was to begin with cp1"},
+		{Do: "bootstrap", Change: fails("Nodes", errors.New("wrong certificate")), Err: "see that there is no cluster yet: wrong certificate"},
+		{Do: "bootstrap", Change: all(dead, member(0xa9))},
 		{Do: "create again", Change: known, Err: "UUID else"},
 		{Do: "create again", Change: all(stranger, noISO)},
 		{Do: "create cp", Change: dead, Err: "etcd must be healthy for cp1 to join it: cp2 does not answer", Took: time.Minute},

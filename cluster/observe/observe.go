@@ -211,7 +211,7 @@ func observeSources(ctx context.Context, src Sources) (o Observation, members []
 	if err != nil && o.Away != nil {
 		err = errors.Join(err, o.Away) // unavailable hosts may be the reason
 	}
-	return o, members, fault.WithHint(err, "the Kubernetes API and one control plane's Talos API must answer, and so must etcd behind them: talosctl etcd status, and the consoles in Proxmox")
+	return o, members, fault.WithHint(err, "the Kubernetes API and one control plane's Talos API must answer, and so must etcd behind them: talosctl etcd status, and the consoles in Proxmox; where there is no cluster yet, recast bootstrap makes it")
 }
 
 // Sources are what Observe reads from.

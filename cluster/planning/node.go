@@ -152,13 +152,16 @@ func planResume(n *NodePlan, o observe.Observation) {
 	if mem.ControlPlane {
 		n.Role = cluster.ControlPlane
 	}
+	if o.First != "" && n.Strategy != cluster.Create {
+		n.Refused = append(n.Refused, "there was a cluster, since a run is unfinished in it: recast roll finishes that, once the cluster is back")
+	}
 	build, known := o.Build(n.Wanted, rec.Build)
 	switch {
 	case rec.PutBack:
 		n.PutBack("someone asked for the old system disk")
 	case n.Strategy == cluster.Rollback, n.Strategy == cluster.Reconfigure, n.Strategy == cluster.Remove:
 	case n.Strategy == cluster.Create && !known:
-		n.Refused = append(n.Refused, fmt.Sprintf("its build %s is in no lock that is here: check that lock out, or recast remove %s takes back what was made", words.Short(rec.Build), n.Node))
+		n.Refused = append(n.Refused, fmt.Sprintf("its build %s is in no lock that is here: check that lock out, or recast recover %s says how to give it up", words.Short(rec.Build), n.Node))
 	case n.Strategy == cluster.Create && !n.Found.ConfigKnown && n.Found.Machine == nil:
 		n.Refused = append(n.Refused, "its file in talos.machineConfigs is not the configuration that was to be applied: put it back as it was")
 	case n.Strategy == cluster.Create:

@@ -32,7 +32,7 @@ func First(n *rolling.Node, files cluster.FileReader) step.Step {
 			var err error
 			b.Target.Data, err = etcd.HasData(ctx, files, cluster.Endpoint{Node: n.Plan.Node, Addr: n.Plan.Addr}, n.Plan.UUID)
 			if err == nil && !b.Target.Data {
-				return requireAlone(ctx, n)
+				err = requireAlone(ctx, n)
 			}
 			return err == nil, "", err
 		})
@@ -44,14 +44,14 @@ func First(n *rolling.Node, files cluster.FileReader) step.Step {
 	return s
 }
 
-// requireAlone ends the wait with a refusal if Talos' discovery knows another machine of the cluster.
-func requireAlone(ctx context.Context, n *rolling.Node) (bool, string, error) {
+// requireAlone refuses, and ends the wait, if Talos' discovery knows another machine of the cluster.
+func requireAlone(ctx context.Context, n *rolling.Node) error {
 	members, err := n.Talos.Members(ctx)
 	for _, m := range members {
 		if m.Nodename != n.Plan.Node {
-			return false, "", wait.Stop(fault.WithHint(fault.EtcdUnhealthy.Refusedf("Talos' discovery knows another machine of this cluster, %s: etcd was not begun on %s", m.Nodename, n.Plan.Node),
+			return wait.Stop(fault.WithHint(fault.EtcdUnhealthy.Refusedf("Talos' discovery knows another machine of this cluster, %s: etcd was not begun on %s", m.Nodename, n.Plan.Node),
 				"if that cluster lives, its secrets must not be used for another one; if it is gone, its entry is too, half an hour after its machine: then run the same command again"))
 		}
 	}
-	return err == nil, "", err
+	return err
 }

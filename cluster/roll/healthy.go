@@ -51,7 +51,7 @@ func (n *node) installs() bool {
 // wayBack says how to cancel what is done to a node on which Talos is installed.
 func (n *node) wayBack() string {
 	if n.Plan.Strategy == cluster.Create {
-		return "recast remove " + n.Plan.Node + " takes back what was made"
+		return "recast recover " + n.Plan.Node + " says how to give it up"
 	}
 	return "recast recover " + n.Plan.Node + " cancels the replacement and boots the old system disk"
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/adminconfig"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/savefile"
 	"github.com/recast-sh/recast/internal/step"
 	"github.com/recast-sh/recast/pipeline"
 	"github.com/recast-sh/recast/pipeline/configs"
@@ -96,7 +97,7 @@ func (s *streams) makeCredential(path string, content cluster.Secret, isOurs fun
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		if err = os.MkdirAll(filepath.Dir(path), 0o700); err == nil {
-			err = saveFile(path, func(w io.Writer) error { _, err := w.Write(content); return err })
+			err = savefile.Write(path, func(w io.Writer) error { _, err := w.Write(content); return err })
 		}
 		if err == nil {
 			s.say("wrote " + path + ", which gives access to the whole cluster")

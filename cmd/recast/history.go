@@ -7,6 +7,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/recast-sh/recast/internal/holder"
 	"github.com/recast-sh/recast/internal/redact"
 	"github.com/recast-sh/recast/internal/story"
 	"github.com/recast-sh/recast/internal/ui"
@@ -104,5 +105,5 @@ func (g *globals) completeRuns(_ *cobra.Command, args []string, _ string) (ids [
 
 // past says how to tell whether the process of a past run is still alive.
 func past() pipeline.PastOptions {
-	return pipeline.PastOptions{Holder: holder(), Dead: dead}
+	return pipeline.PastOptions{Holder: holder.This(), Dead: holder.Dead}
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/machineconfig"
+	"github.com/recast-sh/recast/internal/savefile"
 	"github.com/recast-sh/recast/internal/ui"
 	"github.com/recast-sh/recast/pipeline"
 	"github.com/recast-sh/recast/pipeline/configs"
@@ -181,7 +182,7 @@ func renderConfigs(s *streams, dir string, all []configs.Config, text func(confi
 		}
 	}
 	for i, c := range all {
-		if err := saveFile(path(c), func(w io.Writer) error { _, err := w.Write(texts[i]); return err }); err != nil {
+		if err := savefile.Write(path(c), func(w io.Writer) error { _, err := w.Write(texts[i]); return err }); err != nil {
 			return err
 		}
 		fmt.Fprintln(s.out, path(c))

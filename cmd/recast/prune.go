@@ -12,6 +12,7 @@ import (
 	"github.com/recast-sh/recast/cluster/prune"
 	"github.com/recast-sh/recast/cluster/rehearse"
 	"github.com/recast-sh/recast/images"
+	"github.com/recast-sh/recast/internal/holder"
 	"github.com/recast-sh/recast/internal/ui"
 	"github.com/recast-sh/recast/pipeline"
 )
@@ -77,7 +78,7 @@ func newPruneCmd(s *streams, g *globals) *cobra.Command {
 			if f.olderThan < 0 {
 				return errUsage{errors.New("--older-than must not be negative")}
 			}
-			o := pipeline.PruneOptions{Only: f.only, OlderThan: f.olderThan, Holder: holder(), Dead: dead}
+			o := pipeline.PruneOptions{Only: f.only, OlderThan: f.olderThan, Holder: holder.This(), Dead: holder.Dead}
 			if err := pruneKinds(c, &o, f.keepDisks); err != nil {
 				return err
 			}

@@ -6,6 +6,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/recast-sh/recast/internal/holder"
 	"github.com/recast-sh/recast/internal/step"
 	"github.com/recast-sh/recast/internal/ui"
 	"github.com/recast-sh/recast/pipeline"
@@ -58,7 +59,7 @@ func freeRemoved(c *cobra.Command, s *streams, g *globals, f rollFlags, node str
 	if err != nil {
 		return err
 	}
-	return runPrune(c, s, p, pipeline.PruneOptions{Removed: node, Holder: holder(), Dead: dead}, f.yes, f.out)
+	return runPrune(c, s, p, pipeline.PruneOptions{Removed: node, Holder: holder.This(), Dead: holder.Dead}, f.yes, f.out)
 }
 
 // runPrune removes what the options say, and prints what became of it.

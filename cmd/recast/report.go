@@ -19,6 +19,7 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/redact"
 	"github.com/recast-sh/recast/internal/report"
+	"github.com/recast-sh/recast/internal/savefile"
 	"github.com/recast-sh/recast/internal/story"
 	"github.com/recast-sh/recast/internal/ui"
 	"github.com/recast-sh/recast/pipeline"
@@ -99,7 +100,7 @@ func drawn(run pipeline.PastRun) report.Run {
 func savePage(file string, run pipeline.PastRun) error {
 	err := os.MkdirAll(filepath.Dir(file), 0o700)
 	if err == nil {
-		err = saveFile(file, func(w io.Writer) error { return report.Write(w, drawn(run)) })
+		err = savefile.Write(file, func(w io.Writer) error { return report.Write(w, drawn(run)) })
 	}
 	if err != nil {
 		return fmt.Errorf("report: %w", err)

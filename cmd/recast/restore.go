@@ -6,6 +6,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/recast-sh/recast/internal/holder"
 	"github.com/recast-sh/recast/internal/step"
 	"github.com/recast-sh/recast/internal/ui"
 	"github.com/recast-sh/recast/pipeline"
@@ -65,7 +66,7 @@ cluster and needs a talosconfig with the role os:admin.`,
 					defer display.hold()()
 					return confirmRestore(ctx, s, rep, f.copied, f.yes)
 				},
-				Claim: pipeline.RollOptions{Holder: holder(), Dead: dead, Began: s.telemetry.Began},
+				Claim: pipeline.RollOptions{Holder: holder.This(), Dead: holder.Dead, Began: s.telemetry.Began},
 			})
 			display.end()
 			if rep.Run == "" {

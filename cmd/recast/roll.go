@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/recast-sh/recast/cluster/planning"
+	"github.com/recast-sh/recast/internal/holder"
 	"github.com/recast-sh/recast/internal/step"
 	"github.com/recast-sh/recast/internal/ui"
 	"github.com/recast-sh/recast/pipeline"
@@ -130,7 +131,7 @@ func (f *rollFlags) withRun(c *cobra.Command, s *streams, g *globals,
 			return err
 		}
 		rep, err := do(ctx, p, m, run, pipeline.RollOptions{
-			Policy: f.policy, Saved: f.saved, Holder: holder(), Dead: dead, Notify: tell, Began: s.telemetry.Began,
+			Policy: f.policy, Saved: f.saved, Holder: holder.This(), Dead: holder.Dead, Notify: tell, Began: s.telemetry.Began,
 			Pulsed: s.telemetry.Pulsed, Version: version,
 			Confirm: func(plan planning.Plan) (bool, error) {
 				if s.interrupts.forget() { // pressed while an earlier run was being finished

@@ -13,6 +13,7 @@ import (
 	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/redact"
+	"github.com/recast-sh/recast/internal/savefile"
 	"github.com/recast-sh/recast/pipeline"
 	"github.com/recast-sh/recast/pipeline/checkup"
 	"github.com/recast-sh/recast/pipeline/support"
@@ -58,7 +59,7 @@ func (g *globals) supportBundle(ctx context.Context, s *streams, out string) err
 	if out == "" {
 		out = fmt.Sprintf("%s-%s.tar.gz", b.Dir, now.UTC().Format("20060102-150405"))
 	}
-	if err := saveFile(out, b.Write); err != nil {
+	if err := savefile.Write(out, b.Write); err != nil {
 		return fault.WithHint(fmt.Errorf("write the bundle: %w", err), "choose another file with --output FILE, or - for standard output")
 	}
 	_, err := fmt.Fprintf(s.out, "%s: %d files; review the bundle before you share it: tar xzf %s\n", out, len(b.Files()), out)

@@ -7,6 +7,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/recast-sh/recast/cluster/kubeupgrade"
+	"github.com/recast-sh/recast/internal/holder"
 	"github.com/recast-sh/recast/internal/step"
 	"github.com/recast-sh/recast/internal/ui"
 	"github.com/recast-sh/recast/pipeline"
@@ -59,7 +60,7 @@ takes the claim of the cluster.`,
 					return err
 				}
 				rep, err := pipeline.UpgradeKubernetes(ctx, p, m, run, pipeline.UpgradeKubernetesOptions{
-					To: f.to, DryRun: f.dryRun, Claim: pipeline.RollOptions{Holder: holder(), Dead: dead, Notify: tell, Began: s.telemetry.Began},
+					To: f.to, DryRun: f.dryRun, Claim: pipeline.RollOptions{Holder: holder.This(), Dead: holder.Dead, Notify: tell, Began: s.telemetry.Began},
 					Confirm: func(plan kubeupgrade.Plan) (bool, error) {
 						defer display.hold()()
 						if err := ui.WriteKubernetesPlan(s.err, "text", plan); err != nil {

@@ -1,4 +1,4 @@
-package main
+package savefile
 
 import (
 	"errors"
@@ -17,7 +17,7 @@ func says(text string) func(io.Writer) error {
 	}
 }
 
-func TestSaveFile(t *testing.T) {
+func TestWrite(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join(t.TempDir(), "r.html")
 	gone := errors.New("gone")
@@ -25,7 +25,7 @@ func TestSaveFile(t *testing.T) {
 		write func(io.Writer) error
 		want  error
 	}{{says("first"), nil}, {says("second"), nil}, {func(w io.Writer) error { return errors.Join(says("half")(w), gone) }, gone}} {
-		if err := saveFile(file, c.write); !errors.Is(err, c.want) {
+		if err := Write(file, c.write); !errors.Is(err, c.want) {
 			t.Errorf("err = %v, want %v", err, c.want)
 		}
 	}
@@ -42,7 +42,7 @@ func TestSaveFile(t *testing.T) {
 }
 
 // A file that is not regular stays what it is: for root, /dev/null is one.
-func TestSaveFileToOtherKinds(t *testing.T) {
+func TestWriteToOtherKinds(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	pipe, link, file := filepath.Join(dir, "pipe"), filepath.Join(dir, "link"), filepath.Join(dir, "file")
@@ -54,7 +54,7 @@ func TestSaveFileToOtherKinds(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer r.Close()
-	if err := errors.Join(saveFile(pipe, says("whole")), saveFile(link, says("whole"))); err != nil {
+	if err := errors.Join(Write(pipe, says("whole")), Write(link, says("whole"))); err != nil {
 		t.Fatal(err)
 	}
 	for of, want := range map[string]os.FileMode{pipe: os.ModeNamedPipe, link: os.ModeSymlink} {
@@ -69,7 +69,7 @@ func TestSaveFileToOtherKinds(t *testing.T) {
 	if got, err := os.ReadFile(file); err != nil || string(got) != "whole" {
 		t.Errorf("behind the link: %q, %v", got, err)
 	}
-	if err := saveFile(dir, says("whole")); err == nil || !strings.Contains(err.Error(), "is a directory") {
+	if err := Write(dir, says("whole")); err == nil || !strings.Contains(err.Error(), "is a directory") {
 		t.Errorf("a directory: %v", err)
 	}
 }

@@ -1,4 +1,5 @@
-package main
+// Package savefile writes files that only their owner may read, completely or not at all.
+package savefile
 
 import (
 	"bufio"
@@ -9,10 +10,10 @@ import (
 	"path/filepath"
 )
 
-// saveFile replaces a file with what write writes, completely or not at all; only its
+// Write replaces a file with what write writes, completely or not at all; only its
 // owner may read it. A file that is not regular is written in place: root must not
 // replace /dev/null.
-func saveFile(file string, write func(io.Writer) error) (err error) {
+func Write(file string, write func(io.Writer) error) (err error) {
 	if info, err := os.Lstat(file); err == nil && !info.Mode().IsRegular() {
 		return writeTo(file, write)
 	}

@@ -1,4 +1,5 @@
-package main
+// Package holder says which process this is, in the claim of a cluster, and whether another one has ended.
+package holder
 
 import (
 	"errors"
@@ -11,11 +12,11 @@ import (
 	"github.com/recast-sh/recast/cluster/claim"
 )
 
-// holder describes this process in a claim.
-func holder() claim.Holder { return thisMachine().holder() }
+// This describes this process in a claim.
+func This() claim.Holder { return thisMachine().holder() }
 
-// dead says whether another holder was a process of this machine that has ended.
-func dead(other claim.Holder) bool { return thisMachine().dead(other) }
+// Dead says whether another holder was a process of this machine that has ended.
+func Dead(other claim.Holder) bool { return thisMachine().dead(other) }
 
 // machine reads processes of this machine.
 type machine struct {

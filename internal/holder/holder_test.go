@@ -1,4 +1,4 @@
-package main
+package holder
 
 import (
 	"fmt"
@@ -18,7 +18,7 @@ import (
 // TestDead checks processes of this machine.
 func TestDead(t *testing.T) {
 	t.Parallel()
-	me := holder()
+	me := This()
 	if runtime.GOOS != "linux" {
 		t.Skip("no /proc here: no holder is ever known to be dead")
 	}
@@ -31,12 +31,12 @@ func TestDead(t *testing.T) {
 	}
 	alive := me
 	alive.PID, alive.Start = child.Process.Pid, thisMachine().start(child.Process.Pid)
-	if dead(alive) {
+	if Dead(alive) {
 		t.Error("a running process counts as dead")
 	}
 	_ = child.Process.Kill() // it is ours
 	_ = child.Wait()         // "signal: killed"
-	if !dead(alive) {
+	if !Dead(alive) {
 		t.Error("a process that was killed does not count as dead")
 	}
 }

@@ -1,0 +1,85 @@
+package restore
+
+import (
+	"context"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
+	"github.com/recast-sh/recast/cluster/rolling"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/step"
+)
+
+// blankPlane is a control plane that waits for its etcd.
+type blankPlane struct {
+	lone
+	cluster.MachineFiles
+	members []cluster.Member
+	data    bool
+}
+
+func (b *blankPlane) EtcdStatus(context.Context, netip.Addr) (s cluster.EtcdStatus, err error) {
+	if b.data || slices.Contains(b.did, "bootstrap") {
+		s.Leader, s.MemberID = 1, 1
+	}
+	return s, nil
+}
+
+func (b *blankPlane) Members(context.Context) ([]cluster.Member, error) { return b.members, nil }
+
+func (b *blankPlane) WatchMachine(ctx context.Context, _ netip.Addr, _ func(bool)) error {
+	<-ctx.Done()
+	return ctx.Err()
+}
+
+func (b *blankPlane) Files(ctx context.Context, _ netip.Addr, _ string, look func(context.Context, cluster.MachineFiles) error) error {
+	return look(ctx, b)
+}
+
+func (b *blankPlane) List(_ context.Context, _ string, _ bool, each func(cluster.MachineFile) error) error {
+	if b.data {
+		return each(cluster.MachineFile{})
+	}
+	return cluster.ErrNotFound
+}
+
+// TestFirst: etcd begins only where no other machine of the cluster is known.
+func TestFirst(t *testing.T) {
+	t.Parallel()
+	member := func(name string) cluster.Member { return cluster.Member{Nodename: name} }
+	for name, c := range map[string]struct {
+		plane blankPlane
+		did   []string
+		err   string
+	}{
+		"alone":                {blankPlane{}, []string{"bootstrap"}, ""},
+		"it knows itself":      {blankPlane{members: []cluster.Member{member("cp1")}}, []string{"bootstrap"}, ""},
+		"too early":            {blankPlane{lone: lone{early: 2}}, []string{"bootstrap"}, ""},
+		"the answer is lost":   {blankPlane{lone: lone{bootstrap: cluster.ErrLostAnswer}}, []string{"bootstrap"}, ""},
+		"it has begun already": {blankPlane{data: true}, nil, ""},
+		"there is another":     {blankPlane{members: []cluster.Member{member("cp1"), member("cp7")}}, nil, "another machine of this cluster, cp7: etcd was not begun on cp1"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				n := &rolling.Node{
+					Roll: &rolling.Roll{Talos: &c.plane, Timing: cluster.Timing{Poll: time.Second, Join: time.Minute}, Say: func(string, string) {}},
+					Plan: planning.NodePlan{Node: "cp1"},
+				}
+				err := new(step.Runner).Run(t.Context(), First(n, &c.plane))
+				if (err == nil) != (c.err == "") || err != nil && (!strings.Contains(err.Error(), c.err) || fault.KindOf(err) != fault.Refused) {
+					t.Errorf("err = %v, want %q", err, c.err)
+				}
+				if !slices.Equal(c.plane.did, c.did) {
+					t.Errorf("did %q, want %q", c.plane.did, c.did)
+				}
+			})
+		})
+	}
+}
