@@ -2,8 +2,10 @@ package restore
 
 import (
 	"context"
+	"errors"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/config"
 	"github.com/recast-sh/recast/cluster/etcd"
 	"github.com/recast-sh/recast/cluster/rolling"
 	"github.com/recast-sh/recast/internal/fault"
@@ -44,14 +46,29 @@ func First(n *rolling.Node, files cluster.FileReader) step.Step {
 	return s
 }
 
-// requireAlone refuses, and ends the wait, if Talos' discovery knows another machine of the cluster.
+// requireAlone refuses, and ends the wait, if Talos' discovery knows another machine of the cluster. It
+// is repeated while the machine does not list itself: then it knows none because it has just started.
 func requireAlone(ctx context.Context, n *rolling.Node) error {
 	members, err := n.Talos.Members(ctx)
+	if err != nil {
+		return err
+	}
 	for _, m := range members {
 		if m.Nodename != n.Plan.Node {
 			return wait.Stop(fault.WithHint(fault.EtcdUnhealthy.Refusedf("Talos' discovery knows another machine of this cluster, %s: etcd was not begun on %s", m.Nodename, n.Plan.Node),
 				"if that cluster lives, its secrets must not be used for another one; if it is gone, its entry is too, half an hour after its machine: then run the same command again"))
 		}
+	}
+	if len(members) > 0 {
+		return nil
+	}
+	text, err := n.Talos.MachineConfig(ctx, n.Plan.Addr)
+	if err != nil {
+		return err
+	}
+	docs, err := config.Parse(text)
+	if err == nil && docs.Discovers() {
+		err = errors.New("Talos' discovery does not list it yet")
 	}
 	return err
 }
