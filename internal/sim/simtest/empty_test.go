@@ -22,6 +22,7 @@ import (
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
 	"github.com/recast-sh/recast/internal/sim/talosapi"
+	"github.com/recast-sh/recast/schematics"
 )
 
 // founder makes a cluster in an empty lab by hand, with secrets of its own.
@@ -44,14 +45,20 @@ func newFounder(t *testing.T, lab *Lab, talos string) *founder {
 	must(t, err)
 	lab.Write("talosconfig", talosconfig)
 	lock := lab.Configure("vmClasses:\n  node: {memory: 4096, nics: [{bridge: vmbr0}], disks: [{slot: scsi0, storage: fast, size: 10G, system: true}]}\nnodes:\n  - {name: cp1, schematic: default, class: node, host: pve1, address: 127.42.7.251}\n")
-	must(t, lab.Client().Publish(t.Context()))
-	s, err := lab.Client().connect(t.Context())
-	must(t, err)
-	t.Cleanup(s.end)
-	isos, err := s.machines.Proxmox.(*pve.Client).ISOs(t.Context(), "pve1", sim.ISOStorage)
-	must(t, err)
+	return lab.founder(ours, lock, talos)
+}
+
+// founder publishes the ISO and connects, for a cluster whose recast.yaml and talosconfig are there.
+func (l *Lab) founder(ours *talosapi.Cluster, lock schematics.Lock, talos string) *founder {
+	l.t.Helper()
+	must(l.t, l.Client().Publish(l.t.Context()))
+	s, err := l.Client().connect(l.t.Context())
+	must(l.t, err)
+	l.t.Cleanup(s.end)
+	isos, err := s.machines.Proxmox.(*pve.Client).ISOs(l.t.Context(), "pve1", sim.ISOStorage)
+	must(l.t, err)
 	return &founder{
-		Lab: lab, session: s, ours: ours, iso: sim.ISOStorage + ":iso/" + isos[0].Name,
+		Lab: l, session: s, ours: ours, iso: sim.ISOStorage + ":iso/" + isos[0].Name,
 		installer: "127.0.0.1:8080/nocloud-installer/" + lock.Schematics["default"].SchematicID + ":" + talos,
 	}
 }
@@ -63,14 +70,22 @@ func founded(name string) netip.Addr {
 
 // start makes a VM over the Proxmox API and boots the ISO. A worker gets its address by DHCP.
 func (f *founder) start(id int, name string) (uuid string) {
+	if strings.HasPrefix(name, "cp") {
+		return f.startAt(id, name, founded(name))
+	}
+	return f.startAt(id, name, netip.Addr{})
+}
+
+// startAt is start of a machine with that address, or with one by DHCP.
+func (f *founder) startAt(id int, name string, addr netip.Addr) (uuid string) {
 	ctx := f.t.Context()
 	uuid = fmt.Sprintf("5ec0ffee-0000-4000-8000-%012d", id)
 	vm := map[string]string{
 		"name": name, "memory": "4096", "cores": "2", "scsihw": "virtio-scsi-single", "scsi0": "fast:10", "smbios1": "uuid=" + uuid,
 		"net0": "virtio,bridge=vmbr0", "ide2": f.iso + ",media=cdrom", "boot": "order=scsi0;ide2",
 	}
-	if strings.HasPrefix(name, "cp") {
-		vm["ide0"], vm["ipconfig0"] = "fast:cloudinit", "ip="+founded(name).String()+"/24,gw=127.42.7.1"
+	if addr.IsValid() {
+		vm["ide0"], vm["ipconfig0"] = "fast:cloudinit", "ip="+addr.String()+"/24,gw=127.42.7.1"
 	}
 	must(f.t, f.machines.Proxmox.CreateVM(ctx, "pve1", cluster.VMID(id), vm))
 	made, err := f.machines.Proxmox.VM(ctx, cluster.VMID(id))
