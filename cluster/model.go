@@ -137,6 +137,16 @@ type Storage struct {
 	Pool   string // what it is on ("pve/data", "rpool/vm"): storages on the same one share its free space; "": not shared with other storages
 }
 
+// Migration is what Proxmox has against migrating a VM to another host.
+type Migration struct {
+	Allowed    bool     // the host has the VM's storages and mapped devices, and HA does not object
+	Lacks      []string // why not, in words
+	LocalDisks []string // volids
+	Resources  []string // devices that keep the VM, as it is now, on its host
+	WhileOff   []string // those that do so while it is off
+	Along      []string // HA resources that Proxmox HA moves with it
+}
+
 // Encryption says how the machine's configuration encrypts one volume.
 type Encryption struct {
 	Volume      string   // "STATE", "EPHEMERAL", "u-data", …

@@ -94,6 +94,8 @@ type TieReader interface {
 	Firewall(ctx context.Context, vm VM) (firewall.Config, error)
 	// HAResource reads the VM's resource in Proxmox HA; nil if there is none.
 	HAResource(ctx context.Context, id VMID) (*HAResource, error)
+	// Migration reads what is against migrating a VM to another host.
+	Migration(ctx context.Context, vm VM, to string) (Migration, error)
 	// GuestAddrs asks a VM's guest agent which addresses its network cards have. ErrNotYet if no
 	// agent answers; of kind fault.Refused if our token may not ask.
 	GuestAddrs(ctx context.Context, vm VM) ([]netip.Addr, error)
@@ -166,6 +168,8 @@ type Power interface {
 	Shutdown(ctx context.Context, vm VM, grace time.Duration) error
 	// Stop switches the VM off at once, without the guest.
 	Stop(ctx context.Context, vm VM) error
+	// Migrate moves a VM to another host, while it runs if it does, and returns once it is there.
+	Migrate(ctx context.Context, vm VM, to string) error
 }
 
 // Tasks reads what Proxmox is doing for our token.

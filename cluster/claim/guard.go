@@ -74,6 +74,13 @@ func (g guarded) GrowDisk(ctx context.Context, vm cluster.VM, key, size string) 
 	return g.px.GrowDisk(ctx, vm, key, size)
 }
 
+func (g guarded) Migrate(ctx context.Context, vm cluster.VM, to string) error {
+	if err := g.held.Check(ctx); err != nil {
+		return err
+	}
+	return g.px.Migrate(ctx, vm, to)
+}
+
 func (g guarded) SetPool(ctx context.Context, id cluster.VMID, pool string) error {
 	if err := g.held.Check(ctx); err != nil {
 		return err

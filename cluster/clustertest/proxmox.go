@@ -238,6 +238,16 @@ func (p *Proxmox) MoveDisk(_ context.Context, vm cluster.VM, key string, to clus
 	return nil
 }
 
+// Migrate moves the VM at once.
+func (p *Proxmox) Migrate(_ context.Context, vm cluster.VM, to string) error {
+	if err := p.do("Migrate", vm, "migrate %d to %s", vm.ID, to); err != nil {
+		return err
+	}
+	vm.Host = to
+	p.Guests[vm.ID] = vm
+	return nil
+}
+
 func (p *Proxmox) SetFirewall(_ context.Context, vm cluster.VM, _ firewall.Config) error {
 	return p.do("SetFirewall", p.Guests[vm.ID], "firewall %d", vm.ID)
 }

@@ -191,6 +191,10 @@ func (p patient) GrowDisk(ctx context.Context, vm cluster.VM, key, size string) 
 	return p.change(ctx, vm, nil, func(vm cluster.VM) error { return p.px.GrowDisk(ctx, vm, key, size) })
 }
 
+func (p patient) Migrate(ctx context.Context, vm cluster.VM, to string) error {
+	return p.change(ctx, vm, nil, func(vm cluster.VM) error { return p.px.Migrate(ctx, vm, to) })
+}
+
 // SetPool, like SetFirewall, does not change the configuration.
 func (p patient) SetPool(ctx context.Context, id cluster.VMID, pool string) error {
 	return p.px.SetPool(ctx, id, pool)

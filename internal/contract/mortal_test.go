@@ -106,6 +106,10 @@ func (d *dying) GrowDisk(ctx context.Context, vm cluster.VM, key, size string) e
 	return d.do(mutation{what: "grow"}, func() error { return d.px.GrowDisk(ctx, vm, key, size) })
 }
 
+func (d *dying) Migrate(ctx context.Context, vm cluster.VM, to string) error {
+	return d.do(mutation{what: "migrate"}, func() error { return d.px.Migrate(ctx, vm, to) })
+}
+
 func (d *dying) SetPool(ctx context.Context, id cluster.VMID, pool string) error {
 	return d.do(mutation{what: "set pool"}, func() error { return d.px.SetPool(ctx, id, pool) })
 }

@@ -23,6 +23,7 @@ type Client struct {
 	*ha        // VMs in Proxmox HA
 	*editor    // changes of VMs
 	*power     // switching VMs on and off
+	*migrator  // moving VMs to other hosts
 	*tasks     // tasks of Proxmox
 	*isos      // ISOs on storages
 	*users     // who refers to files
@@ -49,6 +50,7 @@ func New(o api.Options) (*Client, error) {
 	c.ha = &ha{to, changes}
 	c.editor = &editor{c.storages, c.vms, changes}
 	c.power = &power{to, c.vms, changes}
+	c.migrator = &migrator{to, c.vms, changes}
 	c.isos = &isos{to, c.access, c.hosts, c.storages, c.tasks, changes}
 	return c, nil
 }

@@ -163,6 +163,12 @@ func lostSwitches() map[string]lostChange {
 			do:      func(t *testing.T, l lab) error { return l.Shutdown(t.Context(), l.read(t, 9011), time.Minute) },
 			done:    func(l lab) bool { return !running(l) },
 		},
+		"migrate": {
+			prepare: func(t *testing.T, l lab) { l.may("VM.Migrate") },
+			do:      func(t *testing.T, l lab) error { return l.Migrate(t.Context(), l.read(t, 9011), "pve2") },
+			done:    func(l lab) bool { _, err := l.world.LookupVM("pve2", 9011); return err == nil },
+			again:   true,
+		},
 		"put into HA": {
 			do:    func(t *testing.T, l lab) error { return l.AddHA(t.Context(), resource) },
 			done:  func(l lab) bool { return len(l.world.HA()) == 1 },

@@ -58,6 +58,7 @@ func vmChanges() map[string][]changeKind {
 			kind("POST "+onVM+"/status/start", "start"), kind("POST "+onVM+"/status/stop", "stop"),
 			kind("POST "+onVM+"/status/shutdown", "shut down"),
 		},
+		"Migrate":        {kind("POST "+onVM+"/migrate", "migrate")},
 		"AddHA":          {kind("POST /cluster/ha/resources", "put into HA")},
 		"SetHA":          {kind("PUT /cluster/ha/resources/*", "change in HA")},
 		"removeResource": {kind("DELETE /cluster/ha/resources/*", "take out of HA")},

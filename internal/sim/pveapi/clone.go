@@ -21,10 +21,6 @@ func cloneRoutes() []route {
 			method: "POST", path: "/nodes/{node}/storage/{storage}/content", params: []string{"filename", "vmid", "size", "format"},
 			need: []string{"filename", "vmid", "size"}, handle: allocDisk,
 		},
-		{
-			method: "POST", path: vm + "/migrate", need: []string{"target"}, handle: migrate,
-			params: []string{"target", "online", "force", "with-local-disks", "targetstorage", "migration_type", "migration_network", "bwlimit", "with-conntrack-state"},
-		},
 		{method: "DELETE", path: vm + "/snapshot/{snapname}", params: []string{"force"}, handle: removeSnapshot},
 	}
 }
@@ -34,20 +30,6 @@ func template(c *call) (any, error) {
 		return nil, unsupported("making a single disk a base volume")
 	}
 	return c.MakeTemplate(c.user, c.node(), c.vmid())
-}
-
-func migrate(c *call) (any, error) {
-	for _, name := range []string{"force", "migration_type", "migration_network"} {
-		if c.params[name] != "" && c.params[name] != "0" && c.user != "root@pam" {
-			return nil, world.BadParam(name, "Only root may use this option.")
-		}
-	}
-	if c.params["targetstorage"] != "" {
-		return nil, unsupported("migrate with targetstorage")
-	}
-	return c.Migrate(c.user, c.node(), world.MigrateRequest{
-		ID: c.vmid(), Target: c.params["target"], Online: c.flag("online"), WithLocalDisks: c.flag("with-local-disks"),
-	})
 }
 
 func clone(c *call) (any, error) {

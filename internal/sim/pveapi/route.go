@@ -98,7 +98,7 @@ type segment struct {
 
 // routes are shared by all servers.
 var routes = sync.OnceValue(func() []route {
-	list := slices.Concat(sessionRoutes(), clusterRoutes(), nodeRoutes(), storageRoutes(), publishRoutes(), qemuRoutes(), cloneRoutes(), taskRoutes(), accessRoutes(), haRoutes(), jobRoutes(), firewallRoutes())
+	list := slices.Concat(sessionRoutes(), clusterRoutes(), nodeRoutes(), storageRoutes(), publishRoutes(), qemuRoutes(), migrateRoutes(), cloneRoutes(), taskRoutes(), accessRoutes(), haRoutes(), jobRoutes(), firewallRoutes())
 	for i, r := range list {
 		for text := range strings.SplitSeq(strings.Trim(r.path, "/"), "/") {
 			name, isVar := strings.CutPrefix(text, "{")

@@ -68,6 +68,11 @@ func (w *World) replicates(vmid int) string {
 	return ""
 }
 
+// replicatesTo says whether a job copies the VM to that host.
+func (w *World) replicatesTo(vmid int, target string) bool {
+	return slices.ContainsFunc(w.replication, func(j ReplicationJob) bool { return j.Guest == vmid && j.Target == target })
+}
+
 // AddBackupJob adds an entry to the backup schedule. It never runs on its own: see StartBackup.
 func (w *World) AddBackupJob(j BackupJob) {
 	w.mu.Lock()

@@ -42,6 +42,9 @@ func (w *World) Migrate(user, host string, r MigrateRequest) (string, error) {
 	if v.proc != nil && !r.Online {
 		return "", failf("can't migrate running VM without --online")
 	}
+	if v.proc != nil && w.replicates(r.ID) != "" && !w.replicatesTo(r.ID, r.Target) {
+		return "", failf("Cannot live-migrate replicated VM to node '%s' - not a replication target. Use 'force' to override.", r.Target)
+	}
 	if err := w.checkAvailable(v, r.Target); err != nil {
 		return "", err
 	}
