@@ -74,6 +74,8 @@ func (n *Needs) shape(p planning.NodePlan) {
 		case d.Key == "pool":
 			n.add("/pool/"+d.Wanted, "put the node's VM into its pool", nil, "Pool.Allocate")
 			n.add("/vms", "put the node's VM into its pool", at, "VM.Allocate")
+		case d.Key == "host" && d.When != shape.Never:
+			n.add("/vms", "migrate the node's VM", at, "VM.Migrate")
 		case strings.HasPrefix(d.Key, "ha "):
 			n.add("/", "change what Proxmox HA has of VMs", nil, "Sys.Console")
 		}

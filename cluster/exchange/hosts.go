@@ -6,9 +6,9 @@ import (
 )
 
 // requireHost refuses a VM that has left the host of the exchange. Proxmox HA may migrate it until
-// it is removed from HA.
+// it is removed from HA. An exchange that hands over no disk may go on anywhere.
 func (r *Replace) requireHost(vm cluster.VM) error {
-	if vm.Host == r.VM.Host {
+	if vm.Host == r.VM.Host || len(r.Disks) == 0 {
 		return nil
 	}
 	return fault.WithHint(fault.HostAway.Refusedf("%s was on %s when its replacement was begun: disks can be handed over on one host only", vm, r.VM.Host),

@@ -20,6 +20,7 @@ func (r PutBack) Steps() []step.Step {
 	}
 	attach = append(attach, step.Step{ID: "compare-disks", Code: fault.ParkedHalf, Title: "compare the drives with the remembered ones", Do: r.comparison.compareDisks})
 	return []step.Step{
+		step.OnlyIf(len(r.Disks) == 0, r.Reshaping.migrateBack()),
 		r.handOvers.settleStep(),
 		{ID: "park-new", Code: fault.ParkedHalf, Title: "park the new system disk, which this replacement made", Risk: step.Disruptive, Skip: r.Spare.newParked, Do: r.Spare.ParkNew},
 		{ID: "create-vm", Code: fault.ParkedHalf, Title: "create the VM as it was", Risk: step.Disruptive, Skip: r.exists, Do: r.createOld},

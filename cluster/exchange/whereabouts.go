@@ -71,7 +71,7 @@ func (r LostDisks) Located(ctx context.Context, err error) error {
 	if errPark != nil {
 		gone = append(gone, fmt.Sprintf("parking VM %d does not exist", r.Parking))
 	}
-	if errVM == nil && errPark == nil {
+	if errVM == nil && errPark == nil && len(r.Disks) > 0 {
 		if why := cluster.OnOtherHosts(&vm, park, r.VM.Host, nil, r.VM.ID); why != "" {
 			gone = append(gone, why)
 		}

@@ -80,7 +80,7 @@ func (n Gate) look(ctx context.Context) error {
 		problems = append(problems, n.requireStorages(ctx))
 	}
 	if !n.Plan.Resume {
-		problems = append(problems, n.Identity.RequireOneMachine(ctx), n.requireUnchanged(ctx), n.requireFallback(ctx), n.requireSoleOwner(ctx), n.requireOthersReady(ctx), n.RequireEtcd(ctx))
+		problems = append(problems, n.Identity.RequireOneMachine(ctx), n.RequireUnchanged(ctx), n.requireFallback(ctx), n.requireSoleOwner(ctx), n.requireOthersReady(ctx), n.RequireEtcd(ctx))
 	} else if m, err := n.Talos.Booted(ctx, n.Plan.Addr); err == nil && n.IsOldBoot(ctx, m) {
 		problems = append(problems, n.RequireEtcd(ctx)) // the node still serves
 	}
@@ -131,12 +131,14 @@ func (n Gate) requireStorages(ctx context.Context) error {
 	return errors.Join(problems...)
 }
 
-func (n Gate) requireUnchanged(ctx context.Context) error {
+// RequireUnchanged refuses a VM that is not as it was when the plan was made. One that is to be migrated
+// may have been, by the run that this one continues.
+func (n Gate) RequireUnchanged(ctx context.Context) error {
 	vm, err := n.Proxmox.VMConfig(ctx, n.Plan.VMID)
 	if err != nil {
 		return fmt.Errorf("look up VM %d: %w", n.Plan.VMID, err)
 	}
-	if vm.Host != n.Plan.Host {
+	if vm.Host != n.Plan.Host && vm.Host != n.plannedOn() {
 		return n.MovedSince(vm)
 	}
 	same := vm.Digest == n.Plan.Digest
@@ -151,9 +153,17 @@ func (n Gate) requireUnchanged(ctx context.Context) error {
 	return nil
 }
 
+// plannedOn is the host that the VM was on when the plan was made.
+func (n Gate) plannedOn() string {
+	if vm := n.Plan.Found.VM; vm != nil {
+		return vm.Host
+	}
+	return n.Plan.Host
+}
+
 // MovedSince is the refusal for a VM that is on another host than the plan says.
 func (n Gate) MovedSince(vm cluster.VM) error {
-	return fault.WithHint(fault.PlanMoved.Refusedf("%s was on %s when the plan was made", vm, n.Plan.Host),
+	return fault.WithHint(fault.PlanMoved.Refusedf("%s was on %s when the plan was made", vm, n.plannedOn()),
 		"run recast plan and look again; the move, perhaps by Proxmox HA, may not have finished")
 }
 

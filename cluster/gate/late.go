@@ -49,16 +49,17 @@ func (n lateGate) AwaitLate(ctx context.Context) error {
 	return n.forget(ctx, others)
 }
 
-// own returns the node's own parking VM; its record lists the requests to wait for.
+// own returns the node's own parking VMs, also those on other hosts; their records list the requests to
+// wait for.
 func (n lateGate) own(ctx context.Context) ([]parking.Parking, error) {
 	if n.Plan.Strategy.KeepsVM() {
 		return nil, nil
 	}
 	park, err := n.Parking(ctx)
 	if errors.Is(err, cluster.ErrNotFound) {
-		return nil, nil
+		return n.Plan.Found.Elsewhere, nil
 	}
-	return []parking.Parking{park}, err
+	return append([]parking.Parking{park}, n.Plan.Found.Elsewhere...), err
 }
 
 // others returns the parking VMs of the cluster's other control planes whose records have requests.

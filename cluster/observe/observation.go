@@ -12,6 +12,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/parking"
+	"github.com/recast-sh/recast/cluster/shape"
 )
 
 // Hidden says why a system disk must not be replaced while hosts do not answer: the configurations
@@ -142,8 +143,10 @@ func (o Observation) Build(w cluster.Wanted, id string) (cluster.Build, bool) {
 func hostsOf(found []Found) []string {
 	var hosts []string
 	for _, f := range found {
-		if host := f.Host(); host != "" && (f.VM != nil || f.Absent != nil) && !slices.Contains(hosts, host) {
-			hosts = append(hosts, host)
+		for _, host := range []string{f.Host(), f.Shape.Moves(shape.Live)} {
+			if host != "" && (f.VM != nil || f.Absent != nil) && !slices.Contains(hosts, host) {
+				hosts = append(hosts, host)
+			}
 		}
 	}
 	return hosts

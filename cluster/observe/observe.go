@@ -181,7 +181,7 @@ func observeMatched(ctx context.Context, src Sources, wanted []cluster.Wanted) (
 	if err := errors.Join(append(problems, Shared(o.Found)...)...); err != nil {
 		return Observation{}, err
 	}
-	return o, compareShapes(ctx, src.Proxmox, wanted, o.Found)
+	return o, o.compareShapes(ctx, src.Proxmox, wanted)
 }
 
 func observeSources(ctx context.Context, src Sources) (o Observation, members []cluster.Member, err error) {

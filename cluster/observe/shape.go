@@ -1,6 +1,7 @@
 package observe
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"strconv"
@@ -14,7 +15,8 @@ import (
 )
 
 // compareShapes compares the VMs of the nodes with the shapes that recast.yaml has for them.
-func compareShapes(ctx context.Context, px cluster.Inventory, wanted []cluster.Wanted, found []Found) error {
+func (o Observation) compareShapes(ctx context.Context, px cluster.Inventory, wanted []cluster.Wanted) error {
+	found := o.Found
 	g := errgroup.Group{}
 	g.SetLimit(ObserveLimit)
 	for i, w := range wanted {
@@ -29,7 +31,9 @@ func compareShapes(ctx context.Context, px cluster.Inventory, wanted []cluster.W
 					return fmt.Errorf("node %s: read what Proxmox HA has of %s: %w", w.Name, f.VM, err)
 				}
 			}
-			f.Shape, err = shape.Compare(*f.VM, ha, w.Shape)
+			if f.Shape, err = shape.Compare(*f.VM, ha, w.Shape); err == nil && w.Shape.Host != f.VM.Host && w.Shape.Host != "" {
+				err = o.settleHost(ctx, px, f, w.Shape.Host)
+			}
 			return fault.Prefix("node "+w.Name, err)
 		})
 	}
@@ -37,6 +41,23 @@ func compareShapes(ctx context.Context, px cluster.Inventory, wanted []cluster.W
 		return err
 	}
 	return refuseMemory(ctx, px, wanted, found)
+}
+
+// settleHost asks Proxmox whether a VM can be migrated. Without the privilege to ask, what its storages
+// say counts: the migration is planned, and the privilege is among those that the token lacks.
+func (o Observation) settleHost(ctx context.Context, px cluster.TieReader, f *Found, to string) error {
+	m := cluster.Migration{Allowed: true}
+	if f.VM.Lock == "" { // under a lock Proxmox does not say, and nothing is planned
+		said, err := px.Migration(ctx, *f.VM, to)
+		switch {
+		case err == nil:
+			m = said
+		case fault.KindOf(err) != fault.Refused:
+			return fmt.Errorf("ask Proxmox whether %s can be migrated to %s: %w", f.VM, to, err)
+		}
+	}
+	f.Shape.Settle(*f.VM, m, o.Storages)
+	return nil
 }
 
 // refuseMemory refuses more memory than a host has left, with what the VMs before it get: such a VM would
@@ -71,15 +92,17 @@ func refuseMemory(ctx context.Context, px cluster.HostReader, wanted []cluster.W
 		}
 		for j := range f.Shape {
 			d := &f.Shape[j]
-			more := moreMemory(*d, *f.VM)
+			more, host := moreMemory(*d, *f, wanted[i].Shape)
 			if more <= 0 {
 				continue
 			}
-			why, err := short(f.VM.Host, more)
-			if err != nil {
+			why, err := short(host, more)
+			switch {
+			case err != nil && host != f.VM.Host:
+				d.When, d.Why = shape.Never, err.Error()
+			case err != nil:
 				return err
-			}
-			if why != "" {
+			case why != "":
 				d.When, d.Why = shape.Never, fmt.Sprintf("it takes %s more than it has, %s", cluster.Size(more), why)
 			}
 		}
@@ -96,14 +119,19 @@ func mebibytes(memory string) int64 {
 	return n << 20
 }
 
-// moreMemory is how many bytes more a VM takes from its host.
-func moreMemory(d shape.Difference, vm cluster.VM) int64 {
-	if d.Key != "memory" {
-		return 0
+// moreMemory is how many bytes more a VM takes from a host. A VM that is migrated takes all of its memory
+// from the new one.
+func moreMemory(d shape.Difference, f Found, wanted cluster.Shape) (more int64, host string) {
+	moves := cmp.Or(f.Shape.Moves(shape.Live), f.Shape.Moves(shape.Off))
+	switch {
+	case moves != "" && d.Key == "host":
+		return mebibytes(cmp.Or(wanted.Settings["memory"], f.VM.Config["memory"])), moves
+	case moves != "" || d.Key != "memory":
+		return 0, ""
 	}
-	more := mebibytes(d.Wanted)
-	if vm.Running {
+	more = mebibytes(d.Wanted)
+	if f.VM.Running {
 		more -= mebibytes(d.Found)
 	}
-	return more
+	return more, f.VM.Host
 }

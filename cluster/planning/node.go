@@ -145,7 +145,7 @@ func planResume(n *NodePlan, o observe.Observation) {
 		n.Refused = append(n.Refused, err.Error())
 		return
 	}
-	if moved := cluster.OnOtherHosts(n.Found.VM, n.Found.Parking.VM, mem.VM.Host, o.Away, rec.VMID); moved != "" {
+	if moved := cluster.OnOtherHosts(n.Found.VM, n.Found.Parking.VM, mem.VM.Host, o.Away, rec.VMID); moved != "" && (rec.Strategy != cluster.Reconfigure || n.Found.VM == nil) {
 		n.Refused = append(n.Refused, moved)
 	}
 	n.EtcdKept, n.Bootstraps = mem.EtcdKept, mem.Bootstraps

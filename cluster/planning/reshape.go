@@ -2,6 +2,7 @@ package planning
 
 import (
 	"fmt"
+	"strings"
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/observe"
@@ -36,6 +37,7 @@ func planShape(n *NodePlan, o observe.Observation, p Policy) {
 		return
 	}
 	n.VM = n.Found.Shape
+	planMove(n)
 	for _, d := range n.VM.At(shape.Never) {
 		n.Refused = append(n.Refused, fmt.Sprintf("its VM is not as recast.yaml wants it (%s): %s", d, d.Why))
 	}
@@ -51,6 +53,36 @@ func planShape(n *NodePlan, o observe.Observation, p Policy) {
 	}
 	n.Refused = append(n.Refused, cluster.Texts(c.AgainstReconfigure())...)
 	n.Refused = append(n.Refused, o.Hidden(*n.Found.VM)...)
+}
+
+// planMove plans a node whose VM is migrated while it runs, before anything else, on its new host. Old
+// system disks of it stay parked on the old one.
+func planMove(n *NodePlan) {
+	for _, d := range n.VM.At(shape.Off) { // disks can be handed over on one host only
+		if d.Why != "" && (n.Strategy == cluster.Recreate || n.Strategy == cluster.Reimage) {
+			n.Refused = append(n.Refused, fmt.Sprintf("its VM is not as recast.yaml wants it (%s): %s; and disks can be handed over on one host only: roll --what vm first, or migrate it by hand", d, d.Why))
+		}
+	}
+	to := n.VM.Moves(shape.Live)
+	if to == "" {
+		return
+	}
+	n.Host = to
+	if strings.HasPrefix(strings.TrimPrefix(n.Found.VM.Config["cpu"], "cputype="), "host") {
+		n.Notes = append(n.Notes, fmt.Sprintf("its CPU type is host: whether the processors of %s are like those of %s enough for a guest that runs, recast can't see", to, n.Found.VM.Host))
+	}
+	if n.Space != nil {
+		n.Space.Host = to
+	}
+	parkings := n.Found.Parkings()
+	n.Found.Parking, n.Found.Elsewhere = nil, nil
+	for _, p := range parkings {
+		if p.VM.Host == to && n.Found.Parking == nil {
+			n.Found.Parking = &p
+			continue
+		}
+		n.Found.Elsewhere = append(n.Found.Elsewhere, p)
+	}
 }
 
 // stopsVM says whether the VM is switched off to give it its shape, by whatever strategy.

@@ -5,6 +5,7 @@ import (
 	"github.com/recast-sh/recast/cluster/gate"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/cluster/rolling"
+	"github.com/recast-sh/recast/cluster/serving"
 	"github.com/recast-sh/recast/cluster/usergate"
 )
 
@@ -38,6 +39,7 @@ type node struct {
 	hookPoints  hookPoints      // the user's hooks
 	userGates   usergate.Points // the user's gates
 	reshape     reshape         // the VM's shape
+	serving     serving.VM      // the VM while the node serves
 	create      create          // a node that is nowhere yet
 	record      *record         // the record on the parking VM, and the exchange that it describes
 }
@@ -76,6 +78,7 @@ func (r *Roller) node(h rolling.Node) *node {
 	n.hookPoints = hookPoints{n}
 	n.userGates = usergate.Points{Node: n.Node, Objects: r.Objects, Commands: r.Commands, LeftOpen: n.hookPoints.batchLeftOpen}
 	n.reshape = reshape{n}
+	n.serving = serving.VM{Node: n.Node, Gate: n.gate}
 	n.create = create{n}
 	n.record = &record{node: n}
 	return n

@@ -7,6 +7,7 @@ import (
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/cluster/restore"
+	"github.com/recast-sh/recast/cluster/shape"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/step"
 )
@@ -17,7 +18,7 @@ func (n order) work() []step.Step {
 	if n.Plan.Strategy == cluster.Create {
 		last.Title = "check that it is safe to make " + n.Plan.Node
 	}
-	first := append([]step.Step{last}, n.reshape.live()...)
+	first := append([]step.Step{last}, n.serving.Steps()...)
 	switch n.Plan.Strategy {
 	case cluster.InPlace:
 		return slices.Concat(first, n.upgrade.steps(), n.reshape.after())
@@ -30,7 +31,7 @@ func (n order) work() []step.Step {
 	case cluster.Create:
 		steps := append(first, n.create.steps()...)
 		if n.Want.Shape.HA != nil {
-			steps = append(steps, n.reshape.whileUp())
+			steps = append(steps, n.serving.Reshape())
 		}
 		return steps
 	case cluster.Remove:
@@ -79,6 +80,7 @@ func (n order) up(system step.Step) step.Step {
 			step.OnlyIf(!stays, system), // create-vm, blank-disk or restore-disk
 			step.OnlyIf(n.installs(), step.Step{ID: "renew-disk", Title: "see that it has a system disk", Risk: step.Disruptive, Skip: n.renewal.hasDisk, Do: n.renewal.giveDisk}),
 			step.OnlyIf(!stays && s != cluster.Create, x.Attach()),
+			step.OnlyIf(stays && (n.Plan.Resume || n.Plan.VM.Moves(shape.Off) != ""), x.Migrate(!n.Plan.Resume)),
 			step.OnlyIf(!rollback && !n.Want.Shape.IsEmpty(), x.Reshape()),
 			step.Step{ID: "start", Code: fault.NoBoot, Title: fmt.Sprintf("start VM %d", vm), Skip: n.power.started, Do: n.power.start},
 			step.OnlyIf(rollback, n.bringUp.bootEntryStep(func(parking.Memory) string { return n.Plan.Restore.Entry })),

@@ -10,45 +10,6 @@ import (
 	"github.com/recast-sh/recast/internal/step"
 )
 
-// live puts right what can be while the VM runs, before anything else is done to the node.
-func (n reshape) live() []step.Step {
-	if len(n.Plan.VM.At(shape.Live)) == 0 {
-		return nil
-	}
-	return []step.Step{n.whileUp()}
-}
-
-// whileUp puts right what differs of a VM that runs.
-func (n reshape) whileUp() step.Step {
-	const id = "reshape-live"
-	return step.Step{
-		ID: id, Title: "change of the VM what needs no stop", Risk: step.Disruptive,
-		Skip: func(ctx context.Context) (string, error) {
-			if lacks, err := n.running().Lacks(ctx); err != nil || lacks != "" {
-				return "", err
-			}
-			return "the VM is as wanted, and the node sees its disks", nil
-		},
-		Do: func(ctx context.Context) error {
-			if err := n.running().Apply(ctx, func(text string) { n.Tell(id, text) }); err != nil {
-				return err
-			}
-			err := n.Wait(ctx, id, n.Plan.Node+" sees its VM as it is now", n.Timing.Try, func(ctx context.Context) (bool, string, error) {
-				lacks, err := n.running().Lacks(ctx)
-				return err == nil && lacks == "", lacks, err
-			})
-			return fault.WithHint(err, "what was changed of VM %d stays; talosctl -n %s get disks shows what the node sees", n.Plan.VMID, n.Plan.Addr)
-		},
-	}
-}
-
-func (n reshape) running() shape.Running {
-	return shape.Running{
-		Proxmox: n.Proxmox, VMID: n.Plan.VMID, Shape: n.Want.Shape,
-		Machine: func(ctx context.Context) (cluster.Machine, error) { return n.Talos.Machine(ctx, n.Plan.Addr) },
-	}
-}
-
 func (n reshape) stops() bool { return len(n.Plan.VM.At(shape.Off)) > 0 }
 
 // orBack adds the way back to the error of a node that does not come up with its new VM.
@@ -82,9 +43,9 @@ func (n reshape) drained(steps []step.Step) []step.Step {
 // planned again after it was resumed.
 func (n reshape) finished(ctx context.Context) (string, error) {
 	ended := n.Out.Has(n.Plan.Node) // false before its steps
-	_, ds, err := n.running().Now(ctx)
+	done, err := n.serving.Finished(ctx)
 	reason := ""
-	if err == nil && (n.Plan.Resume || len(ds) == len(ds.At(shape.Never))) {
+	if err == nil && (n.Plan.Resume || done) {
 		reason, err = n.finish.uncordoned(ctx)
 	}
 	switch {

@@ -123,7 +123,7 @@ func (n order) finished(ctx context.Context) (string, error) {
 	}
 	f := observe.Found{Name: n.Want.Name, VM: &vm, Machine: new(m.Machine())}
 	if len(n.Plan.VM) > 0 {
-		if _, f.Shape, err = n.reshape.running().Now(ctx); err != nil {
+		if _, f.Shape, err = n.serving.Running().Now(ctx); err != nil {
 			return "", err
 		}
 	}

@@ -27,7 +27,7 @@ type Difference struct {
 	Found  string `json:"found"` // "": not set
 	Wanted string `json:"wanted"`
 	When   When   `json:"when"`
-	Why    string `json:"why,omitempty"` // of Never, and what to do instead
+	Why    string `json:"why,omitempty"` // of Never, and what to do instead; of Off, where that is not plain
 
 	setting string // Proxmox' key of it: "net0"; "" for what is not in the VM's configuration
 	option  string // of that setting: "tag"; "": all of it
@@ -88,9 +88,7 @@ func Compare(vm cluster.VM, ha *cluster.HAResource, s cluster.Shape) (Difference
 		c.add(Difference{Key: "pool", Found: vm.Pool, Wanted: s.Pool, When: Live})
 	}
 	c.highAvailability(ha, s.HA)
-	if s.Host != "" && s.Host != vm.Host {
-		c.add(Difference{Key: "host", Found: vm.Host, Wanted: s.Host, When: Never, Why: "recast moves no VM to another host: on " + vm.Host + ": " + cluster.MigrateCommand(vm, s.Host)})
-	}
+	c.host(s.Host)
 	return c.found, nil
 }
 
