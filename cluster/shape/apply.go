@@ -68,6 +68,9 @@ func Grow(ctx context.Context, px interface {
 	return nil
 }
 
+// ignored is the state of a resource that Proxmox HA leaves alone.
+const ignored = "ignored"
+
 // applyAround puts right what Proxmox keeps outside of the VM's configuration.
 func applyAround(ctx context.Context, px changer, vm cluster.VM, s cluster.Shape, ds Differences, say func(string)) error {
 	has := func(prefix string) bool {
@@ -101,8 +104,12 @@ func applyAround(ctx context.Context, px changer, vm cluster.VM, s cluster.Shape
 		}
 		want.Settings[key] = value
 	}
-	if ha == nil {
-		return fault.Prefix("put "+vm.String()+" under Proxmox HA", px.AddHA(ctx, want))
+	if ha == nil { // such a request may be carried out late, when the VM is meant to be off, and must not start it then
+		first := want
+		first.State = ignored
+		if err := px.AddHA(ctx, first); err != nil {
+			return fmt.Errorf("put %s under Proxmox HA: %w", vm, err)
+		}
 	}
 	return fault.Prefix("change what Proxmox HA has of "+vm.String(), px.SetHA(ctx, want))
 }

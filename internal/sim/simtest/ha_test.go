@@ -2,6 +2,8 @@ package simtest
 
 import (
 	"cmp"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -11,6 +13,7 @@ import (
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/sim"
+	"github.com/recast-sh/recast/internal/sim/record"
 	"github.com/recast-sh/recast/internal/sim/world"
 )
 
@@ -183,5 +186,41 @@ func TestParkingOnEveryHost(t *testing.T) {
 			}
 		}
 		requireInSync(t, lab)
+	})
+}
+
+// TestLateHA: Proxmox puts a VM under HA for a roll that is dead, while a later roll has the VM off: HA
+// must not start it.
+func TestLateHA(t *testing.T) {
+	eachLong(t, oneWorker(), map[string]func(record.Call) bool{
+		"before its disks are parked": toVM("POST", "/qemu/9031/move_disk"),
+		"before it is deleted":        toVM("DELETE", "/qemu/9031"),
+		"before it is started":        toVM("POST", "/qemu/9031/status/start"),
+	}, func(t *testing.T, lab *Lab, when func(record.Call) bool) {
+		lab.allowShape()
+		plain := lab.Read("recast.yaml")
+		lab.shape("wk1", "ha: {state: started}")
+		x := lab.rollKilledBy(toVM("POST", "/cluster/ha/resources"), planning.Policy{})
+		must(t, os.WriteFile(filepath.Join(lab.Dir, "recast.yaml"), plain, 0o600))
+		lab.Patch(sim.PatchedExtension)
+		x.deliverBefore(func(c record.Call) bool {
+			if !when(c) {
+				return false
+			}
+			x.deliver()
+			time.Sleep(time.Minute) // HA's rounds
+			return true
+		}, 0)
+		err := lab.second().roll(planning.Policy{})(t.Context())
+		lab.Recorder.Hooks(nil, nil)
+		if starts := startedByHA(lab); len(starts) > 0 {
+			t.Errorf("HA has started it: %q (%v)", starts, err)
+		}
+		lab.RequireIntact()
+		if err != nil {
+			must(t, lab.second().roll(planning.Policy{})(t.Context()))
+		}
+		lab.requireServing("wk1")
+		lab.RequireIntact()
 	})
 }
