@@ -12,6 +12,7 @@ import (
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/cluster/planning"
+	"github.com/recast-sh/recast/cluster/shape"
 	"github.com/recast-sh/recast/internal/fault"
 )
 
@@ -96,6 +97,12 @@ func TestNeedsByStrategy(t *testing.T) {
 		"HA, taken out already": {cluster.Reimage, func(n *planning.NodePlan) { n.Found.VM, n.Found.Ties.HA = nil, &cluster.HAResource{} }, map[string][]string{
 			"/": {"Sys.Audit", "Sys.Console"}, "/vms": reimage, "/storage/fast": space, "/storage/isos": iso,
 		}},
+		"a VM that is migrated": {cluster.InPlace, func(n *planning.NodePlan) {
+			n.VM = shape.Differences{{Key: "host", Wanted: "pve2", When: shape.Live}}
+		}, map[string][]string{"/": audit, "/vms": append(slices.Clone(claim), "VM.Migrate")}},
+		"one that is not": {cluster.InPlace, func(n *planning.NodePlan) {
+			n.VM = shape.Differences{{Key: "host", Wanted: "pve2", When: shape.Never}}
+		}, map[string][]string{"/": audit, "/vms": claim}},
 		"HA in place": {cluster.InPlace, func(n *planning.NodePlan) { n.Found.VM.HA = true }, map[string][]string{"/": audit, "/vms": claim}},
 		"a holder's disk, while the VM stays": {cluster.Reimage, withHolder, map[string][]string{
 			"/": audit, "/vms": reimage, "/storage/fast": space, "/storage/isos": iso,

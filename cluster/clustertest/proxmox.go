@@ -48,6 +48,9 @@ type Proxmox struct {
 	HA        *cluster.HAResource
 	Tied      cluster.Ties
 	Done      []string
+
+	Against     cluster.Migration // what is against migrating a VM
+	SharedDisks bool              // all hosts have the storage fast
 }
 
 // others are the calls that no test needs.
@@ -74,7 +77,7 @@ func (h *hosts) FreeMemory(context.Context, string) (int64, error) {
 // NewProxmox has these VMs and every volume that they name.
 func NewProxmox(vms ...cluster.VM) *Proxmox {
 	calls := &Calls{}
-	p := &Proxmox{Calls: calls, hosts: hosts{calls: calls}, Guests: map[cluster.VMID]cluster.VM{}, Firewalls: map[cluster.VMID]firewall.Config{}}
+	p := &Proxmox{Against: cluster.Migration{Allowed: true}, Calls: calls, hosts: hosts{calls: calls}, Guests: map[cluster.VMID]cluster.VM{}, Firewalls: map[cluster.VMID]firewall.Config{}}
 	for _, vm := range vms {
 		vm.Config = maps.Clone(vm.Config)
 		p.Guests[vm.ID] = vm
@@ -156,7 +159,11 @@ func (p *Proxmox) Ties(context.Context, cluster.VM) (cluster.Ties, error) {
 }
 
 func (p *Proxmox) Storages(context.Context) ([]cluster.Storage, error) {
-	return []cluster.Storage{{Name: "fast", Type: "lvmthin"}}, p.Call("Storages")
+	return []cluster.Storage{{Name: "fast", Type: "lvmthin", Shared: p.SharedDisks}}, p.Call("Storages")
+}
+
+func (p *Proxmox) Migration(context.Context, cluster.VM, string) (cluster.Migration, error) {
+	return p.Against, p.Call("Migration")
 }
 
 func (p *Proxmox) HasVolume(_ context.Context, _, volid string) (bool, error) {

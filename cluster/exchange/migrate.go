@@ -6,6 +6,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/shape"
+	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/step"
 )
 
@@ -45,17 +46,21 @@ func (r Reshaping) migrated(ctx context.Context, to string, planned bool) (strin
 	case planned:
 		return "", nil
 	}
-	if err := shape.RequireMigratable(ctx, r.Proxmox, vm, to, shape.Off); err != nil {
-		return fmt.Sprintf("%s stays there: %v", vm, err), nil
+	err = shape.RequireMigratable(ctx, r.Proxmox, vm, to, shape.Off)
+	if fault.KindOf(err) == fault.Refused {
+		return "it stays there: " + err.Error(), nil
 	}
-	return "", nil
+	return "", err
 }
 
 // migrate moves the VM if Proxmox still copies none of its disks for that.
 func (r Reshaping) migrate(ctx context.Context, to string) error {
 	vm, err := r.off(ctx)
-	if err != nil {
+	switch {
+	case err != nil:
 		return err
+	case vm.Lock != "":
+		return fault.VMLocked.Refusedf("%s is locked (%s)", vm, vm.Lock)
 	}
 	if err := cluster.RequireQuorum(ctx, r.Proxmox); err != nil {
 		return err

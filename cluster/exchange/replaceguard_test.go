@@ -163,6 +163,8 @@ var calls = map[string]call{
 	"firewall":     {func(g *guarded, ctx context.Context) error { return g.r.KeptFirewall.Keep(ctx) }, all(walled, func(g *guarded) { delete(g.Firewalls, 9900) }), intended + "firewall 9900\n" + intended},
 	"reshape":      {reshapes, shaped, reshaped},
 	"shape new":    {reshapes, all(shaped, func(g *guarded) { g.r.Strategy = cluster.Create }), reshaped + "\ngrow scsi1 of 101 to 20G"},
+	"migrate":      {migrates, moving, "migrate 101 to pve2"},
+	"migrated":     {func(g *guarded, ctx context.Context) error { return said(g.r.Reshaping.migrated(ctx, "pve2", false)) }, moving, ""},
 	"has shape":    {func(g *guarded, ctx context.Context) error { return said(g.r.Reshaping.done(ctx)) }, shaped, ""},
 	"free":         {free, keeping, "set 9900 map[protection:0] delete []\nfree fast:vm-9900-disk-7,backup=0 of 9900\n" + intended},
 	"forget":       {free, all(keeping, on(9900, kv{"scsi20": ""})), strings.TrimSpace(intended)},
@@ -231,7 +233,7 @@ type guard struct {
 // TestReplaceGuards: recast checks what it destroys or hands over right before it does so.
 func TestReplaceGuards(t *testing.T) {
 	t.Parallel()
-	for _, row := range slices.Concat(deletionRows(), diskRows(), systemRows(), recordRows(), handOverRows(), keptRows(), openRows(), shapeRows()) {
+	for _, row := range slices.Concat(deletionRows(), diskRows(), systemRows(), recordRows(), handOverRows(), keptRows(), openRows(), shapeRows(), moveRows()) {
 		t.Run(row.do+": "+cmp.Or(row.err, "not refused"), func(t *testing.T) {
 			t.Parallel()
 			g, err := calls[row.do].run(t, row.change, 0)
@@ -246,6 +248,14 @@ func TestReplaceGuards(t *testing.T) {
 const reshaped = "set 101 map[description:recast: run=r1 build=b memory:8192] delete []"
 
 func reshapes(g *guarded, ctx context.Context) error { return g.r.Reshaping.do(ctx) }
+
+func migrates(g *guarded, ctx context.Context) error { return g.r.Reshaping.migrate(ctx, "pve2") }
+
+// moving has disks that all hosts see.
+func moving(g *guarded) {
+	here(g)
+	g.SharedDisks, g.r.Strategy, g.r.Disks = true, cluster.Reconfigure, nil
+}
 
 // shaped wants more memory and a larger disk for the VM.
 func shaped(g *guarded) {

@@ -258,6 +258,26 @@ func recordRows() []guard {
 	}
 }
 
+// moveRows are about a VM that is migrated while it is off.
+func moveRows() []guard {
+	local, locked := func(g *guarded) { g.SharedDisks = false }, vm(func(vm *cluster.VM) { vm.Lock = "migrate" })
+	return []guard{
+		{"migrate", vm(running), "was started by someone else", ""},
+		{"migrate", other, "is not the VM that was planned", ""},
+		{"migrate", deleted, "VM 101 is gone", ""},
+		{"migrate", noQuorum, "has no quorum", ""},
+		{"migrate", local, "a migration would replace it by a copy", ""},
+		{"migrate", func(g *guarded) { g.Against.Allowed = false }, "does not know pve2", ""},
+		{"migrated", vm(elsewhere), "said VM 101", ""},
+		{"migrated", all(vm(elsewhere), locked), "", ""},
+		{"migrated", vm(running), "said VM 101", ""},
+		{"migrated", deleted, "", ""},
+		{"migrated", local, "said it stays there", ""},
+		{"migrate", locked, "is locked (migrate)", ""},
+		{"keep off", all(vm(elsewhere), func(g *guarded) { g.r.Disks = nil }), "", calls["keep off"].done},
+	}
+}
+
 // shapeRows are about a VM that is given another shape.
 func shapeRows() []guard {
 	has, unmarked, odd := on(101, kv{"memory": "8192"}), on(101, kv{"description": ""}), on(101, kv{"scsi1": ","})

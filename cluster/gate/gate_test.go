@@ -206,6 +206,9 @@ func lookRows() []row {
 		{Do: "recreate", Change: fails("OwnedVolumes", cluster.ErrNotNow), Err: "read storage fast, on which scsi0 of VM 101 is"},
 		{Do: "recreate", Change: func(s *scene) { s.PX.Guests[101].Config["smbios1"] = "uuid=v" }, Err: "is no longer as it was when the plan was made"},
 		{Do: "recreate", Change: func(s *scene) { s.PX.Change(101, func(vm *cluster.VM) { vm.Host = "pve2" }) }, Err: "was on pve1 when the plan was made"},
+		{Do: "recreate", Change: func(s *scene) { s.Plan.Host = "pve2" }},
+		{Do: "recreate", Change: func(s *scene) { s.Plan.Host = "pve2"; s.PX.Change(101, func(vm *cluster.VM) { vm.Host = "pve2" }) }},
+		{Do: "recreate", Change: func(s *scene) { s.Plan.Host = "pve2"; s.PX.Change(101, func(vm *cluster.VM) { vm.Host = "pve3" }) }, Err: "was on pve1 when the plan was made"},
 		{Do: "recreate", Change: func(s *scene) { s.Owners = []string{"tuppr"} }, Err: "is managed by tuppr"},
 		{Do: "recreate", Change: func(s *scene) { s.Plan.Found.Machine.ConfigArgs = []string{"siderolink.api=x"} }, Err: "Omni (siderolink.api=x)"},
 		{Do: "recreate", Change: waiting, Err: "cp3"},
@@ -344,6 +347,9 @@ func lateRows() []row {
 			s.PX.Guests[9901] = cluster.VM{ID: 9901, Name: "recast-parking-cp2", Host: "pve1", Config: kv{"description": description}}
 		}
 	}
+	elsewhere := func(s *scene) {
+		s.Plan.Found.Elsewhere = []parking.Parking{{VM: cluster.VM{ID: 9905}, Record: parking.Record{Sent: parking.Sent{cluster.SentAddHA: 100}}}}
+	}
 	const hundred, forgotten = 100 * time.Second, "set 9901 map[description:record protection:1] delete []"
 	same := func(*parking.Record) {}
 	cut := func(s *scene) { s.Cancel() }
@@ -355,6 +361,8 @@ func lateRows() []row {
 		{Do: "cp", Change: all(others(same), cut), Err: "context canceled"},
 		{Do: "late cp"},
 		{Do: "recreate", Change: sent(cluster.SentAddHA), Took: hundred},
+		{Do: "recreate", Change: elsewhere, Took: hundred},
+		{Do: "recreate", Change: all(begun, func(s *scene) { s.Rec.Open = false }, elsewhere), Took: hundred},
 		{Do: "resume", Change: func(s *scene) { s.Rec.Sent = parking.Sent{"start": 100} }},
 		{Do: "resume", Change: func(s *scene) { s.Rec.Sent = parking.Sent{"delete": 100} }},
 		{Do: "resume", Change: func(s *scene) { s.Rec.Sent = parking.Sent{cluster.SentAddHA: 100} }, Took: hundred},

@@ -2,6 +2,7 @@ package planning
 
 import (
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 
@@ -9,6 +10,7 @@ import (
 	"github.com/recast-sh/recast/cluster/clustertest"
 	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/cluster/observe/observetest"
+	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/cluster/shape"
 )
 
@@ -46,9 +48,13 @@ func TestReshape(t *testing.T) {
 		"another VM has its disk": {node: "wk2", differs: shape.Differences{off}, change: func(o *observe.Observation, f *observe.Found) {
 			o.VMs[0].Config["scsi5"] = f.VM.Config["scsi1"]
 		}, strategy: cluster.Reconfigure, refused: "scsi1"},
-		"no number for its record": {node: "wk2", differs: shape.Differences{off}, change: func(o *observe.Observation, _ *observe.Found) { o.ParkingIDs = nil }, strategy: cluster.Reconfigure, refused: "no VMID is left for its parking VM"},
-		"live takes no number":     {node: "wk2", differs: shape.Differences{live}, change: func(o *observe.Observation, _ *observe.Found) { o.ParkingIDs = nil }, strategy: cluster.Reconfigure},
-		"unproven system disk":     {node: "wk2", differs: shape.Differences{off}, change: func(_ *observe.Observation, f *observe.Found) { f.Machine.Disks[0].Serial = "" }, strategy: cluster.Reconfigure, refused: "system disk can't be proven"},
+		"no number for its record":       {node: "wk2", differs: shape.Differences{off}, change: func(o *observe.Observation, _ *observe.Found) { o.ParkingIDs = nil }, strategy: cluster.Reconfigure, refused: "no VMID is left for its parking VM"},
+		"live takes no number":           {node: "wk2", differs: shape.Differences{live}, change: func(o *observe.Observation, _ *observe.Found) { o.ParkingIDs = nil }, strategy: cluster.Reconfigure},
+		"its host":                       {node: "wk2", differs: shape.Differences{host(shape.Live)}, strategy: cluster.Reconfigure, why: "reconfigure: only its VM is not as wanted; it stays up"},
+		"its host, of a stale node":      {node: "wk1", differs: shape.Differences{host(shape.Live)}, strategy: cluster.Recreate},
+		"its host, off":                  {node: "wk2", differs: shape.Differences{off, host(shape.Off)}, strategy: cluster.Reconfigure, why: "reconfigure: only its VM is not as wanted; it takes a VM that is off"},
+		"its host, off, of a stale node": {node: "wk1", differs: shape.Differences{off, host(shape.Off)}, strategy: cluster.Recreate, refused: "host: pve1 → pve2): HA manages it; and disks can be handed over on one host only"},
+		"unproven system disk":           {node: "wk2", differs: shape.Differences{off}, change: func(_ *observe.Observation, f *observe.Found) { f.Machine.Disks[0].Serial = "" }, strategy: cluster.Reconfigure, refused: "system disk can't be proven"},
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -57,6 +63,7 @@ func TestReshape(t *testing.T) {
 			for i := range o.Found {
 				if f := &o.Found[i]; f.Name == c.node {
 					f.Shape = c.differs
+					o.Rooms["pve2"] = o.Rooms[f.VM.Host]
 					if c.change != nil {
 						c.change(&o, f)
 					}
@@ -75,6 +82,44 @@ func TestReshape(t *testing.T) {
 				t.Errorf("refused: %q, want %q", refused, c.refused)
 			}
 		})
+	}
+}
+
+// host is a difference of a VM's host.
+func host(w shape.When) shape.Difference {
+	d := shape.Difference{Key: "host", Found: "pve1", Wanted: "pve2", When: w}
+	if w == shape.Off {
+		d.Why = "HA manages it"
+	}
+	return d
+}
+
+// TestPlanMove: a node whose VM is migrated first is rolled on its new host, with the parking VM there.
+func TestPlanMove(t *testing.T) {
+	t.Parallel()
+	for _, w := range []shape.When{shape.Live, shape.Off, shape.Never} {
+		wanted, o := observetest.World()
+		for i := range o.Found {
+			if f := &o.Found[i]; f.Name == "wk1" {
+				f.Shape, f.VM.Config["cpu"] = shape.Differences{host(w)}, "host"
+				f.Parking = &parking.Parking{VM: cluster.VM{ID: 9901, Host: "pve1"}}
+				f.Elsewhere = []parking.Parking{{VM: cluster.VM{ID: 9902, Host: "pve2"}}}
+			}
+		}
+		plan, err := New("lab", wanted, o, clustertest.Past, Policy{Only: []string{"wk1"}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		n, at, park := plan.Nodes[0], "pve1", cluster.VMID(9901)
+		if w == shape.Live {
+			at, park = "pve2", 9902
+		}
+		if n.Host != at || n.Space.Host != at || n.Found.Parking.VM.ID != park || len(n.Found.Elsewhere) != 1 || !slices.Contains(n.Slots, hostSlot(at)) {
+			t.Errorf("%s: on %s, its new disk on %s, parked on %s, slots %v", w, n.Host, n.Space.Host, n.Found.Parking.VM, n.Slots)
+		}
+		if told := strings.Contains(strings.Join(n.Notes, "\n"), "its CPU type is host"); told != (w == shape.Live) {
+			t.Errorf("%s: notes %q", w, n.Notes)
+		}
 	}
 }
 

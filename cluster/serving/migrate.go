@@ -3,6 +3,7 @@ package serving
 import (
 	"context"
 	"fmt"
+	"strings"
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/rolling"
@@ -52,11 +53,8 @@ func (n VM) moveTo(ctx context.Context, to string) error {
 	}
 	return n.Wait(ctx, migrateStep, fmt.Sprintf("%s serves from %s", n.Plan.Node, to), n.Timing.Join, func(ctx context.Context) (bool, string, error) {
 		vm, err := n.Proxmox.VM(ctx, n.Plan.VMID)
-		if err != nil {
-			return false, "", err
-		}
-		if vm.Host != to {
-			return false, vm.String(), nil
+		if err != nil || vm.Host != to || vm.Lock != "" {
+			return false, strings.TrimSuffix(fmt.Sprintf("%s, locked (%s)", vm, vm.Lock), ", locked ()"), err
 		}
 		lacks, err := n.lacks(ctx, vm, m.BootID)
 		return err == nil && lacks == "", lacks, err

@@ -115,7 +115,7 @@ func RequireMigratable(ctx context.Context, px mover, vm cluster.VM, to string, 
 func localVolumes(vm cluster.VM, m cluster.Migration, storages []cluster.Storage) []string {
 	local := slices.Clone(m.LocalDisks)
 	for _, key := range slices.SortedFunc(maps.Keys(vm.Config), cluster.CompareKeys) {
-		if !cluster.IsDiskKey(key) && !strings.HasPrefix(key, "unused") {
+		if !cluster.IsDiskKey(key) {
 			continue
 		}
 		volid, _, _ := strings.Cut(vm.Config[key], ",")

@@ -161,7 +161,7 @@ type Node struct {
 	Class string `yaml:"class,omitempty"`
 	// VM has the node's own settings, key by key over those of its class: network cards by their number, disks by their slot.
 	VM VM `yaml:"vm,omitempty"`
-	// Host is the Proxmox node that the VM should be on. Default: where it is.
+	// Host is the Proxmox node that the VM should be on; it is migrated there if that copies no disk. Default: where it is.
 	Host string `yaml:"host,omitempty"`
 	// Address that the machine of a new node will have: that of its ipconfig, or of a reservation for its MAC address.
 	Address string `yaml:"address,omitempty"`

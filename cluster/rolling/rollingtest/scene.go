@@ -164,6 +164,10 @@ func (k sceneKube) APIServer(context.Context, netip.AddrPort) (string, error) {
 	return "v1.35.4", k.s.PX.Call("APIServer")
 }
 
+func (k sceneKube) PendingCertificates(context.Context, string) ([]string, error) {
+	return nil, k.s.PX.Call("PendingCertificates")
+}
+
 func (k sceneKube) do(name string) error {
 	err := k.s.PX.Call(name)
 	if err == nil {
@@ -191,6 +195,11 @@ func (k sceneTalos) Identity(_ context.Context, at netip.Addr) (cluster.MachineI
 
 func (k sceneTalos) Booted(_ context.Context, at netip.Addr) (cluster.BootedMachine, error) {
 	m, err := k.s.answers("Booted", at)
+	return m.Booted(), err
+}
+
+func (k sceneTalos) Arrived(_ context.Context, at netip.Addr) (cluster.BootedMachine, error) {
+	m, err := k.s.answers("Arrived", at)
 	return m.Booted(), err
 }
 

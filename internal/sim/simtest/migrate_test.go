@@ -10,6 +10,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
@@ -117,6 +119,7 @@ func TestNotMigrated(t *testing.T) {
 		"no such host":                           {true, nil, "pve9", "Proxmox does not know pve9 as a host for it"},
 		"a host's device":                        {true, func(l *Lab) { l.withDevice("wk1", "0000:01:00.0") }, "pve3", "hostpci0 is a device of pve2"},
 		"a mapped one, and nothing needs it off": {true, func(l *Lab) { l.mapped("wk1") }, "pve3", "hostpci0 keeps it from being migrated while it runs, and nothing else needs it off"},
+		"no privilege":                           {true, func(l *Lab) { l.World.AddRole("Migrates", "Sys.Console") }, "pve3", "lacks privileges: VM.Migrate on /vms"},
 		"HA":                                     {true, func(l *Lab) { l.manageByHA(startedByUs()) }, "pve3", "ha-manager migrate vm:9031 pve3"},
 	}, func(t *testing.T, lab *Lab, s story) {
 		lab.onto("wk1", s.to, "")
@@ -213,7 +216,9 @@ func TestLateMigration(t *testing.T) {
 		err := lab.second().roll(planning.Policy{})(t.Context())
 		lab.Recorder.Hooks(nil, nil)
 		x.deliver()
-		t.Logf("%s: %s; %v", lab.hostOf(worker1), x.said, err)
+		if !strings.HasSuffix(x.said, ": 200") || lab.hostOf(worker1) != "pve3" {
+			t.Errorf("the late migration: %q; it is on %s", x.said, lab.hostOf(worker1))
+		}
 		lab.RequireIntact()
 		if err != nil {
 			if lab.hostOf(worker1) == "pve3" {
@@ -223,5 +228,30 @@ func TestLateMigration(t *testing.T) {
 		}
 		requireInSync(t, lab)
 		lab.RequireIntact()
+	})
+}
+
+// TestMigratedInVain: a VM that was migrated while it was off, and does not start there, gets its old
+// settings and its old host back.
+func TestMigratedInVain(t *testing.T) {
+	eachLong(t, twoHosts(), map[string]struct{}{"recovered": {}}, func(t *testing.T, lab *Lab, _ struct{}) {
+		lab.manageByHA(startedByUs())
+		before := lab.vmOf("wk1").Config
+		lab.onto("wk1", "pve3", "cores: 32")
+		err := lab.as(firstRun).roll(planning.Policy{})(t.Context())
+		requireFault(t, err, fault.Failed, "MAX 16 vcpus allowed per VM on this node", "recast recover wk1 gives VM 9031 its old settings back")
+		if host := lab.hostOf(worker1); host != "pve3" {
+			t.Fatalf("it is on %s", host)
+		}
+		_, err = lab.as(secondRun).Recover(t.Context(), "wk1")
+		must(t, err)
+		lab.requireServing("wk1")
+		lab.RequireIntact()
+		after := lab.vmOf("wk1").Config
+		delete(after, "meta")
+		delete(before, "meta")
+		if diff := cmp.Diff(before, after); diff != "" || lab.hostOf(worker1) != "pve2" {
+			t.Errorf("on %s (-before +after):\n%s", lab.hostOf(worker1), diff)
+		}
 	})
 }

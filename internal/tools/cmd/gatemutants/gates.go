@@ -31,7 +31,7 @@ var rooms = []room{
 		SpareDisk.newToPark SpareDisk.ParkNew SpareDisk.parkingNow Firewall.copy PutBack.StandsStill
 		comparison.compareDisks comparison.missing comparison.added SharedDisks
 		KeptRef.Find KeptRef.look KeptRef.Free KeptRef.forget
-		Reshaping.done Reshaping.lacks Reshaping.do
+		Reshaping.done Reshaping.lacks Reshaping.do Reshaping.migrated Reshaping.migrate
 		OpenReplace OpenParking ResumeReplace`},
 	{"cluster/rolling", "^TestGate", "Node.Parking"},
 	{"cluster/parking", ".", "Memory.WrongBlank"},
@@ -40,6 +40,8 @@ var rooms = []room{
 	{"cluster/roll", "^TestGate", `
 		etcdMember.mayLeave bringUp.checkBlank bringUp.configure resetMachine.again configure.check configure.shown savedConfig.read savedConfig.userConfig
 		power.start putBack.replacementOut putBack.leaveAsReplacement eviction.backOut takeDown.done record.with`},
+	{"cluster/serving", "^TestGate", "VM.migrate VM.moveTo VM.migratable VM.lacks"},
+	{"cluster/shape", "^TestSettle", "Migratable localVolumes"},
 	{"cluster/rehearse", "^TestRehearse", "Pruner.read Pruner.deleteStopped Pruner.against trial.judge trial.create trial.on"},
 	{"cluster/restore", "^TestFind", "FindTarget"},
 	{"cluster/kubeupgrade", ".", ""},

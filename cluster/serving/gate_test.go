@@ -1,0 +1,127 @@
+package serving
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/gate"
+	"github.com/recast-sh/recast/cluster/rolling/rollingtest"
+	"github.com/recast-sh/recast/cluster/shape"
+)
+
+type scene = rollingtest.Scene
+
+func vmOf(s *scene) VM { return VM{Node: s.Node, Gate: gate.Of(s.Node)} }
+
+// moving has a VM that is to be migrated, with disks that both hosts see.
+func moving(s *scene) {
+	s.Plan.Strategy, s.Plan.Host = cluster.Reconfigure, "pve2"
+	s.Plan.VM = shape.Differences{{Key: "host", Found: "pve1", Wanted: "pve2", When: shape.Live}}
+	s.PX.SharedDisks = true
+	s.PX.Change(101, func(vm *cluster.VM) { vm.QMP = "running" })
+}
+
+func at(host string) func(*scene) {
+	return func(s *scene) { s.PX.Change(101, func(vm *cluster.VM) { vm.Host = host }) }
+}
+
+func vm(change func(*cluster.VM)) func(*scene) { return func(s *scene) { s.PX.Change(101, change) } }
+
+// once calls do when the VM has been migrated.
+func once(do func(*scene)) func(*scene) {
+	return func(s *scene) {
+		s.PX.At = func() {
+			if len(s.PX.Done) > 0 {
+				s.PX.At = nil
+				do(s)
+			}
+		}
+	}
+}
+
+var calls = map[string]rollingtest.Call{
+	"migrate": {
+		Do: func(s *scene, ctx context.Context) error { return vmOf(s).Steps()[0].Do(ctx) }, Ready: moving, Done: "migrate 101 to pve2",
+		Deaf: []string{"Arrived", "Node", "PendingCertificates", "VM"}, // asked again while it waits
+	},
+	"go on": {
+		Do: func(s *scene, ctx context.Context) error { return vmOf(s).Steps()[0].Do(ctx) }, Ready: rollingtest.All(moving, at("pve2")),
+		Deaf: []string{"Arrived", "Node", "PendingCertificates", "VM"},
+	},
+	"migrated": {Do: func(s *scene, ctx context.Context) error {
+		reason, err := vmOf(s).Steps()[0].Skip(ctx)
+		if err == nil && reason != "" {
+			err = errors.New("said " + reason)
+		}
+		return err
+	}, Ready: rollingtest.All(moving, at("pve2")), Err: "said VM 101 runs on pve2", Deaf: []string{"Arrived", "Node", "PendingCertificates"}},
+}
+
+func TestGateCalls(t *testing.T) {
+	t.Parallel()
+	rollingtest.CheckCalls(t, calls)
+}
+
+func TestGateRows(t *testing.T) {
+	t.Parallel()
+	locked := vm(func(vm *cluster.VM) { vm.Lock = "backup" })
+	off := vm(func(vm *cluster.VM) { vm.Running = false })
+	paused := vm(func(vm *cluster.VM) { vm.QMP = "paused" })
+	notReady := rollingtest.OnNode("wk1", func(k *cluster.KubeNode) { k.Ready = false })
+	rebooted := func(s *scene) {
+		s.Machine.BootID = "b2"
+		rollingtest.OnNode("wk1", func(k *cluster.KubeNode) { k.BootID = "b2" })(s)
+	}
+	const done, forEver = "migrate 101 to pve2", time.Minute
+	rollingtest.CheckRows(t, calls, []rollingtest.Row{
+		{Do: "migrate", Change: at("pve3"), Err: "was on pve1 when the plan was made"},
+		{Do: "migrate", Change: rollingtest.On(101, rollingtest.KV{"cores": "3"}), Err: "is no longer as it was when the plan was made"},
+		{Do: "migrate", Change: locked, Err: "is locked (backup)"},
+		{Do: "migrate", Change: rollingtest.NoQuorum, Err: "has no quorum"},
+		{Do: "migrate", Change: func(s *scene) { s.PX.SharedDisks = false }, Err: "can no longer be migrated to pve2 as planned"},
+		{Do: "migrate", Change: vm(func(vm *cluster.VM) { vm.HA = true }), Err: "Proxmox HA manages it"},
+		{Do: "migrate", Change: off, Err: "it does not run"},
+		{Do: "migrate", Change: rollingtest.Silent, Err: "read machine"},
+		{Do: "migrate", Change: once(rebooted), Err: "was restarted while it was migrated", Done: done},
+		{Do: "migrate", Change: once(func(s *scene) { s.PX.Set(101, rollingtest.KV{"smbios1": "uuid=other"}) }), Err: "is not the VM that was planned", Done: done},
+		{Do: "migrate", Change: once(paused), Err: "last seen: VM 101 \"wk1\" on pve2 does not run", Done: done, Took: forEver},
+		{Do: "migrate", Change: once(locked), Err: "last seen: VM 101 \"wk1\" on pve2, locked (backup)", Done: done, Took: forEver},
+		{Do: "migrate", Change: once(notReady), Err: "last seen: its Node is not Ready", Done: done, Took: forEver},
+		{Do: "migrate", Change: once(at("pve1")), Err: "last seen: VM 101 \"wk1\" on pve1", Done: done, Took: forEver},
+		{Do: "migrate", Change: once(func(s *scene) { s.Machine.Stage = "booting" }), Err: "last seen: ", Done: done, Took: forEver},
+		{Do: "go on", Change: rollingtest.NoQuorum},
+		{Do: "migrated", Change: at("pve1")},
+		{Do: "migrated", Change: locked},
+		{Do: "migrated", Change: notReady},
+		{Do: "migrated", Change: paused},
+	}, "read machine", "was restarted", "last seen")
+}
+
+// TestSteps: what is changed while the node serves, in order.
+func TestSteps(t *testing.T) {
+	t.Parallel()
+	host := shape.Difference{Key: "host", Wanted: "pve2", When: shape.Live}
+	tags := shape.Difference{Key: "tags", Wanted: "talos", When: shape.Live}
+	for name, c := range map[string]struct {
+		ds   shape.Differences
+		want string
+	}{
+		"none while it runs": {shape.Differences{{Key: "memory", When: shape.Off}, {Key: "bios", When: shape.Never}}, ""},
+		"its host":           {shape.Differences{host}, " migrate"},
+		"its tags":           {shape.Differences{tags}, " reshape-live"},
+		"both":               {shape.Differences{tags, host}, " migrate reshape-live"},
+	} {
+		s := rollingtest.NewScene()
+		s.Plan.VM = c.ds
+		got := ""
+		for _, step := range vmOf(s).Steps() {
+			got += " " + step.ID
+		}
+		if got != c.want {
+			t.Errorf("%s: %q, want %q", name, got, c.want)
+		}
+	}
+}
