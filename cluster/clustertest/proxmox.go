@@ -49,8 +49,7 @@ type Proxmox struct {
 	Tied      cluster.Ties
 	Done      []string
 
-	Against     cluster.Migration // what is against migrating a VM
-	SharedDisks bool              // all hosts have the storage fast
+	SharedDisks bool // all hosts have the storage fast
 }
 
 // others are the calls that no test needs.
@@ -62,6 +61,11 @@ type hosts struct {
 	Space    cluster.Room
 	Memory   int64
 	NoQuorum bool
+	Against  cluster.Migration // what is against migrating a VM
+}
+
+func (h *hosts) Migration(context.Context, cluster.VM, string) (cluster.Migration, error) {
+	return h.Against, h.calls.Call("Migration")
 }
 
 func (h *hosts) Quorate(context.Context) (bool, error) { return !h.NoQuorum, h.calls.Call("Quorate") }
@@ -77,7 +81,7 @@ func (h *hosts) FreeMemory(context.Context, string) (int64, error) {
 // NewProxmox has these VMs and every volume that they name.
 func NewProxmox(vms ...cluster.VM) *Proxmox {
 	calls := &Calls{}
-	p := &Proxmox{Against: cluster.Migration{Allowed: true}, Calls: calls, hosts: hosts{calls: calls}, Guests: map[cluster.VMID]cluster.VM{}, Firewalls: map[cluster.VMID]firewall.Config{}}
+	p := &Proxmox{Calls: calls, hosts: hosts{calls: calls, Against: cluster.Migration{Allowed: true}}, Guests: map[cluster.VMID]cluster.VM{}, Firewalls: map[cluster.VMID]firewall.Config{}}
 	for _, vm := range vms {
 		vm.Config = maps.Clone(vm.Config)
 		p.Guests[vm.ID] = vm
@@ -160,10 +164,6 @@ func (p *Proxmox) Ties(context.Context, cluster.VM) (cluster.Ties, error) {
 
 func (p *Proxmox) Storages(context.Context) ([]cluster.Storage, error) {
 	return []cluster.Storage{{Name: "fast", Type: "lvmthin", Shared: p.SharedDisks}}, p.Call("Storages")
-}
-
-func (p *Proxmox) Migration(context.Context, cluster.VM, string) (cluster.Migration, error) {
-	return p.Against, p.Call("Migration")
 }
 
 func (p *Proxmox) HasVolume(_ context.Context, _, volid string) (bool, error) {

@@ -19,15 +19,18 @@ func (r PutBack) Steps() []step.Step {
 		attach = append(attach, r.moves.attachStep(d))
 	}
 	attach = append(attach, step.Step{ID: "compare-disks", Code: fault.ParkedHalf, Title: "compare the drives with the remembered ones", Do: r.comparison.compareDisks})
-	return []step.Step{
-		step.OnlyIf(len(r.Disks) == 0, r.Reshaping.migrateBack()),
+	var back []step.Step
+	if len(r.Disks) == 0 {
+		back = append(back, r.Reshaping.migrateBack())
+	}
+	return append(back, []step.Step{
 		r.handOvers.settleStep(),
 		{ID: "park-new", Code: fault.ParkedHalf, Title: "park the new system disk, which this replacement made", Risk: step.Disruptive, Skip: r.Spare.newParked, Do: r.Spare.ParkNew},
 		{ID: "create-vm", Code: fault.ParkedHalf, Title: "create the VM as it was", Risk: step.Disruptive, Skip: r.exists, Do: r.createOld},
 		{ID: "protect", Code: fault.ParkedHalf, Title: "protect it until its node runs", Risk: step.Disruptive, Skip: r.isProtected, Do: r.protect},
 		{ID: "attach", Code: fault.ParkedHalf, Title: "give every disk back", Risk: step.Disruptive, Steps: func(context.Context) ([]step.Step, error) { return attach, nil }},
 		{ID: "set-up", Code: fault.ParkedHalf, Title: "restore boot order, drives and description", Skip: r.isAsBefore, Do: r.setAsBefore},
-	}
+	}...)
 }
 
 // StandsStill returns why disks may be moved: the VM is off, or it already has every disk.

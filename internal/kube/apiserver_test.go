@@ -6,7 +6,6 @@ import (
 	"testing"
 
 	"github.com/recast-sh/recast/internal/fault"
-	"github.com/recast-sh/recast/internal/sim/kubeapi"
 )
 
 // TestAPIServer: each server is asked at its own address, for which its certificate
@@ -15,13 +14,15 @@ func TestAPIServer(t *testing.T) {
 	t.Parallel()
 	l := newLab(t)
 	c := l.client(t, "system:masters")
-	serve := func(addr string, who kubeapi.Identity) netip.AddrPort {
+	serve := func(addr string, unready bool) netip.AddrPort {
+		who := l.who
+		who.Version, who.Unready = "v1.36.1", unready
 		listener, err := l.net.Listen(addr)
 		if err != nil {
 			t.Fatal(err)
 		}
 		served := make(chan error, 1)
-		go func() { served <- l.ServeAs(t.Context(), listener, who) }()
+		go func() { served <- l.Serve(t.Context(), listener, who) }()
 		t.Cleanup(func() {
 			if err := <-served; err != nil {
 				t.Errorf("serve: %v", err)
@@ -29,8 +30,8 @@ func TestAPIServer(t *testing.T) {
 		})
 		return netip.MustParseAddrPort(addr)
 	}
-	ready := serve("127.42.7.11:6443", kubeapi.Identity{Version: "v1.36.1"})
-	unready := serve("127.42.7.12:7443", kubeapi.Identity{Version: "v1.36.1", Unready: true})
+	ready := serve("127.42.7.11:6443", false)
+	unready := serve("127.42.7.12:7443", true)
 	if version, err := c.APIServer(t.Context(), ready); version != "v1.36.1" || err != nil {
 		t.Errorf("%q, %v", version, err)
 	}

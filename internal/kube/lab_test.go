@@ -31,6 +31,7 @@ type lab struct {
 	net   *network.Network
 	calls *record.Recorder
 	ca    *authority
+	who   kubeapi.Identity
 }
 
 func newLab(t *testing.T, nodes ...string) *lab {
@@ -41,9 +42,8 @@ func newLab(t *testing.T, nodes ...string) *lab {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l.Server, err = kubeapi.New(t.Context(), kubeapi.Options{
-		Certificate: cert, ClientCA: l.ca.pool(), Version: "v1.35.4", Recorder: l.calls,
-	})
+	l.who = kubeapi.Identity{Version: "v1.35.4", Certificate: &cert, ClientCA: l.ca.pool()}
+	l.Server, err = kubeapi.New(t.Context(), kubeapi.Options{Version: "v1.35.4", Recorder: l.calls})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -52,7 +52,7 @@ func newLab(t *testing.T, nodes ...string) *lab {
 		t.Fatal(err)
 	}
 	served := make(chan error, 1)
-	go func() { served <- l.Serve(t.Context(), listener) }()
+	go func() { served <- l.Serve(t.Context(), listener, l.who) }()
 	t.Cleanup(func() {
 		if err := l.Close(); err != nil {
 			t.Errorf("close: %v", err)
