@@ -27,57 +27,76 @@ import (
 	"github.com/recast-sh/recast/schematics"
 )
 
-// drafted is a cluster that is not there yet, by its files.
+// draft is a cluster that is not there yet.
+type draft struct {
+	controlPlanes, workers, hosts int
+
+	later     []string          // nodes that are not in recast.yaml yet
+	documents []string          // of the workers' configurations
+	ours      *talosapi.Cluster // shared, so that two worlds can be compared; nil: made
+}
+
+// drafted is a draft that is written.
 type drafted struct {
 	nodes []string
 	ours  *talosapi.Cluster
 	lock  schematics.Lock
+	lines map[string]string // of recast.yaml, by node
 }
 
-// newCluster is draft without what only a machine made by hand needs.
+// newCluster writes a draft.
 func (l *Lab) newCluster(controlPlanes, workers, hosts int) (nodes []string) {
 	l.t.Helper()
-	return l.draft(controlPlanes, workers, hosts).nodes
+	return l.draft(draft{controlPlanes: controlPlanes, workers: workers, hosts: hosts}).nodes
 }
 
 // draft writes the files of a cluster that is not there yet, as recast init --new does: its nodes
 // are cp1, cp2 … and wk1, wk2 …, spread over the hosts.
-func (l *Lab) draft(controlPlanes, workers, hosts int) drafted {
+func (l *Lab) draft(d draft) drafted {
 	l.t.Helper()
-	var nodes []string
-	ours, err := talosapi.NewCluster(sim.ClusterName, "https://127.42.7.10:6443", sim.TalosVersion, sim.KubernetesVersion)
-	must(l.t, err)
-	l.Guard(ours.Secrets)
+	if d.ours == nil {
+		var err error
+		d.ours, err = talosapi.NewCluster(sim.ClusterName, "https://127.42.7.10:6443", sim.TalosVersion, sim.KubernetesVersion)
+		must(l.t, err)
+	}
+	l.Guard(d.ours.Secrets)
 	l.allowShape()
 	const class = "{memory: 4096, onboot: true, cloudinit: fast, nics: [{bridge: vmbr0}], disks: [{slot: scsi0, storage: fast, size: 10G, system: true}%s]}\n"
 	var text strings.Builder
 	fmt.Fprintf(&text, "vmClasses:\n  control-plane: "+class+"  worker: "+class+"nodes:\n", "", ", {slot: scsi1, storage: fast, size: 5G}")
-	files := configFiles{}
+	files, made := configFiles{}, drafted{ours: d.ours, lines: map[string]string{}}
 	add := func(node, class string, number int) {
-		fmt.Fprintf(&text, "  - {name: %s, schematic: default, class: %s, host: pve%d, vm: {ipconfig: ['ip=127.42.7.%d/24,gw=127.42.7.1']}}\n", node, class, 1+len(nodes)%hosts, number)
-		config, err := ours.MachineConfig(talosapi.Machine{Hostname: node, ControlPlane: class == "control-plane", Installer: "ghcr.io/siderolabs/installer:" + sim.TalosVersion})
+		line := fmt.Sprintf("  - {name: %s, schematic: default, class: %s, host: pve%d, vm: {ipconfig: ['ip=127.42.7.%d/24,gw=127.42.7.1']}}\n", node, class, 1+len(files)%d.hosts, number)
+		if made.lines[node] = line; !slices.Contains(d.later, node) {
+			made.nodes = append(made.nodes, node)
+			text.WriteString(line)
+		}
+		m := talosapi.Machine{Hostname: node, ControlPlane: class == "control-plane", Installer: "ghcr.io/siderolabs/installer:" + sim.TalosVersion}
+		if !m.ControlPlane {
+			m.Documents = d.documents
+		}
+		config, err := d.ours.MachineConfig(m)
 		must(l.t, err)
 		files[node] = config
-		nodes = append(nodes, node)
 	}
-	for i := range controlPlanes {
+	for i := range d.controlPlanes {
 		add(fmt.Sprintf("cp%d", i+1), "control-plane", 11+i)
 	}
-	for i := range workers {
+	for i := range d.workers {
 		add(fmt.Sprintf("wk%d", i+1), "worker", 31+i)
 	}
-	lock := l.Configure(text.String())
-	l.Replace("recast.yaml", "roll:\n", fmt.Sprintf("roll:\n  maxUnavailable: {workers: 1, perHost: %d}\n", controlPlanes+workers))
+	made.lock = l.Configure(text.String())
+	l.Replace("recast.yaml", "roll:\n", fmt.Sprintf("roll:\n  maxUnavailable: {workers: 1, perHost: %d}\n", d.controlPlanes+d.workers))
 	l.MachineConfig = files.read
 	p, err := l.Client().Project()
 	must(l.t, err)
 	config, endpoints, err := configs.Begin(l.t.Context(), p, files.read, "cp1")
 	must(l.t, err)
-	made, err := adminconfig.Of(sim.ClusterName, config, endpoints)
+	access, err := adminconfig.Of(sim.ClusterName, config, endpoints)
 	must(l.t, err)
-	l.Write("talosconfig", made.Talosconfig)
-	l.Write("kubeconfig", made.Kubeconfig)
-	return drafted{nodes, ours, lock}
+	l.Write("talosconfig", access.Talosconfig)
+	l.Write("kubeconfig", access.Kubeconfig)
+	return made
 }
 
 // requireCluster fails the test unless the nodes are there, Ready, and nothing of them is twice.
@@ -254,7 +273,7 @@ func TestBootstrapRefused(t *testing.T) {
 		}), 0, 0, "has not the bootstrap token of Kubernetes that cp1 has: is it the file of another cluster?"},
 		"without a file of the first": {"cp1", otherFile("cp1", func(cluster.Secret) cluster.Secret { return nil }), 0, 0, "cp1: its machine configuration is not in talos.machineConfigs"},
 	}, func(t *testing.T, lab *Lab, s story) {
-		d := lab.draft(1, 1, 1)
+		d := lab.draft(draft{controlPlanes: 1, workers: 1, hosts: 1})
 		after := func() {}
 		if s.before != nil {
 			after = s.before(lab, d)

@@ -1,0 +1,339 @@
+package simtest
+
+import (
+	"context"
+	"fmt"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim"
+	"github.com/recast-sh/recast/internal/sim/artefact"
+	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
+	"github.com/recast-sh/recast/internal/sim/talosapi"
+	"github.com/recast-sh/recast/internal/sim/world"
+	"github.com/recast-sh/recast/pipeline"
+)
+
+// life is a cluster from its first day: an empty lab, and the stages through which it goes.
+type life struct {
+	*Lab
+	drafted
+	protected int // data disks
+}
+
+// newLife is the first day: files, and no machine.
+func newLife(t *testing.T, ours *talosapi.Cluster) *life {
+	lab := New(t, sim.Options{Empty: true})
+	l := &life{Lab: lab}
+	l.drafted = lab.draft(draft{
+		controlPlanes: 3, workers: 3, hosts: 1, later: []string{"wk3", "cp2", "cp3"}, ours: ours,
+		documents: []string{"apiVersion: v1alpha1\nkind: UserVolumeConfig\nname: data\nprovisioning:\n  diskSelector:\n    match: '!system_disk'\n  minSize: 1GB\nfilesystem:\n  type: xfs\n"},
+	})
+	return l
+}
+
+// stage is a change of the cluster: what a person writes, and then types.
+type stage struct {
+	name  string
+	write func(*life)
+	typed func(context.Context, *Client) error // nil: nothing
+	after func(*life)                          // what a person writes afterwards
+	ended func(*testing.T, *life)              // fails the test unless that came of it
+}
+
+func roll(ctx context.Context, c *Client) error { return errOf(c.Roll(ctx, planning.Policy{})) }
+
+// stages are those of a life, in their order.
+func stages() []stage {
+	added := func(node string) stage {
+		return stage{name: node + " added", write: func(l *life) { l.list(node) }, typed: roll}
+	}
+	return []stage{
+		{name: "bootstrap", typed: func(ctx context.Context, c *Client) error { return errOf(c.Bootstrap(ctx, "cp1")) }},
+		{name: "workload", write: (*life).deploy, ended: func(t *testing.T, l *life) { l.requireRunning(t) }},
+		{
+			name: "memory doubled", write: func(l *life) { l.Replace("recast.yaml", "worker: {memory: 4096", "worker: {memory: 8192") }, typed: roll,
+			ended: func(t *testing.T, l *life) { l.requireWorkers(t, "memory", "8192") },
+		},
+		{
+			name: "disk grown", write: func(l *life) { l.Replace("recast.yaml", "size: 5G", "size: 8G") }, typed: roll,
+			ended: func(t *testing.T, l *life) { l.requireWorkers(t, "scsi1", "size=8G") },
+		},
+		added("wk3"),
+		{
+			name: "wk2 removed", after: func(l *life) { l.unlist("wk2"); l.without("wk2") },
+			typed: func(ctx context.Context, c *Client) error {
+				_, err := c.Remove(ctx, "wk2")
+				if err != nil && strings.Contains(err.Error(), "Kubernetes knows no node of that name") {
+					return nil // it was finished
+				}
+				return err
+			},
+			ended: func(t *testing.T, l *life) { l.requireParked(t, "wk2") },
+		},
+		added("cp2"),
+		added("cp3"),
+	}
+}
+
+// list takes a node into recast.yaml.
+func (l *life) list(node string) {
+	l.Write("recast.yaml", []byte(strings.Replace(string(l.Read("recast.yaml")), "nodes:\n", "nodes:\n"+l.lines[node], 1)))
+	l.nodes = append(l.nodes, node)
+	slices.Sort(l.nodes)
+}
+
+func (l *life) without(node string) {
+	l.nodes = slices.DeleteFunc(l.nodes, func(n string) bool { return n == node })
+}
+
+// deploy makes a workload that has data on the disks of wk1 and wk2.
+func (l *life) deploy() {
+	for _, vm := range l.World.VMs() {
+		node := vm.Config["name"]
+		if node != "wk1" && node != "wk2" {
+			continue
+		}
+		volid, _, _ := strings.Cut(vm.Config["scsi1"], ",")
+		media := l.World.Media(volid, vm.Host)
+		disk, err := artefact.ReadDisk(media.Bytes())
+		must(l.t, err)
+		if len(disk.Partitions) != 1 || disk.Partitions[0].Label != "u-data" {
+			l.t.Fatalf("Talos made %+v on the data disk of %s", disk.Partitions, node)
+		}
+		disk.Partitions[0].Data = []byte("what only " + node + " has\n")
+		media.Write(artefact.WriteDisk(disk))
+		l.World.Protect(world.Protected{Serial: "data-" + node, Media: media})
+		l.persistent = append(l.persistent, content{"data-" + node, media.SHA256()})
+		l.protected++
+		labels := map[string]string{"app": "db-" + node}
+		l.put(store.Deployments(), &appsv1.Deployment{
+			ObjectMeta: metav1.ObjectMeta{Name: "db-" + node, Namespace: metav1.NamespaceDefault},
+			Spec: appsv1.DeploymentSpec{
+				Replicas: new(int32(1)), Selector: &metav1.LabelSelector{MatchLabels: labels},
+				Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: corev1.PodSpec{
+					NodeSelector: map[string]string{corev1.LabelHostname: node},
+					Containers:   []corev1.Container{{Name: "db", Image: "registry.k8s.io/pause", VolumeMounts: []corev1.VolumeMount{{Name: "data", MountPath: "/data"}}}},
+					Volumes:      []corev1.Volume{{Name: "data", VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/var/mnt/data"}}}},
+				}},
+			},
+		})
+	}
+	time.Sleep(time.Minute)
+}
+
+// requireRunning fails unless the workload runs on every worker that it is for.
+func (l *life) requireRunning(t *testing.T) {
+	t.Helper()
+	for _, node := range []string{"wk1", "wk2"} {
+		if !slices.Contains(l.nodes, node) {
+			continue
+		}
+		o, err := l.Kube.Store().Get(t.Context(), store.Deployments(), metav1.NamespaceDefault, "db-"+node)
+		must(t, err)
+		if d := o.(*appsv1.Deployment); d.Status.ReadyReplicas != 1 {
+			t.Errorf("%s: %d pods are ready", d.Name, d.Status.ReadyReplicas)
+		}
+	}
+}
+
+// requireWorkers fails unless the VM of every worker has that.
+func (l *life) requireWorkers(t *testing.T, key, want string) {
+	t.Helper()
+	for _, vm := range l.World.VMs() {
+		if strings.HasPrefix(vm.Config["name"], "wk") && !strings.Contains(vm.Config[key], want) {
+			t.Errorf("%s: %s is %q, want %q", vm.Config["name"], key, vm.Config[key], want)
+		}
+	}
+}
+
+// requireParked fails unless a removed node is gone, and status lists its disks.
+func (l *life) requireParked(t *testing.T, node string) {
+	t.Helper()
+	res, err := l.Client().Status(t.Context())
+	must(t, err)
+	disks := 0
+	for _, k := range res.Kept {
+		if k.Node == node && k.Removed {
+			disks++
+		}
+	}
+	if disks != 2 {
+		t.Errorf("status lists %d disks of %s: %+v", disks, node, res.Kept)
+	}
+	if l.made([]string{node}) > 0 {
+		t.Errorf("%s has a VM still", node)
+	}
+}
+
+// live goes through a stage.
+func (l *life) live(t *testing.T, s stage, run string) {
+	t.Helper()
+	if s.write != nil {
+		s.write(l)
+	}
+	if s.typed != nil {
+		c := l.as(run)
+		if err := s.typed(t.Context(), c); err != nil {
+			t.Fatalf("%s: %v, hints %q", s.name, err, fault.Hints(err))
+		}
+	}
+	if s.after != nil {
+		s.after(l)
+	}
+}
+
+// require fails unless the cluster is as a stage has to leave it.
+func (l *life) require(t *testing.T, s stage) {
+	t.Helper()
+	requireCluster(t, l.Lab, l.nodes...)
+	if s.ended != nil {
+		s.ended(t, l)
+	}
+	if disks := len(l.Disks()); disks != l.protected {
+		t.Errorf("%d data disks are protected, of %d", disks, l.protected)
+	}
+}
+
+// end is the world in the end, without the parking VMs of nodes that were only reshaped.
+func (l *life) end(t *testing.T) string {
+	t.Helper()
+	_, err := l.Client().prune(t.Context(), pipeline.PruneOptions{Only: pipeline.PruneDisks})
+	must(t, err)
+	var b strings.Builder
+	b.WriteString(regexp.MustCompile(`(u-data|EPHEMERAL) [0-9a-f-]{36} [0-9a-f-]{36}`).ReplaceAllString(l.settledDump(), "$1"))
+	for _, name := range l.nodes {
+		node, err := l.Kube.Node(t.Context(), name)
+		must(t, err)
+		fmt.Fprintf(&b, "node %s: cordoned %t, labels %v, taints %v\n", name, node.Spec.Unschedulable, node.Labels, node.Spec.Taints)
+	}
+	return b.String()
+}
+
+// runOf is the ID of the run of a stage.
+func runOf(i int) string { return fmt.Sprintf("20000101-%04d-feed", i) }
+
+// TestLife makes a cluster in an empty datacentre and changes all of it.
+func TestLife(t *testing.T) {
+	longParts(t)
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		l := newLife(t, nil)
+		for i, s := range stages() {
+			starts := l.started()
+			l.live(t, s, runOf(i))
+			l.require(t, s)
+			if n := l.started() - starts; s.name == "disk grown" && n > 0 {
+				t.Errorf("%s: %d VMs were started", s.name, n)
+			}
+		}
+		l.requireRunning(t)
+		if want := []string{"cp1", "cp2", "cp3", "wk1", "wk3"}; !slices.Equal(l.nodes, want) {
+			t.Errorf("nodes %q, want %q", l.nodes, want)
+		}
+		l.requireParked(t, "wk2")
+	})
+}
+
+// started counts the starts of VMs.
+func (l *life) started() (n int) {
+	for _, c := range l.Recorder.Calls() {
+		if c.Proto == "proxmox" && c.Method == "POST" && strings.HasSuffix(c.Path, "/status/start") {
+			n++
+		}
+	}
+	return n
+}
+
+// TestLifeKilled kills the command of every stage at points of every kind, and types it again, with its
+// journal or without: it ends as without the kill.
+func TestLifeKilled(t *testing.T) {
+	longParts(t)
+	all := stages()
+	for i, s := range all {
+		if s.typed == nil {
+			continue
+		}
+		t.Run(s.name, func(t *testing.T) {
+			t.Parallel()
+			ours, err := talosapi.NewCluster(sim.ClusterName, "https://127.42.7.10:6443", sim.TalosVersion, sim.KubernetesVersion)
+			must(t, err)
+			prepared := func(t *testing.T) *life {
+				l := newLife(t, ours)
+				l.direct = true
+				for j, before := range all[:i] {
+					l.live(t, before, runOf(j))
+				}
+				l.direct = false
+				if s.write != nil {
+					s.write(l)
+				}
+				return l
+			}
+			typed := func(ctx context.Context, c *Client) error {
+				c.Run = runOf(i)
+				return s.typed(ctx, c)
+			}
+			end := func(t *testing.T, l *life) string {
+				if s.after != nil {
+					s.after(l)
+				}
+				l.require(t, s)
+				return l.end(t)
+			}
+			var points []string
+			var want string
+			synctest.Test(t, func(t *testing.T) {
+				l := prepared(t)
+				var broken []string
+				points, broken, err = l.killedAt(t.Context(), 0, "", typed)
+				if err != nil || len(broken) > 0 {
+					t.Fatalf("not killed: %v, %q", err, broken)
+				}
+				want = end(t, l)
+			})
+			chosen := crash{whole: whole{strategy: cluster.Strategy(s.name)}}.slice(len(points))
+			for _, at := range chosen {
+				t.Run(strconv.Itoa(at), func(t *testing.T) {
+					synctest.Test(t, func(t *testing.T) {
+						l := prepared(t)
+						passed, broken, err := l.killedAt(t.Context(), at, "", typed)
+						if err == nil {
+							t.Fatal("killed, yet the command says that it succeeded")
+						}
+						where := fmt.Sprintf("killed at %d of %d, %q", len(passed), len(points), passed[len(passed)-1])
+						if at%2 == 0 {
+							l.loseJournal()
+						}
+						_, more, err := l.killedAt(t.Context(), 0, "", typed)
+						if err != nil {
+							t.Fatalf("%s: the next command: %v, hints %q", where, err, fault.Hints(err))
+						}
+						for _, b := range append(broken, more...) {
+							t.Errorf("%s: promise broken: %s", where, b)
+						}
+						if diff := cmp.Diff(want, end(t, l)); diff != "" {
+							t.Errorf("%s: the world differs from an undisturbed one:\n%s", where, diff)
+						}
+					})
+				})
+			}
+			t.Attr("points", strconv.Itoa(len(points)))
+			t.Attr("killed", strconv.Itoa(len(chosen)))
+		})
+	}
+}
