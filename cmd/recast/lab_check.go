@@ -20,7 +20,8 @@ func newLabCheckCmd(s *streams) *cobra.Command {
 		Long: `Compare a running lab with its state at the start, as the datacentre itself sees it:
 the SHA-256 of every persistent disk's bytes, the members of etcd, and that no
 promise about them was broken meanwhile. Exits 0 if all of that holds. In a lab that
-was empty, etcd may have any members, but no cluster may have been bootstrapped twice.`,
+was empty, etcd may have any members, but no cluster may have been bootstrapped twice,
+and a disk is watched from when Talos has made a user volume on it.`,
 		Example: `  recast lab check --dir lab`,
 		Args:    cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {

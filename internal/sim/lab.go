@@ -155,10 +155,20 @@ func (l *Lab) startTalos(ctx context.Context) (err error) {
 	}
 	l.machines = talosapi.New(ctx, talosapi.Options{
 		Network: l.o.Network, Recorder: l.Recorder, Lease: l.lease, NetworkBits: l.o.networkBits(), Speed: l.o.Speed, Times: l.o.Times, Kubelet: kubelet{l}, Console: l.console(),
-		PullInstaller: l.pull, PublicImage: publicDigest, ResolveImage: l.resolve, Drain: l.drain, Uncordon: l.uncordon, Data: objects{l},
+		PullInstaller: l.pull, PublicImage: publicDigest, ResolveImage: l.resolve, Drain: l.drain, Uncordon: l.uncordon, Data: objects{l}, Formatted: l.formatted(),
 	})
 	l.World.SetFirmware(l.machines)
 	return nil
+}
+
+// formatted protects the disks of an empty lab on which Talos has made user volumes: there are none before.
+func (l *Lab) formatted() func(vm, volume string, disk *world.Media) {
+	if !l.o.Empty {
+		return nil
+	}
+	return func(vm, volume string, disk *world.Media) {
+		l.World.Protect(world.Protected{Serial: volume + " of " + vm, Media: disk, Identity: talosapi.Volumes})
+	}
 }
 
 func (l *Lab) console() func(int, string) {

@@ -3,6 +3,7 @@ package simtest
 import (
 	"context"
 	"fmt"
+	"maps"
 	"regexp"
 	"slices"
 	"strconv"
@@ -32,7 +33,6 @@ import (
 type life struct {
 	*Lab
 	drafted
-	protected int // data disks
 }
 
 // newLife is the first day: files, and no machine.
@@ -119,7 +119,6 @@ func (l *life) deploy() {
 		media.Write(artefact.WriteDisk(disk))
 		l.World.Protect(world.Protected{Serial: "data-" + node, Media: media})
 		l.persistent = append(l.persistent, content{"data-" + node, media.SHA256()})
-		l.protected++
 		labels := map[string]string{"app": "db-" + node}
 		l.put(store.Deployments(), &appsv1.Deployment{
 			ObjectMeta: metav1.ObjectMeta{Name: "db-" + node, Namespace: metav1.NamespaceDefault},
@@ -204,9 +203,6 @@ func (l *life) require(t *testing.T, s stage) {
 	if s.ended != nil {
 		s.ended(t, l)
 	}
-	if disks := len(l.Disks()); disks != l.protected {
-		t.Errorf("%d data disks are protected, of %d", disks, l.protected)
-	}
 }
 
 // madeUp is what is made up anew in every world: UUIDs of partitions, MAC addresses, and the numbers of parking VMs,
@@ -246,6 +242,10 @@ func TestLife(t *testing.T) {
 			}
 		}
 		l.requireRunning(t)
+		disks := slices.Sorted(maps.Keys(l.Disks())) // those of wk1 and wk2 with their content, too
+		if want := []string{"data-wk1", "data-wk2", "u-data of wk1", "u-data of wk2", "u-data of wk3"}; !slices.Equal(disks, want) {
+			t.Errorf("protected disks %q, want %q", disks, want)
+		}
 		if want := []string{"cp1", "cp2", "cp3", "wk1", "wk3"}; !slices.Equal(l.nodes, want) {
 			t.Errorf("nodes %q, want %q", l.nodes, want)
 		}

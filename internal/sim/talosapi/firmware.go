@@ -100,6 +100,8 @@ type Options struct {
 	Kubelet Kubelet
 	// Data is the API servers' content of etcd; nil: none.
 	Data Data
+	// Formatted is called when a machine has made a user volume on a disk; may be nil.
+	Formatted func(vm, volume string, disk *world.Media)
 	// Console gets the lines that a machine prints on its screen; may be nil.
 	Console func(vmid int, line string)
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 
 	blockpb "github.com/siderolabs/talos/pkg/machinery/api/resource/definitions/block"
 	"github.com/siderolabs/talos/pkg/machinery/cel"
@@ -151,11 +152,28 @@ func (m *machine) make(v volume) error {
 			}
 		}
 		if ok {
-			return m.rewrite(d.Key, func(disk artefact.Disk) artefact.Disk {
+			err := m.rewrite(d.Key, func(disk artefact.Disk) artefact.Disk {
 				disk.Partitions = append(slices.Clone(disk.Partitions), newPartition(v.label, v.filesystem, nil))
 				return disk
 			})
+			if formatted := m.fw.o.Formatted; err == nil && formatted != nil && strings.HasPrefix(v.label, userPrefix) && d.Key != system.Key {
+				formatted(m.hw.Name, v.label, d.Media)
+			}
+			return err
 		}
 	}
 	return errors.New("no disk matches its selector")
+}
+
+// Volumes identifies the partitions of a disk, whatever is written on them.
+func Volumes(content []byte) string {
+	disk, err := artefact.ReadDisk(content)
+	if err != nil {
+		return "foreign " + digest(content)
+	}
+	var b strings.Builder
+	for _, p := range disk.Partitions {
+		fmt.Fprintln(&b, p.Label, p.UUID, p.FilesystemUUID)
+	}
+	return b.String()
 }
