@@ -1,7 +1,9 @@
 package cluster
 
 import (
+	"context"
 	"fmt"
+	"io"
 	"net/netip"
 	"net/url"
 )
@@ -36,3 +38,25 @@ func (m EtcdMember) Label() string {
 
 // IsLearner is the text after the name of a learner.
 const IsLearner = " is a learner: it does not vote yet"
+
+// EtcdBootstrapper makes a machine begin an etcd of its own. Calls that change the machine refuse
+// unless it has that UUID.
+type EtcdBootstrapper interface {
+	// EtcdService reads what Talos says about its service etcd: its state, and its last message.
+	EtcdService(ctx context.Context, addr netip.Addr) (state, last string, err error)
+	// EtcdRecover uploads a snapshot; it can be repeated. ErrNotYet as for EtcdBootstrap.
+	EtcdRecover(ctx context.Context, addr netip.Addr, uuid string, snapshot io.Reader) error
+	// EtcdBootstrap starts etcd with that content, and returns when the machine has accepted
+	// that. ErrNotYet if it is too early: retry; refused if the machine has data of etcd.
+	EtcdBootstrap(ctx context.Context, addr netip.Addr, uuid string, content EtcdContent) error
+}
+
+// EtcdContent is what a new etcd begins with.
+type EtcdContent string
+
+// What a new etcd can begin with.
+const (
+	EtcdEmpty    EtcdContent = ""
+	EtcdSnapshot EtcdContent = "snapshot" // that was uploaded
+	EtcdCopy     EtcdContent = "copy"     // of a database, uploaded: it has no checksum
+)

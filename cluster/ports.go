@@ -372,28 +372,6 @@ type ConfigPatch struct {
 	Talos string
 }
 
-// EtcdBootstrapper makes a machine begin an etcd of its own. Calls that change the machine refuse
-// unless it has that UUID.
-type EtcdBootstrapper interface {
-	// EtcdService reads what Talos says about its service etcd: its state, and its last message.
-	EtcdService(ctx context.Context, addr netip.Addr) (state, last string, err error)
-	// EtcdRecover uploads a snapshot; it can be repeated. ErrNotYet as for EtcdBootstrap.
-	EtcdRecover(ctx context.Context, addr netip.Addr, uuid string, snapshot io.Reader) error
-	// EtcdBootstrap starts etcd with that content, and returns when the machine has accepted
-	// that. ErrNotYet if it is too early: retry; refused if the machine has data of etcd.
-	EtcdBootstrap(ctx context.Context, addr netip.Addr, uuid string, content EtcdContent) error
-}
-
-// EtcdContent is what a new etcd begins with.
-type EtcdContent string
-
-// What a new etcd can begin with.
-const (
-	EtcdEmpty    EtcdContent = ""
-	EtcdSnapshot EtcdContent = "snapshot" // that was uploaded
-	EtcdCopy     EtcdContent = "copy"     // of a database, uploaded: it has no checksum
-)
-
 // FileReader opens the files of running machines.
 type FileReader interface {
 	// Files calls look with the files of the machine at addr; all that look reads comes from one

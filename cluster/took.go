@@ -1,10 +1,6 @@
 package cluster
 
-import (
-	"fmt"
-	"slices"
-	"strings"
-)
+import "strings"
 
 // Took is how long one node's roll took once.
 type Took struct {
@@ -28,20 +24,3 @@ func TookKey(node string) string { return node + tookKey }
 
 // IsTookKey says whether a key of the journal is for a Took.
 func IsTookKey(key string) bool { return strings.HasSuffix(key, tookKey) }
-
-// Lately is how many earlier rolls an estimate is made from.
-const Lately = 5
-
-// Median returns the middle value; of two the larger.
-func Median(values []int) int {
-	slices.Sort(values)
-	return values[len(values)/2]
-}
-
-// EarlierRolls says, in words, how many rolls an estimate is based on.
-func EarlierRolls(rolls int, who string) string {
-	if rolls == 1 {
-		return "an earlier roll of " + who
-	}
-	return fmt.Sprintf("%d earlier rolls of %s", rolls, who)
-}

@@ -61,12 +61,12 @@ func tookAt(n planning.NodePlan, past []cluster.Took, at string) (seconds int, f
 	for _, of := range n.Peers() {
 		var each []int
 		for _, t := range past {
-			if t.Strategy == n.Strategy && of.Like(t) && len(each) < cluster.Lately {
+			if t.Strategy == n.Strategy && of.Like(t) && len(each) < planning.Lately {
 				each = append(each, t.Steps[at])
 			}
 		}
 		if count := len(each); count > 0 {
-			return cluster.Median(each), cluster.EarlierRolls(count, of.Who)
+			return planning.Median(each), planning.EarlierRolls(count, of.Who)
 		}
 	}
 	return 0, ""

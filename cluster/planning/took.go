@@ -1,6 +1,11 @@
 package planning
 
-import "github.com/recast-sh/recast/cluster"
+import (
+	"fmt"
+	"slices"
+
+	"github.com/recast-sh/recast/cluster"
+)
 
 // Estimate expects the median of the node's latest rolls by the same strategy, or else that of
 // others of its role, or else the assumed value.
@@ -18,13 +23,13 @@ func (n *NodePlan) Estimate(past []cluster.Took) {
 		var outages, wholes []int
 		for _, t := range past {
 			stayedUp := t.OutageSeconds == 0 && (t.Strategy == cluster.Configure || t.Strategy == cluster.Reconfigure)
-			if t.Strategy == n.Strategy && !stayedUp && of.Like(t) && len(outages) < cluster.Lately {
+			if t.Strategy == n.Strategy && !stayedUp && of.Like(t) && len(outages) < Lately {
 				outages, wholes = append(outages, t.OutageSeconds), append(wholes, t.WholeSeconds)
 			}
 		}
 		if count := len(outages); count > 0 {
-			n.OutageSeconds, n.WholeSeconds = cluster.Median(outages), cluster.Median(wholes)
-			n.OutageFrom = cluster.EarlierRolls(count, of.Who)
+			n.OutageSeconds, n.WholeSeconds = Median(outages), Median(wholes)
+			n.OutageFrom = EarlierRolls(count, of.Who)
 			return
 		}
 	}
@@ -41,4 +46,21 @@ func (n NodePlan) Peers() []peers {
 type peers struct {
 	Who  string
 	Like func(cluster.Took) bool
+}
+
+// Lately is how many earlier rolls an estimate is made from.
+const Lately = 5
+
+// Median returns the middle value; of two the larger.
+func Median(values []int) int {
+	slices.Sort(values)
+	return values[len(values)/2]
+}
+
+// EarlierRolls says, in words, how many rolls an estimate is based on.
+func EarlierRolls(rolls int, who string) string {
+	if rolls == 1 {
+		return "an earlier roll of " + who
+	}
+	return fmt.Sprintf("%d earlier rolls of %s", rolls, who)
 }

@@ -3,10 +3,8 @@ package simtest
 import (
 	"context"
 	"fmt"
-	"net/netip"
 	"os"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -14,15 +12,11 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/adminconfig"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim"
-	"github.com/recast-sh/recast/internal/sim/record"
 	"github.com/recast-sh/recast/internal/sim/talosapi"
-	"github.com/recast-sh/recast/internal/sim/world"
 	"github.com/recast-sh/recast/pipeline/configs"
 	"github.com/recast-sh/recast/schematics"
 )
@@ -207,206 +201,4 @@ func TestBootstrapKilled(t *testing.T) {
 		})
 	}
 	t.Attr("killed", strconv.Itoa(len(chosen)))
-}
-
-// destroyVM destroys a VM as an administrator does.
-func (l *Lab) destroyVM(id int) {
-	l.t.Helper()
-	must(l.t, l.World.PowerOff(id))
-	upid, err := l.World.DestroyVM("root@pam", "pve1", world.DestroyRequest{ID: id})
-	must(l.t, err)
-	if task, _ := l.World.WaitTask(upid); task.ExitStatus != "OK" {
-		l.t.Fatalf("destroy VM %d: %s", id, task.ExitStatus)
-	}
-}
-
-// squatter is a blank machine at an address.
-func squatter(addr string) func(*Lab, drafted) func() {
-	return func(l *Lab, d drafted) func() {
-		l.founder(d.ours, d.lock, sim.TalosVersion).startAt(600, "squatter", netip.MustParseAddr(addr))
-		time.Sleep(time.Minute)
-		return func() { l.destroyVM(600) }
-	}
-}
-
-// otherFile gives a node another file; nil: none.
-func otherFile(node string, edit func(cluster.Secret) cluster.Secret) func(*Lab, drafted) func() {
-	return func(l *Lab, _ drafted) func() {
-		right := l.MachineConfig
-		l.MachineConfig = func(ctx context.Context, of string) (cluster.Secret, bool, error) {
-			text, there, err := right(ctx, of)
-			if of == node {
-				text = edit(text)
-			}
-			return text, there && text != nil, err
-		}
-		return func() { l.MachineConfig = right }
-	}
-}
-
-// TestBootstrapRefused: no cluster begins beside what is there, or with the wrong files. Once that is
-// corrected, the same command makes it.
-func TestBootstrapRefused(t *testing.T) {
-	type story struct {
-		first  string
-		before func(*Lab, drafted) (after func())
-		made   int // VMs of nodes that are made all the same
-		etcd   int // members of etcd
-		says   string
-	}
-	vm := func(id int, name, yaml string) func(*Lab, drafted) func() {
-		return func(l *Lab, _ drafted) func() {
-			l.Replace("recast.yaml", "{name: cp1,", "{name: cp1,"+yaml)
-			l.DefineVM(id, map[string]string{"name": name})
-			return func() { l.destroyVM(id) }
-		}
-	}
-	eachLong(t, sim.Options{Empty: true}, map[string]story{
-		"a VM has a node's name":             {"cp1", vm(500, "wk1", ""), 0, 0, `wk1: it is in recast.yaml, and there is something of it: its name has VM 500 "wk1"`},
-		"a VM has a node's number":           {"cp1", vm(500, "else", " vmid: 500,"), 0, 0, `cp1: it is in recast.yaml, and there is something of it: its number has VM 500 "else"`},
-		"a machine has the first's address":  {"cp1", squatter("127.42.7.11"), 0, 0, "a machine in maintenance mode answers at 127.42.7.11, which is to be the address of cp1"},
-		"a machine has a worker's address":   {"cp1", squatter("127.42.7.31"), 1, 1, "a machine in maintenance mode answers at 127.42.7.31, which is to be the address of wk1"},
-		"a machine of the cluster elsewhere": {"cp1", foundling, 1, 0, "Talos' discovery knows another machine of this cluster, cp3: etcd was not begun on cp1"},
-		"with a worker":                      {"wk1", nil, 0, 0, "a cluster begins with a control plane, and its machine configuration is that of a worker"},
-		"with a file of another cluster": {"cp1", otherFile("wk1", func(text cluster.Secret) cluster.Secret {
-			return regexp.MustCompile(`(?m)^(    token: ).*$`).ReplaceAll(text, []byte("${1}abcdef.0123456789abcdef"))
-		}), 0, 0, "has not the bootstrap token of Kubernetes that cp1 has: is it the file of another cluster?"},
-		"without a file of the first": {"cp1", otherFile("cp1", func(cluster.Secret) cluster.Secret { return nil }), 0, 0, "cp1: its machine configuration is not in talos.machineConfigs"},
-	}, func(t *testing.T, lab *Lab, s story) {
-		d := lab.draft(draft{controlPlanes: 1, workers: 1, hosts: 1})
-		after := func() {}
-		if s.before != nil {
-			after = s.before(lab, d)
-		}
-		there := lab.made(d.nodes)
-		_, err := lab.as(firstRun).Bootstrap(t.Context(), s.first)
-		requireRefused(t, err, s.says)
-		if made := lab.made(d.nodes) - there; made != s.made || len(lab.EtcdMembers()) != s.etcd {
-			t.Errorf("%d VMs were made, and etcd has %+v", made, lab.EtcdMembers())
-		}
-		after()
-		must(t, errOf(lab.as(secondRun).Bootstrap(t.Context(), "cp1")))
-		requireCluster(t, lab, d.nodes...)
-	})
-}
-
-// made counts the VMs with names of nodes.
-func (l *Lab) made(nodes []string) (n int) {
-	for _, vm := range l.World.VMs() {
-		if slices.Contains(nodes, vm.Config["name"]) {
-			n++
-		}
-	}
-	return n
-}
-
-// foundling is a control plane of the cluster that is not in recast.yaml, made by hand. Discovery forgets
-// it half an hour after it is gone.
-func foundling(l *Lab, d drafted) func() {
-	f := l.founder(d.ours, d.lock, sim.TalosVersion)
-	uuid := f.start(600, "cp3")
-	time.Sleep(time.Minute)
-	f.configure(founded("cp3"), uuid, "cp3")
-	time.Sleep(3 * time.Minute)
-	return func() {
-		l.destroyVM(600)
-		time.Sleep(31 * time.Minute)
-	}
-}
-
-// TestBootstrapAfterACluster: a cluster whose machines are gone is not made a second time while disks of
-// it are kept.
-func TestBootstrapAfterACluster(t *testing.T) {
-	long(t)
-	inLab(t, sim.Options{Empty: true}, func(t *testing.T, lab *Lab) {
-		lab.newCluster(1, 1, 1)
-		must(t, errOf(lab.as(firstRun).Bootstrap(t.Context(), "cp1")))
-		must(t, errOf(lab.as(secondRun).Remove(t.Context(), "wk1")))
-		lab.unlist("wk1")
-		for _, vm := range lab.World.VMs() {
-			if vm.Config["name"] == "cp1" {
-				lab.destroyVM(vm.ID)
-			}
-		}
-		_, err := lab.as(thirdRun).Bootstrap(t.Context(), "cp1")
-		requireRefused(t, err, "has disks of node wk1 of this cluster: if the cluster is gone for good, recast prune frees them")
-	})
-}
-
-// TestBootstrapOfAClusterThatIsThere makes its missing nodes, and nothing else.
-func TestBootstrapOfAClusterThatIsThere(t *testing.T) {
-	long(t)
-	inLab(t, sim.Options{Empty: true}, func(t *testing.T, lab *Lab) {
-		lab.newCluster(1, 2, 1)
-		all := lab.Read("recast.yaml")
-		lab.unlist("wk2")
-		must(t, errOf(lab.as(firstRun).Bootstrap(t.Context(), "cp1")))
-		lab.Patch(everywhere)
-		requireDrift(t, lab, "cp1", "wk1")
-		before := lab.World.VMs()
-		lab.Write("recast.yaml", all)
-		rep, err := lab.as(secondRun).Bootstrap(t.Context(), "cp1")
-		must(t, err)
-		if rep.Outcome != "done" {
-			t.Errorf("outcome %q", rep.Outcome)
-		}
-		requireInSync(t, lab, "cp1", "wk1")
-		for _, vm := range before {
-			now, err := lab.World.LookupVM(vm.Host, vm.ID)
-			if diff := cmp.Diff(vm, now); err != nil || diff != "" {
-				t.Errorf("VM %d (-before +after), %v:\n%s", vm.ID, err, diff)
-			}
-		}
-	})
-}
-
-// TestBootstrapLostAnswer: the answer to Talos' Bootstrap is lost. Its command never asks a second time,
-// and the next one finds out what came of it.
-func TestBootstrapLostAnswer(t *testing.T) {
-	const method = "/machine.MachineService/Bootstrap"
-	asked := func(l *Lab) (n int) {
-		for _, c := range l.Recorder.Calls() {
-			if c.Method == method {
-				n++
-			}
-		}
-		return n
-	}
-	type story struct {
-		lose func(*Lab, *Client)
-		done bool // the request was carried out
-	}
-	eachLong(t, sim.Options{Empty: true}, map[string]story{
-		"it was carried out": {func(l *Lab, c *Client) {
-			l.Recorder.Hooks(nil, func(call record.Call) {
-				if call.Method == method {
-					c.Cut()
-					time.AfterFunc(10*time.Second, c.Mend)
-				}
-			})
-		}, true},
-		"it was not": {func(l *Lab, _ *Client) {
-			l.Silence(func(r talosapi.Request) bool { return r.Method == method })
-		}, false},
-	}, func(t *testing.T, lab *Lab, s story) {
-		nodes := lab.newCluster(1, 1, 1)
-		c := lab.as(firstRun)
-		s.lose(lab, c)
-		_, err := c.Bootstrap(t.Context(), "cp1")
-		lab.Recorder.Hooks(nil, nil)
-		lab.Silence(nil)
-		if n := asked(lab); n != 1 {
-			t.Errorf("asked %d times", n)
-		}
-		if s.done {
-			must(t, err)
-		} else {
-			requireFault(t, err, fault.Failed, "run the same command again")
-		}
-		must(t, errOf(lab.as(secondRun).Bootstrap(t.Context(), "cp1")))
-		if n := asked(lab); n > 1 == s.done {
-			t.Errorf("asked %d times in the end", n)
-		}
-		requireCluster(t, lab, nodes...)
-	})
 }
