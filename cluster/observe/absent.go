@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/cluster/shape"
 	"github.com/recast-sh/recast/internal/fault"
 )
@@ -26,7 +27,11 @@ func NotThereYet(node string) error {
 func (o Observation) TracesOfCluster(node string) (traces []string) {
 	for _, p := range o.Parking {
 		if node == o.First && len(p.Record.Kept) > 0 {
-			traces = append(traces, fmt.Sprintf("%s has disks of node %s of this cluster: if the cluster is gone for good, recast prune frees them; else bring it back, since a second one with its secrets could destroy it", p.VM, p.Record.Node))
+			free := "recast prune frees them"
+			if slices.ContainsFunc(p.Record.Kept, func(k parking.KeptDisk) bool { return k.Removed }) {
+				free = fmt.Sprintf("recast remove %s --free %s frees them", p.Record.Node, p.Record.Node)
+			}
+			traces = append(traces, fmt.Sprintf("%s has disks of node %s of this cluster: if the cluster is gone for good, %s; else bring it back, since a second one with its secrets could destroy it", p.VM, p.Record.Node, free))
 		}
 	}
 	return traces

@@ -138,7 +138,7 @@ func TestBootstrapAfterACluster(t *testing.T) {
 			}
 		}
 		_, err := lab.as(thirdRun).Bootstrap(t.Context(), "cp1")
-		requireRefused(t, err, "has disks of node wk1 of this cluster: if the cluster is gone for good, recast prune frees them")
+		requireRefused(t, err, "has disks of node wk1 of this cluster: if the cluster is gone for good, recast remove wk1 --free wk1 frees them")
 	})
 }
 
