@@ -68,7 +68,7 @@ func requireAlone(ctx context.Context, n *rolling.Node) error {
 	}
 	docs, err := config.Parse(text)
 	if err == nil && docs.Discovers() {
-		err = errors.New("Talos' discovery does not list it yet")
+		err = errors.New("not listed in Talos' discovery yet")
 	}
 	return err
 }

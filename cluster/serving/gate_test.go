@@ -3,6 +3,7 @@ package serving
 import (
 	"context"
 	"errors"
+	"strings"
 	"testing"
 	"time"
 
@@ -116,12 +117,12 @@ func TestSteps(t *testing.T) {
 	} {
 		s := rollingtest.NewScene()
 		s.Plan.VM = c.ds
-		got := ""
+		var got strings.Builder
 		for _, step := range vmOf(s).Steps() {
-			got += " " + step.ID
+			got.WriteString(" " + step.ID)
 		}
-		if got != c.want {
-			t.Errorf("%s: %q, want %q", name, got, c.want)
+		if got.String() != c.want {
+			t.Errorf("%s: %q, want %q", name, got.String(), c.want)
 		}
 	}
 }
