@@ -2,7 +2,7 @@ package restore
 
 import (
 	"context"
-	"errors"
+	"time"
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/config"
@@ -23,18 +23,25 @@ func First(n *rolling.Node, files cluster.FileReader) step.Step {
 		Bootstraps: func() error { return nil },
 	}
 	s := b.Step(id)
-	begin := s.Do
+	begin, listed := s.Do, time.Time{} // since when Talos' discovery lists the machine
 	s.Do = func(ctx context.Context) error {
 		b.Target.UUID = n.Plan.UUID
 		// It installs Talos first, and restarts.
-		err := n.Watch(ctx, "bring-up/"+id, n.OfMachine(n.Plan.Node+" waiting for its etcd", n.Timing.Join), func(ctx context.Context) (bool, string, error) {
+		w := n.OfMachine(n.Plan.Node+" waiting for its etcd", n.Timing.Join+n.Timing.Settle)
+		w.Due = func() time.Duration {
+			if listed.IsZero() {
+				return 0
+			}
+			return max(time.Nanosecond, n.Timing.Settle-time.Since(listed))
+		}
+		err := n.Watch(ctx, "bring-up/"+id, w, func(ctx context.Context) (bool, string, error) {
 			if _, _, err := n.Talos.EtcdService(ctx, n.Plan.Addr); err != nil {
 				return false, "", err
 			}
 			var err error
 			b.Target.Data, err = etcd.HasData(ctx, files, cluster.Endpoint{Node: n.Plan.Node, Addr: n.Plan.Addr}, n.Plan.UUID)
 			if err == nil && !b.Target.Data {
-				err = requireAlone(ctx, n)
+				return alone(ctx, n, &listed)
 			}
 			return err == nil, "", err
 		})
@@ -46,29 +53,37 @@ func First(n *rolling.Node, files cluster.FileReader) step.Step {
 	return s
 }
 
-// requireAlone refuses, and ends the wait, if Talos' discovery knows another machine of the cluster. It
-// is repeated while the machine does not list itself: then it knows none because it has just started.
-func requireAlone(ctx context.Context, n *rolling.Node) error {
+// alone ends the wait with a refusal if Talos' discovery knows another machine of the cluster. A
+// machine that has just started knows none: it lists itself at first, and a moment later what the
+// discovery service has of the others.
+func alone(ctx context.Context, n *rolling.Node, listed *time.Time) (bool, string, error) {
 	members, err := n.Talos.Members(ctx)
 	if err != nil {
-		return err
+		return false, "", err
 	}
 	for _, m := range members {
 		if m.Nodename != n.Plan.Node {
-			return wait.Stop(fault.WithHint(fault.EtcdUnhealthy.Refusedf("Talos' discovery knows another machine of this cluster, %s: etcd was not begun on %s", m.Nodename, n.Plan.Node),
+			return false, "", wait.Stop(fault.WithHint(fault.EtcdUnhealthy.Refusedf("Talos' discovery knows another machine of this cluster, %s: etcd was not begun on %s", m.Nodename, n.Plan.Node),
 				"if that cluster lives, its secrets must not be used for another one; if it is gone, its entry is too, half an hour after its machine: then run the same command again"))
 		}
 	}
-	if len(members) > 0 {
-		return nil
+	if len(members) == 0 {
+		*listed = time.Time{}
+		off, err := discoveryOff(ctx, n)
+		return off, "Talos' discovery does not list it yet", err
 	}
+	if listed.IsZero() {
+		*listed = time.Now()
+	}
+	return time.Since(*listed) >= n.Timing.Settle, "alone in Talos' discovery, settling", nil
+}
+
+// discoveryOff says whether the machine does not take part in Talos' discovery.
+func discoveryOff(ctx context.Context, n *rolling.Node) (bool, error) {
 	text, err := n.Talos.MachineConfig(ctx, n.Plan.Addr)
 	if err != nil {
-		return err
+		return false, err
 	}
 	docs, err := config.Parse(text)
-	if err == nil && docs.Discovers() {
-		err = errors.New("not listed in Talos' discovery yet")
-	}
-	return err
+	return err == nil && !docs.Discovers(), err
 }

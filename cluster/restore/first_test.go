@@ -64,7 +64,7 @@ func TestFirst(t *testing.T) {
 		err   string
 	}{
 		"without discovery":    {blankPlane{config: cluster.Secret("cluster: {discovery: {enabled: false}}")}, []string{"bootstrap"}, ""},
-		"not listed":           {blankPlane{config: cluster.Secret("cluster: {discovery: {enabled: true}}")}, nil, "not listed in Talos' discovery yet"},
+		"not listed":           {blankPlane{config: cluster.Secret("cluster: {discovery: {enabled: true}}")}, nil, "Talos' discovery does not list it yet"},
 		"it knows itself":      {blankPlane{members: alone}, []string{"bootstrap"}, ""},
 		"too early":            {blankPlane{members: alone, lone: lone{early: 2}}, []string{"bootstrap"}, ""},
 		"the answer is lost":   {blankPlane{members: alone, lone: lone{bootstrap: cluster.ErrLostAnswer}}, []string{"bootstrap"}, ""},
