@@ -39,7 +39,7 @@ func planSeen(ctx context.Context, p Project, m Machines, lock schematics.Lock, 
 	if err != nil {
 		return planning.Plan{}, observe.Observation{}, err
 	}
-	o, err := observation(ctx, p, m, wanted, first)
+	o, err := observation(ctx, p, m, wanted, first, policy.Rebuild)
 	if err != nil {
 		return planning.Plan{}, o, err
 	}

@@ -182,9 +182,9 @@ func (p Project) History(lock schematics.Lock) (cluster.History, error) {
 }
 
 // observation reads the state of every configured node; first is observe.Sources.First.
-func observation(ctx context.Context, p Project, m Machines, wanted []cluster.Wanted, first string) (observe.Observation, error) {
+func observation(ctx context.Context, p Project, m Machines, wanted []cluster.Wanted, first, rebuild string) (observe.Observation, error) {
 	src := Sources(p, m)
-	src.First = first
+	src.First, src.Rebuild = first, rebuild
 	o, err := observe.Observe(ctx, src, wanted)
 	if err != nil {
 		return o, err
@@ -196,7 +196,7 @@ func observation(ctx context.Context, p Project, m Machines, wanted []cluster.Wa
 // ObserveNodes reads the configured nodes, whatever the lock is.
 func ObserveNodes(ctx context.Context, p Project, m Machines) (observe.Observation, error) {
 	lock, _ := schematics.ReadLock(p.LockFile()) // reported separately
-	return observation(ctx, p, m, p.Wanted(lock), "")
+	return observation(ctx, p, m, p.Wanted(lock), "", "")
 }
 
 // Sources are what the nodes of a project are read from.

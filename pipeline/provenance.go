@@ -89,7 +89,7 @@ func locksAtHand(p Project) (present schematics.Lock, past []provenance.KnownBui
 
 // findNode returns the VM of one node, and the address of its machine.
 func findNode(ctx context.Context, p Project, m Machines, w cluster.Wanted) (observe.Found, error) {
-	o, err := observation(ctx, p, m, []cluster.Wanted{w}, "")
+	o, err := observation(ctx, p, m, []cluster.Wanted{w}, "", "")
 	if err != nil {
 		return observe.Found{}, err
 	}

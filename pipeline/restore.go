@@ -63,7 +63,7 @@ func Restore(ctx context.Context, p Project, m Machines, run *step.Runner, o Res
 		return rep, fault.WithHint(fault.Configf("no node %q", o.Node), "the nodes are: %s", strings.Join(nodeNames(p.Config), ", "))
 	}
 	rep = RestoreReport{Target: restore.Target{Node: o.Node}, File: o.File, Started: time.Now()}
-	if rep.Snapshot, err = readSnapshot(ctx, o); err != nil {
+	if rep.Snapshot, err = ReadSnapshot(ctx, o); err != nil {
 		return rep, err
 	}
 	w := restoring{newWork(p, m, run, o.Claim, "")}
@@ -104,7 +104,8 @@ func Restore(ctx context.Context, p Project, m Machines, run *step.Runner, o Res
 	return rep, err
 }
 
-func readSnapshot(ctx context.Context, o RestoreOptions) (etcd.Snapshot, error) {
+// ReadSnapshot verifies a snapshot for a node, which must have been a member of that etcd.
+func ReadSnapshot(ctx context.Context, o RestoreOptions) (etcd.Snapshot, error) {
 	snap, err := etcd.ReadSnapshot(ctx, o.File, o.Copied)
 	switch {
 	case isLocal(err):

@@ -52,10 +52,10 @@ func Roll(ctx context.Context, p Project, c Images, m Machines, run *step.Runner
 
 // Bootstrap makes a cluster from nothing: the control plane with which etcd begins, and then all other
 // nodes, side by side. It goes on with what an earlier one has made. Where there is a cluster already,
-// it makes what is missing of that.
+// it makes what is missing of that. With o.Rebuild, see pipeline/rebuild.
 func Bootstrap(ctx context.Context, p Project, c Images, m Machines, run *step.Runner, o RollOptions, first string) (Report, error) {
 	o.Policy.Bootstrap = first
-	w := newWork(p, m, run, o, "bootstrap")
+	w := newWork(p, m, run, o, map[bool]string{true: "bootstrap", false: "rebuild"}[o.Policy.Rebuild == ""])
 	w.refusedHint = "nothing was changed; correct that, and run the same command again"
 	return w.passes(ctx, c)
 }
@@ -119,7 +119,7 @@ func single(ctx context.Context, command string, p Project, m Machines, run *ste
 			return err
 		}
 		wanted := p.Wanted(lock)
-		seen, err := observation(ctx, p, m, wanted, "")
+		seen, err := observation(ctx, p, m, wanted, "", "")
 		if err != nil {
 			return err
 		}
@@ -363,7 +363,7 @@ func (w *work) roller(id string, j *journal.Journal, past cluster.History) *roll
 		},
 		Rehearser: rehearser, Files: m.Files, Objects: m.Objects, Commands: m.Commands,
 		DrainForce: r.Drain.Force, DrainDeletes: r.Drain.OnTimeout == "delete",
-		BootFailure: cluster.BootFailure(r.BootFailure), SnapshotDir: r.EtcdSnapshot, History: past,
+		BootFailure: cluster.BootFailure(r.BootFailure), SnapshotDir: r.EtcdSnapshot, Rebuild: w.o.Rebuild, History: past,
 		MachineConfig: m.MachineConfig, Hooked: w.hooks.hooked, VMIDs: w.VMIDs(), ParkingIDs: parkingIDs(w.Project),
 	}
 }

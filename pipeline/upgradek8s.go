@@ -118,7 +118,7 @@ func (w upgrading) upgrade(ctx context.Context, rep *UpgradeKubernetesReport, o 
 
 // planUpgrade makes a plan from the current state, and returns where to create the claim.
 func (w upgrading) planUpgrade(ctx context.Context, to string) (plan kubeupgrade.Plan, host string, err error) {
-	seen, err := observation(ctx, w.Project, w.machines, w.Wanted(schematics.Lock{}), "")
+	seen, err := observation(ctx, w.Project, w.machines, w.Wanted(schematics.Lock{}), "", "")
 	if err != nil {
 		return plan, "", err
 	}

@@ -233,7 +233,7 @@ func (r *Replace) isReplaced(vm cluster.VM, found bool) (string, error) {
 		return fmt.Sprintf("VM %d is deleted", r.VM.ID), nil
 	case vm.UUID() != r.VM.UUID():
 		return "", r.uuidMismatch(vm)
-	case vm.MadeBy() == r.Run:
+	case vm.MadeBy() == r.Run && r.Strategy != cluster.Remove:
 		return fmt.Sprintf("VM %d was renewed by this run", r.VM.ID), nil
 	}
 	return "", nil

@@ -55,6 +55,8 @@ func (n Gate) look(ctx context.Context) error {
 		return nil // it is already out, or is never taken out
 	case n.Plan.Strategy == cluster.ConfigureBlank:
 		return n.Identity.RequireNameFree(ctx)
+	case n.Plan.Rebuild != "" && n.Plan.Strategy == cluster.Remove:
+		return n.requireBroken(ctx)
 	case !n.Plan.Strategy.KeepsVM():
 		problems = append(problems, cluster.RequireQuorum(ctx, n.Proxmox))
 	}
@@ -214,7 +216,7 @@ func (n Gate) requireSoleOwner(ctx context.Context) error {
 // RequireUnpaused reads the pause mark again: it may have been set since the plan was made. A node
 // whose roll has already begun is finished in any case.
 func (n Gate) RequireUnpaused(ctx context.Context) error {
-	if n.Plan.Resume || n.Plan.Strategy == cluster.ConfigureBlank || n.Plan.Strategy == cluster.Create {
+	if n.Plan.Resume || n.Plan.Strategy == cluster.ConfigureBlank || n.Plan.Strategy == cluster.Create || n.Plan.Rebuild != "" {
 		return nil
 	}
 	k, err := n.KubeNode(ctx)

@@ -37,6 +37,9 @@ func (n losses) Require(ctx context.Context) error {
 // with a control plane: nothing can have been bound to the node since that control plane was
 // stopped.
 func (n losses) RequireOff(ctx context.Context) error {
+	if n.Plan.Rebuild != "" {
+		return nil // its disk stays parked, and Kubernetes does not answer
+	}
 	err := n.Require(ctx)
 	if err == nil || fault.KindOf(err) != fault.Failed || ctx.Err() != nil {
 		return err

@@ -43,6 +43,21 @@ func (n Gate) requireNoCluster(ctx context.Context) error {
 	return fault.WithHint(fault.PlanMoved.Refusedf("the cluster's Kubernetes API answers: there is one already, and it was to begin with %s", n.Plan.Node), "run the same command again, which looks again")
 }
 
+// requireBroken refuses to take away a control plane of a cluster that is not broken: its Kubernetes API
+// answers, or its etcd has a leader.
+func (n Gate) requireBroken(ctx context.Context) error {
+	problems := []error{cluster.RequireQuorum(ctx, n.Proxmox)}
+	if n.Plan.Resume {
+		return errors.Join(problems...)
+	}
+	asking, cancel := context.WithTimeout(ctx, exchange.LookAround)
+	defer cancel()
+	if s, err := n.Talos.EtcdStatus(asking, n.Plan.Addr); err == nil && s.Leader != 0 {
+		problems = append(problems, fault.WithHint(fault.PlanMoved.Refusedf("etcd on %s has a leader: the cluster is not broken", n.Plan.Node), "run the same command again, which looks again"))
+	}
+	return errors.Join(append(problems, ctx.Err(), n.requireNoCluster(ctx), n.requireStorages(ctx), n.RequireUnchanged(ctx))...)
+}
+
 // requireNoVM refuses to make a VM whose name or number another one has.
 func (n Gate) requireNoVM(ctx context.Context) error {
 	vms, err := n.Proxmox.VMs(ctx)

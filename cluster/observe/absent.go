@@ -16,6 +16,7 @@ type Absent struct {
 	Host    string   // where its VM is to be
 	Against []string // why its VM could not be started there
 	Traces  []string // what there is of it all the same: then it is not made, but something was lost
+	Lost    *Lost    // in a rebuild: what is left of it, and taken away first
 }
 
 // NotThereYet refuses what needs a node that is to be made.
@@ -26,7 +27,7 @@ func NotThereYet(node string) error {
 // TracesOfCluster are what speaks against beginning a cluster: machines of it were here before.
 func (o Observation) TracesOfCluster(node string) (traces []string) {
 	for _, p := range o.Parking {
-		if node == o.First && len(p.Record.Kept) > 0 {
+		if node == o.First && o.Rebuild == "" && len(p.Record.Kept) > 0 {
 			free := "recast prune frees them"
 			if slices.ContainsFunc(p.Record.Kept, func(k parking.KeptDisk) bool { return k.Removed }) {
 				free = fmt.Sprintf("recast remove %s --free %s frees them", p.Record.Node, p.Record.Node)
@@ -51,6 +52,7 @@ func absent(w cluster.Wanted, o *Observation, members []cluster.Member) (*Absent
 	var traces []string
 	for _, vm := range o.VMs {
 		switch {
+		case o.Rebuild != "" && o.First != "": // see observeLost
 		case vm.ID == w.VMID:
 			traces = append(traces, fmt.Sprintf("its number has %s: remove nodes[].vmid, or see whether that is its VM", vm))
 		case vm.Name == w.Name:
@@ -58,7 +60,7 @@ func absent(w cluster.Wanted, o *Observation, members []cluster.Member) (*Absent
 		}
 	}
 	for _, p := range o.Parking {
-		if p.Record.Node == w.Name && len(p.Record.Kept) > 0 {
+		if p.Record.Node == w.Name && len(p.Record.Kept) > 0 && o.Rebuild == "" {
 			traces = append(traces, fmt.Sprintf("%s has disks of it: recast status lists them, and recast remove %s --free %s frees those of a node that was removed", p.VM, w.Name, w.Name))
 		}
 	}

@@ -190,6 +190,9 @@ func parkingsOf(all []parking.Parking, node, uuid string) ([]parking.Parking, er
 		return p.Record.Node != node || !p.Record.Open && uuid != "" && p.Record.UUID != uuid
 	})
 	for i, p := range mine {
+		if p.Record.Open && uuid != "" && p.Record.UUID != uuid && p.Record.Rebuild != "" {
+			return nil, unfinishedRebuild(p)
+		}
 		if p.Record.Open && uuid != "" && p.Record.UUID != uuid {
 			return nil, fault.WithHint(fault.UUIDMismatch.Refusedf("%s holds an unfinished replacement of a node %s whose SMBIOS UUID is %s, not %s as Kubernetes has it", p.VM, node, p.Record.UUID, uuid),
 				"has another machine taken the hostname of %s since? Give it one of its own, then kubectl delete node %s. "+

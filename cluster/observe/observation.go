@@ -199,6 +199,7 @@ type Observation struct {
 	Dark     error                   // why Kubernetes and Talos could not be read while a replacement has a control plane out of service; nil: they were
 	Found    []Found                 // one per wanted node, in their order
 	First    string                  // see Sources.First
+	Rebuild  string                  // see Sources.Rebuild
 
 	// PastBuilds are builds of earlier locks, by ID: an unfinished replacement is finished with the
 	// build that it began with.

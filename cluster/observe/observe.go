@@ -46,7 +46,9 @@ func MatchNodes(w cluster.Wanted, o *Observation, members []cluster.Member) (Fou
 	}
 	if uuid == "" {
 		f.Addr = w.Addr
-		f.Absent, err = absent(w, o, members)
+		if f.Absent, err = absent(w, o, members); err == nil && o.Rebuild != "" {
+			f.Parking, f.Elsewhere = takeParking(parked, func(p parking.Parking) bool { return p.VM.Host == w.Shape.Host })
+		}
 		return f, err
 	}
 	if err := MatchVM(w, &f, o, uuid); err != nil || f.Parking != nil || f.VM == nil {
@@ -169,6 +171,9 @@ func observeMatched(ctx context.Context, src Sources, wanted []cluster.Wanted) (
 	if err != nil {
 		return Observation{}, err
 	}
+	if src.Rebuild != "" {
+		members = o.forgetGone(wanted, members)
+	}
 	o.Found = make([]Found, len(wanted))
 	var problems []error
 	for i, w := range wanted {
@@ -178,14 +183,15 @@ func observeMatched(ctx context.Context, src Sources, wanted []cluster.Wanted) (
 		}
 		o.Found[i] = f
 	}
-	if err := errors.Join(append(problems, Shared(o.Found)...)...); err != nil {
+	problems = append(problems, Shared(o.Found)...)
+	if err := errors.Join(append(problems, observeLost(ctx, src, wanted, &o))...); err != nil {
 		return Observation{}, err
 	}
 	return o, o.compareShapes(ctx, src.Proxmox, wanted)
 }
 
 func observeSources(ctx context.Context, src Sources) (o Observation, members []cluster.Member, err error) {
-	o.ParkingIDs, o.First = src.ParkingIDs, src.First
+	o.ParkingIDs, o.First, o.Rebuild = src.ParkingIDs, src.First, src.Rebuild
 	var errProxmox, errQuorum, errStorage, errKube, errTalos error
 	g := errgroup.Group{}
 	g.Go(func() error { o.VMs, errProxmox = src.Proxmox.VMs(ctx); return nil })
@@ -225,6 +231,9 @@ type Sources struct {
 	// First is the control plane with which the cluster is to begin: there is neither Kubernetes nor
 	// etcd, so neither is asked. "": there is a cluster.
 	First string
+	// Rebuild is the SHA-256 of the snapshot with which a broken cluster begins again: see lost.go. "": it
+	// does not.
+	Rebuild string
 	// ParkingIDs are the VMIDs that a parking VM may have, in order.
 	ParkingIDs []cluster.VMID
 	// ConfigKnown says where a node's machine configuration is available: in the journal of the

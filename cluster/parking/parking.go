@@ -58,8 +58,10 @@ func (rec Record) Opened(mem Memory, park *Parking) (Record, error) {
 		for key := range park.VM.Config {
 			taken[key] = true
 		}
-		for _, k := range rec.Kept { // someone may have removed its drive
+		rec.Kept = slices.Clone(rec.Kept)
+		for i, k := range rec.Kept { // someone may have removed its drive
 			taken[k.Key] = true
+			rec.Kept[i].Removed = k.Removed || rec.Strategy == cluster.Create // the node had them before it was gone
 		}
 	}
 	disks, err := mem.Disks()

@@ -125,6 +125,9 @@ type Record struct {
 	// "" if the journal has none, or an older recast wrote the record. Anyone may see it: a
 	// configuration holds private keys, so it can't be found by guessing.
 	Config string `json:"config,omitempty"`
+	// Rebuild is the SHA-256 of the snapshot of etcd with which recast rebuild begins the cluster again.
+	// It outlives the replacement: it says what the etcd that runs now has begun with.
+	Rebuild string `json:"rebuild,omitempty"`
 }
 
 func (r *Record) AddSpare(entry KeptDisk) {

@@ -148,7 +148,8 @@ func planResume(n *NodePlan, o observe.Observation) {
 	if moved := cluster.OnOtherHosts(n.Found.VM, n.Found.Parking.VM, mem.VM.Host, o.Away, rec.VMID); moved != "" && (rec.Strategy != cluster.Reconfigure || n.Found.VM == nil) {
 		n.Refused = append(n.Refused, moved)
 	}
-	n.EtcdKept, n.Bootstraps = mem.EtcdKept, mem.Bootstraps
+	n.EtcdKept, n.Bootstraps, n.Rebuild = mem.EtcdKept, mem.Bootstraps, rec.Rebuild
+	refuseOthersRebuild(n, o)
 	if mem.ControlPlane {
 		n.Role = cluster.ControlPlane
 	}

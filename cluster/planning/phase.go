@@ -46,6 +46,9 @@ func (p *Plan) Order(policy Policy) {
 // Unfinished is the part of the plan that an earlier run left: that of one run, or else the
 // machines that were reset. Nothing else can be relied upon before it is done.
 func (p Plan) Unfinished() (Plan, bool) {
+	if p.Run == "" && slices.ContainsFunc(p.Nodes, takesAway) {
+		return p, true // everything is made again after that
+	}
 	if p.Run == "" && !slices.ContainsFunc(p.Nodes, func(n NodePlan) bool { return n.Strategy == cluster.ConfigureBlank }) {
 		return p, false
 	}

@@ -22,7 +22,7 @@ import (
 // afterwards.
 func New(cluster string, wanted []cluster.Wanted, o observe.Observation, past cluster.History, p Policy) (Plan, error) {
 	plan := Plan{Cluster: cluster, MaxUnavailable: p.maxUnavailable(o), PerHost: max(1, p.PerHost), WorkersBeside: p.WorkersBeside, AcceptOutage: p.AcceptOutage, What: p.What, Bootstrap: p.Bootstrap, ControlPlanes: o.ControlPlanes(), Heed: p.Heed(wanted)}
-	if err := errors.Join(p.Check(wanted), p.checkLabels(wanted, o)); err != nil {
+	if err := errors.Join(p.Check(wanted), p.checkLabels(wanted, o), p.requireBroken(o)); err != nil {
 		return Plan{}, err
 	}
 	var unread []error
@@ -38,7 +38,7 @@ func New(cluster string, wanted []cluster.Wanted, o observe.Observation, past cl
 		if n.Resume {
 			plan.Run = cmp.Or(plan.Run, n.Run)
 		}
-		if f := o.Found[i]; f.Machine == nil && !n.Resume && !f.Away && f.Absent == nil {
+		if f := o.Found[i]; f.Machine == nil && !n.Resume && !f.Away && f.Absent == nil && o.Rebuild == "" {
 			unread = append(unread, o.Unread(w, o.Found[i]))
 		}
 		plan.Nodes = append(plan.Nodes, n)
@@ -46,6 +46,7 @@ func New(cluster string, wanted []cluster.Wanted, o observe.Observation, past cl
 	if err := errors.Join(unread...); err != nil && plan.Run == "" {
 		return Plan{}, fmt.Errorf("a plan needs every node's answer: %w", err)
 	}
+	plan.onlyTaking()
 	plan.Order(p)
 	plan.Arrange()
 	plan.tellShared()
@@ -79,6 +80,7 @@ type NodePlan struct {
 	Paused     string             `json:"paused,omitempty"`     // why a person wants it left alone, though it is stale
 	Slots      []string           `json:"slots,omitempty"`      // what it holds for as long as it is out: see Plan.Room
 	Bootstraps bool               `json:"bootstraps,omitempty"` // etcd begins with it
+	Rebuild    string             `json:"rebuild,omitempty"`    // SHA-256 of the snapshot with which a broken cluster begins again
 	Resume     bool               `json:"resume,omitempty"`     // finishes what an earlier run began, or brings back who was reset: before anything else
 	VMID       cluster.VMID       `json:"vmid"`
 	Host       string             `json:"host"`
@@ -127,7 +129,7 @@ func (n *NodePlan) Add(d cluster.Disk, system bool) {
 
 // NeedsSnapshot says whether etcd is to be saved before this node is touched.
 func (n NodePlan) NeedsSnapshot() bool {
-	return n.Role == cluster.ControlPlane && !n.Resume && !n.Drift.Tidy()
+	return n.Role == cluster.ControlPlane && !n.Resume && !n.Drift.Tidy() && n.Rebuild == ""
 }
 
 // Plan says what a roll will do, in order. It is data: steps are derived from
@@ -175,6 +177,9 @@ func (p Plan) ISOHosts() map[string][]string {
 	hosts := map[string][]string{}
 	for _, n := range p.Work() {
 		boots := n.Strategy == cluster.Create || n.Strategy == cluster.Recreate || n.Strategy == cluster.Reimage || n.IsWayBack
+		if takesAway(n) { // it is made again there
+			n.Host, boots = n.Wanted.Shape.Host, true
+		}
 		if list := hosts[n.Wanted.Schematic]; boots && !slices.Contains(list, n.Host) {
 			hosts[n.Wanted.Schematic] = slices.Sorted(slices.Values(append(list, n.Host)))
 		}
@@ -190,8 +195,10 @@ func (p Plan) NeedsImages() bool {
 // NeedsImage says whether the node gets an image, or its configuration another installer than it names.
 func (n NodePlan) NeedsImage() bool {
 	switch n.Strategy {
-	case cluster.PutBack, cluster.Rollback, cluster.ConfigureBlank, cluster.Reconfigure, cluster.Remove:
+	case cluster.PutBack, cluster.Rollback, cluster.ConfigureBlank, cluster.Reconfigure:
 		return false
+	case cluster.Remove:
+		return n.Rebuild != "" // its VM is made again
 	case cluster.Configure:
 		return n.Drift.NamesOther()
 	}
@@ -300,6 +307,8 @@ func ForNode(w cluster.Wanted, f observe.Found, o observe.Observation, past clus
 		return n
 	case f.Absent != nil && !p.does(Image):
 		n.Why = "it is not there yet, which --what leaves as it is"
+	case f.Absent != nil && o.Rebuild != "":
+		planLost(&n, o)
 	case f.Absent != nil:
 		planCreate(&n, o)
 	case f.Unfinished() && planReboot(&n, o):

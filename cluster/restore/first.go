@@ -2,30 +2,47 @@ package restore
 
 import (
 	"context"
+	"net/netip"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/config"
 	"github.com/recast-sh/recast/cluster/etcd"
+	"github.com/recast-sh/recast/cluster/exchange"
 	"github.com/recast-sh/recast/cluster/rolling"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/step"
 	"github.com/recast-sh/recast/internal/wait"
 )
 
-// First is the step that makes etcd begin on the first control plane of a new cluster. Only this
-// machine is ever asked to: Talos lets every control plane begin an etcd of its own, and two of them
-// are two clusters.
-func First(n *rolling.Node, files cluster.FileReader) step.Step {
+// Source is what the etcd of a broken cluster begins with again; the zero value: it begins empty.
+type Source struct {
+	File   string
+	Copied bool     // see Begin
+	Gone   []string // the control planes that are made again: what discovery still knows of them is old
+}
+
+// First is the step that makes etcd begin on the first control plane of a new cluster, or of one that is
+// rebuilt. Only this machine is ever asked to: Talos lets every control plane begin an etcd of its own,
+// and two of them are two clusters.
+func First(n *rolling.Node, files cluster.FileReader, from Source) step.Step {
 	const id = "begin-etcd"
+	if n.Plan.Rebuild == "" {
+		from = Source{}
+	}
 	b := &Begin{
-		Talos: n.Talos, Target: Target{Node: n.Plan.Node, Addr: n.Plan.Addr}, Timing: n.Timing, Above: n.Path + "/bring-up", Say: n.Say,
-		Bootstraps: func() error { return nil },
+		Talos: n.Talos, Target: Target{Node: n.Plan.Node, Addr: n.Plan.Addr}, File: from.File, Copied: from.Copied,
+		Timing: n.Timing, Above: n.Path + "/bring-up", Say: n.Say, Bootstraps: func() error { return nil },
 	}
 	s := b.Step(id)
 	begin, listed := s.Do, time.Time{} // since when Talos' discovery lists the machine
 	s.Do = func(ctx context.Context) error {
 		b.Target.UUID = n.Plan.UUID
+		if err := from.require(ctx, n.Plan.Rebuild); err != nil {
+			return err
+		}
 		// It installs Talos first, and restarts.
 		w := n.OfMachine(n.Plan.Node+" waiting for its etcd", n.Timing.Join+n.Timing.Settle)
 		w.Due = func() time.Duration {
@@ -41,7 +58,7 @@ func First(n *rolling.Node, files cluster.FileReader) step.Step {
 			var err error
 			b.Target.Data, err = etcd.HasData(ctx, files, cluster.Endpoint{Node: n.Plan.Node, Addr: n.Plan.Addr}, n.Plan.UUID)
 			if err == nil && !b.Target.Data {
-				return alone(ctx, n, &listed)
+				return lookAround(ctx, n, from.Gone, &listed)
 			}
 			return err == nil, "", err
 		})
@@ -53,21 +70,32 @@ func First(n *rolling.Node, files cluster.FileReader) step.Step {
 	return s
 }
 
-// alone ends the wait with a refusal if Talos' discovery knows another machine of the cluster. A
-// machine that has just started knows none: it lists itself at first, and a moment later what the
-// discovery service has of the others.
-func alone(ctx context.Context, n *rolling.Node, listed *time.Time) (bool, string, error) {
+// require refuses a snapshot that is not the planned one.
+func (s Source) require(ctx context.Context, sum string) error {
+	switch {
+	case sum == "":
+		return nil
+	case s.File == "":
+		return fault.EtcdSnapshot.Refusedf("etcd is to begin with the snapshot with SHA-256 %s, which is not given: run the same recast rebuild again", sum)
+	}
+	snapshot, err := etcd.ReadSnapshot(ctx, s.File, s.Copied)
+	if err == nil && snapshot.SHA256 != sum {
+		err = fault.EtcdSnapshot.Refusedf("its SHA-256 is %s now, not %s", snapshot.SHA256, sum)
+	}
+	return fault.Prefix("read "+s.File+" again", err)
+}
+
+// lookAround ends the wait once the machine has been alone in Talos' discovery for a while: one that has
+// just started lists itself at first, and a moment later what the discovery service has of the others.
+func lookAround(ctx context.Context, n *rolling.Node, gone []string, listed *time.Time) (bool, string, error) {
 	members, err := n.Talos.Members(ctx)
+	if err == nil {
+		err = requireAlone(ctx, n, members, gone)
+	}
 	if err != nil {
 		return false, "", err
 	}
-	for _, m := range members {
-		if m.Nodename != n.Plan.Node {
-			return false, "", wait.Stop(fault.WithHint(fault.EtcdUnhealthy.Refusedf("Talos' discovery knows another machine of this cluster, %s: etcd was not begun on %s", m.Nodename, n.Plan.Node),
-				"if that cluster lives, its secrets must not be used for another one; if it is gone, its entry is too, half an hour after its machine: then run the same command again"))
-		}
-	}
-	if len(members) == 0 {
+	if !slices.ContainsFunc(members, func(m cluster.Member) bool { return m.Nodename == n.Plan.Node }) {
 		*listed = time.Time{}
 		off, err := discoveryOff(ctx, n)
 		return off, "Talos' discovery does not list it yet", err
@@ -78,6 +106,25 @@ func alone(ctx context.Context, n *rolling.Node, listed *time.Time) (bool, strin
 	return time.Since(*listed) >= n.Timing.Settle, "alone in Talos' discovery, settling", nil
 }
 
+// requireAlone refuses, and ends the wait, if Talos' discovery knows another machine of a new cluster, or
+// another control plane of one that is rebuilt: it knows a machine for half an hour after that is gone.
+func requireAlone(ctx context.Context, n *rolling.Node, members []cluster.Member, gone []string) error {
+	for _, m := range members {
+		if m.Nodename == n.Plan.Node || n.Plan.Rebuild != "" && !m.ControlPlane {
+			continue
+		}
+		if slices.Contains(gone, m.Nodename) {
+			if err := requireSilent(ctx, n, m); err != nil {
+				return wait.Stop(err)
+			}
+			continue
+		}
+		return wait.Stop(fault.WithHint(fault.EtcdUnhealthy.Refusedf("Talos' discovery knows another machine of this cluster, %s: etcd was not begun on %s", m.Nodename, n.Plan.Node),
+			"if that cluster lives, its secrets must not be used for another one; if it is gone, its entry is too, half an hour after its machine: then run the same command again"))
+	}
+	return nil
+}
+
 // discoveryOff says whether the machine does not take part in Talos' discovery.
 func discoveryOff(ctx context.Context, n *rolling.Node) (bool, error) {
 	text, err := n.Talos.MachineConfig(ctx, n.Plan.Addr)
@@ -86,4 +133,29 @@ func discoveryOff(ctx context.Context, n *rolling.Node) (bool, error) {
 	}
 	docs, err := config.Parse(text)
 	return err == nil && !docs.Discovers(), err
+}
+
+// requireSilent refuses if the machine of an entry of discovery, which should be gone, answers.
+func requireSilent(ctx context.Context, n *rolling.Node, m cluster.Member) error {
+	for _, addr := range m.Addresses {
+		who, err := answers(ctx, n, addr)
+		if err != nil {
+			return err
+		}
+		if strings.EqualFold(who.Nodename, m.Nodename) {
+			return fault.WithHint(fault.EtcdUnhealthy.Refusedf("%s still answers at %s, with UUID %s: etcd was not begun on %s", m.Nodename, addr, who.UUID, n.Plan.Node),
+				"there would be two etcds: switch that machine off, then run the same command again")
+		}
+	}
+	return nil
+}
+
+// answers is the configured machine that answers at an address; the zero value: there is none.
+func answers(ctx context.Context, n *rolling.Node, addr netip.Addr) (who cluster.MachineIdentity, err error) {
+	asking, cancel := context.WithTimeout(ctx, exchange.LookAround)
+	defer cancel()
+	if who, err = n.Talos.Identity(asking, addr); err != nil {
+		return cluster.MachineIdentity{}, ctx.Err()
+	}
+	return who, nil
 }

@@ -78,7 +78,7 @@ func TestFirst(t *testing.T) {
 					Roll: &rolling.Roll{Talos: &c.plane, Timing: cluster.Timing{Poll: time.Second, Join: time.Minute}, Say: func(string, string) {}},
 					Plan: planning.NodePlan{Node: "cp1"},
 				}
-				err := new(step.Runner).Run(t.Context(), First(n, &c.plane))
+				err := new(step.Runner).Run(t.Context(), First(n, &c.plane, Source{}))
 				if (err == nil) != (c.err == "") || err != nil && !strings.Contains(err.Error(), c.err) {
 					t.Errorf("err = %v, want %q", err, c.err)
 				}

@@ -8,6 +8,7 @@ import (
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/exchange"
 	"github.com/recast-sh/recast/cluster/parking"
+	"github.com/recast-sh/recast/cluster/rolling"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/step"
 )
@@ -132,32 +133,18 @@ func (n finish) freeSteps(path string) []step.Step {
 // removal ends the removal of a node whose VM is deleted: Kubernetes forgets it, and its disks stay
 // parked.
 func (n finish) removal() []step.Step {
-	gone := func(ctx context.Context) (string, error) {
-		_, err := n.Kube.Node(ctx, n.Plan.Node)
-		if errors.Is(err, cluster.ErrNotFound) {
-			return "Kubernetes has none of that name", nil
+	keep := step.Step{ID: "keep", Title: "keep its disks parked", Skip: n.kept, Do: func(ctx context.Context) error {
+		r, err := n.record.read(ctx)
+		if err != nil {
+			return err
 		}
-		return "", fault.Prefix("ask Kubernetes for node "+n.Plan.Node, err)
+		return r.Settings.KeepAll(ctx)
+	}}
+	if n.Plan.Rebuild != "" { // Kubernetes does not answer
+		return []step.Step{keep}
 	}
-	return []step.Step{
-		{ID: "delete-node", Title: "delete Node " + n.Plan.Node, Risk: step.Destructive, Skip: gone, Do: func(ctx context.Context) error {
-			k, err := n.KubeNode(ctx)
-			if err == nil {
-				err = n.gate.Identity.RequireOwnName(ctx)
-			}
-			if err != nil {
-				return err
-			}
-			return fault.Prefix("delete Node "+n.Plan.Node, n.Kube.DeleteNode(ctx, n.Plan.Node, k.UID))
-		}},
-		{ID: "keep", Title: "keep its disks parked", Skip: n.kept, Do: func(ctx context.Context) error {
-			r, err := n.record.read(ctx)
-			if err != nil {
-				return err
-			}
-			return r.Settings.KeepAll(ctx)
-		}},
-	}
+	own := func(ctx context.Context, _ cluster.KubeNode) error { return n.gate.Identity.RequireOwnName(ctx) }
+	return []step.Step{rolling.DeleteNode(n.Node, "delete Node "+n.Plan.Node, own, nil), keep}
 }
 
 // removed is the goal of the removal.

@@ -11,6 +11,7 @@ import (
 	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/cluster/reach"
+	"github.com/recast-sh/recast/cluster/restore"
 	"github.com/recast-sh/recast/internal/fault"
 )
 
@@ -23,6 +24,9 @@ func (n recall) keepFirewall(ctx context.Context) error {
 }
 
 func (n recall) observe(ctx context.Context) (parking.Memory, error) {
+	if n.Plan.Rebuild != "" {
+		return restore.RememberLost(ctx, n.Node)
+	}
 	vm, err := n.Proxmox.VM(ctx, n.Plan.VMID)
 	if err != nil {
 		return parking.Memory{}, fmt.Errorf("look up VM %d: %w", n.Plan.VMID, err)

@@ -30,6 +30,9 @@ func (n order) work() []step.Step {
 		return append(first, n.reset.steps()...)
 	case cluster.Create:
 		steps := append(first, n.create.steps()...)
+		if n.Plan.Rebuild != "" && !n.Plan.Bootstraps {
+			steps = slices.Insert(steps, 0, restore.ForgetGone(n.Node))
+		}
 		if n.Want.Shape.HA != nil {
 			steps = append(steps, n.serving.Reshape())
 		}
@@ -60,7 +63,7 @@ func (n order) down() step.Step {
 		ID: "take-down", Title: "take " + n.Plan.Node + " down", Risk: step.Destructive, Skip: n.takeDown.done,
 		Steps: step.List(
 			step.Step{ID: "remember", Title: "remember what the node must get back", Skip: n.recall.remembered, Do: n.recall.remember},
-			step.Step{ID: "drain", Code: fault.DrainBlocked, Title: "drain " + n.Plan.Node, Risk: step.Disruptive, Do: n.eviction.drain},
+			step.OnlyIf(n.Plan.Rebuild == "", step.Step{ID: "drain", Code: fault.DrainBlocked, Title: "drain " + n.Plan.Node, Risk: step.Disruptive, Do: n.eviction.drain}),
 			step.OnlyIf(n.etcd.leaves(), step.Step{ID: "leave-etcd", Code: fault.EtcdUnhealthy, Title: "leave etcd: its data goes with the system disk", Risk: step.Destructive, Skip: n.etcd.left, Do: n.etcd.leave}),
 			step.Step{ID: "stop", Title: fmt.Sprintf("stop VM %d", vm), Risk: step.Disruptive, Skip: n.power.stoppedFor, Do: n.power.stop},
 			step.OnlyIf(s.DeletesVM(), x.Unprotect()),
@@ -85,7 +88,7 @@ func (n order) up(system step.Step) step.Step {
 			step.Step{ID: "start", Code: fault.NoBoot, Title: fmt.Sprintf("start VM %d", vm), Skip: n.power.started, Do: n.power.start},
 			step.OnlyIf(rollback, n.bringUp.bootEntryStep(func(parking.Memory) string { return n.Plan.Restore.Entry })),
 			step.OnlyIf(n.installs(), step.Step{ID: "configure", Code: fault.NoBoot, Title: "check the blank machine and configure it", Risk: step.Destructive, Skip: n.bringUp.configured, Do: n.bringUp.configure}),
-			step.OnlyIf(n.Plan.Bootstraps, restore.First(n.Node, n.roller.Files)),
+			step.OnlyIf(n.Plan.Bootstraps, restore.First(n.Node, n.roller.Files, n.roller.Rebuild)),
 			step.Step{ID: "wait-healthy", Code: fault.NoJoin, Title: "wait until " + n.Plan.Node + " is healthy", Skip: n.health.healthy, Do: n.health.waitHealthy},
 			step.Step{ID: "finish", Title: "put back what was taken away for the roll", Steps: n.finish.steps},
 		),

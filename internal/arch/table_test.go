@@ -67,6 +67,7 @@ var table = []row{
 	{pkg: "pipeline/support", allow: []string{
 		"pipeline/...", "schematics", "cluster/...", "internal/bundle", "internal/redact", "internal/journal",
 	}},
+	{pkg: "pipeline/rebuild", allow: []string{"pipeline", "pipeline/configs", "cluster", "cluster/config", "cluster/restore", "internal/config", "internal/step", "internal/fault"}},
 	{pkg: "pipeline/configs", allow: []string{"pipeline", "schematics", "cluster", "cluster/config", "cluster/observe", "internal/fault"}},
 	{pkg: "pipeline/setup", allow: []string{
 		"pipeline", "schematics", "images", "cluster/...", "internal/config", "internal/fault", "internal/journal",
@@ -101,7 +102,7 @@ var table = []row{
 	{pkg: "cluster/observe/observetest", allow: []string{"cluster", "cluster/observe", "cluster/clustertest", "cluster/reach"}},
 	{pkg: "cluster/clustertest/vmsetting"},
 	{pkg: "cluster/...", files: tests, allow: []string{"cluster/clustertest/...", "cluster/observe/observetest", "cluster/rolling/rollingtest"}},
-	{pkg: "cluster/restore", allow: []string{"cluster", "cluster/config", "cluster/etcd", "cluster/rolling", "internal/step", "internal/wait", "internal/fault", "internal/words"}},
+	{pkg: "cluster/restore", allow: []string{"cluster", "cluster/config", "cluster/etcd", "cluster/exchange", "cluster/parking", "cluster/rolling", "internal/step", "internal/wait", "internal/fault", "internal/words"}},
 	{pkg: "cluster/kubeupgrade", allow: []string{"cluster", "cluster/etcd", "cluster/observe", "cluster/rolling", "internal/step", "internal/wait", "internal/fault", "internal/words", errgroup}},
 	{pkg: "cluster/discover", allow: []string{"cluster", "cluster/parking", "cluster/observe", "cluster/planning", "cluster/claim", "internal/fault", errgroup}},
 	{pkg: "cluster/provenance", allow: []string{"cluster", "cluster/files", "internal/words"}},

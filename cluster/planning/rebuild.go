@@ -1,0 +1,106 @@
+package planning
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/observe"
+	"github.com/recast-sh/recast/cluster/strategy"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/words"
+)
+
+// takesAway says whether the node's VM is taken away because its cluster is broken.
+func takesAway(n NodePlan) bool { return n.Strategy == cluster.Remove && n.Rebuild != "" }
+
+// planLost plans a control plane of a broken cluster: what is left of it is taken away, and then it is
+// made again.
+func planLost(n *NodePlan, o observe.Observation) {
+	planCreate(n, o)
+	n.Rebuild = o.Rebuild
+	if o.Away != nil {
+		n.Refused = append(n.Refused, fmt.Sprintf("%s: a control plane on them could come back, and there would be two etcds: bring them back, or take them out of the Proxmox cluster", o.Away.Error()))
+	}
+	for _, p := range o.Parking {
+		if p.Record.Node == n.Node && len(p.Record.Kept) > 0 {
+			n.Notes = append(n.Notes, fmt.Sprintf("%s has %d disks of what it was: they stay there", p.VM, len(p.Record.Kept)))
+		}
+	}
+	lost := n.Found.Absent.Lost
+	if lost == nil {
+		return
+	}
+	// Those two are seen again once the VM is away, and its memory is free.
+	against := n.Found.Absent.Against
+	n.Refused = slices.DeleteFunc(n.Refused, func(why string) bool { return slices.Contains(against, why) })
+	n.Space, n.Bootstraps, n.Notes = nil, false, nil
+
+	n.Strategy, n.Role, n.EtcdKept = cluster.Remove, cluster.ControlPlane, true
+	n.Why = "rebuild: its VM is taken away, and its disks are parked and stay; then it is made again"
+	n.VMID, n.Host, n.UUID, n.Digest = lost.VM.ID, lost.VM.Host, lost.VM.UUID(), lost.VM.Digest
+	parkings := n.Found.Parkings()
+	n.Found.VM, n.Found.Ties, n.Found.Absent, n.Found.Parking, n.Found.Elsewhere = &lost.VM, lost.Ties, nil, nil, nil
+	for _, p := range parkings {
+		if p.VM.Host == lost.VM.Host {
+			n.Found.Parking = &p
+			continue
+		}
+		n.Found.Elsewhere = append(n.Found.Elsewhere, p)
+	}
+	if lost.Leader {
+		n.Refused = append(n.Refused, "its etcd has a leader, so the cluster is not broken: recast remove takes out one control plane, and recast roll makes one that is missing")
+	}
+	c := strategy.Candidate{Wanted: n.Wanted, VM: lost.VM, Found: n.Found, Observation: o}
+	n.Refused = append(n.Refused, c.AgainstRemove()...)
+	disks, err := lost.VM.Disks()
+	if err != nil {
+		return // it is a refusal already
+	}
+	for _, d := range disks {
+		if !d.CDROM {
+			n.Add(d, false)
+		}
+	}
+}
+
+// requireBroken refuses to rebuild a cluster that is there, unless it is the one that an unfinished
+// rebuild has begun with the same snapshot.
+func (p Policy) requireBroken(o observe.Observation) error {
+	if o.Rebuild == "" || o.First != "" || o.Rebuilt(p.Bootstrap) {
+		return nil
+	}
+	return fault.WithHint(fault.PlanRefused.Refusedf("the cluster's Kubernetes API answers: it is not broken"),
+		"recast roll makes a node that is missing, and recast remove takes one away; recast restore gives a single control plane its etcd back")
+}
+
+// onlyTaking leaves nothing but what is taken away, as long as there is anything: the rest is planned
+// again then.
+func (p *Plan) onlyTaking() {
+	if !slices.ContainsFunc(p.Nodes, takesAway) {
+		return
+	}
+	p.Bootstrap = "" // one after the other
+	for i := range p.Nodes {
+		n := &p.Nodes[i]
+		if n.Strategy == cluster.Create {
+			against := n.Found.Absent.Against // seen again when it is made: memory gets free
+			n.Strategy, n.Why, n.Space = "", "it is made again once what is left of the others is taken away", nil
+			n.Refused = slices.DeleteFunc(n.Refused, func(why string) bool { return slices.Contains(against, why) })
+		}
+	}
+}
+
+// refuseOthersRebuild refuses to finish what a rebuild began with another command, or another snapshot.
+func refuseOthersRebuild(n *NodePlan, o observe.Observation) {
+	rec := n.Found.Parking.Record
+	switch {
+	case rec.Rebuild == o.Rebuild, rec.Rebuild != "" && o.Rebuild != "" && n.Strategy == cluster.Remove: // nothing has begun yet
+	case rec.Rebuild == "":
+		n.Refused = append(n.Refused, fmt.Sprintf("run %s began to %s, which is not finished and no part of a rebuild: recast status shows what finishes or cancels it", rec.Run, n.Strategy.OnIt()))
+	case o.Rebuild == "":
+		n.Refused = append(n.Refused, "recast rebuild began it, and nothing else may finish it: "+observe.RebuildGoesOn)
+	default:
+		n.Refused = append(n.Refused, fmt.Sprintf("run %s began with another snapshot, SHA-256 %s, not %s: run recast rebuild with that one", rec.Run, words.Short(rec.Rebuild), words.Short(o.Rebuild)))
+	}
+}

@@ -1,0 +1,233 @@
+package simtest
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim"
+	"github.com/recast-sh/recast/internal/sim/world"
+	"github.com/recast-sh/recast/pipeline"
+	"github.com/recast-sh/recast/pipeline/rebuild"
+)
+
+// Rebuild is recast rebuild cp1 --from file --yes.
+func (c *Client) Rebuild(ctx context.Context, file string) (pipeline.Report, error) {
+	return connected(ctx, c, func(s *session) (pipeline.Report, error) {
+		c.Runner.Emit = c.emit
+		return rebuild.Rebuild(ctx, s.project, s.images, s.machines, &c.Runner, c.rollOptions(planning.Policy{}), rebuild.Options{First: "cp1", File: file})
+	})
+}
+
+// namedVM is the VM of a node, by its name.
+func (l *Lab) namedVM(node string) world.VM {
+	l.t.Helper()
+	vms := l.World.VMs()
+	i := slices.IndexFunc(vms, func(vm world.VM) bool { return vm.Config["name"] == node })
+	if i < 0 {
+		l.t.Fatalf("there is no VM %s", node)
+	}
+	return vms[i]
+}
+
+// destroy deletes the VM of a node with its disks, as a person or a dead host does.
+func (l *Lab) destroy(node string) {
+	l.t.Helper()
+	vm := l.namedVM(node)
+	must(l.t, l.World.PowerOff(vm.ID))
+	upid, err := l.World.DestroyVM("root@pam", vm.Host, world.DestroyRequest{ID: vm.ID})
+	must(l.t, err)
+	if task, ended := l.World.WaitTask(upid); !ended || task.ExitStatus != "OK" {
+		l.t.Fatalf("VM %s was not destroyed: %+v", node, task)
+	}
+}
+
+// broken is a cluster whose etcd has lost its quorum, with a snapshot of it.
+type broken struct {
+	*Lab
+	nodes  []string
+	file   string            // the snapshot
+	before map[string]string // objects in Kubernetes then
+	worker world.VM
+	asked  int // violations of etcd so far: a quorum was lost, and a second etcd follows
+}
+
+// breakCluster makes a cluster, takes a snapshot, and destroys the VMs of control planes.
+func breakCluster(t *testing.T, controlPlanes int, destroyed ...string) *broken {
+	t.Helper()
+	b := &broken{Lab: New(t, sim.Options{Empty: true, Hosts: 2})}
+	b.nodes = b.newCluster(controlPlanes, 1, 2)
+	must(t, errOf(b.Client().Bootstrap(t.Context(), "cp1")))
+	b.note("before")
+	b.before, b.file = b.kubernetes(), b.backUp().File
+	b.note("after")
+	must(t, os.Rename(b.file, b.Dir+"/snapshot.db")) // its directory may be lost
+	b.file = b.Dir + "/snapshot.db"
+	for _, node := range destroyed {
+		b.destroy(node)
+	}
+	time.Sleep(time.Minute)
+	b.worker = b.namedVM("wk1")
+	return b
+}
+
+// require fails the test unless the cluster is whole, has the objects of the snapshot, and nothing was
+// done to its worker.
+func (b *broken) require(t *testing.T) {
+	t.Helper()
+	requireInSync(t, b.Lab)
+	var planes, members []string
+	made := map[string]int{}
+	for _, vm := range b.World.VMs() {
+		made[vm.Config["name"]]++
+	}
+	for _, node := range b.nodes {
+		if made[node] != 1 {
+			t.Errorf("there are %d VMs %s", made[node], node)
+		}
+		if strings.HasPrefix(node, "cp") {
+			planes = append(planes, node)
+		}
+	}
+	for _, m := range b.EtcdMembers() {
+		members = append(members, m.Name)
+	}
+	if slices.Sort(members); !slices.Equal(members, planes) {
+		t.Errorf("etcd has %q, want %q", members, planes)
+	}
+	now := b.kubernetes()
+	for _, objects := range []map[string]string{b.before, now} {
+		maps.DeleteFunc(objects, func(key, _ string) bool {
+			return strings.HasPrefix(key, "nodes ") || strings.HasPrefix(key, "leases ") || strings.HasPrefix(key, "certificatesigningrequests ")
+		})
+	}
+	if diff := cmp.Diff(b.before, now); diff != "" {
+		t.Errorf("Kubernetes (-before +after):\n%s", diff)
+	}
+	if diff := cmp.Diff(b.worker, b.namedVM("wk1")); diff != "" {
+		t.Errorf("the worker's VM (-before +after):\n%s", diff)
+	}
+	formed := 0
+	for _, v := range b.EtcdViolations() {
+		if strings.Contains(v, "of the voting members") { // that is how it broke
+			continue
+		}
+		if formed++; formed > 1 {
+			t.Errorf("etcd: %s", v)
+		}
+	}
+}
+
+// kept lists the disks of control planes that status shows as parked.
+func (b *broken) kept(t *testing.T) (kept []string) {
+	t.Helper()
+	res, err := b.Client().Status(t.Context())
+	must(t, err)
+	for _, k := range res.Kept {
+		kept = append(kept, fmt.Sprintf("%s %t", k.Node, k.Removed))
+	}
+	slices.Sort(kept)
+	return kept
+}
+
+// TestRebuild makes the control planes of a broken cluster again. The worker runs all the time.
+func TestRebuild(t *testing.T) {
+	eachLongStory(t, map[string]struct {
+		controlPlanes int
+		destroyed     []string
+		kept          []string
+	}{
+		"the only control plane is gone":     {1, []string{"cp1"}, nil},
+		"the only control plane has no etcd": {1, nil, []string{"cp1 true"}},
+		"two of three are gone":              {3, []string{"cp2", "cp3"}, []string{"cp1 true"}},
+		"the other two are gone":             {3, []string{"cp1", "cp2"}, []string{"cp3 true"}},
+	}, func(t *testing.T, s struct {
+		controlPlanes int
+		destroyed     []string
+		kept          []string
+	},
+	) {
+		b := breakCluster(t, s.controlPlanes, s.destroyed...)
+		if s.destroyed == nil {
+			must(t, b.World.PowerOff(b.namedVM("cp1").ID))
+		}
+		rep, err := b.as(secondRun).Rebuild(t.Context(), b.file)
+		if err != nil {
+			t.Fatalf("%v\nhints %q", err, fault.Hints(err))
+		}
+		if rep.Outcome != "done" {
+			t.Errorf("outcome %q", rep.Outcome)
+		}
+		b.require(t)
+		if diff := cmp.Diff(s.kept, b.kept(t)); diff != "" {
+			t.Errorf("parked disks (-want +got):\n%s", diff)
+		}
+	})
+}
+
+// eachLongStory runs stories that make their own labs.
+func eachLongStory[S any](t *testing.T, stories map[string]S, play func(*testing.T, S)) {
+	t.Helper()
+	longParts(t)
+	for name, s := range stories {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) { play(t, s) })
+		})
+	}
+}
+
+// TestRebuildKilled kills a rebuild at points of every kind, and goes on with its journal or without: there
+// is one cluster in the end, with the objects of the snapshot.
+func TestRebuildKilled(t *testing.T) {
+	longParts(t)
+	prepared := func(t *testing.T) *broken { return breakCluster(t, 2, "cp2") }
+	killed := func(b *broken, at int) (points, promises []string, err error) {
+		return b.killedAt(b.t.Context(), at, "", func(ctx context.Context, c *Client) error {
+			c.Run = fmt.Sprintf("20000101-0000-%04d", 2+at)
+			return errOf(c.Rebuild(ctx, b.file))
+		})
+	}
+	var points []string
+	synctest.Test(t, func(t *testing.T) {
+		b := prepared(t)
+		var err error
+		points, _, err = killed(b, 0)
+		must(t, err)
+		b.require(t)
+	})
+	chosen := crash{whole: whole{strategy: cluster.Create}}.slice(len(points))
+	for _, at := range chosen {
+		t.Run(strconv.Itoa(at), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b := prepared(t)
+				if _, _, err := killed(b, at); err == nil {
+					t.Fatal("killed, yet the rebuild says that it succeeded")
+				}
+				if at%2 == 0 {
+					b.loseJournal()
+				}
+				_, promises, err := killed(b, 0)
+				if err != nil || len(promises) > 0 {
+					t.Fatalf("killed at %q: the next rebuild: %v, hints %q, broken %q", points[at-1], err, fault.Hints(err), promises)
+				}
+				b.require(t)
+				if diff := cmp.Diff([]string{"cp1 true"}, b.kept(t)); diff != "" {
+					t.Errorf("killed at %q: parked disks (-want +got):\n%s", points[at-1], diff)
+				}
+			})
+		})
+	}
+	t.Attr("killed", strconv.Itoa(len(chosen)))
+}

@@ -1,0 +1,71 @@
+// Package rebuild makes the control planes of a broken cluster again, with a snapshot of its etcd.
+package rebuild
+
+import (
+	"context"
+	"slices"
+
+	"github.com/recast-sh/recast/cluster"
+	machineconfig "github.com/recast-sh/recast/cluster/config"
+	"github.com/recast-sh/recast/cluster/restore"
+	"github.com/recast-sh/recast/internal/config"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/step"
+	"github.com/recast-sh/recast/pipeline"
+	"github.com/recast-sh/recast/pipeline/configs"
+)
+
+// Options are the options of Rebuild.
+type Options struct {
+	First  string // the control plane on which etcd begins
+	File   string // the snapshot
+	Copied bool   // File was copied from a member's data directory and has no checksum
+}
+
+// Rebuild takes away what is left of all control planes, makes the first one with the snapshot, and then
+// all others: verify → take away → bootstrap. It goes on with what an earlier one has begun. Workers are
+// left as they are.
+func Rebuild(ctx context.Context, p pipeline.Project, c pipeline.Images, m pipeline.Machines, run *step.Runner, o pipeline.RollOptions, of Options) (pipeline.Report, error) {
+	snapshot, err := pipeline.ReadSnapshot(ctx, pipeline.RestoreOptions{File: of.File, Node: of.First, Copied: of.Copied})
+	if err != nil {
+		return pipeline.Report{}, err
+	}
+	p, names, err := controlPlanes(ctx, p, m, snapshot.Members)
+	if err != nil {
+		return pipeline.Report{}, err
+	}
+	o.Policy.Rebuild = snapshot.SHA256
+	o.Rebuild = restore.Source{File: of.File, Copied: of.Copied, Gone: names}
+	return pipeline.Bootstrap(ctx, p, c, m, run, o, of.First)
+}
+
+// controlPlanes is the project without its workers: nothing is asked of them, and nothing done to them.
+// members are those of the etcd in the snapshot.
+func controlPlanes(ctx context.Context, p pipeline.Project, m pipeline.Machines, members []string) (pipeline.Project, []string, error) {
+	files, err := configs.Wanted(ctx, p, m.MachineConfig)
+	if err != nil {
+		return p, nil, err
+	}
+	var names []string
+	for _, n := range p.Config.Nodes {
+		i := slices.IndexFunc(files, func(f configs.Config) bool { return f.Node == n.Name })
+		if i < 0 {
+			if slices.Contains(members, n.Name) {
+				return p, nil, fault.WithHint(fault.MachineConfig.Configf("%s is a control plane, and has no configuration in talos.machineConfigs", n.Name), "it can't be read from a machine that is taken away: put it there")
+			}
+			continue
+		}
+		docs, err := machineconfig.Parse(files[i].Text)
+		if err != nil {
+			return p, nil, fault.MachineConfig.Configf("the configuration of %s in talos.machineConfigs: %w", n.Name, err)
+		}
+		if docs.Role() == cluster.ControlPlane {
+			names = append(names, n.Name)
+		}
+	}
+	only := *p.Config
+	only.Nodes = slices.Clone(only.Nodes)
+	only.Nodes = slices.DeleteFunc(only.Nodes, func(n config.Node) bool { return !slices.Contains(names, n.Name) })
+	p.Config = &only
+	return p, names, nil
+}
