@@ -46,7 +46,7 @@ func New(cluster string, wanted []cluster.Wanted, o observe.Observation, past cl
 	if err := errors.Join(unread...); err != nil && plan.Run == "" {
 		return Plan{}, fmt.Errorf("a plan needs every node's answer: %w", err)
 	}
-	plan.onlyTaking()
+	onlyTaking(&plan)
 	plan.Order(p)
 	plan.Arrange()
 	plan.tellShared()

@@ -76,7 +76,7 @@ func (p Policy) requireBroken(o observe.Observation) error {
 
 // onlyTaking leaves nothing but what is taken away, as long as there is anything: the rest is planned
 // again then.
-func (p *Plan) onlyTaking() {
+func onlyTaking(p *Plan) {
 	if !slices.ContainsFunc(p.Nodes, takesAway) {
 		return
 	}

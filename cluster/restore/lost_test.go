@@ -1,0 +1,116 @@
+package restore
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
+	"github.com/recast-sh/recast/cluster/rolling"
+)
+
+// ruin is a cluster whose control planes are made again.
+type ruin struct {
+	cluster.Talos
+	answer map[netip.Addr]cluster.MachineIdentity
+	known  []cluster.Member
+	vms    []cluster.VM
+}
+
+func (r *ruin) Identity(_ context.Context, addr netip.Addr) (cluster.MachineIdentity, error) {
+	who, there := r.answer[addr]
+	if !there {
+		return who, errors.New("no answer")
+	}
+	return who, nil
+}
+
+func (r *ruin) Members(context.Context) ([]cluster.Member, error) { return r.known, nil }
+
+// ruins are the VMs that Proxmox has.
+type ruins struct {
+	cluster.Proxmox
+	vms []cluster.VM
+}
+
+func (r ruins) VMs(context.Context) ([]cluster.VM, error) { return r.vms, nil }
+
+func (r *ruin) node() *rolling.Node {
+	return &rolling.Node{Roll: &rolling.Roll{Talos: r, Proxmox: ruins{vms: r.vms}}, Plan: planning.NodePlan{Node: "cp1", Rebuild: "sum"}}
+}
+
+var (
+	addr2 = netip.MustParseAddr("10.0.0.12")
+	cp2   = cluster.Member{Nodename: "cp2", ControlPlane: true, Addresses: []netip.Addr{addr2}}
+)
+
+// TestFindOthers: etcd begins again only if every other control plane is known to be gone.
+func TestFindOthers(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		ruin ruin
+		err  string
+	}{
+		"a worker":              {ruin{known: []cluster.Member{{Nodename: "cp1", ControlPlane: true}, {Nodename: "wk1"}}}, ""},
+		"an old entry":          {ruin{known: []cluster.Member{cp2}}, ""},
+		"it lives":              {ruin{known: []cluster.Member{cp2}, answer: map[netip.Addr]cluster.MachineIdentity{addr2: {Nodename: "cp2"}}}, "cp2 still answers at 10.0.0.12"},
+		"its address is reused": {ruin{known: []cluster.Member{cp2}, answer: map[netip.Addr]cluster.MachineIdentity{addr2: {Nodename: "wk1"}}}, ""},
+		"an unknown one":        {ruin{known: []cluster.Member{{Nodename: "cp9", ControlPlane: true}}}, "knows another machine of this cluster, cp9"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			err := requireAlone(t.Context(), c.ruin.node(), []string{"cp1", "cp2"})
+			if (err == nil) != (c.err == "") || err != nil && !strings.Contains(err.Error(), c.err) {
+				t.Errorf("err = %v, want %q", err, c.err)
+			}
+		})
+	}
+}
+
+// TestFindGone: a Node is deleted only if its machine is gone.
+func TestFindGone(t *testing.T) {
+	t.Parallel()
+	vm := func(uuid string) cluster.VM {
+		return cluster.VM{ID: 102, Config: map[string]string{"smbios1": "uuid=" + uuid}}
+	}
+	const old, other = "11111111-1111-1111-1111-111111111111", "22222222-2222-2222-2222-222222222222"
+	for name, c := range map[string]struct {
+		ruin ruin
+		err  string
+	}{
+		"it is gone":             {ruin{vms: []cluster.VM{vm(other)}}, ""},
+		"its VM is there":        {ruin{vms: []cluster.VM{vm(other), vm(old)}}, "is the VM of node cp2"},
+		"its machine answers":    {ruin{answer: map[netip.Addr]cluster.MachineIdentity{addr2: {UUID: old}}}, "the machine of the old Node cp2 answers at 10.0.0.12"},
+		"another one has the IP": {ruin{answer: map[netip.Addr]cluster.MachineIdentity{addr2: {UUID: other}}}, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			err := requireGone(t.Context(), c.ruin.node(), cluster.KubeNode{Name: "cp2", UUID: old, Addresses: []netip.Addr{addr2}})
+			if (err == nil) != (c.err == "") || err != nil && !strings.Contains(err.Error(), c.err) {
+				t.Errorf("err = %v, want %q", err, c.err)
+			}
+		})
+	}
+}
+
+// TestFindSource: etcd begins with nothing but the planned snapshot.
+func TestFindSource(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		source Source
+		sum    string
+		err    string
+	}{
+		"an empty etcd":   {},
+		"none is given":   {Source{}, "sum", "run the same recast rebuild again"},
+		"it is not there": {Source{File: "/nowhere"}, "sum", "read /nowhere again"},
+	} {
+		err := c.source.require(t.Context(), c.sum)
+		if (err == nil) != (c.err == "") || err != nil && !strings.Contains(err.Error(), c.err) {
+			t.Errorf("%s: err = %v, want %q", name, err, c.err)
+		}
+	}
+}
