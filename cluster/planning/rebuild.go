@@ -18,7 +18,9 @@ func takesAway(n NodePlan) bool { return n.Strategy == cluster.Remove && n.Rebui
 // made again.
 func planLost(n *NodePlan, o observe.Observation) {
 	planCreate(n, o)
-	n.Rebuild = o.Rebuild
+	if n.Rebuild = o.Rebuild; n.Bootstraps {
+		n.Why = "rebuild: etcd begins with it, from the snapshot"
+	}
 	if o.Away != nil {
 		n.Refused = append(n.Refused, fmt.Sprintf("%s: a control plane on them could come back, and there would be two etcds: bring them back, or take them out of the Proxmox cluster", o.Away.Error()))
 	}
@@ -37,7 +39,8 @@ func planLost(n *NodePlan, o observe.Observation) {
 	n.Space, n.Bootstraps, n.Notes = nil, false, nil
 
 	n.Strategy, n.Role, n.EtcdKept = cluster.Remove, cluster.ControlPlane, true
-	n.Why = "rebuild: its VM is taken away, and its disks are parked and stay; then it is made again"
+	n.Why = "remove: the cluster is broken, so its VM goes; all its disks are parked and stay; then it is made again"
+	n.Drift.Reasons = nil // it is there, and can't be compared
 	n.VMID, n.Host, n.UUID, n.Digest = lost.VM.ID, lost.VM.Host, lost.VM.UUID(), lost.VM.Digest
 	parkings := n.Found.Parkings()
 	n.Found.VM, n.Found.Ties, n.Found.Absent, n.Found.Parking, n.Found.Elsewhere = &lost.VM, lost.Ties, nil, nil, nil

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -104,6 +105,7 @@ func savedPlan(c *cobra.Command, file string) (*planning.Plan, error) {
 type rollFlags struct {
 	policy planning.Policy
 	saved  *planning.Plan
+	asks   string // the question; "": whether these nodes are to be changed. Given, it is asked once, not for each plan
 	yes    bool
 	out    string
 }
@@ -142,14 +144,20 @@ func (f *rollFlags) withRun(c *cobra.Command, s *streams, g *globals,
 					return false, err
 				}
 				words := append([]string{c.CommandPath()}, c.Flags().Args()...)
-				if c.Flags().Changed("all") {
-					words = append(words, "--all")
+				for _, name := range []string{"all", "copied"} {
+					if c.Flags().Changed(name) {
+						words = append(words, "--"+name)
+					}
+				}
+				if from := c.Flags().Lookup("from"); from != nil {
+					words = append(words, "--from", from.Value.String())
 				}
 				ok, err := confirm(ctx, s, question{
 					command: strings.Join(words, " "),
-					text:    "Change these nodes?", untouched: "nothing was changed on the nodes",
+					text:    cmp.Or(f.asks, "Change these nodes?"), untouched: "nothing was changed on the nodes",
 				}, f.yes)
 				if ok {
+					f.yes = f.yes || f.asks != ""
 					display.plan(plan)
 					// From here on a node may be in progress: the first Ctrl-C finishes it.
 					cl.add(s.interrupts.onFirst(display.stops(run), "the node in progress is finished first"))

@@ -25,6 +25,7 @@ var untouched = map[string]string{
 	"recast provenance":  reads,
 	"recast prune":       "the list above says what is kept and why; nothing is freed that a node, a rollback or an unfinished replacement needs",
 	"recast publish":     "no node and no VM was touched; an ISO counts as published only once size and checksum are right",
+	"recast rebuild":     "no disk was freed: recast status shows where each one is; etcd begins once, on the named control plane",
 	"recast recover":     "no disk was freed: recast status shows where each one is",
 	"recast remove":      "no disk was freed but those of a node that --free names: recast status shows where each one is",
 	"recast restore":     "no existing data of etcd is ever overwritten, and the snapshot is only read",
