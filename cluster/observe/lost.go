@@ -18,6 +18,7 @@ type Lost struct {
 	VM     cluster.VM
 	Ties   cluster.Ties
 	Leader bool // its etcd has a leader: then the cluster is not broken
+	Silent bool // it runs, and does not answer: whether its etcd has a leader can't be seen
 }
 
 // lostAnswers bounds the wait for a control plane of a broken cluster: its etcd may hang.
@@ -103,7 +104,12 @@ func observeLost(ctx context.Context, src Sources, wanted []cluster.Wanted, o *O
 			defer cancel()
 			s, err := src.Talos.EtcdStatus(asking, addr)
 			a.Lost.Leader = err == nil && s.Leader != 0 // an etcd that does not answer has none
-			return ctx.Err()
+			if _, err := src.Talos.Identity(asking, addr); err == nil {
+				return nil
+			}
+			now, err := src.Proxmox.VMState(ctx, a.Lost.VM.ID)
+			a.Lost.Silent = now.Running
+			return fault.Prefix("look up "+a.Lost.VM.String(), err)
 		})
 	}
 	return g.Wait()

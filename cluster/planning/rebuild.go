@@ -54,6 +54,9 @@ func planLost(n *NodePlan, o observe.Observation) {
 	if lost.Leader {
 		n.Refused = append(n.Refused, "its etcd has a leader, so the cluster is not broken: recast remove takes out one control plane, and recast roll makes one that is missing")
 	}
+	if lost.Silent {
+		n.Refused = append(n.Refused, fmt.Sprintf("its VM runs, and its machine does not answer: whether its etcd has a leader can't be seen from here. See that it does not serve, and switch it off: qm stop %d on %s", lost.VM.ID, lost.VM.Host))
+	}
 	c := strategy.Candidate{Wanted: n.Wanted, VM: lost.VM, Found: n.Found, Observation: o}
 	n.Refused = append(n.Refused, c.AgainstRemove()...)
 	disks, err := lost.VM.Disks()
