@@ -1,6 +1,7 @@
 package parking
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"maps"
@@ -61,7 +62,9 @@ func (rec Record) Opened(mem Memory, park *Parking) (Record, error) {
 		rec.Kept = slices.Clone(rec.Kept)
 		for i, k := range rec.Kept { // someone may have removed its drive
 			taken[k.Key] = true
-			rec.Kept[i].Removed = k.Removed || rec.Strategy == cluster.Create // the node had them before it was gone
+			if rec.Strategy == cluster.Create { // the node had them before it was gone
+				rec.Kept[i].Removed, rec.Kept[i].UUID = true, cmp.Or(k.UUID, park.Record.UUID)
+			}
 		}
 	}
 	disks, err := mem.Disks()

@@ -49,6 +49,7 @@ type KeptDisk struct {
 	Going      bool   `json:"going,omitempty"`      // superseded by the roll that has ended: it is about to be freed
 	GivenUp    bool   `json:"givenUp,omitempty"`    // that run made it, and was cancelled or made another: not for a rollback
 	Removed    bool   `json:"removed,omitempty"`    // any disk of a node that was removed: only recast remove NODE --free frees it
+	UUID       string `json:"uuid,omitempty"`       // of the VM that had it, where another one has followed since that was removed
 }
 
 // ParkedOptions are the options of a kept disk's drive on the parking VM.

@@ -153,7 +153,7 @@ func planResume(n *NodePlan, o observe.Observation) {
 	if mem.ControlPlane {
 		n.Role = cluster.ControlPlane
 	}
-	if o.First != "" && o.Rebuild == "" && n.Strategy != cluster.Create {
+	if o.First != "" && o.Rebuild == "" && rec.Rebuild == "" && n.Strategy != cluster.Create {
 		n.Refused = append(n.Refused, "there was a cluster, since a run is unfinished in it: recast roll finishes that, once the cluster is back")
 	}
 	build, known := o.Build(n.Wanted, rec.Build)

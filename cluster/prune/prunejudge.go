@@ -241,8 +241,8 @@ func (j *judgement) retain() {
 			case open >= 0 && j.parkings[open].VM.ID != v.Parking:
 				v.Keep = append(v.Keep, fmt.Sprintf("%s holds the unfinished replacement of node %s", j.parkings[open].VM, node))
 			case len(v.Keep) > 0:
-			case v.OfRemoved && j.vmOf(v.Parking) != nil:
-				v.Keep = append(v.Keep, fmt.Sprintf("%s is there again: look at both", *j.vmOf(v.Parking)))
+			case v.OfRemoved && j.vmBefore(*v) != nil:
+				v.Keep = append(v.Keep, fmt.Sprintf("%s is there again: look at both", *j.vmBefore(*v)))
 			case v.OfRemoved:
 				v.Goes = "its node was removed"
 			case !slices.Contains(j.Nodes, node) && j.vmOf(v.Parking) != nil:
@@ -266,6 +266,20 @@ func (j *judgement) retain() {
 func (j *judgement) vmOf(parking cluster.VMID) *cluster.VM {
 	rec := parkingWith(j.parkings, parking).Record
 	at := slices.IndexFunc(j.vms, func(vm cluster.VM) bool { return vm.ID == rec.VMID && vm.UUID() == rec.UUID })
+	if at < 0 {
+		return nil
+	}
+	return &j.vms[at]
+}
+
+// vmBefore is vmOf for a disk of a node that was removed, and may have been made again since.
+func (j *judgement) vmBefore(v KeptVerdict) *cluster.VM {
+	kept := parkingWith(j.parkings, v.Parking).Record.Kept
+	i := slices.IndexFunc(kept, func(k parking.KeptDisk) bool { return k.Key == v.Key && k.UUID != "" })
+	if i < 0 {
+		return j.vmOf(v.Parking)
+	}
+	at := slices.IndexFunc(j.vms, func(vm cluster.VM) bool { return vm.UUID() == kept[i].UUID })
 	if at < 0 {
 		return nil
 	}

@@ -18,6 +18,7 @@ import (
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim"
+	"github.com/recast-sh/recast/internal/sim/record"
 	"github.com/recast-sh/recast/internal/sim/world"
 	"github.com/recast-sh/recast/pipeline"
 	"github.com/recast-sh/recast/pipeline/rebuild"
@@ -61,7 +62,7 @@ type broken struct {
 	file   string            // the snapshot
 	before map[string]string // objects in Kubernetes then
 	worker world.VM
-	asked  int // violations of etcd so far: a quorum was lost, and a second etcd follows
+	other  string // a snapshot from later
 }
 
 // breakCluster makes a cluster, takes a snapshot, and destroys the VMs of control planes.
@@ -72,9 +73,10 @@ func breakCluster(t *testing.T, controlPlanes int, destroyed ...string) *broken 
 	must(t, errOf(b.Client().Bootstrap(t.Context(), "cp1")))
 	b.note("before")
 	b.before, b.file = b.kubernetes(), b.backUp().File
-	b.note("after")
 	must(t, os.Rename(b.file, b.Dir+"/snapshot.db")) // its directory may be lost
 	b.file = b.Dir + "/snapshot.db"
+	b.note("after")
+	b.other = b.backUp().File
 	for _, node := range destroyed {
 		b.destroy(node)
 	}
@@ -230,4 +232,122 @@ func TestRebuildKilled(t *testing.T) {
 		})
 	}
 	t.Attr("killed", strconv.Itoa(len(chosen)))
+}
+
+// TestRebuildRefused: nothing is touched where the cluster is not broken, or the snapshot is not of it.
+func TestRebuildRefused(t *testing.T) {
+	eachLongStory(t, map[string]struct {
+		controlPlanes int
+		spoil         func(*testing.T, *broken)
+		err           string
+	}{
+		"the API answers": {1, nil, "the cluster's Kubernetes API answers: it is not broken"},
+		"etcd has a leader": {3, func(_ *testing.T, b *broken) {
+			b.Recorder.Hooks(func(c record.Call) error {
+				if c.Proto == "kubernetes" {
+					return errKilled
+				}
+				return nil
+			}, nil)
+		}, "its etcd has a leader, so the cluster is not broken"},
+		"a snapshot of another cluster": {1, func(t *testing.T, b *broken) {
+			b.destroy("cp1")
+			other := New(t, sim.Options{ControlPlanes: 3, Workers: 1})
+			must(t, errOf(other.Client().Remove(t.Context(), "cp1")))
+			b.file = other.backUp().File
+		}, "is it a snapshot of another cluster?"},
+		"no machine configuration": {1, func(_ *testing.T, b *broken) {
+			b.destroy("cp1")
+			all := b.MachineConfig
+			b.MachineConfig = func(ctx context.Context, node string) (cluster.Secret, bool, error) {
+				text, _, err := all(ctx, node)
+				return text, node != "cp1", err
+			}
+		}, "cp1 is a control plane, and has no configuration in talos.machineConfigs"},
+		"two VMs may be it": {1, func(t *testing.T, b *broken) {
+			must(t, b.World.PowerOff(b.namedVM("cp1").ID))
+			b.Replace("recast.yaml", "{name: cp1,", fmt.Sprintf("{name: cp1, vmid: %d,", b.namedVM("wk1").ID))
+		}, "may be its VM, by nodes[].vmid, by its name, or by the machine at its address"},
+	}, func(t *testing.T, s struct {
+		controlPlanes int
+		spoil         func(*testing.T, *broken)
+		err           string
+	},
+	) {
+		b := breakCluster(t, s.controlPlanes)
+		if s.spoil != nil {
+			s.spoil(t, b)
+		}
+		time.Sleep(time.Minute)
+		before := b.World.VMs()
+		err := errOf(b.as(secondRun).Rebuild(t.Context(), b.file))
+		if err == nil || !strings.Contains(fmt.Sprint(err, fault.Hints(err)), s.err) {
+			t.Errorf("err = %v, hints %q, want %q", err, fault.Hints(err), s.err)
+		}
+		var names []string
+		for _, vms := range [][]world.VM{before, b.World.VMs()} {
+			var of []string
+			for _, vm := range vms {
+				if name := vm.Config["name"]; !strings.Contains(name, "claim") {
+					of = append(of, fmt.Sprint(vm.ID, name, vm.Running))
+				}
+			}
+			names = append(names, strings.Join(of, " "))
+		}
+		if names[0] != names[1] {
+			t.Errorf("VMs before: %s, after: %s", names[0], names[1])
+		}
+	})
+}
+
+// TestRebuildGoesOn: only the same command, with the same snapshot, finishes a rebuild.
+func TestRebuildGoesOn(t *testing.T) {
+	eachLongStory(t, map[string]string{
+		"a VM is being taken away": "after take-down/stop",
+		"it has no etcd yet":       "before begin-etcd",
+		"etcd runs":                "before wait-healthy",
+	}, func(t *testing.T, at string) {
+		b := breakCluster(t, 1)
+		must(t, b.World.PowerOff(b.namedVM("cp1").ID))
+		other := b.Dir + "/other.db"
+		first := b.as(secondRun)
+		when, step, _ := strings.Cut(at, " ")
+		first.killedAt(t, moment{step: step, after: when == "after"}, func(ctx context.Context) error { return errOf(first.Rebuild(ctx, b.file)) })
+		time.Sleep(time.Minute)
+		must(t, os.WriteFile(other, b.otherSnapshot(t), 0o600))
+
+		err := errOf(b.Client().Roll(t.Context(), planning.Policy{}))
+		if err == nil || !strings.Contains(fmt.Sprint(err, fault.Hints(err)), "recast rebuild") {
+			t.Errorf("roll: %v, hints %q", err, fault.Hints(err))
+		}
+		err = errOf(b.Client().Bootstrap(t.Context(), "cp1"))
+		if err == nil || !strings.Contains(fmt.Sprint(err, fault.Hints(err)), "recast rebuild") {
+			t.Errorf("bootstrap: %v, hints %q", err, fault.Hints(err))
+		}
+		if when == "before" {
+			err = errOf(b.Client().Rebuild(t.Context(), other))
+			if err == nil || !strings.Contains(fmt.Sprint(err, fault.Hints(err)), "began with another snapshot") && !strings.Contains(err.Error(), "API answers") {
+				t.Errorf("another snapshot: %v, hints %q", err, fault.Hints(err))
+			}
+		}
+		must(t, errOf(b.as("20000101-0000-0009").Rebuild(t.Context(), b.file)))
+		b.require(t)
+		if diff := cmp.Diff([]string{"cp1 true"}, b.kept(t)); diff != "" {
+			t.Errorf("parked disks (-want +got):\n%s", diff)
+		}
+		freed, err := b.Client().prune(t.Context(), pipeline.PruneOptions{Removed: "cp1"})
+		must(t, err)
+		if kept := b.kept(t); len(kept) > 0 {
+			t.Errorf("once they are freed, status lists %q: %s, kept because %q", kept, freed.Disks, freed.Disks[0].Keep)
+		}
+		requireInSync(t, b.Lab)
+	})
+}
+
+// otherSnapshot is a snapshot of the same cluster at another time.
+func (b *broken) otherSnapshot(t *testing.T) []byte {
+	t.Helper()
+	content, err := os.ReadFile(b.other)
+	must(t, err)
+	return content
 }
