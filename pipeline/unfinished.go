@@ -19,6 +19,7 @@ type Half struct {
 	Build    string           `json:"build,omitempty"` // the target build; for a rollback, the lock hash
 	Talos    string           `json:"talos,omitempty"` // its version, if a lock here has the build
 	GivenUp  bool             `json:"givenUp,omitempty"`
+	Rebuild  string           `json:"rebuild,omitempty"` // SHA-256 of the snapshot with which its cluster is rebuilt
 	LeftEtcd bool             `json:"leftEtcd,omitempty"` // the node is not a member of etcd until it is back
 
 	VMID    cluster.VMID `json:"vmid"`
@@ -76,7 +77,7 @@ func half(ctx context.Context, px cluster.Inventory, park parking.Parking, vms [
 	rec := park.Record
 	h := Half{
 		Node: rec.Node, Run: rec.Run, Strategy: cmp.Or(rec.Strategy, cluster.Recreate), Build: rec.Build,
-		GivenUp: rec.PutBack, LeftEtcd: rec.Left, VMID: rec.VMID, Parking: park.VM.ID,
+		GivenUp: rec.PutBack, Rebuild: rec.Rebuild, LeftEtcd: rec.Left, VMID: rec.VMID, Parking: park.VM.ID,
 	}
 	vm, there := find(vms, rec.VMID)
 	stranger := there && vm.UUID() != rec.UUID
@@ -179,6 +180,8 @@ func (h Half) advise() []Advice {
 		return []Advice{{"pvecm status", "on another Proxmox node shows which nodes are up; recast continues when that host is back"}}
 	case h.VMState == VMStranger:
 		return []Advice{{fmt.Sprintf("qm config %d", h.VMID), "shows which VM has the number; recast does not touch it, and continues when the number is free"}}
+	case h.Rebuild != "":
+		return []Advice{{"recast rebuild CONTROL-PLANE --from FILE", "as it was run, with the same snapshot, goes on"}}
 	case h.GivenUp:
 		return []Advice{{roll, "continues to put the old system disk back"}}
 	case h.Strategy == cluster.Rollback:

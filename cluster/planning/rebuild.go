@@ -77,7 +77,7 @@ func (p Policy) requireBroken(o observe.Observation) error {
 		return nil
 	}
 	return fault.WithHint(fault.PlanRefused.Refusedf("the cluster's Kubernetes API answers: it is not broken"),
-		"recast roll makes a node that is missing, and recast remove takes one away; recast restore gives a single control plane its etcd back")
+		"recast roll makes a node that is missing, and recast remove takes one away; recast recover NODE puts back what an interrupted rebuild was taking away; recast restore gives a single control plane its etcd back")
 }
 
 // onlyTaking leaves nothing but what is taken away, as long as there is anything: the rest is planned

@@ -26,11 +26,17 @@ func ForRecover(clusterName string, wanted []cluster.Wanted, o observe.Observati
 		if !f.Open() {
 			return Plan{}, nothingToRecover(node, f)
 		}
-		switch rec := f.Parking.Record; rec.Strategy {
-		case cluster.Create:
+		switch rec := f.Parking.Record; {
+		case rec.Rebuild != "" && (rec.Strategy == cluster.Create || o.Dark != nil): // its parking VM has the disks that the node had
+			return Plan{}, fault.WithHint(fault.NoWayBack.Refusedf("node %s is part of a rebuild, and its cluster is not there to take it back", node), "%s", observe.RebuildGoesOn)
+		case rec.Rebuild != "": // the cluster works again, without a rebuild
+			park := *f.Parking
+			park.Record.Rebuild = ""
+			f.Parking = &park
+		case rec.Strategy == cluster.Create:
 			return Plan{}, fault.WithHint(fault.NoWayBack.Refusedf("node %s is being made: there is nothing that it was before", node),
 				"recast roll finishes it; to give it up, see that VM %d is off and has nothing of worth, then: qm destroy %d; qm set %d --protection 0; qm destroy %d", rec.VMID, rec.VMID, f.Parking.VM.ID, f.Parking.VM.ID)
-		case cluster.Rollback:
+		case rec.Strategy == cluster.Rollback:
 			return Plan{}, fault.WithHint(fault.ParkedHalf.Refusedf("node %s: a rollback of it is unfinished", node), "recast roll finishes that; recast rollback %s then goes the other way", node)
 		}
 		n := ForNode(w, f, o, func(string) ([]cluster.LockedExtension, bool) { return nil, false }, Policy{})

@@ -351,3 +351,30 @@ func (b *broken) otherSnapshot(t *testing.T) []byte {
 	must(t, err)
 	return content
 }
+
+// TestRebuildIsNotNeeded: what a rebuild was taking away is put back once the others are there again.
+func TestRebuildIsNotNeeded(t *testing.T) {
+	longParts(t)
+	synctest.Test(t, func(t *testing.T) {
+		b := breakCluster(t, 3)
+		off := []int{b.namedVM("cp2").ID, b.namedVM("cp3").ID}
+		for _, id := range off {
+			must(t, b.World.PowerOff(id))
+		}
+		time.Sleep(time.Minute)
+		first := b.as(secondRun)
+		first.killedAt(t, after("take-down/park"), func(ctx context.Context) error { return errOf(first.Rebuild(ctx, b.file)) })
+		_, err := b.Client().Recover(t.Context(), "cp1")
+		requireRefused(t, err, "its cluster is not there to take it back")
+		for _, id := range off {
+			must(t, b.World.PowerOn(id))
+		}
+		time.Sleep(5 * time.Minute)
+		requireRefused(t, errOf(b.Client().Rebuild(t.Context(), b.file)), "the cluster's Kubernetes API answers")
+		must(t, errOf(b.Client().Recover(t.Context(), "cp1")))
+		requireInSync(t, b.Lab)
+		if len(b.memberIDs()) != 3 {
+			t.Errorf("members %v", b.memberIDs())
+		}
+	})
+}
