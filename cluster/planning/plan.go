@@ -22,7 +22,7 @@ import (
 // afterwards.
 func New(cluster string, wanted []cluster.Wanted, o observe.Observation, past cluster.History, p Policy) (Plan, error) {
 	plan := Plan{Cluster: cluster, MaxUnavailable: p.maxUnavailable(o), PerHost: max(1, p.PerHost), WorkersBeside: p.WorkersBeside, AcceptOutage: p.AcceptOutage, What: p.What, Bootstrap: p.Bootstrap, ControlPlanes: o.ControlPlanes(), Heed: p.Heed(wanted)}
-	if err := errors.Join(p.Check(wanted), p.checkLabels(wanted, o), p.requireBroken(o)); err != nil {
+	if err := errors.Join(p.Check(wanted), p.checkLabels(wanted, o), p.againstRebuild(o)); err != nil {
 		return Plan{}, err
 	}
 	var unread []error

@@ -70,9 +70,9 @@ func planLost(n *NodePlan, o observe.Observation) {
 	}
 }
 
-// requireBroken refuses to rebuild a cluster that is there, unless it is the one that an unfinished
+// againstRebuild refuses to rebuild a cluster that is there, unless it is the one that an unfinished
 // rebuild has begun with the same snapshot.
-func (p Policy) requireBroken(o observe.Observation) error {
+func (p Policy) againstRebuild(o observe.Observation) error {
 	if o.Rebuild == "" || o.First != "" || o.Rebuilt(p.Bootstrap) {
 		return nil
 	}

@@ -229,6 +229,7 @@ func (n *etcdMember) lacks(ctx context.Context, mem parking.Memory) (string, err
 		return "it is no member of etcd yet", nil
 	case m.Learner:
 		return learnerStill, nil
+	case mem.EtcdMembers == 0: // of a broken cluster, that works again: nothing was known of its etcd
 	case mem.EtcdKept && m.ID != mem.EtcdID:
 		return fmt.Sprintf("its etcd member is %x, but its data is that of %x", m.ID, mem.EtcdID), nil
 	case len(v.Members) != mem.EtcdMembers && (n.Plan.Strategy != cluster.Create || len(v.Members) < mem.EtcdMembers): // others may have joined with it

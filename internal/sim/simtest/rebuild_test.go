@@ -194,44 +194,59 @@ func eachLongStory[S any](t *testing.T, stories map[string]S, play func(*testing
 // is one cluster in the end, with the objects of the snapshot.
 func TestRebuildKilled(t *testing.T) {
 	longParts(t)
-	prepared := func(t *testing.T) *broken { return breakCluster(t, 2, "cp2") }
-	killed := func(b *broken, at int) (points, promises []string, err error) {
-		return b.killedAt(b.t.Context(), at, "", func(ctx context.Context, c *Client) error {
-			c.Run = fmt.Sprintf("20000101-0000-%04d", 2+at)
-			return errOf(c.Rebuild(ctx, b.file))
-		})
-	}
-	var points []string
-	synctest.Test(t, func(t *testing.T) {
-		b := prepared(t)
-		var err error
-		points, _, err = killed(b, 0)
-		must(t, err)
-		b.require(t)
-	})
-	chosen := crash{whole: whole{strategy: cluster.Create}}.slice(len(points))
-	for _, at := range chosen {
-		t.Run(strconv.Itoa(at), func(t *testing.T) {
+	for name, s := range map[string]struct {
+		prepared func(t *testing.T) *broken
+		kept     []string
+	}{
+		"one is gone": {func(t *testing.T) *broken { return breakCluster(t, 2, "cp2") }, []string{"cp1 true"}},
+		"both are left": {func(t *testing.T) *broken {
+			b := breakCluster(t, 2)
+			must(t, b.World.PowerOff(b.namedVM("cp2").ID))
+			return b
+		}, []string{"cp1 true", "cp2 true"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var points []string
 			synctest.Test(t, func(t *testing.T) {
-				b := prepared(t)
-				if _, _, err := killed(b, at); err == nil {
-					t.Fatal("killed, yet the rebuild says that it succeeded")
-				}
-				if at%2 == 0 {
-					b.loseJournal()
-				}
-				_, promises, err := killed(b, 0)
-				if err != nil || len(promises) > 0 {
-					t.Fatalf("killed at %q: the next rebuild: %v, hints %q, broken %q", points[at-1], err, fault.Hints(err), promises)
-				}
+				b := s.prepared(t)
+				var err error
+				points, _, err = b.rebuildKilled(0)
+				must(t, err)
 				b.require(t)
-				if diff := cmp.Diff([]string{"cp1 true"}, b.kept(t)); diff != "" {
-					t.Errorf("killed at %q: parked disks (-want +got):\n%s", points[at-1], diff)
-				}
 			})
+			chosen := crash{whole: whole{strategy: cluster.Create}}.slice(len(points))
+			for _, at := range chosen {
+				t.Run(strconv.Itoa(at), func(t *testing.T) {
+					synctest.Test(t, func(t *testing.T) {
+						b := s.prepared(t)
+						if _, _, err := b.rebuildKilled(at); err == nil {
+							t.Fatal("killed, yet the rebuild says that it succeeded")
+						}
+						if at%2 == 0 {
+							b.loseJournal()
+						}
+						_, promises, err := b.rebuildKilled(0)
+						if err != nil || len(promises) > 0 {
+							t.Fatalf("killed at %q: the next rebuild: %v, hints %q, broken %q", points[at-1], err, fault.Hints(err), promises)
+						}
+						b.require(t)
+						if diff := cmp.Diff(s.kept, b.kept(t)); diff != "" {
+							t.Errorf("killed at %q: parked disks (-want +got):\n%s", points[at-1], diff)
+						}
+					})
+				})
+			}
+			t.Attr("killed", strconv.Itoa(len(chosen)))
 		})
 	}
-	t.Attr("killed", strconv.Itoa(len(chosen)))
+}
+
+// rebuildKilled kills a rebuild at a point; 0 lets it finish.
+func (b *broken) rebuildKilled(at int) (points, promises []string, err error) {
+	return b.killedAt(b.t.Context(), at, "", func(ctx context.Context, c *Client) error {
+		c.Run = fmt.Sprintf("20000101-0000-%04d", 2+at)
+		return errOf(c.Rebuild(ctx, b.file))
+	})
 }
 
 // TestRebuildRefused: nothing is touched where the cluster is not broken, or the snapshot is not of it.

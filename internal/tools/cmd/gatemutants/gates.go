@@ -43,7 +43,7 @@ var rooms = []room{
 	{"cluster/serving", "^TestGate", "VM.migrate VM.moveTo VM.migratable VM.lacks"},
 	{"cluster/shape", "^TestSettle", "Migratable localVolumes"},
 	{"cluster/rehearse", "^TestRehearse", "Pruner.read Pruner.deleteStopped Pruner.against trial.judge trial.create trial.on"},
-	{"cluster/restore", "^TestFind", "FindTarget"},
+	{"cluster/restore", "^TestFind", "FindTarget Source.require"},
 	{"cluster/kubeupgrade", ".", ""},
 	{"cluster/discover", ".", ""},
 	{"cluster", "^TestRequire", `RequireQuorum RequireRemakeable Build.CheckBooted Wanted.ISOVolume`},
