@@ -19,7 +19,7 @@ type Half struct {
 	Build    string           `json:"build,omitempty"` // the target build; for a rollback, the lock hash
 	Talos    string           `json:"talos,omitempty"` // its version, if a lock here has the build
 	GivenUp  bool             `json:"givenUp,omitempty"`
-	Rebuild  string           `json:"rebuild,omitempty"` // SHA-256 of the snapshot with which its cluster is rebuilt
+	Rebuild  string           `json:"rebuild,omitempty"`  // SHA-256 of the snapshot with which its cluster is rebuilt
 	LeftEtcd bool             `json:"leftEtcd,omitempty"` // the node is not a member of etcd until it is back
 
 	VMID    cluster.VMID `json:"vmid"`
