@@ -8,6 +8,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/observe"
+	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/cluster/strategy"
 	"github.com/recast-sh/recast/internal/fault"
 )
@@ -35,6 +36,10 @@ func ForRemove(clusterName string, wanted []cluster.Wanted, o observe.Observatio
 		planResume(&n, o)
 	case f.Open(), f.Unfinished():
 		return Plan{}, fault.WithHint(fault.ParkedHalf.Refusedf("node %s: an earlier run is not finished", node), "recast roll finishes it; recast recover %s cancels a replacement", node)
+	case f.Absent != nil && slices.ContainsFunc(o.Parking, func(p parking.Parking) bool {
+		return p.Record.Node == node && slices.ContainsFunc(p.Record.Kept, func(k parking.KeptDisk) bool { return k.Removed })
+	}):
+		n.Why = "it is removed, and its disks are parked"
 	case f.Absent != nil:
 		return Plan{}, fault.WithHint(fault.NoWayBack.Refusedf("node %s is not there: there is nothing to remove", node), "take it out of recast.yaml; recast remove %s --free %s frees the disks of one that was removed", node, node)
 	case f.Machine == nil || f.Node == nil:

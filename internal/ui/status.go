@@ -155,7 +155,11 @@ func drawKept(p *page, k pipeline.Kept) {
 		what, by = "disk", "removed by run"
 	}
 	p.line("kept  %s of %s: %s, %s of VM %d", what, k.Node, k.Volid, k.Key, k.Parking)
-	p.line("    %s, Talos %s, lock %s, %s %s%s", diskSize(k.SizeBytes), cmp.Or(k.Talos, "of unknown version"), orNone(words.Short(k.Lock)), by, k.Run, on(k.Replaced))
+	system := fmt.Sprintf("Talos %s, lock %s, ", cmp.Or(k.Talos, "of unknown version"), orNone(words.Short(k.Lock)))
+	if k.Removed && k.Talos == "" {
+		system = "" // any disk of the node
+	}
+	p.line("    %s, %s%s %s%s", diskSize(k.SizeBytes), system, by, k.Run, on(k.Replaced))
 	advise(p, k.Next)
 }
 

@@ -76,13 +76,7 @@ func stages() []stage {
 		added("wk3"),
 		{
 			name: "wk2 removed", after: func(l *life) { l.unlist("wk2"); l.without("wk2") },
-			typed: func(ctx context.Context, c *Client) error {
-				_, err := c.Remove(ctx, "wk2")
-				if err != nil && strings.Contains(err.Error(), "node wk2 is not there: there is nothing to remove") {
-					return nil // it was finished
-				}
-				return err
-			},
+			typed: func(ctx context.Context, c *Client) error { return errOf(c.Remove(ctx, "wk2")) },
 			ended: func(t *testing.T, l *life) { l.requireParked(t, "wk2") },
 		},
 		added("cp2"),
