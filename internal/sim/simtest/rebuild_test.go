@@ -265,6 +265,14 @@ func TestRebuildRefused(t *testing.T) {
 				return nil
 			}, nil)
 		}, "its etcd has a leader, so the cluster is not broken"},
+		"it is out of reach from here": {3, func(_ *testing.T, b *broken) {
+			b.Recorder.Hooks(func(c record.Call) error {
+				if c.Proto == "kubernetes" || c.Proto == "talos" {
+					return errKilled
+				}
+				return nil
+			}, nil)
+		}, "its VM runs, and its machine does not answer: whether its etcd has a leader can't be seen from here"},
 		"a snapshot of another cluster": {1, func(t *testing.T, b *broken) {
 			b.destroy("cp1")
 			other := New(t, sim.Options{ControlPlanes: 3, Workers: 1})
