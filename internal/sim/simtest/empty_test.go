@@ -256,7 +256,7 @@ func TestBootstrapTwice(t *testing.T) {
 		}
 		must(t, f.bootstrap(founded("cp2")))
 		time.Sleep(time.Minute)
-		if v := lab.EtcdViolations(); len(v) != 1 || !strings.Contains(v[0], "a bootstrap of cp2 formed etcd number 2") {
+		if v := lab.EtcdViolations(); len(v) != 1 || !strings.Contains(v[0], " formed etcd number 2") {
 			t.Errorf("two bootstraps: %q", v)
 		}
 		if s := lab.State(); len(s.Broken) != 1 {
