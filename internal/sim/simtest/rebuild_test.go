@@ -179,17 +179,6 @@ func TestRebuild(t *testing.T) {
 	})
 }
 
-// eachLongStory runs stories that make their own labs.
-func eachLongStory[S any](t *testing.T, stories map[string]S, play func(*testing.T, S)) {
-	t.Helper()
-	longParts(t)
-	for name, s := range stories {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) { play(t, s) })
-		})
-	}
-}
-
 // TestRebuildKilled kills a rebuild at points of every kind, and goes on with its journal or without: there
 // is one cluster in the end, with the objects of the snapshot.
 func TestRebuildKilled(t *testing.T) {
@@ -249,6 +238,18 @@ func (b *broken) rebuildKilled(at int) (points, promises []string, err error) {
 	})
 }
 
+// outOfReach has nobody answer by these protocols.
+func outOfReach(protocols ...string) func(*testing.T, *broken) {
+	return func(_ *testing.T, b *broken) {
+		b.Recorder.Hooks(func(c record.Call) error {
+			if slices.Contains(protocols, c.Proto) {
+				return errKilled
+			}
+			return nil
+		}, nil)
+	}
+}
+
 // TestRebuildRefused: nothing is touched where the cluster is not broken, or the snapshot is not of it.
 func TestRebuildRefused(t *testing.T) {
 	eachLongStory(t, map[string]struct {
@@ -256,23 +257,9 @@ func TestRebuildRefused(t *testing.T) {
 		spoil         func(*testing.T, *broken)
 		err           string
 	}{
-		"the API answers": {1, nil, "the cluster's Kubernetes API answers: it is not broken"},
-		"etcd has a leader": {3, func(_ *testing.T, b *broken) {
-			b.Recorder.Hooks(func(c record.Call) error {
-				if c.Proto == "kubernetes" {
-					return errKilled
-				}
-				return nil
-			}, nil)
-		}, "its etcd has a leader, so the cluster is not broken"},
-		"it is out of reach from here": {3, func(_ *testing.T, b *broken) {
-			b.Recorder.Hooks(func(c record.Call) error {
-				if c.Proto == "kubernetes" || c.Proto == "talos" {
-					return errKilled
-				}
-				return nil
-			}, nil)
-		}, "its VM runs, and its machine does not answer: whether its etcd has a leader can't be seen from here"},
+		"the API answers":    {1, nil, "the cluster's Kubernetes API answers: it is not broken"},
+		"etcd has a leader":  {3, outOfReach("kubernetes"), "its etcd has a leader, so the cluster is not broken"},
+		"it is out of reach": {3, outOfReach("kubernetes", "talos"), "its VM runs, and its machine does not answer: whether its etcd has a leader can't be seen from here"},
 		"a snapshot of another cluster": {1, func(t *testing.T, b *broken) {
 			b.destroy("cp1")
 			other := New(t, sim.Options{ControlPlanes: 3, Workers: 1})

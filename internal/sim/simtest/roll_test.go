@@ -51,6 +51,17 @@ func eachLong[S any](t *testing.T, o sim.Options, stories map[string]S, f func(t
 	}
 }
 
+// eachLongStory runs stories that make their own labs.
+func eachLongStory[S any](t *testing.T, stories map[string]S, play func(*testing.T, S)) {
+	t.Helper()
+	longParts(t)
+	for name, s := range stories {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) { play(t, s) })
+		})
+	}
+}
+
 // requireInSync fails unless drift finds these nodes stale and no other, and every persistent disk is intact.
 func requireInSync(t *testing.T, lab *Lab, stale ...string) {
 	t.Helper()
