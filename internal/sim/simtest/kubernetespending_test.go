@@ -37,7 +37,11 @@ func TestUpgradeKubernetesLeavesStagedConfigurations(t *testing.T) {
 			t.Fatal("nothing is changed")
 		}
 		lab.talosctl("wk1", func(ctx context.Context, cl *client.Client) error {
-			_, err := cl.ApplyConfiguration(ctx, &machineapi.ApplyConfigurationRequest{Data: edited, Mode: c.mode})
+			// A machine that has just booted shows no stored configuration, so no trial either.
+			_, err := cl.ApplyConfiguration(ctx, &machineapi.ApplyConfigurationRequest{Data: config, Mode: machineapi.ApplyConfigurationRequest_NO_REBOOT})
+			if err == nil {
+				_, err = cl.ApplyConfiguration(ctx, &machineapi.ApplyConfigurationRequest{Data: edited, Mode: c.mode})
+			}
 			return err
 		})
 		requireRefused(t, lab.Client().upgradeKubernetes(t.Context()), "wk1: it has a configuration that is staged or tried")
