@@ -287,7 +287,8 @@ type Etcd interface {
 type EtcdReader interface {
 	// EtcdMembers lists the members as the control plane at addr knows them, by name.
 	EtcdMembers(ctx context.Context, addr netip.Addr) ([]EtcdMember, error)
-	// EtcdStatus reads the status of the member at addr from itself, with its alarms.
+	// EtcdStatus reads the status of the member at addr from itself, with its alarms. If only those
+	// can't be read, the status is returned with the error.
 	EtcdStatus(ctx context.Context, addr netip.Addr) (EtcdStatus, error)
 	// EtcdSnapshot streams a snapshot of the member at addr: a database file, followed by its
 	// SHA-256. It fails if the machine that answers runs another member; 0 accepts any.

@@ -227,7 +227,7 @@ func (w restoring) restore(ctx context.Context, rep RestoreReport, o RestoreOpti
 	r := &restore.Restore{
 		Begin: restore.Begin{
 			Talos: w.claim.held.GuardTalos(w.machines.Talos), Target: rep.Target, File: o.File, Copied: o.Copied, Timing: timing(w.Config),
-			Above: "restore", Say: w.run.Note,
+			Above: "restore", Say: w.run.Note, Failed: "correct what it says, or take another snapshot, and run the same command again",
 			Bootstraps: func() error {
 				begun.Bootstrapped = time.Now().UTC()
 				return j.Put(restoreKey, begun)

@@ -55,8 +55,12 @@ func Roll(ctx context.Context, p Project, c Images, m Machines, run *step.Runner
 // it makes what is missing of that. With o.Rebuild, see pipeline/rebuild.
 func Bootstrap(ctx context.Context, p Project, c Images, m Machines, run *step.Runner, o RollOptions, first string) (Report, error) {
 	o.Policy.Bootstrap = first
-	w := newWork(p, m, run, o, map[bool]string{true: "bootstrap", false: "rebuild"}[o.Policy.Rebuild == ""])
-	w.refusedHint = "nothing was changed; correct that, and run the same command again"
+	command := "bootstrap"
+	if o.Policy.Rebuild != "" {
+		command = "rebuild"
+	}
+	w := newWork(p, m, run, o, command)
+	w.refusedHint = "correct that, and run the same command again"
 	return w.passes(ctx, c)
 }
 

@@ -40,7 +40,7 @@ func (r Reshaping) migrated(ctx context.Context, to string, planned bool) (strin
 	case err != nil || !found:
 		return "", err
 	case to == "" || vm.Host == to && vm.Lock != "migrate":
-		return vm.String() + " stays there", nil
+		return fmt.Sprintf("%s is where it is to be", vm), nil
 	case vm.Running:
 		return vm.String() + " runs", nil
 	case planned:

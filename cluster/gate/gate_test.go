@@ -69,6 +69,7 @@ var gateCalls = map[string]rollingtest.Call{
 	"create":         {Do: check, Ready: unmade, Deaf: []string{"Identity", "MaintenanceMachine"}},
 	"create cp":      {Do: check, Ready: all(asCP, unmade), Deaf: []string{"Identity", "MaintenanceMachine", "EtcdMembers", "EtcdStatus"}},
 	"bootstrap":      {Do: check, Ready: all(asCP, unmade, first), Deaf: []string{"Identity", "MaintenanceMachine"}},
+	"take away":      {Do: check, Ready: all(asCP, broken), Deaf: []string{"EtcdStatus"}},
 	"create again":   {Do: check, Ready: all(unmade, resumed), Deaf: []string{"Node"}},
 	"asks":           {Do: func(s *scene, ctx context.Context) error { return gateOf(s).Losses.RequireOff(ctx) }, Ready: begun, Deaf: []string{"Machine", "Node", "LocalData", "VM", "Get"}},
 	"late cp": {Do: func(s *scene, ctx context.Context) error {
@@ -106,6 +107,13 @@ func first(s *scene) {
 	fails("Nodes", cluster.ErrNotNow)(s)
 }
 
+// broken is a control plane that a rebuild takes away: neither Kubernetes nor its etcd answers.
+func broken(s *scene) {
+	s.Plan.Strategy, s.Plan.Rebuild = cluster.Remove, "sum"
+	s.Status[s.Plan.Addr] = cluster.EtcdStatus{MemberID: 1}
+	fails("Nodes", cluster.ErrNotNow)(s)
+}
+
 // newRows test the final check before a node is made.
 func newRows() []row {
 	guest := func(vm cluster.VM) func(*scene) { return func(s *scene) { s.PX.Guests[vm.ID] = vm } }
@@ -116,6 +124,7 @@ func newRows() []row {
 	blank := func(s *scene) { s.Blank.Stage = "maintenance" }
 	cut := func(s *scene) { s.Cancel() }
 	answering := func(s *scene) { s.PX.Fail = nil }
+	deaf := func(s *scene) { delete(s.Status, s.Plan.Addr) }
 	dead := func(s *scene) { delete(s.Status, addr(12)) }
 	member := func(id uint64) func(*scene) {
 		return func(s *scene) {
@@ -137,6 +146,12 @@ func newRows() []row {
 		{Do: "bootstrap", Change: answering, Err: "the cluster's Kubernetes API answers: there is one already, and it was to begin with cp1"},
 		{Do: "bootstrap", Change: fails("Nodes", errors.New("wrong certificate")), Err: "see that there is no cluster yet: wrong certificate"},
 		{Do: "bootstrap", Change: all(dead, member(0xa9))},
+		{Do: "take away", Change: answering, Err: "the cluster's Kubernetes API answers"},
+		{Do: "take away", Change: func(s *scene) { s.Status[s.Plan.Addr] = cluster.EtcdStatus{Leader: 1} }, Err: "etcd on cp1 has a leader: the cluster is not broken"},
+		{Do: "take away", Change: deaf, Err: "VM 101 of cp1 runs, and its etcd does not say whether it has a leader", Took: time.Minute},
+		{Do: "take away", Change: all(deaf, func(s *scene) { s.PX.Change(101, func(vm *cluster.VM) { vm.Running = false }) })},
+		{Do: "take away", Change: noQuorum, Err: "has no quorum"},
+		{Do: "take away", Change: func(s *scene) { s.Plan.Digest = "other" }, Err: "is no longer as it was when the plan was made"},
 		{Do: "create again", Change: known, Err: "UUID else"},
 		{Do: "create again", Change: all(stranger, noISO)},
 		{Do: "create cp", Change: dead, Err: "etcd must be healthy for cp1 to join it: cp2 does not answer", Took: time.Minute},
@@ -347,6 +362,7 @@ func lateRows() []row {
 			s.PX.Guests[9901] = cluster.VM{ID: 9901, Name: "recast-parking-cp2", Host: "pve1", Config: kv{"description": description}}
 		}
 	}
+	const cleared = "set 9905 map[description:record protection:1] delete []"
 	elsewhere := func(s *scene) {
 		s.Plan.Found.Elsewhere = []parking.Parking{{VM: cluster.VM{ID: 9905}, Record: parking.Record{Sent: parking.Sent{cluster.SentAddHA: 100}}}}
 	}
@@ -361,8 +377,8 @@ func lateRows() []row {
 		{Do: "cp", Change: all(others(same), cut), Err: "context canceled"},
 		{Do: "late cp"},
 		{Do: "recreate", Change: sent(cluster.SentAddHA), Took: hundred},
-		{Do: "recreate", Change: elsewhere, Took: hundred},
-		{Do: "recreate", Change: all(begun, func(s *scene) { s.Rec.Open = false }, elsewhere), Took: hundred},
+		{Do: "recreate", Change: elsewhere, Took: hundred, Done: cleared},
+		{Do: "recreate", Change: all(begun, func(s *scene) { s.Rec.Open = false }, elsewhere), Took: hundred, Done: cleared},
 		{Do: "resume", Change: func(s *scene) { s.Rec.Sent = parking.Sent{"start": 100} }},
 		{Do: "resume", Change: func(s *scene) { s.Rec.Sent = parking.Sent{"delete": 100} }},
 		{Do: "resume", Change: func(s *scene) { s.Rec.Sent = parking.Sent{cluster.SentAddHA: 100} }, Took: hundred},

@@ -36,8 +36,8 @@ func (n lateGate) AwaitLate(ctx context.Context) error {
 			return err
 		}
 	}
-	if n.Plan.Role != cluster.ControlPlane {
-		return nil
+	if err := n.forget(ctx, n.Plan.Found.Elsewhere); err != nil || n.Plan.Role != cluster.ControlPlane {
+		return err
 	}
 	others, err := n.others(ctx)
 	if err != nil {

@@ -46,16 +46,37 @@ func (n Gate) requireNoCluster(ctx context.Context) error {
 // requireBroken refuses to take away a control plane of a cluster that is not broken: its Kubernetes API
 // answers, or its etcd has a leader.
 func (n Gate) requireBroken(ctx context.Context) error {
-	problems := []error{cluster.RequireQuorum(ctx, n.Proxmox)}
-	if n.Plan.Resume {
-		return errors.Join(problems...)
+	problems := []error{cluster.RequireQuorum(ctx, n.Proxmox), n.requireNoLeader(ctx)}
+	if !n.Plan.Resume {
+		problems = append(problems, n.requireNoCluster(ctx), n.requireStorages(ctx), n.RequireUnchanged(ctx))
 	}
-	asking, cancel := context.WithTimeout(ctx, exchange.LookAround)
-	defer cancel()
-	if s, err := n.Talos.EtcdStatus(asking, n.Plan.Addr); err == nil && s.Leader != 0 {
-		problems = append(problems, fault.WithHint(fault.PlanMoved.Refusedf("etcd on %s has a leader: the cluster is not broken", n.Plan.Node), "run the same command again, which looks again"))
+	return errors.Join(problems...)
+}
+
+// requireNoLeader refuses a control plane whose etcd has a leader, or whose VM runs while its etcd does
+// not say whether it has one. A VM that is on its way down is waited for.
+func (n Gate) requireNoLeader(ctx context.Context) error {
+	const again = "run the same command again, which looks again"
+	err := n.Wait(ctx, "gate", n.Plan.Node+" off, or without a leader", n.Timing.Stop, func(ctx context.Context) (bool, string, error) {
+		asking, cancel := context.WithTimeout(ctx, exchange.LookAround)
+		defer cancel()
+		s, _ := n.Talos.EtcdStatus(asking, n.Plan.Addr) // what it says counts, even with an error
+		switch {
+		case s.Leader != 0:
+			return false, "", wait.Stop(fault.WithHint(fault.PlanMoved.Refusedf("etcd on %s has a leader: the cluster is not broken", n.Plan.Node), again))
+		case s.MemberID != 0:
+			return true, "", nil
+		}
+		vm, err := n.Proxmox.VMState(ctx, n.Plan.VMID)
+		if errors.Is(err, cluster.ErrNotFound) {
+			return true, "", nil
+		}
+		return err == nil && !vm.Running, "it runs, and its etcd does not answer", err
+	})
+	if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
+		return fault.WithHint(fault.PlanMoved.Refusedf("VM %d of %s runs, and its etcd does not say whether it has a leader", n.Plan.VMID, n.Plan.Node), "see that it does not serve, switch it off, and %s", again)
 	}
-	return errors.Join(append(problems, ctx.Err(), n.requireNoCluster(ctx), n.requireStorages(ctx), n.RequireUnchanged(ctx))...)
+	return err
 }
 
 // requireNoVM refuses to make a VM whose name or number another one has.

@@ -28,7 +28,7 @@ func NotThereYet(node string) error {
 func (o Observation) TracesOfCluster(node string) (traces []string) {
 	for _, p := range o.Parking {
 		if node == o.First && o.Rebuild == "" && len(p.Record.Kept) > 0 {
-			free := "recast prune frees them"
+			free := "recast prune --only disks --keep-disks 0 frees them"
 			if slices.ContainsFunc(p.Record.Kept, func(k parking.KeptDisk) bool { return k.Removed }) {
 				free = fmt.Sprintf("recast remove %s --free %s frees them", p.Record.Node, p.Record.Node)
 			}

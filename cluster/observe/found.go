@@ -207,9 +207,9 @@ func parkingsOf(all []parking.Parking, node, uuid string) ([]parking.Parking, er
 	return mine, nil
 }
 
-// takeParking takes the first of a node's parking VMs that matches out of the list; nil if none
+// TakeParking takes the first of a node's parking VMs that matches out of the list; nil if none
 // does.
-func takeParking(all []parking.Parking, is func(parking.Parking) bool) (one *parking.Parking, others []parking.Parking) {
+func TakeParking(all []parking.Parking, is func(parking.Parking) bool) (one *parking.Parking, others []parking.Parking) {
 	for _, p := range all {
 		if one == nil && is(p) {
 			one = &p

@@ -18,7 +18,7 @@ type Lost struct {
 	VM     cluster.VM
 	Ties   cluster.Ties
 	Leader bool // its etcd has a leader: then the cluster is not broken
-	Silent bool // it runs, and does not answer: whether its etcd has a leader can't be seen
+	Silent bool // it runs, and its etcd does not say whether it has a leader
 }
 
 // lostAnswers bounds the wait for a control plane of a broken cluster: its etcd may hang.
@@ -72,7 +72,7 @@ func observeLost(ctx context.Context, src Sources, wanted []cluster.Wanted, o *O
 		if f.Absent == nil {
 			return
 		}
-		vm, err := lostVM(ctx, src, wanted[i], o.VMs)
+		vm, err := lostVM(ctx, src, wanted[i], o)
 		switch {
 		case err != nil || vm == nil:
 			problems[i] = err
@@ -102,10 +102,9 @@ func observeLost(ctx context.Context, src Sources, wanted []cluster.Wanted, o *O
 		g.Go(func() error {
 			asking, cancel := context.WithTimeout(ctx, lostAnswers)
 			defer cancel()
-			s, err := src.Talos.EtcdStatus(asking, addr)
-			a.Lost.Leader = err == nil && s.Leader != 0 // an etcd that does not answer has none
-			if _, err := src.Talos.Identity(asking, addr); err == nil {
-				return nil
+			s, _ := src.Talos.EtcdStatus(asking, addr) // what it says counts, even with an error
+			if a.Lost.Leader = s.Leader != 0; s.MemberID != 0 {
+				return ctx.Err()
 			}
 			now, err := src.Proxmox.VMState(ctx, a.Lost.VM.ID)
 			a.Lost.Silent = now.Running
@@ -116,8 +115,14 @@ func observeLost(ctx context.Context, src Sources, wanted []cluster.Wanted, o *O
 }
 
 // lostVM is the VM that a control plane still has; nil: it has none.
-func lostVM(ctx context.Context, src Sources, w cluster.Wanted, vms []cluster.VM) (*cluster.VM, error) {
+func lostVM(ctx context.Context, src Sources, w cluster.Wanted, o *Observation) (*cluster.VM, error) {
 	uuid := ""
+	recorded := map[string]bool{} // UUIDs of VMs that it had
+	for _, p := range o.Parking {
+		if p.Record.Node == w.Name && p.Record.UUID != "" {
+			recorded[p.Record.UUID] = true
+		}
+	}
 	if w.Addr.IsValid() {
 		asking, cancel := context.WithTimeout(ctx, lostAnswers)
 		defer cancel()
@@ -131,8 +136,8 @@ func lostVM(ctx context.Context, src Sources, w cluster.Wanted, vms []cluster.VM
 		}
 	}
 	var is []cluster.VM
-	for _, vm := range vms {
-		if vm.ID == w.VMID || vm.Name == w.Name || uuid != "" && vm.UUID() == uuid {
+	for _, vm := range o.VMs {
+		if vm.ID == w.VMID || vm.Name == w.Name || uuid != "" && vm.UUID() == uuid || recorded[vm.UUID()] {
 			is = append(is, vm)
 		}
 	}
@@ -143,6 +148,9 @@ func lostVM(ctx context.Context, src Sources, w cluster.Wanted, vms []cluster.VM
 	case uuid != "" && (len(is) == 0 || is[0].UUID() != uuid):
 		return nil, fault.WithHint(fault.UUIDMismatch.Refusedf("node %s: the machine at its address %s has UUID %s, which is that of no VM of it", w.Name, w.Addr, uuid),
 			"switch that machine off, or correct the address, or nodes[].vmid, in recast.yaml")
+	case len(is) == 0 && w.VMID == 0 && len(recorded) == 0:
+		return nil, fault.WithHint(fault.UUIDMismatch.Refusedf("node %s: no VM has its name, and none answers at its address: whether its VM is gone, or has another name, can't be seen", w.Name),
+			"give it the number of its VM, nodes[].vmid: if that is gone, the number that it had")
 	case len(is) == 0:
 		return nil, ctx.Err()
 	}

@@ -33,7 +33,7 @@ func MatchNodes(w cluster.Wanted, o *Observation, members []cluster.Member) (Fou
 	if err != nil {
 		return f, err
 	}
-	f.Parking, f.Elsewhere = takeParking(parked, func(p parking.Parking) bool { return p.Record.Open })
+	f.Parking, f.Elsewhere = TakeParking(parked, func(p parking.Parking) bool { return p.Record.Open })
 	if f.Open() {
 		uuid = f.Parking.Record.UUID
 		if !f.Addr.IsValid() {
@@ -47,14 +47,14 @@ func MatchNodes(w cluster.Wanted, o *Observation, members []cluster.Member) (Fou
 	if uuid == "" {
 		f.Addr = w.Addr
 		if f.Absent, err = absent(w, o, members); err == nil && o.Rebuild != "" {
-			f.Parking, f.Elsewhere = takeParking(parked, func(p parking.Parking) bool { return p.VM.Host == w.Shape.Host })
+			f.Parking, f.Elsewhere = TakeParking(parked, func(p parking.Parking) bool { return p.VM.Host == w.Shape.Host })
 		}
 		return f, err
 	}
 	if err := MatchVM(w, &f, o, uuid); err != nil || f.Parking != nil || f.VM == nil {
 		return f, err
 	}
-	f.Parking, f.Elsewhere = takeParking(parked, func(p parking.Parking) bool { return p.VM.Host == f.VM.Host })
+	f.Parking, f.Elsewhere = TakeParking(parked, func(p parking.Parking) bool { return p.VM.Host == f.VM.Host })
 	return f, nil
 }
 
@@ -77,7 +77,7 @@ func MatchVM(w cluster.Wanted, f *Found, o *Observation, uuid string) error {
 		return nil
 	case len(matches) == 0:
 		return fault.WithHint(fault.UUIDMismatch.Configf("node %s: no VM has its SMBIOS UUID %s", w.Name, uuid),
-			"the token may not see the VM (VM.Audit), or the node runs elsewhere than on this Proxmox cluster")
+			"the token may not see the VM (VM.Audit), or the node runs elsewhere than on this Proxmox cluster; if its VM is gone for good: kubectl delete node %s, and for a control plane talosctl etcd remove-member", w.Name)
 	case w.VMID != 0 && matches[0].ID != w.VMID:
 		return fault.WithHint(fault.UUIDMismatch.Refusedf("node %s: its UUID %s belongs to %s, not to VM %d as configured", w.Name, uuid, matches[0], w.VMID),
 			"has that VM's machine been given the hostname of %s? If not, correct nodes[].vmid", w.Name)
@@ -217,7 +217,7 @@ func observeSources(ctx context.Context, src Sources) (o Observation, members []
 	if err != nil && o.Away != nil {
 		err = errors.Join(err, o.Away) // unavailable hosts may be the reason
 	}
-	return o, members, fault.WithHint(err, "the Kubernetes API and one control plane's Talos API must answer, and so must etcd behind them: talosctl etcd status, and the consoles in Proxmox; where there is no cluster yet, recast bootstrap makes it")
+	return o, members, fault.WithHint(err, "the Kubernetes API and one control plane's Talos API must answer, and so must etcd behind them: talosctl etcd status, and the consoles in Proxmox; where there is no cluster yet, recast bootstrap makes it; where etcd is lost for good, recast rebuild")
 }
 
 // Sources are what Observe reads from.

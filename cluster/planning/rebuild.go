@@ -6,6 +6,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/observe"
+	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/cluster/strategy"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/words"
@@ -13,6 +14,9 @@ import (
 
 // takesAway says whether the node's VM is taken away because its cluster is broken.
 func takesAway(n NodePlan) bool { return n.Strategy == cluster.Remove && n.Rebuild != "" }
+
+// TakesAway says whether the plan takes away what is left of control planes of a broken cluster.
+func TakesAway(p Plan) bool { return slices.ContainsFunc(p.Nodes, takesAway) }
 
 // planLost plans a control plane of a broken cluster: what is left of it is taken away, and then it is
 // made again.
@@ -42,20 +46,13 @@ func planLost(n *NodePlan, o observe.Observation) {
 	n.Why = "remove: the cluster is broken, so its VM goes; all its disks are parked and stay; then it is made again"
 	n.Drift.Reasons = nil // it is there, and can't be compared
 	n.VMID, n.Host, n.UUID, n.Digest = lost.VM.ID, lost.VM.Host, lost.VM.UUID(), lost.VM.Digest
-	parkings := n.Found.Parkings()
-	n.Found.VM, n.Found.Ties, n.Found.Absent, n.Found.Parking, n.Found.Elsewhere = &lost.VM, lost.Ties, nil, nil, nil
-	for _, p := range parkings {
-		if p.VM.Host == lost.VM.Host {
-			n.Found.Parking = &p
-			continue
-		}
-		n.Found.Elsewhere = append(n.Found.Elsewhere, p)
-	}
-	if lost.Leader {
-		n.Refused = append(n.Refused, "its etcd has a leader, so the cluster is not broken: recast remove takes out one control plane, and recast roll makes one that is missing")
+	n.Found.VM, n.Found.Ties, n.Found.Absent = &lost.VM, lost.Ties, nil
+	n.Found.Parking, n.Found.Elsewhere = observe.TakeParking(n.Found.Parkings(), func(p parking.Parking) bool { return p.VM.Host == lost.VM.Host })
+	if lost.VM.Host != n.Wanted.Shape.Host {
+		n.Refused = append(n.Refused, fmt.Sprintf("its VM is on %s, and nodes[].host is %s: it is made again where it was, so that its disks need not move: set nodes[].host to %s", lost.VM.Host, n.Wanted.Shape.Host, lost.VM.Host))
 	}
 	if lost.Silent {
-		n.Refused = append(n.Refused, fmt.Sprintf("its VM runs, and its machine does not answer: whether its etcd has a leader can't be seen from here. See that it does not serve, and switch it off: qm stop %d on %s", lost.VM.ID, lost.VM.Host))
+		n.Refused = append(n.Refused, fmt.Sprintf("its VM runs, and its etcd does not say whether it has a leader. See that it does not serve, and switch it off: qm stop %d on %s", lost.VM.ID, lost.VM.Host))
 	}
 	c := strategy.Candidate{Wanted: n.Wanted, VM: lost.VM, Found: n.Found, Observation: o}
 	n.Refused = append(n.Refused, c.AgainstRemove()...)
@@ -73,17 +70,22 @@ func planLost(n *NodePlan, o observe.Observation) {
 // againstRebuild refuses to rebuild a cluster that is there, unless it is the one that an unfinished
 // rebuild has begun with the same snapshot.
 func (p Policy) againstRebuild(o observe.Observation) error {
+	for _, f := range o.Found { // whatever else the plan leaves out
+		if f.Absent != nil && f.Absent.Lost != nil && f.Absent.Lost.Leader {
+			return fault.PlanRefused.Refusedf("etcd on %s has a leader, so the cluster is not broken: recast remove takes out one control plane, and recast roll makes one that is missing", f.Name)
+		}
+	}
 	if o.Rebuild == "" || o.First != "" || o.Rebuilt(p.Bootstrap) {
 		return nil
 	}
 	return fault.WithHint(fault.PlanRefused.Refusedf("the cluster's Kubernetes API answers: it is not broken"),
-		"recast roll makes a node that is missing, and recast remove takes one away; recast recover NODE puts back what an interrupted rebuild was taking away; recast restore gives a single control plane its etcd back")
+		"recast roll makes a node that is missing (if its Node is still there: kubectl delete node), and recast remove takes one away; recast recover NODE puts back what an interrupted rebuild was taking away; recast restore gives a single control plane its etcd back")
 }
 
 // onlyTaking leaves nothing but what is taken away, as long as there is anything: the rest is planned
 // again then.
 func onlyTaking(p *Plan) {
-	if !slices.ContainsFunc(p.Nodes, takesAway) {
+	if !TakesAway(*p) {
 		return
 	}
 	p.Bootstrap = "" // one after the other

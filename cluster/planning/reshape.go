@@ -6,6 +6,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/observe"
+	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/cluster/shape"
 	"github.com/recast-sh/recast/cluster/strategy"
 )
@@ -60,7 +61,7 @@ func planShape(n *NodePlan, o observe.Observation, p Policy) {
 func planMove(n *NodePlan) {
 	for _, d := range n.VM.At(shape.Off) { // disks can be handed over on one host only
 		if d.Why != "" && (n.Strategy == cluster.Recreate || n.Strategy == cluster.Reimage) {
-			n.Refused = append(n.Refused, fmt.Sprintf("its VM is not as recast.yaml wants it (%s): %s; and disks can be handed over on one host only: roll --what vm first, or migrate it by hand", d, d.Why))
+			n.Refused = append(n.Refused, fmt.Sprintf("its VM is not as recast.yaml wants it (%s): %s. Disks can be handed over on one host only: recast roll --what vm first, then roll again", d, d.Why))
 		}
 	}
 	to := n.VM.Moves(shape.Live)
@@ -74,15 +75,7 @@ func planMove(n *NodePlan) {
 	if n.Space != nil {
 		n.Space.Host = to
 	}
-	parkings := n.Found.Parkings()
-	n.Found.Parking, n.Found.Elsewhere = nil, nil
-	for _, p := range parkings {
-		if p.VM.Host == to && n.Found.Parking == nil {
-			n.Found.Parking = &p
-			continue
-		}
-		n.Found.Elsewhere = append(n.Found.Elsewhere, p)
-	}
+	n.Found.Parking, n.Found.Elsewhere = observe.TakeParking(n.Found.Parkings(), func(p parking.Parking) bool { return p.VM.Host == to })
 }
 
 // stopsVM says whether the VM is switched off to give it its shape, by whatever strategy.

@@ -1,7 +1,6 @@
 package restore
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -29,7 +28,9 @@ type Begin struct {
 	Above  string // path of the step above
 	Say    func(path, text string)
 	// Bootstraps is called before Talos is asked to bootstrap: from then on etcd may have data.
-	Bootstraps func() error
+	Bootstraps func() error // nil: nothing is
+	// Failed is what to do if etcd does not begin.
+	Failed string
 
 	path string // of the step
 	ran  bool   // etcd was seen running
@@ -38,7 +39,15 @@ type Begin struct {
 // Step is the step that makes it.
 func (b *Begin) Step(id string) step.Step {
 	b.path = b.Above + "/" + id
-	return step.Step{ID: id, Code: fault.EtcdSnapshot, Title: "make etcd on " + b.Target.Node + " from " + cmp.Or(b.File, "nothing"), Risk: step.Destructive, Skip: b.begun, Do: b.begin}
+	return step.Step{ID: id, Code: b.code(), Title: "begin etcd on " + b.Target.Node + " with " + b.with(), Risk: step.Destructive, Skip: b.begun, Do: b.begin}
+}
+
+// code is that of a failure.
+func (b *Begin) code() fault.Code {
+	if b.File == "" {
+		return fault.EtcdUnhealthy
+	}
+	return fault.EtcdSnapshot
 }
 
 // with is what etcd begins with, in words.
@@ -46,7 +55,7 @@ func (b *Begin) with() string {
 	if b.File == "" {
 		return "an empty etcd"
 	}
-	return "the snapshot"
+	return b.File
 }
 
 // content is what etcd begins with.
@@ -98,8 +107,10 @@ func (b *Begin) begin(ctx context.Context) error {
 				return err
 			}
 		}
-		if err := b.Bootstraps(); err != nil {
-			return err
+		if b.Bootstraps != nil {
+			if err := b.Bootstraps(); err != nil {
+				return err
+			}
 		}
 		begin := "make " + b.Target.Node + " begin with " + b.with()
 		if err := b.insist(ctx, begin, func(ctx context.Context) error {
@@ -122,8 +133,7 @@ func (b *Begin) begin(ctx context.Context) error {
 		state, last, err := b.Talos.EtcdService(ctx, b.Target.Addr)
 		if err == nil && state == "Failed" {
 			return false, "", wait.Stop(fault.WithHint(fmt.Errorf("etcd could not begin with %s: %s", b.with(), last),
-				"correct what it says, or take another snapshot, and run the same command again; "+
-					"where it left something in "+etcd.DataDir+", empty that first: "+EmptyEtcd))
+				"%s; where it left something in %s, empty that first: %s", b.Failed, etcd.DataDir, EmptyEtcd))
 		}
 		if state == "Running" && err == nil {
 			err = silent

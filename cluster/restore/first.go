@@ -34,7 +34,8 @@ func First(n *rolling.Node, files cluster.FileReader, from Source) step.Step {
 	}
 	b := &Begin{
 		Talos: n.Talos, Target: Target{Node: n.Plan.Node, Addr: n.Plan.Addr}, File: from.File, Copied: from.Copied,
-		Timing: n.Timing, Above: n.Path + "/bring-up", Say: n.Say, Bootstraps: func() error { return nil },
+		Timing: n.Timing, Above: n.Path + "/bring-up", Say: n.Say,
+		Failed: "correct what it says, and run the same command again",
 	}
 	s := b.Step(id)
 	begin, listed := s.Do, time.Time{} // since when Talos' discovery lists the machine

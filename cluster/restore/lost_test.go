@@ -94,6 +94,39 @@ func TestFindGone(t *testing.T) {
 	}
 }
 
+// TestForgetGone: the step deletes no Node whose VM is there.
+func TestForgetGone(t *testing.T) {
+	t.Parallel()
+	const old = "11111111-1111-1111-1111-111111111111"
+	r := &ruin{vms: []cluster.VM{{ID: 102, Config: map[string]string{"smbios1": "uuid=" + old}}}}
+	n := r.node()
+	n.Kube = &graveyard{node: cluster.KubeNode{Name: "cp1", UUID: old}}
+	if err := ForgetGone(n).Do(t.Context()); err == nil || !strings.Contains(err.Error(), "is the VM of node cp1") {
+		t.Errorf("err = %v", err)
+	}
+	r.vms = nil
+	n = r.node()
+	kube := &graveyard{node: cluster.KubeNode{Name: "cp1", UUID: old}}
+	n.Kube = kube
+	if err := ForgetGone(n).Do(t.Context()); err != nil || !kube.deleted {
+		t.Errorf("deleted %t, %v", kube.deleted, err)
+	}
+}
+
+// graveyard is a Kubernetes with the Node of a machine that is gone.
+type graveyard struct {
+	cluster.Kube
+	node    cluster.KubeNode
+	deleted bool
+}
+
+func (g *graveyard) Node(context.Context, string) (cluster.KubeNode, error) { return g.node, nil }
+
+func (g *graveyard) DeleteNode(context.Context, string, string) error {
+	g.deleted = true
+	return nil
+}
+
 // TestFindSource: etcd begins with nothing but the planned snapshot.
 func TestFindSource(t *testing.T) {
 	t.Parallel()

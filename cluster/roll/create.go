@@ -70,7 +70,7 @@ func (n create) open(ctx context.Context) error {
 
 // kubernetes returns the images that the node is to run: those of the cluster, whatever its file names.
 func (n create) kubernetes(ctx context.Context) (images cluster.KubernetesImages, err error) {
-	for _, e := range n.OtherControlPlanes() { // none has any yet where the cluster begins
+	for _, e := range n.OtherControlPlanes() { // a new cluster has none
 		var m cluster.MachineKubernetes
 		if m, err = n.Talos.KubernetesImages(ctx, e.Addr); err != nil {
 			continue

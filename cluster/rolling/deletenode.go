@@ -10,8 +10,8 @@ import (
 	"github.com/recast-sh/recast/internal/step"
 )
 
-// DeleteNode is the step that deletes the node's Node, unless mayGo refuses. It is done where mayStay says
-// that the Node belongs there; nil: it never does.
+// DeleteNode is the step that deletes the node's Node, unless mayGo refuses. A Node that may stay, by
+// mayStay, is left; nil: none may.
 func DeleteNode(n *Node, title string, mayGo func(context.Context, cluster.KubeNode) error, mayStay func(cluster.KubeNode) bool) step.Step {
 	look := func(ctx context.Context) (k cluster.KubeNode, done string, err error) {
 		k, err = n.Kube.Node(ctx, n.Plan.Node)

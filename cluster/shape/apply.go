@@ -94,7 +94,9 @@ func applyAround(ctx context.Context, px changer, vm cluster.VM, s cluster.Shape
 	}
 	want := cluster.HAResource{VMID: vm.ID, State: "started", Settings: map[string]string{}}
 	if ha != nil {
-		want.State = ha.State
+		if ha.State != ignored {
+			want.State = ha.State
+		}
 		maps.Copy(want.Settings, ha.Settings)
 	}
 	for key, value := range s.HA {

@@ -340,6 +340,9 @@ func plugsDisks(vm cluster.VM) bool {
 
 // highAvailability compares the VM's resource in Proxmox HA.
 func (c *comparison) highAvailability(ha *cluster.HAResource, wanted map[string]string) {
+	if _, named := wanted["state"]; !named && len(wanted) > 0 && ha != nil && ha.State == ignored { // it is being put under HA: see Apply
+		c.add(Difference{Key: "ha state", Found: ignored, Wanted: "started", When: Live})
+	}
 	for _, key := range slices.Sorted(maps.Keys(wanted)) {
 		found := ""
 		if ha != nil {

@@ -78,6 +78,7 @@ func settingCases() map[string]comparing {
 		"host":            {shape: cluster.Shape{Host: "pve2"}, want: []string{"never host: pve1 → pve2"}},
 		"HA, none yet":    {shape: cluster.Shape{HA: map[string]string{"state": "started"}}, want: []string{"live ha state: none → started"}},
 		"HA, as wanted":   {shape: cluster.Shape{HA: map[string]string{"state": "started", "max_restart": "1"}}, ha: &cluster.HAResource{State: "enabled"}},
+		"HA, begun":       {shape: cluster.Shape{HA: map[string]string{"max_restart": "3"}}, ha: &cluster.HAResource{State: "ignored", Settings: map[string]string{"max_restart": "3"}}, want: []string{"live ha state: ignored → started"}},
 		"HA, another":     {shape: cluster.Shape{HA: map[string]string{"max_restart": "3"}}, ha: &cluster.HAResource{State: "started", Settings: map[string]string{"max_restart": "2"}}, want: []string{"live ha max_restart: 2 → 3"}},
 	}
 }

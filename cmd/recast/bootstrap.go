@@ -33,9 +33,10 @@ etcd begins exactly once, on that one machine, and only if there is nothing of t
 cluster yet: no VM with a node's name or number, no machine at a node's address, no
 parked disk, no other machine in Talos' discovery, no answer from its Kubernetes API.
 
-The talosconfig (talos.config in recast.yaml) and the kubeconfig (KUBECONFIG, else
-~/.kube/config) are made from the configuration of that control plane, readable only
-for you. Files that are there already stay, and must be of this cluster.
+The talosconfig (talos.config in recast.yaml, else TALOSCONFIG, else ~/.talos/config)
+and the kubeconfig (KUBECONFIG, else ~/.kube/config) are made from the configuration of
+that control plane, readable only for you. Files that are there already stay, and must
+be of this cluster.
 
 Safe to run again: a bootstrap that was interrupted goes on, here or on another
 machine. Where there is a cluster already, its missing nodes are made, and nothing else

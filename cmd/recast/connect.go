@@ -143,6 +143,9 @@ func connectTalos(s *streams, p pipeline.Project, cl *closers) (*talos.Client, e
 // kubeconfigFile is where the kubeconfig is.
 func kubeconfigFile() (string, error) {
 	if path := os.Getenv("KUBECONFIG"); path != "" {
+		if len(filepath.SplitList(path)) > 1 {
+			return "", fault.WithHint(fault.Credentials.Configf("KUBECONFIG names several files"), "recast reads one: export KUBECONFIG with that of this cluster")
+		}
 		return path, nil
 	}
 	home, err := os.UserHomeDir()

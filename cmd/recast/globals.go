@@ -22,6 +22,8 @@ recreates each stale VM from the ISO. The persistent disks of the VM are carried
   recast publish     build, then copy installers to the mirror and boot ISOs to Proxmox
   recast plan        show what a roll would do, and why
   recast roll        publish and roll, or finish an interrupted roll
+  recast bootstrap   make a new cluster, or its missing nodes
+  recast remove      take a node away: its disks stay parked
   recast drift       check that every node runs exactly the lock
   recast config      compare and show machine configurations
   recast provenance  trace a node's image back to a lock, link by link
@@ -33,6 +35,7 @@ recreates each stale VM from the ISO. The persistent disks of the VM are carried
   recast upgrade-k8s upgrade Kubernetes, one minor version at a time
   recast backup      save a verified snapshot of etcd
   recast restore     restore a single control plane's etcd from a snapshot
+  recast rebuild     make the control planes of a broken cluster again
   recast runbook     show what to do about an error, by its code
   recast support-bundle  collect what is needed to get help, without secrets
   recast prune       remove old disks, boot ISOs and mirrored installers that are not needed

@@ -19,25 +19,26 @@ func newRebuildCmd(s *streams, g *globals) *cobra.Command {
 		Long: `For a cluster whose etcd is lost: the VM or the disk of the only control plane is gone,
 or two of three are, for good. What is left of all control planes is taken away: their
 VMs are stopped and deleted, and all their disks stay parked. Then the named one is made
-as by recast bootstrap, and etcd begins on it with the snapshot (recast backup, or
-talosctl etcd snapshot of a control plane that is left). The others are made again and
-join it. Workers are left as they are, and their pods keep running; recast roll makes
-those that are gone, too.
+as by recast bootstrap, and etcd begins on it with the snapshot: one of an earlier
+recast backup, or by talosctl etcd snapshot from a control plane that is left. The
+others are made again and join it. Workers are left as they are, and their pods keep
+running. One whose VM is gone: kubectl delete node NAME, then recast roll.
 
 All changes in Kubernetes since the snapshot are lost: pods that run on workers but are
 not in it are stopped.
 
 Each control plane needs a whole class and its machine configuration in
 talos.machineConfigs, with the secrets that the cluster has. Refused with exit code 4 if
-the Kubernetes API answers, an etcd has a leader, a Proxmox host with VMs does not
-answer, or one of the other control planes still answers once its VM is gone. No disk is
+the Kubernetes API answers, an etcd has a leader, a control plane runs and does not
+answer, a Proxmox host with VMs does not answer, or one of the other control planes
+still answers once its VM is gone. No disk is
 freed: recast status lists them, and recast remove NODE --free NODE frees those of a node.
 
 Safe to run again: with the same snapshot it goes on where it was interrupted, here or
 on another machine. Nothing else finishes it. With several control planes, try first to
 bring back as many as etcd needs: that loses nothing.`,
-		Example: `  recast backup --to before/           # if one still answers
-  recast rebuild cp1 --from before/etcd-prod-20261121T040000Z.db
+		Example: `  talosctl -n ADDRESS etcd snapshot before.db   # if one still answers
+  recast rebuild cp1 --from before.db
   recast roll                          # what is not as wanted besides`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {

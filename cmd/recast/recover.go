@@ -25,6 +25,9 @@ roll, the plan names that data, and without acceptLoss it is refused. The new di
 stays parked and is marked as cancelled: recast prune frees it, or the end of the
 node's next recreate or reimage.
 
+It gives a VM that was being reshaped its old settings back, and cancels a removal. For
+a node that is being made it says how to give that up.
+
 recast roll finishes the replacement instead; recast status shows what is unfinished.
 recast rollback undoes a finished replacement.`,
 		Example: `  recast status                # which node is unfinished?

@@ -22,8 +22,8 @@ its VM, delete its Node. This is the only way by which recast lets a node go: a 
 that is gone from recast.yaml changes nothing. Take the line out afterwards.
 
 All its disks stay on its parking VM: recast status lists them, and recast prune leaves
-them alone. recast remove NODE --free NODE frees them, once the node is gone: that
-can't be undone.
+them alone. recast remove NODE --free NODE frees them, once the node is gone or was made
+again: that can't be undone.
 
 The last control plane is refused. Of three, remove two to come to one: with two, etcd
 survives the loss of neither. A removal that was interrupted goes on with the same

@@ -105,7 +105,7 @@ func savedPlan(c *cobra.Command, file string) (*planning.Plan, error) {
 type rollFlags struct {
 	policy planning.Policy
 	saved  *planning.Plan
-	asks   string // the question; "": whether these nodes are to be changed. Given, it is asked once, not for each plan
+	asks   string // the question; "": Change these nodes? One that is given is asked once, and again for a plan that takes VMs away
 	yes    bool
 	out    string
 }
@@ -132,6 +132,7 @@ func (f *rollFlags) withRun(c *cobra.Command, s *streams, g *globals,
 		if err != nil {
 			return err
 		}
+		asked := false // and may go on
 		rep, err := do(ctx, p, m, run, pipeline.RollOptions{
 			Policy: f.policy, Saved: f.saved, Holder: holder.This(), Dead: holder.Dead, Notify: tell, Began: s.telemetry.Began,
 			Pulsed: s.telemetry.Pulsed, Version: version,
@@ -155,9 +156,9 @@ func (f *rollFlags) withRun(c *cobra.Command, s *streams, g *globals,
 				ok, err := confirm(ctx, s, question{
 					command: strings.Join(words, " "),
 					text:    cmp.Or(f.asks, "Change these nodes?"), untouched: "nothing was changed on the nodes",
-				}, f.yes)
+				}, f.yes || asked && !planning.TakesAway(plan))
 				if ok {
-					f.yes = f.yes || f.asks != ""
+					asked = f.asks != ""
 					display.plan(plan)
 					// From here on a node may be in progress: the first Ctrl-C finishes it.
 					cl.add(s.interrupts.onFirst(display.stops(run), "the node in progress is finished first"))

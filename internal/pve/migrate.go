@@ -26,7 +26,6 @@ type migrator struct {
 // Migration implements cluster.TieReader (qemu-server, API2/Qemu.pm, migrate_vm_precondition).
 func (c *migrator) Migration(ctx context.Context, vm cluster.VM, to string) (cluster.Migration, error) {
 	var answer struct {
-		Running   json.RawMessage
 		Allowed   []string                 `json:"allowed_nodes"`
 		NotOn     json.RawMessage          `json:"not_allowed_nodes"` // an empty list where there are none, in older versions
 		Disks     []struct{ Volid string } `json:"local_disks"`

@@ -86,7 +86,7 @@ func etcdStatus(ctx context.Context, s session) (cluster.EtcdStatus, error) {
 	}
 	alarms, corrupt, err := etcdAlarms(ctx, s)
 	if err != nil {
-		return cluster.EtcdStatus{}, err
+		return st, err // that it has a leader is known all the same
 	}
 	st.Corrupt = corrupt
 	// The status has them, too, but by number (etcd api/v3rpc/maintenance.go).

@@ -76,7 +76,7 @@ func TestEtcdStatus(t *testing.T) {
 		},
 		"alarms that can't be read": {
 			&fakeNode{hangs: "EtcdAlarmList", status: &machineapi.EtcdMemberStatus{MemberId: 0xc1, Leader: 0xc1}},
-			cluster.EtcdStatus{},
+			cluster.EtcdStatus{MemberID: 0xc1, Leader: 0xc1},
 			"gave up after 15s: list etcd's alarms",
 		},
 		"no status": {&fakeNode{}, cluster.EtcdStatus{}, "names no member"},

@@ -101,14 +101,12 @@ func heading(plan planning.Plan, phase planning.Phase, nodes int) string {
 		return "first: " + planning.BeginsTitle
 	case planning.Canary:
 		return "canary: " + planning.CanaryTitle(plan)
-	case planning.ControlPlanes:
-		if plan.Bootstrap != "" {
-			return fmt.Sprintf("control planes: %d, at most %d per Proxmox host", nodes, max(1, plan.PerHost))
-		}
-		return fmt.Sprintf("control planes: %d, one at a time", nodes) + beside(plan, phase)
 	}
-	if plan.Bootstrap != "" {
-		return fmt.Sprintf("workers: %d, at most %d per Proxmox host", nodes, max(1, plan.PerHost)) + beside(plan, phase)
+	switch kind := strings.ReplaceAll(string(phase), "-", " "); {
+	case plan.Bootstrap != "":
+		return fmt.Sprintf("%s: %d, at most %d per Proxmox host", kind, nodes, max(1, plan.PerHost)) + beside(plan, phase)
+	case phase == planning.ControlPlanes:
+		return fmt.Sprintf("%s: %d, one at a time", kind, nodes) + beside(plan, phase)
 	}
 	text := fmt.Sprintf("workers: %d, at most %d at a time and %d per Proxmox host", nodes, max(1, plan.MaxUnavailable), max(1, plan.PerHost))
 	return text + beside(plan, phase)

@@ -63,6 +63,11 @@ func controlPlanes(ctx context.Context, p pipeline.Project, m pipeline.Machines,
 			names = append(names, n.Name)
 		}
 	}
+	for _, m := range members {
+		if !slices.Contains(names, m) {
+			return p, nil, fault.WithHint(fault.EtcdSnapshot.Refusedf("the snapshot is of an etcd with the member %s, which is no control plane of recast.yaml: whether that is gone can't be seen", m), "list it, or take a later snapshot, from after it was removed")
+		}
+	}
 	only := *p.Config
 	only.Nodes = slices.Clone(only.Nodes)
 	only.Nodes = slices.DeleteFunc(only.Nodes, func(n config.Node) bool { return !slices.Contains(names, n.Name) })

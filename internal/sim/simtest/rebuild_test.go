@@ -258,14 +258,19 @@ func TestRebuildRefused(t *testing.T) {
 		err           string
 	}{
 		"the API answers":    {1, nil, "the cluster's Kubernetes API answers: it is not broken"},
-		"etcd has a leader":  {3, outOfReach("kubernetes"), "its etcd has a leader, so the cluster is not broken"},
-		"it is out of reach": {3, outOfReach("kubernetes", "talos"), "its VM runs, and its machine does not answer: whether its etcd has a leader can't be seen from here"},
+		"etcd has a leader":  {3, outOfReach("kubernetes"), "has a leader, so the cluster is not broken"},
+		"it is out of reach": {3, outOfReach("kubernetes", "talos"), "its VM runs, and its etcd does not say whether it has a leader"},
 		"a snapshot of another cluster": {1, func(t *testing.T, b *broken) {
 			b.destroy("cp1")
 			other := New(t, sim.Options{ControlPlanes: 3, Workers: 1})
 			must(t, errOf(other.Client().Remove(t.Context(), "cp1")))
 			b.file = other.backUp().File
 		}, "is it a snapshot of another cluster?"},
+		"its VM may have another name": {1, func(t *testing.T, b *broken) {
+			b.destroy("cp1")
+			_, err := b.Client().prune(t.Context(), pipeline.PruneOptions{Only: pipeline.PruneDisks})
+			must(t, err)
+		}, "no VM has its name, and none answers at its address"},
 		"no machine configuration": {1, func(_ *testing.T, b *broken) {
 			b.destroy("cp1")
 			all := b.MachineConfig
