@@ -20,8 +20,9 @@ import (
 // Source is what the etcd of a broken cluster begins with again; the zero value: it begins empty.
 type Source struct {
 	File   string
-	Copied bool     // see Begin
-	Gone   []string // the control planes that are made again: what discovery still knows of them is old
+	Copied bool                                  // see Begin
+	Sum    func(context.Context) (string, error) // reads File again, and returns its SHA-256
+	Gone   []string                              // the control planes that are made again: what discovery still knows of them is old
 }
 
 // First is the step that makes etcd begin on the first control plane of a new cluster, or of one that is
@@ -79,9 +80,9 @@ func (s Source) require(ctx context.Context, sum string) error {
 	case s.File == "":
 		return fault.EtcdSnapshot.Refusedf("etcd is to begin with the snapshot with SHA-256 %s, which is not given: run the same recast rebuild again", sum)
 	}
-	snapshot, err := etcd.ReadSnapshot(ctx, s.File, s.Copied)
-	if err == nil && snapshot.SHA256 != sum {
-		err = fault.EtcdSnapshot.Refusedf("its SHA-256 is %s now, not %s", snapshot.SHA256, sum)
+	now, err := s.Sum(ctx)
+	if err == nil && now != sum {
+		err = fault.EtcdSnapshot.Refusedf("its SHA-256 is %s now, not %s", now, sum)
 	}
 	return fault.Prefix("read "+s.File+" again", err)
 }

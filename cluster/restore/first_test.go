@@ -59,24 +59,26 @@ func TestFirst(t *testing.T) {
 	member := func(name string) cluster.Member { return cluster.Member{Nodename: name} }
 	alone := []cluster.Member{member("cp1")}
 	for name, c := range map[string]struct {
-		plane blankPlane
-		did   []string
-		err   string
+		plane   blankPlane
+		did     []string
+		err     string
+		rebuild string
 	}{
-		"without discovery":    {blankPlane{config: cluster.Secret("cluster: {discovery: {enabled: false}}")}, []string{"bootstrap"}, ""},
-		"not listed":           {blankPlane{config: cluster.Secret("cluster: {discovery: {enabled: true}}")}, nil, "Talos' discovery does not list it yet"},
-		"it knows itself":      {blankPlane{members: alone}, []string{"bootstrap"}, ""},
-		"too early":            {blankPlane{members: alone, lone: lone{early: 2}}, []string{"bootstrap"}, ""},
-		"the answer is lost":   {blankPlane{members: alone, lone: lone{bootstrap: cluster.ErrLostAnswer}}, []string{"bootstrap"}, ""},
-		"it has begun already": {blankPlane{data: true}, nil, ""},
-		"there is another":     {blankPlane{members: []cluster.Member{member("cp1"), member("cp7")}}, nil, "another machine of this cluster, cp7: etcd was not begun on cp1"},
+		"no snapshot":          {blankPlane{members: alone}, nil, "which is not given: run the same recast rebuild again", "sum"},
+		"without discovery":    {blankPlane{config: cluster.Secret("cluster: {discovery: {enabled: false}}")}, []string{"bootstrap"}, "", ""},
+		"not listed":           {blankPlane{config: cluster.Secret("cluster: {discovery: {enabled: true}}")}, nil, "Talos' discovery does not list it yet", ""},
+		"it knows itself":      {blankPlane{members: alone}, []string{"bootstrap"}, "", ""},
+		"too early":            {blankPlane{members: alone, lone: lone{early: 2}}, []string{"bootstrap"}, "", ""},
+		"the answer is lost":   {blankPlane{members: alone, lone: lone{bootstrap: cluster.ErrLostAnswer}}, []string{"bootstrap"}, "", ""},
+		"it has begun already": {blankPlane{data: true}, nil, "", ""},
+		"there is another":     {blankPlane{members: []cluster.Member{member("cp1"), member("cp7")}}, nil, "another machine of this cluster, cp7: etcd was not begun on cp1", ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
 				n := &rolling.Node{
 					Roll: &rolling.Roll{Talos: &c.plane, Timing: cluster.Timing{Poll: time.Second, Join: time.Minute}, Say: func(string, string) {}},
-					Plan: planning.NodePlan{Node: "cp1"},
+					Plan: planning.NodePlan{Node: "cp1", Rebuild: c.rebuild},
 				}
 				err := new(step.Runner).Run(t.Context(), First(n, &c.plane, Source{}))
 				if (err == nil) != (c.err == "") || err != nil && !strings.Contains(err.Error(), c.err) {

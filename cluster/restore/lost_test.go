@@ -32,9 +32,10 @@ func (r *ruin) Identity(_ context.Context, addr netip.Addr) (cluster.MachineIden
 type ruins struct {
 	cluster.Proxmox
 	vms []cluster.VM
+	err error
 }
 
-func (r ruins) VMs(context.Context) ([]cluster.VM, error) { return r.vms, nil }
+func (r ruins) VMs(context.Context) ([]cluster.VM, error) { return r.vms, r.err }
 
 func (r *ruin) node() *rolling.Node {
 	return &rolling.Node{Roll: &rolling.Roll{Talos: r, Proxmox: ruins{vms: r.vms}}, Plan: planning.NodePlan{Node: "cp1", Rebuild: "sum"}}
@@ -127,6 +128,29 @@ func (g *graveyard) DeleteNode(context.Context, string, string) error {
 	return nil
 }
 
+// TestInterrupted: who could not be asked is not gone.
+func TestInterrupted(t *testing.T) {
+	t.Parallel()
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	n := (&ruin{}).node()
+	if err := requireSilent(ctx, n, cp2); !errors.Is(err, context.Canceled) {
+		t.Errorf("err = %v", err)
+	}
+	if err := requireGone(ctx, n, cluster.KubeNode{Name: "cp2", Addresses: cp2.Addresses}); !errors.Is(err, context.Canceled) {
+		t.Errorf("err = %v", err)
+	}
+	n.Proxmox = ruins{err: errors.New("no answer")}
+	if err := requireGone(t.Context(), n, cluster.KubeNode{Name: "cp2"}); err == nil || !strings.Contains(err.Error(), "no answer") {
+		t.Errorf("err = %v", err)
+	}
+}
+
+// sums is a snapshot with that sum.
+func sums(sum string, err error) func(context.Context) (string, error) {
+	return func(context.Context) (string, error) { return sum, err }
+}
+
 // TestFindSource: etcd begins with nothing but the planned snapshot.
 func TestFindSource(t *testing.T) {
 	t.Parallel()
@@ -137,7 +161,9 @@ func TestFindSource(t *testing.T) {
 	}{
 		"an empty etcd":   {},
 		"none is given":   {Source{}, "sum", "run the same recast rebuild again"},
-		"it is not there": {Source{File: "/nowhere"}, "sum", "read /nowhere again"},
+		"it is not there": {Source{File: "/nowhere", Sum: sums("", errors.New("not there"))}, "sum", "read /nowhere again: not there"},
+		"another one":     {Source{File: "a.db", Sum: sums("other", nil)}, "sum", "read a.db again: its SHA-256 is other now, not sum"},
+		"that one":        {Source{File: "a.db", Sum: sums("sum", nil)}, "sum", ""},
 	} {
 		err := c.source.require(t.Context(), c.sum)
 		if (err == nil) != (c.err == "") || err != nil && !strings.Contains(err.Error(), c.err) {

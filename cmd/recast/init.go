@@ -57,7 +57,7 @@ if there is none; every question has a flag.
 With --new there is no cluster yet, and recast bootstrap makes it of what is written:
 
   recast.yaml        which VMs there will be, on which hosts, with which addresses
-  schematics/default.yaml  what their images contain: qemu-guest-agent, and --extension
+  schematics/default.yaml  what their images contain: qemu-guest-agent, and --install
   secrets.yaml       all keys of the cluster, as talosctl gen secrets makes them
   recast.lock        the digest of every extension
 

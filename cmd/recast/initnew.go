@@ -49,7 +49,7 @@ func (n *newFlags) register(c *cobra.Command) {
 	text(&n.Memory, "memory", "4G", "`size` of each VM's memory: 4G, or 4096 in MiB")
 	text(&n.SystemDisk, "system-disk", "20G", "`size` of each system disk")
 	text(&n.DataDisk, "data-disk", "", "`size` of a persistent disk of each worker (default: none)")
-	list(&n.Install, "extension", "official `extensions` in the image besides qemu-guest-agent, such as iscsi-tools")
+	list(&n.Install, "install", "official `extensions` in the image besides qemu-guest-agent, such as iscsi-tools")
 	list(&n.Age, "age", "`recipients` for whom age encrypts the secrets (default: as the rules of your .sops.yaml say)")
 }
 

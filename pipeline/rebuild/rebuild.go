@@ -7,6 +7,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	machineconfig "github.com/recast-sh/recast/cluster/config"
+	"github.com/recast-sh/recast/cluster/etcd"
 	"github.com/recast-sh/recast/cluster/restore"
 	"github.com/recast-sh/recast/internal/config"
 	"github.com/recast-sh/recast/internal/fault"
@@ -26,7 +27,10 @@ type Options struct {
 // all others: verify → take away → bootstrap. It goes on with what an earlier one has begun. Workers are
 // left as they are.
 func Rebuild(ctx context.Context, p pipeline.Project, c pipeline.Images, m pipeline.Machines, run *step.Runner, o pipeline.RollOptions, of Options) (pipeline.Report, error) {
-	snapshot, err := pipeline.ReadSnapshot(ctx, pipeline.RestoreOptions{File: of.File, Node: of.First, Copied: of.Copied})
+	read := func(ctx context.Context) (etcd.Snapshot, error) {
+		return pipeline.ReadSnapshot(ctx, pipeline.RestoreOptions{File: of.File, Node: of.First, Copied: of.Copied})
+	}
+	snapshot, err := read(ctx)
 	if err != nil {
 		return pipeline.Report{}, err
 	}
@@ -35,7 +39,10 @@ func Rebuild(ctx context.Context, p pipeline.Project, c pipeline.Images, m pipel
 		return pipeline.Report{}, err
 	}
 	o.Policy.Rebuild = snapshot.SHA256
-	o.Rebuild = restore.Source{File: of.File, Copied: of.Copied, Gone: names}
+	o.Rebuild = restore.Source{File: of.File, Copied: of.Copied, Gone: names, Sum: func(ctx context.Context) (string, error) {
+		again, err := read(ctx)
+		return again.SHA256, err
+	}}
 	return pipeline.Bootstrap(ctx, p, c, m, run, o, of.First)
 }
 

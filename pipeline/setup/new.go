@@ -225,7 +225,7 @@ func (in *newCluster) described(context.Context) error {
 			names = append(names, x)
 		}
 	}
-	s, err := schematics.Parse("--extension", []byte("customization:\n  systemExtensions:\n    officialExtensions:\n      - "+strings.Join(names, "\n      - ")+"\n"))
+	s, err := schematics.Parse("--install", []byte("customization:\n  systemExtensions:\n    officialExtensions:\n      - "+strings.Join(names, "\n      - ")+"\n"))
 	if err != nil {
 		return err
 	}
