@@ -67,7 +67,7 @@ var table = []row{
 	{pkg: "pipeline/support", allow: []string{
 		"pipeline/...", "schematics", "cluster/...", "internal/bundle", "internal/redact", "internal/journal",
 	}},
-	{pkg: "pipeline/rebuild", allow: []string{"pipeline", "pipeline/configs", "cluster", "cluster/config", "cluster/restore", "internal/config", "internal/step", "internal/fault"}},
+	{pkg: "pipeline/rebuild", allow: []string{"pipeline", "pipeline/configs", "cluster", "cluster/etcd", "cluster/config", "cluster/restore", "internal/config", "internal/step", "internal/fault"}},
 	{pkg: "pipeline/configs", allow: []string{"pipeline", "schematics", "cluster", "cluster/config", "cluster/observe", "internal/fault"}},
 	{pkg: "pipeline/setup", allow: []string{
 		"pipeline", "schematics", "images", "cluster/...", "internal/config", "internal/fault", "internal/journal",
