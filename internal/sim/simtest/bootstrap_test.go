@@ -144,7 +144,7 @@ func TestBootstrap(t *testing.T) {
 // TestBootstrapTakesAsLongAsItsLongestChain: eight nodes take no longer than one control plane, and then
 // one worker.
 func TestBootstrapTakesAsLongAsItsLongestChain(t *testing.T) {
-	longParts(t)
+	long(t)
 	took := func(controlPlanes, workers int) (took time.Duration) {
 		synctest.Test(t, func(t *testing.T) {
 			lab := New(t, sim.Options{Empty: true, Hosts: 3})
@@ -167,7 +167,7 @@ func TestBootstrapTakesAsLongAsItsLongestChain(t *testing.T) {
 // TestBootstrapKilled kills a bootstrap at points of every kind, and goes on with its journal or without:
 // there is one cluster in the end.
 func TestBootstrapKilled(t *testing.T) {
-	longParts(t)
+	long(t)
 	bootstrap := func(ctx context.Context, c *Client) error { return errOf(c.Bootstrap(ctx, "cp1")) }
 	prepared := func(t *testing.T) (*Lab, []string) {
 		lab := New(t, sim.Options{Empty: true, Hosts: 2})

@@ -130,7 +130,7 @@ func TestCreateRefused(t *testing.T) {
 // TestCreateKilled kills the making of a node at points of every kind, and goes on with its journal or
 // without.
 func TestCreateKilled(t *testing.T) {
-	longParts(t)
+	long(t)
 	for _, s := range []struct{ node, like string }{{"wk2", "wk1"}, {"cp2", "cp1"}} {
 		t.Run(s.node, func(t *testing.T) {
 			prepared := func(t *testing.T) *Lab {

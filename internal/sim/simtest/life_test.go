@@ -223,7 +223,7 @@ func runOf(i int) string { return fmt.Sprintf("20000101-%04d-feed", i) }
 
 // TestLife makes a cluster in an empty datacentre and changes all of it.
 func TestLife(t *testing.T) {
-	longParts(t)
+	long(t)
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		l := newLife(t, nil)
@@ -260,7 +260,7 @@ func (l *life) started() (n int) {
 // TestLifeKilled kills the command of every stage at points of every kind, and types it again, with its
 // journal or without: it ends as without the kill.
 func TestLifeKilled(t *testing.T) {
-	longParts(t)
+	long(t)
 	all := stages()
 	for i, s := range all {
 		if s.typed == nil {

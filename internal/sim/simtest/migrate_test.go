@@ -136,7 +136,7 @@ func TestNotMigrated(t *testing.T) {
 
 // TestMigrationKilled kills a roll that migrates a VM at points of every kind, and goes on.
 func TestMigrationKilled(t *testing.T) {
-	longParts(t)
+	long(t)
 	for name, prepare := range map[string]func(*Lab){
 		"while it runs": func(l *Lab) { l.onto("wk1", "pve3", "tags: [moved]") },
 		"off":           func(l *Lab) { l.manageByHA(startedByUs()); l.onto("wk1", "pve3", "memory: 6144") },

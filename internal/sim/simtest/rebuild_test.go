@@ -182,7 +182,7 @@ func TestRebuild(t *testing.T) {
 // TestRebuildKilled kills a rebuild at points of every kind, and goes on with its journal or without: there
 // is one cluster in the end, with the objects of the snapshot.
 func TestRebuildKilled(t *testing.T) {
-	longParts(t)
+	long(t)
 	for name, s := range map[string]struct {
 		prepared func(t *testing.T) *broken
 		kept     []string
@@ -369,7 +369,7 @@ func (b *broken) otherSnapshot(t *testing.T) []byte {
 
 // TestRebuildIsNotNeeded: what a rebuild was taking away is put back once the others are there again.
 func TestRebuildIsNotNeeded(t *testing.T) {
-	longParts(t)
+	long(t)
 	synctest.Test(t, func(t *testing.T) {
 		b := breakCluster(t, 3)
 		off := []int{b.namedVM("cp2").ID, b.namedVM("cp3").ID}

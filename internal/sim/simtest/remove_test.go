@@ -117,7 +117,7 @@ func TestNotRemoved(t *testing.T) {
 // TestRemoveKilled kills a removal at points of every kind; the same command, or a roll, goes on, with
 // the journal or without.
 func TestRemoveKilled(t *testing.T) {
-	longParts(t)
+	long(t)
 	for node, disks := range map[string]int{"wk1": 3, "cp2": 2} {
 		t.Run(node, func(t *testing.T) {
 			o := sim.Options{ControlPlanes: 3, Workers: 2}

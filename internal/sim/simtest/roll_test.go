@@ -51,12 +51,12 @@ func eachLong[S any](t *testing.T, o sim.Options, stories map[string]S, f func(t
 	}
 }
 
-// eachLongStory runs stories that make their own labs.
+// eachLongStory is eachLong for stories that make their own labs.
 func eachLongStory[S any](t *testing.T, stories map[string]S, play func(*testing.T, S)) {
 	t.Helper()
-	longParts(t)
 	for name, s := range stories {
 		t.Run(name, func(t *testing.T) {
+			long(t)
 			synctest.Test(t, func(t *testing.T) { play(t, s) })
 		})
 	}
