@@ -219,3 +219,39 @@ func TestBootstrapLostAnswer(t *testing.T) {
 		requireCluster(t, lab, nodes...)
 	})
 }
+
+// TestTwoBootstrapsAtOnce: of two people, one makes the cluster, whatever the other's recast.yaml says of
+// recast's own VMs.
+func TestTwoBootstrapsAtOnce(t *testing.T) {
+	type story struct {
+		file bool // the second one has its own
+		late time.Duration
+	}
+	eachLong(t, sim.Options{Empty: true, Hosts: 2}, map[string]story{
+		"one file":            {},
+		"two files":           {file: true},
+		"two files, 20s late": {file: true, late: 20 * time.Second},
+	}, func(t *testing.T, lab *Lab, s story) {
+		nodes := lab.newCluster(1, 1, 2)
+		clients := []*Client{lab.Client(), lab.second()}
+		if s.file {
+			clients[1] = lab.withRange("9100-9199")
+		}
+		ended := make(chan error, len(clients))
+		for i, c := range clients {
+			time.Sleep(time.Duration(i) * s.late)
+			go func() { ended <- errOf(c.Bootstrap(t.Context(), "cp1")) }()
+		}
+		lost := 0
+		for range clients {
+			if err := <-ended; err != nil {
+				lost++
+				requireClaimed(t, err, "held by run")
+			}
+		}
+		if lost != 1 {
+			t.Errorf("%d bootstraps lost", lost)
+		}
+		requireCluster(t, lab, nodes...)
+	})
+}
