@@ -24,9 +24,9 @@ test race: export CGO_ENABLED := 1
 # The tools are a module of their own, so that their versions are pinned and
 # their dependencies are not ours.
 TOOLS := bin/tools/testsummary bin/tools/longtests bin/tools/sbom bin/tools/gatemutants
-LINTERS := bin/tools/gofumpt bin/tools/staticcheck
+LINTERS := bin/tools/gofumpt bin/tools/staticcheck bin/tools/controller-gen
 
-.PHONY: compiler help ci-full build demo test stories check contract crash kill race schedules mutants gate-mutants e2e e2e-talosctl e2e-k8s e2e-report e2e-deps release release-snapshot schema bench fuzz docs clean
+.PHONY: compiler generate help ci-full build demo test stories check contract crash kill race schedules mutants gate-mutants e2e e2e-talosctl e2e-k8s e2e-report e2e-deps release release-snapshot schema bench fuzz docs clean
 
 help: ## list the targets
 	@sed -nE 's/^([a-z0-9-]+):.*## (.*)/\1 \2/p' Makefile | while read -r name what; do printf '  make %-8s  %s\n' "$$name" "$$what"; done
@@ -111,6 +111,9 @@ docs: ## regenerate the generated documentation
 	@go test ./internal/config -run Schema -update
 	@go test ./internal/ui -run SchemasAreUpToDate -update
 	@go test ./internal/live -run Screenshot -update
+
+generate: bin/tools/controller-gen ## regenerate what api/ is the source of: deep copies, CRDs
+	@bin/tools/controller-gen object crd paths=./api/... output:crd:dir=deploy/crds
 
 clean: ## remove build output
 	@rm -rf bin dist

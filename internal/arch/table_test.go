@@ -58,6 +58,9 @@ var table = []row{
 	{pkg: "cmd/recast", files: tests, allow: []string{k8sAPI, "sigs.k8s.io/yaml"}},                     // for the manifests among the examples
 	{pkg: "cmd/recast", files: tests, allow: []string{"go.opentelemetry.io/proto/otlp/...", protobuf}}, // to simulate a collector
 
+	// the objects of the operator, and the operator
+	{pkg: "api/v1alpha1", allow: []string{k8sAPI, apimachine}},
+
 	{pkg: "pipeline", allow: []string{
 		"schematics", "images", "cluster/...", "internal/config", "internal/step", "internal/bootimage", "internal/journal", "internal/fault", "internal/foreign",
 	}},

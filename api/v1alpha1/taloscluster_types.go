@@ -1,0 +1,346 @@
+package v1alpha1
+
+import (
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// TalosCluster is a Talos Linux cluster on Proxmox VE that recast keeps at its lock.
+//
+// +kubebuilder:object:root=true
+// +kubebuilder:subresource:status
+// +kubebuilder:resource:shortName=tc,categories=recast
+// +kubebuilder:printcolumn:name="Ready",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].status`
+// +kubebuilder:printcolumn:name="Reason",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].reason`
+// +kubebuilder:printcolumn:name="Talos",type=string,JSONPath=`.status.talos.current`
+// +kubebuilder:printcolumn:name="Wanted",type=string,JSONPath=`.status.talos.wanted`
+// +kubebuilder:printcolumn:name="Nodes",type=integer,JSONPath=`.status.nodes.total`
+// +kubebuilder:printcolumn:name="Stale",type=integer,JSONPath=`.status.nodes.stale`
+// +kubebuilder:printcolumn:name="Unread",type=integer,JSONPath=`.status.nodes.unread`,priority=1
+// +kubebuilder:printcolumn:name="Roll",type=string,JSONPath=`.status.roll.name`
+// +kubebuilder:printcolumn:name="Checked",type=date,JSONPath=`.status.check.ended`
+// +kubebuilder:printcolumn:name="Message",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].message`,priority=1
+// +kubebuilder:validation:XValidation:rule="self.metadata.name.size() <= 40",message="name: at most 40 characters, so that the names of its Jobs fit"
+type TalosCluster struct {
+	metav1.TypeMeta   `json:",inline"`
+	metav1.ObjectMeta `json:"metadata,omitempty"`
+
+	Spec   TalosClusterSpec   `json:"spec"`
+	Status TalosClusterStatus `json:"status,omitempty"`
+}
+
+// TalosClusterList is a list of TalosClusters.
+//
+// +kubebuilder:object:root=true
+type TalosClusterList struct {
+	metav1.TypeMeta `json:",inline"`
+	metav1.ListMeta `json:"metadata,omitempty"`
+
+	Items []TalosCluster `json:"items"`
+}
+
+// TalosClusterSpec says where the files of a cluster are, and when it may be changed.
+//
+// +kubebuilder:validation:XValidation:rule="!has(self.talosVersion) || self.lock == 'Update'",message="talosVersion: needs lock: Update, since recast.lock in the source is of another version"
+type TalosClusterSpec struct {
+	// Where recast.yaml, recast.lock and the schematics come from.
+	Source Source `json:"source"`
+
+	// The Secrets that recast needs. Only its Jobs read them, the operator never does.
+	Secrets Secrets `json:"secrets"`
+
+	// Replaces talos.version of recast.yaml. The annotation recast.dev/talos-target wins over it.
+	//
+	// +optional
+	// +kubebuilder:validation:Pattern=`^v?[0-9]+\.[0-9]+\.[0-9]+(-[0-9a-z.-]+)?$`
+	TalosVersion string `json:"talosVersion,omitempty"`
+
+	// Replaces kubernetes.version of recast.yaml. The annotation recast.dev/kubernetes-target wins over it.
+	//
+	// +optional
+	// +kubebuilder:validation:Pattern=`^v?[0-9]+\.[0-9]+\.[0-9]+$`
+	KubernetesVersion string `json:"kubernetesVersion,omitempty"`
+
+	// Source: recast.lock is in the source and must fit recast.yaml. Update: recast locks by itself
+	// whenever the lock does not fit, and the operator keeps the result.
+	//
+	// +optional
+	// +kubebuilder:default=Source
+	// +kubebuilder:validation:Enum=Source;Update
+	Lock LockPolicy `json:"lock,omitempty"`
+
+	// When every node is compared with the files, besides when those change.
+	//
+	// +optional
+	// +kubebuilder:default={schedule: "17 * * * *"}
+	Drift DriftSchedule `json:"drift,omitempty"`
+
+	// What is done about drift.
+	//
+	// +optional
+	// +kubebuilder:default={}
+	Rolls RollPolicy `json:"rolls,omitempty"`
+
+	// When a roll may begin. Without any, always. One that has begun goes on after the window has closed,
+	// and so do its further attempts.
+	//
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=20
+	Windows []Window `json:"windows,omitempty"`
+
+	// Starts nothing for this cluster: no check, no roll. What runs already runs to its end.
+	//
+	// +optional
+	Suspend bool `json:"suspend,omitempty"`
+
+	// Settings of the Jobs.
+	//
+	// +optional
+	// +kubebuilder:default={}
+	Job JobSettings `json:"job,omitempty"`
+}
+
+// LockPolicy says where recast.lock comes from.
+type LockPolicy string
+
+// The values of LockPolicy.
+const (
+	LockFromSource LockPolicy = "Source"
+	LockUpdate     LockPolicy = "Update"
+)
+
+// DriftSchedule says when to check.
+type DriftSchedule struct {
+	// Cron expression with five fields. Empty: only when the files change.
+	//
+	// +optional
+	// +kubebuilder:default="17 * * * *"
+	// +kubebuilder:validation:MaxLength=100
+	Schedule string `json:"schedule"`
+	// IANA name, Europe/Oslo. Default: UTC.
+	//
+	// +optional
+	// +kubebuilder:validation:MaxLength=100
+	TimeZone string `json:"timeZone,omitempty"`
+}
+
+// RollPolicy says what is done about drift.
+type RollPolicy struct {
+	// Automatic: an ImageRoll is made when a check finds drift. Never: only people, pipelines and FleetRolls make them.
+	//
+	// +optional
+	// +kubebuilder:default=Automatic
+	// +kubebuilder:validation:Enum=Automatic;Never
+	Create string `json:"create,omitempty"`
+	// Manual: a person sets approved: true on the ImageRoll when they have read its plan. Automatic: it begins by itself.
+	//
+	// +optional
+	// +kubebuilder:default=Manual
+	// +kubebuilder:validation:Enum=Manual;Automatic
+	Approval string `json:"approval,omitempty"`
+	// Attempts in a row that may fail without finishing a node. An attempt goes on where the last one stopped.
+	//
+	// +optional
+	// +kubebuilder:default=6
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=50
+	Retries int32 `json:"retries,omitempty"`
+	// With two control planes: accept that etcd and the Kubernetes API are down during the roll.
+	//
+	// +optional
+	AcceptOutage bool `json:"acceptOutage,omitempty"`
+	// Finished ImageRolls that are kept.
+	//
+	// +optional
+	// +kubebuilder:default=10
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=100
+	Keep int32 `json:"keep,omitempty"`
+}
+
+// The values of RollPolicy.
+const (
+	CreateAutomatic   = "Automatic"
+	CreateNever       = "Never"
+	ApprovalManual    = "Manual"
+	ApprovalAutomatic = "Automatic"
+)
+
+// Window is a maintenance window: it opens at each time of the schedule and closes after the duration.
+type Window struct {
+	// Cron expression with five fields: "0 22 * * 6" is every Saturday at 22:00.
+	//
+	// +kubebuilder:validation:MinLength=9
+	// +kubebuilder:validation:MaxLength=100
+	Schedule string `json:"schedule"`
+	// How long it is open: 4h, 90m.
+	//
+	// +kubebuilder:validation:XValidation:rule="duration(self) >= duration('1m') && duration(self) <= duration('168h')",message="duration: between 1m and 168h"
+	Duration metav1.Duration `json:"duration"`
+	// IANA name, Europe/Oslo. Default: UTC.
+	//
+	// +optional
+	// +kubebuilder:validation:MaxLength=100
+	TimeZone string `json:"timeZone,omitempty"`
+}
+
+// JobSettings are settings of the Jobs of a cluster.
+type JobSettings struct {
+	// Image of recast. Default: that of the operator.
+	//
+	// +optional
+	Image string `json:"image,omitempty"`
+	// +optional
+	ImagePullSecrets []corev1.LocalObjectReference `json:"imagePullSecrets,omitempty"`
+	// Default: 50m CPU and 128Mi memory requested, 1Gi memory as limit. Images are unpacked on disk, not in memory.
+	//
+	// +optional
+	Resources *corev1.ResourceRequirements `json:"resources,omitempty"`
+	// +optional
+	NodeSelector map[string]string `json:"nodeSelector,omitempty"`
+	// +optional
+	// +listType=atomic
+	Tolerations []corev1.Toleration `json:"tolerations,omitempty"`
+	// PersistentVolumeClaim for etcd snapshots. Without one they go with the Job's pod.
+	//
+	// +optional
+	BackupClaim string `json:"backupClaim,omitempty"`
+	// Seconds that a roll has for the nodes in progress when its pod is deleted.
+	//
+	// +optional
+	// +kubebuilder:default=3600
+	// +kubebuilder:validation:Minimum=30
+	// +kubebuilder:validation:Maximum=86400
+	TerminationGracePeriodSeconds int64 `json:"terminationGracePeriodSeconds,omitempty"`
+	// ConfigMap with ca.crt: certificates of authorities that the Job's programs trust, besides those of the image.
+	//
+	// +optional
+	TrustBundle string `json:"trustBundle,omitempty"`
+}
+
+// TalosClusterStatus is what is known of a cluster.
+type TalosClusterStatus struct {
+	// The generation of the spec that this status is of.
+	//
+	// +optional
+	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
+	// +optional
+	// +listType=map
+	// +listMapKey=type
+	Conditions []metav1.Condition `json:"conditions,omitempty"`
+
+	// The newest check, as its Job has reported it.
+	//
+	// +optional
+	Check *Check `json:"check,omitempty"`
+	// Checks that were begun, ever: the next one has this number.
+	//
+	// +optional
+	Checks int64 `json:"checks,omitempty"`
+	// ImageRolls that the operator has made, ever.
+	//
+	// +optional
+	Rolls int64 `json:"rolls,omitempty"`
+
+	// +optional
+	Nodes *Nodes `json:"nodes,omitempty"`
+	// +optional
+	Talos *Versions `json:"talos,omitempty"`
+	// +optional
+	Kubernetes *Versions `json:"kubernetes,omitempty"`
+	// The build of each schematic that the lock has.
+	//
+	// +optional
+	// +listType=map
+	// +listMapKey=schematic
+	Builds []Build `json:"builds,omitempty"`
+	// The newest ImageRoll.
+	//
+	// +optional
+	Roll *RollSummary `json:"roll,omitempty"`
+	// When the next maintenance window opens, if there are windows and none is open.
+	//
+	// +optional
+	NextWindow *metav1.Time `json:"nextWindow,omitempty"`
+	// What a -target annotation said when a roll for it was made: a roll that failed is not made again until it changes.
+	//
+	// +optional
+	HandledTarget string `json:"handledTarget,omitempty"`
+}
+
+// Check is one comparison of a cluster with its files. Its Job writes it.
+type Check struct {
+	// Name of the Job.
+	Job string `json:"job"`
+	// What the check was asked for: generation, version of the ConfigMap, targets, requests. Another one makes it outdated.
+	//
+	// +optional
+	For string `json:"for,omitempty"`
+	// +optional
+	Started *metav1.Time `json:"started,omitempty"`
+	// +optional
+	Ended *metav1.Time `json:"ended,omitempty"`
+	// Commit, digest or hash of the files.
+	//
+	// +optional
+	Revision string `json:"revision,omitempty"`
+	// Hash of what recast.lock pins.
+	//
+	// +optional
+	Lock string `json:"lock,omitempty"`
+	// recast's exit code: 0 in sync, 2 drift, else the check has failed.
+	//
+	// +optional
+	ExitCode int32 `json:"exitCode"`
+	// Why the check has failed, and what to do: recast doctor's lines.
+	//
+	// +optional
+	// +listType=atomic
+	Problems []string `json:"problems,omitempty"`
+	// Why nodes are stale or unread, the first of them.
+	//
+	// +optional
+	// +listType=atomic
+	Reasons []string `json:"reasons,omitempty"`
+	// What only an upgrade of Kubernetes changes.
+	//
+	// +optional
+	OnlyKubernetes bool `json:"onlyKubernetes,omitempty"`
+}
+
+// Nodes counts the nodes of a cluster.
+type Nodes struct {
+	Total  int32 `json:"total"`
+	InSync int32 `json:"inSync"`
+	Stale  int32 `json:"stale"`
+	Unread int32 `json:"unread"`
+}
+
+// Versions are those of Talos or Kubernetes.
+type Versions struct {
+	// The oldest one that a node runs.
+	//
+	// +optional
+	Current string `json:"current,omitempty"`
+	// That of the files.
+	//
+	// +optional
+	Wanted string `json:"wanted,omitempty"`
+	// The newest one that there is, if it is newer than what is wanted.
+	//
+	// +optional
+	Available string `json:"available,omitempty"`
+}
+
+// Build is a schematic of recast.lock.
+type Build struct {
+	Schematic string `json:"schematic"`
+	ID        string `json:"id"`
+}
+
+// RollSummary is an ImageRoll in a few words.
+type RollSummary struct {
+	Name  string    `json:"name"`
+	Phase RollPhase `json:"phase,omitempty"`
+}
