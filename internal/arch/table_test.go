@@ -30,6 +30,7 @@ const (
 	klog       = "k8s.io/klog/v2"
 	cel        = "github.com/google/cel-go/..."
 	upgradeK8s = "github.com/siderolabs/go-kubernetes/kubernetes/upgrade"
+	cron       = "github.com/robfig/cron/v3"
 	uuid       = "github.com/google/uuid"
 	bbolt      = "go.etcd.io/bbolt"
 	zstd       = "github.com/klauspost/compress/zstd"
@@ -60,6 +61,7 @@ var table = []row{
 
 	// the objects of the operator, and the operator
 	{pkg: "api/v1alpha1", allow: []string{k8sAPI, apimachine}},
+	{pkg: "internal/operator/window", allow: []string{cron}}, // arithmetic: knows no Kubernetes
 
 	{pkg: "pipeline", allow: []string{
 		"schematics", "images", "cluster/...", "internal/config", "internal/step", "internal/bootimage", "internal/journal", "internal/fault", "internal/foreign",
