@@ -126,6 +126,10 @@ type ImageRollStatus struct {
 	//
 	// +optional
 	Begun int32 `json:"begun,omitempty"`
+	// The newest Job that was really made: if that is gone, someone has deleted it.
+	//
+	// +optional
+	MadeJob string `json:"madeJob,omitempty"`
 	// Attempts in a row that finished no node.
 	//
 	// +optional
@@ -174,11 +178,16 @@ type Plan struct {
 
 // Progress is what a running attempt does.
 type Progress struct {
-	// Nodes that are done, of those of the plan.
+	// Nodes that are done, by this attempt and earlier ones, of those of the plan.
 	Done  int32 `json:"done"`
 	Total int32 `json:"total"`
 	// "2/5"
 	Summary string `json:"summary"`
+	// The nodes that are done.
+	//
+	// +optional
+	// +listType=atomic
+	Finished []string `json:"finished,omitempty"`
 	// +optional
 	Node string `json:"node,omitempty"`
 	// The step, and what it waits for.

@@ -109,4 +109,3 @@ type SecretFile struct {
 	// +kubebuilder:validation:XValidation:rule="!self.startsWith('/') && !self.contains('..')",message="path: is relative to recast.yaml, without .."
 	Path string `json:"path"`
 }
-

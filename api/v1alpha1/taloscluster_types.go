@@ -263,10 +263,14 @@ type TalosClusterStatus struct {
 	//
 	// +optional
 	NextWindow *metav1.Time `json:"nextWindow,omitempty"`
-	// What a -target annotation said when a roll for it was made: a roll that failed is not made again until it changes.
+	// What the newest check was begun for.
 	//
 	// +optional
-	HandledTarget string `json:"handledTarget,omitempty"`
+	CheckFor string `json:"checkFor,omitempty"`
+	// When a check last found every node in sync.
+	//
+	// +optional
+	LastInSync *metav1.Time `json:"lastInSync,omitempty"`
 }
 
 // Check is one comparison of a cluster with its files. Its Job writes it.

@@ -30,13 +30,14 @@ const (
 	klog       = "k8s.io/klog/v2"
 	cel        = "github.com/google/cel-go/..."
 	upgradeK8s = "github.com/siderolabs/go-kubernetes/kubernetes/upgrade"
-	cron       = "github.com/robfig/cron/v3"
 	uuid       = "github.com/google/uuid"
 	bbolt      = "go.etcd.io/bbolt"
 	zstd       = "github.com/klauspost/compress/zstd"
 	xz         = "github.com/ulikunitz/xz"
 	otel       = "go.opentelemetry.io/otel/..."
 	prometheus = "github.com/prometheus/client_golang/prometheus"
+	controller = "sigs.k8s.io/controller-runtime/..."
+	semver     = "golang.org/x/mod/semver"
 	jsonschema = "github.com/santhosh-tekuri/jsonschema/v6"
 )
 
@@ -61,7 +62,12 @@ var table = []row{
 
 	// the objects of the operator, and the operator
 	{pkg: "api/v1alpha1", allow: []string{k8sAPI, apimachine}},
-	{pkg: "internal/operator/window", allow: []string{cron}}, // arithmetic: knows no Kubernetes
+	{pkg: "cmd/recast-operator", allow: []string{"api/v1alpha1", "internal/operator/...", "internal/config", "internal/factory", "internal/talos", controller, apimachine, k8sAPI, clientGo, "github.com/spf13/cobra", "github.com/go-logr/logr"}},
+	{pkg: "internal/operator", allow: []string{"api/v1alpha1", "internal/operator/...", controller, apimachine, k8sAPI, clientGo}},
+	{pkg: "internal/operator/window", allow: []string{"github.com/robfig/cron/v3"}},
+	{pkg: "internal/operator/source", allow: []string{"api/v1alpha1", ggcr, "github.com/go-git/go-git/v5/..."}},
+	{pkg: "internal/operator/attempt", allow: []string{"api/v1alpha1", "internal/operator/source", "schematics", "cluster/planning", controller, apimachine, k8sAPI, yaml, semver}},
+	{pkg: "internal/operator/job", allow: []string{"api/v1alpha1", "internal/operator/attempt", controller, apimachine, k8sAPI}},
 
 	{pkg: "pipeline", allow: []string{
 		"schematics", "images", "cluster/...", "internal/config", "internal/step", "internal/bootimage", "internal/journal", "internal/fault", "internal/foreign",
@@ -173,7 +179,7 @@ var table = []row{
 	{pkg: "internal/pve/api/apitest", allow: []string{"internal/sim/network", "testing"}},
 	{pkg: "internal/pve/...", files: tests, allow: []string{"internal/pve/api/apitest"}},
 	{pkg: "internal/talos", allow: []string{
-		"cluster", "cluster/config", "cluster/provenance", "cluster/reach", "internal/fault", "internal/foreign", machinery, cosi, pki, grpc, protobuf, yaml, upgradeK8s,
+		"cluster", "cluster/config", "cluster/provenance", "cluster/reach", "internal/fault", "internal/foreign", machinery, cosi, pki, grpc, protobuf, yaml, upgradeK8s, semver,
 	}},
 	{pkg: "internal/kube", allow: []string{
 		"cluster", "internal/wait", "internal/fault", "internal/foreign", clientGo, k8sAPI, apimachine, drain, klog, cel, errgroup, upgradeK8s,

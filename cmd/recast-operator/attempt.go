@@ -1,0 +1,66 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes/scheme"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/recast-sh/recast/api/v1alpha1"
+	"github.com/recast-sh/recast/internal/operator/attempt"
+)
+
+// newAttemptCmd is what the Jobs run. code is the exit code, which is recast's.
+func newAttemptCmd(code *int) *cobra.Command {
+	return &cobra.Command{
+		Use: "attempt", Short: "Carry out the task of a Job (the operator makes those)", Hidden: true, Args: noArgs,
+		RunE: func(c *cobra.Command, _ []string) (err error) {
+			*code, err = runAttempt(c.Context())
+			return err
+		},
+	}
+}
+
+func runAttempt(ctx context.Context) (int, error) {
+	task, err := attempt.ReadTask(os.Getenv(attempt.TaskVariable))
+	if err != nil {
+		return attempt.ExitConfig, err
+	}
+	rest, err := ctrl.GetConfig()
+	if err != nil {
+		return attempt.ExitFailed, err
+	}
+	const answers = 20 * time.Second
+	rest.Timeout = answers
+	s := runtime.NewScheme()
+	if err := scheme.AddToScheme(s); err != nil {
+		return attempt.ExitFailed, err
+	}
+	if err := v1alpha1.AddToScheme(s); err != nil {
+		return attempt.ExitFailed, err
+	}
+	api, err := client.New(rest, client.Options{Scheme: s})
+	if err != nil {
+		return attempt.ExitFailed, fmt.Errorf("reach the Kubernetes API: %w", err)
+	}
+	signals := make(chan os.Signal, 4)
+	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM)
+	const patience = 5 * time.Minute
+	a := &attempt.Attempt{
+		Task:      task,
+		Recast:    attempt.Recast{Binary: "/usr/bin/recast", Dir: attempt.WorkDir, Log: os.Stderr, Signals: signals},
+		Reporter:  attempt.Reporter{Client: api, Log: os.Stderr, Patient: patience},
+		Available: available,
+		Now:       metav1.Now,
+	}
+	return a.Run(ctx)
+}

@@ -1,0 +1,83 @@
+package attempt
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/recast-sh/recast/api/v1alpha1"
+)
+
+// Exit codes of an attempt. Those of recast are passed on.
+const (
+	ExitDone    = 0
+	ExitFailed  = 1
+	ExitConfig  = 3
+	ExitRefused = 4
+)
+
+// Attempt is one run of a task.
+type Attempt struct {
+	Task
+	Recast   Recast
+	Reporter Reporter
+	// Available returns the versions that the cluster of that recast.yaml could be upgraded to, given the
+	// versions that it runs. "": not known.
+	Available func(ctx context.Context, config, talos, kubernetes string) (newTalos, newKubernetes string)
+	Now       func() metav1.Time
+}
+
+// Run carries the task out and returns the exit code of the process. What is wrong with the cluster
+// or its files is reported; an error means that this could not be done.
+func (a *Attempt) Run(ctx context.Context) (int, error) {
+	if err := a.prepare(); err != nil {
+		return ExitFailed, err
+	}
+	switch a.Kind {
+	case Check:
+		return a.check(ctx)
+	case Plan:
+		return a.plan(ctx)
+	case Roll, Kubernetes:
+		return a.roll(ctx)
+	}
+	return ExitConfig, fmt.Errorf("unknown kind of task %q", a.Kind)
+}
+
+// prepare makes the state directory. Its cache of images is on disk, everything else in memory.
+func (a *Attempt) prepare() error {
+	token, err := os.ReadFile(ProxmoxToken)
+	if err == nil {
+		a.Recast.Env = append(a.Recast.Env, "PROXMOX_VE_API_TOKEN="+strings.TrimSpace(string(token)))
+	} else if !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	state := filepath.Join(a.Recast.Dir, ".recast")
+	cache := filepath.Join(ScratchDir, "cache")
+	if err := errors.Join(os.MkdirAll(state, 0o700), os.MkdirAll(cache, 0o700)); err != nil {
+		return err
+	}
+	if err := os.Symlink(cache, filepath.Join(state, "cache")); err != nil && !errors.Is(err, os.ErrExist) {
+		return err
+	}
+	return nil
+}
+
+// lock makes recast.lock where the operator keeps it, from the one that it kept last.
+func (a *Attempt) lock(ctx context.Context) (ended, error) {
+	if a.Lock != v1alpha1.LockUpdate {
+		return ended{}, nil
+	}
+	kept, err := os.ReadFile(filepath.Join(LockDir, KeyLock))
+	if err == nil && len(kept) > 0 {
+		if err := os.WriteFile(filepath.Join(a.Recast.Dir, KeyLock), kept, 0o600); err != nil {
+			return ended{}, err
+		}
+	}
+	return a.Recast.run(ctx, nil, "lock")
+}

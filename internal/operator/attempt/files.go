@@ -1,0 +1,207 @@
+package attempt
+
+import (
+	"archive/tar"
+	"bytes"
+	"compress/gzip"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"go.yaml.in/yaml/v4"
+
+	"github.com/recast-sh/recast/api/v1alpha1"
+	"github.com/recast-sh/recast/internal/operator/source"
+)
+
+// configFile is the name of recast's configuration.
+const configFile = "recast.yaml"
+
+// files puts the files of a cluster together, and returns their revision.
+func (a *Attempt) files(ctx context.Context) (string, error) {
+	revision, err := source.Fetch(ctx, a.Source, SourceDir, GitDir, a.Recast.Dir)
+	if err != nil {
+		return "", err
+	}
+	if err := a.adapt(); err != nil {
+		return "", err
+	}
+	return revision, a.secretFiles()
+}
+
+// adapt changes recast.yaml to what the TalosCluster wants, and to where things are in this container.
+func (a *Attempt) adapt() error {
+	name := filepath.Join(a.Recast.Dir, configFile)
+	text, err := os.ReadFile(name)
+	if err != nil {
+		return err
+	}
+	edits := [][2]string{{"talos.config", Talosconfig}}
+	if a.TalosVersion != "" {
+		edits = append(edits, [2]string{"talos.version", "v" + strings.TrimPrefix(a.TalosVersion, "v")})
+	}
+	if a.KubernetesVersion != "" {
+		edits = append(edits, [2]string{"kubernetes.version", "v" + strings.TrimPrefix(a.KubernetesVersion, "v")})
+	}
+	if a.Backups {
+		edits = append(edits, [2]string{"roll.etcdSnapshot", BackupDir})
+	}
+	text, err = edited(text, edits)
+	if err != nil {
+		return fmt.Errorf("%s: %w", configFile, err)
+	}
+	return os.WriteFile(name, text, 0o600)
+}
+
+// edited sets keys of a YAML file, such as talos.version, to texts.
+func edited(text []byte, edits [][2]string) ([]byte, error) {
+	var doc yaml.Node
+	if err := yaml.Unmarshal(text, &doc); err != nil {
+		return nil, err
+	}
+	if len(doc.Content) != 1 || doc.Content[0].Kind != yaml.MappingNode {
+		return nil, errors.New("is no mapping of keys to values")
+	}
+	for _, e := range edits {
+		at := doc.Content[0]
+		keys := strings.Split(e[0], ".")
+		for i, key := range keys {
+			value := valueOf(at, key)
+			if value == nil {
+				value = &yaml.Node{Kind: yaml.MappingNode, Tag: "!!map"}
+				at.Content = append(at.Content, &yaml.Node{Kind: yaml.ScalarNode, Tag: "!!str", Value: key}, value)
+			}
+			if i < len(keys)-1 && value.Kind != yaml.MappingNode {
+				return nil, fmt.Errorf("%s: is no mapping of keys to values", strings.Join(keys[:i+1], "."))
+			}
+			at = value
+		}
+		*at = yaml.Node{Kind: yaml.ScalarNode, Tag: "!!str", Value: e[1], LineComment: at.LineComment}
+	}
+	return yaml.Marshal(&doc)
+}
+
+func valueOf(mapping *yaml.Node, key string) *yaml.Node {
+	for i := 0; i+1 < len(mapping.Content); i += 2 {
+		if mapping.Content[i].Value == key {
+			return mapping.Content[i+1]
+		}
+	}
+	return nil
+}
+
+// secretFiles copies spec.secrets.files to where they belong. A file that the source has, too, is
+// replaced.
+func (a *Attempt) secretFiles() error {
+	root, err := os.OpenRoot(a.Recast.Dir)
+	if err != nil {
+		return err
+	}
+	defer root.Close()
+	for i, f := range a.Files {
+		b, err := os.ReadFile(filepath.Join(FilesDir, strconv.Itoa(i), "file"))
+		if errors.Is(err, fs.ErrNotExist) {
+			continue // missing names it
+		}
+		if err != nil {
+			return err
+		}
+		if dir := filepath.Dir(f.Path); dir != "." {
+			if err := root.MkdirAll(dir, 0o700); err != nil {
+				return fmt.Errorf("spec.secrets.files[%d].path: %w", i, err)
+			}
+		}
+		if err := root.WriteFile(f.Path, b, 0o600); err != nil {
+			return fmt.Errorf("spec.secrets.files[%d].path: %w", i, err)
+		}
+	}
+	return nil
+}
+
+// missing lists the keys of Secrets that are not there, with the remedy.
+func (a *Attempt) missing() []string {
+	var problems []string
+	for _, m := range a.Secrets {
+		if b, err := os.ReadFile(m.Path); err == nil && len(bytes.TrimSpace(b)) > 0 {
+			continue
+		}
+		problems = append(problems, fmt.Sprintf("%s: the Secret %s has no key %s, or is missing in the namespace %s: kubectl -n %s create secret generic %s --from-file=%s=FILE",
+			m.Field, m.Secret, m.Key, a.Namespace, a.Namespace, m.Secret, m.Key))
+	}
+	return problems
+}
+
+// pack returns a gzipped tar of the files of a directory, without Secrets and what recast made.
+func pack(dir string, secrets []v1alpha1.SecretFile) ([]byte, error) {
+	secret := map[string]bool{}
+	for _, f := range secrets {
+		secret[filepath.Clean(f.Path)] = true
+	}
+	var out bytes.Buffer
+	zip := gzip.NewWriter(&out)
+	archive := tar.NewWriter(zip)
+	err := fs.WalkDir(os.DirFS(dir), ".", func(name string, e fs.DirEntry, err error) error {
+		switch {
+		case err != nil:
+			return err
+		case e.IsDir() && name == ".recast":
+			return fs.SkipDir
+		case !e.Type().IsRegular() || secret[filepath.FromSlash(name)]:
+			return nil
+		}
+		b, err := os.ReadFile(filepath.Join(dir, filepath.FromSlash(name)))
+		if err != nil {
+			return err
+		}
+		if err := archive.WriteHeader(&tar.Header{Name: name, Mode: 0o600, Size: int64(len(b))}); err != nil {
+			return err
+		}
+		_, err = archive.Write(b)
+		return err
+	})
+	if err := errors.Join(err, archive.Close(), zip.Close()); err != nil {
+		return nil, err
+	}
+	return out.Bytes(), nil
+}
+
+// unpack is the reverse of pack.
+func unpack(dir string, packed io.Reader) error {
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return err
+	}
+	defer root.Close()
+	zip, err := gzip.NewReader(packed)
+	if err != nil {
+		return err
+	}
+	archive := tar.NewReader(zip)
+	for {
+		h, err := archive.Next()
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		if dir := filepath.Dir(h.Name); dir != "." {
+			if err := root.MkdirAll(dir, 0o700); err != nil {
+				return err
+			}
+		}
+		b, err := io.ReadAll(archive)
+		if err != nil {
+			return err
+		}
+		if err := root.WriteFile(h.Name, b, 0o600); err != nil {
+			return err
+		}
+	}
+}

@@ -1,0 +1,265 @@
+package operator
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
+
+	"github.com/recast-sh/recast/api/v1alpha1"
+	"github.com/recast-sh/recast/internal/operator/attempt"
+	"github.com/recast-sh/recast/internal/operator/job"
+)
+
+// Reasons of an attempt.
+const (
+	attemptSucceeded   = "Succeeded"
+	attemptFailed      = "Failed"
+	attemptConfig      = "Configuration"
+	attemptRefused     = "Refused"
+	attemptClaimed     = "Claimed"
+	attemptKilled      = "Killed"      // by a signal
+	attemptInterrupted = "Interrupted" // it was told to end
+	attemptLost        = "Lost"        // with its node, or someone deleted its Job
+)
+
+// current is the attempt that has not ended, nil if none runs.
+func (t *turn) current() *v1alpha1.Attempt {
+	list := t.roll.Status.Attempts
+	if len(list) == 0 || list[len(list)-1].Ended != nil {
+		return nil
+	}
+	return &list[len(list)-1]
+}
+
+// watch looks at the Job of an attempt. When that has ended, it writes down how.
+func (t *turn) watch(ctx context.Context, a *v1alpha1.Attempt) (running bool, message string, err error) {
+	var j batchv1.Job
+	err = t.Client.Get(ctx, client.ObjectKey{Namespace: t.roll.Namespace, Name: a.Job}, &j)
+	if apierrors.IsNotFound(err) {
+		return t.missingJob(ctx, a)
+	}
+	if err != nil {
+		return false, "", err
+	}
+	t.roll.Status.MadeJob = a.Job
+	ended, succeeded := jobEnded(&j)
+	if ended.IsZero() {
+		return true, t.progress(ctx, &j), nil
+	}
+	a.Ended = new(metav1.NewTime(ended))
+	if p := t.roll.Status.Progress; p != nil {
+		a.Done = p.Done
+	}
+	a.ExitCode, err = t.exitCode(ctx, &j, succeeded)
+	if err != nil {
+		return false, "", err
+	}
+	a.Reason = attemptReason(a.ExitCode)
+	return false, "", nil
+}
+
+// missingJob makes the Job of an attempt that was written down but has none: the operator was ended
+// in between. If someone has deleted the Job, the attempt is lost.
+func (t *turn) missingJob(ctx context.Context, a *v1alpha1.Attempt) (running bool, message string, err error) {
+	// The cache may not have it yet.
+	err = t.Live.Get(ctx, client.ObjectKey{Namespace: t.roll.Namespace, Name: a.Job}, &batchv1.Job{})
+	if err == nil {
+		return true, "Job " + a.Job, nil
+	}
+	if !apierrors.IsNotFound(err) {
+		return false, "", err
+	}
+	if t.roll.Status.MadeJob == a.Job {
+		a.Ended, a.Reason = new(metav1.NewTime(t.now)), attemptLost
+		return false, "", nil
+	}
+	return true, "Job " + a.Job, t.makeJob(ctx, t.kind(), a.Job)
+}
+
+// kind is what the current or the next attempt does.
+func (t *turn) kind() attempt.Kind {
+	switch {
+	case t.roll.Status.Plan == nil:
+		return attempt.Plan
+	case t.roll.Spec.Action == v1alpha1.ActionKubernetes:
+		return attempt.Kubernetes
+	}
+	return attempt.Roll
+}
+
+// learn draws the conclusion from an attempt that has ended: the roll is finished, or the next attempt
+// begins some time later.
+func (t *turn) learn(a v1alpha1.Attempt) (v1alpha1.RollPhase, verdict) {
+	s := &t.roll.Status
+	words := lastWords(*s)
+	before := int32(0)
+	if n := len(s.Attempts); n > 1 {
+		before = s.Attempts[n-2].Done
+	}
+	if a.Done > before {
+		s.Failures = 0
+	}
+	switch a.Reason {
+	case attemptSucceeded:
+		s.Failures, s.ClaimWaits = 0, 0
+		if s.Started == nil { // that was the plan
+			return "", verdict{}
+		}
+		return v1alpha1.PhaseSucceeded, verdict{ready: true, reason: v1alpha1.ReasonSucceeded, message: words}
+	case attemptConfig:
+		return v1alpha1.PhaseFailed, stalled(v1alpha1.ReasonConfiguration, "%s", words)
+	case attemptRefused:
+		return v1alpha1.PhaseFailed, stalled(v1alpha1.ReasonRefused, "%s", words)
+	case attemptClaimed:
+		s.ClaimWaits++
+		s.NotBefore = new(metav1.NewTime(a.Ended.Add(t.Pace.Claim)))
+		if s.ClaimWaits > claimWaits {
+			return v1alpha1.PhaseFailed, stalled(v1alpha1.ReasonRetriesExhausted, "%d attempts met another run: %s", s.ClaimWaits, words)
+		}
+		return "", verdict{}
+	}
+	s.ClaimWaits = 0
+	s.Failures++
+	if retries := max(1, t.cluster.Spec.Rolls.Retries); s.Failures > retries {
+		return v1alpha1.PhaseFailed, stalled(v1alpha1.ReasonRetriesExhausted, "%d attempts in a row finished no node, the last one: %s", s.Failures, words)
+	}
+	pause := min(t.Pace.MaxRetry, t.Pace.FirstRetry<<min(s.Failures-1, 20))
+	s.NotBefore = new(metav1.NewTime(a.Ended.Add(pause)))
+	return "", verdict{}
+}
+
+// exitCode is that of an attempt's container: by its own word, else by the pod's status. nil: not known.
+func (t *turn) exitCode(ctx context.Context, j *batchv1.Job, succeeded bool) (*int32, error) {
+	if succeeded {
+		return new(int32(job.ExitDone)), nil
+	}
+	pods, err := t.pods(ctx, j)
+	if err != nil {
+		return nil, err
+	}
+	for _, p := range pods {
+		for _, c := range p.Status.ContainerStatuses {
+			if c.State.Terminated != nil {
+				return &c.State.Terminated.ExitCode, nil
+			}
+		}
+	}
+	if o := t.roll.Status.Outcome; o != nil && o.Job == j.Name {
+		return &o.ExitCode, nil
+	}
+	return nil, nil
+}
+
+// attemptReason says in a word what an exit code means.
+func attemptReason(code *int32) string {
+	const signalled = 128
+	switch {
+	case code == nil:
+		return attemptLost
+	case *code == job.ExitDone:
+		return attemptSucceeded
+	case *code == job.ExitConfig:
+		return attemptConfig
+	case *code == job.ExitRefused:
+		return attemptRefused
+	case *code == job.ExitClaimed:
+		return attemptClaimed
+	case *code == signalled+2:
+		return attemptInterrupted
+	case *code > signalled:
+		return attemptKilled
+	}
+	return attemptFailed
+}
+
+// pods are those of a Job, the newest first, from the API server: they are needed too seldom for a cache.
+func (s *Shared) pods(ctx context.Context, j *batchv1.Job) ([]corev1.Pod, error) {
+	var list corev1.PodList
+	err := s.Live.List(ctx, &list, client.InNamespace(j.Namespace), client.MatchingLabels{batchv1.JobNameLabel: j.Name})
+	slices.SortFunc(list.Items, func(a, b corev1.Pod) int { return b.CreationTimestamp.Compare(a.CreationTimestamp.Time) })
+	return list.Items, err
+}
+
+// slowStart is how long a pod may take to run before its status says why it does not.
+const slowStart = time.Minute
+
+// progress says what a running attempt does, or why its pod does not run.
+func (t *turn) progress(ctx context.Context, j *batchv1.Job) string {
+	if p := t.roll.Status.Progress; p != nil && p.Message != "" && j.Status.Active > 0 && p.Updated != nil && !p.Updated.Time.Before(j.CreationTimestamp.Time) {
+		return strings.TrimSuffix(fmt.Sprintf("%s nodes; %s: %s", p.Summary, p.Node, p.Message), ": ")
+	}
+	message := "Job " + j.Name
+	since := j.CreationTimestamp.Add(slowStart)
+	if j.Status.Ready != nil && *j.Status.Ready > 0 {
+		return message
+	}
+	if t.now.Before(since) {
+		t.lookAgain(since)
+		return message
+	}
+	t.lookAgain(t.now.Add(slowStart))
+	pods, err := t.pods(ctx, j)
+	if err != nil || len(pods) == 0 {
+		return message + " has no pod yet"
+	}
+	return message + ": " + podTrouble(&pods[0])
+}
+
+// podTrouble says why a pod does not run.
+func podTrouble(p *corev1.Pod) string {
+	for _, c := range p.Status.ContainerStatuses {
+		if w := c.State.Waiting; w != nil {
+			return fmt.Sprintf("pod %s: %s: %s", p.Name, w.Reason, w.Message)
+		}
+	}
+	for _, c := range p.Status.Conditions {
+		if c.Type == corev1.PodScheduled && c.Status != corev1.ConditionTrue {
+			return fmt.Sprintf("pod %s: %s: %s", p.Name, c.Reason, c.Message)
+		}
+	}
+	return fmt.Sprintf("pod %s: %s", p.Name, p.Status.Phase)
+}
+
+// jobEnded says when a Job has ended, and whether it succeeded. Zero: it has not.
+func jobEnded(j *batchv1.Job) (at time.Time, succeeded bool) {
+	for _, c := range j.Status.Conditions {
+		if c.Status == corev1.ConditionTrue && (c.Type == batchv1.JobComplete || c.Type == batchv1.JobFailed) {
+			return c.LastTransitionTime.Time, c.Type == batchv1.JobComplete
+		}
+	}
+	return time.Time{}, false
+}
+
+// createJob makes a Job. One of that name is the same.
+func (s *Shared) createJob(ctx context.Context, owner client.Object, j *batchv1.Job) error {
+	if err := controllerutil.SetControllerReference(owner, j, s.Scheme); err != nil {
+		return err
+	}
+	err := s.Client.Create(ctx, j, client.FieldOwner(FieldOwner))
+	if apierrors.IsAlreadyExists(err) {
+		return nil
+	}
+	return err
+}
+
+// endJob deletes a Job with its pod, and says whether both are gone.
+func (s *Shared) endJob(ctx context.Context, namespace, name string) (gone bool, err error) {
+	j := &batchv1.Job{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}}
+	err = s.Live.Get(ctx, client.ObjectKeyFromObject(j), j)
+	if apierrors.IsNotFound(err) {
+		return true, nil
+	}
+	if err != nil || !j.DeletionTimestamp.IsZero() {
+		return false, err
+	}
+	return false, client.IgnoreNotFound(s.Client.Delete(ctx, j, client.PropagationPolicy(metav1.DeletePropagationForeground)))
+}

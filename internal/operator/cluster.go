@@ -1,0 +1,229 @@
+package operator
+
+import (
+	"context"
+	"fmt"
+
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
+
+	"github.com/recast-sh/recast/api/v1alpha1"
+	"github.com/recast-sh/recast/internal/operator/attempt"
+	"github.com/recast-sh/recast/internal/operator/job"
+)
+
+// Clusters reconciles TalosClusters: it checks them, and makes ImageRolls of what has drifted.
+type Clusters struct{ *Shared }
+
+// look is one look at a TalosCluster.
+type look struct {
+	*Shared
+	cluster *v1alpha1.TalosCluster
+	saved   *v1alpha1.TalosCluster // as the API server has it
+	plans   schedules
+	rolls   history
+	running bool // its check
+	agenda
+}
+
+// Reconcile looks at a cluster, does what is next, and says so in its status.
+func (r *Clusters) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
+	var c v1alpha1.TalosCluster
+	if err := r.Client.Get(ctx, req.NamespacedName, &c); err != nil {
+		return ctrl.Result{}, client.IgnoreNotFound(err)
+	}
+	l := &look{Shared: r.Shared, cluster: &c, saved: c.DeepCopy(), agenda: agenda{now: r.Now()}}
+	var err error
+	if l.rolls, err = rollsOf(ctx, r.Client, c.Namespace, c.Name); err != nil {
+		return ctrl.Result{}, err
+	}
+	if !c.DeletionTimestamp.IsZero() {
+		return ctrl.Result{}, l.leave(ctx)
+	}
+	if controllerutil.AddFinalizer(&c, v1alpha1.Finalizer) {
+		if err := r.Client.Patch(ctx, &c, client.MergeFromWithOptions(l.saved, client.MergeFromWithOptimisticLock{})); err != nil {
+			return ctrl.Result{}, err
+		}
+		l.saved = c.DeepCopy()
+	}
+	v, err := l.step(ctx)
+	if err != nil {
+		return ctrl.Result{}, err
+	}
+	if err := l.tell(ctx, v); err != nil {
+		return ctrl.Result{}, err
+	}
+	return l.result(), nil
+}
+
+// step does what is next, and returns what to say.
+func (l *look) step(ctx context.Context) (verdict, error) {
+	var err error
+	if l.plans, err = readSchedules(l.cluster.Spec); err != nil {
+		return stalled(v1alpha1.ReasonInvalidSpec, "%s", err), nil
+	}
+	version, err := l.sourceVersion(ctx)
+	if err != nil {
+		return verdict{}, err
+	}
+	if version == "" {
+		return stalled(v1alpha1.ReasonSourceUnavailable, "spec.source.configMap.name: the namespace %s has no ConfigMap %s: create it, with recast.yaml, recast.lock and the schematics",
+			l.cluster.Namespace, l.cluster.Spec.Source.ConfigMap.Name), nil
+	}
+	l.nextWindow()
+	wanted := l.wants(version)
+	if err := l.watchCheck(ctx); err != nil {
+		return verdict{}, err
+	}
+	if !l.cluster.Spec.Suspend && !l.running && l.rolls.active() == nil && l.due(wanted) {
+		if err := l.beginCheck(ctx, wanted); err != nil {
+			return verdict{}, err
+		}
+	}
+	v := l.judge(wanted)
+	if l.mayMakeRoll(wanted) {
+		roll, err := l.makeRoll(ctx)
+		if err != nil {
+			return verdict{}, err
+		}
+		v = waiting(v1alpha1.ReasonRolling, "ImageRoll %s", roll.Name)
+	}
+	return v, l.forgetRolls(ctx)
+}
+
+// sourceVersion is the version of the ConfigMap of the source; "-" for other sources, "" if there is none.
+func (l *look) sourceVersion(ctx context.Context) (string, error) {
+	src := l.cluster.Spec.Source.ConfigMap
+	if src == nil {
+		return "-", nil
+	}
+	m := &metav1.PartialObjectMetadata{}
+	m.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("ConfigMap"))
+	err := l.Client.Get(ctx, client.ObjectKey{Namespace: l.cluster.Namespace, Name: src.Name}, m)
+	return m.ResourceVersion, client.IgnoreNotFound(err)
+}
+
+// wants says what a check has to be of. A check of something else is outdated.
+func (l *look) wants(source string) string {
+	c := l.cluster
+	asked := hash(c.Spec.Source, c.Spec.Secrets, c.Spec.Lock, c.Spec.Job, job.TalosTarget(c), job.KubernetesTarget(c), c.Annotations[v1alpha1.AnnotationCheckRequested])
+	return fmt.Sprintf("source=%s spec=%s after=%s", source, asked, l.rolls.finished())
+}
+
+// due says whether a check is to begin.
+func (l *look) due(wanted string) bool {
+	c := l.cluster.Status.Check
+	if c == nil || c.For != wanted {
+		return true
+	}
+	if c.ExitCode != job.ExitDone && c.ExitCode != exitDrift {
+		retry := c.Ended.Add(l.Pace.Recheck)
+		l.lookAgain(retry)
+		if !l.now.Before(retry) {
+			return true
+		}
+	}
+	due, next := l.plans.drift.Due(c.Started.Time, l.now)
+	l.lookAgain(next)
+	return due
+}
+
+// exitDrift is recast's exit code for drift.
+const exitDrift = 2
+
+// checkJob is the name of the newest check's Job.
+func (l *look) checkJob() string {
+	return job.Name(l.cluster.Name, attempt.Check, l.cluster.Status.Checks)
+}
+
+// watchCheck finds out whether a check runs. One that has ended without a word is begun again.
+func (l *look) watchCheck(ctx context.Context) error {
+	s := &l.cluster.Status
+	if s.Checks == 0 || s.Check != nil && s.Check.Job == l.checkJob() {
+		return nil
+	}
+	var j batchv1.Job
+	err := l.Client.Get(ctx, client.ObjectKey{Namespace: l.cluster.Namespace, Name: l.checkJob()}, &j)
+	if client.IgnoreNotFound(err) != nil {
+		return err
+	}
+	if err != nil { // the operator was ended before it could make it, or its time is over
+		l.running = true
+		return l.makeCheckJob(ctx, s.CheckFor)
+	}
+	ended, _ := jobEnded(&j)
+	if ended.IsZero() {
+		l.running = true
+		return nil
+	}
+	retry := ended.Add(l.Pace.MaxRetry)
+	if l.now.Before(retry) {
+		l.running = true // in a way: nothing else is begun until then
+		l.lookAgain(retry)
+		return nil
+	}
+	return l.beginCheck(ctx, s.CheckFor)
+}
+
+// beginCheck counts the check before it makes its Job, so that there are never two of one number.
+func (l *look) beginCheck(ctx context.Context, wanted string) error {
+	l.cluster.Status.Checks++
+	l.cluster.Status.CheckFor = wanted
+	if err := l.save(ctx); err != nil {
+		return err
+	}
+	l.running = true
+	return l.makeCheckJob(ctx, wanted)
+}
+
+func (l *look) makeCheckJob(ctx context.Context, wanted string) error {
+	for _, o := range job.OfCluster(l.cluster) {
+		if err := l.apply(ctx, l.cluster, o); err != nil {
+			return err
+		}
+	}
+	task := job.Task(l.cluster, attempt.Check)
+	task.Job, task.Results, task.For = l.checkJob(), job.Account(l.cluster.Name), wanted
+	return l.createJob(ctx, l.cluster, job.New(job.Spec{Cluster: l.cluster, Task: task, Image: l.Image}))
+}
+
+// save writes the status, if it has changed. It fails if someone else has written meanwhile.
+func (l *look) save(ctx context.Context) error {
+	if equality.Semantic.DeepEqual(l.cluster.Status, l.saved.Status) {
+		return nil
+	}
+	if err := l.Client.Status().Patch(ctx, l.cluster, client.MergeFromWithOptions(l.saved, client.MergeFromWithOptimisticLock{})); err != nil {
+		return err
+	}
+	l.saved = l.cluster.DeepCopy()
+	return nil
+}
+
+// leave ends what runs for a deleted cluster. Its VMs and its nodes stay as they are.
+func (l *look) leave(ctx context.Context) error {
+	if !controllerutil.ContainsFinalizer(l.cluster, v1alpha1.Finalizer) {
+		return nil
+	}
+	left := false
+	for _, r := range l.rolls {
+		if r.Status.Phase.Finished() {
+			continue
+		}
+		left = true
+		if r.DeletionTimestamp.IsZero() {
+			if err := l.Client.Delete(ctx, &r); client.IgnoreNotFound(err) != nil {
+				return err
+			}
+		}
+	}
+	if left {
+		return l.tell(ctx, waiting(v1alpha1.ReasonTerminating, "its ImageRolls end first; no VM is deleted"))
+	}
+	controllerutil.RemoveFinalizer(l.cluster, v1alpha1.Finalizer)
+	return l.Client.Patch(ctx, l.cluster, client.MergeFromWithOptions(l.saved, client.MergeFromWithOptimisticLock{}))
+}

@@ -1,0 +1,54 @@
+package operator
+
+import (
+	"cmp"
+	"context"
+	"slices"
+
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/recast-sh/recast/api/v1alpha1"
+)
+
+// history is the ImageRolls of a cluster, the oldest first.
+type history []v1alpha1.ImageRoll
+
+// rollsOf reads the ImageRolls of a cluster.
+func rollsOf(ctx context.Context, c client.Reader, namespace, cluster string) (history, error) {
+	var list v1alpha1.ImageRollList
+	if err := c.List(ctx, &list, client.InNamespace(namespace), client.MatchingFields{indexCluster: cluster}); err != nil {
+		return nil, err
+	}
+	slices.SortFunc(list.Items, func(a, b v1alpha1.ImageRoll) int {
+		return cmp.Or(a.CreationTimestamp.Compare(b.CreationTimestamp.Time), cmp.Compare(len(a.Name), len(b.Name)), cmp.Compare(a.Name, b.Name))
+	})
+	return list.Items, nil
+}
+
+// active is the oldest one that is not finished, nil if all are.
+func (h history) active() *v1alpha1.ImageRoll {
+	for i := range h {
+		if !h[i].Status.Phase.Finished() {
+			return &h[i]
+		}
+	}
+	return nil
+}
+
+// newest is the active one, else the last one; nil if there is none.
+func (h history) newest() *v1alpha1.ImageRoll {
+	if active := h.active(); active != nil || len(h) == 0 {
+		return active
+	}
+	return &h[len(h)-1]
+}
+
+// finished is the name of the last one that is finished, "" if none is.
+func (h history) finished() string {
+	for _, r := range slices.Backward(h) {
+		if r.Status.Phase.Finished() {
+			return r.Name
+		}
+	}
+	return ""
+}

@@ -1,0 +1,197 @@
+// Package job makes the Kubernetes objects of an attempt: the Job, and the ServiceAccount, the Role
+// and the ConfigMaps that its pod needs. It only computes them.
+package job
+
+import (
+	"fmt"
+	"strconv"
+
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/recast-sh/recast/api/v1alpha1"
+	"github.com/recast-sh/recast/internal/operator/attempt"
+)
+
+// Exit codes of recast that end an ImageRoll, and the one of a claim that another run holds.
+const (
+	ExitDone    = 0
+	ExitConfig  = 3
+	ExitRefused = 4
+	ExitClaimed = 5
+)
+
+const (
+	container = "recast"
+	user      = 65532 // of the image
+	kept      = 24 * 60 * 60
+	// limits of what Jobs take, in seconds
+	readDeadline = 30 * 60
+	rollDeadline = 24 * 60 * 60
+	readGrace    = 30
+)
+
+// Labels are those of all objects of a cluster, and of a roll if there is one.
+func Labels(cluster, roll string) map[string]string {
+	l := map[string]string{
+		"app.kubernetes.io/name":       "recast-job",
+		"app.kubernetes.io/managed-by": "recast-operator",
+		v1alpha1.LabelCluster:          cluster,
+	}
+	if roll != "" {
+		l[v1alpha1.LabelRoll] = roll
+	}
+	return l
+}
+
+// Spec is what a Job is made from.
+type Spec struct {
+	Cluster *v1alpha1.TalosCluster
+	Task    attempt.Task
+	Image   string // "": spec.job.image of the cluster
+	Plan    string // ConfigMap of the plan that a roll carries out
+	// Near is a node: the pod should run there, so that a cluster that rolls itself takes it last.
+	Near string
+}
+
+// New is the Job of an attempt. It has one pod, never two at a time: who is evicted is replaced once
+// it has ended, and what else ends it ends the Job.
+func New(s Spec) *batchv1.Job {
+	task := s.Task
+	meta := metav1.ObjectMeta{Namespace: task.Namespace, Name: task.Job, Labels: Labels(task.Cluster, task.Roll)}
+	rolls := task.Kind == attempt.Roll || task.Kind == attempt.Kubernetes
+	deadline, grace := int64(readDeadline), int64(readGrace)
+	if rolls {
+		deadline, grace = rollDeadline, s.Cluster.Spec.Job.TerminationGracePeriodSeconds
+	}
+	exits := func(codes ...int32) batchv1.PodFailurePolicyRule {
+		return batchv1.PodFailurePolicyRule{
+			Action:      batchv1.PodFailurePolicyActionFailJob,
+			OnExitCodes: &batchv1.PodFailurePolicyOnExitCodesRequirement{ContainerName: new(container), Operator: batchv1.PodFailurePolicyOnExitCodesOpIn, Values: codes},
+		}
+	}
+	return &batchv1.Job{
+		TypeMeta:   metav1.TypeMeta{APIVersion: "batch/v1", Kind: "Job"},
+		ObjectMeta: meta,
+		Spec: batchv1.JobSpec{
+			BackoffLimit:            new(int32(0)), // the operator begins the next attempt
+			PodReplacementPolicy:    new(batchv1.Failed),
+			ActiveDeadlineSeconds:   &deadline,
+			TTLSecondsAfterFinished: new(int32(kept)),
+			PodFailurePolicy: &batchv1.PodFailurePolicy{Rules: []batchv1.PodFailurePolicyRule{
+				{
+					Action:          batchv1.PodFailurePolicyActionIgnore,
+					OnPodConditions: []batchv1.PodFailurePolicyOnPodConditionsPattern{{Type: corev1.DisruptionTarget, Status: corev1.ConditionTrue}},
+				},
+				exits(ExitConfig, ExitRefused),
+				exits(ExitClaimed),
+			}},
+			Template: corev1.PodTemplateSpec{
+				ObjectMeta: metav1.ObjectMeta{Labels: meta.Labels},
+				Spec:       pod(s, grace, rolls),
+			},
+		},
+	}
+}
+
+func pod(s Spec, grace int64, rolls bool) corev1.PodSpec {
+	settings := s.Cluster.Spec.Job
+	image := s.Image
+	if settings.Image != "" {
+		image = settings.Image
+	}
+	volumes, mounts := volumes(s, rolls)
+	p := corev1.PodSpec{
+		RestartPolicy:                 corev1.RestartPolicyNever,
+		ServiceAccountName:            Account(s.Cluster.Name),
+		AutomountServiceAccountToken:  new(true), // to report: see Role
+		EnableServiceLinks:            new(false),
+		TerminationGracePeriodSeconds: &grace,
+		ImagePullSecrets:              settings.ImagePullSecrets,
+		NodeSelector:                  settings.NodeSelector,
+		Tolerations:                   settings.Tolerations,
+		SecurityContext: &corev1.PodSecurityContext{
+			RunAsNonRoot: new(true), RunAsUser: new(int64(user)), RunAsGroup: new(int64(user)), FSGroup: new(int64(user)),
+			SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault},
+		},
+		Containers: []corev1.Container{{
+			Name:    container,
+			Image:   image,
+			Command: []string{"/usr/bin/recast-operator", "attempt"},
+			Env:     environment(s),
+			EnvFrom: environmentFrom(s),
+			SecurityContext: &corev1.SecurityContext{
+				AllowPrivilegeEscalation: new(false), ReadOnlyRootFilesystem: new(true),
+				Capabilities: &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}},
+			},
+			Resources:    resources(settings),
+			VolumeMounts: mounts,
+		}},
+		Volumes: volumes,
+	}
+	if s.Near != "" {
+		p.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{
+			PreferredDuringSchedulingIgnoredDuringExecution: []corev1.PreferredSchedulingTerm{{
+				Weight: 100,
+				Preference: corev1.NodeSelectorTerm{MatchExpressions: []corev1.NodeSelectorRequirement{
+					{Key: corev1.LabelHostname, Operator: corev1.NodeSelectorOpIn, Values: []string{s.Near}},
+				}},
+			}},
+		}}
+	}
+	return p
+}
+
+func resources(settings v1alpha1.JobSettings) corev1.ResourceRequirements {
+	if settings.Resources != nil {
+		return *settings.Resources
+	}
+	return corev1.ResourceRequirements{
+		Requests: corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("50m"), corev1.ResourceMemory: resource.MustParse("128Mi")},
+		Limits:   corev1.ResourceList{corev1.ResourceMemory: resource.MustParse("1Gi")},
+	}
+}
+
+func environment(s Spec) []corev1.EnvVar {
+	field := func(name, path string) corev1.EnvVar {
+		return corev1.EnvVar{Name: name, ValueFrom: &corev1.EnvVarSource{FieldRef: &corev1.ObjectFieldSelector{FieldPath: path}}}
+	}
+	env := []corev1.EnvVar{
+		{Name: attempt.TaskVariable, Value: s.Task.String()},
+		{Name: "TALOSCONFIG", Value: attempt.Talosconfig},
+		{Name: "KUBECONFIG", Value: attempt.Kubeconfig},
+		{Name: "HOME", Value: attempt.ScratchDir},
+		{Name: "TMPDIR", Value: attempt.ScratchDir},
+		// recast must not wait for its own pod when it drains the node that it runs on.
+		field("RECAST_POD_NAMESPACE", "metadata.namespace"),
+		field("RECAST_POD_NAME", "metadata.name"),
+		field("RECAST_POD_UID", "metadata.uid"),
+	}
+	spec := s.Cluster.Spec
+	if spec.Secrets.AgeKey != nil {
+		env = append(env, corev1.EnvVar{Name: "SOPS_AGE_KEY_FILE", Value: attempt.AgeKey})
+	}
+	if spec.Source.OCI != nil && spec.Source.OCI.SecretName != "" {
+		env = append(env, corev1.EnvVar{Name: "DOCKER_CONFIG", Value: attempt.RegistryDir})
+	}
+	if spec.Job.TrustBundle != "" {
+		env = append(env, corev1.EnvVar{Name: "SSL_CERT_DIR", Value: "/etc/ssl/certs:" + trustDir})
+	}
+	return env
+}
+
+func environmentFrom(s Spec) []corev1.EnvFromSource {
+	name := s.Cluster.Spec.Secrets.EnvFrom
+	if name == "" {
+		return nil
+	}
+	return []corev1.EnvFromSource{{SecretRef: &corev1.SecretEnvSource{LocalObjectReference: corev1.LocalObjectReference{Name: name}}}}
+}
+
+// Name is that of the n-th Job of a kind, of a cluster or of a roll.
+func Name(of string, kind attempt.Kind, n int64) string { return fmt.Sprintf("%s-%s-%d", of, kind, n) }
+
+// fileDir is where the i-th of spec.secrets.files is mounted.
+func fileDir(i int) string { return attempt.FilesDir + "/" + strconv.Itoa(i) }

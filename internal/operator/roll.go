@@ -1,0 +1,287 @@
+package operator
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
+
+	"github.com/recast-sh/recast/api/v1alpha1"
+	"github.com/recast-sh/recast/internal/operator/attempt"
+	"github.com/recast-sh/recast/internal/operator/job"
+)
+
+// Rolls reconciles ImageRolls: plan, approval, window, and one Job after the other until one succeeds.
+type Rolls struct{ *Shared }
+
+// turn is one look at an ImageRoll.
+type turn struct {
+	*Shared
+	roll    *v1alpha1.ImageRoll
+	saved   *v1alpha1.ImageRoll    // as the API server has it
+	cluster *v1alpha1.TalosCluster // nil: there is none
+	agenda
+}
+
+// claimWaits is how many attempts in a row may meet another run. With the default pace that is a day.
+const claimWaits = 720
+
+// Reconcile looks at a roll, does what is next, and says so in its status.
+func (r *Rolls) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
+	var roll v1alpha1.ImageRoll
+	if err := r.Client.Get(ctx, req.NamespacedName, &roll); err != nil {
+		return ctrl.Result{}, client.IgnoreNotFound(err)
+	}
+	t := &turn{Shared: r.Shared, roll: &roll, saved: roll.DeepCopy(), agenda: agenda{now: r.Now()}}
+	if !roll.DeletionTimestamp.IsZero() {
+		return ctrl.Result{}, t.leave(ctx)
+	}
+	if roll.Status.Phase.Finished() {
+		return ctrl.Result{}, nil
+	}
+	if controllerutil.AddFinalizer(&roll, v1alpha1.Finalizer) {
+		if err := r.Client.Patch(ctx, &roll, client.MergeFromWithOptions(t.saved, client.MergeFromWithOptimisticLock{})); err != nil {
+			return ctrl.Result{}, err
+		}
+		t.saved = roll.DeepCopy()
+	}
+	var c v1alpha1.TalosCluster
+	err := r.Client.Get(ctx, client.ObjectKey{Namespace: roll.Namespace, Name: roll.Spec.ClusterName}, &c)
+	if client.IgnoreNotFound(err) != nil {
+		return ctrl.Result{}, err
+	}
+	if err == nil {
+		t.cluster = &c
+	}
+	phase, v, err := t.step(ctx)
+	if err != nil {
+		return ctrl.Result{}, err
+	}
+	if err := t.tell(ctx, phase, v); err != nil {
+		return ctrl.Result{}, err
+	}
+	return t.result(), nil
+}
+
+// step does what is next, and returns what to say.
+func (t *turn) step(ctx context.Context) (v1alpha1.RollPhase, verdict, error) {
+	if t.cluster == nil {
+		return v1alpha1.PhasePending, stalled(v1alpha1.ReasonClusterNotFound, "spec.clusterName: the namespace %s has no TalosCluster %s", t.roll.Namespace, t.roll.Spec.ClusterName), nil
+	}
+	if a := t.current(); a != nil {
+		running, message, err := t.watch(ctx, a)
+		if err != nil {
+			return "", verdict{}, err
+		}
+		if running {
+			phase, reason := t.running()
+			return phase, waiting(reason, "%s", message), nil
+		}
+		if phase, v := t.learn(*a); phase.Finished() {
+			return phase, v, nil
+		}
+	}
+	return t.next(ctx)
+}
+
+// running is what is said while an attempt runs.
+func (t *turn) running() (v1alpha1.RollPhase, string) {
+	if t.kind() == attempt.Plan {
+		return v1alpha1.PhasePlanning, v1alpha1.ReasonPlanning
+	}
+	return v1alpha1.PhaseRolling, v1alpha1.ReasonRolling
+}
+
+// next begins the next attempt, or says what it waits for.
+func (t *turn) next(ctx context.Context) (v1alpha1.RollPhase, verdict, error) {
+	if plan := t.roll.Status.Plan; plan != nil {
+		switch {
+		case len(plan.Refused) > 0:
+			return v1alpha1.PhaseFailed, stalled(v1alpha1.ReasonPlanRefused, "%s", strings.Join(plan.Refused, "\n")), nil
+		case plan.Nodes == 0:
+			return v1alpha1.PhaseSucceeded, verdict{ready: true, reason: v1alpha1.ReasonNothingToDo, message: "no node is stale"}, nil
+		}
+	}
+	plans, err := readSchedules(t.cluster.Spec)
+	if err != nil {
+		return v1alpha1.PhasePending, stalled(v1alpha1.ReasonInvalidSpec, "TalosCluster %s: %s", t.cluster.Name, err), nil
+	}
+	if t.roll.Spec.Suspend || t.cluster.Spec.Suspend {
+		return v1alpha1.PhasePending, verdict{reason: v1alpha1.ReasonSuspended, message: "spec.suspend: no attempt is begun"}, nil
+	}
+	if phase, v, waits, err := t.waits(ctx, plans); waits || err != nil {
+		return phase, v, err
+	}
+	name, err := t.begin(ctx)
+	if err != nil {
+		return "", verdict{}, err
+	}
+	phase, reason := t.running()
+	return phase, waiting(reason, "Job %s", name), nil
+}
+
+// waits says what keeps the next attempt from beginning.
+func (t *turn) waits(ctx context.Context, plans schedules) (v1alpha1.RollPhase, verdict, bool, error) {
+	s := t.roll.Status
+	if s.NotBefore != nil && t.now.Before(s.NotBefore.Time) {
+		t.lookAgain(s.NotBefore.Time)
+		last := s.Attempts[len(s.Attempts)-1]
+		if last.ExitCode != nil && *last.ExitCode == job.ExitClaimed {
+			return v1alpha1.PhaseAwaitingClaim, waiting(v1alpha1.ReasonAwaitingClaim, "%s; tried again at %s", lastWords(s), clock(s.NotBefore)), true, nil
+		}
+		return v1alpha1.PhaseRetrying, waiting(v1alpha1.ReasonRetrying, "attempt %d ended: %s; the next one begins at %s", s.Begun, lastWords(s), clock(s.NotBefore)), true, nil
+	}
+	others, err := rollsOf(ctx, t.Client, t.roll.Namespace, t.roll.Spec.ClusterName)
+	if err != nil {
+		return "", verdict{}, false, err
+	}
+	for _, o := range others {
+		if o.Name == t.roll.Name {
+			break
+		}
+		if !o.Status.Phase.Finished() {
+			return v1alpha1.PhasePending, waiting(v1alpha1.ReasonAwaitingTurn, "ImageRoll %s of the same cluster comes first", o.Name), true, nil
+		}
+	}
+	if s.Plan == nil {
+		return "", verdict{}, false, nil
+	}
+	if !t.roll.Spec.Approved {
+		return v1alpha1.PhaseAwaitingApproval, waiting(v1alpha1.ReasonAwaitingApproval,
+			"plan %s rolls %d nodes: read it in status.plan, then kubectl patch imageroll %s --type=merge -p '{\"spec\":{\"approved\":true}}'", s.Plan.Hash, s.Plan.Nodes, t.roll.Name), true, nil
+	}
+	if open, _ := plans.windows.Open(t.now); !open && s.Started == nil {
+		next := plans.windows.Next(t.now)
+		t.lookAgain(next)
+		return v1alpha1.PhaseAwaitingWindow, waiting(v1alpha1.ReasonAwaitingWindow, "the next maintenance window opens at %s", next.UTC().Format(time.RFC3339)), true, nil
+	}
+	return "", verdict{}, false, nil
+}
+
+// begin writes the attempt down before it makes its Job, so that there are never two of one number.
+func (t *turn) begin(ctx context.Context) (string, error) {
+	s, kind := &t.roll.Status, t.kind()
+	s.Begun++
+	a := v1alpha1.Attempt{Job: job.Name(t.roll.Name, kind, int64(s.Begun)), Started: new(metav1.NewTime(t.now))}
+	const listed = 20
+	s.Attempts = append(s.Attempts, a)
+	s.Attempts = s.Attempts[max(0, len(s.Attempts)-listed):]
+	s.NotBefore = nil
+	if kind != attempt.Plan && s.Started == nil {
+		s.Started = a.Started
+	}
+	if err := t.save(ctx); err != nil {
+		return "", err
+	}
+	return a.Job, t.makeJob(ctx, kind, a.Job)
+}
+
+func (t *turn) makeJob(ctx context.Context, kind attempt.Kind, name string) error {
+	for _, o := range job.OfCluster(t.cluster) {
+		if err := t.apply(ctx, t.cluster, o); err != nil {
+			return err
+		}
+	}
+	for _, o := range job.OfRoll(t.roll) {
+		if err := t.apply(ctx, t.roll, o); err != nil {
+			return err
+		}
+	}
+	task := job.Task(t.cluster, kind)
+	task.Job, task.Roll, task.Only = name, t.roll.Name, t.roll.Spec.Only
+	task.KubernetesRoll = t.roll.Spec.Action == v1alpha1.ActionKubernetes
+	spec := job.Spec{Cluster: t.cluster, Image: t.Image}
+	task.Results = job.PlanName(t.roll.Name)
+	if plan := t.roll.Status.Plan; plan != nil {
+		task.Results, task.PlanHash = job.ReportName(t.roll.Name), plan.Hash
+		spec.Plan, spec.Near = job.PlanName(t.roll.Name), plan.LastNode
+	}
+	if p := t.roll.Status.Progress; p != nil {
+		task.Finished = p.Finished
+	}
+	spec.Task = task
+	return t.createJob(ctx, t.roll, job.New(spec))
+}
+
+// save writes the status, if it has changed. It fails if someone else has written meanwhile.
+func (t *turn) save(ctx context.Context) error {
+	if equality.Semantic.DeepEqual(t.roll.Status, t.saved.Status) {
+		return nil
+	}
+	if err := t.Client.Status().Patch(ctx, t.roll, client.MergeFromWithOptions(t.saved, client.MergeFromWithOptimisticLock{})); err != nil {
+		return err
+	}
+	t.saved = t.roll.DeepCopy()
+	return nil
+}
+
+// tell writes the status, and an Event where the reason has changed.
+func (t *turn) tell(ctx context.Context, phase v1alpha1.RollPhase, v verdict) error {
+	s := &t.roll.Status
+	before := reasonOf(t.saved.Status.Conditions)
+	s.Phase, s.ObservedGeneration = phase, t.roll.Generation
+	if phase.Finished() && s.Ended == nil {
+		s.Ended = new(metav1.NewTime(t.now))
+	}
+	conditions{&s.Conditions, t.roll.Generation}.tell(v)
+	if err := t.save(ctx); err != nil {
+		return err
+	}
+	if v.reason != before {
+		t.event(t.roll, v, "Roll")
+	}
+	return nil
+}
+
+// leave ends the Job of a deleted roll: recast finishes the node in progress. No VM is deleted.
+func (t *turn) leave(ctx context.Context) error {
+	if !controllerutil.ContainsFinalizer(t.roll, v1alpha1.Finalizer) {
+		return nil
+	}
+	if a := t.current(); a != nil {
+		ended, err := t.endJob(ctx, t.roll.Namespace, a.Job)
+		if err != nil {
+			return err
+		}
+		if !ended {
+			return t.tell(ctx, t.roll.Status.Phase, waiting(v1alpha1.ReasonTerminating, "Job %s finishes the node in progress and ends; no VM is deleted", a.Job))
+		}
+	}
+	controllerutil.RemoveFinalizer(t.roll, v1alpha1.Finalizer)
+	err := t.Client.Patch(ctx, t.roll, client.MergeFromWithOptions(t.saved, client.MergeFromWithOptimisticLock{}))
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	return err
+}
+
+func clock(t *metav1.Time) string { return t.UTC().Format(time.RFC3339) }
+
+// lastWords is what the newest attempt said, or how it ended.
+func lastWords(s v1alpha1.ImageRollStatus) string {
+	last := s.Attempts[len(s.Attempts)-1]
+	if s.Outcome != nil && s.Outcome.Job == last.Job && s.Outcome.Message != "" {
+		return s.Outcome.Message
+	}
+	if last.ExitCode != nil {
+		return fmt.Sprintf("%s, exit code %d", last.Reason, *last.ExitCode)
+	}
+	return last.Reason
+}
+
+// rollMessage is what an ImageRoll says of itself.
+func rollMessage(r *v1alpha1.ImageRoll) string {
+	for _, c := range r.Status.Conditions {
+		if c.Type == v1alpha1.ConditionReady {
+			return c.Message
+		}
+	}
+	return "not begun"
+}
