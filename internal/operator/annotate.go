@@ -2,8 +2,9 @@ package operator
 
 import (
 	"context"
+	"maps"
 
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/recast-sh/recast/api/v1alpha1"
@@ -74,16 +75,18 @@ func (l *look) annotate(ctx context.Context, v verdict) error {
 		return err
 	}
 	wanted := l.annotations(v)
+	before := l.cluster.DeepCopy()
 	for _, key := range written {
-		if l.cluster.Annotations[key] != wanted[key] {
-			o := &unstructured.Unstructured{Object: map[string]any{"metadata": map[string]any{
-				"namespace": l.cluster.Namespace, "name": l.cluster.Name, "annotations": anyMap(wanted),
-			}}}
-			o.SetGroupVersionKind(v1alpha1.GroupVersion.WithKind("TalosCluster"))
-			return l.Client.Apply(ctx, client.ApplyConfigurationFromUnstructured(o), client.FieldOwner(FieldOwner+"-annotations"), client.ForceOwnership)
+		if value := wanted[key]; value != "" {
+			metav1.SetMetaDataAnnotation(&l.cluster.ObjectMeta, key, value)
+		} else {
+			delete(l.cluster.Annotations, key)
 		}
 	}
-	return nil
+	if maps.Equal(before.Annotations, l.cluster.Annotations) {
+		return nil
+	}
+	return l.Client.Patch(ctx, l.cluster, client.MergeFrom(before))
 }
 
 // written are the annotations that the operator writes.
@@ -92,14 +95,6 @@ var written = []string{
 	v1alpha1.AnnotationTalosMessage, v1alpha1.AnnotationTalosProgress,
 	v1alpha1.AnnotationKubernetesCurrent, v1alpha1.AnnotationKubernetesAvailable, v1alpha1.AnnotationKubernetesStatus,
 	v1alpha1.AnnotationKubernetesMessage,
-}
-
-func anyMap(m map[string]string) map[string]any {
-	out := map[string]any{}
-	for k, v := range m {
-		out[k] = v
-	}
-	return out
 }
 
 // clear marks the newest roll if it has failed for a target that is no longer there.

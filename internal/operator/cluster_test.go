@@ -1,0 +1,234 @@
+package operator
+
+import (
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/recast-sh/recast/api/v1alpha1"
+	"github.com/recast-sh/recast/internal/operator/attempt"
+)
+
+// bumped plays a cluster of two nodes whose files were changed: both are stale until a roll is done.
+type bumped struct {
+	rolled     bool
+	kubernetes bool // the drift is one of Kubernetes
+	attempts   []ending
+	checks     []ending // before the normal ones
+}
+
+func (b *bumped) play(task attempt.Task) ending {
+	switch task.Kind {
+	case attempt.Check:
+		if len(b.checks) > 0 {
+			e := b.checks[0]
+			b.checks = b.checks[1:]
+			return e
+		}
+		if b.rolled {
+			return ending{check: &v1alpha1.Check{Revision: "new"}, nodes: &v1alpha1.Nodes{Total: 2, InSync: 2}}
+		}
+		return ending{check: &v1alpha1.Check{Revision: "new", ExitCode: 2, Reasons: []string{"wk1: Talos v1.13.8 → v1.13.9"}, OnlyKubernetes: b.kubernetes}, nodes: &v1alpha1.Nodes{Total: 2, Stale: 2}}
+	case attempt.Plan:
+		return ending{plan: &v1alpha1.Plan{Hash: "1234", ConfigMap: task.Results, Nodes: 2, LastNode: "wk2"}}
+	}
+	if len(b.attempts) > 0 {
+		e := b.attempts[0]
+		if e.runs {
+			return e
+		}
+		b.attempts = b.attempts[1:]
+		return e
+	}
+	b.rolled = true
+	return ending{message: "done", done: []string{"wk1", "wk2"}}
+}
+
+func approve(s *stage, name string) {
+	s.t.Helper()
+	change(s, s.roll(name), func(r *v1alpha1.ImageRoll) { r.Spec.Approved = true })
+}
+
+func automatic(c *v1alpha1.TalosCluster) { c.Spec.Rolls.Approval = v1alpha1.ApprovalAutomatic }
+
+func TestDriftBecomesARoll(t *testing.T) {
+	t.Parallel()
+	s := newStage(t, (&bumped{}).play)
+	s.cluster(nil)
+	s.settle(time.Minute)
+	r := s.roll("lab-1")
+	if r.Status.Phase != v1alpha1.PhaseAwaitingApproval || r.Status.Plan.Hash != "1234" || r.Spec.Action != v1alpha1.ActionNodes {
+		t.Fatalf("the roll is %s, with plan %+v", r.Status.Phase, r.Status.Plan)
+	}
+	c := s.theCluster()
+	for kind, want := range map[string]string{
+		v1alpha1.ConditionReady: "False Rolling", v1alpha1.ConditionProgressing: "True Rolling",
+		v1alpha1.ConditionStalled: "False Rolling", v1alpha1.ConditionDrifted: "True Drifted",
+	} {
+		if got := condition(c.Status.Conditions, kind); got != want {
+			t.Errorf("%s is %q, want %q", kind, got, want)
+		}
+	}
+	s.settle(10 * time.Hour) // nobody approves it, and no other is made
+	approve(s, "lab-1")
+	s.settle(time.Minute)
+	if r := s.roll("lab-1"); r.Status.Phase != v1alpha1.PhaseSucceeded || condition(r.Status.Conditions, v1alpha1.ConditionReady) != "True Succeeded" {
+		t.Errorf("the roll is %s: %+v", r.Status.Phase, r.Status.Conditions)
+	}
+	c = s.theCluster()
+	if got := condition(c.Status.Conditions, v1alpha1.ConditionReady) + ", " + condition(c.Status.Conditions, v1alpha1.ConditionDrifted); got != "True InSync, False InSync" {
+		t.Errorf("the cluster is %s", got)
+	}
+	want := []string{"check lab-check-1", "plan lab-1-plan-1", "roll lab-1-roll-2", "check lab-check-2"}
+	if diff := cmp.Diff(want, s.ran); diff != "" {
+		t.Errorf("Jobs (-want +got):\n%s", diff)
+	}
+}
+
+// TestOperatorKilled ends the operator within each write that it does, and lets another one go on: the
+// same Jobs are made, each once. With -short, within every seventh write.
+func TestOperatorKilled(t *testing.T) {
+	t.Parallel()
+	play := func(t *testing.T, killAt int) *stage {
+		s := newStage(t, (&bumped{attempts: []ending{{code: 137, done: []string{"wk1"}}}}).play)
+		s.killAt = killAt
+		s.cluster(automatic)
+		s.settle(10 * time.Minute)
+		return s
+	}
+	undisturbed := play(t, 0)
+	if len(undisturbed.ran) != 5 || undisturbed.calls < 20 {
+		t.Fatalf("%d writes, Jobs: %v", undisturbed.calls, undisturbed.ran)
+	}
+	every := 1
+	if testing.Short() {
+		every = 7
+	}
+	for n := 1; n <= undisturbed.calls; n += every {
+		t.Run(strconv.Itoa(n), func(t *testing.T) {
+			t.Parallel()
+			s := play(t, n)
+			var ran []string
+			for _, job := range s.ran { // a number may be left out
+				ran = append(ran, strings.ReplaceAll(job, " lab-2-", " lab-1-"))
+			}
+			if diff := cmp.Diff(undisturbed.ran, ran); diff != "" {
+				t.Errorf("Jobs (-undisturbed +got):\n%s", diff)
+			}
+			if c := s.theCluster(); condition(c.Status.Conditions, v1alpha1.ConditionReady) != "True InSync" {
+				t.Errorf("%+v", c.Status.Conditions)
+			}
+		})
+	}
+}
+
+func TestCheckAgain(t *testing.T) {
+	t.Parallel()
+	b := &bumped{rolled: true}
+	s := newStage(t, b.play)
+	s.cluster(nil)
+	s.settle(3 * time.Hour) // 12:00 to 15:00, at :17
+	if n := len(s.ran); n != 4 {
+		t.Errorf("%d checks in three hours, want 4: %v", n, s.ran)
+	}
+	var m corev1.ConfigMap
+	if err := s.api().Get(t.Context(), keyOf("files"), &m); err != nil {
+		t.Fatal(err)
+	}
+	change(s, &m, func(m *corev1.ConfigMap) { m.Data["recast.yaml"] = "version: 1 # changed" })
+	s.settle(time.Minute)
+	change(s, s.theCluster(), func(c *v1alpha1.TalosCluster) {
+		c.Annotations[v1alpha1.AnnotationCheckRequested] = "now"
+	})
+	s.settle(time.Minute)
+	change(s, s.theCluster(), func(c *v1alpha1.TalosCluster) { c.Spec.TalosVersion, c.Spec.Lock = "v1.14.0", v1alpha1.LockUpdate })
+	s.settle(time.Minute)
+	if n := len(s.ran); n != 7 {
+		t.Errorf("%d checks, want 7: %v", n, s.ran)
+	}
+	change(s, s.theCluster(), func(c *v1alpha1.TalosCluster) { c.Spec.Suspend = true })
+	s.settle(5 * time.Hour)
+	if n := len(s.ran); n != 7 {
+		t.Errorf("checks of a suspended cluster: %v", s.ran)
+	}
+	if got := condition(s.theCluster().Status.Conditions, v1alpha1.ConditionReady); got != "True Suspended" {
+		t.Errorf("a suspended cluster is %s", got)
+	}
+}
+
+func TestStalled(t *testing.T) {
+	t.Parallel()
+	cases := map[string]struct {
+		change func(*v1alpha1.TalosCluster)
+		check  ending
+		reason string
+		says   string
+		jobs   int
+	}{
+		"invalid schedule": {
+			change: func(c *v1alpha1.TalosCluster) { c.Spec.Drift.Schedule = "every day" },
+			reason: v1alpha1.ReasonInvalidSpec, says: "spec.drift.schedule:",
+		},
+		"invalid window": {
+			change: func(c *v1alpha1.TalosCluster) {
+				c.Spec.Windows = []v1alpha1.Window{{Schedule: "0 22 * * 6", Duration: metav1.Duration{Duration: time.Hour}, TimeZone: "Europe/Olso"}}
+			},
+			reason: v1alpha1.ReasonInvalidSpec, says: "spec.windows[0].timeZone:",
+		},
+		"no ConfigMap": {
+			change: func(c *v1alpha1.TalosCluster) { c.Spec.Source.ConfigMap.Name = "other" },
+			reason: v1alpha1.ReasonSourceUnavailable, says: "spec.source.configMap.name: the namespace clusters has no ConfigMap other",
+		},
+		"no Secret": {
+			check:  ending{check: &v1alpha1.Check{ExitCode: 3, Problems: []string{"spec.secrets.proxmoxToken: the Secret lab has no key token"}}},
+			reason: v1alpha1.ReasonConfiguration, says: "spec.secrets.proxmoxToken", jobs: 1,
+		},
+		"no privileges": {
+			check:  ending{check: &v1alpha1.Check{ExitCode: 1, Problems: []string{"doctor: VM.Allocate on /vms: missing"}}},
+			reason: v1alpha1.ReasonCheckFailed, says: "doctor: VM.Allocate", jobs: 1,
+		},
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := newStage(t, (&bumped{checks: []ending{c.check}}).play)
+			s.cluster(c.change)
+			s.settle(time.Minute)
+			status := s.theCluster().Status
+			if got := condition(status.Conditions, v1alpha1.ConditionStalled); got != "True "+c.reason {
+				t.Errorf("Stalled is %q", got)
+			}
+			if got := condition(status.Conditions, v1alpha1.ConditionReady); got != "False "+c.reason {
+				t.Errorf("Ready is %q", got)
+			}
+			if i := slices.IndexFunc(status.Conditions, func(m metav1.Condition) bool { return strings.Contains(m.Message, c.says) }); i < 0 {
+				t.Errorf("no condition says %q: %+v", c.says, status.Conditions)
+			}
+			if len(s.ran) != c.jobs {
+				t.Errorf("Jobs: %v", s.ran)
+			}
+		})
+	}
+}
+
+// TestCheckWithoutAWord: the pod of a check was lost before it could say anything.
+func TestCheckWithoutAWord(t *testing.T) {
+	t.Parallel()
+	s := newStage(t, (&bumped{rolled: true, checks: []ending{{code: 137}}}).play)
+	s.cluster(nil)
+	s.settle(time.Minute)
+	if len(s.ran) != 1 {
+		t.Errorf("it is tried again at once: %v", s.ran)
+	}
+	s.settle(6 * time.Minute)
+	if got := condition(s.theCluster().Status.Conditions, v1alpha1.ConditionReady); got != "True InSync" || len(s.ran) != 2 {
+		t.Errorf("Ready is %s after %v", got, s.ran)
+	}
+}
