@@ -121,7 +121,7 @@ func (s *scene) ending() bool {
 }
 
 func (s *scene) leases() coordinationclient.LeaseInterface {
-	return s.plane.client.CoordinationV1().Leases(metav1.NamespaceSystem)
+	return s.plane.Client.CoordinationV1().Leases(metav1.NamespaceSystem)
 }
 
 // lease is the claim, nil if there is none.

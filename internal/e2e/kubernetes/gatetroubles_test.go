@@ -25,7 +25,7 @@ func gateTroubles() []trouble {
 		{
 			name: "no controller would bring a pod back", roll: soon, code: 4,
 			begins: func(s *scene) func() {
-				pods := s.plane.client.CoreV1().Pods("default")
+				pods := s.plane.Client.CoreV1().Pods("default")
 				_, err := pods.Create(s.t.Context(), &corev1.Pod{
 					ObjectMeta: metav1.ObjectMeta{Name: "bare", Namespace: "default"},
 					Spec: corev1.PodSpec{
@@ -50,7 +50,7 @@ var vaults = schema.GroupVersionResource{Group: "example.com", Version: "v1", Re
 
 func (s *scene) dynamic() *dynamic.DynamicClient {
 	s.t.Helper()
-	c, err := dynamic.NewForConfig(s.plane.admin)
+	c, err := dynamic.NewForConfig(s.plane.Admin)
 	s.check(err)
 	return c
 }

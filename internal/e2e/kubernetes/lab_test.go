@@ -14,6 +14,9 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/recast-sh/recast/internal/e2e/kubernetes/plane"
+	"github.com/recast-sh/recast/internal/e2e/kubernetes/process"
 )
 
 var recastBinary = flag.String("recast", "../../../bin/recast", "the recast that rolls, and whose lab it is")
@@ -27,7 +30,7 @@ const patience = 5 * time.Minute
 // plane.
 type user struct {
 	t      *testing.T
-	plane  *controlPlane
+	plane  *plane.ControlPlane
 	recast string // binary
 	dir    string
 	env    []string
@@ -37,7 +40,7 @@ type user struct {
 }
 
 // startLab starts a lab in front of the control plane, in a separate process.
-func startLab(t *testing.T, plane *controlPlane, flags ...string) *user {
+func startLab(t *testing.T, plane *plane.ControlPlane, flags ...string) *user {
 	t.Helper()
 	u := &user{t: t, plane: plane, dir: filepath.Join(t.TempDir(), "lab")}
 	var err error
@@ -48,10 +51,10 @@ func startLab(t *testing.T, plane *controlPlane, flags ...string) *user {
 		t.Fatalf("%v: make e2e-k8s builds it", err)
 	}
 	console := filepath.Join(filepath.Dir(u.dir), "console")
-	args := append([]string{"lab", "up", "--dir", u.dir, "--kubernetes", plane.dir, "--speed", *speed, "--console", console}, flags...)
+	args := append([]string{"lab", "up", "--dir", u.dir, "--kubernetes", plane.Dir, "--speed", *speed, "--console", console}, flags...)
 	c := exec.CommandContext(t.Context(), u.recast, args...)
 	c.Cancel = func() error { return c.Process.Signal(os.Interrupt) }
-	said := new(tail)
+	said := new(process.Tail)
 	c.Stdout, c.Stderr = said, said
 	if err := c.Start(); err != nil {
 		t.Fatal(err)
@@ -61,7 +64,7 @@ func startLab(t *testing.T, plane *controlPlane, flags ...string) *user {
 	t.Cleanup(func() {
 		<-ended // the test's context has ended by then
 		if b, err := os.ReadFile(console); err == nil && t.Failed() {
-			log := new(tail)
+			log := new(process.Tail)
 			_, _ = log.Write(b)
 			t.Logf("the end of what the machines said:\n%s", log)
 		}

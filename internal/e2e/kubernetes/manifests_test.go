@@ -14,6 +14,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/dynamic"
 	"sigs.k8s.io/yaml"
+
+	"github.com/recast-sh/recast/internal/e2e/kubernetes/plane"
 )
 
 // kinds are the API resources of examples/kubernetes/drift-cronjob.yaml.
@@ -31,16 +33,16 @@ var kinds = map[string]schema.GroupVersionResource{
 // strict field validation, creates the resulting pod in a namespace with restricted pods,
 // and checks the permissions of the pod's account.
 func TestNightlyManifests(t *testing.T) {
-	p := startControlPlane(t)
-	job := p.apply("../../../examples/kubernetes/drift-cronjob.yaml")
+	p := plane.Start(t)
+	job := apply(t, p, "../../../examples/kubernetes/drift-cronjob.yaml")
 	options := metav1.CreateOptions{FieldValidation: metav1.FieldValidationStrict, DryRun: []string{metav1.DryRunAll}}
 	run := &batchv1.Job{ObjectMeta: metav1.ObjectMeta{Name: "now", Namespace: job.Namespace}, Spec: job.Spec.JobTemplate.Spec}
-	if _, err := p.client.BatchV1().Jobs(job.Namespace).Create(t.Context(), run, options); err != nil {
+	if _, err := p.Client.BatchV1().Jobs(job.Namespace).Create(t.Context(), run, options); err != nil {
 		t.Errorf("a Job of it: %v", err)
 	}
 	template := job.Spec.JobTemplate.Spec.Template
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "now", Namespace: job.Namespace, Labels: template.Labels}, Spec: template.Spec}
-	if _, err := p.client.CoreV1().Pods(job.Namespace).Create(t.Context(), pod, options); err != nil {
+	if _, err := p.Client.CoreV1().Pods(job.Namespace).Create(t.Context(), pod, options); err != nil {
 		t.Errorf("a pod of it: %v", err)
 	}
 	account := "system:serviceaccount:" + job.Namespace + ":" + template.Spec.ServiceAccountName
@@ -57,7 +59,7 @@ func TestNightlyManifests(t *testing.T) {
 		review := &authorizationv1.SubjectAccessReview{Spec: authorizationv1.SubjectAccessReviewSpec{
 			User: account, ResourceAttributes: &authorizationv1.ResourceAttributes{Verb: c.verb, Resource: c.resource},
 		}}
-		got, err := p.client.AuthorizationV1().SubjectAccessReviews().Create(t.Context(), review, metav1.CreateOptions{})
+		got, err := p.Client.AuthorizationV1().SubjectAccessReviews().Create(t.Context(), review, metav1.CreateOptions{})
 		if err != nil || got.Status.Allowed != c.may {
 			t.Errorf("%s may %s %s: %t, %v", account, c.verb, c.resource, got.Status.Allowed, err)
 		}
@@ -65,29 +67,29 @@ func TestNightlyManifests(t *testing.T) {
 }
 
 // apply creates everything in a file of manifests, and returns the CronJob.
-func (p *controlPlane) apply(file string) (job batchv1.CronJob) {
-	p.t.Helper()
+func apply(t *testing.T, p *plane.ControlPlane, file string) (job batchv1.CronJob) {
+	t.Helper()
 	text, err := os.ReadFile(file)
 	if err != nil {
-		p.t.Fatal(err)
+		t.Fatal(err)
 	}
-	client, err := dynamic.NewForConfig(p.admin)
+	client, err := dynamic.NewForConfig(p.Admin)
 	if err != nil {
-		p.t.Fatal(err)
+		t.Fatal(err)
 	}
 	for doc := range bytes.SplitSeq(text, []byte("\n---\n")) {
 		var object unstructured.Unstructured
 		if err := yaml.Unmarshal(doc, &object.Object); err != nil {
-			p.t.Fatal(err)
+			t.Fatal(err)
 		}
 		made, err := client.Resource(kinds[object.GetKind()]).Namespace(object.GetNamespace()).
-			Create(p.t.Context(), &object, metav1.CreateOptions{FieldValidation: metav1.FieldValidationStrict})
+			Create(t.Context(), &object, metav1.CreateOptions{FieldValidation: metav1.FieldValidationStrict})
 		if err != nil {
-			p.t.Fatalf("%s %s: %v", object.GetKind(), object.GetName(), err)
+			t.Fatalf("%s %s: %v", object.GetKind(), object.GetName(), err)
 		}
 		if object.GetKind() == "CronJob" {
 			if err := runtime.DefaultUnstructuredConverter.FromUnstructured(made.Object, &job); err != nil {
-				p.t.Fatal(err)
+				t.Fatal(err)
 			}
 		}
 	}

@@ -33,7 +33,7 @@ func nodeTroubles() []trouble {
 			},
 			meanwhile: func(s *scene) {
 				s.until("the machine is away", func() bool { return s.telling("✓ take " + target + " down") })
-				s.check(s.plane.client.CoreV1().Nodes().Delete(s.t.Context(), target, metav1.DeleteOptions{}))
+				s.check(s.plane.Client.CoreV1().Nodes().Delete(s.t.Context(), target, metav1.DeleteOptions{}))
 			},
 			after: func(s *scene) {
 				if n := s.node(); n == nil || n.Labels["example.com/rack"] != "r7" || n.Spec.Unschedulable {
@@ -79,8 +79,8 @@ func (s *scene) muteKubelet(entirely bool) (ends func()) {
 		expr = "object.metadata.name != '" + target + "' || object.status.nodeInfo.bootID == oldObject.status.nodeInfo.bootID"
 	}
 	fail, equivalent := admissionregistrationv1.Fail, admissionregistrationv1.Equivalent
-	policies := s.plane.client.AdmissionregistrationV1().ValidatingAdmissionPolicies()
-	bindings := s.plane.client.AdmissionregistrationV1().ValidatingAdmissionPolicyBindings()
+	policies := s.plane.Client.AdmissionregistrationV1().ValidatingAdmissionPolicies()
+	bindings := s.plane.Client.AdmissionregistrationV1().ValidatingAdmissionPolicyBindings()
 	_, err := policies.Create(s.t.Context(), &admissionregistrationv1.ValidatingAdmissionPolicy{
 		ObjectMeta: metav1.ObjectMeta{Name: "mute"},
 		Spec: admissionregistrationv1.ValidatingAdmissionPolicySpec{
@@ -121,18 +121,18 @@ func (s *scene) denyEvictions(why string) (ends func()) {
 		review.Response = &admissionv1.AdmissionResponse{UID: review.Request.UID, Result: &metav1.Status{Message: why}}
 		_ = json.NewEncoder(w).Encode(review) // fails only if the client is gone
 	}))
-	served := s.plane.ca.issue("webhook")
-	certificate, err := tls.X509KeyPair(served.cert, served.key)
+	served := s.plane.CA.Issue("webhook")
+	certificate, err := tls.X509KeyPair(served.Cert, served.Key)
 	s.check(err)
 	hook.TLS = &tls.Config{Certificates: []tls.Certificate{certificate}, MinVersion: tls.VersionTLS12}
 	hook.StartTLS()
-	hooks := s.plane.client.AdmissionregistrationV1().ValidatingWebhookConfigurations()
+	hooks := s.plane.Client.AdmissionregistrationV1().ValidatingWebhookConfigurations()
 	none, fail := admissionregistrationv1.SideEffectClassNone, admissionregistrationv1.Fail
 	_, err = hooks.Create(s.t.Context(), &admissionregistrationv1.ValidatingWebhookConfiguration{
 		ObjectMeta: metav1.ObjectMeta{Name: "sale"},
 		Webhooks: []admissionregistrationv1.ValidatingWebhook{{
 			Name: "sale.example.com", AdmissionReviewVersions: []string{"v1"}, SideEffects: &none, FailurePolicy: &fail,
-			ClientConfig: admissionregistrationv1.WebhookClientConfig{URL: &hook.URL, CABundle: s.plane.ca.pem},
+			ClientConfig: admissionregistrationv1.WebhookClientConfig{URL: &hook.URL, CABundle: s.plane.CA.PEM},
 			Rules: []admissionregistrationv1.RuleWithOperations{{
 				Operations: []admissionregistrationv1.OperationType{admissionregistrationv1.Create},
 				Rule:       admissionregistrationv1.Rule{APIGroups: []string{""}, APIVersions: []string{"v1"}, Resources: []string{"pods/eviction"}},
@@ -155,7 +155,7 @@ func (s *scene) requestCertificate() (ends func()) {
 	subject := pkix.Name{CommonName: "system:node:" + target, Organization: []string{"system:nodes"}}
 	der, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{Subject: subject, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}}, key)
 	s.check(err)
-	kubelet := rest.CopyConfig(s.plane.admin)
+	kubelet := rest.CopyConfig(s.plane.Admin)
 	kubelet.Impersonate = rest.ImpersonationConfig{UserName: subject.CommonName, Groups: subject.Organization}
 	client, err := kubernetes.NewForConfig(kubelet)
 	s.check(err)
@@ -172,7 +172,7 @@ func (s *scene) requestCertificate() (ends func()) {
 		made.Status.Conditions = []certificatesv1.CertificateSigningRequestCondition{{
 			Type: certificatesv1.CertificateApproved, Status: corev1.ConditionTrue, Reason: "Seen", Message: "by a person",
 		}}
-		requests := s.plane.client.CertificatesV1().CertificateSigningRequests()
+		requests := s.plane.Client.CertificatesV1().CertificateSigningRequests()
 		_, err := requests.UpdateApproval(s.t.Context(), made.Name, made, metav1.UpdateOptions{})
 		s.check(err)
 		s.until("the certificate is signed", func() bool {

@@ -24,7 +24,7 @@ func (s *scene) check(err error) {
 
 func (s *scene) nodes() []corev1.Node {
 	s.t.Helper()
-	list, err := s.plane.client.CoreV1().Nodes().List(s.t.Context(), metav1.ListOptions{})
+	list, err := s.plane.Client.CoreV1().Nodes().List(s.t.Context(), metav1.ListOptions{})
 	if err != nil {
 		s.t.Error(err)
 		return nil
@@ -60,7 +60,7 @@ func (s *scene) edit(change func(*corev1.Node)) {
 			return errors.New("there is no Node " + target)
 		}
 		change(n)
-		_, err := s.plane.client.CoreV1().Nodes().Update(s.t.Context(), n, metav1.UpdateOptions{})
+		_, err := s.plane.Client.CoreV1().Nodes().Update(s.t.Context(), n, metav1.UpdateOptions{})
 		return err
 	}))
 }
@@ -86,7 +86,7 @@ func (s *scene) pinned(change func(*corev1.PodSpec)) (ends func()) {
 	if change != nil {
 		change(&d.Spec.Template.Spec)
 	}
-	_, err := s.plane.client.AppsV1().Deployments("default").Create(s.t.Context(), d, metav1.CreateOptions{})
+	_, err := s.plane.Client.AppsV1().Deployments("default").Create(s.t.Context(), d, metav1.CreateOptions{})
 	s.check(err)
 	s.until("the pinned pod runs", func() bool {
 		for _, p := range s.pinnedPods() {
@@ -99,11 +99,11 @@ func (s *scene) pinned(change func(*corev1.PodSpec)) (ends func()) {
 		return false
 	})
 	return func() {
-		s.check(s.plane.client.AppsV1().Deployments("default").Delete(s.t.Context(), "pinned", metav1.DeleteOptions{}))
+		s.check(s.plane.Client.AppsV1().Deployments("default").Delete(s.t.Context(), "pinned", metav1.DeleteOptions{}))
 		s.until("the pinned pod is gone", func() bool {
 			pods := s.pinnedPods()
 			for _, p := range pods {
-				s.check(s.plane.client.CoreV1().Pods("default").Delete(s.t.Context(), p.Name, now))
+				s.check(s.plane.Client.CoreV1().Pods("default").Delete(s.t.Context(), p.Name, now))
 			}
 			return len(pods) == 0
 		})
@@ -112,7 +112,7 @@ func (s *scene) pinned(change func(*corev1.PodSpec)) (ends func()) {
 
 func (s *scene) pinnedPods() []corev1.Pod {
 	s.t.Helper()
-	list, err := s.plane.client.CoreV1().Pods("default").List(s.t.Context(), metav1.ListOptions{LabelSelector: "app=pinned"})
+	list, err := s.plane.Client.CoreV1().Pods("default").List(s.t.Context(), metav1.ListOptions{LabelSelector: "app=pinned"})
 	if err != nil {
 		s.t.Error(err)
 		return nil
@@ -124,7 +124,7 @@ func (s *scene) pinnedPods() []corev1.Pod {
 func (s *scene) volume() (use func(*corev1.PodSpec), ends func()) {
 	s.t.Helper()
 	size := corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Gi")}
-	volumes, claims := s.plane.client.CoreV1().PersistentVolumes(), s.plane.client.CoreV1().PersistentVolumeClaims("default")
+	volumes, claims := s.plane.Client.CoreV1().PersistentVolumes(), s.plane.Client.CoreV1().PersistentVolumeClaims("default")
 	_, err := volumes.Create(s.t.Context(), &corev1.PersistentVolume{
 		ObjectMeta: metav1.ObjectMeta{Name: "far"},
 		Spec: corev1.PersistentVolumeSpec{

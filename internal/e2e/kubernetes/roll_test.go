@@ -3,6 +3,8 @@ package kubernetes
 import (
 	"strconv"
 	"testing"
+
+	"github.com/recast-sh/recast/internal/e2e/kubernetes/plane"
 )
 
 // TestRoll rolls three control planes and two workers whose objects are in a real control
@@ -10,7 +12,7 @@ import (
 // to the next version.
 func TestRoll(t *testing.T) {
 	t.Parallel() // both mostly wait
-	plane := startControlPlane(t)
+	plane := plane.Start(t)
 	u := startLab(t, plane, "--control-planes", "3", "--talos-version", "v1.14.1", "--kubernetes-version", before)
 	s := &scene{user: u, t: t, plane: plane}
 	for _, story := range []struct {

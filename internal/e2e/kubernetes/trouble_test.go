@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/recast-sh/recast/internal/e2e/kubernetes/plane"
 )
 
 // scene is a lab in front of a control plane in which one worker, wk1, is rolled
@@ -15,7 +17,7 @@ import (
 type scene struct {
 	*user
 	t     *testing.T
-	plane *controlPlane
+	plane *plane.ControlPlane
 }
 
 // trouble is an obstacle to a roll.
@@ -45,7 +47,7 @@ const (
 // the trouble is over.
 func TestTroubles(t *testing.T) {
 	t.Parallel() // both mostly wait
-	plane := startControlPlane(t)
+	plane := plane.Start(t)
 	u := startLab(t, plane)
 	for _, c := range troubles() {
 		t.Run(c.name, func(t *testing.T) {

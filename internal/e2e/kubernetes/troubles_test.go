@@ -23,7 +23,7 @@ func drainTroubles() []trouble {
 			name: "a budget never allows", roll: soon, code: 1,
 			begins: func(s *scene) func() {
 				ends := s.pinned(nil)
-				budgets := s.plane.client.PolicyV1().PodDisruptionBudgets("default")
+				budgets := s.plane.Client.PolicyV1().PodDisruptionBudgets("default")
 				_, err := budgets.Create(s.t.Context(), &policyv1.PodDisruptionBudget{
 					ObjectMeta: metav1.ObjectMeta{Name: "never", Namespace: "default"},
 					Spec: policyv1.PodDisruptionBudgetSpec{
@@ -98,7 +98,7 @@ func (s *scene) serves() {
 func (s *scene) holdAttachments(hold bool) {
 	s.t.Helper()
 	const finalizer = "example.com/storage-does-not-answer"
-	attachments := s.plane.client.StorageV1().VolumeAttachments()
+	attachments := s.plane.Client.StorageV1().VolumeAttachments()
 	held := 0
 	s.check(retry.RetryOnConflict(retry.DefaultRetry, func() error {
 		list, err := attachments.List(s.t.Context(), metav1.ListOptions{})
@@ -137,10 +137,10 @@ func serverTroubles() []trouble {
 				s.until("the pod is told to end", func() bool {
 					return slices.ContainsFunc(s.pinnedPods(), func(p corev1.Pod) bool { return p.DeletionTimestamp != nil })
 				})
-				s.plane.stopAPI()
+				s.plane.StopAPI()
 				time.Sleep(2 * time.Second)
-				s.plane.startAPI()
-				s.plane.waitReady()
+				s.plane.StartAPI()
+				s.plane.WaitReady()
 			},
 		},
 		{
@@ -148,14 +148,14 @@ func serverTroubles() []trouble {
 			begins: func(s *scene) func() { return s.muteKubelet(true) },
 			meanwhile: func(s *scene) {
 				// The controllers would set the Node to Unknown after a while.
-				s.check(s.plane.controllers.cmd.Process.Signal(syscall.SIGSTOP))
+				s.check(s.plane.Controllers.Signal(syscall.SIGSTOP))
 			},
 			says: []string{"Kubernetes has not seen this boot yet"},
 			after: func(s *scene) {
 				if n := s.node(); n == nil || !nodeReady(n) {
 					s.t.Errorf("the Node should look Ready, as of the boot before: %+v", n)
 				}
-				s.check(s.plane.controllers.cmd.Process.Signal(syscall.SIGCONT))
+				s.check(s.plane.Controllers.Signal(syscall.SIGCONT))
 			},
 		},
 	}

@@ -45,10 +45,10 @@ func (s *scene) upgradeKubernetes() {
 		s.until("the second API server is the new one", func() bool {
 			return s.running()["pod kube-apiserver-cp2"] == "registry.k8s.io/kube-apiserver:"+after
 		})
-		s.plane.stopAPI()
+		s.plane.StopAPI()
 		time.Sleep(2 * time.Second)
-		s.plane.startAPI()
-		s.plane.waitReady()
+		s.plane.StartAPI()
+		s.plane.WaitReady()
 	}()
 	said := s.run("upgrade-k8s --yes")
 	<-done
@@ -97,7 +97,7 @@ func (s *scene) running() map[string]string {
 	for _, n := range s.nodes() {
 		is["kubelet "+n.Name] = n.Status.NodeInfo.KubeletVersion
 	}
-	pods, err := s.plane.client.CoreV1().Pods("kube-system").List(s.t.Context(), metav1.ListOptions{})
+	pods, err := s.plane.Client.CoreV1().Pods("kube-system").List(s.t.Context(), metav1.ListOptions{})
 	if err != nil {
 		return is // the API server is down
 	}
@@ -110,7 +110,7 @@ func (s *scene) running() map[string]string {
 			ready[p.Spec.Containers[0].Image]++
 		}
 	}
-	set, err := s.plane.client.AppsV1().DaemonSets("kube-system").Get(s.t.Context(), "kube-proxy", metav1.GetOptions{})
+	set, err := s.plane.Client.AppsV1().DaemonSets("kube-system").Get(s.t.Context(), "kube-proxy", metav1.GetOptions{})
 	if err != nil {
 		return is
 	}

@@ -1,4 +1,4 @@
-package kubernetes
+package plane
 
 import (
 	"crypto/ecdsa"
@@ -15,24 +15,25 @@ import (
 	"time"
 )
 
-// authority signs the certificates of the control plane's servers and clients.
-type authority struct {
+// Authority signs the certificates of the control plane's servers and clients.
+type Authority struct {
+	PEM []byte // its certificate
+
 	t    *testing.T
 	cert *x509.Certificate
 	key  *ecdsa.PrivateKey
-	pem  []byte
 }
 
-// pair is a certificate and its key, both PEM.
-type pair struct{ cert, key []byte }
+// Pair is a certificate and its key, both PEM.
+type Pair struct{ Cert, Key []byte }
 
-func newAuthority(t *testing.T) *authority {
+func newAuthority(t *testing.T) *Authority {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		t.Fatal(err)
 	}
-	a := &authority{t: t, key: key}
+	a := &Authority{t: t, key: key}
 	template := certificate(pkix.Name{CommonName: "e2e"})
 	template.IsCA, template.BasicConstraintsValid, template.KeyUsage = true, true, x509.KeyUsageCertSign
 	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
@@ -42,13 +43,13 @@ func newAuthority(t *testing.T) *authority {
 	if a.cert, err = x509.ParseCertificate(der); err != nil {
 		t.Fatal(err)
 	}
-	a.pem = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
+	a.PEM = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
 	return a
 }
 
-// issue makes the certificate of a server on the loopback interface, which is also a
+// Issue makes the certificate of a server on the loopback interface, which is also a
 // client's of that name.
-func (a *authority) issue(name string, groups ...string) pair {
+func (a *Authority) Issue(name string, groups ...string) Pair {
 	a.t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -62,7 +63,7 @@ func (a *authority) issue(name string, groups ...string) pair {
 	if err != nil {
 		a.t.Fatal(err)
 	}
-	return pair{cert: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), key: keyPEM(a.t, key)}
+	return Pair{Cert: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), Key: keyPEM(a.t, key)}
 }
 
 func certificate(name pkix.Name) *x509.Certificate {
@@ -82,11 +83,11 @@ func keyPEM(t *testing.T, key *ecdsa.PrivateKey) []byte {
 }
 
 // files writes the control plane's PKI, by file name.
-func (a *authority) files(dir string) {
+func (a *Authority) files(dir string) {
 	a.t.Helper()
-	server := a.issue("kube-apiserver")
+	server := a.Issue("kube-apiserver")
 	for name, content := range map[string][]byte{
-		"ca.crt": a.pem, "ca.key": keyPEM(a.t, a.key), "apiserver.crt": server.cert, "apiserver.key": server.key, "sa.key": a.issue("sa").key,
+		"ca.crt": a.PEM, "ca.key": keyPEM(a.t, a.key), "apiserver.crt": server.Cert, "apiserver.key": server.Key, "sa.key": a.Issue("sa").Key,
 	} {
 		if err := os.WriteFile(filepath.Join(dir, name), content, 0o600); err != nil {
 			a.t.Fatal(err)
