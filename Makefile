@@ -26,7 +26,7 @@ test race: export CGO_ENABLED := 1
 TOOLS := bin/tools/testsummary bin/tools/longtests bin/tools/sbom bin/tools/gatemutants
 LINTERS := bin/tools/gofumpt bin/tools/staticcheck bin/tools/controller-gen
 
-.PHONY: compiler generate help ci-full build demo test stories check contract crash kill race schedules mutants gate-mutants e2e e2e-talosctl e2e-k8s e2e-report e2e-deps release release-snapshot schema bench fuzz docs clean
+.PHONY: compiler generate help ci-full build demo test stories check contract crash kill race schedules mutants gate-mutants e2e e2e-talosctl e2e-k8s e2e-operator e2e-report e2e-deps release release-snapshot schema bench fuzz docs clean
 
 help: ## list the targets
 	@sed -nE 's/^([a-z0-9-]+):.*## (.*)/\1 \2/p' Makefile | while read -r name what; do printf '  make %-8s  %s\n' "$$name" "$$what"; done
@@ -80,6 +80,9 @@ e2e-talosctl: build bin/tools/testsummary bin/tools/staticcheck ## Sidero's own 
 
 e2e-k8s: build bin/tools/testsummary ## recast against a real etcd, kube-apiserver, controllers and scheduler: rolls, and every fault with its message
 	@internal/tools/e2e-k8s
+
+e2e-operator: bin/tools/testsummary ## pods as processes of this machine, by real kubelets of a real Kubernetes control plane; as root
+	@internal/tools/e2e-operator
 
 e2e-report: bin/tools/testsummary ## recast's reports in a real browser: phone, desktop, dark mode, print (UPDATE=1 updates the screenshot of the docs)
 	@internal/tools/e2e-report
