@@ -68,6 +68,7 @@ var table = []row{
 	{pkg: "internal/operator/source", allow: []string{"api/v1alpha1", ggcr, "github.com/go-git/go-git/v5/..."}},
 	{pkg: "internal/operator/attempt", allow: []string{"api/v1alpha1", "internal/operator/source", "schematics", "cluster/planning", controller, apimachine, k8sAPI, yaml, semver}},
 	{pkg: "internal/operator/job", allow: []string{"api/v1alpha1", "internal/operator/attempt", controller, apimachine, k8sAPI}},
+	{pkg: "internal/operator/wave"}, // arithmetic: knows no Kubernetes
 
 	{pkg: "pipeline", allow: []string{
 		"schematics", "images", "cluster/...", "internal/config", "internal/step", "internal/bootimage", "internal/journal", "internal/fault", "internal/foreign",
