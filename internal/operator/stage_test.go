@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -217,17 +218,17 @@ func (s *stage) version() string {
 	if err := errors.Join(s.api().List(s.t.Context(), &clusters), s.api().List(s.t.Context(), &rolls), s.api().List(s.t.Context(), &jobs)); err != nil {
 		s.t.Fatal(err)
 	}
-	text := ""
+	var text strings.Builder
 	for _, c := range clusters.Items {
-		text += c.Name + c.ResourceVersion + " "
+		text.WriteString(c.Name + c.ResourceVersion + " ")
 	}
 	for _, r := range rolls.Items {
-		text += r.Name + r.ResourceVersion + " "
+		text.WriteString(r.Name + r.ResourceVersion + " ")
 	}
 	for _, j := range jobs.Items {
-		text += j.Name + j.ResourceVersion + " "
+		text.WriteString(j.Name + j.ResourceVersion + " ")
 	}
-	return text
+	return text.String()
 }
 
 // playJobs ends the Jobs that run.

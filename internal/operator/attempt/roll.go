@@ -83,21 +83,26 @@ func (a *Attempt) describePlan(p *v1alpha1.Plan, text []byte) error {
 	}
 	p.Hash, p.Refused = plan.ID, firstLines(plan.Refused())
 	for _, n := range plan.Work() {
-		line := fmt.Sprintf("%s: %s", n.Node, n.Strategy)
-		if n.OutageSeconds > 0 {
-			line += ", about " + (time.Duration(n.OutageSeconds) * time.Second).String() + " away"
-		}
-		if len(n.Drift.Reasons) > 0 {
-			line += ": " + n.Drift.Reasons[0].Text
-		}
-		for _, lost := range n.WillLose {
-			line += "; loses " + lost
-		}
-		p.Lines, p.LastNode = append(p.Lines, line), n.Node
+		p.Lines, p.LastNode = append(p.Lines, planLine(n)), n.Node
 		p.Nodes++
 	}
 	p.Lines = firstLines(p.Lines)
 	return nil
+}
+
+// planLine says what happens to a node: "wk1: recreate, about 2m40s away: extension iscsi-tools …; loses …".
+func planLine(n planning.NodePlan) string {
+	words := n.Node + ": " + string(n.Strategy)
+	if n.OutageSeconds > 0 {
+		words += ", about " + (time.Duration(n.OutageSeconds) * time.Second).String() + " away"
+	}
+	if len(n.Drift.Reasons) > 0 {
+		words += ": " + n.Drift.Reasons[0].Text
+	}
+	if len(n.WillLose) > 0 {
+		words += "; loses " + strings.Join(n.WillLose, ", ")
+	}
+	return words
 }
 
 // stop reports why nothing was carried out.
