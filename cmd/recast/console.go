@@ -8,6 +8,7 @@ import (
 	"sync"
 
 	"github.com/recast-sh/recast/internal/foreign"
+	"github.com/recast-sh/recast/internal/pump"
 )
 
 // console is stderr. While a live view or JSON output is active, text written to it is
@@ -17,7 +18,7 @@ type console struct {
 
 	mu   sync.Mutex
 	take func([]byte) bool // false: write the text unchanged; nil: write everything unchanged
-	pump *pump             // nil: writers wait for the reader
+	pump *pump.Pump        // nil: writers wait for the reader
 }
 
 func (c *console) to(take func([]byte) bool) {
@@ -73,7 +74,7 @@ func (c *console) buffer() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.pump == nil {
-		c.pump = newPump(c.Writer, func(writes int64) {
+		c.pump = pump.New(c.Writer, func(writes int64) {
 			fmt.Fprintf(c, "warning: %d lines are missing here: nobody read them in time\n", writes)
 		})
 	}
@@ -81,30 +82,22 @@ func (c *console) buffer() {
 
 // flush waits until everything is written, as long as someone reads.
 func (c *console) flush() {
-	c.mu.Lock()
-	p := c.pump
-	c.mu.Unlock()
-	if p != nil {
-		p.flush()
+	if p := c.pumped(); p != nil {
+		p.Flush()
 	}
 }
 
 // drain waits until everything is written or ctx ends: a stalled reader may continue.
 func (c *console) drain(ctx context.Context) {
+	if p := c.pumped(); p != nil {
+		p.Drain(ctx)
+	}
+}
+
+func (c *console) pumped() *pump.Pump {
 	c.mu.Lock()
-	p := c.pump
-	c.mu.Unlock()
-	if p == nil {
-		return
-	}
-	p.flush() // also after Ctrl-C
-	for p.left.Load() > 0 {
-		select {
-		case <-p.wrote:
-		case <-ctx.Done():
-			return
-		}
-	}
+	defer c.mu.Unlock()
+	return c.pump
 }
 
 // unbuffer makes writes wait for the reader again, unless nobody reads.
@@ -112,8 +105,8 @@ func (c *console) unbuffer() {
 	c.flush()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.pump != nil && c.pump.left.Load() == 0 {
-		c.pump.stop()
+	if c.pump != nil && c.pump.Empty() {
+		c.pump.Stop()
 		c.pump = nil
 	}
 }

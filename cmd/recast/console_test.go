@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/recast-sh/recast/internal/pump"
 	"github.com/recast-sh/recast/internal/step"
 )
 
@@ -47,8 +48,8 @@ func TestNobodyReads(t *testing.T) {
 			t.Fatal(err)
 		}
 		display := s.displaySteps(t.Context())
-		s.err.pump.patience = 20 * time.Millisecond
-		const notes = 2 * pumped
+		s.err.pump.Patience = 20 * time.Millisecond
+		const notes = 2 * pump.Queue
 		for i := range notes {
 			display.Emit(step.Event{Path: "roll", Status: step.Note, Text: fmt.Sprintf("note %d", i)})
 		}
@@ -62,7 +63,7 @@ func TestNobodyReads(t *testing.T) {
 			defer close(all)
 			got, _ = io.ReadAll(read)
 		}()
-		s.err.pump.patience = time.Minute
+		s.err.pump.Patience = time.Minute
 		s.err.unbuffer()
 		if s.err.pump != nil {
 			t.Errorf("%s: is not written, though someone reads", progress)

@@ -231,6 +231,7 @@ var table = []row{
 	{pkg: "internal/contract", files: tests, allow: []string{"..."}},
 	{pkg: "internal/arch"},
 	{pkg: "internal/heap"},
+	{pkg: "internal/pump"},
 
 	// tests may use the lab, and the lab's tests the clients of what it simulates
 	{pkg: "...", files: tests, allow: []string{
