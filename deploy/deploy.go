@@ -1,0 +1,124 @@
+// Package deploy has the manifests that install recast-operator. Kustomize and Helm read
+// the same files; Manifests prints them for kubectl apply.
+package deploy
+
+import (
+	"cmp"
+	"embed"
+	"fmt"
+	"io/fs"
+	"path"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/recast-sh/recast/internal/fault"
+)
+
+// Image is where the images of recast are, without a tag.
+const Image = "ghcr.io/recast-sh/recast"
+
+// What the files say, which Manifests replaces.
+const (
+	namespace = "recast-system"
+	image     = Image + ":latest"
+	replicas  = "\n  replicas: 2 "
+)
+
+//go:embed crds/*.yaml base/*.yaml monitoring/*.yaml
+var files embed.FS
+
+// Options say how the operator is installed. The zero value of a field is its default.
+type Options struct {
+	Namespace  string // default: recast-system
+	Image      string // of the operator and of its Jobs, with a tag or a digest; default: the tag latest
+	Replicas   int    // default: 2
+	Monitoring bool   // also the objects of the Prometheus operator, and a dashboard for Grafana
+}
+
+// Manifests returns all objects as one YAML stream: first CRDs, then the namespace, then
+// access, then the rest, so that each object finds what it needs.
+func Manifests(o Options) (string, error) {
+	o.Namespace, o.Image, o.Replicas = cmp.Or(o.Namespace, namespace), cmp.Or(o.Image, image), cmp.Or(o.Replicas, 2)
+	if err := o.check(); err != nil {
+		return "", err
+	}
+	dirs := []string{"crds", "base"}
+	if o.Monitoring {
+		dirs = append(dirs, "monitoring")
+	}
+	var objects []string
+	for _, dir := range dirs {
+		found, err := read(dir)
+		if err != nil {
+			return "", err
+		}
+		objects = append(objects, found...)
+	}
+	slices.SortStableFunc(objects, func(a, b string) int { return cmp.Compare(order(a), order(b)) })
+	return strings.NewReplacer(
+		namespace, o.Namespace,
+		image, o.Image,
+		replicas, "\n  replicas: "+strconv.Itoa(o.Replicas)+" ",
+	).Replace(strings.Join(objects, "---\n")), nil
+}
+
+// The values are put into YAML as they are, so they must be plain.
+var (
+	namespaceForm = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$`)
+	imageForm     = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._:/@-]*$`)
+)
+
+func (o Options) check() error {
+	switch {
+	case !namespaceForm.MatchString(o.Namespace):
+		return fault.Configf("%q is no name of a namespace: use up to 63 lower-case letters, digits and hyphens", o.Namespace)
+	case !imageForm.MatchString(o.Image):
+		return fault.Configf("%q is no reference to an image, such as %s:v1.2.3", o.Image, Image)
+	case o.Replicas < 1:
+		return fault.Configf("%d replicas: at least 1 is needed", o.Replicas)
+	}
+	return nil
+}
+
+// read returns the objects of a directory, with their comments.
+func read(dir string) ([]string, error) {
+	names, err := fs.Glob(files, dir+"/*.yaml")
+	if err != nil {
+		return nil, err
+	}
+	var objects []string
+	for _, name := range names {
+		if path.Base(name) == "kustomization.yaml" {
+			continue
+		}
+		text, err := files.ReadFile(name)
+		if err != nil {
+			return nil, fmt.Errorf("read the embedded %s: %w", name, err)
+		}
+		for object := range strings.SplitSeq(strings.TrimPrefix(string(text), "---\n"), "\n---\n") {
+			objects = append(objects, strings.TrimSuffix(object, "\n")+"\n")
+		}
+	}
+	return objects, nil
+}
+
+var kind = regexp.MustCompile(`(?m)^kind: (\w+)$`)
+
+// order is the place of an object in the stream.
+func order(object string) int {
+	switch kind.FindStringSubmatch(object)[1] {
+	case "CustomResourceDefinition":
+		return 0
+	case "Namespace":
+		return 1
+	case "ServiceAccount":
+		return 2
+	case "ClusterRole", "Role":
+		return 3
+	case "ClusterRoleBinding", "RoleBinding":
+		return 4
+	}
+	return 5
+}

@@ -1,0 +1,316 @@
+package deploy
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	apps "k8s.io/api/apps/v1"
+	core "k8s.io/api/core/v1"
+	network "k8s.io/api/networking/v1"
+	policy "k8s.io/api/policy/v1"
+	rbac "k8s.io/api/rbac/v1"
+	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/yaml"
+
+	"github.com/recast-sh/recast/api/v1alpha1"
+)
+
+// installed is all that Manifests prints, decoded without unknown or duplicate fields.
+type installed struct {
+	kinds      []string // in order, each once
+	objects    map[string]meta.Object
+	namespace  *core.Namespace
+	account    *core.ServiceAccount
+	deployment *apps.Deployment
+	budget     *policy.PodDisruptionBudget
+	network    *network.NetworkPolicy
+	roles      map[string]*rbac.ClusterRole
+	election   *rbac.Role
+	bindings   []rbac.RoleRef
+	subjects   []rbac.Subject
+	dashboard  *core.ConfigMap
+	others     map[string]map[string]any // kinds that are no part of Kubernetes
+}
+
+func decode(t *testing.T, text string) installed {
+	t.Helper()
+	in := installed{objects: map[string]meta.Object{}, roles: map[string]*rbac.ClusterRole{}, others: map[string]map[string]any{}}
+	for object := range strings.SplitSeq(text, "---\n") {
+		var of meta.TypeMeta
+		if err := yaml.Unmarshal([]byte(object), &of); err != nil {
+			t.Fatalf("%v:\n%s", err, object)
+		}
+		into := in.into(of.Kind)
+		if err := yaml.UnmarshalStrict([]byte(object), into); err != nil {
+			t.Fatalf("%s: %v", of.Kind, err)
+		}
+		in.add(of.Kind, into)
+	}
+	return in
+}
+
+// into returns where an object of a kind is decoded to.
+func (in *installed) into(kind string) any {
+	switch kind {
+	case "Namespace":
+		in.namespace = &core.Namespace{}
+		return in.namespace
+	case "ServiceAccount":
+		in.account = &core.ServiceAccount{}
+		return in.account
+	case "Deployment":
+		in.deployment = &apps.Deployment{}
+		return in.deployment
+	case "PodDisruptionBudget":
+		in.budget = &policy.PodDisruptionBudget{}
+		return in.budget
+	case "NetworkPolicy":
+		in.network = &network.NetworkPolicy{}
+		return in.network
+	case "ConfigMap":
+		in.dashboard = &core.ConfigMap{}
+		return in.dashboard
+	case "Role":
+		in.election = &rbac.Role{}
+		return in.election
+	case "ClusterRole":
+		return &rbac.ClusterRole{}
+	case "ClusterRoleBinding":
+		return &rbac.ClusterRoleBinding{}
+	case "RoleBinding":
+		return &rbac.RoleBinding{}
+	}
+	return &map[string]any{}
+}
+
+func (in *installed) add(kind string, object any) {
+	if !slices.Contains(in.kinds, kind) {
+		in.kinds = append(in.kinds, kind)
+	}
+	name := ""
+	switch o := object.(type) {
+	case *map[string]any:
+		m := (*o)["metadata"].(map[string]any)
+		name = fmt.Sprint(m["name"])
+		in.others[kind+"/"+name] = *o
+		ns, _ := m["namespace"].(string)
+		in.objects[kind+"/"+name] = &meta.ObjectMeta{Name: name, Namespace: ns}
+		return
+	case *rbac.ClusterRole:
+		in.roles[o.Name] = o
+	case *rbac.ClusterRoleBinding:
+		in.bindings, in.subjects = append(in.bindings, o.RoleRef), append(in.subjects, o.Subjects...)
+	case *rbac.RoleBinding:
+		in.bindings, in.subjects = append(in.bindings, o.RoleRef), append(in.subjects, o.Subjects...)
+	}
+	o := object.(meta.Object)
+	in.objects[kind+"/"+o.GetName()] = o
+}
+
+func manifests(t *testing.T, o Options) installed {
+	t.Helper()
+	text, err := Manifests(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return decode(t, text)
+}
+
+// TestManifests checks that the objects come in an order in which each finds what it
+// needs, and that they refer to each other by their names, in any namespace.
+func TestManifests(t *testing.T) {
+	t.Parallel()
+	for name, o := range map[string]Options{
+		"defaults": {},
+		"options":  {Namespace: "talos", Image: "registry.example:5000/recast@sha256:abc", Replicas: 1, Monitoring: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			in := manifests(t, o)
+			wantKinds := []string{"CustomResourceDefinition", "Namespace", "ServiceAccount", "ClusterRole", "Role", "ClusterRoleBinding", "RoleBinding", "Deployment", "PodDisruptionBudget", "NetworkPolicy"}
+			want := Options{Namespace: "recast-system", Image: "ghcr.io/recast-sh/recast:latest", Replicas: 2}
+			if o.Monitoring {
+				want = o
+				wantKinds = append(wantKinds, "PrometheusRule", "ConfigMap", "PodMonitor")
+			}
+			if !slices.Equal(in.kinds, wantKinds) {
+				t.Errorf("kinds %q, want %q", in.kinds, wantKinds)
+			}
+			in.requireFit(t)
+			pod := in.deployment.Spec.Template.Spec
+			got := Options{Namespace: in.namespace.Name, Image: pod.Containers[0].Image, Replicas: int(*in.deployment.Spec.Replicas), Monitoring: want.Monitoring}
+			if got != want {
+				t.Errorf("it says %+v, want %+v", got, want)
+			}
+		})
+	}
+}
+
+// requireFit checks that all objects are of one installation.
+func (in *installed) requireFit(t *testing.T) {
+	t.Helper()
+	for name, o := range in.objects {
+		kind, _, _ := strings.Cut(name, "/")
+		wide := slices.Contains([]string{"CustomResourceDefinition", "Namespace", "ClusterRole", "ClusterRoleBinding"}, kind)
+		if ns := o.GetNamespace(); wide && ns != "" || !wide && ns != in.namespace.Name {
+			t.Errorf("%s is in namespace %q", name, ns)
+		}
+	}
+	account := rbac.Subject{Kind: "ServiceAccount", Name: in.account.Name, Namespace: in.namespace.Name}
+	for i, s := range in.subjects {
+		if s != account {
+			t.Errorf("%+v is bound to %+v", in.bindings[i], s)
+		}
+		if in.objects[in.bindings[i].Kind+"/"+in.bindings[i].Name] == nil {
+			t.Errorf("a binding to %+v, which does not exist", in.bindings[i])
+		}
+	}
+	template := in.deployment.Spec.Template
+	for what, selector := range map[string]*meta.LabelSelector{
+		"Deployment": in.deployment.Spec.Selector, "PodDisruptionBudget": in.budget.Spec.Selector,
+		"NetworkPolicy": &in.network.Spec.PodSelector, "spread": template.Spec.TopologySpreadConstraints[0].LabelSelector,
+	} {
+		s, err := meta.LabelSelectorAsSelector(selector)
+		if err != nil || s.Empty() || !s.Matches(labelSet(template.Labels)) {
+			t.Errorf("the selector of %s is %v, the pods' labels are %v: %v", what, s, template.Labels, err)
+		}
+	}
+	if template.Spec.ServiceAccountName != in.account.Name {
+		t.Errorf("the pods are %q", template.Spec.ServiceAccountName)
+	}
+	c := template.Spec.Containers[0]
+	if i := slices.IndexFunc(c.Env, func(e core.EnvVar) bool { return e.Name == "RECAST_IMAGE" }); i < 0 || c.Env[i].Value != c.Image {
+		t.Errorf("the image is %s, that of the Jobs is not: %+v", c.Image, c.Env)
+	}
+}
+
+type labelSet map[string]string
+
+func (l labelSet) Has(name string) bool              { _, ok := l[name]; return ok }
+func (l labelSet) Get(name string) string            { return l[name] }
+func (l labelSet) Lookup(name string) (string, bool) { v, ok := l[name]; return v, ok }
+
+// TestPodIsRestricted: what the Pod Security Standard "restricted" asks for, and more.
+func TestPodIsRestricted(t *testing.T) {
+	t.Parallel()
+	in := manifests(t, Options{})
+	if in.namespace.Labels["pod-security.kubernetes.io/enforce"] != "restricted" {
+		t.Errorf("the namespace enforces %v", in.namespace.Labels)
+	}
+	pod := in.deployment.Spec.Template.Spec
+	if s := pod.SecurityContext; !*s.RunAsNonRoot || *s.RunAsUser != 65532 || s.SeccompProfile.Type != core.SeccompProfileTypeRuntimeDefault {
+		t.Errorf("pod: %+v", s)
+	}
+	for _, c := range pod.Containers {
+		s := c.SecurityContext
+		if !*s.ReadOnlyRootFilesystem || *s.AllowPrivilegeEscalation || !slices.Equal(s.Capabilities.Drop, []core.Capability{"ALL"}) {
+			t.Errorf("container: %+v", s)
+		}
+		if c.Resources.Requests.Cpu().String() != "20m" || c.Resources.Requests.Memory().String() != "64Mi" || c.Resources.Limits.Memory().String() != "256Mi" {
+			t.Errorf("resources: %+v", c.Resources)
+		}
+		for what, probe := range map[string]*core.Probe{"/healthz": c.LivenessProbe, "/readyz": c.ReadinessProbe} {
+			if probe.HTTPGet.Path != what || !slices.ContainsFunc(c.Ports, func(p core.ContainerPort) bool { return p.Name == probe.HTTPGet.Port.StrVal }) {
+				t.Errorf("%s: %+v", what, probe)
+			}
+		}
+	}
+	if len(pod.Volumes) > 0 {
+		t.Errorf("volumes: %+v", pod.Volumes)
+	}
+}
+
+// TestAccess: the operator reads no Secret, and can give itself and others nothing that
+// it has not.
+func TestAccess(t *testing.T) {
+	t.Parallel()
+	in := manifests(t, Options{})
+	rules := slices.Concat(in.roles["recast-operator"].Rules, in.election.Rules)
+	for _, r := range rules {
+		for _, s := range slices.Concat(r.APIGroups, r.Resources, r.Verbs) {
+			if slices.Contains([]string{"*", "secrets", "nodes", "pods/exec", "escalate", "bind", "impersonate", "deletecollection"}, s) {
+				t.Errorf("%s in %+v", s, r)
+			}
+		}
+	}
+	may := func(verb, group, resource string) bool {
+		return slices.ContainsFunc(in.roles["recast-operator"].Rules, func(r rbac.PolicyRule) bool {
+			return slices.Contains(r.Verbs, verb) && slices.Contains(r.APIGroups, group) && slices.Contains(r.Resources, resource)
+		})
+	}
+	// The Roles of Jobs allow this, and RBAC refuses a Role that allows more than its author may do.
+	for _, resource := range [][2]string{{"recast.dev", "talosclusters/status"}, {"recast.dev", "imagerolls/status"}, {"", "configmaps"}} {
+		for _, verb := range []string{"get", "patch"} {
+			if !may(verb, resource[0], resource[1]) {
+				t.Errorf("%s of %s can't be given to Jobs", verb, resource[1])
+			}
+		}
+	}
+	for name, label := range map[string]string{"recast-viewer": "view", "recast-editor": "edit"} {
+		if r := in.roles[name]; r.Labels["rbac.authorization.k8s.io/aggregate-to-"+label] != "true" || !slices.Equal(r.Rules[0].Resources, []string{"talosclusters", "imagerolls", "fleetrolls"}) {
+			t.Errorf("%s: %v %+v", name, r.Labels, r.Rules)
+		}
+	}
+}
+
+// TestKustomizations: each lists every file beside it.
+func TestKustomizations(t *testing.T) {
+	t.Parallel()
+	for _, name := range []string{"crds/Kustomization", "base/kustomization.yaml", "monitoring/kustomization.yaml"} {
+		text, err := os.ReadFile(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var k struct{ Resources []string }
+		if err := yaml.Unmarshal(text, &k); err != nil {
+			t.Fatal(err)
+		}
+		beside, err := filepath.Glob(filepath.Dir(name) + "/*.yaml")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, file := range beside {
+			if base := filepath.Base(file); base != "kustomization.yaml" && !slices.Contains(k.Resources, base) {
+				t.Errorf("%s does not list %s", name, base)
+			}
+		}
+	}
+}
+
+// TestPolicyOfJobs: the example selects the pods of every TalosCluster's Jobs, and lets
+// nothing connect to them.
+func TestPolicyOfJobs(t *testing.T) {
+	t.Parallel()
+	text, err := os.ReadFile("../examples/kubernetes/jobs-network.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var p network.NetworkPolicy
+	if err := yaml.UnmarshalStrict(text, &p); err != nil {
+		t.Fatal(err)
+	}
+	s, err := meta.LabelSelectorAsSelector(&p.Spec.PodSelector)
+	if err != nil || !s.Matches(labelSet{v1alpha1.LabelCluster: "a"}) || s.Matches(labelSet{}) {
+		t.Errorf("it selects %v: %v", s, err)
+	}
+	if len(p.Spec.Ingress) > 0 || len(p.Spec.PolicyTypes) != 2 || len(p.Spec.Egress) != 2 {
+		t.Errorf("%+v", p.Spec)
+	}
+}
+
+func TestManifestsRefuses(t *testing.T) {
+	t.Parallel()
+	for want, o := range map[string]Options{
+		"no name of a namespace": {Namespace: "Recast"},
+		"no reference to an":     {Image: "x: y"},
+		"at least 1":             {Replicas: -1},
+	} {
+		if _, err := Manifests(o); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%+v: %v, want %q", o, err, want)
+		}
+	}
+}
