@@ -36,6 +36,7 @@ recreates each stale VM from the ISO. The persistent disks of the VM are carried
   recast backup      save a verified snapshot of etcd
   recast restore     restore a single control plane's etcd from a snapshot
   recast rebuild     make the control planes of a broken cluster again
+  recast operator    install recast-operator, which does all of this in Kubernetes
   recast runbook     show what to do about an error, by its code
   recast support-bundle  collect what is needed to get help, without secrets
   recast prune       remove old disks, boot ISOs and mirrored installers that are not needed

@@ -27,7 +27,7 @@ func newRootCmd(s *streams) *cobra.Command {
 		newInitCmd(s), newDoctorCmd(s, &g), newLockCmd(s, &g), newBuildCmd(s, &g), newPublishCmd(s, &g),
 		newPlanCmd(s, &g), newRollCmd(s, &g), newBootstrapCmd(s, &g), newRecoverCmd(s, &g), newRollbackCmd(s, &g), newRemoveCmd(s, &g), newDriftCmd(s, &g), newConfigCmd(s, &g), newProvenanceCmd(s, &g), newStatusCmd(s, &g), newHistoryCmd(s, &g), newReportCmd(s, &g), newPruneCmd(s, &g),
 		newBackupCmd(s, &g), newRestoreCmd(s, &g), newRebuildCmd(s, &g), newUpgradeK8sCmd(s, &g),
-		newRunbookCmd(s), newSupportBundleCmd(s, &g), newLabCmd(s), newVersionCmd(s), newDocsCmd(),
+		newOperatorCmd(s), newRunbookCmd(s), newSupportBundleCmd(s, &g), newLabCmd(s), newVersionCmd(s), newDocsCmd(),
 	)
 	usageErrors(c)
 	g.observe(c, s)

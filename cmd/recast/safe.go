@@ -21,6 +21,7 @@ var untouched = map[string]string{
 	"recast drift":       reads,
 	"recast lab":         "nothing outside the lab was touched",
 	"recast lock":        "no node and no VM was touched; recast.lock is unchanged or completely written",
+	"recast operator":    reads,
 	"recast plan":        reads,
 	"recast provenance":  reads,
 	"recast prune":       "the list above says what is kept and why; nothing is freed that a node, a rollback or an unfinished replacement needs",
