@@ -26,7 +26,7 @@ test race: export CGO_ENABLED := 1
 TOOLS := bin/tools/testsummary bin/tools/longtests bin/tools/sbom bin/tools/gatemutants
 LINTERS := bin/tools/gofumpt bin/tools/staticcheck bin/tools/controller-gen
 
-.PHONY: compiler generate help ci-full build demo test stories check contract crash kill race schedules mutants gate-mutants e2e e2e-talosctl e2e-k8s e2e-operator e2e-report e2e-deps release release-snapshot schema bench fuzz docs clean
+.PHONY: compiler generate help ci-full build demo test stories check contract crash kill race schedules mutants gate-mutants e2e e2e-talosctl e2e-k8s e2e-operator e2e-report e2e-helm e2e-deps release release-snapshot schema bench fuzz docs clean
 
 help: ## list the targets
 	@sed -nE 's/^([a-z0-9-]+):.*## (.*)/\1 \2/p' Makefile | while read -r name what; do printf '  make %-8s  %s\n' "$$name" "$$what"; done
@@ -86,6 +86,9 @@ e2e-operator: bin/tools/testsummary ## pods as processes of this machine, by rea
 
 e2e-report: bin/tools/testsummary ## recast's reports in a real browser: phone, desktop, dark mode, print (UPDATE=1 updates the screenshot of the docs)
 	@internal/tools/e2e-report
+
+e2e-helm: bin/tools/testsummary ## the operator's manifests by Helm, Kustomize and recast itself, compared; its alerts evaluated as Prometheus does
+	@internal/tools/e2e-helm
 
 e2e-deps: ## install the Debian packages that make e2e and make e2e-report need
 	@internal/tools/e2e deps
