@@ -23,7 +23,7 @@ test race: export CGO_ENABLED := 1
 
 # The tools are a module of their own, so that their versions are pinned and
 # their dependencies are not ours.
-TOOLS := bin/tools/testsummary bin/tools/longtests bin/tools/sbom bin/tools/gatemutants
+TOOLS := bin/tools/testsummary bin/tools/longtests bin/tools/sbom bin/tools/chart bin/tools/gatemutants
 LINTERS := bin/tools/gofumpt bin/tools/staticcheck bin/tools/controller-gen
 
 .PHONY: compiler generate help ci-full build demo test stories check contract crash kill race schedules mutants gate-mutants e2e e2e-talosctl e2e-k8s e2e-operator e2e-report e2e-helm e2e-deps release release-snapshot schema bench fuzz docs clean
@@ -87,17 +87,17 @@ e2e-operator: bin/tools/testsummary ## pods as processes of this machine, by rea
 e2e-report: bin/tools/testsummary ## recast's reports in a real browser: phone, desktop, dark mode, print (UPDATE=1 updates the screenshot of the docs)
 	@internal/tools/e2e-report
 
-e2e-helm: bin/tools/testsummary ## the operator's manifests by Helm, Kustomize and recast itself, compared; its alerts evaluated as Prometheus does
+e2e-helm: bin/tools/testsummary bin/tools/chart ## the operator's manifests by Helm, Kustomize and recast itself, compared; its alerts evaluated as Prometheus does
 	@internal/tools/e2e-helm
 
 e2e-deps: ## install the Debian packages that make e2e and make e2e-report need
 	@internal/tools/e2e deps
 	@internal/tools/e2e-report deps
 
-release-snapshot: bin/tools/testsummary bin/tools/sbom bin/tools/goreleaser ## build a release in dist without publishing it, and check it (docs/notes/release.md)
+release-snapshot: bin/tools/testsummary bin/tools/sbom bin/tools/chart bin/tools/goreleaser ## build a release in dist without publishing it, and check it (docs/notes/release.md)
 	@internal/tools/release-snapshot
 
-release: bin/tools/sbom bin/tools/goreleaser ## publish the checked out tag as a draft
+release: bin/tools/sbom bin/tools/chart bin/tools/goreleaser ## publish the checked out tag as a draft
 	@PATH=$(CURDIR)/bin/tools:$$PATH bin/tools/goreleaser release --clean
 
 schedules: bin/tools/testsummary ## N random clusters, each rolled through random troubles until it is as it should be (SEED=n for others; REPLAY='cp=1 …' for one)
