@@ -15,7 +15,7 @@ import (
 type goreleaser struct {
 	Before struct{ Hooks []string }
 	Builds []struct {
-		Binary           string
+		Main, Binary     string
 		Tags, Env, Flags []string
 		Ldflags          []string
 	}
@@ -67,8 +67,11 @@ func TestReleaseAgrees(t *testing.T) {
 			t.Errorf("%s takes no -%s", g.SBOMs[0].Cmd, name)
 		}
 	}
-	if !strings.Contains(repositoryFile(t, g.Images[0].Dockerfile), "\nCOPY ${TARGETPLATFORM}/"+build.Binary+" /usr/bin/recast\n") {
-		t.Errorf("%s does not copy the binary from where goreleaser puts it", g.Images[0].Dockerfile)
+	for _, b := range g.Builds {
+		repositoryFile(t, b.Main+"/main.go")
+		if !strings.Contains(repositoryFile(t, g.Images[0].Dockerfile), "\nCOPY ${TARGETPLATFORM}/"+b.Binary+" /usr/bin/"+b.Binary+"\n") {
+			t.Errorf("%s does not copy %s from where goreleaser puts it", g.Images[0].Dockerfile, b.Binary)
+		}
 	}
 	if !slices.Contains(g.Images[0].Images, "ghcr.io/recast-sh/recast") {
 		t.Errorf("the image is called %q; the examples and the Renovate preset call it otherwise", g.Images[0].Images)

@@ -14,14 +14,19 @@ func TestConfig(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var targets []string
-	for _, goos := range project.Builds[0].Goos {
-		for _, goarch := range project.Builds[0].Goarch {
-			targets = append(targets, goos+"_"+goarch)
+	for i, want := range [][]string{platforms, operatorPlatforms} {
+		var targets []string
+		for _, goos := range project.Builds[i].Goos {
+			for _, goarch := range project.Builds[i].Goarch {
+				targets = append(targets, goos+"_"+goarch)
+			}
+		}
+		slices.Sort(targets)
+		if !slices.Equal(targets, want) {
+			t.Errorf("%s is built for %q, want %q", project.Builds[i].Binary, targets, want)
 		}
 	}
-	slices.Sort(targets)
-	if !slices.Equal(targets, platforms) {
-		t.Errorf("built for %q, want %q", targets, platforms)
+	if ids := project.Archives[0].IDs; !slices.Equal(ids, []string{"recast"}) {
+		t.Errorf("archives have %q", ids)
 	}
 }

@@ -70,6 +70,8 @@ func TestImage(t *testing.T) {
 	context := t.TempDir()
 	platform := runtime.GOOS + "/" + runtime.GOARCH
 	copyTo(t, bin, filepath.Join(context, platform, "recast"), 0o755)
+	second, _ := operator(t, runtime.GOOS+"_"+runtime.GOARCH)
+	copyTo(t, second, filepath.Join(context, platform, "recast-operator"), 0o755)
 	b.runs("build", "--quiet", "--platform", platform, "--build-arg", "BASE="+b.base(), "--file", "../../../Containerfile", "--tag", "localhost/recast", context)
 	requireConfig(t, b.runs("inspect", "--type", "image", "localhost/recast"))
 
@@ -79,6 +81,9 @@ func TestImage(t *testing.T) {
 	})
 	if out, err := inside(t, root, nil, "version").Output(); err != nil || !strings.HasPrefix(string(out), "recast v") {
 		t.Errorf("recast version: %s, %v", out, err)
+	}
+	if info, err := os.Stat(filepath.Join(root, "usr/bin/recast-operator")); err != nil || info.Mode().Perm() != 0o755 {
+		t.Errorf("recast-operator: %+v, %v", info, err)
 	}
 	askLab(t, root, bin)
 	t.Attr("images", "1")

@@ -34,6 +34,9 @@ var dist = flag.String("dist", "", "where goreleaser has left a release")
 // platforms are those that recast is released for.
 var platforms = []string{"darwin_amd64", "darwin_arm64", "linux_amd64", "linux_arm64"}
 
+// operatorPlatforms are those of the operator, which is only in the image.
+var operatorPlatforms = []string{"linux_amd64", "linux_arm64"}
+
 // archive is one archive of the release and its content.
 type archive struct {
 	platform string
@@ -125,6 +128,9 @@ func TestArchives(t *testing.T) {
 			if bin.header == nil || bin.header.Mode != 0o755 {
 				t.Fatalf("no program recast of mode 0755: %+v", bin.header)
 			}
+			if _, ok := a.members["recast-operator"]; ok {
+				t.Error("the operator is in it")
+			}
 			for name, m := range a.members {
 				if !m.header.ModTime.Equal(bin.header.ModTime) || m.header.Uname != "root" {
 					t.Errorf("%s is of %s, %s, and the program of %s, root", name, m.header.ModTime, m.header.Uname, bin.header.ModTime)
@@ -134,6 +140,67 @@ func TestArchives(t *testing.T) {
 		})
 	}
 	t.Attr("archives", strconv.Itoa(len(platforms)))
+}
+
+// operator is the operator's binary for a platform.
+func operator(t *testing.T, platform string) (file string, bin []byte) {
+	t.Helper()
+	files, err := filepath.Glob(filepath.Join(*dist, "recast-operator_"+platform+"_*", "recast-operator"))
+	if err != nil || len(files) != 1 {
+		t.Fatalf("operators of %s: %q, %v", platform, files, err)
+	}
+	if bin, err = os.ReadFile(files[0]); err != nil {
+		t.Fatal(err)
+	}
+	return files[0], bin
+}
+
+func TestOperators(t *testing.T) {
+	released(t)
+	for _, platform := range operatorPlatforms {
+		_, bin := operator(t, platform)
+		requireBuilt(t, platform, bin)
+	}
+}
+
+// chartFile is the Helm chart of the release, which goreleaser publishes from there.
+func chartFile(t *testing.T) string {
+	t.Helper()
+	files, err := filepath.Glob(filepath.Join(*dist, "..", "bin", "release", "recast-operator-*.tgz"))
+	if err != nil || len(files) == 0 {
+		t.Fatalf("no chart: %v", err)
+	}
+	return slices.MaxFunc(files, func(a, b string) int { return modified(t, a).Compare(modified(t, b)) })
+}
+
+func modified(t *testing.T, file string) time.Time {
+	t.Helper()
+	info, err := os.Stat(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return info.ModTime()
+}
+
+// TestChart: the chart installs the image of the same version. make e2e-helm renders it.
+func TestChart(t *testing.T) {
+	all := released(t)
+	file := chartFile(t)
+	version := strings.TrimSuffix(strings.TrimPrefix(filepath.Base(file), "recast-operator-"), ".tgz")
+	members := unpack(t, file)
+	about := string(members["recast-operator/Chart.yaml"].bytes)
+	for _, want := range []string{"\nversion: " + version + "\n", "\nappVersion: v" + version + "\n"} {
+		if !strings.Contains(about, want) {
+			t.Errorf("no line %q in:\n%s", want, about)
+		}
+	}
+	out, err := exec.CommandContext(t.Context(), native(t), "version").Output()
+	if err != nil || !strings.HasPrefix(string(out), "recast v"+version+" ") {
+		t.Errorf("the chart is of %s, recast says %s, %v", version, out, err)
+	}
+	if m := members["recast-operator/crds/recast.dev_talosclusters.yaml"]; len(m.bytes) == 0 || !m.header.ModTime.Equal(all[0].members["recast"].header.ModTime) {
+		t.Errorf("its CRDs: %+v", m.header)
+	}
 }
 
 // requireBuilt checks the build settings of a binary.
@@ -258,7 +325,11 @@ func TestChecksums(t *testing.T) {
 		if !ok {
 			t.Fatalf("checksums.txt: %q", line)
 		}
-		b, err := os.ReadFile(filepath.Join(*dist, name))
+		file := filepath.Join(*dist, name)
+		if strings.HasSuffix(name, ".tgz") {
+			file = chartFile(t)
+		}
+		b, err := os.ReadFile(file)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -266,40 +337,48 @@ func TestChecksums(t *testing.T) {
 			t.Errorf("%s is not what checksums.txt says", name)
 		}
 		_, suffix, _ := strings.Cut(name, "64.")
-		summed[suffix]++
+		summed[suffix]++ // that of the chart is ""
 	}
-	if want := len(platforms); summed["tar.gz"] != want || summed["cdx.json"] != want {
-		t.Errorf("checksums.txt has %v, want %d archives and as many bills of materials", summed, want)
+	if want := len(platforms); summed["tar.gz"] != want || summed["cdx.json"] != want+len(operatorPlatforms) || summed[""] != 1 {
+		t.Errorf("checksums.txt has %v, want %d archives, a bill of materials of each and of %d operators, and the chart", summed, want, len(operatorPlatforms))
 	}
 }
 
 // TestBills compares each bill of materials with its binary.
 func TestBills(t *testing.T) {
 	for _, a := range released(t) {
-		files, err := filepath.Glob(filepath.Join(*dist, "recast_*_"+a.platform+".cdx.json"))
-		if err != nil || len(files) != 1 {
-			t.Fatalf("bills of %s: %q, %v", a.platform, files, err)
+		requireBill(t, "recast", a.platform, a.members["recast"].bytes)
+	}
+	for _, platform := range operatorPlatforms {
+		_, bin := operator(t, platform)
+		requireBill(t, "recast-operator", platform, bin)
+	}
+}
+
+func requireBill(t *testing.T, name, platform string, bin []byte) {
+	t.Helper()
+	files, err := filepath.Glob(filepath.Join(*dist, name+"_*_"+platform+".cdx.json"))
+	if err != nil || len(files) != 1 {
+		t.Fatalf("bills of %s for %s: %q, %v", name, platform, files, err)
+	}
+	text, err := os.ReadFile(files[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	var bill struct {
+		Metadata struct {
+			Component struct{ Hashes []struct{ Content string } }
 		}
-		text, err := os.ReadFile(files[0])
-		if err != nil {
-			t.Fatal(err)
-		}
-		var bill struct {
-			Metadata struct {
-				Component struct{ Hashes []struct{ Content string } }
-			}
-			Components []struct{ Name string }
-		}
-		if err := json.Unmarshal(text, &bill); err != nil {
-			t.Fatal(err)
-		}
-		bin := a.members["recast"].bytes
-		sum := sha256.Sum256(bin)
-		if bill.Metadata.Component.Hashes[0].Content != hex.EncodeToString(sum[:]) {
-			t.Errorf("%s: the bill is of another binary", a.platform)
-		}
-		if got, want := len(bill.Components), len(infoOf(t, bin).Deps)+1; got != want {
-			t.Errorf("%s: the bill lists %d components, the binary is made of %d", a.platform, got, want)
-		}
+		Components []struct{ Name string }
+	}
+	if err := json.Unmarshal(text, &bill); err != nil {
+		t.Fatal(err)
+	}
+	sum := sha256.Sum256(bin)
+	if bill.Metadata.Component.Hashes[0].Content != hex.EncodeToString(sum[:]) {
+		t.Errorf("%s for %s: the bill is of another binary", name, platform)
+	}
+	if got, want := len(bill.Components), len(infoOf(t, bin).Deps)+1; got != want {
+		t.Errorf("%s for %s: the bill lists %d components, the binary is made of %d", name, platform, got, want)
 	}
 }
