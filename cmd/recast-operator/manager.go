@@ -16,6 +16,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/healthz"
+	"sigs.k8s.io/controller-runtime/pkg/metrics"
 	"sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
 	"github.com/recast-sh/recast/api/v1alpha1"
@@ -88,6 +89,9 @@ func (f managerFlags) run(c *cobra.Command) error {
 	}
 	shared := &operator.Shared{Now: time.Now, Pace: f.pace, Image: f.image}
 	if err := operator.Setup(ctx, mgr, shared); err != nil {
+		return err
+	}
+	if err := metrics.Registry.Register(operator.Metrics{Objects: mgr.GetClient(), Context: ctx}); err != nil {
 		return err
 	}
 	return mgr.Start(ctx)
