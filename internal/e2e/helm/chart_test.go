@@ -38,7 +38,7 @@ var changes = map[string]change{
 	"nodeSelector":          {values: "nodeSelector: {a: b}", in: deployment, lines: []string{"nodeSelector:", "a: b"}},
 	"tolerations":           {values: "tolerations: [{operator: Exists}]", in: deployment, lines: []string{"tolerations:", "- operator: Exists"}},
 	"affinity":              {values: "affinity: {nodeAffinity: {}}", in: deployment, lines: []string{"nodeAffinity: {}"}},
-	"extraArgs":             {values: "extraArgs: [--zap-log-level=debug]", in: deployment, lines: []string{"- --leader-elect", "- --zap-log-level=debug"}},
+	"extraArgs":             {values: "extraArgs: [--max-retry=1h]", in: deployment, lines: []string{"- --leader-elect", "- --max-retry=1h"}},
 	"userRoles":             {values: "userRoles: false", gone: []string{"ClusterRole//recast-editor", "ClusterRole//recast-viewer"}},
 	"networkPolicy":         {values: "networkPolicy: false", gone: []string{"NetworkPolicy/" + namespace + "/recast-operator"}},
 	"podDisruptionBudget":   {values: "podDisruptionBudget: false", gone: []string{"PodDisruptionBudget/" + namespace + "/recast-operator"}},
