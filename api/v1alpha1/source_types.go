@@ -23,7 +23,7 @@ type ConfigMapSource struct {
 type GitSource struct {
 	// https://… or ssh://…
 	//
-	// +kubebuilder:validation:Pattern=`^(https?|ssh|file)://.+$`
+	// +kubebuilder:validation:Pattern=`^(https?|ssh)://.+$`
 	URL string `json:"url"`
 	// Branch, tag or full commit hash.
 	//

@@ -111,7 +111,7 @@ func (f managerFlags) options(s *runtime.Scheme) ctrl.Options {
 		RenewDeadline:                 new(f.lease * 2 / 3),
 		RetryPeriod:                   new(f.lease / 8),
 		Cache:                         cache.Options{DefaultTransform: cache.TransformStripManagedFields()},
-		Client:                        client.Options{Cache: &client.CacheOptions{DisableFor: []client.Object{&corev1.Secret{}, &corev1.Pod{}, &corev1.ConfigMap{}}}},
+		Client:                        client.Options{Cache: &client.CacheOptions{DisableFor: []client.Object{&corev1.Secret{}, &corev1.Pod{}}}},
 	}
 	if len(f.namespaces) > 0 {
 		o.Cache.DefaultNamespaces = map[string]cache.Config{}

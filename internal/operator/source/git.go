@@ -73,16 +73,22 @@ func (t *target) fromGit(ctx context.Context, src v1alpha1.GitSource, credential
 
 // fetchRef fetches the commit that a branch, a tag or a hash names.
 func fetchRef(ctx context.Context, repo *git.Repository, remote *git.Remote, src v1alpha1.GitSource, auth transport.AuthMethod) (plumbing.Hash, error) {
-	candidates := []string{"refs/heads/" + src.Ref, "refs/tags/" + src.Ref}
-	if plumbing.IsHash(src.Ref) {
-		candidates = []string{src.Ref}
-	}
 	const local = "refs/recast/wanted"
-	for _, ref := range candidates {
-		err := remote.FetchContext(ctx, &git.FetchOptions{
-			RefSpecs: []config.RefSpec{config.RefSpec("+" + ref + ":" + local)},
-			Depth:    1, Tags: git.NoTags, Auth: auth,
-		})
+	fetch := func(ref string, depth int) error {
+		return remote.FetchContext(ctx, &git.FetchOptions{RefSpecs: []config.RefSpec{config.RefSpec("+" + ref)}, Depth: depth, Tags: git.NoTags, Auth: auth})
+	}
+	if plumbing.IsHash(src.Ref) {
+		err := fetch(src.Ref+":"+local, 1)
+		if errors.Is(err, git.ErrExactSHA1NotSupported) { // not every server gives any commit
+			err = fetch("refs/*:refs/recast/*", 0)
+		}
+		if err != nil {
+			err = fmt.Errorf("fetch %s %s: %w", src.URL, src.Ref, err)
+		}
+		return plumbing.NewHash(src.Ref), err
+	}
+	for _, ref := range []string{"refs/heads/", "refs/tags/"} {
+		err := fetch(ref+src.Ref+":"+local, 1)
 		if errors.As(err, &git.NoMatchingRefSpecError{}) {
 			continue
 		}

@@ -1,5 +1,5 @@
-// Command controlplane is etcd and the three servers of Kubernetes' control plane in one
-// binary, so that their common code is built and linked once. The first argument selects
+// Command controlplane is etcd, the three servers of Kubernetes' control plane, and kubectl, in
+// one binary, so that their common code is built and linked once. The first argument selects
 // one.
 package main
 
@@ -13,6 +13,8 @@ import (
 	_ "k8s.io/component-base/logs/json/register"
 	_ "k8s.io/component-base/metrics/prometheus/clientgo"
 	_ "k8s.io/component-base/metrics/prometheus/version"
+	kubectl "k8s.io/kubectl/pkg/cmd"
+	"k8s.io/kubectl/pkg/cmd/util"
 	apiserver "k8s.io/kubernetes/cmd/kube-apiserver/app"
 	controllers "k8s.io/kubernetes/cmd/kube-controller-manager/app"
 	scheduler "k8s.io/kubernetes/cmd/kube-scheduler/app"
@@ -27,12 +29,18 @@ var servers = map[string]func() *cobra.Command{
 
 func main() {
 	if len(os.Args) < 2 {
-		fmt.Fprintln(os.Stderr, "usage: controlplane etcd|kube-apiserver|kube-controller-manager|kube-scheduler [flag…]")
+		fmt.Fprintln(os.Stderr, "usage: controlplane etcd|kubectl|kube-apiserver|kube-controller-manager|kube-scheduler [flag…]")
 		os.Exit(2)
 	}
 	os.Args = os.Args[1:]
 	if os.Args[0] == "etcd" {
 		etcdmain.Main(os.Args)
+		return
+	}
+	if os.Args[0] == "kubectl" {
+		if err := cli.RunNoErrOutput(kubectl.NewDefaultKubectlCommand()); err != nil {
+			util.CheckErr(err)
+		}
 		return
 	}
 	make, ok := servers[os.Args[0]]

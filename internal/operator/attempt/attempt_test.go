@@ -1,0 +1,170 @@
+package attempt
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/recast-sh/recast/api/v1alpha1"
+)
+
+func TestEdited(t *testing.T) {
+	t.Parallel()
+	cases := map[string]struct {
+		text  string
+		edits [][2]string
+		want  string // "": an error
+	}{
+		"replaced":    {"# ours\ntalos:\n  # renovate: x\n  version: v1.13.8 # now\n", [][2]string{{"talos.version", "v1.13.9"}}, "# ours\ntalos:\n    # renovate: x\n    version: v1.13.9 # now\n"},
+		"added":       {"talos: {version: v1}\n", [][2]string{{"kubernetes.version", "v1.36.0"}}, "talos: {version: v1}\nkubernetes:\n    version: v1.36.0\n"},
+		"both":        {"a:\n  b: c\n", [][2]string{{"a.b", "1"}, {"a.c", "2"}}, "a:\n    b: \"1\"\n    c: \"2\"\n"},
+		"no mapping":  {"talos: v1\n", [][2]string{{"talos.version", "v1"}}, ""},
+		"not YAML":    {"a: [", nil, ""},
+		"empty":       {"", nil, ""},
+		"no document": {"- a\n", nil, ""},
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			got, err := edited([]byte(c.text), c.edits)
+			if c.want == "" {
+				if err == nil {
+					t.Errorf("no error, but %q", got)
+				}
+				return
+			}
+			if diff := cmp.Diff(c.want, string(got)); err != nil || diff != "" {
+				t.Errorf("%v (-want +got):\n%s", err, diff)
+			}
+		})
+	}
+}
+
+// TestSaid reads what recast prints on stderr.
+func TestSaid(t *testing.T) {
+	t.Parallel()
+	var log bytes.Buffer
+	var events []event
+	l := &lineReader{log: &log, onEvent: func(e event) { events = append(events, e) }}
+	said := `{"time":"2026-11-27T21:32:15Z","msg":"step","step":"roll/workers/wk1","status":"started","node":"wk1","title":"recreate wk1"}
+{not JSON
+error: an earlier one
+error: 2 nodes can't be rolled
+  wk1: no quorum
+safe: nothing was changed
+hint: wait
+hint: or ask
+runbook: recast runbook refused (https://example.com)
+`
+	for _, part := range []string{said[:30], said[30:120], said[120:]} { // pipes have no lines
+		if _, err := l.Write([]byte(part)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got := l.trouble().String(); got != "2 nodes can't be rolled; wk1: no quorum; wait; or ask" {
+		t.Errorf("trouble: %s", got)
+	}
+	if len(events) != 1 || events[0].Node != "wk1" {
+		t.Errorf("events: %+v", events)
+	}
+	if log.String() != said {
+		t.Errorf("the log has %q", log.String())
+	}
+}
+
+func TestProgress(t *testing.T) {
+	t.Parallel()
+	a := &Attempt{Now: metav1.Now}
+	p := &progress{total: 3, planned: []string{"wk1", "wk2", "cp1"}, done: map[string]bool{"wk2": true}}
+	for _, e := range []event{
+		{Step: "build", Status: "started", Title: "build images"},
+		{Step: "roll/canary/wk1", Status: "started", Node: "wk1", Title: "recreate wk1"},
+		{Step: "roll/canary/wk1/take-down/drain", Status: "note", Node: "wk1", Title: "drain", Text: "3 pods are left"},
+	} {
+		p.see(e)
+	}
+	got := p.now(a)
+	got.Updated = nil
+	want := v1alpha1.Progress{Done: 1, Total: 3, Summary: "1/3", Finished: []string{"wk2"}, Node: "wk1", Message: "drain: 3 pods are left"}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	p.see(event{Step: "roll/canary/wk1", Status: "done", Node: "wk1"})
+	p.see(event{Step: "roll/unfinished/other", Status: "done", Node: "other"}) // of an earlier plan
+	if got := p.now(a); got.Summary != "2/3" {
+		t.Errorf("then it is %s", got.Summary)
+	}
+}
+
+func TestPack(t *testing.T) {
+	t.Parallel()
+	from, into := t.TempDir(), t.TempDir()
+	for file, text := range map[string]string{"recast.yaml": "a", "schematics/base.yaml": "b", ".recast/runs/x": "secret", "machine/cp1.yaml": "secret"} {
+		file = filepath.Join(from, file)
+		if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	packed, err := pack(from, []v1alpha1.SecretFile{{Path: "machine//cp1.yaml"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := unpack(into, bytes.NewReader(packed)); err != nil {
+		t.Fatal(err)
+	}
+	var files []string
+	err = filepath.WalkDir(into, func(file string, e os.DirEntry, err error) error {
+		if err == nil && !e.IsDir() {
+			files = append(files, strings.TrimPrefix(file, into+"/"))
+		}
+		return err
+	})
+	if diff := cmp.Diff([]string{"recast.yaml", "schematics/base.yaml"}, files); err != nil || diff != "" {
+		t.Errorf("%v (-want +got):\n%s", err, diff)
+	}
+}
+
+func TestDoctorLines(t *testing.T) {
+	t.Parallel()
+	got := doctorLines([]byte(`{"checks":[{"what":"quorum","state":"ok","seen":"yes"},{"what":"VM.Audit on /vms","state":"problem","seen":"missing","remedy":["pveum role add A","pveum acl modify /vms"]}]}`))
+	if diff := cmp.Diff([]string{"doctor: VM.Audit on /vms: missing: pveum role add A; pveum acl modify /vms"}, got); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	many := make([]string, 30)
+	if got := firstLines(many); len(got) != maxLines || got[maxLines-1] != "and 11 more" {
+		t.Errorf("%d lines, the last one: %s", len(got), got[len(got)-1])
+	}
+}
+
+func TestVersions(t *testing.T) {
+	t.Parallel()
+	if got := older(older("", "v1.13.9"), "v1.13.10"); got != "v1.13.9" {
+		t.Errorf("the older one is %s", got)
+	}
+	if got := ifNewer("v1.13.9", "v1.13.9") + ifNewer("v1.13.10", "v1.13.9"); got != "v1.13.10" {
+		t.Errorf("the newer ones are %s", got)
+	}
+}
+
+func TestTask(t *testing.T) {
+	t.Parallel()
+	want := Task{Kind: Roll, Namespace: "a", Cluster: "b", Roll: "b-1", Job: "b-1-roll-2", PlanHash: "1234", Source: v1alpha1.Source{ConfigMap: &v1alpha1.ConfigMapSource{Name: "c"}}}
+	got, err := ReadTask(want.String())
+	if diff := cmp.Diff(want, got); err != nil || diff != "" {
+		t.Errorf("%v (-want +got):\n%s", err, diff)
+	}
+	for _, text := range []string{"", "{"} {
+		if _, err := ReadTask(text); err == nil {
+			t.Errorf("%q is a task", text)
+		}
+	}
+}

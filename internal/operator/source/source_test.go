@@ -1,0 +1,214 @@
+package source
+
+import (
+	"archive/tar"
+	"bytes"
+	"compress/gzip"
+	"net/http"
+	"net/http/cgi"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-containerregistry/pkg/name"
+	"github.com/google/go-containerregistry/pkg/registry"
+	"github.com/google/go-containerregistry/pkg/v1/empty"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
+	"github.com/google/go-containerregistry/pkg/v1/remote"
+	"github.com/google/go-containerregistry/pkg/v1/static"
+	"github.com/google/go-containerregistry/pkg/v1/types"
+
+	"github.com/recast-sh/recast/api/v1alpha1"
+)
+
+var wanted = map[string]string{"recast.yaml": "version: 1\n", "schematics/base.yaml": "customization: {}\n"}
+
+func write(t *testing.T, dir string, files map[string]string) {
+	t.Helper()
+	for file, text := range files {
+		file = filepath.Join(dir, file)
+		if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func read(t *testing.T, dir string) map[string]string {
+	t.Helper()
+	files := map[string]string{}
+	err := filepath.WalkDir(dir, func(file string, e os.DirEntry, err error) error {
+		if err != nil || e.IsDir() {
+			return err
+		}
+		b, err := os.ReadFile(file)
+		rel, _ := filepath.Rel(dir, file)
+		files[filepath.ToSlash(rel)] = string(b)
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return files
+}
+
+// TestConfigMap reads a volume as the kubelet makes it: names are links to a directory of this version.
+func TestConfigMap(t *testing.T) {
+	t.Parallel()
+	fetch := func(files map[string]string) (map[string]string, string, error) {
+		volume, into := t.TempDir(), t.TempDir()
+		write(t, filepath.Join(volume, "..2026"), files)
+		for file := range files {
+			if err := os.Symlink(filepath.Join("..2026", file), filepath.Join(volume, file)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		revision, err := Fetch(t.Context(), v1alpha1.Source{ConfigMap: &v1alpha1.ConfigMapSource{Name: "a"}}, volume, "", into)
+		return read(t, into), revision, err
+	}
+	got, revision, err := fetch(map[string]string{"recast.yaml": "version: 1\n", "schematics__base.yaml": "customization: {}\n"})
+	if err != nil || !strings.HasPrefix(revision, "sha256:") {
+		t.Fatalf("revision %q: %v", revision, err)
+	}
+	if diff := cmp.Diff(wanted, got); diff != "" {
+		t.Errorf("files (-want +got):\n%s", diff)
+	}
+	if _, other, err := fetch(map[string]string{"recast.yaml": "version: 1\n", "schematics__base.yaml": "customization: {} # changed\n"}); err != nil || other == revision {
+		t.Errorf("other files have the same revision %q: %v", other, err)
+	}
+	if _, _, err := fetch(map[string]string{"base.yaml": ""}); err == nil || err.Error() != "ConfigMap a has no recast.yaml, only base.yaml" {
+		t.Errorf("without recast.yaml: %v", err)
+	}
+	if _, _, err := fetch(map[string]string{"..__recast.yaml": ""}); err == nil {
+		t.Error("a file is outside of the directory")
+	}
+}
+
+// TestGit fetches from Git's own server.
+func TestGit(t *testing.T) {
+	t.Parallel()
+	backend := filepath.Join(runGit(t, "", "--exec-path"), "git-http-backend")
+	repos := t.TempDir()
+	repo := filepath.Join(repos, "clusters")
+	runGit(t, "", "init", "--quiet", "--initial-branch=main", repo)
+	write(t, filepath.Join(repo, "prod"), wanted)
+	write(t, repo, map[string]string{"README.md": "clusters"})
+	runGit(t, repo, "add", ".")
+	runGit(t, repo, "-c", "user.name=a", "-c", "user.email=a@example.com", "commit", "--quiet", "-m", "first")
+	first := runGit(t, repo, "rev-parse", "HEAD")
+	runGit(t, repo, "-c", "user.name=a", "-c", "user.email=a@example.com", "tag", "-a", "v1", "-m", "one")
+	write(t, filepath.Join(repo, "prod"), map[string]string{"recast.yaml": "version: 2\n"})
+	runGit(t, repo, "-c", "user.name=a", "-c", "user.email=a@example.com", "commit", "--quiet", "-am", "second")
+	handler := &cgi.Handler{Path: backend, Env: []string{"GIT_PROJECT_ROOT=" + repos, "GIT_HTTP_EXPORT_ALL=1"}}
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if user, password, _ := r.BasicAuth(); user != "flux" || password != "secret" {
+			w.Header().Set("WWW-Authenticate", "Basic")
+			w.WriteHeader(http.StatusUnauthorized)
+			return
+		}
+		handler.ServeHTTP(w, r)
+	}))
+	t.Cleanup(server.Close)
+	credentials := t.TempDir()
+	write(t, credentials, map[string]string{"username": "flux", "password": "secret\n"})
+	cases := map[string]struct {
+		ref, path, secret string
+		says              string // in the error
+		version           string
+	}{
+		"branch":      {"main", "prod", credentials, "", "version: 2\n"},
+		"tag":         {"v1", "/prod/", credentials, "", "version: 1\n"},
+		"commit":      {first, "prod", credentials, "", "version: 1\n"},
+		"no such ref": {"next", "prod", credentials, `has no branch and no tag "next"`, ""},
+		"no path":     {"main", "", credentials, "has no recast.yaml, only README.md, prod/recast.yaml", ""},
+		"other path":  {"main", "stage", credentials, "has no directory stage", ""},
+		"no secret":   {"main", "prod", "", "authentication required", ""},
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			into := t.TempDir()
+			revision, err := Fetch(t.Context(), v1alpha1.Source{Git: &v1alpha1.GitSource{URL: server.URL + "/clusters", Ref: c.ref, Path: c.path}}, "", c.secret, into)
+			if c.says != "" {
+				if err == nil || !strings.Contains(err.Error(), c.says) {
+					t.Errorf("it says %v", err)
+				}
+				return
+			}
+			if got := read(t, into)["recast.yaml"]; err != nil || got != c.version {
+				t.Errorf("recast.yaml is %q: %v", got, err)
+			}
+			if c.version == "version: 1\n" && revision != first {
+				t.Errorf("revision %s, want %s", revision, first)
+			}
+		})
+	}
+}
+
+func runGit(t *testing.T, dir string, args ...string) string {
+	t.Helper()
+	c := exec.CommandContext(t.Context(), "git", args...)
+	c.Dir = dir
+	c.Env = append(os.Environ(), "GIT_CONFIG_GLOBAL=/dev/null")
+	out, err := c.CombinedOutput()
+	if err != nil {
+		t.Fatalf("git %s: %v\n%s", strings.Join(args, " "), err, out)
+	}
+	return strings.TrimSpace(string(out))
+}
+
+// TestOCI pulls an artifact as flux push artifact makes it.
+func TestOCI(t *testing.T) {
+	t.Parallel()
+	server := httptest.NewServer(registry.New())
+	t.Cleanup(server.Close)
+	var archive bytes.Buffer
+	zip := gzip.NewWriter(&archive)
+	files := tar.NewWriter(zip)
+	for file, text := range map[string]string{"./prod/recast.yaml": "version: 1\n", "prod/schematics/base.yaml": "customization: {}\n", "README.md": "x"} {
+		if err := files.WriteHeader(&tar.Header{Name: file, Mode: 0o644, Size: int64(len(text))}); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := files.Write([]byte(text)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := files.WriteHeader(&tar.Header{Name: "prod/link", Typeflag: tar.TypeSymlink, Linkname: "/etc/passwd"}); err != nil {
+		t.Fatal(err)
+	}
+	if err := files.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := zip.Close(); err != nil {
+		t.Fatal(err)
+	}
+	img, err := mutate.AppendLayers(mutate.MediaType(empty.Image, types.OCIManifestSchema1), static.NewLayer(archive.Bytes(), fluxLayer))
+	if err != nil {
+		t.Fatal(err)
+	}
+	host := strings.TrimPrefix(server.URL, "http://")
+	ref, err := name.ParseReference(host + "/clusters:latest")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := remote.Write(ref, img, remote.WithContext(t.Context())); err != nil {
+		t.Fatal(err)
+	}
+	digest, err := img.Digest()
+	if err != nil {
+		t.Fatal(err)
+	}
+	into := t.TempDir()
+	revision, err := Fetch(t.Context(), v1alpha1.Source{OCI: &v1alpha1.OCISource{Reference: ref.String(), Path: "prod"}}, "", "", into)
+	if err != nil || revision != digest.String() {
+		t.Fatalf("revision %s, want %s: %v", revision, digest, err)
+	}
+	if diff := cmp.Diff(wanted, read(t, into)); diff != "" {
+		t.Errorf("files (-want +got):\n%s", diff)
+	}
+}
