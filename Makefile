@@ -26,13 +26,16 @@ test race: export CGO_ENABLED := 1
 TOOLS := bin/tools/testsummary bin/tools/longtests bin/tools/sbom bin/tools/chart bin/tools/gatemutants
 LINTERS := bin/tools/gofumpt bin/tools/staticcheck bin/tools/controller-gen
 
-.PHONY: compiler generate help ci-full build demo test stories check contract crash kill race schedules mutants gate-mutants e2e e2e-talosctl e2e-k8s e2e-operator e2e-report e2e-helm e2e-deps release release-snapshot schema bench fuzz docs clean
+.PHONY: compiler generate help ci-full build build-operator demo test stories check contract crash kill race schedules mutants gate-mutants e2e e2e-talosctl e2e-k8s e2e-operator e2e-report e2e-helm e2e-deps release release-snapshot schema bench fuzz docs clean
 
 help: ## list the targets
 	@sed -nE 's/^([a-z0-9-]+):.*## (.*)/\1 \2/p' Makefile | while read -r name what; do printf '  make %-8s  %s\n' "$$name" "$$what"; done
 
 build: ## build bin/recast
 	@go build -o bin/recast ./cmd/recast
+
+build-operator: build ## build bin/recast and bin/recast-operator
+	@go build -o bin/recast-operator ./cmd/recast-operator
 
 ci-full: ## all of .ci/run, and of every stage all: what it runs a part of each day
 	@.ci/run full
@@ -81,7 +84,7 @@ e2e-talosctl: build bin/tools/testsummary bin/tools/staticcheck ## Sidero's own 
 e2e-k8s: build bin/tools/testsummary ## recast against a real etcd, kube-apiserver, controllers and scheduler: rolls, and every fault with its message
 	@internal/tools/e2e-k8s
 
-e2e-operator: bin/tools/testsummary ## pods as processes of this machine, by real kubelets of a real Kubernetes control plane; as root
+e2e-operator: build-operator bin/tools/testsummary ## recast-operator as it is installed, in a real Kubernetes with real kubelets: stories of a version bump, kills, windows, fleets
 	@internal/tools/e2e-operator
 
 e2e-report: bin/tools/testsummary ## recast's reports in a real browser: phone, desktop, dark mode, print (UPDATE=1 updates the screenshot of the docs)

@@ -127,7 +127,11 @@ func (h house) try(stdin, args string) (string, error) {
 	h.t.Helper()
 	ctx, cancel := context.WithTimeout(h.t.Context(), patience)
 	defer cancel()
-	words := append([]string{"kubectl", "--kubeconfig", filepath.Join(h.plane.Dir, "kubeconfig"), "-n", h.namespace}, split(args)...)
+	words := []string{"kubectl", "--kubeconfig", filepath.Join(h.plane.Dir, "kubeconfig")}
+	if h.namespace != "default" { // in which manifests may name others
+		words = append(words, "-n", h.namespace)
+	}
+	words = append(words, split(args)...)
 	c := exec.CommandContext(ctx, process.Built(h.t, "controlplane"), words...)
 	c.Env = append(os.Environ(), "HOME="+h.plane.Dir)
 	c.Stdin = strings.NewReader(stdin)

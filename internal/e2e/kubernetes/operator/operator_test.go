@@ -40,9 +40,10 @@ func (h house) install() {
 	if err != nil {
 		h.t.Fatalf("recast operator manifests: %v", err)
 	}
-	manifests := strings.ReplaceAll(string(out), "- --leader-elect", "- --leader-elect\n        - --retry=1s\n        - --max-retry=5s\n        - --claim-retry=5s\n        - --leader-election-lease=5s\n        - --namespaces=bump,invalid,secrets,window")
+	const args = "args: [--leader-elect"
+	manifests := strings.ReplaceAll(string(out), args, args+", --retry=1s, --max-retry=5s, --claim-retry=5s, --leader-election-lease=5s, '--namespaces=bump,invalid,secrets,window'")
 	if manifests == string(out) {
-		h.t.Fatalf("the manifests have no --leader-elect:\n%s", out)
+		h.t.Fatalf("the manifests do not say %s", args)
 	}
 	crds, _, _ := strings.Cut(string(out), "kind: Namespace")
 	crds = crds[:strings.LastIndex(crds, "---")]
