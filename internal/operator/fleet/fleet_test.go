@@ -1,0 +1,164 @@
+package fleet
+
+import (
+	"fmt"
+	"strconv"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/recast-sh/recast/api/v1alpha1"
+)
+
+// hundred is a fleet of 100 clusters in 10 sites: 5 canaries, 35 early ones, and the rest.
+func hundred() (*v1alpha1.FleetRoll, []*v1alpha1.TalosCluster) {
+	var clusters []*v1alpha1.TalosCluster
+	for i := range 100 {
+		stage := "rest"
+		switch {
+		case i%20 == 0:
+			stage = "canary"
+		case i%20 <= 7:
+			stage = "early"
+		}
+		clusters = append(clusters, newCluster(fmt.Sprintf("c%03d", i), stage, fmt.Sprintf("site%d", i%10)))
+	}
+	f := newFleet("canary", "early", "rest")
+	f.Spec.MaxConcurrent, f.Spec.MaxConcurrentPerSite, f.Spec.TalosVersion = 12, 2, "v1.14.2"
+	f.Spec.Stages[0].MaxConcurrent, f.Spec.Stages[0].Soak = 3, metav1.Duration{Duration: time.Hour}
+	f.Spec.Stages[2].Selector = metav1.LabelSelector{}
+	return f, clusters
+}
+
+func TestHundredClusters(t *testing.T) {
+	t.Parallel()
+	f, clusters := hundred()
+	l := newLab(t, f, clusters...)
+	l.run(func() bool { l.checkLimits(); return false })
+	l.want(v1alpha1.ReasonSucceeded, "100 of 100 clusters done", "Ready")
+	for name, n := range l.made {
+		if n != 1 {
+			t.Errorf("ImageRoll %s was made %d times", name, n)
+		}
+	}
+	if s := l.fleet().Status; len(l.made) != 100 || s.Summary != "100/100" || s.Done != 100 || s.Running != 0 || s.Ended == nil {
+		t.Errorf("%d ImageRolls; status %s, %d done, %d run, ended %v", len(l.made), s.Summary, s.Done, s.Running, s.Ended)
+	}
+	for _, e := range []string{"Rolling stage canary: ", "Soaking stage canary: ", "Rolling stage early: ", "GateClosed stage early: ", "Rolling stage rest: ", "Succeeded 100 of 100"} {
+		l.wantEvent(e)
+	}
+	per := func(n int) string { return strconv.FormatFloat(float64(n)/100, 'f', 1, 64) }
+	t.Attr("reconciles-per-member", per(l.passes))
+	t.Attr("api-requests-per-member", per(l.meter.requests))
+	t.Attr("events", strconv.Itoa(len(l.events)))
+	t.Logf("100 clusters in 10 sites: %s of virtual time, at most %d at a time, %s reconciles, %s API requests (%s of them writes) per cluster",
+		l.now.Sub(start), l.most, per(l.passes), per(l.meter.requests), per(l.meter.writes))
+	if l.meter.requests > 600 {
+		t.Errorf("%d API requests, want at most 6 per cluster", l.meter.requests)
+	}
+}
+
+// checkLimits looks at the ImageRolls, not at what the status says of them.
+func (l *lab) checkLimits() {
+	l.t.Helper()
+	f := l.fleet()
+	var rolls v1alpha1.ImageRollList
+	l.must(l.store.List(l.t.Context(), &rolls, client.InNamespace(namespace)))
+	open, sites, stages, begun := 0, map[string]int{}, map[string]int{}, map[string]int{}
+	stage := map[string]v1alpha1.Member{} // by cluster
+	for _, m := range f.Status.Members {
+		stage[m.Cluster] = m
+	}
+	var clusters v1alpha1.TalosClusterList
+	l.must(l.store.List(l.t.Context(), &clusters, client.InNamespace(namespace)))
+	target := map[string]string{}
+	for _, c := range clusters.Items {
+		target[c.Name] = c.Annotations[v1alpha1.AnnotationTalosTarget]
+	}
+	for _, r := range rolls.Items {
+		m := stage[r.Spec.ClusterName]
+		begun[m.Stage]++
+		if !r.Status.Phase.Finished() {
+			open++
+			sites[m.Site]++
+			stages[m.Stage]++
+		}
+		if !r.Spec.Approved || r.Labels[v1alpha1.LabelFleet] != f.Name || len(r.OwnerReferences) != 1 || r.OwnerReferences[0].BlockOwnerDeletion != nil {
+			l.t.Fatalf("ImageRoll %+v", r.ObjectMeta)
+		}
+		if want := f.Spec.TalosVersion; target[r.Spec.ClusterName] != want {
+			l.t.Fatalf("cluster %s has an ImageRoll, but not the target %s", r.Spec.ClusterName, want)
+		}
+	}
+	for site, n := range sites {
+		if n > int(f.Spec.MaxConcurrentPerSite) {
+			l.t.Fatalf("%d rolls at a time in %s", n, site)
+		}
+	}
+	if open > int(f.Spec.MaxConcurrent) {
+		l.t.Fatalf("%d rolls at a time", open)
+	}
+	for i, s := range f.Spec.Stages {
+		if s.MaxConcurrent > 0 && stages[s.Name] > int(s.MaxConcurrent) {
+			l.t.Fatalf("%d rolls at a time in stage %s", stages[s.Name], s.Name)
+		}
+		if i > 0 && begun[s.Name] > 0 && stages[f.Spec.Stages[i-1].Name] > 0 {
+			l.t.Fatalf("stage %s has begun while %s runs", s.Name, f.Spec.Stages[i-1].Name)
+		}
+	}
+}
+
+func TestThresholdStopsTheSecondStage(t *testing.T) {
+	t.Parallel()
+	f, clusters := hundred()
+	f.Spec.AbortThreshold = 2
+	l := newLab(t, f, clusters...)
+	l.failing["c001"], l.failing["c022"] = true, true
+	l.run(nil)
+	l.want(v1alpha1.ReasonStageFailed, "2 failed, and spec.abortThreshold is 2: nothing begins; find out why c001, c022 failed", "Stalled")
+	l.wantEvent("Warning MemberFailed stage early: ImageRoll upgrade-c001 failed: storage is full")
+	l.wantEvent("Warning AbortThreshold")
+	count := l.phases()
+	if count[v1alpha1.MemberFailed] != 2 || count[v1alpha1.MemberRunning] != 0 || count[v1alpha1.MemberWaiting] < 60 || l.fleet().Status.Stage != "early" {
+		t.Errorf("members %v in stage %s: want 2 failed, none running, the last stage waiting", count, l.fleet().Status.Stage)
+	}
+	made := len(l.made)
+	l.run(nil)
+	if len(l.made) != made {
+		t.Errorf("%d more ImageRolls", len(l.made)-made)
+	}
+	l.change(func(s *v1alpha1.FleetRollSpec) { s.AbortThreshold = 3 })
+	l.run(nil)
+	l.want(v1alpha1.ReasonSucceeded, "98 of 100 clusters done, 2 failed", "Ready")
+}
+
+func TestMembersAreFrozen(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, newFleet("a", "b"), newCluster("a1", "a", "x"), newCluster("b1", "b", "x"), newCluster("z", "other", "x"))
+	_, err := l.reconcile()
+	l.must(err)
+	l.must(l.store.Create(t.Context(), newCluster("b2", "b", "x")))
+	moved := l.cluster("b1")
+	moved.Labels["stage"] = "other"
+	l.must(l.store.Update(t.Context(), moved))
+	l.run(nil)
+	l.want(v1alpha1.ReasonSucceeded, "2 of 2 clusters done", "Ready")
+	if l.made["upgrade-b1"] != 1 || len(l.made) != 2 {
+		t.Errorf("ImageRolls %v, want those of a1 and b1", l.made)
+	}
+}
+
+func TestFirstStageThatMatches(t *testing.T) {
+	t.Parallel()
+	f := newFleet("a", "all")
+	f.Spec.Stages[1].Selector = metav1.LabelSelector{}
+	l := newLab(t, f, newCluster("a1", "a", "x"), newCluster("b1", "b", ""))
+	l.run(nil)
+	for _, m := range l.fleet().Status.Members {
+		if want := map[string]string{"a1": "a x", "b1": "all "}[m.Cluster]; m.Stage+" "+m.Site != want {
+			t.Errorf("%s: stage and site %s %s, want %s", m.Cluster, m.Stage, m.Site, want)
+		}
+	}
+}

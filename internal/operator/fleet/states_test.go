@@ -1,0 +1,207 @@
+package fleet
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/recast-sh/recast/api/v1alpha1"
+)
+
+func TestPauseAndContinue(t *testing.T) {
+	t.Parallel()
+	f := newFleet("a")
+	f.Spec.MaxConcurrent, f.Spec.State = 1, v1alpha1.FleetPaused
+	l := newLab(t, f, newCluster("a1", "a", "x"), newCluster("a2", "a", "x"))
+	l.run(nil)
+	l.want(v1alpha1.ReasonPaused, "nothing was begun, and the members are not settled yet", "")
+	l.must(l.store.Create(t.Context(), newCluster("a3", "a", "x")))
+
+	l.change(func(s *v1alpha1.FleetRollSpec) { s.State = v1alpha1.FleetRunning })
+	_, err := l.reconcile()
+	l.must(err)
+	l.want(v1alpha1.ReasonRolling, "stage a: 0 of 3 clusters done, 1 run", "Progressing")
+
+	l.change(func(s *v1alpha1.FleetRollSpec) { s.State = v1alpha1.FleetPaused })
+	_, err = l.reconcile()
+	l.must(err)
+	l.want(v1alpha1.ReasonPaused, "nothing begins; 0 of 3 clusters done, 1 run", "Progressing")
+	l.run(nil)
+	l.want(v1alpha1.ReasonPaused, "nothing begins; 1 of 3 clusters done", "")
+	if s := l.fleet().Status; s.ObservedGeneration != 3 || s.Summary != "1/3" || s.Ended != nil {
+		t.Errorf("generation %d, %s, ended %v", s.ObservedGeneration, s.Summary, s.Ended)
+	}
+	l.change(func(s *v1alpha1.FleetRollSpec) { s.State = v1alpha1.FleetRunning })
+	l.run(nil)
+	l.want(v1alpha1.ReasonSucceeded, "3 of 3", "Ready")
+}
+
+func TestAbort(t *testing.T) {
+	t.Parallel()
+	f := newFleet("a")
+	f.Spec.MaxConcurrent = 1
+	l := newLab(t, f, newCluster("a1", "a", "x"), newCluster("a2", "a", "x"))
+	_, err := l.reconcile()
+	l.must(err)
+	l.change(func(s *v1alpha1.FleetRollSpec) { s.State = v1alpha1.FleetAborted })
+	_, err = l.reconcile()
+	l.must(err)
+	l.want(v1alpha1.ReasonAborted, "0 of 2 clusters done, 1 run", "Progressing Stalled")
+	l.run(nil)
+	l.want(v1alpha1.ReasonAborted, "1 of 2 clusters done", "Stalled")
+	l.wantEvent("Warning Aborted")
+	if l.fleet().Status.Ended == nil || l.made["upgrade-a2"] != 0 {
+		t.Errorf("ended %v, ImageRolls %v", l.fleet().Status.Ended, l.made)
+	}
+	l.change(func(s *v1alpha1.FleetRollSpec) { s.MaxConcurrent = 2 })
+	_, err = l.reconcile()
+	l.must(err)
+	if s := l.fleet().Status; s.ObservedGeneration != 3 || s.Conditions[0].ObservedGeneration != 3 {
+		t.Errorf("the generation that an ended fleet has seen is %d", s.ObservedGeneration)
+	}
+}
+
+func TestAbortedBeforeItBegins(t *testing.T) {
+	t.Parallel()
+	f := newFleet("a")
+	f.Spec.State = v1alpha1.FleetAborted
+	l := newLab(t, f, newCluster("a1", "a", "x"))
+	l.run(nil)
+	l.want(v1alpha1.ReasonAborted, "before anything was begun", "Stalled")
+}
+
+func TestSoakGateAndApproval(t *testing.T) {
+	t.Parallel()
+	f := newFleet("a", "b")
+	f.Spec.Stages[0].Soak = metav1.Duration{Duration: 2 * time.Hour}
+	f.Spec.Stages[0].Gates = []string{`cluster.metadata.annotations["load"] == "low"`}
+	f.Spec.Stages[1].Approval = v1alpha1.ApprovalManual
+	l := newLab(t, f, newCluster("a1", "a", "x"), newCluster("b1", "b", "x"))
+	l.unclean["a1"] = true
+	reason := func(want string) func() bool {
+		return func() bool { r, _, _ := l.ready(); return r == want }
+	}
+	l.run(reason(v1alpha1.ReasonSoaking))
+	ended := l.fleet().Status.Members[0].Ended
+	l.want(v1alpha1.ReasonSoaking, "stage a: 1 of 1 clusters done; watched until "+ended.Add(2*time.Hour).UTC().Format(time.RFC3339), "Progressing")
+
+	l.run(reason(v1alpha1.ReasonGateClosed))
+	l.want(v1alpha1.ReasonGateClosed, "stage a: the next stage waits: a1: 1 nodes stale, 0 unread", "Progressing")
+	if waited := l.now.Sub(ended.Time); waited != 2*time.Hour {
+		t.Errorf("the gate was asked after %s", waited)
+	}
+	l.wantEvent("Normal GateClosed")
+
+	l.unclean["a1"] = false
+	l.check("a1")
+	res, err := l.reconcile()
+	l.must(err)
+	l.want(v1alpha1.ReasonGateClosed, `a1: cluster.metadata.annotations["load"] == "low": no such key: annotations`, "Progressing")
+	if res.RequeueAfter != lookAgain {
+		t.Errorf("again in %s, want %s", res.RequeueAfter, lookAgain)
+	}
+	c := l.cluster("a1")
+	c.Annotations = map[string]string{"load": "low"}
+	l.must(l.store.Update(t.Context(), c))
+	res, err = l.reconcile()
+	l.must(err)
+	l.want(v1alpha1.ReasonAwaitingApproval, "stage b: add it to spec.approvedStages", "Progressing")
+	if res.RequeueAfter != 0 {
+		t.Errorf("again in %s, want never", res.RequeueAfter)
+	}
+	l.change(func(s *v1alpha1.FleetRollSpec) { s.ApprovedStages = []string{"b"} })
+	l.run(nil)
+	l.want(v1alpha1.ReasonSucceeded, "2 of 2", "Ready")
+}
+
+func TestInvalidSpec(t *testing.T) {
+	t.Parallel()
+	type spec = v1alpha1.FleetRollSpec
+	cases := map[string]struct {
+		change       func(*spec)
+		reason, want string
+	}{
+		"selector": {func(s *spec) {
+			s.Stages[0].Selector.MatchExpressions = []metav1.LabelSelectorRequirement{{Key: "a", Operator: "Like", Values: []string{"b"}}}
+		}, v1alpha1.ReasonInvalidSpec, `spec.stages[0].selector: "Like" is not a valid label selector operator: use matchLabels`},
+		"CEL":                {func(s *spec) { s.Stages[1].Gates = []string{"true", "clustr.spec"} }, v1alpha1.ReasonInvalidSpec, "spec.stages[1].gates[1]: 1:1: undeclared reference to 'clustr': write a CEL expression"},
+		"CEL, a number":      {func(s *spec) { s.Stages[0].Gates = []string{"1 + 1"} }, v1alpha1.ReasonInvalidSpec, "spec.stages[0].gates[0]: its value is of type int: write"},
+		"both":               {func(s *spec) { s.Stages[0].Gates, s.Stages[1].Gates = []string{"("}, []string{")"} }, v1alpha1.ReasonInvalidSpec, "spec.stages[1].gates[0]: "},
+		"an empty stage":     {func(s *spec) { s.Stages[1].Selector.MatchLabels["stage"] = "c" }, v1alpha1.ReasonNoMembers, "spec.stages[1].selector: no TalosCluster in namespace clusters matches"},
+		"nothing is left":    {func(s *spec) { s.Stages[0].Selector = metav1.LabelSelector{} }, v1alpha1.ReasonNoMembers, "that is not of an earlier stage: change the labels or the selector, or remove stage b"},
+		"lock of the source": {func(s *spec) { s.TalosVersion = "v1.14.2" }, v1alpha1.ReasonInvalidSpec, "spec.talosVersion: needs spec.lock: Update of every TalosCluster, set it for a1"},
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := newFleet("a", "b")
+			c.change(&f.Spec)
+			locked := newCluster("a1", "a", "x")
+			locked.Spec.Lock = v1alpha1.LockFromSource
+			l := newLab(t, f, locked, newCluster("b1", "b", "x"))
+			_, err := l.reconcile()
+			l.must(err)
+			l.want(c.reason, c.want, "Stalled")
+			l.wantEvent("Warning " + c.reason)
+			if len(l.made) != 0 || l.fleet().Status.Started != nil {
+				t.Errorf("started %v, ImageRolls %v", l.fleet().Status.Started, l.made)
+			}
+		})
+	}
+}
+
+func TestInvalidWhileItRuns(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, newFleet("a", "b"), newCluster("a1", "a", "x"), newCluster("b1", "b", "x"))
+	_, err := l.reconcile()
+	l.must(err)
+	l.change(func(s *v1alpha1.FleetRollSpec) { s.Stages[1].Name = "c" })
+	_, err = l.reconcile()
+	l.must(err)
+	l.want(v1alpha1.ReasonInvalidSpec, "spec.stages: stage b is missing, which TalosCluster b1 belongs to", "Progressing Stalled")
+	l.run(nil)
+	l.want(v1alpha1.ReasonInvalidSpec, "put it back", "Stalled")
+	if got := l.sorted(v1alpha1.MemberDone); len(got) != 1 {
+		t.Errorf("done: %v, want a1", got)
+	}
+	l.change(func(s *v1alpha1.FleetRollSpec) { s.Stages[1].Name = "b" })
+	l.run(nil)
+	l.want(v1alpha1.ReasonSucceeded, "2 of 2", "Ready")
+}
+
+func TestDeletedWhileItRuns(t *testing.T) {
+	t.Parallel()
+	f := newFleet("a", "b")
+	f.Spec.AbortThreshold = 4
+	l := newLab(t, f, newCluster("a1", "a", "x"), newCluster("a2", "a", "x"), newCluster("a3", "a", "x"), newCluster("b1", "b", "x"), newCluster("b2", "b", "x"))
+	_, err := l.reconcile()
+	l.must(err)
+	l.must(l.store.Delete(t.Context(), l.cluster("a1")))
+	l.must(l.store.Delete(t.Context(), l.cluster("b1")))
+	l.must(l.store.Delete(t.Context(), &v1alpha1.ImageRoll{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "upgrade-a2"}}))
+	delete(l.ends, "upgrade-a1")
+	delete(l.ends, "upgrade-a2")
+	l.run(nil)
+	l.want(v1alpha1.ReasonSucceeded, "2 of 5 clusters done, 3 failed", "Ready")
+	l.wantEvent("Warning MemberFailed stage a: TalosCluster a1 was deleted")
+	l.wantEvent("Warning MemberFailed stage a: ImageRoll upgrade-a2 was deleted before it was done")
+	l.wantEvent("Warning MemberFailed stage b: TalosCluster b1 was deleted")
+	if got := strings.Join(l.sorted(v1alpha1.MemberDone), " "); got != "a3 b2" || l.made["upgrade-b1"] != 0 {
+		t.Errorf("done: %s, ImageRolls %v", got, l.made)
+	}
+}
+
+func TestDeletedFleet(t *testing.T) {
+	t.Parallel()
+	f := newFleet("a")
+	f.DeletionTimestamp, f.Finalizers = new(metav1.NewTime(start)), []string{"foregroundDeletion"}
+	l := newLab(t, f, newCluster("a1", "a", "x"))
+	l.run(nil)
+	if len(l.made) != 0 || l.meter.writes != 0 {
+		t.Errorf("%d writes, ImageRolls %v", l.meter.writes, l.made)
+	}
+	l = newLab(t, nil)
+	l.run(nil)
+}
