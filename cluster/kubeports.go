@@ -30,6 +30,8 @@ type NodeReader interface {
 	Node(ctx context.Context, name string) (KubeNode, error)
 	// WatchNode reports when the Node becomes Ready, perhaps in another boot: see wait.Watch.
 	WatchNode(ctx context.Context, node string, tell func(look bool)) error
+	// OwnNode is the node on which recast runs, as a pod of this cluster; "" if it does not.
+	OwnNode(ctx context.Context) (string, error)
 	// PendingCertificates names the certificate requests of its kubelet that wait for approval.
 	PendingCertificates(ctx context.Context, node string) ([]string, error)
 	// OtherOwners lists, in words, what else in the cluster would change the versions of nodes:
@@ -54,7 +56,8 @@ type NodeWriter interface {
 	SetBooted(ctx context.Context, node string, b Booted) error
 	// Drain evicts the pods of a cordoned node, respecting PodDisruptionBudgets, until only
 	// DaemonSet and mirror pods are left. Until the timeout it retries refused evictions and waits
-	// for an unavailable API. say gets a line for each pod and each refusal.
+	// for an unavailable API. say gets a line for each pod and each refusal. recast's own pod goes
+	// last, and the drain ends with ownpod.Evicted.
 	Drain(ctx context.Context, node string, o DrainOptions, say func(string)) error
 	// RestoreMetadata restores the node's labels, annotations and taints, except for keys that
 	// Kubernetes and Talos manage themselves.

@@ -100,6 +100,7 @@ var table = []row{
 	{pkg: "cluster/shape", allow: []string{"cluster", "internal/fault"}},
 	{pkg: "cluster/observe", allow: []string{"cluster", "cluster/shape", "cluster/files", "cluster/parking", "cluster/config", "cluster/reach", "internal/fault", errgroup}},
 	{pkg: "cluster/strategy", allow: []string{"cluster", "cluster/parking", "cluster/observe", "internal/fault", "internal/words"}},
+	{pkg: "cluster/ownpod", allow: []string{"internal/fault"}},
 	{pkg: "cluster/planning", allow: []string{"cluster", "cluster/shape", "cluster/config", "cluster/etcd", "cluster/parking", "cluster/observe", "cluster/strategy", "internal/fault", "internal/words"}},
 	{pkg: "cluster/exchange", allow: []string{"cluster", "cluster/shape", "cluster/parking", "cluster/observe", "cluster/strategy", "cluster/firewall", "cluster/reach", "internal/step", "internal/wait", "internal/fault", "internal/words"}},
 	{pkg: "cluster/hook", allow: []string{"cluster", "cluster/planning", "internal/step", "internal/fault"}},
@@ -187,7 +188,7 @@ var table = []row{
 		"cluster", "cluster/config", "cluster/provenance", "cluster/reach", "internal/fault", "internal/foreign", machinery, cosi, pki, grpc, protobuf, yaml, upgradeK8s, semver,
 	}},
 	{pkg: "internal/kube", allow: []string{
-		"cluster", "internal/wait", "internal/fault", "internal/foreign", clientGo, k8sAPI, apimachine, drain, klog, cel, errgroup, upgradeK8s,
+		"cluster", "cluster/ownpod", "internal/wait", "internal/fault", "internal/foreign", clientGo, k8sAPI, apimachine, drain, klog, cel, errgroup, upgradeK8s,
 	}},
 	{pkg: "internal/factory", allow: []string{"schematics", "images", "internal/trust", "internal/fault", "internal/foreign", factory}},
 	{pkg: "internal/imager", allow: []string{"images", "internal/command", "internal/fault", yaml}},

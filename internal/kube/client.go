@@ -16,6 +16,7 @@ import (
 	"k8s.io/client-go/transport"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/ownpod"
 	"github.com/recast-sh/recast/internal/fault"
 )
 
@@ -27,13 +28,14 @@ type Options struct {
 	Dial func(ctx context.Context, network, addr string) (net.Conn, error) // nil: the machine's network
 	Wrap func(http.RoundTripper) http.RoundTripper                         // wraps what carries each request; nil: nothing
 	Poll time.Duration                                                     // pause between polls; 0: 5 s
+	Own  ownpod.Pod                                                        // the pod in which recast runs, perhaps of another cluster; zero: none
 }
 
 // Client talks to one cluster's API. It is safe for concurrent use; the caller closes
 // it. The calls are those of its parts.
 type Client struct {
 	*conn
-	NodeReader   // nodes.go, watch.go, certificates.go
+	NodeReader   // nodes.go, watch.go, certificates.go, ownpod.go
 	NodeWriter   // mark.go, metadata.go, amend.go
 	Drainer      // drain.go, evict.go, blocked.go
 	VolumeReader // volumes.go, watch.go; localdata.go with a file for each storage system
@@ -60,7 +62,7 @@ func New(kubeconfig []byte, o Options) (*Client, error) {
 	cfg.UserAgent = "recast"
 	cfg.QPS, cfg.Burst = 100, 200 // a drain asks for many pods at once
 	cfg.WarningHandler = rest.NoWarnings{}
-	c := &conn{host: cfg.Host, poll: cmp.Or(o.Poll, 5*time.Second)}
+	c := &conn{host: cfg.Host, poll: cmp.Or(o.Poll, 5*time.Second), own: o.Own}
 	if c.base, c.rt, c.direct, err = newTransports(cfg); err != nil {
 		return nil, fault.Credentials.Configf("credentials of the kubeconfig: %w", err)
 	}

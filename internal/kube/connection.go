@@ -5,6 +5,8 @@ import (
 	"time"
 
 	"k8s.io/client-go/kubernetes"
+
+	"github.com/recast-sh/recast/cluster/ownpod"
 )
 
 // conn is what all calls need to talk to the API.
@@ -15,6 +17,7 @@ type conn struct {
 
 	host string
 	poll time.Duration
+	own  ownpod.Pod
 	base *http.Transport
 	rt   http.RoundTripper // base with the credentials of the kubeconfig
 	// direct reaches API servers at their own addresses.

@@ -16,6 +16,7 @@ import (
 	"k8s.io/kubectl/pkg/drain"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/ownpod"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/foreign"
 	"github.com/recast-sh/recast/internal/wait"
@@ -31,10 +32,13 @@ type Drainer struct{ *conn }
 // own loop ends at the first unexpected answer, so this one is ours. say is called
 // by one goroutine at a time and must not block.
 func (c Drainer) Drain(ctx context.Context, node string, o cluster.DrainOptions, say func(string)) error {
-	d := &draining{conn: c.conn, node: node, DrainOptions: o, say: say, said: map[string]bool{}, from: map[string]bool{}, pods: map[types.UID]*leaving{}}
+	d := &draining{conn: c.conn, node: node, self: self{uid: types.UID(c.own.UID)}, DrainOptions: o, say: say, said: map[string]bool{}, from: map[string]bool{}, pods: map[types.UID]*leaving{}}
 	err := d.until(ctx, o.Timeout)
 	if o.Delete && errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil && d.deleteRefused() {
 		err = d.until(ctx, o.Timeout)
+	}
+	if fault.KindOf(err) == fault.Interrupted {
+		return ownpod.Evicted(node) // the wait for the others did not fail
 	}
 	if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
 		for _, hint := range d.hints {
@@ -52,6 +56,7 @@ type draining struct {
 	uid   types.UID // of the Node at the start
 	ready bool      // whether the Node was Ready at the last look
 	pods  map[types.UID]*leaving
+	self  self
 	left  string   // which pods are left, and why, at the last look
 	hints []string // what can be done about them
 
@@ -77,6 +82,7 @@ func (d *draining) hadPodsIn(namespace string) bool {
 type leaving struct {
 	pod       corev1.Pod
 	answer    error     // the API server's last answer; nil: accepted
+	accepted  bool      // its eviction or deletion was
 	notBefore time.Time // when to ask again
 	refused   time.Time // since when a budget or admission has refused it, other than an API that could not answer; zero: not refused
 	why       string    // why it is still there
@@ -121,9 +127,10 @@ func (d *draining) until(ctx context.Context, timeout time.Duration) error {
 }
 
 // fatal reports whether waiting cannot help: our credentials, our rights, the Node
-// itself, or a refusal.
+// itself, a refusal, or the end of recast's own pod.
 func fatal(err error) bool {
-	return apierrors.IsUnauthorized(err) || fault.KindOf(err) == fault.Refused
+	kind := fault.KindOf(err)
+	return apierrors.IsUnauthorized(err) || kind == fault.Refused || kind == fault.Interrupted
 }
 
 // sweep evicts what is left.
@@ -136,11 +143,16 @@ func (d *draining) sweep(ctx context.Context) (done bool, err error) {
 		return false, err
 	}
 	d.follow(pods)
-	if len(pods) == 0 {
-		return true, nil
+	if !d.self.ends(d.pods) {
+		if len(pods) == 0 {
+			return true, nil
+		}
+		if err := d.ask(ctx); err != nil {
+			return false, err
+		}
 	}
-	if err := d.ask(ctx); err != nil {
-		return false, err
+	if d.self.ends(d.pods) {
+		return false, ownpod.Evicted(d.node)
 	}
 	return false, d.explain(ctx)
 }
@@ -242,12 +254,12 @@ func (d *draining) follow(pods []corev1.Pod) {
 	}
 }
 
-// ask evicts or deletes every pod that is not yet terminating.
+// ask evicts or deletes every pod that is not yet terminating; recast's own only when it is the last.
 func (d *draining) ask(ctx context.Context) error {
 	var g errgroup.Group
 	g.SetLimit(evictions)
 	for _, l := range d.pods {
-		if l.pod.DeletionTimestamp == nil && !time.Now().Before(l.notBefore) {
+		if l.pod.DeletionTimestamp == nil && !time.Now().Before(l.notBefore) && !d.self.waits(l, d.pods) {
 			g.Go(func() error { return d.askOne(ctx, l) })
 		}
 	}

@@ -33,7 +33,7 @@ func (d *draining) askOne(ctx context.Context, l *leaving) error {
 	if ctx.Err() != nil {
 		return nil //nolint:nilerr // cancelled: it says nothing about the pod
 	}
-	l.answer, l.notBefore = nil, time.Time{}
+	l.answer, l.notBefore, l.accepted = nil, time.Time{}, err == nil
 	switch {
 	case err == nil, missing(err), apierrors.IsConflict(err):
 		return nil // terminating, gone, or replaced by a pod of the same name: the next look tells

@@ -1,0 +1,38 @@
+package ownpod_test
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/recast-sh/recast/cluster/ownpod"
+	"github.com/recast-sh/recast/internal/fault"
+)
+
+func TestFromEnv(t *testing.T) {
+	t.Parallel()
+	cases := map[string]struct {
+		env  map[string]string
+		want ownpod.Pod
+		err  string // a part of it; "": none
+	}{
+		"no pod": {},
+		"a pod": {
+			env:  map[string]string{"RECAST_POD_NAMESPACE": "recast", "RECAST_POD_NAME": "roll-x", "RECAST_POD_UID": "u1"},
+			want: ownpod.Pod{Namespace: "recast", Name: "roll-x", UID: "u1"},
+		},
+		"only its name":   {env: map[string]string{"RECAST_POD_NAME": "roll-x"}, err: "RECAST_POD_NAMESPACE and RECAST_POD_UID not set"},
+		"without its UID": {env: map[string]string{"RECAST_POD_NAMESPACE": "recast", "RECAST_POD_NAME": "roll-x"}, err: ": RECAST_POD_UID not set"},
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			got, err := ownpod.FromEnv(func(key string) string { return c.env[key] })
+			switch {
+			case c.err == "" && (err != nil || got != c.want):
+				t.Errorf("pod %+v, %v; want %+v", got, err, c.want)
+			case c.err != "" && (fault.KindOf(err) != fault.Config || !strings.Contains(err.Error(), c.err) || got != ownpod.Pod{}):
+				t.Errorf("pod %+v, %v; want a usage error with %q", got, err, c.err)
+			}
+		})
+	}
+}
