@@ -16,24 +16,20 @@ import (
 	"github.com/recast-sh/recast/internal/words"
 )
 
-// doneBy says that a run of a saved plan has already changed the node. If the journal shows
-// that such a run began here, that is assumed of every node; otherwise only of one whose VM
-// names the run in its description. Anything that the run left behind is cleaned up.
-func (n NodePlan) doneBy(saved Plan, begun bool) bool {
-	if n.Found.VM != nil && strings.HasSuffix(n.Found.VM.MadeBy(), saved.RunSuffix()) {
-		begun = true
-	}
+// doneBy says that a run of a saved plan has already changed the node. If such a run has begun, that
+// is assumed of every node. Anything that the run left behind is cleaned up.
+func (n NodePlan) doneBy(begun bool) bool {
 	return begun && n.Paused == "" && len(n.Drift.Unread) == 0 && (n.Strategy == "" && !n.Drift.Rollable() || n.Drift.Tidy())
 }
 
 // Follow turns a plan of the present state into the saved one, with its order and ID. It
 // refuses if the state has changed other than by earlier runs of the saved plan; begun says
-// whether there was one. What such a run left unfinished is finished before anything is compared.
+// whether the journal has one. What such a run left unfinished is finished before anything is compared.
 func (p Plan) Follow(saved Plan, begun bool) (Plan, error) {
 	against := follower{p, saved}
 	moved := against.madeFrom()
 	if len(moved) == 0 {
-		moved = against.moved(begun)
+		moved = against.moved(begun || against.begun())
 	}
 	if len(moved) > 0 {
 		return Plan{}, fault.WithHint(fault.PlanMoved.Refusedf("things are no longer as plan %s has them:\n  %s", saved.ID, strings.Join(moved, "\n  ")), planAgain)
@@ -113,6 +109,15 @@ func (p follower) madeFrom() (moved []string) {
 	return moved
 }
 
+// begun says whether a run of the saved plan has left a trace, which another machine sees as well: a VM
+// that it has made, or a node that it has cordoned.
+func (p follower) begun() bool {
+	return slices.ContainsFunc(p.Nodes, func(n NodePlan) bool {
+		made := n.Found.VM != nil && strings.HasSuffix(n.Found.VM.MadeBy(), p.saved.RunSuffix())
+		return made || n.Found.Node != nil && n.Found.Node.Mark != nil && strings.HasSuffix(n.Found.Node.Mark.Run, p.saved.RunSuffix())
+	})
+}
+
 func (p follower) moved(begun bool) (moved []string) {
 	saved := p.saved
 	if p.Run != "" {
@@ -134,7 +139,7 @@ func (p follower) moved(begun bool) (moved []string) {
 		switch {
 		case !known:
 			moved = append(moved, n.Node+": the plan says nothing of it")
-		case old.Strategy != "" && n.doneBy(saved, begun):
+		case old.Strategy != "" && n.doneBy(begun):
 		case old.Strategy != n.Strategy: // everything else follows from that
 			moved = append(moved, differ(n.Node+": ", treatment(old), treatment(n))...)
 		default:

@@ -99,6 +99,7 @@ func TestFollow(t *testing.T) {
 		edit  func([]cluster.Wanted, *observe.Observation)
 		begun bool
 		mine  bool // wk1's VM was made by a run of the plan
+		left  bool // such a run has cordoned wk2
 		want  string
 	}{
 		"nothing moved": {},
@@ -108,6 +109,7 @@ func TestFollow(t *testing.T) {
 		"done by a run of it":         {edit: inSyncNow("wk1"), begun: true},
 		"done outside the plan":       {edit: inSyncNow("wk1"), want: "wk1: what is done: recreate → none"},
 		"done elsewhere by a run":     {edit: inSyncNow("wk1"), mine: true},
+		"done elsewhere, in place":    {edit: inSyncNow("wk1"), left: true},
 		"the VM was changed":          {edit: func(_ []cluster.Wanted, o *observe.Observation) { o.VMs[1].Digest = "other" }, want: "wk1: digest of the VM's configuration: dwk1 → other"},
 		"changed, though a run began": {edit: func(_ []cluster.Wanted, o *observe.Observation) { o.VMs[1].Digest = "other" }, begun: true, want: "wk1: digest of the VM's configuration: dwk1 → other"},
 		"moved to another host":       {edit: func(_ []cluster.Wanted, o *observe.Observation) { o.VMs[2].Host = "pve2" }, want: `wk2: refused because: none → nobody asked pve2 for its room; wk2: Proxmox host: pve1 → pve2; wk2: slots: host/pve1 → host/pve2`},
@@ -124,6 +126,9 @@ func TestFollow(t *testing.T) {
 				}
 				if tc.mine {
 					o.VMs[1].Config["description"] = cluster.RunMark + "20000101-0000-feed" + saved.RunSuffix() + " build=x"
+				}
+				if tc.left {
+					o.Found[2].Node.Mark = &cluster.Mark{Run: "20000101-0000-feed" + saved.RunSuffix(), Strategy: cluster.Recreate, BootID: "b"}
 				}
 			}, Policy{})
 			got, err := now.Follow(saved, tc.begun)
