@@ -200,6 +200,7 @@ type Observation struct {
 	Found    []Found                 // one per wanted node, in their order
 	First    string                  // see Sources.First
 	Rebuild  string                  // see Sources.Rebuild
+	OwnPod   OwnPod                  // from Observe only
 
 	// PastBuilds are builds of earlier locks, by ID: an unfinished replacement is finished with the
 	// build that it began with.

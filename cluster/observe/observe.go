@@ -100,6 +100,7 @@ func Observe(ctx context.Context, src Sources, wanted []cluster.Wanted) (Observa
 	g.Go(func() error { return observeMachines(ctx, src, src.Talos.Machine, wanted, o.Found) })
 	g.Go(func() error { return observeTies(ctx, src, o.Found) })
 	g.Go(func() error { return observeMoves(ctx, src.Proxmox, o.Found) })
+	g.Go(func() error { return o.readOwnPod(ctx, src) })
 	err = g.Wait()
 	KnowPods(Matching(o.Found, func(f *Found) bool { return f.VM != nil })) // not earlier: reading machines reads the VMs concurrently
 	if err == nil {

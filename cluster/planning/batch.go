@@ -87,7 +87,7 @@ func (p *Plan) batch(phase Phase) Batch {
 		b.Limit = max(1, p.MaxUnavailable)
 	}
 	both := []Phase{ControlPlanes, Workers}
-	beside := p.WorkersBeside && !p.TakesAPIAway()
+	beside := p.WorkersBeside && !p.TakesAPIAway() && !ownPodGoes(p)
 	if p.Bootstrap != "" && slices.Contains(both, phase) {
 		b.Limit, beside = len(p.Nodes), true // nobody depends on what is not there yet
 	}

@@ -58,7 +58,8 @@ func (p Plan) estimate(batches []Batch) (whole time.Duration) {
 	}
 }
 
-// spread orders the control planes, and the workers, among themselves.
+// spread orders the control planes, and the workers, among themselves; the node that recast runs on is
+// the last of them.
 func (p *Plan) spread() {
 	for _, phase := range []Phase{ControlPlanes, Workers} {
 		limit := 1
@@ -74,7 +75,7 @@ func (p *Plan) spread() {
 				at, nodes = append(at, i), append(nodes, n)
 			}
 		}
-		for i, n := range spread(nodes, limit, p.PerHost) {
+		for i, n := range ownPodLast(spread(nodes, limit, p.PerHost)) {
 			p.Nodes[at[i]] = n
 		}
 	}

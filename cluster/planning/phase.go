@@ -71,7 +71,7 @@ func (p Plan) Work() []NodePlan {
 
 // pickCanary sends one node ahead, to a build that none has booted, or a configuration or a VM that
 // none has run with, if several nodes change: the named one, or else a worker if there is one, since that is the
-// least to lose.
+// least to lose, and rather one that recast does not run on.
 func (p *Plan) pickCanary(named string) {
 	booted := map[string]bool{} // builds that a node runs, or is about to
 	changing := 0
@@ -91,7 +91,7 @@ func (p *Plan) pickCanary(named string) {
 		}
 		switch {
 		case pick >= 0 && p.Nodes[pick].Node == named:
-		case pick < 0, n.Node == named, p.Nodes[pick].Role == cluster.ControlPlane && n.Role == cluster.Worker:
+		case pick < 0, n.Node == named, p.Nodes[pick].Role == cluster.ControlPlane && n.Role == cluster.Worker, p.Nodes[pick].OwnPod && n.Role == p.Nodes[pick].Role:
 			pick = i
 		}
 	}

@@ -47,6 +47,7 @@ func New(cluster string, wanted []cluster.Wanted, o observe.Observation, past cl
 		return Plan{}, fmt.Errorf("a plan needs every node's answer: %w", err)
 	}
 	onlyTaking(&plan)
+	heedOwnPod(&plan, o)
 	plan.Order(p)
 	plan.Arrange()
 	plan.tellShared()
@@ -116,6 +117,7 @@ type NodePlan struct {
 	leavesConfig  bool               // it was asked to leave configurations as they are
 	IsWayBack     bool               `json:"-"` // the build that it is to get will be what a later upgrade's failure reimages it to
 	Run           string             `json:"-"` // whose unfinished work this is
+	OwnPod        bool               `json:"-"` // recast runs on it, as a pod that has to leave it
 }
 
 func (n *NodePlan) Add(d cluster.Disk, system bool) {

@@ -46,6 +46,7 @@ func ForRecover(clusterName string, wanted []cluster.Wanted, o observe.Observati
 		n.AskLosses()
 		plan.Run, plan.Nodes = n.Run, []NodePlan{n}
 	}
+	heedOwnPod(&plan, o)
 	plan.Order(Policy{})
 	plan.Arrange()
 	return plan, nil

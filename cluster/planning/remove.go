@@ -48,6 +48,7 @@ func ForRemove(clusterName string, wanted []cluster.Wanted, o observe.Observatio
 		planRemove(&n, o, reach)
 	}
 	plan.Run, plan.Nodes = n.Run, []NodePlan{n}
+	heedOwnPod(&plan, o)
 	plan.Order(Policy{})
 	plan.Arrange()
 	plan.AwaitOthers(o)

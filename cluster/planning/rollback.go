@@ -48,6 +48,7 @@ func ForRollback(ctx context.Context, clusterName string, wanted []cluster.Wante
 		}
 		plan.Nodes = append(plan.Nodes, n)
 	}
+	heedOwnPod(&plan, o)
 	plan.Order(p)
 	plan.Arrange()
 	plan.AwaitOthers(o)

@@ -132,6 +132,20 @@ func TestEvictBacksOutOfACordon(t *testing.T) {
 	}
 }
 
+// TestOwnPodIsEvicted: the node stays cordoned for the run that goes on with it.
+func TestOwnPodIsEvicted(t *testing.T) {
+	t.Parallel()
+	k := &drainedKube{fails: map[string]error{"drain": fault.As(fault.Interrupted, errors.New("this run's own pod was evicted"))}}
+	empty := func(context.Context, time.Time) error { t.Error("not drained, and yet empty"); return nil }
+	err := drainedNode(k).eviction.evict(t.Context(), "take-down/drain", cluster.Mark{}, empty, func() error { t.Error("it backed out"); return nil })
+	if fault.KindOf(err) != fault.Interrupted || cluster.IsUnanswered(err) {
+		t.Errorf("%v (kind %d)", err, fault.KindOf(err))
+	}
+	if diff := cmp.Diff([]string{"cordon", "drain"}, k.calls); diff != "" {
+		t.Errorf("calls (-want +got):\n%s", diff)
+	}
+}
+
 // TestAwaitDetached: we don't wait for volumes of pods that a drain leaves in place.
 func TestAwaitDetached(t *testing.T) {
 	t.Parallel()

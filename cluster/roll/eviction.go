@@ -102,8 +102,8 @@ func (n eviction) drain(ctx context.Context) error {
 }
 
 // evict cordons and drains the node, then waits until its volumes are detached; empty may wait for
-// more. If that fails, backOut puts the node back into service, unless the run was cancelled or has
-// lost its claim.
+// more. If that fails, backOut puts the node back into service, unless the run was cancelled, has
+// lost its claim, or ends because its own pod was evicted.
 func (n eviction) evict(ctx context.Context, id string, why cluster.Mark, empty func(ctx context.Context, by time.Time) error, backOut func() error) error {
 	err := n.Repeat(ctx, id, rolling.RepeatBefore, n.gate.Identity.RequireOneMachine)
 	if err == nil { // a failed cordon may still have taken effect
@@ -125,7 +125,7 @@ func (n eviction) evict(ctx context.Context, id string, why cluster.Mark, empty 
 	if err == nil {
 		err = empty(ctx, by)
 	}
-	if err != nil && ctx.Err() == nil && fault.KindOf(err) != fault.Claimed {
+	if kind := fault.KindOf(err); err != nil && ctx.Err() == nil && kind != fault.Claimed && kind != fault.Interrupted {
 		if vm, errVM := n.Proxmox.VMState(ctx, n.Plan.VMID); errVM == nil && !vm.Running {
 			err = cluster.SwitchedOff(vm, err)
 		}

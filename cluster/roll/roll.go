@@ -48,6 +48,7 @@ func (r *Roller) phase(p planning.Plan, b planning.Batch) (step.Step, error) {
 			return step.Step{}, fault.PlanRefused.Refusedf("node %s: %s", n.Node, n.Refused[0])
 		}
 		branch := r.planned(p, n, b.Phase).order.step()
+		branch.Alone = n.OwnPod // its drain ends this run
 		steps = append(steps, branch)
 		if i < ahead && len(branch.Ahead) > 0 {
 			early := branch.Ahead

@@ -101,7 +101,7 @@ var table = []row{
 	{pkg: "cluster/observe", allow: []string{"cluster", "cluster/shape", "cluster/files", "cluster/parking", "cluster/config", "cluster/reach", "internal/fault", errgroup}},
 	{pkg: "cluster/strategy", allow: []string{"cluster", "cluster/parking", "cluster/observe", "internal/fault", "internal/words"}},
 	{pkg: "cluster/ownpod", allow: []string{"internal/fault"}},
-	{pkg: "cluster/planning", allow: []string{"cluster", "cluster/shape", "cluster/config", "cluster/etcd", "cluster/parking", "cluster/observe", "cluster/strategy", "internal/fault", "internal/words"}},
+	{pkg: "cluster/planning", allow: []string{"cluster", "cluster/ownpod", "cluster/shape", "cluster/config", "cluster/etcd", "cluster/parking", "cluster/observe", "cluster/strategy", "internal/fault", "internal/words"}},
 	{pkg: "cluster/exchange", allow: []string{"cluster", "cluster/shape", "cluster/parking", "cluster/observe", "cluster/strategy", "cluster/firewall", "cluster/reach", "internal/step", "internal/wait", "internal/fault", "internal/words"}},
 	{pkg: "cluster/hook", allow: []string{"cluster", "cluster/planning", "internal/step", "internal/fault"}},
 	{pkg: "cluster/usergate", allow: []string{"cluster", "cluster/rolling", "internal/step", "internal/wait", "internal/fault"}},
