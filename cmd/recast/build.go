@@ -5,6 +5,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/recast-sh/recast/internal/kube"
 	"github.com/recast-sh/recast/internal/step"
 	"github.com/recast-sh/recast/internal/ui"
 	"github.com/recast-sh/recast/pipeline"
@@ -77,7 +78,7 @@ the UUID of its VM is then read from Kubernetes.`,
 				if err != nil {
 					return schematics.Lock{}, err
 				}
-				return pipeline.Publish(ctx, p, i, pipeline.PublishSources{Proxmox: px, Nodes: kubeNodes(s, p, cl)}, run)
+				return pipeline.Publish(ctx, p, i, pipeline.PublishSources{Proxmox: px, Nodes: fromKube(s, p, cl, (*kube.Client).Nodes)}, run)
 			})
 		},
 	}

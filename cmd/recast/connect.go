@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/ownpod"
 	"github.com/recast-sh/recast/internal/command"
 	"github.com/recast-sh/recast/internal/config"
 	"github.com/recast-sh/recast/internal/factory"
@@ -164,7 +165,11 @@ func connectKube(s *streams, p pipeline.Project, cl *closers) (*kube.Client, err
 	if err != nil {
 		return nil, fault.WithHint(fault.Credentials.Configf("read the kubeconfig: %w", err), "KUBECONFIG names it; talosctl kubeconfig writes one")
 	}
-	k, err := kube.New(b, kube.Options{Poll: time.Duration(p.Config.Roll.Poll), Wrap: s.telemetry.HTTP("kubernetes")})
+	own, err := ownpod.FromEnv(os.Getenv)
+	if err != nil {
+		return nil, err
+	}
+	k, err := kube.New(b, kube.Options{Poll: time.Duration(p.Config.Roll.Poll), Wrap: s.telemetry.HTTP("kubernetes"), Own: own})
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", path, err)
 	}
@@ -172,25 +177,14 @@ func connectKube(s *streams, p pipeline.Project, cl *closers) (*kube.Client, err
 	return k, nil
 }
 
-// kubeNodes lists the Node objects. It opens the kubeconfig at the first call.
-func kubeNodes(s *streams, p pipeline.Project, cl *closers) func(context.Context) ([]cluster.KubeNode, error) {
-	return func(ctx context.Context) ([]cluster.KubeNode, error) {
+// fromKube reads something from Kubernetes. It opens the kubeconfig at the first call.
+func fromKube[T any](s *streams, p pipeline.Project, cl *closers, read func(*kube.Client, context.Context) (T, error)) func(context.Context) (T, error) {
+	return func(ctx context.Context) (none T, err error) {
 		k, err := connectKube(s, p, cl)
 		if err != nil {
-			return nil, err
+			return none, err
 		}
-		return k.Nodes(ctx)
-	}
-}
-
-// claimLease reads the Lease that is a claim. It opens the kubeconfig at the first call.
-func claimLease(s *streams, p pipeline.Project, cl *closers) func(context.Context) (cluster.Lease, error) {
-	return func(ctx context.Context) (cluster.Lease, error) {
-		k, err := connectKube(s, p, cl)
-		if err != nil {
-			return cluster.Lease{}, err
-		}
-		return k.Lease(ctx)
+		return read(k, ctx)
 	}
 }
 

@@ -50,6 +50,8 @@ const envHelp = `Environment:
   KUBECONFIG            kubeconfig of the cluster (default: ~/.kube/config)
   DOCKER_CONFIG         directory of docker's config.json, whose logins and credential
                         helpers are used for registries (default: ~/.docker; podman's work too)
+  RECAST_POD_NAMESPACE, RECAST_POD_NAME, RECAST_POD_UID  the pod in which recast runs, by
+                        the downward API; it may be one of the cluster that is rolled
   GITHUB_TOKEN          used for ghcr.io if no login is stored for it
   NO_COLOR              no colours, even on a terminal; CLICOLOR_FORCE=1: colours, even
                         without one. --color overrides both

@@ -5,6 +5,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/recast-sh/recast/internal/kube"
 	"github.com/recast-sh/recast/internal/ui"
 	"github.com/recast-sh/recast/pipeline"
 )
@@ -52,7 +53,7 @@ request every two seconds on average. It needs a terminal.`,
 			if err != nil {
 				return err
 			}
-			src := pipeline.StatusSources{Proxmox: px, Nodes: kubeNodes(s, p, &cl), Lease: claimLease(s, p, &cl)}
+			src := pipeline.StatusSources{Proxmox: px, Nodes: fromKube(s, p, &cl, (*kube.Client).Nodes), Lease: fromKube(s, p, &cl, (*kube.Client).Lease)}
 			src.MachineConfig, _ = machineConfigs(s, p) // an error means that this machine has none
 			if watch {
 				return watchStatus(c.Context(), s, p, px, src)

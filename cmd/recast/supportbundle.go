@@ -12,6 +12,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/kube"
 	"github.com/recast-sh/recast/internal/redact"
 	"github.com/recast-sh/recast/internal/savefile"
 	"github.com/recast-sh/recast/pipeline"
@@ -94,7 +95,7 @@ func (g *globals) bundleSources(ctx context.Context, s *streams, cl *closers) (*
 		src.Status = func(ctx context.Context) (pipeline.StatusResult, error) {
 			var opened closers
 			defer opened.close()
-			status := pipeline.StatusSources{Proxmox: px, Nodes: kubeNodes(s, p, &opened), Lease: claimLease(s, p, &opened)}
+			status := pipeline.StatusSources{Proxmox: px, Nodes: fromKube(s, p, &opened, (*kube.Client).Nodes), Lease: fromKube(s, p, &opened, (*kube.Client).Lease)}
 			status.MachineConfig, _ = machineConfigs(s, p) // an error means that this machine has none
 			return pipeline.Status(ctx, p, status)
 		}
