@@ -17,6 +17,7 @@ import (
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/claim"
 	"github.com/recast-sh/recast/cluster/kubeupgrade"
+	"github.com/recast-sh/recast/cluster/ownpod"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/cluster/provenance"
 	"github.com/recast-sh/recast/images"
@@ -52,6 +53,7 @@ type Client struct {
 	// Upgrades is asked before an upgrade of Kubernetes; nil says yes.
 	Upgrades  func(kubeupgrade.Plan) (bool, error)
 	Elsewhere bool                     // on another machine, which can't see this one's processes
+	Pod       ownpod.Pod               // in which it runs, by its environment; zero: in none
 	Reroute   func(addr string) string // redirects a connection; nil: no redirection
 
 	// Rehearse is the flag of a roll; nil: not given.
@@ -202,7 +204,7 @@ func (c *Client) connectKubernetes(s *session) error {
 	if kubeconfig == nil {
 		return err
 	}
-	k, err := kube.New(kubeconfig, kube.Options{Dial: c.dialer.DialContext, Poll: time.Duration(s.project.Config.Roll.Poll), Wrap: c.wrap("kubernetes")})
+	k, err := kube.New(kubeconfig, kube.Options{Dial: c.dialer.DialContext, Poll: time.Duration(s.project.Config.Roll.Poll), Wrap: c.wrap("kubernetes"), Own: c.Pod})
 	if err != nil {
 		return err
 	}

@@ -44,6 +44,7 @@ var everySlice = []string{
 	"TestHooksAroundTwoPlans",
 	"TestInPlaceUpgrade",
 	"TestInitRefuses",
+	"TestItsPodIsEvictedMeanwhile",
 	"TestLateDelete",
 	"TestLateShutdown",
 	"TestLateStart",
