@@ -98,6 +98,6 @@ func (w workshop) mirror(ctx context.Context) error {
 func (w workshop) imager() images.ImagerBuilder {
 	return images.ImagerBuilder{
 		Builds: w.ByImager, Imager: w.images.Imager, Archives: w.images.Registry, Copier: w.images.Registry,
-		Base: w.Config.Images.Extensions + "/installer-base", Scratch: filepath.Join(w.State(), "cache", "imager"),
+		Base: w.Config.Images.Extensions + "/installer-base", Scratch: filepath.Join(w.cacheDir(), "imager"),
 	}
 }

@@ -5,6 +5,7 @@
 package pipeline
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -35,17 +36,20 @@ type Project struct {
 // user could have created or can change: recast trusts everything in it.
 func Open(c *config.Config) (Project, error) {
 	p := Project{Config: c}
-	return p, journal.CheckPrivate(p.State())
+	return p, errors.Join(journal.CheckPrivate(p.State()), journal.CheckPrivate(p.cacheDir()))
 }
 
 // LockFile is recast.lock beside the configuration.
 func (p Project) LockFile() string { return filepath.Join(p.Config.Dir, "recast.lock") }
 
-// State is the directory of recast's own files: journals, past locks, the ISO cache.
+// State is the directory of recast's own files: journals, past locks, the cache unless RECAST_CACHE_DIR names another.
 func (p Project) State() string { return filepath.Join(p.Config.Dir, ".recast") }
 
 func (p Project) pastLocks() string { return filepath.Join(p.State(), "locks") }
-func (p Project) isoCache() string  { return filepath.Join(p.State(), "cache", "iso") }
+func (p Project) cacheDir() string {
+	return cmp.Or(p.Config.CacheDir, filepath.Join(p.State(), "cache"))
+}
+func (p Project) isoCache() string { return filepath.Join(p.cacheDir(), "iso") }
 
 // Images are the clients that build and find images.
 type Images struct {

@@ -21,6 +21,7 @@ import (
 
 	"github.com/recast-sh/recast/api/v1alpha1"
 	"github.com/recast-sh/recast/internal/operator"
+	"github.com/recast-sh/recast/internal/operator/fleet"
 )
 
 // managerFlags are those of the operator itself.
@@ -89,6 +90,9 @@ func (f managerFlags) run(c *cobra.Command) error {
 	}
 	shared := &operator.Shared{Now: time.Now, Pace: f.pace, Image: f.image}
 	if err := operator.Setup(ctx, mgr, shared); err != nil {
+		return err
+	}
+	if err := (&fleet.Reconciler{Clock: time.Now}).SetupWithManager(mgr); err != nil {
 		return err
 	}
 	if err := metrics.Registry.Register(operator.Metrics{Objects: mgr.GetClient(), Context: ctx}); err != nil {

@@ -48,6 +48,7 @@ const envHelp = `Environment:
   PROXMOX_VE_ENDPOINT   URL of the Proxmox API, only for init
   TALOSCONFIG           talosconfig, if recast.yaml names none
   KUBECONFIG            kubeconfig of the cluster (default: ~/.kube/config)
+  RECAST_CACHE_DIR      directory of cached boot ISOs (default: .recast/cache)
   DOCKER_CONFIG         directory of docker's config.json, whose logins and credential
                         helpers are used for registries (default: ~/.docker; podman's work too)
   RECAST_POD_NAMESPACE, RECAST_POD_NAME, RECAST_POD_UID  the pod in which recast runs, by

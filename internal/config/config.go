@@ -42,6 +42,8 @@ type Config struct {
 
 	// Dir is the directory of the file; relative paths were resolved against it.
 	Dir string `yaml:"-"`
+	// CacheDir is where boot ISOs are kept between runs: RECAST_CACHE_DIR. "": .recast/cache.
+	CacheDir string `yaml:"-"`
 
 	file   string
 	sum    string // SHA-256 of the file

@@ -68,6 +68,7 @@ func (c *Config) complete(o Options) {
 		c.Notify[i].ContentType = cmp.Or(w.ContentType, "application/json")
 		c.Notify[i].CAFile = o.resolve(w.CAFile)
 	}
+	c.CacheDir = o.resolve(o.env("RECAST_CACHE_DIR"))
 	c.Images.Factory = strings.TrimRight(c.Images.Factory, "/")
 	c.Proxmox.Fingerprint = strings.ToUpper(c.Proxmox.Fingerprint)
 	c.Proxmox.CAFile = o.resolve(c.Proxmox.CAFile)

@@ -49,23 +49,15 @@ func (a *Attempt) Run(ctx context.Context) (int, error) {
 	return ExitConfig, fmt.Errorf("unknown kind of task %q", a.Kind)
 }
 
-// prepare makes the state directory. Its cache of images is on disk, everything else in memory.
+// prepare sets what recast takes from its environment. Images are cached on disk, all else is in memory.
 func (a *Attempt) prepare() error {
+	a.Recast.Env = append(a.Recast.Env, "RECAST_CACHE_DIR="+filepath.Join(ScratchDir, "cache"))
 	token, err := os.ReadFile(ProxmoxToken)
-	if err == nil {
-		a.Recast.Env = append(a.Recast.Env, "PROXMOX_VE_API_TOKEN="+strings.TrimSpace(string(token)))
-	} else if !errors.Is(err, os.ErrNotExist) {
-		return err
+	if errors.Is(err, os.ErrNotExist) {
+		return nil // missing names it
 	}
-	state := filepath.Join(a.Recast.Dir, ".recast")
-	cache := filepath.Join(ScratchDir, "cache")
-	if err := errors.Join(os.MkdirAll(state, 0o700), os.MkdirAll(cache, 0o700)); err != nil {
-		return err
-	}
-	if err := os.Symlink(cache, filepath.Join(state, "cache")); err != nil && !errors.Is(err, os.ErrExist) {
-		return err
-	}
-	return nil
+	a.Recast.Env = append(a.Recast.Env, "PROXMOX_VE_API_TOKEN="+strings.TrimSpace(string(token)))
+	return err
 }
 
 // lock makes recast.lock where the operator keeps it, from the one that it kept last.

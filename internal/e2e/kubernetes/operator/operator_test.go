@@ -40,8 +40,12 @@ func (h house) install() {
 	if err != nil {
 		h.t.Fatalf("recast operator manifests: %v", err)
 	}
-	const args = "args: [--leader-elect"
-	manifests := strings.ReplaceAll(string(out), args, args+", --retry=1s, --max-retry=5s, --claim-retry=5s, --leader-election-lease=5s, '--namespaces=bump,invalid,secrets,window'")
+	const args, env = "args: [--leader-elect", "- name: POD_NAMESPACE\n"
+	manifests := strings.NewReplacer(
+		args, args+", --retry=1s, --max-retry=5s, --claim-retry=5s, --leader-election-lease=5s, '--namespaces=bump,invalid,secrets,window',"+
+			" '--metrics-bind-address=$(POD_IP):8080', '--health-probe-bind-address=$(POD_IP):8081'", // the pods share a network
+		env, "- name: POD_IP\n              valueFrom: {fieldRef: {fieldPath: status.podIP}}\n            "+env,
+	).Replace(string(out))
 	if manifests == string(out) {
 		h.t.Fatalf("the manifests do not say %s", args)
 	}

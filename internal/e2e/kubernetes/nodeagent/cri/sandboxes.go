@@ -2,8 +2,10 @@ package cri
 
 import (
 	"context"
+	"crypto/sha256"
 	"errors"
 	"io/fs"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"time"
@@ -96,7 +98,14 @@ func (r *Runtime) RemovePodSandbox(ctx context.Context, id string) error {
 	return os.RemoveAll(s.dir)
 }
 
-// PodSandboxStatus describes a pod's sandbox. Its address is the loopback interface's.
+// address is the pod's. All pods share the machine's network: one that listens on its own address alone
+// leaves the same port to others.
+func (s *sandbox) address() string {
+	sum := sha256.Sum256([]byte(s.id))
+	return netip.AddrFrom4([4]byte{127, 250, sum[0], max(1, sum[1])}).String()
+}
+
+// PodSandboxStatus describes a pod's sandbox.
 func (r *Runtime) PodSandboxStatus(_ context.Context, id string, _ bool) (*runtimeapi.PodSandboxStatusResponse, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -106,7 +115,7 @@ func (r *Runtime) PodSandboxStatus(_ context.Context, id string, _ bool) (*runti
 	}
 	return &runtimeapi.PodSandboxStatusResponse{Status: &runtimeapi.PodSandboxStatus{
 		Id: id, Metadata: s.config.Metadata, State: s.state(), CreatedAt: s.createdAt.UnixNano(),
-		Network: &runtimeapi.PodSandboxNetworkStatus{Ip: "127.0.0.1"},
+		Network: &runtimeapi.PodSandboxNetworkStatus{Ip: s.address()},
 		Linux: &runtimeapi.LinuxPodSandboxStatus{Namespaces: &runtimeapi.Namespace{
 			Options: s.config.GetLinux().GetSecurityContext().GetNamespaceOptions(),
 		}},
