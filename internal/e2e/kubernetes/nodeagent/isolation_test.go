@@ -46,7 +46,7 @@ func (w world) isolation() {
 		}
 	}
 	for name, want := range map[string]string{
-		"NODE": w.get("looks").Spec.NodeName, "NAME": "looks", "UID": string(w.get("looks").UID), "LABEL": "looks", "IP": "127.0.0.1",
+		"NODE": w.get("looks").Spec.NodeName, "NAME": "looks", "UID": string(w.get("looks").UID), "LABEL": "looks", "IP": w.get("looks").Status.PodIP,
 		"ACCOUNT": "default", "PASSWORD": "s3cret", "GREETING": "hello", "ALL_greeting": "hello", "EXPANDED": "hello, looks $(NAME) $(NONE)",
 	} {
 		if got := got.Env[name]; got != want {

@@ -100,8 +100,8 @@ func writeKubeconfig(file string, c *rest.Config) error {
 	return clientcmd.WriteToFile(*config, file)
 }
 
-// Boot starts the node again after Stop, and waits until it is Ready. Its containers are
-// gone, as after a power failure.
+// Boot starts the node again after Stop, and waits until it is Ready. Its kubelet and its
+// container runtime find on the disk what was there before, as after a power failure.
 func (n *Node) Boot() {
 	n.t.Helper()
 	cmd := exec.Command(process.Built(n.t, "kubelet"), n.config.File())
@@ -145,9 +145,20 @@ func (n *Node) Stop() {
 	n.t.Helper()
 	n.kubelet.Kill()
 	n.awaitContainers()
-	for _, c := range n.Running() { // by their records, which their kubelet would have kept
-		c.ExitCode, c.FinishedAt = 128+int32(syscall.SIGKILL), time.Now()
+	for _, c := range n.Running() { // by their records, which the kubelet's process would have kept
+		c.ExitCode, c.FinishedAt = 255, time.Now()
 		if err := n.config.WriteContainer(c); err != nil {
+			n.t.Fatal(err)
+		}
+	}
+}
+
+// Wipe loses everything on the disk of a node that is stopped, as if the next Boot were that
+// of a new machine. The records and the outputs of its containers stay.
+func (n *Node) Wipe() {
+	n.t.Helper()
+	for _, dir := range []string{n.config.Kubelet(), n.config.PodLogs(), n.config.Runtime()} {
+		if err := os.RemoveAll(dir); err != nil {
 			n.t.Fatal(err)
 		}
 	}

@@ -39,6 +39,7 @@ func TestNode(t *testing.T) {
 			"init containers":                     world.initContainers,
 			"isolation":                           world.isolation,
 			"the API server from the inside":      world.api,
+			"probes and hooks":                    world.probes,
 			"a missing Secret":                    world.missingSecret,
 			"a volume of a missing ConfigMap":     world.missingVolume,
 			"root where it may not be":            world.rootRefused,
@@ -237,6 +238,31 @@ func (w world) api() {
 	}
 }
 
+// probes runs a pod that is ready once its probe finds a file, which a hook writes.
+func (w world) probes() {
+	s := spec("run", "0")
+	c := &s.Containers[0]
+	c.SecurityContext = &corev1.SecurityContext{RunAsUser: new(int64(1000))}
+	s.Volumes = []corev1.Volume{{Name: "tmp", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}}}
+	c.VolumeMounts = []corev1.VolumeMount{{Name: "tmp", MountPath: "/tmp"}}
+	command := func(args ...string) corev1.ProbeHandler {
+		return corev1.ProbeHandler{Exec: &corev1.ExecAction{Command: append([]string{"program"}, args...)}}
+	}
+	c.ReadinessProbe = &corev1.Probe{ProbeHandler: command("find", "/tmp/hook"), PeriodSeconds: 1}
+	c.StartupProbe = &corev1.Probe{ProbeHandler: command("find", "/proc/1/comm"), PeriodSeconds: 1}
+	c.LivenessProbe = &corev1.Probe{ProbeHandler: command("find", "/none"), PeriodSeconds: 1, FailureThreshold: 3}
+	hook := command("look", ">/tmp/hook")
+	c.Lifecycle = &corev1.Lifecycle{PostStart: &corev1.LifecycleHandler{Exec: hook.Exec}}
+	w.pod("probes", s)
+	w.until("the pod is ready", func() bool { s := w.get("probes").Status.ContainerStatuses; return len(s) == 1 && s[0].Ready })
+	w.until("an Event says why its container is stopped", func() bool {
+		events, err := w.plane.Client.CoreV1().Events(namespace).List(w.Context(), metav1.ListOptions{FieldSelector: "reason=Unhealthy,involvedObject.name=probes"})
+		w.check(err)
+		return len(events.Items) == 1 && strings.HasPrefix(events.Items[0].Message, "Liveness probe failed: stat /none: no such file or directory")
+	})
+	w.until("the container has been told to end", func() bool { return strings.HasSuffix(w.output("probes"), "told to end\n") })
+}
+
 // waits waits until the only container of a pod waits for that reason, and returns why.
 func (w world) waits(pod, reason string) (message string) {
 	w.Helper()
@@ -344,8 +370,8 @@ func (w world) restarted() {
 	}
 }
 
-// nodeDies stops a node and all that runs on it. After a boot, its kubelet says of a pod
-// that it knows nothing of its container.
+// nodeDies stops a node and all that runs on it. After a boot, its kubelet says what it
+// finds of a pod; after the boot of an empty machine, that it finds nothing.
 func (w world) nodeDies() {
 	s := spec("run", "0")
 	s.NodeSelector = map[string]string{"example.com/rack": "one"}
@@ -356,7 +382,15 @@ func (w world) nodeDies() {
 		w.Errorf("pod lost is %s, but nobody can have told", got)
 	}
 	n.Boot()
-	if _, end := w.ended("lost", corev1.PodFailed); end.ExitCode != 137 || end.Reason != "ContainerStatusUnknown" {
+	if _, end := w.ended("lost", corev1.PodFailed); end.ExitCode != 255 || end.Reason != "Unknown" {
+		w.Errorf("the container has ended as %+v", end)
+	}
+	w.pod("wiped", s)
+	w.container("wiped")
+	n.Stop()
+	n.Wipe()
+	n.Boot()
+	if _, end := w.ended("wiped", corev1.PodFailed); end.ExitCode != 137 || end.Reason != "ContainerStatusUnknown" {
 		w.Errorf("the container has ended as %+v", end)
 	}
 }

@@ -1,9 +1,10 @@
 package nodeagent_test
 
 import (
-	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"net/http"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -14,8 +15,6 @@ import (
 	"time"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
 	"github.com/recast-sh/recast/internal/e2e/kubernetes/nodeagent"
@@ -60,6 +59,12 @@ func program(args []string) int {
 		return run(args[1])
 	case "look": // paths to read and, with a >, to write
 		return look(args[1:])
+	case "find": // a file
+		if _, err := os.Stat(args[1]); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			return 1
+		}
+		return 0
 	case "api":
 		return api()
 	}
@@ -124,23 +129,33 @@ func look(paths []string) int {
 
 // api asks the API server who the container is.
 func api() int {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-	defer cancel()
-	config, err := rest.InClusterConfig()
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
-	}
-	client, err := kubernetes.NewForConfig(config)
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
-	}
-	review, err := client.AuthenticationV1().SelfSubjectReviews().Create(ctx, &authenticationv1.SelfSubjectReview{}, metav1.CreateOptions{})
+	review, err := whoAmI()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
 	fmt.Println(review.Status.UserInfo.Username, review.Status.UserInfo.Extra["authentication.kubernetes.io/pod-name"])
 	return 0
+}
+
+func whoAmI() (review authenticationv1.SelfSubjectReview, err error) {
+	config, err := rest.InClusterConfig()
+	if err != nil {
+		return review, err
+	}
+	client, err := rest.HTTPClientFor(config)
+	if err != nil {
+		return review, err
+	}
+	client.Timeout = time.Minute
+	answer, err := client.Post(config.Host+"/apis/authentication.k8s.io/v1/selfsubjectreviews", "application/json",
+		strings.NewReader(`{"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}`))
+	if err != nil {
+		return review, err
+	}
+	defer answer.Body.Close()
+	if answer.StatusCode != http.StatusCreated {
+		return review, errors.New(answer.Status)
+	}
+	return review, json.NewDecoder(answer.Body).Decode(&review)
 }

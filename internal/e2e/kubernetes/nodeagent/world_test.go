@@ -44,7 +44,7 @@ func (w world) until(what string, so func() bool) {
 	w.Fatalf("after a minute it is not so that %s; pods: %s", what, w.describe())
 }
 
-// describe is all pods' statuses.
+// describe is all pods' statuses, and the Events.
 func (w world) describe() string {
 	list, err := w.plane.Client.CoreV1().Pods(namespace).List(w.Context(), metav1.ListOptions{})
 	if err != nil {
@@ -54,6 +54,13 @@ func (w world) describe() string {
 	for _, p := range list.Items {
 		b, err := json.Marshal(p.Status)
 		text += fmt.Sprintf("\n%s %s %v", p.Name, b, err)
+	}
+	events, err := w.plane.Client.CoreV1().Events(namespace).List(w.Context(), metav1.ListOptions{})
+	if err != nil {
+		return text + err.Error()
+	}
+	for _, e := range events.Items {
+		text += fmt.Sprintf("\n%s %s: %s (%d times)", e.InvolvedObject.Name, e.Reason, e.Message, e.Count)
 	}
 	return text
 }
@@ -90,15 +97,15 @@ func (w world) get(name string) *corev1.Pod {
 func (w world) ended(name string, phase corev1.PodPhase) (*corev1.Pod, *corev1.ContainerStateTerminated) {
 	w.Helper()
 	var p *corev1.Pod
+	var end *corev1.ContainerStateTerminated
 	w.until(fmt.Sprintf("pod %s is %s", name, phase), func() bool {
 		p = w.get(name)
-		return p.Status.Phase == phase
+		if s := p.Status.ContainerStatuses; len(s) > 0 {
+			end = s[0].State.Terminated // for a moment, a kubelet may say of a pod without containers that they are being created
+		}
+		return p.Status.Phase == phase && end != nil
 	})
-	if s := p.Status.ContainerStatuses; len(s) > 0 && s[0].State.Terminated != nil {
-		return p, s[0].State.Terminated
-	}
-	w.Fatalf("pod %s: its container has not ended: %+v", name, p.Status)
-	return nil, nil
+	return p, end
 }
 
 // container waits until the container main of a pod runs on one of the nodes.

@@ -1,6 +1,6 @@
 // Command containerinit is the first process of a container until it becomes the
-// container's program. It reads a jail.Spec from file descriptor 3 and writes to 4
-// what went wrong, if anything did. Package cri starts it.
+// container's program, or runs a program in a container. It reads a jail.Spec from file
+// descriptor 3 and writes to 4 what went wrong, if anything did. Package cri starts it.
 package main
 
 import (
@@ -12,8 +12,23 @@ import (
 )
 
 func main() {
-	runtime.LockOSThread() // an identity is a thread's, and the one that executes the program counts
-	spec, report := os.NewFile(3, "spec"), os.NewFile(4, "report")
-	fmt.Fprint(report, jail.Become(spec, report)) // it returns only an error
-	os.Exit(1)
+	runtime.LockOSThread() // identity and namespaces are a thread's
+	report := os.NewFile(4, "report")
+	code, err := run(os.NewFile(3, "spec"), report)
+	if err != nil {
+		fmt.Fprint(report, err)
+		os.Exit(1)
+	}
+	os.Exit(code)
+}
+
+func run(spec, report *os.File) (int, error) {
+	s, err := jail.ReadSpec(spec)
+	if err != nil {
+		return 0, err
+	}
+	if s.Join != 0 {
+		return s.Exec(report)
+	}
+	return 0, s.Become(report)
 }

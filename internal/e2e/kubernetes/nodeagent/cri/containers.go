@@ -2,6 +2,7 @@ package cri
 
 import (
 	"context"
+	"errors"
 	"os"
 	"path/filepath"
 	"time"
@@ -10,6 +11,7 @@ import (
 	"google.golang.org/grpc/status"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/recast-sh/recast/internal/e2e/kubernetes/nodeagent/jail"
 	"github.com/recast-sh/recast/internal/e2e/kubernetes/nodeagent/node"
 )
 
@@ -24,6 +26,7 @@ type container struct {
 	log       *log
 
 	process *os.Process
+	running jail.Spec
 	ended   chan struct{} // closed when it has exited
 	state   runtimeapi.ContainerState
 	record  node.Container
@@ -33,7 +36,7 @@ type container struct {
 
 // CreateContainer makes a container in a pod's sandbox.
 func (r *Runtime) CreateContainer(_ context.Context, sandboxID string, config *runtimeapi.ContainerConfig, _ *runtimeapi.PodSandboxConfig) (string, error) {
-	im, err := r.image(config.Image.UserSpecifiedImage)
+	im, err := r.images.find(config.Image.UserSpecifiedImage)
 	if err != nil {
 		return "", err
 	}
@@ -54,20 +57,24 @@ func (r *Runtime) CreateContainer(_ context.Context, sandboxID string, config *r
 		ID: id, Namespace: pod.Namespace, Pod: pod.Name, PodUID: pod.Uid, Name: config.Metadata.Name,
 		Attempt: int(config.Metadata.Attempt), Log: filepath.Join(c.dir, "output"),
 	}
-	logPath := ""
-	if config.LogPath != "" {
-		logPath = filepath.Join(s.config.LogDirectory, config.LogPath)
-	}
-	if c.log, err = openLog(logPath, c.record.Log); err != nil {
+	if c.log, err = openLog(c.logPath(), c.record.Log); err != nil {
 		return "", err
 	}
-	if err := r.config.WriteContainer(c.record); err != nil {
+	if err := r.store.container(c); err != nil {
 		return "", err
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.containers[id] = c
 	return id, nil
+}
+
+// logPath is where the kubelet wants the log, "" for nowhere.
+func (c *container) logPath() string {
+	if c.config.LogPath == "" {
+		return ""
+	}
+	return filepath.Join(c.sandbox.config.LogDirectory, c.config.LogPath)
 }
 
 // container looks a container up.
@@ -102,10 +109,7 @@ func (r *Runtime) RemoveContainer(_ context.Context, id string) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	delete(r.containers, id)
-	if err := c.log.Close(); err != nil {
-		return err
-	}
-	return os.RemoveAll(filepath.Join(c.dir, "root"))
+	return errors.Join(c.log.Close(), forget(r.store.containerFile(id)), os.RemoveAll(filepath.Join(c.dir, "root")))
 }
 
 // ReopenContainerLog continues the log in a new file, because the kubelet has renamed the

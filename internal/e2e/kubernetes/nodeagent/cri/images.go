@@ -52,10 +52,10 @@ func (i image) describe() (*runtimeapi.Image, error) {
 	}, nil
 }
 
-// image looks an image up by its reference or its ID, in the node's file as it is now. The
+// find looks an image up by its reference or its ID, in the node's file as it is now. The
 // kubelet adds :latest to a reference without a tag.
-func (r *Runtime) image(ref string) (image, error) {
-	config, err := node.ReadConfig(r.config.File())
+func (s images) find(ref string) (image, error) {
+	config, err := node.ReadConfig(s.config.File())
 	if err != nil {
 		return image{}, err
 	}
@@ -73,13 +73,13 @@ func (r *Runtime) image(ref string) (image, error) {
 }
 
 // Images is the runtime's image service.
-func (r *Runtime) Images() internalapi.ImageManagerService { return images{r} }
+func (r *Runtime) Images() internalapi.ImageManagerService { return r.images }
 
 // images has all images at hand, so a pull takes no time.
-type images struct{ r *Runtime }
+type images struct{ config node.Config }
 
 func (s images) ListImages(context.Context, *runtimeapi.ImageFilter) (list []*runtimeapi.Image, _ error) {
-	config, err := node.ReadConfig(s.r.config.File())
+	config, err := node.ReadConfig(s.config.File())
 	if err != nil {
 		return nil, err
 	}
@@ -94,7 +94,7 @@ func (s images) ListImages(context.Context, *runtimeapi.ImageFilter) (list []*ru
 }
 
 func (s images) ImageStatus(_ context.Context, spec *runtimeapi.ImageSpec, _ bool) (*runtimeapi.ImageStatusResponse, error) {
-	i, err := s.r.image(spec.Image)
+	i, err := s.find(spec.Image)
 	if status.Code(err) == codes.NotFound {
 		return &runtimeapi.ImageStatusResponse{}, nil
 	}
@@ -106,7 +106,7 @@ func (s images) ImageStatus(_ context.Context, spec *runtimeapi.ImageSpec, _ boo
 }
 
 func (s images) PullImage(_ context.Context, spec *runtimeapi.ImageSpec, _ *runtimeapi.AuthConfig, _ *runtimeapi.PodSandboxConfig) (string, error) {
-	i, err := s.r.image(spec.Image)
+	i, err := s.find(spec.Image)
 	if err != nil {
 		return "", err
 	}
@@ -117,11 +117,11 @@ func (images) RemoveImage(context.Context, *runtimeapi.ImageSpec) error { return
 
 func (s images) ImageFsInfo(context.Context) (*runtimeapi.ImageFsInfoResponse, error) {
 	var fs syscall.Statfs_t
-	if err := syscall.Statfs(s.r.config.Dir, &fs); err != nil {
+	if err := syscall.Statfs(s.config.Dir, &fs); err != nil {
 		return nil, err
 	}
 	usage := []*runtimeapi.FilesystemUsage{{
-		Timestamp: time.Now().UnixNano(), FsId: &runtimeapi.FilesystemIdentifier{Mountpoint: s.r.config.Dir},
+		Timestamp: time.Now().UnixNano(), FsId: &runtimeapi.FilesystemIdentifier{Mountpoint: s.config.Dir},
 		UsedBytes: &runtimeapi.UInt64Value{}, InodesUsed: &runtimeapi.UInt64Value{},
 	}}
 	return &runtimeapi.ImageFsInfoResponse{ImageFilesystems: usage, ContainerFilesystems: usage}, nil

@@ -16,8 +16,8 @@ type log struct {
 	path string // "": none for the kubelet
 
 	mu     sync.Mutex
-	file   *os.File // at path
-	output *os.File
+	file   *os.File // at path, which may not be open
+	output *os.File // nil after a boot
 }
 
 func openLog(path, output string) (*log, error) {
@@ -50,9 +50,11 @@ func (l *log) reopen() error {
 func (l *log) Close() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	err := l.output.Close()
-	if l.file != nil {
-		err = errors.Join(err, l.file.Close())
+	var err error
+	for _, f := range []*os.File{l.output, l.file} {
+		if f != nil {
+			err = errors.Join(err, f.Close())
+		}
 	}
 	return err
 }

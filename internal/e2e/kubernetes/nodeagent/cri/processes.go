@@ -2,10 +2,8 @@ package cri
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"sync"
@@ -40,68 +38,33 @@ func (r *Runtime) StartContainer(_ context.Context, id string) error {
 		c.reason, c.message, c.record.ExitCode, c.record.FinishedAt = "StartError", err.Error(), 128, time.Now()
 		c.state = runtimeapi.ContainerState_CONTAINER_EXITED
 		close(c.ended)
-		err = errors.Join(err, r.config.WriteContainer(c.record))
+		err = errors.Join(err, r.store.container(c))
 	}
 	return status.Error(codes.Unknown, err.Error())
 }
 
-// pipes are those between the runtime and a container's first process.
-type pipes struct{ spec, report, stdout, stderr [2]*os.File } // read, write
-
-func newPipes() (p pipes, err error) {
-	for _, pipe := range []*[2]*os.File{&p.spec, &p.report, &p.stdout, &p.stderr} {
-		if pipe[0], pipe[1], err = os.Pipe(); err != nil {
-			return p, err
-		}
-	}
-	return p, nil
-}
-
 // start starts the process of a container and waits until it executes its program.
 func (r *Runtime) start(c *container, spec jail.Spec) error {
-	p, err := newPipes()
-	if err != nil {
-		return err
-	}
-	cmd := exec.Command(r.init)
-	cmd.Stdout, cmd.Stderr = p.stdout[1], p.stderr[1]
-	cmd.ExtraFiles = []*os.File{p.spec[0], p.report[1]}
-	cmd.SysProcAttr = &syscall.SysProcAttr{
+	p, err := r.launch(spec, &syscall.SysProcAttr{
 		Cloneflags: syscall.CLONE_NEWNS | syscall.CLONE_NEWPID | syscall.CLONE_NEWUTS | syscall.CLONE_NEWIPC,
 		Setsid:     true,
-		Pdeathsig:  syscall.SIGKILL,
-	}
-	started := make(chan error)
-	r.fork <- func() { started <- cmd.Start() }
-	err = <-started
-	for _, theirs := range []*os.File{p.spec[0], p.report[1], p.stdout[1], p.stderr[1]} {
-		_ = theirs.Close() // the process has its own
-	}
+	})
 	if err != nil {
-		for _, ours := range []*os.File{p.spec[1], p.report[0], p.stdout[0], p.stderr[0]} {
-			_ = ours.Close() // nobody is at the other end
-		}
 		return err
 	}
 	var copying sync.WaitGroup
-	copying.Go(func() { c.log.copy("stdout", p.stdout[0]) })
-	copying.Go(func() { c.log.copy("stderr", p.stderr[0]) })
-	encoded := json.NewEncoder(p.spec[1]).Encode(spec)
-	_ = p.spec[1].Close() // Encode has said what went wrong
-	report, err := io.ReadAll(p.report[0])
-	_ = p.report[0].Close() // it is read
-	if err = errors.Join(encoded, err); err != nil || len(report) > 0 {
-		_ = cmd.Process.Kill() // it may have ended
-		_ = cmd.Wait()         // the report says why it ended
+	copying.Go(func() { c.log.copy("stdout", p.stdout) })
+	copying.Go(func() { c.log.copy("stderr", p.stderr) })
+	if err := p.began(); err != nil {
 		copying.Wait()
-		return errors.Join(err, errors.New(string(report)))
+		return err
 	}
 	r.mu.Lock()
-	c.process, c.state = cmd.Process, runtimeapi.ContainerState_CONTAINER_RUNNING
-	c.record.PID, c.record.StartedAt = cmd.Process.Pid, time.Now()
-	err = r.config.WriteContainer(c.record)
+	c.process, c.running, c.state = p.cmd.Process, spec, runtimeapi.ContainerState_CONTAINER_RUNNING
+	c.record.PID, c.record.StartedAt = p.cmd.Process.Pid, time.Now()
+	err = r.store.container(c)
 	r.mu.Unlock()
-	go r.await(c, cmd, &copying)
+	go r.await(c, p.cmd, &copying)
 	return err
 }
 
@@ -126,8 +89,8 @@ func (r *Runtime) await(c *container, cmd *exec.Cmd, copying *sync.WaitGroup) {
 	}
 	c.record.ExitCode, c.record.FinishedAt = code, finished
 	c.state = runtimeapi.ContainerState_CONTAINER_EXITED
-	if err := r.config.WriteContainer(c.record); err != nil {
-		fmt.Fprintln(os.Stderr, "keep the record of a container:", err)
+	if err := r.store.container(c); err != nil {
+		fmt.Fprintln(os.Stderr, "store a container:", err)
 	}
 	close(c.ended)
 }

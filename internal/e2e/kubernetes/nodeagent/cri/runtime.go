@@ -33,6 +33,8 @@ type Runtime struct {
 	apiHost, apiPort string
 	init             string // the program containerinit
 	fork             chan func()
+	store            store
+	images           images
 
 	mu         sync.Mutex
 	sandboxes  map[string]*sandbox
@@ -56,13 +58,16 @@ func New(config node.Config, apiServer string) (*Runtime, error) {
 		FakeRuntimeService: critest.NewFakeRuntimeService(),
 		config:             config,
 		apiHost:            api.Hostname(), apiPort: api.Port(),
-		init:       filepath.Join(filepath.Dir(self), "containerinit"),
-		fork:       make(chan func()),
-		sandboxes:  map[string]*sandbox{},
-		containers: map[string]*container{},
+		init:   filepath.Join(filepath.Dir(self), "containerinit"),
+		fork:   make(chan func()),
+		store:  store{config},
+		images: images{config},
 	}
 	if _, err := os.Stat(r.init); err != nil {
 		return nil, err
+	}
+	if r.sandboxes, r.containers, err = r.store.load(); err != nil {
+		return nil, fmt.Errorf("load what the runtime has stored: %w", err)
 	}
 	go r.forkAll()
 	return r, nil

@@ -42,7 +42,7 @@ func (s *sandbox) hostname() string { return s.config.Hostname }
 // RunPodSandbox makes a pod's sandbox.
 func (r *Runtime) RunPodSandbox(_ context.Context, config *runtimeapi.PodSandboxConfig, handler string) (string, error) {
 	s := &sandbox{id: newID(), config: config, handler: handler, createdAt: time.Now()}
-	s.dir = filepath.Join(r.config.Dir, "sandboxes", s.id)
+	s.dir = r.store.sandboxDir(s.id)
 	if err := os.MkdirAll(s.dir, 0o755); err != nil {
 		return "", err
 	}
@@ -61,6 +61,9 @@ func (r *Runtime) RunPodSandbox(_ context.Context, config *runtimeapi.PodSandbox
 		if err := os.MkdirAll(config.LogDirectory, 0o755); err != nil {
 			return "", err
 		}
+	}
+	if err := r.store.sandbox(s); err != nil {
+		return "", err
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -95,7 +98,7 @@ func (r *Runtime) RemovePodSandbox(ctx context.Context, id string) error {
 		return nil
 	}
 	delete(r.sandboxes, id)
-	return os.RemoveAll(s.dir)
+	return errors.Join(forget(r.store.sandboxFile(id)), os.RemoveAll(s.dir))
 }
 
 // address is the pod's. All pods share the machine's network: one that listens on its own address alone

@@ -12,18 +12,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// ReadSpec reads a Spec from a file and closes it.
+func ReadSpec(from *os.File) (s Spec, err error) {
+	if err := json.NewDecoder(from).Decode(&s); err != nil {
+		return s, fmt.Errorf("read the container's spec: %w", err)
+	}
+	return s, from.Close()
+}
+
 // Become executes the container's program; it returns only an error. The process must be
 // the first one in new mount, PID and UTS namespaces, and the calling thread locked.
 // report is closed when the program is executed.
-func Become(spec, report *os.File) error {
+func (s Spec) Become(report *os.File) error {
 	unix.CloseOnExec(int(report.Fd()))
-	var s Spec
-	if err := json.NewDecoder(spec).Decode(&s); err != nil {
-		return fmt.Errorf("read the container's spec: %w", err)
-	}
-	if err := spec.Close(); err != nil {
-		return err
-	}
 	if err := unix.Sethostname([]byte(s.Hostname)); err != nil {
 		return fmt.Errorf("set the host name: %w", err)
 	}

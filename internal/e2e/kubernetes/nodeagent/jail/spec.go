@@ -4,6 +4,10 @@ package jail
 
 // Spec is a container as its first process needs to know it.
 type Spec struct {
+	// Join is 0 or the first process of a running container, in which the program is to run
+	// besides. The fields up to Hostname are for new containers.
+	Join int `json:"join,omitempty"`
+
 	// Root is an empty directory, which becomes the root of its file system.
 	Root string `json:"root"`
 	// Mounts are made in this order.

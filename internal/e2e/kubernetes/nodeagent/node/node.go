@@ -84,13 +84,16 @@ func ReadConfig(file string) (c Config, err error) {
 func (c Config) File() string { return filepath.Join(c.Dir, "node.json") }
 
 // WriteConfig writes it.
-func (c Config) WriteConfig() error { return write(c.File(), c) }
+func (c Config) WriteConfig() error { return WriteFile(c.File(), c) }
 
 // Kubelet is the kubelet's own directory.
 func (c Config) Kubelet() string { return filepath.Join(c.Dir, "kubelet") }
 
 // PodLogs is the directory of the containers' logs.
 func (c Config) PodLogs() string { return filepath.Join(c.Dir, "logs") }
+
+// Runtime is the directory of what the container runtime has to find after a boot.
+func (c Config) Runtime() string { return filepath.Join(c.Dir, "runtime") }
 
 // Containers is the directory of the containers, one directory each.
 func (c Config) Containers() string { return filepath.Join(c.Dir, "containers") }
@@ -102,10 +105,10 @@ func (c Config) OOM(id string) string { return filepath.Join(c.Containers(), id,
 func (c Config) record(id string) string { return filepath.Join(c.Containers(), id, "container.json") }
 
 // WriteContainer keeps the record of a container, whose directory must exist.
-func (c Config) WriteContainer(r Container) error { return write(c.record(r.ID), r) }
+func (c Config) WriteContainer(r Container) error { return WriteFile(c.record(r.ID), r) }
 
-// write writes a file of which a reader sees all or, before, what it was.
-func write(file string, content any) error {
+// WriteFile writes JSON to a file, of which a reader sees all or, before, what it was.
+func WriteFile(file string, content any) error {
 	b, err := json.MarshalIndent(content, "", "  ")
 	if err != nil {
 		return err
