@@ -12,6 +12,7 @@ import (
 	"strings"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/words"
 )
@@ -146,7 +147,7 @@ func (p follower) moved(begun bool) (moved []string) {
 			n.Drift.Reasons = slices.DeleteFunc(slices.Clone(n.Drift.Reasons), func(r cluster.Reason) bool {
 				return r.Code == "cordoned" && strings.HasSuffix(r.Old, saved.RunSuffix()) // by a run of this plan, which was then interrupted
 			})
-			moved = append(moved, differ(n.Node+": ", essence(old), essence(n))...)
+			moved = append(moved, differ(n.Node+": ", essence(old), essence(p.asBefore(old, n)))...)
 		}
 	}
 	for _, n := range saved.Nodes {
@@ -155,6 +156,28 @@ func (p follower) moved(begun bool) (moved []string) {
 		}
 	}
 	return moved
+}
+
+// asBefore is a node without what a run of the saved plan has changed that had begun to replace it, and
+// then put its old system disk back: its VM was made again, so Proxmox names its disks anew, and the
+// system disk that was given up is freed in the end. All else must be as it was.
+func (p follower) asBefore(old, n NodePlan) NodePlan {
+	ours := func(run string) bool { return strings.HasSuffix(run, p.saved.RunSuffix()) }
+	if n.Found.Parking == nil || !slices.ContainsFunc(n.Found.Parking.Record.Kept, func(k parking.KeptDisk) bool { return k.GivenUp && ours(k.Run) }) {
+		return n
+	}
+	n.Digest = old.Digest
+	n.Frees = slices.Concat(slices.DeleteFunc(slices.Clone(n.Frees), func(f parking.FreePlan) bool { return f.GivenUp && ours(f.Run) })) // nil if none is left
+	n.Carried = slices.Clone(n.Carried)
+	for i := range min(len(n.Carried), len(old.Carried)) {
+		n.Carried[i].Volid = old.Carried[i].Volid
+	}
+	if n.System != nil && old.System != nil {
+		system := *n.System
+		system.Volid = old.System.Volid
+		n.System = &system
+	}
+	return n
 }
 
 // Read reads the output of recast plan -o json. The result can be compared, not rolled: Follow

@@ -10,6 +10,7 @@ import (
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/clustertest"
 	"github.com/recast-sh/recast/cluster/observe"
+	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/internal/fault"
 )
 
@@ -100,6 +101,7 @@ func TestFollow(t *testing.T) {
 		begun bool
 		mine  bool // wk1's VM was made by a run of the plan
 		left  bool // such a run has cordoned wk2
+		back  bool // such a run had begun to replace wk1, and put its old system disk back
 		want  string
 	}{
 		"nothing moved": {},
@@ -112,6 +114,8 @@ func TestFollow(t *testing.T) {
 		"done elsewhere, in place":    {edit: inSyncNow("wk1"), left: true},
 		"the VM was changed":          {edit: func(_ []cluster.Wanted, o *observe.Observation) { o.VMs[1].Digest = "other" }, want: "wk1: digest of the VM's configuration: dwk1 → other"},
 		"changed, though a run began": {edit: func(_ []cluster.Wanted, o *observe.Observation) { o.VMs[1].Digest = "other" }, begun: true, want: "wk1: digest of the VM's configuration: dwk1 → other"},
+		"put back by a run of it":     {edit: func(_ []cluster.Wanted, o *observe.Observation) { o.VMs[1].Digest = "other" }, back: true},
+		"put back, on another host":   {edit: func(_ []cluster.Wanted, o *observe.Observation) { o.VMs[1].Digest, o.VMs[1].Host = "other", "pve2" }, back: true, want: "wk1: refused because: none → nobody asked pve2 for its room; wk1: Proxmox host: pve1 → pve2; wk1: slots: host/pve1 → host/pve2"},
 		"moved to another host":       {edit: func(_ []cluster.Wanted, o *observe.Observation) { o.VMs[2].Host = "pve2" }, want: `wk2: refused because: none → nobody asked pve2 for its room; wk2: Proxmox host: pve1 → pve2; wk2: slots: host/pve1 → host/pve2`},
 		"another strategy":            {edit: func(w []cluster.Wanted, _ *observe.Observation) { w[1].Strategy = cluster.Reimage }, want: "wk1: what is done: recreate → reimage"},
 		"another build":               {edit: func(w []cluster.Wanted, _ *observe.Observation) { w[1].Build.ID = "b2" }, want: "wk1: build: " + clustertest.WantedBuild().ID + " → b2"},
@@ -126,6 +130,9 @@ func TestFollow(t *testing.T) {
 				}
 				if tc.mine {
 					o.VMs[1].Config["description"] = cluster.RunMark + "20000101-0000-feed" + saved.RunSuffix() + " build=x"
+				}
+				if tc.back {
+					o.Found[1].Parking = &parking.Parking{VM: cluster.VM{ID: 9900}, Record: parking.Record{Kept: []parking.KeptDisk{{Key: "scsi30", Run: "20000101-0000-feed" + saved.RunSuffix(), GivenUp: true}}}}
 				}
 				if tc.left {
 					o.Found[2].Node.Mark = &cluster.Mark{Run: "20000101-0000-feed" + saved.RunSuffix(), Strategy: cluster.Recreate, BootID: "b"}

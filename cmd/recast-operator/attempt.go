@@ -12,7 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes/scheme"
-	ctrl "sigs.k8s.io/controller-runtime"
+	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/recast-sh/recast/api/v1alpha1"
@@ -35,12 +35,12 @@ func runAttempt(ctx context.Context) (int, error) {
 	if err != nil {
 		return attempt.ExitConfig, err
 	}
-	rest, err := ctrl.GetConfig()
+	own, err := rest.InClusterConfig() // KUBECONFIG is that of the cluster that is rolled
 	if err != nil {
 		return attempt.ExitFailed, err
 	}
 	const answers = 20 * time.Second
-	rest.Timeout = answers
+	own.Timeout = answers
 	s := runtime.NewScheme()
 	if err := scheme.AddToScheme(s); err != nil {
 		return attempt.ExitFailed, err
@@ -48,7 +48,7 @@ func runAttempt(ctx context.Context) (int, error) {
 	if err := v1alpha1.AddToScheme(s); err != nil {
 		return attempt.ExitFailed, err
 	}
-	api, err := client.New(rest, client.Options{Scheme: s})
+	api, err := client.New(own, client.Options{Scheme: s})
 	if err != nil {
 		return attempt.ExitFailed, fmt.Errorf("reach the Kubernetes API: %w", err)
 	}

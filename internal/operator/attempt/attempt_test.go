@@ -55,7 +55,7 @@ func TestSaid(t *testing.T) {
 	said := `{"time":"2026-11-27T21:32:15Z","msg":"step","step":"roll/workers/wk1","status":"started","node":"wk1","title":"recreate wk1"}
 {not JSON
 error: an earlier one
-error: 2 nodes can't be rolled
+{"time":"2026-11-27T21:32:15Z","msg":"said","text":"error: 2 nodes can't be rolled"}
   wk1: no quorum
 safe: nothing was changed
 hint: wait

@@ -112,10 +112,13 @@ func (l *lineReader) line(line string) {
 	fmt.Fprintln(l.log, line)
 	var e event
 	if strings.HasPrefix(line, "{") && json.Unmarshal([]byte(line), &e) == nil {
-		if l.onEvent != nil && e.Msg == "step" {
-			l.onEvent(e)
+		if e.Msg != "said" {
+			if l.onEvent != nil && e.Msg == "step" {
+				l.onEvent(e)
+			}
+			return
 		}
-		return
+		line = e.Text // what is printed beside the steps, as everything is without --progress json
 	}
 	const kept = 100
 	l.said = append(l.said, line)

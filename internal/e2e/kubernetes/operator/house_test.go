@@ -175,6 +175,13 @@ func (h house) until(what string, so func() bool) {
 	h.t.Fatalf("after %s it is not so that %s", patience, what)
 }
 
+// leader is the pod that holds the operator's Lease.
+func (h house) leader() string {
+	h.namespace = "recast-system"
+	pod, _, _ := strings.Cut(h.field("lease/recast-operator", "{.spec.holderIdentity}"), "_")
+	return pod
+}
+
 // field reads a JSON path of an object, "" if there is no such object or field.
 func (h house) field(object, path string) string {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(h.t.Context()), time.Minute)

@@ -43,7 +43,8 @@ func (h house) install() {
 	const args, env = "args: [--leader-elect", "- name: POD_NAMESPACE\n"
 	manifests := strings.NewReplacer(
 		args, args+", --retry=1s, --max-retry=5s, --claim-retry=5s, --leader-election-lease=5s, '--namespaces=bump,invalid,secrets,window',"+
-			" '--metrics-bind-address=$(POD_IP):8080', '--health-probe-bind-address=$(POD_IP):8081'", // the pods share a network
+			" '--metrics-bind-address=$(POD_IP):18080', '--health-probe-bind-address=$(POD_IP):18081'", // the pods share a network
+		"containerPort: 8080", "containerPort: 18080", "containerPort: 8081", "containerPort: 18081",
 		env, "- name: POD_IP\n              valueFrom: {fieldRef: {fieldPath: status.podIP}}\n            "+env,
 	).Replace(string(out))
 	if manifests == string(out) {
@@ -80,7 +81,7 @@ func (h house) versionBump() {
 		h.typed(command)
 	}
 	h.typed(`kubectl patch imageroll prod-1 --type=merge -p '{"spec":{"approved":true}}'`)
-	leader := h.field("lease/recast-operator -n recast-system", "{.spec.holderIdentity}")
+	leader := h.leader()
 	random := rand.New(rand.NewPCG(1, 2))
 	for kills := 0; kills < 5; {
 		if phase := h.field("imageroll/prod-1", "{.status.phase}"); phase == "Succeeded" || phase == "Failed" {
@@ -93,15 +94,14 @@ func (h house) versionBump() {
 			fmt.Fprintf(t.Output(), "   killed the Job's process, %d\n", kills)
 		}
 		if kills == 2 {
-			h.kill("recast-system", strings.Split(leader, "_")[0])
-			fmt.Fprintf(t.Output(), "   killed the leading operator, %s\n", leader)
+			fmt.Fprintf(t.Output(), "   killed the leading operator, %s: %t\n", leader, h.kill("recast-system", leader))
 		}
 		h.until("the killed process is gone", func() bool { return !h.runs(h.namespace, "prod-1-roll-") || kills == 0 })
 	}
 	h.typed("kubectl wait --for=condition=Ready imageroll/prod-1 --timeout=30m")
 	h.typed("kubectl wait --for=condition=Ready taloscluster/prod --timeout=30m")
-	if now := h.field("lease/recast-operator -n recast-system", "{.spec.holderIdentity}"); now == leader {
-		t.Errorf("%s leads still, though it was killed", now)
+	if now := h.leader(); now == leader || leader == "" {
+		t.Errorf("%q led, and %q leads after it was killed", leader, now)
 	}
 	l.inSync(t, "v1.13.9")
 	fmt.Fprintf(t.Output(), "%s\n", h.kubectl("get imageroll prod-1 -o yaml"))
