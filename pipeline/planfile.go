@@ -44,7 +44,7 @@ func (w *work) follow(ctx context.Context, lock schematics.Lock, saved planning.
 	if err != nil {
 		return planning.Plan{}, err
 	}
-	return now.Follow(saved, begun)
+	return now.Follow(saved, begun || w.o.Begun)
 }
 
 // begun says whether a run of a saved plan was started on this machine, by the journal.

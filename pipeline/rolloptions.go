@@ -14,8 +14,9 @@ import (
 // RollOptions are the options of a roll.
 type RollOptions struct {
 	Policy planning.Policy
-	// Saved is a saved plan; nil: roll every stale node.
+	// Saved is a saved plan; nil: roll every stale node. Begun: a run of it has begun, whatever the journal says.
 	Saved *planning.Plan
+	Begun bool
 	// Confirm is called with every plan before anything is taken down. Its error, or
 	// false, ends the roll.
 	Confirm func(planning.Plan) (bool, error)
@@ -28,8 +29,7 @@ type RollOptions struct {
 	// Began is called with each run whose journal is opened, its own and those that it
 	// finishes first, and the journal's directory. May be nil.
 	Began func(run, dir string)
-	// Holder is this process, for the claim; Dead says whether another holder was a
-	// process of this machine that has ended, nil: never known.
+	// Holder is this process, for the claim; Dead says whether another one has ended here, nil: never known.
 	Holder claim.Holder
 	Dead   func(claim.Holder) bool
 	// Pulsed is called from time to time with the state of Kubernetes and etcd; may be nil.

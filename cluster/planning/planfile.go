@@ -163,7 +163,7 @@ func (p follower) moved(begun bool) (moved []string) {
 // system disk that was given up is freed in the end. All else must be as it was.
 func (p follower) asBefore(old, n NodePlan) NodePlan {
 	ours := func(run string) bool { return strings.HasSuffix(run, p.saved.RunSuffix()) }
-	if n.Found.Parking == nil || !slices.ContainsFunc(n.Found.Parking.Record.Kept, func(k parking.KeptDisk) bool { return k.GivenUp && ours(k.Run) }) {
+	if n.Found.Parking == nil || !ours(n.Found.Parking.Record.Run) {
 		return n
 	}
 	n.Digest = old.Digest

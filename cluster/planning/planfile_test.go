@@ -132,7 +132,7 @@ func TestFollow(t *testing.T) {
 					o.VMs[1].Config["description"] = cluster.RunMark + "20000101-0000-feed" + saved.RunSuffix() + " build=x"
 				}
 				if tc.back {
-					o.Found[1].Parking = &parking.Parking{VM: cluster.VM{ID: 9900}, Record: parking.Record{Kept: []parking.KeptDisk{{Key: "scsi30", Run: "20000101-0000-feed" + saved.RunSuffix(), GivenUp: true}}}}
+					o.Found[1].Parking = &parking.Parking{VM: cluster.VM{ID: 9900}, Record: parking.Record{Run: "20000101-0000-feed" + saved.RunSuffix(), Kept: []parking.KeptDisk{{Key: "scsi30", Run: "20000101-0000-feed" + saved.RunSuffix(), GivenUp: true}}}}
 				}
 				if tc.left {
 					o.Found[2].Node.Mark = &cluster.Mark{Run: "20000101-0000-feed" + saved.RunSuffix(), Strategy: cluster.Recreate, BootID: "b"}

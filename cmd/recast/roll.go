@@ -19,7 +19,7 @@ import (
 func newRollCmd(s *streams, g *globals) *cobra.Command {
 	var f rollFlags
 	var file string
-	var rehearse bool
+	var rehearse, begun bool
 	c := &cobra.Command{
 		Use: "roll", Short: "Bring every stale node to the lock",
 		Long: `Check the lock, build and publish what is missing, show the plan, ask, and then
@@ -58,6 +58,7 @@ second one stops at once.`,
 		Example: `  recast roll
   recast roll --only wk1
   recast roll --plan plan.json # from recast plan -o json
+  recast roll --plan plan.json --continue # on another machine, after a run of it was killed
   recast roll --rehearse
   recast roll --yes -o json    # in CI`,
 		Args: cobra.NoArgs,
@@ -67,6 +68,9 @@ second one stops at once.`,
 				return err
 			}
 			f.saved = saved
+			if begun && saved == nil {
+				return errUsage{errors.New("--continue goes on with a saved plan: name it with --plan")}
+			}
 			return f.withRun(c, s, g, func(ctx context.Context, p pipeline.Project, m pipeline.Machines, run *step.Runner, o pipeline.RollOptions) (pipeline.Report, error) {
 				var cl closers
 				defer cl.close()
@@ -77,6 +81,7 @@ second one stops at once.`,
 				if c.Flags().Changed("rehearse") {
 					o.Rehearse = &rehearse
 				}
+				o.Begun = begun
 				return pipeline.Roll(ctx, p, images, m, run, o)
 			})
 		},
@@ -84,6 +89,7 @@ second one stops at once.`,
 	selection(c, &f.policy)
 	f.add(c)
 	c.Flags().StringVar(&file, "plan", "", "carry out exactly the plan in this `file`")
+	c.Flags().BoolVar(&begun, "continue", false, "a run of --plan has begun, elsewhere or without its journal: nodes that are done already are no change")
 	c.Flags().BoolVar(&rehearse, "rehearse", false, "test the boot ISOs on scratch VMs first (default: roll.rehearse.enabled)")
 	return c
 }

@@ -200,7 +200,7 @@ func (t *turn) makeJob(ctx context.Context, kind attempt.Kind, name string) erro
 	spec := job.Spec{Cluster: t.cluster, Image: t.Image}
 	task.Results = job.PlanName(t.roll.Name)
 	if plan := t.roll.Status.Plan; plan != nil {
-		task.Results, task.PlanHash = job.ReportName(t.roll.Name), plan.Hash
+		task.Results, task.PlanHash, task.Continue = job.ReportName(t.roll.Name), plan.Hash, t.isContinued()
 		spec.Plan, spec.Near = job.PlanName(t.roll.Name), plan.LastNode
 	}
 	if p := t.roll.Status.Progress; p != nil {
@@ -208,6 +208,12 @@ func (t *turn) makeJob(ctx context.Context, kind attempt.Kind, name string) erro
 	}
 	spec.Task = task
 	return t.createJob(ctx, t.roll, job.New(spec))
+}
+
+// isContinued says whether an earlier attempt than the newest one has begun to roll.
+func (t *turn) isContinued() bool {
+	s := t.roll.Status
+	return s.Started != nil && !s.Started.Equal(s.Attempts[len(s.Attempts)-1].Started)
 }
 
 // save writes the status, if it has changed. It fails if someone else has written meanwhile.

@@ -148,6 +148,9 @@ func (a *Attempt) roll(ctx context.Context) (int, error) {
 			p.done[node] = true
 		}
 		command = []string{"roll", "--plan", KeyPlan, "--yes", "-o", "json", "--progress", "json"}
+		if a.Continue {
+			command = append(command, "--continue")
+		}
 	}
 	stop := a.tell(ctx, p)
 	e, err := a.Recast.run(ctx, p.see, command...)

@@ -43,6 +43,8 @@ type Task struct {
 	For string `json:"for,omitempty"` // v1alpha1.Check.For
 	// Finished are the nodes that earlier attempts have done.
 	Finished []string `json:"finished,omitempty"`
+	// Continue: an earlier attempt has begun the plan.
+	Continue bool `json:"continue,omitempty"`
 	// PlanHash is that of the plan that was approved.
 	PlanHash string `json:"planHash,omitempty"`
 	// KubernetesRoll: the plan is one of recast upgrade-k8s.

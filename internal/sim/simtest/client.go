@@ -48,6 +48,7 @@ type Client struct {
 	Run string // ID of the run that a roll starts
 
 	Saved   *planning.Plan                    // for its roll; nil: none
+	Begun   bool                              // a run of that has begun
 	Runner  step.Runner                       // for its roll, with the client's Emit
 	Confirm func(planning.Plan) (bool, error) // asked like a person; nil says yes
 	// Upgrades is asked before an upgrade of Kubernetes; nil says yes.
@@ -372,7 +373,7 @@ func (c *Client) Rollback(ctx context.Context, policy planning.Policy) (pipeline
 
 func (c *Client) rollOptions(policy planning.Policy) pipeline.RollOptions {
 	o := pipeline.RollOptions{
-		Policy: policy, Rehearse: c.Rehearse, Saved: c.Saved, Confirm: c.Confirm,
+		Policy: policy, Rehearse: c.Rehearse, Saved: c.Saved, Begun: c.Begun, Confirm: c.Confirm,
 		RunID: func() (string, error) { return c.Run, nil }, JournalSync: c.JournalSync, Notify: c.Notify,
 		Holder: claim.Holder{Host: "test", Boot: "b", PID: c.pid, Start: "s"}, Dead: c.lab.isKilled,
 		Began: c.Telemetry.Began, Pulsed: c.Pulsed, Version: "devel",

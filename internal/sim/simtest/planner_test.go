@@ -180,11 +180,13 @@ func (l *Lab) killSaved(saved *planning.Plan, at string) {
 }
 
 // What a killed run of a saved plan has left at a node is not a difference: the node
-// cordoned and drained, or an old system disk still to be freed.
+// cordoned and drained, or an old system disk still to be freed. Without the journal a node's old system
+// disk is put back first, since nothing else has its configuration; that is none either.
 func TestASavedPlanResumesItsLeftovers(t *testing.T) {
 	type story struct {
 		roll, at string
 		before   func(lab *Lab)
+		lost     bool // the journal, and the second run is on another machine
 	}
 	eachLong(t, oneWorker(), map[string]story{
 		"a drained node": {roll: "strategy: in-place", at: "wk1/upgrade/install"},
@@ -192,14 +194,26 @@ func TestASavedPlanResumesItsLeftovers(t *testing.T) {
 			lab.Patch(sim.PatchedExtension)
 			must(lab.t, lab.Client().roll(onlyWorker)(lab.t.Context()))
 		}},
+		"a drained node, elsewhere":             {roll: "strategy: recreate", at: "wk1/take-down/stop", lost: true},
+		"disks on the parking VM, elsewhere":    {roll: "strategy: recreate", at: "wk1/take-down/delete-vm", lost: true},
+		"no VM, elsewhere":                      {roll: "strategy: recreate", at: "wk1/bring-up/create-vm", lost: true},
+		"half of the disks back, elsewhere":     {roll: "strategy: recreate", at: "wk1/bring-up/attach", lost: true},
+		"a blank machine, elsewhere":            {roll: "strategy: recreate", at: "wk1/bring-up/configure", lost: true},
+		"half of the disks, reimage, elsewhere": {roll: "strategy: reimage", at: "wk1/bring-up/attach", lost: true},
 	}, func(t *testing.T, lab *Lab, c story) {
 		lab.setRoll("canary: false", c.roll)
 		if c.before != nil {
 			c.before(lab)
 		}
 		lab.Patch(everywhere)
+		if c.lost {
+			lab.loseJournal() // a plan says less of images whose locks are not there
+		}
 		saved := lab.save(planning.Policy{Only: []string{"wk1"}})
 		lab.killSaved(saved, c.at)
+		if c.lost {
+			lab.loseJournal()
+		}
 		must(t, lab.rollOf(saved))
 		requireInSync(t, lab, "cp1")
 	})
@@ -240,27 +254,29 @@ func TestASavedPlanResumes(t *testing.T) {
 		strategy  cluster.Strategy
 		at        string // where it is killed
 		elsewhere bool
+		told      bool // that a run of the plan has begun
 		refused   string
 	}{
-		{cluster.Recreate, withinRecreate, false, ""},
-		// Its machine configuration is lost, so its old system disk is put back into the new VM.
-		{cluster.Recreate, withinRecreate, true, "wk1: digest of the VM's configuration: "},
-		{cluster.Recreate, between, false, ""},
-		{cluster.Recreate, between, true, ""},
-		{cluster.InPlace, withinInPlace, false, ""},
-		{cluster.InPlace, withinInPlace, true, ""},
-		{cluster.InPlace, between, false, ""},
+		{cluster.Recreate, withinRecreate, false, false, ""},
+		// Its machine configuration is lost, so its old system disk is put back into the new VM, first.
+		{cluster.Recreate, withinRecreate, true, false, ""},
+		{cluster.Recreate, between, false, false, ""},
+		{cluster.Recreate, between, true, false, ""},
+		{cluster.InPlace, withinInPlace, false, false, ""},
+		{cluster.InPlace, withinInPlace, true, false, ""},
+		{cluster.InPlace, between, false, false, ""},
 		// Nothing shows who upgraded it.
-		{cluster.InPlace, between, true, "wk1: what is done: in-place → none"},
+		{cluster.InPlace, between, true, false, "wk1: what is done: in-place → none"},
+		{cluster.InPlace, between, true, true, ""},
 	} {
-		t.Run(fmt.Sprintf("%s/%s/elsewhere %t", c.strategy, c.at, c.elsewhere), func(t *testing.T) {
+		t.Run(fmt.Sprintf("%s/%s/elsewhere %t/told %t", c.strategy, c.at, c.elsewhere, c.told), func(t *testing.T) {
 			inLab(t, sim.Options{}, func(t *testing.T, lab *Lab) {
 				lab.setRoll("canary: false", "strategy: "+string(c.strategy))
 				lab.Patch(sim.PatchedExtension)
 				saved := lab.save(planning.Policy{})
 				lab.killSaved(saved, c.at)
 				again := lab.second()
-				again.Saved, again.Elsewhere = saved, c.elsewhere
+				again.Saved, again.Elsewhere, again.Begun = saved, c.elsewhere, c.told
 				if c.elsewhere {
 					must(t, os.RemoveAll(filepath.Join(lab.Dir, ".recast", "runs")))
 				}

@@ -130,7 +130,7 @@ func (l lab) inSync(t *testing.T, version string) {
 	if out, code := l.run(t, "drift"); code != 0 {
 		t.Errorf("recast drift: exit code %d\n%s", code, out)
 	}
-	if out, code := l.run(t, "lab check"); code != 0 {
+	if out, code := l.run(t, "lab check --dir ."); code != 0 {
 		t.Errorf("recast lab check: exit code %d\n%s", code, out)
 	}
 }
