@@ -33,6 +33,10 @@ type look struct {
 
 // Reconcile looks at a cluster, does what is next, and says so in its status.
 func (r *Clusters) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
+	return laterIfChanged(r.reconcile(ctx, req))
+}
+
+func (r *Clusters) reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
 	var c v1alpha1.TalosCluster
 	if err := r.Client.Get(ctx, req.NamespacedName, &c); err != nil {
 		return ctrl.Result{}, client.IgnoreNotFound(err)

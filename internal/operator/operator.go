@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -104,6 +105,18 @@ func waiting(reason, format string, args ...any) verdict {
 	return verdict{progressing: true, reason: reason, message: fmt.Sprintf(format, args...)}
 }
 
+// laterIfChanged looks again soon, instead of failing, when someone else has written meanwhile: the
+// pod of a Job, a person, or the cache was behind.
+func laterIfChanged(r ctrl.Result, err error) (ctrl.Result, error) {
+	if apierrors.IsConflict(err) {
+		return ctrl.Result{RequeueAfter: soon}, nil
+	}
+	return r, err
+}
+
+// soon is long enough for the cache to have what was written.
+const soon = 100 * time.Millisecond
+
 // agenda says when to look at an object again.
 type agenda struct {
 	now   time.Time
@@ -121,5 +134,5 @@ func (a *agenda) result() ctrl.Result {
 	if a.again.IsZero() {
 		return ctrl.Result{}
 	}
-	return ctrl.Result{RequeueAfter: max(100*time.Millisecond, a.again.Sub(a.now))}
+	return ctrl.Result{RequeueAfter: max(soon, a.again.Sub(a.now))}
 }

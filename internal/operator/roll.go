@@ -35,6 +35,10 @@ const claimWaits = 720
 
 // Reconcile looks at a roll, does what is next, and says so in its status.
 func (r *Rolls) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
+	return laterIfChanged(r.reconcile(ctx, req))
+}
+
+func (r *Rolls) reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
 	var roll v1alpha1.ImageRoll
 	if err := r.Client.Get(ctx, req.NamespacedName, &roll); err != nil {
 		return ctrl.Result{}, client.IgnoreNotFound(err)

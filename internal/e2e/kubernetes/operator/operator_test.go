@@ -16,7 +16,8 @@ import (
 // TestOperator installs the operator once, as a Deployment, and tells its stories side by side.
 func TestOperator(t *testing.T) {
 	h := newHouse(t)
-	h.install()
+	h.audit()
+	manifests := h.install()
 	t.Run("stories", func(t *testing.T) {
 		for name, story := range map[string]func(house){
 			"bump":    house.versionBump,
@@ -30,18 +31,19 @@ func TestOperator(t *testing.T) {
 			})
 		}
 	})
+	h.requireMinimalAccess(manifests)
 	t.Attr("commands", strconv.Itoa(*h.commands))
 }
 
 // install applies what recast operator manifests prints, with shorter pauses.
-func (h house) install() {
+func (h house) install() (manifests string) {
 	h.t.Helper()
 	out, err := exec.Command(h.binary("recast"), "operator", "manifests", "--image", image).Output()
 	if err != nil {
 		h.t.Fatalf("recast operator manifests: %v", err)
 	}
 	const args, env = "args: [--leader-elect", "- name: POD_NAMESPACE\n"
-	manifests := strings.NewReplacer(
+	manifests = strings.NewReplacer(
 		args, args+", --retry=1s, --max-retry=5s, --claim-retry=5s, --leader-election-lease=5s, '--namespaces=bump,invalid,secrets,window',"+
 			" '--metrics-bind-address=$(POD_IP):18080', '--health-probe-bind-address=$(POD_IP):18081'", // the pods share a network
 		"containerPort: 8080", "containerPort: 18080", "containerPort: 8081", "containerPort: 18081",
@@ -57,6 +59,7 @@ func (h house) install() {
 	}
 	h.apply(manifests)
 	h.kubectl("-n recast-system wait --for=condition=Available deployment/recast-operator --timeout=3m")
+	return manifests
 }
 
 // versionBump is the main story: a version is bumped in a ConfigMap, its roll is approved, and the Job's process
@@ -71,6 +74,7 @@ func (h house) versionBump() {
 	h.kubectl("get taloscluster prod")
 	h.apply(files(t, l, "prod", "version: v1.13.8", "version: v1.13.9"))
 	h.typed("kubectl wait --for=condition=Drifted taloscluster/prod --timeout=10m")
+	h.typed("kubectl wait --for=create imageroll/prod-1 --timeout=10m")
 	h.typed("kubectl wait --for=jsonpath='{.status.phase}'=AwaitingApproval imageroll/prod-1 --timeout=10m")
 	if lines := h.typed("kubectl get imageroll prod-1 -o jsonpath='{.status.plan.lines}'"); !strings.Contains(lines, "wk1: recreate") {
 		t.Errorf("the plan is %s", lines)

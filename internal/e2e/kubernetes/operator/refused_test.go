@@ -92,6 +92,7 @@ func (h house) window() {
 		return fmt.Sprintf("windows: [{schedule: '%d %d * * *', duration: 1m}]", at.Minute(), at.Hour())
 	}
 	h.apply(h.cluster("prod", "lock: Update", "rolls: {approval: Automatic}", window(closed)))
+	h.kubectl("wait --for=create imageroll/prod-1 --timeout=10m")
 	h.kubectl("wait --for=jsonpath='{.status.phase}'=AwaitingWindow imageroll/prod-1 --timeout=10m")
 	time.Sleep(5 * time.Second)
 	if h.runs(h.namespace, "prod-1-roll-") || h.field("imageroll/prod-1", "{.status.started}") != "" {

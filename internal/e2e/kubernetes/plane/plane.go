@@ -27,6 +27,8 @@ type ControlPlane struct {
 	// Admin may do everything, and so may Client.
 	Admin  *rest.Config
 	Client *kubernetes.Clientset
+	// APIFlags are additional flags of the API server, from the next StartAPI on.
+	APIFlags []string
 	// Controllers is kube-controller-manager.
 	Controllers *process.Process
 
@@ -68,11 +70,11 @@ const gracePeriod = 30 * time.Second
 // StartAPI starts the API server, the first time or after StopAPI.
 func (p *ControlPlane) StartAPI() {
 	p.t.Helper()
-	p.api = p.start("kube-apiserver", "--etcd-servers="+p.etcd, "--bind-address=127.0.0.1", "--advertise-address=127.0.0.1", "--secure-port="+p.port,
+	p.api = p.start("kube-apiserver", append(p.APIFlags, "--etcd-servers="+p.etcd, "--bind-address=127.0.0.1", "--advertise-address=127.0.0.1", "--secure-port="+p.port,
 		"--allow-privileged=true", "--endpoint-reconciler-type=none", "--service-cluster-ip-range=10.96.0.0/12", "--authorization-mode=Node,RBAC",
 		"--client-ca-file="+p.file("ca.crt"), "--tls-cert-file="+p.file("apiserver.crt"), "--tls-private-key-file="+p.file("apiserver.key"),
 		"--service-account-issuer=https://kubernetes.default.svc", "--service-account-key-file="+p.file("sa.key"),
-		"--service-account-signing-key-file="+p.file("sa.key"), "--cert-dir="+p.Dir, "--shutdown-delay-duration=0s")
+		"--service-account-signing-key-file="+p.file("sa.key"), "--cert-dir="+p.Dir, "--shutdown-delay-duration=0s")...)
 }
 
 // StopAPI kills the API server, as when a node fails.
