@@ -24,6 +24,7 @@ func TestOperator(t *testing.T) {
 			"invalid": house.invalidSpecs,
 			"secrets": house.secrets,
 			"window":  house.window,
+			"fleet":   house.fleet,
 		} {
 			t.Run(name, func(t *testing.T) {
 				t.Parallel()
@@ -44,7 +45,7 @@ func (h house) install() (manifests string) {
 	}
 	const args, env = "args: [--leader-elect", "- name: POD_NAMESPACE\n"
 	manifests = strings.NewReplacer(
-		args, args+", --retry=1s, --max-retry=5s, --claim-retry=5s, --leader-election-lease=5s, '--namespaces=bump,invalid,secrets,window',"+
+		args, args+", --retry=1s, --max-retry=5s, --claim-retry=5s, --leader-election-lease=5s, '--namespaces=bump,invalid,secrets,window,fleet',"+
 			" '--metrics-bind-address=$(POD_IP):18080', '--health-probe-bind-address=$(POD_IP):18081'", // the pods share a network
 		"containerPort: 8080", "containerPort: 18080", "containerPort: 8081", "containerPort: 18081",
 		env, "- name: POD_IP\n              valueFrom: {fieldRef: {fieldPath: status.podIP}}\n            "+env,
