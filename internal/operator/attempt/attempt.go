@@ -60,16 +60,31 @@ func (a *Attempt) prepare() error {
 	return err
 }
 
-// lock makes recast.lock where the operator keeps it, from the one that it kept last.
-func (a *Attempt) lock(ctx context.Context) (ended, error) {
+// locked runs a command that needs recast.lock. With lock: Update it is the one that the operator has kept
+// from the last check, and made again when there is none or when it does not fit: registries may be away
+// as long as it fits.
+func (a *Attempt) locked(ctx context.Context, command ...string) (ended, error) {
 	if a.Lock != v1alpha1.LockUpdate {
-		return ended{}, nil
+		return a.Recast.run(ctx, nil, command...)
 	}
 	kept, err := os.ReadFile(filepath.Join(LockDir, KeyLock))
-	if err == nil && len(kept) > 0 {
-		if err := os.WriteFile(filepath.Join(a.Recast.Dir, KeyLock), kept, 0o600); err != nil {
-			return ended{}, err
+	if err == nil {
+		err = os.WriteFile(filepath.Join(a.Recast.Dir, KeyLock), kept, 0o600)
+	}
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return ended{}, err
+	}
+	if err == nil {
+		e, err := a.Recast.run(ctx, nil, command...)
+		if err != nil || e.Runbook != lockStale {
+			return e, err
 		}
 	}
-	return a.Recast.run(ctx, nil, "lock")
+	if e, err := a.Recast.run(ctx, nil, "lock"); err != nil || e.code != ExitDone {
+		return e, err
+	}
+	return a.Recast.run(ctx, nil, command...)
 }
+
+// lockStale is the runbook of a lock that does not fit recast.yaml.
+const lockStale = "lock-stale"

@@ -70,6 +70,9 @@ runbook: recast runbook refused (https://example.com)
 	if got := l.trouble().String(); got != "2 nodes can't be rolled; wk1: no quorum; wait; or ask" {
 		t.Errorf("trouble: %s", got)
 	}
+	if got := l.trouble().Runbook; got != "refused" {
+		t.Errorf("runbook: %s", got)
+	}
 	if len(events) != 1 || events[0].Node != "wk1" {
 		t.Errorf("events: %+v", events)
 	}

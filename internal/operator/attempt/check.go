@@ -69,19 +69,11 @@ func (a *Attempt) compare(ctx context.Context, c *v1alpha1.Check, fields map[str
 		return nil, nil
 	}
 	results := map[string][]byte{}
-	locked, err := a.lock(ctx)
+	compared, err := a.locked(ctx, "drift", "-o", "json")
 	if err != nil {
 		return nil, err
-	}
-	if locked.code != ExitDone {
-		c.ExitCode, c.Problems = int32(locked.code), []string{locked.String()}
-		return results, nil
 	}
 	a.describeLock(c, fields, results)
-	compared, err := a.Recast.run(ctx, nil, "drift", "-o", "json")
-	if err != nil {
-		return nil, err
-	}
 	c.ExitCode = int32(compared.code)
 	var d drift
 	if len(compared.stdout) > 0 {

@@ -32,8 +32,9 @@ type ended struct {
 
 // trouble is the end of what recast printed on stderr, by the words its lines begin with.
 type trouble struct {
-	Error string // with its further lines
-	Hints []string
+	Error   string // with its further lines
+	Hints   []string
+	Runbook string // its code
 }
 
 // String is an error with its remedy, in one line.
@@ -139,7 +140,10 @@ func (l *lineReader) trouble() trouble {
 			t, inError = trouble{Error: strings.TrimPrefix(line, "error: ")}, true
 		case strings.HasPrefix(line, "hint: "):
 			t.Hints, inError = append(t.Hints, strings.TrimPrefix(line, "hint: ")), false
-		case strings.HasPrefix(line, "safe: "), strings.HasPrefix(line, "runbook: "):
+		case strings.HasPrefix(line, "runbook: recast runbook "):
+			t.Runbook, _, _ = strings.Cut(strings.TrimPrefix(line, "runbook: recast runbook "), " ")
+			inError = false
+		case strings.HasPrefix(line, "safe: "):
 			inError = false
 		case inError && strings.TrimSpace(line) != "":
 			t.Error += "; " + strings.TrimSpace(line)

@@ -24,14 +24,7 @@ func (a *Attempt) plan(ctx context.Context) (int, error) {
 	if problems := a.missing(); len(problems) > 0 {
 		return a.stop(ctx, ExitConfig, strings.Join(problems, "; "))
 	}
-	locked, err := a.lock(ctx)
-	if err != nil {
-		return ExitFailed, err
-	}
-	if locked.code != ExitDone {
-		return a.stop(ctx, locked.code, locked.String())
-	}
-	made, err := a.Recast.run(ctx, nil, a.planCommand()...)
+	made, err := a.locked(ctx, a.planCommand()...)
 	if err != nil {
 		return ExitFailed, err
 	}

@@ -175,11 +175,10 @@ func (h house) until(what string, so func() bool) {
 	h.t.Fatalf("after %s it is not so that %s", patience, what)
 }
 
-// leader is the pod that holds the operator's Lease.
+// leader is the process that holds the operator's Lease: the name of its pod, an underscore, and a UUID.
 func (h house) leader() string {
 	h.namespace = "recast-system"
-	pod, _, _ := strings.Cut(h.field("lease/recast-operator", "{.spec.holderIdentity}"), "_")
-	return pod
+	return h.field("lease/recast-operator", "{.spec.holderIdentity}")
 }
 
 // field reads a JSON path of an object, "" if there is no such object or field.

@@ -99,7 +99,7 @@ func (h house) versionBump() {
 			fmt.Fprintf(t.Output(), "   killed the Job's process, %d\n", kills)
 		}
 		if kills == 2 {
-			fmt.Fprintf(t.Output(), "   killed the leading operator, %s: %t\n", leader, h.kill("recast-system", leader))
+			fmt.Fprintf(t.Output(), "   killed the leading operator, %s: %t\n", leader, h.kill("recast-system", strings.Split(leader, "_")[0]))
 		}
 		h.until("the killed process is gone", func() bool { return !h.runs(h.namespace, "prod-1-roll-") || kills == 0 })
 	}
