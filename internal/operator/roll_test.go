@@ -123,7 +123,7 @@ func TestKubernetesGoesLast(t *testing.T) {
 	s := newStage(t, (&bumped{kubernetes: true}).play)
 	s.cluster(automatic)
 	s.settle(time.Minute)
-	if r := s.roll("lab-1"); r.Spec.Action != v1alpha1.ActionKubernetes || s.ran[2] != "kubernetes lab-1-kubernetes-2" {
+	if r := s.roll("lab-1"); r.Spec.Action != v1alpha1.ActionKubernetes || s.ran[2] != "kubernetes lab-1-k8s-2" {
 		t.Errorf("%s: %v", r.Spec.Action, s.ran)
 	}
 }

@@ -191,7 +191,13 @@ func environmentFrom(s Spec) []corev1.EnvFromSource {
 }
 
 // Name is that of the n-th Job of a kind, of a cluster or of a roll.
-func Name(of string, kind attempt.Kind, n int64) string { return fmt.Sprintf("%s-%s-%d", of, kind, n) }
+func Name(of string, kind attempt.Kind, n int64) string {
+	short := string(kind)
+	if kind == attempt.Kubernetes {
+		short = "k8s" // a name has 63 characters
+	}
+	return fmt.Sprintf("%s-%s-%d", of, short, n)
+}
 
 // fileDir is where the i-th of spec.secrets.files is mounted.
 func fileDir(i int) string { return attempt.FilesDir + "/" + strconv.Itoa(i) }

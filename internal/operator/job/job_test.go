@@ -1,0 +1,137 @@
+package job
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
+
+	"github.com/recast-sh/recast/api/v1alpha1"
+	"github.com/recast-sh/recast/internal/operator/attempt"
+)
+
+func cluster() *v1alpha1.TalosCluster {
+	return &v1alpha1.TalosCluster{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "clusters", Name: strings.Repeat("c", 40)},
+		Spec: v1alpha1.TalosClusterSpec{
+			Source: v1alpha1.Source{OCI: &v1alpha1.OCISource{Reference: "ghcr.io/acme/clusters", SecretName: "pull"}},
+			Secrets: v1alpha1.Secrets{
+				ProxmoxToken: v1alpha1.SecretKey{Name: "a"}, Talosconfig: v1alpha1.SecretKey{Name: "a", Key: "config"}, Kubeconfig: v1alpha1.SecretKey{Name: "a"},
+				AgeKey: &v1alpha1.SecretKey{Name: "age"}, EnvFrom: "hooks",
+				Files: []v1alpha1.SecretFile{{SecretKey: v1alpha1.SecretKey{Name: "machine"}, Path: "machine/cp1.yaml"}, {SecretKey: v1alpha1.SecretKey{Name: "machine", Key: "x"}, Path: "machine/wk1.yaml"}},
+			},
+			Lock: v1alpha1.LockUpdate,
+			Job:  v1alpha1.JobSettings{BackupClaim: "backups", TrustBundle: "ca", TerminationGracePeriodSeconds: 3600},
+		},
+	}
+}
+
+// made is a Job of each kind.
+func made(kind attempt.Kind) *batchv1.Job {
+	c := cluster()
+	task := Task(c, kind)
+	of := c.Name
+	if kind != attempt.Check {
+		task.Roll = strings.Repeat("r", 50)
+		of = task.Roll
+	}
+	task.Job = Name(of, kind, 123)
+	return New(Spec{Cluster: c, Task: task, Image: "recast:v1", Plan: PlanName(task.Roll), Near: "wk2"})
+}
+
+var kinds = []attempt.Kind{attempt.Check, attempt.Plan, attempt.Roll, attempt.Kubernetes}
+
+func TestJobIsConfined(t *testing.T) {
+	t.Parallel()
+	for _, kind := range kinds {
+		pod := made(kind).Spec.Template.Spec
+		c := pod.Containers[0]
+		if !*pod.SecurityContext.RunAsNonRoot || !*c.SecurityContext.ReadOnlyRootFilesystem || *c.SecurityContext.AllowPrivilegeEscalation ||
+			!slices.Equal(c.SecurityContext.Capabilities.Drop, []corev1.Capability{"ALL"}) || pod.SecurityContext.SeccompProfile.Type != corev1.SeccompProfileTypeRuntimeDefault {
+			t.Errorf("%s: %+v %+v", kind, pod.SecurityContext, c.SecurityContext)
+		}
+		if c.Resources.Limits.Memory().IsZero() {
+			t.Errorf("%s: no limit of memory", kind)
+		}
+		for _, e := range c.Env {
+			if e.ValueFrom != nil && e.ValueFrom.SecretKeyRef != nil {
+				t.Errorf("%s: %s is a secret in the environment", kind, e.Name)
+			}
+		}
+		paths := map[string]bool{}
+		for _, m := range c.VolumeMounts {
+			if paths[m.MountPath] {
+				t.Errorf("%s: two volumes at %s", kind, m.MountPath)
+			}
+			paths[m.MountPath] = true
+			v := pod.Volumes[slices.IndexFunc(pod.Volumes, func(v corev1.Volume) bool { return v.Name == m.Name })]
+			if v.EmptyDir == nil && v.PersistentVolumeClaim == nil && !m.ReadOnly {
+				t.Errorf("%s: %s can be written to", kind, m.MountPath)
+			}
+			if v.Secret != nil && !*v.Secret.Optional {
+				t.Errorf("%s: without Secret %s its pod does not start, and so can't say which one is missing", kind, v.Secret.SecretName)
+			}
+			if m.MountPath == attempt.WorkDir && v.EmptyDir.Medium != corev1.StorageMediumMemory {
+				t.Errorf("%s: journals are not in memory", kind)
+			}
+		}
+		for _, m := range required(cluster().Spec) {
+			if dir, _ := strings.CutSuffix(m.Path, m.Path[strings.LastIndex(m.Path, "/"):]); !paths[dir] {
+				t.Errorf("%s: %s is not mounted", kind, m.Path)
+			}
+		}
+	}
+}
+
+// TestJobEndsOnce: recast is never run twice at a time, and never again after what a person has to look at.
+func TestJobEndsOnce(t *testing.T) {
+	t.Parallel()
+	for _, kind := range kinds {
+		s := made(kind).Spec
+		if *s.BackoffLimit != 0 || *s.PodReplacementPolicy != batchv1.Failed || s.Template.Spec.RestartPolicy != corev1.RestartPolicyNever {
+			t.Errorf("%s: %+v", kind, s)
+		}
+		ignored := s.PodFailurePolicy.Rules[0]
+		if ignored.Action != batchv1.PodFailurePolicyActionIgnore || ignored.OnPodConditions[0].Type != corev1.DisruptionTarget {
+			t.Errorf("%s: an eviction is no failure: %+v", kind, ignored)
+		}
+		var stops []int32
+		for _, r := range s.PodFailurePolicy.Rules[1:] {
+			if r.Action == batchv1.PodFailurePolicyActionFailJob {
+				stops = append(stops, r.OnExitCodes.Values...)
+			}
+		}
+		if !slices.Equal(stops, []int32{ExitConfig, ExitRefused, ExitClaimed}) {
+			t.Errorf("%s: these end it: %v", kind, stops)
+		}
+	}
+	if grace := *made(attempt.Roll).Spec.Template.Spec.TerminationGracePeriodSeconds; grace != 3600 {
+		t.Errorf("a roll has %d s for the node in progress", grace)
+	}
+}
+
+// TestNamesFit: names and labels are valid for the longest names that the CRDs allow.
+func TestNamesFit(t *testing.T) {
+	t.Parallel()
+	for _, kind := range kinds {
+		j := made(kind)
+		if problems := validation.IsDNS1123Label(j.Name); len(problems) > 0 {
+			t.Errorf("%s: %v", j.Name, problems)
+		}
+		for key, value := range j.Labels {
+			if problems := validation.IsValidLabelValue(value); len(problems) > 0 {
+				t.Errorf("%s=%s: %v", key, value, problems)
+			}
+		}
+	}
+	r := &v1alpha1.ImageRoll{ObjectMeta: metav1.ObjectMeta{Name: strings.Repeat("r", 50)}, Spec: v1alpha1.ImageRollSpec{ClusterName: strings.Repeat("c", 40)}}
+	for _, o := range append(OfCluster(cluster()), OfRoll(r)...) {
+		if problems := validation.IsDNS1123Subdomain(o.GetName()); len(problems) > 0 {
+			t.Errorf("%s: %v", o.GetName(), problems)
+		}
+	}
+}
