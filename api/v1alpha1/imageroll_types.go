@@ -36,7 +36,7 @@ type ImageRollList struct {
 
 // ImageRollSpec says what to roll.
 //
-// +kubebuilder:validation:XValidation:rule="self.clusterName == oldSelf.clusterName && self.action == oldSelf.action",message="clusterName and action: can't be changed, make another ImageRoll"
+// +kubebuilder:validation:XValidation:rule="self.clusterName == oldSelf.clusterName && self.action == oldSelf.action && has(self.only) == has(oldSelf.only) && (!has(self.only) || self.only == oldSelf.only)",message="clusterName, action and only: can't be changed, make another ImageRoll"
 type ImageRollSpec struct {
 	// Name of a TalosCluster of the same namespace.
 	//

@@ -16,6 +16,8 @@ type Source struct {
 // a slash it has two underscores: schematics__base.yaml is schematics/base.yaml.
 type ConfigMapSource struct {
 	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=253
+	// +kubebuilder:validation:XValidation:rule="!self.startsWith('recast-cluster-') && !self.startsWith('recast-roll-')",message="name: recast-cluster-… and recast-roll-… are ConfigMaps of the operator's"
 	Name string `json:"name"`
 }
 
@@ -107,5 +109,6 @@ type SecretFile struct {
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=1024
 	// +kubebuilder:validation:XValidation:rule="!self.startsWith('/') && !self.contains('..')",message="path: is relative to recast.yaml, without .."
+	// +kubebuilder:validation:XValidation:rule="!self.matches('^(./)*recast[.](yaml|lock)$')",message="path: recast.yaml and recast.lock come from the source"
 	Path string `json:"path"`
 }

@@ -1,6 +1,8 @@
 package v1alpha1
 
 import (
+	"strings"
+
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
@@ -243,6 +245,11 @@ type TalosClusterStatus struct {
 	// +optional
 	Rolls int64 `json:"rolls,omitempty"`
 
+	// The newest ImageRoll that was really made.
+	//
+	// +optional
+	MadeRoll string `json:"madeRoll,omitempty"`
+
 	// +optional
 	Nodes *Nodes `json:"nodes,omitempty"`
 	// +optional
@@ -335,6 +342,11 @@ type Versions struct {
 	//
 	// +optional
 	Available string `json:"available,omitempty"`
+}
+
+// Is says whether a version is what the files want, with or without a v. nil: it is not known.
+func (v *Versions) Is(version string) bool {
+	return v != nil && strings.TrimPrefix(v.Wanted, "v") == strings.TrimPrefix(version, "v")
 }
 
 // Build is a schematic of recast.lock.

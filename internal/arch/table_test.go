@@ -63,7 +63,7 @@ var table = []row{
 	// the objects of the operator, and the operator
 	{pkg: "api/v1alpha1", allow: []string{k8sAPI, apimachine}},
 	{pkg: "cmd/recast-operator", allow: []string{"api/v1alpha1", "internal/operator/...", "internal/config", "internal/factory", "internal/talos", controller, apimachine, k8sAPI, clientGo, "github.com/spf13/cobra", "github.com/go-logr/logr"}},
-	{pkg: "internal/operator", allow: []string{"api/v1alpha1", "internal/operator/...", controller, apimachine, k8sAPI, clientGo, prometheus}},
+	{pkg: "internal/operator", allow: []string{"api/v1alpha1", "internal/operator/...", controller, apimachine, k8sAPI, clientGo, prometheus, semver}},
 	{pkg: "internal/operator", files: tests, allow: []string{"deploy"}},
 	{pkg: "internal/operator/window", allow: []string{"github.com/robfig/cron/v3"}},
 	{pkg: "internal/operator/source", allow: []string{"api/v1alpha1", ggcr, "github.com/go-git/go-git/v5/..."}},

@@ -56,7 +56,7 @@ func (l *look) targetStatus(v verdict, roll *v1alpha1.ImageRoll, action v1alpha1
 		return statusInProgress
 	case target == "":
 		return statusIdle
-	case v.ready:
+	case v.ready && (action == v1alpha1.ActionNodes && l.cluster.Status.Talos.Is(target) || action == v1alpha1.ActionKubernetes && l.cluster.Status.Kubernetes.Is(target)):
 		return statusCompleted
 	case active != nil: // Talos goes before Kubernetes
 		return statusBlocked

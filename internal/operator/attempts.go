@@ -73,22 +73,37 @@ func (t *turn) missingJob(ctx context.Context, a *v1alpha1.Attempt) (running boo
 	// The cache may not have it yet.
 	err = t.Live.Get(ctx, client.ObjectKey{Namespace: t.roll.Namespace, Name: a.Job}, &batchv1.Job{})
 	if err == nil {
+		t.roll.Status.MadeJob = a.Job
 		return true, "Job " + a.Job, nil
 	}
 	if !apierrors.IsNotFound(err) {
 		return false, "", err
 	}
-	if t.roll.Status.MadeJob == a.Job {
+	if o := t.roll.Status.Outcome; t.roll.Status.MadeJob == a.Job || o != nil && o.Job == a.Job {
 		a.Ended, a.Reason = new(metav1.NewTime(t.now)), attemptLost
 		return false, "", nil
 	}
-	return true, "Job " + a.Job, t.makeJob(ctx, t.kind(), a.Job)
+	t.unbegin(a)
+	return false, "", nil
 }
 
-// kind is what the current or the next attempt does.
+// unbegin forgets an attempt whose Job was never made, so that the next look asks again whether one may
+// begin: the window may have closed since, or a person may have changed their mind.
+func (t *turn) unbegin(a *v1alpha1.Attempt) {
+	s := &t.roll.Status
+	if s.Started.Equal(a.Started) {
+		s.Started = nil
+	}
+	s.Attempts = s.Attempts[:len(s.Attempts)-1]
+	s.Begun--
+}
+
+// kind is what the current or the next attempt does. One that was begun before the roll was is a plan, even
+// if that is there already.
 func (t *turn) kind() attempt.Kind {
+	s := t.roll.Status
 	switch {
-	case t.roll.Status.Plan == nil:
+	case s.Plan == nil || s.Started == nil && t.current() != nil:
 		return attempt.Plan
 	case t.roll.Spec.Action == v1alpha1.ActionKubernetes:
 		return attempt.Kubernetes
@@ -197,25 +212,32 @@ func (t *turn) progress(ctx context.Context, j *batchv1.Job) string {
 	if p := t.roll.Status.Progress; p != nil && p.Message != "" && j.Status.Active > 0 && p.Updated != nil && !p.Updated.Time.Before(j.CreationTimestamp.Time) {
 		return strings.TrimSuffix(fmt.Sprintf("%s nodes; %s: %s", p.Summary, p.Node, p.Message), ": ")
 	}
+	return t.slow(ctx, &t.agenda, j)
+}
+
+// slow names a Job, and says why its pod does not run if it should by now.
+func (s *Shared) slow(ctx context.Context, a *agenda, j *batchv1.Job) string {
 	message := "Job " + j.Name
-	since := j.CreationTimestamp.Add(slowStart)
-	if j.Status.Ready != nil && *j.Status.Ready > 0 {
+	if j.Status.Ready != nil && *j.Status.Ready > 0 && j.DeletionTimestamp == nil {
 		return message
 	}
-	if t.now.Before(since) {
-		t.lookAgain(since)
+	if since := j.CreationTimestamp.Add(slowStart); a.now.Before(since) {
+		a.lookAgain(since)
 		return message
 	}
-	t.lookAgain(t.now.Add(slowStart))
-	pods, err := t.pods(ctx, j)
+	a.lookAgain(a.now.Add(slowStart))
+	pods, err := s.pods(ctx, j)
 	if err != nil || len(pods) == 0 {
 		return message + " has no pod yet"
 	}
-	return message + ": " + podTrouble(&pods[0])
+	return message + ": " + podTrouble(&pods[0], a.now)
 }
 
 // podTrouble says why a pod does not run.
-func podTrouble(p *corev1.Pod) string {
+func podTrouble(p *corev1.Pod, now time.Time) string {
+	if p.DeletionTimestamp != nil && p.DeletionTimestamp.Time.Before(now) {
+		return fmt.Sprintf("pod %s does not end; if the machine of node %s is off: kubectl delete node %s, or kubectl delete pod %s --force", p.Name, p.Spec.NodeName, p.Spec.NodeName, p.Name)
+	}
 	for _, c := range p.Status.ContainerStatuses {
 		if w := c.State.Waiting; w != nil {
 			return fmt.Sprintf("pod %s: %s: %s", p.Name, w.Reason, w.Message)
@@ -245,10 +267,17 @@ func (s *Shared) createJob(ctx context.Context, owner client.Object, j *batchv1.
 		return err
 	}
 	err := s.Client.Create(ctx, j, client.FieldOwner(FieldOwner))
-	if apierrors.IsAlreadyExists(err) {
-		return nil
+	if !apierrors.IsAlreadyExists(err) {
+		return err
 	}
-	return err
+	var there batchv1.Job
+	if err := s.Live.Get(ctx, client.ObjectKeyFromObject(j), &there); err != nil {
+		return err
+	}
+	if !metav1.IsControlledBy(&there, owner) {
+		return fmt.Errorf("Job %s is there, and belongs to something else: kubectl delete job %s", j.Name, j.Name)
+	}
+	return nil
 }
 
 // endJob deletes a Job with its pod, and says whether both are gone.

@@ -27,7 +27,9 @@ type look struct {
 	saved   *v1alpha1.TalosCluster // as the API server has it
 	plans   schedules
 	rolls   history
-	running bool // its check
+	running bool   // its check
+	trouble string // of that
+	failed  bool   // it ended without a word
 	agenda
 }
 
@@ -56,6 +58,10 @@ func (r *Clusters) reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result
 		l.saved = c.DeepCopy()
 	}
 	v, err := l.step(ctx)
+	if unusable(err) {
+		v, err = stalled(v1alpha1.ReasonInvalidSpec, "%s", err), nil
+		l.lookAgain(l.now.Add(l.Pace.MaxRetry))
+	}
 	if err != nil {
 		return ctrl.Result{}, err
 	}
@@ -81,13 +87,17 @@ func (l *look) step(ctx context.Context) (verdict, error) {
 	}
 	l.nextWindow()
 	wanted := l.wants(version)
-	if err := l.watchCheck(ctx); err != nil {
+	idle := !l.cluster.Spec.Suspend && !l.rolls.rolling()
+	if err := l.watchCheck(ctx, idle); err != nil {
 		return verdict{}, err
 	}
-	if !l.cluster.Spec.Suspend && !l.running && l.rolls.active() == nil && l.due(wanted) {
+	if idle && !l.running && l.due(wanted) {
 		if err := l.beginCheck(ctx, wanted); err != nil {
 			return verdict{}, err
 		}
+	}
+	if err := l.dropOutdated(ctx, wanted); err != nil {
+		return verdict{}, err
 	}
 	v := l.judge(wanted)
 	if l.mayMakeRoll(wanted) {
@@ -145,8 +155,9 @@ func (l *look) checkJob() string {
 	return job.Name(l.cluster.Name, attempt.Check, l.cluster.Status.Checks)
 }
 
-// watchCheck finds out whether a check runs. One that has ended without a word is begun again.
-func (l *look) watchCheck(ctx context.Context) error {
+// watchCheck finds out whether a check runs. One that has ended without a word is begun again, if checks
+// may begin.
+func (l *look) watchCheck(ctx context.Context, mayBegin bool) error {
 	s := &l.cluster.Status
 	if s.Checks == 0 || s.Check != nil && s.Check.Job == l.checkJob() {
 		return nil
@@ -157,18 +168,25 @@ func (l *look) watchCheck(ctx context.Context) error {
 		return err
 	}
 	if err != nil { // the operator was ended before it could make it, or its time is over
-		l.running = true
+		if l.running = mayBegin; !mayBegin {
+			return nil
+		}
 		return l.makeCheckJob(ctx, s.CheckFor)
 	}
 	ended, _ := jobEnded(&j)
 	if ended.IsZero() {
-		l.running = true
+		l.running, l.trouble = true, l.slow(ctx, &l.agenda, &j)
 		return nil
 	}
+	l.trouble = fmt.Sprintf("the check ended without a word: kubectl logs job/%s", j.Name)
+	l.failed = true
 	retry := ended.Add(l.Pace.MaxRetry)
 	if l.now.Before(retry) {
 		l.running = true // in a way: nothing else is begun until then
 		l.lookAgain(retry)
+		return nil
+	}
+	if !mayBegin {
 		return nil
 	}
 	return l.beginCheck(ctx, s.CheckFor)

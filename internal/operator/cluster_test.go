@@ -1,6 +1,7 @@
 package operator
 
 import (
+	"errors"
 	"slices"
 	"strconv"
 	"strings"
@@ -9,7 +10,9 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/recast-sh/recast/api/v1alpha1"
@@ -76,7 +79,7 @@ func TestDriftBecomesARoll(t *testing.T) {
 			t.Errorf("%s is %q, want %q", kind, got, want)
 		}
 	}
-	s.settle(10 * time.Hour) // nobody approves it, and no other is made
+	s.settle(10 * time.Minute) // nobody approves it, and no other is made
 	approve(s, "lab-1")
 	s.settle(time.Minute)
 	if r := s.roll("lab-1"); r.Status.Phase != v1alpha1.PhaseSucceeded || condition(r.Status.Conditions, v1alpha1.ConditionReady) != "True Succeeded" {
@@ -230,5 +233,74 @@ func TestCheckWithoutAWord(t *testing.T) {
 	s.settle(6 * time.Minute)
 	if got := condition(s.theCluster().Status.Conditions, v1alpha1.ConditionReady); got != "True InSync" || len(s.ran) != 2 {
 		t.Errorf("Ready is %s after %v", got, s.ran)
+	}
+}
+
+// TestOutdatedRoll: a roll that waits does not keep its cluster from being checked, and goes when something
+// else is wanted.
+func TestOutdatedRoll(t *testing.T) {
+	t.Parallel()
+	b := &bumped{}
+	s := newStage(t, b.play)
+	s.cluster(nil)
+	s.settle(2 * time.Hour)
+	if n := len(s.ran); n != 4 || s.roll("lab-1").Status.Phase != v1alpha1.PhaseAwaitingApproval {
+		t.Fatalf("lab-1 is %s, after %v", s.roll("lab-1").Status.Phase, s.ran)
+	}
+	change(s, s.theCluster(), func(c *v1alpha1.TalosCluster) {
+		c.Annotations[v1alpha1.AnnotationTalosTarget] = "v1.13.10"
+	})
+	s.settle(time.Minute)
+	if c := s.theCluster(); c.Status.Rolls != 2 || c.Status.Roll.Name != "lab-2" {
+		t.Errorf("%d rolls, the newest is %+v", c.Status.Rolls, c.Status.Roll)
+	}
+	if err := s.api().Get(t.Context(), keyOf("lab-1"), &v1alpha1.ImageRoll{}); !apierrors.IsNotFound(err) {
+		t.Errorf("lab-1: %v", err)
+	}
+}
+
+// TestDowngrade: older files are not rolled without a person.
+func TestDowngrade(t *testing.T) {
+	t.Parallel()
+	l := &look{cluster: &v1alpha1.TalosCluster{Status: v1alpha1.TalosClusterStatus{Talos: &v1alpha1.Versions{Current: "v1.13.10", Wanted: "v1.13.9"}}}}
+	if !l.downgrades() {
+		t.Error("v1.13.9 is not older than v1.13.10")
+	}
+	l.cluster.Status.Talos.Current = "v1.13.8"
+	if l.downgrades() {
+		t.Error("v1.13.9 is older than v1.13.8")
+	}
+}
+
+// TestStaleCache: an ImageRoll that the cache does not show yet is not made twice.
+func TestStaleCache(t *testing.T) {
+	t.Parallel()
+	s := newStage(t, (&bumped{}).play)
+	s.cluster(nil)
+	s.settle(time.Minute)
+	c := s.theCluster()
+	c.Status.MadeRoll = ""
+	l := &look{Shared: s.shared, cluster: c, saved: c.DeepCopy()}
+	r, err := l.makeRoll(t.Context())
+	if err != nil || r.Name != "lab-1" || c.Status.Rolls != 1 {
+		t.Errorf("it makes %+v, %d in all: %v", r, c.Status.Rolls, err)
+	}
+}
+
+// TestDeniedJob: what a policy of the cluster denies is in the condition, and tried again.
+func TestDeniedJob(t *testing.T) {
+	t.Parallel()
+	s := newStage(t, (&bumped{}).play)
+	s.cluster(nil)
+	s.deny = apierrors.NewForbidden(batchv1.Resource("jobs"), "lab-check-1", errors.New("denied by policy"))
+	s.settle(time.Minute)
+	c := s.theCluster()
+	if got := condition(c.Status.Conditions, v1alpha1.ConditionStalled); got != "True "+v1alpha1.ReasonInvalidSpec || !strings.Contains(c.Status.Conditions[0].Message, "denied by policy") {
+		t.Errorf("Stalled is %s: %s", got, c.Status.Conditions[0].Message)
+	}
+	s.deny = nil
+	s.settle(10 * time.Minute)
+	if s.theCluster().Status.Roll == nil {
+		t.Errorf("it does not go on: %v", s.ran)
 	}
 }

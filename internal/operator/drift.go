@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 
+	"golang.org/x/mod/semver"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -37,7 +38,20 @@ func (l *look) blocking() *v1alpha1.ImageRoll {
 // rollKey says what an ImageRoll that is made now is for.
 func (l *look) rollKey() string {
 	c := l.cluster.Status.Check
-	return hash(c.Revision, c.Lock, job.TalosTarget(l.cluster), job.KubernetesTarget(l.cluster), l.action())
+	return hash(c.Revision, c.Lock, job.TalosTarget(l.cluster), job.KubernetesTarget(l.cluster), l.action(), l.cluster.Annotations[v1alpha1.AnnotationCheckRequested])
+}
+
+// dropOutdated deletes the ImageRoll that the operator has made and that has not begun, once a check has found
+// that something else is wanted by now.
+func (l *look) dropOutdated(ctx context.Context, wanted string) error {
+	r, c := l.rolls.active(), l.cluster.Status.Check
+	if r == nil || r.Status.Started != nil || r.Annotations[annotationFor] == "" || c == nil || c.For != wanted ||
+		c.ExitCode == exitDrift && r.Annotations[annotationFor] == l.rollKey() || c.ExitCode != exitDrift && c.ExitCode != job.ExitDone {
+		return nil
+	}
+	s := fmt.Sprintf("ImageRoll %s had not begun, and is outdated", r.Name)
+	l.event(l.cluster, verdict{reason: v1alpha1.ReasonDrifted, message: s}, "Check")
+	return client.IgnoreNotFound(l.Client.Delete(ctx, r))
 }
 
 // action is what removes the drift that the newest check has found.
@@ -56,11 +70,21 @@ func (l *look) mayMakeRoll(wanted string) bool {
 		l.rolls.active() == nil && l.blocking() == nil
 }
 
-// makeRoll makes the next ImageRoll. It is counted first: who was ended in between makes that one.
+// makeRoll makes the next ImageRoll. It is counted first: who was ended in between makes that one, and a
+// cache that is behind does not make another one.
 func (l *look) makeRoll(ctx context.Context) (*v1alpha1.ImageRoll, error) {
-	l.cluster.Status.Rolls++
-	if err := l.save(ctx); err != nil {
-		return nil, err
+	name := func() string { return fmt.Sprintf("%s-%d", l.cluster.Name, l.cluster.Status.Rolls) }
+	if s := l.cluster.Status; s.Rolls > 0 && s.MadeRoll != name() {
+		var there v1alpha1.ImageRoll
+		err := l.Live.Get(ctx, client.ObjectKey{Namespace: l.cluster.Namespace, Name: name()}, &there)
+		if err == nil || !apierrors.IsNotFound(err) {
+			return &there, err
+		}
+	} else {
+		l.cluster.Status.Rolls++
+		if err := l.save(ctx); err != nil {
+			return nil, err
+		}
 	}
 	annotations := map[string]string{annotationFor: l.rollKey()}
 	for _, key := range []string{v1alpha1.AnnotationTalosTarget, v1alpha1.AnnotationKubernetesTarget} {
@@ -70,14 +94,14 @@ func (l *look) makeRoll(ctx context.Context) (*v1alpha1.ImageRoll, error) {
 	}
 	r := &v1alpha1.ImageRoll{
 		ObjectMeta: metav1.ObjectMeta{
-			Namespace: l.cluster.Namespace, Name: fmt.Sprintf("%s-%d", l.cluster.Name, l.cluster.Status.Rolls),
+			Namespace: l.cluster.Namespace, Name: name(),
 			Labels:      map[string]string{v1alpha1.LabelCluster: l.cluster.Name},
 			Annotations: annotations,
 			Finalizers:  []string{v1alpha1.Finalizer},
 		},
 		Spec: v1alpha1.ImageRollSpec{
 			ClusterName: l.cluster.Name, Action: l.action(),
-			Approved: l.cluster.Spec.Rolls.Approval == v1alpha1.ApprovalAutomatic,
+			Approved: l.cluster.Spec.Rolls.Approval == v1alpha1.ApprovalAutomatic && !l.downgrades(),
 		},
 	}
 	if err := controllerutil.SetOwnerReference(l.cluster, r, l.Scheme); err != nil {
@@ -88,6 +112,13 @@ func (l *look) makeRoll(ctx context.Context) (*v1alpha1.ImageRoll, error) {
 	}
 	l.rolls = append(l.rolls, *r)
 	return r, nil
+}
+
+// downgrades says whether the files want an older Talos than every node runs: such a roll needs a person's
+// approval in any case. A target that is removed leads to one.
+func (l *look) downgrades() bool {
+	v := l.cluster.Status.Talos
+	return v != nil && v.Current != "" && v.Wanted != "" && semver.Compare(v.Wanted, v.Current) < 0
 }
 
 // forgetRolls deletes the oldest finished ImageRolls that the operator has made.

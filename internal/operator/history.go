@@ -35,12 +35,25 @@ func (h history) active() *v1alpha1.ImageRoll {
 	return nil
 }
 
+// rolling says whether one has begun that is not finished.
+func (h history) rolling() bool {
+	return slices.ContainsFunc(h, func(r v1alpha1.ImageRoll) bool { return !r.Status.Phase.Finished() && r.Status.Started != nil })
+}
+
 // newest is the active one, else the last one; nil if there is none.
 func (h history) newest() *v1alpha1.ImageRoll {
 	if active := h.active(); active != nil || len(h) == 0 {
 		return active
 	}
 	return &h[len(h)-1]
+}
+
+// named returns the one of that name, nil if there is none.
+func (h history) named(name string) *v1alpha1.ImageRoll {
+	if i := slices.IndexFunc(h, func(r v1alpha1.ImageRoll) bool { return r.Name == name }); i >= 0 {
+		return &h[i]
+	}
+	return nil
 }
 
 // finished is the name of the last one that is finished, "" if none is.

@@ -1,6 +1,7 @@
 package operator
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"strings"
@@ -22,10 +23,12 @@ func (l *look) judge(wanted string) verdict {
 		return waiting(v1alpha1.ReasonRolling, "ImageRoll %s: %s", roll.Name, rollMessage(roll))
 	case l.cluster.Spec.Suspend:
 		return verdict{ready: l.inSync(wanted), reason: v1alpha1.ReasonSuspended, message: "spec.suspend: nothing is started"}
+	case l.failed:
+		return stalled(v1alpha1.ReasonCheckFailed, "%s", l.trouble)
 	case s.Check == nil:
-		return waiting(v1alpha1.ReasonChecking, "the first check runs")
+		return waiting(v1alpha1.ReasonChecking, "the first check runs: %s", cmp.Or(l.trouble, "Job "+l.checkJob()))
 	case l.running && s.Check.For != wanted:
-		return waiting(v1alpha1.ReasonChecking, "something has changed: Job %s", l.checkJob())
+		return waiting(v1alpha1.ReasonChecking, "something has changed: %s", cmp.Or(l.trouble, "Job "+l.checkJob()))
 	case l.inSync(wanted):
 		return verdict{ready: true, progressing: l.running, reason: v1alpha1.ReasonInSync, message: fmt.Sprintf("%d nodes run what the files say", s.Nodes.Total)}
 	case s.Check.ExitCode == job.ExitConfig:
@@ -86,6 +89,9 @@ func (l *look) tell(ctx context.Context, v verdict) error {
 		s.LastInSync = s.Check.Ended
 	}
 	s.Roll = nil
+	if made := l.rolls.named(fmt.Sprintf("%s-%d", l.cluster.Name, s.Rolls)); made != nil {
+		s.MadeRoll = made.Name
+	}
 	if newest := l.rolls.newest(); newest != nil {
 		s.Roll = &v1alpha1.RollSummary{Name: newest.Name, Phase: newest.Status.Phase}
 	}

@@ -114,6 +114,12 @@ func laterIfChanged(r ctrl.Result, err error) (ctrl.Result, error) {
 	return r, err
 }
 
+// unusable says whether the API server refuses what a spec leads to: a Job that is invalid or that a
+// quota, a policy or a webhook denies.
+func unusable(err error) bool {
+	return apierrors.IsInvalid(err) || apierrors.IsForbidden(err) || apierrors.IsBadRequest(err)
+}
+
 // soon is long enough for the cache to have what was written.
 const soon = 100 * time.Millisecond
 

@@ -1,8 +1,10 @@
 package operator
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -65,6 +67,10 @@ func (r *Rolls) reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, e
 		t.cluster = &c
 	}
 	phase, v, err := t.step(ctx)
+	if unusable(err) {
+		phase, v, err = cmp.Or(roll.Status.Phase, v1alpha1.PhasePending), stalled(v1alpha1.ReasonInvalidSpec, "%s", err), nil
+		t.lookAgain(t.now.Add(t.Pace.MaxRetry))
+	}
 	if err != nil {
 		return ctrl.Result{}, err
 	}
@@ -88,8 +94,10 @@ func (t *turn) step(ctx context.Context) (v1alpha1.RollPhase, verdict, error) {
 			phase, reason := t.running()
 			return phase, waiting(reason, "%s", message), nil
 		}
-		if phase, v := t.learn(*a); phase.Finished() {
-			return phase, v, nil
+		if a.Ended != nil { // else it was never begun
+			if phase, v := t.learn(*a); phase.Finished() {
+				return phase, v, nil
+			}
 		}
 	}
 	return t.next(ctx)
@@ -154,14 +162,12 @@ func (t *turn) waits(ctx context.Context, plans schedules) (v1alpha1.RollPhase, 
 			return v1alpha1.PhasePending, waiting(v1alpha1.ReasonAwaitingTurn, "ImageRoll %s of the same cluster comes first", o.Name), true, nil
 		}
 	}
-	if s.Plan == nil {
-		return "", verdict{}, false, nil
-	}
-	if !t.roll.Spec.Approved {
+	if s.Plan != nil && !t.roll.Spec.Approved {
 		return v1alpha1.PhaseAwaitingApproval, waiting(v1alpha1.ReasonAwaitingApproval,
-			"plan %s rolls %d nodes: read it in status.plan, then kubectl patch imageroll %s --type=merge -p '{\"spec\":{\"approved\":true}}'", s.Plan.Hash, s.Plan.Nodes, t.roll.Name), true, nil
+			"plan %s rolls %d nodes: read it in status.plan, then kubectl patch imageroll %s --type=merge -p '{\"spec\":{\"approved\":true}}'; kubectl delete imageroll %s has another one made", s.Plan.Hash, s.Plan.Nodes, t.roll.Name, t.roll.Name), true, nil
 	}
-	if open, _ := plans.windows.Open(t.now); !open && s.Started == nil {
+	// An approved roll is planned in its window, since a plan gets old.
+	if open, _ := plans.windows.Open(t.now); !open && s.Started == nil && t.roll.Spec.Approved {
 		next := plans.windows.Next(t.now)
 		t.lookAgain(next)
 		return v1alpha1.PhaseAwaitingWindow, waiting(v1alpha1.ReasonAwaitingWindow, "the next maintenance window opens at %s", next.UTC().Format(time.RFC3339)), true, nil
@@ -203,7 +209,7 @@ func (t *turn) makeJob(ctx context.Context, kind attempt.Kind, name string) erro
 	task.KubernetesRoll = t.roll.Spec.Action == v1alpha1.ActionKubernetes
 	spec := job.Spec{Cluster: t.cluster, Image: t.Image}
 	task.Results = job.PlanName(t.roll.Name)
-	if plan := t.roll.Status.Plan; plan != nil {
+	if plan := t.roll.Status.Plan; kind != attempt.Plan {
 		task.Results, task.PlanHash, task.Continue = job.ReportName(t.roll.Name), plan.Hash, t.isContinued()
 		spec.Plan, spec.Near = job.PlanName(t.roll.Name), plan.LastNode
 	}
@@ -217,7 +223,9 @@ func (t *turn) makeJob(ctx context.Context, kind attempt.Kind, name string) erro
 // isContinued says whether an earlier attempt than the newest one has begun to roll.
 func (t *turn) isContinued() bool {
 	s := t.roll.Status
-	return s.Started != nil && !s.Started.Equal(s.Attempts[len(s.Attempts)-1].Started)
+	return slices.ContainsFunc(s.Attempts[:len(s.Attempts)-1], func(a v1alpha1.Attempt) bool {
+		return s.Started != nil && !a.Started.Before(s.Started) && a.Reason != attemptClaimed // that one touched nothing
+	}) || int(s.Begun) > len(s.Attempts)
 }
 
 // save writes the status, if it has changed. It fails if someone else has written meanwhile.

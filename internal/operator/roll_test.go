@@ -1,6 +1,7 @@
 package operator
 
 import (
+	"errors"
 	"strings"
 	"testing"
 	"time"
@@ -174,5 +175,35 @@ func TestDeleted(t *testing.T) {
 		if err := s.api().Get(t.Context(), keyOf(name), o); !apierrors.IsNotFound(err) {
 			t.Errorf("%s: %v", name, err)
 		}
+	}
+}
+
+// TestNeverBegun: an attempt that was written down and whose Job could not be made asks again whether one
+// may begin.
+func TestNeverBegun(t *testing.T) {
+	t.Parallel()
+	s := newStage(t, (&bumped{}).play)
+	s.cluster(func(c *v1alpha1.TalosCluster) {
+		automatic(c)
+		c.Spec.Windows = []v1alpha1.Window{{Schedule: "0 12 * * *", Duration: metav1.Duration{Duration: time.Hour}}}
+	})
+	s.deny = apierrors.NewForbidden(batchv1.Resource("jobs"), "any", errors.New("quota"))
+	s.settle(time.Minute)
+	s.deny = nil
+	s.settle(6 * time.Minute) // the check and the plan, within the window
+	r := s.roll("lab-1")
+	if r.Status.Phase != v1alpha1.PhaseSucceeded {
+		t.Fatalf("%s: %s", r.Status.Phase, rollMessage(r))
+	}
+	r.Status.Phase, r.Status.Ended, r.Status.MadeJob, r.Status.Outcome = v1alpha1.PhaseRolling, nil, "", nil
+	r.Status.Begun, r.Status.Started = 2, new(metav1.NewTime(s.now))
+	r.Status.Attempts = []v1alpha1.Attempt{r.Status.Attempts[0], {Job: "lab-1-roll-9", Started: r.Status.Started}}
+	if err := s.api().Status().Update(t.Context(), r); err != nil {
+		t.Fatal(err)
+	}
+	s.now = s.now.Add(2 * time.Hour)
+	s.settle(time.Minute)
+	if r := s.roll("lab-1"); r.Status.Phase != v1alpha1.PhaseAwaitingWindow || r.Status.Started != nil || r.Status.Begun != 1 {
+		t.Errorf("%s, begun at %v, %d attempts: %s", r.Status.Phase, r.Status.Started, r.Status.Begun, rollMessage(r))
 	}
 }

@@ -28,8 +28,9 @@ type stage struct {
 	t      *testing.T
 	shared *Shared
 	now    time.Time
-	calls  int // of the operator that change something
-	killAt int // the call in which the operator is killed; 0: none
+	calls  int   // of the operator that change something
+	deny   error // what the API server says to a Job
+	killAt int   // the call in which the operator is killed; 0: none
 	// play says how a Job ends, and what its pod has written before.
 	play func(attempt.Task) ending
 	ran  []string // kinds of Jobs that were begun, with the name of the Job
@@ -83,6 +84,9 @@ func (s *stage) killing() interceptor.Funcs {
 	}
 	return interceptor.Funcs{
 		Create: func(ctx context.Context, c client.WithWatch, o client.Object, opts ...client.CreateOption) error {
+			if _, ok := o.(*batchv1.Job); ok && s.deny != nil {
+				return s.deny
+			}
 			return count(func() error { return c.Create(ctx, o, opts...) })
 		},
 		Delete: func(ctx context.Context, c client.WithWatch, o client.Object, opts ...client.DeleteOption) error {
@@ -268,6 +272,7 @@ func (s *stage) end(j *batchv1.Job, task attempt.Task, e ending) {
 		c := s.theCluster()
 		e.check.Job, e.check.For, e.check.Started, e.check.Ended = task.Job, task.For, &now, &now
 		c.Status.Check, c.Status.Nodes = e.check, e.nodes
+		c.Status.Talos = &v1alpha1.Versions{Wanted: task.TalosVersion}
 		if err := s.api().Status().Update(ctx, c); err != nil {
 			s.t.Fatal(err)
 		}

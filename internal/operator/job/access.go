@@ -9,14 +9,15 @@ import (
 	"github.com/recast-sh/recast/api/v1alpha1"
 )
 
-// Account is the name of the ServiceAccount of a cluster's Jobs, and of what else there is once for it.
-func Account(cluster string) string { return "recast-" + cluster }
+// Account is the name of the ServiceAccount of a cluster's Jobs, and of what else there is once for it. No
+// object of anyone else has such a name: what has it is made what it should be.
+func Account(cluster string) string { return "recast-cluster-" + cluster }
 
-// PlanName and ReportName are the ConfigMaps of a roll.
-func PlanName(roll string) string { return roll + "-plan" }
+// PlanName is the ConfigMap with the plan of a roll.
+func PlanName(roll string) string { return "recast-roll-" + roll + "-plan" }
 
 // ReportName is the ConfigMap with the report of a roll.
-func ReportName(roll string) string { return roll + "-report" }
+func ReportName(roll string) string { return "recast-roll-" + roll + "-report" }
 
 // OfCluster are the objects that there are once for a cluster: the account of its Jobs, what that may
 // do for a check, and the ConfigMap for the results.

@@ -126,7 +126,7 @@ func (h house) requireMinimalAccess(manifests string) {
 			t.Errorf("the operator may %s, and never did", call)
 		}
 	}
-	jobs := h.called("system:serviceaccount:bump:recast-prod")
+	jobs := h.called("system:serviceaccount:bump:recast-cluster-prod")
 	want := []string{"patch /configmaps", "patch recast.dev/imagerolls/status", "patch recast.dev/talosclusters/status"}
 	if got := sorted(jobs); !slices.Equal(got, want) {
 		t.Errorf("the Jobs have called %q, want %q", got, want)
