@@ -275,7 +275,7 @@ func (s *Shared) createJob(ctx context.Context, owner client.Object, j *batchv1.
 		return err
 	}
 	if !metav1.IsControlledBy(&there, owner) {
-		return fmt.Errorf("Job %s is there, and belongs to something else: kubectl delete job %s", j.Name, j.Name)
+		return fmt.Errorf("the Job %s is there, and belongs to something else: kubectl delete job %s", j.Name, j.Name)
 	}
 	return nil
 }

@@ -77,7 +77,7 @@ func (l *look) step(ctx context.Context) (verdict, error) {
 	if l.plans, err = readSchedules(l.cluster.Spec); err != nil {
 		return stalled(v1alpha1.ReasonInvalidSpec, "%s", err), nil
 	}
-	version, err := l.sourceVersion(ctx)
+	version, err := l.sourceVersion(ctx, l.cluster)
 	if err != nil {
 		return verdict{}, err
 	}
@@ -111,14 +111,14 @@ func (l *look) step(ctx context.Context) (verdict, error) {
 }
 
 // sourceVersion is the version of the ConfigMap of the source; "-" for other sources, "" if there is none.
-func (l *look) sourceVersion(ctx context.Context) (string, error) {
-	src := l.cluster.Spec.Source.ConfigMap
+func (s *Shared) sourceVersion(ctx context.Context, c *v1alpha1.TalosCluster) (string, error) {
+	src := c.Spec.Source.ConfigMap
 	if src == nil {
 		return "-", nil
 	}
 	m := &metav1.PartialObjectMetadata{}
 	m.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("ConfigMap"))
-	err := l.Client.Get(ctx, client.ObjectKey{Namespace: l.cluster.Namespace, Name: src.Name}, m)
+	err := s.Client.Get(ctx, client.ObjectKey{Namespace: c.Namespace, Name: src.Name}, m)
 	return m.ResourceVersion, client.IgnoreNotFound(err)
 }
 

@@ -262,12 +262,12 @@ func TestOutdatedRoll(t *testing.T) {
 // TestDowngrade: older files are not rolled without a person.
 func TestDowngrade(t *testing.T) {
 	t.Parallel()
-	l := &look{cluster: &v1alpha1.TalosCluster{Status: v1alpha1.TalosClusterStatus{Talos: &v1alpha1.Versions{Current: "v1.13.10", Wanted: "v1.13.9"}}}}
-	if !l.downgrades() {
+	c := &v1alpha1.TalosCluster{Status: v1alpha1.TalosClusterStatus{Talos: &v1alpha1.Versions{Current: "v1.13.10", Wanted: "v1.13.9"}}}
+	if !downgrades(c) {
 		t.Error("v1.13.9 is not older than v1.13.10")
 	}
-	l.cluster.Status.Talos.Current = "v1.13.8"
-	if l.downgrades() {
+	c.Status.Talos.Current = "v1.13.8"
+	if downgrades(c) {
 		t.Error("v1.13.9 is older than v1.13.8")
 	}
 }

@@ -101,7 +101,7 @@ func (l *look) makeRoll(ctx context.Context) (*v1alpha1.ImageRoll, error) {
 		},
 		Spec: v1alpha1.ImageRollSpec{
 			ClusterName: l.cluster.Name, Action: l.action(),
-			Approved: l.cluster.Spec.Rolls.Approval == v1alpha1.ApprovalAutomatic && !l.downgrades(),
+			Approved: l.cluster.Spec.Rolls.Approval == v1alpha1.ApprovalAutomatic && !downgrades(l.cluster),
 		},
 	}
 	if err := controllerutil.SetOwnerReference(l.cluster, r, l.Scheme); err != nil {
@@ -116,8 +116,8 @@ func (l *look) makeRoll(ctx context.Context) (*v1alpha1.ImageRoll, error) {
 
 // downgrades says whether the files want an older Talos than every node runs: such a roll needs a person's
 // approval in any case. A target that is removed leads to one.
-func (l *look) downgrades() bool {
-	v := l.cluster.Status.Talos
+func downgrades(c *v1alpha1.TalosCluster) bool {
+	v := c.Status.Talos
 	return v != nil && v.Current != "" && v.Wanted != "" && semver.Compare(v.Wanted, v.Current) < 0
 }
 
