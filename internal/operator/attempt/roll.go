@@ -2,101 +2,19 @@ package attempt
 
 import (
 	"context"
-	"crypto/sha256"
 	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/recast-sh/recast/api/v1alpha1"
 	"github.com/recast-sh/recast/cluster/planning"
 )
-
-// plan makes the plan of an ImageRoll, and keeps it together with the files that it is of.
-func (a *Attempt) plan(ctx context.Context) (int, error) {
-	revision, err := a.files(ctx)
-	if err != nil {
-		return a.stop(ctx, ExitConfig, err.Error())
-	}
-	if problems := a.missing(); len(problems) > 0 {
-		return a.stop(ctx, ExitConfig, strings.Join(problems, "; "))
-	}
-	made, err := a.locked(ctx, a.planCommand()...)
-	if err != nil {
-		return ExitFailed, err
-	}
-	if made.code != ExitDone {
-		return a.stop(ctx, made.code, made.String())
-	}
-	p := v1alpha1.Plan{ConfigMap: a.Results, Revision: revision}
-	if err := a.describePlan(&p, made.stdout); err != nil {
-		return ExitFailed, err
-	}
-	packed, err := pack(a.Recast.Dir, a.Files)
-	if err != nil {
-		return ExitFailed, err
-	}
-	if len(packed) > maxResult {
-		return a.stop(ctx, ExitConfig, fmt.Sprintf("the files of the cluster take %d KiB compressed, %d fit beside a plan: name the directory with recast.yaml in spec.source", len(packed)>>10, maxResult>>10))
-	}
-	if err := a.keep(ctx, map[string][]byte{KeyPlan: made.stdout, KeyFiles: packed}); err != nil {
-		return ExitFailed, err
-	}
-	return ExitDone, a.report(ctx, map[string]any{"plan": p})
-}
-
-// planCommand makes a plan without changing anything.
-func (a *Attempt) planCommand() []string {
-	if a.KubernetesRoll {
-		return []string{"upgrade-k8s", "--dry-run", "-o", "json"}
-	}
-	command := []string{"plan", "-o", "json"}
-	if len(a.Only) > 0 {
-		command = append(command, "--only", strings.Join(a.Only, ","))
-	}
-	if a.AcceptOutage {
-		command = append(command, "--accept-outage")
-	}
-	return command
-}
-
-// describePlan says in a few words what a plan would do.
-func (a *Attempt) describePlan(p *v1alpha1.Plan, text []byte) error {
-	if a.KubernetesRoll {
-		p.Hash, p.Nodes = fmt.Sprintf("%x", sha256.Sum256(text))[:16], 1
-		p.Lines = []string{"upgrade Kubernetes to " + a.wantedKubernetes()}
-		return nil
-	}
-	plan, err := planning.Read(text)
-	if err != nil {
-		return fmt.Errorf("read what recast plan printed: %w", err)
-	}
-	p.Hash, p.Refused = plan.ID, firstLines(plan.Refused())
-	for _, n := range plan.Work() {
-		p.Lines, p.LastNode = append(p.Lines, planLine(n)), n.Node
-		p.Nodes++
-	}
-	p.Lines = firstLines(p.Lines)
-	return nil
-}
-
-// planLine says what happens to a node: "wk1: recreate, about 2m40s away: extension iscsi-tools …; loses …".
-func planLine(n planning.NodePlan) string {
-	words := n.Node + ": " + string(n.Strategy)
-	if n.OutageSeconds > 0 {
-		words += ", about " + (time.Duration(n.OutageSeconds) * time.Second).String() + " away"
-	}
-	if len(n.Drift.Reasons) > 0 {
-		words += ": " + n.Drift.Reasons[0].Text
-	}
-	if len(n.WillLose) > 0 {
-		words += "; loses " + strings.Join(n.WillLose, ", ")
-	}
-	return words
-}
 
 // stop reports why nothing was carried out.
 func (a *Attempt) stop(ctx context.Context, code int, message string) (int, error) {
@@ -105,6 +23,9 @@ func (a *Attempt) stop(ctx context.Context, code int, message string) (int, erro
 
 // roll carries a plan out.
 func (a *Attempt) roll(ctx context.Context) (int, error) {
+	if err := a.takeOver(ctx); err != nil {
+		return ExitFailed, err
+	}
 	packed, err := os.Open(filepath.Join(PlanDir, KeyFiles))
 	if err != nil {
 		return ExitFailed, fmt.Errorf("the plan of ImageRoll %s: %w", a.Roll, err)
@@ -145,6 +66,7 @@ func (a *Attempt) roll(ctx context.Context) (int, error) {
 			command = append(command, "--continue")
 		}
 	}
+	a.tellNow(ctx, p) // so that a pod that replaces this one continues
 	stop := a.tell(ctx, p)
 	e, err := a.Recast.run(ctx, p.see, command...)
 	stop()
@@ -185,84 +107,6 @@ func (a *Attempt) finish(ctx context.Context, e ended, p *progress) error {
 	return a.report(ctx, map[string]any{"outcome": outcome, "progress": last})
 }
 
-// progress is what has happened so far. It may be read while events come.
-type progress struct {
-	mu      sync.Mutex
-	total   int
-	planned []string        // nodes
-	done    map[string]bool // by name
-	node    string
-	message string
-	changed bool
-}
-
-// see takes an event of recast's.
-func (p *progress) see(e event) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	_, node, below := planning.NodeOfStep(e.Step)
-	if node != "" && len(below) == 0 && (e.Status == "done" || e.Status == "skipped") {
-		p.done[node] = true
-	}
-	if e.Node != "" {
-		p.node = e.Node
-	}
-	if e.Status == "started" || e.Status == "note" || e.Status == "failed" {
-		p.message = strings.TrimSuffix(e.Title+": "+e.Text, ": ")
-	}
-	p.changed = true
-}
-
-// now is the progress at this moment.
-func (p *progress) now(a *Attempt) v1alpha1.Progress {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.changed = false
-	var finished []string
-	for _, node := range p.planned {
-		if p.done[node] {
-			finished = append(finished, node)
-		}
-	}
-	return v1alpha1.Progress{
-		Done: int32(len(finished)), Total: int32(p.total), Summary: fmt.Sprintf("%d/%d", len(finished), p.total), Finished: finished,
-		Node: p.node, Message: p.message, Updated: new(a.Now()),
-	}
-}
-
-func (p *progress) hasChanged() bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.changed
-}
-
-// tellEvery is how often progress is written at most: it is for people who look at it.
-const tellEvery = 3 * time.Second
-
-// tell writes the progress while it changes, until stop is called. Who can't be told misses it: the
-// roll does not wait for them.
-func (a *Attempt) tell(ctx context.Context, p *progress) (stop func()) {
-	ctx, cancel := context.WithCancel(ctx)
-	var telling sync.WaitGroup
-	telling.Go(func() {
-		every := time.NewTicker(tellEvery)
-		defer every.Stop()
-		for {
-			select {
-			case <-ctx.Done():
-				return
-			case <-every.C:
-			}
-			if p.hasChanged() {
-				if err := a.Reporter.status(ctx, a.object(), map[string]any{"progress": p.now(a)}); err != nil && ctx.Err() == nil {
-					fmt.Fprintf(a.Reporter.Log, "tell the progress: %v\n", err)
-				}
-			}
-		}
-	})
-	return func() { cancel(); telling.Wait() }
-}
-
 // unpackPlan puts plan.json beside recast.yaml, and returns its text.
 func (a *Attempt) unpackPlan() ([]byte, error) {
 	text, err := result(PlanDir, KeyPlan)
@@ -270,4 +114,35 @@ func (a *Attempt) unpackPlan() ([]byte, error) {
 		return nil, fmt.Errorf("the plan of ImageRoll %s: %w", a.Roll, err)
 	}
 	return text, os.WriteFile(filepath.Join(a.Recast.Dir, KeyPlan), text, 0o600)
+}
+
+// takeOverPatience is how long a roll waits for the Kubernetes API before it begins without it.
+const takeOverPatience = 30 * time.Second
+
+// takeOver removes the outcome that an earlier pod of this Job may have reported, and finds out what that
+// pod has done: an evicted pod is replaced by one with the same task. While the API is away the task counts as
+// it is. Without --continue recast refuses a plan that has been begun, which changes nothing; with it,
+// recast would accept nodes that someone else has changed since the approval.
+func (a *Attempt) takeOver(ctx context.Context) error {
+	r := &v1alpha1.ImageRoll{ObjectMeta: metav1.ObjectMeta{Namespace: a.Namespace, Name: a.Roll}}
+	reporter := a.Reporter
+	reporter.Patient = min(reporter.Patient, takeOverPatience)
+	err := reporter.lastWords(ctx, "read what was done of ImageRoll "+a.Roll, func(ctx context.Context) error {
+		return reporter.status(ctx, r, map[string]any{"outcome": nil})
+	})
+	if apierrors.IsNotFound(err) {
+		return fmt.Errorf("ImageRoll %s was deleted: %w", a.Roll, err)
+	}
+	if err != nil {
+		fmt.Fprintf(a.Reporter.Log, "%v: the roll begins as its task says\n", err)
+		return nil
+	}
+	n, p := len(r.Status.Attempts), r.Status.Progress
+	if n == 0 || p == nil || p.Updated == nil {
+		return nil
+	}
+	if newest := r.Status.Attempts[n-1]; newest.Job == a.Job && newest.Started != nil && !p.Updated.Before(newest.Started) {
+		a.Continue, a.Finished = true, p.Finished
+	}
+	return nil
 }

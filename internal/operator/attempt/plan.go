@@ -1,0 +1,95 @@
+package attempt
+
+import (
+	"context"
+	"crypto/sha256"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/recast-sh/recast/api/v1alpha1"
+	"github.com/recast-sh/recast/cluster/planning"
+)
+
+// plan makes the plan of an ImageRoll, and keeps it together with the files that it is of.
+func (a *Attempt) plan(ctx context.Context) (int, error) {
+	revision, err := a.files(ctx)
+	if err != nil {
+		return a.stop(ctx, ExitConfig, err.Error())
+	}
+	if problems := a.missing(); len(problems) > 0 {
+		return a.stop(ctx, ExitConfig, strings.Join(problems, "; "))
+	}
+	made, err := a.locked(ctx, a.planCommand()...)
+	if err != nil {
+		return ExitFailed, err
+	}
+	if made.code != ExitDone {
+		return a.stop(ctx, made.code, made.String())
+	}
+	p := v1alpha1.Plan{ConfigMap: a.Results, Revision: revision}
+	if err := a.describePlan(&p, made.stdout); err != nil {
+		return ExitFailed, err
+	}
+	packed, err := pack(a.Recast.Dir, a.Files)
+	if err != nil {
+		return ExitFailed, err
+	}
+	if len(packed) > maxResult {
+		return a.stop(ctx, ExitConfig, fmt.Sprintf("the files of the cluster take %d KiB compressed, %d fit beside a plan: name the directory with recast.yaml in spec.source", len(packed)>>10, maxResult>>10))
+	}
+	if err := a.keep(ctx, map[string][]byte{KeyPlan: made.stdout, KeyFiles: packed}); err != nil {
+		return ExitFailed, err
+	}
+	return ExitDone, a.report(ctx, map[string]any{"plan": p})
+}
+
+// planCommand makes a plan without changing anything.
+func (a *Attempt) planCommand() []string {
+	if a.KubernetesRoll {
+		return []string{"upgrade-k8s", "--dry-run", "-o", "json"}
+	}
+	command := []string{"plan", "-o", "json"}
+	if len(a.Only) > 0 {
+		command = append(command, "--only", strings.Join(a.Only, ","))
+	}
+	if a.AcceptOutage {
+		command = append(command, "--accept-outage")
+	}
+	return command
+}
+
+// describePlan says in a few words what a plan would do.
+func (a *Attempt) describePlan(p *v1alpha1.Plan, text []byte) error {
+	if a.KubernetesRoll {
+		p.Hash, p.Nodes = fmt.Sprintf("%x", sha256.Sum256(text))[:16], 1
+		p.Lines = []string{"upgrade Kubernetes to " + a.wantedKubernetes()}
+		return nil
+	}
+	plan, err := planning.Read(text)
+	if err != nil {
+		return fmt.Errorf("read what recast plan printed: %w", err)
+	}
+	p.Hash, p.Refused = plan.ID, firstLines(plan.Refused())
+	for _, n := range plan.Work() {
+		p.Lines, p.LastNode = append(p.Lines, planLine(n)), n.Node
+		p.Nodes++
+	}
+	p.Lines = firstLines(p.Lines)
+	return nil
+}
+
+// planLine says what happens to a node: "wk1: recreate, about 2m40s away: extension iscsi-tools …; loses …".
+func planLine(n planning.NodePlan) string {
+	words := n.Node + ": " + string(n.Strategy)
+	if n.OutageSeconds > 0 {
+		words += ", about " + (time.Duration(n.OutageSeconds) * time.Second).String() + " away"
+	}
+	if len(n.Drift.Reasons) > 0 {
+		words += ": " + n.Drift.Reasons[0].Text
+	}
+	if len(n.WillLose) > 0 {
+		words += "; loses " + strings.Join(n.WillLose, ", ")
+	}
+	return words
+}

@@ -1,0 +1,141 @@
+package attempt
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
+
+	"github.com/recast-sh/recast/api/v1alpha1"
+)
+
+var began = time.Date(2026, 11, 27, 12, 0, 0, 0, time.UTC)
+
+// clock is a time so many seconds after the attempt began.
+func clock(seconds int) *metav1.Time {
+	return new(metav1.NewTime(began.Add(time.Duration(seconds) * time.Second)))
+}
+
+func testAttempt(t *testing.T, kind Kind, calls interceptor.Funcs, objects ...client.Object) (*Attempt, client.Client) {
+	t.Helper()
+	s := runtime.NewScheme()
+	if err := errors.Join(corev1.AddToScheme(s), v1alpha1.AddToScheme(s)); err != nil {
+		t.Fatal(err)
+	}
+	api := fake.NewClientBuilder().WithScheme(s).WithStatusSubresource(&v1alpha1.TalosCluster{}, &v1alpha1.ImageRoll{}).
+		WithObjects(objects...).WithInterceptorFuncs(calls).Build()
+	return &Attempt{
+		Task:      Task{Kind: kind, Namespace: "clusters", Cluster: "lab", Roll: "lab-1", Job: "lab-1-roll-2", Results: "lab-1-report"},
+		Recast:    Recast{Dir: t.TempDir(), Log: t.Output()},
+		Reporter:  Reporter{Client: api, Log: t.Output(), Patient: 10 * time.Millisecond},
+		Available: func(context.Context, string, string, string) (string, string) { return "", "" },
+		Now:       func() metav1.Time { return *clock(60) },
+	}, api
+}
+
+func imageRoll(p *v1alpha1.Progress) *v1alpha1.ImageRoll {
+	return &v1alpha1.ImageRoll{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "clusters", Name: "lab-1"},
+		Status: v1alpha1.ImageRollStatus{
+			Attempts: []v1alpha1.Attempt{{Job: "lab-1-plan-1"}, {Job: "lab-1-roll-2", Started: clock(0)}},
+			Outcome:  &v1alpha1.Outcome{Job: "lab-1-roll-2", ExitCode: 130}, Progress: p,
+		},
+	}
+}
+
+// statusOf reads the status that an attempt has written.
+func statusOf(t *testing.T, api client.Client) v1alpha1.ImageRollStatus {
+	t.Helper()
+	r := imageRoll(nil)
+	if err := api.Get(t.Context(), client.ObjectKeyFromObject(r), r); err != nil {
+		t.Fatal(err)
+	}
+	return r.Status
+}
+
+// TestTakeOver: the pod that replaces an evicted one continues, though its task is the same.
+func TestTakeOver(t *testing.T) {
+	t.Parallel()
+	finished := []string{"wk1", "wk2"}
+	cases := map[string]struct {
+		progress *v1alpha1.Progress
+		job      string
+		want     bool
+	}{
+		"first pod":             {nil, "", false},
+		"after another attempt": {&v1alpha1.Progress{Finished: finished, Updated: clock(-10)}, "", false},
+		"after another pod":     {&v1alpha1.Progress{Finished: finished, Updated: clock(0)}, "", true},
+		"outdated Job":          {&v1alpha1.Progress{Finished: finished, Updated: clock(9)}, "lab-1-roll-1", false},
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			a, api := testAttempt(t, Roll, interceptor.Funcs{}, imageRoll(c.progress))
+			if c.job != "" {
+				a.Job = c.job
+			}
+			if err := a.takeOver(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			if got := len(a.Finished) == len(finished); a.Continue != c.want || got != c.want {
+				t.Errorf("continue: %v, finished: %v", a.Continue, a.Finished)
+			}
+			if o := statusOf(t, api).Outcome; o != nil {
+				t.Errorf("an outcome is left: %+v", o)
+			}
+		})
+	}
+}
+
+// TestTakeOverWithoutAPI: the roll begins as its task says; of a deleted ImageRoll nothing does.
+func TestTakeOverWithoutAPI(t *testing.T) {
+	t.Parallel()
+	away := interceptor.Funcs{SubResourcePatch: func(context.Context, client.Client, string, client.Object, client.Patch, ...client.SubResourcePatchOption) error {
+		return errors.New("connection refused")
+	}}
+	a, _ := testAttempt(t, Roll, away, imageRoll(&v1alpha1.Progress{Finished: []string{"wk1"}, Updated: clock(1)}))
+	if err := a.takeOver(t.Context()); err != nil || a.Continue {
+		t.Errorf("continue: %v: %v", a.Continue, err)
+	}
+	a, _ = testAttempt(t, Roll, interceptor.Funcs{})
+	if err := a.takeOver(t.Context()); err == nil {
+		t.Error("the roll of a deleted ImageRoll begins")
+	}
+}
+
+// TestTellNow: what could not be told is told later.
+func TestTellNow(t *testing.T) {
+	t.Parallel()
+	broken := true
+	var log bytes.Buffer
+	a, api := testAttempt(t, Roll, interceptor.Funcs{SubResourcePatch: func(ctx context.Context, c client.Client, sub string, o client.Object, p client.Patch, opts ...client.SubResourcePatchOption) error {
+		if broken {
+			return errors.New("connection refused")
+		}
+		return c.SubResource(sub).Patch(ctx, o, p, opts...)
+	}}, imageRoll(nil))
+	a.Reporter.Log = &log
+	p := &progress{total: 2, planned: []string{"wk1", "wk2"}, done: map[string]bool{"wk1": true}}
+	a.tellNow(t.Context(), p)
+	if !p.hasChanged() || log.Len() == 0 {
+		t.Errorf("it is forgotten, the log has %q", log.String())
+	}
+	broken = false
+	a.tellNow(t.Context(), p)
+	got := statusOf(t, api).Progress
+	if got == nil || p.hasChanged() {
+		t.Fatal("it is not told")
+	}
+	if diff := cmp.Diff([]string{"wk1"}, got.Finished); diff != "" || !got.Updated.Equal(clock(60)) {
+		t.Errorf("at %v (-want +got):\n%s", got.Updated, diff)
+	}
+}
