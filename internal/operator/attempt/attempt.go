@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -32,9 +33,28 @@ type Attempt struct {
 	Now       func() metav1.Time
 }
 
-// Run carries the task out and returns the exit code of the process. What is wrong with the cluster
-// or its files is reported; an error means that this could not be done.
+// Run carries the task out and returns the exit code of the process. What is wrong is reported. An error
+// means that this could not be done, or that the attempt itself has failed: then it is in the status, too,
+// as far as that can be written.
 func (a *Attempt) Run(ctx context.Context) (int, error) {
+	code, err := a.run(ctx)
+	if err == nil {
+		return code, nil
+	}
+	known, ok := errors.AsType[exit](err)
+	if ok {
+		code = known.code
+	}
+	if reported := a.reportError(ctx, code, err); reported != nil {
+		return code, errors.Join(err, reported)
+	}
+	if ok {
+		return code, nil
+	}
+	return code, err
+}
+
+func (a *Attempt) run(ctx context.Context) (int, error) {
 	if err := a.prepare(); err != nil {
 		return ExitFailed, err
 	}
@@ -44,9 +64,32 @@ func (a *Attempt) Run(ctx context.Context) (int, error) {
 	case Plan:
 		return a.plan(ctx)
 	case Roll, Kubernetes:
-		return a.roll(ctx)
+		return a.roll(ctx, PlanDir)
 	}
 	return ExitConfig, fmt.Errorf("unknown kind of task %q", a.Kind)
+}
+
+// exit is an error that decides on the exit code.
+type exit struct {
+	code int
+	error
+}
+
+func (e exit) Unwrap() error { return e.error }
+
+// reportPatience is how long an error is tried to be reported. It may itself be that nothing can be.
+const reportPatience = time.Minute
+
+// reportError writes an error of the attempt itself into the status.
+func (a *Attempt) reportError(ctx context.Context, code int, err error) error {
+	fields := map[string]any{"outcome": v1alpha1.Outcome{Job: a.Job, ExitCode: int32(code), Message: err.Error()}}
+	if a.Kind == Check {
+		now := a.Now()
+		fields = map[string]any{"check": v1alpha1.Check{Job: a.Job, For: a.For, Started: &now, Ended: &now, ExitCode: int32(code), Problems: []string{err.Error()}}}
+	}
+	short := *a
+	short.Reporter.Patient = min(a.Reporter.Patient, reportPatience)
+	return short.report(ctx, fields)
 }
 
 // prepare sets what recast takes from its environment. Images are cached on disk, all else is in memory.

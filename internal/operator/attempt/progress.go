@@ -16,11 +16,19 @@ import (
 type progress struct {
 	mu      sync.Mutex
 	total   int
-	planned []string        // nodes
+	planned []string        // nodes; "": the whole cluster
 	done    map[string]bool // by name
 	node    string
 	message string
 	changed bool
+}
+
+func newProgress(planned, done []string) *progress {
+	p := &progress{total: len(planned), planned: planned, done: map[string]bool{}}
+	for _, node := range done {
+		p.done[node] = true
+	}
+	return p
 }
 
 // see takes an event of recast's.

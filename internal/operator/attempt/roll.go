@@ -22,17 +22,13 @@ func (a *Attempt) stop(ctx context.Context, code int, message string) (int, erro
 }
 
 // roll carries a plan out.
-func (a *Attempt) roll(ctx context.Context) (int, error) {
+func (a *Attempt) roll(ctx context.Context, planDir string) (int, error) {
 	if err := a.takeOver(ctx); err != nil {
 		return ExitFailed, err
 	}
-	packed, err := os.Open(filepath.Join(PlanDir, KeyFiles))
+	plan, err := a.unpackPlan(planDir)
 	if err != nil {
-		return ExitFailed, fmt.Errorf("the plan of ImageRoll %s: %w", a.Roll, err)
-	}
-	defer packed.Close()
-	if err := unpack(a.Recast.Dir, packed); err != nil {
-		return ExitFailed, fmt.Errorf("the plan of ImageRoll %s: %w", a.Roll, err)
+		return ExitFailed, exit{ExitRefused, fmt.Errorf("the ConfigMap %s-plan: %w: make another ImageRoll", a.Roll, err)}
 	}
 	if err := a.secretFiles(); err != nil {
 		return ExitFailed, err
@@ -40,31 +36,9 @@ func (a *Attempt) roll(ctx context.Context) (int, error) {
 	if problems := a.missing(); len(problems) > 0 {
 		return a.stop(ctx, ExitConfig, strings.Join(problems, "; "))
 	}
-	command := []string{"upgrade-k8s", "--yes", "-o", "json", "--progress", "json"}
-	p := &progress{total: 1, done: map[string]bool{}}
-	if a.Kind == Roll {
-		file, err := a.unpackPlan()
-		if err != nil {
-			return ExitFailed, err
-		}
-		plan, err := planning.Read(file)
-		if err != nil {
-			return ExitFailed, fmt.Errorf("the plan of ImageRoll %s: %w", a.Roll, err)
-		}
-		if plan.ID != a.PlanHash {
-			return a.stop(ctx, ExitRefused, fmt.Sprintf("the ConfigMap %s has plan %s, but %s was approved: make another ImageRoll", a.Roll+"-plan", plan.ID, a.PlanHash))
-		}
-		p.total = len(plan.Work())
-		for _, n := range plan.Work() {
-			p.planned = append(p.planned, n.Node)
-		}
-		for _, node := range a.Finished {
-			p.done[node] = true
-		}
-		command = []string{"roll", "--plan", KeyPlan, "--yes", "-o", "json", "--progress", "json"}
-		if a.Continue {
-			command = append(command, "--continue")
-		}
+	command, p, err := a.approved(plan)
+	if err != nil {
+		return ExitFailed, err
 	}
 	a.tellNow(ctx, p) // so that a pod that replaces this one continues
 	stop := a.tell(ctx, p)
@@ -74,6 +48,34 @@ func (a *Attempt) roll(ctx context.Context) (int, error) {
 		return ExitFailed, err
 	}
 	return e.code, a.finish(ctx, e, p)
+}
+
+// approved returns the command that carries the approved plan out, and the progress before it. An error:
+// this is another plan, or none.
+func (a *Attempt) approved(text []byte) (command []string, p *progress, err error) {
+	if a.Kind == Kubernetes {
+		return []string{"upgrade-k8s", "--yes", "-o", "json", "--progress", "json"}, newProgress([]string{""}, nil), nil
+	}
+	plan, err := planning.Read(text)
+	if err != nil {
+		return nil, nil, exit{ExitRefused, fmt.Errorf("the plan in the ConfigMap %s-plan: %w: make another ImageRoll", a.Roll, err)}
+	}
+	if plan.ID != a.PlanHash {
+		return nil, nil, a.otherPlan(plan.ID)
+	}
+	var nodes []string
+	for _, n := range plan.Work() {
+		nodes = append(nodes, n.Node)
+	}
+	command = []string{"roll", "--plan", KeyPlan, "--yes", "-o", "json", "--progress", "json"}
+	if a.Continue {
+		command = append(command, "--continue")
+	}
+	return command, newProgress(nodes, a.Finished), nil
+}
+
+func (a *Attempt) otherPlan(id string) error {
+	return exit{ExitRefused, fmt.Errorf("the ConfigMap %s-plan has plan %s, but %s was approved: make another ImageRoll", a.Roll, id, a.PlanHash)}
 }
 
 // finish reports how a roll ended.
@@ -107,11 +109,19 @@ func (a *Attempt) finish(ctx context.Context, e ended, p *progress) error {
 	return a.report(ctx, map[string]any{"outcome": outcome, "progress": last})
 }
 
-// unpackPlan puts plan.json beside recast.yaml, and returns its text.
-func (a *Attempt) unpackPlan() ([]byte, error) {
-	text, err := result(PlanDir, KeyPlan)
+// unpackPlan puts the files of the plan together, with plan.json beside recast.yaml, and returns its text.
+func (a *Attempt) unpackPlan(dir string) ([]byte, error) {
+	packed, err := os.Open(filepath.Join(dir, KeyFiles))
 	if err != nil {
-		return nil, fmt.Errorf("the plan of ImageRoll %s: %w", a.Roll, err)
+		return nil, err
+	}
+	defer packed.Close()
+	if err := unpack(a.Recast.Dir, packed); err != nil {
+		return nil, err
+	}
+	text, err := result(dir, KeyPlan)
+	if err != nil {
+		return nil, err
 	}
 	return text, os.WriteFile(filepath.Join(a.Recast.Dir, KeyPlan), text, 0o600)
 }

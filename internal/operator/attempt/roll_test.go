@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"strings"
 	"testing"
 	"time"
 
@@ -137,5 +138,37 @@ func TestTellNow(t *testing.T) {
 	}
 	if diff := cmp.Diff([]string{"wk1"}, got.Finished); diff != "" || !got.Updated.Equal(clock(60)) {
 		t.Errorf("at %v (-want +got):\n%s", got.Updated, diff)
+	}
+}
+
+// TestErrorsAreReported: what keeps the attempt itself from working is in the status.
+func TestErrorsAreReported(t *testing.T) {
+	t.Parallel()
+	a, api := testAttempt(t, Roll, interceptor.Funcs{}, imageRoll(nil))
+	if code, err := a.Run(t.Context()); code != ExitRefused || err != nil { // no plan is mounted
+		t.Errorf("exit code %d: %v", code, err)
+	}
+	o := statusOf(t, api).Outcome
+	if o == nil || o.Job != a.Job || o.ExitCode != ExitRefused || !strings.HasSuffix(o.Message, "make another ImageRoll") {
+		t.Errorf("the outcome without a plan: %+v", o)
+	}
+	a, api = testAttempt(t, "other", interceptor.Funcs{}, imageRoll(nil))
+	if code, err := a.Run(t.Context()); code != ExitConfig || err == nil {
+		t.Errorf("exit code %d: %v", code, err)
+	}
+	if o := statusOf(t, api).Outcome; o == nil || o.ExitCode != ExitConfig || o.Message != `unknown kind of task "other"` {
+		t.Errorf("the outcome of another kind: %+v", o)
+	}
+	c := &v1alpha1.TalosCluster{ObjectMeta: metav1.ObjectMeta{Namespace: "clusters", Name: "lab"}}
+	a, api = testAttempt(t, Check, interceptor.Funcs{}, c)
+	a.For, a.Roll = "generation=1", ""
+	if err := a.reportError(t.Context(), ExitFailed, errors.New("start recast: no such file")); err != nil {
+		t.Fatal(err)
+	}
+	if err := api.Get(t.Context(), client.ObjectKeyFromObject(c), c); err != nil {
+		t.Fatal(err)
+	}
+	if got := c.Status.Check; got == nil || got.ExitCode != ExitFailed || got.For != a.For || len(got.Problems) != 1 || got.Ended == nil || got.Started == nil {
+		t.Errorf("the check: %+v", got)
 	}
 }
