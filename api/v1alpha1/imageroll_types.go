@@ -170,6 +170,10 @@ type Plan struct {
 	// +optional
 	// +listType=atomic
 	Refused []string `json:"refused,omitempty"`
+	// The plan only finishes what an earlier run left unfinished. The next ImageRoll does the rest.
+	//
+	// +optional
+	Unfinished bool `json:"unfinished,omitempty"`
 	// The node that is taken last: a good place for the Job of a cluster that rolls itself.
 	//
 	// +optional

@@ -3,6 +3,7 @@ package attempt
 import (
 	"context"
 	"crypto/sha256"
+	"encoding/json"
 	"fmt"
 	"strings"
 	"time"
@@ -66,6 +67,18 @@ func (a *Attempt) describePlan(p *v1alpha1.Plan, text []byte) error {
 		p.Lines = []string{"upgrade Kubernetes to " + a.wantedKubernetes()}
 		return nil
 	}
+	id, nodes, err := unfinished(text)
+	if err != nil {
+		return fmt.Errorf("read what recast plan printed: %w", err)
+	}
+	if len(nodes) > 0 {
+		p.Hash, p.Unfinished, p.Nodes, p.LastNode = id, true, int32(len(nodes)), nodes[len(nodes)-1]
+		for _, node := range nodes {
+			p.Lines = append(p.Lines, node+": finish what an earlier run left")
+		}
+		p.Lines = firstLines(p.Lines)
+		return nil
+	}
 	plan, err := planning.Read(text)
 	if err != nil {
 		return fmt.Errorf("read what recast plan printed: %w", err)
@@ -77,6 +90,27 @@ func (a *Attempt) describePlan(p *v1alpha1.Plan, text []byte) error {
 	}
 	p.Lines = firstLines(p.Lines)
 	return nil
+}
+
+// unfinished returns the nodes of a plan that an earlier run left unfinished, and the plan's ID. recast
+// carries such a plan out, but reads none from a file.
+func unfinished(plan []byte) (id string, nodes []string, err error) {
+	var p struct {
+		ID    string `json:"id"`
+		Nodes []struct {
+			Node   string `json:"node"`
+			Resume bool   `json:"resume"`
+		} `json:"nodes"`
+	}
+	if err := json.Unmarshal(plan, &p); err != nil {
+		return "", nil, err
+	}
+	for _, n := range p.Nodes {
+		if n.Resume {
+			nodes = append(nodes, n.Node)
+		}
+	}
+	return p.ID, nodes, nil
 }
 
 // planLine says what happens to a node: "wk1: recreate, about 2m40s away: extension iscsi-tools …; loses …".

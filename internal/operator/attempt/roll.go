@@ -56,6 +56,17 @@ func (a *Attempt) approved(text []byte) (command []string, p *progress, err erro
 	if a.Kind == Kubernetes {
 		return []string{"upgrade-k8s", "--yes", "-o", "json", "--progress", "json"}, newProgress([]string{""}, nil), nil
 	}
+	id, nodes, err := unfinished(text)
+	if err == nil && len(nodes) > 0 {
+		if id != a.PlanHash {
+			return nil, nil, a.otherPlan(id)
+		}
+		command = []string{"roll", "--only", strings.Join(nodes, ","), "--yes", "-o", "json", "--progress", "json"}
+		if a.AcceptOutage {
+			command = append(command, "--accept-outage")
+		}
+		return command, newProgress(nodes, a.Finished), nil
+	}
 	plan, err := planning.Read(text)
 	if err != nil {
 		return nil, nil, exit{ExitRefused, fmt.Errorf("the plan in the ConfigMap %s-plan: %w: make another ImageRoll", a.Roll, err)}
@@ -63,7 +74,6 @@ func (a *Attempt) approved(text []byte) (command []string, p *progress, err erro
 	if plan.ID != a.PlanHash {
 		return nil, nil, a.otherPlan(plan.ID)
 	}
-	var nodes []string
 	for _, n := range plan.Work() {
 		nodes = append(nodes, n.Node)
 	}

@@ -172,3 +172,43 @@ func TestErrorsAreReported(t *testing.T) {
 		t.Errorf("the check: %+v", got)
 	}
 }
+
+// TestUnfinished: a plan that begins with what an earlier run left is carried out, too.
+func TestUnfinished(t *testing.T) {
+	t.Parallel()
+	text := []byte(`{"version":1,"id":"0123456789abcdef","nodes":[{"node":"cp1"},{"node":"wk1","resume":true,"run":"r1"},{"node":"wk2","strategy":"recreate"},{"node":"wk3","resume":true}]}`)
+	a := &Attempt{Task: Task{Kind: Roll, Roll: "lab-1", AcceptOutage: true}, Now: metav1.Now}
+	var p v1alpha1.Plan
+	if err := a.describePlan(&p, text); err != nil {
+		t.Fatal(err)
+	}
+	want := v1alpha1.Plan{
+		Hash: "0123456789abcdef", Unfinished: true, Nodes: 2, LastNode: "wk3",
+		Lines: []string{"wk1: finish what an earlier run left", "wk3: finish what an earlier run left"},
+	}
+	if diff := cmp.Diff(want, p); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	if _, _, err := a.approved(text); exitOf(err) != ExitRefused {
+		t.Errorf("another plan than the approved one: %v", err)
+	}
+	a.PlanHash, a.Finished = p.Hash, []string{"wk3"}
+	command, done, err := a.approved(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := strings.Join(command, " "); got != "roll --only wk1,wk3 --yes -o json --progress json --accept-outage" {
+		t.Errorf("command: %s", got)
+	}
+	if got := done.now(a).Summary; got != "1/2" {
+		t.Errorf("progress: %s", got)
+	}
+	if _, _, err := a.approved([]byte("{")); exitOf(err) != ExitRefused {
+		t.Errorf("what is no plan: %v", err)
+	}
+}
+
+func exitOf(err error) int {
+	e, _ := errors.AsType[exit](err)
+	return e.code
+}
