@@ -31,6 +31,8 @@ type Attempt struct {
 	// versions that it runs. "": not known.
 	Available func(ctx context.Context, config, talos, kubernetes string) (newTalos, newKubernetes string)
 	Now       func() metav1.Time
+
+	begun bool // recast was started on the plan before, by whatever attempt
 }
 
 // Run carries the task out and returns the exit code of the process. What is wrong is reported. An error

@@ -2,7 +2,6 @@ package attempt
 
 import (
 	"context"
-	"crypto/sha256"
 	"encoding/json"
 	"fmt"
 	"strings"
@@ -48,7 +47,7 @@ func (a *Attempt) plan(ctx context.Context) (int, error) {
 // planCommand makes a plan without changing anything.
 func (a *Attempt) planCommand() []string {
 	if a.KubernetesRoll {
-		return []string{"upgrade-k8s", "--dry-run", "-o", "json"}
+		return kubernetesDryRun()
 	}
 	command := []string{"plan", "-o", "json"}
 	if len(a.Only) > 0 {
@@ -63,7 +62,11 @@ func (a *Attempt) planCommand() []string {
 // describePlan says in a few words what a plan would do.
 func (a *Attempt) describePlan(p *v1alpha1.Plan, text []byte) error {
 	if a.KubernetesRoll {
-		p.Hash, p.Nodes = fmt.Sprintf("%x", sha256.Sum256(text))[:16], 1
+		hash, err := kubernetesHash(text)
+		if err != nil {
+			return err
+		}
+		p.Hash, p.Nodes = hash, 1
 		p.Lines = []string{"upgrade Kubernetes to " + a.wantedKubernetes()}
 		return nil
 	}

@@ -40,6 +40,14 @@ func (a *Attempt) roll(ctx context.Context, planDir string) (int, error) {
 	if err != nil {
 		return ExitFailed, err
 	}
+	if a.Kind == Kubernetes && !a.begun {
+		if code, message, err := a.stillApproved(ctx); err != nil || code != ExitDone {
+			if err != nil {
+				return ExitFailed, err
+			}
+			return a.stop(ctx, code, message)
+		}
+	}
 	a.tellNow(ctx, p) // so that a pod that replaces this one continues
 	stop := a.tell(ctx, p)
 	e, err := a.Recast.run(ctx, p.see, command...)
@@ -144,6 +152,7 @@ const takeOverPatience = 30 * time.Second
 // it is. Without --continue recast refuses a plan that has been begun, which changes nothing; with it,
 // recast would accept nodes that someone else has changed since the approval.
 func (a *Attempt) takeOver(ctx context.Context) error {
+	a.begun = a.Continue
 	r := &v1alpha1.ImageRoll{ObjectMeta: metav1.ObjectMeta{Namespace: a.Namespace, Name: a.Roll}}
 	reporter := a.Reporter
 	reporter.Patient = min(reporter.Patient, takeOverPatience)
@@ -158,6 +167,7 @@ func (a *Attempt) takeOver(ctx context.Context) error {
 		return nil
 	}
 	n, p := len(r.Status.Attempts), r.Status.Progress
+	a.begun = p != nil
 	if n == 0 || p == nil || p.Updated == nil {
 		return nil
 	}

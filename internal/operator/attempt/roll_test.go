@@ -212,3 +212,7 @@ func exitOf(err error) int {
 	e, _ := errors.AsType[exit](err)
 	return e.code
 }
+
+func results(name string) *corev1.ConfigMap {
+	return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "clusters", Name: name}}
+}
