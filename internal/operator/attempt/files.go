@@ -1,13 +1,10 @@
 package attempt
 
 import (
-	"archive/tar"
 	"bytes"
-	"compress/gzip"
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -16,7 +13,6 @@ import (
 
 	"go.yaml.in/yaml/v4"
 
-	"github.com/recast-sh/recast/api/v1alpha1"
 	"github.com/recast-sh/recast/internal/operator/source"
 )
 
@@ -29,10 +25,19 @@ func (a *Attempt) files(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
+	return revision, a.arrange()
+}
+
+// arrange makes of the files of a source those that recast runs on.
+func (a *Attempt) arrange() error {
 	if err := a.adapt(); err != nil {
-		return "", err
+		return err
 	}
-	return revision, a.secretFiles()
+	// A check says, too, what a plan would refuse.
+	if err := packable(a.Recast.Dir, a.Files, func(string, []byte) error { return nil }); err != nil {
+		return err
+	}
+	return a.secretFiles()
 }
 
 // adapt changes recast.yaml to what the TalosCluster wants, and to where things are in this container.
@@ -135,73 +140,4 @@ func (a *Attempt) missing() []string {
 			m.Field, m.Secret, m.Key, a.Namespace, a.Namespace, m.Secret, m.Key))
 	}
 	return problems
-}
-
-// pack returns a gzipped tar of the files of a directory, without Secrets and what recast made.
-func pack(dir string, secrets []v1alpha1.SecretFile) ([]byte, error) {
-	secret := map[string]bool{}
-	for _, f := range secrets {
-		secret[filepath.Clean(f.Path)] = true
-	}
-	var out bytes.Buffer
-	zip := gzip.NewWriter(&out)
-	archive := tar.NewWriter(zip)
-	err := fs.WalkDir(os.DirFS(dir), ".", func(name string, e fs.DirEntry, err error) error {
-		switch {
-		case err != nil:
-			return err
-		case e.IsDir() && name == ".recast":
-			return fs.SkipDir
-		case !e.Type().IsRegular() || secret[filepath.FromSlash(name)]:
-			return nil
-		}
-		b, err := os.ReadFile(filepath.Join(dir, filepath.FromSlash(name)))
-		if err != nil {
-			return err
-		}
-		if err := archive.WriteHeader(&tar.Header{Name: name, Mode: 0o600, Size: int64(len(b))}); err != nil {
-			return err
-		}
-		_, err = archive.Write(b)
-		return err
-	})
-	if err := errors.Join(err, archive.Close(), zip.Close()); err != nil {
-		return nil, err
-	}
-	return out.Bytes(), nil
-}
-
-// unpack is the reverse of pack.
-func unpack(dir string, packed io.Reader) error {
-	root, err := os.OpenRoot(dir)
-	if err != nil {
-		return err
-	}
-	defer root.Close()
-	zip, err := gzip.NewReader(packed)
-	if err != nil {
-		return err
-	}
-	archive := tar.NewReader(zip)
-	for {
-		h, err := archive.Next()
-		if errors.Is(err, io.EOF) {
-			return nil
-		}
-		if err != nil {
-			return err
-		}
-		if dir := filepath.Dir(h.Name); dir != "." {
-			if err := root.MkdirAll(dir, 0o700); err != nil {
-				return err
-			}
-		}
-		b, err := io.ReadAll(archive)
-		if err != nil {
-			return err
-		}
-		if err := root.WriteFile(h.Name, b, 0o600); err != nil {
-			return err
-		}
-	}
 }
