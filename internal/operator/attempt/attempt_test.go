@@ -127,6 +127,9 @@ func TestPack(t *testing.T) {
 	var files []string
 	err = filepath.WalkDir(into, func(file string, e os.DirEntry, err error) error {
 		if err == nil && !e.IsDir() {
+			if info, err := e.Info(); err != nil || info.Mode().Perm() != 0o700 {
+				t.Errorf("%s is no program: %v %v", file, info, err)
+			}
 			files = append(files, strings.TrimPrefix(file, into+"/"))
 		}
 		return err

@@ -122,6 +122,9 @@ func (a *Attempt) secretFiles() error {
 				return fmt.Errorf("spec.secrets.files[%d].path: %w", i, err)
 			}
 		}
+		if err := root.Remove(f.Path); err != nil && !errors.Is(err, fs.ErrNotExist) { // its mode would stay
+			return fmt.Errorf("spec.secrets.files[%d].path: %w", i, err)
+		}
 		if err := root.WriteFile(f.Path, b, 0o600); err != nil {
 			return fmt.Errorf("spec.secrets.files[%d].path: %w", i, err)
 		}

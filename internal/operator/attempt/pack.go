@@ -93,7 +93,7 @@ func unpack(dir string, packed io.Reader) error {
 		if err != nil {
 			return err
 		}
-		if err := root.WriteFile(h.Name, b, 0o600); err != nil {
+		if err := root.WriteFile(h.Name, b, 0o700); err != nil { // as source writes them: any may be a program
 			return err
 		}
 	}

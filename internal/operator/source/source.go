@@ -87,7 +87,8 @@ func (t *target) add(name string, r io.Reader) error {
 	if err := t.root.MkdirAll(path.Dir(name), 0o700); err != nil {
 		return err
 	}
-	f, err := t.root.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	// Gates, hooks and machineConfigs may name any of them as a program, and a ConfigMap keeps no modes.
+	f, err := t.root.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o700)
 	if err != nil {
 		return err
 	}

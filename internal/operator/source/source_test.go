@@ -47,6 +47,9 @@ func read(t *testing.T, dir string) map[string]string {
 		if err != nil || e.IsDir() {
 			return err
 		}
+		if info, err := e.Info(); err != nil || info.Mode().Perm() != 0o700 {
+			t.Errorf("%s can't be run: %v", file, err)
+		}
 		b, err := os.ReadFile(file)
 		rel, _ := filepath.Rel(dir, file)
 		files[filepath.ToSlash(rel)] = string(b)
