@@ -296,6 +296,10 @@ type Check struct {
 	//
 	// +optional
 	Revision string `json:"revision,omitempty"`
+	// Hash of the files.
+	//
+	// +optional
+	Files string `json:"files,omitempty"`
 	// Hash of what recast.lock pins.
 	//
 	// +optional

@@ -58,12 +58,12 @@ func (a *Attempt) check(ctx context.Context) (int, error) {
 // compare fills in the check and further fields of the status. An error means that nothing can be
 // said, which another attempt may change.
 func (a *Attempt) compare(ctx context.Context, c *v1alpha1.Check, fields map[string]any) (map[string][]byte, error) {
-	revision, err := a.files(ctx)
+	var err error
+	c.Revision, c.Files, err = a.files(ctx)
 	if err != nil {
 		c.ExitCode, c.Problems = ExitConfig, []string{err.Error()}
 		return nil, nil
 	}
-	c.Revision = revision
 	if c.Problems = a.missing(); len(c.Problems) > 0 {
 		c.ExitCode = ExitConfig
 		return nil, nil

@@ -19,13 +19,13 @@ import (
 // configFile is the name of recast's configuration.
 const configFile = "recast.yaml"
 
-// files puts the files of a cluster together, and returns their revision.
-func (a *Attempt) files(ctx context.Context) (string, error) {
-	revision, err := source.Fetch(ctx, a.Source, SourceDir, GitDir, a.Recast.Dir)
+// files puts the files of a cluster together, and returns their revision and their hash.
+func (a *Attempt) files(ctx context.Context) (revision, hash string, err error) {
+	revision, hash, err = source.Fetch(ctx, a.Source, SourceDir, GitDir, a.Recast.Dir)
 	if err != nil {
-		return "", err
+		return "", "", err
 	}
-	return revision, a.arrange()
+	return revision, hash, a.arrange()
 }
 
 // arrange makes of the files of a source those that recast runs on.

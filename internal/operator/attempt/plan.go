@@ -13,7 +13,7 @@ import (
 
 // plan makes the plan of an ImageRoll, and keeps it together with the files that it is of.
 func (a *Attempt) plan(ctx context.Context) (int, error) {
-	revision, err := a.files(ctx)
+	revision, _, err := a.files(ctx)
 	if err != nil {
 		return a.stop(ctx, ExitConfig, err.Error())
 	}

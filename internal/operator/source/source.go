@@ -3,6 +3,7 @@
 package source
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"errors"
@@ -12,6 +13,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/recast-sh/recast/api/v1alpha1"
@@ -26,15 +28,15 @@ const (
 // Fetch writes the files of a source to the directory into. Those of a ConfigMap are read from its
 // volume, mounted at the directory configMap; gitSecret is the directory with the keys of the
 // Secret for Git, if there is one. Fetch returns the revision of the files: a commit, a
-// digest or, for a ConfigMap, a hash of the contents.
-func Fetch(ctx context.Context, src v1alpha1.Source, configMap, gitSecret, into string) (string, error) {
+// digest or, for a ConfigMap, a hash of the contents; and that hash, which stays the same when a
+// commit changes other directories.
+func Fetch(ctx context.Context, src v1alpha1.Source, configMap, gitSecret, into string) (revision, files string, err error) {
 	root, err := os.OpenRoot(into)
 	if err != nil {
-		return "", err
+		return "", "", err
 	}
 	defer root.Close()
 	out := &target{root: root}
-	revision := ""
 	switch {
 	case src.ConfigMap != nil:
 		err = out.fromConfigMap(configMap)
@@ -43,18 +45,16 @@ func Fetch(ctx context.Context, src v1alpha1.Source, configMap, gitSecret, into 
 	case src.OCI != nil:
 		revision, err = out.fromOCI(ctx, *src.OCI)
 	default:
-		return "", errors.New("spec.source: names no configMap, git or oci")
+		return "", "", errors.New("spec.source: names no configMap, git or oci")
 	}
 	if err != nil {
-		return "", err
+		return "", "", err
 	}
 	if _, err := root.Stat("recast.yaml"); errors.Is(err, fs.ErrNotExist) {
-		return "", fmt.Errorf("%s has no recast.yaml%s", describe(src), out.names())
+		return "", "", fmt.Errorf("%s has no recast.yaml%s", describe(src), out.names())
 	}
-	if revision == "" {
-		revision = out.hash()
-	}
-	return revision, nil
+	files = out.hash()
+	return cmp.Or(revision, files), files, nil
 }
 
 // describe names a source for people.
@@ -104,13 +104,14 @@ func (t *target) add(name string, r io.Reader) error {
 	return nil
 }
 
-// hash is over the names and contents of the files, in the order in which they were added.
+// hash is over the names and contents of the files, whatever order they were added in.
 func (t *target) hash() string {
-	sum := sha256.New()
+	var lines []string
 	for i, name := range t.files {
-		fmt.Fprintf(sum, "%s  %s\n", t.sums[i], name)
+		lines = append(lines, fmt.Sprintf("%s  %s\n", t.sums[i], name))
 	}
-	return fmt.Sprintf("sha256:%x", sum.Sum(nil))
+	slices.Sort(lines)
+	return fmt.Sprintf("sha256:%x", sha256.Sum256([]byte(strings.Join(lines, ""))))
 }
 
 // names lists the first files, for an error.

@@ -27,6 +27,9 @@ import (
 
 var wanted = map[string]string{"recast.yaml": "version: 1\n", "schematics/base.yaml": "customization: {}\n"}
 
+// wantedHash is that of the files, wherever they come from.
+const wantedHash = "sha256:3997f7c8d4e09ff389c26e88eebc03331223383874060d0677acb6df362f018e"
+
 func write(t *testing.T, dir string, files map[string]string) {
 	t.Helper()
 	for file, text := range files {
@@ -72,11 +75,14 @@ func TestConfigMap(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		revision, err := Fetch(t.Context(), v1alpha1.Source{ConfigMap: &v1alpha1.ConfigMapSource{Name: "a"}}, volume, "", into)
+		revision, hash, err := Fetch(t.Context(), v1alpha1.Source{ConfigMap: &v1alpha1.ConfigMapSource{Name: "a"}}, volume, "", into)
+		if err == nil && hash != revision {
+			t.Errorf("the hash is %s, the revision %s", hash, revision)
+		}
 		return read(t, into), revision, err
 	}
 	got, revision, err := fetch(map[string]string{"recast.yaml": "version: 1\n", "schematics__base.yaml": "customization: {}\n"})
-	if err != nil || !strings.HasPrefix(revision, "sha256:") {
+	if err != nil || revision != wantedHash {
 		t.Fatalf("revision %q: %v", revision, err)
 	}
 	if diff := cmp.Diff(wanted, got); diff != "" {
@@ -136,7 +142,7 @@ func TestGit(t *testing.T) {
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
 			into := t.TempDir()
-			revision, err := Fetch(t.Context(), v1alpha1.Source{Git: &v1alpha1.GitSource{URL: server.URL + "/clusters", Ref: c.ref, Path: c.path}}, "", c.secret, into)
+			revision, hash, err := Fetch(t.Context(), v1alpha1.Source{Git: &v1alpha1.GitSource{URL: server.URL + "/clusters", Ref: c.ref, Path: c.path}}, "", c.secret, into)
 			if c.says != "" {
 				if err == nil || !strings.Contains(err.Error(), c.says) {
 					t.Errorf("it says %v", err)
@@ -148,6 +154,9 @@ func TestGit(t *testing.T) {
 			}
 			if c.version == "version: 1\n" && revision != first {
 				t.Errorf("revision %s, want %s", revision, first)
+			}
+			if same := hash == wantedHash; same != (c.version == "version: 1\n") {
+				t.Errorf("hash of the files: %s", hash)
 			}
 		})
 	}
@@ -207,9 +216,9 @@ func TestOCI(t *testing.T) {
 		t.Fatal(err)
 	}
 	into := t.TempDir()
-	revision, err := Fetch(t.Context(), v1alpha1.Source{OCI: &v1alpha1.OCISource{Reference: ref.String(), Path: "prod"}}, "", "", into)
-	if err != nil || revision != digest.String() {
-		t.Fatalf("revision %s, want %s: %v", revision, digest, err)
+	revision, hash, err := Fetch(t.Context(), v1alpha1.Source{OCI: &v1alpha1.OCISource{Reference: ref.String(), Path: "prod"}}, "", "", into)
+	if err != nil || revision != digest.String() || hash != wantedHash {
+		t.Fatalf("revision %s, want %s; hash of the files %s: %v", revision, digest, hash, err)
 	}
 	if diff := cmp.Diff(wanted, read(t, into)); diff != "" {
 		t.Errorf("files (-want +got):\n%s", diff)
