@@ -1,6 +1,7 @@
 package operator
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/json"
@@ -38,7 +39,7 @@ func (l *look) blocking() *v1alpha1.ImageRoll {
 // rollKey says what an ImageRoll that is made now is for.
 func (l *look) rollKey() string {
 	c := l.cluster.Status.Check
-	return hash(c.Revision, c.Lock, job.TalosTarget(l.cluster), job.KubernetesTarget(l.cluster), l.action(), l.cluster.Annotations[v1alpha1.AnnotationCheckRequested])
+	return hash(cmp.Or(c.Files, c.Revision), c.Lock, job.TalosTarget(l.cluster), job.KubernetesTarget(l.cluster), l.action(), l.cluster.Annotations[v1alpha1.AnnotationCheckRequested])
 }
 
 // dropOutdated deletes the ImageRoll that the operator has made and that has not begun, once a check has found
