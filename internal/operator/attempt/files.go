@@ -47,15 +47,12 @@ func (a *Attempt) adapt() error {
 	if err != nil {
 		return err
 	}
-	edits := [][2]string{{"talos.config", Talosconfig}}
+	edits := [][2]string{{"talos.config", Talosconfig}, {"roll.etcdSnapshot", BackupDir}}
 	if a.TalosVersion != "" {
 		edits = append(edits, [2]string{"talos.version", "v" + strings.TrimPrefix(a.TalosVersion, "v")})
 	}
 	if a.KubernetesVersion != "" {
 		edits = append(edits, [2]string{"kubernetes.version", "v" + strings.TrimPrefix(a.KubernetesVersion, "v")})
-	}
-	if a.Backups {
-		edits = append(edits, [2]string{"roll.etcdSnapshot", BackupDir})
 	}
 	text, err = edited(text, edits)
 	if err != nil {

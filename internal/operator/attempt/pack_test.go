@@ -1,6 +1,7 @@
 package attempt
 
 import (
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -47,13 +48,17 @@ func TestPackSecrets(t *testing.T) {
 	}
 }
 
-// TestArrangeSecrets: a check finds a private key before a plan does.
-func TestArrangeSecrets(t *testing.T) {
+// TestArrange: snapshots go to their volume, and a check finds a private key before a plan does.
+func TestArrange(t *testing.T) {
 	t.Parallel()
 	a, _ := testAttempt(t, Check, interceptor.Funcs{})
 	write(t, filepath.Join(a.Recast.Dir, configFile), "version: 1\n")
 	if err := a.arrange(); err != nil {
 		t.Fatal(err)
+	}
+	b, err := os.ReadFile(filepath.Join(a.Recast.Dir, configFile))
+	if err != nil || !strings.Contains(string(b), "etcdSnapshot: "+BackupDir) {
+		t.Errorf("etcd snapshots would go into memory: %v\n%s", err, b)
 	}
 	write(t, filepath.Join(a.Recast.Dir, "keys.txt"), "AGE-SECRET-KEY-1ABC")
 	if err := a.arrange(); err == nil || !strings.HasPrefix(err.Error(), "keys.txt has a private key") {

@@ -38,7 +38,6 @@ type Task struct {
 	Lock              v1alpha1.LockPolicy   `json:"lock,omitempty"`
 	Secrets           []Mounted             `json:"secrets,omitempty"`
 	Files             []v1alpha1.SecretFile `json:"files,omitempty"` // copied beside recast.yaml
-	Backups           bool                  `json:"backups,omitempty"`
 
 	For string `json:"for,omitempty"` // v1alpha1.Check.For
 	// Finished are the nodes that earlier attempts have done.

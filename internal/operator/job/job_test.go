@@ -135,3 +135,31 @@ func TestNamesFit(t *testing.T) {
 		}
 	}
 }
+
+// TestBackups: snapshots of etcd are kept on disk, in the claim if there is one.
+func TestBackups(t *testing.T) {
+	t.Parallel()
+	for _, claim := range []string{"", "backups"} {
+		for _, kind := range kinds {
+			c := cluster()
+			c.Spec.Job.BackupClaim = claim
+			pod := New(Spec{Cluster: c, Task: Task(c, kind), Image: "recast:v1"}).Spec.Template.Spec
+			i := slices.IndexFunc(pod.Containers[0].VolumeMounts, func(m corev1.VolumeMount) bool { return m.MountPath == attempt.BackupDir })
+			if rolls := kind == attempt.Roll || kind == attempt.Kubernetes; rolls != (i >= 0) {
+				t.Errorf("%s: mounted: %v", kind, i >= 0)
+			}
+			if i < 0 {
+				continue
+			}
+			m := pod.Containers[0].VolumeMounts[i]
+			v := pod.Volumes[slices.IndexFunc(pod.Volumes, func(v corev1.Volume) bool { return v.Name == m.Name })]
+			switch {
+			case m.ReadOnly:
+				t.Errorf("%s: it can't be written to", kind)
+			case claim == "" && (v.EmptyDir == nil || v.EmptyDir.Medium != corev1.StorageMediumDefault),
+				claim != "" && (v.PersistentVolumeClaim == nil || v.PersistentVolumeClaim.ClaimName != claim):
+				t.Errorf("%s with claim %q: %+v", kind, claim, v)
+			}
+		}
+	}
+}

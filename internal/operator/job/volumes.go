@@ -67,10 +67,18 @@ func volumes(s Spec, rolls bool) ([]corev1.Volume, []corev1.VolumeMount) {
 	if spec.Job.TrustBundle != "" {
 		m.configMap("trust", trustDir, spec.Job.TrustBundle, false, corev1.KeyToPath{Key: "ca.crt", Path: "ca.crt"})
 	}
-	if spec.Job.BackupClaim != "" && rolls {
-		m.add("backups", attempt.BackupDir, false, corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: spec.Job.BackupClaim}})
+	if rolls {
+		m.add("backups", attempt.BackupDir, false, backups(spec.Job.BackupClaim))
 	}
 	return m.volumes, m.mounts
+}
+
+// backups is where etcd snapshots go. One may be larger than what fits into memory beside recast.yaml.
+func backups(claim string) corev1.VolumeSource {
+	if claim == "" {
+		return emptyDir("", "4Gi")
+	}
+	return corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: claim}}
 }
 
 func (m *mounting) source(src v1alpha1.Source) {
@@ -107,7 +115,7 @@ func Task(c *v1alpha1.TalosCluster, kind attempt.Kind) attempt.Task {
 	return attempt.Task{
 		Kind: kind, Namespace: c.Namespace, Cluster: c.Name,
 		Source: c.Spec.Source, Lock: c.Spec.Lock,
-		Secrets: required(c.Spec), Files: c.Spec.Secrets.Files, Backups: c.Spec.Job.BackupClaim != "",
+		Secrets: required(c.Spec), Files: c.Spec.Secrets.Files,
 		AcceptOutage: c.Spec.Rolls.AcceptOutage,
 		TalosVersion: TalosTarget(c), KubernetesVersion: KubernetesTarget(c),
 	}
