@@ -47,12 +47,18 @@ func (a *Attempt) check(ctx context.Context) (int, error) {
 	if err != nil {
 		return ExitFailed, err
 	}
+	return ExitDone, a.conclude(ctx, c, fields, results)
+}
+
+// conclude keeps the results, and then reports the check: the operator may make an ImageRoll at once,
+// which takes the lock from the results.
+func (a *Attempt) conclude(ctx context.Context, c v1alpha1.Check, fields map[string]any, results map[string][]byte) error {
 	if err := a.keep(ctx, results); err != nil {
-		return ExitFailed, err
+		c.Problems = append(c.Problems, a.notKept(err))
 	}
 	c.Ended = new(a.Now())
 	fields["check"] = c
-	return ExitDone, a.report(ctx, fields)
+	return a.report(ctx, fields)
 }
 
 // compare fills in the check and further fields of the status. An error means that nothing can be

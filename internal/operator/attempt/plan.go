@@ -35,8 +35,8 @@ func (a *Attempt) plan(ctx context.Context) (int, error) {
 	if err != nil {
 		return ExitFailed, err
 	}
-	if len(packed) > maxResult {
-		return a.stop(ctx, ExitConfig, fmt.Sprintf("the files of the cluster take %d KiB compressed, %d fit beside a plan: name the directory with recast.yaml in spec.source", len(packed)>>10, maxResult>>10))
+	if len(packed) > maxFiles {
+		return a.stop(ctx, ExitConfig, fmt.Sprintf("the files of the cluster take %d KiB compressed, %d fit beside a plan: name the directory with recast.yaml in spec.source", len(packed)>>10, maxFiles>>10))
 	}
 	if err := a.keep(ctx, map[string][]byte{KeyPlan: made.stdout, KeyFiles: packed}); err != nil {
 		return ExitFailed, err

@@ -79,30 +79,38 @@ func (a *Attempt) object() client.Object {
 	return &v1alpha1.ImageRoll{ObjectMeta: metav1.ObjectMeta{Namespace: a.Namespace, Name: a.Roll}}
 }
 
-// maxResult is how much one key of a ConfigMap may take; all of it may take 1 MiB.
-const maxResult = 400 << 10
+// What a key of a ConfigMap may take: a text that is larger is compressed, and the files of a plan
+// fit beside it. All keys together may take 1 MiB.
+const (
+	maxText  = 200 << 10
+	maxFiles = 400 << 10
+)
 
 // keep writes results into the ConfigMap that the operator has made for them. A text that is too
 // large is compressed, under its name with .gz.
 func (a *Attempt) keep(ctx context.Context, results map[string][]byte) error {
+	if len(results) == 0 {
+		return nil
+	}
 	data, binary := map[string]any{}, map[string]any{}
 	for key, b := range results {
-		switch {
-		case key == KeyFiles:
+		if key == KeyFiles {
 			binary[key] = b
-		case len(b) <= maxResult:
-			data[key] = string(b)
-		default:
-			var zipped bytes.Buffer
-			w := gzip.NewWriter(&zipped)
-			if _, err := w.Write(b); err != nil {
-				return err
-			}
-			if err := w.Close(); err != nil {
-				return err
-			}
-			binary[key+".gz"], data[key] = zipped.Bytes(), nil // null: what an earlier one had
+			continue
 		}
+		data[key], binary[key+".gz"] = string(b), nil // null: what an earlier one had
+		if len(b) <= maxText {
+			continue
+		}
+		var zipped bytes.Buffer
+		w := gzip.NewWriter(&zipped)
+		if _, err := w.Write(b); err != nil {
+			return err
+		}
+		if err := w.Close(); err != nil {
+			return err
+		}
+		data[key], binary[key+".gz"] = nil, zipped.Bytes()
 	}
 	patch, err := json.Marshal(map[string]any{"data": data, "binaryData": binary})
 	if err != nil {
@@ -112,6 +120,11 @@ func (a *Attempt) keep(ctx context.Context, results map[string][]byte) error {
 	return a.Reporter.lastWords(ctx, "keep the results in ConfigMap "+a.Results, func(ctx context.Context) error {
 		return a.Reporter.Client.Patch(ctx, m, client.RawPatch(types.MergePatchType, patch))
 	})
+}
+
+// notKept says that keep has failed.
+func (a *Attempt) notKept(err error) string {
+	return fmt.Sprintf("the ConfigMap %s has no results of this: %v", a.Results, err)
 }
 
 // result reads what keep has written, from the volume of the ConfigMap.

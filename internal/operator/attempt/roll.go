@@ -96,36 +96,51 @@ func (a *Attempt) otherPlan(id string) error {
 	return exit{ExitRefused, fmt.Errorf("the ConfigMap %s-plan has plan %s, but %s was approved: make another ImageRoll", a.Roll, id, a.PlanHash)}
 }
 
-// finish reports how a roll ended.
+// finish reports how a roll ended, and then keeps its report.
 func (a *Attempt) finish(ctx context.Context, e ended, p *progress) error {
 	outcome := v1alpha1.Outcome{Job: a.Job, ExitCode: int32(e.code), Message: e.String()}
-	if len(e.stdout) > 0 {
-		var report struct {
-			Run     string   `json:"run"`
-			Outcome string   `json:"outcome"`
-			Pages   []string `json:"pages"`
-		}
-		if err := json.Unmarshal(e.stdout, &report); err != nil {
-			return fmt.Errorf("read the report of recast: %w", err)
-		}
-		outcome.Run, outcome.Report = report.Run, a.Results
-		if outcome.Message == "" {
-			outcome.Message = report.Outcome
-		}
-		results := map[string][]byte{KeyReport: e.stdout}
-		if n := len(report.Pages); n > 0 {
-			page, err := os.ReadFile(filepath.Join(a.Recast.Dir, report.Pages[n-1]))
-			if err == nil {
-				results[KeyHTML] = page
-			}
-		}
-		if err := a.keep(ctx, results); err != nil {
-			return err
+	results, failed := a.describeReport(&outcome, e.stdout)
+	if failed != nil {
+		outcome.Message = joined(outcome.Message, failed.Error())
+	}
+	if err := a.report(ctx, map[string]any{"outcome": outcome, "progress": p.now(a)}); err != nil {
+		return err
+	}
+	if err := a.keep(ctx, results); err != nil {
+		outcome.Report, outcome.Message = "", joined(outcome.Message, a.notKept(err))
+		return a.report(ctx, map[string]any{"outcome": outcome})
+	}
+	return nil
+}
+
+// describeReport fills in the outcome from what recast printed, and returns what is kept of it.
+func (a *Attempt) describeReport(outcome *v1alpha1.Outcome, stdout []byte) (map[string][]byte, error) {
+	if len(stdout) == 0 {
+		return nil, nil
+	}
+	var report struct {
+		Run     string   `json:"run"`
+		Outcome string   `json:"outcome"`
+		Pages   []string `json:"pages"`
+	}
+	if err := json.Unmarshal(stdout, &report); err != nil {
+		return nil, fmt.Errorf("read the report of recast: %w", err)
+	}
+	outcome.Run, outcome.Report = report.Run, a.Results
+	if outcome.Message == "" {
+		outcome.Message = report.Outcome
+	}
+	results := map[string][]byte{KeyReport: stdout}
+	if n := len(report.Pages); n > 0 {
+		page, err := os.ReadFile(filepath.Join(a.Recast.Dir, report.Pages[n-1]))
+		if err == nil {
+			results[KeyHTML] = page
 		}
 	}
-	last := p.now(a)
-	return a.report(ctx, map[string]any{"outcome": outcome, "progress": last})
+	return results, nil
 }
+
+func joined(message, further string) string { return strings.TrimPrefix(message+"; "+further, "; ") }
 
 // unpackPlan puts the files of the plan together, with plan.json beside recast.yaml, and returns its text.
 func (a *Attempt) unpackPlan(dir string) ([]byte, error) {
