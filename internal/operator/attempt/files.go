@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -129,15 +130,35 @@ func (a *Attempt) secretFiles() error {
 	return nil
 }
 
-// missing lists the keys of Secrets that are not there, with the remedy.
+// missing lists what is not there of Secrets and ConfigMaps, with the remedy.
 func (a *Attempt) missing() []string {
 	var problems []string
 	for _, m := range a.Secrets {
-		if b, err := os.ReadFile(m.Path); err == nil && len(bytes.TrimSpace(b)) > 0 {
+		if m.there() {
 			continue
 		}
-		problems = append(problems, fmt.Sprintf("%s: the Secret %s has no key %s, or is missing in the namespace %s: kubectl -n %s create secret generic %s --from-file=%s=FILE",
-			m.Field, m.Secret, m.Key, a.Namespace, a.Namespace, m.Secret, m.Key))
+		kind, create := "Secret", "secret generic"
+		if m.ConfigMap {
+			kind, create = "ConfigMap", "configmap"
+		}
+		key, from := "key "+m.Key, "--from-file="+m.Key+"=FILE"
+		if m.Key == "" {
+			key, from = "keys", "--from-literal=NAME=VALUE"
+		}
+		problems = append(problems, fmt.Sprintf("%s: the %s %s has no %s, or is missing in the namespace %s: kubectl -n %s create %s %s %s",
+			m.Field, kind, m.Secret, key, a.Namespace, a.Namespace, create, m.Secret, from))
 	}
 	return problems
+}
+
+// there says whether it is mounted and not empty.
+func (m Mounted) there() bool {
+	if m.Key != "" {
+		b, err := os.ReadFile(m.Path)
+		return err == nil && len(bytes.TrimSpace(b)) > 0
+	}
+	entries, err := os.ReadDir(m.Path)
+	return err == nil && slices.ContainsFunc(entries, func(e fs.DirEntry) bool {
+		return !strings.HasPrefix(e.Name(), "..") // what the kubelet needs
+	})
 }

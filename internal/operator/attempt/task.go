@@ -54,10 +54,11 @@ type Task struct {
 
 // Mounted is a key of a Secret that must be there for recast to run.
 type Mounted struct {
-	Path   string `json:"path"` // in the container
-	Secret string `json:"secret"`
-	Key    string `json:"key"`
-	Field  string `json:"field"` // of the TalosCluster: "spec.secrets.proxmoxToken"
+	Path      string `json:"path"`                // in the container
+	Secret    string `json:"secret"`              // its name
+	ConfigMap bool   `json:"configMap,omitempty"` // it is a ConfigMap
+	Key       string `json:"key,omitempty"`       // "": any, and path is a directory
+	Field     string `json:"field"`               // of the TalosCluster: "spec.secrets.proxmoxToken"
 }
 
 // ReadTask reads a task from the text of its environment variable.
@@ -92,6 +93,7 @@ const (
 	SourceDir  = "/run/recast/source" // the ConfigMap of a source
 	PlanDir    = "/run/recast/plan"   // the ConfigMap of a plan
 	LockDir    = "/run/recast/lock"   // the ConfigMap with the lock that the operator keeps
+	TrustDir   = "/run/recast/trust"  // ca.crt
 	SecretsDir = "/run/recast/secrets"
 
 	ProxmoxToken = SecretsDir + "/proxmox/token"
@@ -100,6 +102,7 @@ const (
 	AgeKey       = SecretsDir + "/age/age.agekey"
 	GitDir       = SecretsDir + "/git"
 	RegistryDir  = SecretsDir + "/registry" // config.json
+	EnvDir       = SecretsDir + "/env"      // spec.secrets.envFrom, to see whether it is there
 	FilesDir     = SecretsDir + "/files"    // 0, 1, …: spec.secrets.files
 )
 

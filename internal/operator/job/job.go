@@ -177,17 +177,18 @@ func environment(s Spec) []corev1.EnvVar {
 		env = append(env, corev1.EnvVar{Name: "DOCKER_CONFIG", Value: attempt.RegistryDir})
 	}
 	if spec.Job.TrustBundle != "" {
-		env = append(env, corev1.EnvVar{Name: "SSL_CERT_DIR", Value: "/etc/ssl/certs:" + trustDir})
+		env = append(env, corev1.EnvVar{Name: "SSL_CERT_DIR", Value: "/etc/ssl/certs:" + attempt.TrustDir})
 	}
 	return env
 }
 
+// environmentFrom is optional, as the volumes are: a pod that does not start can't say what is missing.
 func environmentFrom(s Spec) []corev1.EnvFromSource {
 	name := s.Cluster.Spec.Secrets.EnvFrom
 	if name == "" {
 		return nil
 	}
-	return []corev1.EnvFromSource{{SecretRef: &corev1.SecretEnvSource{LocalObjectReference: corev1.LocalObjectReference{Name: name}}}}
+	return []corev1.EnvFromSource{{SecretRef: &corev1.SecretEnvSource{LocalObjectReference: corev1.LocalObjectReference{Name: name}, Optional: new(true)}}}
 }
 
 // Name is that of the n-th Job of a kind, of a cluster or of a roll.

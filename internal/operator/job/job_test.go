@@ -75,12 +75,18 @@ func TestJobIsConfined(t *testing.T) {
 			if v.Secret != nil && !*v.Secret.Optional {
 				t.Errorf("%s: without Secret %s its pod does not start, and so can't say which one is missing", kind, v.Secret.SecretName)
 			}
+			if v.Name == "trust" && !*v.ConfigMap.Optional {
+				t.Errorf("%s: without its trust bundle its pod does not start", kind)
+			}
 			if m.MountPath == attempt.WorkDir && v.EmptyDir.Medium != corev1.StorageMediumMemory {
 				t.Errorf("%s: journals are not in memory", kind)
 			}
 		}
-		for _, m := range required(cluster().Spec) {
-			if dir, _ := strings.CutSuffix(m.Path, m.Path[strings.LastIndex(m.Path, "/"):]); !paths[dir] {
+		if from := c.EnvFrom[0].SecretRef; from.Optional == nil || !*from.Optional {
+			t.Errorf("%s: without Secret %s its pod does not start", kind, from.Name)
+		}
+		for _, m := range needed(cluster().Spec) {
+			if dir, _ := strings.CutSuffix(m.Path, m.Path[strings.LastIndex(m.Path, "/"):]); !paths[dir] && !paths[m.Path] {
 				t.Errorf("%s: %s is not mounted", kind, m.Path)
 			}
 		}

@@ -12,8 +12,6 @@ import (
 	"github.com/recast-sh/recast/internal/operator/attempt"
 )
 
-const trustDir = "/run/recast/trust"
-
 // readable is for the user of the container alone, by the group of the volume.
 const readable = int32(0o440)
 
@@ -58,6 +56,9 @@ func volumes(s Spec, rolls bool) ([]corev1.Volume, []corev1.VolumeMount) {
 	for i, key := range required(spec) {
 		m.secret(fmt.Sprintf("secret-%d", i), path.Dir(key.Path), key.Secret, corev1.KeyToPath{Key: key.Key, Path: path.Base(key.Path)})
 	}
+	if spec.Secrets.EnvFrom != "" {
+		m.secret("env", attempt.EnvDir, spec.Secrets.EnvFrom)
+	}
 	if spec.Source.OCI != nil && spec.Source.OCI.SecretName != "" {
 		m.secret("registry", attempt.RegistryDir, spec.Source.OCI.SecretName, corev1.KeyToPath{Key: corev1.DockerConfigJsonKey, Path: "config.json"})
 	}
@@ -65,7 +66,7 @@ func volumes(s Spec, rolls bool) ([]corev1.Volume, []corev1.VolumeMount) {
 		m.configMap("lock", attempt.LockDir, Account(s.Cluster.Name), true, corev1.KeyToPath{Key: attempt.KeyLock, Path: attempt.KeyLock})
 	}
 	if spec.Job.TrustBundle != "" {
-		m.configMap("trust", trustDir, spec.Job.TrustBundle, false, corev1.KeyToPath{Key: "ca.crt", Path: "ca.crt"})
+		m.configMap("trust", attempt.TrustDir, spec.Job.TrustBundle, true, corev1.KeyToPath{Key: "ca.crt", Path: "ca.crt"})
 	}
 	if rolls {
 		m.add("backups", attempt.BackupDir, false, backups(spec.Job.BackupClaim))
@@ -110,12 +111,24 @@ func required(spec v1alpha1.TalosClusterSpec) []attempt.Mounted {
 	return keys
 }
 
+// needed is what must be there for recast to run.
+func needed(spec v1alpha1.TalosClusterSpec) []attempt.Mounted {
+	all := required(spec)
+	if name := spec.Secrets.EnvFrom; name != "" {
+		all = append(all, attempt.Mounted{Path: attempt.EnvDir, Secret: name, Field: "spec.secrets.envFrom"})
+	}
+	if name := spec.Job.TrustBundle; name != "" {
+		all = append(all, attempt.Mounted{Path: attempt.TrustDir + "/ca.crt", Secret: name, ConfigMap: true, Key: "ca.crt", Field: "spec.job.trustBundle"})
+	}
+	return all
+}
+
 // Task fills in what a task has from its cluster.
 func Task(c *v1alpha1.TalosCluster, kind attempt.Kind) attempt.Task {
 	return attempt.Task{
 		Kind: kind, Namespace: c.Namespace, Cluster: c.Name,
 		Source: c.Spec.Source, Lock: c.Spec.Lock,
-		Secrets: required(c.Spec), Files: c.Spec.Secrets.Files,
+		Secrets: needed(c.Spec), Files: c.Spec.Secrets.Files,
 		AcceptOutage: c.Spec.Rolls.AcceptOutage,
 		TalosVersion: TalosTarget(c), KubernetesVersion: KubernetesTarget(c),
 	}
