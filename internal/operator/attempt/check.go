@@ -95,7 +95,7 @@ func (a *Attempt) compare(ctx context.Context, c *v1alpha1.Check, fields map[str
 	if compared.Error != "" {
 		c.Problems = append(c.Problems, compared.String())
 	}
-	return results, a.examine(ctx, c, results)
+	return results, a.Recast.examine(ctx, c, results)
 }
 
 // describeLock reads the builds of the lock.
@@ -122,7 +122,7 @@ func (a *Attempt) describeLock(c *v1alpha1.Check, fields map[string]any, results
 func (a *Attempt) describeDrift(ctx context.Context, d drift, c *v1alpha1.Check, fields map[string]any) {
 	nodes := v1alpha1.Nodes{Total: int32(len(d.Nodes)), Stale: int32(d.Stale), Unread: int32(d.Unread)}
 	talos, _ := fields["talos"].(v1alpha1.Versions)
-	kubernetes := v1alpha1.Versions{Wanted: a.wantedKubernetes()}
+	kubernetes := v1alpha1.Versions{Wanted: a.Recast.wantedKubernetes()}
 	c.OnlyKubernetes = d.Stale > 0
 	for _, n := range d.Nodes {
 		if !n.Stale && len(n.Unread) == 0 {
@@ -151,21 +151,21 @@ func (a *Attempt) describeDrift(ctx context.Context, d drift, c *v1alpha1.Check,
 }
 
 // wantedKubernetes is the version of Kubernetes in recast.yaml, "" if it names none.
-func (a *Attempt) wantedKubernetes() string {
+func (r Recast) wantedKubernetes() string {
 	var c struct {
 		Kubernetes struct {
 			Version string `yaml:"version"`
 		} `yaml:"kubernetes"`
 	}
-	if text, err := os.ReadFile(filepath.Join(a.Recast.Dir, configFile)); err != nil || yaml.Unmarshal(text, &c) != nil {
+	if text, err := os.ReadFile(filepath.Join(r.Dir, configFile)); err != nil || yaml.Unmarshal(text, &c) != nil {
 		return ""
 	}
 	return c.Kubernetes.Version
 }
 
 // examine asks recast doctor what is missing, for a cluster that could not be read.
-func (a *Attempt) examine(ctx context.Context, c *v1alpha1.Check, results map[string][]byte) error {
-	found, err := a.Recast.run(ctx, nil, "doctor", "-o", "json")
+func (r Recast) examine(ctx context.Context, c *v1alpha1.Check, results map[string][]byte) error {
+	found, err := r.run(ctx, nil, "doctor", "-o", "json")
 	if err != nil {
 		return err
 	}

@@ -38,7 +38,7 @@ func (a *Attempt) arrange() error {
 	if err := packable(a.Recast.Dir, a.Files, func(string, []byte) error { return nil }); err != nil {
 		return err
 	}
-	return a.secretFiles()
+	return a.secretFiles(a.Recast.Dir)
 }
 
 // adapt changes recast.yaml to what the TalosCluster wants, and to where things are in this container.
@@ -99,15 +99,15 @@ func valueOf(mapping *yaml.Node, key string) *yaml.Node {
 	return nil
 }
 
-// secretFiles copies spec.secrets.files to where they belong. A file that the source has, too, is
-// replaced.
-func (a *Attempt) secretFiles() error {
-	root, err := os.OpenRoot(a.Recast.Dir)
+// secretFiles copies spec.secrets.files to where they belong below a directory. A file that the source has,
+// too, is replaced.
+func (t Task) secretFiles(dir string) error {
+	root, err := os.OpenRoot(dir)
 	if err != nil {
 		return err
 	}
 	defer root.Close()
-	for i, f := range a.Files {
+	for i, f := range t.Files {
 		b, err := os.ReadFile(filepath.Join(FilesDir, strconv.Itoa(i), "file"))
 		if errors.Is(err, fs.ErrNotExist) {
 			continue // missing names it
@@ -115,8 +115,8 @@ func (a *Attempt) secretFiles() error {
 		if err != nil {
 			return err
 		}
-		if dir := filepath.Dir(f.Path); dir != "." {
-			if err := root.MkdirAll(dir, 0o700); err != nil {
+		if below := filepath.Dir(f.Path); below != "." {
+			if err := root.MkdirAll(below, 0o700); err != nil {
 				return fmt.Errorf("spec.secrets.files[%d].path: %w", i, err)
 			}
 		}
@@ -131,9 +131,9 @@ func (a *Attempt) secretFiles() error {
 }
 
 // missing lists what is not there of Secrets and ConfigMaps, with the remedy.
-func (a *Attempt) missing() []string {
+func (t Task) missing() []string {
 	var problems []string
-	for _, m := range a.Secrets {
+	for _, m := range t.Secrets {
 		if m.there() {
 			continue
 		}
@@ -146,7 +146,7 @@ func (a *Attempt) missing() []string {
 			key, from = "keys", "--from-literal=NAME=VALUE"
 		}
 		problems = append(problems, fmt.Sprintf("%s: the %s %s has no %s, or is missing in the namespace %s: kubectl -n %s create %s %s %s",
-			m.Field, kind, m.Secret, key, a.Namespace, a.Namespace, create, m.Secret, from))
+			m.Field, kind, m.Secret, key, t.Namespace, t.Namespace, create, m.Secret, from))
 	}
 	return problems
 }

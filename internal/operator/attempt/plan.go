@@ -45,15 +45,15 @@ func (a *Attempt) plan(ctx context.Context) (int, error) {
 }
 
 // planCommand makes a plan without changing anything.
-func (a *Attempt) planCommand() []string {
-	if a.KubernetesRoll {
+func (t Task) planCommand() []string {
+	if t.KubernetesRoll {
 		return kubernetesDryRun()
 	}
 	command := []string{"plan", "-o", "json"}
-	if len(a.Only) > 0 {
-		command = append(command, "--only", strings.Join(a.Only, ","))
+	if len(t.Only) > 0 {
+		command = append(command, "--only", strings.Join(t.Only, ","))
 	}
-	if a.AcceptOutage {
+	if t.AcceptOutage {
 		command = append(command, "--accept-outage")
 	}
 	return command
@@ -67,7 +67,7 @@ func (a *Attempt) describePlan(p *v1alpha1.Plan, text []byte) error {
 			return err
 		}
 		p.Hash, p.Nodes = hash, 1
-		p.Lines = []string{"upgrade Kubernetes to " + a.wantedKubernetes()}
+		p.Lines = []string{"upgrade Kubernetes to " + a.Recast.wantedKubernetes()}
 		return nil
 	}
 	id, nodes, err := unfinished(text)

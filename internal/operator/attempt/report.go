@@ -72,11 +72,11 @@ func (r Reporter) status(ctx context.Context, o client.Object, fields map[string
 }
 
 // object is what the task is about.
-func (a *Attempt) object() client.Object {
-	if a.Kind == Check {
-		return &v1alpha1.TalosCluster{ObjectMeta: metav1.ObjectMeta{Namespace: a.Namespace, Name: a.Cluster}}
+func (t Task) object() client.Object {
+	if t.Kind == Check {
+		return &v1alpha1.TalosCluster{ObjectMeta: metav1.ObjectMeta{Namespace: t.Namespace, Name: t.Cluster}}
 	}
-	return &v1alpha1.ImageRoll{ObjectMeta: metav1.ObjectMeta{Namespace: a.Namespace, Name: a.Roll}}
+	return &v1alpha1.ImageRoll{ObjectMeta: metav1.ObjectMeta{Namespace: t.Namespace, Name: t.Roll}}
 }
 
 // What a key of a ConfigMap may take: a text that is larger is compressed, and the files of a plan
@@ -123,8 +123,8 @@ func (a *Attempt) keep(ctx context.Context, results map[string][]byte) error {
 }
 
 // notKept says that keep has failed.
-func (a *Attempt) notKept(err error) string {
-	return fmt.Sprintf("the ConfigMap %s has no results of this: %v", a.Results, err)
+func (t Task) notKept(err error) string {
+	return fmt.Sprintf("the ConfigMap %s has no results of this: %v", t.Results, err)
 }
 
 // result reads what keep has written, from the volume of the ConfigMap.

@@ -26,11 +26,11 @@ func (a *Attempt) roll(ctx context.Context, planDir string) (int, error) {
 	if err := a.takeOver(ctx); err != nil {
 		return ExitFailed, err
 	}
-	plan, err := a.unpackPlan(planDir)
+	plan, err := a.Recast.unpackPlan(planDir)
 	if err != nil {
 		return ExitFailed, exit{ExitRefused, fmt.Errorf("the ConfigMap %s-plan: %w: make another ImageRoll", a.Roll, err)}
 	}
-	if err := a.secretFiles(); err != nil {
+	if err := a.secretFiles(a.Recast.Dir); err != nil {
 		return ExitFailed, err
 	}
 	if problems := a.missing(); len(problems) > 0 {
@@ -60,48 +60,51 @@ func (a *Attempt) roll(ctx context.Context, planDir string) (int, error) {
 
 // approved returns the command that carries the approved plan out, and the progress before it. An error:
 // this is another plan, or none.
-func (a *Attempt) approved(text []byte) (command []string, p *progress, err error) {
-	if a.Kind == Kubernetes {
+func (t Task) approved(text []byte) (command []string, p *progress, err error) {
+	if t.Kind == Kubernetes {
 		return []string{"upgrade-k8s", "--yes", "-o", "json", "--progress", "json"}, newProgress([]string{""}, nil), nil
 	}
 	id, nodes, err := unfinished(text)
 	if err == nil && len(nodes) > 0 {
-		if id != a.PlanHash {
-			return nil, nil, a.otherPlan(id)
+		if id != t.PlanHash {
+			return nil, nil, t.otherPlan(id)
 		}
 		command = []string{"roll", "--only", strings.Join(nodes, ","), "--yes", "-o", "json", "--progress", "json"}
-		if a.AcceptOutage {
+		if t.AcceptOutage {
 			command = append(command, "--accept-outage")
 		}
-		return command, newProgress(nodes, a.Finished), nil
+		return command, newProgress(nodes, t.Finished), nil
 	}
 	plan, err := planning.Read(text)
 	if err != nil {
-		return nil, nil, exit{ExitRefused, fmt.Errorf("the plan in the ConfigMap %s-plan: %w: make another ImageRoll", a.Roll, err)}
+		return nil, nil, exit{ExitRefused, fmt.Errorf("the plan in the ConfigMap %s-plan: %w: make another ImageRoll", t.Roll, err)}
 	}
-	if plan.ID != a.PlanHash {
-		return nil, nil, a.otherPlan(plan.ID)
+	if plan.ID != t.PlanHash {
+		return nil, nil, t.otherPlan(plan.ID)
 	}
 	for _, n := range plan.Work() {
 		nodes = append(nodes, n.Node)
 	}
 	command = []string{"roll", "--plan", KeyPlan, "--yes", "-o", "json", "--progress", "json"}
-	if a.Continue {
+	if t.Continue {
 		command = append(command, "--continue")
 	}
-	return command, newProgress(nodes, a.Finished), nil
+	return command, newProgress(nodes, t.Finished), nil
 }
 
-func (a *Attempt) otherPlan(id string) error {
-	return exit{ExitRefused, fmt.Errorf("the ConfigMap %s-plan has plan %s, but %s was approved: make another ImageRoll", a.Roll, id, a.PlanHash)}
+func (t Task) otherPlan(id string) error {
+	return exit{ExitRefused, fmt.Errorf("the ConfigMap %s-plan has plan %s, but %s was approved: make another ImageRoll", t.Roll, id, t.PlanHash)}
 }
 
 // finish reports how a roll ended, and then keeps its report.
 func (a *Attempt) finish(ctx context.Context, e ended, p *progress) error {
 	outcome := v1alpha1.Outcome{Job: a.Job, ExitCode: int32(e.code), Message: e.String()}
-	results, failed := a.describeReport(&outcome, e.stdout)
+	results, failed := a.Recast.describeReport(&outcome, e.stdout)
 	if failed != nil {
 		outcome.Message = joined(outcome.Message, failed.Error())
+	}
+	if len(results) > 0 {
+		outcome.Report = a.Results
 	}
 	if err := a.report(ctx, map[string]any{"outcome": outcome, "progress": p.now(a)}); err != nil {
 		return err
@@ -114,7 +117,7 @@ func (a *Attempt) finish(ctx context.Context, e ended, p *progress) error {
 }
 
 // describeReport fills in the outcome from what recast printed, and returns what is kept of it.
-func (a *Attempt) describeReport(outcome *v1alpha1.Outcome, stdout []byte) (map[string][]byte, error) {
+func (r Recast) describeReport(outcome *v1alpha1.Outcome, stdout []byte) (map[string][]byte, error) {
 	if len(stdout) == 0 {
 		return nil, nil
 	}
@@ -126,13 +129,13 @@ func (a *Attempt) describeReport(outcome *v1alpha1.Outcome, stdout []byte) (map[
 	if err := json.Unmarshal(stdout, &report); err != nil {
 		return nil, fmt.Errorf("read the report of recast: %w", err)
 	}
-	outcome.Run, outcome.Report = report.Run, a.Results
+	outcome.Run = report.Run
 	if outcome.Message == "" {
 		outcome.Message = report.Outcome
 	}
 	results := map[string][]byte{KeyReport: stdout}
 	if n := len(report.Pages); n > 0 {
-		page, err := os.ReadFile(filepath.Join(a.Recast.Dir, report.Pages[n-1]))
+		page, err := os.ReadFile(filepath.Join(r.Dir, report.Pages[n-1]))
 		if err == nil {
 			results[KeyHTML] = page
 		}
@@ -143,20 +146,20 @@ func (a *Attempt) describeReport(outcome *v1alpha1.Outcome, stdout []byte) (map[
 func joined(message, further string) string { return strings.TrimPrefix(message+"; "+further, "; ") }
 
 // unpackPlan puts the files of the plan together, with plan.json beside recast.yaml, and returns its text.
-func (a *Attempt) unpackPlan(dir string) ([]byte, error) {
+func (r Recast) unpackPlan(dir string) ([]byte, error) {
 	packed, err := os.Open(filepath.Join(dir, KeyFiles))
 	if err != nil {
 		return nil, err
 	}
 	defer packed.Close()
-	if err := unpack(a.Recast.Dir, packed); err != nil {
+	if err := unpack(r.Dir, packed); err != nil {
 		return nil, err
 	}
 	text, err := result(dir, KeyPlan)
 	if err != nil {
 		return nil, err
 	}
-	return text, os.WriteFile(filepath.Join(a.Recast.Dir, KeyPlan), text, 0o600)
+	return text, os.WriteFile(filepath.Join(r.Dir, KeyPlan), text, 0o600)
 }
 
 // takeOverPatience is how long a roll waits for the Kubernetes API before it begins without it.
