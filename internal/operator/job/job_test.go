@@ -75,8 +75,8 @@ func TestJobIsConfined(t *testing.T) {
 			if v.Secret != nil && !*v.Secret.Optional {
 				t.Errorf("%s: without Secret %s its pod does not start, and so can't say which one is missing", kind, v.Secret.SecretName)
 			}
-			if v.Name == "trust" && !*v.ConfigMap.Optional {
-				t.Errorf("%s: without its trust bundle its pod does not start", kind)
+			if (v.Name == "trust" || v.Name == "plan") && !*v.ConfigMap.Optional {
+				t.Errorf("%s: without ConfigMap %s its pod does not start", kind, v.ConfigMap.Name)
 			}
 			if m.MountPath == attempt.WorkDir && v.EmptyDir.Medium != corev1.StorageMediumMemory {
 				t.Errorf("%s: journals are not in memory", kind)

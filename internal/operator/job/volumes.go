@@ -49,7 +49,7 @@ func volumes(s Spec, rolls bool) ([]corev1.Volume, []corev1.VolumeMount) {
 	m.add("work", attempt.WorkDir, false, emptyDir(corev1.StorageMediumMemory, "256Mi"))
 	m.add("scratch", attempt.ScratchDir, false, emptyDir("", "16Gi"))
 	if rolls {
-		m.configMap("plan", attempt.PlanDir, s.Plan, false)
+		m.configMap("plan", attempt.PlanDir, s.Plan, true) // the pod says if it is gone
 	} else {
 		m.source(spec.Source)
 	}
