@@ -96,7 +96,7 @@ func TestDriftBecomesARoll(t *testing.T) {
 }
 
 // TestOperatorKilled ends the operator within each write that it does, and lets another one go on: the
-// same Jobs are made, each once. With -short, within every seventh write.
+// same Jobs are made, each once. With -short, within every nineteenth write.
 func TestOperatorKilled(t *testing.T) {
 	t.Parallel()
 	play := func(t *testing.T, killAt int) *stage {
@@ -112,7 +112,7 @@ func TestOperatorKilled(t *testing.T) {
 	}
 	every := 1
 	if testing.Short() {
-		every = 7
+		every = 19
 	}
 	for n := 1; n <= undisturbed.calls; n += every {
 		t.Run(strconv.Itoa(n), func(t *testing.T) {

@@ -33,6 +33,9 @@ func hundred() (*v1alpha1.FleetRoll, []*v1alpha1.TalosCluster) {
 }
 
 func TestHundredClusters(t *testing.T) {
+	if testing.Short() {
+		t.Skip("long")
+	}
 	t.Parallel()
 	f, clusters := hundred()
 	l := newLab(t, f, clusters...)
@@ -111,6 +114,9 @@ func (l *lab) checkLimits() {
 }
 
 func TestThresholdStopsTheSecondStage(t *testing.T) {
+	if testing.Short() {
+		t.Skip("long")
+	}
 	t.Parallel()
 	f, clusters := hundred()
 	f.Spec.AbortThreshold = 2
