@@ -44,6 +44,9 @@ func TestExitCodes(t *testing.T) {
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
+			if testing.Short() && c.begun > 6 {
+				t.Skip("long")
+			}
 			t.Parallel()
 			s := newStage(t, (&bumped{attempts: c.attempts}).play)
 			s.cluster(automatic)
