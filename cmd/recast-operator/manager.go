@@ -114,7 +114,7 @@ func (f managerFlags) options(s *runtime.Scheme) ctrl.Options {
 		LeaseDuration:                 new(f.lease),
 		RenewDeadline:                 new(f.lease * 2 / 3),
 		RetryPeriod:                   new(f.lease / 8),
-		Cache:                         cache.Options{DefaultTransform: cache.TransformStripManagedFields()},
+		Cache:                         operator.Cached(),
 		Client:                        client.Options{Cache: &client.CacheOptions{DisableFor: []client.Object{&corev1.Secret{}, &corev1.Pod{}}}},
 	}
 	if len(f.namespaces) > 0 {

@@ -33,13 +33,15 @@ const (
 	readGrace    = 30
 )
 
+// Made are the labels that everything has which the operator makes for Jobs.
+func Made() map[string]string {
+	return map[string]string{"app.kubernetes.io/name": "recast-job", "app.kubernetes.io/managed-by": "recast-operator"}
+}
+
 // Labels are those of all objects of a cluster, and of a roll if there is one.
 func Labels(cluster, roll string) map[string]string {
-	l := map[string]string{
-		"app.kubernetes.io/name":       "recast-job",
-		"app.kubernetes.io/managed-by": "recast-operator",
-		v1alpha1.LabelCluster:          cluster,
-	}
+	l := Made()
+	l[v1alpha1.LabelCluster] = cluster
 	if roll != "" {
 		l[v1alpha1.LabelRoll] = roll
 	}
