@@ -292,3 +292,14 @@ func (s *Shared) endJob(ctx context.Context, namespace, name string) (gone bool,
 	}
 	return false, client.IgnoreNotFound(s.Client.Delete(ctx, j, client.PropagationPolicy(metav1.DeletePropagationForeground)))
 }
+
+// forgetJob deletes a Job that has ended, if it is still there. Of an hourly check there would be 24 of them, with
+// their pods, before their time is over.
+func (s *Shared) forgetJob(ctx context.Context, namespace, name string) error {
+	var j batchv1.Job
+	err := s.Client.Get(ctx, client.ObjectKey{Namespace: namespace, Name: name}, &j)
+	if err == nil {
+		err = s.Client.Delete(ctx, &j, client.PropagationPolicy(metav1.DeletePropagationBackground))
+	}
+	return client.IgnoreNotFound(err)
+}

@@ -200,7 +200,11 @@ func (l *look) beginCheck(ctx context.Context, wanted string) error {
 		return err
 	}
 	l.running = true
-	return l.makeCheckJob(ctx, wanted)
+	if err := l.makeCheckJob(ctx, wanted); err != nil {
+		return err
+	}
+	const kept = 2 // the last one stays for its log
+	return l.forgetJob(ctx, l.cluster.Namespace, job.Name(l.cluster.Name, attempt.Check, l.cluster.Status.Checks-kept))
 }
 
 func (l *look) makeCheckJob(ctx context.Context, wanted string) error {

@@ -141,6 +141,9 @@ func TestCheckAgain(t *testing.T) {
 	if n := len(s.ran); n != 4 {
 		t.Errorf("%d checks in three hours, want 4: %v", n, s.ran)
 	}
+	if jobs := s.jobs(); !slices.Equal(jobs, []string{"lab-check-3", "lab-check-4"}) {
+		t.Errorf("Jobs %v are there, want those of the last two checks", jobs)
+	}
 	var m corev1.ConfigMap
 	if err := s.api().Get(t.Context(), keyOf("files"), &m); err != nil {
 		t.Fatal(err)

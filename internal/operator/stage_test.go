@@ -155,6 +155,19 @@ func (s *stage) roll(name string) *v1alpha1.ImageRoll {
 	return &r
 }
 
+// jobs are the names of those that exist.
+func (s *stage) jobs() (names []string) {
+	s.t.Helper()
+	var list batchv1.JobList
+	if err := s.api().List(s.t.Context(), &list); err != nil {
+		s.t.Fatal(err)
+	}
+	for _, j := range list.Items {
+		names = append(names, j.Name)
+	}
+	return names
+}
+
 // change changes an object as a person does.
 func change[T client.Object](s *stage, o T, edit func(T)) {
 	s.t.Helper()
