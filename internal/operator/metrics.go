@@ -35,7 +35,8 @@ func (m Metrics) Describe(to chan<- *prometheus.Desc) {
 	}
 }
 
-// Collect implements prometheus.Collector. A cache that is not ready yet yields nothing.
+// Collect implements prometheus.Collector. A cache that is not ready yet yields nothing. The objects belong
+// to the cache: a copy of all of them at each scrape would be most of what the operator allocates.
 func (m Metrics) Collect(to chan<- prometheus.Metric) {
 	ctx, cancel := context.WithTimeout(m.Context, scrapeTime)
 	defer cancel()
@@ -43,13 +44,13 @@ func (m Metrics) Collect(to chan<- prometheus.Metric) {
 		to <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, value, labels...)
 	}
 	var clusters v1alpha1.TalosClusterList
-	if m.Objects.List(ctx, &clusters) == nil {
+	if m.Objects.List(ctx, &clusters, client.UnsafeDisableDeepCopy) == nil {
 		for _, c := range clusters.Items {
 			collectCluster(gauge, c)
 		}
 	}
 	var rolls v1alpha1.ImageRollList
-	if m.Objects.List(ctx, &rolls) == nil {
+	if m.Objects.List(ctx, &rolls, client.UnsafeDisableDeepCopy) == nil {
 		newest := map[client.ObjectKey]v1alpha1.ImageRoll{}
 		for _, r := range rolls.Items {
 			key := client.ObjectKey{Namespace: r.Namespace, Name: r.Spec.ClusterName}
@@ -67,7 +68,7 @@ func (m Metrics) Collect(to chan<- prometheus.Metric) {
 		}
 	}
 	var fleets v1alpha1.FleetRollList
-	if m.Objects.List(ctx, &fleets) == nil {
+	if m.Objects.List(ctx, &fleets, client.UnsafeDisableDeepCopy) == nil {
 		for _, f := range fleets.Items {
 			members := map[v1alpha1.MemberPhase]float64{v1alpha1.MemberWaiting: 0, v1alpha1.MemberRunning: 0, v1alpha1.MemberDone: 0, v1alpha1.MemberFailed: 0}
 			for _, member := range f.Status.Members {
