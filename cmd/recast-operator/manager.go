@@ -15,6 +15,7 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/config"
 	"sigs.k8s.io/controller-runtime/pkg/healthz"
 	"sigs.k8s.io/controller-runtime/pkg/metrics"
 	"sigs.k8s.io/controller-runtime/pkg/metrics/server"
@@ -101,10 +102,14 @@ func (f managerFlags) run(c *cobra.Command) error {
 	return mgr.Start(ctx)
 }
 
-// options keep the cache small: no Secret and no pod is in it, and of ConfigMaps only the metadata.
+// atATime is how many objects of a kind are reconciled at a time. Almost all of that time is waiting for the
+// API server, and many clusters may be due at the same minute.
+const atATime = 8
+
 func (f managerFlags) options(s *runtime.Scheme) ctrl.Options {
 	o := ctrl.Options{
 		Scheme:                        s,
+		Controller:                    config.Controller{MaxConcurrentReconciles: atATime},
 		Metrics:                       server.Options{BindAddress: f.metrics},
 		HealthProbeBindAddress:        f.probes,
 		LeaderElection:                f.leaderElect,

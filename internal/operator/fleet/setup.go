@@ -5,6 +5,7 @@ import (
 	"maps"
 	"slices"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/client-go/util/workqueue"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
@@ -26,7 +27,16 @@ func (r *Reconciler) SetupWithManager(mgr ctrl.Manager) error {
 		For(&v1alpha1.FleetRoll{}, builder.WithPredicates(predicate.GenerationChangedPredicate{})).
 		Owns(&v1alpha1.ImageRoll{}, builder.MatchEveryOwner, builder.WithPredicates(rollEnds())).
 		Watches(&v1alpha1.TalosCluster{}, handler.Funcs{CreateFunc: r.clusterCreated, UpdateFunc: r.clusterUpdated, DeleteFunc: r.clusterDeleted}).
-		Complete(r)
+		Complete(reconcile.Func(r.orAgain))
+}
+
+// orAgain reconciles again when the cache was outdated, which is expected and no error to be logged.
+func (r *Reconciler) orAgain(ctx context.Context, req reconcile.Request) (reconcile.Result, error) {
+	result, err := r.Reconcile(ctx, req)
+	if apierrors.IsConflict(err) {
+		return reconcile.Result{RequeueAfter: cacheAgain}, nil
+	}
+	return result, err
 }
 
 // rollEnds lets through that an ImageRoll has finished or is gone. What it does meanwhile does
