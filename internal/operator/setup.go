@@ -2,11 +2,9 @@ package operator
 
 import (
 	"context"
-	"time"
 
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -50,27 +48,14 @@ func Setup(ctx context.Context, mgr ctrl.Manager, s *Shared) error {
 		Owns(&batchv1.Job{}).
 		Watches(&v1alpha1.ImageRoll{}, handler.EnqueueRequestsFromMapFunc(clusterOfRoll), builder.WithPredicates(important())).
 		WatchesMetadata(configMap, handler.EnqueueRequestsFromMapFunc(s.clustersOfSource)).
-		Complete(orAgain(&Clusters{s})); err != nil {
+		Complete(&Clusters{s}); err != nil {
 		return err
 	}
 	return ctrl.NewControllerManagedBy(mgr).For(&v1alpha1.ImageRoll{}).Named("imageroll").
 		Owns(&batchv1.Job{}).
 		Watches(&v1alpha1.TalosCluster{}, handler.EnqueueRequestsFromMapFunc(s.rollsOfCluster), builder.WithPredicates(predicate.GenerationChangedPredicate{})).
 		Watches(&v1alpha1.ImageRoll{}, handler.EnqueueRequestsFromMapFunc(s.laterRolls), builder.WithPredicates(important())).
-		Complete(orAgain(&Rolls{s}))
-}
-
-// orAgain reconciles an object again when a write met a newer version of it than the cache had. That is
-// expected, since the pods of Jobs write to the same objects: it is neither logged nor counted as an error.
-func orAgain(r reconcile.Reconciler) reconcile.Reconciler {
-	const cacheAgain = 100 * time.Millisecond // the cache has the newer version by then
-	return reconcile.Func(func(ctx context.Context, req reconcile.Request) (reconcile.Result, error) {
-		result, err := r.Reconcile(ctx, req)
-		if apierrors.IsConflict(err) {
-			return reconcile.Result{RequeueAfter: cacheAgain}, nil
-		}
-		return result, err
-	})
+		Complete(&Rolls{s})
 }
 
 // important lets changes through that matter to others: not the progress within a phase.
