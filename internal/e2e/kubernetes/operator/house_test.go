@@ -92,7 +92,7 @@ func (h house) in(t *testing.T, namespace string) house {
 func (h house) typed(command string) string {
 	h.t.Helper()
 	if !strings.Contains(h.page, command) {
-		h.t.Errorf("docs/howto/operator.md does not say: %s", command)
+		h.t.Errorf("the page of the documentation does not say: %s", command)
 	}
 	args, found := strings.CutPrefix(command, "kubectl ")
 	if !found {

@@ -47,6 +47,9 @@ func Start(t *testing.T, name string, cmd *exec.Cmd) *Process {
 // Ended is closed when the process has ended.
 func (p *Process) Ended() <-chan struct{} { return p.ended }
 
+// PID is its process ID.
+func (p *Process) PID() int { return p.cmd.Process.Pid }
+
 // Signal sends a signal to the process, which may have ended.
 func (p *Process) Signal(s os.Signal) error { return p.cmd.Process.Signal(s) }
 
