@@ -52,7 +52,7 @@ func (h house) startSingle(flags ...string) single {
 	h.t.Helper()
 	address := freeAddress(h.t)
 	cmd := exec.Command(h.binary("recast-operator"), append([]string{
-		"--leader-elect", "--leader-election-lease=5s", "--job-image=" + image,
+		"--leader-elect", "--leader-election-lease=1m", "--job-image=" + image, // a busy machine stalls processes for seconds
 		"--metrics-bind-address=" + address, "--health-probe-bind-address=0",
 	}, flags...)...)
 	cmd.Env = append(cmd.Environ(), "KUBECONFIG="+h.account("recast-system", "recast-operator"), "POD_NAMESPACE=recast-system")
