@@ -111,7 +111,7 @@ func (n *Node) Boot() {
 	booted := time.Now()
 	n.kubelet = process.Start(n.t, "the kubelet of "+n.Name, cmd)
 	var last error
-	for range 600 {
+	for range 1800 {
 		var found *corev1.Node
 		if found, last = n.client.CoreV1().Nodes().Get(n.t.Context(), n.Name, metav1.GetOptions{}); last == nil {
 			if ready(found, booted) {
@@ -125,7 +125,7 @@ func (n *Node) Boot() {
 		case <-time.After(100 * time.Millisecond):
 		}
 	}
-	n.t.Fatalf("Node %s is not ready after a minute: %v\n%s", n.Name, last, n.kubelet.Said)
+	n.t.Fatalf("Node %s is not ready after three minutes: %v\n%s", n.Name, last, n.kubelet.Said)
 }
 
 // ready reports whether the kubelet has said that it is ready since then. The API has

@@ -32,16 +32,16 @@ func (w world) check(err error) {
 	}
 }
 
-// until waits at most a minute for something.
+// until waits at most three minutes for something.
 func (w world) until(what string, so func() bool) {
 	w.Helper()
-	for range 600 {
+	for range 1800 {
 		if so() {
 			return
 		}
 		time.Sleep(100 * time.Millisecond)
 	}
-	w.Fatalf("after a minute it is not so that %s; pods: %s", what, w.describe())
+	w.Fatalf("after three minutes it is not so that %s; pods: %s", what, w.describe())
 }
 
 // describe is all pods' statuses, and the Events.

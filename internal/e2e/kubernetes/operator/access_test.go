@@ -7,29 +7,26 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"testing"
 
 	rbacv1 "k8s.io/api/rbac/v1"
 	"sigs.k8s.io/yaml"
 )
 
-// audit has the API server write down who calls what.
-func (h house) audit() {
-	h.t.Helper()
-	policy := filepath.Join(h.plane.Dir, "audit.yaml")
-	writeFile(h.t, policy, "apiVersion: audit.k8s.io/v1\nkind: Policy\nomitStages: [RequestReceived, ResponseStarted]\nrules:\n"+
+// audited are flags of an API server that writes down who calls what, and the file that it writes.
+func audited(t *testing.T) (flags []string, log string) {
+	t.Helper()
+	dir := t.TempDir()
+	policy, log := filepath.Join(dir, "audit.yaml"), filepath.Join(dir, "audit.log")
+	writeFile(t, policy, "apiVersion: audit.k8s.io/v1\nkind: Policy\nomitStages: [RequestReceived, ResponseStarted]\nrules:\n"+
 		"  - {level: Metadata, userGroups: ['system:serviceaccounts']}\n  - {level: None}\n")
-	h.plane.APIFlags = []string{"--audit-policy-file=" + policy, "--audit-log-path=" + h.auditLog()}
-	h.plane.StopAPI()
-	h.plane.StartAPI()
-	h.plane.WaitReady()
+	return []string{"--audit-policy-file=" + policy, "--audit-log-path=" + log}, log
 }
-
-func (h house) auditLog() string { return filepath.Join(h.plane.Dir, "audit.log") }
 
 // called lists "verb group/resource" of all that an account has called and was allowed to.
 func (h house) called(account string) map[string]bool {
 	h.t.Helper()
-	b, err := os.ReadFile(h.auditLog())
+	b, err := os.ReadFile(h.auditLog)
 	if err != nil {
 		h.t.Fatal(err)
 	}

@@ -34,6 +34,7 @@ type house struct {
 	nodes     []*nodeagent.Node
 	namespace string
 	page      string // of the documentation, whose commands are typed
+	auditLog  string // file
 	commands  *int
 }
 
@@ -44,7 +45,8 @@ func newHouse(t *testing.T) house {
 	if err != nil {
 		t.Fatal(err)
 	}
-	h := house{t: t, plane: plane.Start(t), namespace: "default", page: string(page), commands: new(int)}
+	flags, log := audited(t)
+	h := house{t: t, plane: plane.StartWith(t, flags), auditLog: log, namespace: "default", page: string(page), commands: new(int)}
 	files := map[string]string{"/etc/ssl/certs": "/etc/ssl/certs"}
 	for _, name := range []string{"recast", "recast-operator"} {
 		files["/usr/bin/"+name] = h.binary(name)

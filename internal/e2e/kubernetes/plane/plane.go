@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"testing"
 	"time"
 
@@ -27,13 +28,12 @@ type ControlPlane struct {
 	// Admin may do everything, and so may Client.
 	Admin  *rest.Config
 	Client *kubernetes.Clientset
-	// APIFlags are additional flags of the API server, from the next StartAPI on.
-	APIFlags []string
 	// Controllers is kube-controller-manager.
 	Controllers *process.Process
 
-	t    *testing.T
-	port string // of the API server
+	t        *testing.T
+	apiFlags []string // additional ones of the API server
+	port     string   // of the API server
 	etcd string // URL
 	api  *process.Process
 }
@@ -42,7 +42,13 @@ type ControlPlane struct {
 // scheduler.
 func Start(t *testing.T, controllerFlags ...string) *ControlPlane {
 	t.Helper()
-	p := &ControlPlane{t: t, Dir: t.TempDir(), CA: newAuthority(t), port: freePort(t)}
+	return StartWith(t, nil, controllerFlags...)
+}
+
+// StartWith is Start with additional flags of the API server.
+func StartWith(t *testing.T, apiFlags []string, controllerFlags ...string) *ControlPlane {
+	t.Helper()
+	p := &ControlPlane{t: t, apiFlags: apiFlags, Dir: t.TempDir(), CA: newAuthority(t), port: freePort(t)}
 	p.CA.files(p.Dir)
 	p.writeKubeconfig()
 	p.etcd = "http://127.0.0.1:" + freePort(t)
@@ -70,7 +76,7 @@ const gracePeriod = 30 * time.Second
 // StartAPI starts the API server, the first time or after StopAPI.
 func (p *ControlPlane) StartAPI() {
 	p.t.Helper()
-	p.api = p.start("kube-apiserver", append(p.APIFlags, "--etcd-servers="+p.etcd, "--bind-address=127.0.0.1", "--advertise-address=127.0.0.1", "--secure-port="+p.port,
+	p.api = p.start("kube-apiserver", append(slices.Clone(p.apiFlags), "--etcd-servers="+p.etcd, "--bind-address=127.0.0.1", "--advertise-address=127.0.0.1", "--secure-port="+p.port,
 		"--allow-privileged=true", "--endpoint-reconciler-type=none", "--service-cluster-ip-range=10.96.0.0/12", "--authorization-mode=Node,RBAC",
 		"--client-ca-file="+p.file("ca.crt"), "--tls-cert-file="+p.file("apiserver.crt"), "--tls-private-key-file="+p.file("apiserver.key"),
 		"--service-account-issuer=https://kubernetes.default.svc", "--service-account-key-file="+p.file("sa.key"),
