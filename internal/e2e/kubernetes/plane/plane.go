@@ -34,8 +34,8 @@ type ControlPlane struct {
 	t        *testing.T
 	apiFlags []string // additional ones of the API server
 	port     string   // of the API server
-	etcd string // URL
-	api  *process.Process
+	etcd     string   // URL
+	api      *process.Process
 }
 
 // Start starts etcd, the API server, the controllers, with those additional flags, and the
