@@ -84,8 +84,8 @@ e2e-talosctl: build bin/tools/testsummary bin/tools/staticcheck ## Sidero's own 
 e2e-k8s: build bin/tools/testsummary ## recast against a real etcd, kube-apiserver, controllers and scheduler: rolls, and every fault with its message
 	@internal/tools/e2e-k8s
 
-e2e-operator: build-operator bin/tools/testsummary ## recast-operator as it is installed, in a real Kubernetes with real kubelets: stories of a version bump, kills, windows, fleets
-	@internal/tools/e2e-operator
+e2e-operator: build-operator bin/tools/testsummary ## recast-operator as it is installed, in a real Kubernetes with real kubelets: stories of a version bump, kills, windows, a fleet of 100 clusters (THOUSAND=1: of 1,000)
+	@THOUSAND=$(THOUSAND) internal/tools/e2e-operator
 
 e2e-report: bin/tools/testsummary ## recast's reports in a real browser: phone, desktop, dark mode, print (UPDATE=1 updates the screenshot of the docs)
 	@internal/tools/e2e-report
