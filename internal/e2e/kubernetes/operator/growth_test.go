@@ -73,7 +73,7 @@ kind: FleetRoll
 metadata: {name: to-%d}
 spec: {talosVersion: v1.13.9, maxConcurrent: 50, maxConcurrentPerSite: 10, stages: [{name: all, selector: {matchLabels: {size: "%[1]d"}}}]}
 `, to))
-		f.kubectl(fmt.Sprintf("wait --for=condition=Ready fleetroll/to-%d --timeout=10m", to))
+		f.kubectl(fmt.Sprintf("wait --for=condition=Ready fleetroll/to-%d --timeout=30m", to))
 		rolled := f.operator.settle()
 		peaks[to] = f.operator.peakMiB()
 		fmt.Fprintf(t.Output(), "%d clusters; each new one, created and checked: %s; rolled: %s; peak memory %d MiB\n",

@@ -122,7 +122,7 @@ func (h house) apply(manifests string) {
 }
 
 // patience is how long a command may take.
-const patience = 10 * time.Minute
+const patience = 30 * time.Minute
 
 // try runs kubectl in the namespace.
 func (h house) try(stdin, args string) (string, error) {
