@@ -88,8 +88,14 @@ func (r handOver) findUnnamed(ctx context.Context, in parking.Intent, from, to c
 			return false, fmt.Errorf("list the volumes of VM %d on %s: %w", from.ID, disk.Storage(), err)
 		case slices.Contains(have, in.Volid) && len(lost) == 0:
 			return false, nil
-		case errParse == nil && len(lost) == 0 && slices.Contains(have, there.Volid) && there.Option("serial") != "" && there.Option("serial") == disk.Option("serial"):
-			return false, nil // someone moved it away and back: it has a name, though another one
+		case errParse == nil && len(lost) == 0 && there.Option("serial") != "" && there.Option("serial") == disk.Option("serial"):
+			has, err := r.Proxmox.HasVolume(ctx, from.Host, there.Volid)
+			if err != nil {
+				return false, fmt.Errorf("look for %s: %w", there.Volid, err)
+			}
+			if has {
+				return false, nil // someone moved it, maybe to another storage: it has a name, though another one
+			}
 		case slices.Contains(have, in.Volid): // it may be another volume: Proxmox reuses a free name for the next one
 			lost = append([]string{in.Volid}, lost...)
 		}

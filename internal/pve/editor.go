@@ -70,6 +70,9 @@ func (c *editor) refused(ctx context.Context, vm cluster.VM, touched []string, e
 	if errors.Is(err, cluster.ErrLostAnswer) || errors.Is(err, cluster.ErrChanged) {
 		return err
 	}
+	if isNoConfig(err) {
+		return fault.WithHint(err, "VM %d was deleted or migrated by someone else since it was read: see where it is, then run the same command again", vm.ID)
+	}
 	// Deleting a device first removes it from the boot order. That pending change
 	// outlives the revert of the other one (Qemu.pm, update_vm_api).
 	touched = append(touched, "boot")

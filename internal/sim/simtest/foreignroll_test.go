@@ -36,6 +36,7 @@ func newForeignRoll(t *testing.T, way foreignWay) (s *foreignScene, lab *Lab) {
 		}
 		return err
 	}
+	s.cancel = lab.as(secondRun).giveUp("wk1")
 	s.ended = func() error { return nil }
 	switch way.strategy {
 	case cluster.Rollback:

@@ -3,6 +3,8 @@ package simtest
 import (
 	"context"
 	"crypto/tls"
+	"errors"
+	"fmt"
 	"sync"
 	"testing"
 	"time"
@@ -10,6 +12,7 @@ import (
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/exchange"
 	"github.com/recast-sh/recast/cluster/parking"
+	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/pve"
 	"github.com/recast-sh/recast/internal/pve/api"
 	"github.com/recast-sh/recast/internal/pve/api/apitest"
@@ -173,6 +176,9 @@ func (life *matrixLife) begin(ctx context.Context, strategy cluster.Strategy, pu
 
 func (life *matrixLife) open(ctx context.Context, strategy cluster.Strategy, earlier *parking.Parking) (*exchange.Replace, parking.Record, error) {
 	vm, err := life.px.VM(ctx, matrixVM)
+	if errors.Is(err, cluster.ErrNotFound) {
+		err = fault.WithHint(fmt.Errorf("VM %d: %w", matrixVM, err), "make the node's VM: recast create")
+	}
 	if err != nil {
 		return nil, parking.Record{}, err
 	}
