@@ -13,6 +13,7 @@ var Metrics = []Metric{
 	{"recast_cluster_condition", []string{"namespace", "cluster", "type", "status"}, "1 for the status that a condition of a TalosCluster has"},
 	{"recast_cluster_nodes", []string{"namespace", "cluster", "state"}, "nodes of a TalosCluster: total, in-sync, stale, unread"},
 	{"recast_cluster_check_timestamp_seconds", []string{"namespace", "cluster"}, "when the newest check of a TalosCluster ended"},
+	{"recast_cluster_check_due_timestamp_seconds", []string{"namespace", "cluster"}, "when the check after the newest one of a TalosCluster is due; none if it is suspended or has no schedule"},
 	{"recast_imageroll_phase", []string{"namespace", "roll", "cluster", "phase"}, "1 for the phase of an ImageRoll that is not finished, or is the newest of its cluster"},
 	{"recast_fleetroll_members", []string{"namespace", "fleet", "phase"}, "clusters of a FleetRoll"},
 	{"controller_runtime_reconcile_total", []string{"controller", "result"}, ""},

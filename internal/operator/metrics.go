@@ -24,13 +24,14 @@ var (
 	conditionMetric = prometheus.NewDesc("recast_cluster_condition", "1 for the status that a condition of a TalosCluster has.", []string{"namespace", "cluster", "type", "status"}, nil)
 	nodesMetric     = prometheus.NewDesc("recast_cluster_nodes", "Nodes of a TalosCluster.", []string{"namespace", "cluster", "state"}, nil)
 	checkMetric     = prometheus.NewDesc("recast_cluster_check_timestamp_seconds", "When the newest check of a TalosCluster ended.", []string{"namespace", "cluster"}, nil)
+	dueMetric       = prometheus.NewDesc("recast_cluster_check_due_timestamp_seconds", "When the check after the newest one of a TalosCluster is due; none if it is suspended or has no schedule.", []string{"namespace", "cluster"}, nil)
 	phaseMetric     = prometheus.NewDesc("recast_imageroll_phase", "1 for the phase of an ImageRoll that is not finished, or is the newest of its cluster.", []string{"namespace", "roll", "cluster", "phase"}, nil)
 	membersMetric   = prometheus.NewDesc("recast_fleetroll_members", "Clusters of a FleetRoll.", []string{"namespace", "fleet", "phase"}, nil)
 )
 
 // Describe implements prometheus.Collector.
 func (m Metrics) Describe(to chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{conditionMetric, nodesMetric, checkMetric, phaseMetric, membersMetric} {
+	for _, d := range []*prometheus.Desc{conditionMetric, nodesMetric, checkMetric, dueMetric, phaseMetric, membersMetric} {
 		to <- d
 	}
 }
@@ -93,4 +94,19 @@ func collectCluster(gauge func(*prometheus.Desc, float64, ...string), c v1alpha1
 	if k := c.Status.Check; k != nil && k.Ended != nil {
 		gauge(checkMetric, float64(k.Ended.Unix()), c.Namespace, c.Name)
 	}
+	if due := nextCheck(c); !due.IsZero() {
+		gauge(dueMetric, float64(due.Unix()), c.Namespace, c.Name)
+	}
+}
+
+// nextCheck is when the check after the newest one is due; zero: never.
+func nextCheck(c v1alpha1.TalosCluster) time.Time {
+	plans, err := readSchedules(c.Spec)
+	switch {
+	case err != nil || c.Spec.Suspend:
+		return time.Time{} // its conditions say so
+	case c.Status.Check == nil:
+		return c.CreationTimestamp.Time
+	}
+	return plans.drift.Next(c.Status.Check.Started.Time)
 }

@@ -55,8 +55,7 @@ func TestFiring(t *testing.T) {
 		stalled  = `recast_cluster_condition{namespace="a",cluster="c",type="Stalled",status="True",pod="p1"}`
 		drifted  = `recast_cluster_condition{namespace="a",cluster="c",type="Drifted",status="True",pod="p1"}`
 		drifted2 = `recast_cluster_condition{namespace="a",cluster="c",type="Drifted",status="True",pod="p2"}`
-		ready    = `recast_cluster_condition{namespace="a",cluster="c",type="Ready",status="True",pod="p1"}`
-		checked  = `recast_cluster_check_timestamp_seconds{namespace="a",cluster="c",pod="p1"}`
+		due      = `recast_cluster_check_due_timestamp_seconds{namespace="a",cluster="c",pod="p1"}`
 		leader   = `leader_election_master_status{job="recast-operator",name="recast-operator",pod="p1"}`
 		backup   = `leader_election_master_status{job="recast-operator",name="recast-operator",pod="p2"}`
 		other    = `leader_election_master_status{job="another-operator",name="recast-operator",pod="p3"}`
@@ -65,7 +64,7 @@ func TestFiring(t *testing.T) {
 		member   = `recast_fleetroll_members{namespace="a",fleet="f",pod="p1",phase=`
 	)
 	at := func(d time.Duration) float64 { return float64(begin.Add(d).Unix()) }
-	hourly := func(after time.Duration) float64 { return at(after.Truncate(time.Hour)) }
+	hourly := func(after time.Duration) float64 { return at(after.Truncate(time.Hour) + time.Hour) }
 	cases := map[string]struct {
 		alert string
 		lines []line
@@ -78,9 +77,9 @@ func TestFiring(t *testing.T) {
 		"drifted every day until noon":  {"RecastClusterDrifted", []line{{drifted, except(always(1), 24*time.Hour, 12*time.Hour)}}, 0, ""},
 		"drifted, the operator rolled":  {"RecastClusterDrifted", []line{{drifted, except(always(1), 6*time.Hour, 9*time.Minute)}}, 24 * time.Hour, `{cluster="c", namespace="a"}`},
 		"drifted, another pod leads":    {"RecastClusterDrifted", []line{{drifted, during(0, 12*time.Hour, 1)}, {drifted2, during(12*time.Hour, week, 1)}}, 24 * time.Hour, `{cluster="c", namespace="a"}`},
-		"checked every hour":            {"RecastClusterNotChecked", []line{{ready, always(1)}, {checked, hourly}}, 0, ""},
-		"checked once":                  {"RecastClusterNotChecked", []line{{ready, always(1)}, {checked, always(at(0))}}, 38 * time.Hour, `{cluster="c", namespace="a"}`},
-		"never checked":                 {"RecastClusterNotChecked", []line{{ready, always(1)}}, 2 * time.Hour, `{cluster="c", namespace="a"}`},
+		"checked every hour":            {"RecastClusterNotChecked", []line{{due, hourly}}, 0, ""},
+		"checked once":                  {"RecastClusterNotChecked", []line{{due, always(at(time.Hour))}}, 13*time.Hour + 10*time.Minute, `{cluster="c", namespace="a"}`},
+		"suspended, or without a check": {"RecastClusterNotChecked", []line{{due, during(0, 12*time.Hour, at(time.Hour))}}, 0, ""},
 		"awaits approval":               {"RecastRollAwaitsApproval", []line{{approval, always(1)}}, 24 * time.Hour, `{cluster="c", namespace="a", roll="r"}`},
 		"approved after a night":        {"RecastRollAwaitsApproval", []line{{approval, during(0, 23*time.Hour, 1)}}, 0, ""},
 		"failed":                        {"RecastRollFailed", []line{{failed, during(3*time.Hour, week, 1)}}, 3*time.Hour + time.Minute, `{cluster="c", namespace="a", roll="r"}`},
