@@ -35,6 +35,7 @@ func TestFleet(t *testing.T) {
 	if *thousand {
 		stories = append(stories, story{"growth", (*fleet).growth})
 	}
+	stories = append(stories, story{"restart", (*fleet).restart})
 	for _, story := range stories {
 		passed := t.Run(story.name, func(t *testing.T) {
 			inside := *f
