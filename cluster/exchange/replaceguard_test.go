@@ -182,6 +182,13 @@ var calls = map[string]call{
 		func(g *guarded, ctx context.Context) error { return g.r.handOvers.once(ctx, intent) }, all(cutOff, on(101, kv{"protection": "1"})),
 		"set 9900 map[scsi1:fast:vm-9900-disk-1,serial=data,backup=0] delete []\nset 101 map[protection:0] delete []\nset 101 map[] delete [scsi1]",
 	},
+	"hand over what was moved": {
+		func(g *guarded, ctx context.Context) error {
+			return g.r.handOvers.once(ctx, parking.Intent{From: 101, Key: "scsi1", To: 9900, ToKey: "scsi1"})
+		},
+		all(here, begun, volumes("slow:vm-101-disk-0"), on(101, kv{"scsi1": "slow:vm-101-disk-0,serial=data"})),
+		intended + "move scsi1 of 101 to scsi1 of 9900",
+	},
 	"hand over after another": {
 		func(g *guarded, ctx context.Context) error { return g.r.handOvers.once(ctx, systemIntent) }, cutOff,
 		"set 9900 map[scsi1:fast:vm-9900-disk-1,serial=data,backup=0] delete []\nset 101 map[] delete [scsi1]\n" + intended + "move scsi0 of 101 to scsi30 of 9900",

@@ -125,6 +125,7 @@ func deletionRows() []guard {
 		{"emptied", all(parked, on(101, kv{"scsi5": "fast:vm-101-disk-5"})), "which was not there when it was remembered", ""},
 		{"emptied", all(parked, reimage), "said its system disk is parked", ""},
 		{"emptied", on(101, kv{"description": "recast: run=r1 build=b"}), "said VM 101 was renewed by this run", ""},
+		{"emptied", all(on(101, kv{"description": "recast: run=r1 build=b"}), func(g *guarded) { g.r.Strategy = cluster.Remove }), "", ""},
 		{"emptied", deleted, "said VM 101 is deleted", ""},
 		{"emptied", all(deleted, reimage), "was deleted by someone else", ""},
 		{"emptied", other, "it is not the VM that was planned", ""},
