@@ -4,6 +4,8 @@ import (
 	"context"
 	"net/netip"
 	"time"
+
+	"github.com/recast-sh/recast/cluster/replica"
 )
 
 // Kube talks to the Kubernetes API of the cluster.
@@ -76,6 +78,13 @@ type VolumeReader interface {
 	// directories of Longhorn and Rook, pools of LINSTOR. The key "" has the volumes of Proxmox'
 	// CSI driver.
 	LocalData(ctx context.Context, nodes ...KubeNode) (map[string][]LocalData, error)
+	// Replicas reads the volumes that storage systems keep on several nodes, again on each call. A
+	// system that is not installed is left out.
+	Replicas(ctx context.Context) ([]replica.System, error)
+	// NodeData is LocalData and Replicas with one look.
+	NodeData(ctx context.Context, nodes ...KubeNode) (map[string][]LocalData, []replica.System, error)
+	// WatchReplicas reports when a replicated volume has become healthy: see wait.Watch.
+	WatchReplicas(ctx context.Context, tell func(look bool)) error
 	// PodVolumes lists the handles of all volumes of Proxmox' CSI driver.
 	PodVolumes(ctx context.Context) ([]string, error)
 }

@@ -18,6 +18,7 @@ type Timing struct {
 	Join   time.Duration // configuration applied to healthy
 	Try    time.Duration // configuration on trial to healthy
 	Drain  time.Duration
+	Heal   time.Duration // node back to replicated volumes whole, and how long the node waits for that before it goes
 }
 
 // rarely is the factor for the poll interval while a watch is open: a silent watch is not

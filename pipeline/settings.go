@@ -70,7 +70,7 @@ func timing(c *config.Config) cluster.Timing {
 	r := c.Roll
 	return cluster.Timing{
 		Poll: time.Duration(r.Poll), Settle: time.Duration(r.Settle), Stop: time.Duration(r.Timeouts.Stop),
-		Boot: time.Duration(r.Timeouts.Boot), Join: time.Duration(r.Timeouts.Join), Try: time.Duration(r.Timeouts.Try), Drain: time.Duration(r.Drain.Timeout),
+		Boot: time.Duration(r.Timeouts.Boot), Join: time.Duration(r.Timeouts.Join), Try: time.Duration(r.Timeouts.Try), Drain: time.Duration(r.Drain.Timeout), Heal: time.Duration(r.Timeouts.Storage),
 	}
 }
 

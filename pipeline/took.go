@@ -16,7 +16,7 @@ import (
 // checked, pulls its installer, is drained and tries a configuration, it is still up.
 func TakesAway(below []string) bool {
 	switch below[0] {
-	case "ask-gates", "run-hooks", "gate", "pull", "remember", "drain", "try", "stage":
+	case "ask-gates", "await-storage", "run-hooks", "gate", "pull", "remember", "drain", "try", "stage":
 		return false
 	case "take-down", "upgrade":
 		return len(below) > 1 && below[1] != "remember" && below[1] != "drain"
@@ -66,7 +66,7 @@ func (s *stopwatch) see(e step.Event) {
 			s.away[path] = time.Now()
 		}
 	}
-	if len(below) == 0 && e.Status != step.Started || len(below) > 0 && (below[0] == "ask-gates-again" || below[0] == "run-hooks-again") {
+	if len(below) == 0 && e.Status != step.Started || len(below) > 0 && planning.IsBack(below) {
 		s.back(path)
 	}
 	switch {

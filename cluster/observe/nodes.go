@@ -10,6 +10,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/parking"
+	"github.com/recast-sh/recast/cluster/replica"
 	"github.com/recast-sh/recast/internal/fault"
 )
 
@@ -55,11 +56,30 @@ func ReadLocalData(ctx context.Context, kube cluster.VolumeReader, nodes []*Foun
 	if len(nodes) == 0 {
 		return nil
 	}
+	local, err := kube.LocalData(ctx, kubeNodes(nodes)...)
+	setLocalData(nodes, local)
+	return err
+}
+
+// readStorage is ReadLocalData that also reads the volumes which storage systems keep on several nodes.
+func readStorage(ctx context.Context, kube cluster.VolumeReader, nodes []*Found) ([]replica.System, error) {
+	if len(nodes) == 0 {
+		return nil, nil
+	}
+	local, systems, err := kube.NodeData(ctx, kubeNodes(nodes)...)
+	setLocalData(nodes, local)
+	return systems, err
+}
+
+func kubeNodes(nodes []*Found) []cluster.KubeNode {
 	known := make([]cluster.KubeNode, len(nodes))
 	for i, f := range nodes {
 		known[i] = *f.Node
 	}
-	local, err := kube.LocalData(ctx, known...)
+	return known
+}
+
+func setLocalData(nodes []*Found, local map[string][]cluster.LocalData) {
 	var handles []string
 	for _, v := range local[""] {
 		handles = append(handles, v.Handle)
@@ -67,7 +87,6 @@ func ReadLocalData(ctx context.Context, kube cluster.VolumeReader, nodes []*Foun
 	for _, f := range nodes {
 		f.Local, f.handles = local[f.Name], handles
 	}
-	return err
 }
 
 // ReadTies reads what Proxmox keeps for the VMs of nodes, with one call; the errors are in the
@@ -118,10 +137,16 @@ func observeMachines(ctx context.Context, src Sources, read machineRead, wanted 
 
 // observeTies reads what would be lost with each node. The decision needs it, so a failed read is
 // an error.
-func observeTies(ctx context.Context, src Sources, found []Found) error {
-	nodes := Matching(found, func(f *Found) bool { return !f.Away && f.VM != nil && f.Node != nil })
+func observeTies(ctx context.Context, src Sources, o *Observation) error {
+	nodes := Matching(o.Found, func(f *Found) bool { return !f.Away && f.VM != nil && f.Node != nil })
 	g := errgroup.Group{}
-	g.Go(func() error { return ReadLocalData(ctx, src.Kube, nodes) })
+	g.Go(func() (err error) {
+		if !src.Storage {
+			return ReadLocalData(ctx, src.Kube, nodes)
+		}
+		o.Storage, err = readStorage(ctx, src.Kube, nodes)
+		return err
+	})
 	g.Go(func() error {
 		errs := ReadTies(ctx, src.Proxmox, nodes)
 		i := slices.IndexFunc(errs, func(err error) bool { return err != nil })

@@ -12,6 +12,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/parking"
+	"github.com/recast-sh/recast/cluster/replica"
 	"github.com/recast-sh/recast/cluster/shape"
 )
 
@@ -201,6 +202,7 @@ type Observation struct {
 	First    string                  // see Sources.First
 	Rebuild  string                  // see Sources.Rebuild
 	OwnPod   OwnPod                  // from Observe only
+	Storage  []replica.System        // from Observe only
 
 	// PastBuilds are builds of earlier locks, by ID: an unfinished replacement is finished with the
 	// build that it began with.

@@ -98,7 +98,7 @@ func Observe(ctx context.Context, src Sources, wanted []cluster.Wanted) (Observa
 	g := errgroup.Group{}
 	g.Go(func() error { o.Rooms = roomsOf(ctx, src.Proxmox, hosts); return nil })
 	g.Go(func() error { return observeMachines(ctx, src, src.Talos.Machine, wanted, o.Found) })
-	g.Go(func() error { return observeTies(ctx, src, o.Found) })
+	g.Go(func() error { return observeTies(ctx, src, &o) })
 	g.Go(func() error { return observeMoves(ctx, src.Proxmox, o.Found) })
 	g.Go(func() error { return o.readOwnPod(ctx, src) })
 	err = g.Wait()
@@ -229,6 +229,7 @@ type Sources struct {
 	Maintenance cluster.Maintenance
 	Kube        cluster.KubeReader
 	Cluster     string // name of the cluster; records of other clusters are not ours
+	Storage     bool   // reads Observation.Storage
 	// First is the control plane with which the cluster is to begin: there is neither Kubernetes nor
 	// etcd, so neither is asked. "": there is a cluster.
 	First string

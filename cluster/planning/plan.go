@@ -52,6 +52,7 @@ func New(cluster string, wanted []cluster.Wanted, o observe.Observation, past cl
 	plan.Arrange()
 	plan.tellShared()
 	plan.AwaitOthers(o)
+	heedStorage(&plan, o)
 	against := worldOf{&plan, o}
 	against.space()
 	against.numbers()
@@ -118,6 +119,7 @@ type NodePlan struct {
 	IsWayBack     bool               `json:"-"` // the build that it is to get will be what a later upgrade's failure reimages it to
 	Run           string             `json:"-"` // whose unfinished work this is
 	OwnPod        bool               `json:"-"` // recast runs on it, as a pod that has to leave it
+	Stored        bool               `json:"-"` // there is a storage system whose volumes are looked at
 }
 
 func (n *NodePlan) Add(d cluster.Disk, system bool) {
@@ -161,6 +163,7 @@ type Plan struct {
 	Room          map[string]int     `json:"room,omitempty"`         // how many nodes may hold a slot at a time
 	Warn          []string           `json:"warnings,omitempty"`
 	Gates         []cluster.UserGate `json:"gates,omitempty"`      // asked before each node is taken out, and after it is back
+	Storage       []StorageSystem    `json:"storage,omitempty"`    // whose volumes are looked at before each node is taken out, and after it is back
 	Hooks         cluster.Hooks      `json:"hooks,omitzero"`       // programs that run on the way
 	Kubernetes    []string           `json:"kubernetes,omitempty"` // where another version is wanted: which goes first, the roll or that
 
@@ -258,7 +261,7 @@ func (p worldOf) warn() {
 		p.Warn = append(p.Warn, p.o.QuorumOnOneHost()...)
 	}
 	for _, n := range p.Work() {
-		if outage := time.Duration(n.OutageSeconds) * time.Second; outage > longOutage {
+		if outage := time.Duration(n.OutageSeconds) * time.Second; outage > longOutage && !knownPatience(p.Storage) {
 			p.Warn = append(p.Warn, fmt.Sprintf("%s is expected to be away for %s: storage systems rebuild replicas after 10 minutes", n.Node, outage))
 		}
 	}

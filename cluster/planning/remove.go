@@ -52,6 +52,7 @@ func ForRemove(clusterName string, wanted []cluster.Wanted, o observe.Observatio
 	plan.Order(Policy{})
 	plan.Arrange()
 	plan.AwaitOthers(o)
+	heedStorage(&plan, o)
 	return plan, nil
 }
 

@@ -52,6 +52,7 @@ func ForRollback(ctx context.Context, clusterName string, wanted []cluster.Wante
 	plan.Order(p)
 	plan.Arrange()
 	plan.AwaitOthers(o)
+	heedStorage(&plan, o)
 	return plan, nil
 }
 

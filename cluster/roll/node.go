@@ -3,6 +3,7 @@ package roll
 import (
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/gate"
+	"github.com/recast-sh/recast/cluster/healing"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/cluster/rolling"
 	"github.com/recast-sh/recast/cluster/serving"
@@ -38,6 +39,7 @@ type node struct {
 	putBack     putBack         // cancels an interrupted replacement
 	hookPoints  hookPoints      // the user's hooks
 	userGates   usergate.Points // the user's gates
+	healing     healing.Points  // volumes of which other nodes have copies
 	reshape     reshape         // the VM's shape
 	serving     serving.VM      // the VM while the node serves
 	create      create          // a node that is nowhere yet
@@ -77,6 +79,7 @@ func (r *Roller) node(h rolling.Node) *node {
 	n.putBack = putBack{n}
 	n.hookPoints = hookPoints{n}
 	n.userGates = usergate.Points{Node: n.Node, Objects: r.Objects, Commands: r.Commands, LeftOpen: n.hookPoints.batchLeftOpen}
+	n.healing = healing.Points{Node: n.Node, Leaving: &r.leaving, LeftOpen: n.hookPoints.batchLeftOpen}
 	n.reshape = reshape{n}
 	n.serving = serving.VM{Node: n.Node, Gate: n.gate}
 	n.create = create{n}

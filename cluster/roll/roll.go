@@ -67,7 +67,7 @@ func (r *Roller) phase(p planning.Plan, b planning.Batch) (step.Step, error) {
 const maxAhead = 10
 
 func (n order) branches() []step.Step {
-	return slices.Concat(n.userGates.Before(), n.hookPoints.before(), n.RepeatingAll("", n.work()), n.hookPoints.after(), n.userGates.After())
+	return slices.Concat(n.userGates.Before(), n.healing.Before(), n.hookPoints.before(), n.RepeatingAll("", n.work()), n.hookPoints.after(), n.healing.After(), n.userGates.After())
 }
 
 // finished is the goal of the whole branch: the node runs what is wanted, and no run has left

@@ -5,6 +5,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/exchange"
+	"github.com/recast-sh/recast/cluster/healing"
 	"github.com/recast-sh/recast/cluster/hook"
 	"github.com/recast-sh/recast/cluster/rehearse"
 	"github.com/recast-sh/recast/cluster/restore"
@@ -35,4 +36,5 @@ type Roller struct {
 	Hooked func(hook.HookRun)
 
 	parkingNumbers exchange.Numbers
+	leaving        healing.Leaving
 }

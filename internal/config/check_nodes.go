@@ -102,6 +102,8 @@ func (k checker) roll() {
 		"roll.timeouts.boot": r.Timeouts.Boot,
 		"roll.timeouts.join": r.Timeouts.Join,
 		"roll.timeouts.try":  r.Timeouts.Try,
+
+		"roll.timeouts.storage": r.Timeouts.Storage,
 	} {
 		if d <= 0 {
 			k.add(path, "must be longer than 0")

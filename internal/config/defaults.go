@@ -33,7 +33,10 @@ func defaults() Config {
 				Boot: Duration(10 * time.Minute),
 				Join: Duration(10 * time.Minute),
 				Try:  Duration(2 * time.Minute),
+
+				Storage: Duration(time.Hour),
 			},
+			Storage:     "on",
 			BootFailure: "rollback",
 			KeepDisks:   1,
 		},

@@ -21,8 +21,13 @@ import (
 // Storage systems that are not installed have none; one that cannot be read is an
 // error. Everything is listed once for all nodes, and again for each call.
 func (c VolumeReader) LocalData(ctx context.Context, nodes ...cluster.KubeNode) (map[string][]cluster.LocalData, error) {
+	groups, err := c.groups(ctx)
+	return c.localData(ctx, groups, err, nodes)
+}
+
+// localData is LocalData with a list of the API groups, or the error of reading it.
+func (c VolumeReader) localData(ctx context.Context, groups []metav1.APIGroup, errGroups error, nodes []cluster.KubeNode) (map[string][]cluster.LocalData, error) {
 	l := newLocalScan(c.conn, nodes)
-	groups, errGroups := c.groups(ctx)
 	var errPools, errVolumes, errLonghorn, errRook, errPaths error
 	var g sync.WaitGroup
 	g.Go(func() {

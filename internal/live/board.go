@@ -218,7 +218,7 @@ func (n *node) updateStep(at time.Time, e step.Event, below []string, own *entry
 	case step.Started:
 		n.running = append(n.running, own)
 		switch {
-		case below[0] == "ask-gates-again" || below[0] == "run-hooks-again":
+		case planning.IsBack(below):
 			n.back(at)
 		case pipeline.TakesAway(below) && n.awaySince.IsZero() && n.away == 0:
 			n.awaySince = at

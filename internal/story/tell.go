@@ -155,7 +155,7 @@ var groups = []string{"take-down", "bring-up", "upgrade", "put-back", "fallback"
 func (b *builder) below(l line, turn *Turn, below []string) {
 	if l.Status == step.Started.String() {
 		switch {
-		case below[0] == "ask-gates-again", below[0] == "run-hooks-again":
+		case planning.IsBack(below):
 			turn.back(l.Time)
 		case turn.AwayFrom.IsZero() && pipeline.TakesAway(below):
 			turn.AwayFrom = l.Time

@@ -68,15 +68,15 @@ func (t *tracker) see(e step.Event) {
 	}
 	n := t.find(name, e.Path)
 	switch {
-	case e.Status == step.Started && (below[0] == "ask-gates-again" || below[0] == "run-hooks-again"):
+	case e.Status == step.Started && planning.IsBack(below):
 		n.back(t.away)
 	case e.Status == step.Started && pipeline.TakesAway(below):
 		if _, gone := t.away[name]; !gone {
 			t.away[name] = time.Now()
 		}
-	case below[0] == "ask-gates" && e.Status == step.Failed:
+	case (below[0] == "ask-gates" || below[0] == "await-storage") && e.Status == step.Failed:
 		n.Gates = "before"
-	case below[0] == "ask-gates-again" && e.Status == step.Failed:
+	case (below[0] == "ask-gates-again" || below[0] == "await-storage-again") && e.Status == step.Failed:
 		n.Gates = "after"
 	case below[0] == "run-hooks" && e.Status == step.Failed:
 		n.Hooks = "before"

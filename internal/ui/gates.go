@@ -1,11 +1,13 @@
 package ui
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/recast-sh/recast/cluster/planning"
+	"github.com/recast-sh/recast/internal/words"
 )
 
 // drawGates prints the user's gates.
@@ -38,6 +40,37 @@ func gateLines(plan planning.Plan) []string {
 		text += ", within " + minutes(time.Duration(g.TimeoutSeconds)*time.Second)
 		if g.BeforeOnly {
 			text += ", before only"
+		}
+		lines = append(lines, text)
+	}
+	return lines
+}
+
+// drawStorage prints the storage systems whose volumes are looked at.
+func drawStorage(p *page, plan planning.Plan) {
+	lines := storageLines(plan)
+	if len(lines) == 0 {
+		return
+	}
+	p.wrapped("", "  ", p.paint(bold, storageHeading))
+	for _, text := range lines {
+		p.wrapped("  ", "    ", text)
+	}
+	p.line("")
+}
+
+const storageHeading = "storage: no node goes that has the only healthy replica of a volume; it is back once its volumes are whole"
+
+// storageLines returns the storage systems of a plan that does something.
+func storageLines(plan planning.Plan) []string {
+	if !slices.ContainsFunc(plan.Nodes, func(n planning.NodePlan) bool { return n.Strategy != "" }) {
+		return nil
+	}
+	var lines []string
+	for _, s := range plan.Storage {
+		text := fmt.Sprintf("%s: %d %s", s.Name, s.Volumes, words.Plural(s.Volumes, "volume"))
+		if s.WaitSeconds > 0 {
+			text += fmt.Sprintf(", waits %s for a replica that is away", minutes(time.Duration(s.WaitSeconds)*time.Second))
 		}
 		lines = append(lines, text)
 	}

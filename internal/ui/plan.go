@@ -44,6 +44,7 @@ func drawPlan(p *page, plan planning.Plan) {
 	}
 	drawIdle(p, plan)
 	drawGates(p, plan)
+	drawStorage(p, plan)
 	drawHooks(p, plan)
 	for _, text := range plan.Warn {
 		p.wrapped(p.paint(yellow, "warning: "), "  ", text)

@@ -51,6 +51,9 @@ func drawMarkdown(p *page, plan planning.Plan, brief bool) {
 	if gates := gateLines(plan); len(gates) > 0 {
 		bullets(p, "Gates, checked before each node and when it is back", gates)
 	}
+	if storage := storageLines(plan); len(storage) > 0 {
+		bullets(p, strings.ToUpper(storageHeading[:1])+storageHeading[1:], storage)
+	}
 	if hooks := hookLines(plan); len(hooks) > 0 {
 		bullets(p, "Hooks (if one fails, the roll stops)", hooks)
 	}

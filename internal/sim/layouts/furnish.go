@@ -132,16 +132,25 @@ func (l Layout) objects() ([]object, error) {
 	}
 }
 
+// together are kinds that a group has wherever it has any.
+var together = map[string][]string{"longhorn.io": {"Node", "Volume", "Replica", "Setting"}}
+
 // add creates the object in the lab's Kubernetes, after its definition if it is a custom
 // resource.
 func (o object) add(ctx context.Context, lab *sim.Lab) error {
 	gvk := o.GroupVersionKind()
 	known := slices.IndexFunc(store.Resources(), func(r store.Resource) bool { return r.GVK() == gvk })
 	if known < 0 {
-		r := store.Resource{
-			GroupVersionResource: gvk.GroupVersion().WithResource(strings.ToLower(gvk.Kind) + "s"),
-			Kind:                 gvk.Kind, Namespaced: o.GetNamespace() != "", Status: true,
+		resource := func(kind string) store.Resource {
+			return store.Resource{
+				GroupVersionResource: gvk.GroupVersion().WithResource(strings.ToLower(kind) + "s"),
+				Kind:                 kind, Namespaced: o.GetNamespace() != "", Status: true,
+			}
 		}
+		for _, kind := range together[gvk.Group] {
+			lab.Kube.Define(resource(kind))
+		}
+		r := resource(gvk.Kind)
 		lab.Kube.Define(r)
 		return create(ctx, lab, r.GroupVersionResource, o.Unstructured)
 	}

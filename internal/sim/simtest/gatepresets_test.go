@@ -27,7 +27,7 @@ type presetCase struct {
 
 func TestGatePresets(t *testing.T) {
 	served := []store.Resource{
-		longhornNodes, longhornVolumes, cephClusters,
+		longhornNodes, longhornVolumes, longhornReplicas, longhornSettings, cephClusters,
 		resource("postgresql.cnpg.io/v1", "clusters", "Cluster", true),
 		resource("piraeus.io/v1", "linstorclusters", "LinstorCluster", false),
 		resource("piraeus.io/v1", "linstorsatellites", "LinstorSatellite", false),

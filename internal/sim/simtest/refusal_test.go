@@ -55,7 +55,7 @@ func TestEveryRefusal(t *testing.T) {
 		t.Run(group, func(t *testing.T) {
 			inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 				lab.World.AddMapping("pci", "gpu", "pve1")
-				lab.Kube.Define(longhornNodes)
+				lab.installLonghorn()
 				lab.Kube.Define(cephClusters)
 				lab.Kube.Define(linstorSatellites)
 				lab.Patch(sim.PatchedExtension)

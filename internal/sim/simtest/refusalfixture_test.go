@@ -204,7 +204,10 @@ var (
 		GroupVersionResource: schema.GroupVersionResource{Group: "longhorn.io", Version: "v1beta2", Resource: "nodes"},
 		Kind:                 "Node", Namespaced: true, Status: true,
 	}
-	cephClusters = store.Resource{
+	longhornReplicas = resource("longhorn.io/v1beta2", "replicas", "Replica", true)
+	longhornSettings = resource("longhorn.io/v1beta2", "settings", "Setting", true)
+	longhornKinds    = []store.Resource{longhornNodes, longhornVolumes, longhornReplicas, longhornSettings}
+	cephClusters     = store.Resource{
 		GroupVersionResource: schema.GroupVersionResource{Group: "ceph.rook.io", Version: "v1", Resource: "cephclusters"},
 		Kind:                 "CephCluster", Namespaced: true, Status: true,
 	}

@@ -81,7 +81,7 @@ func TestWhatIsOnTheSystemDiskIsKeptByInPlace(t *testing.T) {
 func TestAcceptedLossesAreShownAndRolled(t *testing.T) {
 	long(t)
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
-		lab.Kube.Define(longhornNodes)
+		lab.installLonghorn()
 		lab.Patch(sim.PatchedExtension)
 		whileOff(partitioned(wk1System, labelled("u-cache"), labelled("scratch")))(lab)
 		volume("pvc-1", local("/var/local-path/pvc-1"))(lab)

@@ -63,9 +63,9 @@ func New(ctx context.Context, s store.Store, speed float64, timeline *record.Tim
 	m := &Manager{store: s, timers: newTimers(speed), timeline: timeline, kick: make(chan struct{}, 1), settle: settle, reflected: map[types.UID]reflection{}}
 	m.stages = []func(context.Context) error{
 		m.syncNodes, m.terminateNamespaces, m.collect, m.syncMirrorPods, m.syncDaemonSets, m.syncDeployments, m.syncReplicaSets,
-		m.syncStatefulSets, m.schedule, m.runPods, m.evictFromLost, m.syncVolumes, m.syncBudgets, m.moveReplicas,
+		m.syncStatefulSets, m.schedule, m.runPods, m.evictFromLost, m.syncVolumes, m.syncBudgets, m.moveReplicas, m.healVolumes,
 	}
-	if err := m.start(ctx, append(watched(), longhorn.WithResource("nodes"))); err != nil {
+	if err := m.start(ctx, append(watched(), longhorn.WithResource("nodes"), longhorn.WithResource("volumes"), longhorn.WithResource("replicas"))); err != nil {
 		return nil, err
 	}
 	return m, nil

@@ -1,0 +1,83 @@
+package planning
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/observe"
+	"github.com/recast-sh/recast/cluster/replica"
+)
+
+// StorageSystem is a storage system in a plan: its volumes have healthy copies elsewhere before a node
+// goes, and are whole before the next one.
+type StorageSystem struct {
+	Name        string `json:"name"`
+	Volumes     int    `json:"volumes"`
+	WaitSeconds int    `json:"waitSeconds,omitempty"` // how long it waits for a copy that is away before it makes another; 0: unknown
+}
+
+// shownVolumes is how many volumes of a node are refused by name.
+const shownVolumes = 10
+
+// heedStorage refuses nodes without which volumes have no healthy copy, and notes what their outage
+// means to the storage systems. While the plan first brings nodes back, copies on those count for
+// nothing yet: the roll waits for them before each node.
+func heedStorage(p *Plan, o observe.Observation) {
+	for _, s := range o.Storage {
+		p.Storage = append(p.Storage, StorageSystem{Name: s.Name, Volumes: len(s.Volumes), WaitSeconds: int(s.Patience.Seconds())})
+	}
+	comesBack := false
+	for i := range p.Nodes {
+		n := &p.Nodes[i]
+		n.Stored = len(o.Storage) > 0
+		switch {
+		case n.Strategy == "":
+		case !n.takenOut():
+			comesBack = comesBack || n.Strategy != cluster.Create && !n.Drift.Tidy()
+		case n.staysUp() || n.Rebuild != "":
+		default:
+			leaveStorage(n, o.Storage, comesBack)
+		}
+	}
+}
+
+// leaveStorage is heedStorage for a node that goes.
+func leaveStorage(n *NodePlan, systems []replica.System, comesBack bool) {
+	exposed := replica.Exposed(systems, n.Node, func(string) bool { return false })
+	var refused []string
+	for _, e := range exposed {
+		switch {
+		case e.Alone && n.Strategy != cluster.Remove:
+			n.Notes = append(n.Notes, fmt.Sprintf("%s has its only replica on it, and is not there while the node is away", e.Volume))
+		case !comesBack:
+			refused = append(refused, fmt.Sprintf("%s: %s, or roll.storage: off does not look at it", e, e.Remedy))
+		}
+	}
+	if more := len(refused) - shownVolumes; more > 0 {
+		refused = append(refused[:shownVolumes], fmt.Sprintf("and %d more volumes that have no healthy replica elsewhere", more))
+	}
+	n.Refused = append(n.Refused, refused...)
+	if n.Strategy == cluster.Remove {
+		return
+	}
+	outage := time.Duration(cmp.Or(n.WholeSeconds, n.OutageSeconds)) * time.Second
+	for _, s := range systems {
+		if s.Patience > 0 && outage > s.Patience && s.On(n.Node) > 0 {
+			n.Notes = append(n.Notes, fmt.Sprintf("it is expected to be away for %s, and %s waits %s for its %d replicas on it (%s): after that it makes others on other nodes",
+				outage, s.Name, s.Patience, s.On(n.Node), s.Waits))
+		}
+	}
+}
+
+// knownPatience says whether a storage system says itself how long it waits.
+func knownPatience(systems []StorageSystem) bool {
+	return slices.ContainsFunc(systems, func(s StorageSystem) bool { return s.WaitSeconds > 0 })
+}
+
+// IsBack says whether a step of a node's branch comes once the node serves again.
+func IsBack(below []string) bool {
+	return slices.Contains([]string{"run-hooks-again", "await-storage-again", "ask-gates-again"}, below[0])
+}

@@ -1,0 +1,257 @@
+// Package replica says what depends on a node's copies of replicated volumes: [Exposed] lists
+// the volumes that have no other healthy copy, [Unhealed] those that are not whole again.
+package replica
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/recast-sh/recast/internal/words"
+)
+
+// System is a storage system of the cluster that keeps copies of volumes on several nodes, as its
+// own objects show it.
+type System struct {
+	Name     string        // "Longhorn"
+	Patience time.Duration // how long it waits for a copy that is away before it makes another; 0: unknown
+	Waits    string        // the setting that says so
+	Away     string        // why its objects may be out of date; "": its controllers run
+	Nodes    []Node        // those that it knows
+	Volumes  []Volume
+}
+
+// Node is a node as the system knows it.
+type Node struct {
+	Name  string
+	Down  string // why its copies can't be used now; "": they can
+	Lacks string // what else of it is not as it should be
+}
+
+// Volume is a replicated volume.
+type Volume struct {
+	Name     string // with its namespace
+	Claim    string // "default/db-0"; "" if unknown
+	Wanted   int    // copies
+	Alone    bool   // its owner wants one copy, and the system lets a node with that go
+	Idle     bool   // not in use: no copy of it is made or repaired now
+	Robust   bool   // the system says that it has all its copies
+	Replicas []Replica
+}
+
+// Replica is a copy of a volume on a node.
+type Replica struct {
+	Node    string
+	Healthy bool // complete and current
+	Unused  bool // nothing was ever written to it
+	Rebuilt bool // is being filled now
+}
+
+// Exposure is a volume that would have no usable copy without a node.
+type Exposure struct {
+	Volume string // "Longhorn volume longhorn-system/pvc-1 (claim default/db-0)"
+	Why    string
+	Remedy string
+	Alone  bool // as of the volume
+}
+
+func (e Exposure) String() string { return e.Volume + " " + e.Why }
+
+// about names a volume for people.
+func (s System) about(v Volume) string {
+	text := s.Name + " volume " + v.Name
+	if v.Claim != "" {
+		text += " (claim " + v.Claim + ")"
+	}
+	return text
+}
+
+// On counts the copies on a node that something was written to.
+func (s System) On(node string) (n int) {
+	for _, v := range s.Volumes {
+		for _, r := range v.Replicas {
+			if r.Node == node && !r.Unused {
+				n++
+			}
+		}
+	}
+	return n
+}
+
+// down says why copies on a node can't be used; "" if they can. A node that the system does not
+// know has none.
+func (s System) down(node string, away func(node string) bool) string {
+	if away(node) {
+		return "is away"
+	}
+	i := slices.IndexFunc(s.Nodes, func(n Node) bool { return n.Name == node })
+	if i < 0 {
+		return "is not known to " + s.Name
+	}
+	return s.Nodes[i].Down
+}
+
+// Exposed lists the volumes with a copy on the node that have no other healthy one, on a node that
+// serves and is not away. It also lists, as one, a system that does not know the present state of
+// its copies on the node.
+func Exposed(systems []System, node string, away func(node string) bool) []Exposure {
+	var out []Exposure
+	for _, s := range systems {
+		var here []Volume
+		for _, v := range s.Volumes {
+			if slices.ContainsFunc(v.Replicas, func(r Replica) bool { return r.Node == node && !r.Unused }) {
+				here = append(here, v)
+			}
+		}
+		if s.Away != "" && len(here) > 0 {
+			out = append(out, Exposure{
+				Volume: fmt.Sprintf("%s has %s on it", s.Name, count(len(here))), Why: "and does not say how they are now: " + s.Away,
+				Remedy: "bring its controllers back first",
+			})
+			continue
+		}
+		for _, v := range here {
+			if why, remedy := s.exposed(v, node, away); why != "" {
+				out = append(out, Exposure{Volume: s.about(v), Why: why, Remedy: remedy, Alone: v.Alone})
+			}
+		}
+	}
+	return out
+}
+
+// exposed says why the node can't be spared; "" if it can.
+func (s System) exposed(v Volume, node string, away func(node string) bool) (why, remedy string) {
+	var others, lost []string
+	healthyHere, rebuilt := false, false
+	for _, r := range v.Replicas {
+		switch down := ""; {
+		case r.Node == node:
+			healthyHere = healthyHere || r.Healthy
+		case r.Rebuilt:
+			rebuilt = true
+		case r.Healthy:
+			if down = s.down(r.Node, away); down == "" {
+				return "", ""
+			}
+			lost = append(lost, r.Node+" "+down)
+		default:
+			others = append(others, r.Node)
+		}
+	}
+	why = "has its only healthy replica on it"
+	if !healthyHere {
+		why = "has no healthy replica"
+	}
+	switch {
+	case len(lost) > 0:
+		return why + ": " + strings.Join(lost, ", "), "bring that back first"
+	case rebuilt:
+		return why + ": another one is being rebuilt", "wait until that is done"
+	case v.Wanted == 1:
+		return why + ": it is to have one only", "give it a second one"
+	case v.Idle:
+		return why + ": " + s.Name + " repairs the others only while it is attached", "attach it, and wait until it is healthy"
+	case len(others) > 0:
+		return why + ": those on " + strings.Join(others, ", ") + " have failed", "wait until " + s.Name + " has rebuilt them"
+	}
+	return why, "wait until " + s.Name + " has made another"
+}
+
+// Ailing names the volumes in use that don't have all their copies, sorted.
+func Ailing(systems []System) []string {
+	names := []string{}
+	for _, s := range systems {
+		for _, v := range s.Volumes {
+			if !v.Idle && !v.Robust {
+				names = append(names, v.Name)
+			}
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
+// Unhealed says, for people, what is not whole with the node back; "" if everything is: the node
+// serves its copies, and each volume in use has all of them. Volumes that were ailing before the node
+// went may stay so, if none of their copies is on it, incomplete, or being rebuilt anywhere.
+func Unhealed(systems []System, node string, ailing []string) string {
+	var parts []string
+	for _, s := range systems {
+		if len(s.Volumes) == 0 {
+			continue
+		}
+		if s.Away != "" {
+			parts = append(parts, s.Name+": "+s.Away)
+			continue
+		}
+		if trouble := s.trouble(node); trouble != "" {
+			parts = append(parts, s.Name+": "+trouble)
+			continue
+		}
+		if text := s.unhealed(node, ailing); text != "" {
+			parts = append(parts, text)
+		}
+	}
+	return strings.Join(parts, "; ")
+}
+
+// trouble says what a node lacks to serve its copies; "" if nothing, or if the system does not know
+// the node.
+func (s System) trouble(node string) string {
+	i := slices.IndexFunc(s.Nodes, func(n Node) bool { return n.Name == node })
+	switch {
+	case i < 0:
+		return ""
+	case s.Nodes[i].Down != "":
+		return node + " " + s.Nodes[i].Down
+	}
+	return s.Nodes[i].Lacks
+}
+
+func (s System) unhealed(node string, ailing []string) string {
+	var names []string
+	healthy, wanted, rebuilt := 0, 0, 0
+	for _, v := range s.Volumes {
+		if v.Idle {
+			continue
+		}
+		has, busy := 0, false
+		for _, r := range v.Replicas {
+			if r.Healthy {
+				has++
+			}
+			if r.Rebuilt {
+				rebuilt++
+			}
+			busy = busy || r.Rebuilt || r.Node == node && !r.Healthy
+		}
+		healthy, wanted = healthy+has, wanted+max(v.Wanted, has)
+		if !v.Robust && (busy || !slices.Contains(ailing, v.Name)) {
+			names = append(names, v.Name)
+		}
+	}
+	if len(names) == 0 {
+		return ""
+	}
+	text := fmt.Sprintf("%s: %d of %d replicas healthy", s.Name, healthy, wanted)
+	if rebuilt > 0 {
+		text += fmt.Sprintf(", %d being rebuilt", rebuilt)
+	}
+	slices.Sort(names)
+	return text + fmt.Sprintf("; %s not healthy: %s", count(len(names)), Some(names))
+}
+
+func count(volumes int) string { return fmt.Sprintf("%d %s", volumes, words.Plural(volumes, "volume")) }
+
+// shown is how many names fit on a line.
+const shown = 3
+
+// Some lists the first names, and how many more there are.
+func Some(names []string) string {
+	text := strings.Join(names[:min(len(names), shown)], ", ")
+	if more := len(names) - shown; more > 0 {
+		text += fmt.Sprintf(" and %d more", more)
+	}
+	return text
+}

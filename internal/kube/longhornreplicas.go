@@ -1,0 +1,204 @@
+package kube
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/replica"
+	"github.com/recast-sh/recast/internal/foreign"
+)
+
+const (
+	longhornManager = "longhorn-manager" // its DaemonSet (types/deploy.go, LonghornManagerDaemonSetName)
+	// longhornWait and longhornDrain are settings (types/setting.go).
+	longhornWait  = "replica-replenishment-wait-interval"
+	longhornDrain = "node-drain-policy"
+)
+
+// longhornVolumeState is the part that we read of Longhorn's Volume
+// (k8s/pkg/apis/longhorn/v1beta2/volume.go).
+type longhornVolumeState struct {
+	Metadata metav1.ObjectMeta `json:"metadata"`
+	Spec     struct {
+		Replicas int `json:"numberOfReplicas"`
+	} `json:"spec"`
+	Status struct {
+		State      string `json:"state"`
+		Robustness string `json:"robustness"`
+		Kubernetes struct {
+			Namespace string `json:"namespace"`
+			Claim     string `json:"pvcName"`
+		} `json:"kubernetesStatus"`
+	} `json:"status"`
+}
+
+// longhornCopy is what a Replica says about its data (replica.go).
+type longhornCopy struct {
+	Metadata metav1.ObjectMeta `json:"metadata"`
+	Spec     struct {
+		Volume        string `json:"volumeName"`
+		Node          string `json:"nodeID"`
+		HealthyAt     string `json:"healthyAt"`
+		LastHealthyAt string `json:"lastHealthyAt"`
+		FailedAt      string `json:"failedAt"`
+		Active        bool   `json:"active"`
+	} `json:"spec"`
+	Status struct {
+		State string `json:"currentState"`
+	} `json:"status"`
+}
+
+type longhornSetting struct {
+	Metadata metav1.ObjectMeta `json:"metadata"`
+	Value    string            `json:"value"`
+}
+
+// replica says how a copy is. HealthyAt is set once it is complete, and cleared
+// before it is filled again; FailedAt is set when it fails, and cleared likewise
+// (replica.go; isHealthyAndActiveReplica in controller/volume_controller.go).
+func (r longhornCopy) replica() replica.Replica {
+	s := r.Spec
+	empty := s.HealthyAt == "" && s.FailedAt == ""
+	return replica.Replica{
+		Node:    s.Node,
+		Healthy: s.HealthyAt != "" && s.FailedAt == "" && s.Active && r.Metadata.DeletionTimestamp == nil,
+		Unused:  empty && s.LastHealthyAt == "",
+		Rebuilt: empty && r.Status.State == "running",
+	}
+}
+
+// longhornReplicas reads the volumes of Longhorn and where their copies are.
+func (c VolumeReader) longhornReplicas(ctx context.Context) (replica.System, error) {
+	var volumes []longhornVolumeState
+	var copies []longhornCopy
+	var nodes []longhornNode
+	var settings []longhornSetting
+	errs := make([]error, 4)
+	var g sync.WaitGroup
+	g.Go(func() {
+		volumes, errs[0] = listCustom[longhornVolumeState](ctx, c.conn, longhornVersion.WithResource("volumes"), "")
+	})
+	g.Go(func() {
+		copies, errs[1] = listCustom[longhornCopy](ctx, c.conn, longhornVersion.WithResource("replicas"), "")
+	})
+	g.Go(func() {
+		nodes, errs[2] = listCustom[longhornNode](ctx, c.conn, longhornVersion.WithResource("nodes"), "")
+	})
+	g.Go(func() {
+		settings, errs[3] = listCustom[longhornSetting](ctx, c.conn, longhornVersion.WithResource("settings"), "")
+	})
+	g.Wait()
+	s := replica.System{Name: "Longhorn", Waits: longhornWait}
+	if err := errors.Join(errs...); err != nil {
+		return s, err
+	}
+	seconds, _ := strconv.Atoi(longhornValue(settings, longhornWait)) // unknown: 0
+	s.Patience = time.Duration(seconds) * time.Second
+	for _, n := range nodes {
+		s.Nodes = append(s.Nodes, n.standing())
+	}
+	// Only block-if-contains-last-replica, the default, keeps a node with the last
+	// copy of a volume (types/setting.go, NodeDrainPolicy…): the others let it go, or
+	// move the copy while it drains.
+	policy := cmp.Or(longhornValue(settings, longhornDrain), "block-if-contains-last-replica")
+	for _, v := range volumes {
+		if v.Metadata.DeletionTimestamp == nil {
+			s.Volumes = append(s.Volumes, v.volume(copies, policy != "block-if-contains-last-replica"))
+		}
+	}
+	var err error
+	if len(nodes) > 0 && len(volumes) > 0 {
+		s.Away, err = c.longhornAway(ctx, nodes[0].Metadata.Namespace)
+	}
+	return s, err
+}
+
+func longhornValue(settings []longhornSetting, name string) string {
+	for _, s := range settings {
+		if s.Metadata.Name == name {
+			return s.Value
+		}
+	}
+	return ""
+}
+
+func (v longhornVolumeState) volume(copies []longhornCopy, aloneGoes bool) replica.Volume {
+	detached := v.Status.State == "detached"
+	out := replica.Volume{
+		Name: foreign.Line(v.Metadata.Namespace + "/" + v.Metadata.Name), Wanted: v.Spec.Replicas, Alone: v.Spec.Replicas == 1 && aloneGoes,
+		Idle: detached && v.Status.Robustness != "faulted", Robust: v.Status.Robustness == "healthy",
+	}
+	if k := v.Status.Kubernetes; k.Claim != "" {
+		out.Claim = foreign.Line(k.Namespace + "/" + k.Claim)
+	}
+	for _, r := range copies {
+		if r.Metadata.Namespace == v.Metadata.Namespace && r.Spec.Volume == v.Metadata.Name && r.Spec.Node != "" {
+			out.Replicas = append(out.Replicas, r.replica())
+		}
+	}
+	return out
+}
+
+// standing says whether the node's copies can be used. Its disks are known by a file
+// on them, which a wiped one does not have.
+func (n longhornNode) standing() replica.Node {
+	out := replica.Node{Name: n.Metadata.Name}
+	for _, c := range n.Status.Conditions {
+		if c.Type == "Ready" && c.Status != "True" {
+			out.Down = foreign.Line("is not ready for Longhorn (" + cmp.Or(c.Reason, "no reason given") + ")")
+		}
+	}
+	if len(n.Status.Conditions) == 0 {
+		out.Down = "has no state for Longhorn yet"
+	}
+	var bad []string
+	for id := range n.Spec.Disks {
+		status := n.Status.Disks[id]
+		if status == nil || denied(status.Conditions, "Ready") || len(status.Conditions) == 0 {
+			bad = append(bad, foreign.Line(id))
+		}
+	}
+	if slices.Sort(bad); len(bad) > 0 {
+		out.Lacks = "its disk " + strings.Join(bad, ", ") + " is not ready for Longhorn"
+	}
+	return out
+}
+
+// longhornAway says why what Longhorn's objects say may be out of date: none of its
+// managers runs.
+func (c VolumeReader) longhornAway(ctx context.Context, namespace string) (string, error) {
+	var set *appsv1.DaemonSet
+	set, err := c.api.AppsV1().DaemonSets(namespace).Get(ctx, longhornManager, metav1.GetOptions{})
+	switch err = c.translate(err); {
+	case errors.Is(err, cluster.ErrNotFound):
+		return fmt.Sprintf("there is no DaemonSet %s/%s", namespace, longhornManager), nil
+	case err != nil:
+		return "", fmt.Errorf("read DaemonSet %s/%s: %w", namespace, longhornManager, err)
+	case set.Status.NumberReady == 0:
+		return fmt.Sprintf("no pod of DaemonSet %s/%s is ready", namespace, longhornManager), nil
+	}
+	return "", nil
+}
+
+// WatchReplicas implements cluster.VolumeReader: it reports volumes of Longhorn that
+// become healthy.
+func (c VolumeReader) WatchReplicas(ctx context.Context, tell func(look bool)) error {
+	was := map[string]string{}
+	return watchCustom(ctx, c.conn, longhornVersion.WithResource("volumes"), tell, func(v longhornVolumeState) bool {
+		name := v.Metadata.Namespace + "/" + v.Metadata.Name
+		before, known := was[name]
+		was[name] = v.Status.Robustness
+		return known && before != "healthy" && v.Status.Robustness == "healthy"
+	})
+}

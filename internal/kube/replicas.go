@@ -1,0 +1,88 @@
+package kube
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"sync"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/replica"
+	"github.com/recast-sh/recast/internal/fault"
+)
+
+// Replicas implements cluster.VolumeReader. A system that is not installed costs no
+// request.
+func (c VolumeReader) Replicas(ctx context.Context) ([]replica.System, error) {
+	groups, err := c.groups(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("look for replicated volumes: %w", err)
+	}
+	return c.replicasOf(ctx, groups)
+}
+
+// NodeData implements cluster.VolumeReader: LocalData and Replicas with one list of
+// the API groups.
+func (c VolumeReader) NodeData(ctx context.Context, nodes ...cluster.KubeNode) (local map[string][]cluster.LocalData, systems []replica.System, err error) {
+	groups, errGroups := c.groups(ctx)
+	var errReplicas error
+	var g sync.WaitGroup
+	g.Go(func() { local, err = c.localData(ctx, groups, errGroups, nodes) })
+	g.Go(func() {
+		if errGroups == nil {
+			systems, errReplicas = c.replicasOf(ctx, groups)
+		}
+	})
+	g.Wait()
+	return local, systems, errors.Join(err, errReplicas)
+}
+
+func (c VolumeReader) replicasOf(ctx context.Context, groups []metav1.APIGroup) (systems []replica.System, err error) {
+	installed, err := supports(groups, longhornVersion)
+	if installed {
+		var s replica.System
+		if s, err = c.longhornReplicas(ctx); err == nil {
+			systems = append(systems, s)
+		}
+	}
+	if err != nil {
+		return nil, fault.WithHint(fmt.Errorf("look for replicated volumes: %w", err),
+			"roll.storage: off does not look at them, and has the roll take nodes out whatever becomes of the volumes")
+	}
+	return systems, nil
+}
+
+// watchCustom reports the objects of a kind as they change.
+func watchCustom[T any](ctx context.Context, c *conn, r schema.GroupVersionResource, tell func(look bool), worth func(T) bool) error {
+	body, err := c.streams.Discovery().RESTClient().Get().AbsPath("/apis", r.Group, r.Version, r.Resource).
+		Param("watch", "true").SetHeader("Accept", "application/json").Stream(ctx)
+	if err != nil {
+		return fmt.Errorf("watch %s: %w", r.GroupResource(), c.translate(err))
+	}
+	defer body.Close()
+	tell(false)
+	for events := json.NewDecoder(body); ; {
+		var event struct {
+			Type   string          `json:"type"`
+			Object json.RawMessage `json:"object"`
+		}
+		err := events.Decode(&event)
+		switch {
+		case ctx.Err() != nil:
+			return ctx.Err()
+		case errors.Is(err, io.EOF), err == nil && event.Type == "ERROR":
+			return errWatchEnded
+		case err != nil:
+			return fmt.Errorf("watch %s: %w", r.GroupResource(), c.translate(err))
+		}
+		var object T
+		if json.Unmarshal(event.Object, &object) == nil && worth(object) {
+			tell(true)
+		}
+	}
+}

@@ -1,0 +1,173 @@
+package kube_test
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	appsv1 "k8s.io/api/apps/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/recast-sh/recast/cluster/replica"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
+)
+
+// TestReplicasOfLonghorn reads objects as longhorn-manager writes them.
+func TestReplicasOfLonghorn(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t, "wk1", "wk2")
+		add := map[string]func(namespace, name string, content map[string]any){}
+		for resource, kind := range map[string]string{"nodes": "Node", "volumes": "Volume", "replicas": "Replica", "settings": "Setting"} {
+			add[resource] = l.install(t, "longhorn.io", "v1beta2", resource, kind, true)
+		}
+		const ns = "longhorn-system"
+		condition := func(status, reason string) []any {
+			return []any{map[string]any{"type": "Ready", "status": status, "reason": reason, "lastProbeTime": "", "lastTransitionTime": ""}}
+		}
+		disks := map[string]any{"data": map[string]any{"path": "/var/mnt/longhorn"}}
+		add["nodes"](ns, "wk1", map[string]any{"spec": map[string]any{"disks": disks}, "status": map[string]any{
+			"conditions": condition("True", ""), "diskStatus": map[string]any{"data": map[string]any{"conditions": condition("False", "DiskNotReady")}},
+		}})
+		add["nodes"](ns, "wk2", map[string]any{"status": map[string]any{"conditions": condition("False", "ManagerPodDown")}})
+		add["nodes"](ns, "wk3", map[string]any{"spec": map[string]any{}})
+		add["settings"](ns, "replica-replenishment-wait-interval", map[string]any{"value": "90"})
+		add["settings"](ns, "node-drain-policy", map[string]any{"value": "allow-if-replica-is-stopped"})
+		volume := func(name string, replicas int64, state, robustness string) {
+			add["volumes"](ns, name, map[string]any{"spec": map[string]any{"numberOfReplicas": replicas}, "status": map[string]any{
+				"state": state, "robustness": robustness, "kubernetesStatus": map[string]any{"namespace": "db", "pvcName": "data-" + name},
+			}})
+		}
+		volume("a", 3, "attached", "degraded")
+		volume("b", 1, "detached", "unknown")
+		volume("c", 2, "detached", "faulted")
+		const at = "2026-08-21T17:16:52Z"
+		copies := map[string]map[string]any{
+			"a-r-1": {"volumeName": "a", "nodeID": "wk1", "healthyAt": at, "lastHealthyAt": at, "failedAt": "", "active": true},
+			"a-r-2": {"volumeName": "a", "nodeID": "wk2", "healthyAt": at, "lastHealthyAt": at, "failedAt": at, "active": true},
+			"a-r-3": {"volumeName": "a", "nodeID": "wk3", "healthyAt": "", "lastHealthyAt": at, "failedAt": "", "active": true},
+			"a-r-4": {"volumeName": "a", "nodeID": "wk3", "healthyAt": at, "lastHealthyAt": at, "failedAt": "", "active": false},
+			"a-r-5": {"volumeName": "a", "nodeID": "", "healthyAt": "", "failedAt": "", "active": true},
+			"b-r-1": {"volumeName": "b", "nodeID": "wk1", "healthyAt": "", "failedAt": "", "active": true},
+		}
+		for name, spec := range copies {
+			state := "stopped"
+			if strings.HasPrefix(name, "a-") {
+				state = "running"
+			}
+			add["replicas"](ns, name, map[string]any{"spec": spec, "status": map[string]any{"currentState": state}})
+		}
+		want := replica.System{
+			Name: "Longhorn", Patience: 90 * time.Second, Waits: "replica-replenishment-wait-interval",
+			Away: "there is no DaemonSet longhorn-system/longhorn-manager",
+			Nodes: []replica.Node{
+				{Name: "wk1", Lacks: "its disk data is not ready for Longhorn"},
+				{Name: "wk2", Down: "is not ready for Longhorn (ManagerPodDown)"},
+				{Name: "wk3", Down: "has no state for Longhorn yet"},
+			},
+			Volumes: []replica.Volume{
+				{Name: "longhorn-system/a", Claim: "db/data-a", Wanted: 3, Replicas: []replica.Replica{
+					{Node: "wk1", Healthy: true}, {Node: "wk2"}, {Node: "wk3", Rebuilt: true}, {Node: "wk3"},
+				}},
+				{Name: "longhorn-system/b", Claim: "db/data-b", Wanted: 1, Alone: true, Idle: true, Replicas: []replica.Replica{{Node: "wk1", Unused: true}}},
+				{Name: "longhorn-system/c", Claim: "db/data-c", Wanted: 2},
+			},
+		}
+		c := l.client(t, "system:masters")
+		got, err := c.Replicas(t.Context())
+		if diff := cmp.Diff([]replica.System{want}, got); err != nil || diff != "" {
+			t.Errorf("%v (-want +got):\n%s", err, diff)
+		}
+		set := &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Name: "longhorn-manager", Namespace: ns}}
+		set.Spec.Selector = &metav1.LabelSelector{MatchLabels: map[string]string{"app": "longhorn-manager"}}
+		set.Spec.Template.Labels = set.Spec.Selector.MatchLabels
+		set.Spec.Template.Spec.NodeSelector = map[string]string{"none": "has it"}
+		l.put(t, store.DaemonSets(), set)
+		time.Sleep(time.Second)
+		got, err = c.Replicas(t.Context())
+		if err != nil || got[0].Away != "no pod of DaemonSet longhorn-system/longhorn-manager is ready" {
+			t.Errorf("%v, %+v", err, got)
+		}
+	})
+}
+
+// TestReplicasUnread: a system that is installed and can't be read is an error that names the right; one that
+// is not installed costs nothing but the list of API groups.
+func TestReplicasUnread(t *testing.T) {
+	t.Parallel()
+	groups := func(names ...string) page {
+		var list []string
+		for _, name := range names {
+			list = append(list, `{"name":"`+name+`","versions":[{"groupVersion":"`+name+`/v1beta2","version":"v1beta2"}]}`)
+		}
+		return page{http.StatusOK, `{"kind":"APIGroupList","apiVersion":"v1","groups":[` + strings.Join(list, ",") + `]}`}
+	}
+	empty := page{http.StatusOK, `{"items":[]}`}
+	const at = "/apis/longhorn.io/v1beta2/"
+	for _, resource := range []string{"volumes", "replicas", "nodes", "settings"} {
+		pages := map[string]page{"/apis": groups("longhorn.io"), at + "volumes": empty, at + "replicas": empty, at + "nodes": empty, at + "settings": empty}
+		pages[at+resource] = forbidden(t, resource, "longhorn.io")
+		_, err := serve(t, pages).Replicas(t.Context())
+		if want := `cannot list resource "` + resource + `" in API group "longhorn.io"`; fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v", resource, err)
+		}
+		if hints := strings.Join(fault.Hints(err), "\n"); !strings.Contains(hints, "roll.storage: off") || !strings.Contains(hints, "the resources of Longhorn") {
+			t.Errorf("%s: hints %q", resource, hints)
+		}
+	}
+	asked := 0
+	c := serveEach(t, func(*http.Request) (page, bool) { asked++; return groups("example.org"), true })
+	if got, err := c.Replicas(t.Context()); err != nil || got != nil || asked != 1 {
+		t.Errorf("%v, %v, after %d requests", got, err, asked)
+	}
+	if _, err := serve(t, map[string]page{"/apis": {http.StatusOK, `{"groups":[{"name":"longhorn.io","versions":[{"version":"v2"}]}]}`}}).Replicas(t.Context()); err == nil || !strings.Contains(err.Error(), "longhorn.io is served as v2 only, recast knows v1beta2") {
+		t.Errorf("another version: %v", err)
+	}
+}
+
+// TestWatchReplicas: a volume that becomes healthy is reported, and nothing else.
+func TestWatchReplicas(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t, "wk1")
+		add := l.install(t, "longhorn.io", "v1beta2", "volumes", "Volume", true)
+		volumes := schema.GroupVersionResource{Group: "longhorn.io", Version: "v1beta2", Resource: "volumes"}
+		add("longhorn-system", "a", map[string]any{"status": map[string]any{"robustness": "degraded"}})
+		set := func(robustness string) {
+			o, err := l.Store().Get(t.Context(), volumes, "longhorn-system", "a")
+			if err != nil {
+				t.Fatal(err)
+			}
+			u := o.(*unstructured.Unstructured).DeepCopy()
+			u.Object["status"] = map[string]any{"robustness": robustness}
+			if _, err := l.Store().Update(t.Context(), volumes, u, store.Status); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(time.Second)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		told, ended := make(chan bool, 10), make(chan error, 1)
+		go func() {
+			ended <- l.client(t, "system:masters").WatchReplicas(ctx, func(look bool) { told <- look })
+		}()
+		time.Sleep(time.Second)
+		for _, robustness := range []string{"unknown", "healthy", "degraded"} {
+			set(robustness)
+		}
+		cancel()
+		if err := <-ended; !errors.Is(err, context.Canceled) {
+			t.Errorf("ended with %v", err)
+		}
+		if len(told) != 2 || <-told || !<-told {
+			t.Errorf("told %d times", len(told))
+		}
+	})
+}

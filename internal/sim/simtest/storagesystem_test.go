@@ -1,0 +1,330 @@
+package simtest
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim"
+	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
+	"github.com/recast-sh/recast/internal/step"
+)
+
+const longhornSpace = "longhorn-system"
+
+// runLonghorn installs Longhorn as its manager writes its objects: its DaemonSet, settings, and a node for
+// each worker.
+func (l *Lab) runLonghorn(workers ...string) {
+	l.t.Helper()
+	l.installLonghorn()
+	labels := map[string]string{"app": "longhorn-manager"}
+	l.put(store.DaemonSets(), &appsv1.DaemonSet{
+		ObjectMeta: metav1.ObjectMeta{Name: "longhorn-manager", Namespace: longhornSpace},
+		Spec: appsv1.DaemonSetSpec{
+			Selector: &metav1.LabelSelector{MatchLabels: labels},
+			Template: corev1.PodTemplateSpec{
+				ObjectMeta: metav1.ObjectMeta{Labels: labels},
+				Spec:       corev1.PodSpec{Containers: []corev1.Container{{Name: "longhorn-manager", Image: "longhornio/longhorn-manager:v1.10.0"}}},
+			},
+		},
+	})
+	l.longhornSetting("node-drain-policy", "block-if-contains-last-replica")
+	l.longhornSetting("replica-replenishment-wait-interval", "600")
+	for _, name := range workers {
+		ready := []any{map[string]any{"type": "Ready", "status": "True", "reason": "", "message": "", "lastProbeTime": "", "lastTransitionTime": ""}}
+		l.put(longhornNodes.GroupVersionResource, object(longhornNodes, longhornSpace, name, map[string]any{
+			"spec": map[string]any{
+				"name": name, "allowScheduling": true, "evictionRequested": false,
+				"disks": map[string]any{"data": map[string]any{"diskType": "filesystem", "path": "/var/mnt/data/longhorn", "allowScheduling": true, "evictionRequested": false}},
+			},
+			"status": map[string]any{
+				"conditions": ready,
+				"diskStatus": map[string]any{"data": map[string]any{"diskUUID": "disk-" + name, "conditions": ready, "scheduledReplica": map[string]any{}}},
+			},
+		}))
+	}
+	time.Sleep(10 * time.Second) // its pods start
+}
+
+func (l *Lab) longhornSetting(name, value string) {
+	l.t.Helper()
+	u := object(longhornSettings, longhornSpace, name, map[string]any{"value": value, "status": map[string]any{"applied": true}})
+	if _, err := l.Kube.Store().Get(l.t.Context(), longhornSettings.GroupVersionResource, longhornSpace, name); err == nil {
+		must(l.t, errOf(l.Kube.Store().Update(l.t.Context(), longhornSettings.GroupVersionResource, u, store.Main)))
+		return
+	}
+	l.put(longhornSettings.GroupVersionResource, u)
+}
+
+// replicated adds an attached volume with healthy replicas on those nodes.
+func (l *Lab) replicated(name string, wanted int, nodes ...string) {
+	l.t.Helper()
+	robustness := "healthy"
+	if len(nodes) < wanted {
+		robustness = "degraded"
+	}
+	l.put(longhornVolumes.GroupVersionResource, object(longhornVolumes, longhornSpace, name, map[string]any{
+		"spec": map[string]any{"numberOfReplicas": int64(wanted), "dataEngine": "v1", "size": "10737418240"},
+		"status": map[string]any{
+			"state": "attached", "robustness": robustness, "currentNodeID": nodes[0],
+			"kubernetesStatus": map[string]any{"namespace": "default", "pvcName": "data-" + name, "pvName": name},
+		},
+	}))
+	for i, node := range nodes {
+		at := time.Now().UTC().Format(time.RFC3339)
+		u := object(longhornReplicas, longhornSpace, fmt.Sprintf("%s-r-%08x", name, i), map[string]any{
+			"spec": map[string]any{
+				"volumeName": name, "nodeID": node, "diskID": "disk-" + node, "diskPath": "/var/mnt/data/longhorn", "active": true,
+				"healthyAt": at, "lastHealthyAt": at, "failedAt": "", "lastFailedAt": "", "desireState": "running",
+			},
+			"status": map[string]any{"currentState": "running"},
+		})
+		u.SetLabels(map[string]string{"longhornnode": node, "longhornvolume": name})
+		l.put(longhornReplicas.GroupVersionResource, u)
+	}
+}
+
+// copyOf changes the replica of a volume on a node.
+func (l *Lab) copyOf(volume, node string, change func(spec map[string]any)) {
+	l.t.Helper()
+	list, _, err := l.Kube.Store().List(l.t.Context(), longhornReplicas.GroupVersionResource, "")
+	must(l.t, err)
+	for _, o := range list {
+		u := o.(*unstructured.Unstructured).DeepCopy()
+		spec := u.Object["spec"].(map[string]any)
+		if spec["volumeName"] == volume && spec["nodeID"] == node {
+			change(spec)
+			must(l.t, errOf(l.Kube.Store().Update(l.t.Context(), longhornReplicas.GroupVersionResource, u, store.Main)))
+			return
+		}
+	}
+	l.t.Fatalf("volume %s has no replica on %s", volume, node)
+}
+
+// rebuilding is a replica that is being filled.
+func rebuilding(spec map[string]any) { spec["healthyAt"], spec["failedAt"] = "", "" }
+
+// inStorageLab is a lab with stale workers and Longhorn on them.
+func inStorageLab(t *testing.T, workers int, test func(t *testing.T, lab *Lab)) {
+	t.Helper()
+	inLab(t, sim.Options{Workers: workers}, func(t *testing.T, lab *Lab) {
+		var names []string
+		for i := range workers {
+			names = append(names, fmt.Sprintf("wk%d", i+1))
+		}
+		lab.runLonghorn(names...)
+		lab.Patch(sim.PatchedExtension)
+		test(t, lab)
+	})
+}
+
+// TestPlanOfReplicatedVolumes: a node is refused, by the volume's name, while no other node has a healthy
+// replica.
+func TestPlanOfReplicatedVolumes(t *testing.T) {
+	const here = "Longhorn volume longhorn-system/pvc-1 (claim default/data-pvc-1) has its only healthy replica on it"
+	const off = ", or roll.storage: off does not look at it"
+	cases := map[string]struct {
+		change  func(l *Lab)
+		refused []string
+		notes   []string
+	}{
+		"two healthy replicas": {change: func(l *Lab) { l.replicated("pvc-1", 2, "wk1", "wk2") }},
+		"the last replica": {
+			change:  func(l *Lab) { l.replicated("pvc-1", 2, "wk1") },
+			refused: []string{here + ": wait until Longhorn has made another" + off},
+		},
+		"the only one wanted": {
+			change:  func(l *Lab) { l.replicated("pvc-1", 1, "wk1") },
+			refused: []string{here + ": it is to have one only: give it a second one" + off},
+		},
+		"the only one wanted, and Longhorn lets it go": {
+			change: func(l *Lab) {
+				l.replicated("pvc-1", 1, "wk1")
+				l.longhornSetting("node-drain-policy", "always-allow")
+			},
+			notes: []string{"Longhorn volume longhorn-system/pvc-1 (claim default/data-pvc-1) has its only replica on it, and is not there while the node is away"},
+		},
+		"a rebuild runs": {
+			change: func(l *Lab) {
+				l.replicated("pvc-1", 2, "wk1", "wk2")
+				l.copyOf("pvc-1", "wk2", rebuilding)
+			},
+			refused: []string{here + ": another one is being rebuilt: wait until that is done" + off},
+		},
+		"the other's node is down": {
+			change: func(l *Lab) {
+				l.replicated("pvc-1", 2, "wk1", "wk9")
+				l.longhornNodeDown("wk9")
+			},
+			refused: []string{here + ": wk9 is not ready for Longhorn (ManagerPodDown): bring that back first" + off},
+		},
+		"its controllers are away": {
+			change: func(l *Lab) {
+				l.replicated("pvc-1", 2, "wk1", "wk2")
+				without(store.DaemonSets(), longhornSpace, "longhorn-manager")(l)
+			},
+			refused: []string{"Longhorn has 1 volume on it and does not say how they are now: there is no DaemonSet longhorn-system/longhorn-manager: bring its controllers back first" + off},
+		},
+		"it waits less than the node is away": {
+			change: func(l *Lab) {
+				l.replicated("pvc-1", 2, "wk1", "wk2")
+				l.longhornSetting("replica-replenishment-wait-interval", "60")
+			},
+			notes: []string{"it is expected to be away for 4m0s, and Longhorn waits 1m0s for its 1 replicas on it (replica-replenishment-wait-interval): after that it makes others on other nodes"},
+		},
+		"not looked at": {change: func(l *Lab) {
+			l.replicated("pvc-1", 2, "wk1")
+			l.setRoll("storage: off")
+		}},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			inStorageLab(t, 2, func(t *testing.T, lab *Lab) {
+				tc.change(lab)
+				n := planOf(t, lab, "wk1")
+				requireSame(t, "refused", tc.refused, n.Refused)
+				requireSame(t, "notes", tc.notes, n.Notes)
+			})
+		})
+	}
+}
+
+func requireSame(t *testing.T, what string, want, got []string) {
+	t.Helper()
+	if !slices.Equal(want, got) {
+		t.Errorf("%s:\n%s\nwant:\n%s", what, strings.Join(got, "\n"), strings.Join(want, "\n"))
+	}
+}
+
+// longhornNodeDown adds a node of Longhorn's whose manager does not run.
+func (l *Lab) longhornNodeDown(name string) {
+	l.t.Helper()
+	l.put(longhornNodes.GroupVersionResource, object(longhornNodes, longhornSpace, name, map[string]any{
+		"spec": map[string]any{"allowScheduling": true},
+		"status": map[string]any{"conditions": []any{
+			map[string]any{"type": "Ready", "status": "False", "reason": "ManagerPodDown", "lastProbeTime": "", "lastTransitionTime": ""},
+		}},
+	}))
+}
+
+// TestRollWaitsForReplicas: each node is out with a replica, Longhorn fills that again, and the next node
+// waits for it.
+func TestRollWaitsForReplicas(t *testing.T) {
+	long(t)
+	for _, s := range []cluster.Strategy{cluster.Recreate, cluster.InPlace} {
+		t.Run(string(s), func(t *testing.T) {
+			inStorageLab(t, 2, func(t *testing.T, lab *Lab) {
+				lab.setRoll("strategy: " + string(s))
+				lab.replicated("pvc-1", 2, "wk1", "wk2")
+				c := lab.Client()
+				var said []string
+				healthy := true
+				note := notes("await-storage-again", &said)
+				goes := whenStarted("wk2/take-down", func() { healthy = lab.robust("pvc-1") })
+				upgrades := whenStarted("wk2/upgrade", func() { healthy = lab.robust("pvc-1") })
+				c.Emit = func(e step.Event) { note(e); goes(e); upgrades(e) }
+				must(t, c.roll(planning.Policy{})(t.Context()))
+				if !healthy || !lab.robust("pvc-1") {
+					t.Error("a node went while the volume was not whole, or it is not in the end")
+				}
+				const want = "volumes whole with wk1: Longhorn: 1 of 2 replicas healthy, 1 being rebuilt; 1 volume not healthy: longhorn-system/pvc-1"
+				if !slices.Contains(said, want) {
+					t.Errorf("said %q", said)
+				}
+				requireInSync(t, lab)
+			})
+		})
+	}
+}
+
+func (l *Lab) robust(volume string) bool { return l.robustness(volume) == "healthy" }
+
+func (l *Lab) robustness(volume string) string {
+	l.t.Helper()
+	o, err := l.Kube.Store().Get(l.t.Context(), longhornVolumes.GroupVersionResource, longhornSpace, volume)
+	must(l.t, err)
+	s, _, _ := unstructured.NestedString(o.(*unstructured.Unstructured).Object, "status", "robustness")
+	return s
+}
+
+// TestRollStopsWhereVolumesStayBroken: a volume is not whole in time, so no other node follows; the next run
+// does not take the other replica's node before it is.
+func TestRollStopsWhereVolumesStayBroken(t *testing.T) {
+	long(t)
+	inStorageLab(t, 2, func(t *testing.T, lab *Lab) {
+		lab.Replace("recast.yaml", "try: 40s}", "try: 40s, storage: 2m}")
+		lab.replicated("pvc-1", 2, "wk1", "wk2")
+		c := lab.Client()
+		c.Emit = whenStarted("wk1/await-storage-again", func() {
+			lab.copyOf("pvc-1", "wk1", func(spec map[string]any) { spec["nodeID"] = "wk7" }) // a disk that is gone
+		})
+		err := c.roll(planning.Policy{})(t.Context())
+		requireFault(t, err, fault.Failed, "roll/canary/wk1/await-storage-again: wk1 is done and takes pods, but no other node is to follow: volumes whole with wk1: gave up after 2m0s; last seen: Longhorn: 1 of 2 replicas healthy")
+		requireDrift(t, lab, "wk2")
+		lab.requireServing("wk1")
+		requireNoClaim(t, lab)
+
+		err = lab.second().roll(planning.Policy{})(t.Context())
+		requireRefused(t, err, "has its only healthy replica on it: those on wk7 have failed")
+		requireDrift(t, lab, "wk2")
+
+		lab.copyOf("pvc-1", "wk7", func(spec map[string]any) { spec["nodeID"] = "wk1" })
+		time.Sleep(time.Minute)
+		must(t, lab.as(thirdRun).roll(planning.Policy{})(t.Context()))
+		requireInSync(t, lab)
+	})
+}
+
+// TestReplicasOfTwoWorkersAtATime: both may go at once, but each has the other replica of a volume: one waits
+// for the other.
+func TestReplicasOfTwoWorkersAtATime(t *testing.T) {
+	long(t)
+	inStorageLab(t, 2, func(t *testing.T, lab *Lab) {
+		lab.setRoll("canary: false", "maxUnavailable: {workers: 2, perHost: 2}")
+		lab.replicated("pvc-1", 2, "wk1", "wk2")
+		lab.replicated("pvc-2", 2, "wk2", "wk1")
+		seen := lab.watchOutage()
+		c := lab.Client()
+		faulted := false
+		c.Emit = func(step.Event) { faulted = faulted || lab.robustness("pvc-1") == "faulted" }
+		must(t, c.roll(planning.Policy{})(t.Context()))
+		if faulted || seen.most > 1 || !lab.robust("pvc-1") || !lab.robust("pvc-2") {
+			t.Errorf("%d at a time, faulted: %v", seen.most, faulted)
+		}
+		requireInSync(t, lab)
+	})
+}
+
+// TestInterruptedRollWaitsForReplicas: the run that finishes a node waits for its volumes before the next one.
+func TestInterruptedRollWaitsForReplicas(t *testing.T) {
+	long(t)
+	inStorageLab(t, 2, func(t *testing.T, lab *Lab) {
+		lab.replicated("pvc-1", 2, "wk1", "wk2")
+		first := lab.Client()
+		first.Emit = whenStarted("wk1/bring-up/start", first.Kill)
+		if err := first.roll(planning.Policy{})(t.Context()); err == nil {
+			t.Fatal("it was killed")
+		}
+		if time.Sleep(10 * time.Second); lab.robust("pvc-1") {
+			t.Error("the volume did not notice")
+		}
+		whole := false
+		c := lab.second()
+		c.Emit = whenStarted("wk2/take-down", func() { whole = lab.robust("pvc-1") })
+		must(t, c.roll(planning.Policy{})(t.Context()))
+		if !whole {
+			t.Error("wk2 went before the volume was whole")
+		}
+		requireInSync(t, lab)
+	})
+}
