@@ -83,8 +83,8 @@ type VolumeReader interface {
 	Replicas(ctx context.Context) ([]replica.System, error)
 	// NodeData is LocalData and Replicas with one look.
 	NodeData(ctx context.Context, nodes ...KubeNode) (map[string][]LocalData, []replica.System, error)
-	// WatchReplicas reports when a replicated volume has become healthy: see wait.Watch.
-	WatchReplicas(ctx context.Context, tell func(look bool)) error
+	// WatchReplicas reports when something of that replica.System has become healthy: see wait.Watch.
+	WatchReplicas(ctx context.Context, system string, tell func(look bool)) error
 	// PodVolumes lists the handles of all volumes of Proxmox' CSI driver.
 	PodVolumes(ctx context.Context) ([]string, error)
 }

@@ -44,7 +44,7 @@ func (n Points) applies() bool {
 	case cluster.ConfigureBlank, cluster.PutBack, cluster.Create:
 		return false
 	}
-	return n.Plan.Stored && n.Plan.Rebuild == "" && !n.StaysIn()
+	return len(n.Plan.Stored) > 0 && n.Plan.Rebuild == "" && !n.StaysIn()
 }
 
 // Before returns the step before anything is done to the node; none if it is already out.
@@ -114,12 +114,16 @@ func (n Points) awaitAfter(ctx context.Context) error {
 	if _, err := n.Journal.Get(n.Key(journal), &ailing); err != nil {
 		return fmt.Errorf("journal: %w", err)
 	}
+	checked := map[string]string{}
 	err := n.Watch(ctx, afterID, n.await("volumes whole with "+n.Plan.Node), func(ctx context.Context) (bool, string, error) {
 		systems, err := n.Kube.Replicas(ctx)
 		if err != nil {
 			return false, "", stopped(err)
 		}
 		lacks := replica.Unhealed(systems, n.Plan.Node, ailing)
+		if lacks == "" {
+			lacks = replica.Unchecked(systems, checked)
+		}
 		return lacks == "", lacks, nil
 	})
 	if err != nil {
@@ -133,7 +137,11 @@ func (n Points) awaitAfter(ctx context.Context) error {
 }
 
 func (n Points) await(name string) wait.For {
-	return wait.For{Name: name, Timeout: n.Timing.Heal, Watches: []wait.Watch{n.Kube.WatchReplicas}}
+	w := wait.For{Name: name, Timeout: n.Timing.Heal}
+	for _, system := range n.Plan.Stored {
+		w.Watches = append(w.Watches, func(ctx context.Context, tell func(bool)) error { return n.Kube.WatchReplicas(ctx, system, tell) })
+	}
+	return w
 }
 
 // stopped ends the wait at once if only more rights help.

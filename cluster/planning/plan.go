@@ -119,7 +119,7 @@ type NodePlan struct {
 	IsWayBack     bool               `json:"-"` // the build that it is to get will be what a later upgrade's failure reimages it to
 	Run           string             `json:"-"` // whose unfinished work this is
 	OwnPod        bool               `json:"-"` // recast runs on it, as a pod that has to leave it
-	Stored        bool               `json:"-"` // there is a storage system whose volumes are looked at
+	Stored        []string           `json:"-"` // the storage systems whose volumes are looked at
 }
 
 func (n *NodePlan) Add(d cluster.Disk, system bool) {

@@ -15,7 +15,7 @@ import (
 // goes, and are whole before the next one.
 type StorageSystem struct {
 	Name        string `json:"name"`
-	Volumes     int    `json:"volumes"`
+	Volumes     int    `json:"volumes,omitempty"`     // none of a system that shows only whole pools
 	WaitSeconds int    `json:"waitSeconds,omitempty"` // how long it waits for a copy that is away before it makes another; 0: unknown
 }
 
@@ -27,12 +27,20 @@ const shownVolumes = 10
 // nothing yet: the roll waits for them before each node.
 func heedStorage(p *Plan, o observe.Observation) {
 	for _, s := range o.Storage {
-		p.Storage = append(p.Storage, StorageSystem{Name: s.Name, Volumes: len(s.Volumes), WaitSeconds: int(s.Patience.Seconds())})
+		shown := StorageSystem{Name: s.Name, WaitSeconds: int(s.Patience.Seconds())}
+		if !s.Pools {
+			shown.Volumes = len(s.Volumes)
+		}
+		p.Storage = append(p.Storage, shown)
+	}
+	var names []string
+	for _, s := range p.Storage {
+		names = append(names, s.Name)
 	}
 	comesBack := false
 	for i := range p.Nodes {
 		n := &p.Nodes[i]
-		n.Stored = len(o.Storage) > 0
+		n.Stored = names
 		switch {
 		case n.Strategy == "":
 		case !n.takenOut():
@@ -65,7 +73,10 @@ func leaveStorage(n *NodePlan, systems []replica.System, comesBack bool) {
 	}
 	outage := time.Duration(cmp.Or(n.WholeSeconds, n.OutageSeconds)) * time.Second
 	for _, s := range systems {
-		if s.Patience > 0 && outage > s.Patience && s.On(n.Node) > 0 {
+		if s.Patience > 0 && outage > s.Patience && s.Pools && s.On(n.Node) > 0 {
+			n.Notes = append(n.Notes, fmt.Sprintf("it is expected to be away for %s, and %s waits %s for its data on it (%s): after that it makes others on other nodes",
+				outage, s.Name, s.Patience, s.Waits))
+		} else if s.Patience > 0 && outage > s.Patience && s.On(n.Node) > 0 {
 			n.Notes = append(n.Notes, fmt.Sprintf("it is expected to be away for %s, and %s waits %s for its %d replicas on it (%s): after that it makes others on other nodes",
 				outage, s.Name, s.Patience, s.On(n.Node), s.Waits))
 		}

@@ -15,6 +15,7 @@ import (
 // own objects show it.
 type System struct {
 	Name     string        // "Longhorn"
+	Pools    bool          // its volumes are whole pools, with parts on all of their nodes: each needs all others
 	Patience time.Duration // how long it waits for a copy that is away before it makes another; 0: unknown
 	Waits    string        // the setting that says so
 	Away     string        // why its objects may be out of date; "": its controllers run
@@ -37,6 +38,8 @@ type Volume struct {
 	Alone    bool   // its owner wants one copy, and the system lets a node with that go
 	Idle     bool   // not in use: no copy of it is made or repaired now
 	Robust   bool   // the system says that it has all its copies
+	Why      string // why not, in the system's words; "": they say nothing
+	Checked  string // when the system last looked; "": it always knows
 	Replicas []Replica
 }
 
@@ -61,6 +64,9 @@ func (e Exposure) String() string { return e.Volume + " " + e.Why }
 // about names a volume for people.
 func (s System) about(v Volume) string {
 	text := s.Name + " volume " + v.Name
+	if s.Pools {
+		text = s.Name + " cluster " + v.Name
+	}
 	if v.Claim != "" {
 		text += " (claim " + v.Claim + ")"
 	}
@@ -112,7 +118,11 @@ func Exposed(systems []System, node string, away func(node string) bool) []Expos
 			continue
 		}
 		for _, v := range here {
-			if why, remedy := s.exposed(v, node, away); why != "" {
+			exposed := s.exposed
+			if s.Pools {
+				exposed = s.partExposed
+			}
+			if why, remedy := exposed(v, node, away); why != "" {
 				out = append(out, Exposure{Volume: s.about(v), Why: why, Remedy: remedy, Alone: v.Alone})
 			}
 		}
@@ -156,6 +166,24 @@ func (s System) exposed(v Volume, node string, away func(node string) bool) (why
 		return why + ": those on " + strings.Join(others, ", ") + " have failed", "wait until " + s.Name + " has rebuilt them"
 	}
 	return why, "wait until " + s.Name + " has made another"
+}
+
+// partExposed is exposed for a pool: parts of it may be on the node and one other node only.
+func (s System) partExposed(v Volume, node string, away func(node string) bool) (why, remedy string) {
+	const only = "may have the only healthy replica of some data on it: "
+	for _, r := range v.Replicas {
+		switch down := s.down(r.Node, away); {
+		case r.Node == node:
+		case down != "":
+			return only + r.Node + " " + down, "bring that back first"
+		case !r.Healthy:
+			return only + r.Node + " does not serve all of its own", "bring that back first"
+		}
+	}
+	if !v.Robust {
+		return only + v.Why, "wait until it has repaired that"
+	}
+	return "", ""
 }
 
 // Ailing names the volumes in use that don't have all their copies, sorted.
@@ -210,6 +238,9 @@ func (s System) trouble(node string) string {
 }
 
 func (s System) unhealed(node string, ailing []string) string {
+	if s.Pools {
+		return s.unhealedPools(node)
+	}
 	var names []string
 	healthy, wanted, rebuilt := 0, 0, 0
 	for _, v := range s.Volumes {
@@ -243,6 +274,40 @@ func (s System) unhealed(node string, ailing []string) string {
 }
 
 func count(volumes int) string { return fmt.Sprintf("%d %s", volumes, words.Plural(volumes, "volume")) }
+
+// unhealedPools is unhealed for pools.
+func (s System) unhealedPools(node string) string {
+	var parts []string
+	for _, v := range s.Volumes {
+		switch {
+		case slices.ContainsFunc(v.Replicas, func(r Replica) bool { return r.Node == node && !r.Healthy }):
+			parts = append(parts, fmt.Sprintf("%s: %s does not serve all of its data yet", s.about(v), node))
+		case !v.Robust:
+			parts = append(parts, s.about(v)+": "+v.Why)
+		}
+	}
+	return strings.Join(parts, "; ")
+}
+
+// Unchecked names what the system has not looked at since the first time that this was asked with the
+// same seen, which remembers that; "" if there is nothing.
+func Unchecked(systems []System, seen map[string]string) string {
+	var names []string
+	for _, s := range systems {
+		for _, v := range s.Volumes {
+			before, asked := seen[s.Name+" "+v.Name]
+			if v.Checked == "" || asked && before != v.Checked {
+				continue
+			}
+			seen[s.Name+" "+v.Name] = v.Checked
+			names = append(names, s.about(v))
+		}
+	}
+	if len(names) == 0 {
+		return ""
+	}
+	return Some(names) + ": its health was not checked since"
+}
 
 // shown is how many names fit on a line.
 const shown = 3

@@ -20,6 +20,7 @@ import (
 )
 
 const (
+	longhornName    = "Longhorn"
 	longhornManager = "longhorn-manager" // its DaemonSet (types/deploy.go, LonghornManagerDaemonSetName)
 	// longhornWait and longhornDrain are settings (types/setting.go).
 	longhornWait  = "replica-replenishment-wait-interval"
@@ -99,7 +100,7 @@ func (c VolumeReader) longhornReplicas(ctx context.Context) (replica.System, err
 		settings, errs[3] = listCustom[longhornSetting](ctx, c.conn, longhornVersion.WithResource("settings"), "")
 	})
 	g.Wait()
-	s := replica.System{Name: "Longhorn", Waits: longhornWait}
+	s := replica.System{Name: longhornName, Waits: longhornWait}
 	if err := errors.Join(errs...); err != nil {
 		return s, err
 	}
@@ -191,9 +192,8 @@ func (c VolumeReader) longhornAway(ctx context.Context, namespace string) (strin
 	return "", nil
 }
 
-// WatchReplicas implements cluster.VolumeReader: it reports volumes of Longhorn that
-// become healthy.
-func (c VolumeReader) WatchReplicas(ctx context.Context, tell func(look bool)) error {
+// watchLonghorn reports volumes of Longhorn that become healthy.
+func (c VolumeReader) watchLonghorn(ctx context.Context, tell func(look bool)) error {
 	was := map[string]string{}
 	return watchCustom(ctx, c.conn, longhornVersion.WithResource("volumes"), tell, func(v longhornVolumeState) bool {
 		name := v.Metadata.Namespace + "/" + v.Metadata.Name

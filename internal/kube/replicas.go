@@ -43,18 +43,46 @@ func (c VolumeReader) NodeData(ctx context.Context, nodes ...cluster.KubeNode) (
 }
 
 func (c VolumeReader) replicasOf(ctx context.Context, groups []metav1.APIGroup) (systems []replica.System, err error) {
-	installed, err := supports(groups, longhornVersion)
-	if installed {
-		var s replica.System
-		if s, err = c.longhornReplicas(ctx); err == nil {
+	var errs []error
+	for _, known := range c.replicators() {
+		installed, err := supports(groups, known.version)
+		if installed {
+			var s replica.System
+			s, err = known.read(ctx)
 			systems = append(systems, s)
 		}
+		errs = append(errs, err)
 	}
-	if err != nil {
+	if err := errors.Join(errs...); err != nil {
 		return nil, fault.WithHint(fmt.Errorf("look for replicated volumes: %w", err),
 			"roll.storage: off does not look at them, and has the roll take nodes out whatever becomes of the volumes")
 	}
 	return systems, nil
+}
+
+// replicator reads a storage system whose objects are of that version.
+type replicator struct {
+	name    string
+	version schema.GroupVersion
+	read    func(context.Context) (replica.System, error)
+	watch   func(ctx context.Context, tell func(look bool)) error
+}
+
+func (c VolumeReader) replicators() []replicator {
+	return []replicator{
+		{longhornName, longhornVersion, c.longhornReplicas, c.watchLonghorn},
+		{cephName, rookVersion, c.cephReplicas, c.watchCeph},
+	}
+}
+
+// WatchReplicas implements cluster.VolumeReader.
+func (c VolumeReader) WatchReplicas(ctx context.Context, system string, tell func(look bool)) error {
+	for _, known := range c.replicators() {
+		if known.name == system {
+			return known.watch(ctx, tell)
+		}
+	}
+	return fmt.Errorf("storage system %q is not known", system)
 }
 
 // watchCustom reports the objects of a kind as they change.

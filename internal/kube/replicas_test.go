@@ -156,7 +156,7 @@ func TestWatchReplicas(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		told, ended := make(chan bool, 10), make(chan error, 1)
 		go func() {
-			ended <- l.client(t, "system:masters").WatchReplicas(ctx, func(look bool) { told <- look })
+			ended <- l.client(t, "system:masters").WatchReplicas(ctx, "Longhorn", func(look bool) { told <- look })
 		}()
 		time.Sleep(time.Second)
 		for _, robustness := range []string{"unknown", "healthy", "degraded"} {
@@ -170,4 +170,50 @@ func TestWatchReplicas(t *testing.T) {
 			t.Errorf("told %d times", len(told))
 		}
 	})
+}
+
+// TestReplicasOfCeph: OSDs are pinned by their Deployments, or are where their pods are.
+func TestReplicasOfCeph(t *testing.T) {
+	t.Parallel()
+	osd := func(node, ready string) string {
+		return `{"metadata":{"labels":{"app":"rook-ceph-osd"}},"spec":{"template":{"spec":{"nodeSelector":{"kubernetes.io/hostname":"` + node + `"}}}},"status":{"availableReplicas":` + ready + `}}`
+	}
+	pod := func(node, ready, selector string) string {
+		return `{"spec":{"nodeName":"` + node + `","nodeSelector":{` + selector + `}},"status":{"phase":"Running","conditions":[{"type":"Ready","status":"` + ready + `"}]}}`
+	}
+	checked := time.Now().UTC().Format(time.RFC3339)
+	list := func(kind string, items ...string) page {
+		return page{http.StatusOK, `{"kind":"` + kind + `","apiVersion":"v1","items":[` + strings.Join(items, ",") + `]}`}
+	}
+	apps := func(items ...string) page {
+		p := list("DeploymentList", items...)
+		p.body = strings.Replace(p.body, `"v1"`, `"apps/v1"`, 1)
+		return p
+	}
+	const spec = `"spec":{"disruptionManagement":{"managePodBudgets":true,"osdMaintenanceTimeout":45}}`
+	pages := map[string]page{
+		"/apis": {http.StatusOK, `{"kind":"APIGroupList","apiVersion":"v1","groups":[{"name":"ceph.rook.io","versions":[{"version":"v1"}]}]}`},
+		"/apis/ceph.rook.io/v1/cephclusters": list("List",
+			`{"metadata":{"namespace":"rook-ceph","name":"ceph"},`+spec+`,"status":{"ceph":{"health":"HEALTH_WARN","lastChecked":"`+checked+`","details":{"OSD_DOWN":{"message":"1 osds down"},"PG_AVAILABILITY":{"message":"Reduced data availability"}}}}}`,
+			`{"metadata":{"namespace":"elsewhere","name":"external"},"spec":{"external":{"enable":true}}}`),
+		"/apis/apps/v1/namespaces/rook-ceph/deployments": apps(osd("wk1", "1"), osd("wk1", "0"), osd("wk2", "1"), `{"spec":{"template":{"spec":{}}}}`),
+		"/api/v1/namespaces/rook-ceph/pods":              list("PodList", pod("wk1", "True", `"kubernetes.io/hostname":"wk1"`), pod("wk3", "True", ""), pod("wk4", "False", "")),
+		"/apis/apps/v1/namespaces/elsewhere/deployments": apps(), "/api/v1/namespaces/elsewhere/pods": list("PodList"),
+	}
+	want := []replica.System{{
+		Name: "Ceph", Pools: true, Patience: 45 * time.Minute, Waits: "osdMaintenanceTimeout",
+		Nodes: []replica.Node{{Name: "wk1"}, {Name: "wk2"}, {Name: "wk3"}, {Name: "wk4"}},
+		Volumes: []replica.Volume{{
+			Name: "rook-ceph/ceph", Checked: checked, Why: "PG_AVAILABILITY (Reduced data availability)",
+			Replicas: []replica.Replica{{Node: "wk1"}, {Node: "wk2", Healthy: true}, {Node: "wk3", Healthy: true}, {Node: "wk4"}},
+		}},
+	}}
+	got, err := serve(t, pages).Replicas(t.Context())
+	if diff := cmp.Diff(want, got); err != nil || diff != "" {
+		t.Errorf("%v (-want +got):\n%s", err, diff)
+	}
+	pages["/apis/ceph.rook.io/v1/cephclusters"] = forbidden(t, "cephclusters", "ceph.rook.io")
+	if _, err := serve(t, pages).Replicas(t.Context()); fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), `cannot list resource "cephclusters"`) {
+		t.Errorf("forbidden: %v", err)
+	}
 }

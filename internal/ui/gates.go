@@ -68,10 +68,14 @@ func storageLines(plan planning.Plan) []string {
 	}
 	var lines []string
 	for _, s := range plan.Storage {
-		text := fmt.Sprintf("%s: %d %s", s.Name, s.Volumes, words.Plural(s.Volumes, "volume"))
-		if s.WaitSeconds > 0 {
-			text += fmt.Sprintf(", waits %s for a replica that is away", minutes(time.Duration(s.WaitSeconds)*time.Second))
+		var facts []string
+		if s.Volumes > 0 {
+			facts = append(facts, fmt.Sprintf("%d %s", s.Volumes, words.Plural(s.Volumes, "volume")))
 		}
+		if s.WaitSeconds > 0 {
+			facts = append(facts, fmt.Sprintf("waits %s for a replica that is away", minutes(time.Duration(s.WaitSeconds)*time.Second)))
+		}
+		text := strings.TrimSuffix(s.Name+": "+strings.Join(facts, ", "), ": ")
 		lines = append(lines, text)
 	}
 	return lines

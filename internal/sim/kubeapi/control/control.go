@@ -47,6 +47,7 @@ type Manager struct {
 	done     sync.WaitGroup
 
 	reflected map[types.UID]reflection // of mirror pods
+	degraded  map[string]bool          // OSDs whose data lacks something
 
 	// refused gets the API's errors for kubelets that share it with real controllers; nil: the
 	// lab is alone, and an error is its own fault.
@@ -60,12 +61,12 @@ type Manager struct {
 // New starts the controllers. Their seconds take 1/speed seconds. They end with ctx or
 // Close.
 func New(ctx context.Context, s store.Store, speed float64, timeline *record.Timeline) (*Manager, error) {
-	m := &Manager{store: s, timers: newTimers(speed), timeline: timeline, kick: make(chan struct{}, 1), settle: settle, reflected: map[types.UID]reflection{}}
+	m := &Manager{store: s, timers: newTimers(speed), timeline: timeline, kick: make(chan struct{}, 1), settle: settle, reflected: map[types.UID]reflection{}, degraded: map[string]bool{}}
 	m.stages = []func(context.Context) error{
 		m.syncNodes, m.terminateNamespaces, m.collect, m.syncMirrorPods, m.syncDaemonSets, m.syncDeployments, m.syncReplicaSets,
-		m.syncStatefulSets, m.schedule, m.runPods, m.evictFromLost, m.syncVolumes, m.syncBudgets, m.moveReplicas, m.healVolumes,
+		m.syncStatefulSets, m.schedule, m.runPods, m.evictFromLost, m.syncVolumes, m.syncBudgets, m.moveReplicas, m.healVolumes, m.checkCeph,
 	}
-	if err := m.start(ctx, append(watched(), longhorn.WithResource("nodes"), longhorn.WithResource("volumes"), longhorn.WithResource("replicas"))); err != nil {
+	if err := m.start(ctx, append(watched(), longhorn.WithResource("nodes"), longhorn.WithResource("volumes"), longhorn.WithResource("replicas"), cephClusters)); err != nil {
 		return nil, err
 	}
 	return m, nil

@@ -1,0 +1,154 @@
+package simtest
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+
+	"github.com/recast-sh/recast/cluster/planning"
+	"github.com/recast-sh/recast/internal/sim"
+	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
+	"github.com/recast-sh/recast/internal/step"
+)
+
+// runCeph installs Rook's objects of a Ceph cluster with an OSD on each worker, as its operator writes them.
+func (l *Lab) runCeph(workers ...string) {
+	l.t.Helper()
+	l.Kube.Define(cephClusters)
+	l.put(store.Namespaces(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "rook-ceph"}})
+	l.put(cephClusters.GroupVersionResource, object(cephClusters, "rook-ceph", "ceph", map[string]any{
+		"spec": map[string]any{"disruptionManagement": map[string]any{"managePodBudgets": true}},
+	}))
+	for i, name := range workers {
+		labels := map[string]string{"app": "rook-ceph-osd", "ceph-osd-id": fmt.Sprint(i)}
+		l.put(store.Deployments(), &appsv1.Deployment{
+			ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("rook-ceph-osd-%d", i), Namespace: "rook-ceph", Labels: labels},
+			Spec: appsv1.DeploymentSpec{
+				Replicas: new(int32(1)), Selector: &metav1.LabelSelector{MatchLabels: labels},
+				Template: corev1.PodTemplateSpec{
+					ObjectMeta: metav1.ObjectMeta{Labels: labels},
+					Spec: corev1.PodSpec{
+						NodeSelector: map[string]string{corev1.LabelHostname: name},
+						Containers:   []corev1.Container{{Name: "osd", Image: "quay.io/ceph/ceph:v19"}},
+					},
+				},
+			},
+		})
+	}
+	time.Sleep(2 * time.Minute) // its OSDs start, and Rook checks
+}
+
+func inCephLab(t *testing.T, workers int, test func(t *testing.T, lab *Lab)) {
+	t.Helper()
+	inLab(t, sim.Options{Workers: workers}, func(t *testing.T, lab *Lab) {
+		var names []string
+		for i := range workers {
+			names = append(names, fmt.Sprintf("wk%d", i+1))
+		}
+		lab.runCeph(names...)
+		lab.Patch(sim.PatchedExtension)
+		test(t, lab)
+	})
+}
+
+// ceph writes a health of the Ceph cluster.
+func (l *Lab) ceph(checked time.Time, details map[string]any) {
+	l.t.Helper()
+	o, err := l.Kube.Store().Get(l.t.Context(), cephClusters.GroupVersionResource, "rook-ceph", "ceph")
+	must(l.t, err)
+	u := o.(*unstructured.Unstructured).DeepCopy()
+	u.Object["status"] = map[string]any{"ceph": map[string]any{"health": "HEALTH_WARN", "lastChecked": checked.UTC().Format(time.RFC3339), "details": details}}
+	must(l.t, errOf(l.Kube.Store().Update(l.t.Context(), cephClusters.GroupVersionResource, u, store.Status)))
+}
+
+// cephIs says whether the last health of the Ceph cluster has a check.
+func (l *Lab) cephIs(code string) bool {
+	l.t.Helper()
+	o, err := l.Kube.Store().Get(l.t.Context(), cephClusters.GroupVersionResource, "rook-ceph", "ceph")
+	must(l.t, err)
+	_, found, _ := unstructured.NestedMap(o.(*unstructured.Unstructured).Object, "status", "ceph", "details", code)
+	return found
+}
+
+// TestPlanOfCeph: no node with OSDs is planned while data has too few replicas.
+func TestPlanOfCeph(t *testing.T) {
+	const off = ", or roll.storage: off does not look at it"
+	const may = "Ceph cluster rook-ceph/ceph may have the only healthy replica of some data on it: "
+	warn := func(message string) map[string]any {
+		return map[string]any{"severity": "HEALTH_WARN", "message": message}
+	}
+	cases := map[string]struct {
+		change  func(l *Lab)
+		refused []string
+	}{
+		"healthy": {change: func(*Lab) {}},
+		"warnings of other things": {change: func(l *Lab) {
+			l.ceph(time.Now(), map[string]any{"RECENT_CRASH": warn("1 daemons have recently crashed"), "OSD_DOWN": warn("1 osds down")})
+		}},
+		"recovery runs": {
+			change: func(l *Lab) {
+				l.ceph(time.Now(), map[string]any{"PG_DEGRADED": warn("Degraded data redundancy: 3/9 objects degraded")})
+			},
+			refused: []string{may + "PG_DEGRADED (Degraded data redundancy: 3/9 objects degraded): wait until it has repaired that" + off},
+		},
+		"its operator is away": {
+			change:  func(l *Lab) { l.ceph(time.Now().Add(-20*time.Minute), nil) },
+			refused: []string{may + "Rook checked its health 20m0s ago: its operator may be away: wait until it has repaired that" + off},
+		},
+		"another node's OSD is down": {
+			change: func(l *Lab) {
+				o, err := l.Kube.Store().Get(t.Context(), store.Deployments(), "rook-ceph", "rook-ceph-osd-1")
+				must(l.t, err)
+				d := o.(*appsv1.Deployment).DeepCopy()
+				d.Spec.Replicas = new(int32(0))
+				must(l.t, errOf(l.Kube.Store().Update(t.Context(), store.Deployments(), d, store.Main)))
+				time.Sleep(5 * time.Second)
+			},
+			refused: []string{may + "wk2 does not serve all of its own: bring that back first" + off},
+		},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			inCephLab(t, 2, func(t *testing.T, lab *Lab) {
+				tc.change(lab)
+				n := planOf(t, lab, "wk1")
+				requireSame(t, "refused", tc.refused, n.Refused)
+				requireSame(t, "notes", nil, n.Notes)
+			})
+		})
+	}
+}
+
+// TestRollWaitsForCeph: the next node goes only once Rook has seen that all data is repaired, though two may go
+// at a time.
+func TestRollWaitsForCeph(t *testing.T) {
+	long(t)
+	inCephLab(t, 3, func(t *testing.T, lab *Lab) {
+		lab.setRoll("canary: false", "maxUnavailable: {workers: 2, perHost: 2}")
+		seen := lab.watchOutage()
+		c := lab.Client()
+		var said []string
+		note := notes("await-storage-again", &said)
+		early := false
+		c.Emit = func(e step.Event) {
+			note(e)
+			for _, name := range []string{"wk1", "wk2", "wk3"} {
+				whenStarted(name+"/take-down", func() { early = early || lab.cephIs("PG_DEGRADED") })(e)
+			}
+		}
+		must(t, c.roll(planning.Policy{})(t.Context()))
+		if early || seen.most > 1 {
+			t.Errorf("%d at a time; a node went while data was degraded: %v", seen.most, early)
+		}
+		if text := strings.Join(said, "\n"); !strings.Contains(text, "volumes whole with wk1: Ceph cluster rook-ceph/ceph: ") {
+			t.Errorf("said %s", text)
+		}
+		requireInSync(t, lab)
+	})
+}
