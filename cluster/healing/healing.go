@@ -122,7 +122,7 @@ func (n Points) awaitAfter(ctx context.Context) error {
 		}
 		lacks := replica.Unhealed(systems, n.Plan.Node, ailing)
 		if lacks == "" {
-			lacks = replica.Unchecked(systems, checked)
+			lacks = replica.Unchecked(systems, n.Plan.Node, checked)
 		}
 		return lacks == "", lacks, nil
 	})

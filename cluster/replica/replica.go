@@ -289,14 +289,15 @@ func (s System) unhealedPools(node string) string {
 	return strings.Join(parts, "; ")
 }
 
-// Unchecked names what the system has not looked at since the first time that this was asked with the
-// same seen, which remembers that; "" if there is nothing.
-func Unchecked(systems []System, seen map[string]string) string {
+// Unchecked names what has copies on the node and was not looked at by its system since the first time
+// that this was asked with the same seen, which remembers that; "" if there is nothing.
+func Unchecked(systems []System, node string, seen map[string]string) string {
 	var names []string
 	for _, s := range systems {
 		for _, v := range s.Volumes {
 			before, asked := seen[s.Name+" "+v.Name]
-			if v.Checked == "" || asked && before != v.Checked {
+			here := slices.ContainsFunc(v.Replicas, func(r Replica) bool { return r.Node == node })
+			if !here || v.Checked == "" || asked && before != v.Checked {
 				continue
 			}
 			seen[s.Name+" "+v.Name] = v.Checked

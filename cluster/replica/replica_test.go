@@ -159,12 +159,15 @@ func TestUnchecked(t *testing.T) {
 	t.Parallel()
 	seen := map[string]string{}
 	for i, checked := range []string{"1", "1", "2", "3"} {
-		got := Unchecked(pool(func(v *Volume) { v.Checked = checked }), seen)
+		got := Unchecked(pool(func(v *Volume) { v.Checked = checked }), "a", seen)
 		if want := i < 2; (got != "") != want {
 			t.Errorf("look %d: %q", i, got)
 		}
 	}
-	if got := Unchecked([]System{system(healthy("a"))}, seen); got != "" {
+	if got := Unchecked(pool(func(*Volume) {}), "d", map[string]string{}); got != "" {
+		t.Errorf("of a node without OSDs: %q", got)
+	}
+	if got := Unchecked([]System{system(healthy("a"))}, "a", seen); got != "" {
 		t.Errorf("one that always knows: %q", got)
 	}
 }
