@@ -89,7 +89,7 @@ func TestLoaders(t *testing.T) {
 	}
 	key, keys := factory.fingerprint(), []string{"efi/keys/uki-signing-cert.der", "loader/keys/auto/db.auth"}
 	plain := func(change func(*bootimage.ISO)) bootimage.ISO {
-		iso := bootimage.ISO{UKI: &bootimage.UKI{Stub: "stub"}, Loader: program("sd-boot", "", 1)}
+		iso := bootimage.ISO{ESP: bootimage.ESP{UKI: &bootimage.UKI{Stub: "stub"}, Loader: program("sd-boot", "", 1)}}
 		change(&iso)
 		return iso
 	}

@@ -148,6 +148,8 @@ var table = []row{
 	{pkg: "internal/adminconfig", allow: []string{"cluster", "internal/fault", clientGo, machinery, "github.com/siderolabs/crypto/x509"}},
 	{pkg: "internal/machineconfig", allow: []string{"cluster", "internal/command", "internal/fault", "internal/redact", machinery, yaml}},
 	{pkg: "internal/bootimage", allow: []string{zstd, xz, yaml}},
+	{pkg: "internal/qcow2", allow: []string{zstd}},
+	{pkg: "internal/diskimage", allow: []string{"internal/bootimage", "internal/qcow2"}},
 	{pkg: "internal/etcddb", allow: []string{bbolt}},
 	{pkg: "internal/etcddb", files: tests, allow: []string{bbolt}},
 	{pkg: "internal/redact", allow: []string{yaml}},

@@ -26,8 +26,31 @@ const (
 // espLoader is what firmware starts from an unknown medium.
 var espLoader = map[string]string{"amd64": "efi/boot/bootx64.efi", "arm64": "efi/boot/bootaa64.efi"}
 
+// ESP is an EFI system partition: what UEFI boots from it.
+type ESP struct {
+	UKI *UKI // nil if there is none
+
+	// Beside the UKI:
+	Loader      *io.SectionReader // systemd-boot
+	Certificate string            // by which it is signed: SHA-256, in hex; "" if there is none
+	Keys        []string          // files for Secure Boot: the certificate, keys to enrol
+	Odd         []string          // files that no image of Talos has
+}
+
+const espPart = "EFI system partition"
+
+// OpenESP reads the EFI system partition of a disk. UKI is nil if it holds none: it is
+// GRUB's own then, and the rest is not read.
+func OpenESP(r io.ReaderAt, sizeBytes int64) (*ESP, error) {
+	src, e := &sourceAt{r: r}, &ESP{}
+	if err := e.readESP(io.NewSectionReader(src, 0, sizeBytes)); err != nil {
+		return nil, refuse(espPart, src.or(err))
+	}
+	return e, nil
+}
+
 // readESP reads an EFI system partition. One without a UKI is GRUB's own and is ignored.
-func (i *ISO) readESP(r *io.SectionReader) error {
+func (e *ESP) readESP(r *io.SectionReader) error {
 	fat, err := openFAT(r)
 	if errors.Is(err, errNotFAT32) {
 		return nil
@@ -54,11 +77,11 @@ func (i *ISO) readESP(r *io.SectionReader) error {
 	if err != nil {
 		return fmt.Errorf("%s: %w", ukis[0], err)
 	}
-	if i.UKI, err = openUKI(file, file.Size()); err != nil {
+	if e.UKI, err = openUKI(file, file.Size()); err != nil {
 		return fmt.Errorf("%s: %w", ukis[0], err)
 	}
-	loader := espLoader[i.UKI.Arch]
-	if i.Loader, err = fat.open(files[loader]); err != nil {
+	loader := espLoader[e.UKI.Arch]
+	if e.Loader, err = fat.open(files[loader]); err != nil {
 		return fmt.Errorf("%s: %w", loader, err)
 	}
 	for _, name := range names {
@@ -67,12 +90,12 @@ func (i *ISO) readESP(r *io.SectionReader) error {
 		case espConfig:
 			err = fat.checkLoaderConfig(files[name])
 		case espCertificate:
-			i.Keys = append(i.Keys, name)
-			i.Certificate, err = fat.sum(files[name])
+			e.Keys = append(e.Keys, name)
+			e.Certificate, err = fat.sum(files[name])
 		case espEnrolled + "pk.auth", espEnrolled + "kek.auth", espEnrolled + "db.auth":
-			i.Keys = append(i.Keys, name)
+			e.Keys = append(e.Keys, name)
 		default:
-			i.Odd = append(i.Odd, name)
+			e.Odd = append(e.Odd, name)
 		}
 		if err != nil {
 			return fmt.Errorf("%s: %w", name, err)

@@ -8,14 +8,8 @@ import (
 
 // ISO is a boot ISO: what UEFI boots from it, what a BIOS boots, or both.
 type ISO struct {
-	UKI  *UKI  // of the EFI system partition; nil if there is none
+	ESP
 	GRUB *GRUB // nil if the ISO does not boot with GRUB
-
-	// Beside the UKI, in the EFI system partition:
-	Loader      *io.SectionReader // systemd-boot
-	Certificate string            // by which it is signed: SHA-256, in hex; "" if there is none
-	Keys        []string          // files for Secure Boot: the certificate, keys to enrol
-	Odd         []string          // files that no image of Talos has
 }
 
 // GRUB is what the default entry of /boot/grub/grub.cfg boots.

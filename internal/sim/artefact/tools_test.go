@@ -75,3 +75,44 @@ readlink lib.so etc > "$OLDPWD/links"
 		}
 	}
 }
+
+// TestQEMUReadsDiskImages has QEMU check disk images and their reference counts, and turn
+// each into the same disk.
+func TestQEMUReadsDiskImages(t *testing.T) {
+	t.Parallel()
+	for _, tool := range []string{"qemu-img", "/usr/sbin/sfdisk"} {
+		if _, err := exec.LookPath(tool); err != nil {
+			t.Skipf("%s is not installed", tool)
+		}
+	}
+	dir := t.TempDir()
+	for name, by := range map[string]artefact.Compression{"plain": artefact.Plain, "zlib": artefact.Zlib, "zstd": artefact.Zstd} {
+		b, err := artefact.DiskImage(image("amd64"), artefact.DiskForm{BIOS: true, By: by})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(dir, name), b, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	script := `set -e
+for name in plain zlib zstd; do
+	qemu-img check -q -f qcow2 $name
+	qemu-img convert -f qcow2 -O raw $name $name.raw
+	cmp plain.raw $name.raw
+done
+/usr/sbin/sfdisk --verify plain.raw 2>&1 | grep -q 'No errors detected'
+/usr/sbin/sfdisk --dump plain.raw
+`
+	cmd := exec.Command("sh", "-c", script)
+	cmd.Dir = dir
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	for _, want := range []string{`type=C12A7328-F81F-11D2-BA4B-00A0C93EC93B`, `name="EFI"`, `name="BIOS"`, `name="BOOT"`, `name="META"`} {
+		if !strings.Contains(string(out), want) {
+			t.Errorf("sfdisk shows no %s:\n%s", want, out)
+		}
+	}
+}
