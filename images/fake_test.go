@@ -79,7 +79,7 @@ type factory struct {
 	fail       error
 	key        []byte // that it publishes
 	sign       func(digest string) []Signature
-	// built changes the content of an "installer" or an "iso" before it is made.
+	// built changes the content of an "installer", an "iso" or a "disk" before it is made.
 	built func(what string, img *artefact.Image)
 	files map[string][]byte // of the extension; nil: agentExtension's
 	// packed changes the content of an installer's tar.
@@ -155,7 +155,7 @@ func (f *factory) agent(digest string) artefact.Extension {
 // image is what the factory puts into an image of a schematic.
 func (f *factory) image(what string, id, talos, arch, platform string) artefact.Image {
 	e := schematics.Locked{File: "x", Schematic: f.schematics[id]}
-	args := map[string]string{"installer": installerArgs, "iso": isoArgs}[what]
+	args := map[string]string{"installer": installerArgs, "iso": isoArgs, "disk": installerArgs}[what]
 	img := artefact.Image{
 		TalosVersion: talos, Arch: arch, Platform: platform, Cmdline: strings.Join(append([]string{args}, e.KernelArgs()...), " "),
 		SchematicID: id, SchematicYAML: f.schematics[id], SchematicAuthor: "Image Factory (https://factory.example/" + f.salt + ")",

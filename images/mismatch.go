@@ -23,7 +23,7 @@ const (
 	ExtensionContent MismatchKind = "extension-content" // of that name and version, but with other files
 	OtherFirmware    MismatchKind = "other-firmware"    // files beside the extensions
 	OtherModules     MismatchKind = "other-modules"     // the generated dependencies of kernel modules
-	OtherConfig      MismatchKind = "other-config"      // the machine configuration that the image brings
+	OtherConfig      MismatchKind = "other-config"      // the machine configuration that the image brings, or its META values
 	OtherSchematic   MismatchKind = "other-schematic"   // the entry that says what the image was made of
 	OtherArgs        MismatchKind = "other-args"        // kernel arguments
 	OtherFiles       MismatchKind = "other-files"       // of the installer, where Talos' boot files lie

@@ -14,7 +14,7 @@ import (
 	"github.com/recast-sh/recast/schematics"
 )
 
-// Verifier compares the content of installers and boot ISOs with the lock: names,
+// Verifier compares the content of installers, boot ISOs and disk images with the lock: names,
 // tags and labels prove nothing. One Verifier serves a whole run and reads every
 // locked extension image once. It is not safe for concurrent use.
 //
@@ -181,7 +181,7 @@ func (v *Verifier) ISO(ctx context.Context, lock schematics.Lock, e schematics.L
 		if got.Boot == (Boot{}) {
 			continue // it could not be read to its end
 		}
-		errs = append(errs, sameBuild(p.name, got.Boot, boot)...)
+		errs = append(errs, sameBuild(p.name, "ISO", got.Boot, boot)...)
 		read = got
 	}
 	loaders, err := want.loaders(iso, boot)
@@ -191,8 +191,8 @@ func (v *Verifier) ISO(ctx context.Context, lock schematics.Lock, e schematics.L
 	return errors.Join(append(errs, loaders...)...)
 }
 
-// sameBuild compares what an ISO boots with what the installer installs.
-func sameBuild(name string, got, want Boot) []error {
+// sameBuild compares what an ISO or a disk image boots with what the installer installs.
+func sameBuild(name, what string, got, want Boot) []error {
 	var parts []string
 	if got.kernel != want.kernel {
 		parts = append(parts, fmt.Sprintf("kernel %s, the installer's is %s", shortSum(got.kernel), shortSum(want.kernel)))
@@ -203,7 +203,7 @@ func sameBuild(name string, got, want Boot) []error {
 	if len(parts) == 0 {
 		return nil
 	}
-	return []error{mismatch(OtherBuild, "%s: the ISO is of another build than the installer: %s", name, strings.Join(parts, "; "))}
+	return []error{mismatch(OtherBuild, "%s: the %s is of another build than the installer: %s", name, what, strings.Join(parts, "; "))}
 }
 
 // lockedExtension is the content of a locked extension image.

@@ -1,6 +1,7 @@
 package images
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"io"
@@ -8,7 +9,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strings"
 	"testing"
 
 	"github.com/recast-sh/recast/internal/heap"
@@ -22,13 +22,23 @@ const (
 	largeVar     = "RECAST_LARGE_IMAGES" // directory into which the process writes them
 	largeTar     = "installer.tar"
 	largeISO     = "boot.iso"
+	largeDisk    = "disk.qcow2"
 	largeExtFile = "extension.tar"
 )
 
 // BenchmarkVerify verifies an installer and an ISO of 300 MiB against an extension
 // of that size, and fails if that takes too much memory. Another process makes them,
 // to keep its garbage off the verifier's heap.
-func BenchmarkVerify(b *testing.B) {
+func BenchmarkVerify(b *testing.B) { benchmarkVerify(b, verifyLargeISO) }
+
+// BenchmarkVerifyDisk is BenchmarkVerify with a disk image instead of the ISO.
+func BenchmarkVerifyDisk(b *testing.B) { benchmarkVerify(b, verifyLargeDisk) }
+
+// verifyLarge verifies the ISO or the disk image in a directory.
+type verifyLarge func(b *testing.B, v *Verifier, dir string, boot Boot)
+
+func benchmarkVerify(b *testing.B, verify verifyLarge) {
+	b.Helper()
 	if dir := os.Getenv(largeVar); dir != "" {
 		makeLarge(b, dir)
 		return
@@ -43,7 +53,7 @@ func BenchmarkVerify(b *testing.B) {
 	b.SetBytes(2 * largeBytes)
 	for b.Loop() {
 		v := NewVerifier(largeImages(dir), b.TempDir())
-		peak := heap.Peak(b.Context(), func() { verifyLarge(b, v, lock, id, dir) })
+		peak := heap.Peak(b.Context(), func() { verify(b, v, dir, verifyLargeInstaller(b, v, lock, id, dir)) })
 		if err := v.Close(); err != nil {
 			b.Fatal(err)
 		}
@@ -54,7 +64,7 @@ func BenchmarkVerify(b *testing.B) {
 	}
 }
 
-func verifyLarge(b *testing.B, v *Verifier, lock schematics.Lock, e schematics.Locked, dir string) {
+func verifyLargeInstaller(b *testing.B, v *Verifier, lock schematics.Lock, e schematics.Locked, dir string) Boot {
 	b.Helper()
 	installer, err := os.Open(filepath.Join(dir, largeTar))
 	if err != nil {
@@ -65,18 +75,39 @@ func verifyLarge(b *testing.B, v *Verifier, lock schematics.Lock, e schematics.L
 	if err != nil {
 		b.Fatal(err)
 	}
-	iso, err := os.Open(filepath.Join(dir, largeISO))
+	return boot
+}
+
+func verifyLargeISO(b *testing.B, v *Verifier, dir string, boot Boot) {
+	b.Helper()
+	lock, e := largeLock(b)
+	iso, size := openLarge(b, dir, largeISO)
+	if err := v.ISO(b.Context(), lock, e, iso, size, boot, func(string) {}); err != nil {
+		b.Fatal(err)
+	}
+}
+
+func verifyLargeDisk(b *testing.B, v *Verifier, dir string, boot Boot) {
+	b.Helper()
+	lock, e := largeLock(b)
+	disk, size := openLarge(b, dir, largeDisk)
+	if _, err := v.Disk(b.Context(), lock, e, disk, size, boot, func(string) {}); err != nil {
+		b.Fatal(err)
+	}
+}
+
+func openLarge(b *testing.B, dir, name string) (*os.File, int64) {
+	b.Helper()
+	f, err := os.Open(filepath.Join(dir, name))
 	if err != nil {
 		b.Fatal(err)
 	}
-	defer iso.Close()
-	info, err := iso.Stat()
+	b.Cleanup(func() { _ = f.Close() }) // it was only read
+	info, err := f.Stat()
 	if err != nil {
 		b.Fatal(err)
 	}
-	if err := v.ISO(b.Context(), lock, e, iso, info.Size(), boot, func(string) {}); err != nil {
-		b.Fatal(err)
-	}
+	return f, info.Size()
 }
 
 func largeLock(b *testing.B) (schematics.Lock, schematics.Locked) {
@@ -124,7 +155,12 @@ func makeLarge(b *testing.B, dir string) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	save(largeISO, strings.NewReader(string(iso)))
+	save(largeISO, bytes.NewReader(iso))
+	disk, err := artefact.DiskImage(f.image("disk", e.SchematicID, "v1.13.9", "amd64", "nocloud"), artefact.DiskForm{})
+	if err != nil {
+		b.Fatal(err)
+	}
+	save(largeDisk, bytes.NewReader(disk))
 }
 
 // largeImages is the registry of the one extension.

@@ -64,19 +64,11 @@ func (w *wanted) loaders(iso *bootimage.ISO, boot Boot) (mismatches []error, err
 		}
 		return mismatches, nil
 	}
-	loader, loaderErrs, err := loaderSum(name, iso.Loader, w.lock)
+	found, err := w.uefi(name, iso.ESP, boot)
 	if err != nil {
 		return nil, err
 	}
-	mismatches = append(append(mismatches, loaderErrs...), checkSigned(name+": its UKI", iso.UKI.File, w.lock)...)
-	if loader != "" && loader != boot.loader {
-		mismatches = append(mismatches, mismatch(Bootloader, "%s: another boot loader than the installer's: systemd-boot %s, the installer's is %s",
-			name, shortSum(loader), shortSum(boot.loader)))
-	}
-	if iso.UKI.Stub != boot.stub {
-		mismatches = append(mismatches, mismatch(Bootloader, "%s: another boot loader than the installer's: systemd-stub in its UKI %s, the installer's is %s",
-			name, shortSum(iso.UKI.Stub), shortSum(boot.stub)))
-	}
+	mismatches = append(mismatches, found...)
 	odd := slices.Clone(iso.Odd)
 	if !w.lock.SecureBoot {
 		odd = append(odd, iso.Keys...)
@@ -86,6 +78,24 @@ func (w *wanted) loaders(iso *bootimage.ISO, boot Boot) (mismatches []error, err
 	}
 	if len(odd) > 0 {
 		mismatches = append(mismatches, mismatch(Bootloader, "%s: it has unexpected files beside its boot loader: %s", name, firstFew(odd)))
+	}
+	return mismatches, nil
+}
+
+// uefi compares what UEFI starts from a partition with what the installer installs.
+func (w *wanted) uefi(name string, esp bootimage.ESP, boot Boot) (mismatches []error, err error) {
+	loader, loaderErrs, err := loaderSum(name, esp.Loader, w.lock)
+	if err != nil {
+		return nil, err
+	}
+	mismatches = append(loaderErrs, checkSigned(name+": its UKI", esp.UKI.File, w.lock)...)
+	if loader != "" && loader != boot.loader {
+		mismatches = append(mismatches, mismatch(Bootloader, "%s: another boot loader than the installer's: systemd-boot %s, the installer's is %s",
+			name, shortSum(loader), shortSum(boot.loader)))
+	}
+	if esp.UKI.Stub != boot.stub {
+		mismatches = append(mismatches, mismatch(Bootloader, "%s: another boot loader than the installer's: systemd-stub in its UKI %s, the installer's is %s",
+			name, shortSum(esp.UKI.Stub), shortSum(boot.stub)))
 	}
 	return mismatches, nil
 }

@@ -91,7 +91,7 @@ var table = []row{
 
 	// the domain
 	{pkg: "schematics/...", allow: []string{"internal/fault", schematic, yaml}},
-	{pkg: "images", allow: []string{"schematics", "internal/bootimage", "internal/step", "internal/fault"}},
+	{pkg: "images", allow: []string{"schematics", "internal/bootimage", "internal/diskimage", "internal/step", "internal/fault"}},
 	{pkg: "cluster", allow: []string{"cluster/config", "cluster/firewall", "cluster/reach", "cluster/replica", "internal/wait", "internal/fault", "internal/words"}},
 	{pkg: "cluster/claim", allow: []string{"cluster", "cluster/parking", "cluster/firewall", "internal/foreign", "internal/wait", "internal/fault"}},
 	{pkg: "cluster/etcd", allow: []string{"cluster", "internal/etcddb", "internal/fault", "internal/words"}},
