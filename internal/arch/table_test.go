@@ -251,7 +251,7 @@ var table = []row{
 	}},
 	{pkg: "internal/sim/simtest", files: tests, allow: []string{"..."}},
 	{pkg: "internal/kube", files: tests, allow: []string{k8sAPI, apimachine}},
-	{pkg: "internal/factory", files: tests, allow: []string{"internal/registry", "internal/step", ggcr, schematic}},
+	{pkg: "internal/factory", files: tests, allow: []string{"internal/diskimage", "internal/registry", "internal/step", ggcr, schematic}},
 	{pkg: "internal/imager", files: tests, allow: []string{"schematics", "internal/registry", "internal/step", ggcr}},
 	{pkg: "internal/registry", files: tests, allow: []string{ggcr}},
 }

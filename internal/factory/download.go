@@ -20,10 +20,11 @@ import (
 // breaks.
 const heldBack = 64
 
-// download is an ISO in transit. The factory ignores Range, so that an interrupted
+// download is an ISO or a disk image in transit. The factory ignores Range, so that an interrupted
 // download is read again from its beginning. The bytes up to the break must be the
 // same: the factory does not build the same bytes twice.
 type download struct {
+	what    string // "ISO"
 	open    func(after time.Duration) (io.ReadCloser, int64, error)
 	note    func(string)
 	explain func(error) error
@@ -40,7 +41,7 @@ type download struct {
 	failed   error
 }
 
-// Read returns all but the last bytes received; those once the ISO is complete.
+// Read returns all but the last bytes received; those once it is complete.
 func (d *download) Read(p []byte) (int, error) {
 	for d.failed == nil {
 		if give := d.readable(); give > 0 {
@@ -105,22 +106,22 @@ func (d *download) again(cause error) error {
 		}
 		d.body = body
 		if size != d.size {
-			return d.differentISO()
+			return d.differs()
 		}
 		same := sha256.New()
 		if d.received, cause = io.CopyN(same, body, d.passed); cause != nil {
 			continue
 		}
 		if !bytes.Equal(same.Sum(nil), d.sum.Sum(nil)) {
-			return d.differentISO()
+			return d.differs()
 		}
 		return nil
 	}
 }
 
-func (d *download) differentISO() error {
-	return fault.WithHint(d.explain(errors.New("after the download broke off, the factory sends another ISO than before")),
-		"it has rebuilt the ISO, and a rebuild never has the same bytes: run it again")
+func (d *download) differs() error {
+	return fault.WithHint(d.explain(fmt.Errorf("after the download broke off, the factory sends another %s than before", d.what)),
+		"it has rebuilt the %s, and a rebuild never has the same bytes: run it again", d.what)
 }
 
 // Close ends the download.

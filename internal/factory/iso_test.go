@@ -30,7 +30,14 @@ func (s *site) agents(t *testing.T) images.ISORequest {
 
 // fetch downloads an ISO.
 func (s *site) fetch(ctx context.Context, req images.ISORequest) ([]byte, error) {
-	body, size, err := s.client.ISO(ctx, req, s.note)
+	return s.fetchBy(ctx, req, s.client.ISO)
+}
+
+// requested starts a download.
+type requested func(context.Context, images.ISORequest, func(string)) (io.ReadCloser, int64, error)
+
+func (s *site) fetchBy(ctx context.Context, req images.ISORequest, by requested) ([]byte, error) {
+	body, size, err := by(ctx, req, s.note)
 	if err != nil {
 		return nil, err
 	}

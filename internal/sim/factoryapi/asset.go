@@ -17,11 +17,12 @@ const (
 	iso kind = iota
 	uki
 	cmdline
+	disk
 	installer // only through the registry API
 )
 
 func (k kind) String() string {
-	return [...]string{iso: "iso", uki: "uki", cmdline: "cmdline", installer: "installer"}[k]
+	return [...]string{iso: "iso", uki: "uki", cmdline: "cmdline", disk: "disk", installer: "installer"}[k]
 }
 
 // asset answers /image/<schematic>/<version>/<asset>. HEAD builds too; of the content the
@@ -89,7 +90,10 @@ func parseAsset(name string) (order, error) {
 	if rest, ok := strings.CutSuffix(name, "-uki.efi"); ok {
 		return parsePlatform(uki, rest)
 	}
-	for _, known := range []string{"kernel-", "initramfs-", ".raw", ".qcow2", ".vhd", ".ova", ".tar"} {
+	if rest, ok := strings.CutSuffix(name, ".qcow2"); ok {
+		return parsePlatform(disk, rest)
+	}
+	for _, known := range []string{"kernel-", "initramfs-", ".raw", ".qcow2.", ".vhd", ".ova", ".tar"} {
 		if strings.Contains(name, known) {
 			return order{}, failf(http.StatusNotImplemented, "the lab builds no %s", name)
 		}
@@ -156,6 +160,8 @@ func (f *Factory) buildAsset(ctx context.Context, key string, o order, refs []ex
 		content, err = artefact.UKI(img)
 	case cmdline:
 		content = []byte(img.Cmdline)
+	case disk:
+		content, err = artefact.DiskImage(img, diskForm(o))
 	default:
 		err = fmt.Errorf("no asset of kind %d", o.kind)
 	}

@@ -8,6 +8,7 @@ import (
 	"github.com/recast-sh/recast/internal/sim/artefact"
 	"github.com/siderolabs/image-factory/pkg/schematic"
 	"github.com/siderolabs/talos/pkg/machinery/constants"
+	"github.com/siderolabs/talos/pkg/machinery/imager/imageropts"
 	"github.com/siderolabs/talos/pkg/machinery/imager/quirks"
 	"github.com/siderolabs/talos/pkg/machinery/kernel"
 	"github.com/siderolabs/talos/pkg/machinery/meta"
@@ -86,7 +87,7 @@ func (f *Factory) image(ctx context.Context, o order, refs []extensionRef) (arte
 }
 
 // kernelArgs is the command line of a Talos image. See siderolabs/talos, pkg/imager/imager.go,
-// buildCmdline. An installer has no META, an ISO has it in an argument.
+// buildCmdline. An installer has no META, an ISO has it in an argument, a disk in a partition.
 func kernelArgs(o order) (string, error) {
 	var console []string
 	switch o.platform {
@@ -104,11 +105,25 @@ func kernelArgs(o order) (string, error) {
 		line.append(constants.KernelParamHaltIfInstalled, "1")
 	}
 	line.appendAll(kernel.DefaultArgs(quirks.New(o.version)))
-	if values := metaValues(o.design.Customization.Meta); len(values) > 0 && o.kind != installer && o.kind != uki {
+	if values := metaValues(o.design.Customization.Meta); len(values) > 0 && o.kind != installer && o.kind != uki && o.kind != disk {
 		line.append(constants.KernelParamEnvironment, constants.MetaValuesEnvVar+"="+values.Encode(true))
 	}
 	line.customize(o.design.Customization.ExtraKernelArgs)
 	return line.String(), nil
+}
+
+// diskForm is what a disk image has beside its UKI: see FillDefaults in
+// pkg/imager/profile of siderolabs/talos for the boot loader.
+func diskForm(o order) artefact.DiskForm {
+	form := artefact.DiskForm{Meta: map[uint8]string{}}
+	for _, v := range o.design.Customization.Meta {
+		form.Meta[v.Key] = v.Value
+	}
+	switch o.design.Customization.Bootloader {
+	case imageropts.BootLoaderKindNone, imageropts.BootLoaderKindDualBoot:
+		form.BIOS = o.arch == "amd64"
+	}
+	return form
 }
 
 func metaValues(wanted []schematic.MetaValue) meta.Values {
