@@ -115,6 +115,20 @@ type Store interface {
 	Upload(ctx context.Context, u Upload) error
 }
 
+// DiskStore is where Proxmox keeps disk images, as content "import": for the machines
+// that boot them instead of an ISO. Upload and Download of Store, and DeleteISO of
+// Shelf, take them by their names, which end in .qcow2.
+type DiskStore interface {
+	// DiskImage looks for a disk image by its file name. found is false only if the
+	// storage definitely has none.
+	DiskImage(ctx context.Context, host, storage, name string) (sizeBytes int64, found bool, err error)
+	// DiskImages lists the disk images on a storage as that host sees it.
+	DiskImages(ctx context.Context, host, storage string) ([]StoredISO, error)
+	// MayImport says why the token may not make disks of a VM from disk images on a
+	// storage; "" if it may.
+	MayImport(ctx context.Context, host, storage string) (why string, err error)
+}
+
 // Users knows what refers to files.
 type Users interface {
 	// Uses reads every configuration in the whole Proxmox cluster that can refer to

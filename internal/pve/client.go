@@ -25,7 +25,7 @@ type Client struct {
 	*power     // switching VMs on and off
 	*migrator  // moving VMs to other hosts
 	*tasks     // tasks of Proxmox
-	*isos      // ISOs on storages
+	*isos      // ISOs and disk images on storages
 	*users     // who refers to files
 }
 
@@ -33,6 +33,8 @@ var (
 	_ cluster.Proxmox = (*Client)(nil)
 	_ images.Store    = (*Client)(nil)
 	_ images.Shelf    = (*Client)(nil)
+
+	_ images.DiskStore = (*Client)(nil)
 )
 
 // New returns a client without connecting. The caller closes it.

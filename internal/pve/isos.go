@@ -17,7 +17,7 @@ import (
 	"github.com/recast-sh/recast/internal/pve/api"
 )
 
-// isos keeps ISOs on storages.
+// isos keeps ISOs and disk images on storages.
 type isos struct {
 	*api.Conn
 	access   *access
@@ -30,17 +30,26 @@ type isos struct {
 // ISOs implements images.Shelf. Unfinished downloads are not included: they are
 // called <name>.iso.tmp_dwnl.<pid>, and Proxmox does not list them as ISOs.
 func (c *isos) ISOs(ctx context.Context, host, storage string) ([]images.StoredISO, error) {
+	return c.list(ctx, host, storage, isoContent)
+}
+
+// DiskImages implements images.DiskStore.
+func (c *isos) DiskImages(ctx context.Context, host, storage string) ([]images.StoredISO, error) {
+	return c.list(ctx, host, storage, importContent)
+}
+
+func (c *isos) list(ctx context.Context, host, storage, content string) ([]images.StoredISO, error) {
 	var rows []struct {
 		Volid string
 		Size  json.Number
 		CTime flexInt
 	}
-	if err := c.Get(ctx, contentPath(host, storage)+"?content=iso", &rows); err != nil {
+	if err := c.Get(ctx, contentPath(host, storage)+"?content="+content, &rows); err != nil {
 		return nil, err
 	}
 	var isos []images.StoredISO
 	for _, r := range rows {
-		name, is := strings.CutPrefix(r.Volid, storage+":iso/")
+		name, is := strings.CutPrefix(r.Volid, storage+":"+content+"/")
 		if !is {
 			continue
 		}
@@ -61,12 +70,13 @@ func (c *isos) ISOs(ctx context.Context, host, storage string) ([]images.StoredI
 // DeleteISO implements images.Shelf. Proxmox's task also succeeds if the file does
 // not exist.
 func (c *isos) DeleteISO(ctx context.Context, iso images.StoredISO) error {
-	volid := iso.Storage + ":iso/" + iso.Name
+	content := contentOf(iso.Name)
+	volid := iso.Storage + ":" + content + "/" + iso.Name
 	err := c.changes.carryOut(ctx, mutation{
 		method: http.MethodDelete, path: contentPath(iso.Host, iso.Storage) + "/" + url.PathEscape(volid),
 		worker: worker{iso.Host, "imgdel", iso.Storage}, repeatable: true,
 		look: func(ctx context.Context) (sight, error) {
-			_, found, err := c.storages.ISO(ctx, iso.Host, iso.Storage, iso.Name)
+			_, found, err := c.storages.file(ctx, iso.Host, iso.Storage, content, iso.Name)
 			if err == nil && !found {
 				return sight{state: reached, what: volid + " is gone"}, nil
 			}
@@ -112,20 +122,20 @@ var otherContent = regexp.MustCompile(`^checksum mismatch: got '`)
 
 // Download implements images.Store.
 func (c *isos) Download(ctx context.Context, d images.Download) error {
-	if err := checkISOName(d.Name); err != nil {
+	if err := checkFileName(d.Name); err != nil {
 		return err
 	}
 	err := c.changes.carryOut(ctx, mutation{
 		method: http.MethodPost, path: "/nodes/" + url.PathEscape(d.Host) + "/storage/" + url.PathEscape(d.Storage) + "/download-url",
 		params: map[string]string{
-			"content": "iso", "filename": d.Name, "url": d.URL, "verify-certificates": "1",
+			"content": contentOf(d.Name), "filename": d.Name, "url": d.URL, "verify-certificates": "1",
 			"checksum": d.SHA256, "checksum-algorithm": "sha256",
 		},
 		worker: worker{d.Host, "download", d.Name},
 		// A second download finds the first one's file, or loads the same one.
 		repeatable: true,
 		look: func(ctx context.Context) (sight, error) {
-			size, found, err := c.storages.ISO(ctx, d.Host, d.Storage, d.Name)
+			size, found, err := c.storages.file(ctx, d.Host, d.Storage, contentOf(d.Name), d.Name)
 			if err == nil && found && size == d.SizeBytes {
 				return sight{state: reached, what: d.Name + " is there"}, nil
 			}

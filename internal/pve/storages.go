@@ -41,7 +41,22 @@ func (c *storages) Storage(ctx context.Context, host, storage string) (images.St
 
 // ISO implements images.Store.
 func (c *storages) ISO(ctx context.Context, host, storage, name string) (sizeBytes int64, found bool, err error) {
-	v, found, err := c.volume(ctx, host, storage+":iso/"+name)
+	return c.file(ctx, host, storage, isoContent, name)
+}
+
+// DiskImage implements images.DiskStore.
+func (c *storages) DiskImage(ctx context.Context, host, storage, name string) (sizeBytes int64, found bool, err error) {
+	return c.file(ctx, host, storage, importContent, name)
+}
+
+// Kinds of files on a storage.
+const (
+	isoContent    = "iso"
+	importContent = "import" // disk images, since Proxmox 8.3
+)
+
+func (c *storages) file(ctx context.Context, host, storage, content, name string) (sizeBytes int64, found bool, err error) {
+	v, found, err := c.volume(ctx, host, storage+":"+content+"/"+name)
 	if !found || err != nil {
 		return 0, false, err
 	}
@@ -91,8 +106,8 @@ func (c *storages) volume(ctx context.Context, host, volid string) (volumeRow, b
 		return volumeRow{}, false, fmt.Errorf("%q is not the name of a volume", volid)
 	}
 	path := contentPath(host, storage)
-	if strings.HasPrefix(name, "iso/") {
-		path += "?content=iso"
+	if content, _, _ := strings.Cut(name, "/"); content == isoContent || content == importContent {
+		path += "?content=" + content
 	}
 	var rows []volumeRow
 	if err := c.Get(ctx, path, &rows); err != nil {

@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"net/url"
 	"regexp"
+	"strings"
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
@@ -23,14 +24,14 @@ const uploadAttempts = 3
 // upload whose answer was lost and that had no effect is sent again: whichever of
 // them Proxmox stores, the bytes are the same.
 func (c *isos) Upload(ctx context.Context, u images.Upload) error {
-	if err := checkISOName(u.Name); err != nil {
+	if err := checkFileName(u.Name); err != nil {
 		return err
 	}
 	if err := c.mayUpload(ctx, u.Storage); err != nil {
 		return err
 	}
 	// A file that already has this size proves nothing about this upload.
-	size, found, err := c.storages.ISO(ctx, u.Host, u.Storage, u.Name)
+	size, found, err := c.storages.file(ctx, u.Host, u.Storage, contentOf(u.Name), u.Name)
 	if err != nil {
 		return err
 	}
@@ -73,21 +74,29 @@ func (c *isos) mayUpload(ctx context.Context, storage string) error {
 	return nil
 }
 
-// isoName matches what Proxmox leaves as it is (pve-storage, Storage.pm,
-// normalize_content_filename) and takes for an ISO. The length is checked
-// separately: in the pattern it would slow the compiling, at every start, a
+// fileName matches what Proxmox leaves as it is (pve-storage, Storage.pm,
+// normalize_content_filename) and takes for an ISO or a disk image. The length is
+// checked separately: in the pattern it would slow the compiling, at every start, a
 // thousandfold.
-var isoName = regexp.MustCompile(`^[a-zA-Z0-9_.-]+\.iso$`)
+var fileName = regexp.MustCompile(`^[a-zA-Z0-9_.-]+\.(iso|qcow2)$`)
 
-// maxISOName is the length limit of a file name.
-const maxISOName = 255
+// maxFileName is the length limit of a file name.
+const maxFileName = 255
 
-// checkISOName refuses names under which Proxmox would not store the file.
-func checkISOName(name string) error {
-	if len(name) > maxISOName || !isoName.MatchString(name) {
-		return fault.Configf("%q can't be the name of an ISO on Proxmox: it takes letters, digits, _ . - and the ending .iso, %d characters in all", name, maxISOName)
+// checkFileName refuses names under which Proxmox would not store the file.
+func checkFileName(name string) error {
+	if len(name) > maxFileName || !fileName.MatchString(name) {
+		return fault.Configf("%q can't be the name of an ISO on Proxmox: it takes letters, digits, _ . - and the ending .iso, or .qcow2 for a disk image, %d characters in all", name, maxFileName)
 	}
 	return nil
+}
+
+// contentOf is the kind of content that a file of that name is on Proxmox.
+func contentOf(name string) string {
+	if strings.HasSuffix(name, ".qcow2") {
+		return importContent
+	}
+	return isoContent
 }
 
 // sendISO uploads an ISO and returns the name of the task that checks and stores it.
@@ -121,7 +130,7 @@ func (c *isos) findUpload(ctx context.Context, u images.Upload, absent bool, sen
 		if upid, err = c.uploadTask(ctx, sent); err != nil || upid != "" {
 			return upid != "", "", api.StopOnAnswer(err)
 		}
-		size, found, err := c.storages.ISO(ctx, u.Host, u.Storage, u.Name)
+		size, found, err := c.storages.file(ctx, u.Host, u.Storage, contentOf(u.Name), u.Name)
 		if err != nil {
 			return false, "", api.StopOnAnswer(err)
 		}

@@ -327,7 +327,7 @@ func TestUploadRefusesNames(t *testing.T) {
 			}
 		})
 	}
-	if err := checkISOName(strings.Repeat("a", 251) + ".iso"); err != nil {
+	if err := checkFileName(strings.Repeat("a", 251) + ".iso"); err != nil {
 		t.Error(err)
 	}
 }

@@ -23,7 +23,7 @@ type form struct {
 func newForm(u images.Upload) (form, error) {
 	var b bytes.Buffer
 	w := multipart.NewWriter(&b)
-	fields := [...][2]string{{"content", "iso"}, {"checksum-algorithm", "sha256"}, {"checksum", u.SHA256}}
+	fields := [...][2]string{{"content", contentOf(u.Name)}, {"checksum-algorithm", "sha256"}, {"checksum", u.SHA256}}
 	for _, f := range fields {
 		if err := w.WriteField(f[0], f[1]); err != nil {
 			return form{}, err

@@ -11,8 +11,13 @@ import (
 	"sync"
 )
 
-// ErrFormat says that bytes are damaged, or not in the expected format.
-var ErrFormat = errors.New("damaged or of a foreign format")
+// ErrFormat says that bytes are damaged, or not in the expected format. ErrBackingFile
+// and ErrDataFile are two of its reasons.
+var (
+	ErrFormat      = errors.New("damaged or of a foreign format")
+	ErrBackingFile = errors.New("it has a backing file: a part of the disk is in another file")
+	ErrDataFile    = errors.New("its data is in another file")
+)
 
 // The header and the tables of docs/interop/qcow2.rst of QEMU. A reader of others
 // (lima-vm/go-qcow2reader) follows a backing file wherever it leads, allocates whatever
@@ -115,7 +120,7 @@ func open(r io.ReaderAt, fileBytes int64) (*Disk, error) {
 	case d.version != 2 && d.version != 3:
 		return nil, fmt.Errorf("qcow2 of version %d; 2 and 3 are known", d.version)
 	case be.Uint64(h[8:]) != 0:
-		return nil, errors.New("it has a backing file: a part of the disk is in another file")
+		return nil, ErrBackingFile
 	case be.Uint32(h[32:]) != 0:
 		return nil, errors.New("it is encrypted")
 	case be.Uint32(h[60:]) != 0:
@@ -149,13 +154,15 @@ func (d *Disk) features() error {
 	if length < headerV3 {
 		return fmt.Errorf("a qcow2 header of %d bytes", length)
 	}
-	for bit, problem := range map[uint64]string{
-		featureDirty: "it was not closed properly", featureCorrupt: "it is marked as corrupt",
-		featureData: "its data is in another file", featureExtended: "it has subclusters, which no image of Talos has",
-	} {
-		if features&bit != 0 {
-			return errors.New(problem)
-		}
+	switch {
+	case features&featureDirty != 0:
+		return errors.New("it was not closed properly")
+	case features&featureCorrupt != 0:
+		return errors.New("it is marked as corrupt")
+	case features&featureData != 0:
+		return ErrDataFile
+	case features&featureExtended != 0:
+		return errors.New("it has subclusters, which no image of Talos has")
 	}
 	if unknown := features &^ featureCompression; unknown != 0 {
 		return fmt.Errorf("it has features that are not known: %#x", unknown)

@@ -155,7 +155,8 @@ func (c *call) volid() string {
 	return c.storage() + ":" + c.vars["volume"]
 }
 
-// volumeAttributes is the info method of API2/Storage/Content.pm. ISOs count as images here.
+// volumeAttributes is the info method of API2/Storage/Content.pm. ISOs count as images
+// here; of an image to import it has the size of the disk, while the listing has the file's.
 func volumeAttributes(c *call) (any, error) {
 	if err := c.CheckVolume(c.user, c.volid()); err != nil {
 		return nil, err
@@ -170,6 +171,9 @@ func volumeAttributes(c *call) (any, error) {
 		}
 		if v.Format == "iso" {
 			v.Format = "raw"
+		}
+		if v.Content == "import" {
+			v.Size = v.Disk
 		}
 		return object{"path": v.Path, "size": v.Size, "used": v.Used, "format": v.Format}, nil
 	}

@@ -116,7 +116,14 @@ func (w *World) fetchTo(t *task, s *storage, host, partial string, r DownloadReq
 	if err := t.delay(copyTime(file.Size())); err != nil {
 		return fmt.Errorf("download failed: %w", err)
 	}
-	return verify(t, file.media, r)
+	if err := verify(t, file.media, r); err != nil {
+		return err
+	}
+	name, _, _ := strings.Cut(partial, ".tmp_dwnl")
+	if err := checkImage(r.Content, name, file.Name, file.media); err != nil {
+		return fmt.Errorf("failed to verify file: %w", err)
+	}
+	return nil
 }
 
 func verify(t *task, m *Media, r DownloadRequest) error {

@@ -66,7 +66,7 @@ func (w *World) importVolume(s *storage, v *vm, key, format, source string) (vol
 	return volid, nil
 }
 
-// readSource is what qemu-img reads of a volume, or of an uploaded raw image.
+// readSource is what qemu-img reads of a volume, or of an uploaded image.
 func (w *World) readSource(source, kind, format, host string) (size int64, content []byte, err error) {
 	s, vol, err := w.volume(source, host)
 	switch {
@@ -77,10 +77,13 @@ func (w *World) readSource(source, kind, format, host string) (size int64, conte
 		return 0, nil, failf("cannot import from '%s' - could not get size of %s", source, source)
 	case kind == imageKind:
 		return vol.size, slices.Clone(vol.media.Bytes()), nil
-	case format != "raw":
-		return 0, nil, failf("reading a file of format %s is not something this simulator can do", format)
 	}
-	return roundUp(vol.size, 512), slices.Clone(vol.media.Bytes()), nil // in sectors
+	disk, err := openImage(s.filePath(vol.name), format, vol.media)
+	if err != nil || format == "raw" {
+		return disk.size, slices.Clone(vol.media.Bytes()), err
+	}
+	content, err = disk.bytes()
+	return disk.size, content, err
 }
 
 func roundUp(n, unit int64) int64 { return (n + unit - 1) / unit * unit }

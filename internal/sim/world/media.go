@@ -71,6 +71,16 @@ func (m *Media) Open() io.Reader {
 	return io.NewSectionReader(m.file, 0, m.size)
 }
 
+// content reads the present content from any place.
+func (m *Media) content() io.ReaderAt {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.file == nil {
+		return bytes.NewReader(m.bytes)
+	}
+	return io.NewSectionReader(m.file, 0, m.size)
+}
+
 // SHA256 is the hex digest of the content.
 func (m *Media) SHA256() string {
 	m.mu.Lock()

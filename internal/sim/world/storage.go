@@ -31,6 +31,7 @@ type VolumeInfo struct {
 	Content string // "images", "iso", "import", "vztmpl" or "snippets"
 	Format  string // "raw", "qcow2", "iso"
 	Size    int64
+	Disk    int64  // size of the disk in an image to import; 0 if it is none
 	Used    int64  // allocated bytes, if its storage reports them
 	Parent  string // base of a linked clone, in its storage's form
 	Owner   int    // VMID in the name; 0 for ISOs
@@ -333,8 +334,13 @@ func (w *World) Volumes(id, host string) ([]VolumeInfo, error) {
 		if v.content == "" {
 			continue
 		}
+		disk := int64(0)
+		if v.content == importKind {
+			img, _ := openImage("", v.format, v.media) // what cannot be opened has no size
+			disk = img.size
+		}
 		list = append(list, VolumeInfo{
-			Volid: id + ":" + name, Content: v.content, Format: v.format, Size: v.size, Used: s.allocated(v), Parent: s.parentOf(name),
+			Disk: disk, Volid: id + ":" + name, Content: v.content, Format: v.format, Size: v.size, Used: s.allocated(v), Parent: s.parentOf(name),
 			Owner: volumeOwner(name), Created: v.created, Path: s.filePath(name),
 		})
 	}

@@ -91,6 +91,9 @@ func (w *World) importFile(t *task, s *storage, host, name string, r UploadReque
 		}
 		t.printf("calculating checksum...OK, checksum verified")
 	}
+	if err := checkImage(r.Content, name, r.Spool.Name, r.Spool.media); err != nil {
+		return err
+	}
 	path, size := s.filePath(name), r.Spool.Size()
 	t.printf("target node: %s", host)
 	t.printf("target file: %s", path)
