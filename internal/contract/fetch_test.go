@@ -82,6 +82,9 @@ func web(t *testing.T, s *server) (url string) {
 	mux.HandleFunc("/image.iso", func(rw http.ResponseWriter, r *http.Request) {
 		http.ServeContent(rw, r, "image.iso", time.Time{}, strings.NewReader("the image"))
 	})
+	mux.HandleFunc("/disk.qcow2", func(rw http.ResponseWriter, r *http.Request) {
+		http.ServeContent(rw, r, "disk.qcow2", time.Time{}, strings.NewReader(tinyImage(t)))
+	})
 	mux.HandleFunc("/slow.iso", func(rw http.ResponseWriter, r *http.Request) {
 		_, _ = rw.Write([]byte("half"))
 		_ = http.NewResponseController(rw).Flush()

@@ -25,6 +25,8 @@ func TestSameValue(t *testing.T) {
 		"drive, block storage":       {"efidisk0", "fast:1,efitype=4m", "fast:vm-101-disk-1,efitype=4m,pre-enrolled-keys=0,size=528K", true},
 		"drive elsewhere":            {"scsi0", "fast:10,serial=a", "slow:vm-101-disk-0,serial=a,size=10G", false},
 		"drive without its serial":   {"scsi0", "fast:10,serial=a", "fast:vm-101-disk-0,size=10G", false},
+		"drive is imported":          {"scsi0", "fast:0,import-from=local:import/a.qcow2,serial=a", "fast:101/vm-101-disk-0.qcow2,serial=a,size=6M", true},
+		"imported, another serial":   {"scsi0", "fast:0,import-from=local:import/a.qcow2,serial=a", "fast:101/vm-101-disk-0.qcow2,serial=b,size=6M", false},
 		"cloud-init drive":           {"ide0", "fast:cloudinit,format=raw", "fast:101/vm-101-cloudinit.raw,media=cdrom,size=4M", true},
 		"cloud-init drive elsewhere": {"ide0", "fast:cloudinit", "slow:vm-101-cloudinit,media=cdrom,size=4M", false},
 		"another drive in its place": {"ide0", "fast:cloudinit", "fast:vm-101-disk-0,size=4M", false},

@@ -62,8 +62,8 @@ func openImage(name, format string, m *Media) (image, error) {
 	return image{disk, disk.Size()}, nil
 }
 
-// endless continues a file with zeros, as QEMU does: an image that was cut short opens,
-// and what is missing reads as zeros.
+// endless continues a file with zeros, as QEMU does: qemu-img info and qemu-img convert
+// end without an error for an image that was cut short, and what is missing is zero.
 type endless struct{ io.ReaderAt }
 
 func (e endless) ReadAt(p []byte, off int64) (int, error) {
