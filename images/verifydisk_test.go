@@ -146,7 +146,7 @@ func spoiltDisks() map[string]spoiltDisk {
 			"disk image: other META values than locked: 0xa is not the schematic's",
 		},
 		"truncated by a sector": {
-			none, func(b []byte) []byte { return b[:len(b)-512] }, artefact.DiskForm{}, Damaged, "disk image: disk image: damaged or of a foreign format: it is cut short: ",
+			none, func(b []byte) []byte { return b[:len(b)-512] }, artefact.DiskForm{}, Damaged, "disk image: damaged or of a foreign format: it is cut short: ",
 		},
 		"a web page": {
 			none, func([]byte) []byte { return []byte("<html>" + strings.Repeat(" ", 100)) }, artefact.DiskForm{}, Damaged, "no qcow2 file",

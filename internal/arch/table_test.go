@@ -236,6 +236,7 @@ var table = []row{
 	{pkg: "internal/sim/layouts", allow: []string{
 		"internal/sim", "internal/sim/artefact", "internal/sim/kubeapi/store", "internal/sim/world", apimachine, yaml,
 	}},
+	{pkg: "internal/e2e/disk", allow: []string{"schematics", "images", "internal/factory", "internal/registry"}},
 	{pkg: "internal/contract"},
 	{pkg: "internal/contract", files: tests, allow: []string{"..."}},
 	{pkg: "internal/arch"},

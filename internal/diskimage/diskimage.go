@@ -45,11 +45,11 @@ func Open(r io.ReaderAt, fileBytes int64) (*Image, error) {
 	case err == nil:
 		return i, nil
 	case src.err != nil: // the bytes are not to blame
-		return nil, fmt.Errorf("disk image: %w", src.err)
+		return nil, src.err
 	case errors.Is(err, bootimage.ErrFormat):
-		return nil, fmt.Errorf("disk image: %w", err)
+		return nil, err
 	}
-	return nil, fmt.Errorf("disk image: %w", damaged{err})
+	return nil, damaged{err}
 }
 
 // damaged is an error as bootimage.ErrFormat, said once.

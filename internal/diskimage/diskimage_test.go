@@ -204,9 +204,9 @@ func TestRefused(t *testing.T) {
 		b    []byte
 		want string
 	}{
-		"nothing":               {nil, "disk image: damaged or of a foreign format: qcow2 header: unexpected EOF"},
-		"an ISO":                {make([]byte, mib), "disk image: damaged or of a foreign format: no qcow2 file"},
-		"truncated by a sector": {plain[:len(plain)-sector], "disk image: damaged or of a foreign format: it is cut short: "},
+		"nothing":               {nil, "damaged or of a foreign format: qcow2 header: unexpected EOF"},
+		"an ISO":                {make([]byte, mib), "damaged or of a foreign format: no qcow2 file"},
+		"truncated by a sector": {plain[:len(plain)-sector], "damaged or of a foreign format: it is cut short: "},
 	} {
 		if _, err := open(test.b); !errors.Is(err, bootimage.ErrFormat) || !strings.HasPrefix(err.Error(), test.want) {
 			t.Errorf("%s: err = %v, want %q", name, err, test.want)

@@ -12,6 +12,7 @@ import (
 
 var (
 	recastBinary = flag.String("recast", "../../../bin/recast", "the recast to drive")
+	diskBinary   = flag.String("disk", "../../../bin/e2e/disk", "what is built of internal/e2e/disk: recast's verification of disk images")
 	realBinary   = flag.String("real", "../../../bin/e2e/real", "what is built of ./real: the Image Factory and the imager")
 )
 
@@ -35,7 +36,7 @@ func absolute(t *testing.T, path string) string {
 }
 
 // needed are the programs that imager runs, and those that build a Talos for it.
-var needed = []string{"mksquashfs", "unsquashfs", "cpio", "zstd", "mkfs.vfat", "mcopy", "mattrib", "xorrisofs", "grub-mkrescue", "depmod"}
+var needed = []string{"mksquashfs", "unsquashfs", "cpio", "zstd", "mkfs.vfat", "mcopy", "mattrib", "xorrisofs", "grub-mkrescue", "depmod", "qemu-img", "sfdisk"}
 
 // programs is a directory for the front of PATH: mksquashfs before 4.6, in some
 // distributions, lacks imager's option to leave extended attributes out.

@@ -1,0 +1,100 @@
+package factory
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+// TestDiskImage: the real factory's disk image of a schematic is verified; each of its
+// corruptions is refused with its own words. QEMU and sfdisk make those that need the
+// disk in the file.
+func TestDiskImage(t *testing.T) {
+	s := newStage(t)
+	s.setUp()
+	s.tell("Lock, and build: the installer with which the disk image is compared")
+	s.typed(0, "lock")
+	s.typed(0, "build")
+	s.tell("The factory's disk image of schematic storage, and four corruptions of it")
+	disk := filepath.Join(t.TempDir(), "disk.qcow2")
+	s.notes("%s", s.runs("fetch", "recast.lock", "storage", s.front.url, disk))
+	content, err := os.ReadFile(disk)
+	if err != nil {
+		t.Fatal(err)
+	}
+	spoilt := []struct{ name, content, want string }{
+		{"a byte in the UKI", flipped(t, content, random("kernel amd64", 256<<10)[100<<10:][:256]), "the disk image is of another build than the installer: kernel "},
+		{"a sector less", string(content[:len(content)-512]), "damaged or of a foreign format: it is cut short: "},
+		{"another partition", s.repacked(disk, `echo 'size=8M, name=STATE' | sfdisk --quiet --append disk.raw`), `partition 3, "STATE", is not one that Talos makes`},
+		{"no backup of its table", s.repacked(disk, `truncate -s -512 disk.raw; truncate -s +512 disk.raw`), "backup of the partition table: it is missing"},
+	}
+	args := []string{"verify", "recast.lock", "storage", s.core.addr + "/siderolabs", disk}
+	for i, c := range spoilt {
+		name := filepath.Join(t.TempDir(), fmt.Sprintf("spoilt%d.qcow2", i))
+		write(t, name, []byte(c.content))
+		args = append(args, name)
+	}
+	found := strings.Split(strings.TrimSpace(s.runs(args...)), "\n")
+	said := map[string]string{}
+	for _, line := range found {
+		name, what, _ := strings.Cut(line, ": ")
+		said[name] = what
+	}
+	if !strings.HasPrefix(said[disk], "as locked: a disk of ") {
+		t.Fatalf("the factory's disk image: %s", said[disk])
+	}
+	s.notes("%s: %s", filepath.Base(disk), said[disk])
+	for i, c := range spoilt {
+		got := said[args[len(args)-len(spoilt)+i]]
+		s.notes("%s: %s", c.name, got)
+		if !strings.HasPrefix(got, "refused: ") || !strings.Contains(got, c.want) {
+			t.Errorf("%s: %s, want %q", c.name, got, c.want)
+		}
+	}
+	t.Attr("images-verified", "5") // and installers and boot ISOs of two schematics
+	t.Attr("images-refused", strconv.Itoa(len(spoilt)))
+}
+
+// runs runs the program that fetches and verifies disk images, in the lab's directory.
+func (s *stage) runs(args ...string) string {
+	s.t.Helper()
+	c := exec.CommandContext(s.t.Context(), absolute(s.t, *diskBinary), args...)
+	c.Dir = s.dir
+	var out, told bytes.Buffer
+	c.Stdout, c.Stderr = &out, &told
+	if err := c.Run(); err != nil {
+		s.t.Fatalf("disk %s: %v\n%s%s", args[0], err, &out, &told)
+	}
+	return strings.TrimSpace(out.String())
+}
+
+// flipped changes a byte of a piece that the file has.
+func flipped(t *testing.T, content, piece []byte) string {
+	t.Helper()
+	at := bytes.Index(content, piece)
+	if at < 0 {
+		t.Fatal("the kernel is not in the image as it was built")
+	}
+	b := bytes.Clone(content)
+	b[at] ^= 1
+	return string(b)
+}
+
+// repacked is a disk image after a change of the disk in it, disk.raw.
+func (s *stage) repacked(image, change string) string {
+	s.t.Helper()
+	dir := s.t.TempDir()
+	run(s.t, dir, "", "qemu-img", "convert", "-f", "qcow2", "-O", "raw", image, "disk.raw")
+	run(s.t, dir, "", "sh", "-e", "-c", change)
+	run(s.t, dir, "", "qemu-img", "convert", "-f", "raw", "-O", "qcow2", "-o", "cluster_size=8k", "disk.raw", "disk.qcow2")
+	b, err := os.ReadFile(filepath.Join(dir, "disk.qcow2"))
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return string(b)
+}
