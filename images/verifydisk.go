@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/recast-sh/recast/internal/bootimage"
 	"github.com/recast-sh/recast/internal/diskimage"
 	"github.com/recast-sh/recast/schematics"
 )
@@ -55,9 +56,11 @@ func (v *Verifier) Disk(ctx context.Context, lock schematics.Lock, e schematics.
 	if err != nil {
 		return 0, err
 	}
-	errs = append(errs, loaders...)
-	errs = append(errs, want.besideUKI(name, disk)...)
-	errs = append(errs, want.metaValues(name, disk)...)
+	others, err := want.besideUKI(name, disk.ESP)
+	if err != nil {
+		return 0, err
+	}
+	errs = slices.Concat(errs, loaders, others, want.metaValues(name, disk))
 	if err := errors.Join(errs...); err != nil {
 		return 0, err
 	}
@@ -65,20 +68,25 @@ func (v *Verifier) Disk(ctx context.Context, lock schematics.Lock, e schematics.
 }
 
 // besideUKI compares the other files of the EFI system partition. A disk image for
-// Secure Boot brings keys that systemd-boot enrols, without the certificate that an ISO
-// has beside them.
-func (w *wanted) besideUKI(name string, disk *diskimage.Image) (mismatches []error) {
-	odd := slices.Clone(disk.ESP.Odd)
+// Secure Boot brings keys that systemd-boot enrols: those of the locked certificate.
+func (w *wanted) besideUKI(name string, esp *bootimage.ESP) (mismatches []error, err error) {
+	odd := slices.Clone(esp.Odd)
 	if !w.lock.SecureBoot {
-		odd = append(odd, disk.ESP.Keys...)
-	} else if len(disk.ESP.Keys) > 0 {
-		mismatches = append(mismatches, mismatch(OtherSigner, "%s: it would enrol keys for Secure Boot, which cannot be compared with the locked certificate: %s",
-			name, firstFew(disk.ESP.Keys)))
+		odd = append(odd, esp.Keys...)
+	} else if len(esp.Keys) > 0 {
+		enrolled, err := esp.Enrolled()
+		if err != nil {
+			return nil, unreadable(name, err)
+		}
+		if !slices.Equal(enrolled, []string{w.lock.SecureBootKey}) {
+			mismatches = append(mismatches, mismatch(OtherSigner, "%s: it enrols other certificates for Secure Boot than the locked one, %s: %s",
+				name, shortSum(w.lock.SecureBootKey), firstFew(enrolled)))
+		}
 	}
 	if len(odd) > 0 {
 		mismatches = append(mismatches, mismatch(Bootloader, "%s: it has unexpected files beside its boot loader: %s", name, firstFew(odd)))
 	}
-	return mismatches
+	return mismatches, nil
 }
 
 // metaValues compares META with the schematic's values, of which the last one of a key

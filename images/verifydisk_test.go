@@ -8,7 +8,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/recast-sh/recast/internal/bootimage"
 	"github.com/recast-sh/recast/internal/diskimage"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim/artefact"
@@ -236,23 +235,48 @@ func TestDiskMeta(t *testing.T) {
 	}
 }
 
+// enrolment is a file from which systemd-boot would enrol a certificate.
+func enrolment(certificate string) []byte {
+	b := make([]byte, 16) // the time
+	b = append(b, 24, 0, 0, 0, 0, 2, 0xf1, 0x0e)
+	b = append(b, make([]byte, 16)...)
+	b = append(b, "\xa1\x59\xc0\xa5\xe4\x94\xa7\x4a\x87\xb5\xab\x15\x5c\x2b\xf0\x72"...) // a list of certificates
+	b = append(b, byte(28+16+len(certificate)), 0, 0, 0, 0, 0, 0, 0, byte(16+len(certificate)), 0, 0, 0)
+	return append(append(b, make([]byte, 16)...), certificate...)
+}
+
 func TestDiskKeys(t *testing.T) {
 	t.Parallel()
-	key := "loader/keys/auto/db.auth"
+	const key, other = "loader/keys/auto/db.auth", "EFI/BOOT/shell.efi"
+	locked := hash([]byte("locked"))
+	foreign := "disk image: it enrols other certificates for Secure Boot than the locked one, " + shortSum(locked) + ": "
 	for name, test := range map[string]struct {
 		secureBoot bool
-		esp        bootimage.ESP
+		files      map[string][]byte
 		want       string
 	}{
-		"nothing":       {false, bootimage.ESP{}, ""},
-		"for none":      {true, bootimage.ESP{}, ""},
-		"keys":          {true, bootimage.ESP{Keys: []string{key}}, "disk image: it would enrol keys for Secure Boot, which cannot be compared with the locked certificate: " + key},
-		"keys, unasked": {false, bootimage.ESP{Keys: []string{key}}, "disk image: it has unexpected files beside its boot loader: " + key},
-		"another file":  {true, bootimage.ESP{Odd: []string{"x.efi"}}, "disk image: it has unexpected files beside its boot loader: x.efi"},
+		"nothing":             {false, nil, ""},
+		"for none":            {true, nil, ""},
+		"the locked one":      {true, map[string][]byte{key: enrolment("locked"), "loader/keys/auto/PK.auth": enrolment("locked")}, ""},
+		"another certificate": {true, map[string][]byte{key: enrolment("other")}, foreign + hash([]byte("other"))},
+		"one of two":          {true, map[string][]byte{key: enrolment("locked"), "loader/keys/auto/PK.auth": enrolment("other")}, foreign},
+		"damaged":             {true, map[string][]byte{key: []byte("x")}, "disk image: loader/keys/auto/db.auth: damaged or of a foreign format: no authenticated variable"},
+		"keys, unasked":       {false, map[string][]byte{key: enrolment("locked")}, "disk image: it has unexpected files beside its boot loader: " + key},
+		"another file":        {true, map[string][]byte{other: []byte("x")}, "disk image: it has unexpected files beside its boot loader: " + strings.ToLower(other)},
 	} {
-		w := &wanted{lock: schematics.Lock{SecureBoot: test.secureBoot}}
-		if got := message(errors.Join(w.besideUKI("disk image", &diskimage.Image{ESP: &test.esp})...)); got != test.want {
-			t.Errorf("%s: %q, want %q", name, got, test.want)
-		}
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := newDiskBench(t)
+			content := b.disk(t, artefact.DiskForm{Files: test.files})
+			disk, err := diskimage.Open(bytes.NewReader(content), int64(len(content)))
+			if err != nil {
+				t.Fatal(err)
+			}
+			w := &wanted{lock: schematics.Lock{SecureBoot: test.secureBoot, SecureBootKey: locked}}
+			mismatches, err := w.besideUKI("disk image", disk.ESP)
+			if got := message(errors.Join(append(mismatches, err)...)); !strings.HasPrefix(got, test.want) || (got == "") != (test.want == "") {
+				t.Errorf("%q, want %q", got, test.want)
+			}
+		})
 	}
 }

@@ -35,6 +35,8 @@ type ESP struct {
 	Certificate string            // by which it is signed: SHA-256, in hex; "" if there is none
 	Keys        []string          // files for Secure Boot: the certificate, keys to enrol
 	Odd         []string          // files that no image of Talos has
+
+	enrol map[string]*io.SectionReader // those of Keys that systemd-boot enrols
 }
 
 const espPart = "EFI system partition"
@@ -94,6 +96,7 @@ func (e *ESP) readESP(r *io.SectionReader) error {
 			e.Certificate, err = fat.sum(files[name])
 		case espEnrolled + "pk.auth", espEnrolled + "kek.auth", espEnrolled + "db.auth":
 			e.Keys = append(e.Keys, name)
+			err = e.keep(fat, name, files[name])
 		default:
 			e.Odd = append(e.Odd, name)
 		}
@@ -101,6 +104,19 @@ func (e *ESP) readESP(r *io.SectionReader) error {
 			return fmt.Errorf("%s: %w", name, err)
 		}
 	}
+	return nil
+}
+
+// keep remembers where a file with keys is, to be read on demand.
+func (e *ESP) keep(fat *fat32, name string, file fatEntry) error {
+	content, err := fat.open(file)
+	if err != nil {
+		return err
+	}
+	if e.enrol == nil {
+		e.enrol = map[string]*io.SectionReader{}
+	}
+	e.enrol[name] = content
 	return nil
 }
 

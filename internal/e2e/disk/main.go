@@ -18,7 +18,7 @@ import (
 )
 
 const usage = `usage: disk fetch LOCK SCHEMATIC FACTORY-URL FILE
-       disk verify LOCK SCHEMATIC EXTENSIONS FILE...`
+       disk verify LOCK SCHEMATIC EXTENSIONS FILES`
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)

@@ -16,6 +16,8 @@ type DiskForm struct {
 	Meta map[uint8]string // values of the META partition
 	BIOS bool             // with the partitions of GRUB, which are blank: no machine of the lab boots them
 	By   Compression
+	// Files are further ones of the EFI system partition, by path.
+	Files map[string][]byte
 }
 
 const (
@@ -54,11 +56,13 @@ func rawDiskImage(img Image, form DiskForm) ([]byte, error) {
 	if img.Arch == "arm64" {
 		removable = "EFI/BOOT/BOOTAA64.EFI"
 	}
-	esp, err := espImage(map[string][]byte{
+	files := map[string][]byte{
 		removable: loader,
 		"EFI/Linux/Talos-" + img.TalosVersion + ".efi": uki,
 		"loader/loader.conf":                           []byte("# systemd-boot configuration\n\ntimeout 10\n"),
-	})
+	}
+	maps.Copy(files, form.Files)
+	esp, err := espImage(files)
 	if err != nil {
 		return nil, err
 	}
