@@ -56,8 +56,35 @@ func TestDiskImage(t *testing.T) {
 			t.Errorf("%s: %s, want %q", c.name, got, c.want)
 		}
 	}
-	t.Attr("images-verified", "5") // and installers and boot ISOs of two schematics
-	t.Attr("images-refused", strconv.Itoa(len(spoilt)))
+	s.verifiesSecureDisk()
+	t.Attr("images-verified", "8") // two disk images, the installers and boot ISOs of three schematics
+	t.Attr("images-refused", strconv.Itoa(len(spoilt)+s.refused))
+}
+
+// verifiesSecureDisk has a disk image for Secure Boot verified: it is signed, and enrols
+// the locked certificate. One by another key is refused.
+func (s *stage) verifiesSecureDisk() {
+	s.tell("A disk image for Secure Boot enrols the locked certificate, and no other")
+	s.toSecureDirectory()
+	s.typed(0, "lock")
+	s.typed(0, "build")
+	disk := filepath.Join(s.t.TempDir(), "secure.qcow2")
+	s.notes("%s", s.runs("fetch", "recast.lock", "default", s.front.url, disk))
+	s.server.keys += "-2"
+	secureBootKeys(s.t, s.server.keys)
+	fresh := s.server.start(s.t)
+	other := filepath.Join(s.t.TempDir(), "other.qcow2")
+	s.runs("fetch", "recast.lock", "default", fresh.url, other)
+	found := strings.Split(s.runs("verify", "recast.lock", "default", s.core.addr+"/siderolabs", disk, other), "\n")
+	for _, line := range found {
+		s.notes("%s", line)
+	}
+	if len(found) < 2 || !strings.HasPrefix(found[0], disk+": as locked: a disk of ") {
+		s.t.Fatalf("the factory's disk image for Secure Boot: %q", found)
+	}
+	s.says(strings.Join(found[1:], "\n"), other+": refused: ", "disk image: it enrols other certificates for Secure Boot than the locked one, ",
+		"disk image: its UKI is not signed by the certificate that is locked for Secure Boot, ")
+	s.refused++
 }
 
 // runs runs the program that fetches and verifies disk images, in the lab's directory.

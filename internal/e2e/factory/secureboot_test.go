@@ -52,13 +52,7 @@ func (f *factoryServer) fingerprint(t *testing.T) string {
 func (s *stage) signsForSecureBoot() {
 	s.tell("Secure Boot: images signed by the factory's key, of which the lock has the certificate")
 	lab := s.dir
-	s.dir = filepath.Join(lab, "secure")
-	config, _, _ := strings.Cut(s.readFrom(lab, "recast.yaml"), "roll:")
-	config = strings.Replace(config, "images:\n", "images:\n  secureBoot: true\n", 1)
-	config = strings.Replace(config, "  storage: schematics/storage.yaml\n", "", 1)
-	config = strings.ReplaceAll(strings.ReplaceAll(config, "schematic: storage", "schematic: default"), "./talosconfig", "../talosconfig")
-	s.write("recast.yaml", config)
-	s.write("schematics/default.yaml", s.readFrom(lab, "schematics/default.yaml"))
+	s.toSecureDirectory()
 	s.typed(0, "lock")
 	s.typed(0, "build")
 	s.verified += 2
@@ -87,4 +81,18 @@ func (s *stage) signsForSecureBoot() {
 	s.front.leads(s.t, fresh)
 	s.factory.stop(s.t)
 	s.factory = fresh
+}
+
+// toSecureDirectory makes another cluster's directory below the lab's, with Secure Boot and
+// one schematic, and changes to it.
+func (s *stage) toSecureDirectory() {
+	s.t.Helper()
+	lab := s.dir
+	s.dir = filepath.Join(lab, "secure")
+	config, _, _ := strings.Cut(s.readFrom(lab, "recast.yaml"), "roll:")
+	config = strings.Replace(config, "images:\n", "images:\n  secureBoot: true\n", 1)
+	config = strings.Replace(config, "  storage: schematics/storage.yaml\n", "", 1)
+	config = strings.ReplaceAll(strings.ReplaceAll(config, "schematic: storage", "schematic: default"), "./talosconfig", "../talosconfig")
+	s.write("recast.yaml", config)
+	s.write("schematics/default.yaml", s.readFrom(lab, "schematics/default.yaml"))
 }
