@@ -39,17 +39,29 @@ var errOnlyGRUB = errors.New("its EFI system partition has no UKI: it boots only
 // Open reads the structure of a disk image in qcow2 format, a file of fileBytes. What
 // UEFI boots is read from r on demand.
 func Open(r io.ReaderAt, fileBytes int64) (*Image, error) {
-	src := &source{r: r}
-	i, err := open(src, fileBytes)
+	disk, err := qcow2.Open(r, fileBytes)
+	if err != nil {
+		return nil, asFormat(err)
+	}
+	c := &content{disk: disk}
+	i, err := openDisk(io.NewSectionReader(c, 0, disk.Size()))
 	switch {
 	case err == nil:
 		return i, nil
-	case src.err != nil: // the bytes are not to blame
-		return nil, src.err
+	case c.outside != nil: // the bytes are not to blame
+		return nil, c.outside
 	case errors.Is(err, bootimage.ErrFormat):
 		return nil, err
 	}
 	return nil, damaged{err}
+}
+
+// asFormat makes damage of the file bootimage.ErrFormat.
+func asFormat(err error) error {
+	if errors.Is(err, qcow2.ErrFormat) {
+		return damaged{err}
+	}
+	return err
 }
 
 // damaged is an error as bootimage.ErrFormat, said once.
@@ -66,22 +78,17 @@ func (d damaged) Is(target error) bool { return target == bootimage.ErrFormat }
 func (d damaged) Unwrap() error        { return d.err }
 
 // content is a disk whose damage is bootimage.ErrFormat, whenever it is read.
-type content struct{ disk *qcow2.Disk }
-
-func (c content) ReadAt(p []byte, off int64) (int, error) {
-	n, err := c.disk.ReadAt(p, off)
-	if errors.Is(err, qcow2.ErrFormat) {
-		err = damaged{err}
-	}
-	return n, err
+type content struct {
+	disk    *qcow2.Disk
+	outside error // that the bytes are not to blame for
 }
 
-func open(r io.ReaderAt, fileBytes int64) (*Image, error) {
-	q, err := qcow2.Open(r, fileBytes)
-	if err != nil {
-		return nil, err
+func (c *content) ReadAt(p []byte, off int64) (int, error) {
+	n, err := c.disk.ReadAt(p, off)
+	if err = asFormat(err); err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, bootimage.ErrFormat) {
+		c.outside = err
 	}
-	return openDisk(io.NewSectionReader(content{q}, 0, q.Size()))
+	return n, err
 }
 
 func openDisk(disk *io.SectionReader) (*Image, error) {
@@ -103,29 +110,12 @@ func openDisk(disk *io.SectionReader) (*Image, error) {
 	return i, nil
 }
 
-// source records an error of reading, which the bytes are not to blame for.
-type source struct {
-	r   io.ReaderAt
-	err error
-}
-
-func (s *source) ReadAt(p []byte, off int64) (int, error) {
-	n, err := s.r.ReadAt(p, off)
-	if err != nil && !errors.Is(err, io.EOF) {
-		s.err = err
-	}
-	return n, err
-}
-
 // bytesAt reads exactly n bytes.
 func bytesAt(r io.ReaderAt, off int64, n int) ([]byte, error) {
 	b := make([]byte, n)
-	got, err := r.ReadAt(b, off)
-	if got == n {
-		return b, nil
-	}
-	if err == nil || errors.Is(err, io.EOF) {
+	_, err := io.ReadFull(io.NewSectionReader(r, off, int64(n)), b)
+	if errors.Is(err, io.EOF) {
 		err = io.ErrUnexpectedEOF
 	}
-	return nil, err
+	return b, err
 }

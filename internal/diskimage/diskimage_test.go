@@ -225,16 +225,31 @@ func TestOnlyGRUB(t *testing.T) {
 	}
 }
 
-type unreadable struct{ err error }
+// unreadable fails from one place to another.
+type unreadable struct {
+	io.ReaderAt
+	from, to int64
+	err      error
+}
 
-func (u unreadable) ReadAt([]byte, int64) (int, error) { return 0, u.err }
+func (u unreadable) ReadAt(p []byte, off int64) (int, error) {
+	if off < u.to && off+int64(len(p)) > u.from {
+		return 0, u.err
+	}
+	return u.ReaderAt.ReadAt(p, off)
+}
 
 // TestUnreadable: the image is not to blame for an error of the disk that it lies on.
 func TestUnreadable(t *testing.T) {
 	t.Parallel()
-	broken := errors.New("input/output error")
-	if _, err := diskimage.Open(unreadable{broken}, mib); !errors.Is(err, broken) || errors.Is(err, bootimage.ErrFormat) {
-		t.Errorf("err = %v", err)
+	b := image(t, artefact.DiskForm{})
+	const cluster = 8 << 10
+	for name, at := range map[string]int64{"the header": 0, "the partition table": 2 * cluster, "the file system": 3 * cluster} {
+		broken := errors.New("input/output error")
+		_, err := diskimage.Open(unreadable{bytes.NewReader(b), at, at + cluster, broken}, int64(len(b)))
+		if !errors.Is(err, broken) || errors.Is(err, bootimage.ErrFormat) {
+			t.Errorf("%s: err = %v", name, err)
+		}
 	}
 }
 

@@ -96,14 +96,11 @@ func (s *source) ReadAt(p []byte, off int64) (int, error) {
 // bytesAt reads exactly n bytes.
 func bytesAt(r io.ReaderAt, off int64, n int) ([]byte, error) {
 	b := make([]byte, n)
-	got, err := r.ReadAt(b, off)
-	if got == n {
-		return b, nil
-	}
-	if err == nil || errors.Is(err, io.EOF) {
+	_, err := io.ReadFull(io.NewSectionReader(r, off, int64(n)), b)
+	if errors.Is(err, io.EOF) {
 		err = io.ErrUnexpectedEOF
 	}
-	return nil, err
+	return b, err
 }
 
 func open(r io.ReaderAt, fileBytes int64) (*Disk, error) {

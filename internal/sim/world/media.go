@@ -62,21 +62,14 @@ func (m *Media) Size() int64 {
 }
 
 // Open reads the present content from its beginning.
-func (m *Media) Open() io.Reader {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.file == nil {
-		return bytes.NewReader(m.bytes)
-	}
-	return io.NewSectionReader(m.file, 0, m.size)
-}
+func (m *Media) Open() io.Reader { return m.content() }
 
 // content reads the present content from any place.
-func (m *Media) content() io.ReaderAt {
+func (m *Media) content() *io.SectionReader {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.file == nil {
-		return bytes.NewReader(m.bytes)
+		return io.NewSectionReader(bytes.NewReader(m.bytes), 0, m.size)
 	}
 	return io.NewSectionReader(m.file, 0, m.size)
 }
