@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"io"
+	"os"
 	"strconv"
 	"strings"
 	"testing"
@@ -169,6 +170,32 @@ func TestDiskRefused(t *testing.T) {
 			}
 			t.Attr("corruptions-caught", "1")
 		})
+	}
+}
+
+// TestDiskCached: the cache keeps a disk image by its checksum, as it does an ISO, and
+// nothing that is not as locked.
+func TestDiskCached(t *testing.T) {
+	t.Parallel()
+	b, c := newDiskBench(t), NewCache(t.TempDir())
+	disk, name := b.disk(t, artefact.DiskForm{}), "recast-1.qcow2"
+	store := func(content []byte) (schematics.ISO, error) {
+		return c.store(bytes.NewReader(content), int64(len(content)), schematics.ISO{Name: name}, func(f *os.File, got schematics.ISO) error {
+			_, err := b.verifier.Disk(t.Context(), b.lock, b.entry, f, got.SizeBytes, b.boot, func(string) {})
+			return err
+		})
+	}
+	_, err := store(disk[:len(disk)-512])
+	if _, found, lookErr := c.look(name); found || lookErr != nil || err == nil {
+		t.Errorf("a truncated one is kept: %v, %v", err, lookErr)
+	}
+	kept, err := store(disk)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, found, err := c.look(name)
+	if want := (schematics.ISO{Name: name, SHA256: hash(disk), SizeBytes: int64(len(disk))}); got != want || kept != want || !found || err != nil {
+		t.Errorf("cached %+v, stored %+v, want %+v; %v", got, kept, want, err)
 	}
 }
 
