@@ -37,7 +37,7 @@ func (c *editor) CreateVM(ctx context.Context, host string, id cluster.VMID, con
 		worker: worker{host, "qmcreate", strconv.Itoa(int(id))}, slot: true, repeatable: true, look: c.seeCreated(host, id, config),
 	})
 	if err == nil {
-		c.vms.seen.add(id, host, time.Now())
+		c.vms.seen.add(id, sighting{host: host, at: time.Now(), off: true})
 	}
 	return err
 }

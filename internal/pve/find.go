@@ -48,8 +48,8 @@ func isOn(vm cluster.VM) bool { return vm.Running }
 // find reads a VM on whichever host it is. A read at the host where it was last seen counts
 // only if proves accepts it; nil accepts any.
 func (c *vms) find(ctx context.Context, id cluster.VMID, read reading, proves func(cluster.VM) bool) (cluster.VM, error) {
-	vm, found, err := c.whereSeen(ctx, id, read)
-	if found && (err != nil || proves == nil || proves(vm)) {
+	vm, found, err := c.whereSeen(ctx, id, read, proves)
+	if found {
 		return vm, err
 	}
 	start := time.Now()
@@ -97,7 +97,7 @@ func (c *vms) lookup(ctx context.Context, id cluster.VMID, read reading) (cluste
 		}
 		err := read(ctx, &vm)
 		if err == nil {
-			c.seen.add(id, vm.Host, asked)
+			c.seen.add(id, sighting{host: vm.Host, at: asked, off: !vm.Running, stateless: rows[i].Status == "unknown"})
 		}
 		if api.IsUnanswered(err) {
 			return cluster.VM{}, c.hosts.unreachable(ctx, vm, err)

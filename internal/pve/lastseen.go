@@ -7,6 +7,8 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/pve/api"
 )
@@ -26,38 +28,61 @@ type lastSeen struct {
 type sighting struct {
 	host string
 	at   time.Time
+	off  bool // it was off when it was last read, or listed
+
+	// stateless says that the list has no state of it yet, as of a VM that was made a
+	// moment ago; otherwise its host may be unreachable.
+	stateless bool
 }
 
 // list records the cluster's list, requested at that time. If it has no state for a
-// VM, the host may be unreachable.
+// VM, the host may be unreachable, unless the VM was seen there just before.
 func (l *lastSeen) list(rows []resource, at time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	before := l.hosts
 	l.hosts = make(map[cluster.VMID]sighting, len(rows))
 	for _, row := range rows {
-		if row.Status != "unknown" {
-			l.hosts[cluster.VMID(row.VMID)] = sighting{row.Node, at}
+		id := cluster.VMID(row.VMID)
+		s, was := before[id]
+		was = was && s.host == row.Node
+		switch {
+		case row.Status != "unknown":
+			l.hosts[id] = sighting{host: row.Node, at: at, off: was && s.off || row.Status == "stopped"}
+		case was:
+			s.stateless = true
+			l.hosts[id] = s
 		}
 	}
 }
 
 // add records that Proxmox put a VM on that host, or that it was read there after
 // the list was requested at that time.
-func (l *lastSeen) add(id cluster.VMID, host string, at time.Time) {
+func (l *lastSeen) add(id cluster.VMID, s sighting) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.hosts == nil {
 		l.hosts = map[cluster.VMID]sighting{}
 	}
-	l.hosts[id] = sighting{host, at}
+	l.hosts[id] = s
 }
 
-func (l *lastSeen) of(id cluster.VMID) (host string, found bool) {
+func (l *lastSeen) of(id cluster.VMID) (s sighting, found bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	s, found := l.hosts[id]
+	s, found = l.hosts[id]
 	passed := max(time.Since(s.at), time.Now().Round(0).Sub(s.at.Round(0))) // the wall clock counts if this machine was suspended
-	return s.host, found && passed < seenFor
+	return s, found && passed < seenFor
+}
+
+// isOff notes whether the VM was off when it was read.
+func (l *lastSeen) isOff(id cluster.VMID, off bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if s, found := l.hosts[id]; found {
+		s.off = off
+		l.hosts[id] = s
+	}
 }
 
 func (l *lastSeen) forget(id cluster.VMID) {
@@ -68,23 +93,31 @@ func (l *lastSeen) forget(id cluster.VMID) {
 
 // whereSeen reads a VM where it was last seen. found is false if it must be looked
 // up: the host no longer shows it, or the token no longer may (rights from a pool
-// end with the VM). If the host does not answer, the list decides whether the VM is
-// still there; the host is not asked again.
-func (c *vms) whereSeen(ctx context.Context, id cluster.VMID, read reading) (vm cluster.VM, found bool, err error) {
-	host, known := c.seen.of(id)
+// end with the VM), or the read proves nothing. If the host does not answer, the list
+// decides whether the VM is still there; the host is not asked again.
+func (c *vms) whereSeen(ctx context.Context, id cluster.VMID, read reading, proves func(cluster.VM) bool) (vm cluster.VM, found bool, err error) {
+	s, known := c.seen.of(id)
 	if !known {
 		return vm, false, nil
 	}
-	vm = cluster.VM{ID: id, Host: host}
+	vm = cluster.VM{ID: id, Host: s.host}
+	var listed func() bool
+	if s.stateless || s.off && proves != nil {
+		listed = c.listedBeside(ctx, id, s)
+	}
 	err = read(ctx, &vm)
+	agrees := listed != nil && listed()
 	_, answered := errors.AsType[*api.Error](err)
 	switch {
+	case err == nil && proves == nil:
+		return vm, !s.stateless || agrees, nil
 	case err == nil:
-		return vm, true, nil
+		c.seen.isOff(id, !vm.Running)
+		return vm, agrees || !s.stateless && proves(vm), nil
 	case api.IsUnanswered(err):
 		defer c.seen.forget(id)
 		rows, errList := c.resources(ctx)
-		still := slices.ContainsFunc(rows, func(r resource) bool { return cluster.VMID(r.VMID) == id && r.Node == host })
+		still := slices.ContainsFunc(rows, func(r resource) bool { return cluster.VMID(r.VMID) == id && r.Node == s.host })
 		if errList != nil || still {
 			return cluster.VM{}, true, errors.Join(c.hosts.unreachable(ctx, vm, err), errList)
 		}
@@ -92,4 +125,34 @@ func (c *vms) whereSeen(ctx context.Context, id cluster.VMID, read reading) (vm 
 	}
 	c.seen.forget(id)
 	return cluster.VM{}, !answered, err
+}
+
+// listedBeside asks for what lookup asks for before it reads a VM, at the same time as
+// the VM is read where it was seen. The returned func waits for it, and reports whether
+// the cluster's list shows the VM on that host, which belongs to the cluster.
+func (c *vms) listedBeside(ctx context.Context, id cluster.VMID, s sighting) func() bool {
+	asked, agrees := time.Now(), false
+	var g errgroup.Group
+	var away *unreachableHosts
+	if s.stateless {
+		g.Go(func() (err error) {
+			away, err = c.hosts.offline(ctx)
+			return err
+		})
+	}
+	now := sighting{host: s.host, at: asked, off: s.off}
+	g.Go(func() error {
+		rows, err := c.resources(ctx)
+		i := slices.IndexFunc(rows, func(r resource) bool { return cluster.VMID(r.VMID) == id && r.Node == s.host })
+		now.stateless = i >= 0 && rows[i].Status == "unknown"
+		agrees = i >= 0 && (s.stateless || !now.stateless)
+		return err
+	})
+	return func() bool {
+		if err := g.Wait(); err != nil || !agrees || away != nil && away.has(s.host) {
+			return false // lookup says why
+		}
+		c.seen.add(id, now)
+		return true
+	}
 }

@@ -90,6 +90,54 @@ func TestVMWhereLastSeen(t *testing.T) {
 	}
 }
 
+// TestVMThatWasOff: what proves where a VM is that is off, the cluster's list, is asked for
+// while the VM is read where it was seen. If it shows another host, the VM is read there.
+func TestVMThatWasOff(t *testing.T) {
+	t.Parallel()
+	list := func(status, host string) string {
+		return `[{"type":"qemu","vmid":101,"node":"` + host + `","name":"wk1","status":"` + status + `"}]`
+	}
+	for name, tc := range map[string]struct {
+		list  string // of the second read
+		nodes string // the state of pve1
+		after func(pve1 *fake)
+		host  string
+		took  time.Duration // each answer takes a second
+		away  bool
+	}{
+		"off there still":        {list: list("stopped", "pve1"), host: "pve1", took: time.Second},
+		"on there by now":        {list: list("stopped", "pve1"), host: "pve1", took: time.Second, after: func(pve1 *fake) { vm101(pve1) }},
+		"moved":                  {list: list("stopped", "pve2"), host: "pve2", took: 3 * time.Second},
+		"no state, host online":  {list: list("unknown", "pve1"), nodes: "online", host: "pve1", took: 3 * time.Second},
+		"no state, host offline": {list: list("unknown", "pve1"), nodes: "offline", away: true, took: 2 * time.Second},
+	} {
+		runOnNode(t, name, func(t *testing.T, pve1 *fake, c *Client) {
+			vm101(pve1)
+			pve1.On("GET /nodes/pve1/qemu/101/status/current", data(`{"status":"stopped","qmpstatus":"stopped"}`))
+			on101(pve1, "pve2", "")
+			pve1.On(listPath, data(list("stopped", "pve1")))
+			_, err := c.VM(t.Context(), 101)
+			must(t, err)
+			if tc.after != nil {
+				tc.after(pve1)
+			}
+			pve1.On(listPath, data(tc.list))
+			pve1.On("GET /nodes", data(`[{"node":"pve1","status":"`+tc.nodes+`"}]`))
+			for _, path := range []string{listPath, "GET /nodes/pve1/qemu/101/pending", "GET /nodes/pve1/qemu/101/status/current", "GET /nodes/pve2/qemu/101/pending", "GET /nodes/pve2/qemu/101/status/current"} {
+				pve1.On(path, after(time.Second, pve1.Answers(path)[0]))
+			}
+			began := time.Now()
+			vm, err := c.VM(t.Context(), 101)
+			if _, away := errors.AsType[*cluster.HostsAway](err); away != tc.away || !tc.away && err != nil {
+				t.Fatal(err)
+			}
+			same(t, "host", tc.host, vm.Host)
+			same(t, "how long it took", tc.took, time.Since(began))
+			same(t, "on", tc.after != nil, vm.Running)
+		})
+	}
+}
+
 // TestVMWhoseHostIsUnknown: if the list has no state of a VM, its host may be
 // unreachable, which the next read has to find out as well.
 func TestVMWhoseHostIsUnknown(t *testing.T) {

@@ -95,7 +95,7 @@ func (c *migrator) Migrate(ctx context.Context, vm cluster.VM, to string) error 
 		return seen.state == reached, seen.what, api.StopOnAnswer(err)
 	})
 	if err == nil {
-		c.vms.seen.add(vm.ID, to, time.Now())
+		c.vms.seen.add(vm.ID, sighting{host: to, at: time.Now(), off: !vm.Running})
 	}
 	return err
 }

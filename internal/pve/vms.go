@@ -169,12 +169,16 @@ func fromResource(r resource) cluster.VM {
 	}
 }
 
-// readVM fills in the configuration and the current state.
+// readVM fills in the configuration and the current state, asked for at the same time:
+// neither is as of the other, in whatever order they are read.
 func (c *vms) readVM(ctx context.Context, vm *cluster.VM) error {
-	if err := c.readConfig(ctx, vm); err != nil {
-		return err
-	}
-	return c.readState(ctx, vm)
+	state := *vm
+	var g errgroup.Group
+	g.Go(func() error { return c.readState(ctx, &state) })
+	err, errState := c.readConfig(ctx, vm), g.Wait()
+	vm.Name = cmp.Or(vm.Name, state.Name)
+	vm.Running, vm.QMP, vm.HA = state.Running, state.QMP, state.HA
+	return cmp.Or(err, errState)
 }
 
 // readState fills in the current state.
