@@ -124,7 +124,7 @@ func (c *editor) revertPending(ctx context.Context, was cluster.VM, touched []st
 // DeleteVM implements cluster.Editor. A task that ends with warnings is an
 // error: a volume could not be freed.
 func (c *editor) DeleteVM(ctx context.Context, vm cluster.VM) error {
-	defer c.vms.seen.forget(vm.ID)
+	defer c.vms.seen.deleted(vm.ID)
 	return c.changes.carryOut(ctx, mutation{
 		method: http.MethodDelete, path: vmPath(vm, ""), worker: vmWorker(vm, "qmdestroy"), slot: true, clean: true, look: c.seeDeleted(vm),
 	})

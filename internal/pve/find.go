@@ -83,7 +83,21 @@ func isStale(err error) bool {
 // disagree, only Proxmox's register of numbers can tell that it does not exist.
 func (c *vms) lookup(ctx context.Context, id cluster.VMID, read reading) (cluster.VM, error) {
 	asked := time.Now()
-	rows, err := c.resources(ctx)
+	var rows []resource
+	free := func() (bool, error) { return c.isFree(ctx, id) }
+	err := wait.All(
+		func() (err error) {
+			rows, err = c.resources(ctx)
+			return err
+		},
+		func() error {
+			if c.seen.isGone(id) { // the list probably shows no such VM
+				is, err := c.isFree(ctx, id)
+				free = func() (bool, error) { return is, err }
+			}
+			return nil
+		},
+	)
 	if err != nil {
 		return cluster.VM{}, err
 	}
@@ -106,11 +120,11 @@ func (c *vms) lookup(ctx context.Context, id cluster.VMID, read reading) (cluste
 			return vm, err
 		}
 	}
-	free, err := c.isFree(ctx, id)
+	isFree, err := free()
 	switch {
 	case err != nil:
 		return cluster.VM{}, err
-	case free:
+	case isFree:
 		return cluster.VM{}, cluster.ErrNotFound
 	}
 	return cluster.VM{}, &staleError{errors.New("its number is taken, but no node shows it")}

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"maps"
 	"net/http"
@@ -16,6 +15,7 @@ import (
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/firewall"
 	"github.com/recast-sh/recast/internal/pve/api"
+	"github.com/recast-sh/recast/internal/wait"
 )
 
 // derived are the fields that Proxmox adds when it shows an entry.
@@ -35,11 +35,11 @@ func (c *firewalls) Firewall(ctx context.Context, vm cluster.VM) (firewall.Confi
 func (c *firewalls) firewall(ctx context.Context, vm cluster.VM) (f firewall.Config, wrong []string, err error) {
 	var options map[string]json.RawMessage
 	var rules, aliases, sets []map[string]json.RawMessage
-	if err := errors.Join(
-		c.Get(ctx, vmPath(vm, "firewall/rules"), &rules),
-		c.Get(ctx, vmPath(vm, "firewall/options"), &options),
-		c.Get(ctx, vmPath(vm, "firewall/aliases"), &aliases),
-		c.Get(ctx, vmPath(vm, "firewall/ipset"), &sets),
+	if err := wait.All(
+		func() error { return c.Get(ctx, vmPath(vm, "firewall/rules"), &rules) },
+		func() error { return c.Get(ctx, vmPath(vm, "firewall/options"), &options) },
+		func() error { return c.Get(ctx, vmPath(vm, "firewall/aliases"), &aliases) },
+		func() error { return c.Get(ctx, vmPath(vm, "firewall/ipset"), &sets) },
 	); err != nil {
 		return f, nil, err
 	}

@@ -23,6 +23,7 @@ const seenFor = 15 * time.Second
 type lastSeen struct {
 	mu    sync.Mutex
 	hosts map[cluster.VMID]sighting
+	gone  map[cluster.VMID]bool // those that we deleted, and that were not seen again
 }
 
 type sighting struct {
@@ -65,6 +66,7 @@ func (l *lastSeen) add(id cluster.VMID, s sighting) {
 		l.hosts = map[cluster.VMID]sighting{}
 	}
 	l.hosts[id] = s
+	delete(l.gone, id)
 }
 
 func (l *lastSeen) of(id cluster.VMID) (s sighting, found bool) {
@@ -83,6 +85,23 @@ func (l *lastSeen) isOff(id cluster.VMID, off bool) {
 		s.off = off
 		l.hosts[id] = s
 	}
+}
+
+// deleted records that we asked Proxmox to delete a VM.
+func (l *lastSeen) deleted(id cluster.VMID) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.hosts, id)
+	if l.gone == nil {
+		l.gone = map[cluster.VMID]bool{}
+	}
+	l.gone[id] = true
+}
+
+func (l *lastSeen) isGone(id cluster.VMID) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.gone[id]
 }
 
 func (l *lastSeen) forget(id cluster.VMID) {

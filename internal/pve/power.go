@@ -86,6 +86,7 @@ func (c *power) awaitState(ctx context.Context, vm cluster.VM, state string, wit
 		if err != nil {
 			return false, "", api.StopOnAnswer(err)
 		}
+		c.vms.seen.isOff(vm.ID, s.Status == "stopped")
 		seen := s.Status
 		if s.QMP != "" && s.QMP != s.Status {
 			seen += ", " + s.QMP

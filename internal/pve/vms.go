@@ -15,6 +15,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/pve/api"
+	"github.com/recast-sh/recast/internal/wait"
 )
 
 // vms reads VMs.
@@ -35,11 +36,22 @@ type vms struct {
 // again.
 func (c *vms) VMs(ctx context.Context) ([]cluster.VM, error) {
 	for range relists {
-		rows, err := c.resources(ctx)
+		var rows []resource
+		var offline *unreachableHosts
+		err := wait.All(
+			func() (err error) {
+				rows, err = c.resources(ctx)
+				return err
+			},
+			func() (err error) {
+				offline, err = c.hosts.offline(ctx)
+				return err
+			},
+		)
 		if err != nil {
 			return nil, err
 		}
-		vms, away, err := c.configsOf(ctx, rows)
+		vms, away, err := c.configsOf(ctx, rows, offline)
 		if err != nil {
 			return nil, err
 		}
@@ -65,13 +77,9 @@ func behind(rows []resource, vms []cluster.VM) bool {
 // PVE/API2/Qemu.pm, create_vm; pve-guest-common, AbstractConfig.pm, create_and_lock_config).
 const createLock = "create"
 
-// configsOf reads the configurations of the listed VMs. lacking is the error for
-// those on hosts that do not answer; nil if there are none.
-func (c *vms) configsOf(ctx context.Context, rows []resource) (found []cluster.VM, lacking, err error) {
-	away, err := c.hosts.offline(ctx)
-	if err != nil {
-		return nil, nil, err
-	}
+// configsOf reads the configurations of the listed VMs, except on the hosts that are
+// away. lacking is the error for those on hosts that do not answer; nil if there are none.
+func (c *vms) configsOf(ctx context.Context, rows []resource, away *unreachableHosts) (found []cluster.VM, lacking, err error) {
 	vms := make([]*cluster.VM, len(rows)) // nil: deleted, or unreachable
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(api.ReadsAtOnce)
