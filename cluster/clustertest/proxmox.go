@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/firewall"
@@ -17,20 +18,42 @@ import (
 // ErrBroken is the error of the call that fails.
 var ErrBroken = errors.New("the line is broken")
 
-// Calls records the calls to some fakes; one of them can fail.
+// Calls records the calls to some fakes; one of them can fail. Calls may be made at the same time.
 type Calls struct {
+	mu     sync.Mutex
 	Made   []string
 	FailAt int              // the number of the call that fails with ErrBroken, from 1; 0: none
+	Fails  Which            // fails with ErrBroken; the zero value: none
 	Fail   map[string]error // these always fail
 	At     func()           // called before each; nil: nothing
 }
 
+// Which is a call by its name and its number among those of that name, from 1: calls that are made
+// at the same time have no order.
+type Which struct {
+	Name string
+	Nth  int
+}
+
+// Which says which call the one with an index in Made is.
+func (c *Calls) Which(at int) (w Which) {
+	for _, name := range c.Made[:at+1] {
+		if name == c.Made[at] {
+			w = Which{name, w.Nth + 1}
+		}
+	}
+	return w
+}
+
 // Call records a call and returns its error.
 func (c *Calls) Call(name string) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	if c.At != nil {
 		c.At()
 	}
-	if c.Made = append(c.Made, name); len(c.Made) == c.FailAt {
+	c.Made = append(c.Made, name)
+	if at := len(c.Made); at == c.FailAt || c.Which(at-1) == c.Fails {
 		return ErrBroken
 	}
 	return c.Fail[name]
@@ -121,7 +144,9 @@ func (p *Proxmox) VM(_ context.Context, id cluster.VMID) (cluster.VM, error) {
 	if err := p.Call("VM"); err != nil {
 		return cluster.VM{}, err
 	}
+	p.mu.Lock()
 	vm, found := p.Guests[id]
+	p.mu.Unlock()
 	if !found {
 		return vm, cluster.ErrNotFound
 	}

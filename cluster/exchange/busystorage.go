@@ -21,9 +21,9 @@ const (
 
 // do hands a volume of one VM over to the other. While the storage is too busy to rename the
 // volume, do retries for up to busyFor. Each attempt first checks the result of the one before,
-// which may have succeeded despite its error.
-func (r handOver) do(ctx context.Context, in parking.Intent) error {
-	err := r.once(ctx, in)
+// which may have succeeded despite its error. seen is as for once.
+func (r handOver) do(ctx context.Context, in parking.Intent, seen *pair) error {
+	err := r.once(ctx, in, seen)
 	say, said := r.saying(r.stepID(in)), ""
 	for begun := time.Now(); errors.Is(err, cluster.ErrStorageBusy) && time.Since(begun) < busyFor; {
 		left := (busyFor - time.Since(begun)).Round(time.Minute)
@@ -36,7 +36,7 @@ func (r handOver) do(ctx context.Context, in parking.Intent) error {
 			return err
 		case <-time.After(busyPause):
 		}
-		err = r.once(ctx, in)
+		err = r.once(ctx, in, nil)
 	}
 	if errors.Is(err, cluster.ErrStorageBusy) {
 		return fault.WithHint(fault.StorageBusy.Of(err),

@@ -12,6 +12,7 @@ import (
 	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/cluster/strategy"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/wait"
 )
 
 // compareDisks checks that the VM has exactly the drives that it had before, and that no other VM
@@ -38,7 +39,10 @@ func (r comparison) compareDisks(ctx context.Context) error {
 	}
 	problems := append(r.missing(vm, before, have), r.added(vm, before, have)...)
 	if len(problems) == 0 && !vm.Running && !r.AloneAtStart {
-		problems, err = SharedDisks(ctx, r.Proxmox, vm, have)
+		var others Others
+		if others, err = ReadOthers(ctx, r.Proxmox, vm.ID); err == nil {
+			problems, err = others.Sharing(ctx, r.Proxmox, vm, have)
+		}
 	}
 	return errors.Join(append(problems, err)...)
 }
@@ -94,18 +98,34 @@ func (r comparison) added(vm cluster.VM, before, have []cluster.Disk) (problems 
 	return problems
 }
 
-// SharedDisks lists disks that another VM could write to at the same time: Proxmox lets two VMs run
+// Others is what tells who else uses a VM's disks.
+type Others struct {
+	vms      []cluster.VM
+	storages []cluster.Storage
+}
+
+// ReadOthers reads it now.
+func ReadOthers(ctx context.Context, px cluster.Inventory, id cluster.VMID) (o Others, err error) {
+	err = wait.All(
+		func() (err error) {
+			o.vms, err = px.VMs(ctx)
+			if _, away := errors.AsType[*cluster.HostsAway](err); away { // the plan has already reported hosts that can't be read
+				err = nil
+			}
+			return err
+		},
+		func() (err error) {
+			o.storages, err = px.Storages(ctx)
+			return err
+		},
+	)
+	return o, fault.Prefix(fmt.Sprintf("see who else uses the disks of VM %d", id), err)
+}
+
+// Sharing lists disks that another VM could write to at the same time: Proxmox lets two VMs run
 // with one volume (pve-qemu disables QEMU's image locking).
-func SharedDisks(ctx context.Context, px cluster.Inventory, vm cluster.VM, have []cluster.Disk) (problems []error, err error) {
-	vms, err := px.VMs(ctx)
-	if _, away := errors.AsType[*cluster.HostsAway](err); err != nil && !away { // the plan has already reported hosts that can't be read
-		return nil, fmt.Errorf("see who else uses the disks of VM %d: %w", vm.ID, err)
-	}
-	storages, err := px.Storages(ctx)
-	if err != nil {
-		return nil, fmt.Errorf("see who else uses the disks of VM %d: %w", vm.ID, err)
-	}
-	c := strategy.Candidate{VM: vm, Observation: observe.Observation{VMs: vms, Storages: storages}}
+func (o Others) Sharing(ctx context.Context, px cluster.VMReader, vm cluster.VM, have []cluster.Disk) (problems []error, err error) {
+	c := strategy.Candidate{VM: vm, Observation: observe.Observation{VMs: o.vms, Storages: o.storages}}
 	asked := map[cluster.VMID]bool{}
 	for _, d := range have {
 		if d.CDROM {

@@ -12,6 +12,7 @@ import (
 	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/cluster/shape"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/wait"
 )
 
 // blankDisk is the value that makes Proxmox allocate a disk like d: same
@@ -26,10 +27,8 @@ func (r NewSystem) blankDisk(d cluster.Disk) string {
 	return blank.Value()
 }
 
+// create is called right after quorum was read.
 func (r NewSystem) create(ctx context.Context, config map[string]string) error {
-	if err := cluster.RequireQuorum(ctx, r.Proxmox); err != nil {
-		return err
-	}
 	if err := r.Proxmox.CreateVM(ctx, r.VM.Host, r.VM.ID, config); err != nil {
 		return fmt.Errorf("create VM %d on %s: %w", r.VM.ID, r.VM.Host, err)
 	}
@@ -37,7 +36,14 @@ func (r NewSystem) create(ctx context.Context, config map[string]string) error {
 }
 
 func (r NewSystem) createVM(ctx context.Context) error {
-	iso, err := r.ISO(ctx)
+	var iso string
+	err := wait.All(
+		func() (err error) {
+			iso, err = r.ISO(ctx)
+			return err
+		},
+		func() error { return cluster.RequireQuorum(ctx, r.Proxmox) },
+	)
 	if err != nil {
 		return err
 	}

@@ -117,6 +117,12 @@ func (r *Replace) updateRecord(ctx context.Context, change func(*parking.Record)
 	if err != nil {
 		return fmt.Errorf("look up parking VM %d: %w", r.Parking, err)
 	}
+	return r.changeRecord(ctx, park, change)
+}
+
+// changeRecord is updateRecord for a parking VM that was just read: its digest proves that nothing was
+// changed since.
+func (r *Replace) changeRecord(ctx context.Context, park cluster.VM, change func(*parking.Record)) error {
 	return ChangeRecord(ctx, r.Proxmox, park, r.Run, r.Late.Forgetting(park.ID, change))
 }
 

@@ -11,6 +11,7 @@ import (
 	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/step"
+	"github.com/recast-sh/recast/internal/wait"
 	"github.com/recast-sh/recast/internal/words"
 )
 
@@ -21,15 +22,21 @@ func (r handOver) begun(a, b cluster.VM) (*parking.Intent, error) {
 }
 
 func (r handOver) both(ctx context.Context, in parking.Intent) (from, to cluster.VM, err error) {
-	var errFrom, errTo error
-	from, errFrom = r.Proxmox.VM(ctx, in.From)
-	to, errTo = r.Proxmox.VM(ctx, in.To)
-	err = errors.Join(fault.Prefix(fmt.Sprintf("look up VM %d", in.From), errFrom), fault.Prefix(fmt.Sprintf("look up VM %d", in.To), errTo))
+	look := func(id cluster.VMID, vm *cluster.VM) func() error {
+		return func() (err error) {
+			*vm, err = r.Proxmox.VM(ctx, id)
+			return fault.Prefix(fmt.Sprintf("look up VM %d", id), err)
+		}
+	}
+	err = wait.All(look(in.From, &from), look(in.To, &to))
 	if err == nil {
 		err = errors.Join(r.requireHost(from), r.requireHost(to))
 	}
 	return from, to, err
 }
+
+// pair is the two VMs of a hand-over, as they were read just now.
+type pair struct{ from, to cluster.VM }
 
 // dropDangling removes a reference to a volume that no longer exists: first the drive's key, which
 // leaves an unusedN, then the unusedN. Proxmox then frees the volume of that name, which is
@@ -144,12 +151,17 @@ func (r handOver) finish(ctx context.Context, in parking.Intent, from, to cluste
 // anywhere, or after a failure. Proxmox renames the volume, then writes the source's configuration,
 // then the target's (qemu-server, API2/Qemu.pm). A crash of the host or a loss of quorum in between
 // leaves a volume that no configuration names. So once first records the intent, with every volume
-// that has no name then: afterwards at most one more has none, and that is the one.
-func (r handOver) once(ctx context.Context, in parking.Intent) error {
-	from, to, err := r.both(ctx, in)
-	if err != nil {
-		return err
+// that has no name then: afterwards at most one more has none, and that is the one. seen is the two
+// VMs if the caller has just read them, else nil.
+func (r handOver) once(ctx context.Context, in parking.Intent, seen *pair) error {
+	if seen == nil {
+		from, to, err := r.both(ctx, in)
+		if err != nil {
+			return err
+		}
+		seen = &pair{from, to}
 	}
+	from, to := seen.from, seen.to
 	begun, err := r.begun(from, to)
 	if err != nil {
 		return err
@@ -180,12 +192,15 @@ func (r handOver) once(ctx context.Context, in parking.Intent) error {
 	if err := ChangeRecord(ctx, r.Proxmox, r.parkingOf(from, to), r.Run, func(rec *parking.Record) { rec.Intent = &in }); err != nil {
 		return err
 	}
-	if err := cluster.RequireQuorum(ctx, r.Proxmox); err != nil {
+	err = wait.All(
+		func() error { return cluster.RequireQuorum(ctx, r.Proxmox) },
+		func() (err error) { // writing the intent may have changed the digest
+			from, err = r.Proxmox.VM(ctx, in.From)
+			return fault.Prefix(fmt.Sprintf("look up VM %d", in.From), err)
+		},
+	)
+	if err != nil {
 		return err
-	}
-	// Writing the intent may have changed the digest.
-	if from, err = r.Proxmox.VM(ctx, in.From); err != nil {
-		return fmt.Errorf("look up VM %d: %w", in.From, err)
 	}
 	if _, err := r.handable(in, from); err != nil {
 		return err
@@ -241,13 +256,9 @@ func (r handOver) requireOff(ctx context.Context, id cluster.VMID) error {
 // settle finishes the last hand-over if it was interrupted. The next one may go the other way, and
 // takes a drive in a configuration for the disk itself.
 func (r handOver) settle(ctx context.Context) error {
-	vm, found, err := r.Current(ctx)
+	vm, found, park, err := r.nowBoth(ctx)
 	if err != nil || !found { // it is deleted only after every disk was handed over
 		return err
-	}
-	park, err := r.Proxmox.VMConfig(ctx, r.Parking)
-	if err != nil {
-		return fmt.Errorf("look up parking VM %d: %w", r.Parking, err)
 	}
 	begun, err := r.begun(vm, park)
 	if err != nil || begun == nil {
@@ -263,19 +274,19 @@ func (r handOver) settleStep() step.Step {
 
 // unnamed lists the volumes on a storage that carry either VM's VMID and that neither VM refers to.
 func (r handOver) unnamed(ctx context.Context, storage string, from, to cluster.VM) ([]string, error) {
-	var out []string
-	for _, vm := range []cluster.VM{from, to} {
-		volumes, err := r.Proxmox.OwnedVolumes(ctx, vm.Host, storage, vm.ID)
-		if err != nil {
-			return nil, fmt.Errorf("list the volumes of VM %d on %s: %w", vm.ID, storage, err)
-		}
-		for _, volid := range volumes {
-			if len(cluster.ReferencedBy(volid, []cluster.VM{from, to})) == 0 {
-				out = append(out, volid)
-			}
+	var volumes [2][]string
+	list := func(vm cluster.VM, volumes *[]string) func() error {
+		return func() (err error) {
+			*volumes, err = r.Proxmox.OwnedVolumes(ctx, vm.Host, storage, vm.ID)
+			return fault.Prefix(fmt.Sprintf("list the volumes of VM %d on %s", vm.ID, storage), err)
 		}
 	}
-	return out, nil
+	if err := wait.All(list(from, &volumes[0]), list(to, &volumes[1])); err != nil {
+		return nil, err
+	}
+	return slices.DeleteFunc(slices.Concat(volumes[0], volumes[1]), func(volid string) bool {
+		return len(cluster.ReferencedBy(volid, []cluster.VM{from, to})) > 0
+	}), nil
 }
 
 // ChangeRecord changes the open record of a run on its parking VM.

@@ -66,7 +66,7 @@ func (r *Replace) saying(id string) func(string) {
 // is how long Proxmox may take for it. If an earlier request of its kind is unanswered, the record
 // stays: the answer to this one proves nothing about that one.
 func (r *Replace) Sending(ctx context.Context, what string, within time.Duration, send func(context.Context) error) error {
-	rec, err := r.record(ctx)
+	park, rec, err := r.Spare.parkingNow(ctx)
 	if err != nil {
 		return err
 	}
@@ -75,7 +75,7 @@ func (r *Replace) Sending(ctx context.Context, what string, within time.Duration
 		r.Late.restart(r.Parking, what)
 	}
 	if now := rec.Sent.With(what, within); !maps.Equal(now, rec.Sent) {
-		if err := r.updateRecord(ctx, func(rec *parking.Record) { rec.Sent = rec.Sent.With(what, within) }); err != nil {
+		if err := r.changeRecord(ctx, park, func(rec *parking.Record) { rec.Sent = rec.Sent.With(what, within) }); err != nil {
 			return err
 		}
 	}

@@ -3,6 +3,7 @@ package exchange
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 
@@ -10,10 +11,11 @@ import (
 	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/step"
+	"github.com/recast-sh/recast/internal/wait"
 )
 
 func (r diskMoves) attach(ctx context.Context, d parking.ParkedDisk) error {
-	vm, found, err := r.Powered(ctx)
+	vm, found, seen, err := r.poweredBoth(ctx, d)
 	switch {
 	case err != nil:
 		return err
@@ -29,13 +31,14 @@ func (r diskMoves) attach(ctx context.Context, d parking.ParkedDisk) error {
 		if vm, found, err = r.Current(ctx); err != nil {
 			return err
 		}
+		seen = nil
 	}
 	// A drive that named a volume which is gone is gone now, too.
 	if _, there := vm.Config[d.Key]; found && !there {
 		if d.Holder != 0 {
 			return r.attachHeld(ctx, vm, d)
 		}
-		if err := r.handOvers.do(ctx, parking.Intent{From: r.Parking, Key: d.ParkKey, To: r.VM.ID, ToKey: d.Key, Options: d.Options}); err != nil {
+		if err := r.handOvers.do(ctx, parking.Intent{From: r.Parking, Key: d.ParkKey, To: r.VM.ID, ToKey: d.Key, Options: d.Options}, seen); err != nil {
 			return err
 		}
 		if vm, found, err = r.Current(ctx); err != nil {
@@ -50,6 +53,31 @@ func (r diskMoves) attach(ctx context.Context, d parking.ParkedDisk) error {
 		return fmt.Errorf("%s after its disk was moved back: %w", vm, err)
 	}
 	return r.setOptions(ctx, vm, disk, cluster.SplitOptions(d.Options))
+}
+
+// poweredBoth is Powered that also reads the parking VM, at the same time, for the hand-over of a
+// disk to the VM. seen is nil if another VM has the disk, or if one of the two is on another host,
+// which the hand-over refuses.
+func (r diskMoves) poweredBoth(ctx context.Context, d parking.ParkedDisk) (vm cluster.VM, found bool, seen *pair, err error) {
+	if d.Holder != 0 {
+		vm, found, err = r.Powered(ctx)
+		return vm, found, nil, err
+	}
+	var park cluster.VM
+	err = wait.All(
+		func() (err error) {
+			vm, found, err = r.Powered(ctx)
+			return err
+		},
+		func() (err error) {
+			park, err = r.Proxmox.VM(ctx, r.Parking)
+			return fault.Prefix(fmt.Sprintf("look up VM %d", r.Parking), err)
+		},
+	)
+	if err == nil && r.requireHost(park) == nil && r.requireHost(vm) == nil {
+		seen = &pair{park, vm}
+	}
+	return vm, found, seen, err
 }
 
 func (r diskMoves) attachHeld(ctx context.Context, vm cluster.VM, d parking.ParkedDisk) error {
@@ -169,7 +197,10 @@ func (r diskMoves) park(ctx context.Context, d parking.ParkedDisk) error {
 	if d.Holder != 0 {
 		return r.detach(ctx, d)
 	}
-	_, _, found, err := r.onParking(ctx, d)
+	in := parking.Intent{
+		From: r.VM.ID, Key: d.Key, Volid: d.Volid, To: r.Parking, ToKey: d.ParkKey, Options: strings.Join(parking.ParkedOptions(d), ","),
+	}
+	found, seen, err := r.onParkingBoth(ctx, d, in)
 	if err != nil {
 		return err
 	}
@@ -180,11 +211,9 @@ func (r diskMoves) park(ctx context.Context, d parking.ParkedDisk) error {
 		if err := r.Asks(ctx); err != nil {
 			return err
 		}
-		fallthrough
+		err = r.handOvers.do(ctx, in, nil)
 	default:
-		err = r.handOvers.do(ctx, parking.Intent{
-			From: r.VM.ID, Key: d.Key, Volid: d.Volid, To: r.Parking, ToKey: d.ParkKey, Options: strings.Join(parking.ParkedOptions(d), ","),
-		})
+		err = r.handOvers.do(ctx, in, seen)
 	}
 	if err != nil {
 		return err
@@ -197,6 +226,25 @@ func (r diskMoves) park(ctx context.Context, d parking.ParkedDisk) error {
 		return fmt.Errorf("%s of VM %d: Proxmox reported it moved, but %s has no %s", d.Key, r.VM.ID, park, d.ParkKey)
 	}
 	return r.setOptions(ctx, park, disk, parking.ParkedOptions(d))
+}
+
+// onParkingBoth reports whether the parking VM has a drive under the disk's parking key. seen is both
+// VMs as read for that, for the hand-over; nil: the hand-over reads them itself.
+func (r diskMoves) onParkingBoth(ctx context.Context, d parking.ParkedDisk, in parking.Intent) (found bool, seen *pair, err error) {
+	if d.System && r.Asks != nil { // Asks comes in between
+		_, _, found, err = r.onParking(ctx, d)
+		return found, nil, err
+	}
+	from, to, err := r.handOvers.both(ctx, in)
+	if errors.Is(err, cluster.ErrNotFound) { // the VM may be gone while its disk is parked
+		_, _, found, err = r.onParking(ctx, d)
+		return found, nil, err
+	}
+	if err != nil {
+		return false, nil, err
+	}
+	_, found, err = parkedDisk(to, d)
+	return found, &pair{from, to}, err
 }
 
 func (r diskMoves) parkSteps() []step.Step {
@@ -225,9 +273,9 @@ func (r diskMoves) parked(ctx context.Context, d parking.ParkedDisk) (string, er
 	if d.Holder != 0 {
 		return r.detached(ctx, d)
 	}
-	park, err := r.Proxmox.VMConfig(ctx, r.Parking)
+	park, err := r.parkingVM(ctx)
 	if err != nil {
-		return "", fmt.Errorf("look up parking VM %d: %w", r.Parking, err)
+		return "", err
 	}
 	return IsParked(park, d)
 }

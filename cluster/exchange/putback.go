@@ -67,6 +67,9 @@ func (r PutBack) createOld(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	if err := cluster.RequireQuorum(ctx, r.Proxmox); err != nil {
+		return err
+	}
 	return r.System.create(ctx, config)
 }
 

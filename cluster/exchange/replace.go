@@ -1,6 +1,7 @@
 package exchange
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -12,6 +13,7 @@ import (
 	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/cluster/reach"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/wait"
 )
 
 // Replace exchanges the system of a stopped VM. Recreate makes a new VM under
@@ -131,20 +133,31 @@ func (r Deletion) changedSince(vm cluster.VM) []string {
 	return changed
 }
 
-// Current reads the VM's configuration again; found is false once the VM is deleted.
-func (r *Replace) Current(ctx context.Context) (vm cluster.VM, found bool, err error) {
-	return r.found(r.Proxmox.VMConfig(ctx, r.VM.ID))
-}
-
 // deleteSame deletes the VM if it is still the one that was planned, stopped and empty.
 func (r Deletion) deleteSame(ctx context.Context) error {
-	vm, found, err := r.Powered(ctx)
+	var vm, park cluster.VM
+	var found bool
+	var errParking, errKept error
+	err := wait.All(
+		func() (err error) {
+			vm, found, err = r.Powered(ctx)
+			return err
+		},
+		func() error {
+			park, errParking = r.parkingVM(ctx)
+			return nil
+		},
+		func() error {
+			errKept = r.KeptFirewall.requireKept(ctx, r.VM)
+			return nil
+		},
+	)
 	if err != nil || !found {
 		return err
 	}
 	owned, errOwned := ownedDisks(vm)
-	missing, errParked := r.moves.notParked(ctx, vm, found)
-	if err := errors.Join(errOwned, errParked); err != nil {
+	missing, errParked := r.moves.notParked(park, vm, found)
+	if err := errors.Join(errOwned, cmp.Or(errParking, errParked)); err != nil {
 		return err
 	}
 	switch {
@@ -170,8 +183,8 @@ func (r Deletion) deleteSame(ctx context.Context) error {
 		return fault.WithHint(fault.VMChanged.Refusedf("%s was changed by someone else since it was remembered (%s): the new VM would not have that, so it is not deleted", vm, strings.Join(changed, "; ")),
 			"set that back, then run the same command again; or recast recover NODE, which gives the old VM its disks back, and roll again")
 	}
-	if err := r.KeptFirewall.requireKept(ctx, vm); err != nil {
-		return err
+	if errKept != nil { // of the VM on that host under that name, which it still is
+		return errKept
 	}
 	if err := cluster.RequireQuorum(ctx, r.Proxmox); err != nil {
 		return err
@@ -192,14 +205,14 @@ func (r Deletion) deleteVM(ctx context.Context) error {
 // emptied is the goal of parking: every disk that must leave the VM has left it. For a VM that is
 // to be deleted, that is every disk but the cloud-init drive.
 func (r diskMoves) emptied(ctx context.Context) (string, error) {
-	vm, found, err := r.Current(ctx)
+	vm, found, park, err := r.nowBoth(ctx)
 	if err != nil {
 		return "", err
 	}
 	if reason, err := r.isReplaced(vm, found); err != nil || reason != "" {
 		return reason, err
 	}
-	if missing, err := r.notParked(ctx, vm, found); err != nil || missing != "" {
+	if missing, err := r.notParked(park, vm, found); err != nil || missing != "" {
 		return "", err
 	}
 	if !r.Strategy.DeletesVM() {
@@ -213,16 +226,6 @@ func (r diskMoves) emptied(ctx context.Context) (string, error) {
 		return "", stillThere(vm, owned, fault.ParkedHalf.Refusedf("every disk of %s is parked, but it has %s, which was not there when it was remembered", vm, volumesOf(owned)))
 	}
 	return fmt.Sprintf("%s owns no disk", vm), nil
-}
-
-func (r *Replace) found(vm cluster.VM, err error) (cluster.VM, bool, error) {
-	switch {
-	case errors.Is(err, cluster.ErrNotFound):
-		return cluster.VM{}, false, nil
-	case err != nil:
-		return cluster.VM{}, false, fmt.Errorf("look up VM %d: %w", r.VM.ID, err)
-	}
-	return vm, true, nil
 }
 
 func (r *Replace) isReplaced(vm cluster.VM, found bool) (string, error) {
@@ -241,11 +244,7 @@ func (r *Replace) isReplaced(vm cluster.VM, found bool) (string, error) {
 
 // notParked returns the first disk that is not where the exchange keeps it. If a VM has lost a
 // drive, that does not prove that the parking VM has it.
-func (r diskMoves) notParked(ctx context.Context, vm cluster.VM, found bool) (key string, err error) {
-	park, err := r.Proxmox.VMConfig(ctx, r.Parking)
-	if err != nil {
-		return "", fmt.Errorf("look up parking VM %d: %w", r.Parking, err)
-	}
+func (r diskMoves) notParked(park, vm cluster.VM, found bool) (key string, err error) {
 	for _, d := range r.Disks {
 		if d.Holder != 0 {
 			if isDetached(d, vm, found) == "" {
@@ -258,11 +257,6 @@ func (r diskMoves) notParked(ctx context.Context, vm cluster.VM, found bool) (ke
 		}
 	}
 	return "", nil
-}
-
-// Powered is Current, and also tells whether the VM is on.
-func (r *Replace) Powered(ctx context.Context) (vm cluster.VM, found bool, err error) {
-	return r.found(r.Proxmox.VM(ctx, r.VM.ID))
 }
 
 // replaced is the goal of take-down: the old VM no longer exists. A VM that stays carries the run's

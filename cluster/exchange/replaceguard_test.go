@@ -175,11 +175,11 @@ var calls = map[string]call{
 	"open":       {open, here, "create 9901"},
 	"open again": {open, all(here, earlier), strings.TrimSpace(intended)},
 	"finish hand-over": {
-		func(g *guarded, ctx context.Context) error { return g.r.handOvers.once(ctx, intent) }, cutOff,
+		func(g *guarded, ctx context.Context) error { return g.r.handOvers.once(ctx, intent, nil) }, cutOff,
 		"set 9900 map[scsi1:fast:vm-9900-disk-1,serial=data,backup=0] delete []\nset 101 map[] delete [scsi1]",
 	},
 	"finish hand-over, protected": {
-		func(g *guarded, ctx context.Context) error { return g.r.handOvers.once(ctx, intent) }, all(cutOff, on(101, kv{"protection": "1"})),
+		func(g *guarded, ctx context.Context) error { return g.r.handOvers.once(ctx, intent, nil) }, all(cutOff, on(101, kv{"protection": "1"})),
 		"set 9900 map[scsi1:fast:vm-9900-disk-1,serial=data,backup=0] delete []\nset 101 map[protection:0] delete []\nset 101 map[] delete [scsi1]",
 	},
 	"hand over what was moved": {
@@ -190,7 +190,7 @@ var calls = map[string]call{
 		intended + "move scsi1 of 101 to scsi1 of 9900",
 	},
 	"hand over after another": {
-		func(g *guarded, ctx context.Context) error { return g.r.handOvers.once(ctx, systemIntent) }, cutOff,
+		func(g *guarded, ctx context.Context) error { return g.r.handOvers.once(ctx, systemIntent, nil) }, cutOff,
 		"set 9900 map[scsi1:fast:vm-9900-disk-1,serial=data,backup=0] delete []\nset 101 map[] delete [scsi1]\n" + intended + "move scsi0 of 101 to scsi30 of 9900",
 	},
 }
@@ -202,12 +202,12 @@ func TestReplaceCalls(t *testing.T) {
 	for name, c := range calls {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			g, err := c.run(t, nil, 0)
+			g, err := c.run(t, nil, clustertest.Which{})
 			if got := strings.Join(g.Done, "\n"); err != nil || got != strings.TrimSpace(c.done) {
 				t.Fatalf("%v, done:\n%s\nwant:\n%s", err, got, c.done)
 			}
 			for at := range len(g.Made) {
-				if failed, err := c.run(t, nil, at+1); !errors.Is(err, clustertest.ErrBroken) || len(failed.Done) > len(g.Done) {
+				if failed, err := c.run(t, nil, g.Which(at)); !errors.Is(err, clustertest.ErrBroken) || len(failed.Done) > len(g.Done) {
 					t.Errorf("call %d failed: %v, done:\n%s", at+1, err, strings.Join(failed.Done, "\n"))
 				}
 			}
@@ -215,9 +215,8 @@ func TestReplaceCalls(t *testing.T) {
 	}
 }
 
-// run makes the call, after change if it is not nil. If failAt is not 0, that call to Proxmox
-// fails.
-func (c call) run(t *testing.T, change func(*guarded), failAt int) (*guarded, error) {
+// run makes the call, after change if it is not nil. The call to Proxmox that fails names fails.
+func (c call) run(t *testing.T, change func(*guarded), fails clustertest.Which) (*guarded, error) {
 	g := newGuarded()
 	for _, change := range []func(*guarded){c.ready, change} {
 		if change != nil {
@@ -225,7 +224,7 @@ func (c call) run(t *testing.T, change func(*guarded), failAt int) (*guarded, er
 		}
 	}
 	g.recorded()
-	g.FailAt = max(g.FailAt, failAt)
+	g.Fails = fails
 	return g, c.do(g, t.Context())
 }
 
@@ -243,7 +242,7 @@ func TestReplaceGuards(t *testing.T) {
 	for _, row := range slices.Concat(deletionRows(), diskRows(), systemRows(), recordRows(), handOverRows(), keptRows(), openRows(), shapeRows(), moveRows()) {
 		t.Run(row.do+": "+cmp.Or(row.err, "not refused"), func(t *testing.T) {
 			t.Parallel()
-			g, err := calls[row.do].run(t, row.change, 0)
+			g, err := calls[row.do].run(t, row.change, clustertest.Which{})
 			if got := strings.Join(g.Done, "\n"); got != strings.TrimSpace(row.done) {
 				t.Errorf("done:\n%s\nwant:\n%s", got, row.done)
 			}

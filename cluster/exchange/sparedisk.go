@@ -115,7 +115,7 @@ func (r SpareDisk) ParkNew(ctx context.Context) error {
 	}
 	err = r.handOvers.do(ctx, parking.Intent{
 		From: vm.ID, Key: disk.Key, Volid: disk.Volid, To: r.Parking, ToKey: entry.Key, Options: strings.Join(entry.ParkedOptions(), ","),
-	})
+	}, nil)
 	if err != nil {
 		return err
 	}
@@ -124,9 +124,9 @@ func (r SpareDisk) ParkNew(ctx context.Context) error {
 
 // parkingNow reads the parking VM and its record again.
 func (r SpareDisk) parkingNow(ctx context.Context) (cluster.VM, parking.Record, error) {
-	park, err := r.Proxmox.VMConfig(ctx, r.Parking)
+	park, err := r.parkingVM(ctx)
 	if err != nil {
-		return park, parking.Record{}, fmt.Errorf("look up parking VM %d: %w", r.Parking, err)
+		return park, parking.Record{}, err
 	}
 	rec, ok, err := parking.ReadRecord(park)
 	if err == nil && !ok {

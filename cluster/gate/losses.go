@@ -9,6 +9,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/observe"
+	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/cluster/strategy"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/wait"
@@ -59,18 +60,29 @@ func (n losses) RequireOff(ctx context.Context) error {
 // leavingNow is strategy.Leaving for what is read now.
 func (n losses) leavingNow(ctx context.Context) (c strategy.Candidate, leaves bool, err error) {
 	f := observe.Found{Name: n.Plan.Node}
-	park, err := n.Parking(ctx)
+	var park parking.Parking
+	var vm cluster.VM
+	var errVM error
+	err = wait.All(
+		func() (err error) {
+			park, err = n.Parking(ctx)
+			return err
+		},
+		func() error {
+			vm, errVM = n.Proxmox.VM(ctx, n.Plan.VMID)
+			return nil
+		},
+	)
 	if err == nil && park.Record.Open && park.Record.Run == n.Run {
 		f.Parking = &park
 	} else if err != nil && !errors.Is(err, cluster.ErrNotFound) {
 		return c, false, err
 	}
-	vm, err := n.Proxmox.VM(ctx, n.Plan.VMID)
 	switch {
-	case errors.Is(err, cluster.ErrNotFound):
+	case errors.Is(errVM, cluster.ErrNotFound):
 		return c, false, nil
-	case err != nil:
-		return c, false, fmt.Errorf("look up VM %d: %w", n.Plan.VMID, err)
+	case errVM != nil:
+		return c, false, fmt.Errorf("look up VM %d: %w", n.Plan.VMID, errVM)
 	}
 	f.VM = &vm
 	if f.Open() {

@@ -10,6 +10,7 @@ import (
 	"github.com/recast-sh/recast/cluster/rolling"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/step"
+	"github.com/recast-sh/recast/internal/wait"
 )
 
 // isOff says whether the VM is off, or deleted, and Proxmox HA does not start it again.
@@ -99,7 +100,19 @@ func (n power) stop(ctx context.Context) error {
 }
 
 func (n power) stopped(ctx context.Context) (string, error) {
-	vm, err := n.Proxmox.VM(ctx, n.Plan.VMID)
+	var vm cluster.VM
+	var ha *cluster.HAResource
+	var errHA error
+	err := wait.All(
+		func() (err error) {
+			vm, err = n.Proxmox.VM(ctx, n.Plan.VMID)
+			return err
+		},
+		func() error {
+			ha, errHA = n.Proxmox.HAResource(ctx, n.Plan.VMID)
+			return nil
+		},
+	)
 	switch {
 	case errors.Is(err, cluster.ErrNotFound):
 		return fmt.Sprintf("VM %d is deleted", n.Plan.VMID), nil
@@ -108,8 +121,8 @@ func (n power) stopped(ctx context.Context) (string, error) {
 	case vm.Running || vm.HA || vm.Config["onboot"] == "1":
 		return "", nil
 	}
-	if ha, err := n.Proxmox.HAResource(ctx, vm.ID); err != nil || ha != nil {
-		return "", fault.Prefix("read what Proxmox HA has of "+vm.String(), err)
+	if errHA != nil || ha != nil {
+		return "", fault.Prefix("read what Proxmox HA has of "+vm.String(), errHA)
 	}
 	return fmt.Sprintf("VM %d is stopped", vm.ID), nil
 }
@@ -127,7 +140,24 @@ func (n power) stoppedFor(ctx context.Context) (string, error) {
 }
 
 func (n power) start(ctx context.Context) error {
-	vm, err := n.Proxmox.VM(ctx, n.Plan.VMID)
+	var vm cluster.VM
+	var others exchange.Others
+	var r *exchange.Replace
+	var errOthers, errRecord error
+	err := wait.All(
+		func() (err error) {
+			vm, err = n.Proxmox.VM(ctx, n.Plan.VMID)
+			return err
+		},
+		func() error {
+			others, errOthers = exchange.ReadOthers(ctx, n.Proxmox, n.Plan.VMID)
+			return nil
+		},
+		func() error {
+			r, errRecord = n.record.read(ctx)
+			return nil
+		},
+	)
 	switch {
 	case err != nil:
 		return fmt.Errorf("look up VM %d: %w", n.Plan.VMID, err)
@@ -136,7 +166,10 @@ func (n power) start(ctx context.Context) error {
 	case vm.Running:
 		return fault.VMChanged.Refusedf("%s is on, but its emulator says %q", vm, vm.QMP)
 	}
-	if err := n.record.requireAlone(ctx, vm); err != nil {
+	if err := errors.Join(errOthers, errRecord); err != nil {
+		return err
+	}
+	if err := n.record.requireAlone(ctx, vm, others); err != nil {
 		return err
 	}
 	if !n.installs() { // the system that it boots already has the name
@@ -144,7 +177,7 @@ func (n power) start(ctx context.Context) error {
 			return err
 		}
 	}
-	err = n.record.sending(ctx, exchange.SentStart, exchange.LateQueue, func(ctx context.Context) error { return n.Proxmox.Start(ctx, vm) })
+	err = r.Sending(ctx, exchange.SentStart, exchange.LateQueue, func(ctx context.Context) error { return n.Proxmox.Start(ctx, vm) })
 	return n.reshape.orBack(fault.Prefix("start "+vm.String(), err))
 }
 

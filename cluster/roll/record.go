@@ -103,12 +103,12 @@ func (n *record) sending(ctx context.Context, what string, within time.Duration,
 }
 
 // requireAlone refuses to start a VM with a disk that another VM could write to.
-func (n *record) requireAlone(ctx context.Context, vm cluster.VM) error {
+func (n *record) requireAlone(ctx context.Context, vm cluster.VM, others exchange.Others) error {
 	disks, err := vm.Disks()
 	if err != nil {
 		return err
 	}
-	problems, err := exchange.SharedDisks(ctx, n.Proxmox, vm, disks)
+	problems, err := others.Sharing(ctx, n.Proxmox, vm, disks)
 	return errors.Join(append(problems, err)...)
 }
 

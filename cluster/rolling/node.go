@@ -94,7 +94,7 @@ func (n *Node) Parking(ctx context.Context) (parking.Parking, error) {
 	if err != nil {
 		return parking.Parking{}, err
 	}
-	vm, err := n.Proxmox.VMConfig(ctx, id)
+	vm, err := exchange.ConfigOf(ctx, n.Proxmox, id)
 	if err != nil {
 		return parking.Parking{}, fmt.Errorf("look up parking VM %d: %w", id, err)
 	}

@@ -46,7 +46,7 @@ func (r *Runner) Run(ctx context.Context, root Step) error {
 		return err
 	}
 	t := &tree{Runner: r, slots: newSlots(r.Slots)}
-	out := t.run(ctx, root, place{path: root.ID, scope: r.begin(), code: root.Code})
+	out := t.run(ctx, root, place{path: root.ID, scope: r.begin(), code: root.Code, answers: new(answers)})
 	return out.err(ctx, r.end())
 }
 
@@ -121,6 +121,8 @@ type place struct {
 	scope *scope
 	held  []string // slots that the step's ancestors hold
 	code  fault.Code
+
+	answers *answers // shared by steps that run one after the other
 }
 
 // run runs the Ahead steps of a step, then the step.
@@ -142,7 +144,7 @@ func (t *tree) itself(ctx context.Context, s Step, at place) outcome {
 	if t.Context != nil && !s.Quiet {
 		ctx = t.Context(ctx, at.path)
 	}
-	reason, err := ask(ctx, s)
+	reason, err := ask(at.answers.within(ctx), s)
 	switch {
 	case err != nil:
 		return t.failed(ctx, s, at, fmt.Errorf("check whether it is needed: %w", err))
@@ -161,7 +163,9 @@ func (t *tree) itself(ctx context.Context, s Step, at place) outcome {
 		return t.branch(ctx, s, at)
 	}
 	if s.Do != nil {
-		if err := s.do(ctx, at.scope); err != nil {
+		err := s.do(ctx, at.scope)
+		at.answers.forget()
+		if err != nil {
 			return t.failed(ctx, s, at, err)
 		}
 	}
@@ -169,7 +173,7 @@ func (t *tree) itself(ctx context.Context, s Step, at place) outcome {
 }
 
 func (t *tree) branch(ctx context.Context, s Step, at place) outcome {
-	steps, err := s.Steps(ctx)
+	steps, err := s.Steps(at.answers.within(ctx))
 	if err != nil {
 		return t.failed(ctx, s, at, fmt.Errorf("list its steps: %w", err))
 	}
@@ -189,8 +193,15 @@ func (t *tree) branch(ctx context.Context, s Step, at place) outcome {
 }
 
 func (t *tree) children(ctx context.Context, s Step, steps []Step, at place) outcome {
+	alone := s.Limit <= 1 && s.LookAhead == 0 && countBeside(steps) == 0
+	if !alone {
+		defer at.answers.forget()
+	}
 	below := func(child Step, before []outcome) place {
-		p := place{path: at.path + "/" + child.ID, scope: at.scope, held: at.held, code: cmp.Or(child.Code, at.code)}
+		p := place{path: at.path + "/" + child.ID, scope: at.scope, held: at.held, code: cmp.Or(child.Code, at.code), answers: at.answers}
+		if !alone {
+			p.answers = new(answers)
+		}
 		if child.Closes && merge(before).isClean() {
 			p.scope = newScope(at.scope)
 		}
@@ -236,7 +247,7 @@ func beside(steps []Step) int {
 
 // finish checks whether the goal of a step that reports success is met.
 func (t *tree) finish(ctx context.Context, s Step, at place) outcome {
-	reason, err := ask(ctx, s)
+	reason, err := ask(at.answers.within(ctx), s)
 	switch {
 	case err != nil:
 		return t.failed(ctx, s, at, fmt.Errorf("check its goal: %w", err))

@@ -37,7 +37,7 @@ func CheckCalls(t *testing.T, calls map[string]Call) {
 	for name, c := range calls {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			s, _, err := play(t, 0, c.Do, c.Ready)
+			s, _, err := play(t, clustertest.Which{}, c.Do, c.Ready)
 			if got := strings.Join(s.PX.Done, "\n"); (err == nil) != (c.Err == "") || err != nil && !strings.Contains(err.Error(), c.Err) || got != c.Done {
 				t.Fatalf("%v, want %q, done:\n%s\nwant:\n%s", err, c.Err, got, c.Done)
 			}
@@ -45,7 +45,7 @@ func CheckCalls(t *testing.T, calls map[string]Call) {
 				if slices.Contains(c.Deaf, call) {
 					continue
 				}
-				if _, _, err := play(t, at+1, c.Do, c.Ready); !errors.Is(err, clustertest.ErrBroken) {
+				if _, _, err := play(t, s.PX.Which(at), c.Do, c.Ready); !errors.Is(err, clustertest.ErrBroken) {
 					t.Errorf("call %d, %s, failed: %v", at+1, call, err)
 				}
 			}
@@ -61,7 +61,7 @@ func CheckRows(t *testing.T, calls map[string]Call, rows []Row, failures ...stri
 		t.Run(row.Do+": "+cmp.Or(row.Err, "not refused"), func(t *testing.T) {
 			t.Parallel()
 			c := calls[row.Do]
-			s, took, err := play(t, 0, c.Do, c.Ready, row.Change)
+			s, took, err := play(t, clustertest.Which{}, c.Do, c.Ready, row.Change)
 			if row.Err == "" && row.Done == "" {
 				row.Done = c.Done
 			}
@@ -74,7 +74,7 @@ func CheckRows(t *testing.T, calls map[string]Call, rows []Row, failures ...stri
 }
 
 // play runs do with the row's change, or with one failing call.
-func play(t *testing.T, failAt int, do func(*Scene, context.Context) error, changes ...func(*Scene)) (s *Scene, took time.Duration, err error) {
+func play(t *testing.T, fails clustertest.Which, do func(*Scene, context.Context) error, changes ...func(*Scene)) (s *Scene, took time.Duration, err error) {
 	synctest.Test(t, func(t *testing.T) {
 		s = NewScene()
 		ctx, cancel := context.WithCancel(t.Context())
@@ -86,7 +86,7 @@ func play(t *testing.T, failAt int, do func(*Scene, context.Context) error, chan
 			}
 		}
 		s.Ready()
-		s.PX.FailAt = max(s.PX.FailAt, failAt)
+		s.PX.Fails = fails
 		began := time.Now()
 		err = do(s, ctx)
 		took = time.Since(began)

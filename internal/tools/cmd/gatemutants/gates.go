@@ -22,14 +22,14 @@ type room struct {
 var rooms = []room{
 	{"cluster/exchange", "^TestReplace", `
 		Deletion.deleteVM Deletion.deleteSame Deletion.changedSince
-		Replace.isReplaced Replace.found Replace.KeepOff Replace.stayOff Replace.notGivenUp Replace.GiveUp
+		Replace.isReplaced Replace.nowBoth Replace.found Replace.KeepOff Replace.stayOff Replace.notGivenUp Replace.GiveUp
 		handOver.once handOver.handable handOver.both handOver.dropDangling handOver.findUnnamed
-		diskMoves.attach diskMoves.attached diskMoves.detach diskMoves.park diskMoves.onlyOnce diskMoves.notParked diskMoves.emptied
+		diskMoves.attach diskMoves.poweredBoth diskMoves.onParkingBoth diskMoves.attached diskMoves.detach diskMoves.park diskMoves.onlyOnce diskMoves.notParked diskMoves.emptied
 		parkedDisk IsParked isDetached ChangeRecord
 		NewSystem.create NewSystem.createVM NewSystem.NewConfig NewSystem.oldConfig NewSystem.Marked NewSystem.systemDisk
 		NewSystem.GiveBlank NewSystem.SystemNow NewSystem.set NewSystem.restore
 		SpareDisk.newToPark SpareDisk.ParkNew SpareDisk.parkingNow Firewall.copy PutBack.StandsStill
-		comparison.compareDisks comparison.missing comparison.added SharedDisks
+		comparison.compareDisks comparison.missing comparison.added ReadOthers Others.Sharing
 		KeptRef.Find KeptRef.look KeptRef.Free KeptRef.forget
 		Reshaping.done Reshaping.lacks Reshaping.do Reshaping.migrated Reshaping.migrate
 		OpenReplace OpenParking ResumeReplace`},
