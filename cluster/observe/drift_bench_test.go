@@ -6,17 +6,25 @@ import (
 	"github.com/recast-sh/recast/cluster/clustertest"
 	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/cluster/observe/observetest"
+	"github.com/recast-sh/recast/internal/heap"
 )
+
+// maxDiffAllocations limits the comparison of 500 nodes.
+const maxDiffAllocations = 21_500
 
 // BenchmarkDiff compares 500 nodes with the lock.
 func BenchmarkDiff(b *testing.B) {
 	wanted, o := observetest.LargeWorld(500)
 	b.ReportAllocs()
+	allocated := heap.Count()
 	for b.Loop() {
 		for i, w := range wanted {
 			if !observe.Diff(w, o.Found[i], clustertest.Past).Stale {
 				b.Fatal("in sync")
 			}
 		}
+	}
+	if each := allocated() / uint64(b.N); each > maxDiffAllocations {
+		b.Errorf("%d allocations for 500 nodes, more than %d", each, maxDiffAllocations)
 	}
 }

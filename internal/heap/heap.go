@@ -1,5 +1,5 @@
 // Package heap measures memory for tests and benchmarks: [Peak] is the most that a
-// function had on the heap.
+// function had on the heap, [Count] how many objects were allocated there.
 package heap
 
 import (
@@ -34,4 +34,17 @@ func Peak(ctx context.Context, f func()) (peak uint64) {
 	done()
 	watch.Wait()
 	return peak
+}
+
+// Count starts to count the objects that all goroutines allocate; the returned func says
+// how many they are so far.
+func Count() func() uint64 {
+	begin := mallocs()
+	return func() uint64 { return mallocs() - begin }
+}
+
+func mallocs() uint64 {
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return m.Mallocs
 }

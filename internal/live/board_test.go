@@ -15,6 +15,7 @@ import (
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/heap"
 	"github.com/recast-sh/recast/internal/step"
 )
 
@@ -244,10 +245,18 @@ func golden(t *testing.T, name string, lines []string) {
 	}
 }
 
+// maxFrameAllocations limits one drawing.
+const maxFrameAllocations = 1_300
+
 // BenchmarkFrame draws a roll of 60 nodes as often as ten minutes of a roll do.
 func BenchmarkFrame(b *testing.B) {
 	board := boards["many"].tell()
+	b.ReportAllocs()
+	allocated := heap.Count()
 	for b.Loop() {
 		board.Frame(at(20000), sizes["120x40"])
+	}
+	if each := allocated() / uint64(b.N); each > maxFrameAllocations {
+		b.Errorf("%d allocations for a drawing, more than %d", each, maxFrameAllocations)
 	}
 }

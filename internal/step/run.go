@@ -144,7 +144,8 @@ func (t *tree) itself(ctx context.Context, s Step, at place) outcome {
 	if t.Context != nil && !s.Quiet {
 		ctx = t.Context(ctx, at.path)
 	}
-	reason, err := ask(at.answers.within(ctx), s)
+	goals := at.answers.within(ctx)
+	reason, err := ask(goals, s)
 	switch {
 	case err != nil:
 		return t.failed(ctx, s, at, fmt.Errorf("check whether it is needed: %w", err))
@@ -160,7 +161,7 @@ func (t *tree) itself(ctx context.Context, s Step, at place) outcome {
 		at.scope = newScope(at.scope)
 	}
 	if s.Steps != nil {
-		return t.branch(ctx, s, at)
+		return t.branch(ctx, goals, s, at)
 	}
 	if s.Do != nil {
 		err := s.do(ctx, at.scope)
@@ -169,11 +170,11 @@ func (t *tree) itself(ctx context.Context, s Step, at place) outcome {
 			return t.failed(ctx, s, at, err)
 		}
 	}
-	return t.finish(ctx, s, at)
+	return t.finish(goals, s, at)
 }
 
-func (t *tree) branch(ctx context.Context, s Step, at place) outcome {
-	steps, err := s.Steps(at.answers.within(ctx))
+func (t *tree) branch(ctx, goals context.Context, s Step, at place) outcome {
+	steps, err := s.Steps(goals)
 	if err != nil {
 		return t.failed(ctx, s, at, fmt.Errorf("list its steps: %w", err))
 	}
@@ -189,7 +190,7 @@ func (t *tree) branch(ctx context.Context, s Step, at place) outcome {
 		t.Tell(s.event(at, Stopped, "", nil))
 		return out
 	}
-	return t.finish(ctx, s, at)
+	return t.finish(goals, s, at)
 }
 
 func (t *tree) children(ctx context.Context, s Step, steps []Step, at place) outcome {
@@ -247,7 +248,7 @@ func beside(steps []Step) int {
 
 // finish checks whether the goal of a step that reports success is met.
 func (t *tree) finish(ctx context.Context, s Step, at place) outcome {
-	reason, err := ask(at.answers.within(ctx), s)
+	reason, err := ask(ctx, s)
 	switch {
 	case err != nil:
 		return t.failed(ctx, s, at, fmt.Errorf("check its goal: %w", err))

@@ -9,6 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/heap"
 	"github.com/recast-sh/recast/internal/step"
 )
 
@@ -303,8 +304,13 @@ func TestRunDoesNotCatchPanics(t *testing.T) {
 	t.Errorf("Run returned %v", err)
 }
 
+// maxRunAllocations limits a tree of 100 steps, with what it takes to list them.
+const maxRunAllocations = 1_700
+
 // This measures the engine alone: a tree of 100 steps whose goals are all unmet at first.
 func BenchmarkRun(b *testing.B) {
+	b.ReportAllocs()
+	allocated := heap.Count()
 	for b.Loop() {
 		var nodes []step.Step
 		for i := range 10 {
@@ -318,5 +324,8 @@ func BenchmarkRun(b *testing.B) {
 		if err := r.Run(b.Context(), branch("roll", nodes...)); err != nil {
 			b.Fatal(err)
 		}
+	}
+	if each := allocated() / uint64(b.N); each > maxRunAllocations {
+		b.Errorf("%d allocations for 100 steps, more than %d", each, maxRunAllocations)
 	}
 }
