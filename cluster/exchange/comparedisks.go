@@ -109,10 +109,10 @@ func ReadOthers(ctx context.Context, px cluster.Inventory, id cluster.VMID) (o O
 	err = wait.All(
 		func() (err error) {
 			o.vms, err = px.VMs(ctx)
-			if _, away := errors.AsType[*cluster.HostsAway](err); away { // the plan has already reported hosts that can't be read
-				err = nil
+			if _, away := errors.AsType[*cluster.HostsAway](err); err != nil && !away { // the plan has already reported hosts that can't be read
+				return err
 			}
-			return err
+			return nil
 		},
 		func() (err error) {
 			o.storages, err = px.Storages(ctx)

@@ -21,18 +21,29 @@ func (r handOver) begun(a, b cluster.VM) (*parking.Intent, error) {
 	return rec.Intent, err
 }
 
-func (r handOver) both(ctx context.Context, in parking.Intent) (from, to cluster.VM, err error) {
+// read reads the two VMs of a hand-over.
+func (r handOver) read(ctx context.Context, in parking.Intent) (p pair, err error) {
 	look := func(id cluster.VMID, vm *cluster.VM) func() error {
 		return func() (err error) {
 			*vm, err = r.Proxmox.VM(ctx, id)
 			return fault.Prefix(fmt.Sprintf("look up VM %d", id), err)
 		}
 	}
-	err = wait.All(look(in.From, &from), look(in.To, &to))
-	if err == nil {
-		err = errors.Join(r.requireHost(from), r.requireHost(to))
+	err = wait.All(look(in.From, &p.from), look(in.To, &p.to))
+	return p, err
+}
+
+// both reads the two VMs, unless they were read just now, and refuses if one of them is on another
+// host.
+func (r handOver) both(ctx context.Context, in parking.Intent, seen *pair) (from, to cluster.VM, err error) {
+	if seen == nil {
+		p, err := r.read(ctx, in)
+		if err != nil {
+			return from, to, err
+		}
+		seen = &p
 	}
-	return from, to, err
+	return seen.from, seen.to, errors.Join(r.requireHost(seen.from), r.requireHost(seen.to))
 }
 
 // pair is the two VMs of a hand-over, as they were read just now.
@@ -154,14 +165,10 @@ func (r handOver) finish(ctx context.Context, in parking.Intent, from, to cluste
 // that has no name then: afterwards at most one more has none, and that is the one. seen is the two
 // VMs if the caller has just read them, else nil.
 func (r handOver) once(ctx context.Context, in parking.Intent, seen *pair) error {
-	if seen == nil {
-		from, to, err := r.both(ctx, in)
-		if err != nil {
-			return err
-		}
-		seen = &pair{from, to}
+	from, to, err := r.both(ctx, in, seen)
+	if err != nil {
+		return err
 	}
-	from, to := seen.from, seen.to
 	begun, err := r.begun(from, to)
 	if err != nil {
 		return err
@@ -173,7 +180,7 @@ func (r handOver) once(ctx context.Context, in parking.Intent, seen *pair) error
 			return err
 		}
 		if !over { // finish may have changed them
-			if from, to, err = r.both(ctx, in); err != nil {
+			if from, to, err = r.both(ctx, in, nil); err != nil {
 				return err
 			}
 		}

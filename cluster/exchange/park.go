@@ -56,8 +56,7 @@ func (r diskMoves) attach(ctx context.Context, d parking.ParkedDisk) error {
 }
 
 // poweredBoth is Powered that also reads the parking VM, at the same time, for the hand-over of a
-// disk to the VM. seen is nil if another VM has the disk, or if one of the two is on another host,
-// which the hand-over refuses.
+// disk to the VM. seen is nil if another VM has the disk.
 func (r diskMoves) poweredBoth(ctx context.Context, d parking.ParkedDisk) (vm cluster.VM, found bool, seen *pair, err error) {
 	if d.Holder != 0 {
 		vm, found, err = r.Powered(ctx)
@@ -74,10 +73,7 @@ func (r diskMoves) poweredBoth(ctx context.Context, d parking.ParkedDisk) (vm cl
 			return fault.Prefix(fmt.Sprintf("look up VM %d", r.Parking), err)
 		},
 	)
-	if err == nil && r.requireHost(park) == nil && r.requireHost(vm) == nil {
-		seen = &pair{park, vm}
-	}
-	return vm, found, seen, err
+	return vm, found, &pair{park, vm}, err
 }
 
 func (r diskMoves) attachHeld(ctx context.Context, vm cluster.VM, d parking.ParkedDisk) error {
@@ -235,7 +231,7 @@ func (r diskMoves) onParkingBoth(ctx context.Context, d parking.ParkedDisk, in p
 		_, _, found, err = r.onParking(ctx, d)
 		return found, nil, err
 	}
-	from, to, err := r.handOvers.both(ctx, in)
+	both, err := r.handOvers.read(ctx, in)
 	if errors.Is(err, cluster.ErrNotFound) { // the VM may be gone while its disk is parked
 		_, _, found, err = r.onParking(ctx, d)
 		return found, nil, err
@@ -243,8 +239,8 @@ func (r diskMoves) onParkingBoth(ctx context.Context, d parking.ParkedDisk, in p
 	if err != nil {
 		return false, nil, err
 	}
-	_, found, err = parkedDisk(to, d)
-	return found, &pair{from, to}, err
+	_, found, err = parkedDisk(both.to, d)
+	return found, &both, err
 }
 
 func (r diskMoves) parkSteps() []step.Step {

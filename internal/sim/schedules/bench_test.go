@@ -7,6 +7,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/recast-sh/recast/internal/heap"
 )
 
 var benched = flag.Int("schedules.bench", 24, "cases that the benchmark plays, from seed 1")
@@ -14,13 +16,14 @@ var benched = flag.Int("schedules.bench", 24, "cases that the benchmark plays, f
 // BenchmarkSchedules measures the cost of a node-roll in random schedules: processor time
 // of everything, including setup and checks.
 func BenchmarkSchedules(b *testing.B) {
-	b.Run("direct", func(b *testing.B) { benchmarkSchedules(b, true) })
-	b.Run("wire", func(b *testing.B) { benchmarkSchedules(b, false) })
+	b.Run("direct", func(b *testing.B) { benchmarkSchedules(b, true, 520_000) })
+	b.Run("wire", func(b *testing.B) { benchmarkSchedules(b, false, 780_000) })
 }
 
-func benchmarkSchedules(b *testing.B, direct bool) {
+// benchmarkSchedules fails above most allocations for each node-roll.
+func benchmarkSchedules(b *testing.B, direct bool, most float64) {
 	b.Helper()
-	b.ReportAllocs()
+	allocated := heap.Count()
 	rolls, begin := 0, processorTime(b)
 	for b.Loop() {
 		for i := range *benched {
@@ -30,6 +33,10 @@ func benchmarkSchedules(b *testing.B, direct bool) {
 		}
 	}
 	spent := processorTime(b) - begin
+	if each := float64(allocated()) / float64(rolls); each > most {
+		b.Errorf("%.0f allocations for each node-roll, more than %.0f", each, most)
+	}
+	b.ReportMetric(float64(allocated())/float64(rolls), "allocs/node-roll")
 	b.ReportMetric(float64(spent.Microseconds())/1000/float64(rolls), "cpu-ms/node-roll")
 	b.ReportMetric(float64(rolls)/spent.Seconds(), "node-rolls/cpu-s")
 }

@@ -27,7 +27,7 @@ type limits struct {
 // TestRounds).
 var (
 	atNoLatency = limits{waste: 0.01, longer: 2 * time.Second, asking: 2}
-	atLatency   = limits{waste: 0.13, longer: 7 * time.Second}
+	atLatency   = limits{waste: 0.13, longer: 8 * time.Second}
 )
 
 // watched is one roll as observed from outside.

@@ -24,7 +24,7 @@ var rooms = []room{
 		Deletion.deleteVM Deletion.deleteSame Deletion.changedSince
 		Replace.isReplaced Replace.nowBoth Replace.found Replace.KeepOff Replace.stayOff Replace.notGivenUp Replace.GiveUp
 		handOver.once handOver.handable handOver.both handOver.dropDangling handOver.findUnnamed
-		diskMoves.attach diskMoves.poweredBoth diskMoves.onParkingBoth diskMoves.attached diskMoves.detach diskMoves.park diskMoves.onlyOnce diskMoves.notParked diskMoves.emptied
+		diskMoves.attach diskMoves.attached diskMoves.detach diskMoves.park diskMoves.onlyOnce diskMoves.notParked diskMoves.emptied
 		parkedDisk IsParked isDetached ChangeRecord
 		NewSystem.create NewSystem.createVM NewSystem.NewConfig NewSystem.oldConfig NewSystem.Marked NewSystem.systemDisk
 		NewSystem.GiveBlank NewSystem.SystemNow NewSystem.set NewSystem.restore
