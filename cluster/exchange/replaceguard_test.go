@@ -184,7 +184,7 @@ var calls = map[string]call{
 	},
 	"hand over what was moved": {
 		func(g *guarded, ctx context.Context) error {
-			return g.r.handOvers.once(ctx, parking.Intent{From: 101, Key: "scsi1", To: 9900, ToKey: "scsi1"})
+			return g.r.handOvers.once(ctx, parking.Intent{From: 101, Key: "scsi1", To: 9900, ToKey: "scsi1"}, nil)
 		},
 		all(here, begun, volumes("slow:vm-101-disk-0"), on(101, kv{"scsi1": "slow:vm-101-disk-0,serial=data"})),
 		intended + "move scsi1 of 101 to scsi1 of 9900",
