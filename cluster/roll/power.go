@@ -63,14 +63,10 @@ func (n power) off(ctx context.Context, r *exchange.Replace, id string, vm clust
 			return fmt.Errorf("stop %s: %w", vm, err)
 		}
 	}
-	err = n.Wait(ctx, id, fmt.Sprintf("VM %d stopped", vm.ID), n.Timing.Stop, func(ctx context.Context) (bool, string, error) {
+	return fault.WithHint(n.Wait(ctx, id, fmt.Sprintf("VM %d stopped", vm.ID), n.Timing.Stop, func(ctx context.Context) (bool, string, error) {
 		vm, err := n.Proxmox.VMState(ctx, vm.ID)
 		return err == nil && !vm.Running, "still running", err
-	})
-	if err != nil && ctx.Err() == nil {
-		return fault.WithHint(err, "see what VM %d is doing in Proxmox, switch it off, then run the same command again", vm.ID)
-	}
-	return err
+	}), "see what VM %d is doing in Proxmox, switch it off, then run the same command again", vm.ID)
 }
 
 // stop keeps a rebooting host and Proxmox HA from starting the VM again, asks the guest to shut
