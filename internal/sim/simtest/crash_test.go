@@ -134,11 +134,11 @@ func undisturbed(t *testing.T, w whole) (ref reference) {
 	return ref
 }
 
-// end is the world in the end. A VM that was only reshaped leaves an empty parking VM, whose number depends
+// end is the world in the end. A VM that was reshaped with its system disk leaves an empty parking VM, whose number depends
 // on who was rolled first: a prune deletes it.
 func (w whole) end(t *testing.T, lab *Lab) string {
 	t.Helper()
-	if w.strategy == cluster.Reconfigure {
+	if w.strategy == cluster.Reconfigure || w.strategy == cluster.InPlace && w.shaped {
 		_, err := lab.Client().prune(t.Context(), pipeline.PruneOptions{Only: pipeline.PruneDisks})
 		must(t, err)
 	}
