@@ -11,7 +11,7 @@ import (
 
 func startsForeign(s *foreignScene, vm world.VM, _ string) (func(), error) {
 	return func() {
-		if !vm.Running {
+		if !vm.Running && !(vm.ID == s.vm && s.finished()) { // a worker that is done is to run
 			s.task(s.world.Stop("", s.host, vm.ID))
 		}
 	}, s.task(s.world.Start("", s.host, vm.ID))
@@ -22,11 +22,16 @@ func stopsForeign(s *foreignScene, vm world.VM, _ string) (func(), error) {
 		return nil, errors.New("it does not run")
 	}
 	return func() {
-		park, err := s.look(s.parking())
-		if err == nil && !strings.Contains(park.Config["description"], `"open":true`) {
+		if s.finished() {
 			s.task(s.world.Start("", s.host, vm.ID))
 		}
 	}, s.task(s.world.Stop("", s.host, vm.ID))
+}
+
+// finished says whether the worker's replacement is.
+func (s *foreignScene) finished() bool {
+	park, err := s.look(s.parking())
+	return err == nil && !strings.Contains(park.Config["description"], `"open":true`)
 }
 
 // migratesForeign migrates a VM with its disks to the other host. Holders' disks can't
