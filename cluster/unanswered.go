@@ -5,7 +5,6 @@ import (
 	"errors"
 	"slices"
 	"sync/atomic"
-	"time"
 
 	"github.com/recast-sh/recast/internal/fault"
 )
@@ -102,10 +101,3 @@ func WithUnanswered(ctx context.Context) (context.Context, func() bool) {
 }
 
 type unansweredKey struct{}
-
-// Elapsed returns the time since then by the clock that shows more: a monotonic clock stops while a
-// machine sleeps, and a wall clock can be set back.
-func Elapsed(then time.Time) time.Duration {
-	now := time.Now()
-	return max(now.Sub(then), now.Round(0).Sub(then.Round(0)))
-}

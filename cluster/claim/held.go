@@ -10,6 +10,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/wait"
 )
 
 // Held is a claim that is ours for as long as Check returns nil. Its heartbeat ends with
@@ -165,7 +166,7 @@ func (h *Held) afterSilence(ctx context.Context) error {
 func (h *Held) silence() error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	silent := cluster.Elapsed(h.alive)
+	silent := wait.Elapsed(h.alive)
 	if silent <= h.claim.watch()/2 {
 		return nil
 	}
@@ -255,7 +256,7 @@ func (h *Held) beat(ctx context.Context) error {
 		if err = h.place.write(ctx, s, next); err == nil {
 			h.mu.Lock()
 			defer h.mu.Unlock()
-			h.doubt = h.doubt || cluster.Elapsed(h.alive) > h.claim.watch()/2
+			h.doubt = h.doubt || wait.Elapsed(h.alive) > h.claim.watch()/2
 			h.alive, h.fault = sent, nil
 			return nil
 		}

@@ -184,7 +184,7 @@ func (n *health) settled(ctx context.Context, lacks func(context.Context) (strin
 	switch {
 	case n.settledAt.IsZero():
 		return "", nil // not yet: settle waits and says why
-	case cluster.Elapsed(n.settledAt) < rolling.JustNow:
+	case wait.Elapsed(n.settledAt) < rolling.JustNow:
 		return n.isHealthy(), nil
 	}
 	if what, err := lacks(ctx); what != "" || errors.Is(err, errRolledBack) || errors.Is(err, errOtherSystem) {

@@ -350,7 +350,7 @@ func (n *upgrade) runsNow(ctx context.Context) (string, error) {
 // runsWanted is the goal of the upgrade: the machine has booted the wanted build. A machine that
 // does not answer after it was told to reboot counts as done here: the next step waits for it.
 func (n *upgrade) runsWanted(ctx context.Context) (string, error) {
-	if n.reached != "" && cluster.Elapsed(n.reachedAt) < rolling.JustNow {
+	if n.reached != "" && wait.Elapsed(n.reachedAt) < rolling.JustNow {
 		return n.reached, nil
 	}
 	reason, err := n.runsNow(ctx)

@@ -141,7 +141,7 @@ var table = []row{
 	{pkg: "internal/words"},
 	{pkg: "internal/wait"},
 	{pkg: "internal/trust", allow: []string{"internal/fault"}},
-	{pkg: "internal/step", allow: []string{"internal/fault", errgroup}},
+	{pkg: "internal/step", allow: []string{"internal/wait", "internal/fault", errgroup}},
 	{pkg: "internal/holder", allow: []string{"cluster/claim"}},
 	{pkg: "internal/savefile"},
 	{pkg: "cluster/restore", files: tests, allow: []string{"cluster/planning"}},

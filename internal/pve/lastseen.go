@@ -11,6 +11,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/pve/api"
+	"github.com/recast-sh/recast/internal/wait"
 )
 
 // seenFor is how long a VM is first looked for where it was seen, before the
@@ -73,8 +74,7 @@ func (l *lastSeen) of(id cluster.VMID) (s sighting, found bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	s, found = l.hosts[id]
-	passed := max(time.Since(s.at), time.Now().Round(0).Sub(s.at.Round(0))) // the wall clock counts if this machine was suspended
-	return s, found && passed < seenFor
+	return s, found && wait.Elapsed(s.at) < seenFor
 }
 
 // isOff notes whether the VM was off when it was read.

@@ -4,6 +4,8 @@ import (
 	"context"
 	"sync"
 	"time"
+
+	"github.com/recast-sh/recast/internal/wait"
 )
 
 // sharedFor is for how long goals share an answer: as long as nothing is done, and no longer, so
@@ -35,7 +37,7 @@ func Once[T any](ctx context.Context, key any, read func() (T, error)) (T, error
 	a.mu.Lock()
 	known, there := a.known[key]
 	a.mu.Unlock()
-	if there && time.Since(known.asked) < sharedFor {
+	if there && wait.Elapsed(known.asked) < sharedFor {
 		value, _ := known.value.(T)
 		return value, known.err
 	}

@@ -12,7 +12,6 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
 	"github.com/recast-sh/recast/cluster/planning"
-	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
 	"github.com/recast-sh/recast/internal/step"
 )
@@ -42,19 +41,6 @@ func (l *Lab) runCeph(workers ...string) {
 		})
 	}
 	time.Sleep(2 * time.Minute) // its OSDs start, and Rook checks
-}
-
-func inCephLab(t *testing.T, workers int, test func(t *testing.T, lab *Lab)) {
-	t.Helper()
-	inLab(t, sim.Options{Workers: workers}, func(t *testing.T, lab *Lab) {
-		var names []string
-		for i := range workers {
-			names = append(names, fmt.Sprintf("wk%d", i+1))
-		}
-		lab.runCeph(names...)
-		lab.Patch(sim.PatchedExtension)
-		test(t, lab)
-	})
 }
 
 // ceph writes a health of the Ceph cluster.
@@ -115,7 +101,7 @@ func TestPlanOfCeph(t *testing.T) {
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
-			inCephLab(t, 2, func(t *testing.T, lab *Lab) {
+			inStorageLab(t, (*Lab).runCeph, 2, func(t *testing.T, lab *Lab) {
 				tc.change(lab)
 				n := planOf(t, lab, "wk1")
 				requireSame(t, "refused", tc.refused, n.Refused)
@@ -129,7 +115,7 @@ func TestPlanOfCeph(t *testing.T) {
 // at a time.
 func TestRollWaitsForCeph(t *testing.T) {
 	long(t)
-	inCephLab(t, 3, func(t *testing.T, lab *Lab) {
+	inStorageLab(t, (*Lab).runCeph, 3, func(t *testing.T, lab *Lab) {
 		lab.setRoll("canary: false", "maxUnavailable: {workers: 2, perHost: 2}")
 		seen := lab.watchOutage()
 		c := lab.Client()

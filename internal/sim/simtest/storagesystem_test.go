@@ -114,15 +114,15 @@ func (l *Lab) copyOf(volume, node string, change func(spec map[string]any)) {
 // rebuilding is a replica that is being filled.
 func rebuilding(spec map[string]any) { spec["healthyAt"], spec["failedAt"] = "", "" }
 
-// inStorageLab is a lab with stale workers and Longhorn on them.
-func inStorageLab(t *testing.T, workers int, test func(t *testing.T, lab *Lab)) {
+// inStorageLab is a lab with stale workers and a storage system on them.
+func inStorageLab(t *testing.T, run func(l *Lab, names ...string), workers int, test func(t *testing.T, lab *Lab)) {
 	t.Helper()
 	inLab(t, sim.Options{Workers: workers}, func(t *testing.T, lab *Lab) {
 		var names []string
 		for i := range workers {
 			names = append(names, fmt.Sprintf("wk%d", i+1))
 		}
-		lab.runLonghorn(names...)
+		run(lab, names...)
 		lab.Patch(sim.PatchedExtension)
 		test(t, lab)
 	})
@@ -189,7 +189,7 @@ func TestPlanOfReplicatedVolumes(t *testing.T) {
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
-			inStorageLab(t, 2, func(t *testing.T, lab *Lab) {
+			inStorageLab(t, (*Lab).runLonghorn, 2, func(t *testing.T, lab *Lab) {
 				tc.change(lab)
 				n := planOf(t, lab, "wk1")
 				requireSame(t, "refused", tc.refused, n.Refused)
@@ -223,7 +223,7 @@ func TestRollWaitsForReplicas(t *testing.T) {
 	long(t)
 	for _, s := range []cluster.Strategy{cluster.Recreate, cluster.InPlace} {
 		t.Run(string(s), func(t *testing.T) {
-			inStorageLab(t, 2, func(t *testing.T, lab *Lab) {
+			inStorageLab(t, (*Lab).runLonghorn, 2, func(t *testing.T, lab *Lab) {
 				lab.setRoll("strategy: " + string(s))
 				lab.replicated("pvc-1", 2, "wk1", "wk2")
 				c := lab.Client()
@@ -261,7 +261,7 @@ func (l *Lab) robustness(volume string) string {
 // does not take the other replica's node before it is.
 func TestRollStopsWhereVolumesStayBroken(t *testing.T) {
 	long(t)
-	inStorageLab(t, 2, func(t *testing.T, lab *Lab) {
+	inStorageLab(t, (*Lab).runLonghorn, 2, func(t *testing.T, lab *Lab) {
 		lab.Replace("recast.yaml", "try: 40s}", "try: 40s, storage: 2m}")
 		lab.replicated("pvc-1", 2, "wk1", "wk2")
 		c := lab.Client()
@@ -289,7 +289,7 @@ func TestRollStopsWhereVolumesStayBroken(t *testing.T) {
 // for the other.
 func TestReplicasOfTwoWorkersAtATime(t *testing.T) {
 	long(t)
-	inStorageLab(t, 2, func(t *testing.T, lab *Lab) {
+	inStorageLab(t, (*Lab).runLonghorn, 2, func(t *testing.T, lab *Lab) {
 		lab.setRoll("canary: false", "maxUnavailable: {workers: 2, perHost: 2}")
 		lab.replicated("pvc-1", 2, "wk1", "wk2")
 		lab.replicated("pvc-2", 2, "wk2", "wk1")
@@ -308,7 +308,7 @@ func TestReplicasOfTwoWorkersAtATime(t *testing.T) {
 // TestInterruptedRollWaitsForReplicas: the run that finishes a node waits for its volumes before the next one.
 func TestInterruptedRollWaitsForReplicas(t *testing.T) {
 	long(t)
-	inStorageLab(t, 2, func(t *testing.T, lab *Lab) {
+	inStorageLab(t, (*Lab).runLonghorn, 2, func(t *testing.T, lab *Lab) {
 		lab.replicated("pvc-1", 2, "wk1", "wk2")
 		first := lab.Client()
 		first.Emit = whenStarted("wk1/bring-up/start", first.Kill)
