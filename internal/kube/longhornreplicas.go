@@ -8,7 +8,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
@@ -17,6 +16,7 @@ import (
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/replica"
 	"github.com/recast-sh/recast/internal/foreign"
+	"github.com/recast-sh/recast/internal/wait"
 )
 
 const (
@@ -85,23 +85,12 @@ func (c VolumeReader) longhornReplicas(ctx context.Context) (replica.System, err
 	var copies []longhornCopy
 	var nodes []longhornNode
 	var settings []longhornSetting
-	errs := make([]error, 4)
-	var g sync.WaitGroup
-	g.Go(func() {
-		volumes, errs[0] = listCustom[longhornVolumeState](ctx, c.conn, longhornVersion.WithResource("volumes"), "")
-	})
-	g.Go(func() {
-		copies, errs[1] = listCustom[longhornCopy](ctx, c.conn, longhornVersion.WithResource("replicas"), "")
-	})
-	g.Go(func() {
-		nodes, errs[2] = listCustom[longhornNode](ctx, c.conn, longhornVersion.WithResource("nodes"), "")
-	})
-	g.Go(func() {
-		settings, errs[3] = listCustom[longhornSetting](ctx, c.conn, longhornVersion.WithResource("settings"), "")
-	})
-	g.Wait()
+	err := wait.All(
+		listing(ctx, c.conn, "volumes", &volumes), listing(ctx, c.conn, "replicas", &copies),
+		listing(ctx, c.conn, "nodes", &nodes), listing(ctx, c.conn, "settings", &settings),
+	)
 	s := replica.System{Name: longhornName, Waits: longhornWait}
-	if err := errors.Join(errs...); err != nil {
+	if err != nil {
 		return s, err
 	}
 	seconds, _ := strconv.Atoi(longhornValue(settings, longhornWait)) // unknown: 0
@@ -118,11 +107,18 @@ func (c VolumeReader) longhornReplicas(ctx context.Context) (replica.System, err
 			s.Volumes = append(s.Volumes, v.volume(copies, policy != "block-if-contains-last-replica"))
 		}
 	}
-	var err error
 	if len(nodes) > 0 && len(volumes) > 0 {
 		s.Away, err = c.longhornAway(ctx, nodes[0].Metadata.Namespace)
 	}
 	return s, err
+}
+
+// listing returns a function that lists objects of Longhorn.
+func listing[T any](ctx context.Context, c *conn, resource string, objects *[]T) func() error {
+	return func() (err error) {
+		*objects, err = listCustom[T](ctx, c, longhornVersion.WithResource(resource), "")
+		return err
+	}
 }
 
 func longhornValue(settings []longhornSetting, name string) string {

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"sync"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -14,6 +13,7 @@ import (
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/replica"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/wait"
 )
 
 // Replicas implements cluster.VolumeReader. A system that is not installed costs no
@@ -30,16 +30,19 @@ func (c VolumeReader) Replicas(ctx context.Context) ([]replica.System, error) {
 // the API groups.
 func (c VolumeReader) NodeData(ctx context.Context, nodes ...cluster.KubeNode) (local map[string][]cluster.LocalData, systems []replica.System, err error) {
 	groups, errGroups := c.groups(ctx)
-	var errReplicas error
-	var g sync.WaitGroup
-	g.Go(func() { local, err = c.localData(ctx, groups, errGroups, nodes) })
-	g.Go(func() {
-		if errGroups == nil {
-			systems, errReplicas = c.replicasOf(ctx, groups)
-		}
-	})
-	g.Wait()
-	return local, systems, errors.Join(err, errReplicas)
+	err = wait.All(
+		func() (err error) {
+			local, err = c.localData(ctx, groups, errGroups, nodes)
+			return err
+		},
+		func() (err error) {
+			if errGroups == nil {
+				systems, err = c.replicasOf(ctx, groups)
+			}
+			return err
+		},
+	)
+	return local, systems, err
 }
 
 func (c VolumeReader) replicasOf(ctx context.Context, groups []metav1.APIGroup) (systems []replica.System, err error) {

@@ -5,7 +5,6 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"fmt"
-	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -50,7 +49,7 @@ type single struct {
 // startSingle starts the operator with the account that its installation has made.
 func (h house) startSingle(flags ...string) single {
 	h.t.Helper()
-	address := freeAddress(h.t)
+	address := process.FreeAddress(h.t)
 	cmd := exec.Command(h.binary("recast-operator"), append([]string{
 		"--leader-elect", "--leader-election-lease=1m", "--job-image=" + image, // a busy machine stalls processes for seconds
 		"--metrics-bind-address=" + address, "--health-probe-bind-address=0",
@@ -79,17 +78,6 @@ users: [{name: e2e, user: {token: %s}}]
 contexts: [{name: e2e, context: {cluster: e2e, user: e2e}}]
 `, h.plane.Admin.Host, base64.StdEncoding.EncodeToString(h.plane.CA.PEM), token.Status.Token))
 	return file
-}
-
-func freeAddress(t *testing.T) string {
-	t.Helper()
-	var lc net.ListenConfig
-	l, err := lc.Listen(t.Context(), "tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	return l.Addr().String()
 }
 
 // reading is what the operator says of itself: values by name and labels.

@@ -152,13 +152,7 @@ contexts: [{name: e2e, context: {cluster: e2e, user: e2e}}]
 
 func freePort(t *testing.T) string {
 	t.Helper()
-	var lc net.ListenConfig
-	l, err := lc.Listen(t.Context(), "tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	_, port, err := net.SplitHostPort(l.Addr().String())
+	_, port, err := net.SplitHostPort(process.FreeAddress(t))
 	if err != nil {
 		t.Fatal(err)
 	}

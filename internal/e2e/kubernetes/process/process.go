@@ -3,6 +3,7 @@ package process
 
 import (
 	"bytes"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -100,4 +101,16 @@ func (l *Tail) String() string {
 	defer l.mu.Unlock()
 	all := strings.SplitAfter(l.said.String(), "\n")
 	return strings.Join(all[max(0, len(all)-lines):], "")
+}
+
+// FreeAddress is one of the loopback interface on which nothing listens.
+func FreeAddress(t *testing.T) string {
+	t.Helper()
+	var lc net.ListenConfig
+	l, err := lc.Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return l.Addr().String()
 }
