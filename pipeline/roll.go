@@ -8,9 +8,9 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
-	"github.com/recast-sh/recast/cluster/exchange"
 	"github.com/recast-sh/recast/cluster/hook"
 	"github.com/recast-sh/recast/cluster/observe"
+	"github.com/recast-sh/recast/cluster/patience"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/cluster/rehearse"
 	"github.com/recast-sh/recast/cluster/roll"
@@ -354,7 +354,7 @@ func outcome(err error) string {
 
 func (w *work) roller(id string, j *journal.Journal, past cluster.History) *roll.Roller {
 	m, r := w.machines, w.Config.Roll
-	px := exchange.Patient(w.claim.held.Guard(m.Proxmox), timing(w.Config).Poll, func(text string) { w.run.Note("roll", text) })
+	px := patience.With(w.claim.held.Guard(m.Proxmox), timing(w.Config).Poll, func(text string) { w.run.Note("roll", text) })
 	maintenance := w.claim.held.GuardMaintenance(m.Maintenance)
 	rehearser := &rehearse.Rehearser{
 		Proxmox: px, Maintenance: maintenance, Kube: m.Kube, Journal: j,

@@ -167,7 +167,7 @@ func (r Deletion) deleteSame(ctx context.Context) error {
 		return fault.UUIDMismatch.Refusedf("%s (UUID %s) is not the VM that was planned: %s (UUID %s)", vm, vm.UUID(), r.VM, r.VM.UUID())
 	case vm.Running:
 		return startedMeanwhile(vm)
-	case vm.Lock != "" && !cluster.Locked(vm): // Proxmox refuses a delete under any lock; see Patient
+	case vm.Lock != "" && !cluster.Locked(vm): // Proxmox refuses a delete under any lock; see package patience
 		return fault.VMLocked.Refusedf("%s is locked (%s)", vm, vm.Lock)
 	case len(owned) > 0:
 		return stillThere(vm, owned, fault.ParkedHalf.Refusedf("%s still owns %s, which would be deleted with it", vm, volumesOf(owned)))

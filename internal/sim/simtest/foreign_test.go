@@ -15,7 +15,7 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
-	"github.com/recast-sh/recast/cluster/exchange"
+	"github.com/recast-sh/recast/cluster/patience"
 	"github.com/recast-sh/recast/internal/sim/record"
 	"github.com/recast-sh/recast/internal/step"
 )
@@ -125,7 +125,7 @@ func (s *foreignScene) exchange(ctx context.Context, lab *matrixLab, strategy cl
 	if err != nil || r == nil {
 		return err
 	}
-	r.Proxmox = exchange.Patient(r.Proxmox, 2*time.Second, func(text string) { s.listen(step.Event{Text: text}) })
+	r.Proxmox = patience.With(r.Proxmox, 2*time.Second, func(text string) { s.listen(step.Event{Text: text}) })
 	tree := r.Steps
 	if s.giveUp {
 		tree = r.PutBackSteps

@@ -1,4 +1,5 @@
-package exchange
+// Package patience is a Proxmox that waits for whoever has locked a VM: see [With].
+package patience
 
 import (
 	"context"
@@ -18,9 +19,9 @@ import (
 // so such a task was started by hand.
 const lockWait = 15 * time.Minute
 
-// Patient returns a Proxmox that waits, and says so, while another task, such as a backup, locks a
+// With returns a Proxmox that waits, and says so, while another task, such as a backup, locks a
 // VM that is to be changed. Afterwards it makes the change only if the VM is as it was.
-func Patient(px cluster.Proxmox, poll time.Duration, say func(text string)) cluster.Proxmox {
+func With(px cluster.Proxmox, poll time.Duration, say func(text string)) cluster.Proxmox {
 	return patient{Access: px, Inventory: px, Tasks: px, HA: px, px: px, poll: poll, say: say}
 }
 
