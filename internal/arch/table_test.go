@@ -103,6 +103,7 @@ var table = []row{
 	{pkg: "cluster/ownpod", allow: []string{"internal/fault"}},
 	{pkg: "cluster/planning", allow: []string{"cluster", "cluster/replica", "cluster/ownpod", "cluster/shape", "cluster/config", "cluster/etcd", "cluster/parking", "cluster/observe", "cluster/strategy", "internal/fault", "internal/words"}},
 	{pkg: "cluster/exchange", allow: []string{"cluster", "cluster/shape", "cluster/parking", "cluster/observe", "cluster/strategy", "cluster/reach", "internal/step", "internal/wait", "internal/fault", "internal/words"}},
+	{pkg: "cluster/exchange", files: tests, allow: []string{"cluster/firewall"}},
 	{pkg: "cluster/patience", allow: []string{"cluster", "cluster/firewall", "internal/wait", "internal/fault"}},
 	{pkg: "cluster/hook", allow: []string{"cluster", "cluster/planning", "internal/step", "internal/fault"}},
 	{pkg: "cluster/usergate", allow: []string{"cluster", "cluster/rolling", "internal/step", "internal/wait", "internal/fault"}},
