@@ -215,7 +215,7 @@ var table = []row{
 	{pkg: "internal/sim/pveapi/...", allow: []string{
 		"internal/sim/world", "internal/sim/record",
 	}},
-	{pkg: "internal/sim/artefact/...", allow: []string{"internal/bootimage", ggcr, zstd, yaml}},
+	{pkg: "internal/sim/artefact/...", allow: []string{"internal/bootimage", "internal/diskimage", ggcr, zstd, yaml}},
 	{pkg: "internal/sim/factoryapi/...", allow: []string{
 		"internal/sim/artefact", "internal/sim/record",
 		ggcr, schematic, machinery, "!" + talosDial, yaml, "golang.org/x/sync/singleflight",
@@ -223,6 +223,7 @@ var table = []row{
 	{pkg: "internal/sim/imager", allow: []string{"internal/sim/artefact", ggcr, yaml}},
 	{pkg: "internal/sim/manifests", allow: []string{machinery, "!" + talosDial, yaml}},
 	{pkg: "internal/sim/etcd", allow: []string{bbolt, protobuf}},
+	{pkg: "internal/sim/talosapi", files: tests, allow: []string{"internal/qcow2"}},
 	{pkg: "internal/sim/talosapi/...", allow: []string{
 		"internal/sim/directgrpc", "internal/sim/manifests", "internal/sim/etcd", "internal/sim/world", "internal/sim/artefact", "internal/sim/network", "internal/sim/record",
 		machinery, "!" + talosDial, cosi, pki, grpc, protobuf, yaml, uuid,

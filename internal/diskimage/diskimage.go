@@ -44,16 +44,20 @@ func Open(r io.ReaderAt, fileBytes int64) (*Image, error) {
 		return nil, asFormat(err)
 	}
 	c := &content{disk: disk}
-	i, err := openDisk(io.NewSectionReader(c, 0, disk.Size()))
-	switch {
-	case err == nil:
-		return i, nil
-	case c.outside != nil: // the bytes are not to blame
+	i, err := OpenRaw(c, disk.Size())
+	if c.outside != nil { // the bytes are not to blame
 		return nil, c.outside
-	case errors.Is(err, bootimage.ErrFormat):
-		return nil, err
 	}
-	return nil, damaged{err}
+	return i, err
+}
+
+// OpenRaw is Open for the disk itself, of sizeBytes.
+func OpenRaw(r io.ReaderAt, sizeBytes int64) (*Image, error) {
+	i, err := openDisk(io.NewSectionReader(r, 0, sizeBytes))
+	if err != nil && !errors.Is(err, bootimage.ErrFormat) {
+		return nil, damaged{err}
+	}
+	return i, err
 }
 
 // asFormat makes damage of the file bootimage.ErrFormat.

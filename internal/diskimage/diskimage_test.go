@@ -290,7 +290,7 @@ func FuzzOpen(f *testing.F) {
 			header := slices.Clone(disk[at : at+92])
 			changed.pieces = append(changed.pieces, piece{at, summed(header, whole)})
 		}
-		got, err := diskimage.OpenDisk(changed, int64(len(disk)))
+		got, err := diskimage.OpenRaw(changed, int64(len(disk)))
 		if err == nil {
 			_, err = io.Copy(io.Discard, got.ESP.UKI.File)
 		}

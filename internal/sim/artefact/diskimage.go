@@ -1,14 +1,18 @@
 package artefact
 
 import (
+	"bytes"
 	"cmp"
 	"crypto/sha256"
 	"encoding/binary"
 	"fmt"
 	"hash/crc32"
+	"io"
 	"maps"
 	"slices"
 	"unicode/utf16"
+
+	"github.com/recast-sh/recast/internal/diskimage"
 )
 
 // DiskForm is what a disk image has beside its content.
@@ -174,4 +178,22 @@ func metaPartition(values map[uint8]string) []byte {
 	copy(out, one)
 	copy(out[length:], one)
 	return out
+}
+
+// ReadDiskImage reads a disk that was made from a disk image and never booted, byte for
+// byte: the labels of its partitions, in order, and the image that UEFI boots from it. Any
+// other disk is ErrNoPartitionTable.
+func ReadDiskImage(disk []byte) (labels []string, uki []byte, err error) {
+	i, err := diskimage.OpenRaw(bytes.NewReader(disk), int64(len(disk)))
+	if err == nil {
+		uki, err = io.ReadAll(i.ESP.UKI.File)
+	}
+	if err != nil {
+		return nil, nil, fmt.Errorf("%w: %w", ErrNoPartitionTable, err)
+	}
+	labels = []string{"EFI", "META"}
+	if i.BIOS {
+		labels = []string{"EFI", "BIOS", "BOOT", "META"}
+	}
+	return labels, uki, nil
 }

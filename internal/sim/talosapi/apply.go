@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	machineapi "github.com/siderolabs/talos/pkg/machinery/api/machine"
 	"github.com/siderolabs/talos/pkg/machinery/config"
@@ -187,10 +188,11 @@ func (b *boot) keep(st stateData) error {
 	if err != nil {
 		return err
 	}
-	if _, ok := partition(d.disk, labelState); !ok {
-		return errNoState
-	}
 	return b.m.rewrite(d.Key, func(disk artefact.Disk) artefact.Disk {
+		if _, ok := partition(disk, labelState); !ok { // of a disk image
+			disk.Partitions = append(slices.Clone(disk.Partitions), newPartition(labelState, "xfs", content))
+			return disk
+		}
 		return edited(disk, labelState, func([]byte) []byte { return content })
 	})
 }

@@ -138,7 +138,7 @@ func (r release) discoveredVolumes(devs []device) []resource.Resource {
 
 // partitionSizes are Talos' fixed sizes; the other partitions share the rest.
 func partitionSizes(d device) []uint64 {
-	fixed := map[string]uint64{labelEFI: 2 * gib, labelMeta: mib, labelState: 100 * mib}
+	fixed := map[string]uint64{labelEFI: 2 * gib, labelBIOS: mib, labelBoot: 2000 * mib, labelMeta: mib, labelState: 100 * mib}
 	rest, sharing := uint64(max(d.SizeBytes, 0)), uint64(0)
 	for _, p := range d.disk.Partitions {
 		size, ok := fixed[p.Label]

@@ -95,6 +95,7 @@ func (m *machine) firmwareBoot(ctx context.Context) (medium, bool) {
 	if !m.spend(ctx, "firmware", m.fw.o.Times.Firmware) {
 		return medium{}, false
 	}
+	m.adoptImages()
 	devs := m.devices()
 	for _, key := range m.hw.BootOrder {
 		for _, d := range devs {

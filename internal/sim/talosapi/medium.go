@@ -15,6 +15,8 @@ import (
 // The labels of a system disk's partitions, in order.
 const (
 	labelEFI       = "EFI"
+	labelBIOS      = "BIOS" // this one and the next, for GRUB, are in disk images only
+	labelBoot      = "BOOT"
 	labelMeta      = "META"
 	labelState     = "STATE"
 	labelEphemeral = "EPHEMERAL"
@@ -100,6 +102,47 @@ func edited(d artefact.Disk, label string, change func([]byte) []byte) artefact.
 		}
 	}
 	return d
+}
+
+// adoptImages brings disks that were made from disk images into the lab's form, in which
+// machines change them. Their content stays what it is.
+func (m *machine) adoptImages() {
+	for _, d := range m.devices() {
+		if !d.foreign {
+			continue
+		}
+		if disk, err := m.fw.boots.adopted(d.bytes()); err == nil {
+			d.Media.Write(artefact.WriteDisk(disk))
+		}
+	}
+}
+
+// adopted is a disk that was made from a disk image, with one boot entry, named like the
+// first one of an installer.
+func (s *bootImages) adopted(raw []byte) (artefact.Disk, error) {
+	labels, uki, err := artefact.ReadDiskImage(raw)
+	if err != nil {
+		return artefact.Disk{}, err
+	}
+	img, err := artefact.ReadUKI(uki)
+	if err != nil {
+		return artefact.Disk{}, err
+	}
+	sum, err := s.keep(uki)
+	if err != nil {
+		return artefact.Disk{}, err
+	}
+	var disk artefact.Disk
+	for _, label := range labels {
+		p := newPartition(label, "", nil) // META has no values, or one that only an installation reads
+		if label == labelEFI {
+			if p, err = efiPartition(img.TalosVersion, sum); err != nil {
+				return artefact.Disk{}, err
+			}
+		}
+		disk.Partitions = append(disk.Partitions, p)
+	}
+	return disk, nil
 }
 
 // newPartition makes a partition with new UUIDs.
