@@ -239,7 +239,7 @@ func TestKilledWhileTheDiskIsRenewed(t *testing.T) {
 		time.Sleep(10 * time.Minute)
 		cut := moment{server: "/qemu/9031/move_disk POST", with: "disk=scsi0"}
 		if s.allocated {
-			cut = moment{server: "/qemu/9031/config PUT", with: "scsi0=fast:"}
+			cut = moment{server: "/qemu/9031/config POST", with: "scsi0=fast:"}
 		}
 		c = lab.Client()
 		c.killedAt(t, cut, c.roll(planning.Policy{}))
