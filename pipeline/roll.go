@@ -331,7 +331,7 @@ func (w *work) carryOut(ctx context.Context, lock schematics.Lock) (err error) {
 	}
 	if err == nil {
 		watch, unwatch := watchClock(w.run, w.rep.Plan, j)
-		still := w.watchPulse(ctx)
+		still := w.rep.Plan.WatchPulse(ctx, timing(w.Config).Poll, w.machines.Kube, w.machines.Talos, w.o.Pulsed)
 		err = aftermath{w}.explain(ctx, w.claim.judged(w.run.Run(ctx, r.Steps(w.rep.Plan))))
 		still()
 		unwatch()

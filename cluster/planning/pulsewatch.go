@@ -1,9 +1,11 @@
-package pipeline
+package planning
 
 import (
 	"context"
 	"sync"
 	"time"
+
+	"github.com/recast-sh/recast/cluster"
 )
 
 // The time between two checks of the cluster, as a multiple of roll.poll, and longer for
@@ -16,19 +18,18 @@ const (
 // lastLook is how long the end of a run waits for the last check.
 const lastLook = 3 * time.Second
 
-// watchPulse checks Kubernetes and etcd from time to time while a plan is carried out, and
-// calls Pulsed. It only reads, and delays nothing but the end of the run.
-func (w *work) watchPulse(ctx context.Context) (unwatch func()) {
-	if w.o.Pulsed == nil {
+// WatchPulse checks Kubernetes and etcd from time to time while the plan is carried out, and
+// calls pulsed; nil: it does nothing. It only reads, and delays nothing but the end of the run.
+func (p Plan) WatchPulse(ctx context.Context, poll time.Duration, kube cluster.NodeReader, talos cluster.EtcdReader, pulsed func(Pulse)) (unwatch func()) {
+	if pulsed == nil {
 		return func() {}
 	}
-	plan, poll := w.rep.Plan, timing(w.Config).Poll
-	every := max(pulseEvery*poll, time.Duration(len(plan.Nodes))*poll/nodesPerPoll)
+	every := max(pulseEvery*poll, time.Duration(len(p.Nodes))*poll/nodesPerPoll)
 	look := func(ctx context.Context, timeout time.Duration) {
 		within, done := context.WithTimeout(ctx, timeout)
 		defer done()
-		if p := plan.TakePulse(within, w.machines.Kube, w.machines.Talos); ctx.Err() == nil {
-			w.o.Pulsed(p)
+		if seen := p.TakePulse(within, kube, talos); ctx.Err() == nil {
+			pulsed(seen)
 		}
 	}
 	meanwhile, cancel := context.WithCancel(ctx)
