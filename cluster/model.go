@@ -350,6 +350,7 @@ type Wanted struct {
 	ISOStorages []string   // where the boot ISO is, first choice first
 	Shape       Shape      // of its VM
 	Addr        netip.Addr // that a new machine will have; the zero value: not given
+	Surge       bool       // it is there only during a roll
 }
 
 // ISOVolume finds the boot ISO on the first of the node's ISO storages that has it for this host.

@@ -75,7 +75,7 @@ func (a About) last() claim.Holder {
 // keepPlan records the plan that is carried out. A process that continues a run plans
 // only what is left, so the original plan is kept too.
 func (w *work) keepPlan(j *journal.Journal) error {
-	if w.rep.Plan.Run == "" { // a plan of this run; it may follow that of reset machines
+	if w.rep.Plan.Run == "" && !w.o.Policy.SurgeEnds { // a plan of this run; it may follow that of reset machines
 		return j.Put(PlanKey, w.rep.Plan)
 	}
 	first, err := fact[json.RawMessage](j, FirstPlanKey)
@@ -97,7 +97,7 @@ func (w *work) keepFates(j *journal.Journal) error {
 	}
 	f := w.tally.fates(mine)
 	var before cluster.Fates
-	if w.rep.Plan.Run != "" { // see keepPlan
+	if w.rep.Plan.Run != "" || w.o.Policy.SurgeEnds { // see keepPlan
 		before = fatesBefore(j)
 		f = asBefore(f, w.rep.Plan, j)
 	}

@@ -43,6 +43,11 @@ func planSeen(ctx context.Context, p Project, m Machines, lock schematics.Lock, 
 	if err != nil {
 		return planning.Plan{}, o, err
 	}
+	if slices.ContainsFunc(wanted, func(w cluster.Wanted) bool { return w.Surge }) && policy.Bootstrap == "" {
+		if policy.Reach, err = m.Talos.Endpoints(ctx); err != nil {
+			return planning.Plan{}, o, err
+		}
+	}
 	var errTook error
 	o.Took, errTook = p.Runs().took()
 	plan, err := planning.New(p.Config.Cluster, wanted, o, past, p.Policy(policy))

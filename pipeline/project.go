@@ -111,7 +111,7 @@ func (p Project) Wanted(lock schematics.Lock) []cluster.Wanted {
 			Name: n.Name, VMID: cluster.VMID(n.VMID), Schematic: n.Schematic, Build: builds[n.Schematic],
 			Strategy: cluster.Strategy(n.Strategy), Holder: cluster.VMID(n.Holder), AcceptLoss: n.AcceptLoss,
 			Kubernetes: p.Config.Kubernetes.Version, SystemDisk: n.SystemDisk.Slot, SystemGiB: n.SystemDisk.SizeGiB,
-			ISOStorages: p.Config.Images.ISO.Storage, Shape: shapeOf(p.Config, n), Addr: addressOf(p.Config, n),
+			ISOStorages: p.Config.Images.ISO.Storage, Shape: shapeOf(p.Config, n), Addr: addressOf(p.Config, n), Surge: n.Surge,
 		})
 	}
 	return out

@@ -72,8 +72,11 @@ func (w *work) passes(ctx context.Context, c Images) (Report, error) {
 		}
 		for {
 			unfinished, err := w.pass(ctx, c)
-			if err != nil || !unfinished {
-				return err
+			switch {
+			case err != nil:
+				return w.surgeStays(err)
+			case !unfinished:
+				return w.endSurge(ctx, c)
 			}
 		}
 	})
@@ -256,7 +259,7 @@ func (w *work) pass(ctx context.Context, c Images) (unfinished bool, err error) 
 }
 
 func (w *work) plan(ctx context.Context, lock schematics.Lock) (unfinished bool, err error) {
-	if w.o.Saved != nil {
+	if w.o.Saved != nil && !w.o.Policy.SurgeEnds { // which the saved plan shows
 		w.rep.Plan, err = w.follow(ctx, lock, *w.o.Saved)
 	} else {
 		policy := w.o.Policy
@@ -292,9 +295,11 @@ func (w *work) ready(ctx context.Context) error {
 // carryOut asks, and runs the plan under a journal: that of the run which it finishes, or
 // a new one.
 func (w *work) carryOut(ctx context.Context, lock schematics.Lock) (err error) {
-	ok, err := w.o.Confirm(w.rep.Plan)
-	if err != nil {
-		return err
+	ok := w.o.Policy.SurgeEnds
+	if !ok {
+		if ok, err = w.o.Confirm(w.rep.Plan); err != nil {
+			return err
+		}
 	}
 	if !ok {
 		text := "not confirmed; nothing was changed on the nodes"
@@ -331,7 +336,7 @@ func (w *work) carryOut(ctx context.Context, lock schematics.Lock) (err error) {
 	}
 	if err == nil {
 		watch, unwatch := watchClock(w.run, w.rep.Plan, j)
-		still := w.rep.Plan.WatchPulse(ctx, timing(w.Config).Poll, w.machines.Kube, w.machines.Talos, w.o.Pulsed)
+		still := planning.WatchPulse(ctx, w.rep.Plan, timing(w.Config).Poll, w.machines.Kube, w.machines.Talos, w.o.Pulsed)
 		err = aftermath{w}.explain(ctx, w.claim.judged(w.run.Run(ctx, r.Steps(w.rep.Plan))))
 		still()
 		unwatch()

@@ -15,6 +15,7 @@ func (p Project) Policy(asked planning.Policy) planning.Policy {
 	r := p.Config.Roll
 	asked.WorkersFirst, asked.Canary, asked.CanaryNode = r.Order == "workers-first", r.Canary.On, r.Canary.Node
 	asked.MaxUnavailable, asked.PerHost = r.MaxUnavailable.Workers.Of, r.MaxUnavailable.PerHost
+	asked.Surge = r.Surge.Of
 	asked.WorkersBeside, asked.KeepDisks = r.WorkersBeside, r.KeepDisks
 	asked.IgnoreNodes = r.IgnoreNodes
 	asked.BootFailure = cluster.BootFailure(r.BootFailure)

@@ -27,6 +27,7 @@ type StatusResult struct {
 	Marked     []Marked   `json:"marked"`               // nodes that a run marked or cordoned, without such a record
 	Kept       []Kept     `json:"kept"`                 // old system disks that are kept
 	Scratch    []Left     `json:"scratch,omitempty"`    // VMs on which an active or killed run tests a boot ISO
+	Surge      []string   `json:"surge,omitempty"`      // surge nodes that are left over; none while a run is active
 	Unanswered []string   `json:"unanswered,omitempty"` // requests that Proxmox may still carry out, and what waits for them
 	Kubernetes string     `json:"kubernetes,omitempty"` // why it could not be asked; "": no error
 	Problems   []string   `json:"problems,omitempty"`   // what else could not be read
@@ -161,6 +162,11 @@ func Status(ctx context.Context, p Project, src StatusSources) (StatusResult, er
 		res.advisePrune(vms, retention(p, nil))
 	}
 	res.Marked = append(res.Marked, marked(nodes, open)...)
+	for _, n := range nodes {
+		if res.Claim == nil && !open[n.Name] && p.Config.IsSurge(n.Name) {
+			res.Surge = append(res.Surge, n.Name)
+		}
+	}
 	return res, nil
 }
 

@@ -174,8 +174,9 @@ func (r Settings) Keep(ctx context.Context) error {
 	})
 }
 
-// KeepAll closes the record of a node that was removed: all its disks stay parked.
-func (r Settings) KeepAll(ctx context.Context) error {
+// KeepAll closes the record of a node that was removed: all its disks stay parked. going says that
+// they are freed next.
+func (r Settings) KeepAll(ctx context.Context, going bool) error {
 	return r.updateRecord(ctx, func(rec *parking.Record) {
 		for _, d := range rec.Disks {
 			if d.Holder != 0 {
@@ -185,7 +186,7 @@ func (r Settings) KeepAll(ctx context.Context) error {
 			if d.System {
 				kept = r.old
 			}
-			kept.Key, kept.Nth, kept.Removed = d.ParkKey, rec.Nth, true
+			kept.Key, kept.Nth, kept.Removed, kept.Going = d.ParkKey, rec.Nth, true, going
 			rec.Kept = append(rec.Kept, kept)
 		}
 		for i := range rec.Kept {

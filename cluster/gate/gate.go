@@ -72,7 +72,7 @@ func (n Gate) look(ctx context.Context) error {
 		}
 	}
 	switch {
-	case !slices.Contains(cluster.Leavers, n.Plan.Strategy):
+	case !strategy.DiskLeaves(n.Plan.Strategy, n.Plan.Wanted):
 	case n.Plan.Resume:
 		problems = append(problems, n.Losses.RequireOff(ctx))
 	default:

@@ -59,12 +59,15 @@ func absent(w cluster.Wanted, o *Observation, members []cluster.Member) (*Absent
 			traces = append(traces, fmt.Sprintf("its name has %s: delete that VM if it is nothing of worth, or start it", vm))
 		}
 	}
+	removed := false // as a surge node, by recast: what remembers it says nothing else
 	for _, p := range o.Parking {
-		if p.Record.Node == w.Name && len(p.Record.Kept) > 0 && o.Rebuild == "" {
+		going := w.Surge && p.Record.Strategy == cluster.Remove && p.VM.Host == w.Shape.Host && !slices.ContainsFunc(p.Record.Kept, func(k parking.KeptDisk) bool { return !k.Going })
+		removed = removed || p.Record.Node == w.Name && going
+		if p.Record.Node == w.Name && len(p.Record.Kept) > 0 && o.Rebuild == "" && !going {
 			traces = append(traces, fmt.Sprintf("%s has disks of it: recast status lists them, and recast remove %s --free %s frees those of a node that was removed", p.VM, w.Name, w.Name))
 		}
 	}
-	if slices.ContainsFunc(members, func(m cluster.Member) bool { return m.Nodename == w.Name }) {
+	if !removed && slices.ContainsFunc(members, func(m cluster.Member) bool { return m.Nodename == w.Name }) {
 		traces = append(traces, "Talos' discovery has a machine with its name: see talosctl get members; an entry is gone half an hour after its machine")
 	}
 	if o.Away != nil {

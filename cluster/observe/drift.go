@@ -14,8 +14,13 @@ func Diff(w cluster.Wanted, f Found, past cluster.History) Drift {
 	for _, err := range f.Errs {
 		d.Unread = append(d.Unread, err.Error())
 	}
-	if f.Absent != nil {
+	switch {
+	case f.Absent != nil && w.Surge:
+		d.Notes = append(d.Notes, "it is there only during a roll")
+	case f.Absent != nil:
 		d.Reasons = append(d.Reasons, cluster.Reason{Code: "absent", Text: "it is not there yet"})
+	}
+	if f.Absent != nil {
 		for _, trace := range f.Absent.Traces {
 			d.Notes = append(d.Notes, "not made: "+trace)
 		}
@@ -65,6 +70,9 @@ func Diff(w cluster.Wanted, f Found, past cluster.History) Drift {
 			}
 			d.Notes = append(d.Notes, fmt.Sprintf("%s is parked as %s of %s (run %s)", what, kept.Key, p.VM, kept.Run))
 		}
+	}
+	if w.Surge && !f.Open() && f.Node != nil {
+		d.Reasons = append(d.Reasons, cluster.Reason{Code: LeftOver, Text: "it is there only during a roll: unless one is at work, it is left over"})
 	}
 	d.Stale = len(d.Reasons) > 0
 	return d
@@ -117,8 +125,11 @@ func (d Drift) NamesOther() bool {
 }
 
 // rollable says whether a roll mends the reason with this code. recast upgrade-k8s upgrades
-// Kubernetes.
-func rollable(code string) bool { return code != kubernetesVersion }
+// Kubernetes; a surge node that is left over is as wanted otherwise, and serves or is removed.
+func rollable(code string) bool { return code != kubernetesVersion && code != LeftOver }
+
+// LeftOver is the code of the reason that a surge node is there: a roll removes it at its end.
+const LeftOver = "left-over"
 
 // Tidy says whether a node is right except for what a roll left behind: that is cleaned up while
 // the node stays up.

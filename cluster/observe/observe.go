@@ -46,7 +46,7 @@ func MatchNodes(w cluster.Wanted, o *Observation, members []cluster.Member) (Fou
 	}
 	if uuid == "" {
 		f.Addr = w.Addr
-		if f.Absent, err = absent(w, o, members); err == nil && o.Rebuild != "" {
+		if f.Absent, err = absent(w, o, members); err == nil && (o.Rebuild != "" || w.Surge) {
 			f.Parking, f.Elsewhere = TakeParking(parked, func(p parking.Parking) bool { return p.VM.Host == w.Shape.Host })
 		}
 		return f, err

@@ -78,7 +78,15 @@ func refuseMemory(ctx context.Context, px cluster.HostReader, wanted []cluster.W
 		left[host] = free - more
 		return "", nil
 	}
-	for i := range found {
+	var order []int // surge nodes last: where none is made, they take nothing
+	for _, surge := range []bool{false, true} {
+		for i := range found {
+			if wanted[i].Surge == surge {
+				order = append(order, i)
+			}
+		}
+	}
+	for _, i := range order {
 		f := &found[i]
 		if f.Absent != nil {
 			more := mebibytes(wanted[i].Shape.Settings["memory"])

@@ -71,6 +71,9 @@ func (p *Plan) Arrange() {
 		b.Nodes = append(b.Nodes, n.Node)
 	}
 	p.TotalSeconds = int(p.Estimate().Seconds())
+	if p.Surge != nil {
+		p.TotalSeconds += len(p.Surge.Nodes) * int(expectedOutage[cluster.Remove].Seconds())
+	}
 }
 
 // Of returns the nodes of a batch.
@@ -85,6 +88,9 @@ func (p *Plan) batch(phase Phase) Batch {
 	b := Batch{Phase: phase, Limit: 1}
 	if phase == Workers {
 		b.Limit = max(1, p.MaxUnavailable)
+	}
+	if phase == Surge { // nothing depends yet on what is not there
+		b.Limit = max(1, len(p.Nodes))
 	}
 	both := []Phase{ControlPlanes, Workers}
 	beside := p.WorkersBeside && !p.TakesAPIAway() && !ownPodGoes(p)

@@ -24,6 +24,10 @@ func (p *Plan) Order(policy Policy) {
 			n.Phase = Reset
 		case n.Resume, n.begun():
 			n.Phase = Unfinished
+		case n.Wanted.Surge && n.Strategy == cluster.Create:
+			n.Phase = Surge
+		case n.Wanted.Surge && n.Strategy == cluster.Remove:
+			n.Phase = SurgeEnd
 		case n.Bootstraps:
 			n.Phase = First
 		case n.Role == cluster.ControlPlane:
@@ -35,9 +39,9 @@ func (p *Plan) Order(policy Policy) {
 	if policy.Canary {
 		p.pickCanary(policy.CanaryNode)
 	}
-	order := []Phase{Unfinished, Reset, First, Canary, ControlPlanes, Workers}
+	order := []Phase{Unfinished, Reset, First, Surge, Canary, ControlPlanes, Workers, SurgeEnd}
 	if policy.WorkersFirst {
-		order = []Phase{Unfinished, Reset, First, Canary, Workers, ControlPlanes}
+		order = []Phase{Unfinished, Reset, First, Surge, Canary, Workers, ControlPlanes, SurgeEnd}
 	}
 	slices.SortStableFunc(p.Nodes, func(a, b NodePlan) int { return slices.Index(order, a.Phase) - slices.Index(order, b.Phase) })
 	p.spread()
@@ -52,7 +56,7 @@ func (p Plan) Unfinished() (Plan, bool) {
 	if p.Run == "" && !slices.ContainsFunc(p.Nodes, func(n NodePlan) bool { return n.Strategy == cluster.ConfigureBlank }) {
 		return p, false
 	}
-	p.Nodes = slices.DeleteFunc(slices.Clone(p.Nodes), func(n NodePlan) bool { return !n.Resume || n.Run != p.Run })
+	p.Nodes, p.Surge = slices.DeleteFunc(slices.Clone(p.Nodes), func(n NodePlan) bool { return !n.Resume || n.Run != p.Run }), nil
 	p.Arrange()
 	p.Trials = nil // those nodes are already out
 	return p, true
@@ -77,7 +81,7 @@ func (p *Plan) pickCanary(named string) {
 	changing := 0
 	for _, n := range p.Nodes {
 		switch {
-		case n.Paused != "":
+		case n.Paused != "" || n.Wanted.Surge:
 		case n.Strategy == "" && n.Found.Machine != nil, n.Resume, n.Strategy != "" && n.Drift.Tidy():
 			booted[n.Wanted.Build.ID] = true
 		case n.Strategy != "" && n.Strategy != cluster.Create:
@@ -86,7 +90,7 @@ func (p *Plan) pickCanary(named string) {
 	}
 	pick := -1
 	for i, n := range p.Nodes {
-		if n.Paused != "" || n.Strategy == "" || n.Strategy == cluster.Create || n.Phase == Unfinished || booted[n.Wanted.Build.ID] && n.Strategy != cluster.Configure && n.Strategy != cluster.Reconfigure {
+		if n.Paused != "" || n.Wanted.Surge || n.Strategy == "" || n.Strategy == cluster.Create || n.Phase == Unfinished || booted[n.Wanted.Build.ID] && n.Strategy != cluster.Configure && n.Strategy != cluster.Reconfigure {
 			continue
 		}
 		switch {
@@ -103,14 +107,16 @@ func (p *Plan) pickCanary(named string) {
 // Phase is a part of a roll that ends before the next begins.
 type Phase string
 
-// The phases of a roll. The last two change places where workers go first.
+// The phases of a roll. Control planes and workers change places where workers go first.
 const (
 	Unfinished    Phase = "unfinished" // what an earlier run left
 	Reset         Phase = "reset"      // machines that someone has reset
 	First         Phase = "first"      // the control plane with which the cluster begins
+	Surge         Phase = "surge"      // surge nodes that are made
 	Canary        Phase = "canary"     // one node, because none runs the new build or configuration yet
 	ControlPlanes Phase = "control-planes"
 	Workers       Phase = "workers"
+	SurgeEnd      Phase = "surge-end" // surge nodes that are removed
 )
 
 // StepPath is the path of a node's step.
@@ -125,7 +131,7 @@ func NodeOfStep(path string) (phase Phase, node string, below []string) {
 		return "", "", nil
 	}
 	switch phase := Phase(parts[1]); phase {
-	case Unfinished, Reset, First, Canary, ControlPlanes, Workers:
+	case Unfinished, Reset, First, Surge, Canary, ControlPlanes, Workers, SurgeEnd:
 		return phase, parts[2], parts[3:]
 	default:
 		return "", "", nil
@@ -141,6 +147,10 @@ func (p Plan) Title(b Batch) string {
 		return "give machines that were reset their configuration back"
 	case b.Phase == First:
 		return BeginsTitle
+	case b.Phase == Surge:
+		return SurgeTitle
+	case b.Phase == SurgeEnd:
+		return SurgeEndTitle
 	case b.Phase == Canary:
 		return CanaryTitle(p)
 	case b.Phase == ControlPlanes && nodes == 1:
@@ -157,6 +167,12 @@ func (p Plan) Title(b Batch) string {
 		return fmt.Sprintf("%d workers, at most %d at a time", nodes, b.Limit)
 	}
 }
+
+// What is done to surge nodes, and when.
+const (
+	SurgeTitle    = "surge nodes, made before the first worker is drained"
+	SurgeEndTitle = "surge nodes, removed after the last worker is back"
+)
 
 // BeginsTitle says why the control plane that the cluster begins with is made alone.
 const BeginsTitle = "the control plane with which the cluster begins"

@@ -13,6 +13,7 @@ import (
 	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/cluster/shape"
 	"github.com/recast-sh/recast/cluster/strategy"
+	"github.com/recast-sh/recast/cluster/surge"
 	"github.com/recast-sh/recast/internal/words"
 )
 
@@ -21,13 +22,13 @@ import (
 // read. While something is unfinished, the other nodes may be unread: they are planned again
 // afterwards.
 func New(cluster string, wanted []cluster.Wanted, o observe.Observation, past cluster.History, p Policy) (Plan, error) {
-	plan := Plan{Cluster: cluster, MaxUnavailable: p.maxUnavailable(o), PerHost: max(1, p.PerHost), WorkersBeside: p.WorkersBeside, AcceptOutage: p.AcceptOutage, What: p.What, Bootstrap: p.Bootstrap, ControlPlanes: o.ControlPlanes(), Heed: p.Heed(wanted)}
+	plan := Plan{Cluster: cluster, MaxUnavailable: p.maxUnavailable(wanted, o), PerHost: max(1, p.PerHost), WorkersBeside: p.WorkersBeside, AcceptOutage: p.AcceptOutage, What: p.What, Bootstrap: p.Bootstrap, ControlPlanes: o.ControlPlanes(), Heed: p.Heed(wanted)}
 	if err := errors.Join(p.Check(wanted), p.checkLabels(wanted, o), p.againstRebuild(o)); err != nil {
 		return Plan{}, err
 	}
 	var unread []error
 	for i, w := range wanted {
-		if !p.picks(w.Name, o.Found[i]) && !o.Found[i].Unfinished() {
+		if !p.considers(w, o.Found[i]) {
 			continue
 		}
 		n := ForNode(w, o.Found[i], o, past, p)
@@ -47,6 +48,9 @@ func New(cluster string, wanted []cluster.Wanted, o observe.Observation, past cl
 		return Plan{}, fmt.Errorf("a plan needs every node's answer: %w", err)
 	}
 	onlyTaking(&plan)
+	if err := (surging{&plan, wanted, o, p}).decide(); err != nil {
+		return Plan{}, err
+	}
 	heedOwnPod(&plan, o)
 	plan.Order(p)
 	plan.Arrange()
@@ -159,6 +163,7 @@ type Plan struct {
 	// WorkersBeside says that control planes and workers are rolled at the same time.
 	WorkersBeside bool               `json:"workersBeside,omitempty"`
 	TotalSeconds  int                `json:"totalSeconds,omitempty"` // that all of it is expected to take
+	Surge         *surge.Plan        `json:"surge,omitempty"`        // the surge nodes, if any is made, serves or is removed
 	Batches       []Batch            `json:"batches,omitempty"`      // the nodes that something is done to, as they are rolled
 	Room          map[string]int     `json:"room,omitempty"`         // how many nodes may hold a slot at a time
 	Warn          []string           `json:"warnings,omitempty"`
@@ -309,6 +314,12 @@ func ForNode(w cluster.Wanted, f observe.Found, o observe.Observation, past clus
 		planResume(&n, o)
 	case p.Bootstrap != "" && f.Absent == nil:
 		n.Why = "it is there: recast roll keeps it as recast.yaml wants it"
+		return n
+	case w.Surge && f.Absent != nil:
+		n.Why = onlyInRolls
+		return n
+	case surgeNode{&n}.decided():
+		n.Why = "it is left over by an earlier roll"
 		return n
 	case f.Absent != nil && !p.does(Image):
 		n.Why = "it is not there yet, which --what leaves as it is"

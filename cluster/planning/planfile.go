@@ -2,6 +2,7 @@ package planning
 
 import (
 	"bytes"
+	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
@@ -44,7 +45,7 @@ func (p Plan) Follow(saved Plan, begun bool) (Plan, error) {
 
 // Policy is the policy that makes a saved plan again, for the nodes in it.
 func (p Plan) Policy() Policy {
-	policy := Policy{AcceptOutage: p.AcceptOutage, What: p.What}
+	policy := Policy{AcceptOutage: p.AcceptOutage, What: p.What, Exactly: true}
 	for _, n := range p.Nodes {
 		policy.Only = append(policy.Only, n.Node)
 	}
@@ -83,11 +84,14 @@ func (p *follower) inOrder() {
 	var nodes []NodePlan
 	for _, s := range p.saved.Nodes {
 		n := by[s.Node]
-		if n.Strategy != "" {
+		if n.Strategy != "" && n.Phase != SurgeEnd {
 			n.Phase = s.Phase
 		}
 		nodes = append(nodes, n)
 	}
+	slices.SortStableFunc(nodes, func(a, b NodePlan) int { // a surge node that was to be made may be there by now, and goes last
+		return cmp.Compare(map[bool]int{true: 1}[a.Phase == SurgeEnd], map[bool]int{true: 1}[b.Phase == SurgeEnd])
+	})
 	p.Nodes = nodes
 	p.Arrange()
 }
@@ -140,7 +144,7 @@ func (p follower) moved(begun bool) (moved []string) {
 		switch {
 		case !known:
 			moved = append(moved, n.Node+": the plan says nothing of it")
-		case old.Strategy != "" && n.doneBy(begun):
+		case old.Strategy != "" && n.doneBy(begun), surgeNode{&n}.doneBy(saved, begun):
 		case old.Strategy != n.Strategy: // everything else follows from that
 			moved = append(moved, differ(n.Node+": ", treatment(old), treatment(n))...)
 		default:

@@ -3,6 +3,7 @@ package planning
 import (
 	"errors"
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 
@@ -90,17 +91,11 @@ func (p Policy) checkLabels(wanted []cluster.Wanted, o observe.Observation) erro
 }
 
 // maxUnavailable is how many workers may be out at a time.
-func (p Policy) maxUnavailable(o observe.Observation) int {
-	workers := 0
-	for _, f := range o.Found {
-		if f.Machine != nil && !f.Machine.ControlPlane {
-			workers++
-		}
-	}
+func (p Policy) maxUnavailable(wanted []cluster.Wanted, o observe.Observation) int {
 	if p.MaxUnavailable == nil {
 		return 1
 	}
-	return max(1, p.MaxUnavailable(workers))
+	return max(1, p.MaxUnavailable(workers(wanted, o)))
 }
 
 // picks says whether the node is selected. A node whose labels are unknown matches no label
@@ -230,7 +225,11 @@ type Policy struct {
 	WorkersBeside  bool                  // control planes and workers at the same time
 	PerHost        int                   // nodes at a time on one Proxmox host; 0: 1
 	AcceptOutage   bool                  // of etcd, where there are only two control planes
+	Surge          func(workers int) int // how many surge nodes serve while some of that number are out; nil: none
+	SurgeEnds      bool                  // the workers are done: surge nodes are removed, and nothing else
+	Reach          []netip.Addr          // the talosconfig's endpoints, for a removal
 	Only           []string              // nodes to look at; empty: all
+	Exactly        bool                  // Only names the surge nodes, too
 	Exclude        []string
 	Labels         cluster.Selector // of their Nodes
 	BootFailure    cluster.BootFailure

@@ -18,6 +18,14 @@ func (n NodePlan) FreesOn() []string {
 			out = append(out, storage)
 		}
 	}
+	if !n.Wanted.Surge {
+		return out
+	}
+	for _, d := range n.Wanted.Shape.Disks { // its system disk, when it is removed
+		if d.Storage != "" && !slices.Contains(out, d.Storage) {
+			out = append(out, d.Storage)
+		}
+	}
 	return out
 }
 

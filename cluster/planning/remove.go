@@ -46,6 +46,7 @@ func ForRemove(clusterName string, wanted []cluster.Wanted, o observe.Observatio
 		n.Refused = []string{"it could not be read: " + errors.Join(f.Errs...).Error() + ": bring it back first"}
 	default:
 		planRemove(&n, o, reach)
+		n.AskLosses()
 	}
 	plan.Run, plan.Nodes = n.Run, []NodePlan{n}
 	heedOwnPod(&plan, o)
@@ -74,6 +75,9 @@ func planRemove(n *NodePlan, o observe.Observation, reach []netip.Addr) {
 	n.Refused = append(n.Refused, c.AgainstRemove()...)
 	n.Refused = append(n.Refused, o.Hidden(*n.Found.VM)...)
 	for _, d := range n.Found.Local {
+		if n.Wanted.Surge {
+			break // a refusal, unless acceptLoss names it
+		}
 		n.Notes = append(n.Notes, fmt.Sprintf("%s is on this node only: it stays on its parked disks, and no pod can use it", d.What))
 	}
 	disks, err := n.Found.VM.Disks()
@@ -84,6 +88,9 @@ func planRemove(n *NodePlan, o observe.Observation, reach []netip.Addr) {
 		if !d.CDROM && !d.CSI() {
 			n.Add(d, false)
 		}
+	}
+	if n.Wanted.Surge {
+		surgeNode{n}.remove(disks)
 	}
 	if n.Found.Ties.HA != nil {
 		n.Notes = append(n.Notes, "it is taken out of Proxmox HA for good")

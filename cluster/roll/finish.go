@@ -3,7 +3,6 @@ package roll
 import (
 	"context"
 	"errors"
-	"fmt"
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/exchange"
@@ -29,11 +28,15 @@ func (n finish) steps(ctx context.Context) ([]step.Step, error) {
 		return nil, err
 	}
 	r.Frees = n.Plan.Frees
+	ends := rolling.Freeing{Node: n.Node}.Steps("bring-up/finish")
+	if n.Want.Surge { // what an earlier removal of it has left
+		ends = append(ends, rolling.Freeing{Node: n.Node}.Removed())
+	}
 	return append(append(r.Settings.FinishSteps(),
 		step.Step{ID: "restore-node", Title: "restore labels and taints", Do: n.restoreMetadata},
 		step.Step{ID: "uncordon", Title: "uncordon " + n.Plan.Node, Skip: n.uncordoned, Do: n.uncordon},
 		n.closing(r),
-	), n.freeSteps("bring-up/finish")...), nil
+	), ends...), nil
 }
 
 // closing ends the exchange.
@@ -84,52 +87,6 @@ func (n finish) restoreMetadata(ctx context.Context) error {
 	return fault.Prefix("restore metadata of node "+n.Plan.Node, n.Kube.RestoreMetadata(ctx, n.Plan.Node, mem.Metadata))
 }
 
-// free frees a superseded disk. If that fails, the roll goes on, because the node is healthy: the
-// disk stays for recast prune.
-func (n finish) free(ctx context.Context, ref exchange.KeptRef, path string) error {
-	err := ref.Free(ctx, n.Proxmox, func(ctx context.Context) ([]cluster.Use, error) {
-		vms, err := n.Proxmox.VMs(ctx)
-		return parking.UsesOf(vms), fault.Prefix("read Proxmox", err)
-	})
-	if err == nil || ctx.Err() != nil || fault.KindOf(err) == fault.Claimed {
-		return err
-	}
-	if _, unproven := errors.AsType[*cluster.UnprovenError](err); unproven {
-		return err
-	}
-	if errStay := ref.Stay(ctx, n.Proxmox); errStay != nil {
-		return errors.Join(err, errStay)
-	}
-	n.Tell(path, fmt.Sprintf("not freed: %v; it stays, and recast prune can free it", err))
-	return nil
-}
-
-// freeSteps free the disks that the plan showed, once the record of the replacement is closed.
-func (n finish) freeSteps(path string) []step.Step {
-	var steps []step.Step
-	for _, f := range n.Plan.Frees {
-		ref := exchange.KeptRef{Cluster: n.Cluster, Node: n.Plan.Node, Parking: f.Parking, Key: f.Key, Run: f.Run, Volid: f.Volid}
-		id := "free-" + f.Key
-		steps = append(steps, step.Step{
-			ID: id, Kind: "free-disk", Title: "free " + f.String(), Risk: step.Destructive,
-			Skip: func(ctx context.Context) (string, error) {
-				_, entry, found, err := ref.Find(ctx, n.Proxmox)
-				switch {
-				case err != nil:
-					return "", err
-				case !found:
-					return "it is gone", nil
-				case !entry.Going:
-					return "it stays; recast prune shows it", nil
-				}
-				return "", nil
-			},
-			Do: func(ctx context.Context) error { return n.free(ctx, ref, path+"/"+id) },
-		})
-	}
-	return steps
-}
-
 // removal ends the removal of a node whose VM is deleted: Kubernetes forgets it, and its disks stay
 // parked.
 func (n finish) removal() []step.Step {
@@ -138,17 +95,24 @@ func (n finish) removal() []step.Step {
 		if err != nil {
 			return err
 		}
-		return r.Settings.KeepAll(ctx)
+		return r.Settings.KeepAll(ctx, n.Want.Surge)
 	}}
 	if n.Plan.Rebuild != "" { // Kubernetes does not answer
 		return []step.Step{keep}
 	}
 	own := func(ctx context.Context, _ cluster.KubeNode) error { return n.gate.Identity.RequireOwnName(ctx) }
-	return []step.Step{rolling.DeleteNode(n.Node, "delete Node "+n.Plan.Node, own, nil), keep}
+	steps := []step.Step{rolling.DeleteNode(n.Node, "delete Node "+n.Plan.Node, own, nil), keep}
+	if n.Want.Surge {
+		steps = append(steps, rolling.Freeing{Node: n.Node}.Removed())
+	}
+	return steps
 }
 
 // removed is the goal of the removal.
 func (n finish) removed(ctx context.Context) (string, error) {
+	if n.Plan.Found.Absent != nil { // only its disk was left
+		return rolling.Freeing{Node: n.Node}.Done(ctx)
+	}
 	if !n.Out.Has(n.Plan.Node) { // its steps are to look
 		return "", nil
 	}

@@ -7,6 +7,7 @@ import (
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/cluster/restore"
+	"github.com/recast-sh/recast/cluster/rolling"
 	"github.com/recast-sh/recast/cluster/shape"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/step"
@@ -38,6 +39,9 @@ func (n order) work() []step.Step {
 		}
 		return steps
 	case cluster.Remove:
+		if n.Plan.Found.Absent != nil {
+			return []step.Step{rolling.Freeing{Node: n.Node}.Removed()}
+		}
 		return append([]step.Step{last, n.down()}, n.finish.removal()...)
 	case cluster.Reconfigure:
 		if !n.Plan.Resume && !n.reshape.stops() {

@@ -129,7 +129,7 @@ func (n *upgrade) steps() []step.Step {
 			exchange.EjectStep(n.Proxmox, n.Plan.VMID),
 			{ID: "set-installer", Title: "set the installer in the machine configuration", Skip: n.installerSet, Do: n.setInstaller},
 			{ID: "uncordon", Title: "uncordon " + n.Plan.Node, Skip: n.finish.uncordoned, Do: n.savedConfig.thenForget(n.finish.uncordon)},
-		}), n.finish.freeSteps("finish")...), nil
+		}), rolling.Freeing{Node: n.Node}.Steps("finish")...), nil
 	}})
 }
 

@@ -248,7 +248,7 @@ func (c Candidate) Accepted() []string {
 // there is no such disk. A machine that does not answer is judged by its record, so everything that
 // is not proven to be on another disk counts.
 func Leaving(s cluster.Strategy, w cluster.Wanted, f observe.Found) (c Candidate, leaves bool) {
-	if !slices.Contains(cluster.Leavers, s) || f.VM == nil {
+	if !DiskLeaves(s, w) || f.VM == nil {
 		return Candidate{}, false
 	}
 	c = Candidate{Wanted: w, VM: *f.VM, Found: f}
@@ -278,6 +278,12 @@ func Leaving(s cluster.Strategy, w cluster.Wanted, f observe.Found) (c Candidate
 		c.unseen = append(c.unseen, loss{name: "unread/" + rec.Run, what: "data that can't be determined (" + why + ")"})
 	}
 	return c, true
+}
+
+// DiskLeaves says whether a strategy takes the node's system disk away, so that what only that has is
+// asked for. A node that is removed keeps its disks, parked, unless it was there only for a roll.
+func DiskLeaves(s cluster.Strategy, w cluster.Wanted) bool {
+	return slices.Contains(cluster.Leavers, s) || s == cluster.Remove && w.Surge
 }
 
 // SeenFromProxmox lists what prevents a strategy whatever the machine would say.

@@ -23,7 +23,8 @@ that is gone from recast.yaml changes nothing. Take the line out afterwards.
 
 All its disks stay on its parking VM: recast status lists them, and recast prune leaves
 them alone. recast remove NODE --free NODE frees them, once the node is gone or was made
-again: that can't be undone.
+again: that can't be undone. Of a node with surge: true only the system disk exists,
+and that is freed at once, unless it has data that only it has.
 
 The last control plane is refused. Of three, remove two to come to one: with two, etcd
 survives the loss of neither. A removal that was interrupted goes on with the same

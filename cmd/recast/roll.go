@@ -36,6 +36,9 @@ boots the new ISO to maintenance mode before the first node, is checked, and is
 deleted. If that fails, no node was touched. A saved plan decides itself what is
 rehearsed, unless the flag is given.
 
+With roll.surge, workers that have surge: true are made before the first worker is
+drained, and removed after the last one is back: see docs/howto/surge.md.
+
 Your conditions (roll.gates in recast.yaml) are checked before each node is taken down
 and after it is back. If one does not hold within its timeout, the roll ends there;
 the next roll checks it again. Your programs (roll.hooks) run before and after the

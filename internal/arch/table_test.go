@@ -101,7 +101,7 @@ var table = []row{
 	{pkg: "cluster/observe", allow: []string{"cluster", "cluster/replica", "cluster/shape", "cluster/files", "cluster/parking", "cluster/config", "cluster/reach", "internal/fault", errgroup}},
 	{pkg: "cluster/strategy", allow: []string{"cluster", "cluster/parking", "cluster/observe", "internal/fault", "internal/words"}},
 	{pkg: "cluster/ownpod", allow: []string{"internal/fault"}},
-	{pkg: "cluster/planning", allow: []string{"cluster", "cluster/replica", "cluster/ownpod", "cluster/shape", "cluster/config", "cluster/etcd", "cluster/parking", "cluster/observe", "cluster/strategy", "internal/fault", "internal/words"}},
+	{pkg: "cluster/planning", allow: []string{"cluster", "cluster/surge", "cluster/replica", "cluster/ownpod", "cluster/shape", "cluster/config", "cluster/etcd", "cluster/parking", "cluster/observe", "cluster/strategy", "internal/fault", "internal/words"}},
 	{pkg: "cluster/exchange", allow: []string{"cluster", "cluster/shape", "cluster/parking", "cluster/observe", "cluster/strategy", "cluster/reach", "internal/step", "internal/wait", "internal/fault", "internal/words"}},
 	{pkg: "cluster/exchange", files: tests, allow: []string{"cluster/firewall"}},
 	{pkg: "cluster/patience", allow: []string{"cluster", "cluster/firewall", "internal/wait", "internal/fault"}},
@@ -127,6 +127,7 @@ var table = []row{
 	{pkg: "cluster/discover", allow: []string{"cluster", "cluster/parking", "cluster/observe", "cluster/planning", "cluster/claim", "internal/fault", errgroup}},
 	{pkg: "cluster/provenance", allow: []string{"cluster", "cluster/files", "internal/words"}},
 	{pkg: "cluster/config", allow: []string{"internal/redact", yaml}}, // a leaf: compares texts, knows neither clusters nor Talos
+	{pkg: "cluster/surge", allow: []string{"internal/fault"}},
 	{pkg: "cluster/firewall"}, // a leaf, too
 	{pkg: "cluster/reach"},    // a leaf, too
 	{pkg: "cluster/replica", allow: []string{"internal/words"}},

@@ -88,6 +88,7 @@ func (k checker) roll() {
 		k.add("roll.keepDisks", "must be at least 1: it is the way back; recast prune --keep-disks 0 frees it too")
 	}
 	k.names("roll.ignoreNodes", "of a node", r.IgnoreNodes)
+	surgeChecker{k}.all()
 	k.notEmpty("roll.etcdSnapshot", r.EtcdSnapshot)
 	k.gates()
 	k.hooks()

@@ -167,6 +167,8 @@ type Node struct {
 	Host string `yaml:"host,omitempty"`
 	// Address that the machine of a new node will have: that of its ipconfig, or of a reservation for its MAC address.
 	Address string `yaml:"address,omitempty"`
+	// Surge marks a worker that is there only during a roll: with roll.surge, a roll makes it before the first worker is drained, and removes it with its system disk after the last one is back. It needs a host, and a class with a system disk and no other disk.
+	Surge bool `yaml:"surge,omitempty"`
 }
 
 // SystemDisk is the section "systemDisk" of a node.
@@ -185,6 +187,8 @@ type Roll struct {
 	Order string `yaml:"order" jsonschema:"enum=control-planes-first,enum=workers-first"`
 	// MaxUnavailable limits how many nodes are down at a time.
 	MaxUnavailable MaxUnavailable `yaml:"maxUnavailable"`
+	// Surge is how many of the nodes with surge: true serve while workers are taken out: a number such as 1, or a percentage of all workers such as 10%, rounded up. 0: none.
+	Surge Surge `yaml:"surge,omitempty"`
 	// WorkersBeside rolls control planes and workers at the same time, each within its own limits, instead of one kind after the other; perHost applies to both together.
 	WorkersBeside bool `yaml:"workersBeside"`
 	// Canary rolls one node before any other, unless a node runs the new build already. true selects a worker if there is one; a node's name selects that node.

@@ -117,13 +117,13 @@ func (d decoder) scalar(n *yaml.Node, at spot, out reflect.Value, f field) {
 
 // oneValue says whether a struct is written as a single value.
 func oneValue(t reflect.Type) bool {
-	return t == reflect.TypeFor[VMIDRange]() || t == reflect.TypeFor[Share]() || t == reflect.TypeFor[Canary]() || t == reflect.TypeFor[ImageRef]() || t == reflect.TypeFor[DiskSize]()
+	return t == reflect.TypeFor[VMIDRange]() || t == reflect.TypeFor[Share]() || t == reflect.TypeFor[Surge]() || t == reflect.TypeFor[Canary]() || t == reflect.TypeFor[ImageRef]() || t == reflect.TypeFor[DiskSize]()
 }
 
 // textual says whether a type with UnmarshalText reads this node. Numbers are passed to
 // it only if it expects a number or a unit, so that its own message reports a missing unit.
 func textual(n *yaml.Node, out reflect.Value) bool {
-	tag, number := n.ShortTag(), out.Kind() == reflect.Int64 || out.Type() == reflect.TypeFor[Share]()
+	tag, number := n.ShortTag(), out.Kind() == reflect.Int64 || out.Type() == reflect.TypeFor[Share]() || out.Type() == reflect.TypeFor[Surge]()
 	if out.Type() == reflect.TypeFor[Canary]() {
 		return tag == "!!str" || tag == "!!bool"
 	}

@@ -14,6 +14,8 @@ func nameOfType(t reflect.Type) string {
 		return "a duration such as 10m"
 	case reflect.TypeFor[VMIDRange]():
 		return "a range such as 9000-9099"
+	case reflect.TypeFor[Surge]():
+		return "a number such as 1 or a percentage such as 10%"
 	case reflect.TypeFor[Share]():
 		return "a number such as 2 or a percentage such as 20%"
 	case reflect.TypeFor[Canary]():

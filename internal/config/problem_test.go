@@ -33,7 +33,7 @@ type problemCase struct{ data, want string }
 func TestOneProblem(t *testing.T) {
 	t.Parallel()
 	for group, cases := range map[string]map[string]problemCase{
-		"file": wholeFileCases(), "key": keyCases(), "type": typeCases(), "machine configs": machineConfigCases(), "enum": enumCases(), "images": imageCases(), "value": valueCases(), "node": nodeCases(), "roll": rollCases(), "rehearse": rehearseCases(), "gate": gateCases(), "hook": hookCases(), "webhook": webhookCases(), "vm": vmCases(),
+		"file": wholeFileCases(), "key": keyCases(), "type": typeCases(), "machine configs": machineConfigCases(), "enum": enumCases(), "images": imageCases(), "value": valueCases(), "node": nodeCases(), "roll": rollCases(), "rehearse": rehearseCases(), "gate": gateCases(), "hook": hookCases(), "webhook": webhookCases(), "vm": vmCases(), "surge": surgeCases(),
 	} {
 		for name, c := range cases {
 			t.Run(group+"/"+name, func(t *testing.T) {

@@ -119,6 +119,11 @@ func textSchema(t reflect.Type) *jsonschema.Schema {
 			{Type: "integer", Minimum: "1"},
 			{Type: "string", Pattern: `^([1-9][0-9]?|100)%$`, Examples: []any{"20%"}},
 		}}
+	case reflect.TypeFor[Surge]():
+		return &jsonschema.Schema{OneOf: []*jsonschema.Schema{
+			{Type: "integer", Minimum: "0"},
+			{Type: "string", Pattern: `^([1-9][0-9]?|100)%$`, Examples: []any{"10%"}},
+		}}
 	case reflect.TypeFor[DiskSize]():
 		return &jsonschema.Schema{Type: "string", Pattern: `^[1-9][0-9]*[GT]$`, Examples: []any{"100G", "2T"}}
 	case reflect.TypeFor[Canary]():

@@ -84,6 +84,8 @@ func (t *tracker) see(e step.Event) {
 		n.Hooks = "after"
 	case below[len(below)-1] == "keep" && !slices.Contains([]string{string(cluster.Create), string(cluster.Reconfigure)}, n.Strategy) && (e.Status == step.Done || e.Status == step.Skipped):
 		n.Kept = e.Text
+	case below[len(below)-1] == "free-disk" && n.Strategy == string(cluster.Remove) && (e.Status == step.Done || e.Status == step.Skipped):
+		n.Kept = e.Text
 	}
 }
 

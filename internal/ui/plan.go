@@ -43,6 +43,9 @@ func drawPlan(p *page, plan planning.Plan) {
 		p.line("")
 	}
 	drawIdle(p, plan)
+	for _, text := range plan.Surge.Lines() {
+		p.wrapped("surge: ", "  ", text)
+	}
 	drawGates(p, plan)
 	drawStorage(p, plan)
 	drawHooks(p, plan)
@@ -100,6 +103,10 @@ func heading(plan planning.Plan, phase planning.Phase, nodes int) string {
 		return "before all others: machines that were reset"
 	case planning.First:
 		return "first: " + planning.BeginsTitle
+	case planning.Surge:
+		return "first: " + planning.SurgeTitle
+	case planning.SurgeEnd:
+		return "last: " + planning.SurgeEndTitle
 	case planning.Canary:
 		return "canary: " + planning.CanaryTitle(plan)
 	}

@@ -102,6 +102,9 @@ func diskFacts(n planning.NodePlan) []fact {
 		carried = factBack
 	case cluster.Remove:
 		carried = factParked
+		if n.Phase == planning.SurgeEnd {
+			carried = factFrees
+		}
 	}
 	for _, d := range n.Carried {
 		out = append(out, fact{carried, drawDisk(d)})

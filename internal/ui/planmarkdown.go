@@ -30,6 +30,9 @@ func drawMarkdown(p *page, plan planning.Plan, brief bool) {
 	rows(p, slices.DeleteFunc(slices.Clone(plan.Nodes), func(n planning.NodePlan) bool { return !acts(n) && n.Paused == "" }))
 	batches(p, plan)
 	before(p, plan)
+	if lines := plan.Surge.Lines(); len(lines) > 0 {
+		bullets(p, "Surge nodes", lines)
+	}
 	for _, l := range []struct{ label, heading string }{
 		{factRefused, "Refused"},
 		{factLost, "Will be lost"},

@@ -26,6 +26,11 @@ func WriteStatus(w io.Writer, format string, res pipeline.StatusResult) error {
 			p.line("")
 			drawMarked(p, m)
 		}
+		for _, node := range res.Surge {
+			p.line("")
+			p.line("surge  %s is left over by a roll", node)
+			advise(p, []pipeline.Advice{{Command: "recast roll", Does: "goes on with it, or removes it"}, {Command: "recast remove " + node, Does: "removes it"}})
+		}
 		if len(res.Kept) > 0 {
 			p.line("")
 		}
@@ -49,7 +54,7 @@ func WriteStatus(w io.Writer, format string, res pipeline.StatusResult) error {
 			p.line("")
 			p.wrapped(p.paint(red, "could not be read: "), "  ", problem)
 		}
-		if len(res.Open) == 0 && len(res.Marked) == 0 && len(res.Unanswered) == 0 && res.Claim == nil && len(res.Problems) == 0 && res.Kubernetes == "" {
+		if len(res.Open) == 0 && len(res.Marked) == 0 && len(res.Unanswered)+len(res.Surge) == 0 && res.Claim == nil && len(res.Problems) == 0 && res.Kubernetes == "" {
 			p.line("")
 			p.line("nothing is unfinished")
 		}

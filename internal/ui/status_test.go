@@ -65,6 +65,7 @@ func TestWriteStatus(t *testing.T) {
 				{Node: "wk3", Run: "r2", Strategy: cluster.InPlace, Build: build, Installed: true, Next: []pipeline.Advice{{Command: "recast roll", Does: "finishes the upgrade"}}},
 				{Node: "wk4", Run: "r2", Strategy: cluster.Recreate, Build: build, Ready: true, Foreign: true, Next: []pipeline.Advice{{Command: "recast roll", Does: "cleans that up"}}},
 			},
+			Surge:    []string{"wk-surge1"},
 			Problems: []string{`VM 9091 "edited" on pve1: record in its description can't be read: unexpected end of JSON input`},
 		},
 	} {

@@ -28,8 +28,8 @@ var (
 		"schematics.*", "schematics.*.file", "schematics.*.extensions.*",
 		"proxmox.endpoints.*", "proxmox.fingerprint", "proxmox.caFile", "proxmox.vmids",
 		"nodes.*.name", "nodes.*.schematic", "nodes.*.vmid", "nodes.*.strategy", "nodes.*.holder", "nodes.*.acceptLoss.*",
-		"nodes.*.systemDisk.slot", "nodes.*.systemDisk.sizeGiB",
-		"roll.strategy", "roll.order", "roll.maxUnavailable.*", "roll.workersBeside", "roll.canary", "roll.drain.*", "roll.settle", "roll.poll",
+		"nodes.*.surge", "nodes.*.systemDisk.slot", "nodes.*.systemDisk.sizeGiB",
+		"roll.strategy", "roll.order", "roll.maxUnavailable.*", "roll.surge", "roll.workersBeside", "roll.canary", "roll.drain.*", "roll.settle", "roll.poll",
 		"roll.timeouts.*", "roll.bootFailure", "roll.keepDisks", "roll.ignoreNodes.*", "roll.etcdSnapshot", "roll.rehearse.enabled", "roll.rehearse.addresses.*", "roll.rehearse.gateway",
 		"roll.gates.*.kind", "roll.gates.*.apiVersion", "roll.gates.*.timeout", "roll.hooks.*.*.timeout", "notify.*.on.*",
 	}
@@ -42,7 +42,7 @@ var (
 	planAllowed = bundle.List{
 		"version", "id", "lock", "config", "acceptOutage", "what.*", "cluster", "run", "nodes.*.*", "nodes.*.drift.**", "nodes.*.refused.*", "nodes.*.willLose.*",
 		"nodes.*.notes.*", "nodes.*.slots.*", "nodes.*.carried.*.*", "nodes.*.systemDisk.*", "nodes.*.frees.*.*", "nodes.*.renewed.*",
-		"maxUnavailable", "perHost", "workersBeside", "totalSeconds", "batches.**", "room.*", "warnings.*", "kubernetes.*", "scratch.**", "trials.**",
+		"maxUnavailable", "perHost", "workersBeside", "totalSeconds", "surge.**", "batches.**", "room.*", "warnings.*", "kubernetes.*", "scratch.**", "trials.**",
 	}
 	logOfPrograms = bundle.List{
 		"time", "level", "msg", "status", "command", "version", "exitCode", "seconds", "code", "run", "step", "node", "risk",
@@ -50,7 +50,7 @@ var (
 	}
 	logAllowed    = append(slices.Clone(logOfPrograms), "title", "text", "error", "hints.*")
 	statusAllowed = bundle.List{
-		"cluster", "claim.**", "lastRun.**", "open.**", "marked.**", "kept.**", "scratch.**", "kubernetes", "problems.*",
+		"cluster", "claim.**", "lastRun.**", "open.**", "marked.**", "kept.**", "scratch.**", "surge.*", "kubernetes", "problems.*",
 	}
 	doctorAllowed = bundle.List{
 		"cluster", "checks.*.*", "checks.*.remedy.*", "needs.**", "proxmoxVersion", "grants.*", "caution", "nodes.**",

@@ -1,0 +1,169 @@
+package planning
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/observe"
+	"github.com/recast-sh/recast/cluster/parking"
+	"github.com/recast-sh/recast/cluster/surge"
+)
+
+// picksSurge says whether the roll may use this surge node: it belongs to no selection, but can be
+// left out.
+func (p Policy) picksSurge(node string) bool {
+	return !slices.Contains(p.Exclude, node) && (!p.Exactly || slices.Contains(p.Only, node))
+}
+
+// considers says whether the plan has something to say of a node.
+func (p Policy) considers(w cluster.Wanted, f observe.Found) bool {
+	switch {
+	case f.Unfinished():
+		return true
+	case p.SurgeEnds:
+		return w.Surge
+	case w.Surge && p.Surge != nil && p.Surge(1) > 0:
+		return p.picksSurge(w.Name)
+	}
+	return p.picks(w.Name, f)
+}
+
+// onlyInRolls is why nothing is done to a surge node that is not there.
+const onlyInRolls = "it is there only during a roll"
+
+// surgeNode is a surge node in a plan.
+type surgeNode struct{ *NodePlan }
+
+// decided says whether a surging decides about the node, together with all others.
+func (n surgeNode) decided() bool {
+	return n.Wanted.Surge && !n.Resume && !n.Found.Away && !n.Found.Unfinished() && (n.Found.Absent != nil || n.Found.Machine != nil && n.Found.Node != nil)
+}
+
+// surging decides which surge nodes of a plan are made, serve, and are removed.
+type surging struct {
+	*Plan
+	wanted []cluster.Wanted
+	o      observe.Observation
+	policy Policy
+}
+
+func (p surging) decide() error {
+	o, policy := p.o, p.policy
+	if p.Run != "" || p.Bootstrap != "" || o.Rebuild != "" {
+		return nil // planned again once that is done
+	}
+	var nodes []surge.Node
+	var at []int
+	for i, n := range p.Nodes {
+		if (surgeNode{&n}).decided() {
+			absent := n.Found.Absent
+			nodes = append(nodes, surge.Node{Name: n.Node, There: absent == nil, Fits: absent != nil && len(absent.Traces)+len(absent.Against) == 0})
+			at = append(at, i)
+		}
+	}
+	need := surge.Need{Out: min(p.MaxUnavailable, p.workersOut()), Workers: serving(p.wanted, o)}
+	if policy.Surge != nil && !policy.SurgeEnds {
+		need.Wanted = policy.Surge(workers(p.wanted, o))
+	}
+	var err error
+	if p.Surge, err = surge.Choose(nodes, need); err != nil {
+		return err
+	}
+	for _, i := range at {
+		surgeNode{&p.Nodes[i]}.plan(p.Surge, o, policy)
+	}
+	return nil
+}
+
+// plan says what becomes of the node.
+func (n surgeNode) plan(plan *surge.Plan, o observe.Observation, policy Policy) {
+	n.Drift.Reasons = slices.DeleteFunc(slices.Clone(n.Drift.Reasons), func(r cluster.Reason) bool { return r.Code == observe.LeftOver && plan.Has(n.Node) })
+	n.Drift.Stale = len(n.Drift.Reasons) > 0
+	switch {
+	case plan.Has(n.Node) && n.Found.Absent != nil:
+		planCreate(n.NodePlan, o)
+		n.planFile()
+		n.Why = "create: it serves while workers are away, and is removed after the last one is back"
+		if n.Role == cluster.ControlPlane {
+			n.Refused = append(n.Refused, "it has surge: true, which is for workers, and its machine configuration is that of a control plane")
+		}
+	case plan.Has(n.Node):
+		n.Why = "it serves while workers are away, and is removed after the last one is back"
+		if n.Found.Node.Unschedulable {
+			n.Refused = append(n.Refused, fmt.Sprintf("it is to serve while workers are away, and is cordoned: kubectl uncordon %s, or recast remove %s", n.Node, n.Node))
+		}
+	case n.Found.Absent == nil && (policy.SurgeEnds || policy.picks(n.Node, n.Found)):
+		planRemove(n.NodePlan, o, policy.Reach)
+		n.AskLosses()
+	case n.Found.Absent != nil && n.freesLeft():
+		n.Strategy, n.Why, n.VMID, n.Host = cluster.Remove, "remove: it is removed, and its system disk, which is still parked, is freed", n.Found.Parking.Record.VMID, n.Found.Parking.VM.Host
+	default:
+		return
+	}
+	n.Estimate(o.Took)
+}
+
+// freesLeft says whether a run that removed the node ended before it had freed its system disk.
+func (n surgeNode) freesLeft() bool {
+	p := n.Found.Parking
+	return p != nil && slices.ContainsFunc(p.Record.Kept, func(k parking.KeptDisk) bool { return k.Removed && k.Going })
+}
+
+// remove plans what else the removal of a surge node is: its system disk is freed.
+func (n surgeNode) remove(disks []cluster.Disk) {
+	n.Why = "remove: it is there only during a roll; its system disk is freed, its VM and its Node are deleted"
+	if n.Role == cluster.ControlPlane {
+		n.Refused = append(n.Refused, "it has surge: true, and is a control plane: remove surge: true")
+	}
+	var other []string
+	for _, d := range disks {
+		if !d.CDROM && !d.CSI() && d.Key != n.Wanted.SystemDisk {
+			other = append(other, d.Key)
+		}
+	}
+	if len(other) > 0 {
+		n.Refused = append(n.Refused, fmt.Sprintf("its VM has %s beside its system disk: detach what is not recast's, or remove surge: true and run recast remove %s, which parks all disks", strings.Join(other, ", "), n.Node))
+	}
+}
+
+// workersOut is how many workers that serve now the plan takes out.
+func (p surging) workersOut() (out int) {
+	for _, n := range p.Nodes {
+		if n.Role == cluster.Worker && !n.Wanted.Surge && n.takenOut() && !n.staysUp() {
+			out++
+		}
+	}
+	return out
+}
+
+// workers counts the workers that were found, without surge nodes.
+func workers(wanted []cluster.Wanted, o observe.Observation) (count int) {
+	for i, f := range o.Found {
+		if f.Machine != nil && !f.Machine.ControlPlane && !wanted[i].Surge {
+			count++
+		}
+	}
+	return count
+}
+
+// serving counts those of them that take pods now.
+func serving(wanted []cluster.Wanted, o observe.Observation) (count int) {
+	for i, f := range o.Found {
+		if f.Node != nil && !f.Node.ControlPlane && !wanted[i].Surge && f.Node.Ready && !f.Node.Unschedulable {
+			count++
+		}
+	}
+	return count
+}
+
+// doneBy says that a run of the saved plan has made the surge node, or is about to remove it.
+func (n surgeNode) doneBy(saved Plan, begun bool) bool {
+	return begun && n.Wanted.Surge && saved.Surge.Has(n.Node) && len(n.Refused) == 0 && (n.Strategy == "" || n.Strategy == cluster.Remove)
+}
+
+// SurgeStays says what to do about surge nodes that a roll has not removed.
+func SurgeStays(nodes []string) string {
+	return fmt.Sprintf("what is there of the surge nodes (%s) stays: the next recast roll goes on with it, and recast remove takes one away", strings.Join(nodes, ", "))
+}

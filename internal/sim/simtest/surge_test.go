@@ -1,0 +1,380 @@
+package simtest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/watch"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim"
+	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
+	"github.com/recast-sh/recast/internal/sim/world"
+)
+
+// surgeNode is the surge node of these stories.
+const surgeNode = "wk-surge1"
+
+// addSurge adds a surge node to recast.yaml and to the files, and asks for it.
+func (l *Lab) addSurge() {
+	l.t.Helper()
+	l.allowShape()
+	l.Replace("recast.yaml", "nodes:\n", `vmClasses:
+  surge: {memory: 4096, cloudinit: fast, nics: [{bridge: vmbr0}], disks: [{slot: scsi0, storage: fast, size: 10G, system: true}]}
+nodes:
+  - {name: `+surgeNode+`, schematic: `+l.node("wk1").Schematic+`, class: surge, host: pve1, surge: true, vm: {ipconfig: ['ip=127.42.7.251/24,gw=127.42.7.1']}}
+`)
+	l.Replace("recast.yaml", "roll:\n", "roll:\n  surge: 1\n")
+	machine, _, _ := strings.Cut(string(l.configOf("wk1")), "\n---\n") // without its data volume
+	l.MachineConfig = configFiles{surgeNode: cluster.Secret(machine)}.read
+}
+
+// capacity is how many workers serve: it sees every change of a Node.
+type capacity struct {
+	mu            sync.Mutex
+	serves        map[string]bool
+	least         int
+	drained       bool // a worker has stopped serving
+	surged, early bool // the surge node has served; a worker stopped before that
+}
+
+func (c *capacity) see(node *corev1.Node, gone bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if _, is := node.Labels["node-role.kubernetes.io/control-plane"]; is {
+		return
+	}
+	ready := false
+	for _, condition := range node.Status.Conditions {
+		ready = ready || condition.Type == corev1.NodeReady && condition.Status == corev1.ConditionTrue
+	}
+	was := c.serves[node.Name]
+	now := ready && !node.Spec.Unschedulable && !gone
+	c.serves[node.Name] = now
+	if was && !now && node.Name != surgeNode {
+		c.drained, c.early = true, c.early || !c.surged
+	}
+	c.surged = c.surged || now && node.Name == surgeNode
+	count := 0
+	for _, serves := range c.serves {
+		if serves {
+			count++
+		}
+	}
+	c.least = min(c.least, count)
+}
+
+// watchCapacity sees every change of a Node from now on, until stop.
+func (l *Lab) watchCapacity(ctx context.Context) (c *capacity, stop func()) {
+	l.t.Helper()
+	ctx, cancel := context.WithCancel(ctx)
+	c = &capacity{serves: map[string]bool{}}
+	nodes, revision, err := l.Kube.Store().List(ctx, store.Nodes(), "")
+	must(l.t, err)
+	for _, n := range nodes {
+		c.see(n.(*corev1.Node), false)
+	}
+	c.least = len(nodes)
+	for _, n := range nodes {
+		c.see(n.(*corev1.Node), false)
+	}
+	w, err := l.Kube.Store().Watch(ctx, store.Nodes(), revision)
+	must(l.t, err)
+	var under sync.WaitGroup
+	under.Go(func() {
+		for {
+			e, err := w.Next(ctx)
+			if err != nil {
+				if !errors.Is(err, context.Canceled) {
+					l.t.Errorf("watch the Nodes: %v", err)
+				}
+				return
+			}
+			c.see(e.Object.(*corev1.Node), e.Type == watch.Deleted)
+		}
+	})
+	return c, func() { cancel(); under.Wait() }
+}
+
+// requireNoSurge fails unless nothing is left of the surge node: no VM, no Node, no disk.
+func (l *Lab) requireNoSurge(t *testing.T) {
+	t.Helper()
+	if _, err := l.Kube.Node(t.Context(), surgeNode); err == nil {
+		t.Errorf("Kubernetes has node %s still", surgeNode)
+	}
+	for _, vm := range l.World.VMs() {
+		if vm.Config["name"] == surgeNode {
+			t.Errorf("VM %d %s is there still", vm.ID, surgeNode)
+		}
+	}
+	res, err := l.Client().Status(t.Context())
+	must(t, err)
+	for _, k := range res.Kept {
+		if k.Node == surgeNode {
+			t.Errorf("a disk of it is kept: %+v", k)
+		}
+	}
+}
+
+// TestSurge renews three workers, which have data disks, and counts how many serve meanwhile: with a
+// surge node in their place, no fewer than before.
+func TestSurge(t *testing.T) {
+	type story struct {
+		surge, out string // roll.surge, and roll.maxUnavailable.workers
+		least      int
+	}
+	eachLong(t, sim.Options{ControlPlanes: 1, Workers: 3}, map[string]story{
+		"none": {"0", "1", 2}, "one": {"1", "1", 3}, "a tenth, rounded up": {"10%", "1", 3}, "one, and two workers out": {"1", "2", 2},
+	}, func(t *testing.T, lab *Lab, s story) {
+		lab.addSurge()
+		lab.Replace("recast.yaml", "  surge: 1\n", "  surge: "+s.surge+"\n")
+		lab.setRoll("maxUnavailable: {workers: "+s.out+", perHost: 3}", "canary: false")
+		requireInSync(t, lab)
+		if p := lab.planOf(lab.Client(), surgeNode, planning.Policy{}); p.Strategy != "" || p.Why != "it is there only during a roll" {
+			t.Fatalf("without a worker to renew: %s, %s", p.Strategy, p.Why)
+		}
+		lab.Patch(sim.PatchedExtension)
+		c, stop := lab.watchCapacity(t.Context())
+		rep, err := lab.Client().Roll(t.Context(), planning.Policy{})
+		must(t, err)
+		stop()
+		t.Attr("least", strconv.Itoa(c.least))
+		if asked := s.surge != "0"; !c.drained || c.surged != asked || asked && c.early || c.least != s.least {
+			t.Errorf("of 3 workers at least %d served, want %d; drained %t, surged %t, drained too early %t", c.least, s.least, c.drained, c.surged, c.early)
+		}
+		if p := rep.Plan.Surge; s.surge == "0" != (p == nil) || p != nil && p.Least != s.least {
+			t.Errorf("the plan says of it: %+v", p)
+		}
+		lab.requireNoSurge(t)
+		requireInSync(t, lab)
+	})
+}
+
+// TestSurgeAgain makes a surge node of which an earlier roll has left a parking VM, and an entry in Talos'
+// discovery.
+func TestSurgeAgain(t *testing.T) {
+	long(t)
+	inLab(t, sim.Options{ControlPlanes: 1, Workers: 2}, func(t *testing.T, lab *Lab) {
+		lab.addSurge()
+		lab.Patch(sim.PatchedExtension)
+		must(t, lab.Client().roll(planning.Policy{})(t.Context()))
+		vms := len(lab.World.VMs())
+		lab.Replace("recast.yaml", "{name: wk1,", "{name: wk1, vm: {memory: 6144},") // stops it
+		c, stop := lab.watchCapacity(t.Context())
+		must(t, lab.Client().roll(planning.Policy{})(t.Context()))
+		stop()
+		if !c.surged || c.early || c.least != 2 {
+			t.Errorf("at least %d served; surged %t, drained too early %t", c.least, c.surged, c.early)
+		}
+		lab.requireNoSurge(t)
+		requireInSync(t, lab)
+		if now := len(lab.World.VMs()); now != vms {
+			t.Errorf("there were %d VMs after the first roll, and %d after the second", vms, now)
+		}
+	})
+}
+
+// vmNamed is the VM of a node that came later.
+func (l *Lab) vmNamed(node string) world.VM {
+	l.t.Helper()
+	for _, vm := range l.World.VMs() {
+		if vm.Config["name"] == node {
+			return vm
+		}
+	}
+	l.t.Fatalf("%s has no VM", node)
+	return world.VM{}
+}
+
+// requireSurgeStays fails unless the surge node is there, and drift and status say so.
+func (l *Lab) requireSurgeStays(t *testing.T) {
+	t.Helper()
+	if _, err := l.Kube.Node(t.Context(), surgeNode); err != nil {
+		t.Errorf("the surge node is gone: %v", err)
+	}
+	res, err := l.Client().Status(t.Context())
+	must(t, err)
+	if !slices.Equal(res.Surge, []string{surgeNode}) {
+		t.Errorf("status says that %q are left over", res.Surge)
+	}
+}
+
+// TestSurgeWithData does not remove a surge node with data that only it has. The roll says why, and the
+// next one removes the node once that may be lost.
+func TestSurgeWithData(t *testing.T) {
+	long(t)
+	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+		lab.addSurge()
+		daemons("default", "agent", "/var/lib/agent")(lab)
+		acceptLoss("hostpath/var/lib/agent")(lab)
+		lab.Patch(sim.PatchedExtension)
+		_, err := lab.Client().Roll(t.Context(), planning.Policy{})
+		requireFault(t, err, fault.Refused, surgeNode+": hostPath /var/lib/agent (DaemonSet default/agent) is on the system disk and would be lost", "every worker is done", "recast remove takes one away")
+		requireDrift(t, lab, surgeNode)
+		lab.requireSurgeStays(t)
+		requireRefused(t, errOf(lab.Client().Remove(t.Context(), surgeNode)), "is on the system disk and would be lost")
+		lab.Replace("recast.yaml", "{name: "+surgeNode+",", "{name: "+surgeNode+", acceptLoss: [hostpath/var/lib/agent],")
+		if p := lab.planOf(lab.Client(), surgeNode, planning.Policy{}); p.Strategy != cluster.Remove || p.Phase != planning.SurgeEnd || len(p.WillLose) != 1 {
+			t.Errorf("left over, it is planned as %s in phase %s: %v", p.Strategy, p.Phase, p.WillLose)
+		}
+		must(t, lab.Client().roll(planning.Policy{})(t.Context()))
+		lab.requireNoSurge(t)
+		requireInSync(t, lab)
+	})
+}
+
+// TestSurgeAfterAFailure: where a worker fails, the surge node stays. What a person does then decides
+// what becomes of it.
+func TestSurgeAfterAFailure(t *testing.T) {
+	eachLong(t, sim.Options{ControlPlanes: 1, Workers: 2}, map[string]func(t *testing.T, lab *Lab){
+		"the next roll goes on": func(t *testing.T, lab *Lab) {
+			if p := lab.planOf(lab.Client(), surgeNode, planning.Policy{}); p.Strategy != "" || !strings.HasPrefix(p.Why, "it serves while workers are away") {
+				t.Errorf("it is planned as %s: %s", p.Strategy, p.Why)
+			}
+			must(t, lab.Client().roll(planning.Policy{})(t.Context()))
+		},
+		"it is asked for no more": func(t *testing.T, lab *Lab) {
+			lab.Replace("recast.yaml", "  surge: 1\n", "  surge: 0\n")
+			must(t, lab.Client().roll(planning.Policy{})(t.Context()))
+		},
+		"it is removed by hand": func(t *testing.T, lab *Lab) {
+			must(t, errOf(lab.Client().Remove(t.Context(), surgeNode)))
+			lab.requireNoSurge(t)
+			must(t, lab.Client().roll(planning.Policy{})(t.Context()))
+		},
+		"it is cordoned": func(t *testing.T, lab *Lab) {
+			lab.Cordon(surgeNode, true)
+			requireRefused(t, lab.Client().roll(planning.Policy{})(t.Context()), surgeNode+": it is to serve while workers are away, and is cordoned: kubectl uncordon")
+			lab.Cordon(surgeNode, false)
+			must(t, lab.Client().roll(planning.Policy{})(t.Context()))
+		},
+		"it has a disk of a person": func(t *testing.T, lab *Lab) {
+			vm := lab.vmNamed(surgeNode)
+			must(t, lab.World.SetConfig("", vm.Host, world.ChangeRequest{ID: vm.ID, Set: map[string]string{"scsi5": "fast:1"}}))
+			lab.Replace("recast.yaml", "  surge: 1\n", "  surge: 0\n")
+			requireRefused(t, lab.Client().roll(planning.Policy{})(t.Context()), surgeNode+": its VM has scsi5 beside its system disk")
+			must(t, lab.World.SetConfig("", vm.Host, world.ChangeRequest{ID: vm.ID, Delete: []string{"scsi5"}}))
+			must(t, lab.World.SetConfig("", vm.Host, world.ChangeRequest{ID: vm.ID, Delete: []string{"unused0"}}))
+			must(t, lab.Client().roll(planning.Policy{})(t.Context()))
+		},
+	}, func(t *testing.T, lab *Lab, s func(t *testing.T, lab *Lab)) {
+		lab.addSurge()
+		lab.Patch(sim.PatchedExtension)
+		lab.Budget(0)
+		err := errOf(lab.Client().Roll(t.Context(), planning.Policy{}))
+		requireFault(t, err, fault.Failed, "surge nodes ("+surgeNode+") stays: the next recast roll goes on with it")
+		lab.requireSurgeStays(t)
+		lab.Budget(1)
+		s(t, lab)
+		lab.requireNoSurge(t)
+		requireInSync(t, lab)
+	})
+}
+
+// TestSurgeRefused: what would fail once a worker is to be taken out is refused before.
+func TestSurgeRefused(t *testing.T) {
+	eachInLab(t, oneWorker(), map[string]struct {
+		bring   func(*Lab)
+		policy  planning.Policy
+		kind    fault.Kind
+		refused string
+	}{
+		"no memory":       {func(l *Lab) { l.Replace("recast.yaml", "surge: {memory: 4096,", "surge: {memory: 4096000,") }, planning.Policy{}, fault.Refused, surgeNode + ": its VM takes 4000 GiB of memory, and pve1 has "},
+		"no storage":      {func(l *Lab) { l.Replace("recast.yaml", "storage: fast, size: 10G", "storage: fats, size: 10G") }, planning.Policy{}, fault.Refused, surgeNode + ": Proxmox has no storage fats"},
+		"no room":         {func(l *Lab) { l.Replace("recast.yaml", "storage: fast, size: 10G", "storage: fast, size: 90T") }, planning.Policy{}, fault.Refused, surgeNode + ": "},
+		"no file":         {func(l *Lab) { l.MachineConfig = configFiles{}.read }, planning.Policy{}, fault.Refused, surgeNode + ": its machine configuration is not in talos.machineConfigs"},
+		"a control plane": {func(l *Lab) { l.MachineConfig = configFiles{surgeNode: l.configOf("cp1")}.read }, planning.Policy{}, fault.Refused, surgeNode + ": it has surge: true, which is for workers, and its machine configuration is that of a control plane"},
+		"left out":        {func(*Lab) {}, planning.Policy{Exclude: []string{surgeNode}}, fault.Config, "roll.surge asks for 1 surge nodes, and this roll has 0"},
+	}, func(t *testing.T, lab *Lab, s struct {
+		bring   func(*Lab)
+		policy  planning.Policy
+		kind    fault.Kind
+		refused string
+	},
+	) {
+		lab.addSurge()
+		s.bring(lab)
+		must(t, lab.Client().roll(planning.Policy{})(t.Context())) // no worker is taken out
+		lab.Patch(sim.PatchedExtension)
+		requireFault(t, lab.Client().roll(s.policy)(t.Context()), s.kind, s.refused)
+		lab.requireNoSurge(t)
+		lab.requireServing("wk1")
+	})
+}
+
+// TestSurgeOfASavedPlan: a run of a saved plan that is killed goes on with the plan, to the same end.
+func TestSurgeOfASavedPlan(t *testing.T) {
+	eachLong(t, oneWorker(), map[string]string{
+		"not killed": "", "when the surge node is made": "roll/surge/" + surgeNode + "/bring-up", "when it serves": "roll/workers/wk1/take-down",
+		"when the worker is done": "roll/surge-end/" + surgeNode, "when its VM is gone": "roll/surge-end/" + surgeNode + "/keep",
+	}, func(t *testing.T, lab *Lab, at string) {
+		lab.addSurge()
+		lab.Patch(sim.PatchedExtension)
+		saved := lab.save(planning.Policy{})
+		if at != "" {
+			lab.killSaved(saved, at)
+		}
+		must(t, lab.rollOf(saved))
+		lab.requireNoSurge(t)
+		requireInSync(t, lab)
+	})
+}
+
+// TestSurgeKilled kills a roll with a surge node at points of every kind. The next roll, with the
+// journal or without, comes to the same end.
+func TestSurgeKilled(t *testing.T) {
+	long(t)
+	prepared := func(t *testing.T) *Lab {
+		lab := New(t, oneWorker())
+		lab.addSurge()
+		lab.Patch(sim.PatchedExtension)
+		return lab
+	}
+	workers := planning.Policy{Only: []string{"wk1"}}
+	var points []string
+	synctest.Test(t, func(t *testing.T) {
+		lab := prepared(t)
+		var err error
+		points, _, err = lab.rollKilled(t.Context(), workers, 0, "")
+		must(t, err)
+		lab.requireNoSurge(t)
+	})
+	chosen := crash{whole: whole{strategy: cluster.Create}}.slice(len(points))
+	for _, at := range chosen {
+		t.Run(strconv.Itoa(at), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				lab := prepared(t)
+				c, stop := lab.watchCapacity(t.Context())
+				if _, _, err := lab.rollKilled(t.Context(), workers, at, ""); err == nil {
+					t.Fatal("killed, yet the roll says that it succeeded")
+				}
+				if at%2 == 0 {
+					must(t, os.RemoveAll(filepath.Join(lab.Dir, ".recast")))
+				}
+				_, broken, err := lab.rollKilled(t.Context(), planning.Policy{}, 0, "")
+				if err != nil || len(broken) > 0 {
+					t.Fatalf("killed at %q: the next roll: %v, %q", points[at-1], err, broken)
+				}
+				stop()
+				if c.early || c.least < 1 {
+					t.Errorf("killed at %q: at least %d served, drained too early %t", points[at-1], c.least, c.early)
+				}
+				requireInSync(t, lab)
+				lab.requireNoSurge(t)
+			})
+		})
+	}
+	t.Attr("killed", fmt.Sprint(len(chosen)))
+}
