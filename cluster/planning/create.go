@@ -15,6 +15,9 @@ import (
 func Create(n *NodePlan) {
 	w := n.Wanted
 	n.Strategy, n.Why, n.EtcdKept = cluster.Create, "create: it is nowhere yet", true
+	if w.Surge {
+		n.Why = "create: it serves while workers are away, and is removed after the last one is back"
+	}
 	n.Host, n.Addr, n.VMID = w.Shape.Host, w.Addr, w.VMID
 	for _, trace := range n.Found.Absent.Traces {
 		n.Refused = append(n.Refused, "it is in recast.yaml, and there is something of it: "+trace)

@@ -85,7 +85,6 @@ func (n surgeNode) plan(plan *surge.Plan, o observe.Observation, policy Policy) 
 	case plan.Has(n.Node) && n.Found.Absent != nil:
 		planCreate(n.NodePlan, o)
 		n.planFile()
-		n.Why = "create: it serves while workers are away, and is removed after the last one is back"
 		if n.Role == cluster.ControlPlane {
 			n.Refused = append(n.Refused, "it has surge: true, which is for workers, and its machine configuration is that of a control plane")
 		}
@@ -97,12 +96,23 @@ func (n surgeNode) plan(plan *surge.Plan, o observe.Observation, policy Policy) 
 	case n.Found.Absent == nil && (policy.SurgeEnds || policy.picks(n.Node, n.Found)):
 		planRemove(n.NodePlan, o, policy.Reach)
 		n.AskLosses()
+		if !n.madeNew() {
+			n.Refused = append(n.Refused, fmt.Sprintf("it has surge: true, and nothing shows that a roll has made it: remove surge: true if it is to stay; recast remove %s takes it away", n.Node))
+		}
 	case n.Found.Absent != nil && n.freesLeft():
 		n.Strategy, n.Why, n.VMID, n.Host = cluster.Remove, "remove: it is removed, and its system disk, which is still parked, is freed", n.Found.Parking.Record.VMID, n.Found.Parking.VM.Host
 	default:
 		return
 	}
 	n.Estimate(o.Took)
+}
+
+// madeNew says whether the record of the VM shows that recast made the node: a worker that has surge: true
+// by mistake is not taken away by a roll.
+func (n surgeNode) madeNew() bool {
+	return slices.ContainsFunc(n.Found.Parkings(), func(p parking.Parking) bool {
+		return p.Record.Strategy == cluster.Create && p.Record.UUID == n.Found.VM.UUID()
+	})
 }
 
 // freesLeft says whether a run that removed the node ended before it had freed its system disk.
@@ -119,7 +129,8 @@ func (n surgeNode) remove(disks []cluster.Disk) {
 	}
 	var other []string
 	for _, d := range disks {
-		if !d.CDROM && !d.CSI() && d.Key != n.Wanted.SystemDisk {
+		made := d.Key == n.Wanted.SystemDisk || d.Key == "efidisk0" // see shape.Firmware
+		if !d.CDROM && !d.CSI() && !made {
 			other = append(other, d.Key)
 		}
 	}

@@ -91,6 +91,9 @@ func (a *Attempt) describePlan(p *v1alpha1.Plan, text []byte) error {
 		p.Lines, p.LastNode = append(p.Lines, planLine(n)), n.Node
 		p.Nodes++
 	}
+	for _, text := range plan.Surge.Lines() {
+		p.Lines = append(p.Lines, "surge: "+text)
+	}
 	p.Lines = firstLines(p.Lines)
 	return nil
 }

@@ -3,15 +3,11 @@ package simtest
 import (
 	"context"
 	"errors"
-	"fmt"
-	"os"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
 	"sync"
 	"testing"
-	"testing/synctest"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/watch"
@@ -163,14 +159,21 @@ func TestSurge(t *testing.T) {
 }
 
 // TestSurgeAgain makes a surge node of which an earlier roll has left a parking VM, and an entry in Talos'
-// discovery.
+// discovery. It has UEFI, so a disk for its variables.
 func TestSurgeAgain(t *testing.T) {
 	long(t)
 	inLab(t, sim.Options{ControlPlanes: 1, Workers: 2}, func(t *testing.T, lab *Lab) {
 		lab.addSurge()
+		lab.Replace("recast.yaml", "surge: {memory: 4096,", "surge: {memory: 4096, bios: ovmf, machine: q35,")
 		lab.Patch(sim.PatchedExtension)
 		must(t, lab.Client().roll(planning.Policy{})(t.Context()))
-		vms := len(lab.World.VMs())
+		lab.requireNoSurge(t)
+		count := func() (vms, volumes int) {
+			disks, err := lab.World.Volumes("fast", "pve1")
+			must(t, err)
+			return len(lab.World.VMs()), len(disks)
+		}
+		vms, volumes := count()
 		lab.Replace("recast.yaml", "{name: wk1,", "{name: wk1, vm: {memory: 6144},") // stops it
 		c, stop := lab.watchCapacity(t.Context())
 		must(t, lab.Client().roll(planning.Policy{})(t.Context()))
@@ -180,8 +183,8 @@ func TestSurgeAgain(t *testing.T) {
 		}
 		lab.requireNoSurge(t)
 		requireInSync(t, lab)
-		if now := len(lab.World.VMs()); now != vms {
-			t.Errorf("there were %d VMs after the first roll, and %d after the second", vms, now)
+		if v, d := count(); v != vms || d != volumes {
+			t.Errorf("after the first roll there were %d VMs and %d volumes, after the second %d and %d", vms, volumes, v, d)
 		}
 	})
 }
@@ -229,6 +232,23 @@ func TestSurgeWithData(t *testing.T) {
 		if p := lab.planOf(lab.Client(), surgeNode, planning.Policy{}); p.Strategy != cluster.Remove || p.Phase != planning.SurgeEnd || len(p.WillLose) != 1 {
 			t.Errorf("left over, it is planned as %s in phase %s: %v", p.Strategy, p.Phase, p.WillLose)
 		}
+		must(t, lab.Client().roll(planning.Policy{})(t.Context()))
+		lab.requireNoSurge(t)
+		requireInSync(t, lab)
+	})
+}
+
+// TestSurgeGetsData: data that came after its removal was planned counts as well.
+func TestSurgeGetsData(t *testing.T) {
+	long(t)
+	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+		lab.addSurge()
+		lab.Patch(sim.PatchedExtension)
+		c := lab.Client()
+		c.Emit = whenStarted("roll/surge-end/"+surgeNode+"/gate", func() { daemons("default", "agent", "/var/lib/agent")(lab) })
+		requireFault(t, errOf(c.Roll(t.Context(), planning.Policy{})), fault.Refused, "remove became impossible for "+surgeNode+" since the plan was made: hostPath /var/lib/agent")
+		lab.requireSurgeStays(t)
+		noDaemons("default", "agent")(lab)
 		must(t, lab.Client().roll(planning.Policy{})(t.Context()))
 		lab.requireNoSurge(t)
 		requireInSync(t, lab)
@@ -314,67 +334,25 @@ func TestSurgeRefused(t *testing.T) {
 	})
 }
 
-// TestSurgeOfASavedPlan: a run of a saved plan that is killed goes on with the plan, to the same end.
-func TestSurgeOfASavedPlan(t *testing.T) {
-	eachLong(t, oneWorker(), map[string]string{
-		"not killed": "", "when the surge node is made": "roll/surge/" + surgeNode + "/bring-up", "when it serves": "roll/workers/wk1/take-down",
-		"when the worker is done": "roll/surge-end/" + surgeNode, "when its VM is gone": "roll/surge-end/" + surgeNode + "/keep",
-	}, func(t *testing.T, lab *Lab, at string) {
+// TestSurgeByMistake: a node that was there before is not removed because it has surge: true.
+func TestSurgeByMistake(t *testing.T) {
+	eachInLab(t, sim.Options{ControlPlanes: 3, Workers: 2}, map[string][]string{
+		"wk2": {"wk2: it has surge: true, and nothing shows that a roll has made it", "wk2: its VM has scsi1 beside its system disk"},
+		"cp3": {"cp3: it has surge: true, and is a control plane"},
+	}, func(t *testing.T, lab *Lab, refused []string) {
 		lab.addSurge()
-		lab.Patch(sim.PatchedExtension)
-		saved := lab.save(planning.Policy{})
-		if at != "" {
-			lab.killSaved(saved, at)
-		}
-		must(t, lab.rollOf(saved))
-		lab.requireNoSurge(t)
-		requireInSync(t, lab)
-	})
-}
-
-// TestSurgeKilled kills a roll with a surge node at points of every kind. The next roll, with the
-// journal or without, comes to the same end.
-func TestSurgeKilled(t *testing.T) {
-	long(t)
-	prepared := func(t *testing.T) *Lab {
-		lab := New(t, oneWorker())
-		lab.addSurge()
-		lab.Patch(sim.PatchedExtension)
-		return lab
-	}
-	workers := planning.Policy{Only: []string{"wk1"}}
-	var points []string
-	synctest.Test(t, func(t *testing.T) {
-		lab := prepared(t)
-		var err error
-		points, _, err = lab.rollKilled(t.Context(), workers, 0, "")
+		node, _, _ := strings.Cut(refused[0], ":")
+		lab.Replace("recast.yaml", "{name: "+node+",", "{name: "+node+", class: surge, host: pve1, surge: true, vm: {ipconfig: ['ip=127.42.7.252/24,gw=127.42.7.1']},")
+		plan, err := lab.Client().Plan(t.Context(), planning.Policy{Only: []string{node}})
 		must(t, err)
-		lab.requireNoSurge(t)
+		for _, text := range refused {
+			if all := strings.Join(plan.Refused(), "\n"); !strings.Contains(all, text) {
+				t.Errorf("it is not refused with %q: %s", text, all)
+			}
+		}
+		requireRefused(t, lab.Client().roll(planning.Policy{})(t.Context()), refused[0])
+		if _, err := lab.Kube.Node(t.Context(), node); err != nil {
+			t.Error(err)
+		}
 	})
-	chosen := crash{whole: whole{strategy: cluster.Create}}.slice(len(points))
-	for _, at := range chosen {
-		t.Run(strconv.Itoa(at), func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				lab := prepared(t)
-				c, stop := lab.watchCapacity(t.Context())
-				if _, _, err := lab.rollKilled(t.Context(), workers, at, ""); err == nil {
-					t.Fatal("killed, yet the roll says that it succeeded")
-				}
-				if at%2 == 0 {
-					must(t, os.RemoveAll(filepath.Join(lab.Dir, ".recast")))
-				}
-				_, broken, err := lab.rollKilled(t.Context(), planning.Policy{}, 0, "")
-				if err != nil || len(broken) > 0 {
-					t.Fatalf("killed at %q: the next roll: %v, %q", points[at-1], err, broken)
-				}
-				stop()
-				if c.early || c.least < 1 {
-					t.Errorf("killed at %q: at least %d served, drained too early %t", points[at-1], c.least, c.early)
-				}
-				requireInSync(t, lab)
-				lab.requireNoSurge(t)
-			})
-		})
-	}
-	t.Attr("killed", fmt.Sprint(len(chosen)))
 }
