@@ -15,6 +15,7 @@ import (
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/cluster/planning"
+	"github.com/recast-sh/recast/cluster/surge"
 )
 
 var update = flag.Bool("update", false, "write the golden files anew")
@@ -105,7 +106,14 @@ func TestWritePlan(t *testing.T) {
 	left := inSync("wk8")
 	left.Why, left.Paused, left.Drift = "paused: @ops | see #12 <b>*now*</b>\nor later", "x", stale
 
+	made, over := node("wk-surge1", 9041, planning.Surge, cluster.Create, 240), node("wk-surge2", 9042, planning.SurgeEnd, cluster.Remove, 120)
+	made.Drift, over.Carried = observe.Drift{}, []planning.DiskPlan{*system}
+
 	for name, plan := range map[string]planning.Plan{
+		"plan-surge": {
+			Cluster: "c1", ID: "0123456789abcdef", Nodes: []planning.NodePlan{made, canary, over}, MaxUnavailable: 1, PerHost: 1, TotalSeconds: 600,
+			Surge: &surge.Plan{Nodes: []string{"wk-surge1"}, Make: []string{"wk-surge1"}, Remove: []string{"wk-surge2"}, Workers: 3, Least: 3},
+		},
 		"plan-paused": {
 			Cluster: "c1", ID: "0123456789abcdef", Nodes: []planning.NodePlan{canary, losing, left}, MaxUnavailable: 1, PerHost: 1, TotalSeconds: 480,
 			Batches: []planning.Batch{{Phase: planning.Canary, Nodes: []string{"wk1"}, Limit: 1}, {Phase: planning.Workers, Nodes: []string{"wk2"}, Limit: 1}},

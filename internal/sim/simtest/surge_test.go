@@ -174,6 +174,7 @@ func TestSurgeAgain(t *testing.T) {
 			return len(lab.World.VMs()), len(disks)
 		}
 		vms, volumes := count()
+		lab.loseJournal()                                                            // the next run knows of the parking VM only from Proxmox
 		lab.Replace("recast.yaml", "{name: wk1,", "{name: wk1, vm: {memory: 6144},") // stops it
 		c, stop := lab.watchCapacity(t.Context())
 		must(t, lab.Client().roll(planning.Policy{})(t.Context()))
@@ -331,6 +332,19 @@ func TestSurgeRefused(t *testing.T) {
 		requireFault(t, lab.Client().roll(s.policy)(t.Context()), s.kind, s.refused)
 		lab.requireNoSurge(t)
 		lab.requireServing("wk1")
+	})
+}
+
+// TestSurgeTakesNoMemory: a surge node that is not made leaves its memory to the other nodes.
+func TestSurgeTakesNoMemory(t *testing.T) {
+	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+		lab.addSurge()
+		lab.Replace("recast.yaml", "  surge: 1\n", "  surge: 0\n")
+		lab.Replace("recast.yaml", "surge: {memory: 4096,", "surge: {memory: 53248,") // nearly all that pve1 has left
+		lab.Replace("recast.yaml", "{name: wk1,", "{name: wk1, vm: {memory: 6144},")
+		if p := lab.planOf(lab.Client(), "wk1", planning.Policy{}); p.Strategy != cluster.Reconfigure || len(p.Refused) > 0 {
+			t.Errorf("wk1 is planned as %s, refused %q", p.Strategy, p.Refused)
+		}
 	})
 }
 
