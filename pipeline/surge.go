@@ -14,7 +14,7 @@ func (w *work) endSurge(ctx context.Context, c Images) error {
 	if done.Surge == nil || len(done.Surge.Nodes) == 0 {
 		return nil
 	}
-	w.o.Policy.SurgeEnds = true
+	w.o.Policy = planning.Policy{SurgeEnds: true, Only: done.Surge.Nodes, Exactly: true}
 	w.refusedHint = "every worker is done; " + planning.SurgeStays(done.Surge.Nodes)
 	if _, err := w.pass(ctx, c); err != nil {
 		return err

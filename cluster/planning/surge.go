@@ -23,7 +23,7 @@ func (p Policy) considers(w cluster.Wanted, f observe.Found) bool {
 	case f.Unfinished():
 		return true
 	case p.SurgeEnds:
-		return w.Surge
+		return w.Surge && p.picksSurge(w.Name)
 	case w.Surge && p.Surge != nil && p.Surge(1) > 0:
 		return p.picksSurge(w.Name)
 	}
@@ -74,6 +74,14 @@ func (p surging) decide() error {
 	for _, i := range at {
 		surgeNode{&p.Nodes[i]}.plan(p.Surge, o, policy)
 	}
+	if s := p.Surge; s != nil { // one that is left over may be left out
+		s.Remove = slices.DeleteFunc(s.Remove, func(name string) bool {
+			return !slices.ContainsFunc(p.Nodes, func(n NodePlan) bool { return n.Node == name && n.Strategy == cluster.Remove })
+		})
+		if len(s.Nodes)+len(s.Remove) == 0 {
+			p.Surge = nil
+		}
+	}
 	return nil
 }
 
@@ -93,7 +101,7 @@ func (n surgeNode) plan(plan *surge.Plan, o observe.Observation, policy Policy) 
 		if n.Found.Node.Unschedulable {
 			n.Refused = append(n.Refused, fmt.Sprintf("it is to serve while workers are away, and is cordoned: kubectl uncordon %s, or recast remove %s", n.Node, n.Node))
 		}
-	case n.Found.Absent == nil && (policy.SurgeEnds || policy.picks(n.Node, n.Found)):
+	case n.Found.Absent == nil && policy.picks(n.Node, n.Found):
 		planRemove(n.NodePlan, o, policy.Reach)
 		n.AskLosses()
 		if !n.madeNew() {

@@ -264,6 +264,10 @@ func TestSurgeAfterAFailure(t *testing.T) {
 			if p := lab.planOf(lab.Client(), surgeNode, planning.Policy{}); p.Strategy != "" || !strings.HasPrefix(p.Why, "it serves while workers are away") {
 				t.Errorf("it is planned as %s: %s", p.Strategy, p.Why)
 			}
+			plan, err := lab.Client().Plan(t.Context(), planning.Policy{Only: []string{"cp1"}})
+			if must(t, err); len(plan.Work()) > 0 || plan.Surge != nil {
+				t.Errorf("with --only cp1: %+v", plan.Surge)
+			}
 			must(t, lab.Client().roll(planning.Policy{})(t.Context()))
 		},
 		"it is asked for no more": func(t *testing.T, lab *Lab) {
