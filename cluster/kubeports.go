@@ -12,6 +12,7 @@ import (
 type Kube interface {
 	KubeReader
 	NodeWriter
+	replica.Holder
 	// SetProxyImage changes the image of kube-proxy's DaemonSet; ErrChanged if it has neither
 	// image.
 	SetProxyImage(ctx context.Context, from, to string) error
@@ -68,6 +69,7 @@ type NodeWriter interface {
 
 // VolumeReader reads volumes, where they are, and which data is on one node only.
 type VolumeReader interface {
+	replica.HoldReader
 	// AttachedVolumes lists the volumes attached to the node, or still being detached, by name,
 	// each with the pod that uses it and that a drain leaves.
 	AttachedVolumes(ctx context.Context, node string) ([]AttachedVolume, error)

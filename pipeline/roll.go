@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/healing"
 	"github.com/recast-sh/recast/cluster/hook"
 	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/cluster/patience"
@@ -160,6 +161,7 @@ type work struct {
 	tally tally
 
 	claim claiming
+	left  healing.Leftover
 	hooks runHooks
 	told  notices
 }
@@ -180,6 +182,7 @@ func (w *work) end(ctx context.Context, do func() error) (Report, error) {
 		err = w.claim.judged(err)
 		release, cancel := context.WithTimeout(context.WithoutCancel(ctx), releaseTimeout)
 		defer cancel()
+		err = errors.Join(err, w.left.GiveBack(release, w.claim.held.GuardKube(w.machines.Kube), len(w.rep.Plan.Storage) > 0, w.run.Note))
 		err = errors.Join(err, w.claim.held.Release(release))
 	}
 	w.rep.Ended = time.Now()
@@ -217,7 +220,8 @@ func (w *work) settle(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if found && len(vms) > 0 {
+	held := w.Config.Roll.Storage != "off" && w.o.Policy.Bootstrap == "" && w.left.Found(ctx, w.machines.Kube)
+	if (found || held) && len(vms) > 0 {
 		if err := w.claim.take(ctx, vms[0].Host); err != nil { // any host that answers will do
 			return err
 		}

@@ -176,6 +176,16 @@ func (g guardedKube) SetProxyImage(ctx context.Context, from, to string) error {
 	return g.held.whileOurs(ctx, func() error { return g.kube.SetProxyImage(ctx, from, to) })
 }
 
+func (g guardedKube) HoldRebuild(ctx context.Context, system, node string, atLeast time.Duration) (said string, err error) {
+	err = g.held.whileOurs(ctx, func() error { said, err = g.kube.HoldRebuild(ctx, system, node, atLeast); return err })
+	return said, err
+}
+
+func (g guardedKube) GiveBack(ctx context.Context, system string, nodes ...string) (said string, err error) {
+	err = g.held.whileOurs(ctx, func() error { said, err = g.kube.GiveBack(ctx, system, nodes...); return err })
+	return said, err
+}
+
 // Drain evicts pods one by one, for minutes: it also ends when a heartbeat finds that the claim
 // was lost.
 func (g guardedKube) Drain(ctx context.Context, node string, o cluster.DrainOptions, say func(string)) error {

@@ -77,6 +77,9 @@ func (n Points) awaitBefore(ctx context.Context) error {
 		if err := n.Journal.Put(n.Key(journal), replica.Ailing(systems)); err != nil {
 			return false, "", wait.Stop(fmt.Errorf("journal: %w", err))
 		}
+		if err := n.hold(ctx, systems); err != nil {
+			return false, "", wait.Stop(err)
+		}
 		n.Leaving.names = append(n.Leaving.names, n.Plan.Node)
 		return true, "", nil
 	})
@@ -127,8 +130,14 @@ func (n Points) awaitAfter(ctx context.Context) error {
 		return lacks == "", lacks, nil
 	})
 	if err != nil {
-		return n.LeftOpen(fault.WithHint(fmt.Errorf("%s is done and takes pods, but no other node is to follow: %w", n.Plan.Node, err),
-			"once the volumes are whole, recast roll continues with the next node; where that takes longer, raise roll.timeouts.storage"))
+		err = fault.WithHint(fmt.Errorf("%s is done and takes pods, but no other node is to follow: %w", n.Plan.Node, err),
+			"once the volumes are whole, recast roll continues with the next node; where that takes longer, raise roll.timeouts.storage")
+	}
+	if ctx.Err() == nil {
+		err = errors.Join(err, n.giveBack(ctx)) // volumes that are not whole by now need other replicas
+	}
+	if err != nil {
+		return n.LeftOpen(err)
 	}
 	n.Leaving.mu.Lock()
 	defer n.Leaving.mu.Unlock()

@@ -4,11 +4,13 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/cluster/replica"
+	"github.com/recast-sh/recast/internal/words"
 )
 
 // StorageSystem is a storage system in a plan: its volumes have healthy copies elsewhere before a node
@@ -16,7 +18,8 @@ import (
 type StorageSystem struct {
 	Name        string `json:"name"`
 	Volumes     int    `json:"volumes,omitempty"`     // none of a system that shows only whole pools
-	WaitSeconds int    `json:"waitSeconds,omitempty"` // how long it waits for a copy that is away before it makes another; 0: unknown
+	WaitSeconds int    `json:"waitSeconds,omitempty"` // how long it waits by itself for a copy that is away before it makes another; 0: unknown, or not at all
+	Held        string `json:"held,omitempty"`        // what recast has set, so that it waits longer; "": nothing
 }
 
 // shownVolumes is how many volumes of a node are refused by name.
@@ -28,6 +31,9 @@ const shownVolumes = 10
 func heedStorage(p *Plan, o observe.Observation) {
 	for _, s := range o.Storage {
 		shown := StorageSystem{Name: s.Name, WaitSeconds: int(s.Patience.Seconds())}
+		if s.Held != nil {
+			shown.Held = s.Held.String()
+		}
 		if !s.Pools {
 			shown.Volumes = len(s.Volumes)
 		}
@@ -71,16 +77,38 @@ func leaveStorage(n *NodePlan, systems []replica.System, comesBack bool) {
 	if n.Strategy == cluster.Remove {
 		return
 	}
-	outage := time.Duration(cmp.Or(n.WholeSeconds, n.OutageSeconds)) * time.Second
 	for _, s := range systems {
-		if s.Patience > 0 && outage > s.Patience && s.Pools && s.On(n.Node) > 0 {
-			n.Notes = append(n.Notes, fmt.Sprintf("it is expected to be away for %s, and %s waits %s for its data on it (%s): after that it makes others on other nodes",
-				outage, s.Name, s.Patience, s.Waits))
-		} else if s.Patience > 0 && outage > s.Patience && s.On(n.Node) > 0 {
-			n.Notes = append(n.Notes, fmt.Sprintf("it is expected to be away for %s, and %s waits %s for its %d replicas on it (%s): after that it makes others on other nodes",
-				outage, s.Name, s.Patience, s.On(n.Node), s.Waits))
+		if note := patience(s, *n); note != "" {
+			n.Notes = append(n.Notes, note)
 		}
 	}
+}
+
+// Outage is how long a node is expected to be away, with what repeats meanwhile.
+func Outage(n NodePlan) time.Duration {
+	return time.Duration(cmp.Or(n.WholeSeconds, n.OutageSeconds)) * time.Second
+}
+
+// patience says what it means that a system waits less than the node is expected to be away; "" if it does
+// not.
+func patience(s replica.System, n NodePlan) string {
+	has, outage := s.On(n.Node), Outage(n)
+	if has == 0 || outage <= s.Patience || s.Patience == 0 && !s.Holds {
+		return ""
+	}
+	what := fmt.Sprintf("its %d %s", has, words.Plural(has, "replica"))
+	if s.Pools {
+		what = "its data"
+	}
+	text := fmt.Sprintf("it is expected to be away for %s, and %s waits %s for %s on it (%s): ", outage, s.Name, s.Patience, what, s.Waits)
+	if holding := s.Holding(n.Node, outage); holding > 0 {
+		return text + fmt.Sprintf("recast has it wait %s until its volumes are whole again", holding)
+	}
+	text += "after that it makes others on other nodes"
+	if s.Remedy != "" {
+		text += "; " + strings.ReplaceAll(s.Remedy, "NODE", n.Node)
+	}
+	return text
 }
 
 // knownPatience says whether a storage system says itself how long it waits.

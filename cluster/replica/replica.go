@@ -1,5 +1,6 @@
 // Package replica says what depends on a node's copies of replicated volumes: [Exposed] lists
-// the volumes that have no other healthy copy, [Unhealed] those that are not whole again.
+// the volumes that have no other healthy copy, [Unhealed] those that are not whole again. A [Holder]
+// has their systems wait for a node that is away.
 package replica
 
 import (
@@ -18,6 +19,9 @@ type System struct {
 	Pools    bool          // its volumes are whole pools, with parts on all of their nodes: each needs all others
 	Patience time.Duration // how long it waits for a copy that is away before it makes another; 0: unknown
 	Waits    string        // the setting that says so
+	Holds    bool          // recast can have it wait longer: Patience is what it waits by itself, 0 included
+	Held     *Hold         // it does now; nil: it does not
+	Remedy   string        // what else has it wait for a node, which it calls NODE; "": nothing known
 	Away     string        // why its objects may be out of date; "": its controllers run
 	Nodes    []Node        // those that it knows
 	Volumes  []Volume

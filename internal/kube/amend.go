@@ -74,7 +74,7 @@ func (c NodeWriter) DeleteNode(ctx context.Context, node, uid string) error {
 
 // repeat repeats a change that is safe to repeat while the API does not answer, or someone else
 // changes the same.
-func (c NodeWriter) repeat(ctx context.Context, name string, do func(context.Context) error) error {
+func (c *conn) repeat(ctx context.Context, name string, do func(context.Context) error) error {
 	w := wait.For{Name: name, Every: c.poll, Timeout: amendTimeout}
 	var transient error
 	err := wait.Until(ctx, w, func(ctx context.Context) (bool, string, error) {

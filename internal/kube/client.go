@@ -39,6 +39,7 @@ type Client struct {
 	NodeWriter   // mark.go, metadata.go, amend.go
 	Drainer      // drain.go, evict.go, blocked.go
 	VolumeReader // volumes.go, watch.go; localdata.go with a file for each storage system
+	RebuildHolder // hold.go
 	Components   // parts.go, apiserver.go
 	Upgraders    // upgraders.go
 	Leases       // lease.go
@@ -75,7 +76,7 @@ func New(kubeconfig []byte, o Options) (*Client, error) {
 		return nil, fault.Credentials.Configf("kubeconfig: %w", err)
 	}
 	return &Client{
-		conn: c, NodeReader: NodeReader{c}, NodeWriter: NodeWriter{c}, Drainer: Drainer{c}, VolumeReader: VolumeReader{c},
+		conn: c, NodeReader: NodeReader{c}, NodeWriter: NodeWriter{c}, Drainer: Drainer{c}, VolumeReader: VolumeReader{c}, RebuildHolder: RebuildHolder{c},
 		Components: Components{c}, Upgraders: Upgraders{c}, Leases: Leases{c}, Gates: Gates{c},
 	}, nil
 }

@@ -35,7 +35,7 @@ func (c *conn) translate(err error) error {
 			"the kubeconfig's user needs to read nodes, pods, daemonsets, deployments, poddisruptionbudgets, persistentvolumes, "+
 				"volumeattachments, certificatesigningrequests and, where installed, the resources of Longhorn, Rook, Piraeus, tuppr and "+
 				"system-upgrade-controller, to watch nodes, pods, volumeattachments, poddisruptionbudgets and the volumes of Longhorn and Rook (without that changes are seen later), "+
-				"to patch nodes and to evict pods (with roll.drain.onTimeout: delete, to delete them too), and to read "+
+				"to patch nodes and Longhorn's settings, and to evict pods (with roll.drain.onTimeout: delete, to delete them too), and to read "+
 				"what roll.gates asks about; Talos' own admin kubeconfig may do all of it")
 	}
 	if _, ok := errors.AsType[*tls.CertificateVerificationError](err); ok {

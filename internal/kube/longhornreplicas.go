@@ -6,9 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strconv"
 	"strings"
-	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -93,8 +91,9 @@ func (c VolumeReader) longhornReplicas(ctx context.Context) (replica.System, err
 	if err != nil {
 		return s, err
 	}
-	seconds, _ := strconv.Atoi(longhornValue(settings, longhornWait)) // unknown: 0
-	s.Patience = time.Duration(seconds) * time.Second
+	if s.Patience, s.Held, s.Holds, err = longhornPatience(settings); err != nil {
+		return s, err
+	}
 	for _, n := range nodes {
 		s.Nodes = append(s.Nodes, n.standing())
 	}

@@ -66,7 +66,7 @@ func TestReplicasOfLonghorn(t *testing.T) {
 			add["replicas"](ns, name, map[string]any{"spec": spec, "status": map[string]any{"currentState": state}})
 		}
 		want := replica.System{
-			Name: "Longhorn", Patience: 90 * time.Second, Waits: "replica-replenishment-wait-interval",
+			Name: "Longhorn", Patience: 90 * time.Second, Waits: "replica-replenishment-wait-interval", Holds: true,
 			Away: "there is no DaemonSet longhorn-system/longhorn-manager",
 			Nodes: []replica.Node{
 				{Name: "wk1", Lacks: "its disk data is not ready for Longhorn"},

@@ -180,7 +180,7 @@ func TestPlanOfReplicatedVolumes(t *testing.T) {
 				l.replicated("pvc-1", 2, "wk1", "wk2")
 				l.longhornSetting("replica-replenishment-wait-interval", "60")
 			},
-			notes: []string{"it is expected to be away for 4m0s, and Longhorn waits 1m0s for its 1 replicas on it (replica-replenishment-wait-interval): after that it makes others on other nodes"},
+			notes: []string{"it is expected to be away for 4m0s, and Longhorn waits 1m0s for its 1 replica on it (replica-replenishment-wait-interval): recast has it wait 8m0s until its volumes are whole again"},
 		},
 		"not looked at": {change: func(l *Lab) {
 			l.replicated("pvc-1", 2, "wk1")

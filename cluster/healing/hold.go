@@ -1,0 +1,106 @@
+package healing
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
+	"github.com/recast-sh/recast/cluster/replica"
+	"github.com/recast-sh/recast/internal/fault"
+)
+
+// hold has the storage systems wait for the node that goes, where they would wait less than it is expected
+// to be away. A node that is removed does not come back.
+func (n Points) hold(ctx context.Context, systems []replica.System) error {
+	if n.Plan.Strategy == cluster.Remove {
+		return nil
+	}
+	for _, s := range systems {
+		need := s.Holding(n.Plan.Node, planning.Outage(n.Plan))
+		if need == 0 {
+			continue
+		}
+		said, err := n.Kube.HoldRebuild(ctx, s.Name, n.Plan.Node, need)
+		if err != nil {
+			return err
+		}
+		if said != "" {
+			n.Tell(beforeID, said)
+		}
+	}
+	return nil
+}
+
+// giveBack ends what is held for the node.
+func (n Points) giveBack(ctx context.Context) error {
+	holds, err := n.Kube.Holds(ctx)
+	if err != nil {
+		return notGivenBack(err)
+	}
+	for _, h := range holds {
+		if !slices.Contains(h.For(), n.Plan.Node) {
+			continue
+		}
+		said, err := n.Kube.GiveBack(ctx, h.System, n.Plan.Node)
+		if err != nil {
+			return notGivenBack(err)
+		}
+		n.Tell(afterID, said)
+	}
+	return nil
+}
+
+// Leftover gives back, at the end of a run, what it or an earlier one holds for nodes that are no longer
+// out: a run that is killed leaves it.
+type Leftover struct{ sought bool }
+
+// Found says whether anything is held. It is not an error if that can't be read now: then GiveBack tries
+// again.
+func (l *Leftover) Found(ctx context.Context, kube replica.HoldReader) bool {
+	holds, err := kube.Holds(ctx)
+	l.sought = len(holds) > 0 || err != nil && fault.KindOf(err) != fault.Refused
+	return len(holds) > 0
+}
+
+// GiveBack does so if Found may have found something, or there are storage systems in the plan. What is
+// held for a node with our mark stays: it is out, and whichever run finishes it gives that back.
+func (l *Leftover) GiveBack(ctx context.Context, kube cluster.Kube, systems bool, say func(path, text string)) error {
+	if !l.sought && !systems {
+		return nil
+	}
+	holds, err := kube.Holds(ctx)
+	if err != nil {
+		return notGivenBack(err)
+	}
+	if len(holds) == 0 {
+		return nil
+	}
+	nodes, err := kube.Nodes(ctx)
+	if err != nil {
+		return notGivenBack(err)
+	}
+	out := func(name string) bool {
+		return slices.ContainsFunc(nodes, func(k cluster.KubeNode) bool { return k.Name == name && k.Mark != nil })
+	}
+	var errs []error
+	for _, h := range holds {
+		back := slices.DeleteFunc(h.For(), out)
+		if len(back) == 0 {
+			continue
+		}
+		said, err := kube.GiveBack(ctx, h.System, back...)
+		if err != nil {
+			errs = append(errs, fault.WithHint(notGivenBack(err), "by hand: %s", h.Undo))
+			continue
+		}
+		say("roll", said)
+	}
+	return errors.Join(errs...)
+}
+
+func notGivenBack(err error) error {
+	return fault.WithHint(fmt.Errorf("give back what storage systems were told: %w", err), "the next recast roll or recast recover does; recast doctor says what is left")
+}

@@ -1,0 +1,117 @@
+package replica
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// HoldReader reads which storage systems recast has wait longer than they would.
+type HoldReader interface {
+	// Holds lists what is held, again on each call. A system that is not installed costs no request.
+	Holds(ctx context.Context) ([]Hold, error)
+	// MayHold says why recast may not have the system wait longer; nil: it may, or need not. An error is
+	// of kind fault.Refused if a right is missing.
+	MayHold(ctx context.Context, system string) error
+}
+
+// Holder has storage systems wait longer than they would for the copies on a node that is away, before
+// they make others on other nodes. What was set before is remembered where the setting is, in the same
+// change: it can't be lost, whoever is killed, and every run finds it.
+type Holder interface {
+	// HoldRebuild has the system (its System.Name) wait at least that long while the node is away; said is
+	// what was changed, in words, "" if it waits that long anyway. It may be repeated.
+	HoldRebuild(ctx context.Context, system, node string, atLeast time.Duration) (said string, err error)
+	// GiveBack ends what is held for these nodes. The last one gives back what was set before; a value that
+	// someone else has set meanwhile stays. said is what was done, in words, "" if nothing was held for
+	// them. It may be repeated.
+	GiveBack(ctx context.Context, system string, nodes ...string) (said string, err error)
+}
+
+// Hold is a setting of a storage system that recast has changed, until the nodes are back.
+type Hold struct {
+	System  string // as of the System
+	Setting string
+	Now     string // its value
+	Memo
+	Undo string // the command that gives it back by hand
+}
+
+// String says what is held, for people.
+func (h Hold) String() string {
+	text := fmt.Sprintf("%s: %s was %s before recast set it to %s, while %s %s away", h.System, h.Setting, h.Was, h.Set,
+		strings.Join(h.For(), ", "), map[bool]string{true: "is", false: "are"}[len(h.Nodes) == 1])
+	if h.Now != h.Set {
+		text += fmt.Sprintf("; someone else has set it to %s since", h.Now)
+	}
+	return text
+}
+
+// Memo is what is remembered with a setting that recast changes.
+type Memo struct {
+	Was   string         `json:"was"`   // its value before
+	Set   string         `json:"set"`   // by recast; another value is someone else's
+	Nodes map[string]int `json:"nodes"` // what each node needs, in the setting's unit
+}
+
+// For lists the nodes, sorted.
+func (m Memo) For() []string { return slices.Sorted(maps.Keys(m.Nodes)) }
+
+// With returns the value of the setting, and the memo, once it is also held for a node that needs so much.
+// A value that someone else has set meanwhile is the one to give back from now on. The error is that the
+// value is no number.
+func (m Memo) With(value, node string, need int) (string, Memo, error) {
+	if len(m.Nodes) == 0 || value != m.Set {
+		m = Memo{Was: value}
+	}
+	was, err := strconv.Atoi(m.Was)
+	if err != nil {
+		return "", Memo{}, fmt.Errorf("%q is not a number", m.Was)
+	}
+	if need <= was {
+		return m.Without(value, node)
+	}
+	nodes := map[string]int{node: need}
+	for other, needs := range m.Nodes {
+		nodes[other] = max(needs, nodes[other])
+	}
+	m.Nodes = nodes
+	m.Set = strconv.Itoa(max(was, slices.Max(slices.Collect(maps.Values(nodes)))))
+	return m.Set, m, nil
+}
+
+// Without returns the value of the setting, and the memo, once it is no longer held for the nodes. A
+// value that someone else has set meanwhile stays, and nothing is held any more.
+func (m Memo) Without(value string, nodes ...string) (string, Memo, error) {
+	if len(m.Nodes) == 0 || value != m.Set {
+		return value, Memo{}, nil
+	}
+	left := maps.Clone(m.Nodes)
+	maps.DeleteFunc(left, func(node string, _ int) bool { return slices.Contains(nodes, node) })
+	if len(left) == 0 {
+		return m.Was, Memo{}, nil
+	}
+	m.Nodes = left
+	m.Set = strconv.Itoa(slices.Max(slices.Collect(maps.Values(left))))
+	return m.Set, m, nil
+}
+
+// Longest is how long a rebuild is held back at most. Longhorn deletes a failed replica, with its data,
+// after the staleReplicaTimeout of its volume, whatever it waits: 30 minutes in its own StorageClass
+// (longhorn, chart/templates/storageclass.yaml; shouldCleanUpFailedReplica in longhorn-manager's
+// controller/volume_controller.go). It counts from when a volume lost a copy, so it is also how long a node
+// that never comes back keeps its volumes at one copy less.
+const Longest = 30 * time.Minute
+
+// Holding is how long the system is to wait for the copies on a node that is expected to be away that long:
+// twice that, at most Longest. 0: it waits that long by itself, it can't be held, or that would not suffice.
+func (s System) Holding(node string, outage time.Duration) time.Duration {
+	if !s.Holds || s.On(node) == 0 || outage <= s.Patience || outage >= Longest {
+		return 0
+	}
+	return max(min(2*outage, Longest), s.Patience)
+}

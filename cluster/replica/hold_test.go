@@ -1,0 +1,105 @@
+package replica
+
+import (
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// TestMemo: what was set before comes back exactly, once no node needs the other value; what someone else
+// sets meanwhile stays.
+func TestMemo(t *testing.T) {
+	t.Parallel()
+	type setting struct {
+		Value string
+		Memo  Memo
+	}
+	with := func(node string, need int) func(s setting) (setting, error) {
+		return func(s setting) (setting, error) {
+			v, m, err := s.Memo.With(s.Value, node, need)
+			return setting{v, m}, err
+		}
+	}
+	without := func(nodes ...string) func(s setting) (setting, error) {
+		return func(s setting) (setting, error) {
+			v, m, err := s.Memo.Without(s.Value, nodes...)
+			return setting{v, m}, err
+		}
+	}
+	by := func(value string) func(s setting) (setting, error) {
+		return func(s setting) (setting, error) { s.Value = value; return s, nil }
+	}
+	type acts []func(setting) (setting, error)
+	memo := func(was, set string, nodes map[string]int) Memo { return Memo{Was: was, Set: set, Nodes: nodes} }
+	cases := map[string]struct {
+		acts acts
+		want setting
+	}{
+		"held":                         {acts{with("a", 900)}, setting{"900", memo("600", "900", map[string]int{"a": 900})}},
+		"held again":                   {acts{with("a", 900), with("a", 800)}, setting{"900", memo("600", "900", map[string]int{"a": 900})}},
+		"needs no more":                {acts{with("a", 600)}, setting{Value: "600"}},
+		"given back":                   {acts{with("a", 900), without("a")}, setting{Value: "600"}},
+		"given back twice":             {acts{with("a", 900), without("a"), without("a")}, setting{Value: "600"}},
+		"another node's":               {acts{with("a", 900), without("b")}, setting{"900", memo("600", "900", map[string]int{"a": 900})}},
+		"two":                          {acts{with("a", 900), with("b", 700)}, setting{"900", memo("600", "900", map[string]int{"a": 900, "b": 700})}},
+		"two, the longer is back":      {acts{with("a", 900), with("b", 700), without("a")}, setting{"700", memo("600", "700", map[string]int{"b": 700})}},
+		"two, the shorter is back":     {acts{with("a", 900), with("b", 700), without("b")}, setting{"900", memo("600", "900", map[string]int{"a": 900})}},
+		"two, both back":               {acts{with("a", 900), with("b", 700), without("b"), without("a")}, setting{Value: "600"}},
+		"all at once":                  {acts{with("a", 900), with("b", 700), without("b", "a")}, setting{Value: "600"}},
+		"changed meanwhile":            {acts{with("a", 900), by("300"), without("a")}, setting{Value: "300"}},
+		"changed, another node's back": {acts{with("a", 900), with("b", 800), by("300"), without("b")}, setting{Value: "300"}},
+		"changed, then another node":   {acts{with("a", 900), by("300"), with("b", 800)}, setting{"800", memo("300", "800", map[string]int{"b": 800})}},
+		"changed, both back":           {acts{with("a", 900), by("300"), with("b", 800), without("a"), without("b")}, setting{Value: "300"}},
+		"changed to enough":            {acts{with("a", 900), by("1000"), with("b", 800)}, setting{Value: "1000"}},
+		"none at all":                  {acts{by("0"), with("a", 900), without("a")}, setting{Value: "0"}},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := setting{Value: "600"}
+			for i, act := range tc.acts {
+				var err error
+				if s, err = act(s); err != nil {
+					t.Fatal(i, err)
+				}
+			}
+			if diff := cmp.Diff(tc.want, s); diff != "" {
+				t.Errorf("-want +got\n%s", diff)
+			}
+		})
+	}
+	if _, _, err := (Memo{}).With("{}", "a", 900); err == nil {
+		t.Error("a value that is no number was changed")
+	}
+}
+
+// TestHolding: a system waits longer only where that saves its copies, and never without end.
+func TestHolding(t *testing.T) {
+	t.Parallel()
+	cases := map[string]struct {
+		change func(s *System)
+		outage time.Duration
+		want   time.Duration
+	}{
+		"waits long enough":    {func(*System) {}, 10 * time.Minute, 0},
+		"does not":             {func(*System) {}, 11 * time.Minute, 22 * time.Minute},
+		"at most":              {func(*System) {}, 29 * time.Minute, Longest},
+		"would not suffice":    {func(*System) {}, Longest, 0},
+		"waits not at all":     {func(s *System) { s.Patience = 0 }, 2 * time.Minute, 4 * time.Minute},
+		"can't be held":        {func(s *System) { s.Holds = false }, 11 * time.Minute, 0},
+		"has no copies on it":  {func(s *System) { s.Volumes = nil }, 11 * time.Minute, 0},
+		"nothing written here": {func(s *System) { s.Volumes[0].Replicas[0].Unused = true }, 11 * time.Minute, 0},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := system(healthy("a"), healthy("b"))
+			s.Holds, s.Patience = true, 10*time.Minute
+			tc.change(&s)
+			if got := s.Holding("a", tc.outage); got != tc.want {
+				t.Errorf("%s instead of %s", got, tc.want)
+			}
+		})
+	}
+}

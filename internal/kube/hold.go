@@ -1,0 +1,228 @@
+package kube
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"strconv"
+	"strings"
+	"time"
+
+	authorizationv1 "k8s.io/api/authorization/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/recast-sh/recast/cluster/replica"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/foreign"
+)
+
+// holdAnnotation is JSON of a replica.Memo, on the setting that it is about.
+const holdAnnotation = "recast.dev/hold"
+
+// RebuildHolder has storage systems wait longer for nodes that are away.
+type RebuildHolder struct{ *conn }
+
+// Holds implements replica.HoldReader.
+func (c VolumeReader) Holds(ctx context.Context) ([]replica.Hold, error) {
+	groups, err := c.groups(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("look for what is held back: %w", err)
+	}
+	if installed, err := supports(groups, longhornVersion); err != nil || !installed {
+		return nil, err
+	}
+	settings, err := listCustom[longhornSetting](ctx, c.conn, longhornVersion.WithResource("settings"), longhornWait)
+	if err != nil {
+		return nil, err
+	}
+	var holds []replica.Hold
+	for _, s := range settings {
+		hold, err := s.hold()
+		if err != nil {
+			return nil, err
+		}
+		if hold != nil {
+			holds = append(holds, *hold)
+		}
+	}
+	return holds, nil
+}
+
+// hold is what recast has made of the setting; nil if nothing.
+func (s longhornSetting) hold() (*replica.Hold, error) {
+	memo, err := s.memo()
+	if err != nil || len(memo.Nodes) == 0 {
+		return nil, err
+	}
+	back := memo.Was
+	if s.Value != memo.Set {
+		back = s.Value
+	}
+	return &replica.Hold{
+		System: longhornName, Setting: longhornWait, Now: foreign.Line(s.Value), Memo: memo,
+		Undo: fmt.Sprintf(`kubectl --namespace %s patch settings.longhorn.io %s --type merge --patch '{"value":"%s","metadata":{"annotations":{"%s":null}}}'`,
+			s.Metadata.Namespace, longhornWait, foreign.Line(back), holdAnnotation),
+	}, nil
+}
+
+// longhornPatience is how long Longhorn waits by itself, and what recast has made of that. holds is false
+// where the setting is missing or no number.
+func longhornPatience(settings []longhornSetting) (waits time.Duration, held *replica.Hold, holds bool, err error) {
+	for _, s := range settings {
+		if s.Metadata.Name != longhornWait {
+			continue
+		}
+		if held, err = s.hold(); err != nil {
+			return 0, nil, false, err
+		}
+		value := s.Value
+		if held != nil && held.Now == held.Set {
+			value = held.Was
+		}
+		seconds, err := strconv.Atoi(value)
+		return time.Duration(seconds) * time.Second, held, err == nil, nil
+	}
+	return 0, nil, false, nil
+}
+
+func (s longhornSetting) memo() (m replica.Memo, err error) {
+	text, ok := s.Metadata.Annotations[holdAnnotation]
+	if !ok {
+		return m, nil
+	}
+	if err := json.Unmarshal([]byte(text), &m); err != nil || len(m.Nodes) == 0 || m.Was == "" || m.Set == "" {
+		return m, fault.WithHint(fault.Refusedf("annotation %s of Longhorn's setting %s is not as recast writes it, so what was set before is not known: %s", holdAnnotation, longhornWait, foreign.Line(text)),
+			"see that the setting has the value that you want, then remove it: kubectl --namespace %s annotate settings.longhorn.io %s %s-", s.Metadata.Namespace, longhornWait, holdAnnotation)
+	}
+	m.Was, m.Set = foreign.Line(m.Was), foreign.Line(m.Set)
+	return m, nil
+}
+
+// HoldRebuild implements replica.Holder.
+func (c RebuildHolder) HoldRebuild(ctx context.Context, system, node string, atLeast time.Duration) (said string, err error) {
+	if system != longhornName {
+		return "", fmt.Errorf("the rebuild of %s can't be held back", system)
+	}
+	err = c.amendLonghorn(ctx, "hold back the rebuild of Longhorn for "+node, func(s longhornSetting, m replica.Memo) (string, replica.Memo, error) {
+		value, memo, err := m.With(s.Value, node, int(atLeast/time.Second))
+		if said = ""; err == nil && value != s.Value {
+			said = fmt.Sprintf("%s of Longhorn is %s instead of %s", longhornWait, value, memo.Was)
+		}
+		return value, memo, err
+	})
+	return said, err
+}
+
+// GiveBack implements replica.Holder.
+func (c RebuildHolder) GiveBack(ctx context.Context, system string, nodes ...string) (said string, err error) {
+	if system != longhornName {
+		return "", fmt.Errorf("the rebuild of %s can't be held back", system)
+	}
+	err = c.amendLonghorn(ctx, "give back what Longhorn was told for "+strings.Join(nodes, ", "), func(s longhornSetting, m replica.Memo) (string, replica.Memo, error) {
+		value, memo, err := m.Without(s.Value, nodes...)
+		switch said = ""; {
+		case len(m.Nodes) == 0 || err != nil:
+		case value != s.Value:
+			said = fmt.Sprintf("%s of Longhorn is %s again", longhornWait, value)
+			if len(memo.Nodes) > 0 {
+				said = fmt.Sprintf("%s of Longhorn is %s, for %s", longhornWait, value, strings.Join(memo.For(), ", "))
+			}
+		case len(memo.Nodes) == 0:
+			said = fmt.Sprintf("%s of Longhorn stays %s: someone else has set that", longhornWait, foreign.Line(value))
+		}
+		return value, memo, err
+	})
+	return said, err
+}
+
+// amendLonghorn changes Longhorn's setting, and what is remembered of it, in one write. If someone else
+// writes between our read and our write, or the answer is lost, it is read again and change called
+// again. The setting is in seconds, from 0 on (longhorn-manager, types/setting.go,
+// SettingDefinitionReplicaReplenishmentWaitInterval).
+func (c RebuildHolder) amendLonghorn(ctx context.Context, what string, change func(longhornSetting, replica.Memo) (string, replica.Memo, error)) error {
+	err := c.repeat(ctx, what, func(ctx context.Context) error {
+		s, err := c.longhornSetting(ctx)
+		if err != nil {
+			return err
+		}
+		had, err := s.memo()
+		if err != nil {
+			return err
+		}
+		value, memo, err := change(s, had)
+		if err != nil {
+			return fault.Refusedf("Longhorn's setting %s: %w", longhornWait, err)
+		}
+		if value == s.Value && memo.Set == had.Set && maps.Equal(memo.Nodes, had.Nodes) {
+			return nil
+		}
+		return c.writeLonghorn(ctx, s, value, memo)
+	})
+	if fault.KindOf(err) == fault.Refused {
+		err = fault.WithHint(err, "the kubeconfig needs the verbs list and patch on settings of longhorn.io; roll.storage: off does not touch it")
+	}
+	return err
+}
+
+// longhornSetting reads what amendLonghorn changes; repeat translates its errors.
+func (c RebuildHolder) longhornSetting(ctx context.Context) (longhornSetting, error) {
+	body, err := c.api.Discovery().RESTClient().Get().AbsPath("/apis", longhornVersion.Group, longhornVersion.Version, "settings").
+		Param("fieldSelector", fields.OneTermEqualSelector(metav1.ObjectNameField, longhornWait).String()).Do(ctx).Raw()
+	if err != nil {
+		return longhornSetting{}, err
+	}
+	var list struct{ Items []longhornSetting }
+	if err := json.Unmarshal(body, &list); err != nil {
+		return longhornSetting{}, fmt.Errorf("decode settings of Longhorn: %w", err)
+	}
+	if len(list.Items) != 1 {
+		return longhornSetting{}, fault.Refusedf("Longhorn has %d settings %s instead of one", len(list.Items), longhornWait)
+	}
+	return list.Items[0], nil
+}
+
+func (c RebuildHolder) writeLonghorn(ctx context.Context, s longhornSetting, value string, memo replica.Memo) error {
+	annotations := map[string]*string{holdAnnotation: nil}
+	if len(memo.Nodes) > 0 {
+		text, err := json.Marshal(memo)
+		if err != nil {
+			return fmt.Errorf("encode annotation: %w", err)
+		}
+		annotations[holdAnnotation] = new(string(text))
+	}
+	body, err := json.Marshal(map[string]any{
+		"metadata": map[string]any{"resourceVersion": s.Metadata.ResourceVersion, "annotations": annotations}, "value": value,
+	})
+	if err != nil {
+		return fmt.Errorf("encode patch: %w", err)
+	}
+	return c.api.Discovery().RESTClient().Patch(types.MergePatchType).
+		AbsPath("/apis", longhornVersion.Group, longhornVersion.Version, "namespaces", s.Metadata.Namespace, "settings", s.Metadata.Name).
+		Body(body).Do(ctx).Error()
+}
+
+// MayHold implements replica.HoldReader.
+func (c VolumeReader) MayHold(ctx context.Context, system string) error {
+	if system != longhornName {
+		return nil
+	}
+	settings, err := listCustom[longhornSetting](ctx, c.conn, longhornVersion.WithResource("settings"), longhornWait)
+	if err != nil || len(settings) == 0 {
+		return err
+	}
+	at := &authorizationv1.ResourceAttributes{Group: longhornVersion.Group, Resource: "settings", Verb: "patch", Name: longhornWait, Namespace: settings[0].Metadata.Namespace}
+	review, err := c.api.AuthorizationV1().SelfSubjectAccessReviews().Create(ctx, &authorizationv1.SelfSubjectAccessReview{
+		Spec: authorizationv1.SelfSubjectAccessReviewSpec{ResourceAttributes: at},
+	}, metav1.CreateOptions{})
+	switch {
+	case err != nil:
+		return fmt.Errorf("ask what the kubeconfig may do: %w", c.translate(err))
+	case !review.Status.Allowed:
+		return fault.WithHint(fault.As(fault.Refused, errors.New("the kubeconfig may not patch settings of longhorn.io")), "where a node is away longer than Longhorn waits, a roll has it wait longer, and needs that right")
+	}
+	return nil
+}

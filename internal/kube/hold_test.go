@@ -1,0 +1,227 @@
+package kube_test
+
+import (
+	"errors"
+	"net/http"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/recast-sh/recast/cluster/replica"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/kube"
+	"github.com/recast-sh/recast/internal/sim/kubeapi"
+	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
+	"github.com/recast-sh/recast/internal/sim/record"
+)
+
+const (
+	waitSetting = "replica-replenishment-wait-interval"
+	holdMemo    = "recast.dev/hold"
+)
+
+var settingsOfLonghorn = schema.GroupVersionResource{Group: "longhorn.io", Version: "v1beta2", Resource: "settings"}
+
+// withSetting runs a test with Longhorn's setting as longhorn-manager writes it.
+func withSetting(t *testing.T, test func(t *testing.T, l *lab, c *kube.Client)) {
+	t.Helper()
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t)
+		l.install(t, "longhorn.io", "v1beta2", "settings", "Setting", true)("longhorn-system", waitSetting, map[string]any{
+			"metadata": map[string]any{"name": waitSetting, "annotations": map[string]any{"longhorn.io/configmap-resource-version": "7"}},
+			"value":    "600", "status": map[string]any{"applied": true},
+		})
+		test(t, l, l.client(t, "system:masters"))
+	})
+}
+
+// setting is the value, and the annotations besides Longhorn's own.
+func (l *lab) setting(t *testing.T) (value, memo string) {
+	t.Helper()
+	o, err := l.Store().Get(t.Context(), settingsOfLonghorn, "longhorn-system", waitSetting)
+	if err != nil {
+		t.Fatal(err)
+	}
+	u := o.(*unstructured.Unstructured)
+	if u.GetAnnotations()["longhorn.io/configmap-resource-version"] != "7" {
+		t.Error("an annotation of Longhorn is lost")
+	}
+	value, _, _ = unstructured.NestedString(u.Object, "value")
+	return value, u.GetAnnotations()[holdMemo]
+}
+
+// set changes the setting as a person does, besides recast.
+func (l *lab) set(t *testing.T, value, memo string) {
+	t.Helper()
+	o, err := l.Store().Get(t.Context(), settingsOfLonghorn, "longhorn-system", waitSetting)
+	if err != nil {
+		t.Fatal(err)
+	}
+	u := o.(*unstructured.Unstructured).DeepCopy()
+	u.Object["value"] = value
+	if memo != "" {
+		a := u.GetAnnotations()
+		a[holdMemo] = memo
+		u.SetAnnotations(a)
+	}
+	if _, err := l.Store().Update(t.Context(), settingsOfLonghorn, u, store.Main); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (l *lab) requireSetting(t *testing.T, value, memo string) {
+	t.Helper()
+	if v, m := l.setting(t); v != value || m != memo {
+		t.Errorf("it is %s, %s", v, m)
+	}
+}
+
+// TestHoldAndGiveBack: the value and what was before are written at once, and come back exactly.
+func TestHoldAndGiveBack(t *testing.T) {
+	withSetting(t, func(t *testing.T, l *lab, c *kube.Client) {
+		require := func(want string) func(said string, err error) {
+			return func(said string, err error) {
+				t.Helper()
+				if err != nil || said != want {
+					t.Errorf("%q, %v", said, err)
+				}
+			}
+		}
+		require(waitSetting + " of Longhorn is 900 instead of 600")(c.HoldRebuild(t.Context(), "Longhorn", "wk1", 15*time.Minute))
+		l.requireSetting(t, "900", `{"was":"600","set":"900","nodes":{"wk1":900}}`)
+		require("")(c.HoldRebuild(t.Context(), "Longhorn", "wk2", 11*time.Minute))
+		holds, err := c.Holds(t.Context())
+		want := []replica.Hold{{
+			System: "Longhorn", Setting: waitSetting, Now: "900", Memo: replica.Memo{Was: "600", Set: "900", Nodes: map[string]int{"wk1": 900, "wk2": 660}},
+			Undo: `kubectl --namespace longhorn-system patch settings.longhorn.io ` + waitSetting + ` --type merge --patch '{"value":"600","metadata":{"annotations":{"recast.dev/hold":null}}}'`,
+		}}
+		if diff := cmp.Diff(want, holds); err != nil || diff != "" {
+			t.Errorf("%v (-want +got):\n%s", err, diff)
+		}
+		if got := holds[0].String(); got != "Longhorn: "+waitSetting+" was 600 before recast set it to 900, while wk1, wk2 are away" {
+			t.Error(got)
+		}
+		require(waitSetting + " of Longhorn is 660, for wk2")(c.GiveBack(t.Context(), "Longhorn", "wk1"))
+		require(waitSetting + " of Longhorn is 600 again")(c.GiveBack(t.Context(), "Longhorn", "wk2"))
+		require("")(c.GiveBack(t.Context(), "Longhorn", "wk2"))
+		l.requireSetting(t, "600", "")
+		if holds, err := c.Holds(t.Context()); err != nil || len(holds) > 0 {
+			t.Errorf("%v, %v", holds, err)
+		}
+
+		require(waitSetting + " of Longhorn is 900 instead of 600")(c.HoldRebuild(t.Context(), "Longhorn", "wk1", 15*time.Minute))
+		l.set(t, "1200", "")
+		holds, err = c.Holds(t.Context())
+		if err != nil || !strings.HasSuffix(holds[0].String(), "; someone else has set it to 1200 since") || !strings.Contains(holds[0].Undo, `{"value":"1200",`) {
+			t.Errorf("%v, %v", holds, err)
+		}
+		require(waitSetting + " of Longhorn stays 1200: someone else has set that")(c.GiveBack(t.Context(), "Longhorn", "wk1"))
+		l.requireSetting(t, "1200", "")
+	})
+}
+
+// TestHoldSurvivesFaults: a lost answer or a concurrent change neither loses what was before nor
+// overwrites another's change.
+func TestHoldSurvivesFaults(t *testing.T) {
+	once := func(do func()) func(c record.Call) {
+		struck := false
+		return func(c record.Call) {
+			if c.Method == http.MethodPatch && !struck {
+				struck = true
+				do()
+			}
+		}
+	}
+	cases := map[string]struct {
+		strike func(t *testing.T, l *lab)
+		was    string
+	}{
+		"the answer is lost": {func(_ *testing.T, l *lab) { l.calls.Hooks(nil, once(func() { panic(http.ErrAbortHandler) })) }, "600"},
+		"the change is lost": {func(_ *testing.T, l *lab) {
+			struck := false
+			l.calls.Hooks(func(c record.Call) error {
+				if c.Method != http.MethodPatch || struck {
+					return nil
+				}
+				struck = true
+				return errors.New("connection reset by peer")
+			}, nil)
+		}, "600"},
+		"a person is faster": {func(t *testing.T, l *lab) {
+			write := once(func() { l.set(t, "700", "") })
+			l.calls.Hooks(func(c record.Call) error { write(c); return nil }, nil)
+		}, "700"},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			withSetting(t, func(t *testing.T, l *lab, c *kube.Client) {
+				tc.strike(t, l)
+				if _, err := c.HoldRebuild(t.Context(), "Longhorn", "wk1", 15*time.Minute); err != nil {
+					t.Fatal(err)
+				}
+				l.requireSetting(t, "900", `{"was":"`+tc.was+`","set":"900","nodes":{"wk1":900}}`)
+				if _, err := c.GiveBack(t.Context(), "Longhorn", "wk1"); err != nil {
+					t.Fatal(err)
+				}
+				l.requireSetting(t, tc.was, "")
+			})
+		})
+	}
+}
+
+// TestHoldRefuses: nothing is written over what can't be understood, or without the right to.
+func TestHoldRefuses(t *testing.T) {
+	cases := map[string]struct {
+		do   func(t *testing.T, l *lab)
+		want string
+	}{
+		"an annotation that is not ours": {func(t *testing.T, l *lab) { l.set(t, "600", "{}") }, "annotation recast.dev/hold of Longhorn's setting " + waitSetting + " is not as recast writes it"},
+		"no number":                      {func(t *testing.T, l *lab) { l.set(t, "{}", "") }, `Longhorn's setting ` + waitSetting + `: "{}" is not a number`},
+		"two settings": {func(t *testing.T, l *lab) {
+			u := &unstructured.Unstructured{Object: map[string]any{"value": "1"}}
+			u.SetGroupVersionKind(settingsOfLonghorn.GroupVersion().WithKind("Setting"))
+			u.SetNamespace("other")
+			u.SetName(waitSetting)
+			l.put(t, settingsOfLonghorn, u)
+		}, "Longhorn has 2 settings " + waitSetting + " instead of one"},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			withSetting(t, func(t *testing.T, l *lab, c *kube.Client) {
+				tc.do(t, l)
+				value, memo := l.setting(t)
+				_, err := c.HoldRebuild(t.Context(), "Longhorn", "wk1", 15*time.Minute)
+				if fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), tc.want) {
+					t.Errorf("%v", err)
+				}
+				l.requireSetting(t, value, memo)
+			})
+		})
+	}
+}
+
+// TestMayHold: doctor says beforehand that the right is missing; without it nothing is changed.
+func TestMayHold(t *testing.T) {
+	withSetting(t, func(t *testing.T, l *lab, c *kube.Client) {
+		if err := c.MayHold(t.Context(), "Longhorn"); err != nil {
+			t.Error(err)
+		}
+		l.Grant("readers", func(r kubeapi.Request) bool { return r.Verb == "get" || r.Verb == "list" })
+		reader := l.client(t, "readers")
+		if err := reader.MayHold(t.Context(), "Longhorn"); fault.KindOf(err) != fault.Refused {
+			t.Error(err)
+		}
+		start := time.Now()
+		_, err := reader.HoldRebuild(t.Context(), "Longhorn", "wk1", 15*time.Minute)
+		if fault.KindOf(err) != fault.Refused || len(fault.Hints(err)) == 0 || time.Since(start) > time.Second {
+			t.Errorf("%v, hints %q", err, fault.Hints(err))
+		}
+		l.requireSetting(t, "600", "")
+	})
+}
