@@ -49,7 +49,7 @@ func planSeen(ctx context.Context, p Project, m Machines, lock schematics.Lock, 
 		}
 	}
 	var errTook error
-	o.Took, errTook = p.Runs().took()
+	o.Took, errTook = p.Runs().Took()
 	plan, err := planning.New(p.Config.Cluster, wanted, o, past, p.Policy(policy))
 	if errTook != nil {
 		plan.Warn = append(plan.Warn, "durations of earlier rolls can't be read, so defaults are used: "+errTook.Error())

@@ -131,7 +131,7 @@ func single(ctx context.Context, command string, p Project, m Machines, run *ste
 		if err != nil {
 			return err
 		}
-		seen.Took, _ = p.Runs().took() // for a rollback it is only an estimate
+		seen.Took, _ = p.Runs().Took() // for a rollback it is only an estimate
 		w.rep.Plan, err = makePlan(wanted, seen)
 		if err == nil {
 			w.forgetConfigs()
@@ -180,9 +180,9 @@ func (w *work) end(ctx context.Context, do func() error) (Report, error) {
 	err := w.hooks.after(ctx, w.claim.judged(do()))
 	if w.claim.held != nil {
 		err = w.claim.judged(err)
+		err = errors.Join(err, w.left.GiveBack(context.WithoutCancel(ctx), w.claim.held.GuardKube(w.machines.Kube), len(w.rep.Plan.Storage) > 0, w.run.Note))
 		release, cancel := context.WithTimeout(context.WithoutCancel(ctx), releaseTimeout)
 		defer cancel()
-		err = errors.Join(err, w.left.GiveBack(release, w.claim.held.GuardKube(w.machines.Kube), len(w.rep.Plan.Storage) > 0, w.run.Note))
 		err = errors.Join(err, w.claim.held.Release(release))
 	}
 	w.rep.Ended = time.Now()

@@ -13,6 +13,7 @@ import (
 	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/cluster/prune"
+	"github.com/recast-sh/recast/cluster/replica"
 	"github.com/recast-sh/recast/internal/journal"
 	"github.com/recast-sh/recast/schematics"
 )
@@ -28,6 +29,7 @@ type StatusResult struct {
 	Kept       []Kept     `json:"kept"`                 // old system disks that are kept
 	Scratch    []Left     `json:"scratch,omitempty"`    // VMs on which an active or killed run tests a boot ISO
 	Surge      []string   `json:"surge,omitempty"`      // surge nodes that are left over; none while a run is active
+	Held       []HeldBack `json:"held,omitempty"`       // what recast has set of storage systems
 	Unanswered []string   `json:"unanswered,omitempty"` // requests that Proxmox may still carry out, and what waits for them
 	Kubernetes string     `json:"kubernetes,omitempty"` // why it could not be asked; "": no error
 	Problems   []string   `json:"problems,omitempty"`   // what else could not be read
@@ -63,6 +65,12 @@ type Marked struct {
 	Next      []Advice `json:"next"`
 }
 
+// HeldBack is a setting of a storage system that recast has changed while nodes are away.
+type HeldBack struct {
+	What string   `json:"what"`
+	Next []Advice `json:"next"`
+}
+
 // Kept is an old system disk.
 type Kept struct {
 	Node       string       `json:"node"`
@@ -91,6 +99,8 @@ type StatusSources struct {
 	Nodes func(ctx context.Context) ([]cluster.KubeNode, error)
 	// Lease reads the Lease that is a claim; called only if Nodes succeeded.
 	Lease func(ctx context.Context) (cluster.Lease, error)
+	// Holds lists what storage systems are held to; called only if Nodes succeeded. nil: it is not looked at.
+	Holds func(ctx context.Context) ([]replica.Hold, error)
 	// MachineConfig is Machines.MachineConfig.
 	MachineConfig func(ctx context.Context, node string) (cluster.Secret, bool, error)
 }
@@ -132,6 +142,16 @@ func Status(ctx context.Context, p Project, src StatusSources) (StatusResult, er
 		res.problem(err)
 		if held {
 			res.Claim = &ClaimHeld{State: state, Lease: state.Lease.Name}
+		}
+	}
+	if err == nil && src.Holds != nil {
+		ctx, cancel := context.WithTimeout(ctx, askKubernetes)
+		holds, err := src.Holds(ctx)
+		cancel()
+		res.problem(err)
+		for _, h := range holds {
+			next := []Advice{{"recast roll", "gives it back once they are no longer out; so does recast recover"}, {h.Undo, "does so by hand"}}
+			res.Held = append(res.Held, HeldBack{What: h.String(), Next: next})
 		}
 	}
 	res.Scratch = scratchLeft(vms, p.Config.Cluster)

@@ -112,8 +112,8 @@ func wholeSeconds(d time.Duration) int { return int(d.Round(time.Second).Seconds
 // pastRuns is how many runs are read for durations.
 const pastRuns = 50
 
-// took returns the durations of nodes in earlier runs, newest first.
-func (r Runs) took() ([]cluster.Took, error) {
+// Took returns the durations of nodes in earlier runs, newest first.
+func (r Runs) Took() ([]cluster.Took, error) {
 	runs, err := journal.Runs(r.Dir)
 	if err != nil {
 		return nil, err

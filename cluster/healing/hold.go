@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/planning"
@@ -71,6 +72,8 @@ func (l *Leftover) GiveBack(ctx context.Context, kube cluster.Kube, systems bool
 	if !l.sought && !systems {
 		return nil
 	}
+	ctx, cancel := context.WithTimeout(ctx, giveBackTimeout)
+	defer cancel()
 	holds, err := kube.Holds(ctx)
 	if err != nil {
 		return notGivenBack(err)
@@ -100,6 +103,10 @@ func (l *Leftover) GiveBack(ctx context.Context, kube cluster.Kube, systems bool
 	}
 	return errors.Join(errs...)
 }
+
+// giveBackTimeout limits giving back at the end of a run: a user who pressed Ctrl-C is waiting. It is longer
+// than a request waits for its answer.
+const giveBackTimeout = 40 * time.Second
 
 func notGivenBack(err error) error {
 	return fault.WithHint(fmt.Errorf("give back what storage systems were told: %w", err), "the next recast roll or recast recover does; recast doctor says what is left")

@@ -51,22 +51,18 @@ func ObserveDrift(ctx context.Context, src Sources, wanted []cluster.Wanted) (Ob
 	return o, err
 }
 
-// ReadLocalData reads which data is on one of the nodes only, with one call.
-func ReadLocalData(ctx context.Context, kube cluster.VolumeReader, nodes []*Found) error {
-	if len(nodes) == 0 {
-		return nil
-	}
-	local, err := kube.LocalData(ctx, kubeNodes(nodes)...)
-	setLocalData(nodes, local)
-	return err
-}
-
-// readStorage is ReadLocalData that also reads the volumes which storage systems keep on several nodes.
-func readStorage(ctx context.Context, kube cluster.VolumeReader, nodes []*Found) ([]replica.System, error) {
+// ReadData reads which data is on one of the nodes only and, with storage, the volumes that storage systems
+// keep on several, with one call.
+func ReadData(ctx context.Context, kube cluster.VolumeReader, nodes []*Found, storage bool) (systems []replica.System, err error) {
 	if len(nodes) == 0 {
 		return nil, nil
 	}
-	local, systems, err := kube.NodeData(ctx, kubeNodes(nodes)...)
+	var local map[string][]cluster.LocalData
+	if storage {
+		local, systems, err = kube.NodeData(ctx, kubeNodes(nodes)...)
+	} else {
+		local, err = kube.LocalData(ctx, kubeNodes(nodes)...)
+	}
 	setLocalData(nodes, local)
 	return systems, err
 }
@@ -141,10 +137,7 @@ func observeTies(ctx context.Context, src Sources, o *Observation) error {
 	nodes := Matching(o.Found, func(f *Found) bool { return !f.Away && f.VM != nil && f.Node != nil })
 	g := errgroup.Group{}
 	g.Go(func() (err error) {
-		if !src.Storage {
-			return ReadLocalData(ctx, src.Kube, nodes)
-		}
-		o.Storage, err = readStorage(ctx, src.Kube, nodes)
+		o.Storage, err = ReadData(ctx, src.Kube, nodes, src.Storage)
 		return err
 	})
 	g.Go(func() error {

@@ -54,6 +54,9 @@ request every two seconds on average. It needs a terminal.`,
 				return err
 			}
 			src := pipeline.StatusSources{Proxmox: px, Nodes: fromKube(s, p, &cl, (*kube.Client).Nodes), Lease: fromKube(s, p, &cl, (*kube.Client).Lease)}
+			if p.Config.Roll.Storage != "off" {
+				src.Holds = fromKube(s, p, &cl, (*kube.Client).Holds)
+			}
 			src.MachineConfig, _ = machineConfigs(s, p) // an error means that this machine has none
 			if watch {
 				return watchStatus(c.Context(), s, p, px, src)

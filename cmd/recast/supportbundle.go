@@ -96,6 +96,9 @@ func (g *globals) bundleSources(ctx context.Context, s *streams, cl *closers) (*
 			var opened closers
 			defer opened.close()
 			status := pipeline.StatusSources{Proxmox: px, Nodes: fromKube(s, p, &opened, (*kube.Client).Nodes), Lease: fromKube(s, p, &opened, (*kube.Client).Lease)}
+			if p.Config.Roll.Storage != "off" {
+				status.Holds = fromKube(s, p, &opened, (*kube.Client).Holds)
+			}
 			status.MachineConfig, _ = machineConfigs(s, p) // an error means that this machine has none
 			return pipeline.Status(ctx, p, status)
 		}

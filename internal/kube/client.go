@@ -35,15 +35,15 @@ type Options struct {
 // it. The calls are those of its parts.
 type Client struct {
 	*conn
-	NodeReader   // nodes.go, watch.go, certificates.go, ownpod.go
-	NodeWriter   // mark.go, metadata.go, amend.go
-	Drainer      // drain.go, evict.go, blocked.go
-	VolumeReader // volumes.go, watch.go; localdata.go with a file for each storage system
+	NodeReader    // nodes.go, watch.go, certificates.go, ownpod.go
+	NodeWriter    // mark.go, metadata.go, amend.go
+	Drainer       // drain.go, evict.go, blocked.go
+	VolumeReader  // volumes.go, watch.go; localdata.go with a file for each storage system
 	RebuildHolder // hold.go
-	Components   // parts.go, apiserver.go
-	Upgraders    // upgraders.go
-	Leases       // lease.go
-	Gates        // gate.go
+	Components    // parts.go, apiserver.go
+	Upgraders     // upgraders.go
+	Leases        // lease.go
+	Gates         // gate.go
 }
 
 var _ cluster.Kube = (*Client)(nil)

@@ -3,6 +3,7 @@ package kube_test
 import (
 	"context"
 	"errors"
+	"maps"
 	"net/http"
 	"strings"
 	"testing"
@@ -202,7 +203,8 @@ func TestReplicasOfCeph(t *testing.T) {
 	}
 	want := []replica.System{{
 		Name: "Ceph", Pools: true, Patience: 45 * time.Minute, Waits: "osdMaintenanceTimeout",
-		Nodes: []replica.Node{{Name: "wk1"}, {Name: "wk2"}, {Name: "wk3"}, {Name: "wk4"}},
+		Remedy: "raise disruptionManagement.osdMaintenanceTimeout, which is in minutes",
+		Nodes:  []replica.Node{{Name: "wk1"}, {Name: "wk2"}, {Name: "wk3"}, {Name: "wk4"}},
 		Volumes: []replica.Volume{{
 			Name: "rook-ceph/ceph", Checked: checked, Why: "PG_AVAILABILITY (Reduced data availability)",
 			Replicas: []replica.Replica{{Node: "wk1"}, {Node: "wk2", Healthy: true}, {Node: "wk3", Healthy: true}, {Node: "wk4"}},
@@ -211,6 +213,19 @@ func TestReplicasOfCeph(t *testing.T) {
 	got, err := serve(t, pages).Replicas(t.Context())
 	if diff := cmp.Diff(want, got); err != nil || diff != "" {
 		t.Errorf("%v (-want +got):\n%s", err, diff)
+	}
+	for managed, patience := range map[string]time.Duration{
+		"":                           10 * time.Minute, // Ceph's own: Rook does not set noout
+		`"managePodBudgets":false`:   10 * time.Minute,
+		`"managePodBudgets":true`:    30 * time.Minute,
+		`"osdMaintenanceTimeout":45`: 10 * time.Minute,
+	} {
+		other := maps.Clone(pages)
+		other["/apis/ceph.rook.io/v1/cephclusters"] = list("List", `{"metadata":{"namespace":"rook-ceph","name":"ceph"},"spec":{"disruptionManagement":{`+managed+`}}}`)
+		got, err := serve(t, other).Replicas(t.Context())
+		if err != nil || got[0].Patience != patience || got[0].Waits == "" || strings.Contains(got[0].Remedy, "noout") != (patience == 10*time.Minute) {
+			t.Errorf("%s: %v, %+v", managed, err, got)
+		}
 	}
 	pages["/apis/ceph.rook.io/v1/cephclusters"] = forbidden(t, "cephclusters", "ceph.rook.io")
 	if _, err := serve(t, pages).Replicas(t.Context()); fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), `cannot list resource "cephclusters"`) {

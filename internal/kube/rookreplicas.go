@@ -25,6 +25,9 @@ const (
 	// rookMaintenance is how long Rook keeps the flag noout on a host that is drained
 	// (DefaultMaintenanceTimeout in pkg/operator/ceph/disruption/clusterdisruption/osd.go).
 	rookMaintenance = 30 * time.Minute
+	// cephDownOut is the default of how long an OSD is down before its data is made again elsewhere
+	// (mon_osd_down_out_interval in Ceph's src/common/options/mon.yaml.in); no object shows it.
+	cephDownOut = 10 * time.Minute
 )
 
 // cephRedundancy are the health checks of Ceph that say that data has fewer copies
@@ -57,7 +60,7 @@ type cephHealth struct {
 // cephReplicas reads the Ceph clusters of Rook, and on which nodes their OSDs are. No
 // object says which data is on which OSD.
 func (c VolumeReader) cephReplicas(ctx context.Context) (replica.System, error) {
-	s := replica.System{Name: cephName, Pools: true, Waits: "osdMaintenanceTimeout"}
+	s := replica.System{Name: cephName, Pools: true}
 	clusters, err := listCustom[cephHealth](ctx, c.conn, rookVersion.WithResource("cephclusters"), "")
 	if err != nil {
 		return s, err
@@ -79,15 +82,27 @@ func (c VolumeReader) cephReplicas(ctx context.Context) (replica.System, error) 
 		v.Why = ceph.reduced(time.Now())
 		v.Robust = v.Why == ""
 		s.Volumes = append(s.Volumes, v)
-		if d := ceph.Spec.Disruption; d.Manages {
-			waits := cmp.Or(d.Timeout*time.Minute, rookMaintenance)
-			s.Patience = min(cmp.Or(s.Patience, waits), waits)
+		if waits, setting, remedy := ceph.patience(); s.Patience == 0 || waits < s.Patience {
+			s.Patience, s.Waits, s.Remedy = waits, setting, remedy
 		}
 	}
 	for _, node := range slices.Sorted(maps.Keys(nodes)) {
 		s.Nodes = append(s.Nodes, replica.Node{Name: node})
 	}
 	return s, nil
+}
+
+// patience is how long Ceph waits for OSDs of a node that is drained, what says so, and how it waits longer.
+// Rook keeps noout set for their failure domain while its Node is cordoned, and takes it away from all others
+// at every look, whoever had set it; without managePodBudgets it does neither (updateNoout in
+// pkg/operator/ceph/disruption/clusterdisruption/osd.go, reconcile in reconcile.go). Without noout, Ceph's own
+// interval counts.
+func (ceph cephHealth) patience() (waits time.Duration, setting, remedy string) {
+	if d := ceph.Spec.Disruption; d.Manages {
+		return cmp.Or(d.Timeout*time.Minute, rookMaintenance), "osdMaintenanceTimeout", "raise disruptionManagement.osdMaintenanceTimeout, which is in minutes"
+	}
+	return cephDownOut, "Ceph's default of mon_osd_down_out_interval, since managePodBudgets is off",
+		"set disruptionManagement.managePodBudgets, or set noout yourself in Rook's toolbox before and unset it after: ceph osd set-group noout NODE, ceph osd unset-group noout NODE"
 }
 
 // reduced says why data may lack copies; "" if it does not.

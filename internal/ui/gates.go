@@ -61,13 +61,17 @@ func drawStorage(p *page, plan planning.Plan) {
 
 const storageHeading = "storage: no node goes that has the only healthy replica of a volume; it is back once its volumes are whole"
 
-// storageLines returns the storage systems of a plan that does something.
+// storageLines returns the storage systems of a plan that does something, and what they are held to.
 func storageLines(plan planning.Plan) []string {
-	if !slices.ContainsFunc(plan.Nodes, func(n planning.NodePlan) bool { return n.Strategy != "" }) {
-		return nil
-	}
 	var lines []string
+	works := slices.ContainsFunc(plan.Nodes, func(n planning.NodePlan) bool { return n.Strategy != "" })
 	for _, s := range plan.Storage {
+		if s.Held != "" {
+			lines = append(lines, s.Held+": recast roll gives it back")
+		}
+		if !works {
+			continue
+		}
 		var facts []string
 		if s.Volumes > 0 {
 			facts = append(facts, fmt.Sprintf("%d %s", s.Volumes, words.Plural(s.Volumes, "volume")))

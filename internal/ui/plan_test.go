@@ -128,7 +128,7 @@ func TestWritePlan(t *testing.T) {
 				}},
 				{TimeoutSeconds: 30, Command: &cluster.CommandGate{Args: []string{"./check.sh", "1"}}, BeforeOnly: true},
 			},
-			Storage: []planning.StorageSystem{{Name: "Longhorn", Volumes: 12, WaitSeconds: 600}, {Name: "Ceph"}},
+			Storage: []planning.StorageSystem{{Name: "Longhorn", Volumes: 12, WaitSeconds: 600, Held: "Longhorn: replica-replenishment-wait-interval was 600 before recast set it to 1800, while wk3 is away"}, {Name: "Ceph"}},
 		},
 		"plan-rehearsal": {
 			Cluster: "c1", Nodes: []planning.NodePlan{node("wk1", 9031, planning.Workers, cluster.Recreate, 240)}, MaxUnavailable: 1, PerHost: 1, TotalSeconds: 240,

@@ -42,6 +42,11 @@ func WriteStatus(w io.Writer, format string, res pipeline.StatusResult) error {
 			p.line("scratch  VM %d %q on %s: run %s tests, or tested, a boot ISO on it", s.VMID, s.Name, s.Host, s.Run)
 			advise(p, s.Next)
 		}
+		for _, h := range res.Held {
+			p.line("")
+			p.wrapped(p.paint(yellow, "held back")+"  ", "    ", h.What)
+			advise(p, h.Next)
+		}
 		for _, text := range res.Unanswered {
 			p.line("")
 			p.wrapped(p.paint(yellow, "no answer")+"  ", "    ", text)
@@ -54,7 +59,7 @@ func WriteStatus(w io.Writer, format string, res pipeline.StatusResult) error {
 			p.line("")
 			p.wrapped(p.paint(red, "could not be read: "), "  ", problem)
 		}
-		if len(res.Open) == 0 && len(res.Marked) == 0 && len(res.Unanswered)+len(res.Surge) == 0 && res.Claim == nil && len(res.Problems) == 0 && res.Kubernetes == "" {
+		if len(res.Open) == 0 && len(res.Marked) == 0 && len(res.Unanswered)+len(res.Surge)+len(res.Held) == 0 && res.Claim == nil && len(res.Problems) == 0 && res.Kubernetes == "" {
 			p.line("")
 			p.line("nothing is unfinished")
 		}

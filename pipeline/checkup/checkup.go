@@ -85,6 +85,7 @@ func Run(ctx context.Context, p pipeline.Project, src Sources) Result {
 	talos.check()
 	talos.etcd(ctx)
 	d.kubernetes()
+	d.replication(ctx)
 	programs.gates(ctx)
 	programs.hooks()
 	programs.webhooks()
@@ -115,7 +116,7 @@ func (d *checkup) readLock() error {
 func (d *checkup) lookAround(ctx context.Context, reached bool) {
 	ctx, cancel := context.WithTimeout(ctx, askWorld)
 	defer cancel()
-	src := observe.Sources{Proxmox: d.src.Proxmox, Talos: d.src.Talos, Kube: d.src.Kube, Cluster: d.Config.Cluster}
+	src := observe.Sources{Proxmox: d.src.Proxmox, Talos: d.src.Talos, Kube: d.src.Kube, Cluster: d.Config.Cluster, Storage: d.Config.Roll.Storage != "off"}
 	if !reached {
 		src.Proxmox = nil
 	}

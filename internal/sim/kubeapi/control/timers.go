@@ -12,6 +12,7 @@ type timers struct {
 }
 
 type timer struct {
+	began time.Time
 	end   time.Time
 	asked bool // in this pass
 }
@@ -27,14 +28,14 @@ func (t *timers) begin() {
 	}
 }
 
-// due says whether d has passed since key was first asked for.
+// due says whether d has passed since key was first asked for; d may be another one each time.
 func (t *timers) due(key string, d time.Duration) bool {
 	r, ok := t.running[key]
 	if !ok {
-		r = &timer{end: t.now.Add(time.Duration(float64(d) / t.speed))}
+		r = &timer{began: t.now}
 		t.running[key] = r
 	}
-	r.asked = true
+	r.end, r.asked = r.began.Add(time.Duration(float64(d)/t.speed)), true
 	return !t.now.Before(r.end)
 }
 

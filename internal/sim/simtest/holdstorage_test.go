@@ -1,0 +1,345 @@
+package simtest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim"
+	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
+	"github.com/recast-sh/recast/internal/sim/record"
+	"github.com/recast-sh/recast/internal/step"
+	"github.com/recast-sh/recast/pipeline/checkup"
+)
+
+const (
+	waitSetting = "replica-replenishment-wait-interval"
+	patchOfWait = "settings/" + waitSetting + " " + http.MethodPatch
+)
+
+// waits is how long Longhorn is told to wait, and what recast remembers of that.
+func (l *Lab) waits() (value, memo string) {
+	l.t.Helper()
+	o, err := l.Kube.Store().Get(l.t.Context(), longhornSettings.GroupVersionResource, longhornSpace, waitSetting)
+	must(l.t, err)
+	u := o.(*unstructured.Unstructured)
+	value, _, _ = unstructured.NestedString(u.Object, "value")
+	return value, u.GetAnnotations()["recast.dev/hold"]
+}
+
+func (l *Lab) requireWaits(value, memo string) {
+	l.t.Helper()
+	if v, m := l.waits(); v != value || m != memo {
+		l.t.Errorf("%s is %s, held: %s", waitSetting, v, m)
+	}
+}
+
+// setWaits changes the setting besides recast; memo "" leaves what is remembered.
+func (l *Lab) setWaits(value, memo string) {
+	l.t.Helper()
+	o, err := l.Kube.Store().Get(l.t.Context(), longhornSettings.GroupVersionResource, longhornSpace, waitSetting)
+	must(l.t, err)
+	u := o.(*unstructured.Unstructured).DeepCopy()
+	u.Object["value"] = value
+	if memo != "" {
+		u.SetAnnotations(map[string]string{"recast.dev/hold": memo})
+	}
+	must(l.t, errOf(l.Kube.Store().Update(l.t.Context(), longhornSettings.GroupVersionResource, u, store.Main)))
+}
+
+// replicasOn lists the nodes with a replica of the volume.
+func (l *Lab) replicasOn(volume string) (nodes []string) {
+	l.t.Helper()
+	list, _, err := l.Kube.Store().List(l.t.Context(), longhornReplicas.GroupVersionResource, "")
+	must(l.t, err)
+	for _, o := range list {
+		spec := o.(*unstructured.Unstructured).Object["spec"].(map[string]any)
+		if spec["volumeName"] == volume {
+			nodes = append(nodes, spec["nodeID"].(string))
+		}
+	}
+	slices.Sort(nodes)
+	return nodes
+}
+
+// inImpatientLab has volume pvc-1 on wk1 and wk2, a third worker that could take a replica, and a Longhorn that
+// waits less for one than a node is away.
+func inImpatientLab(t *testing.T, test func(t *testing.T, lab *Lab)) {
+	t.Helper()
+	inStorageLab(t, (*Lab).runLonghorn, 3, func(t *testing.T, lab *Lab) {
+		lab.longhornSetting(waitSetting, "30")
+		lab.replicated("pvc-1", 2, "wk1", "wk2")
+		test(t, lab)
+	})
+}
+
+// TestRollHoldsTheRebuild: while a node is away that has replicas, Longhorn waits longer than it would, so that it
+// makes no other replica; then it waits as before.
+func TestRollHoldsTheRebuild(t *testing.T) {
+	long(t)
+	for _, s := range []cluster.Strategy{cluster.Recreate, cluster.InPlace} {
+		t.Run(string(s), func(t *testing.T) {
+			inImpatientLab(t, func(t *testing.T, lab *Lab) {
+				lab.setRoll("strategy: " + string(s))
+				set := map[cluster.Strategy]string{cluster.Recreate: "480", cluster.InPlace: "240"}[s]
+				c := lab.Client()
+				var said []string
+				note := notes("await-storage", &said)
+				looked := 0
+				away := func(node, at string) func(step.Event) {
+					return whenStarted(node+at, func() {
+						looked++
+						lab.requireWaits(set, `{"was":"30","set":"`+set+`","nodes":{"`+node+`":`+set+`}}`)
+					})
+				}
+				first, second := away("wk1", "/gate"), away("wk2", "/await-storage-again")
+				third := whenStarted("wk3/gate", func() { looked++; lab.requireWaits("30", "") })
+				c.Emit = func(e step.Event) { note(e); first(e); second(e); third(e) }
+				must(t, c.roll(planning.Policy{})(t.Context()))
+				lab.requireWaits("30", "")
+				requireSame(t, "replicas", []string{"wk1", "wk2"}, lab.replicasOn("pvc-1"))
+				if looked != 3 {
+					t.Errorf("looked %d times", looked)
+				}
+				if !slices.Contains(said, waitSetting+" of Longhorn is "+set+" instead of 30") {
+					t.Errorf("said %q", said)
+				}
+				requireInSync(t, lab)
+			})
+		})
+	}
+}
+
+// TestRebuildWithoutHold: without it, this Longhorn makes another replica while the node is away.
+func TestRebuildWithoutHold(t *testing.T) {
+	long(t)
+	inImpatientLab(t, func(t *testing.T, lab *Lab) {
+		lab.setRoll("storage: off")
+		must(t, lab.Client().roll(planning.Policy{Only: []string{"wk1"}})(t.Context()))
+		requireSame(t, "replicas", []string{"wk1", "wk2", "wk3"}, lab.replicasOn("pvc-1"))
+		lab.requireWaits("30", "")
+	})
+}
+
+// TestHoldOfAKilledRun: wherever a run is killed between the setting and its end, the next roll gives back exactly
+// what was there, and so does recover.
+func TestHoldOfAKilledRun(t *testing.T) {
+	long(t)
+	moments := []moment{
+		{server: patchOfWait, unsent: true},
+		onServer(patchOfWait), after("wk1/await-storage"), before("wk1/take-down"), before("wk1/take-down/drain"),
+		before("wk1/take-down/delete-vm"), before("wk1/bring-up/start"), before("finish/uncordon"), before("wk1/await-storage-again"), after("wk1/await-storage-again"),
+	}
+	var left atomic.Int32
+	for _, m := range moments {
+		t.Run(m.String(), func(t *testing.T) {
+			for _, way := range []string{"roll", "recover", "another node"} {
+				t.Run(way, func(t *testing.T) {
+					inImpatientLab(t, func(t *testing.T, lab *Lab) {
+						c := lab.Client()
+						c.killedAt(t, m, c.roll(planning.Policy{Only: []string{"wk1"}}))
+						if v, _ := lab.waits(); v != "30" {
+							left.Add(1)
+						}
+						next := lab.second()
+						switch way {
+						case "roll":
+							must(t, next.roll(planning.Policy{Only: []string{"wk1"}})(t.Context()))
+							requireInSync(t, lab, "wk2", "wk3")
+						case "recover":
+							_, err := next.Recover(t.Context(), "wk1")
+							if err != nil && fault.KindOf(err) != fault.Refused { // nothing was begun, or it is done
+								t.Fatal(err)
+							}
+						case "another node":
+							must(t, next.roll(planning.Policy{Only: []string{"wk3"}})(t.Context()))
+						}
+						lab.requireWaits("30", "")
+						requireNoClaim(t, lab)
+					})
+				})
+			}
+		})
+	}
+	if want := 3 * (len(moments) - 2); int(left.Load()) != want { // the first one set nothing, and the last one was done
+		t.Errorf("%d of %d kills left something set", left.Load(), want)
+	}
+}
+
+// TestLeftHold: what an earlier run could not give back is seen by the plan and by status; any roll gives it back,
+// also one that has nothing to do, and so does a recover that refuses.
+func TestLeftHold(t *testing.T) {
+	long(t)
+	const memo = `{"was":"600","set":"1800","nodes":{"wk1":1800}}`
+	ways := map[string]func(ctx context.Context, c *Client) error{
+		"roll with nothing to do": func(ctx context.Context, c *Client) error { return c.roll(planning.Policy{})(ctx) },
+		"recover": func(ctx context.Context, c *Client) error {
+			_, err := c.Recover(ctx, "wk1")
+			if fault.KindOf(err) != fault.Refused {
+				return errors.Join(errors.New("it is not refused"), err)
+			}
+			return nil
+		},
+	}
+	for name, do := range ways {
+		t.Run(name, func(t *testing.T) {
+			inLab(t, sim.Options{Workers: 2}, func(t *testing.T, lab *Lab) {
+				lab.runLonghorn("wk1", "wk2")
+				lab.setWaits("1800", memo)
+				plan, err := lab.Client().Plan(t.Context(), planning.Policy{})
+				must(t, err)
+				const held = "Longhorn: " + waitSetting + " was 600 before recast set it to 1800, while wk1 is away"
+				if len(plan.Storage) != 1 || plan.Storage[0].Held != held || plan.Storage[0].WaitSeconds != 600 {
+					t.Errorf("planned %+v", plan.Storage)
+				}
+				status, err := lab.Client().Status(t.Context())
+				must(t, err)
+				if len(status.Held) != 1 || status.Held[0].What != held || len(status.Held[0].Next) != 2 {
+					t.Errorf("status %+v", status.Held)
+				}
+				requireStorageCheck(t, lab, checkup.Warning, waitSetting+" was 600 before recast set it to 1800, while wk1 is away")
+				must(t, do(t.Context(), lab.Client()))
+				lab.requireWaits("600", "")
+				requireNoClaim(t, lab)
+			})
+		})
+	}
+}
+
+// requireStorageCheck requires that line of doctor about Longhorn.
+func requireStorageCheck(t *testing.T, lab *Lab, state checkup.State, seen string) {
+	t.Helper()
+	checks := diagnosis(t, lab.Client()).Checks
+	if !slices.ContainsFunc(checks, func(c checkup.Check) bool { return c.What == "Longhorn" && c.State == state && c.Seen == seen }) {
+		checks = slices.DeleteFunc(checks, func(c checkup.Check) bool { return c.What != "Longhorn" })
+		t.Errorf("no %s %q in %+v", state, seen, checks)
+	}
+}
+
+// TestDoctorOfLonghorn: doctor says how long it waits, and what becomes of that.
+func TestDoctorOfLonghorn(t *testing.T) {
+	const waits = "1 volume; waits %s for a node that is away (" + waitSetting + ")"
+	cases := map[string]struct {
+		change func(l *Lab)
+		state  checkup.State
+		seen   string
+	}{
+		"long enough": {func(l *Lab) { l.longhornSetting(waitSetting, "600") }, checkup.OK, fmt.Sprintf(waits, "10m0s")},
+		"less":        {func(*Lab) {}, checkup.OK, fmt.Sprintf(waits, "30s") + ", and wk1 is expected to be away for 4m0s: a roll has it wait 8m0s"},
+		"not at all":  {func(l *Lab) { l.longhornSetting(waitSetting, "0") }, checkup.OK, fmt.Sprintf(waits, "0s") + ", and wk1 is expected to be away for 4m0s: a roll has it wait 8m0s"},
+		"controllers away": {
+			func(l *Lab) { without(store.DaemonSets(), longhornSpace, "longhorn-manager")(l) },
+			checkup.Problem, "there is no DaemonSet longhorn-system/longhorn-manager",
+		},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			inImpatientLab(t, func(t *testing.T, lab *Lab) {
+				tc.change(lab)
+				requireStorageCheck(t, lab, tc.state, tc.seen)
+			})
+		})
+	}
+}
+
+// TestHoldChangedBySomeoneElse: a value that a person sets while the node is away stays, and nothing is remembered
+// any more.
+func TestHoldChangedBySomeoneElse(t *testing.T) {
+	long(t)
+	inImpatientLab(t, func(t *testing.T, lab *Lab) {
+		c := lab.Client()
+		var said []string
+		note, change := notes("await-storage-again", &said), whenStarted("wk1/take-down", func() { lab.setWaits("1000", "") })
+		c.Emit = func(e step.Event) { note(e); change(e) }
+		must(t, c.roll(planning.Policy{Only: []string{"wk1"}})(t.Context()))
+		lab.requireWaits("1000", "")
+		if !slices.Contains(said, waitSetting+" of Longhorn stays 1000: someone else has set that") {
+			t.Errorf("said %q", said)
+		}
+	})
+}
+
+// TestHoldOfTwoWorkersAtATime: both need it, and it ends with the last one.
+func TestHoldOfTwoWorkersAtATime(t *testing.T) {
+	long(t)
+	inStorageLab(t, (*Lab).runLonghorn, 4, func(t *testing.T, lab *Lab) {
+		lab.setRoll("canary: false", "maxUnavailable: {workers: 2, perHost: 2}")
+		lab.longhornSetting(waitSetting, "30")
+		lab.replicated("pvc-1", 2, "wk1", "wk3")
+		lab.replicated("pvc-2", 2, "wk2", "wk4")
+		most := 0
+		c := lab.Client()
+		c.Emit = func(step.Event) {
+			_, memo := lab.waits()
+			most = max(most, strings.Count(memo, `"wk`))
+		}
+		must(t, c.roll(planning.Policy{Only: []string{"wk1", "wk2"}})(t.Context()))
+		if most != 2 {
+			t.Errorf("held for %d at a time", most)
+		}
+		lab.requireWaits("30", "")
+		requireSame(t, "replicas", []string{"wk1", "wk3"}, lab.replicasOn("pvc-1"))
+		requireSame(t, "replicas", []string{"wk2", "wk4"}, lab.replicasOn("pvc-2"))
+	})
+}
+
+// TestHoldIsRefused: if the setting can't be changed, the node is not touched.
+func TestHoldIsRefused(t *testing.T) {
+	long(t)
+	inImpatientLab(t, func(t *testing.T, lab *Lab) {
+		lab.Recorder.Hooks(func(c record.Call) error {
+			if (moment{server: patchOfWait}).isCall(c) {
+				return errors.New("connection reset by peer")
+			}
+			return nil
+		}, nil)
+		err := lab.Client().roll(planning.Policy{Only: []string{"wk1"}})(t.Context())
+		requireFault(t, err, fault.Refused, "wk1/await-storage: no volume depends on wk1: hold back the rebuild of Longhorn for wk1: gave up after 1m0s")
+		lab.Recorder.Hooks(nil, nil)
+		requireDrift(t, lab, "wk1", "wk2", "wk3")
+		lab.requireWaits("30", "")
+		lab.requireServing("wk1")
+		requireNoClaim(t, lab)
+	})
+}
+
+// TestHoldIsLeft: if Kubernetes does not answer when the setting is to be given back, the roll says so and fails;
+// the next one gives it back.
+func TestHoldIsLeft(t *testing.T) {
+	long(t)
+	inImpatientLab(t, func(t *testing.T, lab *Lab) {
+		c := lab.Client()
+		c.Emit = whenStarted("wk1/await-storage-again", func() {
+			lab.Recorder.Hooks(func(c record.Call) error {
+				if (moment{server: patchOfWait}).isCall(c) {
+					return errors.New("connection reset by peer")
+				}
+				return nil
+			}, nil)
+		})
+		err := c.roll(planning.Policy{Only: []string{"wk1"}})(t.Context())
+		requireFault(t, err, fault.Failed, "give back what storage systems were told")
+		if hints := fault.Hints(err); !slices.ContainsFunc(hints, func(h string) bool { return strings.Contains(h, `by hand: kubectl --namespace longhorn-system patch`) }) {
+			t.Errorf("hints %q", hints)
+		}
+		lab.Recorder.Hooks(nil, nil)
+		if v, _ := lab.waits(); v != "480" {
+			t.Errorf("it is %s", v)
+		}
+		requireNoClaim(t, lab)
+		time.Sleep(time.Minute)
+		must(t, lab.second().roll(planning.Policy{Only: []string{"wk1"}})(t.Context()))
+		lab.requireWaits("30", "")
+	})
+}

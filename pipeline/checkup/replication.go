@@ -1,0 +1,69 @@
+package checkup
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
+	"github.com/recast-sh/recast/cluster/replica"
+	"github.com/recast-sh/recast/internal/words"
+)
+
+// replication checks the storage systems that keep volumes on several nodes: what was read of them,
+// whether they wait as long as nodes are away, and whether recast may have them wait longer, or has left
+// that set. What could not be read was reported with its nodes.
+func (d *checkup) replication(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, askWorld)
+	defer cancel()
+	for _, s := range d.survey.Storage {
+		if s.Away != "" {
+			d.refuse(GroupStorage, s.Name, "bring its controllers back: without them no node with its volumes is taken out", "%s", s.Away)
+		}
+		d.patience(ctx, s)
+		if s.Held != nil {
+			d.add(Check{
+				Group: GroupStorage, What: s.Name, State: Warning, Seen: strings.TrimPrefix(s.Held.String(), s.Name+": "),
+				Remedy: []string{"recast roll and recast recover give it back once they are no longer out", "by hand: " + s.Held.Undo},
+			})
+		}
+	}
+}
+
+// patience compares how long the system waits with how long its nodes are away.
+func (d *checkup) patience(ctx context.Context, s replica.System) {
+	node, away := "", time.Duration(0)
+	past, _ := d.Runs().Took() // without them, outages are assumed
+	for _, a := range d.res.Nodes {
+		n := planning.NodePlan{Node: a.Node, Role: a.Role, Strategy: cmp.Or(a.Strategy, cluster.Recreate)}
+		if n.Estimate(past); s.On(a.Node) > 0 && planning.Outage(n) > away {
+			node, away = a.Node, planning.Outage(n)
+		}
+	}
+	seen := fmt.Sprintf("%d %s", len(s.Volumes), words.Plural(len(s.Volumes), "volume"))
+	if s.Pools {
+		seen = fmt.Sprintf("%d %s", len(s.Volumes), words.Plural(len(s.Volumes), "cluster"))
+	}
+	known := s.Patience > 0 || s.Holds
+	if known {
+		seen += fmt.Sprintf("; waits %s for a node that is away (%s)", s.Patience, s.Waits)
+	}
+	if !known || away <= s.Patience {
+		d.ok(GroupStorage, s.Name, "%s", seen)
+		return
+	}
+	seen += fmt.Sprintf(", and %s is expected to be away for %s", node, away)
+	holding := s.Holding(node, away)
+	if holding == 0 {
+		d.warn(GroupStorage, s.Name, strings.ReplaceAll(s.Remedy, "NODE", node), "%s: after that it makes other replicas", seen)
+		return
+	}
+	if err := d.src.Kube.MayHold(ctx, s.Name); err != nil {
+		d.fail(GroupStorage, s.Name, err)
+		return
+	}
+	d.ok(GroupStorage, s.Name, "%s: a roll has it wait %s", seen, holding)
+}
