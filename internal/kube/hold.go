@@ -58,15 +58,17 @@ func (s longhornSetting) hold() (*replica.Hold, error) {
 	if err != nil || len(memo.Nodes) == 0 {
 		return nil, err
 	}
-	back := memo.Was
+	undo := fmt.Sprintf(`kubectl --namespace %s patch settings.longhorn.io %s --type merge --patch '{"value":"%s","metadata":{"annotations":{"%s":null}}}'`,
+		s.Metadata.Namespace, longhornWait, memo.Was, holdAnnotation)
 	if s.Value != memo.Set {
-		back = s.Value
+		undo = s.forget()
 	}
-	return &replica.Hold{
-		System: longhornName, Setting: longhornWait, Now: foreign.Line(s.Value), Memo: memo,
-		Undo: fmt.Sprintf(`kubectl --namespace %s patch settings.longhorn.io %s --type merge --patch '{"value":"%s","metadata":{"annotations":{"%s":null}}}'`,
-			s.Metadata.Namespace, longhornWait, foreign.Line(back), holdAnnotation),
-	}, nil
+	return &replica.Hold{System: longhornName, Setting: longhornWait, Now: foreign.Line(s.Value), Memo: memo, Undo: undo}, nil
+}
+
+// forget is the command that removes what recast remembers.
+func (s longhornSetting) forget() string {
+	return fmt.Sprintf("kubectl --namespace %s annotate settings.longhorn.io %s %s-", s.Metadata.Namespace, longhornWait, holdAnnotation)
 }
 
 // longhornPatience is how long Longhorn waits by itself, and what recast has made of that. holds is false
@@ -94,11 +96,13 @@ func (s longhornSetting) memo() (m replica.Memo, err error) {
 	if !ok {
 		return m, nil
 	}
-	if err := json.Unmarshal([]byte(text), &m); err != nil || len(m.Nodes) == 0 || m.Was == "" || m.Set == "" {
+	err = json.Unmarshal([]byte(text), &m)
+	_, errWas := strconv.Atoi(m.Was)
+	_, errSet := strconv.Atoi(m.Set)
+	if errors.Join(err, errWas, errSet) != nil || len(m.Nodes) == 0 {
 		return m, fault.WithHint(fault.Refusedf("annotation %s of Longhorn's setting %s is not as recast writes it, so what was set before is not known: %s", holdAnnotation, longhornWait, foreign.Line(text)),
-			"see that the setting has the value that you want, then remove it: kubectl --namespace %s annotate settings.longhorn.io %s %s-", s.Metadata.Namespace, longhornWait, holdAnnotation)
+			"see that the setting has the value that you want, then remove it: %s", s.forget())
 	}
-	m.Was, m.Set = foreign.Line(m.Was), foreign.Line(m.Set)
 	return m, nil
 }
 

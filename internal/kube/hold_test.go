@@ -118,7 +118,7 @@ func TestHoldAndGiveBack(t *testing.T) {
 		require(waitSetting + " of Longhorn is 900 instead of 600")(c.HoldRebuild(t.Context(), "Longhorn", "wk1", 15*time.Minute))
 		l.set(t, "1200", "")
 		holds, err = c.Holds(t.Context())
-		if err != nil || !strings.HasSuffix(holds[0].String(), "; someone else has set it to 1200 since") || !strings.Contains(holds[0].Undo, `{"value":"1200",`) {
+		if err != nil || !strings.HasSuffix(holds[0].String(), "; someone else has set it to 1200 since") || holds[0].Undo != "kubectl --namespace longhorn-system annotate settings.longhorn.io "+waitSetting+" recast.dev/hold-" {
 			t.Errorf("%v, %v", holds, err)
 		}
 		require(waitSetting + " of Longhorn stays 1200: someone else has set that")(c.GiveBack(t.Context(), "Longhorn", "wk1"))
@@ -182,6 +182,7 @@ func TestHoldRefuses(t *testing.T) {
 		want string
 	}{
 		"an annotation that is not ours": {func(t *testing.T, l *lab) { l.set(t, "600", "{}") }, "annotation recast.dev/hold of Longhorn's setting " + waitSetting + " is not as recast writes it"},
+		"an annotation without a number": {func(t *testing.T, l *lab) { l.set(t, "900", `{"was":"{}","set":"900","nodes":{"wk1":900}}`) }, "is not as recast writes it"},
 		"no number":                      {func(t *testing.T, l *lab) { l.set(t, "{}", "") }, `Longhorn's setting ` + waitSetting + `: "{}" is not a number`},
 		"two settings": {func(t *testing.T, l *lab) {
 			u := &unstructured.Unstructured{Object: map[string]any{"value": "1"}}
