@@ -53,6 +53,7 @@ type Replica struct {
 	Healthy bool // complete and current
 	Unused  bool // nothing was ever written to it
 	Rebuilt bool // is being filled now
+	Percent int  // of it that is filled; 0: nothing, or unknown
 }
 
 // Exposure is a volume that would have no usable copy without a node.
@@ -246,7 +247,7 @@ func (s System) unhealed(node string, ailing []string) string {
 		return s.unhealedPools(node)
 	}
 	var names []string
-	healthy, wanted, rebuilt := 0, 0, 0
+	healthy, wanted, rebuilt, percent := 0, 0, 0, 0
 	for _, v := range s.Volumes {
 		if v.Idle {
 			continue
@@ -257,7 +258,7 @@ func (s System) unhealed(node string, ailing []string) string {
 				has++
 			}
 			if r.Rebuilt {
-				rebuilt++
+				rebuilt, percent = rebuilt+1, percent+r.Percent
 			}
 			busy = busy || r.Rebuilt || r.Node == node && !r.Healthy
 		}
@@ -272,6 +273,9 @@ func (s System) unhealed(node string, ailing []string) string {
 	text := fmt.Sprintf("%s: %d of %d replicas healthy", s.Name, healthy, wanted)
 	if rebuilt > 0 {
 		text += fmt.Sprintf(", %d being rebuilt", rebuilt)
+	}
+	if percent > 0 {
+		text += fmt.Sprintf(" (%d %%)", percent/rebuilt)
 	}
 	slices.Sort(names)
 	return text + fmt.Sprintf("; %s not healthy: %s", count(len(names)), Some(names))

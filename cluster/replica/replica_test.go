@@ -84,10 +84,14 @@ func TestUnhealed(t *testing.T) {
 		ailing  []string
 		want    string
 	}{
-		"nothing installed":  {},
-		"no volumes":         {systems: []System{{Name: "Longhorn", Away: "no manager", Nodes: []Node{{Name: "a", Down: "is down"}}}}},
-		"whole":              {systems: []System{system(healthy("a"), healthy("b"))}},
-		"rebuilt here":       {systems: []System{system(rebuilding("a"), healthy("b"))}, want: "Longhorn: 1 of 2 replicas healthy, 1 being rebuilt; 1 volume not healthy: ns/pvc-1"},
+		"nothing installed": {},
+		"no volumes":        {systems: []System{{Name: "Longhorn", Away: "no manager", Nodes: []Node{{Name: "a", Down: "is down"}}}}},
+		"whole":             {systems: []System{system(healthy("a"), healthy("b"))}},
+		"rebuilt here":      {systems: []System{system(rebuilding("a"), healthy("b"))}, want: "Longhorn: 1 of 2 replicas healthy, 1 being rebuilt; 1 volume not healthy: ns/pvc-1"},
+		"half there": {
+			systems: with(system(rebuilding("a"), healthy("b"), rebuilding("c")), func(_ *System, v *Volume) { v.Replicas[0].Percent, v.Replicas[2].Percent = 90, 11 }),
+			want:    "Longhorn: 1 of 2 replicas healthy, 2 being rebuilt (50 %); 1 volume not healthy: ns/pvc-1",
+		},
 		"failed here":        {systems: []System{system(failed("a"), healthy("b"))}, ailing: []string{"ns/pvc-1"}, want: "Longhorn: 1 of 2 replicas healthy; 1 volume not healthy: ns/pvc-1"},
 		"lacks one":          {systems: []System{system(healthy("b"))}, want: "Longhorn: 1 of 2 replicas healthy; 1 volume not healthy: ns/pvc-1"},
 		"lacked one before":  {systems: []System{system(healthy("b"))}, ailing: []string{"ns/pvc-1"}},

@@ -101,9 +101,13 @@ func (c VolumeReader) longhornReplicas(ctx context.Context) (replica.System, err
 	// copy of a volume (types/setting.go, NodeDrainPolicy…): the others let it go, or
 	// move the copy while it drains.
 	policy := cmp.Or(longhornValue(settings, longhornDrain), "block-if-contains-last-replica")
+	percent, err := c.rebuilds(ctx, copies)
+	if err != nil {
+		return s, err
+	}
 	for _, v := range volumes {
 		if v.Metadata.DeletionTimestamp == nil {
-			s.Volumes = append(s.Volumes, v.volume(copies, policy != "block-if-contains-last-replica"))
+			s.Volumes = append(s.Volumes, v.volume(copies, percent, policy != "block-if-contains-last-replica"))
 		}
 	}
 	if len(nodes) > 0 && len(volumes) > 0 {
@@ -129,7 +133,7 @@ func longhornValue(settings []longhornSetting, name string) string {
 	return ""
 }
 
-func (v longhornVolumeState) volume(copies []longhornCopy, aloneGoes bool) replica.Volume {
+func (v longhornVolumeState) volume(copies []longhornCopy, percent map[string]int, aloneGoes bool) replica.Volume {
 	detached := v.Status.State == "detached"
 	out := replica.Volume{
 		Name: foreign.Line(v.Metadata.Namespace + "/" + v.Metadata.Name), Wanted: v.Spec.Replicas, Alone: v.Spec.Replicas == 1 && aloneGoes,
@@ -140,7 +144,9 @@ func (v longhornVolumeState) volume(copies []longhornCopy, aloneGoes bool) repli
 	}
 	for _, r := range copies {
 		if r.Metadata.Namespace == v.Metadata.Namespace && r.Spec.Volume == v.Metadata.Name && r.Spec.Node != "" {
-			out.Replicas = append(out.Replicas, r.replica())
+			copied := r.replica()
+			copied.Percent = percent[r.Metadata.Namespace+"/"+r.Metadata.Name]
+			out.Replicas = append(out.Replicas, copied)
 		}
 	}
 	return out

@@ -27,7 +27,7 @@ func TestReplicasOfLonghorn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := newLab(t, "wk1", "wk2")
 		add := map[string]func(namespace, name string, content map[string]any){}
-		for resource, kind := range map[string]string{"nodes": "Node", "volumes": "Volume", "replicas": "Replica", "settings": "Setting"} {
+		for resource, kind := range map[string]string{"nodes": "Node", "volumes": "Volume", "replicas": "Replica", "settings": "Setting", "engines": "Engine"} {
 			add[resource] = l.install(t, "longhorn.io", "v1beta2", resource, kind, true)
 		}
 		const ns = "longhorn-system"

@@ -206,7 +206,8 @@ var (
 	}
 	longhornReplicas = resource("longhorn.io/v1beta2", "replicas", "Replica", true)
 	longhornSettings = resource("longhorn.io/v1beta2", "settings", "Setting", true)
-	longhornKinds    = []store.Resource{longhornNodes, longhornVolumes, longhornReplicas, longhornSettings}
+	longhornEngines  = resource("longhorn.io/v1beta2", "engines", "Engine", true)
+	longhornKinds    = []store.Resource{longhornNodes, longhornVolumes, longhornReplicas, longhornSettings, longhornEngines}
 	cephClusters     = store.Resource{
 		GroupVersionResource: schema.GroupVersionResource{Group: "ceph.rook.io", Version: "v1", Resource: "cephclusters"},
 		Kind:                 "CephCluster", Namespaced: true, Status: true,

@@ -127,9 +127,16 @@ func (m *Manager) heal(ctx context.Context, c copies, nodes []*unstructured.Unst
 			if err := m.setCopy(ctx, r, stamp(), "", "running"); err != nil {
 				return err
 			}
+			if err := m.showFilling(ctx, c.volume, r, 1); err != nil {
+				return err
+			}
 			healthy++
 		default:
 			busy = true
+			if err := m.showFilling(ctx, c.volume, r, m.timers.part(key+"/fills", rebuildAfter)); err != nil {
+				return err
+			}
+			m.timers.again(key+"/progress", rebuildAfter/4)
 		}
 	}
 	wanted, _, _ := unstructured.NestedInt64(c.volume.Object, "spec", "numberOfReplicas")

@@ -39,6 +39,15 @@ func (t *timers) due(key string, d time.Duration) bool {
 	return !t.now.Before(r.end)
 }
 
+// part is how much of d has passed since key was first asked for, from 0 to 1.
+func (t *timers) part(key string, d time.Duration) float64 {
+	r, ok := t.running[key]
+	if !ok {
+		return 0
+	}
+	return min(1, float64(t.now.Sub(r.began))*t.speed/float64(d))
+}
+
 // again is true the first time and then every d.
 func (t *timers) again(key string, d time.Duration) bool {
 	r, ok := t.running[key]
