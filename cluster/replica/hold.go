@@ -65,7 +65,7 @@ func (m Memo) For() []string { return slices.Sorted(maps.Keys(m.Nodes)) }
 // A value that someone else has set meanwhile is the one to give back from now on. The error is that the
 // value is no number.
 func (m Memo) With(value, node string, need int) (string, Memo, error) {
-	if len(m.Nodes) == 0 || value != m.Set {
+	if value != m.Set {
 		m = Memo{Was: value}
 	}
 	was, err := strconv.Atoi(m.Was)
@@ -87,7 +87,7 @@ func (m Memo) With(value, node string, need int) (string, Memo, error) {
 // Without returns the value of the setting, and the memo, once it is no longer held for the nodes. A
 // value that someone else has set meanwhile stays, and nothing is held any more.
 func (m Memo) Without(value string, nodes ...string) (string, Memo, error) {
-	if len(m.Nodes) == 0 || value != m.Set {
+	if value != m.Set {
 		return value, Memo{}, nil
 	}
 	left := maps.Clone(m.Nodes)

@@ -20,6 +20,7 @@ type room struct {
 
 // rooms are all packages that decide what is deleted, created, handed over or applied.
 var rooms = []room{
+	{"cluster/replica", "^TestMemo|^TestHolding", `Memo.With Memo.Without System.Holding`},
 	{"cluster/exchange", "^TestReplace", `
 		Deletion.deleteVM Deletion.deleteSame Deletion.changedSince
 		Replace.isReplaced Replace.nowBoth Replace.found Replace.KeepOff Replace.stayOff Replace.notGivenUp Replace.GiveUp
