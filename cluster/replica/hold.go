@@ -113,5 +113,5 @@ func (s System) Holding(node string, outage time.Duration) time.Duration {
 	if !s.Holds || s.On(node) == 0 || outage <= s.Patience || outage >= Longest {
 		return 0
 	}
-	return max(min(2*outage, Longest), s.Patience)
+	return min(2*outage, Longest)
 }

@@ -9,7 +9,6 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
@@ -17,9 +16,7 @@ import (
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim"
-	"github.com/recast-sh/recast/internal/sim/kubeapi"
 	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
-	"github.com/recast-sh/recast/internal/sim/record"
 	"github.com/recast-sh/recast/internal/step"
 	"github.com/recast-sh/recast/pipeline/checkup"
 )
@@ -292,95 +289,5 @@ func TestHoldOfTwoWorkersAtATime(t *testing.T) {
 		lab.requireWaits("30", "")
 		requireSame(t, "replicas", []string{"wk1", "wk3"}, lab.replicasOn("pvc-1"))
 		requireSame(t, "replicas", []string{"wk2", "wk4"}, lab.replicasOn("pvc-2"))
-	})
-}
-
-// unanswered has no change of the setting arrive.
-func unanswered(l *Lab) {
-	l.Recorder.Hooks(func(c record.Call) error {
-		if (moment{server: patchOfWait}).isCall(c) {
-			return errors.New("connection reset by peer")
-		}
-		return nil
-	}, nil)
-}
-
-// withoutPatch is a kubeconfig that may do everything but change settings of Longhorn.
-func withoutPatch(l *Lab) {
-	l.Kube.Grant("recast", func(r kubeapi.Request) bool { return r.Verb != "patch" || r.Resource != "settings" })
-	b, err := l.Kubeconfig("recast", time.Hour)
-	must(l.t, err)
-	l.Write("kubeconfig", b)
-}
-
-// TestHoldIsRefused: if the setting can't be changed, the node is not touched; doctor names the right before.
-func TestHoldIsRefused(t *testing.T) {
-	long(t)
-	cases := map[string]struct {
-		strike func(l *Lab)
-		want   string
-		doctor string
-	}{
-		"no answer": {unanswered, "hold back the rebuild of Longhorn for wk1: gave up after 1m0s", ""},
-		"no right":  {withoutPatch, `cannot patch resource "settings"`, "the kubeconfig may not patch settings of longhorn.io"},
-		"an annotation that recast does not know": {func(l *Lab) {
-			l.setWaits("60", `{"was":"{}","set":"60","nodes":{"wk3":60}}`)
-		}, `annotation recast.dev/hold of Longhorn's setting ` + waitSetting + ` is not as recast writes it`, ""},
-	}
-	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			inImpatientLab(t, func(t *testing.T, lab *Lab) {
-				tc.strike(lab)
-				value, memo := lab.waits()
-				if tc.doctor != "" {
-					requireStorageCheck(t, lab, checkup.Problem, tc.doctor)
-				}
-				err := lab.Client().roll(planning.Policy{Only: []string{"wk1"}})(t.Context())
-				requireFault(t, err, fault.Refused, tc.want)
-				lab.Recorder.Hooks(nil, nil)
-				requireDrift(t, lab, "wk1", "wk2", "wk3")
-				lab.requireWaits(value, memo)
-				lab.requireServing("wk1")
-				requireNoClaim(t, lab)
-			})
-		})
-	}
-}
-
-// TestHoldEndsWithoutControllers: Longhorn's manager does not come back, so the volumes don't become whole; what was
-// set is given back nevertheless.
-func TestHoldEndsWithoutControllers(t *testing.T) {
-	long(t)
-	inImpatientLab(t, func(t *testing.T, lab *Lab) {
-		lab.Replace("recast.yaml", "try: 40s}", "try: 40s, storage: 2m}")
-		c := lab.Client()
-		c.Emit = whenStarted("wk1/await-storage-again", func() { without(store.DaemonSets(), longhornSpace, "longhorn-manager")(lab) })
-		err := c.roll(planning.Policy{})(t.Context())
-		requireFault(t, err, fault.Failed, "last seen: Longhorn: there is no DaemonSet longhorn-system/longhorn-manager")
-		lab.requireWaits("30", "")
-		requireDrift(t, lab, "wk2", "wk3")
-	})
-}
-
-// TestHoldIsLeft: if Kubernetes does not answer when the setting is to be given back, the roll says so and fails;
-// the next one gives it back.
-func TestHoldIsLeft(t *testing.T) {
-	long(t)
-	inImpatientLab(t, func(t *testing.T, lab *Lab) {
-		c := lab.Client()
-		c.Emit = whenStarted("wk1/await-storage-again", func() { unanswered(lab) })
-		err := c.roll(planning.Policy{Only: []string{"wk1"}})(t.Context())
-		requireFault(t, err, fault.Failed, "give back what storage systems were told")
-		if hints := fault.Hints(err); !slices.ContainsFunc(hints, func(h string) bool { return strings.Contains(h, `by hand: kubectl --namespace longhorn-system patch`) }) {
-			t.Errorf("hints %q", hints)
-		}
-		lab.Recorder.Hooks(nil, nil)
-		if v, _ := lab.waits(); v != "480" {
-			t.Errorf("it is %s", v)
-		}
-		requireNoClaim(t, lab)
-		time.Sleep(time.Minute)
-		must(t, lab.second().roll(planning.Policy{Only: []string{"wk1"}})(t.Context()))
-		lab.requireWaits("30", "")
 	})
 }
