@@ -20,6 +20,10 @@ type StorageRoom struct {
 	Name        string
 	Active      bool
 	Total, Free int64 // bytes
+
+	Ceph    bool     // on the Proxmox hosts' own Ceph, which says the following
+	Blocked string   // why reads or writes wait; "": they don't
+	Notes   []string // what may become worse
 }
 
 // FullPool is how full a thin pool may be: once it has no room left, every disk

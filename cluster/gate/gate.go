@@ -60,6 +60,9 @@ func (n Gate) look(ctx context.Context) error {
 	case !n.Plan.Strategy.KeepsVM():
 		problems = append(problems, cluster.RequireQuorum(ctx, n.Proxmox))
 	}
+	if !n.Plan.Resume {
+		problems = append(problems, requireCeph(ctx, n.Proxmox, n.Plan))
+	}
 	switch n.Plan.Strategy {
 	case cluster.Create:
 		return errors.Join(append(problems, n.requireNew(ctx))...)

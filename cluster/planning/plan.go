@@ -59,6 +59,7 @@ func New(cluster string, wanted []cluster.Wanted, o observe.Observation, past cl
 	heedStorage(&plan, o)
 	against := worldOf{&plan, o}
 	against.space()
+	against.ceph()
 	against.numbers()
 	against.newNumbers()
 	against.warn()
@@ -116,6 +117,7 @@ type NodePlan struct {
 	EtcdKept      bool               `json:"-"` // its etcd data outlives the system disk
 	Restore       *parking.KeptDisk  `json:"-"` // of a rollback
 	Space         *observe.NewDisk   `json:"-"` // the blank system disk
+	OnCeph        []string           `json:"-"` // storages with disks of its VM that are on the Proxmox hosts' own Ceph
 	Previous      *cluster.Build     `json:"-"` // what a node that does not come back from an in-place upgrade is reimaged to; nil: it is not
 	FallbackKept  bool               `json:"-"` // etcd's data outlives that
 	WithConfig    bool               `json:"-"` // an upgrade in place gives it its file, too

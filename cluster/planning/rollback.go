@@ -53,6 +53,7 @@ func ForRollback(ctx context.Context, clusterName string, wanted []cluster.Wante
 	plan.Arrange()
 	plan.AwaitOthers(o)
 	heedStorage(&plan, o)
+	worldOf{&plan, o}.ceph()
 	return plan, nil
 }
 

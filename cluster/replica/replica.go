@@ -4,6 +4,7 @@
 package replica
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -23,6 +24,8 @@ type System struct {
 	Held     *Hold         // it does now; nil: it does not
 	Remedy   string        // what else has it wait for a node, which it calls NODE; "": nothing known
 	Away     string        // why its objects may be out of date; "": its controllers run
+	Return   string        // how it comes back from Away; "": with its controllers
+	Holders  []string      // nodes that may have copies while Away says that no volume can be listed
 	Nodes    []Node        // those that it knows
 	Volumes  []Volume
 }
@@ -45,6 +48,10 @@ type Volume struct {
 	Why      string // why not, in the system's words; "": they say nothing
 	Checked  string // when the system last looked; "": it always knows
 	Replicas []Replica
+	// Majority says that the volume can be used only while most of its copies are there, or half of them and most
+	// of the Witnesses, which are nodes without a copy.
+	Majority  bool
+	Witnesses []string
 }
 
 // Replica is a copy of a volume on a node.
@@ -96,9 +103,17 @@ func (s System) down(node string, away func(node string) bool) string {
 	if away(node) {
 		return "is away"
 	}
+	if !slices.ContainsFunc(s.Nodes, func(n Node) bool { return n.Name == node }) {
+		return "is not known to " + s.Name
+	}
+	return s.known(node)
+}
+
+// known is the Down of a node that the system knows.
+func (s System) known(node string) string {
 	i := slices.IndexFunc(s.Nodes, func(n Node) bool { return n.Name == node })
 	if i < 0 {
-		return "is not known to " + s.Name
+		return ""
 	}
 	return s.Nodes[i].Down
 }
@@ -113,12 +128,19 @@ func Exposed(systems []System, node string, away func(node string) bool) []Expos
 		for _, v := range s.Volumes {
 			if slices.ContainsFunc(v.Replicas, func(r Replica) bool { return r.Node == node && !r.Unused }) {
 				here = append(here, v)
+			} else if s.Away == "" && slices.Contains(v.Witnesses, node) {
+				if why, remedy := s.minority(v, node, away); why != "" {
+					out = append(out, Exposure{Volume: s.about(v), Why: why, Remedy: remedy})
+				}
 			}
 		}
-		if s.Away != "" && len(here) > 0 {
+		if s.Away != "" && (len(here) > 0 || slices.Contains(s.Holders, node)) {
+			has := fmt.Sprintf("%s has %s on it", s.Name, count(len(here)))
+			if len(here) == 0 {
+				has = s.Name + " may have volumes on it"
+			}
 			out = append(out, Exposure{
-				Volume: fmt.Sprintf("%s has %s on it", s.Name, count(len(here))), Why: "and does not say how they are now: " + s.Away,
-				Remedy: "bring its controllers back first",
+				Volume: has, Why: "and does not say how they are now: " + s.Away, Remedy: cmp.Or(s.Return, "bring its controllers back first"),
 			})
 			continue
 		}
@@ -127,7 +149,11 @@ func Exposed(systems []System, node string, away func(node string) bool) []Expos
 			if s.Pools {
 				exposed = s.partExposed
 			}
-			if why, remedy := exposed(v, node, away); why != "" {
+			why, remedy := exposed(v, node, away)
+			if why == "" {
+				why, remedy = s.minority(v, node, away)
+			}
+			if why != "" {
 				out = append(out, Exposure{Volume: s.about(v), Why: why, Remedy: remedy, Alone: v.Alone})
 			}
 		}
@@ -151,6 +177,10 @@ func (s System) exposed(v Volume, node string, away func(node string) bool) (why
 			}
 			lost = append(lost, r.Node+" "+down)
 		default:
+			if down = s.known(r.Node); down != "" {
+				lost = append(lost, r.Node+" "+down)
+				continue
+			}
 			others = append(others, r.Node)
 		}
 	}
@@ -171,6 +201,38 @@ func (s System) exposed(v Volume, node string, away func(node string) bool) (why
 		return why + ": those on " + strings.Join(others, ", ") + " have failed", "wait until " + s.Name + " has rebuilt them"
 	}
 	return why, "wait until " + s.Name + " has made another"
+}
+
+// minority says why a volume could not be used without the node, and without those that are away already, although a
+// healthy copy is left; "" if it could.
+func (s System) minority(v Volume, node string, away func(node string) bool) (why, remedy string) {
+	if !v.Majority {
+		return "", ""
+	}
+	var lost []string
+	count := func(nodes []string) (there, of int) {
+		for _, name := range nodes {
+			down := ""
+			if name != node {
+				if down = s.down(name, away); down == "" {
+					there++
+				} else {
+					lost = append(lost, name+" "+down)
+				}
+			}
+		}
+		return there, len(nodes)
+	}
+	var copies []string
+	for _, r := range v.Replicas {
+		copies = append(copies, r.Node)
+	}
+	there, of := count(copies)
+	witnesses, ofWitnesses := count(v.Witnesses)
+	if 2*there > of || 2*there == of && 2*witnesses > ofWitnesses || len(lost) == 0 {
+		return "", ""
+	}
+	return "loses its quorum without it: " + strings.Join(lost, ", "), "bring that back first"
 }
 
 // partExposed is exposed for a pool: parts of it may be on the node and one other node only.
@@ -211,7 +273,7 @@ func Ailing(systems []System) []string {
 func Unhealed(systems []System, node string, ailing []string) string {
 	var parts []string
 	for _, s := range systems {
-		if len(s.Volumes) == 0 {
+		if len(s.Volumes)+len(s.Holders) == 0 {
 			continue
 		}
 		if s.Away != "" {

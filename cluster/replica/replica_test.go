@@ -32,10 +32,21 @@ func with(s System, change func(s *System, v *Volume)) []System {
 	return []System{s}
 }
 
+// majority has a volume need most of its copies, or half of them and most of the witnesses.
+func majority(witnesses ...string) func(s *System, v *Volume) {
+	return func(s *System, v *Volume) {
+		v.Majority, v.Witnesses = true, witnesses
+		for _, name := range witnesses {
+			s.Nodes = append(s.Nodes, Node{Name: name})
+		}
+	}
+}
+
 func TestExposed(t *testing.T) {
 	t.Parallel()
 	only := "Longhorn volume ns/pvc-1 has its only healthy replica on it"
 	none := "Longhorn volume ns/pvc-1 has no healthy replica"
+	quorum := "Longhorn volume ns/pvc-1 loses its quorum without it"
 	cases := map[string]struct {
 		systems []System
 		away    []string
@@ -58,6 +69,17 @@ func TestExposed(t *testing.T) {
 		"the other's node is unknown":   {systems: with(system(healthy("a"), healthy("b")), func(s *System, _ *Volume) { s.Nodes = s.Nodes[:1] }), want: only + ": b is not known to Longhorn"},
 		"controllers away":              {systems: with(system(healthy("a"), healthy("b")), func(s *System, _ *Volume) { s.Away = "no manager" }), want: "Longhorn has 1 volume on it and does not say how they are now: no manager"},
 		"controllers away, none here":   {systems: with(system(healthy("b")), func(s *System, _ *Volume) { s.Away = "no manager" })},
+		"controllers away, may have":    {systems: with(system(healthy("b")), func(s *System, _ *Volume) { s.Away, s.Holders = "no controller", []string{"a"} }), want: "Longhorn may have volumes on it and does not say how they are now: no controller"},
+		"a failed one's node is down":   {systems: with(system(healthy("a"), failed("b")), func(s *System, _ *Volume) { s.Nodes[1].Down = "is not ready" }), want: only + ": b is not ready"},
+		"two of three, by majority":     {systems: with(system(healthy("a"), healthy("b"), healthy("c")), majority())},
+		"one of three, by majority":     {systems: with(system(healthy("a"), healthy("b"), healthy("c")), majority()), away: []string{"b"}, want: quorum + ": b is away"},
+		"one of three":                  {systems: []System{system(healthy("a"), healthy("b"), healthy("c"))}, away: []string{"b"}},
+		"half, and the witness":         {systems: with(system(healthy("a"), healthy("b")), majority("c"))},
+		"half, and no witness":          {systems: with(system(healthy("a"), healthy("b")), majority("c")), away: []string{"c"}, want: quorum + ": c is away"},
+		"half, and half the witnesses":  {systems: with(system(healthy("a"), healthy("b")), majority("c", "d")), away: []string{"d"}, want: quorum + ": d is away"},
+		"the witness, of all":           {systems: with(system(healthy("b"), healthy("c")), majority("a"))},
+		"the witness, of half":          {systems: with(system(healthy("b"), healthy("c")), majority("a")), away: []string{"c"}, want: quorum + ": c is away"},
+		"the witness of a failed one":   {systems: with(system(failed("b"), failed("c")), majority("a"))},
 		"a claim":                       {systems: with(system(healthy("a")), func(_ *System, v *Volume) { v.Claim = "db/x" }), want: "Longhorn volume ns/pvc-1 (claim db/x) has its only healthy replica on it"},
 	}
 	for name, tc := range cases {

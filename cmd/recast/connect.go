@@ -14,6 +14,7 @@ import (
 	"github.com/recast-sh/recast/cluster/ownpod"
 	"github.com/recast-sh/recast/internal/command"
 	"github.com/recast-sh/recast/internal/config"
+	"github.com/recast-sh/recast/internal/expression"
 	"github.com/recast-sh/recast/internal/factory"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/imager"
@@ -29,7 +30,7 @@ import (
 
 // open reads the configuration.
 func (g *globals) open() (pipeline.Project, error) {
-	c, err := config.Load(g.config, config.Options{Getenv: os.Getenv, Expr: kube.CheckExpr, Template: notify.CheckTemplate})
+	c, err := config.Load(g.config, config.Options{Getenv: os.Getenv, Expr: expression.Check, Template: notify.CheckTemplate})
 	if err != nil {
 		return pipeline.Project{}, errOpening{err}
 	}

@@ -14,7 +14,7 @@ import (
 	"go.yaml.in/yaml/v4"
 
 	"github.com/recast-sh/recast/internal/config"
-	"github.com/recast-sh/recast/internal/kube"
+	"github.com/recast-sh/recast/internal/expression"
 	"github.com/recast-sh/recast/internal/notify"
 	"github.com/recast-sh/recast/schematics"
 )
@@ -122,7 +122,7 @@ func validBlock(b block, example []byte) error {
 		if err != nil {
 			return err
 		}
-		_, err = config.Parse("recast.yaml", file, config.Options{Dir: "examples", Expr: kube.CheckExpr, Template: notify.CheckTemplate})
+		_, err = config.Parse("recast.yaml", file, config.Options{Dir: "examples", Expr: expression.Check, Template: notify.CheckTemplate})
 		return err
 	case "yaml schematic":
 		_, err := schematics.Parse("schematic.yaml", []byte(b.text))

@@ -195,8 +195,12 @@ var table = []row{
 		"cluster", "cluster/config", "cluster/provenance", "cluster/reach", "internal/fault", "internal/foreign", machinery, cosi, pki, grpc, protobuf, yaml, upgradeK8s, semver,
 	}},
 	{pkg: "internal/kube", allow: []string{
-		"cluster", "cluster/ownpod", "cluster/replica", "internal/wait", "internal/fault", "internal/foreign", clientGo, k8sAPI, apimachine, drain, klog, cel, errgroup, upgradeK8s,
+		"cluster", "cluster/ownpod", "cluster/replica", "internal/expression", "internal/linstor", "internal/mayastor", "internal/wait", "internal/fault", "internal/foreign", clientGo, k8sAPI, apimachine, drain, klog, errgroup, upgradeK8s,
 	}},
+	{pkg: "internal/expression", allow: []string{"internal/foreign", cel}},
+	{pkg: "internal/expression", files: tests, allow: []string{apimachine}},
+	{pkg: "internal/linstor", allow: []string{"cluster/replica", "internal/wait", "internal/foreign"}},
+	{pkg: "internal/mayastor", allow: []string{"cluster/replica", "internal/wait", "internal/foreign"}},
 	{pkg: "internal/factory", allow: []string{"schematics", "images", "internal/trust", "internal/fault", "internal/foreign", factory}},
 	{pkg: "internal/imager", allow: []string{"images", "internal/command", "internal/fault", yaml}},
 	{pkg: "internal/notify", allow: []string{"cluster", "internal/trust", "internal/fault"}},

@@ -6,6 +6,7 @@ import (
 	"regexp"
 	"slices"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -202,6 +203,43 @@ func TestThinPools(t *testing.T) {
 		}
 		if fmt.Sprint(row) != fmt.Sprint(want) {
 			t.Errorf("%v, want %v", row, want)
+		}
+	})
+}
+
+// TestCephOfHosts reads how the hosts' own Ceph is, or that there is none.
+func TestCephOfHosts(t *testing.T) {
+	run(t, 0, func(t *testing.T, s *server) {
+		s.holds("/", "Sys.Audit")
+		at := "/nodes/" + s.place.node + "/ceph/status"
+		r := s.do(http.MethodGet, at)
+		if r.Code != http.StatusOK {
+			text := r.Status + " " + string(r.Body)
+			if r.Code != http.StatusInternalServerError || !strings.Contains(text, "binary not installed: /usr/bin/ceph-mon") && !strings.Contains(text, "pveceph configuration not initialized") {
+				t.Fatal(text)
+			}
+			return
+		}
+		health := object(t, object(t, r.Data)["health"])
+		if status, _ := health["status"].(string); !strings.HasPrefix(status, "HEALTH_") {
+			t.Errorf("health %v", health)
+		}
+		object(t, health["checks"])
+	})
+}
+
+// TestCephHealth reads what a simulated one says.
+func TestCephHealth(t *testing.T) {
+	run(t, simulated, func(t *testing.T, s *server) {
+		s.sim.world.SetCeph(world.Ceph{Checks: map[string]world.CephCheck{"OSD_FULL": {Severity: "HEALTH_ERR", Message: "1 full osd(s)"}}})
+		health := object(t, object(t, s.get("/nodes/pve1/ceph/status"))["health"])
+		check := object(t, object(t, health["checks"])["OSD_FULL"])
+		if health["status"] != "HEALTH_ERR" || check["severity"] != "HEALTH_ERR" || object(t, check["summary"])["message"] != "1 full osd(s)" {
+			t.Errorf("health %v", health)
+		}
+		s.sim.world.SetCeph(world.Ceph{Silent: true})
+		if r := s.do(http.MethodGet, "/nodes/pve1/ceph/status"); r.Code != http.StatusInternalServerError {
+			t.Errorf("silent monitors: %s", r.Status)
 		}
 	})
 }

@@ -67,7 +67,9 @@ func New(kubeconfig []byte, o Options) (*Client, error) {
 	if c.base, c.rt, c.direct, err = newTransports(cfg); err != nil {
 		return nil, fault.Credentials.Configf("credentials of the kubeconfig: %w", err)
 	}
-	c.api, err = kubernetes.NewForConfigAndClient(cfg, &http.Client{Transport: c.rt, Timeout: requestTimeout})
+	// A program behind the API server's proxy may redirect to an address that is none here.
+	stay := func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
+	c.api, err = kubernetes.NewForConfigAndClient(cfg, &http.Client{Transport: c.rt, Timeout: requestTimeout, CheckRedirect: stay})
 	if err != nil {
 		return nil, fault.Credentials.Configf("kubeconfig: %w", err)
 	}

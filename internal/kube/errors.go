@@ -33,8 +33,8 @@ func (c *conn) translate(err error) error {
 	case apierrors.IsForbidden(err):
 		return fault.WithHint(fault.Credentials.Of(fault.As(fault.Refused, err)),
 			"the kubeconfig's user needs to read nodes, pods, daemonsets, deployments, poddisruptionbudgets, persistentvolumes, "+
-				"volumeattachments, certificatesigningrequests and, where installed, the resources of Longhorn, Rook, Piraeus, tuppr and "+
-				"system-upgrade-controller, to watch nodes, pods, volumeattachments, poddisruptionbudgets and the volumes of Longhorn and Rook (without that changes are seen later), "+
+				"volumeattachments, certificatesigningrequests and, where installed, the resources of Longhorn, Rook, Piraeus, Mayastor (and with these "+
+				"two services, and to get services/proxy of their APIs), tuppr and system-upgrade-controller, to watch nodes, pods, volumeattachments, poddisruptionbudgets and the volumes of Longhorn and Rook (without that changes are seen later), "+
 				"to patch nodes and Longhorn's settings, and to evict pods (with roll.drain.onTimeout: delete, to delete them too), and to read "+
 				"what roll.gates asks about; Talos' own admin kubeconfig may do all of it")
 	}

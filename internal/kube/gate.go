@@ -12,6 +12,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/expression"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/foreign"
 )
@@ -24,9 +25,9 @@ var _ cluster.ObjectJudge = Gates{}
 // Judge evaluates a gate's expression on the current state of every object that it
 // selects. A kind that is not served is not an error.
 func (c Gates) Judge(ctx context.Context, g cluster.ObjectGate) (cluster.Judged, error) {
-	expr, err := compile(g.Expr)
+	expr, err := expression.Compile(g.Expr)
 	if err != nil {
-		return cluster.Judged{}, invalid(g.Expr, err)
+		return cluster.Judged{}, fault.Configf("expression %q: %w", g.Expr, err)
 	}
 	resource, unserved, err := c.resourceOf(ctx, g)
 	if err != nil || unserved != "" {
@@ -42,26 +43,19 @@ func (c Gates) Judge(ctx context.Context, g cluster.ObjectGate) (cluster.Judged,
 
 // judge evaluates an expression on one object after the other.
 type judge struct {
-	expr *expression
+	expr *expression.Expression
 	cluster.Judged
 }
 
 func (j *judge) see(ctx context.Context, object map[string]any) {
 	j.Objects++
-	holds, err := j.expr.holds(ctx, object)
-	if holds && err == nil {
-		return
+	if holds, why := j.expr.Judge(ctx, object); !holds {
+		j.Failing = append(j.Failing, cluster.FailingObject{Name: nameOf(object), Why: why})
 	}
-	why := j.expr.shows(object)
-	if err != nil {
-		why = strings.TrimSuffix(why+"; ", "; ")
-		why = strings.TrimPrefix(why+": "+foreign.Line(err.Error()), ": ")
-	}
-	j.Failing = append(j.Failing, cluster.FailingObject{Name: nameOf(object), Why: why})
 }
 
 func nameOf(object map[string]any) string {
-	meta := variables(object)["metadata"].(map[string]any)
+	meta, _ := object["metadata"].(map[string]any)
 	namespace, _ := meta["namespace"].(string)
 	name, _ := meta["name"].(string)
 	return foreign.Line(strings.TrimPrefix(namespace+"/"+name, "/"))

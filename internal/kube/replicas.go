@@ -13,6 +13,8 @@ import (
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/replica"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/linstor"
+	"github.com/recast-sh/recast/internal/mayastor"
 	"github.com/recast-sh/recast/internal/wait"
 )
 
@@ -48,10 +50,10 @@ func (c VolumeReader) NodeData(ctx context.Context, nodes ...cluster.KubeNode) (
 func (c VolumeReader) replicasOf(ctx context.Context, groups []metav1.APIGroup) (systems []replica.System, err error) {
 	var errs []error
 	for _, known := range c.replicators() {
-		installed, err := supports(groups, known.version)
-		if installed {
+		read, err := known.installed(ctx, groups)
+		if read != nil {
 			var s replica.System
-			s, err = known.read(ctx)
+			s, err = read(ctx)
 			systems = append(systems, s)
 		}
 		errs = append(errs, err)
@@ -63,25 +65,53 @@ func (c VolumeReader) replicasOf(ctx context.Context, groups []metav1.APIGroup) 
 	return systems, nil
 }
 
-// replicator reads a storage system whose objects are of that version.
+// look reads a storage system once.
+type look = func(context.Context) (replica.System, error)
+
+// replicator knows a storage system.
 type replicator struct {
-	name    string
-	version schema.GroupVersion
-	read    func(context.Context) (replica.System, error)
-	watch   func(ctx context.Context, tell func(look bool)) error
+	name      string
+	installed func(context.Context, []metav1.APIGroup) (look, error) // how to read it; nil: it is not installed
+	watch     func(ctx context.Context, tell func(look bool)) error  // nil: it can't be watched
 }
 
 func (c VolumeReader) replicators() []replicator {
 	return []replicator{
-		{longhornName, longhornVersion, c.longhornReplicas, c.watchLonghorn},
-		{cephName, rookVersion, c.cephReplicas, c.watchCeph},
+		{longhornName, with(longhornVersion, c.longhornReplicas), c.watchLonghorn},
+		{cephName, with(rookVersion, c.cephReplicas), c.watchCeph},
+		{linstor.Name, with(piraeusVersion, c.linstorReplicas), nil},
+		{mayastor.Name, c.mayastor, nil},
 	}
+}
+
+// with is for a system whose objects are of that version.
+func with(version schema.GroupVersion, as look) func(context.Context, []metav1.APIGroup) (look, error) {
+	return func(_ context.Context, groups []metav1.APIGroup) (look, error) {
+		installed, err := supports(groups, version)
+		if !installed {
+			return nil, err
+		}
+		return as, nil
+	}
+}
+
+func (c VolumeReader) mayastor(ctx context.Context, groups []metav1.APIGroup) (look, error) {
+	pools, installed, err := c.mayastorPools(ctx, groups)
+	if !installed {
+		return nil, err
+	}
+	return func(ctx context.Context) (replica.System, error) { return c.mayastorReplicas(ctx, pools) }, nil
 }
 
 // WatchReplicas implements cluster.VolumeReader.
 func (c VolumeReader) WatchReplicas(ctx context.Context, system string, tell func(look bool)) error {
 	for _, known := range c.replicators() {
-		if known.name == system {
+		switch {
+		case known.name != system:
+		case known.watch == nil:
+			<-ctx.Done() // it never tells, so the wait looks as often as without a watch
+			return ctx.Err()
+		default:
 			return known.watch(ctx, tell)
 		}
 	}

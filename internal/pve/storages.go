@@ -196,10 +196,10 @@ func (c *storages) Room(ctx context.Context, host string) (cluster.Room, error) 
 		return cluster.Room{}, err
 	}
 	var room cluster.Room
-	thin := false
+	thin, ceph := false, false
 	for _, r := range rows {
 		s := cluster.StorageRoom{Name: r.Storage, Active: toBool(r.Active)}
-		thin = thin || r.Type == "lvmthin"
+		thin, ceph = thin || r.Type == "lvmthin", ceph || onCeph(r.Type)
 		if s.Active {
 			s.Total, s.Free = bytesOf(r.Total), bytesOf(r.Avail)
 		}
@@ -208,6 +208,9 @@ func (c *storages) Room(ctx context.Context, host string) (cluster.Room, error) 
 	slices.SortFunc(room.Storages, func(a, b cluster.StorageRoom) int { return cmp.Compare(a.Name, b.Name) })
 	if thin {
 		room.ThinPools, room.ErrPools = thinPools(ctx, c.Conn, at)
+	}
+	if ceph {
+		return room, c.readCeph(ctx, at, room.Storages)
 	}
 	return room, nil
 }

@@ -107,6 +107,7 @@ func TestRoom(t *testing.T) {
 			{"storage":"thin","type":"lvmthin","content":"images","active":1,"enabled":1,"total":100,"used":40,"avail":60,"used_fraction":0.4},
 			{"storage":"nas","type":"nfs","active":0,"enabled":1,"total":0,"used":0,"avail":0},
 			{"storage":"fs","type":"cephfs","active":1,"total":2e15,"avail":"1.5e+15"}]`))
+		pve1.On("GET /storage", data(`[{"storage":"fs","type":"cephfs","monhost":"10.0.0.1"}]`))
 		pve1.On("GET /nodes/pve1/disks/lvmthin", data(`[{"lv":"data","vg":"pve","lv_size":100,"used":40,"metadata_size":10,"metadata_used":1}]`))
 		pve1.On("GET /nodes/pve2/storage?content=images", data(`[{"storage":"thin","type":"lvmthin","active":1,"total":100,"avail":60}]`))
 		pve1.On("GET /nodes/pve2/disks/lvmthin", raw("500 got no thin pools", ""))

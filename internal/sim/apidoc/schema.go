@@ -41,7 +41,7 @@ type method struct {
 var formats []byte
 
 // beyond.json has, in the same form, paths that the schema of a core installation lacks:
-// API2/Replication.pm, API2/Nodes.pm and API2/VZDump.pm of proxmox/pve-manager,
+// API2/Ceph.pm, API2/Replication.pm, API2/Nodes.pm and API2/VZDump.pm of proxmox/pve-manager,
 // API2/AccessControl.pm and API2/Domains.pm of proxmox/pve-access-control,
 // API2/Disks/LVMThin.pm of proxmox/pve-storage.
 //

@@ -12,7 +12,8 @@ import (
 type target struct {
 	resource        store.Resource // zero if the path names no served resource
 	namespace, name string
-	sub             string // subresource: "status", "eviction"
+	sub             string // subresource: "status", "eviction", "proxy"
+	below           string // path after the subresource proxy
 }
 
 func (t target) known() bool { return t.resource.Kind != "" }
@@ -37,10 +38,16 @@ func (s *Server) target(path string) target {
 	i := slices.IndexFunc(served, func(r store.Resource) bool {
 		return r.Group == group && r.Version == version && r.Resource == parts[0]
 	})
-	if i < 0 || len(parts) > 3 {
+	if i < 0 {
 		return target{}
 	}
 	t.resource = served[i]
+	if len(parts) > 3 && parts[2] == "proxy" && t.resource.GroupVersionResource == store.Services() {
+		t.below, parts = strings.Join(parts[3:], "/"), parts[:3]
+	}
+	if len(parts) > 3 {
+		return target{}
+	}
 	if len(parts) > 1 {
 		t.name = parts[1]
 	}

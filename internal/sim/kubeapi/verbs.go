@@ -75,8 +75,11 @@ func (s *Server) serve(r *http.Request, t target) (answer, error) {
 }
 
 func (s *Server) subresource(r *http.Request, t target) (answer, error) {
-	if t.resource.GroupVersionResource == store.Pods() && t.sub == "eviction" && r.Method == http.MethodPost {
+	switch {
+	case t.resource.GroupVersionResource == store.Pods() && t.sub == "eviction" && r.Method == http.MethodPost:
 		return s.evict(r, t)
+	case t.resource.GroupVersionResource == store.Services() && t.sub == "proxy":
+		return s.proxy(r, t)
 	}
 	return s.unserved(r), nil
 }

@@ -133,7 +133,7 @@ func (l Layout) objects() ([]object, error) {
 }
 
 // together are kinds that a group has wherever it has any.
-var together = map[string][]string{"longhorn.io": {"Node", "Volume", "Replica", "Setting"}}
+var together = map[string][]string{"longhorn.io": {"Node", "Volume", "Replica", "Setting"}, "piraeus.io": {"LinstorCluster", "LinstorSatellite"}}
 
 // add creates the object in the lab's Kubernetes, after its definition if it is a custom
 // resource.

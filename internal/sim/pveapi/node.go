@@ -14,6 +14,7 @@ func nodeRoutes() []route {
 		{method: "GET", path: "/nodes/{node}/time", permit: []demand{{"/nodes/{node}", []string{"Sys.Audit"}}}, handle: nodeTime},
 		{method: "GET", path: "/nodes/{node}/network", params: []string{"type"}, handle: bridges},
 		{method: "GET", path: "/nodes/{node}/disks/lvmthin", permit: []demand{{"/", []string{"Sys.Audit"}}}, handle: thinPools},
+		{method: "GET", path: "/nodes/{node}/ceph/status", permit: []demand{{"/", []string{"Sys.Audit", "Datastore.Audit"}}}, handle: cephStatus},
 	}
 }
 

@@ -47,7 +47,7 @@ func configEntry(s world.Storage) object {
 	if s.Sparse {
 		out["sparse"] = 1
 	}
-	addText(out, map[string]string{"path": s.Path(), "vgname": s.VolumeGroup, "thinpool": s.ThinPool, "pool": s.Pool, "preallocation": s.Preallocation})
+	addText(out, map[string]string{"path": s.Path(), "vgname": s.VolumeGroup, "thinpool": s.ThinPool, "pool": s.Pool, "monhost": s.MonHost, "preallocation": s.Preallocation})
 	return out
 }
 

@@ -23,6 +23,7 @@ import (
 	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/internal/command"
 	"github.com/recast-sh/recast/internal/config"
+	"github.com/recast-sh/recast/internal/expression"
 	"github.com/recast-sh/recast/internal/kube"
 	"github.com/recast-sh/recast/internal/notify"
 	"github.com/recast-sh/recast/internal/pve"
@@ -124,7 +125,7 @@ func (c *Client) Project() (pipeline.Project, error) {
 }
 
 func (c *Client) load(file string) (pipeline.Project, error) {
-	conf, err := config.Load(file, config.Options{Expr: kube.CheckExpr, Template: notify.CheckTemplate})
+	conf, err := config.Load(file, config.Options{Expr: expression.Check, Template: notify.CheckTemplate})
 	if err != nil {
 		return pipeline.Project{}, err
 	}

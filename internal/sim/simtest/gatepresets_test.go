@@ -29,8 +29,7 @@ func TestGatePresets(t *testing.T) {
 	served := []store.Resource{
 		longhornNodes, longhornVolumes, longhornReplicas, longhornSettings, cephClusters,
 		resource("postgresql.cnpg.io/v1", "clusters", "Cluster", true),
-		resource("piraeus.io/v1", "linstorclusters", "LinstorCluster", false),
-		resource("piraeus.io/v1", "linstorsatellites", "LinstorSatellite", false),
+		linstorClusters, linstorSatellites,
 	}
 	presets, err := filepath.Glob("../../../examples/gates/*.yaml")
 	if err != nil || len(presets) != 4 {

@@ -7,7 +7,6 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -17,9 +16,15 @@ import (
 	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
 )
 
-var linstorSatellites = store.Resource{
-	GroupVersionResource: schema.GroupVersionResource{Group: "piraeus.io", Version: "v1", Resource: "linstorsatellites"},
-	Kind:                 "LinstorSatellite", Status: true,
+var (
+	linstorSatellites = resource("piraeus.io/v1", "linstorsatellites", "LinstorSatellite", false)
+	linstorClusters   = resource("piraeus.io/v1", "linstorclusters", "LinstorCluster", false)
+)
+
+// installPiraeus serves the kinds of Piraeus.
+func (l *Lab) installPiraeus() {
+	l.Kube.Define(linstorSatellites)
+	l.Kube.Define(linstorClusters)
 }
 
 // daemons are pods on every node that write to a host path.
@@ -133,7 +138,7 @@ func TestVolumeGroupsAreToldApart(t *testing.T) {
 	o := oneWorker()
 	o.TalosVersion = talos14
 	inLab(t, o, func(t *testing.T, lab *Lab) {
-		lab.Kube.Define(linstorSatellites)
+		lab.installPiraeus()
 		lab.Patch(sim.PatchedExtension)
 		twoGroups(lab)
 		strategy(cluster.Recreate)(lab)

@@ -57,7 +57,7 @@ func TestEveryRefusal(t *testing.T) {
 				lab.World.AddMapping("pci", "gpu", "pve1")
 				lab.installLonghorn()
 				lab.Kube.Define(cephClusters)
-				lab.Kube.Define(linstorSatellites)
+				lab.installPiraeus()
 				lab.Patch(sim.PatchedExtension)
 				for _, r := range list {
 					requireRefusal(t, lab, r)

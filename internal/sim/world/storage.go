@@ -21,6 +21,7 @@ type Storage struct {
 	// VolumeGroup and ThinPool are those of an lvm or lvmthin storage; "" means "pve" and the storage's name.
 	VolumeGroup, ThinPool string
 	Pool                  string // of ZFS or Ceph; "" means "rpool/data" and "rbd"
+	MonHost               string // monitors of a Ceph elsewhere; "" is the hosts' own
 	Sparse                bool   // ZFS: volumes reserve nothing
 	Preallocation         string // of files: "off", "metadata", "falloc", "full"; "" is the default
 }

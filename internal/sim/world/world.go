@@ -50,6 +50,7 @@ type World struct {
 	quorate        bool     // as set by tests; see hasQuorum
 	hosts          []string
 	storages       map[string]*storage
+	ceph           *Ceph                         // nil: not installed
 	devices        map[string]map[string]*volume // block devices of the hosts: host -> path -> device
 	vms            map[int]*vm
 	containers     []Container

@@ -14,6 +14,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/recast-sh/recast/internal/sim/kubeapi/linstor"
+	"github.com/recast-sh/recast/internal/sim/kubeapi/mayastor"
 	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
 	"github.com/recast-sh/recast/internal/sim/record"
 )
@@ -37,6 +39,9 @@ const settle = time.Millisecond
 // change it checks all objects and does what is due. Only this goroutine writes, so events
 // are easy to follow.
 type Manager struct {
+	LINSTOR  *linstor.Controller
+	Mayastor *mayastor.ControlPlane
+
 	store    store.Store
 	timers   *timers
 	timeline *record.Timeline
@@ -62,9 +67,10 @@ type Manager struct {
 // Close.
 func New(ctx context.Context, s store.Store, speed float64, timeline *record.Timeline) (*Manager, error) {
 	m := &Manager{store: s, timers: newTimers(speed), timeline: timeline, kick: make(chan struct{}, 1), settle: settle, reflected: map[types.UID]reflection{}, degraded: map[string]bool{}}
+	m.LINSTOR, m.Mayastor = linstor.New(m.wake), mayastor.New(m.wake)
 	m.stages = []func(context.Context) error{
 		m.syncNodes, m.terminateNamespaces, m.collect, m.syncMirrorPods, m.syncDaemonSets, m.syncDeployments, m.syncReplicaSets,
-		m.syncStatefulSets, m.schedule, m.runPods, m.evictFromLost, m.syncVolumes, m.syncBudgets, m.moveReplicas, m.healVolumes, m.checkCeph,
+		m.syncStatefulSets, m.schedule, m.runPods, m.evictFromLost, m.syncVolumes, m.syncBudgets, m.moveReplicas, m.healVolumes, m.checkCeph, m.stepStorage,
 	}
 	if err := m.start(ctx, append(watched(), longhorn.WithResource("nodes"), longhorn.WithResource("volumes"), longhorn.WithResource("replicas"), cephClusters)); err != nil {
 		return nil, err
@@ -179,6 +185,15 @@ func (m *Manager) pass(ctx context.Context) (next time.Time, ok bool, err error)
 	}
 	next, ok = m.timers.end()
 	return next, ok, nil
+}
+
+// stepStorage lets storage systems that have objects of their own see which nodes run.
+func (m *Manager) stepStorage(context.Context) error {
+	up := m.running()
+	runs := func(node string) bool { return up[node] != nil }
+	m.LINSTOR.Step(runs, m.timers.due)
+	m.Mayastor.Step(runs, m.timers.due)
+	return nil
 }
 
 // alone says whether no real controller acts on the objects.

@@ -40,6 +40,9 @@ func Namespaces() schema.GroupVersionResource { return core("namespaces") }
 // Pods is the resource pods.
 func Pods() schema.GroupVersionResource { return core("pods") }
 
+// Services is the resource services.
+func Services() schema.GroupVersionResource { return core("services") }
+
 // Volumes is the resource persistentvolumes.
 func Volumes() schema.GroupVersionResource { return core("persistentvolumes") }
 
@@ -88,7 +91,7 @@ func Resources() []Resource {
 		{GroupVersionResource: Pods(), Kind: "Pod", Short: []string{"po"}, Namespaced: true, Status: true},
 		{GroupVersionResource: core("secrets"), Kind: "Secret", Namespaced: true},
 		{GroupVersionResource: core("serviceaccounts"), Kind: "ServiceAccount", Short: []string{"sa"}, Namespaced: true},
-		{GroupVersionResource: core("services"), Kind: "Service", Short: []string{"svc"}, Namespaced: true, Status: true},
+		{GroupVersionResource: Services(), Kind: "Service", Short: []string{"svc"}, Namespaced: true, Status: true},
 		{GroupVersionResource: DaemonSets(), Kind: "DaemonSet", Short: []string{"ds"}, Namespaced: true, Status: true},
 		{GroupVersionResource: Deployments(), Kind: "Deployment", Short: []string{"deploy"}, Namespaced: true, Status: true},
 		{GroupVersionResource: ReplicaSets(), Kind: "ReplicaSet", Short: []string{"rs"}, Namespaced: true, Status: true},

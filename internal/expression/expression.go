@@ -1,4 +1,5 @@
-package kube
+// Package expression evaluates the CEL expressions of gates on objects of Kubernetes.
+package expression
 
 import (
 	"context"
@@ -10,7 +11,7 @@ import (
 	"github.com/google/cel-go/cel"
 	"github.com/google/cel-go/ext"
 
-	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/foreign"
 )
 
 const (
@@ -25,8 +26,8 @@ const (
 // have the first two (internal/healthcheck/checker.go), so that they work here.
 var exprRoots = []string{"object", "status", "spec", "metadata"}
 
-// expression is a compiled expression.
-type expression struct {
+// Expression is a compiled expression. It is safe for concurrent use.
+type Expression struct {
 	program cel.Program
 	reads   [][]string // the paths that it reads, as written: {"status", "ceph", "health"}
 }
@@ -39,15 +40,15 @@ var exprEnv = sync.OnceValues(func() (*cel.Env, error) {
 	return cel.NewEnv(options...)
 })
 
-// CheckExpr returns what is wrong with an expression, and where.
-func CheckExpr(expr string) error {
-	_, err := compile(expr)
+// Check returns what is wrong with an expression, and where.
+func Check(expr string) error {
+	_, err := Compile(expr)
 	return err
 }
 
-// compile compiles an expression. Its value must be true or false, as far as that is
+// Compile compiles an expression. Its value must be true or false, as far as that is
 // known without an object.
-func compile(expr string) (*expression, error) {
+func Compile(expr string) (*Expression, error) {
 	env, err := exprEnv()
 	if err != nil {
 		return nil, fmt.Errorf("prepare CEL: %w", err)
@@ -68,12 +69,27 @@ func compile(expr string) (*expression, error) {
 	if err != nil {
 		return nil, fmt.Errorf("not a valid expression: %w", err)
 	}
-	return &expression{program: program, reads: reads(ast.NativeRep().Expr())}, nil
+	return &Expression{program: program, reads: reads(ast.NativeRep().Expr())}, nil
+}
+
+// Judge says whether the expression is true of an object, and if it is not, what it reads of the object, with the
+// error of its evaluation.
+func (e *Expression) Judge(ctx context.Context, object map[string]any) (holds bool, why string) {
+	holds, err := e.holds(ctx, object)
+	if holds && err == nil {
+		return true, ""
+	}
+	why = e.shows(object)
+	if err != nil {
+		why = strings.TrimSuffix(why+"; ", "; ")
+		why = strings.TrimPrefix(why+": "+foreign.Line(err.Error()), ": ")
+	}
+	return false, why
 }
 
 // holds evaluates the expression. If that fails, for example for a missing field,
 // err says why in a few words.
-func (e *expression) holds(ctx context.Context, object map[string]any) (bool, error) {
+func (e *Expression) holds(ctx context.Context, object map[string]any) (bool, error) {
 	out, _, err := e.program.ContextEval(ctx, variables(object))
 	if err != nil {
 		return false, err
@@ -98,6 +114,3 @@ func variables(object map[string]any) map[string]any {
 	}
 	return vars
 }
-
-// invalid is the error for an expression that turns out to be wrong only in use.
-func invalid(expr string, err error) error { return fault.Configf("expression %q: %w", expr, err) }

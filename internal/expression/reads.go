@@ -1,4 +1,4 @@
-package kube
+package expression
 
 import (
 	"encoding/json"
@@ -95,7 +95,7 @@ func children(e ast.Expr) []ast.Expr {
 }
 
 // shows formats what the expression read of an object: "status.robustness=degraded".
-func (e *expression) shows(object map[string]any) string {
+func (e *Expression) shows(object map[string]any) string {
 	var texts []string
 	for _, path := range e.reads[:min(len(e.reads), shownReads)] {
 		value, found := lookUp(variables(object), path)

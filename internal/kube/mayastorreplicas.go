@@ -1,0 +1,105 @@
+package kube
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/recast-sh/recast/cluster/replica"
+	"github.com/recast-sh/recast/internal/foreign"
+	"github.com/recast-sh/recast/internal/mayastor"
+)
+
+// Labels and names of Mayastor's chart (mayastor-extensions, chart/templates/mayastor/apis/api-rest-service.yaml and
+// agents/core/agent-core-deployment.yaml).
+const (
+	mayastorGroup = "openebs.io" // also of other engines of OpenEBS
+	mayastorPool  = "diskpools"
+	mayastorLabel = "app=api-rest,openebs.io/release"
+	mayastorPort  = "8081"
+	mayastorCore  = "app=agent-core,openebs.io/release"
+	mayastorWaits = "--faulted-child-wait-period"
+	// mayastorPatience is how long Mayastor waits for a replica unless it is told otherwise (TWAIT_SPERF in
+	// mayastor-control-plane, rebuild_policies.rs).
+	mayastorPatience = 10 * time.Minute
+)
+
+// diskPool is the part that we read of Mayastor's DiskPool, in each of its versions (k8s/operators/src/pool/diskpool/crd).
+type diskPool struct {
+	Spec struct {
+		Node string `json:"node"`
+	} `json:"spec"`
+}
+
+// mayastorPools is the resource of Mayastor's pools; ok is false if Mayastor is not installed.
+func (c VolumeReader) mayastorPools(ctx context.Context, groups []metav1.APIGroup) (r schema.GroupVersionResource, ok bool, err error) {
+	i := slices.IndexFunc(groups, func(g metav1.APIGroup) bool { return g.Name == mayastorGroup })
+	if i < 0 {
+		return r, false, nil
+	}
+	for _, v := range groups[i].Versions {
+		gv := schema.GroupVersion{Group: mayastorGroup, Version: v.Version}
+		resources, err := c.resources(ctx, gv)
+		if err != nil {
+			return r, false, err
+		}
+		if slices.ContainsFunc(resources, func(served metav1.APIResource) bool { return served.Name == mayastorPool }) {
+			return gv.WithResource(mayastorPool), true, nil
+		}
+	}
+	return r, false, nil
+}
+
+// mayastorReplicas reads the volumes of Mayastor. While they can't be read, every node with a pool may have some.
+func (c VolumeReader) mayastorReplicas(ctx context.Context, resource schema.GroupVersionResource) (replica.System, error) {
+	s := replica.System{Name: mayastor.Name, Waits: mayastorWaits}
+	pools, err := listCustom[diskPool](ctx, c.conn, resource, "")
+	if err != nil || len(pools) == 0 {
+		return s, err
+	}
+	api, found, err := c.find(ctx, mayastorLabel, mayastorPort)
+	if err != nil {
+		return s, err
+	}
+	s.Away = "there is no Service with " + mayastorLabel
+	if found {
+		read, err := mayastor.Read(ctx, api.get)
+		if !errors.Is(err, errSilent) {
+			if err == nil {
+				read.Waits = mayastorWaits
+				read.Patience, err = c.mayastorPatience(ctx, api.service.Namespace)
+			}
+			return read, err
+		}
+		s.Away = foreign.Line(err.Error())
+	}
+	for _, p := range pools {
+		s.Holders = append(s.Holders, p.Spec.Node)
+	}
+	return s, nil
+}
+
+// mayastorPatience is what agent-core is told; 0 if that can't be understood.
+func (c VolumeReader) mayastorPatience(ctx context.Context, namespace string) (time.Duration, error) {
+	list, err := c.api.AppsV1().Deployments(namespace).List(ctx, metav1.ListOptions{LabelSelector: mayastorCore})
+	if err != nil {
+		return 0, fmt.Errorf("list deployments with %s: %w", mayastorCore, c.translate(err))
+	}
+	for _, d := range list.Items {
+		for _, container := range d.Spec.Template.Spec.Containers {
+			for _, arg := range container.Args {
+				if value, ok := strings.CutPrefix(arg, mayastorWaits+"="); ok {
+					waits, _ := time.ParseDuration(strings.ReplaceAll(value, " ", "")) // humantime has other units, too
+					return waits, nil
+				}
+			}
+		}
+	}
+	return mayastorPatience, nil
+}

@@ -1,0 +1,179 @@
+package linstor
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/recast-sh/recast/cluster/replica"
+)
+
+// look reads answers by path; one that is missing is an empty list.
+func look(t *testing.T, pages map[string]string) (replica.System, error) {
+	t.Helper()
+	return Read(t.Context(), func(_ context.Context, path string, into any) error {
+		body := pages[path]
+		switch {
+		case strings.HasPrefix(body, "!"):
+			return errors.New(body[1:])
+		case body == "" && path == "/v1/controller/properties":
+			body = "{}"
+		case body == "":
+			body = "[]"
+		}
+		return json.Unmarshal([]byte(body), into)
+	})
+}
+
+const twoNodes = `[{"name":"wk1","type":"SATELLITE","connection_status":"ONLINE"},{"name":"wk2","type":"SATELLITE","connection_status":"ONLINE"}]`
+
+// drbd is a resource of DRBD with one volume, connected to those peers.
+func drbd(node, flags, disk, more string, peers ...string) string {
+	var connections []string
+	for _, p := range peers {
+		connections = append(connections, fmt.Sprintf(`%q:{"connected":true,"message":"Connected"}`, p))
+	}
+	return fmt.Sprintf(`{"name":"pvc-1","node_name":%q,"flags":[%s],"state":{"in_use":false},"layer_object":{"type":"DRBD","drbd":{"connections":{%s}},"children":[{"type":"STORAGE"}]},`+
+		`"volumes":[{"volume_number":0,"state":{"disk_state":%q%s}}]}`, node, flags, strings.Join(connections, ","), disk, more)
+}
+
+func list(items ...string) string { return "[" + strings.Join(items, ",") + "]" }
+
+// TestRead reads answers as LINSTOR writes them.
+func TestRead(t *testing.T) {
+	t.Parallel()
+	got, err := look(t, map[string]string{
+		"/v1/nodes": `[{"name":"wk1","type":"SATELLITE","connection_status":"ONLINE"},{"name":"wk2","flags":["EVICTED"],"connection_status":"OFFLINE"},` +
+			`{"name":"wk3","connection_status":"VERSION_MISMATCH"},{"name":"wk4","connection_status":"ONLINE","props":{"DrbdOptions/AutoEvictAfterTime":"30"}}]`,
+		"/v1/view/resources": list(
+			drbd("wk1", "", "UpToDate", "", "wk3", "wk4"), drbd("wk2", `"EVICTED","INACTIVE"`, "UpToDate", ""),
+			`{"name":"pvc-1","node_name":"wk3","layer_object":{"type":"DRBD","drbd":{}},"volumes":[{"volume_number":0}]}`,
+			drbd("wk4", `"DISKLESS","DRBD_DISKLESS","TIE_BREAKER"`, "Diskless", "", "wk1"),
+			`{"name":"local","node_name":"wk1","layer_object":{"type":"LUKS","children":[{"type":"STORAGE"}]},"volumes":[{"state":{"disk_state":"Created"}}]}`,
+			`{"name":"local","node_name":"wk3","layer_object":{"type":"STORAGE"},"volumes":[{"state":{"disk_state":"Created"}}]}`),
+		"/v1/resource-definitions":  `[{"name":"pvc-1","resource_group_name":"fast","props":{"Aux/csi.storage.k8s.io/pvc/name":"db-0","Aux/csi.storage.k8s.io/pvc/namespace":"db","DrbdOptions/Resource/quorum":"majority"}}]`,
+		"/v1/resource-groups":       `[{"name":"DfltRscGrp","select_filter":{"place_count":2}},{"name":"fast","select_filter":{"place_count":3}}]`,
+		"/v1/controller/properties": `{"DrbdOptions/AutoEvictAllowEviction":"True","DrbdOptions/AutoEvictAfterTime":"60"}`,
+	})
+	want := replica.System{
+		Name: "LINSTOR", Waits: "DrbdOptions/AutoEvictAfterTime", Patience: 30 * time.Minute,
+		Nodes: []replica.Node{{Name: "wk1"}, {Name: "wk2", Down: "was evicted by LINSTOR"}, {Name: "wk3", Down: "is VERSION_MISMATCH for LINSTOR"}, {Name: "wk4"}},
+		Volumes: []replica.Volume{
+			{Name: "local", Wanted: 1, Alone: true, Robust: true, Replicas: []replica.Replica{{Node: "wk1", Healthy: true}}},
+			{Name: "local", Wanted: 1, Alone: true, Replicas: []replica.Replica{{Node: "wk3"}}},
+			{
+				Name: "pvc-1", Claim: "db/db-0", Wanted: 3, Majority: true, Witnesses: []string{"wk4"},
+				Replicas: []replica.Replica{{Node: "wk1", Healthy: true}, {Node: "wk2"}, {Node: "wk3"}},
+			},
+		},
+	}
+	if diff := cmp.Diff(want, got); err != nil || diff != "" {
+		t.Errorf("%v (-want +got):\n%s", err, diff)
+	}
+}
+
+// TestCopies: only a copy is healthy that is UpToDate and connected to all others that run, or that is written to.
+func TestCopies(t *testing.T) {
+	t.Parallel()
+	target := func(state string) string {
+		return `,"replication_states":{"wk1":{"replication_state":"` + state + `","done_percentage":12.5}}`
+	}
+	inUse := strings.Replace(drbd("wk2", "", "UpToDate", ""), `"in_use":false`, `"in_use":true`, 1)
+	cases := map[string]struct {
+		wk2    string
+		nodes  string // "": both are online
+		want   replica.Replica
+		robust bool
+	}{
+		"current":                  {wk2: drbd("wk2", "", "UpToDate", "", "wk1"), want: replica.Replica{Healthy: true}, robust: true},
+		"source of another":        {wk2: drbd("wk2", "", "UpToDate", target("SyncSource"), "wk1"), want: replica.Replica{Healthy: true}, robust: true},
+		"not connected":            {wk2: drbd("wk2", "", "UpToDate", "")},
+		"not connected, in use":    {wk2: inUse, want: replica.Replica{Healthy: true}, robust: true},
+		"the other is away":        {wk2: drbd("wk2", "", "UpToDate", ""), nodes: strings.Replace(twoNodes, "ONLINE", "OFFLINE", 1), want: replica.Replica{Healthy: true}},
+		"its satellite is away":    {wk2: drbd("wk2", "", "UpToDate", "", "wk1"), nodes: strings.Replace(twoNodes, `wk2","type":"SATELLITE","connection_status":"ONLINE`, `wk2","connection_status":"OFFLINE`, 1)},
+		"inconsistent":             {wk2: drbd("wk2", "", "Inconsistent", "", "wk1")},
+		"outdated":                 {wk2: drbd("wk2", "", "Outdated", "", "wk1")},
+		"consistent":               {wk2: drbd("wk2", "", "Consistent", "", "wk1")},
+		"unknown":                  {wk2: drbd("wk2", "", "DUnknown", "", "wk1")},
+		"failed":                   {wk2: drbd("wk2", "", "Failed", "", "wk1")},
+		"detached from its disk":   {wk2: drbd("wk2", "", "Diskless", "", "wk1")},
+		"a resync":                 {wk2: drbd("wk2", "", "Inconsistent", target("SyncTarget"), "wk1"), want: replica.Replica{Rebuilt: true}},
+		"a resync that is paused":  {wk2: drbd("wk2", "", "Inconsistent", target("PausedSyncT"), "wk1"), want: replica.Replica{Rebuilt: true}},
+		"a resync in old versions": {wk2: drbd("wk2", "", "SyncTarget(12.50%)", "", "wk1"), want: replica.Replica{Rebuilt: true}},
+		"being deleted":            {wk2: drbd("wk2", `"DELETE"`, "UpToDate", "", "wk1")},
+		"inactive":                 {wk2: drbd("wk2", `"INACTIVE"`, "UpToDate", "", "wk1")},
+		"without volumes":          {wk2: `{"name":"pvc-1","node_name":"wk2","layer_object":{"type":"DRBD","drbd":{"connections":{"wk1":{"connected":true}}}},"volumes":[]}`},
+		"without a layer":          {wk2: `{"name":"pvc-1","node_name":"wk2","volumes":[{"state":{"disk_state":"UpToDate"}}]}`},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			nodes := tc.nodes
+			if nodes == "" {
+				nodes = twoNodes
+			}
+			s, err := look(t, map[string]string{"/v1/nodes": nodes, "/v1/view/resources": list(drbd("wk1", "", "UpToDate", "", "wk2"), tc.wk2)})
+			if err != nil {
+				t.Fatal(err)
+			}
+			tc.want.Node = "wk2"
+			if v := s.Volumes[0]; v.Replicas[1] != tc.want || v.Robust != tc.robust {
+				t.Errorf("robust %v, %+v, want %v, %+v", v.Robust, v.Replicas[1], tc.robust, tc.want)
+			}
+		})
+	}
+}
+
+// TestProperties: the nearest one counts.
+func TestProperties(t *testing.T) {
+	t.Parallel()
+	const allows = `"DrbdOptions/AutoEvictAllowEviction":"true"`
+	evictions := map[string]struct {
+		controller, node string
+		want             time.Duration
+	}{
+		"not allowed":             {want: 0},
+		"not allowed, but a time": {controller: `"DrbdOptions/AutoEvictAfterTime":"5"`},
+		"allowed":                 {controller: allows, want: 12 * time.Hour},
+		"allowed, and a time":     {controller: allows + `,"DrbdOptions/AutoEvictAfterTime":"5"`, want: 5 * time.Minute},
+		"not on this node":        {controller: allows, node: `"DrbdOptions/AutoEvictAllowEviction":"false"`},
+	}
+	for name, tc := range evictions {
+		s, err := look(t, map[string]string{
+			"/v1/nodes": `[{"name":"wk1","connection_status":"ONLINE","props":{` + tc.node + `}}]`, "/v1/controller/properties": "{" + tc.controller + "}",
+		})
+		if err != nil || s.Patience != tc.want {
+			t.Errorf("%s: %v, %s, want %s", name, err, s.Patience, tc.want)
+		}
+	}
+	const off, on = `{"DrbdOptions/Resource/quorum":"off"}`, `{"DrbdOptions/Resource/quorum":"majority"}`
+	for _, tc := range []struct {
+		definition, group, controller string
+		want                          bool
+	}{{"{}", "{}", "{}", false}, {"{}", "{}", on, true}, {"{}", off, on, false}, {on, off, off, true}, {off, on, on, false}} {
+		s, err := look(t, map[string]string{
+			"/v1/nodes": twoNodes, "/v1/view/resources": list(drbd("wk1", "", "UpToDate", "")),
+			"/v1/resource-definitions": `[{"name":"pvc-1","resource_group_name":"g","props":` + tc.definition + `}]`,
+			"/v1/resource-groups":      `[{"name":"g","props":` + tc.group + `}]`, "/v1/controller/properties": tc.controller,
+		})
+		if err != nil || s.Volumes[0].Majority != tc.want {
+			t.Errorf("%+v: %v, %v", tc, err, s.Volumes)
+		}
+	}
+}
+
+// TestReadFails: one answer that is missing is an error.
+func TestReadFails(t *testing.T) {
+	t.Parallel()
+	for _, path := range []string{"/v1/nodes", "/v1/view/resources", "/v1/resource-definitions", "/v1/resource-groups", "/v1/controller/properties"} {
+		if _, err := look(t, map[string]string{path: "!refused"}); err == nil || err.Error() != "refused" {
+			t.Errorf("%s: %v", path, err)
+		}
+	}
+}

@@ -1,0 +1,262 @@
+// Package mayastor is OpenEBS Mayastor of a lab: a [ControlPlane] with its REST API, an io-engine on each of its
+// nodes, and the nexuses of volumes.
+package mayastor
+
+import (
+	"encoding/json"
+	"net/http"
+	"slices"
+	"strconv"
+	"sync"
+	"time"
+)
+
+const (
+	// lostAfter is how long the control plane needs to notice that a node is gone (--deadline of agent-core).
+	lostAfter = 10 * time.Second
+	// importsAfter is from a node's start until its pool is imported.
+	importsAfter = 10 * time.Second
+	// rebuildsFor is how long a replica takes to be filled with what it missed.
+	rebuildsFor = 30 * time.Second
+	// replacesAfter is how long a faulted replica is waited for (TWAIT_SPERF in rebuild_policies.rs).
+	replacesAfter = 600 * time.Second
+)
+
+// Replica is one on a node, in its pool.
+type Replica struct {
+	Node  string
+	Child string // its state in the nexus: "Online", "Degraded" (is rebuilt), "Faulted"
+}
+
+// Volume is a volume with its replicas.
+type Volume struct {
+	UUID        string
+	Wanted      int // num_replicas
+	Replicas    []*Replica
+	Unpublished bool // it has no nexus
+}
+
+// ControlPlane is that of Mayastor. Its methods are safe for concurrent use.
+type ControlPlane struct {
+	changed func()
+
+	mu      sync.Mutex
+	nodes   []string
+	up      map[string]bool
+	volumes []*Volume
+}
+
+// New calls changed after each change from outside.
+func New(changed func()) *ControlPlane {
+	return &ControlPlane{changed: changed, up: map[string]bool{}}
+}
+
+// AddNode registers an io-engine with a pool.
+func (c *ControlPlane) AddNode(name string) {
+	c.change(func() { c.nodes, c.up[name] = append(c.nodes, name), true })
+}
+
+// AddVolume adds a volume.
+func (c *ControlPlane) AddVolume(v Volume) { c.change(func() { c.volumes = append(c.volumes, &v) }) }
+
+// SetReplica changes a replica of a volume.
+func (c *ControlPlane) SetReplica(volume, node string, set func(*Replica)) {
+	c.change(func() {
+		for _, v := range c.volumes {
+			for _, r := range v.Replicas {
+				if v.UUID == volume && r.Node == node {
+					set(r)
+				}
+			}
+		}
+	})
+}
+
+// Whole says whether a volume has all its replicas.
+func (c *ControlPlane) Whole(volume string) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	i := slices.IndexFunc(c.volumes, func(v *Volume) bool { return v.UUID == volume })
+	return c.healthy(c.volumes[i]) >= c.volumes[i].Wanted
+}
+
+func (c *ControlPlane) healthy(v *Volume) (n int) {
+	for _, r := range v.Replicas {
+		if c.up[r.Node] && r.Child == "Online" {
+			n++
+		}
+	}
+	return n
+}
+
+func (c *ControlPlane) change(f func()) {
+	c.mu.Lock()
+	f()
+	c.mu.Unlock()
+	c.changed()
+}
+
+// Step brings the replicas up to date with the nodes that run; due says whether a duration has passed since it was
+// first asked for.
+func (c *ControlPlane) Step(runs func(node string) bool, due func(key string, d time.Duration) bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, n := range c.nodes {
+		switch up := runs(n); {
+		case up && !c.up[n] && due("mayastor/"+n+"/imports", importsAfter):
+			c.up[n] = true
+		case !up && c.up[n] && due("mayastor/"+n+"/lost", lostAfter):
+			c.up[n] = false
+		}
+	}
+	for _, v := range c.volumes {
+		if !v.Unpublished {
+			c.stepVolume(v, due)
+		}
+	}
+}
+
+// stepVolume is the nexus of a volume: it faults replicas on nodes that are away, and rebuilds them when they are
+// back, or on another node.
+func (c *ControlPlane) stepVolume(v *Volume, due func(key string, d time.Duration) bool) {
+	source := c.healthy(v) > 0
+	for _, r := range v.Replicas {
+		key := "mayastor/" + v.UUID + "/" + r.Node
+		switch {
+		case !c.up[r.Node]:
+			if source {
+				r.Child = "Faulted"
+			}
+			if other := c.spare(v); source && other != "" && due(key+"/replaced", replacesAfter) {
+				r.Node = other
+			}
+		case r.Child == "Online" || !source:
+		default:
+			r.Child = "Degraded"
+			if due(key+"/rebuilt", rebuildsFor) {
+				r.Child = "Online"
+			}
+		}
+	}
+}
+
+// spare is a node that runs and has no replica of the volume; "" if there is none.
+func (c *ControlPlane) spare(v *Volume) string {
+	for _, n := range c.nodes {
+		if c.up[n] && !slices.ContainsFunc(v.Replicas, func(r *Replica) bool { return r.Node == n }) {
+			return n
+		}
+	}
+	return ""
+}
+
+type object = map[string]any
+
+// ServeHTTP is the REST API (mayastor-control-plane, control-plane/rest/openapi-specs/v0_api_spec.yaml).
+func (c *ControlPlane) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch {
+	case r.Method != http.MethodGet:
+		write(w, http.StatusMethodNotAllowed, object{"details": "", "message": "", "kind": "Unimplemented"})
+	case r.URL.Path == "/v0/nodes":
+		write(w, http.StatusOK, c.nodeList())
+	case r.URL.Path == "/v0/pools":
+		write(w, http.StatusOK, c.poolList())
+	case r.URL.Path == "/v0/volumes":
+		limit, err := strconv.Atoi(r.URL.Query().Get("max_entries"))
+		if err != nil {
+			write(w, http.StatusBadRequest, object{"details": "max_entries is required", "message": "", "kind": "Deserialize"})
+			return
+		}
+		from, _ := strconv.Atoi(r.URL.Query().Get("starting_token")) // the first by default
+		write(w, http.StatusOK, c.volumeList(limit, from))
+	default:
+		http.NotFound(w, r)
+	}
+}
+
+func write(w http.ResponseWriter, code int, body any) {
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(code)
+	_ = json.NewEncoder(w).Encode(body) // the client may be gone
+}
+
+func (c *ControlPlane) nodeList() []object {
+	list := []object{}
+	for _, n := range c.nodes {
+		status := "Offline"
+		if c.up[n] {
+			status = "Online"
+		}
+		list = append(list, object{"id": n, "spec": object{"id": n, "grpcEndpoint": "10.1.0.5:10124"}, "state": object{"id": n, "grpcEndpoint": "10.1.0.5:10124", "status": status}})
+	}
+	return list
+}
+
+func (c *ControlPlane) poolList() []object {
+	list := []object{}
+	for _, n := range c.nodes {
+		p := object{"id": "pool-on-" + n, "spec": object{"id": "pool-on-" + n, "node": n, "disks": []string{"/dev/vdb"}, "status": "Created"}}
+		if c.up[n] {
+			p["state"] = object{"id": "pool-on-" + n, "node": n, "disks": []string{"aio:///dev/vdb"}, "status": "Online", "capacity": 10737418240, "used": 1073741824}
+		}
+		list = append(list, p)
+	}
+	return list
+}
+
+// volumeList is a page: from that token, and all if there is no limit.
+func (c *ControlPlane) volumeList(limit, from int) object {
+	entries := []object{}
+	from = min(from, len(c.volumes))
+	to := len(c.volumes)
+	if limit > 0 {
+		to = min(to, from+limit)
+	}
+	for _, v := range c.volumes[from:to] {
+		entries = append(entries, c.volume(v))
+	}
+	page := object{"entries": entries}
+	if to < len(c.volumes) {
+		page["next_token"] = to
+	}
+	return page
+}
+
+func (c *ControlPlane) volume(v *Volume) object {
+	spec := object{"uuid": v.UUID, "num_replicas": v.Wanted, "size": 1073741824, "status": "Created", "policy": object{"self_heal": true}, "thin": true}
+	state := object{"uuid": v.UUID, "size": 1073741824, "status": "Online"}
+	if !v.Unpublished {
+		target := v.Replicas[0].Node
+		for _, r := range v.Replicas {
+			if c.up[r.Node] && r.Child == "Online" {
+				target = r.Node
+			}
+		}
+		spec["target"] = object{"node": target, "protocol": "nvmf"}
+		switch n := c.healthy(v); {
+		case n == 0:
+			state["status"] = "Faulted"
+		case n < v.Wanted:
+			state["status"] = "Degraded"
+		}
+		state["target"] = object{"node": target, "state": state["status"], "children": []object{}, "rebuilds": 0, "protocol": "nvmf", "size": 1073741824, "uuid": v.UUID, "deviceUri": ""}
+	}
+	replicas := object{}
+	for _, r := range v.Replicas {
+		t := object{"node": r.Node, "pool": "pool-on-" + r.Node, "state": "Unknown"}
+		if c.up[r.Node] {
+			t["state"] = "Online"
+		}
+		if !v.Unpublished {
+			t["child-status"] = r.Child
+			if r.Child == "Degraded" {
+				t["rebuild-progress"] = 50
+			}
+		}
+		replicas[v.UUID[:8]+"-"+r.Node] = t
+	}
+	state["replica_topology"] = replicas
+	return object{"spec": spec, "state": state}
+}

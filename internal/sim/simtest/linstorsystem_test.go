@@ -1,0 +1,288 @@
+package simtest
+
+import (
+	"slices"
+	"testing"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim/kubeapi/linstor"
+	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
+	"github.com/recast-sh/recast/internal/step"
+)
+
+const piraeusSpace = "piraeus-datastore"
+
+// runLINSTOR installs Piraeus as its operator does: its objects, LINSTOR's controller behind a Service, and a
+// satellite on each worker.
+func (l *Lab) runLINSTOR(workers ...string) {
+	l.t.Helper()
+	l.installPiraeus()
+	l.put(store.Namespaces(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: piraeusSpace}})
+	l.put(linstorClusters.GroupVersionResource, object(linstorClusters, "", "linstorcluster", map[string]any{"spec": map[string]any{}}))
+	l.runProgram(piraeusSpace, "linstor-controller", "linstor-controller", map[string]string{"app.kubernetes.io/component": "linstor-controller"}, 3370)
+	for _, name := range workers {
+		l.put(linstorSatellites.GroupVersionResource, object(linstorSatellites, "", name, map[string]any{"spec": map[string]any{}}))
+		l.Kube.LINSTOR().AddNode(name)
+	}
+	time.Sleep(10 * time.Second) // its pod starts
+}
+
+// runProgram runs a program with an HTTP API, as a Deployment behind a Service.
+func (l *Lab) runProgram(namespace, name, container string, labels map[string]string, port int32) {
+	l.t.Helper()
+	l.put(store.Deployments(), &appsv1.Deployment{
+		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: namespace, Labels: labels},
+		Spec: appsv1.DeploymentSpec{
+			Replicas: new(int32(1)), Selector: &metav1.LabelSelector{MatchLabels: labels},
+			Template: corev1.PodTemplateSpec{
+				ObjectMeta: metav1.ObjectMeta{Labels: labels},
+				Spec:       corev1.PodSpec{Containers: []corev1.Container{{Name: container, Image: "registry.example.org/" + container}}},
+			},
+		},
+	})
+	l.put(store.Services(), &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: namespace, Labels: labels},
+		Spec:       corev1.ServiceSpec{Selector: labels, Ports: []corev1.ServicePort{{Name: "api", Port: port}}},
+	})
+}
+
+// stopProgram scales the Deployment of a program down.
+func (l *Lab) stopProgram(namespace, name string) {
+	l.t.Helper()
+	o, err := l.Kube.Store().Get(l.t.Context(), store.Deployments(), namespace, name)
+	must(l.t, err)
+	d := o.(*appsv1.Deployment).DeepCopy()
+	d.Spec.Replicas = new(int32(0))
+	must(l.t, errOf(l.Kube.Store().Update(l.t.Context(), store.Deployments(), d, store.Main)))
+	time.Sleep(10 * time.Second)
+}
+
+// drbd adds a volume of LINSTOR with current copies on those nodes.
+func (l *Lab) drbd(name string, wanted int, nodes ...string) {
+	v := linstor.Volume{Name: name, Claim: "default/data-" + name, Wanted: wanted}
+	for _, n := range nodes {
+		v.Copies = append(v.Copies, &linstor.Copy{Node: n, Disk: "UpToDate"})
+	}
+	l.Kube.LINSTOR().AddVolume(v)
+}
+
+// storageCase is what a change means to the plan of wk1.
+type storageCase struct {
+	change  func(l *Lab)
+	refused []string
+	notes   []string
+}
+
+// linstorCopies are states of copies.
+func linstorCopies() map[string]storageCase {
+	const here = "LINSTOR volume pvc-1 (claim default/data-pvc-1) has its only healthy replica on it"
+	const off = ", or roll.storage: off does not look at it"
+	return map[string]storageCase{
+		"two current copies": {change: func(l *Lab) { l.drbd("pvc-1", 2, "wk1", "wk2") }},
+		"the last copy": {
+			change:  func(l *Lab) { l.drbd("pvc-1", 2, "wk1") },
+			refused: []string{here + ": wait until LINSTOR has made another" + off},
+		},
+		"the only one wanted": {
+			change: func(l *Lab) { l.drbd("pvc-1", 1, "wk1") },
+			notes:  []string{"LINSTOR volume pvc-1 (claim default/data-pvc-1) has its only replica on it, and is not there while the node is away"},
+		},
+		"a resync runs": {
+			change: func(l *Lab) {
+				l.drbd("pvc-1", 2, "wk1", "wk2")
+				l.Kube.LINSTOR().SetCopy("pvc-1", "wk2", func(c *linstor.Copy) { c.Disk = "Inconsistent" })
+				time.Sleep(time.Second)
+			},
+			refused: []string{here + ": another one is being rebuilt: wait until that is done" + off},
+		},
+		"the other has lost its connection": {
+			change: func(l *Lab) {
+				l.Kube.LINSTOR().AddVolume(linstor.Volume{
+					Name: "pvc-1", Claim: "default/data-pvc-1", Wanted: 2, User: "wk1",
+					Copies: []*linstor.Copy{{Node: "wk1", Disk: "UpToDate"}, {Node: "wk2", Disk: "UpToDate", Cut: true}},
+				})
+			},
+			refused: []string{here + ": those on wk2 have failed: wait until LINSTOR has rebuilt them" + off},
+		},
+		"the other's node is down": {
+			change: func(l *Lab) {
+				l.Kube.LINSTOR().AddNode("wk9")
+				l.drbd("pvc-1", 2, "wk1", "wk9")
+				time.Sleep(time.Minute)
+			},
+			refused: []string{here + ": wk9 is OFFLINE for LINSTOR: bring that back first" + off},
+		},
+		"a quorum is lost": {
+			change: func(l *Lab) {
+				l.Kube.LINSTOR().AddNode("wk9")
+				l.Kube.LINSTOR().AddVolume(linstor.Volume{
+					Name: "pvc-1", Wanted: 2, Quorum: true, Diskless: []string{"wk9"},
+					Copies: []*linstor.Copy{{Node: "wk1", Disk: "UpToDate"}, {Node: "wk2", Disk: "UpToDate"}},
+				})
+				time.Sleep(time.Minute)
+			},
+			refused: []string{"LINSTOR volume pvc-1 loses its quorum without it: wk9 is OFFLINE for LINSTOR: bring that back first" + off},
+		},
+	}
+}
+
+// linstorUnread are states in which LINSTOR says little, or something else than where copies are.
+func linstorUnread() map[string]storageCase {
+	const off = ", or roll.storage: off does not look at it"
+	const may = "LINSTOR may have volumes on it and does not say how they are now: "
+	cluster := func(spec map[string]any) func(l *Lab) {
+		return func(l *Lab) {
+			u := object(linstorClusters, "", "linstorcluster", map[string]any{"spec": spec})
+			must(l.t, errOf(l.Kube.Store().Update(l.t.Context(), linstorClusters.GroupVersionResource, u, store.Main)))
+		}
+	}
+	return map[string]storageCase{
+		"its controller is away": {
+			change: func(l *Lab) {
+				l.drbd("pvc-1", 2, "wk1", "wk2")
+				l.stopProgram(piraeusSpace, "linstor-controller")
+			},
+			refused: []string{may + `no usable answer from service piraeus-datastore/linstor-controller: no endpoints available for service "linstor-controller": bring its controllers back first` + off},
+		},
+		"it has no controller": {
+			change:  without(store.Services(), piraeusSpace, "linstor-controller"),
+			refused: []string{may + "there is no Service with app.kubernetes.io/component=linstor-controller: bring its controllers back first" + off},
+		},
+		"it wants client certificates": {
+			change: cluster(map[string]any{"apiTLS": map[string]any{}}),
+			refused: []string{may + "its API asks for a client certificate (spec.apiTLS of the LinstorCluster), and the API server's proxy has none: " +
+				"roll.storage: off with a gate that asks linstor, see examples/gates/piraeus.yaml" + off},
+		},
+		"it redirects": {
+			change:  func(l *Lab) { l.Kube.LINSTOR().EnableTLS() },
+			refused: []string{may + "no usable answer from service piraeus-datastore/linstor-controller: status 302 for /v1/nodes: bring its controllers back first" + off},
+		},
+		"its controller is elsewhere": {
+			change: cluster(map[string]any{"externalController": map[string]any{"url": "http://linstor.example.org:3370"}}),
+			refused: []string{may + "its controller is outside of the cluster (http://linstor.example.org:3370), and recast reads only one inside: " +
+				"roll.storage: off with a gate that asks linstor, see examples/gates/piraeus.yaml" + off},
+		},
+		"it evicts nodes that are away": {
+			change: func(l *Lab) {
+				l.drbd("pvc-1", 2, "wk1", "wk2")
+				l.Kube.LINSTOR().SetProperty("DrbdOptions/AutoEvictAllowEviction", "True")
+				l.Kube.LINSTOR().SetProperty("DrbdOptions/AutoEvictAfterTime", "2")
+			},
+			notes: []string{"it is expected to be away for 4m0s, and LINSTOR waits 2m0s for its 1 replicas on it (DrbdOptions/AutoEvictAfterTime): after that it makes others on other nodes"},
+		},
+		"not looked at": {change: func(l *Lab) {
+			l.drbd("pvc-1", 2, "wk1")
+			l.setRoll("storage: off")
+		}},
+	}
+}
+
+// TestPlanOfLINSTOR: a node is refused, by the volume's name, while no other node has a current copy.
+func TestPlanOfLINSTOR(t *testing.T) {
+	for _, cases := range []map[string]storageCase{linstorCopies(), linstorUnread()} {
+		planStorage(t, (*Lab).runLINSTOR, cases)
+	}
+}
+
+// planStorage plans each case with a storage system.
+func planStorage(t *testing.T, run func(l *Lab, names ...string), cases map[string]storageCase) {
+	t.Helper()
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			inStorageLab(t, run, 2, func(t *testing.T, lab *Lab) {
+				tc.change(lab)
+				n := planOf(t, lab, "wk1")
+				requireSame(t, "refused", tc.refused, n.Refused)
+				requireSame(t, "notes", tc.notes, n.Notes)
+			})
+		})
+	}
+}
+
+// TestRollWaitsForLINSTOR: each node is out with a copy, DRBD fills that again, and the next node waits for it, also
+// while the controller moves. The properties of LINSTOR stay as they are.
+func TestRollWaitsForLINSTOR(t *testing.T) {
+	long(t)
+	for _, s := range []cluster.Strategy{cluster.Recreate, cluster.InPlace} {
+		t.Run(string(s), func(t *testing.T) {
+			inStorageLab(t, (*Lab).runLINSTOR, 2, func(t *testing.T, lab *Lab) {
+				lab.setRoll("strategy: " + string(s))
+				lab.drbd("pvc-1", 2, "wk1", "wk2")
+				lab.Kube.LINSTOR().SetProperty("DrbdOptions/AutoEvictAfterTime", "17")
+				c := lab.Client()
+				var said []string
+				whole := true
+				note := notes("await-storage-again", &said)
+				goes := whenStarted("wk2/take-down", func() { whole = lab.Kube.LINSTOR().Whole("pvc-1") })
+				upgrades := whenStarted("wk2/upgrade", func() { whole = lab.Kube.LINSTOR().Whole("pvc-1") })
+				c.Emit = func(e step.Event) { note(e); goes(e); upgrades(e) }
+				must(t, c.roll(planning.Policy{})(t.Context()))
+				if !whole || !lab.Kube.LINSTOR().Whole("pvc-1") {
+					t.Error("a node went while the volume was not whole, or it is not in the end")
+				}
+				const want = "volumes whole with wk1: LINSTOR: 1 of 2 replicas healthy, 1 being rebuilt; 1 volume not healthy: pvc-1"
+				if !slices.Contains(said, want) {
+					t.Errorf("said %q", said)
+				}
+				if got := lab.Kube.LINSTOR().Property("DrbdOptions/AutoEvictAfterTime"); got != "17" {
+					t.Errorf("AutoEvictAfterTime is %s", got)
+				}
+				requireInSync(t, lab)
+			})
+		})
+	}
+}
+
+// TestQuorumOfTwoWorkersAtATime: a volume with three copies needs two of them, so that its workers go one after the other
+// although two may go.
+func TestQuorumOfTwoWorkersAtATime(t *testing.T) {
+	long(t)
+	for name, tc := range map[string]struct {
+		quorum bool
+		most   int
+	}{"with a quorum": {true, 1}, "without": {false, 2}} {
+		t.Run(name, func(t *testing.T) {
+			inStorageLab(t, (*Lab).runLINSTOR, 3, func(t *testing.T, lab *Lab) {
+				lab.setRoll("canary: false", "maxUnavailable: {workers: 2, perHost: 2}")
+				v := linstor.Volume{Name: "pvc-1", Wanted: 3, Quorum: tc.quorum}
+				for _, n := range []string{"wk1", "wk2", "wk3"} {
+					v.Copies = append(v.Copies, &linstor.Copy{Node: n, Disk: "UpToDate"})
+				}
+				lab.Kube.LINSTOR().AddVolume(v)
+				seen := lab.watchOutage()
+				must(t, lab.Client().roll(planning.Policy{})(t.Context()))
+				if seen.most != tc.most {
+					t.Errorf("%d workers at a time, want %d", seen.most, tc.most)
+				}
+				requireInSync(t, lab)
+			})
+		})
+	}
+}
+
+// TestRollStopsWhereDRBDStaysApart: a copy does not connect again, so no other node follows.
+func TestRollStopsWhereDRBDStaysApart(t *testing.T) {
+	long(t)
+	inStorageLab(t, (*Lab).runLINSTOR, 2, func(t *testing.T, lab *Lab) {
+		lab.Replace("recast.yaml", "try: 40s}", "try: 40s, storage: 2m}")
+		lab.drbd("pvc-1", 2, "wk1", "wk2")
+		c := lab.Client()
+		c.Emit = whenStarted("wk1/await-storage-again", func() {
+			lab.Kube.LINSTOR().SetCopy("pvc-1", "wk1", func(k *linstor.Copy) { k.Cut = true })
+		})
+		err := c.roll(planning.Policy{})(t.Context())
+		requireFault(t, err, fault.Failed, "roll/canary/wk1/await-storage-again: wk1 is done and takes pods, but no other node is to follow: volumes whole with wk1: gave up after 2m0s; last seen: LINSTOR: 0 of 2 replicas healthy")
+		requireDrift(t, lab, "wk2")
+		lab.Kube.LINSTOR().SetCopy("pvc-1", "wk1", func(k *linstor.Copy) { k.Cut = false })
+		time.Sleep(time.Minute)
+		must(t, lab.second().roll(planning.Policy{})(t.Context()))
+		requireInSync(t, lab)
+	})
+}

@@ -1,0 +1,129 @@
+package simtest
+
+import (
+	"slices"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
+	"github.com/recast-sh/recast/internal/sim/kubeapi/mayastor"
+	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
+	"github.com/recast-sh/recast/internal/step"
+)
+
+const (
+	openebsSpace = "openebs"
+	mayastorUUID = "4be37dbd-4b60-44f3-b807-08f6693522ac"
+)
+
+var diskPools = resource("openebs.io/v1beta2", "diskpools", "DiskPool", true)
+
+// runMayastor installs Mayastor as its chart does: its API behind a Service, and a pool on each worker.
+func (l *Lab) runMayastor(workers ...string) {
+	l.t.Helper()
+	l.Kube.Define(diskPools)
+	l.put(store.Namespaces(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: openebsSpace}})
+	l.runProgram(openebsSpace, "openebs-api-rest", "api-rest", map[string]string{"app": "api-rest", "openebs.io/release": "openebs"}, 8081)
+	for _, name := range workers {
+		l.put(diskPools.GroupVersionResource, object(diskPools, openebsSpace, "pool-on-"+name, map[string]any{
+			"spec": map[string]any{"node": name, "disks": []any{"/dev/vdb"}}, "status": map[string]any{"cr_state": "Created", "pool_status": "Online"},
+		}))
+		l.Kube.Mayastor().AddNode(name)
+	}
+	time.Sleep(10 * time.Second) // its pod starts
+}
+
+// nexus adds a published volume of Mayastor with healthy replicas on those nodes.
+func (l *Lab) nexus(wanted int, nodes ...string) {
+	v := mayastor.Volume{UUID: mayastorUUID, Wanted: wanted}
+	for _, n := range nodes {
+		v.Replicas = append(v.Replicas, &mayastor.Replica{Node: n, Child: "Online"})
+	}
+	l.Kube.Mayastor().AddVolume(v)
+}
+
+// TestPlanOfMayastor: a node is refused, by the volume's UUID, while no other node has a healthy replica.
+func TestPlanOfMayastor(t *testing.T) {
+	const here = "Mayastor volume " + mayastorUUID + " has its only healthy replica on it"
+	const off = ", or roll.storage: off does not look at it"
+	const may = "Mayastor may have volumes on it and does not say how they are now: "
+	planStorage(t, (*Lab).runMayastor, map[string]storageCase{
+		"two healthy replicas": {change: func(l *Lab) { l.nexus(2, "wk1", "wk2") }},
+		"the last replica": {
+			change:  func(l *Lab) { l.nexus(2, "wk1") },
+			refused: []string{here + ": wait until Mayastor has made another" + off},
+		},
+		"the only one wanted": {
+			change: func(l *Lab) { l.nexus(1, "wk1") },
+			notes:  []string{"Mayastor volume " + mayastorUUID + " has its only replica on it, and is not there while the node is away"},
+		},
+		"a rebuild runs": {
+			change: func(l *Lab) {
+				l.nexus(2, "wk1", "wk2")
+				l.Kube.Mayastor().SetReplica(mayastorUUID, "wk2", func(r *mayastor.Replica) { r.Child = "Degraded" })
+			},
+			refused: []string{here + ": another one is being rebuilt: wait until that is done" + off},
+		},
+		"the other's node is down": {
+			change: func(l *Lab) {
+				l.Kube.Mayastor().AddNode("wk9")
+				l.nexus(2, "wk1", "wk9")
+				time.Sleep(time.Minute)
+			},
+			refused: []string{here + ": wk9 is Offline for Mayastor: bring that back first" + off},
+		},
+		"its API is away": {
+			change: func(l *Lab) {
+				l.nexus(2, "wk1", "wk2")
+				l.stopProgram(openebsSpace, "openebs-api-rest")
+			},
+			refused: []string{may + `no usable answer from service openebs/openebs-api-rest: no endpoints available for service "openebs-api-rest": bring its controllers back first` + off},
+		},
+		"it has no API": {
+			change:  without(store.Services(), openebsSpace, "openebs-api-rest"),
+			refused: []string{may + "there is no Service with app=api-rest,openebs.io/release: bring its controllers back first" + off},
+		},
+		"not published": {change: func(l *Lab) {
+			l.Kube.Mayastor().AddVolume(mayastor.Volume{
+				UUID: mayastorUUID, Wanted: 2, Unpublished: true, Replicas: []*mayastor.Replica{{Node: "wk1"}, {Node: "wk2"}},
+			})
+		}},
+		"not looked at": {change: func(l *Lab) {
+			l.nexus(2, "wk1")
+			l.setRoll("storage: off")
+		}},
+	})
+}
+
+// TestRollWaitsForMayastor: each node is out with a replica, Mayastor rebuilds it, and the next node waits for that.
+func TestRollWaitsForMayastor(t *testing.T) {
+	long(t)
+	for _, s := range []cluster.Strategy{cluster.Recreate, cluster.InPlace} {
+		t.Run(string(s), func(t *testing.T) {
+			inStorageLab(t, (*Lab).runMayastor, 2, func(t *testing.T, lab *Lab) {
+				lab.setRoll("strategy: " + string(s))
+				lab.nexus(2, "wk1", "wk2")
+				c := lab.Client()
+				var said []string
+				whole := true
+				note := notes("await-storage-again", &said)
+				goes := whenStarted("wk2/take-down", func() { whole = lab.Kube.Mayastor().Whole(mayastorUUID) })
+				upgrades := whenStarted("wk2/upgrade", func() { whole = lab.Kube.Mayastor().Whole(mayastorUUID) })
+				c.Emit = func(e step.Event) { note(e); goes(e); upgrades(e) }
+				must(t, c.roll(planning.Policy{})(t.Context()))
+				if !whole || !lab.Kube.Mayastor().Whole(mayastorUUID) {
+					t.Error("a node went while the volume was not whole, or it is not in the end")
+				}
+				const want = "volumes whole with wk1: Mayastor: 1 of 2 replicas healthy, 1 being rebuilt; 1 volume not healthy: " + mayastorUUID
+				if !slices.Contains(said, want) {
+					t.Errorf("said %q", said)
+				}
+				requireInSync(t, lab)
+			})
+		})
+	}
+}
