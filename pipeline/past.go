@@ -192,7 +192,7 @@ func (r PastRun) Seconds() int {
 	if r.Finished.IsZero() {
 		return 0
 	}
-	return wholeSeconds(r.Finished.Sub(r.Started))
+	return int(r.Finished.Sub(r.Started).Round(time.Second).Seconds())
 }
 
 // Longest is the finished node with the longest outage, and that outage.

@@ -19,6 +19,7 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/journal"
 	"github.com/recast-sh/recast/internal/step"
+	"github.com/recast-sh/recast/pipeline/stopwatch"
 	"github.com/recast-sh/recast/schematics"
 )
 
@@ -339,12 +340,12 @@ func (w *work) carryOut(ctx context.Context, lock schematics.Lock) (err error) {
 		err = w.begin(ctx, j)
 	}
 	if err == nil {
-		watch, unwatch := watchClock(w.run, w.rep.Plan, j)
+		watch, unwatch := stopwatch.Watch(w.run, w.rep.Plan, j)
 		still := planning.WatchPulse(ctx, w.rep.Plan, timing(w.Config).Poll, w.machines.Kube, w.machines.Talos, w.o.Pulsed)
 		err = aftermath{w}.explain(ctx, w.claim.judged(w.run.Run(ctx, r.Steps(w.rep.Plan))))
 		still()
 		unwatch()
-		err = errors.Join(err, watch.err)
+		err = errors.Join(err, watch.Err())
 	}
 	w.rep.Rehearsed = append(w.rep.Rehearsed, r.Rehearser.Results()...)
 	w.rep.Outcome = outcome(err)

@@ -37,8 +37,11 @@ type diskPool struct {
 	} `json:"spec"`
 }
 
-// mayastorPools is the resource of Mayastor's pools; ok is false if Mayastor is not installed.
-func (c VolumeReader) mayastorPools(ctx context.Context, groups []metav1.APIGroup) (r schema.GroupVersionResource, ok bool, err error) {
+// mayastorReader reads Mayastor.
+type mayastorReader struct{ VolumeReader }
+
+// pools is the resource of Mayastor's pools; ok is false if Mayastor is not installed.
+func (c mayastorReader) pools(ctx context.Context, groups []metav1.APIGroup) (r schema.GroupVersionResource, ok bool, err error) {
 	i := slices.IndexFunc(groups, func(g metav1.APIGroup) bool { return g.Name == mayastorGroup })
 	if i < 0 {
 		return r, false, nil
@@ -56,8 +59,8 @@ func (c VolumeReader) mayastorPools(ctx context.Context, groups []metav1.APIGrou
 	return r, false, nil
 }
 
-// mayastorReplicas reads the volumes of Mayastor. While they can't be read, every node with a pool may have some.
-func (c VolumeReader) mayastorReplicas(ctx context.Context, resource schema.GroupVersionResource) (replica.System, error) {
+// replicas reads the volumes of Mayastor. While they can't be read, every node with a pool may have some.
+func (c mayastorReader) replicas(ctx context.Context, resource schema.GroupVersionResource) (replica.System, error) {
 	s := replica.System{Name: mayastor.Name, Waits: mayastorWaits}
 	pools, err := listCustom[diskPool](ctx, c.conn, resource, "")
 	if err != nil || len(pools) == 0 {
@@ -73,7 +76,7 @@ func (c VolumeReader) mayastorReplicas(ctx context.Context, resource schema.Grou
 		if !errors.Is(err, errSilent) {
 			if err == nil {
 				read.Waits = mayastorWaits
-				read.Patience, err = c.mayastorPatience(ctx, api.service.Namespace)
+				read.Patience, err = c.patience(ctx, api.service.Namespace)
 			}
 			return read, err
 		}
@@ -85,8 +88,8 @@ func (c VolumeReader) mayastorReplicas(ctx context.Context, resource schema.Grou
 	return s, nil
 }
 
-// mayastorPatience is what agent-core is told; 0 if that can't be understood.
-func (c VolumeReader) mayastorPatience(ctx context.Context, namespace string) (time.Duration, error) {
+// patience is what agent-core is told; 0 if that can't be understood.
+func (c mayastorReader) patience(ctx context.Context, namespace string) (time.Duration, error) {
 	list, err := c.api.AppsV1().Deployments(namespace).List(ctx, metav1.ListOptions{LabelSelector: mayastorCore})
 	if err != nil {
 		return 0, fmt.Errorf("list deployments with %s: %w", mayastorCore, c.translate(err))
@@ -102,4 +105,13 @@ func (c VolumeReader) mayastorPatience(ctx context.Context, namespace string) (t
 		}
 	}
 	return mayastorPatience, nil
+}
+
+// read returns how its volumes are read; nil: it is not installed.
+func (c mayastorReader) read(ctx context.Context, groups []metav1.APIGroup) (look, error) {
+	pools, installed, err := c.pools(ctx, groups)
+	if !installed {
+		return nil, err
+	}
+	return func(ctx context.Context) (replica.System, error) { return c.replicas(ctx, pools) }, nil
 }

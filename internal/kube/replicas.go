@@ -80,7 +80,7 @@ func (c VolumeReader) replicators() []replicator {
 		{longhornName, with(longhornVersion, c.longhornReplicas), c.watchLonghorn},
 		{cephName, with(rookVersion, c.cephReplicas), c.watchCeph},
 		{linstor.Name, with(piraeusVersion, c.linstorReplicas), nil},
-		{mayastor.Name, c.mayastor, nil},
+		{mayastor.Name, mayastorReader{c}.read, nil},
 	}
 }
 
@@ -93,14 +93,6 @@ func with(version schema.GroupVersion, as look) func(context.Context, []metav1.A
 		}
 		return as, nil
 	}
-}
-
-func (c VolumeReader) mayastor(ctx context.Context, groups []metav1.APIGroup) (look, error) {
-	pools, installed, err := c.mayastorPools(ctx, groups)
-	if !installed {
-		return nil, err
-	}
-	return func(ctx context.Context) (replica.System, error) { return c.mayastorReplicas(ctx, pools) }, nil
 }
 
 // WatchReplicas implements cluster.VolumeReader.

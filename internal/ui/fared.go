@@ -9,7 +9,7 @@ import (
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/step"
-	"github.com/recast-sh/recast/pipeline"
+	"github.com/recast-sh/recast/pipeline/stopwatch"
 )
 
 // Fared is the result of a run, collected from its events.
@@ -70,7 +70,7 @@ func (t *tracker) see(e step.Event) {
 	switch {
 	case e.Status == step.Started && planning.IsBack(below):
 		n.back(t.away)
-	case e.Status == step.Started && pipeline.TakesAway(below):
+	case e.Status == step.Started && stopwatch.TakesAway(below):
 		if _, gone := t.away[name]; !gone {
 			t.away[name] = time.Now()
 		}
