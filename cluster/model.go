@@ -298,6 +298,8 @@ type Build struct {
 	Extensions   []LockedExtension // official ones sorted by name, then those of recast.yaml
 	Installer    string            // by digest, as the node pulls it; "" until built
 	ISOName      string            // file name on Proxmox storage
+	DiskName     string            // file name of the disk image on Proxmox storage; "": there is none
+	DiskBytes    int64             // size of the disk that the disk image describes
 	KernelArgs   []string          // that the schematic adds
 	EmbedsConfig bool              // the schematic has a machine configuration in it
 }
@@ -337,20 +339,22 @@ const (
 
 // Wanted is what config and lock say about one node.
 type Wanted struct {
-	Name        string
-	VMID        VMID   // cross-check only; 0: not given
-	Schematic   string // its name in the config
-	Build       Build
-	Strategy    Strategy
-	Holder      VMID       // a user's data VM that owns disks of this node; 0: none
-	AcceptLoss  []string   // names of data on the system disk that may be lost
-	Kubernetes  string     // wanted version, "v1.35.4"; "": none in particular
-	SystemDisk  string     // Proxmox key given by the user ("scsi0"); "": to be proven
-	SystemGiB   int        // wanted size of the system disk; 0: unchanged
-	ISOStorages []string   // where the boot ISO is, first choice first
-	Shape       Shape      // of its VM
-	Addr        netip.Addr // that a new machine will have; the zero value: not given
-	Surge       bool       // it is there only during a roll
+	Name         string
+	VMID         VMID   // cross-check only; 0: not given
+	Schematic    string // its name in the config
+	Build        Build
+	Strategy     Strategy
+	Holder       VMID       // a user's data VM that owns disks of this node; 0: none
+	AcceptLoss   []string   // names of data on the system disk that may be lost
+	Kubernetes   string     // wanted version, "v1.35.4"; "": none in particular
+	SystemDisk   string     // Proxmox key given by the user ("scsi0"); "": to be proven
+	SystemGiB    int        // wanted size of the system disk; 0: unchanged
+	ISOStorages  []string   // where the boot ISO is, first choice first
+	Boot         string     // what its new machine boots: "iso", "disk", or "auto", which is a disk where that is possible
+	DiskStorages []string   // where the disk image is, first choice first; none if Boot is "iso"
+	Shape        Shape      // of its VM
+	Addr         netip.Addr // that a new machine will have; the zero value: not given
+	Surge        bool       // it is there only during a roll
 }
 
 // ISOVolume finds the boot ISO on the first of the node's ISO storages that has it for this host.

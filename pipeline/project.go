@@ -111,7 +111,8 @@ func (p Project) Wanted(lock schematics.Lock) []cluster.Wanted {
 			Name: n.Name, VMID: cluster.VMID(n.VMID), Schematic: n.Schematic, Build: builds[n.Schematic],
 			Strategy: cluster.Strategy(n.Strategy), Holder: cluster.VMID(n.Holder), AcceptLoss: n.AcceptLoss,
 			Kubernetes: p.Config.Kubernetes.Version, SystemDisk: n.SystemDisk.Slot, SystemGiB: n.SystemDisk.SizeGiB,
-			ISOStorages: p.Config.Images.ISO.Storage, Shape: shapeOf(p.Config, n), Addr: addressOf(p.Config, n), Surge: n.Surge,
+			ISOStorages: p.Config.Images.ISO.Storage, Boot: p.Config.Images.Boot, DiskStorages: p.Config.Images.Disk.Storage, Shape: shapeOf(p.Config, n), Addr: addressOf(p.Config, n),
+			Surge: n.Surge,
 		})
 	}
 	return out
@@ -160,7 +161,7 @@ func build(lock schematics.Lock, schematic string) cluster.Build {
 	e := lock.Schematics[schematic]
 	return cluster.Build{
 		ID: e.BuildID, TalosVersion: lock.Talos, Arch: lock.Arch, Platform: lock.Platform, SecureBoot: lock.SecureBoot, SchematicID: e.SchematicID, LockHash: e.LockHash,
-		Extensions: extensions(e.Extensions), Installer: e.Installer, ISOName: e.ISO.Name, KernelArgs: e.KernelArgs(),
+		Extensions: extensions(e.Extensions), Installer: e.Installer, ISOName: e.ISO.Name, DiskName: e.Disk.Name, DiskBytes: e.Disk.DiskBytes, KernelArgs: e.KernelArgs(),
 		EmbedsConfig: e.EmbedsConfig(),
 	}
 }

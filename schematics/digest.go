@@ -47,8 +47,14 @@ func buildIDOf(l Lock, e Locked) string {
 }
 
 // isoNameOf is the name of a build's boot ISO wherever it is stored.
-func isoNameOf(l Lock, e Locked) string {
-	return fmt.Sprintf("recast-%s-%s-%s-%s.iso", l.Talos, Short(e.BuildID), l.Platform, l.Arch)
+func isoNameOf(l Lock, e Locked) string { return l.nameOf(e) + ".iso" }
+
+// DiskName is the name of a build's disk image wherever it is stored. Proxmox takes the
+// format of a disk image from it.
+func (l Lock) DiskName(e Locked) string { return l.nameOf(e) + ".qcow2" }
+
+func (l Lock) nameOf(e Locked) string {
+	return fmt.Sprintf("recast-%s-%s-%s-%s", l.Talos, Short(e.BuildID), l.Platform, l.Arch)
 }
 
 // officialDigests are sorted: the schematic's text defines the order.

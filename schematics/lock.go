@@ -43,8 +43,10 @@ type Locked struct {
 	Installer string `yaml:"installer" json:"installer"` // repository@digest; "" until built
 	// Signer is the SHA-256, in hex, of the DER public key whose signature of the
 	// installer was verified; "" without one.
-	Signer    string `yaml:"signer,omitempty" json:"signer,omitempty"`
-	ISO       ISO    `yaml:"iso" json:"iso"`
+	Signer string `yaml:"signer,omitempty" json:"signer,omitempty"`
+	ISO    ISO    `yaml:"iso" json:"iso"`
+	// Disk is recorded like the ISO, but only if machines may boot it; otherwise it is zero.
+	Disk      Disk   `yaml:"disk,omitempty" json:"disk,omitzero"`
 	Schematic string `yaml:"schematic" json:"schematic"` // canonical, with the lock hash
 }
 
@@ -80,6 +82,15 @@ type ISO struct {
 	Name      string `yaml:"name" json:"name"`
 	SHA256    string `yaml:"sha256" json:"sha256"` // hex
 	SizeBytes int64  `yaml:"sizeBytes" json:"sizeBytes"`
+}
+
+// Disk is a disk image, in the format qcow2, with Talos on it: what a machine has that booted the
+// ISO and installed Talos.
+type Disk struct {
+	Name      string `yaml:"name" json:"name"`
+	SHA256    string `yaml:"sha256" json:"sha256"`       // hex, of the file
+	SizeBytes int64  `yaml:"sizeBytes" json:"sizeBytes"` // of the file
+	DiskBytes int64  `yaml:"diskBytes" json:"diskBytes"` // of the disk that it describes
 }
 
 // lockVersion is the format of recast.lock that this program writes and reads.
@@ -130,13 +141,13 @@ func (e Locked) EmbedsConfig() bool {
 func (l *Lock) keepBuilt(old Lock) {
 	built := map[string]Locked{}
 	for _, e := range old.Schematics {
-		if e.Installer != "" || e.ISO.SHA256 != "" {
+		if e.Installer != "" || e.ISO.SHA256 != "" || e.Disk != (Disk{}) {
 			built[e.BuildID] = e
 		}
 	}
 	for name, e := range l.Schematics {
 		if o, ok := built[e.BuildID]; ok {
-			e.Installer, e.Signer, e.ISO = o.Installer, o.Signer, o.ISO
+			e.Installer, e.Signer, e.ISO, e.Disk = o.Installer, o.Signer, o.ISO, o.Disk
 			l.Schematics[name] = e
 		}
 	}

@@ -177,6 +177,19 @@ func (e Locked) check(l Lock, bad func(key, format string, args ...any)) {
 		e.ISO.SHA256 != "" && !isHex(e.ISO.SHA256) {
 		bad("iso", "sha256 and sizeBytes contradict each other")
 	}
+	if e.Disk != (Disk{}) {
+		e.Disk.check(l.DiskName(e), bad)
+	}
+}
+
+// check reports what no disk image of that name can have: one is recorded whole.
+func (d Disk) check(name string, bad func(key, format string, args ...any)) {
+	if d.Name != name {
+		bad("disk", "it is named %q, not %q", d.Name, name)
+	}
+	if !isHex(d.SHA256) || d.SizeBytes <= 0 || d.DiskBytes <= 0 {
+		bad("disk", "sha256, sizeBytes and diskBytes are not those of an image")
+	}
 }
 
 func (e Locked) checkContent(bad func(key, format string, args ...any)) {

@@ -65,6 +65,30 @@ func TestLockFile(t *testing.T) {
 	}
 }
 
+// TestLockFileWithDisk: a disk image is read back as it was written; a lock without one has no word of it.
+func TestLockFileWithDisk(t *testing.T) {
+	t.Parallel()
+	want := builtLock(t)
+	e := want.Schematics["default"]
+	e.Disk = Disk{Name: want.DiskName(e), SHA256: sum("disk"), SizeBytes: 123, DiskBytes: 456}
+	want.Schematics["default"] = e
+	want.Checksum = want.checksum()
+	text, err := formatLock(want)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := strings.Count(string(text), "disk:"); n != 1 {
+		t.Errorf("one of two schematics has a disk image, the file says so %d times:\n%s", n, text)
+	}
+	got, err := parseLock("recast.lock", text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("read back (-want +got):\n%s", diff)
+	}
+}
+
 func TestReadLockWithout(t *testing.T) {
 	t.Parallel()
 	_, err := ReadLock(filepath.Join(t.TempDir(), "recast.lock"))
@@ -107,6 +131,10 @@ func TestReadLockRefusesEdits(t *testing.T) {
 		"rebuilt":             {"    installer:", "    rebuild: 1\n    installer:", "schematics.default.lockHash: it is "},
 		"rebuilt, no count":   {"    installer:", "    rebuild: -1\n    installer:", "schematics.default.rebuild: -1 is not a count"},
 		"now explicit":        {"digest: " + digestOf("qemu-guest-agent"), "digest: " + digestOf("qemu-guest-agent") + "\n      explicit: true", "schematics.default.lockHash: it is "},
+		"disk, another name":  {"    schematic: |", "    disk: {name: x.qcow2, sha256: " + sum("disk") + ", sizeBytes: 1, diskBytes: 2}\n    schematic: |", `schematics.default.disk: it is named "x.qcow2", not "recast-v1.13.9-`},
+		"disk, no size":       {"    schematic: |", "    disk: {name: x.qcow2, sha256: " + sum("disk") + ", sizeBytes: 1, diskBytes: 0}\n    schematic: |", "schematics.default.disk: sha256, sizeBytes and diskBytes are not those of an image"},
+		"disk, no file":       {"    schematic: |", "    disk: {name: x.qcow2, sha256: " + sum("disk") + ", sizeBytes: 0, diskBytes: 1}\n    schematic: |", "schematics.default.disk: sha256, sizeBytes and diskBytes are not those of an image"},
+		"disk, no sum":        {"    schematic: |", "    disk: {name: x.qcow2, sha256: x, sizeBytes: 1, diskBytes: 1}\n    schematic: |", "schematics.default.disk: sha256, sizeBytes and diskBytes are not those of an image"},
 		"checksum":            {"checksum: sha256-", "checksum: sha256-0", "the file was cut off or edited"},
 	} {
 		t.Run(name, func(t *testing.T) {

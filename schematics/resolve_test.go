@@ -259,6 +259,7 @@ func TestResolveAgainstOld(t *testing.T) {
 		e := built.Schematics[n]
 		e.Installer = "factory.example/installer/" + n + "@" + digestOf(n)
 		e.ISO.SHA256, e.ISO.SizeBytes = sum(n), 7
+		e.Disk = Disk{Name: built.DiskName(e), SHA256: sum(n + " disk"), SizeBytes: 8, DiskBytes: 9}
 		built.Schematics[n] = e
 	}
 	patched := catalog().with(name, digestOf("patched"))
@@ -276,7 +277,7 @@ func TestResolveAgainstOld(t *testing.T) {
 
 	req.Update = true
 	updated := resolve(t, req, patched)
-	if got := updated.Schematics["a"]; got.Installer != "" || got.ISO.SHA256 != "" || got.Extensions[0].Digest != digestOf("patched") {
+	if got := updated.Schematics["a"]; got.Installer != "" || got.ISO.SHA256 != "" || got.Disk != (Disk{}) || got.Extensions[0].Digest != digestOf("patched") {
 		t.Errorf("after the update: %+v", got)
 	}
 	if diff := cmp.Diff(built.Schematics["plain"], updated.Schematics["plain"]); diff != "" {

@@ -7,6 +7,13 @@ const (
 	BuilderImager  = "imager"
 )
 
+// Values of images.boot.
+const (
+	BootISO  = "iso"
+	BootDisk = "disk"
+	BootAuto = "auto"
+)
+
 // BuilderOf returns the builder of a schematic's images: BuilderFactory or BuilderImager.
 func (im Images) BuilderOf(s Schematic) string {
 	if im.Builder == BuilderImager || im.Builder == BuilderAuto && len(s.Extensions) > 0 {

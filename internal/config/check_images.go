@@ -13,7 +13,10 @@ const (
 	registryHost   = `(localhost|` + hostLabel + `(\.` + hostLabel + `)+|` + hostLabel + `(\.` + hostLabel + `)*:[0-9]+)`
 )
 
-func (k checker) images() {
+// imageChecker checks what says which images there are and where they go.
+type imageChecker struct{ checker }
+
+func (k imageChecker) images() {
 	im := k.c.Images
 	if k.given("images.factory") {
 		k.url("images.factory", im.Factory, "https", "http")
@@ -31,21 +34,39 @@ func (k checker) images() {
 	if k.given("images.signingKey") && im.Signature == "off" {
 		k.add("images.signingKey", "is not used while images.signature is off (line %d): remove one of them", k.line("images.signature"))
 	}
-	const list = "images.iso.storage"
-	if k.given(list) && len(im.ISO.Storage) == 0 {
-		k.add(list, "is empty: name a Proxmox storage with content type iso")
+	k.storages("images.iso.storage", im.ISO.Storage, "iso")
+	k.disk()
+}
+
+// disk checks that images.disk is given if, and only if, something boots disk images.
+func (k imageChecker) disk() {
+	const section, list = "images.disk", "images.disk.storage"
+	im := k.c.Images
+	switch {
+	case im.Boot == BootISO && k.given(section):
+		k.add(section, "is not used while images.boot is iso: set images.boot to disk or auto, or remove it")
+	case im.Boot != BootISO && !k.given(list) && !k.bad[section] && !k.bad["images.boot"]:
+		k.add("images.boot", "%s needs images.disk.storage: name a Proxmox storage with content type import", im.Boot)
 	}
-	for i, s := range im.ISO.Storage {
+	k.storages(list, im.Disk.Storage, "import")
+}
+
+// storages checks a list of Proxmox storages with a content type.
+func (k imageChecker) storages(list string, names []string, content string) {
+	if k.given(list) && len(names) == 0 {
+		k.add(list, "is empty: name a Proxmox storage with content type %s", content)
+	}
+	for i, s := range names {
 		path := fmt.Sprintf("%s[%d]", list, i)
 		k.pattern(path, s, `[A-Za-z]([-A-Za-z0-9_.]*[A-Za-z0-9])?`, "name of a Proxmox storage")
-		if first := slices.Index(im.ISO.Storage, s); first < i {
+		if first := slices.Index(names, s); first < i {
 			k.add(path, "%s is listed already (line %d)", quote(s), k.line(fmt.Sprintf("%s[%d]", list, first)))
 		}
 	}
 }
 
 // imager checks how the imager is run, and that its output has a mirror.
-func (k checker) imager() {
+func (k imageChecker) imager() {
 	im := k.c.Images
 	if !matches(im.Imager.Image, registryHost+repositoryPath) {
 		k.add("images.imager.image", "is not a repository: write it like ghcr.io/siderolabs/imager, without scheme, tag and digest")
@@ -73,7 +94,7 @@ func (k checker) imager() {
 
 // builtHere reports settings that the imager needs. path and what name the setting that
 // selects the imager.
-func (k checker) builtHere(path, what string) {
+func (k imageChecker) builtHere(path, what string) {
 	if !k.given("images.mirror") {
 		k.add(path, "%s needs images.mirror: what the imager builds is not on an Image Factory, so nodes pull its installer from your repository, such as ghcr.io/acme/talos", what)
 	}
@@ -82,7 +103,7 @@ func (k checker) builtHere(path, what string) {
 	}
 }
 
-func (k checker) schematics() {
+func (k imageChecker) schematics() {
 	if k.given("schematics") && len(k.c.Schematics) == 0 {
 		k.add("schematics", "is empty: name at least one schematic")
 	}
@@ -97,7 +118,7 @@ func (k checker) schematics() {
 }
 
 // extensions checks the extensions that a schematic names by reference.
-func (k checker) extensions(path string, s Schematic) {
+func (k imageChecker) extensions(path string, s Schematic) {
 	if !k.given(path) || k.bad[path] {
 		return
 	}

@@ -92,6 +92,10 @@ type Images struct {
 	Mirror string `yaml:"mirror,omitempty"`
 	// ISO says where boot ISOs are published.
 	ISO ISO `yaml:"iso" jsonschema:"required"`
+	// Boot is what a new machine boots: iso boots a boot ISO, which installs Talos; disk boots a system disk that was prepared from a disk image while the node still served, which needs Proxmox VE 8.3 or later; auto prepares a disk where that is possible, and says why where it is not. Boot ISOs are published in any case.
+	Boot string `yaml:"boot" jsonschema:"enum=iso,enum=disk,enum=auto"`
+	// Disk says where disk images are published, for boot disk or auto.
+	Disk DiskImages `yaml:"disk,omitempty"`
 }
 
 // Imager is the section "images.imager".
@@ -110,6 +114,12 @@ type ISO struct {
 	Storage []string `yaml:"storage" jsonschema:"required"`
 	// Delivery says how an ISO gets to its storage. upload sends it from here. download-url makes a Proxmox node download it from the Image Factory, which needs Sys.AccessNetwork on /nodes/<node>. auto downloads if possible, and uploads if not, or if the download fails.
 	Delivery string `yaml:"delivery" jsonschema:"enum=auto,enum=download-url,enum=upload"`
+}
+
+// DiskImages is the section "images.disk".
+type DiskImages struct {
+	// Storage lists the Proxmox storages for disk images, with content type import, first choice first. They are delivered as ISOs are.
+	Storage []string `yaml:"storage,omitempty"`
 }
 
 // Schematic is one entry of "schematics": the path of a file, or {file: path, extensions: [references]}.

@@ -42,7 +42,7 @@ func want() *config.Config {
 		Images: config.Images{
 			Builder: "auto", Factory: "https://factory.talos.dev", Extensions: "ghcr.io/siderolabs",
 			Platform: "nocloud", Arch: "amd64", Signature: "warn", Imager: config.Imager{Image: "ghcr.io/siderolabs/imager"},
-			ISO: config.ISO{Storage: []string{"isos"}, Delivery: "auto"},
+			ISO: config.ISO{Storage: []string{"isos"}, Delivery: "auto"}, Boot: "iso",
 		},
 		Schematics: map[string]config.Schematic{"default": {File: "base.yaml", Path: "/etc/recast/base.yaml"}},
 		Proxmox: config.Proxmox{

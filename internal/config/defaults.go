@@ -19,6 +19,7 @@ func defaults() Config {
 			Signature:  "warn",
 			Imager:     Imager{Image: "ghcr.io/siderolabs/imager"},
 			ISO:        ISO{Delivery: "auto"},
+			Boot:       BootISO,
 		},
 		Roll: Roll{
 			Strategy:       "auto",

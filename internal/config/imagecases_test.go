@@ -48,6 +48,13 @@ func imageCases() map[string]problemCase {
 		"imager, image and command":  {withImages("imager: {image: ghcr.io/acme/imager, command: [x]}"), "6:40: images.imager.command: image is given too (line 6): keep one of them"},
 		"imager, an empty argument":  {withImages("imager: {command: [run, '']}"), "6:27: images.imager.command[1]: is empty: give it a value or remove it"},
 		"imager, command no list":    {withImages("imager: {command: docker}"), "6:12: images.imager.command: must be a list, not text"},
+		"boot, something else":       {withImages("boot: disc"), `6:3: images.boot: "disc" is not one of iso, disk, auto, did you mean "disk"?`},
+		"boot disk, no storage":      {withImages("boot: disk"), "6:3: images.boot: disk needs images.disk.storage: name a Proxmox storage with content type import"},
+		"boot auto, no storage":      {withImages("boot: auto\n  disk: {}"), "6:3: images.boot: auto needs images.disk.storage: name a Proxmox storage with content type import"},
+		"boot disk, empty list":      {withImages("boot: disk\n  disk: {storage: []}"), "7:10: images.disk.storage: is empty: name a Proxmox storage with content type import"},
+		"boot disk, a storage twice": {withImages("boot: disk\n  disk: {storage: [a, a]}"), `7:23: images.disk.storage[1]: "a" is listed already (line 7)`},
+		"boot disk, a bad storage":   {withImages("boot: disk\n  disk: {storage: [a/b]}"), `7:20: images.disk.storage[0]: "a/b" is not a name of a Proxmox storage`},
+		"disk storage for nothing":   {withImages("disk: {storage: [local]}"), "6:3: images.disk: is not used while images.boot is iso: set images.boot to disk or auto, or remove it"},
 		"CA, empty":                  {withImages("caFile: ''"), "6:3: images.caFile: is empty: give it a value or remove it"},
 		"signing key, empty":         {withImages("signingKey: ''"), "6:3: images.signingKey: is empty: give it a value or remove it"},
 		"signing key, for nothing":   {withImages("signature: off\n  signingKey: key.pem"), "7:3: images.signingKey: is not used while images.signature is off (line 6): remove one of them"},
@@ -70,6 +77,12 @@ func imageParseCases(home map[string]string) map[string]parseCase {
 					{Repository: "localhost:5000/x", Digest: "sha256:" + strings.Repeat("b", 64)},
 					{Repository: "127.0.0.1:5000/a/b", Tag: "v1"},
 				}}
+			},
+		},
+		"machines that boot disks": {
+			data: withImages("boot: auto\n  disk: {storage: [images, local]}"), env: home,
+			edit: func(c *config.Config) {
+				c.Images.Boot, c.Images.Disk.Storage = config.BootAuto, []string{"images", "local"}
 			},
 		},
 		"imager and no signatures": {
