@@ -1,8 +1,6 @@
 package images
 
 import (
-	"archive/tar"
-	"bytes"
 	"io"
 	"os"
 	"path/filepath"
@@ -83,44 +81,5 @@ func TestFreeSpace(t *testing.T) {
 	}
 	if _, err := freeSpace(filepath.Join(t.TempDir(), "none")); err == nil {
 		t.Error("a missing directory has space")
-	}
-}
-
-// TestInstallerIsBounded: an endless installer does not make its reader endless.
-func TestInstallerIsBounded(t *testing.T) {
-	t.Parallel()
-	header := func(name string) []byte {
-		var b bytes.Buffer
-		if err := tar.NewWriter(&b).WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: name, Size: 1 << 40}); err != nil {
-			t.Fatal(err)
-		}
-		return b.Bytes()
-	}
-	for name, begin := range map[string][]byte{
-		"in its UKI":        header("usr/install/amd64/vmlinuz.efi"),
-		"in the overlay":    header("overlay/x"),
-		"in another file":   header("bin/installer"),
-		"after its archive": {},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			dir := t.TempDir()
-			v := NewVerifier(nil, dir)
-			v.largest = mib
-			var rest endless
-			_, err := v.Installer(t.Context(), schematics.Lock{Arch: "amd64"}, schematics.Locked{}, io.MultiReader(bytes.NewReader(begin), &rest), func(string) {})
-			if fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), "installer: more than 1 MiB, which no image of Talos has") {
-				t.Errorf("error = %v (%v)", err, fault.KindOf(err))
-			}
-			if rest.read > mib+slack {
-				t.Errorf("%d bytes were read", rest.read)
-			}
-			if err := v.Close(); err != nil {
-				t.Error(err)
-			}
-			if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
-				t.Errorf("left behind: %v %v", left, err)
-			}
-		})
 	}
 }

@@ -10,6 +10,8 @@ import (
 	"os"
 	"strings"
 
+	"github.com/recast-sh/recast/images/verify"
+
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/step"
 	"github.com/recast-sh/recast/schematics"
@@ -21,7 +23,7 @@ type Builder struct {
 	Factory   Factory
 	Registry  Registry
 	Puller    Puller
-	Verifier  *Verifier
+	Verifier  *verify.Verifier
 	Signature SignaturePolicy
 	Cache     *Cache
 	Ledger    *Ledger
@@ -118,8 +120,8 @@ func (b Builder) factorySteps(name string) []step.Step {
 
 // sharedState is the state that the steps of a schematic share.
 type sharedState struct {
-	installer string // repository@digest, not verified yet
-	boot      Boot   // of the verified installer
+	installer string      // repository@digest, not verified yet
+	boot      verify.Boot // of the verified installer
 }
 
 // checkFactory refuses to build while the factory would build something other than
@@ -246,10 +248,10 @@ func (b Builder) verifyInstaller(ctx context.Context, name string, m *sharedStat
 }
 
 // installerBoot verifies an installer's content and returns what it boots.
-func (b Builder) installerBoot(ctx context.Context, lock schematics.Lock, e schematics.Locked, installer string, note func(string)) (Boot, error) {
+func (b Builder) installerBoot(ctx context.Context, lock schematics.Lock, e schematics.Locked, installer string, note func(string)) (verify.Boot, error) {
 	files, err := b.Puller.Extract(ctx, installer, lock.Arch)
 	if err != nil {
-		return Boot{}, fmt.Errorf("pull the installer: %w", err)
+		return verify.Boot{}, fmt.Errorf("pull the installer: %w", err)
 	}
 	defer files.Close()
 	read := &counted{Reader: files, tell: progress(-1, func(text string) { note("read " + text + " of the installer") })}
@@ -306,13 +308,13 @@ func (b Builder) verifyISO(ctx context.Context, name string, m *sharedState, f *
 	if err != nil || got == e.ISO {
 		return err
 	}
-	if m.boot == (Boot{}) { // the installer was verified in an earlier run
+	if m.boot == (verify.Boot{}) { // the installer was verified in an earlier run
 		if m.boot, err = b.installerBoot(ctx, lock, e, e.Installer, note); err != nil {
 			return err
 		}
 	}
 	err = b.Verifier.ISO(ctx, lock, e, f, got.SizeBytes, m.boot, note)
-	if _, differs := errors.AsType[*Mismatch](err); differs && e.ISO.SHA256 != "" {
+	if _, differs := errors.AsType[*verify.Mismatch](err); differs && e.ISO.SHA256 != "" {
 		return fmt.Errorf("the factory's ISO differs from the lock's (SHA-256 %s, locked is %s), and so does its content: %w", got.SHA256, e.ISO.SHA256, err)
 	}
 	return err

@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/recast-sh/recast/internal/words"
+
 	"github.com/google/go-cmp/cmp"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim/artefact"
@@ -67,7 +69,7 @@ func wantNotes(lock schematics.Lock) []string {
 		}
 		all := lock.Schematics[name].ISO.SizeBytes
 		for _, done := range []int64{32 << 10, 64 << 10, all} { // by what io.Copy reads at once
-			notes = append(notes, at+"fetch-iso: "+size(done)+" of "+size(all))
+			notes = append(notes, at+"fetch-iso: "+words.Size(done)+" of "+words.Size(all))
 		}
 		notes = append(notes, at+"fetch-iso: verifying what the boot ISO holds")
 	}
@@ -255,7 +257,8 @@ func spoiltBuilds() map[string]spoiltBuild {
 			want: []string{
 				"build/default/fetch-iso: the factory's ISO differs from the lock's (SHA-256 ", ", locked is ", "), and so does its content: ",
 				`boot ISO: extension "qemu-guest-agent" 1.0 is not the locked one (` + digest("one"),
-			}, hint: otherContentHint,
+			}, hint: "the factory built other content under this name, or someone pushed it. Restart the factory, or wait until it has the locked extensions. " +
+				"It serves an installer for ever once built: if it is still refused then, `recast lock --rebuild SCHEMATIC` builds the same content under another name",
 		},
 		"a lock that can't be saved": {
 			spoil: func(b *bench) { b.saveErr = os.ErrPermission },

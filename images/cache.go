@@ -10,7 +10,11 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"syscall"
 	"time"
+
+	"github.com/recast-sh/recast/images/verify"
+	"github.com/recast-sh/recast/internal/words"
 
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/schematics"
@@ -28,7 +32,7 @@ type Cache struct {
 
 // NewCache uses a directory, which is created when something is stored.
 func NewCache(dir string) *Cache {
-	return &Cache{dir: dir, largest: largestImage, free: freeSpace}
+	return &Cache{dir: dir, largest: verify.Largest, free: freeSpace}
 }
 
 func (c *Cache) path(name string) string { return filepath.Join(c.dir, name) }
@@ -63,9 +67,9 @@ func (c *Cache) look(name string) (iso schematics.ISO, found bool, err error) {
 }
 
 // store streams an ISO into the cache and returns it. It keeps nothing unless the
-// ISO is complete, equals want where that is known, and passes verify, which may be
+// ISO is complete, equals want where that is known, and passes check, which may be
 // nil. announced is the size that the sender promised; -1 if unknown.
-func (c *Cache) store(body io.Reader, announced int64, want schematics.ISO, verify func(f *os.File, got schematics.ISO) error) (iso schematics.ISO, err error) {
+func (c *Cache) store(body io.Reader, announced int64, want schematics.ISO, check func(f *os.File, got schematics.ISO) error) (iso schematics.ISO, err error) {
 	if err := os.MkdirAll(c.dir, 0o700); err != nil {
 		return iso, fmt.Errorf("make the ISO cache: %w", err)
 	}
@@ -82,9 +86,9 @@ func (c *Cache) store(body io.Reader, announced int64, want schematics.ISO, veri
 			err = errors.Join(err, os.Remove(f.Name()))
 		}
 	}()
-	iso, err = receive(f, &bounded{Reader: body, most: c.largest}, announced, want)
-	if err == nil && verify != nil {
-		err = verify(f, iso)
+	iso, err = receive(f, verify.Bounded(body, c.largest), announced, want)
+	if err == nil && check != nil {
+		err = check(f, iso)
 	}
 	if err = errors.Join(err, f.Close()); err != nil {
 		return schematics.ISO{}, err
@@ -98,17 +102,26 @@ func (c *Cache) store(body io.Reader, announced int64, want schematics.ISO, veri
 	return iso, syncDir(c.dir)
 }
 
+// freeSpace returns how many bytes a user other than root may write to a directory's file system.
+func freeSpace(dir string) (int64, error) {
+	var fs syscall.Statfs_t
+	if err := syscall.Statfs(dir, &fs); err != nil {
+		return 0, err
+	}
+	return int64(fs.Bavail) * int64(fs.Bsize), nil
+}
+
 // checkSpace refuses an announced size that is too large, before any data arrives.
 func (c *Cache) checkSpace(name string, announced int64) error {
 	if announced > c.largest {
-		return fmt.Errorf("receive %s: %s are announced: %w", name, size(announced), tooLarge(c.largest))
+		return fmt.Errorf("receive %s: %s are announced: %w", name, words.Size(announced), verify.TooLarge(c.largest))
 	}
 	free, err := c.free(c.dir)
 	if err != nil {
 		return fmt.Errorf("check the free space for the ISO cache: %w", err)
 	}
 	if announced > free {
-		return fault.WithHint(fault.StorageFull.Refusedf("too little space in %s: %s needs %s, %s are free", c.dir, name, size(announced), size(free)),
+		return fault.WithHint(fault.StorageFull.Refusedf("too little space in %s: %s needs %s, %s are free", c.dir, name, words.Size(announced), words.Size(free)),
 			"recast prune --only cache removes ISOs there that nothing needs")
 	}
 	return nil

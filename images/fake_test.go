@@ -16,10 +16,20 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/recast-sh/recast/images/verify"
+
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim/artefact"
 	"github.com/recast-sh/recast/internal/step"
 	"github.com/recast-sh/recast/schematics"
+)
+
+// The kernel arguments of Talos on nocloud.
+const (
+	installerArgs = "talos.platform=nocloud console=tty1 console=ttyS0 net.ifnames=0 slab_nomerge pti=on consoleblank=0 " +
+		"printk.devkmsg=on selinux=1 module.sig_enforce=1 proc_mem.force_override=never"
+	isoArgs = "talos.platform=nocloud console=tty1 console=ttyS0 net.ifnames=0 talos.halt_if_installed=1 slab_nomerge pti=on consoleblank=0 " +
+		"printk.devkmsg=on selinux=1 module.sig_enforce=1 proc_mem.force_override=never"
 )
 
 func hash(data []byte) string {
@@ -266,7 +276,7 @@ type bench struct {
 	saveErr  error
 	ledger   *Ledger
 	pub      Publisher
-	verifier *Verifier
+	verifier *verify.Verifier
 	events   []string
 	titles   []string // of the steps that were started
 	notes    []string
@@ -304,7 +314,7 @@ func (b *bench) iso() schematics.ISO { return b.saved.Schematics["default"].ISO 
 func (b *bench) note(path, text string) { b.notes = append(b.notes, path+": "+text) }
 
 func (b *bench) builder() Builder {
-	b.verifier = NewVerifier(b.factory, b.cache.dir)
+	b.verifier = verify.New(b.factory, b.cache.dir)
 	return Builder{
 		Factory: b.factory, Registry: b.factory, Puller: b.factory, Verifier: b.verifier,
 		Signature: SignaturePolicy{Mode: SignatureOff}, Cache: b.cache, Ledger: b.ledger, Note: b.note,

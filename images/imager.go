@@ -10,6 +10,8 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/recast-sh/recast/images/verify"
+
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/step"
 	"github.com/recast-sh/recast/schematics"
@@ -275,17 +277,17 @@ func (w *workspace) makeISO(ctx context.Context, lock schematics.Lock, e schemat
 
 // keep verifies an ISO and stores it in the cache.
 func (w *workspace) keep(ctx context.Context, lock schematics.Lock, e schematics.Locked, body io.Reader, want schematics.ISO) (schematics.ISO, error) {
-	var verify func(f *os.File, got schematics.ISO) error
+	var check func(f *os.File, got schematics.ISO) error
 	if e.ISO.SHA256 == "" {
-		if w.boot == (Boot{}) { // the installer was verified in an earlier run
+		if w.boot == (verify.Boot{}) { // the installer was verified in an earlier run
 			var err error
 			if w.boot, err = w.installerBoot(ctx, lock, e, e.Installer, w.note); err != nil {
 				return schematics.ISO{}, err
 			}
 		}
-		verify = func(f *os.File, got schematics.ISO) error {
+		check = func(f *os.File, got schematics.ISO) error {
 			return w.Verifier.ISO(ctx, lock, e, f, got.SizeBytes, w.boot, w.note)
 		}
 	}
-	return w.Cache.store(body, want.SizeBytes, want, verify)
+	return w.Cache.store(body, want.SizeBytes, want, check)
 }

@@ -11,6 +11,8 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/recast-sh/recast/images/verify"
+
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/schematics"
 )
@@ -25,7 +27,7 @@ type workspace struct {
 	top  string // private; "" until something is built
 	dir  string // in top: what the imager sees
 	made ImagerJob
-	boot Boot // of the verified installer
+	boot verify.Boot // of the verified installer
 }
 
 func (w *workspace) note(text string) { w.noteFor(w.name, "run-imager")(text) }

@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/recast-sh/recast/images/verify"
+
 	"github.com/recast-sh/recast/schematics"
 )
 
@@ -70,10 +72,7 @@ type Registry interface {
 
 // Puller reads the content of images.
 type Puller interface {
-	// Extract streams the files of an image (for an index, the manifest for arch) as
-	// one tar, its layers flattened. At EOF every byte has been checked against its
-	// digest. The caller closes it.
-	Extract(ctx context.Context, ref, arch string) (io.ReadCloser, error)
+	verify.Images
 	// Signatures returns the cosign signatures of what ref (by digest) names, from
 	// the tag sha256-<hex>.sig; none: an empty list.
 	Signatures(ctx context.Context, ref string) ([]Signature, error)

@@ -6,6 +6,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/recast-sh/recast/internal/words"
 )
 
 const mib = 1 << 20
@@ -32,22 +34,15 @@ func progress(total int64, note func(string)) func(done int64) {
 			return
 		}
 		next = (done/every + 1) * every
-		text := size(done)
+		text := words.Size(done)
 		if total > 0 {
-			text += " of " + size(total)
+			text += " of " + words.Size(total)
 		}
 		if took := time.Since(begun); took >= rateAfter {
-			text += ", " + size(int64(float64(done)/took.Seconds())) + "/s"
+			text += ", " + words.Size(int64(float64(done)/took.Seconds())) + "/s"
 		}
 		note(text)
 	}
-}
-
-func size(bytes int64) string {
-	if bytes < mib {
-		return fmt.Sprintf("%d KiB", (bytes+1023)/1024)
-	}
-	return fmt.Sprintf("%d MiB", bytes/mib)
 }
 
 // counted reports how many bytes were read so far.

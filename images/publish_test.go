@@ -8,6 +8,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/recast-sh/recast/internal/words"
+
 	"github.com/google/go-cmp/cmp"
 	"github.com/recast-sh/recast/internal/fault"
 )
@@ -33,7 +35,7 @@ func TestPublish(t *testing.T) {
 	if diff := cmp.Diff(want, b.store.changes); diff != "" {
 		t.Errorf("changes (-want +got):\n%s", diff)
 	}
-	all := size(b.saved.Schematics["default"].ISO.SizeBytes)
+	all := words.Size(b.saved.Schematics["default"].ISO.SizeBytes)
 	if diff := cmp.Diff([]string{
 		"publish/default/upload-cephfs: " + all + " of " + all,
 		"publish/default/upload-local-pve1: " + all + " of " + all,

@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 
 	"github.com/recast-sh/recast/images"
+	"github.com/recast-sh/recast/images/verify"
 	"github.com/recast-sh/recast/internal/journal"
 	"github.com/recast-sh/recast/internal/step"
 	"github.com/recast-sh/recast/schematics"
@@ -51,7 +52,7 @@ func (w workshop) build(ctx context.Context, published func(context.Context, str
 	if err := journal.KeepOutOfGit(w.State()); err != nil {
 		return w.ledger.Lock(), err
 	}
-	verifier := images.NewVerifier(w.images.Registry, w.isoCache())
+	verifier := verify.New(w.images.Registry, w.isoCache())
 	b := images.Builder{
 		Factory: w.images.Factory, Registry: w.images.Registry, Puller: w.images.Registry, Verifier: verifier, Signature: w.signature(),
 		Cache: w.cache, Ledger: w.ledger, ByImager: w.imager(), Mirror: w.Config.Images.Mirror, Published: published, Note: w.run.Note,

@@ -161,8 +161,7 @@ func build(lock schematics.Lock, schematic string) cluster.Build {
 	e := lock.Schematics[schematic]
 	return cluster.Build{
 		ID: e.BuildID, TalosVersion: lock.Talos, Arch: lock.Arch, Platform: lock.Platform, SecureBoot: lock.SecureBoot, SchematicID: e.SchematicID, LockHash: e.LockHash,
-		Extensions: extensions(e.Extensions), Installer: e.Installer, ISOName: e.ISO.Name, DiskName: e.Disk.Name, DiskBytes: e.Disk.DiskBytes, KernelArgs: e.KernelArgs(),
-		EmbedsConfig: e.EmbedsConfig(),
+		Extensions: extensions(e.Extensions), Installer: e.Installer, ISOName: e.ISO.Name, DiskName: e.Disk.Name, DiskBytes: e.Disk.DiskBytes, KernelArgs: e.KernelArgs(), EmbedsConfig: e.EmbedsConfig(),
 	}
 }
 

@@ -75,7 +75,7 @@ var table = []row{
 	{pkg: "deploy", files: tests, allow: []string{"api/v1alpha1", k8sAPI, apimachine, "sigs.k8s.io/yaml"}},
 
 	{pkg: "pipeline", allow: []string{
-		"schematics", "images", "cluster/...", "internal/config", "internal/step", "internal/bootimage", "internal/journal", "internal/fault", "internal/foreign",
+		"schematics", "images/...", "cluster/...", "internal/config", "internal/step", "internal/bootimage", "internal/journal", "internal/fault", "internal/foreign",
 	}},
 	{pkg: "pipeline", allow: []string{"pipeline/stopwatch"}},
 	{pkg: "pipeline/stopwatch", allow: []string{"cluster", "cluster/planning", "internal/journal", "internal/step"}},
@@ -93,7 +93,8 @@ var table = []row{
 
 	// the domain
 	{pkg: "schematics/...", allow: []string{"internal/fault", schematic, yaml}},
-	{pkg: "images", allow: []string{"schematics", "internal/bootimage", "internal/diskimage", "internal/step", "internal/fault"}},
+	{pkg: "images", allow: []string{"schematics", "images/verify", "internal/step", "internal/fault", "internal/words"}},
+	{pkg: "images/verify", allow: []string{"schematics", "internal/bootimage", "internal/diskimage", "internal/fault", "internal/words"}},
 	{pkg: "cluster", allow: []string{"cluster/config", "cluster/firewall", "cluster/reach", "cluster/replica", "internal/wait", "internal/fault", "internal/words"}},
 	{pkg: "cluster/claim", allow: []string{"cluster", "cluster/parking", "cluster/firewall", "internal/foreign", "internal/wait", "internal/fault"}},
 	{pkg: "cluster/etcd", allow: []string{"cluster", "internal/etcddb", "internal/fault", "internal/words"}},
@@ -204,6 +205,7 @@ var table = []row{
 	{pkg: "internal/linstor", allow: []string{"cluster/replica", "internal/wait", "internal/foreign"}},
 	{pkg: "internal/mayastor", allow: []string{"cluster/replica", "internal/wait", "internal/foreign"}},
 	{pkg: "internal/factory", allow: []string{"schematics", "images", "internal/trust", "internal/fault", "internal/foreign", factory}},
+	{pkg: "images", files: tests, allow: []string{"internal/bootimage", "internal/diskimage"}},
 	{pkg: "internal/imager", allow: []string{"images", "internal/command", "internal/fault", yaml}},
 	{pkg: "internal/notify", allow: []string{"cluster", "internal/trust", "internal/fault"}},
 	{pkg: "internal/command", allow: []string{"cluster", "internal/fault", "internal/foreign"}},
@@ -246,7 +248,7 @@ var table = []row{
 	{pkg: "internal/sim/layouts", allow: []string{
 		"internal/sim", "internal/sim/artefact", "internal/sim/kubeapi/store", "internal/sim/world", apimachine, yaml,
 	}},
-	{pkg: "internal/e2e/disk", allow: []string{"schematics", "images", "internal/factory", "internal/registry"}},
+	{pkg: "internal/e2e/disk", allow: []string{"schematics", "images/...", "internal/factory", "internal/registry"}},
 	{pkg: "internal/contract"},
 	{pkg: "internal/contract", files: tests, allow: []string{"..."}},
 	{pkg: "internal/arch"},
@@ -262,7 +264,7 @@ var table = []row{
 	}},
 	{pkg: "internal/sim/simtest", files: tests, allow: []string{"..."}},
 	{pkg: "internal/kube", files: tests, allow: []string{k8sAPI, apimachine}},
-	{pkg: "internal/factory", files: tests, allow: []string{"internal/diskimage", "internal/registry", "internal/step", ggcr, schematic}},
-	{pkg: "internal/imager", files: tests, allow: []string{"schematics", "internal/registry", "internal/step", ggcr}},
+	{pkg: "internal/factory", files: tests, allow: []string{"images/verify", "internal/diskimage", "internal/registry", "internal/step", ggcr, schematic}},
+	{pkg: "internal/imager", files: tests, allow: []string{"schematics", "images/verify", "internal/registry", "internal/step", ggcr}},
 	{pkg: "internal/registry", files: tests, allow: []string{ggcr}},
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/recast-sh/recast/images"
+	"github.com/recast-sh/recast/images/verify"
 	"github.com/recast-sh/recast/internal/fault"
 )
 
@@ -34,8 +35,8 @@ func TestOldContentUnderANewLabel(t *testing.T) {
 		s.factory.Restart()
 
 		err = s.build(t)
-		m, ok := errors.AsType[*images.Mismatch](err)
-		if !ok || m.Kind != images.ExtensionContent || fault.KindOf(err) != fault.Refused {
+		m, ok := errors.AsType[*verify.Mismatch](err)
+		if !ok || m.Kind != verify.ExtensionContent || fault.KindOf(err) != fault.Refused {
 			t.Fatalf("err = %v", err)
 		}
 		for _, want := range []string{

@@ -15,6 +15,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-containerregistry/pkg/authn"
 	"github.com/recast-sh/recast/images"
+	"github.com/recast-sh/recast/images/verify"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/registry"
 	"github.com/recast-sh/recast/internal/sim/artefact"
@@ -125,7 +126,7 @@ func (s *site) relock(t *testing.T, rebuild ...string) ([]schematics.Warning, []
 
 func (s *site) build(t *testing.T) error {
 	t.Helper()
-	verifier := images.NewVerifier(s.registry, s.cache)
+	verifier := verify.New(s.registry, s.cache)
 	defer func() {
 		if err := verifier.Close(); err != nil {
 			t.Error(err)

@@ -24,6 +24,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 
 	"github.com/recast-sh/recast/images"
+	"github.com/recast-sh/recast/images/verify"
 	"github.com/recast-sh/recast/internal/registry"
 	"github.com/recast-sh/recast/internal/sim/artefact"
 	"github.com/recast-sh/recast/internal/step"
@@ -206,7 +207,7 @@ func (s *story) build(ctx context.Context, t *testing.T) error {
 	if !s.program {
 		o.Run = func(_ context.Context, args []string, profile []byte) error { return build(s.way, profile, args[3]) }
 	}
-	verifier := images.NewVerifier(s.registry, filepath.Join(s.dir, "verify"))
+	verifier := verify.New(s.registry, filepath.Join(s.dir, "verify"))
 	b := images.Builder{
 		Factory: nowhere{}, Registry: s.registry, Puller: s.registry, Verifier: verifier,
 		Signature: images.SignaturePolicy{Mode: images.SignatureRequire},

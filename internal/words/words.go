@@ -1,8 +1,9 @@
-// Package words formats parts of messages: shortened IDs, plurals, and values quoted
-// for a shell.
+// Package words formats parts of messages: shortened IDs, sizes, plurals, and values
+// quoted for a shell.
 package words
 
 import (
+	"fmt"
 	"regexp"
 	"strings"
 )
@@ -15,6 +16,14 @@ func Short(id string) string {
 		}
 	}
 	return id[:min(12, len(id))]
+}
+
+// Size is a number of bytes in MiB, or in KiB if it is less than one.
+func Size(bytes int64) string {
+	if bytes < 1<<20 {
+		return fmt.Sprintf("%d KiB", (bytes+1023)/1024)
+	}
+	return fmt.Sprintf("%d MiB", bytes>>20)
 }
 
 // Plural returns noun, with an s unless n is 1.

@@ -12,6 +12,7 @@ import (
 	"os/signal"
 
 	"github.com/recast-sh/recast/images"
+	"github.com/recast-sh/recast/images/verify"
 	"github.com/recast-sh/recast/internal/factory"
 	"github.com/recast-sh/recast/internal/registry"
 	"github.com/recast-sh/recast/schematics"
@@ -45,7 +46,7 @@ func run(ctx context.Context, args []string) error {
 	case args[0] == "fetch" && len(args) == 5:
 		return fetch(ctx, lock, e, args[3], args[4])
 	case args[0] == "verify" && len(args) > 4:
-		return verify(ctx, lock, e, args[3], args[4:])
+		return verifyAll(ctx, lock, e, args[3], args[4:])
 	}
 	return errors.New(usage)
 }
@@ -79,12 +80,12 @@ func fetch(ctx context.Context, lock schematics.Lock, e schematics.Locked, url, 
 // verify compares the lock's installer with the lock, and disk images with both. It
 // prints what it found of each. extensions is where the official extensions are:
 // images.extensions of a configuration.
-func verify(ctx context.Context, lock schematics.Lock, e schematics.Locked, extensions string, files []string) error {
+func verifyAll(ctx context.Context, lock schematics.Lock, e schematics.Locked, extensions string, files []string) error {
 	r, err := registry.New(registry.Options{Extensions: extensions + "/extensions"})
 	if err != nil {
 		return err
 	}
-	v := images.NewVerifier(r, os.TempDir())
+	v := verify.New(r, os.TempDir())
 	defer v.Close()
 	installer, err := r.Extract(ctx, e.Installer, lock.Arch)
 	if err != nil {
@@ -106,7 +107,7 @@ func verify(ctx context.Context, lock schematics.Lock, e schematics.Locked, exte
 	return nil
 }
 
-func verifyOne(ctx context.Context, v *images.Verifier, lock schematics.Lock, e schematics.Locked, boot images.Boot, name string) (int64, error) {
+func verifyOne(ctx context.Context, v *verify.Verifier, lock schematics.Lock, e schematics.Locked, boot verify.Boot, name string) (int64, error) {
 	f, err := os.Open(name)
 	if err != nil {
 		return 0, err

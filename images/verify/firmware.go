@@ -1,4 +1,4 @@
-package images
+package verify
 
 import (
 	"archive/tar"
@@ -155,7 +155,7 @@ func (v *Verifier) keepMicrocode(ctx context.Context, ref, arch, dir string, mic
 			parts[blob] = append(parts[blob], file)
 		}
 	}
-	image, err := v.puller.Extract(ctx, ref, arch)
+	image, err := v.images.Extract(ctx, ref, arch)
 	if err != nil {
 		return nil, err
 	}

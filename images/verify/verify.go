@@ -1,4 +1,6 @@
-package images
+// Package verify compares the content of images with the lock: of an installer, a boot ISO and a
+// disk image of the same build. A difference is a [Mismatch].
+package verify
 
 import (
 	"context"
@@ -14,6 +16,14 @@ import (
 	"github.com/recast-sh/recast/schematics"
 )
 
+// Images reads the content of images in registries.
+type Images interface {
+	// Extract streams the files of an image (for an index, the manifest for arch) as
+	// one tar, its layers flattened. At EOF every byte has been checked against its
+	// digest. The caller closes it.
+	Extract(ctx context.Context, ref, arch string) (io.ReadCloser, error)
+}
+
 // Verifier compares the content of installers, boot ISOs and disk images with the lock: names,
 // tags and labels prove nothing. One Verifier serves a whole run and reads every
 // locked extension image once. It is not safe for concurrent use.
@@ -22,17 +32,17 @@ import (
 // Talos itself and of systemd-boot (they are the same in ISO and installer, and
 // signed by the factory), and the output of depmod, of which it compares the names.
 type Verifier struct {
-	puller  Puller
+	images  Images
 	parent  string
 	scratch string // "" until something was kept
 	known   map[string]*lockedExtension
 	largest int64 // installer, unpacked
 }
 
-// NewVerifier reads extension images through puller and keeps temporary files in its
+// New reads extension images through images and keeps temporary files in its
 // own directory below dir.
-func NewVerifier(puller Puller, dir string) *Verifier {
-	return &Verifier{puller: puller, parent: dir, known: map[string]*lockedExtension{}, largest: largestImage}
+func New(images Images, dir string) *Verifier {
+	return &Verifier{images: images, parent: dir, known: map[string]*lockedExtension{}, largest: Largest}
 }
 
 // Close removes the temporary files.
@@ -44,6 +54,9 @@ func (v *Verifier) Close() error {
 	v.scratch, v.known = "", map[string]*lockedExtension{}
 	return err
 }
+
+// abandonedAfter is the age of a directory that only a killed run can have left.
+const abandonedAfter = 24 * time.Hour
 
 const scratchPattern = ".verify-*"
 
@@ -99,7 +112,7 @@ func (v *Verifier) Installer(ctx context.Context, lock schematics.Lock, e schema
 	defer os.RemoveAll(dir)
 	note("reading what the installer holds")
 	// The stream must not wait while extensions are read.
-	held, err := unpackInstaller(lock.Arch, &bounded{Reader: files, most: v.largest}, dir)
+	held, err := unpackInstaller(lock.Arch, Bounded(files, v.largest), dir)
 	if err != nil {
 		return Boot{}, fmt.Errorf("installer: %w", err)
 	}
@@ -221,7 +234,7 @@ func (v *Verifier) extension(ctx context.Context, x schematics.Extension, arch s
 		return known, nil
 	}
 	begin()
-	image, err := v.puller.Extract(ctx, ref, arch)
+	image, err := v.images.Extract(ctx, ref, arch)
 	if err != nil {
 		return nil, fmt.Errorf("read the locked extension %s: %w", ref, err)
 	}

@@ -1,4 +1,4 @@
-package images
+package verify
 
 import (
 	"bytes"

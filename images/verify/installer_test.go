@@ -1,4 +1,4 @@
-package images
+package verify
 
 import (
 	"archive/tar"
@@ -7,6 +7,7 @@ import (
 	"errors"
 	"io"
 	"maps"
+	"slices"
 	"strings"
 	"testing"
 
@@ -26,8 +27,6 @@ func (o oneImage) Extract(_ context.Context, ref, _ string) (io.ReadCloser, erro
 	}
 	return tarOf(o.files), nil
 }
-
-func (o oneImage) Signatures(context.Context, string) ([]Signature, error) { return nil, nil }
 
 func TestOverlay(t *testing.T) {
 	t.Parallel()
@@ -77,7 +76,7 @@ func TestOverlay(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			v := NewVerifier(registry, t.TempDir())
+			v := New(registry, t.TempDir())
 			mismatches, err := v.compareBootFiles(t.Context(), schematics.Lock{Arch: "amd64"}, schematics.Locked{Overlay: &overlay, Schematic: schematic}, held)
 			if err != nil {
 				t.Fatal(err)
@@ -129,4 +128,19 @@ func TestInstallerLinks(t *testing.T) {
 			}
 		})
 	}
+}
+
+func tarOf(files map[string][]byte) io.ReadCloser {
+	var b bytes.Buffer
+	w := tar.NewWriter(&b)
+	for _, name := range slices.Sorted(maps.Keys(files)) {
+		err := w.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: name, Mode: 0o644, Size: int64(len(files[name]))})
+		if _, err2 := w.Write(files[name]); errors.Join(err, err2) != nil {
+			panic(errors.Join(err, err2))
+		}
+	}
+	if err := w.Close(); err != nil {
+		panic(err)
+	}
+	return io.NopCloser(&b)
 }

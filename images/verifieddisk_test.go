@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/recast-sh/recast/images/verify"
+
 	"github.com/recast-sh/recast/internal/diskimage"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim/artefact"
@@ -20,8 +22,8 @@ type diskBench struct {
 	factory  *factory
 	lock     schematics.Lock
 	entry    schematics.Locked
-	verifier *Verifier
-	boot     Boot
+	verifier *verify.Verifier
+	boot     verify.Boot
 }
 
 func newDiskBench(t testing.TB) *diskBench {
@@ -29,7 +31,7 @@ func newDiskBench(t testing.TB) *diskBench {
 	lock := lockOf(t)
 	b := &diskBench{factory: newFactory(), lock: lock, entry: lock.Schematics["default"]}
 	b.factory.schematics[b.entry.SchematicID] = b.entry.Schematic
-	b.verifier = NewVerifier(b.factory, t.TempDir())
+	b.verifier = verify.New(b.factory, t.TempDir())
 	t.Cleanup(func() { _ = b.verifier.Close() }) // the directory is removed anyway
 	files, err := b.factory.Extract(t.Context(), "factory.example/nocloud-installer/"+b.entry.SchematicID+"@", "amd64")
 	if err != nil {
@@ -76,7 +78,7 @@ type spoiltDisk struct {
 	built func(*factory)
 	sent  func([]byte) []byte
 	form  artefact.DiskForm
-	kind  MismatchKind
+	kind  verify.MismatchKind
 	want  string
 }
 
@@ -89,25 +91,25 @@ func spoiltDisks() map[string]spoiltDisk {
 		"a swapped extension": {
 			built(withAgent(func(x *artefact.Extension) { x.Files = agentExtension(digest("zero")).Files })), same,
 			artefact.DiskForm{},
-			ExtensionContent,
+			verify.ExtensionContent,
 			`disk image: extension "qemu-guest-agent" 1.0 is not the locked one (` + digest("one"),
 		},
 		"an extension missing": {
 			built(func(img *artefact.Image) { img.Extensions = nil }), same,
 			artefact.DiskForm{},
-			ExtensionMissing,
+			verify.ExtensionMissing,
 			`disk image: extension "qemu-guest-agent" 1.0 is not in it, locked at ` + digest("one"),
 		},
 		"other firmware": {
 			built(withAgent(func(x *artefact.Extension) { x.Files["/usr/lib/firmware/agent.bin"] = []byte("backdoor") })), same,
 			artefact.DiskForm{},
-			OtherFirmware,
+			verify.OtherFirmware,
 			"disk image: firmware and microcode are not those of the locked extensions",
 		},
 		"another kernel argument": {
 			built(func(img *artefact.Image) { img.Cmdline += " init=/bin/sh" }), same,
 			artefact.DiskForm{},
-			OtherArgs,
+			verify.OtherArgs,
 			"disk image: other kernel arguments than locked: init=/bin/sh is neither",
 		},
 		"an ISO's arguments": {
@@ -115,41 +117,41 @@ func spoiltDisks() map[string]spoiltDisk {
 				img.Cmdline = strings.Replace(img.Cmdline, installerArgs, isoArgs, 1)
 			}), same,
 			artefact.DiskForm{},
-			OtherArgs,
+			verify.OtherArgs,
 			"disk image: other kernel arguments than locked: talos.halt_if_installed=1 is neither",
 		},
 		"another schematic": {
 			built(func(img *artefact.Image) { img.SchematicID = hash([]byte("other")) }), same,
 			artefact.DiskForm{},
-			OtherSchematic,
+			verify.OtherSchematic,
 			"disk image: it says that it is of schematic " + hash([]byte("other")),
 		},
 		"another Talos": {
 			built(func(img *artefact.Image) { img.TalosVersion = "v1.13.8" }), same,
 			artefact.DiskForm{},
-			OtherTalos,
+			verify.OtherTalos,
 			"disk image: it is Talos v1.13.8, but the lock has v1.13.9",
 		},
 		"another architecture": {
-			built(func(img *artefact.Image) { img.Arch = "arm64" }), same, artefact.DiskForm{}, OtherArch, "disk image: it is for arm64, but the lock is for amd64",
+			built(func(img *artefact.Image) { img.Arch = "arm64" }), same, artefact.DiskForm{}, verify.OtherArch, "disk image: it is for arm64, but the lock is for amd64",
 		},
 		"another build": {
 			built(func(img *artefact.Image) { img.TalosVersion = "v1.13.8" }), same,
 			artefact.DiskForm{},
-			OtherTalos,
+			verify.OtherTalos,
 			"disk image: the disk image is of another build than the installer: Talos initramfs ",
 		},
 		"values that are not locked": {
 			none, same,
 			artefact.DiskForm{Meta: map[uint8]string{0xa: "secret"}},
-			OtherConfig,
+			verify.OtherConfig,
 			"disk image: other META values than locked: 0xa is not the schematic's",
 		},
 		"truncated by a sector": {
-			none, func(b []byte) []byte { return b[:len(b)-512] }, artefact.DiskForm{}, Damaged, "disk image: damaged or of a foreign format: it is cut short: ",
+			none, func(b []byte) []byte { return b[:len(b)-512] }, artefact.DiskForm{}, verify.Damaged, "disk image: damaged or of a foreign format: it is cut short: ",
 		},
 		"a web page": {
-			none, func([]byte) []byte { return []byte("<html>" + strings.Repeat(" ", 100)) }, artefact.DiskForm{}, Damaged, "no qcow2 file",
+			none, func([]byte) []byte { return []byte("<html>" + strings.Repeat(" ", 100)) }, artefact.DiskForm{}, verify.Damaged, "no qcow2 file",
 		},
 	}
 }
@@ -162,7 +164,7 @@ func TestDiskRefused(t *testing.T) {
 			b := newDiskBench(t)
 			test.built(b.factory)
 			_, err := b.verify(t, test.sent(b.disk(t, test.form)))
-			if m, ok := errors.AsType[*Mismatch](err); !ok || m.Kind != test.kind || !strings.Contains(message(err), test.want) {
+			if m, ok := errors.AsType[*verify.Mismatch](err); !ok || m.Kind != test.kind || !strings.Contains(message(err), test.want) {
 				t.Errorf("mismatch %+v, err = %v, want %s: %q", m, err, test.kind, test.want)
 			}
 			if fault.KindOf(err) != fault.Refused || len(fault.Hints(err)) == 0 || strings.Contains(message(err), "secret") {
@@ -224,7 +226,7 @@ func TestDiskFlippedBytes(t *testing.T) {
 		}
 		for at := from; at < from+len(content); at += 53 {
 			_, err := b.verify(t, flip(disk, at))
-			if m, ok := errors.AsType[*Mismatch](err); !ok || m.Kind != Damaged && m.Kind != OtherBuild {
+			if m, ok := errors.AsType[*verify.Mismatch](err); !ok || m.Kind != verify.Damaged && m.Kind != verify.OtherBuild {
 				t.Errorf("byte %d of the %s: %v", at-from, name, err)
 			}
 			flipped++
@@ -234,76 +236,4 @@ func TestDiskFlippedBytes(t *testing.T) {
 		t.Errorf("only %d bytes", flipped)
 	}
 	t.Attr("flipped-bytes-caught", strconv.Itoa(flipped))
-}
-
-func TestDiskMeta(t *testing.T) {
-	t.Parallel()
-	meta := []schematics.MetaValue{{Key: 0xc, Value: "first"}, {Key: 0xd, Value: "other"}, {Key: 0xc, Value: "last"}}
-	for name, test := range map[string]struct {
-		got  []diskimage.Value
-		bios bool
-		want string
-	}{
-		"as locked":             {[]diskimage.Value{{Key: 0xc, Value: "last"}, {Key: 0xd, Value: "other"}}, false, ""},
-		"for a BIOS, too":       {[]diskimage.Value{{Key: 0xc, Value: "last"}, {Key: 0xd, Value: "other"}, {Key: 0x11, Value: "dual-boot"}}, true, ""},
-		"no values":             {nil, false, "0xc is missing; 0xd is missing"},
-		"another value":         {[]diskimage.Value{{Key: 0xc, Value: "first"}, {Key: 0xd, Value: "other"}}, false, "0xc has another value"},
-		"for a BIOS without":    {[]diskimage.Value{{Key: 0xc, Value: "last"}, {Key: 0xd, Value: "other"}}, true, "0x11 is missing"},
-		"no partition for GRUB": {[]diskimage.Value{{Key: 0xc, Value: "last"}, {Key: 0xd, Value: "other"}, {Key: 0x11, Value: "dual-boot"}}, false, "0x11 is not the schematic's"},
-	} {
-		w := &wanted{args: wantedArgs{meta: meta}}
-		got := message(errors.Join(w.metaValues("disk image", &diskimage.Image{Meta: test.got, BIOS: test.bios})...))
-		if test.want != "" {
-			test.want = "disk image: other META values than locked: " + test.want
-		}
-		if got != test.want {
-			t.Errorf("%s: %q, want %q", name, got, test.want)
-		}
-	}
-}
-
-// enrolment is a file from which systemd-boot would enrol a certificate.
-func enrolment(certificate string) []byte {
-	b := make([]byte, 16) // the time
-	b = append(b, 24, 0, 0, 0, 0, 2, 0xf1, 0x0e)
-	b = append(b, make([]byte, 16)...)
-	b = append(b, "\xa1\x59\xc0\xa5\xe4\x94\xa7\x4a\x87\xb5\xab\x15\x5c\x2b\xf0\x72"...) // a list of certificates
-	b = append(b, byte(28+16+len(certificate)), 0, 0, 0, 0, 0, 0, 0, byte(16+len(certificate)), 0, 0, 0)
-	return append(append(b, make([]byte, 16)...), certificate...)
-}
-
-func TestDiskKeys(t *testing.T) {
-	t.Parallel()
-	const key, other = "loader/keys/auto/db.auth", "EFI/BOOT/shell.efi"
-	locked := hash([]byte("locked"))
-	foreign := "disk image: it enrols other certificates for Secure Boot than the locked one, " + shortSum(locked) + ": "
-	for name, test := range map[string]struct {
-		secureBoot bool
-		files      map[string][]byte
-		want       string
-	}{
-		"nothing":             {false, nil, ""},
-		"for none":            {true, nil, ""},
-		"the locked one":      {true, map[string][]byte{key: enrolment("locked"), "loader/keys/auto/PK.auth": enrolment("locked")}, ""},
-		"another certificate": {true, map[string][]byte{key: enrolment("other")}, foreign + hash([]byte("other"))},
-		"one of two":          {true, map[string][]byte{key: enrolment("locked"), "loader/keys/auto/PK.auth": enrolment("other")}, foreign},
-		"damaged":             {true, map[string][]byte{key: []byte("x")}, "disk image: loader/keys/auto/db.auth: damaged or of a foreign format: no authenticated variable"},
-		"keys, unasked":       {false, map[string][]byte{key: enrolment("locked")}, "disk image: it has unexpected files beside its boot loader: " + key},
-		"another file":        {true, map[string][]byte{other: []byte("x")}, "disk image: it has unexpected files beside its boot loader: " + strings.ToLower(other)},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			b := newDiskBench(t)
-			content := b.disk(t, artefact.DiskForm{Files: test.files})
-			disk, err := diskimage.Open(bytes.NewReader(content), int64(len(content)))
-			if err != nil {
-				t.Fatal(err)
-			}
-			w := &wanted{lock: schematics.Lock{SecureBoot: test.secureBoot, SecureBootKey: locked}}
-			mismatches, err := w.besideUKI("disk image", disk.ESP)
-			if got := message(errors.Join(append(mismatches, err)...)); !strings.HasPrefix(got, test.want) || (got == "") != (test.want == "") {
-				t.Errorf("%q, want %q", got, test.want)
-			}
-		})
-	}
 }

@@ -1,4 +1,4 @@
-package images
+package verify
 
 import (
 	"archive/tar"
@@ -142,7 +142,7 @@ func (h installerFiles) otherOptions(e schematics.Locked) ([]error, error) {
 // overlay returns what a locked overlay adds to an installer.
 func (v *Verifier) overlay(ctx context.Context, arch string, o schematics.Overlay) (bootimage.Tree, error) {
 	ref := o.Ref + "@" + o.Digest
-	image, err := v.puller.Extract(ctx, ref, arch)
+	image, err := v.images.Extract(ctx, ref, arch)
 	if err != nil {
 		return nil, fmt.Errorf("read the locked overlay %s: %w", ref, err)
 	}

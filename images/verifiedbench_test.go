@@ -11,6 +11,8 @@ import (
 	"path/filepath"
 	"testing"
 
+	"github.com/recast-sh/recast/images/verify"
+
 	"github.com/recast-sh/recast/internal/heap"
 	"github.com/recast-sh/recast/internal/sim/artefact"
 	"github.com/recast-sh/recast/schematics"
@@ -35,9 +37,9 @@ func BenchmarkVerify(b *testing.B) { benchmarkVerify(b, verifyLargeISO) }
 func BenchmarkVerifyDisk(b *testing.B) { benchmarkVerify(b, verifyLargeDisk) }
 
 // verifyLarge verifies the ISO or the disk image in a directory.
-type verifyLarge func(b *testing.B, v *Verifier, dir string, boot Boot)
+type verifyLarge func(b *testing.B, v *verify.Verifier, dir string, boot verify.Boot)
 
-func benchmarkVerify(b *testing.B, verify verifyLarge) {
+func benchmarkVerify(b *testing.B, large verifyLarge) {
 	b.Helper()
 	if dir := os.Getenv(largeVar); dir != "" {
 		makeLarge(b, dir)
@@ -52,8 +54,8 @@ func benchmarkVerify(b *testing.B, verify verifyLarge) {
 	lock, id := largeLock(b)
 	b.SetBytes(2 * largeBytes)
 	for b.Loop() {
-		v := NewVerifier(largeImages(dir), b.TempDir())
-		peak := heap.Peak(b.Context(), func() { verify(b, v, dir, verifyLargeInstaller(b, v, lock, id, dir)) })
+		v := verify.New(largeImages(dir), b.TempDir())
+		peak := heap.Peak(b.Context(), func() { large(b, v, dir, verifyLargeInstaller(b, v, lock, id, dir)) })
 		if err := v.Close(); err != nil {
 			b.Fatal(err)
 		}
@@ -64,7 +66,7 @@ func benchmarkVerify(b *testing.B, verify verifyLarge) {
 	}
 }
 
-func verifyLargeInstaller(b *testing.B, v *Verifier, lock schematics.Lock, e schematics.Locked, dir string) Boot {
+func verifyLargeInstaller(b *testing.B, v *verify.Verifier, lock schematics.Lock, e schematics.Locked, dir string) verify.Boot {
 	b.Helper()
 	installer, err := os.Open(filepath.Join(dir, largeTar))
 	if err != nil {
@@ -78,7 +80,7 @@ func verifyLargeInstaller(b *testing.B, v *Verifier, lock schematics.Lock, e sch
 	return boot
 }
 
-func verifyLargeISO(b *testing.B, v *Verifier, dir string, boot Boot) {
+func verifyLargeISO(b *testing.B, v *verify.Verifier, dir string, boot verify.Boot) {
 	b.Helper()
 	lock, e := largeLock(b)
 	iso, size := openLarge(b, dir, largeISO)
@@ -87,7 +89,7 @@ func verifyLargeISO(b *testing.B, v *Verifier, dir string, boot Boot) {
 	}
 }
 
-func verifyLargeDisk(b *testing.B, v *Verifier, dir string, boot Boot) {
+func verifyLargeDisk(b *testing.B, v *verify.Verifier, dir string, boot verify.Boot) {
 	b.Helper()
 	lock, e := largeLock(b)
 	disk, size := openLarge(b, dir, largeDisk)

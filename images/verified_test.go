@@ -1,7 +1,6 @@
 package images
 
 import (
-	"archive/tar"
 	"bytes"
 	"errors"
 	"io"
@@ -10,6 +9,8 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/recast-sh/recast/images/verify"
 
 	"github.com/recast-sh/recast/internal/bootimage"
 	"github.com/recast-sh/recast/internal/fault"
@@ -45,7 +46,7 @@ func withAgent(change func(*artefact.Extension)) func(*artefact.Image) {
 
 type spoiltImage struct {
 	spoil func(*factory)
-	kind  MismatchKind
+	kind  verify.MismatchKind
 	want  []string // expected parts of the message
 }
 
@@ -64,41 +65,41 @@ func spoiltExtensions() map[string]spoiltImage {
 	}
 	return map[string]spoiltImage{
 		"a swapped extension in the installer": {
-			only("installer", swapped), ExtensionContent,
+			only("installer", swapped), verify.ExtensionContent,
 			[]string{`installer: extension "qemu-guest-agent" 1.0 is not the locked one (` + digest("one") + "): 1 file differs: /usr/local/bin/qemu-ga has "},
 		},
 		"a swapped extension in the ISO": {
-			only("iso", swapped), ExtensionContent,
+			only("iso", swapped), verify.ExtensionContent,
 			[]string{`fetch-iso: boot ISO: extension "qemu-guest-agent" 1.0 is not the locked one (` + digest("one")},
 		},
 		"other firmware": {
-			only("installer", withAgent(func(x *artefact.Extension) { x.Files["/usr/lib/firmware/agent.bin"] = []byte("backdoor") })), OtherFirmware,
+			only("installer", withAgent(func(x *artefact.Extension) { x.Files["/usr/lib/firmware/agent.bin"] = []byte("backdoor") })), verify.OtherFirmware,
 			[]string{"installer: firmware and microcode are not those of the locked extensions: 1 file differs: /usr/lib/firmware/agent.bin has 8 bytes"},
 		},
 		"other microcode": {
 			only("installer", withAgent(func(x *artefact.Extension) {
 				x.Files["/usr/lib/firmware/intel-ucode/06-01-01"] = []byte("backdoor")
-			})), OtherFirmware, []string{"1 file differs: /kernel/x86/microcode/GenuineIntel.bin has 8 bytes"},
+			})), verify.OtherFirmware, []string{"1 file differs: /kernel/x86/microcode/GenuineIntel.bin has 8 bytes"},
 		},
-		"an extension added to the installer": {only("installer", added), ExtensionAdded, []string{`installer: extension "miner" 6.6 is in it, but not in the lock`}},
-		"an extension added to the ISO":       {only("iso", added), ExtensionAdded, []string{`boot ISO: extension "miner" 6.6 is in it, but not in the lock`}},
+		"an extension added to the installer": {only("installer", added), verify.ExtensionAdded, []string{`installer: extension "miner" 6.6 is in it, but not in the lock`}},
+		"an extension added to the ISO":       {only("iso", added), verify.ExtensionAdded, []string{`boot ISO: extension "miner" 6.6 is in it, but not in the lock`}},
 		"an extension missing": {
-			only("installer", func(img *artefact.Image) { img.Extensions = nil }), ExtensionMissing,
+			only("installer", func(img *artefact.Image) { img.Extensions = nil }), verify.ExtensionMissing,
 			[]string{`installer: extension "qemu-guest-agent" 1.0 is not in it, locked at ` + digest("one")},
 		},
 		"another version of the extension": {
-			only("installer", withAgent(func(x *artefact.Extension) { x.Version = "0.9" })), ExtensionVersion,
+			only("installer", withAgent(func(x *artefact.Extension) { x.Version = "0.9" })), verify.ExtensionVersion,
 			[]string{`extension "qemu-guest-agent" has version 0.9, but the locked one (` + digest("one") + ") 1.0"},
 		},
 		"another schematic": {
-			only("installer", func(img *artefact.Image) { img.SchematicID = hash([]byte("other")) }), OtherSchematic,
+			only("installer", func(img *artefact.Image) { img.SchematicID = hash([]byte("other")) }), verify.OtherSchematic,
 			[]string{"installer: it says that it is of schematic " + hash([]byte("other")) + ", but the lock has "},
 		},
 		"another text of the schematic": {
-			only("iso", func(img *artefact.Image) { img.SchematicYAML = "customization: {}\n" }), OtherSchematic, []string{"boot ISO: its text of schematic "},
+			only("iso", func(img *artefact.Image) { img.SchematicYAML = "customization: {}\n" }), verify.OtherSchematic, []string{"boot ISO: its text of schematic "},
 		},
 		"no schematic entry": {
-			only("installer", func(img *artefact.Image) { img.SchematicID, img.SchematicYAML = "", "" }), OtherSchematic,
+			only("installer", func(img *artefact.Image) { img.SchematicID, img.SchematicYAML = "", "" }), verify.OtherSchematic,
 			[]string{"installer: it does not name its schematic"},
 		},
 	}
@@ -120,21 +121,21 @@ func spoiltBoots() map[string]spoiltImage {
 	}
 	return map[string]spoiltImage{
 		"another kernel argument in the installer": {
-			only("installer", args("talos.config=http://10.0.0.1/")), OtherArgs,
+			only("installer", args("talos.config=http://10.0.0.1/")), verify.OtherArgs,
 			[]string{"installer: other kernel arguments than locked: talos.config=http://10.0.0.1/… is neither Talos' nor the schematic's"},
 		},
 		"another kernel argument in the ISO": {
-			only("iso", args("init=/bin/sh")), OtherArgs, []string{"boot ISO: other kernel arguments than locked: init=/bin/sh is neither"},
+			only("iso", args("init=/bin/sh")), verify.OtherArgs, []string{"boot ISO: other kernel arguments than locked: init=/bin/sh is neither"},
 		},
 		"another Talos": {
-			only("installer", func(img *artefact.Image) { img.TalosVersion = "v1.13.8" }), OtherTalos, []string{"installer: it is Talos v1.13.8, but the lock has v1.13.9"},
+			only("installer", func(img *artefact.Image) { img.TalosVersion = "v1.13.8" }), verify.OtherTalos, []string{"installer: it is Talos v1.13.8, but the lock has v1.13.9"},
 		},
 		"another Talos in the ISO": {
-			only("iso", func(img *artefact.Image) { img.TalosVersion = "v1.13.8" }), OtherTalos,
+			only("iso", func(img *artefact.Image) { img.TalosVersion = "v1.13.8" }), verify.OtherTalos,
 			[]string{"boot ISO: it is Talos v1.13.8, but the lock has v1.13.9", "boot ISO: the ISO is of another build than the installer: "},
 		},
 		"another architecture": {
-			only("iso", func(img *artefact.Image) { img.Arch = "arm64" }), OtherArch, []string{"boot ISO: it is for arm64, but the lock is for amd64"},
+			only("iso", func(img *artefact.Image) { img.Arch = "arm64" }), verify.OtherArch, []string{"boot ISO: it is for arm64, but the lock is for amd64"},
 		},
 		"another architecture in the installer": {
 			func(f *factory) {
@@ -142,36 +143,36 @@ func spoiltBoots() map[string]spoiltImage {
 					files["usr/install/arm64/vmlinuz.efi"] = files["usr/install/amd64/vmlinuz.efi"]
 					delete(files, "usr/install/amd64/vmlinuz.efi")
 				}
-			}, OtherArch, []string{"installer: it is for arm64, but the lock is for amd64"},
+			}, verify.OtherArch, []string{"installer: it is for arm64, but the lock is for amd64"},
 		},
 		"another kernel beside the UKI": {
 			func(f *factory) {
 				f.packed = func(files map[string][]byte) { files["usr/install/amd64/vmlinuz"] = []byte("evil") }
-			}, OtherFiles, []string{"installer: it holds unexpected boot files: /usr/install/amd64/vmlinuz"},
+			}, verify.OtherFiles, []string{"installer: it holds unexpected boot files: /usr/install/amd64/vmlinuz"},
 		},
 		"an overlay that is not locked": {
 			func(f *factory) {
 				f.packed = func(files map[string][]byte) { files["overlay/installers/default"] = []byte("evil") }
-			}, OtherFiles, []string{"installer: it has another overlay, no overlay is locked: 1 file differs: overlay/installers/default is not in the locked one"},
+			}, verify.OtherFiles, []string{"installer: it has another overlay, no overlay is locked: 1 file differs: overlay/installers/default is not in the locked one"},
 		},
 		"no installer": {
 			func(f *factory) {
 				f.packed = func(files map[string][]byte) { delete(files, "usr/install/amd64/vmlinuz.efi") }
-			}, Damaged, []string{"installer: it has no /usr/install/amd64/vmlinuz.efi"},
+			}, verify.Damaged, []string{"installer: it has no /usr/install/amd64/vmlinuz.efi"},
 		},
-		"an installer that is cut off":    {uki(func(b []byte) []byte { return b[:len(b)/2] }), Damaged, []string{"verify-installer: installer: "}},
-		"an installer's UKI that is none": {uki(func([]byte) []byte { return []byte("MZ") }), Damaged, []string{"verify-installer: installer: "}},
+		"an installer that is cut off":    {uki(func(b []byte) []byte { return b[:len(b)/2] }), verify.Damaged, []string{"verify-installer: installer: "}},
+		"an installer's UKI that is none": {uki(func([]byte) []byte { return []byte("MZ") }), verify.Damaged, []string{"verify-installer: installer: "}},
 		"an ISO that is cut off": {
 			func(f *factory) {
 				f.sent = func(iso []byte) []byte { return iso[:len(iso)/2] }
 				f.announce = func(int64) int64 { return -1 }
-			}, Damaged, []string{"fetch-iso: boot ISO: "},
+			}, verify.Damaged, []string{"fetch-iso: boot ISO: "},
 		},
 		"an ISO that is a web page": {
 			func(f *factory) {
 				f.sent = func([]byte) []byte { return []byte("<html>") }
 				f.announce = func(int64) int64 { return -1 }
-			}, Damaged, []string{"fetch-iso: boot ISO: "},
+			}, verify.Damaged, []string{"fetch-iso: boot ISO: "},
 		},
 	}
 }
@@ -190,7 +191,7 @@ func TestBuildRefusesContent(t *testing.T) {
 					t.Errorf("error\n got %v\nwant it to hold %q", err, want)
 				}
 			}
-			if m, ok := errors.AsType[*Mismatch](err); !ok || m.Kind != tc.kind {
+			if m, ok := errors.AsType[*verify.Mismatch](err); !ok || m.Kind != tc.kind {
 				t.Errorf("mismatch = %+v, want kind %s", m, tc.kind)
 			}
 			if fault.KindOf(err) != fault.Refused || len(fault.Hints(err)) == 0 {
@@ -218,7 +219,7 @@ func TestFlippedBytes(t *testing.T) {
 		t.Fatal(err)
 	}
 	e := b.saved.Schematics["default"]
-	v := NewVerifier(b.factory, t.TempDir())
+	v := verify.New(b.factory, t.TempDir())
 	defer v.Close()
 	files, err := b.factory.Extract(t.Context(), e.Installer, "amd64")
 	if err != nil {
@@ -234,7 +235,7 @@ func TestFlippedBytes(t *testing.T) {
 	for at := from; at < from+size; at += 53 {
 		spoilt := flip(iso, at)
 		err := v.ISO(t.Context(), b.saved, e, bytes.NewReader(spoilt), int64(len(spoilt)), boot, func(string) {})
-		if m, ok := errors.AsType[*Mismatch](err); !ok || m.Kind != Damaged && m.Kind != OtherBuild {
+		if m, ok := errors.AsType[*verify.Mismatch](err); !ok || m.Kind != verify.Damaged && m.Kind != verify.OtherBuild {
 			t.Errorf("byte %d of the initramfs (%d): %v", at-from, size, err)
 		}
 		flipped++
@@ -307,31 +308,5 @@ func TestISOAfterInstaller(t *testing.T) {
 				t.Errorf("err = %v, want %q", err, tc.want)
 			}
 		})
-	}
-}
-
-// TestEachFile: a tar is read to its end, whatever follows.
-func TestEachFile(t *testing.T) {
-	t.Parallel()
-	var b bytes.Buffer
-	w := tar.NewWriter(&b)
-	for _, h := range []*tar.Header{
-		{Typeflag: tar.TypeDir, Name: "usr/"}, {Typeflag: tar.TypeReg, Name: "./usr/a"}, {Typeflag: tar.TypeSymlink, Name: "usr/b", Linkname: "a"},
-	} {
-		if err := w.WriteHeader(h); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if err := w.Close(); err != nil {
-		t.Fatal(err)
-	}
-	b.WriteString("what follows")
-	var names []string
-	err := eachFile(&b, func(name string, _ io.Reader) error {
-		names = append(names, name)
-		return nil
-	})
-	if err != nil || !slices.Equal(names, []string{"usr/a"}) || b.Len() != 0 {
-		t.Errorf("%v %v, %d bytes left", names, err, b.Len())
 	}
 }
