@@ -48,7 +48,7 @@ func TestStoreIsBounded(t *testing.T) {
 				return tc.free, nil
 			}
 			var body endless
-			_, err := c.store(&body, tc.announced, schematics.ISO{Name: "x.iso"}, nil)
+			_, err := c.store(&body, tc.announced, schematics.BootFile{Name: "x.iso"}, nil)
 			if fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), tc.want) || !strings.HasPrefix(strings.Join(fault.Hints(err), "; "), tc.hint) {
 				t.Errorf("error = %v (%v), %q", err, fault.KindOf(err), fault.Hints(err))
 			}
@@ -67,7 +67,7 @@ func TestStoreTakesTheLargest(t *testing.T) {
 	t.Parallel()
 	c := NewCache(t.TempDir())
 	c.largest = mib
-	iso, err := c.store(io.LimitReader(&endless{}, mib), mib, schematics.ISO{Name: "x.iso"}, nil)
+	iso, err := c.store(io.LimitReader(&endless{}, mib), mib, schematics.BootFile{Name: "x.iso"}, nil)
 	if err != nil || iso.SizeBytes != mib {
 		t.Errorf("stored %+v, %v", iso, err)
 	}

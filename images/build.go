@@ -31,9 +31,12 @@ type Builder struct {
 	// Mirror is the repository from which nodes pull installers; "": the factory's.
 	// An installer that is there may be gone from the factory.
 	Mirror string
-	// Published says where the ISO of a schematic is already published, so that it
-	// need not be fetched; "" if it is missing somewhere. May be nil: always fetch.
-	Published func(ctx context.Context, schematic string) (reason string, err error)
+	// Disk reports whether a schematic's disk image is wanted, too; nil: none is.
+	Disk func(schematic string) bool
+	// Published says where the ISO or the disk image of a schematic is already
+	// published, so that it need not be fetched; "" if it is missing somewhere. May be
+	// nil: always fetch.
+	Published func(ctx context.Context, of Artefact, schematic string) (reason string, err error)
 	// Note receives the progress of the step at a path below Step: "build/default/fetch-iso". May be nil.
 	Note func(path, text string)
 }
@@ -55,7 +58,7 @@ func (b Builder) Step() step.Step {
 func (b Builder) schematic(name string) step.Step {
 	return step.Step{
 		ID: name, Title: "build schematic " + name,
-		Skip: func(ctx context.Context) (string, error) { return b.haveBoth(ctx, name) },
+		Skip: func(ctx context.Context) (string, error) { return b.haveAll(ctx, name) },
 		Steps: func(context.Context) ([]step.Step, error) {
 			if b.ByImager.builds(name) {
 				return b.imagerSteps(name), nil
@@ -65,24 +68,36 @@ func (b Builder) schematic(name string) step.Step {
 	}
 }
 
-// haveBoth says where the lock's installer and ISO are, if both exist.
-func (b Builder) haveBoth(ctx context.Context, name string) (string, error) {
+// haveAll says where everything is that is wanted of a schematic, if all of it exists.
+func (b Builder) haveAll(ctx context.Context, name string) (string, error) {
 	installer, err := b.haveInstaller(ctx, name)
 	if err != nil || installer == "" {
 		return "", err
 	}
-	iso, err := b.haveISO(ctx, name)
-	if err != nil || iso == "" {
-		return "", err
+	have := []string{installer}
+	for _, a := range b.wanted(name) {
+		file, err := b.haveFile(ctx, a, name)
+		if err != nil || file == "" {
+			return "", err
+		}
+		have = append(have, file)
 	}
-	return installer + "; " + iso, nil
+	return strings.Join(have, "; "), nil
 }
 
-// factorySteps end with an installer and an ISO in the lock. Each is recorded after
+// wanted lists the files that are wanted of a schematic.
+func (b Builder) wanted(name string) []Artefact {
+	if b.Disk != nil && b.Disk(name) {
+		return []Artefact{BootISO, DiskImage}
+	}
+	return []Artefact{BootISO}
+}
+
+// factorySteps end with an installer, an ISO and, if wanted, a disk image in the lock. Each is recorded after
 // its content was verified.
 func (b Builder) factorySteps(name string) []step.Step {
-	var m sharedState
-	return []step.Step{
+	m := new(sharedState)
+	steps := []step.Step{
 		{
 			ID: "check-factory", Title: "compare the factory's extensions with the lock",
 			Do: func(ctx context.Context) error { return b.checkFactory(ctx, name) },
@@ -108,13 +123,21 @@ func (b Builder) factorySteps(name string) []step.Step {
 		{
 			ID: "verify-installer", Code: fault.ImageDiffers, Title: "compare what the installer holds with the lock",
 			Skip: func(ctx context.Context) (string, error) { return b.haveInstaller(ctx, name) },
-			Do:   func(ctx context.Context) error { return b.verifyInstaller(ctx, name, &m) },
+			Do:   func(ctx context.Context) error { return b.verifyInstaller(ctx, name, m) },
 		},
-		{
-			ID: "fetch-iso", Code: fault.ImageDiffers, Title: "fetch the boot ISO and compare what it holds with the lock",
-			Skip: func(ctx context.Context) (string, error) { return b.haveISO(ctx, name) },
-			Do:   func(ctx context.Context) error { return b.fetchISO(ctx, name, &m) },
-		},
+	}
+	for _, a := range b.wanted(name) {
+		steps = append(steps, b.fetchStep(a, name, m))
+	}
+	return steps
+}
+
+// fetchStep ends with the file in the lock, and in the cache or published.
+func (b Builder) fetchStep(a Artefact, name string, m *sharedState) step.Step {
+	return step.Step{
+		ID: "fetch-" + a.noun(), Code: fault.ImageDiffers, Title: fmt.Sprintf("fetch the %s and compare what it holds with the lock", a),
+		Skip: func(ctx context.Context) (string, error) { return b.haveFile(ctx, a, name) },
+		Do:   func(ctx context.Context) error { return b.fetch(ctx, a, name, m) },
 	}
 }
 
@@ -258,66 +281,88 @@ func (b Builder) installerBoot(ctx context.Context, lock schematics.Lock, e sche
 	return b.Verifier.Installer(ctx, lock, e, read, note)
 }
 
-// haveISO says where the ISO that the lock records is, cached or published.
-func (b Builder) haveISO(ctx context.Context, name string) (string, error) {
-	_, e, err := b.Ledger.entry(name)
-	if err != nil || e.ISO.SHA256 == "" {
-		return "", err
-	}
-	cached, found, err := b.Cache.look(e.ISO.Name)
+// haveFile says where the file that the lock records is, cached or published.
+func (b Builder) haveFile(ctx context.Context, a Artefact, name string) (string, error) {
+	lock, e, err := b.Ledger.entry(name)
 	if err != nil {
 		return "", err
 	}
-	if found && cached == e.ISO {
-		return e.ISO.Name + " is in the cache", nil
+	file := a.file(lock, e)
+	if file.SHA256 == "" {
+		return "", nil
+	}
+	cached, found, err := b.Cache.look(file.Name)
+	if err != nil {
+		return "", err
+	}
+	if found && cached == file {
+		return file.Name + " is in the cache", nil
 	}
 	if b.Published == nil {
 		return "", nil
 	}
-	return b.Published(ctx, name)
+	return b.Published(ctx, a, name)
 }
 
-// fetchISO records the ISO if it is what the lock describes.
-func (b Builder) fetchISO(ctx context.Context, name string, m *sharedState) error {
+// fetch records the file if it is what the lock describes.
+func (b Builder) fetch(ctx context.Context, a Artefact, name string, m *sharedState) error {
 	lock, e, err := b.Ledger.entry(name)
 	if err != nil {
 		return err
 	}
-	note := b.noteFor(name, "fetch-iso")
-	body, size, err := b.Factory.ISO(ctx, RequestOf(lock, e), note)
+	note := b.noteFor(name, "fetch-"+a.noun())
+	body, size, err := a.download(ctx, b.Factory, RequestOf(lock, e), note)
 	if err != nil {
-		return fmt.Errorf("fetch the boot ISO: %w", err)
+		return fmt.Errorf("fetch the %s: %w", a, err)
 	}
 	defer body.Close()
-	iso, err := b.Cache.store(&counted{Reader: body, tell: progress(size, note)}, size, schematics.ISO{Name: e.ISO.Name},
-		func(f *os.File, got schematics.ISO) error { return b.verifyISO(ctx, name, m, f, got, note) })
-	if err != nil || iso == e.ISO {
+	locked, diskBytes := a.file(lock, e), e.Disk.DiskBytes
+	got, err := b.Cache.store(&counted{Reader: body, tell: progress(size, note)}, size, schematics.BootFile{Name: locked.Name},
+		func(f *os.File, got schematics.BootFile) (err error) {
+			if got == locked { // these very bytes were verified before
+				return nil
+			}
+			diskBytes, err = b.verify(ctx, a, name, m, f, got, note)
+			return err
+		})
+	if err != nil || got == locked {
 		return err
 	}
-	if e.ISO.SHA256 != "" {
-		note(fmt.Sprintf("its content is as locked: its SHA-256 %s replaces %s in recast.lock", iso.SHA256, e.ISO.SHA256))
+	if locked.SHA256 != "" {
+		note(fmt.Sprintf("its content is as locked: its SHA-256 %s replaces %s in recast.lock", got.SHA256, locked.SHA256))
 	}
-	return b.Ledger.record(e.BuildID, func(e *schematics.Locked) { e.ISO = iso })
+	return b.Ledger.record(e.BuildID, func(e *schematics.Locked) {
+		if a == DiskImage {
+			e.Disk = schematics.Disk{BootFile: got, DiskBytes: diskBytes}
+			return
+		}
+		e.ISO = got
+	})
 }
 
-// verifyISO compares an ISO's content with the lock. The file whose checksum is
-// locked was verified before; another one was rebuilt by a factory, whose bytes
-// always differ.
-func (b Builder) verifyISO(ctx context.Context, name string, m *sharedState, f *os.File, got schematics.ISO, note func(string)) error {
+// verify compares a file's content with the lock. One with another checksum than the
+// locked was rebuilt by a factory, whose bytes always differ. diskBytes is the size of
+// the disk that a disk image describes.
+func (b Builder) verify(ctx context.Context, a Artefact, name string, m *sharedState, f *os.File, got schematics.BootFile, note func(string)) (diskBytes int64, err error) {
 	lock, e, err := b.Ledger.entry(name)
-	if err != nil || got == e.ISO {
-		return err
+	if err != nil {
+		return 0, err
 	}
 	if m.boot == (verify.Boot{}) { // the installer was verified in an earlier run
 		if m.boot, err = b.installerBoot(ctx, lock, e, e.Installer, note); err != nil {
-			return err
+			return 0, err
 		}
 	}
-	err = b.Verifier.ISO(ctx, lock, e, f, got.SizeBytes, m.boot, note)
-	if _, differs := errors.AsType[*verify.Mismatch](err); differs && e.ISO.SHA256 != "" {
-		return fmt.Errorf("the factory's ISO differs from the lock's (SHA-256 %s, locked is %s), and so does its content: %w", got.SHA256, e.ISO.SHA256, err)
+	if a == DiskImage {
+		diskBytes, err = b.Verifier.Disk(ctx, lock, e, f, got.SizeBytes, m.boot, note)
+	} else {
+		err = b.Verifier.ISO(ctx, lock, e, f, got.SizeBytes, m.boot, note)
 	}
-	return err
+	locked := a.file(lock, e).SHA256
+	if _, differs := errors.AsType[*verify.Mismatch](err); differs && locked != "" {
+		return 0, fmt.Errorf("the factory's %s differs from the lock's (SHA-256 %s, locked is %s), and so does its content: %w", a, got.SHA256, locked, err)
+	}
+	return diskBytes, err
 }
 
 // noteFor reports the progress of a step of a schematic.

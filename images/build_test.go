@@ -2,6 +2,7 @@ package images
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -193,7 +194,7 @@ func TestBuildTrustsPublished(t *testing.T) {
 	b.cache = NewCache(t.TempDir())
 	b.again(b.saved)
 	builder := b.builder()
-	builder.Published = b.pub.Published
+	builder.Published = func(ctx context.Context, _ Artefact, name string) (string, error) { return b.pub.Published(ctx, name) }
 	if err := errors.Join(b.run(t, builder.Step()), b.run(t, b.pub.Step())); err != nil {
 		t.Fatal(err)
 	}
@@ -237,11 +238,11 @@ func spoiltBuilds() map[string]spoiltBuild {
 				b.factory.sent = func([]byte) []byte { return nil }
 				b.factory.announce = func(int64) int64 { return -1 }
 			},
-			want: []string{"build/default/fetch-iso: the ISO that was sent is empty"},
+			want: []string{"build/default/fetch-iso: ", ".iso was sent without any content"},
 		},
 		"half an ISO": {
 			spoil: func(b *bench) { b.factory.sent = func(iso []byte) []byte { return iso[:len(iso)/2] } },
-			want:  []string{"build/default/fetch-iso: the ISO was cut off: "},
+			want:  []string{"build/default/fetch-iso: recast-", ".iso was cut off: "},
 		},
 		"a tag that was pushed again": {
 			built: true, spoil: rebuilt, kind: fault.Refused,
@@ -255,7 +256,7 @@ func spoiltBuilds() map[string]spoiltBuild {
 				b.again(b.saved)
 			},
 			want: []string{
-				"build/default/fetch-iso: the factory's ISO differs from the lock's (SHA-256 ", ", locked is ", "), and so does its content: ",
+				"build/default/fetch-iso: the factory's boot ISO differs from the lock's (SHA-256 ", ", locked is ", "), and so does its content: ",
 				`boot ISO: extension "qemu-guest-agent" 1.0 is not the locked one (` + digest("one"),
 			}, hint: "the factory built other content under this name, or someone pushed it. Restart the factory, or wait until it has the locked extensions. " +
 				"It serves an installer for ever once built: if it is still refused then, `recast lock --rebuild SCHEMATIC` builds the same content under another name",

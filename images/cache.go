@@ -20,10 +20,10 @@ import (
 	"github.com/recast-sh/recast/schematics"
 )
 
-// Cache is a directory of ISOs that were fetched and checked.
+// Cache is a directory of ISOs and disk images that were fetched and checked.
 type Cache struct {
 	dir     string
-	largest int64                           // bound for an ISO
+	largest int64                           // bound for a file
 	free    func(dir string) (int64, error) // bytes that may be written there
 
 	mu   sync.Mutex
@@ -37,41 +37,41 @@ func NewCache(dir string) *Cache {
 
 func (c *Cache) path(name string) string { return filepath.Join(c.dir, name) }
 
-// look returns the ISO of that name on disk; found is false if it does not exist. A
+// look returns the file of that name on disk; found is false if it does not exist. A
 // file is hashed again only after its size or time has changed.
-func (c *Cache) look(name string) (iso schematics.ISO, found bool, err error) {
+func (c *Cache) look(name string) (iso schematics.BootFile, found bool, err error) {
 	f, err := os.Open(c.path(name))
 	if errors.Is(err, fs.ErrNotExist) {
-		return schematics.ISO{}, false, nil
+		return schematics.BootFile{}, false, nil
 	}
 	if err != nil {
-		return schematics.ISO{}, false, fmt.Errorf("look into the ISO cache: %w", err)
+		return schematics.BootFile{}, false, fmt.Errorf("look into the image cache: %w", err)
 	}
 	defer f.Close()
 	info, err := f.Stat()
 	if err != nil {
-		return schematics.ISO{}, false, fmt.Errorf("look into the ISO cache: %w", err)
+		return schematics.BootFile{}, false, fmt.Errorf("look into the image cache: %w", err)
 	}
-	iso = schematics.ISO{Name: name, SizeBytes: info.Size()}
+	iso = schematics.BootFile{Name: name, SizeBytes: info.Size()}
 	var known bool
 	if iso.SHA256, known = c.known(name, info); known {
 		return iso, true, nil
 	}
 	sum := sha256.New()
 	if _, err := io.Copy(sum, f); err != nil {
-		return schematics.ISO{}, false, fmt.Errorf("read the cached ISO: %w", err)
+		return schematics.BootFile{}, false, fmt.Errorf("read a cached image: %w", err)
 	}
 	iso.SHA256 = hex.EncodeToString(sum.Sum(nil))
 	c.remember(name, info, iso.SHA256)
 	return iso, true, nil
 }
 
-// store streams an ISO into the cache and returns it. It keeps nothing unless the
-// ISO is complete, equals want where that is known, and passes check, which may be
+// store streams a file into the cache and returns it. It keeps nothing unless the
+// file is complete, equals want where that is known, and passes check, which may be
 // nil. announced is the size that the sender promised; -1 if unknown.
-func (c *Cache) store(body io.Reader, announced int64, want schematics.ISO, check func(f *os.File, got schematics.ISO) error) (iso schematics.ISO, err error) {
+func (c *Cache) store(body io.Reader, announced int64, want schematics.BootFile, check func(f *os.File, got schematics.BootFile) error) (iso schematics.BootFile, err error) {
 	if err := os.MkdirAll(c.dir, 0o700); err != nil {
-		return iso, fmt.Errorf("make the ISO cache: %w", err)
+		return iso, fmt.Errorf("make the image cache: %w", err)
 	}
 	c.sweep()
 	if err := c.checkSpace(want.Name, announced); err != nil {
@@ -79,7 +79,7 @@ func (c *Cache) store(body io.Reader, announced int64, want schematics.ISO, chec
 	}
 	f, err := os.CreateTemp(c.dir, partial(want.Name))
 	if err != nil {
-		return iso, fmt.Errorf("make a file in the ISO cache: %w", err)
+		return iso, fmt.Errorf("make a file in the image cache: %w", err)
 	}
 	defer func() {
 		if err != nil {
@@ -91,10 +91,10 @@ func (c *Cache) store(body io.Reader, announced int64, want schematics.ISO, chec
 		err = check(f, iso)
 	}
 	if err = errors.Join(err, f.Close()); err != nil {
-		return schematics.ISO{}, err
+		return schematics.BootFile{}, err
 	}
 	if err := os.Rename(f.Name(), c.path(want.Name)); err != nil {
-		return schematics.ISO{}, fmt.Errorf("keep the ISO: %w", err)
+		return schematics.BootFile{}, fmt.Errorf("keep %s: %w", want.Name, err)
 	}
 	if info, err := os.Stat(c.path(want.Name)); err == nil {
 		c.remember(want.Name, info, iso.SHA256)
@@ -118,36 +118,36 @@ func (c *Cache) checkSpace(name string, announced int64) error {
 	}
 	free, err := c.free(c.dir)
 	if err != nil {
-		return fmt.Errorf("check the free space for the ISO cache: %w", err)
+		return fmt.Errorf("check the free space for the image cache: %w", err)
 	}
 	if announced > free {
 		return fault.WithHint(fault.StorageFull.Refusedf("too little space in %s: %s needs %s, %s are free", c.dir, name, words.Size(announced), words.Size(free)),
-			"recast prune --only cache removes ISOs there that nothing needs")
+			"recast prune --only cache removes what nothing needs there")
 	}
 	return nil
 }
 
-// receive writes an ISO to a file and returns what came, if that is complete.
-func receive(f *os.File, body io.Reader, announced int64, want schematics.ISO) (schematics.ISO, error) {
+// receive writes a body to a file and returns what came, if that is complete.
+func receive(f *os.File, body io.Reader, announced int64, want schematics.BootFile) (schematics.BootFile, error) {
 	sum := sha256.New()
 	n, err := io.Copy(io.MultiWriter(f, sum), body)
 	if err = errors.Join(err, f.Sync()); err != nil {
-		return schematics.ISO{}, fmt.Errorf("receive %s: after %d bytes: %w", want.Name, n, err)
+		return schematics.BootFile{}, fmt.Errorf("receive %s: after %d bytes: %w", want.Name, n, err)
 	}
-	iso := schematics.ISO{Name: want.Name, SHA256: hex.EncodeToString(sum.Sum(nil)), SizeBytes: n}
+	iso := schematics.BootFile{Name: want.Name, SHA256: hex.EncodeToString(sum.Sum(nil)), SizeBytes: n}
 	return iso, checkReceived(iso, announced, want)
 }
 
 // checkReceived compares what was received with what was announced and with the lock.
-func checkReceived(got schematics.ISO, announced int64, want schematics.ISO) error {
+func checkReceived(got schematics.BootFile, announced int64, want schematics.BootFile) error {
 	switch {
 	case got.SizeBytes == 0:
-		return errors.New("the ISO that was sent is empty")
+		return fmt.Errorf("%s was sent without any content", want.Name)
 	case announced >= 0 && got.SizeBytes != announced:
-		return fmt.Errorf("the ISO was cut off: %d of %d bytes arrived", got.SizeBytes, announced)
+		return fmt.Errorf("%s was cut off: %d of %d bytes arrived", want.Name, got.SizeBytes, announced)
 	case want.SHA256 != "" && got.SHA256 != want.SHA256:
 		return fault.WithHint(
-			fault.ImageDiffers.Refusedf("the ISO that was sent has SHA-256 %s, but %s was asked for", got.SHA256, want.SHA256),
+			fault.ImageDiffers.Refusedf("%s was sent with SHA-256 %s, but %s was asked for", want.Name, got.SHA256, want.SHA256),
 			"it was damaged on the way, or someone changed it: run it again")
 	}
 	return nil
@@ -157,7 +157,7 @@ func (c *Cache) open(name string) (io.ReadCloser, error) { return os.Open(c.path
 
 func partial(name string) string { return "." + name + ".*.part" }
 
-// sweep removes what killed downloads of any ISO left long ago; younger files may
+// sweep removes what killed downloads left long ago; younger files may
 // belong to another process.
 func (c *Cache) sweep() {
 	left, err := filepath.Glob(c.path(partial("*")))

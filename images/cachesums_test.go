@@ -13,7 +13,7 @@ import (
 func TestCacheRemembersSums(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	iso, err := NewCache(dir).store(strings.NewReader("content"), -1, schematics.ISO{Name: "x.iso"}, nil)
+	iso, err := NewCache(dir).store(strings.NewReader("content"), -1, schematics.BootFile{Name: "x.iso"}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

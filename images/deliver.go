@@ -12,10 +12,10 @@ import (
 	"github.com/recast-sh/recast/schematics"
 )
 
-// Delivery says how ISOs get to their storages.
+// Delivery says how files get to their storages.
 type Delivery string
 
-// The deliveries. With Auto a host downloads the ISO if it may and can; otherwise it
+// The deliveries. With Auto a host downloads the file if it may and can; otherwise it
 // is uploaded.
 const (
 	Auto        Delivery = "auto"
@@ -23,11 +23,11 @@ const (
 	ByUpload    Delivery = "upload"
 )
 
-// way is how the ISO gets to one target.
+// way is how the file gets to one target.
 type way struct {
 	download bool
 	why      string // for people; "" if the configuration says so
-	cached   bool   // the ISO has to be in the cache
+	cached   bool   // the file has to be in the cache
 }
 
 // way chooses. A host downloads the lock's bytes: Proxmox compares the checksum
@@ -40,18 +40,18 @@ func (j job) way(ctx context.Context, t target) (way, error) {
 	why, err := j.noDownload(ctx, t)
 	switch {
 	case err != nil:
-		return way{}, fmt.Errorf("choose how %s gets to %s: %w", j.iso.Name, t, err)
+		return way{}, fmt.Errorf("choose how %s gets to %s: %w", j.file.Name, t, err)
 	case why == "":
 		return way{download: true, why: t.host + " fetches it from " + hostOf(j.url), cached: j.Delivery != DownloadURL}, nil
 	case j.Delivery == DownloadURL:
-		return way{}, fault.WithHint(fault.StorageUnusable.Refusedf("%s can't get to %s by download-url: %s", j.iso.Name, t, why),
+		return way{}, fault.WithHint(fault.StorageUnusable.Refusedf("%s can't get to %s by download-url: %s", j.file.Name, t, why),
 			"images.iso.delivery: auto uploads it in such a case")
 	}
 	upload.why = why
 	return upload, nil
 }
 
-// noDownload says why the host of a target cannot download the ISO; "" if it can.
+// noDownload says why the host of a target cannot download the file; "" if it can.
 func (j job) noDownload(ctx context.Context, t target) (string, error) {
 	switch {
 	case t.wrong:
@@ -59,15 +59,15 @@ func (j job) noDownload(ctx context.Context, t target) (string, error) {
 	case j.ByImager != nil && j.ByImager(j.schematic):
 		return BuiltByImager, nil
 	}
-	return NoDownload(ctx, j.Store, t.host, t.storage, j.url, j.iso)
+	return NoDownload(ctx, j.Store, t.host, t.storage, j.url, j.file)
 }
 
 // BuiltByImager is why such an ISO cannot be downloaded.
 const BuiltByImager = "the imager has built it, so no Image Factory has it"
 
-// NoDownload says why a host cannot download the factory's ISO to a storage; "" if
+// NoDownload says why a host cannot download the factory's file to a storage; "" if
 // it can.
-func NoDownload(ctx context.Context, r Reacher, host, storage, link string, iso schematics.ISO) (why string, err error) {
+func NoDownload(ctx context.Context, r Reacher, host, storage, link string, file schematics.BootFile) (why string, err error) {
 	why, err = r.MayDownload(ctx, host, storage)
 	if err != nil || why != "" {
 		return why, err
@@ -78,8 +78,8 @@ func NoDownload(ctx context.Context, r Reacher, host, storage, link string, iso 
 		return "", context.Cause(ctx)
 	case err != nil:
 		return fmt.Sprintf("%s cannot fetch %s: %v", host, link, err), nil
-	case reported != iso.SizeBytes:
-		return fmt.Sprintf("%s reports that %s has %d bytes, but the lock has %d", host, link, reported, iso.SizeBytes), nil
+	case reported != file.SizeBytes:
+		return fmt.Sprintf("%s reports that %s has %d bytes, but the lock has %d", host, link, reported, file.SizeBytes), nil
 	}
 	return "", nil
 }
@@ -92,13 +92,13 @@ func hostOf(link string) string {
 	return u.Hostname()
 }
 
-// deliver is the step that brings the ISO to a target.
+// deliver is the step that brings the file to a target.
 func (j job) deliver(t target, w way) step.Step {
 	s := step.Step{
-		ID: "upload-" + t.id(), Kind: "upload", Title: fmt.Sprintf("upload %s to %s", j.iso.Name, t),
+		ID: "upload-" + t.id(), Kind: "upload", Title: fmt.Sprintf("upload %s to %s", j.file.Name, t),
 		Skip: func(ctx context.Context) (string, error) {
 			sizeBytes, found, err := j.look(ctx, t)
-			if err != nil || !found || sizeBytes != j.iso.SizeBytes {
+			if err != nil || !found || sizeBytes != j.file.SizeBytes {
 				return "", err
 			}
 			return "it is on " + t.String(), nil
@@ -106,7 +106,7 @@ func (j job) deliver(t target, w way) step.Step {
 		Do: func(ctx context.Context) error { return j.upload(ctx, t, "upload-"+t.id()) },
 	}
 	if w.download {
-		s.ID, s.Kind, s.Title = "download-"+t.id(), "download", fmt.Sprintf("download %s to %s", j.iso.Name, t)
+		s.ID, s.Kind, s.Title = "download-"+t.id(), "download", fmt.Sprintf("download %s to %s", j.file.Name, t)
 		s.Do = func(ctx context.Context) error { return j.download(ctx, t, "download-"+t.id()) }
 	}
 	if t.wrong {
@@ -120,11 +120,11 @@ func (j job) deliver(t target, w way) step.Step {
 
 func (j job) note(id, text string) {
 	if j.Note != nil {
-		j.Note("publish/"+j.schematic+"/"+id, text)
+		j.Note(j.id()+"/"+j.schematic+"/"+id, text)
 	}
 }
 
-// upload sends the ISO from the cache. It replaces a file of that name, so it first
+// upload sends the file from the cache. It replaces a file of that name, so it first
 // checks whether anything uses one that has appeared meanwhile.
 func (j job) upload(ctx context.Context, t target, id string) error {
 	_, found, err := j.look(ctx, t)
@@ -135,9 +135,9 @@ func (j job) upload(ctx context.Context, t target, id string) error {
 		return err
 	}
 	err = j.Store.Upload(ctx, Upload{
-		Host: t.host, Storage: t.storage, Name: j.iso.Name, SizeBytes: j.iso.SizeBytes, SHA256: j.iso.SHA256,
-		Open:     func() (io.ReadCloser, error) { return j.Cache.open(j.iso.Name) },
-		Progress: progress(j.iso.SizeBytes, func(text string) { j.note(id, text) }),
+		Host: t.host, Storage: t.storage, Name: j.file.Name, SizeBytes: j.file.SizeBytes, SHA256: j.file.SHA256,
+		Open:     func() (io.ReadCloser, error) { return j.Cache.open(j.file.Name) },
+		Progress: progress(j.file.SizeBytes, func(text string) { j.note(id, text) }),
 	})
 	if err != nil {
 		return fmt.Errorf("upload to %s: %w", t, err)
@@ -146,7 +146,7 @@ func (j job) upload(ctx context.Context, t target, id string) error {
 	return nil
 }
 
-// download makes the host fetch the ISO, and uploads it if that fails and is
+// download makes the host fetch the file, and uploads it if that fails and is
 // allowed. What such a download stores later is the same file: Proxmox renames it to
 // its name only after it has compared the checksum.
 func (j job) download(ctx context.Context, t target, id string) error {
@@ -165,7 +165,7 @@ func (j job) download(ctx context.Context, t target, id string) error {
 
 func (j job) fetch(ctx context.Context, t target) error {
 	err := j.Store.Download(ctx, Download{
-		Host: t.host, Storage: t.storage, Name: j.iso.Name, URL: j.url, SizeBytes: j.iso.SizeBytes, SHA256: j.iso.SHA256,
+		Host: t.host, Storage: t.storage, Name: j.file.Name, URL: j.url, SizeBytes: j.file.SizeBytes, SHA256: j.file.SHA256,
 	})
 	if err != nil {
 		return fmt.Errorf("download to %s: %w", t, err)
@@ -187,7 +187,7 @@ func (j job) unverified(ctx context.Context) ([]target, error) {
 		}
 		why, err := j.Store.MayDownload(ctx, t.host, t.storage)
 		if err != nil {
-			return nil, fmt.Errorf("see whether %s can be checked on %s: %w", j.iso.Name, t, err)
+			return nil, fmt.Errorf("see whether %s can be checked on %s: %w", j.file.Name, t, err)
 		}
 		if why == "" {
 			open = append(open, t)
@@ -196,7 +196,7 @@ func (j job) unverified(ctx context.Context) ([]target, error) {
 	return open, nil
 }
 
-func (j job) key(t target) string { return t.id() + " " + j.iso.Name }
+func (j job) key(t target) string { return t.id() + " " + j.file.Name }
 
 // verify makes Proxmox compare an existing file, whoever stored it, with the lock:
 // download-url with a checksum does that and downloads nothing (pve-common,
@@ -204,7 +204,7 @@ func (j job) key(t target) string { return t.id() + " " + j.iso.Name }
 func (j job) verify(t target) step.Step {
 	id := "verify-" + t.id()
 	return step.Step{
-		ID: id, Kind: "verify", Title: fmt.Sprintf("compare the checksum of %s on %s", j.iso.Name, t),
+		ID: id, Kind: "verify", Title: fmt.Sprintf("compare the checksum of %s on %s", j.file.Name, t),
 		Do: func(ctx context.Context) error {
 			err := j.fetch(ctx, t)
 			switch {
@@ -223,14 +223,14 @@ func (j job) verify(t target) step.Step {
 	}
 }
 
-// replace uploads the ISO over a file of its name and size with other bytes.
+// replace uploads the file over one of its name and size with other bytes.
 func (j job) replace(ctx context.Context, t target, id string, differs error) error {
 	if err := j.mayReplace(ctx, t); err != nil {
 		return err
 	}
 	if j.Delivery == DownloadURL {
 		return fault.WithHint(fault.ISODiffers.Of(fault.As(fault.Refused, differs)), "download-url never replaces a file, and nothing uses this one: "+
-			"pvesm free %s:iso/%s on %s, or images.iso.delivery: auto", t.storage, j.iso.Name, t.host)
+			"pvesm free %s:%s/%s on %s, or images.iso.delivery: auto", t.storage, j.Of.content(), j.file.Name, t.host)
 	}
 	if err := j.checkCache(); err != nil {
 		return err

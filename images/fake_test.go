@@ -194,6 +194,15 @@ func (f *factory) ISO(_ context.Context, req ISORequest, _ func(string)) (io.Rea
 	return io.NopCloser(bytes.NewReader(f.sent(iso))), f.announce(int64(len(iso))), f.fail
 }
 
+func (f *factory) Disk(_ context.Context, req ISORequest, _ func(string)) (io.ReadCloser, int64, error) {
+	f.downloads++
+	b, err := artefact.DiskImage(f.image("disk", req.SchematicID, req.Talos, req.Arch, req.Platform), artefact.DiskForm{})
+	if err != nil {
+		panic(err)
+	}
+	return io.NopCloser(bytes.NewReader(f.sent(b))), f.announce(int64(len(b))), f.fail
+}
+
 func (f *factory) BuildInstaller(context.Context, ISORequest, func(string)) error { return f.fail }
 
 // Extract makes the factory a registry of the content of its installers and the extension images.
@@ -255,6 +264,10 @@ func (f *factory) ISOURL(req ISORequest) string {
 	return "https://factory.example/iso/" + req.SchematicID
 }
 
+func (f *factory) DiskURL(req ISORequest) string {
+	return "https://factory.example/disk/" + req.SchematicID
+}
+
 // Digest makes the factory a registry of installers.
 func (f *factory) Digest(_ context.Context, ref string) (string, bool, error) {
 	for id := range f.schematics {
@@ -309,7 +322,7 @@ func (b *bench) again(lock schematics.Lock) {
 }
 
 // iso is the published one.
-func (b *bench) iso() schematics.ISO { return b.saved.Schematics["default"].ISO }
+func (b *bench) iso() schematics.BootFile { return b.saved.Schematics["default"].ISO }
 
 func (b *bench) note(path, text string) { b.notes = append(b.notes, path+": "+text) }
 

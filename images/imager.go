@@ -42,7 +42,7 @@ func (i ImagerBuilder) builds(schematic string) bool { return i.Builds != nil &&
 func (b Builder) imagerSteps(name string) []step.Step {
 	return []step.Step{{
 		ID: "run-imager", Title: "have the imager build installer and boot ISO",
-		Skip: func(ctx context.Context) (string, error) { return b.haveBoth(ctx, name) },
+		Skip: func(ctx context.Context) (string, error) { return b.haveAll(ctx, name) },
 		Do: func(ctx context.Context) (err error) {
 			if err := b.imagerCan(name); err != nil {
 				return err
@@ -175,7 +175,7 @@ func (w *workspace) makeInstaller(ctx context.Context, lock schematics.Lock, e s
 
 // iso ensures that a boot ISO is in the cache and beside the installer, and records it.
 func (w *workspace) iso(ctx context.Context) error {
-	have, err := w.haveISO(ctx, w.name)
+	have, err := w.haveFile(ctx, BootISO, w.name)
 	if err != nil || have != "" {
 		return err
 	}
@@ -210,23 +210,25 @@ func (w *workspace) mirrored(e schematics.Locked) bool {
 
 // keptISO looks for the build's ISO beside its installer: the lock's, or any if none
 // is locked yet.
-func (w *workspace) keptISO(ctx context.Context, e schematics.Locked) (schematics.ISO, bool, error) {
+func (w *workspace) keptISO(ctx context.Context, e schematics.Locked) (schematics.BootFile, bool, error) {
 	if !w.mirrored(e) {
-		return schematics.ISO{}, false, nil
+		return schematics.BootFile{}, false, nil
 	}
 	list, err := w.ByImager.Archives.AttachedISOs(ctx, e.Installer)
 	if err != nil {
-		return schematics.ISO{}, false, fmt.Errorf("look for a boot ISO beside the installer: %w", err)
+		return schematics.BootFile{}, false, fmt.Errorf("look for a boot ISO beside the installer: %w", err)
 	}
-	list = slices.DeleteFunc(list, func(iso schematics.ISO) bool { return iso.Name != e.ISO.Name || e.ISO.SHA256 != "" && iso != e.ISO })
+	list = slices.DeleteFunc(list, func(iso schematics.BootFile) bool {
+		return iso.Name != e.ISO.Name || e.ISO.SHA256 != "" && iso != e.ISO
+	})
 	if len(list) == 0 {
-		return schematics.ISO{}, false, nil
+		return schematics.BootFile{}, false, nil
 	}
-	return slices.MinFunc(list, func(a, b schematics.ISO) int { return strings.Compare(a.SHA256, b.SHA256) }), true, nil
+	return slices.MinFunc(list, func(a, b schematics.BootFile) int { return strings.Compare(a.SHA256, b.SHA256) }), true, nil
 }
 
 // fetchISO fetches an ISO from the mirror. One whose checksum is recorded was verified before.
-func (w *workspace) fetchISO(ctx context.Context, lock schematics.Lock, e schematics.Locked, kept schematics.ISO) (schematics.ISO, error) {
+func (w *workspace) fetchISO(ctx context.Context, lock schematics.Lock, e schematics.Locked, kept schematics.BootFile) (schematics.BootFile, error) {
 	w.say("fetching %s from %s", kept.Name, w.Mirror)
 	body, err := w.ByImager.Archives.ISO(ctx, e.Installer, kept)
 	if err != nil {
@@ -242,26 +244,26 @@ func (w *workspace) fetchISO(ctx context.Context, lock schematics.Lock, e schema
 
 // makeISO builds the ISO. It is pushed to the mirror before it is recorded: only
 // then is a lock that names it of use to others.
-func (w *workspace) makeISO(ctx context.Context, lock schematics.Lock, e schematics.Locked) (schematics.ISO, error) {
+func (w *workspace) makeISO(ctx context.Context, lock schematics.Lock, e schematics.Locked) (schematics.BootFile, error) {
 	job, err := w.job(ctx, lock, e)
 	if err != nil {
-		return schematics.ISO{}, err
+		return schematics.BootFile{}, err
 	}
 	job.Output = OutputISO
 	file, err := w.ByImager.Imager.Build(ctx, w.dir, job, w.note)
 	if err != nil {
-		return schematics.ISO{}, fmt.Errorf("build the boot ISO: %w", err)
+		return schematics.BootFile{}, fmt.Errorf("build the boot ISO: %w", err)
 	}
 	f, err := os.Open(filepath.Join(w.dir, file))
 	if err != nil {
-		return schematics.ISO{}, err
+		return schematics.BootFile{}, err
 	}
 	defer f.Close()
 	info, err := f.Stat()
 	if err != nil {
-		return schematics.ISO{}, err
+		return schematics.BootFile{}, err
 	}
-	iso, err := w.keep(ctx, lock, e, f, schematics.ISO{Name: e.ISO.Name, SizeBytes: info.Size()})
+	iso, err := w.keep(ctx, lock, e, f, schematics.BootFile{Name: e.ISO.Name, SizeBytes: info.Size()})
 	if err != nil {
 		return iso, err
 	}
@@ -276,16 +278,16 @@ func (w *workspace) makeISO(ctx context.Context, lock schematics.Lock, e schemat
 }
 
 // keep verifies an ISO and stores it in the cache.
-func (w *workspace) keep(ctx context.Context, lock schematics.Lock, e schematics.Locked, body io.Reader, want schematics.ISO) (schematics.ISO, error) {
-	var check func(f *os.File, got schematics.ISO) error
+func (w *workspace) keep(ctx context.Context, lock schematics.Lock, e schematics.Locked, body io.Reader, want schematics.BootFile) (schematics.BootFile, error) {
+	var check func(f *os.File, got schematics.BootFile) error
 	if e.ISO.SHA256 == "" {
 		if w.boot == (verify.Boot{}) { // the installer was verified in an earlier run
 			var err error
 			if w.boot, err = w.installerBoot(ctx, lock, e, e.Installer, w.note); err != nil {
-				return schematics.ISO{}, err
+				return schematics.BootFile{}, err
 			}
 		}
-		check = func(f *os.File, got schematics.ISO) error {
+		check = func(f *os.File, got schematics.BootFile) error {
 			return w.Verifier.ISO(ctx, lock, e, f, got.SizeBytes, w.boot, w.note)
 		}
 	}

@@ -74,11 +74,11 @@ type Archives interface {
 	BuiltUpon(ctx context.Context, ref, base, arch string) error
 	// AttachISO puts a boot ISO beside its installer (by digest), where it can be
 	// found, copied and deleted with the installer. progress may be nil.
-	AttachISO(ctx context.Context, installer, file string, iso schematics.ISO, progress func(doneBytes int64)) error
+	AttachISO(ctx context.Context, installer, file string, iso schematics.BootFile, progress func(doneBytes int64)) error
 	// AttachedISOs lists what is beside an installer.
-	AttachedISOs(ctx context.Context, installer string) ([]schematics.ISO, error)
+	AttachedISOs(ctx context.Context, installer string) ([]schematics.BootFile, error)
 	// ISO streams one of them, checked against its checksum. The caller closes it.
-	ISO(ctx context.Context, installer string, iso schematics.ISO) (io.ReadCloser, error)
+	ISO(ctx context.Context, installer string, iso schematics.BootFile) (io.ReadCloser, error)
 }
 
 // ArchivePush is an image in a tarball to push to a registry.

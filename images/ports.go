@@ -31,6 +31,8 @@ type Factory interface {
 	// caller closes it. sizeBytes is -1 if unknown. note, which may be nil, receives
 	// the duration of the build so far and every retry.
 	ISO(ctx context.Context, req ISORequest, note func(text string)) (body io.ReadCloser, sizeBytes int64, err error)
+	// Disk is ISO for a disk image in the format qcow2.
+	Disk(ctx context.Context, req ISORequest, note func(text string)) (body io.ReadCloser, sizeBytes int64, err error)
 	// SigningKey is the public key (PEM) with which the factory says it signs
 	// installers; nil if it has none.
 	SigningKey(ctx context.Context) (pem []byte, err error)
@@ -40,8 +42,13 @@ type Factory interface {
 	// InstallerRepository is where the factory serves installers of a schematic,
 	// as a node pulls them: "factory.talos.dev/nocloud-installer/<id>".
 	InstallerRepository(req ISORequest) string
-	// ISOURL is where anyone can download that boot ISO.
+	URLs
+}
+
+// URLs are where anyone can download what a factory builds.
+type URLs interface {
 	ISOURL(req ISORequest) string
+	DiskURL(req ISORequest) string
 }
 
 // Registrar keeps the factory's schematics.
@@ -101,31 +108,19 @@ type Copier interface {
 	Tag(ctx context.Context, ref, tag string) error
 }
 
-// Store is where Proxmox keeps ISOs.
+// Store is where Proxmox keeps ISOs, and disk images as content "import", for the
+// machines that boot them instead of an ISO.
 type Store interface {
 	Users
 	Downloader
-	// Storage reads a storage as that host sees it. ErrNoStorage if the host has none of that name.
-	Storage(ctx context.Context, host, storage string) (StorageInfo, error)
+	Storages
 	// ISO looks for an ISO by its file name. found is false only if the storage definitely has none.
 	ISO(ctx context.Context, host, storage, name string) (sizeBytes int64, found bool, err error)
-	// Upload streams an ISO to a storage and returns when Proxmox has checked and
+	// DiskImage is ISO for a disk image, whose name ends in .qcow2.
+	DiskImage(ctx context.Context, host, storage, name string) (sizeBytes int64, found bool, err error)
+	// Upload streams a file to a storage and returns when Proxmox has checked and
 	// stored it, not when it has received it. It replaces a file of that name.
 	Upload(ctx context.Context, u Upload) error
-}
-
-// DiskStore is where Proxmox keeps disk images, as content "import": for the machines
-// that boot them instead of an ISO. Upload and Download of Store, and DeleteISO of
-// Shelf, take them by their names, which end in .qcow2.
-type DiskStore interface {
-	// DiskImage looks for a disk image by its file name. found is false only if the
-	// storage definitely has none.
-	DiskImage(ctx context.Context, host, storage, name string) (sizeBytes int64, found bool, err error)
-	// DiskImages lists the disk images on a storage as that host sees it.
-	DiskImages(ctx context.Context, host, storage string) ([]StoredISO, error)
-	// MayImport says why the token may not make disks of a VM from disk images on a
-	// storage; "" if it may.
-	MayImport(ctx context.Context, host, storage string) (why string, err error)
 }
 
 // Users knows what refers to files.
@@ -143,6 +138,13 @@ type Reacher interface {
 	URLSize(ctx context.Context, host, url string) (sizeBytes int64, err error)
 }
 
+// Importer knows what the token may make disks of VMs from.
+type Importer interface {
+	// MayImport says why the token may not make disks of a VM from disk images on a
+	// storage; "" if it may.
+	MayImport(ctx context.Context, host, storage string) (why string, err error)
+}
+
 // Downloader makes Proxmox download files.
 type Downloader interface {
 	Reacher
@@ -156,11 +158,11 @@ type Downloader interface {
 type StorageInfo struct {
 	Active    bool     // enabled and reachable from the host
 	Shared    bool     // every host sees the same content
-	Content   []string // "iso", "images", …
+	Content   []string // "iso", "import", "images", …
 	FreeBytes int64
 }
 
-// Upload is an ISO to be stored.
+// Upload is an ISO or a disk image to be stored.
 type Upload struct {
 	Host      string // receives and spools the upload
 	Storage   string
@@ -171,7 +173,7 @@ type Upload struct {
 	Progress  func(sentBytes int64)         // may be nil
 }
 
-// Download is an ISO for Proxmox to download.
+// Download is an ISO or a disk image for Proxmox to download.
 type Download struct {
 	Host      string // downloads it
 	Storage   string

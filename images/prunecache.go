@@ -13,12 +13,12 @@ import (
 	"github.com/recast-sh/recast/internal/step"
 )
 
-// CachedFile is a file of ours in the ISO cache, or a directory for verifying one.
+// CachedFile is a file of ours in the image cache, or a directory for verifying one.
 type CachedFile struct {
 	Name      string    `json:"name"`
 	SizeBytes int64     `json:"sizeBytes"`
 	Changed   time.Time `json:"changed"`
-	Partial   bool      `json:"partial,omitempty"` // not an ISO: a build's temporary file, perhaps of a killed one
+	Partial   bool      `json:"partial,omitempty"` // no image: a build's temporary file, perhaps of a killed one
 }
 
 func (f CachedFile) String() string { return f.Name + " in the cache" }
@@ -26,7 +26,7 @@ func (f CachedFile) String() string { return f.Name + " in the cache" }
 // The names of temporary files of Cache and Verifier: os.CreateTemp and os.MkdirTemp
 // put digits for a "*".
 var (
-	ourPartial = regexp.MustCompile(`^\.(.+\.iso)\.\d+\.part$`)
+	ourPartial = regexp.MustCompile(`^\.(.+\.(?:iso|qcow2))\.\d+\.part$`)
 	ourScratch = regexp.MustCompile(`^\.verify-\d+$`)
 )
 
@@ -38,12 +38,12 @@ func (c *Cache) Files() ([]CachedFile, error) {
 		return nil, nil
 	}
 	if err != nil {
-		return nil, fmt.Errorf("list the ISO cache: %w", err)
+		return nil, fmt.Errorf("list the image cache: %w", err)
 	}
 	defer root.Close()
 	entries, err := fs.ReadDir(root.FS(), ".")
 	if err != nil {
-		return nil, fmt.Errorf("list the ISO cache: %w", err)
+		return nil, fmt.Errorf("list the image cache: %w", err)
 	}
 	var files []CachedFile
 	for _, e := range entries {
@@ -56,7 +56,7 @@ func (c *Cache) Files() ([]CachedFile, error) {
 			continue // deleted meanwhile
 		}
 		if err != nil {
-			return nil, fmt.Errorf("list the ISO cache: %w", err)
+			return nil, fmt.Errorf("list the image cache: %w", err)
 		}
 		files = append(files, CachedFile{Name: e.Name(), SizeBytes: sizeBelow(root.FS(), e.Name()), Changed: info.ModTime(), Partial: partial})
 	}
@@ -151,7 +151,7 @@ func (p CachePruner) remove(v *CacheVerdict) step.Step {
 func (c *Cache) remove(f CachedFile) error {
 	root, err := os.OpenRoot(c.dir)
 	if err != nil {
-		return fmt.Errorf("open the ISO cache: %w", err)
+		return fmt.Errorf("open the image cache: %w", err)
 	}
 	defer root.Close()
 	info, err := root.Lstat(f.Name)

@@ -13,20 +13,21 @@ import (
 	"github.com/recast-sh/recast/internal/step"
 )
 
-// Shelf finds and removes ISOs that are no longer needed.
+// Shelf finds and removes ISOs and disk images that are no longer needed.
 type Shelf interface {
 	Users
 	// Nodes lists the nodes of the Proxmox cluster, online and offline.
 	Nodes(ctx context.Context) (online, offline []string, err error)
-	// Storage reads a storage as that host sees it. ErrNoStorage if the host has none of that name.
-	Storage(ctx context.Context, host, storage string) (StorageInfo, error)
+	Storages
 	// ISOs lists the ISOs on a storage as that host sees it.
 	ISOs(ctx context.Context, host, storage string) ([]StoredISO, error)
-	// DeleteISO removes an ISO, even if something uses it. A missing one is not an error.
+	// DiskImages lists the disk images on a storage as that host sees it.
+	DiskImages(ctx context.Context, host, storage string) ([]StoredISO, error)
+	// DeleteISO removes an ISO or a disk image, even if something uses it. A missing one is not an error.
 	DeleteISO(ctx context.Context, iso StoredISO) error
 }
 
-// StoredISO is an ISO on a storage.
+// StoredISO is an ISO, or a disk image, on a storage: its name tells which.
 type StoredISO struct {
 	Host      string    `json:"host"` // of a shared storage: any host that sees it
 	Storage   string    `json:"storage"`
@@ -38,16 +39,24 @@ type StoredISO struct {
 
 func (i StoredISO) String() string { return i.Name + " on " + i.target().String() }
 
+// of is what it is. Shelf lists each kind on its own.
+func (i StoredISO) of() Artefact {
+	if strings.HasSuffix(i.Name, ".qcow2") {
+		return DiskImage
+	}
+	return BootISO
+}
+
 func (i StoredISO) target() target {
 	return target{host: i.Host, storage: i.Storage, info: StorageInfo{Shared: i.Shared}}
 }
 
-// ourISO matches Publisher's names of ISOs; its group is the beginning of the build ID.
-var ourISO = regexp.MustCompile(`^recast-v\d+\.\d+\.\d+(?:-[0-9A-Za-z.-]+)?-([0-9a-f]{12})-(?:nocloud|metal)-(?:amd64|arm64)\.iso$`)
+// ourISO matches Publisher's names of ISOs and disk images; its group is the beginning of the build ID.
+var ourISO = regexp.MustCompile(`^recast-v\d+\.\d+\.\d+(?:-[0-9A-Za-z.-]+)?-([0-9a-f]{12})-(?:nocloud|metal)-(?:amd64|arm64)\.(?:iso|qcow2)$`)
 
-// ListISOs lists the ISOs with our names on those storages, on every online host,
-// sorted; unseen describes where it could not look.
-func ListISOs(ctx context.Context, shelf Shelf, storages []string) (isos []StoredISO, unseen []string, err error) {
+// ListISOs lists the ISOs, or the disk images, with our names on those storages, on every
+// online host, sorted; unseen describes where it could not look.
+func ListISOs(ctx context.Context, shelf Shelf, of Artefact, storages []string) (isos []StoredISO, unseen []string, err error) {
 	online, offline, err := shelf.Nodes(ctx)
 	if err != nil {
 		return nil, nil, fmt.Errorf("list the Proxmox nodes: %w", err)
@@ -57,7 +66,7 @@ func ListISOs(ctx context.Context, shelf Shelf, storages []string) (isos []Store
 	}
 	var errs []error
 	for _, storage := range storages {
-		on, missed, err := listStorage(ctx, shelf, storage, online)
+		on, missed, err := listStorage(ctx, shelf, of, storage, online)
 		errs = append(errs, err)
 		isos, unseen = append(isos, on...), append(unseen, missed...)
 	}
@@ -68,7 +77,7 @@ func ListISOs(ctx context.Context, shelf Shelf, storages []string) (isos []Store
 func (i StoredISO) order() string { return i.Storage + " " + i.Host + " " + i.Name }
 
 // listStorage looks at a shared storage once, at a local one on each host that has it.
-func listStorage(ctx context.Context, shelf Shelf, storage string, hosts []string) (isos []StoredISO, unseen []string, err error) {
+func listStorage(ctx context.Context, shelf Shelf, of Artefact, storage string, hosts []string) (isos []StoredISO, unseen []string, err error) {
 	for _, host := range hosts {
 		info, err := shelf.Storage(ctx, host, storage)
 		if errors.Is(err, ErrNoStorage) {
@@ -81,9 +90,14 @@ func listStorage(ctx context.Context, shelf Shelf, storage string, hosts []strin
 			unseen = append(unseen, fmt.Sprintf("storage %s is not active on %s: it was not checked there", storage, host))
 			continue
 		}
-		all, err := shelf.ISOs(ctx, host, storage)
+		// Proxmox before 8.3 refuses to list a type of content that it does not know.
+		if of == DiskImage && !slices.Contains(info.Content, of.content()) {
+			unseen = append(unseen, fmt.Sprintf("storage %s does not have the content type %s on %s: it was not checked for %s there", storage, of.content(), host, of.plural()))
+			continue
+		}
+		all, err := of.list(ctx, shelf, host, storage)
 		if err != nil {
-			return nil, nil, fmt.Errorf("list ISOs on storage %q on %s: %w", storage, host, err)
+			return nil, nil, fmt.Errorf("list %s on storage %q on %s: %w", of.plural(), storage, host, err)
 		}
 		for _, iso := range all {
 			if ourISO.MatchString(iso.Name) {
@@ -98,7 +112,7 @@ func listStorage(ctx context.Context, shelf Shelf, storage string, hosts []strin
 	return isos, unseen, nil
 }
 
-// Needed says which ISOs have to stay although no VM has them in a drive.
+// Needed says which ISOs and disk images have to stay although no VM has them in a drive.
 type Needed struct {
 	Names  map[string]string // file name → why: "recast.lock has it"
 	Builds map[string]string // build ID → why: "wk1 runs it"
@@ -119,14 +133,14 @@ func (n Needed) why(name, short string) []string {
 	return append(why, builds...)
 }
 
-// Verdict is the decision about an ISO.
+// Verdict is the decision about an ISO or a disk image.
 type Verdict struct {
 	StoredISO
 	Keep    []string `json:"keep,omitempty"` // why it stays; none: it can go
 	Removed bool     `json:"removed"`        // it no longer exists
 }
 
-// JudgeISOs decides for each ISO whether it can go: nothing refers to it, nothing
+// JudgeISOs decides for each file whether it can go: nothing refers to it, nothing
 // needs it, and it is older than olderThan. The age protects what other Talos
 // clusters, with their own locks, have just put onto a shared storage.
 func JudgeISOs(isos []StoredISO, uses []Use, need Needed, olderThan time.Duration, now time.Time) []Verdict {
@@ -168,7 +182,7 @@ func shortDuration(d time.Duration) string {
 	return text
 }
 
-// Pruner removes the ISOs that can go.
+// Pruner removes the ISOs and disk images that can go.
 type Pruner struct {
 	Shelf    Shelf
 	Verdicts []Verdict // removed ones are marked
@@ -176,7 +190,7 @@ type Pruner struct {
 	Guard func(ctx context.Context) error
 }
 
-// Steps returns one step for each ISO that has no reason to stay.
+// Steps returns one step for each file that has no reason to stay.
 func (p Pruner) Steps() []step.Step {
 	return removals(p.Verdicts, func(v Verdict) []string { return v.Keep }, p.remove)
 }
@@ -196,7 +210,7 @@ func (p Pruner) remove(v *Verdict) step.Step {
 	return step.Step{
 		ID: "delete-" + v.target().id() + "-" + v.Name, Kind: "delete-iso", Title: "delete " + v.String(), Risk: step.Destructive,
 		Skip: func(ctx context.Context) (string, error) {
-			isos, err := p.Shelf.ISOs(ctx, v.Host, v.Storage)
+			isos, err := v.of().list(ctx, p.Shelf, v.Host, v.Storage)
 			if err != nil || slices.ContainsFunc(isos, func(i StoredISO) bool { return i.Name == v.Name }) {
 				return "", err
 			}

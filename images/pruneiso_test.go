@@ -108,7 +108,7 @@ func TestListISOs(t *testing.T) {
 	delete(s.storages, "pve1/local")
 	s.storages["pve3/local"] = &storage{StorageInfo: StorageInfo{Content: []string{"iso"}}}
 	s.offline = []string{"pve4"}
-	got, unseen, err := ListISOs(t.Context(), s, []string{"cephfs", "local"})
+	got, unseen, err := ListISOs(t.Context(), s, BootISO, []string{"cephfs", "local"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -127,7 +127,7 @@ func TestListISOs(t *testing.T) {
 		t.Errorf("unseen (-want +got):\n%s", diff)
 	}
 	s.fail = errors.New("500")
-	if _, _, err := ListISOs(t.Context(), s, []string{"cephfs"}); !errors.Is(err, s.fail) {
+	if _, _, err := ListISOs(t.Context(), s, BootISO, []string{"cephfs"}); !errors.Is(err, s.fail) {
 		t.Errorf("error is %v", err)
 	}
 }
@@ -160,7 +160,7 @@ func TestPruner(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			s := shelf()
-			isos, _, err := ListISOs(t.Context(), s, []string{"cephfs", "local"})
+			isos, _, err := ListISOs(t.Context(), s, BootISO, []string{"cephfs", "local"})
 			if err != nil {
 				t.Fatal(err)
 			}

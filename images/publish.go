@@ -12,33 +12,35 @@ import (
 	"github.com/recast-sh/recast/schematics"
 )
 
-// Publisher puts the boot ISOs of a lock onto Proxmox storage.
+// Publisher puts the boot ISOs, or the disk images, of a lock onto Proxmox storage.
 //
-// An existing ISO with its name and size counts as published: the name holds the
+// An existing file with its name and size counts as published: the name holds the
 // build ID. If the token may make a host download files, Proxmox compares the
 // checksum as well, once per run.
 type Publisher struct {
+	Of       Artefact
 	Store    Store
-	Factory  interface{ ISOURL(req ISORequest) string } // from where Proxmox can download ISOs
+	Factory  URLs // from where Proxmox can download files
 	Cache    *Cache
 	Ledger   *Ledger
-	Storages []string            // every one gets the ISO
-	Hosts    map[string][]string // schematic → the hosts whose VMs boot its ISO; without any it is not published
+	Storages []string            // every one gets the file
+	Hosts    map[string][]string // schematic → the hosts whose VMs boot its file; without any it is not published
 	Delivery Delivery
-	// ByImager reports whether the imager built a schematic's ISO, which then has no
+	// ByImager reports whether the imager built a schematic's file, which then has no
 	// URL; nil: none.
 	ByImager func(schematic string) bool
-	// Note receives the progress of the step at a path below Step: "publish/default/upload-cephfs". May be nil.
+	// Note receives the progress of the step at a path below Step: "publish/default/upload-cephfs",
+	// for disk images "publish-disks/default/upload-cephfs". May be nil.
 	Note func(path, text string)
 
-	verified map[string]bool // target and ISO → Proxmox has compared its checksum in this run, or cannot
+	verified map[string]bool // target and file → Proxmox has compared its checksum in this run, or cannot
 }
 
-// Step is a tree that ends with every ISO on every storage that needs it. Run it after the Builder's.
+// Step is a tree that ends with every file on every storage that needs it. Run it after the Builder's.
 func (p Publisher) Step() step.Step {
 	p.verified = map[string]bool{}
 	return step.Step{
-		ID: "publish", Title: "publish boot ISOs",
+		ID: p.id(), Title: "publish " + p.Of.plural(),
 		Steps: func(context.Context) ([]step.Step, error) {
 			var steps []step.Step
 			for _, name := range p.Ledger.Lock().Names() {
@@ -51,7 +53,14 @@ func (p Publisher) Step() step.Step {
 	}
 }
 
-// Published says where the ISO of a schematic is; "" if it was not built yet or is
+func (p Publisher) id() string {
+	if p.Of == DiskImage {
+		return "publish-disks"
+	}
+	return "publish"
+}
+
+// Published says where the file of a schematic is; "" if it was not built yet or is
 // missing somewhere.
 func (p Publisher) Published(ctx context.Context, name string) (string, error) {
 	j, err := p.job(ctx, name)
@@ -65,17 +74,17 @@ func (j job) published() string {
 	if len(j.present) == 0 || len(j.missing) > 0 {
 		return ""
 	}
-	return j.iso.Name + " is on " + describeTargets(j.present)
+	return j.file.Name + " is on " + describeTargets(j.present)
 }
 
 // job is the work for one schematic.
 type job struct {
 	Publisher
 	schematic string
-	iso       schematics.ISO
+	file      schematics.BootFile
 	url       string
 	present   []target
-	missing   []target // or with a file of another size under the ISO's name
+	missing   []target // or with a file of another size under its name
 }
 
 // job looks at every target of a schematic that was built; an unbuilt one has none.
@@ -84,11 +93,11 @@ func (p Publisher) job(ctx context.Context, name string) (job, error) {
 	if err != nil {
 		return job{}, err
 	}
-	j := job{Publisher: p, schematic: name, iso: e.ISO, url: p.Factory.ISOURL(RequestOf(lock, e))}
-	if e.ISO.SHA256 == "" || len(p.Hosts[name]) == 0 {
+	j := job{Publisher: p, schematic: name, file: p.Of.file(lock, e), url: p.Of.url(p.Factory, RequestOf(lock, e))}
+	if j.file.SHA256 == "" || len(p.Hosts[name]) == 0 {
 		return j, nil
 	}
-	all, err := targets(ctx, p.Store, p.Storages, p.Hosts[name])
+	all, err := targets(ctx, p.Store, p.Of, p.Storages, p.Hosts[name])
 	if err != nil {
 		return j, err
 	}
@@ -98,7 +107,7 @@ func (p Publisher) job(ctx context.Context, name string) (job, error) {
 		switch {
 		case err != nil:
 			errs = append(errs, err)
-		case found && sizeBytes == j.iso.SizeBytes:
+		case found && sizeBytes == j.file.SizeBytes:
 			j.present = append(j.present, t)
 		default:
 			t.wrong = found
@@ -110,14 +119,14 @@ func (p Publisher) job(ctx context.Context, name string) (job, error) {
 
 func (p Publisher) schematic(name string) step.Step {
 	return step.Step{
-		ID: name, Title: "publish the ISO of schematic " + name,
+		ID: name, Title: fmt.Sprintf("publish the %s of schematic %s", p.Of, name),
 		Skip: func(ctx context.Context) (string, error) { return p.done(ctx, name) },
 		Steps: func(ctx context.Context) ([]step.Step, error) {
 			j, err := p.job(ctx, name)
 			if err != nil {
 				return nil, err
 			}
-			if j.iso.SHA256 == "" {
+			if j.file.SHA256 == "" {
 				return nil, fault.WithHint(fault.LockStale.Configf("schematic %q is not built yet", name), "run `recast build`")
 			}
 			return j.steps(ctx)
@@ -125,7 +134,7 @@ func (p Publisher) schematic(name string) step.Step {
 	}
 }
 
-// done is Published for an ISO whose checksums were compared wherever possible.
+// done is Published for a file whose checksums were compared wherever possible.
 func (p Publisher) done(ctx context.Context, name string) (string, error) {
 	j, err := p.job(ctx, name)
 	if err != nil || j.published() == "" {
@@ -156,7 +165,7 @@ func (j job) steps(ctx context.Context) ([]step.Step, error) {
 		}
 	}
 	steps = append(steps, step.Step{
-		ID: "check-storages", Title: "check the space for " + j.iso.Name,
+		ID: "check-storages", Title: "check the space for " + j.file.Name,
 		Do: func(ctx context.Context) error { return j.check(ctx, ways) },
 	})
 	for i, t := range j.missing {
@@ -165,11 +174,11 @@ func (j job) steps(ctx context.Context) ([]step.Step, error) {
 	return steps, nil
 }
 
-// look reports whether a file of the ISO's name is on the target, and its size.
+// look reports whether a file of that name is on the target, and its size.
 func (j job) look(ctx context.Context, t target) (sizeBytes int64, found bool, err error) {
-	sizeBytes, found, err = j.Store.ISO(ctx, t.host, t.storage, j.iso.Name)
+	sizeBytes, found, err = j.Of.stored(ctx, j.Store, t.host, t.storage, j.file.Name)
 	if err != nil {
-		return 0, false, fmt.Errorf("look for %s on %s: %w", j.iso.Name, t, err)
+		return 0, false, fmt.Errorf("look for %s on %s: %w", j.file.Name, t, err)
 	}
 	return sizeBytes, found, nil
 }
@@ -181,10 +190,10 @@ func (j job) check(ctx context.Context, ways []way) error {
 		errs = append(errs, j.checkCache())
 	}
 	for _, t := range j.missing {
-		if t.info.FreeBytes < j.iso.SizeBytes {
+		if t.info.FreeBytes < j.file.SizeBytes {
 			errs = append(errs, fault.WithHint(
-				fault.StorageFull.Refusedf("too little space on %s: %s needs %d bytes, %d are free", t, j.iso.Name, j.iso.SizeBytes, t.info.FreeBytes),
-				"recast prune removes ISOs of ours that nothing uses; or name another storage in images.iso.storage"))
+				fault.StorageFull.Refusedf("too little space on %s: %s needs %d bytes, %d are free", t, j.file.Name, j.file.SizeBytes, t.info.FreeBytes),
+				"recast prune removes %s of ours that nothing uses; or name another storage in %s", j.Of.plural(), j.Of.setting()))
 		}
 		if t.wrong {
 			errs = append(errs, j.mayReplace(ctx, t))
@@ -194,12 +203,12 @@ func (j job) check(ctx context.Context, ways []way) error {
 }
 
 func (j job) checkCache() error {
-	cached, found, err := j.Cache.look(j.iso.Name)
+	cached, found, err := j.Cache.look(j.file.Name)
 	if err != nil {
 		return err
 	}
-	if !found || cached != j.iso {
-		return fault.WithHint(fault.LockStale.Configf("%s is not in the cache as the lock has it", j.iso.Name), "run `recast build`")
+	if !found || cached != j.file {
+		return fault.WithHint(fault.LockStale.Configf("%s is not in the cache as the lock has it", j.file.Name), "run `recast build`")
 	}
 	return nil
 }
@@ -210,14 +219,14 @@ func (j job) checkCache() error {
 func (j job) mayReplace(ctx context.Context, t target) error {
 	uses, err := j.Store.Uses(ctx)
 	if err != nil {
-		return fmt.Errorf("%s is on %s with other content than the lock has, and may only be replaced if nothing uses it: %w", j.iso.Name, t, err)
+		return fmt.Errorf("%s is on %s with other content than the lock has, and may only be replaced if nothing uses it: %w", j.file.Name, t, err)
 	}
-	by := usersOf(uses, j.iso.Name)
+	by := usersOf(uses, j.file.Name)
 	if len(by) == 0 {
 		return nil
 	}
 	return fault.WithHint(
-		fault.ISODiffers.Refusedf("%s on %s has other content than the lock has, and is in use by %s: it is not overwritten", j.iso.Name, t, strings.Join(by, ", ")),
+		fault.ISODiffers.Refusedf("%s on %s has other content than the lock has, and is in use by %s: it is not overwritten", j.file.Name, t, strings.Join(by, ", ")),
 		"an interrupted upload leaves such a file. Remove it from each drive that has it, for example with qm set VMID --ide2 none,media=cdrom, and delete the snapshots named")
 }
 

@@ -59,6 +59,11 @@ func (s *store) ISO(_ context.Context, host, name, iso string) (int64, bool, err
 	return int64(len(data)), ok, s.fail
 }
 
+// DiskImage: a name ends in .qcow2 or in .iso, so that one map holds both.
+func (s *store) DiskImage(ctx context.Context, host, name, disk string) (int64, bool, error) {
+	return s.ISO(ctx, host, name, disk)
+}
+
 func (s *store) Upload(_ context.Context, u Upload) error {
 	body, err := u.Open()
 	if err != nil {
@@ -133,12 +138,23 @@ func (s *store) Nodes(context.Context) (online, offline []string, err error) {
 }
 
 func (s *store) ISOs(_ context.Context, host, name string) ([]StoredISO, error) {
+	return s.list(host, name, ".iso")
+}
+
+func (s *store) list(host, name, end string) ([]StoredISO, error) {
 	at := s.storages[host+"/"+name]
 	var isos []StoredISO
 	for _, iso := range slices.Sorted(maps.Keys(at.isos)) {
+		if strings.HasSuffix(iso, ".iso") && end != ".iso" || strings.HasSuffix(iso, ".qcow2") && end != ".qcow2" {
+			continue
+		}
 		isos = append(isos, StoredISO{Host: host, Storage: name, Name: iso, SizeBytes: int64(len(at.isos[iso])), Changed: at.changed[iso]})
 	}
 	return isos, s.fail
+}
+
+func (s *store) DiskImages(_ context.Context, host, name string) ([]StoredISO, error) {
+	return s.list(host, name, ".qcow2")
 }
 
 func (s *store) DeleteISO(_ context.Context, iso StoredISO) error {

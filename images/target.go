@@ -10,12 +10,12 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// target is a place that needs an ISO.
+// target is a place that needs a file.
 type target struct {
 	host    string // for a shared storage: the host that receives the upload
 	storage string
 	info    StorageInfo
-	wrong   bool // a file of the ISO's name and of another size is there
+	wrong   bool // a file of that name and of another size is there
 }
 
 func (t target) String() string {
@@ -33,15 +33,15 @@ func (t target) id() string {
 	return t.storage + "-" + t.host
 }
 
-// targets are the places for the ISOs of VMs on these hosts: a shared storage once,
+// targets are the places for the files of VMs on these hosts: a shared storage once,
 // a local one on each host. All problems with the storages are reported at once.
-func targets(ctx context.Context, store Store, storages, hosts []string) ([]target, error) {
+func targets(ctx context.Context, store Storages, of Artefact, storages, hosts []string) ([]target, error) {
 	hosts = slices.Compact(slices.Sorted(slices.Values(hosts)))
 	var list []target
 	var errs []error
 	served := map[string]bool{}
 	for _, storage := range storages {
-		on, err := lookAt(ctx, store, storage, hosts)
+		on, err := lookAt(ctx, store, of, storage, hosts)
 		if err != nil {
 			errs = append(errs, err)
 			continue
@@ -57,15 +57,15 @@ func targets(ctx context.Context, store Store, storages, hosts []string) ([]targ
 	for _, host := range hosts {
 		if len(errs) == 0 && !served[host] {
 			errs = append(errs, fault.WithHint(
-				fault.StorageUnusable.Configf("no storage for ISOs on host %s: it has none of %q", host, storages),
-				"name a storage of that host in images.iso.storage"))
+				fault.StorageUnusable.Configf("no storage for %s on host %s: it has none of %q", of.plural(), host, storages),
+				"name a storage of that host in %s", of.setting()))
 		}
 	}
 	return list, errors.Join(errs...)
 }
 
 // lookAt returns the storage as each host that has it sees it.
-func lookAt(ctx context.Context, store Store, storage string, hosts []string) ([]target, error) {
+func lookAt(ctx context.Context, store Storages, of Artefact, storage string, hosts []string) ([]target, error) {
 	var list []target
 	for _, host := range hosts {
 		info, err := store.Storage(ctx, host, storage)
@@ -75,10 +75,10 @@ func lookAt(ctx context.Context, store Store, storage string, hosts []string) ([
 		if err != nil {
 			return nil, fmt.Errorf("look at storage %q on %s: %w", storage, host, err)
 		}
-		if !slices.Contains(info.Content, "iso") {
+		if !slices.Contains(info.Content, of.content()) {
 			return nil, fault.WithHint(
-				fault.StorageUnusable.Configf("storage %q does not take ISOs: its content is %q", storage, info.Content),
-				"allow the content type with `pvesm set %s --content …,iso`, or name another storage in images.iso.storage", storage)
+				fault.StorageUnusable.Configf("storage %q does not take %s: its content is %q", storage, of.plural(), info.Content),
+				"allow the content type with `pvesm set %s --content …,%s`%s, or name another storage in %s", storage, of.content(), of.since(), of.setting())
 		}
 		if !info.Active {
 			return nil, fault.WithHint(fault.StorageUnusable.Errorf("storage %q is not active on %s", storage, host),
@@ -88,7 +88,46 @@ func lookAt(ctx context.Context, store Store, storage string, hosts []string) ([
 	}
 	if len(list) == 0 {
 		return nil, fault.WithHint(fault.StorageUnusable.Configf("storage %q is unknown: there is none of that name on %s", storage, strings.Join(hosts, ", ")),
-			"`pvesm status --content iso` lists what images.iso.storage can name")
+			"`pvesm status --content %s` lists what %s can name", of.content(), of.setting())
 	}
 	return list, nil
+}
+
+// Storages describes storages of Proxmox.
+type Storages interface {
+	// Storage reads a storage as that host sees it. ErrNoStorage if the host has none of that name.
+	Storage(ctx context.Context, host, storage string) (StorageInfo, error)
+}
+
+// CheckStorages says whether the hosts have storages that take files of that kind, by the
+// rules of Publisher. What is wrong with the storages themselves is of kind Config.
+func CheckStorages(ctx context.Context, store Storages, of Artefact, storages, hosts []string) error {
+	_, err := targets(ctx, store, of, storages, hosts)
+	return err
+}
+
+// Usable returns those of the storages that take files of that kind, and those of the
+// hosts that see one of them, sorted; why says what is wrong with the others.
+func Usable(ctx context.Context, store Storages, of Artefact, storages, hosts []string) (usable, served []string, why []error, err error) {
+	for _, storage := range storages {
+		on, err := lookAt(ctx, store, of, storage, hosts)
+		switch {
+		case fault.KindOf(err) == fault.Config:
+			why = append(why, err)
+			continue
+		case err != nil:
+			return nil, nil, nil, err
+		}
+		usable = append(usable, storage)
+		for _, t := range on {
+			served = append(served, t.host)
+		}
+	}
+	served = slices.Compact(slices.Sorted(slices.Values(served)))
+	for _, host := range hosts {
+		if len(usable) > 0 && !slices.Contains(served, host) {
+			why = append(why, fmt.Errorf("host %s has none of %q", host, usable))
+		}
+	}
+	return usable, served, why, nil
 }

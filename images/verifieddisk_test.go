@@ -181,8 +181,8 @@ func TestDiskCached(t *testing.T) {
 	t.Parallel()
 	b, c := newDiskBench(t), NewCache(t.TempDir())
 	disk, name := b.disk(t, artefact.DiskForm{}), "recast-1.qcow2"
-	store := func(content []byte) (schematics.ISO, error) {
-		return c.store(bytes.NewReader(content), int64(len(content)), schematics.ISO{Name: name}, func(f *os.File, got schematics.ISO) error {
+	store := func(content []byte) (schematics.BootFile, error) {
+		return c.store(bytes.NewReader(content), int64(len(content)), schematics.BootFile{Name: name}, func(f *os.File, got schematics.BootFile) error {
 			_, err := b.verifier.Disk(t.Context(), b.lock, b.entry, f, got.SizeBytes, b.boot, func(string) {})
 			return err
 		})
@@ -196,7 +196,7 @@ func TestDiskCached(t *testing.T) {
 		t.Fatal(err)
 	}
 	got, found, err := c.look(name)
-	if want := (schematics.ISO{Name: name, SHA256: hash(disk), SizeBytes: int64(len(disk))}); got != want || kept != want || !found || err != nil {
+	if want := (schematics.BootFile{Name: name, SHA256: hash(disk), SizeBytes: int64(len(disk))}); got != want || kept != want || !found || err != nil {
 		t.Errorf("cached %+v, stored %+v, want %+v; %v", got, kept, want, err)
 	}
 }

@@ -3,17 +3,21 @@ package pipeline
 import (
 	"context"
 	"errors"
+	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/images/verify"
+	"github.com/recast-sh/recast/internal/config"
 	"github.com/recast-sh/recast/internal/journal"
 	"github.com/recast-sh/recast/internal/step"
 	"github.com/recast-sh/recast/schematics"
 )
 
-// Build builds the installer and boot ISO of every schematic of the lock, compares their
+// Build builds the installer, the boot ISO and, if machines may boot it, the disk image of every schematic of the lock, compares their
 // contents with the lock, and records their digests in it.
 func Build(ctx context.Context, p Project, c Images, run *step.Runner) (schematics.Lock, error) {
 	lock, err := p.Lock()
@@ -21,7 +25,7 @@ func Build(ctx context.Context, p Project, c Images, run *step.Runner) (schemati
 		return schematics.Lock{}, err
 	}
 	w := newWorkshop(p, lock, c, run)
-	return w.build(ctx, nil)
+	return w.build(ctx, w.bootsDisks, nil)
 }
 
 // workshop builds and publishes the images of one lock.
@@ -48,14 +52,14 @@ func saver(file string, was schematics.Lock) func(schematics.Lock) error {
 	}
 }
 
-func (w workshop) build(ctx context.Context, published func(context.Context, string) (string, error)) (schematics.Lock, error) {
+func (w workshop) build(ctx context.Context, disk func(string) bool, published func(context.Context, images.Artefact, string) (string, error)) (schematics.Lock, error) {
 	if err := journal.KeepOutOfGit(w.State()); err != nil {
 		return w.ledger.Lock(), err
 	}
 	verifier := verify.New(w.images.Registry, w.isoCache())
 	b := images.Builder{
 		Factory: w.images.Factory, Registry: w.images.Registry, Puller: w.images.Registry, Verifier: verifier, Signature: w.signature(),
-		Cache: w.cache, Ledger: w.ledger, ByImager: w.imager(), Mirror: w.Config.Images.Mirror, Published: published, Note: w.run.Note,
+		Cache: w.cache, Ledger: w.ledger, ByImager: w.imager(), Mirror: w.Config.Images.Mirror, Disk: disk, Published: published, Note: w.run.Note,
 	}
 	err := w.run.Run(ctx, b.Step())
 	return w.ledger.Lock(), errors.Join(err, verifier.Close())
@@ -71,18 +75,76 @@ func (w workshop) signature() images.SignaturePolicy {
 }
 
 func (w workshop) publish(ctx context.Context, store images.Store, hosts map[string][]string) (schematics.Lock, error) {
-	p := images.Publisher{
+	isos := images.Publisher{
 		Store: store, Factory: w.images.Factory, Cache: w.cache, Ledger: w.ledger, Storages: w.Config.Images.ISO.Storage, Hosts: hosts,
 		Delivery: images.Delivery(w.Config.Images.ISO.Delivery), ByImager: w.ByImager, Note: w.run.Note,
 	}
-	if lock, err := w.build(ctx, p.Published); err != nil {
+	disks := isos
+	disks.Of = images.DiskImage
+	var err error
+	if disks.Storages, disks.Hosts, err = w.diskHosts(ctx, store, hosts); err != nil {
+		return w.ledger.Lock(), err
+	}
+	hasDisk := func(schematic string) bool { return len(disks.Hosts[schematic]) > 0 }
+	published := func(ctx context.Context, of images.Artefact, schematic string) (string, error) {
+		if of == images.DiskImage {
+			return disks.Published(ctx, schematic)
+		}
+		return isos.Published(ctx, schematic)
+	}
+	if lock, err := w.build(ctx, hasDisk, published); err != nil {
 		return lock, err
 	}
 	if err := w.mirror(ctx); err != nil {
 		return w.ledger.Lock(), err
 	}
-	err := w.run.Run(ctx, p.Step())
+	err = w.run.Run(ctx, isos.Step())
+	if err == nil && len(disks.Hosts) > 0 {
+		err = w.run.Run(ctx, disks.Step())
+	}
 	return w.ledger.Lock(), err
+}
+
+// bootsDisks reports whether new machines of a schematic may boot disk images.
+func (w workshop) bootsDisks(schematic string) bool {
+	return w.Config.Images.Boot != config.BootISO && !w.ByImager(schematic)
+}
+
+// diskHosts says, before anything is built or sent, on which storages disk images are
+// published, and for which of the hosts. With images.boot auto, unusable storages and
+// their hosts are left out with a note: machines there boot the ISO.
+func (w workshop) diskHosts(ctx context.Context, store images.Store, hosts map[string][]string) (storages []string, booting map[string][]string, err error) {
+	booting = map[string][]string{}
+	var all []string
+	for name, list := range hosts {
+		if w.bootsDisks(name) {
+			booting[name], all = list, append(all, list...)
+		}
+	}
+	all = slices.Compact(slices.Sorted(slices.Values(all)))
+	storages = w.Config.Images.Disk.Storage
+	if len(all) == 0 || w.Config.Images.Boot == config.BootDisk {
+		for _, name := range slices.Sorted(maps.Keys(booting)) { // all would mostly say the same
+			if err = images.CheckStorages(ctx, store, images.DiskImage, storages, booting[name]); err != nil {
+				break
+			}
+		}
+		return storages, booting, err
+	}
+	storages, served, why, err := images.Usable(ctx, store, images.DiskImage, storages, all)
+	if err != nil {
+		return nil, nil, err
+	}
+	for _, reason := range why {
+		w.run.Note("publish-disks", fmt.Sprintf("machines boot the ISO there: %v", reason))
+	}
+	for name, list := range booting {
+		booting[name] = slices.DeleteFunc(slices.Clone(list), func(host string) bool { return !slices.Contains(served, host) })
+		if len(booting[name]) == 0 {
+			delete(booting, name)
+		}
+	}
+	return storages, booting, nil
 }
 
 // mirror runs before the ISOs: a boot ISO does not help a node that can't pull its installer.

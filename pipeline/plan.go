@@ -54,7 +54,7 @@ func planSeen(ctx context.Context, p Project, m Machines, lock schematics.Lock, 
 	if errTook != nil {
 		plan.Warn = append(plan.Warn, "durations of earlier rolls can't be read, so defaults are used: "+errTook.Error())
 	}
-	plan.Warn = append(plan.Warn, unknownISOStorages(p.Config, o)...)
+	plan.Warn = append(plan.Warn, unknownStorages(p.Config, o)...)
 	plan.Gates, plan.Hooks = p.Gates(), p.Hooks()
 	if policy.Bootstrap != "" && len(plan.Gates) > 0 {
 		plan.Gates = nil
@@ -79,18 +79,22 @@ func toBegin(ctx context.Context, m Machines, policy planning.Policy) (string, e
 	return "", fmt.Errorf("see whether there is a cluster already: %w", err)
 }
 
-// unknownISOStorages reports unknown storages for boot ISOs: publish and a roll refuse them.
-func unknownISOStorages(c *config.Config, o observe.Observation) []string {
+// unknownStorages reports unknown storages for boot ISOs and disk images: publish and a roll refuse them.
+func unknownStorages(c *config.Config, o observe.Observation) []string {
 	var known, list []string
 	for _, s := range o.Storages {
 		known = append(known, s.Name)
 	}
-	for _, name := range c.Images.ISO.Storage {
-		if !slices.Contains(known, name) {
-			list = append(list, fmt.Sprintf("images.iso.storage: storage %q is unknown: Proxmox has none of that name, or the token lacks Datastore.Audit on /storage/%s. "+
-				"recast publish and recast roll would refuse it; there are: %s", name, name, strings.Join(known, ", ")))
+	warn := func(setting string, names []string) {
+		for _, name := range names {
+			if !slices.Contains(known, name) {
+				list = append(list, fmt.Sprintf("%s: storage %q is unknown: Proxmox has none of that name, or the token lacks Datastore.Audit on /storage/%s. "+
+					"recast publish and recast roll would refuse it; there are: %s", setting, name, name, strings.Join(known, ", ")))
+			}
 		}
 	}
+	warn("images.iso.storage", c.Images.ISO.Storage)
+	warn("images.disk.storage", c.Images.Disk.Storage)
 	return list
 }
 

@@ -18,7 +18,7 @@ func TestWanted(t *testing.T) {
 	lock := schematics.Lock{Talos: "v1.13.9", Arch: "arm64", Platform: "metal", SecureBoot: true, Schematics: map[string]schematics.Locked{
 		"default": {
 			BuildID: "b1", SchematicID: "s1", LockHash: "sha256-00", Extensions: []schematics.Extension{agent},
-			Installer: "ghcr.io/acme/talos@sha256:22", ISO: schematics.ISO{Name: "default.iso"},
+			Installer: "ghcr.io/acme/talos@sha256:22", ISO: schematics.BootFile{Name: "default.iso"},
 			Schematic: "customization:\n    extraKernelArgs:\n        - console=ttyS0\n        - recast.lock=sha256-00\n",
 		},
 		"plain": {BuildID: "b2", SchematicID: "s2", Schematic: "customization: {}\n"},

@@ -20,7 +20,7 @@ import (
 
 // Kinds of things that Prune removes.
 const (
-	PruneISOs  = "isos"
+	PruneISOs  = "isos"  // and disk images
 	PruneDisks = "disks" // also empty parking VMs, and scratch VMs of killed runs
 	PruneCache = "cache" // of ISOs, on this machine
 	// PruneMirror is pruned only on request: a registry can't tell who else needs its
@@ -51,7 +51,7 @@ func (o PruneOptions) takes(kind string) bool {
 
 // PruneReport is what was found, and what was done with it.
 type PruneReport struct {
-	ISOs    []images.Verdict          `json:"isos"`              // recast's own, on the configured storages
+	ISOs    []images.Verdict          `json:"isos"`              // recast's own, and its disk images, on the configured storages
 	Disks   []prune.KeptVerdict       `json:"disks"`             // old system disks
 	VMs     []prune.ParkingVerdict    `json:"vms"`               // parking VMs
 	Scratch []rehearse.ScratchVerdict `json:"scratch,omitempty"` // scratch VMs of killed runs
@@ -213,7 +213,7 @@ func (p *pruning) mayPrune(ctx context.Context) error {
 		if !p.o.takes(kind) {
 			continue
 		}
-		needs, other := access.NeedsToPrune(p.Config.Images.ISO.Storage), PruneDisks
+		needs, other := access.NeedsToPrune(p.Config.BootStorages()), PruneDisks
 		if kind == PruneDisks {
 			vms, err := p.px.VMs(ctx)
 			if err != nil {

@@ -127,15 +127,24 @@ func (s *pruneSite) Nodes(context.Context) (online, offline []string, err error)
 }
 
 func (s *pruneSite) Storage(context.Context, string, string) (images.StorageInfo, error) {
-	return images.StorageInfo{Active: true, Shared: true, Content: []string{"iso", "images"}}, nil
+	return images.StorageInfo{Active: true, Shared: true, Content: []string{"iso", "import", "images"}}, nil
 }
 
 func (s *pruneSite) ISOs(_ context.Context, host, storage string) ([]images.StoredISO, error) {
-	var isos []images.StoredISO
+	return s.stored(host, storage, ".iso"), nil
+}
+
+func (s *pruneSite) DiskImages(_ context.Context, host, storage string) ([]images.StoredISO, error) {
+	return s.stored(host, storage, ".qcow2"), nil
+}
+
+func (s *pruneSite) stored(host, storage, end string) (list []images.StoredISO) {
 	for _, name := range slices.Sorted(maps.Keys(s.isos)) {
-		isos = append(isos, images.StoredISO{Host: host, Storage: storage, Name: name, SizeBytes: 1 << 20, Changed: s.isos[name]})
+		if strings.HasSuffix(name, end) {
+			list = append(list, images.StoredISO{Host: host, Storage: storage, Name: name, SizeBytes: 1 << 20, Changed: s.isos[name]})
+		}
 	}
-	return isos, nil
+	return list
 }
 
 func (s *pruneSite) DeleteISO(_ context.Context, iso images.StoredISO) error {
@@ -325,4 +334,51 @@ func TestPruneSaysWhy(t *testing.T) {
 			t.Errorf("unseen (-want +got):\n%s", diff)
 		}
 	})
+}
+
+// TestPruneDiskImages: disk images go and stay by the same rules as ISOs, on the storages that the
+// configuration names for them.
+func TestPruneDiskImages(t *testing.T) {
+	t.Parallel()
+	diskNamed := func(build string) string { return strings.TrimSuffix(isoNamed(build), ".iso") + ".qcow2" }
+	p, s := pruneProject(t)
+	lock, err := schematics.ReadLock(p.LockFile())
+	if err != nil {
+		t.Fatal(err)
+	}
+	e := lock.Schematics["default"]
+	e.Disk = schematics.Disk{BootFile: schematics.BootFile{Name: lock.DiskName(e), SHA256: strings.Repeat("0", 64), SizeBytes: 1}, DiskBytes: 1}
+	lock.Schematics["default"] = e
+	if err := schematics.WriteLock(p.LockFile(), lock); err != nil {
+		t.Fatal(err)
+	}
+	s.isos = map[string]time.Time{}
+	for _, name := range []string{e.Disk.Name, diskNamed(goneBuild), diskNamed(runBuild), isoNamed(goneBuild)} {
+		s.isos[name] = time.Now().Add(-1000 * time.Hour)
+	}
+	s.isos[diskNamed(openBuild)] = time.Now()
+	for _, step := range []struct {
+		storages []string
+		want     []string
+	}{
+		{nil, []string{"claim", "ask", "delete " + isoNamed(goneBuild), "give back"}},
+		{[]string{"imports"}, []string{"claim", "ask", "delete " + diskNamed(goneBuild), "give back"}},
+	} {
+		p.Config.Images.Disk.Storage, s.changes = step.storages, nil
+		rep, err := s.prune(t, p, true)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(step.want, s.changes); diff != "" {
+			t.Errorf("with %q (-want +got):\n%s", step.storages, diff)
+		}
+		for _, v := range rep.ISOs {
+			want := map[string]string{
+				e.Disk.Name: "recast.lock has it", diskNamed(runBuild): `VM 101 "wk1" on pve1 was created from it`, diskNamed(openBuild): "it is younger than 168h",
+			}[v.Name]
+			if got := strings.Join(v.Keep, "; "); got != want {
+				t.Errorf("%s is kept because %q, want %q", v.Name, got, want)
+			}
+		}
+	}
 }

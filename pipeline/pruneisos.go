@@ -3,6 +3,7 @@ package pipeline
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
@@ -12,7 +13,7 @@ import (
 	"github.com/recast-sh/recast/schematics"
 )
 
-// judgeISOs judges every ISO of recast, on the storages and in the cache.
+// judgeISOs judges every ISO and disk image of recast, on the storages and in the cache.
 func (p *pruning) judgeISOs(ctx context.Context, vms []cluster.VM, uses []images.Use) error {
 	open, err := openUses(vms)
 	if err != nil {
@@ -31,14 +32,25 @@ func (p *pruning) judgeISOs(ctx context.Context, vms []cluster.VM, uses []images
 		p.rep.Cache = images.JudgeCache(found, uses, need, p.o.OlderThan, time.Now())
 	}
 	if p.o.takes(PruneISOs) {
-		found, unseen, err := images.ListISOs(ctx, p.shelf, p.Config.Images.ISO.Storage)
+		found, unseen, err := images.ListISOs(ctx, p.shelf, images.BootISO, p.Config.Images.ISO.Storage)
 		if err != nil {
 			return err
 		}
+		disks, unseenDisks, err := images.ListISOs(ctx, p.shelf, images.DiskImage, p.Config.Images.Disk.Storage)
+		if err != nil {
+			return err
+		}
+		found, unseen = append(found, disks...), slices.Compact(slices.Sorted(slices.Values(append(unseen, unseenDisks...))))
 		p.rep.ISOs, p.rep.Unseen = images.JudgeISOs(found, uses, need, p.o.OlderThan, time.Now()), unseen
 	}
 	return nil
 }
+
+// Why a file of a lock stays.
+const (
+	previousHas = "the previous lock has it: the way back"
+	lockHas     = "recast.lock has it"
+)
 
 // openUses returns the VMs that unfinished replacements, of any Talos cluster, may have to
 // create again.
@@ -67,7 +79,7 @@ func openUses(vms []cluster.VM) ([]images.Use, error) {
 	return uses, nil
 }
 
-// neededISOs returns the ISOs of the lock, of the previous lock, of unfinished
+// neededISOs returns the ISOs and disk images of the lock, of the previous lock, of unfinished
 // replacements and of the builds that VMs were created from.
 func neededISOs(p Project, vms []cluster.VM) (images.Needed, error) {
 	need := images.Needed{Names: map[string]string{}, Builds: map[string]string{}}
@@ -80,11 +92,12 @@ func neededISOs(p Project, vms []cluster.VM) (images.Needed, error) {
 		return need, err
 	}
 	for _, e := range previous.Schematics {
-		need.Names[e.ISO.Name] = "the previous lock has it: the way back"
+		need.Names[e.ISO.Name], need.Names[e.Disk.Name] = previousHas, previousHas
 	}
 	for _, e := range lock.Schematics {
-		need.Names[e.ISO.Name] = "recast.lock has it"
+		need.Names[e.ISO.Name], need.Names[e.Disk.Name] = lockHas, lockHas
 	}
+	delete(need.Names, "") // of builds without a disk image
 	for _, vm := range vms {
 		if build := vm.MadeFrom(); build != "" {
 			need.Builds[build] = vm.String() + " was created from it"

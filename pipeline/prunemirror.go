@@ -50,8 +50,8 @@ func neededInstallers(p Project, vms []cluster.VM) (images.Needed, error) {
 			}
 		}
 	}
-	add(previous, "the previous lock has it: the way back")
-	add(lock, "recast.lock has it")
+	add(previous, previousHas)
+	add(lock, lockHas)
 	return need, nil
 }
 

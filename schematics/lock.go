@@ -43,8 +43,8 @@ type Locked struct {
 	Installer string `yaml:"installer" json:"installer"` // repository@digest; "" until built
 	// Signer is the SHA-256, in hex, of the DER public key whose signature of the
 	// installer was verified; "" without one.
-	Signer string `yaml:"signer,omitempty" json:"signer,omitempty"`
-	ISO    ISO    `yaml:"iso" json:"iso"`
+	Signer string   `yaml:"signer,omitempty" json:"signer,omitempty"`
+	ISO    BootFile `yaml:"iso" json:"iso"`
 	// Disk is recorded like the ISO, but only if machines may boot it; otherwise it is zero.
 	Disk      Disk   `yaml:"disk,omitempty" json:"disk,omitzero"`
 	Schematic string `yaml:"schematic" json:"schematic"` // canonical, with the lock hash
@@ -77,8 +77,8 @@ func (e Extension) Official() string {
 	return path
 }
 
-// ISO is a boot ISO. SHA256 and SizeBytes are zero until it was built.
-type ISO struct {
+// BootFile is a boot ISO, or the file of a disk image. SHA256 and SizeBytes are zero until it was built.
+type BootFile struct {
 	Name      string `yaml:"name" json:"name"`
 	SHA256    string `yaml:"sha256" json:"sha256"` // hex
 	SizeBytes int64  `yaml:"sizeBytes" json:"sizeBytes"`
@@ -87,10 +87,8 @@ type ISO struct {
 // Disk is a disk image, in the format qcow2, with Talos on it: what a machine has that booted the
 // ISO and installed Talos.
 type Disk struct {
-	Name      string `yaml:"name" json:"name"`
-	SHA256    string `yaml:"sha256" json:"sha256"`       // hex, of the file
-	SizeBytes int64  `yaml:"sizeBytes" json:"sizeBytes"` // of the file
-	DiskBytes int64  `yaml:"diskBytes" json:"diskBytes"` // of the disk that it describes
+	BootFile  `yaml:",inline"`
+	DiskBytes int64 `yaml:"diskBytes" json:"diskBytes"` // size of the disk that the file describes
 }
 
 // lockVersion is the format of recast.lock that this program writes and reads.

@@ -70,7 +70,7 @@ func TestLockFileWithDisk(t *testing.T) {
 	t.Parallel()
 	want := builtLock(t)
 	e := want.Schematics["default"]
-	e.Disk = Disk{Name: want.DiskName(e), SHA256: sum("disk"), SizeBytes: 123, DiskBytes: 456}
+	e.Disk = Disk{BootFile: BootFile{Name: want.DiskName(e), SHA256: sum("disk"), SizeBytes: 123}, DiskBytes: 456}
 	want.Schematics["default"] = e
 	want.Checksum = want.checksum()
 	text, err := formatLock(want)

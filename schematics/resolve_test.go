@@ -259,7 +259,7 @@ func TestResolveAgainstOld(t *testing.T) {
 		e := built.Schematics[n]
 		e.Installer = "factory.example/installer/" + n + "@" + digestOf(n)
 		e.ISO.SHA256, e.ISO.SizeBytes = sum(n), 7
-		e.Disk = Disk{Name: built.DiskName(e), SHA256: sum(n + " disk"), SizeBytes: 8, DiskBytes: 9}
+		e.Disk = Disk{BootFile: BootFile{Name: built.DiskName(e), SHA256: sum(n + " disk"), SizeBytes: 8}, DiskBytes: 9}
 		built.Schematics[n] = e
 	}
 	patched := catalog().with(name, digestOf("patched"))

@@ -271,7 +271,7 @@ func (s *story) checkBuilt(t *testing.T) {
 		t.Errorf("the lock has %s, the tag is %s (%v)", e.Installer, digest, err)
 	}
 	list, err := s.registry.AttachedISOs(t.Context(), e.Installer)
-	if d := cmp.Diff([]schematics.ISO{e.ISO}, list); err != nil || d != "" {
+	if d := cmp.Diff([]schematics.BootFile{e.ISO}, list); err != nil || d != "" {
 		t.Errorf("%v; ISOs beside the installer (-lock +got):\n%s", err, d)
 	}
 	if e.ISO.SHA256 == "" {

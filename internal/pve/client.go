@@ -34,7 +34,7 @@ var (
 	_ images.Store    = (*Client)(nil)
 	_ images.Shelf    = (*Client)(nil)
 
-	_ images.DiskStore = (*Client)(nil)
+	_ images.Importer = (*Client)(nil)
 )
 
 // New returns a client without connecting. The caller closes it.

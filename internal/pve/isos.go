@@ -33,7 +33,7 @@ func (c *isos) ISOs(ctx context.Context, host, storage string) ([]images.StoredI
 	return c.list(ctx, host, storage, isoContent)
 }
 
-// DiskImages implements images.DiskStore.
+// DiskImages implements images.Shelf.
 func (c *isos) DiskImages(ctx context.Context, host, storage string) ([]images.StoredISO, error) {
 	return c.list(ctx, host, storage, importContent)
 }

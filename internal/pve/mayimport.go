@@ -6,7 +6,7 @@ import (
 	"slices"
 )
 
-// MayImport implements images.DiskStore: the storage must have the content type, which
+// MayImport implements images.Importer: the storage must have the content type, which
 // Proxmox has since 8.3, and be readable (pve-storage, Storage.pm, check_volume_access).
 // That the disk's own storage has space for it is a matter of that storage.
 func (c *isos) MayImport(ctx context.Context, host, storage string) (why string, err error) {

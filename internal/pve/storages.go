@@ -44,7 +44,7 @@ func (c *storages) ISO(ctx context.Context, host, storage, name string) (sizeByt
 	return c.file(ctx, host, storage, isoContent, name)
 }
 
-// DiskImage implements images.DiskStore.
+// DiskImage implements images.Store.
 func (c *storages) DiskImage(ctx context.Context, host, storage, name string) (sizeBytes int64, found bool, err error) {
 	return c.file(ctx, host, storage, importContent, name)
 }

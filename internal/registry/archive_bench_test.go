@@ -76,7 +76,7 @@ func check[T any](v T, err error) func(*testing.B) T {
 }
 
 // fileOfNoise writes 300 MiB: raw, or packed as the layer of an installer.
-func fileOfNoise(b *testing.B, path string, packed bool) (string, schematics.ISO) {
+func fileOfNoise(b *testing.B, path string, packed bool) (string, schematics.BootFile) {
 	b.Helper()
 	const size = 300 << 20
 	f := check(os.Create(path))(b)
@@ -95,5 +95,5 @@ func fileOfNoise(b *testing.B, path string, packed bool) (string, schematics.ISO
 	} else {
 		check(io.Copy(to, noise))(b)
 	}
-	return path, schematics.ISO{Name: filepath.Base(path), SHA256: hex.EncodeToString(sum.Sum(nil)), SizeBytes: size}
+	return path, schematics.BootFile{Name: filepath.Base(path), SHA256: hex.EncodeToString(sum.Sum(nil)), SizeBytes: size}
 }

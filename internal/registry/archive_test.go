@@ -209,10 +209,10 @@ func TestSaveLayout(t *testing.T) {
 }
 
 // isoOf is a boot ISO of some bytes.
-func isoOf(t *testing.T, content []byte) (schematics.ISO, string) {
+func isoOf(t *testing.T, content []byte) (schematics.BootFile, string) {
 	t.Helper()
 	sum, n := must2(v1.SHA256(bytes.NewReader(content)))(t)
-	return schematics.ISO{Name: "recast-v1.13.9-abc-nocloud-amd64.iso", SHA256: sum.Hex, SizeBytes: n}, write(t, content)
+	return schematics.BootFile{Name: "recast-v1.13.9-abc-nocloud-amd64.iso", SHA256: sum.Hex, SizeBytes: n}, write(t, content)
 }
 
 func must2[A, B any](a A, b B, err error) func(*testing.T) (A, B) {
@@ -249,7 +249,7 @@ func TestISOsBesideAnInstaller(t *testing.T) {
 				t.Fatal(err)
 			}
 			list, err := f.AttachedISOs(t.Context(), installer)
-			if d := cmp.Diff([]schematics.ISO{iso}, list); err != nil || d != "" {
+			if d := cmp.Diff([]schematics.BootFile{iso}, list); err != nil || d != "" {
 				t.Fatalf("%v, beside it (-want +got):\n%s", err, d)
 			}
 			body, err := f.ISO(t.Context(), installer, iso)
@@ -300,7 +300,7 @@ func TestCopyTakesTheISOAlong(t *testing.T) {
 		t.Fatal(err)
 	}
 	list, err := f.AttachedISOs(t.Context(), f.mirror.Digest(digest).String())
-	if d := cmp.Diff([]schematics.ISO{iso}, list); err != nil || d != "" {
+	if d := cmp.Diff([]schematics.BootFile{iso}, list); err != nil || d != "" {
 		t.Errorf("%v, beside the copy (-want +got):\n%s", err, d)
 	}
 }
@@ -312,11 +312,11 @@ func TestArchivesNeedDigests(t *testing.T) {
 	p.Base = "ghcr.io/siderolabs/installer-base:v1.13.9"
 	_, errPush := f.PushArchive(t.Context(), p)
 	_, errList := f.AttachedISOs(t.Context(), "ghcr.io/acme/talos:v1")
-	_, errISO := f.ISO(t.Context(), "ghcr.io/acme/talos:v1", schematics.ISO{})
+	_, errISO := f.ISO(t.Context(), "ghcr.io/acme/talos:v1", schematics.BootFile{})
 	for what, err := range map[string]error{
 		"push": errPush, "list": errList, "ISO": errISO,
 		"save":   f.SaveLayout(t.Context(), "ghcr.io/siderolabs/installer-base:v1.13.9", "amd64", t.TempDir()),
-		"attach": f.AttachISO(t.Context(), "ghcr.io/acme/talos:v1", "file", schematics.ISO{}, nil),
+		"attach": f.AttachISO(t.Context(), "ghcr.io/acme/talos:v1", "file", schematics.BootFile{}, nil),
 	} {
 		if fault.KindOf(err) != fault.Config {
 			t.Errorf("%s: err = %v", what, err)

@@ -27,7 +27,7 @@ const (
 )
 
 // AttachISO puts a boot ISO beside an installer: see images.Archives.
-func (c *Client) AttachISO(ctx context.Context, installer, file string, iso schematics.ISO, progress func(doneBytes int64)) error {
+func (c *Client) AttachISO(ctx context.Context, installer, file string, iso schematics.BootFile, progress func(doneBytes int64)) error {
 	of, err := name.NewDigest(installer)
 	if err != nil {
 		return fault.Configf("image reference %q: %w", installer, err)
@@ -47,7 +47,7 @@ func (c *Client) AttachISO(ctx context.Context, installer, file string, iso sche
 	return c.upload(ctx, of.Context().Digest(digest.String()), img, progress)
 }
 
-func isoImage(file string, iso schematics.ISO, subject v1.Descriptor) (v1.Image, error) {
+func isoImage(file string, iso schematics.BootFile, subject v1.Descriptor) (v1.Image, error) {
 	digest, err := v1.NewHash("sha256:" + iso.SHA256)
 	if err != nil {
 		return nil, err
@@ -69,7 +69,7 @@ func isoImage(file string, iso schematics.ISO, subject v1.Descriptor) (v1.Image,
 }
 
 // AttachedISOs lists the boot ISOs beside an installer: see images.Archives.
-func (c *Client) AttachedISOs(ctx context.Context, installer string) ([]schematics.ISO, error) {
+func (c *Client) AttachedISOs(ctx context.Context, installer string) ([]schematics.BootFile, error) {
 	of, err := name.NewDigest(installer)
 	if err != nil {
 		return nil, fault.Configf("image reference %q: %w", installer, err)
@@ -78,7 +78,7 @@ func (c *Client) AttachedISOs(ctx context.Context, installer string) ([]schemati
 	if err != nil {
 		return nil, err
 	}
-	var found []schematics.ISO
+	var found []schematics.BootFile
 	for _, digest := range list {
 		img, err := remote.Image(of.Context().Digest(digest), c.options(ctx)...)
 		if err != nil {
@@ -90,14 +90,14 @@ func (c *Client) AttachedISOs(ctx context.Context, installer string) ([]schemati
 		}
 		if m.Config.MediaType == isoArtifact && len(m.Layers) == 1 {
 			iso := m.Layers[0]
-			found = append(found, schematics.ISO{Name: iso.Annotations[titleOfALayer], SHA256: iso.Digest.Hex, SizeBytes: iso.Size})
+			found = append(found, schematics.BootFile{Name: iso.Annotations[titleOfALayer], SHA256: iso.Digest.Hex, SizeBytes: iso.Size})
 		}
 	}
 	return found, nil
 }
 
 // ISO streams a boot ISO from beside an installer: see images.Archives.
-func (c *Client) ISO(ctx context.Context, installer string, iso schematics.ISO) (io.ReadCloser, error) {
+func (c *Client) ISO(ctx context.Context, installer string, iso schematics.BootFile) (io.ReadCloser, error) {
 	of, err := name.NewDigest(installer)
 	if err != nil {
 		return nil, fault.Configf("image reference %q: %w", installer, err)

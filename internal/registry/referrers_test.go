@@ -70,7 +70,7 @@ func TestReferrersOfRegistriesWithoutTheAPI(t *testing.T) {
 				t.Fatal(err)
 			}
 			list, err := f.AttachedISOs(t.Context(), installer)
-			if diff := cmp.Diff([]schematics.ISO{iso}, list); err != nil || diff != "" {
+			if diff := cmp.Diff([]schematics.BootFile{iso}, list); err != nil || diff != "" {
 				t.Errorf("%v, beside it (-want +got):\n%s", err, diff)
 			}
 		})

@@ -350,7 +350,7 @@ func TestISOTransfer(t *testing.T) {
 			c.Images.ISO.Delivery, c.Images.Factory = tc.asked, "https://factory"
 			d := storageChecks{&checkup{
 				Project: pipeline.Project{Config: c}, src: Sources{Proxmox: s, Images: pipeline.Images{Factory: shop{}}},
-				lock: schematics.Lock{Schematics: map[string]schematics.Locked{"default": {ISO: schematics.ISO{SizeBytes: tc.built}}}},
+				lock: schematics.Lock{Schematics: map[string]schematics.Locked{"default": {ISO: schematics.BootFile{SizeBytes: tc.built}}}},
 			}}
 			if got := d.delivery(t.Context(), "default", "isos", "pve1"); got != tc.want {
 				t.Errorf("got  %s\nwant %s", got, tc.want)

@@ -47,7 +47,7 @@ func (s *stage) refusesAnotherISO() {
 	said, _ := s.typed(4, "build")
 	s.refused++
 	e := s.lock().Schematics["storage"]
-	s.says(said, "the factory's ISO differs from the lock's (SHA-256 ", ", locked is "+e.ISO.SHA256+"), and so does its content: ", "iscsi-tools", e.extension(s.t, "iscsi-tools").Digest, "/"+patched, "recast runbook image-differs")
+	s.says(said, "the factory's boot ISO differs from the lock's (SHA-256 ", ", locked is "+e.ISO.SHA256+"), and so does its content: ", "iscsi-tools", e.extension(s.t, "iscsi-tools").Digest, "/"+patched, "recast runbook image-differs")
 	if s.read("recast.lock") != recorded {
 		s.t.Fatal("recast.lock was written")
 	}
