@@ -26,8 +26,8 @@ func (a Artefact) String() string {
 	return "boot ISO"
 }
 
-// plural is what messages call many.
-func (a Artefact) plural() string {
+// Plural is what messages call many.
+func (a Artefact) Plural() string {
 	if a == DiskImage {
 		return "disk images"
 	}
@@ -42,8 +42,8 @@ func (a Artefact) noun() string {
 	return "iso"
 }
 
-// content is its content type on Proxmox storage.
-func (a Artefact) content() string {
+// Content is its content type on Proxmox storage.
+func (a Artefact) Content() string {
 	if a == DiskImage {
 		return "import"
 	}
@@ -59,11 +59,11 @@ func (a Artefact) since() string {
 	return ""
 }
 
-// setting is the key of the storages for it in recast.yaml.
-func (a Artefact) setting() string { return "images." + a.noun() + ".storage" }
+// Setting is the key of the storages for it in recast.yaml.
+func (a Artefact) Setting() string { return "images." + a.noun() + ".storage" }
 
-// file is what a lock has of it; without SHA256 it was not built yet.
-func (a Artefact) file(lock schematics.Lock, e schematics.Locked) schematics.BootFile {
+// File is what a lock has of it; without SHA256 it was not built yet.
+func (a Artefact) File(lock schematics.Lock, e schematics.Locked) schematics.BootFile {
 	if a == BootISO {
 		return e.ISO
 	}
@@ -73,8 +73,8 @@ func (a Artefact) file(lock schematics.Lock, e schematics.Locked) schematics.Boo
 	return e.Disk.BootFile
 }
 
-// url is where anyone can download it.
-func (a Artefact) url(f URLs, req ISORequest) string {
+// URL is where anyone can download it.
+func (a Artefact) URL(f URLs, req ISORequest) string {
 	if a == DiskImage {
 		return f.DiskURL(req)
 	}
@@ -89,8 +89,8 @@ func (a Artefact) download(ctx context.Context, f Factory, req ISORequest, note 
 	return f.ISO(ctx, req, note)
 }
 
-// stored looks for a file of it on a storage.
-func (a Artefact) stored(ctx context.Context, s Store, host, storage, name string) (sizeBytes int64, found bool, err error) {
+// Stored looks for a file of it on a storage.
+func (a Artefact) Stored(ctx context.Context, s Finder, host, storage, name string) (sizeBytes int64, found bool, err error) {
 	if a == DiskImage {
 		return s.DiskImage(ctx, host, storage, name)
 	}

@@ -287,7 +287,7 @@ func (b Builder) haveFile(ctx context.Context, a Artefact, name string) (string,
 	if err != nil {
 		return "", err
 	}
-	file := a.file(lock, e)
+	file := a.File(lock, e)
 	if file.SHA256 == "" {
 		return "", nil
 	}
@@ -316,7 +316,7 @@ func (b Builder) fetch(ctx context.Context, a Artefact, name string, m *sharedSt
 		return fmt.Errorf("fetch the %s: %w", a, err)
 	}
 	defer body.Close()
-	locked, diskBytes := a.file(lock, e), e.Disk.DiskBytes
+	locked, diskBytes := a.File(lock, e), e.Disk.DiskBytes
 	got, err := b.Cache.store(&counted{Reader: body, tell: progress(size, note)}, size, schematics.BootFile{Name: locked.Name},
 		func(f *os.File, got schematics.BootFile) (err error) {
 			if got == locked { // these very bytes were verified before
@@ -358,7 +358,7 @@ func (b Builder) verify(ctx context.Context, a Artefact, name string, m *sharedS
 	} else {
 		err = b.Verifier.ISO(ctx, lock, e, f, got.SizeBytes, m.boot, note)
 	}
-	locked := a.file(lock, e).SHA256
+	locked := a.File(lock, e).SHA256
 	if _, differs := errors.AsType[*verify.Mismatch](err); differs && locked != "" {
 		return 0, fmt.Errorf("the factory's %s differs from the lock's (SHA-256 %s, locked is %s), and so does its content: %w", a, got.SHA256, locked, err)
 	}

@@ -230,7 +230,7 @@ func (j job) replace(ctx context.Context, t target, id string, differs error) er
 	}
 	if j.Delivery == DownloadURL {
 		return fault.WithHint(fault.ISODiffers.Of(fault.As(fault.Refused, differs)), "download-url never replaces a file, and nothing uses this one: "+
-			"pvesm free %s:%s/%s on %s, or images.iso.delivery: auto", t.storage, j.Of.content(), j.file.Name, t.host)
+			"pvesm free %s:%s/%s on %s, or images.iso.delivery: auto", t.storage, j.Of.Content(), j.file.Name, t.host)
 	}
 	if err := j.checkCache(); err != nil {
 		return err

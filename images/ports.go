@@ -114,13 +114,18 @@ type Store interface {
 	Users
 	Downloader
 	Storages
+	Finder
+	// Upload streams a file to a storage and returns when Proxmox has checked and
+	// stored it, not when it has received it. It replaces a file of that name.
+	Upload(ctx context.Context, u Upload) error
+}
+
+// Finder finds files on storages.
+type Finder interface {
 	// ISO looks for an ISO by its file name. found is false only if the storage definitely has none.
 	ISO(ctx context.Context, host, storage, name string) (sizeBytes int64, found bool, err error)
 	// DiskImage is ISO for a disk image, whose name ends in .qcow2.
 	DiskImage(ctx context.Context, host, storage, name string) (sizeBytes int64, found bool, err error)
-	// Upload streams a file to a storage and returns when Proxmox has checked and
-	// stored it, not when it has received it. It replaces a file of that name.
-	Upload(ctx context.Context, u Upload) error
 }
 
 // Users knows what refers to files.

@@ -91,13 +91,13 @@ func listStorage(ctx context.Context, shelf Shelf, of Artefact, storage string, 
 			continue
 		}
 		// Proxmox before 8.3 refuses to list a type of content that it does not know.
-		if of == DiskImage && !slices.Contains(info.Content, of.content()) {
-			unseen = append(unseen, fmt.Sprintf("storage %s does not have the content type %s on %s: it was not checked for %s there", storage, of.content(), host, of.plural()))
+		if of == DiskImage && !slices.Contains(info.Content, of.Content()) {
+			unseen = append(unseen, fmt.Sprintf("storage %s does not have the content type %s on %s: it was not checked for %s there", storage, of.Content(), host, of.Plural()))
 			continue
 		}
 		all, err := of.list(ctx, shelf, host, storage)
 		if err != nil {
-			return nil, nil, fmt.Errorf("list %s on storage %q on %s: %w", of.plural(), storage, host, err)
+			return nil, nil, fmt.Errorf("list %s on storage %q on %s: %w", of.Plural(), storage, host, err)
 		}
 		for _, iso := range all {
 			if ourISO.MatchString(iso.Name) {

@@ -40,7 +40,7 @@ type Publisher struct {
 func (p Publisher) Step() step.Step {
 	p.verified = map[string]bool{}
 	return step.Step{
-		ID: p.id(), Title: "publish " + p.Of.plural(),
+		ID: p.id(), Title: fmt.Sprintf("publish %ss", p.Of),
 		Steps: func(context.Context) ([]step.Step, error) {
 			var steps []step.Step
 			for _, name := range p.Ledger.Lock().Names() {
@@ -93,7 +93,7 @@ func (p Publisher) job(ctx context.Context, name string) (job, error) {
 	if err != nil {
 		return job{}, err
 	}
-	j := job{Publisher: p, schematic: name, file: p.Of.file(lock, e), url: p.Of.url(p.Factory, RequestOf(lock, e))}
+	j := job{Publisher: p, schematic: name, file: p.Of.File(lock, e), url: p.Of.URL(p.Factory, RequestOf(lock, e))}
 	if j.file.SHA256 == "" || len(p.Hosts[name]) == 0 {
 		return j, nil
 	}
@@ -119,7 +119,7 @@ func (p Publisher) job(ctx context.Context, name string) (job, error) {
 
 func (p Publisher) schematic(name string) step.Step {
 	return step.Step{
-		ID: name, Title: fmt.Sprintf("publish the %s of schematic %s", p.Of, name),
+		ID: name, Title: fmt.Sprintf("publish the %s of schematic %s", strings.TrimSuffix(p.Of.Plural(), "s"), name),
 		Skip: func(ctx context.Context) (string, error) { return p.done(ctx, name) },
 		Steps: func(ctx context.Context) ([]step.Step, error) {
 			j, err := p.job(ctx, name)
@@ -176,7 +176,7 @@ func (j job) steps(ctx context.Context) ([]step.Step, error) {
 
 // look reports whether a file of that name is on the target, and its size.
 func (j job) look(ctx context.Context, t target) (sizeBytes int64, found bool, err error) {
-	sizeBytes, found, err = j.Of.stored(ctx, j.Store, t.host, t.storage, j.file.Name)
+	sizeBytes, found, err = j.Of.Stored(ctx, j.Store, t.host, t.storage, j.file.Name)
 	if err != nil {
 		return 0, false, fmt.Errorf("look for %s on %s: %w", j.file.Name, t, err)
 	}
@@ -193,7 +193,7 @@ func (j job) check(ctx context.Context, ways []way) error {
 		if t.info.FreeBytes < j.file.SizeBytes {
 			errs = append(errs, fault.WithHint(
 				fault.StorageFull.Refusedf("too little space on %s: %s needs %d bytes, %d are free", t, j.file.Name, j.file.SizeBytes, t.info.FreeBytes),
-				"recast prune removes %s of ours that nothing uses; or name another storage in %s", j.Of.plural(), j.Of.setting()))
+				"recast prune removes %s of ours that nothing uses; or name another storage in %s", j.Of.Plural(), j.Of.Setting()))
 		}
 		if t.wrong {
 			errs = append(errs, j.mayReplace(ctx, t))

@@ -57,8 +57,8 @@ func targets(ctx context.Context, store Storages, of Artefact, storages, hosts [
 	for _, host := range hosts {
 		if len(errs) == 0 && !served[host] {
 			errs = append(errs, fault.WithHint(
-				fault.StorageUnusable.Configf("no storage for %s on host %s: it has none of %q", of.plural(), host, storages),
-				"name a storage of that host in %s", of.setting()))
+				fault.StorageUnusable.Configf("no storage for %s on host %s: it has none of %q", of.Plural(), host, storages),
+				"name a storage of that host in %s", of.Setting()))
 		}
 	}
 	return list, errors.Join(errs...)
@@ -75,10 +75,10 @@ func lookAt(ctx context.Context, store Storages, of Artefact, storage string, ho
 		if err != nil {
 			return nil, fmt.Errorf("look at storage %q on %s: %w", storage, host, err)
 		}
-		if !slices.Contains(info.Content, of.content()) {
+		if !slices.Contains(info.Content, of.Content()) {
 			return nil, fault.WithHint(
-				fault.StorageUnusable.Configf("storage %q does not take %s: its content is %q", storage, of.plural(), info.Content),
-				"allow the content type with `pvesm set %s --content …,%s`%s, or name another storage in %s", storage, of.content(), of.since(), of.setting())
+				fault.StorageUnusable.Configf("storage %q does not take %s: its content is %q", storage, of.Plural(), info.Content),
+				"allow the content type with `pvesm set %s --content …,%s`%s, or name another storage in %s", storage, of.Content(), of.since(), of.Setting())
 		}
 		if !info.Active {
 			return nil, fault.WithHint(fault.StorageUnusable.Errorf("storage %q is not active on %s", storage, host),
@@ -88,7 +88,7 @@ func lookAt(ctx context.Context, store Storages, of Artefact, storage string, ho
 	}
 	if len(list) == 0 {
 		return nil, fault.WithHint(fault.StorageUnusable.Configf("storage %q is unknown: there is none of that name on %s", storage, strings.Join(hosts, ", ")),
-			"`pvesm status --content %s` lists what %s can name", of.content(), of.setting())
+			"`pvesm status --content %s` lists what %s can name", of.Content(), of.Setting())
 	}
 	return list, nil
 }

@@ -309,7 +309,6 @@ type Hypervisor interface {
 	// Containers lists the containers of the Proxmox cluster, by VMID; VMs have other VMIDs.
 	Containers(ctx context.Context) ([]cluster.Container, error)
 	images.Reacher
-	// Storage and ISO are those of images.Store.
-	Storage(ctx context.Context, host, storage string) (images.StorageInfo, error)
-	ISO(ctx context.Context, host, storage, name string) (sizeBytes int64, found bool, err error)
+	images.Storages
+	images.Finder
 }

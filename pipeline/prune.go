@@ -206,14 +206,14 @@ func (p *pruning) mayPrune(ctx context.Context) error {
 		return p.mayPruneMirror(ctx)
 	}
 	if p.o.Only == PruneCache {
-		return access.NeedsToPrune(nil).Check(ctx, p.px)
+		return access.NeedsToPrune(nil, nil).Check(ctx, p.px)
 	}
 	var errs []error
 	for _, kind := range []string{PruneISOs, PruneDisks} {
 		if !p.o.takes(kind) {
 			continue
 		}
-		needs, other := access.NeedsToPrune(p.Config.BootStorages()), PruneDisks
+		needs, other := access.NeedsToPrune(p.Config.Images.ISO.Storage, p.Config.Images.Disk.Storage), PruneDisks
 		if kind == PruneDisks {
 			vms, err := p.px.VMs(ctx)
 			if err != nil {

@@ -35,7 +35,7 @@ func Publish(ctx context.Context, p Project, c Images, src PublishSources, run *
 		return schematics.Lock{}, err
 	}
 	// Proxmox receives a whole upload before it reports that it is not allowed.
-	if err := access.NeedsToPublish(p.Config.BootStorages()).Check(ctx, src.Proxmox); err != nil {
+	if err := access.NeedsToPublish(p.Config.Images.ISO.Storage, p.Config.Images.Disk.Storage).Check(ctx, src.Proxmox); err != nil {
 		return schematics.Lock{}, err
 	}
 	hosts, err := isoHosts(ctx, p, src)

@@ -22,7 +22,7 @@ func TestFreeingNeeds(t *testing.T) {
 		"a roll that does not":  {NeedsOf(planning.Plan{Nodes: []planning.NodePlan{idle}}, false), false},
 		"prune":                 {NeedsToFree([]string{"fast"}), true},
 		"prune without a disk":  {NeedsToFree(nil), false},
-		"prune of ISOs":         {NeedsToPrune([]string{"fast"}), false},
+		"prune of ISOs":         {NeedsToPrune([]string{"fast"}, nil), false},
 		"prune of other disks'": {NeedsToFree([]string{"slow"}), false},
 	} {
 		has := func(path, privilege string) bool {
@@ -30,6 +30,34 @@ func TestFreeingNeeds(t *testing.T) {
 		}
 		if got := has("/vms", "VM.Config.Disk") && has("/storage/fast", "Datastore.AllocateSpace"); got != tc.want {
 			t.Errorf("%s: freeing is %t among %v", name, got, tc.needs)
+		}
+	}
+}
+
+// TestDiskImages: storages of disk images need what those of ISOs do, and only if there are any.
+func TestDiskImages(t *testing.T) {
+	n := planning.NodePlan{Node: "wk1", Strategy: cluster.Recreate, Host: "pve1"}
+	n.Wanted.ISOStorages = []string{"isos"}
+	boots := n
+	boots.Wanted.DiskStorages = []string{"imports"}
+	for name, tc := range map[string]struct {
+		needs Needs
+		want  []string // on /storage/imports
+	}{
+		"a roll by ISO":  {NeedsOf(planning.Plan{Nodes: []planning.NodePlan{n}}, false), nil},
+		"a roll by disk": {NeedsOf(planning.Plan{Nodes: []planning.NodePlan{boots}}, false), []string{"Datastore.AllocateTemplate", "Datastore.Audit"}},
+		"publish":        {NeedsToPublish([]string{"isos"}, []string{"imports"}), []string{"Datastore.AllocateTemplate", "Datastore.Audit"}},
+		"prune":          {NeedsToPrune([]string{"isos"}, []string{"imports"}), []string{"Datastore.Allocate", "Datastore.AllocateTemplate", "Datastore.Audit"}},
+	} {
+		var got []string
+		for _, n := range tc.needs {
+			if n.Path == "/storage/imports" {
+				got = append(got, n.Privilege)
+			}
+		}
+		slices.Sort(got)
+		if !slices.Equal(got, tc.want) {
+			t.Errorf("%s needs %v on the storage, want %v", name, got, tc.want)
 		}
 	}
 }

@@ -131,8 +131,8 @@ func TestGrantsTakeNothingAway(t *testing.T) {
 		admin = roll + " Sys.Modify Permissions.Modify VM.Console Datastore.Allocate Sys.AccessNetwork VM.PowerMgmt VM.Config.Disk VM.Config.CDROM"
 	)
 	rolling := NeedsToRoll([]string{"isos"}, []string{"pve1"}, cluster.Reimage)
-	pruning := NeedsToPrune([]string{"isos"})
-	optional := Options([]string{"isos"}, []string{"pve1"})
+	pruning := NeedsToPrune([]string{"isos"}, nil)
+	optional := Options([]string{"isos"}, nil, []string{"pve1"})
 	both := func(path, privileges string) acl {
 		return acl{{path, keptUser, privileges, false}, {path, keptToken, privileges, false}}
 	}

@@ -101,6 +101,20 @@ func (n *Needs) isos(storages []string) {
 	}
 }
 
+// diskImages is isos for the storages of disk images (pve-storage, Storage.pm, check_volume_access).
+func (n *Needs) diskImages(storages []string) {
+	for _, storage := range storages {
+		n.add("/storage/"+storage, "upload disk images", nil, "Datastore.AllocateTemplate")
+		n.add("/storage/"+storage, "make disks from disk images, and see the space for them", nil, "Datastore.Audit")
+	}
+}
+
+// images adds what the storages of what a new machine boots need.
+func (n *Needs) images(w cluster.Wanted) {
+	n.isos(w.ISOStorages)
+	n.diskImages(w.DiskStorages)
+}
+
 // medium adds what the medium in a CD drive needs (API2/Qemu.pm, $check_storage_access).
 func (n *Needs) medium(key, value string) {
 	if !cluster.IsDiskKey(key) {
@@ -159,7 +173,7 @@ func (n *Needs) Node(s cluster.Strategy, w cluster.Wanted, f observe.Found, disk
 		n.disk(d, id)
 	}
 	if s == cluster.Create || s == cluster.Recreate || s == cluster.Reimage {
-		n.isos(w.ISOStorages)
+		n.images(w)
 	}
 	if f.Ties.HA != nil || vm != nil && vm.HA {
 		n.add("/", "take VMs out of HA and put them back", nil, "Sys.Console")
@@ -196,7 +210,7 @@ func NeedsOf(p planning.Plan, inLease bool) Needs {
 		}
 		needs.shape(n)
 		if n.IsWayBack {
-			needs.isos(n.Wanted.ISOStorages)
+			needs.images(n.Wanted)
 		}
 		needs.freeing(n.FreesOn())
 	}

@@ -14,7 +14,7 @@ type Option struct {
 }
 
 // Options are the optional privileges of a token.
-func Options(isoStorages, hosts []string) []Option {
+func Options(isoStorages, diskStorages, hosts []string) []Option {
 	var download, prune Needs
 	for _, host := range hosts {
 		// Since pve-access-control 8.1.2; a role with an unknown privilege can't be created.
@@ -23,6 +23,9 @@ func Options(isoStorages, hosts []string) []Option {
 	for _, storage := range isoStorages {
 		// API2/Storage/Content.pm requires no less to delete an ISO.
 		prune.add("/storage/"+storage, "delete boot ISOs that nothing uses", nil, "Datastore.Allocate")
+	}
+	for _, storage := range diskStorages {
+		prune.add("/storage/"+storage, "delete disk images that nothing uses", nil, "Datastore.Allocate")
 	}
 	return []Option{
 		{DownloadURL, "boot ISOs are uploaded from here", download},

@@ -3,13 +3,17 @@ package access
 // NeedsToPrune is what removing ISOs from those storages needs: everything for a run's claim,
 // and VM.Audit on every VM of the Proxmox cluster. It includes what uploads ISOs there, because
 // an entry that grants the rest at a storage overrides those above it.
-func NeedsToPrune(isoStorages []string) Needs {
+func NeedsToPrune(isoStorages, diskStorages []string) Needs {
 	var needs Needs
 	needs.Common(nil)
 	needs.Claim()
 	needs.isos(isoStorages)
 	for _, storage := range isoStorages {
 		needs.add("/storage/"+storage, "delete ISOs", nil, "Datastore.Allocate")
+	}
+	needs.diskImages(diskStorages)
+	for _, storage := range diskStorages {
+		needs.add("/storage/"+storage, "delete disk images", nil, "Datastore.Allocate")
 	}
 	return needs
 }
@@ -50,9 +54,10 @@ func (n *Needs) freeing(storages []string) {
 }
 
 // NeedsToPublish is what uploading ISOs to those storages needs, and finding out for which hosts.
-func NeedsToPublish(isoStorages []string) Needs {
+func NeedsToPublish(isoStorages, diskStorages []string) Needs {
 	var needs Needs
 	needs.add("/", "read quorum, HA resources and backup jobs", nil, "Sys.Audit")
 	needs.isos(isoStorages)
+	needs.diskImages(diskStorages)
 	return needs
 }

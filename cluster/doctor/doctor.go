@@ -148,7 +148,7 @@ func (s Survey) Needs(wanted []cluster.Wanted, assessments []Assessment) access.
 			continue
 		}
 		if f.VM == nil {
-			needs = needs.With(access.NeedsToRoll(w.ISOStorages, nil, strategy))
+			needs = needs.With(access.NeedsToRoll(w.ISOStorages, nil, strategy)).With(access.NeedsToPublish(nil, w.DiskStorages))
 			continue
 		}
 		var disks []planning.DiskPlan

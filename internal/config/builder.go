@@ -1,7 +1,5 @@
 package config
 
-import "slices"
-
 // Values of images.builder.
 const (
 	BuilderAuto    = "auto"
@@ -15,17 +13,6 @@ const (
 	BootDisk = "disk"
 	BootAuto = "auto"
 )
-
-// BootStorages lists the storages of boot ISOs and of disk images, each once.
-func (c *Config) BootStorages() []string {
-	list := slices.Clone(c.Images.ISO.Storage)
-	for _, s := range c.Images.Disk.Storage {
-		if !slices.Contains(list, s) {
-			list = append(list, s)
-		}
-	}
-	return list
-}
 
 // BuilderOf returns the builder of a schematic's images: BuilderFactory or BuilderImager.
 func (im Images) BuilderOf(s Schematic) string {

@@ -83,6 +83,10 @@ func (s *site) Storage(_ context.Context, _, storage string) (images.StorageInfo
 	return info, nil
 }
 
+func (s *site) DiskImage(ctx context.Context, host, storage, name string) (int64, bool, error) {
+	return s.ISO(ctx, host, storage, name)
+}
+
 func (s *site) ISO(_ context.Context, _, _, name string) (int64, bool, error) {
 	size, found := s.isos[name]
 	return size, found, nil
@@ -120,11 +124,21 @@ func newSite() *site {
 // diagnose runs doctor without Talos, Kubernetes and images.
 func diagnose(t *testing.T, s *site, endpoints ...Endpoint) Result {
 	t.Helper()
+	return diagnoseWith(t, configOf(t), s, endpoints...)
+}
+
+func configOf(t *testing.T) *config.Config {
+	t.Helper()
 	c := &config.Config{
 		Cluster: "c1", Dir: t.TempDir(), Talos: config.Talos{Version: "v1.13.9"}, Proxmox: config.Proxmox{VMIDs: config.VMIDRange{First: 9000, Last: 9010}},
 		Nodes: []config.Node{{Name: "wk1", Schematic: "default", VMID: 9011, Strategy: "auto"}},
 	}
 	c.Images.ISO = config.ISO{Storage: []string{"isos"}, Delivery: "auto"}
+	return c
+}
+
+func diagnoseWith(t *testing.T, c *config.Config, s *site, endpoints ...Endpoint) Result {
+	t.Helper()
 	if len(endpoints) == 0 {
 		endpoints = []Endpoint{{URL: "https://pve1", Hosts: s.Hosts}}
 	}
@@ -352,7 +366,7 @@ func TestISOTransfer(t *testing.T) {
 				Project: pipeline.Project{Config: c}, src: Sources{Proxmox: s, Images: pipeline.Images{Factory: shop{}}},
 				lock: schematics.Lock{Schematics: map[string]schematics.Locked{"default": {ISO: schematics.BootFile{SizeBytes: tc.built}}}},
 			}}
-			if got := d.delivery(t.Context(), "default", "isos", "pve1"); got != tc.want {
+			if got := d.delivery(t.Context(), images.BootISO, "default", "isos", "pve1"); got != tc.want {
 				t.Errorf("got  %s\nwant %s", got, tc.want)
 			}
 		})

@@ -3,6 +3,7 @@ package checkup
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/recast-sh/recast/cluster"
@@ -76,7 +77,7 @@ func (d privilegeChecks) check(ctx context.Context) {
 
 // options reports optional privileges, never as a problem.
 func (d privilegeChecks) options(ctx context.Context, needs access.Needs) {
-	for _, o := range append(access.Options(d.Config.Images.ISO.Storage, hostNames(d.hosts)), d.rehearsing(ctx, needs)...) {
+	for _, o := range append(access.Options(d.Config.Images.ISO.Storage, d.Config.Images.Disk.Storage, hostNames(d.hosts)), d.rehearsing(ctx, needs)...) {
 		missing, err := needs.With(o.Needs).Missing(ctx, d.src.Proxmox)
 		if err != nil {
 			d.fail(GroupPrivileges, o.Name, err)
@@ -94,10 +95,10 @@ func (d privilegeChecks) options(ctx context.Context, needs access.Needs) {
 	}
 }
 
-// mayDownload says whether every host may download ISOs to every storage for them.
+// mayDownload says whether every host may download to every storage for ISOs and disk images.
 func (d privilegeChecks) mayDownload(ctx context.Context) bool {
 	for _, host := range hostNames(d.hosts) {
-		for _, storage := range d.Config.Images.ISO.Storage {
+		for _, storage := range slices.Concat(d.Config.Images.ISO.Storage, d.Config.Images.Disk.Storage) {
 			if why, err := d.src.Proxmox.MayDownload(ctx, host, storage); why != "" || err != nil {
 				return false
 			}

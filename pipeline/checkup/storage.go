@@ -11,13 +11,14 @@ import (
 	"github.com/recast-sh/recast/cluster/access"
 	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/images"
+	"github.com/recast-sh/recast/internal/config"
 	"github.com/recast-sh/recast/internal/fault"
 )
 
 // storageChecks are the checks of the storages.
 type storageChecks struct{ *checkup }
 
-// check checks the storages for ISOs and for the nodes' disks, from every host that
+// check checks the storages for ISOs, for disk images and for the nodes' disks, from every host that
 // has nodes.
 func (d storageChecks) check(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, askWorld)
@@ -27,7 +28,10 @@ func (d storageChecks) check(ctx context.Context) {
 		hosts = hostNames(d.hosts)
 	}
 	for _, storage := range d.Config.Images.ISO.Storage {
-		d.isoStorage(ctx, storage, hosts)
+		d.imageStorage(ctx, images.BootISO, storage, hosts)
+	}
+	for _, storage := range d.Config.Images.Disk.Storage {
+		d.imageStorage(ctx, images.DiskImage, storage, hosts)
 	}
 	d.spool()
 	for _, use := range d.diskUses() {
@@ -44,29 +48,39 @@ func (d storageChecks) unseen(storage string) bool {
 	})
 }
 
-func (d storageChecks) isoStorage(ctx context.Context, storage string, hosts []string) {
-	what := "ISO storage " + storage
+// imageStorage checks a storage for boot ISOs or disk images. One that can't take disk images
+// is a problem unless the machines boot the ISO instead.
+func (d storageChecks) imageStorage(ctx context.Context, of images.Artefact, storage string, hosts []string) {
+	what := label(of) + " storage " + storage
 	if d.unseen(storage) {
 		d.warn(GroupStorage, what, "", "can't be seen without Datastore.Audit on /storage/%s", storage)
 		return
 	}
-	largest := d.largestISO()
+	largest := d.largest(of)
 	for _, host := range hosts {
 		info, err := d.src.Proxmox.Storage(ctx, host, storage)
 		at := what + " on " + host
 		switch {
 		case err != nil:
 			d.fail(GroupStorage, at, err)
-		case !slices.Contains(info.Content, "iso"):
-			d.refuse(GroupStorage, at, fmt.Sprintf("pvesm set %s --content %s", storage, strings.Join(append(slices.Clone(info.Content), "iso"), ",")),
-				"does not take ISOs: its content is %s", strings.Join(info.Content, ", "))
+		case !slices.Contains(info.Content, of.Content()):
+			remedy := fmt.Sprintf("pvesm set %s --content %s", storage, strings.Join(append(slices.Clone(info.Content), of.Content()), ","))
+			seen := fmt.Sprintf("does not take %s: its content is %s", of.Plural(), strings.Join(info.Content, ", "))
+			switch {
+			case of == images.BootISO:
+				d.refuse(GroupStorage, at, remedy, "%s", seen)
+			case d.Config.Images.Boot == config.BootAuto:
+				d.warn(GroupStorage, at, remedy, "%s, so machines boot the ISO; content import needs Proxmox VE 8.3 and a storage of files", seen)
+			default:
+				d.refuse(GroupStorage, at, remedy, "%s; content import needs Proxmox VE 8.3 and a storage of files", seen)
+			}
 		case !info.Active:
 			d.refuse(GroupStorage, at, "see pvesm status on "+host, "is not active there")
 		case info.FreeBytes < largest:
-			d.refuse(GroupStorage, at, "free space, or name another storage in images.iso.storage", "%s free, but a boot ISO needs %s", cluster.Size(info.FreeBytes), cluster.Size(largest))
+			d.refuse(GroupStorage, at, "free space, or name another storage in "+of.Setting(), "%s free, but a %s needs %s", cluster.Size(info.FreeBytes), of, cluster.Size(largest))
 		default:
 			d.ok(GroupStorage, at, "%s free", cluster.Size(info.FreeBytes))
-			d.isosOn(ctx, storage, host)
+			d.imagesOn(ctx, of, storage, host)
 		}
 		if err == nil && info.Shared {
 			return // every host sees the same
@@ -74,54 +88,66 @@ func (d storageChecks) isoStorage(ctx context.Context, storage string, hosts []s
 	}
 }
 
-// unbuiltISO is the assumed size of an ISO that was not built yet.
-const unbuiltISO = 512 << 20
-
-func (d storageChecks) largestISO() int64 {
-	var largest int64
-	for _, e := range d.lock.Schematics {
-		largest = max(largest, e.ISO.SizeBytes)
+// label names the kind at the beginning of a check.
+func label(of images.Artefact) string {
+	if of == images.BootISO {
+		return "ISO"
 	}
-	return cmp.Or(largest, unbuiltISO)
+	return of.String()
 }
 
-// isosOn reports which ISOs of the lock exist already. Publish, or the roll itself, copies
+// unbuilt is the assumed size of an ISO, or a disk image, that was not built yet.
+const unbuilt = 512 << 20
+
+func (d storageChecks) largest(of images.Artefact) int64 {
+	var largest int64
+	for _, e := range d.lock.Schematics {
+		largest = max(largest, of.File(d.lock, e).SizeBytes)
+	}
+	return cmp.Or(largest, unbuilt)
+}
+
+// imagesOn reports which files of the lock exist already. Publish, or the roll itself, copies
 // the others.
-func (d storageChecks) isosOn(ctx context.Context, storage, host string) {
+func (d storageChecks) imagesOn(ctx context.Context, of images.Artefact, storage, host string) {
 	for _, name := range d.lock.Names() {
-		iso := d.lock.Schematics[name].ISO
-		bytes, found, err := d.src.Proxmox.ISO(ctx, host, storage, iso.Name)
-		what := fmt.Sprintf("ISO of %s on %s", name, storage)
+		if of == images.DiskImage && d.ByImager(name) {
+			continue // there is none: its machines boot the ISO
+		}
+		file := of.File(d.lock, d.lock.Schematics[name])
+		bytes, found, err := of.Stored(ctx, d.src.Proxmox, host, storage, file.Name)
+		what := fmt.Sprintf("%s of %s on %s", label(of), name, storage)
 		switch {
 		case err != nil:
 			d.fail(GroupStorage, what, err)
 		case !found:
-			d.ok(GroupStorage, what, "%s is not there yet: a roll delivers it, %s", iso.Name, d.delivery(ctx, name, storage, host))
-		case iso.SizeBytes > 0 && bytes != iso.SizeBytes:
+			d.ok(GroupStorage, what, "%s is not there yet: a roll delivers it, %s", file.Name, d.delivery(ctx, of, name, storage, host))
+		case file.SizeBytes > 0 && bytes != file.SizeBytes:
 			d.warn(GroupStorage, what, "a roll replaces it unless a VM uses it: then eject it first",
-				"%s has %d bytes, the lock has %d: an upload was interrupted", iso.Name, bytes, iso.SizeBytes)
+				"%s has %d bytes, the lock has %d: an upload was interrupted", file.Name, bytes, file.SizeBytes)
 		default:
-			d.ok(GroupStorage, what, "%s exists", iso.Name)
+			d.ok(GroupStorage, what, "%s exists", file.Name)
 		}
 	}
 }
 
-// delivery says how the ISO of a schematic would get to a storage. The host asks the
-// factory only for ISOs that it has built already.
-func (d storageChecks) delivery(ctx context.Context, name, storage, host string) string {
+// delivery says how the file of a schematic would get to a storage. The host asks the
+// factory only for files that it has built already.
+func (d storageChecks) delivery(ctx context.Context, of images.Artefact, name, storage, host string) string {
 	asked := d.Config.Images.ISO.Delivery
 	if asked == string(images.ByUpload) {
 		return "by upload"
 	}
 	e := d.lock.Schematics[name]
-	known := e.ISO.SizeBytes > 0 && d.src.ErrImages == nil
+	file := of.File(d.lock, e)
+	known := file.SizeBytes > 0 && d.src.ErrImages == nil
 	var why string
 	var err error
 	switch {
 	case d.ByImager(name):
 		why = images.BuiltByImager
 	case known:
-		why, err = images.NoDownload(ctx, d.src.Proxmox, host, storage, d.src.Images.Factory.ISOURL(images.RequestOf(d.lock, e)), e.ISO)
+		why, err = images.NoDownload(ctx, d.src.Proxmox, host, storage, of.URL(d.src.Images.Factory, images.RequestOf(d.lock, e)), file)
 	default:
 		why, err = d.src.Proxmox.MayDownload(ctx, host, storage)
 	}
@@ -144,8 +170,8 @@ func (d storageChecks) spool() {
 	for _, h := range d.hosts {
 		switch {
 		case !h.Entry || len(h.Errs) > 0 && h.SpoolFree == 0:
-		case h.SpoolFree < d.largestISO():
-			d.refuse(GroupStorage, "upload spool", "free space below /var/tmp there", "%s has %s free on its root filesystem, but a boot ISO needs %s", h.Name, cluster.Size(h.SpoolFree), cluster.Size(d.largestISO()))
+		case h.SpoolFree < d.largest(images.BootISO):
+			d.refuse(GroupStorage, "upload spool", "free space below /var/tmp there", "%s has %s free on its root filesystem, but a boot ISO needs %s", h.Name, cluster.Size(h.SpoolFree), cluster.Size(d.largest(images.BootISO)))
 		default:
 			d.ok(GroupStorage, "upload spool", "%s has %s free on its root filesystem", h.Name, cluster.Size(h.SpoolFree))
 		}
