@@ -39,8 +39,8 @@ type StoredISO struct {
 
 func (i StoredISO) String() string { return i.Name + " on " + i.target().String() }
 
-// of is what it is. Shelf lists each kind on its own.
-func (i StoredISO) of() Artefact {
+// Of is what it is. Shelf lists each kind on its own.
+func (i StoredISO) Of() Artefact {
 	if strings.HasSuffix(i.Name, ".qcow2") {
 		return DiskImage
 	}
@@ -210,7 +210,7 @@ func (p Pruner) remove(v *Verdict) step.Step {
 	return step.Step{
 		ID: "delete-" + v.target().id() + "-" + v.Name, Kind: "delete-iso", Title: "delete " + v.String(), Risk: step.Destructive,
 		Skip: func(ctx context.Context) (string, error) {
-			isos, err := v.of().list(ctx, p.Shelf, v.Host, v.Storage)
+			isos, err := v.Of().list(ctx, p.Shelf, v.Host, v.Storage)
 			if err != nil || slices.ContainsFunc(isos, func(i StoredISO) bool { return i.Name == v.Name }) {
 				return "", err
 			}

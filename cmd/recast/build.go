@@ -35,6 +35,8 @@ images.signature decides what happens if the installer is not signed by
 images.signingKey or by the key that the factory publishes. recast.lock keeps
 the fingerprint of the key, so a later change of the key is detected.
 
+With images.boot: disk or auto, the disk image is downloaded and verified, too.
+
 If there is nothing to do, it downloads nothing, writes nothing and takes well under
 a second.`,
 		Args: cobra.NoArgs,
@@ -54,7 +56,8 @@ func newPublishCmd(s *streams, g *globals) *cobra.Command {
 		Use: "publish", Short: "Copy installers to the mirror and boot ISOs to Proxmox storage",
 		Long: `Copy the boot ISO of every locked schematic to the storages of images.iso.storage
 for the hosts whose VMs need it: once to a shared storage, once per host to a local
-one. Images that are not built yet are built first.
+one. Images that are not built yet are built first. With images.boot: disk or auto, disk
+images go to the storages of images.disk.storage in the same way.
 
 With images.iso.delivery: auto, a Proxmox node downloads the ISO itself if the token
 allows that (Sys.AccessNetwork on /nodes/<node>) and the node reaches the Image

@@ -37,9 +37,10 @@ images.iso.storage, on every Proxmox node that is up. An ISO is kept if any VM o
 snapshot of the whole Proxmox cluster refers to it, even in a pending change; if
 recast.lock or the previous lock has it; if an unfinished replacement may need it or a
 VM was made from its build; and if it is younger than --older-than, since other Talos
-clusters may share the storage.
+clusters may share the storage. Disk images of recast (.qcow2) on the storages of
+images.disk.storage go by the same rules.
 
-Boot ISOs of recast in .recast/cache/iso, where builds keep them on this machine, by
+Boot ISOs and disk images of recast in .recast/cache/iso, where builds keep them on this machine, by
 the same rules; and what a killed build left there at least a day ago.
 
 Installers in images.mirror, only with --only mirror: a registry can't tell who else
@@ -51,8 +52,8 @@ through the registry API.
 
 Everything is checked again right before it is removed. Refuses if the token does not
 provably see every VM, without quorum, and while another run is active. Disks and
-parking VMs need the privileges of a roll; ISOs need Datastore.Allocate on their
-storages. --only selects one kind.`
+parking VMs need the privileges of a roll; ISOs and disk images need
+Datastore.Allocate on their storages. --only selects one kind.`
 
 func newPruneCmd(s *streams, g *globals) *cobra.Command {
 	var f struct {
@@ -91,7 +92,7 @@ func newPruneCmd(s *streams, g *globals) *cobra.Command {
 	}
 	c.Flags().DurationVar(&f.olderThan, "older-than", 168*time.Hour, "keep ISOs and installers that are younger than this")
 	c.Flags().IntVar(&f.keepDisks, "keep-disks", 0, "old system disks to keep for each node (default: roll.keepDisks)")
-	c.Flags().StringVar(&f.only, "only", "", "remove only one `kind`: isos, disks, cache or mirror")
+	c.Flags().StringVar(&f.only, "only", "", "remove only one `kind`: isos (and disk images), disks (old system disks), cache or mirror")
 	c.Flags().BoolVar(&f.yes, "yes", false, "do not ask; needed where there is no terminal")
 	c.Flags().StringVarP(&f.out, "output", "o", "text", "`format` of the report: text or json")
 	return c

@@ -42,6 +42,9 @@ func WriteImages(w io.Writer, format string, lock schematics.Lock) error {
 			p.line("schematic %s: build %s", name, words.Short(e.BuildID))
 			p.line("  installer %s", orNone(e.Installer))
 			p.line("  boot ISO  %s sha256:%s", e.ISO.Name, orNone(e.ISO.SHA256))
+			if e.Disk.Name != "" {
+				p.line("  disk      %s sha256:%s", e.Disk.Name, e.Disk.SHA256)
+			}
 		}
 	})
 }

@@ -114,7 +114,7 @@ func (t pruneCount) words(what, bytes, freed string) string {
 }
 
 // pruneCounts are the counts of all kinds.
-type pruneCounts struct{ disks, vms, scratch, isos, cache, mirror pruneCount }
+type pruneCounts struct{ disks, vms, scratch, isos, diskImages, cache, mirror pruneCount }
 
 func countPrune(rep pipeline.PruneReport) (n pruneCounts) {
 	for _, v := range rep.Disks {
@@ -127,7 +127,11 @@ func countPrune(rep pipeline.PruneReport) (n pruneCounts) {
 		n.scratch.count(v.Removed, v.Keep, 0)
 	}
 	for _, v := range rep.ISOs {
-		n.isos.count(v.Removed, v.Keep, v.SizeBytes)
+		if v.Of() == images.DiskImage {
+			n.diskImages.count(v.Removed, v.Keep, v.SizeBytes)
+		} else {
+			n.isos.count(v.Removed, v.Keep, v.SizeBytes)
+		}
 	}
 	for _, v := range rep.Cache {
 		n.cache.count(v.Removed, v.Keep, v.SizeBytes)
@@ -151,8 +155,11 @@ func pruned(rep pipeline.PruneReport) string {
 	if n.scratch.all > 0 {
 		lines = append(lines, n.scratch.words("scratch VM", "", ""))
 	}
-	if n.isos.all > 0 || n.disks.all+n.vms.all+n.scratch.all+n.cache.all == 0 && rep.Mirror == nil {
+	if n.isos.all > 0 || n.disks.all+n.vms.all+n.scratch.all+n.diskImages.all+n.cache.all == 0 && rep.Mirror == nil {
 		lines = append(lines, n.isos.words("ISO", ", "+size(n.isos.bytes), ", "+size(n.isos.freed)))
+	}
+	if n.diskImages.all > 0 {
+		lines = append(lines, n.diskImages.words("disk image", ", "+size(n.diskImages.bytes), ", "+size(n.diskImages.freed)))
 	}
 	if n.cache.all > 0 {
 		lines = append(lines, n.cache.words("cached file", ", "+size(n.cache.bytes), ", "+size(n.cache.freed)))
@@ -178,6 +185,7 @@ func PruneQuestion(rep pipeline.PruneReport) string {
 	add(n.vms.goes, "delete", "parking VM", "")
 	add(n.scratch.goes, "delete", "scratch VM", "")
 	add(n.isos.goes, "delete", "ISO", " ("+size(n.isos.bytes)+")")
+	add(n.diskImages.goes, "delete", "disk image", " ("+size(n.diskImages.bytes)+")")
 	add(n.cache.goes, "delete", "cached file", " ("+size(n.cache.bytes)+")")
 	add(n.mirror.goes, "delete", "mirrored installer", " for good")
 	question := strings.Join(parts, ", ") + "?"

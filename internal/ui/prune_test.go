@@ -50,6 +50,11 @@ func TestWritePrune(t *testing.T) {
 			"stays    r.acme/talos:v1.13.9-aaaaaaaaaaaa (sha256:1, built on 2026-11-14)\n         recast.lock has it\n" +
 				"goes     r.acme/talos:v1.13.9-bbbbbbbbbbbb (sha256:2, build date unknown)\n1 of 2 mirrored installers can go\n",
 		},
+		"disk images": {
+			pipeline.PruneReport{ISOs: []images.Verdict{gone, {StoredISO: iso("d.qcow2", 50)}, {StoredISO: iso("e.qcow2", 60), Removed: true}}},
+			"removed  b.iso on storage local on pve1 (200 MiB)\ngoes     d.qcow2 on storage local on pve1 (50 MiB)\nremoved  e.qcow2 on storage local on pve1 (60 MiB)\n" +
+				"1 of 1 ISOs removed, 200 MiB\n1 of 2 disk images removed, 60 MiB; 1 that could be removed are still there\n",
+		},
 		"nothing there": {pipeline.PruneReport{}, "0 ISOs, none to remove\n"},
 		"before": {
 			pipeline.PruneReport{ISOs: []images.Verdict{kept, goes}, Unseen: []string{"pve2 is offline"}},
