@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"path"
 	"strings"
 	"time"
 
@@ -357,10 +358,27 @@ type Wanted struct {
 	Surge        bool       // it is there only during a roll
 }
 
+// What a new machine boots: see Wanted.Boot.
+const (
+	BootFromISO  = "iso"
+	BootFromDisk = "disk"
+	BootFromAuto = "auto"
+)
+
 // ISOVolume finds the boot ISO on the first of the node's ISO storages that has it for this host.
 func (w Wanted) ISOVolume(ctx context.Context, px StorageReader, host string) (string, error) {
-	for _, storage := range w.ISOStorages {
-		volid := storage + ":iso/" + w.Build.ISOName
+	return published(ctx, px, host, "boot ISO", "iso/"+w.Build.ISOName, w.ISOStorages)
+}
+
+// DiskVolume is ISOVolume for the disk image.
+func (w Wanted) DiskVolume(ctx context.Context, px StorageReader, host string) (string, error) {
+	return published(ctx, px, host, "disk image", "import/"+w.Build.DiskName, w.DiskStorages)
+}
+
+// published finds a file on the first of the storages that has it for this host.
+func published(ctx context.Context, px StorageReader, host, what, name string, storages []string) (string, error) {
+	for _, storage := range storages {
+		volid := storage + ":" + name
 		found, err := px.HasVolume(ctx, host, volid)
 		if err != nil {
 			return "", fmt.Errorf("look for %s on %s: %w", volid, host, err)
@@ -369,7 +387,7 @@ func (w Wanted) ISOVolume(ctx context.Context, px StorageReader, host string) (s
 			return volid, nil
 		}
 	}
-	return "", fault.WithHint(fault.ISODiffers.Refusedf("boot ISO %s is on none of %s as host %s sees them", w.Build.ISOName, strings.Join(w.ISOStorages, ", "), host), "recast publish")
+	return "", fault.WithHint(fault.ISODiffers.Refusedf("%s %s is on none of %s as host %s sees them", what, path.Base(name), strings.Join(storages, ", "), host), "recast publish")
 }
 
 // Endpoint is where the Talos API of one node is.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -71,6 +72,7 @@ type Proxmox struct {
 	HA        *cluster.HAResource
 	Tied      cluster.Ties
 	Done      []string
+	Imports   string // size of the disks in disk images: "2G"
 
 	SharedDisks bool // all hosts have the storage fast
 }
@@ -232,9 +234,15 @@ func (p *Proxmox) SetConfig(_ context.Context, vm cluster.VM, set map[string]str
 	for _, key := range del {
 		set[key] = ""
 	}
+	for key, value := range set {
+		set[key] = imported.ReplaceAllString(value, fmt.Sprintf("$1:vm-%d-imported-0$2,size=%s", vm.ID, p.Imports))
+	}
 	p.Set(vm.ID, set)
 	return nil
 }
+
+// imported is a disk that is to be made from a disk image.
+var imported = regexp.MustCompile(`^([^:]+):0,import-from=[^,]*((?:,.*)?)$`)
 
 func (p *Proxmox) CreateVM(_ context.Context, host string, id cluster.VMID, config map[string]string) error {
 	if err := p.do("CreateVM", cluster.VM{ID: id}, "create %d", id); err != nil {

@@ -55,6 +55,10 @@ func (r handOver) stepID(in parking.Intent) string {
 		return parkStep + in.Key
 	case r.Strategy == cluster.Rollback && r.System.isSystem(in.ToKey):
 		return "restore-disk"
+	case in.To != r.Parking && r.System.isSystem(in.ToKey) && r.Strategy == cluster.Recreate:
+		return "renew-disk"
+	case in.To != r.Parking && r.System.isSystem(in.ToKey) && r.Strategy == cluster.Reimage:
+		return "blank-disk"
 	}
 	return "attach/" + in.ToKey
 }

@@ -18,13 +18,22 @@ import (
 // blankDisk is the value that makes Proxmox allocate a disk like d: same
 // storage, format and options, with our serial and WWN.
 func (r NewSystem) blankDisk(d cluster.Disk) string {
-	bytes := max(d.SizeBytes(), uint64(max(r.SystemGiB, 0))<<30)
-	options := cluster.WithFormat(cluster.WithoutOption(d, "size", "format"))
 	blank := cluster.Disk{
-		Volid:   d.Storage() + ":" + strconv.FormatFloat(float64(bytes)/(1<<30), 'f', -1, 64),
-		Options: cluster.Disk{Key: d.Key, Options: options}.Named(r.Serial),
+		Volid:   d.Storage() + ":" + strconv.FormatFloat(float64(r.wantedBytes(d))/(1<<30), 'f', -1, 64),
+		Options: r.optionsOf(d),
 	}
 	return blank.Value()
+}
+
+// wantedBytes is the size of the new system disk in place of d.
+func (r NewSystem) wantedBytes(d cluster.Disk) uint64 {
+	return max(d.SizeBytes(), uint64(max(r.SystemGiB, 0))<<30)
+}
+
+// optionsOf are the options with which the new system disk is allocated in place of d.
+func (r NewSystem) optionsOf(d cluster.Disk) []string {
+	options := cluster.WithFormat(cluster.WithoutOption(d, "size", "format"))
+	return cluster.Disk{Key: d.Key, Options: options}.Named(r.Serial)
 }
 
 // create is called right after quorum was read.
@@ -39,7 +48,9 @@ func (r NewSystem) createVM(ctx context.Context) error {
 	var iso string
 	err := wait.All(
 		func() (err error) {
-			iso, err = r.ISO(ctx)
+			if r.Prepared == "" {
+				iso, err = r.ISO(ctx)
+			}
 			return err
 		},
 		func() error { return cluster.RequireQuorum(ctx, r.Proxmox) },
@@ -76,7 +87,8 @@ func (r NewSystem) Marked() (string, error) {
 }
 
 // NewConfig is the remembered configuration with a blank system disk and the
-// boot ISO in the CD drive; see oldConfig.
+// boot ISO in the CD drive; see oldConfig. Without an ISO it has neither: a prepared
+// system disk comes from the parking VM.
 func (r NewSystem) NewConfig(iso string) (map[string]string, error) {
 	config, disks, err := r.oldConfig()
 	if err != nil {
@@ -86,10 +98,13 @@ func (r NewSystem) NewConfig(iso string) (map[string]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	config[system.Key] = r.blankDisk(system)
-	cd := cluster.CDKey(r.VM.Config, disks)
-	config[cd] = iso + ",media=cdrom"
-	config["boot"] = bootOrder(r.VM.Config["boot"], system.Key, cd)
+	if cd := cluster.CDKey(r.VM.Config, disks); iso != "" {
+		config[system.Key] = r.blankDisk(system)
+		config[cd] = iso + ",media=cdrom"
+		config["boot"] = bootOrder(r.VM.Config["boot"], system.Key, cd)
+	} else if r.VM.Config[cd] != "" {
+		config[cd] = "none,media=cdrom"
+	}
 	if r.Blank != nil {
 		config[r.Blank.Key] = r.Blank.Value
 	}

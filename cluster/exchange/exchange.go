@@ -51,7 +51,7 @@ func Of(px cluster.Proxmox, mem parking.Memory, rec parking.Record, parking clus
 	return WiredReplace(&Replace{
 		Proxmox: px, Strategy: rec.Strategy, Run: rec.Run, Build: rec.Build, VM: mem.VM, Parking: parking,
 		Disks: disks, Restore: rec.Restore, Serial: mem.DiskSerial, SystemGiB: mem.SystemGiB, Blank: mem.Blank, HostArch: mem.HostArch, Firewall: mem.Firewall, ha: mem.HA, old: mem.Old,
-		Late: new(Late),
+		Prepared: rec.Prepared, Late: new(Late),
 	})
 }
 
@@ -72,7 +72,7 @@ func (r *Replace) Steps() step.Step {
 	down.Skip = r.Deletion.TakenDown
 	return r.whole(branch("replace", fmt.Sprintf("replace VM %d", r.VM.ID),
 		step.Step{ID: "gate", Title: "see that the exchange was not given up", Do: r.notGivenUp},
-		down, branch("bring-up", fmt.Sprintf("bring VM %d up", r.VM.ID), known.NewSystem(r.Strategy), known.Attach()),
+		down, branch("bring-up", fmt.Sprintf("bring VM %d up", r.VM.ID), known.NewSystem(r.Strategy, r.Prepared != ""), known.Attach()),
 		branch("finish", "put back what was taken away for the exchange", append(r.Settings.FinishSteps(),
 			step.Step{ID: "keep", Code: fault.ParkedHalf, Title: "keep the old system disk parked", Do: r.Settings.Keep})...),
 	))

@@ -156,7 +156,12 @@ func (r Settings) RestoreHA(ctx context.Context) error {
 
 // Keep closes the record: the old system disk stays parked, for a rollback.
 func (r Settings) Keep(ctx context.Context) error {
-	return r.updateRecord(ctx, func(rec *parking.Record) {
+	park, err := r.Proxmox.VMConfig(ctx, r.Parking)
+	if err != nil {
+		return fmt.Errorf("look up parking VM %d: %w", r.Parking, err)
+	}
+	return r.changeRecord(ctx, park, func(rec *parking.Record) {
+		r.Preparation.forgetUsed(park, rec)
 		if back := rec.Restore; back != nil {
 			rec.Kept = slices.DeleteFunc(rec.Kept, func(k parking.KeptDisk) bool { return k.Key == back.Key })
 		}

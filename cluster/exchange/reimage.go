@@ -9,18 +9,34 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// blanked is the goal of giving a blank system disk to a VM that stays.
-func (r NewSystem) blanked(ctx context.Context) (string, error) {
-	vm, disk, there, err := r.SystemNow(r.Current(ctx))
+// Given is the goal of Give.
+func (r NewSystem) Given(ctx context.Context) (string, error) {
+	read := r.Current
+	if r.Prepared != "" {
+		read = r.Powered
+	}
+	vm, disk, there, err := r.SystemNow(read(ctx))
 	if err != nil || !there || disk.Option("serial") != r.Serial || vm.MadeBy() != r.Run {
 		return "", err
+	}
+	if r.Prepared != "" && !vm.Running && !r.Preparation.complete(vm, disk) {
+		return "", nil // it was handed over, and no more
 	}
 	return fmt.Sprintf("%s of %s is blank or was installed by this run", disk.Key, vm), nil
 }
 
-// GiveBlank inserts the boot ISO first. Then it allocates the disk and sets the run's mark in one
+// Give gives the VM, which is off, its new system disk: the prepared one, or a blank one with the
+// boot ISO.
+func (r NewSystem) Give(ctx context.Context) error {
+	if r.Prepared != "" {
+		return r.Preparation.give(ctx)
+	}
+	return r.giveBlank(ctx)
+}
+
+// giveBlank inserts the boot ISO first. Then it allocates the disk and sets the run's mark in one
 // request, so a second run redoes whatever a crash interrupted.
-func (r NewSystem) GiveBlank(ctx context.Context) error {
+func (r NewSystem) giveBlank(ctx context.Context) error {
 	iso, err := r.ISO(ctx)
 	if err != nil {
 		return err

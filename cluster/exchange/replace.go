@@ -32,7 +32,13 @@ type Replace struct {
 	Restore   *parking.KeptDisk                         // Rollback: the disk that comes back
 	ISO       func(ctx context.Context) (string, error) // finds the volid of the boot ISO
 	SystemGiB int                                       // wanted size of the new system disk; 0 or less than before: as before
-	Serial    string                                    // of the blank system disk
+	Serial    string                                    // of the new system disk
+
+	// Prepared is the disk image that the new system disk is made from, while the node still serves;
+	// "": it is a blank one. Image finds its volid, and DiskBytes is the size of the disk in it.
+	Prepared  string
+	Image     func(ctx context.Context) (string, error)
+	DiskBytes int64
 
 	// Firewall is the sum of the VM's firewall, which a new VM gets (firewall.Config.Sum); "": it
 	// had none.
@@ -64,17 +70,18 @@ type Replace struct {
 	Late *Late                 // requests that may still come
 	Say  func(id, text string) // reports what a step waits for; may be nil
 
-	handOvers    handOver   // one disk from one VM to another
-	moves        diskMoves  // every disk to the parking VM and back
-	System       NewSystem  // the VM with its other system disk
-	Deletion     Deletion   // of the old VM, and what must hold before
-	KeptFirewall Firewall   // its rules, kept on the parking VM
-	comparison   comparison // of the drives with the remembered ones
-	Spare        SpareDisk  // a new system disk that is not used
-	PutBack      PutBack    // the VM as it was
-	Settings     Settings   // those that differ until finish
-	Lost         LostDisks  // where the disks are, for an error
-	Reshaping    Reshaping  // the VM's shape
+	handOvers    handOver    // one disk from one VM to another
+	moves        diskMoves   // every disk to the parking VM and back
+	System       NewSystem   // the VM with its other system disk
+	Preparation  Preparation // of a system disk from a disk image
+	Deletion     Deletion    // of the old VM, and what must hold before
+	KeptFirewall Firewall    // its rules, kept on the parking VM
+	comparison   comparison  // of the drives with the remembered ones
+	Spare        SpareDisk   // a new system disk that is not used
+	PutBack      PutBack     // the VM as it was
+	Settings     Settings    // those that differ until finish
+	Lost         LostDisks   // where the disks are, for an error
+	Reshaping    Reshaping   // the VM's shape
 }
 
 // Copy returns a copy of the exchange: setting its fields leaves r as it is.
@@ -85,6 +92,7 @@ func WiredReplace(r *Replace) *Replace {
 	r.handOvers = handOver{r}
 	r.moves = diskMoves{r}
 	r.System = NewSystem{r}
+	r.Preparation = Preparation{r}
 	r.Deletion = Deletion{r}
 	r.KeptFirewall = Firewall{r}
 	r.comparison = comparison{r}
@@ -98,16 +106,17 @@ func WiredReplace(r *Replace) *Replace {
 
 // The parts of an exchange. Each embeds the exchange itself.
 type (
-	handOver   struct{ *Replace }
-	diskMoves  struct{ *Replace }
-	NewSystem  struct{ *Replace }
-	Deletion   struct{ *Replace }
-	Firewall   struct{ *Replace }
-	comparison struct{ *Replace }
-	SpareDisk  struct{ *Replace }
-	PutBack    struct{ *Replace }
-	Settings   struct{ *Replace }
-	LostDisks  struct{ *Replace }
+	handOver    struct{ *Replace }
+	diskMoves   struct{ *Replace }
+	NewSystem   struct{ *Replace }
+	Preparation struct{ *Replace }
+	Deletion    struct{ *Replace }
+	Firewall    struct{ *Replace }
+	comparison  struct{ *Replace }
+	SpareDisk   struct{ *Replace }
+	PutBack     struct{ *Replace }
+	Settings    struct{ *Replace }
+	LostDisks   struct{ *Replace }
 )
 
 // changedSince lists the settings of the old VM that have changed since they were remembered, apart

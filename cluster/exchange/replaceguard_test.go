@@ -143,9 +143,20 @@ var calls = map[string]call{
 	"detach":        {func(g *guarded, ctx context.Context) error { return g.r.moves.park(ctx, g.held) }, on(101, kv{"scsi2": "fast:vm-200-disk-0"}), "set 101 map[] delete [scsi2]"},
 	"spare":         {func(g *guarded, ctx context.Context) error { _, _, err := g.r.Spare.newToPark(ctx); return err }, blank, ""},
 	"park new":      {func(g *guarded, ctx context.Context) error { return g.r.Spare.ParkNew(ctx) }, all(blank, asks), intended + intended + "move scsi0 of 101 to scsi29 of 9900\nset 9900 map[scsi29:fast:vm-9900-moved-disk-5,serial=blank,backup=0] delete []"},
-	"blank":         {func(g *guarded, ctx context.Context) error { return g.r.System.GiveBlank(ctx) }, reimage, "set 101 map[ide2:isos:iso/x.iso,media=cdrom onboot:0] delete []\nset 101 map[boot:order=scsi0;ide2 description:recast: run=r1 build=b scsi0:fast:0,serial=blank,wwn=" + cluster.WWN("blank") + "] delete []"},
-	"restore":       {func(g *guarded, ctx context.Context) error { return g.r.System.restore(ctx) }, restoring, "set 101 map[description:recast: run=r1 build=b onboot:0] delete []\n" + intended + "move scsi20 of 9900 to scsi0 of 101\nset 101 map[boot:order=scsi0] delete []"},
-	"create":        {func(g *guarded, ctx context.Context) error { return g.r.System.createVM(ctx) }, deleted, "create 101"},
+	"blank":         {func(g *guarded, ctx context.Context) error { return g.r.System.Give(ctx) }, reimage, "set 101 map[ide2:isos:iso/x.iso,media=cdrom onboot:0] delete []\nset 101 map[boot:order=scsi0;ide2 description:recast: run=r1 build=b scsi0:fast:0,serial=blank,wwn=" + cluster.WWN("blank") + "] delete []"},
+	"prepare": {
+		func(g *guarded, ctx context.Context) error { return g.r.Preparation.do(ctx) }, preparing,
+		intended + "set 9900 map[scsi29:fast:0,import-from=isos:import/x.qcow2,ssd=1,serial=blank,wwn=" + cluster.WWN("blank") + ",backup=0] delete []\ngrow scsi29 of 9900 to 10737418240",
+	},
+	"prepared": {func(g *guarded, ctx context.Context) error { return said(g.r.Preparation.done(ctx)) }, preparing, ""},
+	"give": {
+		func(g *guarded, ctx context.Context) error { return g.r.System.Give(ctx) }, prepared,
+		"set 101 map[description:recast: run=r1 build=b ide2:none,media=cdrom onboot:0 protection:1] delete []\n" + intended + "move scsi29 of 9900 to scsi0 of 101\n" +
+			"set 101 map[scsi0:fast:vm-101-moved-disk-9,ssd=1,serial=blank] delete []\nset 101 map[boot:order=scsi0] delete []",
+	},
+	"given":   {func(g *guarded, ctx context.Context) error { return said(g.r.System.Given(ctx)) }, prepared, ""},
+	"restore": {func(g *guarded, ctx context.Context) error { return g.r.System.restore(ctx) }, restoring, "set 101 map[description:recast: run=r1 build=b onboot:0] delete []\n" + intended + "move scsi20 of 9900 to scsi0 of 101\nset 101 map[boot:order=scsi0] delete []"},
+	"create":  {func(g *guarded, ctx context.Context) error { return g.r.System.createVM(ctx) }, deleted, "create 101"},
 	"create new": {func(g *guarded, ctx context.Context) error {
 		err := g.r.System.createVM(ctx)
 		if err == nil && g.Guests[101].Config["efidisk0"] == "" {
@@ -239,7 +250,7 @@ type guard struct {
 // TestReplaceGuards: recast checks what it destroys or hands over right before it does so.
 func TestReplaceGuards(t *testing.T) {
 	t.Parallel()
-	for _, row := range slices.Concat(deletionRows(), diskRows(), systemRows(), recordRows(), handOverRows(), keptRows(), openRows(), shapeRows(), moveRows()) {
+	for _, row := range slices.Concat(deletionRows(), diskRows(), systemRows(), recordRows(), handOverRows(), preparedRows(), keptRows(), openRows(), shapeRows(), moveRows()) {
 		t.Run(row.do+": "+cmp.Or(row.err, "not refused"), func(t *testing.T) {
 			t.Parallel()
 			g, err := calls[row.do].run(t, row.change, clustertest.Which{})
@@ -274,6 +285,24 @@ func shaped(g *guarded) {
 func hasData(g *guarded) { g.r.Asks = func(context.Context) error { return errors.New("it has data") } }
 
 func asks(g *guarded) { g.r.Asks = func(context.Context) error { return g.Call("asked") } }
+
+// preparing is an exchange whose new system disk is to be made from a disk image.
+func preparing(g *guarded) {
+	here(g)
+	g.rec.Prepared, g.Imports = "x.qcow2", "2G"
+	g.r.Prepared, g.r.DiskBytes = "x.qcow2", 2<<30
+	g.r.VM.Config["scsi0"] = "fast:vm-101-disk-0,ssd=1,size=10G"
+	g.r.VM.Config["ide2"] = "none,media=cdrom"
+	g.r.Image = func(context.Context) (string, error) { return "isos:import/x.qcow2", g.Call("asked") }
+}
+
+// prepared has that disk on the parking VM, where the old one is, too.
+func prepared(g *guarded) {
+	preparing(g)
+	parked(g)
+	g.rec.Kept = []parking.KeptDisk{{Key: "scsi29", Run: "r1", Slot: "scsi0", Options: "ssd=1,serial=blank", GivenUp: true}}
+	g.Set(9900, kv{"scsi29": "fast:vm-9900-disk-9,ssd=1,serial=blank,backup=0,size=10G"})
+}
 
 // restoring is a rollback to a kept disk.
 func restoring(g *guarded) {

@@ -40,6 +40,39 @@ func handOverRows() []guard {
 	}
 }
 
+// preparedRows are about a system disk that is made from a disk image.
+func preparedRows() []guard {
+	const imported = intended + "set 9900 map[scsi29:fast:0,import-from=isos:import/x.qcow2,ssd=1,serial=blank,wwn=0x3ff71cf74abb3ccb,backup=0] delete []"
+	const marked = "set 101 map[description:recast: run=r1 build=b ide2:none,media=cdrom onboot:0 protection:1] delete []"
+	size := func(size string) func(*guarded) { return func(g *guarded) { g.Imports = size } }
+	return []guard{
+		{"prepare", func(g *guarded) { g.r.DiskBytes = 11 << 30 }, "the disk in x.qcow2 has 11 GiB, and scsi0", ""},
+		{"prepare", noQuorum, "has no quorum", ""},
+		{"prepare", size("1G"), "it was not imported whole", imported},
+		{"prepare", size("10G"), "", imported},
+		{"prepare", late(1, on(9900, kv{"scsi29": "fast:vm-9900-disk-9"})), "someone else put it there", intended},
+		{"prepare", late(2, on(9900, kv{"scsi29": "fast:vm-7-disk-9,serial=blank"})), "Proxmox reported that it has made scsi29", imported},
+		{"prepare", note("recast-record: {"), "can't be read", ""},
+		{"prepare", on(9900, kv{"scsi29": "fast:vm-9900-disk-9,serial=blank,size=2G"}), "", "grow scsi29 of 9900 to 10737418240"},
+		{"prepare", on(9900, kv{"scsi29": "fast:vm-9900-disk-9,serial=blank,size=1G"}), "it was not imported whole", ""},
+		{"prepared", on(9900, kv{"scsi29": "fast:vm-9900-disk-9,serial=blank,size=2G"}), "", ""},
+		{"prepared", on(9900, kv{"scsi29": "fast:vm-9900-disk-9,serial=other,size=10G"}), "", ""},
+		{"prepared", on(9900, kv{"scsi29": "fast:vm-9900-disk-9,serial=blank,size=10G"}), "said scsi29 of VM 9900", ""},
+		{"prepared", on(101, kv{"scsi0": "fast:vm-101-disk-9,serial=blank"}), "said VM 101", ""},
+		{"prepared", func(g *guarded) { g.r.Prepared = "" }, "said its new system disk is to be blank", ""},
+		{"give", vm(running), "was started by someone else", ""},
+		{"give", other, "is not the VM that was planned", ""},
+		{"give", deleted, "VM 101 is gone", ""},
+		{"give", record(func(rec *parking.Record) { rec.Kept = nil }), "names no prepared system disk", ""},
+		{"give", on(9900, kv{"scsi29": ""}), "has no scsi29 to hand over", marked},
+		{"give", on(101, kv{"scsi0": "fast:vm-101-disk-3"}), "only one of them is the disk that is to change hands", marked},
+		{"give", noQuorum, "has no quorum", marked + "\n" + intended},
+		{"given", on(101, kv{"scsi0": "fast:vm-101-disk-9,ssd=1,serial=blank,wwn=0x3ff71cf74abb3ccb", "boot": "order=scsi0"}), "said scsi0 of VM 101", ""},
+		{"given", on(101, kv{"scsi0": "fast:vm-101-disk-9,ssd=1,serial=blank,wwn=0x3ff71cf74abb3ccb,backup=0", "boot": "order=scsi0"}), "", ""},
+		{"given", on(101, kv{"scsi0": "fast:vm-101-disk-9,ssd=1,serial=blank,wwn=0x3ff71cf74abb3ccb", "boot": "order=ide2"}), "", ""},
+	}
+}
+
 // keptRows are about an old system disk that is to be freed.
 func keptRows() []guard {
 	const lifted = "set 9900 map[protection:0] delete []\n"

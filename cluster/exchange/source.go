@@ -43,12 +43,22 @@ func (get Source) DeleteVM() step.Step {
 	}
 }
 
-// NewSystem gives the VM its new system disk: that of a new VM, the kept one, or a blank one.
-func (get Source) NewSystem(s cluster.Strategy) step.Step {
+// Prepare makes the new system disk from a disk image, on the parking VM, while the node serves.
+func (get Source) Prepare() step.Step {
+	return step.Step{
+		ID: "prepare-disk", Code: fault.ParkedHalf, Title: "make its new system disk from the disk image",
+		Skip: get.skip(func(r *Replace) goal { return r.Preparation.done }),
+		Do:   get.do(func(r *Replace) func(context.Context) error { return r.Preparation.do }),
+	}
+}
+
+// NewSystem gives the VM its new system disk: that of a new VM, the kept one, a prepared one, or a
+// blank one.
+func (get Source) NewSystem(s cluster.Strategy, prepared bool) step.Step {
 	switch s {
 	case cluster.Create, cluster.Recreate:
 		return step.Step{
-			ID: "create-vm", Code: fault.ParkedHalf, Title: map[bool]string{true: "create the VM", false: "create the VM again with a blank system disk"}[s == cluster.Create], Risk: step.Disruptive,
+			ID: "create-vm", Code: fault.ParkedHalf, Title: newVMTitle(s, prepared), Risk: step.Disruptive,
 			Skip: get.skip(func(r *Replace) goal { return r.System.created }),
 			Do:   get.do(func(r *Replace) func(context.Context) error { return r.System.createVM }),
 		}
@@ -60,10 +70,20 @@ func (get Source) NewSystem(s cluster.Strategy) step.Step {
 		}
 	}
 	return step.Step{
-		ID: "blank-disk", Code: fault.ParkedHalf, Title: "give the VM a blank system disk and the boot ISO", Risk: step.Disruptive,
-		Skip: get.skip(func(r *Replace) goal { return r.System.blanked }),
-		Do:   get.do(func(r *Replace) func(context.Context) error { return r.System.GiveBlank }),
+		ID: "blank-disk", Code: fault.ParkedHalf, Title: map[bool]string{true: "give the VM its new system disk", false: "give the VM a blank system disk and the boot ISO"}[prepared], Risk: step.Disruptive,
+		Skip: get.skip(func(r *Replace) goal { return r.System.Given }),
+		Do:   get.do(func(r *Replace) func(context.Context) error { return r.System.Give }),
 	}
+}
+
+func newVMTitle(s cluster.Strategy, prepared bool) string {
+	switch {
+	case s == cluster.Create:
+		return "create the VM"
+	case prepared:
+		return "create the VM again"
+	}
+	return "create the VM again with a blank system disk"
 }
 
 // Attach returns the persistent disks to the VM.

@@ -69,9 +69,11 @@ func (n Gate) look(ctx context.Context) error {
 	case cluster.PutBack:
 		return errors.Join(append(problems, n.requireOldEtcd(ctx), n.Losses.Require(ctx))...)
 	case cluster.Recreate, cluster.Reimage:
-		problems = append(problems, n.requireISO(ctx))
+		if n.Plan.Prepared == "" {
+			problems = append(problems, n.requireISO(ctx))
+		}
 		if !n.Plan.Resume {
-			problems = append(problems, n.requireRoom(ctx))
+			problems = append(problems, n.requireRoom(ctx), n.requireImage(ctx))
 		}
 	}
 	switch {
@@ -111,6 +113,15 @@ func (n Gate) requireFallback(ctx context.Context) error {
 
 func (n Gate) requireISO(ctx context.Context) error {
 	_, err := n.ISOVolume(ctx)
+	return err
+}
+
+// requireImage refuses a node whose system disk is to be made from a disk image that is nowhere.
+func (n Gate) requireImage(ctx context.Context) error {
+	if n.Plan.Prepared == "" {
+		return nil
+	}
+	_, err := n.DiskVolume(ctx)
 	return err
 }
 

@@ -10,14 +10,19 @@ import (
 )
 
 // WrongBlank says what of a machine's disks is not as it has to be before its configuration is applied:
-// one of them is the blank system disk, and every persistent volume is in its place. configured says
-// that it may have received one before.
-func (mem Memory) WrongBlank(m cluster.Machine, configured bool) []error {
+// one of them is the new system disk, and every persistent volume is in its place. configured says
+// that it may have received one before; prepared, that the disk was made from a disk image, and is not
+// blank.
+func (mem Memory) WrongBlank(m cluster.Machine, configured, prepared bool) []error {
 	var problems []error
 	refuse := func(format string, args ...any) { problems = append(problems, fault.Refusedf(format, args...)) }
 	switch ours := mem.BlankDisks(m); {
 	case len(ours) != 1:
-		refuse("%d disks of the machine are the blank system disk %s with serial %s, expected one", len(ours), mem.SystemKey, mem.DiskSerial)
+		refuse("%d disks of the machine are the %s system disk %s with serial %s, expected one", len(ours), map[bool]string{true: "prepared", false: "blank"}[prepared], mem.SystemKey, mem.DiskSerial)
+	case prepared:
+		if strange := strangeOn(m, ours[0].Device, configured); strange != "" {
+			refuse("the new system disk %s %s", ours[0].Device, strange)
+		}
 	case !ours[0].Blank:
 		refuse("the new system disk %s is not blank", ours[0].Device)
 	}
@@ -38,6 +43,39 @@ func (mem Memory) WrongBlank(m cluster.Machine, configured bool) []error {
 		seen[v.Label] = v.Device
 	}
 	return problems
+}
+
+// imagePartitions are those of a disk image of Talos, bootPartitions those that its first boot with a
+// configuration adds.
+var (
+	imagePartitions = []string{"EFI", "BIOS", "BOOT", "META"}
+	bootPartitions  = []string{"STATE", "EPHEMERAL"}
+)
+
+// strangeOn says what of a prepared system disk is not as the disk image has it: the machine has to
+// run from it, and a disk with META and without STATE was never used. "" if nothing is strange.
+func strangeOn(m cluster.Machine, device string, configured bool) string {
+	if m.FromISO || m.SystemDisk != device {
+		return fmt.Sprintf("is not the one that the machine booted, which is %s", words.OrNone(m.SystemDisk))
+	}
+	allowed := imagePartitions
+	if configured {
+		allowed = slices.Concat(imagePartitions, bootPartitions)
+	}
+	has := map[string]bool{}
+	for _, v := range m.Volumes {
+		switch {
+		case v.Disk != device:
+		case !slices.Contains(allowed, v.Label):
+			return fmt.Sprintf("has %s, which is not of the disk image: it was used before", v)
+		default:
+			has[v.Label] = true
+		}
+	}
+	if !has["EFI"] || !has["META"] {
+		return "lacks partitions of the disk image: it was not imported whole"
+	}
+	return ""
 }
 
 // LacksVolume names the first persistent volume that a machine lacks; "" if it has all of them.

@@ -40,7 +40,7 @@ func TestWrongBlank(t *testing.T) {
 			}
 			m := cluster.Machine{Disks: []cluster.MachineDisk{{Device: "sda", Serial: "blank", Blank: true}, {Device: "sdb", Serial: "data"}}}
 			c.change(&mem, &m)
-			clustertest.CheckErr(t, errors.Join(mem.WrongBlank(m, false)...), c.err)
+			clustertest.CheckErr(t, errors.Join(mem.WrongBlank(m, false, false)...), c.err)
 		})
 	}
 }

@@ -24,7 +24,7 @@ type Memory struct {
 	Volumes    []cluster.Volume     // partitions and filesystems on persistent disks
 	Persistent []PersistentDisk     `json:",omitempty"` // those disks; none in a memory of an older recast
 	Pools      []cluster.PoolMember `json:",omitzero"`  // of LVM and ZFS; on the system disk if they are on no other
-	DiskSerial string               // of the blank system disk to come
+	DiskSerial string               // of the new system disk to come
 	SystemGiB  int                  // its wanted size; 0 or less than before: as before
 	HA         *cluster.HAResource  // nil: not managed
 	Firewall   string               `json:",omitempty"` // see Replace.Firewall
@@ -121,7 +121,7 @@ func (m Memory) VMWith(options []string) cluster.VM {
 	return vm
 }
 
-// BlankVM returns the VM with the blank system disk, identified only by its names and address. A
+// BlankVM returns the VM with the new system disk, identified only by its names and address. A
 // disk that an older recast made has no WWN, which is then not looked for.
 func (m Memory) BlankVM() cluster.VM {
 	return m.VMWith(cluster.Disk{Key: m.SystemKey}.Named(m.DiskSerial))
@@ -133,7 +133,7 @@ func (m Memory) LostMetadata(now cluster.KubeNode) bool {
 	return m.NodeUID == "" || m.NodeUID != now.UID
 }
 
-// BlankDisks returns the machine's disks that match the blank system disk: normally one.
+// BlankDisks returns the machine's disks that match the new system disk: normally one.
 func (mem Memory) BlankDisks(m cluster.Machine) []cluster.MachineDisk {
 	vm := mem.BlankVM()
 	drives, err := vm.Bootable()

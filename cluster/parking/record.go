@@ -115,6 +115,9 @@ type Record struct {
 	Intent       *Intent `json:"intent,omitempty"` // the hand-over of a disk that was begun last
 	Stage        Stage   `json:"stage,omitempty"`  // how far the system on the new disk has come
 	SpareKey     string  `json:"spare,omitempty"`  // on the parking VM: for the new system disk if the replacement is cancelled
+	// Prepared is the disk image that the new system disk is made from, on the parking VM, while the node
+	// still serves; "": the VM gets a blank one, and boots an ISO.
+	Prepared string `json:"prepared,omitempty"`
 	// Sent are the unanswered requests: see the type.
 	Sent    Sent         `json:"sent,omitempty"`
 	Disks   []ParkedDisk `json:"disks,omitempty"`   // of the open replacement
@@ -140,7 +143,7 @@ func (r *Record) AddSpare(entry KeptDisk) {
 // Close ends a replacement. Kept disks and unanswered requests stay in the record.
 func (r *Record) Close() {
 	r.Open, r.PutBack, r.Left, r.Intent, r.Disks, r.Restore, r.Memory, r.Config = false, false, false, nil, nil, nil, "", ""
-	r.Stage, r.SpareKey = "", ""
+	r.Stage, r.SpareKey, r.Prepared = "", "", ""
 }
 
 // Description renders the record for people and, on its last line, for recast. An open record also

@@ -123,7 +123,7 @@ func (u *undo) finishMove(in Intent) {
 	drop("unused[0-9]*", fmt.Sprintf(`"$(key %d %s)"`, in.From, words.Quote(in.Volid)))
 	u.use("key")
 	options := optionSuffix(in.Options)
-	if key := cmp.Or(map[cluster.VMID]string{u.vm(): in.ToKey}[in.To], in.Key); u.tight && in.ToKey != u.rec.SpareKey && u.mem.VM.Config[key] != "" && u.rec.Strategy != cluster.Rollback {
+	if key := cmp.Or(map[cluster.VMID]string{u.vm(): in.ToKey}[in.To], in.Key); u.tight && in.ToKey != u.rec.SpareKey && in.Key != u.rec.SpareKey && u.mem.VM.Config[key] != "" && u.rec.Strategy != cluster.Rollback {
 		u.use("old")
 		options = `,"$(old ` + key + ` | cut -d, -f2-)"` // without backup=0, even if it was on its way to be parked
 	}

@@ -97,11 +97,13 @@ type NodePlan struct {
 	// ConfigFile is the node's file of talos.machineConfigs; nil: it has none, or none that this strategy would apply and none that differs.
 	ConfigFile *cluster.ConfigFile `json:"configFile,omitempty"`
 	// VM is what is changed of its VM.
-	VM      shape.Differences  `json:"vm,omitempty"`
-	Carried []DiskPlan         `json:"carried,omitempty"`
-	System  *DiskPlan          `json:"systemDisk,omitempty"` // parked and replaced by a blank one
-	Frees   []parking.FreePlan `json:"frees,omitempty"`      // old system disks that go once the node's roll has succeeded
-	Renewed []string           `json:"renewed,omitempty"`    // what Proxmox gives the VM anew when it is made again: "vmgenid", "meta", "volid of scsi1"
+	VM      shape.Differences `json:"vm,omitempty"`
+	Carried []DiskPlan        `json:"carried,omitempty"`
+	System  *DiskPlan         `json:"systemDisk,omitempty"` // parked and replaced by a new one
+	// Prepared is the disk image that the new system disk is made from, before the node is drained; "": the VM boots the ISO and installs Talos on a blank disk.
+	Prepared string             `json:"prepared,omitempty"`
+	Frees    []parking.FreePlan `json:"frees,omitempty"`   // old system disks that go once the node's roll has succeeded
+	Renewed  []string           `json:"renewed,omitempty"` // what Proxmox gives the VM anew when it is made again: "vmgenid", "meta", "volid of scsi1"
 
 	// OutageSeconds is how long the node is expected to be away.
 	OutageSeconds int `json:"outageSeconds,omitempty"`
@@ -364,6 +366,10 @@ var expectedOutage = map[cluster.Strategy]time.Duration{
 	cluster.ConfigureBlank: time.Minute, cluster.Configure: 2 * time.Minute, cluster.Reconfigure: 2 * time.Minute, cluster.Remove: 2 * time.Minute,
 }
 
+// preparedOutage is that of a node whose new system disk was prepared: without the 63 s of a boot from
+// the ISO's menu, the pull and the installation, and a second boot.
+const preparedOutage = 3 * time.Minute
+
 // longOutage is shortly before storage systems begin to rebuild replicas: Longhorn does after
 // 10 minutes (replica-replenishment-wait-interval).
 const longOutage = 8 * time.Minute
@@ -392,6 +398,7 @@ func planStale(n *NodePlan, o observe.Observation, p Policy) {
 		}
 	}
 	if n.Strategy == cluster.Recreate || n.Strategy == cluster.Reimage {
+		n.planPrepared(system)
 		n.tellOfVM(disks, system)
 		n.Space = o.NewDisk(n.Wanted, n.Found.VM.Host, system)
 	}

@@ -44,7 +44,7 @@ func (n *NodePlan) tellOfVM(disks []cluster.Disk, system cluster.Disk) {
 	if cd := cluster.CDKey(vm.Config, disks); vm.Config[cd] != "" {
 		if d, err := cluster.ParseDisk(cd, vm.Config[cd]); err == nil && d.Volid != "none" {
 			if _, ours := cluster.BootISO(d); !ours {
-				note("%s gets the boot ISO and is empty at the end: %s is taken out", cd, d.Volid)
+				note("%s %sis empty at the end: %s is taken out", cd, map[bool]string{true: "gets the boot ISO and "}[n.Prepared == ""], d.Volid)
 			}
 		}
 	}

@@ -11,6 +11,9 @@ import (
 // others of its role, or else the assumed value.
 func (n *NodePlan) Estimate(past []cluster.Took) {
 	n.OutageSeconds, n.WholeSeconds, n.OutageFrom = int(expectedOutage[n.Strategy].Seconds()), 0, ""
+	if n.Prepared != "" {
+		n.OutageSeconds = int(preparedOutage.Seconds())
+	}
 	if n.Strategy == "" || n.Resume {
 		return // how long the rest of an unfinished one takes is unknown
 	}

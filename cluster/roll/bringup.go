@@ -95,14 +95,14 @@ func (n *bringUp) awaitRenewed(ctx context.Context, mem parking.Memory, silent e
 	return n.awaitBlank(ctx)
 }
 
-// checkBlank compares the machine in maintenance mode with the memory and the wanted build.
-// configured says that the machine may have received a configuration before.
-func (n *bringUp) checkBlank(m cluster.Machine, mem parking.Memory, configured bool) error {
+// checkBlank compares the machine in maintenance mode with the memory, the record and the wanted build.
+func (n *bringUp) checkBlank(m cluster.Machine, mem parking.Memory, rec parking.Record) error {
 	if m.UUID != n.Plan.UUID { // another machine: the rest does not matter
 		return fault.WithHint(fault.UUIDMismatch.Refusedf("%s answers with UUID %s, not %s", n.Plan.Addr, m.UUID, n.Plan.UUID),
 			"another machine has the address of %s: see who has that lease, or whether it is a virtual address; nothing was done to it", n.Plan.Node)
 	}
-	return errors.Join(append(n.Want.Build.CheckBooted(m.RunningSystem), mem.WrongBlank(m, configured)...)...)
+	wrong := mem.WrongBlank(m, rec.Stage == parking.StageConfigured, rec.Prepared != "")
+	return errors.Join(append(n.Want.Build.CheckBooted(m.RunningSystem), wrong...)...)
 }
 
 // configure waits for the blank machine, checks its identity, its build and its disks, and only
@@ -123,7 +123,7 @@ func (n *bringUp) configure(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := n.checkBlank(blank.Machine, mem, park.Record.Stage == parking.StageConfigured); err != nil {
+	if err := n.checkBlank(blank.Machine, mem, park.Record); err != nil {
 		return n.stopMismatch(ctx, err)
 	}
 	n.Tell("bring-up/configure", BlankAnswers+", its certificate's fingerprint "+blank.Fingerprint)

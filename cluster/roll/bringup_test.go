@@ -56,7 +56,7 @@ func TestBlankMachineOfAnotherKind(t *testing.T) {
 		m := clustertest.InSync()
 		m.Disks = []cluster.MachineDisk{{Device: "sda", Serial: "s", Blank: true}}
 		tc.change(&m)
-		if got := clustertest.Message(n.bringUp.checkBlank(m, parking.Memory{VM: cluster.VM{Config: map[string]string{"virtio0": "f:vm-1-disk-0"}}, SystemKey: "virtio0", DiskSerial: "s"}, false)); got != tc.want {
+		if got := clustertest.Message(n.bringUp.checkBlank(m, parking.Memory{VM: cluster.VM{Config: map[string]string{"virtio0": "f:vm-1-disk-0"}}, SystemKey: "virtio0", DiskSerial: "s"}, parking.Record{})); got != tc.want {
 			t.Errorf("%s: %s", name, got)
 		}
 	}

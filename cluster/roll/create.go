@@ -18,7 +18,7 @@ import (
 type create struct{ *node }
 
 func (n create) steps() []step.Step {
-	made := n.record.source().NewSystem(cluster.Create)
+	made := n.record.source().NewSystem(cluster.Create, false)
 	do := made.Do
 	made.Do = func(ctx context.Context) error {
 		err := do(ctx)

@@ -60,7 +60,7 @@ func TestABlankMachineShowsEachPersistentDiskInItsPlace(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			if diff := cmp.Diff(tc.want, clustertest.Message(errors.Join(mem.WrongBlank(tc.m, tc.configured)...))); diff != "" {
+			if diff := cmp.Diff(tc.want, clustertest.Message(errors.Join(mem.WrongBlank(tc.m, tc.configured, false)...))); diff != "" {
 				t.Error(diff)
 			}
 		})

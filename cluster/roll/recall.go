@@ -116,9 +116,16 @@ func (n recall) proveReplace(ctx context.Context, mem parking.Memory, rec parkin
 			return err
 		}
 	}
-	iso, err := n.ISOVolume(ctx)
+	boots, iso := n.ISOVolume, ""
+	if r.Prepared != "" {
+		boots = n.DiskVolume
+	}
+	volid, err := boots(ctx)
 	if err != nil {
 		return err
+	}
+	if r.Prepared == "" {
+		iso = volid
 	}
 	_, err = r.System.NewConfig(iso)
 	return err

@@ -31,7 +31,7 @@ func (n *record) known(ctx context.Context) (*exchange.Replace, error) {
 func (n *record) of(mem parking.Memory, rec parking.Record, park cluster.VMID) *exchange.Replace {
 	r := exchange.Of(n.Proxmox, mem, rec, park)
 	r.ISO, r.SystemGiB, r.AloneAtStart, r.Asks = n.ISOVolume, n.Want.SystemGiB, true, n.gate.Losses.RequireOff
-	r.Shape = n.Want.Shape
+	r.Shape, r.Image, r.DiskBytes = n.Want.Shape, n.DiskVolume, n.Want.Build.DiskBytes
 	if b := n.Want.Build; b.ID == rec.Build {
 		r.Made = parking.KeptDisk{Build: b.LockHash, Talos: b.TalosVersion}
 	}
@@ -62,7 +62,7 @@ func (n *record) open(ctx context.Context, mem parking.Memory) error {
 func (n *record) opening() parking.Record {
 	return parking.Record{
 		Cluster: n.Cluster, Node: n.Plan.Node, Run: n.Run, VMIDs: n.roller.VMIDs.String(), Build: n.Plan.Build(), Strategy: n.Plan.Strategy,
-		Rebuild: n.Plan.Rebuild, Addr: n.Plan.Addr, Restore: n.Plan.Restore, Nth: parking.NextNth(n.Plan.Found.Parkings()),
+		Rebuild: n.Plan.Rebuild, Addr: n.Plan.Addr, Restore: n.Plan.Restore, Prepared: n.Plan.Prepared, Nth: parking.NextNth(n.Plan.Found.Parkings()),
 	}
 }
 

@@ -57,7 +57,7 @@ func (n order) work() []step.Step {
 // package gate (Gate.look); what must hold before the VM is deleted, in
 // exchange.Deletion.deleteSame.
 func (n order) recreate() []step.Step {
-	return []step.Step{n.down(), n.up(n.record.source().NewSystem(n.Plan.Strategy))}
+	return []step.Step{n.down(), n.up(n.record.source().NewSystem(n.Plan.Strategy, n.Plan.Prepared != ""))}
 }
 
 // down takes a node down, and its disks to where they are safe.
@@ -67,6 +67,7 @@ func (n order) down() step.Step {
 		ID: "take-down", Title: "take " + n.Plan.Node + " down", Risk: step.Destructive, Skip: n.takeDown.done,
 		Steps: step.List(
 			step.Step{ID: "remember", Title: "remember what the node must get back", Skip: n.recall.remembered, Do: n.recall.remember},
+			step.OnlyIf(n.Plan.Prepared != "", x.Prepare()),
 			step.OnlyIf(n.Plan.Rebuild == "", step.Step{ID: "drain", Code: fault.DrainBlocked, Title: "drain " + n.Plan.Node, Risk: step.Disruptive, Do: n.eviction.drain}),
 			step.OnlyIf(n.etcd.leaves(), step.Step{ID: "leave-etcd", Code: fault.EtcdUnhealthy, Title: "leave etcd: its data goes with the system disk", Risk: step.Destructive, Skip: n.etcd.left, Do: n.etcd.leave}),
 			step.Step{ID: "stop", Title: fmt.Sprintf("stop VM %d", vm), Risk: step.Disruptive, Skip: n.power.stoppedFor, Do: n.power.stop},

@@ -42,7 +42,7 @@ func (n *renewal) stillOn(ctx context.Context, err error) error {
 // on a disk halts (talos.halt_if_installed). It also requires that the disk holds nothing else: the
 // node still has our mark, and etcd has no member of it.
 func (n *renewal) cutOff(ctx context.Context, r *exchange.Replace, mem parking.Memory) bool {
-	if !n.Plan.Resume || n.done || n.Plan.Strategy != cluster.Recreate && n.Plan.Strategy != cluster.Reimage {
+	if !n.Plan.Resume || n.done || n.Plan.Prepared != "" || n.Plan.Strategy != cluster.Recreate && n.Plan.Strategy != cluster.Reimage {
 		return false
 	}
 	vm, found, err := r.Powered(ctx)
@@ -78,7 +78,7 @@ func (n *renewal) renew(ctx context.Context, r *exchange.Replace, silent error) 
 	if err := r.Spare.ParkNew(ctx); err != nil {
 		return err
 	}
-	if err := r.System.GiveBlank(ctx); err != nil {
+	if err := r.System.Give(ctx); err != nil {
 		return err
 	}
 	return n.power.start(ctx)
@@ -101,5 +101,5 @@ func (n *renewal) giveDisk(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return r.System.GiveBlank(ctx)
+	return r.System.Give(ctx)
 }

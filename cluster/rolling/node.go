@@ -142,6 +142,11 @@ func (n *Node) ISOVolume(ctx context.Context) (string, error) {
 	return n.Want.ISOVolume(ctx, n.Proxmox, n.Plan.Host)
 }
 
+// DiskVolume is ISOVolume for the disk image.
+func (n *Node) DiskVolume(ctx context.Context) (string, error) {
+	return n.Want.DiskVolume(ctx, n.Proxmox, n.Plan.Host)
+}
+
 // KubeNode reads the node's Node; a missing Node is a refusal.
 func (n *Node) KubeNode(ctx context.Context) (cluster.KubeNode, error) {
 	k, err := n.Kube.Node(ctx, n.Plan.Node)

@@ -28,7 +28,8 @@ var rooms = []room{
 		diskMoves.attach diskMoves.attached diskMoves.detach diskMoves.park diskMoves.onlyOnce diskMoves.notParked diskMoves.emptied
 		parkedDisk IsParked isDetached ChangeRecord
 		NewSystem.create NewSystem.createVM NewSystem.NewConfig NewSystem.oldConfig NewSystem.Marked NewSystem.systemDisk
-		NewSystem.GiveBlank NewSystem.SystemNow NewSystem.set NewSystem.restore
+		NewSystem.Given NewSystem.giveBlank NewSystem.SystemNow NewSystem.set NewSystem.restore
+		Preparation.done Preparation.do Preparation.importImage Preparation.grow Preparation.entry Preparation.give
 		SpareDisk.newToPark SpareDisk.ParkNew SpareDisk.parkingNow Firewall.copy PutBack.StandsStill
 		comparison.compareDisks comparison.missing comparison.added ReadOthers Others.Sharing
 		KeptRef.Find KeptRef.look KeptRef.Free KeptRef.forget
@@ -47,7 +48,7 @@ var rooms = []room{
 	{"cluster/restore", "^TestFind", "FindTarget Source.require"},
 	{"cluster/kubeupgrade", ".", ""},
 	{"cluster/discover", ".", ""},
-	{"cluster", "^TestRequire", `RequireQuorum RequireRemakeable Build.CheckBooted Wanted.ISOVolume`},
+	{"cluster", "^TestRequire", `RequireQuorum RequireRemakeable Build.CheckBooted published`},
 }
 
 // names are the gates that are not named so.

@@ -1,0 +1,208 @@
+package exchange
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/parking"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/wait"
+)
+
+// A prepared disk has the place, the serial and the entry that a new system disk has once an
+// exchange is cancelled ([SpareDisk]), only earlier. So whoever cancels the exchange finds it
+// there, and recast prune frees what was never used.
+
+// done is the goal of Prepare: the disk is on the parking VM, whole, or has left it already.
+func (r Preparation) done(ctx context.Context) (string, error) {
+	vm, _, err := r.Current(ctx)
+	switch {
+	case err != nil:
+		return "", err
+	case r.Prepared == "":
+		return "its new system disk is to be blank", nil
+	case r.Spare.IsBlank(vm):
+		return vm.String() + " has it", nil
+	}
+	park, rec, err := r.Spare.parkingNow(ctx)
+	if err != nil {
+		return "", err
+	}
+	disk, there, err := r.Spare.spareOn(park, rec)
+	if err != nil || !there {
+		return "", err
+	}
+	want, err := r.wanted()
+	if err != nil || disk.SizeBytes() < r.System.wantedBytes(want) {
+		return "", err
+	}
+	return fmt.Sprintf("%s of %s is made of %s", disk.Key, park, r.Prepared), nil
+}
+
+// wanted is the old system disk, which the new one is like.
+func (r Preparation) wanted() (cluster.Disk, error) {
+	disks, err := r.VM.Disks()
+	if err != nil {
+		return cluster.Disk{}, err
+	}
+	return r.System.systemDisk(disks)
+}
+
+// options are those that the disk has on the node's VM.
+func (r Preparation) options(old cluster.Disk) []string {
+	return cluster.WithoutOption(cluster.Disk{Options: r.System.optionsOf(old)}, "format").Options
+}
+
+// do makes the disk: it notes its entry, imports the image, compares the size of what came, and
+// grows it. If it is cut off anywhere, it is done again from there. What Proxmox had begun to
+// import then is no disk of any VM.
+func (r Preparation) do(ctx context.Context) error {
+	old, err := r.wanted()
+	if err != nil {
+		return err
+	}
+	if bytes := r.System.wantedBytes(old); uint64(max(r.DiskBytes, 0)) > bytes {
+		return fault.WithHint(fault.DiskMismatch.Refusedf("the disk in %s has %s, and %s of %s is to have %s", r.Prepared, cluster.Size(r.DiskBytes), old.Key, r.VM, cluster.Size(int64(bytes))),
+			"give the node a larger one with systemDisk.sizeGiB, or set images.boot: iso; nothing was done to the node")
+	}
+	park, rec, err := r.Spare.parkingNow(ctx)
+	if err != nil {
+		return err
+	}
+	disk, there, err := r.Spare.spareOn(park, rec)
+	if err != nil {
+		return err
+	}
+	if !there {
+		if disk, err = r.importImage(ctx, old); err != nil {
+			return err
+		}
+	}
+	return r.grow(ctx, disk, r.System.wantedBytes(old))
+}
+
+// importImage makes a disk of the parking VM from the image.
+func (r Preparation) importImage(ctx context.Context, old cluster.Disk) (disk cluster.Disk, err error) {
+	var image string
+	err = wait.All(
+		func() (err error) {
+			image, err = r.Image(ctx)
+			return err
+		},
+		func() error { return cluster.RequireQuorum(ctx, r.Proxmox) },
+	)
+	if err != nil {
+		return disk, err
+	}
+	entry, err := r.Spare.noteSpare(ctx, cluster.Disk{Key: old.Key, Options: r.options(old)})
+	if err != nil {
+		return disk, err
+	}
+	park, err := r.parkingVM(ctx)
+	if err != nil {
+		return disk, err
+	}
+	if value, taken := park.Config[entry.Key]; taken {
+		return disk, fault.ParkedHalf.Refusedf("%s of %s is %s: someone else put it there", entry.Key, park, value)
+	}
+	options := append([]string{"import-from=" + image}, cluster.WithFormat(cluster.Disk{Volid: old.Volid, Options: entry.ParkedOptions()})...)
+	value := cluster.Disk{Volid: old.Storage() + ":0", Options: options}.Value()
+	if err := r.Proxmox.SetConfig(ctx, park, map[string]string{entry.Key: value}, nil); err != nil {
+		return disk, fmt.Errorf("make %s of %s from %s: %w", entry.Key, park, image, err)
+	}
+	park, rec, err := r.Spare.parkingNow(ctx)
+	if err != nil {
+		return disk, err
+	}
+	disk, there, err := r.Spare.spareOn(park, rec)
+	if err == nil && (!there || disk.Owner != park.ID) {
+		err = fault.ParkedHalf.Refusedf("Proxmox reported that it has made %s of %s from %s, but that is %s", entry.Key, park, image, park.Config[entry.Key])
+	}
+	return disk, err
+}
+
+// grow refuses a disk that is smaller than the one in the image, and grows it to its wanted size.
+// Proxmox has no checksum of a disk: that the rest of it is there is seen when the machine has booted
+// it, before it gets its configuration.
+func (r Preparation) grow(ctx context.Context, disk cluster.Disk, bytes uint64) error {
+	switch size := disk.SizeBytes(); {
+	case size < uint64(max(r.DiskBytes, 0)):
+		return fault.WithHint(fault.DiskMismatch.Refusedf("%s of parking VM %d has %d bytes, and the disk in %s has %d: it was not imported whole", disk.Volid, r.Parking, size, r.Prepared, r.DiskBytes),
+			"recast recover %s gives the exchange up, and recast prune frees that disk; nothing was done to the node", r.VM.Name)
+	case size >= bytes:
+		return nil
+	}
+	park, err := r.parkingVM(ctx)
+	if err != nil {
+		return err
+	}
+	return fault.Prefix(fmt.Sprintf("grow %s of %s", disk.Key, park), r.Proxmox.GrowDisk(ctx, park, disk.Key, strconv.FormatUint(bytes, 10)))
+}
+
+// entry is what the record says of the prepared disk, wherever that is.
+func (r Preparation) entry(rec parking.Record) (parking.KeptDisk, error) {
+	entry, known := rec.SpareEntry(r.Run, rec.SpareKey)
+	if !known {
+		return entry, fault.ParkedHalf.Refusedf("the record of VM %d names no prepared system disk", r.VM.ID)
+	}
+	return entry, nil
+}
+
+// complete says whether the disk has its own options again, and boots.
+func (r Preparation) complete(vm cluster.VM, disk cluster.Disk) bool {
+	old, err := r.wanted()
+	return err == nil && vm.BootsFirst(disk.Key) && cluster.SameOptions(disk.Options, r.options(old))
+}
+
+// give hands the prepared disk over to the VM, which is off, and boots it first.
+func (r Preparation) give(ctx context.Context) error {
+	rec, err := r.record(ctx)
+	if err != nil {
+		return err
+	}
+	entry, err := r.entry(rec)
+	if err != nil {
+		return err
+	}
+	description, err := r.System.Marked()
+	if err != nil {
+		return err
+	}
+	set := map[string]string{"description": description, "onboot": "0"}
+	if r.Strategy == cluster.Recreate { // dropDangling may have lifted it
+		set["protection"] = "1"
+	}
+	if r.Blank != nil {
+		set[r.Blank.Key] = r.Blank.Value
+	}
+	disks, err := r.VM.Disks()
+	if err != nil {
+		return err
+	}
+	if cd := cluster.CDKey(r.VM.Config, disks); r.VM.Config[cd] != "" { // no other medium may configure the machine
+		set[cd] = "none,media=cdrom"
+	}
+	r.Settings.takeOut(set)
+	if err := r.System.set(ctx, set); err != nil {
+		return err
+	}
+	if err := r.moves.attach(ctx, parking.ParkedDisk{Key: entry.Slot, ParkKey: entry.Key, Options: entry.Options, System: true}); err != nil {
+		return err
+	}
+	return r.System.set(ctx, map[string]string{"boot": bootOrder(r.VM.Config["boot"], entry.Slot, "")})
+}
+
+// forgetUsed drops the entry of a prepared disk that is not on the parking VM any more: the node runs
+// from it.
+func (r Preparation) forgetUsed(park cluster.VM, rec *parking.Record) {
+	kept := rec.Kept[:0:0]
+	for _, k := range rec.Kept {
+		if _, there := park.Config[k.Key]; rec.Prepared != "" && k.GivenUp && k.Run == rec.Run && !there {
+			continue
+		}
+		kept = append(kept, k)
+	}
+	rec.Kept = kept
+}

@@ -1,0 +1,42 @@
+package planning
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/recast-sh/recast/cluster"
+)
+
+// planPrepared decides whether the node's new system disk is made from a disk image before the node
+// is drained, as images.boot wants it.
+func (n *NodePlan) planPrepared(system cluster.Disk) {
+	if n.Wanted.Boot != cluster.BootFromDisk && n.Wanted.Boot != cluster.BootFromAuto {
+		return
+	}
+	against := n.againstPrepared(system)
+	switch {
+	case len(against) == 0:
+		n.Prepared = n.Wanted.Build.DiskName
+	case n.Wanted.Boot == cluster.BootFromDisk:
+		n.Refused = append(n.Refused, fmt.Sprintf("its system disk can't be made from a disk image: %s; with images.boot: auto it would boot the ISO", strings.Join(against, "; ")))
+	default:
+		n.Notes = append(n.Notes, "it boots the ISO, since "+strings.Join(against, "; "))
+	}
+}
+
+// againstPrepared says why the node can't run from a disk that is made from the disk image. What an
+// installer does, such an image has: keys for Secure Boot are enrolled by its boot loader, and volumes
+// are encrypted when the first boot makes them.
+func (n *NodePlan) againstPrepared(system cluster.Disk) (against []string) {
+	b := n.Wanted.Build
+	if n.Found.VM.Config["bios"] != "ovmf" {
+		against = append(against, "its VM boots by BIOS, and what GRUB in a disk image boots can't be compared with the lock (bios: ovmf boots the image that was)")
+	}
+	if b.DiskName == "" {
+		against = append(against, fmt.Sprintf("there is no disk image of schematic %s", n.Wanted.Schematic))
+	}
+	if bytes := max(int64(system.SizeBytes()), int64(max(n.Wanted.SystemGiB, 0))<<30); b.DiskBytes > bytes {
+		against = append(against, fmt.Sprintf("the disk in %s has %s, and its system disk %s", b.DiskName, cluster.Size(b.DiskBytes), cluster.Size(bytes)))
+	}
+	return against
+}
