@@ -4,16 +4,13 @@
 package cluster
 
 import (
-	"context"
 	"fmt"
 	"log/slog"
 	"net/netip"
-	"path"
 	"strings"
 	"time"
 
 	"github.com/recast-sh/recast/cluster/firewall"
-	"github.com/recast-sh/recast/internal/fault"
 )
 
 // VMID is a Proxmox VM's number, unique in its Proxmox cluster and reused after a delete: never an identity by itself.
@@ -364,31 +361,6 @@ const (
 	BootFromDisk = "disk"
 	BootFromAuto = "auto"
 )
-
-// ISOVolume finds the boot ISO on the first of the node's ISO storages that has it for this host.
-func (w Wanted) ISOVolume(ctx context.Context, px StorageReader, host string) (string, error) {
-	return published(ctx, px, host, "boot ISO", "iso/"+w.Build.ISOName, w.ISOStorages)
-}
-
-// DiskVolume is ISOVolume for the disk image.
-func (w Wanted) DiskVolume(ctx context.Context, px StorageReader, host string) (string, error) {
-	return published(ctx, px, host, "disk image", "import/"+w.Build.DiskName, w.DiskStorages)
-}
-
-// published finds a file on the first of the storages that has it for this host.
-func published(ctx context.Context, px StorageReader, host, what, name string, storages []string) (string, error) {
-	for _, storage := range storages {
-		volid := storage + ":" + name
-		found, err := px.HasVolume(ctx, host, volid)
-		if err != nil {
-			return "", fmt.Errorf("look for %s on %s: %w", volid, host, err)
-		}
-		if found {
-			return volid, nil
-		}
-	}
-	return "", fault.WithHint(fault.ISODiffers.Refusedf("%s %s is on none of %s as host %s sees them", what, path.Base(name), strings.Join(storages, ", "), host), "recast publish")
-}
 
 // Endpoint is where the Talos API of one node is.
 type Endpoint struct {

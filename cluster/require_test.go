@@ -70,34 +70,3 @@ func TestRequireBooted(t *testing.T) {
 		}
 	}
 }
-
-// volumes are the ISOs that a host sees.
-type volumes struct {
-	StorageReader
-	has []string
-	err error
-}
-
-func (v volumes) HasVolume(_ context.Context, host, volid string) (bool, error) {
-	return slices.Contains(v.has, host+" "+volid), v.err
-}
-
-// TestRequireISO: the boot ISO is on the first storage that has it; without one the node is
-// refused.
-func TestRequireISO(t *testing.T) {
-	t.Parallel()
-	w := Wanted{Build: Build{ISOName: "new.iso"}, ISOStorages: []string{"a", "b"}}
-	for host, want := range map[string]string{"pve1": "b:iso/new.iso", "pve2": "a:iso/new.iso"} {
-		got, err := w.ISOVolume(t.Context(), volumes{has: []string{"pve1 b:iso/new.iso", "pve2 a:iso/new.iso", "pve2 b:iso/new.iso"}}, host)
-		if err != nil || got != want {
-			t.Errorf("%s: %q, %v; want %q", host, got, err, want)
-		}
-	}
-	if _, err := w.ISOVolume(t.Context(), volumes{has: []string{"pve2 a:iso/new.iso", "pve1 a:iso/old.iso"}}, "pve1"); fault.KindOf(err) != fault.Refused {
-		t.Errorf("on no storage: %v", err)
-	}
-	silent := errors.New("no answer")
-	if _, err := w.ISOVolume(t.Context(), volumes{has: []string{"pve1 a:iso/new.iso"}, err: silent}, "pve1"); !errors.Is(err, silent) {
-		t.Errorf("not told: %v", err)
-	}
-}

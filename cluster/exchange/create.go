@@ -48,9 +48,7 @@ func (r NewSystem) createVM(ctx context.Context) error {
 	var iso string
 	err := wait.All(
 		func() (err error) {
-			if r.Prepared == "" {
-				iso, err = r.ISO(ctx)
-			}
+			iso, err = r.iso(ctx)
 			return err
 		},
 		func() error { return cluster.RequireQuorum(ctx, r.Proxmox) },
@@ -63,6 +61,30 @@ func (r NewSystem) createVM(ctx context.Context) error {
 		return err
 	}
 	return r.create(ctx, config)
+}
+
+// iso is the volid of the boot ISO; "" if the system disk is prepared.
+func (r NewSystem) iso(ctx context.Context) (string, error) {
+	if r.Prepared != "" {
+		return "", nil
+	}
+	return r.ISO(ctx)
+}
+
+// RequireMakeable refuses an exchange for which there is nothing to boot, or whose new VM could not be
+// described.
+func (r NewSystem) RequireMakeable(ctx context.Context) error {
+	if r.Prepared != "" {
+		if _, err := r.Image(ctx); err != nil {
+			return err
+		}
+	}
+	iso, err := r.iso(ctx)
+	if err != nil {
+		return err
+	}
+	_, err = r.NewConfig(iso)
+	return err
 }
 
 func (r NewSystem) created(ctx context.Context) (string, error) {

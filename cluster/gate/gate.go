@@ -69,11 +69,9 @@ func (n Gate) look(ctx context.Context) error {
 	case cluster.PutBack:
 		return errors.Join(append(problems, n.requireOldEtcd(ctx), n.Losses.Require(ctx))...)
 	case cluster.Recreate, cluster.Reimage:
-		if n.Plan.Prepared == "" {
-			problems = append(problems, n.requireISO(ctx))
-		}
+		problems = append(problems, n.requireBootable(ctx))
 		if !n.Plan.Resume {
-			problems = append(problems, n.requireRoom(ctx), n.requireImage(ctx))
+			problems = append(problems, n.requireRoom(ctx))
 		}
 	}
 	switch {
@@ -104,24 +102,24 @@ func (n Gate) requireFallback(ctx context.Context) error {
 	if err := f.Losses.Require(ctx); err != nil { // asked again, if possible, before the disk leaves
 		return fmt.Errorf("should %s not come back, it could not be reimaged: %w", n.Plan.Node, err)
 	}
-	if err := f.requireISO(ctx); err != nil {
+	if err := f.requireBootable(ctx); err != nil {
 		return fault.WithHint(fault.Refusedf("should %s not come back, it could not be reimaged: %w", n.Plan.Node, err),
 			"recast publish with the previous recast.lock, and the recast.yaml and schematics that it is of, puts it there; roll.bootFailure: rollback does without")
 	}
 	return nil
 }
 
-func (n Gate) requireISO(ctx context.Context) error {
-	_, err := n.ISOVolume(ctx)
-	return err
-}
-
-// requireImage refuses a node whose system disk is to be made from a disk image that is nowhere.
-func (n Gate) requireImage(ctx context.Context) error {
-	if n.Plan.Prepared == "" {
+// requireBootable refuses a node whose new machine would find nothing to boot. A disk that an earlier
+// run has prepared needs its image no more.
+func (n Gate) requireBootable(ctx context.Context) error {
+	find := n.Published().ISO
+	switch {
+	case n.Plan.Prepared != "" && n.Plan.Resume:
 		return nil
+	case n.Plan.Prepared != "":
+		find = n.Published().Disk
 	}
-	_, err := n.DiskVolume(ctx)
+	_, err := find(ctx)
 	return err
 }
 

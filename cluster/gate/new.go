@@ -19,7 +19,7 @@ func (n Gate) requireNew(ctx context.Context) error {
 	if n.Plan.Resume {
 		return n.Identity.RequireNameFree(ctx)
 	}
-	problems := []error{n.requireISO(ctx), n.requireRoom(ctx), n.requireNoVM(ctx), n.requireNoMachine(ctx)}
+	problems := []error{n.requireBootable(ctx), n.requireRoom(ctx), n.requireNoVM(ctx), n.requireNoMachine(ctx)}
 	if n.Plan.Bootstraps {
 		return errors.Join(append(problems, n.requireNoCluster(ctx))...)
 	}

@@ -398,7 +398,7 @@ func planStale(n *NodePlan, o observe.Observation, p Policy) {
 		}
 	}
 	if n.Strategy == cluster.Recreate || n.Strategy == cluster.Reimage {
-		n.planPrepared(system)
+		planPrepared(n, system)
 		n.tellOfVM(disks, system)
 		n.Space = o.NewDisk(n.Wanted, n.Found.VM.Host, system)
 	}

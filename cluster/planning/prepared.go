@@ -9,11 +9,11 @@ import (
 
 // planPrepared decides whether the node's new system disk is made from a disk image before the node
 // is drained, as images.boot wants it.
-func (n *NodePlan) planPrepared(system cluster.Disk) {
+func planPrepared(n *NodePlan, system cluster.Disk) {
 	if n.Wanted.Boot != cluster.BootFromDisk && n.Wanted.Boot != cluster.BootFromAuto {
 		return
 	}
-	against := n.againstPrepared(system)
+	against := againstPrepared(*n, system)
 	switch {
 	case len(against) == 0:
 		n.Prepared = n.Wanted.Build.DiskName
@@ -27,7 +27,7 @@ func (n *NodePlan) planPrepared(system cluster.Disk) {
 // againstPrepared says why the node can't run from a disk that is made from the disk image. What an
 // installer does, such an image has: keys for Secure Boot are enrolled by its boot loader, and volumes
 // are encrypted when the first boot makes them.
-func (n *NodePlan) againstPrepared(system cluster.Disk) (against []string) {
+func againstPrepared(n NodePlan, system cluster.Disk) (against []string) {
 	b := n.Wanted.Build
 	if n.Found.VM.Config["bios"] != "ovmf" {
 		against = append(against, "its VM boots by BIOS, and what GRUB in a disk image boots can't be compared with the lock (bios: ovmf boots the image that was)")

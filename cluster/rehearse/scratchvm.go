@@ -11,6 +11,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/planning"
+	"github.com/recast-sh/recast/cluster/published"
 	"github.com/recast-sh/recast/internal/fault"
 )
 
@@ -25,7 +26,7 @@ func newUUID() string {
 // create creates the scratch VM with the last free VMID: parking VMs take the first ones. If
 // another VM takes the VMID first, it tries the next one.
 func (t *trial) create(ctx context.Context) (cluster.VM, error) {
-	iso, err := t.Model.Wanted.ISOVolume(ctx, t.Proxmox, t.Model.Host)
+	iso, err := published.Images{Proxmox: t.Proxmox, Wanted: t.Model.Wanted, Host: t.Model.Host}.ISO(ctx)
 	if err != nil {
 		return cluster.VM{}, err
 	}

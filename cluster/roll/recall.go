@@ -116,19 +116,7 @@ func (n recall) proveReplace(ctx context.Context, mem parking.Memory, rec parkin
 			return err
 		}
 	}
-	boots, iso := n.ISOVolume, ""
-	if r.Prepared != "" {
-		boots = n.DiskVolume
-	}
-	volid, err := boots(ctx)
-	if err != nil {
-		return err
-	}
-	if r.Prepared == "" {
-		iso = volid
-	}
-	_, err = r.System.NewConfig(iso)
-	return err
+	return r.System.RequireMakeable(ctx)
 }
 
 // provenDisks returns the persistent disks. The plan has refused disks that could not be proven in

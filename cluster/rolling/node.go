@@ -11,6 +11,7 @@ import (
 	"github.com/recast-sh/recast/cluster/exchange"
 	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/cluster/planning"
+	"github.com/recast-sh/recast/cluster/published"
 	"github.com/recast-sh/recast/internal/fault"
 )
 
@@ -137,14 +138,9 @@ func (n *Node) IsOldBoot(ctx context.Context, m cluster.BootedMachine) bool {
 	return err == nil && m.BootID == mem.BootID
 }
 
-// ISOVolume finds the boot ISO of the wanted build for the node's host.
-func (n *Node) ISOVolume(ctx context.Context) (string, error) {
-	return n.Want.ISOVolume(ctx, n.Proxmox, n.Plan.Host)
-}
-
-// DiskVolume is ISOVolume for the disk image.
-func (n *Node) DiskVolume(ctx context.Context) (string, error) {
-	return n.Want.DiskVolume(ctx, n.Proxmox, n.Plan.Host)
+// Published finds the images of the wanted build for the node's host.
+func (n *Node) Published() published.Images {
+	return published.Images{Proxmox: n.Proxmox, Wanted: n.Want, Host: n.Plan.Host}
 }
 
 // KubeNode reads the node's Node; a missing Node is a refusal.

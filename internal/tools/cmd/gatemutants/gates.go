@@ -47,8 +47,9 @@ var rooms = []room{
 	{"cluster/rehearse", "^TestRehearse", "Pruner.read Pruner.deleteStopped Pruner.against trial.judge trial.create trial.on"},
 	{"cluster/restore", "^TestFind", "FindTarget Source.require"},
 	{"cluster/kubeupgrade", ".", ""},
+	{"cluster/published", ".", "Images.find"},
 	{"cluster/discover", ".", ""},
-	{"cluster", "^TestRequire", `RequireQuorum RequireRemakeable Build.CheckBooted published`},
+	{"cluster", "^TestRequire", `RequireQuorum RequireRemakeable Build.CheckBooted`},
 }
 
 // names are the gates that are not named so.
