@@ -3,7 +3,6 @@ package cluster
 import (
 	"context"
 	"errors"
-	"slices"
 	"testing"
 
 	"github.com/recast-sh/recast/internal/fault"

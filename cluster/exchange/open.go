@@ -51,7 +51,7 @@ func OpenReplace(ctx context.Context, px cluster.Proxmox, o ReplaceOptions) (*Re
 		Old: parking.KeptDisk{Run: o.Run, Slot: o.System, Options: cluster.OptionString(system)},
 	}
 	opening := parking.Record{Cluster: o.Cluster, Node: o.Node, Run: o.Run, Build: o.Build, Strategy: o.Strategy, Restore: o.Restore}
-	id, rec, err := OpenParking(ctx, px, opening, mem, o.Parking, o.ParkingIDs, &Numbers{}, func(cluster.VMID) error { return nil })
+	id, rec, err := OpenParking(ctx, px, opening, mem, o.Parking, o.ParkingIDs, &parking.Numbers{}, func(cluster.VMID) error { return nil })
 	if err != nil {
 		return nil, err
 	}
@@ -62,7 +62,7 @@ func OpenReplace(ctx context.Context, px cluster.Proxmox, o ReplaceOptions) (*Re
 
 // OpenParking writes the open record into the parking VM of an earlier replacement, or into a new
 // one. It calls meant with the VMID before it creates one.
-func OpenParking(ctx context.Context, px cluster.Proxmox, opening parking.Record, mem parking.Memory, earlier *parking.Parking, ids []cluster.VMID, numbers *Numbers, meant func(cluster.VMID) error) (cluster.VMID, parking.Record, error) {
+func OpenParking(ctx context.Context, px cluster.Proxmox, opening parking.Record, mem parking.Memory, earlier *parking.Parking, ids []cluster.VMID, numbers *parking.Numbers, meant func(cluster.VMID) error) (cluster.VMID, parking.Record, error) {
 	rec, err := opening.Opened(mem, earlier)
 	switch {
 	case err != nil:
@@ -82,7 +82,7 @@ func OpenParking(ctx context.Context, px cluster.Proxmox, opening parking.Record
 // CreateParking takes the first free VMID; if another process takes it first, it tries the next. An
 // empty parking VM of the node comes from an earlier request of ours that finished late;
 // CreateParking uses that one.
-func CreateParking(ctx context.Context, px cluster.Proxmox, vm cluster.VM, rec parking.Record, ids []cluster.VMID, numbers *Numbers, meant func(cluster.VMID) error) (id cluster.VMID, err error) {
+func CreateParking(ctx context.Context, px cluster.Proxmox, vm cluster.VM, rec parking.Record, ids []cluster.VMID, numbers *parking.Numbers, meant func(cluster.VMID) error) (id cluster.VMID, err error) {
 	end, err := numbers.Turn(ctx)
 	if err != nil {
 		return 0, err

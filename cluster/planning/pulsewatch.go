@@ -18,7 +18,7 @@ const (
 // lastLook is how long the end of a run waits for the last check.
 const lastLook = 3 * time.Second
 
-// WatchPulse checks Kubernetes and etcd from time to time while the plan is carried out, and
+// WatchPulse checks Kubernetes and etcd from time to time while p is carried out, and
 // calls pulsed; nil: it does nothing. It only reads, and delays nothing but the end of the run.
 func WatchPulse(ctx context.Context, p Plan, poll time.Duration, kube cluster.NodeReader, talos cluster.EtcdReader, pulsed func(Pulse)) (unwatch func()) {
 	if pulsed == nil {

@@ -61,7 +61,7 @@ func TestNumbersOfParkingVMs(t *testing.T) {
 	t.Parallel()
 	px := &parkingPlace{taken: []cluster.VMID{9001, 9003}}
 	ids := []cluster.VMID{9001, 9002, 9003, 9004, 9005}
-	var numbers exchange.Numbers
+	var numbers parking.Numbers
 	for i, c := range []struct {
 		freed, want cluster.VMID
 		looks       int
@@ -92,7 +92,7 @@ func TestLateParkingVMs(t *testing.T) {
 		t.Fatal(err)
 	}
 	px := &parkingPlace{late: map[cluster.VMID]string{9001: text}}
-	var numbers exchange.Numbers
+	var numbers parking.Numbers
 	for _, c := range []struct {
 		node string
 		want cluster.VMID
@@ -128,7 +128,7 @@ func TestSlowParkingVM(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				begun := time.Now()
 				px := &parkingPlace{taken: []cluster.VMID{9001}, late: map[cluster.VMID]string{9001: text}, ready: begun.Add(3 * time.Minute), killed: c.killed}
-				var numbers exchange.Numbers
+				var numbers parking.Numbers
 				got, err := exchange.CreateParking(t.Context(), px, cluster.VM{Host: "pve1"}, rec, []cluster.VMID{9001, 9002}, &numbers, noted)
 				if err != nil || got != c.want || time.Since(begun) > c.after {
 					t.Errorf("took %d after %s, want %d within %s: %v", got, time.Since(begun), c.want, c.after, err)

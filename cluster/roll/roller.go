@@ -4,9 +4,9 @@ import (
 	"context"
 
 	"github.com/recast-sh/recast/cluster"
-	"github.com/recast-sh/recast/cluster/exchange"
 	"github.com/recast-sh/recast/cluster/healing"
 	"github.com/recast-sh/recast/cluster/hook"
+	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/cluster/rehearse"
 	"github.com/recast-sh/recast/cluster/restore"
 	"github.com/recast-sh/recast/cluster/rolling"
@@ -35,6 +35,6 @@ type Roller struct {
 	// Hooked, if set, receives the result of each hook.
 	Hooked func(hook.HookRun)
 
-	parkingNumbers exchange.Numbers
+	parkingNumbers parking.Numbers
 	leaving        healing.Leaving
 }
