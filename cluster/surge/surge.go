@@ -2,6 +2,7 @@ package surge
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/recast-sh/recast/internal/fault"
@@ -109,10 +110,5 @@ func (p *Plan) Has(node string) bool {
 	if p == nil {
 		return false
 	}
-	for _, n := range p.Nodes {
-		if n == node {
-			return true
-		}
-	}
-	return false
+	return slices.Contains(p.Nodes, node)
 }
