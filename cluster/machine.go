@@ -121,20 +121,12 @@ func (b Build) CheckBooted(m RunningSystem) (problems []error) {
 		problems = append(problems, fault.WithHint(
 			fault.NoBoot.Refusedf("it booted %s with schematic %s (lock %s), wanted is %s with %s (lock %s)", m.TalosVersion,
 				words.OrNone(words.Short(m.Schematic.ID)), words.OrNone(words.Short(m.Schematic.LockHash())), b.TalosVersion, words.Short(b.SchematicID), words.Short(b.LockHash)),
-			"the bytes of %s are not what its name says: delete it from the Proxmox storage, then recast publish and recast roll again", b.bootedFile(m)))
+			"the bytes of %s are not what its name says: delete it from the Proxmox storage, then recast publish and recast roll again", map[bool]string{true: "the boot ISO " + b.ISOName, false: "the disk image " + b.DiskName}[m.FromISO]))
 	}
 	for _, r := range DiffTarget(b, m) {
 		problems = append(problems, fault.NoBoot.Refusedf("what it booted is not what is wanted: %s", r.Text))
 	}
 	return problems
-}
-
-// bootedFile is the file that a machine without a configuration has booted.
-func (b Build) bootedFile(m RunningSystem) string {
-	if m.FromISO {
-		return "the boot ISO " + b.ISOName
-	}
-	return "the disk image " + b.DiskName
 }
 
 // InstallsApart says whether the machine's Talos has an API that installs

@@ -9,6 +9,8 @@ import (
 	"path/filepath"
 	"slices"
 
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/images/verify"
 	"github.com/recast-sh/recast/internal/config"
@@ -106,8 +108,8 @@ func (w workshop) publish(ctx context.Context, store images.Store, hosts map[str
 }
 
 // bootsDisks reports whether new machines of a schematic may boot disk images.
-func (w workshop) bootsDisks(schematic string) bool {
-	return w.Config.Images.Boot != config.BootISO && !w.ByImager(schematic)
+func (p Project) bootsDisks(schematic string) bool {
+	return p.Config.Images.Boot != config.BootISO && !p.ByImager(schematic)
 }
 
 // diskHosts says, before anything is built or sent, on which storages disk images are
@@ -145,6 +147,26 @@ func (w workshop) diskHosts(ctx context.Context, store images.Store, hosts map[s
 		}
 	}
 	return storages, booting, nil
+}
+
+// dropUnusable leaves the nodes on hosts that see no usable storage for disk images without one.
+func (p Project) dropUnusable(ctx context.Context, store images.Storages, wanted []cluster.Wanted, o observe.Observation) error {
+	if p.Config.Images.Boot != config.BootAuto {
+		return nil
+	}
+	var hosts []string
+	for _, f := range o.Found {
+		if f.VM != nil && !slices.Contains(hosts, f.VM.Host) {
+			hosts = append(hosts, f.VM.Host)
+		}
+	}
+	usable, served, _, err := images.Usable(ctx, store, images.DiskImage, p.Config.Images.Disk.Storage, hosts)
+	for i, f := range o.Found {
+		if wanted[i].DiskStorages = usable; f.VM == nil || !slices.Contains(served, f.VM.Host) {
+			wanted[i].DiskStorages = nil
+		}
+	}
+	return err
 }
 
 // mirror runs before the ISOs: a boot ISO does not help a node that can't pull its installer.

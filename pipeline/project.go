@@ -105,7 +105,7 @@ func (p Project) Wanted(lock schematics.Lock) []cluster.Wanted {
 	var out []cluster.Wanted
 	for _, n := range p.Config.Nodes {
 		if _, known := builds[n.Schematic]; !known {
-			builds[n.Schematic] = build(lock, n.Schematic)
+			builds[n.Schematic] = p.build(lock, n.Schematic)
 		}
 		out = append(out, cluster.Wanted{
 			Name: n.Name, VMID: cluster.VMID(n.VMID), Schematic: n.Schematic, Build: builds[n.Schematic],
@@ -157,11 +157,19 @@ func value(s *string) string {
 	return *s
 }
 
+func (p Project) build(lock schematics.Lock, schematic string) cluster.Build {
+	b := build(lock, schematic)
+	if p.bootsDisks(schematic) {
+		b.DiskName = lock.DiskName(lock.Schematics[schematic])
+	}
+	return b
+}
+
 func build(lock schematics.Lock, schematic string) cluster.Build {
 	e := lock.Schematics[schematic]
 	return cluster.Build{
 		ID: e.BuildID, TalosVersion: lock.Talos, Arch: lock.Arch, Platform: lock.Platform, SecureBoot: lock.SecureBoot, SchematicID: e.SchematicID, LockHash: e.LockHash,
-		Extensions: extensions(e.Extensions), Installer: e.Installer, ISOName: e.ISO.Name, DiskName: e.Disk.Name, DiskBytes: e.Disk.DiskBytes, KernelArgs: e.KernelArgs(), EmbedsConfig: e.EmbedsConfig(),
+		Extensions: extensions(e.Extensions), Installer: e.Installer, ISOName: e.ISO.Name, DiskBytes: e.Disk.DiskBytes, KernelArgs: e.KernelArgs(), EmbedsConfig: e.EmbedsConfig(),
 	}
 }
 

@@ -132,7 +132,7 @@ func single(ctx context.Context, command string, p Project, m Machines, run *ste
 		if err != nil {
 			return err
 		}
-		seen.Took, _ = p.Runs().Took() // for a rollback it is only an estimate
+		seen.Took, _ = stopwatch.Past(p.Runs().Dir) // for a rollback it is only an estimate
 		w.rep.Plan, err = makePlan(wanted, seen)
 		if err == nil {
 			w.forgetConfigs()

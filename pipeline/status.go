@@ -15,6 +15,7 @@ import (
 	"github.com/recast-sh/recast/cluster/prune"
 	"github.com/recast-sh/recast/cluster/replica"
 	"github.com/recast-sh/recast/internal/journal"
+	"github.com/recast-sh/recast/pipeline/stopwatch"
 	"github.com/recast-sh/recast/schematics"
 )
 
@@ -131,7 +132,7 @@ func Status(ctx context.Context, p Project, src StatusSources) (StatusResult, er
 	res.problem(err)
 	if len(runs) > 0 {
 		res.LastRun = &RunStatus{ID: runs[0].ID, Started: runs[0].Started, Finished: runs[0].Finished, Outcome: runs[0].Outcome}
-		res.LastRun.Took, err = p.Runs().tookIn(runs[0].ID)
+		res.LastRun.Took, err = stopwatch.In(p.Runs().Dir, runs[0].ID)
 		res.problem(err)
 	}
 	nodes, err := askNodes(ctx, src)

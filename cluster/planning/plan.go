@@ -358,22 +358,6 @@ func ForNode(w cluster.Wanted, f observe.Found, o observe.Observation, past clus
 	return n
 }
 
-// expectedOutage is how long one node is expected to be out: shutdown, parking and the 146 s
-// from power on to ready that a recreated node took under software emulation (Talos v1.14.1 in
-// QEMU), so an upper bound for the boot. An in-place upgrade saves the installation and one boot.
-var expectedOutage = map[cluster.Strategy]time.Duration{
-	cluster.Create: 4 * time.Minute, cluster.Recreate: 4 * time.Minute, cluster.Reimage: 4 * time.Minute, cluster.InPlace: 2 * time.Minute, cluster.Rollback: 3 * time.Minute, cluster.PutBack: 3 * time.Minute,
-	cluster.ConfigureBlank: time.Minute, cluster.Configure: 2 * time.Minute, cluster.Reconfigure: 2 * time.Minute, cluster.Remove: 2 * time.Minute,
-}
-
-// preparedOutage is that of a node whose new system disk was prepared: without the 63 s of a boot from
-// the ISO's menu, the pull and the installation, and a second boot.
-const preparedOutage = 3 * time.Minute
-
-// longOutage is shortly before storage systems begin to rebuild replicas: Longhorn does after
-// 10 minutes (replica-replenishment-wait-interval).
-const longOutage = 8 * time.Minute
-
 func planStale(n *NodePlan, o observe.Observation, p Policy) {
 	system, err := cluster.ProveSystemDisk(*n.Found.VM, *n.Found.Machine, n.Wanted.SystemDisk)
 	d := strategy.Decide(n.Wanted, n.Found, o, system, err)

@@ -32,8 +32,11 @@ func againstPrepared(n NodePlan, system cluster.Disk) (against []string) {
 	if n.Found.VM.Config["bios"] != "ovmf" {
 		against = append(against, "its VM boots by BIOS, and what GRUB in a disk image boots can't be compared with the lock (bios: ovmf boots the image that was)")
 	}
-	if b.DiskName == "" {
-		against = append(against, fmt.Sprintf("there is no disk image of schematic %s", n.Wanted.Schematic))
+	switch {
+	case b.DiskName == "":
+		against = append(against, fmt.Sprintf("no disk image of schematic %s is made (the imager makes none)", n.Wanted.Schematic))
+	case len(n.Wanted.DiskStorages) == 0:
+		against = append(against, fmt.Sprintf("%s sees no storage of images.disk.storage that takes disk images (content import, Proxmox 8.3)", n.Found.VM.Host))
 	}
 	if bytes := max(int64(system.SizeBytes()), int64(max(n.Wanted.SystemGiB, 0))<<30); b.DiskBytes > bytes {
 		against = append(against, fmt.Sprintf("the disk in %s has %s, and its system disk %s", b.DiskName, cluster.Size(b.DiskBytes), cluster.Size(bytes)))

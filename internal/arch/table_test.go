@@ -80,6 +80,7 @@ var table = []row{
 	{pkg: "pipeline", allow: []string{"pipeline/stopwatch"}},
 	{pkg: "pipeline/stopwatch", allow: []string{"cluster", "cluster/planning", "internal/journal", "internal/step"}},
 	{pkg: "pipeline/checkup", allow: []string{
+		"pipeline/stopwatch",
 		"pipeline", "schematics", "images", "cluster/...", "internal/config", "internal/fault", "internal/words",
 	}},
 	{pkg: "pipeline/support", allow: []string{

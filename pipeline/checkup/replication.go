@@ -11,6 +11,7 @@ import (
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/cluster/replica"
 	"github.com/recast-sh/recast/internal/words"
+	"github.com/recast-sh/recast/pipeline/stopwatch"
 )
 
 // replication checks the storage systems that keep volumes on several nodes: what was read of them,
@@ -36,7 +37,7 @@ func (d *checkup) replication(ctx context.Context) {
 // patience compares how long the system waits with how long its nodes are away.
 func (d *checkup) patience(ctx context.Context, s replica.System) {
 	node, away := "", time.Duration(0)
-	past, _ := d.Runs().Took() // without them, outages are assumed
+	past, _ := stopwatch.Past(d.Runs().Dir) // without them, outages are assumed
 	for _, a := range d.res.Nodes {
 		n := planning.NodePlan{Node: a.Node, Role: a.Role, Strategy: cmp.Or(a.Strategy, cluster.Recreate)}
 		if n.Estimate(past); s.On(a.Node) > 0 && planning.Outage(n) > away {

@@ -2,6 +2,7 @@
 package stopwatch
 
 import (
+	"slices"
 	"strings"
 	"time"
 
@@ -18,7 +19,7 @@ func TakesAway(below []string) bool {
 	case "ask-gates", "await-storage", "run-hooks", "gate", "pull", "remember", "drain", "try", "stage":
 		return false
 	case "take-down", "upgrade":
-		return len(below) > 1 && below[1] != "remember" && below[1] != "drain"
+		return len(below) > 1 && !slices.Contains([]string{"remember", "prepare-disk", "drain"}, below[1])
 	}
 	return true
 }

@@ -1,4 +1,4 @@
-package pipeline
+package stopwatch
 
 import (
 	"errors"
@@ -11,24 +11,24 @@ import (
 // pastRuns is how many runs are read for durations.
 const pastRuns = 50
 
-// Took returns the durations of nodes in earlier runs, newest first.
-func (r Runs) Took() ([]cluster.Took, error) {
-	runs, err := journal.Runs(r.Dir)
+// Past returns the durations of nodes in earlier runs, newest first. dir is that of the runs.
+func Past(dir string) ([]cluster.Took, error) {
+	runs, err := journal.Runs(dir)
 	if err != nil {
 		return nil, err
 	}
 	var all []cluster.Took
 	var errs []error
 	for _, info := range runs[:min(pastRuns, len(runs))] {
-		took, err := r.tookIn(info.ID)
+		took, err := In(dir, info.ID)
 		all, errs = slices.Concat(all, took), append(errs, err)
 	}
 	return all, errors.Join(errs...)
 }
 
-// tookIn returns the durations of nodes in one run.
-func (r Runs) tookIn(run string) (all []cluster.Took, err error) {
-	j, err := journal.Open(r.Dir, journal.Options{Run: run, ReadOnly: true})
+// In returns the durations of nodes in one run.
+func In(dir, run string) (all []cluster.Took, err error) {
+	j, err := journal.Open(dir, journal.Options{Run: run, ReadOnly: true})
 	if err != nil {
 		return nil, err
 	}
