@@ -175,7 +175,7 @@ func linstorUnread() map[string]storageCase {
 				l.Kube.LINSTOR().SetProperty("DrbdOptions/AutoEvictAllowEviction", "True")
 				l.Kube.LINSTOR().SetProperty("DrbdOptions/AutoEvictAfterTime", "2")
 			},
-			notes: []string{"it is expected to be away for 4m0s, and LINSTOR waits 2m0s for its 1 replicas on it (DrbdOptions/AutoEvictAfterTime): after that it makes others on other nodes"},
+			notes: []string{"it is expected to be away for 4m0s, and LINSTOR waits 2m0s for its 1 replica on it (DrbdOptions/AutoEvictAfterTime): after that it makes others on other nodes"},
 		},
 		"not looked at": {change: func(l *Lab) {
 			l.drbd("pvc-1", 2, "wk1")
