@@ -1,0 +1,125 @@
+package simtest
+
+import (
+	"context"
+	"strconv"
+	"strings"
+	"testing"
+	"testing/synctest"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
+	"github.com/recast-sh/recast/internal/sim"
+	"github.com/recast-sh/recast/internal/step"
+)
+
+// bootsDisks has new machines boot prepared disks, from a storage that every host has.
+func (l *Lab) bootsDisks(boot string) {
+	l.t.Helper()
+	l.Replace("recast.yaml", "  iso: {", "  boot: "+boot+"\n  disk: {storage: [local]}\n  iso: {")
+}
+
+// TestPrepared: the new system disk is made from the disk image while the node serves. The VM boots
+// it, and nothing is installed.
+func TestPrepared(t *testing.T) {
+	type story struct {
+		node, boot string
+		strategy   cluster.Strategy
+		options    sim.Options
+	}
+	eachIn(t, func(s story) sim.Options { return s.options }, map[string]story{
+		"recreate a worker":        {"wk1", "disk", cluster.Recreate, sim.Options{Workers: 1}},
+		"reimage a worker":         {"wk1", "auto", cluster.Reimage, sim.Options{Workers: 1}},
+		"a worker of a data VM":    {"wk1", "disk", cluster.Recreate, sim.Options{Workers: 1, Holder: true}},
+		"recreate a control plane": {"cp2", "disk", cluster.Recreate, sim.Options{ControlPlanes: 3}},
+		"virtio":                   {"wk1", "disk", cluster.Recreate, sim.Options{Workers: 1, DiskBus: "virtio"}},
+	}, func(t *testing.T, lab *Lab, s story) {
+		lab.bootsDisks(s.boot)
+		strategy(s.strategy)(lab)
+		lab.Patch(everywhere)
+		before := lab.Disks()
+		c := lab.Client()
+		var order []string
+		c.Emit = func(e step.Event) {
+			if e.Status == step.Done && (strings.HasSuffix(e.Path, "/prepare-disk") || strings.HasSuffix(e.Path, "/drain")) {
+				order = append(order, e.Path[strings.LastIndex(e.Path, "/")+1:])
+			}
+		}
+		rep, err := c.Roll(t.Context(), planning.Policy{Only: []string{s.node}})
+		must(t, err)
+		if got := strings.Join(order, " "); got != "prepare-disk drain" {
+			t.Errorf("order: %s", got)
+		}
+		n := rep.Plan.Nodes[0]
+		if n.Strategy != s.strategy || !strings.HasSuffix(n.Prepared, ".qcow2") {
+			t.Errorf("planned: %s, %q", n.Strategy, n.Prepared)
+		}
+		for _, call := range lab.Recorder.Calls() {
+			for key, value := range call.Params {
+				if strings.Contains(value, ".iso,media=cdrom") {
+					t.Errorf("%s %s: %s=%s", call.Method, call.Path, key, value)
+				}
+			}
+		}
+		if _, there := lab.vmOf(s.node).Config["ide2"]; !there {
+			t.Error("its CD drive is gone")
+		}
+		lab.requireRolledFrom(t, before)
+		lab.requireKept(1)
+	})
+}
+
+// TestPreparedKilled: whoever goes on after a kill, or cancels, ends as always, and every disk that was
+// prepared and not used is one that recast prune frees.
+func TestPreparedKilled(t *testing.T) {
+	long(t)
+	for _, s := range []cluster.Strategy{cluster.Recreate, cluster.Reimage} {
+		t.Run(string(s), func(t *testing.T) {
+			killed := func(t *testing.T, at int) (lab *Lab, points []string) {
+				lab = New(t, sim.Options{Workers: 1})
+				lab.bootsDisks("disk")
+				strategy(s)(lab)
+				lab.Patch(sim.PatchedExtension)
+				ctx, cancel := context.WithCancel(t.Context())
+				defer cancel()
+				c := lab.Client()
+				k := lab.watch(c, at, cancel)
+				_, err := c.Roll(ctx, planning.Policy{Only: []string{"wk1"}})
+				lab.Recorder.Hooks(nil, nil)
+				k.mu.Lock()
+				defer k.mu.Unlock()
+				if k.dead == (err == nil) {
+					t.Fatalf("killed %t: %v", k.dead, err)
+				}
+				for _, broken := range k.broken {
+					t.Errorf("promise broken: %s", broken)
+				}
+				return lab, k.points
+			}
+			var points []string
+			synctest.Test(t, func(t *testing.T) { _, points = killed(t, 0) })
+			t.Attr("sum:points", strconv.Itoa(len(points)))
+			for _, at := range (crash{whole: whole{strategy: s}}).slice(len(points)) {
+				t.Run(strconv.Itoa(at), func(t *testing.T) {
+					synctest.Test(t, func(t *testing.T) {
+						lab, points := killed(t, at)
+						if at%3 == 0 {
+							if _, err := lab.Client().Recover(t.Context(), "wk1"); err == nil {
+								t.Attr("sum:put-back", "1")
+								lab.requireServing("wk1")
+							}
+						}
+						_, err := lab.second().Roll(t.Context(), planning.Policy{Only: []string{"wk1"}})
+						if err != nil {
+							t.Fatalf("killed at %q: %v", points[at-1], err)
+						}
+						requireInSync(t, lab)
+						lab.requireServing("wk1")
+						requireNoClaim(t, lab)
+						lab.RequireIntact()
+					})
+				})
+			}
+		})
+	}
+}
