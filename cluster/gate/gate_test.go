@@ -101,6 +101,14 @@ func unmade(s *scene) {
 	}
 }
 
+// onCeph is a node with a disk on the Ceph of the hosts; blocked is what that lets wait.
+func onCeph(blocked string) func(*scene) {
+	return func(s *scene) {
+		s.Plan.OnCeph = []string{"ceph"}
+		s.PX.Space.Storages = append(s.PX.Space.Storages, cluster.StorageRoom{Name: "ceph", Active: true, Total: 1 << 40, Free: 1 << 40, Blocked: blocked})
+	}
+}
+
 // first is the node with which a cluster begins, that has no Kubernetes yet.
 func first(s *scene) {
 	s.Plan.Bootstraps = true
@@ -183,6 +191,10 @@ func lookRows() []row {
 	tied := func(s *scene) { s.PX.Tied.Dropped = []string{"a firewall"} }
 	busy := func(s *scene) { s.PX.Tied.Snapshots = []string{"daily"} }
 	return []row{
+		{Do: "recreate", Change: onCeph("its Ceph cannot read or write some data"), Err: "has disks on storage ceph: its Ceph cannot read or write some data"},
+		{Do: "recreate", Change: onCeph("")},
+		{Do: "recreate", Change: all(onCeph(""), fails("Room", errors.New("no storage answers"))), Err: "read the room on"},
+		{Do: "recreate", Change: all(onCeph("another Ceph is full"), func(s *scene) { s.Plan.OnCeph = nil })},
 		{Do: "recreate", Change: onNode("wk1", paused), Err: "was paused since the plan was made: mine"},
 		{Do: "resume", Change: onNode("wk1", paused)},
 		{Do: "configure", Change: onNode("wk1", paused)},
