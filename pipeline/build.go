@@ -109,7 +109,7 @@ func (w workshop) publish(ctx context.Context, store images.Store, hosts map[str
 
 // bootsDisks reports whether new machines of a schematic may boot disk images.
 func (p Project) bootsDisks(schematic string) bool {
-	return p.Config.Images.Boot != config.BootISO && !p.ByImager(schematic)
+	return slices.Contains([]string{config.BootDisk, config.BootAuto}, p.Config.Images.Boot) && !p.ByImager(schematic)
 }
 
 // diskHosts says, before anything is built or sent, on which storages disk images are

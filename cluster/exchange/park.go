@@ -15,44 +15,57 @@ import (
 )
 
 func (r diskMoves) attach(ctx context.Context, d parking.ParkedDisk) error {
+	vm, disk, err := r.handBack(ctx, d)
+	if err != nil {
+		return err
+	}
+	return r.setOptions(ctx, vm, disk, cluster.SplitOptions(d.Options))
+}
+
+// handBack is attach without the disk's options. It returns the VM, which has the disk.
+func (r diskMoves) handBack(ctx context.Context, d parking.ParkedDisk) (vm cluster.VM, disk cluster.Disk, err error) {
 	vm, found, seen, err := r.poweredBoth(ctx, d)
 	switch {
 	case err != nil:
-		return err
+		return vm, disk, err
 	case !found || vm.UUID() != r.VM.UUID() || r.Strategy != cluster.PutBack && vm.MadeBy() != r.Run:
-		return fault.ParkedHalf.Refusedf("VM %d is not the one that run %s made or renewed", r.VM.ID, r.Run)
+		return vm, disk, fault.ParkedHalf.Refusedf("VM %d is not the one that run %s made or renewed", r.VM.ID, r.Run)
 	case vm.Running:
-		return startedMeanwhile(vm)
+		return vm, disk, startedMeanwhile(vm)
 	}
 	if _, there := vm.Config[d.Key]; there {
 		if err := r.onlyOnce(ctx, d); err != nil {
-			return err
+			return vm, disk, err
 		}
 		if vm, found, err = r.Current(ctx); err != nil {
-			return err
+			return vm, disk, err
 		}
 		seen = nil
 	}
 	// A drive that named a volume which is gone is gone now, too.
 	if _, there := vm.Config[d.Key]; found && !there {
 		if d.Holder != 0 {
-			return r.attachHeld(ctx, vm, d)
+			if err := r.attachHeld(ctx, vm, d); err != nil {
+				return vm, disk, err
+			}
+			disk, err := cluster.ParseDisk(d.Key, cluster.JoinOptions(d.Volid, d.Options))
+			return vm, disk, err
 		}
 		if err := r.handOvers.do(ctx, parking.Intent{From: r.Parking, Key: d.ParkKey, To: r.VM.ID, ToKey: d.Key, Options: d.Options}, seen); err != nil {
-			return err
+			return vm, disk, err
 		}
 		if vm, found, err = r.Current(ctx); err != nil {
-			return err
+			return vm, disk, err
 		}
 	}
-	disk, err := cluster.ParseDisk(d.Key, vm.Config[d.Key])
+	disk, err = cluster.ParseDisk(d.Key, vm.Config[d.Key])
 	switch {
 	case !found:
-		return fault.ParkedHalf.Refusedf("VM %d was deleted by someone else when it had just got its %s back", r.VM.ID, d.Key)
+		return vm, disk, fault.ParkedHalf.Refusedf("VM %d was deleted by someone else when it had just got its %s back", r.VM.ID, d.Key)
 	case err != nil:
-		return fmt.Errorf("%s after its disk was moved back: %w", vm, err)
+		return vm, disk, fmt.Errorf("%s after its disk was moved back: %w", vm, err)
 	}
-	return r.setOptions(ctx, vm, disk, cluster.SplitOptions(d.Options))
+	return vm, disk, nil
 }
 
 // poweredBoth is Powered that also reads the parking VM, at the same time, for the hand-over of a

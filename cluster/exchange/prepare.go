@@ -166,32 +166,39 @@ func (r Preparation) give(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	description, err := r.System.Marked()
+	last := map[string]string{"boot": bootOrder(r.VM.Config["boot"], entry.Slot, "")}
+	if r.Strategy == cluster.Recreate {
+		last["protection"] = "1"
+	} else if err := r.markVM(ctx); err != nil { // a VM that was made has all that
+		return err
+	}
+	_, disk, err := r.moves.handBack(ctx, parking.ParkedDisk{Key: entry.Slot, ParkKey: entry.Key, Options: entry.Options, System: true})
 	if err != nil {
 		return err
 	}
-	set := map[string]string{"description": description, "onboot": "0"}
-	if r.Strategy == cluster.Recreate { // dropDangling may have lifted it
-		set["protection"] = "1"
-	}
-	if r.Blank != nil {
-		set[r.Blank.Key] = r.Blank.Value
+	last[entry.Slot] = cluster.Disk{Volid: disk.Volid, Options: cluster.SplitOptions(entry.Options)}.Value()
+	return r.System.set(ctx, last)
+}
+
+// markVM gives a VM that stays the run's mark, and what a blank machine needs.
+func (r Preparation) markVM(ctx context.Context) error {
+	description, err := r.System.Marked()
+	if err != nil {
+		return err
 	}
 	disks, err := r.VM.Disks()
 	if err != nil {
 		return err
 	}
+	set := map[string]string{"description": description, "onboot": "0"}
+	if r.Blank != nil {
+		set[r.Blank.Key] = r.Blank.Value
+	}
 	if cd := cluster.CDKey(r.VM.Config, disks); r.VM.Config[cd] != "" { // no other medium may configure the machine
 		set[cd] = "none,media=cdrom"
 	}
 	r.Settings.takeOut(set)
-	if err := r.System.set(ctx, set); err != nil {
-		return err
-	}
-	if err := r.moves.attach(ctx, parking.ParkedDisk{Key: entry.Slot, ParkKey: entry.Key, Options: entry.Options, System: true}); err != nil {
-		return err
-	}
-	return r.System.set(ctx, map[string]string{"boot": bootOrder(r.VM.Config["boot"], entry.Slot, "")})
+	return r.System.set(ctx, set)
 }
 
 // forgetUsed drops the entry of a prepared disk that is not on the parking VM any more: the node runs

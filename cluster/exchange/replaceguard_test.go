@@ -151,8 +151,13 @@ var calls = map[string]call{
 	"prepared": {func(g *guarded, ctx context.Context) error { return said(g.r.Preparation.done(ctx)) }, preparing, ""},
 	"give": {
 		func(g *guarded, ctx context.Context) error { return g.r.System.Give(ctx) }, prepared,
-		"set 101 map[description:recast: run=r1 build=b ide2:none,media=cdrom onboot:0 protection:1] delete []\n" + intended + "move scsi29 of 9900 to scsi0 of 101\n" +
-			"set 101 map[scsi0:fast:vm-101-moved-disk-9,ssd=1,serial=blank] delete []\nset 101 map[boot:order=scsi0] delete []",
+		intended + "move scsi29 of 9900 to scsi0 of 101\n" +
+			"set 101 map[boot:order=scsi0 protection:1 scsi0:fast:vm-101-moved-disk-9,ssd=1,serial=blank] delete []",
+	},
+	"give, reimage": {
+		func(g *guarded, ctx context.Context) error { return g.r.System.Give(ctx) }, all(prepared, reimage),
+		marked + "\n" + intended + "move scsi29 of 9900 to scsi0 of 101\n" +
+			"set 101 map[boot:order=scsi0 scsi0:fast:vm-101-moved-disk-9,ssd=1,serial=blank] delete []",
 	},
 	"given":   {func(g *guarded, ctx context.Context) error { return said(g.r.System.Given(ctx)) }, prepared, ""},
 	"restore": {func(g *guarded, ctx context.Context) error { return g.r.System.restore(ctx) }, restoring, "set 101 map[description:recast: run=r1 build=b onboot:0] delete []\n" + intended + "move scsi20 of 9900 to scsi0 of 101\nset 101 map[boot:order=scsi0] delete []"},

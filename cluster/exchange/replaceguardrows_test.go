@@ -40,10 +40,11 @@ func handOverRows() []guard {
 	}
 }
 
+const marked = "set 101 map[description:recast: run=r1 build=b ide2:none,media=cdrom onboot:0] delete []"
+
 // preparedRows are about a system disk that is made from a disk image.
 func preparedRows() []guard {
 	const imported = intended + "set 9900 map[scsi29:fast:0,import-from=isos:import/x.qcow2,ssd=1,serial=blank,wwn=0x3ff71cf74abb3ccb,backup=0] delete []"
-	const marked = "set 101 map[description:recast: run=r1 build=b ide2:none,media=cdrom onboot:0 protection:1] delete []"
 	size := func(size string) func(*guarded) { return func(g *guarded) { g.Imports = size } }
 	return []guard{
 		{"prepare", func(g *guarded) { g.r.DiskBytes = 11 << 30 }, "the disk in x.qcow2 has 11 GiB, and scsi0", ""},
@@ -61,12 +62,15 @@ func preparedRows() []guard {
 		{"prepared", on(101, kv{"scsi0": "fast:vm-101-disk-9,serial=blank"}), "said VM 101", ""},
 		{"prepared", func(g *guarded) { g.r.Prepared = "" }, "said its new system disk is to be blank", ""},
 		{"give", vm(running), "was started by someone else", ""},
-		{"give", other, "is not the VM that was planned", ""},
-		{"give", deleted, "VM 101 is gone", ""},
+		{"give", other, "is not the one that run r1 made or renewed", ""},
+		{"give", deleted, "is not the one that run r1 made or renewed", ""},
 		{"give", record(func(rec *parking.Record) { rec.Kept = nil }), "names no prepared system disk", ""},
-		{"give", on(9900, kv{"scsi29": ""}), "has no scsi29 to hand over", marked},
-		{"give", on(101, kv{"scsi0": "fast:vm-101-disk-3"}), "only one of them is the disk that is to change hands", marked},
-		{"give", noQuorum, "has no quorum", marked + "\n" + intended},
+		{"give", on(9900, kv{"scsi29": ""}), "has no scsi29 to hand over", ""},
+		{"give", on(101, kv{"scsi0": "fast:vm-101-disk-3"}), "only one of them is the disk that is to change hands", ""},
+		{"give", noQuorum, "has no quorum", intended},
+		{"give, reimage", vm(running), "was started by someone else", ""},
+		{"give, reimage", was(kv{"description": strings.Repeat("x", cluster.MaxDescription)}), "Proxmox allows", ""},
+		{"give, reimage", was(bad), "no volume in", ""},
 		{"given", on(101, kv{"scsi0": "fast:vm-101-disk-9,ssd=1,serial=blank,wwn=0x3ff71cf74abb3ccb", "boot": "order=scsi0"}), "said scsi0 of VM 101", ""},
 		{"given", on(101, kv{"scsi0": "fast:vm-101-disk-9,ssd=1,serial=blank,wwn=0x3ff71cf74abb3ccb,backup=0", "boot": "order=scsi0"}), "", ""},
 		{"given", on(101, kv{"scsi0": "fast:vm-101-disk-9,ssd=1,serial=blank,wwn=0x3ff71cf74abb3ccb", "boot": "order=ide2"}), "", ""},

@@ -48,7 +48,7 @@ func TestGateCalls(t *testing.T) {
 
 func TestGateRows(t *testing.T) {
 	t.Parallel()
-	rollingtest.CheckRows(t, gateCalls, slices.Concat(lookRows(), newRows(), etcdRows(), identityRows(), lossRows(), lateRows()), "read the room on", "read storage", "no control plane says", "see that there is no cluster yet")
+	rollingtest.CheckRows(t, gateCalls, slices.Concat(lookRows(), cephRows(), newRows(), etcdRows(), identityRows(), lossRows(), lateRows()), "read the room on", "read storage", "no control plane says", "see that there is no cluster yet")
 }
 
 // gateCalls are the calls by the name that rows use.
@@ -98,14 +98,6 @@ func unmade(s *scene) {
 			s.Plan.ControlPlanes, s.Members = slices.Delete(s.Plan.ControlPlanes, i, i+1), slices.Delete(s.Members, i, i+1)
 			return
 		}
-	}
-}
-
-// onCeph is a node with a disk on the Ceph of the hosts; blocked is what that lets wait.
-func onCeph(blocked string) func(*scene) {
-	return func(s *scene) {
-		s.Plan.OnCeph = []string{"ceph"}
-		s.PX.Space.Storages = append(s.PX.Space.Storages, cluster.StorageRoom{Name: "ceph", Active: true, Total: 1 << 40, Free: 1 << 40, Blocked: blocked})
 	}
 }
 
@@ -191,10 +183,6 @@ func lookRows() []row {
 	tied := func(s *scene) { s.PX.Tied.Dropped = []string{"a firewall"} }
 	busy := func(s *scene) { s.PX.Tied.Snapshots = []string{"daily"} }
 	return []row{
-		{Do: "recreate", Change: onCeph("its Ceph cannot read or write some data"), Err: "has disks on storage ceph: its Ceph cannot read or write some data"},
-		{Do: "recreate", Change: onCeph("")},
-		{Do: "recreate", Change: all(onCeph(""), fails("Room", errors.New("no storage answers"))), Err: "read the room on"},
-		{Do: "recreate", Change: all(onCeph("another Ceph is full"), func(s *scene) { s.Plan.OnCeph = nil })},
 		{Do: "recreate", Change: onNode("wk1", paused), Err: "was paused since the plan was made: mine"},
 		{Do: "resume", Change: onNode("wk1", paused)},
 		{Do: "configure", Change: onNode("wk1", paused)},

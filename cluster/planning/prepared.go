@@ -17,6 +17,7 @@ func planPrepared(n *NodePlan, system cluster.Disk) {
 	switch {
 	case len(against) == 0:
 		n.Prepared = n.Wanted.Build.DiskName
+		n.Notes = append(n.Notes, fmt.Sprintf("its new system disk is made from %s while it serves: its VM boots that and installs nothing, so machine.install of its configuration does nothing", n.Prepared))
 	case n.Wanted.Boot == cluster.BootFromDisk:
 		n.Refused = append(n.Refused, fmt.Sprintf("its system disk can't be made from a disk image: %s; with images.boot: auto it would boot the ISO", strings.Join(against, "; ")))
 	default:
