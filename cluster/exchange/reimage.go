@@ -19,7 +19,7 @@ func (r NewSystem) Given(ctx context.Context) (string, error) {
 	if err != nil || !there || disk.Option("serial") != r.Serial || vm.MadeBy() != r.Run {
 		return "", err
 	}
-	if r.Prepared != "" && !vm.Running && !r.Preparation.complete(vm, disk) {
+	if !vm.Running && !r.Preparation.complete(vm, disk) { // Current counts a VM as running
 		return "", nil // it was handed over, and no more
 	}
 	return fmt.Sprintf("%s of %s is blank or was installed by this run", disk.Key, vm), nil

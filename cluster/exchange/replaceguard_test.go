@@ -148,6 +148,14 @@ var calls = map[string]call{
 		func(g *guarded, ctx context.Context) error { return g.r.Preparation.do(ctx) }, preparing,
 		intended + "set 9900 map[scsi29:fast:0,import-from=isos:import/x.qcow2,ssd=1,serial=blank,wwn=" + cluster.WWN("blank") + ",backup=0] delete []\ngrow scsi29 of 9900 to 10737418240",
 	},
+	"makeable": {func(g *guarded, ctx context.Context) error { return g.r.System.RequireMakeable(ctx) }, preparing, ""},
+	"create prepared": {func(g *guarded, ctx context.Context) error {
+		err := g.r.System.createVM(ctx)
+		if config := g.Guests[101].Config; err == nil && (config["ide2"] != "none,media=cdrom" || config["scsi0"] != "") {
+			err = errors.New("it has another drive than its empty CD drive")
+		}
+		return err
+	}, all(preparing, deleted, was(kv{"ide2": "isos:iso/mine.iso,media=cdrom"})), "create 101"},
 	"prepared": {func(g *guarded, ctx context.Context) error { return said(g.r.Preparation.done(ctx)) }, preparing, ""},
 	"give": {
 		func(g *guarded, ctx context.Context) error { return g.r.System.Give(ctx) }, prepared,
@@ -262,7 +270,7 @@ func TestReplaceGuards(t *testing.T) {
 			if got := strings.Join(g.Done, "\n"); got != strings.TrimSpace(row.done) {
 				t.Errorf("done:\n%s\nwant:\n%s", got, row.done)
 			}
-			clustertest.CheckErr(t, err, row.err, "is not a drive", "it has data", "Proxmox reported it moved", "moved back", "system disk of")
+			clustertest.CheckErr(t, err, row.err, "there is no", "is not a drive", "it has data", "Proxmox reported it moved", "moved back", "system disk of")
 		})
 	}
 }

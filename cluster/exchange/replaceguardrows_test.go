@@ -2,6 +2,7 @@ package exchange
 
 import (
 	"context"
+	"errors"
 	"strings"
 
 	"github.com/recast-sh/recast/cluster"
@@ -48,6 +49,14 @@ func preparedRows() []guard {
 	size := func(size string) func(*guarded) { return func(g *guarded) { g.Imports = size } }
 	return []guard{
 		{"prepare", func(g *guarded) { g.r.DiskBytes = 11 << 30 }, "the disk in x.qcow2 has 11 GiB, and scsi0", ""},
+		{"makeable", func(g *guarded) {
+			g.r.Image = func(context.Context) (string, error) { return "", errors.New("there is no image") }
+		}, "there is no image", ""},
+		{"makeable", func(g *guarded) {
+			g.r.Prepared, g.r.ISO = "", func(context.Context) (string, error) { return "", errors.New("there is no ISO") }
+		}, "there is no ISO", ""},
+		{"prepare", was(kv{"scsi0": ","}), "no volume in", ""},
+		{"prepare", on(9900, kv{"scsi29": ","}), "no volume in", ""},
 		{"prepare", noQuorum, "has no quorum", ""},
 		{"prepare", size("1G"), "it was not imported whole", imported},
 		{"prepare", size("10G"), "", imported},
@@ -74,6 +83,7 @@ func preparedRows() []guard {
 		{"given", on(101, kv{"scsi0": "fast:vm-101-disk-9,ssd=1,serial=blank,wwn=0x3ff71cf74abb3ccb", "boot": "order=scsi0"}), "said scsi0 of VM 101", ""},
 		{"given", on(101, kv{"scsi0": "fast:vm-101-disk-9,ssd=1,serial=blank,wwn=0x3ff71cf74abb3ccb,backup=0", "boot": "order=scsi0"}), "", ""},
 		{"given", on(101, kv{"scsi0": "fast:vm-101-disk-9,ssd=1,serial=blank,wwn=0x3ff71cf74abb3ccb", "boot": "order=ide2"}), "", ""},
+		{"given", all(vm(running), on(101, kv{"scsi0": "fast:vm-101-disk-9,ssd=1,serial=blank,wwn=0x3ff71cf74abb3ccb", "boot": "order=ide2"})), "said scsi0 of VM 101", ""},
 	}
 }
 

@@ -48,7 +48,7 @@ func TestGateCalls(t *testing.T) {
 
 func TestGateRows(t *testing.T) {
 	t.Parallel()
-	rollingtest.CheckRows(t, gateCalls, slices.Concat(lookRows(), cephRows(), newRows(), etcdRows(), identityRows(), lossRows(), lateRows()), "read the room on", "read storage", "no control plane says", "see that there is no cluster yet")
+	rollingtest.CheckRows(t, gateCalls, slices.Concat(lookRows(), bootRows(), cephRows(), newRows(), etcdRows(), identityRows(), lossRows(), lateRows()), "read the room on", "read storage", "no control plane says", "see that there is no cluster yet")
 }
 
 // gateCalls are the calls by the name that rows use.

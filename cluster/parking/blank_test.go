@@ -44,3 +44,36 @@ func TestWrongBlank(t *testing.T) {
 		})
 	}
 }
+
+// TestWrongPrepared: a prepared disk has the partitions of its image, and the machine runs from it.
+func TestWrongPrepared(t *testing.T) {
+	t.Parallel()
+	image := func(m *cluster.Machine, labels ...string) {
+		for _, label := range labels {
+			m.Volumes = append(m.Volumes, cluster.Volume{Label: label, Disk: "sda", Device: "sda" + label})
+		}
+	}
+	for name, c := range map[string]struct {
+		change     func(*cluster.Machine)
+		configured bool
+		err        string
+	}{
+		"as it should be":       {func(m *cluster.Machine) { image(m, "EFI", "META") }, false, ""},
+		"for a BIOS, too":       {func(m *cluster.Machine) { image(m, "EFI", "BIOS", "BOOT", "META") }, false, ""},
+		"cut short":             {func(m *cluster.Machine) { image(m, "EFI") }, false, "it was not imported whole"},
+		"without EFI":           {func(m *cluster.Machine) { image(m, "META") }, false, "it was not imported whole"},
+		"used":                  {func(m *cluster.Machine) { image(m, "EFI", "META", "STATE") }, false, "it was used before"},
+		"begun to be used":      {func(m *cluster.Machine) { image(m, "EFI", "META", "STATE", "EPHEMERAL") }, true, ""},
+		"booted from elsewhere": {func(m *cluster.Machine) { image(m, "EFI", "META"); m.SystemDisk = "sdb" }, false, "is not the one that the machine booted, which is sdb"},
+		"booted from an ISO":    {func(m *cluster.Machine) { image(m, "EFI", "META"); m.FromISO = true }, false, "is not the one that the machine booted"},
+		"of another serial":     {func(m *cluster.Machine) { m.Disks[0].Serial = "other" }, false, "0 disks of the machine are the prepared system disk"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			mem := parking.Memory{VM: cluster.VM{ID: 101, Config: map[string]string{"scsi0": "fast:vm-101-disk-0"}}, SystemKey: "scsi0", DiskSerial: "new"}
+			m := cluster.Machine{SystemDisk: "sda", Disks: []cluster.MachineDisk{{Device: "sda", Serial: "new"}}}
+			c.change(&m)
+			clustertest.CheckErr(t, errors.Join(mem.WrongBlank(m, c.configured, true)...), c.err)
+		})
+	}
+}
