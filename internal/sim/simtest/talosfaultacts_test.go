@@ -193,7 +193,7 @@ func (l *Lab) configOf(node string) cluster.Secret {
 func (l *Lab) apply(node string, config []byte) {
 	l.t.Helper()
 	l.talosctl(node, func(ctx context.Context, c *client.Client) error {
-		_, err := c.ApplyConfiguration(ctx, &machineapi.ApplyConfigurationRequest{Data: config, Mode: machineapi.ApplyConfigurationRequest_NO_REBOOT})
+		_, err := c.ApplyConfiguration(ctx, &machineapi.ApplyConfigurationRequest{Data: config, Mode: machineapi.ApplyConfigurationRequest_STAGED})
 		return errors.Join(err, c.Reboot(ctx))
 	})
 	time.Sleep(2 * time.Minute)
