@@ -39,6 +39,12 @@ func againstPrepared(n NodePlan, system cluster.Disk) (against []string) {
 	case len(n.Wanted.DiskStorages) == 0:
 		against = append(against, fmt.Sprintf("%s sees no storage of images.disk.storage that takes disk images (content import, Proxmox 8.3)", n.Found.VM.Host))
 	}
+	// The variables outlive the system, and no installer writes others: Talos would go on to name an entry
+	// that is not there as the next one, as if an upgrade waited for a reboot (RunningSystem.PendingReboot).
+	entry := strings.ToLower("talos-" + b.TalosVersion + ".efi")
+	if m := n.Found.Machine; n.Found.VM.Config["efidisk0"] != "" && m != nil && m.NextBoot != "" && m.NextBoot != entry {
+		against = append(against, fmt.Sprintf("its EFI variables name the boot entry %s, and the disk image has %s: only an installer changes that", m.NextBoot, entry))
+	}
 	if bytes := max(int64(system.SizeBytes()), int64(max(n.Wanted.SystemGiB, 0))<<30); b.DiskBytes > bytes {
 		against = append(against, fmt.Sprintf("the disk in %s has %s, and its system disk %s", b.DiskName, cluster.Size(b.DiskBytes), cluster.Size(bytes)))
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/cluster/rolling"
+	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/sim/talosapi"
 	"github.com/recast-sh/recast/internal/step"
@@ -69,6 +70,27 @@ func TestPrepared(t *testing.T) {
 		}
 		lab.requireRolledFrom(t, before)
 		lab.requireKept(1)
+	})
+}
+
+// TestPreparedAnotherEntry: where the EFI variables of the old system name another boot entry than the
+// disk image has, an installer has to change them.
+func TestPreparedAnotherEntry(t *testing.T) {
+	const why = "its EFI variables name the boot entry talos-v1.12.6.efi, and the disk image has talos-v1.13.9.efi"
+	eachInLab(t, sim.Options{Workers: 1, TalosVersion: talos12}, map[string]string{"refused": "disk", "by the ISO": "auto"}, func(t *testing.T, lab *Lab, boot string) {
+		lab.bootsDisks(boot)
+		lab.setRoll("strategy: recreate")
+		lab.wantTalos(talos12, sim.TalosVersion)
+		rep, err := lab.Client().Roll(t.Context(), planning.Policy{Only: []string{"wk1"}})
+		if boot == "disk" {
+			requireFault(t, err, fault.Refused, why)
+			return
+		}
+		must(t, err)
+		if notes := strings.Join(rep.Plan.Nodes[0].Notes, "; "); rep.Plan.Nodes[0].Prepared != "" || !strings.Contains(notes, "it boots the ISO, since "+why) {
+			t.Errorf("prepared %q, notes: %s", rep.Plan.Nodes[0].Prepared, notes)
+		}
+		requireDrift(t, lab, "cp1")
 	})
 }
 
