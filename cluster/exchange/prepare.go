@@ -173,6 +173,9 @@ func (r Preparation) give(ctx context.Context) error {
 		return err
 	}
 	_, disk, err := r.moves.handBack(ctx, parking.ParkedDisk{Key: entry.Slot, ParkKey: entry.Key, Options: entry.Options, System: true})
+	if fault.KindOf(err) == fault.Refused {
+		err = fault.WithHint(err, "if the prepared disk is gone: recast recover %s gives the VM its old system disk back", rec.Node)
+	}
 	if err != nil {
 		return err
 	}
