@@ -70,7 +70,7 @@ var table = []row{
 	{pkg: "internal/operator/attempt", allow: []string{"api/v1alpha1", "internal/operator/source", "schematics", "cluster/planning", controller, apimachine, k8sAPI, yaml, semver}},
 	{pkg: "internal/operator/job", allow: []string{"api/v1alpha1", "internal/operator/attempt", controller, apimachine, k8sAPI}},
 	{pkg: "internal/operator/wave"}, // arithmetic: knows no Kubernetes
-	{pkg: "internal/operator/fleet", allow: []string{"api/v1alpha1", "internal/operator/wave", controller, apimachine, k8sAPI, clientGo, cel}},
+	{pkg: "internal/operator/fleet", allow: []string{"api/v1alpha1", "internal/expression", "internal/operator/wave", controller, apimachine, k8sAPI, clientGo, cel}},
 	{pkg: "deploy", allow: []string{"internal/fault"}}, // the manifests of the operator: cmd/recast prints them
 	{pkg: "deploy", files: tests, allow: []string{"api/v1alpha1", k8sAPI, apimachine, "sigs.k8s.io/yaml"}},
 

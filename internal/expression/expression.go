@@ -49,9 +49,19 @@ func Check(expr string) error {
 // Compile compiles an expression. Its value must be true or false, as far as that is
 // known without an object.
 func Compile(expr string) (*Expression, error) {
-	env, err := exprEnv()
+	program, ast, err := Program(exprEnv, expr)
 	if err != nil {
-		return nil, fmt.Errorf("prepare CEL: %w", err)
+		return nil, err
+	}
+	return &Expression{program: program, reads: reads(ast.NativeRep().Expr())}, nil
+}
+
+// Program is Compile with variables of your own. One evaluation costs as much as the API server allows
+// its own expressions, and ends with its context.
+func Program(in func() (*cel.Env, error), expr string) (cel.Program, *cel.Ast, error) {
+	env, err := in()
+	if err != nil {
+		return nil, nil, fmt.Errorf("prepare CEL: %w", err)
 	}
 	ast, issues := env.Compile(expr)
 	if errs := issues.Errors(); len(errs) > 0 {
@@ -60,16 +70,16 @@ func Compile(expr string) (*Expression, error) {
 			message, _, _ := strings.Cut(strings.TrimSpace(e.Message), " (in container '')")
 			texts = append(texts, fmt.Sprintf("%d:%d: %s", max(1, e.Location.Line()), e.Location.Column()+1, message))
 		}
-		return nil, fmt.Errorf("not a valid expression: %s", strings.Join(texts, "; "))
+		return nil, nil, fmt.Errorf("not a valid expression: %s", strings.Join(texts, "; "))
 	}
 	if t := ast.OutputType(); !t.IsExactType(cel.BoolType) && !t.IsExactType(cel.DynType) {
-		return nil, fmt.Errorf("its value is of type %s, must be true or false", t)
+		return nil, nil, fmt.Errorf("its value is of type %s, must be true or false", t)
 	}
 	program, err := env.Program(ast, cel.CostLimit(exprCost), cel.InterruptCheckFrequency(exprCheck))
 	if err != nil {
-		return nil, fmt.Errorf("not a valid expression: %w", err)
+		return nil, nil, fmt.Errorf("not a valid expression: %w", err)
 	}
-	return &Expression{program: program, reads: reads(ast.NativeRep().Expr())}, nil
+	return program, ast, nil
 }
 
 // Judge says whether the expression is true of an object, and if it is not, what it reads of the object, with the

@@ -14,16 +14,11 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 
 	"github.com/recast-sh/recast/api/v1alpha1"
+	"github.com/recast-sh/recast/internal/expression"
 )
 
-const (
-	// exprCost bounds one evaluation, as the API server does for its own expressions.
-	exprCost = 1_000_000
-	// exprCheck is the number of iterations between two checks of the context.
-	exprCheck = 1000
-	// exprKept bounds the cache of compiled expressions.
-	exprKept = 1000
-)
+// exprKept bounds the cache of compiled expressions.
+const exprKept = 1000
 
 // plan is the spec of a FleetRoll, read.
 type plan struct{ stages []stage }
@@ -76,23 +71,7 @@ func (c *programs) compile(expr string) (cel.Program, error) {
 	if program := c.kept[expr]; program != nil {
 		return program, nil
 	}
-	env, err := gateEnv()
-	if err != nil {
-		return nil, fmt.Errorf("prepare CEL: %w", err)
-	}
-	ast, issues := env.Compile(expr)
-	if errs := issues.Errors(); len(errs) > 0 {
-		var texts []string
-		for _, e := range errs {
-			text, _, _ := strings.Cut(strings.TrimSpace(e.Message), " (in container '')")
-			texts = append(texts, fmt.Sprintf("%d:%d: %s", max(1, e.Location.Line()), e.Location.Column()+1, text))
-		}
-		return nil, errors.New(strings.Join(texts, "; "))
-	}
-	if t := ast.OutputType(); !t.IsExactType(cel.BoolType) && !t.IsExactType(cel.DynType) {
-		return nil, fmt.Errorf("its value is of type %s", t)
-	}
-	program, err := env.Program(ast, cel.CostLimit(exprCost), cel.InterruptCheckFrequency(exprCheck))
+	program, _, err := expression.Program(gateEnv, expr)
 	if err != nil {
 		return nil, err
 	}

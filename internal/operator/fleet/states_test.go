@@ -126,8 +126,8 @@ func TestInvalidSpec(t *testing.T) {
 		"selector": {func(s *spec) {
 			s.Stages[0].Selector.MatchExpressions = []metav1.LabelSelectorRequirement{{Key: "a", Operator: "Like", Values: []string{"b"}}}
 		}, v1alpha1.ReasonInvalidSpec, `spec.stages[0].selector: "Like" is not a valid label selector operator: use matchLabels`},
-		"CEL":                {func(s *spec) { s.Stages[1].Gates = []string{"true", "clustr.spec"} }, v1alpha1.ReasonInvalidSpec, "spec.stages[1].gates[1]: 1:1: undeclared reference to 'clustr': write a CEL expression"},
-		"CEL, a number":      {func(s *spec) { s.Stages[0].Gates = []string{"1 + 1"} }, v1alpha1.ReasonInvalidSpec, "spec.stages[0].gates[0]: its value is of type int: write"},
+		"CEL":                {func(s *spec) { s.Stages[1].Gates = []string{"true", "clustr.spec"} }, v1alpha1.ReasonInvalidSpec, "spec.stages[1].gates[1]: not a valid expression: 1:1: undeclared reference to 'clustr': write a CEL expression"},
+		"CEL, a number":      {func(s *spec) { s.Stages[0].Gates = []string{"1 + 1"} }, v1alpha1.ReasonInvalidSpec, "spec.stages[0].gates[0]: its value is of type int, must be true or false: write"},
 		"both":               {func(s *spec) { s.Stages[0].Gates, s.Stages[1].Gates = []string{"("}, []string{")"} }, v1alpha1.ReasonInvalidSpec, "spec.stages[1].gates[0]: "},
 		"an empty stage":     {func(s *spec) { s.Stages[1].Selector.MatchLabels["stage"] = "c" }, v1alpha1.ReasonNoMembers, "spec.stages[1].selector: no TalosCluster in namespace clusters matches"},
 		"nothing is left":    {func(s *spec) { s.Stages[0].Selector = metav1.LabelSelector{} }, v1alpha1.ReasonNoMembers, "that is not of an earlier stage: change the labels or the selector, or remove stage b"},

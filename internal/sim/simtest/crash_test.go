@@ -1,6 +1,7 @@
 package simtest
 
 import (
+	"context"
 	"errors"
 	"flag"
 	"fmt"
@@ -182,4 +183,24 @@ func (c crash) at(t *testing.T, at int, ref reference) (violations int) {
 	}
 	requireMembers(t, lab, members, c.keepsEtcd())
 	return len(broken) + len(lab.EtcdViolations())
+}
+
+// diesAt carries do out as a client that is killed at a point; 0 lets it finish. It returns the points.
+func (l *Lab) diesAt(t *testing.T, at int, do func(ctx context.Context, c *Client) error) (points []string) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	c := l.Client()
+	k := l.watch(c, at, cancel)
+	err := do(ctx, c)
+	l.Recorder.Hooks(nil, nil)
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.dead == (err == nil) {
+		t.Fatalf("killed %t: %v", k.dead, err)
+	}
+	for _, broken := range k.broken {
+		t.Errorf("promise broken: %s", broken)
+	}
+	return k.points
 }

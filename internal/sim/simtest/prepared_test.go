@@ -145,21 +145,7 @@ func TestPreparedKilled(t *testing.T) {
 				lab.bootsDisks("disk")
 				strategy(s)(lab)
 				lab.Patch(sim.PatchedExtension)
-				ctx, cancel := context.WithCancel(t.Context())
-				defer cancel()
-				c := lab.Client()
-				k := lab.watch(c, at, cancel)
-				_, err := c.Roll(ctx, planning.Policy{Only: []string{"wk1"}})
-				lab.Recorder.Hooks(nil, nil)
-				k.mu.Lock()
-				defer k.mu.Unlock()
-				if k.dead == (err == nil) {
-					t.Fatalf("killed %t: %v", k.dead, err)
-				}
-				for _, broken := range k.broken {
-					t.Errorf("promise broken: %s", broken)
-				}
-				return lab, k.points
+				return lab, lab.diesAt(t, at, func(ctx context.Context, c *Client) error { return c.roll(planning.Policy{Only: []string{"wk1"}})(ctx) })
 			}
 			var points []string
 			synctest.Test(t, func(t *testing.T) { _, points = killed(t, 0) })
@@ -174,14 +160,12 @@ func TestPreparedKilled(t *testing.T) {
 								lab.requireServing("wk1")
 							}
 						}
-						_, err := lab.second().Roll(t.Context(), planning.Policy{Only: []string{"wk1"}})
-						if err != nil {
+						if _, err := lab.second().Roll(t.Context(), planning.Policy{Only: []string{"wk1"}}); err != nil {
 							t.Fatalf("killed at %q: %v", points[at-1], err)
 						}
 						requireInSync(t, lab)
 						lab.requireServing("wk1")
-						requireNoClaim(t, lab)
-						lab.RequireIntact()
+						lab.requireKept(1)
 					})
 				})
 			}

@@ -71,6 +71,9 @@ func TestPreparedLate(t *testing.T) {
 		must(t, lab.second().roll(planning.Policy{})(t.Context()))
 		x.deliver()
 		lab.Recorder.Hooks(nil, nil)
+		if x.said == "" {
+			t.Error("nothing came late")
+		}
 		requireInSync(t, lab)
 		lab.requireRolledFrom(t, before)
 		lab.requireKept(1)

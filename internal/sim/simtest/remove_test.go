@@ -123,21 +123,7 @@ func TestRemoveKilled(t *testing.T) {
 			o := sim.Options{ControlPlanes: 3, Workers: 2}
 			killed := func(t *testing.T, at int) (lab *Lab, points []string) {
 				lab = New(t, o)
-				ctx, cancel := context.WithCancel(t.Context())
-				defer cancel()
-				c := lab.Client()
-				k := lab.watch(c, at, cancel)
-				_, err := c.Remove(ctx, node)
-				lab.Recorder.Hooks(nil, nil)
-				k.mu.Lock()
-				defer k.mu.Unlock()
-				if k.dead == (err == nil) {
-					t.Fatalf("killed %t: %v", k.dead, err)
-				}
-				for _, broken := range k.broken {
-					t.Errorf("promise broken: %s", broken)
-				}
-				return lab, k.points
+				return lab, lab.diesAt(t, at, func(ctx context.Context, c *Client) error { return errOf(c.Remove(ctx, node)) })
 			}
 			var points []string
 			synctest.Test(t, func(t *testing.T) { _, points = killed(t, 0) })
