@@ -1,14 +1,9 @@
 package kube_test
 
 import (
-	"net/http"
-	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/recast-sh/recast/cluster/replica"
-	"github.com/recast-sh/recast/internal/fault"
 )
 
 const (
@@ -35,21 +30,16 @@ func piraeusPages() map[string]page {
 // is an error that names the right.
 func TestReplicasOfLINSTOR(t *testing.T) {
 	t.Parallel()
-	known := replica.System{Name: "LINSTOR", Waits: "DrbdOptions/AutoEvictAfterTime", Nodes: []replica.Node{{Name: "wk1"}}}
-	away := func(why string) replica.System {
-		return replica.System{Name: "LINSTOR", Away: why, Holders: []string{"wk1"}}
+	known := &replica.System{Name: "LINSTOR", Waits: "DrbdOptions/AutoEvictAfterTime", Nodes: []replica.Node{{Name: "wk1"}}}
+	away := func(why string) *replica.System {
+		return &replica.System{Name: "LINSTOR", Away: why, Holders: []string{"wk1"}}
 	}
 	const from = "no usable answer from service piraeus-datastore/linstor-controller: "
 	unavailable := `{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"ServiceUnavailable","code":503,"message":"no endpoints available for service \"linstor-controller\""}`
 	gone := `{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"NotFound","code":404,"message":"services \"linstor-controller\" not found","details":{"name":"linstor-controller","kind":"services"}}`
-	cases := map[string]struct {
-		path  string
-		page  page
-		want  replica.System
-		fails string // part of the error
-	}{
+	checkReplicas(t, piraeusPages, map[string]replicasCase{
 		"fine":                     {want: known},
-		"no cluster":               {path: piraeusV1 + "linstorclusters", page: page{200, `{"items":[]}`}, want: replica.System{Name: "LINSTOR"}},
+		"no cluster":               {path: piraeusV1 + "linstorclusters", page: page{200, `{"items":[]}`}, want: &replica.System{Name: "LINSTOR"}},
 		"no Service":               {path: "/api/v1/services", page: page{200, `{"kind":"ServiceList","apiVersion":"v1","items":[]}`}, want: away("there is no Service with app.kubernetes.io/component=linstor-controller")},
 		"no pod":                   {path: behindLINSTOR + "/v1/nodes", page: page{503, unavailable}, want: away(from + `no endpoints available for service "linstor-controller"`)},
 		"no pod any more":          {path: behindLINSTOR + "/v1/resource-groups", page: page{503, unavailable}, want: away(from + `no endpoints available for service "linstor-controller"`)},
@@ -61,27 +51,5 @@ func TestReplicasOfLINSTOR(t *testing.T) {
 		"clusters forbidden":       {path: piraeusV1 + "linstorclusters", page: forbidden(t, "linstorclusters", "piraeus.io"), fails: `cannot list resource "linstorclusters"`},
 		"services forbidden":       {path: "/api/v1/services", page: forbidden(t, "services", ""), fails: `cannot list resource "services"`},
 		"services/proxy forbidden": {path: behindLINSTOR + "/v1/nodes", page: forbidden(t, "services/proxy", ""), fails: `cannot list resource "services/proxy"`},
-	}
-	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			pages := piraeusPages()
-			if tc.path != "" {
-				pages[tc.path] = tc.page
-			}
-			got, err := serve(t, pages).Replicas(t.Context())
-			if tc.fails != "" {
-				if err == nil || !strings.Contains(err.Error(), tc.fails) {
-					t.Fatalf("err = %v, want %q", err, tc.fails)
-				}
-				if refused := tc.page.code == http.StatusForbidden; refused != (fault.KindOf(err) == fault.Refused) {
-					t.Errorf("kind %v", fault.KindOf(err))
-				}
-				return
-			}
-			if diff := cmp.Diff([]replica.System{tc.want}, got); err != nil || diff != "" {
-				t.Errorf("%v (-want +got):\n%s", err, diff)
-			}
-		})
-	}
+	})
 }

@@ -1,15 +1,10 @@
 package kube_test
 
 import (
-	"net/http"
-	"strings"
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/recast-sh/recast/cluster/replica"
-	"github.com/recast-sh/recast/internal/fault"
 )
 
 const (
@@ -47,12 +42,7 @@ func TestReplicasOfMayastor(t *testing.T) {
 	told := func(arg string) page {
 		return page{200, `{"kind":"DeploymentList","apiVersion":"apps/v1","items":[{"spec":{"template":{"spec":{"containers":[{"name":"agent-core","args":["--store=x","` + arg + `"]}]}}}}]}`}
 	}
-	cases := map[string]struct {
-		path  string
-		page  page
-		want  *replica.System // nil: it is not installed
-		fails string          // part of the error
-	}{
+	checkReplicas(t, mayastorPages, map[string]replicasCase{
 		"fine":                       {want: known(10 * time.Minute)},
 		"it is told to wait":         {path: agentCore, page: told("--faulted-child-wait-period=1h 30m"), want: known(90 * time.Minute)},
 		"it is told something else":  {path: agentCore, page: told("--faulted-child-wait-period=1week"), want: known(0)},
@@ -65,31 +55,5 @@ func TestReplicasOfMayastor(t *testing.T) {
 		"services/proxy forbidden":   {path: behindMayastor + "/v0/volumes", page: forbidden(t, "services/proxy", ""), fails: `cannot list resource "services/proxy"`},
 		"deployments forbidden":      {path: agentCore, page: forbidden(t, "deployments", "apps"), fails: `cannot list resource "deployments"`},
 		"the group's kinds are gone": {path: "/apis/openebs.io/v1alpha1", page: page{404, "404 page not found"}, fails: "list resources of openebs.io/v1alpha1"},
-	}
-	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			pages := mayastorPages()
-			if tc.path != "" {
-				pages[tc.path] = tc.page
-			}
-			got, err := serve(t, pages).Replicas(t.Context())
-			if tc.fails != "" {
-				if err == nil || !strings.Contains(err.Error(), tc.fails) {
-					t.Fatalf("err = %v, want %q", err, tc.fails)
-				}
-				if refused := tc.page.code == http.StatusForbidden; refused != (fault.KindOf(err) == fault.Refused) {
-					t.Errorf("kind %v", fault.KindOf(err))
-				}
-				return
-			}
-			var want []replica.System
-			if tc.want != nil {
-				want = append(want, *tc.want)
-			}
-			if diff := cmp.Diff(want, got); err != nil || diff != "" {
-				t.Errorf("%v (-want +got):\n%s", err, diff)
-			}
-		})
-	}
+	})
 }

@@ -232,3 +232,42 @@ func TestReplicasOfCeph(t *testing.T) {
 		t.Errorf("forbidden: %v", err)
 	}
 }
+
+// replicasCase is what a storage system shows with one page of the API changed.
+type replicasCase struct {
+	path  string
+	page  page
+	want  *replica.System // nil: it is not installed
+	fails string          // part of the error
+}
+
+// checkReplicas reads a storage system once for each case.
+func checkReplicas(t *testing.T, pages func() map[string]page, cases map[string]replicasCase) {
+	t.Helper()
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			all := pages()
+			if tc.path != "" {
+				all[tc.path] = tc.page
+			}
+			got, err := serve(t, all).Replicas(t.Context())
+			if tc.fails != "" {
+				if err == nil || !strings.Contains(err.Error(), tc.fails) {
+					t.Fatalf("err = %v, want %q", err, tc.fails)
+				}
+				if refused := tc.page.code == http.StatusForbidden; refused != (fault.KindOf(err) == fault.Refused) {
+					t.Errorf("kind %v", fault.KindOf(err))
+				}
+				return
+			}
+			var want []replica.System
+			if tc.want != nil {
+				want = append(want, *tc.want)
+			}
+			if diff := cmp.Diff(want, got); err != nil || diff != "" {
+				t.Errorf("%v (-want +got):\n%s", err, diff)
+			}
+		})
+	}
+}
