@@ -55,7 +55,7 @@ type NodeWriter interface {
 	// SetFailedBuild records on the Node the build whose in-place upgrade came back as the old
 	// system; "" clears it.
 	SetFailedBuild(ctx context.Context, node, build string) error
-	// SetBooted records on the Node what its machine runs.
+	// SetBooted records on the Node what is known of its machine's boot entries; Booted{} removes it.
 	SetBooted(ctx context.Context, node string, b Booted) error
 	// Drain evicts the pods of a cordoned node, respecting PodDisruptionBudgets, until only
 	// DaemonSet and mirror pods are left. Until the timeout it retries refused evictions and waits

@@ -161,15 +161,22 @@ func entryVersion(entry string) string {
 	return version
 }
 
-// Booted is the boot entry that a machine runs in one of its boots.
+// Booted is what is known of a machine's boot entries and what it does not say itself.
 type Booted struct {
-	BootID string `json:"boot"`
-	Entry  string `json:"entry"`
+	BootID string `json:"boot,omitempty"`
+	Entry  string `json:"entry,omitempty"` // what it runs in that boot
+	Gone   string `json:"gone,omitempty"`  // NextBoot that an earlier system disk has left
 }
 
-// Corrected returns m with the entry that the Node's machine really runs. bootID is "" if it was
-// not read.
+// Corrected returns m with the entries that the Node's machine really runs and boots next. bootID is ""
+// if it was not read.
 func (k KubeNode) Corrected(m RunningSystem, bootID string) RunningSystem {
+	if gone := k.Booted.Gone; gone != "" && m.NextBoot == gone && (k.Mark == nil || !k.Mark.Installed) {
+		m.NextBoot = ""
+		if m.BootEntry == gone { // as Talos says after a kexec (controllers/runtime/booted_entry.go)
+			m.BootEntry = ""
+		}
+	}
 	if k.Booted.Entry != "" && k.Booted.BootID == cmp.Or(bootID, k.BootID) {
 		m.BootEntry = k.Booted.Entry
 	}

@@ -24,3 +24,25 @@ func TestPendingReboot(t *testing.T) {
 		}
 	}
 }
+
+// TestCorrected: the entry that an earlier disk has left is none that is installed, until an installer
+// has run; after a kexec Talos says that it booted that one.
+func TestCorrected(t *testing.T) {
+	const gone, runs, next = "talos-v1.13.9~1.efi", "talos-v1.13.9.efi", "talos-v1.14.1.efi"
+	for _, c := range []struct {
+		booted, next string
+		mark         *Mark
+		want         [2]string
+	}{
+		{booted: runs, next: gone, want: [2]string{runs, ""}},
+		{booted: gone, next: gone, want: [2]string{"", ""}},
+		{booted: runs, next: next, want: [2]string{runs, next}},
+		{booted: runs, next: gone, mark: &Mark{}, want: [2]string{runs, ""}},
+		{booted: runs, next: gone, mark: &Mark{Installed: true}, want: [2]string{runs, gone}},
+	} {
+		k := KubeNode{Booted: Booted{Gone: gone}, Mark: c.mark}
+		if m := k.Corrected(RunningSystem{BootEntry: c.booted, NextBoot: c.next}, ""); m.BootEntry != c.want[0] || m.NextBoot != c.want[1] {
+			t.Errorf("%+v: booted %q, next %q", c, m.BootEntry, m.NextBoot)
+		}
+	}
+}

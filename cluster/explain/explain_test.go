@@ -66,7 +66,7 @@ func TestExplainRecreate(t *testing.T) {
 	want := "pull gate take-down/remember take-down/drain take-down/stop take-down/unprotect " +
 		"take-down/park/settle take-down/park/scsi0 take-down/park/scsi1 take-down/delete-vm " +
 		"bring-up/create-vm bring-up/renew-disk bring-up/attach/settle bring-up/attach/scsi1 bring-up/attach/compare-disks bring-up/start bring-up/configure bring-up/wait-healthy " +
-		"bring-up/finish/eject bring-up/finish/restore-settings bring-up/finish/restore-ha bring-up/finish/restore-node bring-up/finish/uncordon bring-up/finish/keep"
+		"bring-up/finish/eject bring-up/finish/restore-settings bring-up/finish/restore-ha bring-up/finish/restore-node bring-up/finish/note-entry bring-up/finish/uncordon bring-up/finish/keep"
 	if diff := cmp.Diff(strings.Fields(want), strings.Fields(paths(e))); diff != "" {
 		t.Errorf("steps (-want +got):\n%s", diff)
 	}

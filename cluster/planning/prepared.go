@@ -25,6 +25,18 @@ func planPrepared(n *NodePlan, system cluster.Disk) {
 	}
 }
 
+// entryFree is the first Talos that goes by the entry that was booted where the EFI variables name one
+// that is not there (siderolabs/talos#12300, #12312).
+const entryFree = "v1.11.6"
+
+// needsEntry says whether the boot loader's default entry has to exist. Pre-releases of v1.12.0 came before
+// the correction.
+func needsEntry(talos string) bool {
+	v, err := cluster.ParseVersion(talos)
+	fixed, _ := cluster.ParseVersion(entryFree)
+	return err != nil || v.Before(fixed) || strings.HasPrefix(talos, "v1.12.0-")
+}
+
 // againstPrepared says why the node can't run from a disk that is made from the disk image. What an
 // installer does, such an image has: keys for Secure Boot are enrolled by its boot loader, and volumes
 // are encrypted when the first boot makes them.
@@ -39,11 +51,10 @@ func againstPrepared(n NodePlan, system cluster.Disk) (against []string) {
 	case len(n.Wanted.DiskStorages) == 0:
 		against = append(against, fmt.Sprintf("%s sees no storage of images.disk.storage that takes disk images (content import, Proxmox 8.3)", n.Found.VM.Host))
 	}
-	// The variables outlive the system, and no installer writes others: Talos would go on to name an entry
-	// that is not there as the next one, as if an upgrade waited for a reboot (RunningSystem.PendingReboot).
+	// The variables outlive the disk, and no installer writes others: see rolling.NoteEntry.
 	entry := strings.ToLower("talos-" + b.TalosVersion + ".efi")
-	if m := n.Found.Machine; n.Found.VM.Config["efidisk0"] != "" && m != nil && m.NextBoot != "" && m.NextBoot != entry {
-		against = append(against, fmt.Sprintf("its EFI variables name the boot entry %s, and the disk image has %s: only an installer changes that", m.NextBoot, entry))
+	if m := n.Found.Machine; needsEntry(b.TalosVersion) && n.Found.VM.Config["efidisk0"] != "" && (m == nil || m.NextBoot != entry) {
+		against = append(against, fmt.Sprintf("its EFI variables don't name the boot entry %s that the disk image has, and Talos before %s then neither reboots nor is upgraded", entry, entryFree))
 	}
 	if bytes := max(int64(system.SizeBytes()), int64(max(n.Wanted.SystemGiB, 0))<<30); b.DiskBytes > bytes {
 		against = append(against, fmt.Sprintf("the disk in %s has %s, and its system disk %s", b.DiskName, cluster.Size(b.DiskBytes), cluster.Size(bytes)))

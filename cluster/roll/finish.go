@@ -34,6 +34,7 @@ func (n finish) steps(ctx context.Context) ([]step.Step, error) {
 	}
 	return append(append(r.Settings.FinishSteps(),
 		step.Step{ID: "restore-node", Title: "restore labels and taints", Do: n.restoreMetadata},
+		rolling.NoteEntry(n.Node),
 		step.Step{ID: "uncordon", Title: "uncordon " + n.Plan.Node, Skip: n.uncordoned, Do: n.uncordon},
 		n.closing(r),
 	), ends...), nil

@@ -180,10 +180,17 @@ func (n *newBoot) awaitOldSystem(ctx context.Context) error {
 // the same name, and nothing else tells them apart until the next boot, so its Node records the
 // entry.
 func (n *newBoot) crossCheck(ctx context.Context, m cluster.BootedMachine, k cluster.KubeNode) error {
-	mark := k.Mark
-	if m.RunningSystem = k.Corrected(m.RunningSystem, m.BootID); !m.PendingReboot() || mark == nil || !mark.Installed || mark.Build != n.Want.Build.ID || mark.BootID == m.BootID {
+	if mark := k.Mark; mark == nil || !mark.Installed || mark.Build != n.Want.Build.ID || mark.BootID == m.BootID {
 		return nil
 	}
-	n.Tell("wait-healthy", fmt.Sprintf("it says that it booted %s, but it runs the system of %s: its schematic and extensions are the wanted ones", m.BootEntry, m.NextBoot))
-	return n.Kube.SetBooted(ctx, n.Plan.Node, cluster.Booted{BootID: m.BootID, Entry: m.NextBoot})
+	booted := k.Booted
+	booted.Gone = "" // the installer has written another
+	if m.RunningSystem = k.Corrected(m.RunningSystem, m.BootID); m.PendingReboot() {
+		n.Tell("wait-healthy", fmt.Sprintf("it says that it booted %s, but it runs the system of %s: its schematic and extensions are the wanted ones", m.BootEntry, m.NextBoot))
+		booted = cluster.Booted{BootID: m.BootID, Entry: m.NextBoot}
+	}
+	if booted == k.Booted {
+		return nil
+	}
+	return n.Kube.SetBooted(ctx, n.Plan.Node, booted)
 }

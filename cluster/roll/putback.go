@@ -112,6 +112,7 @@ func (n putBack) step() step.Step {
 				step.Step{ID: "finish", Title: "put back what was taken away for the roll", Risk: step.Destructive, Steps: step.List(append(
 					r.Settings.RestoreSteps(),
 					step.Step{ID: "restore-node", Title: "restore labels and taints", Do: n.finish.restoreMetadata},
+					rolling.NoteEntry(n.Node),
 					step.Step{ID: "uncordon", Title: "uncordon " + n.Plan.Node, Skip: n.finish.uncordoned, Do: n.finish.uncordon},
 					step.Step{ID: "close", Title: "close the record", Do: n.savedConfig.thenForget(r.CloseRecord)},
 				)...)},

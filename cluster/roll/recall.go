@@ -75,7 +75,7 @@ func (n recall) observe(ctx context.Context) (parking.Memory, error) {
 		Firewall: fw, VM: vm, SystemKey: system.Key, Persistent: persistent, BootID: m.BootID, Metadata: k.Metadata, NodeUID: k.UID, DiskSerial: exchange.DiskSerial(n.Run, n.Plan.Node), HA: ha,
 		ControlPlane: m.ControlPlane, EtcdKept: n.Plan.EtcdKept, HostArch: n.Plan.Found.Ties.HostArch,
 		Old: parking.KeptDisk{
-			Run: n.Run, Slot: system.Key, Options: cluster.OptionString(system), Build: m.Schematic.LockHash(), Talos: m.TalosVersion, Entry: m.BootEntry,
+			Run: n.Run, Slot: system.Key, Options: cluster.OptionString(system), Build: m.Schematic.LockHash(), Talos: m.TalosVersion, Entry: k.Corrected(m.RunningSystem, m.BootID).BootEntry,
 			Kubernetes: k.KubeletVersion, EtcdOn: m.ControlPlane && !n.Plan.EtcdKept,
 		},
 	}

@@ -177,16 +177,17 @@ func (n *upgrade) install(ctx context.Context) error {
 }
 
 // installed says whether the wanted build is installed beside the running system: the boot loader's
-// default has changed since the mark was set. The mark itself counts only if there is no default to
-// read, and not on a machine that reboots by itself: that one is marked before it has even pulled
-// the installer, and its installer ends with the call. The build must not be installed twice:
-// before Talos 1.14 an installer keeps the default entry and removes the others, the running one
-// too.
+// default has changed since the mark was set. The mark itself counts only if the default can't tell,
+// since it can't be read or is one that an earlier disk has left, and not on a machine that reboots by
+// itself: that one is marked before it has even pulled the installer, and its installer ends with the
+// call. The build must not be installed twice: before Talos 1.14 an installer keeps the default entry and
+// removes the others, the running one too.
 func (n *upgrade) installed(ctx context.Context) (string, error) {
 	if reason, err := n.runsWanted(ctx); err != nil || reason != "" {
 		return reason, err
 	}
-	mark, err := n.mark(ctx)
+	k, err := n.KubeNode(ctx)
+	mark := k.Mark
 	if err != nil || mark == nil || mark.Build != n.Want.Build.ID {
 		return "", err
 	}
@@ -194,7 +195,8 @@ func (n *upgrade) installed(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("read machine %s: %w", n.Plan.Addr, err)
 	}
-	if m.NextBoot == mark.NextBoot && (!mark.Installed || m.NextBoot != "" || !m.InstallsApart()) {
+	tells := m.NextBoot != "" && m.NextBoot != k.Booted.Gone
+	if m.NextBoot == mark.NextBoot && (!mark.Installed || tells || !m.InstallsApart()) {
 		return "", nil
 	}
 	return "installed, to be booted", nil

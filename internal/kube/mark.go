@@ -94,7 +94,9 @@ func (c NodeWriter) SetBooted(ctx context.Context, node string, b cluster.Booted
 			return nil, err
 		}
 		p := &nodePatch{}
-		p.annotate(bootedAnnotation, new(string(text)))
+		if p.annotate(bootedAnnotation, new(string(text))); b == (cluster.Booted{}) {
+			p.annotate(bootedAnnotation, nil)
+		}
 		return p, nil
 	})
 }

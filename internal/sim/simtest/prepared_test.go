@@ -2,16 +2,18 @@ package simtest
 
 import (
 	"context"
+	"fmt"
 	"strconv"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/siderolabs/talos/pkg/machinery/client"
+
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/cluster/rolling"
-	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/sim/talosapi"
 	"github.com/recast-sh/recast/internal/step"
@@ -73,24 +75,53 @@ func TestPrepared(t *testing.T) {
 	})
 }
 
-// TestPreparedAnotherEntry: where the EFI variables of the old system name another boot entry than the
-// disk image has, an installer has to change them.
+// TestPreparedAnotherEntry: the EFI variables go on to name the boot entry of the system before, which
+// the new disk does not have. Nothing takes it for an upgrade that waits for a reboot, and the next
+// installer writes another, even if that has the same name.
 func TestPreparedAnotherEntry(t *testing.T) {
-	const why = "its EFI variables name the boot entry talos-v1.12.6.efi, and the disk image has talos-v1.13.9.efi"
-	eachInLab(t, sim.Options{Workers: 1, TalosVersion: talos12}, map[string]string{"refused": "disk", "by the ISO": "auto"}, func(t *testing.T, lab *Lab, boot string) {
-		lab.bootsDisks(boot)
-		lab.setRoll("strategy: recreate")
+	long(t)
+	eachInLab(t, sim.Options{Workers: 1, TalosVersion: talos12, NextTalos: sim.TalosVersion}, map[string]string{"of another version": "talos-v1.12.6.efi", "of the same version": "talos-v1.13.9~1.efi"}, func(t *testing.T, lab *Lab, gone string) {
+		now, runs := cluster.InPlace, 0
+		next := func() *Client { runs++; return lab.as(fmt.Sprintf("20000101-0000-%04x", runs)) }
+		lab.setRoll("strategy: " + string(now))
+		roll := func(strategy cluster.Strategy) planning.NodePlan {
+			lab.Replace("recast.yaml", "strategy: "+string(now), "strategy: "+string(strategy))
+			now = strategy
+			rep, err := next().Roll(t.Context(), planning.Policy{Only: []string{"wk1"}})
+			must(t, err)
+			requireDrift(t, lab, "cp1")
+			return rep.Plan.Nodes[0]
+		}
+		requireGone := func(when, want string) {
+			t.Helper()
+			k, err := lab.Kube.Node(t.Context(), "wk1")
+			must(t, err)
+			if got := k.Annotations["recast.dev/booted"]; want == "" && strings.Contains(got, "gone") || want != "" && got != `{"gone":"`+want+`"}` {
+				t.Errorf("%s: %s", when, got)
+			}
+		}
 		lab.wantTalos(talos12, sim.TalosVersion)
-		rep, err := lab.Client().Roll(t.Context(), planning.Policy{Only: []string{"wk1"}})
-		if boot == "disk" {
-			requireFault(t, err, fault.Refused, why)
-			return
+		if strings.Contains(gone, "v1.13.9") {
+			roll(cluster.InPlace)
+			lab.Patch(everywhere)
+			roll(cluster.InPlace)
+			requireGone("upgraded in place", "")
+			lab.Patch(everywhere)
 		}
-		must(t, err)
-		if notes := strings.Join(rep.Plan.Nodes[0].Notes, "; "); rep.Plan.Nodes[0].Prepared != "" || !strings.Contains(notes, "it boots the ISO, since "+why) {
-			t.Errorf("prepared %q, notes: %s", rep.Plan.Nodes[0].Prepared, notes)
+		lab.bootsDisks("disk")
+		if n := roll(cluster.Recreate); n.Prepared == "" {
+			t.Errorf("not prepared: %q", n.Notes)
 		}
+		requireGone("boots a prepared disk", gone)
+		lab.talosctl("wk1", func(ctx context.Context, c *client.Client) error { return c.Reboot(ctx) })
+		time.Sleep(5 * time.Minute)
 		requireDrift(t, lab, "cp1")
+		lab.Patch(everywhere)
+		roll(cluster.Recreate)
+		must(t, next().goBack("wk1")(t.Context())) // the entry that Talos says it ran is not that of the disk
+		requireGone("is back on its prepared disk", gone)
+		roll(cluster.InPlace)
+		requireGone("upgraded in place after that", "")
 	})
 }
 

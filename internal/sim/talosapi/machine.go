@@ -2,7 +2,6 @@ package talosapi
 
 import (
 	"context"
-	"strings"
 	"sync"
 	"sync/atomic"
 
@@ -118,8 +117,8 @@ func (m *machine) firmwareBoot(ctx context.Context) (medium, bool) {
 }
 
 // installed is the system disk's default entry, as kexec loads it. The system then reports
-// the entry's name as in the variable: sd-boot's own report, in lower case, is from the
-// latest firmware boot (controllers/runtime/booted_entry.go).
+// the name in the variable, even if the disk has no such entry: sd-boot's own report, in lower
+// case, is from the latest firmware boot (controllers/runtime/booted_entry.go).
 func (m *machine) installed() (medium, bool) {
 	d, ok := systemDisk(m.devices())
 	if !ok {
@@ -127,9 +126,7 @@ func (m *machine) installed() (medium, bool) {
 	}
 	med, ok := m.readMedium(d)
 	if m.uefi() {
-		if name := readVariables(m.hw.NVRAM.Bytes()).LoaderEntryDefault; strings.EqualFold(name, med.entry) {
-			med.entry = name
-		}
+		med.reported = readVariables(m.hw.NVRAM.Bytes()).LoaderEntryDefault
 	}
 	return med, ok
 }

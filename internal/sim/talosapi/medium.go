@@ -27,7 +27,9 @@ const (
 type medium struct {
 	key   string // the drive
 	image artefact.Image
-	entry string // boot entry as the system reports it; empty for an ISO
+	entry string // boot entry, lower-case; empty for an ISO
+
+	reported string // after a kexec: the entry as the system reports it
 }
 
 // halts says whether this medium refuses to run on an installed machine.

@@ -2,6 +2,7 @@ package talosapi
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"strings"
@@ -94,5 +95,5 @@ func (m *machine) bootedEntry(med medium) string {
 	if m.has().NoOneShot && before != "" {
 		return before
 	}
-	return m.loadedEntry(med)
+	return cmp.Or(med.reported, m.loadedEntry(med))
 }
