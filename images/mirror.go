@@ -66,7 +66,7 @@ func (m Mirror) mirror(ctx context.Context, name string) error {
 	}
 	_, digest, _ := strings.Cut(e.Installer, "@")
 	if digest == "" {
-		return fault.WithHint(fault.LockStale.Configf("schematic %q is not built yet", name), "run `recast build`")
+		return fault.WithHint(fault.LockStale.Configf("schematic %q is not built yet", name), "run `recast publish --only build`")
 	}
 	note := func(text string) {
 		if m.Note != nil {

@@ -286,7 +286,7 @@ func TestMirrorRefuses(t *testing.T) {
 		},
 		"not built": {
 			func(b *bench, _ *registries) { b.again(lockOf(t)) }, fault.Config,
-			`schematic "default" is not built yet`, "run `recast build`",
+			`schematic "default" is not built yet`, "run `recast publish --only build`",
 		},
 		"denied": {
 			func(_ *bench, r *registries) { r.denied = true }, fault.Failed, "denied by the registry", "docker login",

@@ -127,7 +127,7 @@ func (p Publisher) schematic(name string) step.Step {
 				return nil, err
 			}
 			if j.file.SHA256 == "" {
-				return nil, fault.WithHint(fault.LockStale.Configf("schematic %q is not built yet", name), "run `recast build`")
+				return nil, fault.WithHint(fault.LockStale.Configf("schematic %q is not built yet", name), "run `recast publish --only build`")
 			}
 			return j.steps(ctx)
 		},
@@ -208,7 +208,7 @@ func (j job) checkCache() error {
 		return err
 	}
 	if !found || cached != j.file {
-		return fault.WithHint(fault.LockStale.Configf("%s is not in the cache as the lock has it", j.file.Name), "run `recast build`")
+		return fault.WithHint(fault.LockStale.Configf("%s is not in the cache as the lock has it", j.file.Name), "run `recast publish --only build`")
 	}
 	return nil
 }

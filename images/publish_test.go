@@ -79,18 +79,18 @@ func unpublishables() map[string]unpublishable {
 				e.ISO.SHA256, e.ISO.SizeBytes = "", 0
 				lock.Schematics["default"] = e
 				b.again(lock)
-			}, fault.Config, `schematic "default" is not built yet`, "run `recast build`",
+			}, fault.Config, `schematic "default" is not built yet`, "run `recast publish --only build`",
 		},
 		"not in the cache": {
 			func(b *bench) { b.cache = NewCache(b.cache.dir + "2"); b.again(b.saved) },
-			fault.Config, "is not in the cache as the lock has it", "run `recast build`",
+			fault.Config, "is not in the cache as the lock has it", "run `recast publish --only build`",
 		},
 		"changed in the cache": {
 			func(b *bench) {
 				if err := os.WriteFile(b.cache.path(b.saved.Schematics["default"].ISO.Name), []byte("rot"), 0o600); err != nil {
 					panic(err)
 				}
-			}, fault.Config, "is not in the cache as the lock has it", "run `recast build`",
+			}, fault.Config, "is not in the cache as the lock has it", "run `recast publish --only build`",
 		},
 		"unknown storage": {
 			func(b *bench) { b.pub.Storages = []string{"cefs"} }, fault.Config,

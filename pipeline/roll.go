@@ -86,23 +86,35 @@ func (w *work) passes(ctx context.Context, c Images) (Report, error) {
 
 // Rollback boots nodes from their previous system disks.
 func Rollback(ctx context.Context, p Project, m Machines, run *step.Runner, o RollOptions) (Report, error) {
-	return single(ctx, "rollback", p, m, run, o, func(wanted []cluster.Wanted, seen observe.Observation) (planning.Plan, error) {
+	return newWork(p, m, run, o, "rollback").single(ctx, func(wanted []cluster.Wanted, seen observe.Observation) (planning.Plan, error) {
 		plan, err := planning.ForRollback(ctx, p.Config.Cluster, wanted, seen, m.Talos, m.Maintenance, o.Policy)
 		plan.Gates, plan.Hooks = p.Gates(), p.Hooks()
 		return plan, err
 	})
 }
 
+// Undo is Recover or Rollback, whichever applies.
+func Undo(ctx context.Context, p Project, m Machines, run *step.Runner, o RollOptions) (Report, error) {
+	w := newWork(p, m, run, o, "")
+	return w.single(ctx, func(wanted []cluster.Wanted, seen observe.Observation) (plan planning.Plan, err error) {
+		plan, w.command, err = planning.ForUndo(ctx, p.Config.Cluster, wanted, seen, m.Talos, m.Maintenance, o.Policy)
+		if w.command == "rollback" {
+			plan.Gates, plan.Hooks = p.Gates(), p.Hooks()
+		}
+		return plan, err
+	})
+}
+
 // Recover cancels the unfinished replacement of one node: it puts the old system disk back.
 func Recover(ctx context.Context, p Project, m Machines, run *step.Runner, o RollOptions, node string) (Report, error) {
-	return single(ctx, "recover", p, m, run, o, func(wanted []cluster.Wanted, seen observe.Observation) (planning.Plan, error) {
+	return newWork(p, m, run, o, "recover").single(ctx, func(wanted []cluster.Wanted, seen observe.Observation) (planning.Plan, error) {
 		return planning.ForRecover(p.Config.Cluster, wanted, seen, node)
 	})
 }
 
 // Remove takes a node away: its disks stay parked, its VM and its Node are deleted.
 func Remove(ctx context.Context, p Project, m Machines, run *step.Runner, o RollOptions, node string) (Report, error) {
-	return single(ctx, "remove", p, m, run, o, func(wanted []cluster.Wanted, seen observe.Observation) (planning.Plan, error) {
+	return newWork(p, m, run, o, "remove").single(ctx, func(wanted []cluster.Wanted, seen observe.Observation) (planning.Plan, error) {
 		reach, err := m.Talos.Endpoints(ctx)
 		if err != nil {
 			return planning.Plan{}, err
@@ -114,25 +126,22 @@ func Remove(ctx context.Context, p Project, m Machines, run *step.Runner, o Roll
 }
 
 // single carries out one plan that needs no images.
-func single(ctx context.Context, command string, p Project, m Machines, run *step.Runner, o RollOptions,
-	makePlan func([]cluster.Wanted, observe.Observation) (planning.Plan, error),
-) (Report, error) {
-	w := newWork(p, m, run, o, command)
+func (w *work) single(ctx context.Context, makePlan func([]cluster.Wanted, observe.Observation) (planning.Plan, error)) (Report, error) {
 	w.refusedHint = "nothing was changed; recast status shows which disks are parked where; to leave nodes out, name only the others"
 	return w.end(ctx, func() error {
-		lock, err := p.Lock()
+		lock, err := w.Lock()
 		if err != nil {
 			return err
 		}
 		if err := w.settle(ctx); err != nil {
 			return err
 		}
-		wanted := p.Wanted(lock)
-		seen, err := observation(ctx, p, m, wanted, "", "")
+		wanted := w.Wanted(lock)
+		seen, err := observation(ctx, w.Project, w.machines, wanted, "", "")
 		if err != nil {
 			return err
 		}
-		seen.Took, _ = stopwatch.Past(p.Runs().Dir) // for a rollback it is only an estimate
+		seen.Took, _ = stopwatch.Past(w.Runs().Dir) // for a rollback it is only an estimate
 		w.rep.Plan, err = makePlan(wanted, seen)
 		if err == nil {
 			w.forgetConfigs()

@@ -48,7 +48,7 @@ func (e Locked) outdatedWithHints(served []OfficialExtension, official map[strin
 		case w.Found:
 			list[i].Hint = "it was republished, and the registry has it too: run `recast lock --update`"
 		case w.Locked:
-			list[i].Hint = "the factory keeps its list until it restarts: restart it or wait; `recast build` refuses until then"
+			list[i].Hint = "the factory keeps its list until it restarts: restart it or wait; `recast publish --only build` refuses until then"
 		}
 	}
 	return list

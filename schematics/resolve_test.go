@@ -206,7 +206,7 @@ func TestResolveWarns(t *testing.T) {
 	old, patched := digestOf("qemu-guest-agent"), digestOf("patched")
 	locked := resolve(t, request(map[string]string{"a": agent}), catalog())
 	const (
-		restart = "the factory keeps its list until it restarts: restart it or wait; `recast build` refuses until then"
+		restart = "the factory keeps its list until it restarts: restart it or wait; `recast publish --only build` refuses until then"
 		would   = "the factory would build extension " + name + " with "
 	)
 	differ := func(locked, found, text, hint string) []Warning {

@@ -57,7 +57,7 @@ func (p Policy) Check(wanted []cluster.Wanted) error {
 	}
 	for _, name := range named {
 		if !slices.Contains(names, name) {
-			problems = append(problems, fault.WithHint(fault.Configf("no node %q in the configuration", name),
+			problems = append(problems, fault.WithHint(fault.Configf("no node %q in the configuration%s", name, words.DidYouMean(name, names)),
 				"the nodes are: %s", strings.Join(names, ", ")))
 		}
 	}

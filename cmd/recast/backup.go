@@ -32,9 +32,6 @@ new one is verified. Snapshots that recast roll saved are not removed.`,
   recast backup --to before.db -o json`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			if err := format(out, "text", "json"); err != nil {
-				return err
-			}
 			if o.Keep < 0 {
 				return errUsage{errors.New("--keep must not be negative")}
 			}
@@ -57,6 +54,6 @@ new one is verified. Snapshots that recast roll saved are not removed.`,
 	}
 	c.Flags().StringVar(&o.To, "to", "", "`directory` (with a trailing / if it does not exist yet) or a new file (default: roll.etcdSnapshot)")
 	c.Flags().IntVar(&o.Keep, "keep", 0, "how many backups of this cluster to keep in the directory (default: all)")
-	c.Flags().StringVarP(&out, "output", "o", "text", "text or json")
+	outputFlag(c, &out, "text", "json")
 	return c
 }

@@ -11,7 +11,7 @@ import (
 // variables, so hooks and gates that recast starts follow it too.
 func colourful(root *cobra.Command) {
 	var when string
-	root.PersistentFlags().StringVar(&when, "color", "auto", "`when` to print colours: auto (on a terminal), always or never")
+	root.PersistentFlags().StringVar(&when, "color", "auto", "`when` to print colours: auto, always or never")
 	before := root.PersistentPreRunE
 	root.PersistentPreRunE = func(c *cobra.Command, args []string) error {
 		if err := setColours(when); err != nil {

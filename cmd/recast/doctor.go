@@ -20,7 +20,7 @@ import (
 func newDoctorCmd(s *streams, g *globals) *cobra.Command {
 	var out string
 	c := &cobra.Command{
-		Use: "doctor", Short: "Check everything that a roll needs, and say how to fix what is missing",
+		Use: "doctor", Short: "Check what a roll needs, and say how to fix what is missing",
 		Long: `Check everything that a roll needs, and continue if something can't be read:
 
   Proxmox      endpoints, certificate, versions, quorum, clocks, a leftover claim
@@ -45,9 +45,6 @@ is wrong; 4 if privileges or space are missing or a node can't be rolled.`,
   recast doctor -o json | jq -r '.grants[]?'    # only the pveum commands`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			if err := format(out, "text", "json"); err != nil {
-				return err
-			}
 			p, err := g.open()
 			if err != nil {
 				return err
@@ -72,7 +69,7 @@ is wrong; 4 if privileges or space are missing or a node can't be rolled.`,
 			return res.Err()
 		},
 	}
-	c.Flags().StringVarP(&out, "output", "o", "text", "text or json")
+	outputFlag(c, &out, "text", "json")
 	return c
 }
 

@@ -17,7 +17,7 @@ import (
 )
 
 func newDriftCmd(s *streams, g *globals) *cobra.Command {
-	var out string
+	var out, explain string
 	var deep bool
 	var what []planning.What
 	c := &cobra.Command{
@@ -38,20 +38,29 @@ extension. That needs a talosconfig with the role os:admin and reads as many byt
 from each node as its extensions have. CPU microcode and the lists of kernel modules
 can't be compared: a node shows them in another form than an extension image.
 
+--explain NODE shows, link by link, how a running node traces back to a lock: what
+recast.lock wants, which schematic its image carries, which lock that schematic comes
+from (the current one or an earlier one in .recast/locks), its extensions, Talos version,
+boot entry and kernel command line. Each link is proven (recomputed from bytes), claimed
+(the image says so, and nothing contradicts it), unknown, or contradicted (exit code 2).
+Images that recast did not make are described too.
+
 -o json is described in docs/schemas/drift.schema.json. -o markdown is for an issue
 or a chat. -o junit is for the results page of a CI system: each node is a test case
 that fails if the node is stale. -o prometheus is for a Pushgateway and uses the names
 of --metrics-file.`,
 		Example: `  recast drift
   recast drift --deep -o json
+  recast drift --explain wk1
   recast drift -o junit > drift.xml`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			if err := format(out, "text", "json", "markdown", "junit", "prometheus"); err != nil {
-				return err
-			}
 			connect := connectMachines
 			switch {
+			case explain != "" && (out != "text" && out != "json" || len(what) > 0):
+				return errUsage{errors.New("--explain has the output formats text and json, and no --what")}
+			case explain != "":
+				return traceNode(c.Context(), s, g, explain, out, deep)
 			case len(what) > 0 && !slices.Contains(what, planning.Config):
 				connect = connectServers
 			case len(what) == 1:
@@ -75,7 +84,9 @@ of --metrics-file.`,
 	}
 	c.Flags().BoolVar(&deep, "deep", false, "read the files of the extensions back from every node")
 	c.Flags().Var(parts{&what}, "what", "image,vm: without the machine configurations, for a job that has none of them (default: all)")
-	c.Flags().StringVarP(&out, "output", "o", "text", "text, json, markdown, junit or prometheus")
+	c.Flags().StringVar(&explain, "explain", "", "trace one `node` back to a lock instead")
+	_ = c.RegisterFlagCompletionFunc("explain", g.completeNodes)
+	outputFlag(c, &out, "text", "json", "markdown", "junit", "prometheus")
 	return c
 }
 

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"io"
 	"os"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -17,6 +18,8 @@ import (
 func newHistoryCmd(s *streams, g *globals) *cobra.Command {
 	var out string
 	var limit int
+	var page htmlPage
+	var open bool
 	c := &cobra.Command{
 		Use: "history [RUN]", Short: "List past runs: when, what, how long each node was down",
 		Long: `List the runs that were started on this machine, newest first: their target, how they
@@ -25,6 +28,13 @@ a node was down. With a run ID, or a unique part of one, show that run in detail
 ran it, what changed in the lock, each node with its stages, errors with what to do,
 hooks.
 
+--html writes that run, by default the last one, as one HTML file: each node with its
+stages and its outage, etcd and Ready nodes over time, the plan, what the lock changed,
+hooks with their output, errors. It loads nothing from the network and needs no script.
+Every roll writes it at its end, to .recast/reports/RUN.html; --open writes that and
+opens it in a browser, also for a run that was killed or still runs. What looks like a
+secret is removed.
+
 Everything is read from .recast/runs, so it works while everything is down. Runs of
 other machines are stored there: in CI, keep .recast/reports as an artefact, but not
 all of .recast, since journals hold machine configurations. The last 100 finished runs
@@ -32,41 +42,46 @@ are kept, and those whose old system disks are still parked; a successful roll r
 older ones.`,
 		Example: `  recast history
   recast history 3f2a          # the run whose ID ends with 3f2a
+  recast history --open        # the report of the last run, in a browser
+  recast history --html - | gzip >report.html.gz
   recast history -o json | jq '.runs[] | select(.result != "done")'`,
-		Args: cobra.MaximumNArgs(1),
-		RunE: func(_ *cobra.Command, args []string) error {
-			if err := format(out, "text", "json"); err != nil {
-				return err
-			}
+		Args: cobra.MaximumNArgs(1), ValidArgsFunction: g.completeRuns,
+		RunE: func(c *cobra.Command, args []string) error {
 			p, err := g.open()
 			if err != nil {
 				return err
 			}
 			hide := redact.New(secretsHere())
-			if len(args) == 0 {
+			html := open || page.file != ""
+			if len(args) == 0 && !html {
 				runs, problems := p.Runs().All(past())
 				h := ui.HistoryOf(runs, problems, limit, logOf, hide.Text)
 				return hiding(s.out, out, hide, func(w io.Writer) error { return ui.WriteHistory(w, out, h) })
 			}
-			run, err := p.Runs().Find(args[0], past())
+			run, err := p.Runs().Find(strings.Join(args, ""), past())
 			if err != nil {
 				return err
+			}
+			if html {
+				page.open = map[bool]string{true: "yes", false: "no"}[open]
+				return page.write(c.Context(), s, p, run)
 			}
 			log, err := story.Read(os.DirFS(run.Dir))
 			if err != nil {
 				run.Problems = append(run.Problems, err.Error())
 			}
-			page := p.Page(run.ID)
-			if _, err := os.Stat(page); err != nil {
-				page = "" // recast report creates it
+			file := p.Page(run.ID)
+			if _, err := os.Stat(file); err != nil {
+				file = "" // --open creates it
 			}
-			r := ui.Tell(run, log, nearby(page), hide.Text)
+			r := ui.Tell(run, log, nearby(file), hide.Text)
 			return hiding(s.out, out, hide, func(w io.Writer) error { return ui.WriteRun(w, out, r) })
 		},
 	}
-	c.ValidArgsFunction = g.completeRuns
-	c.Flags().StringVarP(&out, "output", "o", "text", "text or json")
+	outputFlag(c, &out, "text", "json")
 	c.Flags().IntVar(&limit, "limit", 20, "how many `runs` to list, newest first; 0: all")
+	c.Flags().StringVar(&page.file, "html", "", "write the run as one HTML `file`; -: to stdout")
+	c.Flags().BoolVar(&open, "open", false, "open the report of the run in a browser")
 	return c
 }
 
@@ -88,19 +103,6 @@ func hiding(w io.Writer, format string, hide redact.Redactor, print func(io.Writ
 	}
 	_, err := w.Write(hide.JSON(b.Bytes()))
 	return err
-}
-
-// completeRuns completes the IDs of past runs, each with its command and result.
-func (g *globals) completeRuns(_ *cobra.Command, args []string, _ string) (ids []cobra.Completion, _ cobra.ShellCompDirective) {
-	p, err := g.open()
-	if err != nil || len(args) > 0 {
-		return nil, cobra.ShellCompDirectiveNoFileComp
-	}
-	runs, _ := p.Runs().All(past()) // runs that can't be read are not offered
-	for _, r := range runs {
-		ids = append(ids, cobra.CompletionWithDesc(r.ID, r.Command()+", "+r.Result))
-	}
-	return ids, cobra.ShellCompDirectiveNoFileComp | cobra.ShellCompDirectiveKeepOrder
 }
 
 // past says how to tell whether the process of a past run is still alive.

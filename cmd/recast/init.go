@@ -35,7 +35,7 @@ type initFlags struct {
 func newInitCmd(s *streams) *cobra.Command {
 	var f initFlags
 	c := &cobra.Command{
-		Use: "init", Short: "Write recast.yaml, its schematics and recast.lock, for a cluster that is there or a new one",
+		Use: "init", Short: "Write recast.yaml, schematics and recast.lock",
 		Long: `Find a Talos cluster and its VMs, and write the files that recast needs:
 
   recast.yaml        which node is which VM, where Proxmox and its storages are; with comments
@@ -78,9 +78,6 @@ Everything else in these files can be changed until recast bootstrap.`,
     --gateway 10.0.0.1 --vip 10.0.0.10 --storage fast --iso-storage local`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			if err := format(f.out, "text", "json"); err != nil {
-				return err
-			}
 			if c.Flags().Changed("config") {
 				return errUsage{errors.New("--config is for an existing recast.yaml: --dir says where to write a new one")}
 			}
@@ -103,7 +100,7 @@ func (f *initFlags) register(c *cobra.Command) {
 	c.Flags().StringVar(&f.Dir, "dir", ".", "`directory` to write to")
 	c.Flags().BoolVar(&f.Force, "force", false, "replace existing files")
 	c.Flags().BoolVarP(&f.yes, "yes", "y", false, "do not ask; take safe defaults")
-	c.Flags().StringVarP(&f.out, "output", "o", "text", "text or json")
+	outputFlag(c, &f.out, "text", "json")
 	c.Flags().StringSliceVar(&f.Endpoints, "endpoint", nil, "`URLs` of the Proxmox API, of one or more nodes of a cluster (default: $PROXMOX_VE_ENDPOINT)")
 	c.Flags().StringVar(&f.Fingerprint, "fingerprint", "", "SHA-256 `fingerprint` of the API's certificate")
 	c.Flags().StringVar(&f.CAFile, "ca-file", "", "PEM `file` with the CA of the API's certificate, such as pve-root-ca.pem")

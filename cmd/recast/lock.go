@@ -26,7 +26,7 @@ registries. A reference without a digest is pinned to the digest of its tag.
 Locked digests stay as they are until --update asks for newer ones. The output shows
 each digest that changed, from old to new, and which nodes that makes stale.
 
-Once an Image Factory has built an installer, it serves it for ever. If recast build
+Once an Image Factory has built an installer, it serves it for ever. If publish
 refuses an installer because the factory built it with other extensions than the
 locked ones, and the factory has the locked ones by now, --rebuild names the schematic
 to build again: the same content gets another schematic ID, for which the factory has
@@ -34,12 +34,9 @@ built nothing yet. recast.lock counts this (rebuild), and later locks keep the c
 		Example: `  recast lock
   recast lock --update           # an extension was published again
   recast lock --check            # exit 2 if --update would change something
-  recast lock --rebuild default  # recast build refused the factory's image`,
+  recast lock --rebuild default  # publish refused the factory's image`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			if err := format(out, "text", "json"); err != nil {
-				return err
-			}
 			if o.Update && o.Check {
 				return errUsage{fmt.Errorf("--update writes the lock, --check does not: choose one")}
 			}
@@ -52,7 +49,7 @@ built nothing yet. recast.lock counts this (rebuild), and later locks keep the c
 	c.Flags().BoolVar(&o.Update, "update", false, "take the digests that the registry has now")
 	c.Flags().BoolVar(&o.Check, "check", false, "write nothing; exit 2 if --update would change the lock")
 	c.Flags().StringSliceVar(&o.Rebuild, "rebuild", nil, "build the images of these `schematics` again, under another schematic ID")
-	c.Flags().StringVarP(&out, "output", "o", "text", "text or json")
+	outputFlag(c, &out, "text", "json")
 	return c
 }
 

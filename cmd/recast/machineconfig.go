@@ -46,9 +46,6 @@ not be compared. It needs a talosconfig with the role os:admin.`,
 		Example: `  recast config diff
   recast config diff wk1 -o json`,
 		RunE: func(c *cobra.Command, nodes []string) error {
-			if err := format(out, "text", "json"); err != nil {
-				return err
-			}
 			return g.withMachines(c.Context(), s, func(ctx context.Context, p pipeline.Project, m pipeline.Machines) error {
 				res, err := configs.Compare(ctx, p, m, nodes...)
 				if err != nil {
@@ -65,7 +62,7 @@ not be compared. It needs a talosconfig with the role os:admin.`,
 			})
 		},
 	}
-	c.Flags().StringVarP(&out, "output", "o", "text", "text or json")
+	outputFlag(c, &out, "text", "json")
 	return c
 }
 

@@ -8,12 +8,15 @@ import (
 	"fmt"
 	"io"
 	"os"
+
+	"github.com/spf13/cobra"
 )
 
 func main() {
 	if err := hide(); err != nil {
 		fmt.Fprintf(os.Stderr, "warning: other programs of this user can read recast's memory: %v\n", err)
 	}
+	cobra.EnableCommandSorting = false // --help has them in the order of their use
 	os.Exit(run(os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
 }
 

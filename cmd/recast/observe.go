@@ -11,9 +11,9 @@ import (
 
 // observe adds log, metrics and traces to every command.
 func (g *globals) observe(root *cobra.Command, s *streams) {
-	root.PersistentFlags().StringVar(&g.log, "log-file", "", "append a log to this `file`, as JSON lines (a run also has a log beside its journal)")
-	root.PersistentFlags().StringVar(&g.metrics, "metrics-file", "", "write metrics to this `file` at the end, for node_exporter's textfile collector")
-	root.PersistentFlags().StringVar(&g.progress, "progress", progressAuto, "how to show steps on stderr: `auto`, live, plain or json (auto: live on a terminal, else plain)")
+	root.PersistentFlags().StringVar(&g.log, "log-file", "", "append a log to this `file`, as JSON lines")
+	root.PersistentFlags().StringVar(&g.metrics, "metrics-file", "", "write metrics to this `file`, for node_exporter")
+	root.PersistentFlags().StringVar(&g.progress, "progress", progressAuto, "`how` to show steps: auto (live on a terminal), live, plain or json")
 	root.PersistentPreRunE = func(c *cobra.Command, _ []string) error {
 		if err := s.setProgress(c.CommandPath(), g.progress); err != nil {
 			return err

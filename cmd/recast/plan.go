@@ -17,12 +17,24 @@ import (
 )
 
 // selection adds the flags that choose nodes.
-func selection(c *cobra.Command, p *planning.Policy) {
+func selection(c *cobra.Command, g *globals, p *planning.Policy) {
 	c.Flags().StringSliceVar(&p.Only, "only", nil, "`nodes` to look at (default: all)")
 	c.Flags().StringSliceVar(&p.Exclude, "exclude", nil, "`nodes` to leave out")
+	for _, flag := range []string{"only", "exclude"} {
+		_ = c.RegisterFlagCompletionFunc(flag, g.completeNodes)
+	}
 	c.Flags().VarP(labels{&p.Labels}, "selector", "l", "look only at nodes whose Kubernetes `labels` match, as kubectl -l does: zone=a,tier!=db,gpu in (a,b)")
 	c.Flags().Var(parts{&p.What}, "what", "`parts` of the nodes to look at: image, config, vm (default: all)")
 	c.Flags().BoolVar(&p.AcceptOutage, "accept-outage", false, "with two control planes: accept that etcd and the Kubernetes API are down during the roll")
+}
+
+// named adds nodes that are arguments: recast roll wk1 is recast roll --only wk1.
+func named(p *planning.Policy, nodes []string) error {
+	if len(nodes) > 0 && len(p.Only) > 0 {
+		return errUsage{errors.New("name nodes as arguments or with --only, not both")}
+	}
+	p.Only = append(p.Only, nodes...)
+	return nil
 }
 
 // parts is the flag that chooses what of a node is rolled.
@@ -58,7 +70,7 @@ func newPlanCmd(s *streams, g *globals) *cobra.Command {
 	var out, explain string
 	var exitCode, rehearse bool
 	c := &cobra.Command{
-		Use: "plan", Short: "Show what a roll would do, and why",
+		Use: "plan [NODE...]", Short: "Show what a roll would do, and why",
 		Long: `Compare every node with the lock and show what a roll would do, in order: which nodes
 are stale and why, which strategy each gets and why, which disks are carried over,
 what would be lost, how long it takes, or why it can't be done; and which of your gates
@@ -78,17 +90,16 @@ If boot ISOs are rehearsed before the first node (roll.rehearse, --rehearse), th
 shows on which hosts and how, and which scratch VMs of killed runs are removed first.`,
 		Example: `  recast plan
   recast plan --explain wk1
-  recast plan --only wk1 -o json
+  recast plan wk1 -o json
   recast plan -l zone=a
   recast plan -o json > plan.json
   recast plan --exit-code      # 2 if a roll would do something`,
-		Args: cobra.NoArgs,
-		RunE: func(c *cobra.Command, _ []string) error {
-			formats := []string{"text", "json", "markdown", "prometheus"}
-			if explain != "" {
-				formats = formats[:2]
+		ValidArgsFunction: g.completeNodes,
+		RunE: func(c *cobra.Command, args []string) error {
+			if explain != "" && out != "text" && out != "json" {
+				return errUsage{errors.New("--explain has the output formats text and json")}
 			}
-			if err := format(out, formats...); err != nil {
+			if err := named(&policy, args); err != nil {
 				return err
 			}
 			return g.withMachines(c.Context(), s, func(ctx context.Context, p pipeline.Project, m pipeline.Machines) error {
@@ -105,11 +116,11 @@ shows on which hosts and how, and which scratch VMs of killed runs are removed f
 			})
 		},
 	}
-	selection(c, &policy)
+	selection(c, g, &policy)
 	c.Flags().BoolVar(&exitCode, "exit-code", false, "exit 2 if a roll would do something")
 	c.Flags().StringVar(&explain, "explain", "", "show one `node` in detail instead: strategies, disks, steps")
 	c.Flags().BoolVar(&rehearse, "rehearse", false, "show what recast roll --rehearse does (default: roll.rehearse.enabled)")
-	c.Flags().StringVarP(&out, "output", "o", "text", "text, json, markdown or prometheus")
+	outputFlag(c, &out, "text", "json", "markdown", "prometheus")
 	return c
 }
 

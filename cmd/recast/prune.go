@@ -64,7 +64,7 @@ func newPruneCmd(s *streams, g *globals) *cobra.Command {
 		out       string
 	}
 	c := &cobra.Command{
-		Use: "prune", Short: "Remove old system disks, parking and scratch VMs, boot ISOs, cached ISOs and mirrored installers that are no longer needed",
+		Use: "prune", Short: "Remove disks, VMs and images that are no longer needed",
 		Long: pruneLong,
 		Example: `  recast prune
   recast prune --only disks --keep-disks 0
@@ -73,9 +73,6 @@ func newPruneCmd(s *streams, g *globals) *cobra.Command {
   recast prune --older-than 720h --yes -o json    # in CI`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			if err := format(f.out, "text", "json"); err != nil {
-				return err
-			}
 			if f.olderThan < 0 {
 				return errUsage{errors.New("--older-than must not be negative")}
 			}
@@ -94,7 +91,7 @@ func newPruneCmd(s *streams, g *globals) *cobra.Command {
 	c.Flags().IntVar(&f.keepDisks, "keep-disks", 0, "old system disks to keep for each node (default: roll.keepDisks)")
 	c.Flags().StringVar(&f.only, "only", "", "remove only one `kind`: isos (and disk images), disks (old system disks), cache or mirror")
 	c.Flags().BoolVar(&f.yes, "yes", false, "do not ask; needed where there is no terminal")
-	c.Flags().StringVarP(&f.out, "output", "o", "text", "`format` of the report: text or json")
+	outputFlag(c, &f.out, "text", "json")
 	return c
 }
 

@@ -15,7 +15,7 @@ func newRebuildCmd(s *streams, g *globals) *cobra.Command {
 	f := rollFlags{asks: "Make all control planes again, and lose all changes in Kubernetes since that snapshot?"}
 	var of rebuild.Options
 	c := &cobra.Command{
-		Use: "rebuild CONTROL-PLANE --from FILE", Short: "Make the control planes of a broken cluster again, with a snapshot of etcd",
+		Use: "rebuild CONTROL-PLANE --from FILE", Short: "Make the control planes of a broken cluster again",
 		Long: `For a cluster whose etcd is lost: the VM or the disk of the only control plane is gone,
 or two of three are, for good. What is left of all control planes is taken away: their
 VMs are stopped and deleted, and all their disks stay parked. Then the named one is made

@@ -16,7 +16,7 @@ func newRemoveCmd(s *streams, g *globals) *cobra.Command {
 	var f rollFlags
 	var free string
 	c := &cobra.Command{
-		Use: "remove NODE", Short: "Take a node away: its disks are parked, its VM and its Node are deleted",
+		Use: "remove NODE", Short: "Take a node away; its disks stay parked",
 		Long: `Take a node away for good: gates, drain, leave etcd, stop, park all its disks, delete
 its VM, delete its Node. This is the only way by which recast lets a node go: a line
 that is gone from recast.yaml changes nothing. Take the line out afterwards.
@@ -53,9 +53,6 @@ command, or with recast roll; recast recover NODE cancels it.`,
 
 // freeRemoved frees the disks of a node that was removed.
 func freeRemoved(c *cobra.Command, s *streams, g *globals, f rollFlags, node string) error {
-	if err := format(f.out, "text", "json"); err != nil {
-		return err
-	}
 	p, err := g.open()
 	if err != nil {
 		return err

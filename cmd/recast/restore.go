@@ -40,9 +40,6 @@ cluster and needs a talosconfig with the role os:admin.`,
   recast restore db --copied --node cp1 --yes   # copied from a member's data directory`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
-			if err := format(f.out, "text", "json"); err != nil {
-				return err
-			}
 			if f.node == "" {
 				return errUsage{errors.New("--node is needed: the machine that gets the data")}
 			}
@@ -78,7 +75,7 @@ cluster and needs a talosconfig with the role os:admin.`,
 	c.Flags().StringVar(&f.node, "node", "", "`name` of the control plane")
 	c.Flags().BoolVar(&f.copied, "copied", false, "FILE was copied from a member's data directory (member/snap/db) and has no checksum")
 	c.Flags().BoolVar(&f.yes, "yes", false, "do not ask; needed where there is no terminal")
-	c.Flags().StringVarP(&f.out, "output", "o", "text", "`format` of the report: text or json")
+	outputFlag(c, &f.out, "text", "json")
 	return c
 }
 

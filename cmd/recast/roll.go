@@ -21,7 +21,7 @@ func newRollCmd(s *streams, g *globals) *cobra.Command {
 	var file string
 	var rehearse, begun bool
 	c := &cobra.Command{
-		Use: "roll", Short: "Bring every stale node to the lock",
+		Use: "roll [NODE...]", Short: "Bring every stale node to the lock",
 		Long: `Check the lock, build and publish what is missing, show the plan, ask, and then
 bring one stale node after the other to the lock, by the first strategy that is
 possible: recreate (drain, stop, park its disks, delete the VM, create it again
@@ -32,18 +32,14 @@ first. The old system disk stays parked: see recast rollback. If recast.yaml ask
 a certain strategy and that is impossible, nothing is touched.
 
 With --rehearse, a scratch VM on each Proxmox host, one for each kind of firmware,
-boots the new ISO to maintenance mode before the first node, is checked, and is
-deleted. If that fails, no node was touched. A saved plan decides itself what is
-rehearsed, unless the flag is given.
-
-With roll.surge, workers that have surge: true are made before the first worker is
-drained, and removed after the last one is back: see docs/howto/surge.md.
+boots the new image to maintenance mode before the first node, is checked, and is
+deleted. If that fails, no node was touched. With roll.surge, workers that have
+surge: true serve while others are out.
 
 Your conditions (roll.gates in recast.yaml) are checked before each node is taken down
-and after it is back. If one does not hold within its timeout, the roll ends there;
-the next roll checks it again. Your programs (roll.hooks) run before and after the
-run, each batch of nodes and each node; if one fails, the roll ends there too. Your
-webhooks (notify) are notified of start, failure and end.
+and after it is back; your programs (roll.hooks) run before and after the run, each
+batch of nodes and each node. If one fails, the roll ends there. Your webhooks (notify)
+are notified of start, failure and end.
 
 With --plan, a plan that was saved with recast plan -o json is carried out: these
 nodes, by these strategies, in this order, and nothing else. The plan is made again,
@@ -51,21 +47,23 @@ and refused if something changed: recast.yaml or recast.lock, a VM, or the state
 node. What a run of the same plan has done already does not count as a change: run the
 same command again to continue where it stopped.
 
-An interrupted roll is finished first, whatever --only says: run the same command
-again, here or on another machine; recast status explains what is unfinished. Only one
-run per cluster is possible at a time. A machine that was reset and is in maintenance
-mode first gets its configuration back, if talos.machineConfigs has it.
+An interrupted roll is finished first, whatever nodes are named: run the same command
+again, here or on another machine. Only one run per cluster is possible at a time. A
+machine that was reset first gets its configuration back from talos.machineConfigs.
 
 The first Ctrl-C finishes the nodes that are in progress and starts no other; the
 second one stops at once.`,
 		Example: `  recast roll
-  recast roll --only wk1
+  recast roll wk1
   recast roll --plan plan.json # from recast plan -o json
   recast roll --plan plan.json --continue # on another machine, after a run of it was killed
   recast roll --rehearse
   recast roll --yes -o json    # in CI`,
-		Args: cobra.NoArgs,
-		RunE: func(c *cobra.Command, _ []string) error {
+		ValidArgsFunction: g.completeNodes,
+		RunE: func(c *cobra.Command, args []string) error {
+			if err := named(&f.policy, args); err != nil {
+				return err
+			}
 			saved, err := savedPlan(c, file)
 			if err != nil {
 				return err
@@ -89,7 +87,7 @@ second one stops at once.`,
 			})
 		},
 	}
-	selection(c, &f.policy)
+	selection(c, g, &f.policy)
 	f.add(c)
 	c.Flags().StringVar(&file, "plan", "", "carry out exactly the plan in this `file`")
 	c.Flags().BoolVar(&begun, "continue", false, "a run of --plan has begun, elsewhere or without its journal: nodes that are done already are no change")
@@ -101,6 +99,9 @@ second one stops at once.`,
 func savedPlan(c *cobra.Command, file string) (*planning.Plan, error) {
 	if !c.Flags().Changed("plan") {
 		return nil, nil
+	}
+	if c.Flags().NArg() > 0 {
+		return nil, errUsage{errors.New("arguments name nodes for a new plan, --plan names a saved plan: choose one")}
 	}
 	for _, name := range []string{"only", "exclude", "selector", "what", "accept-outage"} {
 		if c.Flags().Changed(name) {
@@ -121,16 +122,13 @@ type rollFlags struct {
 
 func (f *rollFlags) add(c *cobra.Command) {
 	c.Flags().BoolVar(&f.yes, "yes", false, "do not ask; needed where there is no terminal")
-	c.Flags().StringVarP(&f.out, "output", "o", "text", "`format` of the report: text or json")
+	outputFlag(c, &f.out, "text", "json")
 }
 
 // withRun runs a command that changes nodes, and prints its report.
 func (f *rollFlags) withRun(c *cobra.Command, s *streams, g *globals,
 	do func(context.Context, pipeline.Project, pipeline.Machines, *step.Runner, pipeline.RollOptions) (pipeline.Report, error),
 ) error {
-	if err := format(f.out, "text", "json"); err != nil {
-		return err
-	}
 	return g.withMachines(c.Context(), s, func(ctx context.Context, p pipeline.Project, m pipeline.Machines) error {
 		var cl closers
 		defer cl.close()

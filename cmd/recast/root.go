@@ -1,16 +1,21 @@
 package main
 
 import (
+	"errors"
+	"fmt"
+
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/words"
 )
 
 func newRootCmd(s *streams) *cobra.Command {
 	var g globals
 	c := &cobra.Command{
 		Use: "recast", Short: "Rebuild Talos images and roll them through Proxmox VE",
-		Long:          longHelp + "\n\n" + envHelp + "\n\n" + exitHelp,
+		Long:          longHelp,
 		SilenceUsage:  true,
 		SilenceErrors: true,
 		Args:          cobra.NoArgs,
@@ -20,17 +25,58 @@ func newRootCmd(s *streams) *cobra.Command {
 	c.SetOut(s.out)
 	c.SetErr(s.err)
 	c.PersistentFlags().StringVarP(&g.config, "config", "c", "recast.yaml", "configuration `file`; paths in it are relative to it")
-	c.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
-		return fault.WithHint(errUsage{err}, "%s --help", c.CommandPath())
-	})
-	c.AddCommand(
-		newInitCmd(s), newDoctorCmd(s, &g), newLockCmd(s, &g), newBuildCmd(s, &g), newPublishCmd(s, &g),
-		newPlanCmd(s, &g), newRollCmd(s, &g), newBootstrapCmd(s, &g), newRecoverCmd(s, &g), newRollbackCmd(s, &g), newRemoveCmd(s, &g), newDriftCmd(s, &g), newConfigCmd(s, &g), newProvenanceCmd(s, &g), newStatusCmd(s, &g), newHistoryCmd(s, &g), newReportCmd(s, &g), newPruneCmd(s, &g),
-		newBackupCmd(s, &g), newRestoreCmd(s, &g), newRebuildCmd(s, &g), newUpgradeK8sCmd(s, &g),
-		newOperatorCmd(s), newRunbookCmd(s), newSupportBundleCmd(s, &g), newLabCmd(s), newVersionCmd(s), newDocsCmd(),
-	)
+	c.SetFlagErrorFunc(flagError)
+	group(c, "Every day:", newLockCmd(s, &g), newPlanCmd(s, &g), newRollCmd(s, &g), newStatusCmd(s, &g), newUndoCmd(s, &g), newDriftCmd(s, &g), newHistoryCmd(s, &g))
+	group(c, "When something went wrong:", newRunbookCmd(s), newSupportBundleCmd(s, &g), newRestoreCmd(s, &g), newRebuildCmd(s, &g))
+	group(c, "Set-up and seldom:", newInitCmd(s), newDoctorCmd(s, &g), newPublishCmd(s, &g), newConfigCmd(s, &g), newUpgradeK8sCmd(s, &g), newBootstrapCmd(s, &g), newRemoveCmd(s, &g),
+		newBackupCmd(s, &g), newPruneCmd(s, &g), newOperatorCmd(s), newLabCmd(s), newVersionCmd(s))
+	c.SetCompletionCommandGroupID("Set-up and seldom:")
+	c.SetUsageTemplate("{{if .HasParent}}" + c.UsageTemplate() + "{{else}}" + firstScreen + "{{end}}")
+	c.AddCommand(newRecoverCmd(s, &g), newRollbackCmd(s, &g), newDocsCmd(),
+		newBuildCmd(s, &g), newReportCmd(s, &g), newProvenanceCmd(s, &g),
+		&cobra.Command{Use: "environment", Short: "Environment variables that recast reads", Long: envHelp},
+		&cobra.Command{Use: "exit-codes", Short: "What each exit code means", Long: exitHelp})
 	usageErrors(c)
 	g.observe(c, s)
 	colourful(c)
 	return c
+}
+
+// group adds commands that --help shows together.
+func group(root *cobra.Command, title string, list ...*cobra.Command) {
+	root.AddGroup(&cobra.Group{ID: title, Title: title})
+	for _, c := range list {
+		c.GroupID = title
+	}
+	root.AddCommand(list...)
+}
+
+// renamed hides a command that is another one now, and says so when it is used.
+func renamed(s *streams, c *cobra.Command, now string) *cobra.Command {
+	c.Hidden = true
+	c.Short = "Now recast " + now
+	run := c.RunE
+	c.RunE = func(c *cobra.Command, args []string) error {
+		fmt.Fprintf(s.err, "recast %s is recast %s now; the old name goes on to work\n", c.Name(), now)
+		return run(c, args)
+	}
+	return c
+}
+
+// flagError names the flag that was meant, if one is close.
+func flagError(c *cobra.Command, err error) error {
+	hint := c.CommandPath() + " --help"
+	if unknown, ok := errors.AsType[interface {
+		error
+		GetSpecifiedName() string
+	}](err); ok {
+		var known []string
+		add := func(f *pflag.Flag) { known = append(known, f.Name) }
+		c.Flags().VisitAll(add)
+		c.InheritedFlags().VisitAll(add)
+		if meant := words.Closest(unknown.GetSpecifiedName(), known); meant != "" && meant != unknown.GetSpecifiedName() {
+			hint = fmt.Sprintf("did you mean --%s?", meant)
+		}
+	}
+	return fault.WithHint(errUsage{err}, "%s", hint)
 }

@@ -2,63 +2,17 @@ package main
 
 import (
 	"bytes"
-	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
-	"syscall"
 	"testing"
-	"time"
-
-	"github.com/recast-sh/recast/internal/fault"
 )
 
-// recast does not wait for a browser that the opener leaves behind, whatever it has
-// inherited, and it gets no Ctrl-C from recast.
-func TestShow(t *testing.T) {
+func TestTryShow(t *testing.T) {
 	t.Parallel()
-	dir := t.TempDir()
-	opener := filepath.Join(dir, "opener") // sh stands for the program, this for the report
-	if err := os.WriteFile(opener, []byte("sleep 100 &\necho $! >"+dir+"/pid\necho opened\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	began := time.Now()
-	if err := show(t.Context(), "sh", opener); err != nil {
-		t.Fatal(err)
-	}
-	if took := time.Since(began); took > 20*time.Second {
-		t.Errorf("it took %s", took)
-	}
-	text, err := os.ReadFile(filepath.Join(dir, "pid"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	pid, err := strconv.Atoi(strings.TrimSpace(string(text)))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = syscall.Kill(pid, syscall.SIGKILL) }() // or it ends by itself
-	if group, err := syscall.Getpgid(pid); err != nil || group == syscall.Getpgrp() {
-		t.Errorf("the browser is in group %d, as recast is; %v", group, err)
-	}
-}
-
-func TestShowFails(t *testing.T) {
-	t.Parallel()
-	dir := t.TempDir()
-	none, wrong := filepath.Join(dir, "no-such-opener"), filepath.Join(dir, "wrong")
-	if err := os.WriteFile(wrong, []byte("exit 3\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := show(t.Context(), "sh", wrong); err == nil || !strings.Contains(err.Error(), "open the report: sh: exit status 3") {
-		t.Errorf("one that can't: %v", err)
-	}
-	if err := show(t.Context(), none, wrong); err == nil || len(fault.Hints(err)) != 1 {
-		t.Errorf("none: %v", err)
-	}
+	none := filepath.Join(t.TempDir(), "no-such-opener")
 	var said bytes.Buffer
 	s := &streams{err: &console{Writer: &said}}
-	s.tryShow(t.Context(), none, wrong)
+	s.tryShow(t.Context(), none, "run.html")
 	if got := said.String(); !strings.HasPrefix(got, "warning: open the report: "+none) || !strings.HasSuffix(got, "; the report is written: open it by hand\n") {
 		t.Errorf("it said %q", got)
 	}

@@ -32,9 +32,6 @@ request every two seconds on average. It needs a terminal.`,
   recast status -o json        # for a script: claim, open, marked, kept`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			if err := format(out, "text", "json"); err != nil {
-				return err
-			}
 			if watch && c.Flags().Changed("output") {
 				return errUsage{errors.New("--watch draws live, --output writes once: choose one")}
 			}
@@ -68,7 +65,7 @@ request every two seconds on average. It needs a terminal.`,
 			return ui.WriteStatus(s.out, out, res)
 		},
 	}
-	c.Flags().StringVarP(&out, "output", "o", "text", "text or json")
+	outputFlag(c, &out, "text", "json")
 	c.Flags().BoolVarP(&watch, "watch", "w", false, "show the active run live until it ends")
 	return c
 }

@@ -46,9 +46,6 @@ takes the claim of the cluster.`,
   recast upgrade-k8s --yes -o json            # in CI, to kubernetes.version`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			if err := format(f.out, "text", "json"); err != nil {
-				return err
-			}
 			return g.withMachines(c.Context(), s, func(ctx context.Context, p pipeline.Project, m pipeline.Machines) error {
 				var cl closers
 				defer cl.close()
@@ -87,6 +84,6 @@ takes the claim of the cluster.`,
 	c.Flags().StringVar(&f.to, "to", "", "Kubernetes `version`, such as v1.36.0 (default: kubernetes.version in recast.yaml)")
 	c.Flags().BoolVar(&f.dryRun, "dry-run", false, "show what would be done and change nothing")
 	c.Flags().BoolVar(&f.yes, "yes", false, "do not ask; needed where there is no terminal")
-	c.Flags().StringVarP(&f.out, "output", "o", "text", "`format` of the report: text or json")
+	outputFlag(c, &f.out, "text", "json")
 	return c
 }

@@ -56,9 +56,6 @@ func newDocsCmd() *cobra.Command {
 	c := &cobra.Command{
 		Use: "docs", Short: "Write the command reference", Hidden: true, Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			if err := format(out, "markdown", "man"); err != nil {
-				return err
-			}
 			root := c.Root()
 			root.DisableAutoGenTag = true
 			if err := os.MkdirAll(dir, 0o755); err != nil {
@@ -71,7 +68,7 @@ func newDocsCmd() *cobra.Command {
 		},
 	}
 	c.Flags().StringVar(&dir, "dir", "docs/reference", "`directory` to write to")
-	c.Flags().StringVar(&out, "format", "markdown", "markdown or man")
+	c.Flags().Var(oneOf(&out, "markdown", "man"), "format", "format of the pages")
 	return c
 }
 

@@ -5,6 +5,8 @@ import (
 	"maps"
 	"slices"
 	"strings"
+
+	"github.com/recast-sh/recast/internal/words"
 )
 
 func (k checker) nodes() {
@@ -39,7 +41,7 @@ func (k checker) node(path string, n Node) {
 	k.names(path+".acceptLoss", "that the plan shows", n.AcceptLoss)
 	if _, ok := k.c.Schematics[n.Schematic]; !ok && k.given(path+".schematic") && !k.bad["schematics"] {
 		names := slices.Sorted(maps.Keys(k.c.Schematics))
-		k.add(path+".schematic", "%s is not in schematics (line %d)%s", quote(n.Schematic), k.line("schematics"), suggest(n.Schematic, names))
+		k.add(path+".schematic", "%s is not in schematics (line %d)%s", quote(n.Schematic), k.line("schematics"), words.DidYouMean(n.Schematic, names))
 	}
 	disk := path + ".systemDisk"
 	k.pattern(disk+".slot", n.SystemDisk.Slot, diskSlot,

@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/recast-sh/recast/internal/words"
 )
 
 // vmChecker checks the shapes of VMs.
@@ -22,7 +24,7 @@ func (k vmChecker) all() {
 		k.vm(spot{path: nodePath(i, "vm")}, n.VM)
 		if path := nodePath(i, "class"); k.given(path) {
 			if _, ok := k.c.VMClasses[n.Class]; !ok && !k.bad["vmClasses"] {
-				k.add(path, "%s is not in vmClasses (line %d)%s", quote(n.Class), k.line("vmClasses"), suggest(n.Class, slices.Sorted(maps.Keys(k.c.VMClasses))))
+				k.add(path, "%s is not in vmClasses (line %d)%s", quote(n.Class), k.line("vmClasses"), words.DidYouMean(n.Class, slices.Sorted(maps.Keys(k.c.VMClasses))))
 			}
 		}
 		k.pattern(nodePath(i, "host"), n.Host, hostName, "name of a Proxmox node")

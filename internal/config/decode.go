@@ -8,6 +8,8 @@ import (
 	"strings"
 
 	"go.yaml.in/yaml/v4"
+
+	"github.com/recast-sh/recast/internal/words"
 )
 
 // decoder fills the structs of this package from YAML nodes. Unlike the YAML
@@ -111,7 +113,7 @@ func (d decoder) scalar(n *yaml.Node, at spot, out reflect.Value, f field) {
 		return
 	}
 	if f.enum != nil && !slices.Contains(f.enum, n.Value) {
-		d.add(at.path, "%s is not one of %s%s", quote(n.Value), strings.Join(f.enum, ", "), suggest(n.Value, f.enum))
+		d.add(at.path, "%s is not one of %s%s", quote(n.Value), strings.Join(f.enum, ", "), words.DidYouMean(n.Value, f.enum))
 	}
 }
 

@@ -6,6 +6,8 @@ import (
 	"strings"
 
 	"go.yaml.in/yaml/v4"
+
+	"github.com/recast-sh/recast/internal/words"
 )
 
 // field is a struct field that is a key of the file, with the rules of its jsonschema
@@ -80,7 +82,7 @@ func (d decoder) unknown(at spot, key string, fields []field) {
 	for _, f := range fields {
 		known = append(known, f.key)
 	}
-	if meant := closest(key, known); meant != "" {
+	if meant := words.Closest(key, known); meant != "" {
 		d.add(at.path, "unknown key, did you mean %q?", meant)
 		d.bad[join(parent(at.path), meant)] = true // it is not missing, it is misspelt
 		return

@@ -6,6 +6,8 @@ import (
 	"net/url"
 	"slices"
 	"strings"
+
+	"github.com/recast-sh/recast/internal/words"
 )
 
 // Webhook is one entry of "notify": a URL that gets a POST when a run starts and ends.
@@ -91,7 +93,7 @@ func (k checker) webhookEvents(path string, w Webhook) {
 		at := fmt.Sprintf("%s[%d]", path, i)
 		switch {
 		case !slices.Contains(noticeEvents, event):
-			k.add(at, "%s is not one of %s%s", quote(event), strings.Join(noticeEvents, ", "), suggest(event, noticeEvents))
+			k.add(at, "%s is not one of %s%s", quote(event), strings.Join(noticeEvents, ", "), words.DidYouMean(event, noticeEvents))
 		case slices.Index(w.On, event) < i:
 			k.add(at, "is listed already")
 		}

@@ -80,7 +80,7 @@ func (c *Client) explainMissing(err error, req images.ISORequest) error {
 		return err
 	}
 	if e, ok := errors.AsType[*Error](err); ok && strings.Contains(e.Message, unknownSchematic) {
-		return fault.WithHint(err, "the factory no longer knows the schematic: `recast build` registers it again")
+		return fault.WithHint(err, "the factory no longer knows the schematic: `recast publish --only build` registers it again")
 	}
 	return fault.WithHint(err, "the factory does not know Talos %s: %s/versions lists what it builds", req.Talos, c.base)
 }

@@ -202,7 +202,7 @@ func TestISOFails(t *testing.T) {
 		},
 		"unknown for ever": {
 			factoryapi.Unaware(), `404 Not Found: schematic ID "`,
-			"the factory no longer knows the schematic: `recast build` registers it again", 40 * time.Second,
+			"the factory no longer knows the schematic: `recast publish --only build` registers it again", 40 * time.Second,
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -16,7 +16,7 @@ var next = map[Code]string{
 	DoctorFound:        "do what each problem says, then run recast doctor again",
 	LockStale:          "recast lock",
 	ExtensionUnknown:   "correct the name or the version in the schematic, then recast lock",
-	BuildFailed:        "run recast build again: it continues where it stopped",
+	BuildFailed:        "run recast publish --only build again: it continues where it stopped",
 	ImageDiffers:       "recast lock --update takes what is published now; git diff recast.lock shows what that changes",
 	ISODiffers:         "recast prune shows which ISOs are not needed; then run recast publish",
 	NotPullable:        "talosctl image pull, on that node, says why; recast doctor checks the registry from here",

@@ -13,7 +13,7 @@ func (v view) next() []string {
 	case "done":
 		return v.nextOfDone()
 	case "running":
-		return []string{"the run is active: recast status shows its state, and recast report updates this report"}
+		return []string{"the run is active: recast status shows its state, and recast history --open updates this report"}
 	case "given up":
 		return []string{"nothing: another run replaced it, see recast history"}
 	}

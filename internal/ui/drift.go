@@ -172,7 +172,7 @@ func hints(nodes []observe.Drift) []string {
 		out = append(out, "recast plan shows what a roll would do, recast roll does it")
 	}
 	if slices.ContainsFunc(nodes, onlyFiles) {
-		out = append(out, "if only files differ, the labels match and a roll finds nothing to do: talosctl upgrade --image with the locked installer (recast build verifies and records it, recast provenance shows it) brings the locked files")
+		out = append(out, "if only files differ, the labels match and a roll finds nothing to do: talosctl upgrade --image with the locked installer (recast publish --only build verifies and records it, recast drift --explain shows it) brings the locked files")
 	}
 	var versions []string
 	for _, d := range nodes {

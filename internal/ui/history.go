@@ -109,7 +109,7 @@ func WriteHistory(w io.Writer, format string, h History) error {
 			p.line("%s before those: recast history --limit 0", counted(h.Earlier, "run"))
 			fallthrough
 		default:
-			p.line("next: recast history RUN shows details, recast report RUN writes its report")
+			p.line("next: recast history RUN shows details, recast history RUN --open its report")
 		}
 	})
 }

@@ -54,19 +54,19 @@ RUN                 BEGAN             COMMAND  RESULT  NODES  TOOK    AWAY   WHA
 20261122-0421-beef  2026-11-22 04:21  roll     killed  0/1    -       -
 20261121-0421-3f2a  2026-11-21 04:21  roll     done    1/1    31m11s  3m12s  Talos v1.13.8 → v1.13.9
 could not be read: run "x": RUN is empty
-next: recast history RUN shows details, recast report RUN writes its report
+next: recast history RUN shows details, recast history RUN --open its report
 `},
 		"one of two": {HistoryOf(pastRuns(), nil, 1, noLog, strings.Clone), `
 RUN                 BEGAN             COMMAND  RESULT  NODES  TOOK  AWAY  WHAT
 20261122-0421-beef  2026-11-22 04:21  roll     killed  0/1    -     -
 1 run before those: recast history --limit 0
-next: recast history RUN shows details, recast report RUN writes its report
+next: recast history RUN shows details, recast history RUN --open its report
 `},
 		"one left away": {HistoryOf(pastRuns(), nil, 0, leftAway, strings.Clone), `
 RUN                 BEGAN             COMMAND  RESULT  NODES  TOOK    AWAY           WHAT
 20261122-0421-beef  2026-11-22 04:21  roll     killed  0/1    -       59m0s or more
 20261121-0421-3f2a  2026-11-21 04:21  roll     done    1/1    31m11s  3m12s          Talos v1.13.8 → v1.13.9
-next: recast history RUN shows details, recast report RUN writes its report
+next: recast history RUN shows details, recast history RUN --open its report
 `},
 		"none": {HistoryOf(nil, nil, 20, noLog, strings.Clone), `
 no run was started on this machine: recast status shows what others have left in Proxmox
@@ -122,7 +122,7 @@ func TestWriteRun(t *testing.T) {
       hint: bring it back, [redacted]
   1 hook ran, for 0s in all
   could not be read: [redacted]
-next: recast report 20261121-0421-3f2a writes its report
+next: recast history 20261121-0421-3f2a --open shows its report
 `
 	if diff := cmp.Diff(want, b.String()); diff != "" {
 		t.Errorf("run (-want +got):\n%s", diff)

@@ -117,7 +117,7 @@ func WriteRun(w io.Writer, format string, r RunTold) error {
 		if r.Report != "" {
 			p.line("report: %s", r.Report)
 		} else {
-			p.line("next: recast report %s writes its report", r.ID)
+			p.line("next: recast history %s --open shows its report", r.ID)
 		}
 	})
 }

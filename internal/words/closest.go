@@ -1,12 +1,12 @@
-package config
+package words
 
 import (
 	"fmt"
 	"strings"
 )
 
-// closest returns the word that was probably meant, or "".
-func closest(got string, words []string) string {
+// Closest returns the word that was probably meant, or "".
+func Closest(got string, words []string) string {
 	best, fewest := "", 3
 	for _, w := range words {
 		// Allow one typo in a short word, two in a longer one.
@@ -17,9 +17,9 @@ func closest(got string, words []string) string {
 	return best
 }
 
-// suggest is closest as the end of a message: `, did you mean "x"?`, or "".
-func suggest(got string, words []string) string {
-	w := closest(got, words)
+// DidYouMean is Closest as the end of a message: `, did you mean "x"?`, or "".
+func DidYouMean(got string, words []string) string {
+	w := Closest(got, words)
 	if w == "" {
 		return ""
 	}
