@@ -53,7 +53,7 @@ var table = []row{
 	{pkg: "cmd/recast", files: "hidden_linux.go", allow: []string{"golang.org/x/sys/unix"}},
 	{pkg: "docs/runbooks"},
 	{pkg: "internal/browser", allow: []string{"internal/command", "internal/fault"}},
-	{pkg: "cmd/recast", files: "lab*.go", allow: []string{"internal/sim", "internal/sim/network"}},
+	{pkg: "internal/lab", allow: []string{"internal/sim", "internal/sim/network", "internal/fault", "github.com/spf13/cobra"}},
 	{pkg: "cmd/recast", files: tests, allow: []string{"github.com/creack/pty"}}, // to simulate a terminal
 	{pkg: "internal/live", files: tests, allow: []string{"github.com/creack/pty"}},
 	{pkg: "cmd/recast", files: tests, allow: []string{yaml}},                                           // for the pipelines among the examples

@@ -1,4 +1,4 @@
-package main
+package lab
 
 import (
 	"errors"
@@ -13,7 +13,7 @@ import (
 	"github.com/recast-sh/recast/internal/sim"
 )
 
-func newLabCheckCmd(s *streams) *cobra.Command {
+func newCheckCmd(p Program) *cobra.Command {
 	var dir string
 	c := &cobra.Command{
 		Use: "check", Short: "Check that a running lab lost nothing",
@@ -32,7 +32,7 @@ and a disk is watched from when Talos has made a user volume on it.`,
 			if err := unharmed(before, now); err != nil {
 				return err
 			}
-			fmt.Fprintln(s.out, figures(before))
+			fmt.Fprintln(p.Out, figures(before))
 			return nil
 		},
 	}

@@ -1,4 +1,4 @@
-package main
+package lab
 
 import (
 	"errors"
@@ -9,10 +9,11 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim"
 )
 
-func newLabSlowCmd(s *streams) *cobra.Command {
+func newSlowCmd(p Program) *cobra.Command {
 	var dir string
 	var d time.Duration
 	c := &cobra.Command{
@@ -26,14 +27,14 @@ then. A roll continues and says what it waits for.`,
 		RunE: func(c *cobra.Command, args []string) error {
 			switch {
 			case !slices.Contains(sim.SlowServers, args[0]):
-				return errUsage{fmt.Errorf("%s: a lab has the APIs %s", args[0], strings.Join(sim.SlowServers, ", "))}
+				return fault.As(fault.Config, fmt.Errorf("%s: a lab has the APIs %s", args[0], strings.Join(sim.SlowServers, ", ")))
 			case d < 0:
-				return errUsage{errors.New("--for must not be less than 0")}
+				return fault.As(fault.Config, errors.New("--for must not be less than 0"))
 			}
 			if err := sim.AskSlow(c.Context(), dir, args[0], d); err != nil {
 				return labRunning(err, dir)
 			}
-			fmt.Fprintf(s.out, "%s is slow for %s\n", args[0], d)
+			fmt.Fprintf(p.Out, "%s is slow for %s\n", args[0], d)
 			return nil
 		},
 	}

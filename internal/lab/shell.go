@@ -1,4 +1,4 @@
-package main
+package lab
 
 import (
 	"fmt"
@@ -8,19 +8,19 @@ import (
 	"github.com/recast-sh/recast/internal/sim"
 )
 
-// newLabShellCmds are the commands of a Proxmox node's shell that are needed to undo an
+// newShellCmds are the commands of a Proxmox node's shell that are needed to undo an
 // exchange by hand. Only qm is shown in the help.
-func newLabShellCmds(s *streams) []*cobra.Command {
+func newShellCmds(p Program) []*cobra.Command {
 	var list []*cobra.Command
 	for _, program := range []string{"qm", "ha-manager", "pvesh", "pvesm"} {
-		c := newLabShellCmd(s, program)
+		c := newShellCmd(p, program)
 		c.Hidden = program != "qm"
 		list = append(list, c)
 	}
 	return list
 }
 
-func newLabShellCmd(s *streams, program string) *cobra.Command {
+func newShellCmd(p Program, program string) *cobra.Command {
 	var dir, node string
 	c := &cobra.Command{
 		Use: program + " [--dir DIR] [--node NODE] ARGUMENT...", Short: "Run " + program + " as root on a Proxmox node of a running lab",
@@ -34,7 +34,7 @@ docs/notes/proxmox.md; practise it here.`,
 		Args: cobra.MinimumNArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
 			out, err := sim.AskShell(c.Context(), dir, node, append([]string{program}, args...))
-			fmt.Fprint(s.out, out)
+			fmt.Fprint(p.Out, out)
 			if err != nil {
 				return labRunning(err, dir)
 			}

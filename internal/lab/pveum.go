@@ -1,4 +1,4 @@
-package main
+package lab
 
 import (
 	"fmt"
@@ -8,7 +8,7 @@ import (
 	"github.com/recast-sh/recast/internal/sim"
 )
 
-func newLabPveumCmd(s *streams) *cobra.Command {
+func newPveumCmd(p Program) *cobra.Command {
 	var dir string
 	c := &cobra.Command{
 		Use: "pveum [--dir DIR] ARGUMENT...", Short: "Manage permissions of users and tokens in a running lab",
@@ -25,7 +25,7 @@ The token $POOR_TOKEN in the lab's env file exists but has no privileges.`,
 			if err != nil {
 				return labRunning(err, dir)
 			}
-			fmt.Fprint(s.out, out)
+			fmt.Fprint(p.Out, out)
 			return nil
 		},
 	}

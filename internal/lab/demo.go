@@ -1,4 +1,4 @@
-package main
+package lab
 
 import (
 	"context"
@@ -15,7 +15,7 @@ import (
 	"github.com/recast-sh/recast/internal/sim"
 )
 
-func newLabDemoCmd(s *streams) *cobra.Command {
+func newDemoCmd(p Program) *cobra.Command {
 	var f labFlags
 	c := &cobra.Command{
 		Use: "demo", Short: "Show a whole roll in under a minute",
@@ -25,19 +25,19 @@ commands that a person would type. At the end the SHA-256 of every persistent di
 bytes, computed by the datacentre, must be the same as before, and etcd must have the
 same members.`,
 		Args: cobra.NoArgs,
-		RunE: func(c *cobra.Command, _ []string) error { return demo(c.Context(), s, f) },
+		RunE: func(c *cobra.Command, _ []string) error { return demo(c.Context(), p, f) },
 	}
 	f.register(c, 40, 3)
 	return c
 }
 
-func demo(ctx context.Context, s *streams, f labFlags) (err error) {
+func demo(ctx context.Context, p Program, f labFlags) (err error) {
 	f.dir, err = os.MkdirTemp("", "recast-demo-")
 	if err != nil {
 		return fmt.Errorf("make a directory for the demo: %w", err)
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(f.dir)) }()
-	lab, err := startLab(ctx, s, f)
+	lab, err := startLab(ctx, p, f)
 	if err != nil {
 		return err
 	}
@@ -57,28 +57,26 @@ func demo(ctx context.Context, s *streams, f labFlags) (err error) {
 		{[]string{"drift"}, nil},
 		{[]string{"lab", "patch", sim.CommonExtension, "--dir", f.dir}, nil},
 		{[]string{"lock", "--update"}, nil},
-		{[]string{"drift"}, errDiffers},
+		{[]string{"drift"}, p.Differs},
 		{[]string{"plan"}, nil},
 		{[]string{"roll", "--yes"}, nil},
 		{[]string{"drift"}, nil},
 		{[]string{"status"}, nil},
 	} {
-		fmt.Fprintf(s.out, "\n$ recast %s\n", strings.ReplaceAll(strings.Join(step.args, " "), f.dir, "lab"))
-		root := newRootCmd(s)
-		root.SetArgs(append([]string{"--config", config}, step.args...))
-		if err := root.ExecuteContext(ctx); !errors.Is(err, step.want) {
+		fmt.Fprintf(p.Out, "\n$ recast %s\n", strings.ReplaceAll(strings.Join(step.args, " "), f.dir, "lab"))
+		if err := p.Run(ctx, append([]string{"--config", config}, step.args...)...); !errors.Is(err, step.want) {
 			return fmt.Errorf("recast %s: %w", step.args[0], errors.Join(err, unexpected(step.want)))
 		}
 	}
 	now := lab.State()
-	fmt.Fprintln(s.out, "\nSHA-256 of every persistent disk, computed by the datacentre:")
+	fmt.Fprintln(p.Out, "\nSHA-256 of every persistent disk, computed by the datacentre:")
 	for _, serial := range slices.Sorted(maps.Keys(before.Disks)) {
-		fmt.Fprintf(s.out, "  %-12s before %s\n  %-12s after  %s\n", serial, before.Disks[serial], "", now.Disks[serial])
+		fmt.Fprintf(p.Out, "  %-12s before %s\n  %-12s after  %s\n", serial, before.Disks[serial], "", now.Disks[serial])
 	}
 	if err := unharmed(before, now); err != nil {
 		return err
 	}
-	fmt.Fprintf(s.out, "demo: %s\n", figures(before))
+	fmt.Fprintf(p.Out, "demo: %s\n", figures(before))
 	return nil
 }
 

@@ -1,0 +1,368 @@
+package lab
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"math/rand/v2"
+	"net"
+	"net/url"
+	"os"
+	"path/filepath"
+	"regexp"
+
+	"github.com/spf13/cobra"
+
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim"
+	"github.com/recast-sh/recast/internal/sim/network"
+)
+
+// Command is recast lab.
+func Command(p Program) *cobra.Command {
+	c := &cobra.Command{
+		Use: "lab", Short: "Run a simulated datacentre, to try recast without hardware",
+		Long: `The lab is a simulated datacentre on the loopback interface of this machine:
+Proxmox VE, a Talos cluster in its VMs, the Kubernetes API, an Image Factory and
+a registry, each behind its real wire protocol. recast, talosctl and kubectl talk
+to it as they would to real servers. Nothing outside this machine is touched.`,
+		Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
+	}
+	c.AddCommand(newUpCmd(p), newPatchCmd(p), newCheckCmd(p), newPveumCmd(p), newSlowCmd(p), newDemoCmd(p))
+	c.AddCommand(newShellCmds(p)...)
+	return c
+}
+
+// labFlags shape a lab.
+type labFlags struct {
+	dir     string
+	console string
+	// kubernetes is the directory of a real control plane; "": none.
+	kubernetes string
+	// dataDisks is how many persistent disks a worker has; seabios gives every
+	// second node firmware without UEFI.
+	dataDisks int
+	seabios   bool
+	// noConfig writes no recast.yaml, schematics and lock: recast init does.
+	noConfig bool
+	o        sim.Options
+}
+
+func (f *labFlags) register(c *cobra.Command, speed float64, controlPlanes int) {
+	c.Flags().IntVar(&f.o.ControlPlanes, "control-planes", controlPlanes, "control planes of the cluster")
+	c.Flags().IntVar(&f.o.Workers, "workers", 2, "workers of the cluster")
+	c.Flags().IntVar(&f.o.Hosts, "proxmox-nodes", 1, "nodes of the Proxmox cluster")
+	c.Flags().BoolVar(&f.o.EtcdOnData, "etcd-on-data", false, "control planes have etcd's data on a persistent disk")
+	c.Flags().BoolVar(&f.o.Holder, "holder", false, "persistent disks belong to data VMs, one per Proxmox node")
+	c.Flags().IntVar(&f.dataDisks, "data-disks", 1, "persistent disks of each worker")
+	c.Flags().BoolVar(&f.seabios, "seabios", false, "every second node has SeaBIOS instead of UEFI firmware")
+	c.Flags().DurationVar(&f.o.Latency, "latency", 0, "delay of each answer of a server, in real time")
+	c.Flags().Float64Var(&f.o.Speed, "speed", speed, "how many simulated seconds pass in one real second")
+}
+
+func newUpCmd(p Program) *cobra.Command {
+	var f labFlags
+	c := &cobra.Command{
+		Use: "up", Short: "Serve a lab until interrupted",
+		Long: `Start a lab, write a working directory for it, print "ready DIR" when
+everything answers, and serve until interrupted.
+
+The directory holds recast.yaml, recast.lock, schematics/, talosconfig,
+kubeconfig and env, which you source. With --no-config it holds only the last three,
+like for a cluster that recast does not manage yet: recast init writes the rest.
+
+With --empty there is no cluster and no VM, and the directory holds only env:
+recast init --new writes the rest, and recast bootstrap makes the cluster.`,
+		Example: `  recast lab up --dir lab
+  cd lab && . ./env && recast drift     # in another terminal
+  recast lab up --dir lab --no-config   # prints the recast init command
+  recast lab up --dir lab --empty       # Proxmox without a cluster`,
+		Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) (err error) {
+			screens, err := openConsole(f.console)
+			if err != nil {
+				return err
+			}
+			defer func() { err = errors.Join(err, screens.Close()) }()
+			f.o.Console = screens
+			if err := f.checkEmpty(c); err != nil {
+				return err
+			}
+			if f.o.Kubernetes, err = readControlPlane(f.kubernetes); err != nil {
+				return err
+			}
+			lab, err := startLab(c.Context(), p, f)
+			if err != nil {
+				return err
+			}
+			defer func() { err = errors.Join(err, lab.Close()) }()
+			switch {
+			case f.o.Empty:
+				fmt.Fprintln(p.Err, newHint(f.dir, f.o))
+			case f.noConfig:
+				fmt.Fprintln(p.Err, initHint(f.dir))
+			}
+			fmt.Fprintf(p.Out, "ready %s\n", f.dir)
+			<-c.Context().Done() // an interrupt is the normal end
+			return nil
+		},
+	}
+	c.Flags().StringVar(&f.dir, "dir", "lab", "working `directory` to write")
+	c.Flags().StringVar(&f.console, "console", "", "`file` for the console output of the machines")
+	c.Flags().StringVar(&f.o.TalosVersion, "talos-version", sim.TalosVersion, "Talos `version` of the machines: 1.12, 1.13 or 1.14")
+	c.Flags().StringVar(&f.o.KubernetesVersion, "kubernetes-version", sim.KubernetesVersion, "Kubernetes `version` in the first configuration of the machines")
+	c.Flags().StringVar(&f.kubernetes, "kubernetes", "", "`directory` with the kubeconfig of a real, empty control plane that serves the cluster's objects (see internal/e2e/kubernetes)")
+	c.Flags().BoolVar(&f.noConfig, "no-config", false, "write no recast.yaml, schematics and recast.lock: recast init does")
+	c.Flags().BoolVar(&f.o.Empty, "empty", false, "no cluster and no VM, only Proxmox and the servers of images: recast bootstrap makes the cluster")
+	f.register(c, 5, 1)
+	return c
+}
+
+// checkEmpty refuses flags that shape a cluster for a lab without one.
+func (f *labFlags) checkEmpty(c *cobra.Command) error {
+	for _, name := range []string{"control-planes", "workers", "etcd-on-data", "holder", "data-disks", "seabios", "kubernetes", "no-config"} {
+		if f.o.Empty && c.Flags().Changed(name) {
+			return fault.As(fault.Config, fmt.Errorf("--empty and --%s: an empty lab has no cluster", name))
+		}
+	}
+	return nil
+}
+
+// initHint is the command that makes recast find the lab. Its registry must be given:
+// the machines do not know it.
+func initHint(dir string) string {
+	return fmt.Sprintf(`next: cd %s && . ./env && recast init --extensions "$LAB_EXTENSIONS" --fingerprint "$LAB_FINGERPRINT"`, dir)
+}
+
+// newHint is the command that writes the files for a new cluster in an empty lab.
+func newHint(dir string, o sim.Options) string {
+	return fmt.Sprintf(`next: cd %s && . ./env && recast init --new --cluster home --addresses $LAB_NETWORK.11-$LAB_NETWORK.13/24 --gateway $LAB_NETWORK.1 \
+        --talos-version %s --kubernetes-version %s --extensions "$LAB_EXTENSIONS" --factory "$LAB_FACTORY" --fingerprint "$LAB_FINGERPRINT"
+      recast bootstrap cp1`, dir, o.TalosVersion, o.KubernetesVersion)
+}
+
+// readControlPlane reads the kubeconfig of a control plane's directory; nil if there is none.
+func readControlPlane(dir string) ([]byte, error) {
+	if dir == "" {
+		return nil, nil
+	}
+	b, err := os.ReadFile(filepath.Join(dir, "kubeconfig"))
+	if err != nil {
+		return nil, fault.As(fault.Config, fmt.Errorf("--kubernetes: %w", err))
+	}
+	return b, nil
+}
+
+func openConsole(path string) (io.WriteCloser, error) {
+	if path == "" {
+		return nopCloser{io.Discard}, nil
+	}
+	return os.Create(path)
+}
+
+type nopCloser struct{ io.Writer }
+
+func (nopCloser) Close() error { return nil }
+
+func newPatchCmd(p Program) *cobra.Command {
+	var dir string
+	var stale bool
+	c := &cobra.Command{
+		Use: "patch EXTENSION", Short: "Publish an extension again: same version, new digest",
+		Long: `Publish an extension of a running lab under the same version with new content,
+as an extension patch does, and restart the Image Factory, which would otherwise
+continue to build the old one.`,
+		Example: `  recast lab patch iscsi-tools --dir lab
+  recast lab patch iscsi-tools --dir lab --stale-factory   # lock warns, build refuses`,
+		Args: cobra.ExactArgs(1),
+		RunE: func(c *cobra.Command, args []string) error {
+			digest, err := sim.AskPatch(c.Context(), dir, args[0], !stale)
+			if err != nil {
+				return labRunning(err, dir)
+			}
+			fmt.Fprintf(p.Out, "published %s: %s\n", args[0], digest)
+			return nil
+		},
+	}
+	c.Flags().StringVar(&dir, "dir", "lab", "working `directory` of the running lab")
+	c.Flags().BoolVar(&stale, "stale-factory", false, "do not restart the Image Factory")
+	return c
+}
+
+func labRunning(err error, dir string) error {
+	if _, unreachable := errors.AsType[*url.Error](err); !unreachable && !errors.Is(err, fs.ErrNotExist) {
+		return err // the lab answered
+	}
+	return fault.WithHint(err, "is the lab running? recast lab up --dir %s", dir)
+}
+
+// labVersion matches the Talos versions whose behaviour a lab simulates.
+var labVersion = regexp.MustCompile(`^v1\.1[234]\.[0-9]+(-(alpha|beta|rc)\.[0-9]+)?$`)
+
+// check refuses options that a lab can't have, before any server starts.
+func (f *labFlags) check() error {
+	if f.o.ControlPlanes < 1 || f.o.Workers < 1 || f.o.Hosts < 1 {
+		return fault.As(fault.Config, errors.New("a lab has at least one control plane, one worker and one Proxmox node"))
+	}
+	if v := f.o.TalosVersion; v != "" && !labVersion.MatchString(v) {
+		return fault.As(fault.Config, fmt.Errorf("--talos-version %s: a lab's machines run Talos 1.12, 1.13 or 1.14, as in %s", v, sim.TalosVersion))
+	}
+	if v := f.o.KubernetesVersion; v != "" {
+		if err := sim.CheckKubernetes(cmp.Or(f.o.TalosVersion, sim.TalosVersion), v); err != nil {
+			return fault.As(fault.Config, fmt.Errorf("--kubernetes-version %s: %w", v, err))
+		}
+	}
+	if f.dataDisks < 0 {
+		return fault.As(fault.Config, errors.New("--data-disks must not be less than 0"))
+	}
+	if f.dataDisks != 1 || f.seabios {
+		f.o.Layouts = []sim.Layout{{Data: f.dataDisks}, {Data: f.dataDisks, SeaBIOS: f.seabios}}
+	}
+	if f.o.Latency < 0 {
+		return fault.As(fault.Config, errors.New("--latency must not be less than 0"))
+	}
+	if f.o.Speed <= 0 {
+		return fault.As(fault.Config, errors.New("--speed must be more than 0"))
+	}
+	return nil
+}
+
+// startLab starts a lab: first the servers, then recast locks against them, then the
+// machines, installed with the images of that lock. An empty lab is only the servers.
+func startLab(ctx context.Context, p Program, f labFlags) (_ *sim.Lab, err error) {
+	if err := f.check(); err != nil {
+		return nil, err
+	}
+	o, err := freePlaces(f.o)
+	if err != nil {
+		return nil, err
+	}
+	fmt.Fprintf(p.Err, "starting the lab on %s.0\n", o.Prefix)
+	lab, err := sim.New(ctx, o)
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, lab.Close())
+		}
+	}()
+	dir, err := filepath.Abs(f.dir)
+	if err != nil {
+		return nil, fmt.Errorf("find the lab's directory: %w", err)
+	}
+	files, err := lab.Files(dir)
+	if err != nil {
+		return nil, err
+	}
+	if f.o.Empty {
+		err = writeFiles(dir, files)
+	} else {
+		err = installLab(ctx, p, lab, dir, files, f.noConfig)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return lab, lab.Announce(dir)
+}
+
+// installLab writes the lab's files to dir, and boots machines with the images of its lock.
+func installLab(ctx context.Context, p Program, lab *sim.Lab, dir string, files map[string][]byte, noConfig bool) error {
+	schematics, err := lockLab(ctx, p, dir, files, noConfig)
+	if err != nil {
+		return err
+	}
+	if err := lab.Install(ctx, schematics); err != nil {
+		return err
+	}
+	fmt.Fprintln(p.Err, "booting the machines")
+	return lab.WaitReady(ctx)
+}
+
+// lockLab writes the lab's files to dir, locks its schematics, and returns them. With
+// noConfig, dir gets only talosconfig, kubeconfig and env.
+func lockLab(ctx context.Context, p Program, dir string, files map[string][]byte, noConfig bool) (_ map[string]string, err error) {
+	if noConfig {
+		bare := map[string][]byte{}
+		for _, name := range []string{"talosconfig", "kubeconfig", "env"} {
+			bare[name] = files[name]
+		}
+		if err := writeFiles(dir, bare); err != nil {
+			return nil, err
+		}
+		if dir, err = os.MkdirTemp("", "recast-lab-"); err != nil {
+			return nil, fmt.Errorf("make a directory for the lab's own lock: %w", err)
+		}
+		defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	}
+	if err := writeFiles(dir, files); err != nil {
+		return nil, err
+	}
+	return p.Lock(ctx, filepath.Join(dir, "recast.yaml"))
+}
+
+// writeFiles writes a new working directory. It removes the lock and journals of an
+// earlier lab.
+func writeFiles(dir string, files map[string][]byte) error {
+	if err := sim.Withdraw(dir); err != nil {
+		return err
+	}
+	for _, old := range []string{"recast.lock", ".recast"} {
+		if err := os.RemoveAll(filepath.Join(dir, old)); err != nil {
+			return fmt.Errorf("clear the lab's directory: %w", err)
+		}
+	}
+	for name, content := range files {
+		path := filepath.Join(dir, name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+			return fmt.Errorf("write the lab's directory: %w", err)
+		}
+		if err := os.WriteFile(path, content, 0o600); err != nil {
+			return fmt.Errorf("write the lab's directory: %w", err)
+		}
+	}
+	return nil
+}
+
+// freePlaces finds a free loopback prefix and free ports, so that several labs can run
+// at once.
+func freePlaces(o sim.Options) (sim.Options, error) {
+	o.Network = network.Loopback()
+	for range 50 {
+		prefix := fmt.Sprintf("127.%d.%d", 1+rand.IntN(254), rand.IntN(250))
+		l, err := net.Listen("tcp", prefix+".1:8006")
+		if err != nil {
+			continue
+		}
+		if err := l.Close(); err != nil {
+			return o, fmt.Errorf("find a free address: %w", err)
+		}
+		o.Prefix = prefix
+		o.Registry, o.Factory, err = freePorts()
+		return o, err
+	}
+	return o, fault.WithHint(errors.New("no free address in 127.0.0.0/8"), "the lab needs the whole loopback range, as on Linux")
+}
+
+// freePorts finds ports at 127.0.0.1, the only address with which container tools speak
+// plain HTTP. They are below the ephemeral ports of the system: a connection could take
+// one of those before the lab listens there.
+func freePorts() (registry, factory string, err error) {
+	const first, last, tries = 20000, 32000, 100
+	var addrs []string
+	for range tries {
+		l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", first+rand.IntN(last-first)))
+		if err != nil {
+			continue // taken
+		}
+		defer l.Close() // both are taken until both are found
+		if addrs = append(addrs, l.Addr().String()); len(addrs) == 2 {
+			return addrs[0], addrs[1], nil
+		}
+	}
+	return "", "", fmt.Errorf("no two free ports at 127.0.0.1 between %d and %d", first, last)
+}
