@@ -86,7 +86,7 @@ func withHints(err error) string {
 
 func errNone(p pipeline.Project) error {
 	return fault.WithHint(fault.MachineConfig.Configf("%s: talos.machineConfigs is not set: recast has no configuration to compare with what a node runs", p.Config.Place("talos")),
-		"recast config show NODE shows what a node runs; docs/notes/rolling.md says where configurations may be kept")
+		"recast config show NODE shows what a node runs; docs/howto/machine-configuration.md says where configurations may be kept")
 }
 
 // wantedOf are the nodes of these names, whatever the lock is; without names, all nodes.

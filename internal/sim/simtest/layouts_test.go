@@ -17,13 +17,13 @@ import (
 )
 
 var (
-	layoutsUpdate = flag.Bool("layouts.update", false, "write docs/layouts.md anew")
+	layoutsUpdate = flag.Bool("layouts.update", false, "write the page of layouts anew")
 	layoutsDir    = flag.String("layouts.dir", ownLayouts, "where layouts are; those of another directory are compared with no page")
 )
 
 const (
 	ownLayouts  = "../../../testdata/layouts"
-	layoutsPage = "../../../docs/layouts.md"
+	layoutsPage = ownLayouts + "/README.md"
 )
 
 // verdict is recast's result for a layout.
@@ -34,7 +34,7 @@ type verdict struct {
 }
 
 // TestLayouts plans a roll of every layout, as it is and after its remedy, and compares
-// the results with docs/layouts.md.
+// the results with their page.
 func TestLayouts(t *testing.T) {
 	all := loadLayouts(t)
 	verdicts := make([]verdict, len(all))

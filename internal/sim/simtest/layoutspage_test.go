@@ -7,7 +7,7 @@ import (
 	"github.com/recast-sh/recast/cluster"
 )
 
-// layoutPage is docs/layouts.md.
+// layoutPage is testdata/layouts/README.md.
 func layoutPage(all []verdict) string {
 	var rows strings.Builder
 	now, after := 0, 0
@@ -23,18 +23,14 @@ func layoutPage(all []verdict) string {
 	n := len(all)
 	return fmt.Sprintf(`# Clusters as people have them
 
-Each of these layouts is a world of the lab, made from its public sources: [the files](../testdata/layouts).
-A test plans a roll of one node, does what the last column says, plans again, rolls, kills the roll in its middle, resumes it and
-compares. This page is what it saw: %s writes it afresh.
+Each file here is a world of the lab, made from the public sources that it names. A test plans a roll of one node, does what the last column
+says, plans again, rolls, kills the roll in its middle, resumes it and compares. This page is what it saw: %s writes it afresh.
 
 **%d of %d are recreated as they are, %d after what the last column says: %d %%.** The plan itself prints these commands, word for word.
 
 | layout | strategy | why | what lifts it to recreate |
 |---|---|---|---|
-%s
-## What they are
-
-%s`, "`go test ./internal/sim/simtest -run TestLayouts -layouts.update`", now, n, after, (now+after)*100/n, rows.String(), sources(all))
+%s`, "`go test ./internal/sim/simtest -run TestLayouts -layouts.update`", now, n, after, (now+after)*100/n, rows.String())
 }
 
 func (v verdict) recreated() bool {
@@ -67,22 +63,7 @@ func (v verdict) row() string {
 	case v.lifted != nil:
 		command = "– (not even with its remedy)"
 	}
-	return fmt.Sprintf("| [%s](#%s) | %s | %s | %s |\n", v.Name, v.Name, strategy, cell(masked(reason)), cell(command))
+	return fmt.Sprintf("| [%s](%s.yaml) | %s | %s | %s |\n", v.Name, v.Name, strategy, cell(masked(reason)), cell(command))
 }
 
 func cell(text string) string { return strings.ReplaceAll(text, "|", `\|`) }
-
-func sources(all []verdict) string {
-	var b strings.Builder
-	for _, v := range all {
-		fmt.Fprintf(&b, "### %s\n\n%s\n\n", v.Name, v.What)
-		if v.Lacks != "" {
-			fmt.Fprintf(&b, "The lab has not: %s\n\n", v.Lacks)
-		}
-		for _, s := range v.Sources {
-			fmt.Fprintf(&b, "- <%s>\n", s)
-		}
-		b.WriteString("\n")
-	}
-	return strings.TrimSuffix(b.String(), "\n")
-}
