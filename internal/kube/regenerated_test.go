@@ -18,7 +18,7 @@ func TestRegeneratedPathsAreDocumented(t *testing.T) {
 		if r.namespace != "" {
 			who += " of `" + r.namespace + "`"
 		}
-		if row := "| `" + r.path + "` | " + who + " | " + r.why + " |\n"; !strings.Contains(string(page), row) {
+		if row := "- `" + r.path + "`, " + who + ": " + r.why + "\n"; !strings.Contains(string(page), row) {
 			t.Errorf("docs/notes/local-data.md lacks %s", row)
 		}
 	}
