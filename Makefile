@@ -57,7 +57,7 @@ stories: bin/tools/testsummary bin/tools/longtests ## all that make test leaves 
 race: bin/tools/testsummary bin/tools/longtests compiler ## every tenth of the long stories in the lab again, with the race detector, which makes them ten times slower (SEED=n for others; SLICE=n for every n-th, without 500 nodes and the grids of foreign hands and drain faults; SLICE=all for all)
 	@long=$$(GOFLAGS="$$GOFLAGS -race" bin/tools/longtests ./internal/sim/simtest); go test -vet=off -race -json -timeout 60m $$long -skip 'TestRoll(NearTheCriticalPath|BesidesTheSerialSum)/.*100$(if $(filter-out all,$(SLICE)),|TestForeignHands$$|TestDrainFaults$$|TestOneLook/500$$)' -stories.slice=$(if $(filter all,$(SLICE)),1,$(or $(SLICE),10)) -stories.seed=$(or $(SEED),1) | bin/tools/testsummary -name race
 
-check: $(LINTERS) ## everything static: format, vet, staticcheck, tidy, import table, generated docs
+check: $(LINTERS) ## everything static: format, vet, staticcheck, tidy, import table, generated docs, words of the others
 	@internal/tools/check
 
 contract: bin/tools/testsummary ## what recast relies on in Proxmox VE: on the simulator, or on a real server (PVE_ENDPOINT=https://… and more: see docs/notes/contract.md)
