@@ -33,6 +33,7 @@ type LockResult struct {
 	Changes  []LockChange         `json:"changes"`
 	Warnings []schematics.Warning `json:"warnings,omitempty"`
 	Written  bool                 `json:"written"`
+	Newest   bool                 `json:"newest"` // newer digests were looked for
 }
 
 // LockChange is a schematic whose image changes, and the nodes that should run it, which
@@ -65,7 +66,7 @@ func Lock(ctx context.Context, p Project, c Images, o LockOptions) (LockResult, 
 	if err != nil {
 		return LockResult{}, err
 	}
-	res := LockResult{Lock: lock, Differs: old.Checksum != lock.Checksum, Changes: changes(p.Config.Nodes, old, lock), Warnings: warnings}
+	res := LockResult{Lock: lock, Newest: req.Update, Differs: old.Checksum != lock.Checksum, Changes: changes(p.Config.Nodes, old, lock), Warnings: warnings}
 	if o.Check || !res.Differs {
 		return res, nil
 	}

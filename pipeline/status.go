@@ -41,6 +41,7 @@ type ClaimHeld struct {
 	claim.State
 	VMID  cluster.VMID `json:"vmid,omitempty"`
 	Lease string       `json:"lease,omitempty"` // if there is no VM: "kube-system/recast"
+	Dead  bool         `json:"dead,omitempty"`  // its holder ran on this machine and does not any more
 }
 
 // RunStatus is one run, from its journal.
@@ -102,12 +103,24 @@ type StatusSources struct {
 	Lease func(ctx context.Context) (cluster.Lease, error)
 	// Holds lists what storage systems are held to; called only if Nodes succeeded. nil: it is not looked at.
 	Holds func(ctx context.Context) ([]replica.Hold, error)
+	// Dead says whether a holder ran on this machine and has ended.
+	Dead func(claim.Holder) bool
 	// MachineConfig is Machines.MachineConfig.
 	MachineConfig func(ctx context.Context, node string) (cluster.Secret, bool, error)
 }
 
 // askKubernetes limits how long status waits for an API that may be down.
 const askKubernetes = 10 * time.Second
+
+func (res *StatusResult) readLastRun(p Project) {
+	runs, err := journal.Runs(p.Runs().Dir)
+	res.problem(err)
+	if len(runs) > 0 {
+		res.LastRun = &RunStatus{ID: runs[0].ID, Started: runs[0].Started, Finished: runs[0].Finished, Outcome: runs[0].Outcome}
+		res.LastRun.Took, err = stopwatch.In(p.Runs().Dir, runs[0].ID)
+		res.problem(err)
+	}
+}
 
 // Status returns the active run and, for everything unfinished, where each disk is and
 // what finishes it. It changes nothing, and fails only if Proxmox can't be read.
@@ -125,16 +138,10 @@ func Status(ctx context.Context, p Project, src StatusSources) (StatusResult, er
 	state, held, err := claim.Peek(vms, p.Config.Cluster, p.ClaimID())
 	res.problem(err)
 	if held {
-		res.Claim = &ClaimHeld{State: state, VMID: state.VM.ID}
+		res.Claim = &ClaimHeld{State: state, VMID: state.VM.ID, Dead: src.Dead(state.Holder)}
 		res.problem(state.OfOtherRange(p.ClaimID(), p.VMIDs()))
 	}
-	runs, err := journal.Runs(p.Runs().Dir)
-	res.problem(err)
-	if len(runs) > 0 {
-		res.LastRun = &RunStatus{ID: runs[0].ID, Started: runs[0].Started, Finished: runs[0].Finished, Outcome: runs[0].Outcome}
-		res.LastRun.Took, err = stopwatch.In(p.Runs().Dir, runs[0].ID)
-		res.problem(err)
-	}
+	res.readLastRun(p)
 	nodes, err := askNodes(ctx, src)
 	if err != nil {
 		res.Kubernetes = err.Error()
@@ -142,7 +149,7 @@ func Status(ctx context.Context, p Project, src StatusSources) (StatusResult, er
 		state, held, err := peekLease(ctx, src, p.Config.Cluster)
 		res.problem(err)
 		if held {
-			res.Claim = &ClaimHeld{State: state, Lease: state.Lease.Name}
+			res.Claim = &ClaimHeld{State: state, Lease: state.Lease.Name, Dead: src.Dead(state.Holder)}
 		}
 	}
 	if err == nil && src.Holds != nil {

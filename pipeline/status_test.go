@@ -82,6 +82,7 @@ func TestStatus(t *testing.T) {
 	}
 	got, err := Status(t.Context(), p, StatusSources{
 		Proxmox: px, Nodes: func(context.Context) ([]cluster.KubeNode, error) { return nodes, nil },
+		Dead:          func(h claim.Holder) bool { return h.PID == 12 },
 		MachineConfig: func(_ context.Context, node string) (cluster.Secret, bool, error) { return nil, node == "wk1", nil },
 	})
 	if err != nil {
@@ -89,7 +90,7 @@ func TestStatus(t *testing.T) {
 	}
 	want := StatusResult{
 		Cluster: "c1",
-		Claim: &ClaimHeld{VMID: 9089, State: claim.State{
+		Claim: &ClaimHeld{VMID: 9089, Dead: true, State: claim.State{
 			VM: px.vms[0], Cluster: "c1", Run: "r1", Holder: claim.Holder{Host: "ci-7", Boot: "x", PID: 12, Start: "1"},
 			Since: time.Date(2026, 11, 21, 4, 0, 0, 0, time.UTC), Beat: 7,
 		}},

@@ -108,7 +108,11 @@ func savedPlan(c *cobra.Command, file string) (*planning.Plan, error) {
 			return nil, errUsage{fmt.Errorf("--%s selects nodes for a new plan, --plan names a saved plan: choose one", name)}
 		}
 	}
-	return pipeline.ReadPlan(file)
+	plan, err := pipeline.ReadPlan(file)
+	if err != nil {
+		return nil, errOpening{err}
+	}
+	return plan, nil
 }
 
 // rollFlags are the flags of every command that changes nodes.

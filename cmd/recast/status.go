@@ -5,6 +5,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/recast-sh/recast/internal/holder"
 	"github.com/recast-sh/recast/internal/kube"
 	"github.com/recast-sh/recast/internal/ui"
 	"github.com/recast-sh/recast/pipeline"
@@ -50,7 +51,7 @@ request every two seconds on average. It needs a terminal.`,
 			if err != nil {
 				return err
 			}
-			src := pipeline.StatusSources{Proxmox: px, Nodes: fromKube(s, p, &cl, (*kube.Client).Nodes), Lease: fromKube(s, p, &cl, (*kube.Client).Lease)}
+			src := pipeline.StatusSources{Proxmox: px, Nodes: fromKube(s, p, &cl, (*kube.Client).Nodes), Lease: fromKube(s, p, &cl, (*kube.Client).Lease), Dead: holder.Dead}
 			if p.Config.Roll.Storage != "off" {
 				src.Holds = fromKube(s, p, &cl, (*kube.Client).Holds)
 			}

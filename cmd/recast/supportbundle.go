@@ -12,6 +12,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/holder"
 	"github.com/recast-sh/recast/internal/kube"
 	"github.com/recast-sh/recast/internal/redact"
 	"github.com/recast-sh/recast/internal/savefile"
@@ -95,7 +96,7 @@ func (g *globals) bundleSources(ctx context.Context, s *streams, cl *closers) (*
 		src.Status = func(ctx context.Context) (pipeline.StatusResult, error) {
 			var opened closers
 			defer opened.close()
-			status := pipeline.StatusSources{Proxmox: px, Nodes: fromKube(s, p, &opened, (*kube.Client).Nodes), Lease: fromKube(s, p, &opened, (*kube.Client).Lease)}
+			status := pipeline.StatusSources{Proxmox: px, Nodes: fromKube(s, p, &opened, (*kube.Client).Nodes), Lease: fromKube(s, p, &opened, (*kube.Client).Lease), Dead: holder.Dead}
 			if p.Config.Roll.Storage != "off" {
 				status.Holds = fromKube(s, p, &opened, (*kube.Client).Holds)
 			}

@@ -22,6 +22,8 @@ func WriteLock(w io.Writer, format string, res pipeline.LockResult) error {
 			}
 		}
 		switch {
+		case !res.Differs && !res.Newest:
+			p.line("recast.lock is unchanged; recast lock --check looks for newer digests")
 		case !res.Differs:
 			p.line("recast.lock is up to date")
 		case res.Written && len(res.Changes) == 0:

@@ -34,7 +34,8 @@ schematic unused: build 444444444444 → 555555555555
 		res  pipeline.LockResult
 		want string
 	}{
-		"nothing":           {pipeline.LockResult{}, "recast.lock is up to date\n"},
+		"nothing":           {pipeline.LockResult{Newest: true}, "recast.lock is up to date\n"},
+		"not looked for":    {pipeline.LockResult{}, "recast.lock is unchanged; recast lock --check looks for newer digests\n"},
 		"written":           {pipeline.LockResult{Differs: true, Written: true, Changes: changes}, moved + "recast.lock written; next: recast plan\n"},
 		"checked":           {pipeline.LockResult{Differs: true, Changes: changes}, moved + "recast.lock would change: recast lock --update\n"},
 		"no build, written": {pipeline.LockResult{Differs: true, Written: true}, "recast.lock written: every build is the same as before\n"},

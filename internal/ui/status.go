@@ -17,7 +17,7 @@ import (
 func WriteStatus(w io.Writer, format string, res pipeline.StatusResult) error {
 	return write(w, format, res, func(p *page) {
 		drawClaim(p, res.Claim)
-		drawLastRun(p, res.LastRun)
+		drawLastRun(p, res)
 		for _, h := range res.Open {
 			p.line("")
 			drawHalf(p, h)
@@ -77,15 +77,22 @@ func drawClaim(p *page, c *pipeline.ClaimHeld) {
 		kept = "Kubernetes has it as Lease " + c.Lease
 	}
 	p.line("    by %s; %s, heartbeat %d", c.Holder, kept, c.Beat)
+	if c.Dead {
+		p.line("    That process has ended: it was killed. recast roll takes the claim over at once, and finishes what it began.")
+		return
+	}
 	p.line("    The heartbeat is incremented every %.0f seconds while that run lives: let it finish.", claim.Heartbeat.Seconds())
 	p.line("    If it stands still for %.0f seconds, recast roll takes the claim over; on the machine of a dead", claim.Watch.Seconds())
 	p.line("    holder it does so at once.")
 }
 
-func drawLastRun(p *page, r *pipeline.RunStatus) {
+func drawLastRun(p *page, res pipeline.StatusResult) {
+	r, c := res.LastRun, res.Claim
 	switch {
 	case r == nil:
 		p.line("journal   no run was started on this machine")
+	case r.Finished.IsZero() && (c == nil && res.Kubernetes == "" || c != nil && (c.Dead || c.Run != r.ID)):
+		p.line("journal   run %s, started here at %s, was killed", r.ID, clock(r.Started))
 	case r.Finished.IsZero():
 		p.line("journal   run %s, started here at %s, is running or was killed", r.ID, clock(r.Started))
 	default:

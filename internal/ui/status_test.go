@@ -58,6 +58,10 @@ func TestWriteStatus(t *testing.T) {
 			Claim:   &pipeline.ClaimHeld{VMID: 9089, State: claim.State{Run: "20261121-0421-3f2a", Holder: claim.Holder{Host: "ci-7", PID: 12}, Since: at, Beat: 41}},
 			Open:    []pipeline.Half{open}, Kubernetes: "read the kubeconfig: open /root/.kube/config: no such file or directory",
 		},
+		"status-killed": {
+			Cluster: "c1", LastRun: &pipeline.RunStatus{ID: "r2", Started: at},
+			Claim: &pipeline.ClaimHeld{VMID: 9089, State: claim.State{Run: "r2", Holder: claim.Holder{Host: "ci-7", PID: 12}, Since: at, Beat: 41}, Dead: true},
+		},
 		"status-half-done": {
 			Cluster: "c1", LastRun: &pipeline.RunStatus{ID: "r2", Started: at},
 			Open: []pipeline.Half{going, givenUp},

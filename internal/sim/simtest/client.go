@@ -318,7 +318,7 @@ func (c *Client) Publish(ctx context.Context) error {
 // Status is recast status.
 func (c *Client) Status(ctx context.Context) (pipeline.StatusResult, error) {
 	return connected(ctx, c, func(s *session) (pipeline.StatusResult, error) {
-		return pipeline.Status(ctx, s.project, pipeline.StatusSources{Proxmox: s.machines.Proxmox, Nodes: s.machines.Kube.Nodes, Lease: s.machines.Leases.Lease, Holds: s.machines.Kube.Holds})
+		return pipeline.Status(ctx, s.project, pipeline.StatusSources{Proxmox: s.machines.Proxmox, Nodes: s.machines.Kube.Nodes, Lease: s.machines.Leases.Lease, Holds: s.machines.Kube.Holds, Dead: c.lab.isKilled})
 	})
 }
 
