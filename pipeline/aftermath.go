@@ -36,7 +36,7 @@ func (w aftermath) explain(ctx context.Context, err error) error {
 	if len(l.out) == 0 {
 		return err
 	}
-	return fault.WithHint(err, "still unfinished, cordoned or down: %s. recast roll continues, recast status explains it", strings.Join(l.out, ", "))
+	return fault.WithNext(err, "still unfinished, cordoned or down: %s. recast roll continues, recast status explains it", strings.Join(l.out, ", "))
 }
 
 // left is what a failed roll has left, as far as it can be read.

@@ -31,7 +31,7 @@ func ReadLock(path string) (Lock, error) {
 		return Lock{}, fault.WithHint(fault.LockStale.Configf("no lock: %w", err), "run `recast lock`")
 	}
 	if err != nil {
-		return Lock{}, fault.LockStale.Configf("read the lock: %w", err)
+		return Lock{}, fault.Configf("read the lock: %w", err)
 	}
 	l, err := parseLock(path, data)
 	return l, fault.WithHint(err, restore)

@@ -92,7 +92,11 @@ func (f *Found) Unfinished() bool {
 // Unread is why a node's machine could not be read, and what to do about it.
 func (o Observation) Unread(w cluster.Wanted, f Found) error {
 	err := fmt.Errorf("node %s: %s", w.Name, strings.Join(Diff(w, f, nil).Unread, "; "))
-	hints := fault.Hints(errors.Join(f.Errs...))
+	why := errors.Join(f.Errs...)
+	hints := fault.Hints(why)
+	if fault.CodeOf(why) == fault.ThisMachine {
+		err = fault.ThisMachine.Of(err)
+	}
 	if lost := o.lostTrack(f); lost != "" {
 		hints = append([]string{lost}, hints...)
 	}

@@ -23,6 +23,7 @@ const (
 	ClaimLost    Code = "claim-lost"
 	Differs      Code = "differs"
 	Unread       Code = "unread"
+	ThisMachine  Code = "this-machine"
 	DoctorFound  Code = "doctor-problems"
 
 	// images
@@ -80,7 +81,7 @@ func AllCodes() []Code {
 		EtcdSnapshot, EtcdUnhealthy, ExtensionUnknown, FailedCode, GateClosed, HookFailed, HostAway, ImageDiffers, NotPullable,
 		InterruptedCode, ISODiffers, KubernetesUpgrade, LockStale, MachineConfig, NoBoot, NoJoin, NoQuorum, NoWayBack, NotConfirmed, PruneRefused,
 		ParkedHalf, PlanMoved, PlanRefused, RefusedCode, RehearsalFailed, RolledBackByItself, StorageBusy, StorageFull, StorageUnusable,
-		SystemDiskUnproven, TaskFailed, TLS, TokenPrivileges, Unreachable, Unread, UpgradeStuck, UUIDMismatch, VMChanged, VMLocked, VolumeAmbiguous,
+		SystemDiskUnproven, TaskFailed, ThisMachine, TLS, TokenPrivileges, Unreachable, Unread, UpgradeStuck, UUIDMismatch, VMChanged, VMLocked, VolumeAmbiguous,
 	}
 	slices.Sort(all)
 	return all
@@ -135,6 +136,8 @@ func (c Code) Configf(format string, args ...any) error {
 func Codes(err error) []Code {
 	found := codes(err)
 	switch kind := KindOf(err); {
+	case ofThisMachine(err) != "":
+		return []Code{ThisMachine}
 	case len(found) > 0:
 		return found
 	case kind == Interrupted, kind == Failed && errors.Is(err, context.Canceled):

@@ -55,7 +55,8 @@ func KindOf(err error) Kind {
 
 type hintError struct {
 	error
-	hint string
+	hint   string
+	always bool // whatever the cause
 }
 
 func (e *hintError) Unwrap() error { return e.error }
@@ -77,16 +78,29 @@ func WithHint(err error, format string, args ...any) error {
 	return &hintError{error: err, hint: fmt.Sprintf(format, args...)}
 }
 
-// Hints returns every hint in err's tree, outermost first, without repeats.
+// WithNext is WithHint for what is to be done whatever the cause was.
+func WithNext(err error, format string, args ...any) error {
+	if err == nil {
+		return nil
+	}
+	return &hintError{error: err, hint: fmt.Sprintf(format, args...), always: true}
+}
+
+// Hints returns every hint in err's tree, outermost first, without repeats. If this machine lacks
+// something, hints about servers are left out: nothing was heard of them.
 func Hints(err error) []string {
 	var hints []string
+	local := ofThisMachine(err)
+	if local != "" {
+		hints = append(hints, local)
+	}
 	seen := map[string]bool{}
 	var walk func(error)
 	walk = func(err error) {
 		if err == nil {
 			return
 		}
-		if h, ok := err.(*hintError); ok && !seen[h.hint] {
+		if h, ok := err.(*hintError); ok && !seen[h.hint] && (local == "" || h.always) {
 			seen[h.hint] = true
 			hints = append(hints, h.hint)
 		}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"slices"
 	"strings"
+	"syscall"
 
 	"github.com/siderolabs/talos/pkg/machinery/client"
 	"google.golang.org/grpc/codes"
@@ -25,8 +26,12 @@ type answerError struct {
 func (e *answerError) Error() string { return foreign.Line(e.text) }
 
 // Is matches cluster.ErrNotNow if the machine, or something on the way to it, could
-// not answer for now. A failed identity check is a definite answer.
+// not answer for now. A failed identity check is a definite answer. gRPC keeps only the text of what
+// this machine lacks to connect.
 func (e *answerError) Is(target error) bool {
+	if target == syscall.EMFILE {
+		return e.code == codes.Unavailable && strings.HasSuffix(e.text, ": "+syscall.EMFILE.Error())
+	}
 	if target != cluster.ErrNotNow || e.ownCertRefused() || e.ownCertExpired() || e.peerCertExpired() || e.peerUntrusted() {
 		return false
 	}

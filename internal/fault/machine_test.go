@@ -1,0 +1,32 @@
+package fault
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"syscall"
+	"testing"
+)
+
+// TestThisMachine: what this machine lacks takes the place of hints about servers, but not of what is
+// unfinished.
+func TestThisMachine(t *testing.T) {
+	t.Parallel()
+	for want, cause := range map[string]error{
+		"this machine lets recast open too few files: ulimit -n 1024, then run the same command again":                                   syscall.EMFILE,
+		"make room on this machine, where that file is (recast prune --only cache frees some), then run the same command again":          syscall.ENOSPC,
+		"recast has to write there: make that file system writable, or work in a copy of the directory; then run the same command again": syscall.EROFS,
+	} {
+		err := WithNext(fmt.Errorf("roll: %w", WithHint(LockStale.Of(fmt.Errorf("node wk1: %w", cause)), "look at its console")), "wk1 is unfinished")
+		if got := Hints(err); !slices.Equal(got, []string{want, "wk1 is unfinished"}) {
+			t.Errorf("%v: %q", cause, got)
+		}
+		if got := CodeOf(err); got != ThisMachine {
+			t.Errorf("%v: %s", cause, got)
+		}
+	}
+	other := WithHint(LockStale.Of(errors.New("x")), "look at its console")
+	if got := append(Hints(other), string(CodeOf(other))); !slices.Equal(got, []string{"look at its console", "lock-stale"}) {
+		t.Errorf("another cause: %q", got)
+	}
+}
