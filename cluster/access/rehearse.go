@@ -27,7 +27,7 @@ var scratchPrivileges = []string{
 }
 
 func (n *Needs) scratch(t planning.Trial) {
-	const why = "try boot ISOs out on scratch VMs"
+	const why = "try out on scratch VMs what nodes will boot"
 	at := spot{path: "/vms", below: true}
 	if pool := t.Model.Found.VM.Pool; pool != "" {
 		at.or = "/pool/" + pool
@@ -35,11 +35,15 @@ func (n *Needs) scratch(t planning.Trial) {
 	n.add("/vms", why, []spot{at}, scratchPrivileges...)
 	storages, config, err := rehearse.Takes(t)
 	for _, storage := range storages {
-		n.add("/storage/"+storage, "make the EFI variables and the cloud-init drive of scratch VMs", nil, "Datastore.AllocateSpace")
+		n.add("/storage/"+storage, "make the drives of scratch VMs", nil, "Datastore.AllocateSpace")
 		n.add("/storage/"+storage, "see the room for them", nil, "Datastore.Audit")
 	}
-	for _, storage := range t.Model.Wanted.ISOStorages {
-		n.add("/storage/"+storage, "put the boot ISO into scratch VMs", nil, "Datastore.Audit")
+	images := t.Model.Wanted.ISOStorages
+	if t.Disk != "" {
+		images = t.Model.Wanted.DiskStorages
+	}
+	for _, storage := range images {
+		n.add("/storage/"+storage, "give scratch VMs the image that they boot", nil, "Datastore.Audit")
 	}
 	if err != nil {
 		return // such a node is refused

@@ -234,11 +234,16 @@ func (p *Proxmox) SetConfig(_ context.Context, vm cluster.VM, set map[string]str
 	for _, key := range del {
 		set[key] = ""
 	}
-	for key, value := range set {
-		set[key] = imported.ReplaceAllString(value, fmt.Sprintf("$1:vm-%d-imported-0$2,size=%s", vm.ID, p.Imports))
-	}
+	importInto(vm.ID, set, p.Imports)
 	p.Set(vm.ID, set)
 	return nil
+}
+
+// importInto makes the disks that are to be made from disk images, with that size.
+func importInto(id cluster.VMID, config map[string]string, size string) {
+	for key, value := range config {
+		config[key] = imported.ReplaceAllString(value, fmt.Sprintf("$1:vm-%d-imported-0$2,size=%s", id, size))
+	}
 }
 
 // imported is a disk that is to be made from a disk image.
@@ -248,6 +253,8 @@ func (p *Proxmox) CreateVM(_ context.Context, host string, id cluster.VMID, conf
 	if err := p.do("CreateVM", cluster.VM{ID: id}, "create %d", id); err != nil {
 		return err
 	}
+	config = maps.Clone(config)
+	importInto(id, config, p.Imports)
 	p.Guests[id] = cluster.VM{ID: id, Name: config["name"], Host: host, Config: config}
 	return nil
 }

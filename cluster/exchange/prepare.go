@@ -107,9 +107,7 @@ func (r Preparation) importImage(ctx context.Context, old cluster.Disk) (disk cl
 	if value, taken := park.Config[entry.Key]; taken {
 		return disk, fault.ParkedHalf.Refusedf("%s of %s is %s: someone else put it there", entry.Key, park, value)
 	}
-	options := append([]string{"import-from=" + image}, cluster.WithFormat(cluster.Disk{Volid: old.Volid, Options: entry.ParkedOptions()})...)
-	value := cluster.Disk{Volid: old.Storage() + ":0", Options: options}.Value()
-	if err := r.Proxmox.SetConfig(ctx, park, map[string]string{entry.Key: value}, nil); err != nil {
+	if err := r.Proxmox.SetConfig(ctx, park, map[string]string{entry.Key: Imported(image, old, entry.ParkedOptions())}, nil); err != nil {
 		return disk, fmt.Errorf("make %s of %s from %s: %w", entry.Key, park, image, err)
 	}
 	park, rec, err := r.Spare.parkingNow(ctx)
@@ -121,6 +119,13 @@ func (r Preparation) importImage(ctx context.Context, old cluster.Disk) (disk cl
 		err = fault.ParkedHalf.Refusedf("Proxmox reported that it has made %s of %s from %s, but that is %s", entry.Key, park, image, park.Config[entry.Key])
 	}
 	return disk, err
+}
+
+// Imported is the value of a drive that has Proxmox make its disk from a disk image, with these options:
+// on the storage of like, and in its format.
+func Imported(image string, like cluster.Disk, options []string) string {
+	options = append([]string{"import-from=" + image}, cluster.WithFormat(cluster.Disk{Volid: like.Volid, Options: options})...)
+	return cluster.Disk{Volid: like.Storage() + ":0", Options: options}.Value()
 }
 
 // grow refuses a disk that is smaller than the one in the image, and grows it to its wanted size.

@@ -178,7 +178,7 @@ type Plan struct {
 
 	// Scratch are VMs that killed runs have left. They are deleted before anything else.
 	Scratch []LeftScratch `json:"scratch,omitempty"`
-	// Trials are the boot ISOs that are tried out after that, before any node goes.
+	// Trials are the images that are tried out after that, before any node goes.
 	Trials []Trial `json:"trials,omitempty"`
 
 	ControlPlanes []cluster.Endpoint `json:"-"`

@@ -236,7 +236,7 @@ type Policy struct {
 	DrainDeletes   bool       // delete pods whose eviction is still refused at the end of a drain
 	IgnoreNodes    []string   // nodes whose Nodes may be not Ready
 	KeepDisks      int        // old system disks of a node that stay parked; 0: 1
-	Rehearse       *Rehearsal // nil: boot ISOs are not tried out before the first node goes
+	Rehearse       *Rehearsal // nil: what the nodes will boot is not tried out before the first one goes
 	What           []What     // what is rolled; empty: all
 	// Bootstrap is the control plane with which a cluster begins: only nodes that are nowhere yet are
 	// made, side by side. "": a roll.

@@ -11,8 +11,8 @@ import (
 	"github.com/recast-sh/recast/cluster"
 )
 
-// Rehearsal says how a roll tries its boot ISOs before it takes a node out: on each host, for
-// each kind of firmware, a scratch VM boots the ISO to maintenance mode and is deleted.
+// Rehearsal says how a roll tries what its nodes will boot before it takes one out: on each host, for
+// each kind of firmware, a scratch VM boots it to maintenance mode and is deleted.
 type Rehearsal struct {
 	// Addresses are unused fixed addresses, each with its network, for scratch VMs of platform
 	// nocloud. If none is in the node's network, DHCP assigns one and the guest agent reports it.
@@ -20,11 +20,24 @@ type Rehearsal struct {
 	Gateway   netip.Addr // of the network that contains it; invalid: none
 }
 
-// Trial is one boot ISO that is to be tried out on one host with one kind of firmware.
+// Medium is what a scratch VM boots, as the nodes will: exactly one of the two.
+type Medium struct {
+	ISO  string `json:"iso,omitempty"`
+	Disk string `json:"disk,omitempty"` // the disk image that its system disk is made from
+}
+
+func (m Medium) String() string {
+	if m.Disk != "" {
+		return "a disk made from " + m.Disk
+	}
+	return m.ISO
+}
+
+// Trial is one image that is to be tried out on one host with one kind of firmware.
 type Trial struct {
-	Host      string       `json:"host"`
-	Firmware  string       `json:"firmware"` // in words, as in Rehearsed
-	ISO       string       `json:"iso"`
+	Host     string `json:"host"`
+	Firmware string `json:"firmware"` // in words, as in Rehearsed
+	Medium
 	Schematic string       `json:"schematic"`
 	Nodes     []string     `json:"nodes"`            // that are to boot it like that
 	Addr      netip.Prefix `json:"address,omitzero"` // that the scratch VM is given; none: DHCP's
@@ -40,7 +53,7 @@ func (t Trial) String() string {
 	if t.Addr.IsValid() {
 		at = t.Addr.String()
 	}
-	return fmt.Sprintf("a scratch VM on %s, at %s, boots %s (schematic %s) with %s, as %s will, and is deleted", t.Host, at, t.ISO, t.Schematic, t.Firmware, strings.Join(t.Nodes, ", "))
+	return fmt.Sprintf("a scratch VM on %s, at %s, boots %s (schematic %s) with %s, as %s will, and is deleted", t.Host, at, t.Medium, t.Schematic, t.Firmware, strings.Join(t.Nodes, ", "))
 }
 
 // firmware is the part of a VM's configuration that decides how it boots.
@@ -48,9 +61,12 @@ type firmware struct {
 	bios, machine, cpu string
 	efi                string // options of the EFI disk; "": it has none
 	keys               bool   // Secure Boot keys come with it
+	drive              string // bus and controller of the prepared disk; "": it boots an ISO
 }
 
-func firmwareOf(vm cluster.VM) firmware {
+// firmwareOf is that with which a node's VM will boot.
+func firmwareOf(n NodePlan) firmware {
+	vm := *n.Found.VM
 	or := func(key, otherwise string) string {
 		if v := vm.Config[key]; v != "" {
 			return v
@@ -60,6 +76,9 @@ func firmwareOf(vm cluster.VM) firmware {
 	f := firmware{bios: or("bios", "seabios"), machine: or("machine", "i440fx"), cpu: or("cpu", "kvm64")} // Proxmox' defaults
 	if d, err := cluster.ParseDisk("efidisk0", vm.Config["efidisk0"]); err == nil {
 		f.efi, f.keys = strings.Join(cluster.WithoutOption(d, "size").Options, ","), d.Flag("pre-enrolled-keys")
+	}
+	if n.Prepared != "" {
+		f.drive = strings.TrimRight(n.System.Key, "0123456789") + " " + vm.Config["scsihw"]
 	}
 	return f
 }
@@ -76,31 +95,37 @@ func (f firmware) String() string {
 
 var noPath = regexp.MustCompile(`[^a-z0-9.-]+`)
 
-// id is the firmware, with the schematic of the ISO, as part of a step's ID.
+// id is the firmware, with the schematic of the image, as part of a step's ID.
 func (f firmware) id(schematic string) string {
 	id := f.bios
 	if f.keys {
 		id += "-secureboot"
 	}
+	if f.drive != "" {
+		id += "-disk"
+	}
 	return noPath.ReplaceAllString(strings.ToLower(id+"-"+schematic), "-")
 }
 
 // TrialsOf are a plan's trials, by host, each with its nodes. Nodes that an earlier run left
-// unfinished get none: they are already out.
+// unfinished get none: they are already out. Nor does one whose system disk is not proven: it is refused.
 func (p Plan) TrialsOf(h Rehearsal) []Trial {
 	byHost := map[string][]Trial{}
 	for _, n := range p.Work() {
-		if n.Strategy != cluster.Recreate && n.Strategy != cluster.Reimage || n.Resume || n.Found.VM == nil {
+		if n.Strategy != cluster.Recreate && n.Strategy != cluster.Reimage || n.Resume || n.Found.VM == nil || n.Prepared != "" && n.System == nil {
 			continue
 		}
-		f, of := firmwareOf(*n.Found.VM), byHost[n.Host]
-		same := func(t Trial) bool { return t.firmware == f && t.ISO == n.Wanted.Build.ISOName }
+		f, boots, of := firmwareOf(n), Medium{ISO: n.Wanted.Build.ISOName}, byHost[n.Host]
+		if n.Prepared != "" {
+			boots = Medium{Disk: n.Prepared}
+		}
+		same := func(t Trial) bool { return t.firmware == f && t.Medium == boots }
 		if i := slices.IndexFunc(of, same); i >= 0 {
 			of[i].Nodes = append(of[i].Nodes, n.Node)
 			continue
 		}
 		t := Trial{
-			Host: n.Host, Firmware: f.String(), ISO: n.Wanted.Build.ISOName, Schematic: n.Wanted.Schematic, Nodes: []string{n.Node},
+			Host: n.Host, Firmware: f.String(), Medium: boots, Schematic: n.Wanted.Schematic, Nodes: []string{n.Node},
 			ID: f.id(n.Wanted.Schematic), firmware: f, Model: n,
 		}
 		for i, id := 2, t.ID; slices.ContainsFunc(of, func(o Trial) bool { return o.ID == t.ID }); i++ {

@@ -9,7 +9,7 @@ import (
 	"github.com/recast-sh/recast/cluster"
 )
 
-// Scratch is a scratch VM: made to try a boot ISO, and disposable afterwards.
+// Scratch is a scratch VM: made to try out what nodes will boot, and disposable afterwards.
 type Scratch struct {
 	VM   cluster.VM
 	Run  string // the run that made it
@@ -23,6 +23,12 @@ func ScratchName(id cluster.VMID) string { return scratchPrefix + strconv.Itoa(i
 // ScratchMark is the last line of a scratch VM's description.
 func ScratchMark(run, name, uuid string) string {
 	return fmt.Sprintf("%s%s rehearse cluster=%s uuid=%s", cluster.RunMark, run, name, uuid)
+}
+
+// ScratchSerial names the disk of a scratch VM that boots one, within the 20 characters that every disk
+// bus of QEMU passes on. A disk without it was not made with the VM.
+func ScratchSerial(uuid string) string {
+	return "recast-" + uuid[strings.LastIndex(uuid, "-")+1:]
 }
 
 // ScratchVMs are a cluster's scratch VMs among all VMs. A copy, whose UUID or name differs from
@@ -55,7 +61,8 @@ func (s Scratch) Strange() []string {
 	disks, err := s.VM.Disks()
 	say(err != nil, "its drives can't be read")
 	for _, d := range disks {
-		ours := d.CDROM && (!d.CloudInit() || d.Owner == s.VM.ID) || d.Key == "efidisk0" && d.Owner == s.VM.ID
+		made := d.CloudInit() || d.Key == "efidisk0" || d.Bootable() && d.Option("serial") == ScratchSerial(s.UUID)
+		ours := d.CDROM && !d.CloudInit() || made && d.Owner == s.VM.ID
 		say(!ours, fmt.Sprintf("%s (%s) is not a drive that it was created with", d.Key, d.Volid))
 	}
 	return out
@@ -75,5 +82,5 @@ func (s Scratch) Left() LeftScratch {
 }
 
 func (l LeftScratch) String() string {
-	return fmt.Sprintf("%s, which run %s made to try a boot ISO out", cluster.VM{ID: l.VMID, Name: l.Name, Host: l.Host}, l.Run)
+	return fmt.Sprintf("%s, which run %s made to try an image out", cluster.VM{ID: l.VMID, Name: l.Name, Host: l.Host}, l.Run)
 }

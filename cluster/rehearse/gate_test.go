@@ -42,7 +42,7 @@ func newScene() *scene {
 	s.px.Volumes = append(s.px.Volumes, "isos:iso/new.iso")
 	s.px.Memory, s.px.Space.Storages = 64<<30, []cluster.StorageRoom{{Name: "fast", Active: true, Free: 1 << 30}}
 	s.trial = trial{
-		Trial: planning.Trial{Host: "pve1", ISO: "new.iso", ID: "t", Nodes: []string{"wk1"}, Addr: address, Model: planning.NodePlan{Node: "wk1", Host: "pve1", Wanted: w, Found: observe.Found{VM: &node}}},
+		Trial: planning.Trial{Host: "pve1", Medium: planning.Medium{ISO: "new.iso"}, ID: "t", Nodes: []string{"wk1"}, Addr: address, Model: planning.NodePlan{Node: "wk1", Host: "pve1", Wanted: w, Found: observe.Found{VM: &node}}},
 		Rehearser: &Rehearser{
 			Proxmox: scenePower{s.px, s}, Maintenance: sceneMaintenance{scene: s}, Kube: sceneKube{scene: s}, Cluster: "c1", Run: "r1", VMIDs: []cluster.VMID{9800},
 			Timing: cluster.Timing{Poll: time.Second, Stop: time.Minute, Boot: time.Minute}, Say: func(string, string) {},
@@ -89,12 +89,25 @@ func (k sceneMaintenance) MaintenanceMachine(context.Context, netip.Addr) (clust
 	if m.UUID == "" {
 		m.UUID = k.uuid
 	}
+	if k.Disk != "" {
+		m.Disks = []cluster.MachineDisk{{Device: "sda", Serial: planning.ScratchSerial(k.uuid)}}
+	}
 	return m, k.px.Call("MaintenanceMachine")
 }
 
 func boot(s *scene, ctx context.Context) error {
 	_, err := s.boot(ctx)
 	return err
+}
+
+// byDisk has the node, and so its trial, boot a prepared disk.
+func byDisk(s *scene) {
+	s.Medium = planning.Medium{Disk: "new.qcow2"}
+	s.Model.System = &planning.DiskPlan{Key: "scsi0"}
+	b := &s.Model.Wanted
+	b.DiskStorages, b.Build.DiskName, b.Build.DiskBytes = []string{"images"}, "new.qcow2", 2<<30
+	s.px.Volumes, s.px.Imports, s.px.Space.Storages[0].Free = []string{"images:import/new.qcow2"}, "2G", 4<<30
+	s.boots.SystemDisk, s.boots.Volumes = "sda", []cluster.Volume{{Label: "EFI", Disk: "sda"}, {Label: "META", Disk: "sda"}}
 }
 
 // left adds a stopped scratch VM that a killed run has left.
@@ -120,6 +133,7 @@ var rehearseCalls = map[string]struct {
 	deaf  []string // calls that are repeated
 }{
 	"boot":            {boot, nil, "create 9800\nstart 9800", "", []string{"MaintenanceMachine", "VM"}},
+	"boot disk":       {boot, byDisk, "create 9800\nstart 9800", "", []string{"MaintenanceMachine", "VM"}},
 	"prune":           {prune, left, "delete 9800", "DeleteVM", nil},
 	"prune protected": {prune, func(s *scene) { left(s); change(9800, kv{"protection": "1"})(s) }, "set 9800 map[protection:0] delete []\ndelete 9800", "DeleteVM", nil},
 }
@@ -165,6 +179,9 @@ func TestRehearseRows(t *testing.T) {
 	}{
 		{do: "prune", change: func(s *scene) { s.px.Tied.Snapshots = []string{"daily"} }, err: "it has snapshots: daily"},
 		{do: "prune", change: change(9800, kv{"scsi0": "fast:vm-9800-disk-0"}), err: "is not a drive that it was created with"},
+		{do: "prune", change: change(9800, kv{"scsi0": "fast:vm-101-disk-0,serial=recast-s"}), err: "is not a drive that it was created with"},
+		{do: "prune", change: change(9800, kv{"unused0": "fast:vm-9800-disk-0,serial=recast-s"}), err: "is not a drive that it was created with"},
+		{do: "prune", change: change(9800, kv{"scsi0": "fast:vm-9800-disk-0,serial=recast-s", "ide2": "none,media=cdrom"})},
 		{do: "prune", change: change(9800, kv{"smbios1": "uuid=v"}), done: " "},
 		{do: "prune", change: power(func(vm *cluster.VM) { vm.Running = true }), err: "runs again"},
 		{do: "prune", change: func(s *scene) { delete(s.px.Guests, 9800) }, done: " "},
@@ -178,6 +195,13 @@ func TestRehearseRows(t *testing.T) {
 		{do: "boot", change: func(s *scene) { s.taken = "someone" }, err: "and someone has it"},
 		{do: "boot", change: func(s *scene) { s.nodes = []cluster.KubeNode{{Name: "wk2", Addresses: []netip.Addr{address.Addr()}}} }, err: "and node wk2 has it"},
 		{do: "boot", change: func(s *scene) { s.px.Volumes = nil }, err: "boot ISO new.iso is on none of isos"},
+		{do: "boot disk", change: func(s *scene) { s.px.Volumes = []string{"isos:iso/new.iso"} }, err: "disk image new.qcow2 is on none of images"},
+		{do: "boot disk", change: storage(func(r *cluster.StorageRoom) { r.Free = 2 << 30 }), err: "has no room"},
+		{do: "boot disk", change: func(s *scene) { s.Model.System.Key = "scsi7" }, err: "no volume in"},
+		{do: "boot disk", change: func(s *scene) { s.px.Imports = "1G" }, err: "it was not imported whole", done: "create 9800"},
+		{do: "boot disk", change: func(s *scene) { s.boots.TalosVersion = "v1.0.0" }, err: "the bytes of the disk image new.qcow2 are not what its name says", done: "create 9800\nstart 9800"},
+		{do: "boot disk", change: func(s *scene) { s.boots.SystemDisk = "sdb" }, err: "is not the one that the machine booted, which is sdb", done: "create 9800\nstart 9800"},
+		{do: "boot disk", change: func(s *scene) { s.boots.Volumes[0].Label = "STATE" }, err: "it was used before", done: "create 9800\nstart 9800"},
 		{do: "boot", change: func(s *scene) { s.px.Guests[9800] = cluster.VM{ID: 9800} }, err: "no VMID is free"},
 		{do: "boot", change: func(s *scene) { s.px.Fail = map[string]error{"VM": errSilent} }, err: "look up VM 9800: no answer"},
 		{do: "boot", change: func(s *scene) { s.Addr, s.Model.Found.VM.Config["scsi9"] = netip.Prefix{}, "," }, err: "no volume in"},

@@ -15,14 +15,14 @@ import (
 	"github.com/recast-sh/recast/internal/step"
 )
 
-// Rehearsed is what came of trying one boot ISO out.
+// Rehearsed is what came of trying one image out.
 type Rehearsed struct {
-	Host     string     `json:"host"`
-	Firmware string     `json:"firmware"` // in words: "OVMF, q35, CPU host"
-	ISO      string     `json:"iso"`
-	Nodes    []string   `json:"nodes"`            // that are to boot it like that
-	Addr     netip.Addr `json:"address,omitzero"` // where it answered
-	Unseen   string     `json:"unseen,omitempty"` // why nobody could look at what it booted; "": it was as wanted
+	Host     string `json:"host"`
+	Firmware string `json:"firmware"` // in words: "OVMF, q35, CPU host"
+	planning.Medium
+	Nodes  []string   `json:"nodes"`            // that are to boot it like that
+	Addr   netip.Addr `json:"address,omitzero"` // where it answered
+	Unseen string     `json:"unseen,omitempty"` // why nobody could look at what it booted; "": it was as wanted
 }
 
 func (r Rehearsed) String() string {
@@ -32,7 +32,7 @@ func (r Rehearsed) String() string {
 	return fmt.Sprintf("it booted to maintenance mode at %s, and is what its name says", r.Addr)
 }
 
-// Rehearser tries out the boot ISOs of one plan.
+// Rehearser tries out what the nodes of one plan will boot.
 type Rehearser struct {
 	// Proxmox checks that the claim is still ours before each change: see Held.Guard.
 	Proxmox     cluster.Proxmox
@@ -64,7 +64,7 @@ func (r *Rehearser) Results() []Rehearsed {
 }
 
 // Steps returns the steps before any node is looked at: scratch VMs of killed runs are deleted, and
-// the boot ISOs are tried out.
+// what the nodes will boot is tried out.
 func (r *Rehearser) Steps(p planning.Plan) []step.Step {
 	var steps []step.Step
 	if len(p.Scratch) > 0 {
@@ -82,7 +82,7 @@ func (r *Rehearser) Steps(p planning.Plan) []step.Step {
 		branches = append(branches, r.onHost(host, byHost[host]))
 	}
 	return append(steps, step.Step{
-		ID: "rehearse", Code: fault.RehearsalFailed, Title: "try the boot ISOs out on scratch VMs", Limit: len(branches),
+		ID: "rehearse", Code: fault.RehearsalFailed, Title: "try out on scratch VMs what the nodes will boot", Limit: len(branches),
 		Steps: func(context.Context) ([]step.Step, error) { return branches, nil },
 	})
 }
@@ -104,7 +104,7 @@ func (r *Rehearser) onHost(host string, trials []planning.Trial) step.Step {
 	for _, t := range trials {
 		run := &trial{Trial: t, Rehearser: r}
 		s := step.Step{
-			ID: t.ID, Kind: "try-boot", Title: fmt.Sprintf("boot %s with %s, as %s will", t.ISO, t.Firmware, strings.Join(t.Nodes, ", ")),
+			ID: t.ID, Kind: "try-boot", Title: fmt.Sprintf("boot %s with %s, as %s will", t.Medium, t.Firmware, strings.Join(t.Nodes, ", ")),
 			Skip: run.done, Do: run.do, Yields: true,
 		}
 		if t.Addr.IsValid() {

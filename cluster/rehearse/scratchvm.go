@@ -5,11 +5,13 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/exchange"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/cluster/published"
 	"github.com/recast-sh/recast/internal/fault"
@@ -26,7 +28,12 @@ func newUUID() string {
 // create creates the scratch VM with the last free VMID: parking VMs take the first ones. If
 // another VM takes the VMID first, it tries the next one.
 func (t *trial) create(ctx context.Context) (cluster.VM, error) {
-	iso, err := published.Images{Proxmox: t.Proxmox, Wanted: t.Model.Wanted, Host: t.Model.Host}.ISO(ctx)
+	images := published.Images{Proxmox: t.Proxmox, Wanted: t.Model.Wanted, Host: t.Host}
+	find := images.ISO
+	if t.Disk != "" {
+		find = images.Disk
+	}
+	image, err := find(ctx)
 	if err != nil {
 		return cluster.VM{}, err
 	}
@@ -40,11 +47,12 @@ func (t *trial) create(ctx context.Context) (cluster.VM, error) {
 		} else if !errors.Is(err, cluster.ErrNotFound) {
 			return cluster.VM{}, fmt.Errorf("look up VM %d: %w", id, err)
 		}
-		config, err := t.config(id, iso)
+		config, err := t.config(id, image)
 		if err != nil {
 			return cluster.VM{}, err
 		}
 		t.vmid = id
+		t.say(fmt.Sprintf("making scratch VM %d", id))
 		err = t.Proxmox.CreateVM(ctx, t.Host, id, config)
 		if errors.Is(err, cluster.ErrExists) {
 			t.vmid = 0
@@ -53,7 +61,6 @@ func (t *trial) create(ctx context.Context) (cluster.VM, error) {
 		if err != nil {
 			return cluster.VM{}, fmt.Errorf("create scratch VM %d on %s: %w", id, t.Host, err)
 		}
-		t.say(fmt.Sprintf("scratch VM %d", id))
 		vm, err := t.Proxmox.VM(ctx, id)
 		return vm, fault.Prefix(fmt.Sprintf("look up VM %d", id), err)
 	}
@@ -86,19 +93,28 @@ func scratchCores(node cluster.VM) string {
 var asNode = []string{"acpi", "bios", "cpu", "kvm", "machine", "ostype", "scsihw", "vga"}
 
 // config is the configuration of the scratch VM: the node's firmware and first network card, and
-// none of its disks. The VM is protected, because Proxmox may carry out a late delete of an earlier
-// VM with the same VMID.
-func (t *trial) config(id cluster.VMID, iso string) (map[string]string, error) {
+// none of its disks. If the node will boot a prepared disk, so does the scratch VM, in the same place
+// and on the same storage. The VM is protected, because Proxmox may carry out a late delete of an
+// earlier VM with the same VMID.
+func (t *trial) config(id cluster.VMID, image string) (map[string]string, error) {
 	node := *t.Model.Found.VM
 	disks, err := node.Disks()
 	if err != nil {
 		return nil, err
 	}
 	cd := cluster.CDKey(node.Config, disks)
+	boots, value, cloudInit := cd, image+",media=cdrom", cloudInitKey(cd)
+	if t.Disk != "" {
+		system, err := t.systemDisk()
+		if err != nil {
+			return nil, err
+		}
+		boots, value, cloudInit = system.Key, exchange.Imported(image, system, system.Named(planning.ScratchSerial(t.uuid))), cd
+	}
 	config := map[string]string{
 		"name": planning.ScratchName(id), "memory": strconv.Itoa(t.memoryMiB()), "balloon": "0", "cores": scratchCores(node), "onboot": "0", "protection": "1",
-		"smbios1": "uuid=" + t.uuid, cd: iso + ",media=cdrom", "boot": "order=" + cd,
-		"description": "Scratch VM of recast: it tries a boot ISO out before a roll, and is deleted right after that. Nothing on it is of any worth.\n\n" + planning.ScratchMark(t.Run, t.Cluster, t.uuid),
+		"smbios1": "uuid=" + t.uuid, boots: value, "boot": "order=" + boots,
+		"description": "Scratch VM of recast: it tries an image out before a roll, and is deleted right after that. Nothing on it is of any worth.\n\n" + planning.ScratchMark(t.Run, t.Cluster, t.uuid),
 	}
 	for _, key := range asNode {
 		if v := node.Config[key]; v != "" {
@@ -121,7 +137,7 @@ func (t *trial) config(id cluster.VMID, iso string) (map[string]string, error) {
 		config["pool"] = node.Pool
 	}
 	if t.Addr.IsValid() {
-		config[cloudInitKey(cd)] = t.cloudInitStorage() + ":cloudinit"
+		config[cloudInit] = t.cloudInitStorage() + ":cloudinit"
 		config["ipconfig0"] = "ip=" + t.Addr.String()
 		if t.Gateway.IsValid() {
 			config["ipconfig0"] += ",gw=" + t.Gateway.String()
@@ -144,6 +160,13 @@ func firstCard(vm cluster.VM) string {
 		return strings.Trim(strings.Join(append([]string{model}, d.Options...), ","), ",")
 	}
 	return ""
+}
+
+// systemDisk is the node's system disk, in whose place it will boot a prepared one.
+func (t *trial) systemDisk() (cluster.Disk, error) {
+	key := t.Model.System.Key
+	d, err := cluster.ParseDisk(key, t.Model.Found.VM.Config[key])
+	return cluster.WithoutOption(d, "size", "format"), err
 }
 
 // cloudInitKey is another drive on the bus of the CD drive: the machine type has that bus.
@@ -174,5 +197,5 @@ func (t *trial) cloudInitStorage() string {
 func Takes(t planning.Trial) (storages []string, config map[string]string, err error) {
 	r := &trial{Trial: t, Rehearser: &Rehearser{}}
 	config, err = r.config(0, "none")
-	return r.scratchStorages(), config, err
+	return slices.Sorted(maps.Keys(r.takes())), config, err
 }

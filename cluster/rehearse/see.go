@@ -4,12 +4,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/parking"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/wait"
 	"github.com/recast-sh/recast/internal/words"
@@ -26,7 +29,7 @@ func (t *trial) hasAgent() bool {
 // scratchMargin is the memory in bytes that must stay free on the host beside the scratch VM.
 const scratchMargin = 512 << 20
 
-// scratchBytes is more than the EFI variables and a cloud-init drive need (528 KiB and 4 MiB).
+// scratchBytes is more than EFI variables or a cloud-init drive need (528 KiB and 4 MiB).
 const scratchBytes = 16 << 20
 
 // requireScratchRoom refuses if a scratch VM would take memory from the running nodes: a host
@@ -46,26 +49,46 @@ func (t *trial) requireScratchRoom(ctx context.Context) error {
 	if room.Err != nil {
 		return fmt.Errorf("look at the storages of %s: %w", host, room.Err)
 	}
-	for _, name := range t.scratchStorages() {
+	takes := t.takes()
+	for _, name := range slices.Sorted(maps.Keys(takes)) {
 		i := slices.IndexFunc(room.Storages, func(s cluster.StorageRoom) bool { return s.Name == name })
-		if i < 0 || !room.Storages[i].Active || room.Storages[i].Free < scratchBytes {
-			return fault.WithHint(fault.StorageFull.Refusedf("storage %s on %s has no room for the EFI variables and the cloud-init drive of a scratch VM", name, host),
+		if i < 0 || !room.Storages[i].Active || room.Storages[i].Free < takes[name] {
+			return fault.WithHint(fault.StorageFull.Refusedf("storage %s on %s has no room for the drives of a scratch VM, which take %s", name, host, cluster.Size(takes[name])),
 				"pvesm status there says how it stands; recast prune frees old system disks")
 		}
 	}
 	return nil
 }
 
-// scratchStorages are the storages that get volumes of the scratch VM.
-func (t *trial) scratchStorages() []string {
-	var names []string
+// takes is how many bytes the scratch VM takes on each storage that gets volumes of it.
+func (t *trial) takes() map[string]int64 {
+	bytes := map[string]int64{}
 	if d, err := cluster.ParseDisk("efidisk0", t.Model.Found.VM.Config["efidisk0"]); err == nil {
-		names = append(names, d.Storage())
+		bytes[d.Storage()] += scratchBytes
 	}
 	if t.Addr.IsValid() {
-		names = append(names, t.cloudInitStorage())
+		bytes[t.cloudInitStorage()] += scratchBytes
 	}
-	return slices.Compact(names)
+	if t.Disk != "" {
+		if d, err := t.systemDisk(); err == nil { // config refuses what can't be read
+			bytes[d.Storage()] += t.Model.Wanted.Build.DiskBytes
+		}
+	}
+	return bytes
+}
+
+// requireWhole refuses a disk that is smaller than the one in its image, as grow of a prepared disk
+// does: more of it is seen once the scratch VM has booted it.
+func (t *trial) requireWhole(vm cluster.VM) error {
+	if t.Disk == "" {
+		return nil
+	}
+	key, want := t.Model.System.Key, t.Model.Wanted.Build.DiskBytes
+	d, err := cluster.ParseDisk(key, vm.Config[key])
+	if err == nil && d.SizeBytes() < uint64(max(want, 0)) {
+		err = fault.DiskMismatch.Refusedf("it has %d bytes, and the disk in %s has %d: it was not imported whole", d.SizeBytes(), t.Disk, want)
+	}
+	return fault.WithHint(fault.Prefix(fmt.Sprintf("%s of %s", key, vm), err), "no node was touched")
 }
 
 // requireFreeAddress refuses a fixed address that a node has, or at which anything answers, even
@@ -126,22 +149,34 @@ func (t *trial) see(ctx context.Context, vm cluster.VM, was *Rehearsed) error {
 		return t.hint(err)
 	}
 	was.Addr = m.at
-	return t.judge(m.RunningSystem)
+	return t.judge(vm, m.Machine)
 }
 
-// judge compares what the scratch VM runs with the build.
-func (t *trial) judge(m cluster.RunningSystem) error {
+// judge compares what the scratch VM runs with the build, and the disk that it was made with, as a roll
+// does with a node.
+func (t *trial) judge(vm cluster.VM, m cluster.Machine) error {
 	b := t.Model.Wanted.Build
-	problems := b.CheckBooted(m)
+	problems := b.CheckBooted(m.RunningSystem)
 	for _, e := range b.Extensions {
 		if !slices.Contains(m.Extensions, cluster.ExtensionEntry{Name: e.Name, Version: e.Version}) {
 			problems = append(problems, fault.Refusedf("what it booted has no extension %s %s", e.Name, e.Version))
 		}
 	}
+	if t.Disk != "" {
+		mem := parking.Memory{VM: vm, SystemKey: t.Model.System.Key, DiskSerial: planning.ScratchSerial(t.uuid)}
+		problems = append(problems, mem.WrongBlank(m, false, true)...)
+	}
 	if len(problems) == 0 {
 		return nil
 	}
-	return fault.WithHint(fault.Refusedf("the boot ISO %s on %s: %w", b.ISOName, t.Host, errors.Join(problems...)), "no node was touched")
+	return fault.WithHint(fault.Refusedf("%s on %s: %w", t.image(), t.Host, errors.Join(problems...)), "no node was touched")
+}
+
+func (t *trial) image() string {
+	if t.Disk != "" {
+		return "the disk image " + t.Disk
+	}
+	return "the boot ISO " + t.ISO
 }
 
 // foundMachine is a machine and the address at which it answers.
@@ -216,7 +251,7 @@ func (t *trial) hint(err error) error {
 	if err == nil {
 		return nil
 	}
-	return fault.WithHint(fmt.Errorf("the boot ISO %s with %s on %s: %w", t.ISO, t.Firmware, t.Host, err),
-		"no node was touched. A VM made by hand with these settings and that ISO shows on its console why it does not come up; a way to it is needed as well: DHCP for its network, or roll.rehearse.addresses. "+
+	return fault.WithHint(fmt.Errorf("%s with %s on %s: %w", t.image(), t.Firmware, t.Host, err),
+		"no node was touched. A VM made by hand with these settings and that image shows on its console why it does not come up; a way to it is needed as well: DHCP for its network, or roll.rehearse.addresses. "+
 			"Without --rehearse a roll would have found out with %s down", strings.Join(t.Nodes, ", "))
 }

@@ -25,12 +25,15 @@ type trial struct {
 }
 
 func (t *trial) boot(ctx context.Context) (Rehearsed, error) {
-	was := Rehearsed{Host: t.Host, Firmware: t.Firmware, ISO: t.ISO, Nodes: t.Nodes}
+	was := Rehearsed{Host: t.Host, Firmware: t.Firmware, Medium: t.Medium, Nodes: t.Nodes}
 	if err := errors.Join(t.requireFreeAddress(ctx), t.requireScratchRoom(ctx)); err != nil {
 		return was, err
 	}
 	vm, err := t.create(ctx)
 	if err != nil {
+		return was, err
+	}
+	if err := t.requireWhole(vm); err != nil {
 		return was, err
 	}
 	if err := t.Proxmox.Start(ctx, vm); err != nil {
@@ -66,7 +69,7 @@ func (t *trial) done(context.Context) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("journal: %w", err)
 	}
-	if !found || was.ISO != t.ISO || was.Firmware != t.Firmware {
+	if !found || was.Medium != t.Medium || was.Firmware != t.Firmware {
 		return "", nil
 	}
 	return was.String(), nil
@@ -84,9 +87,10 @@ func (t *trial) settle(ctx context.Context) error {
 		Name: fmt.Sprintf("tasks of scratch VM %d to end", t.vmid), Every: t.Timing.Poll, Timeout: scratchTimeout,
 		Seen: func(seen string) { t.say(seen) },
 	}
-	return cluster.AwaitTasks(ctx, w, func(ctx context.Context) ([]string, error) {
+	err := cluster.AwaitTasks(ctx, w, func(ctx context.Context) ([]string, error) {
 		return t.Proxmox.OwnTasksOf(ctx, t.Host, t.vmid)
 	})
+	return fault.WithHint(err, "recast prune waits for them, and deletes the scratch VM if they leave one")
 }
 
 // scratchTimeout limits each part that an interruption does not cancel: the wait for the tasks of a

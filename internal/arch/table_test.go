@@ -114,7 +114,7 @@ var table = []row{
 	{pkg: "cluster/hook", allow: []string{"cluster", "cluster/planning", "internal/step", "internal/fault"}},
 	{pkg: "cluster/usergate", allow: []string{"cluster", "cluster/rolling", "internal/step", "internal/wait", "internal/fault"}},
 	{pkg: "cluster/healing", allow: []string{"cluster", "cluster/planning", "cluster/replica", "cluster/rolling", "internal/step", "internal/wait", "internal/fault"}},
-	{pkg: "cluster/rehearse", allow: []string{"cluster", "cluster/published", "cluster/planning", "cluster/exchange", "internal/step", "internal/wait", "internal/fault", "internal/words"}},
+	{pkg: "cluster/rehearse", allow: []string{"cluster", "cluster/published", "cluster/parking", "cluster/planning", "cluster/exchange", "internal/step", "internal/wait", "internal/fault", "internal/words"}},
 	{pkg: "cluster/rolling", allow: []string{"cluster", "cluster/published", "cluster/shape", "cluster/etcd", "cluster/planning", "cluster/exchange", "cluster/parking", "internal/step", "internal/wait", "internal/fault", "internal/words"}},
 	{pkg: "cluster/gate", allow: []string{"cluster", "cluster/etcd", "cluster/parking", "cluster/observe", "cluster/strategy", "cluster/planning", "cluster/exchange", "cluster/rolling", "internal/wait", "internal/fault"}},
 	{pkg: "cluster/serving", allow: []string{"cluster", "cluster/shape", "cluster/gate", "cluster/rolling", "internal/step", "internal/wait", "internal/fault"}},

@@ -120,8 +120,8 @@ func TestWritePruneScratch(t *testing.T) {
 	}
 	writesPrune(t, pipeline.PruneReport{Scratch: []rehearse.ScratchVerdict{
 		{LeftScratch: left(9099, "pve1")}, {LeftScratch: left(9098, "pve2"), Keep: []string{"it has snapshots: a"}},
-	}}, "goes     scratch VM 9099 \"recast-rehearse-9099\" on pve1, which run 20261114-0421-3f2a made to try a boot ISO out\n         it holds no data\n"+
-		"stays    scratch VM 9098 \"recast-rehearse-9098\" on pve2, which run 20261114-0421-3f2a made to try a boot ISO out\n         it has snapshots: a\n"+
+	}}, "goes     scratch VM 9099 \"recast-rehearse-9099\" on pve1, which run 20261114-0421-3f2a made to try an image out\n         it holds no data\n"+
+		"stays    scratch VM 9098 \"recast-rehearse-9098\" on pve2, which run 20261114-0421-3f2a made to try an image out\n         it has snapshots: a\n"+
 		"1 of 2 scratch VMs can go\n")
 }
 

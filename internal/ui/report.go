@@ -41,7 +41,7 @@ func WriteReport(w io.Writer, format string, rep pipeline.Report, fared Fared) e
 			p.line("  etcd was saved to %s", fared.Snapshot)
 		}
 		for _, r := range rep.Rehearsed {
-			p.wrapped("  ", "      ", fmt.Sprintf("rehearsed on %s with %s, %s: %s", r.Host, r.Firmware, r.ISO, r))
+			p.wrapped("  ", "      ", fmt.Sprintf("rehearsed on %s with %s, %s: %s", r.Host, r.Firmware, r.Medium, r))
 		}
 		for _, n := range fared.Nodes {
 			drawFared(p, n, rep.Plan)

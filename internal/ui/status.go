@@ -39,7 +39,7 @@ func WriteStatus(w io.Writer, format string, res pipeline.StatusResult) error {
 		}
 		for _, s := range res.Scratch {
 			p.line("")
-			p.line("scratch  VM %d %q on %s: run %s tests, or tested, a boot ISO on it", s.VMID, s.Name, s.Host, s.Run)
+			p.line("scratch  VM %d %q on %s: run %s tests, or tested, an image on it", s.VMID, s.Name, s.Host, s.Run)
 			advise(p, s.Next)
 		}
 		for _, h := range res.Held {

@@ -273,6 +273,6 @@ func errsOf(err error) []error {
 func (d proxmoxChecks) scratch() {
 	for _, s := range planning.ScratchVMs(d.survey.VMs, d.Config.Cluster) {
 		d.warn(GroupProxmox, fmt.Sprintf("VM %d", s.VM.ID), "recast prune deletes it, once that run has ended",
-			"%q on %s: run %s tests, or tested, a boot ISO on it", s.VM.Name, s.VM.Host, s.Run)
+			"%q on %s: run %s tests, or tested, an image on it", s.VM.Name, s.VM.Host, s.Run)
 	}
 }

@@ -19,9 +19,12 @@ import (
 	"github.com/recast-sh/recast/internal/step"
 )
 
-// bootsDisks has new machines boot prepared disks, from a storage that every host has.
+// bootsDisks sets images.boot. Disk images are on a storage that every host has.
 func (l *Lab) bootsDisks(boot string) {
 	l.t.Helper()
+	if boot == cluster.BootFromISO {
+		return // it is the default
+	}
 	l.Replace("recast.yaml", "  iso: {", "  boot: "+boot+"\n  disk: {storage: [local]}\n  iso: {")
 }
 
@@ -139,9 +142,7 @@ func TestPreparedOutage(t *testing.T) {
 	away := func(t *testing.T, boot string) (away time.Duration) {
 		synctest.Test(t, func(t *testing.T) {
 			lab := New(t, sim.Options{Workers: 1, Times: measuredTimes()})
-			if boot != cluster.BootFromISO {
-				lab.bootsDisks(boot)
-			}
+			lab.bootsDisks(boot)
 			lab.Patch(sim.PatchedExtension)
 			c := lab.Client()
 			var stopped time.Time

@@ -13,6 +13,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim"
@@ -65,10 +66,14 @@ func (l *Lab) requireNoScratch() {
 	requireNoClaim(l.t.(*testing.T), l)
 }
 
-// TestRehearse tests one ISO on two hosts, at the same time, before any node is taken
+// rehearsedBy are the two ways in which a new machine boots.
+var rehearsedBy = map[string]string{"by ISO": cluster.BootFromISO, "by disk": cluster.BootFromDisk}
+
+// TestRehearse tests one image on two hosts, at the same time, before any node is taken
 // down.
 func TestRehearse(t *testing.T) {
-	inLab(t, sim.Options{Workers: 2, Hosts: 2}, func(t *testing.T, lab *Lab) {
+	eachInLab(t, sim.Options{Workers: 2, Hosts: 2}, rehearsedBy, func(t *testing.T, lab *Lab, boot string) {
+		lab.bootsDisks(boot)
 		lab.Patch(sim.PatchedExtension)
 		c := lab.rehearsing()
 		var order []string
@@ -86,6 +91,9 @@ func TestRehearse(t *testing.T) {
 		var seen []string
 		for _, r := range rep.Rehearsed {
 			seen = append(seen, fmt.Sprintf("%s %s %v: %q", r.Host, r.Firmware, r.Nodes, r.Unseen))
+			if byDisk := boot == cluster.BootFromDisk; strings.HasSuffix(r.Disk, ".qcow2") != byDisk || strings.HasSuffix(r.ISO, ".iso") == byDisk {
+				t.Errorf("rehearsed ISO %q, disk %q", r.ISO, r.Disk)
+			}
 		}
 		slices.Sort(seen)
 		want := []string{`pve1 OVMF, q35, CPU host [wk2]: ""`, `pve2 OVMF, q35, CPU host [wk1]: ""`}
@@ -165,6 +173,19 @@ func TestRehearsalFails(t *testing.T) {
 			must(t, l.Client().Publish(t.Context()))
 			l.SwapISOs()
 		}, fault.Refused, "it booted v1.13.9 with schematic"},
+		"the bytes are another disk image's": {func(t *testing.T, l *Lab) {
+			l.bootsDisks("disk")
+			must(t, l.Client().Publish(t.Context()))
+			l.swapImages("local")
+		}, fault.Refused, "it booted v1.13.9 with schematic"},
+		"no room for its disk, although the plan saw it": {func(_ *testing.T, l *Lab) {
+			l.bootsDisks("disk")
+			l.Recorder.Hooks(nil, func(call record.Call) {
+				if strings.HasSuffix(call.Path, "/nodes/pve1/status") {
+					l.World.FillStorage(sim.DiskStorage)
+				}
+			})
+		}, fault.Refused, "storage fast on pve1 has no room for the drives of a scratch VM"},
 		"it hangs": {func(_ *testing.T, l *Lab) {
 			l.Silence(func(r talosapi.Request) bool { return r.VMID == scratchVM })
 		}, fault.Failed, "scratch VM 9099 in maintenance mode: gave up after 2m0s; last seen: "},
@@ -204,8 +225,14 @@ func TestRehearsalFails(t *testing.T) {
 // rehearsal, removes its leftovers.
 func TestRehearsalKilled(t *testing.T) {
 	long(t)
+	for name, boot := range rehearsedBy {
+		t.Run(name, func(t *testing.T) { killRehearsals(t, boot) })
+	}
+}
+
+func killRehearsals(t *testing.T, boot string) {
 	var points []string
-	inLabOnce(t, oneWorker(), func(t *testing.T, lab *Lab) { points, _ = lab.rehearsalKilledAt(t, 0) })
+	inLabOnce(t, oneWorker(), func(t *testing.T, lab *Lab) { points, _ = lab.rehearsalKilledAt(t, boot, 0) })
 	last := slices.IndexFunc(points, func(p string) bool {
 		return strings.Contains(p, "DELETE") && strings.Contains(p, strconv.Itoa(scratchVM))
 	})
@@ -216,7 +243,7 @@ func TestRehearsalKilled(t *testing.T) {
 	for at := first + 1; at <= last+2; at++ {
 		t.Run(strconv.Itoa(at), func(t *testing.T) {
 			inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
-				_, err := lab.rehearsalKilledAt(t, at)
+				_, err := lab.rehearsalKilledAt(t, boot, at)
 				if err == nil || errors.Is(err, errNotReached) {
 					t.Fatalf("killed at %s: %v", points[at-1], err)
 				}
@@ -235,7 +262,8 @@ func inLabOnce(t *testing.T, o sim.Options, f func(t *testing.T, lab *Lab)) {
 }
 
 // rehearsalKilledAt rehearses and is killed at a point; 0 lets it finish.
-func (l *Lab) rehearsalKilledAt(t *testing.T, at int) (points []string, err error) {
+func (l *Lab) rehearsalKilledAt(t *testing.T, boot string, at int) (points []string, err error) {
+	l.bootsDisks(boot)
 	l.Patch(sim.PatchedExtension)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()

@@ -186,11 +186,14 @@ func (l *Lab) Budget(maxUnavailable int32) {
 }
 
 // SwapISOs swaps the content of the two ISOs on the shared storage.
-func (l *Lab) SwapISOs() {
+func (l *Lab) SwapISOs() { l.swapImages(sim.ISOStorage) }
+
+// swapImages swaps the content of the two images on a storage of pve1.
+func (l *Lab) swapImages(storage string) {
 	l.t.Helper()
-	volumes, err := l.World.Volumes(sim.ISOStorage, "pve1")
+	volumes, err := l.World.Volumes(storage, "pve1")
 	if err != nil || len(volumes) != 2 {
-		l.t.Fatalf("ISOs %+v, %v", volumes, err)
+		l.t.Fatalf("images %+v, %v", volumes, err)
 	}
 	a, b := l.World.Media(volumes[0].Volid, "pve1"), l.World.Media(volumes[1].Volid, "pve1")
 	bytes := a.Bytes()
