@@ -6,7 +6,7 @@ import (
 	"github.com/recast-sh/recast/cluster/planning"
 )
 
-// rehearsal says how boot ISOs are tested before the first node; nil: they are not. asked
+// rehearsal says how images are tested before the first node; nil: they are not. asked
 // is the command-line option, nil: use the configuration.
 func rehearsal(p Project, asked *bool) *planning.Rehearsal {
 	on := p.Config.Roll.Rehearse.Enabled

@@ -30,7 +30,7 @@ type Report struct {
 	Started time.Time     `json:"started"`
 	Ended   time.Time     `json:"ended"`
 	Plan    planning.Plan `json:"plan"` // the last one
-	// Rehearsed are the boot ISOs that were tested on scratch VMs.
+	// Rehearsed are the images that were tested on scratch VMs.
 	Rehearsed []rehearse.Rehearsed `json:"rehearsed,omitempty"`
 
 	Outcome string     `json:"outcome"`        // "done", "nothing to do", "interrupted: …", "failed: …"

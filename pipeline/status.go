@@ -28,7 +28,7 @@ type StatusResult struct {
 	Open       []Half     `json:"open"`                 // unfinished replacements, from Proxmox
 	Marked     []Marked   `json:"marked"`               // nodes that a run marked or cordoned, without such a record
 	Kept       []Kept     `json:"kept"`                 // old system disks that are kept
-	Scratch    []Left     `json:"scratch,omitempty"`    // VMs on which an active or killed run tests a boot ISO
+	Scratch    []Left     `json:"scratch,omitempty"`    // VMs on which an active or killed run tests an image
 	Surge      []string   `json:"surge,omitempty"`      // surge nodes that are left over; none while a run is active
 	Held       []HeldBack `json:"held,omitempty"`       // what recast has set of storage systems
 	Unanswered []string   `json:"unanswered,omitempty"` // requests that Proxmox may still carry out, and what waits for them

@@ -4,6 +4,8 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
+
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/cluster/planning"
@@ -58,6 +60,25 @@ func TestDiskImages(t *testing.T) {
 		slices.Sort(got)
 		if !slices.Equal(got, tc.want) {
 			t.Errorf("%s needs %v on the storage, want %v", name, got, tc.want)
+		}
+	}
+}
+
+// TestRehearsingADisk: a scratch VM that boots a disk takes room on the storage of the node's system
+// disk, and reads its image from another one.
+func TestRehearsingADisk(t *testing.T) {
+	n := planning.NodePlan{Node: "wk1", Host: "pve1", System: &planning.DiskPlan{Key: "scsi0"}}
+	n.Wanted.ISOStorages, n.Wanted.DiskStorages = []string{"isos"}, []string{"imports"}
+	n.Found.VM = &cluster.VM{ID: 101, Config: map[string]string{"scsi0": "fast:vm-101-disk-0", "scsi1": "slow:vm-101-disk-0"}}
+	for boots, want := range map[planning.Medium]map[string][]string{
+		{ISO: "new.iso"}:    {"/storage/isos": {"Datastore.Audit"}},
+		{Disk: "new.qcow2"}: {"/storage/imports": {"Datastore.Audit"}, "/storage/fast": {"Datastore.AllocateSpace", "Datastore.Audit"}},
+	} {
+		got := byPath(NeedsToRehearse(planning.Plan{Trials: []planning.Trial{{Host: "pve1", Medium: boots, Model: n}}}))
+		delete(got, "/")
+		delete(got, "/vms")
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", boots, diff)
 		}
 	}
 }

@@ -29,7 +29,7 @@ it. A parking VM that owns nothing any more is deleted. Never touched: disks of 
 unfinished replacement, and disks that are locked, have snapshots, are named by
 another VM, or are in no record of recast.
 
-Scratch VMs on which a killed run tried a boot ISO (recast roll --rehearse) are removed
+Scratch VMs on which a killed run tried an image (recast roll --rehearse) are removed
 together with the disks, if each is still as recast made it.
 
 Boot ISOs of recast (recast-<talos>-<build>-<platform>-<arch>.iso) on the storages of

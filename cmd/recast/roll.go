@@ -32,7 +32,7 @@ first. The old system disk stays parked: see recast rollback. If recast.yaml ask
 a certain strategy and that is impossible, nothing is touched.
 
 With --rehearse, a scratch VM on each Proxmox host, one for each kind of firmware,
-boots the new image to maintenance mode before the first node, is checked, and is
+boots what the nodes will to maintenance mode before the first one, is checked, and is
 deleted. If that fails, no node was touched. With roll.surge, workers that have
 surge: true serve while others are out.
 
@@ -91,7 +91,7 @@ second one stops at once.`,
 	f.add(c)
 	c.Flags().StringVar(&file, "plan", "", "carry out exactly the plan in this `file`")
 	c.Flags().BoolVar(&begun, "continue", false, "a run of --plan has begun, elsewhere or without its journal: nodes that are done already are no change")
-	c.Flags().BoolVar(&rehearse, "rehearse", false, "test the boot ISOs on scratch VMs first (default: roll.rehearse.enabled)")
+	c.Flags().BoolVar(&rehearse, "rehearse", false, "test what the nodes will boot on scratch VMs first (default: roll.rehearse.enabled)")
 	return c
 }
 

@@ -223,13 +223,13 @@ type Roll struct {
 	Gates []Gate `yaml:"gates,omitempty"`
 	// Hooks are your own programs that run before and after the run, each batch of nodes, and each node.
 	Hooks Hooks `yaml:"hooks,omitempty"`
-	// Rehearse tests the boot ISOs before the first node.
+	// Rehearse tests what the nodes will boot before the first one.
 	Rehearse Rehearse `yaml:"rehearse"`
 	// EtcdSnapshot is the directory for the etcd snapshot that is saved before a control plane is taken down. Default: .recast/etcd beside this file.
 	EtcdSnapshot string `yaml:"etcdSnapshot,omitempty"`
 }
 
-// Rehearse is the section "roll.rehearse". On each Proxmox host, for each kind of firmware, a scratch VM like those of the nodes there boots the new ISO to Talos' maintenance mode, is checked, and is deleted.
+// Rehearse is the section "roll.rehearse". On each Proxmox host, for each kind of firmware, a scratch VM like those of the nodes there boots the new ISO, or a disk made from the disk image if they will, to Talos' maintenance mode, is checked, and is deleted.
 type Rehearse struct {
 	// Enabled rehearses in every roll; roll --rehearse and --rehearse=false decide for a single one.
 	Enabled bool `yaml:"enabled"`
