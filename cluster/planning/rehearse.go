@@ -61,7 +61,7 @@ type firmware struct {
 	bios, machine, cpu string
 	efi                string // options of the EFI disk; "": it has none
 	keys               bool   // Secure Boot keys come with it
-	drive              string // bus and controller of the prepared disk; "": it boots an ISO
+	drive              string // bus of the prepared disk, with its controller; "": it boots an ISO
 }
 
 // firmwareOf is that with which a node's VM will boot.
@@ -78,7 +78,9 @@ func firmwareOf(n NodePlan) firmware {
 		f.efi, f.keys = strings.Join(cluster.WithoutOption(d, "size").Options, ","), d.Flag("pre-enrolled-keys")
 	}
 	if n.Prepared != "" {
-		f.drive = strings.TrimRight(n.System.Key, "0123456789") + " " + vm.Config["scsihw"]
+		if f.drive = strings.TrimRight(n.System.Key, "0123456789"); f.drive == "scsi" {
+			f.drive += " (" + or("scsihw", "lsi") + ")"
+		}
 	}
 	return f
 }
@@ -89,6 +91,9 @@ func (f firmware) String() string {
 	text := fmt.Sprintf("%s, %s, CPU %s", map[string]string{"ovmf": "OVMF", "seabios": "SeaBIOS"}[f.bios], machine, cpu)
 	if f.keys {
 		text += ", with Secure Boot keys"
+	}
+	if f.drive != "" {
+		text += ", disk on " + f.drive
 	}
 	return text
 }

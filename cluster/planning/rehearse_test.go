@@ -39,23 +39,23 @@ func TestTrials(t *testing.T) {
 	}{
 		"by ISO": {[]NodePlan{node("a", "pve1", ovmf, nil), node("b", "pve1", ovmf, nil)}, "pve1 ovmf-storage new.iso [a b]"},
 		"by disk, in one place or another": {
-			[]NodePlan{node("a", "pve1", ovmf, onDisk("scsi0")), node("b", "pve1", ovmf, onDisk("scsi1"))}, "pve1 ovmf-disk-storage a disk made from new.qcow2 [a b]",
+			[]NodePlan{node("a", "pve1", ovmf, onDisk("scsi0")), node("b", "pve1", ovmf, onDisk("scsi1"))}, "pve1 ovmf-disk-storage a disk made from new.qcow2 [a b] scsi (virtio-scsi-single)",
 		},
 		"by disk on two hosts": {
 			[]NodePlan{node("a", "pve2", ovmf, onDisk("scsi0")), node("b", "pve1", ovmf, onDisk("scsi0"))},
-			"pve1 ovmf-disk-storage a disk made from new.qcow2 [b]\npve2 ovmf-disk-storage a disk made from new.qcow2 [a]",
+			"pve1 ovmf-disk-storage a disk made from new.qcow2 [b] scsi (virtio-scsi-single)\npve2 ovmf-disk-storage a disk made from new.qcow2 [a] scsi (virtio-scsi-single)",
 		},
 		"by both": {
 			[]NodePlan{node("a", "pve1", ovmf, onDisk("scsi0")), node("b", "pve1", ovmf, nil), node("c", "pve1", "scsihw=lsi", nil)},
-			"pve1 ovmf-disk-storage a disk made from new.qcow2 [a]\npve1 ovmf-storage new.iso [b]\npve1 seabios-storage new.iso [c]",
+			"pve1 ovmf-disk-storage a disk made from new.qcow2 [a] scsi (virtio-scsi-single)\npve1 ovmf-storage new.iso [b]\npve1 seabios-storage new.iso [c]",
 		},
 		"other buses": {
 			[]NodePlan{node("a", "pve1", ovmf, onDisk("scsi0")), node("b", "pve1", ovmf, onDisk("virtio0"))},
-			"pve1 ovmf-disk-storage a disk made from new.qcow2 [a]\npve1 ovmf-disk-storage-2 a disk made from new.qcow2 [b]",
+			"pve1 ovmf-disk-storage a disk made from new.qcow2 [a] scsi (virtio-scsi-single)\npve1 ovmf-disk-storage-2 a disk made from new.qcow2 [b] virtio",
 		},
 		"another controller": {
 			[]NodePlan{node("a", "pve1", ovmf, onDisk("scsi0")), node("b", "pve1", strings.ReplaceAll(ovmf, "virtio-scsi-single", "pvscsi"), onDisk("scsi0"))},
-			"pve1 ovmf-disk-storage a disk made from new.qcow2 [a]\npve1 ovmf-disk-storage-2 a disk made from new.qcow2 [b]",
+			"pve1 ovmf-disk-storage a disk made from new.qcow2 [a] scsi (virtio-scsi-single)\npve1 ovmf-disk-storage-2 a disk made from new.qcow2 [b] scsi (pvscsi)",
 		},
 		"another controller under an ISO": {
 			[]NodePlan{node("a", "pve1", ovmf, nil), node("b", "pve1", strings.ReplaceAll(ovmf, "virtio-scsi-single", "pvscsi"), nil)}, "pve1 ovmf-storage new.iso [a b]",
@@ -69,7 +69,8 @@ func TestTrials(t *testing.T) {
 			t.Parallel()
 			var got []string
 			for _, trial := range (Plan{Nodes: c.nodes}).TrialsOf(h) {
-				got = append(got, fmt.Sprintf("%s %s %s %v", trial.Host, trial.ID, trial.Medium, trial.Nodes))
+				_, drive, _ := strings.Cut(trial.Firmware, ", disk on ")
+				got = append(got, strings.TrimSpace(fmt.Sprintf("%s %s %s %v %s", trial.Host, trial.ID, trial.Medium, trial.Nodes, drive)))
 			}
 			if diff := cmp.Diff(c.want, strings.Join(got, "\n")); diff != "" {
 				t.Errorf("trials (-want +got):\n%s", diff)

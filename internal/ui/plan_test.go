@@ -134,7 +134,7 @@ func TestWritePlan(t *testing.T) {
 			Cluster: "c1", Nodes: []planning.NodePlan{node("wk1", 9031, planning.Workers, cluster.Recreate, 240)}, MaxUnavailable: 1, PerHost: 1, TotalSeconds: 240,
 			Scratch: []planning.LeftScratch{{VMID: 9099, Name: "recast-rehearse-9099", Host: "pve2", Run: "20261120-0300-aaaa"}},
 			Trials: []planning.Trial{
-				{Host: "pve1", Firmware: "OVMF, q35, CPU host", Medium: planning.Medium{Disk: "recast-v1.13.9-abcdef012345-nocloud-amd64.qcow2"}, Schematic: "storage", Nodes: []string{"wk1", "wk2"}, Addr: netip.MustParsePrefix("192.0.2.250/24")},
+				{Host: "pve1", Firmware: "OVMF, q35, CPU host, disk on scsi (virtio-scsi-single)", Medium: planning.Medium{Disk: "recast-v1.13.9-abcdef012345-nocloud-amd64.qcow2"}, Schematic: "storage", Nodes: []string{"wk1", "wk2"}, Addr: netip.MustParsePrefix("192.0.2.250/24")},
 				{Host: "pve2", Firmware: "SeaBIOS, i440fx, CPU kvm64", Medium: planning.Medium{ISO: "recast-v1.13.9-abcdef012345-nocloud-amd64.iso"}, Schematic: "storage", Nodes: []string{"wk3"}},
 			},
 		},

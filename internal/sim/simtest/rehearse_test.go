@@ -96,7 +96,11 @@ func TestRehearse(t *testing.T) {
 			}
 		}
 		slices.Sort(seen)
-		want := []string{`pve1 OVMF, q35, CPU host [wk2]: ""`, `pve2 OVMF, q35, CPU host [wk1]: ""`}
+		firmware := "OVMF, q35, CPU host"
+		if boot == cluster.BootFromDisk {
+			firmware += ", disk on scsi (virtio-scsi-single)"
+		}
+		want := []string{"pve1 " + firmware + ` [wk2]: ""`, "pve2 " + firmware + ` [wk1]: ""`}
 		if diff := cmp.Diff(want, seen); diff != "" {
 			t.Errorf("rehearsed (-want +got):\n%s", diff)
 		}
@@ -177,7 +181,7 @@ func TestRehearsalFails(t *testing.T) {
 			l.bootsDisks("disk")
 			must(t, l.Client().Publish(t.Context()))
 			l.swapImages("local")
-		}, fault.Refused, "it booted v1.13.9 with schematic"},
+		}, fault.Refused, ".qcow2 on pve1: it booted v1.13.9 with schematic"},
 		"no room for its disk, although the plan saw it": {func(_ *testing.T, l *Lab) {
 			l.bootsDisks("disk")
 			l.Recorder.Hooks(nil, func(call record.Call) {

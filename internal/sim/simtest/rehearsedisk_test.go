@@ -40,7 +40,7 @@ func TestRehearseBoth(t *testing.T) {
 			seen = append(seen, fmt.Sprintf("%s %s, disk %t, at %s: %q", r.Nodes, r.Firmware, r.Disk != "", r.Addr, r.Unseen))
 		}
 		slices.Sort(seen)
-		if diff := cmp.Diff([]string{`[wk1] SeaBIOS, q35, CPU host, disk false, at 127.42.7.251: ""`, `[wk2] OVMF, q35, CPU host, disk true, at 127.42.7.251: ""`}, seen); diff != "" {
+		if diff := cmp.Diff([]string{`[wk1] SeaBIOS, q35, CPU host, disk false, at 127.42.7.251: ""`, `[wk2] OVMF, q35, CPU host, disk on scsi (virtio-scsi-single), disk true, at 127.42.7.251: ""`}, seen); diff != "" {
 			t.Errorf("rehearsed (-want +got):\n%s", diff)
 		}
 		lab.requireNoScratch()
