@@ -58,16 +58,30 @@ func TestFewPrivilegesSuffice(t *testing.T) {
 	t.Parallel()
 	claim := []string{"Sys.Audit", "VM.Audit", "VM.Allocate", "VM.Config.Memory", "VM.Config.Options", "Datastore.Audit", "Datastore.AllocateTemplate"}
 	reimage := append(slices.Clone(claim), "VM.Config.Disk", "VM.Config.CDROM", "VM.PowerMgmt", "Datastore.AllocateSpace")
-	for s, privileges := range map[cluster.Strategy][]string{
-		cluster.InPlace: claim, cluster.Reimage: reimage,
-		cluster.Recreate: append(slices.Clone(reimage), "VM.Config.CPU", "VM.Config.HWType", "VM.Config.Network", "SDN.Use"),
+	recreate := append(slices.Clone(reimage), "VM.Config.CPU", "VM.Config.HWType", "VM.Config.Network", "SDN.Use")
+	for name, s := range map[string]struct {
+		strategy   cluster.Strategy
+		privileges []string
+		rehearsed  int // scratch VMs that boot a disk
+	}{
+		"in-place":                            {cluster.InPlace, claim, 0},
+		"reimage":                             {cluster.Reimage, reimage, 0},
+		"recreate":                            {cluster.Recreate, recreate, 0},
+		"recreate by disk, after a rehearsal": {cluster.Recreate, recreate, 1},
 	} {
-		t.Run(string(s), func(t *testing.T) {
+		t.Run(name, func(t *testing.T) {
 			inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+				if s.rehearsed > 0 {
+					lab.bootsDisks("disk")
+					lab.setRoll("rehearse: {enabled: true, addresses: [127.42.7.251/24]}")
+				}
 				lab.Patch(sim.PatchedExtension)
-				strategy(s)(lab)
-				lab.World.AddRole("Recast", privileges...)
-				must(t, lab.Client().roll(planning.Policy{})(t.Context()))
+				strategy(s.strategy)(lab)
+				lab.World.AddRole("Recast", s.privileges...)
+				rep, err := lab.Client().Roll(t.Context(), planning.Policy{})
+				if must(t, err); len(rep.Rehearsed) != s.rehearsed {
+					t.Errorf("rehearsed %v", rep.Rehearsed)
+				}
 				requireInSync(t, lab)
 			})
 		})
