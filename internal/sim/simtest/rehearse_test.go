@@ -286,9 +286,12 @@ func (l *Lab) rehearsalKilledAt(t *testing.T, boot string, at int) (points []str
 func TestCtrlCInARehearsal(t *testing.T) {
 	long(t)
 	for _, twice := range []bool{false, true} {
-		for _, at := range []string{"start", "seen"} {
+		for _, at := range []string{"import", "start", "seen"} {
 			t.Run(fmt.Sprintf("%s/%t", at, twice), func(t *testing.T) {
 				inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+					if at == "import" {
+						lab.bootsDisks("disk")
+					}
 					lab.Patch(sim.PatchedExtension)
 					ctx, cancel := context.WithCancel(t.Context())
 					defer cancel()
@@ -297,8 +300,8 @@ func TestCtrlCInARehearsal(t *testing.T) {
 					must(t, lab.World.PowerOn(777))
 					var pressed time.Time
 					lab.Recorder.Hooks(nil, func(call record.Call) {
-						is := map[string]string{"start": "/9099/status/start", "seen": "/9099/agent/network-get-interfaces"}[at]
-						if !strings.HasSuffix(call.Path, is) || !pressed.IsZero() {
+						is := map[string]string{"import": "/nodes/pve1/qemu", "start": "/9099/status/start", "seen": "/9099/agent/network-get-interfaces"}[at]
+						if !strings.HasSuffix(call.Path, is) || at == "import" && call.Params["name"] != planning.ScratchName(scratchVM) || !pressed.IsZero() {
 							return
 						}
 						pressed = time.Now()
