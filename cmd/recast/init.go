@@ -255,7 +255,8 @@ func (f *initFlags) trusted(ctx context.Context, s *streams, p pipeline.Project,
 		return nil, err
 	}
 	if answer != "yes" {
-		return nil, fault.As(fault.Interrupted, errors.New("the certificate was not trusted; nothing was written"))
+		return nil, fault.WithHint(fault.NotConfirmed.Of(fault.As(fault.Interrupted, errors.New("the certificate was not trusted; nothing was written"))),
+			"pvenode cert info, on that Proxmox node, shows the right one: recast init --fingerprint takes it without asking; --ca-file names the CA of a certificate of your own")
 	}
 	f.Fingerprint, p.Config.Proxmox.Fingerprint = seen, seen
 	if px, err = connectProxmox(s, p, cl); err != nil {

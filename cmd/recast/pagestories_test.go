@@ -56,7 +56,7 @@ func (p page) scenes(t *testing.T) []scene {
 	for i, b := range p.blocks {
 		switch {
 		case b.info != "sh" || !p.guides():
-		case strings.HasPrefix(b.text, "recast lab up"):
+		case strings.HasPrefix(strings.TrimPrefix(b.text, "bin/"), "recast lab up"):
 			all = append(all, scene{lab: i})
 		case len(all) == 0:
 			t.Errorf("%s:%d: this is typed where no lab is up", p.name, b.line)

@@ -11,6 +11,7 @@ import (
 	"net"
 	"net/url"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 
@@ -258,6 +259,13 @@ func startLab(ctx context.Context, p Program, f labFlags) (_ *sim.Lab, err error
 	files, err := lab.Files(dir)
 	if err != nil {
 		return nil, err
+	}
+	if _, err := exec.LookPath("recast"); err != nil { // the next terminal is to find it
+		self, err := os.Executable()
+		if err != nil {
+			return nil, fmt.Errorf("find the program's own file: %w", err)
+		}
+		files["env"] = fmt.Appendf(files["env"], "PATH='%s':\"$PATH\"\n", filepath.Dir(self))
 	}
 	if f.o.Empty {
 		err = writeFiles(dir, files)

@@ -117,8 +117,9 @@ func (s *teller) lab() {
 		s.t.Fatal("the lab is not ready after a minute")
 	}
 	for line := range strings.Lines(s.read("env")) {
-		name, value, _ := strings.Cut(strings.TrimPrefix(strings.TrimSpace(line), "export "), "=")
-		s.env = append(s.env, name+"="+strings.Trim(value, "'"))
+		if setting, is := strings.CutPrefix(strings.TrimSpace(line), "export "); is {
+			s.env = append(s.env, strings.ReplaceAll(setting, "'", ""))
+		}
 	}
 }
 

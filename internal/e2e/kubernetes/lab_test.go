@@ -92,7 +92,9 @@ func (u *user) readEnv() {
 		u.t.Fatal(err)
 	}
 	for line := range strings.Lines(string(env)) {
-		u.env = append(u.env, strings.ReplaceAll(strings.TrimPrefix(strings.TrimSpace(line), "export "), "'", ""))
+		if setting, is := strings.CutPrefix(strings.TrimSpace(line), "export "); is {
+			u.env = append(u.env, strings.ReplaceAll(setting, "'", ""))
+		}
 	}
 }
 

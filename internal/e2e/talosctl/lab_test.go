@@ -98,7 +98,9 @@ func (u *user) findPlaces(version string) {
 		u.t.Fatal(err)
 	}
 	for line := range strings.Lines(string(env)) {
-		u.env = append(u.env, strings.ReplaceAll(strings.TrimPrefix(strings.TrimSpace(line), "export "), "'", ""))
+		if setting, is := strings.CutPrefix(strings.TrimSpace(line), "export "); is {
+			u.env = append(u.env, strings.ReplaceAll(setting, "'", ""))
+		}
 	}
 	pairs := []string{"{dir}", u.dir, "{talos}", version}
 	for name, last := range map[string]int{"cp1": 11, "cp2": 12, "cp3": 13, "wk1": 31, "wk2": 32} {

@@ -255,7 +255,9 @@ func (h house) startLab(flags ...string) lab {
 		if env, err := os.ReadFile(filepath.Join(l.dir, "env")); err == nil {
 			if _, err := os.Stat(filepath.Join(l.dir, "lab.json")); err == nil {
 				for line := range strings.Lines(string(env)) {
-					l.env = append(l.env, strings.ReplaceAll(strings.TrimPrefix(strings.TrimSpace(line), "export "), "'", ""))
+					if setting, is := strings.CutPrefix(strings.TrimSpace(line), "export "); is {
+						l.env = append(l.env, strings.ReplaceAll(setting, "'", ""))
+					}
 				}
 				return l
 			}
