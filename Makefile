@@ -32,6 +32,7 @@ help: ## list the targets
 	@sed -nE 's/^([a-z0-9-]+):.*## (.*)/\1 \2/p' Makefile | while read -r name what; do printf '  make %-8s  %s\n' "$$name" "$$what"; done
 
 build: ## build bin/recast
+	@echo "build: compiles recast, which takes minutes where Go's build cache has none of it"
 	@go build -o bin/recast ./cmd/recast
 
 build-operator: build ## build bin/recast and bin/recast-operator

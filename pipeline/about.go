@@ -11,6 +11,13 @@ import (
 	"github.com/recast-sh/recast/schematics"
 )
 
+// Origin is where a run comes from.
+type Origin struct {
+	Recast string `json:"recast,omitempty"` // its version
+	Who    string `json:"who,omitempty"`    // the user, or who started the pipeline
+	Commit string `json:"commit,omitempty"` // of the directory with recast.yaml
+}
+
 // About describes a run. It is kept in the run's journal for history and reports.
 type About struct {
 	Command string       `json:"command"` // "roll", "rollback", "recover"
@@ -20,9 +27,9 @@ type About struct {
 	Elsewhere bool `json:"elsewhere,omitempty"`
 	// GoneOn are the processes that continued it.
 	GoneOn []claim.Holder `json:"goneOn,omitempty"`
-	Recast string         `json:"recast,omitempty"` // version
-	Talos  string         `json:"talos"`            // of the lock that it was started with
-	Lock   string         `json:"lock"`             // hash of that lock
+	Origin
+	Talos string `json:"talos"` // of the lock that it was started with
+	Lock  string `json:"lock"`  // hash of that lock
 	// Before is the previous lock, if known, and Changes are the differences.
 	Before  string              `json:"before,omitempty"`
 	Was     string              `json:"was,omitempty"` // its version of Talos
@@ -54,7 +61,7 @@ func (w *work) keepAbout(j *journal.Journal, lock schematics.Lock) error {
 		return j.Put(aboutKey, a)
 	}
 	a = &About{
-		Command: w.command, Cluster: w.Config.Cluster, By: w.o.Holder, Recast: w.o.Version,
+		Command: w.command, Cluster: w.Config.Cluster, By: w.o.Holder, Origin: w.o.Origin,
 		Talos: lock.Talos, Lock: lock.Key(), Kubernetes: w.Config.Kubernetes.Version, Elsewhere: w.rep.Plan.Run != "",
 	}
 	// An error here only makes the report shorter.

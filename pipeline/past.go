@@ -163,17 +163,6 @@ func (r *PastRun) standing(o PastOptions) string {
 	return "running or killed"
 }
 
-// Unended is the state of parts of the run that have started and not ended.
-func (r PastRun) Unended() string {
-	switch r.Result {
-	case "running":
-		return "goes on"
-	case "running or killed":
-		return "running, or interrupted"
-	}
-	return "cut off"
-}
-
 // Command is the recast command: "roll", "upgrade-k8s".
 func (r PastRun) Command() string {
 	switch {

@@ -117,7 +117,7 @@ func TestKeepAbout(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		w := &work{Project: p, command: "roll", o: RollOptions{Holder: claim.Holder{PID: pid}, Version: "v1"}}
+		w := &work{Project: p, command: "roll", o: RollOptions{Holder: claim.Holder{PID: pid}, Origin: Origin{Recast: "v1"}}}
 		if err := errors.Join(w.keepAbout(j, lock), j.Close()); err != nil {
 			t.Fatal(err)
 		}
@@ -127,7 +127,7 @@ func TestKeepAbout(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := &About{
-		Command: "roll", Cluster: "c1", By: claim.Holder{PID: 1}, GoneOn: []claim.Holder{{PID: 2}}, Recast: "v1",
+		Command: "roll", Cluster: "c1", By: claim.Holder{PID: 1}, GoneOn: []claim.Holder{{PID: 2}}, Origin: Origin{Recast: "v1"},
 		Talos: "v1.13.9", Lock: lock.Key(),
 	}
 	if diff := cmp.Diff(want, r.About); diff != "" {

@@ -34,8 +34,8 @@ type RollOptions struct {
 	Dead   func(claim.Holder) bool
 	// Pulsed is called from time to time with the state of Kubernetes and etcd; may be nil.
 	Pulsed func(planning.Pulse)
-	// Version of recast, for history and reports.
-	Version string
+	// Origin is for history and reports.
+	Origin Origin
 	// Rehearse tests the boot ISOs before the first node; nil: as in roll.rehearse.enabled.
 	Rehearse *bool
 	// Rebuild is what the etcd of a broken cluster begins with again; see Policy.Rebuild.

@@ -76,7 +76,7 @@ func (v view) rows() []row {
 			continue // it had no turn
 		}
 		r := find(t.Node)
-		r.Mood, fates[t.Node] = moodOf(t.Status), t.Fate(v.Past.Unended())
+		r.Mood, fates[t.Node] = moodOf(t.Status), t.Fate(v.Past.Result)
 		kind := "turn"
 		switch t.Status {
 		case "not started":
@@ -94,6 +94,14 @@ func (v view) rows() []row {
 			text += ", not seen back"
 		}
 		r.Text = strings.TrimPrefix(r.Text+", "+text, ", ")
+	}
+	for _, t := range v.Story.Turns { // over the outage, which would hide it
+		if t.Status == "failed" {
+			r := find(t.Node)
+			end := v.Axis.bar(t.Until(), t.Until(), "failed", t.Strategy()+" failed")
+			end.X, end.W = min(end.X, wide-3*thinnest), 3*thinnest
+			r.Bars = append(r.Bars, end)
+		}
 	}
 	for i, r := range rows {
 		rows[i].Text = cmp.Or(r.Text, "not away")
@@ -148,7 +156,7 @@ func (v view) cards() []card {
 			continue
 		}
 		c := card{
-			ID: fmt.Sprintf("turn-%d", i+1), Node: t.Node, Title: t.Title, Mood: moodOf(t.Status), Status: t.Fate(v.Past.Unended()),
+			ID: fmt.Sprintf("turn-%d", i+1), Node: t.Node, Title: t.Title, Mood: moodOf(t.Status), Status: t.Fate(v.Past.Result),
 			Began: t.Began, Ended: t.Until(), Took: took(t.Until().Sub(t.Began)), Text: t.Text,
 		}
 		if !t.AwayFrom.IsZero() {
@@ -181,7 +189,7 @@ func (v view) stages(t *story.Turn) (stages []stage, bars []bar) {
 	a := newAxis(t.Began, t.Until())
 	for _, s := range t.Stages {
 		end := cmp.Or(s.Ended, t.Until())
-		g := stage{Stage: s, Kind: kindOf(s), Took: took(end.Sub(s.Began)), Ends: s.Fate(v.Past.Unended())}
+		g := stage{Stage: s, Kind: kindOf(s), Took: took(end.Sub(s.Began)), Ends: s.Fate(v.Past.Result)}
 		g.Shown = s.Status != "skipped" && s.Status != "not started" && !s.Began.Before(t.Began) &&
 			(end.Sub(s.Began) >= t.Until().Sub(t.Began)/200 || s.Error != "" || s.Ended.IsZero())
 		if g.Shown {
@@ -195,7 +203,7 @@ func (v view) stages(t *story.Turn) (stages []stage, bars []bar) {
 // others are the steps that belong to no node.
 func (v view) others() (out []stage) {
 	for _, s := range v.Story.Steps {
-		g := stage{Stage: s, Took: took(cmp.Or(s.Ended, v.Story.To).Sub(s.Began)), Ends: s.Fate(v.Past.Unended())}
+		g := stage{Stage: s, Took: took(cmp.Or(s.Ended, v.Story.To).Sub(s.Began)), Ends: s.Fate(v.Past.Result)}
 		out = append(out, g)
 	}
 	return out

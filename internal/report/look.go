@@ -117,6 +117,8 @@ func (v view) facts() []fact {
 			who = "started on another machine, finished by "
 		}
 		add("run", who+a.By.String())
+		add("started by", a.Who)
+		add("at commit", a.Commit)
 		for _, h := range a.GoneOn {
 			add("continued by", h.String())
 		}

@@ -80,20 +80,25 @@ type Stage struct {
 	path string
 }
 
-// Fate is how the turn ended: its status, "cut off", or unended for one that still runs.
-func (t *Turn) Fate(unended string) string { return fate(t.Status, t.CutOff, unended) }
+// Fate is how the turn ended in a run with that result ("done", "running", "killed", …): its status,
+// or, if it has none, whether it goes on or was cut off.
+func (t *Turn) Fate(result string) string { return fate(t.Status, t.CutOff, result) }
 
 // Fate is as in Turn.
-func (s *Stage) Fate(unended string) string { return fate(s.Status, s.CutOff, unended) }
+func (s *Stage) Fate(result string) string { return fate(s.Status, s.CutOff, result) }
 
-func fate(status string, cutOff bool, unended string) string {
+func fate(status string, cutOff bool, result string) string {
 	switch {
 	case status != "":
 		return status
 	case cutOff:
 		return "cut off"
+	case result == "running":
+		return "goes on"
+	case result == "running or killed":
+		return "running, or interrupted"
 	}
-	return unended
+	return "cut off"
 }
 
 // Said is one event.

@@ -28,7 +28,7 @@ func pastRuns() []pipeline.PastRun {
 		},
 		{
 			ID: "20261121-0421-3f2a", Started: at, Finished: at.Add(1871 * time.Second), Result: "done",
-			About: &pipeline.About{Command: "roll", By: claim.Holder{Host: "ci", PID: 7}, Recast: "v0.9.0", Was: "v1.13.8", Talos: "v1.13.9", Before: "a", Lock: "b"},
+			About: &pipeline.About{Command: "roll", By: claim.Holder{Host: "ci", PID: 7}, Origin: pipeline.Origin{Recast: "v0.9.0"}, Was: "v1.13.8", Talos: "v1.13.9", Before: "a", Lock: "b"},
 			Plan:  &planning.Plan{Nodes: []planning.NodePlan{{Node: "wk1", Strategy: cluster.Recreate}, {Node: "wk2"}}},
 			Fates: &cluster.Fates{Done: []string{"wk1"}},
 			Took:  []cluster.Took{{Node: "wk1", Strategy: cluster.Recreate, OutageSeconds: 192}},

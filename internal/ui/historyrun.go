@@ -68,7 +68,7 @@ func Tell(r pipeline.PastRun, s story.Story, report string, hide func(string) st
 			continue
 		}
 		turn := TurnTold{
-			Node: t.Node, Phase: t.Phase, Strategy: t.Strategy(), Status: t.Fate(r.Unended()), Began: t.Began,
+			Node: t.Node, Phase: t.Phase, Strategy: t.Strategy(), Status: t.Fate(r.Result), Began: t.Began,
 			Seconds: whole(t.Until().Sub(t.Began)), Error: hide(t.Error), Hints: each(t.Hints, hide),
 		}
 		if !t.AwayFrom.IsZero() {
@@ -76,7 +76,7 @@ func Tell(r pipeline.PastRun, s story.Story, report string, hide func(string) st
 		}
 		for _, g := range t.Stages {
 			turn.Stages = append(turn.Stages, StageTold{
-				Stage: g.Name, Status: g.Fate(r.Unended()), Seconds: cmp.Or(g.Ended, t.Until()).Sub(g.Began).Round(time.Millisecond).Seconds(),
+				Stage: g.Name, Status: g.Fate(r.Result), Seconds: cmp.Or(g.Ended, t.Until()).Sub(g.Began).Round(time.Millisecond).Seconds(),
 				Noted: hide(g.Noted), Error: hide(g.Error), open: g.Ended.IsZero(),
 			})
 		}
@@ -127,6 +127,12 @@ func drawAbout(p *page, r RunTold) {
 	text.WriteString(r.Command())
 	if a := r.About; a != nil {
 		text.WriteString(" by " + a.By.String())
+		if a.Who != "" {
+			text.WriteString(", started by " + a.Who)
+		}
+		if a.Commit != "" {
+			text.WriteString(", at commit " + a.Commit)
+		}
 		if a.Recast != "" {
 			text.WriteString(", recast " + a.Recast)
 		}

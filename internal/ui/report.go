@@ -22,6 +22,14 @@ type Report struct {
 
 // WriteReport prints the result of a roll and of each node.
 func WriteReport(w io.Writer, format string, rep pipeline.Report, fared Fared) error {
+	place := func(n NodeFared) int { // in the plan: events of nodes that go together come in any order
+		i := slices.IndexFunc(rep.Plan.Nodes, func(p planning.NodePlan) bool { return p.Node == n.Node })
+		if i < 0 {
+			return len(rep.Plan.Nodes)
+		}
+		return i
+	}
+	slices.SortStableFunc(fared.Nodes, func(a, b NodeFared) int { return cmp.Compare(place(a), place(b)) })
 	return write(w, format, Report{rep, fared}, func(p *page) {
 		took := rep.Ended.Sub(rep.Started).Round(time.Second)
 		outcome, _, _ := strings.Cut(rep.Outcome, ":") // the error is printed separately

@@ -377,7 +377,7 @@ func (c *Client) rollOptions(policy planning.Policy) pipeline.RollOptions {
 		Policy: policy, Rehearse: c.Rehearse, Saved: c.Saved, Begun: c.Begun, Confirm: c.Confirm,
 		RunID: func() (string, error) { return c.Run, nil }, JournalSync: c.JournalSync, Notify: c.Notify,
 		Holder: claim.Holder{Host: "test", Boot: "b", PID: c.pid, Start: "s"}, Dead: c.lab.isKilled,
-		Began: c.Telemetry.Began, Pulsed: c.Pulsed, Version: "devel",
+		Began: c.Telemetry.Began, Pulsed: c.Pulsed, Origin: pipeline.Origin{Recast: "devel"},
 	}
 	if o.Confirm == nil {
 		o.Confirm = func(planning.Plan) (bool, error) { return true, nil }
