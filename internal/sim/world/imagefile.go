@@ -2,11 +2,11 @@ package world
 
 import (
 	"archive/tar"
+	"bytes"
 	"errors"
 	"io"
 	"math"
 	"path"
-	"slices"
 	"strings"
 
 	"github.com/recast-sh/recast/internal/qcow2"
@@ -21,22 +21,31 @@ type image struct {
 	size int64
 }
 
-// bytes is the disk without the zeros at its end, which need no memory.
+// bytes is the disk without the zeros at its end. Those within it need no memory, since nothing writes them.
 func (i image) bytes() ([]byte, error) {
+	var end int64
+	err := i.written(func(at int64, part []byte) { end = at + int64(len(part)) })
+	if err != nil || end == 0 {
+		return nil, err
+	}
+	b := make([]byte, end)
+	return b, i.written(func(at int64, part []byte) { copy(b[at:], part) })
+}
+
+// written visits the parts of the disk that are not zeros.
+func (i image) written(visit func(at int64, part []byte)) error {
 	const step = 64 << 10
-	var b []byte
-	chunk := make([]byte, step)
+	chunk, zeros := make([]byte, step), make([]byte, step)
 	for at := int64(0); at < i.size; at += step {
 		part := chunk[:min(step, i.size-at)]
 		if n, err := i.ReadAt(part, at); n < len(part) {
-			return nil, err
+			return err
 		}
-		if !slices.ContainsFunc(part, func(b byte) bool { return b != 0 }) {
-			continue
+		if !bytes.Equal(part, zeros[:len(part)]) {
+			visit(at, part)
 		}
-		b = append(append(b, make([]byte, at-int64(len(b)))...), part...)
 	}
-	return b, nil
+	return nil
 }
 
 // openImage opens a file that may come from anyone, as file_size_info of
