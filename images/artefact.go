@@ -89,6 +89,14 @@ func (a Artefact) download(ctx context.Context, f Factory, req ISORequest, note 
 	return f.ISO(ctx, req, note)
 }
 
+// output is what the imager calls it.
+func (a Artefact) output() ImagerOutput {
+	if a == DiskImage {
+		return OutputDisk
+	}
+	return OutputISO
+}
+
 // Stored looks for a file of it on a storage.
 func (a Artefact) Stored(ctx context.Context, s Finder, host, storage, name string) (sizeBytes int64, found bool, err error) {
 	if a == DiskImage {

@@ -331,6 +331,11 @@ func (b Builder) fetch(ctx context.Context, a Artefact, name string, m *sharedSt
 	if locked.SHA256 != "" {
 		note(fmt.Sprintf("its content is as locked: its SHA-256 %s replaces %s in recast.lock", got.SHA256, locked.SHA256))
 	}
+	return b.record(a, e, got, diskBytes)
+}
+
+// record records a file that was verified.
+func (b Builder) record(a Artefact, e schematics.Locked, got schematics.BootFile, diskBytes int64) error {
 	return b.Ledger.record(e.BuildID, func(e *schematics.Locked) {
 		if a == DiskImage {
 			e.Disk = schematics.Disk{BootFile: got, DiskBytes: diskBytes}

@@ -34,14 +34,18 @@ type ImagerBuilder struct {
 // builds reports whether the imager builds a schematic's images.
 func (i ImagerBuilder) builds(schematic string) bool { return i.Builds != nil && i.Builds(schematic) }
 
-// imagerSteps end with an installer in the mirror and an ISO in the lock.
+// imagerSteps end with an installer in the mirror, and an ISO and, if wanted, a disk image in the lock.
 //
 // The imager never makes the same bytes twice (times of files, see
 // docs/notes/images.md). So the mirror keeps all of it for everyone who has the lock or
-// resolves the same build: installers by their tags, boot ISOs beside them.
+// resolves the same build: installers by their tags, what machines boot beside them.
 func (b Builder) imagerSteps(name string) []step.Step {
+	title := "have the imager build installer and boot ISO"
+	if len(b.wanted(name)) > 1 {
+		title = "have the imager build installer, boot ISO and disk image"
+	}
 	return []step.Step{{
-		ID: "run-imager", Title: "have the imager build installer and boot ISO",
+		ID: "run-imager", Title: title,
 		Skip: func(ctx context.Context) (string, error) { return b.haveAll(ctx, name) },
 		Do: func(ctx context.Context) (err error) {
 			if err := b.imagerCan(name); err != nil {
@@ -49,10 +53,13 @@ func (b Builder) imagerSteps(name string) []step.Step {
 			}
 			w := &workspace{Builder: b, name: name}
 			defer func() { err = errors.Join(err, w.remove()) }()
-			if err := w.installer(ctx); err != nil {
-				return err
+			err = w.installer(ctx)
+			for _, a := range b.wanted(name) {
+				if err == nil {
+					err = w.file(ctx, a)
+				}
 			}
-			return w.iso(ctx)
+			return err
 		},
 	}}
 }
@@ -108,7 +115,7 @@ func (w *workspace) installer(ctx context.Context) error {
 			return w.explainMismatch(err, tag, found)
 		}
 	}
-	if w.boot, err = w.installerBoot(ctx, lock, e, ref, w.note); err != nil {
+	if w.built.boot, err = w.installerBoot(ctx, lock, e, ref, w.note); err != nil {
 		return w.explainMismatch(fmt.Errorf("verify %s: %w", ref, err), tag, found)
 	}
 	// The tag comes last: it marks what was pushed as complete and verified.
@@ -120,7 +127,7 @@ func (w *workspace) installer(ctx context.Context) error {
 	return w.Ledger.record(e.BuildID, func(e *schematics.Locked) { e.Installer, e.Signer = ref, "" })
 }
 
-// explainMismatch adds a hint about an installer that is not what the lock describes.
+// explainMismatch adds a hint about an image that is not what the lock describes.
 func (w *workspace) explainMismatch(err error, tag string, found bool) error {
 	if found {
 		return fault.WithHint(err, "someone has pushed something else as %s: delete that tag from the registry", tag)
@@ -173,9 +180,9 @@ func (w *workspace) makeInstaller(ctx context.Context, lock schematics.Lock, e s
 	return digest, nil
 }
 
-// iso ensures that a boot ISO is in the cache and beside the installer, and records it.
-func (w *workspace) iso(ctx context.Context) error {
-	have, err := w.haveFile(ctx, BootISO, w.name)
+// file ensures that the boot ISO or the disk image is in the cache and beside the installer, and records it.
+func (w *workspace) file(ctx context.Context, a Artefact) error {
+	have, err := w.haveFile(ctx, a, w.name)
 	if err != nil || have != "" {
 		return err
 	}
@@ -183,23 +190,25 @@ func (w *workspace) iso(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	kept, found, err := w.keptISO(ctx, e)
+	want := a.File(lock, e)
+	kept, found, err := w.kept(ctx, a, e, want)
 	if err != nil {
 		return err
 	}
-	if !found && e.ISO.SHA256 != "" {
-		return fault.WithHint(fault.ImageDiffers.Refusedf("%s is neither in the cache nor beside the installer in %s, and the imager never makes the same bytes again", e.ISO.Name, w.Mirror),
-			"copy it from a storage that has it to %s. To have a new one built, remove recast.lock and run `recast lock`", w.Cache.path(e.ISO.Name))
+	if !found && want.SHA256 != "" {
+		return fault.WithHint(fault.ImageDiffers.Refusedf("%s is neither in the cache nor beside the installer in %s, and the imager never makes the same bytes again", want.Name, w.Mirror),
+			"copy it from a storage that has it to %s. To have a new one built, remove recast.lock and run `recast lock`", w.Cache.path(want.Name))
 	}
+	var got schematics.Disk
 	if found {
-		kept, err = w.fetchISO(ctx, lock, e, kept)
+		got, err = w.fetchKept(ctx, a, e, kept)
 	} else {
-		kept, err = w.makeISO(ctx, lock, e)
+		got, err = w.makeFile(ctx, a, lock, e)
 	}
-	if err != nil || kept == e.ISO {
+	if err != nil || got.BootFile == want {
 		return err
 	}
-	return w.Ledger.record(e.BuildID, func(e *schematics.Locked) { e.ISO = kept })
+	return w.record(a, e, got.BootFile, got.DiskBytes)
 }
 
 // mirrored reports whether the installer is in the mirror. One that the factory
@@ -208,18 +217,18 @@ func (w *workspace) mirrored(e schematics.Locked) bool {
 	return strings.HasPrefix(e.Installer, w.Mirror+"@")
 }
 
-// keptISO looks for the build's ISO beside its installer: the lock's, or any if none
+// kept looks for the build's file beside its installer: the lock's, or any if none
 // is locked yet.
-func (w *workspace) keptISO(ctx context.Context, e schematics.Locked) (schematics.BootFile, bool, error) {
+func (w *workspace) kept(ctx context.Context, a Artefact, e schematics.Locked, want schematics.BootFile) (schematics.BootFile, bool, error) {
 	if !w.mirrored(e) {
 		return schematics.BootFile{}, false, nil
 	}
-	list, err := w.ByImager.Archives.AttachedISOs(ctx, e.Installer)
+	list, err := w.ByImager.Archives.Attached(ctx, e.Installer)
 	if err != nil {
-		return schematics.BootFile{}, false, fmt.Errorf("look for a boot ISO beside the installer: %w", err)
+		return schematics.BootFile{}, false, fmt.Errorf("look for a %s beside the installer: %w", a, err)
 	}
-	list = slices.DeleteFunc(list, func(iso schematics.BootFile) bool {
-		return iso.Name != e.ISO.Name || e.ISO.SHA256 != "" && iso != e.ISO
+	list = slices.DeleteFunc(list, func(f schematics.BootFile) bool {
+		return f.Name != want.Name || want.SHA256 != "" && f != want
 	})
 	if len(list) == 0 {
 		return schematics.BootFile{}, false, nil
@@ -227,69 +236,69 @@ func (w *workspace) keptISO(ctx context.Context, e schematics.Locked) (schematic
 	return slices.MinFunc(list, func(a, b schematics.BootFile) int { return strings.Compare(a.SHA256, b.SHA256) }), true, nil
 }
 
-// fetchISO fetches an ISO from the mirror. One whose checksum is recorded was verified before.
-func (w *workspace) fetchISO(ctx context.Context, lock schematics.Lock, e schematics.Locked, kept schematics.BootFile) (schematics.BootFile, error) {
+// fetchKept fetches a file from the mirror.
+func (w *workspace) fetchKept(ctx context.Context, a Artefact, e schematics.Locked, kept schematics.BootFile) (schematics.Disk, error) {
 	w.say("fetching %s from %s", kept.Name, w.Mirror)
-	body, err := w.ByImager.Archives.ISO(ctx, e.Installer, kept)
+	body, err := w.ByImager.Archives.AttachedFile(ctx, e.Installer, kept)
 	if err != nil {
-		return kept, fmt.Errorf("fetch the boot ISO: %w", err)
+		return schematics.Disk{}, fmt.Errorf("fetch the %s: %w", a, err)
 	}
 	defer body.Close()
-	iso, err := w.keep(ctx, lock, e, &counted{Reader: body, tell: progress(kept.SizeBytes, w.note)}, kept)
+	got, err := w.keep(ctx, a, &counted{Reader: body, tell: progress(kept.SizeBytes, w.note)}, kept)
 	if err != nil {
-		return kept, fault.WithHint(err, "it was kept beside %s: if it is not its ISO, delete it there (an OCI manifest with the installer as its subject)", e.Installer)
+		return got, fault.WithHint(err, "it was kept beside %s: if it is not its %s, delete it there (an OCI manifest with the installer as its subject)", e.Installer, a)
 	}
-	return iso, nil
+	return got, nil
 }
 
-// makeISO builds the ISO. It is pushed to the mirror before it is recorded: only
+// makeFile builds the file. It is pushed to the mirror before it is recorded: only
 // then is a lock that names it of use to others.
-func (w *workspace) makeISO(ctx context.Context, lock schematics.Lock, e schematics.Locked) (schematics.BootFile, error) {
+func (w *workspace) makeFile(ctx context.Context, a Artefact, lock schematics.Lock, e schematics.Locked) (got schematics.Disk, err error) {
 	job, err := w.job(ctx, lock, e)
 	if err != nil {
-		return schematics.BootFile{}, err
+		return got, err
 	}
-	job.Output = OutputISO
+	job.Output = a.output()
 	file, err := w.ByImager.Imager.Build(ctx, w.dir, job, w.note)
 	if err != nil {
-		return schematics.BootFile{}, fmt.Errorf("build the boot ISO: %w", err)
+		return got, fmt.Errorf("build the %s: %w", a, err)
 	}
 	f, err := os.Open(filepath.Join(w.dir, file))
 	if err != nil {
-		return schematics.BootFile{}, err
+		return got, err
 	}
 	defer f.Close()
 	info, err := f.Stat()
 	if err != nil {
-		return schematics.BootFile{}, err
+		return got, err
 	}
-	iso, err := w.keep(ctx, lock, e, f, schematics.BootFile{Name: e.ISO.Name, SizeBytes: info.Size()})
-	if err != nil {
-		return iso, err
+	got, err = w.keep(ctx, a, f, schematics.BootFile{Name: a.File(lock, e).Name, SizeBytes: info.Size()})
+	if _, other := errors.AsType[*verify.Mismatch](err); other {
+		err = w.explainMismatch(err, "", false)
 	}
-	if !w.mirrored(e) {
-		return iso, nil
+	if err != nil || !w.mirrored(e) {
+		return got, err
 	}
-	w.say("pushing %s to %s", iso.Name, w.Mirror)
-	if err := w.ByImager.Archives.AttachISO(ctx, e.Installer, w.Cache.path(iso.Name), iso, progress(iso.SizeBytes, w.note)); err != nil {
-		return iso, fmt.Errorf("push the boot ISO: %w", err)
+	w.say("pushing %s to %s", got.Name, w.Mirror)
+	if err := w.ByImager.Archives.Attach(ctx, e.Installer, w.Cache.path(got.Name), a, got.BootFile, progress(got.SizeBytes, w.note)); err != nil {
+		return got, fmt.Errorf("push the %s: %w", a, err)
 	}
-	return iso, nil
+	return got, nil
 }
 
-// keep verifies an ISO and stores it in the cache.
-func (w *workspace) keep(ctx context.Context, lock schematics.Lock, e schematics.Locked, body io.Reader, want schematics.BootFile) (schematics.BootFile, error) {
-	var check func(f *os.File, got schematics.BootFile) error
-	if e.ISO.SHA256 == "" {
-		if w.boot == (verify.Boot{}) { // the installer was verified in an earlier run
-			var err error
-			if w.boot, err = w.installerBoot(ctx, lock, e, e.Installer, w.note); err != nil {
-				return schematics.BootFile{}, err
-			}
-		}
-		check = func(f *os.File, got schematics.BootFile) error {
-			return w.Verifier.ISO(ctx, lock, e, f, got.SizeBytes, w.boot, w.note)
-		}
+// keep verifies a file and stores it in the cache.
+func (w *workspace) keep(ctx context.Context, a Artefact, body io.Reader, want schematics.BootFile) (schematics.Disk, error) {
+	lock, e, err := w.Ledger.entry(w.name)
+	if err != nil {
+		return schematics.Disk{}, err
 	}
-	return w.Cache.store(body, want.SizeBytes, want, check)
+	diskBytes := e.Disk.DiskBytes
+	got, err := w.Cache.store(body, want.SizeBytes, want, func(f *os.File, got schematics.BootFile) (err error) {
+		if got == a.File(lock, e) { // these very bytes were verified before
+			return nil
+		}
+		diskBytes, err = w.verify(ctx, a, w.name, &w.built, f, got, w.note)
+		return err
+	})
+	return schematics.Disk{BootFile: got, DiskBytes: diskBytes}, err
 }

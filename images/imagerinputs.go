@@ -11,8 +11,6 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/recast-sh/recast/images/verify"
-
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/schematics"
 )
@@ -23,18 +21,18 @@ const abandonedAfter = 24 * time.Hour
 // workspace is where the imager builds one schematic.
 type workspace struct {
 	Builder
-	name string
-	top  string // private; "" until something is built
-	dir  string // in top: what the imager sees
-	made ImagerJob
-	boot verify.Boot // of the verified installer
+	name  string
+	top   string // private; "" until something is built
+	dir   string // in top: what the imager sees
+	made  ImagerJob
+	built sharedState // of the verified installer
 }
 
 func (w *workspace) note(text string) { w.noteFor(w.name, "run-imager")(text) }
 
 func (w *workspace) say(format string, args ...any) { w.note(fmt.Sprintf(format, args...)) }
 
-// job fetches the inputs of both outputs on its first call. The imager itself gets
+// job fetches the inputs of all outputs on its first call. The imager itself gets
 // no credentials and needs no network.
 func (w *workspace) job(ctx context.Context, lock schematics.Lock, e schematics.Locked) (ImagerJob, error) {
 	if w.top != "" {

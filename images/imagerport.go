@@ -27,6 +27,7 @@ type ImagerOutput string
 const (
 	OutputInstaller ImagerOutput = "installer" // a tarball as docker saves images
 	OutputISO       ImagerOutput = "iso"
+	OutputDisk      ImagerOutput = "image" // in qcow2 format
 )
 
 // ImagerJob is one image for the imager to make. Files are named by their paths in
@@ -38,7 +39,7 @@ type ImagerJob struct {
 	Arch          string
 	Platform      string
 	Customization schematics.Customization
-	BaseInstaller ImagerInput   // an OCI layout; an ISO needs none
+	BaseInstaller ImagerInput   // an OCI layout; only an installer needs one
 	Extensions    []ImagerInput // flattened images as tars, in build order
 	Overlay       *ImagerOverlay
 	// Schematic makes the imager add the entry that tells a node what it runs, as
@@ -72,13 +73,13 @@ type Archives interface {
 	// BuiltUpon refuses an image that does not begin with the layers of base, both by
 	// digest, for an architecture.
 	BuiltUpon(ctx context.Context, ref, base, arch string) error
-	// AttachISO puts a boot ISO beside its installer (by digest), where it can be
-	// found, copied and deleted with the installer. progress may be nil.
-	AttachISO(ctx context.Context, installer, file string, iso schematics.BootFile, progress func(doneBytes int64)) error
-	// AttachedISOs lists what is beside an installer.
-	AttachedISOs(ctx context.Context, installer string) ([]schematics.BootFile, error)
-	// ISO streams one of them, checked against its checksum. The caller closes it.
-	ISO(ctx context.Context, installer string, iso schematics.BootFile) (io.ReadCloser, error)
+	// Attach puts a file beside its installer (by digest), where it can be found,
+	// copied and deleted with the installer. progress may be nil.
+	Attach(ctx context.Context, installer, file string, of Artefact, as schematics.BootFile, progress func(doneBytes int64)) error
+	// Attached lists the boot ISOs and disk images beside an installer.
+	Attached(ctx context.Context, installer string) ([]schematics.BootFile, error)
+	// AttachedFile streams one of them, checked against its checksum. The caller closes it.
+	AttachedFile(ctx context.Context, installer string, f schematics.BootFile) (io.ReadCloser, error)
 }
 
 // ArchivePush is an image in a tarball to push to a registry.

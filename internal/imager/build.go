@@ -62,8 +62,11 @@ func checkOutput(path string) error {
 // outputName is the imager's name for its output: siderolabs/talos
 // pkg/imager/profile/profile.go, OutputPath.
 func outputName(job images.ImagerJob) string {
-	if job.Output == images.OutputInstaller {
+	switch job.Output {
+	case images.OutputInstaller:
 		return "installer-" + job.Arch + ".tar"
+	case images.OutputDisk:
+		return job.Platform + "-" + job.Arch + ".qcow2"
 	}
 	return job.Platform + "-" + job.Arch + ".iso"
 }

@@ -38,6 +38,12 @@ func isoJob() images.ImagerJob {
 	return job
 }
 
+func diskJob() images.ImagerJob {
+	job := isoJob()
+	job.Output = images.OutputDisk
+	return job
+}
+
 // workDir is a job's directory.
 func workDir(t *testing.T) string {
 	t.Helper()
@@ -66,6 +72,24 @@ func read(t *testing.T, path string) string {
 	return string(b)
 }
 
+// bootable is the profile of what machines boot, without its output.
+const bootable = `arch: amd64
+platform: nocloud
+secureboot: false
+version: v1.13.9
+customization:
+    extraKernelArgs:
+        - console=ttyS0
+        - recast.lock=sha256-1
+    metaContents:
+        - key: 12
+          value: "on"
+input:
+    systemExtensions:
+        - tarballPath: OUT/in/0.tar
+        - tarballPath: OUT/in/schematic.tar
+`
+
 func TestBuildWithACommand(t *testing.T) {
 	t.Parallel()
 	cases := map[string]struct {
@@ -92,25 +116,19 @@ output:
     kind: installer
     outFormat: raw
 `},
-		"iso": {job: isoJob(), file: "nocloud-amd64.iso", profile: `arch: amd64
-platform: nocloud
-secureboot: false
-version: v1.13.9
-customization:
-    extraKernelArgs:
-        - console=ttyS0
-        - recast.lock=sha256-1
-    metaContents:
-        - key: 12
-          value: "on"
-input:
-    systemExtensions:
-        - tarballPath: OUT/in/0.tar
-        - tarballPath: OUT/in/schematic.tar
-output:
+		"iso": {job: isoJob(), file: "nocloud-amd64.iso", profile: bootable + `output:
     kind: iso
     outFormat: raw
     isoOptions:
+        bootloader: sd-boot
+`},
+		"disk image": {job: diskJob(), file: "nocloud-amd64.qcow2", profile: bootable + `output:
+    kind: image
+    outFormat: raw
+    imageOptions:
+        diskSize: 1306525696
+        diskFormat: qcow2
+        diskFormatOptions: cluster_size=8k
         bootloader: sd-boot
 `},
 	}

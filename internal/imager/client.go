@@ -149,8 +149,8 @@ func (c *Client) program(dir, image, name string) (program, error) {
 		"install one of them, or name a program that builds images in images.imager.command")
 }
 
-// container runs the imager without privileges and without a network: an ISO and an
-// installer need no devices, and all inputs are already in the directory. SELinux
+// container runs the imager without privileges and without a network: no output needs
+// devices (see schematics.Lock.NoDisk), and all inputs are already in the directory. SELinux
 // lets a container into a directory only if it is relabelled (Z), which has no
 // effect elsewhere.
 func container(engine, dir, image, name string) program {

@@ -35,8 +35,11 @@ func fakeImager(way, out string) int {
 		err = os.WriteFile(filepath.Join(out, "profile.yaml"), profile, 0o600)
 	}
 	file := filepath.Join(out, "nocloud-amd64.iso")
-	if strings.Contains(string(profile), "kind: installer") {
+	switch {
+	case strings.Contains(string(profile), "kind: installer"):
 		file = filepath.Join(out, "installer-amd64.tar")
+	case strings.Contains(string(profile), "kind: image"):
+		file = filepath.Join(out, "nocloud-amd64.qcow2")
 	}
 	if strings.HasPrefix(way, "build") {
 		return code(errors.Join(err, build(way, profile, out)))

@@ -52,18 +52,32 @@ type overlay struct {
 }
 
 type output struct {
-	Kind       string      `yaml:"kind"`
-	OutFormat  string      `yaml:"outFormat"`
-	ISOOptions *isoOptions `yaml:"isoOptions,omitempty"`
+	Kind         string        `yaml:"kind"`
+	OutFormat    string        `yaml:"outFormat"`
+	ISOOptions   *isoOptions   `yaml:"isoOptions,omitempty"`
+	ImageOptions *imageOptions `yaml:"imageOptions,omitempty"`
 }
 
 type isoOptions struct {
 	Bootloader string `yaml:"bootloader"`
 }
 
+type imageOptions struct {
+	DiskSize          int64  `yaml:"diskSize"`
+	DiskFormat        string `yaml:"diskFormat"`
+	DiskFormatOptions string `yaml:"diskFormatOptions"`
+	Bootloader        string `yaml:"bootloader,omitempty"`
+}
+
+// diskBytes is what Talos' own profiles of nocloud and metal have, and the Image Factory asks
+// for: MinRAWDiskSize in siderolabs/talos pkg/imager/profile/default.go. The imager adds what
+// the Talos version and GRUB need. recast makes larger disks when it imports the image.
+const diskBytes = 1246 << 20
+
 // profileOf writes the imager's input. seen is the job's directory as the imager
-// sees it. META values are for the ISO only: the imager refuses them for an
-// installer, and the Image Factory omits them there, too.
+// sees it. META values are not for an installer: the imager refuses them there, and
+// the Image Factory omits them, too. The options of a disk image are the factory's:
+// siderolabs/image-factory internal/profile/profile.go, ParseFromPath.
 func profileOf(job images.ImagerJob, seen string) ([]byte, error) {
 	file := func(name string) string { return path.Join(seen, name) }
 	p := profile{
@@ -75,16 +89,21 @@ func profileOf(job images.ImagerJob, seen string) ([]byte, error) {
 		p.Input.SystemExtensions = append(p.Input.SystemExtensions, asset{TarballPath: file(x.File)})
 	}
 	p.Input.SystemExtensions = append(p.Input.SystemExtensions, asset{TarballPath: file(markerFile)})
+	if job.Output != images.OutputInstaller {
+		for _, m := range job.Customization.Meta {
+			p.Customization.MetaContents = append(p.Customization.MetaContents, metaValue(m))
+		}
+	}
+	bootloader := job.Customization.Bootloader
 	switch job.Output {
 	case images.OutputInstaller:
 		p.Input.BaseInstaller = &asset{ImageRef: job.BaseInstaller.Ref, OCIPath: file(job.BaseInstaller.File)}
 	case images.OutputISO:
-		for _, m := range job.Customization.Meta {
-			p.Customization.MetaContents = append(p.Customization.MetaContents, metaValue(m))
+		if bootloader != "" {
+			p.Output.ISOOptions = &isoOptions{Bootloader: bootloader}
 		}
-		if b := job.Customization.Bootloader; b != "" {
-			p.Output.ISOOptions = &isoOptions{Bootloader: b}
-		}
+	case images.OutputDisk:
+		p.Output.ImageOptions = &imageOptions{DiskSize: diskBytes, DiskFormat: "qcow2", DiskFormatOptions: "cluster_size=8k", Bootloader: bootloader}
 	}
 	if o := job.Overlay; o != nil {
 		p.Overlay = &overlay{Name: o.Name, Image: asset{TarballPath: file(o.Host.File)}, Options: job.Customization.OverlayOptions}

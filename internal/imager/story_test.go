@@ -22,7 +22,7 @@ func TestBuilt(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.checkBuilt(t)
-	if d := cmp.Diff([]string{"installer", "iso"}, s.runs(t)); d != "" {
+	if d := cmp.Diff([]string{"installer", "iso", "image"}, s.runs(t)); d != "" {
 		t.Errorf("runs (-want +got):\n%s", d)
 	}
 
@@ -36,7 +36,7 @@ func TestBuilt(t *testing.T) {
 		t.Errorf("again: runs %q, %d changes", got, s.changes)
 	}
 
-	t.Log("another machine finds the ISO beside the installer")
+	t.Log("another machine finds them beside the installer")
 	if err := os.RemoveAll(filepath.Join(s.dir, "iso")); err != nil {
 		t.Fatal(err)
 	}
@@ -46,8 +46,10 @@ func TestBuilt(t *testing.T) {
 	if got := s.runs(t); len(got) > 0 || !cmp.Equal(before, s.lock) {
 		t.Errorf("another machine: runs %q, lock\n%s", got, cmp.Diff(before, s.lock))
 	}
-	if _, err := os.Stat(filepath.Join(s.dir, "iso", s.entry().ISO.Name)); err != nil {
-		t.Error(err)
+	for _, name := range []string{s.entry().ISO.Name, s.entry().Disk.Name} {
+		if _, err := os.Stat(filepath.Join(s.dir, "iso", name)); err != nil {
+			t.Error(err)
+		}
 	}
 
 	t.Log("everyone who resolves the same build gets the same, verified images")
@@ -63,12 +65,38 @@ func TestBuilt(t *testing.T) {
 	}
 }
 
+// Where disk images are wanted later, only they are built.
+func TestDiskImageLater(t *testing.T) {
+	t.Parallel()
+	s := newStory(t)
+	s.noDisk = true
+	if err := s.build(t.Context(), t); err != nil {
+		t.Fatal(err)
+	}
+	if d := cmp.Diff([]string{"installer", "iso"}, s.runs(t)); d != "" || s.entry().Disk != (schematics.Disk{}) {
+		t.Errorf("the lock has %+v, runs (-want +got):\n%s", s.entry().Disk, d)
+	}
+	without := s.entry()
+	s.noDisk = false
+	if err := s.build(t.Context(), t); err != nil {
+		t.Fatal(err)
+	}
+	s.checkBuilt(t)
+	if d := cmp.Diff([]string{"image"}, s.runs(t)); d != "" {
+		t.Errorf("runs (-want +got):\n%s", d)
+	}
+	without.Disk = s.entry().Disk
+	if d := cmp.Diff(without, s.entry()); d != "" {
+		t.Errorf("the lock (-want +got):\n%s", d)
+	}
+}
+
 // A run that dies at any change to the mirror is finished by the next one, and until
 // then no tag names unverified content.
 func TestKilledAtEveryChange(t *testing.T) {
 	t.Parallel()
 	if testing.Short() {
-		t.Skip("long: it builds two images for every request")
+		t.Skip("long: it builds three images for every request")
 	}
 	undisturbed := newStory(t)
 	if err := undisturbed.build(t.Context(), t); err != nil {
@@ -82,8 +110,8 @@ func TestKilledAtEveryChange(t *testing.T) {
 				t.Fatalf("change %d: it was not killed", n)
 			}
 			s.revive(0, false)
-			if s.entry().Installer == "" && s.entry().ISO.SHA256 != "" {
-				t.Errorf("change %d: an ISO is locked without an installer", n)
+			if e := s.entry(); e.Installer == "" && e.ISO.SHA256 != "" || e.ISO.SHA256 == "" && e.Disk.SHA256 != "" {
+				t.Errorf("change %d: locked in another order: %+v", n, e)
 			}
 			s.checkNothingLeft(t)
 			if err := s.build(t.Context(), t); err != nil {
@@ -101,15 +129,17 @@ func TestKilledAtEveryChange(t *testing.T) {
 func TestRefusesUnlockedContent(t *testing.T) {
 	t.Parallel()
 	cases := map[string]struct {
-		way       string
-		want      string
-		installer bool // is recorded anyway
+		way            string
+		want           string
+		installer, iso bool // are recorded anyway
 	}{
 		"another file":           {way: "build-swapped", want: "frr"},
 		"another Talos":          {way: "build-other-version", want: "v1.13.8"},
 		"another base":           {way: "build-other-base", want: "the image is not based on "},
 		"an ISO with too little": {way: "build-other-iso", want: "boot ISO", installer: true},
 		"half an ISO":            {way: "build-cut-iso", want: "boot ISO", installer: true},
+		"a disk with too little": {way: "build-other-disk", want: "disk image: ", installer: true, iso: true},
+		"half a disk":            {way: "build-cut-disk", want: "disk image: ", installer: true, iso: true},
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -121,14 +151,18 @@ func TestRefusesUnlockedContent(t *testing.T) {
 				t.Errorf("err = %v, want one with %q", err, c.want)
 			}
 			e := s.entry()
-			if e.ISO.SHA256 != "" || (e.Installer != "") != c.installer {
-				t.Errorf("recorded: %q, %+v", e.Installer, e.ISO)
+			if e.Disk != (schematics.Disk{}) || (e.ISO.SHA256 != "") != c.iso || (e.Installer != "") != c.installer {
+				t.Errorf("recorded: %q, %+v, %+v", e.Installer, e.ISO, e.Disk)
 			}
 			if _, found, err := s.registry.Digest(t.Context(), s.tag()); err != nil || found != c.installer {
 				t.Errorf("tag is there: %t, %v", found, err)
 			}
 			s.checkNothingLeft(t)
-			if left, err := filepath.Glob(filepath.Join(s.dir, "iso", "*")); err != nil || len(left) > 0 {
+			kept := "*"
+			if c.iso {
+				kept = "*.qcow2*"
+			}
+			if left, err := filepath.Glob(filepath.Join(s.dir, "iso", kept)); err != nil || len(left) > 0 {
 				t.Errorf("in the cache: %q, %v", left, err)
 			}
 		})
@@ -193,6 +227,10 @@ func TestLostImagesAreNotBuiltAgain(t *testing.T) {
 	lose(func(e *schematics.Locked) { e.ISO.SHA256 = none })
 	if err := s.build(t.Context(), t); fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), "never makes the same bytes again") {
 		t.Errorf("ISO: err = %v", err)
+	}
+	lose(func(e *schematics.Locked) { e.Disk.SHA256 = none })
+	if err := s.build(t.Context(), t); fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), ".qcow2 is neither in the cache nor beside the installer") {
+		t.Errorf("disk image: err = %v", err)
 	}
 	if got := s.runs(t); len(got) > 0 {
 		t.Errorf("runs %q", got)

@@ -19,8 +19,10 @@ import (
 // run is counted in the file runs, beside the directory of all runs.
 func build(way string, profile []byte, out string) error {
 	kind := sim.ISO
-	if strings.Contains(string(profile), "kind: installer") {
-		kind = sim.Installer
+	for _, k := range []string{sim.Installer, sim.Disk} {
+		if strings.Contains(string(profile), "kind: "+k) {
+			kind = k
+		}
 	}
 	runs, err := os.OpenFile(filepath.Join(filepath.Dir(filepath.Dir(filepath.Dir(out))), "runs"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err == nil {
@@ -36,6 +38,9 @@ func build(way string, profile []byte, out string) error {
 	if err == nil && way == "build-cut-iso" && kind == sim.ISO {
 		err = os.Truncate(filepath.Join(out, "nocloud-amd64.iso"), 50_000)
 	}
+	if err == nil && way == "build-cut-disk" && kind == sim.Disk {
+		err = os.Truncate(filepath.Join(out, "nocloud-amd64.qcow2"), 50_000)
+	}
 	return err
 }
 
@@ -45,7 +50,7 @@ func spoil(way, kind string, img *artefact.Image) {
 		img.Extensions[1].Files["/usr/local/bin/frr"] = []byte("evil")
 	case way == "build-other-version":
 		img.TalosVersion = "v1.13.8"
-	case way == "build-other-iso" && kind == sim.ISO:
+	case way == "build-other-iso" && kind == sim.ISO, way == "build-other-disk" && kind == sim.Disk:
 		img.Extensions = img.Extensions[1:]
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -41,6 +42,7 @@ type story struct {
 	lock     schematics.Lock // as saved last
 	dir      string
 	program  bool   // the imager is a process
+	noDisk   bool   // machines boot only ISOs
 	way      string // its behaviour
 	notes    []string
 
@@ -176,7 +178,7 @@ func (s *story) resolve(t *testing.T) {
 		Talos: "v1.13.9", Arch: "amd64", Platform: "nocloud",
 		Files: map[string]schematics.File{"bgp": {
 			Path: "bgp.yaml", Imager: true,
-			Data:       []byte("customization: {extraKernelArgs: [net.ifnames=0], systemExtensions: {officialExtensions: [siderolabs/agent]}}\n"),
+			Data:       []byte("customization: {extraKernelArgs: [net.ifnames=0], meta: [{key: 12, value: rack 7}], systemExtensions: {officialExtensions: [siderolabs/agent]}}\n"),
 			Extensions: []schematics.Explicit{{Repository: s.host + "/acme/frr", Tag: "1.7.15"}},
 		}},
 	}, schematics.Sources{
@@ -225,6 +227,7 @@ func (s *story) build(ctx context.Context, t *testing.T) error {
 			Base: s.base, Scratch: filepath.Join(s.dir, "imager"),
 		},
 		Mirror: s.mirror,
+		Disk:   func(string) bool { return !s.noDisk },
 		Note:   func(path, text string) { s.notes = append(s.notes, path+": "+text) },
 	}
 	ctx, cancel := context.WithCancel(ctx)
@@ -270,12 +273,13 @@ func (s *story) checkBuilt(t *testing.T) {
 	if err != nil || !found || e.Installer != s.host+"/acme/talos@"+digest {
 		t.Errorf("the lock has %s, the tag is %s (%v)", e.Installer, digest, err)
 	}
-	list, err := s.registry.AttachedISOs(t.Context(), e.Installer)
-	if d := cmp.Diff([]schematics.BootFile{e.ISO}, list); err != nil || d != "" {
-		t.Errorf("%v; ISOs beside the installer (-lock +got):\n%s", err, d)
+	list, err := s.registry.Attached(t.Context(), e.Installer)
+	slices.SortFunc(list, func(a, b schematics.BootFile) int { return strings.Compare(a.Name, b.Name) })
+	if d := cmp.Diff([]schematics.BootFile{e.ISO, e.Disk.BootFile}, list); err != nil || d != "" {
+		t.Errorf("%v; beside the installer (-lock +got):\n%s", err, d)
 	}
-	if e.ISO.SHA256 == "" {
-		t.Error("the lock has no ISO")
+	if e.ISO.SHA256 == "" || e.Disk.SHA256 == "" || e.Disk.DiskBytes < 1<<20 {
+		t.Errorf("the lock has %+v, %+v", e.ISO, e.Disk)
 	}
 	s.checkNothingLeft(t)
 }

@@ -49,7 +49,7 @@ func BenchmarkArchives(b *testing.B) {
 		peak := heap.Peak(b.Context(), func() {
 			digest, err := c.PushArchive(b.Context(), images.ArchivePush{File: archive, Repository: to + "/talos", Arch: "amd64", Base: ref.String()})
 			if err == nil {
-				err = c.AttachISO(b.Context(), to+"/talos@"+digest, file, iso, nil)
+				err = c.Attach(b.Context(), to+"/talos@"+digest, file, images.BootISO, iso, nil)
 			}
 			if err != nil {
 				b.Fatal(err)

@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -225,7 +226,7 @@ func must2[A, B any](a A, b B, err error) func(*testing.T) (A, B) {
 	}
 }
 
-func TestISOsBesideAnInstaller(t *testing.T) {
+func TestFilesBesideAnInstaller(t *testing.T) {
 	t.Parallel()
 	cases := map[string][]ggcr.Option{
 		"with the referrers API":    {ggcr.WithReferrersSupport(true)},
@@ -240,30 +241,33 @@ func TestISOsBesideAnInstaller(t *testing.T) {
 				t.Fatal(err)
 			}
 			installer := f.mirror.Digest(digest).String()
-			if list, err := f.AttachedISOs(t.Context(), installer); err != nil || len(list) > 0 {
+			if list, err := f.Attached(t.Context(), installer); err != nil || len(list) > 0 {
 				t.Errorf("beside it initially: %v, %v", list, err)
 			}
-			content := bytes.Repeat([]byte("ISO"), 10_000)
-			iso, file := isoOf(t, content)
-			if err := f.AttachISO(t.Context(), installer, file, iso, nil); err != nil {
-				t.Fatal(err)
+			iso, isoFile := isoOf(t, bytes.Repeat([]byte("ISO"), 10_000))
+			disk, diskFile := isoOf(t, bytes.Repeat([]byte("disk"), 10_000))
+			disk.Name = "recast-v1.13.9-abc-nocloud-amd64.qcow2"
+			attach := func() {
+				if err := errors.Join(f.Attach(t.Context(), installer, isoFile, images.BootISO, iso, nil), f.Attach(t.Context(), installer, diskFile, images.DiskImage, disk, nil)); err != nil {
+					t.Fatal(err)
+				}
 			}
-			list, err := f.AttachedISOs(t.Context(), installer)
-			if d := cmp.Diff([]schematics.BootFile{iso}, list); err != nil || d != "" {
+			attach()
+			list, err := f.Attached(t.Context(), installer)
+			slices.SortFunc(list, func(a, b schematics.BootFile) int { return strings.Compare(a.Name, b.Name) })
+			if d := cmp.Diff([]schematics.BootFile{iso, disk}, list); err != nil || d != "" {
 				t.Fatalf("%v, beside it (-want +got):\n%s", err, d)
 			}
-			body, err := f.ISO(t.Context(), installer, iso)
+			body, err := f.AttachedFile(t.Context(), installer, disk)
 			if err != nil {
 				t.Fatal(err)
 			}
 			defer body.Close()
-			if got := must(io.ReadAll(body))(t); !bytes.Equal(got, content) {
+			if got := must(io.ReadAll(body))(t); !bytes.Equal(got, must(os.ReadFile(diskFile))(t)) {
 				t.Errorf("%d different bytes arrived", len(got))
 			}
 			f.to.set(nil)
-			if err := f.AttachISO(t.Context(), installer, file, iso, nil); err != nil {
-				t.Fatal(err)
-			}
+			attach()
 			if posts := f.to.asked(http.MethodPost); len(posts) > 0 {
 				t.Errorf("sent again: %q", posts)
 			}
@@ -279,7 +283,7 @@ func TestAttachISORefusesOtherBytes(t *testing.T) {
 		t.Fatal(err)
 	}
 	iso, _ := isoOf(t, []byte("the ISO"))
-	if err := f.AttachISO(t.Context(), f.mirror.Digest(digest).String(), write(t, []byte("another")), iso, nil); err == nil {
+	if err := f.Attach(t.Context(), f.mirror.Digest(digest).String(), write(t, []byte("another")), images.BootISO, iso, nil); err == nil {
 		t.Error("a registry accepted other bytes under the ISO's digest")
 	}
 }
@@ -296,10 +300,10 @@ func TestCopyTakesTheISOAlong(t *testing.T) {
 	}
 	iso, file := isoOf(t, []byte("the ISO"))
 	from := p.Repository + "@" + digest
-	if err := errors.Join(f.AttachISO(t.Context(), from, file, iso, nil), f.Copy(t.Context(), from, f.mirror.String(), nil)); err != nil {
+	if err := errors.Join(f.Attach(t.Context(), from, file, images.BootISO, iso, nil), f.Copy(t.Context(), from, f.mirror.String(), nil)); err != nil {
 		t.Fatal(err)
 	}
-	list, err := f.AttachedISOs(t.Context(), f.mirror.Digest(digest).String())
+	list, err := f.Attached(t.Context(), f.mirror.Digest(digest).String())
 	if d := cmp.Diff([]schematics.BootFile{iso}, list); err != nil || d != "" {
 		t.Errorf("%v, beside the copy (-want +got):\n%s", err, d)
 	}
@@ -311,12 +315,12 @@ func TestArchivesNeedDigests(t *testing.T) {
 	p := f.push("file")
 	p.Base = "ghcr.io/siderolabs/installer-base:v1.13.9"
 	_, errPush := f.PushArchive(t.Context(), p)
-	_, errList := f.AttachedISOs(t.Context(), "ghcr.io/acme/talos:v1")
-	_, errISO := f.ISO(t.Context(), "ghcr.io/acme/talos:v1", schematics.BootFile{})
+	_, errList := f.Attached(t.Context(), "ghcr.io/acme/talos:v1")
+	_, errISO := f.AttachedFile(t.Context(), "ghcr.io/acme/talos:v1", schematics.BootFile{})
 	for what, err := range map[string]error{
 		"push": errPush, "list": errList, "ISO": errISO,
 		"save":   f.SaveLayout(t.Context(), "ghcr.io/siderolabs/installer-base:v1.13.9", "amd64", t.TempDir()),
-		"attach": f.AttachISO(t.Context(), "ghcr.io/acme/talos:v1", "file", schematics.BootFile{}, nil),
+		"attach": f.Attach(t.Context(), "ghcr.io/acme/talos:v1", "file", images.BootISO, schematics.BootFile{}, nil),
 	} {
 		if fault.KindOf(err) != fault.Config {
 			t.Errorf("%s: err = %v", what, err)

@@ -8,6 +8,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/schematics"
 )
 
@@ -66,10 +67,10 @@ func TestReferrersOfRegistriesWithoutTheAPI(t *testing.T) {
 			digest := must(f.PushArchive(t.Context(), f.push(f.save(t, f.img))))(t)
 			installer := f.mirror.Digest(digest).String()
 			iso, file := isoOf(t, []byte("the ISO"))
-			if err := f.AttachISO(t.Context(), installer, file, iso, nil); err != nil {
+			if err := f.Attach(t.Context(), installer, file, images.BootISO, iso, nil); err != nil {
 				t.Fatal(err)
 			}
-			list, err := f.AttachedISOs(t.Context(), installer)
+			list, err := f.Attached(t.Context(), installer)
 			if diff := cmp.Diff([]schematics.BootFile{iso}, list); err != nil || diff != "" {
 				t.Errorf("%v, beside it (-want +got):\n%s", err, diff)
 			}

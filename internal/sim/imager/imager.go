@@ -1,11 +1,15 @@
 // Package imager does what Talos' imager does, for images of the lab: [Build] reads a
-// profile and makes an installer or a boot ISO from the files that the profile names.
+// profile and makes an installer, a boot ISO or a disk image from the files that the profile names.
 package imager
 
 import (
+	"bytes"
+	"compress/gzip"
 	"crypto/rand"
+	"encoding/base64"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -25,19 +29,35 @@ import (
 const (
 	Installer = "installer"
 	ISO       = "iso"
+	Disk      = "image"
 )
 
 // profile is the used part of siderolabs/talos pkg/imager/profile.
 type profile struct {
 	Arch, Platform, Version string
 	Customization           struct {
-		ExtraKernelArgs []string `yaml:"extraKernelArgs"`
+		ExtraKernelArgs []string    `yaml:"extraKernelArgs"`
+		MetaContents    []metaValue `yaml:"metaContents"`
 	}
 	Input struct {
 		BaseInstaller    asset   `yaml:"baseInstaller"`
 		SystemExtensions []asset `yaml:"systemExtensions"`
 	}
-	Output struct{ Kind string }
+	Output struct {
+		Kind         string
+		ImageOptions *imageOptions `yaml:"imageOptions"`
+	}
+}
+
+type metaValue struct {
+	Key   uint8
+	Value string
+}
+
+type imageOptions struct {
+	DiskSize   int64  `yaml:"diskSize"`
+	DiskFormat string `yaml:"diskFormat"`
+	Bootloader string
 }
 
 type asset struct {
@@ -64,7 +84,11 @@ func Build(text []byte, out string, spoil func(kind string, img *artefact.Image)
 	case Installer:
 		return p.installer(img, filepath.Join(out, "installer-"+p.Arch+".tar"))
 	case ISO:
-		return iso(img, filepath.Join(out, p.Platform+"-"+p.Arch+".iso"))
+		b, err := artefact.ISO(img)
+		return write(b, err, filepath.Join(out, p.Platform+"-"+p.Arch+".iso"))
+	case Disk:
+		b, err := p.disk(img)
+		return write(b, err, filepath.Join(out, p.Platform+"-"+p.Arch+".qcow2"))
 	}
 	return fmt.Errorf("profile is invalid: unknown output kind %q", p.Output.Kind)
 }
@@ -75,7 +99,14 @@ func (p profile) image() (artefact.Image, error) {
 	if p.Output.Kind == ISO {
 		args = append(args, artefact.HaltIfInstalled)
 	}
-	args = append(append(args, "console=tty0"), p.Customization.ExtraKernelArgs...)
+	args = append(args, "console=tty0")
+	switch meta := p.Customization.MetaContents; {
+	case len(meta) > 0 && p.Output.Kind == Installer:
+		return artefact.Image{}, errors.New("profile is invalid: customization of meta partition is not supported for installer output")
+	case len(meta) > 0 && p.Output.Kind == ISO:
+		args = append(args, "talos.environment=INSTALLER_META_BASE64="+encoded(meta))
+	}
+	args = append(args, p.Customization.ExtraKernelArgs...)
 	img := artefact.Image{TalosVersion: p.Version, Arch: p.Arch, Platform: p.Platform, Cmdline: strings.Join(args, " ")}
 	for _, a := range p.Input.SystemExtensions {
 		e, info, err := extension(a.TarballPath)
@@ -91,9 +122,39 @@ func (p profile) image() (artefact.Image, error) {
 	return img, nil
 }
 
-// iso appends a random sector that belongs to nothing, so that no two ISOs are equal.
-func iso(img artefact.Image, file string) error {
-	b, err := artefact.ISO(img)
+// encoded has META values for an installer's environment: Encode in siderolabs/talos pkg/machinery/meta.
+func encoded(values []metaValue) string {
+	var list []string
+	for _, v := range values {
+		list = append(list, fmt.Sprintf("0x%x=%s", v.Key, v.Value))
+	}
+	var b bytes.Buffer
+	z := gzip.NewWriter(&b)
+	_, _ = io.WriteString(z, strings.Join(list, ";")) // into memory
+	_ = z.Close()
+	return base64.StdEncoding.EncodeToString(b.Bytes())
+}
+
+// disk is buildImage and outImage in siderolabs/talos pkg/imager/out.go, for the one format and the boot loaders of UEFI.
+func (p profile) disk(img artefact.Image) ([]byte, error) {
+	o := p.Output.ImageOptions
+	switch {
+	case o == nil:
+		return nil, errors.New("profile is invalid: image options are required for image output")
+	case o.DiskSize == 0:
+		return nil, errors.New("profile is invalid: disk size is required for image output")
+	case o.DiskFormat != "qcow2" || o.Bootloader == "grub":
+		return nil, fmt.Errorf("the lab makes no disk image in format %q with boot loader %q", o.DiskFormat, o.Bootloader)
+	}
+	form := artefact.DiskForm{Meta: map[uint8]string{}, BIOS: p.Arch == "amd64" && o.Bootloader != "sd-boot"}
+	for _, v := range p.Customization.MetaContents {
+		form.Meta[v.Key] = v.Value
+	}
+	return artefact.DiskImage(img, form)
+}
+
+// write appends a random sector that belongs to nothing, so that no two files are equal.
+func write(b []byte, err error, file string) error {
 	if err != nil {
 		return err
 	}
