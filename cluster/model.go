@@ -213,8 +213,7 @@ const (
 	FormatZFS = "zfs"
 )
 
-// PoolMember is a disk, partition or other device that provides space to an LVM volume group or a
-// ZFS pool.
+// PoolMember is a disk, partition or other device that provides space to an LVM volume group or a ZFS pool.
 type PoolMember struct {
 	Device string   // "sdb", "sdb1", "dm-0"
 	Disks  []string // drives that it is on; none: unknown, as for a file on a loop device
@@ -297,6 +296,7 @@ type Build struct {
 	Installer    string            // by digest, as the node pulls it; "" until built
 	ISOName      string            // file name on Proxmox storage
 	DiskName     string            // file name of the disk image on Proxmox storage; "": there is none
+	NoDisk       string            // why there is none, although images.boot wants it
 	DiskBytes    int64             // size of the disk that the disk image describes
 	KernelArgs   []string          // that the schematic adds
 	EmbedsConfig bool              // the schematic has a machine configuration in it

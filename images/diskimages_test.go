@@ -207,6 +207,14 @@ func TestUsable(t *testing.T) {
 	if err := CheckStorages(t.Context(), s, DiskImage, []string{"local"}, []string{"pve1", "pve2"}); fault.KindOf(err) != fault.Config || !strings.Contains(err.Error(), "no storage for disk images on host pve2") {
 		t.Errorf("error = %v", err)
 	}
+	hosts := map[string][]string{"default": {"pve1", "pve2"}, "storage": {"pve2"}}
+	if _, _, err := DiskHosts(t.Context(), s, []string{"local"}, hosts, true); fault.KindOf(err) != fault.Config {
+		t.Errorf("all hosts: error = %v", err)
+	}
+	usable, why, err = DiskHosts(t.Context(), s, []string{"cephfs", "local"}, hosts, false)
+	if diff := cmp.Diff(map[string][]string{"default": {"pve1"}}, hosts); err != nil || diff != "" || len(usable) != 1 || len(why) != 2 {
+		t.Errorf("%v: %q, %q, hosts (-want +got):\n%s", err, usable, why, diff)
+	}
 	s.fail = errors.New("500")
 	if _, _, _, err := Usable(t.Context(), s, DiskImage, []string{"local"}, []string{"pve1"}); !errors.Is(err, s.fail) {
 		t.Errorf("error = %v", err)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -130,4 +131,28 @@ func Usable(ctx context.Context, store Storages, of Artefact, storages, hosts []
 		}
 	}
 	return usable, served, why, nil
+}
+
+// DiskHosts says, before anything is built or sent, on which storages disk images are published, and
+// leaves in hosts, by schematic, only those that see one. If all of them have to, what is unusable is
+// an error; otherwise why says what it is.
+func DiskHosts(ctx context.Context, store Storages, storages []string, hosts map[string][]string, all bool) (usable []string, why []error, err error) {
+	if all || len(hosts) == 0 {
+		for _, name := range slices.Sorted(maps.Keys(hosts)) { // all would mostly say the same
+			if err = CheckStorages(ctx, store, DiskImage, storages, hosts[name]); err != nil {
+				break
+			}
+		}
+		return storages, nil, err
+	}
+	each := slices.Compact(slices.Sorted(slices.Values(slices.Concat(slices.Collect(maps.Values(hosts))...))))
+	usable, served, why, err := Usable(ctx, store, DiskImage, storages, each)
+	if err != nil {
+		return nil, nil, err
+	}
+	for name, list := range hosts {
+		hosts[name] = slices.DeleteFunc(slices.Clone(list), func(host string) bool { return !slices.Contains(served, host) })
+	}
+	maps.DeleteFunc(hosts, func(_ string, list []string) bool { return len(list) == 0 })
+	return usable, why, nil
 }

@@ -27,7 +27,7 @@ func Build(ctx context.Context, p Project, c Images, run *step.Runner) (schemati
 		return schematics.Lock{}, err
 	}
 	w := newWorkshop(p, lock, c, run)
-	return w.build(ctx, w.bootsDisks, nil)
+	return w.build(ctx, w.hasDisk, nil)
 }
 
 // workshop builds and publishes the images of one lock.
@@ -58,6 +58,11 @@ func (w workshop) build(ctx context.Context, disk func(string) bool, published f
 	if err := journal.KeepOutOfGit(w.State()); err != nil {
 		return w.ledger.Lock(), err
 	}
+	for _, name := range w.ledger.Lock().Names() {
+		if why := w.Project.build(w.ledger.Lock(), name).NoDisk; why != "" {
+			w.run.Note("build/"+name, "no disk image of it is made: "+why)
+		}
+	}
 	verifier := verify.New(w.images.Registry, w.isoCache())
 	b := images.Builder{
 		Factory: w.images.Factory, Registry: w.images.Registry, Puller: w.images.Registry, Verifier: verifier, Signature: w.signature(),
@@ -83,9 +88,15 @@ func (w workshop) publish(ctx context.Context, store images.Store, hosts map[str
 	}
 	disks := isos
 	disks.Of = images.DiskImage
-	var err error
-	if disks.Storages, disks.Hosts, err = w.diskHosts(ctx, store, hosts); err != nil {
+	disks.Hosts = maps.Clone(hosts)
+	maps.DeleteFunc(disks.Hosts, func(name string, _ []string) bool { return !w.hasDisk(name) })
+	usable, why, err := images.DiskHosts(ctx, store, w.Config.Images.Disk.Storage, disks.Hosts, w.Config.Images.Boot == config.BootDisk)
+	if err != nil {
 		return w.ledger.Lock(), err
+	}
+	disks.Storages = usable
+	for _, reason := range why {
+		w.run.Note("publish-disks", fmt.Sprintf("machines boot the ISO there: %v", reason))
 	}
 	hasDisk := func(schematic string) bool { return len(disks.Hosts[schematic]) > 0 }
 	published := func(ctx context.Context, of images.Artefact, schematic string) (string, error) {
@@ -107,46 +118,9 @@ func (w workshop) publish(ctx context.Context, store images.Store, hosts map[str
 	return w.ledger.Lock(), err
 }
 
-// bootsDisks reports whether new machines of a schematic may boot disk images.
-func (p Project) bootsDisks(schematic string) bool {
-	return slices.Contains([]string{config.BootDisk, config.BootAuto}, p.Config.Images.Boot) && !p.ByImager(schematic)
-}
-
-// diskHosts says, before anything is built or sent, on which storages disk images are
-// published, and for which of the hosts. With images.boot auto, unusable storages and
-// their hosts are left out with a note: machines there boot the ISO.
-func (w workshop) diskHosts(ctx context.Context, store images.Store, hosts map[string][]string) (storages []string, booting map[string][]string, err error) {
-	booting = map[string][]string{}
-	var all []string
-	for name, list := range hosts {
-		if w.bootsDisks(name) {
-			booting[name], all = list, append(all, list...)
-		}
-	}
-	all = slices.Compact(slices.Sorted(slices.Values(all)))
-	storages = w.Config.Images.Disk.Storage
-	if len(all) == 0 || w.Config.Images.Boot == config.BootDisk {
-		for _, name := range slices.Sorted(maps.Keys(booting)) { // all would mostly say the same
-			if err = images.CheckStorages(ctx, store, images.DiskImage, storages, booting[name]); err != nil {
-				break
-			}
-		}
-		return storages, booting, err
-	}
-	storages, served, why, err := images.Usable(ctx, store, images.DiskImage, storages, all)
-	if err != nil {
-		return nil, nil, err
-	}
-	for _, reason := range why {
-		w.run.Note("publish-disks", fmt.Sprintf("machines boot the ISO there: %v", reason))
-	}
-	for name, list := range booting {
-		booting[name] = slices.DeleteFunc(slices.Clone(list), func(host string) bool { return !slices.Contains(served, host) })
-		if len(booting[name]) == 0 {
-			delete(booting, name)
-		}
-	}
-	return storages, booting, nil
+// hasDisk reports whether new machines of a schematic may boot its disk image.
+func (w workshop) hasDisk(schematic string) bool {
+	return w.Project.build(w.ledger.Lock(), schematic).DiskName != ""
 }
 
 // dropUnusable leaves the nodes on hosts that see no usable storage for disk images without one.

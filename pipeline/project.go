@@ -158,9 +158,11 @@ func value(s *string) string {
 }
 
 func (p Project) build(lock schematics.Lock, schematic string) cluster.Build {
-	b := build(lock, schematic)
-	if p.bootsDisks(schematic) {
-		b.DiskName = lock.DiskName(lock.Schematics[schematic])
+	b, e := build(lock, schematic), lock.Schematics[schematic]
+	if slices.Contains([]string{config.BootDisk, config.BootAuto}, p.Config.Images.Boot) {
+		if b.NoDisk = lock.NoDisk(e, p.ByImager(schematic)); b.NoDisk == "" {
+			b.DiskName = lock.DiskName(e)
+		}
 	}
 	return b
 }

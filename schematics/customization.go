@@ -3,6 +3,7 @@ package schematics
 import (
 	"fmt"
 	"maps"
+	"regexp"
 	"slices"
 )
 
@@ -43,6 +44,27 @@ func (e Locked) Customization() (Customization, error) {
 	}
 	return c, nil
 }
+
+// NoDisk says why no disk image of a schematic of this lock is made; "": one can be.
+func (l Lock) NoDisk(e Locked, byImager bool) string {
+	s, err := Parse(e.File, []byte(e.Schematic))
+	if err != nil { // impossible for a lock that was resolved or read
+		return err.Error()
+	}
+	custom := s.doc.Customization
+	switch size := custom.DiskImage.SectorSize; {
+	case byImager && beforeLoopless.MatchString(l.Talos):
+		return "before Talos v1.13 the imager needs loop devices for one, and recast gives it none"
+	case custom.Bootloader.String() == "grub":
+		return "its bootloader is grub, and what GRUB boots from a disk can't be compared with the lock"
+	case size != 0 && size != 512:
+		return fmt.Sprintf("its diskImage.sectorSize is %d, and Proxmox' disks have 512", size)
+	}
+	return ""
+}
+
+// beforeLoopless matches the versions whose buildImage in siderolabs/talos pkg/imager/out.go attaches loop devices.
+var beforeLoopless = regexp.MustCompile(`^v1\.1[0-2]\.`)
 
 // BuildOrder lists the extensions in build order: those that the schematic names, in
 // its order, then the other explicit ones.

@@ -1,6 +1,7 @@
 package schematics
 
 import (
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -83,5 +84,36 @@ func TestBuildOrder(t *testing.T) {
 	e.Extensions[0].Ref = "ghcr.io/acme/agent" // of that name, but not the official one
 	if list, err := e.BuildOrder(); err == nil {
 		t.Errorf("an extension that is not locked: %v", list)
+	}
+}
+
+// TestNoDisk: what a disk image can't be made of, or not by the imager, has its reason.
+func TestNoDisk(t *testing.T) {
+	t.Parallel()
+	const loops, grub = "before Talos v1.13 the imager needs loop devices", "its bootloader is grub"
+	for name, tc := range map[string]struct {
+		talos, custom string
+		imager        bool
+		why           string
+	}{
+		"factory":         {"v1.12.6", "{}", false, ""},
+		"imager":          {"v1.13.0", "{}", true, ""},
+		"two digits":      {"v1.20.0", "{}", true, ""},
+		"older imager":    {"v1.12.11", "{}", true, loops},
+		"oldest imager":   {"v1.10.0-rc.0", "{}", true, loops},
+		"systemd-boot":    {"v1.13.9", "{bootloader: sd-boot}", true, ""},
+		"both":            {"v1.13.9", "{bootloader: dual-boot}", false, ""},
+		"GRUB":            {"v1.13.9", "{bootloader: grub}", false, grub},
+		"GRUB, imager":    {"v1.13.9", "{bootloader: grub}", true, grub},
+		"usual sectors":   {"v1.13.9", "{diskImage: {sectorSize: 512}}", true, ""},
+		"foreign sectors": {"v1.13.9", "{diskImage: {sectorSize: 4096}}", false, "its diskImage.sectorSize is 4096, and Proxmox' disks have 512"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			why := Lock{Talos: tc.talos}.NoDisk(Locked{File: "a.yaml", Schematic: "customization: " + tc.custom + "\n"}, tc.imager)
+			if !strings.HasPrefix(why, tc.why) || (why == "") != (tc.why == "") {
+				t.Errorf("%q, want %q", why, tc.why)
+			}
+		})
 	}
 }

@@ -47,7 +47,7 @@ func againstPrepared(n NodePlan, system cluster.Disk) (against []string) {
 	}
 	switch {
 	case b.DiskName == "":
-		against = append(against, fmt.Sprintf("no disk image of schematic %s is made (the imager makes none)", n.Wanted.Schematic))
+		against = append(against, fmt.Sprintf("no disk image of schematic %s is made: %s", n.Wanted.Schematic, b.NoDisk))
 	case len(n.Wanted.DiskStorages) == 0:
 		against = append(against, fmt.Sprintf("%s sees no storage of images.disk.storage that takes disk images (content import, Proxmox 8.3)", n.Found.VM.Host))
 	}

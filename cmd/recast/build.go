@@ -41,7 +41,7 @@ installer is not signed by images.signingKey or by the key that the factory publ
 
 Copy the boot ISO of every locked schematic to the storages of images.iso.storage
 for the hosts whose VMs need it: once to a shared storage, once per host to a local
-one. With images.boot: disk or auto, disk images are downloaded, verified, and go to
+one. With images.boot: disk or auto, disk images are built, verified, and go to
 the storages of images.disk.storage in the same way.
 
 With images.iso.delivery: auto, a Proxmox node downloads the ISO itself if the token

@@ -98,9 +98,6 @@ func (k imageChecker) builtHere(path, what string) {
 	if !k.given("images.mirror") {
 		k.add(path, "%s needs images.mirror: what the imager builds is not on an Image Factory, so nodes pull its installer from your repository, such as ghcr.io/acme/talos", what)
 	}
-	if k.c.Images.Boot == BootDisk {
-		k.add(path, "%s is not possible with images.boot disk (line %d): recast prepares disks only from what an Image Factory builds; with auto, the machines of such a schematic boot the ISO", what, k.line("images.boot"))
-	}
 	if k.c.Images.SecureBoot {
 		k.add(path, "%s is not possible with images.secureBoot (line %d): the imager has no key to sign with, only the Image Factory has", what, k.line("images.secureBoot"))
 	}

@@ -55,7 +55,6 @@ func imageCases() map[string]problemCase {
 		"boot disk, a storage twice": {withImages("boot: disk\n  disk: {storage: [a, a]}"), `7:23: images.disk.storage[1]: "a" is listed already (line 7)`},
 		"boot disk, a bad storage":   {withImages("boot: disk\n  disk: {storage: [a/b]}"), `7:20: images.disk.storage[0]: "a/b" is not a name of a Proxmox storage`},
 		"disk storage for nothing":   {withImages("disk: {storage: [local]}"), "6:3: images.disk: is not used while images.boot is iso: set images.boot to disk or auto, or remove it"},
-		"boot disk, imager":          {withImages("mirror: ghcr.io/acme/talos\n  builder: imager\n  boot: disk\n  disk: {storage: [a]}"), "7:3: images.builder: imager is not possible with images.boot disk (line 8): recast prepares disks only from what an Image Factory builds; with auto, the machines of such a schematic boot the ISO"},
 		"CA, empty":                  {withImages("caFile: ''"), "6:3: images.caFile: is empty: give it a value or remove it"},
 		"signing key, empty":         {withImages("signingKey: ''"), "6:3: images.signingKey: is empty: give it a value or remove it"},
 		"signing key, for nothing":   {withImages("signature: off\n  signingKey: key.pem"), "7:3: images.signingKey: is not used while images.signature is off (line 6): remove one of them"},

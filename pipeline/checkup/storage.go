@@ -111,12 +111,14 @@ func (d storageChecks) largest(of images.Artefact) int64 {
 // the others.
 func (d storageChecks) imagesOn(ctx context.Context, of images.Artefact, storage, host string) {
 	for _, name := range d.lock.Names() {
-		if of == images.DiskImage && d.ByImager(name) {
-			continue // there is none: its machines boot the ISO
-		}
-		file := of.File(d.lock, d.lock.Schematics[name])
-		bytes, found, err := of.Stored(ctx, d.src.Proxmox, host, storage, file.Name)
+		e := d.lock.Schematics[name]
 		what := fmt.Sprintf("%s of %s on %s", label(of), name, storage)
+		if why := d.lock.NoDisk(e, d.ByImager(name)); of == images.DiskImage && why != "" {
+			d.noDisk(what, why)
+			continue
+		}
+		file := of.File(d.lock, e)
+		bytes, found, err := of.Stored(ctx, d.src.Proxmox, host, storage, file.Name)
 		switch {
 		case err != nil:
 			d.fail(GroupStorage, what, err)
@@ -129,6 +131,15 @@ func (d storageChecks) imagesOn(ctx context.Context, of images.Artefact, storage
 			d.ok(GroupStorage, what, "%s exists", file.Name)
 		}
 	}
+}
+
+// noDisk reports a schematic of which no disk image is made.
+func (d storageChecks) noDisk(what, why string) {
+	if d.Config.Images.Boot == config.BootAuto {
+		d.warn(GroupStorage, what, "", "none is made, so its machines boot the ISO: %s", why)
+		return
+	}
+	d.refuse(GroupStorage, what, "with images.boot: auto its machines boot the ISO", "none is made: %s", why)
 }
 
 // delivery says how the file of a schematic would get to a storage. The host asks the
