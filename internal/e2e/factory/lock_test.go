@@ -23,6 +23,11 @@ type locked struct {
 		Name, SHA256 string
 		SizeBytes    int64 `yaml:"sizeBytes"`
 	} `yaml:"iso"`
+	Disk struct {
+		Name, SHA256 string
+		SizeBytes    int64 `yaml:"sizeBytes"`
+		DiskBytes    int64 `yaml:"diskBytes"`
+	} `yaml:"disk"`
 }
 
 type lockedExtension struct {
