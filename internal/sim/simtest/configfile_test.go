@@ -2,7 +2,6 @@ package simtest
 
 import (
 	"bytes"
-	"context"
 	"strings"
 	"testing"
 
@@ -15,14 +14,6 @@ import (
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/ui"
 )
-
-// configFiles are a user's files of talos.machineConfigs, by node.
-type configFiles map[string]cluster.Secret
-
-func (f configFiles) read(_ context.Context, node string) (cluster.Secret, bool, error) {
-	text, found := f[node]
-	return text, found, nil
-}
 
 // label sets a label of the node in its file.
 func (f configFiles) label(t *testing.T, node, value string) {

@@ -77,7 +77,7 @@ func TestPreparedByImager(t *testing.T) {
 		"an older Talos":    {talos12, "disk", old, checkup.Problem},
 		"older, by the ISO": {talos12, "auto", old, checkup.Warning},
 	}, func(t *testing.T, lab *Lab, s story) {
-		lab.bootsDisks(s.boot)
+		lab.BootsDisks(s.boot)
 		client, runs := imagerBuilds(t, lab, s.talos)
 		checks := diagnosis(t, client).Checks
 		if i := slices.IndexFunc(checks, func(c checkup.Check) bool { return c.What == "disk image of storage on local" }); i < 0 || checks[i].State != s.doctor || !strings.Contains(checks[i].Seen, s.refused) {

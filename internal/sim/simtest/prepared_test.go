@@ -19,15 +19,6 @@ import (
 	"github.com/recast-sh/recast/internal/step"
 )
 
-// bootsDisks sets images.boot. Disk images are on a storage that every host has.
-func (l *Lab) bootsDisks(boot string) {
-	l.t.Helper()
-	if boot == cluster.BootFromISO {
-		return // it is the default
-	}
-	l.Replace("recast.yaml", "  iso: {", "  boot: "+boot+"\n  disk: {storage: [local]}\n  iso: {")
-}
-
 // TestPrepared: the new system disk is made from the disk image while the node serves. The VM boots
 // it, and nothing is installed.
 func TestPrepared(t *testing.T) {
@@ -43,7 +34,7 @@ func TestPrepared(t *testing.T) {
 		"recreate a control plane": {"cp2", "disk", cluster.Recreate, sim.Options{ControlPlanes: 3}},
 		"virtio":                   {"wk1", "disk", cluster.Recreate, sim.Options{Workers: 1, DiskBus: "virtio"}},
 	}, func(t *testing.T, lab *Lab, s story) {
-		lab.bootsDisks(s.boot)
+		lab.BootsDisks(s.boot)
 		strategy(s.strategy)(lab)
 		lab.Patch(everywhere)
 		before := lab.Disks()
@@ -111,7 +102,7 @@ func TestPreparedAnotherEntry(t *testing.T) {
 			requireGone("upgraded in place", "")
 			lab.Patch(everywhere)
 		}
-		lab.bootsDisks("disk")
+		lab.BootsDisks("disk")
 		if n := roll(cluster.Recreate); n.Prepared == "" {
 			t.Errorf("not prepared: %q", n.Notes)
 		}
@@ -142,7 +133,7 @@ func TestPreparedOutage(t *testing.T) {
 	away := func(t *testing.T, boot string) (away time.Duration) {
 		synctest.Test(t, func(t *testing.T) {
 			lab := New(t, sim.Options{Workers: 1, Times: measuredTimes()})
-			lab.bootsDisks(boot)
+			lab.BootsDisks(boot)
 			lab.Patch(sim.PatchedExtension)
 			c := lab.Client()
 			var stopped time.Time
@@ -174,7 +165,7 @@ func TestPreparedKilled(t *testing.T) {
 		t.Run(string(s), func(t *testing.T) {
 			killed := func(t *testing.T, at int) (lab *Lab, points []string) {
 				lab = New(t, sim.Options{Workers: 1})
-				lab.bootsDisks("disk")
+				lab.BootsDisks("disk")
 				strategy(s)(lab)
 				lab.Patch(sim.PatchedExtension)
 				return lab, lab.diesAt(t, at, func(ctx context.Context, c *Client) error { return c.roll(planning.Policy{Only: []string{"wk1"}})(ctx) })

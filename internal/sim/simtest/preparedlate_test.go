@@ -30,7 +30,7 @@ func withParam(path, value string) func(record.Call) bool {
 // TestPreparedLost: Proxmox's answer to every k-th change is lost, that to the import too.
 func TestPreparedLost(t *testing.T) {
 	eachLong(t, twoWorkers, storiesOf[int64](1, 2, 3), func(t *testing.T, lab *Lab, k int64) {
-		lab.bootsDisks("disk")
+		lab.BootsDisks("disk")
 		lab.Patch(sim.PatchedExtension)
 		lost := lab.loseEvery(k)
 		rep, err := lab.Client().Roll(t.Context(), planning.Policy{})
@@ -62,7 +62,7 @@ func TestPreparedLate(t *testing.T) {
 		"the disk, then a start":   {cluster.Recreate, given, starts},
 		"the disk of a reimage":    {cluster.Reimage, given, starts},
 	}, func(t *testing.T, lab *Lab, s story) {
-		lab.bootsDisks("disk")
+		lab.BootsDisks("disk")
 		strategy(s.strategy)(lab)
 		lab.Patch(sim.PatchedExtension)
 		before := lab.Disks()
@@ -84,7 +84,7 @@ func TestPreparedLate(t *testing.T) {
 // said, and the old system disk comes back.
 func TestPreparedGone(t *testing.T) {
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
-		lab.bootsDisks("disk")
+		lab.BootsDisks("disk")
 		lab.Patch(sim.PatchedExtension)
 		c := lab.Client()
 		c.killedAt(t, moment{server: "/qemu/9031 DELETE"}, c.roll(planning.Policy{}))

@@ -72,7 +72,7 @@ func TestFewPrivilegesSuffice(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 				if s.rehearsed > 0 {
-					lab.bootsDisks("disk")
+					lab.BootsDisks("disk")
 					lab.setRoll("rehearse: {enabled: true, addresses: [127.42.7.251/24]}")
 				}
 				lab.Patch(sim.PatchedExtension)

@@ -73,7 +73,7 @@ var rehearsedBy = map[string]string{"by ISO": cluster.BootFromISO, "by disk": cl
 // down.
 func TestRehearse(t *testing.T) {
 	eachInLab(t, sim.Options{Workers: 2, Hosts: 2}, rehearsedBy, func(t *testing.T, lab *Lab, boot string) {
-		lab.bootsDisks(boot)
+		lab.BootsDisks(boot)
 		lab.Patch(sim.PatchedExtension)
 		c := lab.rehearsing()
 		var order []string
@@ -178,12 +178,12 @@ func TestRehearsalFails(t *testing.T) {
 			l.SwapISOs()
 		}, fault.Refused, "it booted v1.13.9 with schematic"},
 		"the bytes are another disk image's": {func(t *testing.T, l *Lab) {
-			l.bootsDisks("disk")
+			l.BootsDisks("disk")
 			must(t, l.Client().Publish(t.Context()))
 			l.swapImages("local")
 		}, fault.Refused, ".qcow2 on pve1: it booted v1.13.9 with schematic"},
 		"no room for its disk, although the plan saw it": {func(_ *testing.T, l *Lab) {
-			l.bootsDisks("disk")
+			l.BootsDisks("disk")
 			l.Recorder.Hooks(nil, func(call record.Call) {
 				if strings.HasSuffix(call.Path, "/nodes/pve1/status") {
 					l.World.FillStorage(sim.DiskStorage)
@@ -267,7 +267,7 @@ func inLabOnce(t *testing.T, o sim.Options, f func(t *testing.T, lab *Lab)) {
 
 // rehearsalKilledAt rehearses and is killed at a point; 0 lets it finish.
 func (l *Lab) rehearsalKilledAt(t *testing.T, boot string, at int) (points []string, err error) {
-	l.bootsDisks(boot)
+	l.BootsDisks(boot)
 	l.Patch(sim.PatchedExtension)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
@@ -290,7 +290,7 @@ func TestCtrlCInARehearsal(t *testing.T) {
 			t.Run(fmt.Sprintf("%s/%t", at, twice), func(t *testing.T) {
 				inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 					if at == "import" {
-						lab.bootsDisks("disk")
+						lab.BootsDisks("disk")
 					}
 					lab.Patch(sim.PatchedExtension)
 					ctx, cancel := context.WithCancel(t.Context())

@@ -18,7 +18,7 @@ import (
 func TestRehearseBoth(t *testing.T) {
 	long(t)
 	inLab(t, sim.Options{Workers: 2}, func(t *testing.T, lab *Lab) {
-		lab.bootsDisks("auto")
+		lab.BootsDisks("auto")
 		lab.setRoll("rehearse: {addresses: [127.42.7.251/24]}")
 		whileOff(remove("bios"), discard("efidisk0"))(lab) // wk1
 		lab.Patch(everywhere)
@@ -54,7 +54,7 @@ func TestRehearseADiskOn(t *testing.T) {
 		t.Run(bus, func(t *testing.T) {
 			long(t)
 			inLab(t, sim.Options{Workers: 1, DiskBus: bus}, func(t *testing.T, lab *Lab) {
-				lab.bootsDisks("disk")
+				lab.BootsDisks("disk")
 				lab.Patch(everywhere)
 				var made record.Call
 				lab.Recorder.Hooks(nil, func(call record.Call) {
@@ -78,7 +78,7 @@ func TestRehearseADiskOn(t *testing.T) {
 // TestRehearsalOfADiskLost: Proxmox's answer to every k-th change is lost, that to the import too.
 func TestRehearsalOfADiskLost(t *testing.T) {
 	eachLong(t, oneWorker(), storiesOf[int64](1, 2, 3), func(t *testing.T, lab *Lab, k int64) {
-		lab.bootsDisks("disk")
+		lab.BootsDisks("disk")
 		lab.Patch(everywhere)
 		lost := lab.loseEvery(k)
 		rep, err := lab.rehearsing().Roll(t.Context(), planning.Policy{Only: []string{"wk1"}})
@@ -106,7 +106,7 @@ func TestRehearsalOfADiskLate(t *testing.T) {
 		left int
 	},
 	) {
-		lab.bootsDisks("disk")
+		lab.BootsDisks("disk")
 		lab.setRoll("rehearse: {enabled: true}")
 		lab.Patch(everywhere)
 		only := planning.Policy{Only: []string{"wk1"}}

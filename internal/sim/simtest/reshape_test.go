@@ -93,15 +93,6 @@ func withConfig(line string) func(*Lab) {
 	}
 }
 
-// allowShape makes the pool talos, and gives the token what pools, HA, tags and the order need.
-func (l *Lab) allowShape() {
-	l.World.AddPool("talos")
-	l.World.AddRole("Shape", "Sys.Console", "Sys.Modify", "Pool.Allocate", "VM.Allocate")
-	for _, who := range []string{"recast@pve", "recast@pve!lab"} {
-		l.World.Grant(world.ACL{Path: "/", Who: who, Role: "Shape", Propagate: true})
-	}
-}
-
 // TestReshape gives a node's VM another shape, in one outage with whatever else it gets, or in none.
 func TestReshape(t *testing.T) {
 	eachLong(t, sim.Options{ControlPlanes: 1, Workers: 2}, reshapings(), func(t *testing.T, lab *Lab, s reshaping) {

@@ -21,21 +21,7 @@ import (
 )
 
 // surgeNode is the surge node of these stories.
-const surgeNode = "wk-surge1"
-
-// addSurge adds a surge node to recast.yaml and to the files, and asks for it.
-func (l *Lab) addSurge() {
-	l.t.Helper()
-	l.allowShape()
-	l.Replace("recast.yaml", "nodes:\n", `vmClasses:
-  surge: {memory: 4096, cloudinit: fast, nics: [{bridge: vmbr0}], disks: [{slot: scsi0, storage: fast, size: 10G, system: true}]}
-nodes:
-  - {name: `+surgeNode+`, schematic: `+l.node("wk1").Schematic+`, class: surge, host: pve1, surge: true, vm: {ipconfig: ['ip=127.42.7.251/24,gw=127.42.7.1']}}
-`)
-	l.Replace("recast.yaml", "roll:\n", "roll:\n  surge: 1\n")
-	machine, _, _ := strings.Cut(string(l.configOf("wk1")), "\n---\n") // without its data volume
-	l.MachineConfig = configFiles{surgeNode: cluster.Secret(machine)}.read
-}
+const surgeNode = SurgeNode + "1"
 
 // capacity is how many workers serve: it sees every change of a Node.
 type capacity struct {
@@ -134,7 +120,7 @@ func TestSurge(t *testing.T) {
 	eachLong(t, sim.Options{ControlPlanes: 1, Workers: 3}, map[string]story{
 		"none": {"0", "1", 2}, "one": {"1", "1", 3}, "a tenth, rounded up": {"10%", "1", 3}, "one, and two workers out": {"1", "2", 2},
 	}, func(t *testing.T, lab *Lab, s story) {
-		lab.addSurge()
+		lab.AddSurge(1)
 		lab.Replace("recast.yaml", "  surge: 1\n", "  surge: "+s.surge+"\n")
 		lab.setRoll("maxUnavailable: {workers: "+s.out+", perHost: 3}", "canary: false")
 		requireInSync(t, lab)
@@ -163,7 +149,7 @@ func TestSurge(t *testing.T) {
 func TestSurgeAgain(t *testing.T) {
 	long(t)
 	inLab(t, sim.Options{ControlPlanes: 1, Workers: 2}, func(t *testing.T, lab *Lab) {
-		lab.addSurge()
+		lab.AddSurge(1)
 		lab.Replace("recast.yaml", "surge: {memory: 4096,", "surge: {memory: 4096, bios: ovmf, machine: q35,")
 		lab.Patch(sim.PatchedExtension)
 		must(t, lab.Client().roll(planning.Policy{})(t.Context()))
@@ -220,7 +206,7 @@ func (l *Lab) requireSurgeStays(t *testing.T) {
 func TestSurgeWithData(t *testing.T) {
 	long(t)
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
-		lab.addSurge()
+		lab.AddSurge(1)
 		daemons("default", "agent", "/var/lib/agent")(lab)
 		acceptLoss("hostpath/var/lib/agent")(lab)
 		lab.Patch(sim.PatchedExtension)
@@ -243,7 +229,7 @@ func TestSurgeWithData(t *testing.T) {
 func TestSurgeGetsData(t *testing.T) {
 	long(t)
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
-		lab.addSurge()
+		lab.AddSurge(1)
 		lab.Patch(sim.PatchedExtension)
 		c := lab.Client()
 		c.Emit = whenStarted("roll/surge-end/"+surgeNode+"/gate", func() { daemons("default", "agent", "/var/lib/agent")(lab) })
@@ -295,7 +281,7 @@ func TestSurgeAfterAFailure(t *testing.T) {
 			must(t, lab.Client().roll(planning.Policy{})(t.Context()))
 		},
 	}, func(t *testing.T, lab *Lab, s func(t *testing.T, lab *Lab)) {
-		lab.addSurge()
+		lab.AddSurge(1)
 		lab.Patch(sim.PatchedExtension)
 		lab.Budget(0)
 		err := errOf(lab.Client().Roll(t.Context(), planning.Policy{}))
@@ -329,7 +315,7 @@ func TestSurgeRefused(t *testing.T) {
 		refused string
 	},
 	) {
-		lab.addSurge()
+		lab.AddSurge(1)
 		s.bring(lab)
 		must(t, lab.Client().roll(planning.Policy{})(t.Context())) // no worker is taken out
 		lab.Patch(sim.PatchedExtension)
@@ -342,7 +328,7 @@ func TestSurgeRefused(t *testing.T) {
 // TestSurgeTakesNoMemory: a surge node that is not made leaves its memory to the other nodes.
 func TestSurgeTakesNoMemory(t *testing.T) {
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
-		lab.addSurge()
+		lab.AddSurge(1)
 		lab.Replace("recast.yaml", "  surge: 1\n", "  surge: 0\n")
 		lab.Replace("recast.yaml", "surge: {memory: 4096,", "surge: {memory: 53248,") // nearly all that pve1 has left
 		lab.Replace("recast.yaml", "{name: wk1,", "{name: wk1, vm: {memory: 6144},")
@@ -358,7 +344,7 @@ func TestSurgeByMistake(t *testing.T) {
 		"wk2": {"wk2: it has surge: true, and nothing shows that a roll has made it", "wk2: its VM has scsi1 beside its system disk"},
 		"cp3": {"cp3: it has surge: true, and is a control plane"},
 	}, func(t *testing.T, lab *Lab, refused []string) {
-		lab.addSurge()
+		lab.AddSurge(1)
 		node, _, _ := strings.Cut(refused[0], ":")
 		lab.Replace("recast.yaml", "{name: "+node+",", "{name: "+node+", class: surge, host: pve1, surge: true, vm: {ipconfig: ['ip=127.42.7.252/24,gw=127.42.7.1']},")
 		plan, err := lab.Client().Plan(t.Context(), planning.Policy{Only: []string{node}})

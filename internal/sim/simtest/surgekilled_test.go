@@ -19,7 +19,7 @@ func TestSurgeOfASavedPlan(t *testing.T) {
 		"not killed": "", "when the surge node is made": "roll/surge/" + surgeNode + "/bring-up", "when it serves": "roll/workers/wk1/take-down",
 		"when the worker is done": "roll/surge-end/" + surgeNode, "when its VM is gone": "roll/surge-end/" + surgeNode + "/keep",
 	}, func(t *testing.T, lab *Lab, at string) {
-		lab.addSurge()
+		lab.AddSurge(1)
 		lab.Patch(sim.PatchedExtension)
 		saved := lab.save(planning.Policy{})
 		if at != "" {
@@ -37,7 +37,7 @@ func TestSurgeKilled(t *testing.T) {
 	long(t)
 	prepared := func(t *testing.T) *Lab {
 		lab := New(t, oneWorker())
-		lab.addSurge()
+		lab.AddSurge(1)
 		lab.Patch(sim.PatchedExtension)
 		return lab
 	}

@@ -16,7 +16,6 @@ import (
 	"github.com/siderolabs/talos/pkg/machinery/config/generate/secrets"
 	"github.com/siderolabs/talos/pkg/machinery/role"
 
-	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/sim/artefact"
 	"github.com/recast-sh/recast/internal/sim/talosapi"
@@ -176,17 +175,6 @@ func (l *Lab) reconfigure(node string, edit func([]byte) []byte) {
 		l.t.Fatalf("nothing of the configuration of %s is changed", node)
 	}
 	l.apply(node, edited)
-}
-
-// configOf is a machine's present configuration.
-func (l *Lab) configOf(node string) cluster.Secret {
-	l.t.Helper()
-	s, err := l.Client().connect(l.t.Context())
-	must(l.t, err)
-	defer s.end()
-	config, err := s.machines.Talos.MachineConfig(l.t.Context(), l.node(node).Addr)
-	must(l.t, err)
-	return config
 }
 
 // apply applies another configuration to a machine, and reboots it.
