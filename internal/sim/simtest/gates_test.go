@@ -133,7 +133,7 @@ func TestGateOfWhatIsNotInstalled(t *testing.T) {
 	cases := map[string]story{
 		"no such group":        {volumes + "}]", false, "longhorn.io is not installed: the API has no group of that name"},
 		"no such version":      {"gates: [{apiVersion: longhorn.io/v1beta1, kind: Volume, expr: 'false'}]", true, "longhorn.io is served as v1beta2, not as v1beta1"},
-		"no such kind":         {"gates: [{apiVersion: longhorn.io/v1beta2, kind: Volumes, expr: 'false'}]", true, "longhorn.io/v1beta2 has no kind Volumes, only Node, Replica, Setting, Volume"},
+		"no such kind":         {"gates: [{apiVersion: longhorn.io/v1beta2, kind: Volumes, expr: 'false'}]", true, "longhorn.io/v1beta2 has no kind Volumes, only Engine, Node, Replica, Setting, Volume"},
 		"no namespace":         {volumes + ", name: pvc-1}]", true, "longhorn.io/v1beta2 Volume is in a namespace, and the gate names none"},
 		"optional, no group":   {volumes + ", optional: true}]", false, ""},
 		"no object":            {volumes + ", timeout: 3s}]", true, "gave up after 3s; last seen: there is no such object: context deadline exceeded"},
