@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
+	"fmt"
 	"io/fs"
 	"net"
 	"net/http"
@@ -86,12 +87,13 @@ type Client struct {
 }
 
 // Client makes a client with the lab's own token. Its runs have the same ID in every lab,
-// so that two worlds can be compared.
+// so that two worlds can be compared, and another one than every roll that is done: a VM
+// that names a run was made by it.
 func (l *Lab) Client() *Client {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.clients++
-	return &Client{lab: l, Dir: l.Dir, dialer: l.Lab.Client(), Token: cluster.Secret(l.Token()), Run: "20000101-0000-feed", MachineConfig: l.MachineConfig, pid: l.clients}
+	return &Client{lab: l, Dir: l.Dir, dialer: l.Lab.Client(), Token: cluster.Secret(l.Token()), Run: fmt.Sprintf("20000101-0000-%04x", 0xfeed+l.rolled), MachineConfig: l.MachineConfig, pid: l.clients}
 }
 
 // Kill makes the world refuse every later call of this client. Other clients on the same
@@ -327,7 +329,13 @@ func (c *Client) Roll(ctx context.Context, policy planning.Policy) (pipeline.Rep
 	return connected(ctx, c, func(s *session) (pipeline.Report, error) {
 		c.Runner.Emit = c.emit
 		c.Telemetry.Watch(&c.Runner)
-		return pipeline.Roll(ctx, s.project, s.images, s.machines, &c.Runner, c.rollOptions(policy))
+		rep, err := pipeline.Roll(ctx, s.project, s.images, s.machines, &c.Runner, c.rollOptions(policy))
+		if err == nil {
+			c.lab.mu.Lock()
+			c.lab.rolled++
+			c.lab.mu.Unlock()
+		}
+		return rep, err
 	})
 }
 

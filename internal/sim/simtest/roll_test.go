@@ -129,6 +129,26 @@ func TestRollTwiceUsesTheParkingVMAgain(t *testing.T) {
 	})
 }
 
+// TestRollOfAnotherPatch rolls patches of two extensions, one after the other: that of the workers, and
+// that of all nodes.
+func TestRollOfAnotherPatch(t *testing.T) {
+	eachLong(t, sim.Options{ControlPlanes: 1, Workers: 2}, map[string]struct{ surge, prepared bool }{
+		"alone": {}, "with a surge node": {surge: true}, "with prepared disks": {prepared: true}, "with both": {true, true},
+	}, func(t *testing.T, lab *Lab, s struct{ surge, prepared bool }) {
+		if s.surge {
+			lab.AddSurge(1)
+		}
+		if s.prepared {
+			lab.BootsDisks("disk")
+		}
+		for _, extension := range []string{sim.PatchedExtension, sim.CommonExtension} {
+			lab.Patch(extension)
+			must(t, lab.Client().roll(planning.Policy{})(t.Context()))
+			requireInSync(t, lab)
+		}
+	})
+}
+
 func TestSwappedISOsAreNoticed(t *testing.T) {
 	long(t)
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {

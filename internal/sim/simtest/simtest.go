@@ -41,7 +41,8 @@ type Lab struct {
 
 	mu      sync.Mutex
 	clients int   // number of clients so far
-	killed  []int // their PIDs
+	rolled  int   // rolls that are done
+	killed  []int // PIDs of clients
 }
 
 type content struct{ serial, sha256 string }
