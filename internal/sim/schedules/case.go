@@ -34,7 +34,9 @@ type Case struct {
 	BootFailure, DrainTimeout     string // "": "stop"
 	Changes                       []string
 	Faults                        []Fault
-	Direct                        bool // recast calls the servers' handlers; false: over connections, as usual
+	Boot                          string // images.boot; "": "iso"
+	Surge                         int    // surge nodes
+	Direct                        bool   // recast calls the servers' handlers; false: over connections, as usual
 }
 
 // The changes that a round of a case applies.
@@ -62,6 +64,7 @@ func (c *Case) fields() []field {
 		yes("etcd-on-data", &c.EtcdOnData), yes("holder", &c.Holder), word("talos", &c.Talos), list("strategy", &c.Strategy, strategy),
 		yes("workers-first", &c.WorkersFirst), yes("no-canary", &c.NoCanary), word("out", &c.Out), number("per-host", &c.PerHost), number("keep", &c.Keep),
 		word("boot-failure", &c.BootFailure, "rollback", "reimage"), word("drain-timeout", &c.DrainTimeout, "delete"), list("change", &c.Changes, change),
+		word("boot", &c.Boot, cluster.BootFromDisk, "auto"), number("surge", &c.Surge),
 		list("faults", &c.Faults, ParseFault), yes("direct", &c.Direct),
 	}
 }
@@ -105,6 +108,7 @@ const (
 	maxHosts         = 9
 	maxData          = 3
 	maxRounds        = 3
+	maxSurge         = 2
 )
 
 // check refuses impossible labs.
@@ -117,7 +121,7 @@ func (c Case) check() error {
 	}
 	err := cmp.Or(
 		within("cp", c.ControlPlanes, 1, maxControlPlanes), within("wk", c.Workers, 0, maxWorkers), within("hosts", c.Hosts, 1, maxHosts),
-		within("change", len(c.Changes), 1, maxRounds), within("per-host", c.PerHost, 0, 9), within("keep", c.Keep, 0, 9),
+		within("change", len(c.Changes), 1, maxRounds), within("per-host", c.PerHost, 0, 9), within("keep", c.Keep, 0, 9), within("surge", c.Surge, 0, min(maxSurge, c.Workers)),
 	)
 	for _, n := range c.Data {
 		err = cmp.Or(err, within("data", n, 0, maxData))

@@ -2,6 +2,7 @@ package schedules
 
 import (
 	"math/rand/v2"
+	"slices"
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
@@ -58,6 +59,7 @@ func Draw(seed uint64) Case {
 	c.faults(d)
 	c.Direct = !d.oneOf(8)
 	c.serials(d)
+	c.boots(d)
 	return c
 }
 
@@ -95,6 +97,29 @@ func (c *Case) serials(d drawer) {
 	c.SCSI = pick(d, "", "", "", "virtio-scsi-pci", "lsi")
 	tidy(&c.NoSerials, false)
 	c.Firewall = d.oneOf(3)
+}
+
+// mostPerHost is the maximum number of nodes on a host beside surge nodes, which need memory there, too.
+const mostPerHost = 12
+
+// boots draws how machines boot, surge nodes, and what other people do to their disks and VMs. No disk is
+// prepared for another version of Talos where EFI variables name the old one.
+func (c *Case) boots(d drawer) {
+	c.Boot = pick(d, "", "", "auto", cluster.BootFromDisk)
+	if c.Boot == cluster.BootFromDisk && slices.Contains(c.Changes, changeTalos) {
+		c.Boot = "auto"
+	}
+	c.Surge = min(pick(d, 0, 0, 0, 0, 1, 1, 2), c.Workers)
+	if c.nodes() > mostPerHost*c.Hosts {
+		c.Surge = 0
+	}
+	add := func(is bool, kinds []kind) {
+		if is && len(c.Faults) < mostFaults && d.oneOf(3) {
+			c.Faults = append(c.Faults, c.fault(d, pick(d, kinds...)))
+		}
+	}
+	add(c.Boot != "", preparedKinds())
+	add(c.Surge > 0, surgeKinds())
 }
 
 // tidy removes a list that contains only the default.
@@ -138,25 +163,29 @@ func (c *Case) faults(d drawer) {
 		}
 	}
 	for range d.IntN(mostFaults + 1) {
-		k := pick(d, bag...)
-		f := Fault{Name: k.name, Where: -1}
-		if k.onNode {
-			f.Where = d.IntN(c.nodes())
-		}
-		work := c.nodes() * len(c.Changes)
-		if k.atCall || d.IntN(3) > 0 {
-			f.Call = 1 + d.IntN(callsOfNode*work)
-		} else {
-			f.After = time.Duration(1+d.IntN(work*int(timeOfNode/time.Second))) * time.Second
-		}
-		if k.lasts || k.mayLast && d.oneOf(2) {
-			f.For = time.Duration(pick(d, 5, 20, 60, 120, 300)) * time.Second
-			if k.holds != nil {
-				f.For = min(f.For, longestLate)
-			}
-		}
-		c.Faults = append(c.Faults, f)
+		c.Faults = append(c.Faults, c.fault(d, pick(d, bag...)))
 	}
+}
+
+// fault draws when, where and for how long.
+func (c *Case) fault(d drawer, k kind) Fault {
+	f := Fault{Name: k.name, Where: -1}
+	if k.onNode {
+		f.Where = d.IntN(c.nodes())
+	}
+	work := c.nodes() * len(c.Changes)
+	if k.atCall || d.IntN(3) > 0 {
+		f.Call = 1 + d.IntN(callsOfNode*work)
+	} else {
+		f.After = time.Duration(1+d.IntN(work*int(timeOfNode/time.Second))) * time.Second
+	}
+	if k.lasts || k.mayLast && d.oneOf(2) {
+		f.For = time.Duration(pick(d, 5, 20, 60, 120, 300)) * time.Second
+		if k.holds != nil {
+			f.For = min(f.For, longestLate)
+		}
+	}
+	return f
 }
 
 // talosOf is the machines' first version.

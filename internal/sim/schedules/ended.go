@@ -36,7 +36,7 @@ func (p *play) endedVMs() (problems []string) {
 			problems = append(problems, fmt.Sprintf("VM %d of %s: its firewall was %s and is %s", n.VMID, n.Name, want, now))
 		}
 	}
-	return append(problems, p.strays()...)
+	return append(append(problems, p.endedSurge()...), p.strays()...)
 }
 
 // firewall is that of every node's VM.

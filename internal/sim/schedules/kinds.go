@@ -17,7 +17,7 @@ var errStruck = errors.New("struck by a fault")
 
 // kinds are all kinds of faults.
 func kinds() []kind {
-	return slices.Concat(processKinds(), lateKinds(), clockKinds(), serverKinds(), machineKinds(), foreignKinds(), strangerKinds(), otherKinds())
+	return slices.Concat(processKinds(), lateKinds(), clockKinds(), serverKinds(), machineKinds(), foreignKinds(), strangerKinds(), otherKinds(), preparedKinds(), surgeKinds())
 }
 
 // processKinds affect recast's own process and its answers.

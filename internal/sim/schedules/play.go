@@ -160,6 +160,12 @@ func (p *play) prepare() {
 			p.lab.World.SetFirewall(n.VMID, walled)
 		}
 	}
+	if p.c.Boot != "" {
+		p.lab.BootsDisks(p.c.Boot)
+	}
+	if p.c.Surge > 0 {
+		p.lab.AddSurge(p.c.Surge)
+	}
 	p.members = p.memberIDs()
 }
 

@@ -193,6 +193,7 @@ func (p *play) lookAtOutages(vms []world.VM, open []parking.Record, after string
 	if most := p.mostOut(); len(workers) > most {
 		p.fail("workers %v are out at a time, %d may be (after %s)", workers, most, after)
 	}
+	p.lookAtSurge(vms, workers, after)
 	migrated := slices.ContainsFunc(p.c.Faults, func(f Fault) bool { return f.Name == "migrate" })
 	for host, names := range hosts {
 		if len(names) > max(p.c.PerHost, 1) && !migrated {

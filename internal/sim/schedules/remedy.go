@@ -8,8 +8,11 @@ import (
 	"sync"
 	"time"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim"
+	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
 	"github.com/recast-sh/recast/internal/sim/world"
 )
 
@@ -20,6 +23,8 @@ var (
 	isOn           = regexp.MustCompile(`switch VM (\d+) off, then run`)
 	staysLearner   = regexp.MustCompile(`talosctl reset -n (\S+) --graceful=false --reboot --system-labels-to-wipe (\S+),`)
 	wasMoved       = regexp.MustCompile(`qm migrate (\d+) (\w+)`)
+	nodeLeft       = regexp.MustCompile(`if its VM is gone for good: kubectl delete node (\S+),`)
+	preparedGone   = regexp.MustCompile(`if the prepared disk is gone: recast recover (\S+) gives`)
 	isCutOff       = regexp.MustCompile(`look at the console of VM (\d+): if Talos says there that it is installed already.* recast recover (\S+) cancels`)
 )
 
@@ -34,6 +39,8 @@ func (p *play) remedy(err error) {
 		p.removeLocked()
 	case strings.Contains(text, "could not be reimaged: boot ISO"): // of a build that was installed in place and not published
 		p.publishPrevious()
+	case strings.Contains(text, "an entry is gone half an hour after its machine"):
+		sleep(p.ctx, 30*time.Minute)
 	case strings.Contains(text, "is never tried again with the same image"):
 		p.change(changePatch)
 	}
@@ -41,7 +48,7 @@ func (p *play) remedy(err error) {
 		p.reboot(p.nodeWhere(func(n sim.Node) bool { return n.Name == found[1] }))
 	}
 	for _, found := range isOff.FindAllStringSubmatch(hints, -1) {
-		p.startAgain(p.nodeWhere(func(n sim.Node) bool { return strconv.Itoa(n.VMID) == found[1] }))
+		p.startFound(atoi(found[1]))
 	}
 	for _, found := range isOn.FindAllStringSubmatch(hints, -1) {
 		if vm, there := p.vm(atoi(found[1])); there {
@@ -55,6 +62,13 @@ func (p *play) remedy(err error) {
 		if vm, there := p.vm(atoi(found[1])); there {
 			p.tell("migrate VM %d back: %s", vm.ID, said(p.migrate(vm, found[2])))
 		}
+	}
+	for _, found := range nodeLeft.FindAllStringSubmatch(hints, -1) {
+		_, err := p.lab.Kube.Store().Delete(p.ctx, store.Nodes(), "", found[1], metav1.DeleteOptions{})
+		p.tell("delete Node %s: %s", found[1], said(err))
+	}
+	for _, found := range preparedGone.FindAllStringSubmatch(hints, -1) {
+		p.giveUp(found[1])
 	}
 	for _, found := range isCutOff.FindAllStringSubmatch(hints, -1) {
 		if strings.Contains(p.screens.last("VM "+found[1]), "Talos is already installed to disk") {
@@ -73,6 +87,16 @@ func atoi(digits string) int {
 }
 
 func (p *play) nodeWhere(is func(sim.Node) bool) int { return slices.IndexFunc(p.lab.Nodes, is) }
+
+// startFound starts the VM with a number, a node's or a surge node's.
+func (p *play) startFound(id int) {
+	node := p.nodeWhere(func(n sim.Node) bool { return n.VMID == id })
+	if node >= 0 {
+		p.startAgain(node)
+	} else if vm, there := p.vm(id); there {
+		p.start(vm)
+	}
+}
 
 // reboot resets a node's VM, and waits for it.
 func (p *play) reboot(node int) {

@@ -36,7 +36,7 @@ func (c Case) Smaller() (list []Case) {
 		func(c *Case) { c.EtcdOnData = false }, func(c *Case) { c.Strategy = c.Strategy[:min(1, len(c.Strategy))] }, func(c *Case) { c.Strategy = nil },
 		func(c *Case) { c.Talos = "" }, func(c *Case) { c.Out, c.PerHost = "", 0 }, func(c *Case) { c.Keep = 0 },
 		func(c *Case) { c.BootFailure, c.DrainTimeout = "", "" }, func(c *Case) { c.WorkersFirst, c.NoCanary = false, false },
-		func(c *Case) { c.Changes[0] = changePatch },
+		func(c *Case) { c.Changes[0] = changePatch }, func(c *Case) { c.Boot = "" }, func(c *Case) { c.Surge = 0 }, func(c *Case) { c.Surge = min(1, c.Surge) },
 	} {
 		add(change)
 	}

@@ -60,6 +60,8 @@ func (t *Tally) Add(c Case, r Result) {
 	count("disks", cmp.Or(c.Storage, "dir")+map[bool]string{true: ", shared"}[c.Shared]+map[bool]string{true: ", data VM"}[c.Holder])
 	count("etcd's data on", map[bool]string{true: "a persistent disk", false: "the system disk"}[c.EtcdOnData])
 	count("rounds", strings.Join(c.Changes, ", "))
+	count("machines boot", cmp.Or(c.Boot, "iso"))
+	count("surge nodes", fmt.Sprint(c.Surge))
 	count("faults drawn", fmt.Sprint(len(c.Faults)))
 	count("recast and servers", map[bool]string{true: "without a wire", false: "over the wire"}[c.Direct])
 }
