@@ -21,6 +21,9 @@ type ReplaceOptions struct {
 	Parking                   *parking.Parking  // the node's parking VM of an earlier exchange; nil: a new one is created
 	ParkingIDs                []cluster.VMID    // VMIDs that a new one may take, in order
 	ISO                       func(ctx context.Context) (string, error)
+	Prepared                  string // the disk image that the new system disk is made from; "": it is a blank one
+	Image                     func(ctx context.Context) (string, error)
+	DiskBytes                 int64
 }
 
 // ResumeReplace returns the exchange that the open record of a parking VM describes. It needs
@@ -64,7 +67,7 @@ func newSystem(key string) []parking.ParkedDisk {
 func (r *Replace) Steps() step.Step {
 	itself := func(context.Context) (*Replace, error) { return r, nil }
 	known := Source{Read: itself, Known: itself}
-	recreate := r.Strategy == cluster.Recreate
+	recreate, prepared := r.Strategy == cluster.Recreate, r.Prepared != ""
 	down := branch("take-down", fmt.Sprintf("take VM %d down", r.VM.ID),
 		step.Step{ID: "keep-firewall", Title: "keep its firewall on the parking VM", Do: r.KeptFirewall.Keep},
 		step.Step{ID: "keep-off", Title: "see that nobody starts it", Risk: step.Disruptive, Do: r.stayOff},
@@ -72,7 +75,8 @@ func (r *Replace) Steps() step.Step {
 	down.Skip = r.Deletion.TakenDown
 	return r.whole(branch("replace", fmt.Sprintf("replace VM %d", r.VM.ID),
 		step.Step{ID: "gate", Title: "see that the exchange was not given up", Do: r.notGivenUp},
-		down, branch("bring-up", fmt.Sprintf("bring VM %d up", r.VM.ID), known.NewSystem(r.Strategy, r.Prepared != ""), known.Attach()),
+		step.OnlyIf(prepared, known.Prepare()), down, branch("bring-up", fmt.Sprintf("bring VM %d up", r.VM.ID),
+			known.NewSystem(r.Strategy, prepared), step.OnlyIf(recreate && prepared, known.NewSystem(cluster.Reimage, prepared)), known.Attach()),
 		branch("finish", "put back what was taken away for the exchange", append(r.Settings.FinishSteps(),
 			step.Step{ID: "keep", Code: fault.ParkedHalf, Title: "keep the old system disk parked", Do: r.Settings.Keep})...),
 	))

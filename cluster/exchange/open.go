@@ -50,13 +50,13 @@ func OpenReplace(ctx context.Context, px cluster.Proxmox, o ReplaceOptions) (*Re
 		Firewall: fw, VM: o.VM, SystemKey: o.System, DiskSerial: DiskSerial(o.Run, o.Node), SystemGiB: o.SystemGiB, HA: ha,
 		Old: parking.KeptDisk{Run: o.Run, Slot: o.System, Options: cluster.OptionString(system)},
 	}
-	opening := parking.Record{Cluster: o.Cluster, Node: o.Node, Run: o.Run, Build: o.Build, Strategy: o.Strategy, Restore: o.Restore}
+	opening := parking.Record{Cluster: o.Cluster, Node: o.Node, Run: o.Run, Build: o.Build, Strategy: o.Strategy, Restore: o.Restore, Prepared: o.Prepared}
 	id, rec, err := OpenParking(ctx, px, opening, mem, o.Parking, o.ParkingIDs, &parking.Numbers{}, func(cluster.VMID) error { return nil })
 	if err != nil {
 		return nil, err
 	}
 	r := Of(px, mem, rec, id)
-	r.ISO = o.ISO
+	r.ISO, r.Image, r.DiskBytes = o.ISO, o.Image, o.DiskBytes
 	return r, nil
 }
 

@@ -26,28 +26,40 @@ var (
 
 // matrixFew is the fraction of exchanges that is played by default, 1 in that many: make
 // test has other things to do.
-const matrixFew = 9
+const matrixFew = 17
 
 // matrixExchange is one way to exchange the system of a VM, or to cancel the exchange.
 type matrixExchange struct {
 	strategy cluster.Strategy
 	givenUp  string // the point at which it is cancelled; "": it isn't
 	owned    ownership
+	prepared bool // the new system disk is made from a disk image
 }
 
 func (x matrixExchange) String() string {
+	name := string(x.strategy)
 	if x.givenUp != "" {
-		return "put-back-of-" + string(x.strategy) + "-" + x.givenUp + "/" + string(x.owned)
+		name = "put-back-of-" + name + "-" + x.givenUp
 	}
-	return string(x.strategy) + "/" + string(x.owned)
+	if x.prepared {
+		name += "-prepared"
+	}
+	return name + "/" + string(x.owned)
+}
+
+func (x matrixExchange) shape() matrixShape {
+	return usualShape(x.owned, x.strategy).withPrepared(x.prepared)
 }
 
 func matrixExchanges() (list []matrixExchange) {
 	for _, owned := range ownerships() {
-		list = append(
-			list, matrixExchange{cluster.Recreate, "", owned}, matrixExchange{cluster.Reimage, "", owned}, matrixExchange{cluster.Rollback, "", owned},
-			matrixExchange{cluster.Recreate, vmDeleted, owned}, matrixExchange{cluster.Recreate, allAttached, owned}, matrixExchange{cluster.Reimage, allAttached, owned},
-		)
+		list = append(list, matrixExchange{cluster.Rollback, "", owned, false})
+		for _, prepared := range []bool{false, true} {
+			list = append(
+				list, matrixExchange{cluster.Recreate, "", owned, prepared}, matrixExchange{cluster.Reimage, "", owned, prepared},
+				matrixExchange{cluster.Recreate, vmDeleted, owned, prepared}, matrixExchange{cluster.Recreate, allAttached, owned, prepared}, matrixExchange{cluster.Reimage, allAttached, owned, prepared},
+			)
+		}
 	}
 	return list
 }
@@ -65,7 +77,7 @@ func killedThere(point string) matrixFault {
 		if point == vmDeleted {
 			return taskOf(call) == "qmcreate" && lockedVM(call) == matrixVM
 		}
-		return call.Params["ide2"] == "none,media=cdrom" && taskOf(call) != "qmcreate"
+		return call.Params["onboot"] == "1" && taskOf(call) == "" || strings.HasPrefix(call.Params["delete"], "onboot") || strings.HasPrefix(call.Params["delete"], "protection")
 	}
 	return f
 }
@@ -88,7 +100,7 @@ type matrixCall struct {
 // begin makes a lab in the state in which the faults begin.
 func (x matrixExchange) begin(t *testing.T) *matrixLab {
 	t.Helper()
-	l := newMatrixLab(t, usualShape(x.owned, x.strategy))
+	l := newMatrixLab(t, x.shape())
 	if x.givenUp != "" {
 		l.killAt(x.strategy, x.givenUp)
 	}
@@ -162,7 +174,7 @@ func TestMatrix(t *testing.T) {
 		}
 		t.Run(x.String(), func(t *testing.T) {
 			t.Parallel()
-			ref := undisturbedExchange(t, x.strategy, usualShape(x.owned, x.strategy), x.begin, x.givenUp != "")
+			ref := undisturbedExchange(t, x.strategy, x.shape(), x.begin, x.givenUp != "")
 			m := &matrixRun{matrixExchange: x, ref: ref, seen: map[string]bool{}, tally: matrixTally{struck: map[string]int{}}}
 			points := m.points()
 			for _, p := range points {

@@ -1,6 +1,7 @@
 package simtest
 
 import (
+	"bytes"
 	"fmt"
 	"regexp"
 	"slices"
@@ -236,9 +237,12 @@ func (l *matrixLab) text(leaveOut ...world.Renewed) string {
 		if m.Size() == 0 {
 			return "blank"
 		}
+		if bytes.Equal(m.Bytes(), matrixDiskImage()) {
+			return "the image"
+		}
 		return m.SHA256()
 	}, leaveOut...)
-	text = withoutAttempts(text)
+	text = spareOptions.ReplaceAllStringFunc(withoutAttempts(text), sortedOptions)
 	text = regexp.MustCompile(`(?m)^storage .*: 0 volumes\n`).ReplaceAllString(text, "") // it depends on who has listed it
 	return madeUpUUID.ReplaceAllStringFunc(text, func(s string) string {
 		if strings.HasSuffix(s, "-000000009011") {
@@ -261,14 +265,28 @@ func withoutParking(dump string) string {
 			kept.WriteString(line)
 		}
 	}
-	text := givenUpVolume.ReplaceAllString(kept.String(), "")
+	text := smallVolume.ReplaceAllString(givenUpVolume.ReplaceAllString(kept.String(), ""), "")
 	text = regexp.MustCompile(`(?m)^firewall of VM 99.*\n`).ReplaceAllString(text, "")
 	text = regexp.MustCompile(`(?m)^(storage .*): \d+ volumes$`).ReplaceAllString(text, "$1")
 	return parkingInPool.ReplaceAllString(text, "$1]")
 }
 
-// givenUpVolume is the blank system disk of a cancelled exchange.
-var givenUpVolume = regexp.MustCompile(`(?m)^  (?:99\d\d/)?vm-99\d\d-disk-\S+ \d+G = blank\n`)
+// spareOptions are those of the new system disk of a cancelled exchange, as the record has them: with its size, and in the
+// order of Proxmox, once the VM had it.
+var spareOptions = regexp.MustCompile(`"options":"[^"]*","givenUp":true`)
+
+func sortedOptions(entry string) string {
+	options := strings.Split(strings.Split(entry, `"`)[3], ",")
+	options = slices.DeleteFunc(options, func(o string) bool { return strings.HasPrefix(o, "size=") })
+	slices.Sort(options)
+	return fmt.Sprint(options)
+}
+
+// givenUpVolume is the new system disk of a cancelled exchange. A prepared one that was not grown yet is smaller.
+var (
+	givenUpVolume = regexp.MustCompile(`(?m)^  (?:99\d\d/)?vm-99\d\d-disk-\S+ \d+G = (?:blank|the image)\n`)
+	smallVolume   = regexp.MustCompile(`(?m)^  (?:99\d\d/)?vm-99\d\d-disk-\S+ \d+K = the image\n`)
+)
 
 // withoutCloudInit removes the cloud-init drive's content and existence from a dump.
 func withoutCloudInit(dump string) string {

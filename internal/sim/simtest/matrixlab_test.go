@@ -1,6 +1,7 @@
 package simtest
 
 import (
+	"bytes"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -34,6 +35,7 @@ const (
 	matrixHolder   = 200
 	matrixParking  = 9900
 	matrixISO      = "local:iso/recast-v1.13.9-3f2a-nocloud-amd64.iso"
+	matrixImage    = "local:import/recast-v1.13.9-3f2a-nocloud-amd64.raw"
 	matrixToken    = "recast@pve!matrix"
 	matrixSecret   = "5ec0ffee-3a71-4000-8000-000000000001"
 )
@@ -162,6 +164,9 @@ func (life *matrixLife) begin(ctx context.Context, strategy cluster.Strategy, pu
 		switch {
 		case p.Record.Open:
 			r, err := exchange.ResumeReplace(life.px, p.VM, isoOfMatrix)
+			if err == nil {
+				r.Image, r.DiskBytes = imageOfMatrix, int64(len(matrixDiskImage()))
+			}
 			return r, p.Record, err
 		case p.Record.Run == life.shape.run(strategy):
 			return nil, p.Record, nil
@@ -189,8 +194,15 @@ func (life *matrixLife) open(ctx context.Context, strategy cluster.Strategy, ear
 	if strategy == cluster.Rollback && earlier != nil {
 		o.Restore = &earlier.Record.Kept[0]
 	}
+	if life.shape.prepared {
+		o.Prepared, o.Image, o.DiskBytes = matrixImage, imageOfMatrix, int64(len(matrixDiskImage()))
+	}
 	r, err := exchange.OpenReplace(ctx, life.px, o)
 	return r, parking.Record{Open: true}, err
 }
 
-func isoOfMatrix(context.Context) (string, error) { return matrixISO, nil }
+func isoOfMatrix(context.Context) (string, error)   { return matrixISO, nil }
+func imageOfMatrix(context.Context) (string, error) { return matrixImage, nil }
+
+// matrixDiskImage is a disk that is smaller than the VM's.
+func matrixDiskImage() []byte { return bytes.Repeat([]byte("a disk of Talos."), 1<<10) }

@@ -34,6 +34,13 @@ type matrixShape struct {
 	efi, tpm, cloudInit, unused, orphan   bool
 	ha, protection, onboot, kept, startup bool
 	walled                                bool // it has a firewall
+	prepared                              bool // the new system disk is made from a disk image
+}
+
+// withPrepared is the shape whose new system disk is made from a disk image.
+func (s matrixShape) withPrepared(prepared bool) matrixShape {
+	s.prepared = prepared
+	return s
 }
 
 // usualShape is the shape in the matrix. Properties that don't depend on the ownership of
@@ -51,7 +58,7 @@ func drawShape(r *rand.Rand, strategy cluster.Strategy) matrixShape {
 	coin := func() bool { return r.IntN(2) == 0 }
 	return matrixShape{
 		owned: ownerships()[r.IntN(3)], data: 1 + r.IntN(4), efi: coin(), tpm: coin(), cloudInit: coin(), unused: coin(), orphan: coin(),
-		ha: coin(), protection: coin(), onboot: coin(), startup: coin(), kept: strategy == cluster.Rollback || coin(),
+		ha: coin(), protection: coin(), onboot: coin(), startup: coin(), kept: strategy == cluster.Rollback || coin(), prepared: coin() && strategy != cluster.Rollback,
 	}
 }
 
@@ -68,11 +75,14 @@ func (s matrixShape) held(i int) bool {
 // build makes the VM, its holder and the parking VM of an earlier exchange.
 func (l *matrixLab) build() error {
 	w := l.world
-	w.AddStorage(world.Storage{ID: "local", Type: "dir", Content: []string{"iso", "vztmpl", "snippets"}})
+	w.AddStorage(world.Storage{ID: "local", Type: "dir", Content: []string{"iso", "vztmpl", "snippets", "import"}})
 	w.AddStorage(world.Storage{ID: "data", Type: "dir", Content: []string{"images"}})
 	w.AddStorage(world.Storage{ID: "fast", Type: "lvmthin", Content: []string{"images"}})
 	w.AddPool("talos")
 	if err := w.AddISO("local", matrixHost, strings.TrimPrefix(matrixISO, "local:iso/"), []byte("boot me")); err != nil {
+		return err
+	}
+	if err := w.AddImage("local", matrixHost, strings.TrimPrefix(matrixImage, "local:import/"), matrixDiskImage()); err != nil {
 		return err
 	}
 	held, err := l.buildHolder()

@@ -44,6 +44,8 @@ func undoCells() (cells []undoCell) {
 	walled := usualShape(ownDisks, cluster.Recreate)
 	walled.walled = true
 	return append(cells, undoCell{strategy: cluster.Recreate, shape: stray}, undoCell{strategy: cluster.Recreate, shape: walled},
+		undoCell{strategy: cluster.Recreate, shape: usualShape(ownDisks, cluster.Recreate).withPrepared(true)},
+		undoCell{strategy: cluster.Reimage, shape: usualShape(bothDisks, cluster.Reimage).withPrepared(true)},
 		undoCell{strategy: cluster.Recreate, shape: usualShape(ownDisks, cluster.Recreate), givenUp: vmDeleted},
 		undoCell{strategy: cluster.Reimage, shape: usualShape(ownDisks, cluster.Reimage), givenUp: allAttached})
 }
@@ -57,7 +59,7 @@ type undoCell struct {
 }
 
 func (c undoCell) String() string {
-	name := matrixExchange{c.strategy, c.givenUp, c.shape.owned}.String()
+	name := matrixExchange{c.strategy, c.givenUp, c.shape.owned, c.shape.prepared}.String()
 	if c.shape.orphan {
 		name += "-stray"
 	}

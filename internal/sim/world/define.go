@@ -51,13 +51,22 @@ func (w *World) AddISO(storageID, host, name string, content []byte) error {
 
 // AddSnippet puts a file on a storage that configurations can name.
 func (w *World) AddSnippet(storageID, host, name string, content []byte) error {
+	return w.addFile(snippetKind, storageID, host, name, content)
+}
+
+// AddImage puts a disk image on a storage from which drives can be made.
+func (w *World) AddImage(storageID, host, name string, content []byte) error {
+	return w.addFile(importKind, storageID, host, name, content)
+}
+
+func (w *World) addFile(kind, storageID, host, name string, content []byte) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	s, err := w.storageOn(storageID, host)
 	if err != nil {
-		return fmt.Errorf("add snippet %s: %w", name, err)
+		return fmt.Errorf("add %s/%s: %w", kind, name, err)
 	}
-	v := s.put(host, snippetKind+"/"+name)
+	v := s.put(host, kind+"/"+name)
 	v.media.Write(content)
 	v.size = int64(len(content))
 	return nil
