@@ -286,8 +286,25 @@ func (r diskMoves) parked(ctx context.Context, d parking.ParkedDisk) (string, er
 	if err != nil {
 		return "", err
 	}
+	var vm cluster.VM
+	if isUnused(d) {
+		if vm, _, err = r.Current(ctx); err != nil {
+			return "", err
+		}
+	}
+	return isParked(park, vm, d)
+}
+
+// isParked is IsParked of a disk that the VM has no more: an unusedN has no options that tell it from a
+// drive that someone has detached from the parking VM.
+func isParked(park, vm cluster.VM, d parking.ParkedDisk) (string, error) {
+	if isUnused(d) && vm.Config[d.Key] == d.Volid {
+		return "", nil
+	}
 	return IsParked(park, d)
 }
+
+func isUnused(d parking.ParkedDisk) bool { return strings.HasPrefix(d.Key, "unused") }
 
 func (r diskMoves) setOptions(ctx context.Context, vm cluster.VM, d cluster.Disk, options []string) error {
 	if cluster.SameOptions(d.Options, options) {

@@ -261,7 +261,7 @@ func (r diskMoves) notParked(park, vm cluster.VM, found bool) (key string, err e
 			}
 			continue
 		}
-		if reason, err := IsParked(park, d); err != nil || reason == "" {
+		if reason, err := isParked(park, vm, d); err != nil || reason == "" {
 			return d.Key, err
 		}
 	}

@@ -110,11 +110,17 @@ var (
 	reimage   = func(g *guarded) { g.r.Strategy = cluster.Reimage }
 	putBack   = func(g *guarded) { g.r.Strategy = cluster.PutBack }
 	holding   = func(g *guarded) { g.r.Disks = append(g.r.Disks, held) }
-	walled    = func(g *guarded) { g.r.Firewall, g.Firewalls[101], g.Firewalls[9900] = wall.Sum(), wall, wall }
-	begun     = func(g *guarded) { g.rec.Intent = &intent }
-	record    = func(change func(*parking.Record)) func(*guarded) { return func(g *guarded) { change(&g.rec) } }
-	note      = func(text string) func(*guarded) { return on(9900, kv{"description": text}) }
-	kept      = KeptRef{Cluster: "c1", Node: "wk1", Parking: 9900, Key: "scsi20", Run: "r0", Volid: "fast:vm-9900-disk-7"}
+	// unusedTwice is an unused volume, and one that was detached from the parking VM.
+	unusedTwice = func(g *guarded) {
+		g.r.Disks = append(g.r.Disks, parking.ParkedDisk{Key: "unused0", ParkKey: "unused0", Volid: "fast:vm-101-disk-8"})
+		g.Set(101, kv{"unused0": "fast:vm-101-disk-8"})
+		g.Set(9900, kv{"unused0": "fast:vm-9900-disk-8"})
+	}
+	walled = func(g *guarded) { g.r.Firewall, g.Firewalls[101], g.Firewalls[9900] = wall.Sum(), wall, wall }
+	begun  = func(g *guarded) { g.rec.Intent = &intent }
+	record = func(change func(*parking.Record)) func(*guarded) { return func(g *guarded) { change(&g.rec) } }
+	note   = func(text string) func(*guarded) { return on(9900, kv{"description": text}) }
+	kept   = KeptRef{Cluster: "c1", Node: "wk1", Parking: 9900, Key: "scsi20", Run: "r0", Volid: "fast:vm-9900-disk-7"}
 	// cutOff is a hand-over of scsi1 that was interrupted after the volume was renamed.
 	cutOff = all(here, begun, func(g *guarded) { g.Volumes = []string{"fast:vm-101-disk-0", "fast:vm-9900-disk-1"} })
 )

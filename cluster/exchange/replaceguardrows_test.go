@@ -170,6 +170,8 @@ func deletionRows() []guard {
 		{"delete", was(kv{"tags": ""}), "tags is gone", ""},
 		{"emptied", all(parked, on(101, bad)), "no volume in", ""},
 		{"emptied", all(parked, on(101, kv{"scsi5": "fast:vm-101-disk-5"})), "which was not there when it was remembered", ""},
+		{"emptied", all(parked, unusedTwice), "", ""},
+		{"emptied", all(parked, unusedTwice, on(101, kv{"unused0": ""})), "said VM 101 \"wk1\" on pve1 owns no disk", ""},
 		{"emptied", all(parked, reimage), "said its system disk is parked", ""},
 		{"emptied", on(101, kv{"description": "recast: run=r1 build=b"}), "said VM 101 was renewed by this run", ""},
 		{"emptied", all(on(101, kv{"description": "recast: run=r1 build=b"}), func(g *guarded) { g.r.Strategy = cluster.Remove }), "", ""},

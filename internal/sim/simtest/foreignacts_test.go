@@ -31,7 +31,7 @@ func (s *foreignScene) play(act foreignAct) (undo func(), err error) {
 }
 
 func foreignActNamed(name string) foreignAct {
-	all := foreignActs()
+	all := foreignActs(foreignWay{prepared: true})
 	return all[slices.IndexFunc(all, func(act foreignAct) bool { return act.name == name })]
 }
 
@@ -62,8 +62,12 @@ func (s *foreignScene) found(id int) (world.VM, string, error) {
 
 func to(value string) func(string) string { return func(string) string { return value } }
 
-func foreignActs() []foreignAct {
-	return slices.Concat(foreignEdits(), foreignPowers(), foreignDeletions())
+func foreignActs(way foreignWay) []foreignAct {
+	all := slices.Concat(foreignEdits(), foreignPowers(), foreignDeletions())
+	if way.prepared {
+		all = append(all, preparedActs()...)
+	}
+	return all
 }
 
 func foreignEdits() []foreignAct {

@@ -24,6 +24,9 @@ func newForeignRoll(t *testing.T, way foreignWay) (s *foreignScene, lab *Lab) {
 	if way.strategy == cluster.Recreate || way.strategy == cluster.Reimage {
 		lab.setRoll("strategy: " + string(way.strategy))
 	}
+	if way.prepared {
+		lab.BootsDisks(cluster.BootFromDisk)
+	}
 	lab.Patch(sim.PatchedExtension)
 	c := lab.as(secondRun)
 	c.Emit = s.listen
@@ -88,7 +91,7 @@ func TestBackupIsWaitedOut(t *testing.T) {
 		t.Run(fmt.Sprintf("%s/%s before %s", c.strategy, c.act, strings.ReplaceAll(c.change, "/", " ")), func(t *testing.T) {
 			long(t)
 			inBubble(t, func(t *testing.T) {
-				s, lab := newForeignRoll(t, foreignWay{c.strategy, false})
+				s, lab := newForeignRoll(t, foreignWay{c.strategy, false, false})
 				at := foreignMoment{is: func(call record.Call) bool { return strings.HasSuffix(call.Path, c.change) }}
 				came, err := s.disturbed(t.Context(), t, at, func() { must(t, errOf(s.play(foreignActNamed(c.act)))) })
 				if !came || err != nil {

@@ -17,26 +17,31 @@ import (
 	"github.com/recast-sh/recast/internal/step"
 )
 
-// foreignWay is the kind of replacement of a scene's worker, and the owner of its data
-// disk.
+// foreignWay is the kind of replacement of a scene's worker, the owner of its data disk, and
+// whether its new system disk is made from a disk image.
 type foreignWay struct {
 	strategy cluster.Strategy // Recreate, Reimage, Rollback or PutBack
 	holder   bool
+	prepared bool
 }
 
 func (w foreignWay) String() string {
-	if w.holder {
-		return string(w.strategy) + "/holder"
+	name := string(w.strategy)
+	if w.prepared {
+		name += "-prepared"
 	}
-	return string(w.strategy) + "/owned"
+	if w.holder {
+		return name + "/holder"
+	}
+	return name + "/owned"
 }
 
 func foreignWays() []foreignWay {
 	var all []foreignWay
 	for _, s := range []cluster.Strategy{cluster.Recreate, cluster.Reimage, cluster.Rollback, cluster.PutBack} {
-		all = append(all, foreignWay{s, false}, foreignWay{s, true})
+		all = append(all, foreignWay{s, false, false}, foreignWay{s, true, false})
 	}
-	return all
+	return append(all, foreignWay{cluster.Recreate, false, true}, foreignWay{cluster.Reimage, true, true}, foreignWay{cluster.PutBack, false, true})
 }
 
 // foreignMoment is right before Proxmox acts on the n-th change, or the first one of a

@@ -28,7 +28,7 @@ func TestTheVMIDIsTaken(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			inBubble(t, func(t *testing.T) {
-				s := newForeignExchange(t, foreignWay{cluster.Recreate, false})
+				s := newForeignExchange(t, foreignWay{cluster.Recreate, false, false})
 				var undo func()
 				made := func(call record.Call) bool { return call.Params["vmid"] == strconv.Itoa(c.vmid) }
 				came, err := s.disturbed(t.Context(), t, foreignMoment{is: made}, func() {
@@ -117,7 +117,7 @@ func TestAdviceKeepsAForeignDisk(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			inBubble(t, func(t *testing.T) {
-				s := newForeignExchange(t, foreignWay{cluster.Recreate, false})
+				s := newForeignExchange(t, foreignWay{cluster.Recreate, false, false})
 				came, err := s.disturbed(t.Context(), t, c.at, func() { must(t, errOf(s.play(foreignActNamed("adds a disk")))) })
 				if came && err != nil && !strings.Contains(err.Error(), "has scsi5") {
 					err = s.again(t.Context()) // their command crossed a change of ours

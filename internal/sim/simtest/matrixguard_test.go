@@ -271,13 +271,13 @@ func withoutParking(dump string) string {
 	return parkingInPool.ReplaceAllString(text, "$1]")
 }
 
-// spareOptions are those of the new system disk of a cancelled exchange, as the record has them: with its size, and in the
-// order of Proxmox, once the VM had it.
+// spareOptions are those of the new system disk of a cancelled exchange, as the record has them: with its size, in the order
+// of Proxmox, once the VM had it, and with backup=0 if that was all that the VM had of it. Nothing boots from it again.
 var spareOptions = regexp.MustCompile(`"options":"[^"]*","givenUp":true`)
 
 func sortedOptions(entry string) string {
 	options := strings.Split(strings.Split(entry, `"`)[3], ",")
-	options = slices.DeleteFunc(options, func(o string) bool { return strings.HasPrefix(o, "size=") })
+	options = slices.DeleteFunc(options, func(o string) bool { return strings.HasPrefix(o, "size=") || o == "backup=0" })
 	slices.Sort(options)
 	return fmt.Sprint(options)
 }
