@@ -118,6 +118,9 @@ func (r handOver) findUnnamed(ctx context.Context, in parking.Intent, from, to c
 			lost = append([]string{in.Volid}, lost...)
 		}
 	}
+	if len(lost) == 0 && !named && r.isSpare(in) {
+		return true, nil // someone took it away, and nothing waits for it
+	}
 	if len(lost) == 0 {
 		return false, fault.WithHint(
 			fault.VolumeAmbiguous.Refusedf("%s of VM %d (%s) was on its way to VM %d, and storage %s has no volume that could be it: it was deleted, or belongs to another VM now",
@@ -141,6 +144,12 @@ func (r handOver) findUnnamed(ctx context.Context, in parking.Intent, from, to c
 		return true, r.dropDangling(ctx, in)
 	}
 	return true, nil
+}
+
+// isSpare says whether a hand-over is of a new system disk that is given up: its place on the parking VM is
+// that of no disk that the node had.
+func (r handOver) isSpare(in parking.Intent) bool {
+	return in.To == r.Parking && !slices.ContainsFunc(r.Disks, func(d parking.ParkedDisk) bool { return d.ParkKey == in.ToKey })
 }
 
 // finish completes a hand-over between two VMs, in either direction; found is false if Proxmox has
