@@ -202,8 +202,9 @@ var calls = map[string]call{
 		_, err := ResumeReplace(g, g.Guests[9900], nil)
 		return err
 	}, remembering, ""},
-	"open":       {open, here, "create 9901"},
-	"open again": {open, all(here, earlier), strings.TrimSpace(intended)},
+	"open":                     {open, here, "create 9901"},
+	"open again":               {open, all(here, earlier), strings.TrimSpace(intended)},
+	"settle without the spare": {func(g *guarded, ctx context.Context) error { return g.r.handOvers.settle(ctx) }, spareGone(parking.Intent{From: 101, Key: "scsi0", To: 9900, ToKey: "scsi29"}), ""},
 	"finish hand-over": {
 		func(g *guarded, ctx context.Context) error { return g.r.handOvers.once(ctx, intent, nil) }, cutOff,
 		"set 9900 map[scsi1:fast:vm-9900-disk-1,serial=data,backup=0] delete []\nset 101 map[] delete [scsi1]",

@@ -17,6 +17,12 @@ var systemIntent = parking.Intent{From: 101, Key: "scsi0", Volid: "fast:vm-101-d
 // volumes sets what volumes the storages have.
 func volumes(volids ...string) func(*guarded) { return func(g *guarded) { g.Volumes = volids } }
 
+// spareGone is a hand-over of a disk that no storage has any more.
+func spareGone(in parking.Intent) func(*guarded) {
+	in.Volid = "fast:vm-101-disk-5"
+	return all(volumes(), record(func(rec *parking.Record) { rec.Intent = &in }))
+}
+
 // handOverRows are about an interrupted hand-over.
 func handOverRows() []guard {
 	const attached = "set 9900 map[scsi1:fast:vm-9900-disk-1,serial=data,backup=0] delete []"
@@ -37,6 +43,9 @@ func handOverRows() []guard {
 		{"finish hand-over", late(1, volumes("fast:vm-101-disk-1")), "", attached},
 		{"finish hand-over", on(9900, kv{"scsi1": "fast:vm-9900-disk-1"}), "", "set 101 map[] delete [scsi1]"},
 		{"finish hand-over", all(note("recast-record: {"), func(g *guarded) { g.FailAt = 3 }), "can't be read", ""},
+		{"settle without the spare", on(101, kv{"scsi0": "fast:vm-101-disk-5"}), "has no volume that could be it", ""},
+		{"settle without the spare", all(spareGone(systemIntent), on(9900, kv{"scsi30": ""})), "has no volume that could be it", ""},
+		{"settle without the spare", spareGone(parking.Intent{From: 9900, Key: "scsi29", To: 101, ToKey: "scsi0"}), "has no volume that could be it", ""},
 		{"hand over after another", noQuorum, "has no quorum", attached},
 	}
 }
