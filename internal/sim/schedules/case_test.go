@@ -28,11 +28,13 @@ func TestCaseTextRoundTrip(t *testing.T) {
 func TestParseRefuses(t *testing.T) {
 	t.Parallel()
 	for text, want := range map[string]string{
-		"":                                       "cp=0: from 1 to 5",
-		"cp=3 hosts=1":                           "change=0: from 1 to 3",
-		"cp=3 hosts=1 change=patch colour=red":   "colour=red: no such word",
-		"cp=9 hosts=1 change=patch":              "cp=9: from 1 to 5",
-		"cp=1 hosts=1 change=patch faults=off@3": "faults=off@3: off@3: on which node?",
+		"":                                                 "cp=0: from 1 to 5",
+		"cp=3 hosts=1":                                     "change=0: from 1 to 3",
+		"cp=3 hosts=1 change=patch colour=red":             "colour=red: no such word",
+		"cp=9 hosts=1 change=patch":                        "cp=9: from 1 to 5",
+		"cp=1 wk=1 hosts=1 change=patch surge=2":           "surge=2: from 0 to 1",
+		"cp=1 hosts=1 change=patch boot=floppy":            "boot=floppy: one of disk, auto",
+		"cp=1 hosts=1 change=patch faults=off@3":           "faults=off@3: off@3: on which node?",
 		"cp=1 hosts=1 change=patch faults=off:4@3+1m":      "off:4@3+1m0s: there are 1 nodes, from 0",
 		"cp=1 hosts=1 change=patch faults=kill":            "faults=kill: kill: no @",
 		"cp=1 hosts=1 change=patch faults=kill@0":          "faults=kill@0: kill@0: calls are counted from 1",
@@ -48,7 +50,7 @@ func TestParseRefuses(t *testing.T) {
 // TestShrink minimizes a failing case.
 func TestShrink(t *testing.T) {
 	t.Parallel()
-	c, err := Parse("cp=3 wk=5 hosts=3 bus=virtio out=50% change=patch,patch faults=lost@3,kill@57,quorum@60+1m0s")
+	c, err := Parse("cp=3 wk=5 hosts=3 bus=virtio out=50% change=patch,patch boot=auto surge=2 faults=lost@3,kill@57,quorum@60+1m0s")
 	if err != nil {
 		t.Fatal(err)
 	}
