@@ -43,6 +43,7 @@ func handOverRows() []guard {
 		{"finish hand-over", late(1, volumes("fast:vm-101-disk-1")), "", attached},
 		{"finish hand-over", on(9900, kv{"scsi1": "fast:vm-9900-disk-1"}), "", "set 101 map[] delete [scsi1]"},
 		{"finish hand-over", all(note("recast-record: {"), func(g *guarded) { g.FailAt = 3 }), "can't be read", ""},
+		{"settle without the spare", volumes("fast:vm-9900-disk-7"), "", "set 9900 map[scsi29:fast:vm-9900-disk-7] delete []"},
 		{"settle without the spare", on(101, kv{"scsi0": "fast:vm-101-disk-5"}), "has no volume that could be it", ""},
 		{"settle without the spare", all(spareGone(systemIntent), on(9900, kv{"scsi30": ""})), "has no volume that could be it", ""},
 		{"settle without the spare", spareGone(parking.Intent{From: 9900, Key: "scsi29", To: 101, ToKey: "scsi0"}), "has no volume that could be it", ""},
