@@ -216,7 +216,7 @@ func ObserveNodes(ctx context.Context, p Project, m Machines) (observe.Observati
 // Sources are what the nodes of a project are read from.
 func Sources(p Project, m Machines) observe.Sources {
 	return observe.Sources{
-		Proxmox: m.Proxmox, Talos: m.Talos, Maintenance: m.Maintenance, Kube: m.Kube, Cluster: p.Config.Cluster, ParkingIDs: parkingIDs(p), Storage: p.Config.Roll.Storage != "off",
+		Proxmox: m.Proxmox, Talos: m.Talos, Maintenance: m.Maintenance, Kube: m.Kube, Cluster: p.Config.Cluster, ParkingIDs: parkingIDs(p),
 		ConfigKnown: func(ctx context.Context, node string, rec parking.Record) (cluster.ConfigPlace, error) {
 			return configKnown(ctx, p, m, node, rec)
 		}, MachineConfig: m.MachineConfig,

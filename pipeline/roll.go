@@ -230,7 +230,7 @@ func (w *work) settle(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	held := w.Config.Roll.Storage != "off" && w.o.Policy.Bootstrap == "" && w.left.Found(ctx, w.machines.Kube)
+	held := w.o.Policy.Bootstrap == "" && w.left.Found(ctx, w.machines.Kube)
 	if (found || held) && len(vms) > 0 {
 		if err := w.claim.take(ctx, vms[0].Host); err != nil { // any host that answers will do
 			return err

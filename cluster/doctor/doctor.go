@@ -91,7 +91,7 @@ func LookAround(ctx context.Context, src observe.Sources, wanted []cluster.Wante
 	var errLocal error
 	var errTies []error
 	g.Go(func() error { s.readMachines(ctx, src, wanted); return nil })
-	g.Go(func() error { s.Storage, errLocal = observe.ReadData(ctx, src.Kube, nodes, src.Storage); return nil })
+	g.Go(func() error { s.Storage, errLocal = observe.ReadData(ctx, src.Kube, nodes); return nil })
 	g.Go(func() error { errTies = observe.ReadTies(ctx, src.Proxmox, vms); return nil })
 	_ = g.Wait() // as above
 	observe.KnowPods(nodes)

@@ -84,7 +84,7 @@ func (n Points) awaitBefore(ctx context.Context) error {
 		return true, "", nil
 	})
 	if err != nil && ctx.Err() == nil && fault.KindOf(err) != fault.Config {
-		err = fault.WithHint(fault.As(fault.Refused, err), "%s was not touched; once its volumes have healthy copies on other nodes, run the same command again; roll.storage: off does not look at them", n.Plan.Node)
+		err = fault.WithHint(fault.As(fault.Refused, err), "%s was not touched; once its volumes have healthy copies on other nodes, run the same command again; roll.storage says at which storage systems a roll looks", n.Plan.Node)
 	}
 	return err
 }

@@ -51,18 +51,13 @@ func ObserveDrift(ctx context.Context, src Sources, wanted []cluster.Wanted) (Ob
 	return o, err
 }
 
-// ReadData reads which data is on one of the nodes only and, with storage, the volumes that storage systems
-// keep on several, with one call.
-func ReadData(ctx context.Context, kube cluster.VolumeReader, nodes []*Found, storage bool) (systems []replica.System, err error) {
+// ReadData reads which data is on one of the nodes only, and the volumes that storage systems keep on several, with
+// one call.
+func ReadData(ctx context.Context, kube cluster.VolumeReader, nodes []*Found) (systems []replica.System, err error) {
 	if len(nodes) == 0 {
 		return nil, nil
 	}
-	var local map[string][]cluster.LocalData
-	if storage {
-		local, systems, err = kube.NodeData(ctx, kubeNodes(nodes)...)
-	} else {
-		local, err = kube.LocalData(ctx, kubeNodes(nodes)...)
-	}
+	local, systems, err := kube.NodeData(ctx, kubeNodes(nodes)...)
 	setLocalData(nodes, local)
 	return systems, err
 }
@@ -137,7 +132,7 @@ func observeTies(ctx context.Context, src Sources, o *Observation) error {
 	nodes := Matching(o.Found, func(f *Found) bool { return !f.Away && f.VM != nil && f.Node != nil })
 	g := errgroup.Group{}
 	g.Go(func() (err error) {
-		o.Storage, err = ReadData(ctx, src.Kube, nodes, src.Storage)
+		o.Storage, err = ReadData(ctx, src.Kube, nodes)
 		return err
 	})
 	g.Go(func() error {

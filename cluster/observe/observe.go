@@ -229,7 +229,6 @@ type Sources struct {
 	Maintenance cluster.Maintenance
 	Kube        cluster.KubeReader
 	Cluster     string // name of the cluster; records of other clusters are not ours
-	Storage     bool   // reads Observation.Storage
 	// First is the control plane with which the cluster is to begin: there is neither Kubernetes nor
 	// etcd, so neither is asked. "": there is a cluster.
 	First string

@@ -67,7 +67,11 @@ func leaveStorage(n *NodePlan, systems []replica.System, comesBack bool) {
 		case e.Alone && n.Strategy != cluster.Remove:
 			n.Notes = append(n.Notes, fmt.Sprintf("%s has its only replica on it, and is not there while the node is away", e.Volume))
 		case !comesBack:
-			refused = append(refused, fmt.Sprintf("%s: %s, or roll.storage: off does not look at it", e, e.Remedy))
+			text := fmt.Sprintf("%s: %s", e, e.Remedy)
+			if off := replica.Off(e.System); !strings.Contains(text, off) {
+				text += ", or " + off + " does not look at it"
+			}
+			refused = append(refused, text)
 		}
 	}
 	if more := len(refused) - shownVolumes; more > 0 {

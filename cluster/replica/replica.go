@@ -63,8 +63,12 @@ type Replica struct {
 	Percent int  // of it that is filled; 0: nothing, or unknown
 }
 
+// Off is the setting in recast.yaml with which a roll does not look at a storage system.
+func Off(system string) string { return "roll.storage: {" + strings.ToLower(system) + ": off}" }
+
 // Exposure is a volume that would have no usable copy without a node.
 type Exposure struct {
+	System string
 	Volume string // "Longhorn volume longhorn-system/pvc-1 (claim default/db-0)"
 	Why    string
 	Remedy string
@@ -130,7 +134,7 @@ func Exposed(systems []System, node string, away func(node string) bool) []Expos
 				here = append(here, v)
 			} else if s.Away == "" && slices.Contains(v.Witnesses, node) {
 				if why, remedy := s.minority(v, node, away); why != "" {
-					out = append(out, Exposure{Volume: s.about(v), Why: why, Remedy: remedy})
+					out = append(out, Exposure{System: s.Name, Volume: s.about(v), Why: why, Remedy: remedy})
 				}
 			}
 		}
@@ -140,7 +144,7 @@ func Exposed(systems []System, node string, away func(node string) bool) []Expos
 				has = s.Name + " may have volumes on it"
 			}
 			out = append(out, Exposure{
-				Volume: has, Why: "and does not say how they are now: " + s.Away, Remedy: cmp.Or(s.Return, "bring its controllers back first"),
+				System: s.Name, Volume: has, Why: "and does not say how they are now: " + s.Away, Remedy: cmp.Or(s.Return, "bring its controllers back first"),
 			})
 			continue
 		}
@@ -154,7 +158,7 @@ func Exposed(systems []System, node string, away func(node string) bool) []Expos
 				why, remedy = s.minority(v, node, away)
 			}
 			if why != "" {
-				out = append(out, Exposure{Volume: s.about(v), Why: why, Remedy: remedy, Alone: v.Alone})
+				out = append(out, Exposure{System: s.Name, Volume: s.about(v), Why: why, Remedy: remedy, Alone: v.Alone})
 			}
 		}
 	}

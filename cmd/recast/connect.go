@@ -170,7 +170,7 @@ func connectKube(s *streams, p pipeline.Project, cl *closers) (*kube.Client, err
 	if err != nil {
 		return nil, err
 	}
-	k, err := kube.New(b, kube.Options{Poll: time.Duration(p.Config.Roll.Poll), Wrap: s.telemetry.HTTP("kubernetes"), Own: own})
+	k, err := kube.New(b, kube.Options{Poll: time.Duration(p.Config.Roll.Poll), Wrap: s.telemetry.HTTP("kubernetes"), Own: own, Skip: p.Config.Roll.Storage.Off()})
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", path, err)
 	}

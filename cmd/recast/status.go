@@ -51,10 +51,7 @@ request every two seconds on average. It needs a terminal.`,
 			if err != nil {
 				return err
 			}
-			src := pipeline.StatusSources{Proxmox: px, Nodes: fromKube(s, p, &cl, (*kube.Client).Nodes), Lease: fromKube(s, p, &cl, (*kube.Client).Lease), Dead: holder.Dead}
-			if p.Config.Roll.Storage != "off" {
-				src.Holds = fromKube(s, p, &cl, (*kube.Client).Holds)
-			}
+			src := pipeline.StatusSources{Proxmox: px, Nodes: fromKube(s, p, &cl, (*kube.Client).Nodes), Lease: fromKube(s, p, &cl, (*kube.Client).Lease), Holds: fromKube(s, p, &cl, (*kube.Client).Holds), Dead: holder.Dead}
 			src.MachineConfig, _ = machineConfigs(s, p) // an error means that this machine has none
 			if watch {
 				return watchStatus(c.Context(), s, p, px, src)

@@ -96,10 +96,7 @@ func (g *globals) bundleSources(ctx context.Context, s *streams, cl *closers) (*
 		src.Status = func(ctx context.Context) (pipeline.StatusResult, error) {
 			var opened closers
 			defer opened.close()
-			status := pipeline.StatusSources{Proxmox: px, Nodes: fromKube(s, p, &opened, (*kube.Client).Nodes), Lease: fromKube(s, p, &opened, (*kube.Client).Lease), Dead: holder.Dead}
-			if p.Config.Roll.Storage != "off" {
-				status.Holds = fromKube(s, p, &opened, (*kube.Client).Holds)
-			}
+			status := pipeline.StatusSources{Proxmox: px, Nodes: fromKube(s, p, &opened, (*kube.Client).Nodes), Lease: fromKube(s, p, &opened, (*kube.Client).Lease), Holds: fromKube(s, p, &opened, (*kube.Client).Holds), Dead: holder.Dead}
 			status.MachineConfig, _ = machineConfigs(s, p) // an error means that this machine has none
 			return pipeline.Status(ctx, p, status)
 		}

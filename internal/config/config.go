@@ -217,8 +217,8 @@ type Roll struct {
 	KeepDisks int `yaml:"keepDisks" jsonschema:"minimum=1"`
 	// IgnoreNodes are nodes that may be not Ready while others are taken down, such as one whose hardware is being repaired. A node that is not in this file, or that someone has cordoned, is ignored too. A control plane that is not Ready still blocks other control planes, and etcd itself is asked whether it can lose a member.
 	IgnoreNodes []string `yaml:"ignoreNodes,omitempty"`
-	// Storage on looks at the volumes of storage systems in the cluster that keep copies on several nodes (Longhorn, Ceph of Rook, LINSTOR of Piraeus, OpenEBS Mayastor): no node is taken out that has the only healthy copy of one, and one counts as back when its volumes are whole again. Systems that are not installed are not asked. off does without.
-	Storage string `yaml:"storage" jsonschema:"enum=on,enum=off"`
+	// Storage on looks at the volumes of storage systems in the cluster that keep copies on several nodes (Longhorn, Ceph of Rook, LINSTOR of Piraeus, OpenEBS Mayastor): no node is taken out that has the only healthy copy of one, and one counts as back when its volumes are whole again. Systems that are not installed are not asked. off does without, and a section such as {linstor: off} without one of them.
+	Storage Storage `yaml:"storage"`
 	// Gates are your own conditions that must hold before a node is taken down and after it is back, such as the health of a storage system, or a program that succeeds.
 	Gates []Gate `yaml:"gates,omitempty"`
 	// Hooks are your own programs that run before and after the run, each batch of nodes, and each node.

@@ -58,7 +58,7 @@ func want() *config.Config {
 			Poll:           config.Duration(2 * time.Second),
 			Timeouts:       config.Timeouts{Stop: minutes(5), Boot: minutes(10), Join: minutes(10), Try: minutes(2), Storage: minutes(60)},
 			BootFailure:    "rollback",
-			Storage:        "on",
+			Storage:        config.Storage{Longhorn: "on", Ceph: "on", LINSTOR: "on", Mayastor: "on"},
 			KeepDisks:      1,
 			EtcdSnapshot:   "/etc/recast/.recast/etcd",
 		},
@@ -115,6 +115,16 @@ func TestParse(t *testing.T) {
 					{Name: "wk1", Schematic: "default", Strategy: "auto"},
 				}
 			},
+		},
+		"no storage system": {
+			data: small + "roll: {storage: off}\n", env: home,
+			edit: func(c *config.Config) {
+				c.Roll.Storage = config.Storage{Longhorn: "off", Ceph: "off", LINSTOR: "off", Mayastor: "off"}
+			},
+		},
+		"all storage systems but one": {
+			data: small + "roll:\n  storage: {linstor: off}\n", env: home,
+			edit: func(c *config.Config) { c.Roll.Storage.LINSTOR = "off" },
 		},
 		"what may be left out, given": {
 			data: withImages("mirror: 127.0.0.1:5000/talos") + "    strategy: in-place\n    vmid: 101\n    holder: 9101\n    acceptLoss: [pv/a, longhorn/var/lib/longhorn]\n" +

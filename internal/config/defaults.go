@@ -37,7 +37,7 @@ func defaults() Config {
 
 				Storage: Duration(time.Hour),
 			},
-			Storage:     "on",
+			Storage:     Storage{"on", "on", "on", "on"},
 			BootFailure: "rollback",
 			KeepDisks:   1,
 		},

@@ -20,6 +20,8 @@ func nameOfType(t reflect.Type) string {
 		return "a number such as 2 or a percentage such as 20%"
 	case reflect.TypeFor[Canary]():
 		return "true, false or the name of a node"
+	case reflect.TypeFor[Storage]():
+		return "on, off, or a section such as {linstor: off}"
 	case reflect.TypeFor[ImageRef]():
 		return "an image reference such as ghcr.io/acme/frr:1.7.15"
 	case reflect.TypeFor[DiskSize]():

@@ -128,6 +128,15 @@ func textSchema(t reflect.Type) *jsonschema.Schema {
 		return &jsonschema.Schema{Type: "string", Pattern: `^[1-9][0-9]*[GT]$`, Examples: []any{"100G", "2T"}}
 	case reflect.TypeFor[Canary]():
 		return &jsonschema.Schema{OneOf: []*jsonschema.Schema{{Type: "boolean"}, {Type: "string", Examples: []any{"wk1"}}}}
+	case reflect.TypeFor[Storage]():
+		systems := jsonschema.NewProperties()
+		for _, key := range []string{"longhorn", "ceph", "linstor", "mayastor"} {
+			systems.Set(key, &jsonschema.Schema{Type: "string", Enum: []any{"on", "off"}, Default: "on"})
+		}
+		return &jsonschema.Schema{OneOf: []*jsonschema.Schema{
+			{Type: "string", Enum: []any{"on", "off"}},
+			{Type: "object", Properties: systems, AdditionalProperties: jsonschema.FalseSchema},
+		}}
 	case reflect.TypeFor[Schematic]():
 		file := jsonschema.NewProperties()
 		file.Set("file", &jsonschema.Schema{Type: "string", Description: "File in the Image Factory's own schematic format."})

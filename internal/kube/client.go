@@ -28,6 +28,7 @@ type Options struct {
 	Dial func(ctx context.Context, network, addr string) (net.Conn, error) // nil: the machine's network
 	Wrap func(http.RoundTripper) http.RoundTripper                         // wraps what carries each request; nil: nothing
 	Poll time.Duration                                                     // pause between polls; 0: 5 s
+	Skip []string                                                          // storage systems that are not looked at, in lower case
 	Own  ownpod.Pod                                                        // the pod in which recast runs, perhaps of another cluster; zero: none
 }
 
@@ -63,7 +64,7 @@ func New(kubeconfig []byte, o Options) (*Client, error) {
 	cfg.UserAgent = "recast"
 	cfg.QPS, cfg.Burst = 100, 200 // a drain asks for many pods at once
 	cfg.WarningHandler = rest.NoWarnings{}
-	c := &conn{host: cfg.Host, poll: cmp.Or(o.Poll, 5*time.Second), own: o.Own}
+	c := &conn{host: cfg.Host, poll: cmp.Or(o.Poll, 5*time.Second), own: o.Own, skip: o.Skip}
 	if c.base, c.rt, c.direct, err = newTransports(cfg); err != nil {
 		return nil, fault.Credentials.Configf("credentials of the kubeconfig: %w", err)
 	}

@@ -18,6 +18,7 @@ type conn struct {
 	host string
 	poll time.Duration
 	own  ownpod.Pod
+	skip []string // as of Options
 	base *http.Transport
 	rt   http.RoundTripper // base with the credentials of the kubeconfig
 	// direct reaches API servers at their own addresses.

@@ -28,6 +28,9 @@ type RebuildHolder struct{ *conn }
 
 // Holds implements replica.HoldReader.
 func (c VolumeReader) Holds(ctx context.Context) ([]replica.Hold, error) {
+	if c.skips(longhornName) {
+		return nil, nil
+	}
 	groups, err := c.groups(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("look for what is held back: %w", err)
@@ -167,7 +170,7 @@ func (c RebuildHolder) amendLonghorn(ctx context.Context, what string, change fu
 		return c.writeLonghorn(ctx, s, value, memo)
 	})
 	if fault.KindOf(err) == fault.Refused {
-		err = fault.WithHint(err, "the kubeconfig needs the verbs list and patch on settings of longhorn.io; roll.storage: off does not touch it")
+		err = fault.WithHint(err, "the kubeconfig needs the verbs list and patch on settings of longhorn.io; %s does not touch it", replica.Off(longhornName))
 	}
 	return err
 }

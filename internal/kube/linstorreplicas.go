@@ -13,8 +13,10 @@ import (
 const (
 	linstorLabel = "app.kubernetes.io/component=linstor-controller"
 	linstorPort  = "3370"
-	linstorElse  = "roll.storage: off with a gate that asks linstor, see examples/gates/piraeus.yaml"
 )
+
+// linstorElse is for a LINSTOR that can't be read.
+var linstorElse = replica.Off(linstor.Name) + " with a gate that asks linstor, see examples/gates/piraeus.yaml"
 
 // linstorCluster is the part that we read of the Piraeus operator's LinstorCluster (api/v1/linstorcluster_types.go).
 type linstorCluster struct {

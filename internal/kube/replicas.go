@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
+	"strings"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -56,14 +58,16 @@ func (c VolumeReader) replicasOf(ctx context.Context, groups []metav1.APIGroup) 
 			s, err = read(ctx)
 			systems = append(systems, s)
 		}
-		errs = append(errs, err)
+		errs = append(errs, fault.WithHint(err, "%s does not look at it, and has the roll take nodes out whatever becomes of its volumes", replica.Off(known.name)))
 	}
 	if err := errors.Join(errs...); err != nil {
-		return nil, fault.WithHint(fmt.Errorf("look for replicated volumes: %w", err),
-			"roll.storage: off does not look at them, and has the roll take nodes out whatever becomes of the volumes")
+		return nil, fmt.Errorf("look for replicated volumes: %w", err)
 	}
 	return systems, nil
 }
+
+// skips says whether a storage system is not looked at.
+func (c *conn) skips(system string) bool { return slices.Contains(c.skip, strings.ToLower(system)) }
 
 // look reads a storage system once.
 type look = func(context.Context) (replica.System, error)
@@ -75,13 +79,15 @@ type replicator struct {
 	watch     func(ctx context.Context, tell func(look bool)) error  // nil: it can't be watched
 }
 
+// replicators are the storage systems that are looked at.
 func (c VolumeReader) replicators() []replicator {
-	return []replicator{
+	all := []replicator{
 		{longhornName, with(longhornVersion, c.longhornReplicas), c.watchLonghorn},
 		{cephName, with(rookVersion, c.cephReplicas), c.watchCeph},
 		{linstor.Name, with(piraeusVersion, c.linstorReplicas), nil},
 		{mayastor.Name, mayastorReader{c}.read, nil},
 	}
+	return slices.DeleteFunc(all, func(known replicator) bool { return c.skips(known.name) })
 }
 
 // with is for a system whose objects are of that version.

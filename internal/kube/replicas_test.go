@@ -120,7 +120,7 @@ func TestReplicasUnread(t *testing.T) {
 		if want := `cannot list resource "` + resource + `" in API group "longhorn.io"`; fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v", resource, err)
 		}
-		if hints := strings.Join(fault.Hints(err), "\n"); !strings.Contains(hints, "roll.storage: off") || !strings.Contains(hints, "the resources of Longhorn") {
+		if hints := strings.Join(fault.Hints(err), "\n"); !strings.Contains(hints, "roll.storage: {longhorn: off}") || !strings.Contains(hints, "the resources of Longhorn") {
 			t.Errorf("%s: hints %q", resource, hints)
 		}
 	}

@@ -116,7 +116,7 @@ func (d *checkup) readLock() error {
 func (d *checkup) lookAround(ctx context.Context, reached bool) {
 	ctx, cancel := context.WithTimeout(ctx, askWorld)
 	defer cancel()
-	src := observe.Sources{Proxmox: d.src.Proxmox, Talos: d.src.Talos, Kube: d.src.Kube, Cluster: d.Config.Cluster, Storage: d.Config.Roll.Storage != "off"}
+	src := observe.Sources{Proxmox: d.src.Proxmox, Talos: d.src.Talos, Kube: d.src.Kube, Cluster: d.Config.Cluster}
 	if !reached {
 		src.Proxmox = nil
 	}

@@ -64,7 +64,7 @@ func (l *Lab) cephIs(code string) bool {
 
 // TestPlanOfCeph: no node with OSDs is planned while data has too few replicas.
 func TestPlanOfCeph(t *testing.T) {
-	const off = ", or roll.storage: off does not look at it"
+	const off = ", or roll.storage: {ceph: off} does not look at it"
 	const may = "Ceph cluster rook-ceph/ceph may have the only healthy replica of some data on it: "
 	warn := func(message string) map[string]any {
 		return map[string]any{"severity": "HEALTH_WARN", "message": message}

@@ -208,7 +208,7 @@ func (c *Client) connectKubernetes(s *session) error {
 	if kubeconfig == nil {
 		return err
 	}
-	k, err := kube.New(kubeconfig, kube.Options{Dial: c.dialer.DialContext, Poll: time.Duration(s.project.Config.Roll.Poll), Wrap: c.wrap("kubernetes"), Own: c.Pod})
+	k, err := kube.New(kubeconfig, kube.Options{Dial: c.dialer.DialContext, Poll: time.Duration(s.project.Config.Roll.Poll), Wrap: c.wrap("kubernetes"), Own: c.Pod, Skip: s.project.Config.Roll.Storage.Off()})
 	if err != nil {
 		return err
 	}

@@ -83,7 +83,7 @@ type storageCase struct {
 // linstorCopies are states of copies.
 func linstorCopies() map[string]storageCase {
 	const here = "LINSTOR volume pvc-1 (claim default/data-pvc-1) has its only healthy replica on it"
-	const off = ", or roll.storage: off does not look at it"
+	const off = ", or roll.storage: {linstor: off} does not look at it"
 	return map[string]storageCase{
 		"two current copies": {change: func(l *Lab) { l.drbd("pvc-1", 2, "wk1", "wk2") }},
 		"the last copy": {
@@ -135,7 +135,7 @@ func linstorCopies() map[string]storageCase {
 
 // linstorUnread are states in which LINSTOR says little, or something else than where copies are.
 func linstorUnread() map[string]storageCase {
-	const off = ", or roll.storage: off does not look at it"
+	const off = ", or roll.storage: {linstor: off} does not look at it"
 	const may = "LINSTOR may have volumes on it and does not say how they are now: "
 	cluster := func(spec map[string]any) func(l *Lab) {
 		return func(l *Lab) {
@@ -158,7 +158,7 @@ func linstorUnread() map[string]storageCase {
 		"it wants client certificates": {
 			change: cluster(map[string]any{"apiTLS": map[string]any{}}),
 			refused: []string{may + "its API asks for a client certificate (spec.apiTLS of the LinstorCluster), and the API server's proxy has none: " +
-				"roll.storage: off with a gate that asks linstor, see examples/gates/piraeus.yaml" + off},
+				"roll.storage: {linstor: off} with a gate that asks linstor, see examples/gates/piraeus.yaml"},
 		},
 		"it redirects": {
 			change:  func(l *Lab) { l.Kube.LINSTOR().EnableTLS() },
@@ -167,7 +167,7 @@ func linstorUnread() map[string]storageCase {
 		"its controller is elsewhere": {
 			change: cluster(map[string]any{"externalController": map[string]any{"url": "http://linstor.example.org:3370"}}),
 			refused: []string{may + "its controller is outside of the cluster (http://linstor.example.org:3370), and recast reads only one inside: " +
-				"roll.storage: off with a gate that asks linstor, see examples/gates/piraeus.yaml" + off},
+				"roll.storage: {linstor: off} with a gate that asks linstor, see examples/gates/piraeus.yaml"},
 		},
 		"it evicts nodes that are away": {
 			change: func(l *Lab) {
@@ -177,10 +177,21 @@ func linstorUnread() map[string]storageCase {
 			},
 			notes: []string{"it is expected to be away for 4m0s, and LINSTOR waits 2m0s for its 1 replica on it (DrbdOptions/AutoEvictAfterTime): after that it makes others on other nodes"},
 		},
-		"not looked at": {change: func(l *Lab) {
+		"nothing is looked at": {change: func(l *Lab) {
 			l.drbd("pvc-1", 2, "wk1")
 			l.setRoll("storage: off")
 		}},
+		"it is not looked at": {change: func(l *Lab) {
+			cluster(map[string]any{"apiTLS": map[string]any{}})(l)
+			l.setRoll("storage: {linstor: off}")
+		}},
+		"another one is not looked at": {
+			change: func(l *Lab) {
+				l.drbd("pvc-1", 2, "wk1")
+				l.setRoll("storage: {longhorn: off}")
+			},
+			refused: []string{"LINSTOR volume pvc-1 (claim default/data-pvc-1) has its only healthy replica on it: wait until LINSTOR has made another" + off},
+		},
 	}
 }
 

@@ -49,7 +49,7 @@ func (l *Lab) nexus(wanted int, nodes ...string) {
 // TestPlanOfMayastor: a node is refused, by the volume's UUID, while no other node has a healthy replica.
 func TestPlanOfMayastor(t *testing.T) {
 	const here = "Mayastor volume " + mayastorUUID + " has its only healthy replica on it"
-	const off = ", or roll.storage: off does not look at it"
+	const off = ", or roll.storage: {mayastor: off} does not look at it"
 	const may = "Mayastor may have volumes on it and does not say how they are now: "
 	planStorage(t, (*Lab).runMayastor, map[string]storageCase{
 		"two healthy replicas": {change: func(l *Lab) { l.nexus(2, "wk1", "wk2") }},

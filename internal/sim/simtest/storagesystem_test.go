@@ -139,7 +139,7 @@ func inStorageLab(t *testing.T, run func(l *Lab, names ...string), workers int, 
 // replica.
 func TestPlanOfReplicatedVolumes(t *testing.T) {
 	const here = "Longhorn volume longhorn-system/pvc-1 (claim default/data-pvc-1) has its only healthy replica on it"
-	const off = ", or roll.storage: off does not look at it"
+	const off = ", or roll.storage: {longhorn: off} does not look at it"
 	cases := map[string]struct {
 		change  func(l *Lab)
 		refused []string
