@@ -176,8 +176,8 @@ func (g guardedKube) SetProxyImage(ctx context.Context, from, to string) error {
 	return g.held.whileOurs(ctx, func() error { return g.kube.SetProxyImage(ctx, from, to) })
 }
 
-func (g guardedKube) HoldRebuild(ctx context.Context, system, node string, atLeast time.Duration) (said string, err error) {
-	err = g.held.whileOurs(ctx, func() error { said, err = g.kube.HoldRebuild(ctx, system, node, atLeast); return err })
+func (g guardedKube) HoldRebuild(ctx context.Context, system, node, run string, atLeast time.Duration) (said string, err error) {
+	err = g.held.whileOurs(ctx, func() error { said, err = g.kube.HoldRebuild(ctx, system, node, run, atLeast); return err })
 	return said, err
 }
 

@@ -11,6 +11,7 @@ import (
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/cluster/replica"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/wait"
 )
 
 // hold has the storage systems wait for the node that goes, where they would wait less than it is expected
@@ -24,7 +25,7 @@ func (n Points) hold(ctx context.Context, systems []replica.System) error {
 		if need == 0 {
 			continue
 		}
-		said, err := n.Kube.HoldRebuild(ctx, s.Name, n.Plan.Node, need)
+		said, err := n.Kube.HoldRebuild(ctx, s.Name, n.Plan.Node, n.Run, need)
 		if err != nil {
 			return err
 		}
@@ -37,7 +38,7 @@ func (n Points) hold(ctx context.Context, systems []replica.System) error {
 
 // giveBack ends what is held for the node.
 func (n Points) giveBack(ctx context.Context) error {
-	holds, err := n.Kube.Holds(ctx)
+	holds, err := holdsOf(ctx, n.Kube)
 	if err != nil {
 		return notGivenBack(err)
 	}
@@ -74,7 +75,7 @@ func (l *Leftover) GiveBack(ctx context.Context, kube cluster.Kube, systems bool
 	}
 	ctx, cancel := context.WithTimeout(ctx, giveBackTimeout)
 	defer cancel()
-	holds, err := kube.Holds(ctx)
+	holds, err := holdsOf(ctx, kube)
 	if err != nil {
 		return notGivenBack(err)
 	}
@@ -103,6 +104,19 @@ func (l *Leftover) GiveBack(ctx context.Context, kube cluster.Kube, systems bool
 	}
 	return errors.Join(errs...)
 }
+
+// holdsOf reads what is held. A storage system's controller may be starting on another node.
+func holdsOf(ctx context.Context, kube replica.HoldReader) (holds []replica.Hold, err error) {
+	w := wait.For{Name: "read what storage systems were told", Every: 2 * time.Second, Timeout: readTimeout}
+	err = wait.Until(ctx, w, func(ctx context.Context) (bool, string, error) {
+		holds, err = kube.Holds(ctx)
+		return err == nil, "", stopped(err)
+	})
+	return holds, err
+}
+
+// readTimeout leaves time to give something back within giveBackTimeout.
+const readTimeout = 20 * time.Second
 
 // giveBackTimeout limits giving back at the end of a run: a user who pressed Ctrl-C is waiting. It is longer
 // than a request waits for its answer.

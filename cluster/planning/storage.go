@@ -31,9 +31,11 @@ const shownVolumes = 10
 func heedStorage(p *Plan, o observe.Observation) {
 	for _, s := range o.Storage {
 		shown := StorageSystem{Name: s.Name, WaitSeconds: int(s.Patience.Seconds())}
-		if s.Held != nil {
-			shown.Held = s.Held.String()
+		var held []string
+		for _, h := range s.Held {
+			held = append(held, h.String())
 		}
+		shown.Held = strings.Join(held, "; ")
 		if !s.Pools {
 			shown.Volumes = len(s.Volumes)
 		}
@@ -96,16 +98,20 @@ func Outage(n NodePlan) time.Duration {
 // patience says what it means that a system waits less than the node is expected to be away; "" if it does
 // not.
 func patience(s replica.System, n NodePlan) string {
-	has, outage := s.On(n.Node), Outage(n)
-	if has == 0 || outage <= s.Patience || s.Patience == 0 && !s.Holds {
+	has, outage, waits := s.On(n.Node), Outage(n), s.PatienceFor(n.Node)
+	holding := s.Holding(n.Node, outage)
+	if s.Evicts {
+		return evicts(s, n, holding)
+	}
+	if has == 0 || outage <= waits || waits == 0 && !s.Holds {
 		return ""
 	}
 	what := fmt.Sprintf("its %d %s", has, words.Plural(has, "replica"))
 	if s.Pools {
 		what = "its data"
 	}
-	text := fmt.Sprintf("it is expected to be away for %s, and %s waits %s for %s on it (%s): ", outage, s.Name, s.Patience, what, s.Waits)
-	if holding := s.Holding(n.Node, outage); holding > 0 {
+	text := fmt.Sprintf("it is expected to be away for %s, and %s waits %s for %s on it (%s): ", outage, s.Name, waits, what, s.Waits)
+	if holding > 0 {
 		return text + fmt.Sprintf("recast has it wait %s until its volumes are whole again", holding)
 	}
 	text += "after that it makes others on other nodes"
@@ -113,6 +119,18 @@ func patience(s replica.System, n NodePlan) string {
 		text += "; " + strings.ReplaceAll(s.Remedy, "NODE", n.Node)
 	}
 	return text
+}
+
+// evicts is patience for a system that evicts nodes.
+func evicts(s replica.System, n NodePlan, holding time.Duration) string {
+	text := fmt.Sprintf("%s evicts it once it is away for %s (%s)", s.Name, s.PatienceFor(n.Node), s.Waits)
+	switch outage := Outage(n); {
+	case holding > 0:
+		return text + fmt.Sprintf(": recast has it wait %s until its volumes are whole again", holding)
+	case outage > s.PatienceFor(n.Node):
+		return text + fmt.Sprintf(", and it is expected to be away for %s: %s", outage, s.Remedy)
+	}
+	return ""
 }
 
 // knownPatience says whether a storage system says itself how long it waits.

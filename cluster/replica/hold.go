@@ -1,7 +1,10 @@
 package replica
 
 import (
+	"cmp"
 	"context"
+	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -23,9 +26,9 @@ type HoldReader interface {
 // they make others on other nodes. What was set before is remembered where the setting is, in the same
 // change: it can't be lost, whoever is killed, and every run finds it.
 type Holder interface {
-	// HoldRebuild has the system (its System.Name) wait at least that long while the node is away; said is
-	// what was changed, in words, "" if it waits that long anyway. It may be repeated.
-	HoldRebuild(ctx context.Context, system, node string, atLeast time.Duration) (said string, err error)
+	// HoldRebuild has the system (its System.Name) wait at least that long while the run has the node away; said
+	// is what was changed, in words, "" if it waits that long anyway. It may be repeated.
+	HoldRebuild(ctx context.Context, system, node, run string, atLeast time.Duration) (said string, err error)
 	// GiveBack ends what is held for these nodes. The last one gives back what was set before; a value that
 	// someone else has set meanwhile stays. said is what was done, in words, "" if nothing was held for
 	// them. It may be repeated.
@@ -43,32 +46,55 @@ type Hold struct {
 
 // String says what is held, for people.
 func (h Hold) String() string {
-	text := fmt.Sprintf("%s: %s was %s before recast set it to %s, while %s %s away", h.System, h.Setting, h.Was, h.Set,
+	text := fmt.Sprintf("%s: %s was %s before recast set it to %s, while %s %s away", h.System, h.Setting, cmp.Or(h.Was, "not set"), h.Set,
 		strings.Join(h.For(), ", "), map[bool]string{true: "is", false: "are"}[len(h.Nodes) == 1])
 	if h.Now != h.Set {
-		text += fmt.Sprintf("; someone else has set it to %s since", h.Now)
+		text += fmt.Sprintf("; someone else has set it to %s since", cmp.Or(h.Now, "nothing"))
 	}
 	return text
 }
 
 // Memo is what is remembered with a setting that recast changes.
 type Memo struct {
-	Was   string         `json:"was"`   // its value before
-	Set   string         `json:"set"`   // by recast; another value is someone else's
-	Nodes map[string]int `json:"nodes"` // what each node needs, in the setting's unit
+	Was   string         `json:"was"`            // its value before; "": it had none
+	Set   string         `json:"set"`            // by recast; another value is someone else's
+	Nodes map[string]int `json:"nodes"`          // what each node needs, in the setting's unit
+	Run   string         `json:"run,omitempty"`  // that changed it first
+	Since time.Time      `json:"since,omitzero"` // when
+}
+
+// ParseMemo reads a memo as JSON. number reads Was and Set, as in With.
+func ParseMemo(text string, number func(string) (int, error)) (m Memo, err error) {
+	if err = json.Unmarshal([]byte(text), &m); err != nil {
+		return m, err
+	}
+	_, errWas := number(m.Was)
+	_, errSet := strconv.Atoi(m.Set)
+	if len(m.Nodes) == 0 {
+		return m, errors.New("it names no node")
+	}
+	return m, errors.Join(errWas, errSet)
 }
 
 // For lists the nodes, sorted.
 func (m Memo) For() []string { return slices.Sorted(maps.Keys(m.Nodes)) }
 
+// By remembers which run begins to hold, and when.
+func (m Memo) By(run string, now time.Time) Memo {
+	if len(m.Nodes) > 0 && m.Since.IsZero() {
+		m.Run, m.Since = run, now.UTC().Truncate(time.Second)
+	}
+	return m
+}
+
 // With returns the value of the setting, and the memo, once it is also held for a node that needs so much.
-// A value that someone else has set meanwhile is the one to give back from now on. The error is that the
-// value is no number.
-func (m Memo) With(value, node string, need int) (string, Memo, error) {
+// A value that someone else has set meanwhile is the one to give back from now on. number says how long the system
+// waits with a value; the error is that it is no number.
+func (m Memo) With(value, node string, need int, number func(string) (int, error)) (string, Memo, error) {
 	if value != m.Set {
 		m = Memo{Was: value}
 	}
-	was, err := strconv.Atoi(m.Was)
+	was, err := number(m.Was)
 	if err != nil {
 		return "", Memo{}, fmt.Errorf("%q is not a number", m.Was)
 	}
@@ -107,10 +133,24 @@ func (m Memo) Without(value string, nodes ...string) (string, Memo, error) {
 // that never comes back keeps its volumes at one copy less.
 const Longest = 30 * time.Minute
 
-// Holding is how long the system is to wait for the copies on a node that is expected to be away that long:
-// twice that, at most Longest. 0: it waits that long by itself, it can't be held, or that would not suffice.
+// spared is how long a system that evicts nodes is to wait for one at least: the node would not come back by itself, so
+// it has the time that a roll needs to put its old system back.
+const spared = time.Hour
+
+// Holding is how long the system is to wait for a node that is expected to be away that long: twice that, at most
+// Longest, or where it evicts nodes, at least an hour. 0: it waits that long by itself, it can't be held, or that would
+// not suffice.
 func (s System) Holding(node string, outage time.Duration) time.Duration {
-	if !s.Holds || s.On(node) == 0 || outage <= s.Patience || outage >= Longest {
+	n, _ := s.node(node)
+	switch {
+	case !s.Holds || n.Fixed:
+		return 0
+	case s.Evicts:
+		if need := max(2*outage, spared); s.PatienceFor(node) < need {
+			return need
+		}
+		return 0
+	case s.On(node) == 0 || outage <= s.Patience || outage >= Longest:
 		return 0
 	}
 	return min(2*outage, Longest)

@@ -1,6 +1,7 @@
 package replica
 
 import (
+	"strconv"
 	"testing"
 	"time"
 
@@ -17,7 +18,7 @@ func TestMemo(t *testing.T) {
 	}
 	with := func(node string, need int) func(s setting) (setting, error) {
 		return func(s setting) (setting, error) {
-			v, m, err := s.Memo.With(s.Value, node, need)
+			v, m, err := s.Memo.With(s.Value, node, need, strconv.Atoi)
 			return setting{v, m}, err
 		}
 	}
@@ -69,7 +70,7 @@ func TestMemo(t *testing.T) {
 			}
 		})
 	}
-	if _, _, err := (Memo{}).With("{}", "a", 900); err == nil {
+	if _, _, err := (Memo{}).With("{}", "a", 900, strconv.Atoi); err == nil {
 		t.Error("a value that is no number was changed")
 	}
 }

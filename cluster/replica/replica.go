@@ -21,20 +21,14 @@ type System struct {
 	Patience time.Duration // how long it waits for a copy that is away before it makes another; 0: unknown
 	Waits    string        // the setting that says so
 	Holds    bool          // recast can have it wait longer: Patience is what it waits by itself, 0 included
-	Held     *Hold         // it does now; nil: it does not
+	Held     []Hold        // it does now
+	Evicts   bool          // a node that is away longer is given up, copies or not: only a person brings it back
 	Remedy   string        // what else has it wait for a node, which it calls NODE; "": nothing known
 	Away     string        // why its objects may be out of date; "": its controllers run
 	Return   string        // how it comes back from Away; "": with its controllers
 	Holders  []string      // nodes that may have copies while Away says that no volume can be listed
 	Nodes    []Node        // those that it knows
 	Volumes  []Volume
-}
-
-// Node is a node as the system knows it.
-type Node struct {
-	Name  string
-	Down  string // why its copies can't be used now; "": they can
-	Lacks string // what else of it is not as it should be
 }
 
 // Volume is a replicated volume.
@@ -107,19 +101,11 @@ func (s System) down(node string, away func(node string) bool) string {
 	if away(node) {
 		return "is away"
 	}
-	if !slices.ContainsFunc(s.Nodes, func(n Node) bool { return n.Name == node }) {
+	n, known := s.node(node)
+	if !known {
 		return "is not known to " + s.Name
 	}
-	return s.known(node)
-}
-
-// known is the Down of a node that the system knows.
-func (s System) known(node string) string {
-	i := slices.IndexFunc(s.Nodes, func(n Node) bool { return n.Name == node })
-	if i < 0 {
-		return ""
-	}
-	return s.Nodes[i].Down
+	return n.Down
 }
 
 // Exposed lists the volumes with a copy on the node that have no other healthy one, on a node that
@@ -181,8 +167,8 @@ func (s System) exposed(v Volume, node string, away func(node string) bool) (why
 			}
 			lost = append(lost, r.Node+" "+down)
 		default:
-			if down = s.known(r.Node); down != "" {
-				lost = append(lost, r.Node+" "+down)
+			if n, _ := s.node(r.Node); n.Down != "" {
+				lost = append(lost, r.Node+" "+n.Down)
 				continue
 			}
 			others = append(others, r.Node)
@@ -293,19 +279,6 @@ func Unhealed(systems []System, node string, ailing []string) string {
 		}
 	}
 	return strings.Join(parts, "; ")
-}
-
-// trouble says what a node lacks to serve its copies; "" if nothing, or if the system does not know
-// the node.
-func (s System) trouble(node string) string {
-	i := slices.IndexFunc(s.Nodes, func(n Node) bool { return n.Name == node })
-	switch {
-	case i < 0:
-		return ""
-	case s.Nodes[i].Down != "":
-		return node + " " + s.Nodes[i].Down
-	}
-	return s.Nodes[i].Lacks
 }
 
 func (s System) unhealed(node string, ailing []string) string {

@@ -205,7 +205,7 @@ var table = []row{
 	}},
 	{pkg: "internal/expression", allow: []string{"internal/foreign", cel}},
 	{pkg: "internal/expression", files: tests, allow: []string{apimachine}},
-	{pkg: "internal/linstor", allow: []string{"cluster/replica", "internal/wait", "internal/foreign"}},
+	{pkg: "internal/linstor", allow: []string{"cluster/replica", "internal/wait", "internal/fault", "internal/foreign"}},
 	{pkg: "internal/mayastor", allow: []string{"cluster/replica", "internal/wait", "internal/foreign"}},
 	{pkg: "internal/factory", allow: []string{"schematics", "images", "internal/trust", "internal/fault", "internal/foreign", factory}},
 	{pkg: "images", files: tests, allow: []string{"internal/bootimage", "internal/diskimage"}},

@@ -116,16 +116,6 @@ func TestParse(t *testing.T) {
 				}
 			},
 		},
-		"no storage system": {
-			data: small + "roll: {storage: off}\n", env: home,
-			edit: func(c *config.Config) {
-				c.Roll.Storage = config.Storage{Longhorn: "off", Ceph: "off", LINSTOR: "off", Mayastor: "off"}
-			},
-		},
-		"all storage systems but one": {
-			data: small + "roll:\n  storage: {linstor: off}\n", env: home,
-			edit: func(c *config.Config) { c.Roll.Storage.LINSTOR = "off" },
-		},
 		"what may be left out, given": {
 			data: withImages("mirror: 127.0.0.1:5000/talos") + "    strategy: in-place\n    vmid: 101\n    holder: 9101\n    acceptLoss: [pv/a, longhorn/var/lib/longhorn]\n" +
 				"kubernetes: {version: v1.35.4}\nroll:\n  strategy: reimage\n  bootFailure: reimage\n  etcdSnapshot: backups\n  keepDisks: 3\n  maxUnavailable: {workers: 20%, perHost: 3}\n",

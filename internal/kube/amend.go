@@ -104,7 +104,7 @@ func isTransient(err error) bool {
 	if _, ok := errors.AsType[*tls.CertificateVerificationError](err); ok {
 		return false
 	}
-	if _, ok := errors.AsType[*url.Error](err); ok {
+	if _, ok := errors.AsType[*url.Error](err); ok || errors.Is(err, errSilent) {
 		return true
 	}
 	status, ok := errors.AsType[*apierrors.StatusError](err)

@@ -13,11 +13,13 @@ import (
 	authorizationv1 "k8s.io/api/authorization/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/recast-sh/recast/cluster/replica"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/foreign"
+	"github.com/recast-sh/recast/internal/linstor"
 )
 
 // holdAnnotation is JSON of a replica.Memo, on the setting that it is about.
@@ -28,16 +30,34 @@ type RebuildHolder struct{ *conn }
 
 // Holds implements replica.HoldReader.
 func (c VolumeReader) Holds(ctx context.Context) ([]replica.Hold, error) {
-	if c.skips(longhornName) {
-		return nil, nil
-	}
 	groups, err := c.groups(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("look for what is held back: %w", err)
 	}
-	if installed, err := supports(groups, longhornVersion); err != nil || !installed {
+	holds := func(system string, version schema.GroupVersion, read func(context.Context) ([]replica.Hold, error)) ([]replica.Hold, error) {
+		if installed, err := supports(groups, version); err != nil || !installed || c.skips(system) {
+			return nil, err
+		}
+		return read(ctx)
+	}
+	ofLonghorn, errLonghorn := holds(longhornName, longhornVersion, c.longhornHolds)
+	ofLINSTOR, errLINSTOR := holds(linstor.Name, piraeusVersion, c.linstorHolds)
+	return append(ofLonghorn, ofLINSTOR...), errors.Join(errLonghorn, errLINSTOR)
+}
+
+// linstorHolds reads LINSTOR's. Where it can't be asked, recast has changed nothing.
+func (c VolumeReader) linstorHolds(ctx context.Context) ([]replica.Hold, error) {
+	controller, away, _, err := c.linstorController(ctx)
+	if errors.Is(err, errNoCluster) || err == nil && away != "" {
+		return nil, nil
+	}
+	if err != nil {
 		return nil, err
 	}
+	return controller.Holds(ctx)
+}
+
+func (c VolumeReader) longhornHolds(ctx context.Context) ([]replica.Hold, error) {
 	settings, err := listCustom[longhornSetting](ctx, c.conn, longhornVersion.WithResource("settings"), longhornWait)
 	if err != nil {
 		return nil, err
@@ -76,17 +96,21 @@ func (s longhornSetting) forget() string {
 
 // longhornPatience is how long Longhorn waits by itself, and what recast has made of that. holds is false
 // where the setting is missing or no number.
-func longhornPatience(settings []longhornSetting) (waits time.Duration, held *replica.Hold, holds bool, err error) {
+func longhornPatience(settings []longhornSetting) (waits time.Duration, held []replica.Hold, holds bool, err error) {
 	for _, s := range settings {
 		if s.Metadata.Name != longhornWait {
 			continue
 		}
-		if held, err = s.hold(); err != nil {
+		hold, err := s.hold()
+		if err != nil {
 			return 0, nil, false, err
 		}
 		value := s.Value
-		if held != nil && held.Now == held.Set {
-			value = held.Was
+		if hold != nil {
+			held = append(held, *hold)
+			if hold.Now == hold.Set {
+				value = hold.Was
+			}
 		}
 		seconds, err := strconv.Atoi(value)
 		return time.Duration(seconds) * time.Second, held, err == nil, nil
@@ -99,10 +123,7 @@ func (s longhornSetting) memo() (m replica.Memo, err error) {
 	if !ok {
 		return m, nil
 	}
-	err = json.Unmarshal([]byte(text), &m)
-	_, errWas := strconv.Atoi(m.Was)
-	_, errSet := strconv.Atoi(m.Set)
-	if errors.Join(err, errWas, errSet) != nil || len(m.Nodes) == 0 {
+	if m, err = replica.ParseMemo(text, strconv.Atoi); err != nil {
 		return m, fault.WithHint(fault.Refusedf("annotation %s of Longhorn's setting %s is not as recast writes it, so what was set before is not known: %s", holdAnnotation, longhornWait, foreign.Line(text)),
 			"see that the setting has the value that you want, then remove it: %s", s.forget())
 	}
@@ -110,23 +131,39 @@ func (s longhornSetting) memo() (m replica.Memo, err error) {
 }
 
 // HoldRebuild implements replica.Holder.
-func (c RebuildHolder) HoldRebuild(ctx context.Context, system, node string, atLeast time.Duration) (said string, err error) {
-	if system != longhornName {
+func (c RebuildHolder) HoldRebuild(ctx context.Context, system, node, run string, atLeast time.Duration) (said string, err error) {
+	switch system {
+	case longhornName:
+	case linstor.Name:
+		err = c.amendLINSTOR(ctx, "have LINSTOR wait for "+node, func(ctx context.Context, controller linstor.Controller) error {
+			said, err = controller.Hold(ctx, node, run, atLeast)
+			return err
+		})
+		return said, err
+	default:
 		return "", fmt.Errorf("the rebuild of %s can't be held back", system)
 	}
 	err = c.amendLonghorn(ctx, "hold back the rebuild of Longhorn for "+node, func(s longhornSetting, m replica.Memo) (string, replica.Memo, error) {
-		value, memo, err := m.With(s.Value, node, int(atLeast/time.Second))
+		value, memo, err := m.With(s.Value, node, int(atLeast/time.Second), strconv.Atoi)
 		if said = ""; err == nil && value != s.Value {
 			said = fmt.Sprintf("%s of Longhorn is %s instead of %s", longhornWait, value, memo.Was)
 		}
-		return value, memo, err
+		return value, memo.By(run, time.Now()), err
 	})
 	return said, err
 }
 
 // GiveBack implements replica.Holder.
 func (c RebuildHolder) GiveBack(ctx context.Context, system string, nodes ...string) (said string, err error) {
-	if system != longhornName {
+	switch system {
+	case longhornName:
+	case linstor.Name:
+		err = c.amendLINSTOR(ctx, "give back what LINSTOR was told for "+strings.Join(nodes, ", "), func(ctx context.Context, controller linstor.Controller) error {
+			said, err = controller.GiveBack(ctx, nodes...)
+			return err
+		})
+		return said, err
+	default:
 		return "", fmt.Errorf("the rebuild of %s can't be held back", system)
 	}
 	err = c.amendLonghorn(ctx, "give back what Longhorn was told for "+strings.Join(nodes, ", "), func(s longhornSetting, m replica.Memo) (string, replica.Memo, error) {
@@ -144,6 +181,24 @@ func (c RebuildHolder) GiveBack(ctx context.Context, system string, nodes ...str
 		return value, memo, err
 	})
 	return said, err
+}
+
+// amendLINSTOR changes something of LINSTOR's controller; change may be repeated.
+func (c RebuildHolder) amendLINSTOR(ctx context.Context, what string, change func(context.Context, linstor.Controller) error) error {
+	err := c.repeat(ctx, what, func(ctx context.Context) error {
+		controller, away, _, err := c.linstorController(ctx)
+		if err == nil && away != "" {
+			err = errors.New(away)
+		}
+		if err != nil {
+			return err
+		}
+		return change(ctx, controller)
+	})
+	if fault.KindOf(err) == fault.Refused {
+		err = fault.WithHint(err, "the kubeconfig needs the verbs get and update on services/proxy of LINSTOR's controller; %s does not touch it", replica.Off(linstor.Name))
+	}
+	return err
 }
 
 // amendLonghorn changes Longhorn's setting, and what is remembered of it, in one write. If someone else
@@ -214,22 +269,37 @@ func (c RebuildHolder) writeLonghorn(ctx context.Context, s longhornSetting, val
 
 // MayHold implements replica.HoldReader.
 func (c VolumeReader) MayHold(ctx context.Context, system string) error {
-	if system != longhornName {
-		return nil
+	switch system {
+	case longhornName:
+		settings, err := listCustom[longhornSetting](ctx, c.conn, longhornVersion.WithResource("settings"), longhornWait)
+		if err != nil || len(settings) == 0 {
+			return err
+		}
+		return c.may(ctx, system, "patch settings of longhorn.io", authorizationv1.ResourceAttributes{
+			Group: longhornVersion.Group, Resource: "settings", Verb: "patch", Name: longhornWait, Namespace: settings[0].Metadata.Namespace,
+		})
+	case linstor.Name:
+		at, found, err := c.find(ctx, linstorLabel, linstorPort)
+		if err != nil || !found {
+			return err
+		}
+		return c.may(ctx, system, "update services/proxy of LINSTOR's controller", authorizationv1.ResourceAttributes{
+			Resource: "services", Subresource: "proxy", Verb: "update", Name: at.service.Name + ":" + linstorPort, Namespace: at.service.Namespace,
+		})
 	}
-	settings, err := listCustom[longhornSetting](ctx, c.conn, longhornVersion.WithResource("settings"), longhornWait)
-	if err != nil || len(settings) == 0 {
-		return err
-	}
-	at := &authorizationv1.ResourceAttributes{Group: longhornVersion.Group, Resource: "settings", Verb: "patch", Name: longhornWait, Namespace: settings[0].Metadata.Namespace}
+	return nil
+}
+
+// may asks for a right that holding a system back needs.
+func (c VolumeReader) may(ctx context.Context, system, what string, at authorizationv1.ResourceAttributes) error {
 	review, err := c.api.AuthorizationV1().SelfSubjectAccessReviews().Create(ctx, &authorizationv1.SelfSubjectAccessReview{
-		Spec: authorizationv1.SelfSubjectAccessReviewSpec{ResourceAttributes: at},
+		Spec: authorizationv1.SelfSubjectAccessReviewSpec{ResourceAttributes: &at},
 	}, metav1.CreateOptions{})
 	switch {
 	case err != nil:
 		return fmt.Errorf("ask what the kubeconfig may do: %w", c.translate(err))
 	case !review.Status.Allowed:
-		return fault.WithHint(fault.As(fault.Refused, errors.New("the kubeconfig may not patch settings of longhorn.io")), "where a node is away longer than Longhorn waits, a roll has it wait longer, and needs that right")
+		return fault.WithHint(fault.Refusedf("the kubeconfig may not %s", what), "where a node is away longer than %s waits, a roll has it wait longer, and needs that right", system)
 	}
 	return nil
 }

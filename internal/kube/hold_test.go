@@ -2,6 +2,7 @@ package kube_test
 
 import (
 	"errors"
+	"fmt"
 	"net/http"
 	"strings"
 	"testing"
@@ -53,7 +54,18 @@ func (l *lab) setting(t *testing.T) (value, memo string) {
 		t.Error("an annotation of Longhorn is lost")
 	}
 	value, _, _ = unstructured.NestedString(u.Object, "value")
-	return value, u.GetAnnotations()[holdMemo]
+	return value, sameRun(t, u.GetAnnotations()[holdMemo])
+}
+
+// sameRun removes the run from a memo, and when it was, after a look at them.
+func sameRun(t *testing.T, memo string) string {
+	t.Helper()
+	run := fmt.Sprintf(`,"run":"run-1","since":"%s`, time.Now().UTC().Format("2006-01-02T"))
+	before, since, found := strings.Cut(memo, run)
+	if _, after, ends := strings.Cut(since, `Z"`); found && ends {
+		return before + after
+	}
+	return memo
 }
 
 // set changes the setting as a person does, besides recast.
@@ -93,12 +105,12 @@ func TestHoldAndGiveBack(t *testing.T) {
 				}
 			}
 		}
-		require(waitSetting + " of Longhorn is 900 instead of 600")(c.HoldRebuild(t.Context(), "Longhorn", "wk1", 15*time.Minute))
+		require(waitSetting + " of Longhorn is 900 instead of 600")(c.HoldRebuild(t.Context(), "Longhorn", "wk1", "run-1", 15*time.Minute))
 		l.requireSetting(t, "900", `{"was":"600","set":"900","nodes":{"wk1":900}}`)
-		require("")(c.HoldRebuild(t.Context(), "Longhorn", "wk2", 11*time.Minute))
+		require("")(c.HoldRebuild(t.Context(), "Longhorn", "wk2", "run-1", 11*time.Minute))
 		holds, err := c.Holds(t.Context())
 		want := []replica.Hold{{
-			System: "Longhorn", Setting: waitSetting, Now: "900", Memo: replica.Memo{Was: "600", Set: "900", Nodes: map[string]int{"wk1": 900, "wk2": 660}},
+			System: "Longhorn", Setting: waitSetting, Now: "900", Memo: replica.Memo{Was: "600", Set: "900", Nodes: map[string]int{"wk1": 900, "wk2": 660}, Run: "run-1", Since: time.Now().UTC().Truncate(time.Second)},
 			Undo: `kubectl --namespace longhorn-system patch settings.longhorn.io ` + waitSetting + ` --type merge --patch '{"value":"600","metadata":{"annotations":{"recast.dev/hold":null}}}'`,
 		}}
 		if diff := cmp.Diff(want, holds); err != nil || diff != "" {
@@ -115,7 +127,7 @@ func TestHoldAndGiveBack(t *testing.T) {
 			t.Errorf("%v, %v", holds, err)
 		}
 
-		require(waitSetting + " of Longhorn is 900 instead of 600")(c.HoldRebuild(t.Context(), "Longhorn", "wk1", 15*time.Minute))
+		require(waitSetting + " of Longhorn is 900 instead of 600")(c.HoldRebuild(t.Context(), "Longhorn", "wk1", "run-1", 15*time.Minute))
 		l.set(t, "1200", "")
 		holds, err = c.Holds(t.Context())
 		if err != nil || !strings.HasSuffix(holds[0].String(), "; someone else has set it to 1200 since") || holds[0].Undo != "kubectl --namespace longhorn-system annotate settings.longhorn.io "+waitSetting+" recast.dev/hold-" {
@@ -162,7 +174,7 @@ func TestHoldSurvivesFaults(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			withSetting(t, func(t *testing.T, l *lab, c *kube.Client) {
 				tc.strike(t, l)
-				if _, err := c.HoldRebuild(t.Context(), "Longhorn", "wk1", 15*time.Minute); err != nil {
+				if _, err := c.HoldRebuild(t.Context(), "Longhorn", "wk1", "run-1", 15*time.Minute); err != nil {
 					t.Fatal(err)
 				}
 				l.requireSetting(t, "900", `{"was":"`+tc.was+`","set":"900","nodes":{"wk1":900}}`)
@@ -197,7 +209,7 @@ func TestHoldRefuses(t *testing.T) {
 			withSetting(t, func(t *testing.T, l *lab, c *kube.Client) {
 				tc.do(t, l)
 				value, memo := l.setting(t)
-				_, err := c.HoldRebuild(t.Context(), "Longhorn", "wk1", 15*time.Minute)
+				_, err := c.HoldRebuild(t.Context(), "Longhorn", "wk1", "run-1", 15*time.Minute)
 				if fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), tc.want) {
 					t.Errorf("%v", err)
 				}
@@ -219,7 +231,7 @@ func TestMayHold(t *testing.T) {
 			t.Error(err)
 		}
 		start := time.Now()
-		_, err := reader.HoldRebuild(t.Context(), "Longhorn", "wk1", 15*time.Minute)
+		_, err := reader.HoldRebuild(t.Context(), "Longhorn", "wk1", "run-1", 15*time.Minute)
 		if fault.KindOf(err) != fault.Refused || len(fault.Hints(err)) == 0 || time.Since(start) > time.Second {
 			t.Errorf("%v, hints %q", err, fault.Hints(err))
 		}

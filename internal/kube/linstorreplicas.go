@@ -28,38 +28,51 @@ type linstorCluster struct {
 	} `json:"spec"`
 }
 
-// linstorReplicas reads the volumes of the LINSTOR that Piraeus runs. While that can't be read, every node with a
-// satellite may have some.
-func (c VolumeReader) linstorReplicas(ctx context.Context) (replica.System, error) {
-	s := replica.System{Name: linstor.Name}
-	clusters, err := listCustom[linstorCluster](ctx, c.conn, piraeusVersion.WithResource("linstorclusters"), "")
-	if err != nil || len(clusters) == 0 {
-		return s, err
+// linstorController is LINSTOR's controller; away says why it can't be asked, and how that ends.
+func (c *conn) linstorController(ctx context.Context) (controller linstor.Controller, away, ends string, err error) {
+	clusters, err := listCustom[linstorCluster](ctx, c, piraeusVersion.WithResource("linstorclusters"), "")
+	if err != nil {
+		return controller, "", "", err
 	}
-	spec := clusters[0].Spec
-	switch {
+	if len(clusters) == 0 {
+		return controller, "", "", errNoCluster
+	}
+	switch spec := clusters[0].Spec; {
 	case spec.External != nil:
-		s.Away = foreign.Line("its controller is outside of the cluster (" + spec.External.URL + "), and recast reads only one inside")
-		s.Return = linstorElse
+		return controller, foreign.Line("its controller is outside of the cluster (" + spec.External.URL + "), and recast reads only one inside"), linstorElse, nil
 	case spec.TLS != nil:
 		// It redirects every request to a port that asks for a client certificate (initGrizzly in linstor-server,
 		// GrizzlyHttpService.java), and the API server's proxy has none.
-		s.Away, s.Return = "its API asks for a client certificate (spec.apiTLS of the LinstorCluster), and the API server's proxy has none", linstorElse
-	default:
-		controller, found, err := c.find(ctx, linstorLabel, linstorPort)
-		if err != nil {
-			return s, err
-		}
-		if !found {
-			s.Away = "there is no Service with " + linstorLabel
-			break
-		}
-		read, err := linstor.Read(ctx, controller.get)
+		return controller, "its API asks for a client certificate (spec.apiTLS of the LinstorCluster), and the API server's proxy has none", linstorElse, nil
+	}
+	at, found, err := c.find(ctx, linstorLabel, linstorPort)
+	if err == nil && !found {
+		away = "there is no Service with " + linstorLabel
+	}
+	return linstor.Controller{Get: at.get, Put: at.put, Place: at.place()}, away, "", err
+}
+
+// errNoCluster says that Piraeus is installed without a LINSTOR.
+var errNoCluster = errors.New("there is no LinstorCluster")
+
+// linstorReplicas reads the volumes of the LINSTOR that Piraeus runs. While that can't be read, every node with a
+// satellite may have some.
+func (c VolumeReader) linstorReplicas(ctx context.Context) (s replica.System, err error) {
+	s = replica.System{Name: linstor.Name}
+	controller, away, ends, err := c.linstorController(ctx)
+	switch {
+	case errors.Is(err, errNoCluster):
+		return s, nil
+	case err != nil:
+		return s, err
+	case away == "":
+		read, err := controller.System(ctx)
 		if !errors.Is(err, errSilent) {
 			return read, err
 		}
-		s.Away = foreign.Line(err.Error())
+		away = foreign.Line(err.Error())
 	}
+	s.Away, s.Return = away, ends
 	satellites, err := listCustom[linstorSatellite](ctx, c.conn, piraeusVersion.WithResource("linstorsatellites"), "")
 	for _, satellite := range satellites {
 		s.Holders = append(s.Holders, satellite.Metadata.Name)

@@ -30,7 +30,11 @@ func piraeusPages() map[string]page {
 // is an error that names the right.
 func TestReplicasOfLINSTOR(t *testing.T) {
 	t.Parallel()
-	known := &replica.System{Name: "LINSTOR", Waits: "DrbdOptions/AutoEvictAfterTime", Nodes: []replica.Node{{Name: "wk1"}}}
+	known := &replica.System{
+		Name: "LINSTOR", Waits: "DrbdOptions/AutoEvictAfterTime", Holds: true, Evicts: true,
+		Remedy: "Piraeus sets that of this node, so raise it in the LinstorSatelliteConfiguration",
+		Nodes:  []replica.Node{{Name: "wk1", Patience: replica.Forever}},
+	}
 	away := func(why string) *replica.System {
 		return &replica.System{Name: "LINSTOR", Away: why, Holders: []string{"wk1"}}
 	}

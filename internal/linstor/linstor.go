@@ -1,17 +1,17 @@
 // Package linstor reads which volumes LINSTOR keeps on which nodes, and how their copies are, from the REST API
 // of its controller. The few fields that are read are structs of our own: golinstor, the client of LINSTOR's
-// authors, would add a second HTTP client with its own retries, credentials and log, and four modules, for five GETs.
+// authors, would add a second HTTP client with its own retries, credentials and log, and four modules, for six requests.
 package linstor
 
 import (
 	"cmp"
 	"context"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
 	"github.com/recast-sh/recast/cluster/replica"
+	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/foreign"
 	"github.com/recast-sh/recast/internal/wait"
 )
@@ -31,7 +31,7 @@ const (
 )
 
 // defaultEvictAfter is what LINSTOR waits if no property says otherwise (getFailedPeers in ReconnectorTask.java).
-const defaultEvictAfter = 12 * time.Hour
+const defaultEvictAfter = "720"
 
 // Get reads the answer to a path of the API, such as /v1/nodes, from JSON.
 type Get func(ctx context.Context, path string, into any) error
@@ -69,9 +69,9 @@ type group struct {
 	} `json:"select_filter"`
 }
 
-// Read looks at the volumes once. The error is that of get.
-func Read(ctx context.Context, get Get) (replica.System, error) {
-	var a answers
+// System looks at the volumes once. The error is that of Get, or of a hold that can't be understood.
+func (c Controller) System(ctx context.Context) (replica.System, error) {
+	get, place, a := c.Get, c.Place, answers{}
 	read := func(path string, into any) func() error {
 		return func() error { return get(ctx, path, into) }
 	}
@@ -86,21 +86,28 @@ func Read(ctx context.Context, get Get) (replica.System, error) {
 	if err != nil {
 		return replica.System{Name: Name}, err
 	}
-	return a.system(), nil
+	return a.system(place)
 }
 
-func (a answers) system() replica.System {
-	s := replica.System{Name: Name, Waits: evictAfter}
+func (a answers) system(place string) (s replica.System, err error) {
+	s = replica.System{Name: Name, Waits: evictAfter, Holds: true, Evicts: true, Remedy: "Piraeus sets that of this node, so raise it in the LinstorSatelliteConfiguration"}
+	if s.Held, err = a.holds(place); err != nil {
+		return s, err
+	}
 	for _, n := range a.nodes {
-		s.Nodes = append(s.Nodes, replica.Node{Name: n.Name, Down: n.down()})
-		if waits := a.evicts(n); waits > 0 && (s.Patience == 0 || waits < s.Patience) {
+		waits, err := a.evicts(n)
+		if err != nil {
+			return s, err
+		}
+		s.Nodes = append(s.Nodes, replica.Node{Name: n.Name, Down: n.down(), Patience: waits, Fixed: n.fixed()})
+		if waits < replica.Forever && (s.Patience == 0 || waits < s.Patience) {
 			s.Patience = waits
 		}
 	}
 	for _, name := range a.names() {
 		s.Volumes = append(s.Volumes, a.volumes(name)...)
 	}
-	return s
+	return s, nil
 }
 
 // down says why the copies on a node can't be used; "" if they can.
@@ -119,23 +126,29 @@ func (a answers) online(name string) bool {
 	return slices.ContainsFunc(a.nodes, func(n node) bool { return n.Name == name && n.Status == "ONLINE" })
 }
 
-// evicts is how long LINSTOR waits for a node before it replaces its copies; 0 if it does not do so. A node's
-// property has precedence over the controller's.
-func (a answers) evicts(n node) time.Duration {
-	property := func(key string) string {
-		if value, set := n.Props[key]; set {
-			return value
-		}
-		return a.properties[key]
+// evicts is how long LINSTOR waits for a node by itself before it evicts it: its copies are made on other nodes, and it is
+// not connected again until a person restores it. A node's property has precedence over the controller's.
+func (a answers) evicts(n node) (time.Duration, error) {
+	allowed, set := n.Props[evictAllowed]
+	if !set {
+		allowed = a.properties[evictAllowed]
 	}
-	if !strings.EqualFold(property(evictAllowed), "true") {
-		return 0
+	if !strings.EqualFold(allowed, "true") || slices.Contains(n.Flags, "EVICTED") {
+		return replica.Forever, nil
 	}
-	minutes, err := strconv.Atoi(property(evictAfter))
+	held, err := a.memo(n)
 	if err != nil {
-		return defaultEvictAfter
+		return 0, err
 	}
-	return time.Duration(minutes) * time.Minute
+	value := n.Props[evictAfter]
+	if len(held.Nodes) > 0 && value == held.Set {
+		value = held.Was
+	}
+	minutes, err := a.minutes(value)
+	if err != nil {
+		return 0, fault.Refusedf("%s of %s in LINSTOR is no number: %s", evictAfter, foreign.Line(n.Name), foreign.Line(value))
+	}
+	return max(time.Minute, time.Duration(minutes)*time.Minute), nil
 }
 
 // names lists the resource definitions that have resources, in order.

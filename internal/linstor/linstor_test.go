@@ -17,7 +17,7 @@ import (
 // look reads answers by path; one that is missing is an empty list.
 func look(t *testing.T, pages map[string]string) (replica.System, error) {
 	t.Helper()
-	return Read(t.Context(), func(_ context.Context, path string, into any) error {
+	get := func(_ context.Context, path string, into any) error {
 		body := pages[path]
 		switch {
 		case strings.HasPrefix(body, "!"):
@@ -28,7 +28,15 @@ func look(t *testing.T, pages map[string]string) (replica.System, error) {
 			body = "[]"
 		}
 		return json.Unmarshal([]byte(body), into)
-	})
+	}
+	return Controller{Get: get}.System(t.Context())
+}
+
+// system is a LINSTOR with what is the same of each.
+func system(s replica.System) replica.System {
+	s.Name, s.Waits, s.Holds, s.Evicts = Name, evictAfter, true, true
+	s.Remedy = "Piraeus sets that of this node, so raise it in the LinstorSatelliteConfiguration"
+	return s
 }
 
 const twoNodes = `[{"name":"wk1","type":"SATELLITE","connection_status":"ONLINE"},{"name":"wk2","type":"SATELLITE","connection_status":"ONLINE"}]`
@@ -61,9 +69,14 @@ func TestRead(t *testing.T) {
 		"/v1/resource-groups":       `[{"name":"DfltRscGrp","select_filter":{"place_count":2}},{"name":"fast","select_filter":{"place_count":3}}]`,
 		"/v1/controller/properties": `{"DrbdOptions/AutoEvictAllowEviction":"True","DrbdOptions/AutoEvictAfterTime":"60"}`,
 	})
-	want := replica.System{
-		Name: "LINSTOR", Waits: "DrbdOptions/AutoEvictAfterTime", Patience: 30 * time.Minute,
-		Nodes: []replica.Node{{Name: "wk1"}, {Name: "wk2", Down: "was evicted by LINSTOR"}, {Name: "wk3", Down: "is VERSION_MISMATCH for LINSTOR"}, {Name: "wk4"}},
+	want := system(replica.System{
+		Patience: 30 * time.Minute,
+		Nodes: []replica.Node{
+			{Name: "wk1", Patience: time.Hour},
+			{Name: "wk2", Down: "was evicted by LINSTOR", Patience: replica.Forever},
+			{Name: "wk3", Down: "is VERSION_MISMATCH for LINSTOR", Patience: time.Hour},
+			{Name: "wk4", Patience: 30 * time.Minute},
+		},
 		Volumes: []replica.Volume{
 			{Name: "local", Wanted: 1, Alone: true, Robust: true, Replicas: []replica.Replica{{Node: "wk1", Healthy: true}}},
 			{Name: "local", Wanted: 1, Alone: true, Replicas: []replica.Replica{{Node: "wk3"}}},
@@ -72,7 +85,7 @@ func TestRead(t *testing.T) {
 				Replicas: []replica.Replica{{Node: "wk1", Healthy: true}, {Node: "wk2"}, {Node: "wk3"}},
 			},
 		},
-	}
+	})
 	if diff := cmp.Diff(want, got); err != nil || diff != "" {
 		t.Errorf("%v (-want +got):\n%s", err, diff)
 	}

@@ -25,10 +25,10 @@ func (d *checkup) replication(ctx context.Context) {
 			d.refuse(GroupStorage, s.Name, "bring its controllers back: without them no node with its volumes is taken out", "%s", s.Away)
 		}
 		d.patience(ctx, s)
-		if s.Held != nil {
+		for _, held := range s.Held {
 			d.add(Check{
-				Group: GroupStorage, What: s.Name, State: Warning, Seen: strings.TrimPrefix(s.Held.String(), s.Name+": "),
-				Remedy: []string{"recast roll and recast recover give it back once they are no longer out", "by hand: " + s.Held.Undo},
+				Group: GroupStorage, What: s.Name, State: Warning, Seen: strings.TrimPrefix(held.String(), s.Name+": "),
+				Remedy: []string{"recast roll and recast recover give it back once they are no longer out", "by hand: " + held.Undo},
 			})
 		}
 	}
@@ -40,7 +40,8 @@ func (d *checkup) patience(ctx context.Context, s replica.System) {
 	past, _ := stopwatch.Past(d.Runs().Dir) // without them, outages are assumed
 	for _, a := range d.res.Nodes {
 		n := planning.NodePlan{Node: a.Node, Role: a.Role, Strategy: cmp.Or(a.Strategy, cluster.Recreate)}
-		if n.Estimate(past); s.On(a.Node) > 0 && planning.Outage(n) > away {
+		n.Estimate(past)
+		if counts := s.On(a.Node) > 0 || s.Evicts; counts && s.PatienceFor(a.Node) < replica.Forever && planning.Outage(n) > away {
 			node, away = a.Node, planning.Outage(n)
 		}
 	}
@@ -48,16 +49,18 @@ func (d *checkup) patience(ctx context.Context, s replica.System) {
 	if s.Pools {
 		seen = fmt.Sprintf("%d %s", len(s.Volumes), words.Plural(len(s.Volumes), "cluster"))
 	}
-	known := s.Patience > 0 || s.Holds
-	if known {
+	holding := s.Holding(node, away)
+	switch known := s.Patience > 0 || s.Holds && !s.Evicts; {
+	case known && s.Evicts:
+		seen += fmt.Sprintf("; evicts a node that is away for %s (%s)", s.Patience, s.Waits)
+	case known:
 		seen += fmt.Sprintf("; waits %s for a node that is away (%s)", s.Patience, s.Waits)
 	}
-	if !known || away <= s.Patience {
+	if away <= s.PatienceFor(node) && holding == 0 || s.PatienceFor(node) == 0 && !s.Holds {
 		d.ok(GroupStorage, s.Name, "%s", seen)
 		return
 	}
 	seen += fmt.Sprintf(", and %s is expected to be away for %s", node, away)
-	holding := s.Holding(node, away)
 	if holding == 0 {
 		d.warn(GroupStorage, s.Name, strings.ReplaceAll(s.Remedy, "NODE", node), "%s: after that it makes other replicas", seen)
 		return

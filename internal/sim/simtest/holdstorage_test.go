@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"regexp"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -33,8 +34,11 @@ func (l *Lab) waits() (value, memo string) {
 	must(l.t, err)
 	u := o.(*unstructured.Unstructured)
 	value, _, _ = unstructured.NestedString(u.Object, "value")
-	return value, u.GetAnnotations()["recast.dev/hold"]
+	return value, setBy.ReplaceAllString(u.GetAnnotations()["recast.dev/hold"], "")
 }
+
+// setBy is when, and by which run, a setting was changed.
+var setBy = regexp.MustCompile(`,"run":"[^"]+","since":"20[^"]+Z"`)
 
 func (l *Lab) requireWaits(value, memo string) {
 	l.t.Helper()
@@ -206,7 +210,7 @@ func TestLeftHold(t *testing.T) {
 				if len(status.Held) != 1 || status.Held[0].What != held || len(status.Held[0].Next) != 2 {
 					t.Errorf("status %+v", status.Held)
 				}
-				requireStorageCheck(t, lab, checkup.Warning, waitSetting+" was 600 before recast set it to 1800, while wk1 is away")
+				requireStorageCheck(t, lab, "Longhorn", checkup.Warning, waitSetting+" was 600 before recast set it to 1800, while wk1 is away")
 				must(t, do(t.Context(), lab.Client()))
 				lab.requireWaits("600", "")
 				requireNoClaim(t, lab)
@@ -216,11 +220,11 @@ func TestLeftHold(t *testing.T) {
 }
 
 // requireStorageCheck requires that line of doctor about Longhorn.
-func requireStorageCheck(t *testing.T, lab *Lab, state checkup.State, seen string) {
+func requireStorageCheck(t *testing.T, lab *Lab, system string, state checkup.State, seen string) {
 	t.Helper()
 	checks := diagnosis(t, lab.Client()).Checks
-	if !slices.ContainsFunc(checks, func(c checkup.Check) bool { return c.What == "Longhorn" && c.State == state && c.Seen == seen }) {
-		checks = slices.DeleteFunc(checks, func(c checkup.Check) bool { return c.What != "Longhorn" })
+	if !slices.ContainsFunc(checks, func(c checkup.Check) bool { return c.What == system && c.State == state && c.Seen == seen }) {
+		checks = slices.DeleteFunc(checks, func(c checkup.Check) bool { return c.What != system })
 		t.Errorf("no %s %q in %+v", state, seen, checks)
 	}
 }
@@ -245,7 +249,7 @@ func TestDoctorOfLonghorn(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			inImpatientLab(t, func(t *testing.T, lab *Lab) {
 				tc.change(lab)
-				requireStorageCheck(t, lab, tc.state, tc.seen)
+				requireStorageCheck(t, lab, "Longhorn", tc.state, tc.seen)
 			})
 		})
 	}

@@ -54,7 +54,7 @@ func TestHoldIsRefused(t *testing.T) {
 				tc.strike(lab)
 				value, memo := lab.waits()
 				if tc.doctor != "" {
-					requireStorageCheck(t, lab, checkup.Problem, tc.doctor)
+					requireStorageCheck(t, lab, "Longhorn", checkup.Problem, tc.doctor)
 				}
 				err := lab.Client().roll(planning.Policy{Only: []string{"wk1"}})(t.Context())
 				requireFault(t, err, fault.Refused, tc.want)

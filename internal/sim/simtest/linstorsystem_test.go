@@ -172,10 +172,19 @@ func linstorUnread() map[string]storageCase {
 		"it evicts nodes that are away": {
 			change: func(l *Lab) {
 				l.drbd("pvc-1", 2, "wk1", "wk2")
-				l.Kube.LINSTOR().SetProperty("DrbdOptions/AutoEvictAllowEviction", "True")
-				l.Kube.LINSTOR().SetProperty("DrbdOptions/AutoEvictAfterTime", "2")
+				l.evicting("2")
 			},
-			notes: []string{"it is expected to be away for 4m0s, and LINSTOR waits 2m0s for its 1 replica on it (DrbdOptions/AutoEvictAfterTime): after that it makes others on other nodes"},
+			notes: []string{"LINSTOR evicts it once it is away for 2m0s (DrbdOptions/AutoEvictAfterTime): recast has it wait 1h0m0s until its volumes are whole again"},
+		},
+		"Piraeus says when this node is evicted": {
+			change: func(l *Lab) {
+				l.drbd("pvc-1", 2, "wk1", "wk2")
+				l.evicting("720")
+				l.Kube.LINSTOR().SetNodeProperty("wk1", evictAfter, "3")
+				l.Kube.LINSTOR().SetNodeProperty("wk1", "Aux/piraeus.io/last-applied", `["DrbdOptions/AutoEvictAfterTime"]`)
+			},
+			notes: []string{"LINSTOR evicts it once it is away for 3m0s (DrbdOptions/AutoEvictAfterTime), and it is expected to be away for 4m0s: " +
+				"Piraeus sets that of this node, so raise it in the LinstorSatelliteConfiguration"},
 		},
 		"nothing is looked at": {change: func(l *Lab) {
 			l.drbd("pvc-1", 2, "wk1")

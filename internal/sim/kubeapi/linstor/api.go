@@ -18,6 +18,10 @@ func (c *Controller) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		http.Redirect(w, r, "https://"+host+":3371"+r.URL.Path, http.StatusFound) // HTTPSForwarder in GrizzlyHttpService.java
 		return
 	}
+	if node, ok := strings.CutPrefix(r.URL.Path, "/v1/nodes/"); ok && r.Method == http.MethodPut && !strings.Contains(node, "/") {
+		c.modify(w, r, node)
+		return
+	}
 	if r.Method != http.MethodGet {
 		write(w, http.StatusMethodNotAllowed, []object{})
 		return
@@ -38,6 +42,8 @@ func (c *Controller) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
+func decode(r *http.Request, into any) error { return json.NewDecoder(r.Body).Decode(into) }
+
 func write(w http.ResponseWriter, code int, body any) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(code)
@@ -51,8 +57,12 @@ func (c *Controller) nodeList() []object {
 		if c.online[n] {
 			status = "ONLINE"
 		}
+		flags := []string{}
+		if c.evicted[n] {
+			flags = append(flags, "EVICTED")
+		}
 		list = append(list, object{
-			"name": n, "type": "SATELLITE", "props": object{"CurStltConnName": "default-ipv4", "NodeUname": n}, "connection_status": status,
+			"name": n, "type": "SATELLITE", "props": c.ofNode[n], "flags": flags, "connection_status": status,
 			"storage_providers": []string{"DISKLESS", "LVM", "LVM_THIN", "FILE", "FILE_THIN"}, "resource_layers": []string{"DRBD", "LUKS", "STORAGE"},
 		})
 	}
@@ -106,6 +116,9 @@ func (c *Controller) resource(v *Volume, node string, k *Copy) object {
 	r := object{
 		"name": v.Name, "node_name": node, "props": object{}, "layer_object": object{"type": "DRBD", "drbd": drbd, "children": []object{{"type": "STORAGE"}}},
 		"volumes": []object{volume},
+	}
+	if c.evicted[node] {
+		r["flags"] = []string{"EVICTED"}
 	}
 	state := object{"disk_state": "Diskless"}
 	if k == nil {

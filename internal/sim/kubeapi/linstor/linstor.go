@@ -43,6 +43,8 @@ type Controller struct {
 	mu      sync.Mutex
 	props   map[string]string
 	nodes   []string
+	ofNode  map[string]map[string]string // properties
+	evicted map[string]bool
 	online  map[string]bool
 	up      map[string]bool
 	volumes []*Volume
@@ -53,12 +55,38 @@ type Controller struct {
 func New(changed func()) *Controller {
 	// Properties of a new controller, and Piraeus' own (pkg/vars/defaults.go in piraeus-operator).
 	props := map[string]string{"DrbdOptions/auto-quorum": "io-error", "DrbdOptions/auto-add-quorum-tiebreaker": "True", "DrbdOptions/AutoEvictAllowEviction": "false"}
-	return &Controller{changed: changed, props: props, online: map[string]bool{}, up: map[string]bool{}}
+	return &Controller{changed: changed, props: props, online: map[string]bool{}, up: map[string]bool{}, ofNode: map[string]map[string]string{}, evicted: map[string]bool{}}
 }
 
 // AddNode registers the satellite of a node.
 func (c *Controller) AddNode(name string) {
-	c.change(func() { c.nodes, c.online[name], c.up[name] = append(c.nodes, name), true, true })
+	c.change(func() {
+		c.nodes, c.online[name], c.up[name] = append(c.nodes, name), true, true
+		c.ofNode[name] = map[string]string{"CurStltConnName": "default-ipv4", "NodeUname": name}
+	})
+}
+
+// SetNodeProperty sets a property of a node; "" removes it.
+func (c *Controller) SetNodeProperty(node, key, value string) {
+	c.change(func() {
+		if c.ofNode[node][key] = value; value == "" {
+			delete(c.ofNode[node], key)
+		}
+	})
+}
+
+// NodeProperty reads a property of a node; "" if it has none.
+func (c *Controller) NodeProperty(node, key string) string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.ofNode[node][key]
+}
+
+// Evicted says whether LINSTOR has given a node up.
+func (c *Controller) Evicted(node string) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.evicted[node]
 }
 
 // AddVolume adds a volume.
@@ -116,12 +144,13 @@ func (c *Controller) Step(runs func(node string) bool, due func(key string, d ti
 	defer c.mu.Unlock()
 	for _, n := range c.nodes {
 		switch up := runs(n); {
-		case up && !c.online[n] && due("linstor/"+n+"/connects", connectsAfter):
+		case up && !c.online[n] && !c.evicted[n] && due("linstor/"+n+"/connects", connectsAfter):
 			c.online[n], c.up[n] = true, true
 		case !up && c.up[n] && due("linstor/"+n+"/lost", lostAfter):
 			c.online[n], c.up[n] = false, false
 		}
 	}
+	c.evict(due)
 	for _, v := range c.volumes {
 		c.stepVolume(v, due)
 	}

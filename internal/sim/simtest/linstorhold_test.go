@@ -1,0 +1,251 @@
+package simtest
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/recast-sh/recast/cluster/planning"
+	"github.com/recast-sh/recast/cluster/replica"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim/kubeapi"
+	"github.com/recast-sh/recast/internal/sim/record"
+	"github.com/recast-sh/recast/internal/step"
+	"github.com/recast-sh/recast/pipeline/checkup"
+)
+
+const (
+	evictAfter  = "DrbdOptions/AutoEvictAfterTime"
+	linstorHold = "Aux/recast.dev/hold"
+)
+
+// evicting has LINSTOR evict nodes that are away for that many minutes.
+func (l *Lab) evicting(minutes string) {
+	l.Kube.LINSTOR().SetProperty("DrbdOptions/AutoEvictAllowEviction", "True")
+	l.Kube.LINSTOR().SetProperty(evictAfter, minutes)
+}
+
+// requireEvictAfter compares the property of a node, and whether recast remembers what it was.
+func (l *Lab) requireEvictAfter(node, value string, held bool) {
+	l.t.Helper()
+	c := l.Kube.LINSTOR()
+	if v, memo := c.NodeProperty(node, evictAfter), c.NodeProperty(node, linstorHold); v != value || memo != "" != held {
+		l.t.Errorf("%s of %s is %q, memo %q", evictAfter, node, v, memo)
+	}
+}
+
+// inEvictingLab runs a test with a LINSTOR on three workers that evicts each of them within its outage.
+func inEvictingLab(t *testing.T, test func(t *testing.T, lab *Lab)) {
+	t.Helper()
+	inStorageLab(t, (*Lab).runLINSTOR, 3, func(t *testing.T, lab *Lab) {
+		lab.drbd("pvc-1", 2, "wk1", "wk2")
+		lab.evicting("1")
+		test(t, lab)
+	})
+}
+
+// TestRollKeepsLINSTORFromEvicting: no node is evicted while it is away, and each has its own property back.
+func TestRollKeepsLINSTORFromEvicting(t *testing.T) {
+	long(t)
+	inEvictingLab(t, func(t *testing.T, lab *Lab) {
+		lab.Kube.LINSTOR().SetNodeProperty("wk2", evictAfter, "2")
+		var said []string
+		held := map[string]string{}
+		c := lab.Client()
+		note := notes("await-storage", &said)
+		goes := []func(step.Event){}
+		for _, n := range []string{"wk1", "wk2"} {
+			goes = append(goes, whenStarted(n+"/take-down", func() { held[n] = lab.Kube.LINSTOR().NodeProperty(n, linstorHold) }))
+		}
+		c.Emit = func(e step.Event) {
+			note(e)
+			for _, seen := range goes {
+				seen(e)
+			}
+		}
+		must(t, c.roll(planning.Policy{})(t.Context()))
+		for n, was := range map[string]string{"wk1": "", "wk2": "2"} {
+			var m replica.Memo
+			if err := json.Unmarshal([]byte(held[n]), &m); err != nil || m.Was != was || m.Set != "60" || m.Nodes[n] != 60 || m.Run == "" || m.Since.IsZero() {
+				t.Errorf("held for %s: %s, %v", n, held[n], err)
+			}
+			lab.requireEvictAfter(n, was, false)
+			if lab.Kube.LINSTOR().Evicted(n) {
+				t.Errorf("%s was evicted", n)
+			}
+		}
+		for _, want := range []string{evictAfter + " of wk1 in LINSTOR is 60 instead of the controller's", evictAfter + " of wk2 in LINSTOR is 60 instead of 2"} {
+			if !slices.Contains(said, want) {
+				t.Errorf("%q is missing in %q", want, said)
+			}
+		}
+		requireInSync(t, lab)
+	})
+}
+
+// TestLINSTOREvictsWithoutHold: the lab's LINSTOR evicts a node as the real one does, so that the others prove something.
+func TestLINSTOREvictsWithoutHold(t *testing.T) {
+	inEvictingLab(t, func(t *testing.T, lab *Lab) {
+		lab.setRoll("storage: {linstor: off}", "strategy: recreate")
+		must(t, lab.Client().roll(planning.Policy{})(t.Context()))
+		if c := lab.Kube.LINSTOR(); !c.Evicted("wk1") || c.Whole("pvc-1") {
+			t.Error("wk1 was not evicted")
+		}
+	})
+}
+
+// putOfNode is recast's change of wk1 in LINSTOR.
+const putOfNode = "services/linstor-controller:3370/proxy/v1/nodes/wk1 " + http.MethodPut
+
+// TestLINSTORHoldOfAKilledRun: wherever a run is killed, the next one gives back exactly what was there, and so does
+// recover.
+func TestLINSTORHoldOfAKilledRun(t *testing.T) {
+	long(t)
+	moments := []moment{
+		{server: putOfNode, unsent: true}, onServer(putOfNode), before("wk1/take-down/delete-vm"), before("finish/uncordon"), before("wk1/await-storage-again"),
+	}
+	for _, m := range moments {
+		for _, way := range []string{"roll", "recover", "another node"} {
+			t.Run(m.String()+", then "+way, func(t *testing.T) {
+				inEvictingLab(t, func(t *testing.T, lab *Lab) {
+					lab.setRoll("strategy: recreate")
+					lab.Kube.LINSTOR().SetNodeProperty("wk1", evictAfter, "2")
+					c := lab.Client()
+					c.killedAt(t, m, c.roll(planning.Policy{Only: []string{"wk1"}}))
+					if set := lab.Kube.LINSTOR().NodeProperty("wk1", evictAfter); !m.unsent && set != "60" {
+						t.Errorf("the killed run left %s", set)
+					}
+					next := lab.second()
+					switch way {
+					case "roll":
+						must(t, next.roll(planning.Policy{Only: []string{"wk1"}})(t.Context()))
+					case "recover":
+						_, err := next.Recover(t.Context(), "wk1")
+						if err != nil && fault.KindOf(err) != fault.Refused { // nothing was begun, or it is done
+							t.Fatal(err)
+						}
+					case "another node":
+						must(t, next.roll(planning.Policy{Only: []string{"wk3"}})(t.Context()))
+					}
+					lab.requireEvictAfter("wk1", "2", false)
+					if lab.Kube.LINSTOR().Evicted("wk1") {
+						t.Error("wk1 was evicted")
+					}
+					requireNoClaim(t, lab)
+				})
+			})
+		}
+	}
+}
+
+// TestLINSTORHoldChangedBySomeoneElse: their value stays.
+func TestLINSTORHoldChangedBySomeoneElse(t *testing.T) {
+	long(t)
+	inEvictingLab(t, func(t *testing.T, lab *Lab) {
+		c := lab.Client()
+		c.Emit = whenStarted("wk1/take-down", func() { lab.Kube.LINSTOR().SetNodeProperty("wk1", evictAfter, "90") })
+		must(t, c.roll(planning.Policy{})(t.Context()))
+		lab.requireEvictAfter("wk1", "90", false)
+	})
+}
+
+// TestDoctorOfLINSTOR: doctor says when it evicts nodes, and what becomes of that.
+func TestDoctorOfLINSTOR(t *testing.T) {
+	const evicts = "1 volume; evicts a node that is away for %s (" + evictAfter + ")"
+	cases := map[string]struct {
+		do    func(l *Lab)
+		state checkup.State
+		seen  string
+	}{
+		"never":       {func(*Lab) {}, checkup.OK, "1 volume"},
+		"soon":        {func(l *Lab) { l.evicting("20") }, checkup.OK, fmt.Sprintf(evicts, 20*time.Minute) + ", and wk1 is expected to be away for 4m0s: a roll has it wait 1h0m0s"},
+		"after a day": {func(l *Lab) { l.evicting("1440") }, checkup.OK, fmt.Sprintf(evicts, 24*time.Hour)},
+		"what is left": {func(l *Lab) {
+			l.evicting("20")
+			l.Kube.LINSTOR().SetNodeProperty("wk1", evictAfter, "60")
+			l.Kube.LINSTOR().SetNodeProperty("wk1", linstorHold, `{"was":"","set":"60","nodes":{"wk1":60}}`)
+		}, checkup.Warning, evictAfter + " of wk1 was not set before recast set it to 60, while wk1 is away"},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			inStorageLab(t, (*Lab).runLINSTOR, 2, func(t *testing.T, lab *Lab) {
+				lab.drbd("pvc-1", 2, "wk1", "wk2")
+				tc.do(lab)
+				requireStorageCheck(t, lab, "LINSTOR", tc.state, tc.seen)
+			})
+		})
+	}
+}
+
+// TestLINSTORHoldIsRefused: if the property can't be changed, the node is not touched; doctor names the right before.
+func TestLINSTORHoldIsRefused(t *testing.T) {
+	long(t)
+	cases := map[string]struct {
+		strike func(l *Lab)
+		want   string
+		doctor string
+	}{
+		"no answer": {silentLINSTOR, "have LINSTOR wait for wk1: gave up after 1m0s", ""},
+		"no right": {func(l *Lab) {
+			l.Kube.Grant("recast", func(r kubeapi.Request) bool { return r.Verb != "update" || r.Resource != "services/proxy" })
+			b, err := l.Kubeconfig("recast", time.Hour)
+			must(l.t, err)
+			l.Write("kubeconfig", b)
+		}, `cannot update resource "services/proxy"`, "the kubeconfig may not update services/proxy of LINSTOR's controller"},
+		"a memo that recast does not know": {func(l *Lab) {
+			l.Kube.LINSTOR().SetNodeProperty("wk1", linstorHold, "{}")
+		}, "property " + linstorHold + " of LINSTOR's node wk1 is not as recast writes it", ""},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			inEvictingLab(t, func(t *testing.T, lab *Lab) {
+				tc.strike(lab)
+				if tc.doctor != "" {
+					requireStorageCheck(t, lab, "LINSTOR", checkup.Problem, tc.doctor)
+				}
+				err := lab.Client().roll(planning.Policy{Only: []string{"wk1"}})(t.Context())
+				requireFault(t, err, fault.Refused, tc.want)
+				lab.Recorder.Hooks(nil, nil)
+				requireDrift(t, lab, "wk1", "wk2", "wk3")
+				lab.requireServing("wk1")
+				requireNoClaim(t, lab)
+			})
+		})
+	}
+}
+
+// TestLINSTORHoldIsLeft: if the property can't be given back, the roll says so, with the command that does it, and fails;
+// the next one gives it back.
+func TestLINSTORHoldIsLeft(t *testing.T) {
+	long(t)
+	inEvictingLab(t, func(t *testing.T, lab *Lab) {
+		c := lab.Client()
+		c.Emit = whenStarted("wk1/await-storage-again", func() { silentLINSTOR(lab) })
+		err := c.roll(planning.Policy{Only: []string{"wk1"}})(t.Context())
+		requireFault(t, err, fault.Failed, "give back what storage systems were told")
+		const undo = `by hand: echo '{"override_props":{},"delete_props":["DrbdOptions/AutoEvictAfterTime","Aux/recast.dev/hold"]}' | ` +
+			"kubectl replace --raw /api/v1/namespaces/piraeus-datastore/services/linstor-controller:3370/proxy/v1/nodes/wk1 -f -"
+		if hints := fault.Hints(err); !slices.Contains(hints, undo) {
+			t.Errorf("hints %q", hints)
+		}
+		lab.Recorder.Hooks(nil, nil)
+		lab.requireEvictAfter("wk1", "60", true)
+		requireNoClaim(t, lab)
+		must(t, lab.second().roll(planning.Policy{})(t.Context()))
+		lab.requireEvictAfter("wk1", "", false)
+	})
+}
+
+// silentLINSTOR has no change of wk1 in LINSTOR arrive.
+func silentLINSTOR(l *Lab) {
+	l.Recorder.Hooks(func(c record.Call) error {
+		if (moment{server: putOfNode}).isCall(c) {
+			return errors.New("connection reset by peer")
+		}
+		return nil
+	}, nil)
+}
