@@ -4,12 +4,10 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"strings"
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/cluster/planning"
-	"github.com/recast-sh/recast/internal/config"
 	"github.com/recast-sh/recast/pipeline/stopwatch"
 	"github.com/recast-sh/recast/schematics"
 )
@@ -58,13 +56,14 @@ func planSeen(ctx context.Context, p Project, m Machines, lock schematics.Lock, 
 	if errTook != nil {
 		plan.Warn = append(plan.Warn, "durations of earlier rolls can't be read, so defaults are used: "+errTook.Error())
 	}
-	plan.Warn = append(plan.Warn, unknownStorages(p.Config, o)...)
+	plan.Warn = append(plan.Warn, o.UnknownStorages("images.iso.storage", p.Config.Images.ISO.Storage)...)
+	plan.Warn = append(plan.Warn, o.UnknownStorages("images.disk.storage", p.Config.Images.Disk.Storage)...)
 	plan.Gates, plan.Hooks = p.Gates(), p.Hooks()
 	if policy.Bootstrap != "" && len(plan.Gates) > 0 {
 		plan.Gates = nil
 		plan.Warn = append(plan.Warn, "roll.gates are not asked: there is nothing yet that they could protect")
 	}
-	plan.Seal(pinned(lock), p.Config.Hash())
+	plan.Seal(lock.Pinned(), p.Config.Hash())
 	return plan, o, err
 }
 
@@ -83,34 +82,19 @@ func toBegin(ctx context.Context, m Machines, policy planning.Policy) (string, e
 	return "", fmt.Errorf("see whether there is a cluster already: %w", err)
 }
 
-// unknownStorages reports unknown storages for boot ISOs and disk images: publish and a roll refuse them.
-func unknownStorages(c *config.Config, o observe.Observation) []string {
-	var known, list []string
-	for _, s := range o.Storages {
-		known = append(known, s.Name)
-	}
-	warn := func(setting string, names []string) {
-		for _, name := range names {
-			if !slices.Contains(known, name) {
-				list = append(list, fmt.Sprintf("%s: storage %q is unknown: Proxmox has none of that name, or the token lacks Datastore.Audit on /storage/%s. "+
-					"recast publish and recast roll would refuse it; there are: %s", setting, name, name, strings.Join(known, ", ")))
-			}
-		}
-	}
-	warn("images.iso.storage", c.Images.ISO.Storage)
-	warn("images.disk.storage", c.Images.Disk.Storage)
-	return list
-}
-
 // DriftResult is the drift of every node.
 type DriftResult struct {
 	Cluster string          `json:"cluster"`
-	InSync  bool            `json:"inSync"` // every node was read and matches the lock
+	InSync  bool            `json:"inSync"` // every node was read and matches the lock, and nothing is held that no run gives back
 	Unread  int             `json:"unread"` // nodes that could not be read
 	Stale   int             `json:"stale"`
 	Nodes   []observe.Drift `json:"nodes"`
 	// Unlisted are nodes that the cluster has and neither recast.yaml nor roll.ignoreNodes names, sorted. They are not counted.
 	Unlisted []string `json:"unlisted,omitempty"`
+	// Held is what recast has set of storage systems while nodes are away.
+	Held       []HeldBack `json:"held,omitempty"`
+	HeldLeft   bool       `json:"heldLeft,omitempty"`   // and no run is active
+	HeldUnread string     `json:"heldUnread,omitempty"` // why that could not be read; "": it was
 }
 
 // Drift compares every node with the lock. It changes nothing.
@@ -145,8 +129,9 @@ func drift(ctx context.Context, p Project, m Machines, lock schematics.Lock) (Dr
 		res.Unlisted = append(res.Unlisted, k.Name)
 	}
 	slices.Sort(res.Unlisted)
+	err = res.held(ctx, p, m, o.VMs)
 	res.count()
-	return res, o.Found, nil
+	return res, o.Found, err
 }
 
 // count sums up the results of the nodes.
@@ -160,5 +145,5 @@ func (r *DriftResult) count() {
 			r.Stale++
 		}
 	}
-	r.InSync = r.Unread == 0 && r.Stale == 0
+	r.InSync = r.Unread == 0 && r.Stale == 0 && !r.HeldLeft
 }

@@ -2,8 +2,6 @@ package pipeline
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding/json"
 	"fmt"
 	"os"
 	"slices"
@@ -30,8 +28,8 @@ func ReadPlan(file string) (*planning.Plan, error) {
 
 // follow makes the plan again, and checks that it is still the saved one.
 func (w *work) follow(ctx context.Context, lock schematics.Lock, saved planning.Plan) (planning.Plan, error) {
-	if was, is := saved.Config, w.Config.Hash(); was != is || saved.Lock != pinned(lock) || saved.Cluster != w.Config.Cluster {
-		now := planning.Plan{Cluster: w.Config.Cluster, Lock: pinned(lock), Config: is}
+	if was, is := saved.Config, w.Config.Hash(); was != is || saved.Lock != lock.Pinned() || saved.Cluster != w.Config.Cluster {
+		now := planning.Plan{Cluster: w.Config.Cluster, Lock: lock.Pinned(), Config: is}
 		return now.Follow(saved, false) // another configuration can't tell which nodes exist
 	}
 	begun, err := w.Runs().begun(saved)
@@ -51,22 +49,4 @@ func (w *work) follow(ctx context.Context, lock schematics.Lock, saved planning.
 func (r Runs) begun(saved planning.Plan) (bool, error) {
 	runs, err := journal.Runs(r.Dir)
 	return slices.ContainsFunc(runs, func(r journal.RunInfo) bool { return strings.HasSuffix(r.ID, saved.RunSuffix()) }), err
-}
-
-// pinned hashes what a lock pins, without what is recorded only when images are built.
-func pinned(lock schematics.Lock) string {
-	type image struct{ BuildID, SchematicID, LockHash string }
-	content := struct {
-		Talos, Arch, Platform string
-		SecureBoot            bool
-		Schematics            map[string]image
-	}{lock.Talos, lock.Arch, lock.Platform, lock.SecureBoot, map[string]image{}}
-	for name, e := range lock.Schematics {
-		content.Schematics[name] = image{e.BuildID, e.SchematicID, e.LockHash}
-	}
-	b, err := json.Marshal(content)
-	if err != nil {
-		return "" // impossible for plain data
-	}
-	return fmt.Sprintf("sha256-%x", sha256.Sum256(b))
 }

@@ -67,12 +67,6 @@ type Marked struct {
 	Next      []Advice `json:"next"`
 }
 
-// HeldBack is a setting of a storage system that recast has changed while nodes are away.
-type HeldBack struct {
-	What string   `json:"what"`
-	Next []Advice `json:"next"`
-}
-
 // Kept is an old system disk.
 type Kept struct {
 	Node       string       `json:"node"`
@@ -157,10 +151,7 @@ func Status(ctx context.Context, p Project, src StatusSources) (StatusResult, er
 		holds, err := src.Holds(ctx)
 		cancel()
 		res.problem(err)
-		for _, h := range holds {
-			next := []Advice{{"recast roll", "gives it back once they are no longer out; so does recast recover"}, {h.Undo, "does so by hand"}}
-			res.Held = append(res.Held, HeldBack{What: h.String(), Next: next})
-		}
+		res.Held = heldBack(holds)
 	}
 	res.Scratch = scratchLeft(vms, p.Config.Cluster)
 	parkings, err := parking.Parkings(vms, p.Config.Cluster)

@@ -1,7 +1,9 @@
 package schematics
 
 import (
+	"crypto/sha256"
 	"encoding/json"
+	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -118,6 +120,24 @@ func (l Lock) Key() string {
 		b.WriteString(name + " " + l.Schematics[name].BuildID + "\n")
 	}
 	return Short(sum(b.String()))
+}
+
+// Pinned hashes what the lock pins, without what is recorded only when images are built.
+func (l Lock) Pinned() string {
+	type image struct{ BuildID, SchematicID, LockHash string }
+	content := struct {
+		Talos, Arch, Platform string
+		SecureBoot            bool
+		Schematics            map[string]image
+	}{l.Talos, l.Arch, l.Platform, l.SecureBoot, map[string]image{}}
+	for name, e := range l.Schematics {
+		content.Schematics[name] = image{e.BuildID, e.SchematicID, e.LockHash}
+	}
+	b, err := json.Marshal(content)
+	if err != nil {
+		return "" // impossible for plain data
+	}
+	return fmt.Sprintf("sha256-%x", sha256.Sum256(b))
 }
 
 // KernelArgs returns the kernel arguments that the image adds to Talos' own; recast's is the last one.

@@ -79,6 +79,15 @@ func (p leasePlace) remove(ctx context.Context, s State) error {
 	return fault.Prefix("delete Lease "+s.Lease.Name, p.leases.DeleteLease(ctx, s.Lease))
 }
 
+// Exists says whether there is a claim of the cluster, in Proxmox or as a Lease, held or left over.
+func Exists(ctx context.Context, vms []cluster.VM, read func(context.Context) (cluster.Lease, error), name string, id cluster.VMID) (bool, error) {
+	_, found, err := Peek(vms, name, id)
+	if err == nil && !found {
+		_, found, err = PeekLease(ctx, read, name)
+	}
+	return found, err
+}
+
 // PeekLease returns the claim of a cluster that is kept as a Lease, which read reads; found is
 // false if there is none.
 func PeekLease(ctx context.Context, read func(context.Context) (cluster.Lease, error), name string) (s State, found bool, err error) {

@@ -62,6 +62,21 @@ func (o Observation) Local(storage string) bool {
 	return slices.ContainsFunc(o.Storages, func(s cluster.Storage) bool { return s.Name == storage && !s.Shared })
 }
 
+// UnknownStorages reports storages in a setting that Proxmox does not show: publish and a roll refuse them.
+func (o Observation) UnknownStorages(setting string, names []string) (out []string) {
+	var known []string
+	for _, s := range o.Storages {
+		known = append(known, s.Name)
+	}
+	for _, name := range names {
+		if !slices.Contains(known, name) {
+			out = append(out, fmt.Sprintf("%s: storage %q is unknown: Proxmox has none of that name, or the token lacks Datastore.Audit on /storage/%s. "+
+				"recast publish and recast roll would refuse it; there are: %s", setting, name, name, strings.Join(known, ", ")))
+		}
+	}
+	return out
+}
+
 // Namesakes returns the VMs that mean this VM's volume when they name it: if the storage is not
 // shared, the ones on the same host.
 func (o Observation) Namesakes(vm cluster.VM, storage string) []cluster.VM {

@@ -31,6 +31,9 @@ with the role os:reader is enough, except to read the machine configuration and 
 upgrade that waits for a reboot. Where talos.machineConfigs has configurations, a node
 that runs another one is stale; --what image leaves that out.
 
+It also shows what a roll has set of storage systems while nodes are away, by which run,
+and what gives it back. If no run is active, that is drift, too.
+
 Without --deep it compares what images say about themselves. With --deep it reads every
 file of every locked extension back from each node and compares it with the image that
 the lock pins by digest; it also finds files in /usr/local that belong to no locked
@@ -95,7 +98,7 @@ func driftOutcome(res pipeline.DriftResult) (code int, err error) {
 	switch {
 	case res.Unread > 0:
 		return exitFailed, fault.WithHint(fault.Unread.Of(errUnread), "the reasons are in the answer above")
-	case res.Stale > 0:
+	case res.Stale > 0, res.HeldLeft:
 		return exitDiffers, errDiffers
 	}
 	return exitDone, nil

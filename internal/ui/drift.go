@@ -46,6 +46,12 @@ func drawDrifts(p *page, res pipeline.DriftResult) {
 	if more := unlisted(res); more != "" {
 		p.wrapped("", "  ", more)
 	}
+	for _, h := range res.Held {
+		drawHeld(p, h)
+	}
+	if res.HeldUnread != "" {
+		p.wrapped(p.paint(yellow, "what is held back could not be read: "), "  ", res.HeldUnread)
+	}
 	for _, h := range hints(res.Nodes) {
 		p.wrapped("next: ", "      ", h)
 	}
@@ -106,7 +112,11 @@ func driftSum(res pipeline.DriftResult) string {
 	case res.Stale > 0:
 		return fmt.Sprintf("%d of %d nodes are stale%s", res.Stale, len(res.Nodes), tally(res.Nodes))
 	}
-	return counted(len(res.Nodes), "node") + " in sync"
+	text := counted(len(res.Nodes), "node") + " in sync"
+	if res.HeldLeft {
+		text += ", but a setting of a storage system is left changed"
+	}
+	return text
 }
 
 // kubernetesVersion is the code of the only reason that a roll does not fix.

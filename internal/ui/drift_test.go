@@ -3,6 +3,7 @@ package ui
 import (
 	"bytes"
 	"testing"
+	"time"
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/observe"
@@ -20,7 +21,13 @@ func TestWriteDrift(t *testing.T) {
 	unread := drift("wk2", cluster.Reason{Code: "unfinished", Text: `its replacement by run r1 is not finished; disks may be on VM 9090 "recast-parking-wk2" on pve1`})
 	unread.Unread = []string{"read machine 10.0.0.2: no route to host"}
 	file := cluster.Reason{Code: "extension-file", Text: "/usr/local/sbin/iscsid of extension iscsi-tools v0.2.0: sha256:222222222222 → sha256:333333333333"}
+	held := []pipeline.HeldBack{{
+		What: "Longhorn: replica-replenishment-wait-interval was 600 before recast set it to 1800, while wk1 is away", Run: "20261120-0300-aaaa",
+		Since: time.Date(2026, 11, 20, 3, 1, 0, 0, time.UTC), Next: []pipeline.Advice{{Command: "recast roll", Does: "gives it back"}, {Command: "kubectl patch x", Does: "does so by hand"}},
+	}}
 	for name, res := range map[string]pipeline.DriftResult{
+		"drift-held":       {InSync: true, Held: held, HeldUnread: "LINSTOR: no usable answer", Nodes: []observe.Drift{drift("cp1"), drift("wk1")}},
+		"drift-held-left":  {Held: held, HeldLeft: true, Nodes: []observe.Drift{drift("cp1"), drift("wk1")}},
 		"drift-none":       {InSync: true, Unlisted: []string{"wk8", "wk9"}, Nodes: []observe.Drift{drift("cp1"), kept}},
 		"drift-kubernetes": {Stale: 1, Nodes: []observe.Drift{drift("cp1", kubernetes), drift("wk1")}},
 		"drift-stale": {Stale: 3, Nodes: []observe.Drift{

@@ -64,6 +64,13 @@ func writeJUnit(w io.Writer, res pipeline.DriftResult) error {
 		}
 		suite.Cases = append(suite.Cases, c)
 	}
+	if len(res.Held) > 0 {
+		c := junitHeld(res)
+		if suite.Tests++; c.Failure != nil {
+			suite.Failures++
+		}
+		suite.Cases = append(suite.Cases, c)
+	}
 	all := junitSuites{Name: "recast drift", Tests: suite.Tests, Failures: suite.Failures, Errors: suite.Errors, Suites: []junitSuite{suite}}
 	text, err := xml.MarshalIndent(all, "", "  ")
 	if err != nil {
@@ -71,6 +78,21 @@ func writeJUnit(w io.Writer, res pipeline.DriftResult) error {
 	}
 	_, err = io.WriteString(w, foreign.Lines(xml.Header+string(text)+"\n"))
 	return err
+}
+
+// junitHeld is the test case of what storage systems are told, which fails if no run gives it back.
+func junitHeld(res pipeline.DriftResult) junitCase {
+	c := junitCase{Name: "held back", Classname: "recast.drift." + res.Cluster, Time: "0"}
+	var lines []string
+	for _, h := range res.Held {
+		lines = append(lines, foreign.Line(heldText(h)))
+	}
+	if text := strings.Join(lines, "\n"); res.HeldLeft {
+		c.Failure = &junitProblem{Message: lines[0], Type: "held-back", Text: text}
+	} else {
+		c.Out = text
+	}
+	return c
 }
 
 // junitOf converts a node to a test case.

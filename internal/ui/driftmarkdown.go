@@ -30,6 +30,14 @@ func driftMarkdown(p *page, res pipeline.DriftResult) {
 		p.line("")
 		p.line("%s", escape(more))
 	}
+	for _, h := range res.Held {
+		p.line("")
+		p.line("**held back**: %s; %s %s", escape(heldText(h)), escape(h.Next[0].Command), escape(h.Next[0].Does))
+	}
+	if res.HeldUnread != "" {
+		p.line("")
+		p.line("what is held back could not be read: %s", escape(res.HeldUnread))
+	}
 	if next := hints(res.Nodes); len(next) > 0 {
 		bullets(p, "Next", next)
 	}

@@ -44,8 +44,7 @@ func WriteStatus(w io.Writer, format string, res pipeline.StatusResult) error {
 		}
 		for _, h := range res.Held {
 			p.line("")
-			p.wrapped(p.paint(yellow, "held back")+"  ", "    ", h.What)
-			advise(p, h.Next)
+			drawHeld(p, h)
 		}
 		for _, text := range res.Unanswered {
 			p.line("")
@@ -64,6 +63,19 @@ func WriteStatus(w io.Writer, format string, res pipeline.StatusResult) error {
 			p.line("nothing is unfinished")
 		}
 	})
+}
+
+func drawHeld(p *page, h pipeline.HeldBack) {
+	p.wrapped(p.paint(yellow, "held back")+"  ", "    ", heldText(h))
+	advise(p, h.Next)
+}
+
+// heldText says what is held, by which run, and since when.
+func heldText(h pipeline.HeldBack) string {
+	if h.Run == "" {
+		return h.What
+	}
+	return fmt.Sprintf("%s (run %s, since %s)", h.What, h.Run, clock(h.Since))
 }
 
 func drawClaim(p *page, c *pipeline.ClaimHeld) {

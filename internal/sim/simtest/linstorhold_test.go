@@ -235,8 +235,43 @@ func TestLINSTORHoldIsLeft(t *testing.T) {
 		lab.Recorder.Hooks(nil, nil)
 		lab.requireEvictAfter("wk1", "60", true)
 		requireNoClaim(t, lab)
+		requireHeldInDrift(t, lab, true)
 		must(t, lab.second().roll(planning.Policy{})(t.Context()))
 		lab.requireEvictAfter("wk1", "", false)
+		if res, err := lab.Client().Drift(t.Context()); err != nil || len(res.Held) > 0 || !res.InSync {
+			t.Errorf("%+v, %v", res, err)
+		}
+	})
+}
+
+// requireHeldInDrift compares what drift says of the property of wk1: it is drift once no run is active.
+func requireHeldInDrift(t *testing.T, lab *Lab, left bool) {
+	t.Helper()
+	res, err := lab.Client().Drift(t.Context())
+	must(t, err)
+	if len(res.Held) != 1 || res.HeldLeft != left || res.InSync {
+		t.Fatalf("%+v", res)
+	}
+	h := res.Held[0]
+	if h.What != "LINSTOR: "+evictAfter+" of wk1 was not set before recast set it to 60, while wk1 is away" || h.Run == "" || time.Since(h.Since) > time.Hour || len(h.Next) != 2 {
+		t.Errorf("%+v", h)
+	}
+}
+
+// TestDriftDuringARoll: what an active roll holds is shown, and no drift.
+func TestDriftDuringARoll(t *testing.T) {
+	long(t)
+	inEvictingLab(t, func(t *testing.T, lab *Lab) {
+		looked := false
+		c := lab.Client()
+		c.Emit = whenStarted("wk1/await-storage-again", func() {
+			looked = true
+			requireHeldInDrift(t, lab, false)
+		})
+		must(t, c.roll(planning.Policy{Only: []string{"wk1"}})(t.Context()))
+		if !looked {
+			t.Error("it did not look")
+		}
 	})
 }
 
