@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -158,17 +159,15 @@ func DiffInstalled(b Build, m RunningSystem, installImage string) []Reason {
 		out = append(out, Reason{Code: "boot-iso", Text: "it runs from its boot ISO, not from its system disk: its installation broke off, and it does not boot again by itself", Old: "ISO"})
 	}
 	if m.PendingReboot() {
-		out = append(out, Reason{
-			"pending-reboot", fmt.Sprintf("%s is installed, but %s is running: the next reboot starts the other system", m.NextBoot, m.BootEntry),
-			m.BootEntry, m.NextBoot,
-		})
+		out = append(out, Reason{"pending-reboot", fmt.Sprintf("%s is installed, but %s is running: the next reboot starts the other system", m.NextBoot, m.BootEntry), m.BootEntry, m.NextBoot})
 	}
 	if installImage != "" && !b.installs(installImage) {
-		want := b.Installer
-		if want == "" {
-			want = b.SchematicID + ":" + b.TalosVersion
+		want := cmp.Or(b.Installer, b.SchematicID+":"+b.TalosVersion)
+		text := fmt.Sprintf("install image of its configuration: %s → %s", installImage, want)
+		if m.FromImage {
+			text += " (its system disk was made from a disk image: only a machine that is reset would install that)"
 		}
-		out = append(out, Reason{"install-image", fmt.Sprintf("install image of its configuration: %s → %s", installImage, want), installImage, want})
+		out = append(out, Reason{"install-image", text, installImage, want})
 	}
 	return out
 }

@@ -53,6 +53,7 @@ type RunningSystem struct {
 	BootEntry    string // boot loader entry that it says it booted, lower-case; "" when unknown or booted from an ISO
 	NextBoot     string // entry that the boot loader takes by default (efivar LoaderEntryDefault), lower-case; "" when it can't be read
 	FromISO      bool   // it runs from a boot ISO, installed or not
+	FromImage    bool   // its system disk was made from a disk image of Talos 1.13 or later: no installer partitioned it
 	Schematic    SchematicEntry
 	Extensions   []ExtensionEntry // sorted by name; without the synthetic "schematic" and "modules.dep"
 	ConfigArgs   []string         // kernel arguments of the running system that give a blank machine a configuration: "talos.config=…", "siderolink.api=…"

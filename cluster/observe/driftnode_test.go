@@ -136,6 +136,17 @@ func TestDiffOfTheInstallImage(t *testing.T) {
 	}
 }
 
+// TestDiffOfTheInstallImageUnused: no installer has run on a disk that was made from a disk image.
+func TestDiffOfTheInstallImageUnused(t *testing.T) {
+	t.Parallel()
+	w, f := rolledNode()
+	f.Machine.InstallImage, f.Machine.FromImage = "ghcr.io/siderolabs/installer:v1.13.8", true
+	reasons := Diff(w, f, clustertest.Past).Reasons
+	if len(reasons) != 1 || !strings.HasSuffix(reasons[0].Text, " (its system disk was made from a disk image: only a machine that is reset would install that)") {
+		t.Errorf("%+v", reasons)
+	}
+}
+
 // TestDiffOfAHiddenConfiguration: what a talosconfig may not read is noted, and is no drift.
 func TestDiffOfAHiddenConfiguration(t *testing.T) {
 	t.Parallel()

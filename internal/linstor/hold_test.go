@@ -42,13 +42,13 @@ func TestHold(t *testing.T) {
 	const oursOf25 = `{"was":"25","set":"60","nodes":{"wk1":60}}`
 	const memoOf = `\"nodes\":{\"wk1\":60},\"run\":\"r1\",\"since\":\"2000-01-01T00:00:00Z\"}"},"delete_props":[]}`
 	const what = "DrbdOptions/AutoEvictAfterTime of wk1 in LINSTOR "
-	hold := func(c Controller) (string, error) {
-		return c.Hold(context.Background(), "wk1", "r1", 59*time.Minute+time.Second)
+	hold := func(ctx context.Context, c Controller) (string, error) {
+		return c.Hold(ctx, "wk1", "r1", 59*time.Minute+time.Second)
 	}
-	back := func(c Controller) (string, error) { return c.GiveBack(context.Background(), "wk2", "wk1") }
+	back := func(ctx context.Context, c Controller) (string, error) { return c.GiveBack(ctx, "wk2", "wk1") }
 	for name, tc := range map[string]struct {
 		props map[string]string
-		do    func(Controller) (string, error)
+		do    func(context.Context, Controller) (string, error)
 		wrote string // "": nothing
 		said  string
 	}{
@@ -66,7 +66,7 @@ func TestHold(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
 				var wrote []string
-				said, err := tc.do(nodeOf(tc.props, &wrote))
+				said, err := tc.do(t.Context(), nodeOf(tc.props, &wrote))
 				if err != nil || said != tc.said {
 					t.Errorf("said %q, %v", said, err)
 				}

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/siderolabs/talos/pkg/machinery/constants"
 	"github.com/siderolabs/talos/pkg/machinery/resources/block"
 	"github.com/siderolabs/talos/pkg/machinery/resources/storage"
 
@@ -19,6 +20,11 @@ type blockView struct {
 	statuses []*block.VolumeStatus
 	physical []*storage.LVMPhysicalVolumeStatus
 }
+
+// imageMeta is the UUID of the partition META in each disk image since Talos 1.13: an installer makes a new one for each
+// disk, and an upgrade leaves the partitions as they are (createPartitions in cmd/installer/pkg/install/install.go, and
+// GUIDFromLabel in pkg/makefs).
+const imageMeta = "cf04f137-101e-8ec6-9627-fa3f51cdabb8"
 
 // readDisks is readBlock without the disks' contents: no disk counts as blank.
 func readDisks(ctx context.Context, s session, m *cluster.Machine) error {
@@ -34,6 +40,9 @@ func (v *blockView) readDisks(ctx context.Context, s session, m *cluster.Machine
 			listing(ctx, s, block.NewDisk(block.NamespaceName, "").Metadata(), &v.disks),
 			getting(ctx, s, block.NewSystemDisk(block.NamespaceName, block.SystemDiskID).Metadata(), func(system *block.SystemDisk) {
 				m.SystemDisk = system.TypedSpec().DiskID
+			}),
+			getting(ctx, s, block.NewVolumeStatus(block.NamespaceName, constants.MetaPartitionLabel).Metadata(), func(meta *block.VolumeStatus) {
+				m.FromImage = strings.EqualFold(meta.TypedSpec().PartitionUUID, imageMeta)
 			}),
 		)
 	}

@@ -10,7 +10,10 @@ import (
 	"io"
 	"maps"
 	"slices"
+	"strings"
 	"unicode/utf16"
+
+	"github.com/google/uuid"
 
 	"github.com/recast-sh/recast/internal/diskimage"
 )
@@ -96,8 +99,7 @@ func partitioned(list []rawPartition) []byte {
 	for i, p := range list {
 		e := entries[i*gptEntry:]
 		copy(e, mixedGUID(p.kind))
-		own := sha256.Sum256([]byte(p.label)) // imager's are the same for each image, too
-		copy(e[16:32], own[:])
+		copy(e[16:32], mixedGUID(strings.ToUpper(PartitionUUID(p.label))))
 		binary.LittleEndian.PutUint64(e[32:], uint64(at))
 		at += len(p.content) / gptSector
 		binary.LittleEndian.PutUint64(e[40:], uint64(at-1))
@@ -114,6 +116,11 @@ func partitioned(list []rawPartition) []byte {
 	copy(disk[gptSector:], gptHeader(entries, 1, last, 2, last))
 	copy(disk[last*gptSector:], gptHeader(entries, last, 1, last-gptArray, last))
 	return disk
+}
+
+// PartitionUUID is that of a partition in each disk image of imager since Talos 1.13 (GUIDFromLabel in pkg/makefs).
+func PartitionUUID(label string) string {
+	return uuid.NewHash(sha256.New(), uuid.Nil, []byte(label), 8).String()
 }
 
 // protective writes the boot sector before a partition table.

@@ -66,6 +66,9 @@ func TestPrepared(t *testing.T) {
 		}
 		lab.requireRolledFrom(t, before)
 		lab.requireKept(1)
+		if !lab.machine(s.node).FromImage || lab.machine("cp1").FromImage {
+			t.Errorf("%s is not the one that runs from a disk image", s.node)
+		}
 	})
 }
 

@@ -142,6 +142,9 @@ func (s *bootImages) adopted(raw []byte) (artefact.Disk, error) {
 				return artefact.Disk{}, err
 			}
 		}
+		if img.TalosVersion >= "v1.13" { // of two digits, as all since v1.10
+			p.UUID = artefact.PartitionUUID(label)
+		}
 		disk.Partitions = append(disk.Partitions, p)
 	}
 	return disk, nil
