@@ -39,20 +39,19 @@ func (n Points) hold(ctx context.Context, systems []replica.System) error {
 // giveBack ends what is held for the node.
 func (n Points) giveBack(ctx context.Context) error {
 	holds, err := holdsOf(ctx, n.Kube)
-	if err != nil {
-		return notGivenBack(err)
-	}
+	errs := []error{notGivenBack(err)}
 	for _, h := range holds {
 		if !slices.Contains(h.For(), n.Plan.Node) {
 			continue
 		}
 		said, err := n.Kube.GiveBack(ctx, h.System, n.Plan.Node)
 		if err != nil {
-			return notGivenBack(err)
+			errs = append(errs, notGivenBack(err))
+			continue
 		}
 		n.Tell(afterID, said)
 	}
-	return nil
+	return errors.Join(errs...)
 }
 
 // Leftover gives back, at the end of a run, what it or an earlier one holds for nodes that are no longer
@@ -76,11 +75,9 @@ func (l *Leftover) GiveBack(ctx context.Context, kube cluster.Kube, systems bool
 	ctx, cancel := context.WithTimeout(ctx, giveBackTimeout)
 	defer cancel()
 	holds, err := holdsOf(ctx, kube)
-	if err != nil {
-		return notGivenBack(err)
-	}
+	errs := []error{notGivenBack(err)}
 	if len(holds) == 0 {
-		return nil
+		return errors.Join(errs...)
 	}
 	nodes, err := kube.Nodes(ctx)
 	if err != nil {
@@ -89,7 +86,6 @@ func (l *Leftover) GiveBack(ctx context.Context, kube cluster.Kube, systems bool
 	out := func(name string) bool {
 		return slices.ContainsFunc(nodes, func(k cluster.KubeNode) bool { return k.Name == name && k.Mark != nil })
 	}
-	var errs []error
 	for _, h := range holds {
 		back := slices.DeleteFunc(h.For(), out)
 		if len(back) == 0 {
@@ -105,11 +101,14 @@ func (l *Leftover) GiveBack(ctx context.Context, kube cluster.Kube, systems bool
 	return errors.Join(errs...)
 }
 
-// holdsOf reads what is held. A storage system's controller may be starting on another node.
+// holdsOf reads what is held, of the systems that answer. The controller of one may be starting on another node.
 func holdsOf(ctx context.Context, kube replica.HoldReader) (holds []replica.Hold, err error) {
 	w := wait.For{Name: "read what storage systems were told", Every: 2 * time.Second, Timeout: readTimeout}
 	err = wait.Until(ctx, w, func(ctx context.Context) (bool, string, error) {
-		holds, err = kube.Holds(ctx)
+		now, err := kube.Holds(ctx)
+		if err == nil || len(now) > 0 { // the last try may have been cut off
+			holds = now
+		}
 		return err == nil, "", stopped(err)
 	})
 	return holds, err
@@ -123,5 +122,8 @@ const readTimeout = 20 * time.Second
 const giveBackTimeout = 40 * time.Second
 
 func notGivenBack(err error) error {
+	if err == nil {
+		return nil
+	}
 	return fault.WithHint(fmt.Errorf("give back what storage systems were told: %w", err), "the next recast roll or recast recover does; recast doctor says what is left")
 }

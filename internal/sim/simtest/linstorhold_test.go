@@ -275,6 +275,19 @@ func TestDriftDuringARoll(t *testing.T) {
 	})
 }
 
+// TestHoldBesideASilentSystem: what one system is told is given back though another one does not answer.
+func TestHoldBesideASilentSystem(t *testing.T) {
+	long(t)
+	inImpatientLab(t, func(t *testing.T, lab *Lab) {
+		lab.runLINSTOR()
+		lab.stopProgram(piraeusSpace, "linstor-controller")
+		err := lab.Client().roll(planning.Policy{Only: []string{"wk1"}})(t.Context())
+		requireFault(t, err, fault.Failed, "give back what storage systems were told: read what storage systems were told: gave up after 20s")
+		lab.requireWaits("30", "")
+		requireDrift(t, lab, "wk2", "wk3")
+	})
+}
+
 // silentLINSTOR has no change of wk1 in LINSTOR arrive.
 func silentLINSTOR(l *Lab) {
 	l.Recorder.Hooks(func(c record.Call) error {
