@@ -1,6 +1,7 @@
 package linstor
 
 import (
+	"maps"
 	"math"
 	"net/http"
 	"slices"
@@ -108,9 +109,7 @@ func (c *Controller) modify(w http.ResponseWriter, r *http.Request, node string)
 			return
 		}
 	}
-	for key, value := range m.Set {
-		c.ofNode[node][key] = value
-	}
+	maps.Copy(c.ofNode[node], m.Set)
 	for _, key := range m.Delete {
 		delete(c.ofNode[node], key)
 	}
