@@ -26,10 +26,19 @@ type blockView struct {
 // GUIDFromLabel in pkg/makefs).
 const imageMeta = "cf04f137-101e-8ec6-9627-fa3f51cdabb8"
 
+func isImageMeta(v *block.VolumeStatus) bool {
+	return v.Metadata().ID() == constants.MetaPartitionLabel && strings.EqualFold(v.TypedSpec().PartitionUUID, imageMeta)
+}
+
 // readDisks is readBlock without the disks' contents: no disk counts as blank.
 func readDisks(ctx context.Context, s session, m *cluster.Machine) error {
 	var v blockView
-	err := v.readDisks(ctx, s, m)()
+	err := inParallel(
+		v.readDisks(ctx, s, m),
+		getting(ctx, s, block.NewVolumeStatus(block.NamespaceName, constants.MetaPartitionLabel).Metadata(), func(meta *block.VolumeStatus) {
+			m.FromImage = isImageMeta(meta)
+		}),
+	)
 	m.Disks = v.machineDisks()
 	return err
 }
@@ -40,9 +49,6 @@ func (v *blockView) readDisks(ctx context.Context, s session, m *cluster.Machine
 			listing(ctx, s, block.NewDisk(block.NamespaceName, "").Metadata(), &v.disks),
 			getting(ctx, s, block.NewSystemDisk(block.NamespaceName, block.SystemDiskID).Metadata(), func(system *block.SystemDisk) {
 				m.SystemDisk = system.TypedSpec().DiskID
-			}),
-			getting(ctx, s, block.NewVolumeStatus(block.NamespaceName, constants.MetaPartitionLabel).Metadata(), func(meta *block.VolumeStatus) {
-				m.FromImage = strings.EqualFold(meta.TypedSpec().PartitionUUID, imageMeta)
 			}),
 		)
 	}
@@ -61,6 +67,7 @@ func readBlock(ctx context.Context, s session, m *cluster.Machine) error {
 	if v.physical, err = readPhysicalVolumes(ctx, s, v.volumes); err != nil {
 		return err
 	}
+	m.FromImage = slices.ContainsFunc(v.statuses, isImageMeta)
 	m.Disks, m.Volumes, m.PoolMembers = v.machineDisks(), v.machineVolumes(), v.poolMembers()
 	if !s.blank {
 		return nil
