@@ -26,11 +26,7 @@ func (r Preparation) done(ctx context.Context) (string, error) {
 	case r.Spare.IsBlank(vm):
 		return vm.String() + " has it", nil
 	}
-	park, rec, err := r.Spare.parkingNow(ctx)
-	if err != nil {
-		return "", err
-	}
-	disk, there, err := r.Spare.spareOn(park, rec)
+	park, disk, there, err := r.made(ctx)
 	if err != nil || !there {
 		return "", err
 	}
@@ -39,6 +35,16 @@ func (r Preparation) done(ctx context.Context) (string, error) {
 		return "", err
 	}
 	return fmt.Sprintf("%s of %s is made of %s", disk.Key, park, r.Prepared), nil
+}
+
+// made is the disk on the parking VM.
+func (r Preparation) made(ctx context.Context) (park cluster.VM, disk cluster.Disk, there bool, err error) {
+	park, rec, err := r.Spare.parkingNow(ctx)
+	if err != nil {
+		return park, disk, false, err
+	}
+	disk, there, err = r.Spare.spareOn(park, rec)
+	return park, disk, there, err
 }
 
 // wanted is the old system disk, which the new one is like.
@@ -67,11 +73,7 @@ func (r Preparation) do(ctx context.Context) error {
 		return fault.WithHint(fault.DiskMismatch.Refusedf("the disk in %s has %s, and %s of %s is to have %s", r.Prepared, cluster.Size(r.DiskBytes), old.Key, r.VM, cluster.Size(int64(bytes))),
 			"give the node a larger one with systemDisk.sizeGiB, or set images.boot: iso; nothing was done to the node")
 	}
-	park, rec, err := r.Spare.parkingNow(ctx)
-	if err != nil {
-		return err
-	}
-	disk, there, err := r.Spare.spareOn(park, rec)
+	_, disk, there, err := r.made(ctx)
 	if err != nil {
 		return err
 	}
@@ -110,11 +112,7 @@ func (r Preparation) importImage(ctx context.Context, old cluster.Disk) (disk cl
 	if err := r.Proxmox.SetConfig(ctx, park, map[string]string{entry.Key: Imported(image, old, entry.ParkedOptions())}, nil); err != nil {
 		return disk, fmt.Errorf("make %s of %s from %s: %w", entry.Key, park, image, err)
 	}
-	park, rec, err := r.Spare.parkingNow(ctx)
-	if err != nil {
-		return disk, err
-	}
-	disk, there, err := r.Spare.spareOn(park, rec)
+	park, disk, there, err := r.made(ctx)
 	if err == nil && (!there || disk.Owner != park.ID) {
 		err = fault.ParkedHalf.Refusedf("Proxmox reported that it has made %s of %s from %s, but that is %s", entry.Key, park, image, park.Config[entry.Key])
 	}
@@ -143,7 +141,16 @@ func (r Preparation) grow(ctx context.Context, disk cluster.Disk, bytes uint64) 
 	if err != nil {
 		return err
 	}
-	return fault.Prefix(fmt.Sprintf("grow %s of %s", disk.Key, park), r.Proxmox.GrowDisk(ctx, park, disk.Key, strconv.FormatUint(bytes, 10)))
+	if err := r.Proxmox.GrowDisk(ctx, park, disk.Key, strconv.FormatUint(bytes, 10)); err != nil {
+		return fmt.Errorf("grow %s of %s: %w", disk.Key, park, err)
+	}
+	// Where an earlier attempt has grown the volume and could not write the configuration, Proxmox did
+	// nothing (API2/Qemu.pm). A drive that is set is measured again.
+	park, disk, there, err := r.made(ctx)
+	if err != nil || !there || disk.SizeBytes() >= bytes {
+		return err
+	}
+	return r.Proxmox.SetConfig(ctx, park, map[string]string{disk.Key: cluster.WithoutOption(disk, "size").Value()}, nil)
 }
 
 // entry is what the record says of the prepared disk, wherever that is.
