@@ -18,13 +18,18 @@ import (
 // done is the goal of Prepare: the disk is on the parking VM, whole, or has left it already.
 func (r Preparation) done(ctx context.Context) (string, error) {
 	vm, _, err := r.Current(ctx)
-	switch {
+	if err != nil {
+		return "", err
+	}
+	switch rec, err := r.record(ctx); {
 	case err != nil:
 		return "", err
 	case r.Prepared == "":
 		return "its new system disk is to be blank", nil
 	case r.Spare.IsBlank(vm):
 		return vm.String() + " has it", nil
+	case rec.Intent != nil && rec.Intent.From == r.Parking && rec.Intent.Key == rec.SpareKey: // a cut hand-over goes on
+		return "it is on its way to " + vm.String(), nil
 	}
 	park, disk, there, err := r.made(ctx)
 	if err != nil || !there {
@@ -153,15 +158,6 @@ func (r Preparation) grow(ctx context.Context, disk cluster.Disk, bytes uint64) 
 	return r.Proxmox.SetConfig(ctx, park, map[string]string{disk.Key: cluster.WithoutOption(disk, "size").Value()}, nil)
 }
 
-// entry is what the record says of the prepared disk, wherever that is.
-func (r Preparation) entry(rec parking.Record) (parking.KeptDisk, error) {
-	entry, known := rec.SpareEntry(r.Run, rec.SpareKey)
-	if !known {
-		return entry, fault.ParkedHalf.Refusedf("the record of VM %d names no prepared system disk", r.VM.ID)
-	}
-	return entry, nil
-}
-
 // complete says whether the disk has its own options again, and boots.
 func (r Preparation) complete(vm cluster.VM, disk cluster.Disk) bool {
 	old, err := r.wanted()
@@ -174,9 +170,9 @@ func (r Preparation) give(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	entry, err := r.entry(rec)
-	if err != nil {
-		return err
+	entry, known := rec.SpareEntry(r.Run, rec.SpareKey)
+	if !known {
+		return fault.ParkedHalf.Refusedf("the record of VM %d names no prepared system disk", r.VM.ID)
 	}
 	last := map[string]string{"boot": bootOrder(r.VM.Config["boot"], entry.Slot, "")}
 	if r.Strategy == cluster.Recreate {
