@@ -19,7 +19,7 @@ type HeldBack struct {
 
 func heldBack(holds []replica.Hold) (out []HeldBack) {
 	for _, h := range holds {
-		next := []Advice{{"recast roll", "gives it back once they are no longer out; so does recast recover"}, {h.Undo, "does so by hand"}}
+		next := []Advice{{"recast roll", "gives it back once they are no longer out; so does recast undo"}, {h.Undo, "does so by hand"}}
 		out = append(out, HeldBack{h.String(), h.Run, h.Since, next})
 	}
 	return out

@@ -66,7 +66,7 @@ func openUses(vms []cluster.VM) ([]images.Use, error) {
 		}
 		was, err := rec.Remembered()
 		if err != nil {
-			return nil, fault.WithHint(fault.ParkedHalf.Refusedf("%s: %w", vm, err), "finish that replacement first: recast roll or recast recover %s", rec.Node)
+			return nil, fault.WithHint(fault.ParkedHalf.Refusedf("%s: %w", vm, err), "finish that replacement first: recast roll or recast undo %s", rec.Node)
 		}
 		use := images.Use{By: fmt.Sprintf("%s as it was before the unfinished replacement of node %s", was, rec.Node)}
 		for key, value := range was.Config {

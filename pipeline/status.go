@@ -245,7 +245,7 @@ func keptBy(park parking.Parking) []Kept {
 			break
 		}
 		if !k.GivenUp && !park.Record.Open {
-			out[i].Next = []Advice{{"recast rollback " + k.Node, "boots it if nothing relevant has changed since"}}
+			out[i].Next = []Advice{{"recast undo " + k.Node, "boots it if nothing relevant has changed since"}}
 			break
 		}
 	}

@@ -98,7 +98,7 @@ func TestStatus(t *testing.T) {
 			Node: "wk1", Run: "r1", Strategy: cluster.Recreate, Build: rec.Build, Talos: "v1.13.9", LeftEtcd: true,
 			VMID: 9031, VMState: VMDeleted, VM: "deleted", Parking: 9090, BuildLocked: true, MachineConfig: true,
 			Disks: []DiskStatus{{Disk: "scsi1", Place: OnParking, Volid: "fast:vm-9090-disk-0", Where: "scsi1 of parking VM 9090"}},
-			Next:  []Advice{{"recast roll", "finishes it"}, {"recast recover wk1", "cancels it: puts the old system disk back"}},
+			Next:  []Advice{{"recast roll", "finishes it"}, {"recast undo wk1", "cancels it: puts the old system disk back"}},
 		}},
 		Marked: []Marked{{
 			Node: "wk2", Run: "r2", Strategy: cluster.InPlace, Build: "b2", Ready: true, Installed: true,

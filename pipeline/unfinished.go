@@ -166,7 +166,7 @@ func (s scene) locate(d parking.ParkedDisk, dangling bool) DiskStatus {
 // advise says what a roll on this machine would do, and what else is possible.
 func (h Half) advise() []Advice {
 	const roll, before = "recast roll", "; otherwise it puts the old system disk back first, and plans the node again"
-	giveUp := Advice{"recast recover " + h.Node, "cancels it: puts the old system disk back"}
+	giveUp := Advice{"recast undo " + h.Node, "cancels it: puts the old system disk back"}
 	switch h.Strategy {
 	case cluster.Create:
 		giveUp.Does = "says how to give it up"

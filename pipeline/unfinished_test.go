@@ -232,21 +232,21 @@ func TestAdvise(t *testing.T) {
 		h    half
 		want []string
 	}{
-		"all at hand": {half{BuildLocked: true, MachineConfig: true}, []string{"recast roll: finishes it", "recast recover wk1: cancels it: puts the old system disk back"}},
+		"all at hand": {half{BuildLocked: true, MachineConfig: true}, []string{"recast roll: finishes it", "recast undo wk1: cancels it: puts the old system disk back"}},
 		"no machine configuration": {half{BuildLocked: true}, []string{
 			"recast roll: finishes it if the node answers; otherwise it puts the old system disk back first, and plans the node again: " +
 				"its machine configuration is neither in a journal here nor in talos.machineConfigs",
-			"recast recover wk1: cancels it: puts the old system disk back",
+			"recast undo wk1: cancels it: puts the old system disk back",
 		}},
 		"another lock": {half{MachineConfig: true}, []string{
 			"recast roll: puts the old system disk back first, since no lock here has that build, and plans the node again",
-			"recast recover wk1: cancels it: puts the old system disk back",
+			"recast undo wk1: cancels it: puts the old system disk back",
 		}},
 		"given up":        {half{GivenUp: true}, []string{"recast roll: continues to put the old system disk back"}},
-		"create":          {half{Strategy: cluster.Create, BuildLocked: true, MachineConfig: true}, []string{"recast roll: finishes it", "recast recover wk1: says how to give it up"}},
-		"create, no lock": {half{Strategy: cluster.Create, MachineConfig: true}, []string{"recast plan: says what is missing to finish it", "recast recover wk1: says how to give it up"}},
-		"reconfigure":     {half{Strategy: cluster.Reconfigure}, []string{"recast roll: finishes it", "recast recover wk1: cancels it: gives the old settings back"}},
-		"remove":          {half{Strategy: cluster.Remove}, []string{"recast roll: finishes it", "recast recover wk1: cancels it: gives the node its disks and its VM back"}},
+		"create":          {half{Strategy: cluster.Create, BuildLocked: true, MachineConfig: true}, []string{"recast roll: finishes it", "recast undo wk1: says how to give it up"}},
+		"create, no lock": {half{Strategy: cluster.Create, MachineConfig: true}, []string{"recast plan: says what is missing to finish it", "recast undo wk1: says how to give it up"}},
+		"reconfigure":     {half{Strategy: cluster.Reconfigure}, []string{"recast roll: finishes it", "recast undo wk1: cancels it: gives the old settings back"}},
+		"remove":          {half{Strategy: cluster.Remove}, []string{"recast roll: finishes it", "recast undo wk1: cancels it: gives the node its disks and its VM back"}},
 		"rollback":        {half{Strategy: cluster.Rollback}, []string{"recast roll: finishes the rollback"}},
 		"stranger":        {half{VMState: VMStranger}, []string{"qm config 9031: shows which VM has the number; recast does not touch it, and continues when the number is free"}},
 	} {

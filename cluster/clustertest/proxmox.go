@@ -73,6 +73,7 @@ type Proxmox struct {
 	Tied      cluster.Ties
 	Done      []string
 	Imports   string // size of the disks in disk images: "2G"
+	Grown     bool   // volumes have grown already, and only configurations lack their size
 
 	SharedDisks bool // all hosts have the storage fast
 }
@@ -271,10 +272,16 @@ func (p *Proxmox) FreeDisk(_ context.Context, vm cluster.VM, key string) error {
 	return nil
 }
 
-// GrowDisk grows nothing.
+// GrowDisk writes the size; where a volume has grown before (Grown), it does nothing, as Proxmox.
 func (p *Proxmox) GrowDisk(_ context.Context, vm cluster.VM, key, size string) error {
-	return p.do("GrowDisk", vm, "grow %s of %d to %s", key, vm.ID, size)
+	if err := p.do("GrowDisk", vm, "grow %s of %d to %s", key, vm.ID, size); err != nil || p.Grown {
+		return err
+	}
+	p.Set(vm.ID, map[string]string{key: sized.ReplaceAllString(vm.Config[key], "size="+size)})
+	return nil
 }
+
+var sized = regexp.MustCompile(`\bsize=\w+`)
 
 func (p *Proxmox) MoveDisk(_ context.Context, vm cluster.VM, key string, to cluster.VMID, toKey string) error {
 	if err := p.do("MoveDisk", vm, "move %s of %d to %s of %d", key, vm.ID, toKey, to); err != nil {

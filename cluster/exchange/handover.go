@@ -241,7 +241,7 @@ func (r handOver) handable(in parking.Intent, from cluster.VM) (disk cluster.Dis
 		return disk, err
 	case in.Volid != "" && disk.Volid != in.Volid:
 		return disk, fault.WithHint(fault.ParkedHalf.Refusedf("%s of %s is %s now, not %s as planned", in.Key, from, disk.Volid, in.Volid),
-			"someone has changed it meanwhile: recast recover NODE cancels the replacement, with the disk as it is now; then roll again")
+			"someone has changed it meanwhile: recast undo NODE cancels the replacement, with the disk as it is now; then roll again")
 	case disk.Owner != from.ID:
 		return disk, fault.ParkedHalf.Refusedf("%s of %s belongs to VM %d", in.Key, from, disk.Owner)
 	case from.Running:

@@ -138,7 +138,7 @@ func (r Preparation) grow(ctx context.Context, disk cluster.Disk, bytes uint64) 
 	switch size := disk.SizeBytes(); {
 	case size < uint64(max(r.DiskBytes, 0)):
 		return fault.WithHint(fault.DiskMismatch.Refusedf("%s of parking VM %d has %d bytes, and the disk in %s has %d: it was not imported whole", disk.Volid, r.Parking, size, r.Prepared, r.DiskBytes),
-			"recast recover %s gives the exchange up, and recast prune frees that disk; nothing was done to the node", r.VM.Name)
+			"recast undo %s gives the exchange up, and recast prune frees that disk; nothing was done to the node", r.VM.Name)
 	case size >= bytes:
 		return nil
 	}
@@ -182,7 +182,7 @@ func (r Preparation) give(ctx context.Context) error {
 	}
 	_, disk, err := r.moves.handBack(ctx, parking.ParkedDisk{Key: entry.Slot, ParkKey: entry.Key, Options: entry.Options, System: true})
 	if fault.KindOf(err) == fault.Refused {
-		err = fault.WithHint(err, "if the prepared disk is gone: recast recover %s gives the VM its old system disk back", rec.Node)
+		err = fault.WithHint(err, "if the prepared disk is gone: recast undo %s gives the VM its old system disk back", rec.Node)
 	}
 	if err != nil {
 		return err

@@ -12,7 +12,7 @@ import (
 func TestReplaceWithoutItsPreparedDisk(t *testing.T) {
 	t.Parallel()
 	_, err := calls["give"].run(t, on(9900, kv{"scsi29": ""}), clustertest.Which{})
-	if hints := strings.Join(fault.Hints(err), "; "); !strings.Contains(hints, "recast recover wk1 gives the VM its old system disk back") {
+	if hints := strings.Join(fault.Hints(err), "; "); !strings.Contains(hints, "recast undo wk1 gives the VM its old system disk back") {
 		t.Errorf("%v, hints %q", err, hints)
 	}
 }

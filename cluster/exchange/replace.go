@@ -190,7 +190,7 @@ func (r Deletion) deleteSame(ctx context.Context) error {
 	}
 	if changed := r.changedSince(vm); len(changed) > 0 {
 		return fault.WithHint(fault.VMChanged.Refusedf("%s was changed by someone else since it was remembered (%s): the new VM would not have that, so it is not deleted", vm, strings.Join(changed, "; ")),
-			"set that back, then run the same command again; or recast recover NODE, which gives the old VM its disks back, and roll again")
+			"set that back, then run the same command again; or recast undo NODE, which gives the old VM its disks back, and roll again")
 	}
 	if errKept != nil { // of the VM on that host under that name, which it still is
 		return errKept

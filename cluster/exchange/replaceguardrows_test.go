@@ -74,6 +74,20 @@ func preparedRows() []guard {
 		{"prepare", late(2, on(9900, kv{"scsi29": "fast:vm-7-disk-9,serial=blank"})), "Proxmox reported that it has made scsi29", imported},
 		{"prepare", note("recast-record: {"), "can't be read", ""},
 		{"prepare", on(9900, kv{"scsi29": "fast:vm-9900-disk-9,serial=blank,size=2G"}), "", "grow scsi29 of 9900 to 10737418240"},
+		{
+			"prepare", all(on(9900, kv{"scsi29": "fast:vm-9900-disk-9,serial=blank,size=2G"}), func(g *guarded) { g.Grown = true }),
+			"", "grow scsi29 of 9900 to 10737418240\nset 9900 map[scsi29:fast:vm-9900-disk-9,serial=blank] delete []",
+		},
+		{"prepared", on(9900, kv{"scsi29": "fast:vm-9900-disk-9,serial=blank,size=1G"}), "", ""},
+		{"prepared", record(func(rec *parking.Record) {
+			rec.SpareKey, rec.Intent = "scsi29", &parking.Intent{From: 101, Key: "scsi29", To: 9900}
+		}), "", ""},
+		{"prepared", record(func(rec *parking.Record) {
+			rec.SpareKey, rec.Intent = "scsi29", &parking.Intent{From: 9900, Key: "scsi1", To: 101}
+		}), "", ""},
+		{"prepared", record(func(rec *parking.Record) {
+			rec.SpareKey, rec.Intent = "scsi29", &parking.Intent{From: 9900, Key: "scsi29", To: 101}
+		}), "said it is on its way to VM 101", ""},
 		{"prepare", on(9900, kv{"scsi29": "fast:vm-9900-disk-9,serial=blank,size=1G"}), "it was not imported whole", ""},
 		{"prepared", on(9900, kv{"scsi29": "fast:vm-9900-disk-9,serial=blank,size=2G"}), "", ""},
 		{"prepared", on(9900, kv{"scsi29": "fast:vm-9900-disk-9,serial=other,size=10G"}), "", ""},

@@ -125,5 +125,5 @@ func notGivenBack(err error) error {
 	if err == nil {
 		return nil
 	}
-	return fault.WithHint(fmt.Errorf("give back what storage systems were told: %w", err), "the next recast roll or recast recover does; recast doctor says what is left")
+	return fault.WithHint(fmt.Errorf("give back what storage systems were told: %w", err), "the next recast roll or recast undo does; recast doctor says what is left")
 }

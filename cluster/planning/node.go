@@ -56,7 +56,7 @@ func (n *NodePlan) AskLosses() {
 	}
 	for _, reason := range cluster.Texts(c.Irreplaceable()) {
 		if n.Found.Open() && n.Strategy != cluster.PutBack && n.Strategy != cluster.Rollback {
-			reason += fmt.Sprintf("; recast recover %s cancels the replacement instead", n.Node)
+			reason += fmt.Sprintf("; recast undo %s cancels the replacement instead", n.Node)
 		}
 		n.Refused = append(n.Refused, reason)
 	}
@@ -162,7 +162,7 @@ func planResume(n *NodePlan, o observe.Observation) {
 		n.PutBack("someone asked for the old system disk")
 	case n.Strategy == cluster.Rollback, n.Strategy == cluster.Reconfigure, n.Strategy == cluster.Remove:
 	case n.Strategy == cluster.Create && !known:
-		n.Refused = append(n.Refused, fmt.Sprintf("its build %s is in no lock that is here: check that lock out, or recast recover %s says how to give it up", words.Short(rec.Build), n.Node))
+		n.Refused = append(n.Refused, fmt.Sprintf("its build %s is in no lock that is here: check that lock out, or recast undo %s says how to give it up", words.Short(rec.Build), n.Node))
 	case n.Strategy == cluster.Create && !n.Found.ConfigKnown && n.Found.Machine == nil:
 		n.Refused = append(n.Refused, "its file in talos.machineConfigs is not the configuration that was to be applied: put it back as it was")
 	case n.Strategy == cluster.Create:

@@ -79,7 +79,7 @@ func (p Policy) againstRebuild(o observe.Observation) error {
 		return nil
 	}
 	return fault.WithHint(fault.PlanRefused.Refusedf("the cluster's Kubernetes API answers: it is not broken"),
-		"recast roll makes a node that is missing (if its Node is still there: kubectl delete node), and recast remove takes one away; recast recover NODE puts back what an interrupted rebuild was taking away; recast restore gives a single control plane its etcd back")
+		"recast roll makes a node that is missing (if its Node is still there: kubectl delete node), and recast remove takes one away; recast undo NODE puts back what an interrupted rebuild was taking away; recast restore gives a single control plane its etcd back")
 }
 
 // onlyTaking leaves nothing but what is taken away, as long as there is anything: the rest is planned

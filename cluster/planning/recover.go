@@ -37,11 +37,11 @@ func ForRecover(clusterName string, wanted []cluster.Wanted, o observe.Observati
 			return Plan{}, fault.WithHint(fault.NoWayBack.Refusedf("node %s is being made: there is nothing that it was before", node),
 				"recast roll finishes it; to give it up, see that VM %d is off and has nothing of worth, then: qm destroy %d; qm set %d --protection 0; qm destroy %d", rec.VMID, rec.VMID, f.Parking.VM.ID, f.Parking.VM.ID)
 		case rec.Strategy == cluster.Rollback:
-			return Plan{}, fault.WithHint(fault.ParkedHalf.Refusedf("node %s: a rollback of it is unfinished", node), "recast roll finishes that; recast rollback %s then goes the other way", node)
+			return Plan{}, fault.WithHint(fault.ParkedHalf.Refusedf("node %s: a rollback of it is unfinished", node), "recast roll finishes that; recast undo %s then goes the other way", node)
 		}
 		n := ForNode(w, f, o, func(string) ([]cluster.LockedExtension, bool) { return nil, false }, Policy{})
 		if n.Strategy != cluster.PutBack {
-			n.PutBack("recast recover asked for it")
+			n.PutBack("recast undo asked for it")
 		}
 		n.AskLosses()
 		plan.Run, plan.Nodes = n.Run, []NodePlan{n}
@@ -59,7 +59,7 @@ func nothingToRecover(node string, f observe.Found) error {
 	}
 	err := fault.NoWayBack.Refusedf("node %s: no replacement of it is unfinished, so there is nothing to recover from", node)
 	if _, _, kept := f.LastKept(); kept {
-		return fault.WithHint(err, "recast rollback %s boots the system disk that it had before its last roll", node)
+		return fault.WithHint(err, "recast undo %s boots the system disk that it had before its last roll", node)
 	}
 	return fault.WithHint(err, "recast status says what is unfinished")
 }

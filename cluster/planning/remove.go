@@ -35,7 +35,7 @@ func ForRemove(clusterName string, wanted []cluster.Wanted, o observe.Observatio
 	case f.Open() && f.Parking.Record.Strategy == cluster.Remove:
 		planResume(&n, o)
 	case f.Open(), f.Unfinished():
-		return Plan{}, fault.WithHint(fault.ParkedHalf.Refusedf("node %s: an earlier run is not finished", node), "recast roll finishes it; recast recover %s cancels a replacement", node)
+		return Plan{}, fault.WithHint(fault.ParkedHalf.Refusedf("node %s: an earlier run is not finished", node), "recast roll finishes it; recast undo %s cancels a replacement", node)
 	case f.Absent != nil && slices.ContainsFunc(o.Parking, func(p parking.Parking) bool {
 		return p.Record.Node == node && slices.ContainsFunc(p.Record.Kept, func(k parking.KeptDisk) bool { return k.Removed })
 	}):

@@ -29,7 +29,7 @@ func ForRollback(ctx context.Context, clusterName string, wanted []cluster.Wante
 		f := o.Found[i]
 		switch err := fault.ParkedHalf.Refusedf("node %s: an earlier run is not finished", w.Name); {
 		case f.Open():
-			return Plan{}, fault.WithHint(err, "recast roll finishes it, recast recover %s cancels it", w.Name)
+			return Plan{}, fault.WithHint(err, "recast roll finishes it, recast undo %s cancels it", w.Name)
 		case f.Unfinished():
 			return Plan{}, fault.WithHint(err, "recast roll finishes its upgrade in place")
 		}

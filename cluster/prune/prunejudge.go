@@ -99,7 +99,7 @@ func (v ParkingVerdict) String() string {
 type Retention struct {
 	Cluster string
 	Nodes   []string       // in the configuration; the disks of all others are freed
-	Keep    int            // how many of each node's newest stay; 0: none, so recast rollback is impossible
+	Keep    int            // how many of each node's newest stay; 0: none, so recast undo is impossible
 	Holders []cluster.VMID // VMs that the configuration names as holders
 	Except  cluster.VMID   // the claim
 	// Removed is a node that was removed, and whose disks are to be freed: then those and no others are.
@@ -252,7 +252,7 @@ func (j *judgement) retain() {
 			case rank < j.Keep:
 				v.Keep = append(v.Keep, wayBack(rank, node))
 			case j.Keep > 0 && j.lastOnItsHost(newer, i):
-				v.Keep = append(v.Keep, fmt.Sprintf("the VM of node %s is on %s, and it is the newest one there: what recast rollback %s boots", node, v.Host, node))
+				v.Keep = append(v.Keep, fmt.Sprintf("the VM of node %s is on %s, and it is the newest one there: what recast undo %s boots", node, v.Host, node))
 			case j.Keep == 0:
 				v.Goes = fmt.Sprintf("none is to stay: the way back of node %s is a roll to the previous lock then", node)
 			default:
@@ -296,7 +296,7 @@ func parkingWith(parkings []parking.Parking, id cluster.VMID) *parking.Parking {
 
 func wayBack(rank int, node string) string {
 	if rank == 0 {
-		return "the way back: recast rollback " + node
+		return "the way back: recast undo " + node
 	}
 	return fmt.Sprintf("node %s has only %d newer", node, rank)
 }

@@ -48,7 +48,7 @@ func TestJudgeParked(t *testing.T) {
 			"9900 scsi30 goes: node wk1 has 1 newer", "9901 scsi30 " + newestKept, "9900 goes: it owns nothing any more", "9901 stays: it keeps 1 old system disk of node wk1",
 		}},
 		"two hosts, the VM back on the older one": {parkings: []parking.Parking{clustertest.ParkWK1("scsi30 r1", "scsi29 r2"), clustertest.Park(9901, "pve2", "wk1", "scsi30 r3")}, others: []cluster.VM{prunedNode("pve1")}, want: []string{
-			"9900 scsi30 goes: node wk1 has 2 newer", "9900 scsi29 stays: the VM of node wk1 is on pve1, and it is the newest one there: what recast rollback wk1 boots", "9901 scsi30 " + newestKept,
+			"9900 scsi30 goes: node wk1 has 2 newer", "9900 scsi29 stays: the VM of node wk1 is on pve1, and it is the newest one there: what recast undo wk1 boots", "9901 scsi30 " + newestKept,
 			"9900 stays: it keeps 1 old system disk of node wk1", "9901 stays: it keeps 1 old system disk of node wk1",
 		}},
 	} {
@@ -160,7 +160,7 @@ func (tc judgeCase) judge(t *testing.T) {
 	}
 }
 
-const newestKept = "stays: the way back: recast rollback wk1"
+const newestKept = "stays: the way back: recast undo wk1"
 
 func prunedNode(host string) cluster.VM {
 	return cluster.VM{ID: 101, Name: "wk1", Host: host, Config: map[string]string{"smbios1": "uuid=u-wk1", "scsi0": "fast:vm-101-disk-0"}}

@@ -76,6 +76,11 @@ func TestMemo(t *testing.T) {
 }
 
 // TestHolding: a system waits longer only where that saves its copies, and never without end.
+// evicting makes it a system that evicts node a after so long.
+func evicting(after time.Duration) func(*System) {
+	return func(s *System) { s.Evicts, s.Nodes = true, []Node{{Name: "a", Patience: after}} }
+}
+
 func TestHolding(t *testing.T) {
 	t.Parallel()
 	cases := map[string]struct {
@@ -90,6 +95,10 @@ func TestHolding(t *testing.T) {
 		"waits not at all":     {func(s *System) { s.Patience = 0 }, 2 * time.Minute, 4 * time.Minute},
 		"can't be held":        {func(s *System) { s.Holds = false }, 11 * time.Minute, 0},
 		"has no copies on it":  {func(s *System) { s.Volumes = nil }, 11 * time.Minute, 0},
+		"evicts, and waits":    {evicting(time.Hour), 2 * time.Minute, 0},
+		"evicts too soon":      {evicting(59 * time.Minute), 2 * time.Minute, spared},
+		"evicts, long away":    {evicting(time.Hour), 40 * time.Minute, 80 * time.Minute},
+		"somebody else's":      {func(s *System) { evicting(time.Minute)(s); s.Nodes[0].Fixed = true }, 2 * time.Minute, 0},
 		"nothing written here": {func(s *System) { s.Volumes[0].Replicas[0].Unused = true }, 11 * time.Minute, 0},
 	}
 	for name, tc := range cases {

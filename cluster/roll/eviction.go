@@ -144,7 +144,7 @@ func (n eviction) backOut(ctx context.Context) error {
 	}
 	if keys := park.Parked(); len(keys) > 0 {
 		return fault.WithHint(fault.Refusedf("%s has disks of %s already (%s)", park.VM, n.Plan.Node, strings.Join(keys, ", ")),
-			"they are safe there, and the record that tells whose they are stays open: run the same command again to continue; recast recover %s cancels the replacement", n.Plan.Node)
+			"they are safe there, and the record that tells whose they are stays open: run the same command again to continue; recast undo %s cancels the replacement", n.Plan.Node)
 	}
 	if err := n.takesPods(ctx); err != nil {
 		return err

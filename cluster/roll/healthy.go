@@ -51,9 +51,9 @@ func (n *node) installs() bool {
 // wayBack says how to cancel what is done to a node on which Talos is installed.
 func (n *node) wayBack() string {
 	if n.Plan.Strategy == cluster.Create {
-		return "recast recover " + n.Plan.Node + " says how to give it up"
+		return "recast undo " + n.Plan.Node + " says how to give it up"
 	}
-	return "recast recover " + n.Plan.Node + " cancels the replacement and boots the old system disk"
+	return "recast undo " + n.Plan.Node + " cancels the replacement and boots the old system disk"
 }
 
 func (n *health) isHealthy() string {

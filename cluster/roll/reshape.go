@@ -17,7 +17,7 @@ func (n reshape) orBack(err error) error {
 	if n.Plan.Strategy != cluster.Reconfigure {
 		return err
 	}
-	return fault.WithHint(err, "recast recover %s gives VM %d its old settings back; or correct recast.yaml, and recast roll goes on with that", n.Plan.Node, n.Plan.VMID)
+	return fault.WithHint(err, "recast undo %s gives VM %d its old settings back; or correct recast.yaml, and recast roll goes on with that", n.Plan.Node, n.Plan.VMID)
 }
 
 // after gives a node that has got its image or configuration, and is still drained, its VM in the same

@@ -21,7 +21,7 @@ const pruneLong = `Remove what finished rolls left behind. First shows what woul
 and why, and asks.
 
 Old system disks: each recreate and reimage leaves the node's previous system disk on
-its parking VM, for recast rollback. The newest roll.keepDisks of each node are kept;
+its parking VM, for recast undo. The newest roll.keepDisks of each node are kept;
 all others are freed, and so are those of nodes that are no longer in recast.yaml. With
 --keep-disks 0 none is kept: then the way back is a roll to the previous lock. A disk
 is freed only if the record of a finished replacement names it and it is as recast left

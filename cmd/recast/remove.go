@@ -28,7 +28,7 @@ and that is freed at once, unless it has data that only it has.
 
 The last control plane is refused. Of three, remove two to come to one: with two, etcd
 survives the loss of neither. A removal that was interrupted goes on with the same
-command, or with recast roll; recast recover NODE cancels it.`,
+command, or with recast roll; recast undo NODE cancels it.`,
 		Example: `  recast remove wk3
   recast status                        # its disks
   recast remove wk3 --free wk3         # gone for good`,

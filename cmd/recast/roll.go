@@ -28,7 +28,7 @@ possible: recreate (drain, stop, park its disks, delete the VM, create it again
 from the new boot ISO, give the persistent disks back), reimage (the same VM with
 a blank system disk) or in-place (an upgrade as talosctl does it). Control planes are
 replaced one at a time and only while etcd survives it; an etcd snapshot is saved
-first. The old system disk stays parked: see recast rollback. If recast.yaml asks for
+first. The old system disk stays parked: see recast undo. If recast.yaml asks for
 a certain strategy and that is impossible, nothing is touched.
 
 With --rehearse, a scratch VM on each Proxmox host, one for each kind of firmware,

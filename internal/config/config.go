@@ -213,7 +213,7 @@ type Roll struct {
 	Timeouts Timeouts `yaml:"timeouts"`
 	// BootFailure says what to do with a node that is not back from an in-place upgrade within timeouts.boot. stop leaves it as it is. rollback makes the node boot its old system if its API still answers, otherwise leaves it. reimage also tries that, otherwise parks its system disk and installs the previous build on a blank one. The roll stops in any case.
 	BootFailure string `yaml:"bootFailure" jsonschema:"enum=stop,enum=rollback,enum=reimage"`
-	// KeepDisks is how many old system disks of a node stay parked for recast rollback. A successful roll of the node frees older ones, as its plan shows; prune frees the rest.
+	// KeepDisks is how many old system disks of a node stay parked for recast undo. A successful roll of the node frees older ones, as its plan shows; prune frees the rest.
 	KeepDisks int `yaml:"keepDisks" jsonschema:"minimum=1"`
 	// IgnoreNodes are nodes that may be not Ready while others are taken down, such as one whose hardware is being repaired. A node that is not in this file, or that someone has cordoned, is ignored too. A control plane that is not Ready still blocks other control planes, and etcd itself is asked whether it can lose a member.
 	IgnoreNodes []string `yaml:"ignoreNodes,omitempty"`

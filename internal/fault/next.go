@@ -50,8 +50,8 @@ var next = map[Code]string{
 	EtcdUnhealthy:      "see talosctl etcd status and talosctl etcd alarm list; repair etcd first",
 	EtcdSnapshot:       "recast backup saves a snapshot; without a leader it refuses: recast runbook etcd-unhealthy",
 	DrainBlocked:       "kubectl get pods -A -o wide, and kubectl get pdb -A, show which pods are left and why",
-	NoBoot:             "look at the console of the VM in Proxmox; recast roll continues, and recast status says whether recast recover NODE can cancel it",
-	NoJoin:             "talosctl dmesg, on that node, says more; recast roll waits again, and recast status says whether recast recover NODE can cancel it",
+	NoBoot:             "look at the console of the VM in Proxmox; recast roll continues, and recast status says whether recast undo NODE can cancel it",
+	NoJoin:             "talosctl dmesg, on that node, says more; recast roll waits again, and recast status says whether recast undo NODE can cancel it",
 	RolledBackByItself: "talosctl dmesg, on that node, shows why the new system failed",
 	UpgradeStuck:       "look at the console of the VM in Proxmox; recast status says what was replaced; recast roll waits for it again",
 }

@@ -23,7 +23,7 @@ func (v view) next() []string {
 	case "rollback":
 		return append([]string{status}, v.nextOfRollback()...)
 	case "recover":
-		return []string{status, "recast recover " + v.nodes("NODE") + again}
+		return []string{status, "recast undo " + v.nodes("NODE") + again}
 	case "restore":
 		return []string{"recast restore FILE --node NODE, the same command," + again}
 	case "upgrade-k8s":
@@ -46,11 +46,11 @@ func (v view) nextOfDone() []string {
 func (v view) nextOfRollback() []string {
 	next := []string{"recast roll finishes an unfinished node, which must come first: before that, restore the previous recast.lock, or it brings the other nodes forward"}
 	if v.Past.Fates == nil {
-		return append(next, "recast rollback NODE rolls back a node that was not started")
+		return append(next, "recast undo NODE rolls back a node that was not started")
 	}
 	left := slices.DeleteFunc(slices.Clone(v.Past.Fates.Left), v.cameTo) // of the nodes at which it was stopped, one may be unfinished
 	if len(left) > 0 {
-		next = append(next, "recast rollback "+strings.Join(left, " ")+" rolls back the nodes that were not started")
+		next = append(next, "recast undo "+strings.Join(left, " ")+" rolls back the nodes that were not started")
 	}
 	return next
 }

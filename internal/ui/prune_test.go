@@ -32,7 +32,7 @@ func TestWritePrune(t *testing.T) {
 			Parking: 9900, Host: "pve1", Key: key, Volid: "fast:vm-9900-disk-0", SizeBytes: 10 << 30, Keep: keep,
 		}
 	}
-	staying, going, entry, freed := disk("scsi30", "the way back: recast rollback wk1"), disk("scsi29"), disk("scsi28"), disk("scsi29")
+	staying, going, entry, freed := disk("scsi30", "the way back: recast undo wk1"), disk("scsi29"), disk("scsi28"), disk("scsi29")
 	going.Goes, entry.Goes, entry.Volid, entry.SizeBytes, entry.Replaced = "node wk1 has 1 newer", "VM 9900 has no scsi28 any more: only its entry in the record goes", "", 0, time.Time{}
 	freed.Goes, freed.Removed = going.Goes, true
 	park := prune.ParkingVerdict{VMID: 9901, Name: "recast-parking-wk3", Host: "pve2", Node: "wk3", Goes: "it owns nothing any more"}
@@ -73,7 +73,7 @@ func TestWritePrune(t *testing.T) {
 		"disks, before": {
 			pipeline.PruneReport{Disks: []prune.KeptVerdict{staying, going, entry}, VMs: []prune.ParkingVerdict{park, odd}},
 			"stays    old system disk of wk1 (10 GiB, Talos v1.13.8), replaced by run 20261114-0421-3f2a on 2026-11-14: fast:vm-9900-disk-0, scsi30 of VM 9900 on pve1\n" +
-				"         the way back: recast rollback wk1\n" +
+				"         the way back: recast undo wk1\n" +
 				"goes     old system disk of wk1 (10 GiB, Talos v1.13.8), replaced by run 20261114-0421-3f2a on 2026-11-14: fast:vm-9900-disk-0, scsi29 of VM 9900 on pve1\n" +
 				"         node wk1 has 1 newer\n" +
 				"goes     old system disk of wk1 (of unknown size, Talos v1.13.8), replaced by run 20261114-0421-3f2a: no volume, scsi28 of VM 9900 on pve1\n" +
@@ -85,7 +85,7 @@ func TestWritePrune(t *testing.T) {
 		"disks, after": {
 			pipeline.PruneReport{Disks: []prune.KeptVerdict{staying, freed}, ISOs: []images.Verdict{kept}},
 			"stays    old system disk of wk1 (10 GiB, Talos v1.13.8), replaced by run 20261114-0421-3f2a on 2026-11-14: fast:vm-9900-disk-0, scsi30 of VM 9900 on pve1\n" +
-				"         the way back: recast rollback wk1\n" +
+				"         the way back: recast undo wk1\n" +
 				"removed  old system disk of wk1 (10 GiB, Talos v1.13.8), replaced by run 20261114-0421-3f2a on 2026-11-14: fast:vm-9900-disk-0, scsi29 of VM 9900 on pve1\n" +
 				"stays    a.iso on storage local on pve1 (100 MiB)\n         VM 7 \"x\" on pve1 refers to it; recast.lock has it\n" +
 				"1 of 2 old system disks removed, 10 GiB\n1 ISO, none to remove\n",

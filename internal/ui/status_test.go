@@ -15,7 +15,7 @@ func TestWriteStatus(t *testing.T) {
 	t.Parallel()
 	at := time.Date(2026, 11, 21, 4, 21, 0, 0, time.UTC)
 	build := strings.Repeat("b1", 32)
-	roll := []pipeline.Advice{{Command: "recast roll", Does: "finishes it"}, {Command: "recast recover wk1", Does: "cancels it: puts the old system disk back"}}
+	roll := []pipeline.Advice{{Command: "recast roll", Does: "finishes it"}, {Command: "recast undo wk1", Does: "cancels it: puts the old system disk back"}}
 	open := pipeline.Half{
 		Node: "wk1", Run: "20261121-0421-3f2a", Strategy: cluster.Recreate, Build: build, Talos: "v1.13.9", VMID: 9031,
 		VMState: pipeline.VMDeleted, VM: "deleted", Parking: 9090, Next: roll,
@@ -49,7 +49,7 @@ func TestWriteStatus(t *testing.T) {
 				},
 				{
 					Node: "wk1", Run: "r1", Volid: "fast:vm-9090-disk-1", Parking: 9090, Key: "scsi29", SizeBytes: 20 << 30, Talos: "v1.13.9",
-					Next: []pipeline.Advice{{Command: "recast rollback wk1", Does: "boots it if nothing relevant has changed since"}},
+					Next: []pipeline.Advice{{Command: "recast undo wk1", Does: "boots it if nothing relevant has changed since"}},
 				},
 			},
 		},

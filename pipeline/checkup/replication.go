@@ -28,7 +28,7 @@ func (d *checkup) replication(ctx context.Context) {
 		for _, held := range s.Held {
 			d.add(Check{
 				Group: GroupStorage, What: s.Name, State: Warning, Seen: strings.TrimPrefix(held.String(), s.Name+": "),
-				Remedy: []string{"recast roll and recast recover give it back once they are no longer out", "by hand: " + held.Undo},
+				Remedy: []string{"recast roll and recast undo give it back once they are no longer out", "by hand: " + held.Undo},
 			})
 		}
 	}

@@ -53,7 +53,7 @@ func nodeTroubles() []trouble {
 		{
 			name: "the kubelet never becomes Ready", roll: briefly, code: 1,
 			begins: func(s *scene) func() { return s.muteKubelet(false) },
-			says:   []string{"its Node is not Ready", "recast recover " + target},
+			says:   []string{"its Node is not Ready", "recast undo " + target},
 		},
 		{
 			name: "a serving certificate waits for approval", roll: briefly, code: 1,

@@ -24,8 +24,8 @@ var (
 	staysLearner   = regexp.MustCompile(`talosctl reset -n (\S+) --graceful=false --reboot --system-labels-to-wipe (\S+),`)
 	wasMoved       = regexp.MustCompile(`qm migrate (\d+) (\w+)`)
 	nodeLeft       = regexp.MustCompile(`if its VM is gone for good: kubectl delete node (\S+),`)
-	preparedGone   = regexp.MustCompile(`if the prepared disk is gone: recast recover (\S+) gives`)
-	isCutOff       = regexp.MustCompile(`look at the console of VM (\d+): if Talos says there that it is installed already.* recast recover (\S+) cancels`)
+	preparedGone   = regexp.MustCompile(`if the prepared disk is gone: recast undo (\S+) gives`)
+	isCutOff       = regexp.MustCompile(`look at the console of VM (\d+): if Talos says there that it is installed already.* recast undo (\S+) cancels`)
 )
 
 // remedy applies the manual remedy that recast asks for, if it is mechanical.
@@ -114,7 +114,7 @@ func (p *play) empty(node int, label string) {
 	p.tell("reset %s: %s", name, said(p.lab.ResetNode(p.ctx, name, label)))
 }
 
-// giveUp runs recast recover.
+// giveUp runs recast undo.
 func (p *play) giveUp(name string) {
 	c := p.lab.Client()
 	c.Run = p.nextRun()

@@ -239,7 +239,7 @@ func (c foreignCell) run(t *testing.T, s *foreignScene, r *foreignResults) {
 func advisesCancel(err error) bool {
 	_, hints := saidForeign(err)
 	return slices.ContainsFunc(hints, func(h string) bool {
-		return strings.Contains(h, "recast recover NODE cancels the replacement") || strings.Contains(h, "if the prepared disk is gone: recast recover")
+		return strings.Contains(h, "recast undo NODE cancels the replacement") || strings.Contains(h, "if the prepared disk is gone: recast undo")
 	})
 }
 

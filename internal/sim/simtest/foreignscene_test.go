@@ -73,7 +73,7 @@ type foreignScene struct {
 	storage  string // of the data disk
 	act      func(ctx context.Context) error
 	again    func(ctx context.Context) error // the next run
-	cancel   func(ctx context.Context) error // recast recover
+	cancel   func(ctx context.Context) error // recast undo
 	ended    func() error                    // how the final state deviates
 	giveUp   bool                            // the exchange is cancelled
 	changes  []string                        // changes in Proxmox, in order, without the claim's

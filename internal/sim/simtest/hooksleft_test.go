@@ -92,7 +92,7 @@ func TestAHookBeforeUnfinishedWork(t *testing.T) {
 		h := killHooked(t, lab, "wk1/bring-up")
 		h.do = failAt("beforeNode wk1")
 		requireFault(t, h.next(lab).roll(planning.Policy{})(t.Context()), fault.Refused, "wk1 is as the earlier run had left it")
-		// recast recover runs no hook first.
+		// recast undo runs no hook first.
 		h.ran = nil
 		must(t, errOf(h.next(lab).Recover(t.Context(), "wk1")))
 		h.require(t)

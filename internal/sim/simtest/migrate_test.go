@@ -239,7 +239,7 @@ func TestMigratedInVain(t *testing.T) {
 		before := lab.vmOf("wk1").Config
 		lab.onto("wk1", "pve3", "cores: 32")
 		err := lab.as(firstRun).roll(planning.Policy{})(t.Context())
-		requireFault(t, err, fault.Failed, "MAX 16 vcpus allowed per VM on this node", "recast recover wk1 gives VM 9031 its old settings back")
+		requireFault(t, err, fault.Failed, "MAX 16 vcpus allowed per VM on this node", "recast undo wk1 gives VM 9031 its old settings back")
 		if host := lab.hostOf(worker1); host != "pve3" {
 			t.Fatalf("it is on %s", host)
 		}

@@ -93,7 +93,7 @@ func TestPreparedGone(t *testing.T) {
 		lab.configure(world.ChangeRequest{ID: park, Delete: []string{"scsi29"}})
 		err := lab.second().roll(planning.Policy{})(t.Context())
 		requireFault(t, err, fault.Refused, "scsi29")
-		if hints := strings.Join(fault.Hints(err), "; "); !strings.Contains(hints, "recast recover wk1") {
+		if hints := strings.Join(fault.Hints(err), "; "); !strings.Contains(hints, "recast undo wk1") {
 			t.Errorf("hints %q", hints)
 		}
 		must(t, errOf(lab.second().Recover(t.Context(), "wk1")))

@@ -272,7 +272,7 @@ func TestRecoverRefused(t *testing.T) {
 	eachIn(t, func(c story) sim.Options { return c.o }, map[string]story{
 		"a finished roll": {
 			oneWorker(), "wk1", func(t *testing.T, lab *Lab) { must(t, lab.Client().roll(planning.Policy{})(t.Context())) },
-			"node wk1: no replacement of it is unfinished", "recast rollback wk1",
+			"node wk1: no replacement of it is unfinished", "recast undo wk1",
 		},
 		"a rollback": {
 			oneWorker(), "wk1", func(t *testing.T, lab *Lab) {
@@ -280,7 +280,7 @@ func TestRecoverRefused(t *testing.T) {
 				c := lab.as("20000101-0000-beef")
 				c.killedAt(t, after("restore-disk"), c.goBack())
 			},
-			"node wk1: a rollback of it is unfinished", "recast roll finishes that; recast rollback wk1 then goes the other way",
+			"node wk1: a rollback of it is unfinished", "recast roll finishes that; recast undo wk1 then goes the other way",
 		},
 		"its etcd member is gone": {
 			sim.Options{ControlPlanes: 3, Workers: 1},

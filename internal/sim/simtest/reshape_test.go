@@ -150,7 +150,7 @@ func TestReshapeInVain(t *testing.T) {
 		before := lab.vmOf("wk1").Config
 		lab.shape("wk1", "cores: 32, machine: q35, nics: [{}, {bridge: vmbr0}], disks: [{slot: scsi1, cache: writeback}]")
 		err := lab.as(firstRun).roll(planning.Policy{})(t.Context())
-		requireFault(t, err, fault.Failed, "MAX 16 vcpus allowed per VM on this node", "recast recover wk1 gives VM 9031 its old settings back")
+		requireFault(t, err, fault.Failed, "MAX 16 vcpus allowed per VM on this node", "recast undo wk1 gives VM 9031 its old settings back")
 		then(t, lab)
 		lab.requireServing("wk1")
 		lab.RequireIntact()

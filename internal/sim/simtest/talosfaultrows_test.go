@@ -60,11 +60,11 @@ func faultsOfBoots() map[string]*talosFault {
 		},
 		"the installed image loops": {
 			at: "bring-up/start", begins: breakImage(talosapi.Loops), remedy: (*talosScene).recovered,
-			says: []string{"wk1 healthy for 2s: gave up after 3m2s", "the console of VM 9031", "recast recover wk1"}, stands: isOut,
+			says: []string{"wk1 healthy for 2s: gave up after 3m2s", "the console of VM 9031", "recast undo wk1"}, stands: isOut,
 		},
 		"a control plane's image hangs": {
 			o: threePlanes, rolls: "cp2", at: "bring-up/start", begins: breakImage(talosapi.Hangs), remedy: (*talosScene).recovered,
-			says: []string{"cp2 healthy for 2s: gave up after 3m2s", "it is no member of etcd", "recast recover cp2"}, stands: isOut,
+			says: []string{"cp2 healthy for 2s: gave up after 3m2s", "it is no member of etcd", "recast undo cp2"}, stands: isOut,
 		},
 	}
 }
@@ -94,11 +94,11 @@ func faultsOfIdentity() map[string]*talosFault {
 		},
 		"its clock is ahead": {
 			o: threePlanes, rolls: "cp2", at: "bring-up/start", begins: troubled(fiveHours), mends: troubled(talosapi.Trouble{}),
-			says: []string{"its clock or ours is wrong", "x509: certificate has expired or is not yet valid: current time 2000-01-01T00:0", "is before 2000-01-01T05:0", "recast recover cp2"}, stands: isOut,
+			says: []string{"its clock or ours is wrong", "x509: certificate has expired or is not yet valid: current time 2000-01-01T00:0", "is before 2000-01-01T05:0", "recast undo cp2"}, stands: isOut,
 		},
 		"its certificate has run out": {
 			o: threePlanes, rolls: "cp2", at: "bring-up/start", begins: troubled(talosapi.Trouble{Clock: -30 * time.Hour}), mends: troubled(talosapi.Trouble{}),
-			says: []string{"its clock or ours is wrong", "is after 1999-12-31T18:0", "recast recover cp2"}, stands: isOut,
+			says: []string{"its clock or ours is wrong", "is after 1999-12-31T18:0", "recast undo cp2"}, stands: isOut,
 		},
 		"our certificate is not valid by its clock": {
 			at: "bring-up/start", begins: troubled(talosapi.Trouble{Clock: -30 * 365 * 24 * time.Hour}), mends: troubled(talosapi.Trouble{}),
@@ -106,7 +106,7 @@ func faultsOfIdentity() map[string]*talosFault {
 		},
 		"its clock is not set": {
 			at: "bring-up/start", begins: troubled(fiveHours), mends: troubled(talosapi.Trouble{}),
-			says: []string{"time: time is not synced", "recast recover wk1"}, stands: isOut,
+			says: []string{"time: time is not synced", "recast undo wk1"}, stands: isOut,
 		},
 		"its certificate has run out before the roll": {
 			o: threePlanes, rolls: "cp2", begins: inTurn(troubled(talosapi.Trouble{Clock: -30 * time.Hour}), rebooted), mends: inTurn(troubled(talosapi.Trouble{}), later),
@@ -120,7 +120,7 @@ func faultsOfInstalls() map[string]*talosFault {
 	return map[string]*talosFault{
 		"the machine rejects the configuration": {
 			at: "bring-up/start", begins: troubled(talosapi.Trouble{Refuses: "unknown keys found during decoding:\nmachine:\n    features:\n        whatIsNew: true\n"}), mends: troubled(talosapi.Trouble{}),
-			kind: fault.Refused, says: []string{"the machine rejects the configuration: unknown keys: machine.features.whatIsNew", "recast recover wk1"}, stands: isOut,
+			kind: fault.Refused, says: []string{"the machine rejects the configuration: unknown keys: machine.features.whatIsNew", "recast undo wk1"}, stands: isOut,
 		},
 		"its disks show no serials when it is configured": {
 			call: "ApplyConfiguration", begins: troubled(talosapi.Trouble{Nameless: true}), mends: troubled(talosapi.Trouble{}),
@@ -152,16 +152,16 @@ func faultsOfInstalls() map[string]*talosFault {
 		},
 		"a half installation halts": {
 			at: "bring-up/start", begins: breakImage(talosapi.InstallerFails), mends: breakImage(talosapi.Sound),
-			says: []string{"no route to host", "the console of VM 9031", "recast roll waits for it again; recast recover wk1"}, stands: isOut,
+			says: []string{"no route to host", "the console of VM 9031", "recast roll waits for it again; recast undo wk1"}, stands: isOut,
 		},
 		"a half installation runs from the ISO": {
 			o: unattended, at: "bring-up/start", begins: breakImage(talosapi.InstallerFails), mends: breakImage(talosapi.Sound), remedy: (*talosScene).recovered,
-			says: []string{"it runs from its boot ISO still, not from its new disk", "it can't boot from its new disk, on which an installation broke off; recast recover wk1"}, stands: isOut,
+			says: []string{"it runs from its boot ISO still, not from its new disk", "it can't boot from its new disk, on which an installation broke off; recast undo wk1"}, stands: isOut,
 		},
 		"a half-installed control plane runs from the ISO": {
 			o: sim.Options{ControlPlanes: 3, Workers: 1, TalosVersion: "v1.14.1"}, rolls: "cp2",
 			at: "bring-up/start", begins: breakImage(talosapi.InstallerFails), mends: breakImage(talosapi.Sound), remedy: (*talosScene).recovered,
-			says: []string{"it runs from its boot ISO still, not from its new disk", "recast recover cp2"}, stands: isOut,
+			says: []string{"it runs from its boot ISO still, not from its new disk", "recast undo cp2"}, stands: isOut,
 		},
 	}
 }
@@ -172,11 +172,11 @@ func faultsOfEtcd() map[string]*talosFault {
 	return map[string]*talosFault{
 		"its etcd does not rejoin": {
 			o: threePlanes, rolls: "cp2", at: "bring-up/start", begins: breakEtcd(down, "cp2"), mends: breakEtcd(up, "cp2"),
-			says: []string{"stage booting, not ready: services: etcd not running", "it is no member of etcd yet", "recast recover cp2"}, stands: isOut,
+			says: []string{"stage booting, not ready: services: etcd not running", "it is no member of etcd yet", "recast undo cp2"}, stands: isOut,
 		},
 		"it stays a learner": {
 			o: threePlanes, rolls: "cp2", at: "bring-up/start", begins: breakEtcd(talosapi.EtcdFault{Learner: true}, "cp2"), mends: breakEtcd(up, "cp2"),
-			says: []string{"its etcd member is a learner still", "recast recover cp2"}, stands: isOut,
+			says: []string{"its etcd member is a learner still", "recast undo cp2"}, stands: isOut,
 		},
 		"it starts again while it is a learner": {
 			o: threePlanes, rolls: "cp2", at: "bring-up/start", begins: breakEtcd(talosapi.EtcdFault{Learner: true}, "cp2"), mends: inTurn(restarted, breakEtcd(up, "cp2"), later), remedy: joinedAnew,

@@ -29,7 +29,7 @@ var rooms = []room{
 		parkedDisk IsParked isDetached ChangeRecord
 		NewSystem.create NewSystem.createVM NewSystem.NewConfig NewSystem.oldConfig NewSystem.Marked NewSystem.systemDisk
 		NewSystem.Given NewSystem.giveBlank NewSystem.SystemNow NewSystem.set NewSystem.restore
-		Preparation.done Preparation.do Preparation.importImage Preparation.grow Preparation.entry Preparation.give
+		Preparation.done Preparation.do Preparation.importImage Preparation.grow Preparation.give
 		SpareDisk.newToPark SpareDisk.ParkNew SpareDisk.parkingNow Firewall.copy PutBack.StandsStill
 		comparison.compareDisks comparison.missing comparison.added ReadOthers Others.Sharing
 		KeptRef.Find KeptRef.look KeptRef.Free KeptRef.forget
