@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"io"
 	"os"
 	"sync"
 	"time"
@@ -10,15 +11,18 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/kube"
 	"github.com/recast-sh/recast/internal/talos"
+	"github.com/recast-sh/recast/internal/terraform"
 	"github.com/recast-sh/recast/internal/ui"
 	"github.com/recast-sh/recast/pipeline"
+	"github.com/recast-sh/recast/pipeline/adopt"
 	"github.com/recast-sh/recast/pipeline/checkup"
 )
 
 func newDoctorCmd(s *streams, g *globals) *cobra.Command {
-	var out string
+	var out, terraformPlan string
 	c := &cobra.Command{
 		Use: "doctor", Short: "Check what a roll needs, and say how to fix what is missing",
 		Long: `Check everything that a roll needs, and continue if something can't be read:
@@ -40,14 +44,23 @@ func newDoctorCmd(s *streams, g *globals) *cobra.Command {
 A new token has no privileges: run doctor, paste its commands as root on a Proxmox
 node, run doctor again. Changes nothing. Exits 0 if nothing prevents a roll, with or
 without warnings; 1 if something could not be reached or read; 3 if the configuration
-is wrong; 4 if privileges or space are missing or a node can't be rolled.`,
+is wrong; 4 if privileges or space are missing or a node can't be rolled.
+
+--terraform looks at nothing but a plan of Terraform or OpenTofu, and needs no server:
+would it destroy or replace the VM of a node, or remove, shrink or move a disk of one?
+It names each such resource, what would be lost, and the block that prevents it, and
+exits 4; 0 if there is none. Nodes are told by nodes[].vmid.`,
 		Example: `  recast doctor
+  terraform show -json plan.out | recast doctor --terraform -
   recast doctor -o json | jq -r '.grants[]?'    # only the pveum commands`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			p, err := g.open()
 			if err != nil {
 				return err
+			}
+			if terraformPlan != "" {
+				return checkTerraform(s, p, terraformPlan, out)
 			}
 			var cl closers
 			defer cl.close()
@@ -69,8 +82,41 @@ is wrong; 4 if privileges or space are missing or a node can't be rolled.`,
 			return res.Err()
 		},
 	}
+	c.Flags().StringVar(&terraformPlan, "terraform", "", "`file` with what terraform show -json prints of a plan; -: standard input")
 	outputFlag(c, &out, "text", "json")
 	return c
+}
+
+// checkTerraform holds a plan of Terraform against the nodes.
+func checkTerraform(s *streams, p pipeline.Project, file, out string) error {
+	doc, err := readTerraform(s, file)
+	if err != nil {
+		return err
+	}
+	v, err := adopt.Check(p.Config, doc)
+	if err != nil {
+		return err
+	}
+	if err := ui.WriteVerdict(s.out, out, v); err != nil {
+		return err
+	}
+	return v.Err()
+}
+
+// readTerraform reads what terraform show -json printed.
+func readTerraform(s *streams, file string) (*terraform.Document, error) {
+	var text []byte
+	var err error
+	if file == "-" {
+		file = "standard input"
+		text, err = io.ReadAll(s.in)
+	} else {
+		text, err = os.ReadFile(file)
+	}
+	if err != nil {
+		return nil, fault.Configf("read what terraform show -json printed: %w", err)
+	}
+	return terraform.Read(file, text)
 }
 
 // doctorSources opens what can be opened, and keeps the errors of the rest.

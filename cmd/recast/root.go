@@ -28,7 +28,7 @@ func newRootCmd(s *streams) *cobra.Command {
 	c.SetFlagErrorFunc(flagError)
 	group(c, "Every day:", newLockCmd(s, &g), newPlanCmd(s, &g), newRollCmd(s, &g), newStatusCmd(s, &g), newUndoCmd(s, &g), newDriftCmd(s, &g), newHistoryCmd(s, &g))
 	group(c, "When something went wrong:", newRunbookCmd(s), newSupportBundleCmd(s, &g), newRestoreCmd(s, &g), newRebuildCmd(s, &g))
-	group(c, "Set-up and seldom:", newInitCmd(s), newDoctorCmd(s, &g), newPublishCmd(s, &g), newConfigCmd(s, &g), newUpgradeK8sCmd(s, &g), newBootstrapCmd(s, &g), newRemoveCmd(s, &g),
+	group(c, "Set-up and seldom:", newInitCmd(s), newAdoptCmd(s), newDoctorCmd(s, &g), newPublishCmd(s, &g), newConfigCmd(s, &g), newUpgradeK8sCmd(s, &g), newBootstrapCmd(s, &g), newRemoveCmd(s, &g),
 		newBackupCmd(s, &g), newPruneCmd(s, &g), newOperatorCmd(s), newLabCmd(s), newVersionCmd(s))
 	c.SetCompletionCommandGroupID("Set-up and seldom:")
 	c.SetUsageTemplate("{{if .HasParent}}" + c.UsageTemplate() + "{{else}}" + firstScreen + "{{end}}")

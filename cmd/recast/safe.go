@@ -12,6 +12,7 @@ const reads = "nothing was changed: this command only reads"
 // its own for that. A test checks that every command is listed.
 var untouched = map[string]string{
 	"recast":             "nothing was started",
+	"recast adopt":       "nothing in the cluster was changed, and no existing file is overwritten without --force",
 	"recast backup":      "the cluster is as it was; a snapshot appears under its name only once it is verified",
 	"recast bootstrap":   "etcd begins once, on the named control plane, and nothing of another cluster is touched: run the same command again to go on",
 	"recast build":       "no node and no VM was touched; finished images stay, and recast.lock is never half written",

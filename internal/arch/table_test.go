@@ -38,6 +38,7 @@ const (
 	prometheus = "github.com/prometheus/client_golang/prometheus"
 	controller = "sigs.k8s.io/controller-runtime/..."
 	semver     = "golang.org/x/mod/semver"
+	terraform  = "github.com/hashicorp/terraform-json"
 	jsonschema = "github.com/santhosh-tekuri/jsonschema/v6"
 )
 
@@ -92,6 +93,9 @@ var table = []row{
 	{pkg: "pipeline/setup", allow: []string{
 		"pipeline", "schematics", "images", "cluster/...", "internal/config", "internal/fault", "internal/journal",
 	}},
+	{pkg: "pipeline/adopt", allow: []string{"pipeline/setup", "schematics", "cluster", "internal/config", "internal/terraform", "internal/fault", "internal/words"}},
+	{pkg: "pipeline/adopt", files: tests, allow: []string{"internal/terraform"}},
+	{pkg: "internal/terraform", allow: []string{"internal/config", "internal/fault", terraform, yaml}},
 
 	// the domain
 	{pkg: "schematics/...", allow: []string{"internal/fault", "internal/words", schematic, yaml}},

@@ -34,6 +34,27 @@ type Draft struct {
 	Left        []string // nodes that were left out
 
 	New *DraftNew // of a cluster that is not there yet
+
+	// Of a cluster whose VMs Terraform knows.
+	From      string // where it was found: "terraform show -json"; "": by recast init
+	Shapes    []DraftShape
+	Questions []DraftQuestion
+}
+
+// DraftShape is one entry of "vmClasses" of VMs that are there.
+type DraftShape struct {
+	Name string
+	VM   VM
+	Note string // for people
+}
+
+// DraftQuestion is what was not found, and the command that answers it.
+type DraftQuestion struct{ Text, Command string }
+
+// Lines are the shape in YAML.
+func (s DraftShape) Lines() ([]string, error) {
+	b, err := yaml.Dump(s.VM, yaml.WithIndent(2))
+	return strings.Split(strings.TrimSpace(string(b)), "\n"), err
 }
 
 // DraftSchematic is one entry of "schematics".
@@ -52,8 +73,8 @@ type DraftNode struct {
 	Holder    int
 	Note      string // facts about the node, for people
 
-	// Of a node that is not there yet.
-	Class, Host, IPConfig string
+	Class, Host string
+	IPConfig    string // of a node that is not there yet
 }
 
 // Render returns the file. It makes sure that Parse accepts it.
@@ -78,7 +99,13 @@ func (d Draft) Lines() []string {
 			lines[i] += fmt.Sprintf(", vmid: %d", n.VMID)
 		}
 		if n.Class != "" {
-			lines[i] += fmt.Sprintf(", class: %s, host: %s, vm: {ipconfig: [%q]}", scalar(n.Class), scalar(n.Host), n.IPConfig)
+			lines[i] += ", class: " + scalar(n.Class)
+		}
+		if n.Host != "" {
+			lines[i] += ", host: " + scalar(n.Host)
+		}
+		if n.IPConfig != "" {
+			lines[i] += fmt.Sprintf(", vm: {ipconfig: [%q]}", n.IPConfig)
 		}
 		if n.Holder != 0 {
 			lines[i] += fmt.Sprintf(", holder: %d", n.Holder)
@@ -119,11 +146,20 @@ func oneLine(s string) string { return strings.Join(strings.Fields(s), " ") }
 var draftFile = template.Must(template.New("recast.yaml").Funcs(template.FuncMap{
 	"scalar": scalar, "flow": flow, "words": func(list []string) string { return oneLine(strings.Join(list, ", ")) }, "line": oneLine,
 }).Parse(`{{if .New}}# What you want from the cluster, which recast bootstrap makes. From now
+{{- else if .From}}# What you want from the cluster. recast adopt wrote what {{.From}} says; from now
 {{- else}}# What you want from the cluster. recast init wrote what it found; from now
 {{- end}}
 # on this file is yours, and recast never changes it. It is strict: an unknown key or
 # a wrong value stops every command. Commented-out settings show the default, unless a
 # comment says otherwise.
+{{- with .Questions}}
+#
+# What {{$.From}} does not say, and the commands that do:
+{{- range .}}
+# - {{line .Text}}
+#     {{line .Command}}
+{{- end}}
+{{- end}}
 version: 1
 cluster: {{scalar .Cluster}}
 
@@ -226,6 +262,18 @@ vmClasses:
       - {slot: scsi0, storage: {{scalar .Storage}}, size: {{.System}}, system: true}
 {{- if .Data}}
       - {slot: scsi1, storage: {{scalar .Storage}}, size: {{.Data}}, serial: data}
+{{- end}}
+{{- end}}
+
+{{end -}}
+{{with .Shapes -}}
+# What the VMs are made of, in Proxmox' own words; what is not here stays as it is found.
+# As long as Terraform manages the same, change both, or delete here what it keeps.
+vmClasses:
+{{- range .}}
+  {{scalar .Name}}:{{with .Note}}  # {{line .}}{{end}}
+{{- range .Lines}}
+    {{.}}
 {{- end}}
 {{- end}}
 

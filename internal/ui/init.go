@@ -82,6 +82,11 @@ func drawInitNodes(p *page, nodes []setup.InitNode) {
 		}
 		rows = append(rows, []string{n.Name, n.Role(), vm, n.Firmware, n.Schematic, n.Disks()})
 	}
+	drawRows(p, rows)
+}
+
+// drawRows prints rows whose cells are aligned.
+func drawRows(p *page, rows [][]string) {
 	widths := map[int]int{}
 	for _, row := range rows {
 		for i, cell := range row {

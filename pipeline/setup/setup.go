@@ -194,7 +194,7 @@ func Vacant(dir string, force bool, others ...string) error {
 		return nil
 	}
 	return fault.WithHint(fault.Configf("%s: %s there already; nothing was changed", dir, isAre(there)),
-		"--dir writes elsewhere, so you can compare the two; --force replaces existing files")
+		"--dir (of adopt: --to) writes elsewhere, so you can compare the two; --force replaces existing files")
 }
 
 func isAre(list []string) string {

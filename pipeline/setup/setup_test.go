@@ -112,7 +112,7 @@ func TestMoveIn(t *testing.T) {
 	stage, dir := t.TempDir(), t.TempDir()
 	write := func(dir, name, text string) {
 		t.Helper()
-		if err := writeSynced(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+		if err := WriteSynced(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -28,7 +28,7 @@ type extraFile struct {
 
 // write creates all files in a temporary directory, locks them there, and then moves them
 // to their places.
-func (in output) write(ctx context.Context) (err error) {
+func (in output) write(ctx context.Context) error {
 	var files []string
 	for _, p := range in.plans {
 		files = append(files, p.file())
@@ -40,41 +40,50 @@ func (in output) write(ctx context.Context) (err error) {
 		return err
 	}
 	files = append(files, "recast.lock", "recast.yaml") // recast.yaml last: it completes the set
-	if _, errThere := os.Stat(in.Dir); errors.Is(errThere, fs.ErrNotExist) {
-		defer func() {
-			if err != nil {
-				_ = os.Remove(in.Dir) // it is empty
-			}
-		}()
-	}
-	if err := os.MkdirAll(in.Dir, 0o755); err != nil {
-		return fault.Configf("create the directory: %w", err)
-	}
-	stage, err := os.MkdirTemp(in.Dir, ".recast-init-*")
-	if err != nil {
-		return fault.Configf("write to %s: %w", in.Dir, err)
-	}
-	defer func() { err = errors.Join(err, os.RemoveAll(stage)) }()
-	if err := in.lockIn(ctx, stage); err != nil {
-		return err
-	}
-	if err := ctx.Err(); err != nil {
-		return err
-	}
-	if err := in.keepOldLock(); err != nil {
-		return err
-	}
-	if in.fresh {
-		if err := keepsSecrets(in.Dir); err != nil {
+	err := Place(in.Dir, files, func(stage string) error {
+		if err := in.lockIn(ctx, stage); err != nil {
 			return err
 		}
-	}
-	if err := moveIn(stage, in.Dir, files); err != nil {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		if err := in.keepOldLock(); err != nil {
+			return err
+		}
+		if in.fresh {
+			return keepsSecrets(in.Dir)
+		}
+		return nil
+	})
+	if err != nil {
 		return err
 	}
 	slices.Reverse(files)
 	in.res.Files, in.res.Dir = files, in.Dir
 	return nil
+}
+
+// Place writes all of the files or none: fill makes them in a temporary directory, from which they are moved.
+func Place(dir string, files []string, fill func(stage string) error) (err error) {
+	if _, errThere := os.Stat(dir); errors.Is(errThere, fs.ErrNotExist) {
+		defer func() {
+			if err != nil {
+				_ = os.Remove(dir) // it is empty
+			}
+		}()
+	}
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return fault.Configf("create the directory: %w", err)
+	}
+	stage, err := os.MkdirTemp(dir, ".recast-init-*")
+	if err != nil {
+		return fault.Configf("write to %s: %w", dir, err)
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(stage)) }()
+	if err := fill(stage); err != nil {
+		return err
+	}
+	return moveIn(stage, dir, files)
 }
 
 // lockIn writes the files to stage, locks them, and compares the nodes with the lock.
@@ -84,7 +93,7 @@ func (in output) lockIn(ctx context.Context, stage string) error {
 		if len(p.Secrets()) > 0 {
 			mode = 0o600
 		}
-		if err := writeSynced(filepath.Join(stage, p.file()), []byte(p.content()), mode); err != nil {
+		if err := WriteSynced(filepath.Join(stage, p.file()), []byte(p.content()), mode); err != nil {
 			return err
 		}
 	}
@@ -93,7 +102,7 @@ func (in output) lockIn(ctx context.Context, stage string) error {
 		if err != nil {
 			return err
 		}
-		if err := writeSynced(filepath.Join(stage, f.name), text, f.mode); err != nil {
+		if err := WriteSynced(filepath.Join(stage, f.name), text, f.mode); err != nil {
 			return err
 		}
 	}
@@ -190,11 +199,11 @@ func renderTo(path string, render func() ([]byte, error)) error {
 	if err != nil {
 		return err
 	}
-	return writeSynced(path, b, 0o644)
+	return WriteSynced(path, b, 0o644)
 }
 
-// writeSynced writes a file and syncs it to disk.
-func writeSynced(path string, content []byte, mode fs.FileMode) (err error) {
+// WriteSynced writes a file and syncs it to disk.
+func WriteSynced(path string, content []byte, mode fs.FileMode) (err error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return fmt.Errorf("write %s: %w", filepath.Base(path), err)
 	}

@@ -1,0 +1,104 @@
+package adopt
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/config"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/terraform"
+	"github.com/recast-sh/recast/internal/words"
+)
+
+// Verdict is what a plan of Terraform would do to the nodes of recast.yaml.
+type Verdict struct {
+	Cluster string   `json:"cluster"`
+	File    string   `json:"file"`
+	Nodes   int      `json:"nodes"`   // of recast.yaml
+	Managed []string `json:"managed"` // those whose VMs Terraform manages
+	Threats []Threat `json:"threats"`
+}
+
+// Threat is a change that would destroy or replace the VM of a node, or a disk of it.
+type Threat struct {
+	Node     string       `json:"node"`
+	VMID     cluster.VMID `json:"vmid,omitempty"`
+	Host     string       `json:"host,omitempty"`
+	Address  string       `json:"address"` // of the resource
+	What     string       `json:"what"`    // "destroys", "replaces", "changes disks of", "resets"
+	Loses    []string     `json:"loses"`
+	Because  string       `json:"because,omitempty"` // Terraform's reason
+	Prevents string       `json:"prevents"`          // the block or command that does
+}
+
+// Check finds what a plan would destroy. It needs no server: VMs are told by their VMIDs.
+func Check(c *config.Config, d *terraform.Document) (Verdict, error) {
+	res := Verdict{Cluster: c.Cluster, File: d.File, Nodes: len(c.Nodes), Managed: []string{}, Threats: []Threat{}}
+	if !d.Plan {
+		return res, fault.WithHint(fault.Configf("%s is a state, not a plan", d.File), "terraform plan -out plan.out && terraform show -json plan.out > plan.json")
+	}
+	var nameless []string
+	for _, n := range c.Nodes {
+		if n.VMID == 0 {
+			nameless = append(nameless, n.Name)
+		}
+		if slices.ContainsFunc(d.VMs, func(vm terraform.VM) bool { return isOf(n, vm) }) {
+			res.Managed = append(res.Managed, n.Name)
+		}
+	}
+	if len(nameless) > 0 {
+		return res, fault.WithHint(fault.Configf("nodes without vmid: %s: a plan can't be held against them", strings.Join(nameless, ", ")),
+			"recast doctor shows the VM of each; write it as nodes[].vmid")
+	}
+	threats, err := d.Threats()
+	if err != nil {
+		return res, fault.As(fault.Config, err)
+	}
+	for _, t := range threats {
+		res.Threats = append(res.Threats, against(c.Nodes, t, d.VMs)...)
+	}
+	return res, nil
+}
+
+// against is a change as a threat to each node that it is one to: by its VM, or by the VM that owns disks of
+// it. A machine that is reset is told by its address; if no VM has that, it may be any of them.
+func against(nodes []config.Node, t terraform.Threat, vms []terraform.VM) []Threat {
+	threat := Threat{VMID: cluster.VMID(t.VM.VMID), Host: t.VM.Host, Address: t.VM.Address, What: t.What, Loses: t.Loses, Because: t.Because, Prevents: t.Prevents()}
+	vm := t.VM
+	if t.What == "resets" {
+		at := slices.IndexFunc(vms, func(vm terraform.VM) bool { return slices.Contains(vm.Addresses, t.Node) || vm.Name == t.Node })
+		if at < 0 {
+			threat.Node = "the machine " + t.Node
+			return []Threat{threat}
+		}
+		vm = vms[at]
+	}
+	var out []Threat
+	for _, n := range nodes {
+		switch threat.Node = n.Name; {
+		case isOf(n, vm):
+			out = append(out, threat)
+		case n.Holder != 0 && n.Holder == vm.VMID:
+			threat.Node += " (its holder)"
+			out = append(out, threat)
+		}
+	}
+	return out
+}
+
+// isOf says whether a VM is the one of a node. A VM with the node's number on another host is one that was
+// migrated; only if its name is another one too, it is a VM of another Proxmox cluster.
+func isOf(n config.Node, vm terraform.VM) bool {
+	return n.VMID != 0 && n.VMID == vm.VMID && (n.Host == "" || vm.Host == "" || n.Host == vm.Host || n.Name == vm.Name)
+}
+
+// Err is nil if the plan leaves the nodes alone.
+func (v Verdict) Err() error {
+	if len(v.Threats) == 0 {
+		return nil
+	}
+	n := len(v.Threats)
+	return fault.DoctorFound.Of(fault.As(fault.Refused, fmt.Errorf("%s: %d %s of it would take nodes of %s, or disks of them, away", v.File, n, words.Plural(n, "change"), v.Cluster)))
+}
