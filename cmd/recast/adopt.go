@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"path/filepath"
 	"strings"
@@ -36,6 +37,9 @@ at once. recast init finds more than this, from the running cluster.`,
   recast adopt --terraform show.json --to - > recast.yaml`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
+			if file == "" {
+				return errUsage{errors.New("--terraform is missing: the file with what terraform show -json prints, or - for standard input")}
+			}
 			doc, err := readTerraform(s, file)
 			if err != nil {
 				return err
@@ -69,7 +73,6 @@ at once. recast init finds more than this, from the running cluster.`,
 		},
 	}
 	c.Flags().StringVar(&file, "terraform", "", "`file` with what terraform show -json prints; -: standard input")
-	_ = c.MarkFlagRequired("terraform") // fails for a flag that there is not
 	c.Flags().StringVar(&to, "to", ".", "`directory` or .yaml file to write; -: recast.yaml to standard output")
 	c.Flags().BoolVar(&f.Force, "force", false, "replace existing files")
 	c.Flags().StringArrayVar(&f.Only, "only", nil, "take the VMs at or below this `address`, such as module.prod; may be given several times")
@@ -78,6 +81,7 @@ at once. recast init finds more than this, from the running cluster.`,
 	c.Flags().StringVar(&f.Platform, "platform", "", "`platform` of the images: nocloud or metal (default: that of the images)")
 	c.Flags().StringVar(&f.Schematic, "schematic", "", "schematic `file` for all nodes (default: those of talos_image_factory_schematic)")
 	c.Flags().StringVar(&f.Factory, "factory", "", "`URL` of the Image Factory (default: that of the images, or https://factory.talos.dev)")
+	c.Flags().StringVar(&f.Extensions, "extensions", "", "`registry` that lists the official extensions (default: ghcr.io/siderolabs)")
 	c.Flags().StringSliceVar(&f.Endpoints, "endpoint", nil, "`URLs` of the Proxmox API (default: a constant in a plan's configuration)")
 	c.Flags().StringVar(&f.Fingerprint, "fingerprint", "", "SHA-256 `fingerprint` of the API's certificate")
 	c.Flags().StringVar(&f.CAFile, "ca-file", "", "PEM `file` with the CA of the API's certificate, relative to --to")

@@ -114,7 +114,7 @@ func readTerraform(s *streams, file string) (*terraform.Document, error) {
 		text, err = os.ReadFile(file)
 	}
 	if err != nil {
-		return nil, fault.Configf("read what terraform show -json printed: %w", err)
+		return nil, fault.WithHint(fault.Configf("read what terraform show -json printed: %w", err), "terraform show -json > show.json makes the file")
 	}
 	return terraform.Read(file, text)
 }

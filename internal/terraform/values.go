@@ -1,8 +1,9 @@
 package terraform
 
-import "slices"
-
-import "strconv"
+import (
+	"slices"
+	"strconv"
+)
 
 // values are the attributes of a resource, or of a block in it. What is not there, null or of another type
 // reads as nothing.

@@ -28,6 +28,7 @@ type Options struct {
 	Platform    string
 	Schematic   string // file; "": from the resources of the Talos provider
 	Factory     string
+	Extensions  string
 	Endpoints   []string
 	Fingerprint string
 	CAFile      string

@@ -1,6 +1,7 @@
 package adopt
 
 import (
+	"cmp"
 	"fmt"
 	"path/filepath"
 	"slices"
@@ -36,7 +37,7 @@ func (in *adoption) images() {
 		factories = []string{"https://factory.talos.dev"} // the default of recast.yaml
 	}
 	d.Factory = in.need(in.Factory, factories, "which Image Factory builds the images", "--factory URL", at+"get machineconfig -o yaml | grep image:")
-	d.Extensions = "ghcr.io/siderolabs"
+	d.Extensions = cmp.Or(in.Extensions, "ghcr.io/siderolabs")
 	if d.Arch = "amd64"; len(of(func(b terraform.Build) string { return b.Arch })) > 0 {
 		d.Arch = in.need("", of(func(b terraform.Build) string { return b.Arch }), "for which architecture the images are", "nodes of two architectures need two recast.yaml: --only", at+"version")
 	} else {
