@@ -89,6 +89,9 @@ func Discover(ctx context.Context, src observe.Sources, o Options) (Discovery, e
 		if err == nil {
 			err = n.match(d.VMs)
 		}
+		if owned := Uncontrolled(n.Node); owned != nil {
+			err = owned
+		}
 		if err != nil {
 			problems = append(problems, fault.WithHint(err, "or leave it out: --exclude %s", n.Name))
 			continue

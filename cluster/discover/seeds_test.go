@@ -95,6 +95,8 @@ func TestDiscoverAll(t *testing.T) {
 			members: members, on: map[netip.Addr]cluster.Machine{a: machine("cp1"), b: machine("wk1"), c: {}}, addrs: []netip.Addr{c}, silent: []netip.Addr{c}, nodes: "cp1 wk1",
 		},
 		"elsewhere than it is known to be": {members: members, on: map[netip.Addr]cluster.Machine{a: machine("cp1"), d: machine("wk1")}, addrs: []netip.Addr{d}, nodes: "cp1 wk1"},
+		"of Cluster API":                   {kube: marked(kube("cp1", "wk1"), cluster.NodeMetadata{Annotations: map[string]string{"cluster.x-k8s.io/machine": "home-md-0-x"}}), on: both, err: "node wk1 is of Cluster API (cluster.x-k8s.io/machine: home-md-0-x)", hint: "--exclude wk1"},
+		"of Karpenter":                     {kube: marked(kube("cp1", "wk1"), cluster.NodeMetadata{Labels: map[string]string{"karpenter.sh/nodepool": "default"}}), on: both, err: "node wk1 is of Karpenter", hint: "NodePool"},
 		"nowhere":                          {members: members, on: map[netip.Addr]cluster.Machine{a: machine("cp1")}, addrs: []netip.Addr{d}, err: "node wk1: read its machine", hint: "--exclude wk1"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -122,6 +124,13 @@ func TestDiscoverAll(t *testing.T) {
 			}
 		})
 	}
+}
+
+// marked has the last Node carry what a controller put on it.
+func marked(k cluster.Kube, m cluster.NodeMetadata) cluster.Kube {
+	l := k.(nodeList)
+	l.nodes[len(l.nodes)-1].Metadata = m
+	return l
 }
 
 // TestDiscoveryOwn: which of recast's VMs show that there is already a recast.yaml.

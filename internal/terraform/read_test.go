@@ -110,3 +110,17 @@ func TestBuilds(t *testing.T) {
 		}
 	}
 }
+
+// A configuration joins a machine to Omni by a document of its own.
+func TestMachines(t *testing.T) {
+	t.Parallel()
+	config := `machine: {type: worker, network: {hostname: wk1}, install: {image: x}}\ncluster: {clusterName: home}\n---\nkind: SideroLinkConfig\napiUrl: grpc://x\n`
+	doc, err := terraform.Read("x", state(`{"address":"talos_machine_configuration_apply.a","mode":"managed","type":"talos_machine_configuration_apply","values":{"node":"192.0.2.1","machine_configuration":"`+config+`","on_destroy":{"reset":true}}}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []terraform.Machine{{Address: "talos_machine_configuration_apply.a", Node: "192.0.2.1", Role: "worker", Hostname: "wk1", Cluster: "home", Image: "x", Omni: true, Resets: true}}
+	if diff := cmp.Diff(want, doc.Machines); diff != "" {
+		t.Error(diff)
+	}
+}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"regexp"
+	"slices"
 
 	"go.yaml.in/yaml/v4"
 )
@@ -17,7 +18,13 @@ type Machine struct {
 	Hostname string
 	Cluster  string
 	Image    string // installer of its configuration
+	Omni     bool   // its configuration joins it to Omni
 	Resets   bool   // destroying the resource resets the machine
+}
+
+// Of says whether the machine is that of a VM: told by an address, or by a name.
+func (m Machine) Of(vm VM) bool {
+	return m.Node != "" && (slices.Contains(vm.Addresses, m.Node) || m.Node == vm.Name) || m.Hostname != "" && m.Hostname == vm.Name
 }
 
 // Image is a file that Proxmox downloaded from a URL.
@@ -100,6 +107,7 @@ func (m *Machine) configuration(text string) {
 		set(&m.Image, doc.Machine.Install.Image)
 		set(&m.Hostname, doc.Machine.Network.Hostname)
 		set(&m.Cluster, doc.Cluster.Name)
+		m.Omni = m.Omni || doc.Kind == "SideroLinkConfig"
 		if doc.Kind == "HostnameConfig" {
 			set(&m.Hostname, doc.Hostname)
 		}

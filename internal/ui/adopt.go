@@ -83,6 +83,9 @@ func drawKeep(p *page, keep []adopt.Keep) {
 	p.line("")
 	p.line("%s, either with this in each resource:", p.paint(bold, "Keep Terraform from undoing a roll"))
 	for _, k := range keep {
+		if k.Ignore == "" {
+			continue
+		}
 		p.line("")
 		p.wrapped("    # ", "    # ", strings.Join(k.Nodes, ", "))
 		drawBlock(p, k.Ignore)
@@ -103,6 +106,9 @@ func drawKeep(p *page, keep []adopt.Keep) {
 		{"back again", "delete the block", "terraform import"},
 	})
 	for _, k := range keep {
+		if k.Resets {
+			p.wrapped("note: ", "      ", k.Resource+": on_destroy.reset is true, so destroying one of them wipes its machine: forget it as above, or set reset to false and apply, before you take a node out of the configuration")
+		}
 		if k.Frees {
 			p.wrapped("note: ", "      ", k.Resource+": delete_unreferenced_disks_on_destroy is true, so destroying one of its VMs frees every volume with the VM's number, on every storage: set it to false")
 		}

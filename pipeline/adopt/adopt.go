@@ -74,9 +74,10 @@ type Question struct {
 type Keep struct {
 	Resource string   `json:"resource"` // without keys of count and for_each
 	Nodes    []string `json:"nodes"`
-	Ignore   string   `json:"ignoreChanges"`
+	Ignore   string   `json:"ignoreChanges,omitempty"`
 	Removed  string   `json:"removed"`
-	Frees    bool     `json:"frees,omitempty"` // destroying one frees every volume with its number
+	Frees    bool     `json:"frees,omitempty"`  // destroying one frees every volume with its number
+	Resets   bool     `json:"resets,omitempty"` // no VM: destroying one resets its machine
 }
 
 // File is a file that is written.
@@ -205,15 +206,26 @@ func (in *adoption) proxmox() {
 
 // keep makes the blocks, one for each resource.
 func (in *adoption) keep() {
-	for _, n := range in.res.Nodes {
-		block := terraform.Block(n.Address)
+	of := func(address string) *Keep {
+		block := terraform.Block(address)
 		at := slices.IndexFunc(in.res.Keep, func(k Keep) bool { return k.Resource == block })
 		if at < 0 {
-			in.res.Keep = append(in.res.Keep, Keep{Resource: block, Ignore: n.vm.Lifecycle(), Removed: terraform.Removed(n.Address)})
+			in.res.Keep = append(in.res.Keep, Keep{Resource: block, Removed: terraform.Removed(address)})
 			at = len(in.res.Keep) - 1
 		}
-		k := &in.res.Keep[at]
-		k.Nodes, k.Frees = append(k.Nodes, n.Name), k.Frees || n.vm.Frees
+		return &in.res.Keep[at]
+	}
+	for _, n := range in.res.Nodes {
+		k := of(n.Address)
+		k.Nodes, k.Frees, k.Ignore = append(k.Nodes, n.Name), k.Frees || n.vm.Frees, n.vm.Lifecycle()
+	}
+	for _, n := range in.res.Nodes {
+		for _, m := range in.doc.Machines {
+			if m.Resets && m.Of(n.vm) {
+				k := of(m.Address)
+				k.Nodes, k.Resets = append(k.Nodes, n.Name), true
+			}
+		}
 	}
 }
 

@@ -86,6 +86,9 @@ func TestLayouts(t *testing.T) {
 			}
 			var blocks strings.Builder
 			for _, k := range res.Keep {
+				if k.Resets {
+					blocks.WriteString("# resets its machine\n")
+				}
 				blocks.WriteString("# " + strings.Join(k.Nodes, ", ") + "\n" + k.Ignore + k.Removed)
 			}
 			golden(t, name+".yaml", string(text))
@@ -161,6 +164,24 @@ func TestModulesAreNotMerged(t *testing.T) {
 	res, err := adopt.Adopt(doc, o)
 	if err != nil || len(res.Nodes) != 2 || res.Nodes[0].Name != "lab-cp1" || res.Nodes[0].Role != "" {
 		t.Errorf("%v, err = %v", res.Nodes, err)
+	}
+}
+
+// TestMachinesOfOmniAreRefused: joined by a document of the configuration, or by a kernel argument.
+func TestMachinesOfOmniAreRefused(t *testing.T) {
+	t.Parallel()
+	for name, change := range map[string]func(*terraform.Document){
+		"configuration": func(d *terraform.Document) { d.Machines[0].Omni = true },
+		"image": func(d *terraform.Document) {
+			d.Schematics[0].YAML = "customization: {extraKernelArgs: ['siderolink.api=grpc://x']}"
+		},
+	} {
+		doc := document(t, "bpg-talos")
+		change(doc)
+		_, err := adopt.Adopt(doc, answers(func(*adopt.Options) {}))
+		if fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), "joins it to Omni") {
+			t.Errorf("%s: %v", name, err)
+		}
 	}
 }
 

@@ -68,7 +68,7 @@ func against(nodes []config.Node, t terraform.Threat, vms []terraform.VM) []Thre
 	threat := Threat{VMID: cluster.VMID(t.VM.VMID), Host: t.VM.Host, Address: t.VM.Address, What: t.What, Loses: t.Loses, Because: t.Because, Prevents: t.Prevents()}
 	vm := t.VM
 	if t.What == "resets" {
-		at := slices.IndexFunc(vms, func(vm terraform.VM) bool { return slices.Contains(vm.Addresses, t.Node) || vm.Name == t.Node })
+		at := slices.IndexFunc(vms, terraform.Machine{Node: t.Node}.Of)
 		if at < 0 {
 			threat.Node = "the machine " + t.Node
 			return []Threat{threat}

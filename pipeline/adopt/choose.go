@@ -14,7 +14,7 @@ import (
 
 // choose finds the VMs that are the nodes of one cluster.
 func (in *adoption) choose() error {
-	var clusters, modules []string
+	var clusters, modules, omni []string
 	for _, vm := range in.doc.VMs {
 		at := below(vm.Address, in.Only)
 		why := in.reason(vm)
@@ -33,8 +33,15 @@ func (in *adoption) choose() error {
 			in.leave(vm, "of the cluster "+m.Cluster)
 			continue
 		}
+		if in.ofOmni(vm, m) {
+			omni = append(omni, vm.Name)
+		}
 		clusters, modules = append(clusters, m.Cluster), append(modules, vm.Module)
 		in.add(vm, m)
+	}
+	if len(omni) > 0 {
+		return fault.WithHint(fault.Refusedf("%s: the configuration or the image joins it to Omni, which decides its version and would undo a roll", strings.Join(omni, ", ")),
+			"upgrade it in Omni, or take it out of Omni first: docs/howto/beside-others.md; --only takes other VMs")
 	}
 	if len(in.res.Nodes) == 0 {
 		err := fault.Configf("%s: there is no VM of bpg/proxmox or Telmate/proxmox in it that is a Talos node", in.doc.File)
@@ -44,6 +51,21 @@ func (in *adoption) choose() error {
 		return fault.WithHint(err, "--only ADDRESS takes the VM of that address; a plan shows what is there before it, not what it will create")
 	}
 	return in.one(clusters, modules)
+}
+
+// ofOmni says whether a machine joins Omni, by its configuration or by the kernel arguments of its image.
+func (in *adoption) ofOmni(vm terraform.VM, m terraform.Machine) bool {
+	if m.Omni {
+		return true
+	}
+	for _, b := range in.builds(vm) {
+		for _, s := range in.doc.Schematics {
+			if s.ID == b.Schematic && strings.Contains(s.YAML, "siderolink.api=") {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // one refuses VMs of several clusters.
@@ -110,7 +132,7 @@ func (in *adoption) reason(vm terraform.VM) string {
 func (in *adoption) machine(vm terraform.VM) terraform.Machine {
 	var out terraform.Machine
 	for _, m := range in.doc.Machines {
-		if m.Node == "" && m.Hostname == "" || !slices.Contains(vm.Addresses, m.Node) && m.Node != vm.Name && m.Hostname != vm.Name {
+		if !m.Of(vm) {
 			continue
 		}
 		for _, f := range []struct{ to, from *string }{{&out.Role, &m.Role}, {&out.Cluster, &m.Cluster}, {&out.Image, &m.Image}, {&out.Hostname, &m.Hostname}, {&out.Address, &m.Address}} {
@@ -118,6 +140,7 @@ func (in *adoption) machine(vm terraform.VM) terraform.Machine {
 				*f.to = *f.from
 			}
 		}
+		out.Omni = out.Omni || m.Omni
 	}
 	return out
 }

@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/doctor"
+	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/internal/config"
 	"github.com/recast-sh/recast/internal/fault"
@@ -269,6 +271,22 @@ func TestEveryEndpointIsAsked(t *testing.T) {
 }
 
 // TestErr: failures to read take precedence over expected refusals.
+// TestANodeOfAController: another controller creates and deletes its VM.
+func TestANodeOfAController(t *testing.T) {
+	t.Parallel()
+	d := &checkup{}
+	node := cluster.KubeNode{Name: "wk1", Metadata: cluster.NodeMetadata{Annotations: map[string]string{"cluster.x-k8s.io/machine": "home-x"}}}
+	d.survey.Found, d.survey.Unread = []observe.Found{{Node: &node}}, []error{nil}
+	d.res.Nodes = []doctor.Assessment{{Node: "wk1", VMID: 101, Host: "pve1"}}
+	nodeChecks{d}.check()
+	if len(d.res.Checks) != 1 || d.res.Checks[0].State != Problem || !strings.Contains(d.res.Checks[0].Seen, "of Cluster API") || fault.KindOf(d.res.Err()) != fault.Refused {
+		t.Errorf("%+v: %v", d.res.Checks, d.res.Err())
+	}
+	if remedy := strings.Join(d.res.Checks[0].Remedy, "\n"); !strings.Contains(remedy, "remove it from recast.yaml") || !strings.Contains(remedy, "TalosControlPlane") {
+		t.Error(remedy)
+	}
+}
+
 func TestErr(t *testing.T) {
 	t.Parallel()
 	problem := func(k fault.Kind) Check { return Check{State: Problem, kind: k} }

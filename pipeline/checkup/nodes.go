@@ -7,6 +7,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/access"
+	"github.com/recast-sh/recast/cluster/discover"
 	"github.com/recast-sh/recast/cluster/doctor"
 	"github.com/recast-sh/recast/internal/fault"
 )
@@ -22,6 +23,10 @@ func (d nodeChecks) check() {
 	for i, a := range d.res.Nodes {
 		if err := d.survey.Unread[i]; err != nil {
 			d.unread(a, err)
+		}
+		if err := discover.Uncontrolled(d.survey.Found[i].Node); err != nil {
+			d.fail(GroupNodes, a.Node, fault.WithHint(err, "remove it from recast.yaml: recast leaves it alone then"))
+			continue
 		}
 		d.node(a)
 	}

@@ -224,6 +224,9 @@ func (in *initial) nodes() {
 		} else {
 			in.warn("%v; %s", n.Unproven, strings.Join(fault.Hints(n.Unproven), "; "))
 		}
+		if len(n.Machine.Omni()) > 0 {
+			in.warn("%s is of Omni (siderolink.api): recast drift compares it, and a roll refuses it: upgrade it in Omni, or take it out of Omni first", n.Name)
+		}
 		in.res.Nodes = append(in.res.Nodes, node)
 		in.draft.Nodes = append(in.draft.Nodes, config.DraftNode{
 			Name: n.Name, Schematic: node.Schematic, VMID: int(n.VM.ID), Holder: int(n.Holder), Note: node.note(),

@@ -11,3 +11,11 @@ removed {
     destroy = false
   }
 }
+# resets its machine
+# cp1, wk1
+removed {
+  from = talos_machine_configuration_apply.this
+  lifecycle {
+    destroy = false
+  }
+}
