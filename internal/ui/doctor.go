@@ -30,13 +30,7 @@ func WriteDoctor(w io.Writer, format string, res checkup.Result) error {
 			}
 		}
 		drawGrants(p, res)
-		var nodes []toRecreate
-		for _, a := range res.Nodes {
-			if len(a.ToRecreate) > 0 {
-				nodes = append(nodes, toRecreate{a.Node, a.Host, a.ToRecreate})
-			}
-		}
-		drawToRecreate(p, nodes)
+		drawToRecreate(p, "What a roll would use today, and what makes it recreate", strategiesOf(res.Nodes))
 		p.line("")
 		p.line("%d checks: %s, %s", len(res.Checks), counted(count[checkup.Problem], "problem"), counted(count[checkup.Warning], "warning"))
 	})

@@ -23,7 +23,7 @@ func TestWriteDoctor(t *testing.T) {
 		},
 		Caution: "Mind that.", Grants: []string{"pveum role add RecastVMs", "pveum acl modify /vms --roles RecastVMs"},
 		Nodes: []doctor.Assessment{
-			{Node: "wk1", VMID: 9011, Host: "pve1", Against: map[cluster.Strategy][]string{cluster.Recreate: {"it has a tie", "and another"}}},
+			{Node: "wk1", VMID: 9011, Host: "pve1", Strategy: cluster.Reimage, ToRecreate: []cluster.Obstacle{{Text: "snapshots", Command: "qm delsnapshot 9011 before"}}, Against: map[cluster.Strategy][]string{cluster.Recreate: {"it has a tie", "and another"}}},
 			{Node: "wk2", Unread: true},
 		},
 	}
@@ -46,6 +46,10 @@ To grant what is missing, as root on any Proxmox node (the same for VE 8 and 9):
   pveum acl modify /vms --roles RecastVMs
 Mind that.
 A token with privilege separation has only privileges that both it and its user have. An entry of the access control list replaces entries above it, so each path gets everything that is needed there, and by RecastKeep roles what was granted there before. It does not matter if a role exists already. Then run recast doctor again: it could not check what the token can't see yet.
+
+What a roll would use today, and what makes it recreate (recast plan --explain NODE shows every reason):
+  wk1  reimage    as root on pve1: qm delsnapshot 9011 before
+  wk2  not known  its machine could not be read: see above
 
 4 checks: 1 problem, 1 warning
 `

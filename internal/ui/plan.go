@@ -56,7 +56,7 @@ func drawPlan(p *page, plan planning.Plan) {
 		p.wrapped("beside this: ", "  ", text)
 	}
 	drawSum(p, plan)
-	drawToRecreate(p, toRecreateOf(plan))
+	drawToRecreate(p, "To have these recreated", toRecreateOf(plan))
 }
 
 // drawRehearsal prints which VMs are deleted and created before any node is touched.

@@ -7,13 +7,15 @@ import (
 	"strings"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/doctor"
 	"github.com/recast-sh/recast/cluster/planning"
-	"github.com/recast-sh/recast/internal/foreign"
 )
 
 // toRecreate is a node that is not recreated, and the reasons.
 type toRecreate struct {
 	node, host string
+	strategy   string // what a roll would use today; "": not shown
+	lift       string // instead of obstacles
 	obstacles  []cluster.Obstacle
 }
 
@@ -21,8 +23,36 @@ func toRecreateOf(plan planning.Plan) []toRecreate {
 	var out []toRecreate
 	for _, n := range plan.Nodes {
 		if len(n.ToRecreate) > 0 {
-			out = append(out, toRecreate{n.Node, n.Host, n.ToRecreate})
+			out = append(out, toRecreate{node: n.Node, host: n.Host, obstacles: n.ToRecreate})
 		}
+	}
+	return out
+}
+
+// strategiesOf is a row for each node: the strategy that a roll would use today, and what lifts it to recreate.
+func strategiesOf(nodes []doctor.Assessment) []toRecreate {
+	var out []toRecreate
+	for _, a := range nodes {
+		row := toRecreate{node: a.Node, host: a.Host, strategy: string(a.Strategy), obstacles: a.ToRecreate}
+		against := a.Against[cluster.Recreate]
+		switch {
+		case a.Unread:
+			row.strategy, row.lift = "not known", "its machine could not be read: see above"
+		case len(a.Refused) > 0 || a.Strategy == cluster.Auto || a.Strategy == "":
+			row.strategy = "refused"
+		}
+		switch {
+		case row.lift != "" || len(a.ToRecreate) > 0:
+		case row.strategy == "refused":
+			row.lift = cmp.Or(slices.Concat(a.Refused, against, []string{"see above"})...)
+		case a.Strategy == cluster.Recreate || a.Strategy == cluster.Create:
+			row.lift = "–"
+		case len(against) > 0: // recast.yaml asks for another way, and there are obstacles besides
+			row.lift = "in recast.yaml strategy: auto; and " + against[0]
+		default:
+			row.lift = "in recast.yaml strategy: auto"
+		}
+		out = append(out, row)
 	}
 	return out
 }
@@ -30,23 +60,25 @@ func toRecreateOf(plan planning.Plan) []toRecreate {
 // drawToRecreate prints a line for each node that is not recreated: the commands that
 // change that, or the first reason if no command does. The lines are for pasting, so they
 // are not wrapped.
-func drawToRecreate(p *page, nodes []toRecreate) {
+func drawToRecreate(p *page, title string, nodes []toRecreate) {
 	if len(nodes) == 0 {
 		return
 	}
 	p.line("")
-	p.wrapped("", "", p.paint(bold, "To have these recreated")+" (recast plan --explain NODE shows every reason):")
+	p.wrapped("", "", p.paint(bold, title)+" (recast plan --explain NODE shows every reason):")
 	pending, asked := false, false
-	width := 0
-	for _, n := range nodes {
-		width = max(width, len(n.node))
-	}
+	var rows [][]string
 	for _, n := range nodes {
 		line := n.line()
 		pending = pending || strings.Contains(line, "qm set ")
 		asked = asked || strings.Contains(line, kubectl)
-		p.line("  %-*s  %s", width, n.node, foreign.Line(line))
+		row := []string{n.node, line}
+		if n.strategy != "" {
+			row = []string{n.node, n.strategy, line}
+		}
+		rows = append(rows, row)
 	}
+	drawRows(p, rows)
 	if pending {
 		p.wrapped("", "", "Changes that Proxmox keeps pending on a running VM take effect when the VM was off.")
 	}
@@ -59,6 +91,9 @@ func drawToRecreate(p *page, nodes []toRecreate) {
 const kubectl = "kubectl "
 
 func (n toRecreate) line() string {
+	if n.lift != "" {
+		return n.lift
+	}
 	var commands, anywhere, configs, words []string
 	for _, o := range n.obstacles {
 		switch {

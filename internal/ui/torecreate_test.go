@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/doctor"
 )
 
 // kubectl commands run anywhere; the others as root on the VM's host.
@@ -22,6 +23,31 @@ func TestToRecreateSaysWhereCommandsAreTyped(t *testing.T) {
 		"kubectl and words": {[]cluster.Obstacle{evict, words}, "kubectl patch x; and something else"},
 	} {
 		if got := (toRecreate{node: "wk2", host: "pve2", obstacles: tc.obstacles}).line(); got != tc.want {
+			t.Errorf("%s: %q, want %q", name, got, tc.want)
+		}
+	}
+}
+
+// Every node has a row, whatever a roll would do with it.
+func TestStrategiesOf(t *testing.T) {
+	t.Parallel()
+	snapshot := cluster.Obstacle{Text: "it has snapshots", Command: "qm delsnapshot 9032 before"}
+	impossible := map[cluster.Strategy][]string{cluster.Recreate: {"it has snapshots", "and more"}}
+	for name, tc := range map[string]struct {
+		a    doctor.Assessment
+		want string
+	}{
+		"recreate":       {doctor.Assessment{Strategy: cluster.Recreate}, "recreate: –"},
+		"made":           {doctor.Assessment{Strategy: cluster.Create}, "create: –"},
+		"reimage":        {doctor.Assessment{Strategy: cluster.Reimage, Host: "pve2", Against: impossible, ToRecreate: []cluster.Obstacle{snapshot}}, "reimage: as root on pve2: qm delsnapshot 9032 before"},
+		"asked":          {doctor.Assessment{Strategy: cluster.InPlace}, "in-place: in recast.yaml strategy: auto"},
+		"asked, blocked": {doctor.Assessment{Strategy: cluster.InPlace, Against: impossible}, "in-place: in recast.yaml strategy: auto; and it has snapshots"},
+		"refused":        {doctor.Assessment{Strategy: cluster.Recreate, Refused: []string{"it has snapshots"}, ToRecreate: []cluster.Obstacle{snapshot}}, "refused: as root on its host: qm delsnapshot 9032 before"},
+		"nothing":        {doctor.Assessment{Refused: []string{"no way"}}, "refused: no way"},
+		"unread":         {doctor.Assessment{Unread: true}, "not known: its machine could not be read: see above"},
+	} {
+		row := strategiesOf([]doctor.Assessment{tc.a})[0]
+		if got := row.strategy + ": " + row.line(); got != tc.want {
 			t.Errorf("%s: %q, want %q", name, got, tc.want)
 		}
 	}
