@@ -128,7 +128,7 @@ func (d *Document) module(m *tfjson.StateModule) error {
 				if err != nil {
 					return err
 				}
-				vm.Module = m.Address
+				vm.Module, vm.Tainted = m.Address, r.Tainted
 				d.VMs = append(d.VMs, vm)
 			}
 		}

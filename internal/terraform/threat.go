@@ -79,7 +79,13 @@ func threatTo(c *tfjson.ResourceChange, before values) (Threat, error) {
 	case actions.Update():
 		after, _ := c.Change.After.(map[string]any)
 		unknown, _ := c.Change.AfterUnknown.(map[string]any)
-		t.Loses = vm.losesTo(after, unknown)
+		next := VM{Type: vm.Type}
+		next.fill(after)
+		t.Loses = vm.losesTo(next, unknown)
+		if next.placed != vm.placed && next.placed != "" {
+			t.Loses = append(t.Loses, fmt.Sprintf("the VM is migrated from %s to %s: of disks on storages that only one of them has, a copy is made, and the disk is deleted", vm.placed, next.placed))
+			t.paths = append(t.paths, map[bool]string{true: "target_node", false: "node_name"}[vm.Type == "proxmox_vm_qemu"])
+		}
 		if len(t.Loses) > 0 {
 			t.What = "changes disks of"
 		}
@@ -88,7 +94,7 @@ func threatTo(c *tfjson.ResourceChange, before values) (Threat, error) {
 		return Threat{}, fmt.Errorf("%s: recast does not know the actions %v", c.Address, actions)
 	}
 	t.Loses = []string{fmt.Sprintf("VM %d on %s", vm.VMID, vm.Host)}
-	for _, d := range vm.Disks {
+	for _, d := range slices.Concat(vm.Disks, vm.Firmware) {
 		if owner := d.Owner(); owner == 0 || owner == vm.VMID {
 			t.Loses = append(t.Loses, d.String())
 		}
@@ -100,20 +106,12 @@ func threatTo(c *tfjson.ResourceChange, before values) (Threat, error) {
 }
 
 // losesTo is what an update in place takes from the disks.
-func (vm VM) losesTo(after, unknown values) []string {
-	next := VM{Type: vm.Type}
-	switch vm.Type {
-	case "proxmox_vm_qemu":
-		next.telmate(after)
-	case "proxmox_virtual_environment_vm":
-		next.bpg(after)
-	default:
-		next.cloned(after)
-	}
-	untold := anywhere(unknown["disk"]) || anywhere(unknown["disks"])
+func (vm VM) losesTo(next VM, unknown values) []string {
+	untold := slices.ContainsFunc([]string{"disk", "disks", "efi_disk", "efidisk", "tpm_state"}, func(key string) bool { return anywhere(unknown[key]) })
 	var out []string
-	for _, d := range vm.Disks {
-		at := slices.IndexFunc(next.Disks, func(n Disk) bool { return n.Slot == d.Slot })
+	left := slices.Concat(next.Disks, next.Firmware)
+	for _, d := range slices.Concat(vm.Disks, vm.Firmware) {
+		at := slices.IndexFunc(left, func(n Disk) bool { return n.Slot == d.Slot })
 		switch {
 		case slices.Contains(next.deletes, d.Slot):
 			out = append(out, d.String()+" is deleted")
@@ -123,7 +121,7 @@ func (vm VM) losesTo(after, unknown values) []string {
 		case at < 0:
 			out = append(out, d.String()+" is removed")
 		default:
-			if text := d.against(next.Disks[at], untold); text != "" {
+			if text := d.against(left[at], untold); text != "" {
 				out = append(out, d.String()+text)
 			}
 		}

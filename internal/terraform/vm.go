@@ -20,12 +20,15 @@ type VM struct {
 	Template              bool
 	Shape                 config.VM // what Terraform says of its hardware, without disks
 	Disks                 []Disk
+	Firmware              []Disk   // of EFI variables and of the TPM
 	Media                 []string // images that its disks or drives were made from, and the template that it was cloned from
 	Addresses             []string // IP addresses
+	Tainted               bool     // the next apply replaces it
 	Frees                 bool     // destroying it frees every volume with its number
 	// Ignore are the attributes that a roll changes and that the resource has.
 	Ignore []string
 
+	placed    string   // host that the configuration asks for
 	unmanaged []string // slots that Terraform leaves alone
 	deletes   []string // slots that an update deletes
 }
@@ -77,15 +80,7 @@ func (v VM) Whole() bool { return slices.Contains(whole, v.Type) }
 
 func vmOf(address, kind string, v values) (VM, error) {
 	vm := VM{Address: address, Type: kind, Name: v.text("name"), Frees: v.is("delete_unreferenced_disks_on_destroy"), Template: v.is("template")}
-	switch kind {
-	case "proxmox_vm_qemu":
-		vm.telmate(v)
-	case "proxmox_virtual_environment_vm":
-		vm.bpg(v)
-	default:
-		vm.VMID, vm.Host = v.number("id"), v.text("node_name")
-		vm.cloned(v)
-	}
+	vm.fill(v)
 	vm.Ignore = ignored(kind, v)
 	if vm.VMID == 0 {
 		return vm, fmt.Errorf("%s has no VMID", address)
@@ -93,6 +88,18 @@ func vmOf(address, kind string, v values) (VM, error) {
 	slices.SortFunc(vm.Disks, func(a, b Disk) int { return strings.Compare(a.Slot, b.Slot) })
 	vm.Addresses = slices.Compact(slices.Sorted(slices.Values(vm.Addresses)))
 	return vm, nil
+}
+
+// fill reads the attributes of the VM's type.
+func (vm *VM) fill(v values) {
+	switch vm.Type {
+	case "proxmox_vm_qemu":
+		vm.telmate(v)
+	case "proxmox_virtual_environment_vm":
+		vm.bpg(v)
+	default:
+		vm.cloned(v)
+	}
 }
 
 // ignored are the attributes that a roll changes (docs/notes/proxmox.md), of those that the resource has:
@@ -140,6 +147,9 @@ func (vm *VM) bpg(v values) {
 			Image: cmp.Or(d.text("file_id"), d.text("import_from")),
 		})
 	}
+	vm.firmware("efidisk0", v.block("efi_disk").text("datastore_id"))
+	vm.firmware("tpmstate0", v.block("tpm_state").text("datastore_id"))
+	vm.placed = vm.Host
 	vm.media(v.block("cdrom").text("file_id"))
 	if id := v.block("clone").number("vm_id"); id > 0 {
 		vm.media(fmt.Sprintf("VM %d", id))
@@ -158,8 +168,9 @@ func (vm *VM) bpg(v values) {
 	}
 }
 
-// cloned reads the disks of a VM of proxmox_cloned_vm, which leaves alone what it does not name.
+// cloned reads a VM of proxmox_cloned_vm or proxmox_vm, which leave alone what they do not name.
 func (vm *VM) cloned(v values) {
+	vm.VMID, vm.Host, vm.placed = v.number("id"), v.text("node_name"), v.text("node_name")
 	disks, _ := v["disk"].(map[string]any)
 	for slot, disk := range disks {
 		if d, is := disk.(map[string]any); is && values(d).text("media") != "cdrom" {
@@ -209,6 +220,9 @@ func (vm *VM) telmate(v values) {
 	for _, bus := range []string{"ide", "sata", "scsi", "virtio"} {
 		vm.telmateBus(v.block("disks").block(bus))
 	}
+	vm.firmware("efidisk0", v.block("efidisk").text("storage"))
+	vm.firmware("tpmstate0", v.block("tpm_state").text("storage"))
+	vm.placed = v.text("target_node")
 	vm.media(v.text("iso"))
 	vm.media(v.text("clone"))
 	for i := range 16 {
@@ -270,6 +284,12 @@ func sizeOf(text string) int64 {
 func (vm *VM) add(d Disk) {
 	vm.Disks = append(vm.Disks, d)
 	vm.media(d.Image)
+}
+
+func (vm *VM) firmware(slot, storage string) {
+	if storage != "" {
+		vm.Firmware = append(vm.Firmware, Disk{Slot: slot, Storage: storage})
+	}
 }
 
 func (vm *VM) media(name string) {

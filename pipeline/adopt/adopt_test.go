@@ -185,6 +185,25 @@ func TestMachinesOfOmniAreRefused(t *testing.T) {
 	}
 }
 
+// TestAHolderIsNoNode, whatever its tags say; and a tainted VM is a question.
+func TestAHolderIsNoNode(t *testing.T) {
+	t.Parallel()
+	doc := document(t, "bpg-foreach")
+	for i := range doc.VMs {
+		doc.VMs[i].Shape.Tags, doc.VMs[i].Tainted = []string{"talos"}, doc.VMs[i].Name == "cp1"
+	}
+	res, err := adopt.Adopt(doc, answers(func(o *adopt.Options) { o.Cluster, o.Schematic = "home", "base.yaml" }))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(res.Nodes) != 3 || len(res.Left) != 1 || !strings.Contains(res.Left[0], "VM 9201): it owns disks of other VMs") {
+		t.Errorf("%v, left %q", res.Nodes, res.Left)
+	}
+	if res.Questions[0].Command != `terraform untaint 'proxmox_virtual_environment_vm.node["cp1"]'` {
+		t.Errorf("%v", res.Questions)
+	}
+}
+
 func TestNothingIsReplaced(t *testing.T) {
 	t.Parallel()
 	o := answers(func(o *adopt.Options) { o.Dir = t.TempDir() })

@@ -30,6 +30,10 @@ func disks(change func([]any) []any) func(object) {
 	return func(vm object) { vm["disk"] = change(vm["disk"].([]any)) }
 }
 
+func tpm(storage string) func(object) {
+	return func(vm object) { vm["tpm_state"] = []any{object{"datastore_id": storage}} }
+}
+
 func second(key string, value any) func(object) {
 	return disks(func(list []any) []any { list[1].(object)[key] = value; return list })
 }
@@ -72,6 +76,10 @@ var changes = map[string]struct {
 	"another volume":     {bpgVM, "update", node(nil), node(second("path_in_datastore", "vm-9-disk-0")), nil, "gives way to the volume vm-9-disk-0", "ignore_changes"},
 	"a size not known":   {bpgVM, "update", node(nil), node(second("size", nil)), object{"after_unknown": object{"disk": []any{object{}, object{"size": true}}}}, "known after apply only", "ignore_changes"},
 	"disks not known":    {bpgVM, "update", node(nil), node(func(vm object) { delete(vm, "disk") }), object{"after_unknown": object{"disk": true}}, "known after apply only", "ignore_changes"},
+	"no TPM state":       {bpgVM, "update", node(tpm("fast")), node(nil), nil, "tpmstate0 on fast is removed", "ignore_changes"},
+	"TPM state moves":    {bpgVM, "update", node(tpm("fast")), node(tpm("slow")), nil, "tpmstate0 on fast is moved to slow", "ignore_changes"},
+	"migrated by it":     {bpgVM, "update", node(nil), node(func(vm object) { vm["node_name"] = "pve2" }), nil, "the VM is migrated from pve1 to pve2", "node_name]"},
+	"Telmate's moves":    {telmateVM, "update", one("32G", nil), one("32G", object{"target_node": "pve2"}), nil, "the VM is migrated from pve1 to pve2", "target_node]"},
 	"a cloned VM gone":   {"proxmox_cloned_vm", "delete", object{"id": 111, "node_name": "pve1", "name": "wk1"}, nil, nil, "destroys VM 111", "prevent_destroy"},
 	"a cloned VM's disk": {"proxmox_cloned_vm", "update", object{"id": 111, "disk": object{"scsi1": object{"size_gb": 9}}}, object{"id": 111, "delete": object{"disk": []any{"scsi1"}}}, nil, "scsi1 9G is deleted", "ignore"},
 	"a disk unnamed":     {"proxmox_cloned_vm", "update", object{"id": 111, "disk": object{"scsi1": object{"size_gb": 9}}}, object{"id": 111}, nil, "", ""},

@@ -24,6 +24,9 @@ func (in *adoption) choose() error {
 		case vm.Template:
 			in.leave(vm, "a template")
 			continue
+		case in.holds(vm):
+			in.leave(vm, "it owns disks of other VMs, so it is their holder")
+			continue
 		case why == "" && at != terraform.Block(vm.Address) && at != vm.Address:
 			in.leave(vm, "nothing says that it runs Talos; --only takes it all the same")
 			continue
@@ -66,6 +69,13 @@ func (in *adoption) ofOmni(vm terraform.VM, m terraform.Machine) bool {
 		}
 	}
 	return false
+}
+
+// holds says whether a VM owns disks of others.
+func (in *adoption) holds(vm terraform.VM) bool {
+	return slices.ContainsFunc(in.doc.VMs, func(o terraform.VM) bool {
+		return o.VMID != vm.VMID && slices.ContainsFunc(o.Disks, func(d terraform.Disk) bool { return d.Owner() == vm.VMID })
+	})
 }
 
 // one refuses VMs of several clusters.
@@ -173,6 +183,9 @@ func (in *adoption) add(vm terraform.VM, m terraform.Machine) {
 	}
 	if slices.ContainsFunc(in.res.Nodes, func(o Node) bool { return o.Name == n.Name || o.VMID == n.VMID && o.Host == n.Host }) {
 		in.missing = append(in.missing, errors.New(vm.Address+": there is another VM with the name "+n.Name+", or with the same VMID: --only leaves one of them out"))
+	}
+	if vm.Tainted {
+		in.ask("terraform untaint '"+vm.Address+"'", "%s is tainted: the next apply would replace it", n.Name)
 	}
 	in.res.Nodes = append(in.res.Nodes, n)
 }
