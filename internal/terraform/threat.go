@@ -193,6 +193,8 @@ func (t Threat) Prevents() string {
 		return Removed(t.VM.Address)
 	case gone: // removed is for all instances of a block, and the others stay
 		return fmt.Sprintf("terraform state rm '%s'\n", t.VM.Address)
+	case strings.HasSuffix(t.Because, "tainted"):
+		return fmt.Sprintf("terraform untaint '%s'\n", t.VM.Address)
 	}
 	return t.VM.Lifecycle(t.paths...)
 }

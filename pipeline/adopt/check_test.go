@@ -162,6 +162,7 @@ func TestWhatPreventsARemoval(t *testing.T) {
 		"format_version": "1.2", "planned_values": object{},
 		"resource_changes": []any{
 			object{"address": bpgVM + `.this["wk1"]`, "mode": "managed", "type": bpgVM, "action_reason": "delete_because_each_key", "change": object{"actions": []string{"delete"}, "before": node(nil)}},
+			object{"address": bpgVM + ".tainted", "mode": "managed", "type": bpgVM, "action_reason": "replace_because_tainted", "change": object{"actions": []string{"delete", "create"}, "before": node(nil)}},
 			object{"address": bpgVM + ".wk1", "mode": "managed", "type": bpgVM, "action_reason": "delete_because_no_resource_config", "change": object{"actions": []string{"delete"}, "before": node(nil)}},
 		},
 	})
@@ -170,13 +171,16 @@ func TestWhatPreventsARemoval(t *testing.T) {
 		t.Fatal(err)
 	}
 	v, err := adopt.Check(wanted(), doc)
-	if err != nil || len(v.Threats) != 2 {
+	if err != nil || len(v.Threats) != 3 {
 		t.Fatalf("%+v, %v", v, err)
 	}
 	if got := v.Threats[0]; got.Prevents != "terraform state rm 'proxmox_virtual_environment_vm.this[\"wk1\"]'\n" || got.Because != "delete because each key" {
 		t.Errorf("%+v", got)
 	}
-	if got := v.Threats[1].Prevents; !strings.Contains(got, "from = proxmox_virtual_environment_vm.wk1\n") {
+	if got := v.Threats[1].Prevents; got != "terraform untaint 'proxmox_virtual_environment_vm.tainted'\n" {
+		t.Error(got)
+	}
+	if got := v.Threats[2].Prevents; !strings.Contains(got, "from = proxmox_virtual_environment_vm.wk1\n") {
 		t.Error(got)
 	}
 }
