@@ -12,9 +12,15 @@ import (
 	"github.com/recast-sh/recast/pipeline/adopt"
 )
 
+// adoptFlags are the flags of recast adopt.
+type adoptFlags struct {
+	adopt.Options
+	file, to string
+	out      string
+}
+
 func newAdoptCmd(s *streams) *cobra.Command {
-	var f adopt.Options
-	var file, to, out string
+	var f adoptFlags
 	c := &cobra.Command{
 		Use: "adopt", Short: "Write recast.yaml from what Terraform knows",
 		Long: `Read what terraform show -json prints, find the VMs that are Talos nodes, and write
@@ -36,44 +42,15 @@ at once. recast init finds more than this, from the running cluster.`,
   recast adopt --terraform show.json --only module.prod --to prod
   recast adopt --terraform show.json --to - > recast.yaml`,
 		Args: cobra.NoArgs,
-		RunE: func(c *cobra.Command, _ []string) error {
-			if file == "" {
-				return errUsage{errors.New("--terraform is missing: the file with what terraform show -json prints, or - for standard input")}
-			}
-			doc, err := readTerraform(s, file)
-			if err != nil {
-				return err
-			}
-			f.Dir, f.Name = to, "recast.yaml"
-			switch ext := filepath.Ext(to); {
-			case to == "-":
-				f.Dir = ""
-			case ext == ".yaml" || ext == ".yml":
-				f.Dir, f.Name = filepath.Split(to)
-				f.Dir = filepath.Clean(f.Dir)
-			}
-			for i, e := range f.Endpoints {
-				if !strings.Contains(e, "://") {
-					f.Endpoints[i] = "https://" + e
-				}
-			}
-			f.Fingerprint = withColons(f.Fingerprint)
-			res, err := adopt.Adopt(doc, f)
-			if err != nil {
-				return err
-			}
-			if to != "-" {
-				return ui.WriteAdopt(s.out, out, res)
-			}
-			for _, file := range res.Files[:len(res.Files)-1] {
-				fmt.Fprintf(s.err, "not written: %s; --to DIR writes it\n", file.Name)
-			}
-			_, err = s.out.Write(res.Files[len(res.Files)-1].Content)
-			return err
-		},
+		RunE: func(*cobra.Command, []string) error { return f.run(s) },
 	}
-	c.Flags().StringVar(&file, "terraform", "", "`file` with what terraform show -json prints; -: standard input")
-	c.Flags().StringVar(&to, "to", ".", "`directory` or .yaml file to write; -: recast.yaml to standard output")
+	f.register(c)
+	return c
+}
+
+func (f *adoptFlags) register(c *cobra.Command) {
+	c.Flags().StringVar(&f.file, "terraform", "", "`file` with what terraform show -json prints; -: standard input")
+	c.Flags().StringVar(&f.to, "to", ".", "`directory` or .yaml file to write; -: recast.yaml to standard output")
 	c.Flags().BoolVar(&f.Force, "force", false, "replace existing files")
 	c.Flags().StringArrayVar(&f.Only, "only", nil, "take the VMs at or below this `address`, such as module.prod; may be given several times")
 	c.Flags().StringVar(&f.Cluster, "cluster", "", "`name` of the cluster: with several in the JSON, the one to take")
@@ -87,6 +64,44 @@ at once. recast init finds more than this, from the running cluster.`,
 	c.Flags().StringVar(&f.CAFile, "ca-file", "", "PEM `file` with the CA of the API's certificate, relative to --to")
 	c.Flags().StringSliceVar(&f.ISOStorage, "iso-storage", nil, "Proxmox `storages` for boot ISOs (default: the one that ISOs were downloaded to)")
 	c.Flags().StringVar(&f.VMIDs, "vmids", "", "`range` of unused VMIDs for recast's own VMs, such as 9000-9099")
-	outputFlag(c, &out, "text", "json")
-	return c
+	outputFlag(c, &f.out, "text", "json")
+}
+
+func (f *adoptFlags) run(s *streams) error {
+	if f.file == "" {
+		return errUsage{errors.New("--terraform is missing: the file with what terraform show -json prints, or - for standard input")}
+	}
+	if f.to == "-" && f.out == "json" {
+		return errUsage{errors.New("--to - prints recast.yaml: it goes without -o json")}
+	}
+	doc, err := readTerraform(s, f.file)
+	if err != nil {
+		return err
+	}
+	f.Dir, f.Name = filepath.Clean(f.to), "recast.yaml" // "": here
+	switch ext := filepath.Ext(f.to); {
+	case f.to == "-":
+		f.Dir = ""
+	case ext == ".yaml" || ext == ".yml":
+		f.Dir, f.Name = filepath.Split(f.to)
+		f.Dir = filepath.Clean(f.Dir)
+	}
+	for i, e := range f.Endpoints {
+		if !strings.Contains(e, "://") {
+			f.Endpoints[i] = "https://" + e
+		}
+	}
+	f.Fingerprint = withColons(f.Fingerprint)
+	res, err := adopt.Adopt(doc, f.Options)
+	if err != nil {
+		return err
+	}
+	if f.to != "-" {
+		return ui.WriteAdopt(s.out, f.out, res)
+	}
+	for _, file := range res.Files[:len(res.Files)-1] {
+		fmt.Fprintf(s.err, "not written: %s; --to DIR writes it\n", file.Name)
+	}
+	_, err = s.out.Write(res.Files[len(res.Files)-1].Content)
+	return err
 }

@@ -116,7 +116,7 @@ func Adopt(doc *terraform.Document, o Options) (Result, error) {
 	}
 	text, err := in.draft.Render()
 	if err != nil {
-		return Result{}, err
+		return Result{}, fault.WithHint(err, "%s has a value there that recast.yaml does not allow: a flag gives another one (recast adopt --help), and --only leaves a VM out", doc.File)
 	}
 	in.res.Files = append(in.res.Files, File{in.Name, text, 0o644}) // last: it completes the set
 	return in.res, in.write()

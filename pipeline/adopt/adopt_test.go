@@ -129,6 +129,7 @@ func TestUnanswered(t *testing.T) {
 		"no such cluster":      {"nested", adopt.Options{Cluster: "other"}, []string{"no VM of bpg/proxmox"}},
 		"nothing below":        {"nested", adopt.Options{Only: []string{"module.clus"}}, []string{"no VM of bpg/proxmox"}},
 		"a range that is used": {"bpg-foreach", adopt.Options{Cluster: "home", Endpoints: []string{"https://pve1"}, VMIDs: "9200-9299"}, []string{`9201 is the number of proxmox_virtual_environment_vm.data["wk1"]`}},
+		"another platform":     {"bpg-talos", adopt.Options{Platform: "aws", Endpoints: []string{"https://pve1"}, VMIDs: "9000-9099"}, []string{"images.platform"}},
 		"no range":             {"bpg-foreach", adopt.Options{Cluster: "home", Endpoints: []string{"https://pve1"}, VMIDs: "9"}, []string{"--vmids"}},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -51,6 +51,20 @@ func TestNameSchematics(t *testing.T) {
 	}
 }
 
+// TestAMachineOfOmniIsNoted: drift compares it, and a roll refuses it.
+func TestAMachineOfOmniIsNoted(t *testing.T) {
+	t.Parallel()
+	n := discover.Discovered{Name: "cp1"}
+	in := &initial{found: discover.Discovery{Nodes: []discover.Discovered{n}}}
+	if in.nodes(); len(in.res.Warnings) > 0 {
+		t.Errorf("of no machine of Omni: %q", in.res.Warnings)
+	}
+	in.found.Nodes[0].Machine.ConfigArgs = []string{"siderolink.api=grpc://omni.example:8090"}
+	if in.nodes(); len(in.res.Warnings) != 1 || !strings.Contains(in.res.Warnings[0], "cp1 is of Omni") {
+		t.Errorf("of a machine of Omni: %q", in.res.Warnings)
+	}
+}
+
 func TestCameFrom(t *testing.T) {
 	t.Parallel()
 	const id = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
