@@ -70,7 +70,7 @@ func TestLockSaysWhatItWaitsFor(t *testing.T) {
 	t.Parallel()
 	term := openLab(t)
 	registry := slowly(t, term)
-	const looks, answer = "looking at the registry's list of official extensions for Talos v1.13.9", "recast.lock is unchanged"
+	const looks, answer = "looking at the registry's list of official extensions for Talos v1.13.9", "recast.lock is up to date"
 
 	release := registry.keepsBack()
 	defer release() // before the server is closed, which waits for its requests
