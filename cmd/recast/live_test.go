@@ -64,6 +64,8 @@ func TestLiveView(t *testing.T) {
 	if code := s.end(); code != exitDone {
 		t.Errorf("exit code %d, stopped and continued:\n%s", code, s.seen())
 	}
+	beside.await(": done\r\n")
+	beside.typed("\x03") // it would show the next run
 	if code := beside.end(); code != exitDone {
 		t.Errorf("exit code %d of who watched:\n%s", code, beside.seen())
 	}

@@ -24,8 +24,8 @@ Nearly all of that is stored in Proxmox, so it works on any machine, and while T
 and Kubernetes are down. Changes nothing. Exits 0 if Proxmox could be read, whatever
 the result.
 
-With --watch it shows the active run live until that ends or you press Ctrl-C. On the
-machine where the run was started it looks as in recast roll, drawn from the log beside
+With --watch it shows the active run live, and then the next one, until you press
+Ctrl-C. On the machine where the run was started it looks as in recast roll, drawn from the log beside
 the journal; elsewhere it shows what Proxmox knows about the run, with at most one
 request every two seconds on average. It needs a terminal.`,
 		Example: `  recast status
@@ -64,6 +64,6 @@ request every two seconds on average. It needs a terminal.`,
 		},
 	}
 	outputFlag(c, &out, "text", "json")
-	c.Flags().BoolVarP(&watch, "watch", "w", false, "show the active run live until it ends")
+	c.Flags().BoolVarP(&watch, "watch", "w", false, "show the active run live, and then the next one")
 	return c
 }

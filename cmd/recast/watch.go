@@ -21,13 +21,21 @@ func canWatch(s *streams) error {
 	return fault.WithHint(errUsage{errors.New("--watch needs a terminal, and standard output is none")}, "for a script: recast status -o json")
 }
 
-// watchStatus draws until no run is active any more, or the user presses Ctrl-C.
+// watchStatus draws one run after the other, until the user presses Ctrl-C.
 func watchStatus(ctx context.Context, s *streams, p pipeline.Project, px pipeline.Listing, src pipeline.StatusSources) error {
+	defer s.err.to(nil)
+	for {
+		if err := watchRun(ctx, s, p, px, src); err != nil || ctx.Err() != nil {
+			return err
+		}
+	}
+}
+
+func watchRun(ctx context.Context, s *streams, p pipeline.Project, px pipeline.Listing, src pipeline.StatusSources) error {
 	out := s.out.(*os.File) // canWatch has checked that
 	view := live.NewView(out, "recast status --watch", os.Getenv("NO_COLOR") == "")
 	w := watch.New(p, px, src, view)
 	s.err.to(func(p []byte) bool { return view.Print(string(p)) })
-	defer s.err.to(nil)
 	view.Start()
 	last, err := w.Until(ctx)
 	if last != "" {
