@@ -13,7 +13,7 @@ func TestTryShow(t *testing.T) {
 	var said bytes.Buffer
 	s := &streams{err: &console{Writer: &said}}
 	s.tryShow(t.Context(), none, "run.html")
-	if got := said.String(); !strings.HasPrefix(got, "warning: open the report: "+none) || !strings.HasSuffix(got, "; the report is written: open it by hand\n") {
+	if got := said.String(); !strings.HasPrefix(got, "warning: open run.html: "+none) || !strings.HasSuffix(got, "; the report is written: open it by hand\n") {
 		t.Errorf("it said %q", got)
 	}
 }

@@ -7,6 +7,7 @@ import (
 
 	"github.com/recast-sh/recast/internal/holder"
 	"github.com/recast-sh/recast/internal/kube"
+	"github.com/recast-sh/recast/internal/pve"
 	"github.com/recast-sh/recast/internal/ui"
 	"github.com/recast-sh/recast/pipeline"
 )
@@ -47,12 +48,10 @@ request every two seconds on average. It needs a terminal.`,
 			}
 			var cl closers
 			defer cl.close()
-			px, err := connectProxmox(s, p, &cl)
+			px, src, err := statusSources(s, p, &cl)
 			if err != nil {
 				return err
 			}
-			src := pipeline.StatusSources{Proxmox: px, Nodes: fromKube(s, p, &cl, (*kube.Client).Nodes), Lease: fromKube(s, p, &cl, (*kube.Client).Lease), Holds: fromKube(s, p, &cl, (*kube.Client).Holds), Dead: holder.Dead}
-			src.MachineConfig, _ = machineConfigs(s, p) // an error means that this machine has none
 			if watch {
 				return watchStatus(c.Context(), s, p, px, src)
 			}
@@ -66,4 +65,15 @@ request every two seconds on average. It needs a terminal.`,
 	outputFlag(c, &out, "text", "json")
 	c.Flags().BoolVarP(&watch, "watch", "w", false, "show the active run live, and then the next one")
 	return c
+}
+
+// statusSources makes the clients of recast status.
+func statusSources(s *streams, p pipeline.Project, cl *closers) (*pve.Client, pipeline.StatusSources, error) {
+	px, err := connectProxmox(s, p, cl)
+	if err != nil {
+		return nil, pipeline.StatusSources{}, err
+	}
+	src := pipeline.StatusSources{Proxmox: px, Nodes: fromKube(s, p, cl, (*kube.Client).Nodes), Lease: fromKube(s, p, cl, (*kube.Client).Lease), Holds: fromKube(s, p, cl, (*kube.Client).Holds), Dead: holder.Dead}
+	src.MachineConfig, _ = machineConfigs(s, p) // an error means that this machine has none
+	return px, src, nil
 }

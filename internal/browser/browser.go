@@ -56,7 +56,7 @@ func Show(ctx context.Context, opener, file string) error {
 		}
 	}
 	if err != nil {
-		return fault.WithHint(fmt.Errorf("open the report: %s: %w", opener, err), "the report is written: open it by hand; --open no skips this")
+		return fault.WithHint(fmt.Errorf("open %s: %s: %w", file, opener, err), "the file is written: open it by hand, or leave --open out")
 	}
 	return nil
 }

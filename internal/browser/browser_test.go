@@ -49,7 +49,7 @@ func TestShowFails(t *testing.T) {
 	if err := os.WriteFile(wrong, []byte("exit 3\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := Show(t.Context(), "sh", wrong); err == nil || !strings.Contains(err.Error(), "open the report: sh: exit status 3") {
+	if err := Show(t.Context(), "sh", wrong); err == nil || !strings.Contains(err.Error(), "open "+wrong+": sh: exit status 3") {
 		t.Errorf("one that can't: %v", err)
 	}
 	if err := Show(t.Context(), none, wrong); err == nil || len(fault.Hints(err)) != 1 {

@@ -231,7 +231,7 @@ func (b *Board) draw(now time.Time, l Look, level detail, wide int, n *node) []s
 	case state == isRunning:
 		return n.drawRunning(now, l, level, lead, at)
 	case state == isStopped:
-		return []string{lead + "  " + l.paint(dim, map[bool]string{true: "stopped before it was done", false: "not started"}[n.begun])}
+		return []string{lead + "  " + l.paint(dim, stoppedWords(n.begun))}
 	}
 	line := lead + "  " + pad(took(n.ended.Sub(n.began)), clockCells)
 	if n.away > 0 {
@@ -247,21 +247,33 @@ func (b *Board) draw(now time.Time, l Look, level detail, wide int, n *node) []s
 	return []string{line}
 }
 
+func stoppedWords(begun bool) string {
+	return map[bool]string{true: "stopped before it was done", false: "not started"}[begun]
+}
+
+// awayWords says how long a node is down, and how long that should take.
+func (n *node) awayWords(now time.Time) string {
+	text := took(now.Sub(n.awaySince))
+	if n.outage > 0 {
+		text += " of ~" + strings.TrimPrefix(about(n.outage), "about ")
+	}
+	return text
+}
+
+// late says whether it is down for longer than expected.
+func (n *node) late(now time.Time) bool { return n.outage > 0 && now.Sub(n.awaySince) > n.outage }
+
 // clockCells is the width of most durations.
 const clockCells = 6
 
 func (n *node) drawRunning(now time.Time, l Look, level detail, lead string, at *entry) []string {
 	line := lead + "  " + pad(took(now.Sub(n.began)), clockCells)
 	if !n.awaySince.IsZero() {
-		away := "away " + took(now.Sub(n.awaySince))
 		colour := yellow
-		if n.outage > 0 {
-			away += " of ~" + strings.TrimPrefix(about(n.outage), "about ")
-			if now.Sub(n.awaySince) > n.outage {
-				colour = red
-			}
+		if n.late(now) {
+			colour = red
 		}
-		line += "  " + l.paint(colour, away)
+		line += "  " + l.paint(colour, "away "+n.awayWords(now))
 	} else if n.away > 0 {
 		line += "  away " + took(n.away)
 	}

@@ -30,9 +30,12 @@ type Run struct {
 //go:embed page.gohtml page.css
 var files embed.FS
 
+// Style is the stylesheet of the report, for pages beside it.
+func Style() ([]byte, error) { return files.ReadFile("page.css") }
+
 // Write writes the report.
 func Write(w io.Writer, r Run) error {
-	css, err := files.ReadFile("page.css")
+	css, err := Style()
 	if err != nil {
 		return fmt.Errorf("report: %w", err)
 	}

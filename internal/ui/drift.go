@@ -82,12 +82,12 @@ func stateWord(d observe.Drift) string {
 	case d.Stale:
 		return "stale"
 	}
-	return "in sync"
+	return wordInSync
 }
 
 func stateOf(p *page, d observe.Drift) string {
 	word := stateWord(d)
-	return p.paint(map[string]string{"unread": red, "stale": yellow, "in sync": green}[word], word)
+	return p.paint(stateColours[word], word)
 }
 
 func drawDrift(p *page, d observe.Drift) {

@@ -56,7 +56,7 @@ func driftCells(d observe.Drift) []string {
 		why = append(why, "note: "+escape(n))
 	}
 	state := stateWord(d)
-	if state != "in sync" {
+	if state != wordInSync {
 		state = "**" + state + "**"
 	}
 	return []string{state, escape(talosWord(d)), "`" + words.Short(d.Build) + "`", strings.Join(why, "<br>")}

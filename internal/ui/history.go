@@ -74,19 +74,31 @@ func inALine(r pipeline.PastRun, log func(pipeline.PastRun) story.Story, hide fu
 	return l
 }
 
+// historyColumns are the titles of Cells.
+var historyColumns = []string{"RUN", "BEGAN", "COMMAND", "RESULT", "NODES", "TOOK", "AWAY", "WHAT"}
+
+// Cells are the run's ID, beginning, command, result, finished nodes, duration, longest
+// outage and target.
+func (r HistoryRun) Cells() []string {
+	took := "-"
+	if !r.Finished.IsZero() {
+		took = inWords(r.Seconds)
+	}
+	return []string{
+		r.ID, r.Started.Local().Format("2006-01-02 15:04"), r.Command, r.Result, fmt.Sprintf("%d/%d", r.Done, r.Planned),
+		took, mostAway(r), r.What,
+	}
+}
+
+// Mood is that of the run's result.
+func (r HistoryRun) Mood() Mood { return moodOf(colourOfResult(r.Result)) }
+
 // WriteHistory prints the past runs.
 func WriteHistory(w io.Writer, format string, h History) error {
 	return write(w, format, h, func(p *page) {
-		rows := [][]string{{"RUN", "BEGAN", "COMMAND", "RESULT", "NODES", "TOOK", "AWAY", "WHAT"}}
+		rows := [][]string{historyColumns}
 		for _, r := range h.Runs {
-			took := "-"
-			if !r.Finished.IsZero() {
-				took = inWords(r.Seconds)
-			}
-			rows = append(rows, []string{
-				r.ID, r.Started.Local().Format("2006-01-02 15:04"), r.Command, r.Result, fmt.Sprintf("%d/%d", r.Done, r.Planned),
-				took, mostAway(r), r.What,
-			})
+			rows = append(rows, r.Cells())
 		}
 		if len(h.Runs) > 0 {
 			drawColumns(p, rows, func(row, column int, text string) string {

@@ -22,6 +22,16 @@ func WritePlan(w io.Writer, format string, plan planning.Plan) error {
 
 func drawPlan(p *page, plan planning.Plan) {
 	drawRehearsal(p, plan)
+	drawChanges(p, plan)
+	drawIdle(p, plan)
+	drawChecks(p, plan)
+	drawPlanWarnings(p, plan)
+	drawSum(p, plan)
+	drawPlanToRecreate(p, plan)
+}
+
+// drawChanges prints the nodes that are changed or refused, by phase.
+func drawChanges(p *page, plan planning.Plan) {
 	var columns table
 	for _, n := range plan.Nodes {
 		if acts(n) {
@@ -42,20 +52,28 @@ func drawPlan(p *page, plan planning.Plan) {
 		}
 		p.line("")
 	}
-	drawIdle(p, plan)
+}
+
+// drawChecks prints what a roll does and checks beside the nodes.
+func drawChecks(p *page, plan planning.Plan) {
 	for _, text := range plan.Surge.Lines() {
 		p.wrapped("surge: ", "  ", text)
 	}
 	drawGates(p, plan)
 	drawStorage(p, plan)
 	drawHooks(p, plan)
+}
+
+func drawPlanWarnings(p *page, plan planning.Plan) {
 	for _, text := range plan.Warn {
 		p.wrapped(p.paint(yellow, "warning: "), "  ", text)
 	}
 	for _, text := range plan.Kubernetes {
 		p.wrapped("beside this: ", "  ", text)
 	}
-	drawSum(p, plan)
+}
+
+func drawPlanToRecreate(p *page, plan planning.Plan) {
 	drawToRecreate(p, "To have these recreated", toRecreateOf(plan))
 }
 
@@ -213,7 +231,7 @@ func idleState(p *page, n planning.NodePlan) string {
 	case n.Drift.Stale:
 		return p.paint(yellow, "stays")
 	}
-	return p.paint(green, "in sync")
+	return p.paint(green, wordInSync)
 }
 
 // drawSum prints a summary: what is done to how many nodes, how long it takes, what is lost.

@@ -11,7 +11,7 @@ import (
 // WriteProvenance prints the chain from a lock to a running node.
 func WriteProvenance(w io.Writer, format string, res provenance.Provenance) error {
 	return write(w, format, res, func(p *page) {
-		p.line("%s", p.paint(bold, fmt.Sprintf("%s: %s, %s", res.Node, res.VM, res.Address)))
+		p.line("%s", p.paint(bold, provenanceTitle(res)))
 		for _, l := range res.Links {
 			lead := fmt.Sprintf("  %s  %-10s  ", p.paint(certain(l.Certainty), fmt.Sprintf("%-12s", l.Certainty)), l.Name)
 			p.wrapped(lead, "                            ", foreign.Line(l.Text))
@@ -23,6 +23,10 @@ func WriteProvenance(w io.Writer, format string, res provenance.Provenance) erro
 			p.wrapped("", "  ", text)
 		}
 	})
+}
+
+func provenanceTitle(res provenance.Provenance) string {
+	return fmt.Sprintf("%s: %s, %s", res.Node, res.VM, res.Address)
 }
 
 func certain(c provenance.Certainty) string {

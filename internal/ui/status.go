@@ -15,54 +15,56 @@ import (
 
 // WriteStatus prints an active roll, or what one has left.
 func WriteStatus(w io.Writer, format string, res pipeline.StatusResult) error {
-	return write(w, format, res, func(p *page) {
-		drawClaim(p, res.Claim)
-		drawLastRun(p, res)
-		for _, h := range res.Open {
-			p.line("")
-			drawHalf(p, h)
-		}
-		for _, m := range res.Marked {
-			p.line("")
-			drawMarked(p, m)
-		}
-		for _, node := range res.Surge {
-			p.line("")
-			p.line("surge  %s is left over by a roll", node)
-			advise(p, []pipeline.Advice{{Command: "recast roll", Does: "goes on with it, or removes it"}, {Command: "recast remove " + node, Does: "removes it"}})
-		}
-		if len(res.Kept) > 0 {
-			p.line("")
-		}
-		for _, k := range res.Kept {
-			drawKept(p, k)
-		}
-		for _, s := range res.Scratch {
-			p.line("")
-			p.line("scratch  VM %d %q on %s: run %s tests, or tested, an image on it", s.VMID, s.Name, s.Host, s.Run)
-			advise(p, s.Next)
-		}
-		for _, h := range res.Held {
-			p.line("")
-			drawHeld(p, h)
-		}
-		for _, text := range res.Unanswered {
-			p.line("")
-			p.wrapped(p.paint(yellow, "no answer")+"  ", "    ", text)
-		}
-		if res.Kubernetes != "" {
-			p.line("")
-			p.wrapped(p.paint(yellow, "Kubernetes could not be asked")+" for nodes that a run has cordoned: ", "  ", res.Kubernetes)
-		}
-		for _, problem := range res.Problems {
-			p.line("")
-			p.wrapped(p.paint(red, "could not be read: "), "  ", problem)
-		}
-		if len(res.Open) == 0 && len(res.Marked) == 0 && len(res.Unanswered)+len(res.Surge)+len(res.Held) == 0 && res.Claim == nil && len(res.Problems) == 0 && res.Kubernetes == "" {
-			p.line("")
-			p.line("nothing is unfinished")
-		}
-	})
+	return write(w, format, res, func(p *page) { drawStatus(p, res) })
+}
+
+func drawStatus(p *page, res pipeline.StatusResult) {
+	drawClaim(p, res.Claim)
+	drawLastRun(p, res)
+	for _, h := range res.Open {
+		p.line("")
+		drawHalf(p, h)
+	}
+	for _, m := range res.Marked {
+		p.line("")
+		drawMarked(p, m)
+	}
+	for _, node := range res.Surge {
+		p.line("")
+		p.line("surge  %s is left over by a roll", node)
+		advise(p, []pipeline.Advice{{Command: "recast roll", Does: "goes on with it, or removes it"}, {Command: "recast remove " + node, Does: "removes it"}})
+	}
+	if len(res.Kept) > 0 {
+		p.line("")
+	}
+	for _, k := range res.Kept {
+		drawKept(p, k)
+	}
+	for _, s := range res.Scratch {
+		p.line("")
+		p.line("scratch  VM %d %q on %s: run %s tests, or tested, an image on it", s.VMID, s.Name, s.Host, s.Run)
+		advise(p, s.Next)
+	}
+	for _, h := range res.Held {
+		p.line("")
+		drawHeld(p, h)
+	}
+	for _, text := range res.Unanswered {
+		p.line("")
+		p.wrapped(p.paint(yellow, "no answer")+"  ", "    ", text)
+	}
+	if res.Kubernetes != "" {
+		p.line("")
+		p.wrapped(p.paint(yellow, "Kubernetes could not be asked")+" for nodes that a run has cordoned: ", "  ", res.Kubernetes)
+	}
+	for _, problem := range res.Problems {
+		p.line("")
+		p.wrapped(p.paint(red, "could not be read: "), "  ", problem)
+	}
+	if len(res.Open) == 0 && len(res.Marked) == 0 && len(res.Unanswered)+len(res.Surge)+len(res.Held) == 0 && res.Claim == nil && len(res.Problems) == 0 && res.Kubernetes == "" {
+		p.line("")
+		p.line("nothing is unfinished")
+	}
 }
 
 func drawHeld(p *page, h pipeline.HeldBack) {

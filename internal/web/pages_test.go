@@ -1,0 +1,201 @@
+package web
+
+import (
+	"context"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/recast-sh/recast/cluster/claim"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/story"
+	"github.com/recast-sh/recast/pipeline"
+)
+
+// The words of the commands are on the pages, and what was not read is said to be so.
+func TestPages(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		v := open(t, options(t.TempDir(), "extension a → b"))
+		for path, want := range map[string]string{"": "not read yet", "plan": "not read yet", "nodes/wk1": "Read</button>", "run": "no run was started on this machine"} {
+			if page := v.page(path); !strings.Contains(page, want) {
+				t.Errorf("%q without %q:\n%s", path, want, page)
+			}
+		}
+		for _, key := range []string{keyDrift, keyPlan, keyStatus, keyNode + "wk1"} {
+			v.read(key)
+		}
+		time.Sleep(90 * time.Second)
+		for path, words := range map[string][]string{
+			"":          {"1m30s ago", "1 of 3 nodes could not be read, 1 stale: extension-digest 1", "extension a → b", "recast plan shows what a roll would do", "Read again", "not in recast.yaml"},
+			"plan":      {"refused", "carried over:", "scsi1, fast:1", "will be lost:", "a roll refuses until every reason is gone", "recast plan --explain wk2", "warning: "},
+			"run":       {"could not be read: extension a → b", "nobody holds it"},
+			"nodes/wk1": {"stale", "recreate", "VM 9031 on pve1", "proven", "extension a → b"},
+			"runbooks":  {"parked-half", "A replacement is unfinished"},
+		} {
+			page := v.page(path)
+			for _, want := range words {
+				if !strings.Contains(page, want) {
+					t.Errorf("%q without %q:\n%s", path, want, page)
+				}
+			}
+		}
+		if page := v.page(""); strings.Index(page, "wk1</a>") > strings.Index(page, "cp1</a>") {
+			t.Error("a node that is in sync comes first")
+		}
+	})
+}
+
+// Text from elsewhere adds no markup, no control character and no secret to a page.
+func TestForeignText(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		const hostile = `"><script>alert(1)</script><img src=x onerror=alert(1)>' javascript:x \x1b[31m ` + "\x1b[31m\u202e " + secret
+		v := open(t, options(t.TempDir(), hostile))
+		for _, key := range []string{keyDrift, keyPlan, keyStatus, keyNode + hostile} {
+			v.read(key)
+		}
+		for _, path := range []string{"", "plan", "run", "nodes/wk1", "nodes/" + "%22%3E%3Cscript%3Ealert(1)%3C%2Fscript%3E"} {
+			page := v.page(path)
+			for _, wrong := range []string{"<script>", "<img", "\x1b", "\u202e", "5ec0ffee"} {
+				if strings.Contains(page, wrong) {
+					t.Errorf("%q has %q:\n%s", path, wrong, page)
+				}
+			}
+			if path != "nodes/wk1" && !strings.Contains(page, "&lt;script&gt;") {
+				t.Errorf("%q lacks the text", path)
+			}
+		}
+	})
+}
+
+// An error has its hint and its runbook, and what was read before it stays, with its age.
+func TestTrouble(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		o := options(t.TempDir(), "text")
+		good, down := o.Drift, false
+		o.Drift = func(ctx context.Context) (pipeline.DriftResult, error) {
+			if down {
+				return pipeline.DriftResult{}, fault.WithHint(fault.Unreachable.Of(errDown), "is pve1 on?")
+			}
+			return good(ctx)
+		}
+		v := open(t, o)
+		v.read(keyDrift)
+		down = true
+		time.Sleep(time.Hour)
+		v.read(keyDrift)
+		page := v.page("")
+		for _, want := range []string{"could not be read at 01:00:00", "is pve1 on?", v.site.base + `runbooks/unreachable"`, "&lt;script&gt;", "[redacted]", "1h0m ago", "wk1</a>"} {
+			if !strings.Contains(page, want) {
+				t.Errorf("without %q:\n%s", want, page)
+			}
+		}
+		if !strings.Contains(v.page("runbooks/unreachable"), "<h2>What it means</h2>") {
+			t.Error("the runbook is not drawn")
+		}
+		down = false
+		v.read(keyDrift)
+		if page := v.page(""); strings.Contains(page, "could not be read at") || !strings.Contains(page, ", 0s ago") {
+			t.Errorf("the trouble stays:\n%s", page)
+		}
+	})
+}
+
+// fixedRun is the ID of every run of testdata.
+const fixedRun = "20000101-0000-feed"
+
+// A run that has not ended is followed in its log; one that was killed is shown as it was then.
+func TestRunPage(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	bring(t, dir, "roll")
+	runDir := filepath.Join(dir, ".recast", "runs", fixedRun)
+	log, err := os.ReadFile(filepath.Join(runDir, story.LogName))
+	if err != nil {
+		t.Fatal(err)
+	}
+	lines := strings.SplitAfter(string(log), "\n")
+	cut := func(n int) {
+		t.Helper()
+		if err := os.WriteFile(filepath.Join(runDir, story.LogName), []byte(strings.Join(lines[:n], "")), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	info, err := os.ReadFile(filepath.Join(runDir, "RUN"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	began, _, _ := strings.Cut(string(info), ",\n")
+	if err := os.WriteFile(filepath.Join(runDir, "RUN"), []byte(began+"}"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	o := options(dir, "text")
+	dead := false
+	o.Past = pipeline.PastOptions{Holder: claim.Holder{Boot: "b"}, Dead: func(claim.Holder) bool { return dead }}
+	v := open(t, o)
+	require := func(words ...string) {
+		t.Helper()
+		page := v.page("run")
+		for _, want := range words {
+			if !strings.Contains(page, want) {
+				t.Errorf("without %q:\n%s", want, page)
+			}
+		}
+	}
+	cut(200)
+	require(`badge open">running`, "Its report so far", "1 of 6 nodes done, 1 in progress, 4 to go", `<meta http-equiv="refresh" content="4">`, `data-live="2"`, "<progress")
+	cut(400)
+	require("3 of 6 nodes done, 1 in progress, 2 to go")
+	dead = true
+	require(`badge bad">killed`, "3 of 6 nodes done")
+	if err := os.WriteFile(filepath.Join(runDir, "RUN"), info, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	require(`badge good">done`, "Its report</a>")
+}
+
+// The report of a run is the one that recast history --html writes.
+func TestReportPage(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	bring(t, dir, "killed")
+	v := open(t, options(dir, "text"))
+	for path, want := range map[string]int{fixedRun: 200, fixedRun[:9]: 404, "none": 404} {
+		w := v.ask(httptest.NewRequest(http.MethodGet, "http://"+host+v.site.base+"history/"+path, nil))
+		if w.Code != want || want == 200 && (w.Body.String() != "report of "+fixedRun || w.Header().Get("Content-Security-Policy") != reportPolicy) {
+			t.Errorf("%s: %d %s", path, w.Code, w.Body)
+		}
+	}
+}
+
+// The history is read when someone looks at it.
+func TestHistoryPage(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		dir := t.TempDir()
+		v := open(t, options(dir, "text"))
+		look := func() string {
+			ctx, cancel := context.WithCancel(t.Context())
+			go v.site.readings.run(ctx)
+			v.page("history")
+			synctest.Wait()
+			cancel()
+			return v.page("history")
+		}
+		if page := look(); !strings.Contains(page, "no run was started on this machine") {
+			t.Error(page)
+		}
+		bring(t, dir, "roll")
+		time.Sleep(time.Minute)
+		if page := look(); !strings.Contains(page, "qemu-guest-agent 11.0.2, new digest") || !strings.Contains(page, `scope="row"><a href="`+v.site.base+"history/"+fixedRun) {
+			t.Error(page)
+		}
+	})
+}

@@ -1,0 +1,92 @@
+package web
+
+import (
+	"cmp"
+	"errors"
+	"net/http"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/recast-sh/recast/internal/journal"
+	"github.com/recast-sh/recast/internal/live"
+	"github.com/recast-sh/recast/internal/story"
+	"github.com/recast-sh/recast/internal/ui"
+	"github.com/recast-sh/recast/pipeline"
+)
+
+// board is the run that has not ended, from its log on this machine, which is read on
+// where the last request stopped.
+type board struct {
+	mu      sync.Mutex
+	run     string
+	planned bool
+	drawn   *live.Board
+	follow  *live.Follower
+}
+
+// at is the run as it is now, or as it was when it was killed.
+func (b *board) at(r pipeline.Running, killed bool) (live.Now, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if r.ID != b.run || b.planned != (r.Plan != nil) {
+		b.run, b.planned = r.ID, r.Plan != nil
+		b.drawn = live.NewBoard("", r.Started)
+		if b.planned {
+			b.drawn.Plan(r.Started, *r.Plan)
+		}
+		b.follow = &live.Follower{Path: filepath.Join(r.Dir, story.LogName), Older: filepath.Join(r.Dir, story.OlderLogName)}
+	}
+	err := b.follow.Read(b.drawn)
+	now := time.Now()
+	if killed {
+		now = cmp.Or(b.follow.Written, r.Started)
+	}
+	return b.drawn.Now(now), err
+}
+
+// runView is the active run, or the last one.
+type runView struct {
+	Every   int
+	Now     *live.Now      // nil: no run of this machine is unfinished
+	Last    *ui.HistoryRun // the run that was started last on this machine; nil: none was
+	Status  shown
+	Trouble *trouble
+}
+
+func (s *Site) runPage(w http.ResponseWriter, r *http.Request) {
+	v := runView{Every: seldom, Status: s.shown(keyStatus)}
+	if err := s.look(&v); err != nil {
+		v.Trouble = s.trouble(err, time.Now())
+	}
+	again := v.Status.again()
+	if v.Now != nil {
+		v.Every, again = running, 2*running
+	}
+	s.render(w, r, http.StatusOK, "run", view{Title: "Run", Again: again, Body: v})
+}
+
+// look reads the run that was started last.
+func (s *Site) look(v *runView) error {
+	runs := s.Project.Runs()
+	known, unread := journal.Runs(runs.Dir)
+	if len(known) == 0 {
+		return unread
+	}
+	last, err := runs.Find(known[0].ID, s.Past)
+	if err != nil {
+		return err
+	}
+	active, found, err := runs.Running()
+	log := s.Log
+	if found {
+		log = func(pipeline.PastRun) story.Story { return story.Story{} } // the board has it
+	}
+	v.Last = &ui.HistoryOf([]pipeline.PastRun{last}, nil, 0, log, s.Hide).Runs[0]
+	if !found || err != nil {
+		return errors.Join(unread, err)
+	}
+	now, err := s.board.at(active, last.Result == "killed")
+	v.Now = &now
+	return errors.Join(unread, err)
+}

@@ -1,0 +1,64 @@
+package web
+
+import (
+	"html/template"
+	"net/http"
+	"strings"
+
+	"github.com/russross/blackfriday/v2"
+
+	"github.com/recast-sh/recast/docs/runbooks"
+	"github.com/recast-sh/recast/internal/fault"
+)
+
+// runbook is a page of the list.
+type runbook struct{ Code, Title string }
+
+func (s *Site) runbooksPage(w http.ResponseWriter, r *http.Request) {
+	var list []runbook
+	for _, code := range fault.AllCodes() {
+		list = append(list, runbook{string(code), runbooks.Title(string(code))})
+	}
+	s.render(w, r, http.StatusOK, "runbooks", view{Title: "Runbooks", Body: list})
+}
+
+func (s *Site) runbookPage(w http.ResponseWriter, r *http.Request) {
+	code := r.PathValue("code")
+	text, found := runbooks.Page(code)
+	if !found {
+		s.missing(w, r, "there is no such runbook")
+		return
+	}
+	heading, text, _ := strings.Cut(text, "\n")
+	s.render(w, r, http.StatusOK, "runbook", view{Title: strings.TrimPrefix(heading, "# "), Body: markdown(text)})
+}
+
+// markdown renders a page that is built in. Its links to other runbooks stay here, those to
+// the rest of the documentation lead to where it is published.
+func markdown(text string) template.HTML {
+	html := blackfriday.NewHTMLRenderer(blackfriday.HTMLRendererParameters{Flags: blackfriday.SkipHTML})
+	tree := blackfriday.New(blackfriday.WithExtensions(blackfriday.CommonExtensions)).Parse([]byte(text))
+	var out strings.Builder
+	tree.Walk(func(n *blackfriday.Node, entering bool) blackfriday.WalkStatus {
+		if n.Type == blackfriday.Link && entering {
+			n.Destination = []byte(linked(string(n.Destination)))
+		}
+		return html.RenderNode(&out, n, entering)
+	})
+	return template.HTML(out.String()) //nolint:gosec // from a page that is built in
+}
+
+func linked(to string) string {
+	name, fragment, _ := strings.Cut(to, "#")
+	code, isPage := strings.CutSuffix(name, ".md")
+	if _, here := runbooks.Page(code); isPage && here {
+		return code
+	}
+	if strings.Contains(to, "://") || name == "" {
+		return to
+	}
+	if fragment != "" {
+		name += "#" + fragment
+	}
+	return strings.TrimSuffix(runbooks.URL(""), ".md") + name
+}
