@@ -26,7 +26,7 @@ func newRootCmd(s *streams) *cobra.Command {
 	c.SetErr(s.err)
 	c.PersistentFlags().StringVarP(&g.config, "config", "c", "recast.yaml", "configuration `file`; paths in it are relative to it")
 	c.SetFlagErrorFunc(flagError)
-	group(c, "Every day:", newLockCmd(s, &g), newPlanCmd(s, &g), newRollCmd(s, &g), newStatusCmd(s, &g), newUndoCmd(s, &g), newDriftCmd(s, &g), newHistoryCmd(s, &g))
+	group(c, "Every day:", newLockCmd(s, &g), newPlanCmd(s, &g), newRollCmd(s, &g), newStatusCmd(s, &g), newUICmd(s, &g), newUndoCmd(s, &g), newDriftCmd(s, &g), newHistoryCmd(s, &g))
 	group(c, "When something went wrong:", newRunbookCmd(s), newSupportBundleCmd(s, &g), newRestoreCmd(s, &g), newRebuildCmd(s, &g))
 	group(c, "Set-up and seldom:", newInitCmd(s), newAdoptCmd(s), newDoctorCmd(s, &g), newPublishCmd(s, &g), newConfigCmd(s, &g), newUpgradeK8sCmd(s, &g), newBootstrapCmd(s, &g), newRemoveCmd(s, &g),
 		newBackupCmd(s, &g), newPruneCmd(s, &g), newOperatorCmd(s), newLabCmd(s), newVersionCmd(s))

@@ -35,6 +35,7 @@ var untouched = map[string]string{
 	"recast rollback":    "no disk was freed: recast status shows where each one is",
 	"recast runbook":     reads,
 	"recast status":      reads,
+	"recast ui":          reads,
 	"recast undo":        "no disk was freed: recast status shows where each one is",
 	"recast upgrade-k8s": "no VM and no disk was touched; upgraded components stay upgraded",
 	"recast version":     reads,
