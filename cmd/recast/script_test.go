@@ -49,7 +49,7 @@ func TestScript(t *testing.T) {
 			return nil
 		},
 		Cmds: map[string]func(ts *testscript.TestScript, neg bool, args []string){
-			"exits": exits, "awaits": awaits, "sources": sources, "replaces": replaces, "hears": hears, "conforms": conforms,
+			"exits": exits, "awaits": awaits, "sources": sources, "replaces": replaces, "hears": hears, "conforms": conforms, "visits": visits, "presses": presses,
 		},
 	})
 }

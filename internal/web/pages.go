@@ -90,12 +90,11 @@ func clock(t time.Time) string {
 
 // age is how long ago something was.
 func age(t time.Time) string {
-	d := time.Since(t)
-	unit := time.Second
+	d := max(0, time.Since(t)).Round(time.Second)
 	if d >= time.Hour {
-		unit = time.Minute
+		return strings.TrimSuffix(d.Round(time.Minute).String(), "0s") + " ago"
 	}
-	return strings.TrimSuffix(max(0, d).Round(unit).String(), "m0s") + map[bool]string{true: "m"}[d >= time.Hour] + " ago"
+	return d.String() + " ago"
 }
 
 func (s *Site) nodesPage(w http.ResponseWriter, r *http.Request) {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net/http"
 	"path/filepath"
+	"strings"
 	"sync"
 	"time"
 
@@ -89,4 +90,30 @@ func (s *Site) look(v *runView) error {
 	now, err := s.board.at(active, last.Result == "killed")
 	v.Now = &now
 	return errors.Join(unread, err)
+}
+
+// history is what recast history lists. A run that has ended is read once.
+func (s *Site) history() ui.History {
+	runs := s.Project.Runs()
+	known, err := journal.Runs(runs.Dir)
+	out := ui.HistoryOf(nil, nil, 0, s.Log, s.Hide)
+	if err != nil {
+		out.Problems = strings.Split(s.Hide(err.Error()), "\n")
+	}
+	for _, info := range known {
+		line, read := s.past[info.ID]
+		if !read || !line.Finished.Equal(info.Finished) {
+			run, err := runs.Find(info.ID, s.Past)
+			if err != nil {
+				out.Problems = append(out.Problems, s.Hide(err.Error()))
+				continue
+			}
+			line = ui.HistoryOf([]pipeline.PastRun{run}, nil, 0, s.Log, s.Hide).Runs[0]
+		}
+		if !line.Finished.IsZero() {
+			s.past[info.ID] = line
+		}
+		out.Runs = append(out.Runs, line)
+	}
+	return out
 }

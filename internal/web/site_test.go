@@ -59,7 +59,7 @@ func options(dir, text string) Options {
 
 // visit is a browser that has opened the first URL of a site on port 8123.
 type visit struct {
-	t    *testing.T
+	t    testing.TB
 	site *Site
 	h    http.Handler
 	jar  *http.Cookie
@@ -67,7 +67,7 @@ type visit struct {
 
 const host = "127.0.0.1:8123"
 
-func open(t *testing.T, o Options) *visit {
+func open(t testing.TB, o Options) *visit {
 	t.Helper()
 	s, err := New(o)
 	if err != nil {
@@ -91,11 +91,17 @@ func (v *visit) ask(r *http.Request) *httptest.ResponseRecorder {
 // page gets a page, which must be whole.
 func (v *visit) page(path string) string {
 	v.t.Helper()
+	text := v.get(path)
+	requireSound(v.t, text)
+	return text
+}
+
+func (v *visit) get(path string) string {
+	v.t.Helper()
 	w := v.ask(httptest.NewRequest(http.MethodGet, "http://"+host+v.site.base+path, nil))
 	if w.Code != http.StatusOK {
 		v.t.Fatalf("%s: %d %s", path, w.Code, w.Body)
 	}
-	requireSound(v.t, w.Body.String())
 	return w.Body.String()
 }
 
@@ -123,7 +129,7 @@ func (v *visit) post(what, origin string) *httptest.ResponseRecorder {
 
 // requireSound: elements are closed, IDs are unique, and nothing comes from elsewhere or is
 // a script or style within the page, which its policy would refuse.
-func requireSound(t *testing.T, page string) {
+func requireSound(t testing.TB, page string) {
 	t.Helper()
 	for _, wrong := range []string{"ZgotmplZ", "<no value>", "%!", "0001-01-01", " style=", "<style", " onclick=", secret} {
 		if strings.Contains(page, wrong) {
@@ -158,6 +164,22 @@ func requireSound(t *testing.T, page string) {
 func bring(t *testing.T, dir, name string) {
 	t.Helper()
 	if err := os.CopyFS(filepath.Join(dir, ".recast", "runs"), os.DirFS(filepath.Join("../../testdata/runs", name))); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func read(t testing.TB, path string) string {
+	t.Helper()
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
+
+func write(t testing.TB, path, text string) {
+	t.Helper()
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
 }

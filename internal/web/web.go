@@ -51,6 +51,7 @@ type Site struct {
 	pages                map[string]*template.Template
 	base, token, session string // base: the path of all pages, "/…/"
 	board                board
+	past                 map[string]ui.HistoryRun // that have ended, by ID; only the reader uses it
 }
 
 //go:embed pages
@@ -61,7 +62,7 @@ var pageNames = []string{"enter", "nodes", "node", "plan", "run", "history", "ru
 
 // New makes a site.
 func New(o Options) (*Site, error) {
-	s := &Site{Options: o, pages: map[string]*template.Template{}, base: "/" + rand.Text() + "/", token: rand.Text(), session: rand.Text()}
+	s := &Site{Options: o, pages: map[string]*template.Template{}, base: "/" + rand.Text() + "/", token: rand.Text(), session: rand.Text(), past: map[string]ui.HistoryRun{}}
 	s.readings = newReadings(s.read)
 	layout, err := template.New("layout").Funcs(template.FuncMap{
 		"base": func() string { return s.base },
@@ -150,8 +151,7 @@ func (s *Site) read(ctx context.Context, key string) (any, error) {
 		res, err := s.Status(ctx)
 		return ui.StatusInWords(res, s.Hide), err
 	case keyHistory:
-		runs, problems := s.Project.Runs().All(s.Past)
-		return ui.HistoryOf(runs, problems, 0, s.Log, s.Hide), nil
+		return s.history(), nil
 	}
 	res, err := s.Trace(ctx, strings.TrimPrefix(key, keyNode))
 	return ui.ProvenanceInWords(res, s.Hide), err
