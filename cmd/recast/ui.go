@@ -139,9 +139,12 @@ func read[T any](ctx context.Context, s *streams, g *globals, f func(context.Con
 // every user of this machine could read its token. The file stays until ctx ends.
 func (s *streams) openPages(ctx context.Context, p pipeline.Project, url string) {
 	file := filepath.Join(p.State(), "ui.html")
-	err := os.MkdirAll(p.State(), 0o700)
+	page, err := template.New("ui.html").Parse(leadsTo)
 	if err == nil {
-		err = savefile.Write(file, func(w io.Writer) error { return leadsTo.Execute(w, url) })
+		err = os.MkdirAll(p.State(), 0o700)
+	}
+	if err == nil {
+		err = savefile.Write(file, func(w io.Writer) error { return page.Execute(w, url) })
 	}
 	if err == nil {
 		err = browser.Show(ctx, browser.Opener(), file)
@@ -153,5 +156,5 @@ func (s *streams) openPages(ctx context.Context, p pipeline.Project, url string)
 	_ = os.Remove(file) // its token is of no use any more
 }
 
-var leadsTo = template.Must(template.New("").Parse(`<!DOCTYPE html><meta charset="utf-8"><title>recast ui</title><meta http-equiv="refresh" content="0; url={{.}}"><a href="{{.}}">recast ui</a>
-`))
+const leadsTo = `<!DOCTYPE html><meta charset="utf-8"><title>recast ui</title><meta http-equiv="refresh" content="0; url={{.}}"><a href="{{.}}">recast ui</a>
+`

@@ -12,8 +12,8 @@ import (
 	"github.com/recast-sh/recast/internal/ui"
 )
 
-// The times after which a page is fetched again: while something is being read, while a run
-// is active, otherwise.
+// The times after which a page is fetched again: while something is being read, on the page of
+// the run, otherwise.
 const (
 	soon    = 1
 	running = 2

@@ -56,13 +56,13 @@ type runView struct {
 }
 
 func (s *Site) runPage(w http.ResponseWriter, r *http.Request) {
-	v := runView{Every: seldom, Status: s.shown(keyStatus)}
+	v := runView{Every: running, Status: s.shown(keyStatus)}
 	if err := s.look(&v); err != nil {
 		v.Trouble = s.trouble(err, time.Now())
 	}
 	again := v.Status.again()
 	if v.Now != nil {
-		v.Every, again = running, 2*running
+		again = 2 * running
 	}
 	s.render(w, r, http.StatusOK, "run", view{Title: "Run", Again: again, Body: v})
 }
