@@ -25,13 +25,13 @@ type StepNow struct {
 
 // NodeNow is a node.
 type NodeNow struct {
-	Node, Phase, Strategy string
-	State, Mood           string // Mood as in StepNow; "": it has not begun
-	Took, Text            string
-	Away                  string // "2m of ~5m"
-	Late                  bool   // it is down for longer than expected
-	Percent               int    // of the expected time, while it is in progress
-	Step                  *StepNow
+	Node, Strategy string
+	State, Mood    string // Mood as in StepNow; "": it has not begun
+	Took, Text     string
+	Away           string // "2m of ~5m"
+	Late           bool   // it is down for longer than expected
+	Percent        int    // of the expected time, while it is in progress
+	Step           *StepNow
 }
 
 // Now describes the board.
@@ -72,7 +72,7 @@ func (e *entry) now(now time.Time) StepNow {
 }
 
 func (n *node) now(now time.Time) NodeNow {
-	out := NodeNow{Node: n.name, Phase: string(n.phase), Strategy: n.strategy, Text: n.text}
+	out := NodeNow{Node: n.name, Strategy: n.strategy, Text: n.text}
 	if at := n.current(); at != nil {
 		s := at.now(now)
 		out.Step = &s

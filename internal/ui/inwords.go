@@ -14,17 +14,18 @@ import (
 // The texts of these types are those of the text output, after hide: for pages that lay
 // them out in another way.
 
-// Mood is what a text's colour says; "" if it has none.
+// Mood is what the colour of a text says: "good", "open", "bad", or "" without one.
 type Mood string
 
-// The moods.
 const (
-	Good Mood = "good"
-	Open Mood = "open"
-	Bad  Mood = "bad"
+	moodGood Mood = "good"
+	moodOpen Mood = "open"
+	moodBad  Mood = "bad"
 )
 
-func moodOf(colour string) Mood { return map[string]Mood{green: Good, yellow: Open, red: Bad}[colour] }
+func moodOf(colour string) Mood {
+	return map[string]Mood{green: moodGood, yellow: moodOpen, red: moodBad}[colour]
+}
 
 // FactWords is one thing about a node: "stale: extension …".
 type FactWords struct {
@@ -58,17 +59,17 @@ func DriftInWords(res pipeline.DriftResult, hide func(string) string) DriftWords
 		}
 		n := NodeWords{Node: d.Node, State: stateWord(d), Mood: moodOf(stateColours[stateWord(d)]), Cells: []string{hide(talosOf(d)), words.Short(d.Build)}}
 		for _, r := range d.Reasons {
-			n.Facts = append(n.Facts, FactWords{Open, "", hide(foreign.Line(r.Text))})
+			n.Facts = append(n.Facts, FactWords{moodOpen, "", hide(foreign.Line(r.Text))})
 		}
 		for _, text := range d.Unread {
-			n.Facts = append(n.Facts, FactWords{Bad, "unread", hide(text)})
+			n.Facts = append(n.Facts, FactWords{moodBad, "unread", hide(text)})
 		}
 		for _, text := range d.Notes {
 			n.Facts = append(n.Facts, FactWords{"", "note", hide(text)})
 		}
 		out.Nodes = append(out.Nodes, n)
 	}
-	rank := func(n NodeWords) int { return slices.Index([]Mood{Bad, Open, Good}, n.Mood) }
+	rank := func(n NodeWords) int { return slices.Index([]Mood{moodBad, moodOpen, moodGood}, n.Mood) }
 	slices.SortStableFunc(out.Nodes, func(a, b NodeWords) int { return rank(a) - rank(b) })
 	return out
 }
@@ -107,9 +108,9 @@ func PlanInWords(plan planning.Plan, hide func(string) string) PlanWords {
 		for _, n := range nodes {
 			row := nodeRow(p, n)
 			facts := slices.DeleteFunc(factsOf(n), func(f fact) bool { return slices.Contains(common, f) })
-			mood := Open
+			mood := moodOpen
 			if len(n.Refused) > 0 {
-				mood = Bad
+				mood = moodBad
 			}
 			group.Nodes = append(group.Nodes, NodeWords{Node: n.Node, State: row[0], Mood: mood, Cells: each(row[2:], hide), Facts: factWords(facts, hide)})
 		}
@@ -117,9 +118,9 @@ func PlanInWords(plan planning.Plan, hide func(string) string) PlanWords {
 	}
 	for _, n := range plan.Nodes {
 		if !acts(n) {
-			node := NodeWords{Node: n.Node, State: idleState(p, n), Mood: Open, Cells: []string{hide(idleWhy(n))}, Facts: factWords(factsOf(n), hide)}
+			node := NodeWords{Node: n.Node, State: idleState(p, n), Mood: moodOpen, Cells: []string{hide(idleWhy(n))}, Facts: factWords(factsOf(n), hide)}
 			if node.State == wordInSync {
-				node.Mood = Good
+				node.Mood = moodGood
 			}
 			out.Idle = append(out.Idle, node)
 		}

@@ -29,7 +29,7 @@ func (s *Site) guard(port string, next http.Handler) http.Handler {
 		case !slices.Contains(hosts, r.Host):
 			refuse(w, fmt.Sprintf("this page has the addresses http://%s and http://%s only", hosts[0], hosts[1]))
 		case r.Method == http.MethodGet && same(r.URL.Path, "/"+s.token):
-			s.enter(w, r)
+			s.enter(w)
 		case !s.entered(r):
 			refuse(w, "open the URL that recast ui has printed")
 		case r.Method != http.MethodGet && r.Method != http.MethodHead && r.Header.Get("Origin") != "http://"+r.Host:
@@ -50,9 +50,9 @@ const cookie = "recast"
 
 // enter sets the cookie. A redirect would not do: a browser that was sent here from
 // elsewhere keeps a strict cookie back on the next request, except if a page of ours makes it.
-func (s *Site) enter(w http.ResponseWriter, r *http.Request) {
+func (s *Site) enter(w http.ResponseWriter) {
 	http.SetCookie(w, &http.Cookie{Name: cookie, Value: s.session, Path: s.base, HttpOnly: true, SameSite: http.SameSiteStrictMode})
-	s.render(w, r, http.StatusOK, "enter", view{Title: "recast"})
+	s.render(w, http.StatusOK, "enter", view{Title: "recast"})
 }
 
 func (s *Site) entered(r *http.Request) bool {

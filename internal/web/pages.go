@@ -97,20 +97,20 @@ func age(t time.Time) string {
 	return d.String() + " ago"
 }
 
-func (s *Site) nodesPage(w http.ResponseWriter, r *http.Request) {
+func (s *Site) nodesPage(w http.ResponseWriter, _ *http.Request) {
 	drift := s.shown(keyDrift)
-	s.render(w, r, http.StatusOK, "nodes", view{Title: "Nodes", Again: drift.again(), Body: drift})
+	s.render(w, http.StatusOK, "nodes", view{Title: "Nodes", Again: drift.again(), Body: drift})
 }
 
-func (s *Site) planPage(w http.ResponseWriter, r *http.Request) {
+func (s *Site) planPage(w http.ResponseWriter, _ *http.Request) {
 	plan := s.shown(keyPlan)
-	s.render(w, r, http.StatusOK, "plan", view{Title: "Plan", Again: plan.again(), Body: plan})
+	s.render(w, http.StatusOK, "plan", view{Title: "Plan", Again: plan.again(), Body: plan})
 }
 
-func (s *Site) historyPage(w http.ResponseWriter, r *http.Request) {
+func (s *Site) historyPage(w http.ResponseWriter, _ *http.Request) {
 	s.readings.askIfOlder(keyHistory, 5*time.Second) // only files
 	past := s.shown(keyHistory)
-	s.render(w, r, http.StatusOK, "history", view{Title: "History", Again: past.again(), Body: past})
+	s.render(w, http.StatusOK, "history", view{Title: "History", Again: past.again(), Body: past})
 }
 
 // nodeView is what is known about one node.
@@ -136,7 +136,7 @@ func (s *Site) nodePage(w http.ResponseWriter, r *http.Request) {
 			}
 		}
 	}
-	s.render(w, r, http.StatusOK, "node", view{Title: v.Node, Again: v.Trace.again(), Body: v})
+	s.render(w, http.StatusOK, "node", view{Title: v.Node, Again: v.Trace.again(), Body: v})
 }
 
 func find(nodes []ui.NodeWords, name string) *ui.NodeWords {
@@ -153,7 +153,7 @@ func (s *Site) reportPage(w http.ResponseWriter, r *http.Request) {
 	id := r.PathValue("run")
 	run, err := s.Project.Runs().Find(id, s.Past)
 	if err != nil || run.ID != id {
-		s.missing(w, r, fmt.Sprintf("no run %q was started on this machine", id))
+		s.missing(w, fmt.Sprintf("no run %q was started on this machine", id))
 		return
 	}
 	var page bytes.Buffer

@@ -55,7 +55,7 @@ type runView struct {
 	Trouble *trouble
 }
 
-func (s *Site) runPage(w http.ResponseWriter, r *http.Request) {
+func (s *Site) runPage(w http.ResponseWriter, _ *http.Request) {
 	v := runView{Every: running, Status: s.shown(keyStatus)}
 	if err := s.look(&v); err != nil {
 		v.Trouble = s.trouble(err, time.Now())
@@ -64,7 +64,7 @@ func (s *Site) runPage(w http.ResponseWriter, r *http.Request) {
 	if v.Now != nil {
 		again = 2 * running
 	}
-	s.render(w, r, http.StatusOK, "run", view{Title: "Run", Again: again, Body: v})
+	s.render(w, http.StatusOK, "run", view{Title: "Run", Again: again, Body: v})
 }
 
 // look reads the run that was started last.

@@ -68,7 +68,6 @@ func New(o Options) (*Site, error) {
 		"base": func() string { return s.base },
 		"hide": o.Hide,
 		"path": url.PathEscape,
-		"age":  age,
 	}).ParseFS(files, "pages/layout.gohtml")
 	if err != nil {
 		return nil, fmt.Errorf("web: %w", err)
@@ -125,7 +124,7 @@ func (s *Site) Handler(port string) http.Handler {
 	mux.HandleFunc("POST /read", s.readAgain)
 	mux.HandleFunc("GET /style.css", s.style)
 	mux.HandleFunc("GET /live.js", func(w http.ResponseWriter, r *http.Request) { http.ServeFileFS(w, r, files, "pages/live.js") })
-	mux.HandleFunc("GET /", func(w http.ResponseWriter, r *http.Request) { s.missing(w, r, "there is no such page") })
+	mux.HandleFunc("GET /", func(w http.ResponseWriter, _ *http.Request) { s.missing(w, "there is no such page") })
 	return s.guard(port, http.StripPrefix(strings.TrimSuffix(s.base, "/"), mux))
 }
 
@@ -195,7 +194,7 @@ func (v view) Tabs() []tab {
 func (v view) Cluster() string { return v.Site.Project.Config.Cluster }
 
 // render answers with a page, or with an error and nothing of it.
-func (s *Site) render(w http.ResponseWriter, _ *http.Request, status int, name string, v view) {
+func (s *Site) render(w http.ResponseWriter, status int, name string, v view) {
 	v.Site = s
 	var page bytes.Buffer
 	if err := s.pages[name].ExecuteTemplate(&page, "layout", v); err != nil {
@@ -207,8 +206,8 @@ func (s *Site) render(w http.ResponseWriter, _ *http.Request, status int, name s
 	_, _ = io.WriteString(w, foreign.Lines(page.String())) // the browser has gone away otherwise
 }
 
-func (s *Site) missing(w http.ResponseWriter, r *http.Request, why string) {
-	s.render(w, r, http.StatusNotFound, "missing", view{Title: "Not found", Body: why})
+func (s *Site) missing(w http.ResponseWriter, why string) {
+	s.render(w, http.StatusNotFound, "missing", view{Title: "Not found", Body: why})
 }
 
 // style is that of reports, and what pages add to it.
