@@ -49,20 +49,21 @@ func TestNow(t *testing.T) {
 
 // said is a node in a line.
 func said(n NodeNow) string {
-	text := n.Node + " " + n.State
+	var text strings.Builder
+	text.WriteString(n.Node + " " + n.State)
 	for _, part := range []struct{ lead, text string }{{"", n.Mood}, {"took ", n.Took}, {"away ", n.Away}} {
 		if part.text != "" {
-			text += " " + part.lead + part.text
+			text.WriteString(" " + part.lead + part.text)
 		}
 	}
 	if n.Percent > 0 {
-		text += fmt.Sprintf(" %d%%", n.Percent)
+		text.WriteString(fmt.Sprintf(" %d%%", n.Percent))
 	}
 	switch {
 	case n.Step != nil:
-		return text + ": " + n.Step.Title
+		return text.String() + ": " + n.Step.Title
 	case n.Text != "":
-		return text + ": " + n.Text
+		return text.String() + ": " + n.Text
 	}
-	return text
+	return text.String()
 }

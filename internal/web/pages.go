@@ -120,10 +120,12 @@ type nodeView struct {
 	Drift, Plan *ui.NodeWords // nil: not read, or it is not in there
 	Each        []ui.FactWords
 	Phase       string
+
+	DriftAge, PlanAge string
 }
 
 func (s *Site) nodePage(w http.ResponseWriter, r *http.Request) {
-	v := nodeView{Node: r.PathValue("node")}
+	v := nodeView{Node: r.PathValue("node"), DriftAge: s.shown(keyDrift).Age, PlanAge: s.shown(keyPlan).Age}
 	v.Trace = s.shown(keyNode + v.Node)
 	if drift, read := s.readings.get(keyDrift).Value.(ui.DriftWords); read {
 		v.Drift = find(drift.Nodes, v.Node)

@@ -5,12 +5,14 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/recast-sh/recast/cluster/claim"
+	"github.com/recast-sh/recast/docs/runbooks"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/story"
 	"github.com/recast-sh/recast/pipeline"
@@ -184,4 +186,36 @@ func TestHistoryPage(t *testing.T) {
 			time.Sleep(time.Minute)
 		}
 	})
+}
+
+// Every runbook is drawn, and its links lead to another one, or to where the documentation
+// is published.
+func TestRunbookPages(t *testing.T) {
+	t.Parallel()
+	v := open(t, options(t.TempDir(), "text"))
+	links := 0
+	for _, code := range fault.AllCodes() {
+		page := v.page("runbooks/" + string(code))
+		_, article, found := strings.Cut(page, "<article")
+		if !found || !strings.Contains(article, "<h2>") || strings.Contains(article, "```") || strings.Contains(article, "](") {
+			t.Errorf("%s is not drawn:\n%s", code, page)
+		}
+		for _, link := range regexp.MustCompile(` href="([^"]*)"`).FindAllStringSubmatch(article, -1) {
+			links++
+			if _, here := runbooks.Page(link[1]); !here && !strings.HasPrefix(link[1], "https://") {
+				t.Errorf("%s leads to %s", code, link[1])
+			}
+		}
+	}
+	if links < 20 {
+		t.Errorf("only %d links", links)
+	}
+	for to, want := range map[string]string{
+		"no-join.md": "no-join", "../notes/proxmox.md#undo-by-hand": "https://github.com/recast-sh/recast/blob/main/docs/runbooks/../notes/proxmox.md#undo-by-hand",
+		"https://example.com/a.md": "https://example.com/a.md", "#here": "#here",
+	} {
+		if got := linked(to); got != want {
+			t.Errorf("%s became %s, want %s", to, got, want)
+		}
+	}
 }

@@ -49,16 +49,14 @@ func markdown(text string) template.HTML {
 }
 
 func linked(to string) string {
-	name, fragment, _ := strings.Cut(to, "#")
+	name, _, _ := strings.Cut(to, "#")
 	code, isPage := strings.CutSuffix(name, ".md")
-	if _, here := runbooks.Page(code); isPage && here {
+	_, here := runbooks.Page(code)
+	switch {
+	case isPage && here:
 		return code
-	}
-	if strings.Contains(to, "://") || name == "" {
+	case name == "", strings.Contains(to, "://"):
 		return to
 	}
-	if fragment != "" {
-		name += "#" + fragment
-	}
-	return strings.TrimSuffix(runbooks.URL(""), ".md") + name
+	return strings.TrimSuffix(runbooks.URL(""), ".md") + to
 }
