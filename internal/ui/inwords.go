@@ -142,9 +142,15 @@ func textOf(draw func(*page)) string {
 	return strings.TrimSpace(text.String())
 }
 
+// StatusWords is the status of a cluster.
+type StatusWords struct {
+	Text   string
+	Active bool // somebody holds the claim
+}
+
 // StatusInWords returns what WriteStatus prints.
-func StatusInWords(res pipeline.StatusResult, hide func(string) string) string {
-	return hide(textOf(func(p *page) { drawStatus(p, res) }))
+func StatusInWords(res pipeline.StatusResult, hide func(string) string) StatusWords {
+	return StatusWords{hide(textOf(func(p *page) { drawStatus(p, res) })), res.Claim != nil}
 }
 
 // ProvenanceWords is the chain from a lock to a running node.

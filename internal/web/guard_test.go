@@ -1,6 +1,8 @@
 package web
 
 import (
+	"context"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -107,5 +109,39 @@ func TestReadingAgain(t *testing.T) {
 		if w := v.ask(r); w.Code < 400 || len(v.site.readings.queue) > 0 {
 			t.Errorf("%s: %d", method, w.Code)
 		}
+	}
+}
+
+// Serve answers on its port only, reads the cluster at once, and ends with ctx.
+func TestServe(t *testing.T) {
+	t.Parallel()
+	s, err := New(options(t.TempDir(), "text"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	served := make(chan error, 1)
+	go func() { served <- s.Serve(ctx, l) }()
+	answer, err := http.Get("http://" + l.Addr().String() + s.First())
+	if err != nil {
+		t.Fatal(err)
+	}
+	answer.Body.Close()
+	if answer.StatusCode != http.StatusOK || len(answer.Cookies()) != 1 {
+		t.Errorf("%s, %v", answer.Status, answer.Cookies())
+	}
+	for _, key := range []string{keyDrift, keyPlan, keyStatus} {
+		if now := s.readings.get(key); !now.busy() && now.Value == nil {
+			t.Errorf("%s is not read", key)
+		}
+	}
+	cancel()
+	if err := <-served; err != nil {
+		t.Error(err)
 	}
 }

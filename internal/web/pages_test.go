@@ -13,6 +13,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster/claim"
 	"github.com/recast-sh/recast/docs/runbooks"
+	"github.com/recast-sh/recast/internal/config"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/story"
 	"github.com/recast-sh/recast/pipeline"
@@ -218,4 +219,39 @@ func TestRunbookPages(t *testing.T) {
 			t.Errorf("%s became %s, want %s", to, got, want)
 		}
 	}
+}
+
+// A run of another machine is looked at again now and then, one that is followed here is not.
+func TestARunElsewhere(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		o := options(t.TempDir(), "text")
+		o.Project.Config.Nodes = make([]config.Node, 60)
+		var claimed *pipeline.ClaimHeld
+		reads := 0
+		o.Status = func(context.Context) (pipeline.StatusResult, error) {
+			reads++
+			return pipeline.StatusResult{Claim: claimed}, nil
+		}
+		v := open(t, o)
+		go v.site.readings.run(t.Context())
+		look := func(within time.Duration) int {
+			reads = 0
+			for range int(within / time.Second) {
+				time.Sleep(time.Second)
+				v.page("run")
+				synctest.Wait()
+			}
+			return reads
+		}
+		v.read(keyStatus)
+		if n := look(10 * time.Minute); n != 0 {
+			t.Errorf("no run is active, and it was read %d times", n)
+		}
+		claimed = &pipeline.ClaimHeld{VMID: 9000, State: claim.State{Since: time.Now()}}
+		v.read(keyStatus)
+		if n := look(10 * time.Minute); n < 4 || n > 5 {
+			t.Errorf("read %d times in 10 minutes, with 60 nodes", n)
+		}
+	})
 }

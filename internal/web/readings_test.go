@@ -47,6 +47,7 @@ func TestReadings(t *testing.T) {
 			r.ask("b")
 		}
 		time.Sleep(time.Minute)
+		synctest.Wait()
 		if want := []string{"a", "b", "bad", "a"}; !slices.Equal(log, want) {
 			t.Errorf("read %v, want %v", log, want)
 		}

@@ -63,8 +63,16 @@ func (s *Site) runPage(w http.ResponseWriter, _ *http.Request) {
 	again := v.Status.again()
 	if v.Now != nil {
 		again = 2 * running
+	} else if status, read := v.Status.Value.(ui.StatusWords); read && status.Active {
+		s.readings.askIfOlder(keyStatus, s.pace())
 	}
 	s.render(w, http.StatusOK, "run", view{Title: "Run", Again: again, Body: v})
+}
+
+// pace is how often the run of another machine is looked at, while someone has the page
+// open: as recast status --watch, with a request every two seconds on average.
+func (s *Site) pace() time.Duration {
+	return max(30*time.Second, time.Duration(len(s.Project.Config.Nodes))*2*time.Second)
 }
 
 // look reads the run that was started last.
