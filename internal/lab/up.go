@@ -65,6 +65,9 @@ func (f *labFlags) register(c *cobra.Command, speed float64, controlPlanes int) 
 	c.Flags().Float64Var(&f.o.Speed, "speed", speed, "how many simulated seconds pass in one real second")
 }
 
+// keptRequests is how many requests a lab remembers that is up for days.
+const keptRequests = 10_000
+
 func newUpCmd(p Program) *cobra.Command {
 	var f labFlags
 	c := &cobra.Command{
@@ -89,7 +92,7 @@ recast init --new writes the rest, and recast bootstrap makes the cluster.`,
 				return err
 			}
 			defer func() { err = errors.Join(err, screens.Close()) }()
-			f.o.Console = screens
+			f.o.Console, f.o.Requests = screens, keptRequests
 			if err := f.checkEmpty(c); err != nil {
 				return err
 			}

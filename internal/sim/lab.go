@@ -51,7 +51,7 @@ func New(parent context.Context, o Options) (_ *Lab, err error) {
 		return nil, err
 	}
 	ctx, cancel := context.WithCancel(parent)
-	l := &Lab{o: o, Recorder: record.New(), Nodes: o.nodes(), cancel: cancel}
+	l := &Lab{o: o, Recorder: record.Keeping(o.Requests), Nodes: o.nodes(), cancel: cancel}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, l.Close())

@@ -60,6 +60,8 @@ type Options struct {
 	Before func(*world.World) error
 	// Latency delays each answer of a server, in real time.
 	Latency time.Duration
+	// Requests is how many requests and delays the Recorder keeps at least; 0 keeps all.
+	Requests int
 	// Console gets what machines print on their screens; nil drops it.
 	Console io.Writer
 }

@@ -22,10 +22,7 @@ const minQuorate = 3
 
 // State looks at the lab from outside, as no client can.
 func (l *Lab) State() State {
-	s := State{Disks: l.Disks(), Etcd: []string{}, Broken: l.World.Violations(), Requests: map[string]int{}}
-	for _, call := range l.Recorder.Calls() {
-		s.Requests[call.Proto]++
-	}
+	s := State{Disks: l.Disks(), Etcd: []string{}, Broken: l.World.Violations(), Requests: l.Recorder.Requests()}
 	for _, m := range l.EtcdMembers() {
 		if !m.Learner {
 			s.Etcd = append(s.Etcd, m.Name)

@@ -2,7 +2,11 @@
 // [Recorder] lets a test inspect, break or end each [Call].
 package record
 
-import "sync"
+import (
+	"maps"
+	"slices"
+	"sync"
+)
 
 // Call is one request at the server's side.
 type Call struct {
@@ -25,15 +29,34 @@ type Recorder struct {
 	Timeline Timeline // of the world
 	slow     slowness
 
-	mu     sync.Mutex
-	calls  []Call
-	seq    int
-	before func(Call) error
-	after  func(Call)
+	keep int // see Keeping; 0: everything
+
+	mu        sync.Mutex
+	calls     []Call // the last ones, up to seq
+	seq       int
+	requests  map[string]int // by protocol
+	mutations int
+	before    func(Call) error
+	after     func(Call)
 }
 
-// New makes a recorder without hooks.
-func New() *Recorder { return &Recorder{} }
+// New makes a recorder without hooks that keeps every call.
+func New() *Recorder { return Keeping(0) }
+
+// Keeping makes a recorder that forgets all but the last n calls and delays, and only counts
+// the others; 0 keeps everything.
+func Keeping(n int) *Recorder {
+	return &Recorder{keep: n, requests: map[string]int{}, Timeline: Timeline{keep: n}}
+}
+
+// trim drops the oldest of a list that is twice as long as what is to be kept; 0 keeps all.
+// It copies, so that the dropped ones are freed.
+func trim[T any](list []T, keep int) []T {
+	if keep == 0 || len(list) < 2*keep {
+		return list
+	}
+	return slices.Clone(list[len(list)-keep:])
+}
 
 // Hooks sets what runs around every call and replaces earlier hooks; nil removes one.
 // before runs before the server acts: its error aborts the request, the connection breaks
@@ -52,7 +75,11 @@ func (r *Recorder) Begin(c Call) (Call, error) {
 	r.mu.Lock()
 	r.seq++
 	c.Seq = r.seq
-	r.calls = append(r.calls, c)
+	r.calls = trim(append(r.calls, c), r.keep)
+	r.requests[c.Proto]++
+	if c.Mutation {
+		r.mutations++
+	}
 	before := r.before
 	r.mu.Unlock()
 	if before == nil {
@@ -82,29 +109,51 @@ func (r *Recorder) Resume(c Call) (Call, error) {
 func (r *Recorder) End(c Call) {
 	r.mu.Lock()
 	after := r.after
-	r.calls[c.Seq-1].Status = c.Status
+	if kept := r.kept(c); kept != nil {
+		kept.Status = c.Status
+	}
 	r.mu.Unlock()
 	if after != nil {
 		after(c)
 	}
 }
 
-// Calls returns a copy of all calls so far.
+// kept is the record of a call, nil if it was dropped; r.mu must be held.
+func (r *Recorder) kept(c Call) *Call {
+	i := c.Seq - 1 - r.dropped()
+	if i < 0 {
+		return nil
+	}
+	return &r.calls[i]
+}
+
+// dropped needs r.mu held.
+func (r *Recorder) dropped() int { return r.seq - len(r.calls) }
+
+// Calls returns a copy of the calls so far, without the dropped ones.
 func (r *Recorder) Calls() []Call {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return append([]Call(nil), r.calls...)
+	return slices.Clone(r.calls)
+}
+
+// Dropped counts the calls that were forgotten: see Keeping.
+func (r *Recorder) Dropped() int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.dropped()
+}
+
+// Requests counts the calls so far by protocol.
+func (r *Recorder) Requests() map[string]int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return maps.Clone(r.requests)
 }
 
 // Mutations counts the calls so far that change something.
 func (r *Recorder) Mutations() int {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	n := 0
-	for _, c := range r.calls {
-		if c.Mutation {
-			n++
-		}
-	}
-	return n
+	return r.mutations
 }

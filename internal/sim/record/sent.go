@@ -25,5 +25,7 @@ func (w counted) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 func (r *Recorder) sent(c Call, bytes int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.calls[c.Seq-1].Bytes += int64(bytes)
+	if kept := r.kept(c); kept != nil {
+		kept.Bytes += int64(bytes)
+	}
 }

@@ -14,9 +14,10 @@ type Delay struct {
 	From, To time.Time
 }
 
-// Timeline is every delay of one world. The zero value is ready to use, and a nil Timeline
-// keeps nothing.
+// Timeline is every delay of one world, or the last ones: see [Keeping]. The zero value is
+// ready to use, and a nil Timeline keeps nothing.
 type Timeline struct {
+	keep   int
 	mu     sync.Mutex
 	delays []Delay
 }
@@ -28,7 +29,7 @@ func (t *Timeline) Add(d Delay) {
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.delays = append(t.delays, d)
+	t.delays = trim(append(t.delays, d), t.keep)
 }
 
 // Delays returns a copy of all delays so far, in the order in which they ended.

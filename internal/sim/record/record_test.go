@@ -1,0 +1,71 @@
+package record_test
+
+import (
+	"net/http/httptest"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/recast-sh/recast/internal/sim/record"
+)
+
+// TestKeeping holds that a lab that runs for days forgets requests and delays but counts
+// them, and that an answer to a forgotten request does no harm.
+func TestKeeping(t *testing.T) {
+	t.Parallel()
+	const kept, made = 100, 1_000_000
+	r := record.Keeping(kept)
+	first, err := r.Begin(record.Call{Proto: "talos"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range made {
+		c, err := r.Begin(record.Call{Proto: "kubernetes", Path: "/api/v1/nodes", Mutation: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.End(c)
+		r.Timeline.Add(record.Delay{What: "boot", To: time.Unix(1, 0)})
+	}
+	first.Status = 200
+	r.End(first)
+	if _, err := r.Counted(httptest.NewRecorder(), first).Write([]byte("late")); err != nil {
+		t.Fatal(err)
+	}
+	calls := r.Calls()
+	if len(calls) < kept || len(calls) >= 2*kept || calls[len(calls)-1].Seq != made+1 || calls[0].Seq != r.Dropped()+1 {
+		t.Errorf("%d calls are kept, from %d to %d, after %d dropped ones", len(calls), calls[0].Seq, calls[len(calls)-1].Seq, r.Dropped())
+	}
+	if n := len(r.Timeline.Delays()); n < kept || n >= 2*kept {
+		t.Errorf("%d delays are kept", n)
+	}
+	if r.Mutations() != made {
+		t.Errorf("%d mutations were counted", r.Mutations())
+	}
+	if diff := cmp.Diff(map[string]int{"talos": 1, "kubernetes": made}, r.Requests()); diff != "" {
+		t.Errorf("requests (-want +got):\n%s", diff)
+	}
+}
+
+// TestKeepingAll holds that tests see every call.
+func TestKeepingAll(t *testing.T) {
+	t.Parallel()
+	r := record.New()
+	for range 10_000 {
+		c, err := r.Begin(record.Call{Proto: "talos"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.Status = c.Seq
+		r.End(c)
+	}
+	for i, c := range r.Calls() {
+		if c.Seq != i+1 || c.Status != i+1 {
+			t.Fatalf("call %d is %+v", i+1, c)
+		}
+	}
+	if r.Dropped() != 0 || len(r.Calls()) != 10_000 {
+		t.Errorf("%d calls are kept, %d were dropped", len(r.Calls()), r.Dropped())
+	}
+}
