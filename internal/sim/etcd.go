@@ -15,6 +15,8 @@ type objects struct{ lab *Lab }
 
 var _ talosapi.Data = objects{}
 
+func (o objects) Revision() uint64 { return o.lab.Kube.Revision() }
+
 func (o objects) Dump(ctx context.Context) ([]etcd.KeyValue, error) {
 	all, err := o.lab.Kube.Dump(ctx)
 	var out []etcd.KeyValue

@@ -159,9 +159,10 @@ func (c *Cluster) Removed(id uint64) bool {
 
 // Status is what a member's server reports about itself.
 type Status struct {
-	Leader, Term, Index uint64
-	Learner             bool
-	Alarms              []Alarm // of all members
+	Leader, Term uint64
+	Index        uint64 // without the writes of the cluster's clients
+	Learner      bool
+	Alarms       []Alarm // of all members
 }
 
 // Alarm is an alarm that a member has raised for the whole cluster.

@@ -2,6 +2,7 @@ package etcd
 
 import (
 	"bytes"
+	"cmp"
 	"crypto/sha256"
 	"encoding/binary"
 	"encoding/json"
@@ -9,6 +10,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"go.etcd.io/bbolt"
 	"google.golang.org/protobuf/encoding/protowire"
@@ -47,9 +49,13 @@ func (c *Cluster) Snapshot(data []KeyValue) (_ []byte, err error) {
 
 // fill writes the buckets of a new etcd 3.6 (server/storage/schema) and the clients' data.
 func (c *Cluster) fill(tx *bbolt.Tx, data []KeyValue) error {
+	index := c.Status(0).Index
+	if len(data) > 0 {
+		index += slices.MaxFunc(data, func(a, b KeyValue) int { return cmp.Compare(a.Revision, b.Revision) }).Revision
+	}
 	buckets := map[string]map[string][]byte{
 		"key":     {},
-		"meta":    {"consistent_index": binary.BigEndian.AppendUint64(nil, c.Status(0).Index), "storageVersion": []byte("3.6.0")},
+		"meta":    {"consistent_index": binary.BigEndian.AppendUint64(nil, index), "storageVersion": []byte("3.6.0")},
 		"members": {}, "cluster": {"clusterVersion": []byte("3.6.0")},
 		"alarm": {}, "auth": {}, "authRoles": {}, "authUsers": {}, "lease": {}, "members_removed": {},
 	}

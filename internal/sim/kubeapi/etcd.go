@@ -22,6 +22,15 @@ type Stored struct {
 	Value    []byte // protobuf, or JSON of a custom resource
 }
 
+// Revision counts the writes to the lab's own store; with a real control plane it is 0, and
+// etcd's is that of the other etcd.
+func (s *Server) Revision() uint64 {
+	if memory, ok := s.store.(*store.Memory); ok {
+		return memory.Revision()
+	}
+	return 0
+}
+
 // Dump is everything that the API server stores in etcd.
 func (s *Server) Dump(ctx context.Context) ([]Stored, error) {
 	var out []Stored
@@ -71,7 +80,7 @@ func registryKey(r store.Resource, o store.Object) string {
 		path = "minions"
 	case r.Group == "" && r.Resource == "services":
 		path = "services/specs"
-	case !slices.ContainsFunc(store.Resources(), func(b store.Resource) bool { return b.GroupVersionResource == r.GroupVersionResource }):
+	case !store.BuiltIn(r):
 		path = r.Group + "/" + r.Resource
 	}
 	if r.Namespaced {

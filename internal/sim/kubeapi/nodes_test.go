@@ -2,6 +2,7 @@ package kubeapi_test
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -144,7 +145,8 @@ func TestMirrorPods(t *testing.T) {
 			uids = map[string]types.UID{}
 			for _, p := range pods.Items {
 				_, version, _ := strings.Cut(p.Spec.Containers[0].Image, ":")
-				line := fmt.Sprintf("%s %s ready=%v", p.Name, version, p.Status.ContainerStatuses[0].Ready)
+				ready := slices.ContainsFunc(p.Status.Conditions, func(c corev1.PodCondition) bool { return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue })
+				line := fmt.Sprintf("%s %s ready=%v", p.Name, version, ready)
 				if w := p.Status.ContainerStatuses[0].State.Waiting; w != nil {
 					line += " " + w.Reason
 				}
@@ -194,4 +196,46 @@ func TestSameStorySamePods(t *testing.T) {
 	if diff := cmp.Diff(tell(t), tell(t)); diff != "" {
 		t.Errorf("the same story told twice (-first +second):\n%s", diff)
 	}
+}
+
+// TestNodeLeases: a running kubelet renews its Lease, one that is off does not, and the Lease
+// goes with its Node.
+func TestNodeLeases(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t, "wk1", "wk2")
+		c := l.client(t, "system:masters")
+		renewed := func() map[string]time.Duration {
+			t.Helper()
+			time.Sleep(15 * time.Second)
+			leases, err := c.CoordinationV1().Leases("kube-node-lease").List(t.Context(), metav1.ListOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			out := map[string]time.Duration{}
+			for _, lease := range leases.Items {
+				if *lease.Spec.HolderIdentity != lease.Name || lease.OwnerReferences[0].Kind != "Node" {
+					t.Errorf("lease %s: %v %v", lease.Name, lease.OwnerReferences, lease.Spec)
+				}
+				out[lease.Name] = time.Since(lease.Spec.RenewTime.Time).Truncate(10 * time.Second)
+			}
+			return out
+		}
+		revision := l.Revision()
+		if diff := cmp.Diff(map[string]time.Duration{"wk1": 0, "wk2": 0}, renewed()); diff != "" {
+			t.Errorf("both run (-want +got):\n%s", diff)
+		}
+		l.NodeDown(node("wk2", 1).UUID)
+		if diff := cmp.Diff(map[string]time.Duration{"wk1": 0, "wk2": 10 * time.Second}, renewed()); diff != "" {
+			t.Errorf("wk2 is off (-want +got):\n%s", diff)
+		}
+		if l.Revision() < revision+3 {
+			t.Errorf("the revision went from %d to %d", revision, l.Revision())
+		}
+		if err := c.CoreV1().Nodes().Delete(t.Context(), "wk2", metav1.DeleteOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(map[string]time.Duration{"wk1": 0}, renewed()); diff != "" {
+			t.Errorf("wk2 is deleted (-want +got):\n%s", diff)
+		}
+	})
 }

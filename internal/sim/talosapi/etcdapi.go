@@ -103,6 +103,9 @@ func (s *machineService) EtcdStatus(ctx context.Context, _ *emptypb.Empty) (*mac
 		return nil, err
 	}
 	now := c.Status(id)
+	if data := s.boot.m.fw.o.Data; data != nil {
+		now.Index += data.Revision() // each write is an entry of raft's log
+	}
 	answer := &machineapi.EtcdMemberStatus{
 		MemberId: id, Leader: now.Leader, RaftTerm: now.Term, RaftIndex: now.Index, RaftAppliedIndex: now.Index, IsLearner: now.Learner,
 		DbSize: 32 << 10, DbSizeInUse: 24 << 10, ProtocolVersion: cmp.Or(s.boot.m.etcdFault().Version, s.boot.etcdVersion()),

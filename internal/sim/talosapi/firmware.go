@@ -54,6 +54,8 @@ type Kubelet interface {
 
 // Data is the content of etcd for the control planes' API servers.
 type Data interface {
+	// Revision counts the writes so far.
+	Revision() uint64
 	Dump(ctx context.Context) ([]etcd.KeyValue, error)
 	// Load replaces all of it.
 	Load(ctx context.Context, data []etcd.KeyValue) error

@@ -2,6 +2,7 @@ package control
 
 import (
 	"context"
+	"slices"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -12,7 +13,7 @@ import (
 	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
 )
 
-// collect deletes objects without their controller, and the pods of deleted Nodes.
+// collect deletes objects without their owners, and the pods of deleted Nodes.
 func (m *Manager) collect(ctx context.Context) error {
 	owners := map[string]bool{}
 	for _, r := range watched() {
@@ -24,7 +25,7 @@ func (m *Manager) collect(ctx context.Context) error {
 			owners[string(o.GetUID())] = true
 		}
 	}
-	for _, r := range []schema.GroupVersionResource{store.ReplicaSets(), store.Pods()} {
+	for _, r := range []schema.GroupVersionResource{store.ReplicaSets(), store.Pods(), store.Leases()} {
 		objects, _, err := m.store.List(ctx, r, "")
 		if err != nil {
 			return err
@@ -47,8 +48,9 @@ func (m *Manager) collectOne(ctx context.Context, r schema.GroupVersionResource,
 			return err
 		}
 	}
-	ref := metav1.GetControllerOfNoCopy(o)
-	if ref == nil || !collects(ref) || owners[string(ref.UID)] || o.GetDeletionTimestamp() != nil {
+	refs := o.GetOwnerReferences()
+	if len(refs) == 0 || o.GetDeletionTimestamp() != nil ||
+		slices.ContainsFunc(refs, func(ref metav1.OwnerReference) bool { return !collects(ref) || owners[string(ref.UID)] }) {
 		return nil
 	}
 	_, err := m.store.Delete(ctx, r, o.GetNamespace(), o.GetName(), metav1.DeleteOptions{})
@@ -58,7 +60,7 @@ func (m *Manager) collectOne(ctx context.Context, r schema.GroupVersionResource,
 // collects says whether objects of that kind are known here, so that a missing one was
 // really deleted. Kubernetes keeps objects whose owner's kind it can't map (apiResource in
 // its controller/garbagecollector).
-func collects(ref *metav1.OwnerReference) bool {
+func collects(ref metav1.OwnerReference) bool {
 	switch schema.FromAPIVersionAndKind(ref.APIVersion, ref.Kind).GroupKind() {
 	case schema.GroupKind{Group: appsv1.GroupName, Kind: "DaemonSet"}, schema.GroupKind{Group: appsv1.GroupName, Kind: "Deployment"},
 		schema.GroupKind{Group: appsv1.GroupName, Kind: "ReplicaSet"}, schema.GroupKind{Group: appsv1.GroupName, Kind: "StatefulSet"},

@@ -69,7 +69,7 @@ func New(ctx context.Context, s store.Store, speed float64, timeline *record.Tim
 	m := &Manager{store: s, timers: newTimers(speed), timeline: timeline, kick: make(chan struct{}, 1), settle: settle, reflected: map[types.UID]reflection{}, degraded: map[string]bool{}}
 	m.LINSTOR, m.Mayastor = linstor.New(m.wake), mayastor.New(m.wake)
 	m.stages = []func(context.Context) error{
-		m.syncNodes, m.terminateNamespaces, m.collect, m.syncMirrorPods, m.syncDaemonSets, m.syncDeployments, m.syncReplicaSets,
+		m.syncNodes, m.renewLeases, m.terminateNamespaces, m.collect, m.syncMirrorPods, m.syncDaemonSets, m.syncDeployments, m.syncReplicaSets,
 		m.syncStatefulSets, m.schedule, m.runPods, m.evictFromLost, m.syncVolumes, m.syncBudgets, m.moveReplicas, m.healVolumes, m.checkCeph, m.stepStorage,
 	}
 	if err := m.start(ctx, append(watched(), longhorn.WithResource("nodes"), longhorn.WithResource("volumes"), longhorn.WithResource("replicas"), cephClusters)); err != nil {

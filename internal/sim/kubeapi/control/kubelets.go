@@ -37,26 +37,39 @@ func NewKubelets(ctx context.Context, s store.Store, speed float64, refused func
 	return m, nil
 }
 
-// renewLeases renews the Leases of running kubelets.
+// renewLeases renews the Leases of running kubelets: that of a new one at once, all of them
+// together every heartbeat.
 func (m *Manager) renewLeases(ctx context.Context) error {
 	kubelets := m.running()
+	all := len(kubelets) > 0 && m.timers.again("leases", heartbeat)
 	for _, name := range slices.Sorted(maps.Keys(kubelets)) {
-		if !m.timers.again("lease/"+name, heartbeat) {
+		k := kubelets[name]
+		if k.leased && !all {
 			continue
 		}
-		if err := m.renewLease(ctx, name); err != nil {
+		err := m.renewLease(ctx, name)
+		if k.leased = err == nil; err != nil && !apierrors.IsNotFound(err) {
 			return fmt.Errorf("lease of node %s: %w", name, err)
 		}
 	}
 	return nil
 }
 
+// renewLease makes the Lease if it is missing. A kubelet without a Node makes none
+// (SetNodeOwnerFunc in its util/nodelease.go).
 func (m *Manager) renewLease(ctx context.Context, node string) error {
 	now := metav1.NowMicro()
 	o, err := m.store.Get(ctx, store.Leases(), corev1.NamespaceNodeLease, node)
 	if apierrors.IsNotFound(err) {
+		owner, err := m.store.Get(ctx, store.Nodes(), "", node)
+		if err != nil {
+			return err
+		}
 		_, err = m.store.Create(ctx, store.Leases(), &coordinationv1.Lease{
-			ObjectMeta: metav1.ObjectMeta{Name: node, Namespace: corev1.NamespaceNodeLease},
+			ObjectMeta: metav1.ObjectMeta{
+				Name: node, Namespace: corev1.NamespaceNodeLease,
+				OwnerReferences: []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: node, UID: owner.GetUID()}},
+			},
 			Spec: coordinationv1.LeaseSpec{
 				HolderIdentity: &node, LeaseDurationSeconds: new(int32(leaseDuration)), RenewTime: &now,
 			},

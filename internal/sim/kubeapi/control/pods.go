@@ -57,7 +57,9 @@ func (m *Manager) runPod(ctx context.Context, p *corev1.Pod, n *corev1.Node, k *
 		return nil
 	case !up:
 		if m.alone() && podReady(p) && readiness(n) != corev1.ConditionTrue {
-			return m.writePod(ctx, withReadiness(p, corev1.ConditionFalse))
+			lost := withReadiness(p, corev1.ConditionFalse)
+			lost.Status.ContainerStatuses = p.Status.ContainerStatuses // only the kubelet knows them
+			return m.writePod(ctx, lost)
 		}
 		return nil
 	case isMirror(p):
@@ -73,7 +75,13 @@ func (m *Manager) runPod(ctx context.Context, p *corev1.Pod, n *corev1.Node, k *
 	if fresh.Status.PodIP = podIP(p); p.Spec.HostNetwork {
 		fresh.Status.PodIP = fresh.Status.HostIP
 	}
-	fresh.Status.StartTime = new(metav1.Now().Rfc3339Copy())
+	fresh.Status.PodIPs = []corev1.PodIP{{IP: fresh.Status.PodIP}}
+	now := metav1.Now().Rfc3339Copy()
+	fresh.Status.StartTime = &now
+	for i := range fresh.Status.ContainerStatuses {
+		c := &fresh.Status.ContainerStatuses[i]
+		c.Started, c.State.Running = new(true), &corev1.ContainerStateRunning{StartedAt: now}
+	}
 	return m.writePod(ctx, fresh)
 }
 

@@ -248,4 +248,11 @@ func (m *Memory) remove(r schema.GroupVersionResource, k key, last, old Object) 
 	m.tell(r, Event{Type: watch.Deleted, Object: last, Before: old})
 }
 
+// Revision is that of the last write.
+func (m *Memory) Revision() uint64 {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.revision
+}
+
 func (m *Memory) revisionString() string { return strconv.FormatUint(m.revision, 10) }

@@ -1,6 +1,8 @@
 package store
 
 import (
+	"slices"
+
 	appsv1 "k8s.io/api/apps/v1"
 	authorizationv1 "k8s.io/api/authorization/v1"
 	certificatesv1 "k8s.io/api/certificates/v1"
@@ -18,6 +20,7 @@ type Resource struct {
 	schema.GroupVersionResource
 	Kind       string
 	Short      []string // short names of kubectl: "po"
+	Categories []string // names of kubectl for several kinds: "all"
 	Namespaced bool
 	Status     bool // has a status subresource
 }
@@ -81,6 +84,7 @@ func CertificateRequests() schema.GroupVersionResource {
 
 // Resources lists the resources that are served from the start, in discovery's order.
 func Resources() []Resource {
+	all := []string{"all"}
 	return []Resource{
 		{GroupVersionResource: core("configmaps"), Kind: "ConfigMap", Short: []string{"cm"}, Namespaced: true},
 		{GroupVersionResource: core("events"), Kind: "Event", Short: []string{"ev"}, Namespaced: true},
@@ -88,14 +92,14 @@ func Resources() []Resource {
 		{GroupVersionResource: Nodes(), Kind: "Node", Short: []string{"no"}, Status: true},
 		{GroupVersionResource: Claims(), Kind: "PersistentVolumeClaim", Short: []string{"pvc"}, Namespaced: true, Status: true},
 		{GroupVersionResource: Volumes(), Kind: "PersistentVolume", Short: []string{"pv"}, Status: true},
-		{GroupVersionResource: Pods(), Kind: "Pod", Short: []string{"po"}, Namespaced: true, Status: true},
+		{GroupVersionResource: Pods(), Kind: "Pod", Short: []string{"po"}, Categories: all, Namespaced: true, Status: true},
 		{GroupVersionResource: core("secrets"), Kind: "Secret", Namespaced: true},
 		{GroupVersionResource: core("serviceaccounts"), Kind: "ServiceAccount", Short: []string{"sa"}, Namespaced: true},
-		{GroupVersionResource: Services(), Kind: "Service", Short: []string{"svc"}, Namespaced: true, Status: true},
-		{GroupVersionResource: DaemonSets(), Kind: "DaemonSet", Short: []string{"ds"}, Namespaced: true, Status: true},
-		{GroupVersionResource: Deployments(), Kind: "Deployment", Short: []string{"deploy"}, Namespaced: true, Status: true},
-		{GroupVersionResource: ReplicaSets(), Kind: "ReplicaSet", Short: []string{"rs"}, Namespaced: true, Status: true},
-		{GroupVersionResource: StatefulSets(), Kind: "StatefulSet", Short: []string{"sts"}, Namespaced: true, Status: true},
+		{GroupVersionResource: Services(), Kind: "Service", Short: []string{"svc"}, Categories: all, Namespaced: true, Status: true},
+		{GroupVersionResource: DaemonSets(), Kind: "DaemonSet", Short: []string{"ds"}, Categories: all, Namespaced: true, Status: true},
+		{GroupVersionResource: Deployments(), Kind: "Deployment", Short: []string{"deploy"}, Categories: all, Namespaced: true, Status: true},
+		{GroupVersionResource: ReplicaSets(), Kind: "ReplicaSet", Short: []string{"rs"}, Categories: all, Namespaced: true, Status: true},
+		{GroupVersionResource: StatefulSets(), Kind: "StatefulSet", Short: []string{"sts"}, Categories: all, Namespaced: true, Status: true},
 		{
 			GroupVersionResource: CertificateRequests(),
 			Kind:                 "CertificateSigningRequest", Short: []string{"csr"}, Status: true,
@@ -110,6 +114,11 @@ func Resources() []Resource {
 		{GroupVersionResource: storage("storageclasses"), Kind: "StorageClass", Short: []string{"sc"}},
 		{GroupVersionResource: Attachments(), Kind: "VolumeAttachment", Status: true},
 	}
+}
+
+// BuiltIn says whether a resource is one of Resources, not a custom one.
+func BuiltIn(r Resource) bool {
+	return slices.ContainsFunc(Resources(), func(b Resource) bool { return b.GroupVersionResource == r.GroupVersionResource })
 }
 
 // NewScheme has the Go types of all resources and of other objects that clients send.
