@@ -250,6 +250,8 @@ var table = []row{
 		"internal/sim/directgrpc", "internal/sim/manifests", "internal/sim/etcd", "internal/sim/world", "internal/sim/artefact", "internal/sim/network", "internal/sim/record",
 		machinery, "!" + talosDial, cosi, pki, grpc, protobuf, yaml, uuid,
 	}},
+	// not a client: the schemas by which the real server merges what is applied
+	{pkg: "internal/sim/kubeapi", allow: []string{"k8s.io/client-go/applyconfigurations"}},
 	{pkg: "internal/sim/kubeapi/...", allow: []string{
 		"internal/sim/kubeapi/...", "internal/sim/manifests", "internal/sim/record", k8sAPI, apimachine, "sigs.k8s.io/yaml",
 	}},

@@ -2,9 +2,11 @@ package kubeapi
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
 	"strings"
+	"sync"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -13,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/managedfields"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/client-go/applyconfigurations"
 	"sigs.k8s.io/yaml"
 
 	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
@@ -59,6 +62,9 @@ func (s *Server) applyOnce(r *http.Request, t target, body []byte, manager strin
 		return answer{}, err
 	}
 	merged, err := fields.Apply(live, &unstructured.Unstructured{Object: applied}, manager, r.URL.Query().Get("force") == "true")
+	if known := apierrors.APIStatus(nil); err != nil && !errors.As(err, &known) { // a field that the kind does not have
+		return unstored(err), nil
+	}
 	if err != nil {
 		return answer{}, err
 	}
@@ -95,21 +101,40 @@ func loose(obj store.Object, t target) (*unstructured.Unstructured, error) {
 	return u, nil
 }
 
-// fieldManager is the API server's own, without the schemas of the built-in kinds: a list
-// is owned and replaced as a whole.
-func fieldManager(t target) (*managedfields.FieldManager, error) {
-	m, err := managedfields.NewDefaultCRDFieldManager(managedfields.NewDeducedTypeConverter(), oneVersion{}, oneVersion{}, oneVersion{},
-		t.resource.GVK(), t.resource.GroupVersion(), t.sub, nil)
+// builtIn has the schemas of the built-in kinds, which are read when they are first needed.
+var builtIn = sync.OnceValues(func() (managedfields.TypeConverter, error) {
+	scheme, err := store.NewScheme()
+	if err != nil {
+		return nil, err
+	}
+	return applyconfigurations.NewTypeConverter(scheme), nil
+})
+
+// fieldManager is the API server's own. A custom resource has no schema here: its lists are
+// owned and replaced as a whole.
+func fieldManager(t target) (m *managedfields.FieldManager, err error) {
+	kind, version := t.resource.GVK(), t.resource.GroupVersion()
+	if store.BuiltIn(t.resource) {
+		types, failed := builtIn()
+		if failed != nil {
+			return nil, fmt.Errorf("read the schemas: %w", failed)
+		}
+		m, err = managedfields.NewDefaultFieldManager(types, oneVersion{}, oneVersion{}, oneVersion{}, kind, version, t.sub, nil)
+	} else {
+		m, err = managedfields.NewDefaultCRDFieldManager(managedfields.NewDeducedTypeConverter(), oneVersion{}, oneVersion{}, oneVersion{}, kind, version, t.sub, nil)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("track the fields of %s: %w", t.resource.Kind, err)
 	}
 	return m, nil
 }
 
-// own records field owners, on objects that were ever applied; the real server does so on
-// every object.
+// own records field owners, on objects that were ever applied or if the client has a name
+// for itself, as kubectl has; the real server does so on every object. old is nil for a new
+// object.
 func (s *Server) own(r *http.Request, t target, old, obj store.Object) (store.Object, error) {
-	if len(old.GetManagedFields()) == 0 {
+	manager := r.URL.Query().Get("fieldManager")
+	if manager == "" && (old == nil || len(old.GetManagedFields()) == 0) {
 		return obj, nil
 	}
 	before, err := loose(old, t)
@@ -120,11 +145,14 @@ func (s *Server) own(r *http.Request, t target, old, obj store.Object) (store.Ob
 	if err != nil {
 		return nil, err
 	}
+	if t.part() == store.Main && t.resource.Status { // this write leaves the status as it is
+		delete(before.Object, "status")
+		delete(after.Object, "status")
+	}
 	fields, err := fieldManager(t)
 	if err != nil {
 		return nil, err
 	}
-	manager := r.URL.Query().Get("fieldManager")
 	if manager == "" {
 		manager, _, _ = strings.Cut(r.UserAgent(), "/")
 	}

@@ -14,6 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	utilnet "k8s.io/apimachinery/pkg/util/net"
 
 	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
 )
@@ -27,6 +28,8 @@ type answer struct {
 	plain string         // text, in place of body
 	media string         // content type of plain; "" for text/plain
 	watch *watching      // a stream, in place of both
+
+	warnings []string // to the client, beside body
 	// program answers in place of the server, at path.
 	program http.Handler
 	path    string
@@ -108,7 +111,7 @@ func (s *Server) serializer(r *http.Request) (runtime.SerializerInfo, error) {
 	want := ""
 	for part := range strings.SplitSeq(accept, ",") {
 		media, params, err := mime.ParseMediaType(strings.TrimSpace(part))
-		if err != nil || params["as"] != "" {
+		if err != nil || params["as"] != "" && params["as"] != "Table" {
 			continue
 		}
 		switch media {
@@ -196,6 +199,11 @@ func (s *Server) write(w http.ResponseWriter, r *http.Request, a answer) {
 	}
 	if status, ok := a.body.(*metav1.Status); ok && status.Details != nil && status.Details.RetryAfterSeconds > 0 {
 		w.Header().Set("Retry-After", strconv.Itoa(int(status.Details.RetryAfterSeconds)))
+	}
+	for _, text := range a.warnings {
+		if warning, err := utilnet.NewWarningHeader(299, "-", text); err == nil { // it can't be sent otherwise
+			w.Header().Add("Warning", warning)
+		}
 	}
 	w.Header().Set("Content-Type", info.MediaType)
 	w.WriteHeader(a.code)

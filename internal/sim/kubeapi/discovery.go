@@ -5,13 +5,16 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"slices"
 	"strings"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/version"
 
+	"github.com/recast-sh/recast/internal/sim/kubeapi/openapi"
 	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
 )
 
@@ -37,6 +40,12 @@ func (s *Server) meta(r *http.Request) answer {
 		return ok(&metav1.APIGroupList{Groups: s.groups()})
 	case "api/v1":
 		return ok(s.resources(schema.GroupVersion{Version: "v1"}))
+	case "openapi/v3":
+		b, err := openapi.Index(s.serves(), s.o.Version)
+		return described(r, b, err)
+	}
+	if group, is := strings.CutPrefix(path, "openapi/v3/"); is {
+		return s.describe(r, group)
 	}
 	for _, g := range s.groups() {
 		switch path {
@@ -47,6 +56,29 @@ func (s *Server) meta(r *http.Request) answer {
 		}
 	}
 	return s.unserved(r)
+}
+
+// describe answers with the OpenAPI document of a group and version.
+func (s *Server) describe(r *http.Request, path string) answer {
+	served := s.serves()
+	i := slices.IndexFunc(served, func(r store.Resource) bool { return openapi.Path(r.GroupVersion()) == path })
+	if i < 0 {
+		return s.unserved(r)
+	}
+	b, err := openapi.Document(s.scheme, served, served[i].GroupVersion())
+	return described(r, b, err)
+}
+
+// described sends OpenAPI as JSON; the real server has protobuf too.
+func described(r *http.Request, b []byte, err error) answer {
+	if err != nil {
+		return failed(err)
+	}
+	accept := r.Header.Get("Accept")
+	if accept != "" && !strings.Contains(accept, runtime.ContentTypeJSON) && !strings.Contains(accept, "*/*") {
+		return answer{code: http.StatusNotAcceptable}
+	}
+	return answer{code: http.StatusOK, plain: string(b), media: runtime.ContentTypeJSON}
 }
 
 const unready = "[+]ping ok\n[+]etcd ok\n[-]poststarthook/rbac/bootstrap-roles failed: reason withheld\nreadyz check failed\n"
@@ -96,7 +128,7 @@ func (s *Server) resources(gv schema.GroupVersion) *metav1.APIResourceList {
 			continue
 		}
 		list.APIResources = append(list.APIResources, metav1.APIResource{
-			Name: r.Resource, SingularName: strings.ToLower(r.Kind), Namespaced: r.Namespaced, Kind: r.Kind, ShortNames: r.Short,
+			Name: r.Resource, SingularName: strings.ToLower(r.Kind), Namespaced: r.Namespaced, Kind: r.Kind, ShortNames: r.Short, Categories: r.Categories,
 			Verbs: metav1.Verbs{"create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"},
 		})
 		if r.Status {

@@ -7,11 +7,11 @@ import (
 	"net/http"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/strategicpatch"
+	"k8s.io/apimachinery/pkg/util/validation/field"
 	"sigs.k8s.io/yaml"
-
-	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
 )
 
 // patchTries is how often a patch without its own revision is retried on a newer object.
@@ -30,30 +30,30 @@ func (s *Server) patch(r *http.Request, t target) (answer, error) {
 		return s.apply(r, t, b)
 	}
 	for try := 1; ; try++ {
-		obj, err := s.patchOnce(r, t, types.PatchType(media), b)
+		a, err := s.patchOnce(r, t, types.PatchType(media), b)
 		if apierrors.IsConflict(err) && try < patchTries {
 			continue
 		}
-		return answer{code: http.StatusOK, body: obj}, err
+		return a, err
 	}
 }
 
 // patchOnce applies the patch to the present object. A revision in the patch is kept in
 // the result, so that a stale one is a conflict.
-func (s *Server) patchOnce(r *http.Request, t target, kind types.PatchType, patch []byte) (store.Object, error) {
+func (s *Server) patchOnce(r *http.Request, t target, kind types.PatchType, patch []byte) (a answer, err error) {
 	old, err := s.store.Get(r.Context(), t.resource.GroupVersionResource, t.namespace, t.name)
 	if err != nil {
-		return nil, err
+		return a, err
 	}
 	before, err := json.Marshal(old)
 	if err != nil {
-		return nil, fmt.Errorf("encode %s: %w", t.name, err)
+		return a, fmt.Errorf("encode %s: %w", t.name, err)
 	}
 	var after []byte
 	switch kind {
 	case types.StrategicMergePatchType:
 		if isCustom(old) {
-			return nil, unsupportedPatch(t, kind)
+			return a, unsupportedPatch(t, kind)
 		}
 		after, err = strategicpatch.StrategicMergePatch(before, patch, old)
 	case types.MergePatchType:
@@ -61,22 +61,33 @@ func (s *Server) patchOnce(r *http.Request, t target, kind types.PatchType, patc
 	case types.JSONPatchType:
 		after, err = jsonPatch(before, patch)
 	default:
-		return nil, unsupportedPatch(t, kind)
+		return a, unsupportedPatch(t, kind)
 	}
 	if err != nil {
-		return nil, apierrors.NewBadRequest(err.Error())
+		return a, apierrors.NewBadRequest(err.Error())
+	}
+	value := string(after)
+	if kind == types.StrategicMergePatchType {
+		sent := map[string]any{}
+		_ = json.Unmarshal(patch, &sent) // it was read above
+		value = fmt.Sprintf("%+v", sent)
+	}
+	if a.warnings, err = s.unknownFields(r, t, after); err != nil { // applyPatchToCurrentObject in apiserver's endpoints/handlers/patch.go
+		return a, apierrors.NewInvalid(schema.GroupKind{}, "", field.ErrorList{field.Invalid(field.NewPath("patch"), value, err.Error())})
 	}
 	patched, err := s.decodeObject(after, t)
 	if err != nil {
-		return nil, err
+		return a, err
 	}
 	if patched.GetName() != t.name {
-		return nil, apierrors.NewBadRequest("the name of the object does not match the name on the URL")
+		return a, apierrors.NewBadRequest("the name of the object does not match the name on the URL")
 	}
 	if patched, err = s.own(r, t, old, patched); err != nil {
-		return nil, err
+		return a, err
 	}
-	return s.put(r, t, patched)
+	a.code = http.StatusOK
+	a.body, err = s.put(r, t, patched)
+	return a, err
 }
 
 func unsupportedPatch(t target, kind types.PatchType) error {

@@ -35,6 +35,9 @@ func (s *Server) answer(r *http.Request, u user, t target) answer {
 		}
 	}
 	a, err := s.serve(r, t)
+	if err == nil {
+		a, err = s.tabled(r, t, a)
+	}
 	if err != nil {
 		return failed(err)
 	}
@@ -85,7 +88,7 @@ func (s *Server) subresource(r *http.Request, t target) (answer, error) {
 }
 
 func (s *Server) list(r *http.Request, t target) (answer, error) {
-	match, err := selection(r, t)
+	match, err := s.selection(r, t)
 	if err != nil {
 		return answer{}, err
 	}
@@ -135,7 +138,16 @@ func (s *Server) create(r *http.Request, t target) (answer, error) {
 	if t.resource.Namespaced && t.namespace == "" {
 		return answer{}, apierrors.NewBadRequest("an empty namespace may not be set during creation")
 	}
-	return s.add(r, t, obj)
+	warnings, err := s.unknownInObject(r, t, b)
+	if err != nil {
+		return answer{}, err
+	}
+	if obj, err = s.own(r, t, nil, obj); err != nil {
+		return answer{}, err
+	}
+	a, err := s.add(r, t, obj)
+	a.warnings = warnings
+	return a, err
 }
 
 func (s *Server) update(r *http.Request, t target) (answer, error) {
@@ -144,6 +156,10 @@ func (s *Server) update(r *http.Request, t target) (answer, error) {
 		return answer{}, err
 	}
 	obj, err := s.decodeObject(b, t)
+	if err != nil {
+		return answer{}, err
+	}
+	warnings, err := s.unknownInObject(r, t, b)
 	if err != nil {
 		return answer{}, err
 	}
@@ -169,7 +185,7 @@ func (s *Server) update(r *http.Request, t target) (answer, error) {
 		}
 	}
 	obj, err = s.put(r, t, obj)
-	return answer{code: http.StatusOK, body: obj}, err
+	return answer{code: http.StatusOK, body: obj, warnings: warnings}, err
 }
 
 // otherUID refuses an update of an object that was replaced meanwhile (registry/rest/update.go in
@@ -234,7 +250,7 @@ func (s *Server) removeAll(r *http.Request, t target) (answer, error) {
 	if err != nil {
 		return answer{}, err
 	}
-	match, err := selection(r, t)
+	match, err := s.selection(r, t)
 	if err != nil {
 		return answer{}, err
 	}

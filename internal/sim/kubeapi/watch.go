@@ -26,12 +26,13 @@ type watching struct {
 	initial  []store.Object
 	bookmark store.Object // sent after initial; nil: not requested
 	timeout  time.Duration
+	as       *tabular // nil: the objects themselves
 }
 
 // watch prepares the stream. Without a revision it begins with the present objects; with
 // sendInitialEvents a bookmark marks their end.
 func (s *Server) watch(r *http.Request, t target) (answer, error) {
-	match, err := selection(r, t)
+	match, err := s.selection(r, t)
 	if err != nil {
 		return answer{}, err
 	}
@@ -91,8 +92,20 @@ func (s *Server) stream(rw http.ResponseWriter, r *http.Request, w *watching) {
 	rw.WriteHeader(http.StatusOK)
 	out := http.NewResponseController(rw)
 	frames := streaming.NewEncoder(info.StreamSerializer.Framer.NewFrameWriter(rw), info.StreamSerializer)
+	headed := false
 	send := func(t watch.EventType, obj runtime.Object, gvk schema.GroupVersionKind) error {
-		raw, err := runtime.Encode(info.Serializer, s.typed(obj, gvk))
+		shown := s.typed(obj, gvk)
+		if w.as != nil && t != watch.Error {
+			table, err := s.table(w.as, gvk, obj)
+			if err != nil {
+				return err
+			}
+			if headed { // only the first table has the columns' names
+				table.(*metav1.Table).ColumnDefinitions = nil
+			}
+			shown, headed = table, true
+		}
+		raw, err := runtime.Encode(info.Serializer, shown)
 		if err != nil {
 			return err
 		}
