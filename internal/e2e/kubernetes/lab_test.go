@@ -19,7 +19,10 @@ import (
 	"github.com/recast-sh/recast/internal/e2e/kubernetes/process"
 )
 
-var recastBinary = flag.String("recast", "../../../bin/recast", "the recast that rolls, and whose lab it is")
+var (
+	recastBinary  = flag.String("recast", "../../../bin/recast", "the recast that rolls, and whose lab it is")
+	kubectlBinary = flag.String("kubectl", "../../../bin/e2e/kubectl", "what is built of ./kubectl")
+)
 
 var speed = flag.String("speed", "20", "of the lab")
 
@@ -39,7 +42,7 @@ type user struct {
 	errs  safeBuffer
 }
 
-// startLab starts a lab in front of the control plane, in a separate process.
+// startLab starts a lab in a separate process, in front of the control plane if there is one.
 func startLab(t *testing.T, plane *plane.ControlPlane, flags ...string) *user {
 	t.Helper()
 	u := &user{t: t, plane: plane, dir: filepath.Join(t.TempDir(), "lab")}
@@ -51,7 +54,10 @@ func startLab(t *testing.T, plane *plane.ControlPlane, flags ...string) *user {
 		t.Fatalf("%v: make e2e-k8s builds it", err)
 	}
 	console := filepath.Join(filepath.Dir(u.dir), "console")
-	args := append([]string{"lab", "up", "--dir", u.dir, "--kubernetes", plane.Dir, "--speed", *speed, "--console", console}, flags...)
+	args := append([]string{"lab", "up", "--dir", u.dir, "--speed", *speed, "--console", console}, flags...)
+	if plane != nil {
+		args = append(args, "--kubernetes", plane.Dir)
+	}
 	c := exec.CommandContext(t.Context(), u.recast, args...)
 	c.Cancel = func() error { return c.Process.Signal(os.Interrupt) }
 	said := new(process.Tail)
@@ -135,18 +141,20 @@ type said struct {
 }
 
 // run runs a recast command to its end.
-func (u *user) run(line string) said {
+func (u *user) run(line string) said { return u.call("recast", u.recast, strings.Fields(line)) }
+
+func (u *user) call(name, program string, args []string) said {
 	ctx, cancel := context.WithTimeout(u.t.Context(), patience)
 	defer cancel()
 	began := time.Now()
-	c := exec.CommandContext(ctx, u.recast, strings.Fields(line)...)
+	c := exec.CommandContext(ctx, program, args...)
 	c.Dir = u.dir
 	c.Env = slices.Concat(os.Environ(), []string{"NO_COLOR=1", "HOME=" + u.dir}, u.env)
 	var out bytes.Buffer
 	u.errs.Reset()
 	c.Stdout, c.Stderr = &out, &u.errs
 	err := c.Run()
-	s := said{command: "recast " + line, out: out.String(), errs: u.errs.String(), tookSeconds: time.Since(began).Seconds()}
+	s := said{command: name + " " + strings.Join(args, " "), out: out.String(), errs: u.errs.String(), tookSeconds: time.Since(began).Seconds()}
 	if exit, ok := errors.AsType[*exec.ExitError](err); ok {
 		s.code = exit.ExitCode()
 	} else if err != nil {

@@ -45,46 +45,47 @@ func Index(served []store.Resource, version string) ([]byte, error) {
 
 // Document describes the served resources of a group and version.
 func Document(scheme *runtime.Scheme, served []store.Resource, gv schema.GroupVersion) ([]byte, error) {
-	models, paths := schemas{}, object{}
+	s, paths := schemas{scheme, gv, object{}}, object{}
 	for _, r := range served {
 		if r.GroupVersion() != gv {
 			continue
 		}
-		name, err := models.add(scheme, r)
+		name, err := s.add(r)
 		if err != nil {
 			return nil, err
 		}
 		describe(paths, r, name)
 	}
-	models.of(reflect.TypeFor[metav1.DeleteOptions]())
-	models.of(reflect.TypeFor[metav1.Patch]())
-	models.of(reflect.TypeFor[metav1.Status]())
+	s.schema(reflect.TypeFor[metav1.DeleteOptions]())
+	s.schema(reflect.TypeFor[metav1.Patch]())
+	s.schema(reflect.TypeFor[metav1.Status]())
 	return json.Marshal(object{
 		"openapi": "3.0.0", "info": object{"title": "Kubernetes", "version": "unversioned"},
-		"paths": paths, "components": object{"schemas": models},
+		"paths": paths, "components": object{"schemas": s.models},
 	})
 }
 
 // add adds the models of a resource's object and list, and returns the object's name. A
 // custom resource has no schema here, so anything is allowed in it.
-func (s schemas) add(scheme *runtime.Scheme, r store.Resource) (string, error) {
+func (s schemas) add(r store.Resource) (string, error) {
 	names := map[string]string{}
 	for _, kind := range []string{r.Kind, r.Kind + "List"} {
 		gvk := r.GroupVersion().WithKind(kind)
-		if !scheme.Recognizes(gvk) {
+		if !s.scheme.Recognizes(gvk) {
 			parts := strings.Split(r.Group, ".")
 			slices.Reverse(parts)
 			names[kind] = strings.Join(append(parts, r.Version, kind), ".")
-			s[names[kind]] = object{"type": "object", "x-kubernetes-preserve-unknown-fields": true}
-		} else {
-			empty, err := scheme.New(gvk)
-			if err != nil {
-				return "", fmt.Errorf("describe %s: %w", kind, err)
+			s.models[names[kind]] = object{
+				"type": "object", "x-kubernetes-preserve-unknown-fields": true, "x-kubernetes-group-version-kind": []object{kindOf(gvk)},
 			}
-			ref := s.of(reflect.TypeOf(empty))["$ref"].(string)
-			names[kind] = ref[strings.LastIndexByte(ref, '/')+1:]
+			continue
 		}
-		s[names[kind]].(object)["x-kubernetes-group-version-kind"] = []object{kindOf(gvk)}
+		empty, err := s.scheme.New(gvk)
+		if err != nil {
+			return "", fmt.Errorf("describe %s: %w", kind, err)
+		}
+		ref := s.schema(reflect.TypeOf(empty))["$ref"].(string)
+		names[kind] = ref[strings.LastIndexByte(ref, '/')+1:]
 	}
 	return names[r.Kind], nil
 }

@@ -2,16 +2,24 @@ package openapi
 
 import (
 	"reflect"
+	"slices"
 	"strings"
+
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
 // object is a JSON object.
 type object = map[string]any
 
-// schemas are models by name, made from Go types and what those say about themselves. They
-// lack what only the comments of the types' sources say: list types, enumerations and most
-// defaults.
-type schemas object
+// schemas are the models of a document by name, made from Go types and what those say about
+// themselves. They lack what only the comments of the types' sources say: list types,
+// enumerations and most defaults.
+type schemas struct {
+	scheme *runtime.Scheme
+	of     schema.GroupVersion // the document's
+	models object
+}
 
 // The methods that types of Kubernetes' API have for kube-openapi.
 type (
@@ -23,15 +31,15 @@ type (
 )
 
 // of is the schema of a type: a reference if it has a name.
-func (s schemas) of(t reflect.Type) object {
+func (s schemas) schema(t reflect.Type) object {
 	if t.Kind() == reflect.Pointer {
-		return s.of(t.Elem())
+		return s.schema(t.Elem())
 	}
 	if n, is := reflect.Zero(t).Interface().(named); is {
 		name := n.OpenAPIModelName()
-		if s[name] == nil {
-			s[name] = object{} // it may contain itself
-			s[name] = s.model(t)
+		if s.models[name] == nil {
+			s.models[name] = object{} // it may contain itself
+			s.models[name] = s.kinds(t, s.model(t))
 		}
 		return reference(name)
 	}
@@ -47,12 +55,12 @@ func (s schemas) of(t reflect.Type) object {
 	case reflect.Float32, reflect.Float64:
 		return object{"type": "number", "format": "double"}
 	case reflect.Map:
-		return object{"type": "object", "additionalProperties": s.of(t.Elem())}
+		return object{"type": "object", "additionalProperties": s.schema(t.Elem())}
 	case reflect.Slice:
 		if t.Elem().Kind() == reflect.Uint8 {
 			return object{"type": "string", "format": "byte"}
 		}
-		return object{"type": "array", "items": s.of(t.Elem())}
+		return object{"type": "array", "items": s.schema(t.Elem())}
 	}
 	return s.model(t)
 }
@@ -84,19 +92,39 @@ func (s schemas) model(t reflect.Type) object {
 	if t.Kind() != reflect.Struct {
 		return m
 	}
-	properties, required := object{}, []string{}
-	s.fields(t, properties, &required)
+	properties, must := object{}, []string{}
+	s.fields(t, properties, &must)
 	if len(properties) > 0 {
 		m["properties"] = properties
 	}
-	if len(required) > 0 {
-		m["required"] = required
+	if must = slices.DeleteFunc(must, func(field string) bool { return exception(t, field, optional) }); len(must) > 0 {
+		m["required"] = must
 	}
 	return m
 }
 
+// kinds adds to a model which kinds it is of, in this document and in all of them.
+func (s schemas) kinds(t reflect.Type, m object) object {
+	o, is := reflect.New(t).Interface().(runtime.Object)
+	if !is {
+		return m
+	}
+	gvks, _, err := s.scheme.ObjectKinds(o)
+	if err != nil { // it has none
+		return m
+	}
+	var kinds []object
+	for _, gvk := range gvks {
+		if gvk.GroupVersion() == s.of || gvk.Group == "" && gvk.Version == "v1" {
+			kinds = append(kinds, kindOf(gvk))
+		}
+	}
+	m["x-kubernetes-group-version-kind"] = kinds
+	return m
+}
+
 // fields adds the fields of a struct, and of those that it embeds.
-func (s schemas) fields(t reflect.Type, properties object, required *[]string) {
+func (s schemas) fields(t reflect.Type, properties object, must *[]string) {
 	described := docs(reflect.Zero(t).Interface())
 	for f := range fieldsOf(t) {
 		name, options, _ := strings.Cut(f.Tag.Get("json"), ",")
@@ -104,11 +132,11 @@ func (s schemas) fields(t reflect.Type, properties object, required *[]string) {
 		case name == "-" || !f.IsExported():
 			continue
 		case strings.Contains(options, "inline") || name == "" && f.Anonymous:
-			s.fields(f.Type, properties, required)
+			s.fields(f.Type, properties, must)
 			continue
 		}
-		if !strings.Contains(options, "omit") {
-			*required = append(*required, name)
+		if !strings.Contains(options, "omit") || exception(t, name, required) {
+			*must = append(*must, name)
 		}
 		properties[name] = s.property(f, described[name])
 	}
@@ -125,7 +153,7 @@ func fieldsOf(t reflect.Type) func(func(reflect.StructField) bool) {
 }
 
 func (s schemas) property(f reflect.StructField, description string) object {
-	p := s.of(f.Type)
+	p := s.schema(f.Type)
 	if p["$ref"] != nil {
 		_, scalar := reflect.Zero(f.Type).Interface().(typed)
 		p = object{"allOf": []object{p}}

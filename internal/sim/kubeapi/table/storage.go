@@ -11,7 +11,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 )
 
-// value is what p points to, or otherwise if it is nil.
+// value is what p points to, or otherwise if it is nil: the real server's default, which the
+// lab does not store.
 func value[T ~string](p *T, otherwise string) string {
 	if p == nil {
 		return otherwise
@@ -34,7 +35,7 @@ func volume(o *corev1.PersistentVolume) kind {
 		),
 		[]any{
 			o.Name, capacity.String(), modes(o.Spec.AccessModes), string(o.Spec.PersistentVolumeReclaimPolicy), phase(o, o.Status.Phase), claimed, class,
-			value(o.Spec.VolumeAttributesClassName, "<unset>"), o.Status.Reason, since(o.CreationTimestamp), value(o.Spec.VolumeMode, "<unset>"),
+			value(o.Spec.VolumeAttributesClassName, "<unset>"), o.Status.Reason, since(o.CreationTimestamp), value(o.Spec.VolumeMode, string(corev1.PersistentVolumeFilesystem)),
 		},
 	}
 }
@@ -54,16 +55,17 @@ func claim(o *corev1.PersistentVolumeClaim) kind {
 		),
 		[]any{
 			o.Name, phase(o, o.Status.Phase), o.Spec.VolumeName, capacity, access, class,
-			value(o.Spec.VolumeAttributesClassName, "<unset>"), since(o.CreationTimestamp), value(o.Spec.VolumeMode, "<unset>"),
+			value(o.Spec.VolumeAttributesClassName, "<unset>"), since(o.CreationTimestamp), value(o.Spec.VolumeMode, string(corev1.PersistentVolumeFilesystem)),
 		},
 	}
 }
 
+// phase is Pending on the real server from the start.
 func phase[T ~string](o metav1.Object, now T) string {
 	if o.GetDeletionTimestamp() != nil {
 		return "Terminating"
 	}
-	return string(now)
+	return cmp.Or(string(now), "Pending")
 }
 
 // modes is GetAccessModesAsString of Kubernetes' pkg/apis/core/v1/helper.
