@@ -82,7 +82,7 @@ e2e: build bin/tools/testsummary bin/tools/staticcheck ## recast against the rea
 e2e-talosctl: build bin/tools/testsummary bin/tools/staticcheck ## Sidero's own talosctl against the lab's machines: every command with what became of it
 	@internal/tools/e2e-talosctl
 
-e2e-k8s: build bin/tools/testsummary ## recast against a real etcd, kube-apiserver, controllers and scheduler: rolls, and every fault with its message
+e2e-k8s: build bin/tools/testsummary ## recast against a real etcd, kube-apiserver, controllers and scheduler: rolls, and every fault with its message; kubectl in a lab
 	@internal/tools/e2e-k8s
 
 e2e-operator: build-operator bin/tools/testsummary ## recast-operator as it is installed, in a real Kubernetes with real kubelets: stories of a version bump, kills, windows, a fleet of 100 clusters (THOUSAND=1: of 1,000)

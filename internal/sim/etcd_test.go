@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
@@ -221,6 +222,44 @@ func TestBreakEtcd(t *testing.T) {
 		_, err := c.CoreV1().Nodes().List(t.Context(), metav1.ListOptions{})
 		if err == nil || !strings.Contains(err.Error(), "etcdserver: request timed out") {
 			t.Errorf("with etcd down: %v", err)
+		}
+	})
+}
+
+// TestRaftIndex: each write to Kubernetes is an entry of raft's log, which every member has.
+func TestRaftIndex(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		lab := start(t, sim.Options{ControlPlanes: 3, Workers: sim.None}, true)
+		time.Sleep(time.Minute)
+		index := func() (all uint64) {
+			t.Helper()
+			for i, node := range []string{"cp1", "cp2", "cp3"} {
+				s, err := machineClient(t, lab, node).EtcdStatus(t.Context())
+				if err != nil {
+					t.Fatal(err)
+				}
+				m := s.GetMessages()[0].GetMemberStatus()
+				if i > 0 && m.GetRaftIndex() != all || m.GetRaftAppliedIndex() != m.GetRaftIndex() {
+					t.Errorf("%s: index %d, applied %d, of another member %d", node, m.GetRaftIndex(), m.GetRaftAppliedIndex(), all)
+				}
+				all = m.GetRaftIndex()
+			}
+			return all
+		}
+		before := index()
+		c := kubernetesClient(t, lab).CoreV1().ConfigMaps("default")
+		for _, name := range []string{"a", "b"} {
+			if _, err := c.Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if after := index(); after != before+2 {
+			t.Errorf("the index went from %d to %d", before, after)
+		}
+		time.Sleep(time.Minute)
+		if idle := index(); idle < before+2+6*3 {
+			t.Errorf("a minute in which three kubelets renewed their leases ended at %d, it began at %d", idle, before+2)
 		}
 	})
 }
