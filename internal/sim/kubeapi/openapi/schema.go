@@ -2,7 +2,6 @@ package openapi
 
 import (
 	"reflect"
-	"slices"
 	"strings"
 
 	"k8s.io/apimachinery/pkg/runtime"
@@ -97,7 +96,7 @@ func (s schemas) model(t reflect.Type) object {
 	if len(properties) > 0 {
 		m["properties"] = properties
 	}
-	if must = slices.DeleteFunc(must, func(field string) bool { return exception(t, field, optional) }); len(must) > 0 {
+	if len(must) > 0 {
 		m["required"] = must
 	}
 	return m
@@ -126,7 +125,7 @@ func (s schemas) kinds(t reflect.Type, m object) object {
 // fields adds the fields of a struct, and of those that it embeds.
 func (s schemas) fields(t reflect.Type, properties object, must *[]string) {
 	described := docs(reflect.Zero(t).Interface())
-	for f := range fieldsOf(t) {
+	for f := range t.Fields() {
 		name, options, _ := strings.Cut(f.Tag.Get("json"), ",")
 		switch {
 		case name == "-" || !f.IsExported():
@@ -135,20 +134,10 @@ func (s schemas) fields(t reflect.Type, properties object, must *[]string) {
 			s.fields(f.Type, properties, must)
 			continue
 		}
-		if !strings.Contains(options, "omit") || exception(t, name, required) {
+		if required(t, name, !strings.Contains(options, "omit")) {
 			*must = append(*must, name)
 		}
 		properties[name] = s.property(f, described[name])
-	}
-}
-
-func fieldsOf(t reflect.Type) func(func(reflect.StructField) bool) {
-	return func(yield func(reflect.StructField) bool) {
-		for i := range t.NumField() {
-			if !yield(t.Field(i)) {
-				return
-			}
-		}
 	}
 }
 
