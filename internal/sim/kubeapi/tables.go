@@ -23,8 +23,8 @@ type tabular struct {
 	include metav1.IncludeObjectPolicy
 }
 
-// tabular is nil unless the client prefers a table to the objects.
-func (s *Server) tabular(r *http.Request) (*tabular, error) {
+// wantsTable is nil unless the client prefers a table to the objects.
+func wantsTable(r *http.Request) (*tabular, error) {
 	for part := range strings.SplitSeq(r.Header.Get("Accept"), ",") {
 		media, params, err := mime.ParseMediaType(strings.TrimSpace(part))
 		if err != nil {
@@ -32,7 +32,7 @@ func (s *Server) tabular(r *http.Request) (*tabular, error) {
 		}
 		version := schema.GroupVersion{Group: params["g"], Version: params["v"]}
 		switch {
-		case params["as"] == "" && media != "":
+		case params["as"] == "":
 			return nil, nil
 		case params["as"] != "Table" || media != runtime.ContentTypeJSON || version != metav1.SchemeGroupVersion && version != metav1beta1.SchemeGroupVersion:
 			continue
@@ -49,7 +49,7 @@ func (s *Server) tabular(r *http.Request) (*tabular, error) {
 // tabled is an answer about the target's objects as the client wants it: as it is, or as a
 // table (asTable in apiserver's endpoints/handlers/response.go).
 func (s *Server) tabled(r *http.Request, t target, a answer) (answer, error) {
-	as, err := s.tabular(r)
+	as, err := wantsTable(r)
 	if err != nil || as == nil {
 		return a, err
 	}
