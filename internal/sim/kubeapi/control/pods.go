@@ -120,9 +120,9 @@ func podReady(p *corev1.Pod) bool {
 
 func withReadiness(p *corev1.Pod, s corev1.ConditionStatus) *corev1.Pod {
 	fresh := p.DeepCopy()
-	for _, t := range []corev1.PodConditionType{corev1.PodInitialized, corev1.ContainersReady, corev1.PodReady} {
+	for _, t := range []corev1.PodConditionType{corev1.PodScheduled, corev1.PodInitialized, corev1.ContainersReady, corev1.PodReady} {
 		c := corev1.PodCondition{Type: t, Status: s, LastTransitionTime: metav1.Now().Rfc3339Copy()}
-		if t == corev1.PodInitialized {
+		if t == corev1.PodScheduled || t == corev1.PodInitialized {
 			c.Status = corev1.ConditionTrue
 		}
 		fresh.Status.Conditions = slices.DeleteFunc(fresh.Status.Conditions, func(c corev1.PodCondition) bool { return c.Type == t })
