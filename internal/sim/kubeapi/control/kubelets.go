@@ -41,10 +41,14 @@ func NewKubelets(ctx context.Context, s store.Store, speed float64, refused func
 // together every heartbeat.
 func (m *Manager) renewLeases(ctx context.Context) error {
 	kubelets := m.running()
-	all := len(kubelets) > 0 && m.timers.again("leases", heartbeat)
+	if len(kubelets) > 0 && m.timers.again("leases", heartbeat) {
+		for _, k := range kubelets {
+			k.leased = false
+		}
+	}
 	for _, name := range slices.Sorted(maps.Keys(kubelets)) {
 		k := kubelets[name]
-		if k.leased && !all {
+		if k.leased {
 			continue
 		}
 		err := m.renewLease(ctx, name)

@@ -34,7 +34,7 @@ type kubelet struct {
 	NodeInfo
 	registered bool // a Node deleted later is not recreated before the next start
 	reported   bool // the status at start was sent
-	leased     bool // its Lease was renewed
+	leased     bool // its Lease was renewed in this heartbeat
 
 	static []StaticPod
 	told   bool // it has reported its static pods; guarded, like pods, by Manager.mu
