@@ -97,7 +97,7 @@ func TestExamplesNameRealCommands(t *testing.T) {
 // TestKitNamesRealCommands does the same with the texts of the examples.
 func TestKitNamesRealCommands(t *testing.T) {
 	t.Parallel()
-	for _, file := range []string{"examples/ci/README.md", "examples/kubernetes/README.md", "docs/notes/release.md"} {
+	for _, file := range []string{"examples/ci/README.md", "examples/kubernetes/README.md"} {
 		var scripts []string
 		for _, code := range regexp.MustCompile("`(recast [^`]+)`").FindAllStringSubmatch(repositoryFile(t, file), -1) {
 			scripts = append(scripts, code[1])
