@@ -149,7 +149,11 @@ func (r handOver) findUnnamed(ctx context.Context, in parking.Intent, from, to c
 // isSpare says whether a hand-over is of a new system disk that is given up: its place on the parking VM is
 // that of no disk that the node had.
 func (r handOver) isSpare(in parking.Intent) bool {
-	return in.To == r.Parking && !slices.ContainsFunc(r.Disks, func(d parking.ParkedDisk) bool { return d.ParkKey == in.ToKey })
+	at := in.ToKey
+	if in.To != r.Parking { // it was prepared there
+		at = in.Key
+	}
+	return (in.To == r.Parking || r.Strategy == cluster.PutBack) && !slices.ContainsFunc(r.Disks, func(d parking.ParkedDisk) bool { return d.ParkKey == at })
 }
 
 // finish completes a hand-over between two VMs, in either direction; found is false if Proxmox has

@@ -47,6 +47,8 @@ func handOverRows() []guard {
 		{"settle without the spare", on(101, kv{"scsi0": "fast:vm-101-disk-5"}), "has no volume that could be it", ""},
 		{"settle without the spare", all(spareGone(systemIntent), on(9900, kv{"scsi30": ""})), "has no volume that could be it", ""},
 		{"settle without the spare", spareGone(parking.Intent{From: 9900, Key: "scsi29", To: 101, ToKey: "scsi0"}), "has no volume that could be it", ""},
+		{"settle without the spare", all(spareGone(parking.Intent{From: 9900, Key: "scsi29", To: 101, ToKey: "scsi0"}), putBack), "", ""},
+		{"settle without the spare", all(spareGone(parking.Intent{From: 9900, Key: "scsi30", To: 101, ToKey: "scsi0"}), on(9900, kv{"scsi30": ""}), putBack), "has no volume that could be it", ""},
 		{"hand over after another", noQuorum, "has no quorum", attached},
 	}
 }
