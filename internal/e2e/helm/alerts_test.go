@@ -50,8 +50,8 @@ func TestAlerts(t *testing.T) {
 			t.Errorf("%s: %v %v", r.Alert, r.Labels, r.Annotations)
 		}
 		doc := readFile(t, "docs/notes/operator-install.md")
-		if !strings.Contains(doc, "| `"+r.Alert+"` | "+r.Labels["severity"]+" |") {
-			t.Errorf("docs/notes/operator-install.md does not list %s as %s", r.Alert, r.Labels["severity"])
+		if r.Labels["severity"] == "critical" && !strings.Contains(doc, "`"+r.Alert+"`") {
+			t.Errorf("docs/notes/operator-install.md does not name %s, which is critical", r.Alert)
 		}
 	}
 	t.Attr("alerts", strconv.Itoa(len(all)))
