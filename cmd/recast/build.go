@@ -72,7 +72,7 @@ the UUID of its VM is then read from Kubernetes.`,
 		},
 	}
 	outputFlag(c, &out, "text", "json")
-	c.Flags().Var(oneOf(&only, "all", "build"), "only", "what to do: build does not copy anything")
+	c.Flags().Var(oneOf(&only, "all", "build"), "only", "build: build and verify the images, and copy nothing")
 	return c
 }
 

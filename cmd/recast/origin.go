@@ -2,10 +2,12 @@ package main
 
 import (
 	"cmp"
+	"context"
 	"os"
 	"os/exec"
 	"os/user"
 	"strings"
+	"time"
 
 	"github.com/recast-sh/recast/internal/command"
 	"github.com/recast-sh/recast/pipeline"
@@ -13,7 +15,7 @@ import (
 
 // origin says who starts a run, and at which commit of the directory with recast.yaml: as CI systems say it
 // (GitHub, GitLab, Gitea and Forgejo name them alike), else as the system and git do.
-func origin(dir string) pipeline.Origin {
+func origin(ctx context.Context, dir string) pipeline.Origin {
 	o := pipeline.Origin{
 		Recast: version,
 		Who:    cmp.Or(os.Getenv("GITHUB_ACTOR"), os.Getenv("GITLAB_USER_LOGIN")),
@@ -23,18 +25,23 @@ func origin(dir string) pipeline.Origin {
 		o.Who = me.Username
 	}
 	if o.Commit == "" {
-		o.Commit = commitIn(dir)
+		o.Commit = commitIn(ctx, dir)
 	}
 	return o
 }
 
+// askGit is how long a run waits for git at most: what it says is only information.
+const askGit = 5 * time.Second
+
 // commitIn is the commit that is checked out in a directory, with a plus if files that git knows have
 // changed since; "" where there is none.
-func commitIn(dir string) string {
-	git := exec.Command("git", "-C", dir, "describe", "--always", "--abbrev=12", "--exclude=*", "--dirty=+")
+func commitIn(ctx context.Context, dir string) string {
+	ctx, cancel := context.WithTimeout(ctx, askGit)
+	defer cancel()
+	git := exec.CommandContext(ctx, "git", "-C", dir, "describe", "--always", "--abbrev=12", "--exclude=*", "--dirty=+")
 	git.Env = command.Environ(os.Environ(), nil)
 	out, err := git.Output()
-	if err != nil { // no git, or no repository
+	if err != nil { // no git, no repository, or it is too slow
 		return ""
 	}
 	return strings.TrimSpace(string(out))

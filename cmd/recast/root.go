@@ -28,9 +28,9 @@ func newRootCmd(s *streams) *cobra.Command {
 	c.SetFlagErrorFunc(flagError)
 	group(c, "Every day:", newLockCmd(s, &g), newPlanCmd(s, &g), newRollCmd(s, &g), newStatusCmd(s, &g), newUICmd(s, &g), newUndoCmd(s, &g), newDriftCmd(s, &g), newHistoryCmd(s, &g))
 	group(c, "When something went wrong:", newRunbookCmd(s), newSupportBundleCmd(s, &g), newRestoreCmd(s, &g), newRebuildCmd(s, &g))
-	group(c, "Set-up and seldom:", newInitCmd(s), newAdoptCmd(s), newDoctorCmd(s, &g), newPublishCmd(s, &g), newConfigCmd(s, &g), newUpgradeK8sCmd(s, &g), newBootstrapCmd(s, &g), newRemoveCmd(s, &g),
+	group(c, "Set-up and upkeep:", newInitCmd(s), newAdoptCmd(s), newDoctorCmd(s, &g), newPublishCmd(s, &g), newConfigCmd(s, &g), newUpgradeK8sCmd(s, &g), newBootstrapCmd(s, &g), newRemoveCmd(s, &g),
 		newBackupCmd(s, &g), newPruneCmd(s, &g), newOperatorCmd(s), newLabCmd(s), newVersionCmd(s))
-	c.SetCompletionCommandGroupID("Set-up and seldom:")
+	c.SetCompletionCommandGroupID("Set-up and upkeep:")
 	c.SetUsageTemplate("{{if .HasParent}}" + c.UsageTemplate() + "{{else}}" + firstScreen + "{{end}}")
 	c.AddCommand(newRecoverCmd(s, &g), newRollbackCmd(s, &g), newDocsCmd(),
 		newBuildCmd(s, &g), newReportCmd(s, &g), newProvenanceCmd(s, &g),
@@ -57,7 +57,7 @@ func renamed(s *streams, c *cobra.Command, now string) *cobra.Command {
 	c.Short = "Now recast " + now
 	run := c.RunE
 	c.RunE = func(c *cobra.Command, args []string) error {
-		fmt.Fprintf(s.err, "recast %s is recast %s now; the old name goes on to work\n", c.Name(), now)
+		fmt.Fprintf(s.err, "recast %s is recast %s now; the old name still works\n", c.Name(), now)
 		return run(c, args)
 	}
 	return c

@@ -340,7 +340,11 @@ func (l *matrixLab) deviations(ref matrixReference, back, leaves bool) []string 
 	return list
 }
 
-var imageSize = regexp.MustCompile(`,size=\w+([^\n]* = the image)`)
+// imageSize is the size of a prepared disk in a configuration, and ungrown one that is still the image's.
+var (
+	imageSize = regexp.MustCompile(`,size=\w+([^\n]* = the image)`)
+	ungrown   = regexp.MustCompile(`,size=\d+K[^\n]* = the image`)
+)
 
 // differs compares the world with the expected final one. An exchange that was complete,
 // or had not begun, can't be cancelled. Without quorum a delete frees the cloud-init drive
@@ -357,8 +361,10 @@ func (l *matrixLab) differs(ref matrixReference, back, renews bool) string {
 	}
 	want := as(ref.replaced)
 	if back {
-		// A prepared disk that is given up may not have its size yet, or not in the configuration.
-		got, want = imageSize.ReplaceAllString(got, "$1"), imageSize.ReplaceAllString(as(ref.putBack), "$1")
+		want = as(ref.putBack)
+		if ungrown.MatchString(got) { // it was given up before it had its size, or before the configuration had
+			got, want = imageSize.ReplaceAllString(got, "$1"), imageSize.ReplaceAllString(want, "$1")
+		}
 		if !givenUpVolume.MatchString(got) && withoutParking(got) == withoutParking(want) {
 			return "" // there was no new system disk yet
 		}
