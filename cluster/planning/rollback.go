@@ -69,7 +69,11 @@ func planRollback(ctx context.Context, n *NodePlan, o observe.Observation, talos
 		return nil
 	case n.Found.Machine == nil || n.Found.Node == nil:
 		n.Why = "it could not be read"
-		n.Refused = []string{"it could not be read: " + errors.Join(n.Found.Errs...).Error()}
+		why := errors.Join(n.Found.Errs...)
+		if why == nil {
+			why = errors.New("there is no Node of that name in Kubernetes")
+		}
+		n.Refused = []string{n.Why + ": " + why.Error()}
 		if n.Found.Blank != nil {
 			n.Refused[0] += ": recast roll gives it its configuration back"
 		}

@@ -20,8 +20,8 @@ put the old system disk back (recast recover does only that); if it is finished,
 the system disk that it had before (recast rollback does only that). The plan says
 which of the two it is, and asks. No disk is freed by either, so undo can be undone.
 
-Without NODE it is about the unfinished node, or else about every node whose system disk
-the last run replaced.
+Without NODE it is about the unfinished node, or else about the nodes of the latest run
+that replaced a system disk.
 
 As in a roll, the plan names data that only the present system disk has, and without
 acceptLoss it is refused. Upgrades in place replace no system disk: there the way back

@@ -1,0 +1,64 @@
+package planning
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/observe"
+	"github.com/recast-sh/recast/cluster/parking"
+	"github.com/recast-sh/recast/internal/fault"
+)
+
+// TestUndo: what is unfinished comes first, and one node at a time; then the nodes of the latest run that
+// has left a system disk.
+func TestUndo(t *testing.T) {
+	t.Parallel()
+	const older, latest = "20261120-0300-aaaa", "20261121-0421-3f2a"
+	open := &parking.Parking{Record: parking.Record{Open: true}}
+	kept := func(run string) *parking.Parking {
+		return &parking.Parking{Record: parking.Record{Kept: []parking.KeptDisk{{Run: run}}}}
+	}
+	for name, c := range map[string]struct {
+		parkings []*parking.Parking // of wk1, wk2, wk3
+		only     []string
+		nodes    string // that would be rolled back
+		err      string
+	}{
+		"nothing to undo":         {parkings: make([]*parking.Parking, 3), err: "no earlier system disk of a node is parked"},
+		"two are unfinished":      {parkings: []*parking.Parking{open, open, nil}, err: "wk1, wk2: an earlier run is not finished"},
+		"one of two named is":     {parkings: []*parking.Parking{open, kept(latest), nil}, only: []string{"wk1", "wk2"}, err: "wk1: an earlier run is not finished"},
+		"another one is":          {parkings: []*parking.Parking{open, kept(latest), nil}, only: []string{"wk2"}, err: "node wk1: an earlier run is not finished"},
+		"the latest run":          {parkings: []*parking.Parking{kept(latest), kept(older), kept(latest)}, nodes: "wk1 wk3"},
+		"a node of an older one":  {parkings: []*parking.Parking{kept(latest), kept(older), kept(latest)}, only: []string{"wk2"}, nodes: "wk2"},
+		"a node with nothing":     {parkings: []*parking.Parking{kept(latest), nil, nil}, only: []string{"wk2"}, nodes: "wk2"},
+		"a node that there isn't": {parkings: make([]*parking.Parking, 3), only: []string{"wk9"}, err: `no node "wk9"`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var wanted []cluster.Wanted
+			var o observe.Observation
+			for i, p := range c.parkings {
+				wanted = append(wanted, cluster.Wanted{Name: []string{"wk1", "wk2", "wk3"}[i]})
+				o.Found = append(o.Found, observe.Found{Parking: p})
+			}
+			plan, command, err := ForUndo(t.Context(), "c1", wanted, o, nil, nil, Policy{Only: c.only})
+			if c.err != "" {
+				if err == nil || !strings.Contains(err.Error(), c.err) {
+					t.Errorf("%v, want %s", err, c.err)
+				}
+				if kind := fault.KindOf(err); kind != fault.Refused && kind != fault.Config {
+					t.Errorf("kind %v", kind)
+				}
+				return
+			}
+			var nodes []string
+			for _, n := range plan.Nodes {
+				nodes = append(nodes, n.Node)
+			}
+			if got := strings.Join(nodes, " "); err != nil || command != "rollback" || got != c.nodes {
+				t.Errorf("%s of %q, want of %q: %v", command, got, c.nodes, err)
+			}
+		})
+	}
+}
