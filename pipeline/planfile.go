@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/recast-sh/recast/pipeline/past"
+
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/journal"
@@ -32,7 +34,7 @@ func (w *work) follow(ctx context.Context, lock schematics.Lock, saved planning.
 		now := planning.Plan{Cluster: w.Config.Cluster, Lock: lock.Pinned(), Config: is}
 		return now.Follow(saved, false) // another configuration can't tell which nodes exist
 	}
-	begun, err := w.Runs().begun(saved)
+	begun, err := begun(w.Runs(), saved)
 	if err != nil {
 		return planning.Plan{}, err
 	}
@@ -46,7 +48,7 @@ func (w *work) follow(ctx context.Context, lock schematics.Lock, saved planning.
 }
 
 // begun says whether a run of a saved plan was started on this machine, by the journal.
-func (r Runs) begun(saved planning.Plan) (bool, error) {
+func begun(r past.Runs, saved planning.Plan) (bool, error) {
 	runs, err := journal.Runs(r.Dir)
 	return slices.ContainsFunc(runs, func(r journal.RunInfo) bool { return strings.HasSuffix(r.ID, saved.RunSuffix()) }), err
 }

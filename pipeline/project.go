@@ -14,6 +14,8 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/recast-sh/recast/pipeline/past"
+
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/exchange"
 	"github.com/recast-sh/recast/cluster/observe"
@@ -183,6 +185,9 @@ func extensions(list []schematics.Extension) []cluster.LockedExtension {
 	return out
 }
 
+// Runs are the runs whose journals are on this machine.
+func (p Project) Runs() past.Runs { return past.Runs{Dir: filepath.Join(p.State(), "runs")} }
+
 // History maps the hashes of this lock and of past ones to their extensions.
 func (p Project) History(lock schematics.Lock) (cluster.History, error) {
 	h, err := schematics.ReadHistory(p.pastLocks(), lock)
@@ -227,7 +232,7 @@ func Sources(p Project, m Machines) observe.Sources {
 // record's run, if that is here, or in the user's files. Either must have the sum of the
 // record.
 func configKnown(ctx context.Context, p Project, m Machines, node string, rec parking.Record) (cluster.ConfigPlace, error) {
-	found, damaged := p.Runs().hasConfig(node, rec)
+	found, damaged := hasConfig(p.Runs().Dir, node, rec)
 	switch {
 	case found:
 		return cluster.ConfigInJournal, nil
@@ -247,12 +252,12 @@ func configKnown(ctx context.Context, p Project, m Machines, node string, rec pa
 
 // hasConfig says whether the machine configuration of a node is in the journal of the
 // record's run. ErrConfigDamaged: it is there, but damaged.
-func (r Runs) hasConfig(node string, rec parking.Record) (bool, error) {
-	runs, err := journal.Runs(r.Dir)
+func hasConfig(dir, node string, rec parking.Record) (bool, error) {
+	runs, err := journal.Runs(dir)
 	if err != nil || !slices.ContainsFunc(runs, func(r journal.RunInfo) bool { return r.ID == rec.Run }) {
 		return false, err
 	}
-	j, err := journal.Open(r.Dir, journal.Options{Run: rec.Run, ReadOnly: true})
+	j, err := journal.Open(dir, journal.Options{Run: rec.Run, ReadOnly: true})
 	if err != nil {
 		return false, err
 	}

@@ -11,6 +11,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/recast-sh/recast/pipeline/past"
+
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/etcd"
 	"github.com/recast-sh/recast/cluster/parking"
@@ -44,9 +46,6 @@ type RestoreReport struct {
 	Ended        time.Time `json:"ended"`
 	Outcome      string    `json:"outcome,omitempty"`
 }
-
-// restoreKey is the journal key of a restore that was started.
-const restoreKey = "restore"
 
 // begunRestore identifies a restore that was started.
 type begunRestore struct {
@@ -194,7 +193,7 @@ func (w restoring) begunRestores(rep *RestoreReport) (run string, others []strin
 			return "", nil, err
 		}
 		var begun begunRestore
-		_, err = j.Get(restoreKey, &begun)
+		_, err = j.Get(past.RestoreKey, &begun)
 		if err := errors.Join(err, j.Close()); err != nil {
 			return "", nil, err
 		}
@@ -221,7 +220,7 @@ func (w restoring) restore(ctx context.Context, rep RestoreReport, o RestoreOpti
 	defer j.Close()
 	o.Claim.began(j)
 	begun := begunRestore{UUID: rep.UUID, SHA256: rep.Snapshot.SHA256, Bootstrapped: rep.Bootstrapped}
-	if err := j.Put(restoreKey, begun); err != nil {
+	if err := j.Put(past.RestoreKey, begun); err != nil {
 		return err
 	}
 	r := &restore.Restore{
@@ -230,7 +229,7 @@ func (w restoring) restore(ctx context.Context, rep RestoreReport, o RestoreOpti
 			Above: "restore", Say: w.run.Note, Failed: "correct what it says, or take another snapshot, and run the same command again",
 			Bootstraps: func() error {
 				begun.Bootstrapped = time.Now().UTC()
-				return j.Put(restoreKey, begun)
+				return j.Put(past.RestoreKey, begun)
 			},
 		},
 		Kube: w.machines.Kube,

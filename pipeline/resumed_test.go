@@ -7,6 +7,10 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/recast-sh/recast/pipeline/past"
+
+	"github.com/google/go-cmp/cmp"
+
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/claim"
 	"github.com/recast-sh/recast/cluster/planning"
@@ -70,7 +74,7 @@ func TestContinuedRun(t *testing.T) {
 			p := projectOf(t)
 			told := func(gone ...int) string {
 				t.Helper()
-				r, err := p.Runs().Find("r", PastOptions{Holder: claim.Holder{Boot: "b"}, Dead: func(h claim.Holder) bool { return slices.Contains(gone, h.PID) }})
+				r, err := p.Runs().Find("r", past.Options{Holder: claim.Holder{Boot: "b"}, Dead: func(h claim.Holder) bool { return slices.Contains(gone, h.PID) }})
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -128,7 +132,7 @@ func TestTheRunsOwnPlan(t *testing.T) {
 	}
 	require := func(want string) {
 		t.Helper()
-		r, err := p.Runs().Find("r", PastOptions{})
+		r, err := p.Runs().Find("r", past.Options{})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -159,7 +163,7 @@ func TestTheLastFateOfANode(t *testing.T) {
 	s.saw("roll/unfinished/wk2", step.Done)
 	s.finish("failed: x")
 	s.must(s.j.Close())
-	r, err := p.Runs().Find("r", PastOptions{})
+	r, err := p.Runs().Find("r", past.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -186,5 +190,32 @@ func TestAFailedHookAfterTheRun(t *testing.T) {
 		if got, err := p.Runs().Outcome("r"); err != nil || got != want {
 			t.Errorf("%q became %q, want %q; %v", was, got, want, err)
 		}
+	}
+}
+
+func TestKeepAbout(t *testing.T) {
+	t.Parallel()
+	p := projectOf(t)
+	lock := schematics.Lock{Version: 1, Talos: "v1.13.9", Schematics: map[string]schematics.Locked{"base": {BuildID: strings.Repeat("b", 64)}}}
+	for _, pid := range []int{1, 1, 2} {
+		j, err := journal.Open(p.Runs().Dir, journal.Options{Run: "r"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		w := &work{Project: p, command: "roll", o: RollOptions{Holder: claim.Holder{PID: pid}, Origin: past.Origin{Recast: "v1"}}}
+		if err := errors.Join(w.keepAbout(j, lock), j.Close()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	r, err := p.Runs().Find("r", past.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := &past.About{
+		Command: "roll", Cluster: "c1", By: claim.Holder{PID: 1}, GoneOn: []claim.Holder{{PID: 2}}, Origin: past.Origin{Recast: "v1"},
+		Talos: "v1.13.9", Lock: lock.Key(),
+	}
+	if diff := cmp.Diff(want, r.About); diff != "" {
+		t.Errorf("about (-want +got):\n%s", diff)
 	}
 }

@@ -4,6 +4,8 @@ import (
 	"crypto/rand"
 	"time"
 
+	"github.com/recast-sh/recast/pipeline/past"
+
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/claim"
 	"github.com/recast-sh/recast/cluster/planning"
@@ -35,7 +37,7 @@ type RollOptions struct {
 	// Pulsed is called from time to time with the state of Kubernetes and etcd; may be nil.
 	Pulsed func(planning.Pulse)
 	// Origin is for history and reports.
-	Origin Origin
+	Origin past.Origin
 	// Rehearse tests the boot ISOs before the first node; nil: as in roll.rehearse.enabled.
 	Rehearse *bool
 	// Rebuild is what the etcd of a broken cluster begins with again; see Policy.Rebuild.

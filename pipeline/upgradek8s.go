@@ -6,6 +6,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/recast-sh/recast/pipeline/past"
+
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/access"
 	"github.com/recast-sh/recast/cluster/kubeupgrade"
@@ -35,9 +37,6 @@ type UpgradeKubernetesReport struct {
 	Unsent  []string         `json:"unsent,omitempty"`
 }
 
-// upgradeKey is the journal key of an upgrade's plan.
-const upgradeKey = "upgrade-k8s"
-
 // UpgradeKubernetes upgrades Kubernetes on every node that Kubernetes knows:
 // observe → plan → claim → confirm → plan again → check → pull → component by component.
 // If it is interrupted, nodes have two versions; run again, it continues.
@@ -52,7 +51,7 @@ func UpgradeKubernetes(ctx context.Context, p Project, m Machines, run *step.Run
 	if err := cluster.CheckKubernetesVersion(o.To); err != nil {
 		return rep, err
 	}
-	w := upgrading{newWork(p, m, run, o.Claim, upgradeKey)}
+	w := upgrading{newWork(p, m, run, o.Claim, past.UpgradeKey)}
 	w.rep.Started = rep.Started
 	if o.DryRun {
 		w.command = "" // no notices are sent
@@ -76,7 +75,7 @@ func (w upgrading) upgrade(ctx context.Context, rep *UpgradeKubernetesReport, o 
 		}
 	}
 	if w.claim.held != nil { // of a killed run, which may have left the only API server restarting
-		if err := kubeupgrade.Await(ctx, w.machines.Kube, timing(w.Config), func(text string) { w.run.Note(upgradeKey, text) }); err != nil {
+		if err := kubeupgrade.Await(ctx, w.machines.Kube, timing(w.Config), func(text string) { w.run.Note(past.UpgradeKey, text) }); err != nil {
 			return err
 		}
 	}
@@ -171,7 +170,7 @@ func (w upgrading) carryUpgradeOut(ctx context.Context, plan kubeupgrade.Plan) e
 	}
 	defer j.Close()
 	w.o.began(j)
-	if err := j.Put(upgradeKey, plan); err != nil {
+	if err := j.Put(past.UpgradeKey, plan); err != nil {
 		return err
 	}
 	u := &kubeupgrade.Upgrade{
@@ -205,7 +204,7 @@ func (w upgrading) finishUpgrade(run string) error {
 	}
 	defer j.Close()
 	var plan kubeupgrade.Plan
-	found, err := j.Get(upgradeKey, &plan)
+	found, err := j.Get(past.UpgradeKey, &plan)
 	if err != nil || !found {
 		return err
 	}

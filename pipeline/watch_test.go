@@ -3,7 +3,6 @@ package pipeline
 import (
 	"context"
 	"errors"
-	"path/filepath"
 	"slices"
 	"testing"
 
@@ -11,8 +10,6 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/parking"
-	"github.com/recast-sh/recast/cluster/planning"
-	"github.com/recast-sh/recast/internal/journal"
 )
 
 // listing is a datacentre that records which configurations are read.
@@ -89,41 +86,5 @@ func TestWatched(t *testing.T) {
 	look("one that can't be read", 6, 9031, 100, 9031)
 	if _, found, err := p.Claim(t.Context(), w); found || err != nil {
 		t.Errorf("a claim: %t, %v", found, err)
-	}
-}
-
-// A run is found while it is active, with its plan as soon as it has one.
-func TestRunningHere(t *testing.T) {
-	t.Parallel()
-	p, _ := project(t)
-	if r, here, err := p.Runs().Running(); here || err != nil {
-		t.Errorf("%+v, %v", r, err)
-	}
-	j, err := journal.Open(p.Runs().Dir, journal.Options{Run: "r1"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer j.Close()
-	r, here, err := p.Runs().Running()
-	if !here || err != nil || r.ID != "r1" || r.Dir != filepath.Join(p.Runs().Dir, "r1") || r.Plan != nil {
-		t.Errorf("%+v, %t, %v", r, here, err)
-	}
-	if err := j.Put("plan", planning.Plan{Cluster: "c1", TotalSeconds: 60}); err != nil {
-		t.Fatal(err)
-	}
-	if r, here, err = p.Runs().Running(); !here || err != nil || r.Plan == nil || r.Plan.TotalSeconds != 60 {
-		t.Errorf("%+v, %t, %v", r, here, err)
-	}
-	if outcome, err := p.Runs().Outcome("r1"); outcome != "" || err != nil {
-		t.Errorf("%q, %v", outcome, err)
-	}
-	if err := j.Finish("done"); err != nil {
-		t.Fatal(err)
-	}
-	if outcome, err := p.Runs().Outcome("r1"); outcome != "done" || err != nil {
-		t.Errorf("%q, %v", outcome, err)
-	}
-	if _, here, err := p.Runs().Running(); here || err != nil {
-		t.Errorf("%t, %v", here, err)
 	}
 }

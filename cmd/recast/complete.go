@@ -16,7 +16,7 @@ func (g *globals) completeRuns(_ *cobra.Command, args []string, _ string) (ids [
 	if err != nil || len(args) > 0 {
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
-	runs, _ := p.Runs().All(past()) // runs that can't be read are not offered
+	runs, _ := p.Runs().All(thisProcess()) // runs that can't be read are not offered
 	for _, r := range runs {
 		ids = append(ids, cobra.CompletionWithDesc(r.ID, r.Command()+", "+r.Result))
 	}

@@ -6,13 +6,14 @@ import (
 	"os"
 	"strings"
 
+	"github.com/recast-sh/recast/pipeline/past"
+
 	"github.com/spf13/cobra"
 
 	"github.com/recast-sh/recast/internal/holder"
 	"github.com/recast-sh/recast/internal/redact"
 	"github.com/recast-sh/recast/internal/story"
 	"github.com/recast-sh/recast/internal/ui"
-	"github.com/recast-sh/recast/pipeline"
 )
 
 func newHistoryCmd(s *streams, g *globals) *cobra.Command {
@@ -54,11 +55,11 @@ older ones.`,
 			hide := redact.New(secretsHere())
 			html := open || page.file != ""
 			if len(args) == 0 && !html {
-				runs, problems := p.Runs().All(past())
+				runs, problems := p.Runs().All(thisProcess())
 				h := ui.HistoryOf(runs, problems, limit, logOf, hide.Text)
 				return hiding(s.out, out, hide, func(w io.Writer) error { return ui.WriteHistory(w, out, h) })
 			}
-			run, err := p.Runs().Find(strings.Join(args, ""), past())
+			run, err := p.Runs().Find(strings.Join(args, ""), thisProcess())
 			if err != nil {
 				return err
 			}
@@ -86,7 +87,7 @@ older ones.`,
 }
 
 // logOf reads the log of a run, up to the first part that can't be read.
-func logOf(run pipeline.PastRun) story.Story {
+func logOf(run past.Run) story.Story {
 	log, _ := story.Read(os.DirFS(run.Dir)) // recast history RUN says why
 	return log
 }
@@ -105,7 +106,7 @@ func hiding(w io.Writer, format string, hide redact.Redactor, print func(io.Writ
 	return err
 }
 
-// past says how to tell whether the process of a past run is still alive.
-func past() pipeline.PastOptions {
-	return pipeline.PastOptions{Holder: holder.This(), Dead: holder.Dead}
+// thisProcess says how to tell whether the process of a past run is still alive.
+func thisProcess() past.Options {
+	return past.Options{Holder: holder.This(), Dead: holder.Dead}
 }

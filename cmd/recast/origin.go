@@ -9,14 +9,15 @@ import (
 	"strings"
 	"time"
 
+	"github.com/recast-sh/recast/pipeline/past"
+
 	"github.com/recast-sh/recast/internal/command"
-	"github.com/recast-sh/recast/pipeline"
 )
 
 // origin says who starts a run, and at which commit of the directory with recast.yaml: as CI systems say it
 // (GitHub, GitLab, Gitea and Forgejo name them alike), else as the system and git do.
-func origin(ctx context.Context, dir string) pipeline.Origin {
-	o := pipeline.Origin{
+func origin(ctx context.Context, dir string) past.Origin {
+	o := past.Origin{
 		Recast: version,
 		Who:    cmp.Or(os.Getenv("GITHUB_ACTOR"), os.Getenv("GITLAB_USER_LOGIN")),
 		Commit: cmp.Or(os.Getenv("GITHUB_SHA"), os.Getenv("CI_COMMIT_SHA")),

@@ -11,6 +11,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/recast-sh/recast/pipeline/past"
+
 	"github.com/spf13/cobra"
 
 	"github.com/recast-sh/recast/internal/browser"
@@ -32,7 +34,7 @@ func newReportCmd(s *streams, g *globals) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			run, err := p.Runs().Find(strings.Join(args, ""), past())
+			run, err := p.Runs().Find(strings.Join(args, ""), thisProcess())
 			if err != nil {
 				return err
 			}
@@ -50,7 +52,7 @@ type htmlPage struct {
 	open string // in a browser: "yes", "no", or "auto" in a graphical session
 }
 
-func (h htmlPage) write(ctx context.Context, s *streams, p pipeline.Project, run pipeline.PastRun) error {
+func (h htmlPage) write(ctx context.Context, s *streams, p pipeline.Project, run past.Run) error {
 	file := cmp.Or(h.file, p.Page(run.ID))
 	if file == "-" {
 		return report.Write(s.out, drawn(run))
@@ -72,7 +74,7 @@ func (h htmlPage) write(ctx context.Context, s *streams, p pipeline.Project, run
 
 // drawn collects what the report of a run is made of. If the log can't be read, the
 // report says so.
-func drawn(run pipeline.PastRun) report.Run {
+func drawn(run past.Run) report.Run {
 	log, err := story.Read(os.DirFS(run.Dir))
 	if err != nil {
 		run.Problems = append(run.Problems, err.Error())
@@ -81,7 +83,7 @@ func drawn(run pipeline.PastRun) report.Run {
 }
 
 // savePage writes the report of a run to a file. It creates the directory if needed.
-func savePage(file string, run pipeline.PastRun) error {
+func savePage(file string, run past.Run) error {
 	err := os.MkdirAll(filepath.Dir(file), 0o700)
 	if err == nil {
 		err = savefile.Write(file, func(w io.Writer) error { return report.Write(w, drawn(run)) })
@@ -99,7 +101,7 @@ func savePages(s *streams, p pipeline.Project, rep pipeline.Report) (files []str
 		if id == "" || !p.Runs().Has(id) {
 			continue // it only finished an earlier one
 		}
-		run, err := p.Runs().Find(id, past())
+		run, err := p.Runs().Find(id, thisProcess())
 		if err == nil {
 			err = savePage(p.Page(id), run)
 		}

@@ -11,6 +11,8 @@ import (
 	"path/filepath"
 	"sync"
 
+	"github.com/recast-sh/recast/pipeline/past"
+
 	"github.com/spf13/cobra"
 
 	"github.com/recast-sh/recast/cluster/planning"
@@ -95,8 +97,8 @@ func localAddress(text string) (netip.AddrPort, error) {
 // shownBy opens the project anew for each reading: git may have moved on.
 func shownBy(s *streams, g *globals, p pipeline.Project) web.Options {
 	return web.Options{
-		Version: version, Project: p, Past: past(), Log: logOf, Hide: redact.New(secretsHere()).Text,
-		Report: func(w io.Writer, run pipeline.PastRun) error { return report.Write(w, drawn(run)) },
+		Version: version, Project: p, Past: thisProcess(), Log: logOf, Hide: redact.New(secretsHere()).Text,
+		Report: func(w io.Writer, run past.Run) error { return report.Write(w, drawn(run)) },
 		Drift: func(ctx context.Context) (pipeline.DriftResult, error) {
 			return read(ctx, s, g, pipeline.Drift)
 		},

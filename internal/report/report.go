@@ -11,15 +11,16 @@ import (
 	"strings"
 	"time"
 
+	"github.com/recast-sh/recast/pipeline/past"
+
 	"github.com/recast-sh/recast/internal/foreign"
 	"github.com/recast-sh/recast/internal/story"
 	"github.com/recast-sh/recast/internal/words"
-	"github.com/recast-sh/recast/pipeline"
 )
 
 // Run is the data of a report.
 type Run struct {
-	Past    pipeline.PastRun
+	Past    past.Run
 	Story   story.Story
 	Now     time.Time // its time zone is used for all times
 	Version string    // of the recast that writes it

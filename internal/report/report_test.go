@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/recast-sh/recast/pipeline/past"
+
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/cluster"
@@ -37,7 +39,7 @@ func fixed(t *testing.T, name string) report.Run {
 		t.Fatal(err)
 	}
 	p := pipeline.Project{Config: &config.Config{Dir: dir}}
-	run, err := p.Runs().Find("", pipeline.PastOptions{})
+	run, err := p.Runs().Find("", past.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -110,11 +112,11 @@ func requireSound(t *testing.T, page string) {
 func failed(text string) report.Run {
 	at := time.Date(2026, 11, 21, 4, 0, 0, 0, time.UTC)
 	return report.Run{
-		Past: pipeline.PastRun{
+		Past: past.Run{
 			ID: "20261121-0400-3f2a", Started: at, Finished: at.Add(time.Hour), Result: "failed", Error: text,
 			Plan:  &planning.Plan{Cluster: text, Warn: []string{text}, Nodes: []planning.NodePlan{{Node: "wk1", Strategy: cluster.Recreate, Why: text, WillLose: []string{text}, Notes: []string{text}}}},
 			Hooks: []hook.HookRun{{Point: cluster.BeforeRun, Command: []string{text}, Description: text, Output: text, Error: text}},
-			About: &pipeline.About{Command: "roll", Talos: "v1.13.9"},
+			About: &past.About{Command: "roll", Talos: "v1.13.9"},
 		},
 		Story: story.Story{
 			From: at, To: at.Add(time.Hour), Begins: true,
@@ -155,7 +157,7 @@ func TestResults(t *testing.T) {
 			t.Errorf("%s: no %q", result, want)
 		}
 	}
-	draw(t, report.Run{Past: pipeline.PastRun{ID: "a"}, Hide: strings.Clone}) // of nothing
+	draw(t, report.Run{Past: past.Run{ID: "a"}, Hide: strings.Clone}) // of nothing
 }
 
 // TestLargeRuns: a run of two hundred nodes makes a page that a phone can load.

@@ -7,8 +7,9 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"github.com/recast-sh/recast/pipeline/past"
+
 	"github.com/recast-sh/recast/internal/story"
-	"github.com/recast-sh/recast/pipeline"
 )
 
 // History is the list of runs that were started on this machine, newest first.
@@ -42,7 +43,7 @@ type HistoryRun struct {
 
 // HistoryOf converts runs to lines, at most limit; 0: all. log reads the log of a run;
 // foreign text is passed through hide.
-func HistoryOf(runs []pipeline.PastRun, problems []string, limit int, log func(pipeline.PastRun) story.Story, hide func(string) string) History {
+func HistoryOf(runs []past.Run, problems []string, limit int, log func(past.Run) story.Story, hide func(string) string) History {
 	h := History{Runs: []HistoryRun{}, Problems: each(problems, hide)}
 	if limit > 0 && len(runs) > limit {
 		h.Earlier, runs = len(runs)-limit, runs[:limit]
@@ -53,7 +54,7 @@ func HistoryOf(runs []pipeline.PastRun, problems []string, limit int, log func(p
 	return h
 }
 
-func inALine(r pipeline.PastRun, log func(pipeline.PastRun) story.Story, hide func(string) string) HistoryRun {
+func inALine(r past.Run, log func(past.Run) story.Story, hide func(string) string) HistoryRun {
 	l := HistoryRun{
 		ID: r.ID, Command: r.Command(), Started: r.Started, Finished: r.Finished, Seconds: r.Seconds(),
 		Result: r.Result, Error: hide(r.Error), What: r.What(),

@@ -6,6 +6,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/recast-sh/recast/pipeline/past"
+
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/cluster"
@@ -14,21 +16,20 @@ import (
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/step"
 	"github.com/recast-sh/recast/internal/story"
-	"github.com/recast-sh/recast/pipeline"
 	"github.com/recast-sh/recast/schematics"
 )
 
 // pastRuns are a successful run and a killed one.
-func pastRuns() []pipeline.PastRun {
+func pastRuns() []past.Run {
 	at := time.Date(2026, 11, 21, 4, 21, 0, 0, time.Local)
-	return []pipeline.PastRun{
+	return []past.Run{
 		{
 			ID: "20261122-0421-beef", Started: at.Add(24 * time.Hour), Result: "killed",
 			Plan: &planning.Plan{Nodes: []planning.NodePlan{{Node: "cp1", Strategy: cluster.InPlace}}},
 		},
 		{
 			ID: "20261121-0421-3f2a", Started: at, Finished: at.Add(1871 * time.Second), Result: "done",
-			About: &pipeline.About{Command: "roll", By: claim.Holder{Host: "ci", PID: 7}, Origin: pipeline.Origin{Recast: "v0.9.0"}, Was: "v1.13.8", Talos: "v1.13.9", Before: "a", Lock: "b"},
+			About: &past.About{Command: "roll", By: claim.Holder{Host: "ci", PID: 7}, Origin: past.Origin{Recast: "v0.9.0"}, Was: "v1.13.8", Talos: "v1.13.9", Before: "a", Lock: "b"},
 			Plan:  &planning.Plan{Nodes: []planning.NodePlan{{Node: "wk1", Strategy: cluster.Recreate}, {Node: "wk2"}}},
 			Fates: &cluster.Fates{Done: []string{"wk1"}},
 			Took:  []cluster.Took{{Node: "wk1", Strategy: cluster.Recreate, OutageSeconds: 192}},
@@ -36,10 +37,10 @@ func pastRuns() []pipeline.PastRun {
 	}
 }
 
-func noLog(pipeline.PastRun) story.Story { return story.Story{} }
+func noLog(past.Run) story.Story { return story.Story{} }
 
 // leftAway is the log of a run that was killed while a node was down.
-func leftAway(r pipeline.PastRun) story.Story {
+func leftAway(r past.Run) story.Story {
 	return story.Story{To: r.Started.Add(time.Hour), Turns: []*story.Turn{{Node: "cp1", Began: r.Started, AwayFrom: r.Started.Add(time.Minute)}}}
 }
 
@@ -140,7 +141,7 @@ next: recast history 20261121-0421-3f2a --open shows its report
 		t.Errorf("a secret is in %s", b.String())
 	}
 	b.Reset()
-	h := HistoryOf([]pipeline.PastRun{{ID: "r", Result: "failed", Error: "abc"}}, []string{"abc"}, 0, noLog, hide)
+	h := HistoryOf([]past.Run{{ID: "r", Result: "failed", Error: "abc"}}, []string{"abc"}, 0, noLog, hide)
 	if err := WriteHistory(&b, "json", h); err != nil || strings.Contains(b.String(), "abc") {
 		t.Errorf("a secret is in %s, %v", b.String(), err)
 	}

@@ -8,14 +8,15 @@ import (
 	"strings"
 	"time"
 
+	"github.com/recast-sh/recast/pipeline/past"
+
 	"github.com/recast-sh/recast/internal/story"
 	"github.com/recast-sh/recast/internal/words"
-	"github.com/recast-sh/recast/pipeline"
 )
 
 // RunTold is one run with all details.
 type RunTold struct {
-	pipeline.PastRun
+	past.Run
 	Turns  []TurnTold `json:"turns"`            // of its nodes, from its log
 	Report string     `json:"report,omitempty"` // file, if there is one
 }
@@ -47,8 +48,8 @@ type StageTold struct {
 }
 
 // Tell combines the journal and the log of a run. Foreign text is passed through hide.
-func Tell(r pipeline.PastRun, s story.Story, report string, hide func(string) string) RunTold {
-	told := RunTold{PastRun: r, Report: report, Turns: []TurnTold{}}
+func Tell(r past.Run, s story.Story, report string, hide func(string) string) RunTold {
+	told := RunTold{Run: r, Report: report, Turns: []TurnTold{}}
 	told.Error, told.Problems = hide(told.Error), each(told.Problems, hide)
 	told.Hooks = slices.Clone(told.Hooks)
 	for i, h := range told.Hooks {

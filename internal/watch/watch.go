@@ -12,6 +12,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/recast-sh/recast/pipeline/past"
+
 	"github.com/recast-sh/recast/cluster/claim"
 	"github.com/recast-sh/recast/internal/live"
 	"github.com/recast-sh/recast/internal/story"
@@ -34,8 +36,8 @@ type Watcher struct {
 	view *live.View
 	now  time.Time // of the current tick
 
-	here     pipeline.Running // zero: no run was started here, or it has ended
-	ended    string           // how the last run that was started here ended
+	here     past.Running // zero: no run was started here, or it has ended
+	ended    string       // how the last run that was started here ended
 	follow   *live.Follower
 	due      time.Time // when Proxmox may be asked again
 	asked    time.Time // when Proxmox was asked last
@@ -84,7 +86,7 @@ func (w *Watcher) once(ctx context.Context) (last string, err error) {
 	}
 	if here && w.passed(running) {
 		w.turnAway()
-		running, here = pipeline.Running{}, false
+		running, here = past.Running{}, false
 	}
 	if w.here.ID != "" && running.ID != w.here.ID {
 		if err := w.over(); err != nil {
@@ -110,7 +112,7 @@ func (w *Watcher) once(ctx context.Context) (last string, err error) {
 // passed says whether the run that was started here is over although its journal does
 // not say so: it may have been killed here and finished elsewhere. Then another run has
 // taken the claim since the log was written last.
-func (w *Watcher) passed(r pipeline.Running) bool {
+func (w *Watcher) passed(r past.Running) bool {
 	if !w.found || w.beat.Run == r.ID {
 		return false
 	}
@@ -126,7 +128,7 @@ func (w *Watcher) turnAway() {
 	if w.here.ID == "" {
 		return
 	}
-	w.here, w.due = pipeline.Running{}, w.now
+	w.here, w.due = past.Running{}, w.now
 	w.view.Begin("recast status --watch", w.now)
 }
 
@@ -135,7 +137,7 @@ func (w *Watcher) over() error {
 	outcome, err := w.p.Runs().Outcome(w.here.ID)
 	w.ended = fmt.Sprintf("run %s: %s", w.here.ID, outcome)
 	err = errors.Join(err, w.view.Follow(w.follow)) // what was logged last
-	w.here, w.due = pipeline.Running{}, w.now
+	w.here, w.due = past.Running{}, w.now
 	return err
 }
 
@@ -161,7 +163,7 @@ func (w *Watcher) afterwards(ctx context.Context) (last string, err error) {
 }
 
 // begin switches to a run that was started here.
-func (w *Watcher) begin(r pipeline.Running) {
+func (w *Watcher) begin(r past.Running) {
 	w.here = r
 	w.follow = &live.Follower{Path: filepath.Join(r.Dir, telemetry.LogName), Older: filepath.Join(r.Dir, story.OlderLogName)}
 	w.view.Begin("recast run "+r.ID, r.Started)

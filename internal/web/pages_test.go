@@ -11,6 +11,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/recast-sh/recast/pipeline/past"
+
 	"github.com/recast-sh/recast/cluster/claim"
 	"github.com/recast-sh/recast/docs/runbooks"
 	"github.com/recast-sh/recast/internal/config"
@@ -126,7 +128,7 @@ func TestRunPage(t *testing.T) {
 	write(t, info, began+"}")
 	o := options(dir, "text")
 	dead := false
-	o.Past = pipeline.PastOptions{Holder: claim.Holder{Boot: "b"}, Dead: func(claim.Holder) bool { return dead }}
+	o.Past = past.Options{Holder: claim.Holder{Boot: "b"}, Dead: func(claim.Holder) bool { return dead }}
 	v := open(t, o)
 	require := func(words ...string) {
 		t.Helper()

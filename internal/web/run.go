@@ -9,11 +9,12 @@ import (
 	"sync"
 	"time"
 
+	"github.com/recast-sh/recast/pipeline/past"
+
 	"github.com/recast-sh/recast/internal/journal"
 	"github.com/recast-sh/recast/internal/live"
 	"github.com/recast-sh/recast/internal/story"
 	"github.com/recast-sh/recast/internal/ui"
-	"github.com/recast-sh/recast/pipeline"
 )
 
 // board is the run that has not ended, from its log on this machine, which is read on
@@ -27,7 +28,7 @@ type board struct {
 }
 
 // at is the run as it is now, or as it was when it was killed.
-func (b *board) at(r pipeline.Running, killed bool) (live.Now, error) {
+func (b *board) at(r past.Running, killed bool) (live.Now, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if r.ID != b.run || b.planned != (r.Plan != nil) {
@@ -89,9 +90,9 @@ func (s *Site) look(v *runView) error {
 	active, found, err := runs.Running()
 	log := s.Log
 	if found {
-		log = func(pipeline.PastRun) story.Story { return story.Story{} } // the board has it
+		log = func(past.Run) story.Story { return story.Story{} } // the board has it
 	}
-	v.Last = &ui.HistoryOf([]pipeline.PastRun{last}, nil, 0, log, s.Hide).Runs[0]
+	v.Last = &ui.HistoryOf([]past.Run{last}, nil, 0, log, s.Hide).Runs[0]
 	if !found || err != nil {
 		return errors.Join(unread, err)
 	}
@@ -116,7 +117,7 @@ func (s *Site) history() ui.History {
 				out.Problems = append(out.Problems, s.Hide(err.Error()))
 				continue
 			}
-			line = ui.HistoryOf([]pipeline.PastRun{run}, nil, 0, s.Log, s.Hide).Runs[0]
+			line = ui.HistoryOf([]past.Run{run}, nil, 0, s.Log, s.Hide).Runs[0]
 		}
 		if !line.Finished.IsZero() {
 			s.past[info.ID] = line

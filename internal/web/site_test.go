@@ -14,6 +14,8 @@ import (
 	"testing"
 	"testing/synctest"
 
+	"github.com/recast-sh/recast/pipeline/past"
+
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/cluster/planning"
@@ -49,8 +51,8 @@ func options(dir, text string) Options {
 		Trace: func(_ context.Context, node string) (provenance.Provenance, error) {
 			return provenance.Provenance{Node: node, VM: "VM 9031", Links: []provenance.Link{{Name: "lock", Certainty: provenance.Proven, Text: text, Details: []string{text}}}, Summary: []string{text}}, nil
 		},
-		Log: func(r pipeline.PastRun) story.Story { s, _ := story.Read(os.DirFS(r.Dir)); return s },
-		Report: func(w io.Writer, r pipeline.PastRun) error {
+		Log: func(r past.Run) story.Story { s, _ := story.Read(os.DirFS(r.Dir)); return s },
+		Report: func(w io.Writer, r past.Run) error {
 			_, err := io.WriteString(w, "report of "+r.ID)
 			return err
 		},

@@ -18,6 +18,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/recast-sh/recast/pipeline/past"
+
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/cluster/provenance"
 	"github.com/recast-sh/recast/internal/foreign"
@@ -31,15 +33,15 @@ import (
 type Options struct {
 	Version string
 	Project pipeline.Project
-	Past    pipeline.PastOptions
+	Past    past.Options
 	// These ask the servers of the cluster, which takes seconds.
 	Drift  func(context.Context) (pipeline.DriftResult, error)
 	Plan   func(context.Context) (planning.Plan, error)
 	Status func(context.Context) (pipeline.StatusResult, error)
 	Trace  func(ctx context.Context, node string) (provenance.Provenance, error)
 	// These read files of this machine.
-	Log    func(pipeline.PastRun) story.Story
-	Report func(io.Writer, pipeline.PastRun) error
+	Log    func(past.Run) story.Story
+	Report func(io.Writer, past.Run) error
 	// Hide removes secrets from foreign text.
 	Hide func(string) string
 }

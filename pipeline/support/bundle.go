@@ -16,6 +16,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/recast-sh/recast/pipeline/past"
+
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/cluster/planning"
@@ -144,7 +146,7 @@ func (g *gathering) keys(id string) {
 	keys, err := j.Keys("")
 	g.problem("journal of run "+id, err)
 	g.out.Text(filepath.Join("runs", id, "keys.txt"), []byte(strings.Join(keys, "\n")+"\n"))
-	for key, file := range map[string]string{pipeline.PlanKey: "plan.json", pipeline.FirstPlanKey: "plan-first.json"} {
+	for key, file := range map[string]string{past.PlanKey: "plan.json", past.FirstPlanKey: "plan-first.json"} {
 		var plan planning.Plan
 		if found, err := j.Get(key, &plan); err != nil {
 			g.problem("plan of run "+id, err)

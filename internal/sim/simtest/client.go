@@ -13,6 +13,8 @@ import (
 	"slices"
 	"time"
 
+	"github.com/recast-sh/recast/pipeline/past"
+
 	"google.golang.org/grpc"
 
 	"github.com/recast-sh/recast/cluster"
@@ -385,7 +387,7 @@ func (c *Client) rollOptions(policy planning.Policy) pipeline.RollOptions {
 		Policy: policy, Rehearse: c.Rehearse, Saved: c.Saved, Begun: c.Begun, Confirm: c.Confirm,
 		RunID: func() (string, error) { return c.Run, nil }, JournalSync: c.JournalSync, Notify: c.Notify,
 		Holder: claim.Holder{Host: "test", Boot: "b", PID: c.pid, Start: "s"}, Dead: c.lab.isKilled,
-		Began: c.Telemetry.Began, Pulsed: c.Pulsed, Origin: pipeline.Origin{Recast: "devel"},
+		Began: c.Telemetry.Began, Pulsed: c.Pulsed, Origin: past.Origin{Recast: "devel"},
 	}
 	if o.Confirm == nil {
 		o.Confirm = func(planning.Plan) (bool, error) { return true, nil }

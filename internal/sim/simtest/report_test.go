@@ -11,13 +11,14 @@ import (
 	"testing"
 	"time"
 
+	"github.com/recast-sh/recast/pipeline/past"
+
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/redact"
 	"github.com/recast-sh/recast/internal/report"
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/story"
 	"github.com/recast-sh/recast/internal/telemetry"
-	"github.com/recast-sh/recast/pipeline"
 )
 
 var updateReports = flag.Bool("reports.update", false, "write the runs of which internal/report makes its golden files")
@@ -32,11 +33,11 @@ func (l *Lab) logged(c *Client) *Client {
 }
 
 // past reads a run as recast report does, and renders it.
-func (l *Lab) past(id string) (pipeline.PastRun, story.Story, string) {
+func (l *Lab) past(id string) (past.Run, story.Story, string) {
 	l.t.Helper()
 	p, err := l.Client().Project()
 	must(l.t, err)
-	run, err := p.Runs().Find(id, pipeline.PastOptions{Dead: l.isKilled})
+	run, err := p.Runs().Find(id, past.Options{Dead: l.isKilled})
 	must(l.t, err)
 	told, err := story.Read(os.DirFS(run.Dir))
 	must(l.t, err)
@@ -48,7 +49,7 @@ func (l *Lab) past(id string) (pipeline.PastRun, story.Story, string) {
 
 // keepRun stores a run's files, without secrets and without most of the requests in its
 // log.
-func (l *Lab) keepRun(name string, run pipeline.PastRun) {
+func (l *Lab) keepRun(name string, run past.Run) {
 	l.t.Helper()
 	if !*updateReports {
 		return
@@ -105,7 +106,7 @@ func TestReportOfARoll(t *testing.T) {
 }
 
 // requireTurn compares the log's facts about a node with the journal's.
-func requireTurn(t *testing.T, turn *story.Turn, run pipeline.PastRun) {
+func requireTurn(t *testing.T, turn *story.Turn, run past.Run) {
 	t.Helper()
 	var names []string
 	for _, s := range turn.Stages {

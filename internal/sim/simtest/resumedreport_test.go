@@ -7,12 +7,13 @@ import (
 	"testing"
 	"time"
 
+	"github.com/recast-sh/recast/pipeline/past"
+
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/sim"
-	"github.com/recast-sh/recast/pipeline"
 )
 
-func inShort(run pipeline.PastRun) string {
+func inShort(run past.Run) string {
 	done, planned := run.Counted()
 	return fmt.Sprintf("%s, %d of %d, ended %t, wk2 because %s", run.Result, done, planned, !run.Finished.IsZero(), run.Plan.Nodes[1].Why)
 }

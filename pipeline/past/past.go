@@ -1,13 +1,11 @@
-package pipeline
+// Package past reads what runs have left: what each was to do, who started it, how it ended.
+package past
 
 import (
 	"cmp"
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -17,15 +15,14 @@ import (
 	"github.com/recast-sh/recast/cluster/claim"
 	"github.com/recast-sh/recast/cluster/hook"
 	"github.com/recast-sh/recast/cluster/kubeupgrade"
-	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/journal"
 )
 
-// PastRun is a run as its journal on this machine has it. Fields that an older recast or
+// Run is a run as its journal on this machine has it. Fields that an older recast or
 // a killed run did not write are missing.
-type PastRun struct {
+type Run struct {
 	ID       string            `json:"id"`
 	Started  time.Time         `json:"started"`
 	Finished time.Time         `json:"finished,omitzero"` // zero: it is running or was killed
@@ -43,8 +40,8 @@ type PastRun struct {
 	Dir string `json:"-"` // of its journal and its log
 }
 
-// PastOptions identify this process and dead ones; see RollOptions.
-type PastOptions struct {
+// Options identify this process and dead ones; see RollOptions.
+type Options struct {
 	Holder claim.Holder
 	Dead   func(claim.Holder) bool
 }
@@ -52,31 +49,28 @@ type PastOptions struct {
 // Runs are the runs whose journals are on this machine, in Dir.
 type Runs struct{ Dir string }
 
-// Runs are the runs of this project.
-func (p Project) Runs() Runs { return Runs{filepath.Join(p.State(), "runs")} }
-
 // All reads every run, newest first; what could not be read comes back as texts.
-func (r Runs) All(o PastOptions) (runs []PastRun, problems []string) {
+func (r Runs) All(o Options) (runs []Run, problems []string) {
 	infos, err := journal.Runs(r.Dir)
 	if err != nil {
 		problems = strings.Split(err.Error(), "\n")
 	}
 	for _, info := range infos {
-		runs = append(runs, r.pastRun(info, o))
+		runs = append(runs, r.read(info, o))
 	}
 	return runs, problems
 }
 
 // Find reads one run by its ID or a unique part of it; "" is the run that was started
 // last.
-func (r Runs) Find(id string, o PastOptions) (PastRun, error) {
+func (r Runs) Find(id string, o Options) (Run, error) {
 	infos, err := journal.Runs(r.Dir)
 	if len(infos) == 0 {
-		return PastRun{}, fault.WithHint(errors.Join(fault.Configf("no run has left a journal in %s", r.Dir), err),
+		return Run{}, fault.WithHint(errors.Join(fault.Configf("no run has left a journal in %s", r.Dir), err),
 			"a journal is on the machine where recast roll ran; recast status shows what is left in Proxmox")
 	}
 	if id == "" {
-		last := r.pastRun(infos[0], o)
+		last := r.read(infos[0], o)
 		if err != nil {
 			last.Problems = append(last.Problems, "another run; this may not be the last run: "+strings.ReplaceAll(err.Error(), "\n", "; "))
 		}
@@ -86,7 +80,7 @@ func (r Runs) Find(id string, o PastOptions) (PastRun, error) {
 	var ids []string
 	for _, info := range infos {
 		if info.ID == id {
-			return r.pastRun(info, o), nil
+			return r.read(info, o), nil
 		}
 		if strings.Contains(info.ID, id) {
 			found, ids = append(found, info), append(ids, info.ID)
@@ -94,11 +88,11 @@ func (r Runs) Find(id string, o PastOptions) (PastRun, error) {
 	}
 	switch len(found) {
 	case 1:
-		return r.pastRun(found[0], o), nil
+		return r.read(found[0], o), nil
 	case 0:
-		return PastRun{}, fault.WithHint(errors.Join(fault.Configf("no run %q in %s", id, r.Dir), err), "recast history lists them; the last one is %s", infos[0].ID)
+		return Run{}, fault.WithHint(errors.Join(fault.Configf("no run %q in %s", id, r.Dir), err), "recast history lists them; the last one is %s", infos[0].ID)
 	}
-	return PastRun{}, fault.WithHint(fault.Configf("%q is a part of several runs: %s", id, strings.Join(ids[:min(5, len(ids))], ", ")), "use more of the ID")
+	return Run{}, fault.WithHint(fault.Configf("%q is a part of several runs: %s", id, strings.Join(ids[:min(5, len(ids))], ", ")), "use more of the ID")
 }
 
 // Has says whether the journal of a run is on this machine.
@@ -107,8 +101,8 @@ func (r Runs) Has(id string) bool {
 	return slices.ContainsFunc(infos, func(info journal.RunInfo) bool { return info.ID == id })
 }
 
-func (r Runs) pastRun(info journal.RunInfo, o PastOptions) PastRun {
-	p := PastRun{ID: info.ID, Started: info.Started, Finished: info.Finished, Dir: filepath.Join(r.Dir, info.ID)}
+func (r Runs) read(info journal.RunInfo, o Options) Run {
+	p := Run{ID: info.ID, Started: info.Started, Finished: info.Finished, Dir: filepath.Join(r.Dir, info.ID)}
 	p.Result, p.Error, _ = strings.Cut(info.Outcome, ": ")
 	j, err := journal.Open(r.Dir, journal.Options{Run: info.ID, ReadOnly: true})
 	if err != nil {
@@ -116,13 +110,13 @@ func (r Runs) pastRun(info journal.RunInfo, o PastOptions) PastRun {
 		return p
 	}
 	defer j.Close()
-	p.About = read[About](&p, j, aboutKey)
-	if p.Plan = read[planning.Plan](&p, j, FirstPlanKey); p.Plan == nil {
-		p.Plan = read[planning.Plan](&p, j, PlanKey)
+	p.About = get[About](&p, j, AboutKey)
+	if p.Plan = get[planning.Plan](&p, j, FirstPlanKey); p.Plan == nil {
+		p.Plan = get[planning.Plan](&p, j, PlanKey)
 	}
-	p.Fates = read[cluster.Fates](&p, j, fatesKey)
-	p.Upgrade = read[kubeupgrade.Plan](&p, j, upgradeKey)
-	p.Restored = read[json.RawMessage](&p, j, restoreKey) != nil
+	p.Fates = get[cluster.Fates](&p, j, FatesKey)
+	p.Upgrade = get[kubeupgrade.Plan](&p, j, UpgradeKey)
+	p.Restored = get[json.RawMessage](&p, j, RestoreKey) != nil
 	p.gather(j)
 	if info.Unfinished() {
 		p.Result = p.standing(o)
@@ -131,7 +125,7 @@ func (r Runs) pastRun(info journal.RunInfo, o PastOptions) PastRun {
 }
 
 // gather reads the facts that exist per node or hook.
-func (r *PastRun) gather(j *journal.Journal) {
+func (r *Run) gather(j *journal.Journal) {
 	keys, err := j.Keys("")
 	if err != nil {
 		r.Problems = append(r.Problems, err.Error())
@@ -139,11 +133,11 @@ func (r *PastRun) gather(j *journal.Journal) {
 	for _, key := range keys {
 		switch {
 		case cluster.IsTookKey(key):
-			if took := read[cluster.Took](r, j, key); took != nil {
+			if took := get[cluster.Took](r, j, key); took != nil {
 				r.Took = append(r.Took, *took)
 			}
 		case strings.HasPrefix(key, "hooks/"), strings.Contains(key, "/hooks/"):
-			if hook := read[hook.HookRun](r, j, key); hook != nil {
+			if hook := get[hook.HookRun](r, j, key); hook != nil {
 				r.Hooks = append(r.Hooks, *hook)
 			}
 		}
@@ -152,24 +146,24 @@ func (r *PastRun) gather(j *journal.Journal) {
 }
 
 // standing says whether a run without an end is active, as far as is known.
-func (r *PastRun) standing(o PastOptions) string {
+func (r *Run) standing(o Options) string {
 	switch {
 	case r.About == nil:
-	case o.Dead != nil && o.Dead(r.About.last()):
+	case o.Dead != nil && o.Dead(r.About.Last()):
 		return "killed"
-	case o.Holder.Boot != "" && r.About.last().Boot == o.Holder.Boot && r.About.last().Namespace == o.Holder.Namespace:
+	case o.Holder.Boot != "" && r.About.Last().Boot == o.Holder.Boot && r.About.Last().Namespace == o.Holder.Namespace:
 		return "running"
 	}
 	return "running or killed"
 }
 
 // Command is the recast command: "roll", "upgrade-k8s".
-func (r PastRun) Command() string {
+func (r Run) Command() string {
 	switch {
 	case r.About != nil:
 		return r.About.Command
 	case r.Upgrade != nil:
-		return upgradeKey
+		return UpgradeKey
 	case r.Restored:
 		return "restore"
 	}
@@ -177,7 +171,7 @@ func (r PastRun) Command() string {
 }
 
 // Seconds is the duration of the run; 0 if it has not ended.
-func (r PastRun) Seconds() int {
+func (r Run) Seconds() int {
 	if r.Finished.IsZero() {
 		return 0
 	}
@@ -185,7 +179,7 @@ func (r PastRun) Seconds() int {
 }
 
 // Longest is the finished node with the longest outage, and that outage.
-func (r PastRun) Longest() (node string, seconds int) {
+func (r Run) Longest() (node string, seconds int) {
 	for _, t := range r.Took {
 		if t.OutageSeconds > seconds {
 			node, seconds = t.Node, t.OutageSeconds
@@ -195,7 +189,7 @@ func (r PastRun) Longest() (node string, seconds int) {
 }
 
 // Counted returns how many nodes were planned, and how many were finished.
-func (r PastRun) Counted() (done, planned int) {
+func (r Run) Counted() (done, planned int) {
 	switch {
 	case r.Plan != nil:
 		planned = len(r.Plan.Work())
@@ -212,7 +206,7 @@ func (r PastRun) Counted() (done, planned int) {
 }
 
 // What is the target of the run, in a few words.
-func (r PastRun) What() string {
+func (r Run) What() string {
 	a := r.About
 	switch {
 	case r.Upgrade != nil:
@@ -254,8 +248,8 @@ func versions(was, is string) string {
 	return was + " → " + is
 }
 
-// fact reads a fact of a journal, which another recast version may have written; nil if there is none.
-func fact[T any](j *journal.Journal, key string) (*T, error) {
+// Fact reads a fact of a journal, which another recast version may have written; nil if there is none.
+func Fact[T any](j *journal.Journal, key string) (*T, error) {
 	var raw json.RawMessage
 	if found, err := j.Get(key, &raw); err != nil || !found {
 		return nil, err
@@ -267,67 +261,11 @@ func fact[T any](j *journal.Journal, key string) (*T, error) {
 	return v, nil
 }
 
-// read is fact, with an error added to the run's problems.
-func read[T any](r *PastRun, j *journal.Journal, key string) *T {
-	v, err := fact[T](j, key)
+// get is Fact, with an error added to the run's problems.
+func get[T any](r *Run, j *journal.Journal, key string) *T {
+	v, err := Fact[T](j, key)
 	if err != nil {
 		r.Problems = append(r.Problems, err.Error())
 	}
 	return v
-}
-
-// keepRuns is how many finished runs are kept, with journal, log and report.
-const keepRuns = 100
-
-// pruneRuns removes the oldest finished runs. It keeps a run that a parking VM names: its
-// journal describes the disk that is kept there. If Proxmox can't be read, it keeps all.
-func (w *work) pruneRuns(ctx context.Context) error {
-	return forgetRuns(w.Project, func() (map[string]bool, error) {
-		vms, err := w.machines.Proxmox.VMs(ctx)
-		if err != nil {
-			return nil, err
-		}
-		parkings, err := parking.Parkings(vms, w.Config.Cluster)
-		needed := map[string]bool{}
-		for _, p := range parkings {
-			needed[p.Record.Run] = true
-			for _, k := range p.Record.Kept {
-				needed[k.Run] = true
-			}
-		}
-		return needed, err
-	})
-}
-
-// forgetRuns asks which runs are needed only where there are too many.
-func forgetRuns(p Project, needed func() (map[string]bool, error)) error {
-	runs, err := journal.Runs(p.Runs().Dir)
-	if err != nil {
-		return err
-	}
-	runs = slices.DeleteFunc(runs, journal.RunInfo.Unfinished)
-	if len(runs) <= keepRuns {
-		return nil
-	}
-	keep, err := needed()
-	if err != nil {
-		return err
-	}
-	for _, r := range runs[keepRuns:] {
-		if keep[r.ID] {
-			continue
-		}
-		if err := journal.Remove(p.Runs().Dir, r.ID); err != nil {
-			return err
-		}
-		if err := os.Remove(p.Page(r.ID)); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return err
-		}
-	}
-	return nil
-}
-
-// Page is the file of a run's report, which may not exist.
-func (p Project) Page(run string) string {
-	return filepath.Join(p.State(), "reports", run+".html")
 }
