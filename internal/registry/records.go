@@ -1,0 +1,255 @@
+package registry
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net"
+	"net/http"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/google/go-containerregistry/pkg/authn"
+	"github.com/google/go-containerregistry/pkg/name"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/empty"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
+	"github.com/google/go-containerregistry/pkg/v1/remote"
+	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
+	"github.com/google/go-containerregistry/pkg/v1/static"
+	"github.com/google/go-containerregistry/pkg/v1/types"
+
+	"github.com/recast-sh/recast/images"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/foreign"
+)
+
+var _ images.Records = (*Client)(nil)
+
+// A list of records is an OCI index under a tag, and each record is a manifest with the file as its
+// only layer. What is said about a record is in its annotations in the index, so that one request reads
+// them all. These are not referrers of an image: a record changes while its run goes on, of which only a tag
+// knows, registries without the referrers API race for their list, and those with it delete referrers with their image.
+const (
+	recordConfig = types.MediaType("application/vnd.recast.run.v1+json")
+	recordLayer  = types.MediaType("application/vnd.recast.run.v1.tar+gzip")
+
+	recordLabels = "sh.recast."      // begins the annotations of a record
+	recordName   = "sh.recast.name"  // an annotation: the record's name
+	recordSize   = "sh.recast.bytes" // of its content
+
+	maxRecord = 32 << 20 // bytes
+	recordTry = 4        // looks at a list: what was written is looked at, too
+)
+
+// Records reads a list: see images.Records.
+func (c *Client) Records(ctx context.Context, list string) ([]images.Record, error) {
+	t, err := name.NewTag(list)
+	if err != nil {
+		return nil, fault.Configf("image tag %q: %w", list, err)
+	}
+	entries, err := c.recordList(ctx, t)
+	if err != nil {
+		return nil, err
+	}
+	var records []images.Record
+	for _, d := range entries {
+		records = append(records, recordOf(d))
+	}
+	return records, nil
+}
+
+// recordList reads the entries of a list, the newest first. Foreign ones are left out, and so lost if
+// the list is written: the tag is recast's own.
+func (c *Client) recordList(ctx context.Context, t name.Tag) ([]v1.Descriptor, error) {
+	desc, err := remote.Get(t, c.options(ctx)...)
+	if notFound(err) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, explain(err, t.Context())
+	}
+	var m v1.IndexManifest
+	if err := json.Unmarshal(desc.Manifest, &m); err != nil {
+		return nil, fmt.Errorf("%s is not a list of runs: %w", t, foreign.Error(err))
+	}
+	entries := slices.DeleteFunc(m.Manifests, func(d v1.Descriptor) bool { return d.Annotations[recordName] == "" })
+	slices.SortStableFunc(entries, func(a, b v1.Descriptor) int {
+		return cmp.Compare(b.Annotations[recordWritten], a.Annotations[recordWritten])
+	})
+	return entries, nil
+}
+
+// recordWritten is an annotation: when the record was written, in UTC.
+const recordWritten = "org.opencontainers.image.created"
+
+func recordOf(d v1.Descriptor) images.Record {
+	r := images.Record{Name: d.Annotations[recordName], Digest: d.Digest.String(), Labels: map[string]string{}}
+	_, _ = fmt.Sscan(d.Annotations[recordSize], &r.SizeBytes)
+	r.Written, _ = time.Parse(time.RFC3339, d.Annotations[recordWritten]) // zero: foreign
+	for key, value := range d.Annotations {
+		if len(key) > len(recordLabels) && key[:len(recordLabels)] == recordLabels && key != recordName && key != recordSize {
+			r.Labels[key[len(recordLabels):]] = value
+		}
+	}
+	return r
+}
+
+// Record reads the content of a record: see images.Records.
+func (c *Client) Record(ctx context.Context, list string, r images.Record) ([]byte, error) {
+	t, err := name.NewTag(list)
+	if err != nil {
+		return nil, fault.Configf("image tag %q: %w", list, err)
+	}
+	img, err := remote.Image(t.Context().Digest(r.Digest), c.options(ctx)...)
+	if err != nil {
+		return nil, explain(err, t.Context())
+	}
+	m, err := img.Manifest()
+	if err != nil {
+		return nil, explain(err, t.Context())
+	}
+	if m.Config.MediaType != recordConfig || len(m.Layers) != 1 || m.Layers[0].Size > maxRecord {
+		return nil, fmt.Errorf("%s@%s is not the record of a run", t.Context(), r.Digest)
+	}
+	layer, err := img.LayerByDigest(m.Layers[0].Digest)
+	if err != nil {
+		return nil, explain(err, t.Context())
+	}
+	body, err := layer.Compressed() // as it was pushed; its digest is checked
+	if err != nil {
+		return nil, explain(err, t.Context())
+	}
+	defer body.Close()
+	content, err := io.ReadAll(io.LimitReader(body, maxRecord))
+	if err != nil {
+		return nil, explain(err, t.Context())
+	}
+	return content, nil
+}
+
+// KeepRecord puts a record on a list: see images.Records. A list has no lock: of two that write at once
+// one may take the other's record off, so it is looked at again afterwards.
+func (c *Client) KeepRecord(ctx context.Context, list string, r images.Record, content []byte, most int) error {
+	t, err := name.NewTag(list)
+	if err != nil {
+		return fault.Configf("image tag %q: %w", list, err)
+	}
+	if len(content) > maxRecord {
+		return fmt.Errorf("%s has %d bytes: records of up to %d are kept", r.Name, len(content), maxRecord)
+	}
+	entry, err := c.pushRecord(ctx, t.Context(), r, content)
+	if err != nil {
+		return err
+	}
+	for range recordTry {
+		entries, err := c.recordList(ctx, t)
+		if err != nil {
+			return err
+		}
+		if slices.ContainsFunc(entries, func(d v1.Descriptor) bool { return d.Digest == entry.Digest && d.Annotations[recordName] == r.Name }) {
+			return nil
+		}
+		entries = slices.DeleteFunc(entries, func(d v1.Descriptor) bool { return d.Annotations[recordName] == r.Name })
+		entries = append([]v1.Descriptor{entry}, entries...)
+		if err := c.putRecords(ctx, t, entries[:min(most, len(entries))]); err != nil {
+			return err
+		}
+	}
+	return fmt.Errorf("%s: others change it all the time", t)
+}
+
+// pushRecord pushes the manifest of a record, and returns its entry for a list.
+func (c *Client) pushRecord(ctx context.Context, to name.Repository, r images.Record, content []byte) (v1.Descriptor, error) {
+	img, err := mutate.Append(
+		mutate.ConfigMediaType(mutate.MediaType(empty.Image, types.OCIManifestSchema1), recordConfig),
+		mutate.Addendum{Layer: static.NewLayer(content, recordLayer), MediaType: recordLayer})
+	if err != nil {
+		return v1.Descriptor{}, fmt.Errorf("record %s: %w", r.Name, err)
+	}
+	raw, errRaw := img.RawManifest()
+	digest, errDigest := img.Digest()
+	if err := errors.Join(errRaw, errDigest); err != nil {
+		return v1.Descriptor{}, fmt.Errorf("record %s: %w", r.Name, err)
+	}
+	if err := remote.Write(to.Digest(digest.String()), img, c.options(ctx)...); err != nil {
+		return v1.Descriptor{}, explain(err, to)
+	}
+	about := map[string]string{recordName: r.Name, recordSize: fmt.Sprint(len(content)), recordWritten: r.Written.UTC().Format(time.RFC3339Nano)}
+	for _, key := range slices.Sorted(maps.Keys(r.Labels)) {
+		about[recordLabels+key] = r.Labels[key]
+	}
+	return v1.Descriptor{
+		MediaType: types.OCIManifestSchema1, ArtifactType: string(recordConfig), Digest: digest, Size: int64(len(raw)), Annotations: about,
+	}, nil
+}
+
+// index is a manifest that is pushed as it is; what it lists has been pushed.
+type index []byte
+
+func (i index) RawManifest() ([]byte, error)        { return i, nil }
+func (i index) MediaType() (types.MediaType, error) { return types.OCIImageIndex, nil }
+
+// putRecords writes a list. A registry that knows what it has refuses a list of which a part is missing:
+// those that someone has deleted are left out then.
+func (c *Client) putRecords(ctx context.Context, t name.Tag, entries []v1.Descriptor) error {
+	put := func() error {
+		raw, err := json.Marshal(v1.IndexManifest{SchemaVersion: 2, MediaType: types.OCIImageIndex, Manifests: entries})
+		if err != nil {
+			return fmt.Errorf("list %s: %w", t, err)
+		}
+		return remote.Put(t, index(raw), c.options(ctx)...)
+	}
+	err := put()
+	if e, ok := errors.AsType[*transport.Error](err); ok && (e.StatusCode == http.StatusBadRequest || e.StatusCode == http.StatusNotFound) {
+		entries = slices.DeleteFunc(entries, func(d v1.Descriptor) bool {
+			_, err := c.head(ctx, t.Context().Digest(d.Digest.String()))
+			return notFound(err)
+		})
+		err = put()
+	}
+	if err != nil {
+		return explain(err, t.Context())
+	}
+	return nil
+}
+
+// ForAnyone says whether anyone could read what is in a repository: see images.Records.
+func (c *Client) ForAnyone(ctx context.Context, list string) (bool, error) {
+	t, err := name.NewTag(list)
+	if err != nil {
+		return false, fault.Configf("image tag %q: %w", list, err)
+	}
+	if private(ctx, t.RegistryStr()) {
+		return false, nil
+	}
+	stranger := c.access
+	stranger.keychain = authn.NewMultiKeychain() // knows no one
+	_, err = remote.List(t.Context(), stranger.options(ctx)...)
+	if e, ok := errors.AsType[*transport.Error](err); ok && e.StatusCode/100 == 4 && e.StatusCode != http.StatusTooManyRequests {
+		return false, nil
+	}
+	if err != nil {
+		return false, explain(err, t.Context())
+	}
+	return true, nil
+}
+
+// private says whether every address of a registry is of a network of one's own.
+func private(ctx context.Context, registry string) bool {
+	host, _, err := net.SplitHostPort(registry)
+	if err != nil {
+		host = registry
+	}
+	addresses, err := net.DefaultResolver.LookupNetIP(ctx, "ip", host)
+	return err == nil && len(addresses) > 0 && !slices.ContainsFunc(addresses, func(a netip.Addr) bool {
+		a = a.Unmap()
+		return !a.IsPrivate() && !a.IsLoopback() && !a.IsLinkLocalUnicast()
+	})
+}
+

@@ -1,0 +1,183 @@
+package registry
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-containerregistry/pkg/name"
+	"github.com/google/go-containerregistry/pkg/v1/remote"
+
+	"github.com/recast-sh/recast/images"
+	"github.com/recast-sh/recast/internal/sim/factoryapi"
+	"github.com/recast-sh/recast/internal/sim/record"
+)
+
+const records = mirror + ":recast-history-prod"
+
+// keep puts a record on the list that was written in that minute.
+func keep(t *testing.T, c *Client, name string, minute int, content string, most int) {
+	t.Helper()
+	r := images.Record{Name: name, Labels: map[string]string{"result": "done"}, Written: time.Date(2026, 1, 2, 3, minute, 0, 0, time.UTC)}
+	if err := c.KeepRecord(t.Context(), records, r, []byte(content), most); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// contents lists what is on the list, in its order.
+func contents(t *testing.T, c *Client) (all []string) {
+	t.Helper()
+	list, err := c.Records(t.Context(), records)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range list {
+		content, err := c.Record(t.Context(), records, r)
+		if err != nil || int64(len(content)) != r.SizeBytes {
+			t.Fatalf("%s: %d of %d bytes, %v", r.Name, len(content), r.SizeBytes, err)
+		}
+		all = append(all, fmt.Sprintf("%s %s %s %s", r.Name, content, r.Labels["result"], r.Written.Format("15:04")))
+	}
+	return all
+}
+
+func TestRecords(t *testing.T) {
+	t.Parallel()
+	s := direct{factoryapi.NewRegistry(record.New())}
+	c := client(t, s)
+	if got := contents(t, c); got != nil {
+		t.Errorf("of no list: %q", got)
+	}
+	keep(t, c, "a", 1, "one", 2)
+	keep(t, c, "b", 2, "two", 2)
+	keep(t, c, "a", 3, "one and more", 2)
+	if diff := cmp.Diff([]string{"a one and more done 03:03", "b two done 03:02"}, contents(t, c)); diff != "" {
+		t.Errorf("a record that was written again (-want +got):\n%s", diff)
+	}
+	keep(t, c, "c", 4, "three", 2)
+	if diff := cmp.Diff([]string{"c three done 03:04", "a one and more done 03:03"}, contents(t, c)); diff != "" {
+		t.Errorf("of more than two the oldest goes (-want +got):\n%s", diff)
+	}
+	if err := c.KeepRecord(t.Context(), records, images.Record{Name: "d"}, make([]byte, maxRecord+1), 2); err == nil {
+		t.Error("a record of any size is kept")
+	}
+	if got := must(c.Tags(t.Context(), mirror))(t); !slices.Equal(got, []string{"recast-history-prod"}) {
+		t.Errorf("it is more than one tag: %q", got)
+	}
+}
+
+// TestRecordsOfTwo: of two that write at once, neither loses its record.
+func TestRecordsOfTwo(t *testing.T) {
+	t.Parallel()
+	s := direct{factoryapi.NewRegistry(record.New())}
+	other, between := client(t, s), 0
+	c := client(t, quirk{s, func(r *http.Request) *http.Response {
+		if r.Method == http.MethodPut && strings.HasSuffix(r.URL.Path, "/manifests/recast-history-prod") && between == 0 {
+			between++
+			keep(t, other, "theirs", 1, "b", 9)
+		}
+		return nil
+	}})
+	keep(t, other, "old", 0, "o", 9)
+	keep(t, c, "ours", 2, "a", 9) // writes a list that does not have theirs
+	keep(t, other, "theirs", 3, "b", 9)
+	if diff := cmp.Diff([]string{"theirs b done 03:03", "ours a done 03:02", "old o done 03:00"}, contents(t, c)); diff != "" {
+		t.Errorf("the list (-want +got):\n%s", diff)
+	}
+}
+
+// TestRecordsAreGone: a registry that refuses a list with a part that someone has deleted gets the rest.
+func TestRecordsAreGone(t *testing.T) {
+	t.Parallel()
+	s := direct{factoryapi.NewRegistry(record.New())}
+	strict := quirk{s, func(r *http.Request) *http.Response {
+		if r.Method != http.MethodPut || !strings.HasSuffix(r.URL.Path, "/manifests/recast-history-prod") || r.GetBody == nil {
+			return nil
+		}
+		body := must(r.GetBody())(t)
+		defer body.Close()
+		for _, part := range strings.Split(string(must(io.ReadAll(body))(t)), `"digest":"`)[1:] {
+			digest, _, _ := strings.Cut(part, `"`)
+			if _, err := remote.Head(must(name.NewDigest(mirror+"@"+digest))(t), remote.WithTransport(s)); err != nil {
+				return answers(http.StatusBadRequest) // MANIFEST_BLOB_UNKNOWN of distribution
+			}
+		}
+		return nil
+	}}
+	c := client(t, strict)
+	keep(t, c, "a", 1, "one", 9)
+	list := must(c.Records(t.Context(), records))(t)
+	keep(t, c, "b", 2, "two", 9)
+	if err := c.Delete(t.Context(), mirror+"@"+list[0].Digest); err != nil {
+		t.Fatal(err)
+	}
+	keep(t, c, "c", 3, "three", 9)
+	if diff := cmp.Diff([]string{"c three done 03:03", "b two done 03:02"}, contents(t, c)); diff != "" {
+		t.Errorf("the list (-want +got):\n%s", diff)
+	}
+}
+
+// TestRecordsRefused: a registry that lets no one write, or has something else under the tag.
+func TestRecordsRefused(t *testing.T) {
+	t.Parallel()
+	s := direct{factoryapi.NewRegistry(record.New())}
+	denied := client(t, quirk{s, func(r *http.Request) *http.Response {
+		if r.Method == http.MethodPost {
+			return answers(http.StatusForbidden)
+		}
+		return nil
+	}})
+	if err := denied.KeepRecord(t.Context(), records, images.Record{Name: "a"}, []byte("x"), 9); !errors.Is(err, images.ErrDenied) {
+		t.Errorf("denied: %v", err)
+	}
+	pushBuilt(t, s, "v1.13.9-aaaaaaaaaaaa", time.Unix(0, 0))
+	c := client(t, s)
+	list, err := c.Records(t.Context(), mirror+":v1.13.9-aaaaaaaaaaaa")
+	if len(list) != 0 || err != nil {
+		t.Errorf("an index of images: %v, %v", list, err)
+	}
+}
+
+// TestForAnyone: what answers without a login at a public address can be read by everyone.
+func TestForAnyone(t *testing.T) {
+	t.Parallel()
+	for title, tc := range map[string]struct {
+		registry string
+		answer   *http.Response
+		want     bool
+		fails    bool
+	}{
+		"public":               {"192.0.2.7", nil, true, false},
+		"with a login":         {"192.0.2.7", answers(http.StatusUnauthorized), false, false},
+		"hidden":               {"192.0.2.7", answers(http.StatusNotFound), false, false},
+		"it has no time":       {"192.0.2.7", answers(http.StatusTooManyRequests), false, true},
+		"out of order":         {"192.0.2.7", answers(http.StatusBadRequest + 100), false, true},
+		"of one's own network": {"10.1.2.3:5000", nil, false, false},
+		"of this machine":      {"127.0.0.1:5000", nil, false, false},
+		"IPv6 of one's own":    {"[fd00::1]:5000", nil, false, false},
+	} {
+		t.Run(title, func(t *testing.T) {
+			t.Parallel()
+			s := direct{factoryapi.NewRegistry(record.New())}
+			c := client(t, quirk{s, func(r *http.Request) *http.Response {
+				if strings.HasSuffix(r.URL.Path, "/tags/list") {
+					return tc.answer
+				}
+				return nil
+			}})
+			at := tc.registry + "/acme/talos:recast-history-prod"
+			if err := c.KeepRecord(t.Context(), at, images.Record{Name: "a"}, []byte("x"), 9); err != nil {
+				t.Fatal(err)
+			}
+			if got, err := c.ForAnyone(t.Context(), at); got != tc.want || (err != nil) != tc.fails {
+				t.Errorf("%t, %v", got, err)
+			}
+		})
+	}
+}
