@@ -4,11 +4,10 @@ import (
 	"encoding/json"
 	"slices"
 
-	"github.com/recast-sh/recast/pipeline/past"
-
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/journal"
+	"github.com/recast-sh/recast/pipeline/past"
 	"github.com/recast-sh/recast/schematics"
 )
 

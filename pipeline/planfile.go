@@ -7,11 +7,10 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/recast-sh/recast/pipeline/past"
-
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/journal"
+	"github.com/recast-sh/recast/pipeline/past"
 	"github.com/recast-sh/recast/schematics"
 )
 

@@ -14,8 +14,6 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/recast-sh/recast/pipeline/past"
-
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/exchange"
 	"github.com/recast-sh/recast/cluster/observe"
@@ -26,6 +24,7 @@ import (
 	"github.com/recast-sh/recast/internal/config"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/journal"
+	"github.com/recast-sh/recast/pipeline/past"
 	"github.com/recast-sh/recast/schematics"
 )
 

@@ -11,8 +11,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/recast-sh/recast/pipeline/past"
-
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/etcd"
 	"github.com/recast-sh/recast/cluster/parking"
@@ -21,6 +19,7 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/journal"
 	"github.com/recast-sh/recast/internal/step"
+	"github.com/recast-sh/recast/pipeline/past"
 )
 
 // RestoreOptions are the options of Restore.

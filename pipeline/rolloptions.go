@@ -4,13 +4,12 @@ import (
 	"crypto/rand"
 	"time"
 
-	"github.com/recast-sh/recast/pipeline/past"
-
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/claim"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/cluster/restore"
 	"github.com/recast-sh/recast/internal/journal"
+	"github.com/recast-sh/recast/pipeline/past"
 )
 
 // RollOptions are the options of a roll.

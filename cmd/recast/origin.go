@@ -9,9 +9,8 @@ import (
 	"strings"
 	"time"
 
-	"github.com/recast-sh/recast/pipeline/past"
-
 	"github.com/recast-sh/recast/internal/command"
+	"github.com/recast-sh/recast/pipeline/past"
 )
 
 // origin says who starts a run, and at which commit of the directory with recast.yaml: as CI systems say it

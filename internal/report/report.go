@@ -11,11 +11,10 @@ import (
 	"strings"
 	"time"
 
-	"github.com/recast-sh/recast/pipeline/past"
-
 	"github.com/recast-sh/recast/internal/foreign"
 	"github.com/recast-sh/recast/internal/story"
 	"github.com/recast-sh/recast/internal/words"
+	"github.com/recast-sh/recast/pipeline/past"
 )
 
 // Run is the data of a report.

@@ -7,9 +7,8 @@ import (
 	"time"
 	"unicode/utf8"
 
-	"github.com/recast-sh/recast/pipeline/past"
-
 	"github.com/recast-sh/recast/internal/story"
+	"github.com/recast-sh/recast/pipeline/past"
 )
 
 // History is the list of runs that were started on this machine, newest first.

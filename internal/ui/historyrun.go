@@ -8,10 +8,9 @@ import (
 	"strings"
 	"time"
 
-	"github.com/recast-sh/recast/pipeline/past"
-
 	"github.com/recast-sh/recast/internal/story"
 	"github.com/recast-sh/recast/internal/words"
+	"github.com/recast-sh/recast/pipeline/past"
 )
 
 // RunTold is one run with all details.

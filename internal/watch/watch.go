@@ -12,14 +12,13 @@ import (
 	"strings"
 	"time"
 
-	"github.com/recast-sh/recast/pipeline/past"
-
 	"github.com/recast-sh/recast/cluster/claim"
 	"github.com/recast-sh/recast/internal/live"
 	"github.com/recast-sh/recast/internal/story"
 	"github.com/recast-sh/recast/internal/telemetry"
 	"github.com/recast-sh/recast/internal/ui"
 	"github.com/recast-sh/recast/pipeline"
+	"github.com/recast-sh/recast/pipeline/past"
 )
 
 const (

@@ -9,12 +9,11 @@ import (
 	"sync"
 	"time"
 
-	"github.com/recast-sh/recast/pipeline/past"
-
 	"github.com/recast-sh/recast/internal/journal"
 	"github.com/recast-sh/recast/internal/live"
 	"github.com/recast-sh/recast/internal/story"
 	"github.com/recast-sh/recast/internal/ui"
+	"github.com/recast-sh/recast/pipeline/past"
 )
 
 // board is the run that has not ended, from its log on this machine, which is read on

@@ -18,8 +18,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/recast-sh/recast/pipeline/past"
-
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/cluster/provenance"
 	"github.com/recast-sh/recast/internal/foreign"
@@ -27,6 +25,7 @@ import (
 	"github.com/recast-sh/recast/internal/story"
 	"github.com/recast-sh/recast/internal/ui"
 	"github.com/recast-sh/recast/pipeline"
+	"github.com/recast-sh/recast/pipeline/past"
 )
 
 // Options is what a site shows.

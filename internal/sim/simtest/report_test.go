@@ -11,14 +11,13 @@ import (
 	"testing"
 	"time"
 
-	"github.com/recast-sh/recast/pipeline/past"
-
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/redact"
 	"github.com/recast-sh/recast/internal/report"
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/story"
 	"github.com/recast-sh/recast/internal/telemetry"
+	"github.com/recast-sh/recast/pipeline/past"
 )
 
 var updateReports = flag.Bool("reports.update", false, "write the runs of which internal/report makes its golden files")

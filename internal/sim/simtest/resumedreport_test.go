@@ -7,10 +7,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/recast-sh/recast/pipeline/past"
-
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/sim"
+	"github.com/recast-sh/recast/pipeline/past"
 )
 
 func inShort(run past.Run) string {
