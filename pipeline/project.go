@@ -184,12 +184,14 @@ func extensions(list []schematics.Extension) []cluster.LockedExtension {
 	return out
 }
 
-// Runs are the runs whose journals are on this machine.
-func (p Project) Runs() past.Runs { return past.Runs{Dir: filepath.Join(p.State(), "runs")} }
+// Runs are the runs whose journals are on this machine, and copies of those of others.
+func (p Project) Runs() past.Runs {
+	return past.Runs{Dir: filepath.Join(p.State(), "runs"), Elsewhere: filepath.Join(p.State(), "elsewhere")}
+}
 
 // History maps the hashes of this lock and of past ones to their extensions.
 func (p Project) History(lock schematics.Lock) (cluster.History, error) {
-	h, err := schematics.ReadHistory(p.pastLocks(), lock)
+	h, err := schematics.ReadHistory(p.pastLocks(), append(p.sharedLocks(), lock)...)
 	if err != nil {
 		return nil, err
 	}

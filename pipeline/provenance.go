@@ -84,6 +84,9 @@ func locksAtHand(p Project) (present schematics.Lock, past []provenance.KnownBui
 	for _, lock := range h.Locks() {
 		past = append(past, knownBuilds(filepath.Join(".recast", "locks", lock.Key()+".lock"), false, lock)...)
 	}
+	for _, lock := range p.sharedLocks() {
+		past = append(past, knownBuilds(p.sharedList(), false, lock)...)
+	}
 	return present, past, nil
 }
 

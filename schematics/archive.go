@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"time"
 
 	"github.com/recast-sh/recast/internal/fault"
 )
@@ -20,6 +21,23 @@ func Archive(dir string, l Lock) error {
 		return fmt.Errorf("keep the lock: %w", err)
 	}
 	return nil
+}
+
+// Learn is Archive for the text of a lock that was the current one at a time, such as git has. It leaves out present, the
+// current one, and leaves what is in the directory already as it is.
+func Learn(dir string, text []byte, at time.Time, present Lock) error {
+	l, err := ParseLock("a past lock", text)
+	if err != nil {
+		return err
+	}
+	file := filepath.Join(dir, l.Key()+".lock")
+	if _, err := os.Stat(file); err == nil || l.Key() == present.Key() {
+		return nil
+	}
+	if err := Archive(dir, l); err != nil {
+		return err
+	}
+	return os.Chtimes(file, at, at)
 }
 
 // History is what past and current locks say about the images that nodes may still run.
@@ -45,7 +63,7 @@ func ReadHistory(dir string, present ...Lock) (History, error) {
 			errs = append(errs, fault.Configf("read a past lock: %w", err))
 			continue
 		}
-		l, err := parseLock(file, data)
+		l, err := ParseLock(file, data)
 		if err != nil {
 			errs = append(errs, fault.WithHint(err, "%s is a past lock, kept to show what changed: it can be removed", file))
 			continue

@@ -234,7 +234,7 @@ func TestExplicitInBuild(t *testing.T) {
 		}
 		if again, err := formatLock(l); err != nil {
 			t.Error(err)
-		} else if _, err := parseLock("recast.lock", again); err != nil {
+		} else if _, err := ParseLock("recast.lock", again); err != nil {
 			t.Errorf("the lock can't be read back: %v", err)
 		}
 		return l

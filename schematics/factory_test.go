@@ -147,7 +147,7 @@ func TestOverlay(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := parseLock("recast.lock", text2); err != nil {
+	if _, err := ParseLock("recast.lock", text2); err != nil {
 		t.Errorf("read back: %v", err)
 	}
 

@@ -33,7 +33,7 @@ func ReadLock(path string) (Lock, error) {
 	if err != nil {
 		return Lock{}, fault.Configf("read the lock: %w", err)
 	}
-	l, err := parseLock(path, data)
+	l, err := ParseLock(path, data)
 	return l, fault.WithHint(err, restore)
 }
 
@@ -91,7 +91,9 @@ func formatLock(l Lock) ([]byte, error) {
 	return append([]byte(header), data...), nil
 }
 
-func parseLock(name string, data []byte) (Lock, error) {
+// ParseLock reads the text of a lock, whose name is for errors. It checks what the lock says of itself: that its sum, and each
+// lock hash, is that of its content.
+func ParseLock(name string, data []byte) (Lock, error) {
 	root, err := singleDocument(name, data)
 	if err != nil {
 		return Lock{}, err

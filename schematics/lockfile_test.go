@@ -80,7 +80,7 @@ func TestLockFileWithDisk(t *testing.T) {
 	if n := strings.Count(string(text), "disk:"); n != 1 {
 		t.Errorf("one of two schematics has a disk image, the file says so %d times:\n%s", n, text)
 	}
-	got, err := parseLock("recast.lock", text)
+	got, err := ParseLock("recast.lock", text)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -143,7 +143,7 @@ func TestReadLockRefusesEdits(t *testing.T) {
 			if edited == string(text) {
 				t.Fatal("the edit changes nothing")
 			}
-			_, err := parseLock("recast.lock", []byte(edited))
+			_, err := ParseLock("recast.lock", []byte(edited))
 			if err == nil || !strings.Contains(err.Error(), tc.want) || !strings.HasPrefix(err.Error(), "recast.lock:") {
 				t.Errorf("error\n got %v\nwant it to hold %q", err, tc.want)
 			}
@@ -166,7 +166,7 @@ func TestReadLockRefusesCutFiles(t *testing.T) {
 		if n%13 != 0 && n > 0 && text[n-1] != '\n' {
 			continue
 		}
-		if _, err := parseLock("recast.lock", text[:n]); err == nil {
+		if _, err := ParseLock("recast.lock", text[:n]); err == nil {
 			t.Fatalf("read without an error after byte %d:\n%s", n, text[:n])
 		}
 	}
@@ -290,7 +290,7 @@ func FuzzReadLock(f *testing.F) {
 	f.Add(text[:len(text)/2])
 	f.Add([]byte("version: 1\nschematics: &a [*a]\n"))
 	f.Fuzz(func(t *testing.T, data []byte) {
-		l, err := parseLock("recast.lock", data)
+		l, err := ParseLock("recast.lock", data)
 		if err != nil {
 			if fault.KindOf(err) != fault.Config {
 				t.Fatalf("not of kind Config: %v", err)
@@ -301,7 +301,7 @@ func FuzzReadLock(f *testing.F) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		l2, err := parseLock("recast.lock", again)
+		l2, err := ParseLock("recast.lock", again)
 		if diff := cmp.Diff(l, l2); err != nil || diff != "" {
 			t.Fatalf("the parsed file can't be written and read again: %v\n%s", err, diff)
 		}

@@ -65,7 +65,7 @@ func TestPinOfficial(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				if _, err := parseLock("recast.lock", text); err != nil {
+				if _, err := ParseLock("recast.lock", text); err != nil {
 					t.Errorf("the lock can't be read back: %v", err)
 				}
 				req.Old = &l

@@ -31,7 +31,7 @@ func Previous(dir string, l Lock) (previous Lock, found bool, err error) {
 		if err != nil {
 			return Lock{}, false, fault.Configf("read a past lock: %w", err)
 		}
-		past, err := parseLock(file, data)
+		past, err := ParseLock(file, data)
 		if err != nil {
 			return Lock{}, false, fmt.Errorf("find the lock before this one: %w", err)
 		}

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
@@ -111,4 +112,9 @@ func FailedBefore(ctx context.Context, err error, format string, args ...any) er
 		return err
 	}
 	return fault.WithHint(fault.HookFailed.Of(fault.As(fault.Refused, err)), format, args...)
+}
+
+// IsKey says whether a key of a run's journal is for a HookRun.
+func IsKey(key string) bool {
+	return strings.HasPrefix(key, "hooks/") || strings.Contains(key, "/hooks/")
 }

@@ -29,8 +29,11 @@ import (
 )
 
 // open reads the configuration.
-func (g *globals) open() (pipeline.Project, error) {
-	c, err := config.Load(g.config, config.Options{Getenv: os.Getenv, Expr: expression.Check, Template: notify.CheckTemplate})
+func (g *globals) open() (pipeline.Project, error) { return g.openWith(false) }
+
+// openWith is open; alone is as in config.Options.
+func (g *globals) openWith(alone bool) (pipeline.Project, error) {
+	c, err := config.Load(g.config, config.Options{Alone: alone, Getenv: os.Getenv, Expr: expression.Check, Template: notify.CheckTemplate})
 	if err != nil {
 		return pipeline.Project{}, errOpening{err}
 	}
@@ -59,7 +62,7 @@ func connectImages(s *streams, p pipeline.Project, cl *closers) (pipeline.Images
 		URL:    p.Config.Images.Factory,
 		CAFile: p.Config.Images.CAFile,
 		Wrap:   s.telemetry.HTTP("factory"),
-		Note:   func(text string) { fmt.Fprintf(s.err, "warning: %s\n", text) },
+		Note:   s.warn,
 	})
 	if err != nil {
 		return pipeline.Images{}, err
@@ -94,7 +97,7 @@ func connectProxmox(s *streams, p pipeline.Project, cl *closers) (*pve.Client, e
 		Endpoints: c.Proxmox.Endpoints, Token: cluster.Secret(os.Getenv("PROXMOX_VE_API_TOKEN")),
 		Fingerprint: c.Proxmox.Fingerprint, CAFile: c.Proxmox.CAFile, Poll: time.Duration(c.Roll.Poll),
 		Wrap: s.telemetry.HTTP("proxmox"),
-		Warn: func(text string) { fmt.Fprintf(s.err, "warning: %s\n", text) },
+		Warn: s.warn,
 	})
 	if err != nil {
 		return nil, err
@@ -235,5 +238,6 @@ func (g *globals) with(ctx context.Context, s *streams, connect func(*streams, p
 	if err != nil {
 		return errOpening{err}
 	}
+	learnLocks(ctx, s, p)
 	return f(ctx, p, m)
 }

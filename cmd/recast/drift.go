@@ -118,6 +118,9 @@ func drift(ctx context.Context, s *streams, p pipeline.Project, m pipeline.Machi
 // say prints a progress line.
 func (s *streams) say(text string) { fmt.Fprintln(s.err, text) }
 
+// warn prints a warning.
+func (s *streams) warn(text string) { fmt.Fprintf(s.err, "warning: %s\n", text) }
+
 // withPuller runs f with a client that reads images.
 func withPuller(s *streams, p pipeline.Project, f func(images.Puller) error) error {
 	var cl closers

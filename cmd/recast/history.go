@@ -23,11 +23,10 @@ func newHistoryCmd(s *streams, g *globals) *cobra.Command {
 	var open bool
 	c := &cobra.Command{
 		Use: "history [RUN]", Short: "List past runs: when, what, how long each node was down",
-		Long: `List the runs that were started on this machine, newest first: their target, how they
-ended, how many nodes were finished, how long the run took, and the longest time that
-a node was down. With a run ID, or a unique part of one, show that run in detail: who
-ran it, what changed in the lock, each node with its stages, errors with what to do,
-hooks.
+		Long: `List past runs, newest first: their target, how they ended, how many nodes were
+finished, how long the run took, and the longest time that a node was down. With a run
+ID, or a unique part of one, show that run in detail: who ran it, what changed in the
+lock, each node with its stages, errors with what to do, hooks.
 
 --html writes that run, by default the last one, as one HTML file: each node with its
 stages and its outage, etcd and Ready nodes over time, the plan, what the lock changed,
@@ -36,11 +35,16 @@ Every roll writes it at its end, to .recast/reports/RUN.html; --open writes that
 opens it in a browser, also for a run that was killed or still runs. What looks like a
 secret is removed.
 
-Everything is read from .recast/runs, so it works while everything is down. Runs of
-other machines are stored there: in CI, keep .recast/reports as an artefact, but not
-all of .recast, since journals hold machine configurations. The last 100 finished runs
-are kept, and those whose old system disks are still parked; a successful roll removes
-older ones.`,
+Runs of other machines come from images.mirror: every run is copied there while it
+goes on, without secrets, so what a killed CI runner did can be read anywhere with
+recast.yaml alone. history.share in recast.yaml says otherwise; a mirror that anyone
+on the internet can read gets no runs. Runs of this machine, and those copied before,
+are read from .recast, so it works while everything is down.
+
+The mirror keeps the last 100 runs of a cluster. So does this machine, and those whose
+old system disks are still parked; a successful roll removes older ones. In CI without
+a mirror, keep .recast/reports as an artefact, but not all of .recast, since journals
+hold machine configurations.`,
 		Example: `  recast history
   recast history 3f2a          # the run whose ID ends with 3f2a
   recast history --open        # the report of the last run, in a browser
@@ -48,12 +52,13 @@ older ones.`,
   recast history -o json | jq '.runs[] | select(.result != "done")'`,
 		Args: cobra.MaximumNArgs(1), ValidArgsFunction: g.completeRuns,
 		RunE: func(c *cobra.Command, args []string) error {
-			p, err := g.open()
+			p, err := g.openWith(true)
 			if err != nil {
 				return err
 			}
 			hide := redact.New(secretsHere())
 			html := open || page.file != ""
+			fetchRuns(c.Context(), s, p, limit, s.warn)
 			if len(args) == 0 && !html {
 				runs, problems := p.Runs().All(thisProcess())
 				h := ui.HistoryOf(runs, problems, limit, logOf, hide.Text)
@@ -67,7 +72,7 @@ older ones.`,
 				page.open = map[bool]string{true: "yes", false: "no"}[open]
 				return page.write(c.Context(), s, p, run)
 			}
-			log, err := story.Read(os.DirFS(run.Dir))
+			log, err := story.ReadRun(run)
 			if err != nil {
 				run.Problems = append(run.Problems, err.Error())
 			}
@@ -88,7 +93,7 @@ older ones.`,
 
 // logOf reads the log of a run, up to the first part that can't be read.
 func logOf(run past.Run) story.Story {
-	log, _ := story.Read(os.DirFS(run.Dir)) // recast history RUN says why
+	log, _ := story.ReadRun(run) // recast history RUN says why
 	return log
 }
 

@@ -16,7 +16,7 @@ func connectNotify(s *streams, p pipeline.Project, cl *closers) (*notify.Client,
 	if len(p.Config.Notify) == 0 {
 		return nil, nil
 	}
-	o := notify.Options{Getenv: os.Getenv, Warn: func(text string) { fmt.Fprintf(s.err, "warning: %s\n", text) }}
+	o := notify.Options{Getenv: os.Getenv, Warn: s.warn}
 	if u, err := user.Current(); err == nil {
 		o.User = u.Username
 	}

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"fmt"
 	"os"
 
 	"github.com/spf13/cobra"
@@ -23,7 +22,7 @@ func (g *globals) observe(root *cobra.Command, s *streams) {
 		}
 		t, ctx, err := telemetry.Start(c.Context(), telemetry.Options{
 			Command: c.CommandPath(), Version: version, LogFile: g.log, MetricsFile: g.metrics, Env: os.Getenv,
-			Warn: func(text string) { fmt.Fprintf(s.err, "warning: %s\n", text) },
+			Warn: s.warn,
 		})
 		if err != nil {
 			return err

@@ -84,6 +84,7 @@ func newPruneCmd(s *streams, g *globals) *cobra.Command {
 			if err != nil {
 				return err
 			}
+			learnLocks(c.Context(), s, p)
 			return runPrune(c, s, p, o, f.yes, f.out)
 		},
 	}

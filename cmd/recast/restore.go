@@ -63,7 +63,7 @@ cluster and needs a talosconfig with the role os:admin.`,
 					defer display.hold()()
 					return confirmRestore(ctx, s, rep, f.copied, f.yes)
 				},
-				Claim: pipeline.RollOptions{Holder: holder.This(), Dead: holder.Dead, Began: s.telemetry.Began},
+				Claim: pipeline.RollOptions{Holder: holder.This(), Dead: holder.Dead, Began: shareRuns(ctx, s, p, &cl)},
 			})
 			display.end()
 			if rep.Run == "" {

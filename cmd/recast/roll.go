@@ -145,7 +145,7 @@ func (f *rollFlags) withRun(c *cobra.Command, s *streams, g *globals,
 		}
 		asked := false // and may go on
 		rep, err := do(ctx, p, m, run, pipeline.RollOptions{
-			Policy: f.policy, Saved: f.saved, Holder: holder.This(), Dead: holder.Dead, Notify: tell, Began: s.telemetry.Began,
+			Policy: f.policy, Saved: f.saved, Holder: holder.This(), Dead: holder.Dead, Notify: tell, Began: shareRuns(ctx, s, p, &cl),
 			Pulsed: s.telemetry.Pulsed, Origin: origin(ctx, p.Config.Dir),
 			Confirm: func(plan planning.Plan) (bool, error) {
 				if s.interrupts.forget() { // pressed while an earlier run was being finished

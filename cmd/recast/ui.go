@@ -98,6 +98,7 @@ func localAddress(text string) (netip.AddrPort, error) {
 func shownBy(s *streams, g *globals, p pipeline.Project) web.Options {
 	return web.Options{
 		Version: version, Project: p, Past: thisProcess(), Log: logOf, Hide: redact.New(secretsHere()).Text,
+		Fetch:  func(ctx context.Context) { fetchRuns(ctx, s, p, 0, s.warn) },
 		Report: func(w io.Writer, run past.Run) error { return report.Write(w, drawn(run)) },
 		Drift: func(ctx context.Context) (pipeline.DriftResult, error) {
 			return read(ctx, s, g, pipeline.Drift)

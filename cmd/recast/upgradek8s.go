@@ -57,7 +57,7 @@ takes the claim of the cluster.`,
 					return err
 				}
 				rep, err := pipeline.UpgradeKubernetes(ctx, p, m, run, pipeline.UpgradeKubernetesOptions{
-					To: f.to, DryRun: f.dryRun, Claim: pipeline.RollOptions{Holder: holder.This(), Dead: holder.Dead, Notify: tell, Began: s.telemetry.Began},
+					To: f.to, DryRun: f.dryRun, Claim: pipeline.RollOptions{Holder: holder.This(), Dead: holder.Dead, Notify: tell, Began: shareRuns(ctx, s, p, &cl)},
 					Confirm: func(plan kubeupgrade.Plan) (bool, error) {
 						defer display.hold()()
 						if err := ui.WriteKubernetesPlan(s.err, "text", plan); err != nil {

@@ -80,7 +80,7 @@ var table = []row{
 		"schematics", "images/...", "cluster/...", "internal/config", "internal/step", "internal/bootimage", "internal/journal", "internal/fault", "internal/foreign",
 	}},
 	{pkg: "pipeline", allow: []string{"pipeline/stopwatch", "pipeline/past"}},
-	{pkg: "pipeline/past", allow: []string{"schematics", "cluster", "cluster/claim", "cluster/hook", "cluster/kubeupgrade", "cluster/planning", "internal/journal", "internal/fault"}},
+	{pkg: "pipeline/past", allow: []string{"schematics", "images", "cluster", "cluster/claim", "cluster/hook", "cluster/kubeupgrade", "cluster/planning", "internal/journal", "internal/fault"}},
 	{pkg: "pipeline/stopwatch", allow: []string{"cluster", "cluster/planning", "internal/journal", "internal/step"}},
 	{pkg: "pipeline/checkup", allow: []string{
 		"pipeline/stopwatch",

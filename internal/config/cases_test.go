@@ -31,7 +31,7 @@ func keyCases() map[string]problemCase {
 		"misspelt section":  {change("cluster:", "clutser:"), `2:1: clutser: unknown key, did you mean "cluster"?`},
 		"misspelt key":      {change("  vmids", "  vmIDs"), `12:3: proxmox.vmIDs: unknown key, did you mean "vmids"?`},
 		"unknown key":       {change("  version: v1", "  flavour: salty\n  version: v1"), "4:3: talos.flavour: unknown key, expected one of version, config, machineConfigs"},
-		"key with a colour": {small + "\"\\e[31m.x\": 1\n", `16:1: "\x1b[31m.x": unknown key, expected one of version, cluster, talos, kubernetes, images, schematics, proxmox, vmClasses, nodes, roll, notify`},
+		"key with a colour": {small + "\"\\e[31m.x\": 1\n", `16:1: "\x1b[31m.x": unknown key, expected one of version, cluster, talos, kubernetes, images, schematics, proxmox, vmClasses, nodes, roll, history, notify`},
 		"key given twice":   {small + "cluster: away\n", "16:1: cluster: is there already (line 2)"},
 		"node key twice":    {withNode("name: cp2"), "16:5: nodes[0].name: is there already (line 14)"},
 		"key is a number":   {small + "1: x\n", "16:1: 1: a key must be text: put it in quotes"},

@@ -28,6 +28,9 @@ func (k imageChecker) images() {
 	if k.given("images.mirror") && !matches(im.Mirror, registryHost+repositoryPath) {
 		k.add("images.mirror", "is not a repository: write it like ghcr.io/acme/talos, in lower case, without scheme, user, tag and digest")
 	}
+	if k.c.History.Share == ShareAlways && im.Mirror == "" {
+		k.add("history.share", "always needs images.mirror, where runs are kept: set it")
+	}
 	k.imager()
 	k.notEmpty("images.caFile", im.CAFile)
 	k.notEmpty("images.signingKey", im.SigningKey)

@@ -37,6 +37,8 @@ type Config struct {
 	Nodes []Node `yaml:"nodes" jsonschema:"required"`
 	// Roll says how nodes are rolled.
 	Roll Roll `yaml:"roll"`
+	// History says who sees the runs of this cluster.
+	History History `yaml:"history"`
 	// Notify lists webhooks that are called when a run starts, fails and ends.
 	Notify []Webhook `yaml:"notify,omitempty"`
 
@@ -49,6 +51,19 @@ type Config struct {
 	sum    string // SHA-256 of the file
 	places map[string]place
 }
+
+// History is the section "history".
+type History struct {
+	// Share copies each run to images.mirror, with its plan, its log and the lock, without secrets, so that recast history and recast ui show it on every machine: auto does so unless anyone on the internet can read the mirror. Runs of other machines are shown unless it is never.
+	Share string `yaml:"share" jsonschema:"enum=auto,enum=always,enum=never"`
+}
+
+// The values of history.share.
+const (
+	ShareAuto   = "auto"
+	ShareAlways = "always"
+	ShareNever  = "never"
+)
 
 // Talos is the section "talos".
 type Talos struct {

@@ -62,6 +62,7 @@ func want() *config.Config {
 			KeepDisks:      1,
 			EtcdSnapshot:   "/etc/recast/.recast/etcd",
 		},
+		History: config.History{Share: "auto"},
 	}
 }
 

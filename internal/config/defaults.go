@@ -41,6 +41,7 @@ func defaults() Config {
 			BootFailure: "rollback",
 			KeepDisks:   1,
 		},
+		History: History{Share: ShareAuto},
 	}
 }
 

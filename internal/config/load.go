@@ -27,6 +27,8 @@ type Options struct {
 	Expr   func(string) error  // checks the expression of a gate; nil: not checked
 	// Template checks the template of a webhook; nil: not checked.
 	Template func(string) error
+	// Alone is for what reads nothing but the file itself: those that it names need not exist.
+	Alone bool
 }
 
 // Load reads the file at path and checks that the files that it names exist.
@@ -37,6 +39,9 @@ func Load(path string, o Options) (*Config, error) {
 		return nil, fault.As(fault.Config, err)
 	}
 	o.Dir = filepath.Dir(path)
+	if o.Alone {
+		return parse(path, data, o, nil)
+	}
 	return parse(path, data, o, os.Stat)
 }
 

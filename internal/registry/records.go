@@ -252,4 +252,3 @@ func private(ctx context.Context, registry string) bool {
 		return !a.IsPrivate() && !a.IsLoopback() && !a.IsLinkLocalUnicast()
 	})
 }
-

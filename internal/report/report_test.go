@@ -43,7 +43,7 @@ func fixed(t *testing.T, name string) report.Run {
 	if err != nil {
 		t.Fatal(err)
 	}
-	told, err := story.Read(os.DirFS(run.Dir))
+	told, err := story.ReadRun(run)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -8,14 +8,17 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"os"
 	"time"
+
+	"github.com/recast-sh/recast/pipeline/past"
 )
 
 const (
 	// LogName is the log of a run in the directory of its journal. OlderLogName is the part
 	// before the last rotation.
-	LogName      = "log.jsonl"
-	OlderLogName = "log.1.jsonl"
+	LogName      = past.LogName
+	OlderLogName = past.OlderLogName
 )
 
 // line is one line of a log, as internal/telemetry writes it.
@@ -46,28 +49,46 @@ type line struct {
 // kilobytes.
 const longestLine = 4 << 20
 
-// Read reads the log of a run from its directory. It skips a line that a killed process
-// left unfinished. Without a log the story is empty.
-func Read(dir fs.FS) (Story, error) {
+// Read reads the log of a run from its directories, one for each machine that worked on it, in their order. It skips
+// a line that a killed process left unfinished. Without a log the story is empty.
+func Read(dirs ...fs.FS) (Story, error) {
 	b := &builder{open: map[string]*Stage{}, turns: map[string]*Turn{}, requests: map[string]*Requests{}}
 	b.Begins = true
-	for _, name := range []string{OlderLogName, LogName} {
-		f, err := dir.Open(name)
-		if errors.Is(err, fs.ErrNotExist) {
-			continue
-		}
-		if err != nil {
-			return b.Story, fmt.Errorf("read the log of the run: %w", err)
-		}
-		err = b.read(f)
-		if closed := f.Close(); err == nil {
-			err = closed
-		}
-		if err != nil {
-			return b.Story, fmt.Errorf("read the log of the run: %s: %w", name, err)
+	for _, dir := range dirs {
+		for _, name := range []string{OlderLogName, LogName} {
+			if err := b.readFile(dir, name); err != nil {
+				return b.Story, fmt.Errorf("read the log of the run: %w", err)
+			}
 		}
 	}
 	return b.end(), nil
+}
+
+// ReadRun is Read for a past run.
+func ReadRun(run past.Run) (Story, error) {
+	var dirs []fs.FS
+	for _, dir := range run.Dirs {
+		dirs = append(dirs, os.DirFS(dir))
+	}
+	return Read(dirs...)
+}
+
+func (b *builder) readFile(dir fs.FS, name string) error {
+	f, err := dir.Open(name)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	err = b.read(f)
+	if closed := f.Close(); err == nil {
+		err = closed
+	}
+	if err != nil {
+		return fmt.Errorf("%s: %w", name, err)
+	}
+	return nil
 }
 
 func (b *builder) read(r io.Reader) error {

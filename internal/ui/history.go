@@ -116,7 +116,7 @@ func WriteHistory(w io.Writer, format string, h History) error {
 		}
 		switch {
 		case len(h.Runs) == 0:
-			p.line("no run was started on this machine: recast status shows what others have left in Proxmox")
+			p.line("no run is known: recast status shows what others have left in Proxmox")
 		case h.Earlier > 0:
 			p.line("%s before those: recast history --limit 0", counted(h.Earlier, "run"))
 			fallthrough

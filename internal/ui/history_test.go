@@ -70,7 +70,7 @@ RUN                 BEGAN             COMMAND  RESULT  NODES  TOOK    AWAY      
 next: recast history RUN shows details, recast history RUN --open its report
 `},
 		"none": {HistoryOf(nil, nil, 20, noLog, strings.Clone), `
-no run was started on this machine: recast status shows what others have left in Proxmox
+no run is known: recast status shows what others have left in Proxmox
 `},
 	}
 	for name, c := range cases {

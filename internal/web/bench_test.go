@@ -38,7 +38,7 @@ func BenchmarkPages(b *testing.B) {
 	b.Run("read history first", func(b *testing.B) {
 		limited(b, maxPastMiB, func() {
 			clear(s.past)
-			s.history()
+			s.history(b.Context())
 		})
 	})
 	for _, key := range []string{keyDrift, keyPlan, keyStatus, keyHistory, keyNode + "wk1"} {

@@ -2,6 +2,7 @@ package web
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"net/http"
 	"path/filepath"
@@ -101,9 +102,13 @@ func (s *Site) look(v *runView) error {
 }
 
 // history is what recast history lists. A run that has ended is read once.
-func (s *Site) history() ui.History {
+func (s *Site) history(ctx context.Context) ui.History {
+	if s.Fetch != nil && time.Since(s.fetched) > time.Minute {
+		s.Fetch(ctx)
+		s.fetched = time.Now()
+	}
 	runs := s.Project.Runs()
-	known, err := journal.Runs(runs.Dir)
+	known, err := runs.List()
 	out := ui.HistoryOf(nil, nil, 0, s.Log, s.Hide)
 	if err != nil {
 		out.Problems = strings.Split(s.Hide(err.Error()), "\n")

@@ -50,7 +50,7 @@ func options(dir, text string) Options {
 		Trace: func(_ context.Context, node string) (provenance.Provenance, error) {
 			return provenance.Provenance{Node: node, VM: "VM 9031", Links: []provenance.Link{{Name: "lock", Certainty: provenance.Proven, Text: text, Details: []string{text}}}, Summary: []string{text}}, nil
 		},
-		Log: func(r past.Run) story.Story { s, _ := story.Read(os.DirFS(r.Dir)); return s },
+		Log: func(r past.Run) story.Story { s, _ := story.ReadRun(r); return s },
 		Report: func(w io.Writer, r past.Run) error {
 			_, err := io.WriteString(w, "report of "+r.ID)
 			return err

@@ -41,6 +41,8 @@ type Options struct {
 	// These read files of this machine.
 	Log    func(past.Run) story.Story
 	Report func(io.Writer, past.Run) error
+	// Fetch copies runs of other machines to this one; nil: nothing does.
+	Fetch func(context.Context)
 	// Hide removes secrets from foreign text.
 	Hide func(string) string
 }
@@ -53,6 +55,7 @@ type Site struct {
 	base, token, session string // base: the path of all pages, "/…/"
 	board                board
 	past                 map[string]ui.HistoryRun // that have ended, by ID; only the reader uses it
+	fetched              time.Time                // when runs of other machines were, as past
 }
 
 //go:embed pages
@@ -151,7 +154,7 @@ func (s *Site) read(ctx context.Context, key string) (any, error) {
 		res, err := s.Status(ctx)
 		return ui.StatusInWords(res, s.Hide), err
 	case keyHistory:
-		return s.history(), nil
+		return s.history(ctx), nil
 	}
 	res, err := s.Trace(ctx, strings.TrimPrefix(key, keyNode))
 	return ui.ProvenanceInWords(res, s.Hide), err

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -37,7 +38,9 @@ type Run struct {
 	Restored bool              `json:"restored,omitempty"`
 	Problems []string          `json:"problems,omitempty"` // parts that could not be read
 
-	Dir string `json:"-"` // of its journal and its log
+	// Dirs are those of its journals, each with a log: of the machine that started it, then of those that
+	// finished what it had begun.
+	Dirs []string `json:"-"`
 }
 
 // Options identify this process and dead ones; see RollOptions.
@@ -46,44 +49,77 @@ type Options struct {
 	Dead   func(claim.Holder) bool
 }
 
-// Runs are the runs whose journals are on this machine, in Dir.
-type Runs struct{ Dir string }
+// Runs are the runs whose journals are on this machine, in Dir, and copies of those that other machines have
+// shared, below Elsewhere ("": none).
+type Runs struct{ Dir, Elsewhere string }
 
 // All reads every run, newest first; what could not be read comes back as texts.
 func (r Runs) All(o Options) (runs []Run, problems []string) {
-	infos, err := journal.Runs(r.Dir)
+	infos, err := r.List()
 	if err != nil {
 		problems = strings.Split(err.Error(), "\n")
 	}
 	for _, info := range infos {
-		runs = append(runs, r.read(info, o))
+		runs = append(runs, r.read(info.ID, o))
 	}
 	return runs, problems
+}
+
+// List lists the runs, newest first, each with its beginning and, if it has ended, its end.
+func (r Runs) List() ([]journal.RunInfo, error) {
+	dirs, err := r.dirs()
+	errs := []error{err}
+	known := map[string]journal.RunInfo{}
+	for _, dir := range dirs {
+		infos, err := journal.Runs(dir)
+		errs = append(errs, err)
+		for _, info := range infos {
+			if before, ok := known[info.ID]; ok {
+				info = joined(before, info)
+			}
+			known[info.ID] = info
+		}
+	}
+	infos := slices.SortedFunc(maps.Values(known), func(a, b journal.RunInfo) int {
+		return cmp.Or(b.Started.Compare(a.Started), strings.Compare(b.ID, a.ID))
+	})
+	return infos, errors.Join(errs...)
+}
+
+// joined is one run of two journals: it began with the first, and ended with the last that had anything to say.
+func joined(a, b journal.RunInfo) journal.RunInfo {
+	if b.Started.Before(a.Started) {
+		a, b = b, a
+	}
+	if a.Finished.After(b.Started) && (b.Unfinished() || a.Finished.After(b.Finished)) {
+		return a
+	}
+	b.Started = a.Started
+	return b
 }
 
 // Find reads one run by its ID or a unique part of it; "" is the run that was started
 // last.
 func (r Runs) Find(id string, o Options) (Run, error) {
-	infos, err := journal.Runs(r.Dir)
+	infos, err := r.List()
 	if len(infos) == 0 {
 		return Run{}, fault.WithHint(errors.Join(fault.Configf("no run has left a journal in %s", r.Dir), err),
-			"a journal is on the machine where recast roll ran; recast status shows what is left in Proxmox")
+			"a journal is on the machine where recast roll ran, and a copy in images.mirror if there is one; recast status shows what is left in Proxmox")
 	}
 	if id == "" {
-		last := r.read(infos[0], o)
+		last := r.read(infos[0].ID, o)
 		if err != nil {
 			last.Problems = append(last.Problems, "another run; this may not be the last run: "+strings.ReplaceAll(err.Error(), "\n", "; "))
 		}
 		return last, nil
 	}
-	var found []journal.RunInfo
-	var ids []string
+	var found []string
 	for _, info := range infos {
 		if info.ID == id {
-			return r.read(info, o), nil
+			return r.read(id, o), nil
 		}
 		if strings.Contains(info.ID, id) {
-			found, ids = append(found, info), append(ids, info.ID)
+			found = append(found, info.ID)
 		}
 	}
 	switch len(found) {
@@ -92,7 +128,7 @@ func (r Runs) Find(id string, o Options) (Run, error) {
 	case 0:
 		return Run{}, fault.WithHint(errors.Join(fault.Configf("no run %q in %s", id, r.Dir), err), "recast history lists them; the last one is %s", infos[0].ID)
 	}
-	return Run{}, fault.WithHint(fault.Configf("%q is a part of several runs: %s", id, strings.Join(ids[:min(5, len(ids))], ", ")), "use more of the ID")
+	return Run{}, fault.WithHint(fault.Configf("%q is a part of several runs: %s", id, strings.Join(found[:min(5, len(found))], ", ")), "use more of the ID")
 }
 
 // Has says whether the journal of a run is on this machine.
@@ -101,10 +137,36 @@ func (r Runs) Has(id string) bool {
 	return slices.ContainsFunc(infos, func(info journal.RunInfo) bool { return info.ID == id })
 }
 
-func (r Runs) read(info journal.RunInfo, o Options) Run {
-	p := Run{ID: info.ID, Started: info.Started, Finished: info.Finished, Dir: filepath.Join(r.Dir, info.ID)}
+// read reads a run from all of its journals.
+func (r Runs) read(id string, o Options) Run {
+	dirs, err := r.dirs()
+	var parts []Run
+	for _, dir := range dirs {
+		infos, _ := journal.Runs(dir) // List says why it can't be read
+		if at := slices.IndexFunc(infos, func(info journal.RunInfo) bool { return info.ID == id }); at >= 0 {
+			parts = append(parts, part(dir, infos[at], o))
+		}
+	}
+	slices.SortStableFunc(parts, func(a, b Run) int { return a.Started.Compare(b.Started) })
+	run := Run{ID: id}
+	for i, p := range parts {
+		if i == 0 {
+			run = p
+			continue
+		}
+		run.join(p)
+	}
+	if err != nil {
+		run.Problems = append(run.Problems, err.Error())
+	}
+	return run
+}
+
+// part reads one journal of a run.
+func part(dir string, info journal.RunInfo, o Options) Run {
+	p := Run{ID: info.ID, Started: info.Started, Finished: info.Finished, Dirs: []string{filepath.Join(dir, info.ID)}}
 	p.Result, p.Error, _ = strings.Cut(info.Outcome, ": ")
-	j, err := journal.Open(r.Dir, journal.Options{Run: info.ID, ReadOnly: true})
+	j, err := journal.Open(dir, journal.Options{Run: info.ID, ReadOnly: true})
 	if err != nil {
 		p.Problems = append(p.Problems, err.Error())
 		return p
@@ -136,7 +198,7 @@ func (r *Run) gather(j *journal.Journal) {
 			if took := get[cluster.Took](r, j, key); took != nil {
 				r.Took = append(r.Took, *took)
 			}
-		case strings.HasPrefix(key, "hooks/"), strings.Contains(key, "/hooks/"):
+		case hook.IsKey(key):
 			if hook := get[hook.HookRun](r, j, key); hook != nil {
 				r.Hooks = append(r.Hooks, *hook)
 			}

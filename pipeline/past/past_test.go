@@ -17,7 +17,7 @@ import (
 	"github.com/recast-sh/recast/schematics"
 )
 
-func runsOf(t *testing.T) Runs { return Runs{filepath.Join(t.TempDir(), ".recast", "runs")} }
+func runsOf(t *testing.T) Runs { return Runs{Dir: filepath.Join(t.TempDir(), ".recast", "runs")} }
 
 // runWith creates the journal of a run; with "" as the outcome it has no end.
 func runWith(t *testing.T, r Runs, id, outcome string, facts map[string]any) {

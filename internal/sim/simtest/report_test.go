@@ -38,7 +38,7 @@ func (l *Lab) past(id string) (past.Run, story.Story, string) {
 	must(l.t, err)
 	run, err := p.Runs().Find(id, past.Options{Dead: l.isKilled})
 	must(l.t, err)
-	told, err := story.Read(os.DirFS(run.Dir))
+	told, err := story.ReadRun(run)
 	must(l.t, err)
 	var b bytes.Buffer
 	must(l.t, report.Write(&b, report.Run{Past: run, Story: told, Now: time.Now().UTC(), Version: "v0.0.0", Hide: redact.New(nil).Text}))
@@ -56,14 +56,14 @@ func (l *Lab) keepRun(name string, run past.Run) {
 	to := filepath.Join("../../../testdata/runs", name, run.ID)
 	must(l.t, os.RemoveAll(filepath.Dir(to)))
 	must(l.t, os.MkdirAll(to, 0o755))
-	files, err := os.ReadDir(run.Dir)
+	files, err := os.ReadDir(run.Dirs[0])
 	must(l.t, err)
 	kept := []string{"RUN", "about.json", "plan.json", "plan~first.json", "fates.json", story.LogName}
 	for _, f := range files {
 		if !slices.Contains(kept, f.Name()) && !strings.Contains(f.Name(), "hooks") && !strings.HasSuffix(f.Name(), "~took.json") {
 			continue
 		}
-		text, err := os.ReadFile(filepath.Join(run.Dir, f.Name()))
+		text, err := os.ReadFile(filepath.Join(run.Dirs[0], f.Name()))
 		must(l.t, err)
 		var b bytes.Buffer
 		for line := range strings.Lines(string(text)) {

@@ -1,0 +1,187 @@
+package past
+
+import (
+	"archive/tar"
+	"bytes"
+	"compress/gzip"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/hook"
+	"github.com/recast-sh/recast/images"
+	"github.com/recast-sh/recast/internal/journal"
+)
+
+// Files of a run beside its journal.
+const (
+	LogName      = "log.jsonl"
+	OlderLogName = "log.1.jsonl" // before the last rotation
+
+	lockName   = "recast.lock" // in a record: the lock that the run was started with
+	beforeName = "before.lock" // and the one before, if it was known
+	digestName = "record"      // in a copy: the digest of its record
+)
+
+const (
+	// keepShared is how many runs of a cluster a mirror keeps, and a machine copies.
+	keepShared = 100
+	// maxUnpacked is more than a journal and its log, which is rotated.
+	maxUnpacked = 128 << 20
+)
+
+// Sharing copies runs to a list in a registry, and from there.
+type Sharing struct {
+	Runs    Runs
+	Records images.Records
+	List    string // see images.Records
+	// Lock is the text of the lock with a key; nil: it is not known, or has secrets.
+	Lock func(key string) []byte
+	// Hide removes secrets from JSON.
+	Hide func([]byte) []byte
+}
+
+// shown says whether history and reports read a fact of a run. Others may be of machine configurations.
+func shown(key string) bool {
+	return slices.Contains([]string{AboutKey, FatesKey, PlanKey, FirstPlanKey, UpgradeKey, RestoreKey}, key) || cluster.IsTookKey(key) || hook.IsKey(key)
+}
+
+// Share puts what this machine knows of a run on the list, with the lock that the run was started with and the one
+// before.
+func (s Sharing) Share(ctx context.Context, id string) error {
+	files, err := journal.Files(s.Runs.Dir, id, shown, LogName, OlderLogName)
+	if err != nil {
+		return err
+	}
+	for name, b := range files {
+		files[name] = s.Hide(b)
+	}
+	r := images.Record{Written: time.Now(), Labels: map[string]string{"run": id}}
+	about := part(s.Runs.Dir, journal.RunInfo{ID: id}, Options{}).About
+	if about != nil {
+		r.Labels["talos"], r.Labels["host"] = about.Talos, about.By.Host
+		for name, key := range map[string]string{lockName: about.Lock, beforeName: about.Before} {
+			if text := s.Lock(key); text != nil {
+				files[name] = text
+			}
+		}
+	}
+	r.Name = id + "/" + partOf(about)
+	content, err := packed(files)
+	if err != nil {
+		return err
+	}
+	return s.Records.KeepRecord(ctx, s.List, r, content, keepShared)
+}
+
+// packed makes a record of files. Of the same files it makes the same record.
+func packed(files map[string][]byte) ([]byte, error) {
+	var b bytes.Buffer
+	zipped := gzip.NewWriter(&b)
+	t := tar.NewWriter(zipped)
+	for _, name := range slices.Sorted(maps.Keys(files)) {
+		if err := t.WriteHeader(&tar.Header{Name: name, Mode: 0o600, Size: int64(len(files[name]))}); err != nil {
+			return nil, err
+		}
+		if _, err := t.Write(files[name]); err != nil {
+			return nil, err
+		}
+	}
+	err := errors.Join(t.Close(), zipped.Close())
+	return b.Bytes(), err
+}
+
+func unpacked(content []byte) (map[string][]byte, error) {
+	zipped, err := gzip.NewReader(bytes.NewReader(content))
+	if err != nil {
+		return nil, err
+	}
+	files, left := map[string][]byte{}, int64(maxUnpacked)
+	for t := tar.NewReader(zipped); ; {
+		h, err := t.Next()
+		if errors.Is(err, io.EOF) {
+			return files, nil
+		}
+		if err != nil {
+			return nil, err
+		}
+		if left -= h.Size; left < 0 || h.Typeflag != tar.TypeReg {
+			return nil, fmt.Errorf("%q is not a file of a run, or too large", h.Name)
+		}
+		if files[h.Name], err = io.ReadAll(io.LimitReader(t, h.Size)); err != nil {
+			return nil, err
+		}
+	}
+}
+
+// Fetch copies runs of other machines from the list to this one, the newest first, most of them at most; 0: all.
+// What it has copied before it does not read again. Of a run that can't be copied it says why, and goes on.
+func (s Sharing) Fetch(ctx context.Context, most int, warn func(string)) error {
+	list, err := s.Records.Records(ctx, s.List)
+	if err != nil {
+		return fmt.Errorf("read the runs in %s: %w", s.List, err)
+	}
+	if most > 0 {
+		list = list[:min(most, len(list))]
+	}
+	for _, r := range list {
+		if err := s.fetch(ctx, r); err != nil {
+			if ctx.Err() != nil {
+				return fmt.Errorf("read the runs in %s: %w", s.List, err)
+			}
+			warn(fmt.Sprintf("run %s in %s can't be read: %v", r.Name, s.List, err))
+		}
+	}
+	return nil
+}
+
+// partPattern keeps a copy below Elsewhere, whatever a registry says.
+var partPattern = regexp.MustCompile(`^[a-z0-9]{1,64}$`)
+
+func (s Sharing) fetch(ctx context.Context, r images.Record) error {
+	id, at, _ := strings.Cut(r.Name, "/")
+	if !partPattern.MatchString(at) {
+		return errors.New("its name is not that of a run")
+	}
+	dir := filepath.Join(s.Runs.Elsewhere, at)
+	if s.Runs.partHere(id) == at {
+		return os.RemoveAll(filepath.Join(dir, id)) // this machine has the journal itself
+	}
+	if known, err := os.ReadFile(filepath.Join(dir, id, digestName)); err == nil && string(known) == r.Digest {
+		return nil
+	}
+	content, err := s.Records.Record(ctx, s.List, r)
+	if err != nil {
+		return err
+	}
+	files, err := unpacked(content)
+	if err != nil {
+		return err
+	}
+	files[digestName] = []byte(r.Digest)
+	return journal.Place(dir, id, files, shown, LogName, OlderLogName, lockName, beforeName, digestName)
+}
+
+// Locks are the texts of the locks in the copies of other machines' runs, the newest run first. What can't be read is
+// not among them: they are only information.
+func (r Runs) Locks() (texts [][]byte) {
+	copies, _ := filepath.Glob(filepath.Join(r.Elsewhere, "*", "*")) // the pattern is valid
+	slices.SortFunc(copies, func(a, b string) int { return strings.Compare(filepath.Base(b), filepath.Base(a)) })
+	for _, dir := range copies {
+		for _, name := range []string{lockName, beforeName} {
+			if text, err := os.ReadFile(filepath.Join(dir, name)); err == nil {
+				texts = append(texts, text)
+			}
+		}
+	}
+	return texts
+}

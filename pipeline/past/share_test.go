@@ -1,0 +1,261 @@
+package past
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/claim"
+	"github.com/recast-sh/recast/cluster/hook"
+	"github.com/recast-sh/recast/cluster/planning"
+	"github.com/recast-sh/recast/images"
+	"github.com/recast-sh/recast/internal/journal"
+)
+
+// shelf is a list in memory.
+type shelf struct {
+	list    []images.Record
+	content map[string][]byte // by digest
+	reads   int
+	err     error
+}
+
+func (s *shelf) Records(context.Context, string) ([]images.Record, error) { return s.list, s.err }
+
+func (s *shelf) Record(_ context.Context, _ string, r images.Record) ([]byte, error) {
+	s.reads++
+	return s.content[r.Digest], nil
+}
+
+func (s *shelf) KeepRecord(_ context.Context, _ string, r images.Record, content []byte, most int) error {
+	r.Digest = fmt.Sprintf("%x", len(s.content))
+	s.list = slices.DeleteFunc(s.list, func(known images.Record) bool { return known.Name == r.Name })
+	s.list = append([]images.Record{r}, s.list...)
+	s.list = s.list[:min(most, len(s.list))]
+	if s.content == nil {
+		s.content = map[string][]byte{}
+	}
+	s.content[r.Digest] = bytes.Clone(content)
+	return nil
+}
+
+func (s *shelf) ForAnyone(context.Context, string) (bool, error) { return false, nil }
+
+// machine is one that shares its runs on that shelf.
+func machine(t *testing.T, s *shelf) Sharing {
+	dir := filepath.Join(t.TempDir(), ".recast")
+	return Sharing{
+		Runs: Runs{filepath.Join(dir, "runs"), filepath.Join(dir, "elsewhere")}, Records: s, List: "mirror:list",
+		Lock: func(key string) []byte { return []byte("lock " + key) },
+		Hide: func(b []byte) []byte { return bytes.ReplaceAll(b, []byte("hunter2"), []byte("[redacted]")) },
+	}
+}
+
+func fetched(t *testing.T, m Sharing) Runs {
+	t.Helper()
+	if err := m.Fetch(t.Context(), 0, func(text string) { t.Error(text) }); err != nil {
+		t.Fatal(err)
+	}
+	return m.Runs
+}
+
+const shared = "20260101-0000-aaaa"
+
+// TestShare: another machine sees of a run what history and reports read, and nothing else.
+func TestShare(t *testing.T) {
+	t.Parallel()
+	s := &shelf{}
+	ci, laptop := machine(t, s), machine(t, s)
+	by := claim.Holder{Host: "ci", Boot: "b", PID: 7}
+	runWith(t, ci.Runs, shared, "", map[string]any{
+		AboutKey: About{Command: "roll", By: by, Talos: "v1.13.9", Lock: "new", Before: "old"},
+		PlanKey:  planning.Plan{Nodes: []planning.NodePlan{{Node: "wk1", Strategy: cluster.Recreate}}}, "wk1/took": cluster.Took{Node: "wk1", OutageSeconds: 9},
+		"hooks/beforerun/1": hook.HookRun{Point: cluster.BeforeRun, Output: "the password is hunter2"}, "node/wk1/vm-config": "of no concern to others",
+	})
+	dir := filepath.Join(ci.Runs.Dir, shared)
+	for name, text := range map[string]string{LogName: `{"time":"x","msg":"hunter2"}`, "wk1~config.secret": "hunter2", "notes.txt": "x"} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := ci.Share(t.Context(), shared); err != nil {
+		t.Fatal(err)
+	}
+	r, err := fetched(t, laptop).Find("", Options{})
+	if err != nil || r.ID != shared || r.Result != "running or killed" || r.About.By != by || len(r.Took) != 1 || len(r.Plan.Nodes) != 1 || len(r.Problems) > 0 {
+		t.Errorf("%+v, %v", r, err)
+	}
+	if r.Hooks[0].Output != "the password is [redacted]" {
+		t.Errorf("a hook said %q", r.Hooks[0].Output)
+	}
+	var names []string
+	for _, file := range filesIn(t, r.Dirs[0]) {
+		text, err := os.ReadFile(filepath.Join(r.Dirs[0], file))
+		if err != nil || strings.Contains(string(text), "hunter2") {
+			t.Errorf("%s: %s, %v", file, text, err)
+		}
+		names = append(names, file)
+	}
+	if diff := cmp.Diff([]string{"RUN", "about.json", "before.lock", "hooks~beforerun~1.json", "log.jsonl", "plan.json", "recast.lock", "record", "wk1~took.json"}, names); diff != "" {
+		t.Errorf("what is shared (-want +got):\n%s", diff)
+	}
+	if got, want := fmt.Sprintf("%s", laptop.Runs.Locks()), "[lock new lock old]"; got != want {
+		t.Errorf("locks %s, want %s", got, want)
+	}
+	if laptop.Runs.Has(shared) {
+		t.Error("a copy counts as a journal")
+	}
+	// What has not changed is not read again, and what the machine has itself not at all.
+	fetched(t, laptop)
+	fetched(t, ci)
+	if s.reads != 1 {
+		t.Errorf("%d records were read", s.reads)
+	}
+	if err := ci.Share(t.Context(), shared); err != nil {
+		t.Fatal(err)
+	}
+	fetched(t, laptop)
+	if s.reads != 2 {
+		t.Errorf("%d records were read after it was shared again", s.reads)
+	}
+}
+
+func filesIn(t *testing.T, dir string) (names []string) {
+	t.Helper()
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range entries {
+		names = append(names, e.Name())
+	}
+	return names
+}
+
+// TestARunOfTwoMachines: a run that was killed on one machine and finished on another is one run, on both of them and on a
+// third.
+func TestARunOfTwoMachines(t *testing.T) {
+	t.Parallel()
+	s := &shelf{}
+	ci, laptop, other := machine(t, s), machine(t, s), machine(t, s)
+	both := planning.Plan{Nodes: []planning.NodePlan{{Node: "wk1", Strategy: cluster.Recreate}, {Node: "wk2", Strategy: cluster.Recreate}}}
+	first, second := claim.Holder{Host: "ci", Boot: "b", PID: 7}, claim.Holder{Host: "laptop", Boot: "c", PID: 8}
+	runWith(t, ci.Runs, shared, "", map[string]any{AboutKey: About{Command: "roll", By: first, Talos: "v1.13.9"}, PlanKey: both, "wk1/took": cluster.Took{Node: "wk1", OutageSeconds: 60}})
+	runWith(t, laptop.Runs, shared, "done", map[string]any{
+		AboutKey: About{Command: "roll", By: second, Elsewhere: true}, "wk2/took": cluster.Took{Node: "wk2", OutageSeconds: 90},
+		PlanKey: planning.Plan{Run: shared, Nodes: both.Nodes[1:]}, FatesKey: cluster.Fates{Done: []string{"wk2"}, Failed: []string{}, Left: []string{}},
+	})
+	for _, m := range []Sharing{ci, laptop} {
+		if err := m.Share(t.Context(), shared); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for name, m := range map[string]Sharing{"the first": ci, "the second": laptop, "another": other} {
+		runs, problems := fetched(t, m).All(Options{})
+		if len(runs) != 1 || len(problems) > 0 {
+			t.Fatalf("%s: %d runs, %q", name, len(runs), problems)
+		}
+		r := runs[0]
+		node, seconds := r.Longest()
+		_, planned := r.Counted()
+		got := fmt.Sprint(r.Result, r.About.By, r.About.GoneOn, node, seconds, planned, r.Fates.Done, len(r.Dirs), r.Started.After(r.Finished))
+		if want := fmt.Sprint("done", first, []claim.Holder{second}, "wk2", 90, 2, []string{"wk2"}, 2, false); got != want {
+			t.Errorf("%s tells %s, want %s", name, got, want)
+		}
+	}
+}
+
+// TestJoined: the machine that had the last word says how a run ended.
+func TestJoined(t *testing.T) {
+	t.Parallel()
+	at := func(minute int) (z time.Time) {
+		if minute == 0 {
+			return z
+		}
+		return time.Date(2026, 1, 1, 0, minute, 0, 0, time.UTC)
+	}
+	info := func(started, finished int, outcome string) journal.RunInfo {
+		return journal.RunInfo{Started: at(started), Finished: at(finished), Outcome: outcome}
+	}
+	for name, tc := range map[string]struct{ a, b, want journal.RunInfo }{
+		"killed, then finished":         {info(1, 0, ""), info(5, 6, "done"), info(1, 6, "done")},
+		"failed, then finished":         {info(1, 3, "failed"), info(5, 6, "done"), info(1, 6, "done")},
+		"failed, then killed":           {info(1, 3, "failed"), info(5, 0, ""), info(1, 0, "")},
+		"killed twice":                  {info(1, 0, ""), info(5, 0, ""), info(1, 0, "")},
+		"killed there, finished here":   {info(1, 9, "done"), info(5, 0, ""), info(1, 9, "done")},
+		"failed there, finished here":   {info(1, 9, "done"), info(5, 6, "failed"), info(1, 9, "done")},
+		"finished there, once more too": {info(1, 6, "failed"), info(5, 9, "done"), info(1, 9, "done")},
+	} {
+		for _, got := range []journal.RunInfo{joined(tc.a, tc.b), joined(tc.b, tc.a)} {
+			if diff := cmp.Diff(tc.want, got); diff != "" {
+				t.Errorf("%s (-want +got):\n%s", name, diff)
+			}
+		}
+	}
+}
+
+// TestFetchIsCareful: what a registry says cannot leave its directory, fill the disk or hide the other runs.
+func TestFetchIsCareful(t *testing.T) {
+	t.Parallel()
+	good, err := packed(map[string][]byte{"RUN": []byte(`{"started":"2026-01-01T00:00:00Z"}`)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	pack := func(files map[string][]byte) []byte {
+		b, err := packed(files)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return b
+	}
+	for title, tc := range map[string]struct {
+		name    string
+		content []byte
+		want    string
+	}{
+		"a part that leads out":     {shared + "/../..", good, "not that of a run"},
+		"no part":                   {shared, good, "not that of a run"},
+		"a run that leads out":      {"../x/first", good, "not that of a run"},
+		"a name of no run":          {"X/first", good, "a run ID is made of"},
+		"no archive":                {shared + "/first", []byte("no"), "EOF"},
+		"a file that leads out":     {shared + "/first", pack(map[string][]byte{"RUN": nil, "../../x": nil}), "not a part of a run"},
+		"a secret":                  {shared + "/first", pack(map[string][]byte{"RUN": nil, "wk1~config.secret": nil}), "not a part of a run"},
+		"a fact that none is shown": {shared + "/first", pack(map[string][]byte{"RUN": nil, "node~wk1~vm-config.json": nil}), "not a part of a run"},
+		"no beginning":              {shared + "/first", pack(map[string][]byte{"about.json": []byte("{}")}), "RUN"},
+		"too large":                 {shared + "/first", pack(map[string][]byte{"RUN": make([]byte, maxUnpacked+1)}), "too large"},
+	} {
+		t.Run(title, func(t *testing.T) {
+			t.Parallel()
+			s := &shelf{content: map[string][]byte{"bad": tc.content, "good": good}, list: []images.Record{{Name: tc.name, Digest: "bad"}, {Name: "20260101-0000-bbbb/first", Digest: "good"}}}
+			m := machine(t, s)
+			var warned []string
+			if err := m.Fetch(t.Context(), 0, func(text string) { warned = append(warned, text) }); err != nil {
+				t.Fatal(err)
+			}
+			if len(warned) != 1 || !strings.Contains(warned[0], tc.want) {
+				t.Errorf("warnings %q, want %q", warned, tc.want)
+			}
+			if runs, problems := m.Runs.All(Options{}); len(runs) != 1 || len(problems) > 0 {
+				t.Errorf("%d runs, %q", len(runs), problems)
+			}
+			if got := filesIn(t, filepath.Join(m.Runs.Elsewhere, "..")); !slices.Equal(got, []string{"elsewhere"}) {
+				t.Errorf("beside the copies: %q", got)
+			}
+		})
+	}
+	away := errors.New("no route to host")
+	m := machine(t, &shelf{err: away})
+	if err := m.Fetch(t.Context(), 0, nil); !errors.Is(err, away) {
+		t.Errorf("a mirror that is away: %v", err)
+	}
+}
