@@ -18,13 +18,13 @@ type Record struct {
 // Records keeps lists of files in a registry. A list is a tag of a repository,
 // "ghcr.io/acme/talos:recast-history-prod", and one request reads it whole.
 type Records interface {
-	// Records reads a list, the newest first; none if there is no such list.
-	Records(ctx context.Context, list string) ([]Record, error)
-	// Record reads the content of one.
-	Record(ctx context.Context, list string, r Record) ([]byte, error)
-	// KeepRecord puts a file on a list, in place of what has its name there. Of more than most
+	// List reads a list, the newest first; none if there is no such list.
+	List(ctx context.Context, list string) ([]Record, error)
+	// Read reads the content of one.
+	Read(ctx context.Context, list string, r Record) ([]byte, error)
+	// Keep puts a file on a list, in place of what has its name there. Of more than most
 	// it takes the oldest ones off.
-	KeepRecord(ctx context.Context, list string, r Record, content []byte, most int) error
+	Keep(ctx context.Context, list string, r Record, content []byte, most int) error
 	// ForAnyone says whether anyone on the internet could read the repository of a list: it answers
 	// without a login, at a public address.
 	ForAnyone(ctx context.Context, list string) (bool, error)

@@ -29,7 +29,7 @@ func (w *work) keepAbout(j *journal.Journal, lock schematics.Lock) error {
 		Talos: lock.Talos, Lock: lock.Key(), Kubernetes: w.Config.Kubernetes.Version, Elsewhere: w.rep.Plan.Run != "",
 	}
 	// An error here only makes the report shorter.
-	if before, found := w.lockBefore(lock); found && !a.Elsewhere {
+	if before, found := w.Locks().Before(lock); found && !a.Elsewhere {
 		a.Before, a.Was, a.Changes = before.Key(), before.Talos, schematics.Compare(before, lock)
 	}
 	return j.Put(past.AboutKey, a)

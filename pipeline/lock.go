@@ -74,7 +74,7 @@ func Lock(ctx context.Context, p Project, c Images, o LockOptions) (LockResult, 
 		if err := journal.KeepOutOfGit(p.State()); err != nil {
 			return res, err
 		}
-		if err := schematics.Archive(p.pastLocks(), old); err != nil {
+		if err := schematics.Archive(p.Locks().Dir, old); err != nil {
 			return res, err
 		}
 	}

@@ -46,11 +46,20 @@ func (p Project) LockFile() string { return filepath.Join(p.Config.Dir, "recast.
 // State is the directory of recast's own files: journals, past locks, the cache unless RECAST_CACHE_DIR names another.
 func (p Project) State() string { return filepath.Join(p.Config.Dir, ".recast") }
 
-func (p Project) pastLocks() string { return filepath.Join(p.State(), "locks") }
+// Locks are the locks that the project has had.
+func (p Project) Locks() past.Locks {
+	return past.Locks{Present: p.LockFile(), Dir: filepath.Join(p.State(), "locks"), Runs: p.Runs()}
+}
+
 func (p Project) cacheDir() string {
 	return cmp.Or(p.Config.CacheDir, filepath.Join(p.State(), "cache"))
 }
 func (p Project) isoCache() string { return filepath.Join(p.cacheDir(), "iso") }
+
+// SharedRuns is the list of the cluster's runs in its mirror: see images.Records.
+func SharedRuns(p Project) string {
+	return p.Config.Images.Mirror + ":recast-history-" + p.Config.Cluster
+}
 
 // Images are the clients that build and find images.
 type Images struct {
@@ -191,7 +200,7 @@ func (p Project) Runs() past.Runs {
 
 // History maps the hashes of this lock and of past ones to their extensions.
 func (p Project) History(lock schematics.Lock) (cluster.History, error) {
-	h, err := schematics.ReadHistory(p.pastLocks(), append(p.sharedLocks(), lock)...)
+	h, err := schematics.ReadHistory(p.Locks().Dir, append(p.Locks().Shared(), lock)...)
 	if err != nil {
 		return nil, err
 	}
@@ -275,7 +284,7 @@ func hasConfig(dir, node string, rec parking.Record) (bool, error) {
 
 // pastBuilds returns the builds of past locks, by ID.
 func pastBuilds(p Project) (map[string]cluster.Build, error) {
-	h, err := schematics.ReadHistory(p.pastLocks())
+	h, err := schematics.ReadHistory(p.Locks().Dir)
 	if err != nil {
 		return nil, err
 	}

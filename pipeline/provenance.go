@@ -77,15 +77,15 @@ func locksAtHand(p Project) (present schematics.Lock, past []provenance.KnownBui
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return present, nil, err
 	}
-	h, err := schematics.ReadHistory(p.pastLocks())
+	h, err := schematics.ReadHistory(p.Locks().Dir)
 	if err != nil {
 		return present, nil, err
 	}
 	for _, lock := range h.Locks() {
 		past = append(past, knownBuilds(filepath.Join(".recast", "locks", lock.Key()+".lock"), false, lock)...)
 	}
-	for _, lock := range p.sharedLocks() {
-		past = append(past, knownBuilds(p.sharedList(), false, lock)...)
+	for _, lock := range p.Locks().Shared() {
+		past = append(past, knownBuilds(SharedRuns(p), false, lock)...)
 	}
 	return present, past, nil
 }

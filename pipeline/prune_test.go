@@ -196,7 +196,7 @@ func pruneProject(t *testing.T) (Project, *pruneSite) {
 		Files: map[string]schematics.File{"default": {Path: "default.yaml", Data: []byte("customization: {}\n")}},
 	}, schematics.Sources{Catalog: noExtensions{}})
 	if err == nil {
-		err = schematics.Archive(p.pastLocks(), before)
+		err = schematics.Archive(p.Locks().Dir, before)
 	}
 	if err != nil {
 		t.Fatal(err)

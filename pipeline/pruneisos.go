@@ -87,7 +87,7 @@ func neededISOs(p Project, vms []cluster.VM) (images.Needed, error) {
 	if err != nil {
 		return need, err
 	}
-	previous, _, err := schematics.Previous(p.pastLocks(), lock)
+	previous, _, err := schematics.Previous(p.Locks().Dir, lock)
 	if err != nil {
 		return need, err
 	}

@@ -59,7 +59,7 @@ func mirrorProject(t *testing.T) (Project, *pruneSite, mirrorShelf) {
 	if err := schematics.WriteLock(p.LockFile(), lock); err != nil {
 		t.Fatal(err)
 	}
-	before, _, err := schematics.Previous(p.pastLocks(), lock)
+	before, _, err := schematics.Previous(p.Locks().Dir, lock)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -17,6 +17,7 @@ import (
 	"github.com/recast-sh/recast/internal/command"
 	"github.com/recast-sh/recast/internal/config"
 	"github.com/recast-sh/recast/internal/redact"
+	"github.com/recast-sh/recast/internal/registry"
 	"github.com/recast-sh/recast/pipeline"
 	"github.com/recast-sh/recast/pipeline/past"
 )
@@ -34,13 +35,16 @@ const (
 
 // sharing is how a project's runs are copied; false: they are not.
 func sharing(s *streams, p pipeline.Project, cl *closers) (past.Sharing, bool, error) {
-	share, wanted := p.Sharing(nil, redact.New(secretsHere()).JSON)
-	if !wanted {
-		return share, false, nil
+	if p.Config.Images.Mirror == "" || p.Config.History.Share == config.ShareNever {
+		return past.Sharing{}, false, nil
 	}
 	r, err := connectRegistry(s, p, cl)
-	share.Records = r
-	return share, err == nil, err
+	if err != nil {
+		return past.Sharing{}, false, err
+	}
+	return past.Sharing{
+		Runs: p.Runs(), Records: registry.NewRecords(r), List: pipeline.SharedRuns(p), Lock: p.Locks().Text, Hide: redact.New(secretsHere()).JSON,
+	}, true, nil
 }
 
 // sharer copies the runs of a command to the mirror while they go on, and once more at the end. What it can't do is only a
@@ -168,7 +172,7 @@ func fetchRuns(ctx context.Context, s *streams, p pipeline.Project, most int, wa
 // machines. They say what has changed, and what a rollback goes back to. It is only information: errors end it.
 func learnLocks(ctx context.Context, s *streams, p pipeline.Project) {
 	learnFromGit(ctx, p)
-	if !p.KnowsPastLocks() {
+	if !p.Locks().Known() {
 		fetchRuns(ctx, s, p, recentRuns, func(string) {})
 	}
 }
@@ -207,7 +211,7 @@ func learnFromGit(ctx context.Context, p pipeline.Project) {
 		if err != nil || errTime != nil || size < 0 || size >= len(answer) {
 			return
 		}
-		_ = p.LearnLock(answer[:size], time.Unix(seconds, 0)) // it is of another format, or .recast can't be written
+		_ = p.Locks().Learn(answer[:size], time.Unix(seconds, 0)) // it is of another format, or .recast can't be written
 		answer = answer[size+1:]
 	}
 }

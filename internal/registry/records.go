@@ -29,7 +29,13 @@ import (
 	"github.com/recast-sh/recast/internal/foreign"
 )
 
-var _ images.Records = (*Client)(nil)
+var _ images.Records = Records{}
+
+// Records keeps lists of files in registries, with the logins of a client.
+type Records struct{ access }
+
+// NewRecords does not connect.
+func NewRecords(c *Client) Records { return Records{c.access} }
 
 // A list of records is an OCI index under a tag, and each record is a manifest with the file as its
 // only layer. What is said about a record is in its annotations in the index, so that one request reads
@@ -47,13 +53,13 @@ const (
 	recordTry = 4        // looks at a list: what was written is looked at, too
 )
 
-// Records reads a list: see images.Records.
-func (c *Client) Records(ctx context.Context, list string) ([]images.Record, error) {
+// List reads a list: see images.Records.
+func (c Records) List(ctx context.Context, list string) ([]images.Record, error) {
 	t, err := name.NewTag(list)
 	if err != nil {
 		return nil, fault.Configf("image tag %q: %w", list, err)
 	}
-	entries, err := c.recordList(ctx, t)
+	entries, err := c.entries(ctx, t)
 	if err != nil {
 		return nil, err
 	}
@@ -64,9 +70,9 @@ func (c *Client) Records(ctx context.Context, list string) ([]images.Record, err
 	return records, nil
 }
 
-// recordList reads the entries of a list, the newest first. Foreign ones are left out, and so lost if
+// entries reads the entries of a list, the newest first. Foreign ones are left out, and so lost if
 // the list is written: the tag is recast's own.
-func (c *Client) recordList(ctx context.Context, t name.Tag) ([]v1.Descriptor, error) {
+func (c Records) entries(ctx context.Context, t name.Tag) ([]v1.Descriptor, error) {
 	desc, err := remote.Get(t, c.options(ctx)...)
 	if notFound(err) {
 		return nil, nil
@@ -100,8 +106,8 @@ func recordOf(d v1.Descriptor) images.Record {
 	return r
 }
 
-// Record reads the content of a record: see images.Records.
-func (c *Client) Record(ctx context.Context, list string, r images.Record) ([]byte, error) {
+// Read reads the content of a record: see images.Records.
+func (c Records) Read(ctx context.Context, list string, r images.Record) ([]byte, error) {
 	t, err := name.NewTag(list)
 	if err != nil {
 		return nil, fault.Configf("image tag %q: %w", list, err)
@@ -133,9 +139,9 @@ func (c *Client) Record(ctx context.Context, list string, r images.Record) ([]by
 	return content, nil
 }
 
-// KeepRecord puts a record on a list: see images.Records. A list has no lock: of two that write at once
+// Keep puts a record on a list: see images.Records. A list has no lock: of two that write at once
 // one may take the other's record off, so it is looked at again afterwards.
-func (c *Client) KeepRecord(ctx context.Context, list string, r images.Record, content []byte, most int) error {
+func (c Records) Keep(ctx context.Context, list string, r images.Record, content []byte, most int) error {
 	t, err := name.NewTag(list)
 	if err != nil {
 		return fault.Configf("image tag %q: %w", list, err)
@@ -143,12 +149,12 @@ func (c *Client) KeepRecord(ctx context.Context, list string, r images.Record, c
 	if len(content) > maxRecord {
 		return fmt.Errorf("%s has %d bytes: records of up to %d are kept", r.Name, len(content), maxRecord)
 	}
-	entry, err := c.pushRecord(ctx, t.Context(), r, content)
+	entry, err := c.push(ctx, t.Context(), r, content)
 	if err != nil {
 		return err
 	}
 	for range recordTry {
-		entries, err := c.recordList(ctx, t)
+		entries, err := c.entries(ctx, t)
 		if err != nil {
 			return err
 		}
@@ -157,15 +163,15 @@ func (c *Client) KeepRecord(ctx context.Context, list string, r images.Record, c
 		}
 		entries = slices.DeleteFunc(entries, func(d v1.Descriptor) bool { return d.Annotations[recordName] == r.Name })
 		entries = append([]v1.Descriptor{entry}, entries...)
-		if err := c.putRecords(ctx, t, entries[:min(most, len(entries))]); err != nil {
+		if err := c.put(ctx, t, entries[:min(most, len(entries))]); err != nil {
 			return err
 		}
 	}
 	return fmt.Errorf("%s: others change it all the time", t)
 }
 
-// pushRecord pushes the manifest of a record, and returns its entry for a list.
-func (c *Client) pushRecord(ctx context.Context, to name.Repository, r images.Record, content []byte) (v1.Descriptor, error) {
+// push pushes the manifest of a record, and returns its entry for a list.
+func (c Records) push(ctx context.Context, to name.Repository, r images.Record, content []byte) (v1.Descriptor, error) {
 	img, err := mutate.Append(
 		mutate.ConfigMediaType(mutate.MediaType(empty.Image, types.OCIManifestSchema1), recordConfig),
 		mutate.Addendum{Layer: static.NewLayer(content, recordLayer), MediaType: recordLayer})
@@ -195,9 +201,9 @@ type index []byte
 func (i index) RawManifest() ([]byte, error)        { return i, nil }
 func (i index) MediaType() (types.MediaType, error) { return types.OCIImageIndex, nil }
 
-// putRecords writes a list. A registry that knows what it has refuses a list of which a part is missing:
+// put writes a list. A registry that knows what it has refuses a list of which a part is missing:
 // those that someone has deleted are left out then.
-func (c *Client) putRecords(ctx context.Context, t name.Tag, entries []v1.Descriptor) error {
+func (c Records) put(ctx context.Context, t name.Tag, entries []v1.Descriptor) error {
 	put := func() error {
 		raw, err := json.Marshal(v1.IndexManifest{SchemaVersion: 2, MediaType: types.OCIImageIndex, Manifests: entries})
 		if err != nil {
@@ -220,7 +226,7 @@ func (c *Client) putRecords(ctx context.Context, t name.Tag, entries []v1.Descri
 }
 
 // ForAnyone says whether anyone could read what is in a repository: see images.Records.
-func (c *Client) ForAnyone(ctx context.Context, list string) (bool, error) {
+func (c Records) ForAnyone(ctx context.Context, list string) (bool, error) {
 	t, err := name.NewTag(list)
 	if err != nil {
 		return false, fault.Configf("image tag %q: %w", list, err)

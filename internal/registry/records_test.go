@@ -22,23 +22,23 @@ import (
 const records = mirror + ":recast-history-prod"
 
 // keep puts a record on the list that was written in that minute.
-func keep(t *testing.T, c *Client, name string, minute int, content string, most int) {
+func keep(t *testing.T, c Records, name string, minute int, content string, most int) {
 	t.Helper()
 	r := images.Record{Name: name, Labels: map[string]string{"result": "done"}, Written: time.Date(2026, 1, 2, 3, minute, 0, 0, time.UTC)}
-	if err := c.KeepRecord(t.Context(), records, r, []byte(content), most); err != nil {
+	if err := c.Keep(t.Context(), records, r, []byte(content), most); err != nil {
 		t.Fatal(err)
 	}
 }
 
 // contents lists what is on the list, in its order.
-func contents(t *testing.T, c *Client) (all []string) {
+func contents(t *testing.T, c Records) (all []string) {
 	t.Helper()
-	list, err := c.Records(t.Context(), records)
+	list, err := c.List(t.Context(), records)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, r := range list {
-		content, err := c.Record(t.Context(), records, r)
+		content, err := c.Read(t.Context(), records, r)
 		if err != nil || int64(len(content)) != r.SizeBytes {
 			t.Fatalf("%s: %d of %d bytes, %v", r.Name, len(content), r.SizeBytes, err)
 		}
@@ -50,7 +50,7 @@ func contents(t *testing.T, c *Client) (all []string) {
 func TestRecords(t *testing.T) {
 	t.Parallel()
 	s := direct{factoryapi.NewRegistry(record.New())}
-	c := client(t, s)
+	c := NewRecords(client(t, s))
 	if got := contents(t, c); got != nil {
 		t.Errorf("of no list: %q", got)
 	}
@@ -64,10 +64,10 @@ func TestRecords(t *testing.T) {
 	if diff := cmp.Diff([]string{"c three done 03:04", "a one and more done 03:03"}, contents(t, c)); diff != "" {
 		t.Errorf("of more than two the oldest goes (-want +got):\n%s", diff)
 	}
-	if err := c.KeepRecord(t.Context(), records, images.Record{Name: "d"}, make([]byte, maxRecord+1), 2); err == nil {
+	if err := c.Keep(t.Context(), records, images.Record{Name: "d"}, make([]byte, maxRecord+1), 2); err == nil {
 		t.Error("a record of any size is kept")
 	}
-	if got := must(c.Tags(t.Context(), mirror))(t); !slices.Equal(got, []string{"recast-history-prod"}) {
+	if got := must(client(t, s).Tags(t.Context(), mirror))(t); !slices.Equal(got, []string{"recast-history-prod"}) {
 		t.Errorf("it is more than one tag: %q", got)
 	}
 }
@@ -76,14 +76,14 @@ func TestRecords(t *testing.T) {
 func TestRecordsOfTwo(t *testing.T) {
 	t.Parallel()
 	s := direct{factoryapi.NewRegistry(record.New())}
-	other, between := client(t, s), 0
-	c := client(t, quirk{s, func(r *http.Request) *http.Response {
+	other, between := NewRecords(client(t, s)), 0
+	c := NewRecords(client(t, quirk{s, func(r *http.Request) *http.Response {
 		if r.Method == http.MethodPut && strings.HasSuffix(r.URL.Path, "/manifests/recast-history-prod") && between == 0 {
 			between++
 			keep(t, other, "theirs", 1, "b", 9)
 		}
 		return nil
-	}})
+	}}))
 	keep(t, other, "old", 0, "o", 9)
 	keep(t, c, "ours", 2, "a", 9) // writes a list that does not have theirs
 	keep(t, other, "theirs", 3, "b", 9)
@@ -110,11 +110,11 @@ func TestRecordsAreGone(t *testing.T) {
 		}
 		return nil
 	}}
-	c := client(t, strict)
+	c := NewRecords(client(t, strict))
 	keep(t, c, "a", 1, "one", 9)
-	list := must(c.Records(t.Context(), records))(t)
+	list := must(c.List(t.Context(), records))(t)
 	keep(t, c, "b", 2, "two", 9)
-	if err := c.Delete(t.Context(), mirror+"@"+list[0].Digest); err != nil {
+	if err := client(t, s).Delete(t.Context(), mirror+"@"+list[0].Digest); err != nil {
 		t.Fatal(err)
 	}
 	keep(t, c, "c", 3, "three", 9)
@@ -127,18 +127,18 @@ func TestRecordsAreGone(t *testing.T) {
 func TestRecordsRefused(t *testing.T) {
 	t.Parallel()
 	s := direct{factoryapi.NewRegistry(record.New())}
-	denied := client(t, quirk{s, func(r *http.Request) *http.Response {
+	denied := NewRecords(client(t, quirk{s, func(r *http.Request) *http.Response {
 		if r.Method == http.MethodPost {
 			return answers(http.StatusForbidden)
 		}
 		return nil
-	}})
-	if err := denied.KeepRecord(t.Context(), records, images.Record{Name: "a"}, []byte("x"), 9); !errors.Is(err, images.ErrDenied) {
+	}}))
+	if err := denied.Keep(t.Context(), records, images.Record{Name: "a"}, []byte("x"), 9); !errors.Is(err, images.ErrDenied) {
 		t.Errorf("denied: %v", err)
 	}
 	pushBuilt(t, s, "v1.13.9-aaaaaaaaaaaa", time.Unix(0, 0))
-	c := client(t, s)
-	list, err := c.Records(t.Context(), mirror+":v1.13.9-aaaaaaaaaaaa")
+	c := NewRecords(client(t, s))
+	list, err := c.List(t.Context(), mirror+":v1.13.9-aaaaaaaaaaaa")
 	if len(list) != 0 || err != nil {
 		t.Errorf("an index of images: %v, %v", list, err)
 	}
@@ -165,14 +165,14 @@ func TestForAnyone(t *testing.T) {
 		t.Run(title, func(t *testing.T) {
 			t.Parallel()
 			s := direct{factoryapi.NewRegistry(record.New())}
-			c := client(t, quirk{s, func(r *http.Request) *http.Response {
+			c := NewRecords(client(t, quirk{s, func(r *http.Request) *http.Response {
 				if strings.HasSuffix(r.URL.Path, "/tags/list") {
 					return tc.answer
 				}
 				return nil
-			}})
+			}}))
 			at := tc.registry + "/acme/talos:recast-history-prod"
-			if err := c.KeepRecord(t.Context(), at, images.Record{Name: "a"}, []byte("x"), 9); err != nil {
+			if err := c.Keep(t.Context(), at, images.Record{Name: "a"}, []byte("x"), 9); err != nil {
 				t.Fatal(err)
 			}
 			if got, err := c.ForAnyone(t.Context(), at); got != tc.want || (err != nil) != tc.fails {

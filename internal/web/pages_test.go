@@ -176,7 +176,7 @@ func TestHistoryPage(t *testing.T) {
 			cancel()
 			return v.page("history")
 		}
-		if page := look(); !strings.Contains(page, "no run was started on this machine") {
+		if page := look(); !strings.Contains(page, "no run is known") {
 			t.Error(page)
 		}
 		bring(t, dir, "roll")

@@ -44,7 +44,7 @@ type Sharing struct {
 	Runs    Runs
 	Records images.Records
 	List    string // see images.Records
-	// Lock is the text of the lock with a key; nil: it is not known, or has secrets.
+	// Lock is Locks.Text.
 	Lock func(key string) []byte
 	// Hide removes secrets from JSON.
 	Hide func([]byte) []byte
@@ -80,7 +80,7 @@ func (s Sharing) Share(ctx context.Context, id string) error {
 	if err != nil {
 		return err
 	}
-	return s.Records.KeepRecord(ctx, s.List, r, content, keepShared)
+	return s.Records.Keep(ctx, s.List, r, content, keepShared)
 }
 
 // packed makes a record of files. Of the same files it makes the same record.
@@ -126,7 +126,7 @@ func unpacked(content []byte) (map[string][]byte, error) {
 // Fetch copies runs of other machines from the list to this one, the newest first, most of them at most; 0: all.
 // What it has copied before it does not read again. Of a run that can't be copied it says why, and goes on.
 func (s Sharing) Fetch(ctx context.Context, most int, warn func(string)) error {
-	list, err := s.Records.Records(ctx, s.List)
+	list, err := s.Records.List(ctx, s.List)
 	if err != nil {
 		return fmt.Errorf("read the runs in %s: %w", s.List, err)
 	}
@@ -159,7 +159,7 @@ func (s Sharing) fetch(ctx context.Context, r images.Record) error {
 	if known, err := os.ReadFile(filepath.Join(dir, id, digestName)); err == nil && string(known) == r.Digest {
 		return nil
 	}
-	content, err := s.Records.Record(ctx, s.List, r)
+	content, err := s.Records.Read(ctx, s.List, r)
 	if err != nil {
 		return err
 	}
@@ -171,9 +171,9 @@ func (s Sharing) fetch(ctx context.Context, r images.Record) error {
 	return journal.Place(dir, id, files, shown, LogName, OlderLogName, lockName, beforeName, digestName)
 }
 
-// Locks are the texts of the locks in the copies of other machines' runs, the newest run first. What can't be read is
+// locks are the texts of the locks in the copies of other machines' runs, the newest run first. What can't be read is
 // not among them: they are only information.
-func (r Runs) Locks() (texts [][]byte) {
+func (r Runs) locks() (texts [][]byte) {
 	copies, _ := filepath.Glob(filepath.Join(r.Elsewhere, "*", "*")) // the pattern is valid
 	slices.SortFunc(copies, func(a, b string) int { return strings.Compare(filepath.Base(b), filepath.Base(a)) })
 	for _, dir := range copies {

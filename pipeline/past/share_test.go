@@ -30,14 +30,14 @@ type shelf struct {
 	err     error
 }
 
-func (s *shelf) Records(context.Context, string) ([]images.Record, error) { return s.list, s.err }
+func (s *shelf) List(context.Context, string) ([]images.Record, error) { return s.list, s.err }
 
-func (s *shelf) Record(_ context.Context, _ string, r images.Record) ([]byte, error) {
+func (s *shelf) Read(_ context.Context, _ string, r images.Record) ([]byte, error) {
 	s.reads++
 	return s.content[r.Digest], nil
 }
 
-func (s *shelf) KeepRecord(_ context.Context, _ string, r images.Record, content []byte, most int) error {
+func (s *shelf) Keep(_ context.Context, _ string, r images.Record, content []byte, most int) error {
 	r.Digest = fmt.Sprintf("%x", len(s.content))
 	s.list = slices.DeleteFunc(s.list, func(known images.Record) bool { return known.Name == r.Name })
 	s.list = append([]images.Record{r}, s.list...)
@@ -109,7 +109,7 @@ func TestShare(t *testing.T) {
 	if diff := cmp.Diff([]string{"RUN", "about.json", "before.lock", "hooks~beforerun~1.json", "log.jsonl", "plan.json", "recast.lock", "record", "wk1~took.json"}, names); diff != "" {
 		t.Errorf("what is shared (-want +got):\n%s", diff)
 	}
-	if got, want := fmt.Sprintf("%s", laptop.Runs.Locks()), "[lock new lock old]"; got != want {
+	if got, want := fmt.Sprintf("%s", laptop.Runs.locks()), "[lock new lock old]"; got != want {
 		t.Errorf("locks %s, want %s", got, want)
 	}
 	if laptop.Runs.Has(shared) {
