@@ -26,7 +26,7 @@ const (
 	// shareSoon is when a run is shared first: even one that is killed in its first minute has left its plan.
 	shareSoon = 3 * time.Second
 	// shareOften is the least time between two copies of a run that goes on. Copying takes a twentieth of the time at most.
-	shareOften = 30 * time.Second
+	shareOften = time.Minute
 	// shareWait is how long a command waits for its last copy, or for a list, at most.
 	shareWait = 15 * time.Second
 	// recentRuns is how many runs are looked at for past locks.

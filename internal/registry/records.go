@@ -1,6 +1,7 @@
 package registry
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
@@ -12,6 +13,7 @@ import (
 	"net/http"
 	"net/netip"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/google/go-containerregistry/pkg/authn"
@@ -29,13 +31,21 @@ import (
 	"github.com/recast-sh/recast/internal/foreign"
 )
 
-var _ images.Records = Records{}
+var _ images.Records = (*Records)(nil)
 
 // Records keeps lists of files in registries, with the logins of a client.
-type Records struct{ access }
+type Records struct {
+	access
+
+	mu sync.Mutex
+	// own are the digests that this process has pushed last, by list, and by list and record: what replaces them makes
+	// them garbage that no one else needs.
+	own         map[string]string
+	undeletable bool // the registry deletes nothing
+}
 
 // NewRecords does not connect.
-func NewRecords(c *Client) Records { return Records{c.access} }
+func NewRecords(c *Client) *Records { return &Records{access: c.access, own: map[string]string{}} }
 
 // A list of records is an OCI index under a tag, and each record is a manifest with the file as its
 // only layer. What is said about a record is in its annotations in the index, so that one request reads
@@ -54,7 +64,7 @@ const (
 )
 
 // List reads a list: see images.Records.
-func (c Records) List(ctx context.Context, list string) ([]images.Record, error) {
+func (c *Records) List(ctx context.Context, list string) ([]images.Record, error) {
 	t, err := name.NewTag(list)
 	if err != nil {
 		return nil, fault.Configf("image tag %q: %w", list, err)
@@ -72,7 +82,7 @@ func (c Records) List(ctx context.Context, list string) ([]images.Record, error)
 
 // entries reads the entries of a list, the newest first. Foreign ones are left out, and so lost if
 // the list is written: the tag is recast's own.
-func (c Records) entries(ctx context.Context, t name.Tag) ([]v1.Descriptor, error) {
+func (c *Records) entries(ctx context.Context, t name.Tag) ([]v1.Descriptor, error) {
 	desc, err := remote.Get(t, c.options(ctx)...)
 	if notFound(err) {
 		return nil, nil
@@ -107,7 +117,7 @@ func recordOf(d v1.Descriptor) images.Record {
 }
 
 // Read reads the content of a record: see images.Records.
-func (c Records) Read(ctx context.Context, list string, r images.Record) ([]byte, error) {
+func (c *Records) Read(ctx context.Context, list string, r images.Record) ([]byte, error) {
 	t, err := name.NewTag(list)
 	if err != nil {
 		return nil, fault.Configf("image tag %q: %w", list, err)
@@ -141,7 +151,7 @@ func (c Records) Read(ctx context.Context, list string, r images.Record) ([]byte
 
 // Keep puts a record on a list: see images.Records. A list has no lock: of two that write at once
 // one may take the other's record off, so it is looked at again afterwards.
-func (c Records) Keep(ctx context.Context, list string, r images.Record, content []byte, most int) error {
+func (c *Records) Keep(ctx context.Context, list string, r images.Record, content []byte, most int) error {
 	t, err := name.NewTag(list)
 	if err != nil {
 		return fault.Configf("image tag %q: %w", list, err)
@@ -159,6 +169,7 @@ func (c Records) Keep(ctx context.Context, list string, r images.Record, content
 			return err
 		}
 		if slices.ContainsFunc(entries, func(d v1.Descriptor) bool { return d.Digest == entry.Digest && d.Annotations[recordName] == r.Name }) {
+			c.replace(ctx, t.Context(), list+" "+r.Name, entry.Digest.String())
 			return nil
 		}
 		entries = slices.DeleteFunc(entries, func(d v1.Descriptor) bool { return d.Annotations[recordName] == r.Name })
@@ -171,7 +182,7 @@ func (c Records) Keep(ctx context.Context, list string, r images.Record, content
 }
 
 // push pushes the manifest of a record, and returns its entry for a list.
-func (c Records) push(ctx context.Context, to name.Repository, r images.Record, content []byte) (v1.Descriptor, error) {
+func (c *Records) push(ctx context.Context, to name.Repository, r images.Record, content []byte) (v1.Descriptor, error) {
 	img, err := mutate.Append(
 		mutate.ConfigMediaType(mutate.MediaType(empty.Image, types.OCIManifestSchema1), recordConfig),
 		mutate.Addendum{Layer: static.NewLayer(content, recordLayer), MediaType: recordLayer})
@@ -203,13 +214,20 @@ func (i index) MediaType() (types.MediaType, error) { return types.OCIImageIndex
 
 // put writes a list. A registry that knows what it has refuses a list of which a part is missing:
 // those that someone has deleted are left out then.
-func (c Records) put(ctx context.Context, t name.Tag, entries []v1.Descriptor) error {
+func (c *Records) put(ctx context.Context, t name.Tag, entries []v1.Descriptor) error {
 	put := func() error {
 		raw, err := json.Marshal(v1.IndexManifest{SchemaVersion: 2, MediaType: types.OCIImageIndex, Manifests: entries})
 		if err != nil {
 			return fmt.Errorf("list %s: %w", t, err)
 		}
-		return remote.Put(t, index(raw), c.options(ctx)...)
+		if err := remote.Put(t, index(raw), c.options(ctx)...); err != nil {
+			return err
+		}
+		digest, _, err := v1.SHA256(bytes.NewReader(raw))
+		if err == nil {
+			c.replace(ctx, t.Context(), t.String(), digest.String())
+		}
+		return err
 	}
 	err := put()
 	if e, ok := errors.AsType[*transport.Error](err); ok && (e.StatusCode == http.StatusBadRequest || e.StatusCode == http.StatusNotFound) {
@@ -225,8 +243,26 @@ func (c Records) put(ctx context.Context, t name.Tag, entries []v1.Descriptor) e
 	return nil
 }
 
+// replace deletes what this process has pushed before, which the new digest replaces. What can't be deleted is left to the
+// registry: nothing names it any more.
+func (c *Records) replace(ctx context.Context, in name.Repository, key, digest string) {
+	c.mu.Lock()
+	before := c.own[key]
+	c.own[key] = digest
+	tries := before != "" && before != digest && !c.undeletable
+	c.mu.Unlock()
+	if !tries {
+		return
+	}
+	if err := remote.Delete(in.Digest(before), c.options(ctx)...); err != nil && !notFound(err) {
+		c.mu.Lock()
+		c.undeletable = true
+		c.mu.Unlock()
+	}
+}
+
 // ForAnyone says whether anyone could read what is in a repository: see images.Records.
-func (c Records) ForAnyone(ctx context.Context, list string) (bool, error) {
+func (c *Records) ForAnyone(ctx context.Context, list string) (bool, error) {
 	t, err := name.NewTag(list)
 	if err != nil {
 		return false, fault.Configf("image tag %q: %w", list, err)

@@ -22,7 +22,7 @@ import (
 const records = mirror + ":recast-history-prod"
 
 // keep puts a record on the list that was written in that minute.
-func keep(t *testing.T, c Records, name string, minute int, content string, most int) {
+func keep(t *testing.T, c *Records, name string, minute int, content string, most int) {
 	t.Helper()
 	r := images.Record{Name: name, Labels: map[string]string{"result": "done"}, Written: time.Date(2026, 1, 2, 3, minute, 0, 0, time.UTC)}
 	if err := c.Keep(t.Context(), records, r, []byte(content), most); err != nil {
@@ -31,7 +31,7 @@ func keep(t *testing.T, c Records, name string, minute int, content string, most
 }
 
 // contents lists what is on the list, in its order.
-func contents(t *testing.T, c Records) (all []string) {
+func contents(t *testing.T, c *Records) (all []string) {
 	t.Helper()
 	list, err := c.List(t.Context(), records)
 	if err != nil {
@@ -55,20 +55,25 @@ func TestRecords(t *testing.T) {
 		t.Errorf("of no list: %q", got)
 	}
 	keep(t, c, "a", 1, "one", 2)
+	replaced := must(c.List(t.Context(), records))(t)[0]
 	keep(t, c, "b", 2, "two", 2)
 	keep(t, c, "a", 3, "one and more", 2)
 	if diff := cmp.Diff([]string{"a one and more done 03:03", "b two done 03:02"}, contents(t, c)); diff != "" {
 		t.Errorf("a record that was written again (-want +got):\n%s", diff)
 	}
+	if content, err := c.Read(t.Context(), records, replaced); err == nil {
+		t.Errorf("what it replaced is there still: %q", content)
+	}
 	keep(t, c, "c", 4, "three", 2)
 	if diff := cmp.Diff([]string{"c three done 03:04", "a one and more done 03:03"}, contents(t, c)); diff != "" {
 		t.Errorf("of more than two the oldest goes (-want +got):\n%s", diff)
 	}
+	left := must(client(t, s).Tags(t.Context(), mirror))(t)
+	if !slices.Equal(left, []string{"recast-history-prod"}) {
+		t.Errorf("it is more than one tag: %q", left)
+	}
 	if err := c.Keep(t.Context(), records, images.Record{Name: "d"}, make([]byte, maxRecord+1), 2); err == nil {
 		t.Error("a record of any size is kept")
-	}
-	if got := must(client(t, s).Tags(t.Context(), mirror))(t); !slices.Equal(got, []string{"recast-history-prod"}) {
-		t.Errorf("it is more than one tag: %q", got)
 	}
 }
 

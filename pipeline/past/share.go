@@ -126,22 +126,64 @@ func unpacked(content []byte) (map[string][]byte, error) {
 // Fetch copies runs of other machines from the list to this one, the newest first, most of them at most; 0: all.
 // What it has copied before it does not read again. Of a run that can't be copied it says why, and goes on.
 func (s Sharing) Fetch(ctx context.Context, most int, warn func(string)) error {
-	list, err := s.Records.List(ctx, s.List)
-	if err != nil {
-		return fmt.Errorf("read the runs in %s: %w", s.List, err)
-	}
-	if most > 0 {
-		list = list[:min(most, len(list))]
-	}
-	for _, r := range list {
-		if err := s.fetch(ctx, r); err != nil {
-			if ctx.Err() != nil {
-				return fmt.Errorf("read the runs in %s: %w", s.List, err)
+	failed := map[string]error{}
+	for range 2 { // a run that goes on replaces its record
+		clear(failed)
+		list, err := s.list(ctx)
+		if err != nil {
+			return err
+		}
+		s.forget(list)
+		if most > 0 {
+			list = list[:min(most, len(list))]
+		}
+		for _, r := range list {
+			if err := s.fetch(ctx, r); err != nil {
+				failed[r.Name] = err
 			}
-			warn(fmt.Sprintf("run %s in %s can't be read: %v", r.Name, s.List, err))
+			if ctx.Err() != nil {
+				return fmt.Errorf("read the runs in %s: %w", s.List, ctx.Err())
+			}
+		}
+		if len(failed) == 0 {
+			return nil
 		}
 	}
+	for _, name := range slices.Sorted(maps.Keys(failed)) {
+		warn(fmt.Sprintf("run %s in %s can't be read: %v", name, s.List, failed[name]))
+	}
 	return nil
+}
+
+// listWait is how long a registry may take to answer: without it, history is what is here.
+const listWait = 5 * time.Second
+
+func (s Sharing) list(ctx context.Context) ([]images.Record, error) {
+	ctx, cancel := context.WithTimeout(ctx, listWait)
+	defer cancel()
+	list, err := s.Records.List(ctx, s.List)
+	if err != nil {
+		return nil, fmt.Errorf("read the runs in %s: %w", s.List, err)
+	}
+	return list, nil
+}
+
+// forget removes copies that are on the list no more, if there are more than a list keeps.
+func (s Sharing) forget(list []images.Record) {
+	copies, _ := filepath.Glob(filepath.Join(s.Runs.Elsewhere, "*", "*")) // the pattern is valid
+	if len(copies) <= keepShared {
+		return
+	}
+	listed := map[string]bool{}
+	for _, r := range list {
+		id, at, _ := strings.Cut(r.Name, "/")
+		listed[filepath.Join(s.Runs.Elsewhere, at, id)] = true
+	}
+	for _, dir := range copies {
+		if !listed[dir] {
+			_ = os.RemoveAll(dir) // next time
+		}
+	}
 }
 
 // partPattern keeps a copy below Elsewhere, whatever a registry says.
