@@ -2,6 +2,7 @@ package fault
 
 import (
 	"errors"
+	"io/fs"
 	"syscall"
 )
 
@@ -22,6 +23,10 @@ func ofThisMachine(err error) string {
 		return "make room on this machine, where that file is (recast prune --only cache frees some), then run the same command again"
 	case is(syscall.EROFS):
 		return "recast has to write there: make that file system writable, or work in a copy of the directory; then run the same command again"
+	}
+	file, ok := errors.AsType[*fs.PathError](err)
+	if ok && file.Op != "fork/exec" && errors.Is(file.Err, fs.ErrPermission) { // a program has its own hints
+		return "this user may not use " + file.Path + ", or its directory: ls -ld shows whose it is; change that, or run recast as that user"
 	}
 	return ""
 }

@@ -3,6 +3,7 @@ package fault
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"slices"
 	"syscall"
 	"testing"
@@ -16,6 +17,7 @@ func TestThisMachine(t *testing.T) {
 		"this machine lets recast open too few files: ulimit -n 1024, then run the same command again":                                   syscall.EMFILE,
 		"make room on this machine, where that file is (recast prune --only cache frees some), then run the same command again":          syscall.ENOSPC,
 		"recast has to write there: make that file system writable, or work in a copy of the directory; then run the same command again": syscall.EROFS,
+		"this user may not use .recast/cache, or its directory: ls -ld shows whose it is; change that, or run recast as that user":       &fs.PathError{Op: "mkdir", Path: ".recast/cache", Err: syscall.EACCES},
 	} {
 		err := WithNext(fmt.Errorf("roll: %w", WithHint(LockStale.Of(fmt.Errorf("node wk1: %w", cause)), "look at its console")), "wk1 is unfinished")
 		if got := Hints(err); !slices.Equal(got, []string{want, "wk1 is unfinished"}) {
@@ -25,8 +27,10 @@ func TestThisMachine(t *testing.T) {
 			t.Errorf("%v: %s", cause, got)
 		}
 	}
-	other := WithHint(LockStale.Of(errors.New("x")), "look at its console")
-	if got := append(Hints(other), string(CodeOf(other))); !slices.Equal(got, []string{"look at its console", "lock-stale"}) {
-		t.Errorf("another cause: %q", got)
+	for _, cause := range []error{errors.New("x"), &fs.PathError{Op: "fork/exec", Path: "hook.sh", Err: syscall.EACCES}, &fs.PathError{Op: "open", Path: "x", Err: syscall.ENOENT}} {
+		other := WithHint(LockStale.Of(cause), "look at its console")
+		if got := append(Hints(other), string(CodeOf(other))); !slices.Equal(got, []string{"look at its console", "lock-stale"}) {
+			t.Errorf("%v: %q", cause, got)
+		}
 	}
 }
