@@ -29,7 +29,7 @@ func Options(isoStorages, diskStorages, hosts []string) []Option {
 	}
 	return []Option{
 		{DownloadURL, "boot ISOs are uploaded from here", download},
-		{"prune", "boot ISOs that nothing uses stay where they are; it also lets the token delete any volume there", prune},
+		{"prune", "recast prune refuses, and prints the commands that grant it; a roll does not need it. It also lets the token delete any volume there", prune},
 		{"claim in Proxmox", "the claim of a run is a Lease in Kubernetes, which serves where all nodes are upgraded in place", NeedsToClaim()},
 	}
 }
