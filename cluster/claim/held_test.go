@@ -21,10 +21,13 @@ func TestClaimLeavesOtherVMsAlone(t *testing.T) {
 	other.Config["description"] = strings.Replace(other.Config["description"], `"cluster":"c1"`, `"cluster":"c2"`, 1)
 	broken := orphan(t, "r1")
 	broken.Config["description"] = claimMark + `{"run":`
+	newer := orphan(t, "r1")
+	newer.Config["description"] = strings.Replace(newer.Config["description"], `"version":1`, `"version":2`, 1)
 	for name, tc := range map[string]struct {
 		vm   cluster.VM
 		want string
 	}{
+		"a newer recast's claim":  {newer, `VM 9000 "recast-claim" on pve1: the claim in its description can't be read: a newer recast wrote it: its format is version 2, and this recast reads version 1`},
 		"another cluster's claim": {other, `VM 9000 "recast-claim" on pve1 is the claim of cluster c2, not of c1`},
 		"a foreign VM":            {cluster.VM{ID: 9000, Name: "web", Host: "pve2"}, `VM 9000 "web" on pve2 has the number that recast needs for its claim, and is none`},
 		"a damaged claim":         {broken, `VM 9000 "recast-claim" on pve1: the claim in its description can't be read: unexpected end of JSON input`},
@@ -49,6 +52,10 @@ func TestClaimLeavesOtherVMsAlone(t *testing.T) {
 	s, found, err := Peek([]cluster.VM{{ID: 8999}, orphan(t, "r1")}, "c1", 9000)
 	if !found || err != nil || s.Run != "r1" || s.VM.ID != 9000 {
 		t.Errorf("peeked: %+v, %t, %v", s, found, err)
+	}
+	newer.ID = 8999
+	if _, found, err := Peek([]cluster.VM{newer}, "c1", 9000); found || !strings.Contains(clustertest.Message(err), "a newer recast wrote it") {
+		t.Errorf("a newer recast holds it: %t, %v", found, err)
 	}
 	if _, found, err := Peek([]cluster.VM{{ID: 8999}}, "c1", 9000); found || err != nil {
 		t.Errorf("nobody holds it, yet: %t, %v", found, err)

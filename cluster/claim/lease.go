@@ -2,7 +2,6 @@ package claim
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"time"
@@ -33,10 +32,12 @@ func (p leasePlace) read(ctx context.Context) (State, error) {
 }
 
 func ofLease(l cluster.Lease, cluster string) (State, error) {
-	var s State
-	if err := json.Unmarshal([]byte(l.Claim), &s); err != nil || s.Run == "" {
-		return State{}, fault.WithHint(fault.ClaimHeld.Refusedf("Lease %s is no claim of recast that can be read", l.Name),
-			"make sure that no run is at work, then delete that Lease")
+	s, err := decode(l.Claim)
+	if err == nil && s.Run == "" {
+		err = errors.New("it names no run")
+	}
+	if err != nil {
+		return State{}, unreadable(fmt.Sprintf("Lease %s: the claim in it can't be read", l.Name), err, "delete that Lease")
 	}
 	if s.Cluster != cluster {
 		return State{}, fault.WithHint(fault.ClaimHeld.Refusedf("Lease %s is the claim of cluster %s, not of %s", l.Name, s.Cluster, cluster),
@@ -48,9 +49,9 @@ func ofLease(l cluster.Lease, cluster string) (State, error) {
 
 // lease is the Lease that a claim is written as.
 func (p leasePlace) lease(s State) (cluster.Lease, error) {
-	b, err := json.Marshal(s)
+	b, err := s.encode()
 	if err != nil {
-		return cluster.Lease{}, fmt.Errorf("claim of cluster %s: %w", s.Cluster, err)
+		return cluster.Lease{}, err
 	}
 	return cluster.Lease{
 		UID: s.Lease.UID, Revision: s.Lease.Revision, Holder: fmt.Sprintf("recast run %s, %s", s.Run, s.Holder), Duration: p.watch,

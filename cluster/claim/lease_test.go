@@ -360,7 +360,7 @@ func TestLeaseChecksTakeTurns(t *testing.T) {
 func TestForeignLeases(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct{ claim, want string }{
-		"not ours":        {"", "Lease kube-system/recast is no claim of recast that can be read"},
+		"not ours":        {"", "Lease kube-system/recast: the claim in it can't be read: unexpected end of JSON input"},
 		"of another name": {`{"cluster": "c2", "run": "r1"}`, "Lease kube-system/recast is the claim of cluster c2, not of c1"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -113,6 +113,12 @@ func rivalVM(t *testing.T, id cluster.VMID, change func(*State)) cluster.VM {
 	return cluster.VM{ID: id, Name: VMName, Host: "pve1", Config: map[string]string{"name": VMName, "description": description}}
 }
 
+// byNewer is the VM with the same record or claim in a later version.
+func byNewer(vm cluster.VM) cluster.VM {
+	vm.Config["description"] = strings.Replace(vm.Config["description"], `{"version":1,`, `{"version":2,"also":true,`, 1)
+	return vm
+}
+
 // parkingVM is a parking VM of a recast.yaml with other numbers.
 func parkingVM(t *testing.T, id cluster.VMID, rec parking.Record) cluster.VM {
 	t.Helper()
@@ -159,6 +165,12 @@ func leftovers() map[string]leftover {
 			},
 			want: []string{"VM 9100", "can't be read"},
 		},
+		"a claim of a newer recast, whichever cluster it is of": {
+			vm: func(t *testing.T) cluster.VM {
+				return byNewer(rivalVM(t, 9100, func(s *State) { s.Cluster = "c2" }))
+			},
+			want: []string{"VM 9100", "a newer recast wrote it", "use the recast that wrote it, or a newer one"},
+		},
 		"of the same Talos cluster under another name": {
 			vm: func(t *testing.T) cluster.VM {
 				return rivalVM(t, 9100, func(s *State) { s.Cluster, s.Nodes = "c2", []cluster.VMID{101, 102} })
@@ -184,6 +196,12 @@ func leftovers() map[string]leftover {
 		"an old system disk in our range":  {vm: parked(9050, func(*parking.Record) {})},
 		"an unfinished replacement of our node, under another name": {
 			vm:   parked(9050, func(r *parking.Record) { r.Cluster, r.Open, r.VMID = "c2", true, 102 }),
+			want: []string{"node wk1 (VM 102) of cluster c2", "one name"},
+		},
+		"the same, by a newer recast": {
+			vm: func(t *testing.T) cluster.VM {
+				return byNewer(parked(9050, func(r *parking.Record) { r.Cluster, r.Open, r.VMID = "c2", true, 102 })(t))
+			},
 			want: []string{"node wk1 (VM 102) of cluster c2", "one name"},
 		},
 		"an unfinished replacement of another Talos cluster": {vm: parked(9150, func(r *parking.Record) { r.Cluster, r.Open = "c2", true })},

@@ -2,6 +2,7 @@ package claim
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -9,6 +10,7 @@ import (
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/foreign"
+	"github.com/recast-sh/recast/internal/format"
 )
 
 // Holder is the process that holds a claim.
@@ -56,13 +58,45 @@ func (s State) heldBy(run string, by Holder) bool { return s.Run == run && s.Hol
 const (
 	VMName    = "recast-claim"
 	claimMark = "recast-claim: "
+
+	// claimVersion rises if a recast that does not know the change would misread a claim.
+	claimVersion = 1
 )
+
+type versioned struct {
+	format.Version
+	State
+}
+
+func (s State) encode() ([]byte, error) {
+	b, err := json.Marshal(versioned{format.Version{Version: claimVersion}, s})
+	if err != nil {
+		return nil, fmt.Errorf("claim of cluster %s: %w", s.Cluster, err)
+	}
+	return b, nil
+}
+
+// decode reads a claim. If a newer recast wrote it, s only tells whose it is.
+func decode(b string) (s State, err error) {
+	var v versioned
+	err = format.DecodeUpTo(claimVersion, []byte(b), &v)
+	return v.State, err
+}
+
+// unreadable refuses a claim that can't be read: remove deletes it.
+func unreadable(what string, err error, remove string) error {
+	hint := "a newer recast wrote it: use that one. Otherwise make sure that no run is at work, then " + remove
+	if _, newer := errors.AsType[*format.NewerError](err); newer {
+		hint = "use the recast that wrote it, or a newer one"
+	}
+	return fault.WithHint(fault.ClaimHeld.Refusedf("%s: %w", what, err), "%s", hint)
+}
 
 // Description renders the claim for people and, on its last line, for recast.
 func (s State) Description() (string, error) {
-	b, err := json.Marshal(s)
+	b, err := s.encode()
 	if err != nil {
-		return "", fmt.Errorf("claim of cluster %s: %w", s.Cluster, err)
+		return "", err
 	}
 	return fmt.Sprintf("Claim of recast: Talos cluster %s is being worked on by %s. Never start this VM; recast deletes it when the run ends.\n\n%s%s",
 		s.Cluster, s, claimMark, b), nil
@@ -75,9 +109,9 @@ func Read(vm cluster.VM) (s State, ok bool, err error) {
 		if !found {
 			continue
 		}
-		if err := json.Unmarshal([]byte(b), &s); err != nil {
-			err = fault.ClaimHeld.Refusedf("%s: the claim in its description can't be read: %w", vm, err)
-			return State{}, true, fault.WithHint(err, "make sure that no run is at work, then delete that VM: qm set %[1]d --protection 0 && qm destroy %[1]d", vm.ID)
+		s, err := decode(b)
+		if err != nil {
+			return s, true, unreadable(vm.String()+": the claim in its description can't be read", err, fmt.Sprintf("delete that VM: qm set %[1]d --protection 0 && qm destroy %[1]d", vm.ID))
 		}
 		s.VM = vm
 		return s, true, nil
@@ -111,8 +145,8 @@ func Peek(vms []cluster.VM, name string, id cluster.VMID) (s State, found bool, 
 		}
 	}
 	for _, vm := range vms {
-		if s, ok, err := Read(vm); ok && err == nil && s.Cluster == name {
-			return s, true, nil
+		if s, ok, err := Read(vm); ok && s.Cluster == name {
+			return s, err == nil, err
 		}
 	}
 	return State{}, false, nil

@@ -37,7 +37,7 @@ func Strays(vms []cluster.VM, name string, vmids cluster.VMIDRange, nodes []clus
 	for _, vm := range vms {
 		rec, ok, err := parking.ReadRecord(vm)
 		switch {
-		case err != nil, !ok: // the code that reads the records reports it
+		case !ok, err != nil && rec.Cluster == "": // the code that reads the records reports it
 		case rec.Cluster == name && !vmids.Contains(vm.ID):
 			found = append(found, fmt.Sprintf("%s %s node %s for run %s, with %s", vm, holds(rec), rec.Node, rec.Run, madeWith(rec.VMIDs)))
 			first, last = min(first, vm.ID), max(last, vm.ID)

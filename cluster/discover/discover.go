@@ -285,11 +285,13 @@ func twice(nodes []Discovered) []error {
 func (d *Discovery) unfinished() error {
 	for _, vm := range d.VMs {
 		rec, ok, err := parking.ReadRecord(vm)
-		if err != nil || !ok {
+		if !ok || err != nil && rec.UUID == "" {
 			continue // an unreadable record belongs to no known cluster; its own run handles it
 		}
 		mine := slices.ContainsFunc(d.Nodes, func(n Discovered) bool { return n.VM.UUID() == rec.UUID })
 		switch {
+		case mine && err != nil:
+			return err
 		case mine && rec.Open:
 			return fault.WithHint(fault.Refusedf("%s holds an unfinished replacement of node %s, begun by run %s of cluster %s", vm, rec.Node, rec.Run, rec.Cluster),
 				"finish it first with the recast.yaml that it was begun with: recast status says what is left")

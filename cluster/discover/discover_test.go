@@ -2,7 +2,6 @@ package discover
 
 import (
 	"context"
-	"encoding/json"
 	"maps"
 	"net/netip"
 	"strings"
@@ -151,11 +150,11 @@ func TestDiscoveredUnproven(t *testing.T) {
 func TestDiscoveryUnfinished(t *testing.T) {
 	t.Parallel()
 	park := func(r parking.Record) cluster.VM {
-		text, err := json.Marshal(r)
+		text, err := r.Description()
 		if err != nil {
 			t.Fatal(err)
 		}
-		return cluster.VM{ID: 9101, Name: "recast-parking", Host: "pve1", Config: map[string]string{"description": parking.RecordMark + string(text)}}
+		return cluster.VM{ID: 9101, Name: "recast-parking", Host: "pve1", Config: map[string]string{"description": text}}
 	}
 	n, vm := discovered(nil)
 	n.VM = vm
@@ -168,9 +167,15 @@ func TestDiscoveryUnfinished(t *testing.T) {
 		"unfinished": {parking.Record{Cluster: "homelab", Node: "wk1", UUID: discoveredUUID, Open: true}, "", true},
 		"another's":  {parking.Record{Cluster: "other", Node: "wk1", UUID: "x", Open: true}, "", false},
 	} {
-		d := Discovery{Nodes: []Discovered{n}, VMs: []cluster.VM{vm, park(c.record)}}
+		p := park(c.record)
+		d := Discovery{Nodes: []Discovered{n}, VMs: []cluster.VM{vm, p}}
 		if err := d.unfinished(); (err != nil) != c.refused || d.Cluster != c.cluster {
 			t.Errorf("%s: cluster %q, %v", name, d.Cluster, err)
+		}
+		p.Config["description"] = strings.Replace(p.Config["description"], `"version":1`, `"version":2`, 1)
+		d = Discovery{Nodes: []Discovered{n}, VMs: []cluster.VM{vm, p}}
+		if err := d.unfinished(); (err != nil) != (c.record.UUID == discoveredUUID) {
+			t.Errorf("%s, by a newer recast: %v", name, err)
 		}
 	}
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/reach"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/format"
 )
 
 // Memory is what can no longer be read once the VM is deleted. It is in the journal before anything
@@ -91,7 +92,7 @@ func UnpackMemory(packed string) (m Memory, err error) {
 	if b, err = io.ReadAll(io.LimitReader(r, maxMemory)); err != nil {
 		return m, err
 	}
-	return m, json.Unmarshal(b, &m)
+	return m, format.Decode(b, &m)
 }
 
 func (r Record) ReadMemory(park cluster.VM) (Memory, error) {

@@ -147,8 +147,9 @@ func AllParkings(vms []cluster.VM, cluster string) ([]Parking, error) {
 	for _, vm := range vms {
 		rec, ok, err := ReadRecord(vm)
 		switch {
-		case err != nil:
+		case err != nil && (rec.Cluster == cluster || rec.Cluster == ""):
 			problems = append(problems, err)
+		case err != nil: // a newer recast wrote it for another cluster
 		case ok && rec.Cluster == cluster:
 			out = append(out, Parking{VM: vm, Record: rec})
 		}

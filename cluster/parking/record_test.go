@@ -9,6 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/fault"
 )
 
 func TestRecordSurvivesADescription(t *testing.T) {
@@ -45,6 +46,44 @@ func TestReadRecordOfOtherVMs(t *testing.T) {
 	_, ok, err := ReadRecord(cluster.VM{ID: 9, Config: map[string]string{"description": RecordMark + `{"node":`}})
 	if !ok || err == nil {
 		t.Errorf("a damaged record: ok %t, err %v", ok, err)
+	}
+}
+
+// TestRecordOfANewerRecast: what this recast does not know, it refuses, rather than to drop it when it writes
+// the record again. The record of another cluster is none of its business.
+func TestRecordOfANewerRecast(t *testing.T) {
+	t.Parallel()
+	rec := Record{Cluster: "c1", Node: "wk1", Run: "r1", VMID: 101, UUID: "u", Open: true}
+	text, err := rec.Description()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, tc := range map[string]struct {
+		old, fresh, want string
+		whose            Record
+	}{
+		"another version": {`"version":1,`, `"version":2,"also":true,`, "a newer recast wrote it: its format is version 2, and this recast reads version 1", rec},
+		"another field":   {`"version":1,`, `"version":1,"also":true,`, `json: unknown field "also"`, Record{}},
+		"no version":      {`"version":1,`, "", "", rec},
+	} {
+		if !strings.Contains(text, tc.old) {
+			t.Fatalf("%s has no %s", text, tc.old)
+		}
+		vm := cluster.VM{ID: 9050, Config: map[string]string{"description": strings.Replace(text, tc.old, tc.fresh, 1)}}
+		got, ok, err := ReadRecord(vm)
+		if !ok || (tc.want == "") != (err == nil) || err != nil && (!strings.Contains(err.Error(), tc.want) || fault.KindOf(err) != fault.Refused || !strings.Contains(fault.Hints(err)[0], "newer")) {
+			t.Errorf("%s: ok %t, %v, hints %q", name, ok, err, fault.Hints(err))
+		}
+		if diff := cmp.Diff(tc.whose, got, cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); diff != "" {
+			t.Errorf("%s: %s", name, diff)
+		}
+		ours, err := AllParkings([]cluster.VM{vm}, "c1")
+		if (err == nil) != (tc.want == "") || len(ours) > 0 != (err == nil) {
+			t.Errorf("%s: %d parking VMs, %v", name, len(ours), err)
+		}
+		if _, err := AllParkings([]cluster.VM{vm}, "c2"); (err != nil) != (name == "another field") {
+			t.Errorf("%s, for another cluster: %v", name, err)
+		}
 	}
 }
 

@@ -3,7 +3,6 @@ package replica
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
@@ -11,6 +10,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/recast-sh/recast/internal/format"
 )
 
 // HoldReader reads which storage systems recast has wait longer than they would.
@@ -65,7 +66,7 @@ type Memo struct {
 
 // ParseMemo reads a memo as JSON. number reads Was and Set, as in With.
 func ParseMemo(text string, number func(string) (int, error)) (m Memo, err error) {
-	if err = json.Unmarshal([]byte(text), &m); err != nil {
+	if err = format.Decode([]byte(text), &m); err != nil {
 		return m, err
 	}
 	_, errWas := number(m.Was)

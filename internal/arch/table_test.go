@@ -103,10 +103,10 @@ var table = []row{
 	{pkg: "images", allow: []string{"schematics", "images/verify", "internal/step", "internal/fault", "internal/words"}},
 	{pkg: "images/verify", allow: []string{"schematics", "internal/bootimage", "internal/diskimage", "internal/fault", "internal/words"}},
 	{pkg: "cluster", allow: []string{"cluster/config", "cluster/firewall", "cluster/reach", "cluster/replica", "internal/wait", "internal/fault", "internal/words"}},
-	{pkg: "cluster/claim", allow: []string{"cluster", "cluster/parking", "cluster/firewall", "internal/foreign", "internal/wait", "internal/fault"}},
+	{pkg: "cluster/claim", allow: []string{"cluster", "cluster/parking", "cluster/firewall", "internal/foreign", "internal/wait", "internal/fault", "internal/format"}},
 	{pkg: "cluster/etcd", allow: []string{"cluster", "internal/etcddb", "internal/fault", "internal/words"}},
 	{pkg: "cluster/files", allow: []string{"cluster", "internal/words", errgroup}},
-	{pkg: "cluster/parking", allow: []string{"cluster", "cluster/reach", "internal/fault", "internal/words"}},
+	{pkg: "cluster/parking", allow: []string{"cluster", "cluster/reach", "internal/fault", "internal/format", "internal/words"}},
 	{pkg: "cluster/shape", allow: []string{"cluster", "internal/fault"}},
 	{pkg: "cluster/observe", allow: []string{"cluster", "cluster/replica", "cluster/shape", "cluster/files", "cluster/parking", "cluster/config", "cluster/reach", "internal/fault", errgroup}},
 	{pkg: "cluster/strategy", allow: []string{"cluster", "cluster/parking", "cluster/observe", "internal/fault", "internal/words"}},
@@ -141,7 +141,7 @@ var table = []row{
 	{pkg: "cluster/surge", allow: []string{"internal/fault"}},
 	{pkg: "cluster/firewall"}, // a leaf, too
 	{pkg: "cluster/reach"},    // a leaf, too
-	{pkg: "cluster/replica", allow: []string{"internal/words"}},
+	{pkg: "cluster/replica", allow: []string{"internal/format", "internal/words"}},
 	{pkg: "cluster/access", files: tests, allow: []string{"cluster/parking"}},
 	{pkg: "cluster/rehearse", files: tests, allow: []string{"cluster/observe"}},
 	{pkg: "cluster/explain", files: tests, allow: []string{"cluster/parking", "cluster/firewall"}},
@@ -158,6 +158,7 @@ var table = []row{
 	{pkg: "internal/step", allow: []string{"internal/wait", "internal/fault", errgroup}},
 	{pkg: "internal/holder", allow: []string{"cluster/claim"}},
 	{pkg: "internal/savefile"},
+	{pkg: "internal/format"},
 	{pkg: "cluster/restore", files: tests, allow: []string{"cluster/planning"}},
 	{pkg: "internal/adminconfig", allow: []string{"cluster", "internal/fault", clientGo, machinery, "github.com/siderolabs/crypto/x509"}},
 	{pkg: "internal/machineconfig", allow: []string{"cluster", "internal/command", "internal/fault", "internal/redact", machinery, yaml}},
@@ -168,7 +169,7 @@ var table = []row{
 	{pkg: "internal/etcddb", files: tests, allow: []string{bbolt}},
 	{pkg: "internal/redact", allow: []string{yaml}},
 	{pkg: "internal/bundle", allow: []string{"internal/redact", yaml}},
-	{pkg: "internal/journal", allow: []string{"internal/fault"}},
+	{pkg: "internal/journal", allow: []string{"internal/fault", "internal/format"}},
 	{pkg: "internal/config", allow: []string{"internal/fault", "internal/words", yaml}},
 	{pkg: "internal/config", files: tests, allow: []string{"github.com/invopop/jsonschema"}},
 
@@ -212,7 +213,7 @@ var table = []row{
 		"cluster", "cluster/config", "cluster/provenance", "cluster/reach", "internal/fault", "internal/foreign", machinery, cosi, pki, grpc, protobuf, yaml, upgradeK8s, semver,
 	}},
 	{pkg: "internal/kube", allow: []string{
-		"cluster", "cluster/ownpod", "cluster/replica", "internal/expression", "internal/linstor", "internal/mayastor", "internal/wait", "internal/fault", "internal/foreign", clientGo, k8sAPI, apimachine, drain, klog, errgroup, upgradeK8s,
+		"cluster", "cluster/ownpod", "cluster/replica", "internal/expression", "internal/linstor", "internal/mayastor", "internal/wait", "internal/fault", "internal/foreign", "internal/format", clientGo, k8sAPI, apimachine, drain, klog, errgroup, upgradeK8s,
 	}},
 	{pkg: "internal/expression", allow: []string{"internal/foreign", cel}},
 	{pkg: "internal/expression", files: tests, allow: []string{apimachine}},

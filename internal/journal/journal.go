@@ -7,7 +7,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -15,6 +14,8 @@ import (
 	"strings"
 	"sync/atomic"
 	"time"
+
+	"github.com/recast-sh/recast/internal/format"
 )
 
 // Journal is the facts of one run, one file each. Its methods may be called
@@ -186,7 +187,7 @@ func (j *Journal) Get(key string, v any) (bool, error) {
 	if err != nil || !found {
 		return false, err
 	}
-	if err := unmarshal(b, v); err != nil {
+	if err := format.Decode(b, v); err != nil {
 		return false, fmt.Errorf("journal %s: %s: %w", key, j.path(key, factSuffix), err)
 	}
 	return true, nil
@@ -227,19 +228,6 @@ func reason(err error) error {
 		return e.Err
 	}
 	return err
-}
-
-// unmarshal reads exactly one value and refuses unknown fields.
-func unmarshal(b []byte, v any) error {
-	d := json.NewDecoder(bytes.NewReader(b))
-	d.DisallowUnknownFields()
-	if err := d.Decode(v); err != nil {
-		return err
-	}
-	if _, err := d.Token(); !errors.Is(err, io.EOF) {
-		return errors.New("more than one value")
-	}
-	return nil
 }
 
 func (j *Journal) path(key, suffix string) string {

@@ -12,6 +12,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/recast-sh/recast/internal/format"
 )
 
 // RunInfo is one run as history shows it.
@@ -103,7 +105,7 @@ func readInfo(root *os.Root, id string) (RunInfo, error) {
 	var f infoFile
 	b, err := root.ReadFile(infoName)
 	if err == nil {
-		err = unmarshal(b, &f)
+		err = format.Decode(b, &f)
 	}
 	if err == nil && f.Started.IsZero() {
 		err = errors.New("no start time")

@@ -11,6 +11,7 @@ import (
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/foreign"
+	"github.com/recast-sh/recast/internal/format"
 )
 
 // The annotations in which recast records on a Node what it does to it. A kubelet
@@ -117,13 +118,13 @@ func markOf(n *corev1.Node) (*cluster.Mark, error) {
 		return nil, nil
 	}
 	var m cluster.Mark
-	err := json.Unmarshal([]byte(text), &m)
+	err := format.Decode([]byte(text), &m)
 	if err == nil && m.Run == "" {
 		err = errors.New("it names no run")
 	}
 	if err != nil {
 		return nil, fault.WithHint(fmt.Errorf("annotation %s of node %s: %w", rollAnnotation, n.Name, foreign.Error(err)),
-			"if no roll is under way, remove it: kubectl annotate node %s %s-", n.Name, rollAnnotation)
+			"a newer recast wrote it: use that one. Otherwise, if no roll is under way, remove it: kubectl annotate node %s %s-", n.Name, rollAnnotation)
 	}
 	return &m, nil
 }

@@ -1,0 +1,52 @@
+// Package format reads JSON that another release of recast may have written: records in Proxmox,
+// claims, journals, marks.
+package format
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+)
+
+// Decode reads exactly one value. A field that v lacks is an error: it would be missing when
+// the value is written again.
+func Decode(b []byte, v any) error {
+	d := json.NewDecoder(bytes.NewReader(b))
+	d.DisallowUnknownFields()
+	if err := d.Decode(v); err != nil {
+		return err
+	}
+	if _, err := d.Token(); !errors.Is(err, io.EOF) {
+		return errors.New("more than one value")
+	}
+	return nil
+}
+
+// Version is embedded in what is written with the version of its format. 0: as version 1.
+type Version struct {
+	Version int `json:"version,omitempty"`
+}
+
+// NewerError says that only a newer recast can read a value.
+type NewerError struct{ Version, Reads int }
+
+func (e *NewerError) Error() string {
+	return fmt.Sprintf("a newer recast wrote it: its format is version %d, and this recast reads version %d", e.Version, e.Reads)
+}
+
+// DecodeUpTo is Decode for a value whose type embeds Version. A version after the one that this
+// recast reads is a *NewerError: then v has the fields that this recast knows, as far as they can be
+// read, and nothing may be decided by them but whose value it is.
+func DecodeUpTo(reads int, b []byte, v any) error {
+	var its Version
+	if err := json.Unmarshal(b, &its); err != nil {
+		return err
+	}
+	if its.Version > reads {
+		_ = json.Unmarshal(b, v) // what can't be read is missing
+		return &NewerError{its.Version, reads}
+	}
+	return Decode(b, v)
+}
