@@ -279,7 +279,7 @@ var table = []row{
 	{pkg: "internal/sim/...", files: tests, allow: []string{
 		factory, talosDial, proxmox, clientGo, drain, k8sAPI, apimachine, ggcr, grpc, cosi, machinery,
 	}},
-	{pkg: "internal/sim/simtest", files: tests, allow: []string{"..."}},
+	{pkg: "internal/sim/simtest", files: tests, allow: []string{"...", "github.com/rogpeppe/go-internal/txtar"}},
 	{pkg: "internal/kube", files: tests, allow: []string{k8sAPI, apimachine}},
 	{pkg: "internal/factory", files: tests, allow: []string{"images/verify", "internal/diskimage", "internal/registry", "internal/step", ggcr, schematic}},
 	{pkg: "internal/imager", files: tests, allow: []string{"schematics", "images/verify", "internal/registry", "internal/step", ggcr}},

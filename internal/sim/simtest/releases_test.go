@@ -1,0 +1,282 @@
+package simtest
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"testing/synctest"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim"
+)
+
+var writeRelease = flag.String("releases.write", "", "write what this recast leaves behind at every state, as that of a release: v0.2.0")
+
+const releaseDir = "testdata/releases"
+
+// leaving is a state in which a run leaves its node: killed, or ended.
+type leaving struct {
+	node    string
+	options sim.Options
+	prepare func(*Lab)
+	run     func(t *testing.T, lab *Lab) // until it is killed, or to its end
+	// ways are those in which today's recast goes on.
+	ways []string
+	kept int // old system disks that are parked after another roll
+	// alone says that no other node is stale.
+	alone bool
+}
+
+// The ways of going on. "roll" and "undo" have the journal, "elsewhere" is a roll on another machine.
+var (
+	forward = []string{"roll", "elsewhere"}
+	allWays = []string{"roll", "elsewhere", "undo"}
+)
+
+// leavings are the states of which every release has left a file, by its name.
+func leavings() map[string]leaving {
+	onlyIn := func(node string) planning.Policy { return planning.Policy{Only: []string{node}} }
+	rolled := func(node string, o sim.Options, s cluster.Strategy, at moment, ways []string, more ...func(*Lab)) leaving {
+		kept := 1
+		if s == cluster.InPlace {
+			kept = 0
+		}
+		return leaving{node, o, func(lab *Lab) {
+			lab.setRoll("strategy: " + string(s))
+			for _, prepare := range more {
+				prepare(lab)
+			}
+			lab.Patch(everywhere)
+		}, func(t *testing.T, lab *Lab) {
+			c := lab.as(firstRun)
+			c.killedAt(t, at, c.roll(onlyIn(node)))
+		}, ways, kept, false}
+	}
+	one, three, prepared := oneWorker(), sim.Options{ControlPlanes: 3, Workers: 1}, func(lab *Lab) { lab.BootsDisks("disk") }
+	done := func(then func(t *testing.T, lab *Lab), ways ...string) leaving {
+		return leaving{"wk1", one, func(lab *Lab) { lab.Patch(everywhere) }, func(t *testing.T, lab *Lab) {
+			must(t, lab.as(firstRun).roll(onlyWorker)(t.Context()))
+			then(t, lab)
+		}, ways, 1, false}
+	}
+	shaped := func(node string, prepare func(*Lab), at moment, ways []string) leaving {
+		return leaving{node, one, func(lab *Lab) { lab.allowShape(); prepare(lab) }, func(t *testing.T, lab *Lab) {
+			c := lab.as(firstRun)
+			c.killedAt(t, at, c.roll(onlyIn(node)))
+		}, ways, 0, true}
+	}
+	return map[string]leaving{
+		"recreate-drained":                rolled("wk1", one, cluster.Recreate, after("take-down/drain"), allWays),
+		"recreate-stopped":                rolled("wk1", one, cluster.Recreate, after("take-down/stop"), allWays),
+		"recreate-handing-over":           rolled("wk1", one, cluster.Recreate, onServer("/move_disk POST"), allWays),
+		"recreate-parked":                 rolled("wk1", one, cluster.Recreate, after("park/scsi1"), allWays),
+		"recreate-deleted":                rolled("wk1", one, cluster.Recreate, after("delete-vm"), allWays),
+		"recreate-created":                rolled("wk1", one, cluster.Recreate, after("create-vm"), allWays),
+		"recreate-attached":               rolled("wk1", one, cluster.Recreate, after("attach/scsi1"), allWays),
+		"recreate-blank":                  rolled("wk1", one, cluster.Recreate, before("bring-up/configure"), allWays),
+		"recreate-configured":             rolled("wk1", one, cluster.Recreate, after("bring-up/configure"), allWays),
+		"recreate-serves":                 rolled("wk1", one, cluster.Recreate, before("finish/keep"), allWays),
+		"recreate-holder":                 rolled("wk1", sim.Options{Workers: 1, Holder: true}, cluster.Recreate, after("delete-vm"), allWays),
+		"recreate-control-plane-left":     rolled("cp2", three, cluster.Recreate, onServer("EtcdLeaveCluster"), forward),
+		"recreate-control-plane-deleted":  rolled("cp2", three, cluster.Recreate, after("delete-vm"), allWays),
+		"reimage-blank":                   rolled("wk1", one, cluster.Reimage, after("blank-disk"), allWays),
+		"prepared-disk":                   rolled("wk1", one, cluster.Recreate, after("prepare-disk"), allWays, prepared),
+		"prepared-deleted":                rolled("wk1", one, cluster.Recreate, after("delete-vm"), allWays, prepared),
+		"in-place-reboots":                rolled("wk1", one, cluster.InPlace, onServer("/Reboot"), forward),
+		"in-place-reboots-claim-in-lease": leaseHeld(rolled("wk1", three, cluster.InPlace, onServer("/Reboot"), forward)),
+		"undo-parked":                     undone(rolled("wk1", one, cluster.Recreate, before("finish/keep"), allWays)),
+		"rollback-restored": done(func(t *testing.T, lab *Lab) {
+			c := lab.as(secondRun)
+			c.killedAt(t, after("restore-disk"), c.goBack("wk1"))
+		}, forward...),
+		"create-created": shaped("wk2", func(lab *Lab) { lab.addNode("wk2", "wk1", "") }, after("create-vm"), forward),
+		"reconfigure-set": shaped("wk1", func(lab *Lab) {
+			lab.shape("wk1", "memory: 6144, disks: [{slot: scsi1, cache: writeback}]")
+		}, onServer("/config PUT"), allWays),
+		"done": done(func(*testing.T, *Lab) {}, "roll", "rollback"),
+	}
+}
+
+// leaseHeld is the state with a token that may not make VMs: its claim is a Lease.
+func leaseHeld(s leaving) leaving {
+	s.run = func(t *testing.T, lab *Lab) {
+		c := lab.as(firstRun)
+		c.Token = lab.poorToken()
+		c.killedAt(t, onServer("/Reboot"), c.roll(onlyWorker))
+	}
+	return s
+}
+
+// undone is the state in which another run has begun to undo it.
+func undone(s leaving) leaving {
+	killed := s.run
+	s.run = func(t *testing.T, lab *Lab) {
+		killed(t, lab)
+		c := lab.as(secondRun)
+		c.killedAt(t, after("put-back/park-new"), c.giveUp(s.node))
+	}
+	return s
+}
+
+// lab is a lab in that state, by today's recast, with its random names and its machines before.
+func (s leaving) lab(t *testing.T) (lab *Lab, names map[string]string, before string) {
+	lab = New(t, s.options)
+	s.prepare(lab)
+	names, before = lab.namesBefore(), lab.machinesDump()
+	s.run(t, lab)
+	lab.namesAfter(names)
+	return lab, names, before
+}
+
+// TestReleases goes on with what the runs of every release have left: its recast.yaml and recast.lock, and byte for
+// byte what it had written into Proxmox, on Nodes and into its journal, but for the names that are random in a lab.
+// Today's recast brings the disks where they were then, and replay fails unless they are there. Not proven by that
+// is what a release makes of servers: machine configurations and the lab are today's. The states of a new release:
+//
+//	go test ./internal/sim/simtest -run TestReleases -releases.write v0.2.0
+func TestReleases(t *testing.T) {
+	if *writeRelease != "" {
+		writeStates(t, filepath.Join(releaseDir, *writeRelease))
+		return
+	}
+	files, err := filepath.Glob(filepath.Join(releaseDir, "*", "*.txtar"))
+	must(t, err)
+	if len(files) == 0 {
+		t.Fatal("there is no release")
+	}
+	states := leavings()
+	for _, file := range files {
+		state := strings.TrimSuffix(filepath.Base(file), ".txtar")
+		s, known := states[state]
+		if !known {
+			t.Fatalf("%s: no test brings a lab there", file)
+		}
+		for _, way := range s.ways {
+			t.Run(filepath.Base(filepath.Dir(file))+"/"+state+"/"+way, func(t *testing.T) {
+				if state != "recreate-deleted" {
+					long(t)
+				}
+				t.Parallel()
+				synctest.Test(t, func(t *testing.T) {
+					lab, names, before := s.lab(t)
+					lab.replay(lab.released(file, names))
+					s.goOn(t, lab, way, before)
+				})
+			})
+		}
+	}
+	t.Attr("states", strconv.Itoa(len(files)))
+}
+
+// goOn has another process, which can't see the first one, finish that.
+func (s leaving) goOn(t *testing.T, lab *Lab, way, before string) {
+	t.Helper()
+	if way == "elsewhere" {
+		lab.loseJournal()
+	}
+	c := lab.as(thirdRun)
+	c.Elsewhere = true
+	do, stale, kept := c.roll(planning.Policy{Only: []string{s.node}}), lab.others(s.node), s.kept
+	switch way {
+	case "undo":
+		must(t, c.giveUp(s.node)(t.Context()))
+		lab.requireRecovered(before)
+		return
+	case "rollback":
+		do, stale = c.goBack(s.node), lab.others("")
+	}
+	if s.alone {
+		stale = nil
+	}
+	must(t, do(t.Context()))
+	requireInSync(t, lab, stale...)
+	lab.requireServing(s.node)
+	lab.requireKept(kept)
+	for _, v := range lab.EtcdViolations() {
+		t.Errorf("etcd: %s", v)
+	}
+}
+
+// writeStates writes the states of a release, once.
+func writeStates(t *testing.T, dir string) {
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		t.Fatalf("what a release has written does not change any more: %v", err)
+	}
+	for name, s := range leavings() {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				lab, names, _ := s.lab(t)
+				must(t, os.WriteFile(filepath.Join(dir, name+".txtar"), archive(names, lab.traces()), 0o644))
+			})
+		})
+	}
+}
+
+// TestEveryReleaseIsTested: a release of the changelog has its states here, all of those that its recast knew.
+func TestEveryReleaseIsTested(t *testing.T) {
+	t.Parallel()
+	text, err := os.ReadFile("../../../CHANGELOG.md")
+	must(t, err)
+	var want []string
+	for _, m := range regexp.MustCompile(`(?m)^## (v\S+) — \d{4}-\d\d-\d\d$`).FindAllStringSubmatch(string(text), -1) {
+		want = append(want, m[1])
+	}
+	entries, err := os.ReadDir(releaseDir)
+	must(t, err)
+	var got []string
+	for _, e := range entries {
+		got = append(got, e.Name())
+	}
+	slices.Sort(want)
+	slices.Sort(got)
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("releases (-CHANGELOG.md +%s), see docs/notes/release.md:\n%s", releaseDir, diff)
+	}
+}
+
+// TestNewerRecastHasBeenHere: a record that a newer recast has written stops every command that would change
+// something of its node, until that recast has finished it.
+func TestNewerRecastHasBeenHere(t *testing.T) {
+	for name, with := range map[string]string{"another version": `{"version":99,`, "another field": `{"also":true,"version":1,`} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T) {
+				s := leavings()["recreate-deleted"]
+				lab, _, _ := s.lab(t)
+				park := 9002
+				written := lab.traces()[fmt.Sprintf("vm/%d.description", park)]
+				lab.World.WriteByHand(park, "description", strings.Replace(written, `{"version":1,`, with, 1))
+				before := lab.withoutClaim()
+				c := lab.as(thirdRun)
+				c.Elsewhere = true
+				for _, do := range []func(context.Context) error{c.roll(onlyWorker), c.giveUp("wk1"), c.goBack("wk1")} {
+					requireFault(t, do(t.Context()), fault.Refused, "a newer recast")
+				}
+				if diff := cmp.Diff(before, lab.withoutClaim()); diff != "" {
+					t.Errorf("it has changed something:\n%s", diff)
+				}
+				lab.World.WriteByHand(park, "description", written)
+				s.goOn(t, lab, "roll", "")
+			})
+		})
+	}
+}
+
+// withoutClaim are the traces apart from the claim, which the next run takes over and gives back.
+func (l *Lab) withoutClaim() traces {
+	l.t.Helper()
+	found := l.traces()
+	maps.DeleteFunc(found, func(name, _ string) bool { return strings.HasPrefix(name, "vm/9000") })
+	return found
+}
