@@ -253,18 +253,22 @@ func setting(info *debug.BuildInfo, key string) string {
 	return ""
 }
 
-// TestBinaryRuns checks the version that this machine's binary prints.
+// TestBinaryRuns checks the version that this machine's binary prints, and the commit that is checked out.
 func TestBinaryRuns(t *testing.T) {
 	out, err := exec.CommandContext(t.Context(), native(t), "version").Output()
 	if err != nil {
 		t.Fatal(err)
 	}
-	built := regexp.MustCompile(`^recast v\d+\.\d+\.\d+(?:-\w+)? \(commit [0-9a-f]{40}, (\S+), go1\.\S+, ` + runtime.GOOS + "/" + runtime.GOARCH + `\)\n$`).FindSubmatch(out)
+	built := regexp.MustCompile(`^recast v\d+\.\d+\.\d+(?:-\w+)? \(commit ([0-9a-f]{40}), (\S+), go1\.\S+, ` + runtime.GOOS + "/" + runtime.GOARCH + `\)\n$`).FindSubmatch(out)
 	if built == nil {
 		t.Fatalf("recast version: %s", out)
 	}
-	if _, err := time.Parse(time.RFC3339, string(built[1])); err != nil {
-		t.Error(err)
+	head, err := exec.CommandContext(t.Context(), "git", "rev-parse", "HEAD").Output()
+	if err != nil || strings.TrimSpace(string(head)) != string(built[1]) {
+		t.Errorf("it says commit %s, and %s is checked out: %v", built[1], head, err)
+	}
+	if date, err := time.Parse(time.RFC3339, string(built[2])); err != nil || date.Year() < 2026 {
+		t.Errorf("it says %s: %v", built[2], err)
 	}
 }
 
