@@ -24,7 +24,7 @@ test race: export CGO_ENABLED := 1
 # The tools are a module of their own, so that their versions are pinned and
 # their dependencies are not ours.
 TOOLS := bin/tools/testsummary bin/tools/longtests bin/tools/sbom bin/tools/chart bin/tools/gatemutants
-LINTERS := bin/tools/gofumpt bin/tools/staticcheck bin/tools/controller-gen
+LINTERS := bin/tools/gofumpt bin/tools/staticcheck bin/tools/controller-gen bin/tools/actionlint
 
 .PHONY: compiler generate help ci-full build build-operator demo test stories check contract crash kill race schedules mutants gate-mutants e2e e2e-talosctl e2e-k8s e2e-operator e2e-report e2e-helm e2e-deps release release-snapshot schema bench fuzz docs clean
 
@@ -101,8 +101,8 @@ e2e-deps: ## install the Debian packages that make e2e and make e2e-report need
 release-snapshot: bin/tools/testsummary bin/tools/sbom bin/tools/chart bin/tools/goreleaser ## build a release in dist without publishing it, and check it (docs/notes/release.md)
 	@internal/tools/release-snapshot
 
-release: bin/tools/sbom bin/tools/chart bin/tools/goreleaser ## publish the checked out tag as a draft
-	@PATH=$(CURDIR)/bin/tools:$$PATH bin/tools/goreleaser release --clean
+release: bin/tools/sbom bin/tools/chart bin/tools/goreleaser ## publish the checked out tag as a draft, as .github/workflows/release.yaml does
+	@internal/tools/publish
 
 schedules: bin/tools/testsummary ## N random clusters, each rolled through random troubles until it is as it should be (SEED=n for others; REPLAY='cp=1 …' for one)
 	@go test -json -timeout 0 -run '$(if $(REPLAY),TestReplay,TestSchedules)$$' ./internal/sim/schedules -schedules.n=$(N) -schedules.seed=$(or $(SEED),1) -schedules.replay='$(REPLAY)' | bin/tools/testsummary -name schedules -story -figures schedules,node-rolls,faults,violations
