@@ -85,7 +85,7 @@ func decode(b string) (s State, err error) {
 
 // unreadable refuses a claim that can't be read: remove deletes it.
 func unreadable(what string, err error, remove string) error {
-	hint := "a newer recast wrote it: use that one. Otherwise make sure that no run is at work, then " + remove
+	hint := "if a newer recast has worked here, use that one. Else make sure that no run is at work, then " + remove
 	if _, newer := errors.AsType[*format.NewerError](err); newer {
 		hint = "use the recast that wrote it, or a newer one"
 	}

@@ -103,7 +103,7 @@ func ReadRecord(vm cluster.VM) (rec Record, ok bool, err error) {
 		}
 		if err != nil {
 			return Record{}, true, fault.WithHint(fault.ParkedHalf.Refusedf("%s: record in its description can't be read: %w", vm, err),
-				"a newer recast wrote it: use that one. Or someone edited the last line of VM %d's description, which says where disks are: put that line back as it was; recast can't continue without it", vm.ID)
+				"if a newer recast has worked here, use that one. Else someone edited the last line of VM %d's description, which says where disks are: put that line back as it was; recast can't continue without it", vm.ID)
 		}
 		return v.Record, true, nil
 	}

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strings"
 )
 
 // Decode reads exactly one value. A field that v lacks is an error: it would be missing when
@@ -16,6 +17,10 @@ func Decode(b []byte, v any) error {
 	d := json.NewDecoder(bytes.NewReader(b))
 	d.DisallowUnknownFields()
 	if err := d.Decode(v); err != nil {
+		// encoding/json has no type for this error.
+		if field, unknown := strings.CutPrefix(err.Error(), "json: unknown field "); unknown {
+			return fmt.Errorf("this recast does not know the field %s: a newer one wrote it, or it was edited", field)
+		}
 		return err
 	}
 	if _, err := d.Token(); !errors.Is(err, io.EOF) {

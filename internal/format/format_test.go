@@ -23,7 +23,7 @@ func TestDecodeUpTo(t *testing.T) {
 		`{"node":"wk1"}`:                            {node: "wk1"},
 		`{"version":3,"node":"wk1","new":1}`:        {"wk1", "a newer recast wrote it: its format is version 3, and this recast reads version 2", true},
 		`{"version":3,"node":{"name":"wk1"}}`:       {"", "a newer recast wrote it: its format is version 3, and this recast reads version 2", true},
-		`{"version":2,"node":"wk1","new":1}`:        {"wk1", `json: unknown field "new"`, false},
+		`{"version":2,"node":"wk1","new":1}`:        {"wk1", `this recast does not know the field "new": a newer one wrote it, or it was edited`, false},
 		`{"version":"two"}`:                         {"", "json: cannot unmarshal string into Go struct field Version.version of type int", false},
 		`{"version":2,"node":"wk1"} {"node":"wk1"}`: {"", "invalid character '{' after top-level value", false},
 		`{"version":2,"nod`:                         {"", "unexpected end of JSON input", false},

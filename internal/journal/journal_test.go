@@ -254,7 +254,7 @@ func TestDamageIsNamed(t *testing.T) {
 	cases := map[string]struct{ content, want string }{
 		"cut off":       {`{"slot": "scsi`, "unexpected EOF"},
 		"empty":         {"", "EOF"},
-		"unknown field": {`{"slot": "scsi0", "bus": 1}`, `json: unknown field "bus"`},
+		"unknown field": {`{"slot": "scsi0", "bus": 1}`, `this recast does not know the field "bus": a newer one wrote it, or it was edited`},
 		"two values":    {"{}{}", "more than one value"},
 		"wrong type":    {`[]`, "json: cannot unmarshal array into Go value of type journal_test.fact"},
 	}

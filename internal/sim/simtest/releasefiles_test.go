@@ -96,13 +96,13 @@ func (l *Lab) claimLease() *coordinationv1.Lease {
 
 // marksOf is what recast has written on a Node, a line each.
 func marksOf(node *corev1.Node) string {
-	text := fmt.Sprintf("unschedulable: %t\n", node.Spec.Unschedulable)
+	lines := []string{fmt.Sprintf("unschedulable: %t", node.Spec.Unschedulable)}
 	for _, key := range slices.Sorted(maps.Keys(node.Annotations)) {
 		if strings.HasPrefix(key, "recast.dev/") {
-			text += key + ": " + node.Annotations[key] + "\n"
+			lines = append(lines, key+": "+node.Annotations[key])
 		}
 	}
-	return text
+	return strings.Join(lines, "\n")
 }
 
 // namesBefore are names in a lab that are random, as they are before a run.

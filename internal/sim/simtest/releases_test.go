@@ -261,7 +261,7 @@ func TestNewerRecastHasBeenHere(t *testing.T) {
 				c := lab.as(thirdRun)
 				c.Elsewhere = true
 				for _, do := range []func(context.Context) error{c.roll(onlyWorker), c.giveUp("wk1"), c.goBack("wk1")} {
-					requireFault(t, do(t.Context()), fault.Refused, "a newer recast")
+					requireFault(t, do(t.Context()), fault.Refused, "newer")
 				}
 				if diff := cmp.Diff(before, lab.withoutClaim()); diff != "" {
 					t.Errorf("it has changed something:\n%s", diff)
