@@ -23,6 +23,7 @@ import (
 	"github.com/recast-sh/recast/internal/report"
 	"github.com/recast-sh/recast/internal/savefile"
 	"github.com/recast-sh/recast/internal/web"
+	"github.com/recast-sh/recast/internal/web/frame"
 	"github.com/recast-sh/recast/pipeline"
 )
 
@@ -84,14 +85,13 @@ and recast ui --listen 127.0.0.1:8090 there. Ctrl-C ends it.`,
 	return c
 }
 
-// localAddress refuses every address that others could reach: the pages are not encrypted.
+// localAddress is the address to listen on.
 func localAddress(text string) (netip.AddrPort, error) {
-	address, err := netip.ParseAddrPort(text)
-	if err == nil && address.Addr() == netip.AddrFrom4([4]byte{127, 0, 0, 1}) {
+	address, err := frame.Local(text)
+	if err == nil {
 		return address, nil
 	}
-	return address, fault.WithHint(errUsage{fmt.Errorf("--listen %q: recast ui listens on 127.0.0.1:PORT only, since its pages show the whole cluster and are not encrypted", text)},
-		"from another machine: ssh -L 8090:127.0.0.1:8090 HOST, and recast ui --listen 127.0.0.1:8090 there")
+	return address, fault.WithHint(errUsage{fmt.Errorf("--listen %w", err)}, "from another machine: ssh -L 8090:127.0.0.1:8090 HOST, and recast ui --listen 127.0.0.1:8090 there")
 }
 
 // shownBy opens the project anew for each reading: git may have moved on.

@@ -13,6 +13,7 @@ import (
 
 	"github.com/recast-sh/recast/internal/foreign"
 	"github.com/recast-sh/recast/internal/story"
+	"github.com/recast-sh/recast/internal/style"
 	"github.com/recast-sh/recast/internal/words"
 	"github.com/recast-sh/recast/pipeline/past"
 )
@@ -27,21 +28,14 @@ type Run struct {
 	Hide func(string) string
 }
 
-//go:embed page.gohtml page.css
+//go:embed page.gohtml
 var files embed.FS
-
-// Style is the stylesheet of the report, for pages beside it.
-func Style() ([]byte, error) { return files.ReadFile("page.css") }
 
 // Write writes the report.
 func Write(w io.Writer, r Run) error {
-	css, err := Style()
-	if err != nil {
-		return fmt.Errorf("report: %w", err)
-	}
 	v := look(r)
 	page, err := template.New("page.gohtml").Funcs(template.FuncMap{
-		"css":   func() template.CSS { return template.CSS(css) },
+		"css":   func() template.CSS { return template.CSS(style.CSS) },
 		"hide":  r.Hide,
 		"clock": func(t time.Time) string { return clock(t.In(r.Now.Location()), v.days()) },
 		"stamp": func(t time.Time) string { return stamp(t.In(r.Now.Location())) },

@@ -18,25 +18,25 @@ func TestGuard(t *testing.T) {
 		host, path, cookie string
 		want               int
 	}{
-		"the user":                     {host, v.site.base, v.jar.Value, 200},
-		"by name":                      {"localhost:8123", v.site.base, v.jar.Value, 200},
-		"a name that resolves to here": {"evil.example:8123", v.site.base, v.jar.Value, 403},
+		"the user":                     {host, v.site.frame.Base, v.jar.Value, 200},
+		"by name":                      {"localhost:8123", v.site.frame.Base, v.jar.Value, 200},
+		"a name that resolves to here": {"evil.example:8123", v.site.frame.Base, v.jar.Value, 403},
 		"that, with the token":         {"evil.example:8123", v.site.First(), "", 403},
-		"another port":                 {"127.0.0.1:8124", v.site.base, v.jar.Value, 403},
-		"no port":                      {"127.0.0.1", v.site.base, v.jar.Value, 403},
-		"another address":              {"127.0.0.2:8123", v.site.base, v.jar.Value, 403},
-		"no cookie":                    {host, v.site.base, "", 403},
-		"a guessed cookie":             {host, v.site.base, strings.Repeat("A", len(v.jar.Value)), 403},
-		"the token as a cookie":        {host, v.site.base, v.site.token, 403},
+		"another port":                 {"127.0.0.1:8124", v.site.frame.Base, v.jar.Value, 403},
+		"no port":                      {"127.0.0.1", v.site.frame.Base, v.jar.Value, 403},
+		"another address":              {"127.0.0.2:8123", v.site.frame.Base, v.jar.Value, 403},
+		"no cookie":                    {host, v.site.frame.Base, "", 403},
+		"a guessed cookie":             {host, v.site.frame.Base, strings.Repeat("A", len(v.jar.Value)), 403},
+		"the token as a cookie":        {host, v.site.frame.Base, v.site.token, 403},
 		"a guessed token":              {host, "/" + strings.Repeat("A", len(v.site.token)), "", 403},
 		"the root":                     {host, "/", "", 403},
-		"the style without a cookie":   {host, v.site.base + "style.css", "", 403},
-		"the style":                    {host, v.site.base + "style.css", v.jar.Value, 200},
-		"the script":                   {host, v.site.base + "live.js", v.jar.Value, 200},
-		"no such page":                 {host, v.site.base + "etc/passwd", v.jar.Value, 404},
+		"the style without a cookie":   {host, v.site.frame.Base + "style.css", "", 403},
+		"the style":                    {host, v.site.frame.Base + "style.css", v.jar.Value, 200},
+		"the script":                   {host, v.site.frame.Base + "live.js", v.jar.Value, 200},
+		"no such page":                 {host, v.site.frame.Base + "etc/passwd", v.jar.Value, 404},
 		"out of the pages":             {host, "/other/", v.jar.Value, 404},
-		"no such run":                  {host, v.site.base + "history/..%2f..%2fx", v.jar.Value, 404},
-		"no such runbook":              {host, v.site.base + "runbooks/README", v.jar.Value, 404},
+		"no such run":                  {host, v.site.frame.Base + "history/..%2f..%2fx", v.jar.Value, 404},
+		"no such runbook":              {host, v.site.frame.Base + "runbooks/README", v.jar.Value, 404},
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -53,7 +53,7 @@ func TestGuard(t *testing.T) {
 			if policy := w.Header().Get("Content-Security-Policy"); !strings.HasPrefix(policy, "default-src 'none'") || !strings.Contains(policy, "frame-ancestors 'none'") {
 				t.Errorf("policy %q", policy)
 			}
-			if c.want == 403 && (len(w.Result().Cookies()) > 0 || strings.Contains(w.Body.String(), v.site.base)) {
+			if c.want == 403 && (len(w.Result().Cookies()) > 0 || strings.Contains(w.Body.String(), v.site.frame.Base)) {
 				t.Errorf("it gives something away: %s", w.Body)
 			}
 		})
@@ -65,10 +65,10 @@ func TestCookie(t *testing.T) {
 	t.Parallel()
 	v := open(t, options(t.TempDir(), "text"))
 	c := v.jar
-	if !c.HttpOnly || c.SameSite != http.SameSiteStrictMode || c.Path != v.site.base || len(v.site.base) < 20 || c.Domain != "" || c.MaxAge != 0 || !c.Expires.IsZero() {
+	if !c.HttpOnly || c.SameSite != http.SameSiteStrictMode || c.Path != v.site.frame.Base || len(v.site.frame.Base) < 20 || c.Domain != "" || c.MaxAge != 0 || !c.Expires.IsZero() {
 		t.Errorf("cookie %+v", c)
 	}
-	if v.site.token == v.site.session || strings.Contains(v.site.base, v.site.token) || len(v.site.token) < 20 {
+	if v.site.token == v.site.session || strings.Contains(v.site.frame.Base, v.site.token) || len(v.site.token) < 20 {
 		t.Error("the token is in the address of every page, or short")
 	}
 }
@@ -104,7 +104,7 @@ func TestReadingAgain(t *testing.T) {
 	}
 	v := open(t, options(t.TempDir(), "text"))
 	for _, method := range []string{http.MethodGet, http.MethodPut, http.MethodDelete, http.MethodPatch} {
-		r := httptest.NewRequest(method, "http://"+host+v.site.base+"read?what=drift", nil)
+		r := httptest.NewRequest(method, "http://"+host+v.site.frame.Base+"read?what=drift", nil)
 		r.Header.Set("Origin", "http://"+host)
 		if w := v.ask(r); w.Code < 400 || len(v.site.readings.queue) > 0 {
 			t.Errorf("%s: %d", method, w.Code)

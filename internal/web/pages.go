@@ -10,6 +10,7 @@ import (
 	"github.com/recast-sh/recast/docs/runbooks"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/ui"
+	"github.com/recast-sh/recast/internal/web/frame"
 )
 
 // The times after which a page is fetched again: while something is being read, on the page of
@@ -99,18 +100,18 @@ func age(t time.Time) string {
 
 func (s *Site) nodesPage(w http.ResponseWriter, _ *http.Request) {
 	drift := s.shown(keyDrift)
-	s.render(w, http.StatusOK, "nodes", view{Title: "Nodes", Again: drift.again(), Body: drift})
+	s.frame.Render(w, http.StatusOK, "nodes", frame.View{Title: "Nodes", Again: drift.again(), Body: drift})
 }
 
 func (s *Site) planPage(w http.ResponseWriter, _ *http.Request) {
 	plan := s.shown(keyPlan)
-	s.render(w, http.StatusOK, "plan", view{Title: "Plan", Again: plan.again(), Body: plan})
+	s.frame.Render(w, http.StatusOK, "plan", frame.View{Title: "Plan", Again: plan.again(), Body: plan})
 }
 
 func (s *Site) historyPage(w http.ResponseWriter, _ *http.Request) {
 	s.readings.askIfOlder(keyHistory, 5*time.Second) // only files
 	past := s.shown(keyHistory)
-	s.render(w, http.StatusOK, "history", view{Title: "History", Again: past.again(), Body: past})
+	s.frame.Render(w, http.StatusOK, "history", frame.View{Title: "History", Again: past.again(), Body: past})
 }
 
 // nodeView is what is known about one node.
@@ -138,7 +139,7 @@ func (s *Site) nodePage(w http.ResponseWriter, r *http.Request) {
 			}
 		}
 	}
-	s.render(w, http.StatusOK, "node", view{Title: v.Node, Again: v.Trace.again(), Body: v})
+	s.frame.Render(w, http.StatusOK, "node", frame.View{Title: v.Node, Again: v.Trace.again(), Body: v})
 }
 
 func find(nodes []ui.NodeWords, name string) *ui.NodeWords {
@@ -155,7 +156,7 @@ func (s *Site) reportPage(w http.ResponseWriter, r *http.Request) {
 	id := r.PathValue("run")
 	run, err := s.Project.Runs().Find(id, s.Past)
 	if err != nil || run.ID != id {
-		s.missing(w, fmt.Sprintf("no run %q was started on this machine", id))
+		s.frame.Missing(w, fmt.Sprintf("no run %q was started on this machine", id))
 		return
 	}
 	var page bytes.Buffer

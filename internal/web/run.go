@@ -14,6 +14,7 @@ import (
 	"github.com/recast-sh/recast/internal/live"
 	"github.com/recast-sh/recast/internal/story"
 	"github.com/recast-sh/recast/internal/ui"
+	"github.com/recast-sh/recast/internal/web/frame"
 	"github.com/recast-sh/recast/pipeline/past"
 )
 
@@ -67,7 +68,7 @@ func (s *Site) runPage(w http.ResponseWriter, _ *http.Request) {
 	} else if status, read := v.Status.Value.(ui.StatusWords); read && status.Active {
 		s.readings.askIfOlder(keyStatus, s.pace())
 	}
-	s.render(w, http.StatusOK, "run", view{Title: "Run", Again: again, Body: v})
+	s.frame.Render(w, http.StatusOK, "run", frame.View{Title: "Run", Again: again, Body: v})
 }
 
 // pace is how often the run of another machine is looked at, while someone has the page

@@ -9,7 +9,6 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
-	"regexp"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -21,6 +20,7 @@ import (
 	"github.com/recast-sh/recast/internal/config"
 	"github.com/recast-sh/recast/internal/redact"
 	"github.com/recast-sh/recast/internal/story"
+	"github.com/recast-sh/recast/internal/web/frame/frametest"
 	"github.com/recast-sh/recast/pipeline"
 	"github.com/recast-sh/recast/pipeline/past"
 )
@@ -93,13 +93,13 @@ func (v *visit) ask(r *http.Request) *httptest.ResponseRecorder {
 func (v *visit) page(path string) string {
 	v.t.Helper()
 	text := v.get(path)
-	requireSound(v.t, text)
+	frametest.RequireSound(v.t, text, secret)
 	return text
 }
 
 func (v *visit) get(path string) string {
 	v.t.Helper()
-	w := v.ask(httptest.NewRequest(http.MethodGet, "http://"+host+v.site.base+path, nil))
+	w := v.ask(httptest.NewRequest(http.MethodGet, "http://"+host+v.site.frame.Base+path, nil))
 	if w.Code != http.StatusOK {
 		v.t.Fatalf("%s: %d %s", path, w.Code, w.Body)
 	}
@@ -120,45 +120,12 @@ func (v *visit) read(what string) {
 }
 
 func (v *visit) post(what, origin string) *httptest.ResponseRecorder {
-	r := httptest.NewRequest(http.MethodPost, "http://"+host+v.site.base+"read", strings.NewReader(url.Values{"what": {what}}.Encode()))
+	r := httptest.NewRequest(http.MethodPost, "http://"+host+v.site.frame.Base+"read", strings.NewReader(url.Values{"what": {what}}.Encode()))
 	r.Header.Set("Content-Type", "application/x-www-form-urlencoded")
 	if origin != "" {
 		r.Header.Set("Origin", origin)
 	}
 	return v.ask(r)
-}
-
-// requireSound: elements are closed, IDs are unique, and nothing comes from elsewhere or is
-// a script or style within the page, which its policy would refuse.
-func requireSound(t testing.TB, page string) {
-	t.Helper()
-	for _, wrong := range []string{"ZgotmplZ", "<no value>", "%!", "0001-01-01", " style=", "<style", " onclick=", secret} {
-		if strings.Contains(page, wrong) {
-			t.Errorf("the page holds %q:\n%s", wrong, page)
-		}
-	}
-	if found := regexp.MustCompile(`\b(src|href|action)="[^"/#d][^"]*:`).FindString(strings.ReplaceAll(page, "https://github.com/recast-sh/", "/")); found != "" {
-		t.Errorf("the page leads elsewhere: %s", found)
-	}
-	for _, tag := range []string{"html", "head", "body", "main", "header", "nav", "section", "article", "div", "form", "button", "table", "caption", "thead", "tbody", "tr", "td", "th", "ul", "li", "dl", "p", "span", "pre", "progress"} {
-		opened := len(regexp.MustCompile(`<`+tag+`[ >]`).FindAllString(page, -1))
-		if closed := strings.Count(page, "</"+tag+">"); opened != closed {
-			t.Errorf("%d <%s>, %d </%s>", opened, tag, closed, tag)
-		}
-	}
-	if tables := strings.Count(page, "<table"); tables != strings.Count(page, "<caption") {
-		t.Error("a table has no caption")
-	}
-	known := map[string]bool{}
-	for _, id := range regexp.MustCompile(` id="([^"]*)"`).FindAllStringSubmatch(page, -1) {
-		if known[id[1]] {
-			t.Errorf("two elements have the ID %s", id[1])
-		}
-		known[id[1]] = true
-	}
-	if strings.Count(page, "<h1") != 1 || !known["main"] || !strings.Contains(page, `lang="en"`) {
-		t.Errorf("no single heading, or nothing to skip to")
-	}
 }
 
 // bring copies a run of testdata below dir.

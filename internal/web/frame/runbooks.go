@@ -1,4 +1,4 @@
-package web
+package frame
 
 import (
 	"html/template"
@@ -14,23 +14,23 @@ import (
 // runbook is a page of the list.
 type runbook struct{ Code, Title string }
 
-func (s *Site) runbooksPage(w http.ResponseWriter, _ *http.Request) {
+func (f *Frame) runbooksPage(w http.ResponseWriter, _ *http.Request) {
 	var list []runbook
 	for _, code := range fault.AllCodes() {
 		list = append(list, runbook{string(code), runbooks.Title(string(code))})
 	}
-	s.render(w, http.StatusOK, "runbooks", view{Title: "Runbooks", Body: list})
+	f.Render(w, http.StatusOK, "runbooks", View{Title: "Runbooks", Body: list})
 }
 
-func (s *Site) runbookPage(w http.ResponseWriter, r *http.Request) {
+func (f *Frame) runbookPage(w http.ResponseWriter, r *http.Request) {
 	code := r.PathValue("code")
 	text, found := runbooks.Page(code)
 	if !found {
-		s.missing(w, "there is no such runbook")
+		f.Missing(w, "there is no such runbook")
 		return
 	}
 	heading, text, _ := strings.Cut(text, "\n")
-	s.render(w, http.StatusOK, "runbook", view{Title: strings.TrimPrefix(heading, "# "), Body: markdown(text)})
+	f.Render(w, http.StatusOK, "runbook", View{Title: strings.TrimPrefix(heading, "# "), Body: markdown(text)})
 }
 
 // markdown renders a page that is built in. Its links to other runbooks stay here, those to

@@ -1,0 +1,133 @@
+// Package frame is what sites in a browser share: the layout and the style of their pages, who may
+// read them, and the runbooks. It knows nothing of clusters.
+package frame
+
+import (
+	"bytes"
+	"context"
+	"embed"
+	"errors"
+	"fmt"
+	"html/template"
+	"io"
+	"io/fs"
+	"net"
+	"net/http"
+	"net/url"
+	"time"
+
+	"github.com/recast-sh/recast/internal/foreign"
+	"github.com/recast-sh/recast/internal/style"
+)
+
+// Options are what a site puts into the layout.
+type Options struct {
+	Name  string      // of the site
+	Of    string      // what its pages show: "cluster prod"
+	Ends  string      // what ends when the pages can't be reached any more: "recast ui"
+	Where string      // what the footer says of who serves them
+	Base  string      // the path of all pages, "/…/"
+	Tabs  [][2]string // path and name of the pages that all others link to
+	// Pages has pages/NAME.gohtml for each of Names, and pages/parts.gohtml with what they share.
+	Pages fs.FS
+	Names []string
+	// Hide removes secrets from foreign text.
+	Hide func(string) string
+}
+
+// Frame draws the pages of a site.
+type Frame struct {
+	Options
+	pages map[string]*template.Template
+}
+
+//go:embed pages
+var files embed.FS
+
+// New reads the templates.
+func New(o Options) (*Frame, error) {
+	f := &Frame{Options: o, pages: map[string]*template.Template{}}
+	layout, err := template.New("layout").Funcs(template.FuncMap{
+		"base": func() string { return f.Base },
+		"hide": o.Hide,
+		"path": url.PathEscape,
+	}).ParseFS(files, "pages/layout.gohtml")
+	if err == nil {
+		layout, err = layout.ParseFS(o.Pages, "pages/parts.gohtml")
+	}
+	if err != nil {
+		return nil, fmt.Errorf("pages: %w", err)
+	}
+	return f, errors.Join(f.add(layout, files, "missing", "runbooks", "runbook"), f.add(layout, o.Pages, o.Names...))
+}
+
+// add reads the templates of pages.
+func (f *Frame) add(layout *template.Template, from fs.FS, names ...string) error {
+	for _, name := range names {
+		page, err := layout.Clone()
+		if err == nil {
+			page, err = page.ParseFS(from, "pages/"+name+".gohtml")
+		}
+		if err != nil {
+			return fmt.Errorf("pages: %w", err)
+		}
+		f.pages[name] = page
+	}
+	return nil
+}
+
+// View is the data of a page.
+type View struct {
+	Title string // of a tab: it is that tab
+	Again int    // seconds after which a browser without scripts loads it again; 0: never
+	Body  any
+	Frame *Frame // set by Render
+}
+
+// Render answers with a page, or with an error and nothing of it.
+func (f *Frame) Render(w http.ResponseWriter, status int, name string, v View) {
+	v.Frame = f
+	var page bytes.Buffer
+	if err := f.pages[name].ExecuteTemplate(&page, "layout", v); err != nil {
+		http.Error(w, f.Hide("this page can't be drawn: "+err.Error()), http.StatusInternalServerError)
+		return
+	}
+	w.Header().Set("Content-Type", "text/html; charset=utf-8")
+	w.WriteHeader(status)
+	_, _ = io.WriteString(w, foreign.Lines(page.String())) // the browser has gone away otherwise
+}
+
+// Missing says that there is no such page.
+func (f *Frame) Missing(w http.ResponseWriter, why string) {
+	f.Render(w, http.StatusNotFound, "missing", View{Title: "Not found", Body: why})
+}
+
+// Handle adds what every site has: runbooks, style, script, and an answer for pages that it has not.
+func (f *Frame) Handle(mux *http.ServeMux) {
+	mux.HandleFunc("GET /runbooks", f.runbooksPage)
+	mux.HandleFunc("GET /runbooks/{code}", f.runbookPage)
+	mux.HandleFunc("GET /style.css", f.style)
+	mux.HandleFunc("GET /live.js", func(w http.ResponseWriter, r *http.Request) { http.ServeFileFS(w, r, files, "pages/live.js") })
+	mux.HandleFunc("GET /", func(w http.ResponseWriter, _ *http.Request) { f.Missing(w, "there is no such page") })
+}
+
+// style is that of reports, and what pages add to it.
+func (f *Frame) style(w http.ResponseWriter, _ *http.Request) {
+	own, err := files.ReadFile("pages/site.css")
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusInternalServerError)
+		return
+	}
+	w.Header().Set("Content-Type", "text/css; charset=utf-8")
+	_, _ = w.Write(append([]byte(style.CSS), own...)) // the browser has gone away otherwise
+}
+
+// Serve answers on l until ctx ends.
+func Serve(ctx context.Context, l net.Listener, h http.Handler) error {
+	server := &http.Server{Handler: h, ReadHeaderTimeout: 10 * time.Second, MaxHeaderBytes: 16 << 10}
+	defer context.AfterFunc(ctx, func() { _ = server.Close() })() // nothing is lost with a page
+	if err := server.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+		return fmt.Errorf("serve pages: %w", err)
+	}
+	return nil
+}
