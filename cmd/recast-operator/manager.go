@@ -2,7 +2,9 @@ package main
 
 import (
 	"errors"
+	"fmt"
 	"log/slog"
+	"net/netip"
 	"os"
 	"strings"
 	"time"
@@ -23,6 +25,8 @@ import (
 	"github.com/recast-sh/recast/api/v1alpha1"
 	"github.com/recast-sh/recast/internal/operator"
 	"github.com/recast-sh/recast/internal/operator/fleet"
+	"github.com/recast-sh/recast/internal/operator/page"
+	"github.com/recast-sh/recast/internal/web/frame"
 )
 
 // managerFlags are those of the operator itself.
@@ -30,6 +34,7 @@ type managerFlags struct {
 	leaderElect     bool
 	leaderNamespace string
 	metrics, probes string
+	pages           string
 	image           string
 	namespaces      []string
 	pace            operator.Pace
@@ -45,7 +50,9 @@ a check by schedule and when something changes, a plan of what has drifted, and,
 approved and a maintenance window is open, the roll. State is in the objects alone: the
 operator may be killed and restarted at any time, and so may a Job.
 
-recast operator manifests prints what installs it.`,
+recast operator manifests prints what installs it. Its pages show the fleet and change nothing:
+kubectl -n recast-system port-forward deployment/recast-operator 8082, and http://localhost:8082
+in a browser.`,
 		Args: noArgs, SilenceErrors: true, SilenceUsage: true,
 		RunE: func(c *cobra.Command, _ []string) error { return f.run(c) },
 	}
@@ -55,6 +62,7 @@ recast operator manifests prints what installs it.`,
 	flags.DurationVar(&f.lease, "leader-election-lease", 15*time.Second, "how long a leader that says nothing keeps its place")
 	flags.StringVar(&f.metrics, "metrics-bind-address", ":8080", "address of the metrics; 0: none")
 	flags.StringVar(&f.probes, "health-probe-bind-address", ":8081", "address of /healthz and /readyz; 0: none")
+	flags.StringVar(&f.pages, "pages-bind-address", "127.0.0.1:8082", "address of the pages for kubectl port-forward, of this host only; 0: none")
 	flags.StringVar(&f.image, "job-image", os.Getenv("RECAST_IMAGE"), "image of the Jobs (default: RECAST_IMAGE)")
 	flags.StringSliceVar(&f.namespaces, "namespaces", nil, "namespaces to watch (default: all)")
 	flags.DurationVar(&f.pace.FirstRetry, "retry", f.pace.FirstRetry, "pause before the second attempt of a roll; each further one waits twice as long")
@@ -70,6 +78,10 @@ func (f managerFlags) run(c *cobra.Command) error {
 	}
 	if f.leaderElect && f.leaderNamespace == "" {
 		return errors.New("--leader-election-namespace or POD_NAMESPACE: --leader-elect needs a namespace for its Lease")
+	}
+	pages, err := pagesAddress(f.pages)
+	if err != nil {
+		return err
 	}
 	ctrl.SetLogger(logr.FromSlogHandler(slog.NewJSONHandler(c.ErrOrStderr(), nil)))
 	ctx, stop := untilSignal(c.Context())
@@ -99,7 +111,28 @@ func (f managerFlags) run(c *cobra.Command) error {
 	if err := metrics.Registry.Register(operator.Metrics{Objects: mgr.GetClient(), Context: ctx}); err != nil {
 		return err
 	}
+	if pages.IsValid() {
+		site, err := page.New(mgr.GetClient(), pages, versionText())
+		if err == nil {
+			err = mgr.Add(site)
+		}
+		if err != nil {
+			return err
+		}
+	}
 	return mgr.Start(ctx)
+}
+
+// pagesAddress reads an address; the zero one: there are no pages.
+func pagesAddress(flag string) (netip.AddrPort, error) {
+	if flag == "0" {
+		return netip.AddrPort{}, nil
+	}
+	address, err := frame.Local(flag)
+	if err != nil {
+		err = fmt.Errorf("--pages-bind-address %w; 0 switches them off", err)
+	}
+	return address, err
 }
 
 // atATime is how many objects of a kind are reconciled at a time. Almost all of that time is waiting for the

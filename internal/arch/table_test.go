@@ -64,7 +64,7 @@ var table = []row{
 
 	// the objects of the operator, and the operator
 	{pkg: "api/v1alpha1", allow: []string{k8sAPI, apimachine}},
-	{pkg: "cmd/recast-operator", allow: []string{"api/v1alpha1", "internal/operator/...", "internal/config", "internal/factory", "internal/talos", controller, apimachine, k8sAPI, clientGo, "github.com/spf13/cobra", "github.com/go-logr/logr"}},
+	{pkg: "cmd/recast-operator", allow: []string{"api/v1alpha1", "internal/operator/...", "internal/web/frame", "internal/config", "internal/factory", "internal/talos", controller, apimachine, k8sAPI, clientGo, "github.com/spf13/cobra", "github.com/go-logr/logr"}},
 	{pkg: "internal/operator", allow: []string{"api/v1alpha1", "internal/operator/...", controller, apimachine, k8sAPI, clientGo, prometheus, semver}},
 	{pkg: "internal/operator", files: tests, allow: []string{"deploy"}},
 	{pkg: "internal/operator/window", allow: []string{"github.com/robfig/cron/v3"}},
@@ -73,6 +73,10 @@ var table = []row{
 	{pkg: "internal/operator/job", allow: []string{"api/v1alpha1", "internal/operator/attempt", controller, apimachine, k8sAPI}},
 	{pkg: "internal/operator/wave"}, // arithmetic: knows no Kubernetes
 	{pkg: "internal/operator/fleet", allow: []string{"api/v1alpha1", "internal/expression", "internal/operator/wave", controller, apimachine, k8sAPI, clientGo, cel}},
+	// reads the cache, and knows no client of a cluster
+	{pkg: "internal/operator/page", allow: []string{"api/v1alpha1", "internal/operator", "internal/operator/attempt", "internal/operator/job", "internal/redact", "internal/web/frame", controller, apimachine}},
+	{pkg: "internal/operator/page", files: tests, allow: []string{"internal/operator/page/pagetest", "internal/web/frame/frametest"}},
+	{pkg: "internal/operator/page/pagetest", allow: []string{"api/v1alpha1", controller, apimachine}},
 	{pkg: "deploy", allow: []string{"internal/fault"}}, // the manifests of the operator: cmd/recast prints them
 	{pkg: "deploy", files: tests, allow: []string{"api/v1alpha1", k8sAPI, apimachine, "sigs.k8s.io/yaml"}},
 
@@ -272,6 +276,7 @@ var table = []row{
 		"internal/sim", "internal/sim/artefact", "internal/sim/kubeapi/store", "internal/sim/world", apimachine, yaml,
 	}},
 	{pkg: "internal/e2e/disk", allow: []string{"schematics", "images/...", "internal/factory", "internal/registry"}},
+	{pkg: "internal/e2e/fleet", allow: []string{"internal/operator/page", "internal/operator/page/pagetest", "internal/web/frame"}},
 	{pkg: "internal/contract"},
 	{pkg: "internal/contract", files: tests, allow: []string{"..."}},
 	{pkg: "internal/arch"},

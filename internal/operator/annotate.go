@@ -35,7 +35,7 @@ func (l *look) annotations(v verdict) map[string]string {
 		put(v1alpha1.AnnotationKubernetesCurrent, s.Kubernetes.Current)
 		put(v1alpha1.AnnotationKubernetesAvailable, s.Kubernetes.Available)
 	}
-	roll := l.rolls.newest()
+	roll := l.rolls.Newest()
 	talos := l.targetStatus(v, roll, v1alpha1.ActionNodes, l.cluster.Annotations[v1alpha1.AnnotationTalosTarget])
 	kubernetes := l.targetStatus(v, roll, v1alpha1.ActionKubernetes, l.cluster.Annotations[v1alpha1.AnnotationKubernetesTarget])
 	put(v1alpha1.AnnotationTalosStatus, talos)
@@ -99,7 +99,7 @@ var written = []string{
 
 // clear marks the newest roll if it has failed for a target that is no longer there.
 func (l *look) clear(ctx context.Context) error {
-	r := l.rolls.newest()
+	r := l.rolls.Newest()
 	if r == nil || r.Status.Phase != v1alpha1.PhaseFailed || r.Annotations[annotationFor] == "" || r.Annotations[annotationCleared] != "" {
 		return nil
 	}

@@ -26,7 +26,7 @@ type look struct {
 	cluster *v1alpha1.TalosCluster
 	saved   *v1alpha1.TalosCluster // as the API server has it
 	plans   schedules
-	rolls   history
+	rolls   History
 	running bool   // its check
 	trouble string // of that
 	failed  bool   // it ended without a word
@@ -45,7 +45,7 @@ func (r *Clusters) reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result
 	}
 	l := &look{Shared: r.Shared, cluster: &c, saved: c.DeepCopy(), agenda: agenda{now: r.Now()}}
 	var err error
-	if l.rolls, err = rollsOf(ctx, r.Client, c.Namespace, c.Name); err != nil {
+	if l.rolls, err = RollsOf(ctx, r.Client, c.Namespace, c.Name); err != nil {
 		return ctrl.Result{}, err
 	}
 	if !c.DeletionTimestamp.IsZero() {

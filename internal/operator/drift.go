@@ -26,7 +26,7 @@ const annotationCleared = "recast.dev/cleared"
 // blocking is the newest ImageRoll if it was for what the cluster wants now and did not bring it about.
 // The same is not tried again before something changes: not in a circle, and not over and over.
 func (l *look) blocking() *v1alpha1.ImageRoll {
-	r := l.rolls.newest()
+	r := l.rolls.Newest()
 	if r == nil || !r.Status.Phase.Finished() || r.Annotations[annotationFor] != l.rollKey() || r.Annotations[annotationCleared] != "" {
 		return nil
 	}

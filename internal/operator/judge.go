@@ -92,7 +92,7 @@ func (l *look) tell(ctx context.Context, v verdict) error {
 	if made := l.rolls.named(fmt.Sprintf("%s-%d", l.cluster.Name, s.Rolls)); made != nil {
 		s.MadeRoll = made.Name
 	}
-	if newest := l.rolls.newest(); newest != nil {
+	if newest := l.rolls.Newest(); newest != nil {
 		s.Roll = &v1alpha1.RollSummary{Name: newest.Name, Phase: newest.Status.Phase}
 	}
 	if err := l.save(ctx); err != nil {

@@ -94,18 +94,18 @@ func collectCluster(gauge func(*prometheus.Desc, float64, ...string), c v1alpha1
 	if k := c.Status.Check; k != nil && k.Ended != nil {
 		gauge(checkMetric, float64(k.Ended.Unix()), c.Namespace, c.Name)
 	}
-	if due := nextCheck(c); !due.IsZero() {
+	if due := NextCheck(&c); !due.IsZero() {
 		gauge(dueMetric, float64(due.Unix()), c.Namespace, c.Name)
 	}
 }
 
-// nextCheck is when the check after the newest one is due; zero: never.
-func nextCheck(c v1alpha1.TalosCluster) time.Time {
+// NextCheck is when the check after the newest one is due; zero: never.
+func NextCheck(c *v1alpha1.TalosCluster) time.Time {
 	plans, err := readSchedules(c.Spec)
 	switch {
 	case err != nil || c.Spec.Suspend:
 		return time.Time{} // its conditions say so
-	case c.Status.Check == nil:
+	case c.Status.Check == nil || c.Status.Check.Started == nil:
 		return c.CreationTimestamp.Time
 	}
 	return plans.drift.Next(c.Status.Check.Started.Time)

@@ -150,7 +150,7 @@ func (t *turn) waits(ctx context.Context, plans schedules) (v1alpha1.RollPhase, 
 		}
 		return v1alpha1.PhaseRetrying, waiting(v1alpha1.ReasonRetrying, "attempt %d ended: %s; the next one begins at %s", s.Begun, lastWords(s), clock(s.NotBefore)), true, nil
 	}
-	others, err := rollsOf(ctx, t.Client, t.roll.Namespace, t.roll.Spec.ClusterName)
+	others, err := RollsOf(ctx, t.Client, t.roll.Namespace, t.roll.Spec.ClusterName)
 	if err != nil {
 		return "", verdict{}, false, err
 	}

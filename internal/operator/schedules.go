@@ -29,3 +29,9 @@ func readSchedules(spec v1alpha1.TalosClusterSpec) (schedules, error) {
 	}
 	return s, nil
 }
+
+// Windows are the maintenance windows of a cluster.
+func Windows(spec v1alpha1.TalosClusterSpec) (window.Set, error) {
+	plans, err := readSchedules(spec)
+	return plans.windows, err
+}

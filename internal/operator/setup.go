@@ -115,7 +115,7 @@ func (s *Shared) laterRolls(ctx context.Context, o client.Object) []reconcile.Re
 }
 
 func (s *Shared) unfinished(ctx context.Context, namespace, cluster string) []reconcile.Request {
-	rolls, err := rollsOf(ctx, s.Client, namespace, cluster)
+	rolls, err := RollsOf(ctx, s.Client, namespace, cluster)
 	if err != nil {
 		return nil // the cache has no other errors than that it was stopped
 	}

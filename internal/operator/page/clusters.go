@@ -1,0 +1,171 @@
+package page
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/recast-sh/recast/api/v1alpha1"
+	"github.com/recast-sh/recast/internal/operator"
+	"github.com/recast-sh/recast/internal/web/frame"
+)
+
+// clusterLine is a TalosCluster in a row of the table.
+type clusterLine struct {
+	Namespace, Name string
+	State           state
+	Nodes, Uneven   string // how many; how many of them are stale or unread
+	Talos           string
+	Roll            *rollLine
+	Checked, Due    string
+	Late, rolling   bool
+	Window          string
+	rank            int
+}
+
+// overdue is how long a check may be due before that is trouble, as for the alert RecastClusterNotChecked.
+const overdue = 12 * time.Hour
+
+// The order of clusters in the table.
+const (
+	rankTrouble = iota
+	rankPerson  // someone has to approve
+	rankOpen
+	rankGood
+)
+
+func (l look) clusterLine(c *v1alpha1.TalosCluster, newest *v1alpha1.ImageRoll) clusterLine {
+	out := clusterLine{Namespace: c.Namespace, Name: c.Name, State: l.state(c.Status.Conditions), Talos: l.versions(c.Status.Talos), Window: l.window(c.Spec)}
+	out.Nodes, out.Uneven = nodes(c.Status.Nodes)
+	if newest != nil {
+		roll := l.rollLine(newest)
+		out.Roll, out.rolling = &roll, !newest.Status.Phase.Finished()
+		if out.rolling {
+			out.State = roll.State
+		}
+	}
+	if k := c.Status.Check; k != nil && !k.Ended.IsZero() {
+		out.Checked = l.ago(k.Ended.Time)
+	}
+	if due := operator.NextCheck(c); !due.IsZero() && !out.rolling {
+		out.Due, out.Late = l.ago(due), l.at.Sub(due) > overdue
+	}
+	if !c.DeletionTimestamp.IsZero() {
+		out.State.Word, out.State.Mood = "being deleted", open
+	}
+	switch {
+	case out.State.Mood == bad || out.Late || c.Status.Nodes != nil && c.Status.Nodes.Unread > 0:
+		out.rank = rankTrouble
+	case out.rolling && newest.Status.Phase == v1alpha1.PhaseAwaitingApproval:
+		out.rank = rankPerson
+	case out.State.Mood == open:
+		out.rank = rankOpen
+	default:
+		out.rank = rankGood
+	}
+	return out
+}
+
+// nodes counts them.
+func nodes(n *v1alpha1.Nodes) (total, uneven string) {
+	if n == nil {
+		return "", ""
+	}
+	var parts []string
+	if n.Stale > 0 {
+		parts = append(parts, fmt.Sprintf("%d stale", n.Stale))
+	}
+	if n.Unread > 0 {
+		parts = append(parts, fmt.Sprintf("%d unread", n.Unread))
+	}
+	return fmt.Sprint(n.Total), strings.Join(parts, ", ")
+}
+
+// versions is "v1.13.8 → v1.13.9", or one of them.
+func (l look) versions(v *v1alpha1.Versions) string {
+	switch {
+	case v == nil:
+		return ""
+	case v.Current == "" || v.Wanted == "" || v.Is(v.Current):
+		return l.text(cmp.Or(v.Current, v.Wanted))
+	}
+	return l.text(v.Current) + " → " + l.text(v.Wanted)
+}
+
+// window is when a roll may begin.
+func (l look) window(spec v1alpha1.TalosClusterSpec) string {
+	set, err := operator.Windows(spec)
+	isOpen, until := set.Open(l.at)
+	next := set.Next(l.at)
+	switch {
+	case err != nil:
+		return "can't be read"
+	case len(set) == 0:
+		return "always open"
+	case isOpen:
+		return "open until " + l.clock(until)
+	case next.IsZero():
+		return "never opens"
+	}
+	return "opens " + l.clock(next)
+}
+
+// clustersView is the first page.
+type clustersView struct {
+	fleetsView
+	InSync, Trouble, Rolling, Waiting int
+	Clusters                          []clusterLine
+}
+
+func (l look) clusters() (string, frame.View, error) {
+	var clusters v1alpha1.TalosClusterList
+	var rolls v1alpha1.ImageRollList
+	if err := l.list(&clusters); err != nil {
+		return "", frame.View{}, err
+	}
+	if err := l.list(&rolls); err != nil {
+		return "", frame.View{}, err
+	}
+	fleets, err := l.fleetLines(func(f *v1alpha1.FleetRoll) bool { return !over(f) })
+	if err != nil {
+		return "", frame.View{}, err
+	}
+	newest := newestRolls(rolls.Items)
+	v := clustersView{fleetsView: fleetsView{seldom, "FleetRolls that are not over", fleets}}
+	for i := range clusters.Items {
+		c := &clusters.Items[i]
+		line := l.clusterLine(c, newest[client.ObjectKeyFromObject(c)])
+		switch {
+		case line.rank == rankTrouble:
+			v.Trouble++
+		case line.rank == rankPerson:
+			v.Waiting++
+		case line.rank == rankGood:
+			v.InSync++
+		case line.rolling:
+			v.Rolling++
+		}
+		v.Clusters = append(v.Clusters, line)
+	}
+	slices.SortFunc(v.Clusters, func(a, b clusterLine) int {
+		return cmp.Or(a.rank-b.rank, cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
+	})
+	return "clusters", frame.View{Title: "Clusters", Body: v}, nil
+}
+
+// newestRolls are the ImageRolls that matter most, by cluster: the active one, else the last one.
+func newestRolls(list operator.History) map[client.ObjectKey]*v1alpha1.ImageRoll {
+	list.Sort()
+	out := map[client.ObjectKey]*v1alpha1.ImageRoll{}
+	for i := range list {
+		key := client.ObjectKey{Namespace: list[i].Namespace, Name: list[i].Spec.ClusterName}
+		if out[key] == nil || out[key].Status.Phase.Finished() {
+			out[key] = &list[i]
+		}
+	}
+	return out
+}

@@ -1,0 +1,59 @@
+// Package pagetest has objects of an operator without Kubernetes, for tests of its pages.
+package pagetest
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/apimachinery/pkg/util/yaml"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+
+	"github.com/recast-sh/recast/api/v1alpha1"
+)
+
+// Store has objects as the operator's cache has them.
+type Store struct {
+	client.Client
+	decoder runtime.Decoder
+}
+
+// New makes an empty store.
+func New() (Store, error) {
+	scheme := runtime.NewScheme()
+	if err := v1alpha1.AddToScheme(scheme); err != nil {
+		return Store{}, err
+	}
+	index := func(o client.Object) []string { return []string{o.(*v1alpha1.ImageRoll).Spec.ClusterName} }
+	c := fake.NewClientBuilder().WithScheme(scheme).WithIndex(&v1alpha1.ImageRoll{}, "spec.clusterName", index).Build()
+	return Store{c, serializer.NewCodecFactory(scheme, serializer.EnableStrict).UniversalDeserializer()}, nil
+}
+
+// Put creates or replaces the objects of a stream of YAML documents, each as soon as it is read.
+func (s Store) Put(ctx context.Context, from io.Reader) error {
+	for documents := yaml.NewYAMLReader(bufio.NewReader(from)); ; {
+		text, err := documents.Read()
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		decoded, _, err := s.decoder.Decode(text, nil, nil)
+		if err != nil {
+			return fmt.Errorf("%w:\n%s", err, text)
+		}
+		o := decoded.(client.Object)
+		if err := s.Delete(ctx, o.DeepCopyObject().(client.Object)); client.IgnoreNotFound(err) != nil {
+			return err
+		}
+		if err := s.Create(ctx, o); err != nil {
+			return err
+		}
+	}
+}
