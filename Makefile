@@ -88,7 +88,7 @@ e2e-k8s: build bin/tools/testsummary ## recast against a real etcd, kube-apiserv
 e2e-operator: build-operator bin/tools/testsummary ## recast-operator as it is installed, in a real Kubernetes with real kubelets: stories of a version bump, kills, windows, a fleet of 100 clusters (THOUSAND=1: of 1,000)
 	@THOUSAND=$(THOUSAND) internal/tools/e2e-operator
 
-e2e-report: bin/tools/testsummary ## recast's reports and recast ui in a real browser: phone, desktop, dark mode, keyboard, print (UPDATE=1 updates the screenshots of the docs)
+e2e-report: bin/tools/testsummary ## recast's reports, recast ui and the operator's pages in a real browser: phone, desktop, dark mode, keyboard, print (UPDATE=1 updates the screenshots of the docs)
 	@internal/tools/e2e-report
 
 e2e-helm: bin/tools/testsummary bin/tools/chart ## the operator's manifests by Helm, Kustomize and recast itself, compared; its alerts evaluated as Prometheus does

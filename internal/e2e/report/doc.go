@@ -1,2 +1,2 @@
-// Package report tests recast's reports, and the pages of recast ui, in a real browser.
+// Package report tests recast's reports, the pages of recast ui and those of the operator in a real browser.
 package report

@@ -36,7 +36,7 @@ func (l look) cluster() (string, frame.View, error) {
 	v := clusterView{clusterLine: l.clusterLine(&c, newest), Every: seldom, Count: s.Nodes}
 	v.State = l.state(s.Conditions)
 	v.Facts = facts("Talos", v.Talos, "a newer Talos", l.text(newer(s.Talos)), "Kubernetes", l.versions(s.Kubernetes), "a newer Kubernetes", l.text(newer(s.Kubernetes)),
-		"checked", v.Checked, "next check", v.Due, "last in sync", l.when(s.LastInSync), "maintenance window", v.Window, "suspended", yes(c.Spec.Suspend),
+		"checked", v.Checked, "next check", v.Due, "last in sync", l.when(s.LastInSync), "maintenance window", v.Window, "suspended", given(c.Spec.Suspend, "yes"),
 		"rolls are made", l.inWords(c.Spec.Rolls.Create), "approval", l.inWords(c.Spec.Rolls.Approval))
 	for _, b := range s.Builds {
 		v.Facts = append(v.Facts, fact{"build of " + l.text(b.Schematic), l.text(b.ID)})

@@ -57,8 +57,9 @@ func (l look) clusterLine(c *v1alpha1.TalosCluster, newest *v1alpha1.ImageRoll) 
 	if !c.DeletionTimestamp.IsZero() {
 		out.State.Word, out.State.Mood = "being deleted", open
 	}
+	failed := newest != nil && newest.Status.Phase == v1alpha1.PhaseFailed && out.State.Mood != good // a FleetRoll's does not stall the cluster
 	switch {
-	case out.State.Mood == bad || out.Late || c.Status.Nodes != nil && c.Status.Nodes.Unread > 0:
+	case out.State.Mood == bad || failed || out.Late || c.Status.Nodes != nil && c.Status.Nodes.Unread > 0:
 		out.rank = rankTrouble
 	case out.rolling && newest.Status.Phase == v1alpha1.PhaseAwaitingApproval:
 		out.rank = rankPerson

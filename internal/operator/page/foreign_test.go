@@ -29,9 +29,9 @@ func fill(v reflect.Value) {
 		v.Set(reflect.MakeSlice(v.Type(), 1, 1))
 		fill(v.Index(0))
 	case reflect.Struct:
-		for i := range v.NumField() {
-			if v.Field(i).CanSet() && v.Type() != reflect.TypeFor[metav1.Time]() {
-				fill(v.Field(i))
+		for _, field := range v.Fields() {
+			if field.CanSet() && v.Type() != reflect.TypeFor[metav1.Time]() {
+				fill(field)
 			}
 		}
 	}

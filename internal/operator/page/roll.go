@@ -46,10 +46,15 @@ type rollView struct {
 	Facts         []fact
 	Lines         []string // of the plan
 	Refused       []string
-	Progress      *v1alpha1.Progress
-	Updated       string
+	Progress      *progress
 	Tries         []tryLine
 	Next, Missing []command
+}
+
+// progress is what the running attempt does.
+type progress struct {
+	Done, Total                     int32
+	Summary, Node, Message, Updated string
 }
 
 // tryLine is an attempt.
@@ -78,15 +83,18 @@ func (l look) rollView(r *v1alpha1.ImageRoll) rollView {
 	if !s.Phase.Finished() {
 		v.Every = running
 	}
-	v.Facts = facts("rolls", cmp.Or(strings.Join(l.texts(r.Spec.Only), ", "), v.Action), "approval", approval(r), "suspended", yes(r.Spec.Suspend),
-		"of the FleetRoll", v.By, "began", v.Began, "ended", l.when(s.Ended), "took", v.Took, "not before", l.when(s.NotBefore))
+	v.Facts = facts("rolls", cmp.Or(strings.Join(l.texts(r.Spec.Only), ", "), v.Action), "approval", approval(r), "suspended", given(r.Spec.Suspend, "yes"),
+		"began", v.Began, "ended", l.when(s.Ended), "took", v.Took, "not before", l.when(s.NotBefore))
 	if p := s.Plan; p != nil {
-		v.Facts = append(v.Facts, facts("plan", l.text(p.Hash), "files", l.text(p.Revision), "unfinished", unfinished(p.Unfinished))...)
+		v.Facts = append(v.Facts, facts("plan", l.text(p.Hash), "files", l.text(p.Revision), "unfinished", given(p.Unfinished, "the plan only finishes what an earlier run has left; the next ImageRoll does the rest"))...)
 		v.Lines, v.Refused = l.texts(p.Lines), l.texts(p.Refused)
 	}
 	if p := s.Progress; p != nil {
-		v.Progress, v.Updated = p.DeepCopy(), l.when(p.Updated)
-		v.Progress.Node, v.Progress.Message, v.Progress.Summary, v.Progress.Finished = l.text(p.Node), l.text(p.Message), l.text(p.Summary), l.texts(p.Finished)
+		v.Progress = &progress{p.Done, p.Total, v.Nodes, l.text(p.Node), l.text(p.Message), l.when(p.Updated)}
+		v.Facts = append(v.Facts, facts("done", strings.Join(l.texts(p.Finished), ", "))...)
+		if strings.HasPrefix(v.State.Why, v.Nodes+" nodes; ") {
+			v.State.Why = "" // it is the progress
+		}
 	}
 	for i, a := range s.Attempts {
 		v.Tries = append(v.Tries, l.tryLine(a, i == len(s.Attempts)-1, s.Outcome))
@@ -118,20 +126,6 @@ func approval(r *v1alpha1.ImageRoll) string {
 		return "approved"
 	}
 	return "not approved"
-}
-
-func yes(is bool) string {
-	if is {
-		return "yes"
-	}
-	return ""
-}
-
-func unfinished(is bool) string {
-	if is {
-		return "the plan only finishes what an earlier run has left; the next ImageRoll does the rest"
-	}
-	return ""
 }
 
 // next is what a roll waits for a person to type.

@@ -123,6 +123,14 @@ func facts(pairs ...string) (out []fact) {
 	return out
 }
 
+// given is a text if something is so.
+func given(is bool, text string) string {
+	if is {
+		return text
+	}
+	return ""
+}
+
 // command is what a person may type. It has no foreign text, since people copy it into a shell: only names
 // of objects, which Kubernetes has checked.
 type command struct{ What, Line string }

@@ -42,22 +42,27 @@ func newEmptyHouse(t *testing.T, page string) house {
 // single is the operator as a process of this machine.
 type single struct {
 	*process.Process
-	h       house
-	metrics string // URL
+	h              house
+	metrics, pages string // URLs
 }
 
-// startSingle starts the operator with the account that its installation has made.
-func (h house) startSingle(flags ...string) single {
+// startSingle starts the operator, and waits until it leads.
+func (h house) startSingle() single {
 	h.t.Helper()
-	address := process.FreeAddress(h.t)
-	cmd := exec.Command(h.binary("recast-operator"), append([]string{
-		"--leader-elect", "--leader-election-lease=1m", "--job-image=" + image, // a busy machine stalls processes for seconds
-		"--metrics-bind-address=" + address, "--health-probe-bind-address=0",
-	}, flags...)...)
-	cmd.Env = append(cmd.Environ(), "KUBECONFIG="+h.account("recast-system", "recast-operator"), "POD_NAMESPACE=recast-system")
-	s := single{process.Start(h.t, "recast-operator", cmd), h, "http://" + address + "/metrics"}
+	s := h.startReplica()
 	h.until("the operator leads", func() bool { return s.read().sum("leader_election_master_status") == 1 })
 	return s
+}
+
+// startReplica starts the operator with the account that its installation has made.
+func (h house) startReplica() single {
+	h.t.Helper()
+	address, pages := process.FreeAddress(h.t), process.FreeAddress(h.t)
+	cmd := exec.Command(h.binary("recast-operator"),
+		"--leader-elect", "--leader-election-lease=1m", "--job-image="+image, // a busy machine stalls processes for seconds
+		"--metrics-bind-address="+address, "--health-probe-bind-address=0", "--pages-bind-address="+pages)
+	cmd.Env = append(cmd.Environ(), "KUBECONFIG="+h.account("recast-system", "recast-operator"), "POD_NAMESPACE=recast-system")
+	return single{process.Start(h.t, "recast-operator", cmd), h, "http://" + address + "/metrics", "http://" + pages}
 }
 
 // account writes the kubeconfig of a ServiceAccount.

@@ -45,7 +45,7 @@ func (h house) install() (manifests string) {
 	const args, env = "args: [--leader-elect", "- name: POD_NAMESPACE\n"
 	manifests = strings.NewReplacer(
 		args, args+", --retry=1s, --max-retry=5s, --claim-retry=5s, --leader-election-lease=5s, '--namespaces=bump,invalid,secrets,window,fleet',"+
-			" '--metrics-bind-address=$(POD_IP):18080', '--health-probe-bind-address=$(POD_IP):18081'", // the pods share a network
+			" '--metrics-bind-address=$(POD_IP):18080', '--health-probe-bind-address=$(POD_IP):18081', --pages-bind-address=0", // the pods share a network
 		"containerPort: 8080", "containerPort: 18080", "containerPort: 8081", "containerPort: 18081",
 		env, "- name: POD_IP\n              valueFrom: {fieldRef: {fieldPath: status.podIP}}\n            "+env,
 	).Replace(string(out))
@@ -178,7 +178,7 @@ func TestOperatorRestarted(t *testing.T) {
 // startOperator starts the operator as a process of this machine.
 func (h house) startOperator() *process.Process {
 	h.t.Helper()
-	cmd := exec.Command(h.binary("recast-operator"), "--job-image", image, "--metrics-bind-address=0", "--health-probe-bind-address=0",
+	cmd := exec.Command(h.binary("recast-operator"), "--job-image", image, "--metrics-bind-address=0", "--health-probe-bind-address=0", "--pages-bind-address=0",
 		"--namespaces", h.namespace, "--retry=1s", "--max-retry=5s")
 	cmd.Env = append(cmd.Environ(), "KUBECONFIG="+filepath.Join(h.plane.Dir, "kubeconfig"))
 	return process.Start(h.t, "recast-operator", cmd)

@@ -31,9 +31,9 @@ func TestFleet(t *testing.T) {
 		name string
 		tell func(*fleet)
 	}
-	stories := []story{{"idle", (*fleet).idle}, {"waves", (*fleet).waves}, {"threshold", (*fleet).threshold}, {"memory", (*fleet).hundred}}
+	stories := []story{{"idle", (*fleet).idle}, {"waves", (*fleet).waves}, {"threshold", (*fleet).threshold}, {"pages", (*fleet).pages}, {"memory", (*fleet).hundred}}
 	if *thousand {
-		stories = append(stories, story{"growth", (*fleet).growth})
+		stories = append(stories, story{"growth", (*fleet).growth}, story{"all pages", (*fleet).pages})
 	}
 	stories = append(stories, story{"restart", (*fleet).restart})
 	for _, story := range stories {

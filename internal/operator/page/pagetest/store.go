@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/apimachinery/pkg/util/yaml"
@@ -48,12 +49,21 @@ func (s Store) Put(ctx context.Context, from io.Reader) error {
 		if err != nil {
 			return fmt.Errorf("%w:\n%s", err, text)
 		}
-		o := decoded.(client.Object)
-		if err := s.Delete(ctx, o.DeepCopyObject().(client.Object)); client.IgnoreNotFound(err) != nil {
-			return err
-		}
-		if err := s.Create(ctx, o); err != nil {
+		if err := s.put(ctx, decoded.(client.Object)); err != nil {
 			return err
 		}
 	}
+}
+
+func (s Store) put(ctx context.Context, o client.Object) error {
+	there := o.DeepCopyObject().(client.Object)
+	err := s.Get(ctx, client.ObjectKeyFromObject(o), there)
+	if apierrors.IsNotFound(err) {
+		return s.Create(ctx, o)
+	}
+	if err != nil {
+		return err
+	}
+	o.SetResourceVersion(there.GetResourceVersion())
+	return s.Update(ctx, o)
 }
