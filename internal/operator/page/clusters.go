@@ -44,8 +44,11 @@ func (l look) clusterLine(c *v1alpha1.TalosCluster, newest *v1alpha1.ImageRoll) 
 	if newest != nil {
 		roll := l.rollLine(newest)
 		out.Roll, out.rolling = &roll, !newest.Status.Phase.Finished()
-		if out.rolling {
+		switch {
+		case out.rolling:
 			out.State = roll.State
+		case newest.Status.Phase == v1alpha1.PhaseFailed && out.State.Mood == open: // a FleetRoll's does not stall the cluster
+			out.State = state{"roll failed", bad, roll.State.Why}
 		}
 	}
 	if k := c.Status.Check; k != nil && !k.Ended.IsZero() {
@@ -57,9 +60,8 @@ func (l look) clusterLine(c *v1alpha1.TalosCluster, newest *v1alpha1.ImageRoll) 
 	if !c.DeletionTimestamp.IsZero() {
 		out.State.Word, out.State.Mood = "being deleted", open
 	}
-	failed := newest != nil && newest.Status.Phase == v1alpha1.PhaseFailed && out.State.Mood != good // a FleetRoll's does not stall the cluster
 	switch {
-	case out.State.Mood == bad || failed || out.Late || c.Status.Nodes != nil && c.Status.Nodes.Unread > 0:
+	case out.State.Mood == bad || out.Late || c.Status.Nodes != nil && c.Status.Nodes.Unread > 0:
 		out.rank = rankTrouble
 	case out.rolling && newest.Status.Phase == v1alpha1.PhaseAwaitingApproval:
 		out.rank = rankPerson

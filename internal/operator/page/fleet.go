@@ -113,7 +113,7 @@ func (l look) fleet() (string, frame.View, error) {
 		v.Every = running
 	}
 	spec := f.Spec
-	v.Facts = facts("state", l.inWords(string(spec.State)), "Talos", l.text(spec.TalosVersion), "stage", v.Stage, "began", v.Began, "ended", l.when(f.Status.Ended), "took", v.Took,
+	v.Facts = facts("spec.state", l.text(string(spec.State)), "Talos", l.text(spec.TalosVersion), "stage", v.Stage, "began", v.Began, "ended", l.when(f.Status.Ended), "took", v.Took,
 		"at a time", fmt.Sprintf("%d, of a site %d", spec.MaxConcurrent, spec.MaxConcurrentPerSite), "site", l.text(spec.SiteLabel), "stops at", fmt.Sprintf("%d failed", max(1, spec.AbortThreshold)))
 	for i, s := range spec.Stages {
 		v.Stages = append(v.Stages, l.stage(&f, i, s, of))

@@ -95,7 +95,7 @@ func TestPages(t *testing.T) {
 			"clusters 12 in sync 5 in trouble 4 await approval 1 being rolled 1", "FleetRolls that are not over", "winter clusters awaiting approval first 0 of 2 done",
 			"autumn clusters abort threshold all 3 of 6 done, 2 failed", "oslo-1 clusters roll failed ImageRoll oslo-1-4: wait for wk1 to be healthy", "6, 4 stale v1.13.8 → v1.13.9 oslo-1-4 2/6 failed 42m ago opens 22:00",
 			"trondheim-1 clusters check failed read https://pve1.trondheim.example:8006: connection refused 5, 5 unread", "bergen-2 clusters rolling 3/6 nodes; wk1: wait for wk1 to join", "always open", "tromso-1 clusters suspended spec.suspend: nothing is started",
-			"ci-1 lab in sync 1 v1.13.9", "kirkenes-1 clusters drifted wk2: Talos v1.13.9 instead of v1.14.1",
+			"ci-1 lab in sync 1 v1.13.9", "kirkenes-1 clusters roll failed node wk2 keeps the last healthy replica of volume pvc-88 of Longhorn: wait until it is rebuilt 6, 2 stale", "bergen-1 clusters awaiting approval plan 5c1f0a7e rolls 6 nodes 6, 6 stale",
 		},
 		"/clusters/clusters/oslo-1": {
 			"nodes 6 in sync 2 stale 4 unread 0", "wk2: Talos v1.13.8 instead of v1.13.9", "checked 42m ago next check in 17m last in sync 2026-11-26 09:17, 2d2h ago maintenance window opens 22:00", "build of default 9f3ac1d27be8",
@@ -103,7 +103,7 @@ func TestPages(t *testing.T) {
 			"kubectl -n clusters events --for taloscluster/oslo-1", `kubectl -n clusters annotate taloscluster oslo-1 recast.dev/check-requested="$(date)" --overwrite`,
 		},
 		"/clusters/clusters/trondheim-1": {"what the newest check could not read", "doctor: Proxmox answers: no: is pve1.trondheim.example on", "none is kept"},
-		"/clusters/clusters/bergen-1":    {"Its roll: bergen-1-2 awaiting approval plan 5c1f0a7e rolls 6 nodes", "approval not approved", `kubectl -n clusters patch imageroll bergen-1-2 --type=merge -p '{"spec":{"approved":true}}'`},
+		"/clusters/clusters/bergen-1":    {"Its roll: bergen-1-2 awaiting approval plan 5c1f0a7e rolls 6 nodes rolls nodes approval not approved", `kubectl -n clusters patch imageroll bergen-1-2 --type=merge -p '{"spec":{"approved":true}}'`},
 		"/rolls/clusters/bergen-2-7":     {"rolling 3/6 3 of 6 nodes done; wk1: wait for wk1 to join: VM 201 boots (11:59, 4s ago)", "cp1: recreate, about 2m40s away: extension iscsi-tools", "bergen-2-7-roll-2 11:42, 18m ago 18m so far runs"},
 		"/rolls/clusters/oslo-1-4": {
 			"ImageRoll of oslo-1", "ended 01:12, 10h ago took 3h12m plan 5c1f0a7e", "oslo-1-4-roll-3 2026-11-27 22:21, 13h ago 16m 2 killed, exit code 137", "failed, exit code 1: failed: wait for wk1 to be healthy", "kubectl -n clusters delete imageroll oslo-1-4",

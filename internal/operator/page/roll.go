@@ -35,6 +35,9 @@ func (l look) rollLine(r *v1alpha1.ImageRoll) rollLine {
 func (l look) rollState(r *v1alpha1.ImageRoll) state {
 	s := l.state(r.Status.Conditions)
 	s.Word = cmp.Or(l.inWords(string(r.Status.Phase)), "not begun")
+	if p := r.Status.Plan; p != nil && r.Status.Phase == v1alpha1.PhaseAwaitingApproval {
+		s.Why = fmt.Sprintf("plan %s rolls %d nodes", l.text(p.Hash), p.Nodes) // not the commands, which name no namespace
+	}
 	return s
 }
 

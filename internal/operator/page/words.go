@@ -1,6 +1,7 @@
 package page
 
 import (
+	"cmp"
 	"strings"
 	"time"
 	"unicode"
@@ -70,7 +71,7 @@ func (s state) Short() string {
 		return ""
 	case len(text) > most:
 		line = string(text[:most])
-		return line[:max(strings.LastIndex(line, " "), 0)] + " …"
+		return line[:cmp.Or(max(strings.LastIndex(line, " "), 0), len(line))] + " …"
 	}
 	return line
 }
