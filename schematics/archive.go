@@ -23,15 +23,11 @@ func Archive(dir string, l Lock) error {
 	return nil
 }
 
-// Learn is Archive for the text of a lock that was the current one at a time, such as git has. It leaves out present, the
-// current one, and leaves what is in the directory already as it is.
-func Learn(dir string, text []byte, at time.Time, present Lock) error {
-	l, err := ParseLock("a past lock", text)
-	if err != nil {
-		return err
-	}
+// Learn is Archive for a lock that was the current one at a time, which git or so remembers. What is in the directory
+// already stays as it is.
+func Learn(dir string, l Lock, at time.Time) error {
 	file := filepath.Join(dir, l.Key()+".lock")
-	if _, err := os.Stat(file); err == nil || l.Key() == present.Key() {
+	if _, err := os.Stat(file); err == nil {
 		return nil
 	}
 	if err := Archive(dir, l); err != nil {

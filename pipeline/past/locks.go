@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"time"
 
+	"github.com/recast-sh/recast/internal/journal"
 	"github.com/recast-sh/recast/schematics"
 )
 
@@ -33,7 +34,14 @@ func (l Locks) Learn(text []byte, at time.Time) error {
 	if err != nil {
 		return err
 	}
-	return schematics.Learn(l.Dir, text, at, present)
+	lock, err := schematics.ParseLock("a past lock", text)
+	if err != nil || lock.Key() == present.Key() {
+		return err
+	}
+	if err := journal.KeepOutOfGit(filepath.Dir(l.Dir)); err != nil {
+		return err
+	}
+	return schematics.Learn(l.Dir, lock, at)
 }
 
 // Before is the lock before another one, for people: of this machine or, if that has none, of the last run elsewhere.

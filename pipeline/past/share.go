@@ -210,6 +210,9 @@ func (s Sharing) fetch(ctx context.Context, r images.Record) error {
 		return err
 	}
 	files[digestName] = []byte(r.Digest)
+	if err := journal.KeepOutOfGit(filepath.Dir(s.Runs.Elsewhere)); err != nil {
+		return err
+	}
 	return journal.Place(dir, id, files, shown, LogName, OlderLogName, lockName, beforeName, digestName)
 }
 

@@ -248,7 +248,7 @@ func TestFetchIsCareful(t *testing.T) {
 			if runs, problems := m.Runs.All(Options{}); len(runs) != 1 || len(problems) > 0 {
 				t.Errorf("%d runs, %q", len(runs), problems)
 			}
-			if got := filesIn(t, filepath.Join(m.Runs.Elsewhere, "..")); !slices.Equal(got, []string{"elsewhere"}) {
+			if got := filesIn(t, filepath.Join(m.Runs.Elsewhere, "..")); !slices.Equal(got, []string{".gitignore", "elsewhere"}) {
 				t.Errorf("beside the copies: %q", got)
 			}
 		})
