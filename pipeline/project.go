@@ -56,8 +56,11 @@ func (p Project) cacheDir() string {
 }
 func (p Project) isoCache() string { return filepath.Join(p.cacheDir(), "iso") }
 
-// SharedRuns is the list of the cluster's runs in its mirror: see images.Records.
+// SharedRuns is the list of the cluster's runs in its mirror, as images.Records have it; "" if there is none.
 func SharedRuns(p Project) string {
+	if p.Config.Images.Mirror == "" || p.Config.History.Share == config.ShareNever {
+		return ""
+	}
 	return p.Config.Images.Mirror + ":recast-history-" + p.Config.Cluster
 }
 

@@ -25,6 +25,7 @@ type StatusResult struct {
 	Cluster    string     `json:"cluster"`
 	Claim      *ClaimHeld `json:"claim,omitempty"`      // nil: nobody holds it
 	LastRun    *RunStatus `json:"lastRun,omitempty"`    // from the journal on this machine; other machines have their own
+	Shared     string     `json:"shared,omitempty"`     // where runs of other machines are, which history shows
 	Open       []Half     `json:"open"`                 // unfinished replacements, from Proxmox
 	Marked     []Marked   `json:"marked"`               // nodes that a run marked or cordoned, without such a record
 	Kept       []Kept     `json:"kept"`                 // old system disks that are kept
@@ -119,7 +120,7 @@ func (res *StatusResult) readLastRun(p Project) {
 // Status returns the active run and, for everything unfinished, where each disk is and
 // what finishes it. It changes nothing, and fails only if Proxmox can't be read.
 func Status(ctx context.Context, p Project, src StatusSources) (StatusResult, error) {
-	res := StatusResult{Cluster: p.Config.Cluster, Open: []Half{}, Marked: []Marked{}, Kept: []Kept{}}
+	res := StatusResult{Cluster: p.Config.Cluster, Shared: SharedRuns(p), Open: []Half{}, Marked: []Marked{}, Kept: []Kept{}}
 	vms, away, err := readable(ctx, p, src.Proxmox)
 	switch {
 	case err != nil && away == nil:

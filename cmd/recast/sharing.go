@@ -35,7 +35,8 @@ const (
 
 // sharing is how a project's runs are copied; false: they are not.
 func sharing(s *streams, p pipeline.Project, cl *closers) (past.Sharing, bool, error) {
-	if p.Config.Images.Mirror == "" || p.Config.History.Share == config.ShareNever {
+	list := pipeline.SharedRuns(p)
+	if list == "" {
 		return past.Sharing{}, false, nil
 	}
 	r, err := connectRegistry(s, p, cl)
@@ -43,7 +44,7 @@ func sharing(s *streams, p pipeline.Project, cl *closers) (past.Sharing, bool, e
 		return past.Sharing{}, false, err
 	}
 	return past.Sharing{
-		Runs: p.Runs(), Records: registry.NewRecords(r), List: pipeline.SharedRuns(p), Lock: p.Locks().Text, Hide: redact.New(secretsHere()).JSON,
+		Runs: p.Runs(), Records: registry.NewRecords(r), List: list, Lock: p.Locks().Text, Hide: redact.New(secretsHere()).JSON,
 	}, true, nil
 }
 

@@ -11,7 +11,7 @@ import (
 	"github.com/recast-sh/recast/pipeline/past"
 )
 
-// History is the list of runs that were started on this machine, newest first.
+// History is the list of runs, newest first.
 type History struct {
 	Runs     []HistoryRun `json:"runs"`
 	Earlier  int          `json:"earlier,omitempty"` // how many older ones there are

@@ -103,6 +103,8 @@ func drawClaim(p *page, c *pipeline.ClaimHeld) {
 func drawLastRun(p *page, res pipeline.StatusResult) {
 	r, c := res.LastRun, res.Claim
 	switch {
+	case r == nil && res.Shared != "":
+		p.line("journal   no run was started on this machine; recast history shows those of others")
 	case r == nil:
 		p.line("journal   no run was started on this machine")
 	case r.Finished.IsZero() && (c == nil && res.Kubernetes == "" || c != nil && (c.Dead || c.Run != r.ID)):
