@@ -12,13 +12,12 @@ import (
 // Own are the VMs that recast made for itself when it worked on this cluster: parking VMs of
 // its nodes, and all VMs whose record, claim or mark names the cluster.
 func (d Discovery) Own(name string) []cluster.VM {
-	named := func(of string) bool { return of == name || d.Cluster != "" && of == d.Cluster }
+	named := func(of string) bool { return of != "" && of == name || d.Cluster != "" && of == d.Cluster }
 	var own []cluster.VM
 	for _, vm := range d.VMs {
-		rec, parking, errRecord := parking.ReadRecord(vm)
-		claim, held, errClaim := claim.Read(vm)
-		if parking && errRecord == nil && (named(rec.Cluster) || slices.Contains(d.uuids, rec.UUID)) ||
-			held && errClaim == nil && named(claim.Cluster) {
+		rec, parking, _ := parking.ReadRecord(vm) // of one that a newer recast wrote, the cluster is known
+		claim, held, _ := claim.Read(vm)
+		if parking && (named(rec.Cluster) || slices.Contains(d.uuids, rec.UUID)) || held && named(claim.Cluster) {
 			own = append(own, vm)
 		}
 	}

@@ -156,7 +156,10 @@ func TestDiscoveryOwn(t *testing.T) {
 		park(9001, parking.Record{Cluster: "former", Node: "wk1", UUID: discoveredUUID}),
 		park(9002, parking.Record{Cluster: "homelab", Node: "gone", UUID: "x"}),
 		park(9101, parking.Record{Cluster: "other", Node: "wk1", UUID: "y"}),
+		{ID: 9102, Config: map[string]string{"description": parking.RecordMark + "{"}},
 	}}
+	newer := d.VMs[3].Config
+	newer["description"] = strings.Replace(newer["description"], `{"version":1,`, `{"version":2,"also":true,`, 1)
 	for _, tc := range []struct{ cluster, learned, want string }{
 		{"homelab", "", "[9000 9001 9002]"}, {"new", "", "[9001]"}, {"new", "homelab", "[9000 9001 9002]"}, {"other", "", "[9100 9001 9101]"},
 	} {
