@@ -80,10 +80,15 @@ func (l *Lab) replicasOn(volume string) (nodes []string) {
 func inImpatientLab(t *testing.T, test func(t *testing.T, lab *Lab)) {
 	t.Helper()
 	inStorageLab(t, (*Lab).runLonghorn, 3, func(t *testing.T, lab *Lab) {
-		lab.longhornSetting(waitSetting, "30")
-		lab.replicated("pvc-1", 2, "wk1", "wk2")
+		lab.isImpatient()
 		test(t, lab)
 	})
+}
+
+func (l *Lab) isImpatient() {
+	l.t.Helper()
+	l.longhornSetting(waitSetting, "30")
+	l.replicated("pvc-1", 2, "wk1", "wk2")
 }
 
 // TestRollHoldsTheRebuild: while a node is away that has replicas, Longhorn waits longer than it would, so that it

@@ -23,14 +23,15 @@ import (
 	"github.com/rogpeppe/go-internal/txtar"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
 )
 
 // traces are what a run of recast has written, by name: configurations of VMs ("vm/9004"), their descriptions
-// ("vm/9004.description"), marks of Nodes ("node/wk1"), the claim in Kubernetes ("lease"), and files of the
-// working directory ("work/…"), without secrets, images and snapshots.
+// ("vm/9004.description"), marks of Nodes ("node/wk1"), the claim in Kubernetes ("lease"), what it remembers of a setting of
+// Longhorn ("hold"), and files of the working directory ("work/…"), without secrets, images and snapshots.
 type traces map[string]string
 
 // traces of all runs so far.
@@ -53,6 +54,9 @@ func (l *Lab) traces() traces {
 	}
 	if lease := l.claimLease(); lease != nil {
 		found["lease"] = lease.Annotations[claimAnnotation]
+	}
+	if setting := l.waitSetting(); setting != nil {
+		found["hold"] = setting.GetAnnotations()["recast.dev/hold"]
 	}
 	for _, name := range []string{"recast.yaml", "recast.lock"} {
 		found["work/"+name] = string(l.Read(name))
@@ -92,6 +96,15 @@ func (l *Lab) claimLease() *coordinationv1.Lease {
 		return nil // there is none
 	}
 	return o.(*coordinationv1.Lease)
+}
+
+// waitSetting is the setting of Longhorn that a roll changes; nil if there is no Longhorn.
+func (l *Lab) waitSetting() *unstructured.Unstructured {
+	o, err := l.Kube.Store().Get(l.t.Context(), longhornSettings.GroupVersionResource, longhornSpace, waitSetting)
+	if err != nil {
+		return nil
+	}
+	return o.(*unstructured.Unstructured)
 }
 
 // marksOf is what recast has written on a Node, a line each.
@@ -242,6 +255,9 @@ func (l *Lab) replay(release traces) {
 			l.World.WriteByHand(id, "description", strings.TrimSuffix(text, "\n"))
 		case kind == "node":
 			l.mark(what, text)
+		case kind == "hold":
+			value, _ := l.waits()
+			l.setWaits(value, strings.TrimSpace(text))
 		case kind == "lease":
 			lease := l.claimLease()
 			lease.Annotations[claimAnnotation] = strings.TrimSpace(text)

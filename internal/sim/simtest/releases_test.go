@@ -65,6 +65,7 @@ func leavings() map[string]leaving {
 		}, ways, kept, false}
 	}
 	one, three, prepared := oneWorker(), sim.Options{ControlPlanes: 3, Workers: 1}, func(lab *Lab) { lab.BootsDisks("disk") }
+	impatient := func(lab *Lab) { lab.runLonghorn("wk1", "wk2", "wk3"); lab.isImpatient() }
 	done := func(then func(t *testing.T, lab *Lab), ways ...string) leaving {
 		return leaving{"wk1", one, func(lab *Lab) { lab.Patch(everywhere) }, func(t *testing.T, lab *Lab) {
 			must(t, lab.as(firstRun).roll(onlyWorker)(t.Context()))
@@ -89,6 +90,7 @@ func leavings() map[string]leaving {
 		"recreate-configured":             rolled("wk1", one, cluster.Recreate, after("bring-up/configure"), allWays),
 		"recreate-serves":                 rolled("wk1", one, cluster.Recreate, before("finish/keep"), allWays),
 		"recreate-holder":                 rolled("wk1", sim.Options{Workers: 1, Holder: true}, cluster.Recreate, after("delete-vm"), allWays),
+		"recreate-held-storage":           rolled("wk1", sim.Options{Workers: 3}, cluster.Recreate, before("take-down/delete-vm"), allWays, impatient),
 		"recreate-control-plane-left":     rolled("cp2", three, cluster.Recreate, onServer("EtcdLeaveCluster"), forward),
 		"recreate-control-plane-deleted":  rolled("cp2", three, cluster.Recreate, after("delete-vm"), allWays),
 		"reimage-blank":                   rolled("wk1", one, cluster.Reimage, after("blank-disk"), allWays),
@@ -188,12 +190,10 @@ func (s leaving) goOn(t *testing.T, lab *Lab, way, before string) {
 	}
 	c := lab.as(thirdRun)
 	c.Elsewhere = true
-	do, stale, kept := c.roll(planning.Policy{Only: []string{s.node}}), lab.others(s.node), s.kept
+	do, stale := c.roll(planning.Policy{Only: []string{s.node}}), lab.others(s.node)
 	switch way {
 	case "undo":
-		must(t, c.giveUp(s.node)(t.Context()))
-		lab.requireRecovered(before)
-		return
+		do = c.giveUp(s.node)
 	case "rollback":
 		do, stale = c.goBack(s.node), lab.others("")
 	}
@@ -201,9 +201,16 @@ func (s leaving) goOn(t *testing.T, lab *Lab, way, before string) {
 		stale = nil
 	}
 	must(t, do(t.Context()))
+	if lab.waitSetting() != nil {
+		lab.requireWaits("30", "")
+	}
+	if way == "undo" {
+		lab.requireRecovered(before)
+		return
+	}
 	requireInSync(t, lab, stale...)
 	lab.requireServing(s.node)
-	lab.requireKept(kept)
+	lab.requireKept(s.kept)
 	for _, v := range lab.EtcdViolations() {
 		t.Errorf("etcd: %s", v)
 	}
