@@ -1,6 +1,7 @@
 package page
 
 import (
+	"context"
 	"slices"
 	"strings"
 
@@ -23,12 +24,12 @@ type clusterView struct {
 	Next, Missing     []command
 }
 
-func (l look) cluster() (string, frame.View, error) {
+func (l look) cluster(ctx context.Context) (string, frame.View, error) {
 	var c v1alpha1.TalosCluster
-	if err := l.objects.Get(l, l.key, &c); err != nil {
+	if err := l.objects.Get(ctx, l.key, &c); err != nil {
 		return "", frame.View{}, err
 	}
-	rolls, err := operator.RollsOf(l, l.objects, c.Namespace, c.Name)
+	rolls, err := operator.RollsOf(ctx, l.objects, c.Namespace, c.Name)
 	if err != nil {
 		return "", frame.View{}, err
 	}

@@ -2,6 +2,7 @@ package page
 
 import (
 	"cmp"
+	"context"
 	"fmt"
 	"slices"
 	"strings"
@@ -124,16 +125,16 @@ type clustersView struct {
 	Clusters                          []clusterLine
 }
 
-func (l look) clusters() (string, frame.View, error) {
+func (l look) clusters(ctx context.Context) (string, frame.View, error) {
 	var clusters v1alpha1.TalosClusterList
 	var rolls v1alpha1.ImageRollList
-	if err := l.list(&clusters); err != nil {
+	if err := l.list(ctx, &clusters); err != nil {
 		return "", frame.View{}, err
 	}
-	if err := l.list(&rolls); err != nil {
+	if err := l.list(ctx, &rolls); err != nil {
 		return "", frame.View{}, err
 	}
-	fleets, err := l.fleetLines(func(f *v1alpha1.FleetRoll) bool { return !over(f) })
+	fleets, err := l.fleetLines(ctx, func(f *v1alpha1.FleetRoll) bool { return !over(f) })
 	if err != nil {
 		return "", frame.View{}, err
 	}

@@ -2,6 +2,7 @@ package page
 
 import (
 	"cmp"
+	"context"
 	"encoding/json"
 	"fmt"
 	"slices"
@@ -42,9 +43,9 @@ func over(f *v1alpha1.FleetRoll) bool {
 }
 
 // fleetLines are the FleetRolls of which it is true, the newest first.
-func (l look) fleetLines(of func(*v1alpha1.FleetRoll) bool) (out []fleetLine, err error) {
+func (l look) fleetLines(ctx context.Context, of func(*v1alpha1.FleetRoll) bool) (out []fleetLine, err error) {
 	var list v1alpha1.FleetRollList
-	if err := l.list(&list); err != nil {
+	if err := l.list(ctx, &list); err != nil {
 		return nil, err
 	}
 	for i := range list.Items {
@@ -65,8 +66,8 @@ type fleetsView struct {
 	Fleets  []fleetLine
 }
 
-func (l look) fleets() (string, frame.View, error) {
-	all, err := l.fleetLines(func(*v1alpha1.FleetRoll) bool { return true })
+func (l look) fleets(ctx context.Context) (string, frame.View, error) {
+	all, err := l.fleetLines(ctx, func(*v1alpha1.FleetRoll) bool { return true })
 	return "fleets", frame.View{Title: "Fleet rolls", Body: fleetsView{seldom, "Every FleetRoll, the newest first", all}}, err
 }
 
@@ -95,13 +96,13 @@ type memberLine struct {
 	Ended                    string
 }
 
-func (l look) fleet() (string, frame.View, error) {
+func (l look) fleet(ctx context.Context) (string, frame.View, error) {
 	var f v1alpha1.FleetRoll
-	if err := l.objects.Get(l, l.key, &f); err != nil {
+	if err := l.objects.Get(ctx, l.key, &f); err != nil {
 		return "", frame.View{}, err
 	}
 	var rolls v1alpha1.ImageRollList
-	if err := l.list(&rolls, client.InNamespace(f.Namespace), client.MatchingLabels{v1alpha1.LabelFleet: f.Name}); err != nil {
+	if err := l.list(ctx, &rolls, client.InNamespace(f.Namespace), client.MatchingLabels{v1alpha1.LabelFleet: f.Name}); err != nil {
 		return "", frame.View{}, err
 	}
 	of := map[string]*v1alpha1.ImageRoll{}
@@ -115,14 +116,14 @@ func (l look) fleet() (string, frame.View, error) {
 	spec := f.Spec
 	v.Facts = facts("spec.state", l.text(string(spec.State)), "Talos", l.text(spec.TalosVersion), "stage", v.Stage, "began", v.Began, "ended", l.when(f.Status.Ended), "took", v.Took,
 		"at a time", fmt.Sprintf("%d, of a site %d", spec.MaxConcurrent, spec.MaxConcurrentPerSite), "site", l.text(spec.SiteLabel), "stops at", fmt.Sprintf("%d failed", max(1, spec.AbortThreshold)))
-	for i, s := range spec.Stages {
-		v.Stages = append(v.Stages, l.stage(&f, i, s, of))
+	for _, s := range spec.Stages {
+		v.Stages = append(v.Stages, l.stage(&f, s, of))
 	}
 	v.nextOf(&f)
 	return "fleet", frame.View{Title: f.Name, Again: again(v.Every), Body: v}, nil
 }
 
-func (l look) stage(f *v1alpha1.FleetRoll, i int, s v1alpha1.Stage, rolls map[string]*v1alpha1.ImageRoll) stageView {
+func (l look) stage(f *v1alpha1.FleetRoll, s v1alpha1.Stage, rolls map[string]*v1alpha1.ImageRoll) stageView {
 	v := stageView{Name: l.text(s.Name), Facts: facts("soak time", soak(s), "gates", strings.Join(l.texts(s.Gates), "; "), "approval", stageApproval(f, s))}
 	for _, m := range f.Status.Members {
 		if m.Stage != s.Name {
@@ -140,7 +141,7 @@ func (l look) stage(f *v1alpha1.FleetRoll, i int, s v1alpha1.Stage, rolls map[st
 		v.Members = append(v.Members, line)
 	}
 	slices.SortStableFunc(v.Members, func(a, b memberLine) int { return memberRank(a) - memberRank(b) })
-	v.Word, v.Mood = l.stageState(f, i, v)
+	v.Word, v.Mood = l.stageState(f, s.Name, v)
 	return v
 }
 
@@ -150,21 +151,11 @@ var memberMoods = map[v1alpha1.MemberPhase]string{v1alpha1.MemberRunning: open, 
 func memberRank(m memberLine) int { return slices.Index([]string{bad, open, "", good}, m.Mood) }
 
 // stageState is how far a wave is.
-func (l look) stageState(f *v1alpha1.FleetRoll, i int, v stageView) (word, mood string) {
-	at := slices.IndexFunc(f.Spec.Stages, func(s v1alpha1.Stage) bool { return s.Name == f.Status.Stage })
-	switch {
-	case f.Status.Started == nil:
-		return "not begun", ""
-	case at == i && f.Status.Ended == nil, at == i && v.Done < v.All:
-		if c := meta.FindStatusCondition(f.Status.Conditions, v1alpha1.ConditionReady); c != nil && c.Reason != v1alpha1.ReasonSucceeded {
-			word, mood = l.inWords(c.Reason), open
-			if meta.IsStatusConditionTrue(f.Status.Conditions, v1alpha1.ConditionStalled) {
-				mood = bad
-			}
-			return word, mood
-		}
-	}
-	if v.Done == v.All && v.All > 0 {
+func (l look) stageState(f *v1alpha1.FleetRoll, stage string, v stageView) (word, mood string) {
+	switch s := l.state(f.Status.Conditions); {
+	case f.Status.Started != nil && f.Status.Stage == stage && s.Mood != good && (f.Status.Ended == nil || v.Done < v.All):
+		return s.Word, s.Mood
+	case v.All > 0 && v.Done == v.All:
 		return "done", good
 	}
 	return "not begun", ""

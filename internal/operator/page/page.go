@@ -73,7 +73,6 @@ func (s *Site) Handler() http.Handler {
 
 // look is one request.
 type look struct {
-	context.Context
 	*Site
 	key client.ObjectKey // of the object that the page is about
 	at  time.Time
@@ -83,12 +82,12 @@ type look struct {
 const patience = 10 * time.Second
 
 // page is a handler that draws what view returns, in the template of that name.
-func (s *Site) page(view func(look) (template string, v frame.View, err error)) http.HandlerFunc {
+func (s *Site) page(view func(look, context.Context) (template string, v frame.View, err error)) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		ctx, cancel := context.WithTimeout(r.Context(), patience)
 		defer cancel()
-		l := look{ctx, s, client.ObjectKey{Namespace: r.PathValue("namespace"), Name: r.PathValue("name")}, s.Now()}
-		template, v, err := view(l)
+		l := look{s, client.ObjectKey{Namespace: r.PathValue("namespace"), Name: r.PathValue("name")}, s.Now()}
+		template, v, err := view(l, ctx)
 		switch {
 		case apierrors.IsNotFound(err):
 			s.frame.Missing(w, "there is no such object, or it is not in the cache yet")
@@ -102,6 +101,6 @@ func (s *Site) page(view func(look) (template string, v frame.View, err error)) 
 
 // list reads objects, which belong to the cache: a copy of all of them for each page would be most of what
 // the operator allocates.
-func (l look) list(into client.ObjectList, of ...client.ListOption) error {
-	return l.objects.List(l, into, append(of, client.UnsafeDisableDeepCopy)...)
+func (l look) list(ctx context.Context, into client.ObjectList, of ...client.ListOption) error {
+	return l.objects.List(ctx, into, append(of, client.UnsafeDisableDeepCopy)...)
 }

@@ -2,6 +2,7 @@ package page
 
 import (
 	"cmp"
+	"context"
 	"fmt"
 	"strings"
 
@@ -63,9 +64,9 @@ type progress struct {
 // tryLine is an attempt.
 type tryLine struct{ Job, Began, Took, Result, Mood, Done string }
 
-func (l look) roll() (string, frame.View, error) {
+func (l look) roll(ctx context.Context) (string, frame.View, error) {
 	var r v1alpha1.ImageRoll
-	if err := l.objects.Get(l, l.key, &r); err != nil {
+	if err := l.objects.Get(ctx, l.key, &r); err != nil {
 		return "", frame.View{}, err
 	}
 	v := l.rollView(&r)

@@ -14,7 +14,7 @@ import (
 func noon(t *testing.T) look {
 	t.Helper()
 	s := browse(t, nil).site
-	return look{Context: t.Context(), Site: s, at: s.Now()}
+	return look{Site: s, at: s.Now()}
 }
 
 func ready(is bool, reason string) []metav1.Condition {
@@ -122,8 +122,8 @@ func TestStages(t *testing.T) {
 			f.Status.Ended = began
 		}
 		var got []string
-		for i, s := range f.Spec.Stages {
-			v := l.stage(f, i, s, nil)
+		for _, s := range f.Spec.Stages {
+			v := l.stage(f, s, nil)
 			got = append(got, v.Word+" "+v.Mood)
 		}
 		if got := strings.Join(got, ", "); got != c.want {
