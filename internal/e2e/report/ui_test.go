@@ -127,7 +127,7 @@ func (u ui) walk(base, want string) {
 	u.t.Helper()
 	u.do(chromedp.Navigate(base))
 	var walked []string
-	for range strings.Split(want, ", ") {
+	for range strings.SplitSeq(want, ", ") {
 		var at struct {
 			Text       string
 			Ring, Seen bool

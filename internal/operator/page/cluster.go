@@ -3,7 +3,6 @@ package page
 import (
 	"context"
 	"slices"
-	"strings"
 
 	"github.com/recast-sh/recast/api/v1alpha1"
 	"github.com/recast-sh/recast/internal/operator"
@@ -75,6 +74,6 @@ func (v *clusterView) nextOf(c *v1alpha1.TalosCluster) {
 	v.Missing = []command{
 		{"each node, and all that differs", in + " " + configMap(job.Account(c.Name), attempt.KeyDrift)},
 		{"its events", in + " events --for taloscluster/" + c.Name},
-		{"pods of its Jobs", in + " get pods -l " + strings.Join([]string{v1alpha1.LabelCluster, c.Name}, "=")},
+		{"pods of its Jobs", in + " get pods -l " + v1alpha1.LabelCluster + "=" + c.Name},
 	}
 }
