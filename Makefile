@@ -121,6 +121,7 @@ docs: ## regenerate the generated documentation
 	@go test ./internal/config -run Schema -update
 	@go test ./internal/ui -run SchemasAreUpToDate -update
 	@go test ./internal/live -run Screenshot -update
+	@go test -vet=off ./cmd/recast -run TestTranscript -transcript.update
 
 generate: bin/tools/controller-gen ## regenerate what api/ is the source of: deep copies, CRDs
 	@bin/tools/controller-gen object crd paths=./api/... output:crd:dir=deploy/crds

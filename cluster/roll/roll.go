@@ -21,7 +21,7 @@ func (r *Roller) Steps(p planning.Plan) step.Step {
 	work := p.Work()
 	return step.Step{
 		ID:    "roll",
-		Title: fmt.Sprintf("roll %d of %d nodes", len(work), len(p.Nodes)),
+		Title: fmt.Sprintf("roll %d of %d %s", len(work), len(p.Nodes), words.Plural(len(p.Nodes), "node")),
 		Risk:  step.Destructive, LookAhead: 1,
 		Steps: func(context.Context) ([]step.Step, error) {
 			steps := r.Rehearser.Steps(p)

@@ -109,14 +109,21 @@ type screen struct {
 
 // onScreen runs recast in its own terminal.
 func (term *terminal) onScreen(args ...string) *screen {
-	t := term.t.(*testing.T)
-	s := &screen{t: t, cmd: term.recast(args...), eof: make(chan struct{})}
-	s.cmd.Env = append(s.cmd.Env, "TERM=xterm-kitty", "CI=", "TERM_PROGRAM=ghostty")
+	c := term.recast(args...)
+	c.Env = append(c.Env, "TERM=xterm-kitty", "CI=", "TERM_PROGRAM=ghostty")
+	return startScreen(term.t.(*testing.T), c, 100, 30)
+}
+
+// startScreen runs a command in its own terminal.
+func startScreen(t *testing.T, c *exec.Cmd, columns, rows uint16) *screen {
+	t.Helper()
+	s := &screen{t: t, cmd: c, eof: make(chan struct{})}
 	var err error
-	if s.before, err = filepath.Glob(filepath.Join(term.dir, ".recast", "runs", "*", telemetry.LogName)); err != nil {
+	if s.before, err = filepath.Glob(filepath.Join(c.Dir, ".recast", "runs", "*", telemetry.LogName)); err != nil {
 		t.Fatal(err)
 	}
-	if s.pty, err = pty.StartWithSize(s.cmd, &pty.Winsize{Rows: 30, Cols: 100}); err != nil {
+	c.Stdin, c.Stdout, c.Stderr = nil, nil, nil // the terminal
+	if s.pty, err = pty.StartWithSize(c, &pty.Winsize{Rows: rows, Cols: columns}); err != nil {
 		t.Fatal(err)
 	}
 	go func() {

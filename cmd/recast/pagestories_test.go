@@ -2,6 +2,8 @@ package main
 
 import (
 	"bytes"
+	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"os"
@@ -10,6 +12,7 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 )
@@ -67,58 +70,78 @@ func (p page) scenes(t *testing.T) []scene {
 	return all
 }
 
-// pageStage is a directory, and a PATH with recast in it.
+// pageStage is the directory of a clone after make build: bin/recast in it is this test
+// binary. The build itself is left out.
 type pageStage struct {
-	t   *testing.T
-	dir string
+	t    *testing.T
+	dir  string
+	home string
+	path string // PATH
 }
 
 func newPageStage(t *testing.T) pageStage {
 	t.Helper()
-	s := pageStage{t, t.TempDir()}
+	dir := t.TempDir()
 	self, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := os.MkdirAll(filepath.Join(s.dir, "bin"), 0o700); err != nil {
+	if err := os.MkdirAll(filepath.Join(dir, "bin"), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	err = os.WriteFile(filepath.Join(s.dir, "bin", "recast"), []byte("#!/bin/sh\nRECAST_TEST_MAIN=1 exec '"+self+"' \"$@\"\n"), 0o700)
-	if err != nil {
+	if err := os.Link(self, filepath.Join(dir, "bin", "recast")); err != nil {
 		t.Fatal(err)
 	}
+	return pageStage{t, dir, dir, os.Getenv("PATH")}
+}
+
+// installed is the same with recast in the PATH.
+func (s pageStage) installed() pageStage {
+	s.path = filepath.Join(s.dir, "bin") + ":" + s.path
 	return s
 }
 
 func (s pageStage) shell(script string, said *bytes.Buffer) *exec.Cmd {
 	c := exec.CommandContext(s.t.Context(), "bash", "-euo", "pipefail", "-c", script)
 	c.Dir, c.Stdout, c.Stderr = s.dir, said, said
-	c.Env = append(os.Environ(), "PATH="+filepath.Join(s.dir, "bin")+":"+os.Getenv("PATH"), "HOME="+s.dir, "NO_COLOR=1", "GORACE="+noNap)
+	c.Env = append(os.Environ(), "RECAST_TEST_MAIN=1", "PATH="+s.path, "HOME="+s.home, "NO_COLOR=1", "GORACE="+noNap)
 	c.Cancel = func() error { return c.Process.Signal(os.Interrupt) }
 	return c
+}
+
+// lab starts a lab. What it returns ends it, and returns what it has printed.
+func (s pageStage) lab(command string) func() string {
+	s.t.Helper()
+	var said bytes.Buffer
+	// Faster than a person would want it; nothing else differs.
+	lab := s.shell("exec "+command+" --speed "+*pagesSpeed, &said)
+	if err := lab.Start(); err != nil {
+		s.t.Fatal(err)
+	}
+	awaitFile(s.t, filepath.Join(s.dir, labDir(command), "lab.json"))
+	end := sync.OnceValue(func() string {
+		if err := lab.Process.Signal(os.Interrupt); err != nil {
+			s.t.Error(err)
+		}
+		if err := lab.Wait(); err != nil && !errors.Is(err, context.Canceled) {
+			s.t.Errorf("%s, interrupted: %v\n%s", command, err, &said)
+		}
+		return said.String()
+	})
+	s.t.Cleanup(func() { end() })
+	return end
 }
 
 // play runs a scene and adds the output, by the numbers of blocks.
 func (sc scene) play(t *testing.T, p page, printed map[int]string) {
 	t.Helper()
-	s := newPageStage(t)
 	command := strings.TrimSpace(p.blocks[sc.lab].text)
-	var serving bytes.Buffer
-	// Faster than a person would want it; nothing else differs.
-	lab := s.shell("exec "+command+" --speed "+*pagesSpeed, &serving)
-	if err := lab.Start(); err != nil {
-		t.Fatal(err)
+	s := newPageStage(t)
+	if !strings.HasPrefix(command, "bin/") { // the README, which needs no more than a clone
+		s = s.installed()
 	}
-	defer func() {
-		if err := lab.Process.Signal(os.Interrupt); err != nil {
-			t.Error(err)
-		}
-		if err := lab.Wait(); err != nil {
-			t.Errorf("%s, interrupted: %v\n%s", command, err, &serving)
-		}
-		printed[sc.lab] = s.anonymous(serving.String())
-	}()
-	awaitFile(t, filepath.Join(s.dir, labDir(command), "lab.json"))
+	end := s.lab(command)
+	defer func() { printed[sc.lab] = s.anonymous(end()) }()
 	var said bytes.Buffer
 	err := s.shell(sc.script(p), &said).Run()
 	last := sc.lab
@@ -159,7 +182,7 @@ func labDir(command string) string {
 }
 
 // anonymous replaces the temporary directory by another person's home directory.
-func (s pageStage) anonymous(text string) string { return strings.ReplaceAll(text, s.dir, "~") }
+func (s pageStage) anonymous(text string) string { return strings.ReplaceAll(text, s.home, "~") }
 
 // compare compares the output with what the page shows of it.
 func (p page) compare(t *testing.T, printed map[int]string) {

@@ -56,7 +56,8 @@ var table = []row{
 	{pkg: "internal/browser", allow: []string{"internal/command", "internal/fault"}},
 	{pkg: "internal/lab", allow: []string{"internal/sim", "internal/sim/network", "internal/fault", "github.com/spf13/cobra"}},
 	{pkg: "cmd/recast", files: tests, allow: []string{"github.com/creack/pty"}}, // to simulate a terminal
-	{pkg: "internal/live", files: tests, allow: []string{"github.com/creack/pty"}},
+	{pkg: "internal/live", files: tests, allow: []string{"github.com/creack/pty", "internal/live/emulator"}},
+	{pkg: "internal/live/emulator"},                                                                    // for tests alone
 	{pkg: "cmd/recast", files: tests, allow: []string{yaml}},                                           // for the pipelines among the examples
 	{pkg: "cmd/recast", files: tests, allow: []string{jsonschema}},                                     // validates output against the published schemas
 	{pkg: "cmd/recast", files: tests, allow: []string{k8sAPI, "sigs.k8s.io/yaml"}},                     // for the manifests among the examples
@@ -139,7 +140,7 @@ var table = []row{
 	{pkg: "cluster/...", files: tests, allow: []string{"cluster/clustertest/...", "cluster/observe/observetest", "cluster/rolling/rollingtest"}},
 	{pkg: "cluster/restore", allow: []string{"cluster", "cluster/config", "cluster/etcd", "cluster/exchange", "cluster/parking", "cluster/rolling", "internal/step", "internal/wait", "internal/fault", "internal/words"}},
 	{pkg: "cluster/kubeupgrade", allow: []string{"cluster", "cluster/etcd", "cluster/observe", "cluster/rolling", "internal/step", "internal/wait", "internal/fault", "internal/words", errgroup}},
-	{pkg: "cluster/discover", allow: []string{"cluster", "cluster/parking", "cluster/observe", "cluster/planning", "cluster/claim", "internal/fault", errgroup}},
+	{pkg: "cluster/discover", allow: []string{"cluster", "cluster/parking", "cluster/observe", "cluster/strategy", "cluster/planning", "cluster/claim", "internal/fault", errgroup}},
 	{pkg: "cluster/provenance", allow: []string{"cluster", "cluster/files", "internal/words"}},
 	{pkg: "cluster/config", allow: []string{"internal/redact", yaml}}, // a leaf: compares texts, knows neither clusters nor Talos
 	{pkg: "cluster/surge", allow: []string{"internal/fault"}},
@@ -204,7 +205,7 @@ var table = []row{
 
 	// the only package that imports the drawing library
 	{pkg: "internal/live", allow: []string{
-		"pipeline/stopwatch", "internal/step", "internal/fault", "internal/foreign", "cluster/...", "images",
+		"pipeline/stopwatch", "internal/step", "internal/fault", "internal/foreign", "internal/words", "cluster/...", "images",
 		"charm.land/bubbletea/v2", "github.com/charmbracelet/colorprofile", "github.com/charmbracelet/x/ansi", "golang.org/x/sys/unix",
 	}},
 

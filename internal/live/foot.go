@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/internal/step"
+	"github.com/recast-sh/recast/internal/words"
 )
 
 // foot is always visible: progress, and what Ctrl-C does.
@@ -22,7 +23,7 @@ func (b *Board) totals(now time.Time, l Look) []string {
 	for _, n := range b.nodes {
 		count[n.state()]++
 	}
-	parts := []string{fmt.Sprintf("%d of %d nodes done", count[isDone], len(b.nodes))}
+	parts := []string{fmt.Sprintf("%d of %d %s done", count[isDone], len(b.nodes), words.Plural(len(b.nodes), "node"))}
 	for _, c := range []struct {
 		of     nodeState
 		colour string

@@ -4,8 +4,6 @@ import (
 	"bytes"
 	"fmt"
 	"os"
-	"regexp"
-	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -13,6 +11,7 @@ import (
 
 	"github.com/creack/pty"
 
+	"github.com/recast-sh/recast/internal/live/emulator"
 	"github.com/recast-sh/recast/internal/step"
 )
 
@@ -62,16 +61,12 @@ func TestViewOnTerminal(t *testing.T) {
 
 // emulated is a terminal and its content, as far as a view needs it.
 type emulated struct {
-	t      *testing.T
-	tty    *os.File
-	width  int
-	height int
+	t   *testing.T
+	tty *os.File
 
-	mu   sync.Mutex
-	rows [][]rune // including those that have scrolled away
-	x, y int      // y counts from the first visible row
-	rest []byte   // an incomplete sequence
-	raw  bytes.Buffer
+	mu     sync.Mutex
+	screen *emulator.Screen
+	raw    bytes.Buffer
 }
 
 func openScreen(t *testing.T, columns, rows int) *emulated {
@@ -80,7 +75,7 @@ func openScreen(t *testing.T, columns, rows int) *emulated {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &emulated{t: t, tty: tty, width: columns, height: rows, rows: make([][]rune, rows)}
+	s := &emulated{t: t, tty: tty, screen: emulator.New(columns, rows)}
 	if err := pty.Setsize(tty, &pty.Winsize{Rows: uint16(rows), Cols: uint16(columns)}); err != nil {
 		t.Fatal(err)
 	}
@@ -89,7 +84,10 @@ func openScreen(t *testing.T, columns, rows int) *emulated {
 		b := make([]byte, 4096)
 		for {
 			n, err := master.Read(b)
-			s.write(b[:n])
+			s.mu.Lock()
+			s.raw.Write(b[:n])
+			_, _ = s.screen.Write(b[:n]) // it never fails
+			s.mu.Unlock()
 			if err != nil {
 				return
 			}
@@ -99,133 +97,18 @@ func openScreen(t *testing.T, columns, rows int) *emulated {
 		tty.Close()
 		master.Close()
 		reading.Wait()
+		if len(s.screen.Problems) > 0 || s.screen.Widest >= columns {
+			t.Errorf("a line of %d characters on a screen of %d; %q", s.screen.Widest, columns, s.screen.Problems)
+		}
 	})
 	return s
-}
-
-var sequence = regexp.MustCompile(`^\x1b\[([?>=<]?)([0-9;]*)( ?[@-~])`)
-
-func (s *emulated) write(b []byte) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.raw.Write(b)
-	b = append(s.rest, b...)
-	for len(b) > 0 {
-		if b[0] == 0x1b {
-			m := sequence.FindSubmatch(b)
-			if m == nil {
-				break // the rest will come
-			}
-			n, _ := strconv.Atoi(string(m[2]))
-			if len(m[1]) == 0 {
-				s.control(string(m[3]), n)
-			}
-			b = b[len(m[0]):]
-			continue
-		}
-		r := []rune(string(b))[0]
-		if r == '\ufffd' && len(b) < 4 {
-			break
-		}
-		s.put(r)
-		b = b[len(string(r)):]
-	}
-	s.rest = bytes.Clone(b)
-}
-
-func (s *emulated) row(y int) *[]rune { return &s.rows[len(s.rows)-s.height+y] }
-
-func (s *emulated) put(r rune) {
-	switch r {
-	case '\r':
-		s.x = 0
-	case '\n':
-		if s.y++; s.y == s.height {
-			s.y--
-			s.rows = append(s.rows, nil)
-		}
-	case '\b':
-		s.x = max(0, s.x-1)
-	default:
-		row := s.row(s.y)
-		for len(*row) <= s.x {
-			*row = append(*row, ' ')
-		}
-		(*row)[s.x] = r
-		if s.x++; s.x == s.width {
-			s.t.Error("a line is as wide as the screen")
-		}
-	}
-}
-
-func (s *emulated) control(what string, n int) {
-	one := max(1, n)
-	switch what {
-	case "A":
-		s.y = max(0, s.y-one)
-	case "B":
-		s.y = min(s.height-1, s.y+one)
-	case "C":
-		s.x = min(s.width-1, s.x+one)
-	case "D":
-		s.x = max(0, s.x-one)
-	case "G":
-		s.x = one - 1
-	case "J":
-		s.erase(n)
-		for y := s.y + 1; y < s.height; y++ {
-			*s.row(y) = nil
-		}
-	case "K":
-		s.erase(n)
-	case "X":
-		row := s.row(s.y)
-		for i := s.x; i < min(s.x+one, len(*row)); i++ {
-			(*row)[i] = ' '
-		}
-	case "L":
-		for range one {
-			for y := s.height - 1; y > s.y; y-- {
-				*s.row(y) = *s.row(y - 1)
-			}
-			*s.row(s.y) = nil
-		}
-	case "M":
-		for range one {
-			for y := s.y; y < s.height-1; y++ {
-				*s.row(y) = *s.row(y + 1)
-			}
-			*s.row(s.height - 1) = nil
-		}
-	case "P":
-		row := s.row(s.y)
-		if s.x < len(*row) {
-			*row = append((*row)[:s.x:s.x], (*row)[min(len(*row), s.x+one):]...)
-		}
-	case "m", " q":
-	default:
-		s.t.Errorf("unknown sequence %q %d", what, n)
-	}
-}
-
-func (s *emulated) erase(n int) {
-	if n != 0 {
-		s.t.Errorf("erases %d", n)
-	}
-	if row := s.row(s.y); s.x < len(*row) {
-		*row = (*row)[:s.x]
-	}
 }
 
 // text is the content of the terminal and its scrollback.
 func (s *emulated) text() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	var out strings.Builder
-	for _, row := range s.rows {
-		out.WriteString(strings.TrimRight(string(row), " ") + "\n")
-	}
-	return strings.Trim(out.String(), "\n") + "\n"
+	return s.screen.Text()
 }
 
 func (s *emulated) await(text string) {

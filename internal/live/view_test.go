@@ -116,7 +116,7 @@ func TestFollow(t *testing.T) {
 		}
 	}
 	got := strings.Join(b.Final(time.Now(), Look{Width: 100, Height: 10}), "\n")
-	want := "2 workers\n  ✗ wk1  recreate  0s      check: no quorum\n0 of 1 nodes done, 1 failed; "
+	want := "2 workers\n  ✗ wk1  recreate  0s      check: no quorum\n0 of 1 node done, 1 failed; "
 	if !strings.HasPrefix(got, want) {
 		t.Errorf("the board:\n%s", got)
 	}

@@ -3,6 +3,7 @@ package ui
 import (
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 
 	"github.com/recast-sh/recast/cluster"
@@ -47,18 +48,26 @@ func drawCheck(p *page, c checkup.Check) {
 	}
 }
 
-// drawAssessment prints the reasons against each strategy for the node of a check.
+// drawAssessment prints the reasons against each strategy for the node of a check: once
+// for strategies that follow each other and have the same.
 func drawAssessment(p *page, c checkup.Check, nodes []doctor.Assessment) {
 	for _, a := range nodes {
 		if a.Node != c.What || a.Unread || a.VMID == 0 {
 			continue
 		}
-		for _, s := range []cluster.Strategy{cluster.Recreate, cluster.Reimage, cluster.InPlace} {
+		var names []string
+		all := []cluster.Strategy{cluster.Recreate, cluster.Reimage, cluster.InPlace}
+		for i, s := range all {
+			names = append(names, string(s))
+			if i+1 < len(all) && slices.Equal(a.Against[s], a.Against[all[i+1]]) {
+				continue
+			}
 			text := "possible"
 			if against := a.Against[s]; len(against) > 0 {
 				text = "impossible: " + strings.Join(against, "; ")
 			}
-			p.wrapped(fmt.Sprintf("            %s: ", s), "              ", text)
+			p.wrapped(fmt.Sprintf("            %s: ", strings.Join(names, ", ")), "              ", text)
+			names = nil
 		}
 	}
 }

@@ -37,8 +37,7 @@ privileges
 nodes
   ok      wk1: VM 9011 on pve1: reimage
             recreate: impossible: it has a tie; and another
-            reimage: possible
-            in-place: possible
+            reimage, in-place: possible
   warning wk2: can't be seen
 
 To grant what is missing, as root on any Proxmox node (the same for VE 8 and 9):

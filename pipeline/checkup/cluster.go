@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/recast-sh/recast/cluster/planning"
+	"github.com/recast-sh/recast/internal/words"
 )
 
 // talosChecks are the checks of the machines and of etcd.
@@ -110,7 +111,7 @@ func (d *checkup) kubernetes() {
 	}
 	var seen []string
 	for _, v := range slices.Sorted(maps.Keys(versions)) {
-		seen = append(seen, fmt.Sprintf("%s on %d", v, versions[v]))
+		seen = append(seen, fmt.Sprintf("%s on %d %s", v, versions[v], words.Plural(versions[v], "node")))
 	}
 	if len(versions) > 1 {
 		d.warn(GroupKubernetes, "API", "recast upgrade-k8s brings all nodes to one version", "answers; kubelets run %s", strings.Join(seen, ", "))
