@@ -15,6 +15,7 @@ import (
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/cluster/parking"
+	"github.com/recast-sh/recast/cluster/strategy"
 	"github.com/recast-sh/recast/internal/fault"
 )
 
@@ -89,7 +90,7 @@ func Discover(ctx context.Context, src observe.Sources, o Options) (Discovery, e
 		if err == nil {
 			err = n.match(d.VMs)
 		}
-		if owned := Uncontrolled(n.Node); owned != nil {
+		if owned := strategy.Uncontrolled(n.Node); owned != nil {
 			err = owned
 		}
 		if err != nil {

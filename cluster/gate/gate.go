@@ -41,7 +41,7 @@ func (n Gate) Check(ctx context.Context) error {
 	if err := n.Earlier.AwaitLate(ctx); err != nil {
 		return err
 	}
-	if err := errors.Join(n.RequireUnpaused(ctx), n.look(ctx)); err != nil {
+	if err := errors.Join(n.RequireOurs(ctx), n.look(ctx)); err != nil {
 		return err
 	}
 	n.Out.Add(n.Plan.Node)
@@ -225,15 +225,18 @@ func (n Gate) requireSoleOwner(ctx context.Context) error {
 		"suspend or remove that first: two tools must not decide which version a node runs")
 }
 
-// RequireUnpaused reads the pause mark again: it may have been set since the plan was made. A node
-// whose roll has already begun is finished in any case.
-func (n Gate) RequireUnpaused(ctx context.Context) error {
+// RequireOurs reads the Node's marks again: a person may have paused it, or another controller taken it over,
+// since the plan was made. A node whose roll has already begun is finished in any case.
+func (n Gate) RequireOurs(ctx context.Context) error {
 	if n.Plan.Resume || n.Plan.Strategy == cluster.ConfigureBlank || n.Plan.Strategy == cluster.Create || n.Plan.Rebuild != "" {
 		return nil
 	}
 	k, err := n.KubeNode(ctx)
-	if err != nil || k.Pause == "" {
+	switch {
+	case err != nil:
 		return err
+	case k.Pause == "":
+		return strategy.Uncontrolled(&k)
 	}
 	return fault.WithHint(fault.PlanMoved.Refusedf("%s was paused since the plan was made: %s", n.Plan.Node, k.Pause), "recast roll leaves it out from now on; %s", cluster.Unpause(n.Plan.Node))
 }

@@ -186,6 +186,8 @@ func lookRows() []row {
 		{Do: "recreate", Change: onNode("wk1", paused), Err: "was paused since the plan was made: mine"},
 		{Do: "resume", Change: onNode("wk1", paused)},
 		{Do: "configure", Change: onNode("wk1", paused)},
+		{Do: "recreate", Change: onNode("wk1", rollingtest.Controlled), Err: "node wk1 is of Cluster API (cluster.x-k8s.io/machine: wk-7)"},
+		{Do: "resume", Change: onNode("wk1", rollingtest.Controlled)},
 		{Do: "recreate", Change: noQuorum, Err: "has no quorum"},
 		{Do: "put back", Change: noQuorum, Err: "has no quorum"},
 		{Do: "in place", Change: noQuorum},

@@ -63,6 +63,26 @@ func TestPausedNodesStay(t *testing.T) {
 	}
 }
 
+// TestControlledNodesAreRefused: a controller may replace a node of its own, with its disks, while recast rolls it.
+func TestControlledNodesAreRefused(t *testing.T) {
+	t.Parallel()
+	for mark, want := range map[string]string{
+		"cluster.x-k8s.io/machine": "wk1: it is of Cluster API (cluster.x-k8s.io/machine: x), which creates and deletes its VM: its TalosControlPlane or MachineDeployment rolls it: change the template there, and take it out of recast.yaml; --exclude wk1 rolls the others",
+		"karpenter.sh/nodepool":    "wk1: it is of Karpenter (karpenter.sh/nodepool: x), which creates and deletes its VM: its NodePool replaces it: change the NodeClass there, and take it out of recast.yaml; --exclude wk1 rolls the others",
+	} {
+		wanted, o := paused(nil)
+		o.Found[1].Node.Metadata.Annotations = map[string]string{mark: "x"}
+		plan, err := New("c1", wanted, o, clustertest.Past, Policy{Exclude: []string{"cp1"}})
+		if got := strings.Join(plan.Refused(), "\n"); err != nil || got != want {
+			t.Errorf("%q, %v", got, err)
+		}
+		plan, err = New("c1", wanted, o, clustertest.Past, Policy{Exclude: []string{"cp1", "wk1"}})
+		if work := plan.Work(); err != nil || len(work) != 1 || work[0].Node != "wk2" || len(plan.Refused()) > 0 {
+			t.Errorf("without it: %q, %v", plan.Refused(), err)
+		}
+	}
+}
+
 // paused is the world with marks on its Nodes, by name.
 func paused(marks map[string]string) ([]cluster.Wanted, observe.Observation) {
 	wanted, o := observetest.World()

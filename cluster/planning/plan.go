@@ -51,6 +51,7 @@ func New(cluster string, wanted []cluster.Wanted, o observe.Observation, past cl
 	if err := (surging{&plan, wanted, o, p}).decide(); err != nil {
 		return Plan{}, err
 	}
+	refuseControlled(&plan)
 	heedOwnPod(&plan, o)
 	plan.Order(p)
 	plan.Arrange()

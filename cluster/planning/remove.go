@@ -49,6 +49,7 @@ func ForRemove(clusterName string, wanted []cluster.Wanted, o observe.Observatio
 		n.AskLosses()
 	}
 	plan.Run, plan.Nodes = n.Run, []NodePlan{n}
+	refuseControlled(&plan)
 	heedOwnPod(&plan, o)
 	plan.Order(Policy{})
 	plan.Arrange()

@@ -48,6 +48,7 @@ func ForRollback(ctx context.Context, clusterName string, wanted []cluster.Wante
 		}
 		plan.Nodes = append(plan.Nodes, n)
 	}
+	refuseControlled(&plan)
 	heedOwnPod(&plan, o)
 	plan.Order(p)
 	plan.Arrange()

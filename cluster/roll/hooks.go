@@ -35,7 +35,7 @@ func (n hookPoints) before() []step.Step {
 		})
 	for i, s := range steps {
 		steps[i].Do = func(ctx context.Context) error {
-			if err := n.gate.RequireUnpaused(ctx); err != nil {
+			if err := n.gate.RequireOurs(ctx); err != nil {
 				return err // the final gate check refuses this too, but the hooks would have run for nothing
 			}
 			return s.Do(ctx)

@@ -7,8 +7,8 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/access"
-	"github.com/recast-sh/recast/cluster/discover"
 	"github.com/recast-sh/recast/cluster/doctor"
+	"github.com/recast-sh/recast/cluster/strategy"
 	"github.com/recast-sh/recast/internal/fault"
 )
 
@@ -24,7 +24,7 @@ func (d nodeChecks) check() {
 		if err := d.survey.Unread[i]; err != nil {
 			d.unread(a, err)
 		}
-		if err := discover.Uncontrolled(d.survey.Found[i].Node); err != nil {
+		if err := strategy.Uncontrolled(d.survey.Found[i].Node); err != nil {
 			d.fail(GroupNodes, a.Node, fault.WithHint(err, "remove it from recast.yaml: recast leaves it alone then"))
 			continue
 		}

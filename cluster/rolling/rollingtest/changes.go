@@ -91,6 +91,11 @@ func Filed(s *Scene) {
 // Paused has the mark that keeps a node from being taken out.
 func Paused(k *cluster.KubeNode) { k.Pause = "mine" }
 
+// Controlled is a node that Cluster API replaces.
+func Controlled(k *cluster.KubeNode) {
+	k.Metadata.Annotations = map[string]string{"cluster.x-k8s.io/machine": "wk-7"}
+}
+
 // NoQuorum has the Proxmox cluster without quorum.
 func NoQuorum(s *Scene) { s.PX.NoQuorum = true }
 

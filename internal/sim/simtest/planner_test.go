@@ -19,16 +19,19 @@ import (
 )
 
 // pause marks a Node as paused, as a person would; "" removes the mark.
-func (l *Lab) pause(name, why string) {
+func (l *Lab) pause(name, why string) { l.annotate(name, cluster.PauseMark, why) }
+
+// annotate gives a Node an annotation; "" removes it.
+func (l *Lab) annotate(name, key, value string) {
 	l.t.Helper()
 	node, err := l.Kube.Node(l.t.Context(), name)
 	must(l.t, err)
 	if node.Annotations == nil {
 		node.Annotations = map[string]string{}
 	}
-	node.Annotations[cluster.PauseMark] = why
-	if why == "" {
-		delete(node.Annotations, cluster.PauseMark)
+	node.Annotations[key] = value
+	if value == "" {
+		delete(node.Annotations, key)
 	}
 	must(l.t, errOf(l.Kube.Store().Update(l.t.Context(), store.Nodes(), node, store.Main)))
 }
@@ -82,6 +85,46 @@ func TestPauseDuringARoll(t *testing.T) {
 		lab.pause("wk2", "")
 		must(t, lab.second().roll(planning.Policy{})(t.Context()))
 		requireInSync(t, lab)
+	})
+}
+
+// TestAControllerTakesANode: a node that Cluster API has taken over since the plan was made is not touched, and no
+// command plans to; the others are rolled, and what was begun is finished.
+func TestAControllerTakesANode(t *testing.T) {
+	long(t)
+	inLab(t, sim.Options{}, func(t *testing.T, lab *Lab) {
+		const mark, its = "cluster.x-k8s.io/machine", "is of Cluster API (cluster.x-k8s.io/machine: wk-7), which creates and deletes its VM"
+		lab.setRoll("canary: false")
+		lab.Patch(sim.PatchedExtension)
+		seen := lab.watchOutage()
+		c := lab.Client()
+		c.Emit = whenStarted("wk1/bring-up", func() {
+			lab.annotate("wk1", mark, "wk-6") // this one is out already
+			lab.annotate("wk2", mark, "wk-7")
+		})
+		_, err := c.Roll(t.Context(), planning.Policy{})
+		if want := "roll/workers/wk2/gate: node wk2 " + its; fault.KindOf(err) != fault.Refused || message(err) != want {
+			t.Errorf("kind %d: %v", fault.KindOf(err), err)
+		}
+		lab.annotate("wk1", mark, "")
+		_, errRemove := lab.second().Remove(t.Context(), "wk2")
+		for name, err := range map[string]error{
+			"roll":   lab.second().roll(planning.Policy{})(t.Context()),
+			"remove": errRemove,
+		} {
+			if fault.CodeOf(err) != fault.PlanRefused || !strings.Contains(message(err), "wk2: it "+its) {
+				t.Errorf("%s: %v", name, err)
+			}
+		}
+		must(t, lab.second().roll(planning.Policy{Exclude: []string{"wk2"}})(t.Context()))
+		lab.annotate("wk1", mark, "wk-7")
+		if err := lab.second().goBack("wk1")(t.Context()); fault.CodeOf(err) != fault.PlanRefused || !strings.Contains(message(err), "wk1: it "+its) {
+			t.Errorf("undo: %v", err)
+		}
+		if diff := cmp.Diff([]string{"wk1"}, slices.DeleteFunc(seen.order, func(n string) bool { return n == "cp1" })); diff != "" {
+			t.Errorf("nodes that were out (-want +got):\n%s", diff)
+		}
+		lab.RequireIntact()
 	})
 }
 
