@@ -17,18 +17,22 @@ type pages struct {
 	cookie *http.Cookie
 }
 
-// enterPages opens the URL that recast ui has printed into a file.
-func enterPages(ts *testscript.TestScript, file string) pages {
-	first, err := url.Parse(strings.TrimSpace(ts.ReadFile(file)))
-	ts.Check(err)
+// enterPages opens the URL that recast ui has printed.
+func enterPages(text string) (pages, error) {
+	first, err := url.Parse(strings.TrimSpace(text))
+	if err != nil {
+		return pages{}, err
+	}
 	answer, err := http.Get(first.String())
-	ts.Check(err)
+	if err != nil {
+		return pages{}, err
+	}
 	defer answer.Body.Close()
 	if len(answer.Cookies()) != 1 {
-		ts.Fatalf("%s: %s, and no cookie", first, answer.Status)
+		return pages{}, fmt.Errorf("%s: %s, and no cookie", first, answer.Status)
 	}
 	c := answer.Cookies()[0]
-	return pages{"http://" + first.Host + c.Path, c}
+	return pages{"http://" + first.Host + c.Path, c}, nil
 }
 
 func (p pages) ask(method, path string, form url.Values) (text string, err error) {
@@ -59,7 +63,8 @@ func visits(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) < 3 {
 		ts.Fatalf("usage: visits file path text…")
 	}
-	p := enterPages(ts, args[0])
+	p, err := enterPages(ts.ReadFile(args[0]))
+	ts.Check(err)
 	var page, missing string
 	for deadline := time.Now().Add(3 * time.Minute); time.Now().Before(deadline); <-time.After(50 * time.Millisecond) { // another process is waited for
 		var err error
@@ -83,6 +88,8 @@ func presses(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) != 2 {
 		ts.Fatalf("usage: presses file what")
 	}
-	_, err := enterPages(ts, args[0]).ask(http.MethodPost, "read", url.Values{"what": {args[1]}})
+	p, err := enterPages(ts.ReadFile(args[0]))
+	ts.Check(err)
+	_, err = p.ask(http.MethodPost, "read", url.Values{"what": {args[1]}})
 	ts.Check(err)
 }

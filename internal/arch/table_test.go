@@ -192,7 +192,7 @@ var table = []row{
 
 	// pages in a browser on this machine
 	{pkg: "internal/web", allow: []string{
-		"pipeline", "pipeline/past", "cluster/planning", "cluster/provenance", "internal/web/frame", "internal/live", "internal/story", "internal/ui", "internal/journal", "internal/fault", "docs/runbooks",
+		"pipeline", "pipeline/past", "cluster/planning", "cluster/provenance", "internal/web/frame", "internal/live", "internal/story", "internal/ui", "internal/journal", "internal/wait", "internal/fault", "docs/runbooks",
 	}},
 	{pkg: "internal/web", files: tests, allow: []string{"cluster/...", "internal/config", "internal/redact", "internal/web/frame/frametest"}},
 	// what they share with the operator's pages, so it knows no cluster

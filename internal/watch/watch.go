@@ -151,7 +151,7 @@ func (w *Watcher) gone() string {
 // afterwards waits until nobody holds the claim: a roll that has finished an earlier run
 // starts its own run.
 func (w *Watcher) afterwards(ctx context.Context) (last string, err error) {
-	if w.now.Before(w.due) {
+	if !w.isDue() {
 		return "", nil
 	}
 	if _, found, err := w.p.Claim(ctx, w.px); !found || err != nil {
@@ -173,7 +173,7 @@ func (w *Watcher) begin(r past.Running) {
 
 // pulse checks from time to time whether the run that was started here is still alive.
 func (w *Watcher) pulse(ctx context.Context) {
-	if w.now.Before(w.due) {
+	if !w.isDue() {
 		return
 	}
 	now, found, err := w.p.Claim(ctx, w.px)
@@ -240,7 +240,7 @@ func (w *Watcher) Leaving() string {
 
 // elsewhere draws what Proxmox knows about a run that another machine started.
 func (w *Watcher) elsewhere(ctx context.Context) (last string, err error) {
-	if !w.now.Before(w.due) {
+	if w.isDue() {
 		first := w.asked.IsZero()
 		res, err := w.look(ctx)
 		switch {
@@ -284,6 +284,12 @@ func (w *Watcher) looked(now time.Time) string {
 		text = w.heartbeat() + "; " + text
 	}
 	return text
+}
+
+// isDue says whether it is time to ask Proxmox again, by either clock: the monotonic one stands still while this machine
+// sleeps, and what was read before would pass for new.
+func (w *Watcher) isDue() bool {
+	return !w.now.Before(w.due) || !w.now.Round(0).Before(w.due.Round(0))
 }
 
 // pace sets when to ask Proxmox again, by the number of requests of this time.

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 	"time"
+	"unsafe"
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/claim"
@@ -179,4 +180,31 @@ func TestWatchWhileProxmoxIsSilent(t *testing.T) {
 	b.wants(b.heartbeat(), "holds the claim, heartbeat 1")
 	b.looks(160)
 	b.wants(b.heartbeat(), "stood still for 1m40s")
+}
+
+// TestWatchAfterSleep: while this machine sleeps its monotonic clock stands still. Then Proxmox is read at once, and the
+// time without a look does not count as the silence of a run.
+func TestWatchAfterSleep(t *testing.T) {
+	t.Parallel()
+	claim := &claim.State{Cluster: "c1", Run: "r2", Holder: claim.Holder{Host: "ci-7"}, Beat: 1}
+	b := watchBeside(t, claim)
+	sleep := func() {
+		b.from = b.from.Add(8 * time.Hour)
+		(*struct { // time.Time
+			wall uint64
+			ext  time.Duration
+			loc  *time.Location
+		})(unsafe.Pointer(&b.from)).ext -= 8 * time.Hour
+	}
+	claim.Since = b.from.Add(-10 * time.Minute)
+	b.logs(-3600)
+	b.looks(0)
+	b.looks(1)
+	claim.Run = "r3"
+	sleep()
+	b.looks(2)
+	b.wants(strings.Join(b.text, "\n"), "held by run r3 ")
+	sleep()
+	b.looks(3)
+	b.wants(b.Leaving(), "run r3 continues")
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/recast-sh/recast/docs/runbooks"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/ui"
+	"github.com/recast-sh/recast/internal/wait"
 	"github.com/recast-sh/recast/internal/web/frame"
 )
 
@@ -91,7 +92,7 @@ func clock(t time.Time) string {
 
 // age is how long ago something was.
 func age(t time.Time) string {
-	d := max(0, time.Since(t)).Round(time.Second)
+	d := max(0, wait.Elapsed(t)).Round(time.Second)
 	if d >= time.Hour {
 		return strings.TrimSuffix(d.Round(time.Minute).String(), "0s") + " ago"
 	}

@@ -5,6 +5,8 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	"github.com/recast-sh/recast/internal/wait"
 )
 
 // readings are the latest results of what takes seconds to read. One is read at a time, so
@@ -53,7 +55,7 @@ func (r *readings) ask(key string) {
 
 // askIfOlder queues a reading that is older, and not on its way.
 func (r *readings) askIfOlder(key string, age time.Duration) {
-	if now := r.get(key); !now.busy() && time.Since(now.At) > age && time.Since(now.Failed) > age {
+	if now := r.get(key); !now.busy() && wait.Elapsed(now.At) > age && wait.Elapsed(now.Failed) > age {
 		r.ask(key)
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+	"unsafe"
 )
 
 // One is read at a time, in the order in which they were asked for, each at most once more.
@@ -68,4 +69,28 @@ func TestReadings(t *testing.T) {
 			t.Errorf("cancelled: %+v", a)
 		}
 	})
+}
+
+// TestReadingsAfterSleep: what was read before this machine slept is as old as it is, and is read again.
+func TestReadingsAfterSleep(t *testing.T) {
+	t.Parallel()
+	r := newReadings(nil)
+	r.done("status", "old", nil)
+	// The monotonic clock stands still while a machine sleeps: only the wall clock shows when that was.
+	read := r.of("status")
+	read.At = read.At.Add(-8 * time.Hour)
+	(*struct { // time.Time
+		wall uint64
+		ext  time.Duration
+		loc  *time.Location
+	})(unsafe.Pointer(&read.At)).ext += 8 * time.Hour
+	if time.Since(read.At) > time.Minute {
+		t.Fatal("it did not sleep")
+	}
+	if got := age(read.At); got != "8h0m ago" {
+		t.Errorf("read %s", got)
+	}
+	if r.askIfOlder("status", time.Minute); !r.get("status").busy() {
+		t.Error("it is not read again")
+	}
 }
