@@ -135,7 +135,7 @@ func achieved(n NodeFared, plan planning.Plan) string {
 	switch w := plan.Work()[i]; w.Strategy {
 	case cluster.Recreate, cluster.Reimage:
 		disks := map[bool]string{true: "disk", false: "disks"}[len(w.Carried) == 1]
-		return fmt.Sprintf("%s as build %s, %d persistent %s carried over", text, words.Short(w.Drift.Build), len(w.Carried), disks)
+		return fmt.Sprintf("%s as build %s, %d %s carried over", text, words.Short(w.Drift.Build), len(w.Carried), disks)
 	case cluster.InPlace:
 		return fmt.Sprintf("%s to build %s", text, words.Short(w.Drift.Build))
 	}
