@@ -101,7 +101,7 @@ func foreignRecords() map[string]foreign {
 			do: rewrite(`"run":"r1"`, `"run":"r9"`), want: "another run was here", undo: rewrite(`"run":"r9"`, `"run":"r1"`),
 		},
 		"a record that can't be read": {
-			do: rewrite(`{"cluster"`, `{cluster"`), want: "record in its description can't be read", undo: rewrite(`{cluster"`, `{"cluster"`),
+			do: rewrite(`{"version"`, `{version"`), want: "record in its description can't be read", undo: rewrite(`{version"`, `{"version"`),
 		},
 	}
 }
