@@ -154,15 +154,18 @@ func chapter(title string, all, other []string, page []block) string {
 				continue
 			}
 		}
-		if at := slices.IndexFunc(page, func(b block) bool { return strings.HasPrefix(b.text, command+"\n") && showsStill(b.text, printed) }); at >= 0 {
-			printed = page[at].text
+		for _, b := range page {
+			if strings.HasPrefix(b.text, command+"\n") && (showsStill(b.text, printed) || sameWords(b.text, printed)) {
+				printed = b.text
+				break
+			}
 		}
 		fmt.Fprintf(&b, "\n```text\n%s```\n", excerpt("", printed))
 	}
 	return b.String()
 }
 
-// sameWords compares outputs that are wrapped at different widths.
+// sameWords compares outputs that are wrapped at different widths, or elsewhere because what passes is longer.
 func sameWords(a, b string) bool {
 	return slices.Equal(strings.Fields(constant(a)), strings.Fields(constant(b)))
 }
