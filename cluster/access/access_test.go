@@ -2,7 +2,6 @@ package access
 
 import (
 	"context"
-	"maps"
 	"os"
 	"slices"
 	"strings"
@@ -317,12 +316,7 @@ func TestPermissionsNote(t *testing.T) {
 	}
 	note := string(b)
 	const token = "recast@pve!roll"
-	spared := privileges(cluster.Recreate)
-	maps.DeleteFunc(spared, func(privilege string, _ bool) bool { return privileges(cluster.Reimage)[privilege] })
-	if line := "The same without `" + strings.Join(slices.Sorted(maps.Keys(spared)), "`, `") + "`.\n"; !strings.Contains(note, line) {
-		t.Errorf("docs/notes/permissions.md does not say of reimage: %s", line)
-	}
-	for _, s := range []cluster.Strategy{cluster.Recreate, cluster.InPlace} {
+	for _, s := range cluster.Strategies {
 		lines := NeedsToRoll([]string{"isos"}, nil, s).Grants().Lines(token)
 		block := "## To roll by " + string(s) + "\n\n```sh\n" + strings.Join(lines, "\n") + "\n```\n"
 		if !strings.Contains(note, block) {
@@ -339,12 +333,4 @@ func TestPermissionsNote(t *testing.T) {
 			}
 		}
 	}
-}
-
-func privileges(s cluster.Strategy) map[string]bool {
-	all := map[string]bool{}
-	for _, n := range NeedsToRoll([]string{"isos"}, nil, s) {
-		all[n.Privilege] = true
-	}
-	return all
 }
