@@ -17,8 +17,39 @@ var tokens = regexp.MustCompile(`"(?:[^"\\]|\\.)*"(?:\s*:)?|-?[0-9][0-9.eE+-]*|[
 var secretField = regexp.MustCompile(`(?i)(?:` + secretWords + `|` + headers + `)$`)
 
 // InJSON calls hide with every string and number of the JSON, unescaped. It replaces the
-// whole value of a field with a secret name.
+// whole value of a field with a secret name. What a killed process left of a line becomes a string on a line of its own:
+// where its own strings end can't be told.
 func InJSON(data []byte, hide func(string) string) []byte {
+	if json.Valid(data) {
+		return inValid(data, hide)
+	}
+	var out []byte
+	for line := range bytes.Lines(data) {
+		text := bytes.TrimSpace(line)
+		at := 0 // where what is valid begins: the next process may have written behind the unfinished part
+		for at < len(text) && !json.Valid(text[at:]) {
+			next := bytes.Index(text[at+1:], []byte(`{"`))
+			if next < 0 {
+				next = len(text) - at - 1
+			}
+			at += 1 + next
+		}
+		if at > 0 {
+			quoted, _ := json.Marshal(hide(string(text[:at]))) // of a string it has no error
+			out = append(out, quoted...)
+			if at < len(text) {
+				out = append(out, '\n')
+			}
+		}
+		out = append(out, inValid(text[at:], hide)...)
+		if bytes.HasSuffix(line, []byte("\n")) {
+			out = append(out, '\n')
+		}
+	}
+	return out
+}
+
+func inValid(data []byte, hide func(string) string) []byte {
 	secret := false
 	return tokens.ReplaceAllFunc(data, func(token []byte) []byte {
 		switch token[0] {

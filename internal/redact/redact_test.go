@@ -85,6 +85,9 @@ func TestJSON(t *testing.T) {
 		`{"token":["hush","hush"],"a":["b"]}`:                                    `{"token":["[redacted]","[redacted]"],"a":["b"]}`,
 		`{"token":{"a":"b"}}`:                                                    `{"token":{"a":"b"}}`,
 		`{"` + secret + `":"` + secret + `","n":87654321}`:                       `{"[redacted]":"[redacted]","n":"[redacted]"}`,
+		"{\"error\":\"password=hush\n{\"error\":\"password=hush\"}\n":            "\"{\\\"error\\\":\\\"password=[redacted]\"\n{\"error\":\"password=[redacted]\"}\n",
+		`{"error":"password=hush{"error":"as root@pam!x=abc-def"}`:               `"{\"error\":\"password=[redacted]"` + "\n" + `{"error":"as root@pam!x=[redacted]"}`,
+		`{"error":"password=hush`:                                                `"{\"error\":\"password=[redacted]"`,
 		`{"a":"-----BEGIN KEY-----\nMII` + "\"}\n" + `{"b":"-----END KEY-----"}`: `{"a":"[redacted]` + "\"}\n" + `{"b":"-----END KEY-----"}`,
 	} {
 		got := string(s.JSON([]byte(text)))
