@@ -106,7 +106,7 @@ func unpacked(content []byte) (map[string][]byte, error) {
 		return nil, err
 	}
 	files, left := map[string][]byte{}, int64(maxUnpacked)
-	for t := tar.NewReader(zipped); ; {
+	for t := tar.NewReader(io.LimitReader(zipped, maxUnpacked+1)); ; { // of headers, too, a few bytes can stand for millions
 		h, err := t.Next()
 		if errors.Is(err, io.EOF) {
 			return files, nil
@@ -134,6 +134,11 @@ func (s Sharing) Fetch(ctx context.Context, most int, warn func(string)) error {
 			return err
 		}
 		s.forget(list)
+		if len(list) > 0 {
+			if err := journal.KeepOutOfGit(filepath.Dir(s.Runs.Elsewhere)); err != nil {
+				return err // as it would be for each
+			}
+		}
 		if most > 0 {
 			list = list[:min(most, len(list))]
 		}
@@ -165,7 +170,7 @@ func (s Sharing) list(ctx context.Context) ([]images.Record, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read the runs in %s: %w", s.List, err)
 	}
-	return list, nil
+	return list[:min(keepShared, len(list))], nil // of recast; others may have put more there
 }
 
 // forget removes copies that are on the list no more, if there are more than a list keeps.
@@ -210,9 +215,6 @@ func (s Sharing) fetch(ctx context.Context, r images.Record) error {
 		return err
 	}
 	files[digestName] = []byte(r.Digest)
-	if err := journal.KeepOutOfGit(filepath.Dir(s.Runs.Elsewhere)); err != nil {
-		return err
-	}
 	return journal.Place(dir, id, files, shown, LogName, OlderLogName, lockName, beforeName, digestName)
 }
 

@@ -1,7 +1,9 @@
 package past
 
 import (
+	"archive/tar"
 	"bytes"
+	"compress/gzip"
 	"context"
 	"errors"
 	"fmt"
@@ -232,6 +234,7 @@ func TestFetchIsCareful(t *testing.T) {
 		"a secret":                  {shared + "/first", pack(map[string][]byte{"RUN": nil, "wk1~config.secret": nil}), "not a part of a run"},
 		"a fact that none is shown": {shared + "/first", pack(map[string][]byte{"RUN": nil, "node~wk1~vm-config.json": nil}), "not a part of a run"},
 		"no beginning":              {shared + "/first", pack(map[string][]byte{"about.json": []byte("{}")}), "RUN"},
+		"more names than bytes":     {shared + "/first", zipped(bytes.Repeat(header("RUN"), maxUnpacked/512+2)), "unexpected EOF"},
 		"too large":                 {shared + "/first", pack(map[string][]byte{"RUN": make([]byte, maxUnpacked+1)}), "too large"},
 	} {
 		t.Run(title, func(t *testing.T) {
@@ -257,5 +260,45 @@ func TestFetchIsCareful(t *testing.T) {
 	m := machine(t, &shelf{err: away})
 	if err := m.Fetch(t.Context(), 0, nil); !errors.Is(err, away) {
 		t.Errorf("a mirror that is away: %v", err)
+	}
+}
+
+func header(name string) []byte {
+	var b bytes.Buffer
+	_ = tar.NewWriter(&b).WriteHeader(&tar.Header{Name: name}) // to memory
+	return b.Bytes()
+}
+
+func zipped(b []byte) []byte {
+	var out bytes.Buffer
+	w, _ := gzip.NewWriterLevel(&out, gzip.BestSpeed) // a valid level
+	_, errWrite := w.Write(b)
+	if err := errors.Join(errWrite, w.Close()); err != nil {
+		panic(err)
+	}
+	return out.Bytes()
+}
+
+// TestFetchIsBounded: a list on which others have put more than recast keeps, and a directory that can't be written.
+func TestFetchIsBounded(t *testing.T) {
+	t.Parallel()
+	good, err := packed(map[string][]byte{"RUN": []byte(`{"started":"2026-01-01T00:00:00Z"}`)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &shelf{content: map[string][]byte{"good": good}}
+	for i := range keepShared + 5 {
+		s.list = append(s.list, images.Record{Name: fmt.Sprintf("20260101-0000-%04x/first", i), Digest: "good"})
+	}
+	if infos, err := fetched(t, machine(t, s)).List(); len(infos) != keepShared || err != nil {
+		t.Errorf("%d runs, %v", len(infos), err)
+	}
+	s.reads = 0
+	m := machine(t, s)
+	if err := os.WriteFile(filepath.Dir(m.Runs.Dir), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := m.Fetch(t.Context(), 0, func(text string) { t.Error(text) }); err == nil || s.reads > 0 {
+		t.Errorf("%v after %d reads", err, s.reads)
 	}
 }
