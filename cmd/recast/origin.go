@@ -36,13 +36,20 @@ const askGit = 5 * time.Second
 // commitIn is the commit that is checked out in a directory, with a plus if files that git knows have
 // changed since; "" where there is none.
 func commitIn(ctx context.Context, dir string) string {
-	ctx, cancel := context.WithTimeout(ctx, askGit)
-	defer cancel()
-	git := exec.CommandContext(ctx, "git", "-C", dir, "describe", "--always", "--abbrev=12", "--exclude=*", "--dirty=+")
-	git.Env = command.Environ(os.Environ(), nil)
-	out, err := git.Output()
+	out, err := askedGit(ctx, dir, "", "describe", "--always", "--abbrev=12", "--exclude=*", "--dirty=+")
 	if err != nil { // no git, no repository, or it is too slow
 		return ""
 	}
 	return strings.TrimSpace(string(out))
+}
+
+// askedGit is what git says of the repository that a directory is in. It asks no remote for what a partial clone lacks: that
+// could ask for a password.
+func askedGit(ctx context.Context, dir, stdin string, args ...string) ([]byte, error) {
+	ctx, cancel := context.WithTimeout(ctx, askGit)
+	defer cancel()
+	git := exec.CommandContext(ctx, "git", append([]string{"-C", dir, "-c", "protocol.allow=never"}, args...)...)
+	git.Env, git.Stdin = command.Environ(os.Environ(), nil), strings.NewReader(stdin)
+	git.WaitDelay = time.Second // for what it has started and left
+	return git.Output()
 }

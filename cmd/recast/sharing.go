@@ -5,8 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
-	"os/exec"
 	"slices"
 	"strconv"
 	"strings"
@@ -14,7 +12,6 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/images"
-	"github.com/recast-sh/recast/internal/command"
 	"github.com/recast-sh/recast/internal/config"
 	"github.com/recast-sh/recast/internal/redact"
 	"github.com/recast-sh/recast/internal/registry"
@@ -180,18 +177,8 @@ func learnLocks(ctx context.Context, s *streams, p pipeline.Project) {
 
 // learnFromGit reads recast.lock at the last commits that changed it.
 func learnFromGit(ctx context.Context, p pipeline.Project) {
-	ctx, cancel := context.WithTimeout(ctx, askGit)
-	defer cancel()
-	git := func(stdin string, args ...string) []byte {
-		c := exec.CommandContext(ctx, "git", append([]string{"-C", p.Config.Dir}, args...)...)
-		c.Env, c.Stdin = command.Environ(os.Environ(), nil), strings.NewReader(stdin)
-		out, err := c.Output()
-		if err != nil { // no git, or no repository
-			return nil
-		}
-		return out
-	}
-	log := strings.Fields(string(git("", "log", "-n", "20", "--format=%ct %H", "--", "recast.lock")))
+	said, _ := askedGit(ctx, p.Config.Dir, "", "log", "-n", "20", "--no-show-signature", "--format=%ct %H", "--", "recast.lock") // no git, or no repository
+	log := strings.Fields(string(said))
 	var asked strings.Builder
 	for i := 1; i < len(log); i += 2 {
 		fmt.Fprintf(&asked, "%s:./recast.lock\n", log[i])
@@ -199,7 +186,8 @@ func learnFromGit(ctx context.Context, p pipeline.Project) {
 	if asked.Len() == 0 {
 		return
 	}
-	answer := git(asked.String(), "cat-file", "--batch")
+	answer, _ := askedGit(ctx, p.Config.Dir, asked.String(), "cat-file", "--batch") // up to one that a partial clone lacks
+	var newer time.Time
 	for i := 0; i+1 < len(log); i += 2 { // "<object> blob <bytes>\n<content>\n", or "<name> missing\n"
 		head, rest, _ := bytes.Cut(answer, []byte("\n"))
 		answer = rest
@@ -212,7 +200,12 @@ func learnFromGit(ctx context.Context, p pipeline.Project) {
 		if err != nil || errTime != nil || size < 0 || size >= len(answer) {
 			return
 		}
-		_ = p.Locks().Learn(answer[:size], time.Unix(seconds, 0)) // it is of another format, or .recast can't be written
+		at := time.Unix(seconds, 0)
+		if !newer.IsZero() && !at.Before(newer) { // a rebase gives many commits the same time, and which lock was the last one counts
+			at = newer.Add(-time.Second)
+		}
+		newer = at
+		_ = p.Locks().Learn(answer[:size], at) // it is of another format, or .recast can't be written
 		answer = answer[size+1:]
 	}
 }
