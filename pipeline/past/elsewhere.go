@@ -75,18 +75,34 @@ func (r *Run) join(p Run) {
 		about.GoneOn = slices.Concat(about.GoneOn, append(slices.Clone(p.About.GoneOn), p.About.By))
 		r.About = &about
 	}
-	if r.Plan == nil {
-		r.Plan = p.Plan
-	}
 	if r.Upgrade == nil {
 		r.Upgrade = p.Upgrade
 	}
-	r.Fates = joinedFates(r.Fates, p.Fates)
+	r.Fates = joinedFates(r.fates(p.Fates), p.Fates)
+	if r.Plan == nil {
+		r.Plan = p.Plan
+	}
 	r.Took = slices.Concat(r.Took, p.Took)
 	r.Hooks = slices.Concat(r.Hooks, p.Hooks)
 	r.Problems = slices.Concat(r.Problems, p.Problems)
 	r.Dirs = slices.Concat(r.Dirs, p.Dirs)
 	r.Restored = r.Restored || p.Restored
+}
+
+// fates are the results before later ones, of a run that was killed by which nodes have a recorded duration.
+func (r *Run) fates(later *cluster.Fates) *cluster.Fates {
+	if r.Fates != nil || later == nil || r.Plan == nil {
+		return r.Fates
+	}
+	f := &cluster.Fates{}
+	for _, n := range r.Plan.Work() {
+		if slices.ContainsFunc(r.Took, func(t cluster.Took) bool { return t.Node == n.Node }) {
+			f.Done = append(f.Done, n.Node)
+		} else {
+			f.Left = append(f.Left, n.Node)
+		}
+	}
+	return f
 }
 
 // joinedFates are the results of both, of a node with two those of later.
