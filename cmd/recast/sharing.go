@@ -67,6 +67,7 @@ func shareRuns(ctx context.Context, s *streams, p pipeline.Project, cl *closers)
 		}
 		return s.telemetry.Began
 	}
+	share.Hide = redact.Growing(share.Hide)
 	h := &sharer{Sharing: share, auto: p.Config.History.Share == config.ShareAuto}
 	going, stop := context.WithCancel(ctx)
 	var copying sync.WaitGroup

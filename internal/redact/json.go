@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"regexp"
+	"slices"
 )
 
 // JSON removes the secrets from JSON, or lines of it; the result is still JSON.
@@ -87,4 +88,27 @@ func textOf(literal []byte) (text string, ok bool) {
 	}
 	err := json.Unmarshal(literal, &text)
 	return text, err == nil
+}
+
+// Growing is hide for the logs of a run, which only grow and are renamed: it hides again only what has been written since.
+func Growing(hide func([]byte) []byte) func([]byte) []byte {
+	type part struct{ text, hidden []byte }
+	var known []part // the log, the one before, and one that either replaces
+	return func(data []byte) []byte {
+		if json.Valid(data) { // no log
+			return hide(data)
+		}
+		end := bytes.LastIndexByte(data, '\n') + 1
+		var before part
+		if at := slices.IndexFunc(known, func(p part) bool { return bytes.HasPrefix(data, p.text) }); at >= 0 {
+			before = known[at]
+			known = slices.Delete(known, at, at+1)
+		}
+		now := part{bytes.Clone(data[:end]), slices.Concat(before.hidden, hide(data[len(before.text):end]))}
+		if end > 0 {
+			known = append(known, now)
+			known = known[max(0, len(known)-3):]
+		}
+		return slices.Concat(now.hidden, hide(data[end:]))
+	}
 }

@@ -175,3 +175,26 @@ func TestEnviron(t *testing.T) {
 		}
 	}
 }
+
+// TestGrowing: a log that grows, ends in the middle of a line, and is renamed, is hidden as a whole one is, but once.
+func TestGrowing(t *testing.T) {
+	t.Parallel()
+	whole := redact.New(nil).JSON
+	hidden := 0
+	growing := redact.Growing(func(data []byte) []byte {
+		hidden += len(data)
+		return whole(data)
+	})
+	line := `{"error":"password=hush"}` + "\n"
+	for _, log := range []string{
+		line, line + line, line + line + line[:20], line + line + line, `{"time":"x"}` + "\n" + line, line + line + line + line,
+		`{"time":"x"}` + "\n" + line + line, "", "{\n\"password\": \"hush\"\n}",
+	} {
+		if got, want := growing([]byte(log)), whole([]byte(log)); string(got) != string(want) {
+			t.Errorf("%q became\n%q, want\n%q", log, got, want)
+		}
+	}
+	if most := 9*len(line) + 60; hidden > most {
+		t.Errorf("%d bytes were looked at, %d would do", hidden, most)
+	}
+}
