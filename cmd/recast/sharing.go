@@ -24,6 +24,8 @@ const (
 	shareSoon = 3 * time.Second
 	// shareOften is the least time between two copies of a run that goes on. Copying takes a twentieth of the time at most.
 	shareOften = time.Minute
+	// shareOnce is how long a copy may take while the run goes on: a registry that does not answer is asked again.
+	shareOnce = 5 * time.Minute
 	// shareWait is how long a command waits for its last copy, or for a list, at most.
 	shareWait = 15 * time.Second
 	// recentRuns is how many runs are looked at for past locks.
@@ -75,7 +77,10 @@ func shareRuns(ctx context.Context, s *streams, p pipeline.Project, cl *closers)
 	cl.add(func() error {
 		stop()
 		copying.Wait()
-		h.last(context.WithoutCancel(ctx), s)
+		if ctx.Err() != nil { // a run that was stopped is shared, too; while a last copy is made, Ctrl-C ends it
+			ctx = context.WithoutCancel(ctx)
+		}
+		h.last(ctx, s)
 		return nil
 	})
 	return func(run, dir string) {
@@ -97,7 +102,9 @@ func (h *sharer) follow(ctx context.Context) {
 		case <-time.After(wait):
 		}
 		began := time.Now()
-		h.err = h.share(ctx)
+		once, cancel := context.WithTimeout(ctx, shareOnce)
+		h.err = h.share(once)
+		cancel()
 		if wait = max(shareOften, 20*time.Since(began)); len(h.begun()) == 0 {
 			wait = shareSoon
 		}
