@@ -151,6 +151,7 @@ func (p follower) moved(begun bool) (moved []string) {
 			n.Drift.Reasons = slices.DeleteFunc(slices.Clone(n.Drift.Reasons), func(r cluster.Reason) bool {
 				return r.Code == "cordoned" && strings.HasSuffix(r.Old, saved.RunSuffix()) // by a run of this plan, which was then interrupted
 			})
+			old.Drift.Reasons, n.Drift.Reasons = alike(old.Drift.Reasons, n.Drift.Reasons)
 			moved = append(moved, differ(n.Node+": ", essence(old), essence(p.asBefore(old, n)))...)
 		}
 	}
@@ -160,6 +161,21 @@ func (p follower) moved(begun bool) (moved []string) {
 		}
 	}
 	return moved
+}
+
+// alike are the reasons of two plans without which extensions another lock had, if only one of them knows: which past locks
+// are at hand depends on the machine, and changes nothing on the node.
+func alike(a, b []cluster.Reason) (_, _ []cluster.Reason) {
+	has := func(reasons []cluster.Reason, code string) bool {
+		return slices.ContainsFunc(reasons, func(r cluster.Reason) bool { return r.Code == code })
+	}
+	if known := has(a, "extension-digest"); known == has(b, "extension-digest") || has(a, "lock") != !known || has(b, "lock") != known {
+		return a, b
+	}
+	rest := func(reasons []cluster.Reason) []cluster.Reason {
+		return slices.DeleteFunc(slices.Clone(reasons), func(r cluster.Reason) bool { return r.Code == "lock" || r.Code == "extension-digest" })
+	}
+	return rest(a), rest(b)
 }
 
 // asBefore is a node without what a run of the saved plan has changed that had begun to replace it, and

@@ -193,3 +193,29 @@ func TestFollowWhatItWasMadeFrom(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// TestFollowWithOtherPastLocks: a plan is the same on a machine that has other past locks.
+func TestFollowWithOtherPastLocks(t *testing.T) {
+	t.Parallel()
+	talos := cluster.Reason{Code: "talos-version", Text: "Talos v1 → v2"}
+	unknown := cluster.Reason{Code: "lock", Text: "extensions of another lock: a → b"}
+	known := cluster.Reason{Code: "extension-digest", Text: "extension x v1: c → d"}
+	other := cluster.Reason{Code: "extension-digest", Text: "extension x v1: e → d"}
+	for name, tc := range map[string]struct {
+		was, is []cluster.Reason
+		moved   bool
+	}{
+		"known since":       {[]cluster.Reason{talos, unknown}, []cluster.Reason{talos, known, other}, false},
+		"known no more":     {[]cluster.Reason{talos, known}, []cluster.Reason{talos, unknown}, false},
+		"another reason":    {[]cluster.Reason{talos, known}, []cluster.Reason{unknown}, true},
+		"another digest":    {[]cluster.Reason{known}, []cluster.Reason{other}, true},
+		"no such reason":    {[]cluster.Reason{talos, unknown}, []cluster.Reason{talos}, true},
+		"one that was none": {[]cluster.Reason{talos}, []cluster.Reason{talos, known}, true},
+	} {
+		saved, now := sealed(t, nil, Policy{}), sealed(t, nil, Policy{})
+		saved.Nodes[1].Drift.Reasons, now.Nodes[1].Drift.Reasons = tc.was, tc.is
+		if _, err := now.Follow(saved, false); (err != nil) != tc.moved {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
