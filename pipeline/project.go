@@ -203,7 +203,7 @@ func (p Project) Runs() past.Runs {
 
 // History maps the hashes of this lock and of past ones to their extensions.
 func (p Project) History(lock schematics.Lock) (cluster.History, error) {
-	h, err := schematics.ReadHistory(p.Locks().Dir, append(p.Locks().Shared(), lock)...)
+	h, err := schematics.ReadHistory(p.Locks().Dir, append([]schematics.Lock{lock}, p.Locks().Shared()...)...)
 	if err != nil {
 		return nil, err
 	}

@@ -85,7 +85,10 @@ func locksAtHand(p Project) (present schematics.Lock, past []provenance.KnownBui
 		past = append(past, knownBuilds(filepath.Join(".recast", "locks", lock.Key()+".lock"), false, lock)...)
 	}
 	for _, lock := range p.Locks().Shared() {
-		past = append(past, knownBuilds(SharedRuns(p), false, lock)...)
+		for _, b := range knownBuilds(SharedRuns(p), false, lock) {
+			b.Shared = true
+			past = append(past, b)
+		}
 	}
 	return present, past, nil
 }

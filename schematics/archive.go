@@ -45,8 +45,9 @@ type History struct {
 // Locks returns the locks of the history.
 func (h History) Locks() []Lock { return slices.Clone(h.locks) }
 
-// ReadHistory reads the past locks of a directory, which need not exist, and adds the current ones.
-func ReadHistory(dir string, present ...Lock) (History, error) {
+// ReadHistory reads the past locks of a directory, which need not exist, and adds others. A hash proves digests, not names:
+// of two locks with it, the one that comes first names the extensions.
+func ReadHistory(dir string, others ...Lock) (History, error) {
 	h := History{byHash: map[string][]Extension{}}
 	files, err := filepath.Glob(filepath.Join(dir, "*.lock"))
 	if err != nil {
@@ -66,7 +67,7 @@ func ReadHistory(dir string, present ...Lock) (History, error) {
 		}
 		h.add(l)
 	}
-	for _, l := range present {
+	for _, l := range others {
 		h.add(l)
 	}
 	return h, errors.Join(errs...)
@@ -75,7 +76,9 @@ func ReadHistory(dir string, present ...Lock) (History, error) {
 func (h *History) add(l Lock) {
 	h.locks = append(h.locks, l)
 	for _, e := range l.Schematics {
-		h.byHash[e.LockHash] = e.Extensions
+		if _, known := h.byHash[e.LockHash]; !known {
+			h.byHash[e.LockHash] = e.Extensions
+		}
 	}
 }
 

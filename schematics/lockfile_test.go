@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -271,6 +272,30 @@ func TestHistory(t *testing.T) {
 	}
 	if _, ok := h.ByLockHash(present.Schematics["default"].LockHash); !ok {
 		t.Error("a broken past lock hides the current one")
+	}
+}
+
+// TestHistoryNames: a lock proves the digests that its hash stands for, but not the names.
+func TestHistoryNames(t *testing.T) {
+	t.Parallel()
+	honest := builtLock(t)
+	e := honest.Schematics["default"]
+	e.Extensions = slices.Clone(e.Extensions)
+	e.Extensions[0].Name, e.Extensions[0].Version = "siderolabs/of-another-name", "v9"
+	text, err := formatLock(Lock{
+		Talos: honest.Talos, Arch: honest.Arch, Platform: honest.Platform, SecureBoot: honest.SecureBoot, SecureBootKey: honest.SecureBootKey,
+		Signers: honest.Signers, Schematics: map[string]Locked{"default": e},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	other, err := ParseLock("other", text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	h, err := ReadHistory(t.TempDir(), honest, other)
+	if got, _ := h.ByLockHash(e.LockHash); err != nil || got[0].Name != honest.Schematics["default"].Extensions[0].Name {
+		t.Errorf("%v, %v", got, err)
 	}
 }
 

@@ -24,6 +24,9 @@ func (l Link) with(b *KnownBuild) Link {
 	for _, e := range b.Build.Extensions {
 		l.Details = append(l.Details, fmt.Sprintf("extension %s: %s@%s", e.Title(), e.Ref, e.Digest))
 	}
+	if b.Shared {
+		return l.and("a copy in the mirror: what its installer is, and whether that is signed, nothing here proves")
+	}
 	if b.Build.Installer == "" {
 		return l.and("installer: none was built")
 	}

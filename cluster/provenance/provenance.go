@@ -55,6 +55,7 @@ type FactoryClaim struct {
 type KnownBuild struct {
 	Lock      string // file: "recast.lock", or that of a past lock
 	Present   bool   // the lock is recast.lock
+	Shared    bool   // by another machine: only what its hashes prove is believed
 	Schematic string // its name in the configuration
 	File      string
 	Build     cluster.Build

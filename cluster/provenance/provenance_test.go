@@ -282,3 +282,17 @@ func TestTraceChoosesTheLockThatFits(t *testing.T) {
 		}
 	}
 }
+
+// TestSharedBuild: of a lock that came over the mirror nothing is told that its hashes do not prove.
+func TestSharedBuild(t *testing.T) {
+	t.Parallel()
+	shared := pastBuild
+	shared.Shared = true
+	c := claims("v1.13.8", withLock("sha256-a"), append(layers(factoryAuthor, lockedYAML("sha256-a")), tool)...)
+	got := chain(Trace(Trail{Wanted: &presentBuild, Known: []KnownBuild{presentBuild, shared}, Claims: c}))
+	_, node, _ := strings.Cut(got, "schematic ")
+	_, node, _ = strings.Cut(node, "\nschematic ")
+	if !strings.Contains(node, "a copy in the mirror") || strings.Contains(node, "was verified") || strings.Contains(node, "sha256:1111") || strings.Contains(node, "sha256:9999") {
+		t.Error(got)
+	}
+}
