@@ -105,7 +105,7 @@ func (c *Records) entries(ctx context.Context, t name.Tag) ([]v1.Descriptor, err
 const recordWritten = "org.opencontainers.image.created"
 
 func recordOf(d v1.Descriptor) images.Record {
-	r := images.Record{Name: d.Annotations[recordName], Digest: d.Digest.String(), Labels: map[string]string{}}
+	r := images.Record{Name: foreign.Line(d.Annotations[recordName]), Digest: d.Digest.String(), Labels: map[string]string{}}
 	_, _ = fmt.Sscan(d.Annotations[recordSize], &r.SizeBytes)
 	r.Written, _ = time.Parse(time.RFC3339, d.Annotations[recordWritten]) // zero: foreign
 	for key, value := range d.Annotations {

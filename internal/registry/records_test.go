@@ -149,6 +149,16 @@ func TestRecordsRefused(t *testing.T) {
 	}
 }
 
+// TestNamesAreLines: the name of a record is foreign text, which warnings show.
+func TestNamesAreLines(t *testing.T) {
+	t.Parallel()
+	c := NewRecords(client(t, direct{factoryapi.NewRegistry(record.New())}))
+	keep(t, c, "a\nerror: \x1b[31mdo this", 1, "x", 9)
+	if diff := cmp.Diff([]string{"a error: do this x done 03:01"}, contents(t, c)); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
 // TestForAnyone: what answers without a login at a public address can be read by everyone.
 func TestForAnyone(t *testing.T) {
 	t.Parallel()

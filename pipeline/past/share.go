@@ -37,6 +37,7 @@ const (
 	keepShared = 100
 	// maxUnpacked is more than a journal and its log, which is rotated.
 	maxUnpacked = 128 << 20
+	maxLock     = 1 << 20 // bytes: every command reads them
 )
 
 // Sharing copies runs to a list in a registry, and from there.
@@ -218,14 +219,19 @@ func (s Sharing) fetch(ctx context.Context, r images.Record) error {
 	return journal.Place(dir, id, files, shown, LogName, OlderLogName, lockName, beforeName, digestName)
 }
 
-// locks are the texts of the locks in the copies of other machines' runs, the newest run first. What can't be read is
-// not among them: they are only information.
+// locks are the texts of the locks in the copies of other machines' runs, each once, the newest run first. What can't be read
+// or is too long for a lock is not among them: they are only information.
 func (r Runs) locks() (texts [][]byte) {
 	copies, _ := filepath.Glob(filepath.Join(r.Elsewhere, "*", "*")) // the pattern is valid
 	slices.SortFunc(copies, func(a, b string) int { return strings.Compare(filepath.Base(b), filepath.Base(a)) })
 	for _, dir := range copies {
 		for _, name := range []string{lockName, beforeName} {
-			if text, err := os.ReadFile(filepath.Join(dir, name)); err == nil {
+			file := filepath.Join(dir, name)
+			if info, err := os.Stat(file); err != nil || info.Size() > maxLock {
+				continue
+			}
+			text, err := os.ReadFile(file)
+			if err == nil && !slices.ContainsFunc(texts, func(known []byte) bool { return bytes.Equal(known, text) }) {
 				texts = append(texts, text)
 			}
 		}

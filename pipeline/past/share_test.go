@@ -263,6 +263,21 @@ func TestFetchIsCareful(t *testing.T) {
 	}
 }
 
+// TestSharedLocks: each is read once, and no other file for one.
+func TestSharedLocks(t *testing.T) {
+	t.Parallel()
+	r := Runs{Elsewhere: t.TempDir()}
+	for name, text := range map[string]string{"1/recast.lock": "a", "2/before.lock": "a", "2/recast.lock": "b", "3/recast.lock": strings.Repeat("x", maxLock+1)} {
+		file := filepath.Join(r.Elsewhere, firstPart, name)
+		if err := errors.Join(os.MkdirAll(filepath.Dir(file), 0o700), os.WriteFile(file, []byte(text), 0o600)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got := fmt.Sprintf("%s", r.locks()); got != "[b a]" {
+		t.Errorf("locks %.99s", got)
+	}
+}
+
 func header(name string) []byte {
 	var b bytes.Buffer
 	_ = tar.NewWriter(&b).WriteHeader(&tar.Header{Name: name}) // to memory
