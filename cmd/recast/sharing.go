@@ -17,6 +17,7 @@ import (
 	"github.com/recast-sh/recast/internal/registry"
 	"github.com/recast-sh/recast/pipeline"
 	"github.com/recast-sh/recast/pipeline/past"
+	"github.com/recast-sh/recast/pipeline/support"
 )
 
 const (
@@ -43,7 +44,7 @@ func sharing(s *streams, p pipeline.Project, cl *closers) (past.Sharing, bool, e
 		return past.Sharing{}, false, err
 	}
 	return past.Sharing{
-		Runs: p.Runs(), Records: registry.NewRecords(r), List: list, Lock: p.Locks().Text, Hide: redact.New(secretsHere()).JSON,
+		Runs: p.Runs(), Records: registry.NewRecords(r), List: list, Lock: p.Locks().Text,
 	}, true, nil
 }
 
@@ -51,7 +52,9 @@ func sharing(s *streams, p pipeline.Project, cl *closers) (past.Sharing, bool, e
 // warning: the nodes come first.
 type sharer struct {
 	past.Sharing
-	auto bool // not to where anyone can read it
+	auto    bool            // not to where anyone can read it
+	secrets func() []string // those that are known now: a run gets machine configurations while it goes on
+	hide    redact.Redactor
 
 	mu   sync.Mutex
 	runs []string
@@ -69,8 +72,8 @@ func shareRuns(ctx context.Context, s *streams, p pipeline.Project, cl *closers)
 		}
 		return s.telemetry.Began
 	}
-	share.Hide = redact.Growing(share.Hide)
-	h := &sharer{Sharing: share, auto: p.Config.History.Share == config.ShareAuto}
+	h := &sharer{Sharing: share, secrets: func() []string { return slices.Concat(secretsHere(), support.Secrets(p)) }, auto: p.Config.History.Share == config.ShareAuto}
+	h.Hide = redact.Growing(func(b []byte) []byte { return h.hide.JSON(b) })
 	going, stop := context.WithCancel(ctx)
 	var copying sync.WaitGroup
 	copying.Go(func() { h.follow(going) })
@@ -135,6 +138,7 @@ func (h *sharer) share(ctx context.Context) error {
 		}
 		h.asked = true
 	}
+	h.hide = redact.New(h.secrets())
 	var errs []error
 	for _, run := range runs {
 		errs = append(errs, h.Share(ctx, run))

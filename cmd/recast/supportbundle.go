@@ -79,9 +79,6 @@ func (g *globals) bundleSources(ctx context.Context, s *streams, cl *closers) (*
 		src.Invalid = err
 		return nil, src
 	}
-	if b, err := os.ReadFile(p.Config.Talos.Config); err == nil {
-		src.Secrets = append(src.Secrets, redact.YAML(b)...)
-	}
 	if configs, err := machineConfigs(s, p); err == nil && configs != nil {
 		for _, n := range p.Config.Nodes {
 			text, _, _ := configs(ctx, n.Name) // without it, there is nothing to redact

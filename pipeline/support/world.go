@@ -205,20 +205,23 @@ func (g *gathering) etcdSeen(ctx context.Context, seen observe.Observation) []se
 	return out
 }
 
-// secrets returns all secrets on this machine: the given ones, those in the journals and
-// in talos.machineConfigs, and the command lines of hooks and gates.
+// secrets returns all secrets on this machine: the given ones, those of Secrets, and the command lines of hooks and gates.
 func (src Sources) secrets(p *pipeline.Project) []string {
 	out := slices.Clone(src.Secrets)
 	if p == nil {
 		return out
 	}
-	out = append(out, commandLines(*p)...)
+	return slices.Concat(out, commandLines(*p), Secrets(*p))
+}
+
+// Secrets returns the secrets in the files of a project: its journals, talos.machineConfigs and the talosconfig.
+func Secrets(p pipeline.Project) (out []string) {
 	files, _ := filepath.Glob(filepath.Join(p.Runs().Dir, "*", "*.secret")) // the pattern is valid
 	if dir := p.Config.Talos.MachineConfigs.Path; dir != "" {
 		more, _ := filepath.Glob(filepath.Join(dir, "*.yaml"))
 		files = append(files, more...)
 	}
-	for _, file := range files {
+	for _, file := range append(files, p.Config.Talos.Config) {
 		if b, err := os.ReadFile(file); err == nil { // the file itself is never included
 			out = append(out, redact.YAML(b)...)
 		}
