@@ -53,7 +53,8 @@ func sharing(s *streams, p pipeline.Project, cl *closers) (past.Sharing, bool, e
 type sharer struct {
 	past.Sharing
 	auto    bool            // not to where anyone can read it
-	secrets func() []string // those that are known now: a run gets machine configurations while it goes on
+	secrets func() []string // those here now: a run gets machine configurations while it goes on, and forgets them
+	known   []string        // those that have been
 	hide    redact.Redactor
 
 	mu   sync.Mutex
@@ -138,7 +139,10 @@ func (h *sharer) share(ctx context.Context) error {
 		}
 		h.asked = true
 	}
-	h.hide = redact.New(h.secrets())
+	h.known = slices.Concat(h.known, h.secrets())
+	slices.Sort(h.known)
+	h.known = slices.Compact(h.known)
+	h.hide = redact.New(h.known)
 	var errs []error
 	for _, run := range runs {
 		errs = append(errs, h.Share(ctx, run))

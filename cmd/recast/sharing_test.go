@@ -70,17 +70,29 @@ func TestSecretsAreNotShared(t *testing.T) {
 	s := &streams{err: &console{Writer: io.Discard}}
 	var cl closers
 	shareRuns(t.Context(), s, p, &cl)("r", j.Dir())
+	if err := j.PutSecret("wk1/config", []byte("machine: {token: plainly-a-word}\n")); err != nil {
+		t.Fatal(err)
+	}
+	there := p
+	there.Config = &config.Config{Cluster: "c", Dir: t.TempDir(), Images: p.Config.Images, History: p.Config.History}
+	fetch := func() { fetchRuns(t.Context(), s, there, 0, func(text string) { t.Error(text) }) }
+	for began := time.Now(); ; fetch() { // until the first copy
+		if known, err := there.Runs().List(); err != nil || time.Since(began) > 10*shareSoon {
+			t.Fatalf("it was not shared: %v", err)
+		} else if len(known) > 0 {
+			break
+		}
+		time.Sleep(shareSoon / 10)
+	}
 	err = errors.Join(
-		j.PutSecret("wk1/config", []byte("machine: {token: plainly-a-word}\n")),
+		j.Delete("wk1/config"), // as of a node that is done
 		os.WriteFile(filepath.Join(j.Dir(), past.LogName), []byte(`{"msg":"Talos said: plainly-a-word"}`+"\n"), 0o600),
 	)
 	if err != nil {
 		t.Fatal(err)
 	}
 	cl.close()
-	there := p
-	there.Config = &config.Config{Cluster: "c", Dir: t.TempDir(), Images: p.Config.Images, History: p.Config.History}
-	fetchRuns(t.Context(), s, there, 0, func(text string) { t.Error(text) })
+	fetch()
 	run, err := there.Runs().Find("r", past.Options{})
 	if err != nil {
 		t.Fatal(err)
