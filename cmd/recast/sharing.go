@@ -29,6 +29,8 @@ const (
 	shareOnce = 5 * time.Minute
 	// shareWait is how long a command waits for its last copy, or for a list, at most.
 	shareWait = 15 * time.Second
+	// learnWait is how long a command on a fresh machine waits for past locks from the mirror.
+	learnWait = 3 * time.Second
 	// recentRuns is how many runs are looked at for past locks.
 	recentRuns = 3
 )
@@ -183,10 +185,12 @@ func fetchRuns(ctx context.Context, s *streams, p pipeline.Project, most int, wa
 }
 
 // learnLocks finds past locks that this machine does not have: in git, and if there are none, in the runs of other
-// machines. They say what has changed, and what a rollback goes back to. It is only information: errors end it.
+// machines. They say what has changed, and what prune keeps. It is only information: errors end it.
 func learnLocks(ctx context.Context, s *streams, p pipeline.Project) {
 	learnFromGit(ctx, p)
 	if !p.Locks().Known() {
+		ctx, cancel := context.WithTimeout(ctx, learnWait)
+		defer cancel()
 		fetchRuns(ctx, s, p, recentRuns, func(string) {})
 	}
 }

@@ -96,9 +96,17 @@ func localAddress(text string) (netip.AddrPort, error) {
 
 // shownBy opens the project anew for each reading: git may have moved on.
 func shownBy(s *streams, g *globals, p pipeline.Project) web.Options {
+	warned := map[string]bool{} // once each
 	return web.Options{
 		Version: version, Project: p, Past: thisProcess(), Log: logOf, Hide: redact.New(secretsHere()).Text,
-		Fetch:  func(ctx context.Context) { fetchRuns(ctx, s, p, 0, s.warn) },
+		Fetch: func(ctx context.Context) {
+			fetchRuns(ctx, s, p, 0, func(text string) {
+				if !warned[text] {
+					warned[text] = true
+					s.warn(text)
+				}
+			})
+		},
 		Report: func(w io.Writer, run past.Run) error { return report.Write(w, drawn(run)) },
 		Drift: func(ctx context.Context) (pipeline.DriftResult, error) {
 			return read(ctx, s, g, pipeline.Drift)

@@ -270,9 +270,16 @@ func (c *Records) ForAnyone(ctx context.Context, list string) (bool, error) {
 	if private(ctx, t.RegistryStr()) {
 		return false, nil
 	}
+	tags, err := remote.List(t.Context(), c.options(ctx)...)
+	if err != nil {
+		return false, explain(err, t.Context()) // also if there is no such repository yet: nobody knows who may read it
+	}
+	if len(tags) == 0 {
+		return false, fmt.Errorf("registry %s: %s is empty: whether anyone can read it can't be seen yet", t.RegistryStr(), t.Context())
+	}
 	stranger := c.access
 	stranger.keychain = authn.NewMultiKeychain() // knows no one
-	_, err = remote.List(t.Context(), stranger.options(ctx)...)
+	_, err = remote.Get(t.Context().Tag(tags[0]), stranger.options(ctx)...)
 	if e, ok := errors.AsType[*transport.Error](err); ok && e.StatusCode/100 == 4 && e.StatusCode != http.StatusTooManyRequests {
 		return false, nil
 	}

@@ -163,33 +163,37 @@ func TestNamesAreLines(t *testing.T) {
 func TestForAnyone(t *testing.T) {
 	t.Parallel()
 	for title, tc := range map[string]struct {
-		registry string
-		answer   *http.Response
-		want     bool
-		fails    bool
+		registry  string
+		tags, tag *http.Response // the answers to who asks for all of them, and for one
+		want      bool
+		fails     bool
 	}{
-		"public":               {"192.0.2.7", nil, true, false},
-		"with a login":         {"192.0.2.7", answers(http.StatusUnauthorized), false, false},
-		"hidden":               {"192.0.2.7", answers(http.StatusNotFound), false, false},
-		"it has no time":       {"192.0.2.7", answers(http.StatusTooManyRequests), false, true},
-		"out of order":         {"192.0.2.7", answers(http.StatusBadRequest + 100), false, true},
-		"of one's own network": {"10.1.2.3:5000", nil, false, false},
-		"of this machine":      {"127.0.0.1:5000", nil, false, false},
-		"IPv6 of one's own":    {"[fd00::1]:5000", nil, false, false},
+		"public":               {"192.0.2.7", nil, nil, true, false},
+		"with a login":         {"192.0.2.7", nil, answers(http.StatusUnauthorized), false, false},
+		"hidden":               {"192.0.2.7", nil, answers(http.StatusNotFound), false, false},
+		"not there yet":        {"192.0.2.7", answers(http.StatusNotFound), nil, false, true},
+		"it has no time":       {"192.0.2.7", nil, answers(http.StatusTooManyRequests), false, true},
+		"out of order":         {"192.0.2.7", nil, answers(http.StatusBadRequest + 100), false, true},
+		"of one's own network": {"10.1.2.3:5000", nil, nil, false, false},
+		"of this machine":      {"127.0.0.1:5000", nil, nil, false, false},
+		"IPv6 of one's own":    {"[fd00::1]:5000", nil, nil, false, false},
 	} {
 		t.Run(title, func(t *testing.T) {
 			t.Parallel()
 			s := direct{factoryapi.NewRegistry(record.New())}
+			at := tc.registry + "/acme/talos:recast-history-prod"
+			if err := NewRecords(client(t, s)).Keep(t.Context(), at, images.Record{Name: "a"}, []byte("x"), 9); err != nil {
+				t.Fatal(err)
+			}
 			c := NewRecords(client(t, quirk{s, func(r *http.Request) *http.Response {
-				if strings.HasSuffix(r.URL.Path, "/tags/list") {
-					return tc.answer
+				switch {
+				case strings.HasSuffix(r.URL.Path, "/tags/list"):
+					return tc.tags
+				case strings.Contains(r.URL.Path, "/manifests/"):
+					return tc.tag
 				}
 				return nil
 			}}))
-			at := tc.registry + "/acme/talos:recast-history-prod"
-			if err := c.Keep(t.Context(), at, images.Record{Name: "a"}, []byte("x"), 9); err != nil {
-				t.Fatal(err)
-			}
 			if got, err := c.ForAnyone(t.Context(), at); got != tc.want || (err != nil) != tc.fails {
 				t.Errorf("%t, %v", got, err)
 			}

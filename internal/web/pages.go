@@ -157,7 +157,7 @@ func (s *Site) reportPage(w http.ResponseWriter, r *http.Request) {
 	id := r.PathValue("run")
 	run, err := s.Project.Runs().Find(id, s.Past)
 	if err != nil || run.ID != id {
-		s.frame.Missing(w, fmt.Sprintf("no run %q was started on this machine", id))
+		s.frame.Missing(w, fmt.Sprintf("no run %q is known", id))
 		return
 	}
 	var page bytes.Buffer

@@ -14,6 +14,7 @@ import (
 	"github.com/recast-sh/recast/internal/live"
 	"github.com/recast-sh/recast/internal/story"
 	"github.com/recast-sh/recast/internal/ui"
+	"github.com/recast-sh/recast/internal/wait"
 	"github.com/recast-sh/recast/internal/web/frame"
 	"github.com/recast-sh/recast/pipeline/past"
 )
@@ -104,7 +105,7 @@ func (s *Site) look(v *runView) error {
 
 // history is what recast history lists. A run that has ended is read once.
 func (s *Site) history(ctx context.Context) ui.History {
-	if s.Fetch != nil && time.Since(s.fetched) > time.Minute {
+	if s.Fetch != nil && wait.Elapsed(s.fetched) > time.Minute {
 		s.Fetch(ctx)
 		s.fetched = time.Now()
 	}

@@ -69,16 +69,18 @@ func (r Runs) All(o Options) (runs []Run, problems []string) {
 func (r Runs) List() ([]journal.RunInfo, error) {
 	dirs, err := r.dirs()
 	errs := []error{err}
-	known := map[string]journal.RunInfo{}
+	var parts []journal.RunInfo
 	for _, dir := range dirs {
 		infos, err := journal.Runs(dir)
-		errs = append(errs, err)
-		for _, info := range infos {
-			if before, ok := known[info.ID]; ok {
-				info = joined(before, info)
-			}
-			known[info.ID] = info
+		errs, parts = append(errs, err), append(parts, infos...)
+	}
+	slices.SortStableFunc(parts, func(a, b journal.RunInfo) int { return a.Started.Compare(b.Started) })
+	known := map[string]journal.RunInfo{}
+	for _, info := range parts {
+		if before, ok := known[info.ID]; ok {
+			info = joined(before, info)
 		}
+		known[info.ID] = info
 	}
 	infos := slices.SortedFunc(maps.Values(known), func(a, b journal.RunInfo) int {
 		return cmp.Or(b.Started.Compare(a.Started), strings.Compare(b.ID, a.ID))
