@@ -101,13 +101,14 @@ func packed(files map[string][]byte) ([]byte, error) {
 	return b.Bytes(), err
 }
 
-func unpacked(content []byte) (map[string][]byte, error) {
+// unpacked reads the files of a record, of most bytes at most with all that is about them.
+func unpacked(content []byte, most int64) (map[string][]byte, error) {
 	zipped, err := gzip.NewReader(bytes.NewReader(content))
 	if err != nil {
 		return nil, err
 	}
-	files, left := map[string][]byte{}, int64(maxUnpacked)
-	for t := tar.NewReader(io.LimitReader(zipped, maxUnpacked+1)); ; { // of headers, too, a few bytes can stand for millions
+	files, left := map[string][]byte{}, most
+	for t := tar.NewReader(io.LimitReader(zipped, most+1)); ; { // of headers, too, a few bytes can stand for millions
 		h, err := t.Next()
 		if errors.Is(err, io.EOF) {
 			return files, nil
@@ -211,7 +212,7 @@ func (s Sharing) fetch(ctx context.Context, r images.Record) error {
 	if err != nil {
 		return err
 	}
-	files, err := unpacked(content)
+	files, err := unpacked(content, maxUnpacked)
 	if err != nil {
 		return err
 	}
