@@ -118,12 +118,7 @@ func (s *Site) history(ctx context.Context) ui.History {
 	for _, info := range known {
 		line, read := s.past[info.ID]
 		if !read || !line.Finished.Equal(info.Finished) {
-			run, err := runs.Find(info.ID, s.Past)
-			if err != nil {
-				out.Problems = append(out.Problems, s.Hide(err.Error()))
-				continue
-			}
-			line = ui.HistoryOf([]past.Run{run}, nil, 0, s.Log, s.Hide).Runs[0]
+			line = ui.HistoryOf([]past.Run{runs.Read(info.ID, s.Past)}, nil, 0, s.Log, s.Hide).Runs[0]
 		}
 		if !line.Finished.IsZero() {
 			s.past[info.ID] = line

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 	"path/filepath"
 	"slices"
@@ -60,7 +61,7 @@ func (r Runs) All(o Options) (runs []Run, problems []string) {
 		problems = strings.Split(err.Error(), "\n")
 	}
 	for _, info := range infos {
-		runs = append(runs, r.read(info.ID, o))
+		runs = append(runs, r.Read(info.ID, o))
 	}
 	return runs, problems
 }
@@ -109,7 +110,7 @@ func (r Runs) Find(id string, o Options) (Run, error) {
 			"a journal is on the machine where recast roll ran, and a copy in images.mirror if there is one; recast status shows what is left in Proxmox")
 	}
 	if id == "" {
-		last := r.read(infos[0].ID, o)
+		last := r.Read(infos[0].ID, o)
 		if err != nil {
 			last.Problems = append(last.Problems, "another run; this may not be the last run: "+strings.ReplaceAll(err.Error(), "\n", "; "))
 		}
@@ -118,7 +119,7 @@ func (r Runs) Find(id string, o Options) (Run, error) {
 	var found []string
 	for _, info := range infos {
 		if info.ID == id {
-			return r.read(id, o), nil
+			return r.Read(id, o), nil
 		}
 		if strings.Contains(info.ID, id) {
 			found = append(found, info.ID)
@@ -126,7 +127,7 @@ func (r Runs) Find(id string, o Options) (Run, error) {
 	}
 	switch len(found) {
 	case 1:
-		return r.read(found[0], o), nil
+		return r.Read(found[0], o), nil
 	case 0:
 		return Run{}, fault.WithHint(errors.Join(fault.Configf("no run %q in %s", id, r.Dir), err), "recast history lists them; the last one is %s", infos[0].ID)
 	}
@@ -139,14 +140,17 @@ func (r Runs) Has(id string) bool {
 	return slices.ContainsFunc(infos, func(info journal.RunInfo) bool { return info.ID == id })
 }
 
-// read reads a run from all of its journals.
-func (r Runs) read(id string, o Options) Run {
+// Read reads a run that List has, from all of its journals.
+func (r Runs) Read(id string, o Options) Run {
 	dirs, err := r.dirs()
+	errs := []error{err}
 	var parts []Run
 	for _, dir := range dirs {
-		infos, _ := journal.Runs(dir) // List says why it can't be read
-		if at := slices.IndexFunc(infos, func(info journal.RunInfo) bool { return info.ID == id }); at >= 0 {
-			parts = append(parts, part(dir, infos[at], o))
+		switch p, err := part(dir, id, o); {
+		case err == nil:
+			parts = append(parts, p)
+		case !errors.Is(err, fs.ErrNotExist):
+			errs = append(errs, err)
 		}
 	}
 	slices.SortStableFunc(parts, func(a, b Run) int { return a.Started.Compare(b.Started) })
@@ -158,22 +162,25 @@ func (r Runs) read(id string, o Options) Run {
 		}
 		run.join(p)
 	}
-	if err != nil {
-		run.Problems = append(run.Problems, err.Error())
+	if err := errors.Join(errs...); err != nil {
+		run.Problems = append(run.Problems, strings.Split(err.Error(), "\n")...)
 	}
 	return run
 }
 
 // part reads one journal of a run.
-func part(dir string, info journal.RunInfo, o Options) Run {
-	p := Run{ID: info.ID, Started: info.Started, Finished: info.Finished, Dirs: []string{filepath.Join(dir, info.ID)}}
-	p.Result, p.Error, _ = strings.Cut(info.Outcome, ": ")
-	j, err := journal.Open(dir, journal.Options{Run: info.ID, ReadOnly: true})
+func part(dir, id string, o Options) (Run, error) {
+	j, err := journal.Open(dir, journal.Options{Run: id, ReadOnly: true})
 	if err != nil {
-		p.Problems = append(p.Problems, err.Error())
-		return p
+		return Run{}, err
 	}
 	defer j.Close()
+	info, err := j.Info()
+	if err != nil {
+		return Run{}, err
+	}
+	p := Run{ID: id, Started: info.Started, Finished: info.Finished, Dirs: []string{filepath.Join(dir, id)}}
+	p.Result, p.Error, _ = strings.Cut(info.Outcome, ": ")
 	p.About = get[About](&p, j, AboutKey)
 	if p.Plan = get[planning.Plan](&p, j, FirstPlanKey); p.Plan == nil {
 		p.Plan = get[planning.Plan](&p, j, PlanKey)
@@ -185,7 +192,7 @@ func part(dir string, info journal.RunInfo, o Options) Run {
 	if info.Unfinished() {
 		p.Result = p.standing(o)
 	}
-	return p
+	return p, nil
 }
 
 // gather reads the facts that exist per node or hook.

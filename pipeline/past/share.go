@@ -67,7 +67,11 @@ func (s Sharing) Share(ctx context.Context, id string) error {
 		files[name] = s.Hide(b)
 	}
 	r := images.Record{Written: time.Now(), Labels: map[string]string{"run": id}}
-	about := part(s.Runs.Dir, journal.RunInfo{ID: id}, Options{}).About
+	run, err := part(s.Runs.Dir, id, Options{})
+	if err != nil {
+		return err
+	}
+	about := run.About
 	if about != nil {
 		r.Labels["talos"], r.Labels["host"] = about.Talos, about.By.Host
 		for name, key := range map[string]string{lockName: about.Lock, beforeName: about.Before} {
