@@ -80,8 +80,7 @@ func (c *Records) List(ctx context.Context, list string) ([]images.Record, error
 	return records, nil
 }
 
-// entries reads the entries of a list, the newest first. Foreign ones are left out, and so lost if
-// the list is written: the tag is recast's own.
+// entries reads the entries of a list, the newest first. A tag that names anything else is refused, not written over.
 func (c *Records) entries(ctx context.Context, t name.Tag) ([]v1.Descriptor, error) {
 	desc, err := remote.Get(t, c.options(ctx)...)
 	if notFound(err) {
@@ -94,7 +93,10 @@ func (c *Records) entries(ctx context.Context, t name.Tag) ([]v1.Descriptor, err
 	if err := json.Unmarshal(desc.Manifest, &m); err != nil {
 		return nil, fmt.Errorf("%s is not a list of runs: %w", t, foreign.Error(err))
 	}
-	entries := slices.DeleteFunc(m.Manifests, func(d v1.Descriptor) bool { return d.Annotations[recordName] == "" })
+	entries := m.Manifests
+	if desc.MediaType != types.OCIImageIndex || slices.ContainsFunc(entries, func(d v1.Descriptor) bool { return d.Annotations[recordName] == "" }) {
+		return nil, fault.WithHint(fmt.Errorf("%s is not a list of runs: it is left as it is", t), "name that tag otherwise, or say history.share: never in recast.yaml")
+	}
 	slices.SortStableFunc(entries, func(a, b v1.Descriptor) int {
 		return cmp.Compare(b.Annotations[recordWritten], a.Annotations[recordWritten])
 	})

@@ -141,21 +141,21 @@ func TestRecordsRefused(t *testing.T) {
 	if err := denied.Keep(t.Context(), records, images.Record{Name: "a"}, []byte("x"), 9); !errors.Is(err, images.ErrDenied) {
 		t.Errorf("denied: %v", err)
 	}
-	pushBuilt(t, s, "v1.13.9-aaaaaaaaaaaa", time.Unix(0, 0))
-	c := NewRecords(client(t, s))
-	list, err := c.List(t.Context(), mirror+":v1.13.9-aaaaaaaaaaaa")
-	if len(list) != 0 || err != nil {
-		t.Errorf("an index of images: %v, %v", list, err)
-	}
-}
-
-// TestNamesAreLines: the name of a record is foreign text, which warnings show.
-func TestNamesAreLines(t *testing.T) {
-	t.Parallel()
-	c := NewRecords(client(t, direct{factoryapi.NewRegistry(record.New())}))
-	keep(t, c, "a\nerror: \x1b[31mdo this", 1, "x", 9)
-	if diff := cmp.Diff([]string{"a error: do this x done 03:01"}, contents(t, c)); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
+	index, img := pushBuilt(t, s, "recast-history-prod", time.Unix(0, 0))
+	c, shelf := NewRecords(client(t, s)), client(t, s)
+	for _, digest := range []string{index.String(), img.String()} {
+		if err := shelf.Tag(t.Context(), mirror+"@"+digest, records); err != nil {
+			t.Fatal(err)
+		}
+		_, err := c.List(t.Context(), records)
+		for _, err := range []error{err, c.Keep(t.Context(), records, images.Record{Name: "a"}, []byte("x"), 9)} {
+			if err == nil || !strings.Contains(err.Error(), "is not a list of runs: it is left as it is") {
+				t.Errorf("an image under that tag: %v", err)
+			}
+		}
+		if got, _, err := shelf.Head(t.Context(), records); got != digest || err != nil {
+			t.Errorf("it was %s, and is %s, %v", digest, got, err)
+		}
 	}
 }
 
