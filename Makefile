@@ -26,7 +26,7 @@ test race: export CGO_ENABLED := 1
 TOOLS := bin/tools/testsummary bin/tools/longtests bin/tools/sbom bin/tools/chart bin/tools/gatemutants
 LINTERS := bin/tools/gofumpt bin/tools/staticcheck bin/tools/controller-gen bin/tools/actionlint
 
-.PHONY: compiler generate help ci-full build build-operator demo test stories check contract crash kill race schedules mutants gate-mutants e2e e2e-talosctl e2e-k8s e2e-operator e2e-report e2e-helm e2e-deps release release-snapshot schema bench fuzz docs clean
+.PHONY: compiler generate help ci-full build build-operator demo test stories check contract crash kill race schedules mutants test-mutants gate-mutants limits e2e e2e-talosctl e2e-k8s e2e-operator e2e-report e2e-helm e2e-deps release release-snapshot schema bench fuzz docs clean
 
 help: ## list the targets
 	@sed -nE 's/^([a-z0-9-]+):.*## (.*)/\1 \2/p' Makefile | while read -r name what; do printf '  make %-8s  %s\n' "$$name" "$$what"; done
@@ -48,9 +48,9 @@ demo: build ## the whole story in the embedded lab: patch, lock, build, publish,
 test contract stories: export TEST_APIDOC := $(if $(APIDOC),$(abspath $(APIDOC)))
 
 # make check vets, all at once.
-test: bin/tools/testsummary bin/tools/longtests compiler ## all tests but the long stories, with the race detector (PKG=./cluster/ for some)
+test: bin/tools/testsummary bin/tools/longtests compiler ## all tests but the long stories, with the race detector, and those of internal/tools (PKG=./cluster/ for some)
 	@echo "test: compiles recast and its tests first, which takes minutes where Go's build cache has none of it; then a line for each package"
-	@later=$$(GOFLAGS="$$GOFLAGS -race" bin/tools/longtests -names $(PKG)); GORACE=atexit_sleep_ms=50 go test -vet=off -race -short -json $(PKG) | bin/tools/testsummary -name test -later "$$later"
+	@later=$$(GOFLAGS="$$GOFLAGS -race" bin/tools/longtests -names $(PKG)); export GORACE=atexit_sleep_ms=50; { code=0; go test -vet=off -race -short -timeout 20m -json $(PKG) || code=$$?; $(if $(filter ./...,$(PKG)),(cd internal/tools && go test -vet=off -json ./...) || code=$$?;) exit $$code; } | bin/tools/testsummary -name test -later "$$later"
 
 stories: bin/tools/testsummary bin/tools/longtests ## all that make test leaves out: whole clusters in the lab, what a person types, an upload of 4 GiB (SLICE=n for every n-th story in the lab, SEED=n for others)
 	@internal/tools/stories '$(or $(SLICE),all)' '$(or $(SEED),1)' | bin/tools/testsummary -name stories
@@ -64,14 +64,17 @@ check: $(LINTERS) ## everything static: format, vet, staticcheck, tidy, import t
 contract: bin/tools/testsummary ## what recast relies on in Proxmox VE: on the simulator, or on a real server (PVE_ENDPOINT=https://… and more: see docs/notes/contract.md)
 	@go test -vet=off -json -count=1 -timeout 90m ./internal/contract | bin/tools/testsummary -name contract -tests
 
-crash: bin/tools/testsummary ## kill a roll of 3 + 2 nodes at SLICE points of each combination, resume it, compare the worlds; a recover at every fifth point; the same with each stage in the life of a cluster, from an empty datacentre on; every fault at every call of an exchange (MATRIX=n: n faults of some exchanges), and SCHEDULES random ones; what others do meanwhile (SEED=n for others; SLICE=all for all)
-	@GOGC=400 go test -vet=off -json -timeout 3h -run 'TestCrash|TestUndoByHand|TestAHostThatRebootsAtEveryPoint|TestForeignHands$$|TestRecoverKilledAnywhere|TestUpgradeKubernetesIsKilled|Test(Life|Bootstrap|Create|Remove|Migration|Rebuild)Killed|TestSlowServers|TestMatrix' ./internal/sim/simtest $(if $(filter all,$(SLICE)),-crash.all,-crash.slice=$(or $(SLICE),10)) -crash.seed=$(or $(SEED),1) -foreign.cells=$(if $(MATRIX),12,40) $(if $(MATRIX),-matrix.slice=$(MATRIX),-matrix.all) -matrix.schedules=$(SCHEDULES) -matrix.seed=$(or $(SEED),1) | bin/tools/testsummary -name crash
+crash: bin/tools/testsummary ## kill a roll of 3 + 2 nodes at SLICE points of each combination, resume it, compare the worlds; so many kills of each recover, rollback, upgrade in place and roll without its journal; the same with each stage in the life of a cluster, from an empty datacentre on; every fault at every call of an exchange (MATRIX=n: n faults of some exchanges), and SCHEDULES random ones; what others do meanwhile (SEED=n for others; SLICE=all for all)
+	@GOGC=400 go test -vet=off -json -timeout 3h -run 'TestCrash|TestUndoByHand|TestAHostThatRebootsAtEveryPoint|TestForeignHands$$|TestRecover$$|TestResumeWithoutTheJournal|TestUpgradeKubernetesIsKilled|Test(Life|Bootstrap|Create|Remove|Migration|Rebuild|Recover|Rollback|InPlace|Surge|Prepared|Proofs)Killed|TestSlowServers|TestMatrix' ./internal/sim/simtest $(if $(filter all,$(SLICE)),-crash.all,-crash.slice=$(or $(SLICE),10)) -crash.seed=$(or $(SEED),1) -foreign.cells=$(if $(MATRIX),12,40) $(if $(MATRIX),-matrix.slice=$(MATRIX),-matrix.all) -matrix.schedules=$(SCHEDULES) -matrix.seed=$(or $(SEED),1) | bin/tools/testsummary -name crash
 
 kill: bin/tools/testsummary ## kill -9 KILLS rolls of real processes at random moments, type the same again, look at every disk
 	@go test -vet=off -json -timeout 30m -parallel 3 -run TestKill ./cmd/recast -kill.times $(KILLS) -kill.seed $(or $(SEED),0) | bin/tools/testsummary -name kill
 
-mutants: ## take guards of recast out, one after the other, and play schedules until each is missed (SEED=n for others; MUTANT=name for one; BOUND=node-rolls)
+mutants: ## take guards of recast out, one after the other, and run the test that a mutant names, or play schedules until each is missed (SEED=n for others; MUTANT=name for one; BOUND=node-rolls)
 	@go test -count=1 -timeout 0 -v -run 'TestMutants$$' ./internal/sim/schedules -mutants -mutants.seed=$(or $(SEED),1) -mutants.only='$(MUTANT)' -mutants.bound=$(BOUND) | grep -v '^=== '
+
+test-mutants: bin/tools/testsummary ## of those, the ones that name a test of make test, which must fail (SLICE=n for every n-th, SEED=n for others)
+	@go test -vet=off -json -count=1 -timeout 60m -run 'TestMutants$$' ./internal/sim/schedules -mutants -mutants.named -mutants.slice=$(if $(filter all,$(SLICE)),1,$(or $(SLICE),1)) -mutants.seed=$(or $(SEED),1) -mutants.only='$(MUTANT)' | bin/tools/testsummary -name test-mutants -story -figures mutants
 
 gate-mutants: bin/tools/gatemutants ## take each condition of a gate out, and see which test of make test fails (SLICE=n for every n-th, SEED=n for others; ONLY=text for those lines of the table)
 	@bin/tools/gatemutants -slice=$(if $(filter all,$(SLICE)),1,$(or $(SLICE),1)) -seed=$(or $(SEED),1) -only='$(ONLY)'
@@ -109,6 +112,9 @@ schedules: bin/tools/testsummary ## N random clusters, each rolled through rando
 
 schema: bin/tools/testsummary ## check every request that the tests send to Proxmox against its API schema (APIDOC=file)
 	@internal/tools/schema '$(APIDOC)'
+
+limits: ## run the benchmarks whose allocations docs/performance.md limits
+	@internal/tools/bench limits
 
 bench: ## run every benchmark
 	@internal/tools/bench

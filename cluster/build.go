@@ -2,11 +2,13 @@ package cluster
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
 	"strings"
 
+	"github.com/recast-sh/recast/cluster/schematic"
 	"github.com/recast-sh/recast/internal/words"
 )
 
@@ -18,9 +20,9 @@ type Reason struct {
 	New  string `json:"new,omitempty"`
 }
 
-// History returns the extensions that a lock hash ("sha256-…") stands for, in the current lock or a
-// past one. known is false for a hash that is in none of our locks.
-type History func(lockHash string) (extensions []LockedExtension, known bool)
+// History returns what a lock hash ("sha256-…") stands for, in the current lock or a past one. known is
+// false for a hash that is in none of our locks.
+type History func(lockHash string) (content LockedContent, known bool)
 
 // DiffImage compares the image that a machine runs with a build.
 func DiffImage(b Build, m RunningSystem, past History) []Reason {
@@ -29,18 +31,53 @@ func DiffImage(b Build, m RunningSystem, past History) []Reason {
 		out = append(out, Reason{"talos-version", fmt.Sprintf("Talos %s → %s", m.TalosVersion, b.TalosVersion), m.TalosVersion, b.TalosVersion})
 	}
 	out = append(out, DiffTarget(b, m)...)
-	found := m.Schematic.LockHash()
-	switch {
-	case m.Schematic.ID == "":
+	extensions := DiffExtensions(b, m)
+	if m.Schematic.ID == "" {
 		out = append(out, Reason{Code: "unknown-build", Text: "its image carries no schematic: what it was built from is unknown", New: b.ID})
-	case found == "":
-		out = append(out, Reason{"unknown-build", "its schematic was not locked by recast: extension digests unknown", m.Schematic.ID, b.SchematicID})
-	case found != b.LockHash:
-		out = append(out, diffDigests(b, found, past)...)
-	case m.Schematic.ID != b.SchematicID:
-		out = append(out, Reason{"schematic", fmt.Sprintf("schematic %s → %s", words.Short(m.Schematic.ID), words.Short(b.SchematicID)), m.Schematic.ID, b.SchematicID})
+	} else {
+		out = append(out, diffSchematic(b, m.Schematic, past, len(extensions) > 0)...)
 	}
-	return append(out, DiffExtensions(b, m)...)
+	return append(out, extensions...)
+}
+
+// diffSchematic names what differs between the schematic that an image states and the build's; byName says that
+// extensions differ by name or version, which the caller lists.
+func diffSchematic(b Build, s SchematicEntry, past History, byName bool) []Reason {
+	var out []Reason
+	found := s.LockHash()
+	switch {
+	case found == "":
+		out = append(out, Reason{"unknown-build", "its schematic was not locked by recast: extension digests unknown", s.ID, b.SchematicID})
+	case found != b.LockHash:
+		out = diffDigests(b, found, past)
+	}
+	if s.ID == b.SchematicID {
+		return out
+	}
+	changes, err := b.Asked(s)
+	if err != nil {
+		return append(out, Reason{"schematic", fmt.Sprintf("its schematic can't be compared with the lock's: %v", err), s.ID, b.SchematicID})
+	}
+	for _, c := range changes {
+		out = append(out, Reason{c.Code, c.String(), c.Old, c.New})
+	}
+	if len(out) == 0 && !byName {
+		out = append(out, Reason{"schematic", fmt.Sprintf("schematic %s → %s", words.Short(s.ID), words.Short(b.SchematicID)), s.ID, b.SchematicID})
+	}
+	return out
+}
+
+// Asked lists how the build's schematic differs from the one that an image states, but for its extensions.
+func (b Build) Asked(s SchematicEntry) ([]schematic.Change, error) {
+	if b.Schematic == nil || s.ID == b.SchematicID {
+		return nil, nil
+	}
+	found, errFound := schematic.Parse(s.YAML)
+	wanted, errWanted := schematic.Parse(string(b.Schematic))
+	if err := errors.Join(errFound, errWanted); err != nil {
+		return nil, err
+	}
+	return schematic.Compare(found, wanted), nil
 }
 
 // DiffTarget compares what the schematic does not state: architecture, platform and Secure Boot.
@@ -67,27 +104,62 @@ func OnOff(on bool) string {
 	return "off"
 }
 
-// diffDigests names the extensions whose digest changed, if a past lock has the found hash.
+// diffDigests names what the two hashes stand for, if a past lock has the found one.
 func diffDigests(b Build, found string, past History) []Reason {
 	old, known := past(found)
-	if !known {
-		return []Reason{{"lock", fmt.Sprintf("extensions of another lock: %s → %s", words.Short(found), words.Short(b.LockHash)), found, b.LockHash}}
+	var out []Reason
+	if known {
+		out = diffContent(old, b)
 	}
+	if len(out) > 0 || known && (old.Overlay.Name != b.Overlay.Name || !sameNames(old.Extensions, b.Extensions)) {
+		return out // what came or went is compared by name
+	}
+	what := "extensions of another lock"
+	switch {
+	case known:
+		what = "the same extensions, built otherwise" // in another order, or from recast.yaml instead of by the factory
+	case b.Overlay.Name != "":
+		what = "extensions or an overlay of another lock"
+	}
+	return []Reason{{"lock", fmt.Sprintf("%s: %s → %s", what, words.Short(found), words.Short(b.LockHash)), found, b.LockHash}}
+}
+
+// diffContent names the extensions whose digest changed, another overlay, and a rebuild.
+func diffContent(old LockedContent, b Build) []Reason {
 	var out []Reason
 	for _, e := range b.Extensions {
-		i := slices.IndexFunc(old, func(o LockedExtension) bool { return o.Name == e.Name })
-		if i < 0 || old[i].Digest == e.Digest {
-			continue // DiffExtensions reports an added one by its name
+		i := slices.IndexFunc(old.Extensions, func(o LockedExtension) bool { return o.Name == e.Name })
+		if i < 0 || old.Extensions[i].Digest == e.Digest {
+			continue
 		}
+		was := old.Extensions[i].Digest
 		out = append(out, Reason{
-			"extension-digest",
-			fmt.Sprintf("extension %s %s: %s → %s", e.Name, e.Version, words.Short(old[i].Digest), words.Short(e.Digest)), old[i].Digest, e.Digest,
+			"extension-digest", fmt.Sprintf("extension %s %s: %s → %s", e.Name, e.Version, words.Short(was), words.Short(e.Digest)), was, e.Digest,
 		})
 	}
-	if len(out) == 0 {
-		out = append(out, Reason{"lock", fmt.Sprintf("extensions of another lock: %s → %s", words.Short(found), words.Short(b.LockHash)), found, b.LockHash})
+	if was, is := old.Overlay, b.Overlay; was.Name == is.Name && was != is {
+		out = append(out, Reason{
+			"overlay-digest", fmt.Sprintf("overlay %s: %s → %s", is.Name, words.Short(was.Digest), words.Short(is.Digest)), was.Digest, is.Digest,
+		})
+	}
+	if old.Rebuild != b.Rebuild {
+		was, is := fmt.Sprint(old.Rebuild), fmt.Sprint(b.Rebuild)
+		out = append(out, Reason{"rebuild", fmt.Sprintf("rebuilds of the same content: %s → %s", was, is), was, is})
 	}
 	return out
+}
+
+// sameNames says whether two lists have extensions of the same names, in any order.
+func sameNames(a, b []LockedExtension) bool {
+	names := func(list []LockedExtension) []string {
+		var out []string
+		for _, e := range list {
+			out = append(out, e.Name)
+		}
+		slices.Sort(out)
+		return out
+	}
+	return slices.Equal(names(a), names(b))
 }
 
 // ConfigEntry is the entry that imager adds to the list of extensions if the schematic embeds a
@@ -132,7 +204,7 @@ func BootISO(d Disk) (name string, ok bool) {
 }
 
 // LockArg is the kernel argument in which a schematic carries the hash of its extension digests.
-const LockArg = "recast.lock="
+const LockArg = schematic.LockArg
 
 // LockHash returns the lock hash that the image's schematic states, "sha256-…"; "" if recast did
 // not lock it. The running kernel's command line is no evidence: GRUB drops schematic arguments on

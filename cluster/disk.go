@@ -36,6 +36,9 @@ func ParseDisk(key, value string) (Disk, error) {
 		return Disk{}, fmt.Errorf("%q is not a drive", key)
 	}
 	d := Disk{Key: key}
+	if n := strings.Count(value, ","); n > 0 {
+		d.Options = make([]string, 0, n)
+	}
 	for part := range strings.SplitSeq(value, ",") {
 		name, volid, named := strings.Cut(part, "=")
 		switch {

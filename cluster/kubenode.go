@@ -59,6 +59,7 @@ type LocalData struct {
 
 	Format string // of the pool that it is in: FormatLVM or FormatZFS; "" for a file or directory, or if unknown
 	Group  string // name of that volume group or pool; "" if unknown
+	Access string // ISCSI or NVMeoF: a volume on a server of these, which may let in machines by their names; not on a node
 	Handle string // of a Proxmox volume, by its CSI driver: it is not bound to one node
 
 	Lift    string // how to move it to other nodes, in words; "" if that is impossible

@@ -73,6 +73,8 @@ type VolumeReader interface {
 	// AttachedVolumes lists the volumes attached to the node, or still being detached, by name,
 	// each with the pod that uses it and that a drain leaves.
 	AttachedVolumes(ctx context.Context, node string) ([]AttachedVolume, error)
+	// ServedUsers lists the pods that use volumes on iSCSI or NVMe-oF, sorted.
+	ServedUsers(ctx context.Context) ([]ServedUser, error)
 	// WatchDetached reports when a volume was detached from the node: see wait.Watch.
 	WatchDetached(ctx context.Context, node string, tell func(look bool)) error
 	// LocalData reads what is bound to each of the nodes, again on each call: local and hostPath

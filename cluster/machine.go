@@ -24,16 +24,19 @@ type Machine struct {
 	Hostname     string
 	Nodename     string // that its kubelet registers with; "" before Talos knows it
 	ControlPlane bool
+	TypeInit     bool          // a control plane of machine.type init: see strategy.AgainstInit
 	Disks        []MachineDisk // without CD-ROMs, loop and read-only devices
 	SystemDisk   string        // device name ("sda"); "" in maintenance mode
 	Volumes      []Volume
-	PoolMembers  []PoolMember // of LVM and ZFS, on drives and elsewhere
-	InstallImage string       // machine.install.image or UnattendedInstallConfig; "" when it can't be read
-	Configs      Configs      // none while it has no configuration, or hides it
-	ConfigHidden bool         // see ComparedMachine
-	Encryption   []Encryption
-	Remembered   bool            // it does not answer: this was recorded earlier, without its system disk
-	Addresses    []reach.Address // its present ones; read by StateReader.Machine only
+	// VolumeStatuses are the volumes of its configuration, wherever they are; none while it has none.
+	VolumeStatuses []VolumeStatus
+	PoolMembers    []PoolMember // of LVM and ZFS, on drives and elsewhere
+	InstallImage   string       // machine.install.image or UnattendedInstallConfig; "" when it can't be read
+	Configs        Configs      // none while it has no configuration, or hides it
+	ConfigHidden   bool         // see ComparedMachine
+	Encryption     []Encryption
+	Remembered     bool            // it does not answer: this was recorded earlier, without its system disk
+	Addresses      []reach.Address // its present ones; read by StateReader.Machine only
 }
 
 // MachineStanding says which machine answers, and how far it has come.
@@ -56,6 +59,7 @@ type RunningSystem struct {
 	FromImage    bool   // its system disk was made from a disk image of Talos 1.13 or later: no installer partitioned it
 	Schematic    SchematicEntry
 	Extensions   []ExtensionEntry // sorted by name; without the synthetic "schematic" and "modules.dep"
+	Cmdline      Secret           `json:"-"` // all kernel arguments of the running system, where they were read
 	ConfigArgs   []string         // kernel arguments of the running system that give a blank machine a configuration: "talos.config=…", "siderolink.api=…"
 }
 
@@ -79,18 +83,20 @@ type BlankMachine struct {
 type ComparedMachine struct {
 	MachineStanding
 	RunningSystem
-	Disks        []MachineDisk // none of them counts as blank
-	SystemDisk   string
-	InstallImage string
-	Configs      Configs
-	ConfigHidden bool // our talosconfig has only the role os:reader, which hides its configuration and which system it would start next
-	Encryption   []Encryption
+	Disks      []MachineDisk // none of them counts as blank
+	SystemDisk string
+	// VolumeStatuses lack what is on which disk.
+	VolumeStatuses []VolumeStatus
+	InstallImage   string
+	Configs        Configs
+	ConfigHidden   bool // our talosconfig has only the role os:reader, which hides its configuration and which system it would start next
+	Encryption     []Encryption
 }
 
 // Machine returns m for Diff; the rest of the machine is unknown.
 func (m ComparedMachine) Machine() Machine {
 	return Machine{
-		MachineStanding: m.MachineStanding, RunningSystem: m.RunningSystem, Disks: m.Disks, SystemDisk: m.SystemDisk,
+		MachineStanding: m.MachineStanding, RunningSystem: m.RunningSystem, Disks: m.Disks, SystemDisk: m.SystemDisk, VolumeStatuses: m.VolumeStatuses,
 		InstallImage: m.InstallImage, Configs: m.Configs, ConfigHidden: m.ConfigHidden, Encryption: m.Encryption,
 	}
 }
@@ -102,7 +108,7 @@ func (m Machine) Booted() BootedMachine {
 
 // Compared is what ConfigReader.System reads of m.
 func (m Machine) Compared() ComparedMachine {
-	return ComparedMachine{m.MachineStanding, m.RunningSystem, m.Disks, m.SystemDisk, m.InstallImage, m.Configs, m.ConfigHidden, m.Encryption}
+	return ComparedMachine{m.MachineStanding, m.RunningSystem, m.Disks, m.SystemDisk, m.VolumeStatuses, m.InstallImage, m.Configs, m.ConfigHidden, m.Encryption}
 }
 
 // StandsIn is how the text of Standing begins.

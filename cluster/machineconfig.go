@@ -73,13 +73,32 @@ type FoundFile struct {
 	ConfigFile
 	Sum      string   // of its bytes
 	Role     string   // that it gives its node: ControlPlane or Worker
+	TypeInit bool     // it is of machine.type init: see strategy.AgainstInit
 	Identity []string // what would make the node another one, or one of another cluster
-	Beside   string   // the node with whose configuration that of a new node was compared; "": with none
-	Err      error    // why it can't be used, or not compared with what the node runs
+	// Beside is the node with whose configuration the file of a machine without one was compared, or
+	// Talosconfig; "": with nothing.
+	Beside string
+	// Names is the other node of recast.yaml whose name it gives its machine; "": it gives none of those.
+	Names string
+	Omni  bool // it joins the machine to Omni
+	// Encryption says how it encrypts volumes, if it differs from what the node runs.
+	Encryption []Encryption
+	Err        error // why it can't be used, or not compared with what the node runs
+	// Volumes are those that it defines; nil where the node has none yet, or the file says what the node runs.
+	Volumes []ConfigVolume
+	// Selectors are what it selects on the machine, if it differs from what the node runs.
+	Selectors []DiskSelector
 }
+
+// Talosconfig stands for a node where no node shows a configuration: of a file only the CA of Talos was
+// compared, with the one that the talosconfig trusts.
+const Talosconfig = "the talosconfig"
 
 // NodeRole is the node's role as part of its identity.
 const NodeRole = "the node's role"
+
+// TalosCA is the CA of Talos as part of a node's identity.
+const TalosCA = "the CA of Talos"
 
 // NeutralPatch sets what recast sets itself to the same values in every configuration, so that no
 // two differ by it.
@@ -92,6 +111,13 @@ func Text(text Secret) (string, error) {
 		return "", fault.MachineConfig.Refusedf("not a machine configuration: %w", err)
 	}
 	return docs.Hash(), nil
+}
+
+// OfTypeInit says whether a configuration is of machine.type init. One that can't be read is not: Talos
+// refuses it.
+func OfTypeInit(text Secret) bool {
+	docs, err := config.Parse(text)
+	return err == nil && docs.TypeInit()
 }
 
 // HashOf returns what binds a plan to a node's file; "" if no file is applied.

@@ -133,6 +133,7 @@ type Storage struct {
 	Shared bool
 	Thick  bool   // a new disk takes its whole size at once, not what is written to it
 	Pool   string // what it is on ("pve/data", "rpool/vm"): storages on the same one share its free space; "": not shared with other storages
+	Dir    string // directory of a storage of files, on each host; "": it has none
 }
 
 // Migration is what Proxmox has against migrating a VM to another host.
@@ -194,6 +195,9 @@ type MachineDisk struct {
 
 // Volume is a partition or filesystem that Talos has discovered on a disk, or would.
 type Volume struct {
+	// ID is that of the volume of Talos that is here (VolumeStatus): "EPHEMERAL", "u-data", "e-backup", "/dev/sdb-1"
+	// of machine.disks; "" if Talos has none here, and in records of releases that did not know it.
+	ID             string `json:",omitempty"`
 	Device         string // "sda4"
 	Disk           string // "sda"
 	Label          string // partition label: "EPHEMERAL", "META", …
@@ -235,6 +239,7 @@ type KubeNode struct {
 	UID            string // of the Node object: changes if that is deleted and created again
 	UUID           string // systemUUID, lower-case
 	BootID         string
+	MachineID      string // of /etc/machine-id: changes with its system disk
 	Ready          bool
 	ControlPlane   bool // by its label
 	Unschedulable  bool
@@ -287,12 +292,15 @@ func (Secret) MarshalText() ([]byte, error) { return []byte(redacted), nil }
 type Build struct {
 	ID           string // build ID, hex
 	TalosVersion string
+	Broken       bool   // the Image Factory has marked that version as broken
 	Arch         string // "amd64" or "arm64"
 	Platform     string // "nocloud" or "metal"
 	SecureBoot   bool   // signed for UEFI Secure Boot
 	SchematicID  string
 	LockHash     string            // the value of the recast.lock kernel argument: "sha256-…"
 	Extensions   []LockedExtension // official ones sorted by name, then those of recast.yaml
+	Overlay      LockedOverlay     // zero: none
+	Rebuild      int               // how often the same content was asked to be built again
 	Installer    string            // by digest, as the node pulls it; "" until built
 	ISOName      string            // file name on Proxmox storage
 	DiskName     string            // file name of the disk image on Proxmox storage; "": there is none
@@ -300,6 +308,7 @@ type Build struct {
 	DiskBytes    int64             // size of the disk that the disk image describes
 	KernelArgs   []string          // that the schematic adds
 	EmbedsConfig bool              // the schematic has a machine configuration in it
+	Schematic    Secret            // its canonical text; nil: unknown
 }
 
 // LockedExtension is an extension with the digest that the lock pins.
@@ -308,6 +317,16 @@ type LockedExtension struct {
 	Version string `json:"version"`
 	Ref     string `json:"ref"` // repository: "ghcr.io/siderolabs/iscsi-tools"
 	Digest  string `json:"digest"`
+}
+
+// LockedOverlay is an overlay with the digest that the lock pins.
+type LockedOverlay struct{ Name, Digest string }
+
+// LockedContent is what a lock hash stands for.
+type LockedContent struct {
+	Extensions []LockedExtension
+	Overlay    LockedOverlay
+	Rebuild    int
 }
 
 // Strategy is how a node is brought to its wanted state.

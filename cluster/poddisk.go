@@ -95,9 +95,9 @@ func (vm VM) SameButPods(ctx context.Context, now VM, handles func(context.Conte
 }
 
 // Unclaimed says what to do about a disk that has the name of a pod's volume but no
-// PersistentVolume.
+// PersistentVolume. While the VM is off, no pod uses it.
 func (d Disk) Unclaimed(vm VM) Obstacle {
-	line := fmt.Sprintf("qm set %d --delete %s", vm.ID, d.Key)
+	line := fmt.Sprintf("qm shutdown %d && qm set %[1]d --delete %s && qm start %[1]d", vm.ID, d.Key)
 	return Obstacle{Command: line, Text: fmt.Sprintf("%s (%s) is named as a pod's volume, but no PersistentVolume that Kubernetes tells of has it, so no drain takes it away: "+
-		"have Kubernetes answer, or make its PersistentVolume again; or, if it is not needed here, take it out of VM %d, which keeps the volume: %s", d.Key, d.Volid, vm.ID, line)}
+		"have Kubernetes answer, or make its PersistentVolume again; or, if it is not needed here, take it out of VM %d, which keeps the volume, after kubectl drain: %s", d.Key, d.Volid, vm.ID, line)}
 }

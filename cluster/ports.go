@@ -197,6 +197,14 @@ type Talos interface {
 	EtcdBootstrapper
 	Upgrader
 	Configurer
+	KubeletRestarter
+}
+
+// KubeletRestarter restarts the kubelet of a running machine.
+type KubeletRestarter interface {
+	// RestartKubelet returns when the kubelet is starting again; its containers keep running. It refuses unless the
+	// machine at addr has that UUID.
+	RestartKubelet(ctx context.Context, addr netip.Addr, uuid string) error
 }
 
 // MachineReader reads what configured machines say.
@@ -311,10 +319,10 @@ type Upgrader interface {
 	PullImage(ctx context.Context, addr netip.Addr, uuid string, c Component, image string, say func(string)) error
 	// Install writes the installer's system beside the running one, with the API
 	// that the machine's version has. reboots is true where that API reboots the
-	// machine by itself afterwards (before 1.13); otherwise it returns when it is installed.
-	Install(ctx context.Context, addr netip.Addr, uuid, installer string, say func(string)) (reboots bool, err error)
+	// machine by itself afterwards (before 1.13), as how says; otherwise it returns when it is installed.
+	Install(ctx context.Context, addr netip.Addr, uuid, installer string, how Reboot, say func(string)) (reboots bool, err error)
 	// Reboot restarts the machine; it returns when the machine has accepted it.
-	Reboot(ctx context.Context, addr netip.Addr, uuid string) error
+	Reboot(ctx context.Context, addr netip.Addr, uuid string, how Reboot) error
 	// Rollback makes the other boot entry the default one and reboots.
 	Rollback(ctx context.Context, addr netip.Addr, uuid string) error
 }
@@ -351,6 +359,15 @@ type Maintenance interface {
 	// ConfigEffect says what it would do to a node to get another configuration than it runs, but
 	// for what PatchConfig has set in both. It sends no requests.
 	ConfigEffect(runs, wanted Secret) (ConfigEffect, error)
+	// TrustedCA says whether the talosconfig trusts the CA of Talos in a configuration; known is false if it
+	// names no CA. It sends no requests.
+	TrustedCA(config Secret) (trusted, known bool, err error)
+	// ConfigVolumes lists the volumes that hold data and that a configuration defines for a version of Talos; "": a
+	// recent one. It sends no requests.
+	ConfigVolumes(config Secret, talos string) ([]ConfigVolume, error)
+	// Selectors evaluates what a configuration, as a version of Talos reads it, selects on the machine at addr: blank is
+	// one in maintenance mode. If addr is invalid, or the machine does not answer, they are Unknown.
+	Selectors(ctx context.Context, addr netip.Addr, blank bool, config Secret, talos string) ([]DiskSelector, error)
 }
 
 // ConfigEffect is what another configuration does to a node that runs.
@@ -358,6 +375,8 @@ type ConfigEffect struct {
 	Identity []string // what would make it another node, or one of another cluster, in words
 	Reboot   []string // the fields that take effect only at the next boot
 	Unknown  []string // documents of kinds that recast does not know: the node's Talos judges them
+	// Encryption says how the wanted one encrypts volumes.
+	Encryption []Encryption
 }
 
 // ConfigPatch is what recast sets in a machine configuration before it applies it; an empty field
@@ -366,11 +385,11 @@ type ConfigPatch struct {
 	Installer string      // image reference by digest
 	Disk      MachineDisk // the one to install on, as the machine shows it
 	Hostname  string
-	// Kubernetes has the versions of the images. An image that the configuration names keeps its
-	// repository; one that it does not name is set as a whole.
+	// Kubernetes has the versions of the images. One that is named keeps its repository; others are set as a whole.
 	Kubernetes KubernetesImages
 	// Talos is the version that will read it: what is newer than that is refused. It sets nothing.
 	Talos string
+	Runs  bool // a machine has it already: what its release fails with is no reason to refuse it
 }
 
 // FileReader opens the files of running machines.

@@ -74,7 +74,7 @@ func RequireRemakeable(vm VM, hostArch string) error {
 		return nil
 	}
 	return fault.WithHint(fault.VMChanged.Refusedf("%s has %s, which only root@pam may set, so that a new VM could not have it: it is not deleted", vm, strings.Join(keys, ", ")),
-		"take that out of VM %d (qm set %d --delete %s, as root), then run the same command again; reimage keeps such a VM", vm.ID, vm.ID, strings.Join(keys, ","))
+		"reimage keeps such a VM. If its node does without (qm config %d shows what it is): qm set %[1]d --delete %s, as root, then run the same command again", vm.ID, strings.Join(keys, ","))
 }
 
 // MadeAnew lists what Proxmox itself sets in a VM that is recreated (API2/Qemu.pm, create_vm). A

@@ -1,9 +1,12 @@
 package cluster
 
+import "net/netip"
+
 // Shape is what recast.yaml says about a node's VM, in Proxmox' own words. What it does not say stays
 // as it is found.
 type Shape struct {
 	Class    string            // its name in the config; "": only the node's own settings
+	Addr     netip.Addr        // that the node's machine has; invalid: there is none, or it is unknown
 	Settings map[string]string // whole values: "memory": "8192", "tags": "prod;talos"
 	Devices  map[string]string // of network cards and host devices, the options given: "net0": "bridge=vmbr1,tag=20"
 	Disks    []ShapeDisk

@@ -38,6 +38,16 @@ const (
 	ReimageOnBootFailure  BootFailure = "reimage"
 )
 
+// Reboot is how a machine gets into the system that was installed on it.
+type Reboot string
+
+// The ways. A boot by kexec proves nothing about the next one through the firmware.
+const (
+	ByKexec      Reboot = "kexec"      // from the running kernel, where Talos can
+	ByFirmware   Reboot = "powercycle" // as after a power failure
+	FirmwareOnce Reboot = "canary"     // the first node of each image through the firmware, the others by kexec
+)
+
 // Obstacle is one thing that stands against a strategy.
 type Obstacle struct {
 	Text string `json:"text"` // what it is, and what lifts it, in words

@@ -129,12 +129,18 @@ func matchDisk(vm VM, drives []Disk, m Machine, disk MachineDisk) (found []Disk,
 // kernels have them (GetProperties in go-blockdevice, block/disks.go in machined).
 func tellDisk(vm VM, drives []Disk, disk MachineDisk) (found []Disk, how string) {
 	keep := func(match func(Disk) bool) []Disk {
-		return slices.DeleteFunc(slices.Clone(drives), func(d Disk) bool { return !match(d) })
+		var out []Disk
+		for _, d := range drives {
+			if match(d) {
+				out = append(out, d)
+			}
+		}
+		return out
 	}
 	if found := keep(func(d Disk) bool { return disk.WWID != "" && slices.Contains(d.wwids(), disk.WWID) }); len(found) > 0 {
 		return found, "WWID " + disk.WWID
 	}
-	if found := keep(func(d Disk) bool { return disk.Serial != "" && slices.Contains(d.serials(), disk.Serial) }); len(found) > 0 {
+	if found := keep(func(d Disk) bool { return disk.Serial != "" && d.hasSerial(disk.Serial) }); len(found) > 0 {
 		return found, "serial " + disk.Serial
 	}
 	if keys, ok := addressed(vm.Config["scsihw"], disk.BusPath); ok {
@@ -143,14 +149,21 @@ func tellDisk(vm VM, drives []Disk, disk MachineDisk) (found []Disk, how string)
 	return nil, ""
 }
 
-// serials are the forms in which Talos may show the drive's serial: unchanged, or in the form of
-// udev's ata_id, which Talos uses for IDE drives.
-func (d Disk) serials() []string {
-	serial, err := url.PathUnescape(d.Option("serial")) // as qemu-server reads it (print_drivedevice_full)
-	if err != nil || serial == "" {
-		return nil
+// serial is the drive's, as qemu-server reads it (print_drivedevice_full); "" for none.
+func (d Disk) serial() string {
+	serial, err := url.PathUnescape(d.Option("serial"))
+	if err != nil {
+		return ""
 	}
-	return []string{serial, "QEMU_HARDDISK_" + serial}
+	return serial
+}
+
+// hasSerial says whether Talos may show the drive's serial so: unchanged, or in the form of udev's ata_id,
+// which Talos uses for IDE drives.
+func (d Disk) hasSerial(shown string) bool {
+	serial := d.serial()
+	ata, is := strings.CutPrefix(shown, "QEMU_HARDDISK_")
+	return serial != "" && (shown == serial || is && ata == serial)
 }
 
 // wwids are the names that the kernel may give the drive (scsi_vpd_lun_id in scsi_lib.c): its wwn=,
@@ -160,8 +173,8 @@ func (d Disk) wwids() []string {
 	if wwn, ok := strings.CutPrefix(strings.ToLower(d.Option("wwn")), "0x"); ok {
 		out = append(out, naa+wwn)
 	}
-	if serials := d.serials(); len(serials) > 0 && (strings.HasPrefix(d.Key, "sata") || strings.HasPrefix(d.Key, "ide")) {
-		out = append(out, fmt.Sprintf("t10.ATA     %-40s%s", "QEMU HARDDISK", serials[0]))
+	if serial := d.serial(); serial != "" && (strings.HasPrefix(d.Key, "sata") || strings.HasPrefix(d.Key, "ide")) {
+		out = append(out, fmt.Sprintf("t10.ATA     %-40s%s", "QEMU HARDDISK", serial))
 	}
 	return out
 }
@@ -171,9 +184,8 @@ const naa = "naa."
 // contradicts says whether the machine's disk shows a name that is not the drive's. A name that it
 // does not show proves nothing: it may have been set after the VM was started.
 func (d Disk) contradicts(disk MachineDisk) bool {
-	serials := d.serials()
 	return strings.HasPrefix(disk.WWID, naa) && !slices.Contains(d.wwids(), disk.WWID) ||
-		disk.Serial != "" && len(serials) > 0 && !slices.Contains(serials, disk.Serial)
+		disk.Serial != "" && d.serial() != "" && !d.hasSerial(disk.Serial)
 }
 
 // Named returns the drive's options with this unique serial and, if the bus supports it, a WWN made

@@ -36,17 +36,6 @@ func (vm VM) WithoutCustom(parts ...string) string {
 	return fmt.Sprintf("qm set %d --cicustom %s", vm.ID, words.Quote(strings.Join(rest, ",")))
 }
 
-// Omni returns the kernel arguments with which Omni manages the machine.
-func (m RunningSystem) Omni() []string {
-	var out []string
-	for _, arg := range m.ConfigArgs {
-		if ArgName(arg) == "siderolink.api" {
-			out = append(out, arg)
-		}
-	}
-	return out
-}
-
 // ArgName is the name of a kernel argument, without its value.
 func ArgName(arg string) string { name, _, _ := strings.Cut(arg, "="); return name }
 
@@ -160,9 +149,36 @@ func Forming(vm VM) bool { return vm.Lock == "create" && vm.Config["description"
 
 // HalfMade is the error for a VM that stays Forming. Only root can remove its lock.
 func HalfMade(vm VM) error {
-	return fault.WithHint(fault.ClaimHeld.Refusedf("%s is locked by its creation (create), and nothing else is known of it", vm),
-		"if no task qmcreate of VM %d runs on %s any more, it was killed: remove what it left there, as root, with "+
-			"qm unlock %[1]d && qm destroy %[1]d, then run the same command again", vm.ID, vm.Host)
+	err := fault.ClaimHeld.Refusedf("%s is locked by its creation (create), and nothing else is known of it", vm)
+	if !vm.Bare() {
+		return fault.WithHint(err, "%s. qm config %d shows what it has: it is no VM that recast may delete, so another one has that number; see whose it is", vm.tasks(), vm.ID)
+	}
+	return fault.WithHint(err, "%s. Where none does any more, it was killed: remove what it left there, as root, with "+
+		"qm unlock %d && qm destroy %[2]d, then run the same command again", vm.tasks(), vm.ID)
+}
+
+// tasks says how to see which tasks of the VM run.
+func (vm VM) tasks() string {
+	return fmt.Sprintf("pvesh get /nodes/%s/tasks --source active --vmid %d lists its tasks that still run", vm.Host, vm.ID)
+}
+
+// Unlock says what to do about a lock that nothing takes away.
+func (vm VM) Unlock() string {
+	if vm.Lock == "suspended" || vm.Lock == "suspending" {
+		return fmt.Sprintf("it is suspended: qm resume %d has it go on; qm unlock %[1]d throws the saved state away", vm.ID)
+	}
+	return fmt.Sprintf("%s; where none does, its task has died, and qm unlock %d on %s takes the lock away", vm.tasks(), vm.ID, vm.Host)
+}
+
+// Bare says whether the VM does not run and has nothing that a delete would free: no drive, snapshot or saved
+// state.
+func (vm VM) Bare() bool {
+	for key := range vm.Config {
+		if IsDiskKey(key) || key == "vmstate" || key == "parent" {
+			return false
+		}
+	}
+	return !vm.Running && !vm.Template
 }
 
 // Locked says whether a task that ends by itself holds the VM.

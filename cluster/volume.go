@@ -111,17 +111,26 @@ var TalosLabels = []string{"EFI", "BIOS", "BOOT", "META", "STATE", "EPHEMERAL", 
 var SystemOnly = []string{"EFI", "BIOS", "BOOT", "META", "STATE"}
 
 const (
-	UserVolume = "u-"       // prefix of a user volume's label
-	RawVolume  = "r-"       // of a raw volume's
-	SwapVolume = "s-"       // of a swap volume's, which holds nothing
-	userMounts = "/var/mnt" // where user volumes are mounted
+	UserVolume = "u-" // prefix of a user volume's label
+	RawVolume  = "r-" // of a raw volume's
+	SwapVolume = "s-" // of a swap volume's, which holds nothing
+	// ExistingVolume is the prefix of an existing volume's ID.
+	ExistingVolume = "e-"
+	userMounts     = "/var/mnt" // where user volumes are mounted
 
 	ephemeralMount = "/var" // where EPHEMERAL is
 )
 
-// Document returns the kind and name of the document that defines the volume; "" if no such
+// OnPartition are the system volumes that are partitions only where a VolumeConfig with provisioning says so, since Talos
+// 1.14; else directories on EPHEMERAL.
+var OnPartition = []string{"ETCD", "CRI", "KUBELET", "LOG"}
+
+// Document returns the kind and name of the document that defines a partition with that label; "" if no such
 // document does (machinery, constants, and config/types/block).
 func (v Volume) Document() string {
+	if slices.Contains(OnPartition, v.Label) {
+		return "VolumeConfig " + v.Label
+	}
 	for prefix, kind := range map[string]string{UserVolume: "UserVolumeConfig", RawVolume: "RawVolumeConfig", SwapVolume: "SwapVolumeConfig"} {
 		if name, found := strings.CutPrefix(v.Label, prefix); found {
 			return kind + " " + name
@@ -130,9 +139,16 @@ func (v Volume) Document() string {
 	return ""
 }
 
+// OnHost says whether a path of the node is in a directory that the VM's host shares with it.
+func (m Machine) OnHost(p string) bool {
+	return slices.ContainsFunc(m.VolumeStatuses, func(s VolumeStatus) bool {
+		return s.Type == ExternalVolume && s.Ready() && s.Mount != "" && below(p, s.Mount)
+	})
+}
+
 // DisksOf lists the disks that a path of the node may be on: those of the volume
-// with the longest mount point above it, else those with a user volume of that
-// name, else those with EPHEMERAL.
+// with the longest mount point above it, else those with EPHEMERAL. Where a partition has the name
+// of a user volume that Talos does not use now, both count.
 func (m Machine) DisksOf(p string) []string {
 	mount := ""
 	for _, v := range m.Volumes {
@@ -142,8 +158,14 @@ func (m Machine) DisksOf(p string) []string {
 	}
 	if rest, user := strings.CutPrefix(p, userMounts+"/"); user && !below(mount, userMounts) {
 		name, _, _ := strings.Cut(rest, "/")
-		if on := m.DisksWith(UserVolume + name); len(on) > 0 {
+		of, _ := m.VolumeStatus(UserVolume + name)
+		on := m.DisksWith(UserVolume + name)
+		switch {
+		case len(on) == 0:
+		case len(m.VolumeStatuses) == 0 || of.Type == PartitionVolume && of.Location != "":
 			return on
+		case mount == "" || mount == ephemeralMount: // pods write to EPHEMERAL below the path where it was
+			return append(on, m.DisksWith("EPHEMERAL")...)
 		}
 	}
 	if mount == "" || mount == ephemeralMount {
@@ -189,4 +211,44 @@ func (m Machine) BareSystemDisk() bool {
 		}
 	}
 	return !m.Remembered && m.SystemDisk != "" && len(m.DisksWith("EPHEMERAL")) > 0
+}
+
+// DiskUse says whether the machine uses one of its disks.
+type DiskUse int
+
+// The uses. A disk that shows nothing, or something that Talos does not manage, may be used by anything.
+const (
+	MayBeUsed DiskUse = iota
+	Unused            // Talos has each of its volumes at another device
+	Used
+)
+
+// UseOf says whether Talos uses what is on a disk.
+func (m Machine) UseOf(device string) DiskUse {
+	out, seen := Unused, false
+	for _, v := range m.Volumes {
+		if v.Disk != device {
+			continue
+		}
+		seen = true
+		switch {
+		case v.Phase == "ready":
+			return Used
+		case v.Phase != "" || !m.UsesTwin(v):
+			out = MayBeUsed
+		}
+	}
+	if !seen {
+		return MayBeUsed
+	}
+	return out
+}
+
+// UsesTwin says whether the machine uses the same volume at another device, and nothing but Talos can use
+// this one: a raw volume is used by its path, which may mean either device.
+func (m Machine) UsesTwin(v Volume) bool {
+	return slices.ContainsFunc(m.Volumes, func(o Volume) bool {
+		managed := slices.Contains(TalosLabels, o.Label) || strings.HasPrefix(o.Label, UserVolume) && o.Mount != ""
+		return managed && o.Disk != v.Disk && o.SameContent(v) && (o.Phase == "ready" || slices.Contains([]string{"EFI", "BIOS", "BOOT"}, o.Label))
+	})
 }

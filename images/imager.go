@@ -130,7 +130,7 @@ func (w *workspace) installer(ctx context.Context) error {
 // explainMismatch adds a hint about an image that is not what the lock describes.
 func (w *workspace) explainMismatch(err error, tag string, found bool) error {
 	if found {
-		return fault.WithHint(err, "someone has pushed something else as %s: delete that tag from the registry", tag)
+		return fault.WithHint(err, "someone has pushed something else as %s: see whose it is; once nobody uses that tag, delete it from the registry", tag)
 	}
 	return fault.WithHint(err, "the imager has built something else than requested: check which version images.imager names")
 }

@@ -227,7 +227,7 @@ func (j job) mayReplace(ctx context.Context, t target) error {
 	}
 	return fault.WithHint(
 		fault.ISODiffers.Refusedf("%s on %s has other content than the lock has, and is in use by %s: it is not overwritten", j.file.Name, t, strings.Join(by, ", ")),
-		"an interrupted upload leaves such a file. Remove it from each drive that has it, for example with qm set VMID --ide2 none,media=cdrom, and delete the snapshots named")
+		"an interrupted upload leaves such a file. It is replaced once no drive and no snapshot names it: qm config VMID and qm listsnapshot VMID show what those VMs have, and qm set VMID --ide2 none,media=cdrom ejects it")
 }
 
 func describeTargets(all []target) string {

@@ -125,7 +125,7 @@ func unpublishables() map[string]unpublishable {
 					{By: `VM 101 "wk1" on pve1`, Values: []string{"2048", "local:iso/" + b.iso().Name + ",media=cdrom,size=4"}},
 				}
 			}, fault.Refused, `ISO on storage local on pve1 has other content than the lock has, and is in use by VM 101 "wk1" on pve1: it is not overwritten`,
-			"an interrupted upload leaves such a file. Remove it from each drive that has it, for example with qm set VMID --ide2 none,media=cdrom, and delete the snapshots named",
+			"an interrupted upload leaves such a file. It is replaced once no drive and no snapshot names it: qm config VMID and qm listsnapshot VMID show what those VMs have, and qm set VMID --ide2 none,media=cdrom ejects it",
 		},
 		"another file of that name, its use unknown": {
 			func(b *bench) {

@@ -41,7 +41,7 @@ func (w *claiming) take(ctx context.Context, host string) error {
 	c := &claim.Claim{
 		Proxmox: w.machines.Proxmox, Cluster: w.Config.Cluster, VMID: w.ClaimID(), VMIDs: w.VMIDs(), Nodes: nodes,
 		Host: host, Holder: w.o.Holder, Run: id,
-		Leases: w.machines.Leases, InLease: inLease, Dead: w.o.Dead, Say: func(text string) { w.run.Note("roll", text) },
+		Leases: w.machines.Leases, InLease: inLease, Dead: w.o.Dead, Suspended: w.o.Suspended, Say: func(text string) { w.run.Note("roll", text) },
 	}
 	w.id = id
 	w.held, err = c.Acquire(ctx)
@@ -64,20 +64,20 @@ func (w *claiming) whileHeld(ctx context.Context) (context.Context, context.Canc
 	return w.held.Within(ctx)
 }
 
-// found says whether there is a claim, held or left over.
-func (w *claiming) found(ctx context.Context, vms []cluster.VM) (bool, error) {
-	_, found, err := claim.Peek(vms, w.Config.Cluster, w.ClaimID())
+// found returns the claim, held or left over, if there is one.
+func (w *claiming) found(ctx context.Context, vms []cluster.VM) (claim.State, bool, error) {
+	s, found, err := claim.Peek(vms, w.Config.Cluster, w.ClaimID())
 	switch {
 	case err != nil:
-		return false, err
+		return s, false, err
 	case found:
-		return true, cluster.RequireQuorum(ctx, w.machines.Proxmox) // needed to write it
+		return s, true, cluster.RequireQuorum(ctx, w.machines.Proxmox) // needed to write it
 	}
-	_, found, err = claim.PeekLease(ctx, w.machines.Leases.Lease, w.Config.Cluster)
+	s, found, err = claim.PeekLease(ctx, w.machines.Leases.Lease, w.Config.Cluster)
 	if fault.KindOf(err) != fault.Refused {
 		err = nil // the API may be down with its only control plane; taking the claim checks again
 	}
-	return found, err
+	return s, found, err
 }
 
 // keptInLease says whether the claim is kept in Kubernetes, because the token may not

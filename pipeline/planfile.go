@@ -29,9 +29,8 @@ func ReadPlan(file string) (*planning.Plan, error) {
 
 // follow makes the plan again, and checks that it is still the saved one.
 func (w *work) follow(ctx context.Context, lock schematics.Lock, saved planning.Plan) (planning.Plan, error) {
-	if was, is := saved.Config, w.Config.Hash(); was != is || saved.Lock != lock.Pinned() || saved.Cluster != w.Config.Cluster {
-		now := planning.Plan{Cluster: w.Config.Cluster, Lock: lock.Pinned(), Config: is}
-		return now.Follow(saved, false) // another configuration can't tell which nodes exist
+	if plan, differs, err := w.ofOtherFiles(lock, saved); differs {
+		return plan, err
 	}
 	begun, err := begun(w.Runs(), saved)
 	if err != nil {

@@ -183,8 +183,8 @@ func (p Project) build(lock schematics.Lock, schematic string) cluster.Build {
 func build(lock schematics.Lock, schematic string) cluster.Build {
 	e := lock.Schematics[schematic]
 	return cluster.Build{
-		ID: e.BuildID, TalosVersion: lock.Talos, Arch: lock.Arch, Platform: lock.Platform, SecureBoot: lock.SecureBoot, SchematicID: e.SchematicID, LockHash: e.LockHash,
-		Extensions: extensions(e.Extensions), Installer: e.Installer, ISOName: e.ISO.Name, DiskBytes: e.Disk.DiskBytes, KernelArgs: e.KernelArgs(), EmbedsConfig: e.EmbedsConfig(),
+		ID: e.BuildID, TalosVersion: lock.Talos, Broken: lock.Broken, Arch: lock.Arch, Platform: lock.Platform, SecureBoot: lock.SecureBoot, SchematicID: e.SchematicID, LockHash: e.LockHash,
+		Extensions: extensions(e.Extensions), Overlay: overlay(e), Rebuild: e.Rebuild, Installer: e.Installer, ISOName: e.ISO.Name, DiskBytes: e.Disk.DiskBytes, KernelArgs: e.KernelArgs(), EmbedsConfig: e.EmbedsConfig(), Schematic: cluster.Secret(e.Schematic),
 	}
 }
 
@@ -196,20 +196,27 @@ func extensions(list []schematics.Extension) []cluster.LockedExtension {
 	return out
 }
 
+func overlay(e schematics.Locked) cluster.LockedOverlay {
+	if e.Overlay == nil {
+		return cluster.LockedOverlay{}
+	}
+	return cluster.LockedOverlay{Name: e.Overlay.Name, Digest: e.Overlay.Digest}
+}
+
 // Runs are the runs whose journals are on this machine, and copies of those of others.
 func (p Project) Runs() past.Runs {
 	return past.Runs{Dir: filepath.Join(p.State(), "runs"), Elsewhere: filepath.Join(p.State(), "elsewhere")}
 }
 
-// History maps the hashes of this lock and of past ones to their extensions.
+// History maps the hashes of this lock and of past ones to what they pin.
 func (p Project) History(lock schematics.Lock) (cluster.History, error) {
 	h, err := schematics.ReadHistory(p.Locks().Dir, append([]schematics.Lock{lock}, p.Locks().Shared()...)...)
 	if err != nil {
 		return nil, err
 	}
-	return func(hash string) ([]cluster.LockedExtension, bool) {
-		list, known := h.ByLockHash(hash)
-		return extensions(list), known
+	return func(hash string) (cluster.LockedContent, bool) {
+		e, known := h.ByLockHash(hash)
+		return cluster.LockedContent{Extensions: extensions(e.Extensions), Overlay: overlay(e), Rebuild: e.Rebuild}, known
 	}, nil
 }
 

@@ -15,9 +15,11 @@ import (
 func TestWanted(t *testing.T) {
 	t.Parallel()
 	agent := schematics.Extension{Name: "qemu-guest-agent", Version: "11.0.2", Ref: "ghcr.io/siderolabs/qemu-guest-agent", Digest: "sha256:11"}
-	lock := schematics.Lock{Talos: "v1.13.9", Arch: "arm64", Platform: "metal", SecureBoot: true, Schematics: map[string]schematics.Locked{
+	lock := schematics.Lock{Talos: "v1.13.9", Broken: true, Arch: "arm64", Platform: "metal", SecureBoot: true, Schematics: map[string]schematics.Locked{
 		"default": {
 			BuildID: "b1", SchematicID: "s1", LockHash: "sha256-00", Extensions: []schematics.Extension{agent},
+			Overlay:   &schematics.Overlay{Name: "rpi", Ref: "ghcr.io/acme/sbc", Digest: "sha256:33"},
+			Rebuild:   1,
 			Installer: "ghcr.io/acme/talos@sha256:22", ISO: schematics.BootFile{Name: "default.iso"},
 			Schematic: "customization:\n    extraKernelArgs:\n        - console=ttyS0\n        - recast.lock=sha256-00\n",
 		},
@@ -39,18 +41,29 @@ func TestWanted(t *testing.T) {
 			Name: "wk1", Schematic: "default", VMID: 111, Strategy: cluster.InPlace, Holder: 9101, AcceptLoss: []string{"pv/a"},
 			Kubernetes: "v1.35.4", SystemDisk: "scsi0", SystemGiB: 10, ISOStorages: []string{"cephfs", "local"},
 			Build: cluster.Build{
-				ID: "b1", TalosVersion: "v1.13.9", Arch: "arm64", Platform: "metal", SecureBoot: true, SchematicID: "s1", LockHash: "sha256-00",
+				ID: "b1", TalosVersion: "v1.13.9", Broken: true, Arch: "arm64", Platform: "metal", SecureBoot: true, SchematicID: "s1", LockHash: "sha256-00",
 				Extensions: []cluster.LockedExtension{{Name: agent.Name, Version: agent.Version, Ref: agent.Ref, Digest: agent.Digest}},
-				Installer:  "ghcr.io/acme/talos@sha256:22", ISOName: "default.iso",
+				Overlay:    cluster.LockedOverlay{Name: "rpi", Digest: "sha256:33"}, Rebuild: 1,
+				Installer: "ghcr.io/acme/talos@sha256:22", ISOName: "default.iso",
 				KernelArgs: []string{"console=ttyS0", "recast.lock=sha256-00"},
+				Schematic:  cluster.Secret("customization:\n    extraKernelArgs:\n        - console=ttyS0\n        - recast.lock=sha256-00\n"),
 			},
 		},
 		{
 			Name: "cp1", Schematic: "plain", Strategy: cluster.Auto, Kubernetes: "v1.35.4", ISOStorages: []string{"cephfs", "local"},
-			Build: cluster.Build{ID: "b2", TalosVersion: "v1.13.9", Arch: "arm64", Platform: "metal", SecureBoot: true, SchematicID: "s2"},
+			Build: cluster.Build{ID: "b2", TalosVersion: "v1.13.9", Broken: true, Arch: "arm64", Platform: "metal", SecureBoot: true, SchematicID: "s2", Schematic: cluster.Secret("customization: {}\n")},
 		},
 	}
 	if diff := cmp.Diff(want, p.Wanted(lock), cmpopts.EquateComparable(netip.Addr{})); diff != "" {
 		t.Errorf("wanted (-want +got):\n%s", diff)
+	}
+	past, err := p.History(lock)
+	if err != nil {
+		t.Fatal(err)
+	}
+	build := want[0].Build
+	content, known := past("sha256-00")
+	if diff := cmp.Diff(cluster.LockedContent{Extensions: build.Extensions, Overlay: build.Overlay, Rebuild: build.Rebuild}, content); diff != "" || !known {
+		t.Errorf("history (-want +got):\n%s", diff)
 	}
 }

@@ -37,9 +37,11 @@ type PruneOptions struct {
 	Removed   string // a node that was removed: only its disks are freed
 	// Confirm is called with what would be removed and kept. Its error, or false, ends the run.
 	Confirm func(PruneReport) (bool, error)
-	// Holder and Dead are as in RollOptions.
-	Holder claim.Holder
-	Dead   func(claim.Holder) bool
+	// These are as in RollOptions.
+	Holder    claim.Holder
+	Dead      func(claim.Holder) bool
+	Suspended func(claim.Holder) bool
+	MayAsk    func() error
 }
 
 func (o PruneOptions) takes(kind string) bool {
@@ -153,6 +155,9 @@ func (p *pruning) prune(ctx context.Context) (err error) {
 			return err
 		}
 	}
+	if err := p.requireAnswer(ctx); err != nil {
+		return err
+	}
 	held, err := p.claim(ctx, host)
 	if err != nil {
 		return err
@@ -219,9 +224,14 @@ func (p *pruning) mayPrune(ctx context.Context) error {
 			if err != nil {
 				return fmt.Errorf("read Proxmox: %w", err)
 			}
-			needs, other = access.NeedsToFree(parkedOn(vms, p.Config.Cluster)), PruneISOs
-			if len(planning.ScratchVMs(vms, p.Config.Cluster)) > 0 {
-				needs = needs.With(access.NeedsToClear())
+			storages, parked := parkedOn(vms, p.Config.Cluster)
+			needs, other = access.NeedsToFree(storages, parked...), PruneISOs
+			var scratch []cluster.VM
+			for _, s := range planning.ScratchVMs(vms, p.Config.Cluster) {
+				scratch = append(scratch, s.VM)
+			}
+			if len(scratch) > 0 {
+				needs = needs.With(access.NeedsToClear(scratch...))
 			}
 		}
 		err := needs.Check(ctx, p.px)
@@ -272,6 +282,26 @@ func (p *pruning) claimLeft(ctx context.Context) (host string, err error) {
 	return claim.VM.Host, err
 }
 
+// requireAnswer refuses to watch the claim of a run that may be alive for a question that nobody could answer.
+func (p *pruning) requireAnswer(ctx context.Context) error {
+	if p.o.MayAsk == nil {
+		return nil
+	}
+	err := p.o.MayAsk()
+	if err == nil {
+		return nil
+	}
+	vms, errRead := p.px.VMs(ctx)
+	if errRead != nil {
+		return fmt.Errorf("read Proxmox: %w", errRead)
+	}
+	s, found, errRead := claim.Peek(vms, p.Config.Cluster, p.ClaimID())
+	if errRead != nil || !found || p.o.Dead != nil && p.o.Dead(s.Holder) {
+		return errRead // the report says first what would be removed
+	}
+	return err
+}
+
 func (p *pruning) claim(ctx context.Context, host string) (*claim.Held, error) {
 	id, err := RollOptions{}.newRunID()
 	if err != nil {
@@ -280,7 +310,7 @@ func (p *pruning) claim(ctx context.Context, host string) (*claim.Held, error) {
 	c := &claim.Claim{
 		Proxmox: p.px, Cluster: p.Config.Cluster, VMID: p.ClaimID(), VMIDs: p.VMIDs(), Nodes: p.NodeVMs(planning.Plan{}), Parked: true,
 		Host: host, Holder: p.o.Holder, Run: id,
-		Dead: p.o.Dead, Say: p.say,
+		Dead: p.o.Dead, Suspended: p.o.Suspended, Say: p.say,
 	}
 	return c.Acquire(ctx)
 }

@@ -40,7 +40,9 @@ func (p *pruning) judgeDisks(ctx context.Context, vms []cluster.VM, uses []image
 	pr := p.parkingPruner()
 	pr.Kept, pr.VMs = prune.JudgeParked(vms, clusterUses(uses), p.retention())
 	for i := range pr.Kept {
-		pr.Kept[i].Replaced = journal.RunBegan(pr.Kept[i].Run)
+		if pr.Kept[i].Replaced.IsZero() {
+			pr.Kept[i].Replaced = journal.RunBegan(pr.Kept[i].Run)
+		}
 	}
 	if node := p.o.Removed; node != "" && !slices.ContainsFunc(pr.Kept, func(v prune.KeptVerdict) bool { return v.OfRemoved && v.Node == node }) {
 		return pr, fault.WithHint(fault.NoWayBack.Refusedf("node %s: no disks of a removed node of that name are parked", node), "recast remove %s removes the node first; recast status lists what is parked", node)
@@ -99,10 +101,10 @@ func diskStorages(ctx context.Context, px cluster.Proxmox, shelf images.Shelf, h
 }
 
 // parkedOn lists the storages that have old system disks of a cluster, sorted.
-func parkedOn(vms []cluster.VM, name string) []string {
-	var out []string
+func parkedOn(vms []cluster.VM, name string) (out []string, parked []cluster.VM) {
 	parkings, _ := parking.Parkings(vms, name) // records that can't be read do not count: their disks are not freed
 	for _, park := range parkings {
+		parked = append(parked, park.VM)
 		for _, k := range park.Record.Kept {
 			if d, err := cluster.ParseDisk(k.Key, park.VM.Config[k.Key]); err == nil && !slices.Contains(out, d.Storage()) {
 				out = append(out, d.Storage())
@@ -110,5 +112,5 @@ func parkedOn(vms []cluster.VM, name string) []string {
 		}
 	}
 	slices.Sort(out)
-	return out
+	return out, parked
 }

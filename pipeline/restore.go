@@ -44,6 +44,7 @@ type RestoreReport struct {
 	Started      time.Time `json:"started"`
 	Ended        time.Time `json:"ended"`
 	Outcome      string    `json:"outcome,omitempty"`
+	Afterwards   []string  `json:"afterwards,omitempty"` // what a person still has to do
 }
 
 // begunRestore identifies a restore that was started.
@@ -65,6 +66,7 @@ func Restore(ctx context.Context, p Project, m Machines, run *step.Runner, o Res
 		return rep, err
 	}
 	w := restoring{newWork(p, m, run, o.Claim, "")}
+	w.restores = true
 	_, err = w.end(ctx, func() error {
 		if err := w.settle(ctx); err != nil {
 			return err
@@ -79,8 +81,8 @@ func Restore(ctx context.Context, p Project, m Machines, run *step.Runner, o Res
 		}
 		if rep.Data && rep.Bootstrapped.IsZero() {
 			return fault.WithHint(fault.EtcdSnapshot.Refusedf("%s has etcd data already: it is never overwritten", o.Node),
-				"to go back to the snapshot on purpose, wipe it first: "+restore.EmptyEtcd+
-					"; if a restore from another machine put it there, you only have to wait")
+				"if a restore from another machine put it there, you only have to wait. To go back to the snapshot on purpose, save what it has now (recast backup, or talosctl etcd snapshot), then wipe it: "+
+					restore.EmptyEtcd+", which also wipes whatever else that volume holds")
 		}
 		if err := w.claim.take(ctx, host); err != nil {
 			return err
@@ -96,7 +98,7 @@ func Restore(ctx context.Context, p Project, m Machines, run *step.Runner, o Res
 			return err
 		}
 		rep.Run = cmp.Or(begun, w.claim.id)
-		return w.restore(ctx, rep, o)
+		return w.restore(ctx, &rep, o)
 	})
 	rep.Ended, rep.Outcome = time.Now(), outcome(err)
 	return rep, err
@@ -211,7 +213,7 @@ func (w restoring) begunRestores(rep *RestoreReport) (run string, others []strin
 }
 
 // restore carries it out. The journal is finished only at the end.
-func (w restoring) restore(ctx context.Context, rep RestoreReport, o RestoreOptions) error {
+func (w restoring) restore(ctx context.Context, rep *RestoreReport, o RestoreOptions) error {
 	j, err := journal.Open(w.Runs().Dir, journal.Options{Run: rep.Run, Sync: o.Claim.JournalSync})
 	if err != nil {
 		return err
@@ -231,7 +233,7 @@ func (w restoring) restore(ctx context.Context, rep RestoreReport, o RestoreOpti
 				return j.Put(past.RestoreKey, begun)
 			},
 		},
-		Kube: w.machines.Kube,
+		Kube: w.machines.Kube, Left: func(text string) { rep.Afterwards = append(rep.Afterwards, text) },
 	}
 	w.began = true
 	within, done := w.claim.whileHeld(ctx)
@@ -239,6 +241,7 @@ func (w restoring) restore(ctx context.Context, rep RestoreReport, o RestoreOpti
 	if err := w.run.Run(within, r.Steps()); err != nil {
 		return err
 	}
+	rep.Afterwards = append(rep.Afterwards, restore.Afterwards)
 	return j.Finish("done")
 }
 

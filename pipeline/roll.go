@@ -37,8 +37,11 @@ type Report struct {
 	Code    fault.Code `json:"code,omitempty"` // of the error, for recast runbook
 	Safe    []string   `json:"safe,omitempty"` // in spite of the error
 
-	Hooks  []hook.HookRun `json:"hooks,omitempty"`  // in the order in which they ended
-	Unsent []string       `json:"unsent,omitempty"` // why notices could not be sent
+	Hooks []hook.HookRun `json:"hooks,omitempty"` // in the order in which they ended
+	// Afterwards is what a person still has to do.
+	Afterwards []string `json:"afterwards,omitempty"`
+
+	Unsent []string `json:"unsent,omitempty"` // why notices could not be sent
 
 	Pages []string `json:"pages,omitempty"` // report files of these runs
 }
@@ -69,6 +72,9 @@ func Bootstrap(ctx context.Context, p Project, c Images, m Machines, run *step.R
 // passes makes plans and carries them out, until nothing is left unfinished.
 func (w *work) passes(ctx context.Context, c Images) (Report, error) {
 	return w.end(ctx, func() error {
+		if _, err := w.known(); err != nil {
+			return err
+		}
 		if err := w.settle(ctx); err != nil {
 			return err
 		}
@@ -84,37 +90,11 @@ func (w *work) passes(ctx context.Context, c Images) (Report, error) {
 	})
 }
 
-// Rollback boots nodes from their previous system disks.
-func Rollback(ctx context.Context, p Project, m Machines, run *step.Runner, o RollOptions) (Report, error) {
-	return newWork(p, m, run, o, "rollback").single(ctx, func(wanted []cluster.Wanted, seen observe.Observation) (planning.Plan, error) {
-		plan, err := planning.ForRollback(ctx, p.Config.Cluster, wanted, seen, m.Talos, m.Maintenance, o.Policy)
-		plan.Gates, plan.Hooks = p.Gates(), p.Hooks()
-		return plan, err
-	})
-}
-
-// Undo is Recover or Rollback, whichever applies.
-func Undo(ctx context.Context, p Project, m Machines, run *step.Runner, o RollOptions) (Report, error) {
-	w := newWork(p, m, run, o, "")
-	return w.single(ctx, func(wanted []cluster.Wanted, seen observe.Observation) (plan planning.Plan, err error) {
-		plan, w.command, err = planning.ForUndo(ctx, p.Config.Cluster, wanted, seen, m.Talos, m.Maintenance, o.Policy)
-		if w.command == "rollback" {
-			plan.Gates, plan.Hooks = p.Gates(), p.Hooks()
-		}
-		return plan, err
-	})
-}
-
-// Recover cancels the unfinished replacement of one node: it puts the old system disk back.
-func Recover(ctx context.Context, p Project, m Machines, run *step.Runner, o RollOptions, node string) (Report, error) {
-	return newWork(p, m, run, o, "recover").single(ctx, func(wanted []cluster.Wanted, seen observe.Observation) (planning.Plan, error) {
-		return planning.ForRecover(p.Config.Cluster, wanted, seen, node)
-	})
-}
-
 // Remove takes a node away: its disks stay parked, its VM and its Node are deleted.
 func Remove(ctx context.Context, p Project, m Machines, run *step.Runner, o RollOptions, node string) (Report, error) {
-	return newWork(p, m, run, o, "remove").single(ctx, func(wanted []cluster.Wanted, seen observe.Observation) (planning.Plan, error) {
+	w := newWork(p, m, run, o, "remove")
+	w.node = node
+	return w.single(ctx, func(wanted []cluster.Wanted, seen observe.Observation) (planning.Plan, error) {
 		reach, err := m.Talos.Endpoints(ctx)
 		if err != nil {
 			return planning.Plan{}, err
@@ -129,7 +109,7 @@ func Remove(ctx context.Context, p Project, m Machines, run *step.Runner, o Roll
 func (w *work) single(ctx context.Context, makePlan func([]cluster.Wanted, observe.Observation) (planning.Plan, error)) (Report, error) {
 	w.refusedHint = "nothing was changed; recast status shows which disks are parked where; to leave nodes out, name only the others"
 	return w.end(ctx, func() error {
-		lock, err := w.Lock()
+		lock, err := w.known()
 		if err != nil {
 			return err
 		}
@@ -162,7 +142,10 @@ type work struct {
 	machines    Machines
 	run         *step.Runner
 	o           RollOptions
-	command     string // "roll"
+	command     string   // "roll"
+	back        []string // named nodes that are to go back
+	node        string   // the one that recover and remove are about
+	restores    bool     // etcd is lost, and so Kubernetes
 	rep         Report
 	refusedHint string // what to do about a plan with refusals
 
@@ -196,6 +179,7 @@ func (w *work) end(ctx context.Context, do func() error) (Report, error) {
 		err = errors.Join(err, w.claim.held.Release(release))
 	}
 	w.rep.Ended = time.Now()
+	w.rep.Afterwards = append(w.rep.Afterwards, w.rep.Plan.LeftByHand()...)
 	if err != nil {
 		switch {
 		case !w.began:
@@ -222,13 +206,24 @@ const releaseTimeout = time.Minute
 // settle makes sure that nothing else is active: no other run, and no Proxmox tasks of a
 // killed one.
 func (w *work) settle(ctx context.Context) error {
-	vms, _, err := readable(ctx, w.Project, w.machines.Proxmox)
+	vms, away, err := readable(ctx, w.Project, w.machines.Proxmox)
 	if err != nil {
 		return err
 	}
-	found, err := w.claim.found(ctx, vms)
+	if err := w.requireRun(vms, away); err != nil {
+		return err
+	}
+	state, found, err := w.claim.found(ctx, vms)
 	if err != nil {
 		return err
+	}
+	if found && (w.o.Dead == nil || !w.o.Dead(state.Holder)) {
+		if err := w.requireWayBack(vms, away); err != nil {
+			return err
+		}
+		if err := w.requireReady(ctx); err != nil {
+			return err
+		}
 	}
 	held := w.o.Policy.Bootstrap == "" && w.left.Found(ctx, w.machines.Kube)
 	if (found || held) && len(vms) > 0 {
@@ -378,6 +373,7 @@ func (w *work) roller(id string, j *journal.Journal, past cluster.History) *roll
 	rehearser := &rehearse.Rehearser{
 		Proxmox: px, Maintenance: maintenance, Kube: m.Kube, Journal: j,
 		Cluster: w.Config.Cluster, Run: id, VMIDs: parkingIDs(w.Project), Timing: timing(w.Config), Say: w.run.Note,
+		HandedOver: func(h cluster.HandsOver) (bool, error) { return w.Runs().Known(h.Key()) },
 	}
 	return &roll.Roller{
 		Roll: &rolling.Roll{

@@ -15,6 +15,8 @@ import (
 // RollOptions are the options of a roll.
 type RollOptions struct {
 	Policy planning.Policy
+	// UndoRun is the run to undo where no node is named; "": the last one.
+	UndoRun string
 	// Saved is a saved plan; nil: roll every stale node. Begun: a run of it has begun, whatever the journal says.
 	Saved *planning.Plan
 	Begun bool
@@ -33,6 +35,10 @@ type RollOptions struct {
 	// Holder is this process, for the claim; Dead says whether another one has ended here, nil: never known.
 	Holder claim.Holder
 	Dead   func(claim.Holder) bool
+	// Suspended says whether another process is stopped here (Ctrl-Z); nil: never known.
+	Suspended func(claim.Holder) bool
+	// MayAsk is the error of a question that nobody could answer; nil, or its result: somebody can be asked.
+	MayAsk func() error
 	// Pulsed is called from time to time with the state of Kubernetes and etcd; may be nil.
 	Pulsed func(planning.Pulse)
 	// Origin is for history and reports.

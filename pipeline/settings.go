@@ -19,6 +19,7 @@ func (p Project) Policy(asked planning.Policy) planning.Policy {
 	asked.WorkersBeside, asked.KeepDisks = r.WorkersBeside, r.KeepDisks
 	asked.IgnoreNodes = r.IgnoreNodes
 	asked.BootFailure = cluster.BootFailure(r.BootFailure)
+	asked.Reboot = cluster.Reboot(r.Reboot)
 	asked.DrainDeletes = r.Drain.OnTimeout == "delete"
 	return asked
 }

@@ -15,7 +15,7 @@ import (
 	"github.com/recast-sh/recast/cluster/prune"
 	"github.com/recast-sh/recast/cluster/replica"
 	"github.com/recast-sh/recast/internal/journal"
-	"github.com/recast-sh/recast/pipeline/stopwatch"
+	"github.com/recast-sh/recast/pipeline/past"
 	"github.com/recast-sh/recast/schematics"
 )
 
@@ -24,7 +24,7 @@ import (
 type StatusResult struct {
 	Cluster    string     `json:"cluster"`
 	Claim      *ClaimHeld `json:"claim,omitempty"`      // nil: nobody holds it
-	LastRun    *RunStatus `json:"lastRun,omitempty"`    // from the journal on this machine; other machines have their own
+	LastRun    *RunStatus `json:"lastRun,omitempty"`    // as recast history has it
 	Shared     string     `json:"shared,omitempty"`     // where runs of other machines are, which history shows
 	Open       []Half     `json:"open"`                 // unfinished replacements, from Proxmox
 	Marked     []Marked   `json:"marked"`               // nodes that a run marked or cordoned, without such a record
@@ -40,17 +40,20 @@ type StatusResult struct {
 // ClaimHeld is the claim of the cluster, from Proxmox or Kubernetes.
 type ClaimHeld struct {
 	claim.State
-	VMID  cluster.VMID `json:"vmid,omitempty"`
-	Lease string       `json:"lease,omitempty"` // if there is no VM: "kube-system/recast"
-	Dead  bool         `json:"dead,omitempty"`  // its holder ran on this machine and does not any more
+	VMID      cluster.VMID `json:"vmid,omitempty"`
+	Lease     string       `json:"lease,omitempty"`     // if there is no VM: "kube-system/recast"
+	Dead      bool         `json:"dead,omitempty"`      // its holder ran on this machine and does not any more
+	Suspended bool         `json:"suspended,omitempty"` // the holder is a process of this machine that is stopped
 }
 
 // RunStatus is one run, from its journal.
 type RunStatus struct {
-	ID       string    `json:"id"`
-	Started  time.Time `json:"started"`
-	Finished time.Time `json:"finished,omitzero"`
-	Outcome  string    `json:"outcome,omitempty"` // "": still running, or killed
+	ID        string    `json:"id"`
+	Started   time.Time `json:"started"`
+	Finished  time.Time `json:"finished,omitzero"`
+	Outcome   string    `json:"outcome,omitempty"`   // "": still running, or killed
+	State     string    `json:"state,omitempty"`     // of one without an end: "suspended", "killed", "running or killed"
+	Elsewhere bool      `json:"elsewhere,omitempty"` // only a copy of its journal is here
 	// Took is how long its nodes were down, and the estimates.
 	Took []cluster.Took `json:"took,omitempty"`
 }
@@ -79,7 +82,7 @@ type Kept struct {
 	Host       string       `json:"host"`
 	Key        string       `json:"key"`                 // on the parking VM
 	SizeBytes  uint64       `json:"sizeBytes,omitempty"` // size of the disk, not its usage
-	Replaced   time.Time    `json:"replaced,omitzero"`   // when the run started, if its ID says so
+	Replaced   time.Time    `json:"replaced,omitzero"`   // when it was replaced; else when the run started, if its ID says so
 	Talos      string       `json:"talos,omitempty"`     // version of the system on it
 	Lock       string       `json:"lock,omitempty"`      // its lock hash; "" if recast did not make it
 	Kubernetes string       `json:"kubernetes,omitempty"`
@@ -100,20 +103,30 @@ type StatusSources struct {
 	Holds func(ctx context.Context) ([]replica.Hold, error)
 	// Dead says whether a holder ran on this machine and has ended.
 	Dead func(claim.Holder) bool
+	// Suspended says whether a holder is stopped on this machine; nil: never known.
+	Suspended func(claim.Holder) bool
 	// MachineConfig is Machines.MachineConfig.
 	MachineConfig func(ctx context.Context, node string) (cluster.Secret, bool, error)
 }
 
+func (s StatusSources) suspended(h claim.Holder) bool { return s.Suspended != nil && s.Suspended(h) }
+
 // askKubernetes limits how long status waits for an API that may be down.
 const askKubernetes = 10 * time.Second
 
-func (res *StatusResult) readLastRun(p Project) {
-	runs, err := journal.Runs(p.Runs().Dir)
+func (res *StatusResult) readLastRun(p Project, src StatusSources) {
+	runs, err := p.Runs().List()
 	res.problem(err)
 	if len(runs) > 0 {
-		res.LastRun = &RunStatus{ID: runs[0].ID, Started: runs[0].Started, Finished: runs[0].Finished, Outcome: runs[0].Outcome}
-		res.LastRun.Took, err = stopwatch.In(p.Runs().Dir, runs[0].ID)
-		res.problem(err)
+		last := p.Runs().Read(runs[0].ID, past.Options{Dead: src.Dead, Suspended: src.Suspended})
+		res.LastRun = &RunStatus{
+			ID: last.ID, Started: runs[0].Started, Finished: runs[0].Finished, Outcome: runs[0].Outcome,
+			Elsewhere: !p.Runs().Has(last.ID), Took: last.Took,
+		}
+		if runs[0].Unfinished() {
+			res.LastRun.State = last.Result
+		}
+		res.Problems = append(res.Problems, last.Problems...)
 	}
 }
 
@@ -133,10 +146,10 @@ func Status(ctx context.Context, p Project, src StatusSources) (StatusResult, er
 	state, held, err := claim.Peek(vms, p.Config.Cluster, p.ClaimID())
 	res.problem(err)
 	if held {
-		res.Claim = &ClaimHeld{State: state, VMID: state.VM.ID, Dead: src.Dead(state.Holder)}
+		res.Claim = &ClaimHeld{State: state, VMID: state.VM.ID, Dead: src.Dead(state.Holder), Suspended: src.suspended(state.Holder)}
 		res.problem(state.OfOtherRange(p.ClaimID(), p.VMIDs()))
 	}
-	res.readLastRun(p)
+	res.readLastRun(p, src)
 	nodes, err := askNodes(ctx, src)
 	if err != nil {
 		res.Kubernetes = err.Error()
@@ -144,7 +157,7 @@ func Status(ctx context.Context, p Project, src StatusSources) (StatusResult, er
 		state, held, err := peekLease(ctx, src, p.Config.Cluster)
 		res.problem(err)
 		if held {
-			res.Claim = &ClaimHeld{State: state, Lease: state.Lease.Name, Dead: src.Dead(state.Holder)}
+			res.Claim = &ClaimHeld{State: state, Lease: state.Lease.Name, Dead: src.Dead(state.Holder), Suspended: src.suspended(state.Holder)}
 		}
 	}
 	if err == nil && src.Holds != nil {
@@ -236,7 +249,7 @@ func keptBy(park parking.Parking) []Kept {
 		}
 		out = append(out, Kept{
 			Node: park.Record.Node, Run: k.Run, GivenUp: k.GivenUp, Removed: k.Removed, Volid: disk.Volid, Parking: park.VM.ID, Host: park.VM.Host, Key: k.Key,
-			SizeBytes: disk.SizeBytes(), Replaced: journal.RunBegan(k.Run), Nth: k.Nth,
+			SizeBytes: disk.SizeBytes(), Replaced: replacedAt(k), Nth: k.Nth,
 			Talos: k.Talos, Lock: k.Build, Kubernetes: k.Kubernetes,
 		})
 	}
@@ -253,12 +266,24 @@ func keptBy(park parking.Parking) []Kept {
 	return out
 }
 
+// replacedAt is when a kept disk was replaced; of an older recast, when that run began.
+func replacedAt(k parking.KeptDisk) time.Time {
+	if k.Replaced.IsZero() {
+		return journal.RunBegan(k.Run)
+	}
+	return k.Replaced
+}
+
+func (k Kept) entry() parking.KeptDisk {
+	return parking.KeptDisk{Nth: k.Nth, Replaced: k.Replaced, Run: k.Run}
+}
+
 // adviseLast advises a rollback only for the last of a node's old system disks: each of
 // its parking VMs has one, and an earlier one may be on another host.
 func (r *StatusResult) adviseLast() {
 	for i, k := range r.Kept {
 		later := func(o Kept) bool {
-			return !o.GivenUp && o.Node == k.Node && o.Parking != k.Parking && o.Nth > k.Nth
+			return !o.GivenUp && o.Node == k.Node && o.Parking != k.Parking && parking.Later(o.entry(), cluster.VM{ID: o.Parking, Host: o.Host}, k.entry(), cluster.VM{ID: k.Parking, Host: k.Host}) > 0
 		}
 		if slices.ContainsFunc(r.Kept, later) {
 			r.Kept[i].Next = nil

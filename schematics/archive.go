@@ -39,7 +39,7 @@ func Learn(dir string, l Lock, at time.Time) error {
 // History is what past and current locks say about the images that nodes may still run.
 type History struct {
 	locks  []Lock
-	byHash map[string][]Extension
+	byHash map[string]Locked
 }
 
 // Locks returns the locks of the history.
@@ -48,7 +48,7 @@ func (h History) Locks() []Lock { return slices.Clone(h.locks) }
 // ReadHistory reads the past locks of a directory, which need not exist, and adds others. A hash proves digests, not names:
 // of two locks with it, the one that comes first names the extensions.
 func ReadHistory(dir string, others ...Lock) (History, error) {
-	h := History{byHash: map[string][]Extension{}}
+	h := History{byHash: map[string]Locked{}}
 	files, err := filepath.Glob(filepath.Join(dir, "*.lock"))
 	if err != nil {
 		return h, fault.Configf("list past locks: %w", err)
@@ -77,14 +77,15 @@ func (h *History) add(l Lock) {
 	h.locks = append(h.locks, l)
 	for _, e := range l.Schematics {
 		if _, known := h.byHash[e.LockHash]; !known {
-			h.byHash[e.LockHash] = e.Extensions
+			h.byHash[e.LockHash] = e
 		}
 	}
 }
 
-// ByLockHash returns the extensions, with digests, of an image that carries this
-// lock hash ("sha256-…"). ok is false if no known lock has it.
-func (h History) ByLockHash(hash string) (extensions []Extension, ok bool) {
-	extensions, ok = h.byHash[hash]
-	return slices.Clone(extensions), ok
+// ByLockHash returns a schematic whose image carries this lock hash ("sha256-…"): its extensions, its overlay
+// and its rebuilds are those of that image. ok is false if no known lock has it.
+func (h History) ByLockHash(hash string) (e Locked, ok bool) {
+	e, ok = h.byHash[hash]
+	e.Extensions = slices.Clone(e.Extensions)
+	return e, ok
 }

@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/knownissue"
 )
 
 // Factory knows what an Image Factory would build; its lists may lag behind the Catalog.
@@ -103,12 +104,20 @@ func (r *resolver) askExtensions(ctx context.Context) error {
 		}
 		return fault.WithHint(err, "choose another version: the release notes of Talos say which one fixes it")
 	}
+	r.lock.Broken = true
 	r.warnings.add(Warning{
 		Kind: BrokenVersion, Subject: talos,
 		Text: fmt.Sprintf("Talos %s, which is locked, was marked broken by the Image Factory: it no longer builds it", talos),
 		Hint: "what was built and published stays usable; choose another version: the release notes of Talos say which one fixes it",
 	})
 	return nil
+}
+
+// warnOfIssue warns of a release that no factory marks. Whether one of its defects concerns a node, only the node's plan can say.
+func (r *resolver) warnOfIssue() {
+	if issue, known := knownissue.Of(r.req.Talos); known && !issue.Scheduler {
+		r.warnings.add(Warning{Kind: BrokenVersion, Subject: r.req.Talos, Text: issue.String(), Hint: issue.Hint()})
+	}
 }
 
 // askSecureBoot pins the certificate with which the factory signs.

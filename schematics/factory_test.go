@@ -43,7 +43,10 @@ func TestBrokenVersion(t *testing.T) {
 			req.TalosPlace, req.Old, req.Update = "recast.yaml:4:3: talos.version", tc.old, tc.update
 			req.Files["a"] = File{Path: "a.yaml", Data: []byte(agent), Imager: tc.imager}
 			factory := &maker{extensions: catalog(), broken: []string{tc.broken}}
-			_, got, err := Resolve(t.Context(), req, Sources{Catalog: catalog(), Images: newShelf(catalog()), Factory: factory})
+			l, got, err := Resolve(t.Context(), req, Sources{Catalog: catalog(), Images: newShelf(catalog()), Factory: factory})
+			if l.Broken != (tc.want != nil) { // for plans, which ask no factory
+				t.Errorf("the lock says %t", l.Broken)
+			}
 			if tc.err == "" && err != nil || tc.err != "" && (err == nil || err.Error() != tc.err || fault.KindOf(err) != fault.Config || !slices.Equal(fault.Hints(err), []string{advice})) {
 				t.Fatalf("error %v (%s), want %q", err, fault.Hints(err), tc.err)
 			}

@@ -11,11 +11,14 @@ import (
 
 // Lock is the file recast.lock: schematics resolved against one Talos version.
 type Lock struct {
-	Version    int    `yaml:"version" json:"version"` // of the file format
-	Talos      string `yaml:"talos" json:"talos"`     // "v1.13.9"
-	Arch       string `yaml:"arch" json:"arch"`
-	Platform   string `yaml:"platform" json:"platform"`
-	SecureBoot bool   `yaml:"secureBoot,omitempty" json:"secureBoot,omitempty"`
+	Version  int    `yaml:"version" json:"version"` // of the file format
+	Talos    string `yaml:"talos" json:"talos"`     // "v1.13.9"
+	Arch     string `yaml:"arch" json:"arch"`
+	Platform string `yaml:"platform" json:"platform"`
+	// Broken says that the factory has marked this Talos version as broken since it was locked, as far as recast lock
+	// knows: a plan says so without asking the factory.
+	Broken     bool `yaml:"broken,omitempty" json:"broken,omitempty"`
+	SecureBoot bool `yaml:"secureBoot,omitempty" json:"secureBoot,omitempty"`
 	// SecureBootKey is the SHA-256, in hex, of the DER certificate with which the
 	// factory signs images for Secure Boot; "" without it.
 	SecureBootKey string `yaml:"secureBootKey,omitempty" json:"secureBootKey,omitempty"`

@@ -248,7 +248,7 @@ func TestHistory(t *testing.T) {
 		present.Schematics["default"].LockHash: digestOf("patched"),
 	} {
 		got, ok := h.ByLockHash(hash)
-		if !ok || len(got) != 1 || got[0].Digest != want {
+		if !ok || len(got.Extensions) != 1 || got.Extensions[0].Digest != want {
 			t.Errorf("%s: %v %t, want digest %s", hash, got, ok, want)
 		}
 	}
@@ -294,7 +294,7 @@ func TestHistoryNames(t *testing.T) {
 		t.Fatal(err)
 	}
 	h, err := ReadHistory(t.TempDir(), honest, other)
-	if got, _ := h.ByLockHash(e.LockHash); err != nil || got[0].Name != honest.Schematics["default"].Extensions[0].Name {
+	if got, _ := h.ByLockHash(e.LockHash); err != nil || got.Extensions[0].Name != honest.Schematics["default"].Extensions[0].Name {
 		t.Errorf("%v, %v", got, err)
 	}
 }

@@ -106,6 +106,7 @@ func Resolve(ctx context.Context, req Request, from Sources) (Lock, []Warning, e
 	}
 	r.lock.Checksum = r.lock.checksum()
 	r.compareWithFactory(index(official))
+	r.warnOfIssue()
 	r.compareWithList(index(official))
 	return r.lock, r.warnings, nil
 }

@@ -11,7 +11,7 @@ const (
 	Republished          WarningKind = "republished"             // an official extension's digest in the registry's list is not the locked one
 	TagMoved             WarningKind = "tag-moved"               // from the digest given with it, or the tag is gone
 	Renamed              WarningKind = "renamed"                 // an official extension has a new name
-	BrokenVersion        WarningKind = "broken-version"          // the factory marked the locked Talos version as broken
+	BrokenVersion        WarningKind = "broken-version"          // the factory marked the locked Talos version as broken, or its makers withdrew it
 	SecureBootKeyDiffers WarningKind = "secure-boot-key-differs" // the factory signs with another key than the locked one
 )
 

@@ -143,6 +143,34 @@ func TestNeedsByStrategy(t *testing.T) {
 	}
 }
 
+// TestNeedsOfWhatFollows: what comes after the planned strategy on the same node is refused before it, not then.
+func TestNeedsOfWhatFollows(t *testing.T) {
+	t.Parallel()
+	for name, tc := range map[string]struct {
+		node  planning.NodePlan
+		after cluster.Strategy
+	}{
+		"in-place, or else a reimage": {planning.NodePlan{Strategy: cluster.InPlace, Previous: &cluster.Build{}}, cluster.Reimage},
+		"removed, to be made again":   {planning.NodePlan{Strategy: cluster.Remove, Rebuild: "sum"}, cluster.Create},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := tc.node
+			n.VMID, n.System = 9002, &planning.DiskPlan{Key: "scsi0", Volid: "fast:vm-9002-disk-0"}
+			n.Wanted = cluster.Wanted{VMID: 9002, ISOStorages: []string{"isos"}, Shape: cluster.Shape{Pool: "talos", Devices: map[string]string{"net0": "bridge=vmbr0"}}}
+			n.Found = observe.Found{VM: &cluster.VM{ID: 9002}}
+			after := n
+			after.Strategy, after.Previous = tc.after, nil
+			got := NeedsOf(planning.Plan{Nodes: []planning.NodePlan{n}}, false)
+			for _, need := range NeedsOf(planning.Plan{Nodes: []planning.NodePlan{after}}, false) {
+				if !slices.ContainsFunc(got, func(n Need) bool { return compareNeeds(n, need) == 0 && len(n.spots) >= len(need.spots) }) {
+					t.Errorf("%s on %s is not among them: %v", need.Privilege, need.Path, byPath(got))
+				}
+			}
+		})
+	}
+}
+
 func withSettings(n *planning.NodePlan) {
 	n.Found.Ties.Tags = []string{"gold"}
 	n.Found.VM.Config = map[string]string{

@@ -36,6 +36,31 @@ func TestFreeingNeeds(t *testing.T) {
 	}
 }
 
+// TestOwnEntries: an entry at a VM's own number takes the place of that above it, for parking and scratch VMs, too.
+func TestOwnEntries(t *testing.T) {
+	t.Parallel()
+	vm := cluster.VM{ID: 9900, Config: map[string]string{}}
+	n := planning.NodePlan{Strategy: cluster.Reimage, VMID: 9002, System: &planning.DiskPlan{Key: "scsi0", Volid: "fast:vm-9002-disk-0"}}
+	n.Found.VM, n.Found.Parking = &cluster.VM{ID: 9002}, &parking.Parking{VM: vm}
+	for name, needs := range map[string]Needs{
+		"prune":             NeedsToFree([]string{"fast"}, vm),
+		"prune, by scratch": NeedsToClear(vm),
+		"roll":              NeedsOf(planning.Plan{Nodes: []planning.NodePlan{n}}, false),
+	} {
+		held := tree{"/vms/9900": cluster.Privileges{}}
+		for _, need := range needs {
+			if held[need.Path] == nil {
+				held[need.Path] = cluster.Privileges{}
+			}
+			held[need.Path][need.Privilege] = true
+		}
+		m, err := needs.Missing(t.Context(), held)
+		if err != nil || !slices.ContainsFunc(m.Lacks, func(l Lack) bool { return l.At == "/vms/9900" && l.Privilege == "VM.Allocate" && l.Overridden }) {
+			t.Errorf("%s: %v lacks %v", name, err, m)
+		}
+	}
+}
+
 // TestDiskImages: storages of disk images need what those of ISOs do, and only if there are any.
 func TestDiskImages(t *testing.T) {
 	n := planning.NodePlan{Node: "wk1", Strategy: cluster.Recreate, Host: "pve1"}

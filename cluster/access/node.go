@@ -150,6 +150,9 @@ func (n *Needs) Node(s cluster.Strategy, w cluster.Wanted, f observe.Found, disk
 	if id != 0 {
 		spots = append(spots, spot{path: fmt.Sprintf("/vms/%d", id), or: pool})
 	}
+	for _, park := range parkedOn(f) {
+		spots = append(spots, spotOf(park))
+	}
 	n.replacing(s, spots)
 	if s == cluster.Recreate || s == cluster.PutBack {
 		config = maps.Clone(config)
@@ -180,6 +183,14 @@ func (n *Needs) Node(s cluster.Strategy, w cluster.Wanted, f observe.Found, disk
 	}
 }
 
+// parkedOn are the parking VMs of a node.
+func parkedOn(f observe.Found) (vms []cluster.VM) {
+	for _, p := range f.Parkings() {
+		vms = append(vms, p.VM)
+	}
+	return vms
+}
+
 // replacing adds what every new system disk needs on the VMs at these spots.
 func (n *Needs) replacing(s cluster.Strategy, spots []spot) {
 	for _, p := range reimagePrivileges {
@@ -205,16 +216,23 @@ func NeedsOf(p planning.Plan, inLease bool) Needs {
 		if !inLease {
 			needs.Claim()
 		}
-		if n.Strategy != cluster.Reconfigure { // that is one of its VM's changes
-			needs.Node(n.Strategy, n.Wanted, n.Found, n.Disks())
+		for more := true; more; n, more = n.Then() {
+			needs.of(n)
 		}
-		needs.shape(n)
-		if n.IsWayBack {
-			needs.images(n.Wanted)
-		}
-		needs.freeing(n.FreesOn())
 	}
 	return needs
+}
+
+// of adds what a node's strategy needs.
+func (n *Needs) of(p planning.NodePlan) {
+	if p.Strategy != cluster.Reconfigure { // that is one of its VM's changes
+		n.Node(p.Strategy, p.Wanted, p.Found, p.Disks())
+	}
+	n.shape(p)
+	if p.IsWayBack {
+		n.images(p.Wanted)
+	}
+	n.freeing(p.FreesOn(), parkedOn(p.Found))
 }
 
 // NeedsToClaim is what keeping a run's claim as a VM needs.

@@ -36,6 +36,8 @@ type Claim struct {
 
 	// Dead says whether a holder is a process of this machine that has ended; nil: never known.
 	Dead func(Holder) bool
+	// Suspended says whether a holder is a process of this machine that is stopped (Ctrl-Z, SIGSTOP); nil: never known.
+	Suspended func(Holder) bool
 	// Say receives what the claim waits for, and, from another goroutine, what fails while the
 	// claim is held; may be nil.
 	Say func(string)
@@ -167,10 +169,30 @@ func (a *acquisition) look(ctx context.Context) (done bool, seen string, err err
 	case found.Beat != a.seen.Beat:
 		return false, "", wait.Stop(a.claimedBy(found))
 	case asked.Sub(a.since) >= a.watch():
-		a.say("claim of cluster %s: it has stood still for %s; taking it over from %s", a.Cluster, a.watch(), found)
+		a.say("claim of cluster %s: it has stood still for %s; taking it over from %s%s", a.Cluster, a.watch(), found, a.suspended(found, ", which is suspended: continued, it ends"))
 		return a.take(ctx, found)
 	}
-	return false, fmt.Sprintf("held by %s; watching for up to %s whether that run is alive", found, a.watch()), nil
+	return false, "held by " + a.watched(found, a.since), nil
+}
+
+// watched says who holds a claim that is watched since then, and, from time to time, for how long it has stood still.
+func (c *Claim) watched(s State, since time.Time) string {
+	text := fmt.Sprintf("%s; watching for up to %s whether that run is alive", s, c.watch())
+	if c.suspended(s, " ") != "" {
+		text = fmt.Sprintf("%s, which is suspended: %s; watching for up to %s whether it does", s, s.Holder.GoesOn(), c.watch())
+	}
+	if still := time.Since(since).Truncate(c.heartbeat()); still > c.heartbeat() {
+		text += fmt.Sprintf("; its heartbeat has stood still for %s", still)
+	}
+	return text
+}
+
+// suspended is text if the holder is a stopped process of this machine, else "".
+func (c *Claim) suspended(s State, text string) string {
+	if c.Suspended == nil || !c.Suspended(s.Holder) {
+		return ""
+	}
+	return text
 }
 
 func (a *acquisition) claimedBy(s State) error {
@@ -198,7 +220,7 @@ func (a *acquisition) take(ctx context.Context, from State) (done bool, seen str
 	case a.InLease:
 		return false, "", wait.Stop(fault.WithHint(
 			fault.ClaimHeld.Refusedf("%s is the claim of %s, which has ended, and this token may not change VMs", from.VM, from),
-			"run recast with the token that made it, or make sure that no run is at work and delete that VM: qm set %[1]d --protection 0 && qm destroy %[1]d", from.VM.ID))
+			"run recast with the token that made it, or, since that run has ended, %s", deletion(from.VM)))
 	default:
 		err = a.place.remove(ctx, from)
 	}

@@ -65,16 +65,20 @@ func (g guardedTalos) PullImage(ctx context.Context, addr netip.Addr, uuid strin
 	return g.held.whileOurs(ctx, func() error { return g.talos.PullImage(ctx, addr, uuid, c, image, say) })
 }
 
-func (g guardedTalos) Install(ctx context.Context, addr netip.Addr, uuid, installer string, say func(string)) (reboots bool, err error) {
+func (g guardedTalos) Install(ctx context.Context, addr netip.Addr, uuid, installer string, how cluster.Reboot, say func(string)) (reboots bool, err error) {
 	err = g.held.whileOurs(ctx, func() error {
-		reboots, err = g.talos.Install(ctx, addr, uuid, installer, say)
+		reboots, err = g.talos.Install(ctx, addr, uuid, installer, how, say)
 		return err
 	})
 	return reboots, err
 }
 
-func (g guardedTalos) Reboot(ctx context.Context, addr netip.Addr, uuid string) error {
-	return g.held.whileOurs(ctx, func() error { return g.talos.Reboot(ctx, addr, uuid) })
+func (g guardedTalos) RestartKubelet(ctx context.Context, addr netip.Addr, uuid string) error {
+	return g.held.whileOurs(ctx, func() error { return g.talos.RestartKubelet(ctx, addr, uuid) })
+}
+
+func (g guardedTalos) Reboot(ctx context.Context, addr netip.Addr, uuid string, how cluster.Reboot) error {
+	return g.held.whileOurs(ctx, func() error { return g.talos.Reboot(ctx, addr, uuid, how) })
 }
 
 func (g guardedTalos) Rollback(ctx context.Context, addr netip.Addr, uuid string) error {
@@ -128,6 +132,18 @@ func (g guardedMaintenance) PatchConfig(config cluster.Secret, p cluster.ConfigP
 
 func (g guardedMaintenance) ConfigEffect(runs, wanted cluster.Secret) (cluster.ConfigEffect, error) {
 	return g.maintenance.ConfigEffect(runs, wanted)
+}
+
+func (g guardedMaintenance) TrustedCA(config cluster.Secret) (trusted, known bool, err error) {
+	return g.maintenance.TrustedCA(config)
+}
+
+func (g guardedMaintenance) ConfigVolumes(config cluster.Secret, talos string) ([]cluster.ConfigVolume, error) {
+	return g.maintenance.ConfigVolumes(config, talos)
+}
+
+func (g guardedMaintenance) Selectors(ctx context.Context, addr netip.Addr, blank bool, config cluster.Secret, talos string) ([]cluster.DiskSelector, error) {
+	return g.maintenance.Selectors(ctx, addr, blank, config, talos)
 }
 
 func (g guardedMaintenance) ApplyConfig(ctx context.Context, addr netip.Addr, uuid string, config cluster.Secret) error {

@@ -23,14 +23,23 @@ func TestClaimLeavesOtherVMsAlone(t *testing.T) {
 	broken.Config["description"] = claimMark + `{"run":`
 	newer := orphan(t, "r1")
 	newer.Config["description"] = strings.Replace(newer.Config["description"], `"version":1`, `"version":2`, 1)
+	edit := func(change func(*cluster.VM)) cluster.VM {
+		vm := orphan(t, "r1")
+		vm.Config["memory"], vm.Config["protection"] = "16", "1"
+		change(&vm)
+		return vm
+	}
 	for name, tc := range map[string]struct {
 		vm   cluster.VM
 		want string
 	}{
-		"a newer recast's claim":  {newer, `VM 9000 "recast-claim" on pve1: the claim in its description can't be read: a newer recast wrote it: its format is version 2, and this recast reads version 1`},
-		"another cluster's claim": {other, `VM 9000 "recast-claim" on pve1 is the claim of cluster c2, not of c1`},
-		"a foreign VM":            {cluster.VM{ID: 9000, Name: "web", Host: "pve2"}, `VM 9000 "web" on pve2 has the number that recast needs for its claim, and is none`},
-		"a damaged claim":         {broken, `VM 9000 "recast-claim" on pve1: the claim in its description can't be read: unexpected end of JSON input`},
+		"a newer recast's claim":   {newer, `VM 9000 "recast-claim" on pve1: the claim in its description can't be read: a newer recast wrote it: its format is version 2, and this recast reads version 1`},
+		"another cluster's claim":  {other, `VM 9000 "recast-claim" on pve1 is the claim of cluster c2, not of c1`},
+		"with other Notes":         {edit(func(vm *cluster.VM) { vm.Config["description"] = "mine" }), `VM 9000 "recast-claim" on pve1 is a claim of recast, and someone has edited its Notes: which run holds it can't be read`},
+		"with no Notes and name":   {edit(func(vm *cluster.VM) { vm.Name = "x"; delete(vm.Config, "description") }), `VM 9000 "x" on pve1 is a claim of recast, and someone has edited its Notes: which run holds it can't be read`},
+		"with no Notes and a disk": {edit(func(vm *cluster.VM) { vm.Config["description"], vm.Config["scsi0"] = "", "fast:vm-9000-disk-0" }), `VM 9000 "recast-claim" on pve1 has the number that recast needs for its claim, and is none`},
+		"a foreign VM":             {cluster.VM{ID: 9000, Name: "web", Host: "pve2"}, `VM 9000 "web" on pve2 has the number that recast needs for its claim, and is none`},
+		"a damaged claim":          {broken, `VM 9000 "recast-claim" on pve1: the claim in its description can't be read: unexpected end of JSON input`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -70,7 +79,6 @@ func TestClaimIsNotDeletedBlindly(t *testing.T) {
 	}{
 		"no quorum": {func(p *claimPVE, _ *cluster.VM) { p.noQuorum = true }, "the Proxmox cluster has no quorum"},
 		"running":   {func(_ *claimPVE, vm *cluster.VM) { vm.Running = true }, "is not as recast made it"},
-		"renamed":   {func(_ *claimPVE, vm *cluster.VM) { vm.Name = "mine" }, "is not as recast made it"},
 		"a drive":   {func(_ *claimPVE, vm *cluster.VM) { vm.Config["scsi0"] = "fast:vm-9000-disk-0" }, "is not as recast made it"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -90,6 +98,34 @@ func TestClaimIsNotDeletedBlindly(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestClaimRenamed: a claim that someone has renamed is given back all the same, and the next heartbeat
+// gives it its name again.
+func TestClaimRenamed(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		p := newClaimPVE()
+		h := acquire(t, claimant(p, "r1"))
+		rename := func() {
+			p.do(func() {
+				vm := p.vms[9000]
+				vm.Name = "mine"
+				p.vms[9000] = vm
+			})
+		}
+		rename()
+		time.Sleep(Heartbeat + time.Second)
+		p.do(func() {
+			if name := p.vms[9000].Config["name"]; name != VMName {
+				t.Errorf("after a heartbeat its name is %q", name)
+			}
+		})
+		rename()
+		if err := h.Release(t.Context()); err != nil || len(p.vms) != 0 {
+			t.Errorf("err = %v, VMs %v", err, p.vms)
+		}
+	})
 }
 
 func TestClaimEndsWithItsContext(t *testing.T) {

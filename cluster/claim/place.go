@@ -77,7 +77,11 @@ func (p vmPlace) write(ctx context.Context, from, to State) error {
 		return err
 	}
 	// A claim of an older recast, or one whose delete failed, is not protected.
-	return fault.Prefix(fmt.Sprintf("write the claim into %s", from.VM), p.px.SetConfig(ctx, from.VM, map[string]string{"description": description, "protection": "1"}, nil))
+	set := map[string]string{"description": description, "protection": "1"}
+	if from.VM.Name != VMName { // someone renamed it
+		set["name"] = VMName
+	}
+	return fault.Prefix(fmt.Sprintf("write the claim into %s", from.VM), p.px.SetConfig(ctx, from.VM, set, nil))
 }
 
 func (p vmPlace) remove(ctx context.Context, s State) error {
@@ -92,8 +96,9 @@ func (p vmPlace) remove(ctx context.Context, s State) error {
 	switch {
 	case err != nil:
 		return err
-	case vm.Name != VMName || vm.Running || vm.Template || len(disks) > 0:
-		return fault.ClaimHeld.Refusedf("%s is not as recast made it: it must be named %s, be stopped and have no drive", vm, VMName)
+	case vm.Running || vm.Template || len(disks) > 0:
+		return fault.WithHint(fault.ClaimHeld.Refusedf("%s is not as recast made it: it must be stopped and have no drive", vm),
+			"stop VM %d, and give its drives to the VM that they belong to (qm disk move); the next run then takes the claim over and deletes it", vm.ID)
 	}
 	if err := cluster.RequireQuorum(ctx, p.px); err != nil {
 		return err

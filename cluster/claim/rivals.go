@@ -142,12 +142,12 @@ func (s *surroundings) watchRival(r State, asked time.Time) (done bool, seen str
 	case r.Beat != s.seen.Beat && !standsBack:
 		return false, "", wait.Stop(s.rivalAlive(r))
 	case r.Beat == s.seen.Beat && long:
-		return false, "", wait.Stop(s.leftBy(r, fmt.Sprintf("has given no sign of life for %s", s.watch())))
+		return false, "", wait.Stop(s.leftBy(r, fmt.Sprintf("has given no sign of life for %s%s", s.watch(), s.suspended(r, fmt.Sprintf(", and is suspended (%s)", r.Holder.GoesOn())))))
 	}
 	if s.ours && r.VM.ID < s.VMID {
 		return false, "", wait.Stop(errYield)
 	}
-	return false, fmt.Sprintf("%s is held by %s; watching for up to %s whether that run is alive", r.VM, r, s.watch()), nil
+	return false, fmt.Sprintf("%s is held by %s", r.VM, s.watched(r, s.since)), nil
 }
 
 func (c *Claim) rivalAlive(r State) error {

@@ -187,7 +187,7 @@ func leftovers() map[string]leftover {
 			want: []string{"holds, in an unfinished replacement, the disks of node wk1 for run r0, with proxmox.vmids 9100-9199", "this one has proxmox.vmids 9000-9099", "9000-9150 holds them all"},
 		},
 		"an old system disk": {
-			vm: parked(9150, func(*parking.Record) {}), want: []string{"keeps old system disks of node wk1", "proxmox.vmids 9100-9199", "9000-9099"},
+			vm: parked(9150, func(*parking.Record) {}), want: []string{"holds nothing any more of node wk1", "proxmox.vmids 9100-9199", "9000-9099"},
 		},
 		"an old system disk of an older recast": {
 			vm: parked(8950, func(r *parking.Record) { r.VMIDs = "" }), want: []string{"with other proxmox.vmids", "8950-9099 holds them all"},

@@ -26,6 +26,11 @@ type Holder struct {
 
 func (h Holder) String() string { return foreign.Line(fmt.Sprintf("pid %d on %s", h.PID, h.Host)) }
 
+// GoesOn says how a holder goes on that is suspended.
+func (h Holder) GoesOn() string {
+	return fmt.Sprintf("fg in its terminal, or kill -CONT %d, lets it go on", h.PID)
+}
+
 // State is what a claim's VM or Lease says about it.
 type State struct {
 	VM      cluster.VM    `json:"-"`
@@ -83,9 +88,17 @@ func decode(b string) (s State, err error) {
 	return v.State, err
 }
 
+// deletion says how to delete the VM of a claim that nobody holds any more, if nothing is lost with it.
+func deletion(vm cluster.VM) string {
+	if !vm.Bare() {
+		return fmt.Sprintf("look at VM %d on %s (qm config %[1]d): it runs, or has drives, which no claim does; see whose it is, and take the line of the claim out of its Notes", vm.ID, vm.Host)
+	}
+	return fmt.Sprintf("delete that VM, on %s: qm set %[2]d --protection 0 && qm destroy %[2]d. It has no disk: nothing is lost with it", vm.Host, vm.ID)
+}
+
 // unreadable refuses a claim that can't be read: remove deletes it.
 func unreadable(what string, err error, remove string) error {
-	hint := "if a newer recast has worked here, use that one. Else make sure that no run is at work, then " + remove
+	hint := fmt.Sprintf("if a newer recast has worked here, use that one. Else wait %s, within which a run that held it has noticed and stopped; then %s", Watch, remove)
 	if _, newer := errors.AsType[*format.NewerError](err); newer {
 		hint = "use the recast that wrote it, or a newer one"
 	}
@@ -111,7 +124,7 @@ func Read(vm cluster.VM) (s State, ok bool, err error) {
 		}
 		s, err := decode(b)
 		if err != nil {
-			return s, true, unreadable(vm.String()+": the claim in its description can't be read", err, fmt.Sprintf("delete that VM: qm set %[1]d --protection 0 && qm destroy %[1]d", vm.ID))
+			return s, true, unreadable(vm.String()+": the claim in its description can't be read", err, deletion(vm))
 		}
 		s.VM = vm
 		return s, true, nil
@@ -125,6 +138,10 @@ func ofVM(vm cluster.VM, cluster string) (State, error) {
 	switch {
 	case err != nil:
 		return State{}, err
+	case !ok && edited(vm):
+		return State{}, fault.WithHint(fault.ClaimHeld.Refusedf("%s is a claim of recast, and someone has edited its Notes: which run holds it can't be read", vm),
+			"%s; the next run makes a new one. "+
+				"That is safe %s after the edit: a run that held the claim has lost it, and has stopped by then", deletion(vm), Watch)
 	case !ok:
 		return State{}, fault.WithHint(fault.ClaimHeld.Refusedf("%s has the number that recast needs for its claim, and is none", vm),
 			"give recast numbers that nobody else uses: proxmox.vmids")
@@ -133,6 +150,23 @@ func ofVM(vm cluster.VM, cluster string) (State, error) {
 			"give each cluster proxmox.vmids of its own")
 	}
 	return s, nil
+}
+
+// edited recognises a claim's VM that has lost its last line by how vmPlace.create makes it: a person may
+// have edited one more of its settings. It has neither a drive nor a network card.
+func edited(vm cluster.VM) bool {
+	for key := range vm.Config {
+		if cluster.IsDiskKey(key) || cluster.NumberedBus(key) == "net" {
+			return false
+		}
+	}
+	has := 0
+	for _, is := range []bool{vm.Name == VMName, vm.Config["protection"] == "1", vm.Config["memory"] == "16" || vm.Config["memory"] == "current=16"} {
+		if is {
+			has++
+		}
+	}
+	return has >= 2 && !vm.Template
 }
 
 // Peek returns the claim of a cluster, whatever its number; found is false if there is none

@@ -54,7 +54,7 @@ func Strays(vms []cluster.VM, name string, vmids cluster.VMIDRange, nodes []clus
 		err = fault.WithHint(err, "finish the replacement with the recast.yaml that began it (recast roll), then give the Talos cluster one name in every recast.yaml")
 	}
 	if first != vmids.First || last != vmids.Last {
-		err = fault.WithHint(err, "use the same proxmox.vmids in every recast.yaml of the cluster: %s holds them all, if the other numbers in it are free; or have recast prune free what is no longer needed. "+
+		err = fault.WithHint(err, "use the same proxmox.vmids in every recast.yaml of the cluster: %s holds them all, if the other numbers in it are free; recast prune deletes those that nothing needs any more. "+
 			"Another Talos cluster on this Proxmox cluster needs another name (cluster)", cluster.VMIDRange{First: first, Last: last})
 	}
 	return err
@@ -65,5 +65,5 @@ func holds(r parking.Record) string {
 	if r.Open {
 		return "holds, in an unfinished replacement, the disks of"
 	}
-	return "keeps old system disks of"
+	return r.Keeps()
 }

@@ -34,11 +34,11 @@ func InSync() cluster.Machine {
 }
 
 // Past knows the extensions of OldHash.
-func Past(hash string) ([]cluster.LockedExtension, bool) {
+func Past(hash string) (cluster.LockedContent, bool) {
 	if hash == OldHash {
-		return []cluster.LockedExtension{{Name: "iscsi-tools", Version: "v0.2.0", Digest: "sha256:aaaaaaaaaaaaaaaa"}}, true
+		return cluster.LockedContent{Extensions: []cluster.LockedExtension{{Name: "iscsi-tools", Version: "v0.2.0", Digest: "sha256:aaaaaaaaaaaaaaaa"}}}, true
 	}
-	return nil, false
+	return cluster.LockedContent{}, false
 }
 
 // Message is the text of err, or "".

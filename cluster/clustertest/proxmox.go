@@ -75,7 +75,8 @@ type Proxmox struct {
 	Imports   string // size of the disks in disk images: "2G"
 	Grown     bool   // volumes have grown already, and only configurations lack their size
 
-	SharedDisks bool // all hosts have the storage fast
+	SharedDisks bool         // all hosts have the storage fast
+	ListedOn    cluster.VMID // the list of all VMs still shows it as running
 }
 
 // others are the calls that no test needs.
@@ -171,7 +172,9 @@ func (p *Proxmox) VMConfig(ctx context.Context, id cluster.VMID) (cluster.VM, er
 func (p *Proxmox) VMs(context.Context) ([]cluster.VM, error) {
 	var vms []cluster.VM
 	for _, id := range slices.Sorted(maps.Keys(p.Guests)) {
-		vms = append(vms, p.Guests[id])
+		vm := p.Guests[id]
+		vm.Running = vm.Running || id == p.ListedOn
+		vms = append(vms, vm)
 	}
 	return vms, p.Call("VMs")
 }

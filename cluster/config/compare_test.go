@@ -281,14 +281,14 @@ func FuzzCompare(f *testing.F) {
 	f.Fuzz(func(t *testing.T, one, other string) {
 		a, err := config.Parse([]byte(one))
 		if err != nil {
-			t.Skip()
+			return // no configuration
 		}
 		if got := config.Compare(a, a); len(got) > 0 {
 			t.Fatalf("differs from itself: %+v", got)
 		}
 		b, err := config.Parse([]byte(other))
 		if err != nil {
-			t.Skip()
+			return // no configuration
 		}
 		there, back := config.Compare(a, b), config.Compare(b, a)
 		if (len(there) == 0) != (a.Hash() == b.Hash()) || len(there) != len(back) {

@@ -49,14 +49,29 @@ func (v *value) write(h hash.Hash) {
 // Role is the one that the configuration gives its node, as Kubernetes' users know it: "control-plane"
 // or "worker".
 func (d Documents) Role() string {
+	if t := d.machineType(); t == "controlplane" || t == typeInit {
+		return "control-plane"
+	}
+	return "worker" // Talos takes "join" for that as well (config/machine, ParseType)
+}
+
+// SaysRole says whether the configuration has a machine.type: Role takes one without for a worker's.
+func (d Documents) SaysRole() bool { return d.machineType() != "" }
+
+// TypeInit says whether the configuration is of a control plane of machine.type init.
+func (d Documents) TypeInit() bool { return d.machineType() == typeInit }
+
+const typeInit = "init"
+
+// machineType is the machine.type; "": it has none.
+func (d Documents) machineType() string {
 	for _, doc := range d.list {
 		if doc.id != MainDocument {
 			continue
 		}
-		machine := doc.root.fields["machine"]
-		if machine != nil && machine.fields["type"] != nil && machine.fields["type"].shown != "worker" {
-			return "control-plane"
+		if t := doc.root.at([]string{"machine", "type"}); t != nil {
+			return t.shown
 		}
 	}
-	return "worker"
+	return ""
 }

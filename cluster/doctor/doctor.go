@@ -62,7 +62,7 @@ func (a Assessment) SystemDisk() (cluster.Disk, bool) {
 func (a Assessment) etcd(m cluster.Machine, o observe.Observation, p planning.Policy) {
 	onSystem, err := strategy.EtcdOnSystemDisk(m)
 	for _, s := range cluster.Strategies {
-		refused, _ := strategy.EtcdRules(len(o.ControlPlanes()), onSystem && s != cluster.InPlace, s, p.AcceptOutage)
+		refused, _ := strategy.EtcdRules(len(o.ControlPlanes()), onSystem && s != cluster.InPlace, m.TypeInit, s, p.AcceptOutage)
 		if err != nil && s != cluster.InPlace {
 			refused = []string{err.Error()}
 		}
@@ -240,7 +240,7 @@ func Assess(w cluster.Wanted, f observe.Found, o observe.Observation, p planning
 	c.Disks, c.DisksErr = f.VM.Disks()
 	c.Disks = slices.DeleteFunc(c.Disks, cluster.Disk.CSI)
 	if f.Machine == nil {
-		a.Unread, a.disks, a.Against = true, c.Disks, c.SeenFromProxmox()
+		a.Unread, a.disks, a.Against, a.Refused = true, c.Disks, c.SeenFromProxmox(), cluster.Texts(c.Doubled())
 		return a
 	}
 	c.Machine = *f.Machine
@@ -249,7 +249,7 @@ func Assess(w cluster.Wanted, f observe.Found, o observe.Observation, p planning
 	if c.Machine.ControlPlane {
 		n.Role = cluster.ControlPlane
 	}
-	a.Against = map[cluster.Strategy][]string{cluster.Recreate: cluster.Texts(c.AgainstRecreate()), cluster.Reimage: cluster.Texts(c.AgainstReimage()), cluster.InPlace: c.AgainstInPlace()}
+	a.Against, _ = c.Against()
 	if n.Role == cluster.ControlPlane {
 		a.etcd(c.Machine, o, p)
 	}

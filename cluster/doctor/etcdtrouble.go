@@ -24,7 +24,7 @@ func (s Survey) EtcdTroubles(ctx context.Context, talos cluster.EtcdReader, file
 	for _, wrong := range v.Unhealthy("") {
 		hint := "talosctl etcd status; talosctl etcd alarm list"
 		if i := slices.IndexFunc(planes, func(e cluster.Endpoint) bool { return wrong == e.Node+cluster.IsLearner }); i >= 0 {
-			hint = etcd.AdviceForLearner(planes[i].Addr, s.machineOf(planes[i].Node))
+			hint = etcd.AdviceForLearner(planes[i].Node, planes[i].Addr, s.machineOf(planes[i].Node))
 		}
 		out = append(out, fault.WithHint(fault.EtcdUnhealthy.Refusedf("%s", wrong), "%s; a roll takes no control plane out before that is put right", hint))
 	}
@@ -56,7 +56,7 @@ func (s Survey) noMember(ctx context.Context, talos cluster.EtcdReader, files cl
 	}
 	m := s.machineOf(e.Node)
 	if m == nil {
-		return fault.WithHint(err, "bring its machine back, or delete its Node if it is gone for good")
+		return fault.WithHint(err, "bring its machine back; in Proxmox, see whether its VM is there. Where it is gone for good: kubectl delete node %s", e.Node)
 	}
 	data, errData := etcd.HasData(ctx, files, e, m.UUID)
 	switch {
@@ -64,7 +64,7 @@ func (s Survey) noMember(ctx context.Context, talos cluster.EtcdReader, files cl
 		return fmt.Errorf("%w, and whether it has data of etcd can't be determined: %w", err, errData)
 	case data && len(v.Members)*2 > len(s.ControlPlanes()):
 		return fault.WithHint(fmt.Errorf("%w, but has data of one: it was removed, and its etcd restarts for ever (the member has been permanently removed from the cluster)", err),
-			"make it a new one with empty data: %s, which also wipes whatever else that volume holds; or roll it to another build by recreate or reimage, if etcd's data is on its system disk", etcd.ResetEtcd(e.Addr, m))
+			"make it a new one with empty data: %s; or roll it to another build by recreate or reimage, if etcd's data is on its system disk", etcd.EmptyData(e.Node, e.Addr, m))
 	}
 	return fault.WithHint(err, "talosctl -n %s service etcd says what it waits for", e.Addr)
 }

@@ -1,11 +1,11 @@
 package exchange
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/observe"
@@ -89,7 +89,7 @@ func (r comparison) added(vm cluster.VM, before, have []cluster.Disk) (problems 
 		case h.CDROM || had || r.Reshaping.adds(h.Key) || h.Detached() || h.CSI() && vm.Running:
 		case h.CSI():
 			problems = append(problems, fault.WithHint(fault.DiskMismatch.Refusedf("%s has %s (%s), a pod's volume, although it was drained", vm, h.Key, h.Volid),
-				"wait until it is detached, or detach it: kubectl get volumeattachments says whose it is. Then run the same command again"))
+				"wait until its driver has taken it away: kubectl get volumeattachments says whose it is. Then run the same command again"))
 		default:
 			problems = append(problems, fault.WithHint(fault.DiskMismatch.Refusedf("%s has %s (%s), which the old one had not", vm, h.Key, h.Volid),
 				"take it out of VM %d: %s; then run the same command again; nothing of it was touched", vm.ID, takeOut(vm, h)))
@@ -125,21 +125,18 @@ func ReadOthers(ctx context.Context, px cluster.Inventory, id cluster.VMID) (o O
 // Sharing lists disks that another VM could write to at the same time: Proxmox lets two VMs run
 // with one volume (pve-qemu disables QEMU's image locking).
 func (o Others) Sharing(ctx context.Context, px cluster.VMReader, vm cluster.VM, have []cluster.Disk) (problems []error, err error) {
-	c := strategy.Candidate{VM: vm, Observation: observe.Observation{VMs: o.vms, Storages: o.storages}}
+	c := strategy.Candidate{VM: vm, Observation: observe.Observation{VMs: slices.Clone(o.vms), Storages: o.storages}}
 	asked := map[cluster.VMID]bool{}
 	for _, d := range have {
-		if d.CDROM {
-			continue
-		}
-		if others := c.OtherUsers(d); len(others) > 0 {
-			problems = append(problems, fault.WithHint(fault.DiskMismatch.Refusedf("%s of %s (%s) is used in more than one place: %s", d.Key, vm, d.Volid, strings.Join(others, ", ")),
-				"take it out there, then run the same command again; here it stays"))
-		}
-		if d.Owner == vm.ID || d.Owner == 0 || asked[d.Owner] {
+		if d.CDROM || d.Owner == vm.ID || d.Owner == 0 || asked[d.Owner] {
 			continue
 		}
 		asked[d.Owner] = true
+		c.Holder = cmp.Or(c.Holder, d.Owner)
 		holder, err := px.VM(ctx, d.Owner)
+		if i := slices.IndexFunc(c.Observation.VMs, func(vm cluster.VM) bool { return vm.ID == d.Owner }); i >= 0 && err == nil {
+			c.Observation.VMs[i].Running = holder.Running // the cluster's list shows a VM that was stopped just now as running
+		}
 		switch {
 		case errors.Is(err, cluster.ErrNotFound):
 			problems = append(problems, fault.WithHint(fault.DiskMismatch.Refusedf("%s of %s is %s, but VM %d, whose that is, does not exist", d.Key, vm, d.Volid, d.Owner),
@@ -150,6 +147,12 @@ func (o Others) Sharing(ctx context.Context, px cluster.VMReader, vm cluster.VM,
 			problems = append(problems, fault.WithHint(fault.DiskMismatch.Refusedf("%s, whose %s is %s of %s, is running", holder, d.Volid, d.Key, vm), "switch VM %d off, then run the same command again", d.Owner))
 		}
 	}
+	if doubled := c.Doubled(); len(doubled) > 0 {
+		problems = nil
+		for _, twice := range doubled {
+			problems = append(problems, fault.WithHint(fault.DiskMismatch.Refusedf("%s: %s", vm, twice.Text), "then run the same command again"))
+		}
+	}
 	return problems, nil
 }
 
@@ -158,6 +161,9 @@ func (o Others) Sharing(ctx context.Context, px cluster.VMReader, vm cluster.VM,
 func takeOut(vm cluster.VM, d cluster.Disk) string {
 	if d.Owner == vm.ID {
 		return fmt.Sprintf("qm disk move %d %s --target-vmid OTHER --target-disk KEY gives it to a VM that stays, on %s (qm set --delete of an unusedN would free it for good)", vm.ID, d.Key, vm.Host)
+	}
+	if vm.Running {
+		return fmt.Sprintf("qm config %d shows it; it may be in use while the VM runs: shut that down, and run the same command again", vm.ID)
 	}
 	if vm.Config["protection"] == "1" {
 		return fmt.Sprintf("qm set %d --protection 0 && qm set %[1]d --delete %s leaves %s with its owner", vm.ID, d.Key, d.Volid)

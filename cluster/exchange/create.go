@@ -137,6 +137,15 @@ func (r NewSystem) NewConfig(iso string) (map[string]string, error) {
 	return config, nil
 }
 
+// Carried are the settings, without disks, with which a VM is created again. Its tags are set at the end:
+// where datacenter.cfg restricts tags, Proxmox refuses them to a create, but not to a change of the
+// settings (qemu-server 9.2, API2/Qemu.pm, create_vm passes an empty hash as the tags before).
+func Carried(vm cluster.VM) map[string]string {
+	config := cluster.OldSettings(vm)
+	delete(config, "tags")
+	return config
+}
+
 // oldConfig is the remembered configuration with the run's mark and without disks, which attach
 // returns. Until the node is healthy, onboot is off and the VM is protected: a delete has no
 // digest, so Proxmox could delete this VM if it carried out a duplicate or unanswered delete of the
@@ -146,7 +155,7 @@ func (r NewSystem) oldConfig() (map[string]string, []cluster.Disk, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	config := cluster.OldSettings(r.VM)
+	config := Carried(r.VM)
 	config["onboot"], config["protection"] = "0", "1"
 	config["description"], err = r.Marked()
 	return config, disks, err

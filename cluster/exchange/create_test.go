@@ -57,7 +57,7 @@ func oldVM() cluster.VM {
 		"scsi0": "fast:9011/vm-9011-disk-0.qcow2,discard=on,iothread=1,serial=old,size=10G", "scsi1": "fast:9011/vm-9011-disk-1.raw,serial=data,size=20G",
 		"efidisk0": "fast:9011/vm-9011-disk-2.raw,efitype=4m,size=528K", "ide2": "isos:iso/recast-old.iso,media=cdrom,size=300M",
 		"ide0": "fast:9011/vm-9011-cloudinit.qcow2,media=cdrom,size=4M", "boot": "order=scsi1;scsi0;net0",
-		"description": "mine", "vmgenid": "x", "meta": "creation-qemu=9", "scsihw": "virtio-scsi-single",
+		"description": "mine", "tags": "talos", "vmgenid": "x", "meta": "creation-qemu=9", "scsihw": "virtio-scsi-single",
 	}}
 }
 

@@ -6,6 +6,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/parking"
@@ -79,6 +80,9 @@ func (r Settings) changes() []string {
 	if r.Blank != nil {
 		keys = append(keys, r.Blank.Key)
 	}
+	if r.VM.Config["tags"] != "" {
+		keys = append(keys, "tags")
+	}
 	return keys
 }
 
@@ -94,6 +98,7 @@ func (r Settings) toRestore(ctx context.Context) (vm cluster.VM, set map[string]
 		was, had := r.VM.Config[key]
 		is, has := vm.Config[key]
 		switch {
+		case key == "tags" && has: // they were changed meanwhile: only a VM that was made has none
 		case had && was != is:
 			set[key] = was
 		case !had && has:
@@ -168,7 +173,7 @@ func (r Settings) Keep(ctx context.Context) error {
 		for _, d := range rec.Disks {
 			if d.System {
 				kept := r.old
-				kept.Key, kept.Left, kept.Nth = d.ParkKey, rec.Left, rec.Nth
+				kept.Key, kept.Left, kept.Nth, kept.Replaced = d.ParkKey, rec.Left, rec.Nth, time.Now().UTC().Truncate(time.Millisecond)
 				rec.Kept = append(rec.Kept, kept)
 			}
 		}

@@ -66,7 +66,7 @@ func (k KeptRef) Free(ctx context.Context, px cluster.Proxmox, uses func(context
 	}
 	if by := parking.NamedBeside(p.VM, disk, now); len(by) > 0 {
 		return fault.WithHint(fault.PruneRefused.Refusedf("%s is %s of %s, but %s refers to it as well: it stays", disk.Volid, k.Key, p.VM, strings.Join(by, ", ")),
-			"detach it there; it is a system disk that recast keeps")
+			"it is a disk that recast keeps: qm config shows what has it there, and qm status whether that runs; recast frees it once nothing else names it")
 	}
 	if p.VM.Config["protection"] == "1" {
 		// Protection forbids removing a drive (qemu-server, QemuConfig.pm,

@@ -23,7 +23,7 @@ func TouchedBy(vms []cluster.VM, clusterName string, wanted []cluster.Wanted, ow
 			}
 		}
 	}
-	parkings, err := parking.Parkings(vms, clusterName)
+	parkings, err := parking.Readable(vms, clusterName)
 	for _, p := range parkings {
 		ids[p.VM.ID], ids[p.Record.VMID] = true, true
 		for _, d := range p.Record.Disks {

@@ -46,7 +46,7 @@ func (r SpareDisk) newParked(ctx context.Context) (string, error) {
 }
 
 // newToPark reads the VM again. It refuses unless this replacement made the VM's system disk and
-// the old one is on the parking VM.
+// the old one, which a new VM never had, is on the parking VM.
 func (r SpareDisk) newToPark(ctx context.Context) (vm cluster.VM, disk cluster.Disk, err error) {
 	for _, d := range r.Disks {
 		if !d.System {
@@ -56,7 +56,7 @@ func (r SpareDisk) newToPark(ctx context.Context) (vm cluster.VM, disk cluster.D
 		switch {
 		case err != nil:
 			return vm, disk, err
-		case !found:
+		case !found && r.Strategy != cluster.Create:
 			return vm, disk, fault.Refusedf("the old system disk is not on parking VM %d: the new one stays on VM %d", r.Parking, r.VM.ID)
 		}
 		vm, _, err = r.Powered(ctx)

@@ -202,7 +202,21 @@ func compareNode(n planning.NodePlan, o observe.Observation, past cluster.Histor
 	add("build", builtAs(o, m.RunningSystem, b), b.ID)
 	add("schematic", m.Schematic.ID, b.SchematicID)
 	add("lock of the extensions", m.Schematic.LockHash(), b.LockHash)
-	out = append(out, compareExtensions(b, m.RunningSystem, past)...)
+	changes, _ := b.Asked(m.Schematic) // an unreadable one is a reason of its drift
+	for _, c := range changes {
+		out = append(out, Comparison{What: c.What, Found: c.Old, Wanted: c.New})
+	}
+	old, known := past(m.Schematic.LockHash())
+	if m.Schematic.LockHash() == b.LockHash {
+		old, known = cluster.LockedContent{Extensions: b.Extensions, Overlay: b.Overlay, Rebuild: b.Rebuild}, true
+	}
+	out = append(out, compareExtensions(b, m.RunningSystem, old.Extensions)...)
+	if known && (old.Overlay.Digest != "" || b.Overlay.Digest != "") {
+		add("image of the overlay", words.Short(old.Overlay.Digest), words.Short(b.Overlay.Digest))
+	}
+	if known && old.Rebuild != b.Rebuild {
+		add("rebuilds of the same content", fmt.Sprint(old.Rebuild), fmt.Sprint(b.Rebuild))
+	}
 	if m.Arch != "" {
 		add("architecture", m.Arch, b.Arch)
 	}
@@ -237,12 +251,8 @@ func builtAs(o observe.Observation, m cluster.RunningSystem, wanted cluster.Buil
 	return ""
 }
 
-// compareExtensions includes the digests that were found, if one of our locks has them.
-func compareExtensions(b cluster.Build, m cluster.RunningSystem, past cluster.History) []Comparison {
-	old, _ := past(m.Schematic.LockHash())
-	if m.Schematic.LockHash() == b.LockHash {
-		old = b.Extensions
-	}
+// compareExtensions includes the digests of old, which are those of the extensions that were found.
+func compareExtensions(b cluster.Build, m cluster.RunningSystem, old []cluster.LockedExtension) []Comparison {
 	have, want := map[string]string{}, map[string]string{}
 	var names []string
 	for _, e := range b.Extensions {

@@ -91,6 +91,34 @@ func TestExplainRecreate(t *testing.T) {
 	}
 }
 
+// TestExplainAnOverlay: another digest of the same overlay, and a rebuild, have rows of their own.
+func TestExplainAnOverlay(t *testing.T) {
+	t.Parallel()
+	wanted, o := observetest.World()
+	wanted[1].Build.Overlay, wanted[1].Build.Rebuild = cluster.LockedOverlay{Name: "rpi", Digest: "sha256:bbbbbbbbbbbbbbbb"}, 2
+	past := func(hash string) (cluster.LockedContent, bool) {
+		old, known := clustertest.Past(hash)
+		old.Overlay, old.Rebuild = cluster.LockedOverlay{Name: "rpi", Digest: "sha256:aaaaaaaaaaaaaaaa"}, 1
+		return old, known
+	}
+	plan, err := planning.New("c1", wanted, o, past, planning.Policy{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	e, err := Explain(t.Context(), plan, "wk1", o, past, cluster.Timing{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []Comparison{
+		{What: "image of the overlay", Found: "sha256:aaaaaaaaaaaa", Wanted: "sha256:bbbbbbbbbbbb"},
+		{What: "rebuilds of the same content", Found: "1", Wanted: "2"},
+	} {
+		if !slices.Contains(e.Compared, want) {
+			t.Errorf("no %+v in %+v", want, e.Compared)
+		}
+	}
+}
+
 // TestExplainAFirewall: a new VM gets its rules again; a VM that stays keeps them.
 func TestExplainAFirewall(t *testing.T) {
 	t.Parallel()

@@ -3,6 +3,7 @@ package gate
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 
@@ -40,14 +41,17 @@ func (n Gate) RequireEtcd(ctx context.Context) error {
 	if err := errors.Join(n.RequireSameEtcd(ctx, v, m), n.requireAllMembers(v, voters)); err != nil {
 		return err
 	}
+	var refused []string
+	typeInit := n.Plan.Found.Machine != nil && n.Plan.Found.Machine.TypeInit
+	if refused = strategy.AgainstInit(!n.Plan.EtcdKept, typeInit); member {
+		refused, _ = strategy.EtcdRules(voters, !n.Plan.EtcdKept, typeInit, n.Plan.Strategy, n.AcceptOutage)
+	}
 	switch {
-	case member:
-		if refused, _ := strategy.EtcdRules(voters, !n.Plan.EtcdKept, n.Plan.Strategy, n.AcceptOutage); len(refused) > 0 {
-			return fault.EtcdUnhealthy.Refusedf("%s", strings.Join(refused, "; "))
-		}
-	case n.Plan.EtcdKept:
+	case len(refused) > 0:
+		return fault.EtcdUnhealthy.Refusedf("%s", strings.Join(refused, "; "))
+	case !member && n.Plan.EtcdKept:
 		return fault.WithHint(fault.EtcdUnhealthy.Refusedf("%s is no member of etcd (%s are), and with the data that it has it can never join again", n.Plan.Node, v.Names()),
-			"make it a new member with empty data first: %s, which also wipes whatever else that volume holds", etcd.ResetEtcd(n.Plan.Addr, n.Plan.Found.Machine))
+			"make it a new member with empty data first: %s", etcd.EmptyData(n.Plan.Node, n.Plan.Addr, n.Plan.Found.Machine))
 	}
 	return nil
 }
@@ -84,7 +88,16 @@ func (n Gate) requireAllMembers(v etcd.View, voters int) error {
 	return fault.WithHint(
 		fault.EtcdUnhealthy.Refusedf("the cluster has %d control planes, but etcd without %s only these members: %s", len(n.Plan.ControlPlanes), n.Plan.Node, v.Names(n.Plan.Node)),
 		"talosctl etcd members, asked of each control plane, shows who is missing. One that was removed while it kept its data joins again only without them: "+
-			"talosctl reset -n NODE --graceful=false --reboot --system-labels-to-wipe EPHEMERAL (ETCD where the machine has that volume), which also wipes whatever else that volume holds")
+			"recast doctor sees whether that is so, and then has the command that wipes them")
+}
+
+// RequireJoins refuses a configuration with which a machine without etcd's data would begin an etcd of its own.
+func (n Gate) RequireJoins(text cluster.Secret) error {
+	if !cluster.OfTypeInit(text) {
+		return nil
+	}
+	return fault.WithHint(fault.MachineConfig.Refusedf("the machine configuration of %s is of machine.type init, and its etcd directory is empty: %s there, a second one beside that of the others", n.Plan.Node, strategy.BeginsAlone),
+		"boot it from the boot ISO, and give it that configuration with machine.type: controlplane by hand: talosctl apply-config --insecure -n %s --file %s.yaml, with the new system disk by its serial; then recast roll finishes it", n.Plan.Addr, n.Plan.Node)
 }
 
 // requireOldEtcd refuses to boot an old system disk whose etcd data belongs to a removed member:
@@ -95,8 +108,15 @@ func (n Gate) requireOldEtcd(ctx context.Context) error {
 		return err
 	}
 	rec := n.Plan.Found.Parking.Record
-	if !mem.ControlPlane || mem.EtcdKept || rec.Left || mem.EtcdMembers < 2 {
+	switch {
+	case !mem.ControlPlane, mem.EtcdKept, !rec.Left && mem.EtcdMembers < 2:
 		return nil
+	case rec.Left:
+		had, _, err := n.Journal.Secret(n.Key("machine-config"))
+		if err != nil {
+			return fmt.Errorf("journal: %w", err)
+		}
+		return n.RequireJoins(had)
 	}
 	v, err := etcd.Look(ctx, n.Talos, n.AskEtcd(), n.Plan.Node)
 	if err != nil {

@@ -51,7 +51,7 @@ func (n Gate) Check(ctx context.Context) error {
 func (n Gate) look(ctx context.Context) error {
 	var problems []error
 	switch {
-	case n.Plan.Strategy.KeepsVM() && (n.Plan.Resume || n.Plan.Drift.Tidy()):
+	case n.Plan.Strategy.KeepsVM() && (n.Plan.Resume || n.Plan.OnlyTidies()):
 		return nil // it is already out, or is never taken out
 	case n.Plan.Strategy == cluster.ConfigureBlank:
 		return n.Identity.RequireNameFree(ctx)
@@ -213,16 +213,29 @@ func (n Gate) requireSoleOwner(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("look for other upgraders: %w", err)
 	}
-	if m := n.Plan.Found.Machine; m != nil {
-		for _, arg := range m.Omni() {
-			owners = append(owners, "Omni ("+arg+")")
-		}
+	for _, what := range n.omni() {
+		owners = append(owners, "Omni ("+what+")")
 	}
 	if len(owners) == 0 {
 		return nil
 	}
 	return fault.WithHint(fault.GateClosed.Refusedf("%s is managed by %s as well, which would undo this", n.Plan.Node, strings.Join(owners, ", ")),
 		"suspend or remove that first: two tools must not decide which version a node runs")
+}
+
+// omni is what joins the node's machine to Omni, and would after what is planned.
+func (n Gate) omni() []string {
+	m := n.Plan.Found.Machine
+	switch {
+	case m == nil, n.Plan.Strategy == cluster.Rollback: // another system takes the place of the one that is joined
+		return nil
+	case n.Plan.Strategy == cluster.InPlace:
+		return m.OmniAfter(n.Plan.Wanted.Build)
+	}
+	file := n.Plan.Found.File
+	return slices.DeleteFunc(m.Omni(), func(what string) bool {
+		return what == cluster.OmniDocument && n.Plan.AppliesConfig() && file != nil && file.Err == nil && !file.Omni
+	})
 }
 
 // RequireOurs reads the Node's marks again: a person may have paused it, or another controller taken it over,

@@ -58,7 +58,7 @@ func (n identity) otherMachine(ctx context.Context, uuid string, err error) erro
 		}
 	}
 	return fault.WithHint(err, "give every machine a hostname of its own (is one a clone?): talosctl get affiliates shows who is who; "+
-		"while node %s is out, its Node stays the other one's: kubectl delete node %s; then run the same command again", n.Plan.Node, n.Plan.Node)
+		"while node %s is out, its Node stays the other one's: once kubectl get nodes shows it as NotReady, kubectl delete node %s; then run the same command again", n.Plan.Node, n.Plan.Node)
 }
 
 // RequireNameFree refuses to bring a machine up under the node's name while another machine uses

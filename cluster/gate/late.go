@@ -15,7 +15,7 @@ import (
 // an earlier process that would harm the node while it is out: a start of its own VM, or the
 // shutdown of another control plane.
 func (n lateGate) AwaitLate(ctx context.Context) error {
-	if n.Plan.Strategy == cluster.ConfigureBlank || n.Plan.Strategy == cluster.InPlace && n.Plan.Drift.Tidy() {
+	if n.Plan.Strategy == cluster.ConfigureBlank || n.Plan.OnlyTidies() {
 		return nil // nothing is taken out
 	}
 	say := func(text string) { n.Tell("gate", text) }
@@ -73,7 +73,7 @@ func (n lateGate) others(ctx context.Context) ([]parking.Parking, error) {
 	if err != nil && !away {
 		return nil, fmt.Errorf("look for requests without an answer: %w", err)
 	}
-	all, err := parking.Parkings(vms, n.Cluster)
+	all, err := parking.Readable(vms, n.Cluster)
 	if err != nil {
 		return nil, err
 	}

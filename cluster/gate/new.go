@@ -134,7 +134,7 @@ func (n Gate) requireNoMember(ctx context.Context) error {
 			return false, "", wait.Stop(err)
 		}
 		if found {
-			return false, "", wait.Stop(fault.WithHint(fault.EtcdUnhealthy.Refusedf("etcd has a member named %s (%x)", n.Plan.Node, m.ID), "if its machine is gone, talosctl etcd remove-member %x removes it", m.ID))
+			return false, "", wait.Stop(fault.WithHint(fault.EtcdUnhealthy.Refusedf("etcd has a member named %s (%x)", n.Plan.Node, m.ID), "%s", v.Leftover(m)))
 		}
 		wrong := strings.Join(v.Unhealthy(""), "; ")
 		unhealthy = fault.WithHint(fault.EtcdUnhealthy.Refusedf("etcd must be healthy for %s to join it: %s", n.Plan.Node, wrong), "bring its members back first")

@@ -95,7 +95,7 @@ func (n Points) against(systems []replica.System) string {
 	exposed := replica.Exposed(systems, n.Plan.Node, func(node string) bool { return n.Out.Has(node) || slices.Contains(n.Leaving.names, node) })
 	var texts []string
 	for _, e := range exposed {
-		if !e.Alone || n.Plan.Strategy == cluster.Remove {
+		if e.Refuses(n.Plan.Strategy == cluster.Remove) {
 			texts = append(texts, e.String())
 		}
 	}

@@ -21,7 +21,7 @@ func (p *kubernetesPlanner) members(seen Seen) {
 	for _, m := range seen.Etcd {
 		if !slices.ContainsFunc(p.Nodes, func(n Node) bool { return n.images.APIServer != "" && seen.holds(n.Node, m) }) {
 			p.refuse("etcd member "+m.Label(), "its machine is no control plane that Kubernetes shows, and its API server would stay behind: "+
-				"see that it registers as a node (kubectl get nodes; machine.kubelet.skipNodeRegistration), or remove it from etcd where it is gone (talosctl etcd remove-member %x)", m.ID)
+				"see that it registers as a node (kubectl get nodes; machine.kubelet.skipNodeRegistration), and where its machine is gone for good, that talosctl etcd status shows it no more: talosctl etcd remove-member %x", m.ID)
 		}
 	}
 }

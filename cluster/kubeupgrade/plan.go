@@ -101,7 +101,7 @@ func NewPlan(name, to string, seen Seen) (Plan, error) {
 		p.refuse("", "%s", what)
 	}
 	for _, owner := range seen.Owners {
-		p.refuse("", "the cluster is managed by %s as well, which would undo this: suspend or remove that first", owner)
+		p.refuse("", "the cluster is managed by %s as well, which would undo this: suspend that first", owner)
 	}
 	for _, node := range seen.Open {
 		p.refuse(node, "a roll has changed it and not finished: recast roll finishes it")

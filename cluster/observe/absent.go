@@ -32,10 +32,36 @@ func (o Observation) TracesOfCluster(node string) (traces []string) {
 			if slices.ContainsFunc(p.Record.Kept, func(k parking.KeptDisk) bool { return k.Removed }) {
 				free = fmt.Sprintf("recast remove %s --free %s frees them", p.Record.Node, p.Record.Node)
 			}
-			traces = append(traces, fmt.Sprintf("%s has disks of node %s of this cluster: if the cluster is gone for good, %s; else bring it back, since a second one with its secrets could destroy it", p.VM, p.Record.Node, free))
+			traces = append(traces, fmt.Sprintf("%s has disks of node %s of this cluster (recast status lists them): if the cluster is gone for good, %s; else %s, since a second one with its secrets could destroy it", p.VM, p.Record.Node, free, o.rebuilds()))
 		}
 	}
 	return traces
+}
+
+// asItIs says whether a VM is at work.
+func asItIs(vm cluster.VM) string {
+	if vm.Running {
+		return ", which runs"
+	}
+	return ""
+}
+
+// whose says what to do about a VM that may be that of the node. What its disks hold nobody has looked at, so no way
+// out deletes it.
+func (o Observation) whose(other string) string {
+	if o.First != "" {
+		return fmt.Sprintf("if that is its machine, the cluster is there and its Kubernetes does not answer: recast doctor says what does not, and %s; if it is not, %s", o.rebuilds(), other)
+	}
+	return "if that is its machine, start it, or see why Kubernetes does not know it; if it is not, " + other
+}
+
+// rebuilds is the command for a cluster that does not come back by itself.
+func (o Observation) rebuilds() string {
+	first := o.First
+	if first == "" {
+		first = "CONTROL-PLANE"
+	}
+	return fmt.Sprintf("recast rebuild %s --from SNAPSHOT makes the control planes of a broken cluster again", first)
 }
 
 // absent says that a node is to be made, or that it should be there.
@@ -54,9 +80,9 @@ func absent(w cluster.Wanted, o *Observation, members []cluster.Member) (*Absent
 		switch {
 		case o.Rebuild != "" && o.First != "": // see observeLost
 		case vm.ID == w.VMID:
-			traces = append(traces, fmt.Sprintf("its number has %s: remove nodes[].vmid, or see whether that is its VM", vm))
+			traces = append(traces, fmt.Sprintf("its number has %s%s: %s", vm, asItIs(vm), o.whose("give nodes[].vmid another number")))
 		case vm.Name == w.Name:
-			traces = append(traces, fmt.Sprintf("its name has %s: delete that VM if it is nothing of worth, or start it", vm))
+			traces = append(traces, fmt.Sprintf("its name has %s%s: %s", vm, asItIs(vm), o.whose("give that VM another name")))
 		}
 	}
 	removed := false // as a surge node, by recast: what remembers it says nothing else

@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"slices"
+	"strings"
 
 	"golang.org/x/sync/errgroup"
 
@@ -26,10 +28,51 @@ func (f *Found) NothingToCompare() string {
 	return "the node is unavailable"
 }
 
+// AgainstFile says why a machine must not get the node's file: it is of another node, or of another cluster. The rest of
+// what a machine runs is compared with the file itself.
+func (f *Found) AgainstFile() []string {
+	file := f.File
+	if file == nil || file.Err != nil {
+		return nil
+	}
+	var out []string
+	role := cluster.Worker
+	if f.Node != nil && f.Node.ControlPlane {
+		role = cluster.ControlPlane
+	}
+	if f.Blank != nil && file.Role != role {
+		out = append(out, fmt.Sprintf("its file in talos.machineConfigs makes it a %s, and it is a %s: is it the file of another node?", file.Role, role))
+	}
+	fresh := f.Absent != nil || f.Blank != nil
+	if file.Names != "" && (fresh || file.Differs()) { // recast names the machine itself
+		out = append(out, fmt.Sprintf("its file in talos.machineConfigs gives it the hostname %s: is it the file of that node?", file.Names))
+	}
+	if fresh && file.Beside != "" && len(file.Identity) > 0 {
+		out = append(out, fmt.Sprintf("its file in talos.machineConfigs differs from %s in %s: is it the file of another cluster?", file.Beside, strings.Join(file.Identity, ", ")))
+	}
+	return out
+}
+
+// FileHardlyCompared says so if little of the file of a machine without a configuration could be compared.
+func (f *Found) FileHardlyCompared() []string {
+	switch file := f.File; {
+	case file == nil || file.Err != nil:
+	case file.Beside == "":
+		return []string{"no other node shows its machine configuration, and the talosconfig names no CA: whether its file in talos.machineConfigs is of this cluster is for you to see"}
+	case file.Beside == cluster.Talosconfig:
+		return []string{"no other node shows its machine configuration: of its file in talos.machineConfigs only the CA of Talos was compared, with the talosconfig's"}
+	}
+	return nil
+}
+
 // ObserveFiles reads the files of all nodes, and compares each with what its node runs. An unusable
 // file is an error of its node only.
 func ObserveFiles(ctx context.Context, src Sources, wanted []cluster.Wanted, found []Found) {
-	if src.MachineConfig == nil || src.Maintenance == nil {
+	if src.Maintenance == nil {
+		return
+	}
+	if src.MachineConfig == nil {
+		eachFound(found, func(i int, f *Found) { f.Volumes = readConfigVolumes(src.Maintenance, wanted[i], f) })
 		return
 	}
 	var shows []shown
@@ -38,16 +81,38 @@ func ObserveFiles(ctx context.Context, src Sources, wanted []cluster.Wanted, fou
 			shows = append(shows, shown{f.Name, f.Machine})
 		}
 	}
+	others := shows
 	if i := slices.IndexFunc(wanted, func(w cluster.Wanted) bool { return w.Name == src.First }); i >= 0 {
 		if text, there, err := src.MachineConfig(ctx, src.First); there && err == nil { // an error is found again below
-			shows = []shown{{src.First, &cluster.Machine{ControlPlane: true, Configs: cluster.Configs{Stored: text, Active: text}, RunningSystem: cluster.RunningSystem{TalosVersion: wanted[i].Build.TalosVersion}}}}
+			others = []shown{{src.First, &cluster.Machine{ControlPlane: true, Configs: cluster.Configs{Stored: text, Active: text}, RunningSystem: cluster.RunningSystem{TalosVersion: wanted[i].Build.TalosVersion}}}}
 		}
 	}
 	eachFound(found, func(i int, f *Found) {
-		if !f.Away {
+		switch {
+		case f.Away:
+		case f.Name == src.First:
 			f.File = observeFile(ctx, src, wanted[i], f, shows)
+		default:
+			f.File = observeFile(ctx, src, wanted[i], f, others)
 		}
+		if f.File != nil {
+			f.File.Names = otherNode(f.File.Names, f.Name, wanted)
+		}
+		f.Volumes = readConfigVolumes(src.Maintenance, wanted[i], f)
 	})
+}
+
+// otherNode is the other node that a hostname is of; "": it is this node's, or nobody's. Kubernetes knows a node by the
+// hostname in lower case, with its domain or without (Talos, registerWithFQDN).
+func otherNode(hostname, own string, wanted []cluster.Wanted) string {
+	hostname = strings.ToLower(hostname)
+	short, _, _ := strings.Cut(hostname, ".")
+	is := func(node string) bool { return node == hostname || node == short }
+	i := slices.IndexFunc(wanted, func(w cluster.Wanted) bool { return is(w.Name) })
+	if is(own) || i < 0 {
+		return ""
+	}
+	return wanted[i].Name
 }
 
 // RunningConfig is the machine configuration that a node runs.
@@ -97,7 +162,7 @@ func CompareConfigs(m cluster.Maintenance, has cluster.Configs, file cluster.Sec
 	if err != nil {
 		return cluster.FoundFile{}, err
 	}
-	patch.Talos = runsTalos
+	patch.Talos, patch.Runs = runsTalos, true
 	kept, err := m.PatchConfig(has.Stored, patch)
 	if err != nil {
 		return cluster.FoundFile{}, fmt.Errorf("what the node runs can't be compared with it: %w", err)
@@ -119,7 +184,7 @@ func CompareConfigs(m cluster.Maintenance, has cluster.Configs, file cluster.Sec
 	if err != nil {
 		return cluster.FoundFile{}, err
 	}
-	f.Identity, f.Reboot, f.Unknown = effect.Identity, effect.Reboot, effect.Unknown
+	f.Identity, f.Reboot, f.Unknown, f.Encryption = effect.Identity, effect.Reboot, effect.Unknown, effect.Encryption
 	return f, nil
 }
 
@@ -142,13 +207,33 @@ func observeFile(ctx context.Context, src Sources, w cluster.Wanted, f *Found, s
 		}
 		file.Runs = cluster.ConfigSum(f.Machine.Configs.Stored)
 	}
-	if f.Absent != nil {
-		if file, err = compareBeside(src.Maintenance, w, docs.Role(), text, shows); err != nil {
+	if f.Absent != nil || f.Blank != nil {
+		talos := w.Build.TalosVersion
+		if f.Blank != nil {
+			talos = f.Blank.TalosVersion
+		}
+		if file, err = compareBeside(src.Maintenance, talos, docs.Role(), text, shows); err != nil {
 			file = cluster.FoundFile{Err: err}
 		}
 	}
+	if file.Err == nil && (file.Differs() || f.Blank != nil) {
+		file.Volumes, file.Err = src.Maintenance.ConfigVolumes(text, w.Build.TalosVersion)
+	}
+	if file.Err == nil && (file.Differs() || f.Blank != nil || f.Absent != nil || hasWholeDisk(f.Machine)) {
+		addr := f.Addr
+		if f.Machine == nil && f.Blank == nil {
+			addr = netip.Addr{}
+		}
+		file.Selectors, file.Err = src.Maintenance.Selectors(ctx, addr, f.Blank != nil, text, w.Build.TalosVersion)
+	}
 	file.Hash, file.Sum, file.Role = docs.Hash(), cluster.ConfigSum(text), docs.Role()
+	file.TypeInit, file.Omni, file.Names = docs.TypeInit(), docs.Has(cluster.OmniDocument), docs.Hostname()
 	return &file
+}
+
+// hasWholeDisk says whether the machine has a volume whose disk Talos looks for at each boot (talos#12650).
+func hasWholeDisk(m *cluster.Machine) bool {
+	return m != nil && slices.ContainsFunc(m.VolumeStatuses, func(s cluster.VolumeStatus) bool { return s.Type == cluster.DiskVolume })
 }
 
 // shown is a node that shows its machine configuration, or has the one that the others' are to fit.
@@ -157,17 +242,24 @@ type shown struct {
 	machine *cluster.Machine
 }
 
-// compareBeside compares the file of a new node with what another one runs, if possible one of its role:
-// so a file of another cluster is seen.
-func compareBeside(m cluster.Maintenance, w cluster.Wanted, role string, text cluster.Secret, shows []shown) (cluster.FoundFile, error) {
+// compareBeside compares the file of a machine without a configuration, as a version of Talos reads it, with
+// what another node runs, if possible one of its role; else with the talosconfig. So a file of another
+// cluster is seen.
+func compareBeside(m cluster.Maintenance, talos, role string, text cluster.Secret, shows []shown) (cluster.FoundFile, error) {
 	alike := func(s shown) bool { return s.machine.ControlPlane == (role == cluster.ControlPlane) }
 	if len(shows) == 0 {
-		return cluster.FoundFile{}, nil
+		switch trusted, known, err := m.TrustedCA(text); {
+		case err != nil || !known:
+			return cluster.FoundFile{}, err
+		case !trusted:
+			return cluster.FoundFile{Beside: cluster.Talosconfig, Identity: []string{cluster.TalosCA}}, nil
+		}
+		return cluster.FoundFile{Beside: cluster.Talosconfig}, nil
 	}
 	beside := shows[max(0, slices.IndexFunc(shows, alike))]
-	f, err := CompareConfigs(m, beside.machine.Configs, text, beside.machine.TalosVersion, w.Build.TalosVersion)
+	f, err := CompareConfigs(m, beside.machine.Configs, text, beside.machine.TalosVersion, talos)
 	f.Identity = slices.DeleteFunc(f.Identity, func(what string) bool { return what == cluster.NodeRole })
-	return cluster.FoundFile{Beside: beside.node, Identity: f.Identity}, err
+	return cluster.FoundFile{Beside: beside.node, Identity: f.Identity, Encryption: f.Encryption}, err
 }
 
 // compareFile compares a node's file, as a version of Talos reads it, with what the node runs. Most

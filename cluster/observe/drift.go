@@ -1,8 +1,10 @@
 package observe
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/files"
@@ -39,8 +41,17 @@ func Diff(w cluster.Wanted, f Found, past cluster.History) Drift {
 		}
 	}
 	d.Notes = append(d.Notes, f.Unsupported...)
+	if f.ConfigRefused != nil && (f.File == nil || f.File.Err == nil && !f.File.Differs()) {
+		d.Notes = append(d.Notes, f.ConfigRefused.Error())
+	}
+	if f.Machine != nil && f.VM != nil {
+		d.Notes = append(d.Notes, w.TellArgs(*f.VM, *f.Machine)...)
+	}
 	if m := f.Machine; m != nil && len(m.Unmet) > 0 {
 		d.Notes = append(d.Notes, "its machine is not well: "+m.Standing())
+	}
+	if f.Machine != nil {
+		d.Notes = append(d.Notes, stuckVolumes(*f.Machine)...)
 	}
 	if f.Machine != nil && f.Machine.ConfigHidden {
 		d.Notes = append(d.Notes, "not compared, for it takes a talosconfig with the role os:admin: its machine configuration, and a system that waits for a reboot")
@@ -64,16 +75,13 @@ func Diff(w cluster.Wanted, f Found, past cluster.History) Drift {
 	}
 	for _, p := range f.Parkings() {
 		for _, kept := range p.Record.Kept {
-			what := "previous system disk"
-			if kept.GivenUp {
-				what = "system disk that was given up"
-			}
-			d.Notes = append(d.Notes, fmt.Sprintf("%s is parked as %s of %s (run %s)", what, kept.Key, p.VM, kept.Run))
+			d.Notes = append(d.Notes, fmt.Sprintf("%s is parked as %s of %s (run %s)", kept.What(), kept.Key, p.VM, kept.Run))
 		}
 	}
 	if w.Surge && !f.Open() && f.Node != nil {
 		d.Reasons = append(d.Reasons, cluster.Reason{Code: LeftOver, Text: "it is there only during a roll: unless one is at work, it is left over"})
 	}
+	d.sayMends()
 	d.Stale = len(d.Reasons) > 0
 	return d
 }
@@ -110,6 +118,17 @@ func (d Drift) Of(image, config, vm bool) Drift {
 	return d
 }
 
+// stuckVolumes are the volumes that Talos can't make or find. One that waits while the machine starts may still come, as
+// may one whose selector has no system disk yet: STATE fails so during each installation.
+func stuckVolumes(m cluster.Machine) []string {
+	if m.Stage != "running" {
+		m.VolumeStatuses = slices.DeleteFunc(slices.Clone(m.VolumeStatuses), func(s cluster.VolumeStatus) bool {
+			return s.Phase != "failed" || strings.Contains(s.Error, "system_disk")
+		})
+	}
+	return m.StuckVolumes(nil)
+}
+
 // IsImage says whether the node needs another image, or another disk for it.
 func (d Drift) IsImage() bool {
 	of := d.Of(true, false, false)
@@ -127,6 +146,37 @@ func (d Drift) NamesOther() bool {
 // rollable says whether a roll mends the reason with this code. recast upgrade-k8s upgrades
 // Kubernetes; a surge node that is left over is as wanted otherwise, and serves or is removed.
 func rollable(code string) bool { return code != kubernetesVersion && code != LeftOver }
+
+// mends has the strategies that mend a reason, by its code, where not every one does.
+var mends = map[string][]cluster.Strategy{
+	bootOrder:          {cluster.Recreate, cluster.Reimage},
+	"system-disk-size": {cluster.Recreate, cluster.Reimage},
+	"vm-config":        nil,
+}
+
+// sayMends adds to each reason that not every strategy mends which ones do.
+func (d *Drift) sayMends() {
+	for i := range d.Reasons {
+		r := &d.Reasons[i]
+		by, some := mends[r.Code]
+		if !some {
+			continue
+		}
+		var names []string
+		for _, s := range by {
+			names = append(names, string(s))
+		}
+		r.Text += " (only " + cmp.Or(strings.Join(names, " or "), "a person") + " mends that)"
+	}
+}
+
+// ByHand is the drift of a node that needs nothing else than what a person can mend with one command: see
+// BootsBefore.
+func (d Drift) ByHand() bool {
+	of := d.Of(true, false, false)
+	of.Reasons = slices.DeleteFunc(of.Reasons, func(r cluster.Reason) bool { return !rollable(r.Code) })
+	return len(of.Reasons) > 0 && !slices.ContainsFunc(of.Reasons, func(r cluster.Reason) bool { return r.Code != bootOrder })
+}
 
 // LeftOver is the code of the reason that a surge node is there: a roll removes it at its end.
 const LeftOver = "left-over"

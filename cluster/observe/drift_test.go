@@ -3,6 +3,7 @@ package observe
 import (
 	"errors"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -32,7 +33,7 @@ func TestDiff(t *testing.T) {
 			made("id-old", "- recast.lock=sha256-other\n"),
 			[]cluster.Reason{{Code: "lock", Text: "extensions of another lock: sha256-other → sha256-new", Old: "sha256-other", New: "sha256-new"}},
 		},
-		"other kernel arguments": {
+		"another schematic": {
 			func(f *Found) { f.Machine.Schematic.ID = "id-old" },
 			[]cluster.Reason{{Code: "schematic", Text: "schematic id-old → id-new", Old: "id-old", New: "id-new"}},
 		},
@@ -95,6 +96,118 @@ func TestDiff(t *testing.T) {
 	}
 }
 
+// TestDiffNamesAllOfAnImage: a digest that changed hides nothing else.
+func TestDiffNamesAllOfAnImage(t *testing.T) {
+	t.Parallel()
+	made := func(id, yaml string) cluster.SchematicEntry { return cluster.SchematicEntry{ID: id, YAML: yaml} }
+	for name, tc := range map[string]struct {
+		runs cluster.SchematicEntry
+		want []cluster.Reason
+	}{
+		"a digest, an argument, META and an overlay at once": {
+			made("id-old", "overlay: {name: rpi, image: sbc}\ncustomization:\n  extraKernelArgs:\n  - mitigations=off\n  - recast.lock="+clustertest.OldHash+"\n  meta: [{key: 12, value: a}]\n"),
+			[]cluster.Reason{
+				{Code: "extension-digest", Text: "extension iscsi-tools v0.2.0: sha256:aaaaaaaaaaaa → sha256:bbbbbbbbbbbb", Old: "sha256:aaaaaaaaaaaaaaaa", New: "sha256:bbbbbbbbbbbbbbbb"},
+				{Code: "kernel-argument", Text: "kernel argument mitigations=off is not in the schematic", Old: "mitigations=off"},
+				{Code: "meta", Text: "META value 0xc a is not in the schematic", Old: "a"},
+				{Code: "overlay", Text: "image of the overlay sbc is not in the schematic", Old: "sbc"},
+				{Code: "overlay", Text: "overlay rpi is not in the schematic", Old: "rpi"},
+			},
+		},
+		"a schematic that can't be read": {
+			made("id-old", "- recast.lock="+clustertest.NewHash+"\n"),
+			[]cluster.Reason{{Code: "schematic", Text: "its schematic can't be compared with the lock's: not in the Image Factory's format", Old: "id-old", New: "id-new"}},
+		},
+	} {
+		m, b := clustertest.InSync(), clustertest.WantedBuild()
+		m.Schematic = tc.runs
+		b.Schematic = cluster.Secret("customization: {extraKernelArgs: ['recast.lock=" + clustertest.NewHash + "']}")
+		if diff := cmp.Diff(tc.want, Diff(cluster.Wanted{Name: "wk1", Build: b}, Found{Name: "wk1", Machine: &m}, clustertest.Past).Reasons); diff != "" {
+			t.Errorf("%s:\n%s", name, diff)
+		}
+	}
+}
+
+// TestDiffNamesEachPart: each part of an image that differs is named, alone and beside each other one, and nothing else is.
+func TestDiffNamesEachPart(t *testing.T) {
+	t.Parallel()
+	overlay := cluster.LockedOverlay{Name: "rpi", Digest: "sha256:bbbbbbbbbbbbbbbb"}
+	wanted := clustertest.WantedBuild()
+	wanted.Overlay = overlay
+	wanted.Extensions = append(wanted.Extensions, cluster.LockedExtension{Name: "agent", Version: "v1", Digest: "sha256:1111111111111111"})
+	wanted.Schematic = cluster.Secret("overlay: {name: rpi, image: sbc}\ncustomization:\n  extraKernelArgs:\n  - quiet\n  - recast.lock=" + clustertest.NewHash + "\n  meta: [{key: 12, value: a}]\n  bootloader: sd-boot\n")
+	parts := []struct {
+		code   string
+		change func(found *found)
+	}{
+		{"talos-version", func(f *found) { f.m.TalosVersion = "v1.13.8" }},
+		{"extension-digest", func(f *found) { f.past.Extensions[1].Digest = "sha256:2222222222222222" }},
+		{"extension-version", func(f *found) { f.m.Extensions[1].Version = "v0" }},
+		{"extension-missing", func(f *found) { f.m.Extensions, f.past.Extensions = f.m.Extensions[1:], f.past.Extensions[1:] }},
+		{"extension-extra", func(f *found) {
+			f.m.Extensions = append(f.m.Extensions, cluster.ExtensionEntry{Name: "zfs", Version: "2.3"})
+			f.past.Extensions = append(f.past.Extensions, cluster.LockedExtension{Name: "zfs", Version: "2.3", Digest: "sha256:3333333333333333"})
+		}},
+		{"kernel-argument", func(f *found) { f.text = strings.Replace(f.text, "quiet", "loud", 1) }},
+		{"overlay-digest", func(f *found) { f.past.Overlay.Digest = "sha256:4444444444444444" }},
+		{"overlay", func(f *found) {
+			f.past.Overlay.Name, f.text = "other", strings.Replace(f.text, "name: rpi", "name: other", 1)
+		}},
+		{"rebuild", func(f *found) { f.past.Rebuild = 2 }},
+		{"meta", func(f *found) { f.text = strings.Replace(f.text, "value: a", "value: b", 1) }},
+		{"embedded-config", func(f *found) { f.text += "  embeddedMachineConfiguration: hush\n" }},
+		{"bootloader", func(f *found) { f.text = strings.Replace(f.text, "sd-boot", "grub", 1) }},
+		{"secure-boot", func(f *found) { f.m.SecureBoot = new(true) }},
+		{"arch", func(f *found) { f.m.Arch = "arm64" }},
+		{"platform", func(f *found) { f.m.Platform = "metal" }},
+	}
+	codes := func(changes ...func(*found)) []string {
+		m := clustertest.InSync()
+		f := found{m: &m, text: string(wanted.Schematic), past: cluster.LockedContent{Extensions: slices.Clone(wanted.Extensions), Overlay: overlay}}
+		m.Extensions = []cluster.ExtensionEntry{{Name: "iscsi-tools", Version: "v0.2.0"}, {Name: "agent", Version: "v1"}}
+		for _, change := range changes {
+			change(&f)
+		}
+		was := f.past
+		id := "id-new"
+		if diff := cmp.Diff(was, cluster.LockedContent{Extensions: wanted.Extensions, Overlay: overlay}); diff != "" {
+			f.text = strings.Replace(f.text, clustertest.NewHash, clustertest.OldHash, 1) // as the lock makes it
+		}
+		if f.text != string(wanted.Schematic) {
+			id = "id-old"
+		}
+		m.Schematic = cluster.SchematicEntry{ID: id, YAML: f.text}
+		var out []string
+		for _, r := range Diff(cluster.Wanted{Name: "wk1", Build: wanted}, Found{Name: "wk1", Machine: &m}, func(hash string) (cluster.LockedContent, bool) { return was, hash == clustertest.OldHash }).Reasons {
+			out = append(out, r.Code)
+		}
+		slices.Sort(out)
+		return slices.Compact(out)
+	}
+	for i, a := range parts {
+		if got := codes(a.change); !slices.Equal(got, []string{a.code}) {
+			t.Errorf("%s: %v", a.code, got)
+		}
+		for _, b := range parts[i+1:] {
+			want := []string{a.code, b.code}
+			if a.code == "overlay-digest" && b.code == "overlay" {
+				want = []string{b.code} // of another overlay, the digest says nothing more
+			}
+			slices.Sort(want)
+			if got := codes(a.change, b.change); !slices.Equal(got, want) {
+				t.Errorf("%v: %v", want, got)
+			}
+		}
+	}
+}
+
+// found is a running image, and what its lock says.
+type found struct {
+	m    *cluster.Machine
+	text string // of its schematic
+	past cluster.LockedContent
+}
+
 func TestDiffKeepsUnreadApartFromStale(t *testing.T) {
 	t.Parallel()
 	d := Diff(cluster.Wanted{Name: "wk1", Build: clustertest.WantedBuild()}, Found{Errs: []error{errors.New("no answer")}}, clustertest.Past)
@@ -126,5 +239,41 @@ func TestDriftWithFiles(t *testing.T) {
 	}
 	if got := d.WithFiles(files.FileCheck{}, errors.New("no answer")); got.Stale || !slices.Equal(got.Unread, []string{"no answer"}) {
 		t.Errorf("unread: %+v", got)
+	}
+}
+
+// TestStuckVolumesAreSaid at any time: what failed while the machine starts, too, but not what waits then.
+func TestStuckVolumesAreSaid(t *testing.T) {
+	t.Parallel()
+	m := cluster.Machine{VolumeStatuses: []cluster.VolumeStatus{
+		{ID: "EPHEMERAL", Phase: "failed", Error: "block dev type mismatch: xfs != luks"},
+		{ID: "STATE", Phase: "failed", Error: "no such attribute(s): system_disk"},
+		{ID: "u-data", Phase: "waiting"},
+		{ID: "e-backup", Phase: "missing"},
+		{ID: "META", Phase: "missing"},
+	}}
+	for stage, want := range map[string]string{
+		"running": "EPHEMERAL STATE u-data e-backup",
+		"booting": "EPHEMERAL",
+	} {
+		m.Stage = stage
+		var got []string
+		for _, text := range stuckVolumes(m) {
+			id, _, _ := strings.Cut(strings.TrimPrefix(text, "its volume "), " ")
+			got = append(got, id)
+		}
+		if strings.Join(got, " ") != want {
+			t.Errorf("%s: %q, want %q", stage, got, want)
+		}
+	}
+}
+
+func TestHostnameOfAnotherNode(t *testing.T) {
+	t.Parallel()
+	wanted := []cluster.Wanted{{Name: "wk1"}, {Name: "wk2"}}
+	for hostname, want := range map[string]string{"": "", "wk1": "", "WK1.example.com": "", "wk2": "wk2", "Wk2.example.com": "wk2", "else": ""} {
+		if got := otherNode(hostname, "wk1", wanted); got != want {
+			t.Errorf("%s: %q, want %q", hostname, got, want)
+		}
 	}
 }

@@ -2,6 +2,7 @@ package observe
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/recast-sh/recast/cluster"
@@ -13,9 +14,11 @@ func diffKept(p parking.Parking) []cluster.Reason {
 	var out []cluster.Reason
 	for _, k := range p.Record.Kept {
 		if k.Going && !p.Record.Open {
-			out = append(out, cluster.Reason{
-				Code: superseded, Text: fmt.Sprintf("its last roll was about to free %s of %s, a superseded system disk, and did not finish", k.Key, p.VM), Old: k.Run,
-			})
+			text := fmt.Sprintf("its last roll was about to free %s of %s, a superseded system disk, and did not finish", k.Key, p.VM)
+			if k.Removed {
+				text = fmt.Sprintf("the run that removed it was about to free %s of %s, a %s, and did not finish", k.Key, p.VM, k.What())
+			}
+			out = append(out, cluster.Reason{Code: superseded, Text: text, Old: k.Run})
 		}
 	}
 	return out
@@ -56,8 +59,8 @@ func diffVM(w cluster.Wanted, f Found) (out []cluster.Reason, notes []string) {
 	if err != nil {
 		return out, []string{err.Error()} // an unproven disk is no drift; a roll refuses the node
 	}
-	if first := firstBoot(f.VM.Config["boot"]); first != "" && first != system.Key {
-		out = append(out, cluster.Reason{Code: "boot-order", Text: fmt.Sprintf("it boots from %s before its system disk %s", first, system.Key), Old: first, New: system.Key})
+	if first, _ := BootsBefore(*f.VM, system.Key); first != "" {
+		out = append(out, cluster.Reason{Code: bootOrder, Text: fmt.Sprintf("it boots from %s before its system disk %s", first, system.Key), Old: first, New: system.Key})
 	}
 	have, want := system.SizeBytes(), uint64(max(w.SystemGiB, 0))<<30
 	switch {
@@ -82,20 +85,30 @@ func diffShape(f Found) []cluster.Reason {
 	return out
 }
 
+// BootsBefore is the device that a VM boots from before its system disk, "" if there is none, and the
+// command that changes that.
+func BootsBefore(vm cluster.VM, system string) (first, command string) {
+	first = firstBoot(vm.Config["boot"])
+	if first == "" || first == system {
+		return "", ""
+	}
+	order := append([]string{system}, slices.DeleteFunc(cluster.BootDevices(vm.Config["boot"]), func(key string) bool { return key == system })...)
+	return first, fmt.Sprintf("qm set %d --boot 'order=%s'", vm.ID, strings.Join(order, ";"))
+}
+
 // firstBoot is the first device of a VM's boot order; "" if that is not of the form
 // "order=scsi0;ide2".
 func firstBoot(boot string) string {
-	list, ok := strings.CutPrefix(boot, "order=")
-	if !ok {
-		return ""
+	if devices := cluster.BootDevices(boot); len(devices) > 0 {
+		return devices[0]
 	}
-	first, _, _ := strings.Cut(list, ";")
-	return first
+	return ""
 }
 
 const (
 	kubernetesVersion = "kubernetes-version"
 	superseded        = "superseded-disk"
+	bootOrder         = "boot-order"
 	// shapeDiffers is the code of the reason that a VM is not as recast.yaml wants it.
 	shapeDiffers = "vm"
 )

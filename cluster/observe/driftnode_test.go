@@ -40,7 +40,7 @@ func TestDiffOfBootAndNode(t *testing.T) {
 		"legacy order":  {func(_ *cluster.Wanted, f *Found) { f.VM.Config["boot"] = "cdn" }, nil, nil},
 		"CD first": {
 			func(_ *cluster.Wanted, f *Found) { f.VM.Config["boot"] = "order=ide2;scsi0" },
-			[]cluster.Reason{{Code: "boot-order", Text: "it boots from ide2 before its system disk scsi0", Old: "ide2", New: "scsi0"}},
+			[]cluster.Reason{{Code: "boot-order", Text: "it boots from ide2 before its system disk scsi0 (only recreate or reimage mends that)", Old: "ide2", New: "scsi0"}},
 			nil,
 		},
 		"unproven system disk": {
@@ -49,7 +49,7 @@ func TestDiffOfBootAndNode(t *testing.T) {
 		},
 		"small system disk": {
 			func(w *cluster.Wanted, _ *Found) { w.SystemGiB = 16 },
-			[]cluster.Reason{{Code: "system-disk-size", Text: "system disk scsi0: 10G → 16G", Old: "10G", New: "16G"}},
+			[]cluster.Reason{{Code: "system-disk-size", Text: "system disk scsi0: 10G → 16G (only recreate or reimage mends that)", Old: "10G", New: "16G"}},
 			nil,
 		},
 		"large system disk": {

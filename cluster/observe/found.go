@@ -29,7 +29,8 @@ type Found struct {
 	Parking *parking.Parking // its parking VM: the one with an open record, else the one on the VM's host, if any
 	Ties    cluster.Ties
 	Local   []cluster.LocalData
-	handles []string // of all volumes of Proxmox' CSI driver
+	Served  []cluster.LocalData // volumes of servers that may let in machines by their names
+	handles []string            // of all volumes of Proxmox' CSI driver
 	// ConfigKnown says that the machine configuration is available even if the node does not
 	// answer: in the user's files or in the journal of an unfinished run.
 	ConfigKnown bool
@@ -38,12 +39,18 @@ type Found struct {
 	// Unsupported says why Talos does not support the change from the running version to the wanted
 	// one.
 	Unsupported []string
-	Errs        []error
-	// Elsewhere are its other parking VMs, left on Proxmox hosts where its VM was before.
+	// ConfigRefused says why the wanted Talos would not read the machine configuration that the node runs; nil: it would.
+	ConfigRefused error
+	Errs          []error
+	// Elsewhere are its other parking VMs: left on Proxmox hosts where its VM was before, or a second one
+	// on the same host, see Parking.Twin.
 	Elsewhere []parking.Parking
+	// Unrecorded are VMs that were its parking VMs, and whose Notes someone has edited.
+	Unrecorded []cluster.VM
 
 	ConfigIn cluster.ConfigPlace // where it is if ConfigKnown
 	File     *cluster.FoundFile  // in talos.machineConfigs; nil: there is none
+	Volumes  ConfigVolumes
 
 	// Absent is set if the node is nowhere yet, and is to be made.
 	Absent *Absent
@@ -134,7 +141,7 @@ func (f *Found) LastKept() (last parking.KeptDisk, on cluster.VM, found bool) {
 			if k.GivenUp || k.Removed {
 				continue
 			}
-			if !found || k.Nth > last.Nth {
+			if !found || parking.Later(k, p.VM, last, on) > 0 {
 				last, on, found = k, p.VM, true
 			}
 			break
@@ -176,6 +183,11 @@ func observeMoves(ctx context.Context, px cluster.StorageReader, found []Found) 
 	return g.Wait()
 }
 
+// MadeNew says whether the record of the node's VM shows that recast made it from nothing.
+func (f *Found) MadeNew() bool {
+	return slices.ContainsFunc(f.Parkings(), func(p parking.Parking) bool { return p.Record.MadeNew(f.VMOrZero().UUID()) })
+}
+
 // Parkings are all parking VMs of the node.
 func (f *Found) Parkings() []parking.Parking {
 	if f.Parking == nil {
@@ -199,7 +211,7 @@ func parkingsOf(all []parking.Parking, node, uuid string) ([]parking.Parking, er
 		}
 		if p.Record.Open && uuid != "" && p.Record.UUID != uuid {
 			return nil, fault.WithHint(fault.UUIDMismatch.Refusedf("%s holds an unfinished replacement of a node %s whose SMBIOS UUID is %s, not %s as Kubernetes has it", p.VM, node, p.Record.UUID, uuid),
-				"has another machine taken the hostname of %s since? Give it one of its own, then kubectl delete node %s. "+
+				"has another machine taken the hostname of %s since? Give it one of its own; its old Node is then NotReady (kubectl get nodes), and kubectl delete node %s removes it. "+
 					"Or does another recast.yaml on this Proxmox cluster say cluster: %s as well? Then that run has to be finished with that one; give one of them another name", node, node, p.Record.Cluster)
 		}
 		for _, q := range mine[:i] {
@@ -208,6 +220,7 @@ func parkingsOf(all []parking.Parking, node, uuid string) ([]parking.Parking, er
 			}
 		}
 	}
+	slices.SortStableFunc(mine, parking.Parking.Newer)
 	return mine, nil
 }
 

@@ -45,6 +45,13 @@ func TestParkingVMsOfANode(t *testing.T) {
 		"two open ones":              {parkings: []parking.Parking{parkingOn(9001, "pve1", true), parkingOn(9002, "pve2", true)}, err: `node wk1 has two parking VMs with an unfinished replacement: VM 9001 "recast-parking-wk1" on pve1 and VM 9002 "recast-parking-wk1" on pve2`},
 		"two on one host":            {parkings: []parking.Parking{parkingOn(9001, "pve2", false), parkingOn(9002, "pve2", false)}, err: `node wk1 has two parking VMs on pve2: VM 9001 "recast-parking-wk1" on pve2 and VM 9002 "recast-parking-wk1" on pve2`},
 		"an open and a closed there": {parkings: []parking.Parking{parkingOn(9001, "pve2", false), parkingOn(9002, "pve2", true)}, err: `node wk1 has two parking VMs on pve2: VM 9001 "recast-parking-wk1" on pve2 and VM 9002 "recast-parking-wk1" on pve2`},
+		"two on one host, both written there": {
+			parkings: []parking.Parking{written(parkingOn(9001, "pve1", false, run1)), written(parkingOn(9002, "pve1", false, run2))}, want: 9002, last: "scsi30 9002",
+		},
+		"two on one host, one a copy": {
+			parkings: []parking.Parking{written(parkingOn(9001, "pve1", false, run1)), parkingOn(9002, "pve1", false, run2)},
+			err:      `node wk1 has two parking VMs on pve1: VM 9001 "recast-parking-wk1" on pve1 and VM 9002 "recast-parking-wk1" on pve1`,
+		},
 		"a copy on another host": {
 			parkings: []parking.Parking{parkingOn(9001, "pve1", false, run1), parkingOn(9002, "pve2", false, run2, run1)},
 			err:      `two parking VMs say that they keep the system disk of node wk1 that run 20260101-0000-aaaa replaced: VM 9001 "recast-parking-wk1" on pve1 and VM 9002 "recast-parking-wk1" on pve2`,
@@ -75,6 +82,12 @@ func TestParkingVMsOfANode(t *testing.T) {
 			}
 		})
 	}
+}
+
+// written is a parking VM whose record says that it was written into that VM.
+func written(p parking.Parking) parking.Parking {
+	p.Record.Parking = p.VM.ID
+	return p
 }
 
 func parkedAt(i int) string { return []string{"scsi30", "scsi29"}[i] }

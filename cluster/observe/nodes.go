@@ -72,11 +72,16 @@ func kubeNodes(nodes []*Found) []cluster.KubeNode {
 
 func setLocalData(nodes []*Found, local map[string][]cluster.LocalData) {
 	var handles []string
+	var served []cluster.LocalData
 	for _, v := range local[""] {
+		if v.Access != "" {
+			served = append(served, v)
+			continue
+		}
 		handles = append(handles, v.Handle)
 	}
 	for _, f := range nodes {
-		f.Local, f.handles = local[f.Name], handles
+		f.Local, f.handles, f.Served = local[f.Name], handles, served
 	}
 }
 

@@ -194,10 +194,7 @@ func (o Observation) lostTrack(f Found) string {
 	if f.VM != nil {
 		what += fmt.Sprintf("; %s has %s", f.VM, cluster.DrivesOf(*f.VM))
 	}
-	for _, vm := range o.VMs {
-		if _, isRecord, _ := parking.ReadRecord(vm); isRecord || vm.Name != cluster.ParkingName(f.Name) {
-			continue
-		}
+	for _, vm := range parking.Unrecorded(o.VMs, f.Name, nil) {
 		return fmt.Sprintf("%s: the description of %s, which has %s, was changed. Put it back as it was, then run the same command again", what, vm, cluster.DrivesOf(vm))
 	}
 	return what + ": someone deleted it, and with it what was parked there. If the VM has all its disks, start it; else they, and its configuration, have to come from a backup"

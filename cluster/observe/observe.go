@@ -12,12 +12,13 @@ import (
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/knownissue"
 )
 
 // MatchNodes finds the one VM of a node: by the SMBIOS UUID in its Node object, or, while its
 // replacement is unfinished, in the record of that.
 func MatchNodes(w cluster.Wanted, o *Observation, members []cluster.Member) (Found, error) {
-	f := Found{Name: w.Name}
+	f := Found{Name: w.Name, Unrecorded: parking.Unrecorded(o.VMs, w.Name, o.ParkingIDs)}
 	uuid := ""
 	if i := slices.IndexFunc(o.Nodes, func(n cluster.KubeNode) bool { return n.Name == w.Name }); i >= 0 {
 		f.Node = &o.Nodes[i]
@@ -58,6 +59,14 @@ func MatchNodes(w cluster.Wanted, o *Observation, members []cluster.Member) (Fou
 	return f, nil
 }
 
+// goneForGood is how a Node without a machine goes. One that is Ready has a machine, wherever that is.
+func goneForGood(k *cluster.KubeNode) string {
+	if k == nil || k.Ready {
+		return ""
+	}
+	return fmt.Sprintf("; if its VM is gone for good: kubectl delete node %s, and, if it was a control plane, talosctl etcd members shows which member is to be removed", k.Name)
+}
+
 func MatchVM(w cluster.Wanted, f *Found, o *Observation, uuid string) error {
 	var matches []cluster.VM
 	for _, vm := range o.VMs {
@@ -75,9 +84,12 @@ func MatchVM(w cluster.Wanted, f *Found, o *Observation, uuid string) error {
 		f.Away = true
 		f.Errs = append(f.Errs, fmt.Errorf("no VM that can be read has its SMBIOS UUID %s: %w", uuid, o.Away))
 		return nil
+	case len(matches) == 0 && len(f.Unrecorded) > 0:
+		return fault.WithHint(fault.ParkedHalf.Refusedf("node %s: no VM has its SMBIOS UUID %s, and %s, its parking VM, has no record that can be read", w.Name, uuid, f.Unrecorded[0]),
+			"someone edited its Notes, whose last line says where disks are: put that line back as it was")
 	case len(matches) == 0:
 		return fault.WithHint(fault.UUIDMismatch.Configf("node %s: no VM has its SMBIOS UUID %s", w.Name, uuid),
-			"the token may not see the VM (VM.Audit), or the node runs elsewhere than on this Proxmox cluster; if its VM is gone for good: kubectl delete node %s, and for a control plane talosctl etcd remove-member", w.Name)
+			"the token may not see the VM (VM.Audit), or the node runs elsewhere than on this Proxmox cluster%s", goneForGood(f.Node))
 	case w.VMID != 0 && matches[0].ID != w.VMID:
 		return fault.WithHint(fault.UUIDMismatch.Refusedf("node %s: its UUID %s belongs to %s, not to VM %d as configured", w.Name, uuid, matches[0], w.VMID),
 			"has that VM's machine been given the hostname of %s? If not, correct nodes[].vmid", w.Name)
@@ -144,6 +156,26 @@ func ReadMachine(ctx context.Context, src Sources, read machineRead, w cluster.W
 	}
 	f.Unsupported = src.Talos.Unsupported(m.TalosVersion, w.Build.TalosVersion, kubelet)
 	f.fit = fitOf(src.Talos, w, m, kubelet)
+	f.ConfigRefused = src.configRefused(w, m)
+}
+
+// breaksSome says whether a release reads some configurations, and then fails with them.
+func breaksSome(talos string) bool {
+	issue, known := knownissue.Of(talos)
+	return known && issue.Scheduler
+}
+
+// configRefused asks what a roll asks before it touches a node: whether the wanted Talos reads what runs. The
+// version that runs does.
+func (src Sources) configRefused(w cluster.Wanted, m cluster.Machine) error {
+	if src.Maintenance == nil || m.ConfigHidden || m.Configs.Stored == nil || m.TalosVersion == w.Build.TalosVersion && !breaksSome(m.TalosVersion) {
+		return nil // a roll asks again
+	}
+	_, err := src.Maintenance.PatchConfig(m.Configs.Stored, cluster.ConfigPatch{Installer: cluster.NeutralPatch.Installer, Talos: w.Build.TalosVersion})
+	if err != nil {
+		return fmt.Errorf("machine configuration of %s: %w", w.Name, err)
+	}
+	return nil
 }
 
 // Shared finds VMs that two nodes claim to be: a machine that took another one's hostname has two
@@ -168,7 +200,7 @@ type machineRead func(ctx context.Context, addr netip.Addr) (cluster.Machine, er
 
 // observeMatched reads the sources and finds each node's VM.
 func observeMatched(ctx context.Context, src Sources, wanted []cluster.Wanted) (Observation, error) {
-	o, members, err := observeSources(ctx, src)
+	o, members, err := observeSources(ctx, src, wanted)
 	if err != nil {
 		return Observation{}, err
 	}
@@ -191,7 +223,7 @@ func observeMatched(ctx context.Context, src Sources, wanted []cluster.Wanted) (
 	return o, o.compareShapes(ctx, src.Proxmox, wanted)
 }
 
-func observeSources(ctx context.Context, src Sources) (o Observation, members []cluster.Member, err error) {
+func observeSources(ctx context.Context, src Sources, wanted []cluster.Wanted) (o Observation, members []cluster.Member, err error) {
 	o.ParkingIDs, o.First, o.Rebuild = src.ParkingIDs, src.First, src.Rebuild
 	var errProxmox, errQuorum, errStorage, errKube, errTalos error
 	g := errgroup.Group{}
@@ -207,7 +239,7 @@ func observeSources(ctx context.Context, src Sources) (o Observation, members []
 	if err := fault.Prefix("read Proxmox", errors.Join(errProxmox, errQuorum, errStorage)); err != nil {
 		return Observation{}, nil, err
 	}
-	if o.Parking, err = parking.Parkings(o.VMs, src.Cluster); err != nil {
+	if o.Parking, err = parking.Readable(o.VMs, src.Cluster); err != nil {
 		return Observation{}, nil, err
 	}
 	err = errors.Join(fault.Prefix("read Kubernetes", errKube), fault.Prefix("read Talos", errTalos))
@@ -218,7 +250,21 @@ func observeSources(ctx context.Context, src Sources) (o Observation, members []
 	if err != nil && o.Away != nil {
 		err = errors.Join(err, o.Away) // unavailable hosts may be the reason
 	}
+	if err != nil {
+		err = namesThatAreOff(err, wanted, o.VMs)
+	}
 	return o, members, fault.WithHint(err, "the Kubernetes API and one control plane's Talos API must answer, and so must etcd behind them: talosctl etcd status, and the consoles in Proxmox; where there is no cluster yet, recast bootstrap makes it; where etcd is lost for good, recast rebuild")
+}
+
+// namesThatAreOff adds which VMs with the name of a node are off, to the error of a cluster that does not answer and
+// so can't tell which VM is whose.
+func namesThatAreOff(err error, wanted []cluster.Wanted, vms []cluster.VM) error {
+	for _, vm := range vms {
+		if !vm.Running && slices.ContainsFunc(wanted, func(w cluster.Wanted) bool { return w.Name == vm.Name && !w.Surge }) {
+			err = fault.WithHint(err, "%s has the name of a node, and is switched off: start %[1]s in Proxmox", vm)
+		}
+	}
+	return err
 }
 
 // Sources are what Observe reads from.

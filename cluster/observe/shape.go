@@ -31,6 +31,8 @@ func (o Observation) compareShapes(ctx context.Context, px cluster.Inventory, wa
 					return fmt.Errorf("node %s: read what Proxmox HA has of %s: %w", w.Name, f.VM, err)
 				}
 			}
+			w.Shape.Addr = f.Addr
+			wanted[i].Shape.Addr = f.Addr
 			if f.Shape, err = shape.Compare(*f.VM, ha, w.Shape); err == nil && w.Shape.Host != f.VM.Host && w.Shape.Host != "" {
 				err = o.settleHost(ctx, px, f, w.Shape.Host)
 			}

@@ -78,16 +78,20 @@ func strangeOn(m cluster.Machine, device string, configured bool) string {
 	return ""
 }
 
-// LacksVolume names the first persistent volume that a machine lacks; "" if it has all of them.
-func (mem Memory) LacksVolume(m cluster.Machine) string {
+// LacksVolume names the first persistent volume that a machine lacks; "" if it has all of them. One that acceptLoss
+// names may be no volume of Talos any more.
+func (mem Memory) LacksVolume(m cluster.Machine, acceptLoss []string) string {
 	for _, want := range mem.Volumes {
 		have, there := m.Find(want)
 		switch {
 		case !there && !m.Shows(want.Format):
 		case !there:
 			return fmt.Sprintf("persistent volume %s (partition UUID %s) is missing", words.OrNone(want.Label), want.PartitionUUID)
-		case want.Phase == "ready" && have.Phase != "ready":
-			return fmt.Sprintf("persistent volume %s is %s", want.Label, words.OrNone(have.Phase))
+		case want.Phase != "ready" || have.Phase == "" && slices.ContainsFunc(want.LossNames(), func(name string) bool { return slices.Contains(acceptLoss, name) }):
+		case have.Phase != "ready":
+			return fmt.Sprintf("persistent volume %s is %s", want.LossNames()[0], words.OrNone(have.Phase))
+		case want.ID != "" && have.ID != want.ID:
+			return fmt.Sprintf("persistent volume %s is %s now", want.ID, words.OrNone(have.ID))
 		}
 	}
 	return ""

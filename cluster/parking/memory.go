@@ -21,14 +21,16 @@ import (
 type Memory struct {
 	VM         cluster.VM // as it was; its Config is what a new VM gets
 	SystemKey  string
-	BootID     string               // of the boot before the exchange
-	Volumes    []cluster.Volume     // partitions and filesystems on persistent disks
-	Persistent []PersistentDisk     `json:",omitempty"` // those disks; none in a memory of an older recast
-	Pools      []cluster.PoolMember `json:",omitzero"`  // of LVM and ZFS; on the system disk if they are on no other
-	DiskSerial string               // of the new system disk to come
-	SystemGiB  int                  // its wanted size; 0 or less than before: as before
-	HA         *cluster.HAResource  // nil: not managed
-	Firewall   string               `json:",omitempty"` // see Replace.Firewall
+	BootID     string                   // of the boot before the exchange
+	Volumes    []cluster.Volume         // partitions and filesystems on persistent disks
+	Persistent []PersistentDisk         `json:",omitempty"` // those disks; none in a memory of an older recast
+	Pools      []cluster.PoolMember     `json:",omitzero"`  // of LVM and ZFS; on the system disk if they are on no other
+	Extensions []cluster.ExtensionEntry `json:",omitempty"` // of the system before
+	Stuck      []cluster.VolumeStatus   `json:",omitempty"` // volumes of its configuration that Talos could not use then
+	DiskSerial string                   // of the new system disk to come
+	SystemGiB  int                      // its wanted size; 0 or less than before: as before
+	HA         *cluster.HAResource      // nil: not managed
+	Firewall   string                   `json:",omitempty"` // see Replace.Firewall
 
 	// Metadata of the Kubernetes Node, in case someone deletes the Node meanwhile. It is too large
 	// for the record: without the journal, recast reads the Node itself.

@@ -111,7 +111,7 @@ func parkingKey(key string, system bool, taken map[string]bool) (string, error) 
 			return k, nil
 		}
 	}
-	return "", fault.WithHint(fault.ParkedHalf.Refusedf("no drive key is free for %s", key), "free old system disks that are still parked there")
+	return "", fault.WithHint(fault.ParkedHalf.Refusedf("no drive key is free for %s", key), "recast prune frees the old system disks there that nothing needs any more")
 }
 
 // scsiKeys is how many SCSI drives a Proxmox VM can have.
@@ -121,6 +121,45 @@ const scsiKeys = 31
 type Parking struct {
 	VM     cluster.VM
 	Record Record
+}
+
+// Newer compares two parking VMs by the last system disk that they keep, the newer one first.
+func (p Parking) Newer(q Parking) int {
+	last := func(p Parking) (k KeptDisk) {
+		for _, one := range p.Record.Kept {
+			if one.later(k) > 0 {
+				k = one
+			}
+		}
+		return k
+	}
+	return Later(last(q), q.VM, last(p), p.VM)
+}
+
+// Later compares kept disks of a node on two parking VMs by when they were replaced. Two on one host count apart: the
+// second one was made while nobody could read the record of the first.
+func Later(k KeptDisk, on cluster.VM, o KeptDisk, other cluster.VM) int {
+	if on.ID != other.ID && on.Host != "" && on.Host == other.Host && !k.Replaced.IsZero() && !o.Replaced.IsZero() {
+		return k.Replaced.Compare(o.Replaced)
+	}
+	return k.later(o)
+}
+
+// later compares two kept disks of a node by when they were replaced, as well as that is recorded.
+func (k KeptDisk) later(o KeptDisk) int {
+	return cmp.Or(cmp.Compare(k.Nth, o.Nth), k.Replaced.Compare(o.Replaced), cmp.Compare(k.Run, o.Run))
+}
+
+// Unrecorded are a node's parking VMs, by their names, whose Notes have no record any more, or none that can be read.
+// ids are the VMIDs that a parking VM may have; nil: any.
+func Unrecorded(vms []cluster.VM, node string, ids []cluster.VMID) []cluster.VM {
+	return slices.DeleteFunc(slices.Clone(vms), func(vm cluster.VM) bool {
+		if vm.Name != cluster.ParkingName(node) || cluster.Forming(vm) || ids != nil && !slices.Contains(ids, vm.ID) {
+			return true
+		}
+		_, has, _ := ReadRecord(vm)
+		return has && !Damaged(vm)
+	})
 }
 
 // KeptBy says in words what the parking VM keeps once a strategy is through.
@@ -139,6 +178,11 @@ func (p Parking) KeptBy(s cluster.Strategy) string {
 func Parkings(vms []cluster.VM, cluster string) ([]Parking, error) {
 	all, err := AllParkings(vms, cluster)
 	return slices.DeleteFunc(slices.Clone(all), func(p Parking) bool { return p.CameLate(all) }), err
+}
+
+// Readable is Parkings, but a record that is Damaged keeps only its own node from being changed: see Unrecorded.
+func Readable(vms []cluster.VM, cluster string) ([]Parking, error) {
+	return Parkings(slices.DeleteFunc(slices.Clone(vms), Damaged), cluster)
 }
 
 func AllParkings(vms []cluster.VM, cluster string) ([]Parking, error) {
@@ -176,13 +220,16 @@ func (p Parking) Empty() bool {
 	return p.Record.Open && p.Record.Intent == nil && !drives
 }
 
-// Twin says why two parking VMs of one node can't both be genuine.
+// Twin says why two parking VMs of one node can't both be genuine. Two on one host are if each was
+// written by recast where it is, as a record says: a copy (clone, restore) has the record of the VM that
+// it was copied from. Such a pair comes of Notes that were edited when a run began, and put back later.
 func (p Parking) Twin(q Parking) error {
-	hint := "look at their descriptions (recast status; qm config): a copy (clone, restore) of a parking VM has to go"
+	genuine := p.Record.Parking == p.VM.ID && q.Record.Parking == q.VM.ID && p.Record.UUID == q.Record.UUID
+	hint := "look at their descriptions (recast status; qm config): one is a copy (clone, restore) of the other, whose disks may be all that is left of a node's: give the copy a name and Notes of its own, and delete nothing before the node is whole"
 	switch {
 	case p.Record.Open && q.Record.Open:
 		return fault.WithHint(fault.ParkedHalf.Refusedf("node %s has two parking VMs with an unfinished replacement: %s and %s", p.Record.Node, q.VM, p.VM), "%s", hint)
-	case p.VM.Host == q.VM.Host:
+	case p.VM.Host == q.VM.Host && !genuine:
 		return fault.WithHint(fault.ParkedHalf.Refusedf("node %s has two parking VMs on %s: %s and %s", p.Record.Node, p.VM.Host, q.VM, p.VM),
 			"%s; one that was migrated there has to go back to where it was made", hint)
 	}

@@ -4,9 +4,11 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net/netip"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/fault"
@@ -35,23 +37,39 @@ type Intent struct {
 
 // KeptDisk is an old system disk that stays parked, for a rollback.
 type KeptDisk struct {
-	Key        string `json:"key"`               // on the parking VM
-	Run        string `json:"run"`               // the run that replaced it
-	Nth        int    `json:"nth,omitempty"`     // of the node's system disks that were replaced, from 1; 0: not counted
-	Slot       string `json:"slot,omitempty"`    // on the node's VM
-	Options    string `json:"options,omitempty"` // there
-	Build      string `json:"build,omitempty"`   // lock hash of the system on it; "" if recast had not locked it
-	Talos      string `json:"talos,omitempty"`
-	Entry      string `json:"entry,omitempty"`      // boot entry that was booted from it; "": none that a boot loader names
-	Config     string `json:"config,omitempty"`     // SHA-256 of its machine configuration
-	Kubernetes string `json:"kubernetes,omitempty"` // version of the kubelet then
-	Etcd       string `json:"etcd,omitempty"`       // version of etcd then; "" on a worker
-	EtcdOn     bool   `json:"etcdOn,omitempty"`     // it holds etcd's data
-	Left       bool   `json:"left,omitempty"`       // that data is empty: the node had left etcd
-	Going      bool   `json:"going,omitempty"`      // superseded by the roll that has ended: it is about to be freed
-	GivenUp    bool   `json:"givenUp,omitempty"`    // that run made it, and was cancelled or made another: not for a rollback
-	Removed    bool   `json:"removed,omitempty"`    // any disk of a node that was removed: only recast remove NODE --free frees it
-	UUID       string `json:"uuid,omitempty"`       // of the VM that had it, where another one has followed since that was removed
+	Key string `json:"key"` // on the parking VM
+	Run string `json:"run"` // the run that replaced it
+	// Replaced is when its replacement was finished: runs never overlap, so it tells their order. An older recast did
+	// not write it.
+	Replaced   time.Time `json:"replaced,omitzero"`
+	Nth        int       `json:"nth,omitempty"`     // of the node's system disks that were replaced, from 1; 0: not counted
+	Slot       string    `json:"slot,omitempty"`    // on the node's VM
+	Options    string    `json:"options,omitempty"` // there
+	Build      string    `json:"build,omitempty"`   // lock hash of the system on it; "" if recast had not locked it
+	Talos      string    `json:"talos,omitempty"`
+	Entry      string    `json:"entry,omitempty"`      // boot entry that was booted from it; "": none that a boot loader names
+	Config     string    `json:"config,omitempty"`     // SHA-256 of its machine configuration
+	Kubernetes string    `json:"kubernetes,omitempty"` // version of the kubelet then
+	Etcd       string    `json:"etcd,omitempty"`       // version of etcd then; "" on a worker
+	EtcdOn     bool      `json:"etcdOn,omitempty"`     // it holds etcd's data
+	Left       bool      `json:"left,omitempty"`       // that data is empty: the node had left etcd
+	Going      bool      `json:"going,omitempty"`      // superseded by the roll that has ended: it is about to be freed
+	GivenUp    bool      `json:"givenUp,omitempty"`    // that run made it, and was cancelled or made another: not for a rollback
+	Removed    bool      `json:"removed,omitempty"`    // any disk of a node that was removed: only recast remove NODE --free frees it
+	UUID       string    `json:"uuid,omitempty"`       // of the VM that had it, where another one has followed since that was removed
+}
+
+// What says what the disk was. Of the disks of a node that was removed, only that of a known system is called one.
+func (k KeptDisk) What() string {
+	switch {
+	case k.GivenUp:
+		return "system disk that was given up"
+	case k.Removed && k.Talos == "" && k.Build == "" && k.Config == "":
+		return "disk of the node that was removed"
+	case k.Removed:
+		return "system disk of the node that was removed"
+	}
+	return "previous system disk"
 }
 
 // ParkedOptions are the options of a kept disk's drive on the parking VM.
@@ -95,6 +113,10 @@ func ReadRecord(vm cluster.VM) (rec Record, ok bool, err error) {
 		if !found {
 			continue
 		}
+		var whole json.RawMessage // without what a person has written behind it
+		if err := json.NewDecoder(strings.NewReader(b)).Decode(&whole); err == nil {
+			b = string(whole)
+		}
 		var v versioned
 		err := format.DecodeUpTo(recordVersion, []byte(b), &v)
 		if _, newer := errors.AsType[*format.NewerError](err); newer {
@@ -103,11 +125,23 @@ func ReadRecord(vm cluster.VM) (rec Record, ok bool, err error) {
 		}
 		if err != nil {
 			return Record{}, true, fault.WithHint(fault.ParkedHalf.Refusedf("%s: record in its description can't be read: %w", vm, err),
-				"if a newer recast has worked here, use that one. Else someone edited the last line of VM %d's description, which says where disks are: put that line back as it was; recast can't continue without it", vm.ID)
+				"if a newer recast has worked here, use that one. Else someone edited the last line of VM %d's description, which says where disks are: put that line back as it was. "+
+					"If nobody has it any more: recast plan says what becomes of its node; its disks stay where they are", vm.ID)
 		}
 		return v.Record, true, nil
 	}
 	return Record{}, false, nil
+}
+
+// Damaged says whether a VM has the name of a parking VM, and a record that somebody has broken. One with fields that this
+// recast does not know is rather of a newer one.
+func Damaged(vm cluster.VM) bool {
+	if !strings.HasPrefix(vm.Name, cluster.ParkingName("")) {
+		return false
+	}
+	_, _, err := ReadRecord(vm)
+	_, broken := errors.AsType[*json.SyntaxError](err)
+	return broken || errors.Is(err, io.ErrUnexpectedEOF)
 }
 
 // Record is the durable account of one replacement. It is in the description of the node's parking
@@ -125,6 +159,7 @@ type Record struct {
 	UUID     string           `json:"uuid"`
 	VMName   string           `json:"name"`
 	Addr     netip.Addr       `json:"address,omitzero"`
+	New      bool             `json:"new,omitempty"`     // an earlier run made the VM: see MadeNew
 	Open     bool             `json:"open"`              // the replacement is not finished
 	PutBack  bool             `json:"putBack,omitempty"` // it was cancelled: the old system disk is put back
 	Left     bool             `json:"left,omitempty"`    // the node has left etcd: the old system disk holds no data of it
@@ -171,14 +206,12 @@ func (r Record) Description() (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("record of %s: %w", r.Node, err)
 	}
-	state := "keeps the previous system disk of"
+	state := r.Keeps()
 	switch {
 	case r.Open && r.parksNothing():
 		state = "notes, while the VM is being changed, what was begun of"
 	case r.Open:
 		state = "holds, during a roll, the disks of"
-	case len(r.Kept) == 0:
-		state = "holds nothing any more of"
 	}
 	head := fmt.Sprintf("Parking VM of recast: %s Talos node %s (VM %d) of cluster %s. Never start it; delete it only with recast prune.\n\n",
 		state, r.Node, r.VMID, r.Cluster)
@@ -189,6 +222,24 @@ func (r Record) Description() (string, error) {
 		return "", fault.ParkedHalf.Refusedf("record of %s: %d characters do not fit into a VM description (%d)", r.Node, len(text), cluster.MaxDescription)
 	}
 	return text, nil
+}
+
+// MadeNew says whether a run of recast made the VM of that UUID from nothing.
+func (r Record) MadeNew(uuid string) bool {
+	return r.UUID == uuid && (r.New || r.Strategy == cluster.Create)
+}
+
+// Keeps says in words what a parking VM keeps, up to the name of its node, once no replacement is open.
+func (r Record) Keeps() string {
+	switch {
+	case len(r.Kept) == 0:
+		return "holds nothing any more of"
+	case slices.ContainsFunc(r.Kept, func(k KeptDisk) bool { return k.Removed }):
+		return "keeps disks, with their data, of the removed"
+	case len(r.Kept) == 1:
+		return "keeps the previous system disk of"
+	}
+	return "keeps previous system disks of"
 }
 
 // parksNothing says whether the record's strategy moves no disk.

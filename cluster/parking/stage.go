@@ -9,7 +9,10 @@ import (
 // Machine returns what is known of a machine that does not answer: the volumes on its persistent
 // disks, and where its pools were.
 func (m Memory) Machine() cluster.Machine {
-	return cluster.Machine{Remembered: true, SystemDisk: cluster.GoneSystemDisk, Volumes: m.Volumes, PoolMembers: m.Pools}
+	return cluster.Machine{
+		Remembered: true, SystemDisk: cluster.GoneSystemDisk, Volumes: m.Volumes, PoolMembers: m.Pools,
+		RunningSystem: cluster.RunningSystem{Extensions: m.Extensions},
+	}
 }
 
 // BecameNode reports whether the system on the new disk may have become a node of the cluster, to

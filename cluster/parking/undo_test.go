@@ -51,7 +51,7 @@ func TestWayBack(t *testing.T) {
 		`has 9011 && lacks 9011 'smbios1:.*a' && exit 1`,
 		`has 9011 && qm shutdown 9011 --timeout 120 --forceStop 1`,
 		`has 9011 && qm set 9011 --onboot 0 --protection 0`,
-		`has 9900 && lacks 9011 && qm create 9011 --ide0 fast:cloudinit --ide2 none,media=cdrom --memory 4096 --name wk1 --net0 virtio=BC:24:11:00:00:11,bridge=vmbr0 --pool talos --smbios1 uuid=a --tags 'a;b'`,
+		`has 9900 && lacks 9011 && qm create 9011 --ide0 fast:cloudinit --ide2 none,media=cdrom --memory 4096 --name wk1 --net0 virtio=BC:24:11:00:00:11,bridge=vmbr0 --pool talos --smbios1 uuid=a`,
 		`lacks 9011 sshkeys: && pvesh set /nodes/localhost/qemu/9011/config --sshkeys "$(printf %b 'ssh-ed25519\004520AAAA')"`,
 		`has 9900 unused3: && qm disk move 9900 unused3 --target-vmid 9011 --target-disk unused3`,
 		`has 9011 'scsi1: fast:vm-9011-disk-1\b' && gone fast:vm-9011-disk-1 && qm set 9011 --delete scsi1`,
@@ -64,7 +64,7 @@ func TestWayBack(t *testing.T) {
 		`has 9900 scsi30: && qm disk move 9900 scsi30 --target-vmid 9011 --target-disk scsi0`,
 		`qm set 9011 --scsi0 "$(vol 9011 scsi0)",size=10G`,
 		`qm set 9011 --ide2 none,media=cdrom`,
-		`qm set 9011 --boot 'order=scsi0;ide2' --description "$(printf %b 'it'\''s\n100\004541')" --onboot 1 --protection 1`,
+		`qm set 9011 --boot 'order=scsi0;ide2' --description "$(printf %b 'it'\''s\n100\004541')" --onboot 1 --protection 1 --tags 'a;b'`,
 		`qm start 9011`,
 		`# unusedN before: unused3`,
 	}
@@ -120,7 +120,7 @@ func TestWayBackFits(t *testing.T) {
 		commands          bool
 	}{
 		"a big VM":            {1, 200, true},
-		"with three SSH keys": {3, 60, true},
+		"with three SSH keys": {3, 20, true},
 		"with a description that leaves no room for commands": {1, 3000, false},
 		"nor for a reference to the document":                 {1, 3340, false},
 	} {

@@ -37,7 +37,7 @@ func (u *undo) make() {
 		return
 	}
 	config := cluster.OldSettings(u.mem.VM)
-	for _, key := range []string{"boot", "description", "onboot", "protection", "sshkeys", "cipassword"} {
+	for _, key := range []string{"boot", "description", "onboot", "protection", "tags", "sshkeys", "cipassword"} {
 		delete(config, key) // set afterwards, or unknown
 	}
 	id := u.vm()
@@ -186,6 +186,9 @@ func (u *undo) setUp() {
 	keys := []string{"boot", "description", "onboot", "protection"}
 	if u.mem.Blank != nil {
 		keys = append(keys, u.mem.Blank.Key)
+	}
+	if u.mem.VM.Config["tags"] != "" {
+		keys = append(keys, "tags") // a run sets those of a VM that it created only once its node serves
 	}
 	for _, key := range keys {
 		if value := strings.TrimRight(u.mem.VM.Config[key], "\n"); value != "" {

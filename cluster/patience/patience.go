@@ -66,6 +66,7 @@ func forBackup(vm cluster.VM) bool { return vm.Running && vm.Lock == "backup" &&
 // free waits while held is true of a VM; waited is false if it never was.
 func (p patient) free(ctx context.Context, id cluster.VMID, held func(cluster.VM) bool) (waited bool, err error) {
 	w := wait.For{Name: fmt.Sprintf("VM %d free", id), Every: p.poll, Timeout: lockWait, Seen: func(seen string) { p.say(fmt.Sprintf("waiting for VM %d: %s", id, seen)) }}
+	last := cluster.VM{ID: id}
 	err = wait.Until(ctx, w, func(ctx context.Context) (bool, string, error) {
 		vm, err := p.px.VM(ctx, id)
 		if errors.Is(err, cluster.ErrNotFound) {
@@ -74,10 +75,13 @@ func (p patient) free(ctx context.Context, id cluster.VMID, held func(cluster.VM
 		if err != nil || !held(vm) {
 			return err == nil, "", err
 		}
-		waited = true
+		waited, last = true, vm
 		return false, "it is locked (" + vm.Lock + ")", nil
 	})
-	return waited, fault.WithHint(fault.VMLocked.Of(err), "see which task of VM %d runs; where none does any more, qm unlock %d takes the lock away: that is for you to decide. Then run the same command again", id, id)
+	if !waited {
+		return false, err
+	}
+	return true, fault.WithHint(fault.VMLocked.Of(err), "%s. Then run the same command again", last.Unlock())
 }
 
 // change makes a change of vm that also involves others. If Proxmox refuses it because of a lock,
@@ -163,7 +167,7 @@ func (p patient) lasting(ctx context.Context, ids []cluster.VMID, refused error)
 			continue
 		}
 		return fault.WithHint(fault.VMLocked.Errorf("%s is locked (%s): %w", vm, vm.Lock, refused),
-			"no task takes the lock of VM %d away; qm unlock %d does, which is for you to decide: of a suspended VM it throws the saved state away", id, id)
+			"%s", vm.Unlock())
 	}
 	return nil
 }

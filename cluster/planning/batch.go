@@ -40,6 +40,9 @@ func (n NodePlan) slots() []string {
 	if n.Role == cluster.ControlPlane {
 		slots = append(slots, cluster.ControlPlane)
 	}
+	if len(n.Initiators) > 0 {
+		slots = append(slots, initiatorSlot)
+	}
 	for _, id := range n.holders() {
 		slots = append(slots, fmt.Sprintf("holder/%d", id))
 	}
@@ -102,6 +105,10 @@ func (p *Plan) batch(phase Phase) Batch {
 	}
 	return b
 }
+
+// initiatorSlot is for nodes that get another name for servers of volumes: the next one goes once the volumes of the
+// last one are there again.
+const initiatorSlot = "initiator"
 
 func hostSlot(host string) string { return "host/" + host }
 

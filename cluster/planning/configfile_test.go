@@ -3,8 +3,7 @@ package planning
 import (
 	"context"
 	"encoding/json"
-	"fmt"
-	"slices"
+	"net/netip"
 	"strings"
 	"testing"
 
@@ -34,7 +33,22 @@ func (patchesNothing) ConfigEffect(_, wanted cluster.Secret) (effect cluster.Con
 	if strings.Contains(string(wanted), "controlplane") {
 		effect.Identity = []string{"the node's role"}
 	}
+	if strings.Contains(string(wanted), "foreign") {
+		effect.Identity = append(effect.Identity, "the cluster's ID", "the CA of etcd")
+	}
 	return effect, nil
+}
+
+func (patchesNothing) TrustedCA(text cluster.Secret) (trusted, known bool, err error) {
+	return !strings.Contains(string(text), "foreign"), !strings.Contains(string(text), "no CA"), nil
+}
+
+func (patchesNothing) ConfigVolumes(cluster.Secret, string) ([]cluster.ConfigVolume, error) {
+	return nil, nil
+}
+
+func (patchesNothing) Selectors(context.Context, netip.Addr, bool, cluster.Secret, string) ([]cluster.DiskSelector, error) {
+	return nil, nil
 }
 
 // filed is the paused world with a file of wk1, as Observe returns it; edit changes what was
@@ -44,10 +58,8 @@ func filed(t *testing.T, runs, file string, edit func(*observe.Found)) func([]cl
 	return func(wanted []cluster.Wanted, o *observe.Observation) {
 		f := &o.Found[1]
 		src := observe.Sources{
-			Maintenance: patchesNothing{},
-			MachineConfig: func(_ context.Context, node string) (cluster.Secret, bool, error) {
-				return cluster.Secret(file), node == "wk1" && file != "", nil
-			},
+			Maintenance:   patchesNothing{},
+			MachineConfig: fileOf("wk1", file),
 		}
 		if edit != nil {
 			edit(f)
@@ -58,6 +70,13 @@ func filed(t *testing.T, runs, file string, edit func(*observe.Found)) func([]cl
 			f.Machine = &m
 		}
 		observe.ObserveFiles(t.Context(), src, wanted, o.Found)
+	}
+}
+
+// fileOf are files of which only one node has one; "": none has.
+func fileOf(name, file string) func(context.Context, string) (cluster.Secret, bool, error) {
+	return func(_ context.Context, node string) (cluster.Secret, bool, error) {
+		return cluster.Secret(file), node == name && file != "", nil
 	}
 }
 
@@ -138,49 +157,6 @@ func TestPlanShowsTheFile(t *testing.T) {
 				if !strings.Contains(all, text.want) || text.want == "" && strings.Contains(all, "machineConfigs") {
 					t.Errorf("%s: %q, want %q", text.what, all, text.want)
 				}
-			}
-		})
-	}
-}
-
-// TestAFileThatDropsAVolume is refused if the volume is on a disk that stays, and Talos manages
-// it now.
-func TestAFileThatDropsAVolume(t *testing.T) {
-	t.Parallel()
-	const refused = "its file in talos.machineConfigs lacks %s, whose volume is on the disk sdb: put that document back"
-	for name, tc := range map[string]struct {
-		document string
-		volume   cluster.Volume
-		want     string
-	}{
-		"user volume":        {"kind: UserVolumeConfig\nname: data", cluster.Volume{Disk: "sdb", Label: "u-data", Phase: "ready"}, fmt.Sprintf(refused, "UserVolumeConfig data")},
-		"raw volume":         {"kind: RawVolumeConfig\nname: data", cluster.Volume{Disk: "sdb", Label: "r-data", Phase: "ready"}, fmt.Sprintf(refused, "RawVolumeConfig data")},
-		"swap":               {"kind: SwapVolumeConfig\nname: data", cluster.Volume{Disk: "sdb", Label: "s-data", Phase: "ready"}, fmt.Sprintf(refused, "SwapVolumeConfig data")},
-		"another volume's":   {"kind: UserVolumeConfig\nname: data", cluster.Volume{Disk: "sdb", Label: "u-dat", Phase: "ready"}, ""},
-		"not managed":        {"kind: UserVolumeConfig\nname: data", cluster.Volume{Disk: "sdb", Label: "u-data"}, ""},
-		"on the system disk": {"kind: UserVolumeConfig\nname: data", cluster.Volume{Disk: "sda", Label: "u-data", Phase: "ready"}, "lacks UserVolumeConfig data, whose volume is on the disk sda"}, // so it is upgraded in place
-		"a field of it":      {"kind: UserVolumeConfig\nname: data\nsize: 1GiB\n---\nkind: Other", cluster.Volume{Disk: "sdb", Label: "u-data", Phase: "ready"}, ""},
-		"its encryption":     {"kind: UserVolumeConfig\nname: data\nencryption: {provider: luks2}", cluster.Volume{Disk: "sda", Label: "u-data", Phase: "ready"}, "has another encryption for UserVolumeConfig data, whose volume is on the disk sda"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			wanted, o := paused(nil)
-			file := hasToken
-			if name == "a field of it" || name == "its encryption" {
-				file += "\n---\nkind: UserVolumeConfig\nname: data\nsize: 2GiB"
-			}
-			filed(t, hasToken+"\n---\n"+tc.document, file, func(f *observe.Found) {
-				m := *f.Machine
-				m.Volumes = append(slices.Clone(m.Volumes), tc.volume)
-				f.Machine = &m
-			})(wanted, &o)
-			plan, err := New("c1", wanted, o, clustertest.Past, Policy{Only: []string{"wk1"}})
-			if err != nil {
-				t.Fatal(err)
-			}
-			all := strings.Join(plan.Nodes[0].Refused, "\n")
-			if !strings.Contains(all, tc.want) || tc.want == "" && strings.Contains(all, "machineConfigs") {
-				t.Errorf("refused: %q, want %q", all, tc.want)
 			}
 		})
 	}

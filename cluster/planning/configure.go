@@ -1,7 +1,6 @@
 package planning
 
 import (
-	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -9,6 +8,7 @@ import (
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/config"
 	"github.com/recast-sh/recast/cluster/observe"
+	"github.com/recast-sh/recast/cluster/shape"
 	"github.com/recast-sh/recast/cluster/strategy"
 )
 
@@ -23,9 +23,11 @@ func planConfigure(n *NodePlan, o observe.Observation, p Policy) {
 		n.Why += "; it needs no reboot"
 	} else {
 		n.Why += "; it needs a reboot for " + strings.Join(file.Reboot, ", ")
+		c := strategy.Candidate{Wanted: n.Wanted, VM: *n.Found.VM, Machine: *n.Found.Machine, Found: n.Found, Observation: o}
+		n.Refused = append(n.Refused, cluster.Texts(c.Doubled())...)
 	}
 	if n.Role == cluster.ControlPlane {
-		refused, warn := strategy.EtcdRules(len(o.ControlPlanes()), false, cluster.Configure, p.AcceptOutage)
+		refused, warn := strategy.EtcdRules(len(o.ControlPlanes()), false, false, cluster.Configure, p.AcceptOutage)
 		n.Refused, n.Notes = append(n.Refused, refused...), append(n.Notes, warn...)
 	}
 }
@@ -51,53 +53,82 @@ func (n NodePlan) AppliesConfig() bool {
 
 // refusedConfig says why a node must not get its file.
 func (n *NodePlan) refusedConfig(file cluster.FoundFile) []string {
-	var out []string
+	out := n.Found.AgainstFile()
+	if file.Beside != "" && len(file.Identity) > 0 {
+		return out
+	}
 	for _, what := range file.Identity {
-		if file.Beside != "" {
-			out = append(out, fmt.Sprintf("its file in talos.machineConfigs has not %s that %s has: is it the file of another cluster?", what, file.Beside))
-			continue
-		}
 		out = append(out, fmt.Sprintf("its file in talos.machineConfigs would change %s: recast never does that to a node that runs: is it the file of another node, or of another cluster?", what))
 	}
-	return append(out, droppedVolumes(*n, file.Changes)...)
+	return append(out, n.oneWay(file)...)
 }
 
-// droppedVolumes describes volumes whose document is missing in a file: Talos would not mount them, and
-// pods would write to the system disk instead. Where the node keeps its system disk, those on it
-// count as well, and so does another place for EPHEMERAL.
-func droppedVolumes(n NodePlan, changes []config.Change) []string {
-	m := n.Found.Machine
-	if m == nil {
-		return nil
+// oneWay says what a file brings for which no roll could recreate the node from then on, or none would be left to
+// recast, unless the node has it already.
+func (n *NodePlan) oneWay(file cluster.FoundFile) []string {
+	c := strategy.Candidate{Wanted: n.Wanted, VM: n.Found.VMOrZero(), Found: n.Found}
+	if n.Found.Machine != nil {
+		c.Machine = *n.Found.Machine
+	} else if n.Strategy == cluster.Create {
+		c.VM = shape.New(n.Wanted, n.VMID, "")
 	}
 	var out []string
-	stays := !slices.Contains(cluster.Leavers, n.Strategy)
-	for _, v := range m.Volumes {
-		document := cmp.Or(v.Document(), "VolumeConfig "+v.Label)
-		if v.Phase != "ready" || v.Disk == m.SystemDisk && !stays || slices.Contains(n.Wanted.AcceptLoss, v.Label) {
-			continue
-		}
-		gone := func(c config.Change) bool {
-			return v.Document() == c.Document && c.Kind == config.Removed && c.Path == ""
-		}
-		moved := func(c config.Change) bool {
-			return c.Document == document && strings.HasPrefix(c.Path, "provisioning.diskSelector")
-		}
-		encrypted := func(c config.Change) bool {
-			return c.Document == document && strings.HasPrefix(c.Path, "encryption") ||
-				c.Document == config.MainDocument && strings.HasPrefix(c.Path, "machine.systemDiskEncryption."+strings.ToLower(v.Label))
-		}
-		switch {
-		case slices.ContainsFunc(changes, gone):
-			out = append(out, fmt.Sprintf("its file in talos.machineConfigs lacks %s, whose volume is on the disk %s: put that document back, "+
-				"or name %s in nodes[].acceptLoss: then it is no longer mounted, and what is on it stays there", document, v.Disk, v.Label))
-		case stays && slices.ContainsFunc(changes, moved):
-			out = append(out, fmt.Sprintf("its file in talos.machineConfigs has another place for %s, whose volume is on the disk %s: Talos moves no data; "+
-				"put it back, or name %s in nodes[].acceptLoss", document, v.Disk, v.Label))
-		case stays && slices.ContainsFunc(changes, encrypted):
-			out = append(out, fmt.Sprintf("its file in talos.machineConfigs has another encryption for %s, whose volume is on the disk %s: Talos encrypts a volume when it "+
-				"makes it, and opens it with the keys of its configuration at the next boot; put it back, or name %s in nodes[].acceptLoss", document, v.Disk, v.Label))
+	for _, text := range c.SealedBy(placed(c.Machine, file)) {
+		out = append(out, "with its file in talos.machineConfigs "+text)
+	}
+	if file.Omni && !slices.Contains(c.Machine.Omni(), cluster.OmniDocument) {
+		out = append(out, fmt.Sprintf("its file in talos.machineConfigs has %s, which joins the machine to Omni, and a roll is then refused: remove that document", cluster.OmniDocument))
+	}
+	for _, arg := range addedArgs(file.Changes) {
+		if cluster.GivesConfig(arg) {
+			out = append(out, fmt.Sprintf("its file in talos.machineConfigs adds the kernel argument %s, with which the node could neither be recreated nor reimaged from then on: remove it", cluster.ArgName(arg)))
 		}
 	}
 	return out
+}
+
+// addedArgs are the kernel arguments that a file adds, for GRUB.
+func addedArgs(changes []config.Change) []string {
+	var out []string
+	for _, c := range changes {
+		if c.Document == config.MainDocument && c.Kind != config.Removed && strings.HasPrefix(c.Path, "machine.install.extraKernelArgs") {
+			out = append(out, strings.FieldsFunc(c.Wanted, func(r rune) bool { return strings.ContainsRune(`[], "'`, r) })...)
+		}
+	}
+	return out
+}
+
+// placed is how a file encrypts volumes, without locks to STATE of volumes that may go with the system disk, as STATE does.
+func placed(m cluster.Machine, file cluster.FoundFile) []cluster.Encryption {
+	out := slices.Clone(file.Encryption)
+	for i, e := range out {
+		if len(m.DisksWith(e.Volume)) == 0 && goesWithSystem(m, file, e.Volume) {
+			out[i].LockToState = false
+		}
+	}
+	return out
+}
+
+// goesWithSystem says whether a volume that a file makes may be on the system disk, by what the file selects for it.
+func goesWithSystem(m cluster.Machine, file cluster.FoundFile, volume string) bool {
+	if i := slices.IndexFunc(file.Selectors, func(s cluster.DiskSelector) bool { return s.ID == volume }); i >= 0 {
+		return file.Selectors[i].Match == "system_disk" || file.Selectors[i].System != ""
+	}
+	document := cluster.Volume{Label: volume}.Document()
+	return m.SystemDisk == "" || slices.ContainsFunc(file.Changes, func(c config.Change) bool {
+		return c.Document == document && c.Path == "provisioning.diskSelector.match" && c.Wanted == "system_disk"
+	})
+}
+
+// refuseInit refuses a file of machine.type init for a machine whose etcd directory is empty, or may be.
+func (n *NodePlan) refuseInit() {
+	file := n.Found.File
+	if file == nil || !file.TypeInit {
+		return
+	}
+	blank := n.Strategy == cluster.Create || n.Strategy == cluster.ConfigureBlank || takesAway(*n)
+	if blank || (n.Strategy == cluster.Recreate || n.Strategy == cluster.Reimage) && n.Found.Machine == nil && !n.EtcdKept {
+		n.Refused = append(n.Refused, "its file in talos.machineConfigs is of machine.type init: with an empty etcd directory "+strategy.BeginsAlone+
+			" with it, whatever others there are: set machine.type: controlplane in it")
+	}
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/cluster/shape"
+	"github.com/recast-sh/recast/cluster/strategy"
 )
 
 // Create makes the plan's node one that a roll makes, unless there is something of it already.
@@ -23,6 +24,7 @@ func Create(n *NodePlan) {
 		n.Refused = append(n.Refused, "it is in recast.yaml, and there is something of it: "+trace)
 	}
 	n.Refused = append(n.Refused, n.Found.Absent.Against...)
+	n.Refused = append(n.Refused, strategy.BringsConfig(w.Build)...)
 }
 
 // planCreate plans the VM of a node that is nowhere yet, and the machine in it.
@@ -41,7 +43,8 @@ func planCreate(n *NodePlan, o observe.Observation) {
 		n.Role = file.Role
 		if n.Node == o.First {
 			n.Bootstraps, n.Why = true, "bootstrap: the cluster begins with it"
-		} else if file.Beside == "" {
+			n.Notes = append(n.Notes, n.Found.FileHardlyCompared()...)
+		} else if file.Beside == "" || file.Beside == cluster.Talosconfig {
 			n.Refused = append(n.Refused, "no node shows its machine configuration: whether its file in talos.machineConfigs is of this cluster can't be seen")
 		}
 	}

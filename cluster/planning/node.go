@@ -215,6 +215,11 @@ func (n *NodePlan) planFile() {
 		for _, document := range file.Unknown {
 			n.Notes = append(n.Notes, fmt.Sprintf("%s is of a kind that this recast does not know: it is passed on as it is written, and the node's Talos judges it", document))
 		}
+		if n.Found.VM != nil && n.Found.Machine != nil {
+			if when := cluster.ArgsWait(*n.Found.VM, *n.Found.Machine, file.Changes); when != "" {
+				n.Notes = append(n.Notes, when)
+			}
+		}
 		shown := file.ConfigFile
 		shown.Applied = true
 		if n.Found.Machine == nil {
@@ -222,6 +227,11 @@ func (n *NodePlan) planFile() {
 		}
 		n.ConfigFile = &shown
 	}
+}
+
+// NeedsSnapshot says whether etcd is to be saved before this node is touched.
+func (n NodePlan) NeedsSnapshot() bool {
+	return n.Role == cluster.ControlPlane && !n.Resume && !n.OnlyTidies() && n.Rebuild == ""
 }
 
 // DiskPlan is one drive in a plan.

@@ -115,13 +115,16 @@ func spread(nodes []NodePlan, limit, perHost int) []NodePlan {
 	room := map[string]int{lane: limit}
 	like := map[string][]NodePlan{} // in their order, by the slots that they hold
 	toCome := map[string]int{}
+	slots := map[string][]string{} // of each kind, and the lane
 	var kinds []string
 	for _, n := range nodes {
 		room[hostSlot(n.Host)] = max(1, perHost)
 		toCome[n.Host]++
-		kind := strings.Join(n.slots(), " ")
+		held := n.slots()
+		kind := strings.Join(held, " ")
 		if like[kind] == nil {
 			kinds = append(kinds, kind)
+			slots[kind] = append(held, lane)
 		}
 		like[kind] = append(like[kind], n)
 	}
@@ -129,25 +132,25 @@ func spread(nodes []NodePlan, limit, perHost int) []NodePlan {
 	var out []NodePlan
 	for len(out) < len(nodes) {
 		best := ""
-		better := func(a, b NodePlan) bool {
-			started := at.earliest(append(a.slots(), lane)) - at.earliest(append(b.slots(), lane))
-			if started != 0 {
+		better := func(kind, than string) bool {
+			if started := at.earliest(slots[kind]) - at.earliest(slots[than]); started != 0 {
 				return started < 0
 			}
+			a, b := like[kind][0], like[than][0]
 			if last := len(out) - 1; last >= 0 && (a.Host == out[last].Host) != (b.Host == out[last].Host) {
 				return b.Host == out[last].Host
 			}
 			return toCome[a.Host] > toCome[b.Host]
 		}
 		for _, kind := range kinds {
-			if len(like[kind]) > 0 && (best == "" || better(like[kind][0], like[best][0])) {
+			if len(like[kind]) > 0 && (best == "" || better(kind, best)) {
 				best = kind
 			}
 		}
 		next := like[best][0]
 		like[best] = like[best][1:]
 		toCome[next.Host]--
-		at.take(append(next.slots(), lane), time.Minute)
+		at.take(slots[best], time.Minute)
 		out = append(out, next)
 	}
 	return out

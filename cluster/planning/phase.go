@@ -39,6 +39,7 @@ func (p *Plan) Order(policy Policy) {
 	if policy.Canary {
 		p.pickCanary(policy.CanaryNode)
 	}
+	p.chooseReboots(policy.Reboot, policy.CanaryNode)
 	order := []Phase{Unfinished, Reset, First, Surge, Canary, ControlPlanes, Workers, SurgeEnd}
 	if policy.WorkersFirst {
 		order = []Phase{Unfinished, Reset, First, Surge, Canary, Workers, ControlPlanes, SurgeEnd}
@@ -82,7 +83,7 @@ func (p *Plan) pickCanary(named string) {
 	for _, n := range p.Nodes {
 		switch {
 		case n.Paused != "" || n.Wanted.Surge:
-		case n.Strategy == "" && n.Found.Machine != nil, n.Resume, n.Strategy != "" && n.Drift.Tidy():
+		case n.Strategy == "" && n.Found.Machine != nil, n.Resume, n.OnlyTidies():
 			booted[n.Wanted.Build.ID] = true
 		case n.Strategy != "" && n.Strategy != cluster.Create:
 			changing++
@@ -177,10 +178,16 @@ const (
 // BeginsTitle says why the control plane that the cluster begins with is made alone.
 const BeginsTitle = "the control plane with which the cluster begins"
 
-// CanaryTitle says why one node of a plan goes first.
+// CanaryTitle says why one node of a plan goes first, or one of each image.
 func CanaryTitle(p Plan) string {
-	for _, n := range p.Nodes {
+	canaries := p.Of(Batch{Phase: Canary})
+	if len(canaries) > 1 {
+		return fmt.Sprintf("%d nodes first, one at a time, since none of their images has been booted yet", len(canaries))
+	}
+	for _, n := range canaries {
 		switch {
+		case n.Reboot == cluster.ByFirmware:
+			return "one node first, since none has booted the new build through the firmware yet"
 		case n.Phase == Canary && n.Strategy == cluster.Configure:
 			return "one node first, since none runs the new configuration yet"
 		case n.Phase == Canary && n.Strategy == cluster.Reconfigure:

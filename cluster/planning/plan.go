@@ -53,6 +53,8 @@ func New(cluster string, wanted []cluster.Wanted, o observe.Observation, past cl
 	}
 	refuseControlled(&plan)
 	heedOwnPod(&plan, o)
+	heedKubeSpan(&plan, o)
+	noteInitiators(&plan)
 	plan.Order(p)
 	plan.Arrange()
 	plan.tellShared()
@@ -81,8 +83,10 @@ type NodePlan struct {
 	Strategy cluster.Strategy `json:"strategy,omitempty"` // "" when nothing is to be done
 	Why      string           `json:"why"`                // of the strategy, or of doing nothing
 	Refused  []string         `json:"refused,omitempty"`  // why it can't be done; a plan with any is not run
-	WillLose []string         `json:"willLose,omitempty"` // data that goes with the system disk, as acceptLoss allows
-	Notes    []string         `json:"notes,omitempty"`
+	// Reboot is how an upgrade in place boots the new system; "": by kexec.
+	Reboot   cluster.Reboot `json:"reboot,omitempty"`
+	WillLose []string       `json:"willLose,omitempty"` // data that goes with the system disk, as acceptLoss allows
+	Notes    []string       `json:"notes,omitempty"`
 	// ToRecreate is what has to be lifted until a roll would recreate it; none where it does, or where recast.yaml asks for another way.
 	ToRecreate []cluster.Obstacle `json:"toRecreate,omitempty"`
 	Paused     string             `json:"paused,omitempty"`     // why a person wants it left alone, though it is stale
@@ -100,12 +104,16 @@ type NodePlan struct {
 	// VM is what is changed of its VM.
 	VM      shape.Differences `json:"vm,omitempty"`
 	Carried []DiskPlan        `json:"carried,omitempty"`
+	ByHand  string            `json:"byHand,omitempty"`     // the command that mends what no strategy can, on a node that is left as it is
 	System  *DiskPlan         `json:"systemDisk,omitempty"` // parked and replaced by a new one
 	// Prepared is the disk image that the new system disk is made from, before the node is drained; "": the VM boots the ISO and installs Talos on a blank disk.
 	Prepared string             `json:"prepared,omitempty"`
 	Frees    []parking.FreePlan `json:"frees,omitempty"`   // old system disks that go once the node's roll has succeeded
 	Renewed  []string           `json:"renewed,omitempty"` // what Proxmox gives the VM anew when it is made again: "vmgenid", "meta", "volid of scsi1"
 
+	KubeSpan bool `json:"kubespan,omitempty"` // it becomes another peer of KubeSpan, beside its old one
+	// Initiators are the protocols for which its name changes.
+	Initiators []string `json:"initiators,omitempty"`
 	// OutageSeconds is how long the node is expected to be away.
 	OutageSeconds int `json:"outageSeconds,omitempty"`
 	// OutageFrom is how that is known: "assumed", "3 earlier rolls of it".
@@ -123,12 +131,14 @@ type NodePlan struct {
 	OnCeph        []string           `json:"-"` // storages with disks of its VM that are on the Proxmox hosts' own Ceph
 	Previous      *cluster.Build     `json:"-"` // what a node that does not come back from an in-place upgrade is reimaged to; nil: it is not
 	FallbackKept  bool               `json:"-"` // etcd's data outlives that
-	WithConfig    bool               `json:"-"` // an upgrade in place gives it its file, too
-	leavesConfig  bool               // it was asked to leave configurations as they are
-	IsWayBack     bool               `json:"-"` // the build that it is to get will be what a later upgrade's failure reimages it to
-	Run           string             `json:"-"` // whose unfinished work this is
-	OwnPod        bool               `json:"-"` // recast runs on it, as a pod that has to leave it
-	Stored        []string           `json:"-"` // the storage systems whose volumes are looked at
+	// FallbackKubeSpan says that it becomes another peer of KubeSpan by that.
+	FallbackKubeSpan bool     `json:"-"`
+	WithConfig       bool     `json:"-"` // an upgrade in place gives it its file, too
+	leavesConfig     bool     // it was asked to leave configurations as they are
+	IsWayBack        bool     `json:"-"` // the build that it is to get will be what a later upgrade's failure reimages it to
+	Run              string   `json:"-"` // whose unfinished work this is
+	OwnPod           bool     `json:"-"` // recast runs on it, as a pod that has to leave it
+	Stored           []string `json:"-"` // the storage systems whose volumes are looked at
 }
 
 func (n *NodePlan) Add(d cluster.Disk, system bool) {
@@ -138,11 +148,6 @@ func (n *NodePlan) Add(d cluster.Disk, system bool) {
 		return
 	}
 	n.Carried = append(n.Carried, p)
-}
-
-// NeedsSnapshot says whether etcd is to be saved before this node is touched.
-func (n NodePlan) NeedsSnapshot() bool {
-	return n.Role == cluster.ControlPlane && !n.Resume && !n.Drift.Tidy() && n.Rebuild == ""
 }
 
 // Plan says what a roll will do, in order. It is data: steps are derived from
@@ -235,23 +240,8 @@ func (p Plan) Refused() []string {
 // than three control planes, etcd loses its quorum without one.
 func (p Plan) TakesAPIAway() bool {
 	return len(p.ControlPlanes) < 3 && slices.ContainsFunc(p.Work(), func(n NodePlan) bool {
-		return n.Role == cluster.ControlPlane && !n.Drift.Tidy() && !n.staysUp() && n.Strategy != cluster.Create
+		return n.Role == cluster.ControlPlane && !n.OnlyTidies() && !n.staysUp() && n.Strategy != cluster.Create
 	})
-}
-
-// rehearse plans the trials, and the deletion of scratch VMs that killed runs left; if the plan
-// has no work, another command deletes them.
-func (p worldOf) rehearse(h *Rehearsal) {
-	for _, s := range ScratchVMs(p.o.VMs, p.Cluster) {
-		if len(p.Work()) == 0 {
-			p.Warn = append(p.Warn, fmt.Sprintf("%s, is there: recast prune deletes it once that run has ended", s.Left()))
-			continue
-		}
-		p.Scratch = append(p.Scratch, s.Left())
-	}
-	if h != nil {
-		p.Trials = p.TrialsOf(*h)
-	}
 }
 
 // worldOf compares a plan with the observation that it is made for.
@@ -264,44 +254,19 @@ func (p worldOf) warn() {
 	if !p.o.Quorate {
 		p.Warn = append(p.Warn, "the Proxmox cluster has no quorum: a roll will refuse to start")
 	}
+	p.warnByHand()
 	if p.o.Away != nil {
 		p.Warn = append(p.Warn, p.o.Away.Error())
 	}
 	if len(p.Work()) > 0 {
 		p.Warn = append(p.Warn, p.o.QuorumOnOneHost()...)
 	}
+	p.warnOfIssues()
 	for _, n := range p.Work() {
 		if outage := time.Duration(n.OutageSeconds) * time.Second; outage > longOutage && !knownPatience(p.Storage) {
 			p.Warn = append(p.Warn, fmt.Sprintf("%s is expected to be away for %s: storage systems rebuild replicas after 10 minutes", n.Node, outage))
 		}
 	}
-}
-
-// PlanEtcd applies the rules of etcd to a decision. With auto, a node whose system disk must
-// not be replaced because of etcd is upgraded in place.
-func PlanEtcd(n *NodePlan, o observe.Observation, p Policy, d strategy.Decision, system cluster.Disk, systemErr error) strategy.Decision {
-	onSystem, err := strategy.EtcdOnSystemDisk(*n.Found.Machine)
-	if err != nil {
-		d.Refused = append(d.Refused, err.Error())
-		return d
-	}
-	n.EtcdKept = !onSystem || d.Strategy == cluster.InPlace
-	refused, warn := strategy.EtcdRules(len(o.ControlPlanes()), !n.EtcdKept, d.Strategy, p.AcceptOutage)
-	against, outage := strategy.EtcdRules(len(o.ControlPlanes()), false, cluster.InPlace, p.AcceptOutage)
-	if len(refused) > 0 && len(against) == 0 && n.Wanted.Strategy == cluster.Auto && d.Strategy != cluster.InPlace {
-		because := refused[0]
-		n.EtcdKept = true
-		w := n.Wanted
-		w.Strategy = cluster.InPlace
-		lifted := append(d.ToRecreate, cluster.Obstacle{Text: because})
-		d = strategy.Decide(w, n.Found, o, system, systemErr)
-		d.ToRecreate = lifted
-		d.Why = "in-place: a new system disk is impossible (" + because + ")"
-		refused, warn = nil, outage
-	}
-	d.Refused = append(d.Refused, refused...)
-	d.Notes = append(d.Notes, warn...)
-	return d
 }
 
 func ForNode(w cluster.Wanted, f observe.Found, o observe.Observation, past cluster.History, p Policy) NodePlan {
@@ -334,7 +299,7 @@ func ForNode(w cluster.Wanted, f observe.Found, o observe.Observation, past clus
 		planCreate(&n, o)
 	case f.Unfinished() && planReboot(&n, o):
 	case f.Blank != nil:
-		planBlank(&n)
+		planBlank(&n, o)
 	case f.Machine == nil:
 		n.Why = "it could not be read"
 	case !n.Drift.Rollable():
@@ -355,6 +320,9 @@ func ForNode(w cluster.Wanted, f observe.Found, o observe.Observation, past clus
 	}
 	planShape(&n, o, p)
 	n.planFile()
+	n.refuseInit()
+	n.planVolumes()
+	n.planSelectors()
 	n.Estimate(o.Took)
 	return n
 }
@@ -364,6 +332,9 @@ func planStale(n *NodePlan, o observe.Observation, p Policy) {
 	d := strategy.Decide(n.Wanted, n.Found, o, system, err)
 	if n.Role == cluster.ControlPlane && len(d.Refused) == 0 {
 		d = PlanEtcd(n, o, p, d, system, err)
+	}
+	if n.leftByHand(d, o, p, system, err) {
+		return
 	}
 	n.Strategy, n.Why, n.Refused, n.WillLose, n.Notes = d.Strategy, d.Why, d.Refused, d.WillLose, d.Notes
 	n.ToRecreate = d.ToRecreate

@@ -163,17 +163,25 @@ func (p follower) moved(begun bool) (moved []string) {
 	return moved
 }
 
-// alike are the reasons of two plans without which extensions another lock had, if only one of them knows: which past locks
+// fromPastLocks are the codes of reasons that only a machine gives that has the lock of the running image;
+// inPlaceOfLock are all those with which it needs no reason that the lock is another one.
+var (
+	fromPastLocks = []string{"extension-digest", "overlay-digest", "rebuild"}
+	inPlaceOfLock = append([]string{"extension-missing", "extension-extra", "overlay"}, fromPastLocks...)
+)
+
+// alike are the reasons of two plans without what another lock had, if only one of them knows: which past locks
 // are at hand depends on the machine, and changes nothing on the node.
 func alike(a, b []cluster.Reason) (_, _ []cluster.Reason) {
-	has := func(reasons []cluster.Reason, code string) bool {
-		return slices.ContainsFunc(reasons, func(r cluster.Reason) bool { return r.Code == code })
+	has := func(reasons []cluster.Reason, codes ...string) bool {
+		return slices.ContainsFunc(reasons, func(r cluster.Reason) bool { return slices.Contains(codes, r.Code) })
 	}
-	if known := has(a, "extension-digest"); known == has(b, "extension-digest") || has(a, "lock") != !known || has(b, "lock") != known {
+	switch {
+	case has(a, "lock") == has(b, "lock"), has(a, "lock") && !has(b, inPlaceOfLock...), has(b, "lock") && !has(a, inPlaceOfLock...):
 		return a, b
 	}
 	rest := func(reasons []cluster.Reason) []cluster.Reason {
-		return slices.DeleteFunc(slices.Clone(reasons), func(r cluster.Reason) bool { return r.Code == "lock" || r.Code == "extension-digest" })
+		return slices.DeleteFunc(slices.Clone(reasons), func(r cluster.Reason) bool { return r.Code == "lock" || slices.Contains(fromPastLocks, r.Code) })
 	}
 	return rest(a), rest(b)
 }

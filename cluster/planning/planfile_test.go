@@ -201,11 +201,14 @@ func TestFollowWithOtherPastLocks(t *testing.T) {
 	unknown := cluster.Reason{Code: "lock", Text: "extensions of another lock: a → b"}
 	known := cluster.Reason{Code: "extension-digest", Text: "extension x v1: c → d"}
 	other := cluster.Reason{Code: "extension-digest", Text: "extension x v1: e → d"}
+	gone := cluster.Reason{Code: "extension-extra", Text: "extension y v1 is not in the schematic"}
 	for name, tc := range map[string]struct {
 		was, is []cluster.Reason
 		moved   bool
 	}{
 		"known since":       {[]cluster.Reason{talos, unknown}, []cluster.Reason{talos, known, other}, false},
+		"an overlay":        {[]cluster.Reason{talos, unknown}, []cluster.Reason{talos, {Code: "overlay-digest", Text: "overlay rpi: c → d"}}, false},
+		"one that went":     {[]cluster.Reason{unknown, gone}, []cluster.Reason{gone}, false},
 		"known no more":     {[]cluster.Reason{talos, known}, []cluster.Reason{talos, unknown}, false},
 		"another reason":    {[]cluster.Reason{talos, known}, []cluster.Reason{unknown}, true},
 		"another digest":    {[]cluster.Reason{known}, []cluster.Reason{other}, true},

@@ -14,9 +14,15 @@ import (
 	"github.com/recast-sh/recast/internal/words"
 )
 
+// OnlyTidies says whether the node runs the wanted build, and only what is beside that is put right, while it
+// stays up. What differs otherwise is changed while it runs, or not by this plan.
+func (n NodePlan) OnlyTidies() bool {
+	return n.Strategy == cluster.InPlace && n.Drift.Of(true, false, false).Tidy() && !stopsVM(n)
+}
+
 // takenOut says whether this plan takes out a node that is in now.
 func (n NodePlan) takenOut() bool {
-	return !n.Resume && n.Strategy != "" && n.Strategy != cluster.Create && n.Strategy != cluster.ConfigureBlank && n.Strategy != cluster.PutBack && !(n.Strategy == cluster.InPlace && n.Drift.Tidy())
+	return !n.Resume && n.Strategy != "" && n.Strategy != cluster.Create && n.Strategy != cluster.ConfigureBlank && n.Strategy != cluster.PutBack && !n.OnlyTidies()
 }
 
 // AwaitOthers refuses the nodes that could not start because others are not Ready, except those
@@ -76,15 +82,21 @@ func (p Policy) Selects(node string) bool {
 	return (len(p.Only) == 0 || slices.Contains(p.Only, node)) && !slices.Contains(p.Exclude, node)
 }
 
-// checkLabels refuses a selector that matches no node, as Check refuses unknown names.
+// checkLabels is CheckLabels for the nodes of the configuration that were asked for.
 func (p Policy) checkLabels(wanted []cluster.Wanted, o observe.Observation) error {
-	if p.Labels.Text == "" {
-		return nil
-	}
+	var nodes []cluster.KubeNode
 	for i, w := range wanted {
-		if p.picks(w.Name, o.Found[i]) {
-			return nil
+		if f := o.Found[i]; f.Node != nil && p.Selects(w.Name) {
+			nodes = append(nodes, *f.Node)
 		}
+	}
+	return p.CheckLabels(nodes)
+}
+
+// CheckLabels refuses a selector that matches none of the nodes, as Check refuses unknown names.
+func (p Policy) CheckLabels(nodes []cluster.KubeNode) error {
+	if p.Labels.Text == "" || slices.ContainsFunc(nodes, func(n cluster.KubeNode) bool { return p.Labels.Matches(n.Metadata.Labels) }) {
+		return nil
 	}
 	return fault.WithHint(fault.Configf("no node of the configuration that was asked for has labels %q", p.Labels.Text),
 		"kubectl get nodes -l '%s' shows which nodes do", p.Labels.Text)
@@ -110,7 +122,7 @@ func (p Policy) picks(node string, f observe.Found) bool {
 // planBlank gives a machine that was reset its configuration back. Nothing is installed and
 // no disk is changed: its system is still there, so Talos ignores the install disk of the
 // configuration (v1alpha1_state.go, Installed).
-func planBlank(n *NodePlan) {
+func planBlank(n *NodePlan, o observe.Observation) {
 	f := n.Found
 	if f.Blank.Installable() || !f.ConfigKnown {
 		n.Why = "it could not be read"
@@ -122,6 +134,11 @@ func planBlank(n *NodePlan) {
 	n.Resume, n.Strategy, n.EtcdKept = true, cluster.ConfigureBlank, true
 	n.Why = "it is in maintenance mode: it gets its configuration back, then everything is checked again"
 	n.Notes = []string{fmt.Sprintf("the configuration goes to who answers at %s with the VM's UUID: its certificate's fingerprint is %s", f.Addr, f.Blank.Fingerprint)}
+	n.Notes = append(n.Notes, f.FileHardlyCompared()...)
+	if f.VM != nil {
+		c := strategy.Candidate{Wanted: n.Wanted, VM: *f.VM, Found: f, Observation: o}
+		n.Refused = append(n.Refused, cluster.Texts(c.Doubled())...)
+	}
 }
 
 // planFallback decides, while the node still runs, whether its system disk may be replaced if
@@ -137,7 +154,7 @@ func planFallback(n *NodePlan, o observe.Observation, p Policy, system cluster.D
 	against := append(strategy.Decide(w, n.Found, o, system, systemErr).Refused, o.Hidden(*n.Found.VM)...)
 	if n.Role == cluster.ControlPlane {
 		onSystem, err := strategy.EtcdOnSystemDisk(*n.Found.Machine)
-		refused, _ := strategy.EtcdRules(len(o.ControlPlanes()), onSystem, cluster.Reimage, p.AcceptOutage)
+		refused, _ := strategy.EtcdRules(len(o.ControlPlanes()), onSystem, n.Found.Machine.TypeInit, cluster.Reimage, p.AcceptOutage)
 		if err != nil {
 			refused = append(refused, err.Error())
 		}
@@ -233,11 +250,12 @@ type Policy struct {
 	Exclude        []string
 	Labels         cluster.Selector // of their Nodes
 	BootFailure    cluster.BootFailure
-	DrainDeletes   bool       // delete pods whose eviction is still refused at the end of a drain
-	IgnoreNodes    []string   // nodes whose Nodes may be not Ready
-	KeepDisks      int        // old system disks of a node that stay parked; 0: 1
-	Rehearse       *Rehearsal // nil: what the nodes will boot is not tried out before the first one goes
-	What           []What     // what is rolled; empty: all
+	Reboot         cluster.Reboot // after upgrades in place; "": by kexec
+	DrainDeletes   bool           // delete pods whose eviction is still refused at the end of a drain
+	IgnoreNodes    []string       // nodes whose Nodes may be not Ready
+	KeepDisks      int            // old system disks of a node that stay parked; 0: 1
+	Rehearse       *Rehearsal     // nil: what the nodes will boot is not tried out before the first one goes
+	What           []What         // what is rolled; empty: all
 	// Bootstrap is the control plane with which a cluster begins: only nodes that are nowhere yet are
 	// made, side by side. "": a roll.
 	Bootstrap string

@@ -26,7 +26,7 @@ func planLost(n *NodePlan, o observe.Observation) {
 		n.Why = "rebuild: etcd begins with it, from the snapshot"
 	}
 	if o.Away != nil {
-		n.Refused = append(n.Refused, fmt.Sprintf("%s: a control plane on them could come back, and there would be two etcds: bring them back, or take them out of the Proxmox cluster", o.Away.Error()))
+		n.Refused = append(n.Refused, fmt.Sprintf("%s: a control plane on them could come back, and there would be two etcds: bring them back; one that is gone for good has to leave the Proxmox cluster", o.Away.Error()))
 	}
 	for _, p := range o.Parking {
 		if p.Record.Node == n.Node && len(p.Record.Kept) > 0 {
@@ -52,7 +52,7 @@ func planLost(n *NodePlan, o observe.Observation) {
 		n.Refused = append(n.Refused, fmt.Sprintf("its VM is on %s, and nodes[].host is %s: it is made again where it was, so that its disks need not move: set nodes[].host to %s", lost.VM.Host, n.Wanted.Shape.Host, lost.VM.Host))
 	}
 	if lost.Silent {
-		n.Refused = append(n.Refused, fmt.Sprintf("its VM runs, and its etcd does not say whether it has a leader. See that it does not serve, and switch it off: qm stop %d on %s", lost.VM.ID, lost.VM.Host))
+		n.Refused = append(n.Refused, fmt.Sprintf("its VM runs, and its etcd does not say whether it has a leader. See that it does not serve (talosctl -n %s etcd status), and switch it off: qm stop %d on %s", n.Addr, lost.VM.ID, lost.VM.Host))
 	}
 	c := strategy.Candidate{Wanted: n.Wanted, VM: lost.VM, Found: n.Found, Observation: o}
 	n.Refused = append(n.Refused, c.AgainstRemove()...)
@@ -79,7 +79,7 @@ func (p Policy) againstRebuild(o observe.Observation) error {
 		return nil
 	}
 	return fault.WithHint(fault.PlanRefused.Refusedf("the cluster's Kubernetes API answers: it is not broken"),
-		"recast roll makes a node that is missing (if its Node is still there: kubectl delete node), and recast remove takes one away; recast undo NODE puts back what an interrupted rebuild was taking away; recast restore gives a single control plane its etcd back")
+		"recast roll makes a node that is missing (if its Node is still there and NotReady: kubectl delete node), and recast remove takes one away; recast undo NODE puts back what an interrupted rebuild was taking away; recast restore gives a single control plane its etcd back")
 }
 
 // onlyTaking leaves nothing but what is taken away, as long as there is anything: the rest is planned

@@ -3,6 +3,7 @@ package planning
 import (
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/observe"
@@ -35,11 +36,11 @@ func ForRecover(clusterName string, wanted []cluster.Wanted, o observe.Observati
 			f.Parking = &park
 		case rec.Strategy == cluster.Create:
 			return Plan{}, fault.WithHint(fault.NoWayBack.Refusedf("node %s is being made: there is nothing that it was before", node),
-				"recast roll finishes it; to give it up, see that VM %d is off and has nothing of worth, then: qm destroy %d; qm set %d --protection 0; qm destroy %d", rec.VMID, rec.VMID, f.Parking.VM.ID, f.Parking.VM.ID)
+				"%s", giveUp(f))
 		case rec.Strategy == cluster.Rollback:
 			return Plan{}, fault.WithHint(fault.ParkedHalf.Refusedf("node %s: a rollback of it is unfinished", node), "recast roll finishes that; recast undo %s then goes the other way", node)
 		}
-		n := ForNode(w, f, o, func(string) ([]cluster.LockedExtension, bool) { return nil, false }, Policy{})
+		n := ForNode(w, f, o, func(string) (cluster.LockedContent, bool) { return cluster.LockedContent{}, false }, Policy{})
 		if n.Strategy != cluster.PutBack {
 			n.PutBack("recast undo asked for it")
 		}
@@ -47,9 +48,39 @@ func ForRecover(clusterName string, wanted []cluster.Wanted, o observe.Observati
 		plan.Run, plan.Nodes = n.Run, []NodePlan{n}
 	}
 	heedOwnPod(&plan, o)
+	heedKubeSpan(&plan, o)
 	plan.Order(Policy{})
 	plan.Arrange()
 	return plan, nil
+}
+
+// giveUp says how to give up the making of a node. Only what that run alone has made, and nothing has used, is to
+// be deleted: a control plane may be a member of etcd already.
+func giveUp(f observe.Found) string {
+	rec, park := f.Parking.Record, f.Parking.VM
+	text := fmt.Sprintf("recast roll finishes it; recast remove %s then takes it away, and keeps its disks", rec.Node)
+	destroy := func(id cluster.VMID) string { return fmt.Sprintf("qm set %d --protection 0 && qm destroy %[1]d", id) }
+	mem, err := rec.ReadMemory(park)
+	switch {
+	case err != nil || !park.Bare() || f.Node != nil || f.Machine != nil:
+		return text
+	case f.VM == nil:
+		return fmt.Sprintf("%s. To give it up, whose VM is not made yet, on %s: %s", text, park.Host, destroy(park.ID))
+	case mem.ControlPlane || !madeAlone(*f.VM, rec.Run, mem.DiskSerial):
+		return text
+	case f.VM.Running:
+		return fmt.Sprintf("%s. To give it up, switch VM %d off, and run the same command again", text, f.VM.ID)
+	}
+	return fmt.Sprintf("%s. To give it up, whose VM is off and has no disk but those that the run made, on %s: %s && %s", text, park.Host, destroy(f.VM.ID), destroy(park.ID))
+}
+
+// madeAlone says whether the VM is as the run made it: with its new system disk, and no other one.
+func madeAlone(vm cluster.VM, run, serial string) bool {
+	disks, err := vm.Disks()
+	other := slices.ContainsFunc(disks, func(d cluster.Disk) bool {
+		return !d.CDROM && (d.Owner != vm.ID || d.Key != "efidisk0" && (serial == "" || d.Option("serial") != serial))
+	})
+	return err == nil && !other && vm.MadeBy() == run && !vm.HA && vm.Config["vmstate"] == "" && vm.Config["parent"] == ""
 }
 
 func nothingToRecover(node string, f observe.Found) error {

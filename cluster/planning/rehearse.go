@@ -159,3 +159,18 @@ func (h Rehearsal) addressFor(n NodePlan, host int) netip.Prefix {
 	}
 	return near[host%len(near)]
 }
+
+// rehearse plans the trials, and the deletion of scratch VMs that killed runs left; if the plan
+// has no work, another command deletes them.
+func (p worldOf) rehearse(h *Rehearsal) {
+	for _, s := range ScratchVMs(p.o.VMs, p.Cluster) {
+		if len(p.Work()) == 0 {
+			p.Warn = append(p.Warn, fmt.Sprintf("%s, is there: recast prune deletes it once that run has ended", s.Left()))
+			continue
+		}
+		p.Scratch = append(p.Scratch, s.Left())
+	}
+	if h != nil {
+		p.Trials = p.TrialsOf(*h)
+	}
+}

@@ -60,6 +60,7 @@ func ForRemove(clusterName string, wanted []cluster.Wanted, o observe.Observatio
 
 func planRemove(n *NodePlan, o observe.Observation, reach []netip.Addr) {
 	n.Strategy, n.Why = cluster.Remove, "remove: its disks are parked and stay, its VM and its Node are deleted"
+	n.Refused = append(n.Refused, strategy.AgainstInit(true, n.Found.Machine.TypeInit)...)
 	if left := len(o.ControlPlanes()) - 1; n.Role == cluster.ControlPlane {
 		n.Notes = append(n.Notes, "see that neither the kubeconfig nor cluster.controlPlane.endpoint is this node's address: what uses it would lose the cluster")
 		switch {

@@ -2,6 +2,7 @@ package planning
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/recast-sh/recast/cluster"
@@ -22,7 +23,7 @@ func planReconfigure(n *NodePlan, o observe.Observation, p Policy) {
 		n.Why += "; it takes a VM that is off"
 	}
 	if n.Role == cluster.ControlPlane {
-		refused, warn := strategy.EtcdRules(len(o.ControlPlanes()), false, cluster.Reconfigure, p.AcceptOutage)
+		refused, warn := strategy.EtcdRules(len(o.ControlPlanes()), false, false, cluster.Reconfigure, p.AcceptOutage)
 		n.Refused, n.Notes = append(n.Refused, refused...), append(n.Notes, warn...)
 	}
 }
@@ -52,8 +53,11 @@ func planShape(n *NodePlan, o observe.Observation, p Policy) {
 		}
 		return
 	}
-	n.Refused = append(n.Refused, cluster.Texts(c.AgainstReconfigure())...)
-	n.Refused = append(n.Refused, o.Hidden(*n.Found.VM)...)
+	for _, reason := range slices.Concat(cluster.Texts(c.AgainstReconfigure()), o.Hidden(*n.Found.VM)) {
+		if !slices.ContainsFunc(n.Refused, func(said string) bool { return strings.HasSuffix(said, reason) }) { // auto names strategies before it
+			n.Refused = append(n.Refused, reason)
+		}
+	}
 }
 
 // planMove plans a node whose VM is migrated while it runs, before anything else, on its new host. Old

@@ -50,6 +50,8 @@ func ForRollback(ctx context.Context, clusterName string, wanted []cluster.Wante
 	}
 	refuseControlled(&plan)
 	heedOwnPod(&plan, o)
+	heedKubeSpan(&plan, o)
+	noteInitiators(&plan)
 	plan.Order(p)
 	plan.Arrange()
 	plan.AwaitOthers(o)
@@ -86,6 +88,10 @@ func planRollback(ctx context.Context, n *NodePlan, o observe.Observation, talos
 		return nil
 	}
 	machine := *n.Found.Machine
+	if twice := (strategy.Candidate{Wanted: n.Wanted, VM: *n.Found.VM, Machine: machine, Found: n.Found, Observation: o}).Doubled(); len(twice) > 0 {
+		n.Strategy, n.Restore, n.Why, n.Refused = cluster.Rollback, &kept, "a volume of it stands in two slots", cluster.Texts(twice)
+		return nil
+	}
 	n.Strategy, n.Restore = cluster.Rollback, &kept
 	n.Why = fmt.Sprintf("boots the system disk that run %s replaced: Talos %s, lock %s", kept.Run, words.OrNone(kept.Talos), words.OrNone(words.Short(kept.Build)))
 	n.Estimate(o.Took)
@@ -151,7 +157,7 @@ func planRollbackEtcd(ctx context.Context, n *NodePlan, o observe.Observation, t
 	if minor(status.Version) != minor(kept.Etcd) {
 		n.Refused = append(n.Refused, fmt.Sprintf("its etcd was %s and is %s: going back across a minor version is not safe", words.OrNone(kept.Etcd), words.OrNone(status.Version)))
 	}
-	refused, warn := strategy.EtcdRules(len(o.ControlPlanes()), onSystem, cluster.Reimage, p.AcceptOutage)
+	refused, warn := strategy.EtcdRules(len(o.ControlPlanes()), onSystem, n.Found.Machine.TypeInit, cluster.Reimage, p.AcceptOutage)
 	n.Refused = append(n.Refused, refused...)
 	n.Notes = append(n.Notes, warn...)
 	return nil

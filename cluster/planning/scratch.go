@@ -2,7 +2,6 @@ package planning
 
 import (
 	"fmt"
-	"slices"
 	"strconv"
 	"strings"
 
@@ -13,16 +12,22 @@ import (
 type Scratch struct {
 	VM   cluster.VM
 	Run  string // the run that made it
-	UUID string // the UUID that it was made with
+	UUID string // the one in its description
 }
 
 const scratchPrefix = "recast-rehearse-"
 
 func ScratchName(id cluster.VMID) string { return scratchPrefix + strconv.Itoa(int(id)) }
 
-// ScratchMark is the last line of a scratch VM's description.
+// ScratchMark is the last line of the description of a scratch VM whose SMBIOS has that UUID.
 func ScratchMark(run, name, uuid string) string {
 	return fmt.Sprintf("%s%s rehearse cluster=%s uuid=%s", cluster.RunMark, run, name, uuid)
+}
+
+// ScratchMarkOf is the last line of the description of a scratch VM whose SMBIOS has a UUID of Proxmox':
+// setting one needs VM.Config.HWType. uuid is that of its disks.
+func ScratchMarkOf(run, name, uuid string, id cluster.VMID) string {
+	return fmt.Sprintf("%s vmid=%d", ScratchMark(run, name, uuid), id)
 }
 
 // ScratchSerial names the disk of a scratch VM that boots one, within the 20 characters that every disk
@@ -31,17 +36,23 @@ func ScratchSerial(uuid string) string {
 	return "recast-" + uuid[strings.LastIndex(uuid, "-")+1:]
 }
 
-// ScratchVMs are a cluster's scratch VMs among all VMs. A copy, whose UUID or name differs from
-// its description, is not one.
+// ScratchVMs are a cluster's scratch VMs among all VMs. A copy, whose name, UUID or number is not that in its
+// description, is not one.
 func ScratchVMs(vms []cluster.VM, cluster string) []Scratch {
 	var out []Scratch
 	for _, vm := range vms {
 		run := vm.MadeBy()
-		marked := slices.ContainsFunc(strings.Split(vm.Config["description"], "\n"), func(line string) bool {
-			return strings.TrimSpace(line) == ScratchMark(run, cluster, vm.UUID())
-		})
-		if run != "" && vm.UUID() != "" && marked && vm.Name == ScratchName(vm.ID) {
-			out = append(out, Scratch{VM: vm, Run: run, UUID: vm.UUID()})
+		if run == "" || vm.Name != ScratchName(vm.ID) {
+			continue
+		}
+		for line := range strings.Lines(vm.Config["description"]) {
+			line = strings.TrimSpace(line)
+			_, rest, _ := strings.Cut(line, " uuid=")
+			uuid, _, _ := strings.Cut(rest, " ")
+			if uuid != "" && (line == ScratchMark(run, cluster, vm.UUID()) || line == ScratchMarkOf(run, cluster, uuid, vm.ID)) {
+				out = append(out, Scratch{VM: vm, Run: run, UUID: uuid})
+				break
+			}
 		}
 	}
 	return out

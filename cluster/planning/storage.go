@@ -52,7 +52,7 @@ func heedStorage(p *Plan, o observe.Observation) {
 		switch {
 		case n.Strategy == "":
 		case !n.takenOut():
-			comesBack = comesBack || n.Strategy != cluster.Create && !n.Drift.Tidy()
+			comesBack = comesBack || n.Strategy != cluster.Create && !n.OnlyTidies()
 		case n.staysUp() || n.Rebuild != "":
 		default:
 			leaveStorage(n, o.Storage, comesBack)
@@ -66,8 +66,8 @@ func leaveStorage(n *NodePlan, systems []replica.System, comesBack bool) {
 	var refused []string
 	for _, e := range exposed {
 		switch {
-		case e.Alone && n.Strategy != cluster.Remove:
-			n.Notes = append(n.Notes, fmt.Sprintf("%s has its only replica on it, and is not there while the node is away", e.Volume))
+		case !e.Refuses(n.Strategy == cluster.Remove):
+			n.Notes = append(n.Notes, e.Note)
 		case !comesBack:
 			text := fmt.Sprintf("%s: %s", e, e.Remedy)
 			if off := replica.Off(e.System); !strings.Contains(text, off) {

@@ -104,7 +104,7 @@ func (n surgeNode) plan(plan *surge.Plan, o observe.Observation, policy Policy) 
 	case n.Found.Absent == nil && policy.picks(n.Node, n.Found):
 		planRemove(n.NodePlan, o, policy.Reach)
 		n.AskLosses()
-		if !n.madeNew() {
+		if !n.Found.MadeNew() { // a worker that has surge: true by mistake
 			n.Refused = append(n.Refused, fmt.Sprintf("it has surge: true, and nothing shows that a roll has made it: remove surge: true if it is to stay; recast remove %s takes it away", n.Node))
 		}
 	case n.Found.Absent != nil && n.freesLeft():
@@ -113,14 +113,6 @@ func (n surgeNode) plan(plan *surge.Plan, o observe.Observation, policy Policy) 
 		return
 	}
 	n.Estimate(o.Took)
-}
-
-// madeNew says whether the record of the VM shows that recast made the node: a worker that has surge: true
-// by mistake is not taken away by a roll.
-func (n surgeNode) madeNew() bool {
-	return slices.ContainsFunc(n.Found.Parkings(), func(p parking.Parking) bool {
-		return p.Record.Strategy == cluster.Create && p.Record.UUID == n.Found.VM.UUID()
-	})
 }
 
 // freesLeft says whether a run that removed the node ended before it had freed its system disk.
@@ -143,7 +135,7 @@ func (n surgeNode) remove(disks []cluster.Disk) {
 		}
 	}
 	if len(other) > 0 {
-		n.Refused = append(n.Refused, fmt.Sprintf("its VM has %s beside its system disk: detach what is not recast's, or remove surge: true and run recast remove %s, which parks all disks", strings.Join(other, ", "), n.Node))
+		n.Refused = append(n.Refused, fmt.Sprintf("its VM has %s beside its system disk, which a roll would not keep: remove surge: true and run recast remove %s, which parks all disks", strings.Join(other, ", "), n.Node))
 	}
 }
 

@@ -2,52 +2,188 @@ package planning
 
 import (
 	"context"
+	"maps"
+	"slices"
 	"strings"
+	"time"
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/observe"
+	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/internal/fault"
 )
 
+// Replacing is a run that replaced the present system disks of nodes.
+type Replacing struct {
+	Run   string
+	At    time.Time // at which it was active; zero: not recorded
+	What  string    // "" if no journal of it is here
+	Nodes []string
+}
+
+func (r Replacing) String() string {
+	text := "run " + r.Run
+	if !r.At.IsZero() {
+		text += " of " + r.At.Local().Format("2006-01-02 15:04:05")
+	}
+	if r.What != "" {
+		text += " (" + r.What + ")"
+	}
+	return text + ": " + strings.Join(r.Nodes, ", ")
+}
+
+// Undone selects what is undone where no node is named.
+type Undone struct {
+	Run string // ID of the run, or a part of it; "": the last one
+	// Order sorts runs, the newest first; sure is false if the last one may be another of them.
+	Order func([]Replacing) (ordered []Replacing, sure bool)
+	// Say is called with the run that is meant.
+	Say func(string)
+}
+
+// CheckRun refuses a run of which no parking VM has anything that can be undone, or a part of several.
+func (u Undone) CheckRun(all []parking.Parking) error {
+	if u.Run == "" {
+		return nil
+	}
+	type machine struct{ node, uuid string } // one of that name may have been removed before
+	nodes := map[machine]*observe.Found{}
+	var open, finished []Replacing
+	for _, p := range slices.SortedStableFunc(slices.Values(all), parking.Parking.Newer) {
+		is := machine{p.Record.Node, p.Record.UUID}
+		f, known := nodes[is]
+		if !known {
+			f = &observe.Found{}
+			nodes[is] = f
+		}
+		f.Elsewhere = append(f.Elsewhere, p)
+		if p.Record.Open {
+			open = added(open, Replacing{Run: p.Record.Run, Nodes: []string{p.Record.Node}})
+		}
+	}
+	for _, is := range slices.SortedFunc(maps.Keys(nodes), func(a, b machine) int { return strings.Compare(a.node+a.uuid, b.node+b.uuid) }) {
+		if kept, _, ok := nodes[is].LastKept(); ok {
+			finished = added(finished, Replacing{Run: kept.Run, At: kept.Replaced, Nodes: []string{is.node}})
+		}
+	}
+	_, _, err := u.named(open, finished)
+	return err
+}
+
 // ForUndo plans to undo what the last run did to the named nodes: to cancel it where it is unfinished
 // (ForRecover), else to boot the system disks that it replaced (ForRollback). With no names, it is about the
-// unfinished node, else about every node whose system disk the latest run replaced. command is what it
-// comes to: "recover" or "rollback".
-func ForUndo(ctx context.Context, clusterName string, wanted []cluster.Wanted, o observe.Observation, talos cluster.TalosReader, m cluster.Maintenance, p Policy) (plan Plan, command string, err error) {
+// unfinished node, else about every node whose system disk the latest run replaced, or the run that u names. command
+// is what it comes to: "recover" or "rollback".
+func ForUndo(ctx context.Context, clusterName string, wanted []cluster.Wanted, o observe.Observation, talos cluster.TalosReader, m cluster.Maintenance, p Policy, u Undone) (plan Plan, command string, err error) {
 	if err := p.Check(wanted); err != nil {
 		return Plan{}, "", err
 	}
-	var open, last []string
-	latest := ""
-	for i, w := range wanted {
-		if !p.Selects(w.Name) {
-			continue
+	open, finished := replacings(wanted, o, p)
+	nodes := nodesOf(open)
+	switch {
+	case len(p.Only) == 0 && u.Run != "":
+		if open, finished, err = u.named(open, finished); err != nil {
+			return Plan{}, "", err
 		}
-		if o.Found[i].Open() {
-			open = append(open, w.Name)
-		}
-		kept, _, ok := o.Found[i].LastKept()
-		if !ok {
-			continue
-		}
-		if kept.Run > latest { // run IDs begin with their time
-			latest, last = kept.Run, nil
-		}
-		if kept.Run == latest {
-			last = append(last, w.Name)
-		}
+		nodes = nodesOf(open)
+	case len(nodes) == 1 && len(p.Only) == 0:
+		ordered, _ := u.Order(open)
+		u.Say(ordered[0].String() + ", which is not finished")
 	}
 	switch {
-	case len(open) == 1 && len(p.Only) <= 1:
-		plan, err = ForRecover(clusterName, wanted, o, open[0])
+	case len(nodes) == 1 && len(p.Only) <= 1:
+		plan, err = ForRecover(clusterName, wanted, o, nodes[0])
 		return plan, "recover", err
-	case len(open) > 0:
-		return Plan{}, "", fault.WithHint(fault.ParkedHalf.Refusedf("%s: an earlier run is not finished", strings.Join(open, ", ")), "cancel it for one node after the other: recast undo %s", open[0])
-	case len(p.Only) == 0 && len(last) == 0:
+	case len(nodes) > 0:
+		return Plan{}, "", fault.WithHint(fault.ParkedHalf.Refusedf("%s: an earlier run is not finished", strings.Join(nodes, ", ")), "cancel it for one node after the other: recast undo %s", nodes[0])
+	case len(p.Only) == 0 && len(finished) == 0:
 		return Plan{}, "", fault.NoWayBack.Refusedf("nothing is unfinished, and no earlier system disk of a node is parked: %s", cluster.PreviousLock)
 	case len(p.Only) == 0:
-		p.Only = last
+		ordered, sure := u.Order(finished)
+		if !sure {
+			return Plan{}, "", undecided(ordered)
+		}
+		u.Say(ordered[0].String())
+		p.Only = ordered[0].Nodes
 	}
 	plan, err = ForRollback(ctx, clusterName, wanted, o, talos, m, p)
 	return plan, "rollback", err
+}
+
+// replacings are the runs that have not finished the replacement of a selected node, and those that did the last one
+// of a node.
+func replacings(wanted []cluster.Wanted, o observe.Observation, p Policy) (open, finished []Replacing) {
+	for i, w := range wanted {
+		f := o.Found[i]
+		if !p.Selects(w.Name) {
+			continue
+		}
+		if f.Open() {
+			open = added(open, Replacing{Run: f.Parking.Record.Run, Nodes: []string{w.Name}})
+		}
+		if kept, _, ok := f.LastKept(); ok {
+			finished = added(finished, Replacing{Run: kept.Run, At: kept.Replaced, Nodes: []string{w.Name}})
+		}
+	}
+	return open, finished
+}
+
+// added adds the node of r to the run that it is of. A run is dated by its last node.
+func added(runs []Replacing, r Replacing) []Replacing {
+	at := slices.IndexFunc(runs, func(known Replacing) bool { return known.Run == r.Run })
+	if at < 0 {
+		return append(runs, r)
+	}
+	runs[at].Nodes = append(runs[at].Nodes, r.Nodes...)
+	if r.At.After(runs[at].At) {
+		runs[at].At = r.At
+	}
+	return runs
+}
+
+func nodesOf(runs []Replacing) (nodes []string) {
+	for _, r := range runs {
+		nodes = append(nodes, r.Nodes...)
+	}
+	slices.Sort(nodes)
+	return nodes
+}
+
+// named selects the run that u names.
+func (u Undone) named(open, finished []Replacing) (ofOpen, ofFinished []Replacing, err error) {
+	all := slices.Concat(open, finished)
+	var found []string
+	for _, r := range all {
+		if r.Run == u.Run || strings.Contains(r.Run, u.Run) && !slices.ContainsFunc(all, func(o Replacing) bool { return o.Run == u.Run }) {
+			found = append(found, r.Run)
+		}
+	}
+	slices.Sort(found)
+	switch found = slices.Compact(found); {
+	case len(found) > 1:
+		return nil, nil, fault.WithHint(fault.Configf("%q is a part of several runs: %s", u.Run, strings.Join(found, ", ")), "use more of the ID")
+	case len(found) == 0:
+		err := fault.NoWayBack.Refusedf("no node's present system disk is of a run %q: a later run has replaced it, or the disk before is parked no more", u.Run)
+		if len(all) == 0 {
+			return nil, nil, fault.WithHint(err, "the way back is to %s", cluster.PreviousLock)
+		}
+		all, _ = u.Order(all)
+		return nil, nil, fault.WithHint(err, "the runs that can be undone: %s", listed(all))
+	}
+	other := func(r Replacing) bool { return r.Run != found[0] }
+	return slices.DeleteFunc(open, other), slices.DeleteFunc(finished, other), nil
+}
+
+func listed(runs []Replacing) string {
+	var texts []string
+	for _, r := range runs {
+		texts = append(texts, r.String())
+	}
+	return strings.Join(texts, "; ")
+}
+
+// undecided refuses to guess which run was the last one.
+func undecided(runs []Replacing) error {
+	return fault.WithHint(fault.NoWayBack.Refusedf("which run was the last one is not certain, because their times are of the clocks of two machines, or of the same minute: %s", listed(runs)),
+		"name the one to undo: recast undo --run %s, or recast undo NODE", runs[0].Run)
 }

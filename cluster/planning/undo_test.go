@@ -1,6 +1,7 @@
 package planning
 
 import (
+	"slices"
 	"strings"
 	"testing"
 
@@ -15,21 +16,32 @@ import (
 func TestUndo(t *testing.T) {
 	t.Parallel()
 	const older, latest = "20261120-0300-aaaa", "20261121-0421-3f2a"
-	open := &parking.Parking{Record: parking.Record{Open: true}}
+	open := &parking.Parking{Record: parking.Record{Run: latest, Open: true}}
 	kept := func(run string) *parking.Parking {
 		return &parking.Parking{Record: parking.Record{Kept: []parking.KeptDisk{{Run: run}}}}
 	}
 	for name, c := range map[string]struct {
 		parkings []*parking.Parking // of wk1, wk2, wk3
 		only     []string
+		run      string
+		unsure   bool // which run was the last one
+		says     string
 		nodes    string // that would be rolled back
 		err      string
 	}{
+		"a run by its ID":         {parkings: []*parking.Parking{kept(latest), kept(older), kept(latest)}, run: older, nodes: "wk2"},
+		"a run by its end":        {parkings: []*parking.Parking{kept(latest), kept(older), kept(latest)}, run: "3f2a", nodes: "wk1 wk3"},
+		"a run of none":           {parkings: []*parking.Parking{kept(latest), nil, nil}, run: "beef", err: `no node's present system disk is of a run "beef"`},
+		"a run of two":            {parkings: []*parking.Parking{kept(latest), kept(older), nil}, run: "202611", err: "is a part of several runs: " + older + ", " + latest},
+		"another run is open":     {parkings: []*parking.Parking{open, kept(older), nil}, run: older, err: "node wk1: an earlier run is not finished"},
+		"no last run":             {parkings: []*parking.Parking{kept(latest), kept(older), nil}, unsure: true, err: "which run was the last one is not certain"},
+		"named all the same":      {parkings: []*parking.Parking{kept(latest), kept(older), nil}, unsure: true, only: []string{"wk2"}, nodes: "wk2"},
+		"a run all the same":      {parkings: []*parking.Parking{kept(latest), kept(older), nil}, unsure: true, run: older, nodes: "wk2"},
 		"nothing to undo":         {parkings: make([]*parking.Parking, 3), err: "no earlier system disk of a node is parked"},
 		"two are unfinished":      {parkings: []*parking.Parking{open, open, nil}, err: "wk1, wk2: an earlier run is not finished"},
 		"one of two named is":     {parkings: []*parking.Parking{open, kept(latest), nil}, only: []string{"wk1", "wk2"}, err: "wk1: an earlier run is not finished"},
 		"another one is":          {parkings: []*parking.Parking{open, kept(latest), nil}, only: []string{"wk2"}, err: "node wk1: an earlier run is not finished"},
-		"the latest run":          {parkings: []*parking.Parking{kept(latest), kept(older), kept(latest)}, nodes: "wk1 wk3"},
+		"the latest run":          {parkings: []*parking.Parking{kept(latest), kept(older), kept(latest)}, nodes: "wk1 wk3", says: "run " + latest + ": wk1, wk3"},
 		"a node of an older one":  {parkings: []*parking.Parking{kept(latest), kept(older), kept(latest)}, only: []string{"wk2"}, nodes: "wk2"},
 		"a node with nothing":     {parkings: []*parking.Parking{kept(latest), nil, nil}, only: []string{"wk2"}, nodes: "wk2"},
 		"a node that there isn't": {parkings: make([]*parking.Parking, 3), only: []string{"wk9"}, err: `no node "wk9"`},
@@ -38,11 +50,21 @@ func TestUndo(t *testing.T) {
 			t.Parallel()
 			var wanted []cluster.Wanted
 			var o observe.Observation
+			said := ""
 			for i, p := range c.parkings {
 				wanted = append(wanted, cluster.Wanted{Name: []string{"wk1", "wk2", "wk3"}[i]})
 				o.Found = append(o.Found, observe.Found{Parking: p})
 			}
-			plan, command, err := ForUndo(t.Context(), "c1", wanted, o, nil, nil, Policy{Only: c.only})
+			plan, command, err := ForUndo(t.Context(), "c1", wanted, o, nil, nil, Policy{Only: c.only}, Undone{
+				Run: c.run, Say: func(text string) { said = text },
+				Order: func(runs []Replacing) ([]Replacing, bool) {
+					slices.SortFunc(runs, func(a, b Replacing) int { return strings.Compare(b.Run, a.Run) })
+					return runs, !c.unsure || len(runs) == 1
+				},
+			})
+			if c.says != "" && said != c.says || len(c.only) > 0 && said != "" {
+				t.Errorf("said %q, want %q", said, c.says)
+			}
 			if c.err != "" {
 				if err == nil || !strings.Contains(err.Error(), c.err) {
 					t.Errorf("%v, want %s", err, c.err)

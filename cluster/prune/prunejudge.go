@@ -33,7 +33,7 @@ func JudgeParked(vms []cluster.VM, uses []cluster.Use, r Retention) ([]KeptVerdi
 		for _, k := range p.Record.Kept {
 			v, vouched := j.judge(p, k)
 			j.vouched[len(j.kept)] = vouched
-			j.kept, j.nth = append(j.kept, v), append(j.nth, k.Nth)
+			j.kept, j.entries = append(j.kept, v), append(j.entries, k)
 		}
 	}
 	j.copies()
@@ -56,7 +56,7 @@ type KeptVerdict struct {
 	Node      string       `json:"node"`
 	Run       string       `json:"run"`               // that replaced it, or had made it and was given up
 	GivenUp   bool         `json:"givenUp,omitempty"` // that run was given up: nothing boots it
-	Replaced  time.Time    `json:"replaced,omitzero"` // when that run began, if its ID says so
+	Replaced  time.Time    `json:"replaced,omitzero"` // when it was replaced, if that is recorded; else when that run began, if its ID says so
 	Talos     string       `json:"talos,omitempty"`   // version of the system on it
 	Parking   cluster.VMID `json:"parking"`
 	Host      string       `json:"host"`
@@ -113,8 +113,8 @@ type judgement struct {
 	uses     []cluster.Use
 	parkings []parking.Parking
 	kept     []KeptVerdict
-	nth      []int        // of kept, as in their records
-	vouched  map[int]bool // by index of kept: the disk is what its record says
+	entries  []parking.KeptDisk // of kept
+	vouched  map[int]bool       // by index of kept: the disk is what its record says
 }
 
 // copies keeps each disk that two parking VMs claim: a clone or a restored backup has the same
@@ -139,7 +139,7 @@ func (j *judgement) copies() {
 
 // judge judges one disk by itself; vouched reports whether it is what its record says.
 func (j *judgement) judge(p parking.Parking, k parking.KeptDisk) (v KeptVerdict, vouched bool) {
-	v = KeptVerdict{Node: p.Record.Node, Run: k.Run, GivenUp: k.GivenUp, Talos: k.Talos, Parking: p.VM.ID, Host: p.VM.Host, Key: k.Key, OfRemoved: k.Removed}
+	v = KeptVerdict{Node: p.Record.Node, Run: k.Run, GivenUp: k.GivenUp, Replaced: k.Replaced, Talos: k.Talos, Parking: p.VM.ID, Host: p.VM.Host, Key: k.Key, OfRemoved: k.Removed}
 	v.Keep = p.Untouchable(j.Holders)
 	value, there := p.VM.Config[k.Key]
 	if !there {
@@ -171,18 +171,21 @@ func (j *judgement) judgeVM(v *ParkingVerdict, p parking.Parking) {
 	late := p.CameLate(j.parkings)
 	p.Record.Open = p.Record.Open && !late
 	v.Keep = append(v.Keep, p.Untouchable(j.Holders)...)
-	staying := 0
+	staying, what := 0, "old system disk"
 	known := map[string]bool{}
 	for _, k := range j.kept {
 		if k.Parking == v.VMID {
 			known[k.Key] = true
 			if len(k.Keep) > 0 {
 				staying++
+				if k.OfRemoved {
+					what = "disk"
+				}
 			}
 		}
 	}
 	if staying > 0 && len(v.Keep) == 0 {
-		v.Keep = append(v.Keep, fmt.Sprintf("it keeps %d old system %s of node %s", staying, words.Plural(staying, "disk"), v.Node))
+		v.Keep = append(v.Keep, fmt.Sprintf("it keeps %d %s of node %s", staying, words.Plural(staying, what), v.Node))
 	}
 	if !p.Record.Open {
 		for _, d := range unrecorded(p.VM, known) {
@@ -209,10 +212,11 @@ func (j *judgement) lastOnItsHost(newer []int, i int) bool {
 
 // newerThan lists the disks that were provably replaced later than disk i: by their number, or by
 // their place in the same record. The time in a run's ID does not count: it comes from the clock of
-// the machine that began the run.
+// the machine that began the run. Nor does the number of one on another parking VM of that host: see parking.Later.
 func (j *judgement) newerThan(i int, list []int) (newer []int) {
 	for _, n := range list {
-		if j.kept[n].Parking == j.kept[i].Parking && n > i || j.kept[n].Parking != j.kept[i].Parking && j.nth[n] > j.nth[i] {
+		a, b := parkingWith(j.parkings, j.kept[n].Parking).VM, parkingWith(j.parkings, j.kept[i].Parking).VM
+		if a.ID == b.ID && n > i || a.ID != b.ID && j.entries[n].Nth > j.entries[i].Nth && parking.Later(j.entries[n], a, j.entries[i], b) > 0 {
 			newer = append(newer, n)
 		}
 	}

@@ -135,6 +135,7 @@ var rehearseCalls = map[string]struct {
 	"boot":            {boot, nil, "create 9800\nstart 9800", "", []string{"MaintenanceMachine", "VM"}},
 	"boot disk":       {boot, byDisk, "create 9800\nstart 9800", "", []string{"MaintenanceMachine", "VM"}},
 	"prune":           {prune, left, "delete 9800", "DeleteVM", nil},
+	"prune a volume":  {prune, func(s *scene) { left(s); change(9800, kv{"efidisk0": "fast:vm-9800-disk-0,size=4M"})(s) }, "delete 9800", "DeleteVM", nil},
 	"prune protected": {prune, func(s *scene) { left(s); change(9800, kv{"protection": "1"})(s) }, "set 9800 map[protection:0] delete []\ndelete 9800", "DeleteVM", nil},
 }
 

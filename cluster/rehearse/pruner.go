@@ -88,19 +88,19 @@ func (p Pruner) delete(ctx context.Context, id cluster.VMID, uuid string) error 
 		host = " on " + s.VM.Host
 	}
 	return fault.WithHint(fault.Prefix(fmt.Sprintf("the scratch VM %d%s could not be deleted", id, host), err),
-		"nothing on it is of any worth: qm stop %d; qm set %d --protection 0; qm destroy %d deletes it, and so does recast prune", id, id, id)
+		"recast prune deletes it, once it is as recast made it; qm config %d shows what it is now", id)
 }
 
 func (p Pruner) deleteStep(v *ScratchVerdict) step.Step {
 	return step.Step{
 		ID: "delete-" + strconv.Itoa(int(v.VMID)), Kind: "delete-scratch", Title: "delete " + v.String(), Risk: step.Destructive,
 		Skip: func(ctx context.Context) (string, error) {
-			now, err := p.Proxmox.VM(ctx, v.VMID)
-			if errors.Is(err, cluster.ErrNotFound) || err == nil && now.UUID() != v.UUID {
-				v.Removed = true
-				return "it is gone", nil
+			now, found, err := p.find(ctx, v.VMID, v.UUID)
+			if err != nil || found {
+				return "", err
 			}
-			return "", fault.Prefix(fmt.Sprintf("look up VM %d", v.VMID), err)
+			v.Removed = now.ID == 0
+			return "no VM is that scratch VM any more", nil
 		},
 		Do: func(ctx context.Context) error { return p.delete(ctx, v.VMID, v.UUID) },
 	}
@@ -122,6 +122,9 @@ func (p Pruner) deleteStopped(ctx context.Context, id cluster.VMID, uuid string)
 		}
 		return p.deleteStopped(ctx, id, uuid)
 	}
+	if err := p.storagesAnswer(ctx, s.VM); err != nil {
+		return err
+	}
 	err = p.Proxmox.DeleteVM(ctx, s.VM)
 	if left, look := p.read(ctx, id, uuid); err == nil || errors.Is(err, cluster.ErrLostAnswer) && look == nil && left.VM.ID == 0 {
 		return nil
@@ -129,28 +132,48 @@ func (p Pruner) deleteStopped(ctx context.Context, id cluster.VMID, uuid string)
 	return err
 }
 
+// storagesAnswer asks the storages that the VM has volumes on. Where one does not answer, Proxmox deletes the VM all the
+// same, and the volume stays there without a name: it only warns (PVE/QemuServer.pm, destroy_vm).
+func (p Pruner) storagesAnswer(ctx context.Context, vm cluster.VM) error {
+	disks, err := vm.Disks()
+	for _, d := range disks {
+		if d.Owner != vm.ID {
+			continue
+		}
+		if _, err := p.Proxmox.HasVolume(ctx, vm.Host, d.Volid); err != nil {
+			return fmt.Errorf("see whether storage %s answers, on which %s has %s: %w", d.Storage(), vm, d.Key, err)
+		}
+	}
+	return err
+}
+
 // read reads a scratch VM again, and refuses one that was changed since it was created. It returns
 // the zero Scratch if the VM no longer exists.
 func (p Pruner) read(ctx context.Context, id cluster.VMID, uuid string) (planning.Scratch, error) {
-	vm, err := p.Proxmox.VM(ctx, id)
-	if errors.Is(err, cluster.ErrNotFound) {
-		return planning.Scratch{}, nil
+	vm, found, err := p.find(ctx, id, uuid)
+	if err != nil || !found {
+		return planning.Scratch{}, err
 	}
+	s := planning.ScratchVMs([]cluster.VM{vm}, p.Cluster)[0]
+	against, err := p.against(ctx, s)
 	if err != nil {
-		return planning.Scratch{}, fmt.Errorf("look up VM %d: %w", id, err)
-	}
-	is := planning.ScratchVMs([]cluster.VM{vm}, p.Cluster)
-	if len(is) == 0 || is[0].UUID != uuid {
-		return planning.Scratch{}, nil
-	}
-	against, err := p.against(ctx, is[0])
-	if err != nil {
-		return is[0], err
+		return s, err
 	}
 	if len(against) > 0 {
-		return is[0], fault.PruneRefused.Refusedf("%s is not as recast made it: %s", vm, strings.Join(against, "; "))
+		return s, fault.PruneRefused.Refusedf("%s is not as recast made it: %s", vm, strings.Join(against, "; "))
 	}
-	return is[0], nil
+	return s, nil
+}
+
+// find returns the VM that has the number now, which is the zero VM if none has it, and whether it is the
+// scratch VM with that UUID.
+func (p Pruner) find(ctx context.Context, id cluster.VMID, uuid string) (vm cluster.VM, found bool, err error) {
+	vm, err = p.Proxmox.VM(ctx, id)
+	if errors.Is(err, cluster.ErrNotFound) {
+		return cluster.VM{}, false, nil
+	}
+	is := planning.ScratchVMs([]cluster.VM{vm}, p.Cluster)
+	return vm, len(is) > 0 && is[0].UUID == uuid, fault.Prefix(fmt.Sprintf("look up VM %d", id), err)
 }
 
 // ScratchVerdict is what is to become of one.

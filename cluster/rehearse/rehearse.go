@@ -45,6 +45,8 @@ type Rehearser struct {
 	VMIDs   []cluster.VMID // for scratch VMs, the last free one is taken first
 	Timing  cluster.Timing
 	Say     func(path, text string) // receives what a running step waits for; never nil
+	// HandedOver reports whether the journal of an earlier run has the fact; nil: none is known.
+	HandedOver func(cluster.HandsOver) (bool, error)
 
 	mu      sync.Mutex
 	results []Rehearsed
@@ -63,28 +65,30 @@ func (r *Rehearser) Results() []Rehearsed {
 	return slices.Clone(r.results)
 }
 
-// Steps returns the steps before any node is looked at: scratch VMs of killed runs are deleted, and
-// what the nodes will boot is tried out.
+// Steps returns the steps before any node is looked at: scratch VMs of killed runs are deleted, what a
+// replacement relies on is proved, and what the nodes will boot is tried out.
 func (r *Rehearser) Steps(p planning.Plan) []step.Step {
 	var steps []step.Step
 	if len(p.Scratch) > 0 {
 		steps = append(steps, r.clear(p.Scratch))
 	}
-	if len(p.Trials) == 0 {
+	all := step.Step{ID: "prove", Title: "prove on scratch VMs that a node's VM can be created again, and its disks handed over"}
+	if len(p.Trials) > 0 {
+		all = step.Step{ID: "rehearse", Code: fault.RehearsalFailed, Title: "try out on scratch VMs what the nodes will boot"}
+	}
+	byHost := r.proofs(p, "roll/"+all.ID)
+	for _, t := range p.Trials {
+		byHost[t.Host] = append(byHost[t.Host], r.try(t))
+	}
+	if len(byHost) == 0 {
 		return steps
 	}
 	var branches []step.Step
-	byHost := map[string][]planning.Trial{}
-	for _, t := range p.Trials {
-		byHost[t.Host] = append(byHost[t.Host], t)
-	}
 	for _, host := range slices.Sorted(maps.Keys(byHost)) {
-		branches = append(branches, r.onHost(host, byHost[host]))
+		branches = append(branches, step.Step{ID: host, Title: "on " + host, Steps: step.List(byHost[host]...)})
 	}
-	return append(steps, step.Step{
-		ID: "rehearse", Code: fault.RehearsalFailed, Title: "try out on scratch VMs what the nodes will boot", Limit: len(branches),
-		Steps: func(context.Context) ([]step.Step, error) { return branches, nil },
-	})
+	all.Limit, all.Steps = len(branches), step.List(branches...)
+	return append(steps, all)
 }
 
 // clear deletes the scratch VMs of killed runs, unless they were changed.
@@ -99,18 +103,15 @@ func (r *Rehearser) clear(left []planning.LeftScratch) step.Step {
 	}
 }
 
-func (r *Rehearser) onHost(host string, trials []planning.Trial) step.Step {
-	var steps []step.Step
-	for _, t := range trials {
-		run := &trial{Trial: t, Rehearser: r}
-		s := step.Step{
-			ID: t.ID, Kind: "try-boot", Title: fmt.Sprintf("boot %s with %s, as %s will", t.Medium, t.Firmware, strings.Join(t.Nodes, ", ")),
-			Skip: run.done, Do: run.do, Yields: true,
-		}
-		if t.Addr.IsValid() {
-			s.Uses = []string{"rehearse/" + t.Addr.Addr().String()}
-		}
-		steps = append(steps, s)
+// try boots what nodes will boot.
+func (r *Rehearser) try(t planning.Trial) step.Step {
+	run := &trial{Trial: t, Rehearser: r}
+	s := step.Step{
+		ID: t.ID, Kind: "try-boot", Title: fmt.Sprintf("boot %s with %s, as %s will", t.Medium, t.Firmware, strings.Join(t.Nodes, ", ")),
+		Skip: run.done, Do: run.do, Yields: true,
 	}
-	return step.Step{ID: host, Title: "on " + host, Steps: func(context.Context) ([]step.Step, error) { return steps, nil }}
+	if t.Addr.IsValid() {
+		s.Uses = []string{"rehearse/" + t.Addr.Addr().String()}
+	}
+	return s
 }

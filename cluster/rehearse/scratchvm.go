@@ -14,7 +14,9 @@ import (
 	"github.com/recast-sh/recast/cluster/exchange"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/cluster/published"
+	"github.com/recast-sh/recast/cluster/rolling"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/wait"
 )
 
 // newUUID is a random UUID (RFC 9562, version 4).
@@ -25,8 +27,81 @@ func newUUID() string {
 	return fmt.Sprintf("%x-%x-%x-%x-%x", b[:4], b[4:6], b[6:8], b[8:10], b[10:])
 }
 
+// scratchVM is a scratch VM that a step makes and deletes.
+type scratchVM struct {
+	*Rehearser
+	host string
+	vmid cluster.VMID // the one that was requested; 0: none
+	uuid string
+	path string // of the step
+}
+
+func (s *scratchVM) say(text string) { s.Say(s.path, text) }
+
 // create creates the scratch VM with the last free VMID: parking VMs take the first ones. If
 // another VM takes the VMID first, it tries the next one.
+func (s *scratchVM) create(ctx context.Context, config func(cluster.VMID) (map[string]string, error)) (cluster.VM, error) {
+	if err := s.awaitQuorum(ctx); err != nil {
+		return cluster.VM{}, err
+	}
+	for _, id := range slices.Backward(s.VMIDs) {
+		if _, err := s.Proxmox.VM(ctx, id); err == nil {
+			continue
+		} else if !errors.Is(err, cluster.ErrNotFound) {
+			return cluster.VM{}, fmt.Errorf("look up VM %d: %w", id, err)
+		}
+		settings, err := config(id)
+		if err != nil {
+			return cluster.VM{}, err
+		}
+		s.vmid = id
+		s.say(fmt.Sprintf("making scratch VM %d", id))
+		err = s.Proxmox.CreateVM(ctx, s.host, id, settings)
+		if errors.Is(err, cluster.ErrExists) {
+			s.vmid = 0
+			continue
+		}
+		if err != nil {
+			return cluster.VM{}, fmt.Errorf("create scratch VM %d on %s: %w", id, s.host, err)
+		}
+		vm, err := s.Proxmox.VM(ctx, id)
+		return vm, fault.Prefix(fmt.Sprintf("look up VM %d", id), err)
+	}
+	return cluster.VM{}, fault.WithHint(fault.RehearsalFailed.Refusedf("no VMID is free for a scratch VM on %s", s.host), "widen proxmox.vmids; recast status says what has them")
+}
+
+// awaitQuorum comes before each change. No node is out yet, so it waits for a while.
+func (s *scratchVM) awaitQuorum(ctx context.Context) error {
+	return rolling.Repeat(ctx, s.Timing.Poll, rolling.RepeatBefore, s.say, func(ctx context.Context) error { return cluster.RequireQuorum(ctx, s.Proxmox) })
+}
+
+// remove deletes the scratch VM, and returns err with what prevented that.
+func (s *scratchVM) remove(ctx context.Context, err error) error {
+	if s.vmid == 0 {
+		return err
+	}
+	after := context.WithoutCancel(ctx)
+	if errors.Is(err, cluster.ErrLostAnswer) || ctx.Err() != nil { // Proxmox may be about to create or start it
+		err = errors.Join(err, s.settle(after))
+	}
+	after, cancel := context.WithTimeout(after, scratchTimeout)
+	defer cancel()
+	return errors.Join(err, s.pruner().delete(after, s.vmid, s.uuid))
+}
+
+// settle waits for the tasks of the scratch VM only. Other tasks of ours may take longer than a
+// user waits after Ctrl-C.
+func (s *scratchVM) settle(ctx context.Context) error {
+	w := wait.For{
+		Name: fmt.Sprintf("tasks of scratch VM %d to end", s.vmid), Every: s.Timing.Poll, Timeout: scratchTimeout, Seen: s.say,
+	}
+	err := cluster.AwaitTasks(ctx, w, func(ctx context.Context) ([]string, error) {
+		return s.Proxmox.OwnTasksOf(ctx, s.host, s.vmid)
+	})
+	return fault.WithHint(err, "recast prune waits for them, and deletes the scratch VM if they leave one")
+}
+
+// create creates the scratch VM of the trial.
 func (t *trial) create(ctx context.Context) (cluster.VM, error) {
 	images := published.Images{Proxmox: t.Proxmox, Wanted: t.Model.Wanted, Host: t.Host}
 	find := images.ISO
@@ -37,34 +112,8 @@ func (t *trial) create(ctx context.Context) (cluster.VM, error) {
 	if err != nil {
 		return cluster.VM{}, err
 	}
-	if err := cluster.RequireQuorum(ctx, t.Proxmox); err != nil {
-		return cluster.VM{}, err
-	}
-	t.uuid = newUUID()
-	for _, id := range slices.Backward(t.VMIDs) {
-		if _, err := t.Proxmox.VM(ctx, id); err == nil {
-			continue
-		} else if !errors.Is(err, cluster.ErrNotFound) {
-			return cluster.VM{}, fmt.Errorf("look up VM %d: %w", id, err)
-		}
-		config, err := t.config(id, image)
-		if err != nil {
-			return cluster.VM{}, err
-		}
-		t.vmid = id
-		t.say(fmt.Sprintf("making scratch VM %d", id))
-		err = t.Proxmox.CreateVM(ctx, t.Host, id, config)
-		if errors.Is(err, cluster.ErrExists) {
-			t.vmid = 0
-			continue
-		}
-		if err != nil {
-			return cluster.VM{}, fmt.Errorf("create scratch VM %d on %s: %w", id, t.Host, err)
-		}
-		vm, err := t.Proxmox.VM(ctx, id)
-		return vm, fault.Prefix(fmt.Sprintf("look up VM %d", id), err)
-	}
-	return cluster.VM{}, fault.WithHint(fault.RehearsalFailed.Refusedf("no VMID is free for a scratch VM on %s", t.Host), "widen proxmox.vmids; recast status says what has them")
+	t.scratchVM = scratchVM{Rehearser: t.Rehearser, host: t.Host, uuid: newUUID(), path: t.path()}
+	return t.scratchVM.create(ctx, func(id cluster.VMID) (map[string]string, error) { return t.config(id, image) })
 }
 
 // scratchMiB limits the memory of a scratch VM: enough for an image with large extensions, all of
@@ -114,7 +163,7 @@ func (t *trial) config(id cluster.VMID, image string) (map[string]string, error)
 	config := map[string]string{
 		"name": planning.ScratchName(id), "memory": strconv.Itoa(t.memoryMiB()), "balloon": "0", "cores": scratchCores(node), "onboot": "0", "protection": "1",
 		"smbios1": "uuid=" + t.uuid, boots: value, "boot": "order=" + boots,
-		"description": "Scratch VM of recast: it tries an image out before a roll, and is deleted right after that. Nothing on it is of any worth.\n\n" + planning.ScratchMark(t.Run, t.Cluster, t.uuid),
+		"description": t.description("it tries an image out before a roll", planning.ScratchMark(t.Run, t.Cluster, t.uuid)),
 	}
 	for _, key := range asNode {
 		if v := node.Config[key]; v != "" {
@@ -146,20 +195,24 @@ func (t *trial) config(id cluster.VMID, image string) (map[string]string, error)
 	return config, nil
 }
 
-// firstCard is the node's first network card without its MAC and link state: Proxmox generates a
-// MAC if none is given. "" if the node has no card.
+// firstCard is the node's first network card without its MAC and link state. "" if the node has no card.
 func firstCard(vm cluster.VM) string {
 	for i := range 32 { // MAX_NETS in QemuServer.pm
-		value := vm.Config["net"+strconv.Itoa(i)]
-		if value == "" {
-			continue
+		if value := vm.Config["net"+strconv.Itoa(i)]; value != "" {
+			first, rest, _ := strings.Cut(withoutMAC(value), ",")
+			d := cluster.WithoutOption(cluster.Disk{Options: strings.Split(rest, ",")}, "link_down")
+			return strings.Trim(strings.Join(append([]string{first}, d.Options...), ","), ",")
 		}
-		first, rest, _ := strings.Cut(value, ",")
-		model, _, _ := strings.Cut(strings.TrimPrefix(first, "model="), "=")
-		d := cluster.WithoutOption(cluster.Disk{Options: strings.Split(rest, ",")}, "macaddr", "link_down")
-		return strings.Trim(strings.Join(append([]string{model}, d.Options...), ","), ",")
 	}
 	return ""
+}
+
+// withoutMAC is a network card without its MAC: Proxmox generates one if none is given.
+func withoutMAC(value string) string {
+	first, rest, _ := strings.Cut(value, ",")
+	model, _, _ := strings.Cut(strings.TrimPrefix(first, "model="), "=")
+	d := cluster.WithoutOption(cluster.Disk{Options: strings.Split(rest, ",")}, "macaddr")
+	return strings.Trim(strings.Join(append([]string{model}, d.Options...), ","), ",")
 }
 
 // systemDisk is the node's system disk, in whose place it will boot a prepared one.

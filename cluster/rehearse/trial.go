@@ -9,7 +9,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/wait"
@@ -19,9 +18,7 @@ import (
 type trial struct {
 	planning.Trial
 	*Rehearser
-
-	vmid cluster.VMID // the one that was requested; 0: none
-	uuid string
+	scratchVM // zero until it is created
 }
 
 func (t *trial) boot(ctx context.Context) (Rehearsed, error) {
@@ -44,16 +41,7 @@ func (t *trial) boot(ctx context.Context) (Rehearsed, error) {
 
 func (t *trial) do(ctx context.Context) error {
 	was, err := t.boot(ctx)
-	if t.vmid != 0 {
-		after := context.WithoutCancel(ctx)
-		if errors.Is(err, cluster.ErrLostAnswer) || ctx.Err() != nil { // Proxmox may be about to create or start it
-			err = errors.Join(err, t.settle(after))
-		}
-		after, cancel := context.WithTimeout(after, scratchTimeout)
-		defer cancel()
-		err = errors.Join(err, t.pruner().delete(after, t.vmid, t.uuid))
-	}
-	if err != nil {
+	if err = t.remove(ctx, err); err != nil {
 		return err
 	}
 	t.mu.Lock()
@@ -80,24 +68,11 @@ func (t *trial) key() string {
 	return "rehearsed/" + hex.EncodeToString(sum[:6])
 }
 
-// settle waits for the tasks of the scratch VM only. Other tasks of ours may take longer than a
-// user waits after Ctrl-C.
-func (t *trial) settle(ctx context.Context) error {
-	w := wait.For{
-		Name: fmt.Sprintf("tasks of scratch VM %d to end", t.vmid), Every: t.Timing.Poll, Timeout: scratchTimeout,
-		Seen: func(seen string) { t.say(seen) },
-	}
-	err := cluster.AwaitTasks(ctx, w, func(ctx context.Context) ([]string, error) {
-		return t.Proxmox.OwnTasksOf(ctx, t.Host, t.vmid)
-	})
-	return fault.WithHint(err, "recast prune waits for them, and deletes the scratch VM if they leave one")
-}
-
 // scratchTimeout limits each part that an interruption does not cancel: the wait for the tasks of a
 // scratch VM, and its deletion.
 const scratchTimeout = 2 * time.Minute
 
-func (t *trial) say(text string) { t.Say("roll/rehearse/"+t.Host+"/"+t.ID, text) }
+func (t *trial) path() string { return "roll/rehearse/" + t.Host + "/" + t.ID }
 
 // wait waits until look succeeds, and shows what it sees.
 func (t *trial) wait(ctx context.Context, name string, look wait.Look) error {

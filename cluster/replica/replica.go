@@ -22,6 +22,8 @@ type System struct {
 	Waits    string        // the setting that says so
 	Holds    bool          // recast can have it wait longer: Patience is what it waits by itself, 0 included
 	Held     []Hold        // it does now
+	Stuck    string        // why volumes that are used through a node that is away wait for it; "": another node serves them soon
+	Unstuck  string        // how that ends
 	Evicts   bool          // a node that is away longer is given up, copies or not: only a person brings it back
 	Remedy   string        // what else has it wait for a node, which it calls NODE; "": nothing known
 	Away     string        // why its objects may be out of date; "": its controllers run
@@ -42,10 +44,16 @@ type Volume struct {
 	Why      string // why not, in the system's words; "": they say nothing
 	Checked  string // when the system last looked; "": it always knows
 	Replicas []Replica
+	// Through is the node through which Users use it; "": each its own. Users may be unknown.
+	Through string
+	Users   []string
 	// Majority says that the volume can be used only while most of its copies are there, or half of them and most
 	// of the Witnesses, which are nodes without a copy.
-	Majority  bool
-	Witnesses []string
+	Majority   bool
+	Witnesses  []string
+	Placements []Placement // of a whole pool: how its data lies on nodes
+	Voters     []Voter     // of a whole pool: most of them must run for it to be used
+	Doubt      string      // why it is not known which Voters vote; "": it is
 }
 
 // Replica is a copy of a volume on a node.
@@ -66,8 +74,16 @@ type Exposure struct {
 	Volume string // "Longhorn volume longhorn-system/pvc-1 (claim default/db-0)"
 	Why    string
 	Remedy string
-	Alone  bool // as of the volume
+	Alone  bool   // its owner wants no other copy, and the system lets the node go
+	Brief  bool   // it is usable again long before the node is back
+	Note   string // what to know of one that does not refuse
 }
+
+// Refuses says whether a node may not go because of it. removed: it does not come back.
+func (e Exposure) Refuses(removed bool) bool { return !e.Brief && (!e.Alone || removed) }
+
+// meanwhile ends the note of what is Alone.
+const meanwhile = ", and is not there while the node is away"
 
 func (e Exposure) String() string { return e.Volume + " " + e.Why }
 
@@ -116,6 +132,9 @@ func Exposed(systems []System, node string, away func(node string) bool) []Expos
 	for _, s := range systems {
 		var here []Volume
 		for _, v := range s.Volumes {
+			if e := s.through(v, node); e.Why != "" && s.Away == "" {
+				out = append(out, e)
+			}
 			if slices.ContainsFunc(v.Replicas, func(r Replica) bool { return r.Node == node && !r.Unused }) {
 				here = append(here, v)
 			} else if s.Away == "" && slices.Contains(v.Witnesses, node) {
@@ -134,17 +153,17 @@ func Exposed(systems []System, node string, away func(node string) bool) []Expos
 			})
 			continue
 		}
+		if s.Pools {
+			out = append(out, s.poolsExposed(node, away)...)
+			continue
+		}
 		for _, v := range here {
-			exposed := s.exposed
-			if s.Pools {
-				exposed = s.partExposed
-			}
-			why, remedy := exposed(v, node, away)
+			why, remedy := s.exposed(v, node, away)
 			if why == "" {
 				why, remedy = s.minority(v, node, away)
 			}
 			if why != "" {
-				out = append(out, Exposure{System: s.Name, Volume: s.about(v), Why: why, Remedy: remedy, Alone: v.Alone})
+				out = append(out, Exposure{System: s.Name, Volume: s.about(v), Why: why, Remedy: remedy, Alone: v.Alone, Note: s.about(v) + " has its only replica on it" + meanwhile})
 			}
 		}
 	}
@@ -193,6 +212,23 @@ func (s System) exposed(v Volume, node string, away func(node string) bool) (why
 	return why, "wait until " + s.Name + " has made another"
 }
 
+// through says that others use the volume through the node. One whose only copy is on it is not there in any case.
+func (s System) through(v Volume, node string) Exposure {
+	others := slices.DeleteFunc(slices.Clone(v.Users), func(user string) bool { return user == node })
+	only := v.Alone && slices.ContainsFunc(v.Replicas, func(r Replica) bool { return r.Node == node })
+	if v.Through != node || only || len(v.Users) > 0 && len(others) == 0 {
+		return Exposure{}
+	}
+	used := "is used by " + Some(others) + " through it"
+	if len(others) == 0 {
+		used = "may be used by other nodes through it"
+	}
+	if s.Stuck != "" {
+		return Exposure{System: s.Name, Volume: s.about(v), Why: used + ", and waits for it while it is away: " + s.Stuck, Remedy: s.Unstuck}
+	}
+	return Exposure{System: s.Name, Volume: s.about(v), Why: used, Brief: true, Note: s.about(v) + " " + used + ": what writes to it waits until " + s.Name + " serves it through another node"}
+}
+
 // minority says why a volume could not be used without the node, and without those that are away already, although a
 // healthy copy is left; "" if it could.
 func (s System) minority(v Volume, node string, away func(node string) bool) (why, remedy string) {
@@ -223,24 +259,6 @@ func (s System) minority(v Volume, node string, away func(node string) bool) (wh
 		return "", ""
 	}
 	return "loses its quorum without it: " + strings.Join(lost, ", "), "bring that back first"
-}
-
-// partExposed is exposed for a pool: parts of it may be on the node and one other node only.
-func (s System) partExposed(v Volume, node string, away func(node string) bool) (why, remedy string) {
-	const only = "may have the only healthy replica of some data on it: "
-	for _, r := range v.Replicas {
-		switch down := s.down(r.Node, away); {
-		case r.Node == node:
-		case down != "":
-			return only + r.Node + " " + down, "bring that back first"
-		case !r.Healthy:
-			return only + r.Node + " does not serve all of its own", "bring that back first"
-		}
-	}
-	if !v.Robust {
-		return only + v.Why, "wait until it has repaired that"
-	}
-	return "", ""
 }
 
 // Ailing names the volumes in use that don't have all their copies, sorted.
@@ -322,20 +340,6 @@ func (s System) unhealed(node string, ailing []string) string {
 
 func count(volumes int) string { return fmt.Sprintf("%d %s", volumes, words.Plural(volumes, "volume")) }
 
-// unhealedPools is unhealed for pools.
-func (s System) unhealedPools(node string) string {
-	var parts []string
-	for _, v := range s.Volumes {
-		switch {
-		case slices.ContainsFunc(v.Replicas, func(r Replica) bool { return r.Node == node && !r.Healthy }):
-			parts = append(parts, fmt.Sprintf("%s: %s does not serve all of its data yet", s.about(v), node))
-		case !v.Robust:
-			parts = append(parts, s.about(v)+": "+v.Why)
-		}
-	}
-	return strings.Join(parts, "; ")
-}
-
 // Unchecked names what has copies on the node and was not looked at by its system since the first time
 // that this was asked with the same seen, which remembers that; "" if there is nothing.
 func Unchecked(systems []System, node string, seen map[string]string) string {
@@ -343,7 +347,8 @@ func Unchecked(systems []System, node string, seen map[string]string) string {
 	for _, s := range systems {
 		for _, v := range s.Volumes {
 			before, asked := seen[s.Name+" "+v.Name]
-			here := slices.ContainsFunc(v.Replicas, func(r Replica) bool { return r.Node == node })
+			here := slices.ContainsFunc(v.Replicas, func(r Replica) bool { return r.Node == node }) ||
+				slices.ContainsFunc(v.Voters, func(m Voter) bool { return m.Node == node })
 			if !here || v.Checked == "" || asked && before != v.Checked {
 				continue
 			}

@@ -138,48 +138,6 @@ func TestUnhealed(t *testing.T) {
 	}
 }
 
-// pool is one with parts on a, b and c.
-func pool(change func(v *Volume)) []System {
-	v := Volume{Name: "ns/ceph", Robust: true, Checked: "1", Replicas: []Replica{healthy("a"), healthy("b"), healthy("c")}}
-	change(&v)
-	return []System{{Name: "Ceph", Pools: true, Nodes: []Node{{Name: "a"}, {Name: "b"}, {Name: "c"}}, Volumes: []Volume{v}}}
-}
-
-func TestPools(t *testing.T) {
-	t.Parallel()
-	degraded := func(v *Volume) { v.Robust, v.Why = false, "PG_DEGRADED" }
-	down := func(i int) func(v *Volume) { return func(v *Volume) { v.Replicas[i].Healthy = false } }
-	const only = "Ceph cluster ns/ceph may have the only healthy replica of some data on it: "
-	cases := map[string]struct {
-		change            func(v *Volume)
-		away              string
-		exposed, unhealed string
-	}{
-		"whole":           {change: func(*Volume) {}},
-		"degraded":        {change: degraded, exposed: only + "PG_DEGRADED", unhealed: "Ceph cluster ns/ceph: PG_DEGRADED"},
-		"another is down": {change: down(1), exposed: only + "b does not serve all of its own"},
-		"another is away": {change: func(*Volume) {}, away: "c", exposed: only + "c is away"},
-		"it is down":      {change: down(0), unhealed: "Ceph cluster ns/ceph: a does not serve all of its data yet"},
-		"none here":       {change: func(v *Volume) { degraded(v); v.Replicas = v.Replicas[1:] }, unhealed: "Ceph cluster ns/ceph: PG_DEGRADED"},
-	}
-	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			systems := pool(tc.change)
-			var exposed []string
-			for _, e := range Exposed(systems, "a", func(node string) bool { return node == tc.away }) {
-				exposed = append(exposed, e.String())
-			}
-			if got := strings.Join(exposed, "\n"); got != tc.exposed {
-				t.Errorf("exposed: %s", got)
-			}
-			if got := Unhealed(systems, "a", nil); got != tc.unhealed {
-				t.Errorf("unhealed: %s", got)
-			}
-		})
-	}
-}
-
 // TestUnchecked: a health counts only once it was checked after the first look.
 func TestUnchecked(t *testing.T) {
 	t.Parallel()

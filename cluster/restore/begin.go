@@ -133,7 +133,7 @@ func (b *Begin) begin(ctx context.Context) error {
 		state, last, err := b.Talos.EtcdService(ctx, b.Target.Addr)
 		if err == nil && state == "Failed" {
 			return false, "", wait.Stop(fault.WithHint(fmt.Errorf("etcd could not begin with %s: %s", b.with(), last),
-				"%s; where it left something in %s, empty that first: %s", b.Failed, etcd.DataDir, EmptyEtcd))
+				"%s; talosctl -n %s list %s shows whether it left something there, which has to go first: %s, which also wipes whatever else that volume holds", b.Failed, b.Target.Addr, etcd.DataDir, EmptyEtcd))
 		}
 		if state == "Running" && err == nil {
 			err = silent

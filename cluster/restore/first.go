@@ -22,6 +22,7 @@ type Source struct {
 	File   string
 	Copied bool                                  // see Begin
 	Sum    func(context.Context) (string, error) // reads File again, and returns its SHA-256
+	Left   func(text string)                     // as of Kubelets
 	Gone   []string                              // the control planes that are made again: what discovery still knows of them is old
 }
 

@@ -38,6 +38,9 @@ func FindTarget(ctx context.Context, talos cluster.MachineReader, files cluster.
 			problems = append(problems, fmt.Errorf("%s is %s", addr, words.OrNone(name)))
 		case !m.ControlPlane:
 			return t, fault.Configf("%s is a worker: it has no etcd", node)
+		case m.TypeInit:
+			return t, fault.WithHint(fault.EtcdSnapshot.Refusedf("%s is of machine.type init: it takes no snapshot, but Talos begins a new, empty etcd there", node),
+				"set machine.type: controlplane in its configuration: talosctl patch machineconfig -n %s --mode staged -p '{\"machine\":{\"type\":\"controlplane\"}}'; then run the same command again, which sees whether it has data of etcd", addr)
 		case t.Node == "":
 			t = Target{Node: node, Addr: addr, UUID: m.UUID}
 		}
@@ -57,6 +60,7 @@ func FindTarget(ctx context.Context, talos cluster.MachineReader, files cluster.
 type Restore struct {
 	Begin
 	Kube cluster.NodeReader
+	Left func(text string) // as of Kubelets
 
 	waited bool // the node was seen healthy
 }
@@ -70,6 +74,7 @@ func (r *Restore) Steps() step.Step {
 				ID: "wait-healthy", Title: "wait until " + r.Target.Node + " is healthy",
 				Skip: r.healthy, Do: r.awaitHealthy,
 			},
+			Kubelets{Talos: r.Talos, Kube: r.Kube, Say: func(text string) { r.Say("restore/restart-kubelets", text) }, Left: r.Left}.Step(),
 		}, nil
 	}}
 }

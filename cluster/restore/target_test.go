@@ -39,6 +39,7 @@ func TestFindTarget(t *testing.T) {
 	}{
 		"the only control plane":    {func(*found) {}, ""},
 		"a worker":                  {func(f *found) { f.machine.ControlPlane = false }, "is a worker"},
+		"it begins alone":           {func(f *found) { f.machine.TypeInit = true }, "is of machine.type init: it takes no snapshot"},
 		"another worker":            {func(f *found) { f.machine.Nodename, f.machine.ControlPlane = "wk1", false }, "10.0.0.11 is wk1"},
 		"another control plane":     {func(f *found) { f.machine.Nodename = "cp2" }, "is not the only control plane: Talos knows cp2"},
 		"a second known one":        {func(f *found) { f.members = append(f.members, cluster.Member{Nodename: "cp2", ControlPlane: true}) }, "is not the only control plane: Talos knows cp2"},

@@ -49,6 +49,9 @@ func (n *bringUp) apply(ctx context.Context, disk cluster.MachineDisk, kubernete
 	if err != nil {
 		return err
 	}
+	if err := n.requireJoins(ctx, config); err != nil {
+		return err
+	}
 	patched, err := n.Maintenance.PatchConfig(config, n.savedConfig.patch(disk, kubernetes))
 	if err != nil {
 		return fmt.Errorf("machine configuration of %s: %w", n.Plan.Node, err)
@@ -59,6 +62,19 @@ func (n *bringUp) apply(ctx context.Context, disk cluster.MachineDisk, kubernete
 			"%s waits for one in maintenance mode; %s, and what it had is changed there", n.Plan.Node, n.wayBack())
 	}
 	return err
+}
+
+// requireJoins refuses a configuration with which the machine, unless it has etcd's data, would begin an
+// etcd of its own.
+func (n *bringUp) requireJoins(ctx context.Context, config cluster.Secret) error {
+	if !cluster.OfTypeInit(config) {
+		return nil
+	}
+	mem, err := n.Memory(ctx)
+	if err != nil || mem.EtcdKept && n.Plan.Strategy != cluster.Create {
+		return err
+	}
+	return n.gate.RequireJoins(config)
 }
 
 // awaitBlank waits until the machine is in maintenance mode. It returns nil if the machine already

@@ -241,7 +241,7 @@ func (n configure) reboot(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("read machine %s: %w", n.Plan.Addr, err)
 	}
-	lost := fault.Prefix("reboot "+n.Plan.Node, n.Talos.Reboot(ctx, n.Plan.Addr, n.Plan.UUID))
+	lost := fault.Prefix("reboot "+n.Plan.Node, n.Talos.Reboot(ctx, n.Plan.Addr, n.Plan.UUID, cluster.ByKexec))
 	if lost != nil && !errors.Is(lost, cluster.ErrLostAnswer) {
 		return lost
 	}
@@ -308,7 +308,7 @@ func (n configure) giveBack(ctx context.Context, cause error) error {
 		return rolling.Repeatable(n.Talos.StageConfig(ctx, n.Plan.Addr, n.Plan.UUID, old))
 	})
 	if err == nil {
-		if err = n.Talos.Reboot(ctx, n.Plan.Addr, n.Plan.UUID); err == nil || errors.Is(err, cluster.ErrLostAnswer) {
+		if err = n.Talos.Reboot(ctx, n.Plan.Addr, n.Plan.UUID, cluster.ByKexec); err == nil || errors.Is(err, cluster.ErrLostAnswer) {
 			err = rolling.Unanswered(err, n.awaitBoot(ctx, "wait-healthy", m.BootID))
 		}
 	}

@@ -25,6 +25,9 @@ func (n create) steps() []step.Step {
 		if !errors.Is(err, cluster.ErrExists) {
 			return err
 		}
+		if ours, err := made.Skip(ctx); err != nil || ours != "" {
+			return err // an earlier request for it was carried out late
+		}
 		r, errRead := n.record.read(ctx)
 		if errRead == nil {
 			errRead = n.savedConfig.thenForget(r.CloseRecord)(ctx)

@@ -266,7 +266,7 @@ func (n *etcdMember) blame(ctx context.Context, waited error) error {
 		if m, err := n.Talos.Machine(ctx, n.Plan.Addr); err == nil {
 			machine = &m
 		}
-		waited = fault.WithHint(waited, "%s", etcd.AdviceForLearner(n.Plan.Addr, machine))
+		waited = fault.WithHint(waited, "%s", etcd.AdviceForLearner(n.Plan.Node, n.Plan.Addr, machine))
 	}
 	return waited
 }

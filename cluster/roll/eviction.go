@@ -75,8 +75,9 @@ func (n eviction) disksStay(ctx context.Context, foreign []cluster.Disk, err err
 		return err
 	}
 	return fault.WithHint(fault.DrainBlocked.Of(err),
-		"Kubernetes counts no volume of %s as attached to %s any more, so its driver lost track: see which VM has each by right, then take them out of VM %d (qm set %d --delete KEY keeps the volume of another owner) and run the same command again; "+
-			"nothing of the VM was touched", exchange.DiskNames(foreign), n.Plan.Node, n.Plan.VMID, n.Plan.VMID)
+		"Kubernetes counts no volume of %s as attached to %s any more, so its driver lost track: kubectl get pv,volumeattachments shows which VM has each by right, and talosctl -n %s mounts whether %s still uses it. "+
+			"What it does not use, qm set %d --delete KEY takes out, which keeps the volume of another owner; then run the same command again; "+
+			"nothing of the VM was touched", exchange.DiskNames(foreign), n.Plan.Node, n.Plan.Addr, n.Plan.Node, n.Plan.VMID)
 }
 
 func (n eviction) drain(ctx context.Context) error {

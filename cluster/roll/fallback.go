@@ -54,7 +54,10 @@ func (n fallback) remember(ctx context.Context) error {
 		return err
 	}
 	sum, err := n.savedConfig.remember(ctx, kubernetes)
-	if err != nil || n.Plan.Previous == nil {
+	if err != nil {
+		return err
+	}
+	if err := n.newBoot.remember(ctx); err != nil || n.Plan.Previous == nil {
 		return err
 	}
 	mem, err := n.roller.node(*n.AsReimage()).recall.observe(ctx)

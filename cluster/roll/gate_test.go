@@ -214,6 +214,7 @@ func lossRows() []row {
 
 // configRows test the machine that gets a configuration, and the configuration.
 func configRows() []row {
+	ofInit := func(s *scene) { s.Config["journal"] = cluster.Secret("machine: {type: init}") }
 	labelled := func(devices ...string) func(*scene) {
 		return func(s *scene) {
 			for _, d := range devices {
@@ -248,6 +249,8 @@ func configRows() []row {
 		{Do: "configured", Change: all(off, func(s *scene) { s.Applied = "" }), Err: "is off", Done: "apply"},
 		{Do: "again", Change: all(off, func(s *scene) { s.Applied = "" }), Err: "is off", Done: "apply"},
 		{Do: "configured", Change: fails("apply", cluster.ErrNotFound), Err: "apply the configuration"},
+		{Do: "configured", Change: ofInit, Err: "is of machine.type init, and its etcd directory is empty"},
+		{Do: "configured", Change: all(ofInit, func(s *scene) { s.Mem.EtcdKept = true })},
 		{Do: "again", Change: func(s *scene) { s.Blank.UUID = "v" }, Err: "it is not as it was when the plan was made"},
 		{Do: "again", Change: func(s *scene) { s.Blank.Stage = "booting" }, Err: "it is not as it was when the plan was made"},
 		{Do: "again", Change: func(s *scene) { s.Blank.FromISO = true }, Err: "it is not as it was when the plan was made"},

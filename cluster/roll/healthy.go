@@ -4,10 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/parking"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/cluster/rolling"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/wait"
@@ -38,6 +40,9 @@ func (n *health) inVain(ctx context.Context, err error) error {
 	again := "recast roll waits for it again"
 	if m, errNow := n.Talos.Machine(ctx, n.Plan.Addr); errNow == nil && m.FromISO && m.SystemDisk != "" {
 		again = "it can't boot from its new disk, on which an installation broke off"
+	}
+	if n.Plan.KubeSpan {
+		err = fault.WithHint(err, "talosctl get affiliates, and kubespanpeerspecs on another node, show whether KubeSpan still has its old peer")
 	}
 	return fault.WithHint(fault.NoJoin.Of(err), "the console of VM %d and talosctl -n %s dmesg say more; %s; %s",
 		n.Plan.VMID, n.Plan.Addr, again, n.wayBack())
@@ -75,8 +80,11 @@ func (n *health) lacks(ctx context.Context, mem parking.Memory) (string, error) 
 	if lacks := n.lacksSystem(m, mem); lacks != "" {
 		return lacks, nil
 	}
-	if lacks := mem.LacksVolume(m); lacks != "" {
+	if lacks := mem.LacksVolume(m, n.Want.AcceptLoss); lacks != "" {
 		return lacks, nil
+	}
+	if stuck := stuck(m, mem.Stuck); stuck != "" {
+		return stuck, nil
 	}
 	if lacks := mem.LacksPlace(m, n.vmToBe(mem)); lacks != "" {
 		return lacks, nil
@@ -85,6 +93,12 @@ func (n *health) lacks(ctx context.Context, mem parking.Memory) (string, error) 
 		return lacks, err
 	}
 	return rolling.LacksNode(ctx, n.Kube, n.Plan.Node, m.UUID, m.BootID)
+}
+
+// stuck names volumes that Talos can't make or find, but for those that were so before: the configuration has not
+// arrived.
+func stuck(m cluster.Machine, before []cluster.VolumeStatus) string {
+	return strings.Join(m.StuckVolumes(before), "; ")
 }
 
 // lacksSystem compares the system that the machine booted, and its disk, with the expected ones.
@@ -164,6 +178,9 @@ func (n *health) settle(ctx context.Context, id string, within time.Duration, la
 			return false, "", wait.Stop(err)
 		case err != nil || what != "":
 			since = time.Time{}
+			if n.Plan.KubeSpan && what != "" && !strings.HasPrefix(what, cluster.StandsIn) {
+				what += "; " + planning.OldPeer
+			}
 			return false, what, n.renewal.stillOn(ctx, n.sentBack(ctx, err))
 		case since.IsZero():
 			since = time.Now()
@@ -209,5 +226,13 @@ func (n *health) waitHealthy(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return n.inVain(ctx, n.settle(ctx, "bring-up/wait-healthy", n.Timing.Join, func(ctx context.Context) (string, error) { return n.lacks(ctx, mem) }))
+	within := n.Timing.Join
+	if n.Plan.KubeSpan {
+		within += planning.PeerLasts
+	}
+	err = n.inVain(ctx, n.settle(ctx, "bring-up/wait-healthy", within, func(ctx context.Context) (string, error) { return n.lacks(ctx, mem) }))
+	if err == nil {
+		n.served.Tell(ctx, "bring-up/wait-healthy")
+	}
+	return err
 }

@@ -54,7 +54,7 @@ func TestRunsWantedIsSeenOnce(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
 				machine := &countedTalos{machine: c.machine}
-				r := &Roller{Roll: &rolling.Roll{Talos: machine, Kube: unmarkedNode{}}, History: func(string) ([]cluster.LockedExtension, bool) { return nil, false }}
+				r := &Roller{Roll: &rolling.Roll{Talos: machine, Kube: unmarkedNode{}}, History: func(string) (cluster.LockedContent, bool) { return cluster.LockedContent{}, false }}
 				n := r.node(rolling.Node{Plan: planning.NodePlan{Node: "wk1", UUID: "u1"}, Want: cluster.Wanted{Build: b}})
 				for range 2 {
 					if reason, err := n.upgrade.runsWanted(t.Context()); err != nil || (reason != "") != c.want {

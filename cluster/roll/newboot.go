@@ -33,7 +33,9 @@ func (n *newBoot) healthy(ctx context.Context) (string, error) {
 func (n *newBoot) waitHealthy(ctx context.Context) error {
 	err := n.health.settle(ctx, "wait-healthy", n.Timing.Boot+n.Timing.Join, n.lacks)
 	switch {
-	case err == nil || ctx.Err() != nil || fault.KindOf(err) == fault.Config:
+	case err == nil:
+		return n.awaitVolumes(ctx)
+	case ctx.Err() != nil || fault.KindOf(err) == fault.Config:
 		return err
 	case errors.Is(err, errRolledBack):
 		return n.rolledBack(ctx, err)
@@ -47,6 +49,34 @@ func (n *newBoot) waitHealthy(ctx context.Context) error {
 		return fault.WithHint(fmt.Errorf("%w; %s is off", err, vm), "see who stopped it; start %s in Proxmox, then run the same command again", vm)
 	}
 	return n.bootFailed(ctx, err)
+}
+
+// remember keeps which volumes are stuck before the upgrade.
+func (n *newBoot) remember(ctx context.Context) error {
+	m, err := n.Talos.Machine(ctx, n.Plan.Addr)
+	if err != nil {
+		return fmt.Errorf("read machine %s: %w", n.Plan.Addr, err)
+	}
+	return fault.Prefix("journal", n.Journal.Put(n.Key("stuck"), m.Stuck()))
+}
+
+// awaitVolumes waits for the volumes of a configuration that came with the boot, as one that was staged does. The
+// system is the wanted one, so it stays.
+func (n *newBoot) awaitVolumes(ctx context.Context) error {
+	var before []cluster.VolumeStatus
+	known, err := n.Journal.Get(n.Key("stuck"), &before)
+	if err != nil {
+		return fault.Prefix("journal", err)
+	}
+	if !known {
+		return nil // which of them were stuck before, nobody knows: drift names them
+	}
+	err = n.Watch(ctx, "wait-healthy", n.OfMachine("volumes of "+n.Plan.Node, n.Timing.Join), func(ctx context.Context) (bool, string, error) {
+		m, err := n.Talos.Machine(ctx, n.Plan.Addr)
+		lacks := stuck(m, before)
+		return err == nil && lacks == "", lacks, err
+	})
+	return fault.WithHint(err, "it runs the wanted build; talosctl -n %s get volumestatus shows its volumes: mend its machine configuration, then run the same command again", n.Plan.Addr)
 }
 
 var (
@@ -112,6 +142,9 @@ func (n *newBoot) bootFailed(ctx context.Context, cause error) error {
 		policy = cluster.RollbackOnBootFailure
 	}
 	cause = fmt.Errorf("%s did not come back from its upgrade: %w", n.Plan.Node, cause)
+	if n.Plan.Reboot == cluster.ByFirmware {
+		cause = fault.WithHint(cause, "it was booted through the firmware (roll.reboot): an image that boots by kexec only hangs there (talos#14146); no other node got it")
+	}
 	if m, err := n.Talos.Booted(ctx, n.Plan.Addr); err == nil && m.UUID == n.Plan.UUID && len(cluster.DiffImage(n.Want.Build, m.RunningSystem, n.roller.History)) > 0 {
 		if mark, err := n.upgrade.mark(ctx); err == nil && mark != nil && mark.BootID == m.BootID {
 			return fault.WithHint(cause, "talosctl -n %s dmesg shows why it does not leave the boot from before the upgrade; run the same command again to continue from there", n.Plan.Addr)

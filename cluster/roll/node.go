@@ -40,6 +40,7 @@ type node struct {
 	hookPoints  hookPoints      // the user's hooks
 	userGates   usergate.Points // the user's gates
 	healing     healing.Points  // volumes of which other nodes have copies
+	served      healing.Served  // volumes of servers that may know the node by name
 	reshape     reshape         // the VM's shape
 	serving     serving.VM      // the VM while the node serves
 	create      create          // a node that is nowhere yet
@@ -80,6 +81,7 @@ func (r *Roller) node(h rolling.Node) *node {
 	n.hookPoints = hookPoints{n}
 	n.userGates = usergate.Points{Node: n.Node, Objects: r.Objects, Commands: r.Commands, LeftOpen: n.hookPoints.batchLeftOpen}
 	n.healing = healing.Points{Node: n.Node, Leaving: &r.leaving, LeftOpen: n.hookPoints.batchLeftOpen}
+	n.served = healing.Served{Node: n.Node, Files: r.Files, LeftOpen: n.hookPoints.batchLeftOpen}
 	n.reshape = reshape{n}
 	n.serving = serving.VM{Node: n.Node, Gate: n.gate}
 	n.create = create{n}

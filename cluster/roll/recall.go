@@ -83,7 +83,7 @@ func (n recall) observe(ctx context.Context) (parking.Memory, error) {
 	if err != nil {
 		return parking.Memory{}, err
 	}
-	mem.Pools = m.Pools()
+	mem.Pools, mem.Extensions, mem.Stuck = m.Pools(), m.Extensions, notToCome(m)
 	if mem.Volumes, err = cluster.PersistentVolumes(vm, drives, m, system); err != nil {
 		return parking.Memory{}, err
 	}
@@ -102,6 +102,17 @@ func (n recall) observe(ctx context.Context) (parking.Memory, error) {
 	}
 	mem.Kubernetes, err = n.savedConfig.runsKubernetes(ctx)
 	return mem, err
+}
+
+// notToCome are the volumes that are stuck, and those that somebody made on the system disk: Talos makes none of them again.
+func notToCome(m cluster.Machine) []cluster.VolumeStatus {
+	out := m.Stuck()
+	for _, s := range m.VolumeStatuses {
+		if strings.HasPrefix(s.ID, cluster.ExistingVolume) && s.Disk == m.SystemDisk {
+			out = append(out, cluster.VolumeStatus{ID: s.ID, Phase: "missing"})
+		}
+	}
+	return out
 }
 
 // proveReplace finds, while the node still runs, what would stop the exchange later.

@@ -62,7 +62,7 @@ func (n *record) open(ctx context.Context, mem parking.Memory) error {
 func (n *record) opening() parking.Record {
 	return parking.Record{
 		Cluster: n.Cluster, Node: n.Plan.Node, Run: n.Run, VMIDs: n.roller.VMIDs.String(), Build: n.Plan.Build(), Strategy: n.Plan.Strategy,
-		Rebuild: n.Plan.Rebuild, Addr: n.Plan.Addr, Restore: n.Plan.Restore, Prepared: n.Plan.Prepared, Nth: parking.NextNth(n.Plan.Found.Parkings()),
+		Rebuild: n.Plan.Rebuild, Addr: n.Plan.Addr, Restore: n.Plan.Restore, Prepared: n.Plan.Prepared, Nth: parking.NextNth(n.Plan.Found.Parkings()), New: n.Plan.Found.MadeNew(),
 	}
 }
 

@@ -95,7 +95,17 @@ func (n order) up(system step.Step) step.Step {
 			step.OnlyIf(n.installs(), step.Step{ID: "configure", Code: fault.NoBoot, Title: "check the blank machine and configure it", Risk: step.Destructive, Skip: n.bringUp.configured, Do: n.bringUp.configure}),
 			step.OnlyIf(n.Plan.Bootstraps, restore.First(n.Node, n.roller.Files, n.roller.Rebuild)),
 			step.Step{ID: "wait-healthy", Code: fault.NoJoin, Title: "wait until " + n.Plan.Node + " is healthy", Skip: n.health.healthy, Do: n.health.waitHealthy},
+			step.OnlyIf(n.Plan.Bootstraps && n.Plan.Rebuild != "", n.restartKubelets()),
 			step.Step{ID: "finish", Title: "put back what was taken away for the roll", Steps: n.finish.steps},
 		),
 	}
+}
+
+// restartKubelets is for a broken cluster whose etcd has just begun again: all control planes are made again.
+func (n order) restartKubelets() step.Step {
+	from := n.roller.Rebuild
+	return restore.Kubelets{
+		Talos: n.Talos, Kube: n.Kube, Fresh: from.Gone, Left: from.Left,
+		Say: func(text string) { n.Tell("bring-up/restart-kubelets", text) },
+	}.Step()
 }

@@ -40,19 +40,23 @@ func (n *renewal) stillOn(ctx context.Context, err error) error {
 // cutOff says whether the machine may hang because an earlier process of this run was interrupted
 // during the installation, for example by a power failure of the host: a boot ISO that finds Talos
 // on a disk halts (talos.halt_if_installed). It also requires that the disk holds nothing else: the
-// node still has our mark, and etcd has no member of it.
+// node still has our mark, or has never joined if it is new, and etcd has no member of it.
 func (n *renewal) cutOff(ctx context.Context, r *exchange.Replace, mem parking.Memory) bool {
-	if !n.Plan.Resume || n.done || n.Plan.Prepared != "" || n.Plan.Strategy != cluster.Recreate && n.Plan.Strategy != cluster.Reimage {
+	isNew := n.Plan.Strategy == cluster.Create
+	if !n.Plan.Resume || n.done || n.Plan.Prepared != "" || !n.installs() || isNew && (n.Plan.Bootstraps || n.Plan.Rebuild != "") {
 		return false
 	}
 	vm, found, err := r.Powered(ctx)
 	if err != nil || !found || !vm.Running || vm.UUID() != n.Plan.UUID || vm.MadeBy() != n.Run || !r.Spare.IsBlank(vm) {
 		return false
 	}
-	if k, err := n.KubeNode(ctx); err != nil || k.Ready || !k.HeldBy(n.Run) || k.BootID != mem.BootID {
+	switch k, err := n.Kube.Node(ctx, n.Plan.Node); {
+	case isNew && !errors.Is(err, cluster.ErrNotFound):
+		return false // it has joined
+	case !isNew && (err != nil || k.Ready || !k.HeldBy(n.Run) || k.BootID != mem.BootID):
 		return false // it is Ready, is no longer ours, or its kubelet has reported a new boot: it was installed
 	}
-	if !mem.ControlPlane || mem.EtcdKept {
+	if !mem.ControlPlane || mem.EtcdKept && !isNew {
 		return true
 	}
 	v, err := etcd.Look(ctx, n.Talos, n.AskEtcd(), n.Plan.Node)

@@ -11,13 +11,18 @@ import (
 	"github.com/recast-sh/recast/cluster/rolling"
 )
 
-// oneNode is a Kubernetes with one Node.
+// oneNode is a Kubernetes with one Node, or with none.
 type oneNode struct {
 	cluster.Kube
 	node cluster.KubeNode
 }
 
-func (k oneNode) Node(context.Context, string) (cluster.KubeNode, error) { return k.node, nil }
+func (k oneNode) Node(context.Context, string) (cluster.KubeNode, error) {
+	if k.node.Name == "" {
+		return k.node, cluster.ErrNotFound
+	}
+	return k.node, nil
+}
 
 // oneVM is a Proxmox that has a single VM.
 type oneVM struct {
@@ -50,6 +55,16 @@ func TestCutOffInstallation(t *testing.T) {
 		"a disk that is not ours": {func(vm *cluster.VM, _ *cluster.KubeNode, _ *node) { vm.Config["scsi0"] = "fast:vm-101-disk-6" }, false},
 		"our serial on another VM's one": {func(vm *cluster.VM, _ *cluster.KubeNode, _ *node) {
 			vm.Config["scsi0"] = "fast:vm-7-disk-0,serial=blank"
+		}, false},
+		"new, never joined": {func(_ *cluster.VM, node *cluster.KubeNode, n *node) {
+			*node, n.Plan.Strategy = cluster.KubeNode{}, cluster.Create
+		}, true},
+		"new, has joined": {func(_ *cluster.VM, _ *cluster.KubeNode, n *node) { n.Plan.Strategy = cluster.Create }, false},
+		"new, begins etcd": {func(_ *cluster.VM, node *cluster.KubeNode, n *node) {
+			*node, n.Plan.Strategy, n.Plan.Bootstraps = cluster.KubeNode{}, cluster.Create, true
+		}, false},
+		"new, in a rebuild": {func(_ *cluster.VM, node *cluster.KubeNode, n *node) {
+			*node, n.Plan.Strategy, n.Plan.Rebuild = cluster.KubeNode{}, cluster.Create, "sum"
 		}, false},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -1,6 +1,7 @@
 package roll
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -54,16 +55,20 @@ func (n resetMachine) steps() []step.Step {
 	return []step.Step{
 		{ID: "configure", Code: fault.NoBoot, Title: "give " + n.Plan.Node + " its machine configuration", Risk: step.Disruptive, Skip: n.bringUp.configured, Do: n.again},
 		{ID: "wait-healthy", Code: fault.NoJoin, Title: "wait until " + n.Plan.Node + " is healthy", Skip: n.serves, Do: func(ctx context.Context) error {
-			return fault.WithHint(n.health.settle(ctx, "wait-healthy", n.Timing.Boot+n.Timing.Join, n.lacks),
+			return fault.WithHint(n.health.settle(ctx, "wait-healthy", n.Timing.Boot+n.Timing.Join, func(ctx context.Context) (string, error) { return n.lacks(ctx, nil) }),
 				"the console of VM %d and talosctl -n %s dmesg say more; if etcd's data is lost and there is no other control plane, continue with recast restore", n.Plan.VMID, n.Plan.Addr)
 		}},
 	}
 }
 
-func (n resetMachine) lacks(ctx context.Context) (string, error) {
-	m, lacks, err := n.Arrived(ctx)
-	if err != nil || lacks != "" {
-		return lacks, err
+// lacks names the first thing that the machine lacks; before are the volumes that need not come up.
+func (n resetMachine) lacks(ctx context.Context, before []cluster.VolumeStatus) (string, error) {
+	m, err := n.Talos.ArrivedWhole(ctx, n.Plan.Addr)
+	if err != nil {
+		return "", err
+	}
+	if lacks := cmp.Or(n.LacksMachine(m.MachineStanding), stuck(m, before)); lacks != "" {
+		return lacks, nil
 	}
 	if lacks, err := n.etcd.lacks(ctx, n.newBoot.inPlaceMemory()); err != nil || lacks != "" {
 		return lacks, err

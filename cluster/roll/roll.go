@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/observe"
@@ -67,7 +68,7 @@ func (r *Roller) phase(p planning.Plan, b planning.Batch) (step.Step, error) {
 const maxAhead = 10
 
 func (n order) branches() []step.Step {
-	return slices.Concat(n.userGates.Before(), n.healing.Before(), n.hookPoints.before(), n.RepeatingAll("", n.work()), n.hookPoints.after(), n.healing.After(), n.userGates.After())
+	return slices.Concat(n.userGates.Before(), n.healing.Before(), n.served.Before(), n.hookPoints.before(), n.RepeatingAll("", n.work()), n.hookPoints.after(), n.healing.After(), n.served.After(), n.userGates.After())
 }
 
 // finished is the goal of the whole branch: the node runs what is wanted, and no run has left
@@ -96,49 +97,81 @@ func (n order) finished(ctx context.Context) (string, error) {
 		return n.rolledBackTo(park.Record), nil
 	}
 	ended := n.Out.Has(n.Plan.Node) // false before its steps: it is not out yet
-	vm, err := n.Proxmox.VMConfig(ctx, n.Plan.VMID)
 	if n.Plan.Strategy == cluster.Create && !ended {
 		return "", nil
 	}
+	d, known, err := n.drift(ctx, park, ended)
+	if err != nil || !known || d.Rollable() {
+		return "", err
+	}
+	n.Out.Remove(n.Plan.Node)
+	return fmt.Sprintf("runs %s build %s", n.Want.Build.TalosVersion, words.Short(n.Want.Build.ID)), nil
+}
+
+// lacks names what keeps the node from being finished.
+func (n order) lacks(ctx context.Context) (string, error) {
+	switch n.Plan.Strategy {
+	case cluster.Create, cluster.Recreate, cluster.Reimage, cluster.InPlace:
+	default:
+		return "", nil // their goals are others, which the title says
+	}
+	park, err := n.Parking(ctx)
+	switch {
+	case err != nil && !errors.Is(err, cluster.ErrNotFound):
+		return "", err
+	case err == nil && park.Record.Open:
+		return fmt.Sprintf("the record on %s is still open", park.VM), nil
+	}
+	d, known, err := n.drift(ctx, park, false)
+	if err != nil || !known {
+		return "its machine does not answer", err
+	}
+	var reasons []string
+	for _, r := range d.Reasons {
+		reasons = append(reasons, r.Text)
+	}
+	return strings.Join(reasons, "; "), nil
+}
+
+// drift is what of the node is not as wanted now. known is false if its machine does not answer, which is an
+// error once the node has ended.
+func (n order) drift(ctx context.Context, park parking.Parking, ended bool) (d observe.Drift, known bool, err error) {
+	vm, err := n.Proxmox.VMConfig(ctx, n.Plan.VMID)
 	if err != nil {
-		return "", fmt.Errorf("look up VM %d: %w", n.Plan.VMID, err)
+		return d, false, fmt.Errorf("look up VM %d: %w", n.Plan.VMID, err)
 	}
 	m, err := n.Talos.System(ctx, n.Plan.Addr)
 	switch {
 	case err != nil && ended:
-		return "", fmt.Errorf("read machine %s: %w", n.Plan.Addr, err)
+		return d, false, fmt.Errorf("read machine %s: %w", n.Plan.Addr, err)
 	case err != nil || m.ConfigHidden:
-		return "", nil //nolint:nilerr // a machine that does not answer is not finished; bring-up says why
+		return d, false, nil //nolint:nilerr // a machine that does not answer is not finished; bring-up says why
 	}
 	k, err := n.Kube.Node(ctx, n.Plan.Node)
 	switch {
 	case err == nil || errors.Is(err, cluster.ErrNotFound):
 	case ended:
-		return "", fmt.Errorf("ask Kubernetes for node %s: %w", n.Plan.Node, err)
+		return d, false, fmt.Errorf("ask Kubernetes for node %s: %w", n.Plan.Node, err)
 	default:
-		return "", nil //nolint:nilerr // a single control plane's API is away with it
+		return d, false, nil //nolint:nilerr // a single control plane's API is away with it
 	}
-	known := err == nil
-	if known {
+	inKubernetes := err == nil
+	if inKubernetes {
 		m.RunningSystem = k.Corrected(m.RunningSystem, "")
 	}
 	f := observe.Found{Name: n.Want.Name, VM: &vm, Machine: new(m.Machine())}
 	if len(n.Plan.VM) > 0 {
 		if _, f.Shape, err = n.serving.Running().Now(ctx); err != nil {
-			return "", err
+			return d, false, err
 		}
 	}
 	if park.VM.ID != 0 {
 		f.Parking = &park
 	}
-	if known {
+	if inKubernetes {
 		f.Node = &k
 	}
-	if observe.Diff(n.Want, f, n.roller.History).Rollable() {
-		return "", nil
-	}
-	n.Out.Remove(n.Plan.Node)
-	return fmt.Sprintf("runs %s build %s", n.Want.Build.TalosVersion, words.Short(n.Want.Build.ID)), nil
+	return observe.Diff(n.Want, f, n.roller.History), true, nil
 }
 
 func (n order) step() step.Step {
@@ -148,6 +181,7 @@ func (n order) step() step.Step {
 	}
 	s := step.Step{ID: n.Plan.Node, Title: title, Risk: step.Destructive, Whole: true, Uses: n.Plan.Slots, Ahead: n.RepeatingAll("", n.upgrade.pullSteps())}
 	s.Skip = n.Repeating("", step.Step{Skip: n.finished}).Skip
+	s.Lacks = n.lacks
 	s.Steps = func(context.Context) ([]step.Step, error) { return n.branches(), nil }
 	if !n.Plan.Strategy.KeepsVM() {
 		s = n.explained(s)

@@ -72,7 +72,11 @@ func (n trial) try(ctx context.Context) error {
 // its image counts as well for Talos, and for a while for Kubernetes; a static pod that is replaced
 // counts as ready until it is.
 func (n configure) lacksPart(ctx context.Context) (string, error) {
-	if lacks, err := n.reset.lacks(ctx); err != nil || lacks != "" {
+	var before []cluster.VolumeStatus
+	if was := n.Plan.Found.Machine; was != nil {
+		before = was.VolumeStatuses
+	}
+	if lacks, err := n.reset.lacks(ctx, before); err != nil || lacks != "" {
 		return lacks, err
 	}
 	k, err := n.Talos.Kubernetes(ctx, n.Plan.Addr)

@@ -43,7 +43,7 @@ func (n *upgrade) awaitInstaller(ctx context.Context, setMark func() error) erro
 		if err != nil || reason != "" {
 			return err == nil, "", err // a failed read says nothing about the installer
 		}
-		reboots, err = n.Talos.Install(ctx, n.Plan.Addr, n.Plan.UUID, n.Want.Build.Installer, func(s string) { n.Tell("upgrade/install", s) })
+		reboots, err = n.Talos.Install(ctx, n.Plan.Addr, n.Plan.UUID, n.Want.Build.Installer, n.Plan.Reboot, func(s string) { n.Tell("upgrade/install", s) })
 		if errors.Is(err, cluster.ErrBusy) {
 			return false, "it still runs", nil
 		}
@@ -157,7 +157,7 @@ func (n *upgrade) install(ctx context.Context) error {
 	reboots := false
 	err = n.Repeat(ctx, "upgrade/install", rolling.RepeatBefore, func(ctx context.Context) error {
 		began := time.Now()
-		reboots, err = n.Talos.Install(ctx, n.Plan.Addr, n.Plan.UUID, n.Want.Build.Installer, func(s string) { n.Tell("upgrade/install", s) })
+		reboots, err = n.Talos.Install(ctx, n.Plan.Addr, n.Plan.UUID, n.Want.Build.Installer, n.Plan.Reboot, func(s string) { n.Tell("upgrade/install", s) })
 		if time.Since(began) > rolling.RepeatBefore { // it has already waited that long
 			return rolling.Final(err)
 		}
@@ -286,7 +286,7 @@ func (n *upgrade) pullOnce(ctx context.Context) error {
 // anything is taken down, and the fetch needs no turn of its own. None if no installer is needed.
 func (n *upgrade) pullSteps() []step.Step {
 	switch {
-	case n.Plan.Resume, n.Plan.Drift.Tidy(), n.Plan.Strategy != cluster.Recreate && n.Plan.Strategy != cluster.Reimage && n.Plan.Strategy != cluster.InPlace:
+	case n.Plan.Resume, n.Plan.OnlyTidies(), n.Plan.Strategy != cluster.Recreate && n.Plan.Strategy != cluster.Reimage && n.Plan.Strategy != cluster.InPlace:
 		return nil
 	}
 	return []step.Step{{ID: "pull", Code: fault.NotPullable, Title: "have " + n.Plan.Node + " fetch the installer", Skip: n.hasPulled, Do: n.pull, Yields: true}}
@@ -307,7 +307,7 @@ func (n *upgrade) remember(ctx context.Context) error {
 }
 
 func (n *upgrade) reboot(ctx context.Context) error {
-	lost := fault.Prefix("reboot "+n.Plan.Node, n.Talos.Reboot(ctx, n.Plan.Addr, n.Plan.UUID))
+	lost := fault.Prefix("reboot "+n.Plan.Node, n.Talos.Reboot(ctx, n.Plan.Addr, n.Plan.UUID, n.Plan.Reboot))
 	if lost != nil && !errors.Is(lost, cluster.ErrLostAnswer) {
 		return lost
 	}

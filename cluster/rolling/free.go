@@ -45,10 +45,16 @@ func (n Freeing) Steps(path string) []step.Step {
 // free frees a disk that is not needed any more. If that fails, the roll goes on, because the node is
 // as it should be: the disk stays, and hint says what frees it.
 func (n Freeing) free(ctx context.Context, ref exchange.KeptRef, path, hint string) error {
-	err := ref.Free(ctx, n.Proxmox, func(ctx context.Context) ([]cluster.Use, error) {
-		vms, err := n.Proxmox.VMs(ctx)
-		return parking.UsesOf(vms), fault.Prefix("read Proxmox", err)
-	})
+	return n.stay(ctx, ref, ref.Free(ctx, n.Proxmox, n.uses), path, hint)
+}
+
+func (n Freeing) uses(ctx context.Context) ([]cluster.Use, error) {
+	vms, err := n.Proxmox.VMs(ctx)
+	return parking.UsesOf(vms), fault.Prefix("read Proxmox", err)
+}
+
+// stay notes that a disk is not freed, if err says why, and returns what the roll must not go on with.
+func (n Freeing) stay(ctx context.Context, ref exchange.KeptRef, err error, path, hint string) error {
 	if err == nil || ctx.Err() != nil || fault.KindOf(err) == fault.Claimed {
 		return err
 	}
@@ -63,7 +69,7 @@ func (n Freeing) free(ctx context.Context, ref exchange.KeptRef, path, hint stri
 }
 
 // Removed frees what a removal of the node has parked, and has recorded as going: the system disk of
-// a node that was there only for a roll.
+// a node that was there only for a roll. If it is not known whether something uses it, the next roll tries again.
 func (n Freeing) Removed() step.Step {
 	const id = "free-disk"
 	return step.Step{
@@ -82,7 +88,11 @@ func (n Freeing) Removed() step.Step {
 					}
 					ref.Volid = disk.Volid
 				}
-				if err := n.free(ctx, ref, id, fmt.Sprintf("recast remove %s --free %s frees it", n.Plan.Node, n.Plan.Node)); err != nil {
+				err := ref.Free(ctx, n.Proxmox, n.uses)
+				if err != nil && fault.KindOf(err) != fault.Refused { // not known: it is still to be freed
+					return fault.WithHint(fmt.Errorf("free %s of %s: %w", k.Key, park.VM, err), "run the same command again: it frees the disk")
+				}
+				if err := n.stay(ctx, ref, err, id, fmt.Sprintf("recast remove %s --free %s frees it", n.Plan.Node, n.Plan.Node)); err != nil {
 					return err
 				}
 			}

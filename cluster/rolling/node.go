@@ -195,6 +195,7 @@ func (n *Node) OtherControlPlanes() []cluster.Endpoint {
 func (n *Node) AsReimage() *Node {
 	f := *n
 	f.Plan.Strategy, f.Plan.EtcdKept, f.Plan.Resume = cluster.Reimage, n.Plan.FallbackKept, true
+	f.Plan.KubeSpan = n.Plan.FallbackKubeSpan
 	f.Want.Build, f.Path = *n.Plan.Previous, n.Path+"/fallback"
 	f.Plan.Wanted = f.Want
 	return &f
@@ -204,5 +205,5 @@ func (n *Node) AsReimage() *Node {
 // either.
 func (n *Node) StaysIn() bool {
 	cordoned := slices.ContainsFunc(n.Plan.Drift.Reasons, func(r cluster.Reason) bool { return r.Code == "cordoned" })
-	return n.Plan.Strategy == cluster.InPlace && n.Plan.Drift.Tidy() && !cordoned
+	return n.Plan.OnlyTidies() && !cordoned
 }

@@ -21,14 +21,17 @@ func Final(err error) error {
 	return &cluster.FinalError{Err: err}
 }
 
-// Repeat repeats do until its reads are answered, at most for within, and says under the step's ID
-// what it waits for. Any other error ends it, and so does the end of ctx.
-func (n *Node) Repeat(ctx context.Context, id string, within time.Duration, do func(context.Context) error) (err error) {
+// Repeat is the function Repeat for a step of the node, by its path below the node.
+func (n *Node) Repeat(ctx context.Context, id string, within time.Duration, do func(context.Context) error) error {
+	return Repeat(ctx, n.Timing.Poll, within, func(text string) { n.Say(path.Join(n.Path, id), text) }, do)
+}
+
+// Repeat repeats do until its reads are answered, at most for within, and says what it waits for. Any other
+// error ends it, and so does the end of ctx.
+func Repeat(ctx context.Context, every, within time.Duration, say func(string), do func(context.Context) error) (err error) {
 	var since time.Time // the first unanswered attempt
-	w := wait.For{Name: "an answer", Every: max(n.Timing.Poll, time.Second)}
-	w.Seen = func(seen string) {
-		n.Say(path.Join(n.Path, id), fmt.Sprintf("asked again for up to %s: %s", within, seen))
-	}
+	w := wait.For{Name: "an answer", Every: max(every, time.Second)}
+	w.Seen = func(seen string) { say(fmt.Sprintf("asked again for up to %s: %s", within, seen)) }
 	_ = wait.Until(ctx, w, func(ctx context.Context) (bool, string, error) { // err says how it ended
 		err = do(ctx)
 		switch {

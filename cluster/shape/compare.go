@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"maps"
+	"net/netip"
 	"slices"
 	"strings"
 
@@ -50,6 +51,13 @@ func (ds Differences) At(w When) Differences {
 	return slices.DeleteFunc(slices.Clone(ds), func(d Difference) bool { return d.When != w })
 }
 
+// NewDisks says whether disks are added, or grow.
+func (ds Differences) NewDisks() bool {
+	return slices.ContainsFunc(ds, func(d Difference) bool {
+		return d.When != Never && cluster.IsDiskKey(d.setting) && (d.grows || d.Key == d.setting)
+	})
+}
+
 // Changed lists the settings of the VM's configuration that differ, by Proxmox' key.
 func (ds Differences) Changed() []string {
 	var keys []string
@@ -72,7 +80,7 @@ func (ds Differences) String() string {
 
 // Compare lists what of a VM is not as wanted. ha is the VM's resource in Proxmox HA; nil: it has none.
 func Compare(vm cluster.VM, ha *cluster.HAResource, s cluster.Shape) (Differences, error) {
-	c := comparison{vm: vm}
+	c := comparison{vm: vm, addr: s.Addr}
 	for _, key := range slices.Sorted(maps.Keys(s.Settings)) {
 		c.value(key, s.Settings[key])
 	}
@@ -95,6 +103,7 @@ func Compare(vm cluster.VM, ha *cluster.HAResource, s cluster.Shape) (Difference
 // comparison collects the differences of a VM.
 type comparison struct {
 	vm    cluster.VM
+	addr  netip.Addr // that its machine has; invalid: unknown
 	found Differences
 }
 
@@ -118,6 +127,12 @@ func (c *comparison) value(key, wanted string) {
 	switch {
 	case slices.Contains(live, key):
 		d.When = Live
+	case cloudInit(key) && have == "" && c.addr.IsValid() && givesAddress(wanted, c.addr):
+		d.When = Live
+	case cloudInit(key):
+		d.When, d.Why = Never, fmt.Sprintf("Proxmox takes it at once, and the machine at its next start, whatever that is for: at another address etcd, Kubernetes and the talosconfig would not find it. "+
+			"Say in recast.yaml what it has, or nothing; to change it, add a node with that and recast remove this one; or by hand, where its address stays: qm set %d --%s '%s' on %s, and restart it",
+			c.vm.ID, key, wanted, c.vm.Host)
 	case key == "bios":
 		d.When, d.Why = Never, "the system on its disk may not boot with another firmware: change it by hand, with the VM off, and see that it boots"
 	case key == "scsihw":
@@ -137,6 +152,9 @@ var defaultKeys = map[string]string{"agent": "enabled", "cpu": "cputype", "machi
 // normal is a setting as Proxmox reads it, to compare it.
 func normal(key, value string) string {
 	value = cmp.Or(strings.TrimSpace(value), defaults[key])
+	if cluster.NumberedBus(key) == "ipconfig" {
+		return addresses(value)
+	}
 	switch key {
 	case "tags": // a set, in lower case unless the datacentre says otherwise (PVE/DataCenterConfig.pm, tag-style)
 		tags := strings.FieldsFunc(strings.ToLower(value), func(r rune) bool { return strings.ContainsRune(",; ", r) })
@@ -145,7 +163,7 @@ func normal(key, value string) string {
 	case "onboot", "numa":
 		on, _ := cluster.ParseBoolean(value)
 		return fmt.Sprint(on)
-	case "cpu", "machine", "memory", "startup", "ipconfig0", "ipconfig1", "ipconfig2", "ipconfig3":
+	case "cpu", "machine", "memory", "startup":
 		var options []string
 		for i, o := range strings.Split(value, ",") {
 			if !strings.Contains(o, "=") && i == 0 && o != "" {

@@ -2,6 +2,7 @@ package shape
 
 import (
 	"maps"
+	"net/netip"
 	"strings"
 	"testing"
 
@@ -45,6 +46,11 @@ type comparing struct {
 	set    map[string]string
 }
 
+// addressed gives the VM addresses by cloud-init.
+func addressed(vm *cluster.VM) {
+	vm.Config["ipconfig0"], vm.Config["ipconfig4"] = "ip=10.0.0.31/24,gw=10.0.0.1", "gw6=fd00::1,ip6=fd00::5/64"
+}
+
 func settingCases() map[string]comparing {
 	return map[string]comparing{
 		"nothing wanted": {},
@@ -60,26 +66,44 @@ func settingCases() map[string]comparing {
 		"memory, written with its key": {
 			shape: setting("memory", "4096"), change: func(vm *cluster.VM) { vm.Config["memory"] = "current=4096" },
 		},
-		"cores, not set":  {shape: setting("sockets", "2"), want: []string{"off sockets: none → 2"}, set: map[string]string{"sockets": "2"}},
-		"tags":            {shape: setting("tags", "new;talos"), want: []string{"live tags: prod;talos → new;talos"}, set: map[string]string{"tags": "new;talos"}},
-		"description":     {shape: setting("description", "a\nb"), want: []string{"live description: worker → a\nb"}, set: map[string]string{"description": "a\nb\nrecast: run=r1 build=b1"}},
-		"onboot":          {shape: setting("onboot", "0"), want: []string{"live onboot: 1 → 0"}, set: map[string]string{"onboot": "0"}},
-		"firmware":        {shape: setting("bios", "ovmf"), want: []string{"never bios: none → ovmf"}},
-		"vlan":            {shape: device("net0", "tag=20"), want: []string{"off net0 tag: 10 → 20"}, set: map[string]string{"net0": "virtio=BC:24:11:00:00:01,bridge=vmbr0,firewall=1,tag=20"}},
-		"two of a card":   {shape: device("net0", "bridge=vmbr1,mtu=9000"), want: []string{"off net0 bridge: vmbr0 → vmbr1", "off net0 mtu: none → 9000"}, set: map[string]string{"net0": "virtio=BC:24:11:00:00:01,bridge=vmbr1,firewall=1,tag=10,mtu=9000"}},
-		"another model":   {shape: device("net0", "model=e1000"), want: []string{"off net0 model: virtio → e1000"}, set: map[string]string{"net0": "e1000=BC:24:11:00:00:01,bridge=vmbr0,firewall=1,tag=10"}},
-		"no firewall":     {shape: device("net0", "firewall=0"), change: func(vm *cluster.VM) { vm.Config["net0"] = "virtio=BC:24:11:00:00:01,bridge=vmbr0" }},
-		"another card":    {shape: device("net1", "bridge=vmbr1"), want: []string{"off net1: none → virtio,bridge=vmbr1"}, set: map[string]string{"net1": "virtio,bridge=vmbr1"}},
-		"another MAC":     {shape: device("net0", "macaddr=BC:24:11:00:00:02"), want: []string{"never net0 macaddr: BC:24:11:00:00:01 → BC:24:11:00:00:02"}},
-		"the same MAC":    {shape: device("net0", "macaddr=bc:24:11:00:00:01")},
-		"agent":           {shape: device("agent", "enabled=0"), want: []string{"off agent enabled: 1 → 0"}, set: map[string]string{"agent": "enabled=0"}},
-		"another mapping": {shape: device("hostpci0", "mapping=npu"), want: []string{"off hostpci0 mapping: gpu → npu"}, set: map[string]string{"hostpci0": "mapping=npu,pcie=1"}},
-		"pool":            {shape: cluster.Shape{Pool: "prod"}, want: []string{"live pool: k8s → prod"}},
-		"host":            {shape: cluster.Shape{Host: "pve2"}, want: []string{"never host: pve1 → pve2"}},
-		"HA, none yet":    {shape: cluster.Shape{HA: map[string]string{"state": "started"}}, want: []string{"live ha state: none → started"}},
-		"HA, as wanted":   {shape: cluster.Shape{HA: map[string]string{"state": "started", "max_restart": "1"}}, ha: &cluster.HAResource{State: "enabled"}},
-		"HA, begun":       {shape: cluster.Shape{HA: map[string]string{"max_restart": "3"}}, ha: &cluster.HAResource{State: "ignored", Settings: map[string]string{"max_restart": "3"}}, want: []string{"live ha state: ignored → started"}},
-		"HA, another":     {shape: cluster.Shape{HA: map[string]string{"max_restart": "3"}}, ha: &cluster.HAResource{State: "started", Settings: map[string]string{"max_restart": "2"}}, want: []string{"live ha max_restart: 2 → 3"}},
+		"cores, not set": {shape: setting("sockets", "2"), want: []string{"off sockets: none → 2"}, set: map[string]string{"sockets": "2"}},
+		"tags":           {shape: setting("tags", "new;talos"), want: []string{"live tags: prod;talos → new;talos"}, set: map[string]string{"tags": "new;talos"}},
+		"description":    {shape: setting("description", "a\nb"), want: []string{"live description: worker → a\nb"}, set: map[string]string{"description": "a\nb\nrecast: run=r1 build=b1"}},
+		"onboot":         {shape: setting("onboot", "0"), want: []string{"live onboot: 1 → 0"}, set: map[string]string{"onboot": "0"}},
+		"firmware":       {shape: setting("bios", "ovmf"), want: []string{"never bios: none → ovmf"}},
+		"vlan":           {shape: device("net0", "tag=20"), want: []string{"off net0 tag: 10 → 20"}, set: map[string]string{"net0": "virtio=BC:24:11:00:00:01,bridge=vmbr0,firewall=1,tag=20"}},
+		"two of a card":  {shape: device("net0", "bridge=vmbr1,mtu=9000"), want: []string{"off net0 bridge: vmbr0 → vmbr1", "off net0 mtu: none → 9000"}, set: map[string]string{"net0": "virtio=BC:24:11:00:00:01,bridge=vmbr1,firewall=1,tag=10,mtu=9000"}},
+		"another address": {
+			shape: setting("ipconfig0", "ip=10.0.0.32/24,gw=10.0.0.1"), change: addressed, want: []string{"never ipconfig0: ip=10.0.0.31/24,gw=10.0.0.1 → ip=10.0.0.32/24,gw=10.0.0.1"},
+		},
+		"another gateway":     {shape: setting("ipconfig0", "ip=10.0.0.31/24,gw=10.0.0.2"), change: addressed, want: []string{"never ipconfig0: ip=10.0.0.31/24,gw=10.0.0.1 → ip=10.0.0.31/24,gw=10.0.0.2"}},
+		"another prefix":      {shape: setting("ipconfig0", "ip=10.0.0.31/16,gw=10.0.0.1"), change: addressed, want: []string{"never ipconfig0: ip=10.0.0.31/24,gw=10.0.0.1 → ip=10.0.0.31/16,gw=10.0.0.1"}},
+		"DHCP":                {shape: setting("ipconfig0", "ip=dhcp"), change: addressed, want: []string{"never ipconfig0: ip=10.0.0.31/24,gw=10.0.0.1 → ip=dhcp"}},
+		"the same address":    {shape: setting("ipconfig0", "gw=10.0.0.1,ip=10.0.0.31/24"), change: addressed},
+		"an address":          {shape: setting("ipconfig0", "ip=10.0.0.31/24"), want: []string{"never ipconfig0: none → ip=10.0.0.31/24"}},
+		"a fifth card":        {shape: setting("ipconfig4", "ip6=fd00:0:0::5/64,gw6=FD00::1"), change: addressed},
+		"a fifth card, moved": {shape: setting("ipconfig4", "ip6=fd00::6/64,gw6=fd00::1"), change: addressed, want: []string{"never ipconfig4: gw6=fd00::1,ip6=fd00::5/64 → ip6=fd00::6/64,gw6=fd00::1"}},
+		"the address that it has": {
+			shape: cluster.Shape{Settings: map[string]string{"ipconfig0": "ip=10.0.0.31/24"}, Addr: netip.MustParseAddr("10.0.0.31")},
+			want:  []string{"live ipconfig0: none → ip=10.0.0.31/24"}, set: map[string]string{"ipconfig0": "ip=10.0.0.31/24"},
+		},
+		"not what it has": {
+			shape: cluster.Shape{Settings: map[string]string{"ipconfig0": "ip=10.0.0.32/24"}, Addr: netip.MustParseAddr("10.0.0.31")}, want: []string{"never ipconfig0: none → ip=10.0.0.32/24"},
+		},
+		"another DNS server": {shape: setting("nameserver", "10.0.0.53"), want: []string{"never nameserver: none → 10.0.0.53"}},
+		"another model":      {shape: device("net0", "model=e1000"), want: []string{"off net0 model: virtio → e1000"}, set: map[string]string{"net0": "e1000=BC:24:11:00:00:01,bridge=vmbr0,firewall=1,tag=10"}},
+		"no firewall":        {shape: device("net0", "firewall=0"), change: func(vm *cluster.VM) { vm.Config["net0"] = "virtio=BC:24:11:00:00:01,bridge=vmbr0" }},
+		"another card":       {shape: device("net1", "bridge=vmbr1"), want: []string{"off net1: none → virtio,bridge=vmbr1"}, set: map[string]string{"net1": "virtio,bridge=vmbr1"}},
+		"another MAC":        {shape: device("net0", "macaddr=BC:24:11:00:00:02"), want: []string{"never net0 macaddr: BC:24:11:00:00:01 → BC:24:11:00:00:02"}},
+		"the same MAC":       {shape: device("net0", "macaddr=bc:24:11:00:00:01")},
+		"agent":              {shape: device("agent", "enabled=0"), want: []string{"off agent enabled: 1 → 0"}, set: map[string]string{"agent": "enabled=0"}},
+		"another mapping":    {shape: device("hostpci0", "mapping=npu"), want: []string{"off hostpci0 mapping: gpu → npu"}, set: map[string]string{"hostpci0": "mapping=npu,pcie=1"}},
+		"pool":               {shape: cluster.Shape{Pool: "prod"}, want: []string{"live pool: k8s → prod"}},
+		"host":               {shape: cluster.Shape{Host: "pve2"}, want: []string{"never host: pve1 → pve2"}},
+		"HA, none yet":       {shape: cluster.Shape{HA: map[string]string{"state": "started"}}, want: []string{"live ha state: none → started"}},
+		"HA, as wanted":      {shape: cluster.Shape{HA: map[string]string{"state": "started", "max_restart": "1"}}, ha: &cluster.HAResource{State: "enabled"}},
+		"HA, begun":          {shape: cluster.Shape{HA: map[string]string{"max_restart": "3"}}, ha: &cluster.HAResource{State: "ignored", Settings: map[string]string{"max_restart": "3"}}, want: []string{"live ha state: ignored → started"}},
+		"HA, another":        {shape: cluster.Shape{HA: map[string]string{"max_restart": "3"}}, ha: &cluster.HAResource{State: "started", Settings: map[string]string{"max_restart": "2"}}, want: []string{"live ha max_restart: 2 → 3"}},
 	}
 }
 

@@ -24,15 +24,16 @@ func TestVolumesOfOtherHosts(t *testing.T) {
 		}
 	}
 	const (
-		twice     = "scsi1 (fast:vm-9002-disk-1) is used in more than one place: detach it from scsi5 of VM 200"
+		twice     = "the volume of scsi1 is also scsi5 of VM 200: qm set 200 --delete scsi5 keeps the volume"
+		twiceAway = "the volume of scsi1 is also scsi5 of VM 200: qm set 200 --delete scsi5 (VM 200 is on pve2) keeps the volume"
 		elsewhere = "scsi4 (fast:vm-200-disk-0) carries the number of its holder, VM 200, but that is on another host and storage fast is not shared: " +
 			"what the holder has under that name is another volume. Reassign this one to VM 9002"
 	)
 	check(t, map[string]refusalCase{
 		"a namesake on another host":            {change: otherVM("pve2", false)},
-		"shared with a VM on another host":      both(otherVM("pve2", true), twice),
-		"shared with a VM on the same host":     both(otherVM("pve1", true), twice),
-		"local, with a VM on the same host":     both(otherVM("pve1", false), twice),
+		"shared with a VM on another host":      everywhere(otherVM("pve2", true), twiceAway),
+		"shared with a VM on the same host":     everywhere(otherVM("pve1", true), twice),
+		"local, with a VM on the same host":     everywhere(otherVM("pve1", false), twice),
 		"a holder beside it":                    {change: holder("pve1", false)},
 		"a holder elsewhere, on shared storage": {change: holder("pve2", true)},
 		"a holder elsewhere, on local storage":  both(holder("pve2", false), elsewhere),

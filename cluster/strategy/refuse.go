@@ -26,9 +26,27 @@ type Candidate struct {
 	unseen      []loss // unknown data that may also be on the system disk
 }
 
-// AgainstInPlace says why the running system can't be upgraded.
-func (c Candidate) AgainstInPlace() []string {
-	out := slices.Concat(misfit(c), unchangeable(c))
+// Against says of each strategy that can be chosen why it can't be used, and of recreate also what lifts that.
+func (c Candidate) Against() (all map[cluster.Strategy][]string, recreate []cluster.Obstacle) {
+	if recreate = c.Doubled(); len(recreate) > 0 {
+		return always(cluster.Texts(recreate)), recreate
+	}
+	recreate = c.againstRecreate()
+	return map[cluster.Strategy][]string{cluster.Recreate: cluster.Texts(recreate), cluster.Reimage: cluster.Texts(c.againstReimage()), cluster.InPlace: c.againstInPlace()}, recreate
+}
+
+// always are reasons against every strategy.
+func always(reasons []string) map[cluster.Strategy][]string {
+	out := map[cluster.Strategy][]string{}
+	for _, s := range cluster.Strategies {
+		out[s] = slices.Clip(reasons)
+	}
+	return out
+}
+
+// againstInPlace says why the running system can't be upgraded.
+func (c Candidate) againstInPlace() []string {
+	out := slices.Concat(misfit(c), c.unreadable(false), unchangeable(c), c.AgainstArgs(cluster.InPlace))
 	if n := c.Found.Node; n != nil && n.FailedBuild != "" && n.FailedBuild == c.Build.ID {
 		out = append(out, fmt.Sprintf("build %s came back as the old system once, and is never tried again with the same image: "+
 			"lock another version or other extensions, or use recreate or reimage", words.Short(n.FailedBuild)))
@@ -42,8 +60,10 @@ func (c Candidate) AgainstInPlace() []string {
 	if c.SystemErr == nil && c.System.Flag("snapshot") {
 		out = append(out, thrownAway("system disk "+c.System.Key))
 	}
-	for _, arg := range c.Machine.Omni() {
-		out = append(out, fmt.Sprintf("Omni looks after the machine (%s) and would undo this: take the machine out of Omni and the argument off its system first", arg))
+	out = append(out, c.oneWay()...)
+	out = append(out, c.omni()...)
+	if first, command := observe.BootsBefore(c.VM, c.System.Key); c.SystemErr == nil && first != "" {
+		out = append(out, fmt.Sprintf("it boots from %s before its system disk %s, and in-place does not change that: %s", first, c.System.Key, command))
 	}
 	if size := c.System.SizeBytes(); c.SystemErr == nil && size > 0 && size < uint64(max(c.SystemGiB, 0))<<30 {
 		out = append(out, fmt.Sprintf("in-place can't make the system disk %s larger (%s → %dG): remove nodes[].systemDisk.sizeGiB, or use recreate or reimage",
@@ -52,18 +72,21 @@ func (c Candidate) AgainstInPlace() []string {
 	return out
 }
 
-// AgainstRecreate says why the VM can't be deleted and recreated.
-func (c Candidate) AgainstRecreate() []cluster.Obstacle {
-	return slices.Concat(c.againstReplacing(), c.Tied(), c.Replicated(cluster.Recreate), unwritable(c), c.unprovable(), inWords(c.Immovable(cluster.Recreate)))
+// againstRecreate says why the VM can't be deleted and recreated.
+func (c Candidate) againstRecreate() []cluster.Obstacle {
+	return slices.Concat(c.againstReplacing(), inWords(c.AgainstArgs(cluster.Recreate)), c.Tied(), c.Replicated(cluster.Recreate), unwritable(c), c.unprovable(), inWords(c.Immovable(cluster.Recreate)))
 }
 
-// AgainstReimage says why the VM can't get a blank system disk.
-func (c Candidate) AgainstReimage() []cluster.Obstacle {
-	return slices.Concat(c.againstReplacing(), c.Replicated(cluster.Reimage), inWords(c.Immovable(cluster.Reimage)))
+// againstReimage says why the VM can't get a blank system disk.
+func (c Candidate) againstReimage() []cluster.Obstacle {
+	return slices.Concat(c.againstReplacing(), inWords(c.AgainstArgs(cluster.Reimage)), c.Replicated(cluster.Reimage), inWords(c.Immovable(cluster.Reimage)))
 }
 
 // AgainstReconfigure says why the VM can't be stopped, given other settings, and started again.
 func (c Candidate) AgainstReconfigure() []cluster.Obstacle {
+	if twice := c.Doubled(); len(twice) > 0 {
+		return twice
+	}
 	out := c.occupied(false)
 	system, err := cluster.ProveSystemDisk(c.VM, c.Machine, c.SystemDisk)
 	if err != nil {
@@ -82,6 +105,9 @@ func (c Candidate) AgainstReconfigure() []cluster.Obstacle {
 
 // AgainstRemove says why the VM can't be emptied and deleted.
 func (c Candidate) AgainstRemove() []string {
+	if twice := c.Doubled(); len(twice) > 0 {
+		return cluster.Texts(twice)
+	}
 	var err error
 	if c.Disks, err = c.VM.Disks(); err != nil {
 		return []string{err.Error() + ": correct the VM's configuration"}
@@ -99,6 +125,11 @@ func (c Candidate) occupied(disksLeave bool) []cluster.Obstacle {
 	add := func(command, format string, args ...any) {
 		out = append(out, cluster.Obstacle{Text: fmt.Sprintf(format, args...), Command: command})
 	}
+	for _, vm := range c.Found.Unrecorded {
+		set := fmt.Sprintf("qm set %d --name kept-%s", vm.ID, c.Name)
+		add(set, "%s was its parking VM, and its Notes, which someone has edited, no longer say what its disks are (it has %s): put the Notes back as they were. "+
+			"If nobody has them any more, %s has recast leave that VM and its disks alone, and make another one", vm, cluster.DrivesOf(vm), set)
+	}
 	if c.VM.Template {
 		add("", "the VM is a template: a node can't be one")
 	}
@@ -107,7 +138,7 @@ func (c Candidate) occupied(disksLeave bool) []cluster.Obstacle {
 	}
 	if state := c.VM.Config["vmstate"]; state != "" {
 		// A delete frees it (PVE/QemuServer.pm, destroy_vm), a start resumes from it.
-		add("", "the VM's memory is on disk (%s), as that of one that is suspended: resume it, or remove vmstate", state)
+		add("", "the VM's memory is on disk (%s), as that of one that is suspended: resume it (qm resume %d)", state, c.VM.ID)
 	}
 	snapshots := c.Found.Ties.Snapshots
 	if parent := c.VM.Config["parent"]; len(snapshots) == 0 && parent != "" {
@@ -160,7 +191,7 @@ func (c Candidate) Tied() []cluster.Obstacle {
 
 // againstReplacing says why the system disk can't be replaced, whether the VM is recreated or not.
 func (c Candidate) againstReplacing() []cluster.Obstacle {
-	out := misfit(c)
+	out := append(misfit(c), c.unreadable(true)...)
 	if c.SystemErr != nil {
 		out = append(out, strings.Join(append([]string{c.SystemErr.Error()}, fault.Hints(c.SystemErr)...), ": "))
 	}
@@ -168,15 +199,14 @@ func (c Candidate) againstReplacing() []cluster.Obstacle {
 		out = append(out, c.DisksErr.Error()+": correct the VM's configuration")
 	}
 	return slices.Concat(inWords(out), c.Occupied(), c.Entangled(), inWords(c.Untellable()), c.Irreplaceable(),
-		c.preconfigured(), c.unreachable(), inWords(sealed(c)), inWords(mislabelled(c)))
+		c.preconfigured(), inWords(c.keepsOmni()), c.unreachable(), inWords(sealed(c)), inWords(mislabelled(c)))
 }
 
+const would = "would configure the blank machine before recast can"
+
 // preconfigured lists what would configure the blank machine before recast does, and so choose the
-// disk to install on. Talos looks for a configuration in the image, the kernel arguments and the
-// platform before it enters maintenance mode
-// (internal/app/machined/pkg/controllers/config/acquire.go).
+// disk to install on: see cluster.Build.OwnConfig.
 func (c Candidate) preconfigured() []cluster.Obstacle {
-	const would = "would configure the blank machine before recast can"
 	var out []cluster.Obstacle
 	add := func(format string, args ...any) {
 		out = append(out, cluster.Obstacle{Text: fmt.Sprintf(format, args...)})
@@ -195,29 +225,16 @@ func (c Candidate) preconfigured() []cluster.Obstacle {
 			add("the VM's args name %s, which %s: remove that", sign, would)
 		}
 	}
-	for _, arg := range c.Build.KernelArgs {
-		if givesConfig(arg) {
-			add("the schematic's kernel argument %s %s: remove it from the schematic", cluster.ArgName(arg), would)
-		}
-	}
+	out = append(out, inWords(BringsConfig(c.Build))...)
 	for _, arg := range c.Machine.ConfigArgs {
 		if !slices.ContainsFunc(c.Build.KernelArgs, func(wanted string) bool { return cluster.ArgName(wanted) == cluster.ArgName(arg) }) {
-			add("the machine was booted with the kernel argument %s, which %s: remove it and roll in-place once", cluster.ArgName(arg), would)
+			add("the machine was booted with the kernel argument %s, which %s: roll in-place once, to an image without it", cluster.ArgName(arg), would)
 		}
-	}
-	if c.Build.EmbedsConfig {
-		add("the schematic embeds a machine configuration, which %s: remove embeddedMachineConfiguration from it", would)
 	}
 	return out
 }
 
 func customUserData(vm cluster.VM) bool { return strings.Contains(","+vm.Config["cicustom"], ",user=") }
-
-// givesConfig recognises kernel arguments that name a configuration, or a server that has one.
-func givesConfig(arg string) bool {
-	name := cluster.ArgName(arg)
-	return name == "talos.config" || strings.HasPrefix(name, "talos.config.") || name == "siderolink.api"
-}
 
 // smbiosSerial is the serial number in a VM's smbios1, where all values but the UUID may be in
 // base64 (qemu-server, PVE/QemuServer.pm, pve-qm-smbios1).
@@ -237,7 +254,7 @@ func (c Candidate) Accepted() []string {
 	var out []string
 	lost, _ := losses(c)
 	for _, l := range lost {
-		if slices.Contains(c.AcceptLoss, l.name) {
+		if l.accepted(c.AcceptLoss) {
 			out = append(out, l.what+" on the system disk will be lost")
 		}
 	}
@@ -288,6 +305,9 @@ func DiskLeaves(s cluster.Strategy, w cluster.Wanted) bool {
 
 // SeenFromProxmox lists what prevents a strategy whatever the machine would say.
 func (c Candidate) SeenFromProxmox() map[cluster.Strategy][]string {
+	if twice := cluster.Texts(c.Doubled()); len(twice) > 0 {
+		return always(twice)
+	}
 	var replacing []string
 	if c.DisksErr != nil {
 		replacing = append(replacing, c.DisksErr.Error())

@@ -118,6 +118,10 @@ func TestRecreateIsImpossible(t *testing.T) {
 func TestReplacingAnOccupiedVMIsImpossible(t *testing.T) {
 	t.Parallel()
 	check(t, map[string]refusalCase{
+		"edited parking VM": both(func(_ *cluster.Wanted, f *observe.Found, _ *observe.Observation) {
+			f.Unrecorded = []cluster.VM{{ID: 9900, Name: "recast-parking-wk1", Host: "pve1", Config: map[string]string{"scsi30": "fast:vm-9900-disk-0"}}}
+		}, `VM 9900 "recast-parking-wk1" on pve1 was its parking VM, and its Notes, which someone has edited, no longer say what its disks are (it has scsi30 (fast:vm-9900-disk-0)): put the Notes back as they were. `+
+			"If nobody has them any more, qm set 9900 --name kept-wk1 has recast leave that VM and its disks alone, and make another one"),
 		"template": both(func(_ *cluster.Wanted, f *observe.Found, _ *observe.Observation) { f.VM.Template = true }, "the VM is a template: a node can't be one"),
 		"lock":     both(func(_ *cluster.Wanted, f *observe.Found, _ *observe.Observation) { f.VM.Lock = "backup" }, "the VM is locked (backup): wait until that task has ended"),
 		"snapshots": both(func(_ *cluster.Wanted, f *observe.Found, _ *observe.Observation) {
@@ -125,7 +129,7 @@ func TestReplacingAnOccupiedVMIsImpossible(t *testing.T) {
 			f.Ties.Snapshots = []string{"a", "b"}
 		}, "the VM has snapshots (a, b), whose disks can't leave it: delete them first"),
 		"memory on disk": both(set("vmstate", "fast:vm-9002-state-suspend-1"),
-			"the VM's memory is on disk (fast:vm-9002-state-suspend-1), as that of one that is suspended: resume it, or remove vmstate"),
+			"the VM's memory is on disk (fast:vm-9002-state-suspend-1), as that of one that is suspended: resume it (qm resume 9002)"),
 		"a boot order of missing devices": both(set("boot", "order=scsi0;net0;scsi9"),
 			"its boot order names net0, which the VM has not: set the boot order again\nits boot order names scsi9, which the VM has not: set the boot order again"),
 		"a boot order of the old kind": {change: set("boot", "cdn")},
@@ -146,13 +150,22 @@ func TestReplacingAnOccupiedVMIsImpossible(t *testing.T) {
 
 func TestReplacingWhatOthersConfigureIsImpossible(t *testing.T) {
 	t.Parallel()
-	const would = "would configure the blank machine before recast can"
 	encoded := base64.StdEncoding.EncodeToString([]byte("ds=nocloud-net;s=http://x/"))
 	arg := func(wanted, booted []string) func(*cluster.Wanted, *observe.Found, *observe.Observation) {
 		return func(w *cluster.Wanted, f *observe.Found, _ *observe.Observation) {
 			w.Build.KernelArgs, f.Machine.ConfigArgs = wanted, booted
 		}
 	}
+	states := func(customization, arg string) func(*cluster.Wanted, *observe.Found, *observe.Observation) {
+		return func(w *cluster.Wanted, f *observe.Found, _ *observe.Observation) {
+			f.Machine.Schematic.YAML = "customization: {" + customization + "}"
+			if w.Build.EmbedsConfig = arg == ""; arg != "" {
+				w.Build.KernelArgs = []string{arg}
+			}
+		}
+	}
+	embeds := func(w *cluster.Wanted, _ *observe.Found, _ *observe.Observation) { w.Build.EmbedsConfig = true }
+	const booted = "the machine was booted with the kernel argument talos.config, which " + would + ": roll in-place once, to an image without it"
 	check(t, map[string]refusalCase{
 		"cicustom user data": both(func(_ *cluster.Wanted, f *observe.Found, _ *observe.Observation) {
 			f.VM.Config["cicustom"], f.Ties.Snippets = "meta=a:snippets/m,user=a:snippets/u", []string{"a:snippets/m"}
@@ -167,24 +180,82 @@ func TestReplacingWhatOthersConfigureIsImpossible(t *testing.T) {
 			recreate: "the VM's args name ds=nocloud, which " + would + ": remove that\n" + rootText("args"),
 			reimage:  "the VM's args name ds=nocloud, which " + would + ": remove that",
 		},
-		"talos.config": both(arg([]string{"console=ttyS0", "talos.config=http://x/${uuid}"}, []string{"talos.config=http://x"}),
+		"talos.config": all(arg([]string{"console=ttyS0", "talos.config=http://x/${uuid}"}, nil),
 			"the schematic's kernel argument talos.config "+would+": remove it from the schematic"),
-		"talos.config.inline": both(arg([]string{"talos.config.inline=AAAA"}, nil),
+		"talos.config, which it has already": both(arg([]string{"console=ttyS0", "talos.config=http://x/${uuid}"}, []string{"talos.config=http://x"}),
+			"the schematic's kernel argument talos.config "+would+": remove it from the schematic"),
+		"talos.config.inline": all(arg([]string{"talos.config.inline=AAAA"}, nil),
 			"the schematic's kernel argument talos.config.inline "+would+": remove it from the schematic"),
-		"siderolink.api": both(arg([]string{"siderolink.api=grpc://x?jointoken=secret"}, nil),
-			"the schematic's kernel argument siderolink.api "+would+": remove it from the schematic"),
-		"other arguments": {change: arg([]string{"talos.platform=metal", "siderolink.wireguard=1", "recast.lock=sha256-x"}, nil)},
-		"booted with one": both(arg(nil, []string{"talos.config=http://x"}),
-			"the machine was booted with the kernel argument talos.config, which "+would+": remove it and roll in-place once"),
-		"embedded": both(func(w *cluster.Wanted, _ *observe.Found, _ *observe.Observation) {
-			w.Build.EmbedsConfig = true
+		"siderolink.api": all(arg([]string{"siderolink.api=grpc://x?jointoken=secret"}, []string{"talos.config=http://x"}),
+			"the schematic's kernel argument siderolink.api "+would+": remove it from the schematic", booted),
+		"other arguments":            {change: arg([]string{"talos.platform=metal", "siderolink.wireguard=1", "recast.lock=sha256-x"}, nil)},
+		"booted with one":            both(arg(nil, []string{"talos.config=http://x"}), booted),
+		"one that its schematic has": both(states("extraKernelArgs: ['talos.config=http://x']", "talos.config=http://x"), "the schematic's kernel argument talos.config "+would+": remove it from the schematic"),
+		"embedded":                   all(embeds, "the schematic embeds a machine configuration, which "+would+": remove embeddedMachineConfiguration from it"),
+		"embedded already": both(func(w *cluster.Wanted, f *observe.Found, o *observe.Observation) {
+			embeds(w, f, o)
+			f.Machine.Extensions = []cluster.ExtensionEntry{{Name: cluster.ConfigEntry}}
 		}, "the schematic embeds a machine configuration, which "+would+": remove embeddedMachineConfiguration from it"),
+		"one that its schematic embeds": both(states("embeddedMachineConfiguration: x", ""), "the schematic embeds a machine configuration, which "+would+": remove embeddedMachineConfiguration from it"),
 	})
+}
+
+// TestAMachineOfOmni: an image without the argument is the way out, and only where the argument leaves with the image.
+func TestAMachineOfOmni(t *testing.T) {
+	t.Parallel()
+	const (
+		booted  = "the machine was booted with the kernel argument siderolink.api, which would configure the blank machine before recast can: roll in-place once, to an image without it"
+		brings  = "the schematic's kernel argument siderolink.api would configure the blank machine before recast can: remove it from the schematic"
+		undoes  = "Omni looks after the machine (siderolink.api=grpc://x) and would undo this: take the machine out of Omni, and the argument out of "
+		stated  = "customization: {extraKernelArgs: ['siderolink.api=grpc://x?jointoken=s', 'recast.lock=sha256-x']}"
+		joining = "kind: SideroLinkConfig\napiVersion: v1alpha1\n"
+	)
+	machine := func(yaml string, booted, wanted []string) func(*cluster.Wanted, *observe.Found, *observe.Observation) {
+		return func(w *cluster.Wanted, f *observe.Found, _ *observe.Observation) {
+			f.Machine.Schematic.YAML, f.Machine.ConfigArgs, w.Build.KernelArgs = yaml, booted, wanted
+		}
+	}
+	by := []string{"siderolink.api=grpc://x"}
+	joined := func(w *cluster.Wanted, f *observe.Found, _ *observe.Observation) {
+		f.Machine.Configs.Active = cluster.Secret(joining)
+	}
+	check(t, map[string]refusalCase{
+		"to an image without it": both(machine(stated, by, nil), booted),
+		"to an image with it":    {change: machine(stated, by, []string{"siderolink.api=grpc://x"}), recreate: brings, reimage: brings, inPlace: undoes + "the schematic: in-place rolls to an image without it"},
+		"not from its schematic": {change: machine("customization: {}", by, nil), recreate: booted, reimage: booted, inPlace: undoes + "what its system is booted with (args of the VM, machine.install.extraKernelArgs)"},
+		"by its configuration":   all(joined, omniDocument),
+		"with a file without": {change: func(w *cluster.Wanted, f *observe.Found, o *observe.Observation) {
+			joined(w, f, o)
+			f.File = &cluster.FoundFile{}
+		}, inPlace: omniDocument},
+		"with a file that has it": all(func(w *cluster.Wanted, f *observe.Found, o *observe.Observation) {
+			joined(w, f, o)
+			f.File = &cluster.FoundFile{Omni: true}
+		}, omniDocument),
+	})
+	w, f, o := staleNode()
+	w.Strategy = cluster.Auto
+	machine(stated, by, nil)(&w, &f, &o)
+	want := []string{"its image no longer joins it to Omni (siderolink.api=grpc://x): remove the machine in Omni, too"}
+	if d := judge(w, f, o); d.Strategy != cluster.InPlace || len(d.Refused) > 0 || !slices.Equal(d.Notes, want) {
+		t.Errorf("without the argument: %+v", d)
+	}
+}
+
+// all is a case in which no strategy is possible; more is only against a new system disk.
+func all(change func(w *cluster.Wanted, f *observe.Found, o *observe.Observation), text string, more ...string) refusalCase {
+	replacing := strings.Join(append([]string{text}, more...), "\n")
+	return refusalCase{change: change, recreate: replacing, reimage: replacing, inPlace: text}
 }
 
 // both is a case in which only in-place is possible.
 func both(change func(w *cluster.Wanted, f *observe.Found, o *observe.Observation), text string) refusalCase {
 	return refusalCase{change: change, recreate: text, reimage: text}
+}
+
+// everywhere forbids every strategy.
+func everywhere(change func(*cluster.Wanted, *observe.Found, *observe.Observation), text string) refusalCase {
+	return refusalCase{change: change, recreate: text, reimage: text, inPlace: text}
 }
 
 func check(t *testing.T, cases map[string]refusalCase) {

@@ -16,9 +16,9 @@ func (c Candidate) Irreplaceable() []cluster.Obstacle {
 	for _, l := range lost {
 		what, remedy := "is on the system disk", "move it to a disk of its own"
 		switch {
-		case slices.Contains(c.AcceptLoss, l.name):
+		case l.accepted(c.AcceptLoss):
 			continue
-		case slices.Contains(c.unseen, l):
+		case slices.ContainsFunc(c.unseen, func(o loss) bool { return o.name == l.name }):
 			what, remedy = "may be on the system disk", "see that it answers"
 		case l.lift != "":
 			remedy = l.lift + "; or " + remedy
@@ -35,23 +35,34 @@ func (c Candidate) Irreplaceable() []cluster.Obstacle {
 // of it.
 func losses(c Candidate) (lost []loss, unknown []string) {
 	for _, v := range c.Machine.Volumes {
-		switch {
-		case v.Disk != c.Machine.SystemDisk, slices.Contains(cluster.TalosLabels, v.Label), strings.HasPrefix(v.Label, cluster.SwapVolume):
-		case v.Label == "":
-			lost = append(lost, loss{name: v.Device, what: "partition " + v.Device})
-		default:
-			lost = append(lost, loss{name: v.Label, what: "volume " + v.Label})
+		if v.Disk != c.Machine.SystemDisk || v.ID == "" && slices.Contains(cluster.TalosLabels, v.Label) || slices.Contains(cluster.TalosLabels, v.ID) || strings.HasPrefix(v.Label, cluster.SwapVolume) {
+			continue
+		}
+		names := v.LossNames()
+		what := "volume " + names[0]
+		if v.ID == "" && v.Label == "" {
+			what = "partition " + v.Device
+		}
+		lost = append(lost, loss{name: names[0], also: names[1:], what: what})
+	}
+	for _, s := range c.Machine.VolumeStatuses {
+		if s.Type == cluster.DirectoryVolume && strings.HasPrefix(s.ID, cluster.UserVolume) && slices.Contains(c.Machine.DisksWith("EPHEMERAL"), c.Machine.SystemDisk) {
+			lost = append(lost, loss{name: s.ID, what: "volume " + s.ID + ", a directory on EPHEMERAL,"})
 		}
 	}
-	for _, l := range c.Found.Local {
-		listed := slices.ContainsFunc(lost, func(o loss) bool { return o.name == l.Name })
+	for _, l := range slices.Concat(c.Found.Local, extensionData(c.Machine)) {
+		listed := slices.ContainsFunc(lost, func(o loss) bool { return o.accepted([]string{l.Name}) })
 		if !listed && onSystemDisk(c, l) {
 			lost = append(lost, loss{name: l.Name, what: l.What, lift: l.Lift, command: l.Command})
 		}
 	}
 	lost = append(lost, c.unseen...)
+	args, _, _ := c.Machine.InstallArgs()
 	for _, name := range c.AcceptLoss {
-		if !slices.ContainsFunc(lost, func(l loss) bool { return l.name == name }) {
+		if slices.ContainsFunc(args, func(arg string) bool { return name == kernelArg+cluster.ShownArg(arg) }) {
+			continue
+		}
+		if !slices.ContainsFunc(lost, func(l loss) bool { return l.accepted([]string{name}) }) {
 			unknown = append(unknown, name)
 		}
 	}
@@ -70,20 +81,59 @@ func mislabelled(c Candidate) []string {
 		stays := v.Disk != c.Machine.SystemDisk
 		switch {
 		case stays && v.Label == "META":
-			out = append(out, fmt.Sprintf("%s carries a META partition (%s): the boot ISO would take Talos for installed and halt: delete that partition", v.Disk, v.Device))
+			out = append(out, fmt.Sprintf("%s carries a META partition (%s): the boot ISO would take Talos for installed and halt: %s", v.Disk, v.Device, putRight(c.Machine, v)))
 		case stays && slices.Contains(cluster.SystemOnly, v.Label),
-			stays && slices.Contains(cluster.TalosLabels, v.Label) && v.Phase == "":
-			out = append(out, fmt.Sprintf("%s carries a %s partition (%s) that Talos does not use now and might use then: delete that partition", v.Disk, v.Label, v.Device))
+			stays && slices.Contains(cluster.TalosLabels, v.Label) && v.Phase == "" && !c.leavesAlone(v.Label):
+			out = append(out, fmt.Sprintf("%s carries a %s partition (%s) that Talos does not use now and might use then: %s", v.Disk, v.Label, v.Device, putRight(c.Machine, v)))
 		}
-		if slices.Contains(cluster.TalosLabels, v.Label) || strings.HasPrefix(v.Label, cluster.UserVolume) || strings.HasPrefix(v.Label, cluster.RawVolume) {
-			seen[v.Label]++
-			if seen[v.Label] == 2 {
-				out = append(out, fmt.Sprintf("the label %s is there twice, on %s: relabel or delete what is not in use",
-					v.Label, strings.Join(c.Machine.DisksWith(v.Label), " and on ")))
-			}
+		managed := slices.Contains(cluster.TalosLabels, v.Label) || strings.HasPrefix(v.Label, cluster.UserVolume) || strings.HasPrefix(v.Label, cluster.RawVolume)
+		if seen[v.Label]++; managed && seen[v.Label] == 2 {
+			out = append(out, fmt.Sprintf("the label %s is there twice, on %s: %s", v.Label, strings.Join(c.Machine.DisksWith(v.Label), " and on "), tellApart(c.Machine, v.Label)))
 		}
 	}
 	return out
+}
+
+// leavesAlone says whether the node's configuration makes the system volume a directory on EPHEMERAL: Talos then
+// looks for no partition with its label (block.VolumeConfigController). One is left where its document was dropped.
+func (c Candidate) leavesAlone(label string) bool {
+	s, shown := c.Machine.VolumeStatus(label)
+	directory := shown && s.Type == cluster.DirectoryVolume
+	if file := c.Found.File; file != nil {
+		directory = directory && !slices.ContainsFunc(file.Volumes, func(v cluster.ConfigVolume) bool { return v.ID == label && v.Type != cluster.DirectoryVolume })
+	}
+	return directory && slices.Contains(cluster.OnPartition, label)
+}
+
+// putRight says what to do about a partition that Talos might take for its own. It is to be deleted only where
+// nothing uses it, and nothing of worth can be on it.
+func putRight(m cluster.Machine, v cluster.Volume) string {
+	copied := slices.IndexFunc(m.Volumes, func(o cluster.Volume) bool {
+		return o.Disk != v.Disk && v.PartitionUUID != "" && o.SameContent(v)
+	})
+	switch {
+	case copied >= 0:
+		return fmt.Sprintf("it is the same as %s, so one disk is a copy of the other: find out which, and take the copy out of the VM while that is off", m.Volumes[copied].Device)
+	case v.Phase != "" || v.Mount != "" || v.Format == cluster.FormatLVM || v.Format == cluster.FormatZFS:
+		return "something uses it: find out what before you change it"
+	case !slices.Contains(cluster.SystemOnly, v.Label):
+		return "give that partition another label, which keeps what is on it"
+	}
+	return "delete that partition"
+}
+
+// tellApart says which of several partitions with one label is to get another one.
+func tellApart(m cluster.Machine, label string) string {
+	var used []string
+	for _, v := range m.Volumes {
+		if v.Label == label && v.Phase == "ready" {
+			used = append(used, v.Disk)
+		}
+	}
+	if len(used) != 1 {
+		return "find out which one is in use, and give the other one another label"
+	}
+	return fmt.Sprintf("Talos uses the one on %s: give the other one another label", used[0])
 }
 
 // onSystemDisk says whether data of the node is lost with the system disk. Data that is not proven
@@ -92,7 +142,11 @@ func onSystemDisk(c Candidate, l cluster.LocalData) bool {
 	if l.Path == "" {
 		return !c.Machine.PoolElsewhere(l.Format, l.Group) && !c.Machine.BareSystemDisk()
 	}
-	on := c.Machine.DisksOf(path.Clean("/" + l.Path))
+	at := path.Clean("/" + l.Path)
+	if c.Machine.OnHost(at) {
+		return false
+	}
+	on := c.Machine.DisksOf(at)
 	return len(on) == 0 || c.Machine.SystemDisk == "" || slices.Contains(on, c.Machine.SystemDisk)
 }
 
@@ -118,7 +172,13 @@ func sealed(c Candidate) []string {
 
 // loss is data that is lost with the system disk.
 type loss struct {
-	name          string // what acceptLoss calls it
+	name          string   // what acceptLoss calls it
+	also          []string // other names for it
 	what          string
 	lift, command string // as of LocalData
+}
+
+// accepted says whether one of names names the loss.
+func (l loss) accepted(names []string) bool {
+	return slices.Contains(names, l.name) || slices.ContainsFunc(l.also, func(name string) bool { return slices.Contains(names, name) })
 }

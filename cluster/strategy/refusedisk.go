@@ -48,9 +48,6 @@ func (c Candidate) Entangled() []cluster.Obstacle {
 		case d.Key == c.System.Key:
 			add("the system disk %s (%s) belongs to the holder, VM %d: reassign it to VM %d", d.Key, d.Volid, d.Owner, c.VM.ID)
 		}
-		if others := c.OtherUsers(d); len(others) > 0 {
-			add("%s (%s) is used in more than one place: detach it from %s", d.Key, d.Volid, strings.Join(others, ", "))
-		}
 	}
 	if c.Holder != 0 && !exists(c, c.Holder) {
 		add("its holder, VM %d, does not exist: correct nodes[].holder", c.Holder)
@@ -77,30 +74,6 @@ func (c Candidate) Immovable(s cluster.Strategy) []string {
 		}
 	}
 	return out
-}
-
-// OtherUsers lists from where a disk must be detached, since it is named there beside its own key.
-// It leaves out the owner's name for it: an owner that is another VM is the holder, or is refused
-// elsewhere.
-func (c Candidate) OtherUsers(d cluster.Disk) []string {
-	own, vms := cluster.PlaceOf(c.VM.ID, d.Key), c.Observation.Namesakes(c.VM, d.Storage())
-	users := slices.DeleteFunc(cluster.ReferencedBy(d.Volid, vms), func(user string) bool { return user == own })
-	i := slices.IndexFunc(vms, func(vm cluster.VM) bool { return vm.ID == d.Owner })
-	if i < 0 || len(users) == 0 {
-		return users
-	}
-	owner := vms[i]
-	keys := cluster.UsersOf(d.Volid, owner)
-	if len(keys) > 0 && (d.Owner != c.VM.ID || d.Detached()) {
-		stays := cluster.PlaceOf(owner.ID, keys[max(0, slices.IndexFunc(keys, func(key string) bool { return !(cluster.Disk{Key: key}).Detached() }))])
-		users = slices.DeleteFunc(users, func(user string) bool { return user == stays })
-	}
-	for _, key := range keys {
-		if at := slices.Index(users, cluster.PlaceOf(owner.ID, key)); at >= 0 && (cluster.Disk{Key: key}).Detached() {
-			users[at] += fmt.Sprintf(" (by taking its line out of /etc/pve/nodes/%s/qemu-server/%d.conf: qm set --delete %s would free the volume for good)", owner.Host, owner.ID, key)
-		}
-	}
-	return users
 }
 
 // Untellable lists persistent volumes that could not be identified in the new machine.
@@ -145,7 +118,7 @@ func strangeMedium(c Candidate, d cluster.Disk) string {
 	case d.Volid == "cdrom" || d.OfHost():
 		return fmt.Sprintf("%s is a CD drive of the host (%s), which recast can't give back: take it out of the VM", d.Key, d.Volid)
 	case d.Owner != 0:
-		return fmt.Sprintf("%s has a disk image for a CD (%s): attach it as a disk, or take it out of the VM", d.Key, d.Volid)
+		return fmt.Sprintf("%s has a disk image for a CD (%s), which nothing else names: attach it as a disk", d.Key, d.Volid)
 	}
 	return ""
 }

@@ -1,7 +1,6 @@
 package strategy
 
 import (
-	"fmt"
 	"slices"
 	"testing"
 
@@ -39,7 +38,7 @@ func TestReplacingEntangledDisksIsImpossible(t *testing.T) {
 		"a disk of a pod that is named like any other": {change: ofPod("csi:vm-9999-disk-0")},
 		"a disk that is named as a pod's": both(set("scsi4", "csi:vm-9999-pvc-1a2b"),
 			"scsi4 (csi:vm-9999-pvc-1a2b) is named as a pod's volume, but no PersistentVolume that Kubernetes tells of has it, so no drain takes it away: "+
-				"have Kubernetes answer, or make its PersistentVolume again; or, if it is not needed here, take it out of VM 9002, which keeps the volume: qm set 9002 --delete scsi4"),
+				"have Kubernetes answer, or make its PersistentVolume again; or, if it is not needed here, take it out of VM 9002, which keeps the volume, after kubectl drain: qm shutdown 9002 && qm set 9002 --delete scsi4 && qm start 9002"),
 		"a disk without an owner": both(set("scsi4", "san:0.0.1.scsi-3600,serial=x"),
 			"scsi4 (san:0.0.1.scsi-3600) carries no VM's number, so its owner is unknown: give the node a volume instead"),
 		"no such holder": both(func(w *cluster.Wanted, _ *observe.Found, _ *observe.Observation) { w.Holder = 201 },
@@ -48,27 +47,6 @@ func TestReplacingEntangledDisksIsImpossible(t *testing.T) {
 			w.Holder = 200
 			f.VM.Config["scsi0"] = "fast:vm-200-disk-0,serial=sys,size=10G"
 		}, "the system disk scsi0 (fast:vm-200-disk-0) belongs to the holder, VM 200: reassign it to VM 9002"),
-		"a disk that another VM names": both(func(_ *cluster.Wanted, _ *observe.Found, o *observe.Observation) {
-			o.VMs[1].Config["scsi5"] = "fast:vm-9002-disk-1,serial=data"
-		}, "scsi1 (fast:vm-9002-disk-1) is used in more than one place: detach it from scsi5 of VM 200"),
-		"a disk named by the holder": both(func(w *cluster.Wanted, _ *observe.Found, o *observe.Observation) {
-			w.Holder = 200
-			o.VMs[1].Config["scsi5"] = "fast:vm-9002-disk-1,serial=data"
-		}, "scsi1 (fast:vm-9002-disk-1) is used in more than one place: detach it from scsi5 of VM 200"),
-		"a holder's disk named by a third": both(func(w *cluster.Wanted, f *observe.Found, o *observe.Observation) {
-			held(w, f, o)
-			o.VMs = append(o.VMs, cluster.VM{ID: 300, Host: "pve1", Config: map[string]string{"unused0": "fast:vm-200-disk-0"}})
-		}, "scsi4 (fast:vm-200-disk-0) is used in more than one place: detach it from unused0 of VM 300"),
-		"a holder that names it twice": both(func(w *cluster.Wanted, f *observe.Found, o *observe.Observation) {
-			held(w, f, o)
-			o.VMs[1].Config["unused0"] = "fast:vm-200-disk-0"
-		}, "scsi4 (fast:vm-200-disk-0) is used in more than one place: detach it from unused0 of VM 200"+byHand(200, "unused0")),
-		"a holder that has two names for it": both(func(w *cluster.Wanted, f *observe.Found, o *observe.Observation) {
-			held(w, f, o)
-			o.VMs[1].Config["scsi2"] = "fast:vm-200-disk-0"
-		}, "scsi4 (fast:vm-200-disk-0) is used in more than one place: detach it from scsi2 of VM 200"),
-		"a disk that the node has a second time, detached": both(set("unused5", "fast:vm-9002-disk-1"),
-			"scsi1 (fast:vm-9002-disk-1) is used in more than one place: detach it from unused5 of VM 9002"+byHand(9002, "unused5")),
 		"a persistent disk that forgets": both(set("scsi1", "fast:vm-9002-disk-1,serial=data,size=20G,snapshot=1"), forgets("scsi1")),
 		"a system disk that forgets": {
 			change:   set("scsi0", "fast:vm-9002-disk-0,serial=sys,size=10G,snapshot=on"),
@@ -76,7 +54,7 @@ func TestReplacingEntangledDisksIsImpossible(t *testing.T) {
 		},
 		"a disk that does not": {change: set("scsi1", "fast:vm-9002-disk-1,serial=data,size=20G,snapshot=0")},
 		"a disk image for a CD": both(set("ide2", "bulk:9002/vm-9002-disk-5.raw,media=cdrom"),
-			"ide2 has a disk image for a CD (bulk:9002/vm-9002-disk-5.raw): attach it as a disk, or take it out of the VM"),
+			"ide2 has a disk image for a CD (bulk:9002/vm-9002-disk-5.raw), which nothing else names: attach it as a disk"),
 		"a host's CD drive": both(set("ide2", "cdrom,media=cdrom"), "ide2 is a CD drive of the host (cdrom), which recast can't give back: take it out of the VM"),
 		"a host's file for a CD": both(set("ide2", "/dev/sr0,media=cdrom"),
 			"ide2 is a CD drive of the host (/dev/sr0), which recast can't give back: take it out of the VM"),
@@ -107,19 +85,14 @@ func TestReplacingWithADeviceOfTheHost(t *testing.T) {
 				f.VM.Config["scsi4"] = "/dev/disk/by-id/wwn-0x1,serial=x"
 				o.VMs = append(o.VMs, cluster.VM{ID: 300, Host: "pve2", Config: map[string]string{"scsi4": "/dev/disk/by-id/wwn-0x1"}})
 			},
-			recreate: "scsi4 (/dev/disk/by-id/wwn-0x1) is used in more than one place: detach it from scsi4 of VM 300\n" +
-				"scsi4 is a device of the host (/dev/disk/by-id/wwn-0x1), which only root@pam can attach, so a new VM could not have it: give the node a volume instead, or use reimage",
-			reimage: "scsi4 (/dev/disk/by-id/wwn-0x1) is used in more than one place: detach it from scsi4 of VM 300",
+			recreate: lunOfTwo, reimage: lunOfTwo, inPlace: lunOfTwo,
 		},
 		"the system disk is a device of the host": both(set("scsi0", "/dev/disk/by-id/ata-x,serial=sys,size=10G"),
 			"the system disk scsi0 is a device of the host (/dev/disk/by-id/ata-x), which can't be parked: give the node a volume for it, or use in-place"),
 	})
 }
 
-// byHand is how to remove a second reference whose --delete would free the volume.
-func byHand(id cluster.VMID, key string) string {
-	return fmt.Sprintf(" (by taking its line out of /etc/pve/nodes/pve1/qemu-server/%d.conf: qm set --delete %s would free the volume for good)", id, key)
-}
+const lunOfTwo = "the volume of scsi4 is also scsi4 of VM 300: qm set 300 --delete scsi4 (VM 300 is on pve2) keeps the volume"
 
 func forgets(what string) string {
 	return what + " has snapshot=1, so what is written to it is thrown away when the VM stops: remove that option, and restart the VM once"

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+
+	"github.com/recast-sh/recast/internal/fault"
 )
 
 // changes lists what else the image changes, if there is no obstacle.
@@ -15,7 +17,7 @@ func changes(c Candidate) []string {
 	if securing(c) {
 		out = append(out, "the boot ISO enrols its keys in the VM's firmware, which then boots signed systems only: the present one can't be put back if it is not signed")
 	}
-	return out
+	return append(out, leavesOmni(c)...)
 }
 
 // misfit says why the wanted image can't run on the machine, or why the machine would not be
@@ -23,6 +25,16 @@ func changes(c Candidate) []string {
 // with an image that requires Secure Boot.
 func misfit(c Candidate) []string {
 	return slices.Concat(c.Found.Unsupported, otherArch(c), readdressed(c), unverifiable(c))
+}
+
+// unreadable says why the wanted Talos would not boot with the configuration that the node has, or gets back with a
+// new system disk. A file that goes out with one is read by itself.
+func (c Candidate) unreadable(newDisk bool) []string {
+	err := c.Found.ConfigRefused
+	if file := c.Found.File; err == nil || newDisk && file != nil && (file.Err != nil || file.Differs()) {
+		return nil
+	}
+	return []string{strings.Join(append([]string{err.Error()}, fault.Hints(err)...), ": ")}
 }
 
 // otherArch: only the locked architecture of an installer was verified, even if it has several.

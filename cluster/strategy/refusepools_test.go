@@ -35,12 +35,17 @@ func TestDataProvenToBeElsewhereIsNoLoss(t *testing.T) {
 	mounted := func(disk, label, at string) func(*cluster.Wanted, *observe.Found, *observe.Observation) {
 		return volume(cluster.Volume{Device: disk + "9", Disk: disk, Label: label, Phase: "ready", Mount: at})
 	}
+	share := func(_ *cluster.Wanted, f *observe.Found, _ *observe.Observation) {
+		f.Machine.VolumeStatuses = append(f.Machine.VolumeStatuses, cluster.VolumeStatus{ID: "x-share", Type: cluster.ExternalVolume, Phase: "ready", Mount: "/var/mnt/share"})
+	}
 	const what = "PersistentVolume pvc-1 (claim default/db-0)"
 	pv := wouldBeLost(what, "pv/pvc-1")
 	check(t, map[string]refusalCase{
 		"on a user volume that is a whole disk":   {change: inTurn(volume(cluster.Volume{Device: "sdb", Disk: "sdb", Mount: "/var/mnt/big"}), localAt("/var/mnt/big/pvc-1"))},
 		"on an existing volume of another disk":   {change: inTurn(mounted("sdb", "old", "/var/mnt/old"), localAt("/var/mnt/old"))},
 		"on a user disk of machine.disks":         {change: inTurn(mounted("sdb", "", "/var/lib/extra"), localAt("/var/lib/extra/pvc-1"))},
+		"in a directory of the VM's host":         {change: inTurn(share, localAt("/var/mnt/share/db"))},
+		"beside that directory":                   both(inTurn(share, localAt("/var/mnt/shared")), pv),
 		"beside such a mount":                     both(inTurn(mounted("sdb", "", "/var/lib/extra"), localAt("/var/lib/extra2")), pv),
 		"LOG on the system disk, all else is not": both(inTurn(ephemeralOn("sdb"), mounted("sda", "LOG", "/var/log"), localAt("/var/log/a")), pv),
 		"on the other one, beside LOG":            {change: inTurn(ephemeralOn("sdb"), mounted("sda", "LOG", "/var/log"), localAt("/var/lib/a"))},

@@ -23,8 +23,7 @@ func Decide(w cluster.Wanted, f observe.Found, o observe.Observation, system clu
 	c.Disks, c.DisksErr = f.VM.Disks()
 	c.Disks = slices.DeleteFunc(c.Disks, cluster.Disk.CSI) // the drain detaches them
 	_, unknown := losses(c)
-	recreate := c.AgainstRecreate()
-	against := map[cluster.Strategy][]string{cluster.Recreate: cluster.Texts(recreate), cluster.Reimage: cluster.Texts(c.AgainstReimage()), cluster.InPlace: c.AgainstInPlace()}
+	against, recreate := c.Against()
 	switch {
 	case slices.Contains(cluster.Strategies, w.Strategy):
 		d.Refused = against[w.Strategy]
@@ -33,15 +32,34 @@ func Decide(w cluster.Wanted, f observe.Found, o observe.Observation, system clu
 	}
 	d.ToRecreate = d.toRecreate(w.Strategy, recreate)
 	for _, name := range unknown {
-		d.Notes = append(d.Notes, fmt.Sprintf("acceptLoss names %s, but nothing of that name is on its system disk", name))
+		d.Notes = append(d.Notes, c.lostNowhere(name))
 	}
 	if len(d.Refused) == 0 {
-		d.Notes = append(d.Notes, changes(c)...)
+		d.Notes = append(d.Notes, slices.Concat(changes(c), c.argsAccepted(d.Strategy))...)
 	}
 	if d.Strategy == cluster.Recreate || d.Strategy == cluster.Reimage {
 		d.WillLose = c.Accepted()
 	}
 	return d
+}
+
+// lostNowhere says of a name in acceptLoss that it names nothing that goes with the system disk, and where what it names is.
+func (c Candidate) lostNowhere(name string) string {
+	for _, s := range c.Machine.VolumeStatuses {
+		switch {
+		case !slices.Contains(c.Machine.NamesOf(s), name), s.Disk == c.Machine.SystemDisk:
+		case s.Disk != "":
+			return fmt.Sprintf("acceptLoss names %s, which is on the disk %s: with another system disk it stays there", name, s.Disk)
+		case s.Location != "":
+			return fmt.Sprintf("acceptLoss names %s, which is %s: with another system disk it stays there", name, s.Location)
+		}
+	}
+	for _, v := range c.Machine.Volumes {
+		if slices.Contains(v.LossNames(), name) && v.Disk != c.Machine.SystemDisk {
+			return fmt.Sprintf("acceptLoss names %s, which is on the disk %s: with another system disk it stays there", name, v.Disk)
+		}
+	}
+	return fmt.Sprintf("acceptLoss names %s, but nothing of that name is on its system disk", name)
 }
 
 // Decision says how a stale node is brought to its wanted state, and why in this way.
@@ -111,11 +129,14 @@ func unreadText(f observe.Found) string {
 	return fmt.Sprintf("its machine could not be read: %s: bring it back first", words.OrNone(strings.Join(why, "; ")))
 }
 
-// EtcdRules says whether a control plane may be taken out of service in a cluster with n etcd
-// members, including itself, and what to warn of. With three or more, only the health of the others
-// counts; the gate checks that.
-func EtcdRules(n int, dataOnSystemDisk bool, s cluster.Strategy, acceptOutage bool) (refused, warn []string) {
+// EtcdRules says whether a control plane, of machine.type init or not, may be taken out of service in a
+// cluster with n etcd members, including itself, and what to warn of. With three or more, only the health of
+// the others counts; the gate checks that.
+func EtcdRules(n int, dataOnSystemDisk, typeInit bool, s cluster.Strategy, acceptOutage bool) (refused, warn []string) {
 	replaced := !s.KeepsVM() && s != cluster.PutBack // those keep the data, or restore it
+	if refused := AgainstInit(replaced && dataOnSystemDisk, typeInit); len(refused) > 0 {
+		return refused, nil
+	}
 	switch {
 	case n >= 3, n == 2 && s == cluster.Remove: // once it has left, the other one is enough
 	case n < 1:
@@ -134,20 +155,37 @@ func EtcdRules(n int, dataOnSystemDisk bool, s cluster.Strategy, acceptOutage bo
 	return refused, warn
 }
 
+// AgainstInit refuses to empty the directory of etcd on a control plane of machine.type init. At the next
+// start Talos does not let it join: etcd gets initial-cluster-state=new with this member alone, so that a
+// second cluster with the same CA begins (argsForInit in services/etcd.go). A worker's type is never init.
+func AgainstInit(emptied, typeInit bool) []string {
+	if !emptied || !typeInit {
+		return nil
+	}
+	return []string{"its machine.type is init: with an empty etcd directory " + BeginsAlone + ", beside the one that the others have. " +
+		"First set machine.type: controlplane in its file in talos.machineConfigs and recast roll --what config, or: " +
+		`talosctl patch machineconfig --mode staged -p '{"machine":{"type":"controlplane"}}', and reboot it`}
+}
+
+// BeginsAlone is what a control plane of machine.type init does without data.
+const BeginsAlone = "Talos begins a new, empty etcd"
+
 // EtcdOnSystemDisk says whether a control plane loses etcd's data with its system disk. Since Talos
 // 1.14 the data can have its own volume ETCD; else it is on EPHEMERAL.
 func EtcdOnSystemDisk(m cluster.Machine) (bool, error) {
 	if m.SystemDisk == "" {
 		return false, fault.EtcdUnhealthy.Refusedf("where etcd's data is can't be determined: the machine does not name its system disk")
 	}
-	for _, label := range []string{"ETCD", "EPHEMERAL"} {
-		on := m.DisksWith(label)
-		switch {
-		case len(on) > 1:
-			return false, fault.EtcdUnhealthy.Refusedf("where etcd's data is can't be determined: %s is on %s", label, strings.Join(on, " and on "))
-		case len(on) == 1:
-			return on[0] == m.SystemDisk, nil
-		}
+	label := "EPHEMERAL"
+	if m.EtcdVolume() == cluster.PartitionVolume {
+		label = "ETCD"
 	}
-	return false, fault.EtcdUnhealthy.Refusedf("where etcd's data is can't be determined: the machine shows neither a volume ETCD nor EPHEMERAL")
+	switch on := m.DisksWith(label); len(on) {
+	case 0:
+		return false, fault.EtcdUnhealthy.Refusedf("where etcd's data is can't be determined: the machine shows no partition %s", label)
+	case 1:
+		return on[0] == m.SystemDisk, nil
+	default:
+		return false, fault.EtcdUnhealthy.Refusedf("where etcd's data is can't be determined: %s is on %s", label, strings.Join(on, " and on "))
+	}
 }

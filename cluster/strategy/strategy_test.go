@@ -33,7 +33,7 @@ func TestDecideRepeatsWhatWillBeLost(t *testing.T) {
 		"what is not there": {cluster.InPlace, nil, []string{"u-data", "u-typo"}, Decision{
 			Strategy: cluster.InPlace, Why: "in-place: as configured",
 			Notes: []string{
-				"acceptLoss names u-data, but nothing of that name is on its system disk",
+				"acceptLoss names u-data, which is on the disk sdb: with another system disk it stays there",
 				"acceptLoss names u-typo, but nothing of that name is on its system disk",
 			},
 		}},
@@ -212,7 +212,7 @@ func TestEtcdRules(t *testing.T) {
 		"one, data on its own disk": {1, false, []cluster.Strategy{cluster.Recreate, cluster.Reimage, cluster.InPlace, cluster.Rollback}, false, "", oneDown},
 	} {
 		for _, s := range tc.strategies {
-			refused, warn := EtcdRules(tc.members, tc.onSystem, s, tc.accept)
+			refused, warn := EtcdRules(tc.members, tc.onSystem, false, s, tc.accept)
 			if got := strings.Join(refused, "; "); got != tc.refused {
 				t.Errorf("%s, %s: refused %q, want %q", name, s, got, tc.refused)
 			}
@@ -223,10 +223,39 @@ func TestEtcdRules(t *testing.T) {
 	}
 }
 
+// TestEtcdRulesOfTypeInit: a control plane that would begin an etcd of its own keeps the data that it has.
+func TestEtcdRulesOfTypeInit(t *testing.T) {
+	t.Parallel()
+	for _, n := range []int{1, 2, 3, 5} {
+		for _, s := range []cluster.Strategy{cluster.Recreate, cluster.Reimage, cluster.Rollback, cluster.Remove} {
+			if refused, _ := EtcdRules(n, true, true, s, true); len(refused) != 1 || !strings.Contains(refused[0], BeginsAlone) || !strings.Contains(refused[0], "controlplane") {
+				t.Errorf("%d members, %s: %q", n, s, refused)
+			}
+			if refused, _ := EtcdRules(n, false, true, s, true); len(refused) > 0 {
+				t.Errorf("%d members, %s, etcd on a disk of its own: %q", n, s, refused)
+			}
+		}
+		for _, s := range []cluster.Strategy{cluster.InPlace, cluster.Configure, cluster.PutBack} {
+			if refused, _ := EtcdRules(n, true, true, s, true); len(refused) > 0 {
+				t.Errorf("%d members, %s: %q", n, s, refused)
+			}
+		}
+	}
+}
+
 func TestEtcdOnSystemDisk(t *testing.T) {
 	t.Parallel()
 	ephemeral, etcd := cluster.Volume{Disk: "sda", Label: "EPHEMERAL"}, cluster.Volume{Disk: "sdb", Label: "ETCD"}
 	elsewhere := cluster.Volume{Disk: "sdb", Label: "EPHEMERAL"}
+	byConfig := func(kind cluster.VolumeType) []cluster.VolumeStatus {
+		return []cluster.VolumeStatus{{ID: "ETCD", Type: kind, Phase: "ready"}}
+	}
+	for kind, want := range map[cluster.VolumeType]bool{cluster.PartitionVolume: false, cluster.DirectoryVolume: true} {
+		m := cluster.Machine{SystemDisk: "sda", Volumes: []cluster.Volume{ephemeral, etcd}, VolumeStatuses: byConfig(kind)}
+		if got, err := EtcdOnSystemDisk(m); got != want || err != nil {
+			t.Errorf("a partition ETCD whose volume is a %s: %t, %v", kind, got, err)
+		}
+	}
 	for name, tc := range map[string]struct {
 		system  string
 		volumes []cluster.Volume
@@ -237,7 +266,7 @@ func TestEtcdOnSystemDisk(t *testing.T) {
 		"EPHEMERAL elsewhere":        {"sda", []cluster.Volume{elsewhere}, false, ""},
 		"a volume of its own":        {"sda", []cluster.Volume{ephemeral, etcd}, false, ""},
 		"a volume of its own, there": {"sdb", []cluster.Volume{elsewhere, etcd}, true, ""},
-		"neither":                    {"sda", nil, false, "where etcd's data is can't be determined: the machine shows neither a volume ETCD nor EPHEMERAL"},
+		"neither":                    {"sda", nil, false, "where etcd's data is can't be determined: the machine shows no partition EPHEMERAL"},
 		"two of them":                {"sda", []cluster.Volume{ephemeral, elsewhere}, false, "where etcd's data is can't be determined: EPHEMERAL is on sda and on sdb"},
 		"no system disk":             {"", []cluster.Volume{ephemeral}, false, "where etcd's data is can't be determined: the machine does not name its system disk"},
 	} {

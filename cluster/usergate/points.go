@@ -36,7 +36,7 @@ func (n Points) After() []step.Step {
 // If the node is already out, the gates can't be expected to hold.
 func (n Points) Before() []step.Step {
 	switch {
-	case len(n.Gates) == 0 || n.Plan.Resume || n.Plan.Strategy == cluster.ConfigureBlank || n.Plan.Strategy == cluster.PutBack || n.Plan.Strategy == cluster.InPlace && n.Plan.Drift.Tidy(): // it is only cleaned up
+	case len(n.Gates) == 0 || n.Plan.Resume || n.Plan.Strategy == cluster.ConfigureBlank || n.Plan.Strategy == cluster.PutBack || n.Plan.OnlyTidies():
 		return nil
 	}
 	return []step.Step{{ID: "ask-gates", Code: fault.GateClosed, Title: "ask the gates before " + n.Plan.Node + " goes", Yields: true, Do: n.awaitBefore}}

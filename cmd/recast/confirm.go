@@ -6,10 +6,15 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/ui"
+	"github.com/recast-sh/recast/internal/words"
 )
 
 // question asks for permission to go on.
@@ -35,6 +40,50 @@ func (s *streams) unasked() string {
 	return ""
 }
 
+// mayAsk refuses a question that nobody would see.
+func (s *streams) mayAsk(q question) error {
+	why := s.unasked()
+	if why == "" {
+		return nil
+	}
+	return fault.WithHint(fault.NotConfirmed.Configf("%s %s; %s", q.command, why, q.untouched), "%s --yes", q.command)
+}
+
+// mayAskUnless returns the error of confirm where nobody could be asked, and somebody has to be. more is as in typed.
+func (s *streams) mayAskUnless(yes bool, c *cobra.Command, more ...string) func() error {
+	return func() error {
+		if yes {
+			return nil
+		}
+		return s.mayAsk(question{command: typed(c, more...), untouched: "nothing was changed"})
+	}
+}
+
+// typed is the command as it was typed, so that typing it again does no more than was asked; more are arguments or flags that
+// it had by itself.
+func typed(c *cobra.Command, more ...string) string {
+	out := []string{c.CommandPath()}
+	for _, arg := range append(c.Flags().Args(), more...) {
+		out = append(out, words.Quote(arg))
+	}
+	c.Flags().Visit(func(f *pflag.Flag) {
+		value := f.Value.String()
+		if list, is := f.Value.(pflag.SliceValue); is {
+			value = strings.Join(list.GetSlice(), ",")
+		}
+		switch {
+		case f.Name == "yes" || slices.Contains(more, "--"+f.Name):
+		case f.Value.Type() == "bool" && value == "true":
+			out = append(out, "--"+f.Name)
+		case f.Value.Type() == "bool", value == "", strings.HasPrefix(value, "-"):
+			out = append(out, "--"+f.Name+"="+words.Quote(value))
+		default:
+			out = append(out, "--"+f.Name, words.Quote(value))
+		}
+	})
+	return strings.Join(out, " ")
+}
+
 // forgetTyped drops input that was typed before the question was printed.
 func forgetTyped(in io.Reader) {
 	if file, ok := in.(*os.File); ok {
@@ -47,9 +96,8 @@ func confirm(ctx context.Context, s *streams, q question, yes bool) (bool, error
 	if yes {
 		return true, nil
 	}
-	if why := s.unasked(); why != "" {
-		return false, fault.WithHint(fault.NotConfirmed.Configf("%s %s; %s", q.command, why, q.untouched),
-			"%s --yes", q.command)
+	if err := s.mayAsk(q); err != nil {
+		return false, err
 	}
 	forgetTyped(s.in)
 	fmt.Fprintf(s.err, "%s Only \"yes\" continues: ", q.text)

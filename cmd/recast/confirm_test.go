@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/creack/pty"
+	"github.com/spf13/cobra"
 )
 
 // answers types an answer on a terminal whenever a question appears.
@@ -123,5 +124,42 @@ func TestAskedTwice(t *testing.T) {
 	has(t, s.seen(), "not confirmed; nothing more was changed on the nodes")
 	if said, _ := term.typed(exitDone, "status"); !strings.Contains(said, "nobody holds it") || !strings.Contains(said, "nothing is unfinished") {
 		t.Errorf("status afterwards:\n%s", said)
+	}
+}
+
+// TestTyped: who types what a hint shows does what was asked, and no more.
+func TestTyped(t *testing.T) {
+	t.Parallel()
+	for line, want := range map[string]string{
+		"prune":                                      "recast prune",
+		"prune --yes":                                "recast prune",
+		"prune --keep-disks 3 --only disks":          "recast prune --keep-disks 3 --only disks",
+		"-c my,prod.yaml roll a --exclude b,c":       "recast roll a --config my,prod.yaml --exclude b,c",
+		"roll --exclude b --exclude c --all":         "recast roll --all --exclude b,c",
+		"roll --selector pool=a,zone!=b --all=false": "recast roll --all=false --selector 'pool=a,zone!=b'",
+	} {
+		root := &cobra.Command{Use: "recast"}
+		root.PersistentFlags().StringP("config", "c", "", "")
+		for _, name := range []string{"prune", "roll"} {
+			c := &cobra.Command{Use: name, Run: func(c *cobra.Command, _ []string) {
+				if got := typed(c); got != want {
+					t.Errorf("%s: %s, want %s", line, got, want)
+				}
+				if got := typed(c, "NODE", "--only", "x"); strings.Count(got, "--only") != 1 || !strings.Contains(got, "NODE --only x") {
+					t.Errorf("%s, with more: %s", line, got)
+				}
+			}}
+			c.Flags().Bool("yes", false, "")
+			c.Flags().Bool("all", false, "")
+			c.Flags().Int("keep-disks", 0, "")
+			c.Flags().String("only", "", "")
+			c.Flags().String("selector", "", "")
+			c.Flags().StringSlice("exclude", nil, "")
+			root.AddCommand(c)
+		}
+		root.SetArgs(strings.Fields(line))
+		if err := root.Execute(); err != nil {
+			t.Errorf("%s: %v", line, err)
+		}
 	}
 }

@@ -19,6 +19,7 @@ import (
 	"github.com/recast-sh/recast/pipeline"
 	"github.com/recast-sh/recast/pipeline/adopt"
 	"github.com/recast-sh/recast/pipeline/checkup"
+	"github.com/recast-sh/recast/pipeline/configs"
 )
 
 func newDoctorCmd(s *streams, g *globals) *cobra.Command {
@@ -47,9 +48,11 @@ without warnings; 1 if something could not be reached or read; 3 if the configur
 is wrong; 4 if privileges or space are missing or a node can't be rolled.
 
 --terraform looks at nothing but a plan of Terraform or OpenTofu, and needs no server:
-would it destroy or replace the VM of a node, or remove, shrink or move a disk of one?
-It names each such resource, what would be lost, and the block that prevents it, and
-exits 4; 0 if there is none. Nodes are told by nodes[].vmid.`,
+would it destroy, replace or stop the VM of a node, or remove, shrink or move a disk of
+one? It names each such resource, what would be lost, and the block that prevents it,
+and exits 4; also if it would reboot or upgrade two control planes, or more nodes than
+roll.maxUnavailable.workers, in one apply. Fewer are a warning. Nodes are told by
+nodes[].vmid.`,
 		Example: `  recast doctor
   terraform show -json plan.out | recast doctor --terraform -
   recast doctor -o json | jq -r '.grants[]?'    # only the pveum commands`,
@@ -60,7 +63,7 @@ exits 4; 0 if there is none. Nodes are told by nodes[].vmid.`,
 				return err
 			}
 			if terraformPlan != "" {
-				return checkTerraform(s, p, terraformPlan, out)
+				return checkTerraform(c.Context(), s, p, terraformPlan, out)
 			}
 			var cl closers
 			defer cl.close()
@@ -88,12 +91,16 @@ exits 4; 0 if there is none. Nodes are told by nodes[].vmid.`,
 }
 
 // checkTerraform holds a plan of Terraform against the nodes.
-func checkTerraform(s *streams, p pipeline.Project, file, out string) error {
+func checkTerraform(ctx context.Context, s *streams, p pipeline.Project, file, out string) error {
 	doc, err := readTerraform(s, file)
 	if err != nil {
 		return err
 	}
-	v, err := adopt.Check(p.Config, doc)
+	read, err := machineConfigs(s, p)
+	if err != nil {
+		return err
+	}
+	v, err := adopt.Check(p.Config, doc, configs.Roles(ctx, p, read))
 	if err != nil {
 		return err
 	}

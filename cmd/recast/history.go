@@ -113,5 +113,5 @@ func hiding(w io.Writer, format string, hide redact.Redactor, print func(io.Writ
 
 // thisProcess says how to tell whether the process of a past run is still alive.
 func thisProcess() past.Options {
-	return past.Options{Holder: holder.This(), Dead: holder.Dead}
+	return past.Options{Holder: holder.This(), Dead: holder.Dead, Suspended: holder.Suspended}
 }

@@ -18,8 +18,8 @@ var (
 
 // TestKill kills rolls of real processes at random moments and runs the same command
 // again: then every node is in sync, every persistent disk is unchanged, and etcd has
-// its members. Each strategy has a lab of its own. For every second run in it the local
-// files are lost with the process, as on a CI runner.
+// its members. Each strategy has a lab of its own. For every second run the local files are lost with
+// the process, as on a CI runner: of three, one or two.
 func TestKill(t *testing.T) {
 	if testing.Short() {
 		t.Skip("long: make stories")
@@ -31,7 +31,7 @@ func TestKill(t *testing.T) {
 	}
 	t.Logf("go test ./cmd/recast -run TestKill -kill.times %d -kill.seed %d", *killTimes, seed)
 	if *killTimes == 1 { // the main suite has no minute for it
-		newKillings(openLab(t, "--workers", "1"), "auto", 5*time.Second, seed).rounds(1)
+		newKillings(openLab(t, "--workers", "1"), "auto", 5*time.Second, seed, 0).rounds(1)
 		return
 	}
 	for i, by := range []struct {
@@ -41,7 +41,7 @@ func TestKill(t *testing.T) {
 		t.Run(by.strategy, func(t *testing.T) {
 			t.Parallel()
 			lab := openLab(t, "--workers", "2", "--control-planes", "3")
-			newKillings(lab, by.strategy, by.usual, seed+uint64(i)).rounds((*killTimes + 2 - i) / 3)
+			newKillings(lab, by.strategy, by.usual, seed, i).rounds((*killTimes + 2 - i) / 3)
 		})
 	}
 }
@@ -51,11 +51,12 @@ type killings struct {
 	random   *rand.Rand
 	strategy string        // in recast.yaml
 	usual    time.Duration // how long a roll takes
+	lost     bool          // the next kill takes the local files
 }
 
-func newKillings(lab *terminal, strategy string, usual time.Duration, seed uint64) *killings {
+func newKillings(lab *terminal, strategy string, usual time.Duration, seed uint64, nth int) *killings {
 	lab.replace("recast.yaml", "roll:\n", "roll:\n  strategy: "+strategy+"\n")
-	return &killings{terminal: lab, random: rand.New(rand.NewPCG(seed, 0)), strategy: strategy, usual: usual}
+	return &killings{terminal: lab, random: rand.New(rand.NewPCG(seed+uint64(nth), 0)), strategy: strategy, usual: usual, lost: (seed+uint64(nth))%2 == 1}
 }
 
 // rounds kills rolls, one after the other, and finishes each.
@@ -71,7 +72,8 @@ func (k *killings) rounds(times int) {
 // round kills one roll and finishes it.
 func (k *killings) round(n int) {
 	k.t.Helper()
-	lost := n%2 == 1
+	lost := k.lost
+	k.lost = !lost
 	var after time.Duration
 	for killed := false; !killed; {
 		k.patch()
@@ -79,6 +81,7 @@ func (k *killings) round(n int) {
 	}
 	said, _ := k.typed(exitDone, "status")
 	if lost {
+		k.t.Attr("journals-lost", "1")
 		if err := os.RemoveAll(filepath.Join(k.dir, ".recast")); err != nil {
 			k.t.Fatal(err)
 		}

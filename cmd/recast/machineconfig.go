@@ -39,7 +39,9 @@ func newConfigDiffCmd(s *streams, g *globals) *cobra.Command {
 		Long: `Compare each node's configuration in talos.machineConfigs with the one that it runs,
 document by document and field by field. What recast sets itself is left out: the
 installer, the install disk, the hostname, and the versions of Kubernetes. Secrets are
-compared, and shown as changed, but their values are not shown.
+compared, and shown as changed, but their values are not shown. Where a machine has no
+configuration, because it is new or was reset, it says as recast plan does whether the
+file is of another node or another cluster.
 
 Exits 0 if nothing differs, 2 if something does, and 1 if a node's configuration could
 not be compared. It needs a talosconfig with the role os:admin.`,
@@ -109,7 +111,8 @@ func newConfigRenderCmd(s *streams, g *globals) *cobra.Command {
 directory, which needs no access to the cluster; or with --running the one that the node
 runs, to begin with. Secrets are replaced by "[redacted value]", for a review; --encrypt
 writes what sops makes of them, by the rules in your .sops.yaml, and nothing in the clear;
---secrets writes them as they are. recast decrypts what sops or age encrypted.
+--secrets writes them as they are. --running needs one of these two. recast decrypts what
+sops or age encrypted.
 
 Only you can read the files. No existing file is overwritten.`,
 		Example: `  recast config render --to /tmp/review
@@ -120,6 +123,9 @@ Only you can read the files. No existing file is overwritten.`,
 				return errUsage{errors.New("--to names the directory for the files")}
 			case encrypt && secrets:
 				return errUsage{errors.New("--encrypt and --secrets exclude each other")}
+			case running && !encrypt && !secrets:
+				return errUsage{fault.WithHint(errors.New("--running writes the files that talos.machineConfigs is to name, and a node can't run one whose secrets are replaced by \"[redacted value]\""),
+					"--encrypt writes them encrypted by sops, --secrets as they are; recast config show NODE shows one without secrets")}
 			}
 			read, err := g.configs(c.Context(), s, running, nodes)
 			if err != nil {

@@ -141,10 +141,11 @@ func (sc scene) play(t *testing.T, p page, printed map[int]string) {
 	t.Helper()
 	command := strings.TrimSpace(p.blocks[sc.lab].text)
 	s := newPageStage(t)
-	if !strings.HasPrefix(command, "bin/") { // the README, which needs no more than a clone
-		s = s.installed()
+	first := s // the second terminal finds recast by the lab's env alone
+	if !strings.HasPrefix(command, "bin/") {
+		first = s.installed()
 	}
-	end := s.lab(command)
+	end := first.lab(command)
 	defer func() { printed[sc.lab] = s.anonymous(end()) }()
 	var said bytes.Buffer
 	err := s.shell(sc.script(p), &said).Run()

@@ -86,8 +86,9 @@ recast.dev/pause is left alone.
 strategy with the reasons against it, what happens to each of its disks, and each step
 of a roll in order, with its duration in earlier rolls.
 
-If a rehearsal comes before the first node (roll.rehearse, --rehearse), the plan shows
-on which hosts a scratch VM boots what, and which scratch VMs of killed runs are removed first.`,
+It shows what scratch VMs prove before the first node; if a rehearsal comes then, too
+(roll.rehearse, --rehearse), on which hosts one boots what; and which scratch VMs of killed
+runs are removed first.`,
 		Example: `  recast plan
   recast plan --explain wk1
   recast plan wk1 -o json

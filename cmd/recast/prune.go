@@ -76,7 +76,7 @@ func newPruneCmd(s *streams, g *globals) *cobra.Command {
 			if f.olderThan < 0 {
 				return errUsage{errors.New("--older-than must not be negative")}
 			}
-			o := pipeline.PruneOptions{Only: f.only, OlderThan: f.olderThan, Holder: holder.This(), Dead: holder.Dead}
+			o := pipeline.PruneOptions{Only: f.only, OlderThan: f.olderThan, Holder: holder.This(), Dead: holder.Dead, Suspended: holder.Suspended}
 			if err := pruneKinds(c, &o, f.keepDisks); err != nil {
 				return err
 			}

@@ -57,7 +57,7 @@ func freeRemoved(c *cobra.Command, s *streams, g *globals, f rollFlags, node str
 	if err != nil {
 		return err
 	}
-	return runPrune(c, s, p, pipeline.PruneOptions{Removed: node, Holder: holder.This(), Dead: holder.Dead}, f.yes, f.out)
+	return runPrune(c, s, p, pipeline.PruneOptions{Removed: node, Holder: holder.This(), Dead: holder.Dead, Suspended: holder.Suspended}, f.yes, f.out)
 }
 
 // runPrune removes what the options say, and prints what became of it.
@@ -77,9 +77,10 @@ func runPrune(c *cobra.Command, s *streams, p pipeline.Project, o pipeline.Prune
 	display := s.displaySteps(ctx)
 	run := &step.Runner{Emit: display.Emit}
 	s.telemetry.Watch(run)
+	o.MayAsk = s.mayAskUnless(yes, c)
 	o.Confirm = func(rep pipeline.PruneReport) (bool, error) {
 		defer display.hold()()
-		return confirmPrune(ctx, s, c.CommandPath(), rep, yes)
+		return confirmPrune(ctx, s, typed(c), rep, yes)
 	}
 	rep, err := pipeline.Prune(ctx, p, px, px, run, o)
 	display.end()

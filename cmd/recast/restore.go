@@ -61,9 +61,9 @@ cluster and needs a talosconfig with the role os:admin.`,
 				File: args[0], Node: f.node, Copied: f.copied,
 				Confirm: func(rep pipeline.RestoreReport) (bool, error) {
 					defer display.hold()()
-					return confirmRestore(ctx, s, rep, f.copied, f.yes)
+					return confirmRestore(ctx, s, typed(c, "--node", rep.Node), rep, f.yes)
 				},
-				Claim: pipeline.RollOptions{Holder: holder.This(), Dead: holder.Dead, Began: shareRuns(ctx, s, p, &cl)},
+				Claim: pipeline.RollOptions{Holder: holder.This(), Dead: holder.Dead, Suspended: holder.Suspended, Began: shareRuns(ctx, s, p, &cl), MayAsk: s.mayAskUnless(f.yes, c)},
 			})
 			display.end()
 			if rep.Run == "" {
@@ -79,16 +79,13 @@ cluster and needs a talosconfig with the role os:admin.`,
 	return c
 }
 
-func confirmRestore(ctx context.Context, s *streams, rep pipeline.RestoreReport, copied, yes bool) (bool, error) {
+func confirmRestore(ctx context.Context, s *streams, command string, rep pipeline.RestoreReport, yes bool) (bool, error) {
 	if err := ui.WriteRestore(s.err, "text", rep); err != nil {
 		return false, err
 	}
 	q := question{
-		command: "recast restore " + rep.File + " --node " + rep.Node,
+		command: command,
 		text:    "Restore etcd from this, and lose all changes in Kubernetes since?", untouched: "nothing was restored",
-	}
-	if copied {
-		q.command += " --copied"
 	}
 	if !rep.Bootstrapped.IsZero() {
 		q.text = "Keep waiting?"

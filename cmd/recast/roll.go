@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -120,8 +119,10 @@ type rollFlags struct {
 	policy planning.Policy
 	saved  *planning.Plan
 	asks   string // the question; "": Change these nodes? One that is given is asked once, and again for a plan that takes VMs away
-	yes    bool
-	out    string
+	// again are the arguments with which the command means the plan's nodes, where nobody named any; nil: those that were typed.
+	again func(planning.Plan) []string
+	yes   bool
+	out   string
 }
 
 func (f *rollFlags) add(c *cobra.Command) {
@@ -143,9 +144,14 @@ func (f *rollFlags) withRun(c *cobra.Command, s *streams, g *globals,
 		if err != nil {
 			return err
 		}
+		var unnamed []string // recast undo --yes without a node or a run is refused
+		if f.again != nil && len(c.Flags().Args()) == 0 && !c.Flags().Changed("run") {
+			unnamed = []string{"NODE"}
+		}
 		asked := false // and may go on
 		rep, err := do(ctx, p, m, run, pipeline.RollOptions{
-			Policy: f.policy, Saved: f.saved, Holder: holder.This(), Dead: holder.Dead, Notify: tell, Began: shareRuns(ctx, s, p, &cl),
+			Policy: f.policy, Saved: f.saved, Holder: holder.This(), Dead: holder.Dead, Suspended: holder.Suspended, Notify: tell, Began: shareRuns(ctx, s, p, &cl),
+			MayAsk: s.mayAskUnless(f.yes, c, unnamed...),
 			Pulsed: s.telemetry.Pulsed, Origin: origin(ctx, p.Config.Dir),
 			Confirm: func(plan planning.Plan) (bool, error) {
 				if s.interrupts.forget() { // pressed while an earlier run was being finished
@@ -155,17 +161,12 @@ func (f *rollFlags) withRun(c *cobra.Command, s *streams, g *globals,
 				if err := ui.WritePlan(s.err, "text", plan); err != nil {
 					return false, err
 				}
-				words := append([]string{c.CommandPath()}, c.Flags().Args()...)
-				for _, name := range []string{"all", "copied"} {
-					if c.Flags().Changed(name) {
-						words = append(words, "--"+name)
-					}
-				}
-				if from := c.Flags().Lookup("from"); from != nil {
-					words = append(words, "--from", from.Value.String())
+				var more []string
+				if unnamed != nil {
+					more = f.again(plan)
 				}
 				ok, err := confirm(ctx, s, question{
-					command: strings.Join(words, " "),
+					command: typed(c, more...),
 					text:    cmp.Or(f.asks, "Change these nodes?"), untouched: "nothing was changed on the nodes",
 				}, f.yes || asked && !planning.TakesAway(plan))
 				if ok {

@@ -21,6 +21,10 @@ func newRootCmd(s *streams) *cobra.Command {
 		Args:          cobra.NoArgs,
 		RunE:          func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
+	c.Version = version
+	c.SetVersionTemplate(builtFrom())
+	c.Flags().Bool("version", false, "print the version of recast")
+	_ = c.Flags().MarkHidden("version") // fails only for an unknown flag; recast version is in the list
 	c.SetIn(s.in)
 	c.SetOut(s.out)
 	c.SetErr(s.err)

@@ -21,9 +21,10 @@ import (
 )
 
 const (
-	// shareSoon is when a run is shared first: even one that is killed in its first minute has left its plan.
+	// shareSoon is when a run is shared first, then after twice that time, and so on until shareOften: even one that is
+	// killed in its first minute has left its plan, which may have to wait for answers.
 	shareSoon = 3 * time.Second
-	// shareOften is the least time between two copies of a run that goes on. Copying takes a twentieth of the time at most.
+	// shareOften is the time between two copies of a run that goes on. Copying takes a twentieth of the time at most.
 	shareOften = time.Minute
 	// shareOnce is how long a copy may take while the run goes on: a registry that does not answer is asked again.
 	shareOnce = 5 * time.Minute
@@ -111,7 +112,7 @@ func (h *sharer) follow(ctx context.Context) {
 		once, cancel := context.WithTimeout(ctx, shareOnce)
 		h.err = h.share(once)
 		cancel()
-		if wait = max(shareOften, 20*time.Since(began)); len(h.begun()) == 0 {
+		if wait = max(min(2*wait, shareOften), 20*time.Since(began)); len(h.begun()) == 0 {
 			wait = shareSoon
 		}
 	}

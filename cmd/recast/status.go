@@ -73,7 +73,7 @@ func statusSources(s *streams, p pipeline.Project, cl *closers) (*pve.Client, pi
 	if err != nil {
 		return nil, pipeline.StatusSources{}, err
 	}
-	src := pipeline.StatusSources{Proxmox: px, Nodes: fromKube(s, p, cl, (*kube.Client).Nodes), Lease: fromKube(s, p, cl, (*kube.Client).Lease), Holds: fromKube(s, p, cl, (*kube.Client).Holds), Dead: holder.Dead}
+	src := pipeline.StatusSources{Proxmox: px, Nodes: fromKube(s, p, cl, (*kube.Client).Nodes), Lease: fromKube(s, p, cl, (*kube.Client).Lease), Holds: fromKube(s, p, cl, (*kube.Client).Holds), Dead: holder.Dead, Suspended: holder.Suspended}
 	src.MachineConfig, _ = machineConfigs(s, p) // an error means that this machine has none
 	return px, src, nil
 }

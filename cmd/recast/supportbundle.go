@@ -93,7 +93,7 @@ func (g *globals) bundleSources(ctx context.Context, s *streams, cl *closers) (*
 		src.Status = func(ctx context.Context) (pipeline.StatusResult, error) {
 			var opened closers
 			defer opened.close()
-			status := pipeline.StatusSources{Proxmox: px, Nodes: fromKube(s, p, &opened, (*kube.Client).Nodes), Lease: fromKube(s, p, &opened, (*kube.Client).Lease), Holds: fromKube(s, p, &opened, (*kube.Client).Holds), Dead: holder.Dead}
+			status := pipeline.StatusSources{Proxmox: px, Nodes: fromKube(s, p, &opened, (*kube.Client).Nodes), Lease: fromKube(s, p, &opened, (*kube.Client).Lease), Holds: fromKube(s, p, &opened, (*kube.Client).Holds), Dead: holder.Dead, Suspended: holder.Suspended}
 			status.MachineConfig, _ = machineConfigs(s, p) // an error means that this machine has none
 			return pipeline.Status(ctx, p, status)
 		}

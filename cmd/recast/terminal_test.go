@@ -41,7 +41,11 @@ func openLab(t testing.TB, flags ...string) *terminal {
 	awaitFile(t, filepath.Join(term.dir, "lab.json"))
 	hangs.Stop()
 	for line := range strings.Lines(term.read("env")) {
-		name, value, _ := strings.Cut(strings.TrimPrefix(strings.TrimSpace(line), "export "), "=")
+		setting, exported := strings.CutPrefix(strings.TrimSpace(line), "export ")
+		if !exported {
+			continue // PATH
+		}
+		name, value, _ := strings.Cut(setting, "=")
 		term.env = append(term.env, name+"="+strings.Trim(value, "'"))
 	}
 	term.replace("recast.yaml", "settle: 2s", "settle: 200ms")

@@ -25,6 +25,7 @@ var passing = []struct {
 	{regexp.MustCompile(`\b[0-9a-f]{8,}\b`), "ID"},
 	{regexp.MustCompile(`\b(\d+h)?(\d+m)?\d+(\.\d+)?(ms|µs|s|m|h)\b`), "TIME"},
 	{regexp.MustCompile(`\babout \d+ (s|min|h)\b`), "about TIME"},
+	{regexp.MustCompile(`(?m)(✓ .*?)[ \t]+TIME$`), "$1"}, // steps of less than a second show none
 	{regexp.MustCompile(`\b\d+(\.\d+)?( ?[KMG]i?B| bytes)?(/s)? of \d+(\.\d+)? ?[KMG]i?B`), "SIZE"},
 	{regexp.MustCompile(`\b\d+(\.\d+)? ?([KMG]i?B|bytes)\b`), "SIZE"},
 	{regexp.MustCompile(`[ \t]+`), " "},

@@ -7,12 +7,14 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/recast-sh/recast/cluster/planning"
+	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/step"
 	"github.com/recast-sh/recast/pipeline"
 )
 
 func newUndoCmd(s *streams, g *globals) *cobra.Command {
 	var f rollFlags
+	var last string
 	c := &cobra.Command{
 		Use: "undo [NODE...]", Short: "Undo the last roll, or cancel an unfinished one",
 		Long: `Undo what the last run did to a node: if its replacement is unfinished, cancel it and
@@ -20,22 +22,41 @@ put the old system disk back (recast recover does only that); if it is finished,
 the system disk that it had before (recast rollback does only that). The plan says
 which of the two it is, and asks. No disk is freed by either, so undo can be undone.
 
-Without NODE it is about the unfinished node, or else about the nodes of the latest run
-that replaced a system disk.
+Without NODE it is about the unfinished node, or else about the nodes of the last run
+that replaced a system disk: it says first which run that is. --run names another. With
+--yes and without a terminal, name the nodes or the run.
 
 As in a roll, the plan names data that only the present system disk has, and without
 acceptLoss it is refused. Upgrades in place replace no system disk: there the way back
 is a roll to the previous lock (git checkout COMMIT -- recast.yaml recast.lock
 schematics/), which is also what keeps the next roll from going forward again.`,
 		Example: `  recast undo wk1
-  recast undo                  # what the last roll did`,
+  recast undo                  # what the last roll did
+  recast undo --run 3f2a --yes # recast history lists the runs`,
 		ValidArgsFunction: g.completeNodes,
 		RunE: func(c *cobra.Command, args []string) error {
+			switch {
+			case len(args) > 0 && last != "":
+				return errUsage{errors.New("arguments name nodes, --run names a run with all its nodes: choose one")}
+			case len(args) == 0 && last == "" && f.yes && s.unasked() != "":
+				return errUsage{fault.WithHint(errors.New("recast undo --yes without a terminal needs the names of nodes, or --run with the ID of a run: nobody sees which run it would be"),
+					"recast history lists the runs, recast status what is unfinished")}
+			}
 			f.policy.Only = args
-			return f.withRun(c, s, g, pipeline.Undo)
+			f.again = func(plan planning.Plan) (nodes []string) {
+				for _, n := range plan.Work() {
+					nodes = append(nodes, n.Node)
+				}
+				return nodes
+			}
+			return f.withRun(c, s, g, func(ctx context.Context, p pipeline.Project, m pipeline.Machines, run *step.Runner, o pipeline.RollOptions) (pipeline.Report, error) {
+				o.UndoRun = last
+				return pipeline.Undo(ctx, p, m, run, o)
+			})
 		},
 	}
 	f.add(c)
+	c.Flags().StringVar(&last, "run", "", "undo the run with this `ID`, or a part of it")
 	acceptOutage(c, &f.policy)
 	return c
 }

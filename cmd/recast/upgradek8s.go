@@ -57,14 +57,14 @@ takes the claim of the cluster.`,
 					return err
 				}
 				rep, err := pipeline.UpgradeKubernetes(ctx, p, m, run, pipeline.UpgradeKubernetesOptions{
-					To: f.to, DryRun: f.dryRun, Claim: pipeline.RollOptions{Holder: holder.This(), Dead: holder.Dead, Notify: tell, Began: shareRuns(ctx, s, p, &cl)},
+					To: f.to, DryRun: f.dryRun, Claim: pipeline.RollOptions{Holder: holder.This(), Dead: holder.Dead, Suspended: holder.Suspended, Notify: tell, Began: shareRuns(ctx, s, p, &cl), MayAsk: s.mayAskUnless(f.yes || f.dryRun, c)},
 					Confirm: func(plan kubeupgrade.Plan) (bool, error) {
 						defer display.hold()()
 						if err := ui.WriteKubernetesPlan(s.err, "text", plan); err != nil {
 							return false, err
 						}
 						ok, err := confirm(ctx, s, question{
-							command: "recast upgrade-k8s --to " + plan.To, text: "Upgrade Kubernetes?", untouched: "Kubernetes was not changed",
+							command: typed(c, "--to", plan.To), text: "Upgrade Kubernetes?", untouched: "Kubernetes was not changed",
 						}, f.yes)
 						if ok {
 							// From here on a component may be restarting: the first Ctrl-C waits for it.

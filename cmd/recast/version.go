@@ -23,15 +23,20 @@ func newVersionCmd(s *streams) *cobra.Command {
 	return &cobra.Command{
 		Use: "version", Short: "Print the version of recast", Args: cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
-			built := []string{"commit " + revision()}
-			if date != "" {
-				built = append(built, date)
-			}
-			built = append(built, runtime.Version(), runtime.GOOS+"/"+runtime.GOARCH)
-			_, err := fmt.Fprintf(s.out, "recast %s (%s)\n", version, strings.Join(built, ", "))
+			_, err := fmt.Fprint(s.out, builtFrom())
 			return err
 		},
 	}
+}
+
+// builtFrom is the line that recast version prints, and recast --version.
+func builtFrom() string {
+	built := []string{"commit " + revision()}
+	if date != "" {
+		built = append(built, date)
+	}
+	built = append(built, runtime.Version(), runtime.GOOS+"/"+runtime.GOARCH)
+	return fmt.Sprintf("recast %s (%s)\n", version, strings.Join(built, ", "))
 }
 
 // revision is the commit that recast was built from.

@@ -29,7 +29,7 @@ func (h installerFiles) loaderSum(lock schematics.Lock) (sum string, mismatches 
 }
 
 func loaderSum(name string, loader *io.SectionReader, lock schematics.Lock) (sum string, mismatches []error, err error) {
-	sum, err = programSum(loader, lock.SecureBoot)
+	sum, err = programSum(loader)
 	if err == nil {
 		return sum, checkSigned(name+": systemd-boot", loader, lock), nil
 	}

@@ -11,9 +11,9 @@ import (
 	"github.com/recast-sh/recast/schematics"
 )
 
-func sumOf(t *testing.T, code string, secureBoot bool) string {
+func sumOf(t *testing.T, code string) string {
 	t.Helper()
-	sum, err := programSum(program(code, "", 1), secureBoot)
+	sum, err := programSum(program(code, "", 1))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -24,7 +24,7 @@ func TestLoaders(t *testing.T) {
 	t.Parallel()
 	factory := newSigner(t)
 	by := func(s signer, code string) *io.SectionReader {
-		return program(code, s.sign(t, sumOf(t, code, true), func(b []byte) []byte { return b }), 1)
+		return program(code, s.sign(t, sumOf(t, code), func(b []byte) []byte { return b }), 1)
 	}
 	key, keys := factory.fingerprint(), []string{"efi/keys/uki-signing-cert.der", "loader/keys/auto/db.auth"}
 	plain := func(change func(*bootimage.ISO)) bootimage.ISO {
@@ -64,7 +64,7 @@ func TestLoaders(t *testing.T) {
 		},
 		"signed, other code": {
 			true, false, signed(func(iso *bootimage.ISO) { iso.Loader = by(factory, "rootkit") }),
-			"boot ISO: another boot loader than the installer's: systemd-boot " + shortSum(sumOf(t, "rootkit", true)),
+			"boot ISO: another boot loader than the installer's: systemd-boot " + shortSum(sumOf(t, "rootkit")),
 		},
 		"a loader by another key": {
 			true, false, signed(func(iso *bootimage.ISO) { iso.Loader = by(newSigner(t), "sd-boot") }),
@@ -83,7 +83,7 @@ func TestLoaders(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			w := wanted{lock: schematics.Lock{SecureBoot: tc.secureBoot, SecureBootKey: key}, grub: tc.grub}
-			boot := Boot{loader: sumOf(t, "sd-boot", tc.secureBoot), stub: "stub"}
+			boot := Boot{loader: sumOf(t, "sd-boot"), stub: "stub"}
 			mismatches, err := w.loaders(&tc.iso, boot)
 			if err != nil {
 				t.Fatal(err)
@@ -96,5 +96,39 @@ func TestLoaders(t *testing.T) {
 				t.Attr("corruptions-caught", "1")
 			}
 		})
+	}
+}
+
+// TestOrdinaryLoaders: an Image Factory with keys for Secure Boot signs the boot loader of an installer, and not that of its ISO.
+func TestOrdinaryLoaders(t *testing.T) {
+	t.Parallel()
+	signed := func(code string) *io.SectionReader {
+		return program(code, newSigner(t).sign(t, sumOf(t, code), func(b []byte) []byte { return b }), 1)
+	}
+	for name, tc := range map[string]struct {
+		installer, iso *io.SectionReader
+		want           string
+	}{
+		"signed, and not signed": {signed("sd-boot"), program("sd-boot", "", 7), ""},
+		"not signed, and signed": {program("sd-boot", "", 7), signed("sd-boot"), ""},
+		"by two keys":            {signed("sd-boot"), signed("sd-boot"), ""},
+		"other code, signed": {
+			signed("sd-boot"), signed("rootkit"),
+			"boot ISO: another boot loader than the installer's: systemd-boot " + shortSum(sumOf(t, "rootkit")),
+		},
+		"no program": {signed("sd-boot"), io.NewSectionReader(strings.NewReader("MZ"), 0, 2), "boot ISO: systemd-boot: damaged or of a foreign format: EOF"},
+	} {
+		loader, errs, err := loaderSum("installer", tc.installer, schematics.Lock{})
+		if err != nil || len(errs) > 0 {
+			t.Fatal(err, errs)
+		}
+		iso := bootimage.ISO{ESP: bootimage.ESP{UKI: &bootimage.UKI{Stub: "stub"}, Loader: tc.iso}}
+		mismatches, err := (&wanted{}).loaders(&iso, Boot{loader: loader, stub: "stub"})
+		if got := message(errors.Join(mismatches...)); err != nil || tc.want == "" && got != "" || !strings.HasPrefix(got, tc.want) {
+			t.Errorf("%s: %q, %v, want %q", name, got, err, tc.want)
+		}
+		if tc.want != "" {
+			t.Attr("corruptions-caught", "1")
+		}
 	}
 }

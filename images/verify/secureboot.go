@@ -61,7 +61,7 @@ func notSigned(program *io.SectionReader, certificate string) error {
 	if err != nil {
 		return err
 	}
-	sum, err := programSum(program, true)
+	sum, err := programSum(program)
 	if err != nil {
 		return err
 	}

@@ -88,7 +88,7 @@ func (s signer) sign(t *testing.T, sum string, content func([]byte) []byte) stri
 func TestNotSigned(t *testing.T) {
 	t.Parallel()
 	ours, theirs := newSigner(t), newSigner(t)
-	sum, err := programSum(program("code", "", 0), true)
+	sum, err := programSum(program("code", "", 0))
 	if err != nil {
 		t.Fatal(err)
 	}

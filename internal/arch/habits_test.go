@@ -12,9 +12,6 @@ import (
 const (
 	maxFileLines     = 400
 	maxFunctionLines = 80
-	maxMethods       = 25   // of a type, outside of internal/sim, as is what follows
-	maxRoomLines     = 4000 // of cluster or a room of it, without tests
-	maxPackageLines  = 5000 // of any other package
 )
 
 // readerOfDatabases may have an init: programs that read an etcd database start themselves
@@ -29,50 +26,6 @@ func TestHabits(t *testing.T) {
 			t.Error(problem)
 		}
 	}
-}
-
-// TestSizes keeps packages and types small enough to be known as a whole.
-func TestSizes(t *testing.T) {
-	t.Parallel()
-	lines, methods := map[string]int{}, map[string]int{}
-	for _, s := range sources(t, true) {
-		if s.test() || strings.HasPrefix(s.pkg, "internal/sim") {
-			continue
-		}
-		lines[s.pkg] += s.lines
-		for _, d := range s.file.Decls {
-			if f, ok := d.(*ast.FuncDecl); ok && f.Recv != nil {
-				methods[s.pkg+" "+receiver(f.Recv.List[0].Type)]++
-			}
-		}
-	}
-	for pkg, n := range lines {
-		most := maxPackageLines
-		if pkg == "cluster" || strings.HasPrefix(pkg, "cluster/") {
-			most = maxRoomLines
-		}
-		if n > most {
-			t.Errorf("%s has %d lines, %d are allowed", pkg, n, most)
-		}
-	}
-	for of, n := range methods {
-		if n > maxMethods {
-			t.Errorf("%s has %d methods, %d are allowed", of, n, maxMethods)
-		}
-	}
-}
-
-// receiver is the name of a receiver's type.
-func receiver(e ast.Expr) string {
-	switch e := e.(type) {
-	case *ast.StarExpr:
-		return receiver(e.X)
-	case *ast.IndexExpr:
-		return receiver(e.X)
-	case *ast.Ident:
-		return e.Name
-	}
-	return ""
 }
 
 // checkHabits lists overlong files and functions, and code that runs or waits out of sight

@@ -56,3 +56,8 @@ func (l *Lines) End() {
 
 // Last is the last few lines, joined into one; "" if there was no output.
 func (l *Lines) Last() string { return strings.Join(l.kept, "; ") }
+
+// LastCleaned is Last of what clean makes of those lines: joined, the secret of one would hide the next.
+func (l *Lines) LastCleaned(clean func(text string) string) string {
+	return strings.ReplaceAll(clean(strings.Join(l.kept, "\n")), "\n", "; ")
+}

@@ -180,7 +180,7 @@ type Node struct {
 	Strategy string `yaml:"strategy" jsonschema:"enum=auto,enum=recreate,enum=reimage,enum=in-place"`
 	// Holder is the VMID of your VM that owns persistent disks of this node, so that deleting the node's VM never frees them. recast detaches and attaches those disks; it never moves them to another owner, and never changes the holder.
 	Holder int `yaml:"holder,omitempty"`
-	// AcceptLoss names data on the node's system disk that may be lost, by the names in the plan, such as pv/pvc-1a2b. Without it, a node whose system disk holds data that only this node has is upgraded in place or refused.
+	// AcceptLoss names what the node may lose, by the names in the plan: data on its system disk, such as pv/pvc-1a2b, volumes that its machine configuration no longer uses, such as u-data, and kernel arguments that its next kernel will not have, such as kernel-arg/net.ifnames=0. Without it, a node whose system disk holds data that only this node has is upgraded in place or refused.
 	AcceptLoss []string `yaml:"acceptLoss,omitempty"`
 	// SystemDisk says which disk Talos is installed on and how large it should be. Default: it is detected, and keeps its size.
 	SystemDisk SystemDisk `yaml:"systemDisk,omitempty"`
@@ -218,6 +218,8 @@ type Roll struct {
 	WorkersBeside bool `yaml:"workersBeside"`
 	// Canary rolls one node before any other, unless a node runs the new build already. true selects a worker if there is one; a node's name selects that node.
 	Canary Canary `yaml:"canary"`
+	// Reboot says how a node boots its new system after an upgrade in place. kexec starts it from the running kernel where Talos can; powercycle goes through the firmware, as a power failure does, and takes about half a minute longer. canary does that with the first node of each image, before all others: an image that does not boot through the firmware stops the roll there.
+	Reboot string `yaml:"reboot" jsonschema:"enum=kexec,enum=powercycle,enum=canary"`
 	// Drain says how pods leave a node.
 	Drain Drain `yaml:"drain"`
 	// Settle is how long a node must stay healthy before the next one.

@@ -51,7 +51,7 @@ func want() *config.Config {
 		},
 		Nodes: []config.Node{{Name: "cp1", Schematic: "default", Strategy: "auto"}},
 		Roll: config.Roll{
-			Strategy: "auto", Order: "control-planes-first", Canary: config.Canary{On: true},
+			Strategy: "auto", Order: "control-planes-first", Canary: config.Canary{On: true}, Reboot: "canary",
 			MaxUnavailable: config.MaxUnavailable{Workers: config.Share{Count: 1}, PerHost: 1},
 			Drain:          config.Drain{Timeout: minutes(10), OnTimeout: "stop"},
 			Settle:         config.Duration(30 * time.Second),

@@ -26,6 +26,7 @@ func defaults() Config {
 			Order:          "control-planes-first",
 			MaxUnavailable: MaxUnavailable{Workers: Share{Count: 1}, PerHost: 1},
 			Canary:         Canary{On: true},
+			Reboot:         "canary",
 			Drain:          Drain{Timeout: Duration(10 * time.Minute), OnTimeout: "stop"},
 			Settle:         Duration(30 * time.Second),
 			Poll:           Duration(2 * time.Second),

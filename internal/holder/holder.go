@@ -18,6 +18,9 @@ func This() claim.Holder { return thisMachine().holder() }
 // Dead says whether another holder was a process of this machine that has ended.
 func Dead(other claim.Holder) bool { return thisMachine().dead(other) }
 
+// Suspended says whether another holder is a process of this machine that is stopped, by Ctrl-Z or SIGSTOP.
+func Suspended(other claim.Holder) bool { return thisMachine().suspended(other) }
+
 // machine reads processes of this machine.
 type machine struct {
 	proc   string              // where procfs is mounted
@@ -54,36 +57,60 @@ func (m machine) holder() claim.Holder {
 }
 
 // dead is true only if the process provably does not exist: in the same boot and PID
-// namespace, no process has its PID, or that process was started at another time. If
+// namespace, no process has its PID, that process was started at another time, or it has
+// ended and was not reaped yet, as in a container whose first process reaps none. If
 // the process is hidden, the answer is false and the heartbeat of its claim decides:
-// procfs mounted with hidepid, another user's process (EPERM: it exists), and a process
-// that has ended but was not reaped yet.
+// procfs mounted with hidepid, and another user's process (EPERM: it exists).
 func (m machine) dead(other claim.Holder) bool {
-	me := m.holder()
 	switch {
-	case me.Boot == "" || other.Boot != me.Boot, other.Namespace != me.Namespace, other.Host != me.Host:
-		return false
-	case other.PID <= 0: // kill(2) would mean a group
+	case !m.here(other):
 		return false
 	case errors.Is(m.signal(other.PID), syscall.ESRCH):
 		return true
 	}
 	start := m.start(other.PID)
-	return start != "" && other.Start != "" && start != other.Start
+	return start != "" && other.Start != "" && (start != other.Start || m.ended(other.PID))
+}
+
+// ended says whether a process has ended, with all its threads: a leader that has may leave others running.
+func (m machine) ended(pid int) bool {
+	fields := m.fields(pid)
+	threads, err := os.ReadDir(filepath.Join(m.proc, strconv.Itoa(pid), "task"))
+	return err == nil && len(threads) <= 1 && len(fields) > 0 && (fields[0] == "Z" || fields[0] == "X")
+}
+
+// here says whether another holder's PID can be asked about: it is of the same boot and PID namespace.
+func (m machine) here(other claim.Holder) bool {
+	me := m.holder()
+	return me.Boot != "" && other.Boot == me.Boot && other.Namespace == me.Namespace && other.Host == me.Host &&
+		other.PID > 0 // kill(2) would mean a group
+}
+
+// suspended is true only if the same process is there and stopped: proc_pid_stat(5) has it in state T.
+func (m machine) suspended(other claim.Holder) bool {
+	if !m.here(other) {
+		return false
+	}
+	fields := m.fields(other.PID)
+	return len(fields) > 0 && fields[0] == "T" && other.Start != "" && other.Start == m.start(other.PID)
 }
 
 // start is when a process was started, in clock ticks since boot: the 22nd field of
 // its stat (proc_pid_stat(5)). "" if that cannot be read: there is no such process, or
 // hidepid hides it.
 func (m machine) start(pid int) string {
-	b, err := os.ReadFile(filepath.Join(m.proc, strconv.Itoa(pid), "stat"))
-	if err != nil {
-		return ""
-	}
-	// The second field, the name in parentheses, may hold anything.
-	fields := strings.Fields(string(b[strings.LastIndexByte(string(b), ')')+1:]))
+	fields := m.fields(pid)
 	if len(fields) < 20 {
 		return ""
 	}
 	return fields[19]
+}
+
+// fields are those of a process' stat from the third field on: the second, the name in parentheses, may hold anything.
+func (m machine) fields(pid int) []string {
+	b, err := os.ReadFile(filepath.Join(m.proc, strconv.Itoa(pid), "stat"))
+	if err != nil {
+		return nil
+	}
+	return strings.Fields(string(b[strings.LastIndexByte(string(b), ')')+1:]))
 }

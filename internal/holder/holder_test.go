@@ -11,6 +11,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/recast-sh/recast/cluster/claim"
 )
@@ -31,12 +32,26 @@ func TestDead(t *testing.T) {
 	}
 	alive := me
 	alive.PID, alive.Start = child.Process.Pid, thisMachine().start(child.Process.Pid)
-	if Dead(alive) {
-		t.Error("a running process counts as dead")
+	if Dead(alive) || Suspended(alive) {
+		t.Error("a running process counts as dead, or as suspended")
+	}
+	if err := child.Process.Signal(syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	for tries := 0; !Suspended(alive); tries++ {
+		if tries > 1000 {
+			t.Fatal("a stopped process does not count as suspended")
+		}
+		<-time.After(time.Millisecond) // another process is waited for
+	}
+	another := alive
+	another.Start = "1"
+	if Dead(alive) || Suspended(another) {
+		t.Error("a stopped process counts as dead, or another one as suspended")
 	}
 	_ = child.Process.Kill() // it is ours
 	_ = child.Wait()         // "signal: killed"
-	if !Dead(alive) {
+	if !Dead(alive) || Suspended(alive) {
 		t.Error("a process that was killed does not count as dead")
 	}
 }
@@ -49,12 +64,13 @@ func TestDeadMeansDead(t *testing.T) {
 	other := me
 	other.PID, other.Start = 42, "420"
 	cases := map[string]struct {
-		other  func(*claim.Holder)
-		signal error             // of kill(42, 0)
-		stat   string            // start time in /proc/42/stat; "": there is no such entry
-		state  string            // in it; "": S
-		proc   map[string]string // links in /proc that are otherwise
-		want   bool
+		other   func(*claim.Holder)
+		signal  error             // of kill(42, 0)
+		stat    string            // start time in /proc/42/stat; "": there is no such entry
+		state   string            // in it; "": S
+		threads int               // of it
+		proc    map[string]string // links in /proc that are otherwise
+		want    bool
 	}{
 		"it is running":                             {stat: "420"},
 		"there is no such process":                  {signal: syscall.ESRCH, want: true},
@@ -63,7 +79,9 @@ func TestDeadMeansDead(t *testing.T) {
 		"/proc hides it (hidepid)":                  {},
 		"another user's, which /proc hides":         {signal: syscall.EPERM},
 		"another user's":                            {signal: syscall.EPERM, stat: "420"},
-		"it waits to be reaped":                     {stat: "420", state: "Z"},
+		"it waits to be reaped":                     {stat: "420", state: "Z", threads: 1, want: true},
+		"its first thread has ended":                {stat: "420", state: "Z", threads: 2},
+		"another one that waits to be reaped":       {stat: "420", state: "Z", threads: 1, other: func(h *claim.Holder) { h.Start = "" }},
 		"of another PID namespace":                  {signal: syscall.ESRCH, other: func(h *claim.Holder) { h.Namespace = "pid:[2]" }},
 		"of an unknown PID namespace":               {signal: syscall.ESRCH, other: func(h *claim.Holder) { h.Namespace = "" }},
 		"of another boot":                           {signal: syscall.ESRCH, other: func(h *claim.Holder) { h.Boot = "other" }},
@@ -89,6 +107,9 @@ func TestDeadMeansDead(t *testing.T) {
 			m.stat(t, me.PID, "S", me.Start)
 			if c.stat != "" {
 				m.stat(t, 42, c.state, c.stat)
+			}
+			for i := range c.threads {
+				m.write(t, fmt.Sprintf("42/task/%d/stat", 42+i), "")
 			}
 			links := map[string]string{"self": strconv.Itoa(me.PID), "7/ns/pid": "pid:[1]"}
 			maps.Copy(links, c.proc)

@@ -179,7 +179,7 @@ func TestForeignTagIsRefused(t *testing.T) {
 	if err == nil || s.entry().Installer != "" || s.changes > 0 || len(s.runs(t)) > 0 {
 		t.Errorf("err = %v, installer %q, %d changes", err, s.entry().Installer, s.changes)
 	}
-	if hints := strings.Join(fault.Hints(err), "\n"); !strings.Contains(hints, "delete that tag") {
+	if hints := strings.Join(fault.Hints(err), "\n"); !strings.Contains(hints, "delete it from the registry") {
 		t.Errorf("hints: %s", hints)
 	}
 }

@@ -36,7 +36,7 @@ type infoFile struct {
 	Outcome  string    `json:"outcome,omitempty"`
 }
 
-// NewRunID makes an ID that sorts by time and ends with two random bytes:
+// NewRunID makes an ID that begins with the minute and ends with two random bytes:
 // "20261121-0421-3f2a".
 func NewRunID(now time.Time, random io.Reader) (string, error) {
 	var tail [2]byte
@@ -80,10 +80,14 @@ func Runs(dir string) ([]RunInfo, error) {
 		}
 		runs = append(runs, info)
 	}
-	slices.SortFunc(runs, func(a, b RunInfo) int {
-		return cmp.Or(b.Started.Compare(a.Started), strings.Compare(b.ID, a.ID))
-	})
+	slices.SortFunc(runs, Newer)
 	return runs, errors.Join(errs...)
+}
+
+// Newer orders runs by when they started, the newest first. Everything that lists runs, or means the last one, is in
+// this order: the IDs of one minute say nothing.
+func Newer(a, b RunInfo) int {
+	return cmp.Or(b.Started.Compare(a.Started), strings.Compare(b.ID, a.ID))
 }
 
 // Unfinished lists the runs in dir that are still running or were killed, newest first.

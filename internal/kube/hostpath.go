@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/fields"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/foreign"
 )
 
 // managed is a directory of the node whose contents a storage system reports itself:
@@ -39,8 +40,10 @@ func (l *localScan) hostPaths(ctx context.Context) error {
 			for _, n := range l.nodes {
 				clear(n.writers)
 			}
+			l.inline = nil
 		}
 		for i := range pods.Items {
+			l.addInline(&pods.Items[i])
 			if n := l.byName(pods.Items[i].Spec.NodeName); n != nil {
 				n.addWriter(&pods.Items[i])
 			}
@@ -51,6 +54,19 @@ func (l *localScan) hostPaths(ctx context.Context) error {
 		return fmt.Errorf("list pods: %w", err)
 	}
 	return nil
+}
+
+// addInline adds the volumes of servers that only the pod itself names, once for all pods of a workload.
+func (l *localScan) addInline(p *corev1.Pod) {
+	if finished(p) {
+		return
+	}
+	for _, v := range inlineServed(p) {
+		data := cluster.LocalData{Name: "pod/" + p.Namespace + "/" + p.Name, What: foreign.Line(v.what), Access: v.access}
+		if !slices.ContainsFunc(l.inline, func(d cluster.LocalData) bool { return d.What == data.What }) {
+			l.inline = append(l.inline, data)
+		}
+	}
 }
 
 func (n *localNode) addWriter(p *corev1.Pod) {

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"path"
 	"slices"
+	"strings"
 	"sync"
 
 	corev1 "k8s.io/api/core/v1"
@@ -50,8 +51,8 @@ func (c VolumeReader) localData(ctx context.Context, groups []metav1.APIGroup, e
 	for _, n := range l.nodes {
 		data[n.name] = n.data()
 	}
-	if len(l.pods) > 0 {
-		data[""] = l.pods
+	if all := append(l.pods, l.inline...); len(all) > 0 {
+		data[""] = all
 	}
 	return data, nil
 }
@@ -61,7 +62,9 @@ type localScan struct {
 	*conn
 	nodes []*localNode
 	named map[string][]*localNode // by name and by hostname label
-	pods  []cluster.LocalData     // volumes of Proxmox' CSI driver
+	pods  []cluster.LocalData     // volumes of Proxmox' CSI driver, and of servers that may know machines by name
+	// inline are those of servers that only pods name.
+	inline []cluster.LocalData
 }
 
 // localNode is one of them, with what was found there.
@@ -151,6 +154,9 @@ func (l *localScan) addVolume(pv *corev1.PersistentVolume) {
 	if !holdsData(pv) {
 		return
 	}
+	if access := accessOf(pv); access != "" {
+		l.pods = append(l.pods, cluster.LocalData{Name: "pv/" + pv.Name, What: foreign.Line(describe(pv)), Access: access})
+	}
 	path, at := l.localTo(pv)
 	for _, n := range at {
 		for _, location := range locations(pv, path, n.pools) {
@@ -158,6 +164,30 @@ func (l *localScan) addVolume(pv *corev1.PersistentVolume) {
 			n.volumes = append(n.volumes, location)
 		}
 	}
+}
+
+// accessOf is the protocol by which machines use a volume, if it is iSCSI or NVMe-oF. CSI drivers for both say which in
+// a volume's attributes, by its name or by that of the target. Mayastor, whose protocol is nvmf, gives nodes names itself.
+func accessOf(pv *corev1.PersistentVolume) string {
+	if pv.Spec.ISCSI != nil {
+		return cluster.ISCSI
+	}
+	if pv.Spec.CSI == nil {
+		return ""
+	}
+	return accessIn(pv.Spec.CSI.VolumeAttributes)
+}
+
+func accessIn(attributes map[string]string) string {
+	for _, value := range attributes {
+		switch value = strings.ToLower(value); {
+		case value == "iscsi", strings.HasPrefix(value, "iqn."):
+			return cluster.ISCSI
+		case slices.Contains([]string{"nvmeof", "nvme-of", "nvmetcp", "nvme-tcp", "nvme/tcp"}, value), strings.HasPrefix(value, "nqn."):
+			return cluster.NVMeoF
+		}
+	}
+	return ""
 }
 
 // holdsData reports whether the volume holds data: a claim uses it, or used it and

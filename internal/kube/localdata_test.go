@@ -187,3 +187,42 @@ func TestPodVolumes(t *testing.T) {
 		}
 	})
 }
+
+// TestServedVolumes: volumes by iSCSI or NVMe-oF are on no node, and their servers may know nodes by name.
+func TestServedVolumes(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t, "wk1")
+		time.Sleep(10 * time.Second)
+		c := l.client(t, "system:masters")
+		n, err := c.Node(t.Context(), "wk1")
+		if err != nil {
+			t.Fatal(err)
+		}
+		attributed := func(name, key, value string) {
+			pv := volume(name, csi("org.democratic-csi.x"))
+			pv.Spec.CSI.VolumeAttributes = map[string]string{key: value}
+			l.put(t, store.Volumes(), pv)
+		}
+		attributed("a", "node_attach_driver", "iscsi")
+		attributed("b", "node_attach_driver", "nvmeof")
+		attributed("c", "targetIQN", "iqn.2000-01.com.synology:x")
+		attributed("d", "protocol", "nvmf") // Mayastor's
+		attributed("e", "node_attach_driver", "nfs")
+		pv := volume("f", csi("x"))
+		pv.Spec.PersistentVolumeSource = corev1.PersistentVolumeSource{ISCSI: &corev1.ISCSIPersistentVolumeSource{TargetPortal: "10.0.0.1", IQN: "iqn.2000-01.com.synology:y"}}
+		l.put(t, store.Volumes(), pv)
+		data, err := c.LocalData(t.Context(), n)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := map[string]string{}
+		for _, d := range data[""] {
+			got[d.Name] = d.Access
+		}
+		want := map[string]string{"pv/a": cluster.ISCSI, "pv/b": cluster.NVMeoF, "pv/c": cluster.ISCSI, "pv/f": cluster.ISCSI}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("(-want +got):\n%s", diff)
+		}
+	})
+}

@@ -124,7 +124,7 @@ func markOf(n *corev1.Node) (*cluster.Mark, error) {
 	}
 	if err != nil {
 		return nil, fault.WithHint(fmt.Errorf("annotation %s of node %s: %w", rollAnnotation, n.Name, foreign.Error(err)),
-			"if a newer recast has worked here, use that one. Else, if no roll is under way, remove it: kubectl annotate node %s %s-", n.Name, rollAnnotation)
+			"if a newer recast has worked here, use that one. Else recast status shows whether a roll is under way; if none is, remove it: kubectl annotate node %s %s-", n.Name, rollAnnotation)
 	}
 	return &m, nil
 }

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
@@ -25,6 +26,8 @@ const (
 	mayastorPort  = "8081"
 	mayastorCore  = "app=agent-core,openebs.io/release"
 	mayastorWaits = "--faulted-child-wait-period"
+	mayastorHA    = "agent-ha-cluster"
+	mayastorNoHA  = "--disable-ha"
 	// mayastorPatience is how long Mayastor waits for a replica unless it is told otherwise (TWAIT_SPERF in
 	// mayastor-control-plane, rebuild_policies.rs).
 	mayastorPatience = 10 * time.Minute
@@ -76,7 +79,8 @@ func (c mayastorReader) replicas(ctx context.Context, resource schema.GroupVersi
 		if !errors.Is(err, errSilent) {
 			if err == nil {
 				read.Waits = mayastorWaits
-				read.Patience, err = c.patience(ctx, api.service.Namespace)
+				read.Patience, read.Stuck, err = c.core(ctx, api.service.Namespace)
+				read.Unstuck = "turn on agents.ha.enabled of its chart, or move the pods that use it to the node"
 			}
 			return read, err
 		}
@@ -88,23 +92,34 @@ func (c mayastorReader) replicas(ctx context.Context, resource schema.GroupVersi
 	return s, nil
 }
 
-// patience is what agent-core is told; 0 if that can't be understood.
-func (c mayastorReader) patience(ctx context.Context, namespace string) (time.Duration, error) {
+// core reads what agent-core is told: how long it waits, 0 if that can't be understood, and why it would not move a
+// volume's target away from a node that is lost; "": it does (agent-core-deployment.yaml in mayastor-extensions,
+// chart/templates/mayastor/agents/core).
+func (c mayastorReader) core(ctx context.Context, namespace string) (waits time.Duration, stuck string, err error) {
 	list, err := c.api.AppsV1().Deployments(namespace).List(ctx, metav1.ListOptions{LabelSelector: mayastorCore})
 	if err != nil {
-		return 0, fmt.Errorf("list deployments with %s: %w", mayastorCore, c.translate(err))
+		return 0, "", fmt.Errorf("list deployments with %s: %w", mayastorCore, c.translate(err))
+	}
+	waits, stuck = mayastorPatience, "there is no Deployment with a container "+mayastorHA
+	for _, d := range list.Items {
+		containers := d.Spec.Template.Spec.Containers
+		if slices.ContainsFunc(containers, func(c corev1.Container) bool { return c.Name == mayastorHA }) {
+			stuck = ""
+		}
 	}
 	for _, d := range list.Items {
 		for _, container := range d.Spec.Template.Spec.Containers {
 			for _, arg := range container.Args {
 				if value, ok := strings.CutPrefix(arg, mayastorWaits+"="); ok {
-					waits, _ := time.ParseDuration(strings.ReplaceAll(value, " ", "")) // humantime has other units, too
-					return waits, nil
+					waits, _ = time.ParseDuration(strings.ReplaceAll(value, " ", "")) // humantime has other units, too
+				}
+				if arg == mayastorNoHA || arg == mayastorNoHA+"=true" {
+					stuck = "its HA agents are off (" + mayastorNoHA + ")"
 				}
 			}
 		}
 	}
-	return mayastorPatience, nil
+	return waits, stuck, nil
 }
 
 // read returns how its volumes are read; nil: it is not installed.

@@ -1,6 +1,7 @@
 package kube_test
 
 import (
+	"fmt"
 	"testing"
 	"time"
 
@@ -37,13 +38,26 @@ func mayastorPages() map[string]page {
 func TestReplicasOfMayastor(t *testing.T) {
 	t.Parallel()
 	known := func(patience time.Duration) *replica.System {
-		return &replica.System{Name: "Mayastor", Waits: "--faulted-child-wait-period", Patience: patience, Nodes: []replica.Node{{Name: "wk1"}}}
+		return &replica.System{
+			Name: "Mayastor", Waits: "--faulted-child-wait-period", Patience: patience, Nodes: []replica.Node{{Name: "wk1"}},
+			Unstuck: "turn on agents.ha.enabled of its chart, or move the pods that use it to the node",
+		}
 	}
-	told := func(arg string) page {
-		return page{200, `{"kind":"DeploymentList","apiVersion":"apps/v1","items":[{"spec":{"template":{"spec":{"containers":[{"name":"agent-core","args":["--store=x","` + arg + `"]}]}}}}]}`}
+	stuck := func(why string) *replica.System {
+		s := known(10 * time.Minute)
+		s.Stuck = why
+		return s
 	}
+	const core = `{"name":"agent-core","args":["--store=x","%s"]}`
+	deployment := func(containers string) page {
+		return page{200, `{"kind":"DeploymentList","apiVersion":"apps/v1","items":[{"spec":{"template":{"spec":{"containers":[` + containers + `]}}}}]}`}
+	}
+	told := func(arg string) page { return deployment(fmt.Sprintf(core, arg) + `,{"name":"agent-ha-cluster"}`) }
 	checkReplicas(t, mayastorPages, map[string]replicasCase{
-		"fine":                       {want: known(10 * time.Minute)},
+		"fine":                       {path: agentCore, page: told("-x"), want: known(10 * time.Minute)},
+		"HA is off":                  {path: agentCore, page: told("--disable-ha"), want: stuck("its HA agents are off (--disable-ha)")},
+		"it has no HA agent":         {path: agentCore, page: deployment(fmt.Sprintf(core, "-x")), want: stuck("there is no Deployment with a container agent-ha-cluster")},
+		"it has no agent-core":       {want: stuck("there is no Deployment with a container agent-ha-cluster")},
 		"it is told to wait":         {path: agentCore, page: told("--faulted-child-wait-period=1h 30m"), want: known(90 * time.Minute)},
 		"it is told something else":  {path: agentCore, page: told("--faulted-child-wait-period=1week"), want: known(0)},
 		"another engine":             {path: "/apis/openebs.io/v1beta2", page: page{200, `{"kind":"APIResourceList","apiVersion":"v1","resources":[]}`}},

@@ -57,7 +57,7 @@ func kubeNode(n *corev1.Node) (cluster.KubeNode, error) {
 	info := n.Status.NodeInfo
 	_, controlPlane := n.Labels["node-role.kubernetes.io/control-plane"]
 	node := cluster.KubeNode{
-		Name: n.Name, UUID: strings.ToLower(info.SystemUUID), BootID: info.BootID,
+		Name: n.Name, UUID: strings.ToLower(info.SystemUUID), BootID: info.BootID, MachineID: info.MachineID,
 		ControlPlane: controlPlane, Unschedulable: n.Spec.Unschedulable, Mark: mark, FailedBuild: n.Annotations[failedBuildAnnotation],
 		Booted: bootedOf(n),
 		Pause:  cluster.Pause(n.Annotations), ProviderID: n.Spec.ProviderID, KubeletVersion: info.KubeletVersion,

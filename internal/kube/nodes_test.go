@@ -43,7 +43,7 @@ func TestNodes(t *testing.T) {
 			t.Fatal(err)
 		}
 		want := []cluster.KubeNode{{
-			Name: "wk1", UUID: "4c4c4544-0000-4000-8000-00000000000a", BootID: "boot-1-wk1", Ready: true, Unschedulable: true,
+			Name: "wk1", UUID: "4c4c4544-0000-4000-8000-00000000000a", BootID: "boot-1-wk1", MachineID: "4C4C4544-0000-4000-8000-00000000000A", Ready: true, Unschedulable: true,
 			Mark: new(mark("r1")), FailedBuild: "9c41", ProviderID: "proxmox://lab/9011",
 			KubeletVersion: "v1.35.4", Addresses: []netip.Addr{netip.MustParseAddr("127.42.7.31")},
 			Metadata: cluster.NodeMetadata{

@@ -156,7 +156,7 @@ func (c Components) RemovedObjects(ctx context.Context, from, to string) ([]stri
 	}
 	var out []string
 	for resource, count := range removed.APIResources {
-		out = append(out, fmt.Sprintf("Kubernetes %s no longer serves %s, and there are %d of them: convert them to a newer version, or delete them", to, resource, count))
+		out = append(out, fmt.Sprintf("Kubernetes %s no longer serves %s, and there are %d of them: convert them to a newer version", to, resource, count))
 	}
 	slices.Sort(out)
 	return out, nil

@@ -3,6 +3,7 @@ package kube_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"maps"
 	"net/http"
 	"strings"
@@ -176,11 +177,14 @@ func TestWatchReplicas(t *testing.T) {
 // TestReplicasOfCeph: OSDs are pinned by their Deployments, or are where their pods are.
 func TestReplicasOfCeph(t *testing.T) {
 	t.Parallel()
+	ids := 0
 	osd := func(node, ready string) string {
-		return `{"metadata":{"labels":{"app":"rook-ceph-osd"}},"spec":{"template":{"spec":{"nodeSelector":{"kubernetes.io/hostname":"` + node + `"}}}},"status":{"availableReplicas":` + ready + `}}`
+		ids++
+		return fmt.Sprintf(`{"metadata":{"labels":{"app":"rook-ceph-osd","ceph-osd-id":"%d"}},`, ids) + `"spec":{"template":{"spec":{"nodeSelector":{"kubernetes.io/hostname":"` + node + `"}}}},"status":{"availableReplicas":` + ready + `}}`
 	}
 	pod := func(node, ready, selector string) string {
-		return `{"spec":{"nodeName":"` + node + `","nodeSelector":{` + selector + `}},"status":{"phase":"Running","conditions":[{"type":"Ready","status":"` + ready + `"}]}}`
+		ids++
+		return fmt.Sprintf(`{"metadata":{"labels":{"app":"rook-ceph-osd","ceph-osd-id":"%d"}},`, ids) + `"spec":{"nodeName":"` + node + `","nodeSelector":{` + selector + `}},"status":{"phase":"Running","conditions":[{"type":"Ready","status":"` + ready + `"}]}}`
 	}
 	checked := time.Now().UTC().Format(time.RFC3339)
 	list := func(kind string, items ...string) page {
@@ -193,11 +197,12 @@ func TestReplicasOfCeph(t *testing.T) {
 	}
 	const spec = `"spec":{"disruptionManagement":{"managePodBudgets":true,"osdMaintenanceTimeout":45}}`
 	pages := map[string]page{
-		"/apis": {http.StatusOK, `{"kind":"APIGroupList","apiVersion":"v1","groups":[{"name":"ceph.rook.io","versions":[{"version":"v1"}]}]}`},
+		"/apis":                 {http.StatusOK, `{"kind":"APIGroupList","apiVersion":"v1","groups":[{"name":"ceph.rook.io","versions":[{"version":"v1"}]}]}`},
+		"/apis/ceph.rook.io/v1": {http.StatusOK, `{"kind":"APIResourceList","apiVersion":"v1","groupVersion":"ceph.rook.io/v1","resources":[]}`},
 		"/apis/ceph.rook.io/v1/cephclusters": list("List",
 			`{"metadata":{"namespace":"rook-ceph","name":"ceph"},`+spec+`,"status":{"ceph":{"health":"HEALTH_WARN","lastChecked":"`+checked+`","details":{"OSD_DOWN":{"message":"1 osds down"},"PG_AVAILABILITY":{"message":"Reduced data availability"}}}}}`,
 			`{"metadata":{"namespace":"elsewhere","name":"external"},"spec":{"external":{"enable":true}}}`),
-		"/apis/apps/v1/namespaces/rook-ceph/deployments": apps(osd("wk1", "1"), osd("wk1", "0"), osd("wk2", "1"), `{"spec":{"template":{"spec":{}}}}`),
+		"/apis/apps/v1/namespaces/rook-ceph/deployments": apps(osd("wk1", "1"), osd("wk1", "0"), osd("wk2", "1")),
 		"/api/v1/namespaces/rook-ceph/pods":              list("PodList", pod("wk1", "True", `"kubernetes.io/hostname":"wk1"`), pod("wk3", "True", ""), pod("wk4", "False", "")),
 		"/apis/apps/v1/namespaces/elsewhere/deployments": apps(), "/api/v1/namespaces/elsewhere/pods": list("PodList"),
 	}

@@ -9,7 +9,6 @@ import (
 	"strings"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/recast-sh/recast/cluster/replica"
@@ -18,7 +17,6 @@ import (
 
 const (
 	cephName = "Ceph"
-	rookOSDs = "app=rook-ceph-osd"
 	// rookStale is several of Rook's checks, one a minute (defaultStatusCheckInterval in
 	// pkg/operator/ceph/cluster/cephstatus.go).
 	rookStale = 5 * time.Minute
@@ -45,6 +43,9 @@ type cephHealth struct {
 			Manages bool          `json:"managePodBudgets"`
 			Timeout time.Duration `json:"osdMaintenanceTimeout"` // in minutes
 		} `json:"disruptionManagement"`
+		Mon struct {
+			Stretch *cephStretch `json:"stretchCluster"`
+		} `json:"mon"`
 	} `json:"spec"`
 	Status struct {
 		Ceph struct {
@@ -57,39 +58,62 @@ type cephHealth struct {
 	} `json:"status"`
 }
 
-// cephReplicas reads the Ceph clusters of Rook, and on which nodes their OSDs are. No
-// object says which data is on which OSD.
+// cephReplicas reads the Ceph clusters of Rook, and on which nodes their OSDs and monitors are. No
+// object says which data is on which OSD, but pools say how their data may lie on them.
 func (c VolumeReader) cephReplicas(ctx context.Context) (replica.System, error) {
 	s := replica.System{Name: cephName, Pools: true}
 	clusters, err := listCustom[cephHealth](ctx, c.conn, rookVersion.WithResource("cephclusters"), "")
 	if err != nil {
 		return s, err
 	}
+	var pools []cephPool
 	nodes := map[string]bool{}
 	for _, ceph := range clusters {
-		v := replica.Volume{Name: foreign.Line(ceph.Metadata.Namespace + "/" + ceph.Metadata.Name), Checked: ceph.Status.Ceph.LastChecked}
-		serves, err := c.cephNodes(ctx, ceph.Metadata.Namespace)
+		daemons, err := c.cephDaemons(ctx, ceph.Metadata.Namespace)
 		if err != nil {
 			return s, err
 		}
-		if len(serves) == 0 {
+		if len(daemons.osds) == 0 {
 			continue // an external one, or one without data
 		}
-		for _, node := range slices.Sorted(maps.Keys(serves)) {
-			v.Replicas = append(v.Replicas, replica.Replica{Node: node, Healthy: serves[node]})
-			nodes[node] = true
+		if pools == nil {
+			if pools, err = c.cephPools(ctx); err != nil {
+				return s, err
+			}
 		}
-		v.Why = ceph.reduced(time.Now())
-		v.Robust = v.Why == ""
+		v := ceph.volume(daemons, pools, time.Now())
+		for _, r := range v.Replicas {
+			nodes[r.Node] = true
+		}
+		for _, m := range v.Voters {
+			nodes[m.Node] = true
+		}
 		s.Volumes = append(s.Volumes, v)
 		if waits, setting, remedy := ceph.patience(); s.Patience == 0 || waits < s.Patience {
 			s.Patience, s.Waits, s.Remedy = waits, setting, remedy
 		}
 	}
+	delete(nodes, "")
 	for _, node := range slices.Sorted(maps.Keys(nodes)) {
 		s.Nodes = append(s.Nodes, replica.Node{Name: node})
 	}
 	return s, nil
+}
+
+func (ceph cephHealth) volume(d cephDaemons, pools []cephPool, now time.Time) replica.Volume {
+	v := replica.Volume{Name: foreign.Line(ceph.Metadata.Namespace + "/" + ceph.Metadata.Name), Checked: ceph.Status.Ceph.LastChecked}
+	for _, node := range d.nodes() {
+		v.Replicas = append(v.Replicas, replica.Replica{Node: node, Healthy: d.serves(node)})
+	}
+	v.Why = ceph.reduced(now)
+	v.Robust = v.Why == ""
+	v.Voters, v.Doubt = ceph.voters(d.monitors, now)
+	for _, p := range pools {
+		if p.namespace == ceph.Metadata.Namespace {
+			v.Placements = append(v.Placements, p.placement(d, ceph.Spec.Mon.Stretch))
+		}
+	}
+	return v
 }
 
 // patience is how long Ceph waits for OSDs of a node that is drained, what says so, and how it waits longer.
@@ -105,8 +129,8 @@ func (ceph cephHealth) patience() (waits time.Duration, setting, remedy string) 
 		"set disruptionManagement.managePodBudgets, or set noout yourself in Rook's toolbox before and unset it after: ceph osd set-group noout NODE, ceph osd unset-group noout NODE"
 }
 
-// reduced says why data may lack copies; "" if it does not.
-func (ceph cephHealth) reduced(now time.Time) string {
+// stale says why the health is not the present one; "" if it is.
+func (ceph cephHealth) stale(now time.Time) string {
 	state := ceph.Status.Ceph
 	checked, err := time.Parse(time.RFC3339, state.LastChecked)
 	switch {
@@ -115,63 +139,46 @@ func (ceph cephHealth) reduced(now time.Time) string {
 	case now.Sub(checked) > rookStale:
 		return fmt.Sprintf("Rook checked its health %s ago: its operator may be away", now.Sub(checked).Round(time.Minute))
 	}
+	return ""
+}
+
+// reduced says why data may lack copies; "" if it does not.
+func (ceph cephHealth) reduced(now time.Time) string {
+	if stale := ceph.stale(now); stale != "" {
+		return stale
+	}
 	var found []string
 	for _, code := range cephRedundancy {
-		if d, ok := state.Details[code]; ok {
-			found = append(found, foreign.Line(code+" ("+d.Message+")"))
+		if text := ceph.check(code); text != "" {
+			found = append(found, text)
 		}
 	}
 	return strings.Join(found, ", ")
 }
 
-// cephNodes says for each node with OSDs whether all of them serve. A Deployment pins
-// an OSD to its node by the hostname; one on a claim is where its pod is.
-func (c VolumeReader) cephNodes(ctx context.Context, namespace string) (map[string]bool, error) {
-	serves := map[string]bool{}
-	note := func(node string, ready bool) {
-		before, known := serves[node]
-		serves[node] = ready && (before || !known)
+// check is a health check that Ceph reports, in its words; "" if it does not.
+func (ceph cephHealth) check(code string) string {
+	d, ok := ceph.Status.Ceph.Details[code]
+	if !ok {
+		return ""
 	}
-	err := inPages(func(o metav1.ListOptions) (string, error) {
-		if o.LabelSelector = rookOSDs; o.Continue == "" {
-			clear(serves)
-		}
-		list, err := c.api.AppsV1().Deployments(namespace).List(ctx, o)
-		if err != nil {
-			return "", c.translate(err)
-		}
-		for _, d := range list.Items {
-			if host := d.Spec.Template.Spec.NodeSelector[corev1.LabelHostname]; host != "" {
-				note(host, d.Status.AvailableReplicas > 0)
-			}
-		}
-		return list.Continue, nil
-	})
-	if err != nil {
-		return nil, fmt.Errorf("list deployments: %w", err)
-	}
-	err = inPages(func(o metav1.ListOptions) (string, error) {
-		o.LabelSelector = rookOSDs
-		list, err := c.api.CoreV1().Pods(namespace).List(ctx, o)
-		if err != nil {
-			return "", c.translate(err)
-		}
-		for i := range list.Items {
-			p := &list.Items[i]
-			if _, pinned := p.Spec.NodeSelector[corev1.LabelHostname]; !pinned && p.Spec.NodeName != "" && !finished(p) {
-				note(p.Spec.NodeName, podServes(p))
-			}
-		}
-		return list.Continue, nil
-	})
-	if err != nil {
-		return nil, fmt.Errorf("list pods: %w", err)
-	}
-	return serves, nil
+	return foreign.Line(code + " (" + d.Message + ")")
 }
 
-func podServes(p *corev1.Pod) bool {
-	return slices.ContainsFunc(p.Status.Conditions, func(c corev1.PodCondition) bool { return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue })
+// voters says which monitors are in quorum; doubt is why that is not known. MON_DOWN ends with the names of those that
+// are: "1/3 mons down, quorum a,b" (HealthMonitor::check_mon_health in Ceph's src/mon/HealthMonitor.cc).
+func (ceph cephHealth) voters(monitors []cephDaemon, now time.Time) (out []replica.Voter, doubt string) {
+	down, names := ceph.check("MON_DOWN"), []string(nil)
+	if down != "" {
+		_, list, known := strings.Cut(ceph.Status.Ceph.Details["MON_DOWN"].Message, "quorum ")
+		if names = strings.Split(strings.TrimSpace(list), ","); !known || list == "" {
+			doubt = down
+		}
+	}
+	for _, m := range monitors {
+		out = append(out, replica.Voter{Name: m.id, Node: m.node, Votes: m.ready && (down == "" || slices.Contains(names, m.id))})
+	}
+	return out, cmp.Or(ceph.stale(now), ceph.check("error"), doubt)
 }
 
 // watchCeph reports Ceph clusters whose health was checked.

@@ -32,12 +32,20 @@ same members.`,
 }
 
 func demo(ctx context.Context, p Program, f labFlags) (err error) {
+	if err := f.check(); err != nil {
+		return err
+	}
 	f.dir, err = os.MkdirTemp("", "recast-demo-")
 	if err != nil {
 		return fmt.Errorf("make a directory for the demo: %w", err)
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(f.dir)) }()
-	lab, err := startLab(ctx, p, f)
+	d, err := openDirectory(f.dir)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, d.Close()) }()
+	lab, err := startLab(ctx, p, f, d)
 	if err != nil {
 		return err
 	}

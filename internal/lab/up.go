@@ -5,13 +5,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"math/rand/v2"
 	"net"
 	"net/url"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"regexp"
 
@@ -75,9 +73,10 @@ func newUpCmd(p Program) *cobra.Command {
 		Long: `Start a lab, write a working directory for it, print "ready DIR" when
 everything answers, and serve until interrupted.
 
-The directory holds recast.yaml, recast.lock, schematics/, talosconfig,
-kubeconfig and env, which you source. With --no-config it holds only the last three,
-like for a cluster that recast does not manage yet: recast init writes the rest.
+The directory is new, or empty, or of an earlier lab, whose files are replaced unless
+somebody changed them. It holds recast.yaml, recast.lock, schematics/, talosconfig,
+kubeconfig and env, which you source (fish: env.fish). With --no-config it holds only
+these last, like for a cluster that recast does not manage yet: recast init writes the rest.
 
 With --empty there is no cluster and no VM, and the directory holds only env:
 recast init --new writes the rest, and recast bootstrap makes the cluster.`,
@@ -86,33 +85,11 @@ recast init --new writes the rest, and recast bootstrap makes the cluster.`,
   recast lab up --dir lab --no-config   # prints the recast init command
   recast lab up --dir lab --empty       # Proxmox without a cluster`,
 		Args: cobra.NoArgs,
-		RunE: func(c *cobra.Command, _ []string) (err error) {
-			screens, err := openConsole(f.console)
-			if err != nil {
+		RunE: func(c *cobra.Command, _ []string) error {
+			if err := errors.Join(f.checkEmpty(c), f.check()); err != nil {
 				return err
 			}
-			defer func() { err = errors.Join(err, screens.Close()) }()
-			f.o.Console, f.o.Requests = screens, keptRequests
-			if err := f.checkEmpty(c); err != nil {
-				return err
-			}
-			if f.o.Kubernetes, err = readControlPlane(f.kubernetes); err != nil {
-				return err
-			}
-			lab, err := startLab(c.Context(), p, f)
-			if err != nil {
-				return err
-			}
-			defer func() { err = errors.Join(err, lab.Close()) }()
-			switch {
-			case f.o.Empty:
-				fmt.Fprintln(p.Err, newHint(f.dir, f.o))
-			case f.noConfig:
-				fmt.Fprintln(p.Err, initHint(f.dir))
-			}
-			fmt.Fprintf(p.Out, "ready %s\n", f.dir)
-			<-c.Context().Done() // an interrupt is the normal end
-			return nil
+			return up(c.Context(), p, f)
 		},
 	}
 	c.Flags().StringVar(&f.dir, "dir", "lab", "working `directory` to write")
@@ -124,6 +101,38 @@ recast init --new writes the rest, and recast bootstrap makes the cluster.`,
 	c.Flags().BoolVar(&f.o.Empty, "empty", false, "no cluster and no VM, only Proxmox and the servers of images: recast bootstrap makes the cluster")
 	f.register(c, 5, 1)
 	return c
+}
+
+// up serves a lab until ctx ends.
+func up(ctx context.Context, p Program, f labFlags) (err error) {
+	if f.o.Kubernetes, err = readControlPlane(f.kubernetes); err != nil {
+		return err
+	}
+	d, err := openDirectory(f.dir)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, d.Close()) }()
+	screens, err := d.console(f.console)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, screens.Close()) }()
+	f.o.Console, f.o.Requests = screens, keptRequests
+	lab, err := startLab(ctx, p, f, d)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, lab.Close()) }()
+	switch {
+	case f.o.Empty:
+		fmt.Fprintln(p.Err, newHint(f.dir, f.o))
+	case f.noConfig:
+		fmt.Fprintln(p.Err, initHint(f.dir))
+	}
+	fmt.Fprintf(p.Out, "ready %s\n", f.dir)
+	<-ctx.Done() // an interrupt is the normal end
+	return nil
 }
 
 // checkEmpty refuses flags that shape a cluster for a lab without one.
@@ -160,17 +169,6 @@ func readControlPlane(dir string) ([]byte, error) {
 	}
 	return b, nil
 }
-
-func openConsole(path string) (io.WriteCloser, error) {
-	if path == "" {
-		return nopCloser{io.Discard}, nil
-	}
-	return os.Create(path)
-}
-
-type nopCloser struct{ io.Writer }
-
-func (nopCloser) Close() error { return nil }
 
 func newPatchCmd(p Program) *cobra.Command {
 	var dir string
@@ -237,10 +235,7 @@ func (f *labFlags) check() error {
 
 // startLab starts a lab: first the servers, then recast locks against them, then the
 // machines, installed with the images of that lock. An empty lab is only the servers.
-func startLab(ctx context.Context, p Program, f labFlags) (_ *sim.Lab, err error) {
-	if err := f.check(); err != nil {
-		return nil, err
-	}
+func startLab(ctx context.Context, p Program, f labFlags, d *directory) (_ *sim.Lab, err error) {
 	o, err := freePlaces(f.o)
 	if err != nil {
 		return nil, err
@@ -255,35 +250,27 @@ func startLab(ctx context.Context, p Program, f labFlags) (_ *sim.Lab, err error
 			err = errors.Join(err, lab.Close())
 		}
 	}()
-	dir, err := filepath.Abs(f.dir)
-	if err != nil {
-		return nil, fmt.Errorf("find the lab's directory: %w", err)
-	}
-	files, err := lab.Files(dir)
+	files, err := lab.Files()
 	if err != nil {
 		return nil, err
 	}
-	if _, err := exec.LookPath("recast"); err != nil { // the next terminal is to find it
-		self, err := os.Executable()
-		if err != nil {
-			return nil, fmt.Errorf("find the program's own file: %w", err)
-		}
-		files["env"] = fmt.Appendf(files["env"], "PATH='%s':\"$PATH\"\n", filepath.Dir(self))
+	if err := addEnv(files, lab.Env(d.path)); err != nil {
+		return nil, err
 	}
 	if f.o.Empty {
-		err = writeFiles(dir, files)
+		err = d.write(files)
 	} else {
-		err = installLab(ctx, p, lab, dir, files, f.noConfig)
+		err = installLab(ctx, p, lab, d, files, f.noConfig)
 	}
 	if err != nil {
 		return nil, err
 	}
-	return lab, lab.Announce(dir)
+	return lab, lab.Announce(d.path)
 }
 
-// installLab writes the lab's files to dir, and boots machines with the images of its lock.
-func installLab(ctx context.Context, p Program, lab *sim.Lab, dir string, files map[string][]byte, noConfig bool) error {
-	schematics, err := lockLab(ctx, p, dir, files, noConfig)
+// installLab writes the lab's files, and boots machines with the images of its lock.
+func installLab(ctx context.Context, p Program, lab *sim.Lab, d *directory, files map[string][]byte, noConfig bool) error {
+	schematics, err := lockLab(ctx, p, d, files, noConfig)
 	if err != nil {
 		return err
 	}
@@ -294,49 +281,36 @@ func installLab(ctx context.Context, p Program, lab *sim.Lab, dir string, files 
 	return lab.WaitReady(ctx)
 }
 
-// lockLab writes the lab's files to dir, locks its schematics, and returns them. With
-// noConfig, dir gets only talosconfig, kubeconfig and env.
-func lockLab(ctx context.Context, p Program, dir string, files map[string][]byte, noConfig bool) (_ map[string]string, err error) {
-	if noConfig {
-		bare := map[string][]byte{}
-		for _, name := range []string{"talosconfig", "kubeconfig", "env"} {
-			bare[name] = files[name]
-		}
-		if err := writeFiles(dir, bare); err != nil {
+// lockLab writes the lab's files, locks its schematics, and returns them. With
+// noConfig, the directory gets only talosconfig, kubeconfig and env.
+func lockLab(ctx context.Context, p Program, d *directory, files map[string][]byte, noConfig bool) (_ map[string]string, err error) {
+	if !noConfig {
+		if err := d.write(files); err != nil {
 			return nil, err
 		}
-		if dir, err = os.MkdirTemp("", "recast-lab-"); err != nil {
-			return nil, fmt.Errorf("make a directory for the lab's own lock: %w", err)
-		}
-		defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+		return p.Lock(ctx, filepath.Join(d.path, "recast.yaml"))
 	}
-	if err := writeFiles(dir, files); err != nil {
+	bare := map[string][]byte{}
+	for _, name := range []string{"talosconfig", "kubeconfig", envName, fishName} {
+		bare[name] = files[name]
+	}
+	if err := d.write(bare); err != nil {
+		return nil, err
+	}
+	dir, err := os.MkdirTemp("", "recast-lab-")
+	if err != nil {
+		return nil, fmt.Errorf("make a directory for the lab's own lock: %w", err)
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return nil, fmt.Errorf("make a directory for the lab's own lock: %w", err)
+	}
+	defer root.Close()
+	if err := writeFiles(root, files); err != nil {
 		return nil, err
 	}
 	return p.Lock(ctx, filepath.Join(dir, "recast.yaml"))
-}
-
-// writeFiles writes a new working directory. It removes the lock and journals of an
-// earlier lab.
-func writeFiles(dir string, files map[string][]byte) error {
-	if err := sim.Withdraw(dir); err != nil {
-		return err
-	}
-	for _, old := range []string{"recast.lock", ".recast"} {
-		if err := os.RemoveAll(filepath.Join(dir, old)); err != nil {
-			return fmt.Errorf("clear the lab's directory: %w", err)
-		}
-	}
-	for name, content := range files {
-		path := filepath.Join(dir, name)
-		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
-			return fmt.Errorf("write the lab's directory: %w", err)
-		}
-		if err := os.WriteFile(path, content, 0o600); err != nil {
-			return fmt.Errorf("write the lab's directory: %w", err)
-		}
-	}
-	return nil
 }
 
 // freePlaces finds a free loopback prefix and free ports, so that several labs can run

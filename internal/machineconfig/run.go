@@ -66,7 +66,7 @@ func (o Options) program(ctx context.Context, p command.Program, secrets func() 
 	said := &command.Lines{}
 	p.Dir, p.Env = o.Base, command.Environ(o.Env, slices.Concat(keyVariables, o.Pass))
 	err := p.Run(ctx, said)
-	if last := redact.New(secrets()).Text(said.Last()); err != nil && last != "" {
+	if last := said.LastCleaned(redact.New(secrets()).Text); err != nil && last != "" {
 		return fmt.Errorf("%w: %s", err, last)
 	}
 	return err

@@ -52,14 +52,22 @@ type (
 	}
 	volume struct {
 		Spec struct {
-			UUID     string    `json:"uuid"`
-			Replicas int       `json:"num_replicas"`
-			Target   *struct{} `json:"target"` // nil: not published, so no replica is written to
+			UUID     string  `json:"uuid"`
+			Replicas int     `json:"num_replicas"`
+			Target   *target `json:"target"` // nil: not published, so no replica is written to
 		} `json:"spec"`
 		State struct {
 			Status   string              `json:"status"`
 			Replicas map[string]topology `json:"replica_topology"`
 		} `json:"state"`
+	}
+	// target is the nexus, to which the frontends, the nodes of its pods, connect; older ones are not told which
+	// (csi-driver's controller asks for the pod's node, and gets another where that has no io-engine or is cordoned).
+	target struct {
+		Node      string `json:"node"`
+		Frontends []struct {
+			Name string `json:"name"`
+		} `json:"frontend_nodes"`
 	}
 	topology struct {
 		Node  string `json:"node"`
@@ -135,6 +143,12 @@ func (n node) standing(pools []pool) replica.Node {
 func (v volume) volume() replica.Volume {
 	published := v.Spec.Target != nil
 	out := replica.Volume{Name: foreign.Line(v.Spec.UUID), Wanted: v.Spec.Replicas, Alone: v.Spec.Replicas == 1, Idle: !published && v.State.Status != "Faulted"}
+	if published {
+		out.Through = foreign.Line(v.Spec.Target.Node)
+		for _, user := range v.Spec.Target.Frontends {
+			out.Users = append(out.Users, foreign.Line(user.Name))
+		}
+	}
 	healthy := 0
 	for _, id := range slices.Sorted(maps.Keys(v.State.Replicas)) {
 		r := v.State.Replicas[id].replica(published)

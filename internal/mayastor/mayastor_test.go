@@ -41,7 +41,7 @@ func volumeOf(uuid, target, status string, wanted int, replicas ...string) strin
 	return fmt.Sprintf(`{"spec":{"uuid":%q,"num_replicas":%d%s},"state":{"uuid":%q,"status":%q,"replica_topology":{%s}}}`, uuid, wanted, target, uuid, status, strings.Join(list, ","))
 }
 
-const published = `,"target":{"node":"wk1"}`
+const published = `,"target":{"node":"wk1","protocol":"nvmf","frontend_nodes":[{"name":"wk2","nqn":"nqn.2019-05.io.openebs:node-name:wk2"}]}`
 
 // TestRead reads answers as Mayastor writes them, in pages.
 func TestRead(t *testing.T) {
@@ -60,7 +60,7 @@ func TestRead(t *testing.T) {
 			{Name: "wk1", Lacks: "its pool p1 is Faulted, p2 is unknown for Mayastor"}, {Name: "wk2", Down: "is Offline for Mayastor"}, {Name: "wk3", Down: "is unknown for Mayastor"},
 		},
 		Volumes: []replica.Volume{
-			{Name: "a", Wanted: 3, Replicas: []replica.Replica{{Node: "wk1", Healthy: true}, {Node: "wk2"}}},
+			{Name: "a", Wanted: 3, Through: "wk1", Users: []string{"wk2"}, Replicas: []replica.Replica{{Node: "wk1", Healthy: true}, {Node: "wk2"}}},
 			{Name: "b", Wanted: 1, Alone: true, Idle: true, Robust: true, Replicas: []replica.Replica{{Node: "wk1", Healthy: true}}},
 			{Name: "c", Wanted: 2},
 		},

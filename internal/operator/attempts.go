@@ -236,7 +236,7 @@ func (s *Shared) slow(ctx context.Context, a *agenda, j *batchv1.Job) string {
 // podTrouble says why a pod does not run.
 func podTrouble(p *corev1.Pod, now time.Time) string {
 	if p.DeletionTimestamp != nil && p.DeletionTimestamp.Time.Before(now) {
-		return fmt.Sprintf("pod %s does not end; if the machine of node %s is off: kubectl delete node %s, or kubectl delete pod %s --force", p.Name, p.Spec.NodeName, p.Spec.NodeName, p.Name)
+		return fmt.Sprintf("pod %s does not end: kubectl get node %s shows whether its machine is there; if that is NotReady, and off for good: kubectl delete pod %s --force", p.Name, p.Spec.NodeName, p.Name)
 	}
 	for _, c := range p.Status.ContainerStatuses {
 		if w := c.State.Waiting; w != nil {
@@ -275,7 +275,7 @@ func (s *Shared) createJob(ctx context.Context, owner client.Object, j *batchv1.
 		return err
 	}
 	if !metav1.IsControlledBy(&there, owner) {
-		return fmt.Errorf("the Job %s is there, and belongs to something else: kubectl delete job %s", j.Name, j.Name)
+		return fmt.Errorf("the Job %s is there, and belongs to something else: kubectl describe job %s shows to what", j.Name, j.Name)
 	}
 	return nil
 }

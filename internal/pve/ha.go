@@ -204,7 +204,7 @@ func sameHA(now, want cluster.HAResource) error {
 		return nil
 	}
 	return fault.WithHint(fmt.Errorf("%s is in Proxmox HA already with other settings: %s", sid(now.VMID), strings.Join(differ, ", ")),
-		"correct them with ha-manager set %s, or take it out with ha-manager remove %s --purge 0", sid(now.VMID), sid(now.VMID))
+		"see whose they are (ha-manager config), and correct them with ha-manager set %s", sid(now.VMID))
 }
 
 // haValues are all settings of a resource. "enabled" is the old word for

@@ -132,6 +132,9 @@ type storageConfig struct {
 	Pool          string // of ZFS or Ceph
 	MonHost       string
 	Namespace     string
+	Path          string // of a storage of files
+	Server        string
+	Export, Share string // of NFS and CIFS
 }
 
 // Storages implements cluster.StorageReader. Proxmox omits those on which the token has
@@ -143,7 +146,7 @@ func (c *storages) Storages(ctx context.Context) ([]cluster.Storage, error) {
 	}
 	found := make([]cluster.Storage, 0, len(rows))
 	for _, r := range rows {
-		found = append(found, cluster.Storage{Name: r.Storage, Type: r.Type, Shared: toBool(r.Shared), Thick: r.thick(), Pool: r.pool()})
+		found = append(found, cluster.Storage{Name: r.Storage, Type: r.Type, Shared: toBool(r.Shared), Thick: r.thick(), Pool: r.pool(), Dir: strings.TrimRight(r.Path, "/")})
 	}
 	slices.SortFunc(found, func(a, b cluster.Storage) int { return cmp.Compare(a.Name, b.Name) })
 	return found, nil
@@ -176,6 +179,10 @@ func (s storageConfig) pool() string {
 		return s.VG + "/" + s.ThinPool
 	case "zfspool":
 		return "zfs " + s.Pool
+	case "nfs", "cifs":
+		if r := s.Export + s.Share; s.Server != "" && r != "" {
+			return s.Type + " " + s.Server + " " + r
+		}
 	case "rbd":
 		return "rbd " + cmp.Or(s.Pool, "rbd") + " of " + cmp.Or(s.MonHost, "the hosts' own Ceph") // RBDPlugin.pm: the pool's default is rbd
 	}

@@ -83,7 +83,7 @@ func TestStorages(t *testing.T) {
 		got, err := c.Storages(t.Context())
 		must(t, err)
 		want := []cluster.Storage{
-			{Name: "a-dir", Type: "dir"},
+			{Name: "a-dir", Type: "dir", Dir: "/srv"},
 			{Name: "b-full", Type: "dir", Thick: true},
 			{Name: "c-metadata", Type: "nfs", Shared: true},
 			{Name: "d-lvm", Type: "lvm", Thick: true, Pool: "vg0"},

@@ -89,25 +89,51 @@ func (l *look) aclEntries(ctx context.Context, id cluster.VMID) ([]cluster.ACLEn
 	return entries[fmt.Sprintf("/vms/%d", id)], err
 }
 
-// restrictedTags returns the VM's tags that Proxmox does not allow us to set:
-// registered ones, and those outside the cluster's user-tag-access
-// (pve-guest-common, GuestHelpers.pm, get_allowed_tags).
+// tagOptions is what the datacentre says of tags.
+type tagOptions struct {
+	Allowed []string `json:"allowed-tags"`
+	Access  struct {
+		Allow string   `json:"user-allow"`
+		List  []string `json:"user-allow-list"`
+	} `json:"user-tag-access"` // only for a token with Sys.Audit on /
+}
+
+// restrictedTags returns the VM's tags that Proxmox does not allow us to set on a new VM: registered
+// ones, those outside of user-tag-access, and, where that allows the tags that exist, those that no
+// other VM has: they exist no more once the VM is deleted (pve-guest-common, GuestHelpers.pm,
+// get_allowed_tags).
 func (l *look) restrictedTags(ctx context.Context, vm cluster.VM) ([]string, error) {
-	mine := strings.FieldsFunc(vm.Config["tags"], func(r rune) bool { return strings.ContainsRune(";, ", r) })
+	mine := splitTags(vm.Config["tags"])
 	if len(mine) == 0 {
 		return nil, nil
 	}
-	allowed, err := once(ctx, l, "tags", func() ([]string, error) {
-		var options struct {
-			Allowed []string `json:"allowed-tags"`
-		}
-		err := l.Get(ctx, "/cluster/options", &options)
-		return options.Allowed, err
+	options, err := once(ctx, l, "tags", func() (options tagOptions, err error) {
+		return options, l.Get(ctx, "/cluster/options", &options)
 	})
 	if err != nil {
 		return nil, err
 	}
+	allowed := options.Allowed
+	if options.Access.Allow == "existing" {
+		rows, err := once(ctx, l, "guests", func() (rows []resource, err error) { // containers, too
+			return rows, l.Get(ctx, "/cluster/resources?type=vm", &rows)
+		})
+		if err != nil {
+			return nil, err
+		}
+		others := slices.Clone(options.Access.List)
+		for _, row := range rows {
+			if cluster.VMID(row.VMID) != vm.ID {
+				others = append(others, splitTags(row.Tags)...)
+			}
+		}
+		allowed = slices.DeleteFunc(slices.Clone(allowed), func(tag string) bool { return !slices.Contains(others, tag) })
+	}
 	return slices.DeleteFunc(mine, func(tag string) bool { return slices.Contains(allowed, tag) }), nil
+}
+
+func splitTags(tags string) []string {
+	return strings.FieldsFunc(tags, func(r rune) bool { return strings.ContainsRune(";, ", r) })
 }
 
 // hostArch returns the architecture of the VM's host in a VM's spelling. It is read

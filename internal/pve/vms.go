@@ -153,7 +153,7 @@ func poolOf(rows []resource, id cluster.VMID) (string, error) {
 
 // resource is a row of the cluster's list of VMs, without metrics.
 type resource struct {
-	Type, Node, Name, Pool, Status, HAState, Lock string
+	Type, Node, Name, Pool, Status, HAState, Lock, Tags string
 
 	VMID     flexInt
 	Template json.RawMessage

@@ -8,6 +8,8 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"net/url"
+	"os"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -23,24 +25,37 @@ const minLength = 8
 
 // Redactor removes the secrets that it was given, in every encoding of formsOf, and
 // whatever patterns like a secret.
-type Redactor struct{ known *strings.Replacer }
+type Redactor struct {
+	known *strings.Replacer
+	words *regexp.Regexp // known ones that are plain words, which may be parts of others; nil: none
+}
 
 // New makes a Redactor for these secrets.
 func New(secrets []string) Redactor {
-	var forms []string
+	var forms, words []string
 	for _, secret := range secrets {
 		secret = strings.TrimSpace(secret)
 		if len(secret) < minLength {
 			continue
 		}
-		forms = append(forms, formsOf(secret)...)
+		for _, form := range formsOf(secret) {
+			if Word(form) {
+				words = append(words, form)
+			} else {
+				forms = append(forms, form)
+			}
+		}
 	}
 	slices.SortFunc(forms, func(a, b string) int { return len(b) - len(a) }) // longest first: one may be part of another
 	var pairs []string
 	for _, form := range slices.Compact(forms) {
 		pairs = append(pairs, form, Mark)
 	}
-	return Redactor{strings.NewReplacer(pairs...)}
+	r := Redactor{known: strings.NewReplacer(pairs...)}
+	if len(words) > 0 {
+		r.words = regexp.MustCompile(wordStart + `(?:` + strings.Join(words, "|") + `)\b`)
+	}
+	return r
 }
 
 // formsOf is a secret in its likely encodings (plain, JSON, URL, base64), and each line of
@@ -74,28 +89,31 @@ func linesIn(text string) []string {
 var patterns = []struct {
 	re   *regexp.Regexp
 	keep string
+	// secret is how many bytes behind what is kept are secret, where a match may be words of a message; nil: all of the match.
+	// See secretIn.
+	secret func(before, kept, match, rest string) int
 }{
-	{regexp.MustCompile(`-----BEGIN [A-Z0-9 ]+-----(?:[^"\\]|\\[^"])*?-----END [A-Z0-9 ]+-----`), ""},
-	{regexp.MustCompile(`-----BEGIN [A-Z0-9 ]+-----(?:[^"\\]|\\[^"])*`), ""}, // cut off
-	{regexp.MustCompile(`LS0tLS1CRUdJTi[A-Za-z0-9+/=]+`), ""},                // "-----BEGIN" in base64
-	{regexp.MustCompile(`AGE-SECRET-KEY-1[A-Z0-9]+`), ""},
-	{regexp.MustCompile(`(?i)(PVEAPIToken=)(?:[^\s"'\\,;]|\\[^\s"'])+`), "${1}"},
-	{regexp.MustCompile(`([\w.+-]+@[\w.-]+![\w.-]+=)(?:[^\s"'\\,;]|\\[^\s"'])+`), "${1}"},
-	{regexp.MustCompile(`(?i)(` + wordStart + `(?:bearer|basic) )[A-Za-z0-9+/_=.~-]{8,}`), "${1}"},
-	{regexp.MustCompile(`(?i)((?:` + headers + `)\\?["']?\s*[:=]\s*\\?["']?)[^\r\n"'\\,;]+`), "${1}"},
-	{regexp.MustCompile(secretName + `\\")(?:[^"\\]|\\[^"])+`), "${1}"}, // JSON within JSON
-	{regexp.MustCompile(secretName + `")(?:[^"\\]|\\.)+`), "${1}"},
-	{regexp.MustCompile(secretName + `')[^'\r\n]+`), "${1}"},
-	{regexp.MustCompile(secretName + `)[^\s"'\\,;&{}\[\]]+`), "${1}"},
-	{regexp.MustCompile(`(` + wordStart + `)eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]*)?`), "${1}"},
-	{regexp.MustCompile(`(` + wordStart + `)(?:gh[pousr]_[A-Za-z0-9]{20,}|github_pat_[A-Za-z0-9_]{20,}|glpat-[A-Za-z0-9_-]{16,}|AKIA[0-9A-Z]{16})`), "${1}"},
-	{regexp.MustCompile(`(hooks\.slack\.com/services/)` + unquoted), "${1}"},
-	{regexp.MustCompile(`(ds=nocloud[\w-]*;)` + unquoted), "${1}"},
-	{regexp.MustCompile(`([a-z][a-z0-9+.-]*://)(?:[^\s/@"'\\]|\\[^\s"'])+@`), "${1}" + Mark + "@"},
-	{regexp.MustCompile(`(https?://[^\s"'\\?#]+\?)` + unquoted), "${1}"},
-	{regexp.MustCompile(`(` + wordStart + `)(?:ssh-(?:rsa|ed25519|dss)|ecdsa-sha2-[a-z0-9-]+) [A-Za-z0-9+/=]{20,}`), "${1}"},
-	{regexp.MustCompile(`(` + wordStart + `)[A-Za-z0-9+/]{90,}={0,2}`), "${1}"},    // base64 longer than any digest
-	{regexp.MustCompile(`(` + wordStart + `)[a-z0-9]{6}\.[a-z0-9]{16}\b`), "${1}"}, // a bootstrap token of Kubernetes, or of Talos
+	{regexp.MustCompile(`-----BEGIN [A-Z0-9 ]+-----(?:[^"\\]|\\[^"])*?-----END [A-Z0-9 ]+-----`), "", nil},
+	{regexp.MustCompile(`-----BEGIN [A-Z0-9 ]+-----(?:[^"\\]|\\[^"])*`), "", nil}, // cut off
+	{regexp.MustCompile(`LS0tLS1CRUdJTi[A-Za-z0-9+/=]+`), "", nil},                // "-----BEGIN" in base64
+	{regexp.MustCompile(`AGE-SECRET-KEY-1[A-Z0-9]+`), "", nil},
+	{regexp.MustCompile(`(?i)(PVEAPIToken=)(?:[^\s"'\\,;]|\\[^\s"'])+`), "${1}", nil},
+	{regexp.MustCompile(`([\w.+-]+@[\w.-]+![\w.-]+=)(?:[^\s"'\\,;]|\\[^\s"'])+`), "${1}", nil},
+	{regexp.MustCompile(`(?i)(` + wordStart + `(?:bearer|basic) )[A-Za-z0-9+/_=.~-]{8,}`), "${1}", unless(func(_, rest string) bool { return prose(rest) })},
+	{regexp.MustCompile(`(?i)((?:` + headers + `)\\?["']?\s*[:=]\s*\\?["']?)[^\r\n"'\\,;]+`), "${1}", secretIn},
+	{regexp.MustCompile(secretName + `\\")(?:[^"\\]|\\[^"])+`), "${1}", nil}, // JSON within JSON
+	{regexp.MustCompile(secretName + `")(?:[^"\\]|\\.)+`), "${1}", nil},
+	{regexp.MustCompile(secretName + `')[^'\r\n]+`), "${1}", nil},
+	{regexp.MustCompile(secretName + `)[^\s"'\\,;&{}\[\]]+`), "${1}", secretIn},
+	{regexp.MustCompile(`(` + wordStart + `)eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]*)?`), "${1}", nil},
+	{regexp.MustCompile(`(` + wordStart + `)(?:gh[pousr]_[A-Za-z0-9]{20,}|github_pat_[A-Za-z0-9_]{20,}|glpat-[A-Za-z0-9_-]{16,}|AKIA[0-9A-Z]{16})`), "${1}", nil},
+	{regexp.MustCompile(`(hooks\.slack\.com/services/)` + unquoted), "${1}", nil},
+	{regexp.MustCompile(`(ds=nocloud[\w-]*;)` + unquoted), "${1}", nil},
+	{regexp.MustCompile(`([a-z][a-z0-9+.-]*://)(?:[^\s/@"'\\]|\\[^\s"'])+@`), "${1}" + Mark + "@", nil},
+	{regexp.MustCompile(`(https?://[^\s"'\\?#]+\?)` + unquoted), "${1}", nil},
+	{regexp.MustCompile(`(` + wordStart + `)(?:ssh-(?:rsa|ed25519|dss)|ecdsa-sha2-[a-z0-9-]+) [A-Za-z0-9+/=]{20,}`), "${1}", nil},
+	{regexp.MustCompile(`(` + wordStart + `)[A-Za-z0-9+/]{90,}={0,2}`), "${1}", nil},                                                                                        // base64 longer than any digest
+	{regexp.MustCompile(`(` + wordStart + `)[a-z0-9]{6}\.[a-z0-9]{16}\b`), "${1}", unless(func(match, _ string) bool { return !strings.ContainsAny(match, "0123456789") })}, // a bootstrap token of Kubernetes, or of Talos
 }
 
 const (
@@ -113,7 +131,14 @@ const (
 // Text is text without secrets. For JSON use JSON: this may remove a quote.
 func (r Redactor) Text(text string) string {
 	text = r.known.Replace(text)
+	if r.words != nil {
+		text = r.words.ReplaceAllString(text, Mark)
+	}
 	for _, p := range patterns {
+		if p.secret != nil {
+			text = hideOf(p.re, text, p.secret)
+			continue
+		}
 		keep := p.keep
 		if !strings.Contains(keep, Mark) {
 			keep += Mark
@@ -123,15 +148,21 @@ func (r Redactor) Text(text string) string {
 	return text
 }
 
+// surelySecret matches the names of variables of which even a plain word is a secret: KEYMAP has one that is none.
+var surelySecret = regexp.MustCompile(`(?i)TOKEN|SECRET|PASSW|PASSPHRASE|CREDENTIAL|WEBHOOK|COOKIE`)
+
 // secretVariable matches the names of environment variables with secret values.
 var secretVariable = regexp.MustCompile(`(?i)TOKEN|SECRET|PASSW|PASSPHRASE|KEY|HEADERS|CREDENTIAL|WEBHOOK|_URL$|COOKIE`)
+
+// namesPlace matches the names of variables that say where a secret is: messages about that place name it.
+var namesPlace = regexp.MustCompile(`(?i)_(?:FILE|DIR|DIRECTORY|PATH)$`)
 
 // Environ lists the secrets of an environment ("NAME=value").
 func Environ(environ []string) []string {
 	var out []string
 	for _, pair := range environ {
 		name, value, _ := strings.Cut(pair, "=")
-		if !secretVariable.MatchString(name) {
+		if !secretVariable.MatchString(name) || Word(value) && !surelySecret.MatchString(name) || namesPlace.MatchString(name) || isPlace(value) {
 			continue
 		}
 		out = append(out, value)
@@ -140,6 +171,12 @@ func Environ(environ []string) []string {
 		}
 	}
 	return out
+}
+
+// isPlace says whether a value is the absolute path of what is there, as that of GOOGLE_APPLICATION_CREDENTIALS.
+func isPlace(value string) bool {
+	_, err := os.Stat(value)
+	return filepath.IsAbs(value) && err == nil
 }
 
 // YAML lists the values in a YAML stream whose keys mark them as secret, as in machine
@@ -163,7 +200,7 @@ func collect(v any, path []string, out *[]string) {
 			collect(value, path, out)
 		}
 	case string:
-		if !Named(path, v) && !Foreign(path) {
+		if !Named(path, v) && (!Foreign(path) || Word(v)) {
 			return
 		}
 		if _, value, ok := Variable(path, v); ok {

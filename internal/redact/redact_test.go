@@ -53,6 +53,112 @@ func TestSecretPatterns(t *testing.T) {
 	}
 }
 
+// TestWordsOfMessages: a sentence that goes on behind a word for something secret is no secret.
+func TestWordsOfMessages(t *testing.T) {
+	t.Parallel()
+	s := redact.New(append(redact.Environ([]string{"KEYMAP=cancelled", "ADMIN_PASSWORD=recreates"}), redact.YAML([]byte("machine: {env: {STAGE: production}}"))...))
+	for _, text := range []string{
+		"read the token: open /run/secrets/token: permission denied",
+		"recast.yaml:5:3: proxmox.token: unknown key",
+		"images.password: required",
+		"the API: authorization: permission denied for wk1",
+		"basic authentication failed, bearer authentication is off",
+		"credentials: expired.",
+		"kubelet: api-key: ./key.pem: no such file",
+		"it is cancelled, in production",
+		"docker.containerregistry is the name",
+		"the roll was recreatesomething",
+	} {
+		if got := s.Text(text); got != text {
+			t.Errorf("%q became %q", text, got)
+		}
+	}
+	for text, want := range map[string]string{
+		"password: swordfish":                 "password: [redacted]",
+		"password=swordfish is wrong":         "password=[redacted] is wrong",
+		"Authorization: Token a1b2c3d4e5":     "Authorization: [redacted]",
+		"token: 5ec0ffee-1ab0 is expired":     "token: [redacted] is expired",
+		"the roll recreates wk1":              "the roll [redacted] wk1",
+		"api_key: sk-live-abc and more of it": "api_key: [redacted] and more of it",
+	} {
+		if got := s.Text(text); got != want {
+			t.Errorf("%q became %q, want %q", text, got, want)
+		}
+	}
+}
+
+// TestPassphrases: a secret of several words is hidden to its end: in a file, where its name begins a line, and at the end of a
+// sentence.
+func TestPassphrases(t *testing.T) {
+	t.Parallel()
+	s := redact.New(nil)
+	for text, want := range map[string]string{
+		"password: correct horse battery staple":                                     "password: [redacted]",
+		"  passphrase: correct horse battery staple\nname: x":                        "  passphrase: [redacted]\nname: x",
+		"- cipassword: the quick brown fox":                                          "- cipassword: [redacted]",
+		"keys:\n  - static:\n      passphrase: my dog has fleas, and more\n  - x: y": "keys:\n  - static:\n      passphrase: [redacted]\n  - x: y",
+		"+    token: open sesame":                                                    "+    token: [redacted]",
+		"12:  secret: Tr0ub4dor and three":                                           "12:  secret: [redacted]",
+		"password: it is a long way":                                                 "password: [redacted]",
+		"password = correct horse battery staple":                                    "password = [redacted]",
+		"password = swordfish is wrong":                                              "password = [redacted] is wrong",
+		"credentials:\n  password: correct horse\n  user: me":                        "credentials:\n  password: [redacted]\n  user: me",
+		"passphrase: |\n  correct horse\n  battery\nname: x":                         "passphrase: [redacted]\nname: x",
+		"  passphrase: >-\n    correct horse\n\n    battery\n  name: x":              "  passphrase: [redacted]\n  name: x",
+		"passphrase:\n  correct horse battery":                                       "passphrase:\n  [redacted]",
+		`{"log":"password: correct horse battery staple\nnext"}`:                     `{"log":"password: [redacted]\nnext"}`,
+		`{"password":"correct horse, battery"}`:                                      `{"password":"[redacted]"}`,
+		`said "a\n  token: open sesame"`:                                             `said "a\n  token: [redacted]"`,
+		"login failed with password: correct horse battery staple":                   "login failed with password: [redacted]",
+		"the hook says password: correct horse battery staple, and ends":             "the hook says password: [redacted], and ends",
+		"the hook says password: Tr0ub4dor horse staple is wrong":                    "the hook says password: [redacted] is wrong",
+		"wk1: token: 5ec0ffee refused":                                               "wk1: token: [redacted] refused",
+	} {
+		if got := s.Text(text); got != want {
+			t.Errorf("%q became\n%q, want\n%q", text, got, want)
+		}
+	}
+}
+
+// TestOwnSentences: what recast and those whose errors it passes on say of something secret stays whole.
+func TestOwnSentences(t *testing.T) {
+	t.Parallel()
+	s := redact.New(nil)
+	for _, text := range []string{
+		"holds a user or password: secrets never live in this file, urlEnv names a variable",
+		"https://cp1.example:6443 does not accept the kubeconfig's credentials: Unauthorized",
+		"https://cp1.example:6443 does not accept the kubeconfig's credentials: the server has asked for the client to provide credentials",
+		"read the token: open /run/secrets/token: no such file or directory",
+		"read the token: context deadline exceeded",
+		"read the token: unexpected EOF",
+		"read the token: connection refused",
+		"read the token: unexpected status code 401 Unauthorized: access denied",
+		"token: open /run/secrets/token: permission denied",
+		"token: not found",
+		"token: permission denied",
+		"token: no such file or directory",
+		"secret: is required",
+		"credentials: expired",
+		"credentials of the kubeconfig: exec plugin is not supported",
+		"recast.yaml:5:3: proxmox.token: unknown key",
+		"recast.yaml:5:3: notify[0].password: must be text, not a list",
+		"images.password: required",
+		"password: must not be empty",
+		"x-auth-token: missing",
+		"the rule in .sops.yaml must not leave out values that are secret: see encrypted_regex and unencrypted_regex there",
+		"problems:\n  token: can't be read\n  password: is empty",
+		"spec:\n  secret:\n    name: data\n    optional: true",
+		"wk1: the machine's token: it differs from cp1's",
+		"the cluster's secret: it is another one",
+		"https://cp1.example:6443 does not accept the kubeconfig's credentials: x509: certificate has expired or is not yet valid",
+		"gate has-token: 503 Service Unavailable",
+	} {
+		if got := s.Text(text); got != text {
+			t.Errorf("%q became\n%q", text, got)
+		}
+	}
+}
+
 // A text that quotes another keeps its quotes and escapes.
 func TestWhatIsQuoted(t *testing.T) {
 	t.Parallel()
@@ -110,7 +216,7 @@ func FuzzJSON(f *testing.F) {
 	f.Fuzz(func(t *testing.T, text, name string) {
 		data, err := json.Marshal(map[string]any{name: text, "list": []any{text, 1.5, true, map[string]any{text: nil}}})
 		if err != nil {
-			t.Skip(err)
+			return // nothing that JSON can say
 		}
 		if got := s.JSON(data); !json.Valid(got) {
 			t.Errorf("%s became %s", data, got)
@@ -147,6 +253,7 @@ func TestEnviron(t *testing.T) {
 	t.Parallel()
 	hide := redact.New(redact.Environ([]string{
 		"PROXMOX_VE_API_TOKEN=recast@pve!roll=5ec0ffee-1ab0-4000-8000-000000000001", "GITHUB_TOKEN=plainwords", "HOME=/home/plainly", "SHORT_TOKEN=abc",
+		"SOPS_AGE_KEY_FILE=/home/me/age/keys.txt", "CREDENTIALS_DIRECTORY=/run/credentials/recast.service", "GOOGLE_APPLICATION_CREDENTIALS=/proc/self/stat", "GOOGLE_CREDENTIALS=/nowhere/at/all",
 	})).Text
 	cases := map[string]string{
 		"plain words: wk1 drained in 12s, sha256:0123456789abcdef":                   "plain words: wk1 drained in 12s, sha256:0123456789abcdef",
@@ -155,6 +262,9 @@ func TestEnviron(t *testing.T) {
 		"only 5ec0ffee-1ab0-4000-8000-000000000001 of it":                            "only [redacted] of it",
 		"other@pve!x=12345678-1ab0-4000-8000-000000000001":                           "other@pve!x=[redacted]",
 		"said plainwords in /home/plainly, abc":                                      "said [redacted] in /home/plainly, abc",
+		"sops: open /home/me/age/keys.txt: no such file or directory":                "sops: open /home/me/age/keys.txt: no such file or directory",
+		"read /run/credentials/recast.service/a, /proc/self/stat":                    "read /run/credentials/recast.service/a, /proc/self/stat",
+		"said /nowhere/at/all":                                                       "said [redacted]",
 		"Authorization: Bearer abcdefgh12345":                                        "Authorization: [redacted]",
 		"curl -H 'X: bearer abcdefgh12345'":                                          "curl -H 'X: bearer [redacted]'",
 		"https://user:pass@host/path":                                                "https://[redacted]@host/path",

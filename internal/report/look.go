@@ -92,7 +92,7 @@ func mood(result string) string {
 	switch result {
 	case "done":
 		return "good"
-	case "running", "running or killed":
+	case "running", "suspended", "running or killed":
 		return "open"
 	}
 	return "bad"

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"net/http"
 	"net/url"
 	"os"
@@ -15,8 +14,8 @@ import (
 	"time"
 )
 
-// controlFile tells the commands that talk to a running lab where it is.
-const controlFile = "lab.json"
+// ControlFile tells the commands that talk to a running lab where it is.
+const ControlFile = "lab.json"
 
 const controlPort = "7000"
 
@@ -86,16 +85,8 @@ func (l *Lab) Announce(dir string) error {
 	if err != nil {
 		return fmt.Errorf("announce the lab: %w", err)
 	}
-	if err := os.WriteFile(filepath.Join(dir, controlFile), append(b, '\n'), 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(dir, ControlFile), append(b, '\n'), 0o600); err != nil {
 		return fmt.Errorf("announce the lab: %w", err)
-	}
-	return nil
-}
-
-// Withdraw removes the address that an earlier lab announced in that directory.
-func Withdraw(dir string) error {
-	if err := os.Remove(filepath.Join(dir, controlFile)); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("withdraw the earlier lab: %w", err)
 	}
 	return nil
 }
@@ -138,12 +129,12 @@ func order(ctx context.Context, dir, path string, query url.Values) (string, err
 }
 
 func findLab(dir string) (at controlAddress, err error) {
-	b, err := os.ReadFile(filepath.Join(dir, controlFile))
+	b, err := os.ReadFile(filepath.Join(dir, ControlFile))
 	if err != nil {
 		return at, fmt.Errorf("find the lab: %w", err)
 	}
 	if err := json.Unmarshal(b, &at); err != nil {
-		return at, fmt.Errorf("find the lab: %s: %w", controlFile, err)
+		return at, fmt.Errorf("find the lab: %s: %w", ControlFile, err)
 	}
 	return at, nil
 }

@@ -67,6 +67,9 @@ func (l *Lab) EtcdViolations() []string {
 	return append(l.machines.EtcdViolations(), l.machines.BootstrapViolations()...)
 }
 
+// NodeIDsBegin has the IDs of machines that are installed from now on begin with a text: lists sort by it.
+func (l *Lab) NodeIDsBegin(with string) { l.machines.NodeIDsBegin(with) }
+
 // BreakEtcd sets the fault of a control plane's etcd; the zero fault clears it.
 func (l *Lab) BreakEtcd(node string, f talosapi.EtcdFault) error {
 	id, err := l.vmid(node)

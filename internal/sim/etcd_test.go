@@ -44,7 +44,7 @@ func start(t *testing.T, o sim.Options, ready bool) *sim.Lab {
 
 func install(t *testing.T, lab *sim.Lab) {
 	t.Helper()
-	files, err := lab.Files("/work/lab")
+	files, err := lab.Files()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -62,7 +62,7 @@ func install(t *testing.T, lab *sim.Lab) {
 // kubernetesClient is client-go with the lab's kubeconfig.
 func kubernetesClient(t *testing.T, lab *sim.Lab) *kubernetes.Clientset {
 	t.Helper()
-	files, err := lab.Files("/work/lab")
+	files, err := lab.Files()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -36,11 +36,10 @@ func (o Options) withKernelArgs(schematic string) string {
 }
 
 // Files is a complete working directory, by file name. It has no lock file, because
-// recast writes that. dir is its future path. In an empty lab, recast writes everything but
-// env.
-func (l *Lab) Files(dir string) (map[string][]byte, error) {
+// recast writes that. In an empty lab, recast writes everything.
+func (l *Lab) Files() (map[string][]byte, error) {
 	if l.o.Empty {
-		return map[string][]byte{"env": []byte(l.envFile(dir))}, nil
+		return map[string][]byte{}, nil
 	}
 	var endpoints []string
 	for _, n := range l.Nodes {
@@ -61,7 +60,6 @@ func (l *Lab) Files(dir string) (map[string][]byte, error) {
 		"recast.yaml": []byte(l.config()),
 		"talosconfig": talosconfig,
 		"kubeconfig":  kubeconfig,
-		"env":         []byte(l.envFile(dir)),
 	})
 	return files, nil
 }
@@ -89,15 +87,6 @@ func (l *Lab) Env(dir string) map[string]string {
 		"LAB_FACTORY":          l.factoryURL(),
 		"LAB_NETWORK":          l.o.Prefix,
 	}
-}
-
-func (l *Lab) envFile(dir string) string {
-	env := l.Env(dir)
-	var b strings.Builder
-	for _, name := range []string{"PROXMOX_VE_API_TOKEN", "PROXMOX_VE_ENDPOINT", "TALOSCONFIG", "KUBECONFIG", "POOR_TOKEN", "LAB_EXTENSIONS", "LAB_FINGERPRINT", "LAB_FACTORY", "LAB_NETWORK"} {
-		fmt.Fprintf(&b, "export %s='%s'\n", name, strings.ReplaceAll(env[name], "'", `'\''`))
-	}
-	return b.String()
 }
 
 // Endpoints are the API URLs of the Proxmox nodes.

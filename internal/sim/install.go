@@ -48,6 +48,25 @@ func (l *Lab) Install(ctx context.Context, schematics map[string]string) error {
 	return nil
 }
 
+// documents are the configuration documents of a machine beside the main one, and the label of the volume with etcd's data
+// on a control plane's persistent disk.
+func (l *Lab) documents(n Node) (documents []string, label string) {
+	label = "EPHEMERAL"
+	switch {
+	case n.ControlPlane && n.Persistent && l.o.EtcdVolume:
+		label = "ETCD"
+		documents = []string{n.onData(label) + "  minSize: 1GiB\n"}
+	case n.ControlPlane && n.Persistent:
+		documents = []string{n.onData(label)}
+	case n.Persistent:
+		documents = n.userVolume()
+	}
+	if l.o.NoDHCP {
+		documents = append(documents, fmt.Sprintf("apiVersion: v1alpha1\nkind: LinkConfig\nname: eth0\naddresses:\n  - address: %s/%d\n", n.Addr, l.o.networkBits()))
+	}
+	return documents, label
+}
+
 // install makes one machine; member is a control plane's etcd data.
 func (l *Lab) install(ctx context.Context, n Node, installer string, member talosapi.EtcdData) error {
 	uki, err := l.pull(ctx, installer, "amd64")
@@ -66,20 +85,13 @@ func (l *Lab) install(ctx context.Context, n Node, installer string, member talo
 		m.InstallDisk = "/dev/vda"
 	}
 	elsewhere := n.ControlPlane && n.Persistent
-	switch {
-	case elsewhere:
-		m.Documents = []string{n.ephemeralOnData()}
-	case n.Persistent:
-		m.Documents = n.userVolume()
-	}
-	if l.o.NoDHCP {
-		m.Documents = append(m.Documents, fmt.Sprintf("apiVersion: v1alpha1\nkind: LinkConfig\nname: eth0\naddresses:\n  - address: %s/%d\n", n.Addr, l.o.networkBits()))
-	}
+	var label string
+	m.Documents, label = l.documents(n)
 	config, err := l.Talos.MachineConfig(m)
 	if err != nil {
 		return err
 	}
-	system, err := l.machines.Preinstalled(config, uki, elsewhere)
+	system, err := l.machines.Preinstalled(config, uki, elsewhere && !l.o.EtcdVolume)
 	if err != nil {
 		return err
 	}
@@ -88,7 +100,7 @@ func (l *Lab) install(ctx context.Context, n Node, installer string, member talo
 	if n.Persistent {
 		disk := world.Protected{Serial: n.dataSerial(), Media: world.NewMedia(talosapi.DataDiskOf("u-data", n.filesystem, n.content("")))}
 		if elsewhere {
-			data, err := talosapi.WithEtcd(talosapi.DataDisk("EPHEMERAL", nil), member)
+			data, err := talosapi.WithEtcd(talosapi.DataDisk(label, nil), member)
 			if err != nil {
 				return err
 			}

@@ -52,7 +52,7 @@ func reconfigure(t *testing.T, c *client.Client, old, fresh string) {
 // machineClient is a Talos client of one machine.
 func machineClient(t *testing.T, lab *sim.Lab, node string) *client.Client {
 	t.Helper()
-	files, err := lab.Files("/work/lab")
+	files, err := lab.Files()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -129,7 +129,7 @@ func (l *Lab) startImages(ctx context.Context) error {
 	}
 	factory, err := factoryapi.New(factoryapi.Options{
 		URL: l.factoryURL(), Registry: l.o.Registry, Transport: l.Registry.Transport(),
-		Versions: append([]string{"v1.13.8"}, versions...), Recorder: l.Recorder, Delay: l.delay,
+		Versions: append([]string{"v1.13.8"}, versions...), Recorder: l.Recorder, Delay: l.delay, SignsInstallers: l.o.SignsInstallers,
 	})
 	if err != nil {
 		return err
@@ -218,7 +218,7 @@ var _ talosapi.Kubelet = kubelet{}
 
 func (k kubelet) NodeUp(n talosapi.NodeInfo) {
 	info := kubeapi.NodeInfo{
-		Name: n.Name, UUID: n.UUID, BootID: n.BootID, KubeletVersion: n.KubeletVersion, OSImage: fmt.Sprintf("Talos (%s)", n.TalosVersion),
+		Name: n.Name, UUID: n.UUID, MachineID: n.MachineID, BootID: n.BootID, KubeletVersion: n.KubeletVersion, OSImage: fmt.Sprintf("Talos (%s)", n.TalosVersion),
 		Addresses: []string{n.Address.String()}, Labels: maps.Clone(n.Labels),
 	}
 	if n.ControlPlane { // Talos sets it unless allowSchedulingOnControlPlanes is set

@@ -14,12 +14,12 @@ func TestLabComesUpAndGoesDown(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		lab := start(t, sim.Options{Hosts: 2}, true)
-		files, err := lab.Files("/work/lab")
+		files, err := lab.Files()
 		if err != nil {
 			t.Fatal(err)
 		}
 		names := slices.Sorted(maps.Keys(files))
-		if want := []string{"env", "kubeconfig", "recast.yaml", "schematics/default.yaml", "schematics/storage.yaml", "talosconfig"}; !slices.Equal(names, want) {
+		if want := []string{"kubeconfig", "recast.yaml", "schematics/default.yaml", "schematics/storage.yaml", "talosconfig"}; !slices.Equal(names, want) {
 			t.Errorf("files %q", names)
 		}
 		if v := lab.World.Violations(); len(v) > 0 {

@@ -130,10 +130,10 @@ func (n Node) moreSerial(i int) string { return fmt.Sprintf("data%d-%s", i, n.Na
 
 func (n Node) dataSerial() string { return "data-" + n.Name }
 
-// ephemeralOnData is the configuration document that puts EPHEMERAL on the persistent
+// onData is the configuration document that puts a volume of Talos on the persistent
 // disk. It selects by size, because Talos shows no serial for SCSI disks.
-func (n Node) ephemeralOnData() string {
-	return "apiVersion: v1alpha1\nkind: VolumeConfig\nname: EPHEMERAL\nprovisioning:\n  diskSelector:\n    match: disk.size > 15u * GB && !disk.cdrom\n"
+func (n Node) onData(volume string) string {
+	return "apiVersion: v1alpha1\nkind: VolumeConfig\nname: " + volume + "\nprovisioning:\n  diskSelector:\n    match: disk.size > 15u * GB && !disk.cdrom\n"
 }
 
 // userVolume is the configuration document of the volume on the first persistent disk, as

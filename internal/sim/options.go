@@ -34,6 +34,7 @@ type Options struct {
 	Speed         float64        // simulated seconds per real second; 0 means 1
 	Times         talosapi.Times // how long the machines' work takes
 	EtcdOnData    bool           // control planes have EPHEMERAL, and so etcd's data, on a persistent disk
+	EtcdVolume    bool           // with EtcdOnData, that disk has the volume ETCD, of Talos 1.14 and later, instead of EPHEMERAL
 	Holder        bool           // persistent disks belong to data VMs, one per host
 	SharedDisks   bool           // DiskStorage is shared by all hosts
 	DiskBus       string         // of the nodes' disks: "scsi", "virtio", "sata" or "ide"; "" means "scsi"
@@ -45,6 +46,8 @@ type Options struct {
 	KernelArgs    []string       // of all schematics
 	TalosVersion  string         // of the machines at first; "" means TalosVersion
 	NextTalos     string         // a second version with images; "": none
+	// SignsInstallers: the Image Factory has keys for Secure Boot, and signs ordinary installers as well.
+	SignsInstallers bool
 	// KubernetesVersion is what the machine configurations name at first; "" means KubernetesVersion.
 	KubernetesVersion string
 	// NoDHCP leaves out the DHCP server: the lab's own machines have a static address, and

@@ -255,13 +255,27 @@ func (t *tree) finish(ctx context.Context, s Step, at place) outcome {
 	case s.Skip != nil && reason == "" && ctx.Err() != nil: // ctx ended, so Skip could not tell
 		return t.failed(ctx, s, at, fmt.Errorf("check its goal: %w", context.Cause(ctx)))
 	case s.Skip != nil && reason == "":
-		return t.failed(ctx, s, at, errUnmet)
+		return t.failed(ctx, s, at, unmet(ctx, s))
 	}
 	t.emitUnlessQuiet(s, s.event(at, Done, reason, nil))
 	return outcome{}
 }
 
-var errUnmet = errors.New("claims to be done, but its goal is unmet")
+// unmet names the goal of a step that was done without reaching it, and what is there instead.
+func unmet(ctx context.Context, s Step) error {
+	err := fmt.Errorf("%q was done, and its goal is not reached", cmp.Or(s.Title, s.ID))
+	if s.Lacks == nil {
+		return err
+	}
+	lacks, errLacks := s.Lacks(ctx)
+	switch {
+	case errLacks != nil:
+		return fmt.Errorf("%w; what is there instead can't be read: %w", err, errLacks)
+	case lacks != "":
+		return fmt.Errorf("%w: %s", err, lacks)
+	}
+	return err
+}
 
 func ask(ctx context.Context, s Step) (string, error) {
 	if s.Skip == nil {

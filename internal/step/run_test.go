@@ -123,8 +123,8 @@ func TestRunOrderAndGoals(t *testing.T) {
 		},
 		"goal unmet after the work": {
 			root:   skips(leaf("a", work), says("", nil), says("", nil)),
-			events: []string{"started a", "failed a: a: claims to be done, but its goal is unmet"},
-			err:    "a: claims to be done, but its goal is unmet",
+			events: []string{"started a", "failed a: a: \"a\" was done, and its goal is not reached"},
+			err:    "a: \"a\" was done, and its goal is not reached",
 		},
 		"the world cannot be asked before": {
 			root:   skips(leaf("a", work), says("", errBroken)),
@@ -161,9 +161,9 @@ func TestRunBranches(t *testing.T) {
 		"a branch's goal unmet after its steps": {
 			root: skips(branch("a", leaf("b", work)), says("", nil), says("", nil)),
 			events: []string{
-				"started a", "started a/b", "done a/b", "failed a: a: claims to be done, but its goal is unmet",
+				"started a", "started a/b", "done a/b", "failed a: a: \"a\" was done, and its goal is not reached",
 			},
-			err: "a: claims to be done, but its goal is unmet",
+			err: "a: \"a\" was done, and its goal is not reached",
 		},
 		"steps cannot be listed": {
 			root: step.Step{ID: "a", Steps: func(context.Context) ([]step.Step, error) { return nil, errBroken }},

@@ -49,6 +49,9 @@ type Step struct {
 	// after it: if the goal is still unmet then, the step has failed. On a branch it
 	// guards everything below.
 	Skip func(ctx context.Context) (reason string, err error)
+	// Lacks says what is there instead of the goal, for the error of a step after which Skip still says
+	// nothing; nil: Title says enough.
+	Lacks func(ctx context.Context) (string, error)
 	// Do does the work. It is safe to run again after an interruption at any point.
 	Do func(ctx context.Context) error
 	// Steps lists a branch's children; it is called only if Skip says there is work.

@@ -95,6 +95,8 @@ func fate(status string, cutOff bool, result string) string {
 		return "cut off"
 	case result == "running":
 		return "goes on"
+	case result == "suspended":
+		return "suspended"
 	case result == "running or killed":
 		return "running, or interrupted"
 	}

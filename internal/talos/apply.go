@@ -122,7 +122,7 @@ func applied(err error, config cluster.Secret) error {
 	case !ok:
 		return err
 	case e.lost():
-		return fmt.Errorf("apply: %w: %s", cluster.ErrLostAnswer, redact(e.text, config))
+		return fmt.Errorf("apply: %w: %s", cluster.ErrLostAnswer, withoutValues(e.text, config))
 	}
-	return fault.MachineConfig.Refusedf("the machine rejects the configuration: %s", redact(e.text, config))
+	return fault.MachineConfig.Refusedf("the machine rejects the configuration: %s", withoutValues(e.text, config))
 }

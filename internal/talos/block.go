@@ -35,11 +35,10 @@ func readDisks(ctx context.Context, s session, m *cluster.Machine) error {
 	var v blockView
 	err := inParallel(
 		v.readDisks(ctx, s, m),
-		getting(ctx, s, block.NewVolumeStatus(block.NamespaceName, constants.MetaPartitionLabel).Metadata(), func(meta *block.VolumeStatus) {
-			m.FromImage = isImageMeta(meta)
-		}),
+		listing(ctx, s, block.NewVolumeStatus(block.NamespaceName, "").Metadata(), &v.statuses),
 	)
-	m.Disks = v.machineDisks()
+	m.FromImage = slices.ContainsFunc(v.statuses, isImageMeta)
+	m.Disks, m.VolumeStatuses = v.machineDisks(), v.volumeStatuses()
 	return err
 }
 
@@ -68,7 +67,7 @@ func readBlock(ctx context.Context, s session, m *cluster.Machine) error {
 		return err
 	}
 	m.FromImage = slices.ContainsFunc(v.statuses, isImageMeta)
-	m.Disks, m.Volumes, m.PoolMembers = v.machineDisks(), v.machineVolumes(), v.poolMembers()
+	m.Disks, m.Volumes, m.VolumeStatuses, m.PoolMembers = v.machineDisks(), v.machineVolumes(), v.volumeStatuses(), v.poolMembers()
 	if !s.blank {
 		return nil
 	}
@@ -141,27 +140,37 @@ func (v blockView) machineVolumes() []cluster.Volume {
 		if !drives[disk] || disk == device && slices.Contains(partitionTables, spec.Name) {
 			continue
 		}
-		out = append(out, cluster.Volume{
+		of := v.managed(spec)
+		volume := cluster.Volume{
 			Device: device, Disk: disk, Label: spec.PartitionLabel,
-			PartitionUUID: spec.PartitionUUID, FilesystemUUID: spec.UUID, FilesystemLabel: spec.Label, Format: spec.Name, Phase: v.phase(spec), Mount: v.mount(spec),
-		})
+			PartitionUUID: spec.PartitionUUID, FilesystemUUID: spec.UUID, FilesystemLabel: spec.Label, Format: spec.Name,
+		}
+		if of != nil {
+			volume.ID, volume.Phase = of.Metadata().ID(), of.TypedSpec().Phase.String()
+			if of.TypedSpec().Location != "" {
+				volume.Mount = mountOf(of.TypedSpec().MountSpec)
+			}
+		}
+		out = append(out, volume)
 	}
 	slices.SortFunc(out, func(a, b cluster.Volume) int { return cmp.Compare(a.Device, b.Device) })
 	return out
 }
 
-// phase is that of the Talos volume on this device, or of the one that its label
-// would put here. A volume that Talos has elsewhere does not count.
-func (v blockView) phase(found *block.DiscoveredVolumeSpec) string {
+// managed is the Talos volume on this device, or the partition that its label would put here; nil if there is none. A
+// volume that Talos has elsewhere does not count, nor one that is a directory: Talos 1.14 has ETCD, CRI, KUBELET and
+// LOG on EPHEMERAL, whatever partition has that label, unless its configuration provisions them
+// (volumeconfig/system_volumes.go, GetPromotableSystemVolumesTransformer).
+func (v blockView) managed(found *block.DiscoveredVolumeSpec) *block.VolumeStatus {
 	for _, s := range v.statuses {
 		if location := s.TypedSpec().Location; location != "" && location == found.DevPath {
-			return s.TypedSpec().Phase.String()
+			return s
 		}
 	}
 	for _, s := range v.statuses {
-		if s.TypedSpec().Location == "" && found.PartitionLabel != "" && s.Metadata().ID() == found.PartitionLabel {
-			return s.TypedSpec().Phase.String()
+		if spec := s.TypedSpec(); spec.Location == "" && found.PartitionLabel != "" && s.Metadata().ID() == found.PartitionLabel && spec.Type == block.VolumeTypePartition {
+			return s
 		}
 	}
-	return ""
+	return nil
 }

@@ -25,7 +25,7 @@ func found(id string, spec block.DiscoveredVolumeSpec) *block.DiscoveredVolume {
 
 func volumeStatus(id string, phase block.VolumePhase, location string) *block.VolumeStatus {
 	s := block.NewVolumeStatus(block.NamespaceName, id)
-	s.TypedSpec().Phase, s.TypedSpec().Location = phase, location
+	s.TypedSpec().Type, s.TypedSpec().Phase, s.TypedSpec().Location = block.VolumeTypePartition, phase, location
 	return s
 }
 
@@ -68,11 +68,11 @@ func TestBlockView(t *testing.T) {
 		t.Errorf("disks (-want +got):\n%s", diff)
 	}
 	wantVolumes := []cluster.Volume{
-		{Device: "sda1", Disk: "sda", Label: "STATE", PartitionUUID: "p1", FilesystemUUID: "luks1", Format: "luks", Phase: "ready"},
+		{ID: "STATE", Device: "sda1", Disk: "sda", Label: "STATE", PartitionUUID: "p1", FilesystemUUID: "luks1", Format: "luks", Phase: "ready"},
 		{Device: "sdc", Disk: "sdc", FilesystemUUID: "fs5", FilesystemLabel: "data", Format: "xfs"},
 		{Device: "sdf1", Disk: "sdf", Label: "EPHEMERAL", PartitionUUID: "p3", FilesystemUUID: "fs3", Format: "xfs"},
-		{Device: "vdb1", Disk: "vdb", Label: "EPHEMERAL", PartitionUUID: "p2", FilesystemUUID: "fs2", Format: "xfs", Phase: "ready"},
-		{Device: "vdb2", Disk: "vdb", Label: "u-new", PartitionUUID: "p4", Phase: "waiting"},
+		{ID: "EPHEMERAL", Device: "vdb1", Disk: "vdb", Label: "EPHEMERAL", PartitionUUID: "p2", FilesystemUUID: "fs2", Format: "xfs", Phase: "ready"},
+		{ID: "u-new", Device: "vdb2", Disk: "vdb", Label: "u-new", PartitionUUID: "p4", Phase: "waiting"},
 	}
 	if diff := cmp.Diff(wantVolumes, v.machineVolumes()); diff != "" {
 		t.Errorf("volumes (-want +got):\n%s", diff)
@@ -147,5 +147,55 @@ func TestBlockViewOfMounts(t *testing.T) {
 				t.Errorf("mounted at %q and %q, want %q and nowhere", got[0].Mount, got[1].Mount, tc.want)
 			}
 		})
+	}
+}
+
+// TestVolumeStatuses: volumes of every kind are known by ID and location. A partition whose volume is a directory now
+// is not of Talos, whatever its label.
+func TestVolumeStatuses(t *testing.T) {
+	t.Parallel()
+	status := func(id string, kind block.VolumeType, location string, mount block.MountSpec) *block.VolumeStatus {
+		s := volumeStatus(id, block.VolumePhaseReady, location)
+		s.TypedSpec().Type, s.TypedSpec().MountSpec = kind, mount
+		return s
+	}
+	failed := volumeStatus("u-lost", block.VolumePhaseFailed, "")
+	failed.TypedSpec().ErrorMessage = "no disks matched selector for volume"
+	encrypted := status("r-secret", block.VolumeTypePartition, "/dev/sdc2", block.MountSpec{})
+	encrypted.TypedSpec().EncryptionSlot = new(1)
+	in := func(name string) block.MountSpec { return block.MountSpec{TargetPath: name, ParentID: "/var/mnt"} }
+	v := blockView{
+		disks: []*block.Disk{disk("sda", block.DiskSpec{}), disk("sdb", block.DiskSpec{}), disk("sdc", block.DiskSpec{}), disk("dm-0", block.DiskSpec{SecondaryDisks: []string{"sdc"}})},
+		volumes: []*block.DiscoveredVolume{
+			found("sda6", block.DiscoveredVolumeSpec{Parent: "sda", Name: "xfs", PartitionLabel: "ETCD"}),
+			found("sdb", block.DiscoveredVolumeSpec{Name: "ext4", UUID: "b"}),
+			found("sdc1", block.DiscoveredVolumeSpec{Parent: "sdc", Name: "xfs"}),
+			found("sdc2", block.DiscoveredVolumeSpec{Parent: "sdc", Name: "luks", PartitionLabel: "r-secret"}),
+		},
+		statuses: []*block.VolumeStatus{
+			status("ETCD", block.VolumeTypeDirectory, "", block.MountSpec{TargetPath: "etcd", ParentID: "/var/lib"}), status("/var/lib/cni", block.VolumeTypeDirectory, "", block.MountSpec{TargetPath: "cni"}),
+			status("u-whole", block.VolumeTypeDisk, "/dev/sdb", in("whole")), status("u-dir", block.VolumeTypeDirectory, "", in("dir")),
+			status("x-share", block.VolumeTypeExternal, "share0", in("share")), status("/run", block.VolumeTypeTmpfs, "", block.MountSpec{}),
+			status("/dev/sdc-1", block.VolumeTypePartition, "/dev/sdc1", block.MountSpec{TargetPath: "mnt/old", ParentID: "EPHEMERAL"}), failed, encrypted,
+		},
+	}
+	want := []cluster.VolumeStatus{
+		{ID: "/dev/sdc-1", Type: "partition", Phase: "ready", Location: "/dev/sdc1", Disk: "sdc", Mount: "/var/mnt/old"},
+		{ID: "ETCD", Type: "directory", Phase: "ready", Mount: "/var/lib/etcd"},
+		{ID: "r-secret", Type: "partition", Phase: "ready", Location: "/dev/sdc2", Disk: "sdc", Slot: new(1)},
+		{ID: "u-dir", Type: "directory", Phase: "ready", Mount: "/var/mnt/dir"},
+		{ID: "u-lost", Type: "partition", Phase: "failed", Error: "no disks matched selector for volume"},
+		{ID: "u-whole", Type: "disk", Phase: "ready", Location: "/dev/sdb", Disk: "sdb", Mount: "/var/mnt/whole"},
+		{ID: "x-share", Type: "external", Phase: "ready", Location: "share0", Mount: "/var/mnt/share"},
+	}
+	if diff := cmp.Diff(want, v.volumeStatuses()); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	var ids []string
+	for _, volume := range v.machineVolumes() {
+		ids = append(ids, volume.Device+" "+volume.ID+" "+volume.Phase)
+	}
+	if diff := cmp.Diff([]string{"sda6  ", "sdb u-whole ready", "sdc1 /dev/sdc-1 ready", "sdc2 r-secret ready"}, ids); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
 	}
 }

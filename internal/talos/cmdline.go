@@ -87,7 +87,7 @@ func readCmdline(ctx context.Context, s session, m *cluster.Machine) error {
 }
 
 func readArgs(cmdline string, m *cluster.Machine) {
-	m.ConfigArgs = configArgs(cmdline)
+	m.Cmdline, m.ConfigArgs = cluster.Secret(cmdline), configArgs(cmdline)
 	// Only ISOs have it (pkg/imager/imager.go).
 	m.FromISO = slices.Contains(strings.Fields(cmdline), constants.KernelParamHaltIfInstalled+"=1")
 }

@@ -3,16 +3,20 @@
 package talos
 
 import (
+	"bytes"
 	"cmp"
+	"crypto/x509"
 	"fmt"
 	"reflect"
 	"slices"
 	"strings"
 
+	talosx509 "github.com/siderolabs/crypto/x509"
 	"github.com/siderolabs/talos/pkg/machinery/config"
 	"github.com/siderolabs/talos/pkg/machinery/config/configloader"
 	"github.com/siderolabs/talos/pkg/machinery/config/container"
 	"github.com/siderolabs/talos/pkg/machinery/config/encoder"
+	"github.com/siderolabs/talos/pkg/machinery/config/machine"
 	"github.com/siderolabs/talos/pkg/machinery/config/types/v1alpha1"
 
 	"github.com/recast-sh/recast/cluster"
@@ -34,7 +38,14 @@ func (Maintenance) ConfigEffect(runs, wanted cluster.Secret) (cluster.ConfigEffe
 		return cluster.ConfigEffect{}, fault.MachineConfig.Refusedf("the main document, with machine and cluster, is missing")
 	}
 	effect := cluster.ConfigEffect{Identity: differ(was, is), Unknown: unknown}
-	effect.Reboot, err = needReboot(was, is)
+	if effect.Reboot, err = needReboot(was, is); err != nil {
+		return effect, err
+	}
+	docs, err := parseDocuments(wanted)
+	if err != nil {
+		return effect, fault.MachineConfig.Refusedf("not a machine configuration: %w", err)
+	}
+	effect.Encryption, err = encryption(docs)
 	return effect, err
 }
 
@@ -46,7 +57,7 @@ var identities = []struct {
 }{
 	{cluster.NodeRole, func(c config.Config) any { return c.Machine().Type() }},
 	{"the machine's token", func(c config.Config) any { return c.Machine().Security().Token() }},
-	{"the CA of Talos", func(c config.Config) any { return c.Machine().Security().IssuingCA() }},
+	{cluster.TalosCA, func(c config.Config) any { return c.Machine().Security().IssuingCA() }},
 	{"the cluster's endpoint", func(c config.Config) any {
 		if k := c.K8sClusterConfig(); k != nil {
 			return fmt.Sprint(k.ClusterEndpoint())
@@ -77,7 +88,7 @@ var identities = []struct {
 		}
 		return ""
 	}},
-	{"the CA of Kubernetes", func(c config.Config) any {
+	{kubernetesCA, func(c config.Config) any {
 		if ca := c.K8sAPIServerCAConfig(); ca != nil {
 			return ca.IssuingCA()
 		}
@@ -109,17 +120,33 @@ var identities = []struct {
 	}},
 }
 
+// kubernetesCA is the CA of Kubernetes as part of a node's identity. Control planes issue with it, and workers accept it
+// (config.K8sAPIServerCAConfig).
+const kubernetesCA = "the CA of Kubernetes"
+
 // wholeOnControlPlanes is the identity that a worker has in part, or not at all.
 var wholeOnControlPlanes = []string{
-	"the CA of Talos", "the CA of Kubernetes", "the aggregator CA of Kubernetes", "the service account key of Kubernetes", "the keys that encrypt Kubernetes' secrets", "the CA of etcd",
+	cluster.TalosCA, "the aggregator CA of Kubernetes", "the service account key of Kubernetes", "the keys that encrypt Kubernetes' secrets", "the CA of etcd",
 }
 
 // differ names what of the identity differs, of what nodes of both roles have.
 func differ(was, is config.Config) []string {
 	var out []string
-	sameRole := was.Machine().Type() == is.Machine().Type()
+	before, after := was.Machine().Type(), is.Machine().Type()
 	for _, i := range identities {
-		if !sameRole && slices.Contains(wholeOnControlPlanes, i.name) {
+		if i.name == cluster.NodeRole && before == machine.TypeInit && after == machine.TypeControlPlane {
+			continue // it is a control plane still, and no longer begins an etcd of its own
+		}
+		if i.name == kubernetesCA && !(before.IsControlPlane() && after.IsControlPlane()) {
+			if apart(acceptedCAs(was), acceptedCAs(is)) {
+				out = append(out, i.name)
+			}
+			continue
+		}
+		if before.IsControlPlane() != after.IsControlPlane() && slices.Contains(wholeOnControlPlanes, i.name) {
+			if !sameCertificate(i.of(was), i.of(is)) {
+				out = append(out, i.name)
+			}
 			continue
 		}
 		if !reflect.DeepEqual(i.of(was), i.of(is)) {
@@ -127,6 +154,29 @@ func differ(was, is config.Config) []string {
 		}
 	}
 	return out
+}
+
+// sameCertificate says whether what nodes of both roles have of a CA, its certificate, is the same. What
+// one of them lacks is.
+func sameCertificate(a, b any) bool {
+	x, isCA := a.(*talosx509.PEMEncodedCertificateAndKey)
+	y, also := b.(*talosx509.PEMEncodedCertificateAndKey)
+	return !isCA || !also || x == nil || y == nil || len(x.Crt) == 0 || len(y.Crt) == 0 || bytes.Equal(x.Crt, y.Crt)
+}
+
+// acceptedCAs are the CAs of Kubernetes that a node accepts, the issuing one included.
+func acceptedCAs(c config.Config) (out []*x509.Certificate) {
+	if ca := c.K8sAPIServerCAConfig(); ca != nil {
+		for _, accepted := range ca.AcceptedCAs() {
+			out = append(out, certificates(accepted.Crt)...)
+		}
+	}
+	return out
+}
+
+// apart says whether both accept some CA, and none that the other does: while a CA is rotated, both accept two.
+func apart(a, b []*x509.Certificate) bool {
+	return len(a) > 0 && len(b) > 0 && !slices.ContainsFunc(a, func(ca *x509.Certificate) bool { return slices.ContainsFunc(b, ca.Equal) })
 }
 
 // keysIn are the secrets in a configuration of encryption, sorted.
@@ -254,7 +304,7 @@ func loadKnown(text cluster.Secret) (cfg config.Provider, unknown []string, err 
 	var known []byte
 	for _, d := range docs {
 		if _, errOne := configloader.NewFromBytes(d.raw); errOne != nil && strings.Contains(errOne.Error(), notRegistered) {
-			unknown = append(unknown, redact(cmp.Or(d.kind(), "a document")+" of "+d.root.text("apiVersion"), text))
+			unknown = append(unknown, withoutValues(cmp.Or(d.kind(), "a document")+" of "+d.root.text("apiVersion"), text))
 			continue
 		}
 		known = append(known, d.raw...)
@@ -263,7 +313,7 @@ func loadKnown(text cluster.Secret) (cfg config.Provider, unknown []string, err 
 		cfg, err = configloader.NewFromBytes(known)
 	}
 	if err != nil {
-		return nil, nil, fault.MachineConfig.Refusedf("Talos would refuse it: %s", redact(err.Error(), text))
+		return nil, nil, fault.MachineConfig.Refusedf("Talos would refuse it: %s", withoutValues(err.Error(), text))
 	}
 	return cfg, unknown, nil
 }

@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
 	"github.com/siderolabs/talos/pkg/machinery/config"
 	"github.com/siderolabs/talos/pkg/machinery/config/encoder"
 	"github.com/siderolabs/talos/pkg/machinery/config/generate"
@@ -17,11 +18,17 @@ import (
 // ofRelease is the configuration of a control plane with the defaults of a release.
 func ofRelease(t *testing.T, bundle *secrets.Bundle, contract *config.VersionContract, endpoint string) cluster.Secret {
 	t.Helper()
+	return ofRole(t, machine.TypeControlPlane, bundle, contract, endpoint)
+}
+
+// ofRole is ofRelease for a node of any role.
+func ofRole(t *testing.T, role machine.Type, bundle *secrets.Bundle, contract *config.VersionContract, endpoint string) cluster.Secret {
+	t.Helper()
 	in, err := generate.NewInput("home", endpoint, "1.35.4", generate.WithSecretsBundle(bundle), generate.WithVersionContract(contract))
 	if err != nil {
 		t.Fatal(err)
 	}
-	cfg, err := in.Config(machine.TypeControlPlane)
+	cfg, err := in.Config(role)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -75,9 +82,32 @@ func TestConfigEffect(t *testing.T) {
 			}
 		})
 	}
+	for keys, want := range map[string]cluster.Encryption{
+		"{slot: 0, kms: {endpoint: 'https://kms.example'}}":                        {Volume: "u-data", Keys: []string{"kms"}},
+		"{slot: 0, tpm: {checkSecurebootStatusOnEnroll: true}}":                    {Volume: "u-data", Keys: []string{"tpm"}},
+		"{slot: 0, static: {passphrase: hush}}, {slot: 1, nodeID: {}}":             {Volume: "u-data", Keys: []string{"nodeID", "static"}},
+		"{slot: 0, nodeID: {}, lockToState: true}, {slot: 1, tpm: {}}":             {Volume: "u-data", Keys: []string{"nodeID", "tpm"}, LockToState: true},
+		"{slot: 0, tpm: {options: {pcrs: [7]}}, lockToState: true}":                {Volume: "u-data", Keys: []string{"tpm"}, LockToState: true},
+		"{slot: 0, kms: {endpoint: 'https://kms.example'}}, {slot: 1, nodeID: {}}": {Volume: "u-data", Keys: []string{"kms", "nodeID"}},
+	} {
+		file := append(slices.Clip(old), "---\napiVersion: v1alpha1\nkind: UserVolumeConfig\nname: data\nprovisioning: {diskSelector: {match: '!system_disk'}, minSize: 1GB}\nencryption: {provider: luks2, keys: ["+keys+"]}\n"...)
+		got, err := Maintenance{}.ConfigEffect(old, file)
+		if diff := cmp.Diff([]cluster.Encryption{want}, got.Encryption); diff != "" || err != nil {
+			t.Errorf("%s: %v; encryption (-want +got):\n%s", keys, err, diff)
+		}
+	}
 	loaded, other := with("kernel: {modules: [{name: zfs}, {name: nbd, parameters: [a=1]}]}"), with("kernel: {modules: [{name: nbd, parameters: [a=2]}]}")
 	if got, err := (Maintenance{}).ConfigEffect(loaded, other); err != nil || !slices.Equal(got.Reboot, []string{"parameters of kernel module nbd"}) {
 		t.Errorf("of a loaded module: %q, %v", got.Reboot, err)
+	}
+	of := func(kind string) cluster.Secret {
+		return cluster.Secret(strings.Replace(string(old), "type: controlplane", "type: "+kind, 1))
+	}
+	if got, err := (Maintenance{}).ConfigEffect(of("init"), old); err != nil || len(got.Identity) > 0 || !slices.Equal(got.Reboot, []string{"machine.type"}) {
+		t.Errorf("of a node of type init that becomes an ordinary control plane: %q, %q, %v", got.Identity, got.Reboot, err)
+	}
+	if got, err := (Maintenance{}).ConfigEffect(old, of("init")); err != nil || !slices.Equal(got.Identity, []string{cluster.NodeRole}) {
+		t.Errorf("of a control plane that becomes one of type init: %q, %v", got.Identity, err)
 	}
 	got, err := Maintenance{}.ConfigEffect(old, ofRelease(t, bundles[1], config.TalosVersion1_13, here))
 	if same := 3; len(identities)-same != len(got.Identity) || err != nil { // role, endpoint and name

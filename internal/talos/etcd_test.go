@@ -185,7 +185,7 @@ func TestEtcdSnapshot(t *testing.T) {
 var changes = map[string]func(ctx context.Context, c *Client, uuid string) error{
 	"forfeit":  func(ctx context.Context, c *Client, uuid string) error { return c.EtcdForfeit(ctx, nodeAddr, uuid) },
 	"leave":    func(ctx context.Context, c *Client, uuid string) error { return c.EtcdLeave(ctx, nodeAddr, uuid) },
-	"reboot":   func(ctx context.Context, c *Client, uuid string) error { return c.Reboot(ctx, nodeAddr, uuid) },
+	"reboot":   func(ctx context.Context, c *Client, uuid string) error { return c.Reboot(ctx, nodeAddr, uuid, "") },
 	"rollback": func(ctx context.Context, c *Client, uuid string) error { return c.Rollback(ctx, nodeAddr, uuid) },
 	"bootstrap": func(ctx context.Context, c *Client, uuid string) error {
 		return c.EtcdBootstrap(ctx, nodeAddr, uuid, cluster.EtcdEmpty)
@@ -197,7 +197,7 @@ var changes = map[string]func(ctx context.Context, c *Client, uuid string) error
 		return c.ReplaceConfig(ctx, nodeAddr, uuid, cluster.Secret("machine: {}"))
 	},
 	"upgrade": func(ctx context.Context, c *Client, uuid string) error {
-		_, err := c.Install(ctx, nodeAddr, uuid, "installer", func(string) {})
+		_, err := c.Install(ctx, nodeAddr, uuid, "installer", "", func(string) {})
 		return err
 	},
 	"pull": func(ctx context.Context, c *Client, uuid string) error {

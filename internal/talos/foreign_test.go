@@ -19,13 +19,13 @@ func TestForeignTextIsOneLine(t *testing.T) {
 	etcd := func(state, told string) []*machineapi.ServiceInfo {
 		return []*machineapi.ServiceInfo{{Id: "etcd", State: state, Events: &machineapi.ServiceEvents{Events: []*machineapi.ServiceEvent{{Msg: told}}}}}
 	}
-	reboot := func(t *testing.T, c *Client) string { return said(c.Reboot(t.Context(), nodeAddr, nodeUUID)) }
+	reboot := func(t *testing.T, c *Client) string { return said(c.Reboot(t.Context(), nodeAddr, nodeUUID, "")) }
 	save := func(t *testing.T, c *Client) string {
 		return said(c.EtcdSnapshot(t.Context(), nodeAddr, 0, &strings.Builder{}))
 	}
 	install := func(t *testing.T, c *Client) string {
 		var told []string
-		_, err := c.Install(t.Context(), nodeAddr, nodeUUID, "installer", func(line string) { told = append(told, line) })
+		_, err := c.Install(t.Context(), nodeAddr, nodeUUID, "installer", "", func(line string) { told = append(told, line) })
 		return said(err) + " " + strings.Join(told, " ")
 	}
 	for name, c := range map[string]struct {

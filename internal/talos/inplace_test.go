@@ -30,14 +30,14 @@ func TestInPlace(t *testing.T) {
 		if ok, err := c.PullInstaller(ctx, cpAddr, cpUUID, nextInstaller, say); !ok || err != nil || len(said) == 0 {
 			t.Fatalf("supported = %t, err = %v, said %q", ok, err, said)
 		}
-		if reboots, err := c.Install(ctx, cpAddr, cpUUID, nextInstaller, say); reboots || err != nil {
+		if reboots, err := c.Install(ctx, cpAddr, cpUUID, nextInstaller, "", say); reboots || err != nil {
 			t.Fatalf("reboots = %t, err = %v", reboots, err)
 		}
 		pending := l.running(c, cpAddr)
 		if pending.BootEntry != before.BootEntry || pending.NextBoot == before.NextBoot || pending.NextBoot != strings.ToLower(pending.NextBoot) {
 			t.Errorf("installed: booted %q, next %q", pending.BootEntry, pending.NextBoot)
 		}
-		if err := c.Reboot(ctx, cpAddr, cpUUID); err != nil {
+		if err := c.Reboot(ctx, cpAddr, cpUUID, ""); err != nil {
 			t.Fatal(err)
 		}
 		upgraded := l.rebooted(c, before.BootID)

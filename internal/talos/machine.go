@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/siderolabs/talos/pkg/machinery/client"
+	"github.com/siderolabs/talos/pkg/machinery/config/machine"
 	"github.com/siderolabs/talos/pkg/machinery/resources/config"
 	"github.com/siderolabs/talos/pkg/machinery/resources/k8s"
 	"github.com/siderolabs/talos/pkg/machinery/resources/network"
@@ -160,6 +161,7 @@ func readNames(ctx context.Context, s session, m *cluster.Machine) error {
 		func() error { return readNodename(ctx, s, m) },
 		getting(ctx, s, config.NewMachineType().Metadata(), func(kind *config.MachineType) {
 			m.ControlPlane = kind.MachineType().IsControlPlane()
+			m.TypeInit = kind.MachineType() == machine.TypeInit
 		}),
 	)
 }

@@ -127,7 +127,11 @@ func TestOldNode(t *testing.T) {
 		got, err := client.Machine(t.Context(), netip.MustParseAddr("127.42.7.31"))
 		if diff := cmp.Diff(cluster.Machine{
 			MachineStanding: cluster.MachineStanding{Stage: "running", Ready: true},
-			RunningSystem:   cluster.RunningSystem{TalosVersion: "v1.9.0", ConfigArgs: []string{"talos.config=https://seed.example"}}, BootID: "boot-1",
+			RunningSystem: cluster.RunningSystem{
+				TalosVersion: "v1.9.0", ConfigArgs: []string{"talos.config=https://seed.example"},
+				Cmdline: cluster.Secret("quiet talos.config=https://user:pass@seed.example/?t=secret"),
+			},
+			BootID: "boot-1",
 		}, got); diff != "" || err != nil {
 			t.Errorf("err = %v; machine (-want +got):\n%s", err, diff)
 		}
@@ -213,10 +217,12 @@ func TestOnce(t *testing.T) {
 
 func TestRedact(t *testing.T) {
 	t.Parallel()
-	config := []byte("machine:\n  type: worker\n  token: abcdef.0123456789\n  pin: '12'\n  text: |\n    first line\n    second line\n---\napiVersion: v1alpha1\nkind: VolumeConfig\n")
+	config := []byte("machine:\n  type: worker\n  token: abcdef.0123456789\n  pin: '12'\n  disks: disk\n  port: 6443\n  secret: swordfish\n  text: |\n    first line\n    second line\n---\napiVersion: v1alpha1\nkind: VolumeConfig\n")
 	cases := map[string]struct{ text, want string }{
 		"nothing of it":   {"line 4: mapping expected", "line 4: mapping expected"},
 		"a value":         {"bad token abcdef.0123456789!", "bad token [redacted]!"},
+		"a word of it":    {"a worker has no disk, port 6443", "a worker has no disk, port 6443"},
+		"a secret word":   {"the secret swordfish is short", "the secret [redacted] is short"},
 		"a longer word":   {"no workers", "no workers"},
 		"part of a value": {"cannot unmarshal !!str `abcdef....` into int", "cannot unmarshal !!str [redacted] into int"},
 		"one of lines":    {"unexpected second line here", "unexpected [redacted] here"},
@@ -225,11 +231,11 @@ func TestRedact(t *testing.T) {
 		"a list":          {"2 errors occurred:\n\t* one\n\t* two\n\n", "one; two"},
 	}
 	for name, c := range cases {
-		if got := redact(c.text, config); got != c.want {
+		if got := withoutValues(c.text, config); got != c.want {
 			t.Errorf("%s: %q, want %q", name, got, c.want)
 		}
 	}
-	if got := redact("yaml: line 2: found abc", []byte("a: [abc")); got != "not valid YAML, line 2" {
+	if got := withoutValues("yaml: line 2: found abc", []byte("a: [abc")); got != "not valid YAML, line 2" {
 		t.Errorf("no YAML: %q", got)
 	}
 }

@@ -32,7 +32,7 @@ func (Maintenance) PatchConfig(config cluster.Secret, p cluster.ConfigPatch) (cl
 	for _, d := range docs {
 		b, err := d.bytes()
 		if err != nil {
-			return nil, fault.MachineConfig.Refusedf("edit: %s", redact(err.Error(), config))
+			return nil, fault.MachineConfig.Refusedf("edit: %s", withoutValues(err.Error(), config))
 		}
 		patched = append(patched, b...)
 	}

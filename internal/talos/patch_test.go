@@ -297,22 +297,32 @@ func TestPatchRefusesWhatIsNewer(t *testing.T) {
 		return append(bytes.Clone(worker), "---\napiVersion: v1alpha1\n"+strings.Join(docs, "---\napiVersion: v1alpha1\n")...)
 	}
 	const environment, module = "kind: EnvironmentConfig\nvariables: {A: b}\n", "kind: KernelModuleConfig\nname: nbd\n"
+	const fields = "kind: UserVolumeConfig\nname: data\nprovisioning: {diskSelector: {match: '!system_disk'}, minSize: 1GiB}\nmount: {secure: true}\nscrub: {enabled: false}\n"
+	const resolver = "kind: ResolverConfig\nnameservers: [{address: 10.0.0.1, protocol: DoT, tlsServerName: dns.example}]\n"
+	scheduler := bytes.Replace(generated(t, "v1.12", machineconf.TypeControlPlane, false), []byte("\n    scheduler:"), []byte("\n    scheduler:\n        config: {profiles: [{pluginConfig: [{args: {defaultConstraints: [{maxSkew: 1}]}}]}]}"), 1)
 	const etcd, ephemeral = "kind: VolumeConfig\nname: ETCD\nprovisioning: {diskSelector: {match: disk.size > 1u}, minSize: 1GiB}\n", "kind: VolumeConfig\nname: EPHEMERAL\nprovisioning: {grow: true}\n"
 	for name, c := range map[string]struct {
 		config []byte
 		reader string
 		want   string
 	}{
-		"old":               {with(ephemeral), "v1.12.6", ""},
-		"as new":            {with(environment, module, etcd), "v1.14.1", ""},
-		"1.13 for 1.13":     {with(environment), "v1.13.9", ""},
-		"1.13 for 1.12":     {with(environment), "v1.12.6", "Talos v1.12.6 would refuse it: EnvironmentConfig came with v1.13"},
-		"1.14 for 1.13":     {with(environment, module), "v1.13.9", "Talos v1.13.9 would refuse it: KernelModuleConfig came with v1.14"},
-		"both for 1.12":     {with(environment, module, etcd), "v1.12.6", "Talos v1.12.6 would refuse it: EnvironmentConfig came with v1.13; KernelModuleConfig, VolumeConfig ETCD came with v1.14"},
-		"a volume":          {with(ephemeral, etcd), "v1.13.9", "Talos v1.13.9 would refuse it: VolumeConfig ETCD came with v1.14"},
-		"never to boot":     {bytes.Replace(unattended, []byte("kind: UnattendedInstallConfig\n"), []byte("kind: UnattendedInstallConfig\nreboot: false\n"), 1), "v1.14.1", "reboot: false"},
-		"to boot, stated":   {bytes.Replace(unattended, []byte("kind: UnattendedInstallConfig\n"), []byte("kind: UnattendedInstallConfig\nreboot: true\n"), 1), "v1.14.1", ""},
-		"generated for new": {unattended, "v1.14.1", ""},
+		"old":                          {with(ephemeral), "v1.12.6", ""},
+		"as new":                       {with(environment, module, etcd), "v1.14.1", ""},
+		"1.13 for 1.13":                {with(environment), "v1.13.9", ""},
+		"1.13 for 1.12":                {with(environment), "v1.12.6", "Talos v1.12.6 would refuse it: EnvironmentConfig came with v1.13"},
+		"1.14 for 1.13":                {with(environment, module), "v1.13.9", "Talos v1.13.9 would refuse it: KernelModuleConfig came with v1.14"},
+		"both for 1.12":                {with(environment, module, etcd), "v1.12.6", "Talos v1.12.6 would refuse it: EnvironmentConfig came with v1.13; KernelModuleConfig, VolumeConfig ETCD came with v1.14"},
+		"a volume":                     {with(ephemeral, etcd), "v1.13.9", "Talos v1.13.9 would refuse it: VolumeConfig ETCD came with v1.14"},
+		"fields for 1.13":              {with(fields), "v1.13.9", "Talos v1.13.9 would refuse it: UserVolumeConfig data scrub came with v1.14"},
+		"fields for 1.12":              {with(fields, resolver), "v1.12.6", "Talos v1.12.6 would refuse it: UserVolumeConfig data mount came with v1.13; UserVolumeConfig data scrub, ResolverConfig nameservers.protocol, ResolverConfig nameservers.tlsServerName came with v1.14"},
+		"fields of 1.14":               {with(fields, resolver), "v1.14.1", ""},
+		"of a patch level":             {with("kind: OOMConfig\nstrictCgroupClassOrdering: true\n"), "v1.13.3", "OOMConfig strictCgroupClassOrdering came with v1.13.4"},
+		"an integer for the scheduler": {scheduler, "v1.13.3", "Talos v1.13.3 starts no static pod of a control plane with an integer in cluster.scheduler.config (https://github.com/siderolabs/talos/issues/13473)"},
+		"for a later one":              {scheduler, "v1.13.4", ""},
+		"of that level":                {with("kind: OOMConfig\nstrictCgroupClassOrdering: true\n"), "v1.13.4", ""},
+		"never to boot":                {bytes.Replace(unattended, []byte("kind: UnattendedInstallConfig\n"), []byte("kind: UnattendedInstallConfig\nreboot: false\n"), 1), "v1.14.1", "reboot: false"},
+		"to boot, stated":              {bytes.Replace(unattended, []byte("kind: UnattendedInstallConfig\n"), []byte("kind: UnattendedInstallConfig\nreboot: true\n"), 1), "v1.14.1", ""},
+		"generated for new":            {unattended, "v1.14.1", ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -323,6 +333,9 @@ func TestPatchRefusesWhatIsNewer(t *testing.T) {
 				t.Errorf("err = %v, want %q", err, c.want)
 			}
 		})
+	}
+	if _, err := new(talos.Client).PatchConfig(scheduler, cluster.ConfigPatch{Installer: installer, Talos: "v1.13.3", Runs: true}); err != nil {
+		t.Errorf("what a machine runs already can't be compared with what mends it: %v", err)
 	}
 }
 

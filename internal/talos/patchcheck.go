@@ -108,14 +108,21 @@ func checkPatched(patched []byte, p cluster.ConfigPatch) error {
 		return err
 	}
 	if _, err := cfg.ValidateAsClient(machineMode{installs: installs(p)}); err != nil {
-		return fault.MachineConfig.Refusedf("Talos would refuse it: %s", redact(err.Error(), patched))
+		return fault.MachineConfig.Refusedf("Talos would refuse it: %s", withoutValues(err.Error(), patched))
 	}
-	if err := errors.Join(checkVersion(cfg, p), checkKubernetes(cfg, p.Kubernetes)); err != nil {
+	docs, err := parseDocuments(patched)
+	if err != nil {
+		return fault.MachineConfig.Refusedf("not a machine configuration: %w", err)
+	}
+	if !p.Runs {
+		err = checkIssue(docs, p)
+	}
+	if err := errors.Join(err, checkVersion(docs, p), checkKubernetes(cfg, p.Kubernetes)); err != nil {
 		return err
 	}
 	image, selector, err := installTarget(cfg)
 	if err != nil && installs(p) {
-		return fault.MachineConfig.Refusedf("its install disk: %s", redact(err.Error(), patched))
+		return fault.MachineConfig.Refusedf("its install disk: %s", withoutValues(err.Error(), patched))
 	}
 	if u := cfg.UnattendedInstallConfig(); installs(p) && u != nil && u.RebootAfterInstall() != nil && !*u.RebootAfterInstall() {
 		return fault.WithHint(fault.MachineConfig.Refusedf("its %s says reboot: false: Talos would install itself and never boot what it has installed", installKind),

@@ -3,11 +3,9 @@ package talos
 import (
 	"cmp"
 	"context"
-	"path"
 	"slices"
 	"strings"
 
-	"github.com/siderolabs/talos/pkg/machinery/constants"
 	"github.com/siderolabs/talos/pkg/machinery/resources/block"
 	"github.com/siderolabs/talos/pkg/machinery/resources/storage"
 
@@ -84,24 +82,4 @@ func (v blockView) drivesUnder(device string) []string {
 	}
 	slices.Sort(out)
 	return slices.Compact(out)
-}
-
-// mount is where Talos mounts the volume on this device. The parent of a mount is a
-// directory, or EPHEMERAL (volumeconfig/system_volumes.go).
-func (v blockView) mount(found *block.DiscoveredVolumeSpec) string {
-	for _, s := range v.statuses {
-		spec := s.TypedSpec()
-		if spec.Location == "" || spec.Location != found.DevPath || spec.MountSpec.TargetPath == "" {
-			continue
-		}
-		switch target, parent := spec.MountSpec.TargetPath, spec.MountSpec.ParentID; {
-		case parent == constants.EphemeralPartitionLabel:
-			return path.Join(constants.EphemeralMountPoint, target)
-		case path.IsAbs(parent):
-			return path.Join(parent, target)
-		case parent == "" && path.IsAbs(target):
-			return path.Clean(target)
-		}
-	}
-	return ""
 }

@@ -11,6 +11,7 @@ import (
 	"go.yaml.in/yaml/v4"
 
 	"github.com/recast-sh/recast/internal/foreign"
+	"github.com/recast-sh/recast/internal/redact"
 )
 
 const (
@@ -31,9 +32,9 @@ var (
 	lineNo     = regexp.MustCompile(`line \d+`)
 )
 
-// redact removes from a message about a configuration whatever may be one of its
+// withoutValues removes from a message about a configuration whatever may be one of its
 // values: parsers and validators quote what they reject.
-func redact(text string, config []byte) string {
+func withoutValues(text string, config []byte) string {
 	values, ok := scalars(config)
 	if !ok {
 		return "not valid YAML" + linesOf(text)
@@ -79,15 +80,17 @@ func scalars(config []byte) (values []string, ok bool) {
 	if err != nil {
 		return nil, false
 	}
-	var walk func(n *yaml.Node)
-	walk = func(n *yaml.Node) {
+	var walk func(n *yaml.Node, path []string)
+	walk = func(n *yaml.Node, path []string) {
 		switch n.Kind {
 		case yaml.ScalarNode:
-			if tag := n.ShortTag(); tag == "!!bool" || tag == "!!null" {
+			secret := redact.Named(path, n.Value) || redact.Foreign(path)
+			if tag := n.ShortTag(); tag == "!!bool" || tag == "!!null" || tag == "!!int" && !secret {
 				return
 			}
 			for line := range strings.Lines(n.Value) {
-				if line = strings.TrimSpace(line); len(line) >= minRedacted {
+				// A plain word may be one of the message's: "disk", "worker".
+				if line = strings.TrimSpace(line); len(line) >= minRedacted && (secret || !redact.Word(line)) {
 					values = append(values, line)
 				}
 			}
@@ -95,18 +98,18 @@ func scalars(config []byte) (values []string, ok bool) {
 			for i := 0; i+1 < len(n.Content); i += 2 {
 				key, value := n.Content[i], n.Content[i+1]
 				if id := documentID[key.Value]; id == nil || !id.MatchString(value.Value) {
-					walk(value)
+					walk(value, append(slices.Clip(path), key.Value))
 				}
 			}
 		case yaml.SequenceNode:
 			for _, c := range n.Content {
-				walk(c)
+				walk(c, path)
 			}
 		}
 	}
 	for _, d := range docs {
 		if d.node != nil {
-			walk(d.root.node)
+			walk(d.root.node, nil)
 		}
 	}
 	slices.SortFunc(values, func(a, b string) int { return cmp.Or(cmp.Compare(len(b), len(a)), cmp.Compare(a, b)) })

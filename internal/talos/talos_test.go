@@ -46,11 +46,12 @@ func TestBlankMachineBecomesNode(t *testing.T) {
 			Disks: []cluster.MachineDisk{
 				{Device: "vda", Serial: "recast-1", SizeBytes: 10 << 30, Blank: true}, {Device: "vdb", Serial: "data-wk1", SizeBytes: 20 << 30},
 			},
-			Volumes: []cluster.Volume{{Device: "vdb1", Disk: "vdb", Label: "EPHEMERAL", Format: "xfs", Phase: "waiting"}},
+			Volumes:        []cluster.Volume{{Device: "vdb1", Disk: "vdb", Label: "EPHEMERAL", Format: "xfs"}},
+			VolumeStatuses: []cluster.VolumeStatus{{ID: "META", Type: "partition", Phase: "missing"}, {ID: "STATE", Type: "partition", Phase: "missing"}},
 		}
 		ignore := cmp.Options{
 			cmpopts.IgnoreFields(cluster.Machine{}, "BootID", "Hostname"), cmpopts.IgnoreFields(cluster.MachineDisk{}, "BusPath"),
-			cmpopts.IgnoreFields(cluster.Volume{}, "PartitionUUID", "FilesystemUUID"),
+			cmpopts.IgnoreFields(cluster.RunningSystem{}, "Cmdline"), cmpopts.IgnoreFields(cluster.Volume{}, "PartitionUUID", "FilesystemUUID"),
 		}
 		if system, err := c.System(ctx, cpAddr); err != nil || system.FromISO {
 			t.Errorf("what runs from a disk: %+v, %v", system, err)
@@ -84,7 +85,7 @@ func TestBlankMachineBecomesNode(t *testing.T) {
 		checkParts(t, c, node)
 		i := len(node.Volumes) - 1
 		data := blank.Volumes[0]
-		data.Phase, data.Mount = "ready", "/var"
+		data.ID, data.Phase, data.Mount = "EPHEMERAL", "ready", "/var"
 		if diff := cmp.Diff(data, node.Volumes[i]); diff != "" {
 			t.Errorf("data volume (-before +after):\n%s", diff)
 		}
@@ -106,7 +107,7 @@ func TestBlankMachineBecomesNode(t *testing.T) {
 func checkParts(t *testing.T, c *talos.Client, node cluster.Machine) {
 	t.Helper()
 	ctx := t.Context()
-	if system, err := c.System(ctx, workerAddr); err != nil || !cmp.Equal(node.Compared(), system, cmpopts.IgnoreFields(cluster.MachineDisk{}, "Blank")) {
+	if system, err := c.System(ctx, workerAddr); err != nil || !cmp.Equal(node.Compared(), system, cmpopts.IgnoreFields(cluster.MachineDisk{}, "Blank"), cmpopts.IgnoreFields(cluster.VolumeStatus{}, "Disk", "Mount")) {
 		t.Errorf("system (-machine +system): %v\n%s", err, cmp.Diff(node.Compared(), system))
 	}
 	if booted, err := c.Booted(ctx, workerAddr); err != nil || !cmp.Equal(node.Booted(), booted) {

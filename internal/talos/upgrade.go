@@ -97,7 +97,7 @@ func pulled(stream grpc.ServerStreamingClient[machineapi.ImageServicePullRespons
 // an hour (controllers/cri/image_gc.go), and a drain may take longer. The error
 // wraps cluster.ErrLostAnswer if the outcome is unknown, and cluster.ErrBusy if
 // another installer is running.
-func (c Upgrader) Install(ctx context.Context, addr netip.Addr, uuid, installer string, say func(string)) (reboots bool, err error) {
+func (c Upgrader) Install(ctx context.Context, addr netip.Addr, uuid, installer string, how cluster.Reboot, say func(string)) (reboots bool, err error) {
 	err = c.callPatient(ctx, addr.String(), func(ctx context.Context, s session, wait patience) error {
 		if err := checkUUID(ctx, s, uuid, "nothing was installed"); err != nil {
 			return err
@@ -108,7 +108,7 @@ func (c Upgrader) Install(ctx context.Context, addr netip.Addr, uuid, installer 
 		}
 		if reboots = silence == 0; reboots {
 			wait(oldInstallTimeout)
-			return oldInstall(ctx, s, installer, say)
+			return oldInstall(ctx, s, installer, how, say)
 		}
 		if err := pull(ctx, s, containerd(), installer, silence, wait, say); err != nil {
 			return err
@@ -178,10 +178,14 @@ func failedInstall(err error, last lastLines) error {
 // up and there are not exactly two, whatever preserve says; only force would skip
 // that (v1alpha1_server.go, Upgrade). An upgrade during another one is acknowledged
 // and dropped: only the system that boots then shows it.
-func oldInstall(ctx context.Context, s session, installer string, say func(string)) error {
+func oldInstall(ctx context.Context, s session, installer string, how cluster.Reboot, say func(string)) error {
 	say("the machine pulls the installer, then installs it and reboots")
+	request := &machineapi.UpgradeRequest{Image: installer, Preserve: true}
+	if how == cluster.ByFirmware {
+		request.RebootMode = machineapi.UpgradeRequest_POWERCYCLE
+	}
 	//lint:ignore SA1019 there is no other before 1.13
-	answers, err := s.MachineClient.Upgrade(ctx, &machineapi.UpgradeRequest{Image: installer, Preserve: true})
+	answers, err := s.MachineClient.Upgrade(ctx, request)
 	answers, err = client.FilterMessages(answers, err)
 	if err != nil {
 		return changed(err)
@@ -196,10 +200,15 @@ func oldInstall(ctx context.Context, s session, installer string, say func(strin
 	return nil
 }
 
-// Reboot restarts the machine; it returns when the machine has accepted the request.
-func (c Upgrader) Reboot(ctx context.Context, addr netip.Addr, uuid string) error {
+// Reboot restarts the machine; it returns when the machine has accepted the request. Talos' own mode is kexec
+// where the kernel can; POWERCYCLE skips that (v1alpha1_sequencer.go, Reboot).
+func (c Upgrader) Reboot(ctx context.Context, addr netip.Addr, uuid string, how cluster.Reboot) error {
+	var mode []client.RebootMode
+	if how == cluster.ByFirmware {
+		mode = append(mode, client.WithPowerCycle)
+	}
 	return c.change(ctx, addr, uuid, rebootTimeout, func(ctx context.Context, s session) error {
-		return s.Client.Reboot(ctx)
+		return s.Client.Reboot(ctx, mode...)
 	})
 }
 
@@ -207,6 +216,15 @@ func (c Upgrader) Reboot(ctx context.Context, addr netip.Addr, uuid string) erro
 func (c Upgrader) Rollback(ctx context.Context, addr netip.Addr, uuid string) error {
 	return c.change(ctx, addr, uuid, rebootTimeout, func(ctx context.Context, s session) error {
 		return s.Client.Rollback(ctx)
+	})
+}
+
+// RestartKubelet implements cluster.KubeletRestarter. Of a cluster's services, Talos lets the API restart the kubelet
+// (APIRestartAllowed in internal/app/machined/pkg/system/services/kubelet.go).
+func (c Upgrader) RestartKubelet(ctx context.Context, addr netip.Addr, uuid string) error {
+	return c.change(ctx, addr, uuid, rebootTimeout, func(ctx context.Context, s session) error {
+		_, err := s.Client.ServiceRestart(ctx, "kubelet")
+		return err
 	})
 }
 

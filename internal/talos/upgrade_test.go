@@ -89,7 +89,7 @@ func TestInstall(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
 				var said []string
-				reboots, err := c.node.start(t).Install(t.Context(), nodeAddr, nodeUUID, "installer", func(s string) { said = append(said, s) })
+				reboots, err := c.node.start(t).Install(t.Context(), nodeAddr, nodeUUID, "installer", "", func(s string) { said = append(said, s) })
 				if diff := cmp.Diff(c.said, said); diff != "" || reboots != c.reboots {
 					t.Errorf("reboots = %t; said (-want +got):\n%s", reboots, diff)
 				}
@@ -115,7 +115,7 @@ func TestInstallSilence(t *testing.T) {
 			}})
 		}}
 		c, start := n.start(t), time.Now()
-		_, err := c.Install(t.Context(), nodeAddr, nodeUUID, "installer", func(string) {})
+		_, err := c.Install(t.Context(), nodeAddr, nodeUUID, "installer", "", func(string) {})
 		if took := time.Since(start); took != installSilence || !errors.Is(err, cluster.ErrLostAnswer) || !strings.Contains(err.Error(), "silent for too long") {
 			t.Errorf("err = %v after %s", err, took)
 		}

@@ -30,6 +30,7 @@ func WriteVerdict(w io.Writer, format string, v adopt.Verdict) error {
 			drawBlock(p, t.Prevents)
 			p.line("")
 		}
+		drawOutages(p, v)
 		managed := fmt.Sprintf("it manages the VMs of %d of the %d %s", len(v.Managed), v.Nodes, words.Plural(v.Nodes, "node"))
 		if len(v.Managed) == 0 {
 			managed = "it manages the VM of none of the nodes, so look whether it is the right plan"
@@ -40,6 +41,24 @@ func WriteVerdict(w io.Writer, format string, v adopt.Verdict) error {
 			p.wrapped("", "  ", managed)
 		}
 	})
+}
+
+// drawOutages prints what takes machines down, and no data away.
+func drawOutages(p *page, v adopt.Verdict) {
+	mark := p.paint(yellow, "warning")
+	if v.TooMany != "" {
+		mark = p.paint(red, "problem")
+	}
+	for _, o := range v.Outages {
+		p.line("%s %s", mark, p.paint(bold, o.Node))
+		p.wrapped("  ", "    ", fmt.Sprintf("the plan %s it: %s (%s)", o.What, o.Address, strings.Join(o.Why, ", ")))
+	}
+	if v.TooMany != "" {
+		p.wrapped("  ", "    ", v.TooMany)
+	}
+	if len(v.Outages) > 0 {
+		p.line("")
+	}
 }
 
 // drawBlock prints lines for pasting: never wrapped.

@@ -35,6 +35,13 @@ func TestWriteVerdict(t *testing.T) {
 	for name, v := range map[string]adopt.Verdict{
 		"verdict-bad":  {Cluster: "home", File: "plan.json", Nodes: 3, Managed: []string{"wk1"}, Threats: []adopt.Threat{threat, reset}},
 		"verdict-good": {Cluster: "home", File: "plan.json", Nodes: 3, Managed: []string{"cp1", "wk1"}},
+		"verdict-outage": {Cluster: "home", File: "plan.json", Nodes: 3, Managed: []string{"cp1"}, TooMany: "it would take 2 control planes down in one apply (cp1, cp2): etcd loses its quorum", Outages: []adopt.Outage{
+			{Node: "cp1", VMID: 101, Address: "proxmox_virtual_environment_vm.cp1", What: "reboots", Why: []string{"memory"}},
+			{Node: "cp2", Address: "talos_machine.cp2", What: "upgrades", Why: []string{"image: a:v1 → a:v2"}},
+		}},
+		"verdict-warning": {Cluster: "home", File: "plan.json", Nodes: 3, Managed: []string{"cp1"}, Outages: []adopt.Outage{
+			{Node: "cp1", Address: "talos_machine_configuration_apply.cp1", What: "may reboot", Why: []string{"config_patches"}},
+		}},
 		"verdict-none": {Cluster: "home", File: "plan.json", Nodes: 1},
 	} {
 		drawn(t, name, func(out *bytes.Buffer) error { return WriteVerdict(out, "text", v) })

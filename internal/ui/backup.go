@@ -52,12 +52,21 @@ func WriteRestore(w io.Writer, format string, rep pipeline.RestoreReport) error 
 		}
 		if !rep.Bootstrapped.IsZero() {
 			p.line("run %s: %s runs etcd from %s, which was restored at %s; nothing was done now", rep.Run, rep.Node, rep.File, rep.Bootstrapped.Format(time.DateTime))
-			p.line("next: recast drift; to restore it again, wipe etcd first: %s", restore.EmptyEtcd)
+			drawAfterwards(p, rep.Afterwards)
+			p.line("next: recast drift; to restore it again, recast backup saves what it runs now, then wipe etcd: %s", restore.EmptyEtcd)
 			return
 		}
 		p.line("run %s: %s runs etcd from %s, after %s", rep.Run, rep.Node, rep.File, rep.Ended.Sub(rep.Started).Round(time.Second))
+		drawAfterwards(p, rep.Afterwards)
 		p.line("next: recast drift")
 	})
+}
+
+// drawAfterwards lists what a person still has to do.
+func drawAfterwards(p *page, texts []string) {
+	for _, text := range texts {
+		p.wrapped("afterwards: ", "  ", text)
+	}
 }
 
 func drawSnapshot(p *page, s etcd.Snapshot) {

@@ -45,6 +45,7 @@ func TestWriteRestore(t *testing.T) {
 		Target: restore.Target{Node: "cp1", Addr: netip.MustParseAddr("10.0.0.1")}, VM: `VM 101 "cp1" on pve1`,
 		File: "a.db", Snapshot: etcd.Snapshot{SizeBytes: 1, SHA256: "6b", Revision: 2}, Resumes: true, Started: began, Ended: began.Add(90 * time.Second),
 	}
+	rep.Afterwards = []string{"restart operators"}
 	resumed := rep
 	resumed.Bootstrapped, resumed.Warnings = began, []string{"is it of this cluster?"}
 	cases := map[string]struct {
@@ -55,9 +56,9 @@ func TestWriteRestore(t *testing.T) {
 			"  continues an earlier restore\n"},
 		"to be waited for": {resumed, "", "", "restore cp1, VM 101 \"cp1\" on pve1 at 10.0.0.1, from a.db\n  size      1 bytes\n  revision  2\n  sha256    6b\n  members   none\n" +
 			"  continues a restore whose data etcd has since 2026-11-21 04:00:00: it only waits for the rest\n  warning   is it of this cluster?\n"},
-		"waited for": {resumed, "r1", "done", "run r1: cp1 runs etcd from a.db, which was restored at 2026-11-21 04:00:00; nothing was done now\n" +
-			"next: recast drift; to restore it again, wipe etcd first: talosctl reset --system-labels-to-wipe EPHEMERAL --reboot --graceful=false (ETCD where the machine has that volume)\n"},
-		"done":   {rep, "r1", "done", "run r1: cp1 runs etcd from a.db, after 1m30s\nnext: recast drift\n"},
+		"waited for": {resumed, "r1", "done", "run r1: cp1 runs etcd from a.db, which was restored at 2026-11-21 04:00:00; nothing was done now\nafterwards: restart operators\n" +
+			"next: recast drift; to restore it again, recast backup saves what it runs now, then wipe etcd: talosctl reset --system-labels-to-wipe EPHEMERAL --reboot --graceful=false (ETCD where the machine has that volume)\n"},
+		"done":   {rep, "r1", "done", "run r1: cp1 runs etcd from a.db, after 1m30s\nafterwards: restart operators\nnext: recast drift\n"},
 		"failed": {rep, "r1", "failed: etcd on cp1: gave up", "run r1: failed; run the same command again to continue\n"},
 	}
 	for name, c := range cases {

@@ -23,19 +23,29 @@ func drawConfigDiff(p *page, d configs.Diff) {
 	switch {
 	case len(d.Unread) > 0:
 		state, colour = "unread", red
+	case len(d.Refused) > 0:
+		state, colour = "refused", red
 	case len(d.Changes) > 0:
 		state, colour = "differs", yellow
 	case !d.Wanted:
 		state, colour = "none", dim
 	case d.New:
 		state, colour = "new", yellow
+	case d.Reset:
+		state, colour = "reset", yellow
 	}
 	p.line("%s %s", p.paint(colour, fmt.Sprintf("%-7s", state)), d.Node)
 	for _, reason := range d.Unread {
 		p.wrapped("    ", "      ", foreign.Line(reason))
 	}
+	for _, reason := range d.Refused {
+		p.wrapped("    ", "      ", foreign.Line(reason))
+	}
 	for _, c := range d.Changes {
 		p.wrapped("    ", "      ", foreign.Line(drawChange(c)))
+	}
+	for _, note := range d.Notes {
+		p.wrapped("    ", "      ", note)
 	}
 }
 

@@ -79,12 +79,16 @@ func drawPlanToRecreate(p *page, plan planning.Plan) {
 
 // drawRehearsal prints which VMs are deleted and created before any node is touched.
 func drawRehearsal(p *page, plan planning.Plan) {
-	if len(plan.Scratch)+len(plan.Trials) == 0 {
+	proofs := plan.Proofs()
+	if len(plan.Scratch)+len(plan.Trials)+len(proofs) == 0 {
 		return
 	}
 	p.line("%s", p.paint(bold, "before the first node"))
 	for _, l := range plan.Scratch {
 		p.wrapped("  "+p.paint(red, "delete")+"  ", "      ", l.String())
+	}
+	if proofs != "" {
+		p.wrapped("  "+p.paint(yellow, "prove")+"  ", "      ", proofs)
 	}
 	for _, t := range plan.Trials {
 		p.wrapped("  "+p.paint(yellow, "rehearse")+"  ", "      ", t.String())

@@ -94,6 +94,8 @@ func TestWritePlan(t *testing.T) {
 	t.Parallel()
 	every := everyPhase()
 	canary, losing := every.Nodes[1], every.Nodes[3]
+	proved := node("wk1", 9031, planning.Workers, cluster.Recreate, 240)
+	proved.Found.VM = &cluster.VM{ID: 9031, Host: "pve1", Config: map[string]string{"scsi0": "fast:vm-9031-disk-0", "scsi1": "bulk:vm-9031-disk-1", "scsi2": "held:vm-200-disk-0"}}
 	refused := node("wk5", 9035, planning.Workers, cluster.Auto, 0)
 	refused.Why, refused.Refused = "no strategy is possible", []string{"recreate, reimage: the VM has snapshots (before), whose disks can't leave it: delete them first", "in-place: x"}
 	refused.ToRecreate = []cluster.Obstacle{{Text: "the VM has snapshots (before), whose disks can't leave it: delete them first", Command: "qm delsnapshot 9035 before"}}
@@ -131,7 +133,7 @@ func TestWritePlan(t *testing.T) {
 			Storage: []planning.StorageSystem{{Name: "Longhorn", Volumes: 12, WaitSeconds: 600, Held: "Longhorn: replica-replenishment-wait-interval was 600 before recast set it to 1800, while wk3 is away"}, {Name: "Ceph"}},
 		},
 		"plan-rehearsal": {
-			Cluster: "c1", Nodes: []planning.NodePlan{node("wk1", 9031, planning.Workers, cluster.Recreate, 240)}, MaxUnavailable: 1, PerHost: 1, TotalSeconds: 240,
+			Cluster: "c1", Nodes: []planning.NodePlan{proved}, MaxUnavailable: 1, PerHost: 1, TotalSeconds: 240,
 			Scratch: []planning.LeftScratch{{VMID: 9099, Name: "recast-rehearse-9099", Host: "pve2", Run: "20261120-0300-aaaa"}},
 			Trials: []planning.Trial{
 				{Host: "pve1", Firmware: "OVMF, q35, CPU host, disk on scsi (virtio-scsi-single)", Medium: planning.Medium{Disk: "recast-v1.13.9-abcdef012345-nocloud-amd64.qcow2"}, Schematic: "storage", Nodes: []string{"wk1", "wk2"}, Addr: netip.MustParsePrefix("192.0.2.250/24")},

@@ -150,12 +150,16 @@ func batches(p *page, plan planning.Plan) {
 
 // before prints which VMs are deleted and created before any node is touched.
 func before(p *page, plan planning.Plan) {
-	if len(plan.Scratch)+len(plan.Trials) == 0 {
+	proofs := plan.Proofs()
+	if len(plan.Scratch)+len(plan.Trials)+len(proofs) == 0 {
 		return
 	}
 	var lines []string
 	for _, l := range plan.Scratch {
 		lines = append(lines, "delete "+l.String())
+	}
+	if proofs != "" {
+		lines = append(lines, "prove "+proofs)
 	}
 	for _, t := range plan.Trials {
 		lines = append(lines, "rehearse: "+t.String())

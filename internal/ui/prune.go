@@ -114,11 +114,15 @@ func (t pruneCount) words(what, bytes, freed string) string {
 }
 
 // pruneCounts are the counts of all kinds.
-type pruneCounts struct{ disks, vms, scratch, isos, diskImages, cache, mirror pruneCount }
+type pruneCounts struct{ disks, ofRemoved, vms, scratch, isos, diskImages, cache, mirror pruneCount }
 
 func countPrune(rep pipeline.PruneReport) (n pruneCounts) {
 	for _, v := range rep.Disks {
-		n.disks.count(v.Removed, v.Keep, int64(v.SizeBytes))
+		if v.OfRemoved {
+			n.ofRemoved.count(v.Removed, v.Keep, int64(v.SizeBytes))
+		} else {
+			n.disks.count(v.Removed, v.Keep, int64(v.SizeBytes))
+		}
 	}
 	for _, v := range rep.VMs {
 		n.vms.count(v.Removed, v.Keep, 0)
@@ -142,6 +146,9 @@ func countPrune(rep pipeline.PruneReport) (n pruneCounts) {
 	return n
 }
 
+// removedDisk is any disk of a node that was removed: also one with data.
+const removedDisk = "removed node's disk"
+
 // pruned is the summary. It omits empty kinds, except ISOs, and the mirror if requested.
 func pruned(rep pipeline.PruneReport) string {
 	n := countPrune(rep)
@@ -149,13 +156,16 @@ func pruned(rep pipeline.PruneReport) string {
 	if n.disks.all > 0 {
 		lines = append(lines, n.disks.words("old system disk", ", "+size(n.disks.bytes), ", "+size(n.disks.freed)))
 	}
+	if n.ofRemoved.all > 0 {
+		lines = append(lines, n.ofRemoved.words(removedDisk, ", "+size(n.ofRemoved.bytes), ", "+size(n.ofRemoved.freed)))
+	}
 	if n.vms.all > 0 {
 		lines = append(lines, n.vms.words("parking VM", "", ""))
 	}
 	if n.scratch.all > 0 {
 		lines = append(lines, n.scratch.words("scratch VM", "", ""))
 	}
-	if n.isos.all > 0 || n.disks.all+n.vms.all+n.scratch.all+n.diskImages.all+n.cache.all == 0 && rep.Mirror == nil {
+	if n.isos.all > 0 || n.disks.all+n.ofRemoved.all+n.vms.all+n.scratch.all+n.diskImages.all+n.cache.all == 0 && rep.Mirror == nil {
 		lines = append(lines, n.isos.words("ISO", ", "+size(n.isos.bytes), ", "+size(n.isos.freed)))
 	}
 	if n.diskImages.all > 0 {
@@ -182,6 +192,7 @@ func PruneQuestion(rep pipeline.PruneReport) string {
 		}
 	}
 	add(n.disks.goes, "free", "old system disk", " ("+size(n.disks.bytes)+") for good")
+	add(n.ofRemoved.goes, "free", removedDisk, " ("+size(n.ofRemoved.bytes)+") for good")
 	add(n.vms.goes, "delete", "parking VM", "")
 	add(n.scratch.goes, "delete", "scratch VM", "")
 	add(n.isos.goes, "delete", "ISO", " ("+size(n.isos.bytes)+")")

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -193,5 +194,27 @@ func TestPlanShowsWhatItFrees(t *testing.T) {
 		if !bytes.Contains(text.Bytes(), []byte(want)) {
 			t.Errorf("%q is not in\n%s", want, text.String())
 		}
+	}
+}
+
+// TestPruneOfARemovedNode: the disks of a node that was removed may have data, and are not called system disks.
+func TestPruneOfARemovedNode(t *testing.T) {
+	t.Parallel()
+	disks := []prune.KeptVerdict{
+		{Node: "wk3", Run: "r1", Key: "scsi0", Parking: 9090, Host: "pve1", Talos: "v1.13.9", SizeBytes: 10 << 30, OfRemoved: true},
+		{Node: "wk3", Run: "r1", Key: "scsi1", Parking: 9090, Host: "pve1", SizeBytes: 20 << 30, OfRemoved: true},
+	}
+	question, sum := PruneQuestion(pipeline.PruneReport{Disks: disks}), pruned(pipeline.PruneReport{Disks: disks})
+	if question != "Free 2 removed node's disks (30 GiB) for good?" || sum != "2 of 2 removed node's disks can go, 30 GiB" {
+		t.Errorf("%s\n%s", question, sum)
+	}
+	for _, d := range disks {
+		if text := keptDisk(d); strings.Contains(text, "system disk") {
+			t.Error(text)
+		}
+	}
+	disks[1].OfRemoved = false
+	if question := PruneQuestion(pipeline.PruneReport{Disks: disks}); question != "Free 1 old system disk (20 GiB) for good, free 1 removed node's disk (10 GiB) for good?" {
+		t.Error(question)
 	}
 }

@@ -55,6 +55,7 @@ func WriteReport(w io.Writer, format string, rep pipeline.Report, fared Fared) e
 			drawFared(p, n, rep.Plan)
 		}
 		drawHooked(p, rep.Hooks)
+		drawAfterwards(p, rep.Afterwards)
 		for _, text := range rep.Unsent {
 			p.wrapped(p.paint(yellow, "  not notified: "), "      ", text)
 		}

@@ -95,6 +95,11 @@ func drawClaim(p *page, c *pipeline.ClaimHeld) {
 		p.line("    That process has ended: it was killed. recast roll takes the claim over at once, and finishes what it began.")
 		return
 	}
+	if c.Suspended {
+		p.line("    That process is suspended: %s. A recast roll takes the", c.Holder.GoesOn())
+		p.line("    claim over once its heartbeat has stood still for %.0f seconds, and then it ends when it is continued.", claim.Watch.Seconds())
+		return
+	}
 	p.line("    The heartbeat is incremented every %.0f seconds while that run lives: let it finish.", claim.Heartbeat.Seconds())
 	p.line("    If it stands still for %.0f seconds, recast roll takes the claim over; on the machine of a dead", claim.Watch.Seconds())
 	p.line("    holder it does so at once.")
@@ -107,6 +112,12 @@ func drawLastRun(p *page, res pipeline.StatusResult) {
 		p.line("journal   no run was started on this machine; recast history shows those of others")
 	case r == nil:
 		p.line("journal   no run was started on this machine")
+	case r.Finished.IsZero() && r.State == "suspended":
+		p.line("journal   run %s, started here at %s, is suspended", r.ID, clock(r.Started))
+	case r.Finished.IsZero() && r.State == "killed" && !r.Elsewhere:
+		p.line("journal   run %s, started here at %s, was killed", r.ID, clock(r.Started))
+	case r.Finished.IsZero() && r.Elsewhere:
+		p.line("journal   run %s, started on another machine at %s, is running or was killed", r.ID, clock(r.Started))
 	case r.Finished.IsZero() && (c == nil && res.Kubernetes == "" || c != nil && (c.Dead || c.Run != r.ID)):
 		p.line("journal   run %s, started here at %s, was killed", r.ID, clock(r.Started))
 	case r.Finished.IsZero():

@@ -29,11 +29,12 @@ const (
 
 // Watcher draws the active run.
 type Watcher struct {
-	p    pipeline.Project
-	px   *pipeline.Watched
-	look func(context.Context) (pipeline.StatusResult, error)
-	view *live.View
-	now  time.Time // of the current tick
+	p       pipeline.Project
+	px      *pipeline.Watched
+	look    func(context.Context) (pipeline.StatusResult, error)
+	view    *live.View
+	stopped func(claim.Holder) bool // StatusSources.Suspended
+	now     time.Time               // of the current tick
 
 	here     past.Running // zero: no run was started here, or it has ended
 	ended    string       // how the last run that was started here ended
@@ -50,7 +51,7 @@ type Watcher struct {
 
 // New returns a watcher that draws on view. Its reads of Proxmox are spread out in time.
 func New(p pipeline.Project, px pipeline.Listing, src pipeline.StatusSources, view *live.View) *Watcher {
-	w := &Watcher{p: p, px: p.Watched(px), view: view}
+	w := &Watcher{p: p, px: p.Watched(px), view: view, stopped: src.Suspended}
 	src.Proxmox = w.px
 	w.look = func(ctx context.Context) (pipeline.StatusResult, error) { return pipeline.Status(ctx, p, src) }
 	return w
@@ -210,8 +211,22 @@ func (w *Watcher) silent() time.Duration {
 	return w.now.Sub(written).Round(time.Second)
 }
 
+// suspended is past.Run.Suspended for the active run, whether its journal or only its claim is here.
+func (w *Watcher) suspended() string {
+	if w.here.ID != "" {
+		return w.p.Runs().Read(w.here.ID, past.Options{Suspended: w.stopped}).Suspended()
+	}
+	if by := w.beat.Holder; w.found && w.stopped != nil && w.stopped(by) {
+		return fmt.Sprintf("that run (%s) is suspended: %s", by, by.GoesOn())
+	}
+	return ""
+}
+
 func (w *Watcher) heartbeat() string {
+	suspended := w.suspended()
 	switch {
+	case suspended != "":
+		return suspended
 	case w.claimErr != nil:
 		return "whether that run is still alive is unknown: " + w.claimErr.Error()
 	case !w.found && w.silent() < claim.Watch:
@@ -219,7 +234,7 @@ func (w *Watcher) heartbeat() string {
 	case !w.found:
 		return fmt.Sprintf("nobody holds the claim in Proxmox, and nothing was logged for %s: that run was killed or hangs; recast status says whether another machine finished it", w.silent())
 	case w.stood() >= claim.Watch:
-		return fmt.Sprintf("%s holds the claim, and its heartbeat has stood still for %s: that run has died, or does not reach Proxmox; recast roll takes over", w.beat.Holder, w.stood())
+		return fmt.Sprintf("%s holds the claim, and its heartbeat has stood still for %s: that run has died, is suspended on another machine, or does not reach Proxmox; recast roll takes over", w.beat.Holder, w.stood())
 	}
 	return fmt.Sprintf("%s holds the claim, heartbeat %d", w.beat.Holder, w.beat.Beat)
 }
@@ -232,7 +247,7 @@ func (w *Watcher) Leaving() string {
 	switch {
 	case run == "":
 		return ""
-	case logs || beats:
+	case (logs || beats) && w.suspended() == "":
 		return "run " + run + " continues"
 	}
 	return "run " + run + ": " + w.heartbeat()
@@ -280,7 +295,7 @@ func (w *Watcher) elsewhere(ctx context.Context) (last string, err error) {
 func (w *Watcher) looked(now time.Time) string {
 	text := fmt.Sprintf("Proxmox was read %s ago, next in %s (at most one request every %s)",
 		now.Sub(w.asked).Round(time.Second), max(0, w.due.Sub(now)).Round(time.Second), watchPace)
-	if w.found && w.stood() >= claim.Watch {
+	if w.suspended() != "" || w.found && w.stood() >= claim.Watch {
 		text = w.heartbeat() + "; " + text
 	}
 	return text

@@ -18,6 +18,7 @@ import (
 	"github.com/recast-sh/recast/internal/live"
 	"github.com/recast-sh/recast/internal/telemetry"
 	"github.com/recast-sh/recast/pipeline"
+	"github.com/recast-sh/recast/pipeline/past"
 )
 
 // claimOnly is a Proxmox that has at most a claim.
@@ -140,6 +141,31 @@ func TestWatchAnotherMachinesRun(t *testing.T) {
 	if b.here.ID != runHere {
 		t.Errorf("draws run %q", b.here.ID)
 	}
+}
+
+// A holder on this machine that is stopped is suspended, whether its run was started beside this recast.yaml or not.
+func TestWatchASuspendedRun(t *testing.T) {
+	t.Parallel()
+	by := claim.Holder{Host: "here", Boot: "b", PID: 4711, Start: "7"}
+	held := &claim.State{Cluster: "c1", Run: runHere, Holder: by, Beat: 1}
+	b := watchBeside(t, held)
+	held.Since = b.from
+	stopped := true
+	b.stopped = func(h claim.Holder) bool { return stopped && h == by }
+	if err := b.run.Put(past.AboutKey, past.About{Command: "roll", By: by}); err != nil {
+		t.Fatal(err)
+	}
+	const says = "that run (pid 4711 on here) is suspended: fg in its terminal, or kill -CONT 4711, lets it go on"
+	b.logs(0)
+	b.looks(5)
+	b.wants(b.heartbeat(), says)
+	b.wants(b.Leaving(), "run "+runHere+": "+says)
+	stopped = false
+	b.wants(b.Leaving(), "run "+runHere+" continues")
+	held.Run, held.Since, stopped = "r2", b.from.Add(10*time.Second), true
+	b.looks(30)
+	b.looks(31)
+	b.wants(b.looked(b.now), says+"; Proxmox was read")
 }
 
 // A run that keeps its claim in Kubernetes is alive as long as it writes its log.

@@ -126,8 +126,11 @@ func TestRunPage(t *testing.T) {
 	began, _, _ := strings.Cut(ended, ",\n")
 	write(t, info, began+"}")
 	o := options(dir, "text")
-	dead := false
-	o.Past = past.Options{Holder: claim.Holder{Boot: "b"}, Dead: func(claim.Holder) bool { return dead }}
+	dead, stopped := false, false
+	o.Past = past.Options{
+		Holder: claim.Holder{Boot: "b"}, Dead: func(claim.Holder) bool { return dead },
+		Suspended: func(claim.Holder) bool { return stopped },
+	}
 	v := open(t, o)
 	require := func(words ...string) {
 		t.Helper()
@@ -142,6 +145,11 @@ func TestRunPage(t *testing.T) {
 	require(`badge open">running`, "Its report so far", "1 of 6 nodes done, 1 in progress, 4 to go", `<meta http-equiv="refresh" content="4">`, `data-live="2"`, "<progress")
 	cut(400)
 	require("3 of 6 nodes done, 1 in progress, 2 to go")
+	if page := v.page("run"); strings.Contains(page, "suspended") {
+		t.Errorf("a run that goes on:\n%s", page)
+	}
+	stopped = true
+	require(`>suspended<`, "is suspended: fg in its terminal, or kill -CONT ", "lets it go on", "3 of 6 nodes done")
 	dead = true
 	require(`badge bad">killed`, "3 of 6 nodes done")
 	write(t, info, ended)

@@ -10,7 +10,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/recast-sh/recast/internal/journal"
 	"github.com/recast-sh/recast/internal/live"
 	"github.com/recast-sh/recast/internal/story"
 	"github.com/recast-sh/recast/internal/ui"
@@ -53,6 +52,7 @@ func (b *board) at(r past.Running, killed bool) (live.Now, error) {
 type runView struct {
 	Every   int
 	Now     *live.Now      // nil: no run of this machine is unfinished
+	Stopped string         // how a run that is suspended on this machine goes on; "": it is not
 	Last    *ui.HistoryRun // the run that was started last on this machine; nil: none was
 	Status  shown
 	Trouble *trouble
@@ -81,7 +81,7 @@ func (s *Site) pace() time.Duration {
 // look reads the run that was started last.
 func (s *Site) look(v *runView) error {
 	runs := s.Project.Runs()
-	known, unread := journal.Runs(runs.Dir)
+	known, unread := runs.List()
 	if len(known) == 0 {
 		return unread
 	}
@@ -98,8 +98,9 @@ func (s *Site) look(v *runView) error {
 	if !found || err != nil {
 		return errors.Join(unread, err)
 	}
-	now, err := s.board.at(active, last.Result == "killed")
-	v.Now = &now
+	standing := runs.Read(active.ID, s.Past)
+	now, err := s.board.at(active, standing.Result == "killed")
+	v.Now, v.Stopped = &now, standing.Suspended()
 	return errors.Join(unread, err)
 }
 

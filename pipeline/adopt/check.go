@@ -19,6 +19,9 @@ type Verdict struct {
 	Nodes   int      `json:"nodes"`   // of recast.yaml
 	Managed []string `json:"managed"` // those whose VMs Terraform manages
 	Threats []Threat `json:"threats"`
+	// Outages are changes that take machines down and no data away; TooMany says why those together are refused.
+	Outages []Outage `json:"outages"`
+	TooMany string   `json:"tooMany,omitempty"`
 }
 
 // Threat is a change that would destroy or replace the VM of a node, or a disk of it.
@@ -27,15 +30,16 @@ type Threat struct {
 	VMID     cluster.VMID `json:"vmid,omitempty"`
 	Host     string       `json:"host,omitempty"`
 	Address  string       `json:"address"` // of the resource
-	What     string       `json:"what"`    // "destroys", "replaces", "changes disks of", "resets"
+	What     string       `json:"what"`    // "destroys", "replaces", "changes disks of", "resets", "stops"
 	Loses    []string     `json:"loses"`
 	Because  string       `json:"because,omitempty"` // Terraform's reason
 	Prevents string       `json:"prevents"`          // the block or command that does
 }
 
-// Check finds what a plan would destroy. It needs no server: VMs are told by their VMIDs.
-func Check(c *config.Config, d *terraform.Document) (Verdict, error) {
-	res := Verdict{Cluster: c.Cluster, File: d.File, Nodes: len(c.Nodes), Managed: []string{}, Threats: []Threat{}}
+// Check finds what a plan would destroy. It needs no server: VMs are told by their VMIDs, and roles by the nodes'
+// files, as far as they are there.
+func Check(c *config.Config, d *terraform.Document, roles map[string]string) (Verdict, error) {
+	res := Verdict{Cluster: c.Cluster, File: d.File, Nodes: len(c.Nodes), Managed: []string{}, Threats: []Threat{}, Outages: []Outage{}}
 	if !d.Plan {
 		return res, fault.WithHint(fault.Configf("%s is a state, not a plan", d.File), "terraform plan -out plan.out && terraform show -json plan.out > plan.json")
 	}
@@ -59,6 +63,14 @@ func Check(c *config.Config, d *terraform.Document) (Verdict, error) {
 	for _, t := range threats {
 		res.Threats = append(res.Threats, against(c.Nodes, t, d.VMs)...)
 	}
+	outages, err := d.Outages()
+	if err != nil {
+		return res, fault.As(fault.Config, err)
+	}
+	for _, o := range outages {
+		res.outage(c, d, o)
+	}
+	res.TooMany = tooMany(c, d, roles, res.Outages)
 	return res, nil
 }
 
@@ -96,9 +108,13 @@ func isOf(n config.Node, vm terraform.VM) bool {
 
 // Err is nil if the plan leaves the nodes alone.
 func (v Verdict) Err() error {
-	if len(v.Threats) == 0 {
+	switch {
+	case len(v.Threats) == 0 && v.TooMany == "":
 		return nil
+	case len(v.Threats) == 0:
+		return fault.WithHint(fault.DoctorFound.Of(fault.As(fault.Refused, fmt.Errorf("%s: %s", v.File, v.TooMany))),
+			"apply it for one node after the other (-target), each once the one before is healthy; or leave it to recast: it changes images, configurations and VMs of one node at a time")
 	}
 	n := len(v.Threats)
-	return fault.DoctorFound.Of(fault.As(fault.Refused, fmt.Errorf("%s: %d %s of it would take nodes of %s, or disks of them, away", v.File, n, words.Plural(n, "change"), v.Cluster)))
+	return fault.DoctorFound.Of(fault.As(fault.Refused, fmt.Errorf("%s: %d %s of it would take nodes of %s, or disks of them, away, or stop them", v.File, n, words.Plural(n, "change"), v.Cluster)))
 }

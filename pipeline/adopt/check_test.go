@@ -130,7 +130,7 @@ func TestCheck(t *testing.T) {
 	for name, tc := range changes {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			v, err := adopt.Check(wanted(), planOf(t, tc.kind, tc.actions, tc.before, tc.after, tc.more))
+			v, err := adopt.Check(wanted(), planOf(t, tc.kind, tc.actions, tc.before, tc.after, tc.more), nil)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -170,7 +170,7 @@ func TestWhatPreventsARemoval(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	v, err := adopt.Check(wanted(), doc)
+	v, err := adopt.Check(wanted(), doc, nil)
 	if err != nil || len(v.Threats) != 3 {
 		t.Fatalf("%+v, %v", v, err)
 	}
@@ -188,12 +188,12 @@ func TestWhatPreventsARemoval(t *testing.T) {
 // TestCheckRefuses: what can't be held against the nodes is no verdict.
 func TestCheckRefuses(t *testing.T) {
 	t.Parallel()
-	if _, err := adopt.Check(wanted(), document(t, "bpg-talos")); err == nil || !strings.Contains(err.Error(), "is a state, not a plan") {
+	if _, err := adopt.Check(wanted(), document(t, "bpg-talos"), nil); err == nil || !strings.Contains(err.Error(), "is a state, not a plan") {
 		t.Errorf("a state: %v", err)
 	}
 	c := wanted()
 	c.Nodes[1].VMID = 0
-	if _, err := adopt.Check(c, document(t, "bpg-count-clone")); err == nil || !strings.Contains(err.Error(), "nodes without vmid: wk2") {
+	if _, err := adopt.Check(c, document(t, "bpg-count-clone"), nil); err == nil || !strings.Contains(err.Error(), "nodes without vmid: wk2") {
 		t.Errorf("no VMID: %v", err)
 	}
 	for name, doc := range map[string]*terraform.Document{
@@ -202,11 +202,11 @@ func TestCheckRefuses(t *testing.T) {
 		"no before":       planOf(t, bpgVM, "delete", nil, nil, nil),
 		"no VMID":         planOf(t, bpgVM, "delete", object{"name": "wk1"}, nil, nil),
 	} {
-		if v, err := adopt.Check(wanted(), doc); fault.KindOf(err) != fault.Config {
+		if v, err := adopt.Check(wanted(), doc, nil); fault.KindOf(err) != fault.Config {
 			t.Errorf("%s: %+v, %v", name, v, err)
 		}
 	}
-	v, err := adopt.Check(&config.Config{Nodes: []config.Node{{Name: "x", VMID: 4711}}}, document(t, "bpg-count-clone"))
+	v, err := adopt.Check(&config.Config{Nodes: []config.Node{{Name: "x", VMID: 4711}}}, document(t, "bpg-count-clone"), nil)
 	if err != nil || v.Err() != nil || len(v.Managed) != 0 {
 		t.Errorf("a plan without nodes: %+v, %v", v, err)
 	}

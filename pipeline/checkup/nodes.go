@@ -59,6 +59,8 @@ func (d nodeChecks) node(a doctor.Assessment) {
 	}
 	vm := fmt.Sprintf("VM %d on %s", a.VMID, a.Host)
 	switch {
+	case a.Unread && len(a.Refused) > 0:
+		d.refuse(GroupNodes, a.Node, "", "%s: its machine could not be read; %s", vm, strings.Join(a.Refused, "; "))
 	case a.Unread:
 		d.warn(GroupNodes, a.Node, "", "%s: its machine could not be read%s", vm, against(a))
 	case len(a.Refused) > 0:

@@ -155,7 +155,7 @@ func (d proxmoxChecks) locked() {
 	for _, vm := range d.survey.VMs {
 		if vm.Lock != "" && concern[vm.ID] {
 			d.warn(GroupProxmox, fmt.Sprintf("VM %d", vm.ID),
-				fmt.Sprintf("see which task of it runs; if none does, the task has died, and qm unlock %d on %s removes the lock", vm.ID, vm.Host),
+				vm.Unlock(),
 				"%s is locked (%s): it can't be changed meanwhile", vm, vm.Lock)
 		}
 	}

@@ -32,10 +32,16 @@ type Diff struct {
 	Wanted bool `json:"wanted"`
 	// New says that the node is not there yet: there is nothing to compare its configuration with.
 	New bool `json:"new,omitempty"`
+	// Reset says that its machine has no configuration any more, and gets this one.
+	Reset bool `json:"reset,omitempty"`
+	// Refused is why a machine without a configuration must not get this one, as recast plan says it.
+	Refused []string `json:"refused,omitempty"`
 	// Unread is why the two could not be compared.
 	Unread []string `json:"unread,omitempty"`
 	// Changes are what differs, but for what recast sets itself: installer, install disk, hostname, and the versions of Kubernetes.
 	Changes []config.Change `json:"changes,omitempty"`
+	// Notes say what a change does not do.
+	Notes []string `json:"notes,omitempty"`
 }
 
 // Compare compares the configurations in talos.machineConfigs with those that these nodes run;
@@ -44,7 +50,11 @@ func Compare(ctx context.Context, p pipeline.Project, m pipeline.Machines, nodes
 	if m.MachineConfig == nil {
 		return Diffs{}, errNone(p)
 	}
-	wanted, err := wantedOf(p, nodes)
+	named, err := wantedOf(p, nodes)
+	if err != nil {
+		return Diffs{}, err
+	}
+	wanted, err := wantedOf(p, nil) // what is without a configuration is compared with others
 	if err != nil {
 		return Diffs{}, err
 	}
@@ -53,25 +63,36 @@ func Compare(ctx context.Context, p pipeline.Project, m pipeline.Machines, nodes
 		return Diffs{}, err
 	}
 	res := Diffs{Cluster: p.Config.Cluster}
-	for _, f := range o.Found {
-		d := Diff{Node: f.Name, Wanted: f.File != nil, New: f.Absent != nil}
+	for i, f := range o.Found {
+		if !slices.ContainsFunc(named, func(w cluster.Wanted) bool { return w.Name == f.Name }) {
+			continue
+		}
+		notes, refused := cluster.TellSelectors(f.Selectors(f.HasVolume), f.MachineName())
+		d := Diff{Node: f.Name, Wanted: f.File != nil, New: f.Absent != nil, Reset: f.Blank != nil}
 		switch {
 		case f.File == nil:
 		case f.File.Err != nil:
 			d.Unread = append(d.Unread, withHints(f.File.Err))
-		case d.New:
+		case d.New, d.Reset:
+			d.Refused, d.Notes = append(f.AgainstFile(), refused...), append(f.FileHardlyCompared(), notes...)
 		case f.Machine == nil:
 			d.Unread = append(d.Unread, f.NothingToCompare())
 			for _, err := range f.Errs {
 				d.Unread = append(d.Unread, withHints(err))
 			}
 		default:
-			d.Changes = f.File.Changes
+			d.Changes, d.Refused, d.Notes = f.File.Changes, f.AgainstFile(), append(refused, notes...)
+			if f.VM != nil {
+				if note := cluster.ArgsWait(*f.VM, *f.Machine, d.Changes); note != "" {
+					d.Notes = append(d.Notes, note)
+				}
+				d.Notes = append(d.Notes, wanted[i].TellArgs(*f.VM, *f.Machine)...)
+			}
 		}
 		if len(d.Unread) > 0 {
 			res.Unread++
 		}
-		if len(d.Changes) > 0 {
+		if len(d.Changes)+len(d.Refused) > 0 || d.Reset && d.Wanted && len(d.Unread) == 0 {
 			res.Differ++
 		}
 		res.Nodes = append(res.Nodes, d)

@@ -28,7 +28,7 @@ type Run struct {
 	ID       string            `json:"id"`
 	Started  time.Time         `json:"started"`
 	Finished time.Time         `json:"finished,omitzero"` // zero: it is running or was killed
-	Result   string            `json:"result"`            // "done", "failed", "interrupted", "given up", "running", "killed", "running or killed"
+	Result   string            `json:"result"`            // "done", "failed", "interrupted", "given up", "running", "suspended", "killed", "running or killed"
 	Error    string            `json:"error,omitempty"`
 	About    *About            `json:"about,omitempty"`
 	Plan     *planning.Plan    `json:"plan,omitempty"` // the original plan
@@ -48,6 +48,8 @@ type Run struct {
 type Options struct {
 	Holder claim.Holder
 	Dead   func(claim.Holder) bool
+	// Suspended says whether another process is stopped here; nil: never known.
+	Suspended func(claim.Holder) bool
 }
 
 // Runs are the runs whose journals are on this machine, in Dir, and copies of those that other machines have
@@ -83,9 +85,7 @@ func (r Runs) List() ([]journal.RunInfo, error) {
 		}
 		known[info.ID] = info
 	}
-	infos := slices.SortedFunc(maps.Values(known), func(a, b journal.RunInfo) int {
-		return cmp.Or(b.Started.Compare(a.Started), strings.Compare(b.ID, a.ID))
-	})
+	infos := slices.SortedFunc(maps.Values(known), journal.Newer)
 	return infos, errors.Join(errs...)
 }
 
@@ -222,11 +222,25 @@ func (r *Run) standing(o Options) string {
 	case r.About == nil:
 	case o.Dead != nil && o.Dead(r.About.Last()):
 		return "killed"
+	case o.Suspended != nil && o.Suspended(r.About.Last()):
+		return suspended
 	case o.Holder.Boot != "" && r.About.Last().Boot == o.Holder.Boot && r.About.Last().Namespace == o.Holder.Namespace:
 		return "running"
 	}
 	return "running or killed"
 }
+
+// Suspended says which process is suspended, and how it goes on; "": the run is not, as far as is known.
+func (r Run) Suspended() string {
+	if r.Result != suspended {
+		return ""
+	}
+	by := r.About.Last()
+	return fmt.Sprintf("that run (%s) is suspended: %s", by, by.GoesOn())
+}
+
+// suspended is the Result of a run whose process is stopped on this machine.
+const suspended = "suspended"
 
 // Command is the recast command: "roll", "upgrade-k8s".
 func (r Run) Command() string {
@@ -317,6 +331,29 @@ func versions(was, is string) string {
 		return is + ", new digest"
 	}
 	return was + " → " + is
+}
+
+// Known reports whether the journal of any run has a fact.
+func (r Runs) Known(key string) (bool, error) {
+	dirs, err := r.dirs()
+	if err != nil {
+		return false, err
+	}
+	for _, dir := range dirs {
+		infos, _ := journal.Runs(dir) // a run that can't be read proves nothing
+		for _, info := range infos {
+			j, errOpen := journal.Open(dir, journal.Options{Run: info.ID, ReadOnly: true})
+			if errOpen != nil {
+				continue
+			}
+			var fact json.RawMessage
+			known, errGet := j.Get(key, &fact)
+			if errClose := j.Close(); errGet == nil && errClose == nil && known {
+				return true, nil
+			}
+		}
+	}
+	return false, nil
 }
 
 // Fact reads a fact of a journal, which another recast version may have written; nil if there is none.

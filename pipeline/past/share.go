@@ -3,6 +3,7 @@ package past
 import (
 	"archive/tar"
 	"bytes"
+	"cmp"
 	"compress/gzip"
 	"context"
 	"errors"
@@ -53,7 +54,7 @@ type Sharing struct {
 
 // shown says whether history and reports read a fact of a run. Others may be of machine configurations.
 func shown(key string) bool {
-	return slices.Contains([]string{AboutKey, FatesKey, PlanKey, FirstPlanKey, UpgradeKey, RestoreKey}, key) || cluster.IsTookKey(key) || hook.IsKey(key)
+	return slices.Contains([]string{AboutKey, FatesKey, PlanKey, FirstPlanKey, UpgradeKey, RestoreKey}, key) || cluster.IsTookKey(key) || cluster.IsHandsOverKey(key) || hook.IsKey(key)
 }
 
 // Share puts what this machine knows of a run on the list, with the lock that the run was started with and the one
@@ -228,7 +229,17 @@ func (s Sharing) fetch(ctx context.Context, r images.Record) error {
 // or is too long for a lock is not among them: they are only information.
 func (r Runs) locks() (texts [][]byte) {
 	copies, _ := filepath.Glob(filepath.Join(r.Elsewhere, "*", "*")) // the pattern is valid
-	slices.SortFunc(copies, func(a, b string) int { return strings.Compare(filepath.Base(b), filepath.Base(a)) })
+	infos, _ := r.List()                                             // of a run that can't be read, the locks come last
+	place := func(dir string) int {
+		at := slices.IndexFunc(infos, func(info journal.RunInfo) bool { return info.ID == filepath.Base(dir) })
+		if at < 0 {
+			return len(infos)
+		}
+		return at
+	}
+	slices.SortFunc(copies, func(a, b string) int {
+		return cmp.Or(place(a)-place(b), strings.Compare(filepath.Base(b), filepath.Base(a)))
+	})
 	for _, dir := range copies {
 		for _, name := range []string{lockName, beforeName} {
 			file := filepath.Join(dir, name)

@@ -43,7 +43,13 @@ func Rebuild(ctx context.Context, p pipeline.Project, c pipeline.Images, m pipel
 		again, err := read(ctx)
 		return again.SHA256, err
 	}}
-	return pipeline.Bootstrap(ctx, p, c, m, run, o, of.First)
+	var left []string
+	o.Rebuild.Left = func(text string) { left = append(left, text) }
+	rep, err := pipeline.Bootstrap(ctx, p, c, m, run, o, of.First)
+	if err == nil && rep.Run != "" {
+		rep.Afterwards = append(left, restore.Afterwards)
+	}
+	return rep, err
 }
 
 // controlPlanes is the project without its workers: nothing is asked of them, and nothing done to them.

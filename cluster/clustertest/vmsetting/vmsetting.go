@@ -8,6 +8,7 @@ type Fate string
 // The fates.
 const (
 	Kept  Fate = "given to the new VM as it was"
+	Late  Fate = "set on the new VM once its node serves"
 	Anew  Fate = "made anew by Proxmox, or gone with the VM object"
 	Never Fate = "in the way of recreate"
 )
@@ -38,7 +39,7 @@ var Every = map[string]struct {
 	// Proxmox stores and returns the keys URL-encoded, and requires them so (API2/Qemu.pm,
 	// format urlencoded).
 	"sshkeys":   {"ssh-ed25519%20AAAA%2Bb%20me%40host%0A", Kept},
-	"startdate": {"2026-01-01T00:00:00", Kept}, "startup": {"order=2,up=30", Kept}, "tablet": {"0", Kept}, "tags": {"roll;talos", Kept}, "tdf": {"1", Kept},
+	"startdate": {"2026-01-01T00:00:00", Kept}, "startup": {"order=2,up=30", Kept}, "tablet": {"0", Kept}, "tags": {"roll;talos", Late}, "tdf": {"1", Kept},
 	"template": {"0", Kept}, "usb0": {"mapping=stick,usb3=1", Kept}, "usb1": {"host=046d:c52b", Never}, "usb2": {"host=spice", Kept}, "vcpus": {"2", Kept},
 	"vga": {"serial0", Kept}, "virtiofs0": {"dirid=share,cache=auto", Kept}, "vmgenid": {"0a0b0c0d-0000-4000-8000-000000000000", Anew},
 	"vmstatestorage": {"fast", Kept}, "watchdog": {"model=i6300esb,action=reset", Kept},

@@ -16,6 +16,7 @@ type lock struct {
 type locked struct {
 	BuildID     string            `yaml:"buildID"`
 	SchematicID string            `yaml:"schematicID"`
+	Schematic   string            `yaml:"schematic"`
 	Installer   string            `yaml:"installer"`
 	Signer      string            `yaml:"signer"`
 	Extensions  []lockedExtension `yaml:"extensions"`

@@ -35,8 +35,8 @@ func absolute(t *testing.T, path string) string {
 	return path
 }
 
-// needed are the programs that imager runs, and those that build a Talos for it.
-var needed = []string{"mksquashfs", "unsquashfs", "cpio", "zstd", "mkfs.vfat", "mcopy", "mattrib", "xorrisofs", "grub-mkrescue", "depmod", "qemu-img", "sfdisk"}
+// needed are the programs that imager runs, and those that build a Talos for it and sign it.
+var needed = []string{"mksquashfs", "unsquashfs", "cpio", "zstd", "mkfs.vfat", "mcopy", "mattrib", "xorrisofs", "grub-mkrescue", "depmod", "qemu-img", "sfdisk", "osslsigncode"}
 
 // programs is a directory for the front of PATH: mksquashfs before 4.6, in some
 // distributions, lacks imager's option to leave extended attributes out.

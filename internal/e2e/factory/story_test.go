@@ -44,6 +44,7 @@ func TestStory(t *testing.T) {
 	s.isLiedTo(digests)
 	s.restartsTheFactory()
 	s.signsForSecureBoot()
+	s.signsInstallers()
 	s.buildsHere(digests[0])
 	s.rolls()
 	s.t.Attr("images-verified", strconv.Itoa(s.verified))

@@ -53,7 +53,7 @@ func rolled(nodes ...string) []command {
 func upgradedBehind(other string) []command {
 	return slices.Concat([]command{
 		{line: "upgrade -n {wk1} --image " + other, errs: []string{`upgrade completed`, `post check passed`}},
-		{line: "recast drift", code: 2, out: []string{`^stale +wk1 `, `extensions of another lock: `, `extension iscsi-tools v0\.2\.0 is missing`, `^1 of 5 nodes are stale`}, within: boots},
+		{line: "recast drift", code: 2, out: []string{`^stale +wk1 `, `extension iscsi-tools v0\.2\.0 is missing`, `^1 of 5 nodes are stale`}, within: boots},
 		{line: "rollback -n {wk1}"},
 		{line: "recast drift", out: inSync, within: boots},
 		{line: "upgrade -n {wk1} --image " + other, errs: []string{`upgrade completed`, `post check passed`}},

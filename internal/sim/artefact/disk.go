@@ -24,7 +24,11 @@ type Partition struct {
 	FilesystemUUID string
 	Filesystem     string // "xfs", "vfat", …; "" for none
 	VolumeGroup    string `json:",omitempty"` // that an "lvm2-pv" belongs to
-	Data           []byte // the caller of ReadDisk must not change its bytes
+	// Whole says that it is no partition, but the disk's one filesystem.
+	Whole bool `json:",omitempty"`
+	// Keys open it, by LUKS key slot; none: it is not encrypted. Filesystem and Data are what is inside.
+	Keys map[int]string `json:",omitempty"`
+	Data []byte         // the caller of ReadDisk must not change its bytes
 }
 
 // WriteDisk makes the bytes of a disk; a disk without partitions is blank and has none.

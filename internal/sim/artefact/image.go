@@ -35,6 +35,9 @@ type Image struct {
 	// Loose are files beside the extensions, by absolute path. When an image is made, firmware is
 	// among its extensions' files; in a parsed image it is here, because imager moves it.
 	Loose map[string][]byte
+	// Signed: boot loader and UKI of its installer have a signature, as those of an Image Factory have that holds
+	// keys for Secure Boot (siderolabs/image-factory#538). Those of its ISO have none.
+	Signed bool `json:"-"`
 }
 
 // Extension is a system extension: its manifest, and its files.

@@ -63,6 +63,9 @@ func InstallerPayload(img Image) (v1.Layer, error) {
 	if err != nil {
 		return nil, err
 	}
+	if img.Signed {
+		loader, uki = signed(loader), signed(uki)
+	}
 	return layer(map[string][]byte{
 		installDir(img.Arch) + "systemd-boot.efi": loader,
 		installDir(img.Arch) + "vmlinuz.efi":      uki,

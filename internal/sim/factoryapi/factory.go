@@ -31,6 +31,8 @@ type Options struct {
 	Recorder  *record.Recorder
 	Delay     func(ctx context.Context, d time.Duration) error // waits for d of simulated time; nil: no delay
 	Signing   Signing
+	// SignsInstallers: it has keys for Secure Boot, and signs boot loader and UKI of ordinary installers as well.
+	SignsInstallers bool
 	// Store is the URL of Factory.Store: "http://127.0.0.1:8081". The factory redirects
 	// requests for images to it. "": it serves them itself.
 	Store string

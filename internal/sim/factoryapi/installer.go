@@ -110,6 +110,7 @@ func (f *Factory) buildInstaller(ctx context.Context, repo string, o order) (str
 		if err != nil {
 			return "", err
 		}
+		img.Signed = f.opts.SignsInstallers
 		images, key = append(images, img), cacheKey(o.platform+"-installer", o, refs)
 	}
 	idx, err := artefact.Installer(f.made(key), images...)

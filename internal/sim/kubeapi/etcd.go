@@ -99,7 +99,11 @@ func (s *Server) Load(all []Stored) error {
 		}
 		objects[r] = append(objects[r], o)
 	}
-	return s.replace(objects)
+	if err := s.replace(objects); err != nil {
+		return err
+	}
+	s.control.Restored()
+	return nil
 }
 
 // Renew replaces everything by the content of a new cluster with these objects of Talos.

@@ -112,6 +112,9 @@ func (s *Server) Store() store.Store { return s.store }
 // NodeUp starts the kubelet of a machine that has booted; it does not wait.
 func (s *Server) NodeUp(info NodeInfo) { s.control.NodeUp(info) }
 
+// LetIn has the servers of iSCSI and NVMe-oF let in only machines by these names.
+func (s *Server) LetIn(names ...string) { s.control.LetIn(names...) }
+
 // NodeDown ends the kubelet of the machine with that UUID; it does not wait, and the API notices
 // later.
 func (s *Server) NodeDown(uuid string) { s.control.NodeDown(uuid) }

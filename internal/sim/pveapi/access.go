@@ -2,6 +2,7 @@ package pveapi
 
 import (
 	"cmp"
+	"slices"
 	"strings"
 )
 
@@ -63,6 +64,9 @@ func options(c *call) (any, error) {
 	out := object{"allowed-tags": c.AllowedTags(c.user)}
 	if registered := c.RegisteredTags(); len(registered) > 0 && c.may("/", "Sys.Audit") {
 		out["registered-tags"] = registered
+	}
+	if a := c.TagAccess(); a.Allow != "" && c.may("/", "Sys.Audit") {
+		out["user-tag-access"] = object{"user-allow": a.Allow, "user-allow-list": slices.AppendSeq([]string{}, slices.Values(a.List))}
 	}
 	return out, nil
 }

@@ -19,7 +19,8 @@ const root = "../../.."
 // the sources: the product contains none of it.
 type mutant struct {
 	name  string
-	says  string // what it breaks
+	says  string    // what it breaks
+	test  namedTest // fails with it; empty: schedules are played
 	hunks []hunk
 }
 
@@ -51,7 +52,7 @@ func mutants() (list []mutant, err error) {
 	return list, nil
 }
 
-// parseMutant parses a unified diff; the text before it describes the mutant.
+// parseMutant parses a unified diff; the text before it describes the mutant, and may name a test.
 func parseMutant(text string) (m mutant, err error) {
 	file := ""
 	for line := range strings.Lines(text) {
@@ -61,6 +62,13 @@ func parseMutant(text string) (m mutant, err error) {
 			file = ""
 		case strings.HasPrefix(line, "+++ b/"):
 			file = strings.TrimSpace(strings.TrimPrefix(line, "+++ b/"))
+		case file == "" && strings.HasPrefix(line, strings.TrimSpace(namesTest)):
+			if m.test != (namedTest{}) {
+				return m, errors.New("it names two tests")
+			}
+			if m.test, err = parseNamedTest(strings.TrimSpace(strings.TrimPrefix(line, strings.TrimSpace(namesTest)))); err != nil {
+				return m, err
+			}
 		case file == "":
 			m.says += strings.TrimSpace(line)
 		case kind == "@":
@@ -102,7 +110,8 @@ func (m mutant) sources() (map[string][]byte, error) {
 	return files, nil
 }
 
-// TestMutantsApply: each patch applies to the present sources and changes something.
+// TestMutantsApply: each patch applies to the present sources and changes something, and the test
+// that it names is there.
 func TestMutantsApply(t *testing.T) {
 	t.Parallel()
 	all, err := mutants()
@@ -112,6 +121,11 @@ func TestMutantsApply(t *testing.T) {
 	for _, m := range all {
 		if _, err := m.sources(); err != nil {
 			t.Error(err)
+		}
+		if m.test != (namedTest{}) {
+			if err := m.test.exists(root); err != nil {
+				t.Errorf("mutant %s: %v", m.name, err)
+			}
 		}
 		if slices.ContainsFunc(m.hunks, func(h hunk) bool { return bytes.Equal(h.old, h.new) }) {
 			t.Errorf("mutant %s has a hunk that changes nothing", m.name)
@@ -128,6 +142,7 @@ func TestForeignMutantsDoNotApply(t *testing.T) {
 		"lines all over":  "x\n--- a/go.mod\n+++ b/go.mod\n@@ -1 +1 @@\n \n+b\n",
 		"no unified diff": "x\n--- a/go.mod\n+++ b/go.mod\n@@ -1 +1 @@\n!a\n",
 		"no change":       "x\n",
+		"no named test":   "x\nTest: planning\n--- a/go.mod\n+++ b/go.mod\n@@ -1 +1 @@\n-module github.com/recast-sh/recast\n+module b\n",
 	} {
 		m, err := parseMutant(text)
 		if err == nil {

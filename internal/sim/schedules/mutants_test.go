@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -19,7 +20,9 @@ import (
 )
 
 var (
-	mutantsPlay  = flag.Bool("mutants", false, "make the mutants and play schedules with each until one fails")
+	mutantsPlay  = flag.Bool("mutants", false, "make the mutants, and run the test that each names or play schedules until one fails")
+	mutantsNamed = flag.Bool("mutants.named", false, "only those that name their test")
+	mutantsSlice = flag.Int("mutants.slice", 1, "every n-th, from mutants.seed on")
 	mutantsOnly  = flag.String("mutants.only", "", "only those with this in their name")
 	mutantsBound = flag.Int("mutants.bound", 2000, "give a mutant up after so many node-rolls")
 	mutantsSeed  = flag.String("mutants.seed", "1", "of the run of schedules that all of them play")
@@ -33,28 +36,27 @@ type caught struct {
 	schedules int
 }
 
-// TestMutants removes recast's guards one by one, and the schedules must detect each. The
-// unchanged recast passes the same schedules.
+// TestMutants removes recast's guards one by one. The test that a mutant names must fail with it, or a
+// schedule if it names none. The unchanged recast passes the same tests and schedules.
 func TestMutants(t *testing.T) {
 	if !*mutantsPlay {
-		t.Skip("with -mutants: make mutants")
+		t.Skip("left to make mutants")
 	}
-	all, err := mutants()
-	if err != nil {
-		t.Fatal(err)
-	}
+	named, others := chosenMutants(t)
+	passesUnchanged(t, named)
 	limit := make(chan struct{}, *mutantsProcs)
 	var mu sync.Mutex
 	most := 0
 	t.Run("mutants", func(t *testing.T) {
-		for _, m := range all {
-			if !strings.Contains(m.name, *mutantsOnly) {
-				continue
-			}
+		for _, m := range slices.Concat(named, others) {
 			t.Run(m.name, func(t *testing.T) {
 				t.Parallel()
 				limit <- struct{}{}
 				defer func() { <-limit }()
+				if m.test != (namedTest{}) {
+					m.requireMissed(t)
+					return
+				}
 				c := hunt(t, m, *mutantsBound, 0)
 				mu.Lock()
 				defer mu.Unlock()
@@ -66,11 +68,66 @@ func TestMutants(t *testing.T) {
 			})
 		}
 	})
+	t.Attr("mutants", strconv.Itoa(len(named)+len(others)))
+	if len(others) == 0 {
+		return
+	}
 	if c := hunt(t, mutant{}, 0, max(1, most)); c.by != "" {
 		t.Errorf("recast as it is fails after %d node-rolls, too: %s", c.nodeRolls, c.by)
 	} else {
 		fmt.Printf("%-28s %s after %d node-rolls, %d schedules, seed %s\n", "recast as it is", "nothing is found", c.nodeRolls, c.schedules, *mutantsSeed)
 	}
+}
+
+// chosenMutants are those of the flags: with a test of their own, and without.
+func chosenMutants(t *testing.T) (named, others []mutant) {
+	t.Helper()
+	all, err := mutants()
+	if err != nil {
+		t.Fatal(err)
+	}
+	seed, err := strconv.ParseUint(*mutantsSeed, 0, 64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range all {
+		switch {
+		case !strings.Contains(m.name, *mutantsOnly):
+		case m.test != (namedTest{}):
+			named = append(named, m)
+		case !*mutantsNamed:
+			others = append(others, m)
+		}
+	}
+	named, others = everyNth(named, seed), everyNth(others, seed)
+	if len(named)+len(others) == 0 {
+		t.Fatal("no mutant is chosen")
+	}
+	return named, others
+}
+
+// everyNth is the part of the list that mutants.slice and a seed choose.
+func everyNth(list []mutant, seed uint64) (part []mutant) {
+	n := uint64(max(1, *mutantsSlice))
+	for i, m := range list {
+		if (uint64(i)+seed)%n == 0 {
+			part = append(part, m)
+		}
+	}
+	return part
+}
+
+// requireMissed fails unless the test that the mutant names fails with it.
+func (m mutant) requireMissed(t *testing.T) {
+	t.Helper()
+	overlay, err := m.overlay(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if said, err := m.miss(t.Context(), root, overlay); err != nil {
+		t.Fatalf("%s: %v\n%s", m.says, err, said)
+	}
+	fmt.Printf("%-28s %s of %s fails\n", m.name, m.test.name, m.test.pkg)
 }
 
 func (c caught) tell(m mutant) {
@@ -144,6 +201,20 @@ func plain(problem string) string {
 func (m mutant) build(t *testing.T) (string, error) {
 	t.Helper()
 	dir := t.TempDir()
+	overlay, err := m.overlay(dir)
+	if err != nil {
+		return "", err
+	}
+	program := filepath.Join(dir, "mutant.test")
+	out, err := exec.CommandContext(t.Context(), "go", "test", "-c", "-overlay", overlay, "-o", program, ".").CombinedOutput()
+	if err != nil {
+		return "", fmt.Errorf("mutant %s does not compile: %w\n%s", m.name, err, out)
+	}
+	return program, nil
+}
+
+// overlay writes the mutant's files to dir, and returns the path of the file for go test -overlay.
+func (m mutant) overlay(dir string) (string, error) {
 	files, err := m.sources()
 	if err != nil {
 		return "", err
@@ -155,7 +226,7 @@ func (m mutant) build(t *testing.T) (string, error) {
 		if err != nil {
 			return "", err
 		}
-		copied := filepath.Join(dir, strconv.Itoa(len(overlay.Replace))+".go")
+		copied := filepath.Join(dir, strconv.Itoa(len(overlay.Replace))+filepath.Ext(name))
 		if err := os.WriteFile(copied, content, 0o600); err != nil {
 			return "", err
 		}
@@ -165,15 +236,8 @@ func (m mutant) build(t *testing.T) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	if err := os.WriteFile(filepath.Join(dir, "overlay.json"), text, 0o600); err != nil {
-		return "", err
-	}
-	program := filepath.Join(dir, "mutant.test")
-	out, err := exec.CommandContext(t.Context(), "go", "test", "-c", "-overlay", filepath.Join(dir, "overlay.json"), "-o", program, ".").CombinedOutput()
-	if err != nil {
-		return "", fmt.Errorf("mutant %s does not compile: %w\n%s", m.name, err, out)
-	}
-	return program, nil
+	file := filepath.Join(dir, "overlay.json")
+	return file, os.WriteFile(file, text, 0o600)
 }
 
 // playIn plays some schedules with a program; said is the beginning of its other output.

@@ -253,7 +253,7 @@ func fails(ctx context.Context) func(Case) bool {
 // TestReplay plays the case of -schedules.replay.
 func TestReplay(t *testing.T) {
 	if *replay == "" {
-		t.Skip("for -schedules.replay")
+		t.Skip("left to make schedules REPLAY=…")
 	}
 	c, err := Parse(*replay)
 	if err != nil {

@@ -18,7 +18,7 @@ import (
 // repeated, and there is no warning of a pending reboot.
 func TestEntryOfTheBootBefore(t *testing.T) {
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
-		lab.setRoll("strategy: in-place")
+		lab.setRoll("strategy: in-place", "reboot: kexec")
 		must(t, lab.Trouble("wk1", talosapi.Trouble{NoOneShot: true}))
 		lab.Patch(sim.PatchedExtension)
 		c, said := lab.Client(), ""

@@ -3,8 +3,6 @@ package simtest
 import (
 	"context"
 	"fmt"
-	"os"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -12,9 +10,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/adminconfig"
-	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/sim/talosapi"
 	"github.com/recast-sh/recast/pipeline/configs"
@@ -173,32 +169,23 @@ func TestBootstrapKilled(t *testing.T) {
 		lab := New(t, sim.Options{Empty: true, Hosts: 2})
 		return lab, lab.newCluster(2, 1, 2)
 	}
-	var points []string
+	var points []point
 	synctest.Test(t, func(t *testing.T) {
 		lab, nodes := prepared(t)
-		var err error
-		points, _, err = lab.killedAt(t.Context(), 0, "", bootstrap)
-		must(t, err)
+		points, _ = lab.finish(t, bootstrap)
 		requireCluster(t, lab, nodes...)
 	})
-	chosen := crash{whole: whole{strategy: cluster.Create}}.slice(len(points))
-	for _, at := range chosen {
-		t.Run(strconv.Itoa(at), func(t *testing.T) {
+	for _, at := range chosenPoints(t, points) {
+		t.Run(strconv.Itoa(at.at), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				lab, nodes := prepared(t)
-				if _, _, err := lab.killedAt(t.Context(), at, "", bootstrap); err == nil {
-					t.Fatal("killed, yet the bootstrap says that it succeeded")
+				lab.diesAt(t, at, bootstrap)
+				if at.at%2 == 0 {
+					lab.loseJournal()
 				}
-				if at%2 == 0 {
-					must(t, os.RemoveAll(filepath.Join(lab.Dir, ".recast")))
-				}
-				_, broken, err := lab.killedAt(t.Context(), 0, "", bootstrap)
-				if err != nil || len(broken) > 0 {
-					t.Fatalf("killed at %q: the next bootstrap: %v, hints %q, broken %q", points[at-1], err, fault.Hints(err), broken)
-				}
+				lab.finish(t, bootstrap)
 				requireCluster(t, lab, nodes...)
 			})
 		})
 	}
-	t.Attr("killed", strconv.Itoa(len(chosen)))
 }

@@ -79,7 +79,7 @@ func TestBootstrapRefused(t *testing.T) {
 		"with a worker":                      {"wk1", nil, 0, 0, "a cluster begins with a control plane, and its machine configuration is that of a worker"},
 		"with a file of another cluster": {"cp1", otherFile("wk1", func(text cluster.Secret) cluster.Secret {
 			return regexp.MustCompile(`(?m)^(    token: ).*$`).ReplaceAll(text, []byte("${1}abcdef.0123456789abcdef"))
-		}), 0, 0, "has not the bootstrap token of Kubernetes that cp1 has: is it the file of another cluster?"},
+		}), 0, 0, "the bootstrap token of Kubernetes: is it the file of another cluster?"},
 		"without a file of the first": {"cp1", otherFile("cp1", func(cluster.Secret) cluster.Secret { return nil }), 0, 0, "cp1: its machine configuration is not in talos.machineConfigs"},
 	}, func(t *testing.T, lab *Lab, s story) {
 		d := lab.draft(draft{controlPlanes: 1, workers: 1, hosts: 1})
@@ -138,7 +138,7 @@ func TestBootstrapAfterACluster(t *testing.T) {
 			}
 		}
 		_, err := lab.as(thirdRun).Bootstrap(t.Context(), "cp1")
-		requireRefused(t, err, "has disks of node wk1 of this cluster: if the cluster is gone for good, recast remove wk1 --free wk1 frees them")
+		requireRefused(t, err, "has disks of node wk1 of this cluster (recast status lists them): if the cluster is gone for good, recast remove wk1 --free wk1 frees them")
 	})
 }
 

@@ -19,28 +19,67 @@ import (
 // runCeph installs Rook's objects of a Ceph cluster with an OSD on each worker, as its operator writes them.
 func (l *Lab) runCeph(workers ...string) {
 	l.t.Helper()
-	l.Kube.Define(cephClusters)
+	for _, kind := range append([]store.Resource{cephClusters}, cephPools...) {
+		l.Kube.Define(kind)
+	}
 	l.put(store.Namespaces(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "rook-ceph"}})
 	l.put(cephClusters.GroupVersionResource, object(cephClusters, "rook-ceph", "ceph", map[string]any{
 		"spec": map[string]any{"disruptionManagement": map[string]any{"managePodBudgets": true}},
 	}))
 	for i, name := range workers {
-		labels := map[string]string{"app": "rook-ceph-osd", "ceph-osd-id": fmt.Sprint(i)}
-		l.put(store.Deployments(), &appsv1.Deployment{
-			ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("rook-ceph-osd-%d", i), Namespace: "rook-ceph", Labels: labels},
-			Spec: appsv1.DeploymentSpec{
-				Replicas: new(int32(1)), Selector: &metav1.LabelSelector{MatchLabels: labels},
-				Template: corev1.PodTemplateSpec{
-					ObjectMeta: metav1.ObjectMeta{Labels: labels},
-					Spec: corev1.PodSpec{
-						NodeSelector: map[string]string{corev1.LabelHostname: name},
-						Containers:   []corev1.Container{{Name: "osd", Image: "quay.io/ceph/ceph:v19"}},
-					},
-				},
-			},
-		})
+		l.cephDaemon("osd", fmt.Sprint(i), name)
 	}
 	time.Sleep(2 * time.Minute) // its OSDs start, and Rook checks
+}
+
+var (
+	cephBlockPools = resource("ceph.rook.io/v1", "cephblockpools", "CephBlockPool", true)
+	cephFiles      = resource("ceph.rook.io/v1", "cephfilesystems", "CephFilesystem", true)
+	cephStores     = resource("ceph.rook.io/v1", "cephobjectstores", "CephObjectStore", true)
+	cephPools      = []store.Resource{cephBlockPools, cephFiles, cephStores}
+)
+
+// cephDaemon adds an OSD or a monitor on a node.
+func (l *Lab) cephDaemon(kind, id, node string) {
+	l.t.Helper()
+	labels := map[string]string{"app": "rook-ceph-" + kind, "ceph_daemon_id": id, kind: id, "topology-location-host": node}
+	l.put(store.Deployments(), &appsv1.Deployment{
+		ObjectMeta: metav1.ObjectMeta{Name: "rook-ceph-" + kind + "-" + id, Namespace: "rook-ceph", Labels: labels},
+		Spec: appsv1.DeploymentSpec{
+			Replicas: new(int32(1)), Selector: &metav1.LabelSelector{MatchLabels: labels},
+			Template: corev1.PodTemplateSpec{
+				ObjectMeta: metav1.ObjectMeta{Labels: labels},
+				Spec: corev1.PodSpec{
+					NodeSelector: map[string]string{corev1.LabelHostname: node},
+					Tolerations:  []corev1.Toleration{{Key: "node-role.kubernetes.io/control-plane", Operator: corev1.TolerationOpExists}},
+					Containers:   []corev1.Container{{Name: kind, Image: "quay.io/ceph/ceph:v19"}},
+				},
+			},
+		},
+	})
+}
+
+// cephMonitors adds monitors a, b, ... on those nodes.
+func (l *Lab) cephMonitors(nodes ...string) {
+	for i, name := range nodes {
+		l.cephDaemon("mon", string(rune('a'+i)), name)
+	}
+	time.Sleep(2 * time.Minute) // they start, and Rook checks
+}
+
+// cephPool adds a pool of a kind, with that content.
+func (l *Lab) cephPool(kind store.Resource, spec map[string]any) {
+	l.put(kind.GroupVersionResource, object(kind, "rook-ceph", "data", map[string]any{"spec": spec}))
+}
+
+// stopCeph stops a daemon.
+func (l *Lab) stopCeph(name string) {
+	l.t.Helper()
+	o, err := l.Kube.Store().Get(l.t.Context(), store.Deployments(), "rook-ceph", "rook-ceph-"+name)
+	must(l.t, err)
+	d := o.(*appsv1.Deployment).DeepCopy()
+	d.Spec.Replicas = new(int32(0))
+	must(l.t, errOf(l.Kube.Store().Update(l.t.Context(), store.Deployments(), d, store.Main)))
 }
 
 // ceph writes a health of the Ceph cluster.
@@ -89,11 +128,7 @@ func TestPlanOfCeph(t *testing.T) {
 		},
 		"another node's OSD is down": {
 			change: func(l *Lab) {
-				o, err := l.Kube.Store().Get(t.Context(), store.Deployments(), "rook-ceph", "rook-ceph-osd-1")
-				must(l.t, err)
-				d := o.(*appsv1.Deployment).DeepCopy()
-				d.Spec.Replicas = new(int32(0))
-				must(l.t, errOf(l.Kube.Store().Update(t.Context(), store.Deployments(), d, store.Main)))
+				l.stopCeph("osd-1")
 				time.Sleep(5 * time.Second)
 			},
 			refused: []string{may + "wk2 does not serve all of its own: bring that back first" + off},
@@ -109,6 +144,52 @@ func TestPlanOfCeph(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestPlanOfCephPools: pools and monitors say which node Ceph can spare.
+func TestPlanOfCephPools(t *testing.T) {
+	const off = ", or roll.storage: {ceph: off} does not look at it"
+	planStorage(t, (*Lab).runCeph, map[string]storageCase{
+		"a pool over OSDs, of which it has two": {
+			change: func(l *Lab) {
+				l.cephDaemon("osd", "2", "wk1")
+				l.cephPool(cephBlockPools, map[string]any{"failureDomain": "osd", "replicated": map[string]any{"size": int64(2)}})
+				time.Sleep(2 * time.Minute)
+			},
+			refused: []string{"Ceph cluster rook-ceph/ceph may have 2 of the 2 copies of data of CephBlockPool data on it (failureDomain osd), and 1 must be there: give the pool the failureDomain host" + off},
+		},
+		"a pool with one copy": {
+			change: func(l *Lab) {
+				one := map[string]any{"replicated": map[string]any{"size": int64(1)}}
+				l.cephPool(cephFiles, map[string]any{"metadataPool": map[string]any{"replicated": map[string]any{"size": int64(2)}}, "dataPools": []any{one}})
+			},
+			notes: []string{"dataPools[0] of CephFilesystem data of Ceph cluster rook-ceph/ceph needs 1 of its 1 copies: data with one on it is not there while the node is away"},
+		},
+		"the only node with OSDs": {
+			change: func(l *Lab) {
+				without(store.Deployments(), "rook-ceph", "rook-ceph-osd-1")(l)
+				time.Sleep(2 * time.Minute)
+			},
+			notes: []string{"it is the only node with OSDs of Ceph cluster rook-ceph/ceph, which is not there while the node is away"},
+		},
+		"a sole monitor": {
+			change: func(l *Lab) { l.cephMonitors("wk1") },
+			notes:  []string{"Ceph cluster rook-ceph/ceph has its only monitor on it, and is not there while the node is away"},
+		},
+		"one of three monitors, and no OSD": {change: func(l *Lab) {
+			without(store.Deployments(), "rook-ceph", "rook-ceph-osd-0")(l)
+			l.cephMonitors("wk1", "wk2", "cp1")
+		}},
+		"one of three monitors, another is down, and no OSD": {
+			change: func(l *Lab) {
+				without(store.Deployments(), "rook-ceph", "rook-ceph-osd-0")(l)
+				l.cephMonitors("wk1", "wk2", "cp1")
+				l.stopCeph("mon-c")
+				time.Sleep(2 * time.Minute)
+			},
+			refused: []string{"Ceph cluster rook-ceph/ceph loses the quorum of its monitors without it: monitor c on cp1 is not in quorum: bring that back first" + off},
+		},
+	})
 }
 
 // TestRollWaitsForCeph: the next node goes only once Rook has seen that all data is repaired, though two may go

@@ -1,12 +1,8 @@
 package simtest
 
 import (
-	"context"
-	"errors"
 	"flag"
 	"fmt"
-	"os"
-	"path/filepath"
 	"strconv"
 	"sync"
 	"testing"
@@ -36,7 +32,7 @@ func oneWorker() sim.Options { return sim.Options{ControlPlanes: 1, Workers: 1} 
 
 // reference is the points and the final state of an undisturbed roll.
 type reference struct {
-	points  []string
+	points  []point
 	dump    string
 	secrets *talosapi.Cluster // shared, so that two worlds can be compared
 }
@@ -73,15 +69,12 @@ func TestCrash(t *testing.T) {
 				if len(ref.points) < 30 {
 					t.Fatalf("an undisturbed roll has only %d points: %q", len(ref.points), ref.points)
 				}
-				chosen := c.slice(len(ref.points))
 				violations := 0
-				for _, at := range chosen {
-					t.Run(strconv.Itoa(at), func(t *testing.T) {
+				for _, at := range chosenPoints(t, ref.points) {
+					t.Run(strconv.Itoa(at.at), func(t *testing.T) {
 						synctest.Test(t, func(t *testing.T) { violations += c.at(t, at, ref) })
 					})
 				}
-				t.Attr("points", strconv.Itoa(len(ref.points)))
-				t.Attr("killed", strconv.Itoa(len(chosen)))
 				t.Attr("violations", strconv.Itoa(violations))
 			})
 		}
@@ -93,18 +86,6 @@ func chosenWholes() []whole {
 		return wholes()
 	}
 	return drawn(wholes(), fewCombinations, *crashSeed, "")
-}
-
-// slice chooses points, numbered from 1, different ones for each combination.
-func (c crash) slice(n int) []int {
-	all := make([]int, n)
-	for i := range all {
-		all[i] = i + 1
-	}
-	if *crashAll {
-		return all
-	}
-	return drawn(all, max(1, *crashSlice), *crashSeed, c.String())
 }
 
 // undisturbed rolls a whole cluster and checks the result.
@@ -123,11 +104,7 @@ func undisturbed(t *testing.T, w whole) (ref reference) {
 				t.Errorf("%s was planned as %s: %s", n.Node, n.Strategy, n.Why)
 			}
 		}
-		points, broken, err := lab.rollKilledAt(t.Context(), 0)
-		must(t, err)
-		if len(broken) > 0 {
-			t.Fatalf("promises broken: %q", broken)
-		}
+		points, _ := lab.finish(t, rolls(planning.Policy{}))
 		requireInSync(t, lab)
 		requireMembers(t, lab, members, w.keepsEtcd())
 		ref = reference{points, w.end(t, lab), lab.Talos}
@@ -147,60 +124,24 @@ func (w whole) end(t *testing.T, lab *Lab) string {
 }
 
 // at kills the roll at a point and returns the number of broken promises.
-func (c crash) at(t *testing.T, at int, ref reference) (violations int) {
+func (c crash) at(t *testing.T, at point, ref reference) (violations int) {
 	o := c.options()
 	o.Talos = ref.secrets
 	lab := New(t, o)
 	c.prepare(lab)
 	members := fmt.Sprint(lab.EtcdMembers())
-	points, broken, err := lab.rollKilledAt(t.Context(), at)
-	switch {
-	case errors.Is(err, errNotReached):
-		// Heartbeats of the claim and retries shift the points.
-		points = append(points, "the end")
-		at = len(points)
-	case err == nil:
-		t.Fatalf("killed at %q, yet the roll says that it succeeded", points[at-1])
-	}
-	where := fmt.Sprintf("killed at point %d of %d, %q", at, len(ref.points), points[at-1])
+	violations = lab.diesAt(t, at, rolls(planning.Policy{}))
 	if !c.journal {
-		must(t, os.RemoveAll(filepath.Join(lab.Dir, ".recast")))
+		lab.loseJournal()
 	}
-	_, more, err := lab.rollKilledAt(t.Context(), 0)
-	if err != nil {
-		t.Fatalf("%s: the next roll: %v", where, err)
-	}
-	broken = append(broken, more...)
-	for _, b := range broken {
-		t.Errorf("%s: promise broken: %s", where, b)
-	}
+	_, more := lab.finish(t, rolls(planning.Policy{}))
 	if diff := cmp.Diff(ref.dump, c.end(t, lab)); diff != "" {
-		t.Errorf("%s: the world differs from an undisturbed one:\n%s", where, diff)
+		t.Errorf("killed at %s: the world differs from an undisturbed one:\n%s", at, diff)
 	}
 	res, err := lab.Client().Drift(t.Context())
 	if err != nil || !res.InSync {
-		t.Errorf("%s: drift after all: %+v, %v", where, res, err)
+		t.Errorf("killed at %s: drift after all: %+v, %v", at, res, err)
 	}
 	requireMembers(t, lab, members, c.keepsEtcd())
-	return len(broken) + len(lab.EtcdViolations())
-}
-
-// diesAt carries do out as a client that is killed at a point; 0 lets it finish. It returns the points.
-func (l *Lab) diesAt(t *testing.T, at int, do func(ctx context.Context, c *Client) error) (points []string) {
-	t.Helper()
-	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
-	c := l.Client()
-	k := l.watch(c, at, cancel)
-	err := do(ctx, c)
-	l.Recorder.Hooks(nil, nil)
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if k.dead == (err == nil) {
-		t.Fatalf("killed %t: %v", k.dead, err)
-	}
-	for _, broken := range k.broken {
-		t.Errorf("promise broken: %s", broken)
-	}
-	return k.points
+	return violations + more + len(lab.EtcdViolations())
 }

@@ -3,8 +3,6 @@ package simtest
 import (
 	"fmt"
 	"net/netip"
-	"os"
-	"path/filepath"
 	"regexp"
 	"slices"
 	"strconv"
@@ -29,7 +27,7 @@ func (l *Lab) addNode(node, like string, more string) {
 	}
 	l.Replace("recast.yaml", "vmClasses:\n", fmt.Sprintf("vmClasses:\n  new-%s: %s\n", node, class))
 	l.Replace("recast.yaml", "nodes:\n", fmt.Sprintf("nodes:\n  - {name: %s, schematic: %s, class: new-%s, host: pve1, vm: {ipconfig: ['ip=%s/24,gw=%s']}}\n", node, l.node(like).Schematic, node, addr, "127.42.7.1"))
-	files := configFiles{node: cluster.Secret(strings.ReplaceAll(string(l.configOf(like)), "data-"+like, "data-"+node))}
+	files := configFiles{node: cluster.Secret(strings.NewReplacer("data-"+like, "data-"+node, "hostname: "+like, "hostname: "+node, "minSize: 10GB", "minSize: 1GB").Replace(string(l.configOf(like))))}
 	l.MachineConfig = files.read
 }
 
@@ -103,7 +101,7 @@ func TestCreateOfAnotherCluster(t *testing.T) {
 		must(t, err)
 		lab.MachineConfig = configFiles{"wk2": regexp.MustCompile(`(?m)^(    token: ).*$`).ReplaceAll(file, []byte("${1}abcdef.0123456789abcdef"))}.read
 		p := lab.planOf(lab.Client(), "wk2", planning.Policy{})
-		if refused := strings.Join(p.Refused, "\n"); !strings.Contains(refused, "has not the bootstrap token of Kubernetes that wk1 has: is it the file of another cluster?") {
+		if refused := strings.Join(p.Refused, "\n"); !strings.Contains(refused, "differs from wk1 in the machine's token, the bootstrap token of Kubernetes: is it the file of another cluster?") {
 			t.Errorf("refused: %q", refused)
 		}
 		requireRefused(t, lab.Client().roll(planning.Policy{})(t.Context()), "is it the file of another cluster?")
@@ -138,30 +136,20 @@ func TestCreateKilled(t *testing.T) {
 				lab.addNode(s.node, s.like, "")
 				return lab
 			}
-			var points []string
-			synctest.Test(t, func(t *testing.T) {
-				var err error
-				points, _, err = prepared(t).rollKilledAt(t.Context(), 0)
-				must(t, err)
-			})
-			chosen := crash{whole: whole{strategy: cluster.Create}}.slice(len(points))
-			for _, at := range chosen {
-				t.Run(strconv.Itoa(at), func(t *testing.T) {
+			var points []point
+			synctest.Test(t, func(t *testing.T) { points, _ = prepared(t).finish(t, rolls(planning.Policy{})) })
+			for _, at := range chosenPoints(t, points) {
+				t.Run(strconv.Itoa(at.at), func(t *testing.T) {
 					synctest.Test(t, func(t *testing.T) {
 						lab := prepared(t)
-						if _, _, err := lab.rollKilledAt(t.Context(), at); err == nil {
-							t.Fatal("killed, yet the roll says that it succeeded")
-						}
-						if at%2 == 0 {
-							must(t, os.RemoveAll(filepath.Join(lab.Dir, ".recast")))
+						lab.diesAt(t, at, rolls(planning.Policy{}))
+						if at.at%2 == 0 {
+							lab.loseJournal()
 						}
 						if _, err := lab.Client().Recover(t.Context(), s.node); fault.KindOf(err) != fault.Refused {
-							t.Errorf("killed at %q: recovered: %v", points[at-1], err)
+							t.Errorf("killed at %s: recovered: %v", at, err)
 						}
-						_, broken, err := lab.rollKilledAt(t.Context(), 0)
-						if err != nil || len(broken) > 0 {
-							t.Fatalf("killed at %q: the next roll: %v, %q", points[at-1], err, broken)
-						}
+						lab.finish(t, rolls(planning.Policy{}))
 						requireInSync(t, lab)
 						made := 0
 						for _, vm := range lab.World.VMs() {
@@ -170,12 +158,11 @@ func TestCreateKilled(t *testing.T) {
 							}
 						}
 						if made != 1 {
-							t.Errorf("killed at %q: there are %d VMs %s", points[at-1], made, s.node)
+							t.Errorf("killed at %s: there are %d VMs %s", at, made, s.node)
 						}
 					})
 				})
 			}
-			t.Attr("killed", strconv.Itoa(len(chosen)))
 		})
 	}
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/planning"
+	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
 	"github.com/recast-sh/recast/internal/sim/world"
 	"github.com/recast-sh/recast/internal/step"
@@ -252,7 +253,7 @@ func TestGivenUpDiskIsKept(t *testing.T) {
 // present name and place, not the earlier ones.
 func TestPlanNamesDisksAsTheyAreNow(t *testing.T) {
 	long(t)
-	inAMove := onServer("/move_disk POST")
+	inAMove := onServer("/qemu/9031/move_disk POST")
 	eachInLab(t, oneWorker(), map[string]moment{
 		"on the parking VM":       after("delete-vm"),
 		"some on either":          after("park/scsi0"),
@@ -263,6 +264,9 @@ func TestPlanNamesDisksAsTheyAreNow(t *testing.T) {
 		first, want := lab.as(firstRun), 0
 		if at == inAMove {
 			want = 1
+			must(t, first.roll(onlyWorker)(t.Context())) // it has tried the storage with a scratch volume
+			lab.Patch(sim.CommonExtension)
+			first = lab.as(secondRun)
 			lab.World.StopNextMove(world.AfterRename, false)
 		}
 		first.killedAt(t, at, first.roll(onlyWorker))

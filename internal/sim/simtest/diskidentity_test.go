@@ -1,7 +1,6 @@
 package simtest
 
 import (
-	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -10,6 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/sim/record"
 	"github.com/recast-sh/recast/internal/sim/world"
@@ -90,21 +90,21 @@ func TestRecreateWithoutSerials(t *testing.T) {
 				long(t)
 			}
 			t.Parallel()
-			var points []string
-			synctest.Test(t, func(t *testing.T) { points = rollWithoutSerials(t, o, 0) })
+			var points []point
+			synctest.Test(t, func(t *testing.T) { points = rollWithoutSerials(t, o, point{}) })
 			if t.Failed() || testing.Short() {
 				return
 			}
-			first := slices.IndexFunc(points, func(p string) bool { return strings.Contains(p, "move_disk") })
+			first := namedPoint(t, points, "move_disk").at - 1
 			for i := range 6 {
-				at := first + 1 + i*(len(points)-first-1)/6
+				at := points[first+i*(len(points)-first-1)/6]
 				synctest.Test(t, func(t *testing.T) { rollWithoutSerials(t, o, at) })
 			}
 		})
 	}
 }
 
-func rollWithoutSerials(t *testing.T, o sim.Options, at int) (points []string) {
+func rollWithoutSerials(t *testing.T, o sim.Options, at point) (points []point) {
 	lab := New(t, o)
 	lab.Patch(sim.PatchedExtension)
 	before := dataDrives(lab)
@@ -112,26 +112,16 @@ func rollWithoutSerials(t *testing.T, o sim.Options, at int) (points []string) {
 	if plan.Strategy != cluster.Recreate || len(plan.Refused) > 0 {
 		t.Fatalf("planned as %s: %s %q", plan.Strategy, plan.Why, plan.Refused)
 	}
-	points, broken, err := lab.rollKilledAt(t.Context(), at)
-	if at == 0 && err != nil || at != 0 && err == nil {
-		t.Fatalf("killed at %d: %v", at, err)
+	if at != (point{}) {
+		lab.diesAt(t, at, rolls(planning.Policy{}))
 	}
-	if at != 0 {
-		if at%2 == 0 {
-			lab.loseJournal()
-		}
-		_, more, err := lab.rollKilledAt(t.Context(), 0)
-		if err != nil {
-			t.Fatalf("killed at %d, %s: %v", at, points[at-1], err)
-		}
-		broken = append(broken, more...)
+	if at.at%2 == 0 {
+		lab.loseJournal()
 	}
-	if len(broken) > 0 {
-		t.Errorf("killed at %d: promises broken: %q", at, broken)
-	}
+	points, _ = lab.finish(t, rolls(planning.Policy{}))
 	requireInSync(t, lab)
 	if diff := cmp.Diff(before, dataDrives(lab)); diff != "" {
-		t.Errorf("killed at %d: the drives' options changed:\n%s", at, diff)
+		t.Errorf("killed at %s: the drives' options changed:\n%s", at, diff)
 	}
 	return points
 }

@@ -26,10 +26,10 @@ func (l *Lab) settledDump() string {
 }
 
 // withoutAttempts removes from the records what depends on the number of attempts: the number of the replacement,
-// the number of writes, and unanswered requests of killed processes, which are dropped once they can't take effect
+// the number of writes, the time of the replacement, and unanswered requests of killed processes, which are dropped once they can't take effect
 // any more.
 func withoutAttempts(dump string) string {
-	return regexp.MustCompile(`,"sent":\{[^}]*\}|,"(?:nth|written)":\d+`).ReplaceAllString(dump, "")
+	return regexp.MustCompile(`,"sent":\{[^}]*\}|,"(?:nth|written)":\d+|,"replaced":"[^"]*"`).ReplaceAllString(dump, "")
 }
 
 // describe describes a medium. Persistent disks are named by their content, to the byte; of

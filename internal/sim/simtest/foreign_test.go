@@ -193,7 +193,7 @@ func (c foreignCell) run(t *testing.T, s *foreignScene, r *foreignResults) {
 		theirs = slices.DeleteFunc(s.world.Violations(), func(v string) bool { return slices.Contains(before, v) })
 	})
 	if !came {
-		t.Logf("the run was over after %d changes", len(s.changes))
+		t.Errorf("the run was over after %d changes: %v", len(s.changes), err)
 		return
 	}
 	change := s.changes[min(c.at.change, len(s.changes))-1]

@@ -35,14 +35,14 @@ const (
 	attachesData = 5
 )
 
-// beforeMove calls f before the n-th move_disk.
+// beforeMove calls f before the n-th move_disk of one of wk1's disks: scratch VMs hand volumes over, too.
 func (l *Lab) beforeMove(n int, f func()) {
 	var mu sync.Mutex
 	seen := 0
 	l.Recorder.Hooks(func(call record.Call) error {
 		mu.Lock()
 		defer mu.Unlock()
-		if call.Method == "POST" && strings.HasSuffix(call.Path, "/move_disk") {
+		if call.Method == "POST" && strings.HasSuffix(call.Path, "/move_disk") && (strings.Contains(call.Path, "/9031/") || call.Params["target-vmid"] == "9031") {
 			if seen++; seen == n {
 				f()
 			}

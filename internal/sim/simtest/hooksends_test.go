@@ -48,7 +48,7 @@ func TestHooksAfterTheLastNodeOfABatch(t *testing.T) {
 	})
 	t.Run("a failure in the batch beside it", func(t *testing.T) {
 		inLab(t, sim.Options{ControlPlanes: 3, Workers: 1}, func(t *testing.T, lab *Lab) {
-			lab.setRoll("strategy: in-place", "canary: false", "workersBeside: true", "maxUnavailable: {workers: 1, perHost: 2}")
+			lab.setRoll("strategy: in-place", "reboot: kexec", "canary: false", "workersBeside: true", "maxUnavailable: {workers: 1, perHost: 2}")
 			working := make(chan struct{})
 			c, h := withHooks(lab, func(_ context.Context, at string) (int, error) {
 				if at == "beforeNode cp1" {

@@ -125,31 +125,35 @@ func TestInPlaceKilled(t *testing.T) {
 		after("upgrade/drain"), onServer("LifecycleService/Upgrade"), after("upgrade/install"), onServer("MachineService/Reboot"),
 		before("wait-healthy"), before("finish/set-installer"), before("finish/uncordon"),
 	}
+	type kill struct {
+		at             moment
+		journal, usual bool
+	}
+	var kills []kill
 	for i, at := range moments {
-		for _, journal := range []bool{true, false} {
-			if !*crashAll && (i < 1 || i > 3 || journal != (i == 1)) {
-				continue
-			}
-			t.Run(fmt.Sprintf("%s/journal=%t", at, journal), func(t *testing.T) {
-				inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
-					lab.inPlace()
-					lab.Patch(everywhere)
-					since := len(lab.Recorder.Calls())
-					c := lab.Client()
-					c.killedAt(t, at, c.roll(policyFor("wk1")))
-					if !journal {
-						lab.loseJournal()
-					}
-					must(t, lab.Client().roll(policyFor("wk1"))(t.Context()))
-					calls := lab.upgradeCalls(since)
-					if installs := strings.Count(strings.Join(calls, " "), "LifecycleService/Upgrade"); installs != 1 {
-						t.Errorf("installed %d times: %q", installs, calls)
-					}
-					lab.requireUpgraded(t, "wk1")
-					lab.requireKept(0)
-				})
+		usual := i >= 1 && i <= 3
+		kills = append(kills, kill{at, true, usual && i == 1}, kill{at, false, usual && i != 1})
+	}
+	for _, k := range chosenKills(t, kills, 1, func(k kill) bool { return k.usual }) {
+		t.Run(fmt.Sprintf("%s/journal=%t", k.at, k.journal), func(t *testing.T) {
+			inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+				lab.inPlace()
+				lab.Patch(everywhere)
+				since := len(lab.Recorder.Calls())
+				c := lab.Client()
+				c.killedAt(t, k.at, c.roll(policyFor("wk1")))
+				if !k.journal {
+					lab.loseJournal()
+				}
+				must(t, lab.Client().roll(policyFor("wk1"))(t.Context()))
+				calls := lab.upgradeCalls(since)
+				if installs := strings.Count(strings.Join(calls, " "), "LifecycleService/Upgrade"); installs != 1 {
+					t.Errorf("installed %d times: %q", installs, calls)
+				}
+				lab.requireUpgraded(t, "wk1")
+				lab.requireKept(0)
 			})
-		}
+		})
 	}
 }
 
@@ -176,5 +180,5 @@ func (l *Lab) installBy(t *testing.T, node, installer string) {
 	defer s.end()
 	n, quiet := l.node(node), func(string) {}
 	must(t, errOf(s.machines.Talos.PullInstaller(t.Context(), n.Addr, n.UUID, installer, quiet)))
-	must(t, errOf(s.machines.Talos.Install(t.Context(), n.Addr, n.UUID, installer, quiet)))
+	must(t, errOf(s.machines.Talos.Install(t.Context(), n.Addr, n.UUID, installer, "", quiet)))
 }

@@ -103,10 +103,8 @@ func (l *Lab) requireKubernetes(version string) {
 // TestUpgradeKubernetes: everything gets the next minor version, nothing reboots, and then
 // there is nothing to do.
 func TestUpgradeKubernetes(t *testing.T) {
+	longParts(t)
 	inLab(t, sim.Options{ControlPlanes: 3, Workers: 2}, func(t *testing.T, lab *Lab) {
-		if testing.Short() {
-			t.Skip("long: a whole cluster")
-		}
 		boots := lab.boots()
 		from := len(lab.Recorder.Calls())
 		rep, err := lab.Client().UpgradeKubernetes(t.Context(), nextKubernetes, true)

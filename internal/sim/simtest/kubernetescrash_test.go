@@ -2,70 +2,54 @@ package simtest
 
 import (
 	"context"
-	"errors"
+	"fmt"
 	"strings"
 	"testing"
 
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// upgradeKilledAt upgrades Kubernetes and is killed at a point; 0 lets it finish.
-func (l *Lab) upgradeKilledAt(ctx context.Context, at int) (points []string, err error) {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	c := l.Client()
-	k := l.watch(c, at, cancel)
-	defer l.Recorder.Hooks(nil, nil)
-	err = c.upgradeKubernetes(ctx)
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if at != 0 && !k.dead {
-		err = errors.Join(err, errNotReached)
-	}
-	return k.points, err
-}
-
 // TestUpgradeKubernetesIsKilled at every point, and run again with its journal or without:
 // the result is the same.
 func TestUpgradeKubernetesIsKilled(t *testing.T) {
 	long(t)
-	var points []string
+	var points []point
 	t.Run("undisturbed", func(t *testing.T) {
 		inLabOnce(t, oneWorker(), func(t *testing.T, lab *Lab) {
-			var err error
-			points, err = lab.upgradeKilledAt(t.Context(), 0)
-			must(t, err)
+			points, _ = lab.finish(t, upgradesKubernetes)
 			lab.requireKubernetes(nextKubernetes)
 		})
 	})
+	type kill struct {
+		point
+		elsewhere bool
+	}
+	var kills []kill
 	var config, pull int
-	for i, point := range points {
-		config += strings.Count(point, "ApplyConfiguration")
-		pull += strings.Count(point, "Pull")
-		if !*crashAll && i%5 != 1 {
-			continue
-		}
-		for name, elsewhere := range map[string]bool{"here": false, "elsewhere": true} {
-			if !*crashAll && elsewhere == (i%2 == 0) {
-				continue
-			}
-			t.Run(strings.ReplaceAll(point, "/", " ")+" "+name, func(t *testing.T) {
-				inLabOnce(t, oneWorker(), func(t *testing.T, lab *Lab) { lab.killUpgrade(i+1, elsewhere) })
-			})
-		}
+	for _, p := range points {
+		config += strings.Count(p.name, "ApplyConfiguration")
+		pull += strings.Count(p.name, "Pull")
+		kills = append(kills, kill{p, false}, kill{p, true})
 	}
 	if config != 6 || pull < 7 {
 		t.Errorf("%d configurations and %d pulls among %q", config, pull, points)
 	}
+	for _, k := range chosenKills(t, kills, 1, func(k kill) bool { return k.at%5 == 2 && k.elsewhere == (k.at%2 == 0) }) {
+		where := map[bool]string{false: "here", true: "elsewhere"}[k.elsewhere]
+		t.Run(fmt.Sprint(k.at, " ", strings.ReplaceAll(k.name, "/", " "), " ", where), func(t *testing.T) {
+			inLabOnce(t, oneWorker(), func(t *testing.T, lab *Lab) { lab.killUpgrade(t, k.point, k.elsewhere) })
+		})
+	}
 }
 
+// upgradesKubernetes upgrades everything to nextKubernetes.
+func upgradesKubernetes(ctx context.Context, c *Client) error { return c.upgradeKubernetes(ctx) }
+
 // killUpgrade kills an upgrade at a point and then finishes it.
-func (l *Lab) killUpgrade(at int, elsewhere bool) {
-	l.t.Helper()
+func (l *Lab) killUpgrade(t *testing.T, at point, elsewhere bool) {
+	t.Helper()
 	boots := l.boots()
-	if _, err := l.upgradeKilledAt(l.t.Context(), at); err == nil || errors.Is(err, errNotReached) {
-		l.t.Skipf("not killed: %v", err) // a heartbeat shifted the points
-	}
+	l.diesAt(t, at, upgradesKubernetes)
 	c := l.Client()
 	if c.Run = "20000101-0001-feed"; elsewhere {
 		l.loseJournal()

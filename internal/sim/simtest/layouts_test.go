@@ -134,9 +134,8 @@ func rollLayout(t *testing.T, layout layouts.Layout) (ref reference, strategy cl
 		return ref, ""
 	}
 	before := l.shape()
-	points, broken, err := l.rollKilled(t.Context(), l.policy(), 0, "")
-	must(t, err)
-	l.requireRolled(broken, before)
+	points, _ := l.finish(t, rolls(l.policy()))
+	l.requireRolled(before)
 	return reference{points, l.settledDump(), l.Talos}, n.Strategy
 }
 
@@ -145,21 +144,15 @@ func resumeLayout(t *testing.T, layout layouts.Layout, strategy cluster.Strategy
 	l := newLayoutLab(t, layout, ref.secrets)
 	readyLayout(t, l)
 	before := l.shape()
-	at, after := len(ref.points)/2, ""
+	at := ref.points[len(ref.points)/2]
 	if strategy == cluster.Recreate {
-		at, after = 0, fmt.Sprintf("DELETE /api2/json/nodes/%s/qemu/%d", l.node.Host, l.node.VMID)
+		at = namedPoint(t, ref.points, fmt.Sprintf("DELETE /api2/json/nodes/%s/qemu/%d", l.node.Host, l.node.VMID))
 	}
-	points, broken, err := l.rollKilled(t.Context(), l.policy(), at, after)
-	if err == nil || len(points) == len(ref.points) {
-		t.Fatalf("the roll was not killed: %v", err)
-	}
-	_, more, err := l.rollKilled(t.Context(), l.policy(), 0, "")
-	if err != nil {
-		t.Fatalf("killed at %s: the next roll: %v", points[len(points)-1], err)
-	}
-	l.requireRolled(slices.Concat(broken, more), before)
+	l.diesAt(t, at, rolls(l.policy()))
+	l.finish(t, rolls(l.policy()))
+	l.requireRolled(before)
 	if diff := cmp.Diff(ref.dump, l.settledDump()); diff != "" {
-		t.Errorf("killed at %s: the world differs from an undisturbed one (-undisturbed +resumed):\n%s", points[len(points)-1], diff)
+		t.Errorf("killed at %s: the world differs from an undisturbed one (-undisturbed +resumed):\n%s", at, diff)
 	}
 }
 
@@ -177,11 +170,8 @@ func (l *layoutLab) policy() planning.Policy { return planning.Policy{Only: []st
 
 // requireRolled fails the test unless the node runs the new build on the same VM, and no
 // promise was broken.
-func (l *layoutLab) requireRolled(broken []string, before map[string]string) {
+func (l *layoutLab) requireRolled(before map[string]string) {
 	l.t.Helper()
-	for _, b := range broken {
-		l.t.Errorf("promise broken: %s", b)
-	}
 	l.RequireIntact()
 	plan, err := l.Client().Plan(l.t.Context(), l.policy())
 	must(l.t, err)

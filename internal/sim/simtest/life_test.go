@@ -18,7 +18,6 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim"
@@ -293,44 +292,28 @@ func TestLifeKilled(t *testing.T) {
 				l.require(t, s)
 				return l.end(t)
 			}
-			var points []string
+			var points []point
 			var want string
 			synctest.Test(t, func(t *testing.T) {
 				l := prepared(t)
-				passed, broken, err := l.killedAt(t.Context(), 0, "", typed)
-				if err != nil || len(broken) > 0 {
-					t.Fatalf("not killed: %v, %q", err, broken)
-				}
-				points, want, ours = passed, end(t, l), l.ours
+				points, _ = l.finish(t, typed)
+				want, ours = end(t, l), l.ours
 			})
-			chosen := crash{whole: whole{strategy: cluster.Strategy(s.name)}}.slice(len(points))
-			for _, at := range chosen {
-				t.Run(strconv.Itoa(at), func(t *testing.T) {
+			for _, at := range chosenPoints(t, points) {
+				t.Run(strconv.Itoa(at.at), func(t *testing.T) {
 					synctest.Test(t, func(t *testing.T) {
 						l := prepared(t)
-						passed, broken, err := l.killedAt(t.Context(), at, "", typed)
-						if err == nil {
-							t.Fatal("killed, yet the command says that it succeeded")
-						}
-						where := fmt.Sprintf("killed at %d of %d, %q", len(passed), len(points), passed[len(passed)-1])
-						if at%2 == 0 {
+						l.diesAt(t, at, typed)
+						if at.at%2 == 0 {
 							l.loseJournal()
 						}
-						_, more, err := l.killedAt(t.Context(), 0, "", typed)
-						if err != nil {
-							t.Fatalf("%s: the next command: %v, hints %q", where, err, fault.Hints(err))
-						}
-						for _, b := range append(broken, more...) {
-							t.Errorf("%s: promise broken: %s", where, b)
-						}
+						l.finish(t, typed)
 						if diff := cmp.Diff(want, end(t, l)); diff != "" {
-							t.Errorf("%s: the world differs from an undisturbed one:\n%s", where, diff)
+							t.Errorf("killed at %s: the world differs from an undisturbed one:\n%s", at, diff)
 						}
 					})
 				})
 			}
-			t.Attr("points", strconv.Itoa(len(points)))
-			t.Attr("killed", strconv.Itoa(len(chosen)))
 		})
 	}
 }

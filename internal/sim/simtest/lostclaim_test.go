@@ -42,7 +42,7 @@ func changesOfNodes(calls []record.Call) []string {
 	for _, c := range calls {
 		images := c.Proto == "factory" || c.Proto == "registry" || strings.Contains(c.Path, "/storage/")
 		ofClaim := c.Params["vmid"] == claim || strings.Contains(c.Path, "/qemu/"+claim)
-		if c.Mutation && !images && !ofClaim {
+		if c.Mutation && !images && !ofClaim && !ofScratch(c) {
 			out = append(out, strings.TrimSpace(c.Proto+" "+c.Method+" "+c.Path))
 		}
 	}

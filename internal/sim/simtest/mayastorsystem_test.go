@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -28,6 +29,7 @@ func (l *Lab) runMayastor(workers ...string) {
 	l.Kube.Define(diskPools)
 	l.put(store.Namespaces(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: openebsSpace}})
 	l.runProgram(openebsSpace, "openebs-api-rest", "api-rest", map[string]string{"app": "api-rest", "openebs.io/release": "openebs"}, 8081)
+	l.put(store.Deployments(), agentCore())
 	for _, name := range workers {
 		l.put(diskPools.GroupVersionResource, object(diskPools, openebsSpace, "pool-on-"+name, map[string]any{
 			"spec": map[string]any{"node": name, "disks": []any{"/dev/vdb"}}, "status": map[string]any{"cr_state": "Created", "pool_status": "Online"},
@@ -35,6 +37,30 @@ func (l *Lab) runMayastor(workers ...string) {
 		l.Kube.Mayastor().AddNode(name)
 	}
 	time.Sleep(10 * time.Second) // its pod starts
+}
+
+// agentCore is the control plane's Deployment, as the chart has it.
+func agentCore(args ...string) *appsv1.Deployment {
+	labels := map[string]string{"app": "agent-core", "openebs.io/release": "openebs"}
+	return &appsv1.Deployment{
+		ObjectMeta: metav1.ObjectMeta{Name: "openebs-agent-core", Namespace: openebsSpace, Labels: labels},
+		Spec: appsv1.DeploymentSpec{
+			Replicas: new(int32(1)), Selector: &metav1.LabelSelector{MatchLabels: labels},
+			Template: corev1.PodTemplateSpec{
+				ObjectMeta: metav1.ObjectMeta{Labels: labels},
+				Spec: corev1.PodSpec{Containers: []corev1.Container{
+					{Name: "agent-core", Image: "openebs/mayastor-agent-core:v2.8.0", Args: args}, {Name: "agent-ha-cluster", Image: "openebs/mayastor-agent-ha-cluster:v2.8.0"},
+				}},
+			},
+		},
+	}
+}
+
+// servedElsewhere adds a volume whose target is on a node, and its pod on another.
+func (l *Lab) servedElsewhere(target, user string) {
+	l.Kube.Mayastor().AddVolume(mayastor.Volume{
+		UUID: mayastorUUID, Wanted: 2, Target: target, Users: []string{user}, Replicas: []*mayastor.Replica{{Node: "wk1", Child: "Online"}, {Node: "wk2", Child: "Online"}},
+	})
 }
 
 // nexus adds a published volume of Mayastor with healthy replicas on those nodes.
@@ -92,6 +118,21 @@ func TestPlanOfMayastor(t *testing.T) {
 				UUID: mayastorUUID, Wanted: 2, Unpublished: true, Replicas: []*mayastor.Replica{{Node: "wk1"}, {Node: "wk2"}},
 			})
 		}},
+		"its target, its pod elsewhere": {
+			change: func(l *Lab) { l.servedElsewhere("wk1", "wk2") },
+			notes:  []string{"Mayastor volume " + mayastorUUID + " is used by wk2 through it: what writes to it waits until Mayastor serves it through another node"},
+		},
+		"its target, its pod elsewhere, and no HA": {
+			change: func(l *Lab) {
+				l.servedElsewhere("wk1", "wk2")
+				l.Kube.Mayastor().DisableHA()
+				without(store.Deployments(), openebsSpace, "openebs-agent-core")(l)
+				l.put(store.Deployments(), agentCore("--disable-ha"))
+			},
+			refused: []string{"Mayastor volume " + mayastorUUID + " is used by wk2 through it, and waits for it while it is away: its HA agents are off (--disable-ha): " +
+				"turn on agents.ha.enabled of its chart, or move the pods that use it to the node" + off},
+		},
+		"its pod, its target elsewhere": {change: func(l *Lab) { l.servedElsewhere("wk2", "wk1") }},
 		"not looked at": {change: func(l *Lab) {
 			l.nexus(2, "wk1")
 			l.setRoll("storage: off")

@@ -148,32 +148,21 @@ func TestMigrationKilled(t *testing.T) {
 				prepare(lab)
 				return lab
 			}
-			var points []string
-			synctest.Test(t, func(t *testing.T) {
-				var err error
-				points, _, err = prepared(t).rollKilledAt(t.Context(), 0)
-				must(t, err)
-			})
-			chosen := crash{whole: whole{strategy: cluster.Reconfigure}}.slice(len(points))
-			for i, at := range points {
-				if strings.Contains(at, "/migrate") && !slices.Contains(chosen, i+1) {
-					chosen = append(chosen, i+1)
-				}
+			var points []point
+			synctest.Test(t, func(t *testing.T) { points, _ = prepared(t).finish(t, rolls(planning.Policy{})) })
+			chosen := chosenPoints(t, points)
+			if at := namedPoint(t, points, "/migrate"); !slices.Contains(chosen, at) {
+				chosen = append(chosen, at)
 			}
 			for _, at := range chosen {
-				t.Run(fmt.Sprint(at), func(t *testing.T) {
+				t.Run(fmt.Sprint(at.at), func(t *testing.T) {
 					synctest.Test(t, func(t *testing.T) {
 						lab := prepared(t)
-						if _, _, err := lab.rollKilledAt(t.Context(), at); err == nil {
-							t.Fatal("killed, yet the roll says that it succeeded")
-						}
-						_, broken, err := lab.rollKilledAt(t.Context(), 0)
-						if err != nil || len(broken) > 0 {
-							t.Fatalf("killed at %q: the next roll: %v, %q", points[at-1], err, broken)
-						}
+						lab.diesAt(t, at, rolls(planning.Policy{}))
+						lab.finish(t, rolls(planning.Policy{}))
 						requireInSync(t, lab)
 						if host := lab.hostOf(worker1); host != "pve3" {
-							t.Errorf("killed at %q: it is on %s", points[at-1], host)
+							t.Errorf("killed at %s: it is on %s", at, host)
 						}
 						lab.RequireIntact()
 					})

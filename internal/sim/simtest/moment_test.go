@@ -103,9 +103,8 @@ func (c *Client) killedAt(t testing.TB, m moment, do func(ctx context.Context) e
 		})
 		defer c.lab.Recorder.Hooks(nil, nil)
 	}
-	if err := do(ctx); !dead.Load() || err == nil {
-		t.Fatalf("it was not killed %s: %v", m, err)
-	}
+	err := do(ctx)
+	requireKilled(t, dead.Load(), err, m.String())
 }
 
 // inBubble runs a test that makes its own lab.

@@ -194,14 +194,14 @@ func TestRollOfItsOwnCluster(t *testing.T) {
 			job: job{on: []string{"cp2", "wk2"}}, out: []string{"wk1", "cp1", "cp3", "cp2", "wk2"}, evicted: []string{"cp2", "wk2"},
 		},
 		"in place, and then where the scheduler puts it": {
-			job: job{on: []string{"wk1"}}, roll: []string{"strategy: in-place"}, out: []string{"wk2", "cp1", "cp2", "cp3", "wk1"}, evicted: []string{"wk1"},
+			job: job{on: []string{"wk1"}}, roll: []string{"strategy: in-place", "reboot: kexec"}, out: []string{"wk2", "cp1", "cp2", "cp3", "wk1"}, evicted: []string{"wk1"},
 		},
 		"a saved plan has its own order": {
 			job: job{on: []string{"cp1", "cp2", "wk1"}}, roll: []string{"canary: false"}, saved: "wk1",
 			out: []string{"cp1", "cp2", "cp3", "wk2", "wk1"}, evicted: []string{"cp1", "cp2", "wk1"},
 		},
 		"a saved plan, in place": {
-			job: job{on: []string{"cp1", "wk2", "wk1"}}, roll: []string{"canary: false", "strategy: in-place"}, saved: "wk1",
+			job: job{on: []string{"cp1", "wk2", "wk1"}}, roll: []string{"canary: false", "strategy: in-place", "reboot: kexec"}, saved: "wk1",
 			out: []string{"cp1", "cp2", "cp3", "wk2", "wk1"}, evicted: []string{"cp1", "wk2", "wk1"},
 		},
 		"no other node is out beside that which it is on": {

@@ -65,13 +65,10 @@ func TestAPodsDiskIsKnownByItsPersistentVolume(t *testing.T) {
 			t.Fatalf("%s, refused %q", n.Strategy, n.Refused)
 		}
 		go lab.detachOnDrain("wk1", wk1)
-		if _, _, err := lab.rollKilled(t.Context(), onlyWorker, 0, "/qemu/9031/status/start"); err == nil {
-			t.Fatal("the roll was not killed")
-		}
+		c := lab.Client()
+		c.killedAt(t, onServer("/qemu/9031/status/start POST"), c.roll(onlyWorker))
 		lab.EditVM(wk1, "scsi7", podVolid)
-		if _, broken, err := lab.rollKilled(t.Context(), onlyWorker, 0, ""); err != nil || len(broken) > 0 {
-			t.Fatalf("resumed: %v, broken: %q", err, broken)
-		}
+		lab.finish(t, rolls(onlyWorker))
 		lab.RequireIntact()
 		if drive := lab.vm(wk1).Config["scsi7"]; drive != podVolid+",size=1G" {
 			t.Errorf("the pod's disk: %q", drive)

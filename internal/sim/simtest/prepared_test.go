@@ -166,28 +166,28 @@ func TestPreparedKilled(t *testing.T) {
 	long(t)
 	for _, s := range []cluster.Strategy{cluster.Recreate, cluster.Reimage} {
 		t.Run(string(s), func(t *testing.T) {
-			killed := func(t *testing.T, at int) (lab *Lab, points []string) {
-				lab = New(t, sim.Options{Workers: 1})
+			prepared := func(t *testing.T) *Lab {
+				lab := New(t, sim.Options{Workers: 1})
 				lab.BootsDisks("disk")
 				strategy(s)(lab)
 				lab.Patch(sim.PatchedExtension)
-				return lab, lab.diesAt(t, at, func(ctx context.Context, c *Client) error { return c.roll(planning.Policy{Only: []string{"wk1"}})(ctx) })
+				return lab
 			}
-			var points []string
-			synctest.Test(t, func(t *testing.T) { _, points = killed(t, 0) })
-			t.Attr("sum:points", strconv.Itoa(len(points)))
-			for _, at := range (crash{whole: whole{strategy: s}}).slice(len(points)) {
-				t.Run(strconv.Itoa(at), func(t *testing.T) {
+			var points []point
+			synctest.Test(t, func(t *testing.T) { points, _ = prepared(t).finish(t, rolls(policyFor("wk1"))) })
+			for _, at := range chosenPoints(t, points) {
+				t.Run(strconv.Itoa(at.at), func(t *testing.T) {
 					synctest.Test(t, func(t *testing.T) {
-						lab, points := killed(t, at)
-						if at%3 == 0 {
+						lab := prepared(t)
+						lab.diesAt(t, at, rolls(policyFor("wk1")))
+						if at.at%3 == 0 {
 							if _, err := lab.Client().Recover(t.Context(), "wk1"); err == nil {
 								t.Attr("sum:put-back", "1")
 								lab.requireServing("wk1")
 							}
 						}
 						if _, err := lab.second().Roll(t.Context(), planning.Policy{Only: []string{"wk1"}}); err != nil {
-							t.Fatalf("killed at %q: %v", points[at-1], err)
+							t.Fatalf("killed at %s: %v", at, err)
 						}
 						requireInSync(t, lab)
 						lab.requireServing("wk1")

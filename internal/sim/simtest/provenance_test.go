@@ -72,7 +72,7 @@ func upgradeByHand(t *testing.T, lab *Lab, schematic string) {
 	n, before := lab.node("wk1"), lab.machine("wk1")
 	repository := s.images.Factory.InstallerRepository(images.ISORequest{SchematicID: id, Platform: "nocloud"})
 	lab.installBy(t, n.Name, repository+":"+before.TalosVersion)
-	must(t, s.machines.Talos.Reboot(t.Context(), n.Addr, n.UUID))
+	must(t, s.machines.Talos.Reboot(t.Context(), n.Addr, n.UUID, ""))
 	for {
 		m, err := s.machines.Talos.Machine(t.Context(), n.Addr)
 		if err == nil && m.BootID != before.BootID && m.Ready && m.Stage == "running" {

@@ -105,58 +105,49 @@ func (l *Lab) parkingOf(node string) int {
 func TestCrashPrune(t *testing.T) {
 	long(t)
 	t.Parallel()
-	var points []string
+	var points []point
 	var want string
 	var secrets *talosapi.Cluster
 	synctest.Test(t, func(t *testing.T) {
 		lab := New(t, oneWorker())
-		points, want = lab.prunedKilledAt(t, 0)
+		points, want = lab.prunedKilledAt(t, point{})
 		secrets = lab.Talos
 	})
 	if len(points) < 8 { // claim, for each of two disks: lift, free, record; lift, delete; claim
 		t.Fatalf("an undisturbed prune makes only the changes %q", points)
 	}
-	for i, p := range points {
-		t.Run(strconv.Itoa(i+1)+" "+p, func(t *testing.T) {
+	expectKills(t, len(points))
+	for _, at := range points {
+		t.Run(strconv.Itoa(at.at)+" "+at.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				o := oneWorker()
 				o.Talos = secrets
-				if _, got := New(t, o).prunedKilledAt(t, i+1); got != want {
+				if _, got := New(t, o).prunedKilledAt(t, at); got != want {
 					t.Errorf("the world differs from an undisturbed one (-want +got):\n%s", cmp.Diff(want, got))
 				}
 			})
 		})
 	}
-	t.Attr("points", strconv.Itoa(len(points)))
-	t.Attr("killed", strconv.Itoa(len(points)))
 }
 
 // prunedKilledAt prunes the disks of a node that is no longer configured, and one of a
 // node that is.
-func (l *Lab) prunedKilledAt(t *testing.T, at int) (points []string, dump string) {
+func (l *Lab) prunedKilledAt(t *testing.T, at point) (points []point, dump string) {
 	t.Helper()
 	l.parkOld(9040, "wk1", firstRun, secondRun)
 	l.parkOld(9041, "wk9", firstRun)
-	c := l.Client()
-	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
-	k := l.watch(c, at, cancel)
-	_, err := c.pruneDisks(ctx, -1, nil)
-	l.Recorder.Hooks(nil, nil)
-	if len(k.broken) > 0 || k.dead != (at > 0) || (err == nil) != (at == 0) {
-		t.Fatalf("killed %t, error %v, promises broken: %q", k.dead, err, k.broken)
+	prunes := func(ctx context.Context, c *Client) error { return errOf(c.pruneDisks(ctx, -1, nil)) }
+	if at != (point{}) {
+		l.diesAt(t, at, prunes)
 	}
-	if at > 0 {
-		_, err := l.Client().pruneDisks(t.Context(), -1, nil)
-		must(t, err)
-	}
+	points, _ = l.finish(t, prunes)
 	requireNoClaim(t, l)
 	l.requireKept(1)
 	l.RequireIntact()
 	if l.parkingOf("wk9") != 0 || l.vmConfig(9040)["protection"] != "1" {
 		t.Errorf("parking VM of wk9: %d; that of wk1: %v", l.parkingOf("wk9"), l.vmConfig(9040))
 	}
-	return k.points, l.settledDump()
+	return points, l.settledDump()
 }
 
 // TestPruneLooksAgain: any change between the question and the answer stops it; only what

@@ -54,7 +54,7 @@ func TestUnfinishedWorkOfAnotherFile(t *testing.T) {
 		requireDrift(t, lab)
 		lab.Patch(sim.PatchedExtension)
 		requireNoClaim(t, lab)
-		refused("beside an old system disk", "keeps old system disks of node wk1", "9000-9101 holds them all")
+		refused("beside an old system disk", "keeps the previous system disk of node wk1", "9000-9101 holds them all")
 		must(t, me.setRange("9000-9199"))
 		must(t, me.roll(planning.Policy{})(t.Context()))
 		lab.RequireIntact()

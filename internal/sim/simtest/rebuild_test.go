@@ -90,6 +90,7 @@ func breakCluster(t *testing.T, controlPlanes int, destroyed ...string) *broken 
 func (b *broken) require(t *testing.T) {
 	t.Helper()
 	requireInSync(t, b.Lab)
+	defer b.requireKubelets("wk1")
 	var planes, members []string
 	made := map[string]int{}
 	for _, vm := range b.World.VMs() {
@@ -195,47 +196,38 @@ func TestRebuildKilled(t *testing.T) {
 		}, []string{"cp1 true", "cp2 true"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			var points []string
+			var points []point
 			synctest.Test(t, func(t *testing.T) {
 				b := s.prepared(t)
-				var err error
-				points, _, err = b.rebuildKilled(0)
-				must(t, err)
+				points, _ = b.finish(t, b.rebuildAs(2))
 				b.require(t)
 			})
-			chosen := crash{whole: whole{strategy: cluster.Create}}.slice(len(points))
-			for _, at := range chosen {
-				t.Run(strconv.Itoa(at), func(t *testing.T) {
+			for _, at := range chosenPoints(t, points) {
+				t.Run(strconv.Itoa(at.at), func(t *testing.T) {
 					synctest.Test(t, func(t *testing.T) {
 						b := s.prepared(t)
-						if _, _, err := b.rebuildKilled(at); err == nil {
-							t.Fatal("killed, yet the rebuild says that it succeeded")
-						}
-						if at%2 == 0 {
+						b.diesAt(t, at, b.rebuildAs(2+at.at))
+						if at.at%2 == 0 {
 							b.loseJournal()
 						}
-						_, promises, err := b.rebuildKilled(0)
-						if err != nil || len(promises) > 0 {
-							t.Fatalf("killed at %q: the next rebuild: %v, hints %q, broken %q", points[at-1], err, fault.Hints(err), promises)
-						}
+						b.finish(t, b.rebuildAs(2))
 						b.require(t)
 						if diff := cmp.Diff(s.kept, b.kept(t)); diff != "" {
-							t.Errorf("killed at %q: parked disks (-want +got):\n%s", points[at-1], diff)
+							t.Errorf("killed at %s: parked disks (-want +got):\n%s", at, diff)
 						}
 					})
 				})
 			}
-			t.Attr("killed", strconv.Itoa(len(chosen)))
 		})
 	}
 }
 
-// rebuildKilled kills a rebuild at a point; 0 lets it finish.
-func (b *broken) rebuildKilled(at int) (points, promises []string, err error) {
-	return b.killedAt(b.t.Context(), at, "", func(ctx context.Context, c *Client) error {
-		c.Run = fmt.Sprintf("20000101-0000-%04d", 2+at)
+// rebuildAs is a rebuild by a run with that number.
+func (b *broken) rebuildAs(run int) deed {
+	return func(ctx context.Context, c *Client) error {
+		c.Run = fmt.Sprintf("20000101-0000-%04d", run)
 		return errOf(c.Rebuild(ctx, b.file))
-	})
+	}
 }
 
 // outOfReach has nobody answer by these protocols.

@@ -102,10 +102,7 @@ func (r recovery) lab(t *testing.T) *Lab {
 // all its disks, settings and options, and nothing is left.
 func TestRecover(t *testing.T) {
 	long(t)
-	for _, r := range recoveries() {
-		if !r.always && !*crashAll {
-			continue
-		}
+	for _, r := range chosenKills(t, recoveries(), 1, func(r recovery) bool { return r.always }) {
 		t.Run(r.String(), func(t *testing.T) {
 			inBubble(t, func(t *testing.T) {
 				lab := r.lab(t)
@@ -146,14 +143,15 @@ func TestRecoverKilled(t *testing.T) {
 	atStart := recovery{strategy: cluster.Recreate, node: "wk1", at: before("bring-up/start")}
 	atKeep := recovery{strategy: cluster.Recreate, node: "wk1", at: before("finish/keep")}
 	control := recovery{strategy: cluster.Recreate, node: "cp2", at: before("finish/keep")}
-	for _, c := range []struct {
+	type kill struct {
 		recovery
 		then   moment // of recover
 		roll   bool   // the next command is a roll
 		always bool   // also in the default slice
-	}{
+	}
+	for _, c := range chosenKills(t, []kill{
 		{atStart, after("put-back/give-up"), true, false},
-		{atStart, onServer("/move_disk POST"), false, true},
+		{atStart, onServer("/qemu/9031/move_disk POST"), false, true},
 		{atStart, after("put-back/attach/scsi0"), true, false},
 		{atStart, after("put-back/start"), false, false},
 		{atKeep, onServer("/status/shutdown POST"), false, false},
@@ -162,10 +160,7 @@ func TestRecoverKilled(t *testing.T) {
 		{atKeep, before("finish/close"), false, false},
 		{control, onServer("EtcdLeaveCluster"), false, false},
 		{control, before("finish/restore-node"), false, true},
-	} {
-		if !c.always && !*crashAll {
-			continue
-		}
+	}, 2, func(c kill) bool { return c.always }) {
 		next := "recover"
 		if c.roll {
 			next = "roll"
@@ -201,7 +196,7 @@ func (c *Client) giveUp(node string) func(context.Context) error {
 	return func(ctx context.Context) error { return errOf(c.Recover(ctx, node)) }
 }
 
-// TestRecoverKilledAnywhere kills recover at every point, or at every fifth.
+// TestRecoverKilledAnywhere kills recover at points of every kind.
 func TestRecoverKilledAnywhere(t *testing.T) {
 	long(t)
 	if *crashSlice == 0 && !*crashAll {
@@ -214,50 +209,41 @@ func TestRecoverKilledAnywhere(t *testing.T) {
 	} {
 		t.Run(r.String(), func(t *testing.T) {
 			t.Parallel()
-			first, step := 1+int(*crashSeed%5), 5 //nolint:gosec // < 5
-			if *crashAll {
-				first, step = 1, 1
-			}
-			for at, reached := first, true; reached; at += step {
-				t.Run(strconv.Itoa(at), func(t *testing.T) {
-					synctest.Test(t, func(t *testing.T) { reached = r.killedAtPoint(t, at) })
+			var points []point
+			synctest.Test(t, func(t *testing.T) {
+				lab := r.lab(t)
+				c := lab.Client()
+				c.killedAt(t, r.at, c.roll(policyFor(r.node)))
+				points, _ = lab.finish(t, r.giveUp)
+			})
+			for _, at := range chosenKills(t, points, 2, nil) {
+				t.Run(strconv.Itoa(at.at), func(t *testing.T) {
+					synctest.Test(t, func(t *testing.T) { r.killedAtPoint(t, at) })
 				})
 			}
 		})
 	}
 }
 
-// killedAtPoint kills recover at one point; reached is false if it ended before.
-func (r recovery) killedAtPoint(t *testing.T, at int) (reached bool) {
+// giveUp is Recover of the node.
+func (r recovery) giveUp(ctx context.Context, c *Client) error { return c.giveUp(r.node)(ctx) }
+
+// killedAtPoint kills recover at one point.
+func (r recovery) killedAtPoint(t *testing.T, at point) {
 	lab := r.lab(t)
 	dump := lab.machinesDump()
 	c := lab.Client()
-	c.killedAt(t, r.at, c.roll(planning.Policy{Only: []string{r.node}}))
-	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
-	c = lab.Client()
-	k := lab.watch(c, at, cancel)
-	err := c.giveUp(r.node)(ctx)
-	lab.Recorder.Hooks(nil, nil)
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	for _, broken := range k.broken {
-		t.Errorf("promise broken: %s", broken)
-	}
-	if !k.dead {
-		must(t, err)
-		return false
-	}
+	c.killedAt(t, r.at, c.roll(policyFor(r.node)))
+	lab.diesAt(t, at, r.giveUp)
 	if !r.journal {
 		lab.loseJournal()
 	}
 	if res, err := lab.Client().Status(t.Context()); err != nil || len(res.Open) > 0 || res.Claim != nil {
 		if err := lab.Client().giveUp(r.node)(t.Context()); err != nil && len(res.Open) > 0 {
-			t.Errorf("killed at %s: %v", k.points[at-1], err)
+			t.Errorf("killed at %s: %v", at, err)
 		}
 	}
 	lab.requireRecovered(dump)
-	return true
 }
 
 // TestRecoverRefused: if nothing can be cancelled, the error says what to do instead.

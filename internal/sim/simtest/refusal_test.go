@@ -17,8 +17,9 @@ import (
 
 // refusal is a property of wk1 that prevents recreate, or also reimage.
 type refusal struct {
-	name  string
-	bring edit
+	inPlace bool // what both says is against an upgrade in place, too
+	name    string
+	bring   edit
 	// both are the reasons against recreate and reimage, also those against recreate alone:
 	// exactly, in order. With neither nothing is refused.
 	both, also []string
@@ -104,6 +105,10 @@ func requireRefusal(t *testing.T, lab *Lab, r refusal) {
 func requireAuto(t *testing.T, lab *Lab, r refusal) {
 	t.Helper()
 	n := planOf(t, lab, "wk1")
+	if r.inPlace {
+		requireNoWayIn(t, lab, r.both...)
+		return
+	}
 	strategy, why := cluster.Recreate, "recreate: possible, every persistent disk can be carried over"
 	switch {
 	case len(r.both) > 0:

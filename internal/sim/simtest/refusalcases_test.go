@@ -218,9 +218,11 @@ func preconfiguredRefusals() []refusal {
 		row("SMBIOS serial in base64", smbios(",base64=1,serial=ZHM9bm9jbG91ZDtzPWh0dHA6Ly8xMC4wLjAuMS8="), smbios(""),
 			`the SMBIOS serial "ds=nocloud;s=http://10.0.0.1/" `+would+": remove it from smbios1"),
 		row("SMBIOS serial in args", args, noArgs, "the VM's args name ds=nocloud, which "+would+": remove that", ofRoot("args")),
-		row("kernel argument", schematic(kernel), plainSchematic(kernel), "the schematic's kernel argument talos.config "+would+": remove it from the schematic"),
-		row("embedded configuration", schematic(embedded), plainSchematic(embedded),
-			"the schematic embeds a machine configuration, which "+would+": remove embeddedMachineConfiguration from it"),
+		{name: "kernel argument", bring: schematic(kernel), lift: plainSchematic(kernel), both: []string{bringsArg("talos.config")}, inPlace: true},
+		{
+			name: "embedded configuration", bring: schematic(embedded), lift: plainSchematic(embedded), inPlace: true,
+			both: []string{"the schematic embeds a machine configuration, which " + would + ": remove embeddedMachineConfiguration from it"},
+		},
 		{name: "another SMBIOS serial", bring: smbios(",serial=rack-7"), undo: smbios("")},
 	}
 }

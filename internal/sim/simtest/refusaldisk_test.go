@@ -2,6 +2,7 @@ package simtest
 
 import (
 	"bytes"
+	"strings"
 
 	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
 	"github.com/recast-sh/recast/internal/sim/talosapi"
@@ -26,13 +27,6 @@ func diskRefusals() []refusal {
 			}, lift: remove("scsi2"),
 			also: []string{"scsi2 is a device of the host (" + rawDisk + "), which only root@pam can attach, so a new VM could not have it: give the node a volume instead, or use reimage"},
 		},
-		entangled("data disk in two VMs", func(l *Lab) { l.DefineVM(9050, map[string]string{"name": "copy", "scsi0": wk1Data}) },
-			func(l *Lab) { l.configure(world.ChangeRequest{ID: 9050, Delete: []string{"scsi0"}}) },
-			"scsi1 ("+wk1Data+") is used in more than one place: detach it from scsi0 of VM 9050"),
-		entangled("disk under two keys", change("scsi2="+wk1Data+",serial=again"), remove("scsi2"),
-			"scsi1 ("+wk1Data+") is used in more than one place: detach it from scsi2 of VM 9031",
-			"scsi2 ("+wk1Data+") is used in more than one place: detach it from scsi1 of VM 9031",
-			"the label u-data is there twice, on sdb and on sdc: relabel or delete what is not in use"),
 		entangled("system disk of the holder", func(l *Lab) {
 			l.DefineVM(9053, map[string]string{"name": "holder"})
 			configuration("{name: wk1,", "{name: wk1, holder: 9053,")(l)
@@ -133,15 +127,16 @@ func partitionRefusals() []refusal {
 	unmade := whileOff(documents(), unpartitioned(wk1System, 1))
 	twice := loss("u-data", "volume u-data", whileOff(partitioned(wk1System, labelled("u-data"))), nil)
 	twice.name, twice.lost, twice.lift = "user volume twice", nil, unmade
-	twice.both = append(twice.both, "the label u-data is there twice, on sda and on sdb: relabel or delete what is not in use")
+	twice.both = append(twice.both, "the label u-data is there twice, on sda and on sdb: Talos uses the one on sda: give the other one another label")
 	return append([]refusal{
 		onData("META", "sdb carries a META partition (sdb2): the boot ISO would take Talos for installed and halt: delete that partition",
-			"the label META is there twice, on sda and on sdb: relabel or delete what is not in use"),
-		onData("ETCD", "sdb carries a ETCD partition (sdb2) that Talos does not use now and might use then: delete that partition"),
+			"the label META is there twice, on sda and on sdb: Talos uses the one on sda: give the other one another label"),
+		onData("ETCD"), // its configuration has etcd in a directory
+		onData("IMAGECACHE", "sdb carries a IMAGECACHE partition (sdb2) that Talos does not use now and might use then: give that partition another label, which keeps what is on it"),
 		onData("u-more"),
 		twice,
 		loss("u-cache", "volume u-cache", whileOff(documents(user)), unmade),
-		loss("scratch", "volume scratch", whileOff(partitioned(wk1System, labelled("scratch")), documents(existing)), unmade),
+		loss("e-old", "volume e-old", whileOff(partitioned(wk1System, labelled("scratch")), documents(existing)), unmade),
 	}, encryptionRefusals()...)
 }
 
@@ -170,10 +165,18 @@ func encryption(key string) string {
 	return "encryption: {provider: luks2, keys: [{slot: 0, " + key + "}]}\n"
 }
 
-// encryptsData replaces the key of the user volume that every worker has.
+// encryptsData replaces the key of the user volume that every worker has, on the disk as well.
 func encryptsData(old, key string) edit {
 	const volume = "kind: UserVolumeConfig\nname: data\n"
 	return configured(func(l *Lab, config []byte) []byte {
+		state := ""
+		if strings.Contains(key, "lockToState") {
+			state = talosapi.StateUUID(l.media(wk1System).Bytes())
+		}
+		media := l.media(wk1Data)
+		encrypted, err := talosapi.Encrypted(media.Bytes(), "u-data", l.node("wk1").UUID, state, key != "")
+		must(l.t, err)
+		media.Write(encrypted)
 		if !bytes.Contains(config, []byte(volume+encryption(old))) {
 			l.t.Fatalf("no %q in\n%s", volume+encryption(old), config)
 		}

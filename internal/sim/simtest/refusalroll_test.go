@@ -120,15 +120,19 @@ func TestAcceptedLossesAreShownAndRolled(t *testing.T) {
 	})
 }
 
-// TestKernelArgumentsThatConfigureAreRolledAwayInPlace adds some to the node and removes
-// them again: both are done in place, and then it can be recreated.
+// TestKernelArgumentsThatConfigureAreRolledAwayInPlace: a plan refuses them, in place too. Where the node has got
+// them by another hand, it goes on in place, with and without them, and then it can be recreated.
 func TestKernelArgumentsThatConfigureAreRolledAwayInPlace(t *testing.T) {
 	long(t)
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
-		const would = ", which would configure the blank machine before recast can: remove it and roll in-place once"
+		const would = ", which would configure the blank machine before recast can: roll in-place once, to an image without it"
 		customization := "  extraKernelArgs: ['talos.config=http://10.0.0.1/wk1.yaml?token=secret', talos.config.inline=KLUv]\n"
 		schematic(customization)(lab)
-		must(t, lab.Client().roll(planning.Policy{})(t.Context()))
+		brings := []string{bringsArg("talos.config"), bringsArg("talos.config.inline")}
+		requireNoWayIn(t, lab, brings...)
+		upgradeByHand(t, lab, lab.locked("wk1").Schematic)
+		lab.Patch(sim.PatchedExtension)
+		must(t, lab.as("20000101-0000-0001").roll(planning.Policy{Only: []string{"wk1"}})(t.Context())) // it has them already
 		plainSchematic(customization)(lab)
 		reasons := []string{
 			"the machine was booted with the kernel argument talos.config" + would,
@@ -143,25 +147,68 @@ func TestKernelArgumentsThatConfigureAreRolledAwayInPlace(t *testing.T) {
 	})
 }
 
-// TestAMachineOfOmniIsRefused has recast put a machine under Omni; the next plan refuses it.
-func TestAMachineOfOmniIsRefused(t *testing.T) {
-	long(t)
+func bringsArg(name string) string {
+	return "the schematic's kernel argument " + name + " would configure the blank machine before recast can: remove it from the schematic"
+}
+
+// requireNoWayIn wants no strategy for wk1, for these reasons.
+func requireNoWayIn(t *testing.T, lab *Lab, reasons ...string) {
+	t.Helper()
+	var want []string
+	for _, r := range reasons {
+		want = append(want, "recreate, reimage, in-place: "+r)
+	}
+	if diff := cmp.Diff(want, planOf(t, lab, "wk1").Refused); diff != "" {
+		t.Errorf("refused (-want +got):\n%s", diff)
+	}
+	config := lab.Read("recast.yaml")
+	strategy(cluster.InPlace)(lab)
+	requireAsked(t, lab, "a way in without a way out", cluster.InPlace, reasons)
+	lab.Write("recast.yaml", config)
+}
+
+// TestAMachineOfOmni is brought there by another hand, for recast refuses to; an image without the argument brings it back.
+func TestAMachineOfOmni(t *testing.T) {
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
-		const (
-			booted = "recreate, reimage: the machine was booted with the kernel argument siderolink.api, " +
-				"which would configure the blank machine before recast can: remove it and roll in-place once"
-			omni = "Omni looks after the machine (siderolink.api=grpc://10.0.0.1:8090) and would undo this: " +
-				"take the machine out of Omni and the argument off its system first"
-		)
 		customization := "  extraKernelArgs: ['siderolink.api=grpc://10.0.0.1:8090?jointoken=secret']\n"
 		schematic(customization)(lab)
-		must(t, lab.Client().roll(planning.Policy{})(t.Context()))
-		plainSchematic(customization)(lab)
-		if diff := cmp.Diff([]string{booted, "in-place: " + omni}, planOf(t, lab, "wk1").Refused); diff != "" {
-			t.Errorf("refused (-want +got):\n%s", diff)
-		}
+		requireNoWayIn(t, lab, bringsArg("siderolink.api"))
+		upgradeByHand(t, lab, lab.locked("wk1").Schematic)
+		config := lab.Read("recast.yaml")
+		lab.Patch(sim.PatchedExtension)
 		strategy(cluster.InPlace)(lab)
-		requireAsked(t, lab, "Omni", cluster.InPlace, []string{omni})
+		requireAsked(t, lab, "Omni", cluster.InPlace, []string{"Omni looks after the machine (siderolink.api=grpc://10.0.0.1:8090) and would undo this: " +
+			"take the machine out of Omni, and the argument out of the schematic: in-place rolls to an image without it"})
+		lab.Write("recast.yaml", config)
+		plainSchematic(customization)(lab)
+		n := planOf(t, lab, "wk1")
+		if n.Strategy != cluster.InPlace || len(n.Refused) > 0 || !slices.Contains(n.Notes, "its image no longer joins it to Omni (siderolink.api=grpc://10.0.0.1:8090): remove the machine in Omni, too") {
+			t.Errorf("to an image without the argument: %s (%s), refused %q, notes %q", n.Strategy, n.Why, n.Refused, n.Notes)
+		}
+		must(t, lab.Client().roll(planning.Policy{})(t.Context()))
+		requireInSync(t, lab)
+		lab.RequireIntact()
+	})
+}
+
+// TestUndoOfAMachineOfOmni: while every strategy is refused, the kept system disk of a machine that another hand brought to Omni
+// still boots.
+func TestUndoOfAMachineOfOmni(t *testing.T) {
+	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+		before := lab.machine("wk1")
+		lab.Patch(sim.PatchedExtension)
+		must(t, lab.Client().roll(policyFor("wk1"))(t.Context())) // a recreate, which keeps the old system disk
+		schematic("  extraKernelArgs: ['siderolink.api=grpc://10.0.0.1:8090?jointoken=secret']\n")(lab)
+		upgradeByHand(t, lab, lab.locked("wk1").Schematic)
+		if joined := lab.machine("wk1").Omni(); len(joined) != 1 {
+			t.Fatalf("the machine is joined by %q", joined)
+		}
+		must(t, errOf(lab.as("20000101-0000-0111").Undo(t.Context(), policyFor("wk1"), "")))
+		m := lab.machine("wk1")
+		if len(m.Omni()) > 0 || m.Schematic.LockHash() != before.Schematic.LockHash() {
+			t.Errorf("it runs %+v, joined by %q", m.Schematic, m.Omni())
+		}
+		lab.RequireIntact()
 	})
 }
 

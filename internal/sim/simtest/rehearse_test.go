@@ -2,7 +2,6 @@ package simtest
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"strconv"
@@ -48,7 +47,7 @@ func (l *Lab) scratches() []string {
 func (l *Lab) requireUntouched(before int) {
 	l.t.Helper()
 	for _, call := range withoutPulls(changesOfNodes(l.Recorder.Calls()[before:])) {
-		if !strings.Contains(call, "/qemu/"+strconv.Itoa(scratchVM)) && !strings.HasSuffix(call, "/qemu") {
+		if !strings.Contains(call, "/qemu/"+strconv.Itoa(scratchVM)) && !strings.Contains(call, "/qemu/"+strconv.Itoa(scratchVM-1)) && !strings.HasSuffix(call, "/qemu") {
 			l.t.Errorf("%s was sent", call)
 		}
 	}
@@ -235,24 +234,27 @@ func TestRehearsalKilled(t *testing.T) {
 }
 
 func killRehearsals(t *testing.T, boot string) {
-	var points []string
-	inLabOnce(t, oneWorker(), func(t *testing.T, lab *Lab) { points, _ = lab.rehearsalKilledAt(t, boot, 0) })
-	last := slices.IndexFunc(points, func(p string) bool {
-		return strings.Contains(p, "DELETE") && strings.Contains(p, strconv.Itoa(scratchVM))
+	var points []point
+	inLabOnce(t, oneWorker(), func(t *testing.T, lab *Lab) {
+		lab.rehearses(boot)
+		points, _ = lab.finish(t, lab.rehearsal)
 	})
-	first := slices.IndexFunc(points, func(p string) bool { return strings.Contains(p, "POST") && strings.HasSuffix(p, "/qemu") })
+	last := slices.IndexFunc(points, func(p point) bool {
+		return strings.Contains(p.name, "DELETE") && strings.Contains(p.name, strconv.Itoa(scratchVM))
+	})
+	first := slices.IndexFunc(points, func(p point) bool { return strings.Contains(p.name, "POST") && strings.HasSuffix(p.name, "/qemu") })
 	if first < 0 || last < first {
 		t.Fatalf("points %q", points)
 	}
-	for at := first + 1; at <= last+2; at++ {
-		t.Run(strconv.Itoa(at), func(t *testing.T) {
+	during := points[first : last+2]
+	expectKills(t, len(during))
+	for _, at := range during {
+		t.Run(strconv.Itoa(at.at), func(t *testing.T) {
 			inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
-				_, err := lab.rehearsalKilledAt(t, boot, at)
-				if err == nil || errors.Is(err, errNotReached) {
-					t.Fatalf("killed at %s: %v", points[at-1], err)
-				}
+				lab.rehearses(boot)
+				lab.diesAt(t, at, lab.rehearsal)
 				if err := lab.second().roll(planning.Policy{Only: []string{"wk1"}})(t.Context()); err != nil {
-					t.Errorf("killed at %s: the next roll: %v", points[at-1], err)
+					t.Errorf("killed at %s: the next roll: %v", at, err)
 				}
 				lab.requireNoScratch()
 				lab.RequireIntact()
@@ -265,20 +267,16 @@ func inLabOnce(t *testing.T, o sim.Options, f func(t *testing.T, lab *Lab)) {
 	synctest.Test(t, func(t *testing.T) { f(t, New(t, o)) })
 }
 
-// rehearsalKilledAt rehearses and is killed at a point; 0 lets it finish.
-func (l *Lab) rehearsalKilledAt(t *testing.T, boot string, at int) (points []string, err error) {
+// rehearses has something to rehearse.
+func (l *Lab) rehearses(boot string) {
 	l.BootsDisks(boot)
 	l.Patch(sim.PatchedExtension)
-	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
-	c := l.rehearsing()
-	k := l.watch(c, at, cancel)
-	defer l.Recorder.Hooks(nil, nil)
-	_, err = c.Roll(ctx, planning.Policy{Only: []string{"wk1"}})
-	if at != 0 && !k.dead {
-		err = errors.Join(err, errNotReached)
-	}
-	return k.points, err
+}
+
+// rehearsal is a roll that rehearses first.
+func (l *Lab) rehearsal(ctx context.Context, c *Client) error {
+	c.Rehearse = new(true)
+	return c.roll(policyFor("wk1"))(ctx)
 }
 
 // TestCtrlCInARehearsal: after one Ctrl-C or two, its VM is removed and no node is

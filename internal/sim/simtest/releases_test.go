@@ -81,7 +81,7 @@ func leavings() map[string]leaving {
 	return map[string]leaving{
 		"recreate-drained":                rolled("wk1", one, cluster.Recreate, after("take-down/drain"), allWays),
 		"recreate-stopped":                rolled("wk1", one, cluster.Recreate, after("take-down/stop"), allWays),
-		"recreate-handing-over":           rolled("wk1", one, cluster.Recreate, onServer("/move_disk POST"), allWays),
+		"recreate-handing-over":           rolled("wk1", one, cluster.Recreate, onServer("/qemu/9031/move_disk POST"), allWays),
 		"recreate-parked":                 rolled("wk1", one, cluster.Recreate, after("park/scsi1"), allWays),
 		"recreate-deleted":                rolled("wk1", one, cluster.Recreate, after("delete-vm"), allWays),
 		"recreate-created":                rolled("wk1", one, cluster.Recreate, after("create-vm"), allWays),

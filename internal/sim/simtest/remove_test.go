@@ -8,7 +8,6 @@ import (
 	"testing"
 	"testing/synctest"
 
-	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim"
@@ -121,20 +120,18 @@ func TestRemoveKilled(t *testing.T) {
 	for node, disks := range map[string]int{"wk1": 3, "cp2": 2} {
 		t.Run(node, func(t *testing.T) {
 			o := sim.Options{ControlPlanes: 3, Workers: 2}
-			killed := func(t *testing.T, at int) (lab *Lab, points []string) {
-				lab = New(t, o)
-				return lab, lab.diesAt(t, at, func(ctx context.Context, c *Client) error { return errOf(c.Remove(ctx, node)) })
-			}
-			var points []string
-			synctest.Test(t, func(t *testing.T) { _, points = killed(t, 0) })
-			for _, at := range (crash{whole: whole{strategy: cluster.Remove}}).slice(len(points)) {
-				t.Run(strconv.Itoa(at), func(t *testing.T) {
+			removes := func(ctx context.Context, c *Client) error { return errOf(c.Remove(ctx, node)) }
+			var points []point
+			synctest.Test(t, func(t *testing.T) { points, _ = New(t, o).finish(t, removes) })
+			for _, at := range chosenPoints(t, points) {
+				t.Run(strconv.Itoa(at.at), func(t *testing.T) {
 					synctest.Test(t, func(t *testing.T) {
-						lab, points := killed(t, at)
-						if at%2 == 0 {
+						lab := New(t, o)
+						lab.diesAt(t, at, removes)
+						if at.at%2 == 0 {
 							lab.loseJournal()
 						}
-						if at%3 == 0 { // cancelled, where there is something to cancel
+						if at.at%3 == 0 { // cancelled, where there is something to cancel
 							if _, err := lab.Client().Recover(t.Context(), node); err == nil {
 								t.Attr("put-back", "1")
 								requireInSync(t, lab)
@@ -143,7 +140,7 @@ func TestRemoveKilled(t *testing.T) {
 						}
 						_, err := lab.Client().Remove(t.Context(), node)
 						if err != nil && !strings.Contains(err.Error(), "Kubernetes knows no node of that name") {
-							t.Fatalf("killed at %q: %v", points[at-1], err)
+							t.Fatalf("killed at %s: %v", at, err)
 						}
 						lab.unlist(node)
 						requireDrift(t, lab)

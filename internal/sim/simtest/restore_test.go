@@ -96,6 +96,10 @@ func TestRestoreOfTheOnlyControlPlane(t *testing.T) {
 			t.Errorf("members %q", now)
 		}
 		requireInSync(t, lab)
+		lab.requireKubelets("wk1")
+		if len(rep.Afterwards) != 1 || !strings.HasPrefix(rep.Afterwards[0], "restart whatever watches Kubernetes") {
+			t.Errorf("afterwards %q", rep.Afterwards)
+		}
 
 		// An etcd that has data is never overwritten.
 		from := len(lab.Recorder.Calls())
@@ -103,6 +107,25 @@ func TestRestoreOfTheOnlyControlPlane(t *testing.T) {
 		requireRefused(t, err, "cp1 has etcd data already: it is never overwritten")
 		lab.requireLeftAlone(from, "cp1")
 	})
+}
+
+// requireKubelets checks that the kubelets of these nodes see what is new: they start a pod.
+func (l *Lab) requireKubelets(nodes ...string) {
+	l.t.Helper()
+	for _, name := range nodes {
+		l.put(store.Pods(), &corev1.Pod{
+			ObjectMeta: metav1.ObjectMeta{Name: "new-on-" + name, Namespace: "default"},
+			Spec:       corev1.PodSpec{NodeName: name, Containers: []corev1.Container{{Name: "web", Image: "nginx"}}},
+		})
+	}
+	time.Sleep(time.Minute)
+	for _, name := range nodes {
+		o, err := l.Kube.Store().Get(l.t.Context(), store.Pods(), "default", "new-on-"+name)
+		must(l.t, err)
+		if phase := o.(*corev1.Pod).Status.Phase; phase != corev1.PodRunning {
+			l.t.Errorf("the kubelet of %s did not start a new pod: it is %q", name, phase)
+		}
+	}
 }
 
 // restore is Restore of cp1 without its report.

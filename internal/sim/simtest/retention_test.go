@@ -112,58 +112,52 @@ func TestRetentionCannotFree(t *testing.T) {
 func TestCrashRetention(t *testing.T) {
 	long(t)
 	t.Parallel()
-	var points []string
+	var points []point
 	var want string
 	var secrets *talosapi.Cluster
 	synctest.Test(t, func(t *testing.T) {
 		lab := New(t, oneWorker())
-		points, want = lab.retained(t, 0, true)
+		points, want = lab.retained(t, point{}, true)
 		secrets = lab.Talos
 	})
 	first := 0
 	for i, p := range points { // the worker that frees a disk is the last one of its kind
-		if strings.Contains(p, "POST") && strings.HasSuffix(p, "/config") {
+		if strings.Contains(p.name, "POST") && strings.HasSuffix(p.name, "/config") {
 			first = i
 		}
 	}
 	if first < 2 {
 		t.Fatalf("an undisturbed roll frees nothing: %q", points)
 	}
-	killed := 0
-	for i := first - 2; i < len(points); i++ { // before, the record is closed and the protection lifted
-		if at := i + 1; *crashAll || i == first || i == first+1 {
-			killed++
-			t.Run(strconv.Itoa(at)+" "+points[i], func(t *testing.T) {
-				synctest.Test(t, func(t *testing.T) {
-					o := oneWorker()
-					o.Talos = secrets
-					if _, got := New(t, o).retained(t, at, i%2 == 0); got != want {
-						t.Errorf("the world differs from an undisturbed one (-want +got):\n%s", cmp.Diff(want, got))
-					}
-				})
+	freed := points[first]
+	last := points[first-2:] // before, the record is closed and the protection lifted
+	for _, at := range chosenKills(t, last, 1, func(p point) bool { return p.at == freed.at || p.at == freed.at+1 }) {
+		t.Run(strconv.Itoa(at.at)+" "+at.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				o := oneWorker()
+				o.Talos = secrets
+				if _, got := New(t, o).retained(t, at, at.at%2 == 1); got != want {
+					t.Errorf("the world differs from an undisturbed one (-want +got):\n%s", cmp.Diff(want, got))
+				}
 			})
-		}
+		})
 	}
-	t.Attr("points", strconv.Itoa(len(points)-first+2))
-	t.Attr("killed", strconv.Itoa(killed))
 }
 
 // retained rolls a worker twice, the second time killed at a point and run again.
-func (l *Lab) retained(t *testing.T, at int, journal bool) (points []string, dump string) {
+func (l *Lab) retained(t *testing.T, at point, journal bool) (points []point, dump string) {
 	t.Helper()
 	l.Patch(everywhere)
 	must(t, l.as(firstRun).roll(onlyWorker)(t.Context()))
 	l.Patch(everywhere)
-	c := l.as(secondRun)
-	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
-	k := l.watch(c, at, cancel)
-	err := c.roll(onlyWorker)(ctx)
-	l.Recorder.Hooks(nil, nil)
-	if len(k.broken) > 0 || k.dead != (at > 0) || (err == nil) != (at == 0) {
-		t.Fatalf("killed %t, error %v, promises broken: %q", k.dead, err, k.broken)
+	second := func(ctx context.Context, c *Client) error {
+		c.Run = secondRun
+		return c.roll(onlyWorker)(ctx)
 	}
-	if at > 0 {
+	if at == (point{}) {
+		points, _ = l.finish(t, second)
+	} else {
+		l.diesAt(t, at, second)
 		if !journal {
 			l.loseJournal()
 		}
@@ -174,5 +168,5 @@ func (l *Lab) retained(t *testing.T, at int, journal bool) (points []string, dum
 	l.requireKept(1)
 	requireNoClaim(t, l)
 	l.RequireIntact()
-	return k.points, l.settledDump()
+	return points, l.settledDump()
 }

@@ -82,12 +82,13 @@ func TestRollback(t *testing.T) {
 // TestRollbackKilled: the next roll, with its journal or without, finishes the rollback.
 func TestRollbackKilled(t *testing.T) {
 	long(t)
-	for _, c := range []struct {
+	type kill struct {
 		node    string
 		at      moment
 		journal bool
 		always  bool // also in the default slice
-	}{
+	}
+	for _, c := range chosenKills(t, []kill{
 		{"wk1", after("take-down/drain"), false, false},
 		{"wk1", after("park/scsi0"), true, false},
 		{"wk1", onServer("/move_disk POST"), false, true},
@@ -97,10 +98,7 @@ func TestRollbackKilled(t *testing.T) {
 		{"cp2", onServer("EtcdLeaveCluster"), false, true},
 		{"cp2", after("restore-disk"), false, false},
 		{"cp2", before("finish/restore-node"), false, false},
-	} {
-		if !c.always && !*crashAll {
-			continue
-		}
+	}, 1, func(c kill) bool { return c.always }) {
 		t.Run(c.node+"/"+c.at.String(), func(t *testing.T) {
 			o := oneWorker()
 			if c.node == "cp2" {

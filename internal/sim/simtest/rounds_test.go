@@ -123,10 +123,10 @@ func TestRounds(t *testing.T) {
 		strategy cluster.Strategy
 		off, out int
 	}{
-		"worker, recreate":               {sim.Options{}, "wk1", cluster.Recreate, 114, 194},
+		"worker, recreate":               {sim.Options{}, "wk1", cluster.Recreate, 120, 199},
 		"worker with a holder, recreate": {sim.Options{Holder: true}, "wk1", cluster.Recreate, 105, 185},
 		"worker, reimage":                {sim.Options{}, "wk1", cluster.Reimage, 60, 139},
-		"control plane, recreate":        {sim.Options{}, "cp1", cluster.Recreate, 107, 268},
+		"control plane, recreate":        {sim.Options{}, "cp1", cluster.Recreate, 110, 268},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if name != "worker, recreate" {

@@ -197,7 +197,7 @@ func silentCalls() map[rpc]string {
 		{"/machine.MachineService/EtcdForfeitLeadership", ""}: "hand etcd's leadership over",
 		{"/machine.MachineService/EtcdLeaveCluster", ""}:      "leave etcd",
 		{"/machine.MachineService/EtcdRecover", ""}:           "upload the snapshot",
-		{"/machine.MachineService/Bootstrap", ""}:             "begin with the snapshot",
+		{"/machine.MachineService/Bootstrap", ""}:             "begin with ",
 		{"/machine.MachineService/ServiceList", ""}:           "list the services",
 		{"/machine.MachineService/ApplyConfiguration", ""}:    "apply",
 		{"/machine.MachineService/Reboot", ""}:                "reboot",

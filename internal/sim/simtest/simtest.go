@@ -40,9 +40,10 @@ type Lab struct {
 	MachineConfig func(ctx context.Context, node string) (cluster.Secret, bool, error)
 
 	mu      sync.Mutex
-	clients int   // number of clients so far
-	rolled  int   // rolls that are done
-	killed  []int // PIDs of clients
+	clients int    // number of clients so far
+	rolled  int    // rolls that are done
+	killed  []int  // PIDs of clients
+	died    string // where the last client to be killed was, for messages
 }
 
 type content struct{ serial, sha256 string }
@@ -81,11 +82,16 @@ func bringUp(t testing.TB, o sim.Options, direct, foreign bool) *Lab {
 			t.Errorf("close the lab: %v", err)
 		}
 	})
-	files, err := lab.Files(l.Dir)
+	files, err := lab.Files()
 	must(t, err)
 	l.canary = newCanary(lab, files)
 	l.canary.visit(l.Dir)
 	t.Cleanup(l.requireNoLeaks)
+	t.Cleanup(func() {
+		if pending := lab.World.PendingFailures(); len(pending) > 0 && !t.Failed() {
+			t.Errorf("failures of Proxmox were to happen, and have not: %q", pending)
+		}
+	})
 	for name, content := range files {
 		l.Write(name, content)
 	}

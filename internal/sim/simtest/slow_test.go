@@ -40,13 +40,18 @@ func (s slowRoll) play(t *testing.T, secrets *talosapi.Cluster, strike func(l *L
 		l.setRoll("strategy: " + string(s.strategy))
 		l.Patch(everywhere)
 		c := l.Client()
+		strikes := 0
 		c.Emit = func(e step.Event) {
 			if !strings.Contains(e.Path, "/"+s.node) || e.Status != step.Started {
 				return
 			}
+			strikes++
 			strike(l, c)
 		}
 		must(t, c.roll(policyFor(s.node))(t.Context()))
+		if strikes < 10 {
+			t.Errorf("it was slow in %d steps only", strikes)
+		}
 		l.requireUpgraded(t, s.node)
 		requireNoClaim(t, l)
 		dump, own = l.settledDump(), l.Talos

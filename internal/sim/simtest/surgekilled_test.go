@@ -1,14 +1,10 @@
 package simtest
 
 import (
-	"fmt"
-	"os"
-	"path/filepath"
 	"strconv"
 	"testing"
 	"testing/synctest"
 
-	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/sim"
 )
@@ -42,38 +38,29 @@ func TestSurgeKilled(t *testing.T) {
 		return lab
 	}
 	workers := planning.Policy{Only: []string{"wk1"}}
-	var points []string
+	var points []point
 	synctest.Test(t, func(t *testing.T) {
 		lab := prepared(t)
-		var err error
-		points, _, err = lab.rollKilled(t.Context(), workers, 0, "")
-		must(t, err)
+		points, _ = lab.finish(t, rolls(workers))
 		lab.requireNoSurge(t)
 	})
-	chosen := crash{whole: whole{strategy: cluster.Create}}.slice(len(points))
-	for _, at := range chosen {
-		t.Run(strconv.Itoa(at), func(t *testing.T) {
+	for _, at := range chosenPoints(t, points) {
+		t.Run(strconv.Itoa(at.at), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				lab := prepared(t)
 				c, stop := lab.watchCapacity(t.Context())
-				if _, _, err := lab.rollKilled(t.Context(), workers, at, ""); err == nil {
-					t.Fatal("killed, yet the roll says that it succeeded")
+				lab.diesAt(t, at, rolls(workers))
+				if at.at%2 == 0 {
+					lab.loseJournal()
 				}
-				if at%2 == 0 {
-					must(t, os.RemoveAll(filepath.Join(lab.Dir, ".recast")))
-				}
-				_, broken, err := lab.rollKilled(t.Context(), planning.Policy{}, 0, "")
-				if err != nil || len(broken) > 0 {
-					t.Fatalf("killed at %q: the next roll: %v, %q", points[at-1], err, broken)
-				}
+				lab.finish(t, rolls(planning.Policy{}))
 				stop()
 				if c.early || c.least < 1 {
-					t.Errorf("killed at %q: at least %d served, drained too early %t", points[at-1], c.least, c.early)
+					t.Errorf("killed at %s: at least %d served, drained too early %t", at, c.least, c.early)
 				}
 				requireInSync(t, lab)
 				lab.requireNoSurge(t)
 			})
 		})
 	}
-	t.Attr("killed", fmt.Sprint(len(chosen)))
 }

@@ -56,6 +56,7 @@ type talosScene struct {
 	kept   map[string][]byte                 // original files, by name
 	was    cluster.Secret                    // a machine's original configuration
 	heard  []string
+	struck atomic.Bool // the fault has begun
 }
 
 func (f *talosFault) run(t *testing.T) {
@@ -82,6 +83,9 @@ func (f *talosFault) run(t *testing.T) {
 	s.strike()
 	err := inTime(t.Context(), t, s.client.roll(s.only()))
 	s.Recorder.Hooks(nil, nil)
+	if !s.struck.Load() {
+		t.Errorf("the fault did not strike: no step %q started, and no call %q came", s.at, s.call)
+	}
 	s.requireSaid(err)
 	for name, content := range s.kept {
 		s.Write(name, content)
@@ -115,20 +119,21 @@ func (s *talosScene) only() planning.Policy { return planning.Policy{Only: []str
 func (s *talosScene) strike() {
 	switch {
 	case s.at != "":
-		begin := whenStarted(s.at, func() { s.begins(s) })
+		begin := whenStarted(s.at, func() { s.struck.Store(true); s.begins(s) })
 		s.client.Emit = func(e step.Event) { begin(e); s.hear(e) }
 		return
 	case s.call != "":
-		begun := false
 		s.Recorder.Hooks(func(c record.Call) error {
-			if !begun && strings.HasSuffix(c.Path+" "+c.Method, s.call) {
-				begun = true
+			if strings.HasSuffix(c.Path+" "+c.Method, s.call) && s.struck.CompareAndSwap(false, true) {
 				s.begins(s)
 			}
 			return nil
 		}, nil)
-	case s.begins != nil:
-		s.begins(s)
+	default: // without begins, the fault is that of the world before
+		s.struck.Store(true)
+		if s.begins != nil {
+			s.begins(s)
+		}
 	}
 	s.client.Emit = s.hear
 }

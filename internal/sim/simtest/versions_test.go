@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/pipeline"
 )
@@ -30,17 +31,21 @@ func TestVersions(t *testing.T) {
 		strategy cluster.Strategy
 		node     string
 		short    bool
+		back     cluster.Strategy // then to the release before; "": it stays
 	}{
-		"1.12, recreate":              {talos12, "", cluster.Recreate, "wk1", false},
-		"1.12, reimage":               {talos12, "", cluster.Reimage, "cp2", false},
-		"1.12 to 1.13, recreate":      {talos12, sim.TalosVersion, cluster.Recreate, "cp2", false},
-		"1.12 to 1.14, reimage":       {talos12, talos14, cluster.Reimage, "wk1", false},
-		"1.12 to 1.14, in-place":      {talos12, talos14, cluster.InPlace, "wk1", false},
-		"1.13 to 1.14, recreate":      {sim.TalosVersion, talos14, cluster.Recreate, "cp2", false},
-		"1.13 to 1.14, in-place":      {sim.TalosVersion, talos14, cluster.InPlace, "wk1", true},
-		"1.13 back to 1.12, recreate": {sim.TalosVersion, talos12, cluster.Recreate, "wk1", false},
-		"1.14, recreate":              {talos14, "", cluster.Recreate, "cp2", false},
-		"1.14, in-place":              {talos14, "", cluster.InPlace, "wk1", false},
+		"1.12, recreate":              {talos12, "", cluster.Recreate, "wk1", false, ""},
+		"1.12, reimage":               {talos12, "", cluster.Reimage, "cp2", false, ""},
+		"1.12 to 1.13, recreate":      {talos12, sim.TalosVersion, cluster.Recreate, "cp2", false, ""},
+		"1.12 to 1.13 and back":       {talos12, sim.TalosVersion, cluster.InPlace, "wk1", false, cluster.InPlace},
+		"1.13 to 1.14 and back":       {sim.TalosVersion, talos14, cluster.InPlace, "wk1", false, cluster.Recreate},
+		"1.14 back to 1.13, in place": {sim.TalosVersion, talos14, cluster.Recreate, "wk1", false, cluster.InPlace},
+		"1.12 to 1.14, reimage":       {talos12, talos14, cluster.Reimage, "wk1", false, ""},
+		"1.12 to 1.14, in-place":      {talos12, talos14, cluster.InPlace, "wk1", false, ""},
+		"1.13 to 1.14, recreate":      {sim.TalosVersion, talos14, cluster.Recreate, "cp2", false, ""},
+		"1.13 to 1.14, in-place":      {sim.TalosVersion, talos14, cluster.InPlace, "wk1", true, ""},
+		"1.13 back to 1.12, recreate": {sim.TalosVersion, talos12, cluster.Recreate, "wk1", false, ""},
+		"1.14, recreate":              {talos14, "", cluster.Recreate, "cp2", false, ""},
+		"1.14, in-place":              {talos14, "", cluster.InPlace, "wk1", false, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if !c.short {
@@ -69,9 +74,50 @@ func TestVersions(t *testing.T) {
 					t.Errorf("before %+v, now %+v", before, m)
 				}
 				lab.requireUpgraded(t, c.node)
+				if c.back == "" {
+					return
+				}
+				lab.Replace("recast.yaml", "strategy: "+string(c.strategy), "strategy: "+string(c.back))
+				lab.wantTalos(c.to, c.from)
+				must(t, lab.as("20000101-0000-bacc").roll(policyFor(c.node))(t.Context()))
+				if m := lab.machine(c.node); m.TalosVersion != c.from || m.Schematic.LockHash() != lab.locked(c.node).LockHash {
+					t.Errorf("back, it runs %+v", m)
+				}
+				lab.RequireIntact()
 			})
 		})
 	}
+}
+
+// TestAReleaseThatBreaks: a node that runs a release with a configuration that it can't have is named by plan and drift, and no
+// roll brings that release again.
+func TestAReleaseThatBreaks(t *testing.T) {
+	inLab(t, sim.Options{Workers: 1, TalosVersion: "v1.13.3"}, func(t *testing.T, lab *Lab) {
+		const says = "Talos v1.13.3 starts no static pod of a control plane with an integer in cluster.scheduler.config"
+		named := func(texts []string) bool {
+			return slices.ContainsFunc(texts, func(text string) bool { return strings.Contains(text, says) })
+		}
+		plan, err := lab.Client().Plan(t.Context(), planning.Policy{})
+		must(t, err)
+		if named(plan.Warn) {
+			t.Errorf("without an integer: %q", plan.Warn)
+		}
+		lab.editConfig("cp1", "    scheduler:\n", "    scheduler:\n        config: {parallelism: 16}\n")
+		plan, err = lab.Client().Plan(t.Context(), planning.Policy{})
+		must(t, err)
+		if !named(plan.Warn) || len(plan.Work()) > 0 {
+			t.Errorf("the plan warns %q, and does %+v", plan.Warn, plan.Work())
+		}
+		res, err := lab.Client().Drift(t.Context())
+		must(t, err)
+		if !named(res.Nodes[0].Notes) || !res.InSync {
+			t.Errorf("drift notes %q", res.Nodes[0].Notes)
+		}
+		lab.Patch(everywhere)
+		if n := lab.planOf(lab.Client(), "cp1", policyFor("cp1")); !named(n.Refused) {
+			t.Errorf("another image of the same release: %q", n.Refused)
+		}
+	})
 }
 
 // TestUnsupportedVersions: what Talos does not support is refused before anything is
@@ -85,7 +131,7 @@ func TestUnsupportedVersions(t *testing.T) {
 	}{
 		"too far back": {to: talos12, plan: "Talos does not support v1.14.1 → v1.12.6 (host version 1.14.1 is too new to downgrade to Talos 1.12.6)"},
 		"a configuration of 1.14 for 1.13": {
-			to: sim.TalosVersion, roll: "Talos v1.13.9 would refuse it: DiscoveryServiceConfig, DiscoveryIdentityConfig, UnattendedInstallConfig, ", long: true,
+			to: sim.TalosVersion, plan: "Talos v1.13.9 would refuse it: DiscoveryServiceConfig, DiscoveryIdentityConfig, UnattendedInstallConfig, ",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -93,7 +139,7 @@ func TestUnsupportedVersions(t *testing.T) {
 				long(t)
 			}
 			o := sim.Options{Workers: 1, TalosVersion: talos14}
-			if c.plan != "" {
+			if c.to != sim.TalosVersion {
 				o.NextTalos = c.to
 			}
 			inLab(t, o, func(t *testing.T, lab *Lab) {

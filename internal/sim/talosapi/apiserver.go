@@ -140,6 +140,9 @@ func (fw *Firmware) KubernetesStorage(ctx context.Context) error {
 // registers says whether a kubelet can register: the API of its cluster has served. Else the
 // channel is closed when it may have.
 func (b *boot) registers() (bool, <-chan struct{}) {
+	if reached, changed := b.peered(); !reached {
+		return false, changed
+	}
 	h, id := b.m.fw.hub, clusterID(b.config())
 	h.mu.Lock()
 	defer h.mu.Unlock()

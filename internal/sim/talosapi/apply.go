@@ -88,7 +88,7 @@ func (s *machineService) applyMaintenance(_ context.Context, req *machineapi.App
 	case req.GetDryRun():
 		return s.boot.dryRun(answer, cfg)
 	case answer.Mode == machineapi.ApplyConfigurationRequest_STAGED:
-		err := s.boot.keep(stateData{Config: req.GetData(), NodeID: newNodeID()})
+		err := s.boot.keep(stateData{Config: req.GetData(), NodeID: s.boot.m.fw.nextNodeID()})
 		if err != nil && !errors.Is(err, errNoState) {
 			return nil, status.Error(codes.Internal, err.Error())
 		}

@@ -2,6 +2,7 @@ package talosapi
 
 import (
 	"context"
+	"maps"
 	"slices"
 
 	"github.com/cosi-project/runtime/pkg/resource"
@@ -10,6 +11,7 @@ import (
 	"github.com/siderolabs/talos/pkg/machinery/resources/runtime"
 	"github.com/siderolabs/talos/pkg/machinery/resources/storage"
 
+	"github.com/recast-sh/recast/internal/sim/artefact"
 	"github.com/recast-sh/recast/internal/sim/world"
 )
 
@@ -117,12 +119,18 @@ func (r release) discoveredVolumes(devs []device) []resource.Resource {
 		sizes := partitionSizes(d)
 		for i, p := range d.disk.Partitions {
 			name := d.partitionName(i + 1)
+			if p.Whole {
+				whole := rs[len(rs)-1].(*block.DiscoveredVolume).TypedSpec()
+				whole.Name, whole.UUID = shownAs(p)
+				continue
+			}
 			v := block.NewDiscoveredVolume(block.NamespaceName, name)
 			*v.TypedSpec() = block.DiscoveredVolumeSpec{
 				DevPath: "/dev/" + name, Type: "partition", DevicePath: d.busPath, Parent: d.name, ParentDevPath: d.path(),
-				SectorSize: 512, IOSize: 512, Name: p.Filesystem, UUID: p.FilesystemUUID,
+				SectorSize: 512, IOSize: 512,
 				PartitionUUID: p.UUID, PartitionLabel: p.Label, PartitionIndex: uint(i + 1),
 			}
+			v.TypedSpec().Name, v.TypedSpec().UUID = shownAs(p)
 			if inPool(p) { // their identity is not a UUID, so probes report it as a label (blkid, filesystems/lvm2 and zfs)
 				v.TypedSpec().UUID, v.TypedSpec().Label = "", p.FilesystemUUID
 			}
@@ -134,6 +142,14 @@ func (r release) discoveredVolumes(devs []device) []resource.Resource {
 		}
 	}
 	return rs
+}
+
+// shownAs is what a probe finds in a partition.
+func shownAs(p artefact.Partition) (format, uuid string) {
+	if p.Keys != nil {
+		return "luks", p.UUID // the header's: one that stays, and is not that of what is inside
+	}
+	return p.Filesystem, p.FilesystemUUID
 }
 
 // partitionSizes are Talos' fixed sizes; the other partitions share the rest.
@@ -165,30 +181,49 @@ func (b *boot) volumeStatuses(devs []device) []resource.Resource {
 	for _, v := range volumesOf(cfg) {
 		r := block.NewVolumeStatus(block.NamespaceName, v.id)
 		spec := r.TypedSpec()
-		spec.Type = block.VolumeTypePartition
+		spec.Type = v.kind
 		p, found := v.locate(devs)
+		cannot := v.cannot(devs)
 		switch {
+		case v.kind == block.VolumeTypeDirectory || v.kind == block.VolumeTypeExternal:
+			spec.Phase, spec.Location, spec.MountLocation, spec.MountSpec = block.VolumePhaseReady, v.source, v.source, v.mountSpec()
 		case !found && v.id == labelState && cfg != nil: // during the installation
 			spec.Phase, spec.ErrorMessage = block.VolumePhaseFailed, "no such attribute(s): system_disk"
-		case !found && v.fixed:
+		case !found && (v.fixed || v.existing != nil): // it is not made
 			spec.Phase = block.VolumePhaseMissing
-		case !found || cfg == nil && !v.fixed:
+		case cannot != "" && (!found || v.kind == block.VolumeTypeDisk):
+			spec.Phase, spec.ErrorMessage = block.VolumePhaseFailed, cannot
+		case !found:
 			spec.Phase = block.VolumePhaseWaiting
 		default:
 			place(spec, p)
-			spec.MountSpec = mountSpec(v.id)
+			spec.MountSpec = v.mountSpec()
+			if why := b.notOpen(v.id); why != "" {
+				spec.Phase, spec.PreFailPhase, spec.ErrorMessage = block.VolumePhaseFailed, block.VolumePhaseLocated, why
+			} else if len(v.keys) > 0 && p.part.Keys != nil {
+				spec.EncryptionProvider, spec.EncryptionSlot = block.EncryptionProviderLUKS2, new(slices.Min(slices.Collect(maps.Keys(v.keys))))
+			}
 		}
 		rs = append(rs, r)
 	}
 	return rs
 }
 
+// notOpen says why Talos could not open a volume in this boot.
+func (b *boot) notOpen(id string) string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.failed[id]
+}
+
 func place(spec *block.VolumeStatusSpec, p placed) {
 	spec.Phase = block.VolumePhaseReady
-	spec.Location = "/dev/" + p.dev.partitionName(p.index)
+	spec.Location = p.dev.partPath(p.index)
 	spec.MountLocation = spec.Location
-	spec.ParentLocation = p.dev.path()
-	spec.PartitionIndex = p.index
+	if !p.part.Whole {
+		spec.ParentLocation = p.dev.path()
+		spec.PartitionIndex = p.index
+	}
 	spec.UUID, spec.PartitionUUID = p.part.FilesystemUUID, p.part.UUID
 	if p.part.Filesystem == "xfs" {
 		spec.Filesystem = block.FilesystemTypeXFS

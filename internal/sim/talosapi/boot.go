@@ -48,11 +48,12 @@ type boot struct {
 	configs chan firstConfig // from the API in maintenance mode
 
 	mu      sync.Mutex
-	api     *api            // nil while the API is down
-	cfg     config.Provider // nil in maintenance mode
-	stored  config.Provider // for the next boot; nil until one is applied: that of this boot, which no resource shows (acquire.go)
-	trial   *time.Timer     // when it fires, the previous configuration becomes active again; nil: no trial
-	upgrade upgrade         // parameters of an upgrade
+	api     *api              // nil while the API is down
+	cfg     config.Provider   // nil in maintenance mode
+	stored  config.Provider   // for the next boot; nil until one is applied: that of this boot, which no resource shows (acquire.go)
+	trial   *time.Timer       // when it fires, the previous configuration becomes active again; nil: no trial
+	upgrade upgrade           // parameters of an upgrade
+	failed  map[string]string // why volumes could not be opened, by ID
 	nodeID  string
 	status  runtime.MachineStatusSpec // as set by stage
 	etcd    *etcdService              // nil on a worker, and before its start
@@ -130,7 +131,7 @@ func (b *boot) run(ctx context.Context) (outcome, error) {
 				return b.leave(ctx, end), nil
 			}
 		}
-		st, b.tried = stateData{Config: first.raw, NodeID: newNodeID()}, first.tried
+		st, b.tried = stateData{Config: first.raw, NodeID: b.m.fw.nextNodeID()}, first.tried
 		if _, installed := systemDisk(b.m.devices()); installed && !b.tried {
 			if err := b.keep(st); err != nil {
 				return b.crash(ctx, err)
@@ -207,6 +208,7 @@ func (b *boot) configured(ctx context.Context, st stateData) (outcome, error) {
 	if b.m.addr().IsValid() {
 		b.tasks.Go(func() { b.secureAPI(ctx) })
 	}
+	b.m.etcdApart.Store(new(promoted(b.config(), labelEtcd)))
 	if _, installed := systemDisk(b.m.devices()); !installed {
 		if b.m.etcdData() != nil {
 			b.startEtcd(ctx) // its volume exists, so it does not wait for the installation

@@ -150,7 +150,7 @@ func (fw *Firmware) Preinstalled(machineConfig, uki []byte, elsewhere bool) ([]b
 	if err != nil {
 		return nil, err
 	}
-	disk, err := systemPartitions(img.TalosVersion, sum, stateData{Config: machineConfig, NodeID: newNodeID()})
+	disk, err := systemPartitions(img.TalosVersion, sum, "", stateData{Config: machineConfig, NodeID: newNodeID()})
 	if err != nil {
 		return nil, err
 	}

@@ -31,6 +31,9 @@ const (
 	RollsBack Defect = "rolls back"
 	// Hangs is a system that starts but never reaches its API. Nothing reverts the upgrade.
 	Hangs Defect = "hangs"
+	// KexecOnly is a system that a running kernel can start, and the firmware can't: it hangs before it reaches
+	// its API (talos#14146).
+	KexecOnly Defect = "boots by kexec only"
 	// Loops is a system that reboots into the same entry for ever; for the image of etcd or of a
 	// static pod, one whose container ends as soon as it has started.
 	Loops Defect = "loops"
@@ -102,6 +105,10 @@ func (b *boot) stumble(ctx context.Context) outcome {
 	switch b.m.fw.defects.of(b.med.image) {
 	case Hangs:
 		return b.m.dark(ctx)
+	case KexecOnly:
+		if !b.med.kexec {
+			return b.m.dark(ctx)
+		}
 	case Loops:
 		if !b.m.fw.sleep(ctx, failTime) {
 			return killed

@@ -38,6 +38,14 @@ func (d device) bytes() []byte {
 // partitionName is the device name of the partition with that index, from 1.
 func (d device) partitionName(index int) string { return d.name + strconv.Itoa(index) }
 
+// partPath is the device of what has that index on the disk: a partition, or the disk itself.
+func (d device) partPath(index int) string {
+	if d.disk.Partitions[index-1].Whole {
+		return d.path()
+	}
+	return "/dev/" + d.partitionName(index)
+}
+
 // symlinks are udev's stable names, which it derives from what the device itself reports
 // (60-persistent-storage.rules).
 func (d device) symlinks() []string {

@@ -3,6 +3,8 @@ package talosapi
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
+	"encoding/base64"
 	"maps"
 	"net/netip"
 	"slices"
@@ -13,6 +15,7 @@ import (
 	"github.com/siderolabs/crypto/x509"
 	"github.com/siderolabs/talos/pkg/machinery/config"
 	"github.com/siderolabs/talos/pkg/machinery/resources/cluster"
+	"github.com/siderolabs/talos/pkg/machinery/resources/kubespan"
 
 	"github.com/recast-sh/recast/internal/sim/etcd"
 )
@@ -33,6 +36,7 @@ type hub struct {
 	// yet. served says that its API has answered.
 	kubernetesOf string
 	served       bool
+	idPrefix     string   // see NodeIDsBegin
 	bootstrapped []string // violations: see BootstrapViolations
 }
 
@@ -100,6 +104,7 @@ func (h *hub) members(of string) ([]cluster.AffiliateSpec, time.Time, <-chan str
 		if !a.expires.IsZero() {
 			if !time.Now().Before(a.expires) {
 				delete(h.affiliates, key)
+				h.notify()
 				continue
 			}
 			if next.IsZero() || a.expires.Before(next) {
@@ -109,6 +114,36 @@ func (h *hub) members(of string) ([]cluster.AffiliateSpec, time.Time, <-chan str
 		specs = append(specs, a.spec)
 	}
 	return specs, next, h.changed
+}
+
+// peerless says whether KubeSpan's other nodes send what is for a machine to another peer: of two affiliates with one
+// address the one that lists first, by node ID, keeps it (controllers/kubespan/peer_spec.go), and KubeSpan forces routing.
+// A machine that has not registered yet is no peer.
+func (h *hub) peerless(b *boot, of string) bool {
+	registers := b.affiliate()
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	own, there := h.affiliates[of+"/"+registers.NodeID]
+	if registers.KubeSpan.PublicKey == "" || !there {
+		return registers.KubeSpan.PublicKey != ""
+	}
+	for _, key := range slices.Sorted(maps.Keys(h.affiliates)) {
+		a := h.affiliates[key]
+		if a.cluster != of || a.spec.KubeSpan.PublicKey == "" || !a.expires.IsZero() && !time.Now().Before(a.expires) {
+			continue
+		}
+		if slices.ContainsFunc(a.spec.Addresses, func(addr netip.Addr) bool { return slices.Contains(own.spec.Addresses, addr) }) {
+			return a != own
+		}
+	}
+	return false
+}
+
+// peered says whether the other nodes reach the machine, and when that may have changed.
+func (b *boot) peered() (bool, <-chan struct{}) {
+	id := discoveryOf(b.config())
+	_, _, changed := b.m.fw.hub.members(id)
+	return !b.m.fw.hub.peerless(b, id), changed
 }
 
 // discoveryOf identifies a cluster to discovery: machines with another secret can't read what
@@ -186,6 +221,10 @@ func (b *boot) affiliate() cluster.AffiliateSpec {
 	if b.m.addr().IsValid() {
 		spec.Addresses = []netip.Addr{b.m.addr()}
 	}
+	if k := b.cfg.NetworkKubeSpanConfig(); k != nil && k.Enabled() {
+		key := sha256.Sum256([]byte(b.nodeID)) // WireGuard's is in STATE, too
+		spec.KubeSpan = cluster.KubeSpanAffiliateSpec{PublicKey: base64.StdEncoding.EncodeToString(key[:])}
+	}
 	if spec.MachineType.IsControlPlane() {
 		spec.ControlPlane = &cluster.ControlPlane{APIServerPort: 6443}
 	}
@@ -211,5 +250,42 @@ func (b *boot) publishMembers(ctx context.Context, specs []cluster.AffiliateSpec
 	if err := b.store.replace(ctx, cluster.NamespaceName, cluster.AffiliateType, affiliates); err != nil {
 		return err
 	}
-	return b.store.replace(ctx, cluster.NamespaceName, cluster.MemberType, slices.Collect(maps.Values(members)))
+	if err := b.store.replace(ctx, cluster.NamespaceName, cluster.MemberType, slices.Collect(maps.Values(members))); err != nil {
+		return err
+	}
+	return b.store.replace(ctx, kubespan.NamespaceName, kubespan.PeerSpecType, b.peers(specs))
+}
+
+// peers are those of KubeSpan: addresses that an earlier one has are taken from the later one.
+func (b *boot) peers(specs []cluster.AffiliateSpec) (peers []resource.Resource) {
+	taken := map[netip.Addr]bool{}
+	for _, spec := range specs {
+		if spec.KubeSpan.PublicKey == "" || spec.NodeID == b.nodeID {
+			continue
+		}
+		p := kubespan.NewPeerSpec(kubespan.NamespaceName, spec.KubeSpan.PublicKey)
+		p.TypedSpec().Label = spec.Nodename
+		for _, addr := range spec.Addresses {
+			if !taken[addr] {
+				p.TypedSpec().AllowedIPs = append(p.TypedSpec().AllowedIPs, netip.PrefixFrom(addr, addr.BitLen()))
+			}
+			taken[addr] = true
+		}
+		peers = append(peers, p)
+	}
+	return peers
+}
+
+// nextNodeID is the ID of a machine that is installed.
+func (fw *Firmware) nextNodeID() string {
+	fw.hub.mu.Lock()
+	defer fw.hub.mu.Unlock()
+	return fw.hub.idPrefix + newNodeID()
+}
+
+// NodeIDsBegin has the IDs of machines that are installed from now on begin with a text: lists sort by it.
+func (fw *Firmware) NodeIDsBegin(with string) {
+	fw.hub.mu.Lock()
+	defer fw.hub.mu.Unlock()
+	fw.hub.idPrefix = with
 }

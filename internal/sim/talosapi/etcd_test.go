@@ -1,6 +1,7 @@
 package talosapi_test
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"net/netip"
@@ -26,6 +27,7 @@ type quorum struct {
 	image artefact.Image
 	boxes map[string]*box
 	data  map[string]world.Drive
+	as    map[string]string // machine.type by hostname; else controlplane
 }
 
 func address(n int) string { return fmt.Sprintf("127.42.7.%d", 10+n) }
@@ -42,7 +44,7 @@ func inQuorum(t *testing.T, n int, test func(*testing.T, *quorum)) {
 
 // newQuorumOf is newQuorum with that image.
 func newQuorumOf(t *testing.T, n int, img artefact.Image) *quorum {
-	q := &quorum{lab: newLab(t), image: img, boxes: map[string]*box{}, data: map[string]world.Drive{}}
+	q := &quorum{lab: newLab(t), image: img, boxes: map[string]*box{}, data: map[string]world.Drive{}, as: map[string]string{}}
 	var peers []talosapi.EtcdPeer
 	for i := 1; i <= n; i++ {
 		peers = append(peers, talosapi.EtcdPeer{Name: fmt.Sprintf("cp%d", i), Addr: netip.MustParseAddr(address(i))})
@@ -77,10 +79,14 @@ func (q *quorum) start(n int, machine, hostname string) {
 // conf is the configuration of a control plane.
 func (q *quorum) conf(hostname string) []byte {
 	q.t.Helper()
-	return q.config(talosapi.Machine{
+	conf := q.config(talosapi.Machine{
 		Hostname: hostname, ControlPlane: true, Installer: oldRef,
 		Documents: []string{"apiVersion: v1alpha1\nkind: VolumeConfig\nname: EPHEMERAL\nprovisioning:\n  diskSelector:\n    match: disk.serial == 'data'\n"},
 	})
+	if kind := q.as[hostname]; kind != "" {
+		conf = bytes.Replace(conf, []byte("type: controlplane"), []byte("type: "+kind), 1)
+	}
+	return conf
 }
 
 // wipe gives a machine an empty data disk.
@@ -314,6 +320,24 @@ func TestEtcdDataHasAVolumeOfItsOwn(t *testing.T) {
 		}
 		if d := talosapi.Describe(b.drives[0].Media.Bytes()); strings.Contains(d, "etcd voter") {
 			t.Errorf("system disk %s", d)
+		}
+
+		// Talos refuses a configuration without the document for a node that runs, but a new system disk has it: etcd's
+		// directory is on EPHEMERAL, and empty; the partition stays as it is.
+		_, err := c.ApplyConfiguration(t.Context(), &machineapi.ApplyConfigurationRequest{Data: l.config(cp1(oldRef))})
+		requireError(t, "a configuration without the volume", err, codes.InvalidArgument, "its VolumeConfig cannot be removed")
+		kept := talosapi.Lasting(data.Media.Bytes())
+		b.guest.Kill()
+		b.drives[0] = disk("virtio0", "system", 10, l.installed(l.config(cp1(oldRef)), img))
+		b.on()
+		c = l.client(cpAddr, role.Admin)
+		time.Sleep(time.Minute)
+		if err := c.Bootstrap(t.Context(), &machineapi.BootstrapRequest{}); err != nil {
+			t.Errorf("etcd's directory is not empty: %v", err)
+		}
+		l.running(cpAddr)
+		if talosapi.Lasting(data.Media.Bytes()) != kept {
+			t.Error("the data disk changed")
 		}
 	})
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/cosi-project/runtime/pkg/state"
 	"github.com/siderolabs/talos/pkg/machinery/api/common"
 	machineapi "github.com/siderolabs/talos/pkg/machinery/api/machine"
+	machineconf "github.com/siderolabs/talos/pkg/machinery/config/machine"
 	"github.com/siderolabs/talos/pkg/machinery/constants"
 	"github.com/siderolabs/talos/pkg/machinery/resources/runtime"
 	"google.golang.org/grpc"
@@ -101,6 +102,8 @@ func (e *etcdService) ordered() *bootstrap {
 // form finds or makes the cluster that this machine will be a member of.
 func (e *etcdService) form(ctx context.Context, how *bootstrap) (*etcd.Cluster, EtcdData, error) {
 	switch {
+	case e.b.begins():
+		return e.found(ctx, nil)
 	case how == nil:
 		return e.join(ctx)
 	case how.recover:
@@ -115,6 +118,14 @@ func (e *etcdService) form(ctx context.Context, how *bootstrap) (*etcd.Cluster, 
 		return c, d, err
 	}
 	return e.found(ctx, nil)
+}
+
+// begins says whether etcd begins alone when its directory is empty: on a control plane of type init, unless
+// the system was just upgraded. A bootstrap request changes nothing there, nor does an uploaded snapshot
+// (argsForInit in services/etcd.go).
+func (b *boot) begins() bool {
+	d, installed := systemDisk(b.m.devices())
+	return b.config().Machine().Type() == machineconf.TypeInit && !(installed && readMeta(d).Upgrade != "")
 }
 
 // found makes a new etcd with this member alone and with data; nil is that of a new cluster.
@@ -163,7 +174,7 @@ func (h *hub) noteBootstrap(clusterID, node string, fresh bool) {
 	defer h.mu.Unlock()
 	earlier := h.etcds[clusterID]
 	if len(earlier) > 0 && fresh || slices.ContainsFunc(earlier, (*etcd.Cluster).Runs) {
-		h.bootstrapped = append(h.bootstrapped, fmt.Sprintf("Talos cluster %s: a bootstrap of %s formed etcd number %d of that cluster", clusterID, node, len(earlier)+1))
+		h.bootstrapped = append(h.bootstrapped, fmt.Sprintf("Talos cluster %s: %s formed etcd number %d of that cluster", clusterID, node, len(earlier)+1))
 	}
 }
 

@@ -67,3 +67,24 @@ func TestBootstrapFromASnapshot(t *testing.T) {
 		requireError(t, "again", c.Bootstrap(ctx, recover), codes.AlreadyExists, "etcd data directory is not empty")
 	})
 }
+
+// TestTypeInit: a control plane of machine.type init without data begins an etcd of its own, beside the one
+// that runs, and takes no snapshot; with data it is like any other.
+func TestTypeInit(t *testing.T) {
+	inQuorum(t, 3, func(t *testing.T, q *quorum) {
+		q.as["cp1"] = "init"
+		again := func() {
+			q.kill("cp1")
+			q.start(1, "cp1", "cp1")
+			q.running(address(1))
+		}
+		again()
+		want(t, "with its data", q.members(), "cp1 cp2 cp3")
+		want(t, "second etcds", strings.Join(q.fw.BootstrapViolations(), "; "), "")
+		q.wipe("cp1")
+		again()
+		want(t, "without", q.members(), "cp1")
+		want(t, "second etcds", strings.Join(q.fw.BootstrapViolations(), "; "), "Talos cluster "+q.cluster.Secrets.Cluster.ID+": cp1 formed etcd number 2 of that cluster")
+		requireError(t, "a bootstrap", q.admin(1).Bootstrap(t.Context(), &machineapi.BootstrapRequest{RecoverEtcd: true}), codes.AlreadyExists, "not empty")
+	})
+}

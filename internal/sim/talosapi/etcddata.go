@@ -11,7 +11,7 @@ import (
 	"github.com/recast-sh/recast/internal/sim/artefact"
 )
 
-// labelEtcd is the volume for etcd's data, if configured (Talos 1.14); else it is on
+// labelEtcd is the volume for etcd's data, if configured (Talos 1.14); else it is a directory on
 // EPHEMERAL.
 const labelEtcd = constants.EtcdDataVolumeID
 
@@ -49,17 +49,18 @@ func joinEtcd(users []byte, d *EtcdData) []byte {
 	return bytes.Join([][]byte{users, etcdMark, b}, nil)
 }
 
-// etcdVolume is the partition for etcd's data directory.
-func etcdVolume(devs []device) (placed, bool) {
-	if p, ok := locate(devs, labelEtcd); ok {
-		return p, true
+// etcdVolume is the partition for etcd's data directory: that of the configuration with which the machine booted, whatever
+// partition has the label.
+func (m *machine) etcdVolume() (placed, bool) {
+	if apart := m.etcdApart.Load(); apart != nil && *apart {
+		return locate(m.devices(), labelEtcd)
 	}
-	return locate(devs, labelEphemeral)
+	return locate(m.devices(), labelEphemeral)
 }
 
 // etcdData reads the machine's data directory; nil if it is empty.
 func (m *machine) etcdData() *EtcdData {
-	p, ok := etcdVolume(m.devices())
+	p, ok := m.etcdVolume()
 	if !ok {
 		return nil
 	}
@@ -69,7 +70,7 @@ func (m *machine) etcdData() *EtcdData {
 
 // writeEtcdData replaces the machine's data directory; nil empties it.
 func (m *machine) writeEtcdData(d *EtcdData) error {
-	p, ok := etcdVolume(m.devices())
+	p, ok := m.etcdVolume()
 	if !ok {
 		return errNoEtcdVolume
 	}
@@ -83,11 +84,14 @@ func withEtcd(disk artefact.Disk, label string, d *EtcdData) artefact.Disk {
 	})
 }
 
-// WithEtcd adds a member's data to the EPHEMERAL partition in a disk's content.
+// WithEtcd adds a member's data to the partition in a disk's content that etcd has its directory on: ETCD, else EPHEMERAL.
 func WithEtcd(disk []byte, d EtcdData) ([]byte, error) {
 	parsed, err := artefact.ReadDisk(disk)
 	if err != nil {
 		return nil, err
+	}
+	if _, ok := partition(parsed, labelEtcd); ok {
+		return artefact.WriteDisk(withEtcd(parsed, labelEtcd, &d)), nil
 	}
 	if _, ok := partition(parsed, labelEphemeral); !ok {
 		return nil, fmt.Errorf("put etcd's data on the disk: it has no partition %s", labelEphemeral)

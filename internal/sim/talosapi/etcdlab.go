@@ -165,6 +165,12 @@ func (h *hub) wake() {
 // listens it retries for a while, then fails as clientv3 does.
 func (b *boot) reachEtcd(ctx context.Context) (*etcd.Cluster, error) {
 	h := b.m.fw.hub
+	if reached, _ := b.peered(); !reached {
+		if !b.m.fw.sleep(ctx, dialTime) {
+			return nil, ctx.Err()
+		}
+		return nil, status.Error(codes.DeadlineExceeded, "context deadline exceeded")
+	}
 	h.mu.Lock()
 	clusters := slices.Clone(h.etcds[clusterID(b.config())])
 	h.mu.Unlock()

@@ -205,7 +205,7 @@ func (b *boot) announce(image string) {
 // nodeInfo needs b.mu held.
 func (b *boot) nodeInfo() NodeInfo {
 	info := NodeInfo{
-		Name: nodenameOf(b.cfg, b.nodeID), UUID: b.m.hw.UUID, BootID: b.id, Address: b.m.addr(),
+		Name: nodenameOf(b.cfg, b.nodeID), UUID: b.m.hw.UUID, MachineID: machineID(b.nodeID), BootID: b.id, Address: b.m.addr(),
 		ControlPlane: b.cfg.Machine().Type().IsControlPlane(), TalosVersion: b.med.image.TalosVersion,
 	}
 	if n := b.cfg.K8sNodeConfig(); n != nil {

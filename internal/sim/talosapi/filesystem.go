@@ -42,6 +42,11 @@ const schematicDir = "/usr/local/share/schematic/"
 // them.
 func (b *boot) files() nodeFiles {
 	t := maps.Clone(b.fixed())
+	b.mu.Lock()
+	if b.cfg != nil {
+		t.addNames(machineID(b.nodeID))
+	}
+	b.mu.Unlock()
 	if b.etcdService() != nil {
 		t[constants.EtcdDataPath] = nodeFile{mode: fs.ModeDir | 0o700}
 		t.addDirectories(constants.EtcdDataPath)

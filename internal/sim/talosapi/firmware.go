@@ -67,6 +67,7 @@ type Data interface {
 type NodeInfo struct {
 	Name           string
 	UUID           string // SMBIOS, lower-case
+	MachineID      string // of /etc/machine-id: from the identity in STATE
 	BootID         string
 	Address        netip.Addr
 	ControlPlane   bool

@@ -89,12 +89,12 @@ func (b *boot) systemDisk(installed cachedImage) (artefact.Disk, error) {
 	if err != nil {
 		return artefact.Disk{}, err
 	}
-	return systemPartitions(installed.image.TalosVersion, installed.uki, st)
+	return systemPartitions(installed.image.TalosVersion, installed.uki, b.grubCmdline(installed.image), st)
 }
 
 // systemPartitions are those of an installed system; uki is the digest of its boot image.
-func systemPartitions(talos, uki string, st stateData) (artefact.Disk, error) {
-	efi, err := efiPartition(talos, uki)
+func systemPartitions(talos, uki, cmdline string, st stateData) (artefact.Disk, error) {
+	efi, err := efiPartition(talos, uki, cmdline)
 	if err != nil {
 		return artefact.Disk{}, err
 	}

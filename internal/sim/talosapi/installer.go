@@ -31,7 +31,7 @@ const settleTime = time.Second
 //  2. write the new entry
 //  3. make it the default one
 //  4. put the kept one's name into META, from where a failing new system takes it
-func (b *boot) upgradeDisk(ctx context.Context, c cachedImage, say func(string)) error {
+func (b *boot) upgradeDisk(ctx context.Context, c cachedImage, cmdline string, say func(string)) error {
 	img := c.image
 	d, ok := systemDisk(b.m.devices())
 	if !ok {
@@ -46,7 +46,7 @@ func (b *boot) upgradeDisk(ctx context.Context, c cachedImage, say func(string))
 		say("Error: failed to copy boot assets: input/output error")
 		return installerTask{1}
 	}
-	entry, fallback := bootEntry{UKI: c.uki}, ""
+	entry, fallback := bootEntry{UKI: c.uki, Cmdline: cmdline}, ""
 	if err := b.m.editLoader(d.Key, func(l *loader) {
 		entry.Name = l.nextName(img.TalosVersion)
 		fallback = b.keepOne(l, img.TalosVersion, say)

@@ -48,7 +48,7 @@ func TestInstallFromISO(t *testing.T) {
 			t.Errorf("facts of the ISO: %+v", got)
 		}
 		want(t, "firmware variables before", talosapi.Describe(wk.hw.NVRAM.Bytes()), "blank")
-		want(t, "volumes in maintenance mode", volumes(t, open), "EPHEMERAL waiting , META missing , STATE missing ")
+		want(t, "volumes in maintenance mode", volumes(t, open), "META missing , STATE missing ")
 		ids := partitionIDs(t, open)
 
 		apply(t, open, l.config(talosapi.Machine{

@@ -45,7 +45,9 @@ func (s *lifecycleService) Upgrade(req *machineapi.LifecycleServiceUpgradeReques
 	}
 	ctx, cancel := b.life()
 	defer cancel()
-	err = b.upgradeDisk(ctx, c, func(line string) {
+	// It hands no machine configuration to the installer, which then takes the boot image's arguments
+	// (talos#13967; cmd/installer/cmd/installer/install.go, runInstallCmd).
+	err = b.upgradeDisk(ctx, c, "", func(line string) {
 		b.m.console("%s", line)
 		// the caller may be gone
 		_ = srv.Send(progressOf(&machineapi.LifecycleServiceInstallProgress_Message{Message: line + "\n"}))

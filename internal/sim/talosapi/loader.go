@@ -25,6 +25,8 @@ type loader struct {
 type bootEntry struct {
 	Name string // "Talos-v1.13.9.efi"
 	UKI  string // SHA-256 of the boot image: see bootImages
+	// Cmdline is what GRUB passes to the kernel; "": the boot image's own, as systemd-boot always does.
+	Cmdline string `json:",omitempty"`
 }
 
 // entry finds a boot entry by name, like sd-boot case-insensitively.

@@ -26,6 +26,8 @@ type machine struct {
 	unplugged bool                       // it began without a network
 	astray    atomic.Bool                // its configuration has given it an address where no client looks for it
 
+	etcdApart atomic.Pointer[bool] // etcd's directory is on a partition of its own; nil before the first boot
+
 	runs  atomic.Value // reference of the kubelet's image, as string
 	disks sync.Mutex   // held for read-modify-write of a disk's content
 }
@@ -125,6 +127,7 @@ func (m *machine) installed() (medium, bool) {
 		return medium{}, false
 	}
 	med, ok := m.readMedium(d)
+	med.kexec = true
 	if m.uefi() {
 		med.reported = readVariables(m.hw.NVRAM.Bytes()).LoaderEntryDefault
 	}

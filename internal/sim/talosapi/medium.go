@@ -29,6 +29,7 @@ type medium struct {
 	image artefact.Image
 	entry string // boot entry, lower-case; empty for an ISO
 
+	kexec    bool   // a running kernel started it
 	reported string // after a kexec: the entry as the system reports it
 }
 
@@ -52,6 +53,9 @@ func (m *machine) readMedium(d device) (medium, bool) {
 		return medium{}, false
 	}
 	img, err := m.fw.boots.read(e.UKI)
+	if e.Cmdline != "" {
+		img.Cmdline = e.Cmdline
+	}
 	return medium{key: d.Key, image: img, entry: strings.ToLower(e.Name)}, err == nil
 }
 
@@ -138,7 +142,7 @@ func (s *bootImages) adopted(raw []byte) (artefact.Disk, error) {
 	for _, label := range labels {
 		p := newPartition(label, "", nil) // META has no values, or one that only an installation reads
 		if label == labelEFI {
-			if p, err = efiPartition(img.TalosVersion, sum); err != nil {
+			if p, err = efiPartition(img.TalosVersion, sum, ""); err != nil {
 				return artefact.Disk{}, err
 			}
 		}
@@ -160,9 +164,9 @@ func newPartition(label, filesystem string, data []byte) artefact.Partition {
 }
 
 // efiPartition has a single boot entry with the image of that digest.
-func efiPartition(talos, uki string) (artefact.Partition, error) {
+func efiPartition(talos, uki, cmdline string) (artefact.Partition, error) {
 	name := loader{}.nextName(talos)
-	b, err := json.Marshal(loader{Entries: []bootEntry{{Name: name, UKI: uki}}})
+	b, err := json.Marshal(loader{Entries: []bootEntry{{Name: name, UKI: uki, Cmdline: cmdline}}})
 	if err != nil {
 		return artefact.Partition{}, fmt.Errorf("write boot entries: %w", err)
 	}

@@ -129,7 +129,7 @@ func (b *boot) runUpgrade(ctx context.Context) outcome {
 	if !ok {
 		return b.sequenceFailed(ctx, fmt.Errorf("image %q: not found", u.image.ref))
 	}
-	if err := b.upgradeDisk(ctx, c, func(line string) { b.m.console("%s", line) }); err != nil {
+	if err := b.upgradeDisk(ctx, c, b.grubCmdline(c.image), func(line string) { b.m.console("%s", line) }); err != nil {
 		return b.sequenceFailed(ctx, err)
 	}
 	return u.then
@@ -178,7 +178,7 @@ func (b *boot) runStaged(ctx context.Context) outcome {
 		return b.sequenceFailed(ctx, err)
 	}
 	c, _ := b.m.cached(name)
-	if err := b.upgradeDisk(ctx, c, func(line string) { b.m.console("%s", line) }); err != nil {
+	if err := b.upgradeDisk(ctx, c, b.grubCmdline(c.image), func(line string) { b.m.console("%s", line) }); err != nil {
 		return b.sequenceFailed(ctx, err)
 	}
 	return kexec

@@ -30,6 +30,7 @@ type release struct {
 	// the names in a VolumeConfig, that came with a later release.
 	lacks     []resource.Type
 	documents [][]string
+	fields    [][]string // of documents that it knows
 	volumes   []string
 	// unprobed are the filesystems that its probes don't detect (go-blockdevice,
 	// blkid/internal/chain: btrfs since 2.0.30 of Talos 1.13.5, md since 2.0.32 of 1.14).
@@ -40,11 +41,11 @@ type release struct {
 var releases = []release{
 	{
 		contract: config.TalosVersion1_12, bareMaintenance: true, rebootApplies: true, patientPull: true, keepsDefault: true,
-		lacks: sinceFourteen, documents: documentsSince, volumes: volumesSinceFourteen, unprobed: []string{"btrfs", "linux_raid_member"},
+		lacks: sinceFourteen, documents: documentsSince, fields: fieldsSince, volumes: volumesSinceFourteen, unprobed: []string{"btrfs", "linux_raid_member"},
 	},
 	{
 		contract: config.TalosVersion1_13, lifecycle: true, rebootApplies: true, patientPull: true, keepsDefault: true,
-		lacks: sinceFourteen, documents: documentsSince[1:], volumes: volumesSinceFourteen, unprobed: []string{"linux_raid_member"},
+		lacks: sinceFourteen, documents: documentsSince[1:], fields: fieldsSince[1:], volumes: volumesSinceFourteen, unprobed: []string{"linux_raid_member"},
 	},
 	{contract: config.TalosVersion1_14, lifecycle: true},
 }

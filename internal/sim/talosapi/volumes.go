@@ -12,19 +12,27 @@ import (
 	"github.com/siderolabs/talos/pkg/machinery/cel/celenv"
 	"github.com/siderolabs/talos/pkg/machinery/config"
 	documents "github.com/siderolabs/talos/pkg/machinery/config/config"
+	blockcfg "github.com/siderolabs/talos/pkg/machinery/config/types/block"
 	"github.com/siderolabs/talos/pkg/machinery/constants"
 	"github.com/siderolabs/talos/pkg/machinery/resources/block"
 
 	"github.com/recast-sh/recast/internal/sim/artefact"
 )
 
-// volume is a partition that Talos manages.
+// volume is one of a configuration.
 type volume struct {
 	id, label  string
+	kind       block.VolumeType
 	filesystem string
-	selector   *cel.Expression // where to create it; nil: the system disk
+	selector   *cel.Expression // where to create it, and where a whole disk is; nil: the system disk
+	minBytes   uint64          // that the disk must have, if its configuration says so
 	existing   *cel.Expression // which existing partition it is; nil: found by its label
-	fixed      bool            // created only by the installer
+	device     string          // of machine.disks: found by it and index
+	index      int
+	target     string         // of machine.disks: where it is mounted
+	source     string         // of what the VM's host shares
+	keys       map[int]string // how it is encrypted; nil: it is not
+	fixed      bool           // created only by the installer
 }
 
 // placed is the location of a volume.
@@ -34,59 +42,86 @@ type placed struct {
 	part  artefact.Partition
 }
 
-// volumesOf are the volumes of a configuration; nil: those of every machine.
+// volumesOf are the volumes of a configuration; nil: those of a machine without one.
 func volumesOf(cfg config.Provider) []volume {
 	vols := []volume{
 		{id: labelMeta, label: labelMeta, fixed: true},
 		{id: labelState, label: labelState, filesystem: "xfs", fixed: true},
-		{id: labelEphemeral, label: labelEphemeral, filesystem: "xfs"},
 	}
 	if cfg == nil {
 		return vols
 	}
-	if c, ok := cfg.Volumes().ByName(labelEphemeral); ok {
+	vols = append(vols, volume{id: labelEphemeral, label: labelEphemeral, filesystem: "xfs"})
+	for i := range vols {
+		c, _ := cfg.Volumes().ByName(vols[i].id)
+		encryption := c.Encryption()
+		if encryption == nil {
+			encryption = cfg.Machine().SystemDiskEncryption().Get(vols[i].id)
+		}
+		vols[i].keys = keysOf(encryption)
 		if expr, ok := c.Provisioning().DiskSelector().Get(); ok {
-			vols[2].selector = &expr
+			vols[i].selector = &expr
 		}
 	}
-	if c, ok := cfg.Volumes().ByName(labelEtcd); ok {
-		v := volume{id: labelEtcd, label: labelEtcd, filesystem: "xfs"}
-		if expr, ok := c.Provisioning().DiskSelector().Get(); ok {
-			v.selector = &expr
+	for _, id := range documents.PromotableSystemVolumeNames {
+		v := volume{id: id, label: id, kind: block.VolumeTypeDirectory}
+		if promoted(cfg, id) {
+			c, _ := cfg.Volumes().ByName(id)
+			v.kind, v.filesystem, v.keys = block.VolumeTypePartition, "xfs", keysOf(c.Encryption())
+			if expr, ok := c.Provisioning().DiskSelector().Get(); ok {
+				v.selector = &expr
+			}
 		}
 		vols = append(vols, v)
 	}
 	for _, u := range cfg.UserVolumeConfigs() {
-		if u.Type().ValueOr(block.VolumeTypePartition) != block.VolumeTypePartition {
-			continue
-		}
-		v := volume{id: userPrefix + u.Name(), label: userPrefix + u.Name(), filesystem: u.Filesystem().Type().String()}
+		id := userPrefix + u.Name()
+		v := volume{id: id, label: id, kind: u.Type().ValueOr(block.VolumeTypePartition), filesystem: u.Filesystem().Type().String(), keys: keysOf(u.Encryption())}
 		if expr, ok := u.Provisioning().DiskSelector().Get(); ok {
-			v.selector = &expr
+			v.selector, v.minBytes = &expr, u.Provisioning().MinSize().ValueOrZero()
 		}
 		vols = append(vols, v)
 	}
 	return append(vols, furtherVolumes(cfg)...)
 }
 
-// furtherVolumes are the raw, swap and existing volumes of a configuration.
+// promoted says whether a configuration makes ETCD, CRI, KUBELET or LOG a partition; else it is a directory on
+// EPHEMERAL (GetPromotableSystemVolumesTransformer in volumeconfig/system_volumes.go).
+func promoted(cfg config.Provider, id string) bool {
+	c, _ := cfg.Volumes().ByName(id)
+	return blockcfg.ProvisioningRequested(c.Provisioning())
+}
+
+// furtherVolumes are the raw, swap, existing and external volumes of a configuration, and those of machine.disks.
 func furtherVolumes(cfg config.Provider) []volume {
 	var vols []volume
-	add := func(id, filesystem string, p documents.VolumeProvisioningConfig) {
-		v := volume{id: id, label: id, filesystem: filesystem}
+	add := func(id, filesystem string, p documents.VolumeProvisioningConfig, e documents.EncryptionConfig) {
+		v := volume{id: id, label: id, filesystem: filesystem, keys: keysOf(e)}
 		if expr, ok := p.DiskSelector().Get(); ok {
-			v.selector = &expr
+			v.selector, v.minBytes = &expr, p.MinSize().ValueOrZero()
 		}
 		vols = append(vols, v)
 	}
 	for _, r := range cfg.RawVolumeConfigs() {
-		add(constants.RawVolumePrefix+r.Name(), "", r.Provisioning())
+		add(constants.RawVolumePrefix+r.Name(), "", r.Provisioning(), r.Encryption())
 	}
 	for _, s := range cfg.SwapVolumeConfigs() {
-		add(constants.SwapVolumePrefix+s.Name(), "swap", s.Provisioning())
+		add(constants.SwapVolumePrefix+s.Name(), "swap", s.Provisioning(), s.Encryption())
 	}
 	for _, e := range cfg.ExistingVolumeConfigs() {
 		vols = append(vols, volume{id: constants.ExistingVolumePrefix + e.Name(), existing: new(e.VolumeDiscovery().VolumeSelector())})
+	}
+	for _, e := range cfg.ExternalVolumeConfigs() {
+		v := volume{id: constants.ExternalVolumePrefix + e.Name(), kind: block.VolumeTypeExternal}
+		if fs, ok := e.Mount().Virtiofs().Get(); ok {
+			v.source = fs.Source()
+		}
+		vols = append(vols, v)
+	}
+	for _, d := range cfg.Machine().Disks() {
+		for i, p := range d.Partitions() {
+			vols = append(vols, volume{id: fmt.Sprintf("%s-%d", d.Device(), i+1), device: d.Device(), index: i, filesystem: "xfs", target: p.MountPoint()})
+		}
 	}
 	return vols
 }
@@ -103,15 +138,33 @@ func locate(devs []device, label string) (placed, bool) {
 	return placed{}, false
 }
 
-// locate finds the volume by its label or selector.
+// locate finds the volume by its label, selector or number. A directory, and what the VM's host shares, is nowhere on
+// the disks.
 func (v volume) locate(devs []device) (placed, bool) {
-	if v.existing == nil {
+	switch {
+	case v.kind == block.VolumeTypeDirectory || v.kind == block.VolumeTypeExternal:
+		return placed{}, false
+	case v.kind == block.VolumeTypeDisk:
+		for _, d := range devs {
+			if ok, err := v.matches(d, false); err == nil && ok && len(d.disk.Partitions) > 0 {
+				return placed{dev: d, index: 1, part: d.disk.Partitions[0]}, d.disk.Partitions[0].Whole
+			}
+		}
+		return placed{}, false
+	case v.device != "":
+		for _, d := range devs {
+			if (d.path() == v.device || slices.Contains(d.symlinks(), v.device)) && v.index < len(d.disk.Partitions) {
+				return placed{dev: d, index: v.index + 1, part: d.disk.Partitions[v.index]}, true
+			}
+		}
+		return placed{}, false
+	case v.existing == nil:
 		return locate(devs, v.label)
 	}
 	for _, d := range devs {
 		for i, p := range d.disk.Partitions {
 			found := &blockpb.DiscoveredVolumeSpec{
-				DevPath: "/dev/" + d.partitionName(i+1), Name: p.Filesystem, Uuid: p.FilesystemUUID, PartitionUuid: p.UUID, PartitionLabel: p.Label,
+				DevPath: d.partPath(i + 1), Name: p.Filesystem, Uuid: p.FilesystemUUID, PartitionUuid: p.UUID, PartitionLabel: p.Label,
 			}
 			ok, err := v.existing.EvalBool(celenv.VolumeLocator(), map[string]any{"volume": found, "disk": d.selectable()})
 			if err == nil && ok {
@@ -125,19 +178,30 @@ func (v volume) locate(devs []device) (placed, bool) {
 // provision creates missing volumes and publishes the location of all. Existing ones are
 // left alone.
 func (b *boot) provision(ctx context.Context) error {
+	failed := map[string]string{}
 	for _, v := range volumesOf(b.config()) {
 		if err := b.m.make(v); err != nil {
 			b.m.console("volume %s: %v", v.id, err)
 		}
+		if err := b.m.open(v); err != nil {
+			b.m.console("volume %s: %v", v.id, err)
+			failed[v.id] = err.Error()
+		}
 	}
+	b.mu.Lock()
+	b.failed = failed
+	b.mu.Unlock()
 	return b.publishBlock(ctx)
 }
 
 // make creates a volume's partition on the first disk that matches its selector.
 func (m *machine) make(v volume) error {
 	devs := m.devices()
-	if _, ok := v.locate(devs); ok || v.fixed || v.existing != nil {
+	if _, ok := v.locate(devs); ok || v.fixed || v.existing != nil || v.kind == block.VolumeTypeDirectory || v.kind == block.VolumeTypeExternal {
 		return nil
+	}
+	if why := v.cannot(devs); why != "" {
+		return errors.New(why)
 	}
 	system, _ := systemDisk(devs)
 	for _, d := range devs {
@@ -145,15 +209,22 @@ func (m *machine) make(v volume) error {
 			continue
 		}
 		ok := d.Key == system.Key
-		if v.selector != nil {
+		if v.device != "" {
+			ok = d.path() == v.device || slices.Contains(d.symlinks(), v.device)
+		} else if v.selector != nil {
 			var err error
-			if ok, err = matchDisk(v.selector, d, d.Key == system.Key); err != nil {
+			if ok, err = v.matches(d, d.Key == system.Key); err != nil {
 				return fmt.Errorf("evaluate disk selector: %w", err)
 			}
 		}
-		if ok {
+		if ok && v.fits(d) && (v.kind != block.VolumeTypeDisk || len(d.disk.Partitions) == 0) {
 			err := m.rewrite(d.Key, func(disk artefact.Disk) artefact.Disk {
-				disk.Partitions = append(slices.Clone(disk.Partitions), newPartition(v.label, v.filesystem, nil))
+				p := newPartition(v.label, v.filesystem, nil)
+				p.Keys = m.slots(v.keys)
+				if v.kind == block.VolumeTypeDisk {
+					p.Label, p.UUID, p.Whole = "", "", true
+				}
+				disk.Partitions = append(slices.Clone(disk.Partitions), p)
 				return disk
 			})
 			if formatted := m.fw.o.Formatted; err == nil && formatted != nil && strings.HasPrefix(v.label, userPrefix) && d.Key != system.Key {
@@ -163,6 +234,50 @@ func (m *machine) make(v volume) error {
 		}
 	}
 	return errors.New("no disk matches its selector")
+}
+
+// matches evaluates the volume's selector. For a whole disk Talos has no system_disk (locateDiskByDiskMatch).
+func (v volume) matches(d device, system bool) (bool, error) {
+	if v.kind == block.VolumeTypeDisk {
+		return v.selector.EvalBool(celenv.DiskLocator(), map[string]any{"disk": d.selectable()})
+	}
+	return matchDisk(v.selector, d, system)
+}
+
+func (v volume) fits(d device) bool {
+	return v.kind == block.VolumeTypeDisk || uint64(max(d.SizeBytes, 0)) >= v.minBytes
+}
+
+// cannot is the error with which Talos makes no such volume on an installed machine, and does not find a whole disk
+// (findCandidateDisks, selectBestDisk and locateDiskByDiskMatch in block/internal/volumes/locate.go, format.go); "": it can.
+func (v volume) cannot(devs []device) string {
+	system, installed := systemDisk(devs)
+	if v.selector == nil || !installed {
+		return ""
+	}
+	var matched []device
+	var paths []string
+	for _, d := range devs {
+		ok, err := v.matches(d, d.Key == system.Key)
+		if err != nil {
+			return "error evaluating disk locator: " + err.Error()
+		}
+		if ok {
+			matched, paths = append(matched, d), append(paths, d.path())
+		}
+	}
+	whole := v.kind == block.VolumeTypeDisk
+	switch {
+	case len(matched) == 0:
+		return "no disks matched selector for volume"
+	case whole && len(matched) > 1:
+		return fmt.Sprintf("multiple disks matched locator for disk volume; matched disks: %v", paths)
+	case whole && len(matched[0].disk.Partitions) > 0 && !matched[0].disk.Partitions[0].Whole:
+		return "filesystem type mismatch: gpt != " + v.filesystem
+	case !slices.ContainsFunc(matched, v.fits):
+		return fmt.Sprintf("no disks matched for volume (%[1]d matched selector): %[1]d have not enough space, 0 have wrong format, 0 have other issues", len(matched))
+	}
+	return ""
 }
 
 // Volumes identifies the partitions of a disk, whatever is written on them.

@@ -101,7 +101,11 @@ func (c *changing) delete(key string) error {
 		}
 		return failf("can't remove drive '%s' - protection mode enabled", key)
 	}
-	if err := c.w.checkDevice(c.user, v.id, "", key, value, "delete"); err != nil {
+	left := value
+	if key == "tags" { // the tags that the VM has then: none
+		left = ""
+	}
+	if err := c.w.checkDevice(c.user, v.id, "", key, left, "delete"); err != nil {
 		return err
 	}
 	switch {

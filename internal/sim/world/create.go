@@ -104,7 +104,7 @@ func (w *World) create(t *task, v *vm, config map[string]string) error {
 	}
 	allocated, err := w.fill(v, config, nil)
 	if tags, tagged := config["tags"]; err == nil && tagged {
-		err = w.checkDevice(t.User, v.id, v.pool, "tags", tags, "set")
+		err = w.checkTags(t.User, v.id, v.pool, noTags, tags)
 	}
 	if err != nil {
 		for _, volid := range allocated {

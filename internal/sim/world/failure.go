@@ -1,6 +1,7 @@
 package world
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 )
@@ -25,6 +26,19 @@ func (w *World) WarnNext(taskType, message string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.failures = append(w.failures, failure{match: taskType, message: message, warns: true})
+}
+
+// PendingFailures are those of FailNext, WarnNext and StopNextMove that have not happened yet.
+func (w *World) PendingFailures() (pending []string) {
+	w.mu.Look()
+	defer w.mu.Unlock()
+	for _, f := range w.failures {
+		pending = append(pending, f.match+": "+f.message)
+	}
+	for _, stop := range w.moveStops {
+		pending = append(pending, fmt.Sprintf("a move stops: %+v", stop))
+	}
+	return pending
 }
 
 // NoMoreFailures cancels failures of FailNext, WarnNext, StopNextMove and BusyStorage that

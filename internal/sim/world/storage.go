@@ -145,9 +145,28 @@ func (w *World) storageOn(id, host string) (*storage, error) {
 	return s, nil
 }
 
+// atPath is what root can attach by its path on the host: a block device, or a volume of a storage (pve-storage,
+// Storage.pm, check_volume_access and volume_size_info).
+func (w *World) atPath(path, host string) *volume {
+	if dev := w.devices[host][path]; dev != nil || !strings.HasPrefix(path, "/") {
+		return dev
+	}
+	for _, s := range w.storages {
+		if !s.on(host) {
+			continue
+		}
+		for name, v := range s.at(host) {
+			if s.filePath(name) == path {
+				return v
+			}
+		}
+	}
+	return nil
+}
+
 // volumeNamed is volume, or nil, without the error.
 func (w *World) volumeNamed(volid, host string) *volume {
-	if dev := w.devices[host][volid]; dev != nil {
+	if dev := w.atPath(volid, host); dev != nil {
 		return dev
 	}
 	id, name, _ := strings.Cut(volid, ":")
@@ -160,7 +179,7 @@ func (w *World) volumeNamed(volid, host string) *volume {
 
 // volume finds a volume, or a block device (without storage), as a host sees it.
 func (w *World) volume(volid, host string) (*storage, *volume, error) {
-	if dev := w.devices[host][volid]; dev != nil {
+	if dev := w.atPath(volid, host); dev != nil {
 		return nil, dev, nil
 	}
 	id, name, ok := strings.Cut(volid, ":")

@@ -127,7 +127,7 @@ func (w *World) checkDevice(user string, id int, pool, key, value, verb string) 
 		directory, _, _ := strings.Cut(strings.TrimPrefix(value, "dirid="), ",")
 		return w.check(user, "/mapping/dir/"+directory, "Mapping.Use")
 	case "tags":
-		return w.checkTags(user, id, pool, value)
+		return w.checkTags(user, id, pool, w.tagsOf(id), value)
 	}
 	return nil
 }

@@ -81,7 +81,7 @@ func volumeOwner(volid string) int {
 	if !ok {
 		name = volid
 	}
-	if isFileName(name) {
+	if isFileName(name) || strings.HasPrefix(volid, "/") { // a path has no owner (qemu-server, vm_is_volid_owner)
 		return 0
 	}
 	if id, err := strconv.Atoi(path.Base(path.Dir(name))); err == nil {

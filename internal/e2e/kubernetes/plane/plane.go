@@ -35,6 +35,8 @@ type ControlPlane struct {
 	apiFlags []string // additional ones of the API server
 	port     string   // of the API server
 	etcd     string   // URL
+	peer     string   // URL of etcd for its members
+	store    *process.Process
 	api      *process.Process
 }
 
@@ -52,10 +54,8 @@ func StartWith(t *testing.T, apiFlags []string, controllerFlags ...string) *Cont
 	p.CA.files(p.Dir)
 	p.writeKubeconfig()
 	p.etcd = "http://127.0.0.1:" + freePort(t)
-	peer := "http://127.0.0.1:" + freePort(t)
-	p.start("etcd", "--name=e2e", "--data-dir="+p.file("etcd"), "--unsafe-no-fsync", "--log-level=error",
-		"--listen-client-urls="+p.etcd, "--advertise-client-urls="+p.etcd,
-		"--listen-peer-urls="+peer, "--initial-advertise-peer-urls="+peer, "--initial-cluster=e2e="+peer)
+	p.peer = "http://127.0.0.1:" + freePort(t)
+	p.startEtcd()
 	p.StartAPI()
 	p.WaitReady()
 	kubeconfig := "--kubeconfig=" + p.file("kubeconfig")
@@ -72,6 +72,13 @@ func StartWith(t *testing.T, apiFlags []string, controllerFlags ...string) *Cont
 // gracePeriod is how long a kubelet may be silent; at the lab's speed it renews its Lease
 // every half second. A busy machine stalls processes for seconds.
 const gracePeriod = 30 * time.Second
+
+func (p *ControlPlane) startEtcd() {
+	p.t.Helper()
+	p.store = p.start("etcd", "--name="+member, "--data-dir="+p.file("etcd"), "--unsafe-no-fsync", "--log-level=error",
+		"--listen-client-urls="+p.etcd, "--advertise-client-urls="+p.etcd,
+		"--listen-peer-urls="+p.peer, "--initial-advertise-peer-urls="+p.peer, "--initial-cluster="+member+"="+p.peer)
+}
 
 // StartAPI starts the API server, the first time or after StopAPI.
 func (p *ControlPlane) StartAPI() {

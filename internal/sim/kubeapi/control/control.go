@@ -59,6 +59,7 @@ type Manager struct {
 	refused func(error)
 
 	mu       sync.Mutex
+	known    []string   // names that servers of iSCSI and NVMe-oF let in; nil: all
 	kubelets []*kubelet // running ones, by start
 	err      error      // what stopped the manager
 }

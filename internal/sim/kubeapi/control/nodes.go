@@ -1,6 +1,7 @@
 package control
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -19,6 +20,7 @@ import (
 type NodeInfo struct {
 	Name           string
 	UUID           string // SMBIOS, lower-case
+	MachineID      string // "": the UUID
 	BootID         string // new at every boot
 	KubeletVersion string // "v1.35.4"
 	OSImage        string // "Talos (v1.13.9)"
@@ -32,6 +34,7 @@ type NodeInfo struct {
 
 type kubelet struct {
 	NodeInfo
+	deaf       bool // it watches from a revision that etcd will only have again: it sees no change (etcd-io/etcd#16028)
 	registered bool // a Node deleted later is not recreated before the next start
 	reported   bool // the status at start was sent
 	leased     bool // its Lease was renewed in this heartbeat
@@ -47,6 +50,16 @@ func (m *Manager) NodeUp(info NodeInfo) {
 	m.kubelets = append(m.without(info.UUID), &kubelet{NodeInfo: info})
 	m.mu.Unlock()
 	m.wake()
+}
+
+// Restored says that etcd was replaced by one of an earlier revision: kubelets that run see no change of it until they
+// are started again.
+func (m *Manager) Restored() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, k := range m.kubelets {
+		k.deaf = k.reported // one that the API has never answered has no revision
+	}
 }
 
 // NodeDown ends the kubelet of the machine with that UUID. The API is not told and must
@@ -141,7 +154,7 @@ func (k *kubelet) mark(n *corev1.Node) {
 // report sets the status that a kubelet sends at start.
 func (k *kubelet) report(n *corev1.Node) {
 	n.Status.NodeInfo = corev1.NodeSystemInfo{
-		MachineID: k.UUID, SystemUUID: k.UUID, BootID: k.BootID,
+		MachineID: cmp.Or(k.MachineID, k.UUID), SystemUUID: k.UUID, BootID: k.BootID,
 		KernelVersion: k.KernelVersion, OSImage: k.OSImage, KubeletVersion: k.KubeletVersion,
 		ContainerRuntimeVersion: "containerd://2.1.4", OperatingSystem: "linux", Architecture: "amd64",
 	}

@@ -44,6 +44,8 @@ func (m *Manager) runPods(ctx context.Context) error {
 func (m *Manager) runPod(ctx context.Context, p *corev1.Pod, n *corev1.Node, k *kubelet) error {
 	up := k != nil && k.BootID == n.Status.NodeInfo.BootID && readiness(n) == corev1.ConditionTrue
 	switch {
+	case k != nil && k.deaf:
+		return nil
 	case k != nil && p.DeletionTimestamp != nil:
 		if !m.timers.due("end/"+string(p.UID), endsAfter(p)) {
 			return nil
@@ -68,6 +70,11 @@ func (m *Manager) runPod(ctx context.Context, p *corev1.Pod, n *corev1.Node, k *
 		return nil
 	case !m.timers.due("start/"+string(p.UID)+k.BootID, startAfter):
 		return nil
+	}
+	if in, err := m.letIn(ctx, p, k); err != nil {
+		return err
+	} else if !in {
+		return m.waitForVolumes(ctx, p)
 	}
 	fresh := withReadiness(p, corev1.ConditionTrue)
 	fresh.Status.Phase = corev1.PodRunning

@@ -3,6 +3,7 @@
 package mayastor
 
 import (
+	"cmp"
 	"encoding/json"
 	"net/http"
 	"slices"
@@ -18,6 +19,8 @@ const (
 	importsAfter = 10 * time.Second
 	// rebuildsFor is how long a replica takes to be filled with what it missed.
 	rebuildsFor = 30 * time.Second
+	// switchesAfter is how long it takes until another node has the target of a volume, with HA.
+	switchesAfter = 20 * time.Second
 	// replacesAfter is how long a faulted replica is waited for (TWAIT_SPERF in rebuild_policies.rs).
 	replacesAfter = 600 * time.Second
 )
@@ -34,6 +37,9 @@ type Volume struct {
 	Wanted      int // num_replicas
 	Replicas    []*Replica
 	Unpublished bool // it has no nexus
+	// Target is the node of its nexus; "": of the last replica that serves. Users are the nodes of its pods; nil: the Target.
+	Target string
+	Users  []string
 }
 
 // ControlPlane is that of Mayastor. Its methods are safe for concurrent use.
@@ -44,6 +50,7 @@ type ControlPlane struct {
 	nodes   []string
 	up      map[string]bool
 	volumes []*Volume
+	noHA    bool
 }
 
 // New calls changed after each change from outside.
@@ -58,6 +65,28 @@ func (c *ControlPlane) AddNode(name string) {
 
 // AddVolume adds a volume.
 func (c *ControlPlane) AddVolume(v Volume) { c.change(func() { c.volumes = append(c.volumes, &v) }) }
+
+// DisableHA has no target move from a node that is lost (--disable-ha of agent-core).
+func (c *ControlPlane) DisableHA() { c.change(func() { c.noHA = true }) }
+
+// Served says whether the pods that use a volume reach it.
+func (c *ControlPlane) Served(volume string) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	i := slices.IndexFunc(c.volumes, func(v *Volume) bool { return v.UUID == volume })
+	return c.healthy(c.volumes[i]) > 0 && c.up[c.target(c.volumes[i])]
+}
+
+// target is the node of a volume's nexus.
+func (c *ControlPlane) target(v *Volume) string {
+	target := cmp.Or(v.Target, v.Replicas[0].Node)
+	for _, r := range v.Replicas {
+		if v.Target == "" && c.up[r.Node] && r.Child == "Online" {
+			target = r.Node
+		}
+	}
+	return target
+}
 
 // SetReplica changes a replica of a volume.
 func (c *ControlPlane) SetReplica(volume, node string, set func(*Replica)) {
@@ -120,6 +149,10 @@ func (c *ControlPlane) Step(runs func(node string) bool, due func(key string, d 
 // back, or on another node.
 func (c *ControlPlane) stepVolume(v *Volume, due func(key string, d time.Duration) bool) {
 	source := c.healthy(v) > 0
+	if v.Target != "" && !c.up[v.Target] && !c.noHA && source && due("mayastor/"+v.UUID+"/switches", switchesAfter) {
+		v.Target = "" // agent-ha-cluster republishes it beside a replica
+		v.Target = c.target(v)
+	}
 	for _, r := range v.Replicas {
 		key := "mayastor/" + v.UUID + "/" + r.Node
 		switch {
@@ -228,13 +261,15 @@ func (c *ControlPlane) volume(v *Volume) object {
 	spec := object{"uuid": v.UUID, "num_replicas": v.Wanted, "size": 1073741824, "status": "Created", "policy": object{"self_heal": true}, "thin": true}
 	state := object{"uuid": v.UUID, "size": 1073741824, "status": "Online"}
 	if !v.Unpublished {
-		target := v.Replicas[0].Node
-		for _, r := range v.Replicas {
-			if c.up[r.Node] && r.Child == "Online" {
-				target = r.Node
-			}
+		target := c.target(v)
+		users := []object{}
+		for _, name := range v.Users {
+			users = append(users, object{"name": name, "nqn": "nqn.2019-05.io.openebs:node-name:" + name})
 		}
-		spec["target"] = object{"node": target, "protocol": "nvmf"}
+		if v.Users == nil {
+			users = append(users, object{"name": target, "nqn": "nqn.2019-05.io.openebs:node-name:" + target})
+		}
+		spec["target"] = object{"node": target, "protocol": "nvmf", "frontend_nodes": users}
 		switch n := c.healthy(v); {
 		case n == 0:
 			state["status"] = "Faulted"

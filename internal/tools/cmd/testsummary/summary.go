@@ -41,6 +41,7 @@ type summary struct {
 	only    []string        // figures of which the last line is made; nil: everything
 	later   map[string]bool // "package test" that may be skipped for being long; nil: all may
 	racing  map[string]bool // packages in the midst of a race detector's report
+	whole   bool            // a test may only be skipped for what another run does
 }
 
 func newSummary(out io.Writer) *summary {
@@ -59,9 +60,25 @@ func (s *summary) read(r io.Reader) error {
 		}
 		switch {
 		case err == io.EOF:
+			s.interrupted()
 			return nil
 		case err != nil:
 			return fmt.Errorf("read test output: %w", err)
+		}
+	}
+}
+
+// interrupted has those tests fail that began and did not end, though their package may have.
+func (s *summary) interrupted() {
+	for at := range s.output {
+		if at.test != "" && s.ended[at] == "" {
+			s.ended[at] = "fail"
+			fmt.Fprintf(s.out, "%s %s did not end\n", at.pkg, at.test)
+		}
+	}
+	for at, action := range s.ended {
+		if at.test == "" && action == "fail" && s.output[at] != nil {
+			fmt.Fprintf(s.out, "%s did not end\n%s", at.pkg, s.output[at])
 		}
 	}
 }
@@ -74,6 +91,8 @@ func (s *summary) add(line []byte) {
 	}
 	at := id{e.Package, e.Test}
 	switch e.Action {
+	case "start": // until it ends, it has failed: go test may be killed
+		s.ended[at] = "fail"
 	case "output":
 		if s.isRaceReport(e) {
 			fmt.Fprint(s.out, e.Output)
@@ -166,9 +185,14 @@ func (s *summary) end(at id, e event) {
 		if s.tests {
 			s.show(at, e)
 		}
-		if e.Action == "skip" && s.isLost(at) {
+		switch why := reason(s.output[at]); {
+		case e.Action != "skip":
+		case s.isLost(at):
 			s.ended[at] = "fail"
-			fmt.Fprintf(s.out, "%s %s is skipped here, and is no test that is run later: %s\n", at.pkg, at.test, reason(s.output[at]))
+			fmt.Fprintf(s.out, "%s %s is skipped here, and is no test that is run later: %s\n", at.pkg, at.test, why)
+		case s.whole && !strings.HasPrefix(why, "long") && !strings.HasPrefix(why, "not in this slice") && !strings.HasPrefix(why, "left to "):
+			s.ended[at] = "fail"
+			fmt.Fprintf(s.out, "%s %s can't be skipped where everything has to run: %s\n", at.pkg, at.test, why)
 		}
 		if figures := s.lines[at]; len(figures) > 0 && s.only == nil {
 			fmt.Fprintf(s.out, "%s: %s\n", at.test, strings.Join(figures, ", "))
@@ -190,6 +214,10 @@ func (s *summary) end(at id, e event) {
 		}
 	}
 	if text := s.output[at]; text != nil {
+		if e.Action == "pass" && strings.Contains(text.String(), "[no tests to run]") {
+			s.ended[at] = "fail"
+			fmt.Fprintf(s.out, "%s: none of the named tests is there\n", at.pkg)
+		}
 		fmt.Fprint(s.out, lastLines(text.String(), e.Action))
 		delete(s.output, at)
 	}
@@ -215,8 +243,12 @@ func (s *summary) show(at id, e event) {
 // reason is what a test printed last before it was skipped, without the source position.
 func reason(output *strings.Builder) string {
 	var last string
+	if output == nil {
+		return ""
+	}
 	for line := range strings.Lines(output.String()) {
-		if _, said, ok := strings.Cut(line, ".go:"); ok {
+		// testscript logs its whole script behind the reason.
+		if _, said, ok := strings.Cut(line, ".go:"); ok && !strings.HasPrefix(strings.TrimSpace(line), "testscript.go:") {
 			_, last, _ = strings.Cut(strings.TrimSpace(said), ": ")
 		}
 	}
@@ -227,7 +259,7 @@ func reason(output *strings.Builder) string {
 func (s *summary) open(pkg string) []id {
 	var tests []id
 	for at := range s.output {
-		if at.pkg == pkg && at.test != "" {
+		if at.pkg == pkg && at.test != "" && s.ended[at] == "" {
 			tests = append(tests, at)
 		}
 	}
@@ -307,7 +339,7 @@ func (s *summary) brokenPackages() int {
 	return n
 }
 
-// passed says whether anything ran, nothing failed, and the required figure is not 0.
+// passed says whether anything ran, nothing failed, all that began has ended, and the required figure is not 0.
 func (s *summary) passed() bool {
 	return s.testsPassed() && (s.only == nil || s.figures[s.only[0]] > 0)
 }

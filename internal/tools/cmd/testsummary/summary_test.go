@@ -11,6 +11,14 @@ import (
 	"testing"
 )
 
+// TestMain has skipped tests pass, also where make test itself has to be complete.
+func TestMain(m *testing.M) {
+	if err := os.Unsetenv("TESTS_COMPLETE"); err != nil {
+		panic(err)
+	}
+	m.Run()
+}
+
 // goTest runs the tests of one file in their own module and passes the go test -json
 // output to run.
 func goTest(t *testing.T, test string, args ...string) (code int, out string) {
@@ -28,7 +36,11 @@ func goTest(t *testing.T, test string, args ...string) (code int, out string) {
 			t.Fatal(err)
 		}
 	}
-	cmd := exec.CommandContext(t.Context(), "go", "test", "-json", "-timeout=10s", "./...")
+	goArgs := []string{"test", "-json", "-count=1", "-timeout=1m"}
+	if len(args) > 1 && args[0] == "-run" { // go test's own
+		goArgs, args = append(goArgs, args[:2]...), args[2:]
+	}
+	cmd := exec.CommandContext(t.Context(), "go", append(goArgs, "./...")...)
 	cmd.Dir = dir
 	cmd.Env = append(os.Environ(), "GOFLAGS=", "GOWORK=off")
 	text, err := cmd.Output()
@@ -40,7 +52,7 @@ func goTest(t *testing.T, test string, args ...string) (code int, out string) {
 	if stderr.Len() > 0 {
 		t.Errorf("stderr: %s", &stderr)
 	}
-	return code, stdout.String()
+	return code, regexp.MustCompile(`\(0\.\d\ds\)`).ReplaceAllString(stdout.String(), "(0.00s)")
 }
 
 func TestSummary(t *testing.T) {
@@ -90,7 +102,7 @@ func TestB(t *testing.T) {}`,
 		"nothing ran": {
 			test: header + "func helper(t *testing.T) {}",
 			code: 1,
-			line: "check: 0 tests in 0 packages, 0 failed, 0 skipped, 0 s",
+			line: "check: 0 tests in 0 packages, 0 failed, 0 skipped, 1 package failed, 0 s",
 		},
 	}
 	for name, c := range cases {
@@ -230,6 +242,16 @@ func TestC(t *testing.T) { t.Skip("there is no such program") }`
 	}
 }
 
+// TestReasonOfAScript: that of a script that was skipped is before its log.
+func TestReasonOfAScript(t *testing.T) {
+	t.Parallel()
+	var out strings.Builder
+	out.WriteString("    cmd.go:380: long: make stories\n    testscript.go:584: WORK=$WORK\n        HOME=$WORK\n")
+	if got := reason(&out); got != "long: make stories" {
+		t.Errorf("%q", got)
+	}
+}
+
 func TestReportsOfRacesAreShown(t *testing.T) {
 	t.Parallel()
 	var events strings.Builder
@@ -244,10 +266,74 @@ func TestReportsOfRacesAreShown(t *testing.T) {
 		fmt.Fprintf(&events, `{"Action":"output","Package":%q,"Test":%q,"Output":%q}`+"\n", line.pkg, line.test, line.text+"\n")
 	}
 	var out strings.Builder
+	for _, at := range []id{{"a", "TestGood"}, {"b", "TestOther"}} {
+		fmt.Fprintf(&events, `{"Action":"pass","Package":%q,"Test":%q}`+"\n", at.pkg, at.test)
+	}
 	if err := newSummary(&out).read(strings.NewReader(events.String())); err != nil {
 		t.Fatal(err)
 	}
 	if want := "WARNING: DATA RACE\nWrite at 0x00c000 by goroutine 7:\n==================\n"; out.String() != want {
 		t.Errorf("shown: %q, want %q", out.String(), want)
+	}
+}
+
+// TestNamedTestsAreThere: a test that was renamed is missed.
+func TestNamedTestsAreThere(t *testing.T) {
+	t.Parallel()
+	const test = "import \"testing\"\nfunc TestA(t *testing.T) {}"
+	for name, want := range map[string]int{"TestA": 0, "TestB": 1} {
+		code, out := goTest(t, test, "-run", name)
+		if missed := strings.Contains(out, "example: none of the named tests is there\n"); code != want || missed != (want == 1) {
+			t.Errorf("-run %s: code %d, want %d:\n%s", name, code, want, out)
+		}
+	}
+}
+
+// TestCompleteRuns: what can't run here has failed where everything has to.
+func TestCompleteRuns(t *testing.T) {
+	for reason, want := range map[string]int{"long: make stories": 0, "not in this slice: SLICE=all": 0, "left to make mutants": 0, "needs age": 1, "there is no man": 1, "": 1} {
+		events := `{"Action":"start","Package":"a"}
+{"Action":"run","Package":"a","Test":"TestA"}
+{"Action":"pass","Package":"a","Test":"TestA"}
+{"Action":"run","Package":"a","Test":"TestB"}
+{"Action":"output","Package":"a","Test":"TestB","Output":"    a_test.go:1: ` + reason + `\n"}
+{"Action":"skip","Package":"a","Test":"TestB"}
+{"Action":"pass","Package":"a"}
+`
+		for env, code := range map[string]int{"": 0, "1": want} {
+			t.Setenv("TESTS_COMPLETE", env)
+			var stdout, stderr strings.Builder
+			if got := run(nil, strings.NewReader(events), &stdout, &stderr); got != code {
+				t.Errorf("TESTS_COMPLETE=%s, %q: code %d, want %d:\n%s", env, reason, got, code, &stdout)
+			}
+		}
+	}
+}
+
+// TestInterrupted: go test was killed, or its output was cut off.
+func TestInterrupted(t *testing.T) {
+	t.Parallel()
+	const whole = `{"Action":"start","Package":"a"}
+{"Action":"run","Package":"a","Test":"TestA"}
+{"Action":"pass","Package":"a","Test":"TestA"}
+{"Action":"start","Package":"b"}
+{"Action":"run","Package":"b","Test":"TestB"}
+{"Action":"output","Package":"b","Test":"TestB","Output":"at work\n"}
+{"Action":"pass","Package":"b","Test":"TestB"}
+{"Action":"pass","Package":"b"}
+{"Action":"pass","Package":"a"}
+`
+	lines := strings.SplitAfter(strings.TrimSuffix(whole, "\n"), "\n")
+	for n := range len(lines) + 1 {
+		var stdout, stderr strings.Builder
+		code := run(nil, strings.NewReader(strings.Join(lines[:n], "")), &stdout, &stderr)
+		if want := map[bool]int{true: 0, false: 1}[n == len(lines)]; code != want {
+			t.Errorf("after %d of %d lines: code %d, want %d:\n%s", n, len(lines), code, want, &stdout)
+		}
+	}
+	var stdout, stderr strings.Builder
+	endless := strings.Replace(whole, `{"Action":"pass","Package":"b","Test":"TestB"}`+"\n", "", 1)
+	if code := run(nil, strings.NewReader(endless), &stdout, &stderr); code != 1 || !strings.Contains(stdout.String(), "b TestB did not end\n") {
+		t.Errorf("a test without an end: code %d:\n%s", code, &stdout)
 	}
 }

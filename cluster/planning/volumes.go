@@ -1,0 +1,212 @@
+package planning
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/recast-sh/recast/cluster"
+)
+
+// etcdVolume is the ID of the volume with etcd's data.
+const etcdVolume = "ETCD"
+
+// planVolumes refuses a configuration with which Talos no longer uses a volume that stays, or can't open it: pods, or
+// etcd, would write to an empty directory on EPHEMERAL instead. nodes[].acceptLoss lifts that by the volume's ID, and
+// the plan shows it.
+func (n *NodePlan) planVolumes() {
+	gets, whose, goes := n.volumesFor(n.Strategy)
+	switch {
+	case !goes || n.Resume && n.Strategy != cluster.ConfigureBlank || n.Strategy == cluster.Reconfigure && n.staysUp():
+		return
+	case n.Found.Volumes.Err != nil:
+		n.Refused = append(n.Refused, "its configuration can't be read for the volumes that it defines: "+n.Found.Volumes.Err.Error())
+		return
+	case len(gets) == 0:
+		return
+	}
+	m := n.Found.Machine
+	if m == nil {
+		if n.Found.Blank != nil {
+			n.planBlankVolumes(gets, whose)
+		}
+		return
+	}
+	for _, s := range m.VolumeStatuses {
+		on, leaves := n.whereIs(s)
+		if leaves || !s.Exists() {
+			continue
+		}
+		is, defined := volumeOf(gets, s.ID)
+		was, known := volumeOf(n.Found.Volumes.Runs, s.ID)
+		if !known {
+			was = cluster.ConfigVolume{ID: s.ID, Document: s.ID, Type: s.Type}
+		}
+		if !defined && !known {
+			continue // its document was removed before, and Talos is about to let it go
+		}
+		if !s.Ready() && defined && is.Type == was.Type {
+			continue // another key or place may be what mends it
+		}
+		if what, loses := n.volumeChange(s, was, is, on); what != "" {
+			n.refuseVolume(s, m.NamesOf(s), whose+" "+what, loses)
+		} else if what := unusable(s, was, is, on); defined && what != "" {
+			n.Refused = append(n.Refused, whose+" "+what)
+		}
+	}
+}
+
+// volumesFor returns the volumes of the configuration with which the node boots next by a strategy, and whose
+// configuration that is; goes is false for a strategy that leaves the machine as it is, or has its own rules.
+func (n *NodePlan) volumesFor(s cluster.Strategy) (gets []cluster.ConfigVolume, whose string, goes bool) {
+	switch s {
+	case cluster.Recreate, cluster.Reimage, cluster.InPlace, cluster.Configure, cluster.Reconfigure, cluster.ConfigureBlank:
+	default:
+		return nil, "", false
+	}
+	as := *n
+	as.Strategy = s
+	if file := n.Found.File; file != nil && file.Err == nil && len(file.Volumes) > 0 && as.AppliesConfig() {
+		return file.Volumes, "its file in talos.machineConfigs", true
+	}
+	return n.Found.Volumes.Keeps, "the configuration that it keeps for its next boot", true
+}
+
+// whereIs says in words where a volume is, and whether that leaves the node: then the volume is a loss of its own, or
+// one that Talos makes anew.
+func (n *NodePlan) whereIs(s cluster.VolumeStatus) (on string, leaves bool) {
+	m := n.Found.Machine
+	disks := []string{s.Disk}
+	switch {
+	case s.Type == cluster.DirectoryVolume:
+		on, disks = "is a directory on EPHEMERAL", m.DisksWith("EPHEMERAL")
+	case s.Type == cluster.ExternalVolume:
+		return "is " + s.Location + " of the VM's host", false
+	case s.Disk == "":
+		on = "is on " + cmp.Or(s.Location, "a disk that is not known")
+	default:
+		on = "is on the disk " + s.Disk
+	}
+	onSystem := len(disks) > 0 && !slices.ContainsFunc(disks, func(disk string) bool { return disk != m.SystemDisk })
+	return on, onSystem && slices.Contains(cluster.Leavers, n.Strategy)
+}
+
+// volumeChange says how a configuration makes something else of a volume, and what the node loses by that, and where it
+// stays; "": it does not.
+func (n *NodePlan) volumeChange(s cluster.VolumeStatus, was, is cluster.ConfigVolume, on string) (what, loses string) {
+	document, whose := documentOf(was, is), "whose volume "+on
+	stays := !slices.Contains(cluster.Leavers, n.Strategy)
+	system := strings.HasPrefix(document, "VolumeConfig ")
+	loses = "Talos uses an empty directory on EPHEMERAL instead, and what is on it stays there"
+	if s.ID == etcdVolume {
+		loses = "its member leaves etcd, which deletes what is on it, and joins again with an empty directory on EPHEMERAL" // EtcdLeaveCluster of Talos
+	}
+	const begins = "Talos moves no data: the node begins with an empty one, and what is on it stays there"
+	switch {
+	case is.ID == "":
+		return fmt.Sprintf("lacks %s, %s: put that document back, or name %s in nodes[].acceptLoss: then it is no longer mounted, and what is on it stays there", document, whose, s.ID),
+			dropped(s)
+	case system && is.Type == cluster.DirectoryVolume && s.Type == cluster.PartitionVolume:
+		return fmt.Sprintf("lacks %s, or its provisioning, %s: Talos would use an empty directory on EPHEMERAL instead; put it back%s", document, whose, n.liftSystemVolume(s)), loses
+	case system && is.Type != s.Type:
+		return fmt.Sprintf("makes %s a partition, %s: Talos moves no data, and refuses that for a node that has its volumes; take provisioning out again%s", document, whose, n.liftSystemVolume(s)), begins
+	case is.Type != s.Type:
+		return fmt.Sprintf("has another type (%s) for %s, %s, as a %s: Talos moves no data; put it back, or name %s in nodes[].acceptLoss", is.Type, document, whose, s.Type, s.ID), begins
+	case stays && !is.Found && is.Place != was.Place:
+		return fmt.Sprintf("has another place for %s, %s: Talos moves no data; put it back, or name %s in nodes[].acceptLoss", document, whose, s.ID),
+			"Talos goes on with the partition where it is: another selector has no effect on one that is made"
+	case is.Found && is.Place != was.Place, is.Mount != was.Mount:
+		return fmt.Sprintf("has another place for %s, %s: Talos moves no data; put it back, or name %s in nodes[].acceptLoss", document, whose, s.ID), begins
+	}
+	return "", ""
+}
+
+// unusable says how a configuration keeps Talos from using a volume that it still has; "": it can. Nothing lifts that:
+// the node would not come up with the volume, and one that nobody recognizes Talos would erase (HandleEncryption in
+// controllers/block/internal/volumes/encrypt.go).
+func unusable(s cluster.VolumeStatus, was, is cluster.ConfigVolume, on string) string {
+	switch document := documentOf(was, is); {
+	case !is.Encryption.Opens(was.Encryption, s.Slot):
+		return fmt.Sprintf("has another encryption for %s, whose volume %s: Talos encrypts a volume when it makes it, and opens it with the keys of its configuration at the next boot; put it back", document, on)
+	case is.Filesystem != "" && was.Filesystem != "" && is.Filesystem != was.Filesystem:
+		return fmt.Sprintf("has another filesystem (%s) for %s, whose volume %s, with %s: Talos formats a volume when it makes it, and mounts no other one; put it back", is.Filesystem, document, on, was.Filesystem)
+	}
+	return ""
+}
+
+func documentOf(was, is cluster.ConfigVolume) string {
+	return cmp.Or(was.Document, is.Document, was.ID)
+}
+
+// dropped says what a node loses by a volume whose document is gone.
+func dropped(s cluster.VolumeStatus) string {
+	if strings.HasPrefix(s.ID, cluster.RawVolume) || strings.HasPrefix(s.ID, cluster.SwapVolume) {
+		return "Talos no longer uses it, and what is on it stays there"
+	}
+	return "it is no longer mounted, pods that use its path write to EPHEMERAL, and what is on it stays there"
+}
+
+// liftSystemVolume says how another place for a system volume is accepted. A member of etcd whose directory is empty
+// must leave first, which is done where the system disk is replaced.
+func (n *NodePlan) liftSystemVolume(s cluster.VolumeStatus) string {
+	if !n.acceptable(s) {
+		return ". Nothing lifts that while the node keeps its system disk: its etcd would start with no data"
+	}
+	return fmt.Sprintf(", or name %s in nodes[].acceptLoss", s.ID)
+}
+
+func (n *NodePlan) acceptable(s cluster.VolumeStatus) bool {
+	return s.ID != etcdVolume || n.Role != cluster.ControlPlane || slices.Contains(cluster.Leavers, n.Strategy)
+}
+
+// refuseVolume refuses a change of a volume, unless acceptLoss names the volume: then the plan says what the node loses.
+func (n *NodePlan) refuseVolume(s cluster.VolumeStatus, names []string, what, loses string) {
+	accepted := slices.ContainsFunc(names, func(name string) bool { return slices.Contains(n.Wanted.AcceptLoss, name) })
+	if !accepted || !n.acceptable(s) {
+		n.Refused = append(n.Refused, what)
+		return
+	}
+	text, _, _ := strings.Cut(what, ": ")
+	n.WillLose = append(n.WillLose, fmt.Sprintf("%s (%s): %s", text, s.ID, loses))
+}
+
+// planBlankVolumes is planVolumes for a machine without a configuration, whose volumes are known only by the labels of
+// their partitions, and by whether those are encrypted.
+func (n *NodePlan) planBlankVolumes(gets []cluster.ConfigVolume, whose string) {
+	for _, v := range n.Found.Blank.Volumes {
+		if v.Label == "" || strings.HasPrefix(v.Label, cluster.SwapVolume) {
+			continue
+		}
+		document := v.Document()
+		is, defined := volumeOf(gets, v.Label)
+		kept, locked := v.Format != "" || strings.HasPrefix(v.Label, cluster.RawVolume), v.Format == "luks" // else there is nothing in it
+		if kept && defined && is.Type == cluster.PartitionVolume && (is.Encryption.Format != "") != locked {
+			has := map[bool]string{true: "is encrypted", false: "is not encrypted"}[locked]
+			n.Refused = append(n.Refused, fmt.Sprintf("%s has another encryption for %s, whose volume on the disk %s %s: Talos could not open it, or would erase it; put that right", whose, cmp.Or(is.Document, v.Label), v.Disk, has))
+			continue
+		}
+		if document == "" || defined && is.Type == cluster.PartitionVolume {
+			continue
+		}
+		s := cluster.VolumeStatus{ID: v.Label, Type: cluster.PartitionVolume, Disk: v.Disk}
+		n.refuseVolume(s, []string{v.Label}, fmt.Sprintf("%s lacks %s, whose volume is on the disk %s: put that document back%s", whose, document, v.Disk, n.liftSystemVolume(s)),
+			"Talos does not mount it, and what is on it stays there")
+	}
+}
+
+// etcdMoves says whether etcd's data is elsewhere, so that etcd begins with an empty directory, once the node has the
+// configuration that it gets by a strategy.
+func (n *NodePlan) etcdMoves(s cluster.Strategy) bool {
+	gets, _, _ := n.volumesFor(s)
+	is, defined := volumeOf(gets, etcdVolume)
+	return defined && is.Type != n.Found.Machine.EtcdVolume()
+}
+
+func volumeOf(volumes []cluster.ConfigVolume, id string) (cluster.ConfigVolume, bool) {
+	i := slices.IndexFunc(volumes, func(v cluster.ConfigVolume) bool { return v.ID == id })
+	if i < 0 {
+		return cluster.ConfigVolume{}, false
+	}
+	return volumes[i], true
+}

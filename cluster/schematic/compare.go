@@ -1,0 +1,164 @@
+package schematic
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/recast-sh/recast/internal/redact"
+)
+
+// Change is one way in which two schematics differ. No part of it is secret.
+type Change struct {
+	Code     string // "kernel-argument", "meta", "overlay", "bootloader", "embedded-config", "schematic"
+	What     string // "kernel argument mitigations"
+	Old, New string // "": it is not there
+}
+
+// String says what differs, as a person would.
+func (c Change) String() string {
+	switch {
+	case c.Old == c.New:
+		return c.What + " has another value"
+	case c.Old == "":
+		return fmt.Sprintf("%s is missing", strings.TrimSpace(c.What+" "+c.New))
+	case c.New == "":
+		return fmt.Sprintf("%s is not in the schematic", strings.TrimSpace(c.What+" "+c.Old))
+	}
+	return fmt.Sprintf("%s: %s → %s", c.What, c.Old, c.New)
+}
+
+// Compare lists how wanted differs from found, but for the extensions by name: a node lists those itself.
+func Compare(found, wanted Schematic) []Change {
+	out := compareArgs(found.KernelArgs, wanted.KernelArgs)
+	out = append(out, compareMeta(found.Meta, wanted.Meta)...)
+	if found.EmbeddedConfig != wanted.EmbeddedConfig {
+		out = append(out, Change{"embedded-config", "embedded machine configuration", there(found.EmbeddedConfig), there(wanted.EmbeddedConfig)})
+	}
+	for _, path := range slices.Sorted(maps.Keys(union(found.Rest, wanted.Rest))) {
+		if was, is := found.Rest[path], wanted.Rest[path]; was != is {
+			code, what := named(path)
+			out = append(out, Change{code, what, shown(was), shown(is)})
+		}
+	}
+	if reordered(found.Extensions, wanted.Extensions) {
+		out = append(out, Change{"schematic", "order of the extensions", strings.Join(found.Extensions, ", "), strings.Join(wanted.Extensions, ", ")})
+	}
+	return out
+}
+
+// compareArgs compares kernel arguments as lists: an argument may be there more than once, and of two
+// with one name the later one counts.
+func compareArgs(was, is []string) []Change {
+	gone, fresh := without(was, is), without(is, was)
+	var out []Change
+	for _, arg := range gone {
+		name, old, _ := strings.Cut(arg, "=")
+		i := slices.IndexFunc(fresh, func(f string) bool { other, _, _ := strings.Cut(f, "="); return other == name })
+		if i < 0 || old == "" {
+			out = append(out, Change{"kernel-argument", "kernel argument", show(arg), ""})
+			continue
+		}
+		value := func(arg string) string { _, v, _ := strings.Cut(show(arg), "="); return v }
+		out = append(out, Change{"kernel-argument", "kernel argument " + name, value(arg), value(fresh[i])})
+		fresh = slices.Delete(fresh, i, i+1)
+	}
+	for _, arg := range fresh {
+		out = append(out, Change{"kernel-argument", "kernel argument", "", show(arg)})
+	}
+	if len(out) == 0 && !slices.Equal(was, is) {
+		out = append(out, Change{"kernel-argument", "order of the kernel arguments", strings.Join(each(was, show), " "), strings.Join(each(is, show), " ")})
+	}
+	return out
+}
+
+// without are the entries of list, without one for each that other has.
+func without(list, other []string) []string {
+	list = slices.Clone(list)
+	for _, o := range other {
+		if i := slices.Index(list, o); i >= 0 {
+			list = slices.Delete(list, i, i+1)
+		}
+	}
+	return list
+}
+
+func compareMeta(was, is map[string]string) []Change {
+	var out []Change
+	for _, key := range slices.Sorted(maps.Keys(union(was, is))) {
+		old, hadOne := was[key]
+		fresh, hasOne := is[key]
+		if old != fresh || hadOne != hasOne {
+			out = append(out, Change{"meta", "META value " + key, metaShown(old, hadOne), metaShown(fresh, hasOne)})
+		}
+	}
+	return out
+}
+
+// metaShown hides a value that is no short line: it may be a configuration with keys in it.
+func metaShown(value string, there bool) string {
+	switch {
+	case !there:
+		return ""
+	case value == "" || len(value) > 60 || strings.ContainsAny(value, "\r\n"):
+		return redact.Mark
+	}
+	return shown(value)
+}
+
+// names say what the paths of a schematic are to a person.
+var names = []struct{ prefix, code, what string }{
+	{"overlay.name", "overlay", "overlay"},
+	{"overlay.image", "overlay", "image of the overlay"},
+	{"overlay.options.", "overlay", "option of the overlay "},
+	{"customization.bootloader", "bootloader", "bootloader"},
+	{"customization.secureboot.", "secure-boot", "Secure Boot setting "},
+	{"customization.diskImage.", "schematic", "setting of the disk image "},
+	{"customization.", "schematic", "schematic's "},
+}
+
+func named(path string) (code, what string) {
+	for _, n := range names {
+		if rest, ok := strings.CutPrefix(path, n.prefix); ok {
+			return n.code, n.what + rest
+		}
+	}
+	return "schematic", "schematic's " + path
+}
+
+// show is a kernel argument without what is secret in it.
+func show(arg string) string { shown, _ := redact.KernelArg(arg); return shown }
+
+// shown is another value, without what looks like a secret.
+func shown(value string) string { return redact.New(nil).Text(value) }
+
+func each(list []string, change func(string) string) []string {
+	var out []string
+	for _, entry := range list {
+		out = append(out, change(entry))
+	}
+	return out
+}
+
+// there hides a text that is secret as a whole.
+func there(text string) string {
+	if text == "" {
+		return ""
+	}
+	return redact.Mark
+}
+
+// reordered says whether two lists have the same entries in another order.
+func reordered(a, b []string) bool {
+	return !slices.Equal(a, b) && slices.Equal(slices.Sorted(slices.Values(a)), slices.Sorted(slices.Values(b)))
+}
+
+func union(a, b map[string]string) map[string]string {
+	all := maps.Clone(a)
+	if all == nil {
+		all = map[string]string{}
+	}
+	maps.Copy(all, b)
+	return all
+}

@@ -1,0 +1,235 @@
+package lab
+
+import (
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/recast-sh/recast/internal/fault"
+)
+
+var labFiles = map[string][]byte{
+	"recast.yaml": []byte("version: 1\n"), "talosconfig": []byte("t"), "kubeconfig": []byte("k"), envName: []byte("e"), fishName: []byte("f"),
+	"schematics/default.yaml": []byte("d"), "schematics/storage.yaml": []byte("s"),
+}
+
+// put writes files below dir. A content "-> x" is a link to x.
+func put(t *testing.T, dir string, files map[string]string) {
+	t.Helper()
+	for name, content := range files {
+		file := filepath.Join(dir, name)
+		if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		_ = os.RemoveAll(file) // a link is to replace the file
+		err := os.WriteFile(file, []byte(content), 0o600)
+		if to, link := strings.CutPrefix(content, "-> "); link {
+			_ = os.Remove(file)
+			err = os.Symlink(to, file)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// content is every file below dir; of a link, where it leads.
+func content(t *testing.T, dir string) map[string]string {
+	t.Helper()
+	all := map[string]string{}
+	err := filepath.WalkDir(dir, func(file string, e fs.DirEntry, err error) error {
+		name, _ := filepath.Rel(dir, file)
+		switch {
+		case err != nil || e.IsDir():
+			return err
+		case e.Type()&fs.ModeSymlink != 0:
+			to, err := os.Readlink(file)
+			all[name] = "-> " + to
+			return err
+		}
+		b, err := os.ReadFile(file)
+		all[name] = string(b)
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return all
+}
+
+// writeLab plays recast lab up, until it is ended, and recast, which writes the lock and its state.
+func writeLab(t *testing.T, dir string, files map[string][]byte) error {
+	t.Helper()
+	d, err := openDirectory(dir)
+	if err != nil {
+		return err
+	}
+	if err := d.write(files); err != nil {
+		t.Fatal(err)
+	}
+	if files["recast.yaml"] != nil {
+		put(t, dir, map[string]string{lockName: "locked", ".recast/runs/1": "a run"})
+	}
+	return d.Close()
+}
+
+// TestLabIsBegunOnlyInItsOwnDirectory checks where a lab begins. What it refuses stays as it is, to the byte, and what
+// it accepts keeps every file that no lab made.
+func TestLabIsBegunOnlyInItsOwnDirectory(t *testing.T) {
+	t.Parallel()
+	bare := maps.Clone(labFiles)
+	maps.DeleteFunc(bare, func(name string, _ []byte) bool { return strings.Contains(name, "yaml") })
+	for name, tt := range map[string]struct {
+		lab  map[string][]byte // of an earlier lab
+		add  map[string]string // afterwards, by a person
+		want string            // refused with that; "": begins
+	}{
+		"empty":                     {},
+		"a project":                 {add: map[string]string{"recast.yaml": "mine", "recast.lock": "mine", ".recast/runs/1": "mine"}, want: "is not empty, and no lab made it"},
+		"a git repository":          {add: map[string]string{".git/HEAD": "ref"}, want: "is not empty"},
+		"one hidden file":           {add: map[string]string{".env": "x"}, want: "is not empty"},
+		"a link for the mark":       {add: map[string]string{markName: "-> /etc/hostname"}, want: "is not empty"},
+		"another lab.json":          {add: map[string]string{"lab.json": "{}"}, want: "is not empty"},
+		"a mark that says nothing":  {add: map[string]string{markName: "", "recast.yaml": "mine"}, want: "does not say what the lab made"},
+		"stopped":                   {lab: labFiles},
+		"killed before it wrote":    {add: map[string]string{markName: ""}},
+		"locked anew":               {lab: labFiles, add: map[string]string{"recast.lock": "newer", ".recast/locks/1": "old"}},
+		"with notes":                {lab: labFiles, add: map[string]string{"notes.txt": "mine", "schematics/gpu.yaml": "mine", "backups/etcd.db": "mine"}},
+		"with a changed file":       {lab: labFiles, add: map[string]string{"recast.yaml": "mine"}, want: "not as it is now: recast.yaml, .recast"},
+		"with a changed schematic":  {lab: labFiles, add: map[string]string{"schematics/default.yaml": "mine"}, want: "not as it is now: schematics/default.yaml"},
+		"with a file of the same":   {lab: labFiles, add: map[string]string{"recast.yaml": "-> ../real.yaml"}, want: "recast.yaml"},
+		"with a link for a folder":  {lab: labFiles, add: map[string]string{"schematics": "-> /etc"}, want: "schematics/default.yaml, schematics/storage.yaml"},
+		"without recast.yaml":       {lab: bare},
+		"and then init":             {lab: bare, add: map[string]string{"recast.yaml": "mine"}, want: "recast.yaml"},
+		"and then init and a lock":  {lab: bare, add: map[string]string{"recast.yaml": "mine", "recast.lock": "mine", ".recast/runs/1": "mine"}, want: "recast.yaml, .recast"},
+		"and then only runs":        {lab: bare, add: map[string]string{".recast/runs/1": "mine"}, want: "now: .recast"},
+		"empty, and then a cluster": {lab: map[string][]byte{envName: nil, fishName: nil}, add: map[string]string{"kubeconfig": "mine", "secrets.yaml": "mine"}, want: "now: kubeconfig"},
+		"with another project":      {lab: labFiles, add: map[string]string{"mine.yml": "version: 1\nnodes: [{name: cp1}]\n", ".recast/etcd/etcd-1.db": "mine"}, want: "now: .recast"},
+		"with a patch":              {lab: labFiles, add: map[string]string{"patch.yaml": "machine: {}\n"}},
+		"state by a link":           {lab: labFiles, add: map[string]string{".recast": "-> /tmp"}, want: "now: .recast"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			dir := filepath.Join(t.TempDir(), "x")
+			if err := os.Mkdir(dir, 0o700); err != nil {
+				t.Fatal(err)
+			}
+			if tt.lab != nil {
+				if err := writeLab(t, dir, tt.lab); err != nil {
+					t.Fatal(err)
+				}
+			}
+			put(t, dir, tt.add)
+			before := content(t, dir)
+			err := writeLab(t, dir, labFiles)
+			if tt.want != "" {
+				if err == nil || !strings.Contains(err.Error(), tt.want) || fault.KindOf(err) != fault.Refused || len(fault.Hints(err)) == 0 {
+					t.Errorf("%v, want a refusal: %s", err, tt.want)
+				}
+				if diff := cmp.Diff(before, content(t, dir)); diff != "" {
+					t.Errorf("it was refused, and yet: %s", diff)
+				}
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			after := content(t, dir)
+			for file, b := range labFiles {
+				if after[file] != string(b) {
+					t.Errorf("%s: %q", file, after[file])
+				}
+			}
+			for file, b := range tt.add {
+				if !slices.Contains([]string{markName, lockName}, file) && !strings.HasPrefix(file, stateName) && after[file] != b {
+					t.Errorf("%s: %q, a person wrote %q", file, after[file], b)
+				}
+			}
+			if _, old := after[".recast/locks/1"]; old || after[lockName] != "locked" {
+				t.Errorf("state of the earlier lab: %v", after)
+			}
+		})
+	}
+}
+
+func TestLabDirectoryIsOfOneLab(t *testing.T) {
+	t.Parallel()
+	dir := filepath.Join(t.TempDir(), "new", "lab")
+	d, err := openDirectory(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	second := func() {
+		if _, err := openDirectory(dir); err == nil || !strings.Contains(err.Error(), "a lab runs in") || fault.KindOf(err) != fault.Refused {
+			t.Errorf("a second lab: %v", err)
+		}
+	}
+	second() // while the first one starts
+	if err := d.write(labFiles); err != nil {
+		t.Fatal(err)
+	}
+	second()
+	if err := d.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := writeLab(t, dir, labFiles); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestConsoleIsNoFileOfOthers(t *testing.T) {
+	t.Parallel()
+	home := t.TempDir()
+	put(t, home, map[string]string{"mine": "text", "empty": ""})
+	open := func(file string) error {
+		d, err := openDirectory(filepath.Join(home, "lab"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer d.Close()
+		w, err := d.console(file)
+		if err != nil {
+			return err
+		}
+		if _, err := w.Write([]byte("boot\n")); err != nil {
+			t.Fatal(err)
+		}
+		if err := d.write(labFiles); err != nil {
+			t.Fatal(err)
+		}
+		return w.Close()
+	}
+	if err := open(filepath.Join(home, "mine")); fault.KindOf(err) != fault.Refused || content(t, home)["mine"] != "text" {
+		t.Errorf("a file of a person: %v", err)
+	}
+	for _, file := range []string{"", os.DevNull, filepath.Join(home, "empty"), filepath.Join(home, "log"), filepath.Join(home, "log")} {
+		if err := open(file); err != nil {
+			t.Errorf("%q: %v", file, err)
+		}
+	}
+	if got := content(t, home)["log"]; got != "boot\nboot\n" {
+		t.Errorf("two labs' console: %q", got)
+	}
+}
+
+func TestEnvOfEveryShell(t *testing.T) {
+	t.Parallel()
+	files := map[string][]byte{}
+	if err := addEnv(files, map[string]string{"A": `it's \1`, "B": "b"}); err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range map[string]string{
+		envName:  "export A='it'\\''s \\1'\nexport B='b'\nPATH='",
+		fishName: "set -gx A 'it\\'s \\\\1'\nset -gx B 'b'\nset -gx PATH '",
+	} {
+		if got := string(files[name]); !strings.HasPrefix(got, want) {
+			t.Errorf("%s: %s", name, got)
+		}
+	}
+}

@@ -1,0 +1,344 @@
+package terraform
+
+import (
+	"fmt"
+	"maps"
+	"reflect"
+	"slices"
+	"strings"
+
+	tfjson "github.com/hashicorp/terraform-json"
+)
+
+// Outage is a change of a plan that takes a machine down, and no data away.
+type Outage struct {
+	VM    VM     // only Address and Type where a machine is meant
+	Node  string // address or name of the machine, of a resource of the Talos provider; "": known after apply only
+	New   bool   // the resource is new, and the plan makes VMs as well: see Document.Makes
+	How   Down
+	Why   []string // the attributes, as they change
+	paths []string // the attributes
+}
+
+// Down is how a machine goes down.
+type Down string
+
+// The ways in which a plan takes machines down.
+const (
+	Stops      Down = "stops"
+	Reboots    Down = "reboots"
+	Upgrades   Down = "upgrades"
+	MayReboot  Down = "may reboot"
+	unknownYet      = "known after apply only"
+)
+
+// Prevents is the block that keeps Terraform from the change.
+func (o Outage) Prevents() string { return o.VM.Lifecycle(o.paths...) }
+
+// power is how a provider's update of a VM in place takes it down.
+type power struct {
+	// stops are the attributes that say whether the VM runs, each with the values with which it does not.
+	stops map[string][]any
+	// reboots is the attribute that keeps the provider from rebooting, if it is false: it is true where it is missing.
+	// "": this resource never reboots a VM.
+	reboots string
+	// live are the attributes whose change reboots nothing: what is not among them does, known or not.
+	live []string
+	// judge says of some attributes whether this change of them reboots the VM.
+	judge map[string]func(c change) bool
+}
+
+// change is an update of one resource.
+type change struct {
+	kind          string
+	before, after values
+	unknown       map[string]any
+}
+
+// powers has a row for each resource that is a VM. The rows follow the providers' Update: proxmoxtf/resource/vm/vm.go and
+// fwprovider/nodes of bpg/proxmox, proxmox/resource_vm_qemu.go of Telmate/proxmox.
+var powers = map[string]power{
+	"proxmox_virtual_environment_vm": {
+		stops:   map[string][]any{"started": {false}, "template": {true}},
+		reboots: "reboot_after_update",
+		live: []string{
+			"id", "vm_id", "node_name", "name", "description", "on_boot", "tags", "hotplug", "protection", "network_device", "smbios", "startup",
+			"hook_script_file_id", "pool_id", "cdrom", "migrate", "reboot", "reboot_after_update", "stop_on_destroy", "purge_on_destroy",
+			"delete_unreferenced_disks_on_destroy", "timeout_clone", "timeout_create", "timeout_migrate", "timeout_reboot", "timeout_shutdown_vm",
+			"timeout_start_vm", "timeout_stop_vm", "timeout_move_disk", "ipv4_addresses", "ipv6_addresses", "mac_addresses", "network_interface_names",
+		},
+		judge: map[string]func(change) bool{"disk": change.disksReboot, "memory": change.memoryReboots, "cpu": change.cpuReboots},
+	},
+	"proxmox_virtual_environment_vm2":        {stops: map[string][]any{"template": {true}}},
+	"proxmox_vm":                             {stops: map[string][]any{"template": {true}}},
+	"proxmox_virtual_environment_cloned_vm":  {stops: map[string][]any{"started": {false}}},
+	"proxmox_cloned_vm":                      {stops: map[string][]any{"started": {false}}},
+	"proxmox_virtual_environment_haresource": {stops: map[string][]any{"state": {"stopped", "disabled"}}},
+	"proxmox_haresource":                     {stops: map[string][]any{"state": {"stopped", "disabled"}}},
+	"proxmox_vm_qemu": {
+		stops:   map[string][]any{"power_state": {"stopped"}, "vm_state": {"stopped"}, "hastate": {"stopped", "disabled"}},
+		reboots: "automatic_reboot",
+		live: []string{
+			"id", "vmid", "target_node", "target_nodes", "current_node", "name", "desc", "description", "tags", "onboot", "start_at_node_boot", "startup",
+			"startup_shutdown", "pool", "protection", "hagroup", "automatic_reboot", "automatic_reboot_severity", "reboot_required", "agent_timeout",
+			"skip_ipv4", "skip_ipv6", "define_connection_info", "default_ipv4_address", "default_ipv6_address", "ssh_host", "ssh_port", "ssh_user",
+			"ssh_private_key", "ssh_forward_ip", "linked_vmid", "unused_disk", "clone_wait", "additional_wait", "full_clone", "oncreate",
+			"force_create", "force_recreate_on_change_of", "timeouts", "hotplug",
+		},
+	},
+}
+
+// Outages are those of a plan, in its order: of VMs that it changes in place, and of machines that the Talos provider
+// upgrades or configures.
+func (d *Document) Outages() ([]Outage, error) {
+	var out []Outage
+	for _, c := range d.changes {
+		if c.Mode != tfjson.ManagedResourceMode || c.Change == nil {
+			continue
+		}
+		created, replaced := c.Change.Actions.Create(), c.Change.Actions.Replace()
+		if (created || replaced) && isVM(c.Type) || !created && !replaced && !c.Change.Actions.Update() {
+			continue // a VM that is replaced is a threat
+		}
+		ch := change{kind: c.Type}
+		before, _ := c.Change.Before.(map[string]any)
+		after, _ := c.Change.After.(map[string]any)
+		ch.before, ch.after = before, after
+		ch.unknown, _ = c.Change.AfterUnknown.(map[string]any)
+		var o Outage
+		row, known := powers[c.Type]
+		switch {
+		case strings.HasPrefix(c.Type, "talos_machine"):
+			o = ch.ofMachine()
+			o.VM, o.New = VM{Address: c.Address, Type: c.Type}, created && d.unknown(o.Node)
+		case !known:
+			continue
+		default:
+			o = ch.ofVM(row)
+			vm, err := ch.vm(c.Address)
+			if err != nil {
+				return nil, fmt.Errorf("%s: %w", d.File, err)
+			}
+			o.VM = vm
+		}
+		if o.How != "" {
+			out = append(out, o)
+		}
+	}
+	return out, nil
+}
+
+// unknown says whether Terraform does not have the machine yet, and the plan makes a VM that may be its.
+func (d *Document) unknown(node string) bool {
+	return !slices.ContainsFunc(d.VMs, Machine{Node: node}.Of) &&
+		!slices.ContainsFunc(d.Machines, func(m Machine) bool { return node != "" && m.Node == node }) && d.Makes(0, "")
+}
+
+// Makes says whether the plan makes the VM of that number, or of that name where the number is known after apply only:
+// nothing runs there yet. 0: of any number.
+func (d *Document) Makes(vmid int, name string) bool {
+	return slices.ContainsFunc(d.changes, func(c *tfjson.ResourceChange) bool {
+		if !isVM(c.Type) || c.Change == nil || !c.Change.Actions.Create() {
+			return false
+		}
+		after, _ := c.Change.After.(map[string]any)
+		vm := VM{Type: c.Type}
+		vm.fill(after)
+		made := values(after).text("name")
+		return vmid == 0 || vm.VMID == vmid || vm.VMID == 0 && (made == "" || made == name)
+	})
+}
+
+// vm is the VM that the change is about.
+func (c change) vm(address string) (VM, error) {
+	if isVM(c.kind) {
+		return vmOf(address, c.kind, c.before)
+	}
+	vm := VM{Address: address, Type: c.kind}
+	id := c.after.text("resource_id")
+	if id == "" {
+		id = c.before.text("resource_id")
+	}
+	vm.VMID = values{"": strings.TrimPrefix(id, "vm:")}.number("") // 0: of a container, or known after apply only
+	return vm, nil
+}
+
+// changed says whether an attribute has another value afterwards, or one that is not known yet. SDKs of providers make
+// no difference between none and zero.
+func (c change) changed(key string) bool {
+	return anywhere(c.unknown[key]) || !reflect.DeepEqual(c.before[key], c.after[key]) && !(zero(c.before[key]) && zero(c.after[key]))
+}
+
+// keys are all attributes, sorted.
+func (c change) keys() []string {
+	keys := slices.Concat(slices.Collect(maps.Keys(c.before)), slices.Collect(maps.Keys(c.after)), slices.Collect(maps.Keys(c.unknown)))
+	slices.Sort(keys)
+	return slices.Compact(keys)
+}
+
+func zero(x any) bool {
+	switch x := x.(type) {
+	case []any:
+		return len(x) == 0
+	case map[string]any:
+		return len(x) == 0
+	}
+	return x == nil || reflect.ValueOf(x).IsZero()
+}
+
+// says is how an attribute changes, in a few words.
+func (c change) says(key string) string {
+	short := func(x any) string {
+		switch x.(type) {
+		case string, float64, bool:
+			return fmt.Sprint(x)
+		case nil:
+			return "none"
+		}
+		return ""
+	}
+	was, is := short(c.before[key]), short(c.after[key])
+	switch {
+	case anywhere(c.unknown[key]):
+		return key + ": " + unknownYet
+	case was == "" || is == "" || len(was)+len(is) > 200:
+		return key
+	}
+	return fmt.Sprintf("%s: %s → %s", key, was, is)
+}
+
+// ofVM says whether an update takes a VM down. A VM that is off already, does not go down.
+func (c change) ofVM(row power) Outage {
+	var o Outage
+	add := func(how Down, key string) {
+		o.How, o.Why, o.paths = how, append(o.Why, c.says(key)), append(o.paths, key)
+	}
+	off := false
+	for _, key := range slices.Sorted(maps.Keys(row.stops)) {
+		down := func(x any) bool { return slices.Contains(row.stops[key], x) }
+		switch {
+		case down(c.before[key]):
+			off = true
+		case anywhere(c.unknown[key]), down(c.after[key]):
+			add(Stops, key)
+		}
+	}
+	if off || o.How != "" || row.reboots == "" {
+		return o
+	}
+	if on, told := c.after[row.reboots].(bool); told && !on && !anywhere(c.unknown[row.reboots]) {
+		return o // the provider leaves the change pending, or refuses it
+	}
+	for _, key := range c.keys() {
+		judge := row.judge[key]
+		_, power := row.stops[key]
+		switch {
+		case !c.changed(key), power, slices.Contains(row.live, key), judge != nil && !judge(c):
+		default:
+			add(Reboots, key)
+		}
+	}
+	return o
+}
+
+// ofMachine says whether a resource of the Talos provider takes its machine down: talos_machine upgrades it where its
+// image is another one, also one that is new to Terraform (pkg/talos/talos_machine_resource.go).
+func (c change) ofMachine() Outage {
+	o := Outage{Node: c.before.text("node")}
+	if after := c.after.text("node"); after != "" {
+		o.Node = after
+	}
+	add := func(how Down, key string) {
+		o.How, o.Why, o.paths = how, append(o.Why, c.says(key)), append(o.paths, key)
+	}
+	configured := func(keys ...string) {
+		for _, key := range keys {
+			if o.How == "" && c.changed(key) {
+				add(MayReboot, key)
+			}
+		}
+	}
+	switch c.kind {
+	case "talos_machine":
+		if c.changed("image") && (anywhere(c.unknown["image"]) || c.after.text("image") != "") {
+			add(Upgrades, "image")
+		}
+		configured("machine_configuration", "machine_configuration_hash")
+	case "talos_machine_configuration_apply":
+		mode, told := c.after["apply_mode"].(string)
+		unknown := !told && anywhere(c.unknown["apply_mode"])
+		if mode == "staged_if_needing_reboot" { // auto where the provider can't try it first
+			mode = c.after.text("resolved_apply_mode")
+		}
+		if slices.Contains([]string{"staged", "no_reboot"}, mode) {
+			return o
+		}
+		configured("machine_configuration_input", "config_patches", "machine_configuration", "machine_configuration_hash")
+		if mode == "reboot" || unknown { // every update applies it again
+			configured(c.keys()...)
+			o.How = Reboots
+		}
+	}
+	return o
+}
+
+// hotplugs says whether Proxmox changes a feature of the running VM. Where nothing is told, it does for its default.
+func (c change) hotplugs(feature string) bool {
+	text, told := c.after["hotplug"].(string)
+	if !told || text == "" {
+		text = "network,disk,usb"
+	}
+	return !anywhere(c.unknown["hotplug"]) && (text == "1" || slices.Contains(strings.Split(strings.ReplaceAll(text, " ", ""), ","), feature))
+}
+
+// disksReboot: what a disk is changed to while the VM runs, except how it is read, and its size where Proxmox can't grow it then.
+func (c change) disksReboot() bool {
+	if anywhere(c.unknown["disk"]) && !c.onlyUnknown("disk", "path_in_datastore", "file_format") {
+		return true
+	}
+	next := c.after.blocks("disk")
+	for _, d := range c.before.blocks("disk") {
+		at := slices.IndexFunc(next, func(n values) bool { return n.text("interface") == d.text("interface") })
+		if at < 0 {
+			continue // it is removed, which is a threat
+		}
+		n := next[at]
+		if !reflect.DeepEqual(d["aio"], n["aio"]) || !reflect.DeepEqual(d["queues"], n["queues"]) || d.number("size") != n.number("size") && !c.hotplugs("disk") {
+			return true
+		}
+	}
+	return false
+}
+
+// onlyUnknown says whether nothing but these attributes of a block is unknown.
+func (c change) onlyUnknown(key string, those ...string) bool {
+	for _, block := range (values{key: c.unknown[key]}).blocks(key) {
+		for name, x := range block {
+			if anywhere(x) && !slices.Contains(those, name) {
+				return false
+			}
+		}
+	}
+	_, all := c.unknown[key].(bool)
+	return !all
+}
+
+// memoryReboots: more memory is plugged into a VM that allows it.
+func (c change) memoryReboots() bool {
+	was, is := c.before.block("memory"), c.after.block("memory")
+	for _, key := range []string{"hugepages", "keep_hugepages"} {
+		if !reflect.DeepEqual(was[key], is[key]) {
+			return true
+		}
+	}
+	return anywhere(c.unknown["memory"]) || !c.hotplugs("memory") || is.number("dedicated") < was.number("dedicated") ||
+		is.number("floating") < was.number("floating") || is.number("shared") < was.number("shared")
+}
+
+// cpuReboots: only the number of CPUs that are plugged changes in a running VM.
+func (c change) cpuReboots() bool {
+	was, is := maps.Clone(c.before.block("cpu")), maps.Clone(c.after.block("cpu"))
+	delete(was, "hotplugged")
+	delete(is, "hotplugged")
+	return anywhere(c.unknown["cpu"]) || !c.hotplugs("cpu") || !reflect.DeepEqual(was, is)
+}
