@@ -23,10 +23,10 @@ test race: export CGO_ENABLED := 1
 
 # The tools are a module of their own, so that their versions are pinned and
 # their dependencies are not ours.
-TOOLS := bin/tools/testsummary bin/tools/longtests bin/tools/sbom bin/tools/chart bin/tools/gatemutants
+TOOLS := bin/tools/testsummary bin/tools/longtests bin/tools/sbom bin/tools/chart bin/tools/gatemutants bin/tools/figures
 LINTERS := bin/tools/gofumpt bin/tools/staticcheck bin/tools/controller-gen bin/tools/actionlint
 
-.PHONY: compiler generate help ci-full build build-operator demo test stories check contract crash kill race schedules mutants test-mutants gate-mutants limits e2e e2e-talosctl e2e-k8s e2e-operator e2e-report e2e-helm e2e-deps release release-snapshot schema bench fuzz docs clean
+.PHONY: compiler figures generate help ci-full build build-operator demo test stories check contract crash kill race schedules mutants test-mutants gate-mutants limits e2e e2e-talosctl e2e-k8s e2e-operator e2e-report e2e-helm e2e-deps release release-snapshot schema bench fuzz docs clean
 
 help: ## list the targets
 	@sed -nE 's/^([a-z0-9-]+):.*## (.*)/\1 \2/p' Makefile | while read -r name what; do printf '  make %-8s  %s\n' "$$name" "$$what"; done
@@ -131,6 +131,9 @@ docs: ## regenerate the generated documentation
 
 generate: bin/tools/controller-gen ## regenerate what api/ is the source of: deep copies, CRDs
 	@bin/tools/controller-gen object crd paths=./api/... output:crd:dir=deploy/crds
+
+figures: bin/tools/figures ## how large the house is: lines, functions, files, rooms, comparisons of strategies, types that are none
+	@bin/tools/figures
 
 clean: ## remove build output
 	@rm -rf bin dist
