@@ -129,7 +129,7 @@ func TestNoticesOfARunThatDidNotBegin(t *testing.T) {
 		if _, err := c.Roll(t.Context(), planning.Policy{Only: []string{"wk9"}}); err == nil {
 			t.Fatal("there is a wk9")
 		}
-		told.require(t, `failure roll  failed {[] [] []} "no node \"wk9\" in the configuration": recast roll of lab: failed`)
+		told.require(t, `failure roll  failed {[] [] []} "no node \"wk9\" in the configuration, did you mean \"wk1\"?": recast roll of lab: failed`)
 
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
