@@ -50,15 +50,15 @@ func (p *nodePatch) annotate(key string, value *string) {
 // amendment returns the change to a node as it is; nil for none.
 type amendment func(n *corev1.Node) (*nodePatch, error)
 
-// amend changes a node in one write. If someone else writes between our read and our
+// amendNode changes a node in one write. If someone else writes between our read and our
 // write, or the answer is lost, the node is read again and change called again: the
 // revision prevents a second write of the same change.
-func (c NodeWriter) amend(ctx context.Context, what, node string, change amendment) error {
-	return c.repeat(ctx, what+" node "+node, func(ctx context.Context) error { return c.amendOnce(ctx, node, change) })
+func (c *Client) amendNode(ctx context.Context, what, node string, change amendment) error {
+	return c.repeat(ctx, what+" node "+node, func(ctx context.Context) error { return c.amendNodeOnce(ctx, node, change) })
 }
 
 // DeleteNode deletes the Node object if it still has that UID.
-func (c NodeWriter) DeleteNode(ctx context.Context, node, uid string) error {
+func (c *Client) DeleteNode(ctx context.Context, node, uid string) error {
 	err := c.repeat(ctx, "delete node "+node, func(ctx context.Context) error {
 		n, err := c.api.CoreV1().Nodes().Get(ctx, node, metav1.GetOptions{})
 		if err == nil && string(n.UID) == uid {
@@ -74,7 +74,7 @@ func (c NodeWriter) DeleteNode(ctx context.Context, node, uid string) error {
 
 // repeat repeats a change that is safe to repeat while the API does not answer, or someone else
 // changes the same.
-func (c *conn) repeat(ctx context.Context, name string, do func(context.Context) error) error {
+func (c *Client) repeat(ctx context.Context, name string, do func(context.Context) error) error {
 	w := wait.For{Name: name, Every: c.poll, Timeout: amendTimeout}
 	var transient error
 	err := wait.Until(ctx, w, func(ctx context.Context) (bool, string, error) {
@@ -111,7 +111,7 @@ func isTransient(err error) bool {
 	return ok && (status.ErrStatus.Code == http.StatusTooManyRequests || status.ErrStatus.Code >= http.StatusInternalServerError)
 }
 
-func (c NodeWriter) amendOnce(ctx context.Context, node string, change amendment) error {
+func (c *Client) amendNodeOnce(ctx context.Context, node string, change amendment) error {
 	n, err := c.api.CoreV1().Nodes().Get(ctx, node, metav1.GetOptions{})
 	if err != nil {
 		return err

@@ -37,8 +37,8 @@ func direct(tc *transport.Config, base *http.Transport, host string) (http.Round
 
 // APIServer asks the API server at that address itself whether it is ready, and
 // returns its version. A server reports its version long before it is ready.
-func (c Components) APIServer(ctx context.Context, addr netip.AddrPort) (string, error) {
-	code, body, err := c.ask(ctx, addr, "/readyz")
+func (c *Client) APIServer(ctx context.Context, addr netip.AddrPort) (string, error) {
+	code, body, err := c.askServer(ctx, addr, "/readyz")
 	switch {
 	case err != nil:
 		return "", err
@@ -47,7 +47,7 @@ func (c Components) APIServer(ctx context.Context, addr netip.AddrPort) (string,
 	case code != http.StatusOK:
 		return "", unexpectedStatus(addr, code)
 	}
-	code, body, err = c.ask(ctx, addr, "/version")
+	code, body, err = c.askServer(ctx, addr, "/version")
 	switch {
 	case err != nil:
 		return "", err
@@ -61,7 +61,7 @@ func (c Components) APIServer(ctx context.Context, addr netip.AddrPort) (string,
 	return info.GitVersion, nil
 }
 
-func (c Components) ask(ctx context.Context, addr netip.AddrPort, path string) (code int, body []byte, err error) {
+func (c *Client) askServer(ctx context.Context, addr netip.AddrPort, path string) (code int, body []byte, err error) {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "https://"+addr.String()+path, nil)

@@ -19,13 +19,14 @@ import (
 
 // behind is the HTTP API of a program in the cluster, which is asked through the API server's proxy of Services.
 type behind struct {
-	*conn
+	*Client
 	service corev1.Service
 	port    string
 }
 
-// find returns what a Service with that label leads to; ok is false if there is none. With several, it is the first.
-func (c *conn) find(ctx context.Context, label, port string) (b behind, ok bool, err error) {
+// findService returns what a Service with that label leads to; ok is false if there is none. With several, it is the
+// first.
+func (c *Client) findService(ctx context.Context, label, port string) (b behind, ok bool, err error) {
 	list, err := c.api.CoreV1().Services("").List(ctx, metav1.ListOptions{LabelSelector: label})
 	if err != nil {
 		return b, false, fmt.Errorf("list services with %s: %w", label, c.translate(err))

@@ -13,7 +13,7 @@ import (
 // PendingCertificates lists, by name, the serving certificates that the node's
 // kubelet has requested and that are undecided. Without one the kubelet cannot be
 // asked for logs, metrics or an exec.
-func (c NodeReader) PendingCertificates(ctx context.Context, node string) ([]string, error) {
+func (c *Client) PendingCertificates(ctx context.Context, node string) ([]string, error) {
 	selector := fields.OneTermEqualSelector("spec.signerName", certificatesv1.KubeletServingSignerName).String()
 	list, err := c.api.CertificatesV1().CertificateSigningRequests().List(ctx, metav1.ListOptions{FieldSelector: selector})
 	if err != nil {

@@ -32,19 +32,20 @@ type Options struct {
 	Own  ownpod.Pod                                                        // the pod in which recast runs, perhaps of another cluster; zero: none
 }
 
-// Client talks to one cluster's API. It is safe for concurrent use; the caller closes
-// it. The calls are those of its parts.
+// Client talks to one cluster's API. It is safe for concurrent use; the caller closes it.
 type Client struct {
-	*conn
-	NodeReader    // nodes.go, watch.go, certificates.go, ownpod.go
-	NodeWriter    // mark.go, metadata.go, amend.go
-	Drainer       // drain.go, evict.go, blocked.go
-	VolumeReader  // volumes.go, watch.go; localdata.go with a file for each storage system
-	RebuildHolder // hold.go
-	Components    // parts.go, apiserver.go
-	Upgraders     // upgraders.go
-	Leases        // lease.go
-	Gates         // gate.go
+	api kubernetes.Interface
+	// streams is for watches, which have no timeout.
+	streams kubernetes.Interface
+
+	host string
+	poll time.Duration
+	own  ownpod.Pod
+	skip []string // as of Options
+	base *http.Transport
+	rt   http.RoundTripper // base with the credentials of the kubeconfig
+	// direct reaches API servers at their own addresses.
+	direct http.RoundTripper
 }
 
 var _ cluster.Kube = (*Client)(nil)
@@ -64,7 +65,7 @@ func New(kubeconfig []byte, o Options) (*Client, error) {
 	cfg.UserAgent = "recast"
 	cfg.QPS, cfg.Burst = 100, 200 // a drain asks for many pods at once
 	cfg.WarningHandler = rest.NoWarnings{}
-	c := &conn{host: cfg.Host, poll: cmp.Or(o.Poll, 5*time.Second), own: o.Own, skip: o.Skip}
+	c := &Client{host: cfg.Host, poll: cmp.Or(o.Poll, 5*time.Second), own: o.Own, skip: o.Skip}
 	if c.base, c.rt, c.direct, err = newTransports(cfg); err != nil {
 		return nil, fault.Credentials.Configf("credentials of the kubeconfig: %w", err)
 	}
@@ -78,10 +79,7 @@ func New(kubeconfig []byte, o Options) (*Client, error) {
 	if err != nil {
 		return nil, fault.Credentials.Configf("kubeconfig: %w", err)
 	}
-	return &Client{
-		conn: c, NodeReader: NodeReader{c}, NodeWriter: NodeWriter{c}, Drainer: Drainer{c}, VolumeReader: VolumeReader{c}, RebuildHolder: RebuildHolder{c},
-		Components: Components{c}, Upgraders: Upgraders{c}, Leases: Leases{c}, Gates: Gates{c},
-	}, nil
+	return c, nil
 }
 
 // newTransports makes transports of our own. client-go keeps its transports in a

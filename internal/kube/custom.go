@@ -17,7 +17,7 @@ import (
 // groups lists the API groups that the cluster serves; a missing one is not
 // installed. client-go's own discovery takes a 403 or 404 for an empty list, which
 // would hide what exists.
-func (c *conn) groups(ctx context.Context) ([]metav1.APIGroup, error) {
+func (c *Client) groups(ctx context.Context) ([]metav1.APIGroup, error) {
 	var list metav1.APIGroupList
 	if err := c.api.Discovery().RESTClient().Get().AbsPath("/apis").Do(ctx).Into(&list); err != nil {
 		return nil, fmt.Errorf("list API groups: %w", c.translate(err))
@@ -53,7 +53,7 @@ func supports(groups []metav1.APIGroup, gv schema.GroupVersion) (bool, error) {
 }
 
 // resources lists the resources of a group's version, without subresources.
-func (c *conn) resources(ctx context.Context, gv schema.GroupVersion) ([]metav1.APIResource, error) {
+func (c *Client) resources(ctx context.Context, gv schema.GroupVersion) ([]metav1.APIResource, error) {
 	var list metav1.APIResourceList
 	path := []string{"/apis", gv.Group, gv.Version}
 	if gv.Group == "" {
@@ -67,7 +67,7 @@ func (c *conn) resources(ctx context.Context, gv schema.GroupVersion) ([]metav1.
 
 // listCustom lists custom resources of all namespaces; named restricts them to that
 // name, "" does not.
-func listCustom[T any](ctx context.Context, c *conn, r schema.GroupVersionResource, named string) ([]T, error) {
+func listCustom[T any](ctx context.Context, c *Client, r schema.GroupVersionResource, named string) ([]T, error) {
 	if named == "" {
 		return listSelected[T](ctx, c, r, "", "")
 	}
@@ -75,7 +75,7 @@ func listCustom[T any](ctx context.Context, c *conn, r schema.GroupVersionResour
 }
 
 // listSelected is listCustom for those that a selector picks; "" picks all.
-func listSelected[T any](ctx context.Context, c *conn, r schema.GroupVersionResource, by, selector string) (all []T, err error) {
+func listSelected[T any](ctx context.Context, c *Client, r schema.GroupVersionResource, by, selector string) (all []T, err error) {
 	request := func() *rest.Request {
 		request := c.api.Discovery().RESTClient().Get().AbsPath("/apis", r.Group, r.Version, r.Resource)
 		if selector != "" {

@@ -25,14 +25,11 @@ import (
 // evictions is how many pods are evicted concurrently.
 const evictions = 10
 
-// Drainer drains nodes.
-type Drainer struct{ *conn }
-
 // Drain empties a cordoned node: see cluster.Kube. kubectl chooses the pods, but its
 // own loop ends at the first unexpected answer, so this one is ours. say is called
 // by one goroutine at a time and must not block.
-func (c Drainer) Drain(ctx context.Context, node string, o cluster.DrainOptions, say func(string)) error {
-	d := &draining{conn: c.conn, node: node, self: self{uid: types.UID(c.own.UID)}, DrainOptions: o, say: say, said: map[string]bool{}, from: map[string]bool{}, pods: map[types.UID]*leaving{}}
+func (c *Client) Drain(ctx context.Context, node string, o cluster.DrainOptions, say func(string)) error {
+	d := &draining{Client: c, node: node, self: self{uid: types.UID(c.own.UID)}, DrainOptions: o, say: say, said: map[string]bool{}, from: map[string]bool{}, pods: map[types.UID]*leaving{}}
 	err := d.until(ctx, o.Timeout)
 	if o.Delete && errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil && d.deleteRefused() {
 		err = d.until(ctx, o.Timeout)
@@ -50,7 +47,7 @@ func (c Drainer) Drain(ctx context.Context, node string, o cluster.DrainOptions,
 
 // draining is one drain of one node.
 type draining struct {
-	*conn
+	*Client
 	cluster.DrainOptions
 	node  string
 	uid   types.UID // of the Node at the start

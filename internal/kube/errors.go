@@ -18,7 +18,7 @@ import (
 
 // translate turns an error of client-go into ours. All changes of this client are
 // repeatable, so one whose answer was lost is cluster.ErrNotNow as well.
-func (c *conn) translate(err error) error {
+func (c *Client) translate(err error) error {
 	err = foreign.Error(err)
 	switch {
 	case err == nil:

@@ -17,14 +17,9 @@ import (
 	"github.com/recast-sh/recast/internal/foreign"
 )
 
-// Gates asks the cluster's objects for the gates of a roll.
-type Gates struct{ *conn }
-
-var _ cluster.ObjectJudge = Gates{}
-
 // Judge evaluates a gate's expression on the current state of every object that it
 // selects. A kind that is not served is not an error.
-func (c Gates) Judge(ctx context.Context, g cluster.ObjectGate) (cluster.Judged, error) {
+func (c *Client) Judge(ctx context.Context, g cluster.ObjectGate) (cluster.Judged, error) {
 	expr, err := expression.Compile(g.Expr)
 	if err != nil {
 		return cluster.Judged{}, fault.Configf("expression %q: %w", g.Expr, err)
@@ -62,7 +57,7 @@ func nameOf(object map[string]any) string {
 }
 
 // resourceOf asks the API for a kind's resource; unserved says why there is none.
-func (c Gates) resourceOf(ctx context.Context, g cluster.ObjectGate) (r metav1.APIResource, unserved string, err error) {
+func (c *Client) resourceOf(ctx context.Context, g cluster.ObjectGate) (r metav1.APIResource, unserved string, err error) {
 	gv, err := schema.ParseGroupVersion(g.APIVersion)
 	if err != nil {
 		return r, "", fault.Configf("apiVersion: %w", err)
@@ -94,7 +89,7 @@ func (c Gates) resourceOf(ctx context.Context, g cluster.ObjectGate) (r metav1.A
 }
 
 // unservedGroup says why a group's version is not served; "" if it is.
-func (c Gates) unservedGroup(ctx context.Context, gv schema.GroupVersion) (string, error) {
+func (c *Client) unservedGroup(ctx context.Context, gv schema.GroupVersion) (string, error) {
 	if gv.Group == "" {
 		return "", nil
 	}
@@ -117,7 +112,7 @@ func (c Gates) unservedGroup(ctx context.Context, gv schema.GroupVersion) (strin
 }
 
 // eachObject passes every selected object to see, after begin. A missing named object is skipped.
-func (c Gates) eachObject(ctx context.Context, g cluster.ObjectGate, r metav1.APIResource, begin func(), see func(map[string]any)) error {
+func (c *Client) eachObject(ctx context.Context, g cluster.ObjectGate, r metav1.APIResource, begin func(), see func(map[string]any)) error {
 	what := "read " + r.Name
 	path := collectionPath(g, r)
 	if g.Name != "" {
@@ -139,7 +134,7 @@ func (c Gates) eachObject(ctx context.Context, g cluster.ObjectGate, r metav1.AP
 		}
 		return request
 	}
-	if err := eachJSON(ctx, c.conn, request, begin, see); err != nil {
+	if err := eachJSON(ctx, c, request, begin, see); err != nil {
 		return fmt.Errorf("%s: %w", what, err)
 	}
 	return nil

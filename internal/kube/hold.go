@@ -25,11 +25,8 @@ import (
 // holdAnnotation is JSON of a replica.Memo, on the setting that it is about.
 const holdAnnotation = "recast.dev/hold"
 
-// RebuildHolder has storage systems wait longer for nodes that are away.
-type RebuildHolder struct{ *conn }
-
 // Holds implements replica.HoldReader.
-func (c VolumeReader) Holds(ctx context.Context) ([]replica.Hold, error) {
+func (c *Client) Holds(ctx context.Context) ([]replica.Hold, error) {
 	groups, err := c.groups(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("look for what is held back: %w", err)
@@ -46,7 +43,7 @@ func (c VolumeReader) Holds(ctx context.Context) ([]replica.Hold, error) {
 }
 
 // linstorHolds reads LINSTOR's. Where it can't be asked, recast has changed nothing.
-func (c VolumeReader) linstorHolds(ctx context.Context) ([]replica.Hold, error) {
+func (c *Client) linstorHolds(ctx context.Context) ([]replica.Hold, error) {
 	controller, away, _, err := c.linstorController(ctx)
 	if errors.Is(err, errNoCluster) || err == nil && away != "" {
 		return nil, nil
@@ -57,8 +54,8 @@ func (c VolumeReader) linstorHolds(ctx context.Context) ([]replica.Hold, error) 
 	return controller.Holds(ctx)
 }
 
-func (c VolumeReader) longhornHolds(ctx context.Context) ([]replica.Hold, error) {
-	settings, err := listCustom[longhornSetting](ctx, c.conn, longhornVersion.WithResource("settings"), longhornWait)
+func (c *Client) longhornHolds(ctx context.Context) ([]replica.Hold, error) {
+	settings, err := listCustom[longhornSetting](ctx, c, longhornVersion.WithResource("settings"), longhornWait)
 	if err != nil {
 		return nil, err
 	}
@@ -131,7 +128,7 @@ func (s longhornSetting) memo() (m replica.Memo, err error) {
 }
 
 // HoldRebuild implements replica.Holder.
-func (c RebuildHolder) HoldRebuild(ctx context.Context, system, node, run string, atLeast time.Duration) (said string, err error) {
+func (c *Client) HoldRebuild(ctx context.Context, system, node, run string, atLeast time.Duration) (said string, err error) {
 	switch system {
 	case longhornName:
 	case linstor.Name:
@@ -154,7 +151,7 @@ func (c RebuildHolder) HoldRebuild(ctx context.Context, system, node, run string
 }
 
 // GiveBack implements replica.Holder.
-func (c RebuildHolder) GiveBack(ctx context.Context, system string, nodes ...string) (said string, err error) {
+func (c *Client) GiveBack(ctx context.Context, system string, nodes ...string) (said string, err error) {
 	switch system {
 	case longhornName:
 	case linstor.Name:
@@ -184,7 +181,7 @@ func (c RebuildHolder) GiveBack(ctx context.Context, system string, nodes ...str
 }
 
 // amendLINSTOR changes something of LINSTOR's controller; change may be repeated.
-func (c RebuildHolder) amendLINSTOR(ctx context.Context, what string, change func(context.Context, linstor.Controller) error) error {
+func (c *Client) amendLINSTOR(ctx context.Context, what string, change func(context.Context, linstor.Controller) error) error {
 	err := c.repeat(ctx, what, func(ctx context.Context) error {
 		controller, away, _, err := c.linstorController(ctx)
 		if err == nil && away != "" {
@@ -205,7 +202,7 @@ func (c RebuildHolder) amendLINSTOR(ctx context.Context, what string, change fun
 // writes between our read and our write, or the answer is lost, it is read again and change called
 // again. The setting is in seconds, from 0 on (longhorn-manager, types/setting.go,
 // SettingDefinitionReplicaReplenishmentWaitInterval).
-func (c RebuildHolder) amendLonghorn(ctx context.Context, what string, change func(longhornSetting, replica.Memo) (string, replica.Memo, error)) error {
+func (c *Client) amendLonghorn(ctx context.Context, what string, change func(longhornSetting, replica.Memo) (string, replica.Memo, error)) error {
 	err := c.repeat(ctx, what, func(ctx context.Context) error {
 		s, err := c.longhornSetting(ctx)
 		if err != nil {
@@ -231,7 +228,7 @@ func (c RebuildHolder) amendLonghorn(ctx context.Context, what string, change fu
 }
 
 // longhornSetting reads what amendLonghorn changes; repeat translates its errors.
-func (c RebuildHolder) longhornSetting(ctx context.Context) (longhornSetting, error) {
+func (c *Client) longhornSetting(ctx context.Context) (longhornSetting, error) {
 	body, err := c.api.Discovery().RESTClient().Get().AbsPath("/apis", longhornVersion.Group, longhornVersion.Version, "settings").
 		Param("fieldSelector", fields.OneTermEqualSelector(metav1.ObjectNameField, longhornWait).String()).Do(ctx).Raw()
 	if err != nil {
@@ -247,7 +244,7 @@ func (c RebuildHolder) longhornSetting(ctx context.Context) (longhornSetting, er
 	return list.Items[0], nil
 }
 
-func (c RebuildHolder) writeLonghorn(ctx context.Context, s longhornSetting, value string, memo replica.Memo) error {
+func (c *Client) writeLonghorn(ctx context.Context, s longhornSetting, value string, memo replica.Memo) error {
 	annotations := map[string]*string{holdAnnotation: nil}
 	if len(memo.Nodes) > 0 {
 		text, err := json.Marshal(memo)
@@ -268,30 +265,30 @@ func (c RebuildHolder) writeLonghorn(ctx context.Context, s longhornSetting, val
 }
 
 // MayHold implements replica.HoldReader.
-func (c VolumeReader) MayHold(ctx context.Context, system string) error {
+func (c *Client) MayHold(ctx context.Context, system string) error {
 	switch system {
 	case longhornName:
-		settings, err := listCustom[longhornSetting](ctx, c.conn, longhornVersion.WithResource("settings"), longhornWait)
+		settings, err := listCustom[longhornSetting](ctx, c, longhornVersion.WithResource("settings"), longhornWait)
 		if err != nil || len(settings) == 0 {
 			return err
 		}
-		return c.may(ctx, system, "patch settings of longhorn.io", authorizationv1.ResourceAttributes{
+		return c.mayChange(ctx, system, "patch settings of longhorn.io", authorizationv1.ResourceAttributes{
 			Group: longhornVersion.Group, Resource: "settings", Verb: "patch", Name: longhornWait, Namespace: settings[0].Metadata.Namespace,
 		})
 	case linstor.Name:
-		at, found, err := c.find(ctx, linstorLabel, linstorPort)
+		at, found, err := c.findService(ctx, linstorLabel, linstorPort)
 		if err != nil || !found {
 			return err
 		}
-		return c.may(ctx, system, "update services/proxy of LINSTOR's controller", authorizationv1.ResourceAttributes{
+		return c.mayChange(ctx, system, "update services/proxy of LINSTOR's controller", authorizationv1.ResourceAttributes{
 			Resource: "services", Subresource: "proxy", Verb: "update", Name: at.service.Name + ":" + linstorPort, Namespace: at.service.Namespace,
 		})
 	}
 	return nil
 }
 
-// may asks for a right that holding a system back needs.
-func (c VolumeReader) may(ctx context.Context, system, what string, at authorizationv1.ResourceAttributes) error {
+// mayChange asks for a right that holding a system back needs.
+func (c *Client) mayChange(ctx context.Context, system, what string, at authorizationv1.ResourceAttributes) error {
 	review, err := c.api.AuthorizationV1().SelfSubjectAccessReviews().Create(ctx, &authorizationv1.SelfSubjectAccessReview{
 		Spec: authorizationv1.SelfSubjectAccessReviewSpec{ResourceAttributes: &at},
 	}, metav1.CreateOptions{})

@@ -26,13 +26,8 @@ const (
 	claimAnnotation = "recast.dev/claim"
 )
 
-// Leases reads and writes the Lease that holds the claim.
-type Leases struct{ *conn }
-
-var _ cluster.Leases = Leases{}
-
 // Lease reads the claim's Lease.
-func (c Leases) Lease(ctx context.Context) (cluster.Lease, error) {
+func (c *Client) Lease(ctx context.Context) (cluster.Lease, error) {
 	l, err := c.api.CoordinationV1().Leases(leaseNamespace).Get(ctx, leaseName, metav1.GetOptions{})
 	if err != nil {
 		return cluster.Lease{}, c.translateLease(err)
@@ -54,19 +49,19 @@ func (c Leases) Lease(ctx context.Context) (cluster.Lease, error) {
 }
 
 // CreateLease creates the claim's Lease.
-func (c Leases) CreateLease(ctx context.Context, l cluster.Lease) error {
+func (c *Client) CreateLease(ctx context.Context, l cluster.Lease) error {
 	_, err := c.api.CoordinationV1().Leases(leaseNamespace).Create(ctx, leaseOf(l), metav1.CreateOptions{})
 	return c.translateLeaseChange(err)
 }
 
 // UpdateLease writes the claim's Lease if it is as it was read.
-func (c Leases) UpdateLease(ctx context.Context, l cluster.Lease) error {
+func (c *Client) UpdateLease(ctx context.Context, l cluster.Lease) error {
 	_, err := c.api.CoordinationV1().Leases(leaseNamespace).Update(ctx, leaseOf(l), metav1.UpdateOptions{})
 	return c.translateLeaseChange(err)
 }
 
 // DeleteLease deletes the claim's Lease if it is as it was read. A missing one is not an error.
-func (c Leases) DeleteLease(ctx context.Context, l cluster.Lease) error {
+func (c *Client) DeleteLease(ctx context.Context, l cluster.Lease) error {
 	err := c.translateLeaseChange(c.api.CoordinationV1().Leases(leaseNamespace).Delete(ctx, leaseName,
 		metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: new(types.UID(l.UID)), ResourceVersion: &l.Revision}}))
 	if errors.Is(err, cluster.ErrNotFound) {
@@ -92,7 +87,7 @@ func leaseOf(l cluster.Lease) *coordinationv1.Lease {
 	}
 }
 
-func (c Leases) translateLease(err error) error {
+func (c *Client) translateLease(err error) error {
 	err = foreign.Error(err)
 	if apierrors.IsForbidden(err) {
 		return fault.WithHint(fault.As(fault.Refused, err),
@@ -117,7 +112,7 @@ func isUnanswered(err error) bool {
 }
 
 // translateLeaseChange is translateLease for a write, which may have been made without an answer.
-func (c Leases) translateLeaseChange(err error) error {
+func (c *Client) translateLeaseChange(err error) error {
 	switch {
 	case err == nil:
 		return nil

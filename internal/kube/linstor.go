@@ -48,7 +48,7 @@ func (l *localScan) linstorPools(ctx context.Context, groups []metav1.APIGroup) 
 	if installed, err := supports(groups, piraeusVersion); !installed {
 		return err
 	}
-	satellites, err := listCustom[linstorSatellite](ctx, l.conn, piraeusVersion.WithResource("linstorsatellites"), l.singleNode())
+	satellites, err := listCustom[linstorSatellite](ctx, l.Client, piraeusVersion.WithResource("linstorsatellites"), l.singleNode())
 	if err != nil {
 		return err
 	}

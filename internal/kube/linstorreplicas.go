@@ -29,7 +29,7 @@ type linstorCluster struct {
 }
 
 // linstorController is LINSTOR's controller; away says why it can't be asked, and how that ends.
-func (c *conn) linstorController(ctx context.Context) (controller linstor.Controller, away, ends string, err error) {
+func (c *Client) linstorController(ctx context.Context) (controller linstor.Controller, away, ends string, err error) {
 	clusters, err := listCustom[linstorCluster](ctx, c, piraeusVersion.WithResource("linstorclusters"), "")
 	if err != nil {
 		return controller, "", "", err
@@ -45,7 +45,7 @@ func (c *conn) linstorController(ctx context.Context) (controller linstor.Contro
 		// GrizzlyHttpService.java), and the API server's proxy has none.
 		return controller, "its API asks for a client certificate (spec.apiTLS of the LinstorCluster), and the API server's proxy has none", linstorElse, nil
 	}
-	at, found, err := c.find(ctx, linstorLabel, linstorPort)
+	at, found, err := c.findService(ctx, linstorLabel, linstorPort)
 	if err == nil && !found {
 		away = "there is no Service with " + linstorLabel
 	}
@@ -57,7 +57,7 @@ var errNoCluster = errors.New("there is no LinstorCluster")
 
 // linstorReplicas reads the volumes of the LINSTOR that Piraeus runs. While that can't be read, every node with a
 // satellite may have some.
-func (c VolumeReader) linstorReplicas(ctx context.Context) (s replica.System, err error) {
+func (c *Client) linstorReplicas(ctx context.Context) (s replica.System, err error) {
 	s = replica.System{Name: linstor.Name}
 	controller, away, ends, err := c.linstorController(ctx)
 	switch {
@@ -73,7 +73,7 @@ func (c VolumeReader) linstorReplicas(ctx context.Context) (s replica.System, er
 		away = foreign.Line(err.Error())
 	}
 	s.Away, s.Return = away, ends
-	satellites, err := listCustom[linstorSatellite](ctx, c.conn, piraeusVersion.WithResource("linstorsatellites"), "")
+	satellites, err := listCustom[linstorSatellite](ctx, c, piraeusVersion.WithResource("linstorsatellites"), "")
 	for _, satellite := range satellites {
 		s.Holders = append(s.Holders, satellite.Metadata.Name)
 	}

@@ -21,14 +21,14 @@ import (
 // LocalData lists, by name, the data that exists on only one of the nodes, for each.
 // Storage systems that are not installed have none; one that cannot be read is an
 // error. Everything is listed once for all nodes, and again for each call.
-func (c VolumeReader) LocalData(ctx context.Context, nodes ...cluster.KubeNode) (map[string][]cluster.LocalData, error) {
+func (c *Client) LocalData(ctx context.Context, nodes ...cluster.KubeNode) (map[string][]cluster.LocalData, error) {
 	groups, err := c.groups(ctx)
 	return c.localData(ctx, groups, err, nodes)
 }
 
 // localData is LocalData with a list of the API groups, or the error of reading it.
-func (c VolumeReader) localData(ctx context.Context, groups []metav1.APIGroup, errGroups error, nodes []cluster.KubeNode) (map[string][]cluster.LocalData, error) {
-	l := newLocalScan(c.conn, nodes)
+func (c *Client) localData(ctx context.Context, groups []metav1.APIGroup, errGroups error, nodes []cluster.KubeNode) (map[string][]cluster.LocalData, error) {
+	l := newLocalScan(c, nodes)
 	var errPools, errVolumes, errLonghorn, errRook, errPaths error
 	var g sync.WaitGroup
 	g.Go(func() {
@@ -59,7 +59,7 @@ func (c VolumeReader) localData(ctx context.Context, groups []metav1.APIGroup, e
 
 // localScan is one search for data on some nodes.
 type localScan struct {
-	*conn
+	*Client
 	nodes []*localNode
 	named map[string][]*localNode // by name and by hostname label
 	pods  []cluster.LocalData     // volumes of Proxmox' CSI driver, and of servers that may know machines by name
@@ -77,8 +77,8 @@ type localNode struct {
 	writers                            map[string]map[string]bool // the workloads that write to a path by hostPath
 }
 
-func newLocalScan(c *conn, nodes []cluster.KubeNode) *localScan {
-	l := &localScan{conn: c, named: map[string][]*localNode{}}
+func newLocalScan(c *Client, nodes []cluster.KubeNode) *localScan {
+	l := &localScan{Client: c, named: map[string][]*localNode{}}
 	for _, k := range nodes {
 		n := &localNode{name: k.Name, labels: k.Metadata.Labels, writers: map[string]map[string]bool{}}
 		l.nodes = append(l.nodes, n)

@@ -134,7 +134,7 @@ type longhornState struct {
 // longhornState reads Longhorn's state of the nodes. It lists replicas and orphans
 // only if a disk would otherwise seem empty.
 func (l *localScan) longhornState(ctx context.Context) (look longhornState, err error) {
-	look.nodes, err = listCustom[longhornNode](ctx, l.conn, longhornVersion.WithResource("nodes"), l.singleNode())
+	look.nodes, err = listCustom[longhornNode](ctx, l.Client, longhornVersion.WithResource("nodes"), l.singleNode())
 	if err != nil || !slices.ContainsFunc(look.nodes, longhornNode.seemsEmpty) {
 		return look, err
 	}
@@ -150,12 +150,12 @@ func (l *localScan) longhornState(ctx context.Context) (look longhornState, err 
 		if node := l.singleNode(); node != "" {
 			labels = "longhornnode=" + node // on every replica that has a node (datastore/longhorn.go, labelNode)
 		}
-		if look.replicas, err = listSelected[longhornReplica](ctx, l.conn, longhornVersion.WithResource("replicas"), "labelSelector", labels); err != nil {
+		if look.replicas, err = listSelected[longhornReplica](ctx, l.Client, longhornVersion.WithResource("replicas"), "labelSelector", labels); err != nil {
 			return look, err
 		}
 	}
 	if serves("orphans") {
-		look.orphans, err = listCustom[longhornOrphan](ctx, l.conn, longhornVersion.WithResource("orphans"), "")
+		look.orphans, err = listCustom[longhornOrphan](ctx, l.Client, longhornVersion.WithResource("orphans"), "")
 	}
 	return look, err
 }

@@ -21,10 +21,10 @@ type longhornEngine struct {
 	} `json:"status"`
 }
 
-// rebuilds returns how much of each replica that is being filled is there, in percent, by namespace and
+// longhornRebuilds returns how much of each replica that is being filled is there, in percent, by namespace and
 // name. It is only shown: without the right to list engines nothing is known (syncReplicas in
 // controller/engine_controller.go looks it up likewise; GetBackendReplicaURL in engineapi).
-func (c VolumeReader) rebuilds(ctx context.Context, copies []longhornCopy) (map[string]int, error) {
+func (c *Client) longhornRebuilds(ctx context.Context, copies []longhornCopy) (map[string]int, error) {
 	filled := false
 	for _, r := range copies {
 		filled = filled || r.replica().Rebuilt
@@ -32,7 +32,7 @@ func (c VolumeReader) rebuilds(ctx context.Context, copies []longhornCopy) (map[
 	if !filled {
 		return nil, nil
 	}
-	engines, err := listCustom[longhornEngine](ctx, c.conn, longhornVersion.WithResource("engines"), "")
+	engines, err := listCustom[longhornEngine](ctx, c, longhornVersion.WithResource("engines"), "")
 	if fault.KindOf(err) == fault.Refused {
 		return nil, nil
 	}

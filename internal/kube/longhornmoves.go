@@ -20,7 +20,7 @@ func (l *localScan) longhornMoves(ctx context.Context, listed []longhornNode) (m
 	if moves.nodes = listed; l.singleNode() == "" {
 		return moves, nil
 	}
-	moves.nodes, err = listCustom[longhornNode](ctx, l.conn, longhornVersion.WithResource("nodes"), "")
+	moves.nodes, err = listCustom[longhornNode](ctx, l.Client, longhornVersion.WithResource("nodes"), "")
 	return moves, err
 }
 

@@ -78,14 +78,14 @@ func (r longhornCopy) replica() replica.Replica {
 }
 
 // longhornReplicas reads the volumes of Longhorn and where their copies are.
-func (c VolumeReader) longhornReplicas(ctx context.Context) (replica.System, error) {
+func (c *Client) longhornReplicas(ctx context.Context) (replica.System, error) {
 	var volumes []longhornVolumeState
 	var copies []longhornCopy
 	var nodes []longhornNode
 	var settings []longhornSetting
 	err := wait.All(
-		listing(ctx, c.conn, "volumes", &volumes), listing(ctx, c.conn, "replicas", &copies),
-		listing(ctx, c.conn, "nodes", &nodes), listing(ctx, c.conn, "settings", &settings),
+		listing(ctx, c, "volumes", &volumes), listing(ctx, c, "replicas", &copies),
+		listing(ctx, c, "nodes", &nodes), listing(ctx, c, "settings", &settings),
 	)
 	s := replica.System{Name: longhornName, Waits: longhornWait}
 	if err != nil {
@@ -101,7 +101,7 @@ func (c VolumeReader) longhornReplicas(ctx context.Context) (replica.System, err
 	// copy of a volume (types/setting.go, NodeDrainPolicy…): the others let it go, or
 	// move the copy while it drains.
 	policy := cmp.Or(longhornValue(settings, longhornDrain), "block-if-contains-last-replica")
-	percent, err := c.rebuilds(ctx, copies)
+	percent, err := c.longhornRebuilds(ctx, copies)
 	if err != nil {
 		return s, err
 	}
@@ -117,7 +117,7 @@ func (c VolumeReader) longhornReplicas(ctx context.Context) (replica.System, err
 }
 
 // listing returns a function that lists objects of Longhorn.
-func listing[T any](ctx context.Context, c *conn, resource string, objects *[]T) func() error {
+func listing[T any](ctx context.Context, c *Client, resource string, objects *[]T) func() error {
 	return func() (err error) {
 		*objects, err = listCustom[T](ctx, c, longhornVersion.WithResource(resource), "")
 		return err
@@ -179,7 +179,7 @@ func (n longhornNode) standing() replica.Node {
 
 // longhornAway says why what Longhorn's objects say may be out of date: none of its
 // managers runs.
-func (c VolumeReader) longhornAway(ctx context.Context, namespace string) (string, error) {
+func (c *Client) longhornAway(ctx context.Context, namespace string) (string, error) {
 	var set *appsv1.DaemonSet
 	set, err := c.api.AppsV1().DaemonSets(namespace).Get(ctx, longhornManager, metav1.GetOptions{})
 	switch err = c.translate(err); {
@@ -194,9 +194,9 @@ func (c VolumeReader) longhornAway(ctx context.Context, namespace string) (strin
 }
 
 // watchLonghorn reports volumes of Longhorn that become healthy.
-func (c VolumeReader) watchLonghorn(ctx context.Context, tell func(look bool)) error {
+func (c *Client) watchLonghorn(ctx context.Context, tell func(look bool)) error {
 	was := map[string]string{}
-	return watchCustom(ctx, c.conn, longhornVersion.WithResource("volumes"), tell, func(v longhornVolumeState) bool {
+	return watchCustom(ctx, c, longhornVersion.WithResource("volumes"), tell, func(v longhornVolumeState) bool {
 		name := v.Metadata.Namespace + "/" + v.Metadata.Name
 		before, known := was[name]
 		was[name] = v.Status.Robustness

@@ -22,14 +22,11 @@ const (
 	bootedAnnotation      = "recast.dev/booted"
 )
 
-// NodeWriter changes Node objects.
-type NodeWriter struct{ *conn }
-
 // Cordon makes the node unschedulable and marks it with why, in one write. A node
 // that was unschedulable without a mark, or with a Foreign one, was cordoned by
 // someone else: then the new mark is Foreign, too.
-func (c NodeWriter) Cordon(ctx context.Context, node string, why cluster.Mark) error {
-	return c.amend(ctx, "cordon", node, func(n *corev1.Node) (*nodePatch, error) {
+func (c *Client) Cordon(ctx context.Context, node string, why cluster.Mark) error {
+	return c.amendNode(ctx, "cordon", node, func(n *corev1.Node) (*nodePatch, error) {
 		had, err := markOf(n)
 		if err != nil {
 			return nil, err
@@ -52,8 +49,8 @@ func (c NodeWriter) Cordon(ctx context.Context, node string, why cluster.Mark) e
 
 // Uncordon removes the mark and, unless it is Foreign, makes the node
 // schedulable again, in one write.
-func (c NodeWriter) Uncordon(ctx context.Context, node string) error {
-	return c.amend(ctx, "uncordon", node, func(n *corev1.Node) (*nodePatch, error) {
+func (c *Client) Uncordon(ctx context.Context, node string) error {
+	return c.amendNode(ctx, "uncordon", node, func(n *corev1.Node) (*nodePatch, error) {
 		had, err := markOf(n)
 		if had == nil || err != nil {
 			return nil, err
@@ -69,8 +66,8 @@ func (c NodeWriter) Uncordon(ctx context.Context, node string) error {
 
 // SetFailedBuild records on the Node a build that it came back from as the old
 // system; "" removes the record.
-func (c NodeWriter) SetFailedBuild(ctx context.Context, node, build string) error {
-	return c.amend(ctx, "note the failed build on", node, func(n *corev1.Node) (*nodePatch, error) {
+func (c *Client) SetFailedBuild(ctx context.Context, node, build string) error {
+	return c.amendNode(ctx, "note the failed build on", node, func(n *corev1.Node) (*nodePatch, error) {
 		if n.Annotations[failedBuildAnnotation] == build {
 			return nil, nil
 		}
@@ -85,8 +82,8 @@ func (c NodeWriter) SetFailedBuild(ctx context.Context, node, build string) erro
 }
 
 // SetBooted implements cluster.NodeWriter.
-func (c NodeWriter) SetBooted(ctx context.Context, node string, b cluster.Booted) error {
-	return c.amend(ctx, "note the boot entry on", node, func(n *corev1.Node) (*nodePatch, error) {
+func (c *Client) SetBooted(ctx context.Context, node string, b cluster.Booted) error {
+	return c.amendNode(ctx, "note the boot entry on", node, func(n *corev1.Node) (*nodePatch, error) {
 		if bootedOf(n) == b {
 			return nil, nil
 		}

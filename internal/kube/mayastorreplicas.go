@@ -40,11 +40,8 @@ type diskPool struct {
 	} `json:"spec"`
 }
 
-// mayastorReader reads Mayastor.
-type mayastorReader struct{ VolumeReader }
-
-// pools is the resource of Mayastor's pools; ok is false if Mayastor is not installed.
-func (c mayastorReader) pools(ctx context.Context, groups []metav1.APIGroup) (r schema.GroupVersionResource, ok bool, err error) {
+// mayastorPools is the resource of Mayastor's pools; ok is false if Mayastor is not installed.
+func (c *Client) mayastorPools(ctx context.Context, groups []metav1.APIGroup) (r schema.GroupVersionResource, ok bool, err error) {
 	i := slices.IndexFunc(groups, func(g metav1.APIGroup) bool { return g.Name == mayastorGroup })
 	if i < 0 {
 		return r, false, nil
@@ -62,14 +59,14 @@ func (c mayastorReader) pools(ctx context.Context, groups []metav1.APIGroup) (r 
 	return r, false, nil
 }
 
-// replicas reads the volumes of Mayastor. While they can't be read, every node with a pool may have some.
-func (c mayastorReader) replicas(ctx context.Context, resource schema.GroupVersionResource) (replica.System, error) {
+// mayastorReplicas reads the volumes of Mayastor. While they can't be read, every node with a pool may have some.
+func (c *Client) mayastorReplicas(ctx context.Context, resource schema.GroupVersionResource) (replica.System, error) {
 	s := replica.System{Name: mayastor.Name, Waits: mayastorWaits}
-	pools, err := listCustom[diskPool](ctx, c.conn, resource, "")
+	pools, err := listCustom[diskPool](ctx, c, resource, "")
 	if err != nil || len(pools) == 0 {
 		return s, err
 	}
-	api, found, err := c.find(ctx, mayastorLabel, mayastorPort)
+	api, found, err := c.findService(ctx, mayastorLabel, mayastorPort)
 	if err != nil {
 		return s, err
 	}
@@ -79,7 +76,7 @@ func (c mayastorReader) replicas(ctx context.Context, resource schema.GroupVersi
 		if !errors.Is(err, errSilent) {
 			if err == nil {
 				read.Waits = mayastorWaits
-				read.Patience, read.Stuck, err = c.core(ctx, api.service.Namespace)
+				read.Patience, read.Stuck, err = c.mayastorSettings(ctx, api.service.Namespace)
 				read.Unstuck = "turn on agents.ha.enabled of its chart, or move the pods that use it to the node"
 			}
 			return read, err
@@ -92,10 +89,10 @@ func (c mayastorReader) replicas(ctx context.Context, resource schema.GroupVersi
 	return s, nil
 }
 
-// core reads what agent-core is told: how long it waits, 0 if that can't be understood, and why it would not move a
-// volume's target away from a node that is lost; "": it does (agent-core-deployment.yaml in mayastor-extensions,
-// chart/templates/mayastor/agents/core).
-func (c mayastorReader) core(ctx context.Context, namespace string) (waits time.Duration, stuck string, err error) {
+// mayastorSettings reads what agent-core is told: how long it waits, 0 if that can't be understood, and why it would
+// not move a volume's target away from a node that is lost; "": it does (agent-core-deployment.yaml in
+// mayastor-extensions, chart/templates/mayastor/agents/core).
+func (c *Client) mayastorSettings(ctx context.Context, namespace string) (waits time.Duration, stuck string, err error) {
 	list, err := c.api.AppsV1().Deployments(namespace).List(ctx, metav1.ListOptions{LabelSelector: mayastorCore})
 	if err != nil {
 		return 0, "", fmt.Errorf("list deployments with %s: %w", mayastorCore, c.translate(err))
@@ -122,11 +119,11 @@ func (c mayastorReader) core(ctx context.Context, namespace string) (waits time.
 	return waits, stuck, nil
 }
 
-// read returns how its volumes are read; nil: it is not installed.
-func (c mayastorReader) read(ctx context.Context, groups []metav1.APIGroup) (look, error) {
-	pools, installed, err := c.pools(ctx, groups)
+// readMayastor returns how its volumes are read; nil: it is not installed.
+func (c *Client) readMayastor(ctx context.Context, groups []metav1.APIGroup) (look, error) {
+	pools, installed, err := c.mayastorPools(ctx, groups)
 	if !installed {
 		return nil, err
 	}
-	return func(ctx context.Context) (replica.System, error) { return c.replicas(ctx, pools) }, nil
+	return func(ctx context.Context) (replica.System, error) { return c.mayastorReplicas(ctx, pools) }, nil
 }

@@ -12,8 +12,8 @@ import (
 
 // RestoreMetadata restores what people had put on the node. A node that lacks
 // nothing is not written to.
-func (c NodeWriter) RestoreMetadata(ctx context.Context, node string, m cluster.NodeMetadata) error {
-	return c.amend(ctx, "restore labels, annotations and taints of", node, func(n *corev1.Node) (*nodePatch, error) {
+func (c *Client) RestoreMetadata(ctx context.Context, node string, m cluster.NodeMetadata) error {
+	return c.amendNode(ctx, "restore labels, annotations and taints of", node, func(n *corev1.Node) (*nodePatch, error) {
 		return missingMetadata(n, m), nil
 	})
 }

@@ -14,11 +14,8 @@ import (
 	"github.com/recast-sh/recast/cluster"
 )
 
-// NodeReader reads Node objects, and what their kubelets wait for.
-type NodeReader struct{ *conn }
-
 // Nodes lists the Node objects.
-func (c NodeReader) Nodes(ctx context.Context) (nodes []cluster.KubeNode, err error) {
+func (c *Client) Nodes(ctx context.Context) (nodes []cluster.KubeNode, err error) {
 	var unreadable []error
 	err = inPages(func(o metav1.ListOptions) (string, error) {
 		list, err := c.api.CoreV1().Nodes().List(ctx, o)
@@ -44,7 +41,7 @@ func (c NodeReader) Nodes(ctx context.Context) (nodes []cluster.KubeNode, err er
 }
 
 // Node implements cluster.NodeReader.
-func (c NodeReader) Node(ctx context.Context, name string) (cluster.KubeNode, error) {
+func (c *Client) Node(ctx context.Context, name string) (cluster.KubeNode, error) {
 	n, err := c.node(ctx, name)
 	if err != nil {
 		return cluster.KubeNode{}, fmt.Errorf("read node %s: %w", name, err)
@@ -78,7 +75,7 @@ func kubeNode(n *corev1.Node) (cluster.KubeNode, error) {
 	return node, err
 }
 
-func (c *conn) node(ctx context.Context, name string) (*corev1.Node, error) {
+func (c *Client) node(ctx context.Context, name string) (*corev1.Node, error) {
 	n, err := c.api.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
 	if err != nil {
 		return nil, c.translate(err)

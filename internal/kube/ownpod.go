@@ -13,7 +13,7 @@ import (
 
 // OwnNode implements cluster.NodeReader. A pod of another cluster may have the same name, but not the
 // same UID.
-func (c NodeReader) OwnNode(ctx context.Context) (string, error) {
+func (c *Client) OwnNode(ctx context.Context) (string, error) {
 	if c.own == (ownpod.Pod{}) {
 		return "", nil
 	}

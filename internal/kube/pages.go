@@ -48,7 +48,7 @@ func pagesOnce(read func(o metav1.ListOptions) (next string, err error)) error {
 
 // eachJSON passes every object of a list to see, decoded from JSON. begin is called
 // before the first one, and again if the list is restarted.
-func eachJSON[T any](ctx context.Context, c *conn, list func() *rest.Request, begin func(), see func(T)) error {
+func eachJSON[T any](ctx context.Context, c *Client, list func() *rest.Request, begin func(), see func(T)) error {
 	return inPages(func(o metav1.ListOptions) (string, error) {
 		request := list().Param("limit", strconv.FormatInt(o.Limit, 10))
 		if o.Continue != "" {
@@ -76,7 +76,7 @@ func eachJSON[T any](ctx context.Context, c *conn, list func() *rest.Request, be
 
 // getJSON reads an answer and keeps integers, because an expression compares them.
 // Field names are case-sensitive.
-func (c *conn) getJSON(ctx context.Context, request *rest.Request, into any) error {
+func (c *Client) getJSON(ctx context.Context, request *rest.Request, into any) error {
 	result := request.SetHeader("Accept", "application/json").Do(ctx)
 	if err := result.Error(); err != nil {
 		return c.translate(err)

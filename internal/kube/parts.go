@@ -35,11 +35,8 @@ const (
 	fieldManager = "talos"
 )
 
-// Components reads, and in part changes, the versions of Kubernetes' own components.
-type Components struct{ *conn }
-
 // StaticPods lists the mirror pods of Talos' static pods.
-func (c Components) StaticPods(ctx context.Context) ([]cluster.StaticPod, error) {
+func (c *Client) StaticPods(ctx context.Context) ([]cluster.StaticPod, error) {
 	selector := fmt.Sprintf("%s in (%s, %s, %s)", partLabel, cluster.APIServer, cluster.ControllerManager, cluster.Scheduler)
 	list, err := c.api.CoreV1().Pods(systemNamespace).List(ctx, metav1.ListOptions{LabelSelector: selector})
 	if err != nil {
@@ -80,7 +77,7 @@ func staticPod(p corev1.Pod) cluster.StaticPod {
 }
 
 // ProxySet reads the DaemonSet of kube-proxy.
-func (c Components) ProxySet(ctx context.Context) (cluster.ProxySet, error) {
+func (c *Client) ProxySet(ctx context.Context) (cluster.ProxySet, error) {
 	set, err := c.api.AppsV1().DaemonSets(systemNamespace).Get(ctx, proxyName, metav1.GetOptions{})
 	if err != nil {
 		return cluster.ProxySet{}, fmt.Errorf("read DaemonSet %s: %w", proxyName, c.translate(err))
@@ -106,7 +103,7 @@ func proxyImage(set *appsv1.DaemonSet) (string, error) {
 
 // SetProxyImage sets the image of kube-proxy's DaemonSet, in one write that fails if
 // someone else writes meanwhile.
-func (c Components) SetProxyImage(ctx context.Context, from, to string) error {
+func (c *Client) SetProxyImage(ctx context.Context, from, to string) error {
 	set, err := c.api.AppsV1().DaemonSets(systemNamespace).Get(ctx, proxyName, metav1.GetOptions{})
 	if err != nil {
 		return c.translate(err)
@@ -135,7 +132,7 @@ func (c Components) SetProxyImage(ctx context.Context, from, to string) error {
 
 // RemovedObjects counts the objects of resources that the next version no longer
 // serves, by Sidero's own table.
-func (c Components) RemovedObjects(ctx context.Context, from, to string) ([]string, error) {
+func (c *Client) RemovedObjects(ctx context.Context, from, to string) ([]string, error) {
 	path, err := upgrade.NewPath(from, to)
 	if err != nil {
 		return nil, fault.As(fault.Refused, err)

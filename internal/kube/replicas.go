@@ -22,7 +22,7 @@ import (
 
 // Replicas implements cluster.VolumeReader. A system that is not installed costs no
 // request.
-func (c VolumeReader) Replicas(ctx context.Context) ([]replica.System, error) {
+func (c *Client) Replicas(ctx context.Context) ([]replica.System, error) {
 	groups, err := c.groups(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("look for replicated volumes: %w", err)
@@ -32,7 +32,7 @@ func (c VolumeReader) Replicas(ctx context.Context) ([]replica.System, error) {
 
 // NodeData implements cluster.VolumeReader: LocalData and Replicas with one list of
 // the API groups.
-func (c VolumeReader) NodeData(ctx context.Context, nodes ...cluster.KubeNode) (local map[string][]cluster.LocalData, systems []replica.System, err error) {
+func (c *Client) NodeData(ctx context.Context, nodes ...cluster.KubeNode) (local map[string][]cluster.LocalData, systems []replica.System, err error) {
 	groups, errGroups := c.groups(ctx)
 	err = wait.All(
 		func() (err error) {
@@ -49,7 +49,7 @@ func (c VolumeReader) NodeData(ctx context.Context, nodes ...cluster.KubeNode) (
 	return local, systems, err
 }
 
-func (c VolumeReader) replicasOf(ctx context.Context, groups []metav1.APIGroup) (systems []replica.System, err error) {
+func (c *Client) replicasOf(ctx context.Context, groups []metav1.APIGroup) (systems []replica.System, err error) {
 	var errs []error
 	for _, known := range c.replicators() {
 		read, err := known.installed(ctx, groups)
@@ -67,7 +67,7 @@ func (c VolumeReader) replicasOf(ctx context.Context, groups []metav1.APIGroup) 
 }
 
 // skips says whether a storage system is not looked at.
-func (c *conn) skips(system string) bool { return slices.Contains(c.skip, strings.ToLower(system)) }
+func (c *Client) skips(system string) bool { return slices.Contains(c.skip, strings.ToLower(system)) }
 
 // look reads a storage system once.
 type look = func(context.Context) (replica.System, error)
@@ -80,12 +80,12 @@ type replicator struct {
 }
 
 // replicators are the storage systems that are looked at.
-func (c VolumeReader) replicators() []replicator {
+func (c *Client) replicators() []replicator {
 	all := []replicator{
 		{longhornName, with(longhornVersion, c.longhornReplicas), c.watchLonghorn},
 		{cephName, with(rookVersion, c.cephReplicas), c.watchCeph},
 		{linstor.Name, with(piraeusVersion, c.linstorReplicas), nil},
-		{mayastor.Name, mayastorReader{c}.read, nil},
+		{mayastor.Name, c.readMayastor, nil},
 	}
 	return slices.DeleteFunc(all, func(known replicator) bool { return c.skips(known.name) })
 }
@@ -102,7 +102,7 @@ func with(version schema.GroupVersion, as look) func(context.Context, []metav1.A
 }
 
 // WatchReplicas implements cluster.VolumeReader.
-func (c VolumeReader) WatchReplicas(ctx context.Context, system string, tell func(look bool)) error {
+func (c *Client) WatchReplicas(ctx context.Context, system string, tell func(look bool)) error {
 	for _, known := range c.replicators() {
 		switch {
 		case known.name != system:
@@ -117,7 +117,7 @@ func (c VolumeReader) WatchReplicas(ctx context.Context, system string, tell fun
 }
 
 // watchCustom reports the objects of a kind as they change.
-func watchCustom[T any](ctx context.Context, c *conn, r schema.GroupVersionResource, tell func(look bool), worth func(T) bool) error {
+func watchCustom[T any](ctx context.Context, c *Client, r schema.GroupVersionResource, tell func(look bool), worth func(T) bool) error {
 	body, err := c.streams.Discovery().RESTClient().Get().AbsPath("/apis", r.Group, r.Version, r.Resource).
 		Param("watch", "true").SetHeader("Accept", "application/json").Stream(ctx)
 	if err != nil {

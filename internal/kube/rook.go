@@ -32,7 +32,7 @@ func (l *localScan) rookDirectories(ctx context.Context, groups []metav1.APIGrou
 	if installed, err := supports(groups, rookVersion); !installed {
 		return err
 	}
-	clusters, err := listCustom[cephCluster](ctx, l.conn, rookVersion.WithResource("cephclusters"), "")
+	clusters, err := listCustom[cephCluster](ctx, l.Client, rookVersion.WithResource("cephclusters"), "")
 	if err != nil {
 		return err
 	}

@@ -47,7 +47,7 @@ func (d cephDaemons) serves(node string) bool {
 
 // cephDaemons reads the OSDs and monitors of a namespace. A Deployment ties a daemon to its node by the hostname; one on
 // a claim is where its pod is.
-func (c VolumeReader) cephDaemons(ctx context.Context, namespace string) (cephDaemons, error) {
+func (c *Client) cephDaemons(ctx context.Context, namespace string) (cephDaemons, error) {
 	known := map[cephID]cephDaemon{}
 	var pods []corev1.Pod
 	err := inPages(func(o metav1.ListOptions) (string, error) {

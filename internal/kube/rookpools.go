@@ -66,7 +66,7 @@ type cephPoolOwner struct {
 }
 
 // cephPools reads the pools of all of Rook's objects. Pools that nobody has described to Rook are not seen.
-func (c VolumeReader) cephPools(ctx context.Context) (pools []cephPool, err error) {
+func (c *Client) cephPools(ctx context.Context) (pools []cephPool, err error) {
 	served, err := c.resources(ctx, rookVersion)
 	if err != nil {
 		return nil, err
@@ -77,7 +77,7 @@ func (c VolumeReader) cephPools(ctx context.Context) (pools []cephPool, err erro
 		if !slices.ContainsFunc(served, func(r metav1.APIResource) bool { return r.Name == kind.resource }) {
 			continue
 		}
-		owners, err := listCustom[cephPoolOwner](ctx, c.conn, rookVersion.WithResource(kind.resource), "")
+		owners, err := listCustom[cephPoolOwner](ctx, c, rookVersion.WithResource(kind.resource), "")
 		if err != nil {
 			return nil, err
 		}

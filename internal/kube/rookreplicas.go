@@ -60,9 +60,9 @@ type cephHealth struct {
 
 // cephReplicas reads the Ceph clusters of Rook, and on which nodes their OSDs and monitors are. No
 // object says which data is on which OSD, but pools say how their data may lie on them.
-func (c VolumeReader) cephReplicas(ctx context.Context) (replica.System, error) {
+func (c *Client) cephReplicas(ctx context.Context) (replica.System, error) {
 	s := replica.System{Name: cephName, Pools: true}
-	clusters, err := listCustom[cephHealth](ctx, c.conn, rookVersion.WithResource("cephclusters"), "")
+	clusters, err := listCustom[cephHealth](ctx, c, rookVersion.WithResource("cephclusters"), "")
 	if err != nil {
 		return s, err
 	}
@@ -182,9 +182,9 @@ func (ceph cephHealth) voters(monitors []cephDaemon, now time.Time) (out []repli
 }
 
 // watchCeph reports Ceph clusters whose health was checked.
-func (c VolumeReader) watchCeph(ctx context.Context, tell func(look bool)) error {
+func (c *Client) watchCeph(ctx context.Context, tell func(look bool)) error {
 	was := map[string]string{}
-	return watchCustom(ctx, c.conn, rookVersion.WithResource("cephclusters"), tell, func(ceph cephHealth) bool {
+	return watchCustom(ctx, c, rookVersion.WithResource("cephclusters"), tell, func(ceph cephHealth) bool {
 		name := ceph.Metadata.Namespace + "/" + ceph.Metadata.Name
 		before, known := was[name]
 		was[name] = ceph.Status.Ceph.LastChecked

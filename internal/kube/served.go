@@ -16,7 +16,7 @@ import (
 
 // ServedUsers lists the pods that use volumes on iSCSI or NVMe-oF, sorted, without those that have ended or are about
 // to.
-func (c VolumeReader) ServedUsers(ctx context.Context) ([]cluster.ServedUser, error) {
+func (c *Client) ServedUsers(ctx context.Context) ([]cluster.ServedUser, error) {
 	claims, err := c.servedClaims(ctx)
 	if err != nil {
 		return nil, err
@@ -48,7 +48,7 @@ func (c VolumeReader) ServedUsers(ctx context.Context) ([]cluster.ServedUser, er
 type served struct{ name, what, access, trouble string }
 
 // servedClaims are the volumes of servers by their claims, "namespace/name", with the errors of attaching them.
-func (c VolumeReader) servedClaims(ctx context.Context) (map[string]served, error) {
+func (c *Client) servedClaims(ctx context.Context) (map[string]served, error) {
 	claims := map[string]served{}
 	err := inPages(func(o metav1.ListOptions) (string, error) {
 		list, err := c.api.CoreV1().PersistentVolumes().List(ctx, o)

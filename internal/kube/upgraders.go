@@ -20,12 +20,9 @@ const (
 	systemUpgrade = "upgrade.cattle.io"
 )
 
-// Upgraders looks for other programs that upgrade nodes.
-type Upgraders struct{ *conn }
-
 // OtherOwners describes what in the cluster upgrades its nodes itself and would undo
 // a roll, or run at the same time. Suspended upgraders do neither.
-func (c Upgraders) OtherOwners(ctx context.Context) ([]string, error) {
+func (c *Client) OtherOwners(ctx context.Context) ([]string, error) {
 	groups, err := c.groups(ctx)
 	if err != nil {
 		return nil, err
@@ -42,7 +39,7 @@ type tupprTarget struct {
 	Version string `json:"version"`
 }
 
-func (c Upgraders) tupprUpgrades(ctx context.Context, groups []metav1.APIGroup) ([]string, error) {
+func (c *Client) tupprUpgrades(ctx context.Context, groups []metav1.APIGroup) ([]string, error) {
 	gv, ok := preferred(groups, tuppr)
 	if !ok {
 		return nil, nil
@@ -60,7 +57,7 @@ func (c Upgraders) tupprUpgrades(ctx context.Context, groups []metav1.APIGroup) 
 	}
 	var owners []string
 	for _, r := range resources {
-		upgrades, err := listCustom[upgrade](ctx, c.conn, gv.WithResource(r.Name), "")
+		upgrades, err := listCustom[upgrade](ctx, c, gv.WithResource(r.Name), "")
 		if err != nil {
 			return nil, err
 		}
@@ -77,7 +74,7 @@ func (c Upgraders) tupprUpgrades(ctx context.Context, groups []metav1.APIGroup) 
 
 // talosPlans lists plans of the system-upgrade-controller that concern Talos: an
 // image, a Secret or an argument mentions it.
-func (c Upgraders) talosPlans(ctx context.Context, groups []metav1.APIGroup) ([]string, error) {
+func (c *Client) talosPlans(ctx context.Context, groups []metav1.APIGroup) ([]string, error) {
 	gv, ok := preferred(groups, systemUpgrade)
 	if !ok {
 		return nil, nil
@@ -86,7 +83,7 @@ func (c Upgraders) talosPlans(ctx context.Context, groups []metav1.APIGroup) ([]
 		Metadata metav1.ObjectMeta `json:"metadata"`
 		Spec     json.RawMessage   `json:"spec"`
 	}
-	plans, err := listCustom[plan](ctx, c.conn, gv.WithResource("plans"), "")
+	plans, err := listCustom[plan](ctx, c, gv.WithResource("plans"), "")
 	if err != nil {
 		return nil, err
 	}

@@ -14,11 +14,8 @@ import (
 	"github.com/recast-sh/recast/internal/foreign"
 )
 
-// VolumeReader reads the cluster's volumes, and the data that is on one node only.
-type VolumeReader struct{ *conn }
-
 // AttachedVolumes lists the volumes of the node's VolumeAttachments, by name.
-func (c VolumeReader) AttachedVolumes(ctx context.Context, node string) ([]cluster.AttachedVolume, error) {
+func (c *Client) AttachedVolumes(ctx context.Context, node string) ([]cluster.AttachedVolume, error) {
 	// The API can't select VolumeAttachments by node.
 	list, err := c.api.StorageV1().VolumeAttachments().List(ctx, metav1.ListOptions{})
 	if err != nil {
@@ -48,7 +45,7 @@ func (c VolumeReader) AttachedVolumes(ctx context.Context, node string) ([]clust
 }
 
 // PodVolumes lists the handles of all volumes of Proxmox' CSI driver.
-func (c VolumeReader) PodVolumes(ctx context.Context) (handles []string, err error) {
+func (c *Client) PodVolumes(ctx context.Context) (handles []string, err error) {
 	err = inPages(func(o metav1.ListOptions) (string, error) {
 		list, err := c.api.CoreV1().PersistentVolumes().List(ctx, o)
 		if err != nil {
@@ -71,7 +68,7 @@ func (c VolumeReader) PodVolumes(ctx context.Context) (handles []string, err err
 }
 
 // stayingUsers returns the pods that a drain leaves on the node, by the claims that they use.
-func (c VolumeReader) stayingUsers(ctx context.Context, node string) (map[string]string, error) {
+func (c *Client) stayingUsers(ctx context.Context, node string) (map[string]string, error) {
 	pods, err := c.api.CoreV1().Pods("").List(ctx, metav1.ListOptions{FieldSelector: "spec.nodeName=" + node})
 	if err != nil {
 		return nil, fmt.Errorf("list pods of node %s: %w", node, c.translate(err))
@@ -118,7 +115,7 @@ func attachedVolume(a storagev1.VolumeAttachment) cluster.AttachedVolume {
 
 // bind adds the details of its PersistentVolume. Without one, or if it cannot be
 // read, the volume still counts.
-func (c VolumeReader) bind(ctx context.Context, v *cluster.AttachedVolume) {
+func (c *Client) bind(ctx context.Context, v *cluster.AttachedVolume) {
 	if v.Volume == "" {
 		return
 	}

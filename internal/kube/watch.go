@@ -17,7 +17,7 @@ import (
 var errWatchEnded = errors.New("the watch has ended")
 
 // WatchNode implements cluster.NodeReader.
-func (c NodeReader) WatchNode(ctx context.Context, node string, tell func(look bool)) error {
+func (c *Client) WatchNode(ctx context.Context, node string, tell func(look bool)) error {
 	stream, err := c.streams.CoreV1().Nodes().Watch(ctx, metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("metadata.name", node).String()})
 	if err != nil {
 		return fmt.Errorf("watch node %s: %w", node, c.translate(err))
@@ -34,7 +34,7 @@ func (c NodeReader) WatchNode(ctx context.Context, node string, tell func(look b
 }
 
 // WatchDetached implements cluster.VolumeReader.
-func (c VolumeReader) WatchDetached(ctx context.Context, node string, tell func(look bool)) error {
+func (c *Client) WatchDetached(ctx context.Context, node string, tell func(look bool)) error {
 	stream, err := c.streams.StorageV1().VolumeAttachments().Watch(ctx, metav1.ListOptions{}) // the API cannot select them by node
 	if err != nil {
 		return fmt.Errorf("watch volume attachments: %w", c.translate(err))
