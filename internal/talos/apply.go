@@ -18,25 +18,25 @@ import (
 )
 
 // ReplaceConfig implements cluster.Configurer. Errors are those of ApplyConfig.
-func (c Upgrader) ReplaceConfig(ctx context.Context, addr netip.Addr, uuid string, config cluster.Secret) error {
+func (c *Client) ReplaceConfig(ctx context.Context, addr netip.Addr, uuid string, config cluster.Secret) error {
 	// Talos up to 1.13 may reboot for AUTO (v1alpha1_server.go, ApplyConfiguration).
 	return c.configure(ctx, addr, uuid, &machineapi.ApplyConfigurationRequest{Data: config, Mode: machineapi.ApplyConfigurationRequest_NO_REBOOT})
 }
 
 // TryConfig implements cluster.Configurer. Errors are those of ApplyConfig.
-func (c Upgrader) TryConfig(ctx context.Context, addr netip.Addr, uuid string, config cluster.Secret, limit time.Duration) error {
+func (c *Client) TryConfig(ctx context.Context, addr netip.Addr, uuid string, config cluster.Secret, limit time.Duration) error {
 	return c.configure(ctx, addr, uuid, &machineapi.ApplyConfigurationRequest{
 		Data: config, Mode: machineapi.ApplyConfigurationRequest_TRY, TryModeTimeout: durationpb.New(limit),
 	})
 }
 
 // StageConfig implements cluster.Configurer. Errors are those of ApplyConfig.
-func (c Upgrader) StageConfig(ctx context.Context, addr netip.Addr, uuid string, config cluster.Secret) error {
+func (c *Client) StageConfig(ctx context.Context, addr netip.Addr, uuid string, config cluster.Secret) error {
 	return c.configure(ctx, addr, uuid, &machineapi.ApplyConfigurationRequest{Data: config, Mode: machineapi.ApplyConfigurationRequest_STAGED})
 }
 
 // CheckConfig implements cluster.Configurer. Errors are those of ApplyConfig.
-func (c Upgrader) CheckConfig(ctx context.Context, addr netip.Addr, uuid string, config cluster.Secret) (reboots bool, err error) {
+func (c *Client) CheckConfig(ctx context.Context, addr netip.Addr, uuid string, config cluster.Secret) (reboots bool, err error) {
 	err = c.call(ctx, addr.String(), func(ctx context.Context, s session) error {
 		if err := checkUUID(ctx, s, uuid, "nothing was asked"); err != nil {
 			return err
@@ -51,7 +51,7 @@ func (c Upgrader) CheckConfig(ctx context.Context, addr netip.Addr, uuid string,
 	return reboots, err
 }
 
-func (c Upgrader) configure(ctx context.Context, addr netip.Addr, uuid string, req *machineapi.ApplyConfigurationRequest) error {
+func (c *Client) configure(ctx context.Context, addr netip.Addr, uuid string, req *machineapi.ApplyConfigurationRequest) error {
 	return c.call(ctx, addr.String(), func(ctx context.Context, s session) error {
 		if err := checkUUID(ctx, s, uuid, "nothing was applied"); err != nil {
 			return err
@@ -94,7 +94,7 @@ func checkUUID(ctx context.Context, s session, uuid, untouched string) error {
 }
 
 // change makes one call that changes the machine, if it has that UUID.
-func (c *conn) change(
+func (c *Client) change(
 	ctx context.Context, addr netip.Addr, uuid string, limit time.Duration, do func(context.Context, session) error,
 ) error {
 	return c.callWithin(ctx, addr.String(), limit, func(ctx context.Context, s session) error {

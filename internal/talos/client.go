@@ -39,17 +39,16 @@ type Options struct {
 }
 
 // Client talks to the machines of one cluster. It is safe for concurrent use and
-// opens a new connection for every call. The calls are those of its parts.
+// opens a new connection for every call.
 type Client struct {
-	*conn            // connection.go, session.go; methods of Client itself: context.go
-	Machines         // machine.go, machineconfig.go, members.go, watch.go
-	KubernetesReader // kubernetes.go, kubernetesremoved.go
-	Etcd             // etcd.go, etcdrestore.go
-	Upgrader         // upgrade.go, kubernetespull.go, apply.go
-	Maintenance      // maintenance.go, vacant.go, patch.go
-	FileReader       // readfiles.go
-	ClaimReader      // readclaims.go
-	Compatibility    // upgradepath.go, kubernetessupport.go
+	config    *clientconfig.Config // one context, without a proxy: dial handles that
+	endpoints []string
+	dial      DialFunc
+	timeout   time.Duration
+	grpc      []grpc.DialOption
+	over      func(*tls.Config) []grpc.DialOption
+	expires   time.Time // of the certificate; zero: there is none
+	as        identity  // with the cluster's credentials
 }
 
 var (
@@ -74,7 +73,7 @@ func New(o Options) (*Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &conn{endpoints: own.Endpoints, dial: o.Dial, grpc: o.GRPC, over: o.Over, timeout: cmp.Or(o.Timeout, defaultTimeout), expires: expires}
+	c := &Client{endpoints: own.Endpoints, dial: o.Dial, grpc: o.GRPC, over: o.Over, timeout: cmp.Or(o.Timeout, defaultTimeout), expires: expires}
 	if c.dial == nil {
 		dial := dialer.DynamicProxyDialer
 		if own.ProxyURL != "" {
@@ -90,10 +89,7 @@ func New(o Options) (*Client, error) {
 	if c.as, err = c.withCredentials(own); err != nil {
 		return nil, err
 	}
-	return &Client{
-		conn: c, Machines: Machines{c}, KubernetesReader: KubernetesReader{c}, Etcd: Etcd{c}, Upgrader: Upgrader{c},
-		Maintenance: Maintenance{c}, FileReader: FileReader{c}, ClaimReader: ClaimReader{c},
-	}, nil
+	return c, nil
 }
 
 // identity is who recast is on a connection.
@@ -110,7 +106,7 @@ const keptSessions = 1024
 // certificate. Every call opens a new connection, which resumes the machine's TLS
 // session; a machine that has rebooted does not know the session and makes a full
 // handshake.
-func (c *conn) withCredentials(own clientconfig.Context) (identity, error) {
+func (c *Client) withCredentials(own clientconfig.Context) (identity, error) {
 	if own.Crt == "" || own.Cluster != "" || own.Auth.Basic != nil || own.Auth.SideroV1 != nil {
 		return identity{as: client.WithConfig(c.config)}, nil
 	}

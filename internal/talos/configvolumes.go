@@ -19,7 +19,7 @@ import (
 )
 
 // ConfigVolumes implements cluster.Maintenance.
-func (Maintenance) ConfigVolumes(text cluster.Secret, talos string) ([]cluster.ConfigVolume, error) {
+func (*Client) ConfigVolumes(text cluster.Secret, talos string) ([]cluster.ConfigVolume, error) {
 	cfg, _, err := loadKnown(text)
 	if err != nil {
 		return nil, err

@@ -19,7 +19,7 @@ const systemPartition = "---\napiVersion: v1alpha1\nkind: VolumeConfig\nname: %s
 
 func configVolumes(t *testing.T, text, version string) map[string]cluster.ConfigVolume {
 	t.Helper()
-	all, err := talos.Maintenance{}.ConfigVolumes(cluster.Secret(text), version)
+	all, err := (&talos.Client{}).ConfigVolumes(cluster.Secret(text), version)
 	if err != nil {
 		t.Fatalf("%v\n%s", err, text)
 	}

@@ -25,7 +25,7 @@ import (
 )
 
 // ConfigEffect implements cluster.Maintenance.
-func (Maintenance) ConfigEffect(runs, wanted cluster.Secret) (cluster.ConfigEffect, error) {
+func (*Client) ConfigEffect(runs, wanted cluster.Secret) (cluster.ConfigEffect, error) {
 	was, _, err := loadKnown(runs)
 	if err != nil {
 		return cluster.ConfigEffect{}, fault.MachineConfig.Refusedf("what the node runs can't be read: %w", err)

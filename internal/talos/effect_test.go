@@ -76,7 +76,7 @@ func TestConfigEffect(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			got, err := Maintenance{}.ConfigEffect(old, tc.wanted)
+			got, err := (&Client{}).ConfigEffect(old, tc.wanted)
 			if err != nil || !slices.Equal(got.Identity, tc.identity) || !slices.Equal(got.Reboot, tc.reboot) || !slices.Equal(got.Unknown, tc.unknown) {
 				t.Errorf("%+v, %v", got, err)
 			}
@@ -91,25 +91,25 @@ func TestConfigEffect(t *testing.T) {
 		"{slot: 0, kms: {endpoint: 'https://kms.example'}}, {slot: 1, nodeID: {}}": {Volume: "u-data", Keys: []string{"kms", "nodeID"}},
 	} {
 		file := append(slices.Clip(old), "---\napiVersion: v1alpha1\nkind: UserVolumeConfig\nname: data\nprovisioning: {diskSelector: {match: '!system_disk'}, minSize: 1GB}\nencryption: {provider: luks2, keys: ["+keys+"]}\n"...)
-		got, err := Maintenance{}.ConfigEffect(old, file)
+		got, err := (&Client{}).ConfigEffect(old, file)
 		if diff := cmp.Diff([]cluster.Encryption{want}, got.Encryption); diff != "" || err != nil {
 			t.Errorf("%s: %v; encryption (-want +got):\n%s", keys, err, diff)
 		}
 	}
 	loaded, other := with("kernel: {modules: [{name: zfs}, {name: nbd, parameters: [a=1]}]}"), with("kernel: {modules: [{name: nbd, parameters: [a=2]}]}")
-	if got, err := (Maintenance{}).ConfigEffect(loaded, other); err != nil || !slices.Equal(got.Reboot, []string{"parameters of kernel module nbd"}) {
+	if got, err := (&Client{}).ConfigEffect(loaded, other); err != nil || !slices.Equal(got.Reboot, []string{"parameters of kernel module nbd"}) {
 		t.Errorf("of a loaded module: %q, %v", got.Reboot, err)
 	}
 	of := func(kind string) cluster.Secret {
 		return cluster.Secret(strings.Replace(string(old), "type: controlplane", "type: "+kind, 1))
 	}
-	if got, err := (Maintenance{}).ConfigEffect(of("init"), old); err != nil || len(got.Identity) > 0 || !slices.Equal(got.Reboot, []string{"machine.type"}) {
+	if got, err := (&Client{}).ConfigEffect(of("init"), old); err != nil || len(got.Identity) > 0 || !slices.Equal(got.Reboot, []string{"machine.type"}) {
 		t.Errorf("of a node of type init that becomes an ordinary control plane: %q, %q, %v", got.Identity, got.Reboot, err)
 	}
-	if got, err := (Maintenance{}).ConfigEffect(old, of("init")); err != nil || !slices.Equal(got.Identity, []string{cluster.NodeRole}) {
+	if got, err := (&Client{}).ConfigEffect(old, of("init")); err != nil || !slices.Equal(got.Identity, []string{cluster.NodeRole}) {
 		t.Errorf("of a control plane that becomes one of type init: %q, %v", got.Identity, err)
 	}
-	got, err := Maintenance{}.ConfigEffect(old, ofRelease(t, bundles[1], config.TalosVersion1_13, here))
+	got, err := (&Client{}).ConfigEffect(old, ofRelease(t, bundles[1], config.TalosVersion1_13, here))
 	if same := 3; len(identities)-same != len(got.Identity) || err != nil { // role, endpoint and name
 		t.Errorf("of another cluster: %q, %v", got.Identity, err)
 	}

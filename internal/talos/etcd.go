@@ -25,13 +25,10 @@ const (
 	snapshotSilence    = time.Minute     // for one piece of a snapshot; the whole has no limit
 )
 
-// Etcd talks to the etcd of a control plane.
-type Etcd struct{ *conn }
-
 // EtcdMembers asks the machine's own member for the members, sorted by name. A
 // learner and a member without a leader do not answer.
-func (c Etcd) EtcdMembers(ctx context.Context, addr netip.Addr) ([]cluster.EtcdMember, error) {
-	return askEtcd(ctx, c.conn, addr, etcdMembers)
+func (c *Client) EtcdMembers(ctx context.Context, addr netip.Addr) ([]cluster.EtcdMember, error) {
+	return askEtcd(ctx, c, addr, etcdMembers)
 }
 
 func etcdMembers(ctx context.Context, s session) ([]cluster.EtcdMember, error) {
@@ -55,8 +52,8 @@ func etcdMembers(ctx context.Context, s session) ([]cluster.EtcdMember, error) {
 
 // EtcdStatus reads the status of the machine's own member. Alarms are missing if
 // etcd cannot report them: on a learner, and without a leader.
-func (c Etcd) EtcdStatus(ctx context.Context, addr netip.Addr) (cluster.EtcdStatus, error) {
-	return askEtcd(ctx, c.conn, addr, etcdStatus)
+func (c *Client) EtcdStatus(ctx context.Context, addr netip.Addr) (cluster.EtcdStatus, error) {
+	return askEtcd(ctx, c, addr, etcdStatus)
 }
 
 func etcdStatus(ctx context.Context, s session) (cluster.EtcdStatus, error) {
@@ -127,7 +124,7 @@ func etcdAlarms(ctx context.Context, s session) (out []string, corrupt bool, err
 
 // EtcdSnapshot copies every byte that the machine sends to w. A truncated snapshot
 // is an error; w then has part of it.
-func (c Etcd) EtcdSnapshot(ctx context.Context, addr netip.Addr, member uint64, w io.Writer) error {
+func (c *Client) EtcdSnapshot(ctx context.Context, addr netip.Addr, member uint64, w io.Writer) error {
 	return c.callPatient(ctx, addr.String(), func(ctx context.Context, s session, wait patience) error {
 		if err := requireEtcdRuns(ctx, s, addr.String()); err != nil {
 			return err
@@ -169,7 +166,7 @@ func (c Etcd) EtcdSnapshot(ctx context.Context, addr netip.Addr, member uint64, 
 
 // EtcdForfeit makes the machine's member hand over leadership if it has it. An etcd
 // that does not run is no leader, and a request to it would hang.
-func (c Etcd) EtcdForfeit(ctx context.Context, addr netip.Addr, uuid string) error {
+func (c *Client) EtcdForfeit(ctx context.Context, addr netip.Addr, uuid string) error {
 	return c.change(ctx, addr, uuid, etcdForfeitTimeout, func(ctx context.Context, s session) error {
 		switch state, _, err := etcdService(ctx, s); {
 		case err != nil && !errors.Is(err, errNoEtcd):
@@ -184,7 +181,7 @@ func (c Etcd) EtcdForfeit(ctx context.Context, addr netip.Addr, uuid string) err
 
 // EtcdLeave makes the machine's member leave etcd; Talos stops etcd there and
 // empties its data directory (internal/pkg/etcd/etcd.go, LeaveCluster).
-func (c Etcd) EtcdLeave(ctx context.Context, addr netip.Addr, uuid string) error {
+func (c *Client) EtcdLeave(ctx context.Context, addr netip.Addr, uuid string) error {
 	return c.change(ctx, addr, uuid, etcdLeaveTimeout, func(ctx context.Context, s session) error {
 		return s.EtcdLeaveCluster(ctx, &machineapi.EtcdLeaveClusterRequest{})
 	})

@@ -16,15 +16,13 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-var _ cluster.EtcdBootstrapper = Etcd{}
-
 const (
 	bootstrapTimeout = time.Minute // Talos stops its etcd first
 	snapshotPiece    = 32 << 10
 )
 
 // EtcdService returns the state of Talos' service etcd and its last event.
-func (c Etcd) EtcdService(ctx context.Context, addr netip.Addr) (state, last string, err error) {
+func (c *Client) EtcdService(ctx context.Context, addr netip.Addr) (state, last string, err error) {
 	err = c.call(ctx, addr.String(), func(ctx context.Context, s session) error {
 		state, last, err = etcdService(ctx, s)
 		return err
@@ -35,7 +33,7 @@ func (c Etcd) EtcdService(ctx context.Context, addr netip.Addr) (state, last str
 // EtcdRecover uploads a snapshot for EtcdBootstrap to begin with. Talos accepts any
 // number of uploads, and before 1.14 keeps a truncated one; when a truncated upload
 // ends, it may remove a later one there (v1alpha1_server.go, EtcdRecover).
-func (c Etcd) EtcdRecover(ctx context.Context, addr netip.Addr, uuid string, snapshot io.Reader) error {
+func (c *Client) EtcdRecover(ctx context.Context, addr netip.Addr, uuid string, snapshot io.Reader) error {
 	return c.callPatient(ctx, addr.String(), func(ctx context.Context, s session, wait patience) error {
 		if err := checkUUID(ctx, s, uuid, "nothing was done"); err != nil {
 			return err
@@ -65,7 +63,7 @@ func (c Etcd) EtcdRecover(ctx context.Context, addr netip.Addr, uuid string, sna
 }
 
 // EtcdBootstrap makes the machine begin an etcd of its own; it returns when Talos has accepted that.
-func (c Etcd) EtcdBootstrap(ctx context.Context, addr netip.Addr, uuid string, content cluster.EtcdContent) error {
+func (c *Client) EtcdBootstrap(ctx context.Context, addr netip.Addr, uuid string, content cluster.EtcdContent) error {
 	return c.change(ctx, addr, uuid, bootstrapTimeout, func(ctx context.Context, s session) error {
 		err := s.Bootstrap(ctx, &machineapi.BootstrapRequest{RecoverEtcd: content != cluster.EtcdEmpty, RecoverSkipHashCheck: content == cluster.EtcdCopy})
 		if e, ok := errors.AsType[*answerError](answer(err)); ok && e.code == codes.AlreadyExists {

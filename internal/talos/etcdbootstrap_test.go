@@ -104,7 +104,7 @@ func TestEtcdService(t *testing.T) {
 
 func TestEndpoints(t *testing.T) {
 	t.Parallel()
-	c := &Client{conn: &conn{endpoints: []string{"127.42.7.12", "localhost", "fd00::1", "127.42.7.11:50000", "[fd00::2]", "127.42.7.11:6443"}}}
+	c := &Client{endpoints: []string{"127.42.7.12", "localhost", "fd00::1", "127.42.7.11:50000", "[fd00::2]", "127.42.7.11:6443"}}
 	got, err := c.Endpoints(t.Context())
 	if err != nil || len(got) != 5 || got[0] != netip.MustParseAddr("127.42.7.12") || !got[1].IsLoopback() || got[2] != netip.MustParseAddr("fd00::1") || got[3] != netip.MustParseAddr("127.42.7.11") || got[4] != netip.MustParseAddr("fd00::2") {
 		t.Errorf("%v, %v", got, err)

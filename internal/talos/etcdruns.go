@@ -23,7 +23,7 @@ type etcdError struct{ error }
 func (e *etcdError) Unwrap() error { return e.error }
 
 // askEtcd is ask for what the machine's own etcd answers.
-func askEtcd[T any](ctx context.Context, c *conn, addr netip.Addr, read func(context.Context, session) (T, error)) (found T, err error) {
+func askEtcd[T any](ctx context.Context, c *Client, addr netip.Addr, read func(context.Context, session) (T, error)) (found T, err error) {
 	err = c.callWithin(ctx, addr.String(), etcdReadTimeout, func(ctx context.Context, s session) (err error) {
 		if err := requireEtcdRuns(ctx, s, addr.String()); err != nil {
 			return err

@@ -13,18 +13,15 @@ import (
 	"github.com/recast-sh/recast/cluster"
 )
 
-// KubernetesReader reads what Talos reports of the Kubernetes on configured machines.
-type KubernetesReader struct{ *conn }
-
 // Kubernetes reads what a configured machine's Talos reports of its Kubernetes. The
 // images are those that Talos derived from the configuration, which may name none.
-func (c KubernetesReader) Kubernetes(ctx context.Context, addr netip.Addr) (cluster.MachineKubernetes, error) {
-	return ask(ctx, c.conn, addr, readKubernetes)
+func (c *Client) Kubernetes(ctx context.Context, addr netip.Addr) (cluster.MachineKubernetes, error) {
+	return ask(ctx, c, addr, readKubernetes)
 }
 
 // KubernetesImages implements cluster.KubernetesReader.
-func (c KubernetesReader) KubernetesImages(ctx context.Context, addr netip.Addr) (cluster.MachineKubernetes, error) {
-	return ask(ctx, c.conn, addr, func(ctx context.Context, s session) (k cluster.MachineKubernetes, err error) {
+func (c *Client) KubernetesImages(ctx context.Context, addr netip.Addr) (cluster.MachineKubernetes, error) {
+	return ask(ctx, c, addr, func(ctx context.Context, s session) (k cluster.MachineKubernetes, err error) {
 		k.Revisions = map[cluster.Component]uint64{}
 		if k.UUID, err = readUUID(ctx, s); err == nil {
 			err = readEach(ctx, s, &k, readStaticPods, readProxy, readKubelet)

@@ -14,7 +14,7 @@ import (
 // PullImage makes the machine fetch a component's image to the namespace that runs
 // it: Talos runs the kubelet in a namespace of its own, the kubelet the rest
 // (prePullImages in pkg/cluster/kubernetes/talos_managed.go).
-func (c Upgrader) PullImage(ctx context.Context, addr netip.Addr, uuid string, part cluster.Component, image string, say func(string)) error {
+func (c *Client) PullImage(ctx context.Context, addr netip.Addr, uuid string, part cluster.Component, image string, say func(string)) error {
 	namespace := common.ContainerdNamespace_NS_CRI
 	if part == cluster.Kubelet {
 		namespace = common.ContainerdNamespace_NS_SYSTEM

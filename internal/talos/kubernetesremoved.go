@@ -21,7 +21,7 @@ import (
 // RemovedFlags lists flags, feature gates and admission plugins of the machine's
 // static pods and kubelet that the next version removes, by Sidero's own table: with
 // one of them a component would not start.
-func (c KubernetesReader) RemovedFlags(ctx context.Context, addr netip.Addr, controlPlane bool, from, to string) (out []string, err error) {
+func (c *Client) RemovedFlags(ctx context.Context, addr netip.Addr, controlPlane bool, from, to string) (out []string, err error) {
 	path, err := upgrade.NewPath(from, to)
 	if err != nil {
 		return nil, fault.As(fault.Refused, err)

@@ -12,7 +12,7 @@ import (
 const maxMinor = 100
 
 // UnsupportedKubernetes implements cluster.Compatibility with Talos' own table.
-func (Compatibility) UnsupportedKubernetes(talos, kubernetes string) string {
+func (*Client) UnsupportedKubernetes(talos, kubernetes string) string {
 	wanted, err := compatibility.ParseKubernetesVersion(kubernetes)
 	if err != nil {
 		return fmt.Sprintf("Kubernetes %q is not a version that recast knows", kubernetes)

@@ -20,45 +20,42 @@ import (
 	"github.com/recast-sh/recast/cluster"
 )
 
-// Machines reads what configured machines report about themselves.
-type Machines struct{ *conn }
-
 // Machine reads everything.
-func (c Machines) Machine(ctx context.Context, addr netip.Addr) (cluster.Machine, error) {
-	return ask(ctx, c.conn, addr, inRounds(firstRound, append(wholeMachine, readHardware, readAddresses)))
+func (c *Client) Machine(ctx context.Context, addr netip.Addr) (cluster.Machine, error) {
+	return ask(ctx, c, addr, inRounds(firstRound, append(wholeMachine, readHardware, readAddresses)))
 }
 
 // Standing implements cluster.StateReader.
-func (c Machines) Standing(ctx context.Context, addr netip.Addr) (cluster.MachineStanding, error) {
-	m, err := ask(ctx, c.conn, addr, inRounds([]reading{readHardware}, []reading{readStatus}))
+func (c *Client) Standing(ctx context.Context, addr netip.Addr) (cluster.MachineStanding, error) {
+	m, err := ask(ctx, c, addr, inRounds([]reading{readHardware}, []reading{readStatus}))
 	return m.MachineStanding, err
 }
 
 // Identity implements cluster.StateReader.
-func (c Machines) Identity(ctx context.Context, addr netip.Addr) (cluster.MachineIdentity, error) {
-	m, err := ask(ctx, c.conn, addr, inRounds([]reading{readHardware, readNodename}))
+func (c *Client) Identity(ctx context.Context, addr netip.Addr) (cluster.MachineIdentity, error) {
+	m, err := ask(ctx, c, addr, inRounds([]reading{readHardware, readNodename}))
 	return cluster.MachineIdentity{UUID: m.UUID, Nodename: m.Nodename}, err
 }
 
 // Booted implements cluster.StateReader.
-func (c Machines) Booted(ctx context.Context, addr netip.Addr) (cluster.BootedMachine, error) {
-	m, err := ask(ctx, c.conn, addr, inRounds(firstRound, append(bootedMachine, readHardware)))
+func (c *Client) Booted(ctx context.Context, addr netip.Addr) (cluster.BootedMachine, error) {
+	m, err := ask(ctx, c, addr, inRounds(firstRound, append(bootedMachine, readHardware)))
 	return m.Booted(), err
 }
 
 // Arrived implements cluster.StateReader.
-func (c Machines) Arrived(ctx context.Context, addr netip.Addr) (cluster.BootedMachine, error) {
+func (c *Client) Arrived(ctx context.Context, addr netip.Addr) (cluster.BootedMachine, error) {
 	m, err := c.arrived(ctx, addr, bootedMachine)
 	return m.Booted(), err
 }
 
 // ArrivedWhole implements cluster.StateReader.
-func (c Machines) ArrivedWhole(ctx context.Context, addr netip.Addr) (cluster.Machine, error) {
+func (c *Client) ArrivedWhole(ctx context.Context, addr netip.Addr) (cluster.Machine, error) {
 	return c.arrived(ctx, addr, wholeMachine)
 }
 
-func (c Machines) arrived(ctx context.Context, addr netip.Addr, then []reading) (cluster.Machine, error) {
-	return ask(ctx, c.conn, addr, func(ctx context.Context, s session) (m cluster.Machine, err error) {
+func (c *Client) arrived(ctx context.Context, addr netip.Addr, then []reading) (cluster.Machine, error) {
+	return ask(ctx, c, addr, func(ctx context.Context, s session) (m cluster.Machine, err error) {
 		err = readRound(ctx, s, &m, readHardware, readStatus)
 		if err == nil && m.Stage == runtime.MachineStageRunning.String() && m.Ready {
 			err = readRound(ctx, s, &m, append(then, readVersion)...)
@@ -68,8 +65,8 @@ func (c Machines) arrived(ctx context.Context, addr netip.Addr, then []reading) 
 }
 
 // System implements cluster.ConfigReader.
-func (c Machines) System(ctx context.Context, addr netip.Addr) (cluster.ComparedMachine, error) {
-	m, err := ask(ctx, c.conn, addr, inRounds(firstRound, comparedMachine))
+func (c *Client) System(ctx context.Context, addr netip.Addr) (cluster.ComparedMachine, error) {
+	m, err := ask(ctx, c, addr, inRounds(firstRound, comparedMachine))
 	return m.Compared(), err
 }
 

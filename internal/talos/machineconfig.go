@@ -21,13 +21,13 @@ var errNoConfig = errors.New("it has no configuration")
 
 // MachineConfig reads the machine's whole configuration, byte by byte as it is
 // stored for the next boot.
-func (c Machines) MachineConfig(ctx context.Context, addr netip.Addr) (cluster.Secret, error) {
-	return ask(ctx, c.conn, addr, readConfig)
+func (c *Client) MachineConfig(ctx context.Context, addr netip.Addr) (cluster.Secret, error) {
+	return ask(ctx, c, addr, readConfig)
 }
 
 // MachineConfigs implements cluster.ConfigReader.
-func (c Machines) MachineConfigs(ctx context.Context, addr netip.Addr) (cluster.Configs, error) {
-	return ask(ctx, c.conn, addr, readConfigs)
+func (c *Client) MachineConfigs(ctx context.Context, addr netip.Addr) (cluster.Configs, error) {
+	return ask(ctx, c, addr, readConfigs)
 }
 
 // readConfigs reads both with one request. A machine that booted with the configuration on its disk
@@ -55,8 +55,8 @@ func readConfigs(ctx context.Context, s session) (c cluster.Configs, err error) 
 }
 
 // InstallImage implements cluster.ConfigReader.
-func (c Machines) InstallImage(ctx context.Context, addr netip.Addr) (string, error) {
-	m, err := ask(ctx, c.conn, addr, inRounds([]reading{readFromConfig}))
+func (c *Client) InstallImage(ctx context.Context, addr netip.Addr) (string, error) {
+	m, err := ask(ctx, c, addr, inRounds([]reading{readFromConfig}))
 	return m.InstallImage, err
 }
 

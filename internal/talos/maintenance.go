@@ -9,12 +9,9 @@ import (
 	"github.com/recast-sh/recast/cluster"
 )
 
-// Maintenance talks to machines that have no configuration yet.
-type Maintenance struct{ *conn }
-
 // MaintenanceMachine reads a machine in maintenance mode. It is not ready before
 // every disk has been probed.
-func (c Maintenance) MaintenanceMachine(ctx context.Context, addr netip.Addr) (m cluster.BlankMachine, err error) {
+func (c *Client) MaintenanceMachine(ctx context.Context, addr netip.Addr) (m cluster.BlankMachine, err error) {
 	err = c.callBlank(ctx, addr, func(ctx context.Context, s session) error {
 		if m.Machine, err = inRounds(firstRound, append(wholeMachine, readHardware))(ctx, s); err == nil {
 			m.Fingerprint = *s.fingerprint.Load()
@@ -27,7 +24,7 @@ func (c Maintenance) MaintenanceMachine(ctx context.Context, addr netip.Addr) (m
 // ApplyConfig hands the machine its first configuration, over the same connection on
 // which it reported its UUID. The error wraps cluster.ErrLostAnswer if the
 // configuration was sent and no answer came.
-func (c Maintenance) ApplyConfig(ctx context.Context, addr netip.Addr, uuid string, config cluster.Secret) error {
+func (c *Client) ApplyConfig(ctx context.Context, addr netip.Addr, uuid string, config cluster.Secret) error {
 	return c.callBlank(ctx, addr, func(ctx context.Context, s session) error {
 		if err := checkUUID(ctx, s, uuid, "nothing was applied"); err != nil {
 			return err

@@ -13,7 +13,7 @@ import (
 )
 
 // Members asks the talosconfig's endpoints, one after the other until one answers.
-func (c Machines) Members(ctx context.Context) ([]cluster.Member, error) {
+func (c *Client) Members(ctx context.Context) ([]cluster.Member, error) {
 	var problems []error
 	for _, endpoint := range c.endpoints {
 		var members []cluster.Member

@@ -17,7 +17,7 @@ const (
 // PatchConfig edits the installer, install disk, hostname and Kubernetes versions
 // where the configuration has them. A document that needs no edit keeps its bytes;
 // an edited one keeps all of its other keys and values, which is checked.
-func (Maintenance) PatchConfig(config cluster.Secret, p cluster.ConfigPatch) (cluster.Secret, error) {
+func (*Client) PatchConfig(config cluster.Secret, p cluster.ConfigPatch) (cluster.Secret, error) {
 	if p == (cluster.ConfigPatch{Talos: p.Talos}) {
 		return nil, fault.MachineConfig.Refusedf("neither installer nor disk nor hostname nor Kubernetes is given")
 	}

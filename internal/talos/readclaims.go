@@ -17,15 +17,10 @@ import (
 	"github.com/recast-sh/recast/cluster/provenance"
 )
 
-// ClaimReader reads what a machine reports about its image.
-type ClaimReader struct{ *conn }
-
-var _ provenance.ClaimReader = ClaimReader{}
-
 // Claims reads what the machine at addr reports about the image that it runs. A
 // reader's role suffices; what requires an admin is omitted.
-func (c ClaimReader) Claims(ctx context.Context, addr netip.Addr, uuid string) (provenance.Claims, error) {
-	return ask(ctx, c.conn, addr, func(ctx context.Context, s session) (claims provenance.Claims, err error) {
+func (c *Client) Claims(ctx context.Context, addr netip.Addr, uuid string) (provenance.Claims, error) {
+	return ask(ctx, c, addr, func(ctx context.Context, s session) (claims provenance.Claims, err error) {
 		if err := checkUUID(ctx, s, uuid, "what it says was not read"); err != nil {
 			return claims, err
 		}

@@ -21,13 +21,8 @@ import (
 // fileSilence is how long a machine may stay silent while it sends or lists files.
 const fileSilence = 30 * time.Second
 
-// FileReader reads a machine's files.
-type FileReader struct{ *conn }
-
-var _ cluster.FileReader = FileReader{}
-
 // Files opens the files of the machine at addr, over one connection.
-func (c FileReader) Files(
+func (c *Client) Files(
 	ctx context.Context, addr netip.Addr, uuid string, look func(context.Context, cluster.MachineFiles) error,
 ) error {
 	return c.callPatient(ctx, addr.String(), func(ctx context.Context, s session, wait patience) error {

@@ -13,8 +13,8 @@ import (
 )
 
 // SilentResolvers implements cluster.ConfigReader.
-func (c Machines) SilentResolvers(ctx context.Context, addr netip.Addr) ([]string, error) {
-	return ask(ctx, c.conn, addr, readSilentResolvers)
+func (c *Client) SilentResolvers(ctx context.Context, addr netip.Addr) ([]string, error) {
+	return ask(ctx, c, addr, readSilentResolvers)
 }
 
 // readSilentResolvers asks the host DNS cache, whose servers the machine checks with each read

@@ -31,7 +31,7 @@ type selector struct {
 }
 
 // Selectors implements cluster.Maintenance.
-func (c Maintenance) Selectors(ctx context.Context, addr netip.Addr, blank bool, text cluster.Secret, talos string) ([]cluster.DiskSelector, error) {
+func (c *Client) Selectors(ctx context.Context, addr netip.Addr, blank bool, text cluster.Secret, talos string) ([]cluster.DiskSelector, error) {
 	cfg, _, err := loadKnown(text)
 	if err != nil {
 		return nil, err
@@ -63,7 +63,7 @@ type selectable struct {
 }
 
 // selectable reads a machine; unknown says why it could not.
-func (c Maintenance) selectable(ctx context.Context, addr netip.Addr, blank bool) (on selectable, unknown string) {
+func (c *Client) selectable(ctx context.Context, addr netip.Addr, blank bool) (on selectable, unknown string) {
 	if !addr.IsValid() {
 		return on, "its disks are not known before its machine runs"
 	}

@@ -165,11 +165,11 @@ func TestSelectorsWithoutAMachine(t *testing.T) {
 		documents = append(documents, "apiVersion: v1alpha1\n"+document)
 	}
 	text := strings.Join(documents, "---\n")
-	got, err := Maintenance{}.Selectors(t.Context(), netip.Addr{}, false, []byte(text), "v1.14.1")
+	got, err := (&Client{}).Selectors(t.Context(), netip.Addr{}, false, []byte(text), "v1.14.1")
 	if err != nil || len(got) != 8 || slices.ContainsFunc(got, func(s cluster.DiskSelector) bool { return s.Unknown == "" }) {
 		t.Errorf("%v, %+v", err, got)
 	}
-	if got, err = (Maintenance{}).Selectors(t.Context(), netip.Addr{}, false, []byte(text), "v1.13.9"); err != nil || len(got) != 4 {
+	if got, err = (&Client{}).Selectors(t.Context(), netip.Addr{}, false, []byte(text), "v1.13.9"); err != nil || len(got) != 4 {
 		t.Errorf("as Talos 1.13 reads it: %v, %+v", err, got)
 	}
 }

@@ -35,12 +35,12 @@ func (e silentError) Error() string {
 func (e silentError) Is(target error) bool { return target == cluster.ErrNotNow }
 
 // call talks to the machine at addr with the cluster's credentials.
-func (c *conn) call(ctx context.Context, addr string, do func(context.Context, session) error) error {
+func (c *Client) call(ctx context.Context, addr string, do func(context.Context, session) error) error {
 	return c.callWithin(ctx, addr, c.timeout, do)
 }
 
 // ask reads something from the machine at addr with the cluster's credentials.
-func ask[T any](ctx context.Context, c *conn, addr netip.Addr, read func(context.Context, session) (T, error)) (found T, err error) {
+func ask[T any](ctx context.Context, c *Client, addr netip.Addr, read func(context.Context, session) (T, error)) (found T, err error) {
 	err = c.call(ctx, addr.String(), func(ctx context.Context, s session) (err error) {
 		found, err = read(ctx, s)
 		return err
@@ -49,7 +49,7 @@ func ask[T any](ctx context.Context, c *conn, addr netip.Addr, read func(context
 }
 
 // callWithin is call with a deadline of its own.
-func (c *conn) callWithin(ctx context.Context, addr string, limit time.Duration, do func(context.Context, session) error) error {
+func (c *Client) callWithin(ctx context.Context, addr string, limit time.Duration, do func(context.Context, session) error) error {
 	return c.with(ctx, addr, limit, do, c.as)
 }
 
@@ -58,7 +58,7 @@ type patience func(time.Duration)
 
 // callPatient is call without a deadline for the whole: the machine may take as long
 // as it keeps sending. The first message has the usual timeout.
-func (c *conn) callPatient(parent context.Context, addr string, do func(context.Context, session, patience) error) error {
+func (c *Client) callPatient(parent context.Context, addr string, do func(context.Context, session, patience) error) error {
 	ctx, cancel := context.WithCancelCause(parent)
 	defer cancel(nil)
 	var limit atomic.Int64
@@ -83,7 +83,7 @@ func (c *conn) callPatient(parent context.Context, addr string, do func(context.
 // new key, whenever its addresses or its name change within a boot
 // (controllers/secrets/api.go, maintenance_cert_sans.go). Callers read the UUID over
 // this connection before they change anything over it.
-func (c *conn) callBlank(ctx context.Context, addr netip.Addr, do func(context.Context, session) error) error {
+func (c *Client) callBlank(ctx context.Context, addr netip.Addr, do func(context.Context, session) error) error {
 	var asked atomic.Bool
 	var shown atomic.Pointer[string]
 	insecure := &tls.Config{
@@ -109,7 +109,7 @@ func (c *conn) callBlank(ctx context.Context, addr netip.Addr, do func(context.C
 }
 
 // with has no deadline of its own if limit is 0.
-func (c *conn) with(
+func (c *Client) with(
 	parent context.Context, addr string, limit time.Duration, do func(context.Context, session) error, who identity,
 ) error {
 	if err := checkExpiry(c.config.Context, c.expires); err != nil && !who.blank {

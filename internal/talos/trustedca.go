@@ -10,7 +10,7 @@ import (
 )
 
 // TrustedCA implements cluster.Maintenance. Workers have the certificate, too, without its key.
-func (c Maintenance) TrustedCA(config cluster.Secret) (trusted, known bool, err error) {
+func (c *Client) TrustedCA(config cluster.Secret) (trusted, known bool, err error) {
 	own := c.config.Contexts[c.config.Context].CA
 	if own == "" {
 		return false, false, nil

@@ -34,7 +34,7 @@ func TestFilesOfTwoRoles(t *testing.T) {
 	kubernetes.K8s = bundles[1].Certs.K8s
 	foreign.Certs = &kubernetes
 	const here = "https://10.0.0.1:6443"
-	m := Maintenance{&conn{config: &clientconfig.Config{Context: "c", Contexts: map[string]*clientconfig.Context{"c": {CA: base64.StdEncoding.EncodeToString(ours.Certs.OS.Crt)}}}}}
+	m := &Client{config: &clientconfig.Config{Context: "c", Contexts: map[string]*clientconfig.Context{"c": {CA: base64.StdEncoding.EncodeToString(ours.Certs.OS.Crt)}}}}
 	for _, contract := range []*config.VersionContract{config.TalosVersion1_12, config.TalosVersion1_13, config.TalosVersion1_14} {
 		runs := ofRole(t, machine.TypeControlPlane, ours, contract, here)
 		same, other := ofRole(t, machine.TypeWorker, ours, contract, here), ofRole(t, machine.TypeWorker, &mixed, contract, here)

@@ -39,11 +39,8 @@ func containerd() *common.ContainerdInstance {
 	return &common.ContainerdInstance{Driver: common.ContainerDriver_CRI, Namespace: common.ContainerdNamespace_NS_SYSTEM}
 }
 
-// Upgrader replaces the system of a running machine in place.
-type Upgrader struct{ *conn }
-
 // PullInstaller makes the machine fetch the installer. An interrupted pull may be repeated.
-func (c Upgrader) PullInstaller(
+func (c *Client) PullInstaller(
 	ctx context.Context, addr netip.Addr, uuid, installer string, say func(string),
 ) (supported bool, err error) {
 	err = c.callPatient(ctx, addr.String(), func(ctx context.Context, s session, wait patience) error {
@@ -97,7 +94,7 @@ func pulled(stream grpc.ServerStreamingClient[machineapi.ImageServicePullRespons
 // an hour (controllers/cri/image_gc.go), and a drain may take longer. The error
 // wraps cluster.ErrLostAnswer if the outcome is unknown, and cluster.ErrBusy if
 // another installer is running.
-func (c Upgrader) Install(ctx context.Context, addr netip.Addr, uuid, installer string, how cluster.Reboot, say func(string)) (reboots bool, err error) {
+func (c *Client) Install(ctx context.Context, addr netip.Addr, uuid, installer string, how cluster.Reboot, say func(string)) (reboots bool, err error) {
 	err = c.callPatient(ctx, addr.String(), func(ctx context.Context, s session, wait patience) error {
 		if err := checkUUID(ctx, s, uuid, "nothing was installed"); err != nil {
 			return err
@@ -202,7 +199,7 @@ func oldInstall(ctx context.Context, s session, installer string, how cluster.Re
 
 // Reboot restarts the machine; it returns when the machine has accepted the request. Talos' own mode is kexec
 // where the kernel can; POWERCYCLE skips that (v1alpha1_sequencer.go, Reboot).
-func (c Upgrader) Reboot(ctx context.Context, addr netip.Addr, uuid string, how cluster.Reboot) error {
+func (c *Client) Reboot(ctx context.Context, addr netip.Addr, uuid string, how cluster.Reboot) error {
 	var mode []client.RebootMode
 	if how == cluster.ByFirmware {
 		mode = append(mode, client.WithPowerCycle)
@@ -213,7 +210,7 @@ func (c Upgrader) Reboot(ctx context.Context, addr netip.Addr, uuid string, how 
 }
 
 // Rollback makes the other boot entry the default one and reboots.
-func (c Upgrader) Rollback(ctx context.Context, addr netip.Addr, uuid string) error {
+func (c *Client) Rollback(ctx context.Context, addr netip.Addr, uuid string) error {
 	return c.change(ctx, addr, uuid, rebootTimeout, func(ctx context.Context, s session) error {
 		return s.Client.Rollback(ctx)
 	})
@@ -221,7 +218,7 @@ func (c Upgrader) Rollback(ctx context.Context, addr netip.Addr, uuid string) er
 
 // RestartKubelet implements cluster.KubeletRestarter. Of a cluster's services, Talos lets the API restart the kubelet
 // (APIRestartAllowed in internal/app/machined/pkg/system/services/kubelet.go).
-func (c Upgrader) RestartKubelet(ctx context.Context, addr netip.Addr, uuid string) error {
+func (c *Client) RestartKubelet(ctx context.Context, addr netip.Addr, uuid string) error {
 	return c.change(ctx, addr, uuid, rebootTimeout, func(ctx context.Context, s session) error {
 		_, err := s.Client.ServiceRestart(ctx, "kubelet")
 		return err

@@ -13,13 +13,10 @@ import (
 // of the installed system cannot be verified.
 var oldest = config.TalosVersion1_12
 
-// Compatibility says what Talos supports. It talks to no machine.
-type Compatibility struct{}
-
 // Unsupported implements cluster.Compatibility with Talos' own tables. In Talos only
 // an installer checks them (cmd/installer/pkg/install/preflight.go), so nothing does
 // when a machine is recreated, and nothing checks those for Kubernetes.
-func (Compatibility) Unsupported(from, to, kubelet string) []string {
+func (*Client) Unsupported(from, to, kubelet string) []string {
 	host, errHost := compatibility.ParseTalosVersion(&machineapi.VersionInfo{Tag: from})
 	target, errTarget := compatibility.ParseTalosVersion(&machineapi.VersionInfo{Tag: to})
 	old, errOld := config.ParseContractFromVersion(from)

@@ -25,7 +25,7 @@ const probeTimeout = 5 * time.Second
 
 // Taken implements cluster.Maintenance. An address counts as free only if it stays
 // silent or the network reports it unreachable; a proxy's word does not count.
-func (c Maintenance) Taken(ctx context.Context, addr netip.Addr) (by string, err error) {
+func (c *Client) Taken(ctx context.Context, addr netip.Addr) (by string, err error) {
 	if slices.ContainsFunc(c.endpoints, func(e string) bool { return hostOf(e) == addr.String() }) {
 		return "an endpoint of the talosconfig", nil
 	}
@@ -45,7 +45,7 @@ func (c Maintenance) Taken(ctx context.Context, addr netip.Addr) (by string, err
 }
 
 // answers describes what answers at host:port; "" if nothing does.
-func (c Maintenance) answers(ctx context.Context, at string) (string, error) {
+func (c *Client) answers(ctx context.Context, at string) (string, error) {
 	short, cancel := context.WithTimeout(ctx, probeTimeout)
 	defer cancel()
 	conn, err := c.dial(short, "tcp", at)

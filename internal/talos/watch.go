@@ -31,7 +31,7 @@ const (
 )
 
 // WatchMachine implements cluster.MachineReader.
-func (c Machines) WatchMachine(ctx context.Context, addr netip.Addr, tell func(look bool)) error {
+func (c *Client) WatchMachine(ctx context.Context, addr netip.Addr, tell func(look bool)) error {
 	last := ""
 	become := func(status string) {
 		// changing is news only for a machine that was unreachable.
@@ -68,7 +68,7 @@ func (c Machines) WatchMachine(ctx context.Context, addr netip.Addr, tell func(l
 }
 
 // canConnect reports whether the machine's API accepts a connection.
-func (c Machines) canConnect(ctx context.Context, addr netip.Addr) bool {
+func (c *Client) canConnect(ctx context.Context, addr netip.Addr) bool {
 	ctx, cancel := context.WithTimeout(ctx, connectTimeout)
 	defer cancel()
 	conn, err := c.dial(ctx, "tcp", net.JoinHostPort(addr.String(), strconv.Itoa(constants.ApidPort)))
@@ -81,7 +81,7 @@ func (c Machines) canConnect(ctx context.Context, addr netip.Addr) bool {
 
 // follow reports the machine's status for as long as the machine does. accepted says
 // whether it accepted us, and broken whether the machine ended the stream.
-func (c Machines) follow(ctx context.Context, addr netip.Addr, blank bool, become func(string)) (accepted, broken bool) {
+func (c *Client) follow(ctx context.Context, addr netip.Addr, blank bool, become func(string)) (accepted, broken bool) {
 	ctx, cancel := context.WithTimeout(ctx, followTime)
 	defer cancel()
 	watch := func(ctx context.Context, s session) error {
