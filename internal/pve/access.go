@@ -8,25 +8,21 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/fault"
-	"github.com/recast-sh/recast/internal/pve/api"
 )
 
-// access reads what the token may do.
-type access struct{ *api.Conn }
-
 // TokenID implements cluster.Access.
-func (c *access) TokenID() string { return c.Conn.TokenID }
+func (c *Client) TokenID() string { return c.conn.TokenID }
 
 // Permissions implements cluster.Access. It asks for this path only: Proxmox's list
 // of all paths omits those where an entry removes every privilege
 // (pve-access-control, RPCEnvironment.pm, get_effective_permissions).
-func (c *access) Permissions(ctx context.Context, path string) (cluster.Privileges, error) {
+func (c *Client) Permissions(ctx context.Context, path string) (cluster.Privileges, error) {
 	return c.permissions(ctx, path, "")
 }
 
-func (c *access) permissions(ctx context.Context, path, of string) (cluster.Privileges, error) {
+func (c *Client) permissions(ctx context.Context, path, of string) (cluster.Privileges, error) {
 	var paths map[string]map[string]json.RawMessage
-	if err := c.Get(ctx, "/access/permissions?path="+url.QueryEscape(path)+of, &paths); err != nil {
+	if err := c.conn.Get(ctx, "/access/permissions?path="+url.QueryEscape(path)+of, &paths); err != nil {
 		return nil, err
 	}
 	held := make(cluster.Privileges, len(paths[path]))
@@ -39,7 +35,7 @@ func (c *access) permissions(ctx context.Context, path, of string) (cluster.Priv
 // Standing implements cluster.Access. Reading the user's privileges and the whole
 // access control list requires Sys.Audit on /access (pve-access-control,
 // API2/AccessControl.pm, permissions; API2/ACL.pm, read_acl).
-func (c *access) Standing(ctx context.Context, paths []string) (map[string]cluster.Standing, error) {
+func (c *Client) Standing(ctx context.Context, paths []string) (map[string]cluster.Standing, error) {
 	onAccess, err := c.Permissions(ctx, "/access")
 	if err != nil {
 		return nil, err
@@ -47,11 +43,11 @@ func (c *access) Standing(ctx context.Context, paths []string) (map[string]clust
 	_, whole := onAccess["Sys.Audit"]
 	var acl []aclEntry
 	if whole {
-		if err := c.Get(ctx, "/access/acl", &acl); err != nil {
+		if err := c.conn.Get(ctx, "/access/acl", &acl); err != nil {
 			return nil, err
 		}
 	}
-	user := c.User()
+	user := c.conn.User()
 	out := make(map[string]cluster.Standing, len(paths))
 	for _, path := range paths {
 		at := cluster.Standing{Whole: whole}
@@ -66,7 +62,7 @@ func (c *access) Standing(ctx context.Context, paths []string) (map[string]clust
 		for _, e := range acl {
 			// An entry that does not propagate leaves the entries above it in force below.
 			if e.Path == path && toBool(e.Propagate) {
-				at.UserEntry, at.TokenEntry = at.UserEntry || e.UGID == user, at.TokenEntry || e.UGID == c.Conn.TokenID
+				at.UserEntry, at.TokenEntry = at.UserEntry || e.UGID == user, at.TokenEntry || e.UGID == c.conn.TokenID
 			}
 		}
 		out[path] = at
@@ -79,9 +75,9 @@ func (c *access) Standing(ctx context.Context, paths []string) (map[string]clust
 // /access/permissions omits paths without any (RPCEnvironment.pm,
 // get_effective_permissions), so that a gap below /vms shows only in comparison with
 // the access control list, which must be complete itself.
-func (c *access) seesEveryVM(ctx context.Context) error {
+func (c *Client) seesEveryVM(ctx context.Context) error {
 	var held map[string]map[string]json.RawMessage
-	if err := c.Get(ctx, "/access/permissions", &held); err != nil {
+	if err := c.conn.Get(ctx, "/access/permissions", &held); err != nil {
 		return err
 	}
 	if !toBool(held["/vms"][seeVM]) {
@@ -91,7 +87,7 @@ func (c *access) seesEveryVM(ctx context.Context) error {
 		return c.refuseUnseen("/access", "Sys.Audit", ", without which gaps in VM.Audit do not show")
 	}
 	var acl []aclEntry
-	if err := c.Get(ctx, "/access/acl", &acl); err != nil {
+	if err := c.conn.Get(ctx, "/access/acl", &acl); err != nil {
 		return err
 	}
 	paths := map[string]bool{}
@@ -121,19 +117,19 @@ type aclEntry struct {
 // hidesPool reports whether an entry takes away our privileges on the VMs of a pool:
 // NoAccess there is the only role that overrides entries elsewhere
 // (RPCEnvironment.pm, compile_acl_path). Members are unknown: any group counts.
-func (c *access) hidesPool(e aclEntry) bool {
+func (c *Client) hidesPool(e aclEntry) bool {
 	switch {
 	case e.RoleID != "NoAccess":
 		return false
-	case e.UGID == c.Conn.TokenID, e.UGID == c.User():
+	case e.UGID == c.conn.TokenID, e.UGID == c.conn.User():
 		return e.Path == "/" || e.Path == "/pool" || strings.HasPrefix(e.Path, "/pool/")
 	}
 	return e.Type == "group" && (e.Path == "/pool" || strings.HasPrefix(e.Path, "/pool/"))
 }
 
 // refuseUnseen refuses: VMs that the token does not see may use anything.
-func (c *access) refuseUnseen(path, privilege, note string) error {
-	err := fault.TokenPrivileges.Refusedf("the token %s does not provably see every VM of the Proxmox cluster: it has no %s on %s%s", c.Conn.TokenID, privilege, path, note)
+func (c *Client) refuseUnseen(path, privilege, note string) error {
+	err := fault.TokenPrivileges.Refusedf("the token %s does not provably see every VM of the Proxmox cluster: it has no %s on %s%s", c.conn.TokenID, privilege, path, note)
 	return fault.WithHint(err, "recast would take what an unseen VM uses for unused. The token needs VM.Audit on /vms and Sys.Audit on /, "+
 		"both propagated, and no entry below that removes them: pveum acl list; recast doctor says what else is missing")
 }

@@ -23,7 +23,7 @@ type unreachableHosts struct {
 // queried: each request would take 30 s to fail. Proxmox reports this to every user,
 // from its current membership (pve-manager, API2Tools.pm, extract_node_stats); the
 // state of a VM there stays unchanged for minutes.
-func (c *hosts) offline(ctx context.Context) (*unreachableHosts, error) {
+func (c *Client) offline(ctx context.Context) (*unreachableHosts, error) {
 	_, offline, err := c.Nodes(ctx)
 	if err != nil {
 		return nil, err
@@ -88,7 +88,7 @@ func (a *unreachableHosts) err() error {
 
 // unreachable returns the error for a VM whose host is offline, or failed to answer with
 // cause.
-func (c *hosts) unreachable(ctx context.Context, vm cluster.VM, cause error) error {
+func (c *Client) unreachable(ctx context.Context, vm cluster.VM, cause error) error {
 	hosts, err := c.offline(ctx)
 	switch {
 	case err != nil:

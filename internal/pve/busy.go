@@ -16,9 +16,9 @@ import (
 
 // backups describes the VM's running and due backups.
 func (l *look) backups(ctx context.Context, vm cluster.VM) ([]string, error) {
-	tasks, errTasks := once(ctx, l, "tasks/"+vm.Host, func() ([]api.UPID, error) { return l.tasks.activeTasks(ctx, vm.Host) })
+	tasks, errTasks := once(ctx, l, "tasks/"+vm.Host, func() ([]api.UPID, error) { return l.activeTasks(ctx, vm.Host) })
 	schedule, errJobs := once(ctx, l, "backups", func() (s backupSchedule, err error) {
-		s.asOf, err = l.GetDated(ctx, "/cluster/backup", &s.jobs)
+		s.asOf, err = l.conn.GetDated(ctx, "/cluster/backup", &s.jobs)
 		return s, err
 	})
 	if err := errors.Join(errTasks, errJobs); err != nil {
@@ -48,7 +48,7 @@ func (l *look) backups(ctx context.Context, vm cluster.VM) ([]string, error) {
 		}
 	}
 	if slices.ContainsFunc(jobs, func(j backupJob) bool { return j.Pool != "" }) {
-		rows, err := once(ctx, l, "pools", func() ([]resource, error) { return l.vms.resources(ctx) })
+		rows, err := once(ctx, l, "pools", func() ([]resource, error) { return l.resources(ctx) })
 		if err == nil {
 			vm.Pool, err = poolOf(rows, vm.ID)
 		}
@@ -128,7 +128,7 @@ func (l *look) replicationJobs(ctx context.Context, id cluster.VMID) ([]cluster.
 			Guest                flexInt
 			Rate, Disable        json.RawMessage
 		}
-		err := l.Get(ctx, "/cluster/replication", &rows)
+		err := l.conn.Get(ctx, "/cluster/replication", &rows)
 		jobs := map[cluster.VMID][]cluster.ReplicationJob{}
 		for _, r := range rows {
 			id := cluster.VMID(r.Guest)
@@ -153,7 +153,7 @@ func (l *look) replications(ctx context.Context, vm cluster.VM, jobs []cluster.R
 		return nil, nil
 	}
 	rows, err := once(ctx, l, "replications/"+vm.Host, func() (rows []replication, err error) {
-		err = l.Get(ctx, "/nodes/"+url.PathEscape(vm.Host)+"/replication", &rows)
+		err = l.conn.Get(ctx, "/nodes/"+url.PathEscape(vm.Host)+"/replication", &rows)
 		return rows, err
 	})
 	if err != nil {
@@ -170,5 +170,5 @@ func (l *look) replications(ctx context.Context, vm cluster.VM, jobs []cluster.R
 
 // clockOf returns the time of a host's clock.
 func (l *look) clockOf(ctx context.Context, host string) (time.Time, error) {
-	return once(ctx, l, "clock/"+host, func() (time.Time, error) { return l.hosts.clock(ctx, host) })
+	return once(ctx, l, "clock/"+host, func() (time.Time, error) { return l.clock(ctx, host) })
 }

@@ -44,9 +44,9 @@ var (
 
 // readCeph asks the hosts' own Ceph how it is, for storages that are on it: those without an address of monitors
 // (pve-storage, CephConfig.pm). Where the host is not set up for Ceph, there is no answer.
-func (c *storages) readCeph(ctx context.Context, at string, rooms []cluster.StorageRoom) error {
+func (c *Client) readCeph(ctx context.Context, at string, rooms []cluster.StorageRoom) error {
 	var configs []storageConfig
-	if err := c.Get(ctx, "/storage", &configs); err != nil {
+	if err := c.conn.Get(ctx, "/storage", &configs); err != nil {
 		return err
 	}
 	own := func(s cluster.StorageRoom) bool {
@@ -56,7 +56,7 @@ func (c *storages) readCeph(ctx context.Context, at string, rooms []cluster.Stor
 		return nil
 	}
 	var status cephStatus
-	err := c.Get(ctx, at+"/ceph/status", &status)
+	err := c.conn.Get(ctx, at+"/ceph/status", &status)
 	if isNotCeph(err) {
 		return nil
 	}

@@ -9,24 +9,12 @@ import (
 	"github.com/recast-sh/recast/internal/pve/api"
 )
 
-// Client talks to one Proxmox cluster. It is safe for concurrent use. Its calls are
-// those of its roles, which share one connection; each role is in the file of its name.
+// Client talks to one Proxmox cluster. It is safe for concurrent use.
 type Client struct {
-	conn *api.Conn
-
-	*access    // what the token may do
-	*hosts     // the nodes of the Proxmox cluster
-	*storages  // storages and the volumes on them
-	*vms       // VMs: lists, configurations, states
-	*ties      // what Proxmox keeps for a VM outside of its configuration
-	*firewalls // VMs' own firewalls
-	*ha        // VMs in Proxmox HA
-	*editor    // changes of VMs
-	*power     // switching VMs on and off
-	*migrator  // moving VMs to other hosts
-	*tasks     // tasks of Proxmox
-	*isos      // ISOs and disk images on storages
-	*users     // who refers to files
+	conn    *api.Conn
+	tasks   *tasks
+	changes *changer
+	seen    lastSeen
 }
 
 var (
@@ -43,18 +31,8 @@ func New(o api.Options) (*Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &Client{conn: to, access: &access{to}, hosts: &hosts{to}, storages: &storages{to}, firewalls: &firewalls{to}}
-	c.vms = &vms{Conn: to, hosts: c.hosts}
-	c.tasks = &tasks{Conn: to, hosts: c.hosts}
-	c.ties = &ties{to, c.hosts, c.storages, c.vms, c.firewalls, c.tasks}
-	c.users = &users{to, c.access, c.hosts, c.vms}
-	changes := &changer{Conn: to, tasks: c.tasks}
-	c.ha = &ha{to, changes}
-	c.editor = &editor{c.storages, c.vms, changes}
-	c.power = &power{to, c.vms, changes}
-	c.migrator = &migrator{to, c.vms, changes}
-	c.isos = &isos{to, c.access, c.hosts, c.storages, c.tasks, changes}
-	return c, nil
+	tasks := &tasks{Conn: to}
+	return &Client{conn: to, tasks: tasks, changes: &changer{Conn: to, tasks: tasks}}, nil
 }
 
 // Close closes the connections to Proxmox. No request may be in flight.

@@ -16,15 +16,8 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// editor changes VMs.
-type editor struct {
-	storages *storages
-	vms      *vms
-	changes  *changer
-}
-
 // CreateVM implements cluster.Editor.
-func (c *editor) CreateVM(ctx context.Context, host string, id cluster.VMID, config map[string]string) error {
+func (c *Client) CreateVM(ctx context.Context, host string, id cluster.VMID, config map[string]string) error {
 	for _, key := range []string{"start", "force", "archive", "vmid", "digest"} {
 		if _, has := config[key]; has {
 			return fmt.Errorf("create VM %d: %q is not a configuration key", id, key)
@@ -37,14 +30,14 @@ func (c *editor) CreateVM(ctx context.Context, host string, id cluster.VMID, con
 		worker: worker{host, "qmcreate", strconv.Itoa(int(id))}, slot: true, repeatable: true, look: c.seeCreated(host, id, config),
 	})
 	if err == nil {
-		c.vms.seen.add(id, sighting{host: host, at: time.Now(), off: true})
+		c.seen.add(id, sighting{host: host, at: time.Now(), off: true})
 	}
 	return err
 }
 
 // SetConfig implements cluster.Editor. If it fails, it leaves nothing pending for
 // the VM's next stop or start.
-func (c *editor) SetConfig(ctx context.Context, vm cluster.VM, set map[string]string, del []string) error {
+func (c *Client) SetConfig(ctx context.Context, vm cluster.VM, set map[string]string, del []string) error {
 	if len(set) == 0 && len(del) == 0 {
 		return nil
 	}
@@ -66,7 +59,7 @@ func (c *editor) SetConfig(ctx context.Context, vm cluster.VM, set map[string]st
 
 // refused returns the error of a failed change of those keys, after reverting what
 // the change left pending.
-func (c *editor) refused(ctx context.Context, vm cluster.VM, touched []string, err error) error {
+func (c *Client) refused(ctx context.Context, vm cluster.VM, touched []string, err error) error {
 	if errors.Is(err, cluster.ErrLostAnswer) || errors.Is(err, cluster.ErrChanged) {
 		return err
 	}
@@ -96,9 +89,9 @@ func configChange(vm cluster.VM, params map[string]string, slow bool) mutation {
 // that the running guest did not follow, or that failed on a stopped one, and
 // retries it when the VM stops or starts (QemuServer.pm, vmconfig_apply_pending).
 // What was pending before stays.
-func (c *editor) revertPending(ctx context.Context, was cluster.VM, touched []string) error {
+func (c *Client) revertPending(ctx context.Context, was cluster.VM, touched []string) error {
 	now := was
-	if err := c.vms.readConfig(ctx, &now); isNoConfig(err) {
+	if err := c.readConfig(ctx, &now); isNoConfig(err) {
 		return nil
 	} else if err != nil {
 		return fmt.Errorf("see what the refused change left pending: %w", err)
@@ -123,15 +116,15 @@ func (c *editor) revertPending(ctx context.Context, was cluster.VM, touched []st
 
 // DeleteVM implements cluster.Editor. A task that ends with warnings is an
 // error: a volume could not be freed.
-func (c *editor) DeleteVM(ctx context.Context, vm cluster.VM) error {
-	defer c.vms.seen.deleted(vm.ID)
+func (c *Client) DeleteVM(ctx context.Context, vm cluster.VM) error {
+	defer c.seen.deleted(vm.ID)
 	return c.changes.carryOut(ctx, mutation{
 		method: http.MethodDelete, path: vmPath(vm, ""), worker: vmWorker(vm, "qmdestroy"), slot: true, clean: true, look: c.seeDeleted(vm),
 	})
 }
 
 // MoveDisk implements cluster.Editor.
-func (c *editor) MoveDisk(ctx context.Context, vm cluster.VM, key string, to cluster.VMID, toKey string) error {
+func (c *Client) MoveDisk(ctx context.Context, vm cluster.VM, key string, to cluster.VMID, toKey string) error {
 	params := map[string]string{"disk": key, "target-vmid": strconv.Itoa(int(to)), "target-disk": toKey}
 	if err := withDigest(params, vm); err != nil {
 		return err
@@ -143,7 +136,7 @@ func (c *editor) MoveDisk(ctx context.Context, vm cluster.VM, key string, to clu
 }
 
 // GrowDisk implements cluster.Editor.
-func (c *editor) GrowDisk(ctx context.Context, vm cluster.VM, key, size string) error {
+func (c *Client) GrowDisk(ctx context.Context, vm cluster.VM, key, size string) error {
 	params := map[string]string{"disk": key, "size": size}
 	if err := withDigest(params, vm); err != nil {
 		return err
@@ -155,7 +148,7 @@ func (c *editor) GrowDisk(ctx context.Context, vm cluster.VM, key, size string) 
 }
 
 // SetPool implements cluster.Editor. A second request is refused, since the VM is in the pool already.
-func (c *editor) SetPool(ctx context.Context, id cluster.VMID, pool string) error {
+func (c *Client) SetPool(ctx context.Context, id cluster.VMID, pool string) error {
 	return c.changes.carryOut(ctx, mutation{
 		method: http.MethodPut, path: "/pools", params: map[string]string{"poolid": pool, "vms": strconv.Itoa(int(id)), "allow-move": "1"},
 		repeatable: true, look: c.seePool(id, pool),
@@ -173,7 +166,7 @@ func withDigest(params map[string]string, vm cluster.VM) error {
 
 // FreeDisk implements cluster.Editor. It refuses a volume that another VM owns:
 // Proxmox would drop the key and leave the volume.
-func (c *editor) FreeDisk(ctx context.Context, vm cluster.VM, key string) error {
+func (c *Client) FreeDisk(ctx context.Context, vm cluster.VM, key string) error {
 	disk, err := cluster.ParseDisk(key, vm.Config[key])
 	if err != nil {
 		return fmt.Errorf("free a disk of %s: %w", vm, err)
@@ -195,9 +188,9 @@ func (c *editor) FreeDisk(ctx context.Context, vm cluster.VM, key string) error 
 
 // checkFreed checks that the disk is gone: a task may succeed while a running guest
 // still holds the disk, or while its storage does not free it.
-func (c *editor) checkFreed(ctx context.Context, vm cluster.VM, disk cluster.Disk) error {
+func (c *Client) checkFreed(ctx context.Context, vm cluster.VM, disk cluster.Disk) error {
 	now := vm
-	if err := c.vms.readConfig(ctx, &now); err != nil {
+	if err := c.readConfig(ctx, &now); err != nil {
 		return fmt.Errorf("see whether %s is freed: %w", disk.Volid, err)
 	}
 	if slices.Contains(now.Pending, disk.Key) {
@@ -211,7 +204,7 @@ func (c *editor) checkFreed(ctx context.Context, vm cluster.VM, disk cluster.Dis
 	if _, still := now.Config[disk.Key]; still {
 		return fmt.Errorf("%s is freed, but %s of %s is there again", disk.Volid, disk.Key, vm)
 	}
-	there, err := c.storages.HasVolume(ctx, vm.Host, disk.Volid)
+	there, err := c.HasVolume(ctx, vm.Host, disk.Volid)
 	if err != nil {
 		return fmt.Errorf("see whether %s is freed: %w", disk.Volid, err)
 	}

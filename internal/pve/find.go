@@ -24,20 +24,20 @@ const listLag = 30 * time.Second
 type reading func(ctx context.Context, vm *cluster.VM) error
 
 // VM implements cluster.VMReader.
-func (c *vms) VM(ctx context.Context, id cluster.VMID) (cluster.VM, error) {
-	return c.find(ctx, id, c.readVM, isOn)
+func (c *Client) VM(ctx context.Context, id cluster.VMID) (cluster.VM, error) {
+	return c.findVM(ctx, id, c.readVM, isOn)
 }
 
 // VMConfig implements cluster.VMReader.
-func (c *vms) VMConfig(ctx context.Context, id cluster.VMID) (cluster.VM, error) {
-	vm, err := c.find(ctx, id, c.readConfig, nil)
+func (c *Client) VMConfig(ctx context.Context, id cluster.VMID) (cluster.VM, error) {
+	vm, err := c.findVM(ctx, id, c.readConfig, nil)
 	vm.Running, vm.QMP, vm.HA = true, "", false
 	return vm, err
 }
 
 // VMState implements cluster.VMReader.
-func (c *vms) VMState(ctx context.Context, id cluster.VMID) (cluster.VMState, error) {
-	vm, err := c.find(ctx, id, c.readState, isOn)
+func (c *Client) VMState(ctx context.Context, id cluster.VMID) (cluster.VMState, error) {
+	vm, err := c.findVM(ctx, id, c.readState, isOn)
 	return vm.State(), err
 }
 
@@ -45,18 +45,18 @@ func (c *vms) VMState(ctx context.Context, id cluster.VMID) (cluster.VMState, er
 // elsewhere by now, unknown to its old host if that is cut off from the cluster.
 func isOn(vm cluster.VM) bool { return vm.Running }
 
-// find reads a VM on whichever host it is. A read at the host where it was last seen counts
+// findVM reads a VM on whichever host it is. A read at the host where it was last seen counts
 // only if proves accepts it; nil accepts any.
-func (c *vms) find(ctx context.Context, id cluster.VMID, read reading, proves func(cluster.VM) bool) (cluster.VM, error) {
+func (c *Client) findVM(ctx context.Context, id cluster.VMID, read reading, proves func(cluster.VM) bool) (cluster.VM, error) {
 	vm, found, err := c.whereSeen(ctx, id, read, proves)
 	if found {
 		return vm, err
 	}
 	start := time.Now()
-	w := wait.For{Name: fmt.Sprintf("find VM %d", id), Every: c.Poll}
+	w := wait.For{Name: fmt.Sprintf("find VM %d", id), Every: c.conn.Poll}
 	err = wait.Until(ctx, w, func(ctx context.Context) (bool, string, error) {
 		var err error
-		vm, err = c.lookup(ctx, id, read)
+		vm, err = c.lookupVM(ctx, id, read)
 		if isStale(err) && time.Since(start) < listLag {
 			return false, "", err
 		}
@@ -79,9 +79,9 @@ func isStale(err error) bool {
 	return ok
 }
 
-// lookup reads a VM where the cluster's list says it is. If the list and the nodes
+// lookupVM reads a VM where the cluster's list says it is. If the list and the nodes
 // disagree, only Proxmox's register of numbers can tell that it does not exist.
-func (c *vms) lookup(ctx context.Context, id cluster.VMID, read reading) (cluster.VM, error) {
+func (c *Client) lookupVM(ctx context.Context, id cluster.VMID, read reading) (cluster.VM, error) {
 	asked := time.Now()
 	var rows []resource
 	free := func() (bool, error) { return c.isFree(ctx, id) }
@@ -105,7 +105,7 @@ func (c *vms) lookup(ctx context.Context, id cluster.VMID, read reading) (cluste
 	if i >= 0 {
 		vm := fromResource(rows[i])
 		if rows[i].Status == "unknown" { // its host has not reported for minutes
-			if err := c.hosts.unreachable(ctx, vm, nil); err != nil {
+			if err := c.unreachable(ctx, vm, nil); err != nil {
 				return cluster.VM{}, err
 			}
 		}
@@ -114,7 +114,7 @@ func (c *vms) lookup(ctx context.Context, id cluster.VMID, read reading) (cluste
 			c.seen.add(id, sighting{host: vm.Host, at: asked, off: !vm.Running, stateless: rows[i].Status == "unknown"})
 		}
 		if api.IsUnanswered(err) {
-			return cluster.VM{}, c.hosts.unreachable(ctx, vm, err)
+			return cluster.VM{}, c.unreachable(ctx, vm, err)
 		}
 		if !isNoConfig(err) {
 			return vm, err
@@ -132,9 +132,9 @@ func (c *vms) lookup(ctx context.Context, id cluster.VMID, read reading) (cluste
 
 // isFree asks Proxmox's register of VMIDs, which includes VMs that our token may not
 // see.
-func (c *vms) isFree(ctx context.Context, id cluster.VMID) (bool, error) {
+func (c *Client) isFree(ctx context.Context, id cluster.VMID) (bool, error) {
 	var next json.RawMessage
-	err := c.Get(ctx, fmt.Sprintf("/cluster/nextid?vmid=%d", id), &next)
+	err := c.conn.Get(ctx, fmt.Sprintf("/cluster/nextid?vmid=%d", id), &next)
 	if e, ok := errors.AsType[*api.Error](err); ok && e.Status == http.StatusBadRequest && strings.Contains(e.Params["vmid"], "already exists") {
 		return false, nil
 	}

@@ -14,32 +14,28 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/firewall"
-	"github.com/recast-sh/recast/internal/pve/api"
 	"github.com/recast-sh/recast/internal/wait"
 )
 
 // derived are the fields that Proxmox adds when it shows an entry.
 var derived = []string{"digest", "ipversion", "pos"}
 
-// firewalls reads and writes VMs' own firewalls.
-type firewalls struct{ *api.Conn }
-
 // Firewall implements cluster.TieReader.
-func (c *firewalls) Firewall(ctx context.Context, vm cluster.VM) (firewall.Config, error) {
+func (c *Client) Firewall(ctx context.Context, vm cluster.VM) (firewall.Config, error) {
 	f, _, err := c.firewall(ctx, vm)
 	return f, err
 }
 
 // firewall reads a VM's firewall. wrong lists the rules that Proxmox itself no
 // longer accepts, for example because a cluster alias was deleted.
-func (c *firewalls) firewall(ctx context.Context, vm cluster.VM) (f firewall.Config, wrong []string, err error) {
+func (c *Client) firewall(ctx context.Context, vm cluster.VM) (f firewall.Config, wrong []string, err error) {
 	var options map[string]json.RawMessage
 	var rules, aliases, sets []map[string]json.RawMessage
 	if err := wait.All(
-		func() error { return c.Get(ctx, vmPath(vm, "firewall/rules"), &rules) },
-		func() error { return c.Get(ctx, vmPath(vm, "firewall/options"), &options) },
-		func() error { return c.Get(ctx, vmPath(vm, "firewall/aliases"), &aliases) },
-		func() error { return c.Get(ctx, vmPath(vm, "firewall/ipset"), &sets) },
+		func() error { return c.conn.Get(ctx, vmPath(vm, "firewall/rules"), &rules) },
+		func() error { return c.conn.Get(ctx, vmPath(vm, "firewall/options"), &options) },
+		func() error { return c.conn.Get(ctx, vmPath(vm, "firewall/aliases"), &aliases) },
+		func() error { return c.conn.Get(ctx, vmPath(vm, "firewall/ipset"), &sets) },
 	); err != nil {
 		return f, nil, err
 	}
@@ -55,7 +51,7 @@ func (c *firewalls) firewall(ctx context.Context, vm cluster.VM) (f firewall.Con
 	}
 	for _, s := range firewallEntries(sets) {
 		var members []map[string]json.RawMessage
-		if err := c.Get(ctx, vmPath(vm, "firewall/ipset/"+url.PathEscape(s["name"])), &members); err != nil {
+		if err := c.conn.Get(ctx, vmPath(vm, "firewall/ipset/"+url.PathEscape(s["name"])), &members); err != nil {
 			return f, nil, err
 		}
 		f.Sets = append(f.Sets, firewall.Set{Name: s["name"], Comment: s["comment"], Members: firewallEntries(members)})
@@ -87,13 +83,13 @@ func firewallEntry(fields map[string]json.RawMessage) firewall.Entry {
 }
 
 // SetFirewall implements cluster.Editor. None of its changes runs in a worker.
-func (c *firewalls) SetFirewall(ctx context.Context, vm cluster.VM, want firewall.Config) error {
+func (c *Client) SetFirewall(ctx context.Context, vm cluster.VM, want firewall.Config) error {
 	now, err := c.Firewall(ctx, vm)
 	if err != nil {
 		return err
 	}
 	for _, m := range firewallChanges(vm, now, want) {
-		if err := c.Change(ctx, m.method, m.path, m.params, nil); err != nil {
+		if err := c.conn.Change(ctx, m.method, m.path, m.params, nil); err != nil {
 			return fmt.Errorf("set up the firewall of %s: %w", vm, err)
 		}
 	}

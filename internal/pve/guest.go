@@ -14,7 +14,7 @@ import (
 
 // GuestAddrs implements cluster.TieReader. Every error of the agent, including a
 // missing agent, has status 500 (API2/Qemu/Agent.pm).
-func (c *vms) GuestAddrs(ctx context.Context, vm cluster.VM) ([]netip.Addr, error) {
+func (c *Client) GuestAddrs(ctx context.Context, vm cluster.VM) ([]netip.Addr, error) {
 	var answer struct {
 		Result []struct {
 			Name      string
@@ -23,7 +23,7 @@ func (c *vms) GuestAddrs(ctx context.Context, vm cluster.VM) ([]netip.Addr, erro
 			} `json:"ip-addresses"`
 		}
 	}
-	err := c.Get(ctx, fmt.Sprintf("/nodes/%s/qemu/%d/agent/network-get-interfaces", url.PathEscape(vm.Host), vm.ID), &answer)
+	err := c.conn.Get(ctx, fmt.Sprintf("/nodes/%s/qemu/%d/agent/network-get-interfaces", url.PathEscape(vm.Host), vm.ID), &answer)
 	if e, ok := errors.AsType[*api.Error](err); ok && e.Status == http.StatusInternalServerError {
 		return nil, fmt.Errorf("%w: %w", cluster.ErrNotYet, err)
 	}

@@ -31,16 +31,10 @@ var (
 	notManaged = regexp.MustCompile(`not HA managed`)
 )
 
-// ha takes VMs out of Proxmox HA and puts them back.
-type ha struct {
-	*api.Conn
-	changes *changer
-}
-
 // HAResource implements cluster.TieReader.
-func (c *ha) HAResource(ctx context.Context, id cluster.VMID) (*cluster.HAResource, error) {
+func (c *Client) HAResource(ctx context.Context, id cluster.VMID) (*cluster.HAResource, error) {
 	var raw rawConfig
-	if err := c.Get(ctx, haResources+"/"+sid(id), &raw); err != nil {
+	if err := c.conn.Get(ctx, haResources+"/"+sid(id), &raw); err != nil {
 		if api.IsInternal(err, noResource) {
 			return nil, nil
 		}
@@ -67,7 +61,7 @@ func haResource(id cluster.VMID, raw rawConfig) (*cluster.HAResource, error) {
 func (l *look) haResource(ctx context.Context, id cluster.VMID) (*cluster.HAResource, error) {
 	bySID, err := once(ctx, l, "HA", func() (map[string]rawConfig, error) {
 		var rows []rawConfig
-		err := l.Get(ctx, haResources+"?type=vm", &rows)
+		err := l.conn.Get(ctx, haResources+"?type=vm", &rows)
 		bySID := make(map[string]rawConfig, len(rows))
 		for _, r := range rows {
 			delete(r, "errors")
@@ -84,7 +78,7 @@ func (l *look) haResource(ctx context.Context, id cluster.VMID) (*cluster.HAReso
 // RemoveHA implements cluster.HA. It returns when the cluster's resource manager has
 // released the VM: until its next round, about every 10 s, it would restart a
 // stopped VM.
-func (c *ha) RemoveHA(ctx context.Context, id cluster.VMID) error {
+func (c *Client) RemoveHA(ctx context.Context, id cluster.VMID) error {
 	r, err := c.HAResource(ctx, id)
 	if err == nil && r != nil {
 		err = c.removeResource(ctx, id)
@@ -98,7 +92,7 @@ func (c *ha) RemoveHA(ctx context.Context, id cluster.VMID) error {
 // removeResource sends purge=0, because Proxmox would otherwise remove the VM from
 // the rules that name it. A Proxmox that does not know the parameter either has no
 // rules or removes the VM from them anyway.
-func (c *ha) removeResource(ctx context.Context, id cluster.VMID) error {
+func (c *Client) removeResource(ctx context.Context, id cluster.VMID) error {
 	path := haResources + "/" + sid(id)
 	remove := mutation{method: http.MethodDelete, path: path + "?purge=0", look: c.seeHA(id, nil)}
 	err := c.changes.carryOut(ctx, remove)
@@ -116,9 +110,9 @@ func (c *ha) removeResource(ctx context.Context, id cluster.VMID) error {
 }
 
 // refuseRules refuses if any HA rule names the VM.
-func (c *ha) refuseRules(ctx context.Context, id cluster.VMID) error {
+func (c *Client) refuseRules(ctx context.Context, id cluster.VMID) error {
 	var rules []struct{ Rule, Resources string }
-	err := c.Get(ctx, "/cluster/ha/rules", &rules)
+	err := c.conn.Get(ctx, "/cluster/ha/rules", &rules)
 	if e, ok := errors.AsType[*api.Error](err); ok && e.Status == http.StatusNotImplemented {
 		return nil // Proxmox VE 8 has groups, which are a setting of the resource
 	}
@@ -140,7 +134,7 @@ func (c *ha) refuseRules(ctx context.Context, id cluster.VMID) error {
 }
 
 // AddHA implements cluster.HA.
-func (c *ha) AddHA(ctx context.Context, r cluster.HAResource) error {
+func (c *Client) AddHA(ctx context.Context, r cluster.HAResource) error {
 	now, err := c.HAResource(ctx, r.VMID)
 	if err != nil {
 		return err
@@ -160,7 +154,7 @@ func (c *ha) AddHA(ctx context.Context, r cluster.HAResource) error {
 }
 
 // SetHA implements cluster.HA. The same settings twice change nothing.
-func (c *ha) SetHA(ctx context.Context, r cluster.HAResource) error {
+func (c *Client) SetHA(ctx context.Context, r cluster.HAResource) error {
 	params := maps.Clone(r.Settings)
 	if params == nil {
 		params = map[string]string{}
@@ -173,7 +167,7 @@ func (c *ha) SetHA(ctx context.Context, r cluster.HAResource) error {
 }
 
 // seeHAChange checks whether a VM's resource has these settings.
-func (c *ha) seeHAChange(want cluster.HAResource) func(context.Context) (sight, error) {
+func (c *Client) seeHAChange(want cluster.HAResource) func(context.Context) (sight, error) {
 	return func(ctx context.Context) (sight, error) {
 		now, err := c.HAResource(ctx, want.VMID)
 		switch {
@@ -222,12 +216,12 @@ func haValues(r cluster.HAResource) map[string]string {
 // awaitHA waits until Proxmox HA manages the VM, or no longer does. The HA status
 // lists what is configured and what the resource manager still manages; the VM's own
 // status shows only the former.
-func (c *ha) awaitHA(ctx context.Context, id cluster.VMID, managed bool) error {
+func (c *Client) awaitHA(ctx context.Context, id cluster.VMID, managed bool) error {
 	name := "Proxmox HA releases " + sid(id)
 	if managed {
 		name = "Proxmox HA takes over " + sid(id)
 	}
-	return wait.Until(ctx, wait.For{Name: name, Every: c.Poll, Timeout: settleTime}, func(ctx context.Context) (bool, string, error) {
+	return wait.Until(ctx, wait.For{Name: name, Every: c.conn.Poll, Timeout: settleTime}, func(ctx context.Context) (bool, string, error) {
 		state, found, err := c.haState(ctx, id)
 		if err != nil {
 			return false, "", api.StopOnAnswer(err)
@@ -239,9 +233,9 @@ func (c *ha) awaitHA(ctx context.Context, id cluster.VMID, managed bool) error {
 	})
 }
 
-func (c *ha) haState(ctx context.Context, id cluster.VMID) (state string, found bool, err error) {
+func (c *Client) haState(ctx context.Context, id cluster.VMID) (state string, found bool, err error) {
 	var rows []struct{ Type, SID, State string }
-	if err := c.Get(ctx, "/cluster/ha/status/current", &rows); err != nil {
+	if err := c.conn.Get(ctx, "/cluster/ha/status/current", &rows); err != nil {
 		return "", false, err
 	}
 	for _, r := range rows {
@@ -253,7 +247,7 @@ func (c *ha) haState(ctx context.Context, id cluster.VMID) (state string, found 
 }
 
 // seeHA checks whether a VM is in Proxmox HA as wanted; nil means not in it.
-func (c *ha) seeHA(id cluster.VMID, want *cluster.HAResource) func(context.Context) (sight, error) {
+func (c *Client) seeHA(id cluster.VMID, want *cluster.HAResource) func(context.Context) (sight, error) {
 	return func(ctx context.Context) (sight, error) {
 		now, err := c.HAResource(ctx, id)
 		switch {

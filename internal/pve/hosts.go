@@ -14,12 +14,9 @@ import (
 	"github.com/recast-sh/recast/internal/pve/api"
 )
 
-// hosts reads the nodes of the Proxmox cluster.
-type hosts struct{ *api.Conn }
-
 // Hosts lists the nodes of the Proxmox cluster with their readable details. A token
 // without Sys.Audit on / sees fewer.
-func (c *hosts) Hosts(ctx context.Context) ([]cluster.Host, error) {
+func (c *Client) Hosts(ctx context.Context) ([]cluster.Host, error) {
 	hosts, err := c.HostList(ctx)
 	if err != nil {
 		return nil, err
@@ -35,13 +32,13 @@ func (c *hosts) Hosts(ctx context.Context) ([]cluster.Host, error) {
 }
 
 // HostList is Hosts without the details of each node.
-func (c *hosts) HostList(ctx context.Context) ([]cluster.Host, error) {
+func (c *Client) HostList(ctx context.Context) ([]cluster.Host, error) {
 	var hosts []cluster.Host
 	var status []struct {
 		Type, Name    string
 		Online, Local json.RawMessage
 	}
-	err := c.Get(ctx, "/cluster/status", &status)
+	err := c.conn.Get(ctx, "/cluster/status", &status)
 	for _, s := range status {
 		if s.Type == "node" {
 			hosts = append(hosts, cluster.Host{Name: s.Name, Online: toBool(s.Online), Entry: toBool(s.Local)})
@@ -51,17 +48,17 @@ func (c *hosts) HostList(ctx context.Context) ([]cluster.Host, error) {
 		return hosts, err
 	}
 	var nodes []struct{ Node, Status string } // every user may see these
-	err = c.Get(ctx, "/nodes", &nodes)
+	err = c.conn.Get(ctx, "/nodes", &nodes)
 	for _, n := range nodes {
 		hosts = append(hosts, cluster.Host{Name: n.Node, Online: n.Status != "offline"})
 	}
 	return hosts, err
 }
 
-func (c *hosts) readHost(ctx context.Context, h *cluster.Host) {
+func (c *Client) readHost(ctx context.Context, h *cluster.Host) {
 	at := "/nodes/" + url.PathEscape(h.Name)
 	read := func(what string, out any) {
-		if err := c.Get(ctx, at+what, out); err != nil {
+		if err := c.conn.Get(ctx, at+what, out); err != nil {
 			h.Errs = append(h.Errs, err)
 		}
 	}
@@ -81,7 +78,7 @@ func (c *hosts) readHost(ctx context.Context, h *cluster.Host) {
 	read("/status", &status)
 	h.SpoolFree, _ = status.RootFS.Avail.Int64() // 0 if it could not be read; h.Errs then says why
 
-	h.ThinPools, h.ErrPools = thinPools(ctx, c.Conn, at)
+	h.ThinPools, h.ErrPools = thinPools(ctx, c.conn, at)
 }
 
 // thinPool is a row of API2/Disks/LVMThin.pm.
@@ -117,9 +114,9 @@ func thinPools(ctx context.Context, c *api.Conn, at string) ([]cluster.ThinPool,
 }
 
 // Nodes implements images.Shelf.
-func (c *hosts) Nodes(ctx context.Context) (online, offline []string, err error) {
+func (c *Client) Nodes(ctx context.Context) (online, offline []string, err error) {
 	var rows []struct{ Node, Status string }
-	if err := c.Get(ctx, "/nodes", &rows); err != nil {
+	if err := c.conn.Get(ctx, "/nodes", &rows); err != nil {
 		return nil, nil, fmt.Errorf("list hosts: %w", err)
 	}
 	for _, r := range rows {
@@ -135,12 +132,12 @@ func (c *hosts) Nodes(ctx context.Context) (online, offline []string, err error)
 }
 
 // Quorate implements cluster.HostReader. A node outside a cluster is quorate.
-func (c *hosts) Quorate(ctx context.Context) (bool, error) {
+func (c *Client) Quorate(ctx context.Context) (bool, error) {
 	var rows []struct {
 		Type    string          `json:"type"`
 		Quorate json.RawMessage `json:"quorate"`
 	}
-	if err := c.Get(ctx, "/cluster/status", &rows); err != nil {
+	if err := c.conn.Get(ctx, "/cluster/status", &rows); err != nil {
 		return false, err
 	}
 	nodes := 0
@@ -160,11 +157,11 @@ func (c *hosts) Quorate(ctx context.Context) (bool, error) {
 
 // FreeMemory implements cluster.HostReader. "used" excludes what Linux can reclaim;
 // before Proxmox 9 there is no "available" (API2/Nodes.pm, status).
-func (c *hosts) FreeMemory(ctx context.Context, host string) (int64, error) {
+func (c *Client) FreeMemory(ctx context.Context, host string) (int64, error) {
 	var status struct {
 		Memory struct{ Total, Used, Available json.Number }
 	}
-	if err := c.Get(ctx, "/nodes/"+url.PathEscape(host)+"/status", &status); err != nil {
+	if err := c.conn.Get(ctx, "/nodes/"+url.PathEscape(host)+"/status", &status); err != nil {
 		return 0, err
 	}
 	m := status.Memory
@@ -174,8 +171,8 @@ func (c *hosts) FreeMemory(ctx context.Context, host string) (int64, error) {
 	return bytesOf(m.Total) - bytesOf(m.Used), nil
 }
 
-// uptime reads how long a host has been up, which requires Sys.Audit on it.
-func (c *hosts) uptime(ctx context.Context, host string) (uptime, error) {
+// readUptime reads how long a host has been up, which requires Sys.Audit on it.
+func readUptime(ctx context.Context, c *api.Conn, host string) (uptime, error) {
 	var answer struct {
 		Uptime  json.Number
 		CPUInfo struct {
@@ -197,9 +194,9 @@ func (c *hosts) uptime(ctx context.Context, host string) (uptime, error) {
 }
 
 // clock reads a host's clock, which requires Sys.Audit on it.
-func (c *hosts) clock(ctx context.Context, host string) (time.Time, error) {
+func (c *Client) clock(ctx context.Context, host string) (time.Time, error) {
 	var answer struct{ Time flexInt }
-	if err := c.Get(ctx, "/nodes/"+url.PathEscape(host)+"/time", &answer); err != nil {
+	if err := c.conn.Get(ctx, "/nodes/"+url.PathEscape(host)+"/time", &answer); err != nil {
 		return time.Time{}, err
 	}
 	if answer.Time <= 0 {

@@ -17,34 +17,24 @@ import (
 	"github.com/recast-sh/recast/internal/pve/api"
 )
 
-// isos keeps ISOs and disk images on storages.
-type isos struct {
-	*api.Conn
-	access   *access
-	hosts    *hosts
-	storages *storages
-	tasks    *tasks
-	changes  *changer
-}
-
 // ISOs implements images.Shelf. Unfinished downloads are not included: they are
 // called <name>.iso.tmp_dwnl.<pid>, and Proxmox does not list them as ISOs.
-func (c *isos) ISOs(ctx context.Context, host, storage string) ([]images.StoredISO, error) {
-	return c.list(ctx, host, storage, isoContent)
+func (c *Client) ISOs(ctx context.Context, host, storage string) ([]images.StoredISO, error) {
+	return c.storedFiles(ctx, host, storage, isoContent)
 }
 
 // DiskImages implements images.Shelf.
-func (c *isos) DiskImages(ctx context.Context, host, storage string) ([]images.StoredISO, error) {
-	return c.list(ctx, host, storage, importContent)
+func (c *Client) DiskImages(ctx context.Context, host, storage string) ([]images.StoredISO, error) {
+	return c.storedFiles(ctx, host, storage, importContent)
 }
 
-func (c *isos) list(ctx context.Context, host, storage, content string) ([]images.StoredISO, error) {
+func (c *Client) storedFiles(ctx context.Context, host, storage, content string) ([]images.StoredISO, error) {
 	var rows []struct {
 		Volid string
 		Size  json.Number
 		CTime flexInt
 	}
-	if err := c.Get(ctx, contentPath(host, storage)+"?content="+content, &rows); err != nil {
+	if err := c.conn.Get(ctx, contentPath(host, storage)+"?content="+content, &rows); err != nil {
 		return nil, err
 	}
 	var isos []images.StoredISO
@@ -69,14 +59,14 @@ func (c *isos) list(ctx context.Context, host, storage, content string) ([]image
 
 // DeleteISO implements images.Shelf. Proxmox's task also succeeds if the file does
 // not exist.
-func (c *isos) DeleteISO(ctx context.Context, iso images.StoredISO) error {
+func (c *Client) DeleteISO(ctx context.Context, iso images.StoredISO) error {
 	content := contentOf(iso.Name)
 	volid := iso.Storage + ":" + content + "/" + iso.Name
 	err := c.changes.carryOut(ctx, mutation{
 		method: http.MethodDelete, path: contentPath(iso.Host, iso.Storage) + "/" + url.PathEscape(volid),
 		worker: worker{iso.Host, "imgdel", iso.Storage}, repeatable: true,
 		look: func(ctx context.Context) (sight, error) {
-			_, found, err := c.storages.file(ctx, iso.Host, iso.Storage, content, iso.Name)
+			_, found, err := c.storedFile(ctx, iso.Host, iso.Storage, content, iso.Name)
 			if err == nil && !found {
 				return sight{state: reached, what: volid + " is gone"}, nil
 			}
@@ -91,10 +81,10 @@ func (c *isos) DeleteISO(ctx context.Context, iso images.StoredISO) error {
 
 // MayDownload implements images.Store. It checks what API2/Storage/Status.pm,
 // download_url, and API2/Nodes.pm, query_url_metadata, check.
-func (c *isos) MayDownload(ctx context.Context, host, storage string) (why string, err error) {
+func (c *Client) MayDownload(ctx context.Context, host, storage string) (why string, err error) {
 	on, node, root := "/storage/"+storage, "/nodes/"+host, "/"
 	has := func(path, privilege string) bool {
-		held, askErr := c.access.Permissions(ctx, path)
+		held, askErr := c.Permissions(ctx, path)
 		err = errors.Join(err, askErr)
 		_, is := held[privilege]
 		return is
@@ -109,10 +99,10 @@ func (c *isos) MayDownload(ctx context.Context, host, storage string) (why strin
 }
 
 // URLSize implements images.Store.
-func (c *isos) URLSize(ctx context.Context, host, link string) (sizeBytes int64, err error) {
+func (c *Client) URLSize(ctx context.Context, host, link string) (sizeBytes int64, err error) {
 	var meta struct{ Size flexInt }
 	query := url.Values{"url": {link}, "verify-certificates": {"1"}}
-	err = c.Get(ctx, "/nodes/"+url.PathEscape(host)+"/query-url-metadata?"+query.Encode(), &meta)
+	err = c.conn.Get(ctx, "/nodes/"+url.PathEscape(host)+"/query-url-metadata?"+query.Encode(), &meta)
 	return int64(meta.Size), err
 }
 
@@ -121,7 +111,7 @@ func (c *isos) URLSize(ctx context.Context, host, link string) (sizeBytes int64,
 var otherContent = regexp.MustCompile(`^checksum mismatch: got '`)
 
 // Download implements images.Store.
-func (c *isos) Download(ctx context.Context, d images.Download) error {
+func (c *Client) Download(ctx context.Context, d images.Download) error {
 	if err := checkFileName(d.Name); err != nil {
 		return err
 	}
@@ -135,7 +125,7 @@ func (c *isos) Download(ctx context.Context, d images.Download) error {
 		// A second download finds the first one's file, or loads the same one.
 		repeatable: true,
 		look: func(ctx context.Context) (sight, error) {
-			size, found, err := c.storages.file(ctx, d.Host, d.Storage, contentOf(d.Name), d.Name)
+			size, found, err := c.storedFile(ctx, d.Host, d.Storage, contentOf(d.Name), d.Name)
 			if err == nil && found && size == d.SizeBytes {
 				return sight{state: reached, what: d.Name + " is there"}, nil
 			}

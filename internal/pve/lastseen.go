@@ -114,7 +114,7 @@ func (l *lastSeen) forget(id cluster.VMID) {
 // up: the host no longer shows it, or the token no longer may (rights from a pool
 // end with the VM), or the read proves nothing. If the host does not answer, the list
 // decides whether the VM is still there; the host is not asked again.
-func (c *vms) whereSeen(ctx context.Context, id cluster.VMID, read reading, proves func(cluster.VM) bool) (vm cluster.VM, found bool, err error) {
+func (c *Client) whereSeen(ctx context.Context, id cluster.VMID, read reading, proves func(cluster.VM) bool) (vm cluster.VM, found bool, err error) {
 	s, known := c.seen.of(id)
 	if !known {
 		return vm, false, nil
@@ -138,7 +138,7 @@ func (c *vms) whereSeen(ctx context.Context, id cluster.VMID, read reading, prov
 		rows, errList := c.resources(ctx)
 		still := slices.ContainsFunc(rows, func(r resource) bool { return cluster.VMID(r.VMID) == id && r.Node == s.host })
 		if errList != nil || still {
-			return cluster.VM{}, true, errors.Join(c.hosts.unreachable(ctx, vm, err), errList)
+			return cluster.VM{}, true, errors.Join(c.unreachable(ctx, vm, err), errList)
 		}
 		return cluster.VM{}, false, nil
 	}
@@ -146,16 +146,16 @@ func (c *vms) whereSeen(ctx context.Context, id cluster.VMID, read reading, prov
 	return cluster.VM{}, !answered, err
 }
 
-// listedBeside asks for what lookup asks for before it reads a VM, at the same time as
+// listedBeside asks for what lookupVM asks for before it reads a VM, at the same time as
 // the VM is read where it was seen. The returned func waits for it, and reports whether
 // the cluster's list shows the VM on that host, which belongs to the cluster.
-func (c *vms) listedBeside(ctx context.Context, id cluster.VMID, s sighting) func() bool {
+func (c *Client) listedBeside(ctx context.Context, id cluster.VMID, s sighting) func() bool {
 	asked, agrees := time.Now(), false
 	var g errgroup.Group
 	var away *unreachableHosts
 	if s.stateless {
 		g.Go(func() (err error) {
-			away, err = c.hosts.offline(ctx)
+			away, err = c.offline(ctx)
 			return err
 		})
 	}
@@ -169,7 +169,7 @@ func (c *vms) listedBeside(ctx context.Context, id cluster.VMID, s sighting) fun
 	})
 	return func() bool {
 		if err := g.Wait(); err != nil || !agrees || away != nil && away.has(s.host) {
-			return false // lookup says why
+			return false // lookupVM says why
 		}
 		c.seen.add(id, now)
 		return true

@@ -8,7 +8,7 @@ import (
 // look reads many VMs and reads only once what Proxmox keeps in one place for all of
 // them. It is dropped with its answers afterwards, so that later reads are fresh.
 type look struct {
-	*ties
+	*Client
 
 	mu    sync.Mutex
 	reads map[string]*onceRead

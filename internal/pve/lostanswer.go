@@ -12,12 +12,12 @@ import (
 
 // seeCreated checks whether the VM exists as it was to be created. One that differs
 // belongs to someone else, even if the same token made it.
-func (c *editor) seeCreated(host string, id cluster.VMID, want map[string]string) func(context.Context) (sight, error) {
+func (c *Client) seeCreated(host string, id cluster.VMID, want map[string]string) func(context.Context) (sight, error) {
 	want = maps.Clone(want)
 	delete(want, "pool") // not part of the configuration
 	return func(ctx context.Context) (sight, error) {
 		vm := cluster.VM{ID: id, Host: host}
-		err := c.vms.readConfig(ctx, &vm)
+		err := c.readConfig(ctx, &vm)
 		switch {
 		case isNoConfig(err):
 			return c.seeAbsent(ctx, id, sight{state: untouched, what: fmt.Sprintf("there is no VM %d", id)})
@@ -35,8 +35,8 @@ func (c *editor) seeCreated(host string, id cluster.VMID, want map[string]string
 
 // seeAbsent returns absent for a VM that its host does not have, if no other host
 // has it either.
-func (c *editor) seeAbsent(ctx context.Context, id cluster.VMID, absent sight) (sight, error) {
-	free, err := c.vms.isFree(ctx, id)
+func (c *Client) seeAbsent(ctx context.Context, id cluster.VMID, absent sight) (sight, error) {
+	free, err := c.isFree(ctx, id)
 	if err != nil || free {
 		return absent, err
 	}
@@ -44,7 +44,7 @@ func (c *editor) seeAbsent(ctx context.Context, id cluster.VMID, absent sight) (
 }
 
 // seeConfig checks whether the keys were set and deleted as wanted.
-func (c *editor) seeConfig(vm cluster.VM, set map[string]string, del []string) func(context.Context) (sight, error) {
+func (c *Client) seeConfig(vm cluster.VM, set map[string]string, del []string) func(context.Context) (sight, error) {
 	return c.seeVM(vm, func(_ context.Context, now cluster.VM) (sight, error) {
 		for _, key := range del {
 			if now.Config[key] != "" && !slices.Contains(now.Pending, key) {
@@ -65,7 +65,7 @@ func (c *editor) seeConfig(vm cluster.VM, set map[string]string, del []string) f
 }
 
 // seeReverted checks whether none of these keys is pending any more.
-func (c *editor) seeReverted(vm cluster.VM, keys []string) func(context.Context) (sight, error) {
+func (c *Client) seeReverted(vm cluster.VM, keys []string) func(context.Context) (sight, error) {
 	return c.seeVM(vm, func(_ context.Context, now cluster.VM) (sight, error) {
 		for _, key := range keys {
 			if slices.Contains(now.Pending, key) {
@@ -77,7 +77,7 @@ func (c *editor) seeReverted(vm cluster.VM, keys []string) func(context.Context)
 }
 
 // seeFreed checks whether a disk is freed.
-func (c *editor) seeFreed(vm cluster.VM, disk cluster.Disk) func(context.Context) (sight, error) {
+func (c *Client) seeFreed(vm cluster.VM, disk cluster.Disk) func(context.Context) (sight, error) {
 	return c.seeVM(vm, func(ctx context.Context, _ cluster.VM) (sight, error) {
 		if err := c.checkFreed(ctx, vm, disk); err != nil {
 			return sight{state: partial, what: err.Error()}, nil
@@ -87,7 +87,7 @@ func (c *editor) seeFreed(vm cluster.VM, disk cluster.Disk) func(context.Context
 }
 
 // seeGrown checks whether a drive has the wanted size, or more.
-func (c *editor) seeGrown(vm cluster.VM, key, size string) func(context.Context) (sight, error) {
+func (c *Client) seeGrown(vm cluster.VM, key, size string) func(context.Context) (sight, error) {
 	wanted := cluster.Disk{Options: []string{"size=" + size}}.SizeBytes()
 	return c.seeVM(vm, func(_ context.Context, now cluster.VM) (sight, error) {
 		disk, err := cluster.ParseDisk(key, now.Config[key])
@@ -99,9 +99,9 @@ func (c *editor) seeGrown(vm cluster.VM, key, size string) func(context.Context)
 }
 
 // seePool checks whether a VM is in a pool.
-func (c *editor) seePool(id cluster.VMID, pool string) func(context.Context) (sight, error) {
+func (c *Client) seePool(id cluster.VMID, pool string) func(context.Context) (sight, error) {
 	return func(ctx context.Context) (sight, error) {
-		now, err := c.vms.Pool(ctx, id)
+		now, err := c.Pool(ctx, id)
 		if err != nil {
 			return sight{}, err
 		}
@@ -114,13 +114,13 @@ func (c *editor) seePool(id cluster.VMID, pool string) func(context.Context) (si
 }
 
 // seeMoved checks whether the drive belongs to the other VM.
-func (c *editor) seeMoved(vm cluster.VM, key string, to cluster.VMID, toKey string) func(context.Context) (sight, error) {
+func (c *Client) seeMoved(vm cluster.VM, key string, to cluster.VMID, toKey string) func(context.Context) (sight, error) {
 	return c.seeVM(vm, func(ctx context.Context, now cluster.VM) (sight, error) {
 		if now.Config[key] != "" {
 			return conflicting(vm, key), nil
 		}
 		target := cluster.VM{ID: to, Host: vm.Host}
-		if err := c.vms.readConfig(ctx, &target); err != nil {
+		if err := c.readConfig(ctx, &target); err != nil {
 			return sight{}, err
 		}
 		disk, err := cluster.ParseDisk(toKey, target.Config[toKey])
@@ -132,10 +132,10 @@ func (c *editor) seeMoved(vm cluster.VM, key string, to cluster.VMID, toKey stri
 }
 
 // seeDeleted checks whether a VM is gone.
-func (c *editor) seeDeleted(vm cluster.VM) func(context.Context) (sight, error) {
+func (c *Client) seeDeleted(vm cluster.VM) func(context.Context) (sight, error) {
 	return func(ctx context.Context) (sight, error) {
 		now := cluster.VM{ID: vm.ID, Host: vm.Host}
-		err := c.vms.readConfig(ctx, &now)
+		err := c.readConfig(ctx, &now)
 		switch {
 		case isNoConfig(err):
 			return c.seeAbsent(ctx, vm.ID, sight{state: reached, what: vm.String() + " is gone"})
@@ -150,10 +150,10 @@ func (c *editor) seeDeleted(vm cluster.VM) func(context.Context) (sight, error) 
 
 // seeVM observes a VM whose configuration was read before: untouched while its
 // digest is the same, otherwise what look returns.
-func (c *editor) seeVM(vm cluster.VM, look func(context.Context, cluster.VM) (sight, error)) func(context.Context) (sight, error) {
+func (c *Client) seeVM(vm cluster.VM, look func(context.Context, cluster.VM) (sight, error)) func(context.Context) (sight, error) {
 	return func(ctx context.Context) (sight, error) {
 		now := cluster.VM{ID: vm.ID, Host: vm.Host, Name: vm.Name}
-		if err := c.vms.readConfig(ctx, &now); err != nil {
+		if err := c.readConfig(ctx, &now); err != nil {
 			if isNoConfig(err) {
 				return sight{superseded, vm.String() + " is gone", cluster.ErrChanged}, nil
 			}

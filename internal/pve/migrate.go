@@ -16,15 +16,8 @@ import (
 	"github.com/recast-sh/recast/internal/wait"
 )
 
-// migrator moves VMs to other hosts.
-type migrator struct {
-	*api.Conn
-	vms     *vms
-	changes *changer
-}
-
 // Migration implements cluster.TieReader (qemu-server, API2/Qemu.pm, migrate_vm_precondition).
-func (c *migrator) Migration(ctx context.Context, vm cluster.VM, to string) (cluster.Migration, error) {
+func (c *Client) Migration(ctx context.Context, vm cluster.VM, to string) (cluster.Migration, error) {
 	var answer struct {
 		Allowed   []string                 `json:"allowed_nodes"`
 		NotOn     json.RawMessage          `json:"not_allowed_nodes"` // an empty list where there are none, in older versions
@@ -33,7 +26,7 @@ func (c *migrator) Migration(ctx context.Context, vm cluster.VM, to string) (clu
 		Mapped    []string                 `json:"mapped-resources"`
 		Dependent []string                 `json:"dependent-ha-resources"`
 	}
-	if err := c.Get(ctx, vmPath(vm, "migrate")+"?target="+url.QueryEscape(to), &answer); err != nil {
+	if err := c.conn.Get(ctx, vmPath(vm, "migrate")+"?target="+url.QueryEscape(to), &answer); err != nil {
 		return cluster.Migration{}, err
 	}
 	m := cluster.Migration{Allowed: slices.Contains(answer.Allowed, to), Resources: answer.Resources, Along: answer.Dependent}
@@ -74,7 +67,7 @@ func lacks(raw json.RawMessage, host string) []string {
 
 // Migrate implements cluster.Power. Once the VM is there, a second request finds no such VM on the old
 // host.
-func (c *migrator) Migrate(ctx context.Context, vm cluster.VM, to string) error {
+func (c *Client) Migrate(ctx context.Context, vm cluster.VM, to string) error {
 	if vm.HA { // such a request has no task that ends with it
 		return fault.Refusedf("Proxmox HA manages %s, and decides itself where it runs", vm)
 	}
@@ -89,23 +82,23 @@ func (c *migrator) Migrate(ctx context.Context, vm cluster.VM, to string) error 
 	if err != nil {
 		return err
 	}
-	w := wait.For{Name: fmt.Sprintf("VM %d on %s", vm.ID, to), First: firstPoll, Every: c.Poll, Timeout: settleTime}
+	w := wait.For{Name: fmt.Sprintf("VM %d on %s", vm.ID, to), First: firstPoll, Every: c.conn.Poll, Timeout: settleTime}
 	err = wait.Until(ctx, w, func(ctx context.Context) (bool, string, error) {
 		seen, err := c.seeMigrated(vm, to)(ctx)
 		return seen.state == reached, seen.what, api.StopOnAnswer(err)
 	})
 	if err == nil {
-		c.vms.seen.add(vm.ID, sighting{host: to, at: time.Now(), off: !vm.Running})
+		c.seen.add(vm.ID, sighting{host: to, at: time.Now(), off: !vm.Running})
 	}
 	return err
 }
 
 // seeMigrated checks on which of the two hosts a VM is, and whether a task has locked it.
-func (c *migrator) seeMigrated(vm cluster.VM, to string) func(context.Context) (sight, error) {
+func (c *Client) seeMigrated(vm cluster.VM, to string) func(context.Context) (sight, error) {
 	return func(ctx context.Context) (sight, error) {
 		for _, host := range []string{to, vm.Host} {
 			now := cluster.VM{ID: vm.ID, Host: host, Name: vm.Name}
-			err := c.vms.readConfig(ctx, &now)
+			err := c.readConfig(ctx, &now)
 			seen := sight{state: untouched, what: fmt.Sprintf("VM %d is on %s", vm.ID, host)}
 			switch {
 			case isNoConfig(err):

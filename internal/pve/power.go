@@ -18,15 +18,8 @@ import (
 // Proxmox HA manages the VM, the task only queues the request.
 const settleTime = 2 * time.Minute
 
-// power switches VMs on and off.
-type power struct {
-	*api.Conn
-	vms     *vms
-	changes *changer
-}
-
 // Start implements cluster.Power. A VM that already runs counts as started.
-func (c *power) Start(ctx context.Context, vm cluster.VM) error {
+func (c *Client) Start(ctx context.Context, vm cluster.VM) error {
 	err := c.switchTo(ctx, vm, "start", "running", nil)
 	if e, ok := errors.AsType[*api.TaskError](err); ok && strings.HasSuffix(e.Exit, "already running") {
 		err = nil
@@ -38,7 +31,7 @@ func (c *power) Start(ctx context.Context, vm cluster.VM) error {
 }
 
 // Shutdown implements cluster.Power. The VM still runs if it did not power off in time.
-func (c *power) Shutdown(ctx context.Context, vm cluster.VM, grace time.Duration) error {
+func (c *Client) Shutdown(ctx context.Context, vm cluster.VM, grace time.Duration) error {
 	// Rounded up: a timeout of 0 would not wait for the guest at all.
 	seconds := max(1, int((grace+time.Second-1)/time.Second))
 	params := map[string]string{"timeout": strconv.Itoa(seconds), "forceStop": "0"}
@@ -50,7 +43,7 @@ func (c *power) Shutdown(ctx context.Context, vm cluster.VM, grace time.Duration
 }
 
 // Stop implements cluster.Power.
-func (c *power) Stop(ctx context.Context, vm cluster.VM) error {
+func (c *Client) Stop(ctx context.Context, vm cluster.VM) error {
 	if err := c.switchTo(ctx, vm, "stop", "stopped", nil); err != nil {
 		return err
 	}
@@ -59,7 +52,7 @@ func (c *power) Stop(ctx context.Context, vm cluster.VM) error {
 
 // switchTo requests another state. If Proxmox HA manages the VM, an HA task forwards
 // the request (Qemu.pm, vm_start, vm_stop and vm_shutdown).
-func (c *power) switchTo(ctx context.Context, vm cluster.VM, what, state string, params map[string]string) error {
+func (c *Client) switchTo(ctx context.Context, vm cluster.VM, what, state string, params map[string]string) error {
 	if params == nil {
 		params = map[string]string{}
 	}
@@ -79,14 +72,14 @@ func (c *power) switchTo(ctx context.Context, vm cluster.VM, what, state string,
 
 // awaitState waits until QEMU itself is in that state: a "running" VM may be one
 // that QEMU has paused because of an error.
-func (c *power) awaitState(ctx context.Context, vm cluster.VM, state string, within time.Duration) error {
-	w := wait.For{Name: fmt.Sprintf("VM %d %s", vm.ID, state), First: firstPoll, Every: c.Poll, Timeout: within}
+func (c *Client) awaitState(ctx context.Context, vm cluster.VM, state string, within time.Duration) error {
+	w := wait.For{Name: fmt.Sprintf("VM %d %s", vm.ID, state), First: firstPoll, Every: c.conn.Poll, Timeout: within}
 	return wait.Until(ctx, w, func(ctx context.Context) (bool, string, error) {
-		s, err := c.vms.vmStatus(ctx, vm)
+		s, err := c.vmStatus(ctx, vm)
 		if err != nil {
 			return false, "", api.StopOnAnswer(err)
 		}
-		c.vms.seen.isOff(vm.ID, s.Status == "stopped")
+		c.seen.isOff(vm.ID, s.Status == "stopped")
 		seen := s.Status
 		if s.QMP != "" && s.QMP != s.Status {
 			seen += ", " + s.QMP
@@ -102,9 +95,9 @@ func (c *power) awaitState(ctx context.Context, vm cluster.VM, state string, wit
 }
 
 // seeState checks whether a VM is on or off.
-func (c *power) seeState(vm cluster.VM, state string) func(context.Context) (sight, error) {
+func (c *Client) seeState(vm cluster.VM, state string) func(context.Context) (sight, error) {
 	return func(ctx context.Context) (sight, error) {
-		s, err := c.vms.vmStatus(ctx, vm)
+		s, err := c.vmStatus(ctx, vm)
 		if err != nil {
 			return sight{}, err
 		}

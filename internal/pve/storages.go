@@ -12,20 +12,16 @@ import (
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/internal/fault"
-	"github.com/recast-sh/recast/internal/pve/api"
 )
 
-// storages reads storages and the volumes on them.
-type storages struct{ *api.Conn }
-
 // Storage implements images.Store.
-func (c *storages) Storage(ctx context.Context, host, storage string) (images.StorageInfo, error) {
+func (c *Client) Storage(ctx context.Context, host, storage string) (images.StorageInfo, error) {
 	var rows []struct {
 		Storage, Content        string
 		Enabled, Active, Shared json.RawMessage
 		Avail                   json.Number
 	}
-	if err := c.Get(ctx, "/nodes/"+url.PathEscape(host)+"/storage", &rows); err != nil {
+	if err := c.conn.Get(ctx, "/nodes/"+url.PathEscape(host)+"/storage", &rows); err != nil {
 		return images.StorageInfo{}, err
 	}
 	// Storages of other hosts and disabled ones are listed too (Storage.pm, storage_info).
@@ -40,13 +36,13 @@ func (c *storages) Storage(ctx context.Context, host, storage string) (images.St
 }
 
 // ISO implements images.Store.
-func (c *storages) ISO(ctx context.Context, host, storage, name string) (sizeBytes int64, found bool, err error) {
-	return c.file(ctx, host, storage, isoContent, name)
+func (c *Client) ISO(ctx context.Context, host, storage, name string) (sizeBytes int64, found bool, err error) {
+	return c.storedFile(ctx, host, storage, isoContent, name)
 }
 
 // DiskImage implements images.Store.
-func (c *storages) DiskImage(ctx context.Context, host, storage, name string) (sizeBytes int64, found bool, err error) {
-	return c.file(ctx, host, storage, importContent, name)
+func (c *Client) DiskImage(ctx context.Context, host, storage, name string) (sizeBytes int64, found bool, err error) {
+	return c.storedFile(ctx, host, storage, importContent, name)
 }
 
 // Kinds of files on a storage.
@@ -55,7 +51,7 @@ const (
 	importContent = "import" // disk images, since Proxmox 8.3
 )
 
-func (c *storages) file(ctx context.Context, host, storage, content, name string) (sizeBytes int64, found bool, err error) {
+func (c *Client) storedFile(ctx context.Context, host, storage, content, name string) (sizeBytes int64, found bool, err error) {
 	v, found, err := c.volume(ctx, host, storage+":"+content+"/"+name)
 	if !found || err != nil {
 		return 0, false, err
@@ -68,16 +64,16 @@ func (c *storages) file(ctx context.Context, host, storage, content, name string
 }
 
 // HasVolume implements cluster.StorageReader.
-func (c *storages) HasVolume(ctx context.Context, host, volid string) (bool, error) {
+func (c *Client) HasVolume(ctx context.Context, host, volid string) (bool, error) {
 	_, found, err := c.volume(ctx, host, volid)
 	return found, err
 }
 
 // OwnedVolumes implements cluster.StorageReader. Proxmox lists only volumes of VMs
 // that the token may see.
-func (c *storages) OwnedVolumes(ctx context.Context, host, storage string, owner cluster.VMID) ([]string, error) {
+func (c *Client) OwnedVolumes(ctx context.Context, host, storage string, owner cluster.VMID) ([]string, error) {
 	var rows []volumeRow
-	if err := c.Get(ctx, contentPath(host, storage)+fmt.Sprintf("?content=images&vmid=%d", owner), &rows); err != nil {
+	if err := c.conn.Get(ctx, contentPath(host, storage)+fmt.Sprintf("?content=images&vmid=%d", owner), &rows); err != nil {
 		return nil, err
 	}
 	var volids []string
@@ -100,7 +96,7 @@ type volumeRow struct {
 
 // volume looks a volume up in its storage's listing. Proxmox lists disks only of
 // VMs that the token may see.
-func (c *storages) volume(ctx context.Context, host, volid string) (volumeRow, bool, error) {
+func (c *Client) volume(ctx context.Context, host, volid string) (volumeRow, bool, error) {
 	storage, name, ok := strings.Cut(volid, ":")
 	if !ok || storage == "" || name == "" {
 		return volumeRow{}, false, fmt.Errorf("%q is not the name of a volume", volid)
@@ -110,7 +106,7 @@ func (c *storages) volume(ctx context.Context, host, volid string) (volumeRow, b
 		path += "?content=" + content
 	}
 	var rows []volumeRow
-	if err := c.Get(ctx, path, &rows); err != nil {
+	if err := c.conn.Get(ctx, path, &rows); err != nil {
 		return volumeRow{}, false, err
 	}
 	i := slices.IndexFunc(rows, func(v volumeRow) bool { return v.Volid == volid })
@@ -139,9 +135,9 @@ type storageConfig struct {
 
 // Storages implements cluster.StorageReader. Proxmox omits those on which the token has
 // neither Datastore.Audit nor Datastore.AllocateSpace.
-func (c *storages) Storages(ctx context.Context) ([]cluster.Storage, error) {
+func (c *Client) Storages(ctx context.Context) ([]cluster.Storage, error) {
 	var rows []storageConfig
-	if err := c.Get(ctx, "/storage", &rows); err != nil {
+	if err := c.conn.Get(ctx, "/storage", &rows); err != nil {
 		return nil, err
 	}
 	found := make([]cluster.Storage, 0, len(rows))
@@ -192,14 +188,14 @@ func (s storageConfig) pool() string {
 // Room implements cluster.StorageReader. Asked for a content type, Proxmox lists only
 // the storages that are enabled for the host and accept it (Storage.pm,
 // storage_info).
-func (c *storages) Room(ctx context.Context, host string) (cluster.Room, error) {
+func (c *Client) Room(ctx context.Context, host string) (cluster.Room, error) {
 	at := "/nodes/" + url.PathEscape(host)
 	var rows []struct {
 		Storage, Type string
 		Active        json.RawMessage
 		Total, Avail  json.Number
 	}
-	if err := c.Get(ctx, at+"/storage?content=images", &rows); err != nil {
+	if err := c.conn.Get(ctx, at+"/storage?content=images", &rows); err != nil {
 		return cluster.Room{}, err
 	}
 	var room cluster.Room
@@ -214,7 +210,7 @@ func (c *storages) Room(ctx context.Context, host string) (cluster.Room, error) 
 	}
 	slices.SortFunc(room.Storages, func(a, b cluster.StorageRoom) int { return cmp.Compare(a.Name, b.Name) })
 	if thin {
-		room.ThinPools, room.ErrPools = thinPools(ctx, c.Conn, at)
+		room.ThinPools, room.ErrPools = thinPools(ctx, c.conn, at)
 	}
 	if ceph {
 		return room, c.readCeph(ctx, at, room.Storages)

@@ -31,10 +31,9 @@ const (
 	logLines = 500
 )
 
-// tasks waits for tasks of Proxmox and lists them.
+// tasks waits for tasks of Proxmox.
 type tasks struct {
 	*api.Conn
-	hosts     *hosts
 	workers   sync.Map // by UPID: the tasks whose names we received
 	durations durations
 }
@@ -128,8 +127,8 @@ func (c *tasks) taskLog(ctx context.Context, upid api.UPID) []string {
 // OwnTasks implements cluster.Tasks. Tasks of an earlier process of ours, killed
 // since, keep running, on any host. A token always sees its own tasks
 // (API2/Tasks.pm).
-func (c *tasks) OwnTasks(ctx context.Context, of func(cluster.VMID) bool) ([]string, error) {
-	online, _, err := c.hosts.Nodes(ctx)
+func (c *Client) OwnTasks(ctx context.Context, of func(cluster.VMID) bool) ([]string, error) {
+	online, _, err := c.Nodes(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -141,7 +140,7 @@ func (c *tasks) OwnTasks(ctx context.Context, of func(cluster.VMID) bool) ([]str
 			errs = append(errs, err)
 		}
 		for _, u := range tasks {
-			if u.User == c.TokenID && slices.ContainsFunc(vmsOf(u), of) {
+			if u.User == c.conn.TokenID && slices.ContainsFunc(vmsOf(u), of) {
 				running = append(running, u.String())
 			}
 		}
@@ -164,11 +163,11 @@ func vmsOf(u api.UPID) []cluster.VMID {
 }
 
 // OwnTasksOf implements cluster.Tasks. The ID of a task about a VM is the VM's number.
-func (c *tasks) OwnTasksOf(ctx context.Context, host string, id cluster.VMID) ([]string, error) {
+func (c *Client) OwnTasksOf(ctx context.Context, host string, id cluster.VMID) ([]string, error) {
 	tasks, err := c.activeTasks(ctx, host)
 	var running []string
 	for _, u := range tasks {
-		if u.User == c.TokenID && u.ID == strconv.Itoa(int(id)) {
+		if u.User == c.conn.TokenID && u.ID == strconv.Itoa(int(id)) {
 			running = append(running, u.String())
 		}
 	}
@@ -177,12 +176,12 @@ func (c *tasks) OwnTasksOf(ctx context.Context, host string, id cluster.VMID) ([
 
 // activeTasks lists the tasks that run on a host: our own, and with Sys.Audit on it
 // those of others. What could be read is returned along with an error.
-func (c *tasks) activeTasks(ctx context.Context, host string) ([]api.UPID, error) {
+func (c *Client) activeTasks(ctx context.Context, host string) ([]api.UPID, error) {
 	var rows []struct {
 		UPID    string
 		EndTime int64
 	}
-	if err := c.Get(ctx, "/nodes/"+url.PathEscape(host)+"/tasks?source=active&limit=500", &rows); err != nil {
+	if err := c.conn.Get(ctx, "/nodes/"+url.PathEscape(host)+"/tasks?source=active&limit=500", &rows); err != nil {
 		return nil, fmt.Errorf("list tasks on %s: %w", host, err)
 	}
 	var running []api.UPID

@@ -15,18 +15,8 @@ import (
 	"github.com/recast-sh/recast/internal/pve/api"
 )
 
-// ties reads what Proxmox keeps for VMs outside of their configurations.
-type ties struct {
-	*api.Conn
-	hosts     *hosts
-	storages  *storages
-	vms       *vms
-	firewalls *firewalls
-	tasks     *tasks
-}
-
 // Ties implements cluster.TieReader.
-func (c *ties) Ties(ctx context.Context, vm cluster.VM) (cluster.Ties, error) {
+func (c *Client) Ties(ctx context.Context, vm cluster.VM) (cluster.Ties, error) {
 	of := c.TiesOf(ctx, []cluster.VM{vm})[0]
 	return of.Ties, of.Err
 }
@@ -34,8 +24,8 @@ func (c *ties) Ties(ctx context.Context, vm cluster.VM) (cluster.Ties, error) {
 // TiesOf implements cluster.TieReader. A VM's error says what cannot be read, with
 // every missing privilege; lists that Proxmox filters for a token without rights are
 // incomplete without an error.
-func (c *ties) TiesOf(ctx context.Context, vms []cluster.VM) []cluster.TiesRead {
-	l := &look{ties: c}
+func (c *Client) TiesOf(ctx context.Context, vms []cluster.VM) []cluster.TiesRead {
+	l := &look{Client: c}
 	of := make([]cluster.TiesRead, len(vms))
 	g := errgroup.Group{}
 	g.SetLimit(api.ReadsAtOnce)
@@ -50,10 +40,10 @@ func (c *ties) TiesOf(ctx context.Context, vms []cluster.VM) []cluster.TiesRead 
 }
 
 func (l *look) of(ctx context.Context, vm cluster.VM) (cluster.Ties, error) {
-	fw, wrong, errFirewall := l.firewalls.firewall(ctx, vm)
+	fw, wrong, errFirewall := l.firewall(ctx, vm)
 	acl, errACL := l.aclEntries(ctx, vm.ID)
 	jobs, errJobs := l.replicationJobs(ctx, vm.ID)
-	snapshots, errSnapshots := l.vms.snapshots(ctx, vm)
+	snapshots, errSnapshots := l.snapshots(ctx, vm)
 	backups, errBackups := l.backups(ctx, vm)
 	replications, errReplications := l.replications(ctx, vm, jobs)
 	ha, errHA := l.haResource(ctx, vm.ID)
@@ -79,7 +69,7 @@ func (l *look) of(ctx context.Context, vm cluster.VM) (cluster.Ties, error) {
 func (l *look) aclEntries(ctx context.Context, id cluster.VMID) ([]cluster.ACLEntry, error) {
 	entries, err := once(ctx, l, "acl", func() (map[string][]cluster.ACLEntry, error) {
 		var acls []aclEntry
-		err := l.Get(ctx, "/access/acl", &acls)
+		err := l.conn.Get(ctx, "/access/acl", &acls)
 		entries := map[string][]cluster.ACLEntry{}
 		for _, a := range acls {
 			entries[a.Path] = append(entries[a.Path], cluster.ACLEntry{Path: a.Path, Kind: a.Type, Who: a.UGID, Role: a.RoleID, Propagate: toBool(a.Propagate)})
@@ -108,7 +98,7 @@ func (l *look) restrictedTags(ctx context.Context, vm cluster.VM) ([]string, err
 		return nil, nil
 	}
 	options, err := once(ctx, l, "tags", func() (options tagOptions, err error) {
-		return options, l.Get(ctx, "/cluster/options", &options)
+		return options, l.conn.Get(ctx, "/cluster/options", &options)
 	})
 	if err != nil {
 		return nil, err
@@ -116,7 +106,7 @@ func (l *look) restrictedTags(ctx context.Context, vm cluster.VM) ([]string, err
 	allowed := options.Allowed
 	if options.Access.Allow == "existing" {
 		rows, err := once(ctx, l, "guests", func() (rows []resource, err error) { // containers, too
-			return rows, l.Get(ctx, "/cluster/resources?type=vm", &rows)
+			return rows, l.conn.Get(ctx, "/cluster/resources?type=vm", &rows)
 		})
 		if err != nil {
 			return nil, err
@@ -147,7 +137,7 @@ func (l *look) hostArch(ctx context.Context, vm cluster.VM) (string, error) {
 		var status struct {
 			Kernel struct{ Machine string } `json:"current-kernel"` // uname's (API2/Nodes.pm, status)
 		}
-		err := l.Get(ctx, "/nodes/"+url.PathEscape(vm.Host)+"/status", &status)
+		err := l.conn.Get(ctx, "/nodes/"+url.PathEscape(vm.Host)+"/status", &status)
 		if api.IsForbidden(err) {
 			return "", nil
 		}
@@ -163,7 +153,7 @@ func (l *look) snippets(ctx context.Context, vm cluster.VM) ([]string, error) {
 		if !named {
 			continue
 		}
-		has, err := l.storages.HasVolume(ctx, vm.Host, volid)
+		has, err := l.HasVolume(ctx, vm.Host, volid)
 		switch {
 		case api.IsForbidden(err):
 		case err != nil:
@@ -188,7 +178,7 @@ func (l *look) vnets(ctx context.Context, vm cluster.VM) ([]cluster.VNet, error)
 			Iface string
 			IPAM  json.RawMessage
 		}
-		if err := l.Get(ctx, "/nodes/"+url.PathEscape(vm.Host)+"/network?type=any_bridge", &rows); err != nil {
+		if err := l.conn.Get(ctx, "/nodes/"+url.PathEscape(vm.Host)+"/network?type=any_bridge", &rows); err != nil {
 			return nil, fmt.Errorf("read the bridges of %s: %w", vm.Host, err)
 		}
 		ipam := map[string]bool{}

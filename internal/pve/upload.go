@@ -23,7 +23,7 @@ const uploadAttempts = 3
 // Upload implements images.Store. It holds only a buffer of the ISO in memory. An
 // upload whose answer was lost and that had no effect is sent again: whichever of
 // them Proxmox stores, the bytes are the same.
-func (c *isos) Upload(ctx context.Context, u images.Upload) error {
+func (c *Client) Upload(ctx context.Context, u images.Upload) error {
 	if err := checkFileName(u.Name); err != nil {
 		return err
 	}
@@ -31,7 +31,7 @@ func (c *isos) Upload(ctx context.Context, u images.Upload) error {
 		return err
 	}
 	// A file that already has this size proves nothing about this upload.
-	size, found, err := c.storages.file(ctx, u.Host, u.Storage, contentOf(u.Name), u.Name)
+	size, found, err := c.storedFile(ctx, u.Host, u.Storage, contentOf(u.Name), u.Name)
 	if err != nil {
 		return err
 	}
@@ -61,15 +61,15 @@ func (c *isos) Upload(ctx context.Context, u images.Upload) error {
 // later, but closes a connection on which more than half a megabyte has arrived by
 // then, and takes data on a connection that it knows for a bad request (pve-manager,
 // HTTPServer.pm, auth_handler; pve-http-server, AnyEvent.pm).
-func (c *isos) mayUpload(ctx context.Context, storage string) error {
+func (c *Client) mayUpload(ctx context.Context, storage string) error {
 	const privilege = "Datastore.AllocateTemplate"
 	path := "/storage/" + storage
-	held, err := c.access.Permissions(ctx, path)
+	held, err := c.Permissions(ctx, path)
 	if err != nil {
 		return err
 	}
 	if _, may := held[privilege]; !may {
-		return c.HintPrivilege(fault.Refusedf("upload to storage %q: 403 Permission check failed (%s, %s): nothing was sent", storage, path, privilege), path, privilege)
+		return c.conn.HintPrivilege(fault.Refusedf("upload to storage %q: 403 Permission check failed (%s, %s): nothing was sent", storage, path, privilege), path, privilege)
 	}
 	return nil
 }
@@ -101,13 +101,13 @@ func contentOf(name string) string {
 
 // sendISO uploads an ISO and returns the name of the task that checks and stores it.
 // whole says whether the file was sent to its end.
-func (c *isos) sendISO(ctx context.Context, path string, u images.Upload) (upid string, whole bool, err error) {
+func (c *Client) sendISO(ctx context.Context, path string, u images.Upload) (upid string, whole bool, err error) {
 	form, err := newForm(u)
 	if err != nil {
 		return "", false, err
 	}
 	bodies := &uploads{form: form, upload: u}
-	_, err = c.Send(ctx, http.MethodPost, path, func(req *http.Request) {
+	_, err = c.conn.Send(ctx, http.MethodPost, path, func(req *http.Request) {
 		// Proxmox rejects chunked bodies: the length must be known beforehand.
 		req.ContentLength = int64(len(form.head)) + u.SizeBytes + int64(len(form.tail))
 		req.GetBody = bodies.open
@@ -121,16 +121,16 @@ func (c *isos) sendISO(ctx context.Context, path string, u images.Upload) (upid 
 // on whichever node received it: uploads are not forwarded to their host. again says
 // that the upload had no effect; absent says that no file of the right size existed
 // before.
-func (c *isos) findUpload(ctx context.Context, u images.Upload, absent bool, sent time.Time, lost error) (again bool, err error) {
+func (c *Client) findUpload(ctx context.Context, u images.Upload, absent bool, sent time.Time, lost error) (again bool, err error) {
 	upid, stored := "", false
 	var since time.Time // when Proxmox first answered
-	w := wait.For{Name: "find out whether the upload arrived", Every: c.Poll, Timeout: searchTime}
+	w := wait.For{Name: "find out whether the upload arrived", Every: c.conn.Poll, Timeout: searchTime}
 	err = wait.Until(ctx, w, func(ctx context.Context) (bool, string, error) {
 		var err error
 		if upid, err = c.uploadTask(ctx, sent); err != nil || upid != "" {
 			return upid != "", "", api.StopOnAnswer(err)
 		}
-		size, found, err := c.storages.file(ctx, u.Host, u.Storage, contentOf(u.Name), u.Name)
+		size, found, err := c.storedFile(ctx, u.Host, u.Storage, contentOf(u.Name), u.Name)
 		if err != nil {
 			return false, "", api.StopOnAnswer(err)
 		}
@@ -152,8 +152,8 @@ func (c *isos) findUpload(ctx context.Context, u images.Upload, absent bool, sen
 }
 
 // uploadTask finds the task of an upload sent at that time, on any host; "" if there is none.
-func (c *isos) uploadTask(ctx context.Context, sent time.Time) (upid string, err error) {
-	online, _, err := c.hosts.Nodes(ctx)
+func (c *Client) uploadTask(ctx context.Context, sent time.Time) (upid string, err error) {
+	online, _, err := c.Nodes(ctx)
 	if err != nil {
 		return "", err
 	}

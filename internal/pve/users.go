@@ -16,25 +16,17 @@ import (
 	"github.com/recast-sh/recast/internal/pve/api"
 )
 
-// users knows what refers to files.
-type users struct {
-	*api.Conn
-	access *access
-	hosts  *hosts
-	vms    *vms
-}
-
 // Uses implements images.Users: it returns every VM of the whole Proxmox cluster,
 // with its pending changes, and every snapshot. Containers have no ISOs.
-func (c *users) Uses(ctx context.Context) ([]images.Use, error) {
-	if err := c.access.seesEveryVM(ctx); err != nil {
+func (c *Client) Uses(ctx context.Context) ([]images.Use, error) {
+	if err := c.seesEveryVM(ctx); err != nil {
 		return nil, err
 	}
-	rows, err := c.vms.resources(ctx)
+	rows, err := c.resources(ctx)
 	if err != nil {
 		return nil, err
 	}
-	away, err := c.hosts.offline(ctx)
+	away, err := c.offline(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -56,7 +48,7 @@ func (c *users) Uses(ctx context.Context) ([]images.Use, error) {
 			found[i], err = c.usesOf(ctx, vm)
 			if isNoConfig(err) {
 				// Deleted or moved since the list was read: look up this VM alone.
-				if vm, err = c.vms.VM(ctx, vm.ID); errors.Is(err, cluster.ErrNotFound) {
+				if vm, err = c.VM(ctx, vm.ID); errors.Is(err, cluster.ErrNotFound) {
 					return nil
 				}
 				if err == nil {
@@ -78,9 +70,9 @@ func (c *users) Uses(ctx context.Context) ([]images.Use, error) {
 // usesOf reads one VM. GET config merges pending changes, and so omits what a
 // running VM still has in a drive that is to be removed; the list of pending changes
 // has both.
-func (c *users) usesOf(ctx context.Context, vm cluster.VM) ([]images.Use, error) {
+func (c *Client) usesOf(ctx context.Context, vm cluster.VM) ([]images.Use, error) {
 	var rows []pendingRow
-	if err := c.Get(ctx, vmPath(vm, "pending"), &rows); err != nil {
+	if err := c.conn.Get(ctx, vmPath(vm, "pending"), &rows); err != nil {
 		return nil, err
 	}
 	var own images.Use
@@ -99,13 +91,13 @@ func (c *users) usesOf(ctx context.Context, vm cluster.VM) ([]images.Use, error)
 	}
 	own.By = vm.String()
 	uses := []images.Use{own}
-	snapshots, err := c.vms.snapshots(ctx, vm)
+	snapshots, err := c.snapshots(ctx, vm)
 	if err != nil {
 		return nil, err
 	}
 	for _, name := range snapshots {
 		var config rawConfig
-		if err := c.Get(ctx, vmPath(vm, "snapshot/"+url.PathEscape(name)+"/config"), &config); err != nil {
+		if err := c.conn.Get(ctx, vmPath(vm, "snapshot/"+url.PathEscape(name)+"/config"), &config); err != nil {
 			return nil, err
 		}
 		use := images.Use{By: fmt.Sprintf("snapshot %s of %s", name, vm)}

@@ -18,13 +18,6 @@ import (
 	"github.com/recast-sh/recast/internal/wait"
 )
 
-// vms reads VMs.
-type vms struct {
-	*api.Conn
-	hosts *hosts
-	seen  lastSeen
-}
-
 // VMs implements cluster.VMReader. It fails if any VM's configuration cannot be
 // read, because any VM may reference a volume. If unreachable hosts are the only
 // cause, the error is a *cluster.HostsAway and all other VMs are returned.
@@ -34,7 +27,7 @@ type vms struct {
 // in the same order, but a node may lag. If the list shows a VM in creation that its
 // host shows as complete, VMs completed before it may be missing: the list is read
 // again.
-func (c *vms) VMs(ctx context.Context) ([]cluster.VM, error) {
+func (c *Client) VMs(ctx context.Context) ([]cluster.VM, error) {
 	for range relists {
 		var rows []resource
 		var offline *unreachableHosts
@@ -44,7 +37,7 @@ func (c *vms) VMs(ctx context.Context) ([]cluster.VM, error) {
 				return err
 			},
 			func() (err error) {
-				offline, err = c.hosts.offline(ctx)
+				offline, err = c.offline(ctx)
 				return err
 			},
 		)
@@ -79,7 +72,7 @@ const createLock = "create"
 
 // configsOf reads the configurations of the listed VMs, except on the hosts that are
 // away. lacking is the error for those on hosts that do not answer; nil if there are none.
-func (c *vms) configsOf(ctx context.Context, rows []resource, away *unreachableHosts) (found []cluster.VM, lacking, err error) {
+func (c *Client) configsOf(ctx context.Context, rows []resource, away *unreachableHosts) (found []cluster.VM, lacking, err error) {
 	vms := make([]*cluster.VM, len(rows)) // nil: deleted, or unreachable
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(api.ReadsAtOnce)
@@ -122,7 +115,7 @@ func (c *vms) configsOf(ctx context.Context, rows []resource, away *unreachableH
 
 // Listed lists every VM in the cluster's list: without configurations, and about 10
 // s late.
-func (c *vms) Listed(ctx context.Context) ([]cluster.VM, error) {
+func (c *Client) Listed(ctx context.Context) ([]cluster.VM, error) {
 	rows, err := c.resources(ctx)
 	if err != nil {
 		return nil, err
@@ -135,7 +128,7 @@ func (c *vms) Listed(ctx context.Context) ([]cluster.VM, error) {
 }
 
 // Pool implements cluster.VMReader.
-func (c *vms) Pool(ctx context.Context, id cluster.VMID) (string, error) {
+func (c *Client) Pool(ctx context.Context, id cluster.VMID) (string, error) {
 	rows, err := c.resources(ctx)
 	if err != nil {
 		return "", err
@@ -159,10 +152,10 @@ type resource struct {
 	Template json.RawMessage
 }
 
-func (c *vms) resources(ctx context.Context) ([]resource, error) {
+func (c *Client) resources(ctx context.Context) ([]resource, error) {
 	var rows []resource
 	asked := time.Now()
-	if err := c.Get(ctx, "/cluster/resources?type=vm", &rows); err != nil {
+	if err := c.conn.Get(ctx, "/cluster/resources?type=vm", &rows); err != nil {
 		return nil, err
 	}
 	rows = slices.DeleteFunc(rows, func(r resource) bool { return r.Type != "qemu" })
@@ -179,7 +172,7 @@ func fromResource(r resource) cluster.VM {
 
 // readVM fills in the configuration and the current state, asked for at the same time:
 // neither is as of the other, in whatever order they are read.
-func (c *vms) readVM(ctx context.Context, vm *cluster.VM) error {
+func (c *Client) readVM(ctx context.Context, vm *cluster.VM) error {
 	state := *vm
 	var g errgroup.Group
 	g.Go(func() error { return c.readState(ctx, &state) })
@@ -190,7 +183,7 @@ func (c *vms) readVM(ctx context.Context, vm *cluster.VM) error {
 }
 
 // readState fills in the current state.
-func (c *vms) readState(ctx context.Context, vm *cluster.VM) error {
+func (c *Client) readState(ctx context.Context, vm *cluster.VM) error {
 	s, err := c.vmStatus(ctx, *vm)
 	if err != nil {
 		return err
@@ -202,15 +195,15 @@ func (c *vms) readState(ctx context.Context, vm *cluster.VM) error {
 
 // readConfig fills in the configuration. Digest is that of the configuration read
 // here: a concurrent change is detected when the digest is used.
-func (c *vms) readConfig(ctx context.Context, vm *cluster.VM) error {
+func (c *Client) readConfig(ctx context.Context, vm *cluster.VM) error {
 	var rows []pendingRow
-	if err := c.Get(ctx, vmPath(*vm, "pending"), &rows); err != nil {
+	if err := c.conn.Get(ctx, vmPath(*vm, "pending"), &rows); err != nil {
 		return err
 	}
 	raw := mergePending(rows)
 	if len(raw["digest"]) == 0 { // Proxmox's schema does not promise a digest
 		raw = nil
-		if err := c.Get(ctx, vmPath(*vm, "config"), &raw); err != nil {
+		if err := c.conn.Get(ctx, vmPath(*vm, "config"), &raw); err != nil {
 			return err
 		}
 	}
@@ -234,9 +227,9 @@ type vmStatus struct {
 	} `json:"ha"`
 }
 
-func (c *vms) vmStatus(ctx context.Context, vm cluster.VM) (vmStatus, error) {
+func (c *Client) vmStatus(ctx context.Context, vm cluster.VM) (vmStatus, error) {
 	var s vmStatus
-	err := c.Get(ctx, vmPath(vm, "status/current"), &s)
+	err := c.conn.Get(ctx, vmPath(vm, "status/current"), &s)
 	return s, err
 }
 
@@ -258,9 +251,9 @@ func isNoConfig(err error) bool {
 
 // Containers lists every container that the token may see, sorted by number. VMs and
 // containers share one range of numbers.
-func (c *vms) Containers(ctx context.Context) ([]cluster.Container, error) {
+func (c *Client) Containers(ctx context.Context) ([]cluster.Container, error) {
 	var rows []resource
-	if err := c.Get(ctx, "/cluster/resources?type=vm", &rows); err != nil {
+	if err := c.conn.Get(ctx, "/cluster/resources?type=vm", &rows); err != nil {
 		return nil, err
 	}
 	var out []cluster.Container
@@ -275,9 +268,9 @@ func (c *vms) Containers(ctx context.Context) ([]cluster.Container, error) {
 
 // snapshots lists the VM's snapshots by name. Proxmox's list ends with the current
 // state, named "current".
-func (c *vms) snapshots(ctx context.Context, vm cluster.VM) ([]string, error) {
+func (c *Client) snapshots(ctx context.Context, vm cluster.VM) ([]string, error) {
 	var rows []struct{ Name string }
-	if err := c.Get(ctx, vmPath(vm, "snapshot"), &rows); err != nil {
+	if err := c.conn.Get(ctx, vmPath(vm, "snapshot"), &rows); err != nil {
 		return nil, err
 	}
 	var names []string

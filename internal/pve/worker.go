@@ -38,7 +38,7 @@ func (c *tasks) startedSince(ctx context.Context, w worker, sent time.Time) (str
 	var up uptime
 	err := c.Get(ctx, path, &rows)
 	if err == nil && len(rows) > 0 {
-		up, err = c.hosts.uptime(ctx, w.host)
+		up, err = readUptime(ctx, c.Conn, w.host)
 	}
 	if err != nil {
 		return "", fmt.Errorf("look for task %s %s on %s: %w", w.kind, w.id, w.host, err)

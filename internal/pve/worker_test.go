@@ -60,18 +60,18 @@ func TestStartedSince(t *testing.T) {
 				tc.status = data(`{"uptime":86400,"cpuinfo":{"user_hz":100}}`)
 			}
 			pve1.On("GET /nodes/pve1/status", tc.status)
-			c.workers.Store(move(57), true)
+			c.tasks.workers.Store(move(57), true)
 			sent := time.Now()
 			time.Sleep(time.Minute)
 			worker := moveWorker(cluster.VM{ID: 100, Host: "pve1"}, "scsi1", 200, "scsi5")
-			got, err := c.startedSince(t.Context(), worker, sent)
+			got, err := c.tasks.startedSince(t.Context(), worker, sent)
 			if got != tc.want || tc.err == "" && err != nil || tc.err != "" && (err == nil || !strings.Contains(err.Error(), tc.err)) {
 				t.Errorf("got %q, error %v", got, err)
 			}
 			if tc.want == "" {
 				return
 			}
-			if again, err := c.startedSince(t.Context(), worker, sent); again != "" || err != nil {
+			if again, err := c.tasks.startedSince(t.Context(), worker, sent); again != "" || err != nil {
 				t.Errorf("the second time: %q, error %v", again, err)
 			}
 		})
