@@ -71,28 +71,27 @@ func Run(ctx context.Context, p pipeline.Project, src Sources) Result {
 	d.res = Result{Cluster: p.Config.Cluster, Nodes: []doctor.Assessment{}, Needs: []NeedStatus{}}
 	errLock := d.readLock()
 	d.say("the Proxmox API")
-	proxmox, talos, programs := proxmoxChecks{d}, talosChecks{d}, programChecks{d}
-	reached := proxmox.endpoints(ctx) && proxmox.readHosts(ctx)
+	reached := d.endpoints(ctx) && d.readHosts(ctx)
 	d.say("Proxmox, Talos and Kubernetes")
 	d.lookAround(ctx, reached)
 	if reached {
-		proxmox.check(ctx)
+		d.proxmox(ctx)
 		d.res.Nodes = d.survey.Assess(d.wanted, d.Policy(planning.Policy{}))
-		privilegeChecks{d}.check(ctx)
+		d.privileges(ctx)
 		d.say("the storages")
-		storageChecks{d}.check(ctx)
+		d.storages(ctx)
 	}
-	talos.check()
-	talos.etcd(ctx)
+	d.talos()
+	d.etcd(ctx)
 	d.kubernetes()
 	d.replication(ctx)
-	programs.gates(ctx)
-	programs.hooks()
-	programs.webhooks()
+	d.gates(ctx)
+	d.hooks()
+	d.webhooks()
 	d.say("the Image Factory and the registry")
 	d.images(ctx, errLock)
 	if reached {
-		nodeChecks{d}.check()
+		d.nodes()
 	}
 	return d.res
 }

@@ -278,7 +278,7 @@ func TestANodeOfAController(t *testing.T) {
 	node := cluster.KubeNode{Name: "wk1", Metadata: cluster.NodeMetadata{Annotations: map[string]string{"cluster.x-k8s.io/machine": "home-x"}}}
 	d.survey.Found, d.survey.Unread = []observe.Found{{Node: &node}}, []error{nil}
 	d.res.Nodes = []doctor.Assessment{{Node: "wk1", VMID: 101, Host: "pve1"}}
-	nodeChecks{d}.check()
+	d.nodes()
 	if len(d.res.Checks) != 1 || d.res.Checks[0].State != Problem || !strings.Contains(d.res.Checks[0].Seen, "of Cluster API") || fault.KindOf(d.res.Err()) != fault.Refused {
 		t.Errorf("%+v: %v", d.res.Checks, d.res.Err())
 	}
@@ -326,8 +326,8 @@ func TestTalosVersion(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			d := talosChecks{&checkup{Project: pipeline.Project{Config: &config.Config{Talos: config.Talos{Version: tc.wanted}}}}}
-			d.version("wk1", tc.runs)
+			d := &checkup{Project: pipeline.Project{Config: &config.Config{Talos: config.Talos{Version: tc.wanted}}}}
+			d.talosVersion("wk1", tc.runs)
 			if c := d.res.Checks[0]; c.State != tc.want || !strings.Contains(c.Seen, tc.seen) {
 				t.Errorf("%s: %s", c.State, c.Seen)
 			}
@@ -380,10 +380,10 @@ func TestISOTransfer(t *testing.T) {
 			s.downloads, s.served = tc.downloads, tc.served
 			c := &config.Config{}
 			c.Images.ISO.Delivery, c.Images.Factory = tc.asked, "https://factory"
-			d := storageChecks{&checkup{
+			d := &checkup{
 				Project: pipeline.Project{Config: c}, src: Sources{Proxmox: s, Images: pipeline.Images{Factory: shop{}}},
 				lock: schematics.Lock{Schematics: map[string]schematics.Locked{"default": {ISO: schematics.BootFile{SizeBytes: tc.built}}}},
-			}}
+			}
 			if got := d.delivery(t.Context(), images.BootISO, "default", "isos", "pve1"); got != tc.want {
 				t.Errorf("got  %s\nwant %s", got, tc.want)
 			}

@@ -13,10 +13,7 @@ import (
 	"github.com/recast-sh/recast/internal/words"
 )
 
-// talosChecks are the checks of the machines and of etcd.
-type talosChecks struct{ *checkup }
-
-func (d talosChecks) check() {
+func (d *checkup) talos() {
 	d.certificate(GroupTalos, "talosconfig", "an admin of the cluster can create a new one with talosctl config new", d.src.TalosExpires)
 	if d.src.ErrTalos != nil {
 		d.fail(GroupTalos, "talosconfig", d.src.ErrTalos)
@@ -34,13 +31,13 @@ func (d talosChecks) check() {
 			}
 		}
 		if f.Machine != nil {
-			d.version(f.Name, f.Machine.TalosVersion)
+			d.talosVersion(f.Name, f.Machine.TalosVersion)
 		}
 	}
 }
 
 // etcd reports problems of etcd: with them, a roll refuses to take a control plane down.
-func (d talosChecks) etcd(ctx context.Context) {
+func (d *checkup) etcd(ctx context.Context) {
 	if d.src.Talos == nil || d.survey.Talos != nil || d.survey.Kubernetes != nil {
 		return // reported already
 	}
@@ -55,9 +52,9 @@ func (d talosChecks) etcd(ctx context.Context) {
 	}
 }
 
-// version compares a machine with the configuration. Talos can be upgraded by one
+// talosVersion compares a machine with the configuration. Talos can be upgraded by one
 // minor version at a time, and can't be downgraded.
-func (d talosChecks) version(node, runs string) {
+func (d *checkup) talosVersion(node, runs string) {
 	wanted := d.Config.Talos.Version
 	a, aKnown := minorOf(runs)
 	b, bKnown := minorOf(wanted)

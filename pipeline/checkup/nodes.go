@@ -12,17 +12,14 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// nodeChecks are the checks of the nodes, each as a roll would plan it.
-type nodeChecks struct{ *checkup }
-
-// check reports for each node which strategies are possible.
-func (d nodeChecks) check() {
+// nodes reports for each node which strategies are possible.
+func (d *checkup) nodes() {
 	for _, err := range d.survey.Shared {
 		d.fail(GroupNodes, "VMs", err)
 	}
 	for i, a := range d.res.Nodes {
 		if err := d.survey.Unread[i]; err != nil {
-			d.unread(a, err)
+			d.unreadNode(a, err)
 		}
 		if err := strategy.Uncontrolled(d.survey.Found[i].Node); err != nil {
 			d.fail(GroupNodes, a.Node, fault.WithHint(err, "remove it from recast.yaml: recast leaves it alone then"))
@@ -32,9 +29,9 @@ func (d nodeChecks) check() {
 	}
 }
 
-// unread reports a node that could not be read; as a problem only if it does not
+// unreadNode reports a node that could not be read; as a problem only if it does not
 // follow from another one.
-func (d nodeChecks) unread(a doctor.Assessment, err error) {
+func (d *checkup) unreadNode(a doctor.Assessment, err error) {
 	blind := slices.ContainsFunc(d.missing.Lacks, func(l access.Lack) bool { return l.Privilege == "VM.Audit" })
 	switch {
 	case blind && a.VMID == 0:
@@ -46,7 +43,7 @@ func (d nodeChecks) unread(a doctor.Assessment, err error) {
 	}
 }
 
-func (d nodeChecks) node(a doctor.Assessment) {
+func (d *checkup) node(a doctor.Assessment) {
 	switch {
 	case a.Strategy == cluster.Create && len(a.Refused) > 0:
 		d.refuse(GroupNodes, a.Node, "", "%s", strings.Join(a.Refused, "; "))

@@ -10,12 +10,12 @@ import (
 	"github.com/recast-sh/recast/cluster/access"
 )
 
-func (d privilegeChecks) needsToRehearse() access.Needs {
+func (d *checkup) needsToRehearse() access.Needs {
 	return d.survey.NeedsToRehearse(d.wanted, d.res.Nodes, d.RehearsalOn())
 }
 
 // rehearsing is the option roll --rehearse, if it needs more privileges than a roll.
-func (d privilegeChecks) rehearsing(ctx context.Context, needs access.Needs) []access.Option {
+func (d *checkup) rehearsing(ctx context.Context, needs access.Needs) []access.Option {
 	more := d.needsToRehearse()
 	missing, err := needs.With(more).Missing(ctx, d.src.Proxmox)
 	if err != nil || len(missing.Of(more).Lacks) == len(missing.Of(needs).Of(more).Lacks) {
@@ -26,7 +26,7 @@ func (d privilegeChecks) rehearsing(ctx context.Context, needs access.Needs) []a
 
 // agents warns if scratch VMs could be found only by their guest agent, and the token may
 // not use it.
-func (d privilegeChecks) agents(ctx context.Context) {
+func (d *checkup) agents(ctx context.Context) {
 	if len(d.Config.Roll.Rehearse.Addresses) > 0 {
 		return
 	}
@@ -38,11 +38,8 @@ func (d privilegeChecks) agents(ctx context.Context) {
 		"the token may not use them: what scratch VMs boot could not be checked")
 }
 
-// privilegeChecks are the checks of the token.
-type privilegeChecks struct{ *checkup }
-
-// check compares the token's privileges with those that a roll needs.
-func (d privilegeChecks) check(ctx context.Context) {
+// privileges compares the token's privileges with those that a roll needs.
+func (d *checkup) privileges(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, askWorld)
 	defer cancel()
 	needs := d.survey.Needs(d.wanted, d.res.Nodes)
@@ -76,7 +73,7 @@ func (d privilegeChecks) check(ctx context.Context) {
 }
 
 // options reports optional privileges, never as a problem.
-func (d privilegeChecks) options(ctx context.Context, needs access.Needs) {
+func (d *checkup) options(ctx context.Context, needs access.Needs) {
 	for _, o := range append(access.Options(d.Config.Images.ISO.Storage, d.Config.Images.Disk.Storage, hostNames(d.hosts)), d.rehearsing(ctx, needs)...) {
 		missing, err := needs.With(o.Needs).Missing(ctx, d.src.Proxmox)
 		if err != nil {
@@ -96,7 +93,7 @@ func (d privilegeChecks) options(ctx context.Context, needs access.Needs) {
 }
 
 // mayDownload says whether every host may download to every storage for ISOs and disk images.
-func (d privilegeChecks) mayDownload(ctx context.Context) bool {
+func (d *checkup) mayDownload(ctx context.Context) bool {
 	for _, host := range hostNames(d.hosts) {
 		for _, storage := range slices.Concat(d.Config.Images.ISO.Storage, d.Config.Images.Disk.Storage) {
 			if why, err := d.src.Proxmox.MayDownload(ctx, host, storage); why != "" || err != nil {
@@ -108,7 +105,7 @@ func (d privilegeChecks) mayDownload(ctx context.Context) bool {
 }
 
 // foreignBridges reports VNets, whose zone the VM's configuration does not name.
-func (d privilegeChecks) foreignBridges() {
+func (d *checkup) foreignBridges() {
 	for i, f := range d.survey.Found {
 		if f.VM == nil {
 			continue

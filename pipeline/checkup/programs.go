@@ -16,12 +16,9 @@ import (
 // askGate is the timeout for checking one gate.
 const askGate = 30 * time.Second
 
-// programChecks are the checks of the user's gates, hooks and webhooks.
-type programChecks struct{ *checkup }
-
 // gates checks every gate about objects once. Programs are only looked for, since they
 // are run for a node.
-func (d programChecks) gates(ctx context.Context) {
+func (d *checkup) gates(ctx context.Context) {
 	for _, g := range d.Gates() {
 		switch {
 		case g.Command != nil:
@@ -35,7 +32,7 @@ func (d programChecks) gates(ctx context.Context) {
 }
 
 // program checks that the program of a gate exists.
-func (d programChecks) program(g cluster.UserGate) {
+func (d *checkup) program(g cluster.UserGate) {
 	when := "before each node, and when it is back"
 	if g.BeforeOnly {
 		when = "before each node"
@@ -44,7 +41,7 @@ func (d programChecks) program(g cluster.UserGate) {
 }
 
 // runnable checks that a program can be run, without running it.
-func (d programChecks) runnable(group, what, key, when string, c cluster.CommandGate) {
+func (d *checkup) runnable(group, what, key, when string, c cluster.CommandGate) {
 	name := c.Args[0]
 	if strings.ContainsRune(name, filepath.Separator) && !filepath.IsAbs(name) {
 		name = filepath.Join(c.Dir, name)
@@ -59,7 +56,7 @@ func (d programChecks) runnable(group, what, key, when string, c cluster.Command
 	d.ok(group, what, "a roll runs it %s", when)
 }
 
-func (d programChecks) gate(ctx context.Context, g cluster.UserGate) {
+func (d *checkup) gate(ctx context.Context, g cluster.UserGate) {
 	ctx, cancel := context.WithTimeout(ctx, askGate)
 	defer cancel()
 	holds, seen, err := usergate.Ask{Objects: d.src.Objects}.Look(ctx, g)
@@ -83,7 +80,7 @@ type Webhook struct {
 }
 
 // hooks checks that the programs exist. It runs none, since they have effects.
-func (d programChecks) hooks() {
+func (d *checkup) hooks() {
 	when := map[cluster.HookPoint]string{
 		cluster.BeforeRun: "before it starts", cluster.AfterRun: "at its end", cluster.BeforeBatch: "before each batch", cluster.AfterBatch: "after each batch",
 		cluster.BeforeNode: "before each node", cluster.AfterNode: "when each node is back",
@@ -97,7 +94,7 @@ func (d programChecks) hooks() {
 }
 
 // webhooks reports their state, and sends nothing.
-func (d programChecks) webhooks() {
+func (d *checkup) webhooks() {
 	for _, w := range d.src.Webhooks {
 		if w.Err != nil {
 			d.warn(GroupWebhooks, w.Name, "set the variable where recast runs; a roll continues without it", "%v", w.Err)

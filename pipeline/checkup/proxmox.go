@@ -17,11 +17,8 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// proxmoxChecks are the checks of the API, the hosts and their cluster.
-type proxmoxChecks struct{ *checkup }
-
-// check checks the hosts and their cluster for what a roll relies on.
-func (d proxmoxChecks) check(ctx context.Context) {
+// proxmox checks the hosts and their cluster for what a roll relies on.
+func (d *checkup) proxmox(ctx context.Context) {
 	d.versions()
 	for _, err := range errsOf(d.survey.Proxmox) {
 		if fault.KindOf(err) == fault.Refused {
@@ -48,7 +45,7 @@ func (d proxmoxChecks) check(ctx context.Context) {
 // (move_disk to another VM) and 8.0 (resize as a task).
 const oldestMajor, newestMajor = 8, 9
 
-func (d proxmoxChecks) versions() {
+func (d *checkup) versions() {
 	majors := map[int]bool{}
 	for _, h := range d.hosts {
 		if h.Entry || d.res.Version == "" {
@@ -78,7 +75,7 @@ func (d proxmoxChecks) versions() {
 
 // hostErrors reports what could not be read from a host. Missing privileges are
 // reported once, among the privileges.
-func (d proxmoxChecks) hostErrors(h cluster.Host) {
+func (d *checkup) hostErrors(h cluster.Host) {
 	forbidden := false
 	for _, err := range h.Errs {
 		if fault.KindOf(err) == fault.Refused {
@@ -99,7 +96,7 @@ const (
 )
 
 // clocks compares the clock of every host with this machine. Proxmox returns whole seconds.
-func (d proxmoxChecks) clocks() {
+func (d *checkup) clocks() {
 	for _, h := range d.hosts {
 		if h.Clock.IsZero() {
 			continue
@@ -116,7 +113,7 @@ func (d proxmoxChecks) clocks() {
 	}
 }
 
-func (d proxmoxChecks) claim() {
+func (d *checkup) claim() {
 	state, held, err := claim.Peek(d.survey.VMs, d.Config.Cluster, d.ClaimID())
 	switch {
 	case err != nil:
@@ -139,7 +136,7 @@ func (d proxmoxChecks) claim() {
 
 // locked warns about VMs with a lock: they can't be changed, and if the task has died the
 // lock stays for ever.
-func (d proxmoxChecks) locked() {
+func (d *checkup) locked() {
 	concern := map[cluster.VMID]bool{d.ClaimID(): true}
 	for _, w := range d.wanted {
 		concern[w.Holder] = true
@@ -162,7 +159,7 @@ func (d proxmoxChecks) locked() {
 }
 
 // containers looks for VMIDs of containers that recast would use: a roll would stop there.
-func (d proxmoxChecks) containers(ctx context.Context) {
+func (d *checkup) containers(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, askWorld)
 	defer cancel()
 	list, err := d.src.Proxmox.Containers(ctx)
@@ -182,7 +179,7 @@ func (d proxmoxChecks) containers(ctx context.Context) {
 
 // endpoints asks every configured address separately: a roll that fails over to one must
 // find the same cluster there. It says whether any answers.
-func (d proxmoxChecks) endpoints(ctx context.Context) (reached bool) {
+func (d *checkup) endpoints(ctx context.Context) (reached bool) {
 	if d.src.ErrProxmox != nil {
 		d.fail(GroupProxmox, "API", d.src.ErrProxmox)
 		return false
@@ -226,7 +223,7 @@ func (d proxmoxChecks) endpoints(ctx context.Context) (reached bool) {
 }
 
 // readHosts reads the details of each host, and says whether it could.
-func (d proxmoxChecks) readHosts(ctx context.Context) bool {
+func (d *checkup) readHosts(ctx context.Context) bool {
 	ctx, cancel := context.WithTimeout(ctx, askWorld)
 	defer cancel()
 	var err error
@@ -270,7 +267,7 @@ func errsOf(err error) []error {
 }
 
 // scratch warns about scratch VMs: those of a killed run may run for ever.
-func (d proxmoxChecks) scratch() {
+func (d *checkup) scratch() {
 	for _, s := range planning.ScratchVMs(d.survey.VMs, d.Config.Cluster) {
 		d.warn(GroupProxmox, fmt.Sprintf("VM %d", s.VM.ID), "recast prune deletes it, once that run has ended",
 			"%q on %s: run %s tests, or tested, an image on it", s.VM.Name, s.VM.Host, s.Run)

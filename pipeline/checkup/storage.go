@@ -15,12 +15,9 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// storageChecks are the checks of the storages.
-type storageChecks struct{ *checkup }
-
-// check checks the storages for ISOs, for disk images and for the nodes' disks, from every host that
+// storages checks the storages for ISOs, for disk images and for the nodes' disks, from every host that
 // has nodes.
-func (d storageChecks) check(ctx context.Context) {
+func (d *checkup) storages(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, askWorld)
 	defer cancel()
 	hosts := d.hostsOfNodes()
@@ -42,7 +39,7 @@ func (d storageChecks) check(ctx context.Context) {
 }
 
 // unseen warns that the token can't see a storage; the privileges report what is missing.
-func (d storageChecks) unseen(storage string) bool {
+func (d *checkup) unseen(storage string) bool {
 	return slices.ContainsFunc(d.missing.Lacks, func(l access.Lack) bool {
 		return l.Privilege == "Datastore.Audit" && (l.At == "/storage" || l.At == "/storage/"+storage)
 	})
@@ -50,7 +47,7 @@ func (d storageChecks) unseen(storage string) bool {
 
 // imageStorage checks a storage for boot ISOs or disk images. One that can't take disk images
 // is a problem unless the machines boot the ISO instead.
-func (d storageChecks) imageStorage(ctx context.Context, of images.Artefact, storage string, hosts []string) {
+func (d *checkup) imageStorage(ctx context.Context, of images.Artefact, storage string, hosts []string) {
 	what := label(of) + " storage " + storage
 	if d.unseen(storage) {
 		d.warn(GroupStorage, what, "", "can't be seen without Datastore.Audit on /storage/%s", storage)
@@ -99,7 +96,7 @@ func label(of images.Artefact) string {
 // unbuilt is the assumed size of an ISO, or a disk image, that was not built yet.
 const unbuilt = 512 << 20
 
-func (d storageChecks) largest(of images.Artefact) int64 {
+func (d *checkup) largest(of images.Artefact) int64 {
 	var largest int64
 	for _, e := range d.lock.Schematics {
 		largest = max(largest, of.File(d.lock, e).SizeBytes)
@@ -109,7 +106,7 @@ func (d storageChecks) largest(of images.Artefact) int64 {
 
 // imagesOn reports which files of the lock exist already. Publish, or the roll itself, copies
 // the others.
-func (d storageChecks) imagesOn(ctx context.Context, of images.Artefact, storage, host string) {
+func (d *checkup) imagesOn(ctx context.Context, of images.Artefact, storage, host string) {
 	for _, name := range d.lock.Names() {
 		e := d.lock.Schematics[name]
 		what := fmt.Sprintf("%s of %s on %s", label(of), name, storage)
@@ -134,7 +131,7 @@ func (d storageChecks) imagesOn(ctx context.Context, of images.Artefact, storage
 }
 
 // noDisk reports a schematic of which no disk image is made.
-func (d storageChecks) noDisk(what, why string) {
+func (d *checkup) noDisk(what, why string) {
 	if d.Config.Images.Boot == config.BootAuto {
 		d.warn(GroupStorage, what, "", "none is made, so its machines boot the ISO: %s", why)
 		return
@@ -144,7 +141,7 @@ func (d storageChecks) noDisk(what, why string) {
 
 // delivery says how the file of a schematic would get to a storage. The host asks the
 // factory only for files that it has built already.
-func (d storageChecks) delivery(ctx context.Context, of images.Artefact, name, storage, host string) string {
+func (d *checkup) delivery(ctx context.Context, of images.Artefact, name, storage, host string) string {
 	asked := d.Config.Images.ISO.Delivery
 	if asked == string(images.ByUpload) {
 		return "by upload"
@@ -177,7 +174,7 @@ func (d storageChecks) delivery(ctx context.Context, of images.Artefact, name, s
 
 // spool checks the space where the contacted host stores an upload until it is complete:
 // /var/tmp (pve-http-server, APIServer/AnyEvent.pm).
-func (d storageChecks) spool() {
+func (d *checkup) spool() {
 	for _, h := range d.hosts {
 		switch {
 		case !h.Entry || len(h.Errs) > 0 && h.SpoolFree == 0:
@@ -192,7 +189,7 @@ func (d storageChecks) spool() {
 // diskUse is a storage as nodes on one host use it.
 type diskUse struct{ storage, host string }
 
-func (d storageChecks) diskUses() []diskUse {
+func (d *checkup) diskUses() []diskUse {
 	var uses []diskUse
 	for _, a := range d.res.Nodes {
 		for _, storage := range a.Storages() {
@@ -207,7 +204,7 @@ func (d storageChecks) diskUses() []diskUse {
 	return uses
 }
 
-func (d storageChecks) diskStorage(ctx context.Context, u diskUse) {
+func (d *checkup) diskStorage(ctx context.Context, u diskUse) {
 	what := fmt.Sprintf("disk storage %s on %s", u.storage, u.host)
 	if d.unseen(u.storage) {
 		d.warn(GroupStorage, what, "", "can't be seen without Datastore.Audit on /storage/%s", u.storage)
@@ -232,7 +229,7 @@ func (d storageChecks) diskStorage(ctx context.Context, u diskUse) {
 
 // systemSpace checks the space for new system disks of all nodes, in addition to the old
 // ones, which stay parked.
-func (d storageChecks) systemSpace(ctx context.Context) {
+func (d *checkup) systemSpace(ctx context.Context) {
 	rooms := map[string]cluster.Room{}
 	for _, host := range d.hostsOfNodes() {
 		room, err := d.src.Proxmox.Room(ctx, host)
@@ -257,7 +254,7 @@ func (d storageChecks) systemSpace(ctx context.Context) {
 	}
 }
 
-func (d storageChecks) thinPools() {
+func (d *checkup) thinPools() {
 	for _, h := range d.hosts {
 		if h.ErrPools != nil && fault.KindOf(h.ErrPools) != fault.Refused {
 			d.warn(GroupStorage, "thin pools on "+h.Name, "", "can't be read: %s", h.ErrPools)
