@@ -17,12 +17,9 @@ import (
 // Ctrl-C twice is waiting.
 const explainTimeout = 10 * time.Second
 
-// aftermath is what a failed command has left.
-type aftermath struct{ *work }
-
 // explain adds to the error of a roll which of its nodes are still down, what finishes
 // them, and where their disks are.
-func (w aftermath) explain(ctx context.Context, err error) error {
+func (w *work) explain(ctx context.Context, err error) error {
 	if err == nil {
 		return nil
 	}
@@ -31,7 +28,7 @@ func (w aftermath) explain(ctx context.Context, err error) error {
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), explainTimeout)
 	defer cancel()
-	l := w.left(ctx)
+	l := w.leftBehind(ctx)
 	err = fault.WithSafe(err, w.safe(ctx, l)...)
 	if len(l.out) == 0 {
 		return err
@@ -48,7 +45,7 @@ type left struct {
 	out    []string // the plan's nodes with an open record or our mark
 }
 
-func (w aftermath) left(ctx context.Context) left {
+func (w *work) leftBehind(ctx context.Context) left {
 	var l left
 	l.vms, l.away, l.unread = readable(ctx, w.Project, w.machines.Proxmox) // the error to explain may be that Proxmox does not answer
 	parkings, err := parking.Parkings(l.vms, w.Config.Cluster)             // those that can be read
@@ -67,7 +64,7 @@ func (w aftermath) left(ctx context.Context) left {
 }
 
 // safe says where the disks of each unfinished node are, and that the others have theirs.
-func (w aftermath) safe(ctx context.Context, l left) []string {
+func (w *work) safe(ctx context.Context, l left) []string {
 	if l.unread != nil && len(l.open) == 0 {
 		return []string{"no persistent disk was freed; where each one is could not be read: recast status shows it when Proxmox answers"}
 	}

@@ -12,7 +12,11 @@ import (
 
 // claiming takes the claim of a command, and keeps it until the end.
 type claiming struct {
-	*work
+	Project
+	machines Machines
+	o        RollOptions
+	say      func(text string)
+
 	held    *claim.Held // nil: not taken
 	id      string      // of the run that holds it
 	inLease *bool       // it is kept in Kubernetes; nil: not known yet
@@ -20,60 +24,60 @@ type claiming struct {
 
 // take takes the claim at the first call; host is where to create its VM if there is
 // none. Later calls add the VMs of the plan to it.
-func (w *claiming) take(ctx context.Context, host string) error {
-	nodes := w.NodeVMs(w.rep.Plan)
-	if w.held != nil {
-		return w.held.Cover(ctx, nodes)
+func (c *claiming) take(ctx context.Context, host string, plan planning.Plan) error {
+	nodes := c.NodeVMs(plan)
+	if c.held != nil {
+		return c.held.Cover(ctx, nodes)
 	}
-	inLease, err := w.keptInLease(ctx)
+	inLease, err := c.keptInLease(ctx)
 	if err != nil {
 		return err
 	}
 	if inLease { // otherwise Acquire needs to see every VM anyway
-		if err := access.NeedsToSee().Check(ctx, w.machines.Proxmox); err != nil {
+		if err := access.NeedsToSee().Check(ctx, c.machines.Proxmox); err != nil {
 			return err
 		}
 	}
-	id, err := w.o.newRunID()
+	id, err := c.o.newRunID()
 	if err != nil {
 		return err
 	}
-	c := &claim.Claim{
-		Proxmox: w.machines.Proxmox, Cluster: w.Config.Cluster, VMID: w.ClaimID(), VMIDs: w.VMIDs(), Nodes: nodes,
-		Host: host, Holder: w.o.Holder, Run: id,
-		Leases: w.machines.Leases, InLease: inLease, Dead: w.o.Dead, Suspended: w.o.Suspended, Say: func(text string) { w.run.Note("roll", text) },
+	wanted := &claim.Claim{
+		Proxmox: c.machines.Proxmox, Cluster: c.Config.Cluster, VMID: c.ClaimID(), VMIDs: c.VMIDs(), Nodes: nodes,
+		Host: host, Holder: c.o.Holder, Run: id,
+		Leases: c.machines.Leases, InLease: inLease, Dead: c.o.Dead, Suspended: c.o.Suspended, Say: c.say,
 	}
-	w.id = id
-	w.held, err = c.Acquire(ctx)
+	c.id = id
+	c.held, err = wanted.Acquire(ctx)
 	return err
 }
 
 // judged is err, or the error of the claim if that was lost meanwhile.
-func (w *claiming) judged(err error) error {
-	if w.held == nil {
+func (c *claiming) judged(err error) error {
+	if c.held == nil {
 		return err
 	}
-	return w.held.Judge(err)
+	return c.held.Judge(err)
 }
 
 // whileHeld returns a context that ends when a claim that was taken is lost.
-func (w *claiming) whileHeld(ctx context.Context) (context.Context, context.CancelFunc) {
-	if w.held == nil {
+func (c *claiming) whileHeld(ctx context.Context) (context.Context, context.CancelFunc) {
+	if c.held == nil {
 		return ctx, func() {}
 	}
-	return w.held.Within(ctx)
+	return c.held.Within(ctx)
 }
 
 // found returns the claim, held or left over, if there is one.
-func (w *claiming) found(ctx context.Context, vms []cluster.VM) (claim.State, bool, error) {
-	s, found, err := claim.Peek(vms, w.Config.Cluster, w.ClaimID())
+func (c *claiming) found(ctx context.Context, vms []cluster.VM) (claim.State, bool, error) {
+	s, found, err := claim.Peek(vms, c.Config.Cluster, c.ClaimID())
 	switch {
 	case err != nil:
 		return s, false, err
 	case found:
-		return s, true, cluster.RequireQuorum(ctx, w.machines.Proxmox) // needed to write it
+		return s, true, cluster.RequireQuorum(ctx, c.machines.Proxmox) // needed to write it
 	}
-	s, found, err = claim.PeekLease(ctx, w.machines.Leases.Lease, w.Config.Cluster)
+	s, found, err = claim.PeekLease(ctx, c.machines.Leases.Lease, c.Config.Cluster)
 	if fault.KindOf(err) != fault.Refused {
 		err = nil // the API may be down with its only control plane; taking the claim checks again
 	}
@@ -82,24 +86,24 @@ func (w *claiming) found(ctx context.Context, vms []cluster.VM) (claim.State, bo
 
 // keptInLease says whether the claim is kept in Kubernetes, because the token may not
 // create a VM for it.
-func (w *claiming) keptInLease(ctx context.Context) (bool, error) {
-	if w.inLease == nil {
-		missing, err := access.NeedsToClaim().Missing(ctx, w.machines.Proxmox)
+func (c *claiming) keptInLease(ctx context.Context) (bool, error) {
+	if c.inLease == nil {
+		missing, err := access.NeedsToClaim().Missing(ctx, c.machines.Proxmox)
 		if err != nil {
 			return false, err
 		}
-		w.inLease = new(len(missing.Lacks) > 0)
+		c.inLease = new(len(missing.Lacks) > 0)
 	}
-	return *w.inLease, nil
+	return *c.inLease, nil
 }
 
 // leaseServes refuses a plan whose way back needs a claim in Proxmox.
-func (w *claiming) leaseServes(inLease bool, plan planning.Plan) error {
+func (c *claiming) leaseServes(inLease bool, plan planning.Plan) error {
 	const grant = "recast doctor says what the token lacks"
 	switch {
 	case !inLease:
 		return nil
-	case w.Config.Roll.BootFailure == string(cluster.ReimageOnBootFailure):
+	case c.Config.Roll.BootFailure == string(cluster.ReimageOnBootFailure):
 		return fault.WithHint(fault.PlanRefused.Refusedf("a node that does not come back could not be reimaged: the Proxmox token may not create VMs"),
 			"roll.bootFailure: rollback does not need that; "+grant)
 	case plan.TakesAPIAway():

@@ -26,29 +26,22 @@ func (w *work) begin(ctx context.Context, j *journal.Journal) error {
 		return nil
 	}
 	w.began, w.hooks.journal, w.hooks.of = true, j.Run(), w.rep.Plan.Hooks
-	w.told.start(ctx)
-	return w.hooks.call(ctx, w.run, hook.Call{
-		Point: cluster.BeforeRun, Keep: func(run hook.HookRun, i int) error { return w.hooks.keep(j, run, i) },
+	w.tellStart(ctx)
+	return w.callHooks(ctx, w.run, hook.Call{
+		Point: cluster.BeforeRun, Keep: func(run hook.HookRun, i int) error { return w.keepHook(j, run, i) },
 	}, "before-run", "run the hooks before the run", func(ctx context.Context, err error) error {
 		return hook.BeforeRunFailed(ctx, err)
 	})
-}
-
-// runHooks are the hooks before and after a run.
-type runHooks struct {
-	*work
-	of      cluster.Hooks // of the first plan
-	journal string        // of the last plan
 }
 
 // afterInterrupt is the time for the hooks after a run when Ctrl-C was pressed for the
 // second time.
 const afterInterrupt = 30 * time.Second
 
-// after runs the hooks after the run, with any result. If they fail, the run fails, but
+// hooksAfter runs the hooks after the run, with any result. If they fail, the run fails, but
 // an earlier failure is never hidden.
-func (w *runHooks) after(ctx context.Context, err error) error {
-	if !w.began || len(w.of.AfterRun) == 0 {
+func (w *work) hooksAfter(ctx context.Context, err error) error {
+	if !w.began || len(w.hooks.of.AfterRun) == 0 {
 		return err
 	}
 	if w.claim.held != nil && w.claim.held.Lost() != nil { // they might undo something that the other run relies on
@@ -58,8 +51,8 @@ func (w *runHooks) after(ctx context.Context, err error) error {
 	defer cancel(nil)
 	// A stopped Runner starts no steps.
 	run := &step.Runner{Emit: w.run.Tell}
-	failed := w.call(within, run, hook.Call{
-		Point: cluster.AfterRun, Env: w.env(err), Keep: w.keepLast,
+	failed := w.callHooks(within, run, hook.Call{
+		Point: cluster.AfterRun, Env: w.hookEnv(err), Keep: w.keepLastHook,
 	}, "after-run", "run the hooks after the run", func(_ context.Context, err error) error {
 		return fault.WithHint(fault.HookFailed.Of(fault.As(fault.Failed, err)), "the next run does not repeat the hooks of this one: do by hand what they had to do")
 	})
@@ -75,8 +68,8 @@ func (w *runHooks) after(ctx context.Context, err error) error {
 
 // noteFailed records in the last journal that the run failed after its nodes, unless the
 // journal has a worse result.
-func (w *runHooks) noteFailed(failed error) error {
-	j, err := journal.Open(w.Runs().Dir, journal.Options{Run: w.journal, Sync: w.o.JournalSync})
+func (w *work) noteFailed(failed error) error {
+	j, err := journal.Open(w.Runs().Dir, journal.Options{Run: w.hooks.journal, Sync: w.o.JournalSync})
 	if err != nil {
 		return err
 	}
@@ -98,10 +91,10 @@ func graceful(ctx context.Context, grace time.Duration) (context.Context, contex
 	return within, func(cause error) { stop(); cancel(cause) }
 }
 
-func (w *runHooks) call(ctx context.Context, run *step.Runner, c hook.Call, id, title string, failed func(context.Context, error) error) error {
+func (w *work) callHooks(ctx context.Context, run *step.Runner, c hook.Call, id, title string, failed func(context.Context, error) error) error {
 	c.Commands, c.Say = w.machines.Commands, func(text string) { run.Note(id, text) }
 	c.Env = append(c.Env, "RECAST_CLUSTER="+w.Config.Cluster, "RECAST_RUN="+w.claim.id, "RECAST_NODES="+strings.Join(w.planned(), " "))
-	for _, s := range c.Step(id, title, w.of.At(c.Point), failed) {
+	for _, s := range c.Step(id, title, w.hooks.of.At(c.Point), failed) {
 		s.Yields = c.Point == cluster.BeforeRun
 		return run.Run(ctx, s)
 	}
@@ -121,30 +114,30 @@ func (w *work) planned() []string {
 }
 
 // hooked records the result of a hook in the report.
-func (w *runHooks) hooked(run hook.HookRun) {
+func (w *work) hooked(run hook.HookRun) {
 	w.tally.mu.Lock()
 	defer w.tally.mu.Unlock()
 	w.rep.Hooks = append(w.rep.Hooks, run)
 }
 
-func (w *runHooks) keep(j *journal.Journal, run hook.HookRun, i int) error {
+func (w *work) keepHook(j *journal.Journal, run hook.HookRun, i int) error {
 	w.hooked(run)
 	return j.Put("hooks/"+strings.ToLower(string(run.Point))+"/"+strconv.Itoa(i+1), run)
 }
 
-// keepLast records a hook after the run in the last journal.
-func (w *runHooks) keepLast(run hook.HookRun, i int) error {
-	j, err := journal.Open(w.Runs().Dir, journal.Options{Run: w.journal, Sync: w.o.JournalSync})
+// keepLastHook records a hook after the run in the last journal.
+func (w *work) keepLastHook(run hook.HookRun, i int) error {
+	j, err := journal.Open(w.Runs().Dir, journal.Options{Run: w.hooks.journal, Sync: w.o.JournalSync})
 	if err != nil {
 		w.hooked(run)
 		return err
 	}
 	defer j.Close()
-	return w.keep(j, run, i)
+	return w.keepHook(j, run, i)
 }
 
-// env is the environment of the hooks after the run.
-func (w *runHooks) env(err error) []string {
+// hookEnv is the environment of the hooks after the run.
+func (w *work) hookEnv(err error) []string {
 	f := w.tally.fates(w.planned())
 	return []string{
 		"RECAST_OUTCOME=" + outcomeWord(err), "RECAST_ERROR=" + oneLine(err), "RECAST_NODES_DONE=" + strings.Join(f.Done, " "),

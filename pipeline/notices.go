@@ -13,9 +13,8 @@ import (
 	"github.com/recast-sh/recast/internal/foreign"
 )
 
-// notices sends the webhook notices of a command in the background.
+// notices are the webhook notices of a command that are sent in the background.
 type notices struct {
-	*work
 	under  sync.WaitGroup          // notices in flight
 	giveUp context.CancelCauseFunc // cancels the start notice; nil: none was sent
 	mu     sync.Mutex
@@ -31,57 +30,57 @@ const (
 
 var errEndedMeanwhile = errors.New("the run ended meanwhile")
 
-// start sends the start notice, and does not wait for it.
-func (w *notices) start(ctx context.Context) {
+// tellStart sends the start notice, and does not wait for it.
+func (w *work) tellStart(ctx context.Context) {
 	within, cancel := graceful(ctx, tellAfterInterrupt)
-	w.giveUp = cancel
-	w.send(within, w.notice(cluster.NoticeStart, nil))
+	w.told.giveUp = cancel
+	w.sendNotice(within, w.notice(cluster.NoticeStart, nil))
 }
 
-// end sends the end notice after the start notice, and waits for it. A run that ended
+// tellEnd sends the end notice after the start notice, and waits for it. A run that ended
 // before it started sends only failures, and none if the user did not confirm.
-func (w *notices) end(ctx context.Context, err error) {
+func (w *work) tellEnd(ctx context.Context, err error) {
 	within, cancel := graceful(ctx, tellAfterInterrupt)
 	defer cancel(nil)
 	defer time.AfterFunc(tellWithin, func() { cancel(fmt.Errorf("the run waits for it no longer than %s", tellWithin)) }).Stop()
-	w.endStart()
+	w.told.endStart()
 	switch {
 	case err != nil && (w.began || fault.KindOf(err) != fault.Interrupted && !errors.Is(err, context.Canceled)):
-		w.send(within, w.notice(cluster.NoticeFailure, err))
+		w.sendNotice(within, w.notice(cluster.NoticeFailure, err))
 	case w.began:
-		w.send(within, w.notice(cluster.NoticeEnd, nil))
+		w.sendNotice(within, w.notice(cluster.NoticeEnd, nil))
 	}
-	w.under.Wait()
-	for _, lost := range w.lost {
+	w.told.under.Wait()
+	for _, lost := range w.told.lost {
 		w.rep.Unsent = append(w.rep.Unsent, strings.Split(lost.Error(), "\n")...)
 	}
 }
 
 // endStart waits shortly for the start notice, which matters little now.
-func (w *notices) endStart() {
-	if w.giveUp == nil {
+func (n *notices) endStart() {
+	if n.giveUp == nil {
 		return
 	}
-	hurry := time.AfterFunc(tellStartWithin, func() { w.giveUp(errEndedMeanwhile) })
-	w.under.Wait()
+	hurry := time.AfterFunc(tellStartWithin, func() { n.giveUp(errEndedMeanwhile) })
+	n.under.Wait()
 	hurry.Stop()
-	w.giveUp(nil)
+	n.giveUp(nil)
 }
 
-func (w *notices) send(within context.Context, n cluster.Notice) {
+func (w *work) sendNotice(within context.Context, n cluster.Notice) {
 	if w.o.Notify == nil || w.command == "" {
 		return
 	}
-	w.under.Go(func() {
+	w.told.under.Go(func() {
 		if err := w.o.Notify.Notify(within, n); err != nil {
-			w.mu.Lock()
-			defer w.mu.Unlock()
-			w.lost = append(w.lost, err)
+			w.told.mu.Lock()
+			defer w.told.mu.Unlock()
+			w.told.lost = append(w.told.lost, err)
 		}
 	})
 }
 
-func (w *notices) notice(event cluster.NoticeEvent, err error) cluster.Notice {
+func (w *work) notice(event cluster.NoticeEvent, err error) cluster.Notice {
 	n := cluster.Notice{
 		Event: event, Command: w.command, Cluster: w.Config.Cluster, Run: w.rep.Run,
 		Nodes: w.tally.fates(w.planned()), Hints: hintLines(err), Started: w.rep.Started, Host: w.o.Holder.Host,

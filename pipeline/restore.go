@@ -65,7 +65,7 @@ func Restore(ctx context.Context, p Project, m Machines, run *step.Runner, o Res
 	if rep.Snapshot, err = ReadSnapshot(ctx, o); err != nil {
 		return rep, err
 	}
-	w := restoring{newWork(p, m, run, o.Claim, "")}
+	w := newWork(p, m, run, o.Claim, "")
 	w.restores = true
 	_, err = w.end(ctx, func() error {
 		if err := w.settle(ctx); err != nil {
@@ -84,7 +84,7 @@ func Restore(ctx context.Context, p Project, m Machines, run *step.Runner, o Res
 				"if a restore from another machine put it there, you only have to wait. To go back to the snapshot on purpose, save what it has now (recast backup, or talosctl etcd snapshot), then wipe it: "+
 					restore.EmptyEtcd+", which also wipes whatever else that volume holds")
 		}
-		if err := w.claim.take(ctx, host); err != nil {
+		if err := w.claim.take(ctx, host, w.rep.Plan); err != nil {
 			return err
 		}
 		ok, err := o.Confirm(rep)
@@ -135,13 +135,8 @@ func elsewhere(rep RestoreReport) []string {
 	return []string{fmt.Sprintf("when the snapshot was taken, %s was at %s; now it is at %s: is it from this cluster?", rep.Node, strings.Join(peers, ", "), rep.Addr)}
 }
 
-// restoring is a running Restore.
-type restoring struct {
-	*work
-}
-
 // findTarget finds the machine and its VM. host is the VM's host.
-func (w restoring) findTarget(ctx context.Context, rep *RestoreReport) (host string, err error) {
+func (w *work) findTarget(ctx context.Context, rep *RestoreReport) (host string, err error) {
 	ask, err := w.machines.Talos.Endpoints(ctx)
 	if err != nil {
 		return "", err
@@ -183,7 +178,7 @@ func (w restoring) findTarget(ctx context.Context, rep *RestoreReport) (host str
 
 // begunRestores finds unfinished restores on this machine: the one of this snapshot, "" if
 // there is none, and others.
-func (w restoring) begunRestores(rep *RestoreReport) (run string, others []string, err error) {
+func (w *work) begunRestores(rep *RestoreReport) (run string, others []string, err error) {
 	runs, err := journal.Unfinished(w.Runs().Dir)
 	if err != nil {
 		return "", nil, err
@@ -213,7 +208,7 @@ func (w restoring) begunRestores(rep *RestoreReport) (run string, others []strin
 }
 
 // restore carries it out. The journal is finished only at the end.
-func (w restoring) restore(ctx context.Context, rep *RestoreReport, o RestoreOptions) error {
+func (w *work) restore(ctx context.Context, rep *RestoreReport, o RestoreOptions) error {
 	j, err := journal.Open(w.Runs().Dir, journal.Options{Run: rep.Run, Sync: o.Claim.JournalSync})
 	if err != nil {
 		return err
@@ -247,7 +242,7 @@ func (w restoring) restore(ctx context.Context, rep *RestoreReport, o RestoreOpt
 
 // giveUpRestores finishes the journals of earlier restores, whose etcd data is replaced by
 // this one.
-func (w restoring) giveUpRestores(runs []string) error {
+func (w *work) giveUpRestores(runs []string) error {
 	for _, run := range runs {
 		j, err := journal.Open(w.Runs().Dir, journal.Options{Run: run})
 		if err != nil {

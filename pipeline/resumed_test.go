@@ -183,7 +183,8 @@ func TestAFailedHookAfterTheRun(t *testing.T) {
 	} {
 		p := projectOf(t)
 		runWith(t, p, "r", was, nil)
-		w := runHooks{work: &work{Project: p}, journal: "r"}
+		w := &work{Project: p}
+		w.hooks.journal = "r"
 		if err := w.noteFailed(errors.New("hook x: it ended with 3")); err != nil {
 			t.Fatal(err)
 		}

@@ -155,22 +155,25 @@ type work struct {
 
 	claim claiming
 	left  healing.Leftover
-	hooks runHooks
-	told  notices
+	hooks struct {
+		of      cluster.Hooks // of the first plan
+		journal string        // of the last plan
+	}
+	told notices
 }
 
-// newWork gives the work its parts.
 func newWork(p Project, m Machines, run *step.Runner, o RollOptions, command string) *work {
-	w := &work{Project: p, machines: m, run: run, o: o, command: command, rep: Report{Started: time.Now(), Outcome: "nothing to do"}}
-	w.claim.work, w.hooks.work, w.told.work = w, w, w
-	return w
+	return &work{
+		Project: p, machines: m, run: run, o: o, command: command, rep: Report{Started: time.Now(), Outcome: "nothing to do"},
+		claim: claiming{Project: p, machines: m, o: o, say: func(text string) { run.Note("roll", text) }},
+	}
 }
 
 // end runs do and the hooks after it, always releases the claim, completes the report and
 // sends the last notice.
 func (w *work) end(ctx context.Context, do func() error) (Report, error) {
 	defer w.tally.listen(w.run)()
-	err := w.hooks.after(ctx, w.claim.judged(do()))
+	err := w.hooksAfter(ctx, w.claim.judged(do()))
 	if w.claim.held != nil {
 		err = w.claim.judged(err)
 		err = errors.Join(err, w.left.GiveBack(context.WithoutCancel(ctx), w.claim.held.GuardKube(w.machines.Kube), len(w.rep.Plan.Storage) > 0, w.run.Note))
@@ -185,11 +188,11 @@ func (w *work) end(ctx context.Context, do func() error) (Report, error) {
 		case !w.began:
 			err = fault.WithSafe(err, "no node was touched")
 		case len(w.nodes) > 0 && len(fault.Safe(err)) == 0: // between two plans, or after the last
-			err = aftermath{w}.explain(ctx, err)
+			err = w.explain(ctx, err)
 		}
 		w.rep.Outcome, w.rep.Code, w.rep.Safe = outcome(err), fault.CodeOf(err), fault.Safe(err)
 	}
-	w.told.end(ctx, err)
+	w.tellEnd(ctx, err)
 	if err == nil && w.began {
 		if err := w.pruneRuns(ctx); err != nil {
 			w.run.Note("roll", "old runs were not removed: "+err.Error())
@@ -227,7 +230,7 @@ func (w *work) settle(ctx context.Context) error {
 	}
 	held := w.o.Policy.Bootstrap == "" && w.left.Found(ctx, w.machines.Kube)
 	if (found || held) && len(vms) > 0 {
-		if err := w.claim.take(ctx, vms[0].Host); err != nil { // any host that answers will do
+		if err := w.claim.take(ctx, vms[0].Host, w.rep.Plan); err != nil { // any host that answers will do
 			return err
 		}
 	}
@@ -298,7 +301,7 @@ func (w *work) ready(ctx context.Context) error {
 	if err := w.claim.leaseServes(inLease, plan); err != nil {
 		return err
 	}
-	return w.claim.take(ctx, plan.Work()[0].Host)
+	return w.claim.take(ctx, plan.Work()[0].Host, plan)
 }
 
 // carryOut asks, and runs the plan under a journal: that of the run which it finishes, or
@@ -346,7 +349,7 @@ func (w *work) carryOut(ctx context.Context, lock schematics.Lock) (err error) {
 	if err == nil {
 		watch, unwatch := stopwatch.Watch(w.run, w.rep.Plan, j)
 		still := planning.WatchPulse(ctx, w.rep.Plan, timing(w.Config).Poll, w.machines.Kube, w.machines.Talos, w.o.Pulsed)
-		err = aftermath{w}.explain(ctx, w.claim.judged(w.run.Run(ctx, r.Steps(w.rep.Plan))))
+		err = w.explain(ctx, w.claim.judged(w.run.Run(ctx, r.Steps(w.rep.Plan))))
 		still()
 		unwatch()
 		err = errors.Join(err, watch.Err())
@@ -383,6 +386,6 @@ func (w *work) roller(id string, j *journal.Journal, past cluster.History) *roll
 		Rehearser: rehearser, Files: m.Files, Objects: m.Objects, Commands: m.Commands,
 		DrainForce: r.Drain.Force, DrainDeletes: r.Drain.OnTimeout == "delete",
 		BootFailure: cluster.BootFailure(r.BootFailure), SnapshotDir: r.EtcdSnapshot, Rebuild: w.o.Rebuild, History: past,
-		MachineConfig: m.MachineConfig, Hooked: w.hooks.hooked, VMIDs: w.VMIDs(), ParkingIDs: parkingIDs(w.Project),
+		MachineConfig: m.MachineConfig, Hooked: w.hooked, VMIDs: w.VMIDs(), ParkingIDs: parkingIDs(w.Project),
 	}
 }

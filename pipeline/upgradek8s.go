@@ -50,12 +50,12 @@ func UpgradeKubernetes(ctx context.Context, p Project, m Machines, run *step.Run
 	if err := cluster.CheckKubernetesVersion(o.To); err != nil {
 		return rep, err
 	}
-	w := upgrading{newWork(p, m, run, o.Claim, past.UpgradeKey)}
+	w := newWork(p, m, run, o.Claim, past.UpgradeKey)
 	w.rep.Started = rep.Started
 	if o.DryRun {
 		w.command = "" // no notices are sent
 	}
-	done, err := w.end(ctx, func() error { return w.upgrade(ctx, &rep, o) })
+	done, err := w.end(ctx, func() error { return w.upgradeKubernetes(ctx, &rep, o) })
 	rep.Unsent = done.Unsent
 	rep.Ended = time.Now()
 	if err != nil {
@@ -64,10 +64,7 @@ func UpgradeKubernetes(ctx context.Context, p Project, m Machines, run *step.Run
 	return rep, err
 }
 
-// upgrading is a running UpgradeKubernetes.
-type upgrading struct{ *work }
-
-func (w upgrading) upgrade(ctx context.Context, rep *UpgradeKubernetesReport, o UpgradeKubernetesOptions) error {
+func (w *work) upgradeKubernetes(ctx context.Context, rep *UpgradeKubernetesReport, o UpgradeKubernetesOptions) error {
 	if !o.DryRun {
 		if err := w.settle(ctx); err != nil {
 			return err
@@ -92,7 +89,7 @@ func (w upgrading) upgrade(ctx context.Context, rep *UpgradeKubernetesReport, o 
 	if err := cluster.RequireQuorum(ctx, w.machines.Proxmox); err != nil {
 		return err
 	}
-	if err := w.claim.take(ctx, host); err != nil {
+	if err := w.claim.take(ctx, host, w.rep.Plan); err != nil {
 		return err
 	}
 	ok, err := o.Confirm(rep.Plan)
@@ -102,11 +99,11 @@ func (w upgrading) upgrade(ctx context.Context, rep *UpgradeKubernetesReport, o 
 	if !ok {
 		return fault.NotConfirmed.Of(fault.As(fault.Interrupted, errors.New("not confirmed; Kubernetes was not changed")))
 	}
-	if plan, err = w.planAgain(ctx, rep.Plan); err != nil {
+	if plan, err = w.planUpgradeAgain(ctx, rep.Plan); err != nil {
 		return err
 	}
 	rep.Run, w.rep.Run, w.began = w.claim.id, w.claim.id, true
-	w.told.start(ctx)
+	w.tellStart(ctx)
 	err = w.carryUpgradeOut(ctx, plan)
 	if err == nil {
 		rep.Outcome = "done"
@@ -115,7 +112,7 @@ func (w upgrading) upgrade(ctx context.Context, rep *UpgradeKubernetesReport, o 
 }
 
 // planUpgrade makes a plan from the current state, and returns where to create the claim.
-func (w upgrading) planUpgrade(ctx context.Context, to string) (plan kubeupgrade.Plan, host string, err error) {
+func (w *work) planUpgrade(ctx context.Context, to string) (plan kubeupgrade.Plan, host string, err error) {
 	seen, err := observation(ctx, w.Project, w.machines, w.Wanted(schematics.Lock{}), "", "")
 	if err != nil {
 		return plan, "", err
@@ -131,9 +128,9 @@ func (w upgrading) planUpgrade(ctx context.Context, to string) (plan kubeupgrade
 	return plan, hostOf(seen), err
 }
 
-// planAgain makes the plan that is carried out: under the claim, and after the answer,
+// planUpgradeAgain makes the plan that is carried out: under the claim, and after the answer,
 // which may have taken hours. It refuses a plan that differs from the one shown.
-func (w upgrading) planAgain(ctx context.Context, shown kubeupgrade.Plan) (kubeupgrade.Plan, error) {
+func (w *work) planUpgradeAgain(ctx context.Context, shown kubeupgrade.Plan) (kubeupgrade.Plan, error) {
 	plan, _, err := w.planUpgrade(ctx, shown.To)
 	if err != nil {
 		return plan, err
@@ -159,7 +156,7 @@ func hostOf(o observe.Observation) string {
 	return ""
 }
 
-func (w upgrading) carryUpgradeOut(ctx context.Context, plan kubeupgrade.Plan) error {
+func (w *work) carryUpgradeOut(ctx context.Context, plan kubeupgrade.Plan) error {
 	if err := w.finishUpgrades(); err != nil {
 		return err
 	}
@@ -183,7 +180,7 @@ func (w upgrading) carryUpgradeOut(ctx context.Context, plan kubeupgrade.Plan) e
 }
 
 // finishUpgrades finishes the journals of killed upgrades, which this one continues.
-func (w upgrading) finishUpgrades() error {
+func (w *work) finishUpgrades() error {
 	runs, err := journal.Unfinished(w.Runs().Dir)
 	if err != nil {
 		return err
@@ -196,7 +193,7 @@ func (w upgrading) finishUpgrades() error {
 	return nil
 }
 
-func (w upgrading) finishUpgrade(run string) error {
+func (w *work) finishUpgrade(run string) error {
 	j, err := journal.Open(w.Runs().Dir, journal.Options{Run: run, Sync: w.o.JournalSync})
 	if err != nil {
 		return err

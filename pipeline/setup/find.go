@@ -168,7 +168,7 @@ func (in *initial) proxmox(ctx context.Context) (err error) {
 	if d.ISOStorage, err = in.isoStorage(ctx); err != nil {
 		return err
 	}
-	return ownRange{in}.decide(ctx)
+	return in.vmids(ctx)
 }
 
 // clusterName is what the cluster is to be called.

@@ -83,7 +83,7 @@ func New(ctx context.Context, src InitSources, makes NewSources, o InitOptions, 
 		}
 	}
 	src.Say("making the secrets of the cluster, and asking the registry for digests of extensions")
-	if err := (output{in.initial}).write(ctx); err != nil {
+	if err := in.write(ctx); err != nil {
 		return InitResult{}, err
 	}
 	return in.res, nil

@@ -149,7 +149,7 @@ func Init(ctx context.Context, src InitSources, o InitOptions) (InitResult, erro
 	}
 	in.nodes()
 	src.Say("locking what the nodes run, and asking the registry for its digests")
-	if err := (output{in}).write(ctx); err != nil {
+	if err := in.write(ctx); err != nil {
 		return InitResult{}, err
 	}
 	return in.res, nil

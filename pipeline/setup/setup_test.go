@@ -103,7 +103,7 @@ func TestClusterName(t *testing.T) {
 // TestKeepOldLock: an unreadable lock is not discarded.
 func TestKeepOldLock(t *testing.T) {
 	t.Parallel()
-	in := output{&initial{InitOptions: InitOptions{Dir: t.TempDir()}}}
+	in := &initial{InitOptions: InitOptions{Dir: t.TempDir()}}
 	if err := in.keepOldLock(); err != nil {
 		t.Errorf("without a lock: %v", err)
 	}

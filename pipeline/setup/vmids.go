@@ -12,13 +12,10 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// ownRange is the choice of the range for recast's own VMs.
-type ownRange struct{ *initial }
-
-// decide chooses the range for recast's own VMs. Two recast.yaml of one cluster need the
+// vmids chooses the range for recast's own VMs. Two recast.yaml of one cluster need the
 // same range, or each refuses what the other has left: so if recast has run before, there
 // is no safe default.
-func (in ownRange) decide(ctx context.Context) (err error) {
+func (in *initial) vmids(ctx context.Context) (err error) {
 	if in.containers, err = in.src.Proxmox.Containers(ctx); err != nil {
 		return fmt.Errorf("list the containers: %w", err)
 	}
@@ -45,14 +42,14 @@ func (in ownRange) decide(ctx context.Context) (err error) {
 	if in.rolled(own) != "" && !slices.ContainsFunc(own, discover.IsClaim) {
 		in.warn("recast has run on these nodes before, and no active run shows where its claim is: proxmox.vmids of the other recast.yaml must start with %d too, or each refuses what the other has left", in.draft.VMIDs.First)
 	}
-	if others := in.others(in.draft.VMIDs, own); len(others) > 0 {
+	if others := in.othersIn(in.draft.VMIDs, own); len(others) > 0 {
 		in.warn("the VMIDs %s should be only for recast's own VMs, but others use some of them: %s", in.draft.VMIDs, strings.Join(others, ", "))
 	}
 	return nil
 }
 
 // rolled asks for the range of another recast.yaml; "" if there is no sign of one.
-func (in ownRange) rolled(own []cluster.VM) string {
+func (in *initial) rolled(own []cluster.VM) string {
 	var why string
 	made := in.names(func(n discover.Discovered) bool { return n.VM.MadeBy() != "" })
 	switch {
@@ -72,7 +69,7 @@ func (in ownRange) rolled(own []cluster.VM) string {
 
 // claimable refuses a range that can't be that of earlier runs, or whose first number,
 // the claim's, is in use.
-func (in ownRange) claimable(r config.VMIDRange, own []cluster.VM) error {
+func (in *initial) claimable(r config.VMIDRange, own []cluster.VM) error {
 	for _, vm := range own {
 		claim := discover.IsClaim(vm)
 		switch {
@@ -89,7 +86,7 @@ func (in ownRange) claimable(r config.VMIDRange, own []cluster.VM) error {
 				"--vmids: the range of the recast.yaml that has rolled them")
 		}
 	}
-	if taken := in.others(config.VMIDRange{First: r.First, Last: r.First}, own); len(taken) > 0 {
+	if taken := in.othersIn(config.VMIDRange{First: r.First, Last: r.First}, own); len(taken) > 0 {
 		return fault.WithHint(fault.Refusedf("%s has the first number of %s, which is the claim's", taken[0], r), "--vmids: a range that starts with an unused number")
 	}
 	for _, n := range in.found.Nodes {
@@ -101,9 +98,9 @@ func (in ownRange) claimable(r config.VMIDRange, own []cluster.VM) error {
 	return nil
 }
 
-// others returns the VMs and containers in a range that are neither nodes, nor own disks
+// othersIn returns the VMs and containers in a range that are neither nodes, nor own disks
 // of nodes, nor are recast's own.
-func (in ownRange) others(r config.VMIDRange, own []cluster.VM) []string {
+func (in *initial) othersIn(r config.VMIDRange, own []cluster.VM) []string {
 	var out []string
 	for _, vm := range in.found.VMs {
 		node := slices.ContainsFunc(in.found.Nodes, func(n discover.Discovered) bool { return n.VM.ID == vm.ID || n.Holder == vm.ID })
@@ -122,7 +119,7 @@ func (in ownRange) others(r config.VMIDRange, own []cluster.VM) []string {
 
 // freeRange is the first hundred unused VMIDs from 9000 on, or more of them for more
 // nodes.
-func (in ownRange) freeRange() config.VMIDRange {
+func (in *initial) freeRange() config.VMIDRange {
 	size := 100
 	for size < len(in.found.Nodes)+2 {
 		size += 100

@@ -23,7 +23,7 @@ func (n numbers) Containers(context.Context) ([]cluster.Container, error) { retu
 func TestFreeRange(t *testing.T) {
 	t.Parallel()
 	for want, ids := range map[string][]cluster.VMID{"9000-9099": {101, 8999, 9100}, "9200-9299": {9099, 9100}} {
-		in, other := ownRange{&initial{}}, ownRange{&initial{}}
+		in, other := &initial{}, &initial{}
 		for _, id := range ids {
 			in.found.VMs = append(in.found.VMs, cluster.VM{ID: id})
 			other.containers = append(other.containers, cluster.Container{ID: id})
@@ -34,7 +34,7 @@ func TestFreeRange(t *testing.T) {
 			}
 		}
 	}
-	in := ownRange{&initial{}}
+	in := &initial{}
 	in.found.Nodes = make([]discover.Discovered, 99)
 	if got := in.freeRange().String(); got != "9000-9199" {
 		t.Errorf("99 nodes have %s", got)
@@ -82,7 +82,7 @@ func TestVMIDs(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			node := vm(101, tc.made)
-			in := ownRange{&initial{InitOptions: InitOptions{VMIDs: tc.given}}}
+			in := &initial{InitOptions: InitOptions{VMIDs: tc.given}}
 			in.draft.Cluster = "homelab"
 			in.found.Nodes, in.found.VMs = []discover.Discovered{{Name: "wk1", VM: node}}, append([]cluster.VM{node}, tc.vms...)
 			asked := ""
@@ -96,7 +96,7 @@ func TestVMIDs(t *testing.T) {
 				}
 				return tc.answer, q.Check(tc.answer)
 			}}
-			err := in.decide(t.Context())
+			err := in.vmids(t.Context())
 			if !strings.HasPrefix(asked, tc.asked) || tc.asked == "" && asked != "" {
 				t.Errorf("it asks %q, want %q", asked, tc.asked)
 			}

@@ -16,9 +16,6 @@ import (
 	"github.com/recast-sh/recast/schematics"
 )
 
-// output is the files that are written.
-type output struct{ *initial }
-
 // extraFile is a file of a new cluster.
 type extraFile struct {
 	name    string
@@ -28,7 +25,7 @@ type extraFile struct {
 
 // write creates all files in a temporary directory, locks them there, and then moves them
 // to their places.
-func (in output) write(ctx context.Context) error {
+func (in *initial) write(ctx context.Context) error {
 	var files []string
 	for _, p := range in.plans {
 		files = append(files, p.file())
@@ -87,7 +84,7 @@ func Place(dir string, files []string, fill func(stage string) error) (err error
 }
 
 // lockIn writes the files to stage, locks them, and compares the nodes with the lock.
-func (in output) lockIn(ctx context.Context, stage string) error {
+func (in *initial) lockIn(ctx context.Context, stage string) error {
 	for _, p := range in.plans {
 		mode := fs.FileMode(0o644)
 		if len(p.Secrets()) > 0 {
@@ -148,7 +145,7 @@ func (in output) lockIn(ctx context.Context, stage string) error {
 }
 
 // compare compares the nodes with the lock, as drift does.
-func (in output) compare(p pipeline.Project, lock schematics.Lock) error {
+func (in *initial) compare(p pipeline.Project, lock schematics.Lock) error {
 	past, err := p.History(lock)
 	if err != nil {
 		return err
@@ -176,7 +173,7 @@ func (in output) compare(p pipeline.Project, lock schematics.Lock) error {
 
 // keepOldLock archives the lock that will be replaced, as recast lock does: it describes
 // the builds that nodes may still run.
-func (in output) keepOldLock() error {
+func (in *initial) keepOldLock() error {
 	old, err := schematics.ReadLock(filepath.Join(in.Dir, "recast.lock"))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
