@@ -10,33 +10,30 @@ import (
 
 // checker checks the meaning of the values, after all have been read.
 type checker struct {
-	values
+	*report
 	c        *Config
 	expr     func(string) error // Options.Expr
 	template func(string) error // Options.Template
 }
-
-// values checks what a kind of value must be wherever it stands.
-type values struct{ *report }
 
 func (k checker) all() {
 	k.pattern("cluster", k.c.Cluster, `[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?`,
 		"name of a cluster: letters, digits, '-', '_' and '.'")
 	k.talos()
 	k.version("kubernetes.version", k.c.Kubernetes.Version, "version of Kubernetes: write it like v1.35.4")
-	imageChecker{k}.images()
-	imageChecker{k}.schematics()
+	k.images()
+	k.schematics()
 	k.proxmox()
 	k.nodes()
-	vmChecker{k}.all()
+	k.vms()
 	k.roll()
 	k.webhooks()
 }
 
 // pattern reports a given value that the pattern does not match completely.
-func (k values) pattern(path, value, pattern, what string) {
-	if k.given(path) && !matches(value, pattern) {
-		k.add(path, "%s is not a %s", quote(value), what)
+func (r *report) pattern(path, value, pattern, what string) {
+	if r.given(path) && !matches(value, pattern) {
+		r.add(path, "%s is not a %s", quote(value), what)
 	}
 }
 
@@ -57,30 +54,30 @@ func (k checker) talos() {
 	k.machineConfigs()
 }
 
-func (k values) version(path, v, what string) {
+func (r *report) version(path, v, what string) {
 	if matches(v, semver) {
-		k.add(path, "%q lacks its \"v\", did you mean \"v%s\"?", v, v)
+		r.add(path, "%q lacks its \"v\", did you mean \"v%s\"?", v, v)
 	}
-	k.pattern(path, v, "v"+semver, what)
+	r.pattern(path, v, "v"+semver, what)
 }
 
-func (k values) notEmpty(path, value string) {
-	if k.given(path) && value == "" {
-		k.add(path, "is empty: give it a value or remove it")
+func (r *report) notEmpty(path, value string) {
+	if r.given(path) && value == "" {
+		r.add(path, "is empty: give it a value or remove it")
 	}
 }
 
 // url reports a value that is not the URL of a server. It never shows the
 // value, which may hold a password.
-func (k values) url(path, value string, schemes ...string) {
+func (r *report) url(path, value string, schemes ...string) {
 	u, err := url.Parse(value)
 	switch {
 	case err != nil || !slices.Contains(schemes, u.Scheme) || u.Hostname() == "":
-		k.add(path, "is not the URL of a server: write it like %s://host", schemes[0])
+		r.add(path, "is not the URL of a server: write it like %s://host", schemes[0])
 	case u.User != nil:
-		k.add(path, "holds a user or password: secrets never live in this file")
+		r.add(path, "holds a user or password: secrets never live in this file")
 	case u.RawQuery != "" || u.Fragment != "" || u.ForceQuery:
-		k.add(path, "has a query or fragment: give the server alone")
+		r.add(path, "has a query or fragment: give the server alone")
 	}
 }
 

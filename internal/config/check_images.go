@@ -13,10 +13,7 @@ const (
 	registryHost   = `(localhost|` + hostLabel + `(\.` + hostLabel + `)+|` + hostLabel + `(\.` + hostLabel + `)*:[0-9]+)`
 )
 
-// imageChecker checks what says which images there are and where they go.
-type imageChecker struct{ checker }
-
-func (k imageChecker) images() {
+func (k checker) images() {
 	im := k.c.Images
 	if k.given("images.factory") {
 		k.url("images.factory", im.Factory, "https", "http")
@@ -42,7 +39,7 @@ func (k imageChecker) images() {
 }
 
 // disk checks that images.disk is given if, and only if, something boots disk images.
-func (k imageChecker) disk() {
+func (k checker) disk() {
 	const section, list = "images.disk", "images.disk.storage"
 	im := k.c.Images
 	switch {
@@ -55,7 +52,7 @@ func (k imageChecker) disk() {
 }
 
 // storages checks a list of Proxmox storages with a content type.
-func (k imageChecker) storages(list string, names []string, content string) {
+func (k checker) storages(list string, names []string, content string) {
 	if k.given(list) && len(names) == 0 {
 		k.add(list, "is empty: name a Proxmox storage with content type %s", content)
 	}
@@ -69,7 +66,7 @@ func (k imageChecker) storages(list string, names []string, content string) {
 }
 
 // imager checks how the imager is run, and that its output has a mirror.
-func (k imageChecker) imager() {
+func (k checker) imager() {
 	im := k.c.Images
 	if !matches(im.Imager.Image, registryHost+repositoryPath) {
 		k.add("images.imager.image", "is not a repository: write it like ghcr.io/siderolabs/imager, without scheme, tag and digest")
@@ -97,7 +94,7 @@ func (k imageChecker) imager() {
 
 // builtHere reports settings that the imager needs. path and what name the setting that
 // selects the imager.
-func (k imageChecker) builtHere(path, what string) {
+func (k checker) builtHere(path, what string) {
 	if !k.given("images.mirror") {
 		k.add(path, "%s needs images.mirror: what the imager builds is not on an Image Factory, so nodes pull its installer from your repository, such as ghcr.io/acme/talos", what)
 	}
@@ -106,7 +103,7 @@ func (k imageChecker) builtHere(path, what string) {
 	}
 }
 
-func (k imageChecker) schematics() {
+func (k checker) schematics() {
 	if k.given("schematics") && len(k.c.Schematics) == 0 {
 		k.add("schematics", "is empty: name at least one schematic")
 	}
@@ -121,7 +118,7 @@ func (k imageChecker) schematics() {
 }
 
 // extensions checks the extensions that a schematic names by reference.
-func (k imageChecker) extensions(path string, s Schematic) {
+func (k checker) extensions(path string, s Schematic) {
 	if !k.given(path) || k.bad[path] {
 		return
 	}

@@ -66,14 +66,14 @@ func (k checker) holder(path string, n Node) {
 }
 
 // names checks that a list of names has no empty name and no duplicate.
-func (k values) names(list, of string, names []string) {
+func (r *report) names(list, of string, names []string) {
 	for i, name := range names {
 		path := fmt.Sprintf("%s[%d]", list, i)
 		if strings.TrimSpace(name) == "" {
-			k.add(path, "is empty: give the name %s, or remove it", of)
+			r.add(path, "is empty: give the name %s, or remove it", of)
 		}
 		if first := slices.Index(names, name); first < i {
-			k.add(path, "%s is listed already (line %d)", quote(name), k.line(fmt.Sprintf("%s[%d]", list, first)))
+			r.add(path, "%s is listed already (line %d)", quote(name), r.line(fmt.Sprintf("%s[%d]", list, first)))
 		}
 	}
 }
@@ -90,7 +90,7 @@ func (k checker) roll() {
 		k.add("roll.keepDisks", "must be at least 1: it is the way back; recast prune --keep-disks 0 frees it too")
 	}
 	k.names("roll.ignoreNodes", "of a node", r.IgnoreNodes)
-	surgeChecker{k}.all()
+	k.surge()
 	k.notEmpty("roll.etcdSnapshot", r.EtcdSnapshot)
 	k.gates()
 	k.hooks()

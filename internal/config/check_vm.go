@@ -12,10 +12,7 @@ import (
 	"github.com/recast-sh/recast/internal/words"
 )
 
-// vmChecker checks the shapes of VMs.
-type vmChecker struct{ checker }
-
-func (k vmChecker) all() {
+func (k checker) vms() {
 	taken := map[string]string{} // address, or MAC address → node
 	for _, name := range slices.Sorted(maps.Keys(k.c.VMClasses)) {
 		k.vm(spot{path: "vmClasses"}.entry(name), k.c.VMClasses[name])
@@ -38,7 +35,7 @@ func (k vmChecker) all() {
 
 // unshared refuses an address of a node's machine, or a MAC address, that another node has: a class must
 // not give one to all of its nodes.
-func (k vmChecker) unshared(i int, taken map[string]string) {
+func (k checker) unshared(i int, taken map[string]string) {
 	n := k.c.Nodes[i]
 	v := k.c.ShapeOf(n)
 	have := []string{n.Address}
@@ -69,7 +66,7 @@ func (k vmChecker) unshared(i int, taken map[string]string) {
 }
 
 // ownPath is where a node says what its VM is.
-func (k vmChecker) ownPath(i int) string {
+func (k checker) ownPath(i int) string {
 	if path := nodePath(i, "vm"); k.given(path) {
 		return path
 	}
@@ -85,7 +82,7 @@ const (
 	diskSlot  = `scsi([0-9]|[12][0-9]|30)|virtio([0-9]|1[0-5])|sata[0-5]|ide[0-3]`
 )
 
-func (k vmChecker) vm(at spot, v VM) {
+func (k checker) vm(at spot, v VM) {
 	path := func(key string) string { return at.key(key).path }
 	k.ranges(at, reflect.ValueOf(v))
 	k.optional(path("cpu"), v.CPU, `[-A-Za-z0-9_.+]+(,[^\s,]+)*`, "type of a processor, such as host")
@@ -125,7 +122,7 @@ func (k vmChecker) vm(at spot, v VM) {
 	k.disks(at.key("disks"), v.Disks)
 }
 
-func (k vmChecker) disks(at spot, disks []VMDisk) {
+func (k checker) disks(at spot, disks []VMDisk) {
 	slots, system := map[string]int{}, -1
 	for i, d := range disks {
 		here := at.item(i)
@@ -147,7 +144,7 @@ func (k vmChecker) disks(at spot, disks []VMDisk) {
 }
 
 // together checks what a class and a node's own settings say together, once neither is wrong by itself.
-func (k vmChecker) together(i int, v VM) {
+func (k checker) together(i int, v VM) {
 	path := k.ownPath(i)
 	number := func(n *int, otherwise int) int {
 		if n == nil {
@@ -178,14 +175,14 @@ func (k vmChecker) together(i int, v VM) {
 }
 
 // optional is pattern for a value that may be missing.
-func (k values) optional(path string, value *string, pattern, what string) {
+func (r *report) optional(path string, value *string, pattern, what string) {
 	if value != nil {
-		k.pattern(path, *value, pattern, what)
+		r.pattern(path, *value, pattern, what)
 	}
 }
 
 // ranges checks the numbers of a section against the minimum and maximum of their keys.
-func (k values) ranges(at spot, section reflect.Value) {
+func (r *report) ranges(at spot, section reflect.Value) {
 	for _, f := range fieldsOf(section.Type()) {
 		value := section.FieldByIndex(f.index)
 		if value.Kind() != reflect.Pointer || value.IsNil() || value.Elem().Kind() != reflect.Int {
@@ -194,9 +191,9 @@ func (k values) ranges(at spot, section reflect.Value) {
 		least, most := f.limit("minimum"), f.limit("maximum")
 		switch n := value.Elem().Int(); {
 		case least != nil && n < *least && most == nil:
-			k.add(at.key(f.key).path, "must be at least %d", *least)
+			r.add(at.key(f.key).path, "must be at least %d", *least)
 		case least != nil && n < *least, most != nil && n > *most:
-			k.add(at.key(f.key).path, "%d is out of bounds: Proxmox allows %d-%d", n, *least, *most)
+			r.add(at.key(f.key).path, "%d is out of bounds: Proxmox allows %d-%d", n, *least, *most)
 		}
 	}
 }

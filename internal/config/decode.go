@@ -12,12 +12,9 @@ import (
 	"github.com/recast-sh/recast/internal/words"
 )
 
-// decoder fills the structs of this package from YAML nodes. Unlike the YAML
-// library's strict decoding, it knows the path and the column of every problem.
-type decoder struct{ *report }
-
-// value decodes n into out.
-func (d decoder) value(n *yaml.Node, at spot, out reflect.Value, f field) {
+// decode decodes n into out, which is one of this package's structs or a value in one. Unlike
+// the YAML library's strict decoding, it knows the path and the column of every problem.
+func (r *report) decode(n *yaml.Node, at spot, out reflect.Value, f field) {
 	if n.Kind == yaml.AliasNode {
 		n = n.Alias
 	}
@@ -26,63 +23,63 @@ func (d decoder) value(n *yaml.Node, at spot, out reflect.Value, f field) {
 		out = out.Elem()
 	}
 	if n.Kind == yaml.ScalarNode {
-		d.scalar(n, at, out, f)
+		r.decodeScalar(n, at, out, f)
 		return
 	}
 	switch {
 	case n.Kind == yaml.MappingNode && out.Kind() == reflect.Struct && !oneValue(out.Type()):
-		d.section(n, at, out)
+		r.decodeSection(n, at, out)
 	case n.Kind == yaml.MappingNode && out.Kind() == reflect.Map:
-		d.entries(n, at, out)
+		r.decodeEntries(n, at, out)
 	case n.Kind == yaml.SequenceNode && out.Kind() == reflect.Slice:
-		d.items(n, at, out)
+		r.decodeItems(n, at, out)
 	default:
-		d.mismatch(n, at, out)
+		r.mismatch(n, at, out)
 	}
 }
 
-// section decodes a mapping with known keys.
-func (d decoder) section(n *yaml.Node, at spot, out reflect.Value) {
+// decodeSection decodes a mapping with known keys.
+func (r *report) decodeSection(n *yaml.Node, at spot, out reflect.Value) {
 	fields := fieldsOf(out.Type())
-	for key, value := range d.pairs(n, at.path) {
+	for key, value := range r.pairs(n, at.path) {
 		i := slices.IndexFunc(fields, func(f field) bool { return f.key == key })
 		if i < 0 {
-			d.unknown(at.key(key), key, fields)
+			r.unknownKey(at.key(key), key, fields)
 			continue
 		}
-		d.value(value, at.key(key), out.FieldByIndex(fields[i].index), fields[i])
+		r.decode(value, at.key(key), out.FieldByIndex(fields[i].index), fields[i])
 	}
 	for _, f := range fields {
-		if path := at.key(f.key).path; f.required && !d.given(path) {
-			d.add(path, "required")
+		if path := at.key(f.key).path; f.required && !r.given(path) {
+			r.add(path, "required")
 		}
 	}
 }
 
-// entries decodes a mapping from names to values.
-func (d decoder) entries(n *yaml.Node, at spot, out reflect.Value) {
+// decodeEntries decodes a mapping from names to values.
+func (r *report) decodeEntries(n *yaml.Node, at spot, out reflect.Value) {
 	out.Set(reflect.MakeMap(out.Type()))
-	for key, value := range d.pairs(n, at.path) {
+	for key, value := range r.pairs(n, at.path) {
 		v := reflect.New(out.Type().Elem()).Elem()
-		d.value(value, at.entry(key), v, field{})
+		r.decode(value, at.entry(key), v, field{})
 		out.SetMapIndex(reflect.ValueOf(key), v)
 	}
 }
 
-// items decodes a list.
-func (d decoder) items(n *yaml.Node, at spot, out reflect.Value) {
+// decodeItems decodes a list.
+func (r *report) decodeItems(n *yaml.Node, at spot, out reflect.Value) {
 	out.Set(reflect.MakeSlice(out.Type(), len(n.Content), len(n.Content)))
 	for i, item := range n.Content {
 		here := at.item(i)
-		d.places[here.path] = place{item.Line, item.Column}
-		d.value(item, here, out.Index(i), field{})
+		r.places[here.path] = place{item.Line, item.Column}
+		r.decode(item, here, out.Index(i), field{})
 	}
 }
 
-// scalar decodes a single value.
-func (d decoder) scalar(n *yaml.Node, at spot, out reflect.Value, f field) {
+// decodeScalar decodes a single value.
+func (r *report) decodeScalar(n *yaml.Node, at spot, out reflect.Value, f field) {
 	if n.ShortTag() == "!!null" {
-		d.add(at.path, "has no value: give it one or remove it")
+		r.add(at.path, "has no value: give it one or remove it")
 		return
 	}
 	text := n.Value
@@ -91,7 +88,7 @@ func (d decoder) scalar(n *yaml.Node, at spot, out reflect.Value, f field) {
 	}
 	if u, ok := out.Addr().Interface().(encoding.TextUnmarshaler); ok && textual(n, out) {
 		if err := u.UnmarshalText([]byte(n.Value)); err != nil {
-			d.add(at.path, "%v", err)
+			r.add(at.path, "%v", err)
 		}
 		return
 	}
@@ -104,16 +101,16 @@ func (d decoder) scalar(n *yaml.Node, at spot, out reflect.Value, f field) {
 	case kind == reflect.Int && tag == "!!int":
 		i, err := strconv.Atoi(n.Value)
 		if err != nil || strconv.Itoa(i) != n.Value {
-			d.add(at.path, "%s is not a plain decimal number", quote(n.Value))
+			r.add(at.path, "%s is not a plain decimal number", quote(n.Value))
 			return
 		}
 		out.SetInt(int64(i))
 	default:
-		d.mismatch(n, at, out)
+		r.mismatch(n, at, out)
 		return
 	}
 	if f.enum != nil && !slices.Contains(f.enum, n.Value) {
-		d.add(at.path, "%s is not one of %s%s", quote(n.Value), strings.Join(f.enum, ", "), words.DidYouMean(n.Value, f.enum))
+		r.add(at.path, "%s is not one of %s%s", quote(n.Value), strings.Join(f.enum, ", "), words.DidYouMean(n.Value, f.enum))
 	}
 }
 
@@ -132,10 +129,10 @@ func textual(n *yaml.Node, out reflect.Value) bool {
 	return tag == "!!str" || number && (tag == "!!int" || tag == "!!float")
 }
 
-func (d decoder) mismatch(n *yaml.Node, at spot, out reflect.Value) {
+func (r *report) mismatch(n *yaml.Node, at spot, out reflect.Value) {
 	want, got := nameOfType(out.Type()), nameOfNode(n)
 	if want == "text" && n.Kind == yaml.ScalarNode {
 		got += ": put it in quotes"
 	}
-	d.add(at.path, "must be %s, not %s", want, got)
+	r.add(at.path, "must be %s, not %s", want, got)
 }

@@ -142,44 +142,44 @@ func (k checker) objectGate(path string, g Gate) {
 	}
 }
 
-func (k values) labels(path string, g Gate) {
-	if !k.given(path) {
+func (r *report) labels(path string, g Gate) {
+	if !r.given(path) {
 		return
 	}
-	if k.given(strings.TrimSuffix(path, "labelSelector") + "name") {
-		k.add(path, "name is given too (line %d): keep one of them", k.line(strings.TrimSuffix(path, "labelSelector")+"name"))
+	if r.given(strings.TrimSuffix(path, "labelSelector") + "name") {
+		r.add(path, "name is given too (line %d): keep one of them", r.line(strings.TrimSuffix(path, "labelSelector")+"name"))
 	}
 	if len(g.LabelSelector.MatchLabels)+len(g.LabelSelector.MatchExpressions) == 0 {
-		k.add(path, "selects every object: give it matchLabels or matchExpressions, or remove it")
+		r.add(path, "selects every object: give it matchLabels or matchExpressions, or remove it")
 	}
 	for _, key := range slices.Sorted(maps.Keys(g.LabelSelector.MatchLabels)) {
 		at := spot{path: path + ".matchLabels"}.entry(key).path
-		k.labelKey(at, key)
-		k.labelValue(at, g.LabelSelector.MatchLabels[key])
+		r.labelKey(at, key)
+		r.labelValue(at, g.LabelSelector.MatchLabels[key])
 	}
 	for i, e := range g.LabelSelector.MatchExpressions {
 		at := fmt.Sprintf("%s.matchExpressions[%d]", path, i)
-		k.labelKey(at+".key", e.Key)
+		r.labelKey(at+".key", e.Key)
 		for j, v := range e.Values {
-			k.labelValue(fmt.Sprintf("%s.values[%d]", at, j), v)
+			r.labelValue(fmt.Sprintf("%s.values[%d]", at, j), v)
 		}
 		switch wants := e.Operator == "In" || e.Operator == "NotIn"; {
 		case wants && len(e.Values) == 0:
-			k.add(at+".values", "required by %s", e.Operator)
+			r.add(at+".values", "required by %s", e.Operator)
 		case !wants && len(e.Values) > 0:
-			k.add(at+".values", "%s takes none: remove them", e.Operator)
+			r.add(at+".values", "%s takes none: remove them", e.Operator)
 		}
 	}
 }
 
-func (k values) labelKey(path, key string) {
-	if k.given(path) && !matches(key, labelKey) {
-		k.add(path, "%s is not the key of a label", quote(key))
+func (r *report) labelKey(path, key string) {
+	if r.given(path) && !matches(key, labelKey) {
+		r.add(path, "%s is not the key of a label", quote(key))
 	}
 }
 
-func (k values) labelValue(path, value string) {
-	if k.given(path) && !matches(value, labelValue) {
-		k.add(path, "%s is not the value of a label", quote(value))
+func (r *report) labelValue(path, value string) {
+	if r.given(path) && !matches(value, labelValue) {
+		r.add(path, "%s is not the value of a label", quote(value))
 	}
 }

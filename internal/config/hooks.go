@@ -73,14 +73,14 @@ func (k checker) hook(path string, h Hook) {
 }
 
 // env checks the names of the variables to pass to a program.
-func (k values) env(path string, names []string) {
+func (r *report) env(path string, names []string) {
 	for i, name := range names {
 		at := fmt.Sprintf("%s.env[%d]", path, i)
 		switch {
 		case name == "PROXMOX_VE_API_TOKEN":
-			k.add(at, "recast passes its Proxmox token to no program: give this one its own token")
+			r.add(at, "recast passes its Proxmox token to no program: give this one its own token")
 		case !matches(name, `[A-Za-z_][A-Za-z0-9_]*`):
-			k.add(at, "%s is not the name of an environment variable: list only names, not values", quote(name))
+			r.add(at, "%s is not the name of an environment variable: list only names, not values", quote(name))
 		}
 	}
 }

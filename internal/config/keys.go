@@ -41,7 +41,7 @@ func fieldsOf(t reflect.Type) []field {
 
 // pairs iterates over the valid keys of a mapping, stores the position of each, and
 // reports the others.
-func (d decoder) pairs(n *yaml.Node, path string) iter.Seq2[string, *yaml.Node] {
+func (r *report) pairs(n *yaml.Node, path string) iter.Seq2[string, *yaml.Node] {
 	return func(yield func(string, *yaml.Node) bool) {
 		for i := 0; i+1 < len(n.Content); i += 2 {
 			key, value := n.Content[i], n.Content[i+1]
@@ -49,13 +49,13 @@ func (d decoder) pairs(n *yaml.Node, path string) iter.Seq2[string, *yaml.Node] 
 			here := spot{path: path}.key(key.Value).path
 			switch {
 			case key.ShortTag() == "!!merge":
-				d.addAt(at, here, "merge keys are not supported: write the keys out")
+				r.addAt(at, here, "merge keys are not supported: write the keys out")
 			case key.Kind != yaml.ScalarNode || key.ShortTag() != "!!str":
-				d.addAt(at, here, "a key must be text: put it in quotes")
-			case d.given(here):
-				d.addAt(at, here, "is there already (line %d)", d.line(here))
+				r.addAt(at, here, "a key must be text: put it in quotes")
+			case r.given(here):
+				r.addAt(at, here, "is there already (line %d)", r.line(here))
 			default:
-				d.places[here] = at
+				r.places[here] = at
 				if !yield(key.Value, value) {
 					return
 				}
@@ -64,18 +64,18 @@ func (d decoder) pairs(n *yaml.Node, path string) iter.Seq2[string, *yaml.Node] 
 	}
 }
 
-// unknown reports an unknown key, with the keys that are possible, or with what to do
+// unknownKey reports an unknown key, with the keys that are possible, or with what to do
 // if it looks like a secret.
-func (d decoder) unknown(at spot, key string, fields []field) {
+func (r *report) unknownKey(at spot, key string, fields []field) {
 	lower := strings.ToLower(key)
 	for _, word := range []string{"token", "password", "passwd", "secret", "apikey"} {
 		if strings.Contains(lower, word) {
-			d.add(at.path, "secrets never live in this file: export PROXMOX_VE_API_TOKEN")
+			r.add(at.path, "secrets never live in this file: export PROXMOX_VE_API_TOKEN")
 			return
 		}
 	}
 	if lower == "insecure" {
-		d.add(at.path, "TLS is always verified: give fingerprint or caFile")
+		r.add(at.path, "TLS is always verified: give fingerprint or caFile")
 		return
 	}
 	var known []string
@@ -83,9 +83,9 @@ func (d decoder) unknown(at spot, key string, fields []field) {
 		known = append(known, f.key)
 	}
 	if meant := words.Closest(key, known); meant != "" {
-		d.add(at.path, "unknown key, did you mean %q?", meant)
-		d.bad[join(parent(at.path), meant)] = true // it is not missing, it is misspelt
+		r.add(at.path, "unknown key, did you mean %q?", meant)
+		r.bad[join(parent(at.path), meant)] = true // it is not missing, it is misspelt
 		return
 	}
-	d.add(at.path, "unknown key, expected one of %s", strings.Join(known, ", "))
+	r.add(at.path, "unknown key, expected one of %s", strings.Join(known, ", "))
 }

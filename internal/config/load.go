@@ -73,9 +73,9 @@ func read(path string) ([]byte, error) {
 func parse(name string, data []byte, o Options, stat func(string) (fs.FileInfo, error)) (*Config, error) {
 	r := newReport(name)
 	c := defaults()
-	if root := r.root(data); root != nil && r.version(root) {
-		decoder{r}.section(root, spot{}, reflect.ValueOf(&c).Elem())
-		checker{values{r}, &c, o.Expr, o.Template}.all()
+	if root := r.root(data); root != nil && r.supported(root) {
+		r.decodeSection(root, spot{}, reflect.ValueOf(&c).Elem())
+		checker{r, &c, o.Expr, o.Template}.all()
 		c.complete(o)
 		if stat != nil {
 			r.files(&c, stat)
@@ -160,9 +160,9 @@ func (r *report) syntax(err error, data []byte) {
 	r.addAt(at, "", "not valid YAML: %s", message)
 }
 
-// version says whether the file has the supported version, and reports if not: then its
+// supported says whether the file has the supported version, and reports if not: then its
 // keys are not checked.
-func (r *report) version(root *yaml.Node) bool {
+func (r *report) supported(root *yaml.Node) bool {
 	for i := 0; i+1 < len(root.Content); i += 2 {
 		key, value := root.Content[i], root.Content[i+1]
 		var v int

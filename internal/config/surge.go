@@ -36,26 +36,24 @@ func (c *Config) IsSurge(node string) bool {
 	return slices.ContainsFunc(c.Nodes, func(n Node) bool { return n.Surge && n.Name == node })
 }
 
-// surgeChecker checks the nodes that are there only during a roll, and how many of them a roll asks for.
-type surgeChecker struct{ checker }
-
-func (k surgeChecker) all() {
+// surge checks the nodes that are there only during a roll, and how many of them a roll asks for.
+func (k checker) surge() {
 	nodes := 0
 	for i, n := range k.c.Nodes {
 		if !n.Surge {
 			continue
 		}
 		nodes++
-		k.node(nodePath(i, "surge"), n)
+		k.surgeNode(nodePath(i, "surge"), n)
 	}
 	if r := k.c.Roll.Surge; r.Of(1) > 0 && nodes == 0 || r.Count > nodes {
 		k.add("roll.surge", "%s asks for more nodes than have surge: true, which are %d (line %d): add a worker with surge: true, a class and a host, or lower it", r, nodes, k.line("nodes"))
 	}
 }
 
-// node refuses what a node that comes and goes can't have: it is made from nothing, and its disks
+// surgeNode refuses what a node that comes and goes can't have: it is made from nothing, and its disks
 // are freed when it is removed.
-func (k surgeChecker) node(path string, n Node) {
+func (k checker) surgeNode(path string, n Node) {
 	var lacks, other []string
 	if n.Class == "" {
 		lacks = append(lacks, "class")
