@@ -71,7 +71,7 @@ func consumeMember(br *bufio.Reader, kind string, packed func(string, io.Reader)
 	case "xz":
 		member = &xzStream{r: br}
 	default:
-		member = &gzipMember{r: br}
+		member = &gzipMember{from: recorder{r: br}}
 	}
 	if err := packed(kind, member); err != nil {
 		return err
@@ -82,53 +82,55 @@ func consumeMember(br *bufio.Reader, kind string, packed func(string, io.Reader)
 
 // gzipMember passes the bytes of one gzip member, whose end is known only by unpacking it.
 type gzipMember struct {
-	r     *bufio.Reader
-	z     *gzip.Reader
-	taken []byte
-	err   error
+	from recorder
+	z    *gzip.Reader
+	err  error
 }
 
 func (g *gzipMember) Read(p []byte) (int, error) {
-	for len(g.taken) == 0 {
+	for len(g.from.taken) == 0 {
 		if g.err != nil {
 			return 0, g.err
 		}
 		g.err = g.advance()
 	}
-	n := copy(p, g.taken)
-	g.taken = g.taken[n:]
+	n := copy(p, g.from.taken)
+	g.from.taken = g.from.taken[n:]
 	return n, nil
 }
 
 func (g *gzipMember) advance() (err error) {
 	if g.z == nil {
-		if g.z, err = gzip.NewReader(recorder{g}); err != nil {
+		if g.z, err = gzip.NewReader(&g.from); err != nil {
 			return unexpected(err)
 		}
 		g.z.Multistream(false)
 	}
 	_, err = io.CopyN(io.Discard, g.z, 32<<10)
-	if err == nil && len(g.taken) > maxGzipAhead {
+	if err == nil && len(g.from.taken) > maxGzipAhead {
 		err = errors.New("gzip: it is much larger than its content")
 	}
 	return err
 }
 
-// recorder is what gzipMember unpacks from. Because it reads single bytes, the
+// recorder keeps the bytes that gzipMember unpacks. Because it reads single bytes, the
 // unpacker never takes one beyond the member.
-type recorder struct{ g *gzipMember }
+type recorder struct {
+	r     *bufio.Reader
+	taken []byte
+}
 
-func (r recorder) ReadByte() (byte, error) {
-	b, err := r.g.r.ReadByte()
+func (r *recorder) ReadByte() (byte, error) {
+	b, err := r.r.ReadByte()
 	if err == nil {
-		r.g.taken = append(r.g.taken, b)
+		r.taken = append(r.taken, b)
 	}
 	return b, err
 }
 
-func (r recorder) Read(p []byte) (int, error) {
-	n, err := r.g.r.Read(p)
-	r.g.taken = append(r.g.taken, p[:n]...)
+func (r *recorder) Read(p []byte) (int, error) {
+	n, err := r.r.Read(p)
+	r.taken = append(r.taken, p[:n]...)
 	return n, err
 }
 
