@@ -36,12 +36,19 @@ func (c *console) Write(p []byte) (int, error) {
 }
 
 // Clean is the console for text that is safe already; it may have colours.
-func (c *console) Clean() io.Writer { return clean{c} }
+func (c *console) Clean() io.Writer { return unchanged{c, c.write} }
 
-type clean struct{ *console }
+// beneath is the console for text that is passed to no live view or JSON output.
+func (c *console) beneath() io.Writer { return unchanged{c, c.put} }
+
+// unchanged is the console, with its Fd, for text to be written unchanged.
+type unchanged struct {
+	*console
+	to func([]byte) (int, error)
+}
 
 // Write implements io.Writer.
-func (c clean) Write(p []byte) (int, error) { return c.write(p) }
+func (u unchanged) Write(p []byte) (int, error) { return u.to(p) }
 
 func (c *console) write(text []byte) (int, error) {
 	c.mu.Lock()
@@ -62,12 +69,6 @@ func (c *console) put(p []byte) (int, error) {
 	c.mu.Unlock()
 	return c.Writer.Write(p)
 }
-
-// beneath is the console for text to be written unchanged.
-type beneath struct{ *console }
-
-// Write implements io.Writer.
-func (b beneath) Write(p []byte) (int, error) { return b.put(p) }
 
 // buffer makes writes return at once, from now on.
 func (c *console) buffer() {

@@ -8,7 +8,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/explain"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/kube"
@@ -23,7 +22,10 @@ func selection(c *cobra.Command, g *globals, p *planning.Policy) {
 	for _, flag := range []string{"only", "exclude"} {
 		_ = c.RegisterFlagCompletionFunc(flag, g.completeNodes)
 	}
-	c.Flags().VarP(labels{&p.Labels}, "selector", "l", "look only at nodes whose Kubernetes `labels` match, as kubectl -l does: zone=a,tier!=db,gpu in (a,b)")
+	c.Flags().FuncP("selector", "l", "look only at nodes whose Kubernetes `labels` match, as kubectl -l does: zone=a,tier!=db,gpu in (a,b)", func(text string) (err error) {
+		p.Labels, err = kube.ParseSelector(text)
+		return err
+	})
 	c.Flags().Var(parts{&p.What}, "what", "`parts` of the nodes to look at: image, config, vm (default: all)")
 	c.Flags().BoolVar(&p.AcceptOutage, "accept-outage", false, "with two control planes: accept that etcd and the Kubernetes API are down during the roll")
 }
@@ -52,17 +54,6 @@ func (p parts) Set(text string) error {
 		*p.chosen = append(*p.chosen, what)
 	}
 	return nil
-}
-
-// labels is the flag that chooses nodes by their labels.
-type labels struct{ chosen *cluster.Selector }
-
-func (l labels) Type() string   { return "labels" }
-func (l labels) String() string { return "" }
-
-func (l labels) Set(text string) (err error) {
-	*l.chosen, err = kube.ParseSelector(text)
-	return err
 }
 
 func newPlanCmd(s *streams, g *globals) *cobra.Command {

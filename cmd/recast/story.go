@@ -32,7 +32,7 @@ func (s *streams) setProgress(command, progress string) error {
 	}
 	s.command, s.progress = command, progress
 	if progress == progressJSON {
-		s.lines = live.NewLines(beneath{s.err})
+		s.lines = live.NewLines(s.err.beneath())
 		s.err.to(func(p []byte) bool {
 			_, _ = s.lines.Write(p) // never fails
 			return true
