@@ -13,6 +13,9 @@ import (
 
 // fat32 reads an EFI system partition as mkfs.vfat -F 32 makes it (Microsoft's FAT32
 // File System Specification 1.03).
+//
+// go-diskfs v1.9.4 follows a circular chain of clusters until memory runs out, begins in
+// cluster 2 wherever the root is, and takes a long name that belongs to another file.
 type fat32 struct {
 	r            *io.SectionReader
 	clusterBytes int64

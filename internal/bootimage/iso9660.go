@@ -10,6 +10,10 @@ import (
 )
 
 // volume is an ISO 9660 file system (ECMA-119) with Rock Ridge names.
+//
+// At a directory record that continues in itself, go-diskfs v1.9.4 never returns and
+// kdomanski/iso9660 v0.4.0 ends the process. Both take the first piece of a file for the
+// whole, and neither reads the boot catalogue.
 type volume struct {
 	r      *io.SectionReader
 	root   isoEntry

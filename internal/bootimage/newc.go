@@ -11,6 +11,10 @@ import (
 
 // newc is a cpio archive in the only format that the kernel unpacks
 // (Documentation/driver-api/early-userspace/buffer-format.rst).
+//
+// u-root v0.16.0 and cavaliergopher/cpio v1.0.1 take an archive that is cut between two
+// files for a whole one. For a header of 110 bytes the former allocates 1 GiB; the latter
+// reads "0000 1a4" as 0.
 type newc struct {
 	r    *bufio.Reader
 	body *io.LimitedReader // of the entry read last

@@ -19,9 +19,9 @@ var (
 	ErrDataFile    = errors.New("its data is in another file")
 )
 
-// The header and the tables of docs/interop/qcow2.rst of QEMU. A reader of others
-// (lima-vm/go-qcow2reader) follows a backing file wherever it leads, allocates whatever
-// a header asks for and decompresses a cluster anew for every read.
+// The header and the tables of docs/interop/qcow2.rst of QEMU. lima-vm/go-qcow2reader
+// v0.7.0 opens a file that is cut in the middle, follows a backing file wherever it
+// leads, and cannot read what "qemu-img convert -c -o cluster_size=8k" makes.
 const (
 	magic        = 0x514649fb // "QFI" 0xfb
 	headerV2     = 72

@@ -20,7 +20,8 @@ const (
 
 // espImage makes an EFI system partition: a FAT32 with clusters of one sector. Firmware
 // that goes by the number of clusters would take it for a FAT16; a real FAT32 has at least
-// 33 MB, and a lab has thousands of ISOs.
+// 33 MB, and a lab has thousands of ISOs. go-diskfs v1.9.4 gives the directories in the
+// root another parent than fsck.vfat wants.
 func espImage(files map[string][]byte) ([]byte, error) {
 	f := &fatWriter{table: []uint32{0x0ffffff8, fatEnd}}
 	f.alloc(nil) // the root directory must have the first cluster

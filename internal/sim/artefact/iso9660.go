@@ -3,7 +3,8 @@ package artefact
 import "encoding/binary"
 
 // The volume of an ISO (ECMA-119), sector by sector. Its file system is empty: UEFI boots
-// the EFI system partition, which El Torito's catalogue points to.
+// the EFI system partition, which El Torito's catalogue points to. go-diskfs v1.9.4 would
+// write the time into it: no two ISOs of an image would be the same.
 const (
 	isoSector     = 2048
 	isoPrimary    = 16 // then come a boot record, a terminator, the catalogue, the root directory and two path tables

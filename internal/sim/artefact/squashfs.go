@@ -12,7 +12,8 @@ import (
 
 // squash makes the squashfs of a tree of regular files and symbolic links, by absolute path:
 // version 4.0 of the format (fs/squashfs/squashfs_fs.h of Linux). It is uncompressed, which
-// the format allows: the enclosing archive is compressed.
+// the format allows: the enclosing archive is compressed. KarpelesLab/squashfs v1.2.0 takes
+// sixty times as long and 3 MB for three files; go-diskfs v1.9.4 writes the time into it.
 func squash(files map[string][]byte, links map[string]string) ([]byte, error) {
 	w := squashWriter{data: make([]byte, squashSuperBytes), next: 1}
 	leaves := map[string]squashLeaf{}
