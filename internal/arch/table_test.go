@@ -252,7 +252,7 @@ var table = []row{
 	{pkg: "internal/sim/pveapi/...", allow: []string{
 		"internal/sim/world", "internal/sim/record",
 	}},
-	{pkg: "internal/sim/artefact/...", allow: []string{"internal/bootimage", "internal/diskimage", ggcr, uuid, zstd, yaml}},
+	{pkg: "internal/sim/artefact/...", allow: []string{"internal/bootimage", "internal/diskimage", ggcr, uuid, zstd, yaml, "github.com/diskfs/go-diskfs/backend", "github.com/diskfs/go-diskfs/partition/gpt"}},
 	{pkg: "internal/sim/factoryapi/...", allow: []string{
 		"internal/sim/artefact", "internal/sim/record",
 		ggcr, schematic, machinery, "!" + talosDial, yaml, "golang.org/x/sync/singleflight",
