@@ -20,7 +20,6 @@ func newHistoryCmd(s *streams, g *globals) *cobra.Command {
 	var out string
 	var limit int
 	var page htmlPage
-	var open bool
 	c := &cobra.Command{
 		Use: "history [RUN]", Short: "List past runs: when, what, how long each node was down",
 		Long: `List past runs, newest first: their target, how they ended, how many nodes were
@@ -57,7 +56,7 @@ hold machine configurations.`,
 				return err
 			}
 			hide := redact.New(secretsHere())
-			html := open || page.file != ""
+			html := page.open || page.file != ""
 			fetchRuns(c.Context(), s, p, limit, s.warn)
 			if len(args) == 0 && !html {
 				runs, problems := p.Runs().All(thisProcess())
@@ -69,7 +68,6 @@ hold machine configurations.`,
 				return err
 			}
 			if html {
-				page.open = map[bool]string{true: "yes", false: "no"}[open]
 				return page.write(c.Context(), s, p, run)
 			}
 			log, err := story.ReadRun(run)
@@ -87,7 +85,7 @@ hold machine configurations.`,
 	outputFlag(c, &out, "text", "json")
 	c.Flags().IntVar(&limit, "limit", 20, "how many `runs` to list, newest first; 0: all")
 	c.Flags().StringVar(&page.file, "html", "", "write the run as one HTML `file`; -: to stdout")
-	c.Flags().BoolVar(&open, "open", false, "open the report of the run in a browser")
+	c.Flags().BoolVar(&page.open, "open", false, "open the report of the run in a browser")
 	return c
 }
 

@@ -3,26 +3,12 @@ package main
 import (
 	"context"
 
-	"github.com/spf13/cobra"
-
 	"github.com/recast-sh/recast/cluster/provenance"
 	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/ui"
 	"github.com/recast-sh/recast/pipeline"
 )
-
-func newProvenanceCmd(s *streams, g *globals) *cobra.Command {
-	var out string
-	var deep bool
-	c := renamed(s, &cobra.Command{
-		Use: "provenance NODE", Args: cobra.ExactArgs(1), ValidArgsFunction: g.completeNodes,
-		RunE: func(c *cobra.Command, args []string) error { return traceNode(c.Context(), s, g, args[0], out, deep) },
-	}, "drift --explain NODE")
-	c.Flags().BoolVar(&deep, "deep", false, "read the files of its extensions back from the node")
-	outputFlag(c, &out, "text", "json")
-	return c
-}
 
 // traceNode shows how a running node traces back to a lock.
 func traceNode(ctx context.Context, s *streams, g *globals, node, out string, deep bool) error {

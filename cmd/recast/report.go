@@ -11,45 +11,20 @@ import (
 	"strings"
 	"time"
 
-	"github.com/recast-sh/recast/pipeline/past"
-
-	"github.com/spf13/cobra"
-
 	"github.com/recast-sh/recast/internal/browser"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/redact"
 	"github.com/recast-sh/recast/internal/report"
 	"github.com/recast-sh/recast/internal/savefile"
 	"github.com/recast-sh/recast/internal/story"
-	"github.com/recast-sh/recast/internal/ui"
 	"github.com/recast-sh/recast/pipeline"
+	"github.com/recast-sh/recast/pipeline/past"
 )
-
-func newReportCmd(s *streams, g *globals) *cobra.Command {
-	var page htmlPage
-	c := renamed(s, &cobra.Command{
-		Use: "report [RUN]", Args: cobra.MaximumNArgs(1), ValidArgsFunction: g.completeRuns,
-		RunE: func(c *cobra.Command, args []string) error {
-			p, err := g.open()
-			if err != nil {
-				return err
-			}
-			run, err := p.Runs().Find(strings.Join(args, ""), thisProcess())
-			if err != nil {
-				return err
-			}
-			return page.write(c.Context(), s, p, run)
-		},
-	}, "history RUN --html FILE")
-	c.Flags().StringVar(&page.file, "output", "", "write to this `file`; -: to stdout (default: .recast/reports/RUN.html)")
-	c.Flags().Var(oneOf(&page.open, "auto", "yes", "no"), "open", "open it in a browser")
-	return c
-}
 
 // htmlPage is where the report of a run goes.
 type htmlPage struct {
 	file string // "-": stdout; "": below .recast/reports
-	open string // in a browser: "yes", "no", or "auto" in a graphical session
+	open bool   // in a browser
 }
 
 func (h htmlPage) write(ctx context.Context, s *streams, p pipeline.Project, run past.Run) error {
@@ -63,11 +38,8 @@ func (h htmlPage) write(ctx context.Context, s *streams, p pipeline.Project, run
 	if _, err := fmt.Fprintln(s.out, nearby(file)); err != nil {
 		return err
 	}
-	switch {
-	case h.open == "yes":
+	if h.open {
 		return browser.Show(ctx, browser.Opener(), file)
-	case h.open == "auto" && ui.IsTerminal(s.out) && browser.Here():
-		s.tryShow(ctx, browser.Opener(), file)
 	}
 	return nil
 }
@@ -124,11 +96,4 @@ func nearby(path string) string {
 		return short
 	}
 	return path
-}
-
-// tryShow is browser.Show if the user did not ask for it: an error is only a warning.
-func (s *streams) tryShow(ctx context.Context, opener, file string) {
-	if err := browser.Show(ctx, opener, file); err != nil {
-		fmt.Fprintf(s.err, "warning: %v; the report is written: open it by hand\n", err)
-	}
 }

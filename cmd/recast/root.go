@@ -37,7 +37,6 @@ func newRootCmd(s *streams) *cobra.Command {
 	c.SetCompletionCommandGroupID("Set-up and upkeep:")
 	c.SetUsageTemplate("{{if .HasParent}}" + c.UsageTemplate() + "{{else}}" + firstScreen + "{{end}}")
 	c.AddCommand(newRecoverCmd(s, &g), newRollbackCmd(s, &g), newDocsCmd(),
-		newBuildCmd(s, &g), newReportCmd(s, &g), newProvenanceCmd(s, &g),
 		&cobra.Command{Use: "environment", Short: "Environment variables that recast reads", Long: envHelp},
 		&cobra.Command{Use: "exit-codes", Short: "What each exit code means", Long: exitHelp})
 	usageErrors(c)
@@ -53,18 +52,6 @@ func group(root *cobra.Command, title string, list ...*cobra.Command) {
 		c.GroupID = title
 	}
 	root.AddCommand(list...)
-}
-
-// renamed hides a command that is another one now, and says so when it is used.
-func renamed(s *streams, c *cobra.Command, now string) *cobra.Command {
-	c.Hidden = true
-	c.Short = "Now recast " + now
-	run := c.RunE
-	c.RunE = func(c *cobra.Command, args []string) error {
-		fmt.Fprintf(s.err, "recast %s is recast %s now; the old name still works\n", c.Name(), now)
-		return run(c, args)
-	}
-	return c
 }
 
 // flagError names the flag that was meant, if one is close.

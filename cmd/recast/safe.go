@@ -15,7 +15,6 @@ var untouched = map[string]string{
 	"recast adopt":       "nothing in the cluster was changed, and no existing file is overwritten without --force",
 	"recast backup":      "the cluster is as it was; a snapshot appears under its name only once it is verified",
 	"recast bootstrap":   "etcd begins once, on the named control plane, and nothing of another cluster is touched: run the same command again to go on",
-	"recast build":       "no node and no VM was touched; finished images stay, and recast.lock is never half written",
 	"recast config":      reads,
 	"recast docs":        "no cluster was touched",
 	"recast doctor":      reads,
@@ -24,7 +23,6 @@ var untouched = map[string]string{
 	"recast lock":        "no node and no VM was touched; recast.lock is unchanged or completely written",
 	"recast operator":    reads,
 	"recast plan":        reads,
-	"recast provenance":  reads,
 	"recast prune":       "the list above says what is kept and why; nothing is freed that a node, a rollback or an unfinished replacement needs",
 	"recast publish":     "no node and no VM was touched; an ISO counts as published only once size and checksum are right",
 	"recast rebuild":     "no disk was freed: recast status shows where each one is; etcd begins once, on the named control plane",
@@ -45,7 +43,6 @@ var untouched = map[string]string{
 	"recast exit-codes":  reads,
 	"recast history":     reads,
 	"recast init":        "nothing in the cluster was changed, and no existing file is overwritten without --force",
-	"recast report":      reads,
 
 	"recast support-bundle": reads,
 }

@@ -201,7 +201,7 @@ type nowhere struct{ images.Factory }
 
 func (nowhere) InstallerRepository(images.ISORequest) string { return "factory.example/installer" }
 
-// build builds as `recast build` does, from the files.
+// build builds as `recast publish --only build` does, from the files.
 func (s *story) build(ctx context.Context, t *testing.T) error {
 	t.Helper()
 	s.notes = nil

@@ -19,7 +19,7 @@ func TestDiskImage(t *testing.T) {
 	s.setUp()
 	s.tell("Lock, and build: the installer with which the disk image is compared")
 	s.typed(0, "lock")
-	s.typed(0, "build")
+	s.typed(0, "publish", "--only", "build")
 	s.tell("The factory's disk image of schematic storage, and four corruptions of it")
 	disk := filepath.Join(t.TempDir(), "disk.qcow2")
 	s.notes("%s", s.runs("fetch", "recast.lock", "storage", s.front.url, disk))
@@ -67,7 +67,7 @@ func (s *stage) verifiesSecureDisk() {
 	s.tell("A disk image for Secure Boot enrols the locked certificate, and no other")
 	s.toSecureDirectory()
 	s.typed(0, "lock")
-	s.typed(0, "build")
+	s.typed(0, "publish", "--only", "build")
 	disk := filepath.Join(s.t.TempDir(), "secure.qcow2")
 	s.notes("%s", s.runs("fetch", "recast.lock", "default", s.front.url, disk))
 	s.server.keys += "-2"

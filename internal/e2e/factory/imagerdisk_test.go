@@ -31,7 +31,7 @@ func TestImagerDisk(t *testing.T) {
 case $profile in *'kind: image'*) profile=$(printf '%s\n' "$profile" | sed '\|/in/0.tar|d') ;; esac
 printf '%s\n' "$profile" | `, 1)))
 	s.typed(0, "lock")
-	said, _ := s.typed(4, "build")
+	said, _ := s.typed(4, "publish", "--only", "build")
 	s.refused++
 	s.says(said, "bgp", "disk image: extension ")
 	if e := s.lock().Schematics["bgp"]; e.Disk.SHA256 != "" || e.ISO.SHA256 == "" || e.Installer == "" {
@@ -51,7 +51,7 @@ printf '%s\n' "$profile" | `, 1)))
 	if err := errors.Join(os.RemoveAll(cache), os.Remove(imager)); err != nil {
 		t.Fatal(err)
 	}
-	said, _ = s.typed(0, "build")
+	said, _ = s.typed(0, "publish", "--only", "build")
 	s.says(said, "fetching "+e.Disk.Name+" from "+s.mirror.addr)
 	s.isDisk(filepath.Join(cache, e.Disk.Name), e.Disk.DiskBytes)
 

@@ -12,7 +12,7 @@ func (s *stage) rebuildsTheISO() {
 	before := s.lock().Schematics
 	s.core.forgets(s.t, "factory/cache")
 	s.losesISO("storage")
-	said, _ := s.typed(0, "build")
+	said, _ := s.typed(0, "publish", "--only", "build")
 	s.verified++
 	was, is := before["storage"], s.lock().Schematics["storage"]
 	if is.ISO.SHA256 == was.ISO.SHA256 {
@@ -29,9 +29,9 @@ func (s *stage) rebuildsTheISO() {
 		s.t.Fatalf("of an ISO that was not lost there is %+v instead of %+v", after.ISO, before["default"].ISO)
 	}
 	recorded, images := s.read("recast.lock"), s.front.images.Load()
-	s.typed(0, "build")
+	s.typed(0, "publish", "--only", "build")
 	if s.read("recast.lock") != recorded || s.front.images.Load() != images {
-		s.t.Fatal("recast build does it again with nothing to do")
+		s.t.Fatal("recast publish --only build does it again with nothing to do")
 	}
 }
 
@@ -44,7 +44,7 @@ func (s *stage) refusesAnotherISO() {
 	fresh := s.server.start(s.t)
 	s.front.splits(s.t, s.factory, fresh)
 	s.losesISO("storage")
-	said, _ := s.typed(4, "build")
+	said, _ := s.typed(4, "publish", "--only", "build")
 	s.refused++
 	e := s.lock().Schematics["storage"]
 	s.says(said, "the factory's boot ISO differs from the lock's (SHA-256 ", ", locked is "+e.ISO.SHA256+"), and so does its content: ", "iscsi-tools", e.extension(s.t, "iscsi-tools").Digest, "/"+patched, "recast runbook image-differs")
@@ -59,7 +59,7 @@ func (s *stage) refusesAnotherISO() {
 	s.core.official(s.t, talosVersion, drbd(), ucode(), iscsiTools("1"), guestAgent())
 	s.front.leads(s.t, s.factory)
 	fresh.stop(s.t)
-	s.typed(0, "build")
+	s.typed(0, "publish", "--only", "build")
 	if s.read("recast.lock") != recorded || fileSum(s.t, s.cachedISO("storage")) != e.ISO.SHA256 {
 		s.t.Fatal("the lock's own ISO was not taken as it is")
 	}

@@ -46,7 +46,7 @@ func (s *stage) signsInstallers() {
 	} {
 		s.notes("the code of its %s is changed before it is signed", program.called)
 		s.getsSigned(program.name)
-		said, _ := s.typed(4, "build")
+		said, _ := s.typed(4, "publish", "--only", "build")
 		s.refused++
 		s.says(said, "boot ISO: another boot loader than the installer's: "+program.called)
 		if e := s.lock().Schematics["storage"]; e.ISO.SHA256 != "" {
@@ -55,7 +55,7 @@ func (s *stage) signsInstallers() {
 	}
 	s.notes("nothing is changed before it is signed")
 	signed := s.getsSigned("")
-	s.typed(0, "build")
+	s.typed(0, "publish", "--only", "build")
 	s.verified += 2
 	installer := s.lock().Schematics["storage"].Installer
 	if !strings.HasSuffix(installer, "@"+signed) {

@@ -107,7 +107,7 @@ func schematic(bootloader string, extensions ...string) string {
 func (s *stage) builds() {
 	s.tell("Lock, and build: what the factory made is opened and compared with the locked extension images")
 	s.typed(0, "lock")
-	s.typed(0, "build")
+	s.typed(0, "publish", "--only", "build")
 	for name, e := range s.lock().Schematics {
 		if e.Installer == "" || e.ISO.SHA256 == "" || e.Signer == "" {
 			s.t.Fatalf("schematic %s was not built and verified: %+v", name, e)
@@ -159,11 +159,11 @@ func (s *stage) mirrored() {
 func (s *stage) hasNothingToDo() {
 	s.tell("The same again: nothing to do, nothing written, no content read, no build asked for")
 	before := s.read("recast.lock")
-	for _, stage := range []string{"lock", "build", "publish"} {
+	for _, stage := range []string{"lock", "publish --only build", "publish"} {
 		content, writes, images := s.core.content.Load()+s.mirror.content.Load(), s.core.writes.Load()+s.mirror.writes.Load(), s.front.images.Load()
-		_, took := s.typed(0, stage)
+		_, took := s.typed(0, strings.Fields(stage)...)
 		for try := 0; took > time.Second && try < 2; try++ { // the machine may have been busy
-			_, took = s.typed(0, stage)
+			_, took = s.typed(0, strings.Fields(stage)...)
 		}
 		content = s.core.content.Load() + s.mirror.content.Load() - content
 		writes = s.core.writes.Load() + s.mirror.writes.Load() - writes
@@ -192,7 +192,7 @@ func (s *stage) patchesUnderAStaleFactory() (digests [2]string) {
 	said, _ = s.typed(0, "lock", "--update")
 	s.says(said, "warning: ", "siderolabs/iscsi-tools", digests[0], digests[1])
 	images := s.front.images.Load()
-	said, _ = s.typed(4, "build")
+	said, _ = s.typed(4, "publish", "--only", "build")
 	s.refused++
 	s.says(said, "siderolabs/iscsi-tools", digests[0], digests[1], "restart")
 	if s.front.images.Load() != images {
@@ -207,7 +207,7 @@ func (s *stage) isLiedTo(digests [2]string) {
 	s.tell("Two replicas behind one address: the restarted one shows the new list, the other one builds")
 	fresh := s.server.start(s.t)
 	s.front.splits(s.t, fresh, s.factory)
-	said, _ := s.typed(4, "build")
+	said, _ := s.typed(4, "publish", "--only", "build")
 	s.refused++
 	s.says(said, "iscsi-tools", digests[1], "/"+patched)
 	e := s.lock().Schematics["storage"]
@@ -224,10 +224,10 @@ func (s *stage) isLiedTo(digests [2]string) {
 func (s *stage) restartsTheFactory() {
 	s.tell("Every replica is restarted; what one of them built is still in the factory's cache")
 	s.front.leads(s.t, s.factory)
-	s.typed(4, "build")
+	s.typed(4, "publish", "--only", "build")
 	s.refused++
 	s.typed(0, "lock", "--rebuild", "storage")
-	s.typed(0, "build")
+	s.typed(0, "publish", "--only", "build")
 	s.verified += 2
 	s.holds(s.lock().Schematics["storage"].Installer, "2")
 	s.typed(0, "publish")
@@ -283,7 +283,7 @@ func (s *stage) rolls() {
 	s.typed(0, "drift")
 	s.typed(0, "drift", "--deep")
 	for _, node := range []string{"cp1", "wk1", "wk2"} {
-		s.typed(0, "provenance", node)
+		s.typed(0, "drift", "--explain", node)
 	}
 	s.typed(0, "lab", "check", "--dir", ".")
 }

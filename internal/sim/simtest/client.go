@@ -293,7 +293,7 @@ func (c *Client) DeepDrift(ctx context.Context) (pipeline.DriftResult, error) {
 	})
 }
 
-// Provenance is recast provenance NODE --deep.
+// Provenance is recast drift --explain NODE --deep.
 func (c *Client) Provenance(ctx context.Context, node string) (provenance.Provenance, error) {
 	return connected(ctx, c, func(s *session) (provenance.Provenance, error) {
 		return pipeline.Provenance(ctx, s.project, s.machines, s.images.Registry, node, func(string) {})

@@ -17,7 +17,7 @@ import (
 	"github.com/recast-sh/recast/pipeline"
 )
 
-// Build is recast build.
+// Build is recast publish --only build.
 func (c *Client) Build(ctx context.Context) error {
 	p, err := c.Project()
 	if err != nil {

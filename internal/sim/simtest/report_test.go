@@ -31,7 +31,7 @@ func (l *Lab) logged(c *Client) *Client {
 	return c
 }
 
-// past reads a run as recast report does, and renders it.
+// past reads a run as recast history --html does, and renders it.
 func (l *Lab) past(id string) (past.Run, story.Story, string) {
 	l.t.Helper()
 	p, err := l.Client().Project()

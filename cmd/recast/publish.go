@@ -12,16 +12,6 @@ import (
 	"github.com/recast-sh/recast/schematics"
 )
 
-func newBuildCmd(s *streams, g *globals) *cobra.Command {
-	var out string
-	c := renamed(s, &cobra.Command{
-		Use: "build", Args: cobra.NoArgs,
-		RunE: func(c *cobra.Command, _ []string) error { return g.makeImages(c.Context(), s, out, build) },
-	}, "publish --only build")
-	outputFlag(c, &out, "text", "json")
-	return c
-}
-
 func newPublishCmd(s *streams, g *globals) *cobra.Command {
 	var out, only string
 	c := &cobra.Command{
