@@ -23,12 +23,8 @@ func (w *work) known() (schematics.Lock, error) {
 		return lock, err
 	}
 	if w.node != "" {
-		err := planning.Policy{Only: []string{w.node}}.Check(wanted)
-		if err != nil && w.command == "remove" {
-			err = fault.WithHint(err, "a node stays in recast.yaml until it is removed")
-		}
-		if err != nil {
-			return lock, err
+		if err := (planning.Policy{Only: []string{w.node}}).Check(wanted); err != nil {
+			return lock, fault.WithHint(err, "a node stays in recast.yaml until it is removed")
 		}
 	}
 	if w.o.Saved != nil {
@@ -42,7 +38,7 @@ func (w *work) known() (schematics.Lock, error) {
 
 // requireRun refuses an --run that names no run, by what is parked. While VMs can't be read, the plan decides.
 func (w *work) requireRun(vms []cluster.VM, away *cluster.HostsAway) error {
-	if w.o.UndoRun == "" || away != nil {
+	if w.o.Undo.Run == "" || away != nil {
 		return nil
 	}
 	parkings, err := parking.Readable(vms, w.Config.Cluster)

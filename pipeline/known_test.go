@@ -23,6 +23,9 @@ import (
 func TestMistakesAreFoundBeforeTheClaim(t *testing.T) {
 	t.Parallel()
 	only := func(names ...string) RollOptions { return RollOptions{Policy: planning.Policy{Only: names}} }
+	back := func(way planning.Way) RollOptions {
+		return RollOptions{Policy: planning.Policy{Only: []string{"wk9"}}, Undo: planning.Undone{Way: way}}
+	}
 	type command func(context.Context, Project, Machines, *step.Runner, RollOptions) (Report, error)
 	roll := func(ctx context.Context, p Project, m Machines, run *step.Runner, o RollOptions) (Report, error) {
 		return Roll(ctx, p, Images{}, m, run, o)
@@ -47,8 +50,8 @@ func TestMistakesAreFoundBeforeTheClaim(t *testing.T) {
 		"roll of another cluster":  {do: roll, o: RollOptions{Saved: &planning.Plan{ID: "0123456789", Cluster: "other"}}, want: "plan"},
 		"undo of no node":          {do: Undo, o: only("wk9"), want: `no node "wk9"`},
 		"undo without a lock":      {do: Undo, noLock: true, want: "recast.lock"},
-		"rollback of no node":      {do: Rollback, o: only("wk9"), want: `no node "wk9"`},
-		"recover of no node":       {do: about("wk9", Recover), want: `no node "wk9"`},
+		"undo --previous, no node": {do: Undo, o: back(planning.Previous), want: `no node "wk9"`},
+		"undo --cancel of no node": {do: Undo, o: back(planning.Cancel), want: `no node "wk9"`},
 		"remove of no node":        {do: about("wk9", Remove), want: `no node "wk9"`},
 		"bootstrap with no node":   {do: bootstrap, want: `no node "wk9"`},
 		"bootstrap without a lock": {do: bootstrap, noLock: true, want: "recast.lock"},
@@ -169,7 +172,7 @@ func TestUnknownRunIsFoundBeforeTheClaim(t *testing.T) {
 	} {
 		p := lockedProject(t)
 		p.Config.Cluster = "c1"
-		w := newWork(p, Machines{Proxmox: knownVMs{vms: vms}}, &step.Runner{Emit: func(step.Event) {}}, RollOptions{UndoRun: run}, "")
+		w := newWork(p, Machines{Proxmox: knownVMs{vms: vms}}, &step.Runner{Emit: func(step.Event) {}}, RollOptions{Undo: planning.Undone{Run: run}}, "")
 		err := w.requireRun(vms, nil)
 		if want != "" {
 			err = w.settle(t.Context()) // there is nobody to ask for a claim
@@ -197,7 +200,7 @@ func TestWayBackIsCheckedBeforeTheClaim(t *testing.T) {
 	for node, refused := range map[string]bool{"open": false, "kept": false, "gone": true, "other": true} {
 		p := lockedProject(t)
 		p.Config.Cluster = "c1"
-		w := newWork(p, Machines{}, &step.Runner{Emit: func(step.Event) {}}, RollOptions{}, "recover")
+		w := newWork(p, Machines{}, &step.Runner{Emit: func(step.Event) {}}, RollOptions{}, "undo --cancel")
 		w.back = []string{node}
 		if err := w.requireWayBack(vms, nil); (err != nil) != refused || refused && fault.KindOf(err) != fault.Refused {
 			t.Errorf("%s: %v", node, err)

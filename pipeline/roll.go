@@ -144,7 +144,7 @@ type work struct {
 	o           RollOptions
 	command     string   // "roll"
 	back        []string // named nodes that are to go back
-	node        string   // the one that recover and remove are about
+	node        string   // the one that remove is about
 	restores    bool     // etcd is lost, and so Kubernetes
 	rep         Report
 	refusedHint string // what to do about a plan with refusals

@@ -15,8 +15,8 @@ import (
 // RollOptions are the options of a roll.
 type RollOptions struct {
 	Policy planning.Policy
-	// UndoRun is the run to undo where no node is named; "": the last one.
-	UndoRun string
+	// Undo selects what Undo is about, beside the nodes that Policy names; Order and Say are not needed.
+	Undo planning.Undone
 	// Saved is a saved plan; nil: roll every stale node. Begun: a run of it has begun, whatever the journal says.
 	Saved *planning.Plan
 	Begun bool

@@ -86,7 +86,7 @@ type Kept struct {
 	Talos      string       `json:"talos,omitempty"`     // version of the system on it
 	Lock       string       `json:"lock,omitempty"`      // its lock hash; "" if recast did not make it
 	Kubernetes string       `json:"kubernetes,omitempty"`
-	Next       []Advice     `json:"next,omitempty"` // rollback for the last disk of a node, prune for disks that it would free
+	Next       []Advice     `json:"next,omitempty"` // undo for the last disk of a node, prune for disks that it would free
 
 	Nth int `json:"-"` // replacement of the node's system disk
 }

@@ -17,14 +17,11 @@ import (
 	"github.com/recast-sh/recast/internal/words"
 )
 
-// ForRollback plans to boot the named nodes from their previous system disks; with no names,
+// forRollback plans to boot the named nodes from their previous system disks; with no names,
 // all nodes that can. If that is not possible, the way back is a roll to the previous lock;
 // each refusal says so.
-func ForRollback(ctx context.Context, clusterName string, wanted []cluster.Wanted, o observe.Observation, talos cluster.TalosReader, m cluster.Maintenance, p Policy) (Plan, error) {
+func forRollback(ctx context.Context, clusterName string, wanted []cluster.Wanted, o observe.Observation, talos cluster.TalosReader, m cluster.Maintenance, p Policy) (Plan, error) {
 	plan := Plan{Cluster: clusterName, MaxUnavailable: 1, PerHost: 1, ControlPlanes: o.ControlPlanes(), Heed: p.Heed(wanted)}
-	if err := p.Check(wanted); err != nil {
-		return Plan{}, err
-	}
 	for i, w := range wanted {
 		f := o.Found[i]
 		switch err := fault.ParkedHalf.Refusedf("node %s: an earlier run is not finished", w.Name); {

@@ -32,9 +32,19 @@ func (r Replacing) String() string {
 	return text + ": " + strings.Join(r.Nodes, ", ")
 }
 
-// Undone selects what is undone where no node is named.
+// Way is how a node goes back. Its value is the command that a journal records.
+type Way string
+
+// The ways back.
+const (
+	Cancel   Way = "undo --cancel"   // the unfinished replacement of one node is cancelled
+	Previous Way = "undo --previous" // nodes boot the system disks that finished replacements have parked
+)
+
+// Undone selects what is undone.
 type Undone struct {
-	Run string // ID of the run, or a part of it; "": the last one
+	Way Way    // "": whichever applies
+	Run string // ID of the run where no node is named, or a part of it; "": the last one
 	// Order sorts runs, the newest first; sure is false if the last one may be another of them.
 	Order func([]Replacing) (ordered []Replacing, sure bool)
 	// Say is called with the run that is meant.
@@ -70,20 +80,34 @@ func (u Undone) CheckRun(all []parking.Parking) error {
 	return err
 }
 
-// ForUndo plans to undo what the last run did to the named nodes: to cancel it where it is unfinished
-// (ForRecover), else to boot the system disks that it replaced (ForRollback). With no names, it is about the
-// unfinished node, else about every node whose system disk the latest run replaced, or the run that u names. command
-// is what it comes to: "recover" or "rollback".
-func ForUndo(ctx context.Context, clusterName string, wanted []cluster.Wanted, o observe.Observation, talos cluster.TalosReader, m cluster.Maintenance, p Policy, u Undone) (plan Plan, command string, err error) {
+// ForUndo plans to undo what the last run did to the named nodes, and returns the way back that it takes: Cancel where
+// their replacement is unfinished, else Previous. Cancel is for one node; Previous with no names is for all nodes that can.
+func ForUndo(ctx context.Context, clusterName string, wanted []cluster.Wanted, o observe.Observation, talos cluster.TalosReader, m cluster.Maintenance, p Policy, u Undone) (plan Plan, way Way, err error) {
 	if err := p.Check(wanted); err != nil {
-		return Plan{}, "", err
+		return Plan{}, u.Way, err
 	}
+	if u.Way == "" {
+		if u.Way, p.Only, err = u.choose(wanted, o, p); err != nil {
+			return Plan{}, "", err
+		}
+	}
+	if u.Way == Cancel {
+		plan, err = forCancel(clusterName, wanted, o, p.Only[0])
+	} else {
+		plan, err = forRollback(ctx, clusterName, wanted, o, talos, m, p)
+	}
+	return plan, u.Way, err
+}
+
+// choose returns the way back that applies, and its nodes: with no names, the unfinished node, else every node whose
+// system disk the latest run replaced, or those of the run that u names.
+func (u Undone) choose(wanted []cluster.Wanted, o observe.Observation, p Policy) (way Way, nodes []string, err error) {
 	open, finished := replacings(wanted, o, p)
-	nodes := nodesOf(open)
+	nodes = nodesOf(open)
 	switch {
 	case len(p.Only) == 0 && u.Run != "":
 		if open, finished, err = u.named(open, finished); err != nil {
-			return Plan{}, "", err
+			return "", nil, err
 		}
 		nodes = nodesOf(open)
 	case len(nodes) == 1 && len(p.Only) == 0:
@@ -92,22 +116,20 @@ func ForUndo(ctx context.Context, clusterName string, wanted []cluster.Wanted, o
 	}
 	switch {
 	case len(nodes) == 1 && len(p.Only) <= 1:
-		plan, err = ForRecover(clusterName, wanted, o, nodes[0])
-		return plan, "recover", err
+		return Cancel, nodes, nil
 	case len(nodes) > 0:
-		return Plan{}, "", fault.WithHint(fault.ParkedHalf.Refusedf("%s: an earlier run is not finished", strings.Join(nodes, ", ")), "cancel it for one node after the other: recast undo %s", nodes[0])
-	case len(p.Only) == 0 && len(finished) == 0:
-		return Plan{}, "", fault.NoWayBack.Refusedf("nothing is unfinished, and no earlier system disk of a node is parked: %s", cluster.PreviousLock)
-	case len(p.Only) == 0:
-		ordered, sure := u.Order(finished)
-		if !sure {
-			return Plan{}, "", undecided(ordered)
-		}
-		u.Say(ordered[0].String())
-		p.Only = ordered[0].Nodes
+		return "", nil, fault.WithHint(fault.ParkedHalf.Refusedf("%s: an earlier run is not finished", strings.Join(nodes, ", ")), "cancel it for one node after the other: recast undo %s", nodes[0])
+	case len(p.Only) > 0:
+		return Previous, p.Only, nil
+	case len(finished) == 0:
+		return "", nil, fault.NoWayBack.Refusedf("nothing is unfinished, and no earlier system disk of a node is parked: %s", cluster.PreviousLock)
 	}
-	plan, err = ForRollback(ctx, clusterName, wanted, o, talos, m, p)
-	return plan, "rollback", err
+	ordered, sure := u.Order(finished)
+	if !sure {
+		return "", nil, undecided(ordered)
+	}
+	u.Say(ordered[0].String())
+	return Previous, ordered[0].Nodes, nil
 }
 
 // replacings are the runs that have not finished the replacement of a selected node, and those that did the last one

@@ -23,10 +23,11 @@ func TestUndo(t *testing.T) {
 	for name, c := range map[string]struct {
 		parkings []*parking.Parking // of wk1, wk2, wk3
 		only     []string
+		way      Way
 		run      string
 		unsure   bool // which run was the last one
 		says     string
-		nodes    string // that would be rolled back
+		nodes    string // of the plan to boot previous system disks
 		err      string
 	}{
 		"a run by its ID":         {parkings: []*parking.Parking{kept(latest), kept(older), kept(latest)}, run: older, nodes: "wk2"},
@@ -44,6 +45,10 @@ func TestUndo(t *testing.T) {
 		"the latest run":          {parkings: []*parking.Parking{kept(latest), kept(older), kept(latest)}, nodes: "wk1 wk3", says: "run " + latest + ": wk1, wk3"},
 		"a node of an older one":  {parkings: []*parking.Parking{kept(latest), kept(older), kept(latest)}, only: []string{"wk2"}, nodes: "wk2"},
 		"a node with nothing":     {parkings: []*parking.Parking{kept(latest), nil, nil}, only: []string{"wk2"}, nodes: "wk2"},
+		"a finished one, cancel":  {parkings: []*parking.Parking{kept(latest), nil, nil}, way: Cancel, only: []string{"wk1"}, err: "node wk1: no replacement of it is unfinished"},
+		"an open one, previous":   {parkings: []*parking.Parking{open, nil, nil}, way: Previous, only: []string{"wk1"}, err: "node wk1: an earlier run is not finished"},
+		"another is, previous":    {parkings: []*parking.Parking{open, kept(latest), nil}, way: Previous, err: "node wk1: an earlier run is not finished"},
+		"all, previous":           {parkings: []*parking.Parking{kept(latest), nil, kept(older)}, unsure: true, way: Previous, nodes: "wk1 wk2 wk3"},
 		"a node that there isn't": {parkings: make([]*parking.Parking, 3), only: []string{"wk9"}, err: `no node "wk9"`},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -55,8 +60,8 @@ func TestUndo(t *testing.T) {
 				wanted = append(wanted, cluster.Wanted{Name: []string{"wk1", "wk2", "wk3"}[i]})
 				o.Found = append(o.Found, observe.Found{Parking: p})
 			}
-			plan, command, err := ForUndo(t.Context(), "c1", wanted, o, nil, nil, Policy{Only: c.only}, Undone{
-				Run: c.run, Say: func(text string) { said = text },
+			plan, way, err := ForUndo(t.Context(), "c1", wanted, o, nil, nil, Policy{Only: c.only}, Undone{
+				Way: c.way, Run: c.run, Say: func(text string) { said = text },
 				Order: func(runs []Replacing) ([]Replacing, bool) {
 					slices.SortFunc(runs, func(a, b Replacing) int { return strings.Compare(b.Run, a.Run) })
 					return runs, !c.unsure || len(runs) == 1
@@ -78,8 +83,8 @@ func TestUndo(t *testing.T) {
 			for _, n := range plan.Nodes {
 				nodes = append(nodes, n.Node)
 			}
-			if got := strings.Join(nodes, " "); err != nil || command != "rollback" || got != c.nodes {
-				t.Errorf("%s of %q, want of %q: %v", command, got, c.nodes, err)
+			if got := strings.Join(nodes, " "); err != nil || way != Previous || got != c.nodes {
+				t.Errorf("%s of %q, want of %q: %v", way, got, c.nodes, err)
 			}
 		})
 	}

@@ -42,9 +42,9 @@ func TestPlanOfANodeOnAHostThatIsAway(t *testing.T) {
 			if diff := cmp.Diff(want, plan.Refused()); diff != "" || plan.Nodes[2].Host != "pve2" {
 				t.Errorf("host %s: %s", plan.Nodes[2].Host, diff)
 			}
-			_, err = planning.ForRecover("c1", wanted, o, "wk2")
+			_, _, err = planning.ForUndo(t.Context(), "c1", wanted, o, nil, nil, planning.Policy{Only: []string{"wk2"}}, planning.Undone{Way: planning.Cancel})
 			if fault.KindOf(err) != fault.Refused || err.Error() != "node wk2: no VM that can be read has its SMBIOS UUID u-wk2: Proxmox host pve2 is offline, so VM 9003 can't be read" {
-				t.Errorf("recover: %v", err)
+				t.Errorf("cancel: %v", err)
 			}
 			if drift := plan.Nodes[2].Drift; drift.Stale || len(drift.Unread) != 1 {
 				t.Errorf("drift %+v", drift)

@@ -119,7 +119,7 @@ type rollFlags struct {
 	policy planning.Policy
 	saved  *planning.Plan
 	asks   string // the question; "": Change these nodes? One that is given is asked once, and again for a plan that takes VMs away
-	// again are the arguments with which the command means the plan's nodes, where nobody named any; nil: those that were typed.
+	// again are the arguments with which the command means the plan's nodes; nil: those that were typed.
 	again func(planning.Plan) []string
 	yes   bool
 	out   string
@@ -145,7 +145,7 @@ func (f *rollFlags) withRun(c *cobra.Command, s *streams, g *globals,
 			return err
 		}
 		var unnamed []string // recast undo --yes without a node or a run is refused
-		if f.again != nil && len(c.Flags().Args()) == 0 && !c.Flags().Changed("run") {
+		if f.again != nil {
 			unnamed = []string{"NODE"}
 		}
 		asked := false // and may go on

@@ -36,7 +36,7 @@ func newRootCmd(s *streams) *cobra.Command {
 		newBackupCmd(s, &g), newPruneCmd(s, &g), newOperatorCmd(s), newLabCmd(s), newVersionCmd(s))
 	c.SetCompletionCommandGroupID("Set-up and upkeep:")
 	c.SetUsageTemplate("{{if .HasParent}}" + c.UsageTemplate() + "{{else}}" + firstScreen + "{{end}}")
-	c.AddCommand(newRecoverCmd(s, &g), newRollbackCmd(s, &g), newDocsCmd(),
+	c.AddCommand(newDocsCmd(),
 		&cobra.Command{Use: "environment", Short: "Environment variables that recast reads", Long: envHelp},
 		&cobra.Command{Use: "exit-codes", Short: "What each exit code means", Long: exitHelp})
 	usageErrors(c)

@@ -108,7 +108,7 @@ func TestRunbooksNameRealCommands(t *testing.T) {
 			}
 		}
 	})
-	if parses("recast roll --only") == nil || parses("recast rol") == nil || parses("recast recover a b") == nil {
+	if parses("recast roll --only") == nil || parses("recast rol") == nil || parses("recast remove a b") == nil {
 		t.Error("an invalid command line is accepted")
 	}
 }

@@ -20,9 +20,9 @@ func (v view) next() []string {
 	status := "recast status shows where every disk is, and what is unfinished"
 	const again = " continues where this one stopped; nothing has to be undone by hand first"
 	switch v.Past.Command() {
-	case "rollback":
+	case "undo --previous":
 		return append([]string{status}, v.nextOfRollback()...)
-	case "recover":
+	case "undo --cancel":
 		return []string{status, "recast undo " + v.nodes("NODE") + again}
 	case "restore":
 		return []string{"recast restore FILE --node NODE, the same command," + again}
@@ -34,9 +34,9 @@ func (v view) next() []string {
 
 func (v view) nextOfDone() []string {
 	switch v.Past.Command() {
-	case "rollback":
+	case "undo --previous":
 		return []string{"restore the previous recast.lock: by the current one these nodes are stale, and recast roll brings them forward again"}
-	case "recover":
+	case "undo --cancel":
 		return []string{"recast plan shows what a roll would do: by the lock " + v.nodes("the node") + " is as stale as before"}
 	}
 	return []string{"recast drift checks whether every node still runs the lock"}

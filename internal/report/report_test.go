@@ -193,25 +193,25 @@ func TestNext(t *testing.T) {
 	}{
 		"roll":           {nil, "failed", []string{status, "recast roll" + again}},
 		"roll done":      {nil, "done", []string{"recast drift checks whether every node still runs the lock"}},
-		"recover":        {command("recover"), "killed", []string{status, "recast undo wk1" + again}},
-		"recover done":   {command("recover"), "done", []string{"recast plan shows what a roll would do: by the lock wk1 is as stale as before"}},
+		"cancel":         {command("undo --cancel"), "killed", []string{status, "recast undo wk1" + again}},
+		"cancel done":    {command("undo --cancel"), "done", []string{"recast plan shows what a roll would do: by the lock wk1 is as stale as before"}},
 		"restore":        {func(r *report.Run) { r.Past.About, r.Past.Restored = nil, true }, "running or killed", []string{"recast restore FILE --node NODE, the same command," + again}},
 		"restore, later": {func(r *report.Run) { r.Past.About, r.Past.Restored = nil, true }, "given up", []string{"nothing: another run replaced it, see recast history"}},
 		"upgrade-k8s":    {func(r *report.Run) { r.Past.About, r.Past.Upgrade = nil, &kubeupgrade.Plan{} }, "failed", []string{"recast upgrade-k8s" + again}},
 		"rollback": {func(r *report.Run) {
-			command("rollback")(r)
+			command("undo --previous")(r)
 			r.Past.Fates = &cluster.Fates{Failed: []string{}, Left: []string{"wk1", "wk2", "wk3"}} // wk1 was stopped on its way
 		}, "interrupted", []string{
 			status, "recast roll finishes an unfinished node, which must come first: before that, restore the previous recast.lock, or it brings the other nodes forward",
 			"recast undo wk2 wk3 rolls back the nodes that were not started",
 		}},
 		"rollback, the last failed": {func(r *report.Run) {
-			command("rollback")(r)
+			command("undo --previous")(r)
 			r.Past.Fates = &cluster.Fates{Failed: []string{"wk1"}}
 		}, "failed", []string{
 			status, "recast roll finishes an unfinished node, which must come first: before that, restore the previous recast.lock, or it brings the other nodes forward",
 		}},
-		"rollback done": {command("rollback"), "done", []string{"restore the previous recast.lock: by the current one these nodes are stale, and recast roll brings them forward again"}},
+		"rollback done": {command("undo --previous"), "done", []string{"restore the previous recast.lock: by the current one these nodes are stale, and recast roll brings them forward again"}},
 	} {
 		r := failed("no quorum")
 		if c.change != nil {

@@ -38,7 +38,7 @@ var answers = map[string]struct {
 	"drift":   {"recast drift -o json", &pipeline.DriftResult{}},
 	"config":  {"recast config diff -o json", &configs.Diffs{}},
 	"status":  {"recast status -o json", &pipeline.StatusResult{}},
-	"report":  {"recast roll, rollback and recover -o json", &Report{}},
+	"report":  {"recast roll and recast undo -o json", &Report{}},
 }
 
 func schemaFile(name string) string {

@@ -14,7 +14,7 @@ type Origin struct {
 
 // About describes a run. It is kept in the run's journal for history and reports.
 type About struct {
-	Command string       `json:"command"` // "roll", "rollback", "recover"
+	Command string       `json:"command"` // "roll", "undo --previous", "undo --cancel"
 	Cluster string       `json:"cluster"` // its name
 	By      claim.Holder `json:"by"`      // the process that started it
 	// Elsewhere says that another machine started it, which has the details, and By only finished it.

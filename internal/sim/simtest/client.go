@@ -349,14 +349,6 @@ func (c *Client) Bootstrap(ctx context.Context, first string) (pipeline.Report, 
 	})
 }
 
-// Recover is recast recover --yes.
-func (c *Client) Recover(ctx context.Context, node string) (pipeline.Report, error) {
-	return connected(ctx, c, func(s *session) (pipeline.Report, error) {
-		c.Runner.Emit = c.emit
-		return pipeline.Recover(ctx, s.project, s.machines, &c.Runner, c.rollOptions(planning.Policy{}), node)
-	})
-}
-
 // Backup is recast backup.
 func (c *Client) Backup(ctx context.Context, o pipeline.BackupOptions) (pipeline.BackupResult, error) {
 	return connected(ctx, c, func(s *session) (pipeline.BackupResult, error) {
@@ -371,14 +363,6 @@ func (c *Client) Restore(ctx context.Context, file, node string) (pipeline.Resto
 		return pipeline.Restore(ctx, s.project, s.machines, &c.Runner, pipeline.RestoreOptions{
 			File: file, Node: node, Confirm: func(pipeline.RestoreReport) (bool, error) { return true, nil }, Claim: c.rollOptions(planning.Policy{}),
 		})
-	})
-}
-
-// Rollback is recast rollback --yes.
-func (c *Client) Rollback(ctx context.Context, policy planning.Policy) (pipeline.Report, error) {
-	return connected(ctx, c, func(s *session) (pipeline.Report, error) {
-		c.Runner.Emit = c.emit
-		return pipeline.Rollback(ctx, s.project, s.machines, &c.Runner, c.rollOptions(policy))
 	})
 }
 

@@ -92,7 +92,7 @@ func TestUndoWithTwinParkingVMs(t *testing.T) {
 		roll()
 		twin := lab.parkingOf("wk1")
 		lab.configure(world.ChangeRequest{ID: first, Set: map[string]string{"description": notes, "name": "recast-parking-wk1"}})
-		rep, err := lab.Client().Undo(t.Context(), onlyWorker, "")
+		rep, err := lab.Client().Undo(t.Context(), onlyWorker, planning.Undone{})
 		must(t, err)
 		if n := rep.Plan.Work()[0]; twin == first || n.Restore == nil || int(n.Found.Parking.VM.ID) != twin {
 			t.Errorf("it boots %+v of VM %d, not of VM %d: %s", n.Restore, n.Found.Parking.VM.ID, twin, n.Why)

@@ -203,7 +203,7 @@ func TestUndoOfAMachineOfOmni(t *testing.T) {
 		if joined := lab.machine("wk1").Omni(); len(joined) != 1 {
 			t.Fatalf("the machine is joined by %q", joined)
 		}
-		must(t, errOf(lab.as("20000101-0000-0111").Undo(t.Context(), policyFor("wk1"), "")))
+		must(t, errOf(lab.as("20000101-0000-0111").Undo(t.Context(), policyFor("wk1"), planning.Undone{})))
 		m := lab.machine("wk1")
 		if len(m.Omni()) > 0 || m.Schematic.LockHash() != before.Schematic.LockHash() {
 			t.Errorf("it runs %+v, joined by %q", m.Schematic, m.Omni())

@@ -1,14 +1,12 @@
 package simtest
 
 import (
-	"context"
 	"strings"
 	"testing"
 
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim"
-	"github.com/recast-sh/recast/pipeline"
 )
 
 // TestUndoMeansTheRunThatStartedLast: of two rolls of one minute, the second one has the ID that sorts first. On the
@@ -25,26 +23,16 @@ func TestUndoMeansTheRunThatStartedLast(t *testing.T) {
 			c, run := lab.as("20000101-0000-8888"), ""
 			if c.Elsewhere = elsewhere; elsewhere {
 				lab.loseJournal()
-				_, err := c.Undo(t.Context(), planning.Policy{}, "")
+				_, err := c.Undo(t.Context(), planning.Policy{}, planning.Undone{})
 				if fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), "is not certain") || !strings.Contains(err.Error(), first) || !strings.Contains(err.Error(), last) {
 					t.Fatalf("undo without a run: %v", err)
 				}
 				run = "0000-0000"
 			}
-			rep, err := c.Undo(t.Context(), planning.Policy{}, run)
+			rep, err := c.Undo(t.Context(), planning.Policy{}, planning.Undone{Run: run})
 			must(t, err)
 			if n := rep.Plan.Work(); len(n) != 1 || n[0].Node != "wk2" {
 				t.Errorf("undone: %+v", n)
 			}
 		})
-}
-
-// Undo is recast undo --yes; run is its --run.
-func (c *Client) Undo(ctx context.Context, policy planning.Policy, run string) (pipeline.Report, error) {
-	return connected(ctx, c, func(s *session) (pipeline.Report, error) {
-		c.Runner.Emit = c.emit
-		o := c.rollOptions(policy)
-		o.UndoRun = run
-		return pipeline.Undo(ctx, s.project, s.machines, &c.Runner, o)
-	})
 }

@@ -10,12 +10,9 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// ForRecover plans to cancel the unfinished replacement of one node.
-func ForRecover(clusterName string, wanted []cluster.Wanted, o observe.Observation, node string) (Plan, error) {
+// forCancel plans to cancel the unfinished replacement of one node.
+func forCancel(clusterName string, wanted []cluster.Wanted, o observe.Observation, node string) (Plan, error) {
 	plan := Plan{Cluster: clusterName, MaxUnavailable: 1, PerHost: 1, ControlPlanes: o.ControlPlanes()}
-	if err := (Policy{Only: []string{node}}).Check(wanted); err != nil {
-		return Plan{}, err
-	}
 	for i, w := range wanted {
 		f := o.Found[i]
 		if w.Name != node {
@@ -25,7 +22,7 @@ func ForRecover(clusterName string, wanted []cluster.Wanted, o observe.Observati
 			return Plan{}, fault.As(fault.Refused, fmt.Errorf("node %s: %w", node, errors.Join(f.Errs...)))
 		}
 		if !f.Open() {
-			return Plan{}, nothingToRecover(node, f)
+			return Plan{}, nothingToCancel(node, f)
 		}
 		switch rec := f.Parking.Record; {
 		case rec.Rebuild != "" && (rec.Strategy == cluster.Create || o.Dark != nil): // its parking VM has the disks that the node had
@@ -83,12 +80,12 @@ func madeAlone(vm cluster.VM, run, serial string) bool {
 	return err == nil && !other && vm.MadeBy() == run && !vm.HA && vm.Config["vmstate"] == "" && vm.Config["parent"] == ""
 }
 
-func nothingToRecover(node string, f observe.Found) error {
+func nothingToCancel(node string, f observe.Found) error {
 	if f.Unfinished() {
 		return fault.WithHint(fault.ParkedHalf.Refusedf("node %s: an upgrade in place of it is unfinished; its system disk was not replaced, so there is none to put back", node),
 			"recast roll finishes the upgrade")
 	}
-	err := fault.NoWayBack.Refusedf("node %s: no replacement of it is unfinished, so there is nothing to recover from", node)
+	err := fault.NoWayBack.Refusedf("node %s: no replacement of it is unfinished, so there is nothing to cancel", node)
 	if _, _, kept := f.LastKept(); kept {
 		return fault.WithHint(err, "recast undo %s boots the system disk that it had before its last roll", node)
 	}
