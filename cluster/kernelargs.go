@@ -57,13 +57,13 @@ func (w Wanted) DropsArgs(vm VM, m Machine, s Strategy) string {
 	const systemdBoot = "systemd-boot takes only those of the image"
 	_, _, byImage := m.InstallArgs()
 	switch {
-	case s == InPlace && !m.ByGRUB(vm), s != InPlace && !vm.ByBIOS():
+	case s.Upgrades() && !m.ByGRUB(vm), !s.Upgrades() && !vm.ByBIOS():
 		return systemdBoot
 	case byImage:
 		return "with grubUseUKICmdline, GRUB takes only those of the image"
-	case s == InPlace && m.InstallsApart():
+	case s.Upgrades() && m.InstallsApart():
 		return "the upgrade API of Talos 1.13 and later hands none to GRUB: talos#13967"
-	case s != InPlace && w.Boot != BootFromISO && w.Boot != "" && w.Build.DiskName != "":
+	case !s.Upgrades() && w.Boot != BootFromISO && w.Boot != "" && w.Build.DiskName != "":
 		return "a disk image has only its own"
 	}
 	return ""

@@ -329,31 +329,6 @@ type LockedContent struct {
 	Rebuild    int
 }
 
-// Strategy is how a node is brought to its wanted state.
-type Strategy string
-
-// The strategies; Auto takes the first that is possible, in this order.
-const (
-	Auto     Strategy = "auto"
-	Recreate Strategy = "recreate"
-	Reimage  Strategy = "reimage"
-	InPlace  Strategy = "in-place"
-
-	// Rollback and PutBack can't be configured: they restore an old system disk. Rollback replaces
-	// the system of a finished node with a kept one; PutBack cancels an unfinished replacement.
-	Rollback Strategy = "rollback"
-	PutBack  Strategy = "put-back"
-	// Configure can't be configured either: a node whose image is right gets another machine
-	// configuration. ConfigureBlank gives a machine that was reset its configuration back.
-	Configure      Strategy = "configure"
-	ConfigureBlank Strategy = "configure-blank"
-	// Reconfigure, too: a node whose system is right gets another VM around it. Create makes a node
-	// that is nowhere yet, and Remove takes one away.
-	Reconfigure Strategy = "reconfigure"
-	Create      Strategy = "create"
-	Remove      Strategy = "remove"
-)
-
 // Wanted is what config and lock say about one node.
 type Wanted struct {
 	Name         string

@@ -1,8 +1,5 @@
 package cluster
 
-// Strategies are what a user can ask for, in the order in which Auto tries them.
-var Strategies = []Strategy{Recreate, Reimage, InPlace}
-
 // DisksWith lists the disks that carry a volume with that label, one entry for each volume.
 func (m Machine) DisksWith(label string) []string {
 	var out []string
@@ -13,20 +10,6 @@ func (m Machine) DisksWith(label string) []string {
 	}
 	return out
 }
-
-// OnIt says what a strategy does to a node: "recreate it".
-func (s Strategy) OnIt() string {
-	if s == Rollback {
-		return "roll it back"
-	}
-	return string(s) + " it"
-}
-
-// KeepsVM says whether a strategy takes a node out and leaves its VM and disks as they are.
-func (s Strategy) KeepsVM() bool { return s == InPlace || s == Configure }
-
-// DeletesVM says whether a strategy deletes the node's VM.
-func (s Strategy) DeletesVM() bool { return s == Recreate || s == Remove }
 
 // BootFailure is the policy for a node that does not come back from an in-place upgrade.
 type BootFailure string
@@ -70,15 +53,6 @@ func Texts(obstacles []Obstacle) []string {
 type Selector struct {
 	Text    string // as the user gave it; "": every node
 	Matches func(labels map[string]string) bool
-}
-
-// Leavers are the strategies that remove a system disk from its node. All of them check in the same
-// way what only that disk has.
-var Leavers = []Strategy{
-	Recreate,
-	Reimage,
-	Rollback,
-	PutBack,
 }
 
 // GoneSystemDisk is the name of the system disk of a machine that does not answer: its device name

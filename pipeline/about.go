@@ -84,8 +84,8 @@ func asBefore(f cluster.Fates, now planning.Plan, j *journal.Journal) cluster.Fa
 		return f
 	}
 	for _, n := range now.Work() {
-		wanted := slices.ContainsFunc(begun.Work(), func(b planning.NodePlan) bool { return b.Node == n.Node && b.Strategy != cluster.PutBack })
-		if i := slices.Index(f.Done, n.Node); i >= 0 && wanted && n.Strategy == cluster.PutBack {
+		wanted := slices.ContainsFunc(begun.Work(), func(b planning.NodePlan) bool { return b.Node == n.Node && b.Strategy.From() != cluster.Halfway })
+		if i := slices.Index(f.Done, n.Node); i >= 0 && wanted && n.Strategy.From() == cluster.Halfway {
 			f.Done, f.Left = slices.Delete(f.Done, i, i+1), append(f.Left, n.Node)
 		}
 	}

@@ -309,16 +309,9 @@ func marked(nodes []cluster.KubeNode, open map[string]bool) []Marked {
 		if n.Mark == nil || open[n.Name] {
 			continue
 		}
-		does := "cleans that up"
-		switch n.Mark.Strategy {
-		case cluster.InPlace:
-			does = "finishes the upgrade"
-		case cluster.Configure:
-			does = "gives it its configuration"
-		}
 		out = append(out, Marked{
 			Node: n.Name, Run: n.Mark.Run, Strategy: n.Mark.Strategy, Build: n.Mark.Build, Ready: n.Ready,
-			Installed: n.Mark.Installed, Foreign: n.Mark.Foreign, Next: []Advice{{"recast roll", does}},
+			Installed: n.Mark.Installed, Foreign: n.Mark.Foreign, Next: []Advice{{"recast roll", n.Mark.Strategy.Words().Resume}},
 		})
 	}
 	return out

@@ -136,7 +136,7 @@ type scene struct {
 }
 
 func (s scene) vmState(h Half) (VMState, string) {
-	if h.Strategy == cluster.Recreate || h.Strategy == cluster.Create {
+	if h.Strategy.MakesVM() {
 		switch {
 		case s.vm.MadeBy() == s.rec.Run:
 			return VMNew, "created by this run"
@@ -151,7 +151,7 @@ func (s scene) vmState(h Half) (VMState, string) {
 		return VMOld, "the same one, with the system disk that it had"
 	case s.vm.Config[h.Disks[i].Disk] == "":
 		return VMSystemParked, "the same one, without a system disk"
-	case h.Strategy == cluster.Rollback:
+	case h.Strategy.System() == cluster.SystemKept:
 		return VMRestored, "the same one, with its kept system disk"
 	}
 	return VMBlankSystem, "the same one, with a new system disk"
@@ -166,15 +166,7 @@ func (s scene) locate(d parking.ParkedDisk, dangling bool) DiskStatus {
 // advise says what a roll on this machine would do, and what else is possible.
 func (h Half) advise() []Advice {
 	const roll, before = "recast roll", "; otherwise it puts the old system disk back first, and plans the node again"
-	giveUp := Advice{"recast undo " + h.Node, "cancels it: puts the old system disk back"}
-	switch h.Strategy {
-	case cluster.Create:
-		giveUp.Does = "says how to give it up"
-	case cluster.Reconfigure:
-		giveUp.Does = "cancels it: gives the old settings back"
-	case cluster.Remove:
-		giveUp.Does = "cancels it: gives the node its disks and its VM back"
-	}
+	giveUp := Advice{"recast undo " + h.Node, h.Strategy.Words().Cancel}
 	switch {
 	case h.VMState == VMAway:
 		return []Advice{{"pvecm status", "on another Proxmox node shows which nodes are up; recast continues when that host is back"}}
@@ -184,11 +176,11 @@ func (h Half) advise() []Advice {
 		return []Advice{{"recast rebuild CONTROL-PLANE --from FILE", "as it was run, with the same snapshot, goes on"}}
 	case h.GivenUp:
 		return []Advice{{roll, "continues to put the old system disk back"}}
-	case h.Strategy == cluster.Rollback:
+	case h.Strategy.System() == cluster.SystemKept:
 		return []Advice{{roll, "finishes the rollback"}}
-	case h.Strategy == cluster.Reconfigure, h.Strategy == cluster.Remove:
+	case h.Strategy.Reshapes(), h.Strategy.VM() == cluster.VMGone:
 		return []Advice{{roll, "finishes it"}, giveUp}
-	case h.Strategy == cluster.Create && !(h.BuildLocked && h.MachineConfig):
+	case h.Strategy.From() == cluster.Nowhere && !(h.BuildLocked && h.MachineConfig):
 		return []Advice{{"recast plan", "says what is missing to finish it"}, giveUp}
 	case !h.BuildLocked:
 		return []Advice{{roll, "puts the old system disk back first, since no lock here has that build, and plans the node again"}, giveUp}

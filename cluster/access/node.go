@@ -132,7 +132,7 @@ func (n *Needs) medium(key, value string) {
 
 // Node adds what one node needs. disks are those that it will lose or get back.
 func (n *Needs) Node(s cluster.Strategy, w cluster.Wanted, f observe.Found, disks []planning.DiskPlan) {
-	if s.KeepsVM() || s == cluster.ConfigureBlank {
+	if s.VM() == cluster.VMUntouched {
 		return
 	}
 	vm, id, pool := f.VM, w.VMID, ""
@@ -154,9 +154,9 @@ func (n *Needs) Node(s cluster.Strategy, w cluster.Wanted, f observe.Found, disk
 		spots = append(spots, spotOf(park))
 	}
 	n.replacing(s, spots)
-	if s == cluster.Recreate || s == cluster.PutBack {
+	if s.VM() == cluster.VMAgain || s.VM() == cluster.VMAsBefore {
 		config = maps.Clone(config)
-		if all, err := (cluster.VM{Config: config}).Disks(); err == nil && s == cluster.Recreate {
+		if all, err := (cluster.VM{Config: config}).Disks(); err == nil && s.VM() == cluster.VMAgain {
 			delete(config, cluster.CDKey(config, all)) // that drive gets the boot ISO
 		}
 		n.config(config)
@@ -164,18 +164,18 @@ func (n *Needs) Node(s cluster.Strategy, w cluster.Wanted, f observe.Found, disk
 			n.add("/", "give the new VM its tag "+tag, nil, "Sys.Modify")
 		}
 	}
-	if media, err := (cluster.VM{Config: config}).OtherMedia(); err == nil && s == cluster.Reimage {
+	if media, err := (cluster.VM{Config: config}).OtherMedia(); err == nil && s.Replaces() && !s.DeletesVM() {
 		for key := range media {
 			n.medium(key, config[key])
 		}
 	}
-	if s == cluster.Reimage && f.BlankSetting(w.Build) != nil {
+	if s.Replaces() && !s.DeletesVM() && f.BlankSetting(w.Build) != nil {
 		n.add("/vms", "tell the blank machine its address", spots, "VM.Config.Network")
 	}
 	for _, d := range disks {
 		n.disk(d, id)
 	}
-	if s == cluster.Create || s == cluster.Recreate || s == cluster.Reimage {
+	if s.System() == cluster.SystemNew {
 		n.images(w)
 	}
 	if f.Ties.HA != nil || vm != nil && vm.HA {
@@ -196,7 +196,7 @@ func (n *Needs) replacing(s cluster.Strategy, spots []spot) {
 	for _, p := range reimagePrivileges {
 		n.add("/vms", p.why, spots, p.privilege)
 	}
-	if s != cluster.Reimage && s != cluster.Rollback && s != cluster.Remove {
+	if !s.SwapsInVM() && s.VM() != cluster.VMGone {
 		for _, p := range recreatePrivileges {
 			n.add("/vms", p.why, spots, p.privilege)
 		}
@@ -225,7 +225,7 @@ func NeedsOf(p planning.Plan, inLease bool) Needs {
 
 // of adds what a node's strategy needs.
 func (n *Needs) of(p planning.NodePlan) {
-	if p.Strategy != cluster.Reconfigure { // that is one of its VM's changes
+	if !p.Strategy.Reshapes() { // that is one of its VM's changes
 		n.Node(p.Strategy, p.Wanted, p.Found, p.Disks())
 	}
 	n.shape(p)
@@ -253,13 +253,13 @@ func NeedsToRoll(isoStorages, hosts []string, strategies ...cluster.Strategy) Ne
 	disks := []spot{{path: "/storage", below: true}}
 	bridges := []spot{{path: "/sdn/zones/localnetwork", below: true}}
 	for _, s := range strategies {
-		if s == cluster.InPlace {
+		if s.KeepsVM() {
 			continue
 		}
 		needs.replacing(s, fresh)
 		needs.add("/storage", "hand disks over and make the blank system disks", disks, "Datastore.AllocateSpace")
 		needs.add("/storage", "see the storages and what is on them", disks, "Datastore.Audit")
-		if s != cluster.Reimage {
+		if s.DeletesVM() {
 			needs.add("/sdn/zones/localnetwork", "connect the new VMs to their bridges", bridges, "SDN.Use")
 		}
 		needs.isos(isoStorages)

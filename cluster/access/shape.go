@@ -32,7 +32,7 @@ func privilegeOf(setting string) string {
 // shape adds what the changes of a node's VM need.
 func (n *Needs) shape(p planning.NodePlan) {
 	vm := p.Found.VM
-	if p.Strategy == cluster.Create && !p.Resume {
+	if p.Strategy.From() == cluster.Nowhere && !p.Resume {
 		n.config(shape.New(p.Wanted, p.VMID, "").Config)
 		for _, d := range p.Wanted.Shape.Disks {
 			n.add("/storage/"+d.Storage, "make the new disks", nil, "Datastore.AllocateSpace")
@@ -44,7 +44,7 @@ func (n *Needs) shape(p planning.NodePlan) {
 	if len(p.VM) == 0 || vm == nil {
 		return
 	}
-	if len(p.VM.At(shape.Off)) > 0 && (p.Strategy.KeepsVM() || p.Strategy == cluster.Reconfigure) {
+	if len(p.VM.At(shape.Off)) > 0 && (p.Strategy.KeepsVM() || p.Strategy.Reshapes()) {
 		n.Node(cluster.Reconfigure, p.Wanted, p.Found, nil)
 	}
 	pool := ""

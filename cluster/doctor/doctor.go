@@ -62,8 +62,8 @@ func (a Assessment) SystemDisk() (cluster.Disk, bool) {
 func (a Assessment) etcd(m cluster.Machine, o observe.Observation, p planning.Policy) {
 	onSystem, err := strategy.EtcdOnSystemDisk(m)
 	for _, s := range cluster.Strategies {
-		refused, _ := strategy.EtcdRules(len(o.ControlPlanes()), onSystem && s != cluster.InPlace, m.TypeInit, s, p.AcceptOutage)
-		if err != nil && s != cluster.InPlace {
+		refused, _ := strategy.EtcdRules(len(o.ControlPlanes()), onSystem && !s.KeepsVM(), m.TypeInit, s, p.AcceptOutage)
+		if err != nil && !s.KeepsVM() {
 			refused = []string{err.Error()}
 		}
 		a.Against[s] = append(a.Against[s], refused...)
@@ -153,12 +153,12 @@ func (s Survey) Needs(wanted []cluster.Wanted, assessments []Assessment) access.
 		}
 		var disks []planning.DiskPlan
 		for _, d := range a.disks {
-			if !d.CDROM && (strategy != cluster.Reimage || d.Key == a.System || a.System == "") {
+			if !d.CDROM && (strategy.DeletesVM() || d.Key == a.System || a.System == "") {
 				disks = append(disks, planning.DiskPlan{Key: d.Key, Volid: d.Volid})
 			}
 		}
 		needs.Common([]string{f.VM.Host})
-		if strategy != cluster.InPlace { // a roll of in-place nodes alone can use a Lease
+		if !strategy.KeepsVM() { // a roll of in-place nodes alone can use a Lease
 			needs.Claim()
 		}
 		needs.Node(strategy, w, f, disks)
@@ -290,7 +290,7 @@ func (s Survey) NeedsToRehearse(wanted []cluster.Wanted, assessments []Assessmen
 	var p planning.Plan
 	for i, w := range wanted {
 		f := s.Found[i]
-		if f.VM == nil || assessments[i].Strategy == cluster.InPlace || w.Strategy == cluster.InPlace {
+		if f.VM == nil || assessments[i].Strategy.KeepsVM() || w.Strategy.KeepsVM() {
 			continue
 		}
 		p.Nodes = append(p.Nodes, planning.NodePlan{Node: w.Name, Strategy: cluster.Recreate, Host: f.VM.Host, Addr: f.Addr, VMID: f.VM.ID, Wanted: w, Found: f})

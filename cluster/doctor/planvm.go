@@ -10,7 +10,7 @@ func (s Survey) NewDisks(wanted []cluster.Wanted, assessments []Assessment) []ob
 	var out []observe.NewDisk
 	for i, a := range assessments {
 		disk, known := a.SystemDisk()
-		if !known || a.Strategy == cluster.InPlace {
+		if !known || a.Strategy.KeepsVM() {
 			continue
 		}
 		if d := s.NewDisk(wanted[i], a.Host, disk); d != nil {

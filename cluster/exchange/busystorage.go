@@ -49,15 +49,16 @@ func (r handOver) do(ctx context.Context, in parking.Intent, seen *pair) error {
 // stepID is the ID of the step that hands the disk over.
 func (r handOver) stepID(in parking.Intent) string {
 	switch {
-	case in.To == r.Parking && r.Strategy == cluster.PutBack:
+	case in.To == r.Parking && r.Strategy.From() == cluster.Halfway:
 		return "park-new"
 	case in.To == r.Parking:
 		return parkStep + in.Key
-	case r.Strategy == cluster.Rollback && r.System.isSystem(in.ToKey):
+	case !r.System.isSystem(in.ToKey):
+	case r.Strategy.System() == cluster.SystemKept:
 		return "restore-disk"
-	case in.To != r.Parking && r.System.isSystem(in.ToKey) && r.Strategy == cluster.Recreate:
+	case r.Strategy.VM() == cluster.VMAgain:
 		return "renew-disk"
-	case in.To != r.Parking && r.System.isSystem(in.ToKey) && r.Strategy == cluster.Reimage:
+	case r.Strategy.Replaces():
 		return "blank-disk"
 	}
 	return "attach/" + in.ToKey

@@ -19,7 +19,7 @@ const rememberStep = "remember"
 // RememberFirewall returns the sum of the firewall of a VM that is to be deleted; see
 // Replace.Firewall.
 func RememberFirewall(ctx context.Context, px cluster.TieReader, vm cluster.VM, s cluster.Strategy) (string, error) {
-	if s != cluster.Recreate {
+	if s.VM() != cluster.VMAgain {
 		return "", nil
 	}
 	f, err := px.Firewall(ctx, vm)

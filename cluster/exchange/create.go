@@ -130,7 +130,7 @@ func (r NewSystem) NewConfig(iso string) (map[string]string, error) {
 	if r.Blank != nil {
 		config[r.Blank.Key] = r.Blank.Value
 	}
-	if r.Strategy == cluster.Create {
+	if r.Strategy.From() == cluster.Nowhere {
 		maps.Copy(config, shape.Firmware(r.VM, system.Storage()))
 	}
 	r.Settings.takeOut(config)

@@ -153,7 +153,7 @@ func (r handOver) isSpare(in parking.Intent) bool {
 	if in.To != r.Parking { // it was prepared there
 		at = in.Key
 	}
-	return (in.To == r.Parking || r.Strategy == cluster.PutBack) && !slices.ContainsFunc(r.Disks, func(d parking.ParkedDisk) bool { return d.ParkKey == at })
+	return (in.To == r.Parking || r.Strategy.From() == cluster.Halfway) && !slices.ContainsFunc(r.Disks, func(d parking.ParkedDisk) bool { return d.ParkKey == at })
 }
 
 // finish completes a hand-over between two VMs, in either direction; found is false if Proxmox has

@@ -50,7 +50,7 @@ func (r *Replace) awaitLate(ctx context.Context, id string, which ...string) err
 func (r *Replace) saying(id string) func(string) {
 	branch := "bring-up/"
 	switch {
-	case r.Strategy == cluster.PutBack:
+	case r.Strategy.From() == cluster.Halfway:
 		branch = "put-back/"
 	case id == "delete-vm" || id == rememberStep || strings.HasPrefix(id, parkStep):
 		branch = "take-down/"

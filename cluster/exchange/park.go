@@ -28,7 +28,7 @@ func (r diskMoves) handBack(ctx context.Context, d parking.ParkedDisk) (vm clust
 	switch {
 	case err != nil:
 		return vm, disk, err
-	case !found || vm.UUID() != r.VM.UUID() || r.Strategy != cluster.PutBack && vm.MadeBy() != r.Run:
+	case !found || vm.UUID() != r.VM.UUID() || r.Strategy.From() != cluster.Halfway && vm.MadeBy() != r.Run:
 		return vm, disk, fault.ParkedHalf.Refusedf("VM %d is not the one that run %s made or renewed", r.VM.ID, r.Run)
 	case vm.Running:
 		return vm, disk, startedMeanwhile(vm)

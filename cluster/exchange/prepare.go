@@ -175,7 +175,7 @@ func (r Preparation) give(ctx context.Context) error {
 		return fault.ParkedHalf.Refusedf("the record of VM %d names no prepared system disk", r.VM.ID)
 	}
 	last := map[string]string{"boot": bootOrder(r.VM.Config["boot"], entry.Slot, "")}
-	if r.Strategy == cluster.Recreate {
+	if r.Strategy.VM() == cluster.VMAgain {
 		last["protection"] = "1"
 	} else if err := r.markVM(ctx); err != nil { // a VM that was made has all that
 		return err

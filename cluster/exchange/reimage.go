@@ -66,7 +66,7 @@ func (r NewSystem) giveBlank(ctx context.Context) error {
 	// A boot order may only name devices that exist or that the same request adds
 	// (qemu-server, API2/Qemu.pm, update_vm_api).
 	set := map[string]string{"description": description, "boot": bootOrder(r.VM.Config["boot"], system.Key, cd)}
-	if r.Strategy == cluster.Recreate { // dropDangling may have lifted it
+	if r.Strategy.VM() == cluster.VMAgain { // dropDangling may have lifted it
 		set["protection"] = "1"
 	}
 	if r.Blank != nil {

@@ -245,7 +245,7 @@ func (r *Replace) isReplaced(vm cluster.VM, found bool) (string, error) {
 		return fmt.Sprintf("VM %d is deleted", r.VM.ID), nil
 	case vm.UUID() != r.VM.UUID():
 		return "", r.uuidMismatch(vm)
-	case vm.MadeBy() == r.Run && r.Strategy != cluster.Remove:
+	case vm.MadeBy() == r.Run && r.Strategy.VM() != cluster.VMGone:
 		return fmt.Sprintf("VM %d was renewed by this run", r.VM.ID), nil
 	}
 	return "", nil
@@ -289,10 +289,10 @@ func (r *Replace) uuidMismatch(vm cluster.VM) error {
 // TakenDown is the goal of take-down for every strategy. A VM that is only given another shape is off
 // until it has the run's mark.
 func (r Deletion) TakenDown(ctx context.Context) (string, error) {
-	switch r.Strategy {
-	case cluster.Recreate, cluster.Remove:
+	switch {
+	case r.Strategy.DeletesVM():
 		return r.replaced(ctx)
-	case cluster.Reconfigure:
+	case r.Strategy.Reshapes():
 		vm, found, err := r.Powered(ctx)
 		if err != nil || found && vm.MadeBy() != r.Run && !vm.Running && !vm.HA && vm.Config["onboot"] != "1" {
 			return vm.String() + " is off", err

@@ -49,7 +49,7 @@ func (r Reshaping) lacks(vm cluster.VM) (set map[string]string, ds shape.Differe
 		return nil, nil, err
 	}
 	off := ds.At(shape.Off)
-	if r.Strategy == cluster.Create { // it has no other disk yet
+	if r.Strategy.From() == cluster.Nowhere { // it has no other disk yet
 		off = append(off, ds.At(shape.Live)...)
 	}
 	ds = slices.DeleteFunc(off, func(d shape.Difference) bool { return !d.InConfig() })

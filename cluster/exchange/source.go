@@ -55,14 +55,14 @@ func (get Source) Prepare() step.Step {
 // NewSystem gives the VM its new system disk: that of a new VM, the kept one, a prepared one, or a
 // blank one.
 func (get Source) NewSystem(s cluster.Strategy, prepared bool) step.Step {
-	switch s {
-	case cluster.Create, cluster.Recreate:
+	switch {
+	case s.MakesVM():
 		return step.Step{
 			ID: "create-vm", Code: fault.ParkedHalf, Title: newVMTitle(s, prepared), Risk: step.Disruptive,
 			Skip: get.skip(func(r *Replace) goal { return r.System.created }),
 			Do:   get.do(func(r *Replace) func(context.Context) error { return r.System.createVM }),
 		}
-	case cluster.Rollback:
+	case s.System() == cluster.SystemKept:
 		return step.Step{
 			ID: "restore-disk", Code: fault.ParkedHalf, Title: "put the kept system disk back", Risk: step.Disruptive,
 			Skip: get.skip(func(r *Replace) goal { return r.System.restored }),
@@ -78,7 +78,7 @@ func (get Source) NewSystem(s cluster.Strategy, prepared bool) step.Step {
 
 func newVMTitle(s cluster.Strategy, prepared bool) string {
 	switch {
-	case s == cluster.Create:
+	case s.From() == cluster.Nowhere:
 		return "create the VM"
 	case prepared:
 		return "create the VM again"

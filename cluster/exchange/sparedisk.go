@@ -56,7 +56,7 @@ func (r SpareDisk) newToPark(ctx context.Context) (vm cluster.VM, disk cluster.D
 		switch {
 		case err != nil:
 			return vm, disk, err
-		case !found && r.Strategy != cluster.Create:
+		case !found && r.Strategy.From() != cluster.Nowhere:
 			return vm, disk, fault.Refusedf("the old system disk is not on parking VM %d: the new one stays on VM %d", r.Parking, r.VM.ID)
 		}
 		vm, _, err = r.Powered(ctx)

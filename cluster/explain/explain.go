@@ -117,7 +117,7 @@ func weigh(n planning.NodePlan, o observe.Observation, acceptOutage bool) []Stra
 		w := n.Wanted
 		w.Strategy = s
 		choice := StrategyChoice{Strategy: s, Taken: s == n.Strategy, Against: against[s], WillLose: strategy.Decide(w, n.Found, o, system, systemErr).WillLose}
-		if s != cluster.InPlace {
+		if !s.KeepsVM() {
 			choice.Against = append(choice.Against, o.Hidden(*n.Found.VM)...)
 		}
 		out = append(out, choice)
@@ -148,12 +148,12 @@ func fatesOf(n planning.NodePlan) []DiskFate {
 }
 
 func fateOf(n planning.NodePlan, d cluster.Disk) (Fate, string) {
-	replaces := n.Strategy == cluster.Recreate || n.Strategy == cluster.Reimage
+	replaces := n.Strategy.Replaces()
 	system := n.System != nil && n.System.Key == d.Key
 	switch {
 	case d.CSI():
 		return FatePods, "a pod's: it leaves with the drain, and follows its pod"
-	case d.CloudInit() && n.Strategy == cluster.Recreate:
+	case d.CloudInit() && n.Strategy.VM() == cluster.VMAgain:
 		return FateMedium, "Proxmox's own: generated again with the VM"
 	case d.CDROM && replaces:
 		return FateMedium, "a CD drive; the boot ISO may take it meanwhile"
@@ -161,7 +161,7 @@ func fateOf(n planning.NodePlan, d cluster.Disk) (Fate, string) {
 		return FateMedium, "a CD drive"
 	case system && replaces:
 		return FateReplaced, "parked and kept; a blank disk takes its place"
-	case n.Strategy != cluster.Recreate:
+	case n.Strategy.VM() != cluster.VMAgain:
 		return FateStays, "stays where it is, untouched"
 	case d.Owner != 0 && d.Owner != n.VMID:
 		return FateDetached, fmt.Sprintf("VM %d owns it and keeps it; detached, and attached again", d.Owner)
@@ -177,7 +177,7 @@ func fatesOfRecord(n planning.NodePlan) []DiskFate {
 	var out []DiskFate
 	if n.System != nil {
 		f := back(*n.System)
-		if n.Strategy != cluster.PutBack {
+		if n.Strategy.From() != cluster.Halfway {
 			f.Fate, f.Does = FateReplaced, "parked and kept; a blank disk takes its place"
 		}
 		out = append(out, f)

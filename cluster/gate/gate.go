@@ -53,9 +53,9 @@ func (n Gate) look(ctx context.Context) error {
 	switch {
 	case n.Plan.Strategy.KeepsVM() && (n.Plan.Resume || n.Plan.OnlyTidies()):
 		return nil // it is already out, or is never taken out
-	case n.Plan.Strategy == cluster.ConfigureBlank:
+	case n.Plan.Strategy.From() == cluster.Blank:
 		return n.Identity.RequireNameFree(ctx)
-	case n.Plan.Rebuild != "" && n.Plan.Strategy == cluster.Remove:
+	case n.Plan.Rebuild != "" && n.Plan.Strategy.VM() == cluster.VMGone:
 		return n.requireBroken(ctx)
 	case !n.Plan.Strategy.KeepsVM():
 		problems = append(problems, cluster.RequireQuorum(ctx, n.Proxmox))
@@ -63,12 +63,12 @@ func (n Gate) look(ctx context.Context) error {
 	if !n.Plan.Resume {
 		problems = append(problems, requireCeph(ctx, n.Proxmox, n.Plan))
 	}
-	switch n.Plan.Strategy {
-	case cluster.Create:
+	switch s := n.Plan.Strategy; {
+	case s.From() == cluster.Nowhere:
 		return errors.Join(append(problems, n.requireNew(ctx))...)
-	case cluster.PutBack:
+	case s.From() == cluster.Halfway:
 		return errors.Join(append(problems, n.requireOldEtcd(ctx), n.Losses.Require(ctx))...)
-	case cluster.Recreate, cluster.Reimage:
+	case s.Replaces():
 		problems = append(problems, n.requireBootable(ctx))
 		if !n.Plan.Resume {
 			problems = append(problems, n.requireRoom(ctx))
@@ -95,7 +95,7 @@ func (n Gate) look(ctx context.Context) error {
 // requireFallback refuses an upgrade in place if the fallback that the plan shows is not available:
 // the ISO of the build that the node runs.
 func (n Gate) requireFallback(ctx context.Context) error {
-	if n.Plan.Strategy != cluster.InPlace || n.Plan.Previous == nil {
+	if n.Plan.Previous == nil {
 		return nil
 	}
 	f := Of(n.AsReimage())
@@ -197,7 +197,7 @@ func (n Gate) requireReplaceable(ctx context.Context) error {
 		return fmt.Errorf("look again at %s: %w", n.Plan.Node, err)
 	}
 	against := slices.Concat(cluster.Texts(c.Occupied()), cluster.Texts(c.Irreplaceable()))
-	if n.Plan.Strategy == cluster.Recreate {
+	if n.Plan.Strategy.DeletesVM() {
 		against = append(against, cluster.Texts(c.Tied())...)
 	}
 	if len(against) == 0 {
@@ -227,9 +227,9 @@ func (n Gate) requireSoleOwner(ctx context.Context) error {
 func (n Gate) omni() []string {
 	m := n.Plan.Found.Machine
 	switch {
-	case m == nil, n.Plan.Strategy == cluster.Rollback: // another system takes the place of the one that is joined
+	case m == nil, n.Plan.Strategy.System() == cluster.SystemKept: // another system takes the place of the one that is joined
 		return nil
-	case n.Plan.Strategy == cluster.InPlace:
+	case n.Plan.Strategy.Upgrades():
 		return m.OmniAfter(n.Plan.Wanted.Build)
 	}
 	file := n.Plan.Found.File
@@ -241,7 +241,7 @@ func (n Gate) omni() []string {
 // RequireOurs reads the Node's marks again: a person may have paused it, or another controller taken it over,
 // since the plan was made. A node whose roll has already begun is finished in any case.
 func (n Gate) RequireOurs(ctx context.Context) error {
-	if n.Plan.Resume || n.Plan.Strategy == cluster.ConfigureBlank || n.Plan.Strategy == cluster.Create || n.Plan.Rebuild != "" {
+	if n.Plan.Resume || n.Plan.Strategy.From() == cluster.Nowhere || n.Plan.Rebuild != "" {
 		return nil
 	}
 	k, err := n.KubeNode(ctx)

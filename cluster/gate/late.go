@@ -15,7 +15,7 @@ import (
 // an earlier process that would harm the node while it is out: a start of its own VM, or the
 // shutdown of another control plane.
 func (n lateGate) AwaitLate(ctx context.Context) error {
-	if n.Plan.Strategy == cluster.ConfigureBlank || n.Plan.OnlyTidies() {
+	if n.Plan.Strategy.From() == cluster.Blank || n.Plan.OnlyTidies() {
 		return nil // nothing is taken out
 	}
 	say := func(text string) { n.Tell("gate", text) }
@@ -23,7 +23,7 @@ func (n lateGate) AwaitLate(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	goesOn := n.Plan.Resume && n.Plan.Strategy != cluster.PutBack
+	goesOn := n.Plan.Resume && n.Plan.Strategy.From() != cluster.Halfway
 	which := exchange.SwitchesOn
 	if goesOn { // the roll that resumes may itself have been starting the VM
 		which = []string{cluster.SentAddHA}
@@ -31,7 +31,7 @@ func (n lateGate) AwaitLate(ctx context.Context) error {
 	if err := n.Late.Await(ctx, own, which, say); err != nil {
 		return err
 	}
-	if n.Plan.Strategy != cluster.PutBack && !goesOn { // a put-back protects the VM, and a resumed roll waits before the delete
+	if n.Plan.Strategy.From() != cluster.Halfway && !goesOn { // a put-back protects the VM, and a resumed roll waits before the delete
 		if err := n.Late.Await(ctx, own, []string{exchange.SentDelete}, say); err != nil {
 			return err
 		}

@@ -90,7 +90,7 @@ func (n losses) leavingNow(ctx context.Context) (c strategy.Candidate, leaves bo
 		if err != nil {
 			return c, false, err
 		}
-		if there, isNew := park.Record.SystemOn(vm, mem); !there || isNew != (n.Plan.Strategy == cluster.PutBack) {
+		if there, isNew := park.Record.SystemOn(vm, mem); !there || isNew != (n.Plan.Strategy.From() == cluster.Halfway) {
 			return c, false, nil
 		}
 	}

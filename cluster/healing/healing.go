@@ -40,11 +40,7 @@ const (
 
 // applies says whether the node leaves with copies of volumes, now or in an earlier run.
 func (n Points) applies() bool {
-	switch n.Plan.Strategy {
-	case cluster.ConfigureBlank, cluster.PutBack, cluster.Create:
-		return false
-	}
-	return len(n.Plan.Stored) > 0 && n.Plan.Rebuild == "" && !n.StaysIn()
+	return n.Plan.Strategy.From() == cluster.Serving && len(n.Plan.Stored) > 0 && n.Plan.Rebuild == "" && !n.StaysIn()
 }
 
 // Before returns the step before anything is done to the node; none if it is already out.
@@ -57,7 +53,7 @@ func (n Points) Before() []step.Step {
 
 // After returns the step that ends the node's roll. The node itself is done, whatever the volumes do.
 func (n Points) After() []step.Step {
-	if !n.applies() || n.Plan.Strategy == cluster.Remove {
+	if !n.applies() || n.Plan.Strategy.VM() == cluster.VMGone {
 		return nil
 	}
 	return []step.Step{{ID: afterID, Code: fault.GateClosed, Title: "wait until the volumes are whole with " + n.Plan.Node + " back", Yields: true, Do: n.awaitAfter}}
@@ -95,7 +91,7 @@ func (n Points) against(systems []replica.System) string {
 	exposed := replica.Exposed(systems, n.Plan.Node, func(node string) bool { return n.Out.Has(node) || slices.Contains(n.Leaving.names, node) })
 	var texts []string
 	for _, e := range exposed {
-		if e.Refuses(n.Plan.Strategy == cluster.Remove) {
+		if e.Refuses(n.Plan.Strategy.VM() == cluster.VMGone) {
 			texts = append(texts, e.String())
 		}
 	}

@@ -17,7 +17,7 @@ import (
 // hold has the storage systems wait for the node that goes, where they would wait less than it is expected
 // to be away. A node that is removed does not come back.
 func (n Points) hold(ctx context.Context, systems []replica.System) error {
-	if n.Plan.Strategy == cluster.Remove {
+	if n.Plan.Strategy.VM() == cluster.VMGone {
 		return nil
 	}
 	for _, s := range systems {

@@ -87,7 +87,7 @@ func absent(w cluster.Wanted, o *Observation, members []cluster.Member) (*Absent
 	}
 	removed := false // as a surge node, by recast: what remembers it says nothing else
 	for _, p := range o.Parking {
-		going := w.Surge && p.Record.Strategy == cluster.Remove && p.VM.Host == w.Shape.Host && !slices.ContainsFunc(p.Record.Kept, func(k parking.KeptDisk) bool { return !k.Going })
+		going := w.Surge && p.Record.Strategy.VM() == cluster.VMGone && p.VM.Host == w.Shape.Host && !slices.ContainsFunc(p.Record.Kept, func(k parking.KeptDisk) bool { return !k.Going })
 		removed = removed || p.Record.Node == w.Name && going
 		if p.Record.Node == w.Name && len(p.Record.Kept) > 0 && o.Rebuild == "" && !going {
 			traces = append(traces, fmt.Sprintf("%s has disks of it: recast status lists them, and recast remove %s --free %s frees those of a node that was removed", p.VM, w.Name, w.Name))

@@ -147,11 +147,11 @@ func (d Drift) NamesOther() bool {
 // Kubernetes; a surge node that is left over is as wanted otherwise, and serves or is removed.
 func rollable(code string) bool { return code != kubernetesVersion && code != LeftOver }
 
-// mends has the strategies that mend a reason, by its code, where not every one does.
-var mends = map[string][]cluster.Strategy{
-	bootOrder:          {cluster.Recreate, cluster.Reimage},
-	"system-disk-size": {cluster.Recreate, cluster.Reimage},
-	"vm-config":        nil,
+// mends says whether a strategy mends a reason, by its code, where not every one does.
+var mends = map[string]func(cluster.Strategy) bool{
+	bootOrder:          cluster.Strategy.Replaces,
+	"system-disk-size": cluster.Strategy.Replaces,
+	"vm-config":        func(cluster.Strategy) bool { return false },
 }
 
 // sayMends adds to each reason that not every strategy mends which ones do.
@@ -163,8 +163,10 @@ func (d *Drift) sayMends() {
 			continue
 		}
 		var names []string
-		for _, s := range by {
-			names = append(names, string(s))
+		for _, s := range cluster.Strategies {
+			if by(s) {
+				names = append(names, string(s))
+			}
 		}
 		r.Text += " (only " + cmp.Or(strings.Join(names, " or "), "a person") + " mends that)"
 	}

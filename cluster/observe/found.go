@@ -93,7 +93,7 @@ func (f *Found) Unfinished() bool {
 		return false
 	}
 	mark := f.Node.Mark
-	return f.Machine == nil || mark.Installed || mark.Strategy == cluster.Configure && mark.BootID != f.Machine.BootID
+	return f.Machine == nil || mark.Installed || !mark.Strategy.Upgrades() && mark.BootID != f.Machine.BootID
 }
 
 // Unread is why a node's machine could not be read, and what to do about it.

@@ -27,7 +27,7 @@ const lostAnswers = 30 * time.Second
 // Rebuilding says whether a rebuild has taken all control planes away, and makes them again.
 func (o Observation) Rebuilding() bool {
 	for _, p := range o.Parking {
-		if p.Record.Open && p.Record.Rebuild != "" && p.Record.Strategy == cluster.Create {
+		if p.Record.Open && p.Record.Rebuild != "" && p.Record.Strategy.From() == cluster.Nowhere {
 			return true
 		}
 	}
@@ -37,7 +37,7 @@ func (o Observation) Rebuilding() bool {
 // Rebuilt says whether the cluster that is there was begun with the snapshot, on that node.
 func (o Observation) Rebuilt(first string) bool {
 	for _, p := range o.Parking {
-		if p.Record.Node == first && p.Record.Rebuild == o.Rebuild && p.Record.Strategy == cluster.Create {
+		if p.Record.Node == first && p.Record.Rebuild == o.Rebuild && p.Record.Strategy.From() == cluster.Nowhere {
 			return true
 		}
 	}

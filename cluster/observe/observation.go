@@ -190,7 +190,7 @@ func (o Observation) lostTrack(f Found) string {
 	if f.Node == nil || f.Node.Mark == nil || f.Open() || f.Node.Mark.Strategy.KeepsVM() {
 		return ""
 	}
-	what := fmt.Sprintf("run %s had taken %s out to %s, and no parking VM has the record of that any more", f.Node.Mark.Run, f.Name, f.Node.Mark.Strategy.OnIt())
+	what := fmt.Sprintf("run %s had taken %s out to %s, and no parking VM has the record of that any more", f.Node.Mark.Run, f.Name, f.Node.Mark.Strategy.Words().OnIt)
 	if f.VM != nil {
 		what += fmt.Sprintf("; %s has %s", f.VM, cluster.DrivesOf(*f.VM))
 	}

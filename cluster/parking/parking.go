@@ -62,7 +62,7 @@ func (rec Record) Opened(mem Memory, park *Parking) (Record, error) {
 		rec.Kept = slices.Clone(rec.Kept)
 		for i, k := range rec.Kept { // someone may have removed its drive
 			taken[k.Key] = true
-			if rec.Strategy == cluster.Create { // the node had them before it was gone
+			if rec.Strategy.From() == cluster.Nowhere { // the node had them before it was gone
 				rec.Kept[i].Removed, rec.Kept[i].UUID = true, cmp.Or(k.UUID, park.Record.UUID)
 			}
 		}
@@ -73,7 +73,7 @@ func (rec Record) Opened(mem Memory, park *Parking) (Record, error) {
 	}
 	for _, d := range disks {
 		system := d.Key == mem.SystemKey
-		if rec.parksNothing() || !rec.Strategy.DeletesVM() && !system {
+		if rec.Strategy.ParksNothing() || !rec.Strategy.DeletesVM() && !system {
 			continue // the VM stays, and its disks with it
 		}
 		p := ParkedDisk{Key: d.Key, Volid: d.Volid, Options: cluster.OptionString(d), System: system}
@@ -164,10 +164,10 @@ func Unrecorded(vms []cluster.VM, node string, ids []cluster.VMID) []cluster.VM 
 
 // KeptBy says in words what the parking VM keeps once a strategy is through.
 func (p Parking) KeptBy(s cluster.Strategy) string {
-	switch s {
-	case cluster.Create, cluster.Reconfigure:
+	switch {
+	case s.ParksNothing():
 		return "nothing is parked"
-	case cluster.Remove:
+	case s.VM() == cluster.VMGone:
 		return fmt.Sprintf("its disks are on %s", p.VM)
 	}
 	return fmt.Sprintf("the old system disk is on %s", p.VM)

@@ -208,7 +208,7 @@ func (r Record) Description() (string, error) {
 	}
 	state := r.Keeps()
 	switch {
-	case r.Open && r.parksNothing():
+	case r.Open && r.Strategy.ParksNothing():
 		state = "notes, while the VM is being changed, what was begun of"
 	case r.Open:
 		state = "holds, during a roll, the disks of"
@@ -226,7 +226,7 @@ func (r Record) Description() (string, error) {
 
 // MadeNew says whether a run of recast made the VM of that UUID from nothing.
 func (r Record) MadeNew(uuid string) bool {
-	return r.UUID == uuid && (r.New || r.Strategy == cluster.Create)
+	return r.UUID == uuid && (r.New || r.Strategy.From() == cluster.Nowhere)
 }
 
 // Keeps says in words what a parking VM keeps, up to the name of its node, once no replacement is open.
@@ -240,11 +240,6 @@ func (r Record) Keeps() string {
 		return "keeps the previous system disk of"
 	}
 	return "keeps previous system disks of"
-}
-
-// parksNothing says whether the record's strategy moves no disk.
-func (r Record) parksNothing() bool {
-	return r.Strategy == cluster.Reconfigure || r.Strategy == cluster.Create
 }
 
 // SpareDrive returns the key for the new system disk on the parking VM: the reserved key, or the
@@ -263,7 +258,7 @@ func (r Record) SpareDrive(park cluster.VM, key, run string) (string, error) {
 	if r.SpareKey != "" && !taken[r.SpareKey] {
 		return r.SpareKey, nil
 	}
-	if r.Strategy != cluster.PutBack && !r.PutBack {
+	if !r.PutBack {
 		for _, d := range r.Disks { // a later cancellation still needs these keys
 			taken[d.ParkKey] = true
 		}

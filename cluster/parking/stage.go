@@ -71,7 +71,7 @@ const (
 
 // firstStage is the stage of a replacement that begins; "" if no new disk is made.
 func firstStage(s cluster.Strategy) Stage {
-	if s == cluster.Recreate || s == cluster.Reimage {
+	if s.Replaces() {
 		return stageBlank
 	}
 	return ""

@@ -51,7 +51,7 @@ var shellFunctions = []struct{ name, body string }{
 // wayBack returns the commands in an open record's description that an administrator runs to undo
 // it; "" if there are none. It returns at most room bytes.
 func (r Record) wayBack(room int) string {
-	if !r.Open || r.Parking == 0 || r.Memory == "" || r.parksNothing() {
+	if !r.Open || r.Parking == 0 || r.Memory == "" || r.Strategy.ParksNothing() {
 		return ""
 	}
 	mem, err := UnpackMemory(r.Memory)

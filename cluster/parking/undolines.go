@@ -16,7 +16,7 @@ import (
 // -e continues after a failure of any other.
 func (u *undo) switchOff() {
 	id := u.vm()
-	if u.rec.Strategy != cluster.Reimage && u.rec.Strategy != cluster.Rollback {
+	if !u.rec.Strategy.SwapsInVM() {
 		u.line(fmt.Sprintf("has %d 'lock: create'", id), fmt.Sprintf("lacks %d '.*vm-'", id), fmt.Sprintf("qm unlock %d", id), fmt.Sprintf("qm destroy %d", id))
 	}
 	if uuid := (cluster.Disk{Options: strings.Split(u.mem.VM.Config["smbios1"], ",")}).Option("uuid"); uuid != "" { // another VM may have taken the VMID
@@ -33,7 +33,7 @@ func (u *undo) switchOff() {
 // make creates the VM if it no longer exists, on the host of the parking VM. A VM that a run
 // created again already has all of this.
 func (u *undo) make() {
-	if u.rec.Strategy == cluster.Reimage || u.rec.Strategy == cluster.Rollback {
+	if u.rec.Strategy.SwapsInVM() {
 		return
 	}
 	config := cluster.OldSettings(u.mem.VM)
@@ -123,7 +123,7 @@ func (u *undo) finishMove(in Intent) {
 	drop("unused[0-9]*", fmt.Sprintf(`"$(key %d %s)"`, in.From, words.Quote(in.Volid)))
 	u.use("key")
 	options := optionSuffix(in.Options)
-	if key := cmp.Or(map[cluster.VMID]string{u.vm(): in.ToKey}[in.To], in.Key); u.tight && in.ToKey != u.rec.SpareKey && in.Key != u.rec.SpareKey && u.mem.VM.Config[key] != "" && u.rec.Strategy != cluster.Rollback {
+	if key := cmp.Or(map[cluster.VMID]string{u.vm(): in.ToKey}[in.To], in.Key); u.tight && in.ToKey != u.rec.SpareKey && in.Key != u.rec.SpareKey && u.mem.VM.Config[key] != "" && u.rec.Strategy.System() != cluster.SystemKept {
 		u.use("old")
 		options = `,"$(old ` + key + ` | cut -d, -f2-)"` // without backup=0, even if it was on its way to be parked
 	}
@@ -145,7 +145,7 @@ func (u *undo) restoreSystem() {
 		if !d.System {
 			continue
 		}
-		if k := u.rec.Restore; u.rec.Strategy == cluster.Rollback && k != nil {
+		if k := u.rec.Restore; u.rec.Strategy.System() == cluster.SystemKept && k != nil {
 			u.line(fmt.Sprintf("lacks %d %s:", u.rec.Parking, k.Key), fmt.Sprintf("has %d %s:", id, d.Key),
 				fmt.Sprintf("qm disk move %d %s --target-vmid %d --target-disk %s", id, d.Key, u.rec.Parking, k.Key),
 				fmt.Sprintf(`qm set %d --%s "$(vol %d %s)"%s`, u.rec.Parking, k.Key, u.rec.Parking, k.Key,
@@ -245,7 +245,7 @@ func (u *undo) setCDs() {
 	if len(cds) > 0 {
 		u.line(fmt.Sprintf("qm set %d%s", id, plainFlags(cds)))
 	}
-	if key := cluster.CDKey(u.mem.VM.Config, disks); u.rec.Strategy != cluster.Rollback && cds[key] == "" {
+	if key := cluster.CDKey(u.mem.VM.Config, disks); u.rec.Strategy.System() != cluster.SystemKept && cds[key] == "" {
 		u.line(fmt.Sprintf("has %d %s:", id, key), fmt.Sprintf("qm set %d --delete %s", id, key))
 	}
 }

@@ -75,7 +75,7 @@ func (p *Plan) Arrange() {
 	}
 	p.TotalSeconds = int(p.Estimate().Seconds())
 	if p.Surge != nil {
-		p.TotalSeconds += len(p.Surge.Nodes) * int(expectedOutage[cluster.Remove].Seconds())
+		p.TotalSeconds += len(p.Surge.Nodes) * int(cluster.Remove.Outage().Seconds())
 	}
 }
 

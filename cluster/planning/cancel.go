@@ -25,20 +25,20 @@ func forCancel(clusterName string, wanted []cluster.Wanted, o observe.Observatio
 			return Plan{}, nothingToCancel(node, f)
 		}
 		switch rec := f.Parking.Record; {
-		case rec.Rebuild != "" && (rec.Strategy == cluster.Create || o.Dark != nil): // its parking VM has the disks that the node had
+		case rec.Rebuild != "" && (rec.Strategy.From() == cluster.Nowhere || o.Dark != nil): // its parking VM has the disks that the node had
 			return Plan{}, fault.WithHint(fault.NoWayBack.Refusedf("node %s is part of a rebuild, and its cluster is not there to take it back", node), "%s", observe.RebuildGoesOn)
 		case rec.Rebuild != "": // the cluster works again, without a rebuild
 			park := *f.Parking
 			park.Record.Rebuild = ""
 			f.Parking = &park
-		case rec.Strategy == cluster.Create:
+		case rec.Strategy.From() == cluster.Nowhere:
 			return Plan{}, fault.WithHint(fault.NoWayBack.Refusedf("node %s is being made: there is nothing that it was before", node),
 				"%s", giveUp(f))
-		case rec.Strategy == cluster.Rollback:
+		case rec.Strategy.System() == cluster.SystemKept:
 			return Plan{}, fault.WithHint(fault.ParkedHalf.Refusedf("node %s: a rollback of it is unfinished", node), "recast roll finishes that; recast undo %s then goes the other way", node)
 		}
 		n := ForNode(w, f, o, func(string) (cluster.LockedContent, bool) { return cluster.LockedContent{}, false }, Policy{})
-		if n.Strategy != cluster.PutBack {
+		if n.Strategy.From() != cluster.Halfway {
 			n.PutBack("recast undo asked for it")
 		}
 		n.AskLosses()

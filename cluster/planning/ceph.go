@@ -15,7 +15,7 @@ const CephRemedy = "wait until it has repaired that, or see what ceph health det
 func (p worldOf) ceph() {
 	for i := range p.Nodes {
 		n := &p.Nodes[i]
-		if n.Strategy == "" || n.Resume || !n.takenOut() && n.Strategy != cluster.Create {
+		if n.Strategy == "" || n.Resume || !n.takenOut() && n.Strategy.From() != cluster.Nowhere {
 			continue
 		}
 		for _, s := range p.o.Rooms[n.Host].Storages {

@@ -34,21 +34,15 @@ func planConfigure(n *NodePlan, o observe.Observation, p Policy) {
 
 // staysUp says whether the node gets only what it needs no reboot for.
 func (n NodePlan) staysUp() bool {
-	if n.Strategy == cluster.Reconfigure {
+	if n.Strategy.Reshapes() {
 		return !stopsVM(n)
 	}
-	return n.Strategy == cluster.Configure && n.Found.File != nil && len(n.Found.File.Reboot) == 0 && !stopsVM(n)
+	return n.Strategy.KeepsImage() && n.Found.File != nil && len(n.Found.File.Reboot) == 0 && !stopsVM(n)
 }
 
 // AppliesConfig says whether the node gets its file of talos.machineConfigs.
 func (n NodePlan) AppliesConfig() bool {
-	switch n.Strategy {
-	case cluster.Create, cluster.Recreate, cluster.Reimage, cluster.ConfigureBlank, cluster.Configure:
-		return true
-	case cluster.InPlace:
-		return n.WithConfig
-	}
-	return false
+	return n.Strategy.BringsConfig() || n.Strategy.Upgrades() && n.WithConfig
 }
 
 // refusedConfig says why a node must not get its file.
@@ -69,7 +63,7 @@ func (n *NodePlan) oneWay(file cluster.FoundFile) []string {
 	c := strategy.Candidate{Wanted: n.Wanted, VM: n.Found.VMOrZero(), Found: n.Found}
 	if n.Found.Machine != nil {
 		c.Machine = *n.Found.Machine
-	} else if n.Strategy == cluster.Create {
+	} else if n.Strategy.From() == cluster.Nowhere {
 		c.VM = shape.New(n.Wanted, n.VMID, "")
 	}
 	var out []string
@@ -126,8 +120,8 @@ func (n *NodePlan) refuseInit() {
 	if file == nil || !file.TypeInit {
 		return
 	}
-	blank := n.Strategy == cluster.Create || n.Strategy == cluster.ConfigureBlank || takesAway(*n)
-	if blank || (n.Strategy == cluster.Recreate || n.Strategy == cluster.Reimage) && n.Found.Machine == nil && !n.EtcdKept {
+	from := n.Strategy.From()
+	if from == cluster.Nowhere || from == cluster.Blank || takesAway(*n) || n.Strategy.Replaces() && n.Found.Machine == nil && !n.EtcdKept {
 		n.Refused = append(n.Refused, "its file in talos.machineConfigs is of machine.type init: with an empty etcd directory "+strategy.BeginsAlone+
 			" with it, whatever others there are: set machine.type: controlplane in it")
 	}

@@ -92,7 +92,7 @@ func (p worldOf) newNumbers() {
 	}
 	for i := range p.Nodes {
 		n := &p.Nodes[i]
-		if n.Strategy != cluster.Create || n.VMID != 0 || n.Resume {
+		if n.Strategy.From() != cluster.Nowhere || n.VMID != 0 || n.Resume {
 			continue
 		}
 		for taken(next) {

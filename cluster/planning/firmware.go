@@ -11,7 +11,7 @@ func (p *Plan) chooseReboots(how cluster.Reboot, named string) {
 	for i := range p.Nodes {
 		n := &p.Nodes[i]
 		switch {
-		case n.Strategy != cluster.InPlace, n.OnlyTidies() && !n.Resume:
+		case !n.Strategy.Upgrades(), n.OnlyTidies() && !n.Resume:
 		case how == cluster.ByFirmware:
 			n.Reboot = cluster.ByFirmware
 			n.Notes = append(n.Notes, "it boots through the firmware (roll.reboot: powercycle)")

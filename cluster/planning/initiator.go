@@ -13,7 +13,7 @@ import (
 func noteInitiators(p *Plan) {
 	for i := range p.Nodes {
 		n := &p.Nodes[i]
-		if n.Strategy == cluster.Remove || n.Found.Node == nil || !strategy.DiskLeaves(n.Strategy, n.Wanted) {
+		if n.Strategy.VM() == cluster.VMGone || n.Found.Node == nil || !strategy.DiskLeaves(n.Strategy, n.Wanted) {
 			continue
 		}
 		for _, protocol := range []string{cluster.ISCSI, cluster.NVMeoF} {

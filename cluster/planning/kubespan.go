@@ -24,8 +24,8 @@ var OldPeer = fmt.Sprintf("KubeSpan: until discovery forgets its old peer, up to
 func heedKubeSpan(p *Plan, o observe.Observation) {
 	for i := range p.Nodes {
 		n := &p.Nodes[i]
-		leaves := strategy.DiskLeaves(n.Strategy, n.Wanted) || n.Strategy == cluster.Create && n.Rebuild != ""
-		if n.Strategy == cluster.Remove || !leaves && n.Previous == nil || !meshed(n.Found, o) {
+		leaves := strategy.DiskLeaves(n.Strategy, n.Wanted) || n.Strategy.From() == cluster.Nowhere && n.Rebuild != ""
+		if n.Strategy.VM() == cluster.VMGone || !leaves && n.Previous == nil || !meshed(n.Found, o) {
 			continue
 		}
 		if !leaves {

@@ -22,7 +22,7 @@ func (n NodePlan) Disks() []DiskPlan {
 		}
 		return out
 	}
-	if n.Strategy != cluster.Reimage && n.Strategy != cluster.Rollback {
+	if !n.Strategy.SwapsInVM() {
 		out = slices.Clone(n.Carried)
 	}
 	if n.System != nil {
@@ -55,7 +55,7 @@ func (n *NodePlan) AskLosses() {
 		return
 	}
 	for _, reason := range cluster.Texts(c.Irreplaceable()) {
-		if n.Found.Open() && n.Strategy != cluster.PutBack && n.Strategy != cluster.Rollback {
+		if n.Found.Open() && n.Strategy.From() == cluster.Serving && n.Strategy.System() != cluster.SystemKept {
 			reason += fmt.Sprintf("; recast undo %s cancels the replacement instead", n.Node)
 		}
 		n.Refused = append(n.Refused, reason)
@@ -99,7 +99,7 @@ func (n *NodePlan) PutBack(because string) {
 // that it should get is unknown.
 func planReboot(n *NodePlan, o observe.Observation) bool {
 	mark := n.Found.Node.Mark
-	if mark.Strategy == cluster.Configure {
+	if mark.Strategy.KeepsImage() {
 		n.Resume, n.Run, n.Strategy, n.EtcdKept = true, mark.Run, cluster.Configure, true
 		n.Why = fmt.Sprintf("run %s rebooted it for its configuration and did not finish: it is waited for, then everything is checked again", mark.Run)
 		if n.Found.Node.ControlPlane {
@@ -127,7 +127,7 @@ func planReboot(n *NodePlan, o observe.Observation) bool {
 func planResume(n *NodePlan, o observe.Observation) {
 	rec := n.Found.Parking.Record
 	n.Resume, n.Run, n.Strategy, n.Restore, n.Prepared = true, rec.Run, cmp.Or(rec.Strategy, cluster.Recreate), rec.Restore, rec.Prepared
-	n.Why = fmt.Sprintf("run %s began to %s and did not finish", rec.Run, n.Strategy.OnIt())
+	n.Why = fmt.Sprintf("run %s began to %s and did not finish", rec.Run, n.Strategy.Words().OnIt)
 	n.VMID, n.UUID, n.Host = rec.VMID, rec.UUID, n.Found.Parking.VM.Host
 	if !n.Addr.IsValid() {
 		n.Addr = rec.Addr
@@ -145,7 +145,7 @@ func planResume(n *NodePlan, o observe.Observation) {
 		n.Refused = append(n.Refused, err.Error())
 		return
 	}
-	if moved := cluster.OnOtherHosts(n.Found.VM, n.Found.Parking.VM, mem.VM.Host, o.Away, rec.VMID); moved != "" && (rec.Strategy != cluster.Reconfigure || n.Found.VM == nil) {
+	if moved := cluster.OnOtherHosts(n.Found.VM, n.Found.Parking.VM, mem.VM.Host, o.Away, rec.VMID); moved != "" && (!rec.Strategy.Reshapes() || n.Found.VM == nil) {
 		n.Refused = append(n.Refused, moved)
 	}
 	n.EtcdKept, n.Bootstraps, n.Rebuild = mem.EtcdKept, mem.Bootstraps, rec.Rebuild
@@ -153,19 +153,19 @@ func planResume(n *NodePlan, o observe.Observation) {
 	if mem.ControlPlane {
 		n.Role = cluster.ControlPlane
 	}
-	if o.First != "" && o.Rebuild == "" && rec.Rebuild == "" && n.Strategy != cluster.Create {
+	if o.First != "" && o.Rebuild == "" && rec.Rebuild == "" && n.Strategy.From() != cluster.Nowhere {
 		n.Refused = append(n.Refused, "there was a cluster, since a run is unfinished in it: recast roll finishes that, once the cluster is back")
 	}
 	build, known := o.Build(n.Wanted, rec.Build)
 	switch {
 	case rec.PutBack:
 		n.PutBack("someone asked for the old system disk")
-	case n.Strategy == cluster.Rollback, n.Strategy == cluster.Reconfigure, n.Strategy == cluster.Remove:
-	case n.Strategy == cluster.Create && !known:
+	case !n.Strategy.BringsImage():
+	case n.Strategy.From() == cluster.Nowhere && !known:
 		n.Refused = append(n.Refused, fmt.Sprintf("its build %s is in no lock that is here: check that lock out, or recast undo %s says how to give it up", words.Short(rec.Build), n.Node))
-	case n.Strategy == cluster.Create && !n.Found.ConfigKnown && n.Found.Machine == nil:
+	case n.Strategy.From() == cluster.Nowhere && !n.Found.ConfigKnown && n.Found.Machine == nil:
 		n.Refused = append(n.Refused, "its file in talos.machineConfigs is not the configuration that was to be applied: put it back as it was")
-	case n.Strategy == cluster.Create:
+	case n.Strategy.From() == cluster.Nowhere:
 	case !known:
 		n.PutBack(fmt.Sprintf("its build %s is in no lock that is here", words.Short(rec.Build)))
 	case n.Found.ConfigDamaged != nil && n.Found.Machine == nil:
@@ -201,7 +201,7 @@ func (n *NodePlan) planFile() {
 	switch {
 	case file != nil && file.Err != nil && n.Strategy == "" && n.Found.Machine != nil && n.Paused == "" && !n.leavesConfig:
 		n.Refused = append(n.Refused, "its file in talos.machineConfigs can't be compared with what it runs: "+file.Err.Error())
-	case file == nil || !applies && n.Strategy != cluster.InPlace || n.Resume && n.Strategy == cluster.Configure:
+	case file == nil || !applies && !n.Strategy.Upgrades() || n.Resume && n.Strategy.KeepsImage():
 	case n.Resume && applies && n.Found.ConfigIn == cluster.ConfigInJournal:
 		if rec := n.Found.Parking.Record; rec.Config != "" && rec.Config != file.Sum {
 			n.Notes = append(n.Notes, fmt.Sprintf("its file in talos.machineConfigs is not applied yet: it gets the configuration that run %s remembered; what the file changes is shown once it is back", rec.Run))

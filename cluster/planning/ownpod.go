@@ -16,7 +16,7 @@ func heedOwnPod(p *Plan, o observe.Observation) {
 	for i := range p.Nodes {
 		n := &p.Nodes[i]
 		switch out := n.takenOut(); {
-		case n.Strategy == "" || n.Strategy == cluster.Create || n.staysUp() || !n.Resume && !out:
+		case n.Strategy == "" || n.Strategy.From() == cluster.Nowhere || n.staysUp() || !n.Resume && !out:
 		case o.OwnPod.Err != nil && (out || o.Dark == nil): // otherwise it is out already, and has to come back
 			n.Refused = append(n.Refused, fmt.Sprintf("whether recast runs as a pod of this cluster, and on which node, is not known: %v: let the kubeconfig's user get that pod, or, where recast is no pod of this cluster, unset %s, %s and %s",
 				o.OwnPod.Err, ownpod.NamespaceVar, ownpod.NameVar, ownpod.UIDVar))

@@ -20,13 +20,13 @@ func (p *Plan) Order(policy Policy) {
 	for i := range p.Nodes {
 		n := &p.Nodes[i]
 		switch {
-		case n.Strategy == cluster.ConfigureBlank:
+		case n.Strategy.From() == cluster.Blank:
 			n.Phase = Reset
 		case n.Resume, n.begun():
 			n.Phase = Unfinished
-		case n.Wanted.Surge && n.Strategy == cluster.Create:
+		case n.Wanted.Surge && n.Strategy.From() == cluster.Nowhere:
 			n.Phase = Surge
-		case n.Wanted.Surge && n.Strategy == cluster.Remove:
+		case n.Wanted.Surge && n.Strategy.VM() == cluster.VMGone:
 			n.Phase = SurgeEnd
 		case n.Bootstraps:
 			n.Phase = First
@@ -54,7 +54,7 @@ func (p Plan) Unfinished() (Plan, bool) {
 	if p.Run == "" && slices.ContainsFunc(p.Nodes, takesAway) {
 		return p, true // everything is made again after that
 	}
-	if p.Run == "" && !slices.ContainsFunc(p.Nodes, func(n NodePlan) bool { return n.Strategy == cluster.ConfigureBlank }) {
+	if p.Run == "" && !slices.ContainsFunc(p.Nodes, func(n NodePlan) bool { return n.Strategy.From() == cluster.Blank }) {
 		return p, false
 	}
 	p.Nodes, p.Surge = slices.DeleteFunc(slices.Clone(p.Nodes), func(n NodePlan) bool { return !n.Resume || n.Run != p.Run }), nil
@@ -85,13 +85,13 @@ func (p *Plan) pickCanary(named string) {
 		case n.Paused != "" || n.Wanted.Surge:
 		case n.Strategy == "" && n.Found.Machine != nil, n.Resume, n.OnlyTidies():
 			booted[n.Wanted.Build.ID] = true
-		case n.Strategy != "" && n.Strategy != cluster.Create:
+		case n.Strategy != "" && n.Strategy.From() != cluster.Nowhere:
 			changing++
 		}
 	}
 	pick := -1
 	for i, n := range p.Nodes {
-		if n.Paused != "" || n.Wanted.Surge || n.Strategy == "" || n.Strategy == cluster.Create || n.Phase == Unfinished || booted[n.Wanted.Build.ID] && n.Strategy != cluster.Configure && n.Strategy != cluster.Reconfigure {
+		if n.Paused != "" || n.Wanted.Surge || n.Strategy == "" || n.Strategy.From() == cluster.Nowhere || n.Phase == Unfinished || booted[n.Wanted.Build.ID] && !n.Strategy.KeepsImage() {
 			continue
 		}
 		switch {
@@ -188,10 +188,8 @@ func CanaryTitle(p Plan) string {
 		switch {
 		case n.Reboot == cluster.ByFirmware:
 			return "one node first, since none has booted the new build through the firmware yet"
-		case n.Phase == Canary && n.Strategy == cluster.Configure:
-			return "one node first, since none runs the new configuration yet"
-		case n.Phase == Canary && n.Strategy == cluster.Reconfigure:
-			return "one node first, since none has its new VM yet"
+		case n.Phase == Canary && n.Strategy.KeepsImage():
+			return "one node first, since " + n.Strategy.Words().First
 		}
 	}
 	return "one node first, since none runs the new build yet"

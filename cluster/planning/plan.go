@@ -196,7 +196,7 @@ type Plan struct {
 func (p Plan) ISOHosts() map[string][]string {
 	hosts := map[string][]string{}
 	for _, n := range p.Work() {
-		boots := n.Strategy == cluster.Create || n.Strategy == cluster.Recreate || n.Strategy == cluster.Reimage || n.IsWayBack
+		boots := n.Strategy.System() == cluster.SystemNew || n.IsWayBack
 		if takesAway(n) { // it is made again there
 			n.Host, boots = n.Wanted.Shape.Host, true
 		}
@@ -214,15 +214,14 @@ func (p Plan) NeedsImages() bool {
 
 // NeedsImage says whether the node gets an image, or its configuration another installer than it names.
 func (n NodePlan) NeedsImage() bool {
-	switch n.Strategy {
-	case cluster.PutBack, cluster.Rollback, cluster.ConfigureBlank, cluster.Reconfigure:
-		return false
-	case cluster.Remove:
-		return n.Rebuild != "" // its VM is made again
-	case cluster.Configure:
+	switch s := n.Strategy; {
+	case takesAway(n): // its VM is made again
+		return true
+	case s.KeepsVM() && s.KeepsImage():
 		return n.Drift.NamesOther()
+	default:
+		return s.BringsImage() || s == cluster.Auto
 	}
-	return true
 }
 
 // Refused lists every reason why the plan can't be run, with its node.
@@ -240,7 +239,7 @@ func (p Plan) Refused() []string {
 // than three control planes, etcd loses its quorum without one.
 func (p Plan) TakesAPIAway() bool {
 	return len(p.ControlPlanes) < 3 && slices.ContainsFunc(p.Work(), func(n NodePlan) bool {
-		return n.Role == cluster.ControlPlane && !n.OnlyTidies() && !n.staysUp() && n.Strategy != cluster.Create
+		return n.Role == cluster.ControlPlane && !n.OnlyTidies() && !n.staysUp() && n.Strategy.From() != cluster.Nowhere
 	})
 }
 
@@ -338,7 +337,7 @@ func planStale(n *NodePlan, o observe.Observation, p Policy) {
 	}
 	n.Strategy, n.Why, n.Refused, n.WillLose, n.Notes = d.Strategy, d.Why, d.Refused, d.WillLose, d.Notes
 	n.ToRecreate = d.ToRecreate
-	if n.Strategy == cluster.InPlace {
+	if n.Strategy.Upgrades() {
 		n.WithConfig = p.does(Config) && n.Drift.ConfigReason() != ""
 		planFallback(n, o, p, system, err)
 		return
@@ -353,7 +352,7 @@ func planStale(n *NodePlan, o observe.Observation, p Policy) {
 			n.Add(disk, disk.Key == system.Key)
 		}
 	}
-	if n.Strategy == cluster.Recreate || n.Strategy == cluster.Reimage {
+	if n.Strategy.Replaces() {
 		planPrepared(n, system)
 		n.tellOfVM(disks, system)
 		n.Space = o.NewDisk(n.Wanted, n.Found.VM.Host, system)

@@ -14,10 +14,10 @@ func PlanEtcd(n *NodePlan, o observe.Observation, p Policy, d strategy.Decision,
 		d.Refused = append(d.Refused, err.Error())
 		return d
 	}
-	n.EtcdKept = !onSystem && !n.etcdMoves(d.Strategy) || d.Strategy == cluster.InPlace
+	n.EtcdKept = !onSystem && !n.etcdMoves(d.Strategy) || d.Strategy.KeepsVM()
 	refused, warn := strategy.EtcdRules(len(o.ControlPlanes()), !n.EtcdKept, n.Found.Machine.TypeInit, d.Strategy, p.AcceptOutage)
 	against, outage := strategy.EtcdRules(len(o.ControlPlanes()), false, false, cluster.InPlace, p.AcceptOutage)
-	if len(refused) > 0 && len(against) == 0 && n.Wanted.Strategy == cluster.Auto && d.Strategy != cluster.InPlace {
+	if len(refused) > 0 && len(against) == 0 && n.Wanted.Strategy == cluster.Auto && !d.Strategy.KeepsVM() {
 		because := refused[0]
 		n.EtcdKept = true
 		w := n.Wanted

@@ -233,7 +233,7 @@ func Read(b []byte) (Plan, error) {
 		return Plan{}, fault.WithHint(fault.PlanMoved.Refusedf("it was changed after it was made: its ID is %s, that of its content %s", words.OrNone(p.ID), hashOf(p)), planAgain)
 	}
 	for _, n := range p.Nodes {
-		if n.Resume || n.Strategy == cluster.ConfigureBlank {
+		if n.Resume {
 			return Plan{}, fault.WithHint(fault.PlanMoved.Refusedf("it begins with %s, which was left unfinished then", n.Node), "recast roll finishes that; then "+planAgain)
 		}
 	}

@@ -26,7 +26,7 @@ func (n NodePlan) frees(s cluster.Storage) (bytes int64) {
 // system disk.
 func (n *NodePlan) tellOfVM(disks []cluster.Disk, system cluster.Disk) {
 	vm := *n.Found.VM
-	if n.Strategy == cluster.Recreate {
+	if n.Strategy.DeletesVM() {
 		n.Renewed = vm.MadeAnew()
 		for _, d := range disks {
 			if d.Key != system.Key && d.Owner == vm.ID && !d.CDROM && !d.CSI() {
@@ -75,7 +75,7 @@ func (p worldOf) numbers() {
 	var need []*NodePlan
 	for i := range p.Nodes {
 		n := &p.Nodes[i]
-		replaces := n.Strategy == cluster.Recreate || n.Strategy == cluster.Reimage || n.Strategy == cluster.Create || n.Strategy == cluster.Remove || stopsVM(*n)
+		replaces := n.Strategy.System() == cluster.SystemNew || n.Strategy.VM() == cluster.VMGone || stopsVM(*n)
 		if replaces && !n.Resume && len(n.Refused) == 0 && n.Found.Parking == nil {
 			need = append(need, n)
 		}

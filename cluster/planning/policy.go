@@ -17,12 +17,12 @@ import (
 // OnlyTidies says whether the node runs the wanted build, and only what is beside that is put right, while it
 // stays up. What differs otherwise is changed while it runs, or not by this plan.
 func (n NodePlan) OnlyTidies() bool {
-	return n.Strategy == cluster.InPlace && n.Drift.Of(true, false, false).Tidy() && !stopsVM(n)
+	return n.Strategy.Upgrades() && n.Drift.Of(true, false, false).Tidy() && !stopsVM(n)
 }
 
 // takenOut says whether this plan takes out a node that is in now.
 func (n NodePlan) takenOut() bool {
-	return !n.Resume && n.Strategy != "" && n.Strategy != cluster.Create && n.Strategy != cluster.ConfigureBlank && n.Strategy != cluster.PutBack && !n.OnlyTidies()
+	return !n.Resume && n.Strategy.From() == cluster.Serving && !n.OnlyTidies()
 }
 
 // AwaitOthers refuses the nodes that could not start because others are not Ready, except those
@@ -145,7 +145,7 @@ func planBlank(n *NodePlan, o observe.Observation) {
 // it does not come back from an in-place upgrade: Talos' own rollback can't be relied upon,
 // another system disk can. The node would get the build that it runs now.
 func planFallback(n *NodePlan, o observe.Observation, p Policy, system cluster.Disk, systemErr error) {
-	if p.BootFailure != cluster.ReimageOnBootFailure || n.Strategy != cluster.InPlace || len(n.Refused) > 0 {
+	if p.BootFailure != cluster.ReimageOnBootFailure || len(n.Refused) > 0 {
 		return
 	}
 	n.IsWayBack = true

@@ -9,38 +9,6 @@ import (
 	"github.com/recast-sh/recast/cluster/shape"
 )
 
-// reliesOn is what a strategy finds out too late unless scratch VMs prove it before the first node goes.
-type reliesOn struct {
-	// makes is the VM that takes the place of the node's, which is deleted; nil: none does.
-	makes func(NodePlan) *cluster.VM
-	// hands says whether the VM hands that drive of its own over to its parking VM.
-	hands func(NodePlan, cluster.Disk) bool
-}
-
-// reliances has a row for each strategy that deletes a VM or hands a disk over. PutBack has none: the disks
-// that it gives back were handed over before, and it deletes no VM.
-var reliances = map[cluster.Strategy]reliesOn{
-	cluster.Recreate: {itself, everyDrive},
-	cluster.Remove:   {rebuilt, everyDrive},
-	cluster.Reimage:  {nil, systemDisk},
-	cluster.Rollback: {nil, systemDisk},
-	cluster.InPlace:  {nil, systemDisk}, // which has none but for a reimage if the node does not come back
-}
-
-func itself(n NodePlan) *cluster.VM { return n.Found.VM }
-
-// rebuilt is the new VM of a control plane that is taken away for a rebuild.
-func rebuilt(n NodePlan) *cluster.VM {
-	if !takesAway(n) {
-		return nil
-	}
-	return new(shape.New(n.Wanted, n.VMID, ""))
-}
-
-func everyDrive(NodePlan, cluster.Disk) bool { return true }
-
-func systemDisk(n NodePlan, d cluster.Disk) bool { return n.System != nil && n.System.Key == d.Key }
-
 // stands says whether the node's VM is still as it was before the run.
 func (n NodePlan) stands() bool {
 	return n.Found.VM != nil && len(n.Refused) == 0 && (!n.Resume || n.Found.VM.MadeBy() != n.Run)
@@ -48,22 +16,29 @@ func (n NodePlan) stands() bool {
 
 // Makes is the VM that Proxmox is to create in place of the node's, which is deleted; nil: none.
 func (n NodePlan) Makes() *cluster.VM {
-	makes := reliances[n.Strategy].makes
-	if makes == nil || !n.stands() {
+	switch {
+	case !n.stands():
 		return nil
+	case takesAway(n): // for a rebuild
+		return new(shape.New(n.Wanted, n.VMID, ""))
+	case n.Strategy.VM() == cluster.VMAgain:
+		return n.Found.VM
 	}
-	return makes(n)
+	return nil
 }
 
-// HandsOver are the drives that the node's VM is to hand over to its parking VM.
+// HandsOver are the drives that the node's VM is to hand over to its parking VM: all of a VM that is deleted, else
+// the system disk, should a node that is upgraded in place have to be reimaged. What a cancelled replacement gives back
+// was handed over before.
 func (n NodePlan) HandsOver() []cluster.Disk {
-	hands := reliances[n.Strategy].hands
-	if hands == nil || !n.stands() {
+	s := n.Strategy
+	if !n.stands() || !s.DeletesVM() && !s.SwapsInVM() && !s.Upgrades() {
 		return nil
 	}
 	disks, _ := n.Found.VM.Disks() // the planner refuses a VM whose drives can't be read
 	return slices.DeleteFunc(disks, func(d cluster.Disk) bool {
-		return d.CDROM || d.CSI() || d.Owner != n.Found.VM.ID || !hands(n, d)
+		system := n.System != nil && n.System.Key == d.Key
+		return d.CDROM || d.CSI() || d.Owner != n.Found.VM.ID || !system && !s.DeletesVM()
 	})
 }
 

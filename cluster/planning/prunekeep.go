@@ -5,7 +5,6 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/cluster/parking"
 )
@@ -38,7 +37,7 @@ func (n *NodePlan) planFrees(o observe.Observation, keep int) {
 	if p == nil || len(n.Refused) > 0 {
 		return
 	}
-	replaces := n.Strategy == cluster.Recreate || n.Strategy == cluster.Reimage
+	replaces := n.Strategy.Replaces()
 	if !replaces && !n.Strategy.KeepsVM() {
 		return
 	}

@@ -13,7 +13,7 @@ import (
 )
 
 // takesAway says whether the node's VM is taken away because its cluster is broken.
-func takesAway(n NodePlan) bool { return n.Strategy == cluster.Remove && n.Rebuild != "" }
+func takesAway(n NodePlan) bool { return n.Strategy.VM() == cluster.VMGone && n.Rebuild != "" }
 
 // TakesAway says whether the plan takes away what is left of control planes of a broken cluster.
 func TakesAway(p Plan) bool { return slices.ContainsFunc(p.Nodes, takesAway) }
@@ -91,7 +91,7 @@ func onlyTaking(p *Plan) {
 	p.Bootstrap = "" // one after the other
 	for i := range p.Nodes {
 		n := &p.Nodes[i]
-		if n.Strategy == cluster.Create {
+		if n.Strategy.From() == cluster.Nowhere {
 			against := n.Found.Absent.Against // seen again when it is made: memory gets free
 			n.Strategy, n.Why, n.Space = "", "it is made again once what is left of the others is taken away", nil
 			n.Refused = slices.DeleteFunc(n.Refused, func(why string) bool { return slices.Contains(against, why) })
@@ -103,9 +103,9 @@ func onlyTaking(p *Plan) {
 func refuseOthersRebuild(n *NodePlan, o observe.Observation) {
 	rec := n.Found.Parking.Record
 	switch {
-	case rec.Rebuild == o.Rebuild, rec.Rebuild != "" && o.Rebuild != "" && n.Strategy == cluster.Remove: // nothing has begun yet
+	case rec.Rebuild == o.Rebuild, rec.Rebuild != "" && o.Rebuild != "" && n.Strategy.VM() == cluster.VMGone: // nothing has begun yet
 	case rec.Rebuild == "":
-		n.Refused = append(n.Refused, fmt.Sprintf("run %s began to %s, which is not finished and no part of a rebuild: recast status shows what finishes or cancels it", rec.Run, n.Strategy.OnIt()))
+		n.Refused = append(n.Refused, fmt.Sprintf("run %s began to %s, which is not finished and no part of a rebuild: recast status shows what finishes or cancels it", rec.Run, n.Strategy.Words().OnIt))
 	case o.Rebuild == "":
 		n.Refused = append(n.Refused, "recast rebuild began it, and nothing else may finish it: "+observe.RebuildGoesOn)
 	default:

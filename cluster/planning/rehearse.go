@@ -117,7 +117,7 @@ func (f firmware) id(schematic string) string {
 func (p Plan) TrialsOf(h Rehearsal) []Trial {
 	byHost := map[string][]Trial{}
 	for _, n := range p.Work() {
-		if n.Strategy != cluster.Recreate && n.Strategy != cluster.Reimage || n.Resume || n.Found.VM == nil || n.Prepared != "" && n.System == nil {
+		if !n.Strategy.Replaces() || n.Resume || n.Found.VM == nil || n.Prepared != "" && n.System == nil {
 			continue
 		}
 		f, boots, of := firmwareOf(n), Medium{ISO: n.Wanted.Build.ISOName}, byHost[n.Host]

@@ -32,7 +32,7 @@ func ForRemove(clusterName string, wanted []cluster.Wanted, o observe.Observatio
 	switch {
 	case f.Away:
 		PlanAway(&n, o.Away)
-	case f.Open() && f.Parking.Record.Strategy == cluster.Remove:
+	case f.Open() && f.Parking.Record.Strategy.VM() == cluster.VMGone:
 		planResume(&n, o)
 	case f.Open(), f.Unfinished():
 		return Plan{}, fault.WithHint(fault.ParkedHalf.Refusedf("node %s: an earlier run is not finished", node), "recast roll finishes it; recast undo %s cancels a replacement", node)

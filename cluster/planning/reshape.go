@@ -30,12 +30,7 @@ func planReconfigure(n *NodePlan, o observe.Observation, p Policy) {
 
 // planShape shows what of the VM is changed with the node, and refuses what recast does not do.
 func planShape(n *NodePlan, o observe.Observation, p Policy) {
-	switch n.Strategy {
-	case cluster.Recreate, cluster.Reimage, cluster.InPlace, cluster.Configure, cluster.Reconfigure:
-	default:
-		return
-	}
-	if n.Resume || !p.does(VM) {
+	if n.Strategy.From() != cluster.Serving || !n.Strategy.BringsShape() || n.Resume || !p.does(VM) {
 		return
 	}
 	n.VM = n.Found.Shape
@@ -43,7 +38,7 @@ func planShape(n *NodePlan, o observe.Observation, p Policy) {
 	for _, d := range n.VM.At(shape.Never) {
 		n.Refused = append(n.Refused, fmt.Sprintf("its VM is not as recast.yaml wants it (%s): %s", d, d.Why))
 	}
-	if n.Strategy == cluster.Recreate || n.Strategy == cluster.Reimage || len(n.Found.Shape) == 0 {
+	if n.Strategy.Replaces() || len(n.Found.Shape) == 0 {
 		return // what keeps a VM from being changed keeps it from that, too
 	}
 	c := strategy.Candidate{Wanted: n.Wanted, VM: *n.Found.VM, Machine: *n.Found.Machine, Found: n.Found, Observation: o}
@@ -64,7 +59,7 @@ func planShape(n *NodePlan, o observe.Observation, p Policy) {
 // system disks of it stay parked on the old one.
 func planMove(n *NodePlan) {
 	for _, d := range n.VM.At(shape.Off) { // disks can be handed over on one host only
-		if d.Why != "" && (n.Strategy == cluster.Recreate || n.Strategy == cluster.Reimage) {
+		if d.Why != "" && n.Strategy.Replaces() {
 			n.Refused = append(n.Refused, fmt.Sprintf("its VM is not as recast.yaml wants it (%s): %s. Disks can be handed over on one host only: recast roll --what vm first, then roll again", d, d.Why))
 		}
 	}

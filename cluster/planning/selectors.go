@@ -9,7 +9,7 @@ import (
 // planSelectors says what the node's file selects of its disks for volumes that are not there, and refuses what would
 // leave the node without one.
 func (n *NodePlan) planSelectors() {
-	if n.Found.File == nil || n.Found.File.Err != nil || !n.AppliesConfig() || n.Resume && n.Strategy != cluster.ConfigureBlank {
+	if n.Found.File == nil || n.Found.File.Err != nil || !n.AppliesConfig() || n.Resume && n.Strategy.From() != cluster.Blank {
 		return
 	}
 	selectors := n.Found.Selectors(n.volumeStays)
@@ -38,7 +38,7 @@ func (n *NodePlan) volumeStays(id string) bool {
 		return !leaves
 	}
 	return slices.ContainsFunc(m.DisksWith(id), func(disk string) bool {
-		return disk != m.SystemDisk || !slices.Contains(cluster.Leavers, n.Strategy)
+		return disk != m.SystemDisk || !n.Strategy.SwapsSystem()
 	})
 }
 

@@ -52,7 +52,7 @@ func heedStorage(p *Plan, o observe.Observation) {
 		switch {
 		case n.Strategy == "":
 		case !n.takenOut():
-			comesBack = comesBack || n.Strategy != cluster.Create && !n.OnlyTidies()
+			comesBack = comesBack || n.Strategy.From() != cluster.Nowhere && !n.OnlyTidies()
 		case n.staysUp() || n.Rebuild != "":
 		default:
 			leaveStorage(n, o.Storage, comesBack)
@@ -66,7 +66,7 @@ func leaveStorage(n *NodePlan, systems []replica.System, comesBack bool) {
 	var refused []string
 	for _, e := range exposed {
 		switch {
-		case !e.Refuses(n.Strategy == cluster.Remove):
+		case !e.Refuses(n.Strategy.VM() == cluster.VMGone):
 			n.Notes = append(n.Notes, e.Note)
 		case !comesBack:
 			text := fmt.Sprintf("%s: %s", e, e.Remedy)
@@ -80,7 +80,7 @@ func leaveStorage(n *NodePlan, systems []replica.System, comesBack bool) {
 		refused = append(refused[:shownVolumes], fmt.Sprintf("and %d more volumes that have no healthy replica elsewhere", more))
 	}
 	n.Refused = append(n.Refused, refused...)
-	if n.Strategy == cluster.Remove {
+	if n.Strategy.VM() == cluster.VMGone {
 		return
 	}
 	for _, s := range systems {

@@ -76,7 +76,7 @@ func (p surging) decide() error {
 	}
 	if s := p.Surge; s != nil { // one that is left over may be left out
 		s.Remove = slices.DeleteFunc(s.Remove, func(name string) bool {
-			return !slices.ContainsFunc(p.Nodes, func(n NodePlan) bool { return n.Node == name && n.Strategy == cluster.Remove })
+			return !slices.ContainsFunc(p.Nodes, func(n NodePlan) bool { return n.Node == name && n.Strategy.VM() == cluster.VMGone })
 		})
 		if len(s.Nodes)+len(s.Remove) == 0 {
 			p.Surge = nil
@@ -171,7 +171,7 @@ func serving(wanted []cluster.Wanted, o observe.Observation) (count int) {
 
 // doneBy says that a run of the saved plan has made the surge node, or is about to remove it.
 func (n surgeNode) doneBy(saved Plan, begun bool) bool {
-	return begun && n.Wanted.Surge && saved.Surge.Has(n.Node) && len(n.Refused) == 0 && (n.Strategy == "" || n.Strategy == cluster.Remove)
+	return begun && n.Wanted.Surge && saved.Surge.Has(n.Node) && len(n.Refused) == 0 && (n.Strategy == "" || n.Strategy.VM() == cluster.VMGone)
 }
 
 // SurgeStays says what to do about surge nodes that a roll has not removed.

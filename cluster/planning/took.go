@@ -8,14 +8,6 @@ import (
 	"github.com/recast-sh/recast/cluster"
 )
 
-// expectedOutage is how long one node is expected to be out: shutdown, parking and the 146 s
-// from power on to ready that a recreated node took under software emulation (Talos v1.14.1 in
-// QEMU), so an upper bound for the boot. An in-place upgrade saves the installation and one boot.
-var expectedOutage = map[cluster.Strategy]time.Duration{
-	cluster.Create: 4 * time.Minute, cluster.Recreate: 4 * time.Minute, cluster.Reimage: 4 * time.Minute, cluster.InPlace: 2 * time.Minute, cluster.Rollback: 3 * time.Minute, cluster.PutBack: 3 * time.Minute,
-	cluster.ConfigureBlank: time.Minute, cluster.Configure: 2 * time.Minute, cluster.Reconfigure: 2 * time.Minute, cluster.Remove: 2 * time.Minute,
-}
-
 // preparedOutage is that of a node whose new system disk was prepared: without the 63 s of a boot from
 // the ISO's menu, the pull and the installation, and a second boot.
 const preparedOutage = 3 * time.Minute
@@ -27,7 +19,7 @@ const longOutage = 8 * time.Minute
 // Estimate expects the median of the node's latest rolls by the same strategy, or else that of
 // others of its role, or else the assumed value.
 func (n *NodePlan) Estimate(past []cluster.Took) {
-	n.OutageSeconds, n.WholeSeconds, n.OutageFrom = int(expectedOutage[n.Strategy].Seconds()), 0, ""
+	n.OutageSeconds, n.WholeSeconds, n.OutageFrom = int(n.Strategy.Outage().Seconds()), 0, ""
 	if n.Prepared != "" {
 		n.OutageSeconds = int(preparedOutage.Seconds())
 	}
@@ -42,7 +34,7 @@ func (n *NodePlan) Estimate(past []cluster.Took) {
 	for _, of := range n.Peers() {
 		var outages, wholes []int
 		for _, t := range past {
-			stayedUp := t.OutageSeconds == 0 && (t.Strategy == cluster.Configure || t.Strategy == cluster.Reconfigure)
+			stayedUp := t.OutageSeconds == 0 && t.Strategy.KeepsImage()
 			if t.Strategy == n.Strategy && !stayedUp && of.Like(t) && len(outages) < Lately {
 				outages, wholes = append(outages, t.OutageSeconds), append(wholes, t.WholeSeconds)
 			}

@@ -18,7 +18,7 @@ const etcdVolume = "ETCD"
 func (n *NodePlan) planVolumes() {
 	gets, whose, goes := n.volumesFor(n.Strategy)
 	switch {
-	case !goes || n.Resume && n.Strategy != cluster.ConfigureBlank || n.Strategy == cluster.Reconfigure && n.staysUp():
+	case !goes || n.Resume && n.Strategy.From() != cluster.Blank || n.Strategy.Reshapes() && n.staysUp():
 		return
 	case n.Found.Volumes.Err != nil:
 		n.Refused = append(n.Refused, "its configuration can't be read for the volumes that it defines: "+n.Found.Volumes.Err.Error())
@@ -60,9 +60,7 @@ func (n *NodePlan) planVolumes() {
 // volumesFor returns the volumes of the configuration with which the node boots next by a strategy, and whose
 // configuration that is; goes is false for a strategy that leaves the machine as it is, or has its own rules.
 func (n *NodePlan) volumesFor(s cluster.Strategy) (gets []cluster.ConfigVolume, whose string, goes bool) {
-	switch s {
-	case cluster.Recreate, cluster.Reimage, cluster.InPlace, cluster.Configure, cluster.Reconfigure, cluster.ConfigureBlank:
-	default:
+	if s.From() == cluster.Nowhere || !s.Brings() {
 		return nil, "", false
 	}
 	as := *n
@@ -89,14 +87,14 @@ func (n *NodePlan) whereIs(s cluster.VolumeStatus) (on string, leaves bool) {
 		on = "is on the disk " + s.Disk
 	}
 	onSystem := len(disks) > 0 && !slices.ContainsFunc(disks, func(disk string) bool { return disk != m.SystemDisk })
-	return on, onSystem && slices.Contains(cluster.Leavers, n.Strategy)
+	return on, onSystem && n.Strategy.SwapsSystem()
 }
 
 // volumeChange says how a configuration makes something else of a volume, and what the node loses by that, and where it
 // stays; "": it does not.
 func (n *NodePlan) volumeChange(s cluster.VolumeStatus, was, is cluster.ConfigVolume, on string) (what, loses string) {
 	document, whose := documentOf(was, is), "whose volume "+on
-	stays := !slices.Contains(cluster.Leavers, n.Strategy)
+	stays := !n.Strategy.SwapsSystem()
 	system := strings.HasPrefix(document, "VolumeConfig ")
 	loses = "Talos uses an empty directory on EPHEMERAL instead, and what is on it stays there"
 	if s.ID == etcdVolume {
@@ -157,7 +155,7 @@ func (n *NodePlan) liftSystemVolume(s cluster.VolumeStatus) string {
 }
 
 func (n *NodePlan) acceptable(s cluster.VolumeStatus) bool {
-	return s.ID != etcdVolume || n.Role != cluster.ControlPlane || slices.Contains(cluster.Leavers, n.Strategy)
+	return s.ID != etcdVolume || n.Role != cluster.ControlPlane || n.Strategy.SwapsSystem()
 }
 
 // refuseVolume refuses a change of a volume, unless acceptLoss names the volume: then the plan says what the node loses.

@@ -71,7 +71,7 @@ func (n *bringUp) requireJoins(ctx context.Context, config cluster.Secret) error
 		return nil
 	}
 	mem, err := n.Memory(ctx)
-	if err != nil || mem.EtcdKept && n.Plan.Strategy != cluster.Create {
+	if err != nil || mem.EtcdKept && n.Plan.Strategy.From() != cluster.Nowhere {
 		return err
 	}
 	return n.gate.RequireJoins(config)

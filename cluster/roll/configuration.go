@@ -57,7 +57,7 @@ func (n savedConfig) read(ctx context.Context) (cluster.Secret, error) {
 func (n savedConfig) remember(ctx context.Context, kubernetes cluster.KubernetesImages) (sum string, err error) {
 	var config cluster.Secret
 	found := false
-	if n.Plan.Strategy != cluster.InPlace { // a failed upgrade in place gets the old configuration back
+	if !n.Plan.Strategy.Upgrades() { // a failed upgrade in place gets the old configuration back
 		if config, found, err = n.userConfig(ctx); err != nil {
 			return "", err
 		}

@@ -140,7 +140,7 @@ func (n configure) wanted(ctx context.Context) (cluster.Secret, error) {
 		return nil, err
 	}
 	patch := n.savedConfig.patch(m.InstallDisk(), kubernetes)
-	if n.Plan.Strategy == cluster.Configure && !n.Plan.NeedsImage() {
+	if n.Plan.Strategy.KeepsVM() && !n.Plan.NeedsImage() {
 		patch.Installer, patch.Talos = m.InstallImage, m.TalosVersion
 	}
 	patched, err := n.Maintenance.PatchConfig(text, patch)
@@ -180,7 +180,7 @@ func (n configure) shown(ctx context.Context) (cluster.Configs, error) {
 	if err != nil {
 		return has, fmt.Errorf("read machine configuration of %s: %w", n.Plan.Addr, err)
 	}
-	if _, ran := n.Plan.ConfigFile.HashOf(); n.Plan.Strategy == cluster.Configure && cluster.ConfigSum(has.Stored) != ran {
+	if _, ran := n.Plan.ConfigFile.HashOf(); n.Plan.Strategy.KeepsImage() && cluster.ConfigSum(has.Stored) != ran {
 		return has, n.savedConfig.fileMoved("the configuration that it keeps was changed")
 	}
 	return has, nil

@@ -232,7 +232,7 @@ func (n *etcdMember) lacks(ctx context.Context, mem parking.Memory) (string, err
 	case mem.EtcdMembers == 0: // of a broken cluster, that works again: nothing was known of its etcd
 	case mem.EtcdKept && m.ID != mem.EtcdID:
 		return fmt.Sprintf("its etcd member is %x, but its data is that of %x", m.ID, mem.EtcdID), nil
-	case len(v.Members) != mem.EtcdMembers && (n.Plan.Strategy != cluster.Create || len(v.Members) < mem.EtcdMembers): // others may have joined with it
+	case len(v.Members) != mem.EtcdMembers && (n.Plan.Strategy.From() != cluster.Nowhere || len(v.Members) < mem.EtcdMembers): // others may have joined with it
 		return fmt.Sprintf("etcd has %d members, before: %d", len(v.Members), mem.EtcdMembers), nil
 	}
 	if wrong := v.Unhealthy(""); len(wrong) > 0 {
@@ -248,7 +248,7 @@ func (n *etcdMember) blame(ctx context.Context, waited error) error {
 		return waited
 	}
 	mem, err := n.newBoot.inPlaceMemory(), error(nil)
-	if !n.Plan.Strategy.KeepsVM() && n.Plan.Strategy != cluster.ConfigureBlank {
+	if n.Plan.Strategy.VM() != cluster.VMUntouched {
 		mem, err = n.Memory(ctx)
 	}
 	if err != nil || !mem.ControlPlane {

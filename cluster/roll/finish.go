@@ -43,7 +43,7 @@ func (n finish) steps(ctx context.Context) ([]step.Step, error) {
 // closing ends the exchange.
 func (n finish) closing(r *exchange.Replace) step.Step {
 	s := step.Step{ID: "keep", Title: "keep the old system disk parked", Skip: n.kept, Do: n.savedConfig.thenForget(r.Settings.Keep)}
-	if n.Plan.Strategy == cluster.Reconfigure || n.Plan.Strategy == cluster.Create {
+	if n.Plan.Strategy.ParksNothing() {
 		s.Title, s.Do = "close the record", n.savedConfig.thenForget(r.CloseRecord)
 	}
 	return s

@@ -50,12 +50,12 @@ func (n *health) inVain(ctx context.Context, err error) error {
 
 // installs says whether Talos is installed on a blank disk.
 func (n *node) installs() bool {
-	return n.Plan.Strategy == cluster.Create || n.Plan.Strategy == cluster.Recreate || n.Plan.Strategy == cluster.Reimage
+	return n.Plan.Strategy.System() == cluster.SystemNew
 }
 
 // wayBack says how to cancel what is done to a node on which Talos is installed.
 func (n *node) wayBack() string {
-	if n.Plan.Strategy == cluster.Create {
+	if n.Plan.Strategy.From() == cluster.Nowhere {
 		return "recast undo " + n.Plan.Node + " says how to give it up"
 	}
 	return "recast undo " + n.Plan.Node + " cancels the replacement and boots the old system disk"
@@ -74,7 +74,7 @@ func (n *health) lacks(ctx context.Context, mem parking.Memory) (string, error) 
 	if lacks := n.LacksMachine(m.MachineStanding); lacks != "" {
 		return lacks, nil
 	}
-	if m.BootID == mem.BootID && n.Plan.Strategy != cluster.PutBack {
+	if m.BootID == mem.BootID && n.Plan.Strategy.From() != cluster.Halfway {
 		return "still the boot from before the replacement", nil
 	}
 	if lacks := n.lacksSystem(m, mem); lacks != "" {
@@ -104,7 +104,7 @@ func stuck(m cluster.Machine, before []cluster.VolumeStatus) string {
 // lacksSystem compares the system that the machine booted, and its disk, with the expected ones.
 func (n *health) lacksSystem(m cluster.Machine, mem parking.Memory) string {
 	if !n.installs() {
-		if n.Plan.Strategy == cluster.Rollback && m.Schematic.LockHash() != n.Plan.Restore.Build {
+		if n.Plan.Strategy.System() == cluster.SystemKept && m.Schematic.LockHash() != n.Plan.Restore.Build {
 			return "runs the image of lock " + words.OrNone(words.Short(m.Schematic.LockHash()))
 		}
 		if !n.runsFromIts(m, mem) {
@@ -212,10 +212,10 @@ func (n *health) settled(ctx context.Context, lacks func(context.Context) (strin
 
 // vmToBe is the VM as it will be once it is up.
 func (n *health) vmToBe(mem parking.Memory) cluster.VM {
-	switch n.Plan.Strategy {
-	case cluster.Create, cluster.Recreate, cluster.Reimage:
+	switch n.Plan.Strategy.System() {
+	case cluster.SystemNew:
 		return mem.BlankVM()
-	case cluster.Rollback:
+	case cluster.SystemKept:
 		return mem.VMWith(cluster.SplitOptions(n.Plan.Restore.Options))
 	}
 	return mem.VM

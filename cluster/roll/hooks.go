@@ -78,8 +78,8 @@ func (n hookPoints) call(p cluster.HookPoint, id string) hook.Call {
 // env describes the node to hooks; an unknown value is "".
 func (n hookPoints) env(p cluster.HookPoint) []string {
 	build, talos := n.Want.Build.ID, n.Want.Build.TalosVersion
-	switch n.Plan.Strategy {
-	case cluster.Rollback, cluster.PutBack:
+	switch n.Plan.Strategy.System() {
+	case cluster.SystemKept, cluster.SystemOld:
 		build, talos = "", ""
 		if back := n.Plan.Restore; back != nil {
 			build, talos = back.Build, back.Talos

@@ -96,7 +96,7 @@ func (n *newBoot) lacks(ctx context.Context) (string, error) {
 		return "", err
 	}
 	switch mark := k.Mark; {
-	case mark != nil && mark.Strategy == cluster.InPlace && mark.BootID == m.BootID && len(reasons) > 0:
+	case mark != nil && mark.Strategy.Upgrades() && mark.BootID == m.BootID && len(reasons) > 0:
 		return "still the boot from before the upgrade", nil
 	case len(reasons) > 0 && n.isOther(m.RunningSystem):
 		return "", wait.Stop(fmt.Errorf("%w: %s", errOtherSystem, reasons[0].Text))

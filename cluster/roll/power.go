@@ -157,7 +157,7 @@ func (n power) start(ctx context.Context) error {
 	switch {
 	case err != nil:
 		return fmt.Errorf("look up VM %d: %w", n.Plan.VMID, err)
-	case vm.UUID() != n.Plan.UUID || n.Plan.Strategy != cluster.PutBack && vm.MadeBy() != n.Run:
+	case vm.UUID() != n.Plan.UUID || n.Plan.Strategy.From() != cluster.Halfway && vm.MadeBy() != n.Run:
 		return fault.VMChanged.Refusedf("%s is not the one that run %s created", vm, n.Run)
 	case vm.Running:
 		return fault.VMChanged.Refusedf("%s is on, but its emulator says %q", vm, vm.QMP)

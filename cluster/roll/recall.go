@@ -122,7 +122,7 @@ func (n recall) proveReplace(ctx context.Context, mem parking.Memory, rec parkin
 		_, err := r.System.Marked()
 		return err
 	}
-	if n.Plan.Strategy == cluster.Recreate {
+	if n.Plan.Strategy.VM() == cluster.VMAgain {
 		if err := cluster.RequireRemakeable(mem.VM, mem.HostArch); err != nil {
 			return err
 		}
@@ -133,7 +133,7 @@ func (n recall) proveReplace(ctx context.Context, mem parking.Memory, rec parkin
 // provenDisks returns the persistent disks. The plan has refused disks that could not be proven in
 // a new VM, but what is on them may have changed since.
 func (n recall) provenDisks(vm cluster.VM, m cluster.Machine, system cluster.Disk) ([]parking.PersistentDisk, error) {
-	if n.Plan.Strategy == cluster.Recreate {
+	if n.Plan.Strategy.VM() == cluster.VMAgain {
 		problems, err := parking.Unprovable(vm, m, system.Key)
 		if err != nil {
 			return nil, err

@@ -115,7 +115,7 @@ func (n *record) requireAlone(ctx context.Context, vm cluster.VM, others exchang
 // noteStage records how far the system on the new disk may get from here on. A record of an older
 // recast has no stage, and gets none.
 func (n *record) noteStage(ctx context.Context, s parking.Stage) error {
-	if n.Plan.Strategy != cluster.Recreate && n.Plan.Strategy != cluster.Reimage {
+	if !n.Plan.Strategy.Replaces() {
 		return nil
 	}
 	park, err := n.Parking(ctx)

@@ -72,7 +72,7 @@ func (n order) down() step.Step {
 			step.OnlyIf(n.etcd.leaves(), step.Step{ID: "leave-etcd", Code: fault.EtcdUnhealthy, Title: "leave etcd: its data goes with the system disk", Risk: step.Destructive, Skip: n.etcd.left, Do: n.etcd.leave}),
 			step.Step{ID: "stop", Title: fmt.Sprintf("stop VM %d", vm), Risk: step.Disruptive, Skip: n.power.stoppedFor, Do: n.power.stop},
 			step.OnlyIf(s.DeletesVM(), x.Unprotect()),
-			step.OnlyIf(s != cluster.Reconfigure, x.Park()),
+			step.OnlyIf(!s.ParksNothing(), x.Park()),
 			step.OnlyIf(s.DeletesVM(), x.DeleteVM()),
 		),
 	}
@@ -81,13 +81,13 @@ func (n order) down() step.Step {
 // up brings a node up in the VM that it gets, or that it has.
 func (n order) up(system step.Step) step.Step {
 	x, s, vm := n.record.source(), n.Plan.Strategy, n.Plan.VMID
-	rollback, stays := s == cluster.Rollback, s == cluster.Reconfigure
+	rollback, stays := s.System() == cluster.SystemKept, s.Reshapes()
 	return step.Step{
 		ID: "bring-up", Title: "bring " + n.Plan.Node + " up", Risk: step.Disruptive,
 		Steps: step.List(
 			step.OnlyIf(!stays, system), // create-vm, blank-disk or restore-disk
 			step.OnlyIf(n.installs(), step.Step{ID: "renew-disk", Title: "see that it has a system disk", Risk: step.Disruptive, Skip: n.renewal.hasDisk, Do: n.renewal.giveDisk}),
-			step.OnlyIf(!stays && s != cluster.Create, x.Attach()),
+			step.OnlyIf(!s.ParksNothing(), x.Attach()),
 			step.OnlyIf(stays && (n.Plan.Resume || n.Plan.VM.Moves(shape.Off) != ""), x.Migrate(!n.Plan.Resume)),
 			step.OnlyIf(!rollback && !n.Want.Shape.IsEmpty(), x.Reshape()),
 			step.Step{ID: "start", Code: fault.NoBoot, Title: fmt.Sprintf("start VM %d", vm), Skip: n.power.started, Do: n.power.start},

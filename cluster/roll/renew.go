@@ -42,7 +42,7 @@ func (n *renewal) stillOn(ctx context.Context, err error) error {
 // on a disk halts (talos.halt_if_installed). It also requires that the disk holds nothing else: the
 // node still has our mark, or has never joined if it is new, and etcd has no member of it.
 func (n *renewal) cutOff(ctx context.Context, r *exchange.Replace, mem parking.Memory) bool {
-	isNew := n.Plan.Strategy == cluster.Create
+	isNew := n.Plan.Strategy.From() == cluster.Nowhere
 	if !n.Plan.Resume || n.done || n.Plan.Prepared != "" || !n.installs() || isNew && (n.Plan.Bootstraps || n.Plan.Rebuild != "") {
 		return false
 	}

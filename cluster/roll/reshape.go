@@ -14,7 +14,7 @@ func (n reshape) stops() bool { return len(n.Plan.VM.At(shape.Off)) > 0 }
 
 // orBack adds the way back to the error of a node that does not come up with its new VM.
 func (n reshape) orBack(err error) error {
-	if n.Plan.Strategy != cluster.Reconfigure {
+	if !n.Plan.Strategy.Reshapes() {
 		return err
 	}
 	return fault.WithHint(err, "recast undo %s gives VM %d its old settings back; or correct recast.yaml, and recast roll goes on with that", n.Plan.Node, n.Plan.VMID)

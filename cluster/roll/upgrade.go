@@ -285,8 +285,7 @@ func (n *upgrade) pullOnce(ctx context.Context) error {
 // pullSteps make the node fetch the installer while it still serves: a failure shows before
 // anything is taken down, and the fetch needs no turn of its own. None if no installer is needed.
 func (n *upgrade) pullSteps() []step.Step {
-	switch {
-	case n.Plan.Resume, n.Plan.OnlyTidies(), n.Plan.Strategy != cluster.Recreate && n.Plan.Strategy != cluster.Reimage && n.Plan.Strategy != cluster.InPlace:
+	if s := n.Plan.Strategy; n.Plan.Resume || n.Plan.OnlyTidies() || !s.Replaces() && !s.Upgrades() {
 		return nil
 	}
 	return []step.Step{{ID: "pull", Code: fault.NotPullable, Title: "have " + n.Plan.Node + " fetch the installer", Skip: n.hasPulled, Do: n.pull, Yields: true}}

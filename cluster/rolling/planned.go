@@ -18,7 +18,7 @@ func PlannedExchange(n planning.NodePlan) (*exchange.Replace, error) {
 		park := *n.Found.Parking
 		mem, err := park.Record.ReadMemory(park.VM)
 		return exchange.Of(nil, mem, park.Record, park.VM.ID), err
-	case n.Strategy == cluster.Create:
+	case n.Strategy.From() == cluster.Nowhere:
 		mem := parking.Memory{VM: shape.New(n.Wanted, n.VMID, ""), SystemKey: n.Wanted.SystemDisk}
 		return exchange.Of(nil, mem, parking.Record{Node: n.Node, Strategy: n.Strategy}, 0), nil
 	case n.Found.VM == nil:
@@ -29,14 +29,14 @@ func PlannedExchange(n planning.NodePlan) (*exchange.Replace, error) {
 	vm.DropCSI()
 	mem, s := parking.Memory{VM: vm}, n.Strategy
 	switch {
-	case n.System != nil && (s == cluster.Recreate || s == cluster.Reimage):
+	case n.System != nil && s.Replaces():
 		mem.SystemKey = n.System.Key
 	case len(n.VM.At(shape.Off)) > 0: // after whatever else the node gets
 		s = cluster.Reconfigure
 	default:
 		return nil, nil
 	}
-	if s == cluster.Recreate {
+	if s.DeletesVM() {
 		mem.Firewall = n.Found.Ties.Firewall.Sum()
 	}
 	rec, err := parking.Record{Node: n.Node, Strategy: s}.Opened(mem, n.Found.Parking)

@@ -286,7 +286,7 @@ func Leaving(s cluster.Strategy, w cluster.Wanted, f observe.Found) (c Candidate
 	switch there, isNew := rec.SystemOn(*f.VM, mem); {
 	case !there:
 		return Candidate{}, false
-	case s != cluster.PutBack:
+	case s.From() != cluster.Halfway:
 		return c, !isNew && !rec.SystemParked(f.Parking.VM)
 	case !isNew || !rec.BecameNode(mem, f.Node):
 		return Candidate{}, false
@@ -300,7 +300,7 @@ func Leaving(s cluster.Strategy, w cluster.Wanted, f observe.Found) (c Candidate
 // DiskLeaves says whether a strategy takes the node's system disk away, so that what only that has is
 // asked for. A node that is removed keeps its disks, parked, unless it was there only for a roll.
 func DiskLeaves(s cluster.Strategy, w cluster.Wanted) bool {
-	return slices.Contains(cluster.Leavers, s) || s == cluster.Remove && w.Surge
+	return s.SwapsSystem() || s.VM() == cluster.VMGone && w.Surge
 }
 
 // SeenFromProxmox lists what prevents a strategy whatever the machine would say.

@@ -148,7 +148,7 @@ func thrownAway(what string) string {
 // that can't be replicated to such a VM (qemu-server, API2/Qemu.pm, move_disk).
 func (c Candidate) Replicated(s cluster.Strategy) []cluster.Obstacle {
 	jobs := c.Found.Ties.Jobs
-	if len(jobs) == 0 || s == cluster.Reimage && c.SystemErr == nil && leftOut(c, c.System) {
+	if len(jobs) == 0 || !s.DeletesVM() && c.SystemErr == nil && leftOut(c, c.System) {
 		return nil
 	}
 	var ids, remove, again []string

@@ -37,7 +37,7 @@ func Decide(w cluster.Wanted, f observe.Found, o observe.Observation, system clu
 	if len(d.Refused) == 0 {
 		d.Notes = append(d.Notes, slices.Concat(changes(c), c.argsAccepted(d.Strategy))...)
 	}
-	if d.Strategy == cluster.Recreate || d.Strategy == cluster.Reimage {
+	if d.Strategy.Replaces() {
 		d.WillLose = c.Accepted()
 	}
 	return d
@@ -111,7 +111,7 @@ func parkedDisks(disks []cluster.Disk, vm cluster.VMID, s cluster.Strategy, syst
 	for _, d := range disks {
 		switch {
 		case d.CDROM || d.Owner != vm:
-		case s == cluster.Recreate, s == cluster.Reimage && d.Key == system:
+		case s.DeletesVM(), s.Replaces() && d.Key == system:
 			out = append(out, d)
 		}
 	}
@@ -133,12 +133,12 @@ func unreadText(f observe.Found) string {
 // cluster with n etcd members, including itself, and what to warn of. With three or more, only the health of
 // the others counts; the gate checks that.
 func EtcdRules(n int, dataOnSystemDisk, typeInit bool, s cluster.Strategy, acceptOutage bool) (refused, warn []string) {
-	replaced := !s.KeepsVM() && s != cluster.PutBack // those keep the data, or restore it
+	replaced := !s.KeepsVM() && s.From() != cluster.Halfway // those keep the data, or restore it
 	if refused := AgainstInit(replaced && dataOnSystemDisk, typeInit); len(refused) > 0 {
 		return refused, nil
 	}
 	switch {
-	case n >= 3, n == 2 && s == cluster.Remove: // once it has left, the other one is enough
+	case n >= 3, n == 2 && s.VM() == cluster.VMGone: // once it has left, the other one is enough
 	case n < 1:
 		refused = append(refused, "how many control planes there are can't be determined: no Node has the label node-role.kubernetes.io/control-plane")
 	case n == 2 && !acceptOutage:

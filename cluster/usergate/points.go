@@ -26,7 +26,7 @@ type Points struct {
 // node.
 func (n Points) After() []step.Step {
 	after := n.afterwards()
-	if len(after) == 0 || n.Plan.Strategy == cluster.PutBack || n.StaysIn() {
+	if len(after) == 0 || n.Plan.Strategy.From() == cluster.Halfway || n.StaysIn() {
 		return nil
 	}
 	return []step.Step{{ID: "ask-gates-again", Code: fault.GateClosed, Title: "ask the gates with " + n.Plan.Node + " back", Yields: true, Do: n.awaitAfter}}
@@ -36,7 +36,7 @@ func (n Points) After() []step.Step {
 // If the node is already out, the gates can't be expected to hold.
 func (n Points) Before() []step.Step {
 	switch {
-	case len(n.Gates) == 0 || n.Plan.Resume || n.Plan.Strategy == cluster.ConfigureBlank || n.Plan.Strategy == cluster.PutBack || n.Plan.OnlyTidies():
+	case len(n.Gates) == 0 || n.Plan.Resume || n.Plan.OnlyTidies():
 		return nil
 	}
 	return []step.Step{{ID: "ask-gates", Code: fault.GateClosed, Title: "ask the gates before " + n.Plan.Node + " goes", Yields: true, Do: n.awaitBefore}}

@@ -56,10 +56,9 @@ func drawAssessment(p *page, c checkup.Check, nodes []doctor.Assessment) {
 			continue
 		}
 		var names []string
-		all := []cluster.Strategy{cluster.Recreate, cluster.Reimage, cluster.InPlace}
-		for i, s := range all {
+		for i, s := range cluster.Strategies {
 			names = append(names, string(s))
-			if i+1 < len(all) && slices.Equal(a.Against[s], a.Against[all[i+1]]) {
+			if i+1 < len(cluster.Strategies) && slices.Equal(a.Against[s], a.Against[cluster.Strategies[i+1]]) {
 				continue
 			}
 			text := "possible"

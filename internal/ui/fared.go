@@ -1,7 +1,6 @@
 package ui
 
 import (
-	"slices"
 	"strings"
 	"time"
 
@@ -82,9 +81,9 @@ func (t *tracker) see(e step.Event) {
 		n.Hooks = "before"
 	case below[0] == "run-hooks-again" && e.Status == step.Failed:
 		n.Hooks = "after"
-	case below[len(below)-1] == "keep" && !slices.Contains([]string{string(cluster.Create), string(cluster.Reconfigure)}, n.Strategy) && (e.Status == step.Done || e.Status == step.Skipped):
+	case below[len(below)-1] == "keep" && !cluster.Strategy(n.Strategy).ParksNothing() && (e.Status == step.Done || e.Status == step.Skipped):
 		n.Kept = e.Text
-	case below[len(below)-1] == "free-disk" && n.Strategy == string(cluster.Remove) && (e.Status == step.Done || e.Status == step.Skipped):
+	case below[len(below)-1] == "free-disk" && cluster.Strategy(n.Strategy).VM() == cluster.VMGone && (e.Status == step.Done || e.Status == step.Skipped):
 		n.Kept = e.Text
 	}
 }

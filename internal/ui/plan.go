@@ -170,7 +170,7 @@ func vmOf(n planning.NodePlan) string {
 // awayOf says how long a node is expected to be down, and the source of the estimate.
 func awayOf(n planning.NodePlan) string {
 	about := "away for about " + minutes(outage(n))
-	if n.Strategy == cluster.Create {
+	if n.Strategy.From() == cluster.Nowhere {
 		about = "takes about " + minutes(outage(n))
 	}
 	switch {

@@ -60,7 +60,7 @@ func factsOf(n planning.NodePlan) []fact {
 		}
 	}
 	for _, r := range n.Drift.Reasons {
-		if n.Strategy == cluster.Create {
+		if n.Strategy.From() == cluster.Nowhere {
 			break // the same as why
 		}
 		if r.Code == kubernetesVersion || n.Strategy == "" && n.Paused == "" && len(n.Refused) == 0 {
@@ -97,10 +97,10 @@ func unreadOf(n planning.NodePlan) []string {
 func diskFacts(n planning.NodePlan) []fact {
 	var out []fact
 	carried := factCarried
-	switch n.Strategy {
-	case cluster.PutBack:
+	switch {
+	case n.Strategy.From() == cluster.Halfway:
 		carried = factBack
-	case cluster.Remove:
+	case n.Strategy.VM() == cluster.VMGone:
 		carried = factParked
 		if n.Phase == planning.SurgeEnd {
 			carried = factFrees
@@ -109,7 +109,7 @@ func diskFacts(n planning.NodePlan) []fact {
 	for _, d := range n.Carried {
 		out = append(out, fact{carried, drawDisk(d)})
 	}
-	if what := fateOfSystem(n.Strategy); n.System != nil && what != "" {
+	if what := n.Strategy.Words().System; n.System != nil && what != "" {
 		if n.System.NewSize != "" {
 			what += fmt.Sprintf(" (%s → %s)", n.System.Size, n.System.NewSize)
 		}
@@ -149,19 +149,6 @@ func (p *page) facts(indent string, facts []fact) {
 		}
 		p.wrapped(indent+p.paint(f.colour(), f.label+":")+" ", indent+"  ", text)
 	}
-}
-
-// fateOfSystem says what happens to the current system disk; "" if it stays.
-func fateOfSystem(s cluster.Strategy) string {
-	switch s {
-	case cluster.Recreate, cluster.Reimage:
-		return "parked and replaced by a blank one"
-	case cluster.Rollback:
-		return "parked; the node's previous one comes back"
-	case cluster.PutBack:
-		return "comes back; the new one is parked"
-	}
-	return ""
 }
 
 func drawDisk(d planning.DiskPlan) string {

@@ -68,19 +68,11 @@ func WriteReport(w io.Writer, format string, rep pipeline.Report, fared Fared) e
 	})
 }
 
-// done says what was done to a node, by strategy.
-var done = map[cluster.Strategy]string{
-	cluster.Recreate: "recreated", cluster.Reimage: "reimaged", cluster.InPlace: "upgraded in place",
-	cluster.Rollback: "rolled back", cluster.PutBack: "got its old system disk back",
-	cluster.Configure: "got its configuration", cluster.ConfigureBlank: "got its configuration back",
-	cluster.Reconfigure: "got its VM's new settings", cluster.Create: "was made", cluster.Remove: "was removed",
-}
-
 func drawFared(p *page, n NodeFared, plan planning.Plan) {
 	parts := []string{fate(p, n, plan)}
 	if n.AwaySeconds > 0 {
 		lead := "away for "
-		if n.Strategy == string(cluster.Create) {
+		if cluster.Strategy(n.Strategy).From() == cluster.Nowhere {
 			lead = "in "
 		}
 		parts = append(parts, lead+(time.Duration(n.AwaySeconds)*time.Second).String()+expected(n, plan))
@@ -128,16 +120,16 @@ func fate(p *page, n NodeFared, plan planning.Plan) string {
 }
 
 func achieved(n NodeFared, plan planning.Plan) string {
-	text := cmp.Or(done[cluster.Strategy(n.Strategy)], n.Strategy)
+	text := cluster.Strategy(n.Strategy).Words().Done
 	i := slices.IndexFunc(plan.Work(), func(w planning.NodePlan) bool { return w.Node == n.Node })
 	if i < 0 || n.Phase == string(planning.Unfinished) {
 		return text
 	}
-	switch w := plan.Work()[i]; w.Strategy {
-	case cluster.Recreate, cluster.Reimage:
+	switch w := plan.Work()[i]; {
+	case w.Strategy.Replaces():
 		disks := map[bool]string{true: "disk", false: "disks"}[len(w.Carried) == 1]
 		return fmt.Sprintf("%s as build %s, %d %s carried over", text, words.Short(w.Drift.Build), len(w.Carried), disks)
-	case cluster.InPlace:
+	case w.Strategy.Upgrades():
 		return fmt.Sprintf("%s to build %s", text, words.Short(w.Drift.Build))
 	}
 	return text

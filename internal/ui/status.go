@@ -216,7 +216,7 @@ func advise(p *page, next []pipeline.Advice) {
 // image is a short name of the target build.
 func image(s cluster.Strategy, talos, build string) string {
 	what := "build "
-	if s == cluster.Rollback {
+	if s.System() == cluster.SystemKept {
 		what = "lock "
 	}
 	if talos != "" {

@@ -45,7 +45,7 @@ func strategiesOf(nodes []doctor.Assessment) []toRecreate {
 		case row.lift != "" || len(a.ToRecreate) > 0:
 		case row.strategy == "refused":
 			row.lift = cmp.Or(slices.Concat(a.Refused, against, []string{"see above"})...)
-		case a.Strategy == cluster.Recreate || a.Strategy == cluster.Create:
+		case a.Strategy.MakesVM():
 			row.lift = "–"
 		case len(against) > 0: // recast.yaml asks for another way, and there are obstacles besides
 			row.lift = "in recast.yaml strategy: auto; and " + against[0]

@@ -45,10 +45,10 @@ func (d *checkup) unreadNode(a doctor.Assessment, err error) {
 
 func (d *checkup) node(a doctor.Assessment) {
 	switch {
-	case a.Strategy == cluster.Create && len(a.Refused) > 0:
+	case a.Strategy.From() == cluster.Nowhere && len(a.Refused) > 0:
 		d.refuse(GroupNodes, a.Node, "", "%s", strings.Join(a.Refused, "; "))
 		return
-	case a.Strategy == cluster.Create:
+	case a.Strategy.From() == cluster.Nowhere:
 		d.ok(GroupNodes, a.Node, "a new VM on %s: %s", a.Host, a.Why)
 		return
 	case a.VMID == 0:
@@ -74,8 +74,8 @@ func (d *checkup) node(a doctor.Assessment) {
 // against lists what rules out which strategy, for a node that could not be read.
 func against(a doctor.Assessment) string {
 	var out strings.Builder
-	for _, s := range []cluster.Strategy{cluster.Recreate, cluster.Reimage} {
-		if len(a.Against[s]) > 0 {
+	for _, s := range cluster.Strategies {
+		if s.Replaces() && len(a.Against[s]) > 0 {
 			fmt.Fprintf(&out, "; against %s: %s", s, strings.Join(a.Against[s], "; "))
 		}
 	}

@@ -1,0 +1,197 @@
+package cluster
+
+import (
+	"cmp"
+	"time"
+)
+
+// Strategy is how a node is brought to its wanted state: a row of the table below.
+type Strategy string
+
+// The strategies. A user asks for Auto, Recreate, Reimage or InPlace; recast chooses the others.
+const (
+	Auto     Strategy = "auto" // the first of Strategies that is possible
+	Recreate Strategy = "recreate"
+	Reimage  Strategy = "reimage"
+	InPlace  Strategy = "in-place"
+
+	Rollback Strategy = "rollback" // a finished node gets a kept system disk
+	PutBack  Strategy = "put-back" // an unfinished replacement is cancelled
+
+	Configure      Strategy = "configure"       // the image is right, the machine configuration is not
+	ConfigureBlank Strategy = "configure-blank" // a machine that was reset
+	Reconfigure    Strategy = "reconfigure"     // the system is right, the VM around it is not
+
+	Create Strategy = "create"
+	Remove Strategy = "remove"
+)
+
+// Strategies are what a user can ask for, in the order in which Auto tries them.
+var Strategies = []Strategy{Recreate, Reimage, InPlace}
+
+// From is how a strategy finds the node.
+type From int
+
+// The ways to find a node.
+const (
+	Nowhere From = iota + 1 // there is no VM
+	Serving                 // as a node of the cluster, or meant to be one
+	Blank                   // in maintenance mode: someone has reset it
+	Halfway                 // in the middle of a replacement
+)
+
+// VMFate is what becomes of the node's VM.
+type VMFate int
+
+// The fates of a VM.
+const (
+	VMMade      VMFate = iota + 1 // it is new
+	VMAgain                       // it is deleted and made again
+	VMOff                         // it is stopped for a while, and kept
+	VMUntouched                   // it is neither stopped nor deleted; the machine in it may reboot
+	VMAsBefore                    // it gets the disks and settings that it had
+	VMGone                        // it is deleted
+)
+
+// SystemFate is what the node's system disk is afterwards.
+type SystemFate int
+
+// The fates of a system disk.
+const (
+	SystemNew    SystemFate = iota + 1 // another one, without data
+	SystemStays                        // the same one
+	SystemKept                         // an earlier one, that was kept
+	SystemOld                          // the one of before the replacement that is cancelled
+	SystemParked                       // it is on the parking VM
+)
+
+// What git says of a node, and a strategy brings to it.
+const (
+	bringsImage  = 1 << iota // of Talos
+	bringsConfig             // the machine configuration
+	bringsShape              // the VM's settings
+)
+
+// row is what a strategy does to a node, in which time and words.
+type row struct {
+	from   From
+	vm     VMFate
+	system SystemFate
+	brings int
+	outage time.Duration // of a node without a history, see Outage
+	words  Words
+}
+
+// Words are those of one strategy.
+type Words struct {
+	OnIt   string // "recreate it"
+	Done   string // "recreated", of the node
+	System string // what becomes of its system disk; "": it stays
+	Cancel string // what cancelling it does
+	Resume string // what finishing it does, where the node's mark tells of it
+	First  string // why one node goes first, if nothing else does: "none runs the new build yet"
+}
+
+// rows is the table of strategies. Whatever a node's strategy decides is a question of its row.
+var rows = map[Strategy]row{
+	Auto: {from: Serving}, // for which none was possible
+	Create: {Nowhere, VMMade, SystemNew, bringsImage | bringsConfig | bringsShape, 4 * time.Minute, Words{
+		Done: "was made", Cancel: "says how to give it up",
+	}},
+	Recreate: {Serving, VMAgain, SystemNew, bringsImage | bringsConfig | bringsShape, 4 * time.Minute, Words{
+		Done: "recreated", System: "parked and replaced by a blank one",
+	}},
+	Reimage: {Serving, VMOff, SystemNew, bringsImage | bringsConfig | bringsShape, 4 * time.Minute, Words{
+		Done: "reimaged", System: "parked and replaced by a blank one",
+	}},
+	InPlace: {Serving, VMUntouched, SystemStays, bringsImage | bringsShape, 2 * time.Minute, Words{
+		Done: "upgraded in place", Resume: "finishes the upgrade",
+	}},
+	Configure: {Serving, VMUntouched, SystemStays, bringsConfig | bringsShape, 2 * time.Minute, Words{
+		Done: "got its configuration", Resume: "gives it its configuration", First: "none runs the new configuration yet",
+	}},
+	ConfigureBlank: {Blank, VMUntouched, SystemStays, bringsConfig, time.Minute, Words{
+		Done: "got its configuration back",
+	}},
+	Reconfigure: {Serving, VMOff, SystemStays, bringsShape, 2 * time.Minute, Words{
+		Done: "got its VM's new settings", Cancel: "cancels it: gives the old settings back", First: "none has its new VM yet",
+	}},
+	Rollback: {Serving, VMOff, SystemKept, 0, 3 * time.Minute, Words{
+		OnIt: "roll it back", Done: "rolled back", System: "parked; the node's previous one comes back",
+	}},
+	PutBack: {Halfway, VMAsBefore, SystemOld, 0, 3 * time.Minute, Words{
+		Done: "got its old system disk back", System: "comes back; the new one is parked",
+	}},
+	Remove: {Serving, VMGone, SystemParked, 0, 2 * time.Minute, Words{
+		Done: "was removed", Cancel: "cancels it: gives the node its disks and its VM back",
+	}},
+}
+
+// From is how the strategy finds the node.
+func (s Strategy) From() From { return rows[s].from }
+
+// VM is what becomes of the node's VM.
+func (s Strategy) VM() VMFate { return rows[s].vm }
+
+// System is what the node's system disk is afterwards.
+func (s Strategy) System() SystemFate { return rows[s].system }
+
+// Brings says whether the strategy brings anything of what git says to the node.
+func (s Strategy) Brings() bool { return rows[s].brings != 0 }
+
+// BringsImage, BringsConfig and BringsShape say what the strategy brings to the node, where it differs.
+func (s Strategy) BringsImage() bool { return rows[s].brings&bringsImage != 0 }
+
+// BringsConfig is of the machine configuration: see BringsImage.
+func (s Strategy) BringsConfig() bool { return rows[s].brings&bringsConfig != 0 }
+
+// BringsShape is of the VM's settings: see BringsImage.
+func (s Strategy) BringsShape() bool { return rows[s].brings&bringsShape != 0 }
+
+// Outage is how long a node is expected to be out: shutdown, parking and the 146 s
+// from power on to ready that a recreated node took under software emulation (Talos v1.14.1 in
+// QEMU), so an upper bound for the boot. An in-place upgrade saves the installation and one boot.
+func (s Strategy) Outage() time.Duration { return rows[s].outage }
+
+// Words of the strategy.
+func (s Strategy) Words() Words {
+	w := rows[s].words
+	w.OnIt = cmp.Or(w.OnIt, string(s)+" it")
+	w.Done = cmp.Or(w.Done, string(s))
+	w.Cancel = cmp.Or(w.Cancel, "cancels it: puts the old system disk back")
+	w.Resume = cmp.Or(w.Resume, "cleans that up")
+	return w
+}
+
+// KeepsVM says whether the strategy takes a node out and leaves its VM and disks as they are.
+func (s Strategy) KeepsVM() bool { return s.From() == Serving && s.VM() == VMUntouched }
+
+// KeepsImage says whether a node that serves gets something, but no image.
+func (s Strategy) KeepsImage() bool { return s.From() == Serving && s.Brings() && !s.BringsImage() }
+
+// DeletesVM says whether the strategy deletes the node's VM, once all its disks are parked.
+func (s Strategy) DeletesVM() bool { return s.VM() == VMAgain || s.VM() == VMGone }
+
+// MakesVM says whether the strategy creates the node's VM.
+func (s Strategy) MakesVM() bool { return s.VM() == VMMade || s.VM() == VMAgain }
+
+// Upgrades says whether the strategy installs another image beside the one that runs.
+func (s Strategy) Upgrades() bool { return s.System() == SystemStays && s.BringsImage() }
+
+// Replaces says whether the strategy gives a node that serves another system disk, without data.
+func (s Strategy) Replaces() bool { return s.From() == Serving && s.System() == SystemNew }
+
+// ParksNothing says whether the strategy moves no disk to the parking VM.
+func (s Strategy) ParksNothing() bool { return s.From() == Nowhere || s.Reshapes() }
+
+// Reshapes says whether the strategy stops the VM for its shape alone.
+func (s Strategy) Reshapes() bool { return s.VM() == VMOff && s.System() == SystemStays }
+
+// SwapsSystem says whether the strategy takes the system disk out of the VM and gives the node another
+// one. All that do check in the same way what only that disk has.
+func (s Strategy) SwapsSystem() bool {
+	return s.Replaces() || s.System() == SystemKept || s.System() == SystemOld
+}
+
+// SwapsInVM says whether the VM that gets another system disk stays the same one.
+func (s Strategy) SwapsInVM() bool { return s.VM() == VMOff && s.System() != SystemStays }

@@ -1,0 +1,62 @@
+package cluster_test
+
+import (
+	"maps"
+	"slices"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/recast-sh/recast/cluster"
+)
+
+// TestStrategies says of each question which strategies answer yes.
+func TestStrategies(t *testing.T) {
+	t.Parallel()
+	all := []cluster.Strategy{
+		"", cluster.Auto, cluster.Create, cluster.Recreate, cluster.Reimage, cluster.InPlace, cluster.Configure, cluster.ConfigureBlank, cluster.Reconfigure,
+		cluster.Rollback, cluster.PutBack, cluster.Remove,
+	}
+	type strategies []cluster.Strategy
+	questions := map[string]struct {
+		asks func(cluster.Strategy) bool
+		yes  strategies
+	}{
+		"KeepsVM":      {cluster.Strategy.KeepsVM, strategies{cluster.InPlace, cluster.Configure}},
+		"DeletesVM":    {cluster.Strategy.DeletesVM, strategies{cluster.Recreate, cluster.Remove}},
+		"MakesVM":      {cluster.Strategy.MakesVM, strategies{cluster.Create, cluster.Recreate}},
+		"Upgrades":     {cluster.Strategy.Upgrades, strategies{cluster.InPlace}},
+		"Replaces":     {cluster.Strategy.Replaces, strategies{cluster.Recreate, cluster.Reimage}},
+		"Reshapes":     {cluster.Strategy.Reshapes, strategies{cluster.Reconfigure}},
+		"ParksNothing": {cluster.Strategy.ParksNothing, strategies{cluster.Create, cluster.Reconfigure}},
+		"SwapsSystem":  {cluster.Strategy.SwapsSystem, strategies{cluster.Recreate, cluster.Reimage, cluster.Rollback, cluster.PutBack}},
+		"SwapsInVM":    {cluster.Strategy.SwapsInVM, strategies{cluster.Reimage, cluster.Rollback}},
+		"KeepsImage":   {cluster.Strategy.KeepsImage, strategies{cluster.Configure, cluster.Reconfigure}},
+		"BringsImage":  {cluster.Strategy.BringsImage, strategies{cluster.Create, cluster.Recreate, cluster.Reimage, cluster.InPlace}},
+		"BringsConfig": {cluster.Strategy.BringsConfig, strategies{cluster.Create, cluster.Recreate, cluster.Reimage, cluster.Configure, cluster.ConfigureBlank}},
+		"BringsShape":  {cluster.Strategy.BringsShape, strategies{cluster.Create, cluster.Recreate, cluster.Reimage, cluster.InPlace, cluster.Configure, cluster.Reconfigure}},
+		"from nowhere": {func(s cluster.Strategy) bool { return s.From() == cluster.Nowhere }, strategies{cluster.Create}},
+		"from blank":   {func(s cluster.Strategy) bool { return s.From() == cluster.Blank }, strategies{cluster.ConfigureBlank}},
+		"from halfway": {func(s cluster.Strategy) bool { return s.From() == cluster.Halfway }, strategies{cluster.PutBack}},
+		"VM untouched": {func(s cluster.Strategy) bool { return s.VM() == cluster.VMUntouched }, strategies{cluster.InPlace, cluster.Configure, cluster.ConfigureBlank}},
+		"new system":   {func(s cluster.Strategy) bool { return s.System() == cluster.SystemNew }, strategies{cluster.Create, cluster.Recreate, cluster.Reimage}},
+		"kept system":  {func(s cluster.Strategy) bool { return s.System() == cluster.SystemKept }, strategies{cluster.Rollback}},
+	}
+	for _, name := range slices.Sorted(maps.Keys(questions)) {
+		q := questions[name]
+		var yes strategies
+		for _, s := range all {
+			if q.asks(s) {
+				yes = append(yes, s)
+			}
+		}
+		if diff := cmp.Diff(q.yes, yes); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", name, diff)
+		}
+	}
+	for _, s := range all[2:] {
+		if s.Outage() == 0 || s.Words().OnIt == "" || s.Words().Done == string(s) {
+			t.Errorf("%s has no outage or words", s)
+		}
+	}
+}
