@@ -18,9 +18,9 @@ const (
 	Rollback Strategy = "rollback" // a finished node gets a kept system disk
 	PutBack  Strategy = "put-back" // an unfinished replacement is cancelled
 
-	Configure      Strategy = "configure"       // the image is right, the machine configuration is not
-	ConfigureBlank Strategy = "configure-blank" // a machine that was reset
-	Reconfigure    Strategy = "reconfigure"     // the system is right, the VM around it is not
+	ApplyConfig  Strategy = "apply-config"  // the image is right, the machine configuration is not
+	InstallReset Strategy = "install-reset" // a machine that was reset
+	Reshape      Strategy = "reshape"       // the system is right, the VM around it is not
 
 	Create Strategy = "create"
 	Remove Strategy = "remove"
@@ -107,13 +107,13 @@ var rows = map[Strategy]row{
 	InPlace: {Serving, VMUntouched, SystemStays, bringsImage | bringsShape, 2 * time.Minute, Words{
 		Done: "upgraded in place", Resume: "finishes the upgrade",
 	}},
-	Configure: {Serving, VMUntouched, SystemStays, bringsConfig | bringsShape, 2 * time.Minute, Words{
+	ApplyConfig: {Serving, VMUntouched, SystemStays, bringsConfig | bringsShape, 2 * time.Minute, Words{
 		Done: "got its configuration", Resume: "gives it its configuration", First: "none runs the new configuration yet",
 	}},
-	ConfigureBlank: {Blank, VMUntouched, SystemStays, bringsConfig, time.Minute, Words{
+	InstallReset: {Blank, VMUntouched, SystemStays, bringsConfig, time.Minute, Words{
 		Done: "got its configuration back",
 	}},
-	Reconfigure: {Serving, VMOff, SystemStays, bringsShape, 2 * time.Minute, Words{
+	Reshape: {Serving, VMOff, SystemStays, bringsShape, 2 * time.Minute, Words{
 		Done: "got its VM's new settings", Cancel: "cancels it: gives the old settings back", First: "none has its new VM yet",
 	}},
 	Rollback: {Serving, VMOff, SystemKept, 0, 3 * time.Minute, Words{

@@ -14,7 +14,7 @@ import (
 func TestStrategies(t *testing.T) {
 	t.Parallel()
 	all := []cluster.Strategy{
-		"", cluster.Auto, cluster.Create, cluster.Recreate, cluster.Reimage, cluster.InPlace, cluster.Configure, cluster.ConfigureBlank, cluster.Reconfigure,
+		"", cluster.Auto, cluster.Create, cluster.Recreate, cluster.Reimage, cluster.InPlace, cluster.ApplyConfig, cluster.InstallReset, cluster.Reshape,
 		cluster.Rollback, cluster.PutBack, cluster.Remove,
 	}
 	type strategies []cluster.Strategy
@@ -22,23 +22,23 @@ func TestStrategies(t *testing.T) {
 		asks func(cluster.Strategy) bool
 		yes  strategies
 	}{
-		"KeepsVM":      {cluster.Strategy.KeepsVM, strategies{cluster.InPlace, cluster.Configure}},
+		"KeepsVM":      {cluster.Strategy.KeepsVM, strategies{cluster.InPlace, cluster.ApplyConfig}},
 		"DeletesVM":    {cluster.Strategy.DeletesVM, strategies{cluster.Recreate, cluster.Remove}},
 		"MakesVM":      {cluster.Strategy.MakesVM, strategies{cluster.Create, cluster.Recreate}},
 		"Upgrades":     {cluster.Strategy.Upgrades, strategies{cluster.InPlace}},
 		"Replaces":     {cluster.Strategy.Replaces, strategies{cluster.Recreate, cluster.Reimage}},
-		"Reshapes":     {cluster.Strategy.Reshapes, strategies{cluster.Reconfigure}},
-		"ParksNothing": {cluster.Strategy.ParksNothing, strategies{cluster.Create, cluster.Reconfigure}},
+		"Reshapes":     {cluster.Strategy.Reshapes, strategies{cluster.Reshape}},
+		"ParksNothing": {cluster.Strategy.ParksNothing, strategies{cluster.Create, cluster.Reshape}},
 		"SwapsSystem":  {cluster.Strategy.SwapsSystem, strategies{cluster.Recreate, cluster.Reimage, cluster.Rollback, cluster.PutBack}},
 		"SwapsInVM":    {cluster.Strategy.SwapsInVM, strategies{cluster.Reimage, cluster.Rollback}},
-		"KeepsImage":   {cluster.Strategy.KeepsImage, strategies{cluster.Configure, cluster.Reconfigure}},
+		"KeepsImage":   {cluster.Strategy.KeepsImage, strategies{cluster.ApplyConfig, cluster.Reshape}},
 		"BringsImage":  {cluster.Strategy.BringsImage, strategies{cluster.Create, cluster.Recreate, cluster.Reimage, cluster.InPlace}},
-		"BringsConfig": {cluster.Strategy.BringsConfig, strategies{cluster.Create, cluster.Recreate, cluster.Reimage, cluster.Configure, cluster.ConfigureBlank}},
-		"BringsShape":  {cluster.Strategy.BringsShape, strategies{cluster.Create, cluster.Recreate, cluster.Reimage, cluster.InPlace, cluster.Configure, cluster.Reconfigure}},
+		"BringsConfig": {cluster.Strategy.BringsConfig, strategies{cluster.Create, cluster.Recreate, cluster.Reimage, cluster.ApplyConfig, cluster.InstallReset}},
+		"BringsShape":  {cluster.Strategy.BringsShape, strategies{cluster.Create, cluster.Recreate, cluster.Reimage, cluster.InPlace, cluster.ApplyConfig, cluster.Reshape}},
 		"from nowhere": {func(s cluster.Strategy) bool { return s.From() == cluster.Nowhere }, strategies{cluster.Create}},
-		"from blank":   {func(s cluster.Strategy) bool { return s.From() == cluster.Blank }, strategies{cluster.ConfigureBlank}},
+		"from blank":   {func(s cluster.Strategy) bool { return s.From() == cluster.Blank }, strategies{cluster.InstallReset}},
 		"from halfway": {func(s cluster.Strategy) bool { return s.From() == cluster.Halfway }, strategies{cluster.PutBack}},
-		"VM untouched": {func(s cluster.Strategy) bool { return s.VM() == cluster.VMUntouched }, strategies{cluster.InPlace, cluster.Configure, cluster.ConfigureBlank}},
+		"VM untouched": {func(s cluster.Strategy) bool { return s.VM() == cluster.VMUntouched }, strategies{cluster.InPlace, cluster.ApplyConfig, cluster.InstallReset}},
 		"new system":   {func(s cluster.Strategy) bool { return s.System() == cluster.SystemNew }, strategies{cluster.Create, cluster.Recreate, cluster.Reimage}},
 		"kept system":  {func(s cluster.Strategy) bool { return s.System() == cluster.SystemKept }, strategies{cluster.Rollback}},
 	}

@@ -118,7 +118,7 @@ func TestContinuedRun(t *testing.T) {
 func TestTheRunsOwnPlan(t *testing.T) {
 	t.Parallel()
 	p := projectOf(t)
-	reset := planning.Plan{Nodes: []planning.NodePlan{{Node: "wk1", Strategy: cluster.ConfigureBlank}}}
+	reset := planning.Plan{Nodes: []planning.NodePlan{{Node: "wk1", Strategy: cluster.InstallReset}}}
 	own := planning.Plan{Nodes: []planning.NodePlan{{Node: "wk2", Strategy: cluster.Recreate}, {Node: "wk3", Strategy: cluster.Recreate}}}
 	back := planning.Plan{Run: "r", Nodes: []planning.NodePlan{{Node: "wk3", Strategy: cluster.PutBack}}}
 	session := func(plan planning.Plan, fates map[string]step.Status, outcome string) {

@@ -245,7 +245,7 @@ func TestAdvise(t *testing.T) {
 		"given up":        {half{GivenUp: true}, []string{"recast roll: continues to put the old system disk back"}},
 		"create":          {half{Strategy: cluster.Create, BuildLocked: true, MachineConfig: true}, []string{"recast roll: finishes it", "recast undo wk1: says how to give it up"}},
 		"create, no lock": {half{Strategy: cluster.Create, MachineConfig: true}, []string{"recast plan: says what is missing to finish it", "recast undo wk1: says how to give it up"}},
-		"reconfigure":     {half{Strategy: cluster.Reconfigure}, []string{"recast roll: finishes it", "recast undo wk1: cancels it: gives the old settings back"}},
+		"reshape":         {half{Strategy: cluster.Reshape}, []string{"recast roll: finishes it", "recast undo wk1: cancels it: gives the old settings back"}},
 		"remove":          {half{Strategy: cluster.Remove}, []string{"recast roll: finishes it", "recast undo wk1: cancels it: gives the node its disks and its VM back"}},
 		"rollback":        {half{Strategy: cluster.Rollback}, []string{"recast roll: finishes the rollback"}},
 		"stranger":        {half{VMState: VMStranger}, []string{"qm config 9031: shows which VM has the number; recast does not touch it, and continues when the number is free"}},

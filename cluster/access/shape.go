@@ -45,7 +45,7 @@ func (n *Needs) shape(p planning.NodePlan) {
 		return
 	}
 	if len(p.VM.At(shape.Off)) > 0 && (p.Strategy.KeepsVM() || p.Strategy.Reshapes()) {
-		n.Node(cluster.Reconfigure, p.Wanted, p.Found, nil)
+		n.Node(cluster.Reshape, p.Wanted, p.Found, nil)
 	}
 	pool := ""
 	if vm.Pool != "" {

@@ -291,13 +291,13 @@ func migrates(g *guarded, ctx context.Context) error { return g.r.Reshaping.migr
 // moving has disks that all hosts see.
 func moving(g *guarded) {
 	here(g)
-	g.SharedDisks, g.r.Strategy, g.r.Disks = true, cluster.Reconfigure, nil
+	g.SharedDisks, g.r.Strategy, g.r.Disks = true, cluster.Reshape, nil
 }
 
 // shaped wants more memory and a larger disk for the VM.
 func shaped(g *guarded) {
 	here(g)
-	g.r.Strategy = cluster.Reconfigure
+	g.r.Strategy = cluster.Reshape
 	g.Set(101, kv{"memory": "4096", "scsi0": "fast:vm-101-disk-0,size=10G", "scsi1": "fast:vm-101-disk-1,serial=data,size=10G"})
 	g.r.Shape = cluster.Shape{Settings: kv{"memory": "8192"}, Disks: []cluster.ShapeDisk{{Key: "scsi1", SizeGiB: 20}}}
 }

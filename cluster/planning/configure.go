@@ -12,12 +12,12 @@ import (
 	"github.com/recast-sh/recast/cluster/strategy"
 )
 
-// planConfigure gives a node another machine configuration and nothing else. What needs no reboot is
+// planApplyConfig gives a node another machine configuration and nothing else. What needs no reboot is
 // tried first: Talos takes it back by itself if the node is not healthy with it.
-func planConfigure(n *NodePlan, o observe.Observation, p Policy) {
-	n.Strategy, n.EtcdKept, n.Why = cluster.Configure, true, "configure: only its machine configuration differs"
+func planApplyConfig(n *NodePlan, o observe.Observation, p Policy) {
+	n.Strategy, n.EtcdKept, n.Why = cluster.ApplyConfig, true, "apply-config: only its machine configuration differs"
 	if n.Drift.IsImage() {
-		n.Why = "configure: --what config leaves its image as it is"
+		n.Why = "apply-config: --what config leaves its image as it is"
 	}
 	if file := n.Found.File; len(file.Reboot) == 0 {
 		n.Why += "; it needs no reboot"
@@ -27,7 +27,7 @@ func planConfigure(n *NodePlan, o observe.Observation, p Policy) {
 		n.Refused = append(n.Refused, cluster.Texts(c.Doubled())...)
 	}
 	if n.Role == cluster.ControlPlane {
-		refused, warn := strategy.EtcdRules(len(o.ControlPlanes()), false, false, cluster.Configure, p.AcceptOutage)
+		refused, warn := strategy.EtcdRules(len(o.ControlPlanes()), false, false, cluster.ApplyConfig, p.AcceptOutage)
 		n.Refused, n.Notes = append(n.Refused, refused...), append(n.Notes, warn...)
 	}
 }

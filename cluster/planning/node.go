@@ -100,7 +100,7 @@ func (n *NodePlan) PutBack(because string) {
 func planReboot(n *NodePlan, o observe.Observation) bool {
 	mark := n.Found.Node.Mark
 	if mark.Strategy.KeepsImage() {
-		n.Resume, n.Run, n.Strategy, n.EtcdKept = true, mark.Run, cluster.Configure, true
+		n.Resume, n.Run, n.Strategy, n.EtcdKept = true, mark.Run, cluster.ApplyConfig, true
 		n.Why = fmt.Sprintf("run %s rebooted it for its configuration and did not finish: it is waited for, then everything is checked again", mark.Run)
 		if n.Found.Node.ControlPlane {
 			n.Role = cluster.ControlPlane

@@ -30,7 +30,7 @@ func TestPlanRefusesWhileNodesAreDown(t *testing.T) {
 		"they come first":                  {[]NodePlan{node("wk2", cluster.Recreate), node("wk3", cluster.Reimage), node("wk1", cluster.InPlace)}, map[string]string{"wk2": "wk3"}, 1},
 		"one that is finished is out":      {[]NodePlan{resumed}, nil, 1},
 		"to give up takes none out":        {[]NodePlan{node("wk1", cluster.PutBack)}, nil, 1},
-		"a reset machine takes none out":   {[]NodePlan{node("wk1", cluster.ConfigureBlank)}, nil, 1},
+		"a reset machine takes none out":   {[]NodePlan{node("wk1", cluster.InstallReset)}, nil, 1},
 		"where nothing is to do, all rest": {[]NodePlan{node("wk1", "")}, nil, 0},
 	} {
 		t.Run(name, func(t *testing.T) {

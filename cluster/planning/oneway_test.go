@@ -38,7 +38,7 @@ func TestAFileWithNoWayOut(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			n := NodePlan{Strategy: cluster.Configure, Found: observe.Found{VM: &cluster.VM{Config: map[string]string{}}}}
+			n := NodePlan{Strategy: cluster.ApplyConfig, Found: observe.Found{VM: &cluster.VM{Config: map[string]string{}}}}
 			m := clustertest.InSync()
 			m.SystemDisk, m.Configs.Active = "sda", cluster.Secret("machine: {type: worker}\n"+tc.runs)
 			if tc.has.Volume != "" {

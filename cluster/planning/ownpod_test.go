@@ -89,7 +89,7 @@ func TestOwnPodRefuses(t *testing.T) {
 		"one of three":                     {plane(nil), 3, observe.OwnPod{Node: "wk1"}, nil, ""},
 		"not of this cluster":              {plane(nil), 1, observe.OwnPod{}, nil, ""},
 		"up to date":                       {plane(func(n *NodePlan) { n.Strategy = "" }), 1, observe.OwnPod{Node: "wk1"}, nil, ""},
-		"its VM changes while it runs":     {plane(func(n *NodePlan) { n.Strategy = cluster.Reconfigure }), 1, observe.OwnPod{Node: "wk1"}, nil, ""},
+		"its VM changes while it runs":     {plane(func(n *NodePlan) { n.Strategy = cluster.Reshape }), 1, observe.OwnPod{Node: "wk1"}, nil, ""},
 		"it is made":                       {plane(func(n *NodePlan) { n.Strategy = cluster.Create }), 1, observe.OwnPod{Node: "wk1"}, nil, ""},
 		"it is rolled back":                {plane(func(n *NodePlan) { n.Strategy = cluster.Rollback }), 1, observe.OwnPod{Node: "wk1"}, nil, "without it"},
 		"it was begun, and its API is up":  {plane(func(n *NodePlan) { n.Resume = true }), 1, observe.OwnPod{Node: "wk1"}, nil, "without it"},
@@ -99,7 +99,7 @@ func TestOwnPodRefuses(t *testing.T) {
 		"not known, as a node is out":      {plane(func(n *NodePlan) { n.Resume = true }), 1, unknown, errors.New("no answer"), ""},
 		"not known, of a broken cluster":   {plane(func(n *NodePlan) { n.Strategy, n.Rebuild = cluster.Remove, "sum" }), 1, unknown, nil, "is not known"},
 		"not known, and nothing goes":      {plane(func(n *NodePlan) { n.Strategy = "" }), 3, unknown, nil, ""},
-		"not known, and it gets its files": {plane(func(n *NodePlan) { n.Strategy = cluster.ConfigureBlank }), 3, unknown, nil, ""},
+		"not known, and it gets its files": {plane(func(n *NodePlan) { n.Strategy = cluster.InstallReset }), 3, unknown, nil, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -298,7 +298,7 @@ func ForNode(w cluster.Wanted, f observe.Found, o observe.Observation, past clus
 		planCreate(&n, o)
 	case f.Unfinished() && planReboot(&n, o):
 	case f.Blank != nil:
-		planBlank(&n, o)
+		planInstallReset(&n, o)
 	case f.Machine == nil:
 		n.Why = "it could not be read"
 	case !n.Drift.Rollable():
@@ -310,12 +310,12 @@ func ForNode(w cluster.Wanted, f observe.Found, o observe.Observation, past clus
 	case p.does(Image) && n.Drift.IsImage():
 		planStale(&n, o, p)
 	case p.does(Config) && n.Drift.ConfigReason() != "":
-		planConfigure(&n, o, p)
+		planApplyConfig(&n, o, p)
 	case p.does(Image) && n.Drift.Of(true, false, false).Tidy():
 		n.Strategy, n.Why = cluster.InPlace, "runs the wanted build: only what is beside it is put right"
 		n.EtcdKept = true
 	default:
-		planReconfigure(&n, o, p)
+		planReshape(&n, o, p)
 	}
 	planShape(&n, o, p)
 	n.planFile()

@@ -119,10 +119,10 @@ func (p Policy) picks(node string, f observe.Found) bool {
 	return p.Selects(node)
 }
 
-// planBlank gives a machine that was reset its configuration back. Nothing is installed and
+// planInstallReset gives a machine that was reset its configuration back. Nothing is installed and
 // no disk is changed: its system is still there, so Talos ignores the install disk of the
 // configuration (v1alpha1_state.go, Installed).
-func planBlank(n *NodePlan, o observe.Observation) {
+func planInstallReset(n *NodePlan, o observe.Observation) {
 	f := n.Found
 	if f.Blank.Installable() || !f.ConfigKnown {
 		n.Why = "it could not be read"
@@ -131,7 +131,7 @@ func planBlank(n *NodePlan, o observe.Observation) {
 	if f.Node != nil && f.Node.ControlPlane {
 		n.Role = cluster.ControlPlane
 	}
-	n.Resume, n.Strategy, n.EtcdKept = true, cluster.ConfigureBlank, true
+	n.Resume, n.Strategy, n.EtcdKept = true, cluster.InstallReset, true
 	n.Why = "it is in maintenance mode: it gets its configuration back, then everything is checked again"
 	n.Notes = []string{fmt.Sprintf("the configuration goes to who answers at %s with the VM's UUID: its certificate's fingerprint is %s", f.Addr, f.Blank.Fingerprint)}
 	n.Notes = append(n.Notes, f.FileHardlyCompared()...)

@@ -12,9 +12,9 @@ import (
 	"github.com/recast-sh/recast/cluster/strategy"
 )
 
-// planReconfigure gives a node whose system is right another VM around it.
-func planReconfigure(n *NodePlan, o observe.Observation, p Policy) {
-	n.Strategy, n.EtcdKept, n.Why = cluster.Reconfigure, true, "reconfigure: only its VM is not as wanted"
+// planReshape gives a node whose system is right another VM around it.
+func planReshape(n *NodePlan, o observe.Observation, p Policy) {
+	n.Strategy, n.EtcdKept, n.Why = cluster.Reshape, true, "reshape: only its VM is not as wanted"
 	switch {
 	case len(n.Found.Shape.At(shape.Off)) == 0:
 		n.Why += "; it stays up"
@@ -23,7 +23,7 @@ func planReconfigure(n *NodePlan, o observe.Observation, p Policy) {
 		n.Why += "; it takes a VM that is off"
 	}
 	if n.Role == cluster.ControlPlane {
-		refused, warn := strategy.EtcdRules(len(o.ControlPlanes()), false, false, cluster.Reconfigure, p.AcceptOutage)
+		refused, warn := strategy.EtcdRules(len(o.ControlPlanes()), false, false, cluster.Reshape, p.AcceptOutage)
 		n.Refused, n.Notes = append(n.Refused, refused...), append(n.Notes, warn...)
 	}
 }
@@ -48,7 +48,7 @@ func planShape(n *NodePlan, o observe.Observation, p Policy) {
 		}
 		return
 	}
-	for _, reason := range slices.Concat(cluster.Texts(c.AgainstReconfigure()), o.Hidden(*n.Found.VM)) {
+	for _, reason := range slices.Concat(cluster.Texts(c.AgainstReshape()), o.Hidden(*n.Found.VM)) {
 		if !slices.ContainsFunc(n.Refused, func(said string) bool { return strings.HasSuffix(said, reason) }) { // auto names strategies before it
 			n.Refused = append(n.Refused, reason)
 		}

@@ -142,7 +142,7 @@ func TestSelectorsOfWhatIsThere(t *testing.T) {
 			}
 		}
 	}
-	n := withSelector(cluster.Configure, none)
+	n := withSelector(cluster.ApplyConfig, none)
 	n.Found.Machine.VolumeStatuses = []cluster.VolumeStatus{{ID: "u-x", Type: "partition", Phase: "failed"}}
 	n.Found.Volumes.Runs = []cluster.ConfigVolume{{ID: "u-x", Place: "another"}}
 	if n.planSelectors(); len(n.Refused) == 0 {
@@ -153,7 +153,7 @@ func TestSelectorsOfWhatIsThere(t *testing.T) {
 // TestSelectorsOfAResetMachine: its partitions are there, and its other selectors count.
 func TestSelectorsOfAResetMachine(t *testing.T) {
 	t.Parallel()
-	n := withSelector(cluster.ConfigureBlank, selected(cluster.ForPartition, "u-x", "UserVolumeConfig x", "", false).DiskSelector)
+	n := withSelector(cluster.InstallReset, selected(cluster.ForPartition, "u-x", "UserVolumeConfig x", "", false).DiskSelector)
 	n.Found.Machine, n.Found.Blank = nil, &cluster.BlankMachine{Machine: cluster.Machine{Volumes: []cluster.Volume{{Disk: "sdb", Label: "u-x"}}}}
 	if n.planSelectors(); len(n.Refused) > 0 {
 		t.Errorf("refused %q", n.Refused)

@@ -20,7 +20,7 @@ func TestAFileOfTypeInit(t *testing.T) {
 	}{
 		"a new node":               {NodePlan{Strategy: cluster.Create, EtcdKept: true}, nil, true},
 		"the first of a cluster":   {NodePlan{Strategy: cluster.Create, EtcdKept: true, Bootstraps: true}, nil, true},
-		"a machine that was reset": {NodePlan{Strategy: cluster.ConfigureBlank, EtcdKept: true, Resume: true}, nil, true},
+		"a machine that was reset": {NodePlan{Strategy: cluster.InstallReset, EtcdKept: true, Resume: true}, nil, true},
 		"a rebuild":                {NodePlan{Strategy: cluster.Remove, Rebuild: "sum", EtcdKept: true}, nil, true},
 		"an unfinished recreate":   {NodePlan{Strategy: cluster.Recreate, Resume: true}, nil, true},
 		"the same, its data kept":  {NodePlan{Strategy: cluster.Recreate, Resume: true, EtcdKept: true}, nil, false},

@@ -78,7 +78,7 @@ func (v aVolume) phase(phase string) aVolume { v.Phase = phase; return v }
 // The strategies that hand a configuration out, with those that take the system disk away first.
 var (
 	leaving = []cluster.Strategy{cluster.Recreate, cluster.Reimage}
-	staying = []cluster.Strategy{cluster.InPlace, cluster.Configure}
+	staying = []cluster.Strategy{cluster.InPlace, cluster.ApplyConfig}
 	handing = slices.Concat(leaving, staying)
 )
 
@@ -256,7 +256,7 @@ func TestAResetMachinesVolumes(t *testing.T) {
 	f.Machine, f.ConfigKnown = nil, true
 	f.File = &cluster.FoundFile{Role: cluster.Worker, Volumes: []cluster.ConfigVolume{{ID: "ETCD", Type: cluster.DirectoryVolume}}}
 	n := ForNode(cluster.Wanted{Name: "wk1"}, f, o, clustertest.Past, Policy{})
-	if all := strings.Join(n.Refused, "\n"); n.Strategy != cluster.ConfigureBlank || len(n.Refused) != 2 || !strings.Contains(all, "lacks UserVolumeConfig data, whose volume is on the disk sdb") || !strings.Contains(all, "lacks VolumeConfig ETCD") {
+	if all := strings.Join(n.Refused, "\n"); n.Strategy != cluster.InstallReset || len(n.Refused) != 2 || !strings.Contains(all, "lacks UserVolumeConfig data, whose volume is on the disk sdb") || !strings.Contains(all, "lacks VolumeConfig ETCD") {
 		t.Errorf("%s: %q", n.Strategy, n.Refused)
 	}
 	f.File.Volumes = []cluster.ConfigVolume{{ID: "ETCD", Type: cluster.PartitionVolume}, {ID: "u-data", Type: cluster.PartitionVolume}}

@@ -84,7 +84,7 @@ func TestProofs(t *testing.T) {
 		"remove, to rebuild it":          {[]planning.NodePlan{planned("cp1", cluster.Remove, func(n *planning.NodePlan) { n.Rebuild = "sum" })}, false, []string{"prove/pve1/create-cp1", "prove/pve1/hand-over-fast", "prove/pve1/hand-over-bulk"}},
 		"in-place":                       {[]planning.NodePlan{planned("wk1", cluster.InPlace, func(n *planning.NodePlan) { n.System = nil })}, false, nil},
 		"in-place, or else a reimage":    {[]planning.NodePlan{planned("wk1", cluster.InPlace, nil)}, false, []string{"prove/pve1/hand-over-fast"}},
-		"reconfigure":                    {[]planning.NodePlan{planned("wk1", cluster.Reconfigure, nil)}, false, nil},
+		"reshape":                        {[]planning.NodePlan{planned("wk1", cluster.Reshape, nil)}, false, nil},
 		"create":                         {[]planning.NodePlan{planned("wk1", cluster.Create, func(n *planning.NodePlan) { n.Found.VM = nil })}, false, nil},
 		"refused":                        {[]planning.NodePlan{planned("wk1", cluster.Recreate, func(n *planning.NodePlan) { n.Refused = []string{"no"} })}, false, nil},
 		"left unfinished by another run": {[]planning.NodePlan{planned("wk1", cluster.Recreate, unfinished)}, false, []string{create, "prove/pve1/hand-over-fast", "prove/pve1/hand-over-bulk"}},

@@ -191,7 +191,7 @@ func (n configure) drain(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("read machine %s: %w", n.Plan.Addr, err)
 	}
-	why := cluster.Mark{Run: n.Run, Strategy: cluster.Configure, Build: n.Want.Build.ID, BootID: m.BootID}
+	why := cluster.Mark{Run: n.Run, Strategy: cluster.ApplyConfig, Build: n.Want.Build.ID, BootID: m.BootID}
 	vmStays := func(context.Context, time.Time) error { return nil } // and so do its disks
 	return n.eviction.evict(ctx, "drain", why, vmStays, func() error { return n.eviction.takesPods(ctx) })
 }
@@ -262,7 +262,7 @@ func (n configure) markAndReboot(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("read machine %s: %w", n.Plan.Addr, err)
 	}
-	mark.Strategy, mark.BootID, mark.Installed = cluster.Configure, m.BootID, false
+	mark.Strategy, mark.BootID, mark.Installed = cluster.ApplyConfig, m.BootID, false
 	if err := n.Kube.Cordon(ctx, n.Plan.Node, *mark); err != nil {
 		return fmt.Errorf("mark node %s: %w", n.Plan.Node, err)
 	}

@@ -62,18 +62,18 @@ var gateCalls = map[string]rollingtest.Call{
 		return err
 	}, Ready: begun, Deaf: []string{"Machine", "Node", "LocalData", "VM", "Get"}},
 	"configured": {Do: func(s *scene, ctx context.Context) error { return nodeOf(s).bringUp.configure(ctx) }, Ready: all(begun, swapped, silent, saved), Done: "apply", Deaf: []string{"Standing", "MaintenanceMachine", "Node"}},
-	"again":      {Do: func(s *scene, ctx context.Context) error { return nodeOf(s).reset.again(ctx) }, Ready: all(is(cluster.ConfigureBlank), silent, filed), Done: "apply", Deaf: []string{"Standing", "Node"}},
+	"again":      {Do: func(s *scene, ctx context.Context) error { return nodeOf(s).reset.again(ctx) }, Ready: all(is(cluster.InstallReset), silent, filed), Done: "apply", Deaf: []string{"Standing", "Node"}},
 	"config":     {Do: func(s *scene, ctx context.Context) error { _, err := nodeOf(s).savedConfig.read(ctx); return err }, Ready: all(begun, saved)},
 	"file": {Do: func(s *scene, ctx context.Context) error {
 		_, _, err := nodeOf(s).savedConfig.userConfig(ctx)
 		return err
 	}, Ready: filed},
-	"shown": {Do: func(s *scene, ctx context.Context) error { _, err := nodeOf(s).configure.shown(ctx); return err }, Ready: all(asCP, is(cluster.Configure), filed)},
+	"shown": {Do: func(s *scene, ctx context.Context) error { _, err := nodeOf(s).configure.shown(ctx); return err }, Ready: all(asCP, is(cluster.ApplyConfig), filed)},
 	"give back": {Do: func(s *scene, ctx context.Context) error {
 		return nodeOf(s).configure.giveBack(ctx, errors.New("timed out"))
-	}, Ready: all(asCP, is(cluster.Configure), saved, fails("stage", cluster.ErrNotFound)), Err: "and it does not serve with its old one either", Deaf: []string{"Booted", "EtcdStatus", "EtcdMembers", "Identity"}},
+	}, Ready: all(asCP, is(cluster.ApplyConfig), saved, fails("stage", cluster.ErrNotFound)), Err: "and it does not serve with its old one either", Deaf: []string{"Booted", "EtcdStatus", "EtcdMembers", "Identity"}},
 	"upgraded": {Do: func(s *scene, ctx context.Context) error { return nodeOf(s).upgrade.remember(ctx) }, Ready: all(asCP, is(cluster.InPlace), filed, func(s *scene) { s.Plan.WithConfig = true })},
-	"checked":  {Do: func(s *scene, ctx context.Context) error { return nodeOf(s).configure.check(ctx, s.Config["file"]) }, Ready: all(is(cluster.Configure), filed)},
+	"checked":  {Do: func(s *scene, ctx context.Context) error { return nodeOf(s).configure.check(ctx, s.Config["file"]) }, Ready: all(is(cluster.ApplyConfig), filed)},
 	"start":    {Do: func(s *scene, ctx context.Context) error { return nodeOf(s).power.start(ctx) }, Ready: all(is(cluster.PutBack), begun, off), Done: started, Deaf: []string{"Node"}},
 	"out": {Do: func(s *scene, ctx context.Context) error {
 		return replaced(s, ctx, func(ctx context.Context, n *node, r *exchange.Replace) error {

@@ -25,9 +25,9 @@ func (n order) work() []step.Step {
 		return slices.Concat(first, n.upgrade.steps(), n.reshape.after())
 	case cluster.PutBack:
 		return []step.Step{last, n.putBack.step()}
-	case cluster.Configure:
+	case cluster.ApplyConfig:
 		return slices.Concat(first, n.reshape.drained(n.configure.steps()), n.reshape.after())
-	case cluster.ConfigureBlank:
+	case cluster.InstallReset:
 		return append(first, n.reset.steps()...)
 	case cluster.Create:
 		steps := append(first, n.create.steps()...)
@@ -43,7 +43,7 @@ func (n order) work() []step.Step {
 			return []step.Step{rolling.Freeing{Node: n.Node}.Removed()}
 		}
 		return append([]step.Step{last, n.down()}, n.finish.removal()...)
-	case cluster.Reconfigure:
+	case cluster.Reshape:
 		if !n.Plan.Resume && !n.reshape.stops() {
 			return first
 		}
@@ -52,7 +52,7 @@ func (n order) work() []step.Step {
 }
 
 // recreate moves a node to another system disk, in order: in a new VM (recreate), or in the VM that
-// it has (reimage and rollback); or it gives that VM another shape (reconfigure). Every Skip asks the
+// it has (reimage and rollback); or it gives that VM another shape (reshape). Every Skip asks the
 // world whether its step is done, so an interrupted roll resumes by running the same list again. What must hold before any of it is in
 // package gate (Gate.look); what must hold before the VM is deleted, in
 // exchange.Deletion.deleteSame.

@@ -27,7 +27,7 @@ func (n reshape) after() []step.Step {
 		return nil
 	}
 	as := *n.Node
-	as.Plan.Strategy, as.Plan.EtcdKept = cluster.Reconfigure, true
+	as.Plan.Strategy, as.Plan.EtcdKept = cluster.Reshape, true
 	of := n.roller.node(as)
 	of.record.drawn = n.record.drawn
 	return of.order.recreate()

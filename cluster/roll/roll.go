@@ -75,9 +75,9 @@ func (n order) branches() []step.Step {
 // anything to clean up.
 func (n order) finished(ctx context.Context) (string, error) {
 	switch n.Plan.Strategy {
-	case cluster.ConfigureBlank:
+	case cluster.InstallReset:
 		return n.reset.serves(ctx)
-	case cluster.Configure:
+	case cluster.ApplyConfig:
 		return n.configure.finished(ctx)
 	case cluster.Remove:
 		return n.finish.removed(ctx)
@@ -88,7 +88,7 @@ func (n order) finished(ctx context.Context) (string, error) {
 		return "", err
 	case err == nil && park.Record.Open:
 		return "", nil
-	case n.Plan.Strategy == cluster.Reconfigure:
+	case n.Plan.Strategy == cluster.Reshape:
 		return n.reshape.finished(ctx)
 	case n.Plan.Strategy == cluster.PutBack:
 		n.Out.Remove(n.Plan.Node)

@@ -124,7 +124,7 @@ func TestStepsOfGates(t *testing.T) {
 		"before only":                      {[]cluster.UserGate{before}, planning.NodePlan{Strategy: cluster.Reimage, Drift: stale}, "ask-gates"},
 		"rollback":                         {[]cluster.UserGate{both}, planning.NodePlan{Strategy: cluster.Rollback, Drift: stale}, "ask-gates ask-gates-again"},
 		"already out":                      {[]cluster.UserGate{both}, planning.NodePlan{Strategy: cluster.Recreate, Resume: true, Drift: stale}, "ask-gates-again"},
-		"reset":                            {[]cluster.UserGate{both}, planning.NodePlan{Strategy: cluster.ConfigureBlank, Resume: true, Drift: stale}, "ask-gates-again"},
+		"reset":                            {[]cluster.UserGate{both}, planning.NodePlan{Strategy: cluster.InstallReset, Resume: true, Drift: stale}, "ask-gates-again"},
 		"a cancelled replacement":          {[]cluster.UserGate{both}, planning.NodePlan{Strategy: cluster.PutBack, Resume: true, Drift: stale}, ""},
 		"was out, and is to be uncordoned": {[]cluster.UserGate{both}, planning.NodePlan{Strategy: cluster.InPlace, Drift: cordoned}, "ask-gates-again"},
 		"never out":                        {[]cluster.UserGate{both}, planning.NodePlan{Strategy: cluster.InPlace, Drift: media}, ""},

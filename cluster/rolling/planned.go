@@ -32,7 +32,7 @@ func PlannedExchange(n planning.NodePlan) (*exchange.Replace, error) {
 	case n.System != nil && s.Replaces():
 		mem.SystemKey = n.System.Key
 	case len(n.VM.At(shape.Off)) > 0: // after whatever else the node gets
-		s = cluster.Reconfigure
+		s = cluster.Reshape
 	default:
 		return nil, nil
 	}

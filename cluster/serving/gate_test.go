@@ -19,7 +19,7 @@ func vmOf(s *scene) VM { return VM{Node: s.Node, Gate: gate.Of(s.Node)} }
 
 // moving has a VM that is to be migrated, with disks that both hosts see.
 func moving(s *scene) {
-	s.Plan.Strategy, s.Plan.Host = cluster.Reconfigure, "pve2"
+	s.Plan.Strategy, s.Plan.Host = cluster.Reshape, "pve2"
 	s.Plan.VM = shape.Differences{{Key: "host", Found: "pve1", Wanted: "pve2", When: shape.Live}}
 	s.PX.SharedDisks = true
 	s.PX.Change(101, func(vm *cluster.VM) { vm.QMP = "running" })

@@ -118,7 +118,7 @@ func TestNoOtherStrategyTouchesAVolumeInTwoSlots(t *testing.T) {
 	c := Candidate{VM: *f.VM, Machine: *f.Machine, Found: f, Observation: o}
 	want := []string{"the volume of scsi0 is also scsi5: qm set 9002 --delete scsi5 keeps the volume"}
 	for name, got := range map[string][]string{
-		"reconfigure": cluster.Texts(c.AgainstReconfigure()), "remove": c.AgainstRemove(), "unread": c.SeenFromProxmox()[cluster.InPlace],
+		"reshape": cluster.Texts(c.AgainstReshape()), "remove": c.AgainstRemove(), "unread": c.SeenFromProxmox()[cluster.InPlace],
 	} {
 		if diff := cmp.Diff(want, got); diff != "" {
 			t.Errorf("%s:\n%s", name, diff)

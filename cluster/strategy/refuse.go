@@ -82,8 +82,8 @@ func (c Candidate) againstReimage() []cluster.Obstacle {
 	return slices.Concat(c.againstReplacing(), inWords(c.AgainstArgs(cluster.Reimage)), c.Replicated(cluster.Reimage), inWords(c.Immovable(cluster.Reimage)))
 }
 
-// AgainstReconfigure says why the VM can't be stopped, given other settings, and started again.
-func (c Candidate) AgainstReconfigure() []cluster.Obstacle {
+// AgainstReshape says why the VM can't be stopped, given other settings, and started again.
+func (c Candidate) AgainstReshape() []cluster.Obstacle {
 	if twice := c.Doubled(); len(twice) > 0 {
 		return twice
 	}

@@ -235,7 +235,7 @@ func TestEtcdRulesOfTypeInit(t *testing.T) {
 				t.Errorf("%d members, %s, etcd on a disk of its own: %q", n, s, refused)
 			}
 		}
-		for _, s := range []cluster.Strategy{cluster.InPlace, cluster.Configure, cluster.PutBack} {
+		for _, s := range []cluster.Strategy{cluster.InPlace, cluster.ApplyConfig, cluster.PutBack} {
 			if refused, _ := EtcdRules(n, true, true, s, true); len(refused) > 0 {
 				t.Errorf("%d members, %s: %q", n, s, refused)
 			}

@@ -149,7 +149,7 @@ func wordSchema(t reflect.Type) *jsonschema.Schema {
 	words := func(list ...any) *jsonschema.Schema { return &jsonschema.Schema{Type: "string", Enum: list} }
 	switch t {
 	case reflect.TypeFor[cluster.Strategy]():
-		return words("auto", "recreate", "reimage", "in-place", "rollback", "put-back", "configure", "configure-blank", "reconfigure", "create", "remove", "")
+		return words("auto", "recreate", "reimage", "in-place", "rollback", "put-back", "apply-config", "install-reset", "reshape", "create", "remove", "")
 	case reflect.TypeFor[planning.Phase]():
 		return words("unfinished", "reset", "canary", "control-planes", "workers")
 	case reflect.TypeFor[explain.Fate]():

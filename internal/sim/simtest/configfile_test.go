@@ -229,7 +229,7 @@ func TestResetKeepsToTheFile(t *testing.T) {
 		user := files.user(lab, firstRun)
 		user.Confirm = func(p planning.Plan) (bool, error) {
 			n := p.Work()[0]
-			if f := n.ConfigFile; n.Strategy != cluster.ConfigureBlank || f == nil || !f.Applied || f.Uncompared != "the machine has no configuration" {
+			if f := n.ConfigFile; n.Strategy != cluster.InstallReset || f == nil || !f.Applied || f.Uncompared != "the machine has no configuration" {
 				t.Errorf("%s: %+v", n.Strategy, f)
 			}
 			files.label(t, "wk1", "fresh")

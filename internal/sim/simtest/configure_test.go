@@ -62,7 +62,7 @@ func TestConfigure(t *testing.T) {
 		user.requireStale(t, s.node)
 		before := lab.boots()
 		p := lab.planOf(user, s.node, planning.Policy{})
-		if p.Strategy != cluster.Configure || (len(p.ConfigFile.Reboot) > 0) != s.reboots || len(p.ConfigFile.Changes) == 0 {
+		if p.Strategy != cluster.ApplyConfig || (len(p.ConfigFile.Reboot) > 0) != s.reboots || len(p.ConfigFile.Changes) == 0 {
 			t.Errorf("planned as %s, %s: %+v", p.Strategy, p.Why, p.ConfigFile)
 		}
 		must(t, user.roll(planning.Policy{})(t.Context()))
@@ -148,8 +148,8 @@ func TestWhatIsRolled(t *testing.T) {
 		want, left cluster.Strategy
 	}
 	eachLong(t, oneWorker(), map[string]story{
-		"configurations": {planning.Config, cluster.Configure, cluster.InPlace},
-		"images":         {planning.Image, cluster.InPlace, cluster.Configure},
+		"configurations": {planning.Config, cluster.ApplyConfig, cluster.InPlace},
+		"images":         {planning.Image, cluster.InPlace, cluster.ApplyConfig},
 	}, func(t *testing.T, lab *Lab, s story) {
 		lab.setRoll("canary: false", "strategy: in-place")
 		files := lab.keptConfigs()

@@ -116,7 +116,7 @@ func undisturbed(t *testing.T, w whole) (ref reference) {
 // on who was rolled first: a prune deletes it.
 func (w whole) end(t *testing.T, lab *Lab) string {
 	t.Helper()
-	if w.strategy == cluster.Reconfigure || w.strategy == cluster.InPlace && w.shaped {
+	if w.strategy == cluster.Reshape || w.strategy == cluster.InPlace && w.shaped {
 		_, err := lab.Client().prune(t.Context(), pipeline.PruneOptions{Only: pipeline.PruneDisks})
 		must(t, err)
 	}

@@ -48,7 +48,7 @@ func TestAFileWithoutEtcdsVolume(t *testing.T) {
 		}
 		accept := func() { lab.Replace("recast.yaml", "{name: cp2,", "{name: cp2, acceptLoss: [ETCD],") }
 
-		refuse(cluster.Configure, false)
+		refuse(cluster.ApplyConfig, false)
 		lab.Patch(everywhere)
 		refuse(cluster.Recreate, true)
 		accept()

@@ -18,7 +18,7 @@ func TestKernelArgumentsOfTheConfiguration(t *testing.T) {
 		files["wk1"] = cluster.Secret(strings.Replace(text, "    install:\n", "    install:\n        extraKernelArgs: [net.ifnames=0]\n", 1))
 		user := files.user(lab, firstRun)
 		n := lab.planOf(user, "wk1", planning.Policy{})
-		if notes := strings.Join(n.Notes, "; "); n.Strategy != cluster.Configure || !strings.Contains(notes, "takes effect at a recreate or reimage by ISO at the earliest") {
+		if notes := strings.Join(n.Notes, "; "); n.Strategy != cluster.ApplyConfig || !strings.Contains(notes, "takes effect at a recreate or reimage by ISO at the earliest") {
 			t.Errorf("planned as %s: %q", n.Strategy, notes)
 		}
 		only := planning.Policy{Only: []string{"wk1"}}

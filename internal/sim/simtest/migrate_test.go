@@ -43,14 +43,14 @@ func TestMigrated(t *testing.T) {
 		starts   int
 	}
 	eachLong(t, twoHosts(), map[string]story{
-		"while it runs":              {"tags: [moved]", nil, cluster.Reconfigure, 0},
-		"and nothing else":           {"", nil, cluster.Reconfigure, 0},
-		"before another memory":      {"memory: 6144", nil, cluster.Reconfigure, 1},
+		"while it runs":              {"tags: [moved]", nil, cluster.Reshape, 0},
+		"and nothing else":           {"", nil, cluster.Reshape, 0},
+		"before another memory":      {"memory: 6144", nil, cluster.Reshape, 1},
 		"before it is recreated":     {"memory: 6144", func(l *Lab) { l.Patch(sim.CommonExtension) }, cluster.Recreate, 1},
 		"before it is upgraded":      {"memory: 6144", func(l *Lab) { l.Patch(sim.CommonExtension); l.inPlace() }, cluster.InPlace, 1},
-		"before its configuration":   {"", withConfig(needsReboot), cluster.Configure, 0},
-		"off, with a device":         {"memory: 6144", func(l *Lab) { l.mapped("wk1") }, cluster.Reconfigure, 1},
-		"off, as HA manages it":      {"memory: 6144", func(l *Lab) { l.manageByHA(startedByUs()) }, cluster.Reconfigure, 1},
+		"before its configuration":   {"", withConfig(needsReboot), cluster.ApplyConfig, 0},
+		"off, with a device":         {"memory: 6144", func(l *Lab) { l.mapped("wk1") }, cluster.Reshape, 1},
+		"off, as HA manages it":      {"memory: 6144", func(l *Lab) { l.manageByHA(startedByUs()) }, cluster.Reshape, 1},
 		"off, after it was upgraded": {"memory: 6144", func(l *Lab) { l.mapped("wk1"); l.Patch(sim.CommonExtension); l.inPlace() }, cluster.InPlace, 1},
 	}, func(t *testing.T, lab *Lab, s story) {
 		lab.onto("wk1", "pve3", s.settings)
@@ -80,7 +80,7 @@ func TestMigrated(t *testing.T) {
 			t.Errorf("started %d times, want %d; migrated %d times", starts, s.starts, moves)
 		}
 		for serial, sum := range before {
-			if s.strategy == cluster.Reconfigure && lab.Disks()[serial] != sum && strings.HasPrefix(serial, "data") {
+			if s.strategy == cluster.Reshape && lab.Disks()[serial] != sum && strings.HasPrefix(serial, "data") {
 				t.Errorf("disk %s: %s before, %q after", serial, sum, lab.Disks()[serial])
 			}
 		}

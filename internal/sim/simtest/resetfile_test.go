@@ -42,7 +42,7 @@ func TestAResetMachineGetsItsOwnFile(t *testing.T) {
 			}
 		}
 		user := configFiles{"wk1": own}.user(lab, firstRun)
-		if p := lab.planOf(user, "wk1", onlyWorker); p.Strategy != cluster.ConfigureBlank || len(p.Refused) > 0 {
+		if p := lab.planOf(user, "wk1", onlyWorker); p.Strategy != cluster.InstallReset || len(p.Refused) > 0 {
 			t.Errorf("planned as %s: %q", p.Strategy, p.Refused)
 		}
 		must(t, user.roll(planning.Policy{Only: []string{"wk1"}})(t.Context()))

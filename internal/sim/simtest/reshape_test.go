@@ -57,14 +57,14 @@ type reshaping struct {
 func reshapings() map[string]reshaping {
 	memory := map[string]string{"memory": "6144", "onboot": "1"}
 	return map[string]reshaping{
-		"tags and order":  {"wk1", "tags: [talos, prod], startup: 'order=3', description: a worker", nil, cluster.Reconfigure, 0, map[string]string{"tags": "prod;talos", "startup": "order=3", "description": "a worker"}},
-		"a disk grown":    {"wk1", "disks: [{slot: scsi1, size: 30G, backup: true}]", nil, cluster.Reconfigure, 0, map[string]string{"scsi1": "size=30G"}},
-		"a disk added":    {"wk1", "disks: [{slot: scsi2, storage: fast, size: 5G, serial: more}]", nil, cluster.Reconfigure, 0, map[string]string{"scsi2": "serial=more"}},
-		"a pool and HA":   {"wk1", "pool: talos, ha: {state: started, max_restart: 2}", nil, cluster.Reconfigure, 0, nil},
-		"memory":          {"wk1", "memory: 6144, cores: 4, onboot: true", nil, cluster.Reconfigure, 1, memory},
-		"a control plane": {"cp1", "memory: 6144, onboot: true", nil, cluster.Reconfigure, 1, memory},
+		"tags and order":  {"wk1", "tags: [talos, prod], startup: 'order=3', description: a worker", nil, cluster.Reshape, 0, map[string]string{"tags": "prod;talos", "startup": "order=3", "description": "a worker"}},
+		"a disk grown":    {"wk1", "disks: [{slot: scsi1, size: 30G, backup: true}]", nil, cluster.Reshape, 0, map[string]string{"scsi1": "size=30G"}},
+		"a disk added":    {"wk1", "disks: [{slot: scsi2, storage: fast, size: 5G, serial: more}]", nil, cluster.Reshape, 0, map[string]string{"scsi2": "serial=more"}},
+		"a pool and HA":   {"wk1", "pool: talos, ha: {state: started, max_restart: 2}", nil, cluster.Reshape, 0, nil},
+		"memory":          {"wk1", "memory: 6144, cores: 4, onboot: true", nil, cluster.Reshape, 1, memory},
+		"a control plane": {"cp1", "memory: 6144, onboot: true", nil, cluster.Reshape, 1, memory},
 		"options of a disk, and another": {
-			"wk1", "disks: [{slot: scsi1, cache: writeback, size: 25G}, {slot: sata1, storage: fast, size: 2G}]", nil, cluster.Reconfigure, 1, map[string]string{"scsi1": "cache=writeback", "sata1": "size=2G"},
+			"wk1", "disks: [{slot: scsi1, cache: writeback, size: 25G}, {slot: sata1, storage: fast, size: 2G}]", nil, cluster.Reshape, 1, map[string]string{"scsi1": "cache=writeback", "sata1": "size=2G"},
 		},
 		"with another image, recreated": {
 			"wk1", "memory: 6144, onboot: true, disks: [{slot: scsi1, cache: writeback, size: 25G}, {slot: sata1, storage: fast, size: 2G}]",
@@ -80,8 +80,8 @@ func reshapings() map[string]reshaping {
 		"with another image, in place": {
 			"wk1", "memory: 6144, onboot: true", func(l *Lab) { l.Patch(sim.CommonExtension); l.inPlace() }, cluster.InPlace, 1, memory,
 		},
-		"with a configuration":         {"wk1", "memory: 6144, onboot: true", withConfig(noReboot), cluster.Configure, 1, memory},
-		"with one that needs a reboot": {"wk1", "memory: 6144, onboot: true", withConfig(needsReboot), cluster.Configure, 1, memory},
+		"with a configuration":         {"wk1", "memory: 6144, onboot: true", withConfig(noReboot), cluster.ApplyConfig, 1, memory},
+		"with one that needs a reboot": {"wk1", "memory: 6144, onboot: true", withConfig(needsReboot), cluster.ApplyConfig, 1, memory},
 	}
 }
 
@@ -125,7 +125,7 @@ func TestReshape(t *testing.T) {
 		}
 		lab.requireServing(s.node)
 		stale := lab.others(s.node)
-		if s.with == nil || s.strategy == cluster.Configure {
+		if s.with == nil || s.strategy == cluster.ApplyConfig {
 			stale = nil
 		}
 		requireInSync(t, lab, stale...)

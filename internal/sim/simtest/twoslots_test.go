@@ -27,12 +27,12 @@ func TestOneVolumeInTwoSlots(t *testing.T) {
 		}
 		files := lab.keptConfigs()
 		files.set(t, "wk1", noReboot)
-		if n := lab.planOf(files.user(lab, firstRun), "wk1", planning.Policy{}); n.Strategy != cluster.Configure || len(n.Refused) > 0 {
+		if n := lab.planOf(files.user(lab, firstRun), "wk1", planning.Policy{}); n.Strategy != cluster.ApplyConfig || len(n.Refused) > 0 {
 			t.Errorf("a configuration without a reboot: planned as %q, refused %q", n.Strategy, n.Refused)
 		}
 		files = lab.keptConfigs()
 		files.set(t, "wk1", needsReboot)
-		refused("a configuration with a reboot", files.user(lab, firstRun), cluster.Configure)
+		refused("a configuration with a reboot", files.user(lab, firstRun), cluster.ApplyConfig)
 		lab.Patch(sim.PatchedExtension)
 		refused("auto", lab.Client(), cluster.Auto)
 		lab.inPlace()

@@ -75,7 +75,7 @@ func TestTypeInit(t *testing.T) {
 		user := files.user(lab, firstRun)
 		configure := only
 		configure.What = []planning.What{planning.Config}
-		if p := lab.planOf(user, "cp1", configure); p.Strategy != cluster.Configure || len(p.Refused) > 0 {
+		if p := lab.planOf(user, "cp1", configure); p.Strategy != cluster.ApplyConfig || len(p.Refused) > 0 {
 			t.Fatalf("another type is planned as %s: %q", p.Strategy, p.Refused)
 		}
 		must(t, user.roll(configure)(t.Context()))

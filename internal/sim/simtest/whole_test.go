@@ -49,7 +49,7 @@ func (w whole) options() sim.Options {
 
 // keepsEtcd says whether the members of etcd stay the same.
 func (w whole) keepsEtcd() bool {
-	return w.etcdOnData || w.strategy.KeepsVM() || w.strategy == cluster.Reconfigure
+	return w.etcdOnData || w.strategy.KeepsVM() || w.strategy == cluster.Reshape
 }
 
 // prepare makes every node stale: of those that get another configuration, every second one
@@ -58,10 +58,10 @@ func (w whole) prepare(lab *Lab) {
 	if w.shaped {
 		lab.shapeAll("memory: 6144, cores: 3, tags: [talos]", "disks: [{slot: scsi1, size: 25G, cache: writeback}]")
 	}
-	if w.strategy == cluster.Reconfigure {
+	if w.strategy == cluster.Reshape {
 		return
 	}
-	if w.strategy == cluster.Configure {
+	if w.strategy == cluster.ApplyConfig {
 		files := lab.keptConfigs()
 		for i, n := range lab.Nodes {
 			files.set(lab.t, n.Name, []string{noReboot, needsReboot}[i%2])
@@ -82,10 +82,10 @@ func wholes() []whole {
 			}
 		}
 	}
-	for _, s := range []cluster.Strategy{cluster.Recreate, cluster.Reimage, cluster.InPlace, cluster.Reconfigure} {
+	for _, s := range []cluster.Strategy{cluster.Recreate, cluster.Reimage, cluster.InPlace, cluster.Reshape} {
 		all = append(all, whole{strategy: s, shaped: true})
 	}
-	return append(all, whole{strategy: cluster.Configure})
+	return append(all, whole{strategy: cluster.ApplyConfig})
 }
 
 // requireMembers compares etcd with its earlier state: IDs too if its data was kept.
