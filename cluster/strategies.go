@@ -178,8 +178,11 @@ func (s Strategy) MakesVM() bool { return s.VM() == VMMade || s.VM() == VMAgain 
 // Upgrades says whether the strategy installs another image beside the one that runs.
 func (s Strategy) Upgrades() bool { return s.System() == SystemStays && s.BringsImage() }
 
+// Installs says whether Talos is installed on a new system disk.
+func (s Strategy) Installs() bool { return s.System() == SystemNew }
+
 // Replaces says whether the strategy gives a node that serves another system disk, without data.
-func (s Strategy) Replaces() bool { return s.From() == Serving && s.System() == SystemNew }
+func (s Strategy) Replaces() bool { return s.From() == Serving && s.Installs() }
 
 // ParksNothing says whether the strategy moves no disk to the parking VM.
 func (s Strategy) ParksNothing() bool { return s.From() == Nowhere || s.Reshapes() }

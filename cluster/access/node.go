@@ -175,7 +175,7 @@ func (n *Needs) Node(s cluster.Strategy, w cluster.Wanted, f observe.Found, disk
 	for _, d := range disks {
 		n.disk(d, id)
 	}
-	if s.System() == cluster.SystemNew {
+	if s.Installs() {
 		n.images(w)
 	}
 	if f.Ties.HA != nil || vm != nil && vm.HA {

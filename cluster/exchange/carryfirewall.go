@@ -16,9 +16,9 @@ import (
 // rememberStep is the step that copies the firewall to the parking VM.
 const rememberStep = "remember"
 
-// RememberFirewall returns the sum of the firewall of a VM that is to be deleted; see
+// rememberFirewall returns the sum of the firewall of a VM that is to be deleted; see
 // Replace.Firewall.
-func RememberFirewall(ctx context.Context, px cluster.TieReader, vm cluster.VM, s cluster.Strategy) (string, error) {
+func rememberFirewall(ctx context.Context, px cluster.TieReader, vm cluster.VM, s cluster.Strategy) (string, error) {
 	if s.VM() != cluster.VMAgain {
 		return "", nil
 	}

@@ -15,8 +15,8 @@ import (
 	"github.com/recast-sh/recast/internal/wait"
 )
 
-// compareDisks checks that the VM has exactly the drives that it had before, and that no other VM
-// uses one of them. The VM is started next.
+// compareDisks checks that the VM has exactly the drives that it had before. Whether no other VM uses one of
+// them is asked right before it is started: see RequireAlone.
 func (r comparison) compareDisks(ctx context.Context) error {
 	vm, found, err := r.Powered(ctx)
 	switch {
@@ -37,14 +37,7 @@ func (r comparison) compareDisks(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	problems := append(r.missing(vm, before, have), r.added(vm, before, have)...)
-	if len(problems) == 0 && !vm.Running && !r.AloneAtStart {
-		var others Others
-		if others, err = ReadOthers(ctx, r.Proxmox, vm.ID); err == nil {
-			problems, err = others.Sharing(ctx, r.Proxmox, vm, have)
-		}
-	}
-	return errors.Join(append(problems, err)...)
+	return errors.Join(append(r.missing(vm, before, have), r.added(vm, before, have)...)...)
 }
 
 // knowPods asks which added drives of a running VM are pods' volumes: those come and go. If Pods is
@@ -122,9 +115,14 @@ func ReadOthers(ctx context.Context, px cluster.Inventory, id cluster.VMID) (o O
 	return o, fault.Prefix(fmt.Sprintf("see who else uses the disks of VM %d", id), err)
 }
 
-// Sharing lists disks that another VM could write to at the same time: Proxmox lets two VMs run
-// with one volume (pve-qemu disables QEMU's image locking).
-func (o Others) Sharing(ctx context.Context, px cluster.VMReader, vm cluster.VM, have []cluster.Disk) (problems []error, err error) {
+// RequireAlone refuses to start a VM with a disk that another VM could write to at the same time: Proxmox lets
+// two VMs run with one volume (pve-qemu disables QEMU's image locking).
+func (o Others) RequireAlone(ctx context.Context, px cluster.VMReader, vm cluster.VM) error {
+	have, err := vm.Disks()
+	if err != nil {
+		return err
+	}
+	var problems []error
 	c := strategy.Candidate{VM: vm, Observation: observe.Observation{VMs: slices.Clone(o.vms), Storages: o.storages}}
 	asked := map[cluster.VMID]bool{}
 	for _, d := range have {
@@ -142,7 +140,7 @@ func (o Others) Sharing(ctx context.Context, px cluster.VMReader, vm cluster.VM,
 			problems = append(problems, fault.WithHint(fault.DiskMismatch.Refusedf("%s of %s is %s, but VM %d, whose that is, does not exist", d.Key, vm, d.Volid, d.Owner),
 				"see whether storage %s still has it: a VM's volumes are deleted with it", d.Storage()))
 		case err != nil:
-			return problems, fmt.Errorf("look up VM %d: %w", d.Owner, err)
+			return errors.Join(append(problems, fmt.Errorf("look up VM %d: %w", d.Owner, err))...)
 		case holder.Running:
 			problems = append(problems, fault.WithHint(fault.DiskMismatch.Refusedf("%s, whose %s is %s of %s, is running", holder, d.Volid, d.Key, vm), "switch VM %d off, then run the same command again", d.Owner))
 		}
@@ -153,7 +151,7 @@ func (o Others) Sharing(ctx context.Context, px cluster.VMReader, vm cluster.VM,
 			problems = append(problems, fault.WithHint(fault.DiskMismatch.Refusedf("%s: %s", vm, twice.Text), "then run the same command again"))
 		}
 	}
-	return problems, nil
+	return errors.Join(problems...)
 }
 
 // takeOut says how to remove a drive from a VM without losing its volume: Proxmox frees a volume

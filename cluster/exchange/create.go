@@ -71,9 +71,9 @@ func (r NewSystem) iso(ctx context.Context) (string, error) {
 	return r.ISO(ctx)
 }
 
-// RequireMakeable refuses an exchange for which there is nothing to boot, or whose new VM could not be
+// requireMakeable refuses an exchange for which there is nothing to boot, or whose new VM could not be
 // described.
-func (r NewSystem) RequireMakeable(ctx context.Context) error {
+func (r NewSystem) requireMakeable(ctx context.Context) error {
 	if r.Prepared != "" {
 		if _, err := r.Image(ctx); err != nil {
 			return err
@@ -99,8 +99,8 @@ func (r NewSystem) isSystem(key string) bool {
 	return slices.ContainsFunc(r.Disks, func(d parking.ParkedDisk) bool { return d.System && d.Key == key })
 }
 
-// Marked is the VM's own description with the run's mark.
-func (r NewSystem) Marked() (string, error) {
+// marked is the VM's own description with the run's mark.
+func (r NewSystem) marked() (string, error) {
 	text := parking.MarkDescription(r.VM.Config["description"], r.Run, r.Build)
 	if n := len([]rune(text)); n > cluster.MaxDescription {
 		return "", fault.ParkedHalf.Refusedf("%s: with the run's mark its description has %d characters, Proxmox allows %d", r.VM, n, cluster.MaxDescription)
@@ -157,7 +157,7 @@ func (r NewSystem) oldConfig() (map[string]string, []cluster.Disk, error) {
 	}
 	config := Carried(r.VM)
 	config["onboot"], config["protection"] = "0", "1"
-	config["description"], err = r.Marked()
+	config["description"], err = r.marked()
 	return config, disks, err
 }
 

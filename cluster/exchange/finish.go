@@ -14,16 +14,11 @@ import (
 	"github.com/recast-sh/recast/internal/step"
 )
 
-// FinishSteps eject the boot ISO and restore the settings.
-func (r Settings) FinishSteps() []step.Step {
-	return append([]step.Step{EjectStep(r.Proxmox, r.VM.ID)}, r.RestoreSteps()...)
-}
-
 // RestoreSteps restore the settings and HA, whichever system disk the VM has.
 func (r Settings) RestoreSteps() []step.Step {
 	return []step.Step{
-		{ID: "restore-settings", Title: "restore onboot and protection", Skip: r.SettingsRestored, Do: r.RestoreSettings},
-		{ID: "restore-ha", Title: "put the VM back under Proxmox HA", Skip: r.HARestored, Do: r.RestoreHA},
+		{ID: "restore-settings", Title: "restore onboot and protection", Skip: r.settingsRestored, Do: r.restoreSettings},
+		{ID: "restore-ha", Title: "put the VM back under Proxmox HA", Skip: r.haRestored, Do: r.restoreHA},
 	}
 }
 
@@ -110,8 +105,8 @@ func (r Settings) toRestore(ctx context.Context) (vm cluster.VM, set map[string]
 	return vm, set, del, err
 }
 
-// SettingsRestored is the goal of RestoreSettings.
-func (r Settings) SettingsRestored(ctx context.Context) (string, error) {
+// settingsRestored is the goal of restoreSettings.
+func (r Settings) settingsRestored(ctx context.Context) (string, error) {
 	_, set, del, err := r.toRestore(ctx)
 	if err != nil || len(set)+len(del) > 0 {
 		return "", err
@@ -119,9 +114,9 @@ func (r Settings) SettingsRestored(ctx context.Context) (string, error) {
 	return strings.Join(r.changes(), " and ") + " are as before", nil
 }
 
-// RestoreSettings sets them back. It lifts the protection only when no late delete can come any
+// restoreSettings sets them back. It lifts the protection only when no late delete can come any
 // more.
-func (r Settings) RestoreSettings(ctx context.Context) error {
+func (r Settings) restoreSettings(ctx context.Context) error {
 	vm, set, del, err := r.toRestore(ctx)
 	if err != nil {
 		return err
@@ -134,8 +129,8 @@ func (r Settings) RestoreSettings(ctx context.Context) error {
 	return fault.Prefix("restore "+strings.Join(r.changes(), " and ")+" of "+vm.String(), r.Proxmox.SetConfig(ctx, vm, set, del))
 }
 
-// HARestored is the goal of RestoreHA.
-func (r Settings) HARestored(ctx context.Context) (string, error) {
+// haRestored is the goal of restoreHA.
+func (r Settings) haRestored(ctx context.Context) (string, error) {
 	if r.ha == nil {
 		return "Proxmox HA did not manage it", nil
 	}
@@ -150,8 +145,8 @@ func (r Settings) HARestored(ctx context.Context) (string, error) {
 	return "Proxmox HA manages it again", nil
 }
 
-// RestoreHA comes after the VM runs: HA would start a stopped VM, on any host it chooses.
-func (r Settings) RestoreHA(ctx context.Context) error {
+// restoreHA comes after the VM runs: HA would start a stopped VM, on any host it chooses.
+func (r Settings) restoreHA(ctx context.Context) error {
 	err := r.awaitLate(ctx, "finish/restore-ha", cluster.SentRemoveHA) // a late removal would undo this
 	if err == nil {
 		err = r.Sending(ctx, cluster.SentAddHA, LateQueue, func(ctx context.Context) error { return r.Proxmox.AddHA(ctx, *r.ha) })
@@ -159,13 +154,22 @@ func (r Settings) RestoreHA(ctx context.Context) error {
 	return fault.Prefix(fmt.Sprintf("put VM %d back under Proxmox HA", r.VM.ID), err)
 }
 
-// Keep closes the record: the old system disk stays parked, for a rollback.
-func (r Settings) Keep(ctx context.Context) error {
+// kept is the goal of keep.
+func (r Settings) kept(ctx context.Context) (string, error) {
+	park, rec, err := r.Spare.parkingNow(ctx)
+	if err != nil || rec.Open {
+		return "", err
+	}
+	return parking.Parking{VM: park, Record: rec}.KeptBy(r.Strategy), nil
+}
+
+// keep closes the record: the old system disk stays parked, for a rollback.
+func (r Settings) keep(ctx context.Context) error {
 	park, err := r.Proxmox.VMConfig(ctx, r.Parking)
 	if err != nil {
 		return fmt.Errorf("look up parking VM %d: %w", r.Parking, err)
 	}
-	return r.changeRecord(ctx, park, func(rec *parking.Record) {
+	return r.closed(r.changeRecord(ctx, park, func(rec *parking.Record) {
 		r.Preparation.forgetUsed(park, rec)
 		if back := rec.Restore; back != nil {
 			rec.Kept = slices.DeleteFunc(rec.Kept, func(k parking.KeptDisk) bool { return k.Key == back.Key })
@@ -181,7 +185,7 @@ func (r Settings) Keep(ctx context.Context) error {
 			rec.Kept[i].Going = k.Going || slices.ContainsFunc(r.Frees, func(f parking.FreePlan) bool { return f.Key == k.Key && f.Run == k.Run })
 		}
 		rec.Close()
-	})
+	}))
 }
 
 // KeepAll closes the record of a node that was removed: all its disks stay parked. going says that

@@ -14,50 +14,38 @@ import (
 	"github.com/recast-sh/recast/internal/wait"
 )
 
-// OpenReplace begins an exchange: it creates the parking VM, or takes that of an earlier exchange,
-// and writes the open record into it. It changes nothing else. From then on ResumeReplace finds the
-// exchange, even if the caller dies.
-func OpenReplace(ctx context.Context, px cluster.Proxmox, o ReplaceOptions) (*Replace, error) {
-	o.VM.DropCSI()
-	switch {
-	case o.Strategy == cluster.Rollback && o.Restore == nil:
-		return nil, WiredReplace(&Replace{VM: o.VM}).System.NothingKept()
-	case o.VM.Config[o.System] == "":
-		return nil, fault.WithHint(fault.ParkedHalf.Refusedf("%s has no %s, which is to be its system disk", o.VM, o.System),
-			"it has %s; where the parking VM of an unfinished exchange was deleted, the disk was deleted with it", cluster.DrivesOf(o.VM))
+// Remember reads what Proxmox has of the VM of a node whose replacement opens with this record, and of its system
+// disk.
+func Remember(ctx context.Context, px cluster.Proxmox, vm cluster.VM, system cluster.Disk, opening parking.Record) (parking.Memory, error) {
+	vm.DropCSI()
+	ha, err := px.HAResource(ctx, vm.ID)
+	if err != nil {
+		return parking.Memory{}, fmt.Errorf("read what Proxmox HA has of %s: %w", vm, err)
 	}
-	if o.Strategy == cluster.Recreate {
-		if err := cluster.RequireRemakeable(o.VM, ""); err != nil {
-			return nil, err
+	if vm.Pool, err = px.Pool(ctx, vm.ID); err != nil {
+		return parking.Memory{}, err
+	}
+	fw, err := rememberFirewall(ctx, px, vm, opening.Strategy)
+	return parking.Memory{
+		Firewall: fw, VM: vm, SystemKey: system.Key, DiskSerial: DiskSerial(opening.Run, opening.Node), HA: ha,
+		Old: parking.KeptDisk{Run: opening.Run, Slot: system.Key, Options: cluster.OptionString(system)},
+	}, err
+}
+
+// RequirePossible finds, while the node still runs, what would stop the exchange later.
+func (r *Replace) RequirePossible(ctx context.Context) error {
+	switch {
+	case r.Strategy.System() == cluster.SystemKept && r.Restore == nil:
+		return r.System.nothingKept()
+	case !r.Strategy.Installs():
+		_, err := r.System.marked()
+		return err
+	case r.Strategy.VM() == cluster.VMAgain:
+		if err := cluster.RequireRemakeable(r.VM, r.HostArch); err != nil {
+			return err
 		}
 	}
-	system, err := cluster.ParseDisk(o.System, o.VM.Config[o.System])
-	if err != nil {
-		return nil, fmt.Errorf("system disk of %s: %w", o.VM, err)
-	}
-	ha, err := px.HAResource(ctx, o.VM.ID)
-	if err != nil {
-		return nil, fmt.Errorf("read what Proxmox HA has of %s: %w", o.VM, err)
-	}
-	if o.VM.Pool, err = px.Pool(ctx, o.VM.ID); err != nil {
-		return nil, err
-	}
-	fw, err := RememberFirewall(ctx, px, o.VM, o.Strategy)
-	if err != nil {
-		return nil, err
-	}
-	mem := parking.Memory{
-		Firewall: fw, VM: o.VM, SystemKey: o.System, DiskSerial: DiskSerial(o.Run, o.Node), SystemGiB: o.SystemGiB, HA: ha,
-		Old: parking.KeptDisk{Run: o.Run, Slot: o.System, Options: cluster.OptionString(system)},
-	}
-	opening := parking.Record{Cluster: o.Cluster, Node: o.Node, Run: o.Run, Build: o.Build, Strategy: o.Strategy, Restore: o.Restore, Prepared: o.Prepared}
-	id, rec, err := OpenParking(ctx, px, opening, mem, o.Parking, o.ParkingIDs, &parking.Numbers{}, func(cluster.VMID) error { return nil })
-	if err != nil {
-		return nil, err
-	}
-	r := Of(px, mem, rec, id)
-	r.ISO, r.Image, r.DiskBytes = o.ISO, o.Image, o.DiskBytes
-	return r, nil
+	return r.System.requireMakeable(ctx)
 }
 
 // OpenParking writes the open record into the parking VM of an earlier replacement, or into a new

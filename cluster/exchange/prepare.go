@@ -193,7 +193,7 @@ func (r Preparation) give(ctx context.Context) error {
 
 // markVM gives a VM that stays the run's mark, and what a blank machine needs.
 func (r Preparation) markVM(ctx context.Context) error {
-	description, err := r.System.Marked()
+	description, err := r.System.marked()
 	if err != nil {
 		return err
 	}

@@ -12,8 +12,8 @@ import (
 	"github.com/recast-sh/recast/internal/step"
 )
 
-// Steps returns every disk, including the old system disk, to a VM that is off.
-func (r PutBack) Steps() []step.Step {
+// steps return every disk, including the old system disk, to a VM that is off.
+func (r PutBack) steps() []step.Step {
 	attach := r.KeptFirewall.steps()
 	for _, d := range r.Disks {
 		attach = append(attach, r.moves.attachStep(d))

@@ -9,13 +9,13 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// Given is the goal of Give.
-func (r NewSystem) Given(ctx context.Context) (string, error) {
+// given is the goal of Give.
+func (r NewSystem) given(ctx context.Context) (string, error) {
 	read := r.Current
 	if r.Prepared != "" {
 		read = r.Powered
 	}
-	vm, disk, there, err := r.SystemNow(read(ctx))
+	vm, disk, there, err := r.systemNow(read(ctx))
 	if err != nil || !there || disk.Option("serial") != r.Serial || vm.MadeBy() != r.Run {
 		return "", err
 	}
@@ -55,11 +55,11 @@ func (r NewSystem) giveBlank(ctx context.Context) error {
 	if err := r.set(ctx, media); err != nil {
 		return err
 	}
-	_, now, there, err := r.SystemNow(r.Current(ctx))
+	_, now, there, err := r.systemNow(r.Current(ctx))
 	if err != nil {
 		return err
 	}
-	description, err := r.Marked()
+	description, err := r.marked()
 	if err != nil {
 		return err
 	}
@@ -87,26 +87,26 @@ func (r NewSystem) giveBlank(ctx context.Context) error {
 // restored is the goal of a rollback's exchange: the kept disk is the system disk again.
 func (r NewSystem) restored(ctx context.Context) (string, error) {
 	if r.Restore == nil {
-		return "", r.NothingKept()
+		return "", r.nothingKept()
 	}
-	vm, disk, there, err := r.SystemNow(r.Powered(ctx))
+	vm, disk, there, err := r.systemNow(r.Powered(ctx))
 	if err != nil || !there || vm.MadeBy() != r.Run || !cluster.SameOptions(disk.Options, cluster.SplitOptions(r.Restore.Options)) || !vm.BootsFirst(disk.Key) && !vm.Running {
 		return "", err
 	}
 	return fmt.Sprintf("%s of %s is %s again", disk.Key, vm, disk.Volid), nil
 }
 
-// NothingKept is the error of a rollback whose record names no kept disk.
-func (r NewSystem) NothingKept() error {
+// nothingKept is the error of a rollback whose record names no kept disk.
+func (r NewSystem) nothingKept() error {
 	return fault.WithHint(fault.NoWayBack.Refusedf("the record of VM %d names no kept system disk that could come back", r.VM.ID), "%s", cluster.PreviousLock)
 }
 
 // restore gives a kept system disk to a VM that stays.
 func (r NewSystem) restore(ctx context.Context) error {
 	if r.Restore == nil {
-		return r.NothingKept()
+		return r.nothingKept()
 	}
-	description, err := r.Marked()
+	description, err := r.marked()
 	if err != nil {
 		return err
 	}
@@ -128,9 +128,18 @@ func (r NewSystem) restore(ctx context.Context) error {
 	return r.set(ctx, map[string]string{"boot": bootOrder(r.VM.Config["boot"], system.Key, "")})
 }
 
-// SystemNow returns the disk in the system disk's place on the VM as read; there is false while
+// has is the goal of a step that only sees that there is a system disk.
+func (r NewSystem) has(ctx context.Context) (string, error) {
+	vm, disk, there, err := r.systemNow(r.Current(ctx))
+	if err != nil || !there {
+		return "", err
+	}
+	return fmt.Sprintf("%s of %s is %s", disk.Key, vm, disk.Volid), nil
+}
+
+// systemNow returns the disk in the system disk's place on the VM as read; there is false while
 // that place is empty.
-func (r NewSystem) SystemNow(now cluster.VM, found bool, errRead error) (vm cluster.VM, disk cluster.Disk, there bool, err error) {
+func (r NewSystem) systemNow(now cluster.VM, found bool, errRead error) (vm cluster.VM, disk cluster.Disk, there bool, err error) {
 	vm, err = now, errRead
 	if err != nil || !found {
 		return vm, cluster.Disk{}, false, err

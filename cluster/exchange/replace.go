@@ -59,13 +59,11 @@ type Replace struct {
 	// agreed to lose; nil: this can't be checked.
 	Asks func(ctx context.Context) error
 
-	// AloneAtStart says that whatever starts the VM first checks that no other VM uses its disks.
-	AloneAtStart bool
-
 	// Pods lists the handles of pods' volumes; nil: Kubernetes can't be asked.
 	Pods func(ctx context.Context) ([]string, error)
 
-	Frees []parking.FreePlan // kept disks that are superseded once this one is parked
+	Frees  []parking.FreePlan // kept disks that are superseded once this one is parked
+	Forget func() error       // what only an unfinished exchange needs, once the record is closed; nil: nothing
 
 	Late *Late                 // requests that may still come
 	Say  func(id, text string) // reports what a step waits for; may be nil

@@ -154,7 +154,7 @@ var calls = map[string]call{
 		func(g *guarded, ctx context.Context) error { return g.r.Preparation.do(ctx) }, preparing,
 		intended + "set 9900 map[scsi29:fast:0,import-from=isos:import/x.qcow2,ssd=1,serial=blank,wwn=" + cluster.WWN("blank") + ",backup=0] delete []\ngrow scsi29 of 9900 to 10737418240",
 	},
-	"makeable": {func(g *guarded, ctx context.Context) error { return g.r.System.RequireMakeable(ctx) }, preparing, ""},
+	"possible": {func(g *guarded, ctx context.Context) error { return g.r.RequirePossible(ctx) }, preparing, ""},
 	"create prepared": {func(g *guarded, ctx context.Context) error {
 		err := g.r.System.createVM(ctx)
 		if config := g.Guests[101].Config; err == nil && (config["ide2"] != "none,media=cdrom" || config["scsi0"] != "") {
@@ -173,7 +173,7 @@ var calls = map[string]call{
 		marked + "\n" + intended + "move scsi29 of 9900 to scsi0 of 101\n" +
 			"set 101 map[boot:order=scsi0 scsi0:fast:vm-101-moved-disk-9,ssd=1,serial=blank] delete []",
 	},
-	"given":   {func(g *guarded, ctx context.Context) error { return said(g.r.System.Given(ctx)) }, prepared, ""},
+	"given":   {func(g *guarded, ctx context.Context) error { return said(g.r.System.given(ctx)) }, prepared, ""},
 	"restore": {func(g *guarded, ctx context.Context) error { return g.r.System.restore(ctx) }, restoring, "set 101 map[description:recast: run=r1 build=b onboot:0] delete []\n" + intended + "move scsi20 of 9900 to scsi0 of 101\nset 101 map[boot:order=scsi0] delete []"},
 	"create":  {func(g *guarded, ctx context.Context) error { return g.r.System.createVM(ctx) }, deleted, "create 101"},
 	"create new": {func(g *guarded, ctx context.Context) error {
@@ -183,25 +183,21 @@ var calls = map[string]call{
 		}
 		return err
 	}, all(deleted, was(kv{"bios": "ovmf"}), func(g *guarded) { g.r.Strategy = cluster.Create }), "create 101"},
-	"create old":   {func(g *guarded, ctx context.Context) error { return g.r.PutBack.createOld(ctx) }, deleted, "create 101"},
-	"keep off":     {func(g *guarded, ctx context.Context) error { _, err := g.r.KeepOff(ctx); return err }, all(on(101, kv{"onboot": "1"}), func(g *guarded) { g.HA = &cluster.HAResource{} }), intended + "remove HA of 101\n" + intended + "set 101 map[onboot:0] delete []"},
-	"stay off":     {func(g *guarded, ctx context.Context) error { return g.r.stayOff(ctx) }, nil, ""},
-	"stands still": {func(g *guarded, ctx context.Context) error { return said(g.r.PutBack.StandsStill(ctx)) }, all(here, vm(running), on(101, kv{"scsi1": ""})), ""},
-	"compare":      {func(g *guarded, ctx context.Context) error { return g.r.comparison.compareDisks(ctx) }, all(here, holder), ""},
-	"not given up": {func(g *guarded, ctx context.Context) error { return g.r.notGivenUp(ctx) }, nil, ""},
-	"give up":      {func(g *guarded, ctx context.Context) error { return g.r.GiveUp(ctx) }, nil, strings.TrimSpace(intended)},
-	"firewall":     {func(g *guarded, ctx context.Context) error { return g.r.KeptFirewall.Keep(ctx) }, all(walled, func(g *guarded) { delete(g.Firewalls, 9900) }), intended + "firewall 9900\n" + intended},
-	"reshape":      {reshapes, shaped, reshaped},
-	"shape new":    {reshapes, all(shaped, func(g *guarded) { g.r.Strategy = cluster.Create }), reshaped + "\ngrow scsi1 of 101 to 20G"},
-	"migrate":      {migrates, moving, "migrate 101 to pve2"},
-	"migrated":     {func(g *guarded, ctx context.Context) error { return said(g.r.Reshaping.migrated(ctx, "pve2", false)) }, moving, ""},
-	"has shape":    {func(g *guarded, ctx context.Context) error { return said(g.r.Reshaping.done(ctx)) }, shaped, ""},
-	"free":         {free, keeping, "set 9900 map[protection:0] delete []\nfree fast:vm-9900-disk-7,backup=0 of 9900\n" + intended},
-	"forget":       {free, all(keeping, on(9900, kv{"scsi20": ""})), strings.TrimSpace(intended)},
-	"resume": {func(g *guarded, ctx context.Context) error {
-		_, err := ResumeReplace(g, g.Guests[9900], nil)
-		return err
-	}, remembering, ""},
+	"create old":               {func(g *guarded, ctx context.Context) error { return g.r.PutBack.createOld(ctx) }, deleted, "create 101"},
+	"keep off":                 {func(g *guarded, ctx context.Context) error { _, err := g.r.KeepOff(ctx); return err }, all(on(101, kv{"onboot": "1"}), func(g *guarded) { g.HA = &cluster.HAResource{} }), intended + "remove HA of 101\n" + intended + "set 101 map[onboot:0] delete []"},
+	"stands still":             {func(g *guarded, ctx context.Context) error { return said(g.r.PutBack.StandsStill(ctx)) }, all(here, vm(running), on(101, kv{"scsi1": ""})), ""},
+	"compare":                  {func(g *guarded, ctx context.Context) error { return g.r.comparison.compareDisks(ctx) }, all(here, holder), ""},
+	"alone":                    {alone, all(here, holder), ""},
+	"has disk":                 {func(g *guarded, ctx context.Context) error { return said(g.r.System.has(ctx)) }, nil, ""},
+	"give up":                  {func(g *guarded, ctx context.Context) error { return g.r.giveUp(ctx) }, nil, strings.TrimSpace(intended)},
+	"firewall":                 {func(g *guarded, ctx context.Context) error { return g.r.KeptFirewall.Keep(ctx) }, all(walled, func(g *guarded) { delete(g.Firewalls, 9900) }), intended + "firewall 9900\n" + intended},
+	"reshape":                  {reshapes, shaped, reshaped},
+	"shape new":                {reshapes, all(shaped, func(g *guarded) { g.r.Strategy = cluster.Create }), reshaped + "\ngrow scsi1 of 101 to 20G"},
+	"migrate":                  {migrates, moving, "migrate 101 to pve2"},
+	"migrated":                 {func(g *guarded, ctx context.Context) error { return said(g.r.Reshaping.migrated(ctx, "pve2", false)) }, moving, ""},
+	"has shape":                {func(g *guarded, ctx context.Context) error { return said(g.r.Reshaping.done(ctx)) }, shaped, ""},
+	"free":                     {free, keeping, "set 9900 map[protection:0] delete []\nfree fast:vm-9900-disk-7,backup=0 of 9900\n" + intended},
+	"forget":                   {free, all(keeping, on(9900, kv{"scsi20": ""})), strings.TrimSpace(intended)},
 	"open":                     {open, here, "create 9901"},
 	"open again":               {open, all(here, earlier), strings.TrimSpace(intended)},
 	"settle without the spare": {func(g *guarded, ctx context.Context) error { return g.r.handOvers.settle(ctx) }, spareGone(parking.Intent{From: 101, Key: "scsi0", To: 9900, ToKey: "scsi29"}), ""},
@@ -351,10 +347,15 @@ func free(g *guarded, ctx context.Context) error {
 	})
 }
 
-func remembering(g *guarded) {
-	memory, err := parking.Memory{VM: g.r.VM}.Pack()
+// alone is asked right before the VM is started.
+func alone(g *guarded, ctx context.Context) error {
+	vm, err := g.VM(ctx, 101)
 	if err != nil {
-		panic(err)
+		return err
 	}
-	g.rec.Memory = memory
+	others, err := ReadOthers(ctx, g, 101)
+	if err != nil {
+		return err
+	}
+	return others.RequireAlone(ctx, g, vm)
 }

@@ -68,7 +68,7 @@ func (r Reshaping) do(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if set["description"], err = r.System.Marked(); err != nil {
+	if set["description"], err = r.System.marked(); err != nil {
 		return err
 	}
 	if err := cluster.RequireQuorum(ctx, r.Proxmox); err != nil {

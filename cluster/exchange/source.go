@@ -8,16 +8,19 @@ import (
 	"github.com/recast-sh/recast/internal/step"
 )
 
-// Source returns the exchange when a step runs: a roll knows it only after the VM is recorded. Read
-// checks again that the record is ours; steps that change something use it. Known may reuse what
-// was last read; goals use it.
+// Source returns the exchange of a node's VM when a step runs: a roll knows it only after the VM is
+// recorded. Read checks again that the record is ours; steps that change something use it. Known may
+// reuse what was last read; goals use it.
 type Source struct {
-	Read  func(ctx context.Context) (*Replace, error)
-	Known func(ctx context.Context) (*Replace, error)
+	Node     string
+	Strategy cluster.Strategy
+	Prepared bool // the new system disk is made from a disk image
+	Read     func(ctx context.Context) (*Replace, error)
+	Known    func(ctx context.Context) (*Replace, error)
 }
 
-// Unprotect lets Proxmox take drives from the VM, and delete it.
-func (get Source) Unprotect() step.Step {
+// unprotect lets Proxmox take drives from the VM, and delete it.
+func (get Source) unprotect() step.Step {
 	return step.Step{
 		ID: "unprotect", Title: "lift its protection", Risk: step.Disruptive,
 		Skip: get.skip(func(r *Replace) goal { return r.Deletion.unprotected }),
@@ -34,8 +37,8 @@ func (get Source) Park() step.Step {
 	}
 }
 
-// DeleteVM deletes the VM once it owns no disk.
-func (get Source) DeleteVM() step.Step {
+// deleteVM deletes the VM once it owns no disk.
+func (get Source) deleteVM() step.Step {
 	return step.Step{
 		ID: "delete-vm", Code: fault.ParkedHalf, Title: "delete the VM, which owns no disk any more", Risk: step.Destructive,
 		Skip: get.skip(func(r *Replace) goal { return r.Deletion.replaced }),
@@ -43,8 +46,8 @@ func (get Source) DeleteVM() step.Step {
 	}
 }
 
-// Prepare makes the new system disk from a disk image, on the parking VM, while the node serves.
-func (get Source) Prepare() step.Step {
+// prepare makes the new system disk from a disk image, on the parking VM, while the node serves.
+func (get Source) prepare() step.Step {
 	return step.Step{
 		ID: "prepare-disk", Code: fault.ParkedHalf, Title: "make its new system disk from the disk image",
 		Skip: get.skip(func(r *Replace) goal { return r.Preparation.done }),
@@ -54,11 +57,11 @@ func (get Source) Prepare() step.Step {
 
 // NewSystem gives the VM its new system disk: that of a new VM, the kept one, a prepared one, or a
 // blank one.
-func (get Source) NewSystem(s cluster.Strategy, prepared bool) step.Step {
-	switch {
+func (get Source) NewSystem() step.Step {
+	switch s := get.Strategy; {
 	case s.MakesVM():
 		return step.Step{
-			ID: "create-vm", Code: fault.ParkedHalf, Title: newVMTitle(s, prepared), Risk: step.Disruptive,
+			ID: "create-vm", Code: fault.ParkedHalf, Title: newVMTitle(get.Strategy, get.Prepared), Risk: step.Disruptive,
 			Skip: get.skip(func(r *Replace) goal { return r.System.created }),
 			Do:   get.do(func(r *Replace) func(context.Context) error { return r.System.createVM }),
 		}
@@ -70,8 +73,8 @@ func (get Source) NewSystem(s cluster.Strategy, prepared bool) step.Step {
 		}
 	}
 	return step.Step{
-		ID: "blank-disk", Code: fault.ParkedHalf, Title: map[bool]string{true: "give the VM its new system disk", false: "give the VM a blank system disk and the boot ISO"}[prepared], Risk: step.Disruptive,
-		Skip: get.skip(func(r *Replace) goal { return r.System.Given }),
+		ID: "blank-disk", Code: fault.ParkedHalf, Title: map[bool]string{true: "give the VM its new system disk", false: "give the VM a blank system disk and the boot ISO"}[get.Prepared], Risk: step.Disruptive,
+		Skip: get.skip(func(r *Replace) goal { return r.System.given }),
 		Do:   get.do(func(r *Replace) func(context.Context) error { return r.System.Give }),
 	}
 }
@@ -86,8 +89,18 @@ func newVMTitle(s cluster.Strategy, prepared bool) string {
 	return "create the VM again with a blank system disk"
 }
 
-// Attach returns the persistent disks to the VM.
-func (get Source) Attach() step.Step {
+// renew gives the VM a system disk if it has none: a new VM gets its prepared one, and another blank one may not
+// have come after an interrupted installation.
+func (get Source) renew() step.Step {
+	return step.Step{
+		ID: "renew-disk", Title: "see that it has a system disk", Risk: step.Disruptive,
+		Skip: get.skip(func(r *Replace) goal { return r.System.has }),
+		Do:   get.do(func(r *Replace) func(context.Context) error { return r.System.Give }),
+	}
+}
+
+// attach returns the persistent disks to the VM.
+func (get Source) attach() step.Step {
 	return step.Step{
 		ID: "attach", Code: fault.ParkedHalf, Title: "give the persistent disks back", Risk: step.Disruptive,
 		Steps: get.steps(func(r *Replace) []step.Step { return r.moves.attachSteps() }),

@@ -40,18 +40,6 @@ func (r LostDisks) elsewhere(d parking.ParkedDisk, vms []cluster.VM) (at, volid 
 	return "perhaps one of " + strings.Join(found, ", "), d.Volid
 }
 
-// explained returns a tree of the exchange whose failures say where the disks are.
-func (r LostDisks) explained(s step.Step) step.Step {
-	return OnFailure(s, func(ctx context.Context, err error) error {
-		if err == nil || !Tellable(ctx, err) {
-			return err
-		}
-		ctx, cancel := context.WithTimeout(ctx, LookAround)
-		defer cancel()
-		return r.Located(ctx, err)
-	})
-}
-
 // Located adds to a failure where each disk is, as far as Proxmox shows.
 func (r LostDisks) Located(ctx context.Context, err error) error {
 	vm, errVM := r.Proxmox.VM(ctx, r.VM.ID)
@@ -119,9 +107,23 @@ var errUndone = errors.New("it was done, but is not so now: someone else may hav
 // LookAround bounds the look-up after a failure.
 const LookAround = 30 * time.Second
 
-// OnFailure lets explain add to every failure in a tree of steps. A goal that is unmet right after
+// Explained lets explain add to every failure in a tree of steps that is the exchange's own: not an interruption,
+// nor the loss of the run's claim on the node.
+func Explained(s step.Step, explain func(context.Context, error) error) step.Step {
+	return onFailure(s, func(ctx context.Context, err error) error {
+		kind := fault.KindOf(err)
+		if err == nil || ctx.Err() != nil || kind == fault.Claimed || kind == fault.Interrupted {
+			return err
+		}
+		ctx, cancel := context.WithTimeout(ctx, LookAround)
+		defer cancel()
+		return explain(ctx, err)
+	})
+}
+
+// onFailure lets explain add to every failure in a tree of steps. A goal that is unmet right after
 // its work was done is a failure, too.
-func OnFailure(s step.Step, explain func(context.Context, error) error) step.Step {
+func onFailure(s step.Step, explain func(context.Context, error) error) step.Step {
 	done := false
 	if skip := s.Skip; skip != nil {
 		s.Skip = func(ctx context.Context) (string, error) {
@@ -145,17 +147,10 @@ func OnFailure(s step.Step, explain func(context.Context, error) error) step.Ste
 			steps, err := list(ctx)
 			steps, done = slices.Clone(steps), err == nil
 			for i := range steps {
-				steps[i] = OnFailure(steps[i], explain)
+				steps[i] = onFailure(steps[i], explain)
 			}
 			return steps, explain(ctx, err)
 		}
 	}
 	return s
-}
-
-// Tellable reports whether a failure can be explained: not after an interruption, nor after the run
-// has lost its claim on the node.
-func Tellable(ctx context.Context, err error) bool {
-	kind := fault.KindOf(err)
-	return ctx.Err() == nil && kind != fault.Claimed && kind != fault.Interrupted
 }

@@ -28,7 +28,6 @@ type Memory struct {
 	Extensions []cluster.ExtensionEntry `json:",omitempty"` // of the system before
 	Stuck      []cluster.VolumeStatus   `json:",omitempty"` // volumes of its configuration that Talos could not use then
 	DiskSerial string                   // of the new system disk to come
-	SystemGiB  int                      // its wanted size; 0 or less than before: as before
 	HA         *cluster.HAResource      // nil: not managed
 	Firewall   string                   `json:",omitempty"` // see Replace.Firewall
 

@@ -196,7 +196,7 @@ type Plan struct {
 func (p Plan) ISOHosts() map[string][]string {
 	hosts := map[string][]string{}
 	for _, n := range p.Work() {
-		boots := n.Strategy.System() == cluster.SystemNew || n.IsWayBack
+		boots := n.Strategy.Installs() || n.IsWayBack
 		if takesAway(n) { // it is made again there
 			n.Host, boots = n.Wanted.Shape.Host, true
 		}

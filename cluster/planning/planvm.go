@@ -75,7 +75,7 @@ func (p worldOf) numbers() {
 	var need []*NodePlan
 	for i := range p.Nodes {
 		n := &p.Nodes[i]
-		replaces := n.Strategy.System() == cluster.SystemNew || n.Strategy.VM() == cluster.VMGone || stopsVM(*n)
+		replaces := n.Strategy.Installs() || n.Strategy.VM() == cluster.VMGone || stopsVM(*n)
 		if replaces && !n.Resume && len(n.Refused) == 0 && n.Found.Parking == nil {
 			need = append(need, n)
 		}

@@ -18,7 +18,7 @@ import (
 type create struct{ *node }
 
 func (n create) steps() []step.Step {
-	made := n.record.source().NewSystem(cluster.Create, false)
+	made := n.record.source().NewSystem()
 	do := made.Do
 	made.Do = func(ctx context.Context) error {
 		err := do(ctx)
@@ -30,7 +30,7 @@ func (n create) steps() []step.Step {
 		}
 		r, errRead := n.record.read(ctx)
 		if errRead == nil {
-			errRead = n.savedConfig.thenForget(r.CloseRecord)(ctx)
+			errRead = r.CloseRecord(ctx)
 		}
 		return fault.WithHint(errors.Join(fault.PlanMoved.Of(fault.As(fault.Refused, err)), errRead), "someone took the number meanwhile: run the same command again, which takes another one")
 	}

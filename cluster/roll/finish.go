@@ -5,7 +5,6 @@ import (
 	"errors"
 
 	"github.com/recast-sh/recast/cluster"
-	"github.com/recast-sh/recast/cluster/exchange"
 	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/cluster/rolling"
 	"github.com/recast-sh/recast/internal/fault"
@@ -20,33 +19,22 @@ func (n finish) kept(ctx context.Context) (string, error) {
 	return park.KeptBy(n.Plan.Strategy), nil
 }
 
-// steps restore what was changed for the roll, and then close the record: until then the
-// replacement is unfinished.
-func (n finish) steps(ctx context.Context) ([]step.Step, error) {
-	r, err := n.record.read(ctx)
-	if err != nil {
-		return nil, err
-	}
-	r.Frees = n.Plan.Frees
-	ends := rolling.Freeing{Node: n.Node}.Steps("bring-up/finish")
-	if n.Want.Surge { // what an earlier removal of it has left
-		ends = append(ends, rolling.Freeing{Node: n.Node}.Removed())
-	}
-	return append(append(r.Settings.FinishSteps(),
-		step.Step{ID: "restore-node", Title: "restore labels and taints", Do: n.restoreMetadata},
+// back gives the node back what was taken away from it.
+func (n finish) back() []step.Step {
+	return []step.Step{
+		{ID: "restore-node", Title: "restore labels and taints", Do: n.restoreMetadata},
 		rolling.NoteEntry(n.Node),
-		step.Step{ID: "uncordon", Title: "uncordon " + n.Plan.Node, Skip: n.uncordoned, Do: n.uncordon},
-		n.closing(r),
-	), ends...), nil
+		{ID: "uncordon", Title: "uncordon " + n.Plan.Node, Skip: n.uncordoned, Do: n.uncordon},
+	}
 }
 
-// closing ends the exchange.
-func (n finish) closing(r *exchange.Replace) step.Step {
-	s := step.Step{ID: "keep", Title: "keep the old system disk parked", Skip: n.kept, Do: n.savedConfig.thenForget(r.Settings.Keep)}
-	if n.Plan.Strategy.ParksNothing() {
-		s.Title, s.Do = "close the record", n.savedConfig.thenForget(r.CloseRecord)
+// frees lists the steps that free what is superseded once the record is closed.
+func (n finish) frees() []step.Step {
+	steps := rolling.Freeing{Node: n.Node}.Steps("bring-up/finish")
+	if n.Want.Surge { // what an earlier removal of it has left
+		steps = append(steps, rolling.Freeing{Node: n.Node}.Removed())
 	}
-	return s
+	return steps
 }
 
 func (n finish) uncordon(ctx context.Context) error {

@@ -12,6 +12,7 @@ import (
 	"github.com/recast-sh/recast/cluster/clustertest"
 	"github.com/recast-sh/recast/cluster/exchange"
 	"github.com/recast-sh/recast/cluster/parking"
+	"github.com/recast-sh/recast/cluster/reach"
 	"github.com/recast-sh/recast/cluster/rolling/rollingtest"
 )
 
@@ -91,7 +92,7 @@ var gateCalls = map[string]rollingtest.Call{
 	"delete node": {Do: func(s *scene, ctx context.Context) error { return nodeOf(s).finish.removal()[0].Do(ctx) }, Ready: all(is(cluster.Remove), begun), Done: "delete node"},
 	"down":        {Do: func(s *scene, ctx context.Context) error { return reasonAsError(nodeOf(s).takeDown.done(ctx)) }, Ready: begun},
 	"hooks":       {Do: func(s *scene, ctx context.Context) error { return nodeOf(s).hookPoints.before()[0].Do(ctx) }},
-	"prove":       {Do: func(s *scene, ctx context.Context) error { return nodeOf(s).recall.proveReplace(ctx, s.Mem, *s.Rec) }, Ready: begun},
+	"remember":    {Do: func(s *scene, ctx context.Context) error { return nodeOf(s).recall.remember(ctx) }, Ready: all(saved, leased), Err: "no VMID is free for the parking VM of wk1", Deaf: []string{"Get"}},
 	"reboot":      {Do: func(s *scene, ctx context.Context) error { return nodeOf(s).newBoot.requireToReboot(ctx) }, Ready: asCP, Deaf: []string{"EtcdStatus", "EtcdMembers", "Identity"}},
 	"boot failed": {Do: func(s *scene, ctx context.Context) error {
 		return nodeOf(s).newBoot.bootFailed(ctx, errors.New("timed out"))
@@ -125,6 +126,13 @@ type sceneFiles struct{}
 
 func (sceneFiles) Files(context.Context, netip.Addr, string, func(context.Context, cluster.MachineFiles) error) error {
 	return nil
+}
+
+// leased has the node's address from DHCP.
+func leased(s *scene) {
+	const mac = "BC:24:11:00:00:21"
+	s.PX.Set(101, kv{"net0": "virtio=" + mac})
+	s.Machine.Addresses = []reach.Address{{Prefix: netip.PrefixFrom(s.Plan.Addr, 24), Link: "eth0", MAC: mac, Layer: reach.Operator, Lease: reach.Lease{Operator: "dhcp4"}}}
 }
 
 const started = "set 9900 map[description:record protection:1] delete []\nstart 101\nset 9900 map[description:record protection:1] delete []"
@@ -295,6 +303,6 @@ func otherRows() []row {
 		{Do: "down", Change: swapped, Err: "said VM 101 was renewed by this run"},
 		{Do: "record", Change: record(func(rec *parking.Record) { rec.Open = false }), Err: "another run was here"},
 		{Do: "record", Change: record(func(rec *parking.Record) { rec.Run = "r0" }), Err: "another run was here"},
-		{Do: "prove", Change: func(s *scene) { s.Mem.VM.Config = kv{"hookscript": "x"} }, Err: "has hookscript"},
+		{Do: "remember", Change: on(101, kv{"hookscript": "x"}), Err: "has hookscript"},
 	}
 }

@@ -50,7 +50,7 @@ func (n *health) inVain(ctx context.Context, err error) error {
 
 // installs says whether Talos is installed on a blank disk.
 func (n *node) installs() bool {
-	return n.Plan.Strategy.System() == cluster.SystemNew
+	return n.Plan.Strategy.Installs()
 }
 
 // wayBack says how to cancel what is done to a node on which Talos is installed.

@@ -9,7 +9,6 @@ import (
 	"github.com/recast-sh/recast/cluster/exchange"
 	"github.com/recast-sh/recast/cluster/rolling"
 	"github.com/recast-sh/recast/internal/fault"
-	"github.com/recast-sh/recast/internal/step"
 	"github.com/recast-sh/recast/internal/wait"
 )
 
@@ -32,7 +31,7 @@ func (n power) keepServing(ctx context.Context, r *exchange.Replace, cause error
 	if m, err := n.Talos.Booted(ctx, n.Plan.Addr); err != nil || !n.IsOldBoot(ctx, m) {
 		return cause
 	}
-	for _, s := range []step.Step{{Skip: r.Settings.SettingsRestored, Do: r.Settings.RestoreSettings}, {Skip: r.Settings.HARestored, Do: r.Settings.RestoreHA}} {
+	for _, s := range r.Settings.RestoreSteps() {
 		reason, err := s.Skip(ctx)
 		if err == nil && reason == "" {
 			err = s.Do(ctx)
@@ -165,7 +164,7 @@ func (n power) start(ctx context.Context) error {
 	if err := errors.Join(errOthers, errRecord); err != nil {
 		return err
 	}
-	if err := n.record.requireAlone(ctx, vm, others); err != nil {
+	if err := others.RequireAlone(ctx, n.Proxmox, vm); err != nil {
 		return err
 	}
 	if !n.installs() { // the system that it boots already has the name

@@ -91,34 +91,18 @@ func (n putBack) standsStill(ctx context.Context, r *exchange.Replace) (string, 
 // step cancels an unfinished replacement: every disk goes back to where it was, the old system disk
 // too, and the node runs its old system again. This needs no secrets, so it works from any machine.
 func (n putBack) step() step.Step {
-	return step.Step{
-		ID: "put-back", Code: fault.ParkedHalf, Title: "put the old system disk of " + n.Plan.Node + " back", Risk: step.Destructive,
-		Steps: func(ctx context.Context) ([]step.Step, error) {
-			r, err := n.record.read(ctx)
-			if err != nil {
-				return nil, err
-			}
-			r.Strategy = cluster.PutBack
-			steps := append([]step.Step{
-				{ID: "give-up", Title: "note that the replacement is given up", Do: r.GiveUp},
-				{ID: "leave-etcd", Title: "take the replacement out of etcd", Do: func(ctx context.Context) error { return n.leaveAsReplacement(ctx, r) }},
-				{ID: "stop", Title: fmt.Sprintf("stop VM %d", n.Plan.VMID), Risk: step.Disruptive, Skip: func(ctx context.Context) (string, error) { return n.standsStill(ctx, r) }, Do: func(ctx context.Context) error { return n.stopNew(ctx, r) }},
-			}, r.PutBack.Steps()...)
-			return append(
-				steps,
-				step.Step{ID: "start", Code: fault.NoBoot, Title: fmt.Sprintf("start VM %d", n.Plan.VMID), Skip: n.power.started, Do: n.power.start},
-				n.bringUp.bootEntryStep(func(mem parking.Memory) string { return mem.Old.Entry }),
-				step.Step{ID: "wait-healthy", Code: fault.NoJoin, Title: "wait until " + n.Plan.Node + " is healthy", Skip: n.health.healthy, Do: n.health.waitHealthy},
-				step.Step{ID: "finish", Title: "put back what was taken away for the roll", Risk: step.Destructive, Steps: step.List(append(
-					r.Settings.RestoreSteps(),
-					step.Step{ID: "restore-node", Title: "restore labels and taints", Do: n.finish.restoreMetadata},
-					rolling.NoteEntry(n.Node),
-					step.Step{ID: "uncordon", Title: "uncordon " + n.Plan.Node, Skip: n.finish.uncordoned, Do: n.finish.uncordon},
-					step.Step{ID: "close", Title: "close the record", Do: n.savedConfig.thenForget(r.CloseRecord)},
-				)...)},
-			), nil
-		},
+	vm := n.Plan.VMID
+	stop := func(r *exchange.Replace) []step.Step {
+		return []step.Step{
+			{ID: "leave-etcd", Title: "take the replacement out of etcd", Do: func(ctx context.Context) error { return n.leaveAsReplacement(ctx, r) }},
+			{ID: "stop", Title: fmt.Sprintf("stop VM %d", vm), Risk: step.Disruptive, Skip: func(ctx context.Context) (string, error) { return n.standsStill(ctx, r) }, Do: func(ctx context.Context) error { return n.stopNew(ctx, r) }},
+		}
 	}
+	return n.record.source().PutBack(stop, []step.Step{
+		{ID: "start", Code: fault.NoBoot, Title: fmt.Sprintf("start VM %d", vm), Skip: n.power.started, Do: n.power.start},
+		n.bringUp.bootEntryStep(func(mem parking.Memory) string { return mem.Old.Entry }),
+		{ID: "wait-healthy", Code: fault.NoJoin, Title: "wait until " + n.Plan.Node + " is healthy", Skip: n.health.healthy, Do: n.health.waitHealthy},
+	}, n.finish.back())
 }
 
 func (n putBack) stopNew(ctx context.Context, r *exchange.Replace) error {

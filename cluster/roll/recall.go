@@ -55,30 +55,19 @@ func (n recall) observe(ctx context.Context) (parking.Memory, error) {
 	if err != nil {
 		return parking.Memory{}, err
 	}
-	vm.DropCSI()
 	k, err := n.KubeNode(ctx)
 	if err != nil {
 		return parking.Memory{}, err
 	}
-	ha, err := n.Proxmox.HAResource(ctx, vm.ID)
-	if err != nil {
-		return parking.Memory{}, fmt.Errorf("read what Proxmox HA has of %s: %w", vm, err)
-	}
-	if vm.Pool, err = n.Proxmox.Pool(ctx, vm.ID); err != nil {
-		return parking.Memory{}, err
-	}
-	fw, err := exchange.RememberFirewall(ctx, n.Proxmox, vm, n.Plan.Strategy)
+	mem, err := exchange.Remember(ctx, n.Proxmox, vm, system, n.record.opening())
 	if err != nil {
 		return parking.Memory{}, err
 	}
-	mem := parking.Memory{
-		Firewall: fw, VM: vm, SystemKey: system.Key, Persistent: persistent, BootID: m.BootID, Metadata: k.Metadata, NodeUID: k.UID, DiskSerial: exchange.DiskSerial(n.Run, n.Plan.Node), HA: ha,
-		ControlPlane: m.ControlPlane, EtcdKept: n.Plan.EtcdKept, HostArch: n.Plan.Found.Ties.HostArch,
-		Old: parking.KeptDisk{
-			Run: n.Run, Slot: system.Key, Options: cluster.OptionString(system), Build: m.Schematic.LockHash(), Talos: m.TalosVersion, Entry: k.Corrected(m.RunningSystem, m.BootID).BootEntry,
-			Kubernetes: k.KubeletVersion, EtcdOn: m.ControlPlane && !n.Plan.EtcdKept,
-		},
-	}
+	vm = mem.VM
+	mem.Persistent, mem.BootID, mem.Metadata, mem.NodeUID = persistent, m.BootID, k.Metadata, k.UID
+	mem.ControlPlane, mem.EtcdKept, mem.HostArch = m.ControlPlane, n.Plan.EtcdKept, n.Plan.Found.Ties.HostArch
+	mem.Old.Build, mem.Old.Talos, mem.Old.Entry = m.Schematic.LockHash(), m.TalosVersion, k.Corrected(m.RunningSystem, m.BootID).BootEntry
+	mem.Old.Kubernetes, mem.Old.EtcdOn = k.KubeletVersion, m.ControlPlane && !n.Plan.EtcdKept
 	drives, err := vm.Bootable()
 	if err != nil {
 		return parking.Memory{}, err
@@ -113,21 +102,6 @@ func notToCome(m cluster.Machine) []cluster.VolumeStatus {
 		}
 	}
 	return out
-}
-
-// proveReplace finds, while the node still runs, what would stop the exchange later.
-func (n recall) proveReplace(ctx context.Context, mem parking.Memory, rec parking.Record) error {
-	r := n.record.of(mem, rec, 0)
-	if !n.installs() {
-		_, err := r.System.Marked()
-		return err
-	}
-	if n.Plan.Strategy.VM() == cluster.VMAgain {
-		if err := cluster.RequireRemakeable(mem.VM, mem.HostArch); err != nil {
-			return err
-		}
-	}
-	return r.System.RequireMakeable(ctx)
 }
 
 // provenDisks returns the persistent disks. The plan has refused disks that could not be proven in
@@ -172,7 +146,7 @@ func (n recall) remember(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := n.proveReplace(ctx, mem, rec); err != nil {
+	if err := n.record.of(mem, rec, 0).RequirePossible(ctx); err != nil {
 		return err
 	}
 	if n.installs() {

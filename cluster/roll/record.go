@@ -30,12 +30,13 @@ func (n *record) known(ctx context.Context) (*exchange.Replace, error) {
 
 func (n *record) of(mem parking.Memory, rec parking.Record, park cluster.VMID) *exchange.Replace {
 	r := exchange.Of(n.Proxmox, mem, rec, park)
-	r.ISO, r.SystemGiB, r.AloneAtStart, r.Asks = n.Published().ISO, n.Want.SystemGiB, true, n.gate.Losses.RequireOff
+	r.ISO, r.SystemGiB, r.Asks = n.Published().ISO, n.Want.SystemGiB, n.gate.Losses.RequireOff
 	r.Shape, r.Image, r.DiskBytes = n.Want.Shape, n.Published().Disk, n.Want.Build.DiskBytes
 	if b := n.Want.Build; b.ID == rec.Build {
 		r.Made = parking.KeptDisk{Build: b.LockHash, Talos: b.TalosVersion}
 	}
 	r.Late, r.Say, r.Pods = &n.Late, n.Tell, n.Kube.PodVolumes
+	r.Frees, r.Forget = n.Plan.Frees, n.savedConfig.forget
 	return r
 }
 
@@ -78,7 +79,9 @@ func (n *record) read(ctx context.Context) (*exchange.Replace, error) {
 	return n.with(ctx, park)
 }
 
-func (n *record) source() exchange.Source { return exchange.Source{Read: n.read, Known: n.known} }
+func (n *record) source() exchange.Source {
+	return exchange.Source{Node: n.Plan.Node, Strategy: n.Plan.Strategy, Prepared: n.Plan.Prepared != "", Read: n.read, Known: n.known}
+}
 
 // with is read for a parking VM that was already read.
 func (n *record) with(ctx context.Context, park parking.Parking) (*exchange.Replace, error) {
@@ -100,16 +103,6 @@ func (n *record) sending(ctx context.Context, what string, within time.Duration,
 		return err
 	}
 	return r.Sending(ctx, what, within, send)
-}
-
-// requireAlone refuses to start a VM with a disk that another VM could write to.
-func (n *record) requireAlone(ctx context.Context, vm cluster.VM, others exchange.Others) error {
-	disks, err := vm.Disks()
-	if err != nil {
-		return err
-	}
-	problems, err := others.Sharing(ctx, n.Proxmox, vm, disks)
-	return errors.Join(append(problems, err)...)
 }
 
 // noteStage records how far the system on the new disk may get from here on. A record of an older

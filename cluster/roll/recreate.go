@@ -57,48 +57,37 @@ func (n order) work() []step.Step {
 // package gate (Gate.look); what must hold before the VM is deleted, in
 // exchange.Deletion.deleteSame.
 func (n order) recreate() []step.Step {
-	return []step.Step{n.down(), n.up(n.record.source().NewSystem(n.Plan.Strategy, n.Plan.Prepared != ""))}
+	return []step.Step{n.down(), n.up(n.record.source().NewSystem())}
 }
 
 // down takes a node down, and its disks to where they are safe.
 func (n order) down() step.Step {
-	x, s, vm := n.record.source(), n.Plan.Strategy, n.Plan.VMID
-	return step.Step{
-		ID: "take-down", Title: "take " + n.Plan.Node + " down", Risk: step.Destructive, Skip: n.takeDown.done,
-		Steps: step.List(
-			step.Step{ID: "remember", Title: "remember what the node must get back", Skip: n.recall.remembered, Do: n.recall.remember},
-			step.OnlyIf(n.Plan.Prepared != "", x.Prepare()),
-			step.OnlyIf(n.Plan.Rebuild == "", step.Step{ID: "drain", Code: fault.DrainBlocked, Title: "drain " + n.Plan.Node, Risk: step.Disruptive, Do: n.eviction.drain}),
-			step.OnlyIf(n.etcd.leaves(), step.Step{ID: "leave-etcd", Code: fault.EtcdUnhealthy, Title: "leave etcd: its data goes with the system disk", Risk: step.Destructive, Skip: n.etcd.left, Do: n.etcd.leave}),
-			step.Step{ID: "stop", Title: fmt.Sprintf("stop VM %d", vm), Risk: step.Disruptive, Skip: n.power.stoppedFor, Do: n.power.stop},
-			step.OnlyIf(s.DeletesVM(), x.Unprotect()),
-			step.OnlyIf(!s.ParksNothing(), x.Park()),
-			step.OnlyIf(s.DeletesVM(), x.DeleteVM()),
-		),
-	}
+	down := n.record.source().TakeDown(
+		step.Step{ID: "remember", Title: "remember what the node must get back", Skip: n.recall.remembered, Do: n.recall.remember},
+		step.OnlyIf(n.Plan.Rebuild == "", step.Step{ID: "drain", Code: fault.DrainBlocked, Title: "drain " + n.Plan.Node, Risk: step.Disruptive, Do: n.eviction.drain}),
+		step.OnlyIf(n.etcd.leaves(), step.Step{ID: "leave-etcd", Code: fault.EtcdUnhealthy, Title: "leave etcd: its data goes with the system disk", Risk: step.Destructive, Skip: n.etcd.left, Do: n.etcd.leave}),
+		step.Step{ID: "stop", Title: fmt.Sprintf("stop VM %d", n.Plan.VMID), Risk: step.Disruptive, Skip: n.power.stoppedFor, Do: n.power.stop},
+	)
+	down.Skip = n.takeDown.done
+	return down
 }
 
 // up brings a node up in the VM that it gets, or that it has.
 func (n order) up(system step.Step) step.Step {
 	x, s, vm := n.record.source(), n.Plan.Strategy, n.Plan.VMID
 	rollback, stays := s.System() == cluster.SystemKept, s.Reshapes()
-	return step.Step{
-		ID: "bring-up", Title: "bring " + n.Plan.Node + " up", Risk: step.Disruptive,
-		Steps: step.List(
-			step.OnlyIf(!stays, system), // create-vm, blank-disk or restore-disk
-			step.OnlyIf(n.installs(), step.Step{ID: "renew-disk", Title: "see that it has a system disk", Risk: step.Disruptive, Skip: n.renewal.hasDisk, Do: n.renewal.giveDisk}),
-			step.OnlyIf(!s.ParksNothing(), x.Attach()),
-			step.OnlyIf(stays && (n.Plan.Resume || n.Plan.VM.Moves(shape.Off) != ""), x.Migrate(!n.Plan.Resume)),
-			step.OnlyIf(!rollback && !n.Want.Shape.IsEmpty(), x.Reshape()),
-			step.Step{ID: "start", Code: fault.NoBoot, Title: fmt.Sprintf("start VM %d", vm), Skip: n.power.started, Do: n.power.start},
-			step.OnlyIf(rollback, n.bringUp.bootEntryStep(func(parking.Memory) string { return n.Plan.Restore.Entry })),
-			step.OnlyIf(n.installs(), step.Step{ID: "configure", Code: fault.NoBoot, Title: "check the blank machine and configure it", Risk: step.Destructive, Skip: n.bringUp.configured, Do: n.bringUp.configure}),
-			step.OnlyIf(n.Plan.Bootstraps, restore.First(n.Node, n.roller.Files, n.roller.Rebuild)),
-			step.Step{ID: "wait-healthy", Code: fault.NoJoin, Title: "wait until " + n.Plan.Node + " is healthy", Skip: n.health.healthy, Do: n.health.waitHealthy},
-			step.OnlyIf(n.Plan.Bootstraps && n.Plan.Rebuild != "", n.restartKubelets()),
-			step.Step{ID: "finish", Title: "put back what was taken away for the roll", Steps: n.finish.steps},
-		),
-	}
+	return x.BringUp(
+		system,
+		step.OnlyIf(stays && (n.Plan.Resume || n.Plan.VM.Moves(shape.Off) != ""), x.Migrate(!n.Plan.Resume)),
+		step.OnlyIf(!rollback && !n.Want.Shape.IsEmpty(), x.Reshape()),
+		step.Step{ID: "start", Code: fault.NoBoot, Title: fmt.Sprintf("start VM %d", vm), Skip: n.power.started, Do: n.power.start},
+		step.OnlyIf(rollback, n.bringUp.bootEntryStep(func(parking.Memory) string { return n.Plan.Restore.Entry })),
+		step.OnlyIf(n.installs(), step.Step{ID: "configure", Code: fault.NoBoot, Title: "check the blank machine and configure it", Risk: step.Destructive, Skip: n.bringUp.configured, Do: n.bringUp.configure}),
+		step.OnlyIf(n.Plan.Bootstraps, restore.First(n.Node, n.roller.Files, n.roller.Rebuild)),
+		step.Step{ID: "wait-healthy", Code: fault.NoJoin, Title: "wait until " + n.Plan.Node + " is healthy", Skip: n.health.healthy, Do: n.health.waitHealthy},
+		step.OnlyIf(n.Plan.Bootstraps && n.Plan.Rebuild != "", n.restartKubelets()),
+		x.Finish(n.finish.back(), n.finish.frees()...),
+	)
 }
 
 // restartKubelets is for a broken cluster whose etcd has just begun again: all control planes are made again.

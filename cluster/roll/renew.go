@@ -87,23 +87,3 @@ func (n *renewal) renew(ctx context.Context, r *exchange.Replace, silent error) 
 	}
 	return n.power.start(ctx)
 }
-
-func (n *renewal) hasDisk(ctx context.Context) (string, error) {
-	r, err := n.record.known(ctx)
-	if err != nil {
-		return "", err
-	}
-	vm, disk, there, err := r.System.SystemNow(r.Current(ctx))
-	if err != nil || !there {
-		return "", err
-	}
-	return fmt.Sprintf("%s of %s is %s", disk.Key, vm, disk.Volid), nil
-}
-
-func (n *renewal) giveDisk(ctx context.Context) error {
-	r, err := n.record.read(ctx)
-	if err != nil {
-		return err
-	}
-	return r.System.Give(ctx)
-}

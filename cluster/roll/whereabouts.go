@@ -9,12 +9,7 @@ import (
 
 // explained returns s with failures that say where the node's disks are.
 func (n order) explained(s step.Step) step.Step {
-	return exchange.OnFailure(s, func(ctx context.Context, err error) error {
-		if err == nil || !exchange.Tellable(ctx, err) {
-			return err
-		}
-		ctx, cancel := context.WithTimeout(ctx, exchange.LookAround)
-		defer cancel()
+	return exchange.Explained(s, func(ctx context.Context, err error) error {
 		mem, errMemory := n.Memory(ctx)
 		if errMemory != nil {
 			return err // nothing was started

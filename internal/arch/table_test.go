@@ -134,6 +134,7 @@ var table = []row{
 	{pkg: "cluster/doctor", allow: []string{"cluster", "cluster/etcd", "cluster/parking", "cluster/observe", "cluster/strategy", "cluster/planning", "cluster/access", "internal/fault", errgroup}},
 	{pkg: "cluster/explain", allow: []string{"cluster", "cluster/observe", "cluster/strategy", "cluster/planning", "cluster/roll", "cluster/doctor", "internal/step", "internal/fault", "internal/words"}},
 	{pkg: "cluster/clustertest", allow: []string{"cluster", "cluster/firewall", "cluster/parking", "internal/fault", "testing"}}, // what tests of the rooms share
+	{pkg: "cluster/exchange/exchangetest", allow: []string{"cluster", "cluster/exchange", "cluster/parking", "internal/step", "internal/fault"}},
 	{pkg: "cluster/rolling/rollingtest", allow: []string{"cluster", "cluster/parking", "cluster/observe", "cluster/planning", "cluster/rolling", "cluster/clustertest"}},
 	{pkg: "cluster/observe/observetest", allow: []string{"cluster", "cluster/observe", "cluster/clustertest", "cluster/reach"}},
 	{pkg: "cluster/clustertest/vmsetting"},

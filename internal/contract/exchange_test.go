@@ -5,7 +5,6 @@ import (
 	"testing"
 
 	"github.com/recast-sh/recast/cluster"
-	"github.com/recast-sh/recast/cluster/exchange"
 	"github.com/recast-sh/recast/internal/sim/world"
 )
 
@@ -20,7 +19,7 @@ func TestExchange(t *testing.T) {
 				r, err := x.open(s.newClient(), strategy, "r1")
 				must(t, err)
 				must(t, s.carryOut(r.Steps()))
-				x.wantMachine(t, "afterwards", x.before.renewedBy("r1", r.Serial))
+				x.wantMachine(t, "afterwards", x.before.renewedBy("r1", r.Serial()))
 				x.wantKept(t, "afterwards", x.before.Drives["scsi0"])
 				s.intact(t)
 			})
@@ -100,8 +99,7 @@ func TestPutBack(t *testing.T) {
 	}
 }
 
-// TestExchangeGrows: a larger system disk gets its size, also when another process
-// finishes the exchange.
+// TestExchangeGrows: a larger system disk gets its size.
 func TestExchangeGrows(t *testing.T) {
 	long(t)
 	run(t, 0, func(t *testing.T, s *server) {
@@ -109,13 +107,11 @@ func TestExchangeGrows(t *testing.T) {
 		px := s.newClient()
 		vm, err := px.VM(t.Context(), cluster.VMID(x.id))
 		must(t, err)
-		r, err := exchange.OpenReplace(t.Context(), px, exchange.ReplaceOptions{
-			Cluster: exchangeCluster, Node: "node-" + itoa(x.id), Run: "r1", Build: "b0", Strategy: cluster.Recreate, VM: vm, System: "scsi0",
-			SystemGiB: 3, ParkingIDs: []cluster.VMID{cluster.VMID(x.park)}, ISO: x.bootISO,
-		})
-		must(t, err)
+		r := x.begun(px, cluster.Recreate, "r1")
+		r.SystemGiB = 3
+		must(t, r.Open(t.Context(), vm, nil))
 		must(t, s.carryOut(r.Steps()))
-		want := x.before.renewedBy("r1", r.Serial)
+		want := x.before.renewedBy("r1", r.Serial())
 		system := want.Drives["scsi0"]
 		system.Size = itoa(3 << 30)
 		system.Options = slices.Clone(system.Options)

@@ -8,7 +8,7 @@ import (
 	"testing"
 
 	"github.com/recast-sh/recast/cluster"
-	"github.com/recast-sh/recast/cluster/exchange"
+	"github.com/recast-sh/recast/cluster/exchange/exchangetest"
 	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/internal/pve"
 	"github.com/recast-sh/recast/internal/sim/world"
@@ -148,8 +148,16 @@ func (s *server) newClient() *pve.Client {
 	return s.connect(o)
 }
 
+// begun is an exchange of the node as another process, which only has Proxmox.
+func (x *exchanged) begun(px cluster.Proxmox, strategy cluster.Strategy, run string) *exchangetest.Exchange {
+	return &exchangetest.Exchange{
+		Proxmox: px, Record: parking.Record{Cluster: exchangeCluster, Node: "node-" + itoa(x.id), Run: run, Build: "b0", Strategy: strategy},
+		ParkingIDs: []cluster.VMID{cluster.VMID(x.park)}, ISO: x.bootISO,
+	}
+}
+
 // open begins an exchange of the node as a new run.
-func (x *exchanged) open(px cluster.Proxmox, strategy cluster.Strategy, run string) (*exchange.Replace, error) {
+func (x *exchanged) open(px cluster.Proxmox, strategy cluster.Strategy, run string) (*exchangetest.Exchange, error) {
 	vm, err := px.VM(x.s.t.Context(), cluster.VMID(x.id))
 	if err != nil {
 		return nil, err
@@ -158,14 +166,11 @@ func (x *exchanged) open(px cluster.Proxmox, strategy cluster.Strategy, run stri
 	if err != nil {
 		return nil, err
 	}
-	o := exchange.ReplaceOptions{
-		Cluster: exchangeCluster, Node: "node-" + itoa(x.id), Run: run, Build: "b0", Strategy: strategy, VM: vm, System: "scsi0",
-		Parking: parking, ParkingIDs: []cluster.VMID{cluster.VMID(x.park)}, ISO: x.bootISO,
-	}
+	r := x.begun(px, strategy, run)
 	if strategy == cluster.Rollback && parking != nil && len(parking.Record.Kept) > 0 {
-		o.Restore = &parking.Record.Kept[len(parking.Record.Kept)-1]
+		r.Record.Restore = &parking.Record.Kept[len(parking.Record.Kept)-1]
 	}
-	return exchange.OpenReplace(x.s.t.Context(), px, o)
+	return r, r.Open(x.s.t.Context(), vm, parking)
 }
 
 func (x *exchanged) bootISO(context.Context) (string, error) { return x.iso, nil }
@@ -221,12 +226,12 @@ func (x *exchanged) resume(px cluster.Proxmox, strategy cluster.Strategy, run st
 	case parking == nil || !parking.Record.Open:
 		return x.exchange(px, strategy, run)
 	}
-	r, err := exchange.ResumeReplace(px, parking.VM, x.bootISO)
-	if err != nil {
+	r := x.begun(px, strategy, run)
+	if err := r.Resume(parking.VM); err != nil {
 		return err
 	}
 	if putBack {
-		return x.s.carryOut(r.PutBackSteps())
+		return x.s.carryOut(r.PutBack())
 	}
 	return x.s.carryOut(r.Steps())
 }

@@ -121,14 +121,14 @@ func newForeignExchange(t *testing.T, way foreignWay) *foreignScene {
 func (s *foreignScene) exchange(ctx context.Context, lab *matrixLab, strategy cluster.Strategy) error {
 	ctx, life := lab.live(ctx)
 	defer life.kill()
-	r, _, err := life.begin(ctx, strategy, s.giveUp)
-	if err != nil || r == nil {
+	x, err := life.begin(ctx, strategy, s.giveUp)
+	if err != nil || x == nil {
 		return err
 	}
-	r.Proxmox = patience.With(r.Proxmox, 2*time.Second, func(text string) { s.listen(step.Event{Text: text}) })
-	tree := r.Steps
+	x.Proxmox = patience.With(x.Proxmox, 2*time.Second, func(text string) { s.listen(step.Event{Text: text}) })
+	tree := x.Steps
 	if s.giveUp {
-		tree = r.PutBackSteps
+		tree = x.PutBack
 	}
 	return (&step.Runner{}).Run(ctx, tree())
 }

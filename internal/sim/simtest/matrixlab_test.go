@@ -12,6 +12,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/exchange"
+	"github.com/recast-sh/recast/cluster/exchange/exchangetest"
 	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/pve"
@@ -134,71 +135,62 @@ func (life *matrixLife) kill() {
 // exchange is all that a process does: it begins or resumes the exchange and completes it,
 // forward or back.
 func (life *matrixLife) exchange(ctx context.Context, strategy cluster.Strategy, putBack bool) error {
-	r, rec, err := life.begin(ctx, strategy, putBack)
-	if err != nil || r == nil {
+	x, err := life.begin(ctx, strategy, putBack)
+	if err != nil || x == nil {
 		return err
 	}
-	tree := r.Steps
-	if putBack || rec.PutBack {
-		tree = r.PutBackSteps
+	tree := x.Steps
+	if putBack || x.Record.PutBack {
+		tree = x.PutBack
 	}
 	return (&step.Runner{}).Run(ctx, tree())
 }
 
 // begin begins or resumes the exchange of the VM from Proxmox's state alone. It returns
 // nil if there is nothing left to do, or nothing to cancel.
-func (life *matrixLife) begin(ctx context.Context, strategy cluster.Strategy, putBack bool) (*exchange.Replace, parking.Record, error) {
+func (life *matrixLife) begin(ctx context.Context, strategy cluster.Strategy, putBack bool) (*exchangetest.Exchange, error) {
 	if err := exchange.AwaitOwnTasks(ctx, life.px, func(cluster.VMID) bool { return true }, 2*time.Second, nil); err != nil {
-		return nil, parking.Record{}, err
+		return nil, err
 	}
 	vms, err := life.px.VMs(ctx)
 	if err != nil {
-		return nil, parking.Record{}, err
+		return nil, err
 	}
 	parkings, err := parking.Parkings(vms, matrixCluster)
 	if err != nil {
-		return nil, parking.Record{}, err
+		return nil, err
+	}
+	x := &exchangetest.Exchange{
+		Proxmox: life.px, Record: parking.Record{Cluster: matrixCluster, Node: matrixNode, Run: life.shape.run(strategy), Build: "3f2a", Strategy: strategy}, SystemGiB: matrixSystemGiB,
+		ParkingIDs: []cluster.VMID{matrixParking, matrixParking + 1, matrixParking + 2}, ISO: isoOfMatrix, Image: imageOfMatrix, DiskBytes: int64(len(matrixDiskImage())),
+	}
+	if life.shape.prepared {
+		x.Record.Prepared = matrixImage
 	}
 	var earlier *parking.Parking
 	for _, p := range parkings {
 		switch {
 		case p.Record.Open:
-			r, err := exchange.ResumeReplace(life.px, p.VM, isoOfMatrix)
-			if err == nil {
-				r.Image, r.DiskBytes = imageOfMatrix, int64(len(matrixDiskImage()))
-			}
-			return r, p.Record, err
-		case p.Record.Run == life.shape.run(strategy):
-			return nil, p.Record, nil
+			return x, x.Resume(p.VM)
+		case p.Record.Run == x.Record.Run:
+			return nil, nil
 		}
 		earlier = &p
 	}
 	if putBack {
-		return nil, parking.Record{}, nil
+		return nil, nil
 	}
-	return life.open(ctx, strategy, earlier)
-}
-
-func (life *matrixLife) open(ctx context.Context, strategy cluster.Strategy, earlier *parking.Parking) (*exchange.Replace, parking.Record, error) {
 	vm, err := life.px.VM(ctx, matrixVM)
 	if errors.Is(err, cluster.ErrNotFound) {
 		err = fault.WithHint(fmt.Errorf("VM %d: %w", matrixVM, err), "make the node's VM: recast create")
 	}
 	if err != nil {
-		return nil, parking.Record{}, err
-	}
-	o := exchange.ReplaceOptions{
-		Cluster: matrixCluster, Node: matrixNode, Run: life.shape.run(strategy), Build: "3f2a", Strategy: strategy, VM: vm, System: "scsi0",
-		SystemGiB: matrixSystemGiB, Parking: earlier, ParkingIDs: []cluster.VMID{matrixParking, matrixParking + 1, matrixParking + 2}, ISO: isoOfMatrix,
+		return nil, err
 	}
 	if strategy == cluster.Rollback && earlier != nil {
-		o.Restore = &earlier.Record.Kept[0]
+		x.Record.Restore = &earlier.Record.Kept[0]
 	}
-	if life.shape.prepared {
-		o.Prepared, o.Image, o.DiskBytes = matrixImage, imageOfMatrix, int64(len(matrixDiskImage()))
-	}
-	r, err := exchange.OpenReplace(ctx, life.px, o)
-	return r, parking.Record{Open: true}, err
+	return x, x.Open(ctx, vm, earlier)
 }
 
 func isoOfMatrix(context.Context) (string, error)   { return matrixISO, nil }

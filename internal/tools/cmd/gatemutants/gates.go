@@ -23,18 +23,18 @@ var rooms = []room{
 	{"cluster/replica", "^TestMemo|^TestHolding", `Memo.With Memo.Without System.Holding`},
 	{"cluster/exchange", "^TestReplace", `
 		Deletion.deleteVM Deletion.deleteSame Deletion.changedSince
-		Replace.isReplaced Replace.nowBoth Replace.found Replace.KeepOff Replace.stayOff Replace.notGivenUp Replace.GiveUp
+		Replace.isReplaced Replace.nowBoth Replace.found Replace.KeepOff Replace.giveUp
 		handOver.once handOver.handable handOver.both handOver.dropDangling handOver.findUnnamed
 		diskMoves.attach diskMoves.attached diskMoves.detach diskMoves.park diskMoves.onlyOnce diskMoves.notParked diskMoves.emptied
 		parkedDisk IsParked isDetached ChangeRecord
-		NewSystem.create NewSystem.createVM NewSystem.NewConfig NewSystem.oldConfig NewSystem.Marked NewSystem.systemDisk
-		NewSystem.Given NewSystem.giveBlank NewSystem.SystemNow NewSystem.set NewSystem.restore
+		NewSystem.create NewSystem.createVM NewSystem.NewConfig NewSystem.oldConfig NewSystem.marked NewSystem.systemDisk
+		NewSystem.given NewSystem.giveBlank NewSystem.systemNow NewSystem.set NewSystem.restore
 		Preparation.done Preparation.do Preparation.importImage Preparation.grow Preparation.give
 		SpareDisk.newToPark SpareDisk.ParkNew SpareDisk.parkingNow Firewall.copy PutBack.StandsStill
-		comparison.compareDisks comparison.missing comparison.added ReadOthers Others.Sharing
+		comparison.compareDisks comparison.missing comparison.added ReadOthers
 		KeptRef.Find KeptRef.look KeptRef.Free KeptRef.forget
 		Reshaping.done Reshaping.lacks Reshaping.do Reshaping.migrated Reshaping.migrate
-		OpenReplace OpenParking ResumeReplace`},
+		Remember OpenParking`},
 	{"cluster/rolling", "^TestGate", "Node.Parking"},
 	{"cluster/parking", ".", "Memory.WrongBlank"},
 	{"cluster/gate", "^TestGate", `

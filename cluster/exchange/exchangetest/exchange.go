@@ -1,0 +1,191 @@
+// Package exchangetest exchanges the system of a VM that has no guest: with the steps of a roll, wired as a roll
+// wires them, but without those of a node.
+package exchangetest
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/exchange"
+	"github.com/recast-sh/recast/cluster/parking"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/step"
+)
+
+// Exchange is one process that exchanges the system of a node's VM.
+type Exchange struct {
+	Proxmox    cluster.Proxmox
+	Record     parking.Record // what is known before it begins: of which cluster, node and run, by which strategy
+	SystemGiB  int            // wanted size of the new system disk; 0 or less than before: as before
+	ParkingIDs []cluster.VMID // that a parking VM may take, in order
+	ISO, Image func(ctx context.Context) (string, error)
+	DiskBytes  int64 // of the disk in the image
+
+	last *exchange.Replace // as the record was read last
+	late exchange.Late
+}
+
+// Serial is that of the new system disk.
+func (x *Exchange) Serial() string { return x.last.Serial }
+
+// systemKey is the key of every system disk.
+const systemKey = "scsi0"
+
+// Open begins the exchange of a VM as read just now: it writes the open record to the parking VM of an earlier
+// exchange, or to a new one, and changes nothing else. From then on Resume finds the exchange, even if the process dies.
+func (x *Exchange) Open(ctx context.Context, vm cluster.VM, earlier *parking.Parking) error {
+	if vm.Config[systemKey] == "" {
+		return fault.WithHint(fault.ParkedHalf.Refusedf("%s has no %s, which is to be its system disk", vm, systemKey),
+			"it has %s; where the parking VM of an unfinished exchange was deleted, the disk was deleted with it", cluster.DrivesOf(vm))
+	}
+	system, err := cluster.ParseDisk(systemKey, vm.Config[systemKey])
+	if err != nil {
+		return fmt.Errorf("system disk of %s: %w", vm, err)
+	}
+	mem, err := exchange.Remember(ctx, x.Proxmox, vm, system, x.Record)
+	if err != nil {
+		return err
+	}
+	rec, err := x.Record.Opened(mem, nil)
+	if err != nil {
+		return err
+	}
+	if err := x.of(mem, rec, 0).RequirePossible(ctx); err != nil {
+		return err
+	}
+	id, rec, err := exchange.OpenParking(ctx, x.Proxmox, x.Record, mem, earlier, x.ParkingIDs, new(parking.Numbers), func(cluster.VMID) error { return nil })
+	if err == nil {
+		x.last = x.of(mem, rec, id)
+	}
+	return err
+}
+
+// Resume takes the exchange from the open record of a parking VM. It needs nothing but that record.
+func (x *Exchange) Resume(park cluster.VM) (err error) {
+	if x.Record, _, err = parking.ReadRecord(park); err != nil {
+		return err
+	}
+	mem, err := x.Record.ReadMemory(park)
+	if err == nil {
+		x.last = x.of(mem, x.Record, park.ID)
+	}
+	return err
+}
+
+// Steps exchanges the system of the VM, which is off.
+func (x *Exchange) Steps() step.Step {
+	source := x.source()
+	remember := step.Step{ID: "remember", Title: "keep its firewall on the parking VM", Do: x.do(func(ctx context.Context, r *exchange.Replace) error { return r.KeptFirewall.Keep(ctx) })}
+	down := source.TakeDown(remember, step.Step{ID: "stop", Title: "see that nobody starts it", Do: x.do(staysOff)})
+	down.Skip = func(ctx context.Context) (string, error) {
+		r, err := x.read(ctx)
+		if err != nil {
+			return "", err
+		}
+		return r.Deletion.TakenDown(ctx)
+	}
+	up := source.BringUp(source.NewSystem(), x.start(), source.Finish(nil))
+	return x.whole(step.Step{ID: "replace", Title: "replace " + x.last.VM.String(), Steps: step.List(down, up)})
+}
+
+// PutBack cancels the exchange: the VM, which is off, gets every disk and setting back.
+func (x *Exchange) PutBack() step.Step {
+	stop := func(r *exchange.Replace) []step.Step {
+		return []step.Step{{ID: "stop", Title: "see that it is off", Skip: r.PutBack.StandsStill, Do: func(ctx context.Context) error { return staysOff(ctx, r) }}}
+	}
+	return x.whole(x.source().PutBack(stop, []step.Step{x.start()}, nil))
+}
+
+// whole skips an exchange that has ended, and says where the disks are if it fails.
+func (x *Exchange) whole(s step.Step) step.Step {
+	s.Skip = func(ctx context.Context) (string, error) {
+		park, err := x.parking(ctx)
+		if err != nil || park.Record.Open {
+			return "", err
+		}
+		return fmt.Sprintf("the record of %s is closed", x.last.VM), nil
+	}
+	return exchange.Explained(s, func(ctx context.Context, err error) error { return x.last.Lost.Located(ctx, err) })
+}
+
+// start is all of the start of the VM that needs no guest.
+func (x *Exchange) start() step.Step {
+	return step.Step{ID: "start", Title: "see that no other VM has its disks", Do: func(ctx context.Context) error {
+		vm, err := x.Proxmox.VM(ctx, x.last.VM.ID)
+		if err != nil {
+			return fmt.Errorf("look up VM %d: %w", x.last.VM.ID, err)
+		}
+		if vm.Running {
+			return nil
+		}
+		others, err := exchange.ReadOthers(ctx, x.Proxmox, vm.ID)
+		if err != nil {
+			return err
+		}
+		return others.RequireAlone(ctx, x.Proxmox, vm)
+	}}
+}
+
+// staysOff makes sure that the VM, if it is there, is off and stays off.
+func staysOff(ctx context.Context, r *exchange.Replace) error {
+	if _, found, err := r.Current(ctx); err != nil || !found {
+		return err
+	}
+	vm, err := r.KeepOff(ctx)
+	if err == nil && vm.Running {
+		err = fault.WithHint(fault.ParkedHalf.Refusedf("%s is running", vm), "shut it down first")
+	}
+	return err
+}
+
+func (x *Exchange) source() exchange.Source {
+	known := func(context.Context) (*exchange.Replace, error) { return x.last.Copy(), nil }
+	return exchange.Source{Node: x.Record.Node, Strategy: x.Record.Strategy, Prepared: x.Record.Prepared != "", Read: x.read, Known: known}
+}
+
+func (x *Exchange) do(f func(context.Context, *exchange.Replace) error) func(context.Context) error {
+	return func(ctx context.Context) error {
+		r, err := x.read(ctx)
+		if err != nil {
+			return err
+		}
+		return f(ctx, r)
+	}
+}
+
+// read reads the record again, which must still be ours.
+func (x *Exchange) read(ctx context.Context) (*exchange.Replace, error) {
+	park, err := x.parking(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if !park.Record.Open || park.Record.Run != x.Record.Run {
+		return nil, fault.ParkedHalf.Refusedf("%s no longer has an open record of run %s: another run was here", park.VM, x.Record.Run)
+	}
+	mem, err := park.Record.ReadMemory(park.VM)
+	if err != nil {
+		return nil, err
+	}
+	x.last = x.of(mem, park.Record, park.VM.ID)
+	return x.last.Copy(), nil
+}
+
+func (x *Exchange) parking(ctx context.Context) (parking.Parking, error) {
+	vm, err := exchange.ConfigOf(ctx, x.Proxmox, x.last.Parking)
+	if err != nil {
+		return parking.Parking{}, fmt.Errorf("look up parking VM %d: %w", x.last.Parking, err)
+	}
+	rec, found, err := parking.ReadRecord(vm)
+	if err == nil && !found {
+		err = parking.DescriptionChanged(vm, x.Record.Node)
+	}
+	return parking.Parking{VM: vm, Record: rec}, err
+}
+
+func (x *Exchange) of(mem parking.Memory, rec parking.Record, park cluster.VMID) *exchange.Replace {
+	r := exchange.Of(x.Proxmox, mem, rec, park)
+	r.ISO, r.Image, r.DiskBytes, r.SystemGiB, r.Late = x.ISO, x.Image, x.DiskBytes, x.SystemGiB, &x.late
+	r.Asks = func(ctx context.Context) error { return ctx.Err() } // nobody has data on it
+	return r
+}
