@@ -266,7 +266,7 @@ func keptBy(park parking.Parking) []Kept {
 	return out
 }
 
-// replacedAt is when a kept disk was replaced; of an older recast, when that run began.
+// replacedAt is when a kept disk was replaced; of one that was given up, or of a removed node, when that run began.
 func replacedAt(k parking.KeptDisk) time.Time {
 	if k.Replaced.IsZero() {
 		return journal.RunBegan(k.Run)

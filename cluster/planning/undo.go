@@ -16,7 +16,7 @@ import (
 // Replacing is a run that replaced the present system disks of nodes.
 type Replacing struct {
 	Run   string
-	At    time.Time // at which it was active; zero: not recorded
+	At    time.Time // at which it was active; zero: it is unfinished, or someone has edited its record
 	What  string    // "" if no journal of it is here
 	Nodes []string
 }
@@ -206,6 +206,6 @@ func listed(runs []Replacing) string {
 
 // undecided refuses to guess which run was the last one.
 func undecided(runs []Replacing) error {
-	return fault.WithHint(fault.NoWayBack.Refusedf("which run was the last one is not certain, because their times are of the clocks of two machines, or of the same minute: %s", listed(runs)),
+	return fault.WithHint(fault.NoWayBack.Refusedf("which run was the last one is not certain, because their times are of the clocks of two machines, or not recorded: %s", listed(runs)),
 		"name the one to undo: recast undo --run %s, or recast undo NODE", runs[0].Run)
 }

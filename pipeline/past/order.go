@@ -8,19 +8,15 @@ import (
 	"github.com/recast-sh/recast/internal/journal"
 )
 
-const (
-	// skew is by how much the clocks of two machines may differ.
-	skew = 10 * time.Minute
-	// minute is what the ID of a run tells of its start, and all that an older recast has recorded in Proxmox.
-	minute = time.Minute
-)
+// skew is by how much the clocks of two machines may differ.
+const skew = 10 * time.Minute
 
 // dated is a run whose start is known, as well as it is.
 type dated struct {
 	planning.Replacing
-	info   journal.RunInfo
-	by     string        // the machine whose clock says when; "": unknown
-	within time.Duration // it started that long after info.Started at most
+	info    journal.RunInfo
+	by      string // the machine whose clock says when; "": unknown
+	guessed bool   // by its ID: its journal is not here, and Proxmox has no time of it
 }
 
 // Order sorts runs that replaced system disks, the newest first: by their journals where those are here, else by what
@@ -43,14 +39,14 @@ func (r Runs) Order(runs []planning.Replacing) (ordered []planning.Replacing, su
 func (r Runs) date(run planning.Replacing, infos []journal.RunInfo) dated {
 	d := dated{Replacing: run, info: journal.RunInfo{ID: run.Run, Started: run.At}}
 	if d.At.IsZero() {
-		d.info.Started, d.within = journal.RunBegan(run.Run), minute
+		d.info.Started, d.guessed = journal.RunBegan(run.Run), true
 	}
 	i := slices.IndexFunc(infos, func(info journal.RunInfo) bool { return info.ID == run.Run })
 	if i < 0 {
 		return d
 	}
 	known := r.Read(run.Run, Options{})
-	d.info, d.within, d.At, d.What = infos[i], 0, infos[i].Started, known.Command()
+	d.info, d.guessed, d.At, d.What = infos[i], false, infos[i].Started, known.Command()
 	if what := known.What(); what != "" {
 		d.What += ", " + what
 	}
@@ -62,9 +58,12 @@ func (r Runs) date(run planning.Replacing, infos []journal.RunInfo) dated {
 
 // follows says whether d certainly started after an earlier run: one claim at a time, so two runs never overlap.
 func (d dated) follows(earlier dated) bool {
-	apart := max(d.within, earlier.within)
+	if d.guessed || earlier.guessed {
+		return false
+	}
+	apart := time.Duration(0)
 	if d.by == "" || d.by != earlier.by {
-		apart = max(apart, skew)
+		apart = skew
 	}
 	return d.info.Started.Sub(earlier.info.Started) > apart
 }

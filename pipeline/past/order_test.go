@@ -44,7 +44,7 @@ func TestOrderOfRuns(t *testing.T) {
 		"of two machines, long apart":          {journals: []func(*testing.T, Runs){here(first, "h", at), there(second, "ci", at.Add(time.Hour))}, last: second, sure: true},
 		"without journals":                     {at: [2]time.Time{at, at.Add(time.Hour)}, last: second, sure: true},
 		"without journals, at almost one time": {at: [2]time.Time{at, at.Add(time.Minute)}, last: second},
-		"of an older recast":                   {last: first},
+		"without journals or times":            {last: first},
 		"one journal is here":                  {journals: []func(*testing.T, Runs){here(second, "h", at.Add(time.Minute))}, at: [2]time.Time{at, {}}, last: second},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -63,10 +63,10 @@ func TestOrderOfRuns(t *testing.T) {
 			}
 		})
 	}
-	old := Runs{Dir: t.TempDir()}
-	got, sure := old.Order([]planning.Replacing{{Run: "20261120-0300-aaaa"}, {Run: "20261121-0421-3f2a"}})
-	if !sure || got[0].Run != "20261121-0421-3f2a" {
-		t.Errorf("records of an older recast, a day apart: %v, %t", got, sure)
+	none := Runs{Dir: t.TempDir()}
+	got, sure := none.Order([]planning.Replacing{{Run: "20261120-0300-aaaa"}, {Run: "20261121-0421-3f2a", At: at}})
+	if sure || got[0].Run != "20261121-0421-3f2a" {
+		t.Errorf("one time is not recorded, and the IDs are a day apart: %v, %t", got, sure)
 	}
 	if began := journal.RunBegan(first); !began.Equal(at.Truncate(time.Minute)) {
 		t.Error(began)

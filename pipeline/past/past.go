@@ -22,8 +22,8 @@ import (
 	"github.com/recast-sh/recast/internal/journal"
 )
 
-// Run is a run as its journal on this machine has it. Fields that an older recast or
-// a killed run did not write are missing.
+// Run is a run as its journal on this machine has it. Fields that a killed run did not
+// write are missing.
 type Run struct {
 	ID       string            `json:"id"`
 	Started  time.Time         `json:"started"`
