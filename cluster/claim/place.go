@@ -76,7 +76,7 @@ func (p vmPlace) write(ctx context.Context, from, to State) error {
 	if err != nil {
 		return err
 	}
-	// A claim of an older recast, or one whose delete failed, is not protected.
+	// A claim whose delete failed is not protected.
 	set := map[string]string{"description": description, "protection": "1"}
 	if from.VM.Name != VMName { // someone renamed it
 		set["name"] = VMName

@@ -163,7 +163,7 @@ func (c *Claim) leftBy(r State, how string) error {
 
 // differs says how the two recast.yaml differ.
 func (c *Claim) differs(r State) string {
-	text := fmt.Sprintf("it was made with %s, and this recast.yaml has %s", madeWith(r.VMIDs), c.VMIDs)
+	text := fmt.Sprintf("it was made with proxmox.vmids %s, and this recast.yaml has %s", r.VMIDs, c.VMIDs)
 	if r.Cluster != c.Cluster {
 		text = fmt.Sprintf("%s: cluster %s there has %s among its nodes, as cluster %s here has", text, r.Cluster, ofNumbers(r.shared(c.Nodes)), c.Cluster)
 	}

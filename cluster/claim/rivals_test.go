@@ -155,9 +155,9 @@ func leftovers() map[string]leftover {
 			vm: func(t *testing.T) cluster.VM { return rivalVM(t, 9100, nil) }, dead: true,
 			want: []string{"has ended without giving it back", "proxmox.vmids 9100-9199", "9000-9099"},
 		},
-		"a claim of an older recast": {
+		"a claim that lacks its numbers": {
 			vm:   func(t *testing.T) cluster.VM { return rivalVM(t, 9100, func(s *State) { s.VMIDs = "" }) },
-			dead: true, want: []string{"made with other proxmox.vmids", "9000-9099"},
+			dead: true, want: []string{"has ended without giving it back", "9000-9099"},
 		},
 		"a claim that can't be read": {
 			vm: func(*testing.T) cluster.VM {
@@ -189,8 +189,8 @@ func leftovers() map[string]leftover {
 		"an old system disk": {
 			vm: parked(9150, func(*parking.Record) {}), want: []string{"holds nothing any more of node wk1", "proxmox.vmids 9100-9199", "9000-9099"},
 		},
-		"an old system disk of an older recast": {
-			vm: parked(8950, func(r *parking.Record) { r.VMIDs = "" }), want: []string{"with other proxmox.vmids", "8950-9099 holds them all"},
+		"an old system disk below our range": {
+			vm: parked(8950, func(r *parking.Record) { r.VMIDs = "8900-8999" }), want: []string{"with proxmox.vmids 8900-8999", "8950-9099 holds them all"},
 		},
 		"an old system disk, to be pruned": {vm: parked(9150, func(*parking.Record) {}), prune: true},
 		"an old system disk in our range":  {vm: parked(9050, func(*parking.Record) {})},

@@ -18,8 +18,7 @@ type Holder struct {
 	Host string `json:"host"`
 	Boot string `json:"boot"` // kernel boot ID of the host; "": unknown, and nobody can say that it is dead
 	PID  int    `json:"pid"`
-	// Namespace is the PID namespace that PID belongs to. A recast from before it was
-	// written had it behind Boot: such a holder is of no boot that anybody has now.
+	// Namespace is the PID namespace that PID belongs to; "": unknown.
 	Namespace string `json:"pidNamespace,omitempty"`
 	Start     string `json:"start"` // when the process started, so that its PID is not mistaken for another's
 }
@@ -41,7 +40,7 @@ type State struct {
 	Since   time.Time     `json:"since"`
 	Beat    int           `json:"beat"` // goes up for as long as the holder lives
 	// VMIDs is proxmox.vmids of the holder's recast.yaml, and Nodes are the VMs of its
-	// nodes, as far as they were known. A recast from before has written neither.
+	// nodes, as far as they were known.
 	VMIDs string         `json:"vmids,omitempty"`
 	Nodes []cluster.VMID `json:"nodes,omitempty"`
 }

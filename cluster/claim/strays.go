@@ -10,14 +10,6 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// madeWith says with which proxmox.vmids a claim or a record was made.
-func madeWith(vmids string) string {
-	if vmids == "" {
-		return "other proxmox.vmids" // an older recast did not record them
-	}
-	return "proxmox.vmids " + vmids
-}
-
 // strays refuses if another recast.yaml has parked disks: parking VMs of our cluster outside
 // our range, and unfinished replacements of our nodes under another cluster name.
 func (c *Claim) strays(vms []cluster.VM) error {
@@ -39,10 +31,10 @@ func Strays(vms []cluster.VM, name string, vmids cluster.VMIDRange, nodes []clus
 		switch {
 		case !ok, err != nil && rec.Cluster == "": // the code that reads the records reports it
 		case rec.Cluster == name && !vmids.Contains(vm.ID):
-			found = append(found, fmt.Sprintf("%s %s node %s for run %s, with %s", vm, holds(rec), rec.Node, rec.Run, madeWith(rec.VMIDs)))
+			found = append(found, fmt.Sprintf("%s %s node %s for run %s, with proxmox.vmids %s", vm, holds(rec), rec.Node, rec.Run, rec.VMIDs))
 			first, last = min(first, vm.ID), max(last, vm.ID)
 		case rec.Cluster != name && rec.Open && slices.Contains(nodes, rec.VMID):
-			found = append(found, fmt.Sprintf("%s %s node %s (VM %d) of cluster %s for run %s, with %s", vm, holds(rec), rec.Node, rec.VMID, rec.Cluster, rec.Run, madeWith(rec.VMIDs)))
+			found = append(found, fmt.Sprintf("%s %s node %s (VM %d) of cluster %s for run %s, with proxmox.vmids %s", vm, holds(rec), rec.Node, rec.VMID, rec.Cluster, rec.Run, rec.VMIDs))
 			renamed = true
 		}
 	}

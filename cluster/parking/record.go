@@ -39,8 +39,8 @@ type Intent struct {
 type KeptDisk struct {
 	Key string `json:"key"` // on the parking VM
 	Run string `json:"run"` // the run that replaced it
-	// Replaced is when its replacement was finished: runs never overlap, so it tells their order. An older recast did
-	// not write it.
+	// Replaced is when its replacement was finished: runs never overlap, so it tells their order. Zero: the disk was given
+	// up, or is of a node that was removed.
 	Replaced   time.Time `json:"replaced,omitzero"`
 	Nth        int       `json:"nth,omitempty"`     // of the node's system disks that were replaced, from 1; 0: not counted
 	Slot       string    `json:"slot,omitempty"`    // on the node's VM
@@ -152,7 +152,7 @@ type Record struct {
 	Run      string           `json:"run"`
 	Parking  cluster.VMID     `json:"parking,omitempty"`  // the parking VM that it was written into
 	Written  int              `json:"written,omitempty"`  // how often it was rewritten: see exchange.WriteRecord
-	VMIDs    string           `json:"vmids,omitempty"`    // proxmox.vmids of its recast.yaml; an older recast did not write it
+	VMIDs    string           `json:"vmids,omitempty"`    // proxmox.vmids of its recast.yaml
 	Build    string           `json:"build"`              // build ID the node is being brought to
 	Strategy cluster.Strategy `json:"strategy,omitempty"` // how: recreate, reimage or rollback
 	VMID     cluster.VMID     `json:"vmid"`

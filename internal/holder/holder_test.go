@@ -86,7 +86,6 @@ func TestDeadMeansDead(t *testing.T) {
 		"of an unknown PID namespace":               {signal: syscall.ESRCH, other: func(h *claim.Holder) { h.Namespace = "" }},
 		"of another boot":                           {signal: syscall.ESRCH, other: func(h *claim.Holder) { h.Boot = "other" }},
 		"of another host":                           {signal: syscall.ESRCH, other: func(h *claim.Holder) { h.Host = "elsewhere" }},
-		"as an older recast has written it":         {signal: syscall.ESRCH, other: func(h *claim.Holder) { h.Boot, h.Namespace = "b00t pid:[1]", "" }},
 		"without a number":                          {signal: syscall.ESRCH, other: func(h *claim.Holder) { h.PID = 0 }},
 		"its start was not read, and it runs":       {stat: "420", other: func(h *claim.Holder) { h.Start = "" }},
 		"its start was not read, and there is none": {signal: syscall.ESRCH, other: func(h *claim.Holder) { h.Start = "" }, want: true},
