@@ -18,8 +18,9 @@ import (
 func TestConfigKnown(t *testing.T) {
 	t.Parallel()
 	sum := sha256.Sum256([]byte("machine: {}"))
-	record := parking.Record{Run: "r1", Config: hex.EncodeToString(sum[:])}
-	older := parking.Record{Run: "r1"}
+	record := parking.Record{Run: "r1", Open: true, Strategy: cluster.Recreate, Config: hex.EncodeToString(sum[:])}
+	edited := parking.Record{Run: "r1", Open: true, Strategy: cluster.Recreate}
+	rollback := parking.Record{Run: "r1", Open: true, Strategy: cluster.Rollback}
 	for name, c := range map[string]struct {
 		journal, file string // "": there is none
 		rec           parking.Record
@@ -34,7 +35,10 @@ func TestConfigKnown(t *testing.T) {
 		"damaged":                       {"machine", "", record, cluster.ConfigNowhere, true},
 		"damaged, the file is the same": {"machine", "machine: {}", record, cluster.ConfigInFile, false},
 		"damaged, another file":         {"machine", "machine: {a: 1}", record, cluster.ConfigNowhere, true},
-		"no sum":                        {"", "machine: {a: 1}", older, cluster.ConfigInFile, false},
+		"the record lacks its sum":      {"machine: {}", "machine: {}", edited, cluster.ConfigNowhere, true},
+		"it does, and there is a file":  {"", "machine: {}", edited, cluster.ConfigNowhere, false},
+		"a rollback brings none":        {"", "machine: {a: 1}", rollback, cluster.ConfigInFile, false},
+		"a machine that was reset":      {"", "machine: {a: 1}", parking.Record{}, cluster.ConfigInFile, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -22,7 +22,7 @@ func (f *Found) NothingToCompare() string {
 		return "it is a new node"
 	case f.Blank != nil:
 		return "the machine has no configuration"
-	case f.Open() && f.Parking.Record.Config != "":
+	case f.Open():
 		return fmt.Sprintf("the node is unavailable; the file is the one that run %s remembered", f.Parking.Record.Run)
 	}
 	return "the node is unavailable"

@@ -178,9 +178,9 @@ type Record struct {
 	Restore *KeptDisk    `json:"restore,omitempty"` // of a rollback: the kept disk that becomes the system disk
 	Kept    []KeptDisk   `json:"kept,omitempty"`    // old system disks, newest last
 	Memory  string       `json:"memory,omitempty"`  // what else was remembered, packed; no secret is in it
-	// Config is the SHA-256 of the machine configuration in the run's journal, in hex;
-	// "" if the journal has none, or an older recast wrote the record. Anyone may see it: a
-	// configuration holds private keys, so it can't be found by guessing.
+	// Config is the SHA-256 of the machine configuration in the run's journal, in hex; "" if
+	// the node gets none. Anyone may see it: a configuration holds private keys, so it can't
+	// be found by guessing.
 	Config string `json:"config,omitempty"`
 	// Rebuild is the SHA-256 of the snapshot of etcd with which recast rebuild begins the cluster again.
 	// It outlives the replacement: it says what the etcd that runs now has begun with.
@@ -301,11 +301,12 @@ func (r Record) Remembered() (cluster.VM, error) {
 	return m.VM, nil
 }
 
-// CheckConfig compares a machine configuration from the journal with the sum in the record. The
-// record of an older recast has no sum; then any configuration is accepted.
+// CheckConfig compares a machine configuration from the journal with the sum in the record. A node that is not
+// installed anew gets none, and its record has no sum.
 func (r Record) CheckConfig(config []byte) error {
-	if r.Config == "" || cluster.ConfigSum(config) == r.Config {
+	installs := r.Strategy == cluster.Create || firstStage(r.Strategy) != ""
+	if !(r.Open && installs) && r.Config == "" || cluster.ConfigSum(config) == r.Config {
 		return nil
 	}
-	return fmt.Errorf("%w: its SHA-256 is %s, and the record of run %s says %s", cluster.ErrConfigDamaged, words.Short(cluster.ConfigSum(config)), r.Run, words.Short(r.Config))
+	return fmt.Errorf("%w: its SHA-256 is %s, and the record of run %s says %s", cluster.ErrConfigDamaged, words.Short(cluster.ConfigSum(config)), r.Run, words.OrNone(words.Short(r.Config)))
 }

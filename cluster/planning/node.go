@@ -203,7 +203,7 @@ func (n *NodePlan) planFile() {
 		n.Refused = append(n.Refused, "its file in talos.machineConfigs can't be compared with what it runs: "+file.Err.Error())
 	case file == nil || !applies && !n.Strategy.Upgrades() || n.Resume && n.Strategy.KeepsImage():
 	case n.Resume && applies && n.Found.ConfigIn == cluster.ConfigInJournal:
-		if rec := n.Found.Parking.Record; rec.Config != "" && rec.Config != file.Sum {
+		if rec := n.Found.Parking.Record; rec.Config != file.Sum {
 			n.Notes = append(n.Notes, fmt.Sprintf("its file in talos.machineConfigs is not applied yet: it gets the configuration that run %s remembered; what the file changes is shown once it is back", rec.Run))
 		}
 	case !applies:

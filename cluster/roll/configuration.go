@@ -20,10 +20,10 @@ func (n savedConfig) forget() error {
 }
 
 // read returns the configuration to apply: from the journal, else from the user's file. Either must
-// match the checksum in the record; without one, the file must be as the plan showed it.
+// match the checksum in the record.
 func (n savedConfig) read(ctx context.Context) (cluster.Secret, error) {
 	park, err := n.Parking(ctx)
-	if err != nil && !errors.Is(err, cluster.ErrNotFound) {
+	if err != nil {
 		return nil, err
 	}
 	b, found, err := n.Journal.Secret(MachineConfigKey(n.Plan.Node))
@@ -40,7 +40,7 @@ func (n savedConfig) read(ctx context.Context) (cluster.Secret, error) {
 		case err != nil:
 			return nil, err
 		case !there:
-		case park.Record.Config != "" && park.Record.CheckConfig(file) == nil, park.Record.Config == "" && n.showed(file):
+		case park.Record.CheckConfig(file) == nil:
 			return file, nil
 		case !found:
 			return nil, fault.WithHint(fault.MachineConfig.Refusedf("node %s: its file in talos.machineConfigs is not the machine configuration that run %s remembered", n.Plan.Node, park.Record.Run), again, n.Plan.Node)
@@ -91,13 +91,6 @@ func (n savedConfig) thenForget(do func(context.Context) error) func(context.Con
 func (n savedConfig) fileMoved(how string) error {
 	return fault.WithHint(fault.PlanMoved.Refusedf("node %s: %s since the plan was made: what the plan showed is no longer what would be applied", n.Plan.Node, how),
 		"recast plan --explain %s shows what the file would change now; then roll that", n.Plan.Node)
-}
-
-// showed says whether file has the same content as the one that the plan showed.
-func (n savedConfig) showed(file cluster.Secret) bool {
-	planned, _ := n.Plan.ConfigFile.HashOf()
-	is, err := cluster.Text(file)
-	return err == nil && planned == is
 }
 
 // userConfig reads the node's file. It refuses if the file, or the configuration that the node

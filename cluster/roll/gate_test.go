@@ -222,7 +222,7 @@ func lossRows() []row {
 
 // configRows test the machine that gets a configuration, and the configuration.
 func configRows() []row {
-	ofInit := func(s *scene) { s.Config["journal"] = cluster.Secret("machine: {type: init}") }
+	ofInit := rollingtest.SavedAs("machine: {type: init}")
 	labelled := func(devices ...string) func(*scene) {
 		return func(s *scene) {
 			for _, d := range devices {
@@ -232,6 +232,7 @@ func configRows() []row {
 	}
 	const stopped = "set 9900 map[description:record protection:1] delete []\nstop 101\nset 9900 map[description:record protection:1] delete []"
 	damaged := func(s *scene) { s.Rec.Config = "x" }
+	unsummed := func(s *scene) { s.Rec.Config = "" }
 	sum := func(s *scene) { s.Rec.Config = cluster.ConfigSum(s.Config["file"]) }
 	edited := func(s *scene) { s.Config["file"] = cluster.Secret("version: v1alpha1\nmachine: {type: worker}\n") }
 	unsaved := func(s *scene) { delete(s.Config, "journal") }
@@ -266,8 +267,9 @@ func configRows() []row {
 		{Do: "again", Change: fails("apply", cluster.ErrNotFound), Err: "apply the configuration"},
 		{Do: "config", Change: damaged, Err: "its SHA-256 is"},
 		{Do: "config", Change: unsaved, Err: "is neither in the journal nor in talos.machineConfigs"},
-		{Do: "config", Change: all(unsaved, filed), Err: ""},
-		{Do: "config", Change: all(unsaved, filed, edited), Err: "is not the machine configuration that run r1 remembered"},
+		{Do: "config", Change: unsummed, Err: "the record of run r1 says none"},
+		{Do: "config", Change: all(unsaved, filed, unsummed), Err: "is not the machine configuration that run r1 remembered"},
+		{Do: "config", Change: all(unsaved, filed), Err: "is not the machine configuration that run r1 remembered"},
 		{Do: "config", Change: all(unsaved, filed, sum, edited), Err: "is not the machine configuration that run r1 remembered"},
 		{Do: "config", Change: all(unsaved, filed, edited, sum)},
 		{Do: "config", Change: all(unsaved, filed, unfiled), Err: "is neither in the journal nor in talos.machineConfigs"},

@@ -4,13 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/netip"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/rolling"
+	"github.com/recast-sh/recast/cluster/rolling/rollingtest"
 	"github.com/recast-sh/recast/internal/fault"
 )
 
@@ -46,27 +46,6 @@ func TestSettledIsRevoked(t *testing.T) {
 	}
 }
 
-// configuredMachine is a machine in maintenance mode that answers a configuration with answer.
-type configuredMachine struct {
-	cluster.Maintenance
-	answer error
-}
-
-func (configuredMachine) PatchConfig(config cluster.Secret, _ cluster.ConfigPatch) (cluster.Secret, error) {
-	return config, nil
-}
-
-func (c configuredMachine) ApplyConfig(context.Context, netip.Addr, string, cluster.Secret) error {
-	return c.answer
-}
-
-// keptConfig is a journal that has a machine configuration and nothing else.
-type keptConfig struct{ rolling.Journal }
-
-func (keptConfig) Get(string, any) (bool, error) { return false, nil }
-
-func (keptConfig) Secret(string) ([]byte, bool, error) { return []byte("machine: {}"), true, nil }
-
 // TestApplyHints: the hint that a machine waits for a configuration is given only if it has refused
 // one.
 func TestApplyHints(t *testing.T) {
@@ -80,8 +59,10 @@ func TestApplyHints(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			n := (&Roller{Roll: &rolling.Roll{Maintenance: configuredMachine{answer: c.answer}, Journal: keptConfig{}}}).node(rolling.Node{})
-			err := n.bringUp.apply(t.Context(), cluster.MachineDisk{}, cluster.KubernetesImages{})
+			s := rollingtest.NewScene()
+			all(begun, saved, fails("apply", c.answer))(s)
+			s.Ready()
+			err := nodeOf(s).bringUp.apply(t.Context(), cluster.MachineDisk{}, cluster.KubernetesImages{})
 			if !errors.Is(err, c.answer) || strings.Contains(strings.Join(fault.Hints(err), "\n"), "waits for one in maintenance mode") != c.waits {
 				t.Errorf("%v, %q", err, fault.Hints(err))
 			}

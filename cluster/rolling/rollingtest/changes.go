@@ -77,8 +77,18 @@ func OnNode(name string, change func(*cluster.KubeNode)) func(*Scene) {
 // Silent makes the machine not answer with the cluster's certificates.
 func Silent(s *Scene) { s.UUIDs[s.Plan.Addr] = "" }
 
-// Saved has the node's machine configuration in the journal.
-func Saved(s *Scene) { s.Config["journal"] = cluster.Secret("machine: {}") }
+// Saved has the node's machine configuration in the journal, and its sum in the record.
+func Saved(s *Scene) { SavedAs("machine: {}")(s) }
+
+// SavedAs is Saved with that configuration.
+func SavedAs(config string) func(*Scene) {
+	return func(s *Scene) {
+		s.Config["journal"] = cluster.Secret(config)
+		if s.Rec != nil {
+			s.Rec.Config = cluster.ConfigSum(s.Config["journal"])
+		}
+	}
+}
 
 // Filed puts the node's configuration in a file that the plan has shown.
 func Filed(s *Scene) {

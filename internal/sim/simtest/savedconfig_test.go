@@ -54,8 +54,8 @@ func TestDamagedConfigIsNotApplied(t *testing.T) {
 	})
 }
 
-// TestRecordWithoutASum resumes the work of an older recast: its record has no checksum,
-// and the journal's configuration is used unverified.
+// TestRecordWithoutASum takes the checksum out of the record of a killed roll: the journal's
+// configuration is not used unverified.
 func TestRecordWithoutASum(t *testing.T) {
 	long(t)
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
@@ -63,10 +63,12 @@ func TestRecordWithoutASum(t *testing.T) {
 		c := lab.Client()
 		c.killedAt(t, after("delete-vm"), c.roll(policyFor("wk1")))
 		lab.editRecord("wk1", func(rec *parking.Record) { rec.Config = "" })
-		if p := lab.planOf(lab.Client(), "wk1", planning.Policy{}); p.Strategy != cluster.Recreate || !p.Resume {
+		second := lab.as("20000101-0000-beef")
+		if p := lab.planOf(second, "wk1", planning.Policy{}); p.Strategy != cluster.PutBack || !strings.Contains(p.Why, "says none") {
 			t.Errorf("planned as %s: %s", p.Strategy, p.Why)
 		}
-		must(t, lab.Client().roll(policyFor("wk1"))(t.Context()))
+		must(t, second.roll(policyFor("wk1"))(t.Context()))
+		requireInSync(t, lab)
 		lab.RequireIntact()
 	})
 }
