@@ -159,7 +159,7 @@ func TestUnknownRunIsFoundBeforeTheClaim(t *testing.T) {
 		return cluster.VM{ID: id, Name: "recast-parking-" + rec.Node, Host: "pve1", Config: map[string]string{"description": text, "protection": "1"}}
 	}
 	vms := []cluster.VM{
-		parkingVM(9090, parking.Record{Node: "wk1", UUID: "u1", Run: "20261121-0421-aaaa", Open: true}),
+		parkingVM(9090, parking.Record{Node: "wk1", UUID: "u1", Run: "20261121-0421-aaaa", Open: true, Strategy: cluster.Recreate, Stage: parking.StageServes}),
 		parkingVM(9091, parking.Record{Node: "wk2", UUID: "u2", Run: "20261121-0422-bbbb", Kept: []parking.KeptDisk{
 			{Run: "20261120-0300-0000", Key: "scsi29", Nth: 1}, {Run: "20261121-0422-bbbb", Key: "scsi30", Nth: 2},
 		}}),
@@ -190,7 +190,7 @@ func TestUnknownRunIsFoundBeforeTheClaim(t *testing.T) {
 func TestWayBackIsCheckedBeforeTheClaim(t *testing.T) {
 	t.Parallel()
 	parked := func(node string, open bool, kept ...parking.KeptDisk) cluster.VM {
-		text, err := parking.Record{Cluster: "c1", Node: node, UUID: "u", Run: "r", Open: open, Kept: kept}.Description()
+		text, err := parking.Record{Cluster: "c1", Node: node, UUID: "u", Run: "r", Open: open, Strategy: cluster.Rollback, Kept: kept}.Description()
 		if err != nil {
 			t.Fatal(err)
 		}

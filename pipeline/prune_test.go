@@ -162,7 +162,7 @@ func (s *pruneSite) park(memory string) {
 	w := gzip.NewWriter(&packed)
 	_, err := io.WriteString(w, memory)
 	rec := parking.Record{
-		Cluster: "other", Node: "wk9", Run: "r9", Build: openBuild, VMID: 9, Open: true,
+		Cluster: "other", Node: "wk9", Run: "r9", Build: openBuild, VMID: 9, Open: true, Strategy: cluster.Recreate, Stage: parking.StageServes,
 	}
 	err = errors.Join(err, w.Close())
 	rec.Memory = base64.RawURLEncoding.EncodeToString(packed.Bytes())

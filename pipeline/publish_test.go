@@ -26,7 +26,7 @@ func TestISOHosts(t *testing.T) {
 	vm := func(id cluster.VMID, host string) cluster.VM {
 		return cluster.VM{ID: id, Host: host, Config: map[string]string{"smbios1": fmt.Sprintf("uuid=u-%d", id)}}
 	}
-	open := parkingVM(t, parking.Record{Cluster: "c1", Node: "wk1", Run: "r1", Build: "b", VMID: 111, UUID: "u-111", Open: true}, nil)
+	open := parkingVM(t, parking.Record{Cluster: "c1", Node: "wk1", Run: "r1", Build: "b", VMID: 111, UUID: "u-111", Open: true, Strategy: cluster.Recreate, Stage: parking.StageServes}, nil)
 	done := parkingVM(t, parking.Record{Cluster: "c1", Node: "wk1", Run: "r1", Build: "b", VMID: 111, UUID: "u-111"}, nil)
 	wk1, wk2 := config.Node{Name: "wk1", Schematic: "a", VMID: 111}, config.Node{Name: "wk2", Schematic: "b", VMID: 112}
 	unnumbered := config.Node{Name: "wk2", Schematic: "a"}

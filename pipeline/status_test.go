@@ -65,7 +65,7 @@ func TestStatus(t *testing.T) {
 	t.Parallel()
 	p, build := project(t)
 	rec := parking.Record{
-		Cluster: "c1", Node: "wk1", Run: "r1", Build: build, VMID: 9031, UUID: "u-wk1", Open: true, Left: true,
+		Cluster: "c1", Node: "wk1", Run: "r1", Build: build, VMID: 9031, UUID: "u-wk1", Open: true, Strategy: cluster.Recreate, Stage: parking.StageServes, Left: true, Config: cluster.ConfigSum(nil),
 		Disks: []parking.ParkedDisk{{Key: "scsi1", ParkKey: "scsi1", Volid: "fast:vm-9031-disk-1"}},
 		Kept: []parking.KeptDisk{
 			{Key: "scsi29", Run: "r0", Talos: "v1.13.8", Build: "sha256-aa", Kubernetes: "v1.35.4"}, {Key: "scsi28", Run: "freed by hand"},
@@ -120,7 +120,7 @@ func TestStatusWithoutTheRest(t *testing.T) {
 	if err := os.Remove(p.LockFile()); err != nil {
 		t.Fatal(err)
 	}
-	rec := parking.Record{Cluster: "c1", Node: "wk1", Run: "r1", Build: "b9", VMID: 9031, UUID: "u-wk1", Open: true}
+	rec := parking.Record{Cluster: "c1", Node: "wk1", Run: "r1", Build: "b9", VMID: 9031, UUID: "u-wk1", Open: true, Strategy: cluster.Recreate, Stage: parking.StageServes}
 	px := datacentre{vms: []cluster.VM{
 		{ID: 9089, Name: "someone's", Host: "pve1"},
 		parkingVM(t, rec, nil),

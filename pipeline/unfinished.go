@@ -1,7 +1,6 @@
 package pipeline
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -76,7 +75,7 @@ type DiskStatus struct {
 func half(ctx context.Context, px cluster.Inventory, park parking.Parking, vms []cluster.VM, away *cluster.HostsAway) (Half, error) {
 	rec := park.Record
 	h := Half{
-		Node: rec.Node, Run: rec.Run, Strategy: cmp.Or(rec.Strategy, cluster.Recreate), Build: rec.Build,
+		Node: rec.Node, Run: rec.Run, Strategy: rec.Strategy, Build: rec.Build,
 		GivenUp: rec.PutBack, Rebuild: rec.Rebuild, LeftEtcd: rec.Left, VMID: rec.VMID, Parking: park.VM.ID,
 	}
 	vm, there := find(vms, rec.VMID)

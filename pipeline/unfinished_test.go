@@ -203,6 +203,9 @@ func TestHalf(t *testing.T) {
 			t.Parallel()
 			rec := tc.rec
 			rec.Node, rec.Run, rec.VMID, rec.UUID, rec.Open = "wk1", "r1", 9031, "u-wk1", true
+			if rec.Strategy == "" {
+				rec.Strategy = cluster.Recreate
+			}
 			px := datacentre{volumes: tc.volumes}
 			if tc.vm != nil {
 				px.vms = append(px.vms, *tc.vm)

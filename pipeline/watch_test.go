@@ -48,7 +48,7 @@ func (l *listing) VMConfig(_ context.Context, id cluster.VMID) (cluster.VM, erro
 func TestWatched(t *testing.T) {
 	t.Parallel()
 	p, build := project(t)
-	open := parking.Record{Cluster: "c1", Node: "wk1", Run: "r1", Build: build, VMID: 9031, UUID: "u-wk1", Open: true}
+	open := parking.Record{Cluster: "c1", Node: "wk1", Run: "r1", Build: build, VMID: 9031, UUID: "u-wk1", Open: true, Strategy: cluster.Recreate, Stage: parking.StageServes}
 	px := &listing{vms: []cluster.VM{{ID: 100, Name: "other", Host: "pve1", Config: map[string]string{"cores": "1"}}, {ID: 9031, Name: "wk1", Host: "pve1", Running: true}}}
 	w := p.Watched(px)
 	look := func(what string, requests int, want ...cluster.VMID) {

@@ -183,7 +183,7 @@ func leftovers() map[string]leftover {
 			},
 		},
 		"an unfinished replacement": {
-			vm:   parked(9150, func(r *parking.Record) { r.Open = true }),
+			vm:   parked(9150, func(r *parking.Record) { r.Open, r.Strategy = true, cluster.Rollback }),
 			want: []string{"holds, in an unfinished replacement, the disks of node wk1 for run r0, with proxmox.vmids 9100-9199", "this one has proxmox.vmids 9000-9099", "9000-9150 holds them all"},
 		},
 		"an old system disk": {
@@ -195,16 +195,16 @@ func leftovers() map[string]leftover {
 		"an old system disk, to be pruned": {vm: parked(9150, func(*parking.Record) {}), prune: true},
 		"an old system disk in our range":  {vm: parked(9050, func(*parking.Record) {})},
 		"an unfinished replacement of our node, under another name": {
-			vm:   parked(9050, func(r *parking.Record) { r.Cluster, r.Open, r.VMID = "c2", true, 102 }),
+			vm:   parked(9050, func(r *parking.Record) { r.Cluster, r.Open, r.Strategy, r.VMID = "c2", true, cluster.Rollback, 102 }),
 			want: []string{"node wk1 (VM 102) of cluster c2", "one name"},
 		},
 		"the same, by a newer recast": {
 			vm: func(t *testing.T) cluster.VM {
-				return byNewer(parked(9050, func(r *parking.Record) { r.Cluster, r.Open, r.VMID = "c2", true, 102 })(t))
+				return byNewer(parked(9050, func(r *parking.Record) { r.Cluster, r.Open, r.Strategy, r.VMID = "c2", true, cluster.Rollback, 102 })(t))
 			},
 			want: []string{"node wk1 (VM 102) of cluster c2", "one name"},
 		},
-		"an unfinished replacement of another Talos cluster": {vm: parked(9150, func(r *parking.Record) { r.Cluster, r.Open = "c2", true })},
+		"an unfinished replacement of another Talos cluster": {vm: parked(9150, func(r *parking.Record) { r.Cluster, r.Open, r.Strategy = "c2", true, cluster.Rollback })},
 	}
 }
 

@@ -15,7 +15,7 @@ import (
 func Park(id cluster.VMID, host, node string, kept ...string) parking.Parking {
 	p := parking.Parking{
 		VM:     cluster.VM{ID: id, Name: "recast-parking-" + node, Host: host, Config: map[string]string{"protection": "1"}},
-		Record: parking.Record{Cluster: "c1", Node: node, VMID: 101, UUID: "u-" + node},
+		Record: parking.Record{Cluster: "c1", Node: node, VMID: 101, UUID: "u-" + node, Strategy: cluster.Recreate, Stage: parking.StageServes},
 	}
 	for i, k := range kept {
 		key, run, _ := strings.Cut(k, " ")

@@ -164,8 +164,8 @@ func TestDiscoveryUnfinished(t *testing.T) {
 		refused bool
 	}{
 		"finished":   {parking.Record{Cluster: "homelab", Node: "wk1", UUID: discoveredUUID}, "homelab", false},
-		"unfinished": {parking.Record{Cluster: "homelab", Node: "wk1", UUID: discoveredUUID, Open: true}, "", true},
-		"another's":  {parking.Record{Cluster: "other", Node: "wk1", UUID: "x", Open: true}, "", false},
+		"unfinished": {parking.Record{Cluster: "homelab", Node: "wk1", UUID: discoveredUUID, Open: true, Strategy: cluster.Recreate, Stage: parking.StageServes}, "", true},
+		"another's":  {parking.Record{Cluster: "other", Node: "wk1", UUID: "x", Open: true, Strategy: cluster.Recreate, Stage: parking.StageServes}, "", false},
 	} {
 		p := park(c.record)
 		d := Discovery{Nodes: []Discovered{n}, VMs: []cluster.VM{vm, p}}

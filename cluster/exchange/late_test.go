@@ -19,7 +19,7 @@ import (
 // lateLab returns an exchange with an open record, and the Proxmox that notes what is done.
 func lateLab(t *testing.T, sent parking.Sent) (*clustertest.Proxmox, *Replace) {
 	t.Helper()
-	rec := parking.Record{Cluster: "lab", Node: "cp1", Run: "r1", VMID: 101, Open: true, ControlPlane: true, Sent: sent}
+	rec := parking.Record{Cluster: "lab", Node: "cp1", Run: "r1", VMID: 101, Open: true, Strategy: cluster.Recreate, Stage: parking.StageServes, ControlPlane: true, Sent: sent}
 	description, err := rec.Description()
 	if err != nil {
 		t.Fatal(err)

@@ -35,7 +35,7 @@ func newGuarded() *guarded {
 	}
 	g := &guarded{
 		Proxmox: clustertest.NewProxmox(vm, cluster.VM{ID: 9900, Name: "recast-parking-wk1", Host: "pve1", Config: kv{"scsi30": "fast:vm-9900-disk-0,backup=0", "scsi1": "fast:vm-9900-disk-1,serial=data,backup=0", "protection": "1"}}),
-		rec:     parking.Record{Cluster: "c1", Node: "wk1", Run: "r1", VMID: 101, Open: true, Strategy: cluster.Recreate, Disks: disks, SpareKey: "scsi29"},
+		rec:     parking.Record{Cluster: "c1", Node: "wk1", Run: "r1", VMID: 101, Open: true, Strategy: cluster.Recreate, Stage: parking.StageServes, Disks: disks, SpareKey: "scsi29"},
 	}
 	g.Volumes = []string{"fast:vm-9900-disk-0", "fast:vm-9900-disk-1"}
 	g.Set(101, kv{"scsi0": "", "scsi1": ""})

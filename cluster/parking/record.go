@@ -123,6 +123,9 @@ func ReadRecord(vm cluster.VM) (rec Record, ok bool, err error) {
 			return v.Record, true, fault.WithHint(fault.ParkedHalf.Refusedf("%s: record in its description: %w", vm, err),
 				"use the recast that wrote it, or a newer one; leave VM %d's description as it is", vm.ID)
 		}
+		if err == nil {
+			err = v.whole()
+		}
 		if err != nil {
 			return Record{}, true, fault.WithHint(fault.ParkedHalf.Refusedf("%s: record in its description can't be read: %w", vm, err),
 				"if a newer recast has worked here, use that one. Else someone edited the last line of VM %d's description, which says where disks are: put that line back as it was. "+
@@ -133,6 +136,20 @@ func ReadRecord(vm cluster.VM) (rec Record, ok bool, err error) {
 	return Record{}, false, nil
 }
 
+// errLacks says that a record lacks what every recast writes into it.
+var errLacks = errors.New("someone has edited it")
+
+// whole fails if an open record does not say what was begun, or how far that has come: nothing may be assumed of either.
+func (r Record) whole() error {
+	switch {
+	case r.Open && r.Strategy == "":
+		return fmt.Errorf("%w: it lacks its strategy", errLacks)
+	case r.Open && r.Stage == "" && firstStage(r.Strategy) != "":
+		return fmt.Errorf("%w: it lacks its stage", errLacks)
+	}
+	return nil
+}
+
 // Damaged says whether a VM has the name of a parking VM, and a record that somebody has broken. One with fields that this
 // recast does not know is rather of a newer one.
 func Damaged(vm cluster.VM) bool {
@@ -141,7 +158,7 @@ func Damaged(vm cluster.VM) bool {
 	}
 	_, _, err := ReadRecord(vm)
 	_, broken := errors.AsType[*json.SyntaxError](err)
-	return broken || errors.Is(err, io.ErrUnexpectedEOF)
+	return broken || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, errLacks)
 }
 
 // Record is the durable account of one replacement. It is in the description of the node's parking

@@ -15,7 +15,7 @@ import (
 func TestRecordSurvivesADescription(t *testing.T) {
 	t.Parallel()
 	rec := Record{
-		Cluster: "c1", Node: "wk1", Run: "20261121-0421-3f2a", Build: "b", VMID: 9011, UUID: "u", VMName: "wk1", Open: true, Left: true,
+		Cluster: "c1", Node: "wk1", Run: "20261121-0421-3f2a", Build: "b", VMID: 9011, UUID: "u", VMName: "wk1", Open: true, Strategy: cluster.Recreate, Stage: StageServes, Left: true,
 		Disks: []ParkedDisk{{Key: "scsi0", ParkKey: "scsi30", Volid: "fast:9011/vm-9011-disk-0.raw", Options: "serial=a,size=10G", System: true}},
 		Kept:  []KeptDisk{{Key: "scsi29", Run: "earlier"}},
 	}
@@ -53,7 +53,7 @@ func TestReadRecordOfOtherVMs(t *testing.T) {
 // the record again. The record of another cluster is none of its business.
 func TestRecordOfANewerRecast(t *testing.T) {
 	t.Parallel()
-	rec := Record{Cluster: "c1", Node: "wk1", Run: "r1", VMID: 101, UUID: "u", Open: true}
+	rec := Record{Cluster: "c1", Node: "wk1", Run: "r1", VMID: 101, UUID: "u", Open: true, Strategy: cluster.Recreate, Stage: StageServes}
 	text, err := rec.Description()
 	if err != nil {
 		t.Fatal(err)
@@ -65,6 +65,8 @@ func TestRecordOfANewerRecast(t *testing.T) {
 		"another version": {`"version":1,`, `"version":2,"also":true,`, "a newer recast wrote it: its format is version 2, and this recast reads version 1", rec},
 		"another field":   {`"version":1,`, `"version":1,"also":true,`, `this recast does not know the field "also": a newer one wrote it, or it was edited`, Record{}},
 		"no version":      {`"version":1,`, "", "", rec},
+		"no strategy":     {`"strategy":"recreate",`, "", "someone has edited it: it lacks its strategy", Record{}},
+		"no stage":        {`"stage":"serves"`, `"nth":1`, "someone has edited it: it lacks its stage", Record{}},
 	} {
 		if !strings.Contains(text, tc.old) {
 			t.Fatalf("%s has no %s", text, tc.old)
@@ -81,8 +83,12 @@ func TestRecordOfANewerRecast(t *testing.T) {
 		if (err == nil) != (tc.want == "") || len(ours) > 0 != (err == nil) {
 			t.Errorf("%s: %d parking VMs, %v", name, len(ours), err)
 		}
-		if _, err := AllParkings([]cluster.VM{vm}, "c2"); (err != nil) != (name == "another field") {
+		if _, err := AllParkings([]cluster.VM{vm}, "c2"); (err != nil) != (tc.whose.Cluster == "") {
 			t.Errorf("%s, for another cluster: %v", name, err)
+		}
+		vm.Name = cluster.ParkingName("wk1")
+		if Damaged(vm) != strings.Contains(tc.want, "it lacks") {
+			t.Errorf("%s: damaged %t", name, Damaged(vm))
 		}
 	}
 }

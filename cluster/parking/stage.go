@@ -62,7 +62,6 @@ func (r Record) Unseen(node *cluster.KubeNode, machine *cluster.Machine) string 
 // step that advances it, so it is never behind.
 type Stage string
 
-// An older recast recorded no stage: such a system may have come to any.
 const (
 	stageBlank      Stage = "blank"      // it never got a configuration
 	StageConfigured Stage = "configured" // it may have got one

@@ -1,7 +1,6 @@
 package planning
 
 import (
-	"cmp"
 	"fmt"
 	"slices"
 
@@ -126,7 +125,7 @@ func planReboot(n *NodePlan, o observe.Observation) bool {
 // impossible, the old system disk is put back.
 func planResume(n *NodePlan, o observe.Observation) {
 	rec := n.Found.Parking.Record
-	n.Resume, n.Run, n.Strategy, n.Restore, n.Prepared = true, rec.Run, cmp.Or(rec.Strategy, cluster.Recreate), rec.Restore, rec.Prepared
+	n.Resume, n.Run, n.Strategy, n.Restore, n.Prepared = true, rec.Run, rec.Strategy, rec.Restore, rec.Prepared
 	n.Why = fmt.Sprintf("run %s began to %s and did not finish", rec.Run, n.Strategy.Words().OnIt)
 	n.VMID, n.UUID, n.Host = rec.VMID, rec.UUID, n.Found.Parking.VM.Host
 	if !n.Addr.IsValid() {

@@ -52,6 +52,9 @@ func TestGateRows(t *testing.T) {
 	rollingtest.CheckRows(t, gateCalls, slices.Concat(etcdRows(), identityRows(), lossRows(), configRows(), otherRows()), "apply the configuration", "is off", "it is not asked to boot", "etcd waits for its vote", "look at the console", "ask wk1 about the configuration")
 }
 
+// recorded is that something is written into the record.
+const recorded = "set 9900 map[description:record protection:1] delete []"
+
 // gateCalls are the calls by the name that rows use.
 var gateCalls = map[string]rollingtest.Call{
 	"may leave": {Do: func(s *scene, ctx context.Context) error { _, _, err := nodeOf(s).etcd.mayLeave(ctx); return err }, Ready: asCP, Deaf: []string{"Identity", "EtcdMembers", "EtcdStatus"}},
@@ -62,7 +65,7 @@ var gateCalls = map[string]rollingtest.Call{
 		}
 		return err
 	}, Ready: begun, Deaf: []string{"Machine", "Node", "LocalData", "VM", "Get"}},
-	"configured": {Do: func(s *scene, ctx context.Context) error { return nodeOf(s).bringUp.configure(ctx) }, Ready: all(begun, swapped, silent, saved), Done: "apply", Deaf: []string{"Standing", "MaintenanceMachine", "Node"}},
+	"configured": {Do: func(s *scene, ctx context.Context) error { return nodeOf(s).bringUp.configure(ctx) }, Ready: all(begun, swapped, silent, saved), Done: recorded + "\napply", Deaf: []string{"Standing", "MaintenanceMachine", "Node"}},
 	"again":      {Do: func(s *scene, ctx context.Context) error { return nodeOf(s).reset.again(ctx) }, Ready: all(is(cluster.InstallReset), silent, filed), Done: "apply", Deaf: []string{"Standing", "Node"}},
 	"config":     {Do: func(s *scene, ctx context.Context) error { _, err := nodeOf(s).savedConfig.read(ctx); return err }, Ready: all(begun, saved)},
 	"file": {Do: func(s *scene, ctx context.Context) error {
@@ -230,7 +233,7 @@ func configRows() []row {
 			}
 		}
 	}
-	const stopped = "set 9900 map[description:record protection:1] delete []\nstop 101\nset 9900 map[description:record protection:1] delete []"
+	const stopped = recorded + "\nstop 101\n" + recorded
 	damaged := func(s *scene) { s.Rec.Config = "x" }
 	unsummed := func(s *scene) { s.Rec.Config = "" }
 	sum := func(s *scene) { s.Rec.Config = cluster.ConfigSum(s.Config["file"]) }
@@ -255,10 +258,10 @@ func configRows() []row {
 		{Do: "configured", Change: func(s *scene) { s.Blank.TalosVersion = "v1.0.0" }, Err: "it booted v1.0.0", Done: stopped},
 		{Do: "configured", Change: func(s *scene) { s.Blank.Stage = "installing" }, Err: "look at the console of VM 101: if Talos says", Took: time.Minute},
 		{Do: "configured", Change: func(s *scene) { s.UUIDs[addr(21)] = "u" }, Err: "", Done: " "},
-		{Do: "configured", Change: all(off, func(s *scene) { s.Applied = "" }), Err: "is off", Done: "apply"},
+		{Do: "configured", Change: all(off, func(s *scene) { s.Applied = "" }), Err: "is off", Done: recorded + "\napply"},
 		{Do: "again", Change: all(off, func(s *scene) { s.Applied = "" }), Err: "is off", Done: "apply"},
-		{Do: "configured", Change: fails("apply", cluster.ErrNotFound), Err: "apply the configuration"},
-		{Do: "configured", Change: ofInit, Err: "is of machine.type init, and its etcd directory is empty"},
+		{Do: "configured", Change: fails("apply", cluster.ErrNotFound), Err: "apply the configuration", Done: recorded},
+		{Do: "configured", Change: ofInit, Err: "is of machine.type init, and its etcd directory is empty", Done: recorded},
 		{Do: "configured", Change: all(ofInit, func(s *scene) { s.Mem.EtcdKept = true })},
 		{Do: "again", Change: func(s *scene) { s.Blank.UUID = "v" }, Err: "it is not as it was when the plan was made"},
 		{Do: "again", Change: func(s *scene) { s.Blank.Stage = "booting" }, Err: "it is not as it was when the plan was made"},

@@ -85,7 +85,7 @@ func noted(cluster.VMID) error { return nil }
 func TestLateParkingVMs(t *testing.T) {
 	t.Parallel()
 	record := func(node string) parking.Record {
-		return parking.Record{Cluster: "lab", Node: node, Run: "r2", Build: "b", VMID: 9032, UUID: "u", Open: true}
+		return parking.Record{Cluster: "lab", Node: node, Run: "r2", Build: "b", VMID: 9032, UUID: "u", Open: true, Strategy: cluster.Recreate, Stage: parking.StageServes}
 	}
 	text, err := record("wk2").Description()
 	if err != nil {
@@ -111,7 +111,7 @@ func TestLateParkingVMs(t *testing.T) {
 // second one. If the task was killed, we wait only briefly.
 func TestSlowParkingVM(t *testing.T) {
 	t.Parallel()
-	rec := parking.Record{Cluster: "lab", Node: "wk1", Run: "r2", Build: "b", VMID: 9031, UUID: "u", Open: true}
+	rec := parking.Record{Cluster: "lab", Node: "wk1", Run: "r2", Build: "b", VMID: 9031, UUID: "u", Open: true, Strategy: cluster.Recreate, Stage: parking.StageServes}
 	text, err := rec.Description()
 	if err != nil {
 		t.Fatal(err)

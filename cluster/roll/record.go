@@ -105,14 +105,13 @@ func (n *record) sending(ctx context.Context, what string, within time.Duration,
 	return r.Sending(ctx, what, within, send)
 }
 
-// noteStage records how far the system on the new disk may get from here on. A record of an older
-// recast has no stage, and gets none.
+// noteStage records how far the system on the new disk may get from here on.
 func (n *record) noteStage(ctx context.Context, s parking.Stage) error {
 	if !n.Plan.Strategy.Replaces() {
 		return nil
 	}
 	park, err := n.Parking(ctx)
-	if err != nil || !park.Record.Open || park.Record.Stage == "" || park.Record.Stage == s {
+	if err != nil || !park.Record.Open || park.Record.Stage == s {
 		return err
 	}
 	return n.UpdateRecord(ctx, func(rec *parking.Record) { rec.Stage = s })

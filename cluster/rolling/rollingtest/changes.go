@@ -20,7 +20,7 @@ func AsCP(s *Scene) {
 
 // Begun opens the replacement's record; the disks are still where they were.
 func Begun(s *Scene) {
-	s.Rec = &parking.Record{Cluster: "c1", Node: s.Plan.Node, Run: "r1", VMID: 101, Open: true, Strategy: s.Plan.Strategy, Disks: []parking.ParkedDisk{
+	s.Rec = &parking.Record{Cluster: "c1", Node: s.Plan.Node, Run: "r1", VMID: 101, Open: true, Strategy: s.Plan.Strategy, Stage: parking.StageServes, Disks: []parking.ParkedDisk{
 		{Key: "scsi0", ParkKey: "scsi30", Volid: "fast:vm-101-disk-0", System: true}, {Key: "scsi1", ParkKey: "scsi1", Volid: "fast:vm-101-disk-1"},
 	}}
 }

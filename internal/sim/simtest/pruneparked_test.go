@@ -240,7 +240,7 @@ func TestAParkingVMThatCameLate(t *testing.T) {
 		must(t, err)
 		late := parking.Record{
 			Cluster: rec.Cluster, Node: rec.Node, Run: "19991231-2359-dead", Parking: 9050, VMIDs: rec.VMIDs, Build: rec.Build, Strategy: cluster.Recreate,
-			VMID: rec.VMID, UUID: rec.UUID, VMName: rec.VMName, Addr: rec.Addr, Open: true,
+			VMID: rec.VMID, UUID: rec.UUID, VMName: rec.VMName, Addr: rec.Addr, Open: true, Stage: "blank",
 		}
 		text, err := late.Description()
 		must(t, err)
