@@ -59,7 +59,7 @@ func parkingVM(t *testing.T, rec parking.Record, config map[string]string) clust
 
 const claimText = `Claim of recast
 
-recast-claim: {"cluster":"c1","run":"r1","holder":{"host":"ci-7","boot":"x","pid":12,"start":"1"},"since":"2026-11-21T04:00:00Z","beat":7}`
+recast-claim: {"version":1,"cluster":"c1","run":"r1","holder":{"host":"ci-7","boot":"x","pid":12,"start":"1"},"since":"2026-11-21T04:00:00Z","beat":7}`
 
 func TestStatus(t *testing.T) {
 	t.Parallel()

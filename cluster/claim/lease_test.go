@@ -360,8 +360,9 @@ func TestLeaseChecksTakeTurns(t *testing.T) {
 func TestForeignLeases(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct{ claim, want string }{
+		"no version":      {`{"cluster": "c1", "run": "r1"}`, "Lease kube-system/recast: the claim in it can't be read: someone has edited it: it lacks its version"},
 		"not ours":        {"", "Lease kube-system/recast: the claim in it can't be read: unexpected end of JSON input"},
-		"of another name": {`{"cluster": "c2", "run": "r1"}`, "Lease kube-system/recast is the claim of cluster c2, not of c1"},
+		"of another name": {`{"version": 1, "cluster": "c2", "run": "r1"}`, "Lease kube-system/recast is the claim of cluster c2, not of c1"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -136,16 +136,13 @@ func ReadRecord(vm cluster.VM) (rec Record, ok bool, err error) {
 	return Record{}, false, nil
 }
 
-// errLacks says that a record lacks what every recast writes into it.
-var errLacks = errors.New("someone has edited it")
-
 // whole fails if an open record does not say what was begun, or how far that has come: nothing may be assumed of either.
 func (r Record) whole() error {
 	switch {
 	case r.Open && r.Strategy == "":
-		return fmt.Errorf("%w: it lacks its strategy", errLacks)
+		return fmt.Errorf("%w: it lacks its strategy", format.ErrLacks)
 	case r.Open && r.Stage == "" && firstStage(r.Strategy) != "":
-		return fmt.Errorf("%w: it lacks its stage", errLacks)
+		return fmt.Errorf("%w: it lacks its stage", format.ErrLacks)
 	}
 	return nil
 }
@@ -158,7 +155,7 @@ func Damaged(vm cluster.VM) bool {
 	}
 	_, _, err := ReadRecord(vm)
 	_, broken := errors.AsType[*json.SyntaxError](err)
-	return broken || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, errLacks)
+	return broken || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, format.ErrLacks)
 }
 
 // Record is the durable account of one replacement. It is in the description of the node's parking

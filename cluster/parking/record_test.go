@@ -64,7 +64,7 @@ func TestRecordOfANewerRecast(t *testing.T) {
 	}{
 		"another version": {`"version":1,`, `"version":2,"also":true,`, "a newer recast wrote it: its format is version 2, and this recast reads version 1", rec},
 		"another field":   {`"version":1,`, `"version":1,"also":true,`, `this recast does not know the field "also": a newer one wrote it, or it was edited`, Record{}},
-		"no version":      {`"version":1,`, "", "", rec},
+		"no version":      {`"version":1,`, "", "someone has edited it: it lacks its version", Record{}},
 		"no strategy":     {`"strategy":"recreate",`, "", "someone has edited it: it lacks its strategy", Record{}},
 		"no stage":        {`"stage":"serves"`, `"nth":1`, "someone has edited it: it lacks its stage", Record{}},
 	} {

@@ -29,7 +29,10 @@ func Decode(b []byte, v any) error {
 	return nil
 }
 
-// Version is embedded in what is written with the version of its format. 0: as version 1.
+// ErrLacks says that a value lacks what every recast writes into it.
+var ErrLacks = errors.New("someone has edited it")
+
+// Version is embedded in what is written with the version of its format.
 type Version struct {
 	Version int `json:"version,omitempty"`
 }
@@ -52,6 +55,9 @@ func DecodeUpTo(reads int, b []byte, v any) error {
 	if its.Version > reads {
 		_ = json.Unmarshal(b, v) // what can't be read is missing
 		return &NewerError{its.Version, reads}
+	}
+	if its.Version < 1 {
+		return fmt.Errorf("%w: it lacks its version", ErrLacks)
 	}
 	return Decode(b, v)
 }

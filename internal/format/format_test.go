@@ -20,7 +20,8 @@ func TestDecodeUpTo(t *testing.T) {
 	}{
 		`{"version":2,"node":"wk1"}`:                {node: "wk1"},
 		`{"version":1,"node":"wk1"}`:                {node: "wk1"},
-		`{"node":"wk1"}`:                            {node: "wk1"},
+		`{"node":"wk1"}`:                            {"", "someone has edited it: it lacks its version", false},
+		`{"version":-1,"node":"wk1"}`:               {"", "someone has edited it: it lacks its version", false},
 		`{"version":3,"node":"wk1","new":1}`:        {"wk1", "a newer recast wrote it: its format is version 3, and this recast reads version 2", true},
 		`{"version":3,"node":{"name":"wk1"}}`:       {"", "a newer recast wrote it: its format is version 3, and this recast reads version 2", true},
 		`{"version":2,"node":"wk1","new":1}`:        {"wk1", `this recast does not know the field "new": a newer one wrote it, or it was edited`, false},

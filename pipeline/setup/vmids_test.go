@@ -48,8 +48,8 @@ func TestVMIDs(t *testing.T) {
 	vm := func(id cluster.VMID, description string) cluster.VM {
 		return cluster.VM{ID: id, Name: "vm", Host: "pve1", Config: map[string]string{"description": description}}
 	}
-	parking := vm(9001, `recast-record: {"cluster":"homelab","node":"wk1","uuid":"u"}`)
-	claim := vm(9000, `recast-claim: {"cluster":"homelab","run":"r1"}`)
+	parking := vm(9001, `recast-record: {"version":1,"cluster":"homelab","node":"wk1","uuid":"u"}`)
+	claim := vm(9000, `recast-claim: {"version":1,"cluster":"homelab","run":"r1"}`)
 	const rolled, range9100 = "recast has run on these nodes before", "9100-9199"
 	for name, tc := range map[string]struct {
 		vms        []cluster.VM // beside that of the node, 101
@@ -71,7 +71,7 @@ func TestVMIDs(t *testing.T) {
 		"a run is at work":           {vms: []cluster.VM{claim}, asked: rolled, answer: "9000-9199", want: "9000-9199"},
 		"at work, another range":     {vms: []cluster.VM{claim}, given: range9100, err: "is the claim of a run"},
 		"at work, another first one": {vms: []cluster.VM{claim}, given: "8999-9099", err: "is the claim of a run"},
-		"another cluster's":          {vms: []cluster.VM{vm(9001, `recast-record: {"cluster":"other","uuid":"x"}`)}, asked: "Which", proposed: range9100, want: range9100},
+		"another cluster's":          {vms: []cluster.VM{vm(9001, `recast-record: {"version":1,"cluster":"other","uuid":"x"}`)}, asked: "Which", proposed: range9100, want: range9100},
 		"nothing is left of it":      {made: "recast: run=r1 build=b", asked: rolled + " (it has created the VM of wk1). ", answer: "9300-9399", want: "9300-9399", warns: "must start with 9300 too, or each refuses what the other has left"},
 		"others are among them":      {vms: []cluster.VM{vm(9150, "")}, containers: []cluster.Container{{ID: 9151, Name: "dns", Host: "pve2"}}, given: range9100, want: range9100, warns: `VM 9150 "vm" on pve1, container 9151 "dns" on pve2`},
 		"a VM has the first":         {vms: []cluster.VM{vm(9100, "")}, given: range9100, err: `VM 9100 "vm" on pve1 has the first number of 9100-9199, which is the claim's`},

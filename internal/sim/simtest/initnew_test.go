@@ -199,7 +199,7 @@ func TestInitNewAgain(t *testing.T) {
 		_, err = lab.Client().InitNew(t.Context(), me.Dir, o, n)
 		must(t, err)
 
-		lab.DefineVM(9050, map[string]string{"name": "parking", "description": `recast-record: {"cluster":"home","node":"home-wk9","uuid":"u"}`})
+		lab.DefineVM(9050, map[string]string{"name": "parking", "description": `recast-record: {"version":1,"cluster":"home","node":"home-wk9","uuid":"u"}`})
 		_, err = lab.Client().InitNew(t.Context(), t.TempDir(), o, n)
 		requireRefused(t, err, "VM 9050 \"parking\" on pve1 is recast's own, for a cluster of the name home")
 	})
