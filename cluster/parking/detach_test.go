@@ -12,9 +12,9 @@ func TestLostMetadata(t *testing.T) {
 		remembered, now string
 		want            bool
 	}{
-		"the same Node":                  {"u1", "u1", false},
-		"another Node":                   {"u1", "u2", true},
-		"remembered by an older release": {"", "u2", true},
+		"the same Node":      {"u1", "u1", false},
+		"another Node":       {"u1", "u2", true},
+		"none is remembered": {"", "u2", true},
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {

@@ -23,7 +23,7 @@ type Memory struct {
 	SystemKey  string
 	BootID     string                   // of the boot before the exchange
 	Volumes    []cluster.Volume         // partitions and filesystems on persistent disks
-	Persistent []PersistentDisk         `json:",omitempty"` // those disks; none in a memory of an older recast
+	Persistent []PersistentDisk         `json:",omitempty"` // those disks
 	Pools      []cluster.PoolMember     `json:",omitzero"`  // of LVM and ZFS; on the system disk if they are on no other
 	Extensions []cluster.ExtensionEntry `json:",omitempty"` // of the system before
 	Stuck      []cluster.VolumeStatus   `json:",omitempty"` // volumes of its configuration that Talos could not use then
@@ -34,7 +34,7 @@ type Memory struct {
 	// Metadata of the Kubernetes Node, in case someone deletes the Node meanwhile. It is too large
 	// for the record: without the journal, recast reads the Node itself.
 	Metadata cluster.NodeMetadata
-	NodeUID  string // of that Node; "" in a memory of an older recast
+	NodeUID  string // of that Node
 
 	ControlPlane bool
 	EtcdKept     bool   // its data is on a persistent disk: the member must not leave
@@ -123,17 +123,13 @@ func (m Memory) VMWith(options []string) cluster.VM {
 	return vm
 }
 
-// BlankVM returns the VM with the new system disk, identified only by its names and address. A
-// disk that an older recast made has no WWN, which is then not looked for.
+// BlankVM returns the VM with the new system disk, identified only by its names and address.
 func (m Memory) BlankVM() cluster.VM {
 	return m.VMWith(cluster.Disk{Key: m.SystemKey}.Named(m.DiskSerial))
 }
 
-// LostMetadata reports whether a Node is not, or can't be proven to be, the one that was
-// remembered.
-func (m Memory) LostMetadata(now cluster.KubeNode) bool {
-	return m.NodeUID == "" || m.NodeUID != now.UID
-}
+// LostMetadata reports whether a Node is not the one that was remembered.
+func (m Memory) LostMetadata(now cluster.KubeNode) bool { return m.NodeUID != now.UID }
 
 // BlankDisks returns the machine's disks that match the new system disk: normally one.
 func (mem Memory) BlankDisks(m cluster.Machine) []cluster.MachineDisk {
