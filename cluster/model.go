@@ -196,7 +196,7 @@ type MachineDisk struct {
 // Volume is a partition or filesystem that Talos has discovered on a disk, or would.
 type Volume struct {
 	// ID is that of the volume of Talos that is here (VolumeStatus): "EPHEMERAL", "u-data", "e-backup", "/dev/sdb-1"
-	// of machine.disks; "" if Talos has none here, and in records of releases that did not know it.
+	// of machine.disks; "" if Talos has none here.
 	ID             string `json:",omitempty"`
 	Device         string // "sda4"
 	Disk           string // "sda"
