@@ -262,8 +262,6 @@ func (l *Lab) replay(release traces) {
 			lease := l.claimLease()
 			lease.Annotations[claimAnnotation] = strings.TrimSpace(text)
 			must(l.t, errOf(l.Kube.Store().Update(l.t.Context(), store.Leases(), lease, store.Main)))
-		case kind == "vm" && strings.TrimSpace(now+"tags: talos\n") == strings.TrimSpace(text):
-			l.World.WriteByHand(id, "tags", "talos") // v0.1.0 gave a VM its tags when it created it
 		case strings.TrimSpace(now) != strings.TrimSpace(text):
 			l.t.Errorf("%s is not as it was then: have the lab bring it there, or the state can't be replayed:\n%s\nthen:\n%s", name, now, text)
 		}
