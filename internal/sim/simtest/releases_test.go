@@ -105,7 +105,7 @@ func leavings() map[string]leaving {
 			c.killedAt(t, after("restore-disk"), c.goBack("wk1"))
 		}, forward...),
 		"create-created": shaped("wk2", func(lab *Lab) { lab.addNode("wk2", "wk1", "") }, after("create-vm"), forward),
-		"reconfigure-set": shaped("wk1", func(lab *Lab) {
+		"reshape-set": shaped("wk1", func(lab *Lab) {
 			lab.shape("wk1", "memory: 6144, disks: [{slot: scsi1, cache: writeback}]")
 		}, onServer("/config PUT"), allWays),
 		"done": done(func(*testing.T, *Lab) {}, "roll", "rollback"),

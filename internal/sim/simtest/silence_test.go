@@ -260,7 +260,7 @@ func silentVerbs() map[string]silentVerb {
 		o        sim.Options
 		settings string
 	}{"wk1": {oneWorker(), "memory: 6144, tags: [talos], disks: [{slot: scsi1, size: 25G}]"}, "cp2": {threePlanes, "memory: 6144, tags: [talos]"}} {
-		verbs["reconfigure "+node] = silentVerb{o: v.o, node: node, inSync: true, do: (*Client).rollNode, prepare: func(_ *testing.T, l *Lab) { l.shape(node, v.settings) }}
+		verbs["reshape "+node] = silentVerb{o: v.o, node: node, inSync: true, do: (*Client).rollNode, prepare: func(_ *testing.T, l *Lab) { l.shape(node, v.settings) }}
 	}
 	old := verbs["roll in-place wk1"]
 	old.o.TalosVersion = "v1.12.6"
