@@ -79,7 +79,7 @@ func TestClaimTakenOver(t *testing.T) {
 		beating, stopBeating := context.WithCancel(t.Context())
 		held, err := s.claimant(id, "r1").Acquire(beating)
 		must(t, err)
-		r, err := x.open(held.Guard(px), cluster.Recreate, "r1")
+		steps, err := x.open(held.Guard(px), cluster.Recreate, "r1")
 		must(t, err)
 		stopBeating()
 		began := time.Now()
@@ -89,7 +89,7 @@ func TestClaimTakenOver(t *testing.T) {
 			t.Errorf("taken over after %v", took)
 		}
 		parked := s.digest(x.park)
-		if err := s.carryOut(r.Steps()); fault.KindOf(err) != fault.Claimed || !strings.Contains(err.Error(), "run r2") {
+		if err := s.carryOut(steps); fault.KindOf(err) != fault.Claimed || !strings.Contains(err.Error(), "run r2") {
 			t.Errorf("the first one continued: %v", err)
 		}
 		x.wantMachine(t, "of the first one", x.before)

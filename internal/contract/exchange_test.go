@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/exchange"
 	"github.com/recast-sh/recast/internal/sim/world"
 )
 
@@ -16,10 +17,8 @@ func TestExchange(t *testing.T) {
 		for name, b := range inOrder(belongingsOfAll()) {
 			chosen.story(t, string(strategy)+"/"+name, 0, func(t *testing.T, s *server) {
 				x := s.newNode(b)
-				r, err := x.open(s.newClient(), strategy, "r1")
-				must(t, err)
-				must(t, s.carryOut(r.Steps()))
-				x.wantMachine(t, "afterwards", x.before.renewedBy("r1", r.Serial()))
+				must(t, x.exchange(s.newClient(), strategy, "r1"))
+				x.wantMachine(t, "afterwards", x.before.renewedBy("r1", exchange.DiskSerial("r1", x.node())))
 				x.wantKept(t, "afterwards", x.before.Drives["scsi0"])
 				s.intact(t)
 			})
@@ -104,14 +103,12 @@ func TestExchangeGrows(t *testing.T) {
 	long(t)
 	run(t, 0, func(t *testing.T, s *server) {
 		x := s.newNode(mixed())
-		px := s.newClient()
-		vm, err := px.VM(t.Context(), cluster.VMID(x.id))
-		must(t, err)
-		r := x.begun(px, cluster.Recreate, "r1")
+		r := x.process(s.newClient(), cluster.Recreate, "r1")
 		r.SystemGiB = 3
-		must(t, r.Open(t.Context(), vm, nil))
-		must(t, s.carryOut(r.Steps()))
-		want := x.before.renewedBy("r1", r.Serial())
+		steps, err := r.Begin(t.Context(), false)
+		must(t, err)
+		must(t, s.carryOut(steps))
+		want := x.before.renewedBy("r1", x.serial())
 		system := want.Drives["scsi0"]
 		system.Size = itoa(3 << 30)
 		system.Options = slices.Clone(system.Options)

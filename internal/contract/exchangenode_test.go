@@ -148,58 +148,30 @@ func (s *server) newClient() *pve.Client {
 	return s.connect(o)
 }
 
-// begun is an exchange of the node as another process, which only has Proxmox.
-func (x *exchanged) begun(px cluster.Proxmox, strategy cluster.Strategy, run string) *exchangetest.Exchange {
+// node is the name of the node.
+func (x *exchanged) node() string { return "node-" + itoa(x.id) }
+
+// process is one that exchanges the node's system, and only has Proxmox.
+func (x *exchanged) process(px cluster.Proxmox, strategy cluster.Strategy, run string) *exchangetest.Exchange {
 	return &exchangetest.Exchange{
-		Proxmox: px, Record: parking.Record{Cluster: exchangeCluster, Node: "node-" + itoa(x.id), Run: run, Build: "b0", Strategy: strategy},
-		ParkingIDs: []cluster.VMID{cluster.VMID(x.park)}, ISO: x.bootISO,
+		Proxmox: px, Record: parking.Record{Cluster: exchangeCluster, Node: x.node(), Run: run, Build: "b0", Strategy: strategy}, VMID: cluster.VMID(x.id),
+		ParkingIDs: []cluster.VMID{cluster.VMID(x.park)}, ISO: func(context.Context) (string, error) { return x.iso, nil },
 	}
 }
 
-// open begins an exchange of the node as a new run.
-func (x *exchanged) open(px cluster.Proxmox, strategy cluster.Strategy, run string) (*exchangetest.Exchange, error) {
-	vm, err := px.VM(x.s.t.Context(), cluster.VMID(x.id))
-	if err != nil {
-		return nil, err
-	}
-	parking, err := x.parking(px)
-	if err != nil {
-		return nil, err
-	}
-	r := x.begun(px, strategy, run)
-	if strategy == cluster.Rollback && parking != nil && len(parking.Record.Kept) > 0 {
-		r.Record.Restore = &parking.Record.Kept[len(parking.Record.Kept)-1]
-	}
-	return r, r.Open(x.s.t.Context(), vm, parking)
+// open begins an exchange of the node and returns its steps.
+func (x *exchanged) open(px cluster.Proxmox, strategy cluster.Strategy, run string) (step.Step, error) {
+	return x.process(px, strategy, run).Begin(x.s.t.Context(), false)
 }
-
-func (x *exchanged) bootISO(context.Context) (string, error) { return x.iso, nil }
 
 // parking finds the node's parking VM as recast does; nil if there is none.
 func (x *exchanged) parking(px cluster.Proxmox) (*parking.Parking, error) {
-	vms, err := px.VMs(x.s.t.Context())
-	if err != nil {
-		return nil, err
-	}
-	all, err := parking.Parkings(vms, exchangeCluster)
-	if err != nil {
-		return nil, err
-	}
-	for _, p := range all {
-		if p.Record.VMID == cluster.VMID(x.id) {
-			return &p, nil
-		}
-	}
-	return nil, nil
+	return x.process(px, "", "").Parking(x.s.t.Context())
 }
 
-// exchange opens an exchange and completes it.
+// exchange begins an exchange, or resumes it, and completes it.
 func (x *exchanged) exchange(px cluster.Proxmox, strategy cluster.Strategy, run string) error {
-	r, err := x.open(px, strategy, run)
-	if err != nil {
-		return err
-	}
-	return x.s.carryOut(r.Steps())
+	return x.resume(px, strategy, run, false)
 }
 
 // interrupt ends an exchange before it is complete.
@@ -214,26 +186,13 @@ func (s *server) carryOut(root step.Step) error {
 	return (&step.Runner{}).Run(s.t.Context(), root)
 }
 
-// resume finishes an unfinished exchange, as another process that only has Proxmox;
-// putBack cancels it instead.
+// resume finishes an unfinished exchange, as another process; putBack cancels it instead.
 func (x *exchanged) resume(px cluster.Proxmox, strategy cluster.Strategy, run string, putBack bool) error {
-	parking, err := x.parking(px)
-	switch {
-	case err != nil:
-		return err
-	case (parking == nil || !parking.Record.Open) && putBack:
-		return nil // nothing was begun
-	case parking == nil || !parking.Record.Open:
-		return x.exchange(px, strategy, run)
-	}
-	r := x.begun(px, strategy, run)
-	if err := r.Resume(parking.VM); err != nil {
+	steps, err := x.process(px, strategy, run).Begin(x.s.t.Context(), putBack)
+	if err != nil {
 		return err
 	}
-	if putBack {
-		return x.s.carryOut(r.PutBack())
-	}
-	return x.s.carryOut(r.Steps())
+	return x.s.carryOut(steps)
 }
 
 // intact checks the simulator's promises since its beginning.

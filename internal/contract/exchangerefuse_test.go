@@ -130,10 +130,10 @@ func (f foreign) try(t *testing.T, s *server) {
 		strategy = cluster.Recreate
 	}
 	px := s.newClient()
-	r, err := x.open(px, strategy, "r1")
+	steps, err := x.open(px, strategy, "r1")
 	must(t, err)
 	f.do(s, x)
-	err = s.carryOut(r.Steps())
+	err = s.carryOut(steps)
 	want := strings.NewReplacer("%d", itoa(x.id), "%[2]d", itoa(x.park)).Replace(f.want)
 	if err == nil || !strings.Contains(err.Error(), want) || fault.KindOf(err) != fault.Refused && !f.failed {
 		t.Fatalf("kind %d: %v; want %q", fault.KindOf(err), err, want)
@@ -189,7 +189,7 @@ func TestExchangeNotOpened(t *testing.T) {
 		"its parking VM is on another node": {
 			needs: secondNode,
 			prepare: func(s *server, x *exchanged) {
-				text, err := parking.Record{Cluster: exchangeCluster, Node: "node-" + itoa(x.id), Run: "r0", VMID: cluster.VMID(x.id)}.Description()
+				text, err := parking.Record{Cluster: exchangeCluster, Node: x.node(), Run: "r0", VMID: cluster.VMID(x.id)}.Description()
 				must(s.t, err)
 				s.taskOK(http.MethodPost, "/nodes/"+s.place.node2+"/qemu", marked(x.park, "description="+text)...)
 			},

@@ -4,7 +4,9 @@ package exchangetest
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/exchange"
@@ -17,6 +19,7 @@ import (
 type Exchange struct {
 	Proxmox    cluster.Proxmox
 	Record     parking.Record // what is known before it begins: of which cluster, node and run, by which strategy
+	VMID       cluster.VMID
 	SystemGiB  int            // wanted size of the new system disk; 0 or less than before: as before
 	ParkingIDs []cluster.VMID // that a parking VM may take, in order
 	ISO, Image func(ctx context.Context) (string, error)
@@ -26,22 +29,64 @@ type Exchange struct {
 	late exchange.Late
 }
 
-// Serial is that of the new system disk.
-func (x *Exchange) Serial() string { return x.last.Serial }
-
 // systemKey is the key of every system disk.
 const systemKey = "scsi0"
 
-// Open begins the exchange of a VM as read just now: it writes the open record to the parking VM of an earlier
-// exchange, or to a new one, and changes nothing else. From then on Resume finds the exchange, even if the process dies.
-func (x *Exchange) Open(ctx context.Context, vm cluster.VM, earlier *parking.Parking) error {
-	if vm.Config[systemKey] == "" {
+// Begin begins the exchange of the VM, which is off, or resumes the one that is open, from Proxmox alone. It returns
+// the steps: back, if the exchange is given up or to be. They are none if it has ended, or was never begun.
+func (x *Exchange) Begin(ctx context.Context, back bool) (step.Step, error) {
+	park, err := x.Parking(ctx)
+	ours := park != nil && park.Record.Run == x.Record.Run
+	switch {
+	case err != nil:
+	case ours && park.Record.Open:
+		x.Record = park.Record
+		err = x.remembered(*park)
+	case ours || back:
+		return step.Step{ID: "replace", Steps: step.List()}, nil
+	default:
+		err = x.open(ctx, park)
+	}
+	switch {
+	case err != nil:
+		return step.Step{}, err
+	case back || x.Record.PutBack:
+		return x.putBack(), nil
+	}
+	return x.steps(), nil
+}
+
+// Parking finds the node's parking VM; nil if there is none.
+func (x *Exchange) Parking(ctx context.Context) (*parking.Parking, error) {
+	vms, err := x.Proxmox.VMs(ctx)
+	if err != nil {
+		return nil, err
+	}
+	all, err := parking.Parkings(vms, x.Record.Cluster)
+	if i := slices.IndexFunc(all, func(p parking.Parking) bool { return p.Record.Node == x.Record.Node }); err == nil && i >= 0 {
+		return &all[i], nil
+	}
+	return nil, err
+}
+
+// open writes the open record to the parking VM of an earlier exchange, or to a new one.
+func (x *Exchange) open(ctx context.Context, earlier *parking.Parking) error {
+	vm, err := x.Proxmox.VM(ctx, x.VMID)
+	switch {
+	case errors.Is(err, cluster.ErrNotFound):
+		return fault.WithHint(fmt.Errorf("VM %d: %w", x.VMID, err), "make the node's VM: recast create")
+	case err != nil:
+		return err
+	case vm.Config[systemKey] == "":
 		return fault.WithHint(fault.ParkedHalf.Refusedf("%s has no %s, which is to be its system disk", vm, systemKey),
 			"it has %s; where the parking VM of an unfinished exchange was deleted, the disk was deleted with it", cluster.DrivesOf(vm))
 	}
+	if x.Record.Strategy == cluster.Rollback && earlier != nil && len(earlier.Record.Kept) > 0 {
+		x.Record.Restore = &earlier.Record.Kept[len(earlier.Record.Kept)-1]
+	}
 	system, err := cluster.ParseDisk(systemKey, vm.Config[systemKey])
 	if err != nil {
-		return fmt.Errorf("system disk of %s: %w", vm, err)
+		return err
 	}
 	mem, err := exchange.Remember(ctx, x.Proxmox, vm, system, x.Record)
 	if err != nil {
@@ -55,26 +100,12 @@ func (x *Exchange) Open(ctx context.Context, vm cluster.VM, earlier *parking.Par
 		return err
 	}
 	id, rec, err := exchange.OpenParking(ctx, x.Proxmox, x.Record, mem, earlier, x.ParkingIDs, new(parking.Numbers), func(cluster.VMID) error { return nil })
-	if err == nil {
-		x.last = x.of(mem, rec, id)
-	}
+	x.last = x.of(mem, rec, id)
 	return err
 }
 
-// Resume takes the exchange from the open record of a parking VM. It needs nothing but that record.
-func (x *Exchange) Resume(park cluster.VM) (err error) {
-	if x.Record, _, err = parking.ReadRecord(park); err != nil {
-		return err
-	}
-	mem, err := x.Record.ReadMemory(park)
-	if err == nil {
-		x.last = x.of(mem, x.Record, park.ID)
-	}
-	return err
-}
-
-// Steps exchanges the system of the VM, which is off.
-func (x *Exchange) Steps() step.Step {
+// steps exchange the system of the VM.
+func (x *Exchange) steps() step.Step {
 	source := x.source()
 	remember := step.Step{ID: "remember", Title: "keep its firewall on the parking VM", Do: x.do(func(ctx context.Context, r *exchange.Replace) error { return r.KeptFirewall.Keep(ctx) })}
 	down := source.TakeDown(remember, step.Step{ID: "stop", Title: "see that nobody starts it", Do: x.do(staysOff)})
@@ -89,8 +120,8 @@ func (x *Exchange) Steps() step.Step {
 	return x.whole(step.Step{ID: "replace", Title: "replace " + x.last.VM.String(), Steps: step.List(down, up)})
 }
 
-// PutBack cancels the exchange: the VM, which is off, gets every disk and setting back.
-func (x *Exchange) PutBack() step.Step {
+// putBack cancels the exchange.
+func (x *Exchange) putBack() step.Step {
 	stop := func(r *exchange.Replace) []step.Step {
 		return []step.Step{{ID: "stop", Title: "see that it is off", Skip: r.PutBack.StandsStill, Do: func(ctx context.Context) error { return staysOff(ctx, r) }}}
 	}
@@ -112,12 +143,9 @@ func (x *Exchange) whole(s step.Step) step.Step {
 // start is all of the start of the VM that needs no guest.
 func (x *Exchange) start() step.Step {
 	return step.Step{ID: "start", Title: "see that no other VM has its disks", Do: func(ctx context.Context) error {
-		vm, err := x.Proxmox.VM(ctx, x.last.VM.ID)
-		if err != nil {
-			return fmt.Errorf("look up VM %d: %w", x.last.VM.ID, err)
-		}
-		if vm.Running {
-			return nil
+		vm, err := x.Proxmox.VM(ctx, x.VMID)
+		if err != nil || vm.Running {
+			return fault.Prefix(fmt.Sprintf("look up VM %d", x.VMID), err)
 		}
 		others, err := exchange.ReadOthers(ctx, x.Proxmox, vm.ID)
 		if err != nil {
@@ -157,18 +185,13 @@ func (x *Exchange) do(f func(context.Context, *exchange.Replace) error) func(con
 // read reads the record again, which must still be ours.
 func (x *Exchange) read(ctx context.Context) (*exchange.Replace, error) {
 	park, err := x.parking(ctx)
-	if err != nil {
-		return nil, err
+	if err == nil && (!park.Record.Open || park.Record.Run != x.Record.Run) {
+		err = fault.ParkedHalf.Refusedf("%s no longer has an open record of run %s: another run was here", park.VM, x.Record.Run)
 	}
-	if !park.Record.Open || park.Record.Run != x.Record.Run {
-		return nil, fault.ParkedHalf.Refusedf("%s no longer has an open record of run %s: another run was here", park.VM, x.Record.Run)
+	if err == nil {
+		err = x.remembered(park)
 	}
-	mem, err := park.Record.ReadMemory(park.VM)
-	if err != nil {
-		return nil, err
-	}
-	x.last = x.of(mem, park.Record, park.VM.ID)
-	return x.last.Copy(), nil
+	return x.last.Copy(), err
 }
 
 func (x *Exchange) parking(ctx context.Context) (parking.Parking, error) {
@@ -181,6 +204,15 @@ func (x *Exchange) parking(ctx context.Context) (parking.Parking, error) {
 		err = parking.DescriptionChanged(vm, x.Record.Node)
 	}
 	return parking.Parking{VM: vm, Record: rec}, err
+}
+
+// remembered takes the exchange from an open record.
+func (x *Exchange) remembered(park parking.Parking) error {
+	mem, err := park.Record.ReadMemory(park.VM)
+	if err == nil {
+		x.last = x.of(mem, park.Record, park.VM.ID)
+	}
+	return err
 }
 
 func (x *Exchange) of(mem parking.Memory, rec parking.Record, park cluster.VMID) *exchange.Replace {

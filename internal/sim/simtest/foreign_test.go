@@ -121,16 +121,9 @@ func newForeignExchange(t *testing.T, way foreignWay) *foreignScene {
 func (s *foreignScene) exchange(ctx context.Context, lab *matrixLab, strategy cluster.Strategy) error {
 	ctx, life := lab.live(ctx)
 	defer life.kill()
-	x, err := life.begin(ctx, strategy, s.giveUp)
-	if err != nil || x == nil {
-		return err
-	}
+	x := life.exchangeBy(strategy)
 	x.Proxmox = patience.With(x.Proxmox, 2*time.Second, func(text string) { s.listen(step.Event{Text: text}) })
-	tree := x.Steps
-	if s.giveUp {
-		tree = x.PutBack
-	}
-	return (&step.Runner{}).Run(ctx, tree())
+	return life.run(ctx, x, s.giveUp)
 }
 
 // foreignFew is the number of ways to exchange a system that are played unless all are to be.

@@ -4,8 +4,6 @@ import (
 	"bytes"
 	"context"
 	"crypto/tls"
-	"errors"
-	"fmt"
 	"sync"
 	"testing"
 	"time"
@@ -14,7 +12,6 @@ import (
 	"github.com/recast-sh/recast/cluster/exchange"
 	"github.com/recast-sh/recast/cluster/exchange/exchangetest"
 	"github.com/recast-sh/recast/cluster/parking"
-	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/pve"
 	"github.com/recast-sh/recast/internal/pve/api"
 	"github.com/recast-sh/recast/internal/pve/api/apitest"
@@ -132,65 +129,32 @@ func (life *matrixLife) kill() {
 	life.cancel()
 }
 
-// exchange is all that a process does: it begins or resumes the exchange and completes it,
-// forward or back.
+// exchange is all that a process does: it begins or resumes the exchange, from Proxmox's state alone, and completes
+// it, forward or back.
 func (life *matrixLife) exchange(ctx context.Context, strategy cluster.Strategy, putBack bool) error {
-	x, err := life.begin(ctx, strategy, putBack)
-	if err != nil || x == nil {
-		return err
-	}
-	tree := x.Steps
-	if putBack || x.Record.PutBack {
-		tree = x.PutBack
-	}
-	return (&step.Runner{}).Run(ctx, tree())
+	return life.run(ctx, life.exchangeBy(strategy), putBack)
 }
 
-// begin begins or resumes the exchange of the VM from Proxmox's state alone. It returns
-// nil if there is nothing left to do, or nothing to cancel.
-func (life *matrixLife) begin(ctx context.Context, strategy cluster.Strategy, putBack bool) (*exchangetest.Exchange, error) {
-	if err := exchange.AwaitOwnTasks(ctx, life.px, func(cluster.VMID) bool { return true }, 2*time.Second, nil); err != nil {
-		return nil, err
-	}
-	vms, err := life.px.VMs(ctx)
-	if err != nil {
-		return nil, err
-	}
-	parkings, err := parking.Parkings(vms, matrixCluster)
-	if err != nil {
-		return nil, err
-	}
+func (life *matrixLife) exchangeBy(strategy cluster.Strategy) *exchangetest.Exchange {
 	x := &exchangetest.Exchange{
-		Proxmox: life.px, Record: parking.Record{Cluster: matrixCluster, Node: matrixNode, Run: life.shape.run(strategy), Build: "3f2a", Strategy: strategy}, SystemGiB: matrixSystemGiB,
-		ParkingIDs: []cluster.VMID{matrixParking, matrixParking + 1, matrixParking + 2}, ISO: isoOfMatrix, Image: imageOfMatrix, DiskBytes: int64(len(matrixDiskImage())),
+		Proxmox: life.px, Record: parking.Record{Cluster: matrixCluster, Node: matrixNode, Run: life.shape.run(strategy), Build: "3f2a", Strategy: strategy}, VMID: matrixVM,
+		SystemGiB: matrixSystemGiB, ParkingIDs: []cluster.VMID{matrixParking, matrixParking + 1, matrixParking + 2}, ISO: isoOfMatrix, Image: imageOfMatrix, DiskBytes: int64(len(matrixDiskImage())),
 	}
 	if life.shape.prepared {
 		x.Record.Prepared = matrixImage
 	}
-	var earlier *parking.Parking
-	for _, p := range parkings {
-		switch {
-		case p.Record.Open:
-			return x, x.Resume(p.VM)
-		case p.Record.Run == x.Record.Run:
-			return nil, nil
-		}
-		earlier = &p
+	return x
+}
+
+func (life *matrixLife) run(ctx context.Context, x *exchangetest.Exchange, putBack bool) error {
+	if err := exchange.AwaitOwnTasks(ctx, life.px, func(cluster.VMID) bool { return true }, 2*time.Second, nil); err != nil {
+		return err
 	}
-	if putBack {
-		return nil, nil
-	}
-	vm, err := life.px.VM(ctx, matrixVM)
-	if errors.Is(err, cluster.ErrNotFound) {
-		err = fault.WithHint(fmt.Errorf("VM %d: %w", matrixVM, err), "make the node's VM: recast create")
-	}
+	steps, err := x.Begin(ctx, putBack)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	if strategy == cluster.Rollback && earlier != nil {
-		x.Record.Restore = &earlier.Record.Kept[0]
-	}
-	return x, x.Open(ctx, vm, earlier)
+	return (&step.Runner{}).Run(ctx, steps)
 }
 
 func isoOfMatrix(context.Context) (string, error)   { return matrixISO, nil }
