@@ -189,6 +189,7 @@ var calls = map[string]call{
 	"compare":                  {func(g *guarded, ctx context.Context) error { return g.r.comparison.compareDisks(ctx) }, all(here, holder), ""},
 	"alone":                    {alone, all(here, holder), ""},
 	"has disk":                 {func(g *guarded, ctx context.Context) error { return said(g.r.System.has(ctx)) }, nil, ""},
+	"kept":                     {func(g *guarded, ctx context.Context) error { return said(g.r.Settings.kept(ctx)) }, nil, ""},
 	"give up":                  {func(g *guarded, ctx context.Context) error { return g.r.giveUp(ctx) }, nil, strings.TrimSpace(intended)},
 	"firewall":                 {func(g *guarded, ctx context.Context) error { return g.r.KeptFirewall.Keep(ctx) }, all(walled, func(g *guarded) { delete(g.Firewalls, 9900) }), intended + "firewall 9900\n" + intended},
 	"reshape":                  {reshapes, shaped, reshaped},

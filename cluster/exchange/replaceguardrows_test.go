@@ -163,7 +163,9 @@ func openRows() []guard {
 	return []guard{
 		{"possible", func(g *guarded) { g.r.Strategy = cluster.Rollback }, "names no kept system disk", ""},
 		{"possible", all(restoring, was(kv{"description": strings.Repeat("x", cluster.MaxDescription)})), "Proxmox allows", ""},
-		{"possible", all(restoring, was(kv{"hookscript": "x"})), "", ""},
+		{"possible", all(restoring, func(g *guarded) {
+			g.r.Image = func(context.Context) (string, error) { return "", errors.New("there is no image") }
+		}), "", ""},
 		{"possible", was(kv{"hookscript": "x"}), "has hookscript, which only root@pam may set", ""},
 		{"possible", all(reimage, was(kv{"hookscript": "x"})), "", ""},
 		{"open", on(101, bad), "no volume in", ""},
@@ -334,6 +336,9 @@ func recordRows() []guard {
 		{"has disk", on(101, kv{"scsi0": "fast:vm-101-disk-5"}), "said scsi0 of VM 101", ""},
 		{"has disk", on(101, kv{"scsi0": "fast:vm-7-disk-5"}), "which is not its own", ""},
 		{"has disk", deleted, "", ""},
+		{"kept", note("recast-record: {"), "can't be read", ""},
+		{"kept", note("mine"), "no longer says so", ""},
+		{"kept", record(func(rec *parking.Record) { rec.Open = false }), "said the old system disk is on VM 9900", ""},
 		{"give up", note("recast-record: {"), "can't be read", ""},
 		{"give up", func(g *guarded) { g.r.Restore = &parking.KeptDisk{} }, "is not given up", ""},
 		{"firewall", func(g *guarded) { delete(g.Firewalls, 101) }, "the firewall of VM 101", ""},
