@@ -60,7 +60,7 @@ type NodeWriter interface {
 	// Drain evicts the pods of a cordoned node, respecting PodDisruptionBudgets, until only
 	// DaemonSet and mirror pods are left. Until the timeout it retries refused evictions and waits
 	// for an unavailable API. say gets a line for each pod and each refusal. recast's own pod goes
-	// last, and the drain ends with ownpod.Evicted.
+	// last, and the drain ends with ownpod.OwnPodEvicted.
 	Drain(ctx context.Context, node string, o DrainOptions, say func(string)) error
 	// RestoreMetadata restores the node's labels, annotations and taints, except for keys that
 	// Kubernetes and Talos manage themselves.

@@ -9,8 +9,6 @@ import (
 	"net/netip"
 	"strings"
 	"time"
-
-	"github.com/recast-sh/recast/cluster/firewall"
 )
 
 // VMID is a Proxmox VM's number, unique in its Proxmox cluster and reused after a delete: never an identity by itself.
@@ -75,7 +73,7 @@ func (c Container) String() string { return fmt.Sprintf("container %d %q on %s",
 // Ties is what Proxmox keeps for a VM outside of its configuration.
 type Ties struct {
 	// Firewall is deleted with the VM, and given to the new VM.
-	Firewall firewall.Config
+	Firewall FirewallConfig
 	// Dropped is deleted with the VM, too, and can't be given to a new VM; in words.
 	Dropped   []string
 	ACL       []ACLEntry // on the VM itself, as far as our token sees them; deleted with it

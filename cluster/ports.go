@@ -6,8 +6,6 @@ import (
 	"io"
 	"net/netip"
 	"time"
-
-	"github.com/recast-sh/recast/cluster/firewall"
 )
 
 // ErrNotFound says that what was asked for does not exist: a VM, a Node, a volume. Adapters wrap
@@ -91,7 +89,7 @@ type TieReader interface {
 	// all of them is read once, afresh.
 	TiesOf(ctx context.Context, vms []VM) []TiesRead
 	// Firewall reads a VM's own firewall; it is empty if there is none.
-	Firewall(ctx context.Context, vm VM) (firewall.Config, error)
+	Firewall(ctx context.Context, vm VM) (FirewallConfig, error)
 	// HAResource reads the VM's resource in Proxmox HA; nil if there is none.
 	HAResource(ctx context.Context, id VMID) (*HAResource, error)
 	// Migration reads what is against migrating a VM to another host.
@@ -157,7 +155,7 @@ type Editor interface {
 	SetPool(ctx context.Context, id VMID, pool string) error
 	// SetFirewall gives a VM exactly this firewall. After an error any part of it may be done. Its
 	// requests have no digest: one without an answer may take effect late.
-	SetFirewall(ctx context.Context, vm VM, want firewall.Config) error
+	SetFirewall(ctx context.Context, vm VM, want FirewallConfig) error
 }
 
 // Power switches VMs on and off.

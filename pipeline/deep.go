@@ -8,8 +8,8 @@ import (
 	"strings"
 
 	"github.com/recast-sh/recast/cluster"
-	"github.com/recast-sh/recast/cluster/files"
-	"github.com/recast-sh/recast/cluster/provenance"
+	"github.com/recast-sh/recast/cluster/observe"
+
 	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/internal/bootimage"
 	"github.com/recast-sh/recast/internal/fault"
@@ -28,20 +28,20 @@ func DeepDrift(ctx context.Context, p Project, m Machines, r images.Puller, say 
 		return DriftResult{}, err
 	}
 	locked := newLockedFiles(r, say)
-	var targets []files.FileTarget
+	var targets []observe.FileTarget
 	var nodes []int // of each target, in res.Nodes
 	for i, f := range found {
 		if f.Machine == nil {
 			continue // it could not be read; the result says so
 		}
-		t := files.FileTarget{Node: f.Name, Addr: f.Addr, UUID: f.Machine.UUID}
+		t := observe.FileTarget{Node: f.Name, Addr: f.Addr, UUID: f.Machine.UUID}
 		if err := locked.want(ctx, &t, lock.Arch, build(lock, p.Config.Nodes[i].Schematic)); err != nil {
-			res.Nodes[i] = res.Nodes[i].WithFiles(files.FileCheck{}, err)
+			res.Nodes[i] = res.Nodes[i].WithFiles(observe.FileCheck{}, err)
 			continue // the comparison of its labels is still a result
 		}
 		targets, nodes = append(targets, t), append(nodes, i)
 	}
-	checks, errs := files.Compare(ctx, m.Files, targets, func(node, text string) { say(node + ": " + text) })
+	checks, errs := observe.CompareFiles(ctx, m.Files, targets, func(node, text string) { say(node + ": " + text) })
 	for k, i := range nodes {
 		res.Nodes[i] = res.Nodes[i].WithFiles(checks[k], errs[k])
 	}
@@ -58,7 +58,7 @@ type lockedFiles struct {
 
 // lockedRead is the result of reading an image.
 type lockedRead struct {
-	files map[string]files.LockedFile
+	files map[string]observe.LockedFile
 	err   error
 }
 
@@ -68,14 +68,14 @@ func newLockedFiles(r images.Puller, say func(string)) lockedFiles {
 
 // want adds the files of a build to a target, to compare. Its error becomes part of a
 // result, so the text includes the hints.
-func (l lockedFiles) want(ctx context.Context, t *files.FileTarget, arch string, b cluster.Build) error {
+func (l lockedFiles) want(ctx context.Context, t *observe.FileTarget, arch string, b cluster.Build) error {
 	t.EmbedsConfig = b.EmbedsConfig
 	for _, e := range b.Extensions {
 		list, err := l.files(ctx, arch, e)
 		if err != nil {
 			return fmt.Errorf("read the locked image of extension %s: %w%s", e.Name, err, inBrackets(fault.Hints(err)))
 		}
-		t.Content = append(t.Content, files.LockedContent{Extension: e, Files: list})
+		t.Content = append(t.Content, observe.LockedFiles{Extension: e, Files: list})
 	}
 	return nil
 }
@@ -87,7 +87,7 @@ func inBrackets(hints []string) string {
 	return " (" + strings.Join(hints, "; ") + ")"
 }
 
-func (l lockedFiles) files(ctx context.Context, arch string, e cluster.LockedExtension) (map[string]files.LockedFile, error) {
+func (l lockedFiles) files(ctx context.Context, arch string, e cluster.LockedExtension) (map[string]observe.LockedFile, error) {
 	ref := e.Ref + "@" + e.Digest
 	read, done := l.read[ref+" "+arch]
 	if !done {
@@ -98,7 +98,7 @@ func (l lockedFiles) files(ctx context.Context, arch string, e cluster.LockedExt
 	return read.files, read.err
 }
 
-func (l lockedFiles) extract(ctx context.Context, ref, arch string) (_ map[string]files.LockedFile, err error) {
+func (l lockedFiles) extract(ctx context.Context, ref, arch string) (_ map[string]observe.LockedFile, err error) {
 	body, err := l.puller.Extract(ctx, ref, arch)
 	if err != nil {
 		return nil, err
@@ -112,19 +112,19 @@ func (l lockedFiles) extract(ctx context.Context, ref, arch string) (_ map[strin
 	if _, err := io.Copy(io.Discard, body); err != nil {
 		return nil, err
 	}
-	list := map[string]files.LockedFile{}
+	list := map[string]observe.LockedFile{}
 	for name, f := range extension.Files {
-		list[name] = files.LockedFile{Mode: f.Mode, SizeBytes: f.SizeBytes, SHA256: f.SHA256, Link: f.Link, HardLink: f.HardLink}
+		list[name] = observe.LockedFile{Mode: f.Mode, SizeBytes: f.SizeBytes, SHA256: f.SHA256, Link: f.Link, HardLink: f.HardLink}
 	}
 	return list, nil
 }
 
 // knownBuilds returns all builds of a lock.
-func knownBuilds(file string, present bool, lock schematics.Lock) []provenance.KnownBuild {
-	var out []provenance.KnownBuild
+func knownBuilds(file string, present bool, lock schematics.Lock) []observe.KnownBuild {
+	var out []observe.KnownBuild
 	for _, name := range lock.Names() {
 		e := lock.Schematics[name]
-		out = append(out, provenance.KnownBuild{
+		out = append(out, observe.KnownBuild{
 			Lock: file, Present: present, Schematic: name, File: e.File, Build: build(lock, name), ISOSHA256: e.ISO.SHA256, Signer: e.Signer,
 		})
 	}

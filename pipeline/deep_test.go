@@ -16,8 +16,8 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/recast-sh/recast/cluster"
-	"github.com/recast-sh/recast/cluster/files"
-	"github.com/recast-sh/recast/cluster/provenance"
+	"github.com/recast-sh/recast/cluster/observe"
+
 	"github.com/recast-sh/recast/images"
 )
 
@@ -72,11 +72,11 @@ func TestLockedFiles(t *testing.T) {
 	locked := newLockedFiles(puller, func(string) {})
 	build := cluster.Build{EmbedsConfig: true, Extensions: []cluster.LockedExtension{{Name: "tool", Version: "v1", Ref: "ghcr.io/acme/tool", Digest: "sha256:aa"}}}
 	for range 2 {
-		var target files.FileTarget
+		var target observe.FileTarget
 		if err := locked.want(t.Context(), &target, "arm64", build); err != nil {
 			t.Fatal(err)
 		}
-		want := files.FileTarget{EmbedsConfig: true, Content: []files.LockedContent{{Extension: build.Extensions[0], Files: map[string]files.LockedFile{
+		want := observe.FileTarget{EmbedsConfig: true, Content: []observe.LockedFiles{{Extension: build.Extensions[0], Files: map[string]observe.LockedFile{
 			"/usr/local/bin/tool": {Mode: 0o755, SizeBytes: 4, SHA256: fmt.Sprintf("%x", sha256.Sum256([]byte("tool")))},
 		}}}}
 		if diff := cmp.Diff(want, target, cmpopts.EquateComparable(netip.Addr{})); diff != "" {
@@ -94,7 +94,7 @@ func TestLockedFilesAreChecked(t *testing.T) {
 	t.Parallel()
 	wrong := errors.New("it has another digest")
 	locked := newLockedFiles(&fakePuller{image: extensionImage(t), end: wrong}, func(string) {})
-	err := locked.want(t.Context(), new(files.FileTarget), "amd64", cluster.Build{Extensions: []cluster.LockedExtension{{Name: "tool"}}})
+	err := locked.want(t.Context(), new(observe.FileTarget), "amd64", cluster.Build{Extensions: []cluster.LockedExtension{{Name: "tool"}}})
 	if !errors.Is(err, wrong) || !strings.HasPrefix(err.Error(), "read the locked image of extension tool: ") {
 		t.Errorf("err = %v", err)
 	}
@@ -105,7 +105,7 @@ func TestLockedFilesAreChecked(t *testing.T) {
 func TestDescribe(t *testing.T) {
 	t.Parallel()
 	got, ok := describe("customization:\n    extraKernelArgs:\n        - siderolink.api=grpc://x?jointoken=s3cret\n        - quiet\n    systemExtensions:\n        officialExtensions:\n            - siderolabs/gvisor\n")
-	want := provenance.Described{Extensions: []string{"siderolabs/gvisor"}, Args: []string{"siderolink.api", "quiet"}}
+	want := observe.Described{Extensions: []string{"siderolabs/gvisor"}, Args: []string{"siderolink.api", "quiet"}}
 	if diff := cmp.Diff(want, got); diff != "" || !ok {
 		t.Errorf("ok = %v (-want +got):\n%s", ok, diff)
 	}

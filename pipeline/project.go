@@ -18,7 +18,7 @@ import (
 	"github.com/recast-sh/recast/cluster/exchange"
 	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/cluster/parking"
-	"github.com/recast-sh/recast/cluster/provenance"
+
 	"github.com/recast-sh/recast/cluster/roll"
 	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/internal/config"
@@ -87,7 +87,7 @@ type Machines struct {
 	Kube        cluster.Kube
 	Leases      cluster.Leases
 	Files       cluster.FileReader
-	Claims      provenance.ClaimReader
+	Claims      observe.ClaimReader
 	Objects     cluster.ObjectJudge
 	Commands    cluster.CommandRunner
 	// MachineConfig returns a node's configuration from the user's files; nil: there

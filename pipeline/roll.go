@@ -8,10 +8,10 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/claim"
 	"github.com/recast-sh/recast/cluster/healing"
 	"github.com/recast-sh/recast/cluster/hook"
 	"github.com/recast-sh/recast/cluster/observe"
-	"github.com/recast-sh/recast/cluster/patience"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/cluster/rehearse"
 	"github.com/recast-sh/recast/cluster/roll"
@@ -371,7 +371,7 @@ func outcome(err error) string {
 
 func (w *work) roller(id string, j *journal.Journal, past cluster.History) *roll.Roller {
 	m, r := w.machines, w.Config.Roll
-	px := patience.With(w.claim.held.Guard(m.Proxmox), timing(w.Config).Poll, func(text string) { w.run.Note("roll", text) })
+	px := claim.WithPatience(w.claim.held.Guard(m.Proxmox), timing(w.Config).Poll, func(text string) { w.run.Note("roll", text) })
 	maintenance := w.claim.held.GuardMaintenance(m.Maintenance)
 	rehearser := &rehearse.Rehearser{
 		Proxmox: px, Maintenance: maintenance, Kube: m.Kube, Journal: j,

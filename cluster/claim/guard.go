@@ -5,7 +5,6 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
-	"github.com/recast-sh/recast/cluster/firewall"
 )
 
 // Guard returns a Proxmox that checks before every change that the claim is still ours.
@@ -60,7 +59,7 @@ func (g guarded) MoveDisk(ctx context.Context, vm cluster.VM, key string, to clu
 	return g.px.MoveDisk(ctx, vm, key, to, toKey)
 }
 
-func (g guarded) SetFirewall(ctx context.Context, vm cluster.VM, want firewall.Config) error {
+func (g guarded) SetFirewall(ctx context.Context, vm cluster.VM, want cluster.FirewallConfig) error {
 	if err := g.held.Check(ctx); err != nil {
 		return err
 	}

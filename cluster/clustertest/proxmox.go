@@ -12,7 +12,7 @@ import (
 	"sync"
 
 	"github.com/recast-sh/recast/cluster"
-	"github.com/recast-sh/recast/cluster/firewall"
+
 	"github.com/recast-sh/recast/cluster/parking"
 )
 
@@ -68,7 +68,7 @@ type Proxmox struct {
 	*Calls
 	Guests    map[cluster.VMID]cluster.VM
 	Volumes   []string // of all storages
-	Firewalls map[cluster.VMID]firewall.Config
+	Firewalls map[cluster.VMID]cluster.FirewallConfig
 	HA        *cluster.HAResource
 	Tied      cluster.Ties
 	Done      []string
@@ -108,7 +108,7 @@ func (h *hosts) FreeMemory(context.Context, string) (int64, error) {
 // NewProxmox has these VMs and every volume that they name.
 func NewProxmox(vms ...cluster.VM) *Proxmox {
 	calls := &Calls{}
-	p := &Proxmox{Calls: calls, hosts: hosts{calls: calls, Against: cluster.Migration{Allowed: true}}, Guests: map[cluster.VMID]cluster.VM{}, Firewalls: map[cluster.VMID]firewall.Config{}}
+	p := &Proxmox{Calls: calls, hosts: hosts{calls: calls, Against: cluster.Migration{Allowed: true}}, Guests: map[cluster.VMID]cluster.VM{}, Firewalls: map[cluster.VMID]cluster.FirewallConfig{}}
 	for _, vm := range vms {
 		vm.Config = maps.Clone(vm.Config)
 		p.Guests[vm.ID] = vm
@@ -179,7 +179,7 @@ func (p *Proxmox) VMs(context.Context) ([]cluster.VM, error) {
 	return vms, p.Call("VMs")
 }
 
-func (p *Proxmox) Firewall(_ context.Context, vm cluster.VM) (firewall.Config, error) {
+func (p *Proxmox) Firewall(_ context.Context, vm cluster.VM) (cluster.FirewallConfig, error) {
 	return p.Firewalls[vm.ID], p.Call("Firewall")
 }
 
@@ -305,7 +305,7 @@ func (p *Proxmox) Migrate(_ context.Context, vm cluster.VM, to string) error {
 	return nil
 }
 
-func (p *Proxmox) SetFirewall(_ context.Context, vm cluster.VM, _ firewall.Config) error {
+func (p *Proxmox) SetFirewall(_ context.Context, vm cluster.VM, _ cluster.FirewallConfig) error {
 	return p.do("SetFirewall", p.Guests[vm.ID], "firewall %d", vm.ID)
 }
 

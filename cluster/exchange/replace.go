@@ -40,7 +40,7 @@ type Replace struct {
 	Image     func(ctx context.Context) (string, error)
 	DiskBytes int64
 
-	// Firewall is the sum of the VM's firewall, which a new VM gets (firewall.Config.Sum); "": it
+	// Firewall is the sum of the VM's firewall, which a new VM gets (firewall.FirewallConfig.Sum); "": it
 	// had none.
 	Firewall string
 

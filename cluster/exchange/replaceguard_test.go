@@ -11,7 +11,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/clustertest"
-	"github.com/recast-sh/recast/cluster/firewall"
+
 	"github.com/recast-sh/recast/cluster/parking"
 )
 
@@ -25,7 +25,7 @@ type guarded struct {
 	rec  parking.Record
 }
 
-var wall = firewall.Config{Options: firewall.Entry{"enable": "1"}}
+var wall = cluster.FirewallConfig{Options: cluster.FirewallEntry{"enable": "1"}}
 
 func newGuarded() *guarded {
 	vm := cluster.VM{ID: 101, Name: "wk1", Host: "pve1", Config: kv{"smbios1": "uuid=u", "description": "recast: run=r1 build=b", "scsi0": "fast:vm-101-disk-0", "scsi1": "fast:vm-101-disk-1,serial=data"}}

@@ -11,7 +11,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/clustertest"
-	"github.com/recast-sh/recast/cluster/firewall"
+
 	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/cluster/observe/observetest"
 	"github.com/recast-sh/recast/cluster/parking"
@@ -125,7 +125,7 @@ func TestExplainAFirewall(t *testing.T) {
 	for _, s := range []cluster.Strategy{cluster.Recreate, cluster.Reimage} {
 		e := explain(t, "wk1", func(wanted []cluster.Wanted, o *observe.Observation) {
 			wanted[1].Strategy = s
-			o.Found[1].Ties.Firewall = firewall.Config{Options: firewall.Entry{"enable": "1"}}
+			o.Found[1].Ties.Firewall = cluster.FirewallConfig{Options: cluster.FirewallEntry{"enable": "1"}}
 		})
 		if gets := strings.Contains(paths(e), "bring-up/attach/firewall"); gets != (s == cluster.Recreate) {
 			t.Errorf("%s: %s", s, paths(e))

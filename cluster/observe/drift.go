@@ -7,7 +7,6 @@ import (
 	"strings"
 
 	"github.com/recast-sh/recast/cluster"
-	"github.com/recast-sh/recast/cluster/files"
 )
 
 // Diff compares one node with what is wanted of it.
@@ -203,7 +202,7 @@ func (d Drift) Tidy() bool {
 const fileDiffers = "extension-file"
 
 // WithFiles adds the result of comparing a node's files.
-func (d Drift) WithFiles(c files.FileCheck, err error) Drift {
+func (d Drift) WithFiles(c FileCheck, err error) Drift {
 	if err != nil {
 		d.Unread = append(d.Unread, err.Error())
 		return d

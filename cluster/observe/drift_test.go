@@ -10,7 +10,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/clustertest"
-	"github.com/recast-sh/recast/cluster/files"
+
 	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/internal/words"
 )
@@ -220,11 +220,11 @@ func TestDriftWithFiles(t *testing.T) {
 	t.Parallel()
 	const good, evil = "sha256:600d600d600d600d", "sha256:e711e711e711e711"
 	d := Drift{Node: "wk1"}
-	same := d.WithFiles(files.FileCheck{Files: 3, Bytes: 9, NotCompared: []string{"x"}}, nil)
+	same := d.WithFiles(FileCheck{Files: 3, Bytes: 9, NotCompared: []string{"x"}}, nil)
 	if diff := cmp.Diff(Drift{Node: "wk1", Notes: []string{"3 files of its extensions compared (9 bytes read): all are as locked", "not compared: x"}}, same); diff != "" {
 		t.Errorf("the same (-want +got):\n%s", diff)
 	}
-	other := d.WithFiles(files.FileCheck{Files: 3, Bytes: 9, More: 2, Differ: []files.FileDiff{
+	other := d.WithFiles(FileCheck{Files: 3, Bytes: 9, More: 2, Differ: []FileDiff{
 		{Path: "/usr/local/a", Extension: "tool v1", Found: evil, Wanted: good},
 	}}, nil)
 	want := Drift{
@@ -237,7 +237,7 @@ func TestDriftWithFiles(t *testing.T) {
 	if diff := cmp.Diff(want, other); diff != "" {
 		t.Errorf("other (-want +got):\n%s", diff)
 	}
-	if got := d.WithFiles(files.FileCheck{}, errors.New("no answer")); got.Stale || !slices.Equal(got.Unread, []string{"no answer"}) {
+	if got := d.WithFiles(FileCheck{}, errors.New("no answer")); got.Stale || !slices.Equal(got.Unread, []string{"no answer"}) {
 		t.Errorf("unread: %+v", got)
 	}
 }

@@ -6,7 +6,6 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/observe"
-	"github.com/recast-sh/recast/cluster/ownpod"
 )
 
 // heedOwnPod plans for recast being a pod of the cluster: the node that it runs on goes last, and none
@@ -19,7 +18,7 @@ func heedOwnPod(p *Plan, o observe.Observation) {
 		case n.Strategy == "" || n.Strategy.From() == cluster.Nowhere || n.staysUp() || !n.Resume && !out:
 		case o.OwnPod.Err != nil && (out || o.Dark == nil): // otherwise it is out already, and has to come back
 			n.Refused = append(n.Refused, fmt.Sprintf("whether recast runs as a pod of this cluster, and on which node, is not known: %v: let the kubeconfig's user get that pod, or, where recast is no pod of this cluster, unset %s, %s and %s",
-				o.OwnPod.Err, ownpod.NamespaceVar, ownpod.NameVar, ownpod.UIDVar))
+				o.OwnPod.Err, cluster.PodNamespaceVar, cluster.PodNameVar, cluster.PodUIDVar))
 		case o.OwnPod.Node == "":
 		case api && n.Role == cluster.ControlPlane:
 			n.Refused = append(n.Refused, fmt.Sprintf("without it the Kubernetes API is down, and recast runs as a pod of this cluster, on %s: should that pod end meanwhile, nothing could start another one. Run recast from outside of the cluster: in a management cluster, in CI or on a workstation", o.OwnPod.Node))

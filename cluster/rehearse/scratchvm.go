@@ -13,7 +13,7 @@ import (
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/exchange"
 	"github.com/recast-sh/recast/cluster/planning"
-	"github.com/recast-sh/recast/cluster/published"
+
 	"github.com/recast-sh/recast/cluster/rolling"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/wait"
@@ -103,7 +103,7 @@ func (s *scratchVM) settle(ctx context.Context) error {
 
 // create creates the scratch VM of the trial.
 func (t *trial) create(ctx context.Context) (cluster.VM, error) {
-	images := published.Images{Proxmox: t.Proxmox, Wanted: t.Model.Wanted, Host: t.Host}
+	images := rolling.Published{Proxmox: t.Proxmox, Wanted: t.Model.Wanted, Host: t.Host}
 	find := images.ISO
 	if t.Disk != "" {
 		find = images.Disk

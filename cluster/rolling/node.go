@@ -11,7 +11,7 @@ import (
 	"github.com/recast-sh/recast/cluster/exchange"
 	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/cluster/planning"
-	"github.com/recast-sh/recast/cluster/published"
+
 	"github.com/recast-sh/recast/internal/fault"
 )
 
@@ -139,8 +139,8 @@ func (n *Node) IsOldBoot(ctx context.Context, m cluster.BootedMachine) bool {
 }
 
 // Published finds the images of the wanted build for the node's host.
-func (n *Node) Published() published.Images {
-	return published.Images{Proxmox: n.Proxmox, Wanted: n.Want, Host: n.Plan.Host}
+func (n *Node) Published() Published {
+	return Published{Proxmox: n.Proxmox, Wanted: n.Want, Host: n.Plan.Host}
 }
 
 // KubeNode reads the node's Node; a missing Node is a refusal.

@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
-	"github.com/recast-sh/recast/cluster/ownpod"
+
 	"github.com/recast-sh/recast/internal/command"
 	"github.com/recast-sh/recast/internal/config"
 	"github.com/recast-sh/recast/internal/expression"
@@ -169,7 +169,7 @@ func connectKube(s *streams, p pipeline.Project, cl *closers) (*kube.Client, err
 	if err != nil {
 		return nil, fault.WithHint(fault.Credentials.Configf("read the kubeconfig: %w", err), "KUBECONFIG names it; talosctl kubeconfig writes one")
 	}
-	own, err := ownpod.FromEnv(os.Getenv)
+	own, err := cluster.OwnPodFromEnv(os.Getenv)
 	if err != nil {
 		return nil, err
 	}

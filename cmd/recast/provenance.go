@@ -3,7 +3,7 @@ package main
 import (
 	"context"
 
-	"github.com/recast-sh/recast/cluster/provenance"
+	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/ui"
@@ -32,7 +32,7 @@ func traceNode(ctx context.Context, s *streams, g *globals, node, out string, de
 
 func provenanceOf(
 	ctx context.Context, s *streams, p pipeline.Project, m pipeline.Machines, node string, deep bool,
-) (res provenance.Provenance, err error) {
+) (res observe.Provenance, err error) {
 	if !deep {
 		return pipeline.Provenance(ctx, p, m, nil, node, s.say)
 	}

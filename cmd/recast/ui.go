@@ -15,8 +15,8 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/cluster/planning"
-	"github.com/recast-sh/recast/cluster/provenance"
 	"github.com/recast-sh/recast/internal/browser"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/redact"
@@ -116,8 +116,8 @@ func shownBy(s *streams, g *globals, p pipeline.Project) web.Options {
 				return pipeline.Plan(ctx, p, m, planning.Policy{}, nil)
 			})
 		},
-		Trace: func(ctx context.Context, node string) (provenance.Provenance, error) {
-			return read(ctx, s, g, func(ctx context.Context, p pipeline.Project, m pipeline.Machines) (provenance.Provenance, error) {
+		Trace: func(ctx context.Context, node string) (observe.Provenance, error) {
+			return read(ctx, s, g, func(ctx context.Context, p pipeline.Project, m pipeline.Machines) (observe.Provenance, error) {
 				return pipeline.Provenance(ctx, p, m, nil, node, s.say)
 			})
 		},

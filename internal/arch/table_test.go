@@ -107,25 +107,20 @@ var table = []row{
 	{pkg: "schematics/...", allow: []string{"internal/fault", "internal/knownissue", "internal/words", "internal/redact", schematic, yaml}},
 	{pkg: "images", allow: []string{"schematics", "images/verify", "internal/step", "internal/fault", "internal/words"}},
 	{pkg: "images/verify", allow: []string{"schematics", "internal/bootimage", "internal/diskimage", "internal/fault", "internal/words"}},
-	{pkg: "cluster", allow: []string{"cluster/config", "cluster/schematic", "cluster/firewall", "cluster/reach", "cluster/replica", "internal/wait", "internal/fault", "internal/words"}},
-	{pkg: "cluster/claim", allow: []string{"cluster", "cluster/parking", "cluster/firewall", "internal/foreign", "internal/wait", "internal/fault", "internal/format"}},
+	{pkg: "cluster", allow: []string{"cluster/config", "cluster/schematic", "cluster/reach", "cluster/replica", "internal/wait", "internal/fault", "internal/words"}},
+	{pkg: "cluster/claim", allow: []string{"cluster", "cluster/parking", "internal/foreign", "internal/wait", "internal/fault", "internal/format"}},
 	{pkg: "cluster/etcd", allow: []string{"cluster", "internal/etcddb", "internal/fault", "internal/words"}},
-	{pkg: "cluster/files", allow: []string{"cluster", "internal/words", errgroup}},
 	{pkg: "cluster/parking", allow: []string{"cluster", "cluster/reach", "internal/fault", "internal/format", "internal/words"}},
 	{pkg: "cluster/shape", allow: []string{"cluster", "internal/fault"}},
-	{pkg: "cluster/observe", allow: []string{"cluster", "cluster/replica", "cluster/shape", "cluster/files", "cluster/parking", "cluster/config", "cluster/reach", "internal/fault", "internal/knownissue", errgroup}},
+	{pkg: "cluster/observe", allow: []string{"cluster", "cluster/replica", "cluster/shape", "cluster/parking", "cluster/config", "cluster/reach", "internal/fault", "internal/knownissue", "internal/words", errgroup}},
 	{pkg: "cluster/strategy", allow: []string{"cluster", "cluster/parking", "cluster/observe", "internal/fault", "internal/words"}},
-	{pkg: "cluster/ownpod", allow: []string{"internal/fault"}},
-	{pkg: "cluster/planning", allow: []string{"cluster", "cluster/surge", "cluster/replica", "cluster/ownpod", "cluster/shape", "cluster/config", "cluster/etcd", "cluster/parking", "cluster/observe", "cluster/strategy", "internal/fault", "internal/knownissue", "internal/words"}},
+	{pkg: "cluster/planning", allow: []string{"cluster", "cluster/surge", "cluster/replica", "cluster/shape", "cluster/config", "cluster/etcd", "cluster/parking", "cluster/observe", "cluster/strategy", "internal/fault", "internal/knownissue", "internal/words"}},
 	{pkg: "cluster/exchange", allow: []string{"cluster", "cluster/shape", "cluster/parking", "cluster/observe", "cluster/strategy", "cluster/reach", "internal/step", "internal/wait", "internal/fault", "internal/words"}},
-	{pkg: "cluster/exchange", files: tests, allow: []string{"cluster/firewall"}},
-	{pkg: "cluster/published", allow: []string{"cluster", "internal/fault"}},
-	{pkg: "cluster/patience", allow: []string{"cluster", "cluster/firewall", "internal/wait", "internal/fault"}},
 	{pkg: "cluster/hook", allow: []string{"cluster", "cluster/planning", "internal/step", "internal/fault"}},
 	{pkg: "cluster/usergate", allow: []string{"cluster", "cluster/rolling", "internal/step", "internal/wait", "internal/fault"}},
 	{pkg: "cluster/healing", allow: []string{"cluster", "cluster/planning", "cluster/replica", "cluster/rolling", "internal/step", "internal/wait", "internal/fault"}},
-	{pkg: "cluster/rehearse", allow: []string{"cluster", "cluster/published", "cluster/parking", "cluster/planning", "cluster/exchange", "cluster/rolling", "internal/step", "internal/wait", "internal/fault", "internal/words"}},
-	{pkg: "cluster/rolling", allow: []string{"cluster", "cluster/published", "cluster/shape", "cluster/etcd", "cluster/planning", "cluster/exchange", "cluster/parking", "internal/step", "internal/wait", "internal/fault", "internal/words"}},
+	{pkg: "cluster/rehearse", allow: []string{"cluster", "cluster/parking", "cluster/planning", "cluster/exchange", "cluster/rolling", "internal/step", "internal/wait", "internal/fault", "internal/words"}},
+	{pkg: "cluster/rolling", allow: []string{"cluster", "cluster/shape", "cluster/etcd", "cluster/planning", "cluster/exchange", "cluster/parking", "internal/step", "internal/wait", "internal/fault", "internal/words"}},
 	{pkg: "cluster/gate", allow: []string{"cluster", "cluster/etcd", "cluster/parking", "cluster/observe", "cluster/strategy", "cluster/planning", "cluster/exchange", "cluster/rolling", "internal/wait", "internal/fault"}},
 	{pkg: "cluster/serving", allow: []string{"cluster", "cluster/shape", "cluster/gate", "cluster/rolling", "internal/step", "internal/wait", "internal/fault"}},
 	{pkg: "cluster/roll", allow: []string{"cluster", "cluster/shape", "cluster/serving", "cluster/hook", "cluster/usergate", "cluster/healing", "cluster/rehearse", "cluster/rolling", "cluster/restore", "cluster/gate", "cluster/etcd", "cluster/parking", "cluster/observe", "cluster/planning", "cluster/exchange", "cluster/reach", "internal/step", "internal/wait", "internal/fault", "internal/words"}},
@@ -133,7 +128,7 @@ var table = []row{
 	{pkg: "cluster/access", allow: []string{"cluster", "cluster/shape", "cluster/observe", "cluster/planning", "cluster/rehearse", "internal/fault", errgroup}},
 	{pkg: "cluster/doctor", allow: []string{"cluster", "cluster/etcd", "cluster/parking", "cluster/observe", "cluster/strategy", "cluster/planning", "cluster/access", "internal/fault", errgroup}},
 	{pkg: "cluster/explain", allow: []string{"cluster", "cluster/observe", "cluster/strategy", "cluster/planning", "cluster/roll", "cluster/doctor", "internal/step", "internal/fault", "internal/words"}},
-	{pkg: "cluster/clustertest", allow: []string{"cluster", "cluster/firewall", "cluster/parking", "internal/fault", "testing"}}, // what tests of the rooms share
+	{pkg: "cluster/clustertest", allow: []string{"cluster", "cluster/parking", "internal/fault", "testing"}}, // what tests of the rooms share
 	{pkg: "cluster/exchange/exchangetest", allow: []string{"cluster", "cluster/exchange", "cluster/parking", "internal/step", "internal/fault"}},
 	{pkg: "cluster/rolling/rollingtest", allow: []string{"cluster", "cluster/parking", "cluster/observe", "cluster/planning", "cluster/rolling", "cluster/clustertest"}},
 	{pkg: "cluster/observe/observetest", allow: []string{"cluster", "cluster/observe", "cluster/clustertest", "cluster/reach"}},
@@ -142,16 +137,14 @@ var table = []row{
 	{pkg: "cluster/restore", allow: []string{"cluster", "cluster/config", "cluster/etcd", "cluster/exchange", "cluster/parking", "cluster/rolling", "internal/step", "internal/wait", "internal/fault", "internal/words"}},
 	{pkg: "cluster/kubeupgrade", allow: []string{"cluster", "cluster/etcd", "cluster/observe", "cluster/rolling", "internal/step", "internal/wait", "internal/fault", "internal/words", errgroup}},
 	{pkg: "cluster/discover", allow: []string{"cluster", "cluster/parking", "cluster/observe", "cluster/strategy", "cluster/planning", "cluster/claim", "internal/fault", errgroup}},
-	{pkg: "cluster/provenance", allow: []string{"cluster", "cluster/files", "internal/words"}},
 	{pkg: "cluster/config", allow: []string{"internal/redact", yaml}},    // a leaf: compares texts, knows neither clusters nor Talos
 	{pkg: "cluster/schematic", allow: []string{"internal/redact", yaml}}, // a leaf: compares what two images state, knows no factory
 	{pkg: "cluster/surge", allow: []string{"internal/fault"}},
-	{pkg: "cluster/firewall"}, // a leaf, too
-	{pkg: "cluster/reach"},    // a leaf, too
+	{pkg: "cluster/reach"}, // a leaf, too
 	{pkg: "cluster/replica", allow: []string{"internal/format", "internal/words"}},
 	{pkg: "cluster/access", files: tests, allow: []string{"cluster/parking"}},
 	{pkg: "cluster/rehearse", files: tests, allow: []string{"cluster/observe"}},
-	{pkg: "cluster/explain", files: tests, allow: []string{"cluster/parking", "cluster/firewall"}},
+	{pkg: "cluster/explain", files: tests, allow: []string{"cluster/parking"}},
 	{pkg: "cluster/observe", files: tests, allow: []string{"internal/words"}},
 	{pkg: "pipeline/...", files: tests, allow: []string{"internal/config"}},
 	{pkg: "cluster/config", files: tests, allow: []string{machinery}}, // compares its redaction with Talos'
@@ -195,7 +188,7 @@ var table = []row{
 
 	// pages in a browser on this machine
 	{pkg: "internal/web", allow: []string{
-		"pipeline", "pipeline/past", "cluster/planning", "cluster/provenance", "internal/web/frame", "internal/live", "internal/story", "internal/ui", "internal/wait", "internal/fault", "docs/runbooks",
+		"pipeline", "pipeline/past", "cluster/planning", "cluster/observe", "internal/web/frame", "internal/live", "internal/story", "internal/ui", "internal/wait", "internal/fault", "docs/runbooks",
 	}},
 	{pkg: "internal/web", files: tests, allow: []string{"cluster/...", "internal/config", "internal/redact", "internal/web/frame/frametest"}},
 	// what they share with the operator's pages, so it knows no cluster
@@ -219,15 +212,15 @@ var table = []row{
 	{pkg: "internal/telemetry", files: tests, allow: []string{"github.com/prometheus/common/..."}},
 
 	// adapters: each implements interfaces of domain packages with one client library
-	{pkg: "internal/pve", allow: []string{"internal/pve/api", "cluster", "cluster/firewall", "images", "internal/wait", "internal/fault", "internal/foreign", errgroup}},
+	{pkg: "internal/pve", allow: []string{"internal/pve/api", "cluster", "images", "internal/wait", "internal/fault", "internal/foreign", errgroup}},
 	{pkg: "internal/pve/api", allow: []string{"cluster", "images", "internal/wait", "internal/fault", "internal/foreign", proxmox}},
 	{pkg: "internal/pve/api/apitest", allow: []string{"internal/sim/network", "testing"}},
 	{pkg: "internal/pve/...", files: tests, allow: []string{"internal/pve/api/apitest"}},
 	{pkg: "internal/talos", allow: []string{
-		"cluster", "cluster/config", "cluster/provenance", "cluster/reach", "internal/knownissue", "internal/fault", "internal/foreign", "internal/redact", machinery, cosi, pki, grpc, protobuf, yaml, upgradeK8s, semver,
+		"cluster", "cluster/config", "cluster/observe", "cluster/reach", "internal/knownissue", "internal/fault", "internal/foreign", "internal/redact", machinery, cosi, pki, grpc, protobuf, yaml, upgradeK8s, semver,
 	}},
 	{pkg: "internal/kube", allow: []string{
-		"cluster", "cluster/ownpod", "cluster/replica", "internal/expression", "internal/linstor", "internal/mayastor", "internal/wait", "internal/fault", "internal/foreign", "internal/format", clientGo, k8sAPI, apimachine, drain, klog, errgroup, upgradeK8s,
+		"cluster", "cluster/replica", "internal/expression", "internal/linstor", "internal/mayastor", "internal/wait", "internal/fault", "internal/foreign", "internal/format", clientGo, k8sAPI, apimachine, drain, klog, errgroup, upgradeK8s,
 	}},
 	{pkg: "internal/expression", allow: []string{"internal/foreign", cel}},
 	{pkg: "internal/expression", files: tests, allow: []string{apimachine}},

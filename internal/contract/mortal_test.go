@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
-	"github.com/recast-sh/recast/cluster/firewall"
 )
 
 // errKilled is the result of every action of a killed process.
@@ -114,7 +113,7 @@ func (d *dying) SetPool(ctx context.Context, id cluster.VMID, pool string) error
 	return d.do(mutation{what: "set pool"}, func() error { return d.px.SetPool(ctx, id, pool) })
 }
 
-func (d *dying) SetFirewall(ctx context.Context, vm cluster.VM, want firewall.Config) error {
+func (d *dying) SetFirewall(ctx context.Context, vm cluster.VM, want cluster.FirewallConfig) error {
 	return d.do(mutation{what: "set firewall"}, func() error { return d.px.SetFirewall(ctx, vm, want) })
 }
 

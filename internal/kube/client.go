@@ -16,7 +16,7 @@ import (
 	"k8s.io/client-go/transport"
 
 	"github.com/recast-sh/recast/cluster"
-	"github.com/recast-sh/recast/cluster/ownpod"
+
 	"github.com/recast-sh/recast/internal/fault"
 )
 
@@ -29,7 +29,7 @@ type Options struct {
 	Wrap func(http.RoundTripper) http.RoundTripper                         // wraps what carries each request; nil: nothing
 	Poll time.Duration                                                     // pause between polls; 0: 5 s
 	Skip []string                                                          // storage systems that are not looked at, in lower case
-	Own  ownpod.Pod                                                        // the pod in which recast runs, perhaps of another cluster; zero: none
+	Own  cluster.OwnPod                                                    // the pod in which recast runs, perhaps of another cluster; zero: none
 }
 
 // Client talks to one cluster's API. It is safe for concurrent use; the caller closes it.
@@ -40,7 +40,7 @@ type Client struct {
 
 	host string
 	poll time.Duration
-	own  ownpod.Pod
+	own  cluster.OwnPod
 	skip []string // as of Options
 	base *http.Transport
 	rt   http.RoundTripper // base with the credentials of the kubeconfig

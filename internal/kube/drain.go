@@ -16,7 +16,7 @@ import (
 	"k8s.io/kubectl/pkg/drain"
 
 	"github.com/recast-sh/recast/cluster"
-	"github.com/recast-sh/recast/cluster/ownpod"
+
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/foreign"
 	"github.com/recast-sh/recast/internal/wait"
@@ -35,7 +35,7 @@ func (c *Client) Drain(ctx context.Context, node string, o cluster.DrainOptions,
 		err = d.until(ctx, o.Timeout)
 	}
 	if fault.KindOf(err) == fault.Interrupted {
-		return ownpod.Evicted(node) // the wait for the others did not fail
+		return cluster.OwnPodEvicted(node) // the wait for the others did not fail
 	}
 	if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
 		for _, hint := range d.hints {
@@ -149,7 +149,7 @@ func (d *draining) sweep(ctx context.Context) (done bool, err error) {
 		}
 	}
 	if d.self.ends(d.pods) {
-		return false, ownpod.Evicted(d.node)
+		return false, cluster.OwnPodEvicted(d.node)
 	}
 	return false, d.explain(ctx)
 }

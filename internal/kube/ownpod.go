@@ -7,14 +7,14 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/recast-sh/recast/cluster/ownpod"
+	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/fault"
 )
 
 // OwnNode implements cluster.NodeReader. A pod of another cluster may have the same name, but not the
 // same UID.
 func (c *Client) OwnNode(ctx context.Context) (string, error) {
-	if c.own == (ownpod.Pod{}) {
+	if c.own == (cluster.OwnPod{}) {
 		return "", nil
 	}
 	p, err := c.api.CoreV1().Pods(c.own.Namespace).Get(ctx, c.own.Name, metav1.GetOptions{})

@@ -12,7 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/recast-sh/recast/cluster"
-	"github.com/recast-sh/recast/cluster/ownpod"
+
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/kube"
 	"github.com/recast-sh/recast/internal/sim/kubeapi"
@@ -22,7 +22,7 @@ import (
 
 // ownPod is a pod of a Job on wk1. Like those of the real Job controller it has a finalizer, so that it
 // stays after its end until it was counted.
-func (l *lab) ownPod(t *testing.T, owner string) ownpod.Pod {
+func (l *lab) ownPod(t *testing.T, owner string) cluster.OwnPod {
 	t.Helper()
 	p := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{
@@ -37,11 +37,11 @@ func (l *lab) ownPod(t *testing.T, owner string) ownpod.Pod {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return ownpod.Pod{Namespace: "default", Name: "roll-x", UID: string(o.GetUID())}
+	return cluster.OwnPod{Namespace: "default", Name: "roll-x", UID: string(o.GetUID())}
 }
 
 // in is a client that runs in a pod.
-func (l *lab) in(t *testing.T, own ownpod.Pod) *kube.Client {
+func (l *lab) in(t *testing.T, own cluster.OwnPod) *kube.Client {
 	t.Helper()
 	pair := l.ca.issue(t, "admin", []string{"system:masters"})
 	kubeconfig, err := kubeapi.Kubeconfig("lab", "https://"+apiAddr, l.ca.cert, pair.cert, pair.key)
@@ -65,11 +65,11 @@ func TestOwnNode(t *testing.T) {
 		kind fault.Kind
 	}{
 		"its pod":                  {want: "wk1"},
-		"no pod":                   {change: func(_ *lab, p *ownpod.Pod) { *p = ownpod.Pod{} }},
-		"another cluster's":        {change: func(_ *lab, p *ownpod.Pod) { p.UID = "another" }},
-		"another cluster's, by ns": {change: func(_ *lab, p *ownpod.Pod) { p.Namespace = "another" }},
+		"no pod":                   {change: func(_ *lab, p *cluster.OwnPod) { *p = cluster.OwnPod{} }},
+		"another cluster's":        {change: func(_ *lab, p *cluster.OwnPod) { p.UID = "another" }},
+		"another cluster's, by ns": {change: func(_ *lab, p *cluster.OwnPod) { p.Namespace = "another" }},
 		"one that never leaves":    {owner: "DaemonSet", err: "a DaemonSet pod, which a drain leaves on its node", kind: fault.Refused},
-		"no answer":                {change: func(l *lab, _ *ownpod.Pod) { l.fails("connection reset by peer") }, err: "read pod default/roll-x: no answer from"},
+		"no answer":                {change: func(l *lab, _ *cluster.OwnPod) { l.fails("connection reset by peer") }, err: "read pod default/roll-x: no answer from"},
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -92,7 +92,7 @@ func TestOwnNode(t *testing.T) {
 	}
 }
 
-type change func(*lab, *ownpod.Pod)
+type change func(*lab, *cluster.OwnPod)
 
 func (l *lab) fails(why string) {
 	l.calls.Hooks(func(record.Call) error { return errors.New(why) }, nil)
@@ -102,7 +102,7 @@ func (l *lab) fails(why string) {
 func TestDrainOfOwnNode(t *testing.T) {
 	cases := map[string]struct {
 		before, during func(*testing.T, *lab)
-		of             func(*ownpod.Pod) // what the environment says
+		of             func(*cluster.OwnPod) // what the environment says
 		delete         bool
 		kind           fault.Kind
 		err            string
@@ -112,7 +112,7 @@ func TestDrainOfOwnNode(t *testing.T) {
 	}{
 		"it goes last": {kind: fault.Interrupted, err: "this run's own pod was evicted from wk1; the roll goes on", last: "evicting pod default/roll-x", took: 10 * time.Second},
 		"the name of a pod of another cluster": {
-			of: func(p *ownpod.Pod) { p.UID = "another" }, kind: fault.Failed, err: "roll-x (still terminating, waiting for finalizers", took: 70 * time.Second,
+			of: func(p *cluster.OwnPod) { p.UID = "another" }, kind: fault.Failed, err: "roll-x (still terminating, waiting for finalizers", took: 70 * time.Second,
 		},
 		"someone else evicts it first": {
 			before: stubbornWeb, during: evicts("roll-x"),

@@ -13,7 +13,7 @@ import (
 	"strings"
 
 	"github.com/recast-sh/recast/cluster"
-	"github.com/recast-sh/recast/cluster/firewall"
+
 	"github.com/recast-sh/recast/internal/wait"
 )
 
@@ -21,14 +21,14 @@ import (
 var derived = []string{"digest", "ipversion", "pos"}
 
 // Firewall implements cluster.TieReader.
-func (c *Client) Firewall(ctx context.Context, vm cluster.VM) (firewall.Config, error) {
+func (c *Client) Firewall(ctx context.Context, vm cluster.VM) (cluster.FirewallConfig, error) {
 	f, _, err := c.firewall(ctx, vm)
 	return f, err
 }
 
 // firewall reads a VM's firewall. wrong lists the rules that Proxmox itself no
 // longer accepts, for example because a cluster alias was deleted.
-func (c *Client) firewall(ctx context.Context, vm cluster.VM) (f firewall.Config, wrong []string, err error) {
+func (c *Client) firewall(ctx context.Context, vm cluster.VM) (f cluster.FirewallConfig, wrong []string, err error) {
 	var options map[string]json.RawMessage
 	var rules, aliases, sets []map[string]json.RawMessage
 	if err := wait.All(
@@ -54,12 +54,12 @@ func (c *Client) firewall(ctx context.Context, vm cluster.VM) (f firewall.Config
 		if err := c.conn.Get(ctx, vmPath(vm, "firewall/ipset/"+url.PathEscape(s["name"])), &members); err != nil {
 			return f, nil, err
 		}
-		f.Sets = append(f.Sets, firewall.Set{Name: s["name"], Comment: s["comment"], Members: firewallEntries(members)})
+		f.Sets = append(f.Sets, cluster.FirewallSet{Name: s["name"], Comment: s["comment"], Members: firewallEntries(members)})
 	}
 	return f, wrong, nil
 }
 
-func firewallEntries(list []map[string]json.RawMessage) (out []firewall.Entry) {
+func firewallEntries(list []map[string]json.RawMessage) (out []cluster.FirewallEntry) {
 	for _, fields := range list {
 		out = append(out, firewallEntry(fields))
 	}
@@ -68,8 +68,8 @@ func firewallEntries(list []map[string]json.RawMessage) (out []firewall.Entry) {
 
 // firewallEntry returns the fields without the derived ones. Proxmox shows numbers
 // as numbers or as text.
-func firewallEntry(fields map[string]json.RawMessage) firewall.Entry {
-	out := firewall.Entry{}
+func firewallEntry(fields map[string]json.RawMessage) cluster.FirewallEntry {
+	out := cluster.FirewallEntry{}
 	for name, raw := range fields {
 		text := string(raw)
 		if err := json.Unmarshal(raw, &text); err != nil {
@@ -83,7 +83,7 @@ func firewallEntry(fields map[string]json.RawMessage) firewall.Entry {
 }
 
 // SetFirewall implements cluster.Editor. None of its changes runs in a worker.
-func (c *Client) SetFirewall(ctx context.Context, vm cluster.VM, want firewall.Config) error {
+func (c *Client) SetFirewall(ctx context.Context, vm cluster.VM, want cluster.FirewallConfig) error {
 	now, err := c.Firewall(ctx, vm)
 	if err != nil {
 		return err
@@ -104,7 +104,7 @@ func (c *Client) SetFirewall(ctx context.Context, vm cluster.VM, want firewall.C
 // Aliases come before the sets that name them, and both before the rules. A new rule
 // always goes to the top, whatever position is requested (pve-firewall,
 // PVE/API2/Firewall/Rules.pm, create_rule).
-func firewallChanges(vm cluster.VM, now, want firewall.Config) (list []mutation) {
+func firewallChanges(vm cluster.VM, now, want cluster.FirewallConfig) (list []mutation) {
 	change := func(method, path string, params map[string]string) {
 		list = append(list, mutation{method: method, path: vmPath(vm, "firewall/"+path), params: params})
 	}

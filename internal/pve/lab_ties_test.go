@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
-	"github.com/recast-sh/recast/cluster/firewall"
+
 	"github.com/recast-sh/recast/internal/sim/record"
 	"github.com/recast-sh/recast/internal/sim/world"
 )
@@ -36,8 +36,8 @@ func TestLabTies(t *testing.T) {
 		must(t, err)
 		minute := func(ahead time.Duration) string { return now.Add(ahead).UTC().Format("2006-01-02 15:04 MST") }
 		want := cluster.Ties{
-			Firewall: firewall.Config{
-				Options: firewall.Entry{"enable": "1"}, Rules: []firewall.Entry{{"type": "in", "action": "ACCEPT", "enable": "1"}},
+			Firewall: cluster.FirewallConfig{
+				Options: cluster.FirewallEntry{"enable": "1"}, Rules: []cluster.FirewallEntry{{"type": "in", "action": "ACCEPT", "enable": "1"}},
 			},
 			Jobs:      []cluster.ReplicationJob{{ID: "9011-0", Target: "pve2", Schedule: "*/15"}, {ID: "9011-1", Target: "pve3"}},
 			Snapshots: []string{"before"},

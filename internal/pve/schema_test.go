@@ -14,7 +14,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/recast-sh/recast/cluster/firewall"
+	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/internal/sim/record"
 	"github.com/recast-sh/recast/internal/sim/world"
@@ -93,10 +93,10 @@ func firewallKinds() map[string][]changeKind {
 	}
 	exchange := func(t *testing.T, l lab) error {
 		l.world.SetFirewall(9011, had)
-		return l.SetFirewall(t.Context(), l.read(t, 9011), firewall.Config{
-			Options: firewall.Entry{"enable": "1", "dhcp": "0"}, Aliases: []firewall.Entry{{"name": "new", "cidr": "192.0.2.0/24", "comment": "a net"}},
-			Sets: []firewall.Set{{Name: "new", Comment: "a set", Members: []firewall.Entry{{"cidr": "192.0.2.2", "nomatch": "1", "comment": "not it"}}}},
-			Rules: []firewall.Entry{
+		return l.SetFirewall(t.Context(), l.read(t, 9011), cluster.FirewallConfig{
+			Options: cluster.FirewallEntry{"enable": "1", "dhcp": "0"}, Aliases: []cluster.FirewallEntry{{"name": "new", "cidr": "192.0.2.0/24", "comment": "a net"}},
+			Sets: []cluster.FirewallSet{{Name: "new", Comment: "a set", Members: []cluster.FirewallEntry{{"cidr": "192.0.2.2", "nomatch": "1", "comment": "not it"}}}},
+			Rules: []cluster.FirewallEntry{
 				{"type": "in", "action": "DROP", "enable": "1", "source": "+new", "dest": "new", "proto": "tcp", "dport": "50000", "sport": "1:1024", "iface": "net0", "log": "info", "comment": "first"},
 				{"type": "group", "action": "kubernetes", "enable": "0"},
 				{"type": "out", "action": "ACCEPT", "enable": "1", "macro": "Ping"},

@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
-	"github.com/recast-sh/recast/cluster/firewall"
 )
 
 const (
@@ -109,24 +108,24 @@ func TestTies(t *testing.T) {
 
 func TestTiesOfAFirewall(t *testing.T) {
 	t.Parallel()
-	walled := func(f firewall.Config, dropped ...string) cluster.Ties {
+	walled := func(f cluster.FirewallConfig, dropped ...string) cluster.Ties {
 		return cluster.Ties{Firewall: f, Dropped: dropped}
 	}
 	testTies(t, map[string]tie{
-		"firewall rules":   {path: onVM101 + "/firewall/rules", answer: data(`[{"pos":0,"type":"in","action":"DROP","enable":1,"ipversion":4,"digest":"d"}]`), want: walled(firewall.Config{Rules: []firewall.Entry{{"type": "in", "action": "DROP", "enable": "1"}}})},
-		"firewall options": {path: onVM101 + "/firewall/options", answer: data(`{"digest":"d","enable":1}`), want: walled(firewall.Config{Options: firewall.Entry{"enable": "1"}})},
-		"firewall aliases": {path: onVM101 + "/firewall/aliases", answer: data(`[{"name":"a"}]`), want: walled(firewall.Config{Aliases: []firewall.Entry{{"name": "a"}}})},
+		"firewall rules":   {path: onVM101 + "/firewall/rules", answer: data(`[{"pos":0,"type":"in","action":"DROP","enable":1,"ipversion":4,"digest":"d"}]`), want: walled(cluster.FirewallConfig{Rules: []cluster.FirewallEntry{{"type": "in", "action": "DROP", "enable": "1"}}})},
+		"firewall options": {path: onVM101 + "/firewall/options", answer: data(`{"digest":"d","enable":1}`), want: walled(cluster.FirewallConfig{Options: cluster.FirewallEntry{"enable": "1"}})},
+		"firewall aliases": {path: onVM101 + "/firewall/aliases", answer: data(`[{"name":"a"}]`), want: walled(cluster.FirewallConfig{Aliases: []cluster.FirewallEntry{{"name": "a"}}})},
 		"firewall IP sets": {
 			path: onVM101 + "/firewall/ipset", answer: data(`[{"name":"ipfilter-net0","digest":"d"}]`), path2: onVM101 + "/firewall/ipset/ipfilter-net0", answer2: data(`[{"cidr":"192.0.2.1","nomatch":1}]`),
-			want: walled(firewall.Config{Sets: []firewall.Set{{Name: "ipfilter-net0", Members: []firewall.Entry{{"cidr": "192.0.2.1", "nomatch": "1"}}}}}),
+			want: walled(cluster.FirewallConfig{Sets: []cluster.FirewallSet{{Name: "ipfilter-net0", Members: []cluster.FirewallEntry{{"cidr": "192.0.2.1", "nomatch": "1"}}}}}),
 		},
 		"a firewall option of an editor's": {
 			path: onVM101 + "/firewall/options", answer: data(`{"digest":"d","ips":1}`),
-			want: walled(firewall.Config{Options: firewall.Entry{"ips": "1"}}, "a firewall that Proxmox would not take again (option ips, which only an editor writes)"),
+			want: walled(cluster.FirewallConfig{Options: cluster.FirewallEntry{"ips": "1"}}, "a firewall that Proxmox would not take again (option ips, which only an editor writes)"),
 		},
 		"a rule that is wrong": {
 			path: onVM101 + "/firewall/rules", answer: data(`[{"pos":0,"type":"in","errors":{"source":"no such alias 'a'"}}]`),
-			want: walled(firewall.Config{Rules: []firewall.Entry{{"type": "in"}}}, `a firewall that Proxmox would not take again (rule 0: {"source":"no such alias 'a'"})`),
+			want: walled(cluster.FirewallConfig{Rules: []cluster.FirewallEntry{{"type": "in"}}}, `a firewall that Proxmox would not take again (rule 0: {"source":"no such alias 'a'"})`),
 		},
 	})
 }

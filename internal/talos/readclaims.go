@@ -14,17 +14,17 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/recast-sh/recast/cluster"
-	"github.com/recast-sh/recast/cluster/provenance"
+	"github.com/recast-sh/recast/cluster/observe"
 )
 
 // Claims reads what the machine at addr reports about the image that it runs. A
 // reader's role suffices; what requires an admin is omitted.
-func (c *Client) Claims(ctx context.Context, addr netip.Addr, uuid string) (provenance.Claims, error) {
-	return ask(ctx, c, addr, func(ctx context.Context, s session) (claims provenance.Claims, err error) {
+func (c *Client) Claims(ctx context.Context, addr netip.Addr, uuid string) (observe.Claims, error) {
+	return ask(ctx, c, addr, func(ctx context.Context, s session) (claims observe.Claims, err error) {
 		if err := checkUUID(ctx, s, uuid, "what it says was not read"); err != nil {
 			return claims, err
 		}
-		for _, read := range []func(context.Context, session, *provenance.Claims) error{
+		for _, read := range []func(context.Context, session, *observe.Claims) error{
 			claimVersion, claimLayers, claimFactory, claimBoot, claimCmdline,
 		} {
 			if err := read(ctx, s, &claims); err != nil {
@@ -35,14 +35,14 @@ func (c *Client) Claims(ctx context.Context, addr netip.Addr, uuid string) (prov
 	})
 }
 
-func claimVersion(ctx context.Context, s session, c *provenance.Claims) error {
+func claimVersion(ctx context.Context, s session, c *observe.Claims) error {
 	var m cluster.Machine
 	err := readVersion(ctx, s, &m)
 	c.TalosVersion, c.Arch, c.Platform = m.TalosVersion, m.Arch, m.Platform
 	return err
 }
 
-func claimLayers(ctx context.Context, s session, c *provenance.Claims) error {
+func claimLayers(ctx context.Context, s session, c *observe.Claims) error {
 	all, err := list[*runtime.ExtensionStatus](ctx, s, runtime.NewExtensionStatus(runtime.NamespaceName, "").Metadata())
 	if err != nil {
 		return err
@@ -54,7 +54,7 @@ func claimLayers(ctx context.Context, s session, c *provenance.Claims) error {
 	})
 	for _, e := range all {
 		about := e.TypedSpec().Metadata
-		c.Layers = append(c.Layers, provenance.ExtensionLayer{Name: about.Name, Version: about.Version, Author: about.Author, ExtraInfo: about.ExtraInfo})
+		c.Layers = append(c.Layers, observe.ExtensionLayer{Name: about.Name, Version: about.Version, Author: about.Author, ExtraInfo: about.ExtraInfo})
 	}
 	return nil
 }
@@ -67,16 +67,16 @@ func layerNumber(e *runtime.ExtensionStatus) int {
 	return n
 }
 
-func claimFactory(ctx context.Context, s session, c *provenance.Claims) error {
+func claimFactory(ctx context.Context, s session, c *observe.Claims) error {
 	f, found, err := get[*runtime.ImageFactorySchematic](ctx, s, runtime.NewImageFactorySchematic(runtime.NamespaceName, runtime.ImageFactorySchematicID).Metadata())
 	if err != nil || !found {
 		return err
 	}
-	c.Factory = &provenance.FactoryClaim{SchematicID: f.TypedSpec().SchematicID, Flavor: f.TypedSpec().Flavor, URL: f.TypedSpec().APIURL}
+	c.Factory = &observe.FactoryClaim{SchematicID: f.TypedSpec().SchematicID, Flavor: f.TypedSpec().Flavor, URL: f.TypedSpec().APIURL}
 	return nil
 }
 
-func claimBoot(ctx context.Context, s session, c *provenance.Claims) error {
+func claimBoot(ctx context.Context, s session, c *observe.Claims) error {
 	entry, found, err := get[*runtime.BootedEntry](ctx, s, runtime.NewBootedEntrySpec().Metadata())
 	if err != nil {
 		return err
@@ -104,7 +104,7 @@ const lockArg = "recast.lock="
 
 // claimCmdline keeps only recast's own argument of the command line: the others may
 // contain tokens.
-func claimCmdline(ctx context.Context, s session, c *provenance.Claims) error {
+func claimCmdline(ctx context.Context, s session, c *observe.Claims) error {
 	line, found, err := get[*runtime.KernelCmdline](ctx, s, runtime.NewKernelCmdline().Metadata())
 	if err != nil {
 		return err

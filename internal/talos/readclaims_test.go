@@ -12,7 +12,7 @@ import (
 	"github.com/siderolabs/talos/pkg/machinery/client"
 	"github.com/siderolabs/talos/pkg/machinery/resources/runtime"
 
-	"github.com/recast-sh/recast/cluster/provenance"
+	"github.com/recast-sh/recast/cluster/observe"
 )
 
 // machineWith is a connection to a machine with those resources.
@@ -30,7 +30,7 @@ func machineWith(t *testing.T, rs ...resource.Resource) session {
 func TestClaimLayersInOrder(t *testing.T) {
 	t.Parallel()
 	var rs []resource.Resource
-	var want []provenance.ExtensionLayer
+	var want []observe.ExtensionLayer
 	for i := range 13 {
 		id := strconv.Itoa(i)
 		if i == 12 {
@@ -38,9 +38,9 @@ func TestClaimLayersInOrder(t *testing.T) {
 		}
 		r := runtime.NewExtensionStatus(runtime.NamespaceName, id)
 		r.TypedSpec().Metadata.Name, r.TypedSpec().Metadata.ExtraInfo = "e"+id, "info"
-		rs, want = append(rs, r), append(want, provenance.ExtensionLayer{Name: "e" + id, ExtraInfo: "info"})
+		rs, want = append(rs, r), append(want, observe.ExtensionLayer{Name: "e" + id, ExtraInfo: "info"})
 	}
-	var got provenance.Claims
+	var got observe.Claims
 	err := claimLayers(t.Context(), machineWith(t, rs...), &got)
 	if diff := cmp.Diff(want, got.Layers); diff != "" || err != nil {
 		t.Errorf("err = %v (-want +got):\n%s", err, diff)
@@ -51,9 +51,9 @@ func TestClaimFactory(t *testing.T) {
 	t.Parallel()
 	r := runtime.NewImageFactorySchematic(runtime.NamespaceName, runtime.ImageFactorySchematicID)
 	r.TypedSpec().SchematicID, r.TypedSpec().Flavor, r.TypedSpec().APIURL = "cafe", "Image Factory", "https://factory.example"
-	var got, none provenance.Claims
+	var got, none observe.Claims
 	err := claimFactory(t.Context(), machineWith(t, r), &got)
-	want := &provenance.FactoryClaim{SchematicID: "cafe", Flavor: "Image Factory", URL: "https://factory.example"}
+	want := &observe.FactoryClaim{SchematicID: "cafe", Flavor: "Image Factory", URL: "https://factory.example"}
 	if diff := cmp.Diff(want, got.Factory); diff != "" || err != nil {
 		t.Errorf("err = %v (-want +got):\n%s", err, diff)
 	}
@@ -72,9 +72,9 @@ func TestClaimCmdline(t *testing.T) {
 	} {
 		r := runtime.NewKernelCmdline()
 		r.TypedSpec().Cmdline = line
-		var got provenance.Claims
+		var got observe.Claims
 		err := claimCmdline(t.Context(), machineWith(t, r), &got)
-		if diff := cmp.Diff(provenance.BootClaims{Locks: want, Cmdline: true}, got.Booted); diff != "" || err != nil {
+		if diff := cmp.Diff(observe.BootClaims{Locks: want, Cmdline: true}, got.Booted); diff != "" || err != nil {
 			t.Errorf("%s: err = %v (-want +got):\n%s", line, err, diff)
 		}
 	}

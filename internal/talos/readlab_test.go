@@ -15,7 +15,7 @@ import (
 	"github.com/siderolabs/talos/pkg/machinery/role"
 
 	"github.com/recast-sh/recast/cluster"
-	"github.com/recast-sh/recast/cluster/provenance"
+	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/talos"
 )
@@ -91,15 +91,15 @@ func TestClaims(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := newLab(t)
 		l.running(l.client(role.Admin), cpAddr)
-		want := provenance.Claims{
+		want := observe.Claims{
 			TalosVersion: version, Arch: "amd64", Platform: "nocloud",
-			Layers: []provenance.ExtensionLayer{
+			Layers: []observe.ExtensionLayer{
 				{Name: "qemu-guest-agent", Version: "10.0.2"},
 				{Name: "iscsi-tools", Version: "v0.2.0"},
 				{Name: "schematic", Version: "cafe", Author: "Image Factory (http://127.0.0.1:8080)", ExtraInfo: image().SchematicYAML},
 				{Name: "modules.dep", Version: "6.18.0-talos"},
 			},
-			Booted: provenance.BootClaims{Entry: "talos-v1.13.9.efi", Next: "talos-v1.13.9.efi", UKI: new(true), Cmdline: true},
+			Booted: observe.BootClaims{Entry: "talos-v1.13.9.efi", Next: "talos-v1.13.9.efi", UKI: new(true), Cmdline: true},
 		}
 		for _, r := range []role.Role{role.Admin, role.Reader} {
 			if r == role.Reader {

@@ -4,8 +4,8 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/cluster/planning"
-	"github.com/recast-sh/recast/cluster/provenance"
 	"github.com/recast-sh/recast/internal/foreign"
 	"github.com/recast-sh/recast/internal/words"
 	"github.com/recast-sh/recast/pipeline"
@@ -170,7 +170,7 @@ type LinkWords struct {
 }
 
 // ProvenanceInWords returns what WriteProvenance prints.
-func ProvenanceInWords(res provenance.Provenance, hide func(string) string) ProvenanceWords {
+func ProvenanceInWords(res observe.Provenance, hide func(string) string) ProvenanceWords {
 	out := ProvenanceWords{Title: hide(provenanceTitle(res)), Summary: each(res.Summary, hide)}
 	for _, l := range res.Links {
 		out.Links = append(out.Links, LinkWords{string(l.Certainty), moodOf(certain(l.Certainty)), l.Name, hide(foreign.Line(l.Text)), each(l.Details, hide)})

@@ -4,12 +4,12 @@ import (
 	"fmt"
 	"io"
 
-	"github.com/recast-sh/recast/cluster/provenance"
+	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/internal/foreign"
 )
 
 // WriteProvenance prints the chain from a lock to a running node.
-func WriteProvenance(w io.Writer, format string, res provenance.Provenance) error {
+func WriteProvenance(w io.Writer, format string, res observe.Provenance) error {
 	return write(w, format, res, func(p *page) {
 		p.line("%s", p.paint(bold, provenanceTitle(res)))
 		for _, l := range res.Links {
@@ -25,17 +25,17 @@ func WriteProvenance(w io.Writer, format string, res provenance.Provenance) erro
 	})
 }
 
-func provenanceTitle(res provenance.Provenance) string {
+func provenanceTitle(res observe.Provenance) string {
 	return fmt.Sprintf("%s: %s, %s", res.Node, res.VM, res.Address)
 }
 
-func certain(c provenance.Certainty) string {
+func certain(c observe.Certainty) string {
 	switch c {
-	case provenance.Proven:
+	case observe.Proven:
 		return green
-	case provenance.Contradicted:
+	case observe.Contradicted:
 		return red
-	case provenance.Unknown:
+	case observe.Unknown:
 		return yellow
 	}
 	return dim

@@ -16,7 +16,7 @@ import (
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/cluster/planning"
-	"github.com/recast-sh/recast/cluster/provenance"
+
 	"github.com/recast-sh/recast/internal/config"
 	"github.com/recast-sh/recast/internal/redact"
 	"github.com/recast-sh/recast/internal/story"
@@ -47,8 +47,8 @@ func options(dir, text string) Options {
 		Status: func(context.Context) (pipeline.StatusResult, error) {
 			return pipeline.StatusResult{Cluster: "lab", Problems: []string{text}}, nil
 		},
-		Trace: func(_ context.Context, node string) (provenance.Provenance, error) {
-			return provenance.Provenance{Node: node, VM: "VM 9031", Links: []provenance.Link{{Name: "lock", Certainty: provenance.Proven, Text: text, Details: []string{text}}}, Summary: []string{text}}, nil
+		Trace: func(_ context.Context, node string) (observe.Provenance, error) {
+			return observe.Provenance{Node: node, VM: "VM 9031", Links: []observe.ProvenanceLink{{Name: "lock", Certainty: observe.Proven, Text: text, Details: []string{text}}}, Summary: []string{text}}, nil
 		},
 		Log: func(r past.Run) story.Story { s, _ := story.ReadRun(r); return s },
 		Report: func(w io.Writer, r past.Run) error {

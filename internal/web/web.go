@@ -14,8 +14,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/cluster/planning"
-	"github.com/recast-sh/recast/cluster/provenance"
 	"github.com/recast-sh/recast/internal/story"
 	"github.com/recast-sh/recast/internal/ui"
 	"github.com/recast-sh/recast/internal/web/frame"
@@ -32,7 +32,7 @@ type Options struct {
 	Drift  func(context.Context) (pipeline.DriftResult, error)
 	Plan   func(context.Context) (planning.Plan, error)
 	Status func(context.Context) (pipeline.StatusResult, error)
-	Trace  func(ctx context.Context, node string) (provenance.Provenance, error)
+	Trace  func(ctx context.Context, node string) (observe.Provenance, error)
 	// These read files of this machine.
 	Log    func(past.Run) story.Story
 	Report func(io.Writer, past.Run) error

@@ -20,9 +20,9 @@ import (
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/claim"
 	"github.com/recast-sh/recast/cluster/kubeupgrade"
-	"github.com/recast-sh/recast/cluster/ownpod"
+
+	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/cluster/planning"
-	"github.com/recast-sh/recast/cluster/provenance"
 	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/internal/command"
 	"github.com/recast-sh/recast/internal/config"
@@ -58,7 +58,7 @@ type Client struct {
 	// Upgrades is asked before an upgrade of Kubernetes; nil says yes.
 	Upgrades  func(kubeupgrade.Plan) (bool, error)
 	Elsewhere bool                     // on another machine, which can't see this one's processes
-	Pod       ownpod.Pod               // in which it runs, by its environment; zero: in none
+	Pod       cluster.OwnPod           // in which it runs, by its environment; zero: in none
 	Reroute   func(addr string) string // redirects a connection; nil: no redirection
 
 	// Rehearse is the flag of a roll; nil: not given.
@@ -294,8 +294,8 @@ func (c *Client) DeepDrift(ctx context.Context) (pipeline.DriftResult, error) {
 }
 
 // Provenance is recast drift --explain NODE --deep.
-func (c *Client) Provenance(ctx context.Context, node string) (provenance.Provenance, error) {
-	return connected(ctx, c, func(s *session) (provenance.Provenance, error) {
+func (c *Client) Provenance(ctx context.Context, node string) (observe.Provenance, error) {
+	return connected(ctx, c, func(s *session) (observe.Provenance, error) {
 		return pipeline.Provenance(ctx, s.project, s.machines, s.images.Registry, node, func(string) {})
 	})
 }

@@ -15,7 +15,7 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
-	"github.com/recast-sh/recast/cluster/patience"
+	"github.com/recast-sh/recast/cluster/claim"
 	"github.com/recast-sh/recast/internal/sim/record"
 	"github.com/recast-sh/recast/internal/step"
 )
@@ -122,7 +122,7 @@ func (s *foreignScene) exchange(ctx context.Context, lab *matrixLab, strategy cl
 	ctx, life := lab.live(ctx)
 	defer life.kill()
 	x := life.exchangeBy(strategy)
-	x.Proxmox = patience.With(x.Proxmox, 2*time.Second, func(text string) { s.listen(step.Event{Text: text}) })
+	x.Proxmox = claim.WithPatience(x.Proxmox, 2*time.Second, func(text string) { s.listen(step.Event{Text: text}) })
 	return life.run(ctx, x, s.giveUp)
 }
 

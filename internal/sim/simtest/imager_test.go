@@ -14,8 +14,8 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/google/go-containerregistry/pkg/v1/random"
 
+	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/cluster/planning"
-	"github.com/recast-sh/recast/cluster/provenance"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/imager"
 	world "github.com/recast-sh/recast/internal/sim"
@@ -124,7 +124,7 @@ func TestRollWhatTheImagerBuilt(t *testing.T) {
 		}
 		p, err := lab.Client().Provenance(t.Context(), "wk1")
 		must(t, err)
-		if p.Origin != provenance.FromLock || p.Build != p.Wanted || p.Contradicted() {
+		if p.Origin != observe.FromLock || p.Build != p.Wanted || p.Contradicted() {
 			t.Errorf("provenance: %+v", p)
 		}
 		left, err := os.ReadDir(filepath.Join(lab.Dir, ".recast", "cache", "imager"))

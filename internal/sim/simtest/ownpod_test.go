@@ -15,7 +15,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/recast-sh/recast/cluster/ownpod"
+	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim"
@@ -42,7 +42,7 @@ type job struct {
 }
 
 // start starts the next pod, and waits until it runs.
-func (j *job) start() (ownpod.Pod, string) {
+func (j *job) start() (cluster.OwnPod, string) {
 	j.t.Helper()
 	p := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{
@@ -62,11 +62,11 @@ func (j *job) start() (ownpod.Pod, string) {
 	for range 100 {
 		time.Sleep(time.Second)
 		if now := j.pod(p.Name); now.Status.Phase == corev1.PodRunning {
-			return ownpod.Pod{Namespace: now.Namespace, Name: now.Name, UID: string(now.UID)}, now.Spec.NodeName
+			return cluster.OwnPod{Namespace: now.Namespace, Name: now.Name, UID: string(now.UID)}, now.Spec.NodeName
 		}
 	}
 	j.t.Fatalf("pod %s does not start: %+v", p.Name, j.pod(p.Name).Status)
-	return ownpod.Pod{}, ""
+	return cluster.OwnPod{}, ""
 }
 
 func (j *job) pod(name string) *corev1.Pod {

@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
-	"github.com/recast-sh/recast/cluster/provenance"
+	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/pipeline"
@@ -31,8 +31,8 @@ func TestDeepDriftSeesALabelThatLies(t *testing.T) {
 		requirePatchedFile(t, lab)
 		p, err := lab.Client().Provenance(t.Context(), "wk1")
 		must(t, err)
-		files := slices.IndexFunc(p.Links, func(l provenance.Link) bool { return l.Name == "files" })
-		if files < 0 || p.Links[files].Certainty != provenance.Contradicted || p.Build != p.Wanted || p.Origin != provenance.FromLock {
+		files := slices.IndexFunc(p.Links, func(l observe.ProvenanceLink) bool { return l.Name == "files" })
+		if files < 0 || p.Links[files].Certainty != observe.Contradicted || p.Build != p.Wanted || p.Origin != observe.FromLock {
 			t.Errorf("provenance of wk1: %+v", p)
 		}
 	})

@@ -35,7 +35,7 @@ var rooms = []room{
 		KeptRef.Find KeptRef.look KeptRef.Free KeptRef.forget
 		Reshaping.done Reshaping.lacks Reshaping.do Reshaping.migrated Reshaping.migrate
 		Remember OpenParking`},
-	{"cluster/rolling", "^TestGate", "Node.Parking"},
+	{"cluster/rolling", "^TestGate|^TestImages", "Node.Parking Published.find"},
 	{"cluster/parking", ".", "Memory.WrongBlank"},
 	{"cluster/gate", "^TestGate", `
 		Gate.Check Gate.look lateGate.AwaitLate lateGate.own lateGate.others losses.leavingNow losses.bindings`},
@@ -47,7 +47,6 @@ var rooms = []room{
 	{"cluster/rehearse", "^TestRehearse", "Pruner.read Pruner.deleteStopped Pruner.against trial.judge trial.create trial.on"},
 	{"cluster/restore", "^TestFind", "FindTarget Source.require"},
 	{"cluster/kubeupgrade", ".", ""},
-	{"cluster/published", ".", "Images.find"},
 	{"cluster/discover", ".", ""},
 	{"cluster", "^TestRequire", `RequireQuorum RequireRemakeable Build.CheckBooted`},
 }

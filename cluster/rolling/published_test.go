@@ -1,4 +1,4 @@
-package published_test
+package rolling_test
 
 import (
 	"context"
@@ -7,7 +7,7 @@ import (
 	"testing"
 
 	"github.com/recast-sh/recast/cluster"
-	"github.com/recast-sh/recast/cluster/published"
+	"github.com/recast-sh/recast/cluster/rolling"
 	"github.com/recast-sh/recast/internal/fault"
 )
 
@@ -27,8 +27,8 @@ func (v volumes) HasVolume(_ context.Context, host, volid string) (bool, error) 
 func TestImages(t *testing.T) {
 	t.Parallel()
 	w := cluster.Wanted{Build: cluster.Build{ISOName: "new.iso", DiskName: "new.qcow2"}, ISOStorages: []string{"a", "b"}, DiskStorages: []string{"c"}}
-	images := func(v volumes, host string) published.Images {
-		return published.Images{Proxmox: v, Wanted: w, Host: host}
+	images := func(v volumes, host string) rolling.Published {
+		return rolling.Published{Proxmox: v, Wanted: w, Host: host}
 	}
 	for host, want := range map[string]string{"pve1": "b:iso/new.iso", "pve2": "a:iso/new.iso"} {
 		got, err := images(volumes{has: []string{"pve1 b:iso/new.iso", "pve2 a:iso/new.iso", "pve2 b:iso/new.iso"}}, host).ISO(t.Context())

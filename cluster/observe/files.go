@@ -1,4 +1,4 @@
-package files
+package observe
 
 import (
 	"context"
@@ -23,8 +23,8 @@ type LockedFile struct {
 	HardLink  bool // imager may have left it empty: see File of internal/bootimage
 }
 
-// LockedContent is what a locked extension installs on a node, by absolute path.
-type LockedContent struct {
+// LockedFiles is what a locked extension installs on a node, by absolute path.
+type LockedFiles struct {
 	Extension cluster.LockedExtension
 	Files     map[string]LockedFile
 }
@@ -34,7 +34,7 @@ type FileTarget struct {
 	Node         string
 	Addr         netip.Addr
 	UUID         string
-	Content      []LockedContent
+	Content      []LockedFiles
 	EmbedsConfig bool // the image contains a machine configuration, as an extra file
 }
 
@@ -84,10 +84,10 @@ const maxFileDiffs = 8
 // fileReads bounds how many machines are read at once.
 const fileReads = 4
 
-// Compare reads the files of locked extensions back from each target and compares them. Errors are
+// CompareFiles reads the files of locked extensions back from each target and compares them. Errors are
 // by target: if a machine can't be read, the others still are. say gets one line about each node;
 // its calls do not overlap.
-func Compare(ctx context.Context, r cluster.FileReader, targets []FileTarget, say func(node, text string)) (checks []FileCheck, errs []error) {
+func CompareFiles(ctx context.Context, r cluster.FileReader, targets []FileTarget, say func(node, text string)) (checks []FileCheck, errs []error) {
 	checks, errs = make([]FileCheck, len(targets)), make([]error, len(targets))
 	var saying sync.Mutex
 	g := errgroup.Group{}

@@ -1,4 +1,4 @@
-package files
+package observe
 
 import (
 	"context"
@@ -28,7 +28,7 @@ func TestCompareFiles(t *testing.T) {
 			machine := &fakeFiles{files: c.node, fail: c.fail}
 			target := FileTarget{Node: "wk1", UUID: "uuid-1", Content: c.locked, EmbedsConfig: c.embeds}
 			said := 0
-			checks, errs := Compare(t.Context(), machine, []FileTarget{target}, func(node, text string) { said++ })
+			checks, errs := CompareFiles(t.Context(), machine, []FileTarget{target}, func(node, text string) { said++ })
 			if diff := cmp.Diff(c.want, checks[0]); diff != "" {
 				t.Errorf("check (-want +got):\n%s", diff)
 			}
@@ -42,7 +42,7 @@ func TestCompareFiles(t *testing.T) {
 // TestCompareFilesOfMany: if one machine can't be read, the others still are.
 func TestCompareFilesOfMany(t *testing.T) {
 	t.Parallel()
-	locked := []LockedContent{content("tool", map[string]string{"/usr/local/a": "good"})}
+	locked := []LockedFiles{content("tool", map[string]string{"/usr/local/a": "good"})}
 	machine := readOnly{files: map[string]string{"/usr/local/a": "good"}}
 	var targets []FileTarget
 	for i := range 9 {
@@ -53,7 +53,7 @@ func TestCompareFilesOfMany(t *testing.T) {
 		targets = append(targets, target)
 	}
 	var said []string
-	checks, errs := Compare(t.Context(), machine, targets, func(node, _ string) { said = append(said, node) })
+	checks, errs := CompareFiles(t.Context(), machine, targets, func(node, _ string) { said = append(said, node) })
 	for i := range targets {
 		if want := i != 4; want != (errs[i] == nil) || want != (checks[i].Files == 1) {
 			t.Errorf("%d: %+v, %v", i, checks[i], errs[i])
@@ -64,8 +64,8 @@ func TestCompareFilesOfMany(t *testing.T) {
 	}
 }
 
-func content(name string, files map[string]string) LockedContent {
-	c := LockedContent{Extension: cluster.LockedExtension{Name: name, Version: "v1"}, Files: map[string]LockedFile{}}
+func content(name string, files map[string]string) LockedFiles {
+	c := LockedFiles{Extension: cluster.LockedExtension{Name: name, Version: "v1"}, Files: map[string]LockedFile{}}
 	for path, text := range files {
 		if link, ok := strings.CutPrefix(text, "→ "); ok {
 			c.Files[path] = LockedFile{Mode: fs.ModeSymlink | 0o777, Link: link}
@@ -137,7 +137,7 @@ func (f *fakeFiles) Read(_ context.Context, name string, sizeBytes int64, w io.W
 
 // fileCases are locked files, the files on the node, and the expected result.
 var fileCases = map[string]struct {
-	locked []LockedContent
+	locked []LockedFiles
 	node   map[string]string
 	fail   map[string]error
 	embeds bool
@@ -146,7 +146,7 @@ var fileCases = map[string]struct {
 }{
 	"nothing locked, nothing there": {node: map[string]string{"/usr/bin/init": "talos"}, want: FileCheck{}},
 	"the same": {
-		locked: []LockedContent{content("tool", map[string]string{
+		locked: []LockedFiles{content("tool", map[string]string{
 			"/usr/local/bin/tool": "tool", "/usr/local/bin/link": "→ tool", "/usr/lib/firmware/a/b.bin": "blob", "/etc/cri/conf.d/10.part": "conf",
 		})},
 		node: map[string]string{
@@ -156,21 +156,21 @@ var fileCases = map[string]struct {
 		want: FileCheck{Files: 4, Bytes: 12},
 	},
 	"other bytes, the same size": {
-		locked: []LockedContent{content("tool", map[string]string{"/usr/local/bin/tool": "good"})},
+		locked: []LockedFiles{content("tool", map[string]string{"/usr/local/bin/tool": "good"})},
 		node:   map[string]string{"/usr/local/bin/tool": "evil"},
 		want: FileCheck{Files: 1, Bytes: 4, Differ: []FileDiff{
 			{Path: "/usr/local/bin/tool", Extension: "tool v1", Found: print256("evil"), Wanted: print256("good")},
 		}},
 	},
 	"another size": {
-		locked: []LockedContent{content("tool", map[string]string{"/usr/local/bin/tool": "good"})},
+		locked: []LockedFiles{content("tool", map[string]string{"/usr/local/bin/tool": "good"})},
 		node:   map[string]string{"/usr/local/bin/tool": "evil and longer"},
 		want: FileCheck{Files: 1, Bytes: 15, Differ: []FileDiff{
 			{Path: "/usr/local/bin/tool", Extension: "tool v1", Found: print256("evil and longer"), Wanted: print256("good")},
 		}},
 	},
 	"missing, with its directory": {
-		locked: []LockedContent{content("tool", map[string]string{"/usr/local/bin/tool": "good", "/usr/lib/udev/rules.d/9": "rule"})},
+		locked: []LockedFiles{content("tool", map[string]string{"/usr/local/bin/tool": "good", "/usr/lib/udev/rules.d/9": "rule"})},
 		node:   map[string]string{"/usr/local/lib/x/y": "→ z"},
 		want: FileCheck{Files: 2, Differ: []FileDiff{
 			{Path: "/usr/lib/udev/rules.d/9", Extension: "tool v1", Wanted: print256("rule")},
@@ -190,7 +190,7 @@ var fileCases = map[string]struct {
 		node: map[string]string{"/usr/local/etc/talos/config.yaml": "version: v1alpha1"}, embeds: true, want: FileCheck{},
 	},
 	"a link where a file should be, and the other way round": {
-		locked: []LockedContent{content("tool", map[string]string{"/usr/local/a": "good", "/usr/local/b": "→ a"})},
+		locked: []LockedFiles{content("tool", map[string]string{"/usr/local/a": "good", "/usr/local/b": "→ a"})},
 		node:   map[string]string{"/usr/local/a": "→ b", "/usr/local/b": "good"},
 		want: FileCheck{Files: 2, Bytes: 4, Differ: []FileDiff{
 			{Path: "/usr/local/a", Extension: "tool v1", Found: "link to b", Wanted: print256("good")},
@@ -198,7 +198,7 @@ var fileCases = map[string]struct {
 		}},
 	},
 	"a hard link, which imager makes an empty file": {
-		locked: []LockedContent{content("tool", map[string]string{"/usr/local/a": "good", "/usr/local/b": "= good", "/usr/local/c": "= good", "/usr/local/d": "= good"})},
+		locked: []LockedFiles{content("tool", map[string]string{"/usr/local/a": "good", "/usr/local/b": "= good", "/usr/local/c": "= good", "/usr/local/d": "= good"})},
 		node:   map[string]string{"/usr/local/a": "", "/usr/local/b": "", "/usr/local/c": "good", "/usr/local/d": "evil"},
 		want: FileCheck{Files: 4, Bytes: 8, Differ: []FileDiff{
 			{Path: "/usr/local/a", Extension: "tool v1", Found: print256(""), Wanted: print256("good")},
@@ -206,7 +206,7 @@ var fileCases = map[string]struct {
 		}},
 	},
 	"a directory where a file should be": {
-		locked: []LockedContent{content("tool", map[string]string{"/usr/local/a": "good"})},
+		locked: []LockedFiles{content("tool", map[string]string{"/usr/local/a": "good"})},
 		node:   map[string]string{"/usr/local/a/b": "good"},
 		want: FileCheck{Files: 1, Bytes: 4, Differ: []FileDiff{
 			{Path: "/usr/local/a", Extension: "tool v1", Found: "a directory", Wanted: print256("good")},
@@ -214,7 +214,7 @@ var fileCases = map[string]struct {
 		}},
 	},
 	"one extension over another": {
-		locked: []LockedContent{
+		locked: []LockedFiles{
 			content("a", map[string]string{"/usr/local/both": "of a", "/usr/local/other": "of a"}),
 			content("b", map[string]string{"/usr/local/both": "of b", "/usr/local/other": "of b"}),
 		},
@@ -224,7 +224,7 @@ var fileCases = map[string]struct {
 		}},
 	},
 	"what a service makes while it runs": {
-		locked: []LockedContent{content("agent", map[string]string{"/usr/local/lib/containers/agent/agent": "good", "/usr/local/lib/containers/agent/other": "good"})},
+		locked: []LockedFiles{content("agent", map[string]string{"/usr/local/lib/containers/agent/agent": "good", "/usr/local/lib/containers/agent/other": "good"})},
 		node: map[string]string{
 			"/usr/local/lib/containers/agent/agent": "good", "/usr/local/lib/containers/agent/other": "evil",
 			"/usr/local/lib/containers/agent/etc/hosts": "", "/usr/local/lib/containers/agent/run/log": "line", "/usr/local/lib/containersx": "evil",
@@ -238,7 +238,7 @@ var fileCases = map[string]struct {
 		},
 	},
 	"what a node does not show": {
-		locked: []LockedContent{content("ucode", map[string]string{
+		locked: []LockedFiles{content("ucode", map[string]string{
 			"/usr/lib/firmware/intel-ucode/06-9e-09": "a", "/lib/firmware/amd-ucode/microcode_amd.bin": "b", "/usr/lib/firmware/amd-ucode/README": "c",
 			"/usr/lib/modules/6.18-talos/modules.dep": "d", "/usr/lib/modules/6.18-talos/kernel/modules.ko": "e",
 		})},
@@ -249,7 +249,7 @@ var fileCases = map[string]struct {
 		}},
 	},
 	"many": {
-		locked: []LockedContent{content("tool", many)},
+		locked: []LockedFiles{content("tool", many)},
 		node:   map[string]string{"/usr/local/extra": "x"},
 		want: FileCheck{Files: 12, More: 5, Differ: func() (all []FileDiff) {
 			for _, name := range slices.Sorted(maps.Keys(many))[:maxFileDiffs] {
@@ -259,7 +259,7 @@ var fileCases = map[string]struct {
 		}()},
 	},
 	"a file that can't be read": {
-		locked: []LockedContent{content("tool", map[string]string{"/usr/local/a": "good"})},
+		locked: []LockedFiles{content("tool", map[string]string{"/usr/local/a": "good"})},
 		node:   map[string]string{"/usr/local/a": "good"}, fail: map[string]error{"/usr/local/a": errors.New("not authorized")},
 		err: "read its files: not authorized",
 	},

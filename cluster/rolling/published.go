@@ -1,5 +1,4 @@
-// Package published finds what recast publish has put on the storages of Proxmox: see [Images].
-package published
+package rolling
 
 import (
 	"context"
@@ -11,24 +10,24 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// Images are those of a node's wanted build, as one host sees them.
-type Images struct {
+// Published finds what recast publish has put on the storages of Proxmox for a node's wanted build, as one host sees it.
+type Published struct {
 	Proxmox cluster.StorageReader
 	Wanted  cluster.Wanted
 	Host    string
 }
 
 // ISO returns the volid of the boot ISO on the first of the node's storages for it that has it.
-func (i Images) ISO(ctx context.Context) (volid string, err error) {
+func (i Published) ISO(ctx context.Context) (volid string, err error) {
 	return i.find(ctx, "boot ISO", "iso/"+i.Wanted.Build.ISOName, i.Wanted.ISOStorages)
 }
 
 // Disk is ISO for the disk image.
-func (i Images) Disk(ctx context.Context) (volid string, err error) {
+func (i Published) Disk(ctx context.Context) (volid string, err error) {
 	return i.find(ctx, "disk image", "import/"+i.Wanted.Build.DiskName, i.Wanted.DiskStorages)
 }
 
-func (i Images) find(ctx context.Context, what, name string, storages []string) (string, error) {
+func (i Published) find(ctx context.Context, what, name string, storages []string) (string, error) {
 	for _, storage := range storages {
 		volid := storage + ":" + name
 		found, err := i.Proxmox.HasVolume(ctx, i.Host, volid)

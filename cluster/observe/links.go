@@ -1,4 +1,4 @@
-package provenance
+package observe
 
 import (
 	"fmt"
@@ -9,18 +9,18 @@ import (
 )
 
 // lockLink is what recast.lock says: it is computed from the file again at each reading.
-func (t Trail) lockLink() Link {
+func (t Trail) lockLink() ProvenanceLink {
 	w := t.Wanted
 	if w == nil {
-		return Link{Name: "lock", Certainty: Unknown, Text: "there is no recast.lock that says what the node should run"}
+		return ProvenanceLink{Name: "lock", Certainty: Unknown, Text: "there is no recast.lock that says what the node should run"}
 	}
-	l := Link{Name: "lock", Certainty: Proven, Text: fmt.Sprintf("%s wants schematic %s (%s), Talos %s: build %s", w.Lock, w.Schematic, w.File, w.Build.TalosVersion, w.Build.ID)}
+	l := ProvenanceLink{Name: "lock", Certainty: Proven, Text: fmt.Sprintf("%s wants schematic %s (%s), Talos %s: build %s", w.Lock, w.Schematic, w.File, w.Build.TalosVersion, w.Build.ID)}
 	l.Details = append(l.Details, "schematic ID "+w.Build.SchematicID, cluster.LockArg+w.Build.LockHash)
 	return l.with(w)
 }
 
 // with adds what a lock pins for a build.
-func (l Link) with(b *KnownBuild) Link {
+func (l ProvenanceLink) with(b *KnownBuild) ProvenanceLink {
 	for _, e := range b.Build.Extensions {
 		l.Details = append(l.Details, fmt.Sprintf("extension %s: %s@%s", e.Title(), e.Ref, e.Digest))
 	}
@@ -42,33 +42,33 @@ func (l Link) with(b *KnownBuild) Link {
 	return l
 }
 
-func (l Link) and(detail string) Link {
+func (l ProvenanceLink) and(detail string) ProvenanceLink {
 	l.Details = append(l.Details, detail)
 	return l
 }
 
 // schematicLinks follow the node's schematic to a lock.
-func (j judged) schematicLinks() []Link {
+func (j judged) schematicLinks() []ProvenanceLink {
 	switch {
 	case len(j.entries) > 1:
-		l := Link{Name: "schematic", Certainty: Contradicted, Text: fmt.Sprintf("the image carries %d schematics: it was built from another image that had one already", len(j.entries))}
+		l := ProvenanceLink{Name: "schematic", Certainty: Contradicted, Text: fmt.Sprintf("the image carries %d schematics: it was built from another image that had one already", len(j.entries))}
 		for _, e := range j.entries {
 			l = l.and(fmt.Sprintf("schematic %s by %s", e.Version, builder(e.Author)))
 		}
-		return []Link{l}
+		return []ProvenanceLink{l}
 	case j.origin == FromImager:
-		return []Link{{Name: "schematic", Certainty: Unknown, Text: "the image carries no schematic: someone built it with the Talos imager, and nothing in it says from what"}}
+		return []ProvenanceLink{{Name: "schematic", Certainty: Unknown, Text: "the image carries no schematic: someone built it with the Talos imager, and nothing in it says from what"}}
 	case j.origin == FromRelease:
-		return []Link{{Name: "schematic", Certainty: Unknown, Text: "the image carries neither a schematic nor extensions, as Talos' own releases do"}}
+		return []ProvenanceLink{{Name: "schematic", Certainty: Unknown, Text: "the image carries neither a schematic nor extensions, as Talos' own releases do"}}
 	}
-	return []Link{j.entryLink(), j.knownLink()}
+	return []ProvenanceLink{j.entryLink(), j.knownLink()}
 }
 
-func (j judged) entryLink() Link {
+func (j judged) entryLink() ProvenanceLink {
 	e := j.entries[0]
-	l := Link{Name: "schematic", Certainty: Claimed, Text: fmt.Sprintf("the image says that it was built by %s from schematic %s", builder(e.Author), e.Version)}
+	l := ProvenanceLink{Name: "schematic", Certainty: Claimed, Text: fmt.Sprintf("the image says that it was built by %s from schematic %s", builder(e.Author), e.Version)}
 	if f := j.Claims.Factory; f != nil && f.SchematicID != e.Version {
-		return Link{Name: "schematic", Certainty: Contradicted, Text: fmt.Sprintf("its list of extensions has schematic %s, its resource ImageFactorySchematic %s", e.Version, f.SchematicID)}
+		return ProvenanceLink{Name: "schematic", Certainty: Contradicted, Text: fmt.Sprintf("its list of extensions has schematic %s, its resource ImageFactorySchematic %s", e.Version, f.SchematicID)}
 	}
 	switch {
 	case e.ExtraInfo == "":
@@ -86,20 +86,20 @@ func (j judged) entryLink() Link {
 }
 
 // knownLink says which lock made the schematic.
-func (j judged) knownLink() Link {
+func (j judged) knownLink() ProvenanceLink {
 	const name = "build"
 	switch {
 	case j.known != nil && j.Wanted != nil && j.known.Build.ID == j.Wanted.Build.ID:
-		return Link{Name: name, Certainty: Claimed, Text: fmt.Sprintf("that schematic is build %s, the one that %s wants", words.Short(j.known.Build.ID), j.Wanted.Lock)}
+		return ProvenanceLink{Name: name, Certainty: Claimed, Text: fmt.Sprintf("that schematic is build %s, the one that %s wants", words.Short(j.known.Build.ID), j.Wanted.Lock)}
 	case j.known != nil:
-		l := Link{Name: name, Certainty: Claimed, Text: fmt.Sprintf("that schematic is build %s of %s: schematic %s, Talos %s", j.known.Build.ID, j.known.Lock, j.known.Schematic, j.known.Build.TalosVersion)}
+		l := ProvenanceLink{Name: name, Certainty: Claimed, Text: fmt.Sprintf("that schematic is build %s of %s: schematic %s, Talos %s", j.known.Build.ID, j.known.Lock, j.known.Schematic, j.known.Build.TalosVersion)}
 		return l.with(j.known)
 	case j.kin != nil:
-		return Link{Name: name, Certainty: Unknown, Text: fmt.Sprintf("no lock at hand has that schematic; one with the same extension digests is build %s of %s", j.kin.Build.ID, j.kin.Lock)}
+		return ProvenanceLink{Name: name, Certainty: Unknown, Text: fmt.Sprintf("no lock at hand has that schematic; one with the same extension digests is build %s of %s", j.kin.Build.ID, j.kin.Lock)}
 	case j.lock != "":
-		return Link{Name: name, Certainty: Unknown, Text: "recast locked that schematic, but no lock at hand made it: the digests of its extensions are unknown"}
+		return ProvenanceLink{Name: name, Certainty: Unknown, Text: "recast locked that schematic, but no lock at hand made it: the digests of its extensions are unknown"}
 	}
-	l := Link{Name: name, Certainty: Unknown, Text: "recast did not lock that schematic: the digests of its extensions are unknown"}
+	l := ProvenanceLink{Name: name, Certainty: Unknown, Text: "recast did not lock that schematic: the digests of its extensions are unknown"}
 	if j.entries[0].ExtraInfo == "" {
 		return l
 	}
@@ -118,8 +118,8 @@ func orNone(list []string) string {
 }
 
 // extensionsLink compares the node's list with that of the build that it claims.
-func (j judged) extensionsLink() Link {
-	l := Link{Name: "extensions", Certainty: Claimed}
+func (j judged) extensionsLink() ProvenanceLink {
+	l := ProvenanceLink{Name: "extensions", Certainty: Claimed}
 	var m cluster.RunningSystem
 	for _, e := range j.Claims.Layers {
 		if e.Name == schematicEntry || e.Name == modulesEntry {
@@ -150,8 +150,8 @@ func (j judged) extensionsLink() Link {
 	return l
 }
 
-func (j judged) talosLink() Link {
-	l := Link{Name: "talos", Certainty: Claimed, Text: fmt.Sprintf("the node says that it runs Talos %s for %s on platform %s", j.Claims.TalosVersion, j.Claims.Arch, j.Claims.Platform)}
+func (j judged) talosLink() ProvenanceLink {
+	l := ProvenanceLink{Name: "talos", Certainty: Claimed, Text: fmt.Sprintf("the node says that it runs Talos %s for %s on platform %s", j.Claims.TalosVersion, j.Claims.Arch, j.Claims.Platform)}
 	if j.known == nil {
 		return l
 	}
@@ -163,9 +163,9 @@ func (j judged) talosLink() Link {
 }
 
 // bootLinks are the boot entry and the kernel's command line.
-func (j judged) bootLinks() []Link {
+func (j judged) bootLinks() []ProvenanceLink {
 	b := j.Claims.Booted
-	boot := Link{Name: "boot", Certainty: Claimed, Text: "it booted " + b.Entry}
+	boot := ProvenanceLink{Name: "boot", Certainty: Claimed, Text: "it booted " + b.Entry}
 	switch {
 	case b.Entry != "" && b.Next != "" && b.Next != b.Entry:
 		boot = boot.and("the next boot starts another system: " + b.Next)
@@ -180,12 +180,12 @@ func (j judged) bootLinks() []Link {
 	case b.UKI != nil:
 		boot = boot.and("not from a unified kernel image")
 	}
-	return []Link{boot, j.cmdlineLink()}
+	return []ProvenanceLink{boot, j.cmdlineLink()}
 }
 
-func (j judged) cmdlineLink() Link {
+func (j judged) cmdlineLink() ProvenanceLink {
 	b := j.Claims.Booted
-	l := Link{Name: "cmdline", Certainty: Claimed}
+	l := ProvenanceLink{Name: "cmdline", Certainty: Claimed}
 	switch {
 	case !b.Cmdline:
 		l.Certainty, l.Text = Unknown, "the kernel's command line could not be read"
@@ -205,8 +205,8 @@ func (j judged) cmdlineLink() Link {
 }
 
 // filesLink is the only link that no label can forge.
-func (j judged) filesLink() Link {
-	l := Link{Name: "files", Certainty: Unknown}
+func (j judged) filesLink() ProvenanceLink {
+	l := ProvenanceLink{Name: "files", Certainty: Unknown}
 	switch {
 	case j.Unread != "":
 		l.Text = "the files of its extensions could not be compared: " + j.Unread

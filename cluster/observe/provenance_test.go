@@ -1,4 +1,4 @@
-package provenance
+package observe
 
 import (
 	"fmt"
@@ -8,7 +8,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/cluster"
-	"github.com/recast-sh/recast/cluster/files"
 )
 
 // lockedYAML is a schematic with a lock.
@@ -72,7 +71,7 @@ func withResource(c Claims, schematicID string) Claims {
 // traceCases are what a node says, and how well the chain from it to a lock holds.
 var traceCases = map[string]struct {
 	claims Claims
-	files  *files.FileCheck
+	files  *FileCheck
 	unread string
 	noLock bool
 	origin Origin
@@ -99,7 +98,7 @@ var traceCases = map[string]struct {
 	},
 	"what the lock wants, files compared": {
 		claims: claims("v1.13.9", withLock("sha256-b"), layers(factoryAuthor, lockedYAML("sha256-b"), tool)...), origin: FromLock, build: "build-2",
-		files:   &files.FileCheck{Files: 3, Bytes: 9, NotCompared: []string{"1 files of x"}},
+		files:   &FileCheck{Files: 3, Bytes: 9, NotCompared: []string{"1 files of x"}},
 		certain: "lock proven, schematic claimed, build claimed, extensions claimed, talos claimed, boot claimed, cmdline claimed, files proven",
 		has: []string{
 			"files proven: all 3 files of its extensions are those of the images that recast.lock pins by digest", "  not compared: 1 files of x",
@@ -108,7 +107,7 @@ var traceCases = map[string]struct {
 	},
 	"a label that lies": {
 		claims: claims("v1.13.9", withLock("sha256-b"), layers(factoryAuthor, lockedYAML("sha256-b"), tool)...), origin: FromLock, build: "build-2",
-		files:   &files.FileCheck{Files: 1, Differ: []files.FileDiff{{Path: "/usr/local/a", Extension: "tool v1", Found: "sha256:aa", Wanted: "sha256:bb"}}, More: 2},
+		files:   &FileCheck{Files: 1, Differ: []FileDiff{{Path: "/usr/local/a", Extension: "tool v1", Found: "sha256:aa", Wanted: "sha256:bb"}}, More: 2},
 		certain: "lock proven, schematic claimed, build claimed, extensions claimed, talos claimed, boot claimed, cmdline claimed, files contradicted",
 		has: []string{
 			"files contradicted: 3 files of its extensions are not those of the images that recast.lock pins by digest",

@@ -1,4 +1,4 @@
-package patience
+package claim
 
 import (
 	"context"
@@ -88,7 +88,7 @@ func TestPatience(t *testing.T) {
 					read, _ = f.VM(t.Context(), 101)
 				}
 				var said []string
-				px := With(f, 2*time.Second, func(text string) { said = append(said, text) })
+				px := WithPatience(f, 2*time.Second, func(text string) { said = append(said, text) })
 				start := time.Now()
 				err := px.SetConfig(t.Context(), read, map[string]string{"onboot": "0"}, nil)
 				if took := time.Since(start); took < c.took || took > c.took+2*time.Second {
@@ -124,7 +124,7 @@ func TestPatienceWithABackupOfAStoppedVM(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
 				f := &lockedVM{vm: cluster.VM{ID: 101, Host: "pve1", Running: true, QMP: "prelaunch", Lock: "backup", Config: map[string]string{"lock": "backup"}}, until: time.Now().Add(time.Minute)}
-				px := With(f, 2*time.Second, func(string) {})
+				px := WithPatience(f, 2*time.Second, func(string) {})
 				vm, err := read(px, t.Context(), 101)
 				if err != nil || vm.Running {
 					t.Errorf("%+v, %v", vm, err)
@@ -191,7 +191,7 @@ func TestPatienceWithATarget(t *testing.T) {
 				}
 				read, _ := f.VM(t.Context(), 101)
 				f.vm.Lock, f.vm.Config["lock"], f.until = "backup", "backup", time.Now().Add(time.Minute)
-				err := With(f, 2*time.Second, func(string) {}).MoveDisk(t.Context(), read, "scsi1", 9900, "scsi1")
+				err := WithPatience(f, 2*time.Second, func(string) {}).MoveDisk(t.Context(), read, "scsi1", 9900, "scsi1")
 				if f.moved != c.moved || (err == nil) != (c.moved == 1) || err != nil && !errors.Is(err, cluster.ErrChanged) {
 					t.Errorf("moved %d times: %v", f.moved, err)
 				}

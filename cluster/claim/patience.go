@@ -1,5 +1,4 @@
-// Package patience is a Proxmox that waits for whoever has locked a VM: see [With].
-package patience
+package claim
 
 import (
 	"context"
@@ -10,7 +9,7 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
-	"github.com/recast-sh/recast/cluster/firewall"
+
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/wait"
 )
@@ -19,9 +18,9 @@ import (
 // so such a task was started by hand.
 const lockWait = 15 * time.Minute
 
-// With returns a Proxmox that waits, and says so, while another task, such as a backup, locks a
+// WithPatience returns a Proxmox that waits, and says so, while another task, such as a backup, locks a
 // VM that is to be changed. Afterwards it makes the change only if the VM is as it was.
-func With(px cluster.Proxmox, poll time.Duration, say func(text string)) cluster.Proxmox {
+func WithPatience(px cluster.Proxmox, poll time.Duration, say func(text string)) cluster.Proxmox {
 	return patient{Access: px, Inventory: px, Tasks: px, HA: px, px: px, poll: poll, say: say}
 }
 
@@ -206,7 +205,7 @@ func (p patient) SetPool(ctx context.Context, id cluster.VMID, pool string) erro
 }
 
 // SetFirewall does not change the configuration, so no lock of the VM delays it.
-func (p patient) SetFirewall(ctx context.Context, vm cluster.VM, want firewall.Config) error {
+func (p patient) SetFirewall(ctx context.Context, vm cluster.VM, want cluster.FirewallConfig) error {
 	return p.px.SetFirewall(ctx, vm, want)
 }
 

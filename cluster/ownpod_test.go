@@ -1,10 +1,10 @@
-package ownpod_test
+package cluster_test
 
 import (
 	"strings"
 	"testing"
 
-	"github.com/recast-sh/recast/cluster/ownpod"
+	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/fault"
 )
 
@@ -12,13 +12,13 @@ func TestFromEnv(t *testing.T) {
 	t.Parallel()
 	cases := map[string]struct {
 		env  map[string]string
-		want ownpod.Pod
+		want cluster.OwnPod
 		err  string // a part of it; "": none
 	}{
 		"no pod": {},
 		"a pod": {
 			env:  map[string]string{"RECAST_POD_NAMESPACE": "recast", "RECAST_POD_NAME": "roll-x", "RECAST_POD_UID": "u1"},
-			want: ownpod.Pod{Namespace: "recast", Name: "roll-x", UID: "u1"},
+			want: cluster.OwnPod{Namespace: "recast", Name: "roll-x", UID: "u1"},
 		},
 		"only its name":   {env: map[string]string{"RECAST_POD_NAME": "roll-x"}, err: "RECAST_POD_NAMESPACE and RECAST_POD_UID not set"},
 		"without its UID": {env: map[string]string{"RECAST_POD_NAMESPACE": "recast", "RECAST_POD_NAME": "roll-x"}, err: ": RECAST_POD_UID not set"},
@@ -26,11 +26,11 @@ func TestFromEnv(t *testing.T) {
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			got, err := ownpod.FromEnv(func(key string) string { return c.env[key] })
+			got, err := cluster.OwnPodFromEnv(func(key string) string { return c.env[key] })
 			switch {
 			case c.err == "" && (err != nil || got != c.want):
 				t.Errorf("pod %+v, %v; want %+v", got, err, c.want)
-			case c.err != "" && (fault.KindOf(err) != fault.Config || !strings.Contains(err.Error(), c.err) || got != ownpod.Pod{}):
+			case c.err != "" && (fault.KindOf(err) != fault.Config || !strings.Contains(err.Error(), c.err) || got != cluster.OwnPod{}):
 				t.Errorf("pod %+v, %v; want a usage error with %q", got, err, c.err)
 			}
 		})

@@ -1,6 +1,4 @@
-// Package firewall is what Proxmox VE keeps as the firewall of one VM,
-// /etc/pve/firewall/VMID.fw, which goes with the VM when that is deleted.
-package firewall
+package cluster
 
 import (
 	"crypto/sha256"
@@ -12,22 +10,23 @@ import (
 	"strings"
 )
 
-// Config is the firewall of a VM; the zero value is that of a VM without one.
-type Config struct {
-	Options Entry   // "enable", "policy_in"
-	Aliases []Entry // "name", "cidr", "comment"; by name
-	Sets    []Set   // IP sets; by name
-	Rules   []Entry // "type", "action", "dport" …; the first that matches counts
+// FirewallConfig is the firewall of a VM, which Proxmox VE keeps in /etc/pve/firewall/VMID.fw and deletes
+// with the VM; the zero value is that of a VM without one.
+type FirewallConfig struct {
+	Options FirewallEntry   // "enable", "policy_in"
+	Aliases []FirewallEntry // "name", "cidr", "comment"; by name
+	Sets    []FirewallSet   // IP sets; by name
+	Rules   []FirewallEntry // "type", "action", "dport" …; the first that matches counts
 }
 
-// Entry is one object of a firewall, by the names that Proxmox' API has for its fields, as text. A
+// FirewallEntry is one object of a firewall, by the names that Proxmox' API has for its fields, as text. A
 // field without a value is not in it.
-type Entry map[string]string
+type FirewallEntry map[string]string
 
-// Set is an IP set.
-type Set struct {
+// FirewallSet is an IP set.
+type FirewallSet struct {
 	Name, Comment string
-	Members       []Entry // "cidr", "nomatch", "comment"; by address
+	Members       []FirewallEntry // "cidr", "nomatch", "comment"; by address
 }
 
 // settable are the options that the API accepts. A file may have others ("ips"), which only an
@@ -35,17 +34,17 @@ type Set struct {
 var settable = []string{"dhcp", "enable", "ipfilter", "log_level_in", "log_level_out", "macfilter", "ndp", "policy_in", "policy_out", "radv"}
 
 // Unsettable are the options that can't be given to another VM.
-func (c Config) Unsettable() []string {
+func (c FirewallConfig) Unsettable() []string {
 	return slices.DeleteFunc(slices.Sorted(maps.Keys(c.Options)), func(name string) bool { return slices.Contains(settable, name) })
 }
 
 // Empty says that the VM has no firewall of its own.
-func (c Config) Empty() bool {
+func (c FirewallConfig) Empty() bool {
 	return len(c.Options) == 0 && len(c.Aliases) == 0 && len(c.Sets) == 0 && len(c.Rules) == 0
 }
 
 // String is "2 rules, 1 option"; "" if there is no firewall.
-func (c Config) String() string {
+func (c FirewallConfig) String() string {
 	var parts []string
 	for _, part := range []struct {
 		n         int
@@ -67,7 +66,7 @@ func (c Config) String() string {
 }
 
 // Sum identifies a firewall: a SHA-256 in hex; "" if there is none.
-func (c Config) Sum() string {
+func (c FirewallConfig) Sum() string {
 	if c.Empty() {
 		return ""
 	}

@@ -1,4 +1,4 @@
-package provenance
+package observe
 
 import (
 	"cmp"

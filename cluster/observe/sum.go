@@ -1,4 +1,4 @@
-package provenance
+package observe
 
 import (
 	"fmt"
@@ -35,7 +35,7 @@ func (j judged) summary(p Provenance) []string {
 	return out
 }
 
-func names(links []Link, s Certainty) []string {
+func names(links []ProvenanceLink, s Certainty) []string {
 	var out []string
 	for _, l := range links {
 		if l.Certainty == s {

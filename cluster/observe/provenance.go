@@ -1,4 +1,4 @@
-package provenance
+package observe
 
 import (
 	"context"
@@ -6,7 +6,6 @@ import (
 	"slices"
 
 	"github.com/recast-sh/recast/cluster"
-	"github.com/recast-sh/recast/cluster/files"
 )
 
 // ClaimReader reads what running machines say about their images.
@@ -90,8 +89,8 @@ const (
 	FromNowhere   Origin = "contradictory"
 )
 
-// Link is one link of the chain from a lock to a running node.
-type Link struct {
+// ProvenanceLink is one link of the chain from a lock to a running node.
+type ProvenanceLink struct {
 	Name      string    `json:"name"` // stable for scripts: "lock", "schematic", …
 	Certainty Certainty `json:"certainty"`
 	Text      string    `json:"text"`
@@ -100,20 +99,20 @@ type Link struct {
 
 // Provenance is the chain from a lock to a running node.
 type Provenance struct {
-	Node    string     `json:"node"`
-	VM      string     `json:"vm"`
-	Address netip.Addr `json:"address"`
-	Origin  Origin     `json:"origin"`
-	Build   string     `json:"build,omitempty"` // build ID that it claims; "": no lock at hand made it
-	Wanted  string     `json:"wanted,omitempty"`
-	Unread  string     `json:"unread,omitempty"` // why its files could not be compared
-	Summary []string   `json:"summary"`          // what is proven, claimed, unknown and contradicted, in sentences
-	Links   []Link     `json:"links"`
+	Node    string           `json:"node"`
+	VM      string           `json:"vm"`
+	Address netip.Addr       `json:"address"`
+	Origin  Origin           `json:"origin"`
+	Build   string           `json:"build,omitempty"` // build ID that it claims; "": no lock at hand made it
+	Wanted  string           `json:"wanted,omitempty"`
+	Unread  string           `json:"unread,omitempty"` // why its files could not be compared
+	Summary []string         `json:"summary"`          // what is proven, claimed, unknown and contradicted, in sentences
+	Links   []ProvenanceLink `json:"links"`
 }
 
 // Contradicted says whether some link conflicts with the rest.
 func (p Provenance) Contradicted() bool {
-	return slices.ContainsFunc(p.Links, func(l Link) bool { return l.Certainty == Contradicted })
+	return slices.ContainsFunc(p.Links, func(l ProvenanceLink) bool { return l.Certainty == Contradicted })
 }
 
 // Described is what a schematic asks for.
@@ -128,7 +127,7 @@ type Trail struct {
 	Known    []KnownBuild // builds of every available lock, including the present one
 	Claims   Claims
 	Describe func(schematic string) (d Described, ok bool) // describes a schematic that no available lock has
-	Files    *files.FileCheck                              // compared with the build that it claims; nil: not compared
+	Files    *FileCheck                                    // compared with the build that it claims; nil: not compared
 	// Unread is why the files could not be compared although that was requested.
 	Unread string
 }
