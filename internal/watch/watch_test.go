@@ -2,7 +2,6 @@ package watch
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"os"
 	"path/filepath"
@@ -32,8 +31,8 @@ func (c *claimOnly) VMConfig(_ context.Context, id cluster.VMID) (cluster.VM, er
 	if c.claim == nil {
 		return cluster.VM{}, errors.Join(c.down, cluster.ErrNotFound)
 	}
-	b, err := json.Marshal(c.claim)
-	return cluster.VM{ID: id, Name: "recast-claim", Config: map[string]string{"description": "recast-claim: " + string(b)}}, errors.Join(c.down, err)
+	description, err := c.claim.Description()
+	return cluster.VM{ID: id, Name: "recast-claim", Config: map[string]string{"description": description}}, errors.Join(c.down, err)
 }
 
 func (c *claimOnly) VMs(ctx context.Context) ([]cluster.VM, error) {
