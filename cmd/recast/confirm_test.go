@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/creack/pty"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/spf13/cobra"
 )
 
@@ -131,12 +132,13 @@ func TestAskedTwice(t *testing.T) {
 func TestTyped(t *testing.T) {
 	t.Parallel()
 	for line, want := range map[string]string{
-		"prune":                                      "recast prune",
-		"prune --yes":                                "recast prune",
-		"prune --keep-disks 3 --only disks":          "recast prune --keep-disks 3 --only disks",
-		"-c my,prod.yaml roll a --exclude b,c":       "recast roll a --config my,prod.yaml --exclude b,c",
-		"roll --exclude b --exclude c --all":         "recast roll --all --exclude b,c",
-		"roll --selector pool=a,zone!=b --all=false": "recast roll --all=false --selector 'pool=a,zone!=b'",
+		"prune":                                 "recast prune",
+		"prune --yes":                           "recast prune",
+		"prune --keep-disks 3 --only disks":     "recast prune --keep-disks 3 --only disks",
+		"-c my,prod.yaml roll a --exclude b,c":  "recast roll a --config my,prod.yaml --exclude b,c",
+		"roll --exclude b --exclude c --all":    "recast roll --all --exclude b,c",
+		"roll -l pool=a,zone!=b --all=false":    "recast roll --all=false --selector 'pool=a,zone!=b'",
+		"roll --what config,vm --accept-outage": "recast roll --accept-outage --what config,vm",
 	} {
 		root := &cobra.Command{Use: "recast"}
 		root.PersistentFlags().StringP("config", "c", "", "")
@@ -152,9 +154,11 @@ func TestTyped(t *testing.T) {
 			c.Flags().Bool("yes", false, "")
 			c.Flags().Bool("all", false, "")
 			c.Flags().Int("keep-disks", 0, "")
-			c.Flags().String("only", "", "")
-			c.Flags().String("selector", "", "")
-			c.Flags().StringSlice("exclude", nil, "")
+			if name == "roll" {
+				selection(c, &globals{}, &planning.Policy{})
+			} else {
+				c.Flags().String("only", "", "")
+			}
 			root.AddCommand(c)
 		}
 		root.SetArgs(strings.Fields(line))

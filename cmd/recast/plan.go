@@ -8,6 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/explain"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/kube"
@@ -22,10 +23,7 @@ func selection(c *cobra.Command, g *globals, p *planning.Policy) {
 	for _, flag := range []string{"only", "exclude"} {
 		_ = c.RegisterFlagCompletionFunc(flag, g.completeNodes)
 	}
-	c.Flags().FuncP("selector", "l", "look only at nodes whose Kubernetes `labels` match, as kubectl -l does: zone=a,tier!=db,gpu in (a,b)", func(text string) (err error) {
-		p.Labels, err = kube.ParseSelector(text)
-		return err
-	})
+	c.Flags().VarP(labels{&p.Labels}, "selector", "l", "look only at nodes whose Kubernetes `labels` match, as kubectl -l does: zone=a,tier!=db,gpu in (a,b)")
 	c.Flags().Var(parts{&p.What}, "what", "`parts` of the nodes to look at: image, config, vm (default: all)")
 	c.Flags().BoolVar(&p.AcceptOutage, "accept-outage", false, "with two control planes: accept that etcd and the Kubernetes API are down during the roll")
 }
@@ -39,11 +37,29 @@ func named(p *planning.Policy, nodes []string) error {
 	return nil
 }
 
+// labels is the flag that chooses nodes by labels.
+type labels struct{ chosen *cluster.Selector }
+
+func (l labels) Type() string   { return "labels" }
+func (l labels) String() string { return l.chosen.Text }
+
+func (l labels) Set(text string) (err error) {
+	*l.chosen, err = kube.ParseSelector(text)
+	return err
+}
+
 // parts is the flag that chooses what of a node is rolled.
 type parts struct{ chosen *[]planning.What }
 
-func (p parts) Type() string   { return "parts" }
-func (p parts) String() string { return "" }
+func (p parts) Type() string { return "parts" }
+
+func (p parts) String() string {
+	var names []string
+	for _, what := range *p.chosen {
+		names = append(names, string(what))
+	}
+	return strings.Join(names, ",")
+}
 
 func (p parts) Set(text string) error {
 	for part := range strings.SplitSeq(text, ",") {
