@@ -318,8 +318,7 @@ func (r Record) Remembered() (cluster.VM, error) {
 // CheckConfig compares a machine configuration from the journal with the sum in the record. A node that is not
 // installed anew gets none, and its record has no sum.
 func (r Record) CheckConfig(config []byte) error {
-	installs := r.Strategy == cluster.Create || firstStage(r.Strategy) != ""
-	if !(r.Open && installs) && r.Config == "" || cluster.ConfigSum(config) == r.Config {
+	if !(r.Open && r.Strategy.Installs()) && r.Config == "" || cluster.ConfigSum(config) == r.Config {
 		return nil
 	}
 	return fmt.Errorf("%w: its SHA-256 is %s, and the record of run %s says %s", cluster.ErrConfigDamaged, words.Short(cluster.ConfigSum(config)), r.Run, words.OrNone(words.Short(r.Config)))
