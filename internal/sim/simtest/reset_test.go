@@ -53,7 +53,7 @@ func TestResetMachine(t *testing.T) {
 		want := []string{c.node + " recreate"}
 		if c.files {
 			user.MachineConfig = configs
-			want = slices.Insert(want, 0, c.node+" configure-blank")
+			want = slices.Insert(want, 0, c.node+" install-reset")
 		}
 		from := len(lab.Recorder.Calls())
 		err := user.roll(policyFor(c.node))(t.Context())
