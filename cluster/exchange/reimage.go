@@ -128,10 +128,14 @@ func (r NewSystem) restore(ctx context.Context) error {
 	return r.set(ctx, map[string]string{"boot": bootOrder(r.VM.Config["boot"], system.Key, "")})
 }
 
-// has is the goal of a step that only sees that there is a system disk.
+// has is the goal of a step that only sees that there is a system disk; a prepared one was handed over whole.
 func (r NewSystem) has(ctx context.Context) (string, error) {
-	vm, disk, there, err := r.systemNow(r.Current(ctx))
-	if err != nil || !there {
+	read := r.Current
+	if r.Prepared != "" {
+		read = r.Powered
+	}
+	vm, disk, there, err := r.systemNow(read(ctx))
+	if err != nil || !there || r.Prepared != "" && !vm.Running && !r.Preparation.complete(vm, disk) {
 		return "", err
 	}
 	return fmt.Sprintf("%s of %s is %s", disk.Key, vm, disk.Volid), nil
