@@ -174,6 +174,7 @@ var calls = map[string]call{
 			"set 101 map[boot:order=scsi0 scsi0:fast:vm-101-moved-disk-9,ssd=1,serial=blank] delete []",
 	},
 	"given":   {func(g *guarded, ctx context.Context) error { return said(g.r.System.given(ctx)) }, prepared, ""},
+	"has":     {func(g *guarded, ctx context.Context) error { return said(g.r.System.has(ctx)) }, prepared, ""},
 	"restore": {func(g *guarded, ctx context.Context) error { return g.r.System.restore(ctx) }, restoring, "set 101 map[description:recast: run=r1 build=b onboot:0] delete []\n" + intended + "move scsi20 of 9900 to scsi0 of 101\nset 101 map[boot:order=scsi0] delete []"},
 	"create":  {func(g *guarded, ctx context.Context) error { return g.r.System.createVM(ctx) }, deleted, "create 101"},
 	"create new": {func(g *guarded, ctx context.Context) error {

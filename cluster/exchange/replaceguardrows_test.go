@@ -110,6 +110,10 @@ func preparedRows() []guard {
 		{"given", on(101, kv{"scsi0": "fast:vm-101-disk-9,ssd=1,serial=blank,wwn=0x3ff71cf74abb3ccb,backup=0", "boot": "order=scsi0"}), "", ""},
 		{"given", on(101, kv{"scsi0": "fast:vm-101-disk-9,ssd=1,serial=blank,wwn=0x3ff71cf74abb3ccb", "boot": "order=ide2"}), "", ""},
 		{"given", all(vm(running), on(101, kv{"scsi0": "fast:vm-101-disk-9,ssd=1,serial=blank,wwn=0x3ff71cf74abb3ccb", "boot": "order=ide2"})), "said scsi0 of VM 101", ""},
+		{"has", on(101, kv{"scsi0": "fast:vm-101-disk-9,ssd=1,serial=blank,wwn=0x3ff71cf74abb3ccb", "boot": "order=scsi0"}), "said scsi0 of VM 101", ""},
+		{"has", on(101, kv{"scsi0": "fast:vm-101-disk-9,ssd=1,serial=blank,wwn=0x3ff71cf74abb3ccb,backup=0", "boot": "order=scsi0"}), "", ""},
+		{"has", all(vm(running), on(101, kv{"scsi0": "fast:vm-101-disk-9,serial=blank,backup=0"})), "said scsi0 of VM 101", ""},
+		{"has", all(func(g *guarded) { g.r.Prepared = "" }, on(101, kv{"scsi0": "fast:vm-101-disk-9,serial=blank,backup=0"})), "said scsi0 of VM 101", ""},
 	}
 }
 

@@ -28,7 +28,7 @@ var rooms = []room{
 		diskMoves.attach diskMoves.attached diskMoves.detach diskMoves.park diskMoves.onlyOnce diskMoves.notParked diskMoves.emptied
 		parkedDisk IsParked isDetached ChangeRecord
 		NewSystem.create NewSystem.createVM NewSystem.NewConfig NewSystem.oldConfig NewSystem.marked NewSystem.systemDisk
-		NewSystem.given NewSystem.giveBlank NewSystem.systemNow NewSystem.set NewSystem.restore
+		NewSystem.given NewSystem.has NewSystem.giveBlank NewSystem.systemNow NewSystem.set NewSystem.restore
 		Preparation.done Preparation.do Preparation.importImage Preparation.grow Preparation.give
 		SpareDisk.newToPark SpareDisk.ParkNew SpareDisk.parkingNow Firewall.copy PutBack.StandsStill
 		comparison.compareDisks comparison.missing comparison.added ReadOthers
