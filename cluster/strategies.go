@@ -108,10 +108,10 @@ var rows = map[Strategy]row{
 		Done: "upgraded in place", Resume: "finishes the upgrade",
 	}},
 	ApplyConfig: {Serving, VMUntouched, SystemStays, bringsConfig | bringsShape, 2 * time.Minute, Words{
-		Done: "got its configuration", Resume: "gives it its configuration", First: "none runs the new configuration yet",
+		OnIt: "give it its configuration", Done: "got its configuration", Resume: "gives it its configuration", First: "none runs the new configuration yet",
 	}},
 	InstallReset: {Blank, VMUntouched, SystemStays, bringsConfig, time.Minute, Words{
-		Done: "got its configuration back",
+		OnIt: "give it its configuration back", Done: "got its configuration back",
 	}},
 	Reshape: {Serving, VMOff, SystemStays, bringsShape, 2 * time.Minute, Words{
 		Done: "got its VM's new settings", Cancel: "cancels it: gives the old settings back", First: "none has its new VM yet",
