@@ -74,7 +74,7 @@ func (x *Exchange) open(ctx context.Context, earlier *parking.Parking) error {
 	vm, err := x.Proxmox.VM(ctx, x.VMID)
 	switch {
 	case errors.Is(err, cluster.ErrNotFound):
-		return fault.WithHint(fmt.Errorf("VM %d: %w", x.VMID, err), "make the node's VM: recast create")
+		return fault.WithHint(fmt.Errorf("VM %d: %w", x.VMID, err), "restore that VM, whose disks the exchange would carry over")
 	case err != nil:
 		return err
 	case vm.Config[systemKey] == "":
