@@ -88,8 +88,11 @@ func MatchVM(w cluster.Wanted, f *Found, o *Observation, uuid string) error {
 		return fault.WithHint(fault.ParkedHalf.Refusedf("node %s: no VM has its SMBIOS UUID %s, and %s, its parking VM, has no record that can be read", w.Name, uuid, f.Unrecorded[0]),
 			"someone edited its Notes, whose last line says where disks are: put that line back as it was")
 	case len(matches) == 0:
-		return fault.WithHint(fault.UUIDMismatch.Configf("node %s: no VM has its SMBIOS UUID %s", w.Name, uuid),
-			"the token may not see the VM (VM.Audit), or the node runs elsewhere than on this Proxmox cluster%s", goneForGood(f.Node))
+		err := fault.UUIDMismatch.Configf("node %s: no VM has its SMBIOS UUID %s", w.Name, uuid)
+		if lost := o.lostTrack(*f); lost != "" { // the run may have deleted the VM
+			err = fault.WithHint(err, "%s", lost)
+		}
+		return fault.WithHint(err, "the token may not see the VM (VM.Audit), or the node runs elsewhere than on this Proxmox cluster%s", goneForGood(f.Node))
 	case w.VMID != 0 && matches[0].ID != w.VMID:
 		return fault.WithHint(fault.UUIDMismatch.Refusedf("node %s: its UUID %s belongs to %s, not to VM %d as configured", w.Name, uuid, matches[0], w.VMID),
 			"has that VM's machine been given the hostname of %s? If not, correct nodes[].vmid", w.Name)
