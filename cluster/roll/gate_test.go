@@ -272,6 +272,7 @@ func configRows() []row {
 		{Do: "config", Change: unsaved, Err: "is neither in the journal nor in talos.machineConfigs"},
 		{Do: "config", Change: unsummed, Err: "the record of run r1 says none"},
 		{Do: "config", Change: all(unsaved, filed, unsummed), Err: "is not the machine configuration that run r1 remembered"},
+		{Do: "config", Change: all(unsaved, unsummed, func(s *scene) { s.Rec.Open = false }), Err: "is neither in the journal nor in talos.machineConfigs"},
 		{Do: "config", Change: all(unsaved, filed), Err: "is not the machine configuration that run r1 remembered"},
 		{Do: "config", Change: all(unsaved, filed, sum, edited), Err: "is not the machine configuration that run r1 remembered"},
 		{Do: "config", Change: all(unsaved, filed, edited, sum)},
