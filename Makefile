@@ -26,7 +26,7 @@ test race: export CGO_ENABLED := 1
 TOOLS := bin/tools/testsummary bin/tools/longtests bin/tools/sbom bin/tools/chart bin/tools/gatemutants bin/tools/figures
 LINTERS := bin/tools/gofumpt bin/tools/staticcheck bin/tools/controller-gen bin/tools/actionlint
 
-.PHONY: compiler figures generate help ci-full build build-operator demo test stories check contract crash kill race schedules mutants test-mutants gate-mutants limits e2e e2e-talosctl e2e-k8s e2e-operator e2e-report e2e-helm e2e-deps release release-snapshot schema bench fuzz docs clean
+.PHONY: compiler figures generate help ci-full build build-operator demo test stories check contract crash kill race same schedules mutants test-mutants gate-mutants limits e2e e2e-talosctl e2e-k8s e2e-operator e2e-report e2e-helm e2e-deps release release-snapshot schema bench fuzz docs clean
 
 help: ## list the targets
 	@sed -nE 's/^([a-z0-9-]+):.*## (.*)/\1 \2/p' Makefile | while read -r name what; do printf '  make %-8s  %s\n' "$$name" "$$what"; done
@@ -75,6 +75,9 @@ mutants: ## take guards of recast out, one after the other, and run the test tha
 
 test-mutants: bin/tools/testsummary ## of those, the ones that name a test of make test, which must fail (SLICE=n for every n-th, SEED=n for others)
 	@go test -vet=off -json -count=1 -timeout 60m -run 'TestMutants$$' ./internal/sim/schedules -mutants -mutants.named -mutants.slice=$(if $(filter all,$(SLICE)),1,$(or $(SLICE),1)) -mutants.seed=$(or $(SEED),1) -mutants.only='$(MUTANT)' | bin/tools/testsummary -name test-mutants -story -figures mutants
+
+same: ## what users see differently since REVISION: both versions of recast look at nine labs (SHAPES="one five" for some)
+	@internal/tools/same '$(REVISION)' $(SHAPES)
 
 gate-mutants: bin/tools/gatemutants ## take each condition of a gate out, and see which test of make test fails (SLICE=n for every n-th, SEED=n for others; ONLY=text for those lines of the table)
 	@bin/tools/gatemutants -slice=$(if $(filter all,$(SLICE)),1,$(or $(SLICE),1)) -seed=$(or $(SEED),1) -only='$(ONLY)'
