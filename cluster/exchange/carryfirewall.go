@@ -32,8 +32,8 @@ func (r Firewall) Kept(ctx context.Context) (bool, error) {
 	if r.Firewall == "" {
 		return true, nil
 	}
-	park, rec, err := r.Spare.parkingNow(ctx)
-	if err != nil || r.Late.left(r.Parking, rec.Sent, []string{cluster.SentFirewall}) > 0 {
+	park, rec, err := r.record().read(ctx)
+	if err != nil || r.record().mayCome(rec, cluster.SentFirewall) {
 		return false, err
 	}
 	kept, err := r.Proxmox.Firewall(ctx, park)
@@ -51,7 +51,7 @@ func (r Firewall) Keep(ctx context.Context) error {
 // copy copies the firewall of one VM to another, if it is still the remembered one. It first waits
 // for earlier unanswered requests, which would overwrite it.
 func (r Firewall) copy(ctx context.Context, id string, from cluster.VM, to cluster.VMID) error {
-	if err := r.awaitLate(ctx, id, cluster.SentFirewall); err != nil {
+	if err := r.record().await(ctx, r.saying(id), cluster.SentFirewall); err != nil {
 		return err
 	}
 	f, err := r.Proxmox.Firewall(ctx, from)
@@ -102,8 +102,8 @@ func (r Firewall) has(ctx context.Context) (string, error) {
 	if err != nil || !found {
 		return "", err
 	}
-	rec, err := r.record(ctx)
-	if err != nil || r.Late.left(r.Parking, rec.Sent, []string{cluster.SentFirewall}) > 0 {
+	_, rec, err := r.record().read(ctx)
+	if err != nil || r.record().mayCome(rec, cluster.SentFirewall) {
 		return "", err
 	}
 	f, err := r.Proxmox.Firewall(ctx, vm)

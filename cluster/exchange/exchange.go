@@ -3,6 +3,7 @@ package exchange
 import (
 	"context"
 	"fmt"
+	"time"
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/parking"
@@ -27,24 +28,15 @@ func newSystem(key string) []parking.ParkedDisk {
 	return []parking.ParkedDisk{{Key: key, System: true}}
 }
 
-// record reads the record again.
-func (r *Replace) record(ctx context.Context) (parking.Record, error) {
-	_, rec, err := r.Spare.parkingNow(ctx)
-	return rec, err
+// record is the exchange's record.
+func (r *Replace) record() openRecord {
+	return newOpenRecord(r.Proxmox, r.Parking, r.Run, r.VM.Name, r.Late)
 }
 
-func (r *Replace) updateRecord(ctx context.Context, change func(*parking.Record)) error {
-	park, err := r.Proxmox.VMConfig(ctx, r.Parking)
-	if err != nil {
-		return fmt.Errorf("look up parking VM %d: %w", r.Parking, err)
-	}
-	return r.changeRecord(ctx, park, change)
-}
-
-// changeRecord is updateRecord for a parking VM that was just read: its digest proves that nothing was
-// changed since.
-func (r *Replace) changeRecord(ctx context.Context, park cluster.VM, change func(*parking.Record)) error {
-	return ChangeRecord(ctx, r.Proxmox, park, r.Run, r.Late.Forgetting(park.ID, change))
+// Sending records a request, sends it, and removes it from the record once it is answered. within
+// is how long Proxmox may take for it.
+func (r *Replace) Sending(ctx context.Context, what string, within time.Duration, send func(context.Context) error) error {
+	return r.record().sending(ctx, what, within, send)
 }
 
 // giveUp notes in the record that the exchange is cancelled. From then on recast only puts the old
@@ -53,12 +45,12 @@ func (r *Replace) giveUp(ctx context.Context) error {
 	if r.Restore != nil {
 		return fault.ParkedHalf.Refusedf("a rollback of VM %d is not given up: it is finished, and then rolled back", r.VM.ID)
 	}
-	return r.updateRecord(ctx, func(rec *parking.Record) { rec.PutBack = true })
+	return r.record().update(ctx, func(rec *parking.Record) { rec.PutBack = true })
 }
 
 // CloseRecord ends the exchange: its record is no longer open.
 func (r *Replace) CloseRecord(ctx context.Context) error {
-	return r.closed(r.updateRecord(ctx, (*parking.Record).Close))
+	return r.closed(r.record().update(ctx, (*parking.Record).Close))
 }
 
 // closed follows a change that has closed the record, or err.

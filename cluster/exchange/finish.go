@@ -122,7 +122,7 @@ func (r Settings) restoreSettings(ctx context.Context) error {
 		return err
 	}
 	if _, other := set["protection"]; other || slices.Contains(del, "protection") {
-		if err := r.awaitLate(ctx, "finish/restore-settings", SentDelete); err != nil { // a late one would delete the VM if it is off
+		if err := r.record().await(ctx, r.saying("finish/restore-settings"), SentDelete); err != nil { // a late one would delete the VM if it is off
 			return err
 		}
 	}
@@ -138,8 +138,8 @@ func (r Settings) haRestored(ctx context.Context) (string, error) {
 	if err != nil || ha == nil {
 		return "", fault.Prefix(fmt.Sprintf("read what Proxmox HA has of VM %d", r.VM.ID), err)
 	}
-	rec, err := r.record(ctx)
-	if err != nil || r.Late.left(r.Parking, rec.Sent, []string{cluster.SentRemoveHA}) > 0 {
+	_, rec, err := r.record().read(ctx)
+	if err != nil || r.record().mayCome(rec, cluster.SentRemoveHA) {
 		return "", err
 	}
 	return "Proxmox HA manages it again", nil
@@ -147,7 +147,7 @@ func (r Settings) haRestored(ctx context.Context) (string, error) {
 
 // restoreHA comes after the VM runs: HA would start a stopped VM, on any host it chooses.
 func (r Settings) restoreHA(ctx context.Context) error {
-	err := r.awaitLate(ctx, "finish/restore-ha", cluster.SentRemoveHA) // a late removal would undo this
+	err := r.record().await(ctx, r.saying("finish/restore-ha"), cluster.SentRemoveHA) // a late removal would undo this
 	if err == nil {
 		err = r.Sending(ctx, cluster.SentAddHA, LateQueue, func(ctx context.Context) error { return r.Proxmox.AddHA(ctx, *r.ha) })
 	}
@@ -156,7 +156,7 @@ func (r Settings) restoreHA(ctx context.Context) error {
 
 // kept is the goal of keep.
 func (r Settings) kept(ctx context.Context) (string, error) {
-	park, rec, err := r.Spare.parkingNow(ctx)
+	park, rec, err := r.record().read(ctx)
 	if err != nil || rec.Open {
 		return "", err
 	}
@@ -169,7 +169,7 @@ func (r Settings) keep(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("look up parking VM %d: %w", r.Parking, err)
 	}
-	return r.closed(r.changeRecord(ctx, park, func(rec *parking.Record) {
+	return r.closed(r.record().change(ctx, park, func(rec *parking.Record) {
 		r.Preparation.forgetUsed(park, rec)
 		if back := rec.Restore; back != nil {
 			rec.Kept = slices.DeleteFunc(rec.Kept, func(k parking.KeptDisk) bool { return k.Key == back.Key })
@@ -191,7 +191,7 @@ func (r Settings) keep(ctx context.Context) error {
 // KeepAll closes the record of a node that was removed: all its disks stay parked. going says that
 // they are freed next.
 func (r Settings) KeepAll(ctx context.Context, going bool) error {
-	return r.updateRecord(ctx, func(rec *parking.Record) {
+	return r.record().update(ctx, func(rec *parking.Record) {
 		for _, d := range rec.Disks {
 			if d.Holder != 0 {
 				continue // that VM has it

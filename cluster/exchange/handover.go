@@ -309,42 +309,6 @@ func (r handOver) unnamed(ctx context.Context, storage string, from, to cluster.
 	}), nil
 }
 
-// ChangeRecord changes the open record of a run on its parking VM.
-func ChangeRecord(ctx context.Context, px cluster.Editor, park cluster.VM, run string, change func(*parking.Record)) error {
-	rec, ok, err := parking.ReadRecord(park)
-	switch {
-	case err != nil:
-		return err
-	case !ok:
-		return parking.DescriptionChanged(park, "a node")
-	case !rec.Open || rec.Run != run:
-		return fault.ParkedHalf.Refusedf("%s no longer has an open record of run %s: another run was here", park, run)
-	}
-	change(&rec)
-	return WriteRecord(ctx, px, park, rec)
-}
-
 func startedMeanwhile(vm cluster.VM) error {
 	return fault.WithHint(fault.VMChanged.Refusedf("%s was started by someone else", vm), "switch VM %d off, then run the same command again", vm.ID)
-}
-
-// WriteRecord replaces the record of the parking VM. Proxmox accepts a change if the digest is that
-// of what was read, and the digest covers only the content (PVE/QemuServer.pm, parse_vm_config). So
-// no two records of a VM may be equal. Otherwise a late write by a dead process could still match
-// when another process has brought the VM back to the same content, and close the record in the
-// middle of its work.
-func WriteRecord(ctx context.Context, px cluster.Editor, park cluster.VM, rec parking.Record) error {
-	was, _, err := parking.ReadRecord(park)
-	if err != nil {
-		return err
-	}
-	rec.Parking, rec.Written = park.ID, was.Written+1
-	description, err := rec.Description()
-	if err != nil {
-		return err
-	}
-	if err := px.SetConfig(ctx, park, map[string]string{"description": description, "protection": "1"}, nil); err != nil {
-		return fmt.Errorf("write the record into %s: %w", park, err)
-	}
-	return nil
 }

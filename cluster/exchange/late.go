@@ -2,9 +2,7 @@ package exchange
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -12,7 +10,6 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/parking"
-	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/wait"
 )
 
@@ -27,23 +24,10 @@ const LateQueue = 5 * time.Minute
 // awaitDelete waits until an earlier, unanswered delete of the VM is carried out or can't come any
 // more. A second delete would free the VMID for another VM, which the first one would then delete.
 func (r Deletion) awaitDelete(ctx context.Context) error {
-	park, rec, err := r.Spare.parkingNow(ctx)
-	if err != nil {
-		return err
-	}
-	return r.Late.awaitUnless(ctx, []parking.Parking{{VM: park, Record: rec}}, []string{SentDelete}, r.saying("delete-vm"), func(ctx context.Context) (bool, error) {
+	return r.record().awaitUnless(ctx, r.saying("delete-vm"), func(ctx context.Context) (bool, error) {
 		_, found, err := r.Current(ctx)
 		return !found, err
-	})
-}
-
-// awaitLate waits until none of these requests of the exchange can come any more.
-func (r *Replace) awaitLate(ctx context.Context, id string, which ...string) error {
-	park, rec, err := r.Spare.parkingNow(ctx)
-	if err != nil {
-		return err
-	}
-	return r.Late.Await(ctx, []parking.Parking{{VM: park, Record: rec}}, which, r.saying(id))
+	}, SentDelete)
 }
 
 // saying returns the function that reports what a step of the exchange waits for.
@@ -60,38 +44,6 @@ func (r *Replace) saying(id string) func(string) {
 			r.Say(branch+id, text)
 		}
 	}
-}
-
-// Sending records a request, sends it, and removes it from the record once it is answered. within
-// is how long Proxmox may take for it. If an earlier request of its kind is unanswered, the record
-// stays: the answer to this one proves nothing about that one.
-func (r *Replace) Sending(ctx context.Context, what string, within time.Duration, send func(context.Context) error) error {
-	park, rec, err := r.Spare.parkingNow(ctx)
-	if err != nil {
-		return err
-	}
-	earlier := r.Late.left(r.Parking, rec.Sent, []string{what}) > 0
-	if !earlier {
-		r.Late.restart(r.Parking, what)
-	}
-	if now := rec.Sent.With(what, within); !maps.Equal(now, rec.Sent) {
-		if err := r.changeRecord(ctx, park, func(rec *parking.Record) { rec.Sent = rec.Sent.With(what, within) }); err != nil {
-			return err
-		}
-	}
-	sendCtx, unanswered := cluster.WithUnanswered(ctx)
-	err = send(sendCtx)
-	switch {
-	case fault.KindOf(err) == fault.Claimed: // the record belongs to another run
-		return err
-	case unanswered() || ctx.Err() != nil || errors.Is(err, cluster.ErrLostAnswer) || errors.Is(err, context.DeadlineExceeded):
-		r.Late.restart(r.Parking, what)
-		return err
-	case earlier:
-		return err
-	}
-	r.Late.answered(r.Parking, what)
-	return errors.Join(err, r.updateRecord(ctx, func(rec *parking.Record) { rec.Sent = rec.Sent.Without(what) }))
 }
 
 type lateKey struct {

@@ -16,8 +16,8 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// lateLab returns an exchange with an open record, and the Proxmox that notes what is done.
-func lateLab(t *testing.T, sent parking.Sent) (*clustertest.Proxmox, *Replace) {
+// recordLab returns an open record with these requests, and the Proxmox that notes what is done.
+func recordLab(t *testing.T, sent parking.Sent) (*clustertest.Proxmox, openRecord) {
 	t.Helper()
 	rec := parking.Record{Cluster: "lab", Node: "cp1", Run: "r1", VMID: 101, Open: true, Strategy: cluster.Recreate, Stage: parking.StageServes, ControlPlane: true, Sent: sent}
 	description, err := rec.Description()
@@ -25,7 +25,14 @@ func lateLab(t *testing.T, sent parking.Sent) (*clustertest.Proxmox, *Replace) {
 		t.Fatal(err)
 	}
 	px := clustertest.NewProxmox(cluster.VM{ID: 9900, Host: "pve1", Config: map[string]string{"description": description}})
-	return px, WiredReplace(&Replace{Proxmox: px, Strategy: cluster.Recreate, Run: "r1", VM: cluster.VM{ID: 101, Host: "pve1"}, Parking: 9900, Late: new(Late)})
+	return px, newOpenRecord(px, 9900, "r1", "cp1", new(Late))
+}
+
+// lateLab returns an exchange with that record.
+func lateLab(t *testing.T, sent parking.Sent) (*clustertest.Proxmox, *Replace) {
+	t.Helper()
+	px, rec := recordLab(t, sent)
+	return px, WiredReplace(&Replace{Proxmox: px, Strategy: cluster.Recreate, Run: "r1", VM: cluster.VM{ID: 101, Host: "pve1"}, Parking: 9900, Late: rec.late})
 }
 
 // TestSending: a request is recorded before it is sent, and removed only on its own answer.
@@ -52,11 +59,11 @@ func TestSending(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			px, r := lateLab(t, c.before)
+			px, r := recordLab(t, c.before)
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
-			err := r.Sending(ctx, cluster.SentShutdown, time.Minute+LateQueue, func(ctx context.Context) error {
-				rec, err := r.record(ctx)
+			err := r.sending(ctx, cluster.SentShutdown, time.Minute+LateQueue, func(ctx context.Context) error {
+				_, rec, err := r.read(ctx)
 				if err != nil || rec.Sent[cluster.SentShutdown] < 360 {
 					t.Errorf("when it is sent the record has %v, %v", rec.Sent, err)
 				}
@@ -72,7 +79,7 @@ func TestSending(t *testing.T) {
 			if !errors.Is(err, c.err) {
 				t.Errorf("err = %v, want %v", err, c.err)
 			}
-			rec, err := r.record(t.Context())
+			_, rec, err := r.read(t.Context())
 			if _, has := rec.Sent[cluster.SentShutdown]; err != nil || has != c.stays {
 				t.Errorf("afterwards the record has %v, %v", rec.Sent, err)
 			}
@@ -101,7 +108,7 @@ func TestLateIsWaitedOut(t *testing.T) {
 		began := time.Now()
 		wait := func(which string, want time.Duration) {
 			t.Helper()
-			if err := r.awaitLate(t.Context(), "free-blank", which); err != nil {
+			if err := r.record().await(t.Context(), r.saying("free-blank"), which); err != nil {
 				t.Fatal(err)
 			}
 			if took := time.Since(began).Round(2 * time.Second); took != want {
@@ -115,10 +122,10 @@ func TestLateIsWaitedOut(t *testing.T) {
 		if len(said) != 2 || !strings.HasPrefix(said[1], "bring-up/free-blank: ") || !strings.Contains(said[1], "delete of VM 101 that run r1 or an earlier one sent") {
 			t.Errorf("said %q", said)
 		}
-		if err := r.updateRecord(t.Context(), (*parking.Record).Close); err != nil {
+		if err := r.record().update(t.Context(), (*parking.Record).Close); err != nil {
 			t.Fatal(err)
 		}
-		if rec, err := r.record(t.Context()); err != nil || len(rec.Sent) > 0 || rec.Open {
+		if _, rec, err := r.record().read(t.Context()); err != nil || len(rec.Sent) > 0 || rec.Open {
 			t.Errorf("record %+v, %v", rec, err)
 		}
 	})
@@ -177,10 +184,10 @@ func TestDeleteWaitsForTheOneBefore(t *testing.T) {
 func TestRequestOutlivesItsRecord(t *testing.T) {
 	t.Parallel()
 	px, r := lateLab(t, parking.Sent{cluster.SentShutdown: 360})
-	if err := r.updateRecord(t.Context(), (*parking.Record).Close); err != nil {
+	if err := r.record().update(t.Context(), (*parking.Record).Close); err != nil {
 		t.Fatal(err)
 	}
-	rec, err := r.record(t.Context())
+	_, rec, err := r.record().read(t.Context())
 	if err != nil || rec.Open || rec.Sent[cluster.SentShutdown] != 360 || !rec.ControlPlane {
 		t.Fatalf("closed: %+v, %v", rec, err)
 	}

@@ -282,7 +282,7 @@ func (r diskMoves) parked(ctx context.Context, d parking.ParkedDisk) (string, er
 	if d.Holder != 0 {
 		return r.detached(ctx, d)
 	}
-	park, err := r.parkingVM(ctx)
+	park, err := r.record().vm(ctx)
 	if err != nil {
 		return "", err
 	}

@@ -21,7 +21,7 @@ func (r Preparation) done(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	switch rec, err := r.record(ctx); {
+	switch _, rec, err := r.record().read(ctx); {
 	case err != nil:
 		return "", err
 	case r.Prepared == "":
@@ -44,7 +44,7 @@ func (r Preparation) done(ctx context.Context) (string, error) {
 
 // made is the disk on the parking VM.
 func (r Preparation) made(ctx context.Context) (park cluster.VM, disk cluster.Disk, there bool, err error) {
-	park, rec, err := r.Spare.parkingNow(ctx)
+	park, rec, err := r.record().read(ctx)
 	if err != nil {
 		return park, disk, false, err
 	}
@@ -107,7 +107,7 @@ func (r Preparation) importImage(ctx context.Context, old cluster.Disk) (disk cl
 	if err != nil {
 		return disk, err
 	}
-	park, err := r.parkingVM(ctx)
+	park, err := r.record().vm(ctx)
 	if err != nil {
 		return disk, err
 	}
@@ -142,7 +142,7 @@ func (r Preparation) grow(ctx context.Context, disk cluster.Disk, bytes uint64) 
 	case size >= bytes:
 		return nil
 	}
-	park, err := r.parkingVM(ctx)
+	park, err := r.record().vm(ctx)
 	if err != nil {
 		return err
 	}
@@ -166,7 +166,7 @@ func (r Preparation) complete(vm cluster.VM, disk cluster.Disk) bool {
 
 // give hands the prepared disk over to the VM, which is off, and boots it first.
 func (r Preparation) give(ctx context.Context) error {
-	rec, err := r.record(ctx)
+	_, rec, err := r.record().read(ctx)
 	if err != nil {
 		return err
 	}

@@ -6,7 +6,6 @@ import (
 	"fmt"
 
 	"github.com/recast-sh/recast/cluster"
-	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/step"
 	"github.com/recast-sh/recast/internal/wait"
 )
@@ -21,7 +20,7 @@ func (r *Replace) nowBoth(ctx context.Context) (vm cluster.VM, found bool, park 
 			return err
 		},
 		func() error {
-			park, errPark = r.parkingVM(ctx)
+			park, errPark = r.record().vm(ctx)
 			return nil
 		},
 	)
@@ -29,11 +28,6 @@ func (r *Replace) nowBoth(ctx context.Context) (vm cluster.VM, found bool, park 
 		err = errPark
 	}
 	return vm, found, park, err
-}
-
-func (r *Replace) parkingVM(ctx context.Context) (cluster.VM, error) {
-	park, err := ConfigOf(ctx, r.Proxmox, r.Parking)
-	return park, fault.Prefix(fmt.Sprintf("look up parking VM %d", r.Parking), err)
 }
 
 // configOf is the key of a VM's configuration for step.Once.

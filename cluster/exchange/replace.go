@@ -151,7 +151,7 @@ func (r Deletion) deleteSame(ctx context.Context) error {
 			return err
 		},
 		func() error {
-			park, errParking = r.parkingVM(ctx)
+			park, errParking = r.record().vm(ctx)
 			return nil
 		},
 		func() error {

@@ -27,7 +27,7 @@ func (r SpareDisk) newParked(ctx context.Context) (string, error) {
 	if err != nil || r.IsBlank(vm) {
 		return "", err
 	}
-	park, rec, err := r.parkingNow(ctx)
+	park, rec, err := r.record().read(ctx)
 	if err != nil {
 		return "", err
 	}
@@ -77,7 +77,7 @@ func (r SpareDisk) newToPark(ctx context.Context) (vm cluster.VM, disk cluster.D
 // noteSpare records the new system disk before it is moved, so that it is never on the parking VM
 // without an entry.
 func (r SpareDisk) noteSpare(ctx context.Context, disk cluster.Disk) (entry parking.KeptDisk, err error) {
-	park, rec, err := r.parkingNow(ctx)
+	park, rec, err := r.record().read(ctx)
 	if err != nil {
 		return entry, err
 	}
@@ -87,7 +87,7 @@ func (r SpareDisk) noteSpare(ctx context.Context, disk cluster.Disk) (entry park
 	}
 	entry = r.Made
 	entry.Key, entry.Run, entry.Slot, entry.Options, entry.GivenUp = key, r.Run, disk.Key, cluster.OptionString(disk), true
-	return entry, r.updateRecord(ctx, func(rec *parking.Record) { rec.AddSpare(entry) })
+	return entry, r.record().update(ctx, func(rec *parking.Record) { rec.AddSpare(entry) })
 }
 
 // ParkNew parks the system disk that this replacement made. A rollback never uses it; only recast
@@ -122,22 +122,9 @@ func (r SpareDisk) ParkNew(ctx context.Context) error {
 	return r.setSpare(ctx)
 }
 
-// parkingNow reads the parking VM and its record again.
-func (r SpareDisk) parkingNow(ctx context.Context) (cluster.VM, parking.Record, error) {
-	park, err := r.parkingVM(ctx)
-	if err != nil {
-		return park, parking.Record{}, err
-	}
-	rec, ok, err := parking.ReadRecord(park)
-	if err == nil && !ok {
-		err = parking.DescriptionChanged(park, r.VM.Name)
-	}
-	return park, rec, err
-}
-
 // setSpare makes sure that the new system disk on the parking VM has its entry and its options.
 func (r SpareDisk) setSpare(ctx context.Context) error {
-	park, rec, err := r.parkingNow(ctx)
+	park, rec, err := r.record().read(ctx)
 	if err != nil {
 		return err
 	}
@@ -149,10 +136,10 @@ func (r SpareDisk) setSpare(ctx context.Context) error {
 	if !known { // it was moved there by hand, to the key in the record
 		entry = r.Made
 		entry.Key, entry.Run, entry.Slot, entry.Options, entry.GivenUp = disk.Key, r.Run, r.old.Slot, cluster.OptionString(disk), true
-		if err := r.updateRecord(ctx, func(rec *parking.Record) { rec.AddSpare(entry) }); err != nil {
+		if err := r.record().update(ctx, func(rec *parking.Record) { rec.AddSpare(entry) }); err != nil {
 			return err
 		}
-		if park, _, err = r.parkingNow(ctx); err != nil {
+		if park, _, err = r.record().read(ctx); err != nil {
 			return err
 		}
 	}

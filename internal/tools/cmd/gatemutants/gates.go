@@ -30,7 +30,7 @@ var rooms = []room{
 		NewSystem.create NewSystem.createVM NewSystem.NewConfig NewSystem.oldConfig NewSystem.marked NewSystem.systemDisk
 		NewSystem.given NewSystem.has NewSystem.giveBlank NewSystem.systemNow NewSystem.set NewSystem.restore
 		Preparation.done Preparation.do Preparation.importImage Preparation.grow Preparation.give
-		SpareDisk.newToPark SpareDisk.ParkNew SpareDisk.parkingNow Firewall.copy PutBack.StandsStill
+		SpareDisk.newToPark SpareDisk.ParkNew openRecord.read Firewall.copy PutBack.StandsStill
 		comparison.compareDisks comparison.missing comparison.added ReadOthers
 		KeptRef.Find KeptRef.look KeptRef.Free KeptRef.forget
 		Reshaping.done Reshaping.lacks Reshaping.do Reshaping.migrated Reshaping.migrate
