@@ -33,6 +33,11 @@ func (r *Replace) record() openRecord {
 	return newOpenRecord(r.Proxmox, r.Parking, r.Run, r.VM.Name, r.Late)
 }
 
+// mover hands the exchange's disks over.
+func (r *Replace) mover() mover {
+	return newMover(r.record(), r.VM.Host, r.isSpare, func(in parking.Intent, text string) { r.saying(r.handOverStep(in))(text) })
+}
+
 // Sending records a request, sends it, and removes it from the record once it is answered. within
 // is how long Proxmox may take for it.
 func (r *Replace) Sending(ctx context.Context, what string, within time.Duration, send func(context.Context) error) error {
@@ -70,8 +75,10 @@ func (r *Replace) KeepOff(ctx context.Context) (cluster.VM, error) {
 			return vm, fmt.Errorf("look up VM %d: %w", r.VM.ID, err)
 		case vm.UUID() != r.VM.UUID():
 			return vm, r.uuidMismatch(vm)
+		case len(r.Disks) == 0: // an exchange that hands over no disk may go on anywhere
+			return vm, nil
 		}
-		return vm, r.requireHost(vm)
+		return vm, requireHost(vm, r.VM.Host)
 	}
 	vm, err := look()
 	if err != nil {

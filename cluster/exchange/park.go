@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/recast-sh/recast/cluster"
@@ -51,7 +52,7 @@ func (r diskMoves) handBack(ctx context.Context, d parking.ParkedDisk) (vm clust
 			disk, err := cluster.ParseDisk(d.Key, cluster.JoinOptions(d.Volid, d.Options))
 			return vm, disk, err
 		}
-		if err := r.handOvers.do(ctx, parking.Intent{From: r.Parking, Key: d.ParkKey, To: r.VM.ID, ToKey: d.Key, Options: d.Options}, seen); err != nil {
+		if err := r.mover().do(ctx, parking.Intent{From: r.Parking, Key: d.ParkKey, To: r.VM.ID, ToKey: d.Key, Options: d.Options}, seen); err != nil {
 			return vm, disk, err
 		}
 		if vm, found, err = r.Current(ctx); err != nil {
@@ -105,7 +106,7 @@ func (r diskMoves) attachStep(d parking.ParkedDisk) step.Step {
 }
 
 func (r diskMoves) attachSteps() []step.Step {
-	steps := append(r.KeptFirewall.steps(), r.handOvers.settleStep())
+	steps := append(r.KeptFirewall.steps(), r.settleStep())
 	for _, d := range r.Disks {
 		if d.System {
 			continue // it stays parked, for a rollback
@@ -184,7 +185,7 @@ func (r diskMoves) onParking(ctx context.Context, d parking.ParkedDisk) (park cl
 // onlyOnce refuses if both VMs have a drive under the key of a disk that is handed over. It first
 // finishes an interrupted hand-over; after that, one of the two is not that disk.
 func (r diskMoves) onlyOnce(ctx context.Context, d parking.ParkedDisk) error {
-	if err := r.handOvers.settle(ctx); err != nil {
+	if err := r.settle(ctx); err != nil {
 		return err
 	}
 	park, parked, there, err := r.onParking(ctx, d)
@@ -220,9 +221,9 @@ func (r diskMoves) park(ctx context.Context, d parking.ParkedDisk) error {
 		if err := r.Asks(ctx); err != nil {
 			return err
 		}
-		err = r.handOvers.do(ctx, in, nil)
+		err = r.mover().do(ctx, in, nil)
 	default:
-		err = r.handOvers.do(ctx, in, seen)
+		err = r.mover().do(ctx, in, seen)
 	}
 	if err != nil {
 		return err
@@ -244,7 +245,7 @@ func (r diskMoves) onParkingBoth(ctx context.Context, d parking.ParkedDisk, in p
 		_, _, found, err = r.onParking(ctx, d)
 		return found, nil, err
 	}
-	both, err := r.handOvers.read(ctx, in)
+	both, err := r.mover().read(ctx, in)
 	if errors.Is(err, cluster.ErrNotFound) { // the VM may be gone while its disk is parked
 		_, _, found, err = r.onParking(ctx, d)
 		return found, nil, err
@@ -257,7 +258,7 @@ func (r diskMoves) onParkingBoth(ctx context.Context, d parking.ParkedDisk, in p
 }
 
 func (r diskMoves) parkSteps() []step.Step {
-	steps := []step.Step{r.handOvers.settleStep()}
+	steps := []step.Step{r.settleStep()}
 	for _, d := range r.Disks {
 		steps = append(steps, step.Step{
 			ID: d.Key, Kind: "park-disk", Title: r.parkTitle(d), Risk: step.Disruptive,
@@ -345,4 +346,45 @@ func parkedDisk(park cluster.VM, d parking.ParkedDisk) (disk cluster.Disk, found
 		err = fault.ParkedHalf.Refusedf("%s of %s is %s, which is not its own: someone else changed it", d.ParkKey, park, disk.Volid)
 	}
 	return disk, true, err
+}
+
+// settle finishes the last hand-over if it was interrupted.
+func (r *Replace) settle(ctx context.Context) error {
+	vm, found, park, err := r.nowBoth(ctx)
+	if err != nil || !found { // it is deleted only after every disk was handed over
+		return err
+	}
+	return r.mover().settle(ctx, vm, park)
+}
+
+func (r *Replace) settleStep() step.Step {
+	return step.Step{ID: "settle", Code: fault.ParkedHalf, Title: "see that no hand-over of a disk was cut off", Risk: step.Disruptive, Do: r.settle}
+}
+
+// isSpare says whether a hand-over is of a new system disk that is given up: its place on the parking VM is
+// that of no disk that the node had.
+func (r *Replace) isSpare(in parking.Intent) bool {
+	at := in.ToKey
+	if in.To != r.Parking { // it was prepared there
+		at = in.Key
+	}
+	return (in.To == r.Parking || r.Strategy.From() == cluster.Halfway) && !slices.ContainsFunc(r.Disks, func(d parking.ParkedDisk) bool { return d.ParkKey == at })
+}
+
+// handOverStep is the ID of the step that hands the disk over.
+func (r *Replace) handOverStep(in parking.Intent) string {
+	switch {
+	case in.To == r.Parking && r.Strategy.From() == cluster.Halfway:
+		return "park-new"
+	case in.To == r.Parking:
+		return parkStep + in.Key
+	case !r.System.isSystem(in.ToKey):
+	case r.Strategy.System() == cluster.SystemKept:
+		return "restore-disk"
+	case r.Strategy.VM() == cluster.VMAgain:
+		return "renew-disk"
+	case r.Strategy.Replaces():
+		return "blank-disk"
+	}
+	return "attach/" + in.ToKey
 }

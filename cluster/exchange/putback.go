@@ -24,7 +24,7 @@ func (r PutBack) steps() []step.Step {
 		back = append(back, r.Reshaping.migrateBack())
 	}
 	return append(back, []step.Step{
-		r.handOvers.settleStep(),
+		r.settleStep(),
 		{ID: "park-new", Code: fault.ParkedHalf, Title: "park the new system disk, which this replacement made", Risk: step.Disruptive, Skip: r.Spare.newParked, Do: r.Spare.ParkNew},
 		{ID: "create-vm", Code: fault.ParkedHalf, Title: "create the VM as it was", Risk: step.Disruptive, Skip: r.exists, Do: r.createOld},
 		{ID: "protect", Code: fault.ParkedHalf, Title: "protect it until its node runs", Risk: step.Disruptive, Skip: r.isProtected, Do: r.protect},

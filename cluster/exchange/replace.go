@@ -68,7 +68,6 @@ type Replace struct {
 	Late *Late                 // requests that may still come
 	Say  func(id, text string) // reports what a step waits for; may be nil
 
-	handOvers    handOver    // one disk from one VM to another
 	moves        diskMoves   // every disk to the parking VM and back
 	System       NewSystem   // the VM with its other system disk
 	Preparation  Preparation // of a system disk from a disk image
@@ -87,7 +86,6 @@ func (r *Replace) Copy() *Replace { return WiredReplace(new(*r)) }
 
 // WiredReplace gives r its parts.
 func WiredReplace(r *Replace) *Replace {
-	r.handOvers = handOver{r}
 	r.moves = diskMoves{r}
 	r.System = NewSystem{r}
 	r.Preparation = Preparation{r}
@@ -104,7 +102,6 @@ func WiredReplace(r *Replace) *Replace {
 
 // The parts of an exchange. Each embeds the exchange itself.
 type (
-	handOver    struct{ *Replace }
 	diskMoves   struct{ *Replace }
 	NewSystem   struct{ *Replace }
 	Preparation struct{ *Replace }

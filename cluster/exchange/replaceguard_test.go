@@ -202,24 +202,24 @@ var calls = map[string]call{
 	"forget":                   {free, all(keeping, on(9900, kv{"scsi20": ""})), strings.TrimSpace(intended)},
 	"open":                     {open, here, "create 9901"},
 	"open again":               {open, all(here, earlier), strings.TrimSpace(intended)},
-	"settle without the spare": {func(g *guarded, ctx context.Context) error { return g.r.handOvers.settle(ctx) }, spareGone(parking.Intent{From: 101, Key: "scsi0", To: 9900, ToKey: "scsi29"}), ""},
+	"settle without the spare": {func(g *guarded, ctx context.Context) error { return g.r.settle(ctx) }, spareGone(parking.Intent{From: 101, Key: "scsi0", To: 9900, ToKey: "scsi29"}), ""},
 	"finish hand-over": {
-		func(g *guarded, ctx context.Context) error { return g.r.handOvers.once(ctx, intent, nil) }, cutOff,
+		func(g *guarded, ctx context.Context) error { return g.r.mover().once(ctx, intent, nil) }, cutOff,
 		"set 9900 map[scsi1:fast:vm-9900-disk-1,serial=data,backup=0] delete []\nset 101 map[] delete [scsi1]",
 	},
 	"finish hand-over, protected": {
-		func(g *guarded, ctx context.Context) error { return g.r.handOvers.once(ctx, intent, nil) }, all(cutOff, on(101, kv{"protection": "1"})),
+		func(g *guarded, ctx context.Context) error { return g.r.mover().once(ctx, intent, nil) }, all(cutOff, on(101, kv{"protection": "1"})),
 		"set 9900 map[scsi1:fast:vm-9900-disk-1,serial=data,backup=0] delete []\nset 101 map[protection:0] delete []\nset 101 map[] delete [scsi1]",
 	},
 	"hand over what was moved": {
 		func(g *guarded, ctx context.Context) error {
-			return g.r.handOvers.once(ctx, parking.Intent{From: 101, Key: "scsi1", To: 9900, ToKey: "scsi1"}, nil)
+			return g.r.mover().once(ctx, parking.Intent{From: 101, Key: "scsi1", To: 9900, ToKey: "scsi1"}, nil)
 		},
 		all(here, begun, volumes("slow:vm-101-disk-0"), on(101, kv{"scsi1": "slow:vm-101-disk-0,serial=data"})),
 		intended + "move scsi1 of 101 to scsi1 of 9900",
 	},
 	"hand over after another": {
-		func(g *guarded, ctx context.Context) error { return g.r.handOvers.once(ctx, systemIntent, nil) }, cutOff,
+		func(g *guarded, ctx context.Context) error { return g.r.mover().once(ctx, systemIntent, nil) }, cutOff,
 		"set 9900 map[scsi1:fast:vm-9900-disk-1,serial=data,backup=0] delete []\nset 101 map[] delete [scsi1]\n" + intended + "move scsi0 of 101 to scsi30 of 9900",
 	},
 }

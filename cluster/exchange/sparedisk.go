@@ -113,7 +113,7 @@ func (r SpareDisk) ParkNew(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	err = r.handOvers.do(ctx, parking.Intent{
+	err = r.mover().do(ctx, parking.Intent{
 		From: vm.ID, Key: disk.Key, Volid: disk.Volid, To: r.Parking, ToKey: entry.Key, Options: strings.Join(entry.ParkedOptions(), ","),
 	}, nil)
 	if err != nil {

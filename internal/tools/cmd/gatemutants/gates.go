@@ -24,7 +24,7 @@ var rooms = []room{
 	{"cluster/exchange", "^TestReplace", `
 		Deletion.deleteVM Deletion.deleteSame Deletion.changedSince
 		Replace.isReplaced Replace.nowBoth Replace.found Replace.KeepOff Replace.giveUp
-		handOver.once handOver.handable handOver.both handOver.dropDangling handOver.findUnnamed
+		mover.once mover.handable mover.both mover.dropDangling mover.findUnnamed
 		diskMoves.attach diskMoves.attached diskMoves.detach diskMoves.park diskMoves.onlyOnce diskMoves.notParked diskMoves.emptied
 		parkedDisk IsParked isDetached ChangeRecord
 		NewSystem.create NewSystem.createVM NewSystem.NewConfig NewSystem.oldConfig NewSystem.marked NewSystem.systemDisk

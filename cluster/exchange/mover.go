@@ -6,26 +6,74 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/internal/fault"
-	"github.com/recast-sh/recast/internal/step"
 	"github.com/recast-sh/recast/internal/wait"
 	"github.com/recast-sh/recast/internal/words"
 )
 
+// mover hands one disk of a node's VM over to the parking VM, or back. Both are on one host.
+type mover struct {
+	px      cluster.Proxmox
+	record  openRecord // on the parking VM
+	host    string
+	isSpare func(parking.Intent) bool    // whether the disk is a new system disk that is given up: nothing waits for it
+	say     func(parking.Intent, string) // reports what a hand-over waits for
+}
+
+func newMover(rec openRecord, host string, isSpare func(parking.Intent) bool, say func(parking.Intent, string)) mover {
+	return mover{px: rec.px, record: rec, host: host, isSpare: isSpare, say: say}
+}
+
+const (
+	// busyFor bounds how long do retries when a storage can't rename a volume. The node is down
+	// meanwhile.
+	busyFor = 5 * time.Minute
+	// busyPause is the time between two attempts.
+	busyPause = 10 * time.Second
+)
+
+// do hands a volume of one VM over to the other. While the storage is too busy to rename the
+// volume, do retries for up to busyFor. Each attempt first checks the result of the one before,
+// which may have succeeded despite its error. seen is as for once.
+func (m mover) do(ctx context.Context, in parking.Intent, seen *pair) error {
+	err := m.once(ctx, in, seen)
+	said := ""
+	for begun := time.Now(); errors.Is(err, cluster.ErrStorageBusy) && time.Since(begun) < busyFor; {
+		left := (busyFor - time.Since(begun)).Round(time.Minute)
+		if text := fmt.Sprintf("its storage is busy: tried again for %s at most: %v", left, err); text != said {
+			m.say(in, text)
+			said = text
+		}
+		select {
+		case <-ctx.Done():
+			return err
+		case <-time.After(busyPause):
+		}
+		err = m.once(ctx, in, nil)
+	}
+	if errors.Is(err, cluster.ErrStorageBusy) {
+		return fault.WithHint(fault.StorageBusy.Of(err),
+			"something on %s uses the volume although VM %d is off: with ZFS, lsof /dev/zvol/POOL/VOLUME names it; with Ceph, rbd status POOL/VOLUME lists its watchers. "+
+				"End that, then run the same command again", m.host, in.From)
+	}
+	return err
+}
+
 // begun returns the hand-over that was begun last; nil if there was none.
-func (r handOver) begun(a, b cluster.VM) (*parking.Intent, error) {
-	rec, _, err := parking.ReadRecord(r.parkingOf(a, b))
+func (m mover) begun(a, b cluster.VM) (*parking.Intent, error) {
+	rec, _, err := parking.ReadRecord(m.parkingOf(a, b))
 	return rec.Intent, err
 }
 
 // read reads the two VMs of a hand-over.
-func (r handOver) read(ctx context.Context, in parking.Intent) (p pair, err error) {
+func (m mover) read(ctx context.Context, in parking.Intent) (p pair, err error) {
 	look := func(id cluster.VMID, vm *cluster.VM) func() error {
 		return func() (err error) {
-			*vm, err = r.Proxmox.VM(ctx, id)
+			*vm, err = m.px.VM(ctx, id)
 			return fault.Prefix(fmt.Sprintf("look up VM %d", id), err)
 		}
 	}
@@ -35,15 +83,15 @@ func (r handOver) read(ctx context.Context, in parking.Intent) (p pair, err erro
 
 // both reads the two VMs, unless they were read just now, and refuses if one of them is on another
 // host.
-func (r handOver) both(ctx context.Context, in parking.Intent, seen *pair) (from, to cluster.VM, err error) {
+func (m mover) both(ctx context.Context, in parking.Intent, seen *pair) (from, to cluster.VM, err error) {
 	if seen == nil {
-		p, err := r.read(ctx, in)
+		p, err := m.read(ctx, in)
 		if err != nil {
 			return from, to, err
 		}
 		seen = &p
 	}
-	return seen.from, seen.to, errors.Join(r.requireHost(seen.from), r.requireHost(seen.to))
+	return seen.from, seen.to, errors.Join(requireHost(seen.from, m.host), requireHost(seen.to, m.host))
 }
 
 // pair is the two VMs of a hand-over, as they were read just now.
@@ -53,9 +101,9 @@ type pair struct{ from, to cluster.VM }
 // leaves an unusedN, then the unusedN. Proxmox then frees the volume of that name, which is
 // harmless as long as none has it; if a later volume has it, the reference stays. Protection
 // forbids the removal, so it is lifted first.
-func (r handOver) dropDangling(ctx context.Context, in parking.Intent) error {
+func (m mover) dropDangling(ctx context.Context, in parking.Intent) error {
 	for range 4 {
-		vm, err := r.Proxmox.VM(ctx, in.From)
+		vm, err := m.px.VM(ctx, in.From)
 		if err != nil {
 			return fmt.Errorf("look up VM %d: %w", in.From, err)
 		}
@@ -63,17 +111,17 @@ func (r handOver) dropDangling(ctx context.Context, in parking.Intent) error {
 		if len(users) == 0 {
 			return nil
 		}
-		have, err := r.Proxmox.HasVolume(ctx, vm.Host, in.Volid)
+		have, err := m.px.HasVolume(ctx, vm.Host, in.Volid)
 		switch {
 		case err != nil:
 			return fmt.Errorf("look for %s: %w", in.Volid, err)
 		case have:
 			return nil
 		case vm.Config["protection"] == "1":
-			err = LiftProtection(ctx, r.Proxmox, vm)
+			err = LiftProtection(ctx, m.px, vm)
 		default:
-			if err = cluster.RequireQuorum(ctx, r.Proxmox); err == nil {
-				err = r.Proxmox.SetConfig(ctx, vm, nil, users)
+			if err = cluster.RequireQuorum(ctx, m.px); err == nil {
+				err = m.px.SetConfig(ctx, vm, nil, users)
 			}
 		}
 		if err != nil {
@@ -87,12 +135,12 @@ func (r handOver) dropDangling(ctx context.Context, in parking.Intent) error {
 
 // findUnnamed finishes a hand-over that was interrupted in Proxmox: it gives the one volume that
 // lost its name to the VM that was to get it. found is false if Proxmox had done nothing yet.
-func (r handOver) findUnnamed(ctx context.Context, in parking.Intent, from, to cluster.VM) (found bool, err error) {
+func (m mover) findUnnamed(ctx context.Context, in parking.Intent, from, to cluster.VM) (found bool, err error) {
 	disk, err := cluster.ParseDisk(in.Key, cluster.JoinOptions(in.Volid, in.Options))
 	if err != nil {
 		return false, err
 	}
-	now, err := r.unnamed(ctx, disk.Storage(), from, to)
+	now, err := m.unnamed(ctx, disk.Storage(), from, to)
 	if err != nil {
 		return false, err
 	}
@@ -100,14 +148,14 @@ func (r handOver) findUnnamed(ctx context.Context, in parking.Intent, from, to c
 	value, named := from.Config[in.Key]
 	if named {
 		there, errParse := cluster.ParseDisk(in.Key, value)
-		have, err := r.Proxmox.OwnedVolumes(ctx, from.Host, disk.Storage(), from.ID)
+		have, err := m.px.OwnedVolumes(ctx, from.Host, disk.Storage(), from.ID)
 		switch {
 		case err != nil:
 			return false, fmt.Errorf("list the volumes of VM %d on %s: %w", from.ID, disk.Storage(), err)
 		case slices.Contains(have, in.Volid) && len(lost) == 0:
 			return false, nil
 		case errParse == nil && len(lost) == 0 && there.Option("serial") != "" && there.Option("serial") == disk.Option("serial"):
-			has, err := r.Proxmox.HasVolume(ctx, from.Host, there.Volid)
+			has, err := m.px.HasVolume(ctx, from.Host, there.Volid)
 			if err != nil {
 				return false, fmt.Errorf("look for %s: %w", there.Volid, err)
 			}
@@ -118,7 +166,7 @@ func (r handOver) findUnnamed(ctx context.Context, in parking.Intent, from, to c
 			lost = append([]string{in.Volid}, lost...)
 		}
 	}
-	if len(lost) == 0 && !named && r.isSpare(in) {
+	if len(lost) == 0 && !named && m.isSpare(in) {
 		return true, nil // someone took it away, and nothing waits for it
 	}
 	if len(lost) == 0 {
@@ -134,31 +182,21 @@ func (r handOver) findUnnamed(ctx context.Context, in parking.Intent, from, to c
 			"find it by its content on storage %s and attach it as %s of VM %d yourself, then run the same command again; nothing was deleted",
 			disk.Storage(), in.ToKey, in.To)
 	}
-	if err := r.requireOff(ctx, to.ID); err != nil {
+	if err := m.requireOff(ctx, to.ID); err != nil {
 		return false, err
 	}
-	if err := r.Proxmox.SetConfig(ctx, to, map[string]string{in.ToKey: cluster.JoinOptions(lost[0], in.Options)}, nil); err != nil {
+	if err := m.px.SetConfig(ctx, to, map[string]string{in.ToKey: cluster.JoinOptions(lost[0], in.Options)}, nil); err != nil {
 		return false, fmt.Errorf("attach %s, which had lost its name, as %s of %s: %w", lost[0], in.ToKey, to, err)
 	}
 	if named {
-		return true, r.dropDangling(ctx, in)
+		return true, m.dropDangling(ctx, in)
 	}
 	return true, nil
 }
 
-// isSpare says whether a hand-over is of a new system disk that is given up: its place on the parking VM is
-// that of no disk that the node had.
-func (r handOver) isSpare(in parking.Intent) bool {
-	at := in.ToKey
-	if in.To != r.Parking { // it was prepared there
-		at = in.Key
-	}
-	return (in.To == r.Parking || r.Strategy.From() == cluster.Halfway) && !slices.ContainsFunc(r.Disks, func(d parking.ParkedDisk) bool { return d.ParkKey == at })
-}
-
 // finish completes a hand-over between two VMs, in either direction; found is false if Proxmox has
 // done nothing of it.
-func (r handOver) finish(ctx context.Context, in parking.Intent, from, to cluster.VM) (found bool, err error) {
+func (m mover) finish(ctx context.Context, in parking.Intent, from, to cluster.VM) (found bool, err error) {
 	if in.IsOver(from, to) {
 		return true, nil
 	}
@@ -166,9 +204,9 @@ func (r handOver) finish(ctx context.Context, in parking.Intent, from, to cluste
 		from, to = to, from
 	}
 	if _, arrived := to.Config[in.ToKey]; !arrived {
-		return r.findUnnamed(ctx, in, from, to)
+		return m.findUnnamed(ctx, in, from, to)
 	}
-	return true, r.dropDangling(ctx, in)
+	return true, m.dropDangling(ctx, in)
 }
 
 // once hands a volume of one VM over to the other. It is safe to run again after an interruption
@@ -177,28 +215,28 @@ func (r handOver) finish(ctx context.Context, in parking.Intent, from, to cluste
 // leaves a volume that no configuration names. So once first records the intent, with every volume
 // that has no name then: afterwards at most one more has none, and that is the one. seen is the two
 // VMs if the caller has just read them, else nil.
-func (r handOver) once(ctx context.Context, in parking.Intent, seen *pair) error {
-	from, to, err := r.both(ctx, in, seen)
+func (m mover) once(ctx context.Context, in parking.Intent, seen *pair) error {
+	from, to, err := m.both(ctx, in, seen)
 	if err != nil {
 		return err
 	}
-	begun, err := r.begun(from, to)
+	begun, err := m.begun(from, to)
 	if err != nil {
 		return err
 	}
 	if begun != nil {
 		over := begun.IsOver(from, to)
-		found, err := r.finish(ctx, *begun, from, to)
+		found, err := m.finish(ctx, *begun, from, to)
 		if err != nil || found && begun.Same(in) {
 			return err
 		}
 		if !over { // finish may have changed them
-			if from, to, err = r.both(ctx, in, nil); err != nil {
+			if from, to, err = m.both(ctx, in, nil); err != nil {
 				return err
 			}
 		}
 	}
-	disk, err := r.handable(in, from)
+	disk, err := m.handable(in, from)
 	if err != nil {
 		return err
 	}
@@ -206,26 +244,26 @@ func (r handOver) once(ctx context.Context, in parking.Intent, seen *pair) error
 		return startedMeanwhile(to)
 	}
 	in.Volid = disk.Volid
-	if in.Unnamed, err = r.unnamed(ctx, disk.Storage(), from, to); err != nil {
+	if in.Unnamed, err = m.unnamed(ctx, disk.Storage(), from, to); err != nil {
 		return err
 	}
-	if err := ChangeRecord(ctx, r.Proxmox, r.parkingOf(from, to), r.Run, func(rec *parking.Record) { rec.Intent = &in }); err != nil {
+	if err := ChangeRecord(ctx, m.px, m.parkingOf(from, to), m.record.run, func(rec *parking.Record) { rec.Intent = &in }); err != nil {
 		return err
 	}
 	err = wait.All(
-		func() error { return cluster.RequireQuorum(ctx, r.Proxmox) },
+		func() error { return cluster.RequireQuorum(ctx, m.px) },
 		func() (err error) { // writing the intent may have changed the digest
-			from, err = r.Proxmox.VM(ctx, in.From)
+			from, err = m.px.VM(ctx, in.From)
 			return fault.Prefix(fmt.Sprintf("look up VM %d", in.From), err)
 		},
 	)
 	if err != nil {
 		return err
 	}
-	if _, err := r.handable(in, from); err != nil {
+	if _, err := m.handable(in, from); err != nil {
 		return err
 	}
-	if err := r.Proxmox.MoveDisk(ctx, from, in.Key, in.To, in.ToKey); err != nil {
+	if err := m.px.MoveDisk(ctx, from, in.Key, in.To, in.ToKey); err != nil {
 		return fmt.Errorf("hand %s of %s over to VM %d: %w", in.Key, from, in.To, err)
 	}
 	return nil
@@ -233,7 +271,7 @@ func (r handOver) once(ctx context.Context, in parking.Intent, seen *pair) error
 
 // handable refuses a disk that is not as planned, or that another VM owns: Proxmox would rename it
 // while its owner's configuration still has the old name.
-func (r handOver) handable(in parking.Intent, from cluster.VM) (disk cluster.Disk, err error) {
+func (m mover) handable(in parking.Intent, from cluster.VM) (disk cluster.Disk, err error) {
 	value, attached := from.Config[in.Key]
 	if !attached {
 		return disk, fault.WithHint(fault.ParkedHalf.Refusedf("%s has no %s to hand over to VM %d, which has not got it either", from, in.Key, in.To),
@@ -254,16 +292,16 @@ func (r handOver) handable(in parking.Intent, from cluster.VM) (disk cluster.Dis
 	return disk, nil
 }
 
-func (r handOver) parkingOf(a, b cluster.VM) cluster.VM {
-	if a.ID == r.Parking {
+func (m mover) parkingOf(a, b cluster.VM) cluster.VM {
+	if a.ID == m.record.id {
 		return a
 	}
 	return b
 }
 
 // requireOff refuses to give a disk to a running VM: its guest would get it by hot-plug.
-func (r handOver) requireOff(ctx context.Context, id cluster.VMID) error {
-	vm, err := r.Proxmox.VM(ctx, id)
+func (m mover) requireOff(ctx context.Context, id cluster.VMID) error {
+	vm, err := m.px.VM(ctx, id)
 	switch {
 	case err != nil:
 		return fmt.Errorf("look up VM %d: %w", id, err)
@@ -273,31 +311,12 @@ func (r handOver) requireOff(ctx context.Context, id cluster.VMID) error {
 	return nil
 }
 
-// settle finishes the last hand-over if it was interrupted. The next one may go the other way, and
-// takes a drive in a configuration for the disk itself.
-func (r handOver) settle(ctx context.Context) error {
-	vm, found, park, err := r.nowBoth(ctx)
-	if err != nil || !found { // it is deleted only after every disk was handed over
-		return err
-	}
-	begun, err := r.begun(vm, park)
-	if err != nil || begun == nil {
-		return err
-	}
-	_, err = r.finish(ctx, *begun, vm, park)
-	return err
-}
-
-func (r handOver) settleStep() step.Step {
-	return step.Step{ID: "settle", Code: fault.ParkedHalf, Title: "see that no hand-over of a disk was cut off", Risk: step.Disruptive, Do: r.settle}
-}
-
 // unnamed lists the volumes on a storage that carry either VM's VMID and that neither VM refers to.
-func (r handOver) unnamed(ctx context.Context, storage string, from, to cluster.VM) ([]string, error) {
+func (m mover) unnamed(ctx context.Context, storage string, from, to cluster.VM) ([]string, error) {
 	var volumes [2][]string
 	list := func(vm cluster.VM, volumes *[]string) func() error {
 		return func() (err error) {
-			*volumes, err = r.Proxmox.OwnedVolumes(ctx, vm.Host, storage, vm.ID)
+			*volumes, err = m.px.OwnedVolumes(ctx, vm.Host, storage, vm.ID)
 			return fault.Prefix(fmt.Sprintf("list the volumes of VM %d on %s", vm.ID, storage), err)
 		}
 	}
@@ -307,6 +326,27 @@ func (r handOver) unnamed(ctx context.Context, storage string, from, to cluster.
 	return slices.DeleteFunc(slices.Concat(volumes[0], volumes[1]), func(volid string) bool {
 		return len(cluster.ReferencedBy(volid, []cluster.VM{from, to})) > 0
 	}), nil
+}
+
+// settle finishes the last hand-over between the two VMs if it was interrupted. The next one may go the other way,
+// and takes a drive in a configuration for the disk itself.
+func (m mover) settle(ctx context.Context, vm, park cluster.VM) error {
+	begun, err := m.begun(vm, park)
+	if err != nil || begun == nil {
+		return err
+	}
+	_, err = m.finish(ctx, *begun, vm, park)
+	return err
+}
+
+// requireHost refuses a VM that has left the host of the exchange. Proxmox HA may migrate it until
+// it is removed from HA.
+func requireHost(vm cluster.VM, host string) error {
+	if vm.Host == host {
+		return nil
+	}
+	return fault.WithHint(fault.HostAway.Refusedf("%s was on %s when its replacement was begun: disks can be handed over on one host only", vm, host),
+		"run the same command again; if that finds the replacement unfinished, bring the VM back first, on %s: %s. Nothing was destroyed", vm.Host, cluster.MigrateCommand(vm, host))
 }
 
 func startedMeanwhile(vm cluster.VM) error {
