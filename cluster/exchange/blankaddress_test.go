@@ -28,11 +28,11 @@ func TestBlankSettingIsTemporary(t *testing.T) {
 		}
 		rec := parking.Record{Strategy: cluster.Recreate, Disks: []parking.ParkedDisk{{Key: "scsi0", System: true}}}
 		r := Of(nil, mem, rec, 9900)
-		made, err := r.System.NewConfig("isos:iso/a.iso")
+		made, err := r.newConfig("isos:iso/a.iso")
 		if err != nil {
 			t.Fatal(err)
 		}
-		back, _, err := r.System.oldConfig()
+		back, _, err := r.oldConfig()
 		if err != nil {
 			t.Fatal(err)
 		}

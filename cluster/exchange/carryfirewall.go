@@ -26,9 +26,9 @@ func rememberFirewall(ctx context.Context, px cluster.TieReader, vm cluster.VM, 
 	return f.Sum(), fault.Prefix("read the firewall of "+vm.String(), err)
 }
 
-// Kept reports whether the parking VM has the firewall and no earlier request can still change
+// FirewallKept reports whether the parking VM has the firewall and no earlier request can still change
 // it.
-func (r Firewall) Kept(ctx context.Context) (bool, error) {
+func (r *Replace) FirewallKept(ctx context.Context) (bool, error) {
 	if r.Firewall == "" {
 		return true, nil
 	}
@@ -40,17 +40,17 @@ func (r Firewall) Kept(ctx context.Context) (bool, error) {
 	return kept.Sum() == r.Firewall, fault.Prefix("read the firewall of "+park.String(), err)
 }
 
-// Keep copies the VM's present firewall to the parking VM.
-func (r Firewall) Keep(ctx context.Context) error {
-	if kept, err := r.Kept(ctx); err != nil || kept {
+// KeepFirewall copies the VM's present firewall to the parking VM.
+func (r *Replace) KeepFirewall(ctx context.Context) error {
+	if kept, err := r.FirewallKept(ctx); err != nil || kept {
 		return err
 	}
-	return r.copy(ctx, rememberStep, r.VM, r.Parking)
+	return r.copyFirewall(ctx, rememberStep, r.VM, r.Parking)
 }
 
-// copy copies the firewall of one VM to another, if it is still the remembered one. It first waits
+// copyFirewall copies the firewall of one VM to another, if it is still the remembered one. It first waits
 // for earlier unanswered requests, which would overwrite it.
-func (r Firewall) copy(ctx context.Context, id string, from cluster.VM, to cluster.VMID) error {
+func (r *Replace) copyFirewall(ctx context.Context, id string, from cluster.VM, to cluster.VMID) error {
 	if err := r.record().await(ctx, r.saying(id), cluster.SentFirewall); err != nil {
 		return err
 	}
@@ -59,7 +59,7 @@ func (r Firewall) copy(ctx context.Context, id string, from cluster.VM, to clust
 	case err != nil:
 		return fmt.Errorf("read the firewall of %s: %w", from, err)
 	case f.Sum() != r.Firewall:
-		return r.other(from)
+		return r.otherFirewall(from)
 	}
 	vm, err := r.Proxmox.VMConfig(ctx, to)
 	if err != nil {
@@ -68,36 +68,36 @@ func (r Firewall) copy(ctx context.Context, id string, from cluster.VM, to clust
 	return r.Sending(ctx, cluster.SentFirewall, LateQueue, func(ctx context.Context) error { return r.Proxmox.SetFirewall(ctx, vm, f) })
 }
 
-// requireKept refuses to delete a VM whose firewall has changed or is not on the parking VM.
-func (r Firewall) requireKept(ctx context.Context, vm cluster.VM) error {
+// requireFirewallKept refuses to delete a VM whose firewall has changed or is not on the parking VM.
+func (r *Replace) requireFirewallKept(ctx context.Context, vm cluster.VM) error {
 	now, err := r.Proxmox.Firewall(ctx, vm)
 	switch {
 	case err != nil:
 		return fmt.Errorf("read the firewall of %s: %w", vm, err)
 	case now.Sum() != r.Firewall:
-		return r.other(vm)
+		return r.otherFirewall(vm)
 	}
-	kept, err := r.Kept(ctx)
+	kept, err := r.FirewallKept(ctx)
 	if err == nil && !kept {
-		err = r.other(cluster.VM{ID: r.Parking, Name: "the parking VM", Host: r.VM.Host})
+		err = r.otherFirewall(cluster.VM{ID: r.Parking, Name: "the parking VM", Host: r.VM.Host})
 	}
 	return err
 }
 
-func (r Firewall) other(vm cluster.VM) error {
+func (r *Replace) otherFirewall(vm cluster.VM) error {
 	return fault.WithHint(fault.VMChanged.Refusedf("the firewall of %s is not the one that VM %d had when it was remembered: someone else changed it", vm, r.VM.ID),
 		"set it back (Firewall in Proxmox' interface, or /etc/pve/firewall/%d.fw), then run the same command again", vm.ID)
 }
 
-// steps copy the firewall to the new VM before it is started, if the old VM had one.
-func (r Firewall) steps() []step.Step {
+// firewallSteps copy the firewall to the new VM before it is started, if the old VM had one.
+func (r *Replace) firewallSteps() []step.Step {
 	if r.Firewall == "" {
 		return nil
 	}
-	return []step.Step{{ID: "firewall", Code: fault.ParkedHalf, Title: "give it its firewall", Risk: step.Disruptive, Skip: r.has, Do: r.give}}
+	return []step.Step{{ID: "firewall", Code: fault.ParkedHalf, Title: "give it its firewall", Risk: step.Disruptive, Skip: r.hasFirewall, Do: r.giveFirewall}}
 }
 
-func (r Firewall) has(ctx context.Context) (string, error) {
+func (r *Replace) hasFirewall(ctx context.Context) (string, error) {
 	vm, found, err := r.Current(ctx)
 	if err != nil || !found {
 		return "", err
@@ -113,10 +113,10 @@ func (r Firewall) has(ctx context.Context) (string, error) {
 	return fmt.Sprintf("%s has its firewall (%s)", vm, f), nil
 }
 
-func (r Firewall) give(ctx context.Context) error {
+func (r *Replace) giveFirewall(ctx context.Context) error {
 	park, err := r.Proxmox.VMConfig(ctx, r.Parking)
 	if err != nil {
 		return fmt.Errorf("look up parking VM %d: %w", r.Parking, err)
 	}
-	return r.copy(ctx, "attach/firewall", park, r.VM.ID)
+	return r.copyFirewall(ctx, "attach/firewall", park, r.VM.ID)
 }

@@ -17,7 +17,7 @@ import (
 
 // compareDisks checks that the VM has exactly the drives that it had before. Whether no other VM uses one of
 // them is asked right before it is started: see RequireAlone.
-func (r comparison) compareDisks(ctx context.Context) error {
+func (r *Replace) compareDisks(ctx context.Context) error {
 	vm, found, err := r.Powered(ctx)
 	switch {
 	case err != nil:
@@ -37,12 +37,12 @@ func (r comparison) compareDisks(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(append(r.missing(vm, before, have), r.added(vm, before, have)...)...)
+	return errors.Join(append(r.missingDrives(vm, before, have), r.addedDrives(vm, before, have)...)...)
 }
 
 // knowPods asks which added drives of a running VM are pods' volumes: those come and go. If Pods is
 // nil, it uses what was remembered.
-func (r comparison) knowPods(ctx context.Context, vm *cluster.VM, before []cluster.Disk) error {
+func (r *Replace) knowPods(ctx context.Context, vm *cluster.VM, before []cluster.Disk) error {
 	have, _ := vm.Disks() // an unreadable drive is refused next
 	if !vm.Running || r.Pods == nil || !slices.ContainsFunc(have, func(d cluster.Disk) bool { _, had := cluster.FindDrive(before, d.Key); return !had && vm.Doubtful(d) }) {
 		return nil
@@ -50,8 +50,8 @@ func (r comparison) knowPods(ctx context.Context, vm *cluster.VM, before []clust
 	return vm.KnowPods(ctx, r.Pods)
 }
 
-// missing lists the drives that the VM lacks, or that differ from before.
-func (r comparison) missing(vm cluster.VM, before, have []cluster.Disk) (problems []error) {
+// missingDrives lists the drives that the VM lacks, or that differ from before.
+func (r *Replace) missingDrives(vm cluster.VM, before, have []cluster.Disk) (problems []error) {
 	const again = "set that right, then run the same command again"
 	for _, d := range before {
 		h, there := cluster.FindDrive(have, d.Key)
@@ -59,27 +59,27 @@ func (r comparison) missing(vm cluster.VM, before, have []cluster.Disk) (problem
 		case d.CDROM:
 		case !there:
 			problems = append(problems, fault.WithHint(fault.DiskMismatch.Refusedf("%s has no %s, which was %s", vm, d.Key, d.Value()), "attach it again, as it was, then run the same command again"))
-		case !r.System.isSystem(d.Key) && !r.Reshaping.sameOptions(d.Key, h.Options, d.Options):
+		case !r.isSystem(d.Key) && !r.sameOptions(d.Key, h.Options, d.Options):
 			problems = append(problems, fault.WithHint(fault.DiskMismatch.Refusedf("%s of %s has options %v, before: %v", d.Key, vm, h.Options, d.Options), again))
-		case !r.moved(d.Key) && h.Volid != d.Volid && (d.Owner != vm.ID || h.Owner != vm.ID): // the VM's own disk may have been moved to another storage
+		case !r.movesDisk(d.Key) && h.Volid != d.Volid && (d.Owner != vm.ID || h.Owner != vm.ID): // the VM's own disk may have been moved to another storage
 			problems = append(problems, fault.WithHint(fault.DiskMismatch.Refusedf("%s of %s is %s, before: %s", d.Key, vm, h.Volid, d.Volid), again))
 		}
 	}
 	return problems
 }
 
-// moved reports whether the exchange changes a disk's volid.
-func (r comparison) moved(key string) bool {
+// movesDisk reports whether the exchange changes a disk's volid.
+func (r *Replace) movesDisk(key string) bool {
 	return slices.ContainsFunc(r.Disks, func(d parking.ParkedDisk) bool { return d.Key == key && d.Holder == 0 })
 }
 
-// added lists the drives that the VM did not have before. It ignores pods' volumes on a running VM,
+// addedDrives lists the drives that the VM did not have before. It ignores pods' volumes on a running VM,
 // which come and go, and any unusedN, which no guest sees.
-func (r comparison) added(vm cluster.VM, before, have []cluster.Disk) (problems []error) {
+func (r *Replace) addedDrives(vm cluster.VM, before, have []cluster.Disk) (problems []error) {
 	for _, h := range have {
 		_, had := cluster.FindDrive(before, h.Key)
 		switch {
-		case h.CDROM || had || r.Reshaping.adds(h.Key) || h.Detached() || h.CSI() && vm.Running:
+		case h.CDROM || had || r.shapeAdds(h.Key) || h.Detached() || h.CSI() && vm.Running:
 		case h.CSI():
 			problems = append(problems, fault.WithHint(fault.DiskMismatch.Refusedf("%s has %s (%s), a pod's volume, although it was drained", vm, h.Key, h.Volid),
 				"wait until its driver has taken it away: kubectl get volumeattachments says whose it is. Then run the same command again"))

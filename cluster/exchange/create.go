@@ -17,7 +17,7 @@ import (
 
 // blankDisk is the value that makes Proxmox allocate a disk like d: same
 // storage, format and options, with our serial and WWN.
-func (r NewSystem) blankDisk(d cluster.Disk) string {
+func (r *Replace) blankDisk(d cluster.Disk) string {
 	blank := cluster.Disk{
 		Volid:   d.Storage() + ":" + strconv.FormatFloat(float64(r.wantedBytes(d))/(1<<30), 'f', -1, 64),
 		Options: r.optionsOf(d),
@@ -26,29 +26,29 @@ func (r NewSystem) blankDisk(d cluster.Disk) string {
 }
 
 // wantedBytes is the size of the new system disk in place of d.
-func (r NewSystem) wantedBytes(d cluster.Disk) uint64 {
+func (r *Replace) wantedBytes(d cluster.Disk) uint64 {
 	return max(d.SizeBytes(), uint64(max(r.SystemGiB, 0))<<30)
 }
 
 // optionsOf are the options with which the new system disk is allocated in place of d.
-func (r NewSystem) optionsOf(d cluster.Disk) []string {
+func (r *Replace) optionsOf(d cluster.Disk) []string {
 	options := cluster.WithFormat(cluster.WithoutOption(d, "size", "format"))
 	return cluster.Disk{Key: d.Key, Options: options}.Named(r.Serial)
 }
 
 // create is called right after quorum was read.
-func (r NewSystem) create(ctx context.Context, config map[string]string) error {
+func (r *Replace) create(ctx context.Context, config map[string]string) error {
 	if err := r.Proxmox.CreateVM(ctx, r.VM.Host, r.VM.ID, config); err != nil {
 		return fmt.Errorf("create VM %d on %s: %w", r.VM.ID, r.VM.Host, err)
 	}
 	return nil
 }
 
-func (r NewSystem) createVM(ctx context.Context) error {
+func (r *Replace) createVM(ctx context.Context) error {
 	var iso string
 	err := wait.All(
 		func() (err error) {
-			iso, err = r.iso(ctx)
+			iso, err = r.bootISO(ctx)
 			return err
 		},
 		func() error { return cluster.RequireQuorum(ctx, r.Proxmox) },
@@ -56,15 +56,15 @@ func (r NewSystem) createVM(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	config, err := r.NewConfig(iso)
+	config, err := r.newConfig(iso)
 	if err != nil {
 		return err
 	}
 	return r.create(ctx, config)
 }
 
-// iso is the volid of the boot ISO; "" if the system disk is prepared.
-func (r NewSystem) iso(ctx context.Context) (string, error) {
+// bootISO is the volid of the boot ISO; "" if the system disk is prepared.
+func (r *Replace) bootISO(ctx context.Context) (string, error) {
 	if r.Prepared != "" {
 		return "", nil
 	}
@@ -73,21 +73,21 @@ func (r NewSystem) iso(ctx context.Context) (string, error) {
 
 // requireMakeable refuses an exchange for which there is nothing to boot, or whose new VM could not be
 // described.
-func (r NewSystem) requireMakeable(ctx context.Context) error {
+func (r *Replace) requireMakeable(ctx context.Context) error {
 	if r.Prepared != "" {
 		if _, err := r.Image(ctx); err != nil {
 			return err
 		}
 	}
-	iso, err := r.iso(ctx)
+	iso, err := r.bootISO(ctx)
 	if err != nil {
 		return err
 	}
-	_, err = r.NewConfig(iso)
+	_, err = r.newConfig(iso)
 	return err
 }
 
-func (r NewSystem) created(ctx context.Context) (string, error) {
+func (r *Replace) created(ctx context.Context) (string, error) {
 	vm, found, err := r.Current(ctx)
 	if err != nil || !found || vm.MadeBy() != r.Run {
 		return "", err
@@ -95,12 +95,12 @@ func (r NewSystem) created(ctx context.Context) (string, error) {
 	return fmt.Sprintf("%s was made by this run", vm), nil
 }
 
-func (r NewSystem) isSystem(key string) bool {
+func (r *Replace) isSystem(key string) bool {
 	return slices.ContainsFunc(r.Disks, func(d parking.ParkedDisk) bool { return d.System && d.Key == key })
 }
 
 // marked is the VM's own description with the run's mark.
-func (r NewSystem) marked() (string, error) {
+func (r *Replace) marked() (string, error) {
 	text := parking.MarkDescription(r.VM.Config["description"], r.Run, r.Build)
 	if n := len([]rune(text)); n > cluster.MaxDescription {
 		return "", fault.ParkedHalf.Refusedf("%s: with the run's mark its description has %d characters, Proxmox allows %d", r.VM, n, cluster.MaxDescription)
@@ -108,10 +108,10 @@ func (r NewSystem) marked() (string, error) {
 	return text, nil
 }
 
-// NewConfig is the remembered configuration with a blank system disk and the
+// newConfig is the remembered configuration with a blank system disk and the
 // boot ISO in the CD drive; see oldConfig. Without an ISO it has neither: a prepared
 // system disk comes from the parking VM.
-func (r NewSystem) NewConfig(iso string) (map[string]string, error) {
+func (r *Replace) newConfig(iso string) (map[string]string, error) {
 	config, disks, err := r.oldConfig()
 	if err != nil {
 		return nil, err
@@ -133,7 +133,7 @@ func (r NewSystem) NewConfig(iso string) (map[string]string, error) {
 	if r.Strategy.From() == cluster.Nowhere {
 		maps.Copy(config, shape.Firmware(r.VM, system.Storage()))
 	}
-	r.Settings.takeOut(config)
+	r.ejectMedia(config)
 	return config, nil
 }
 
@@ -150,7 +150,7 @@ func Carried(vm cluster.VM) map[string]string {
 // returns. Until the node is healthy, onboot is off and the VM is protected: a delete has no
 // digest, so Proxmox could delete this VM if it carried out a duplicate or unanswered delete of the
 // old one late.
-func (r NewSystem) oldConfig() (map[string]string, []cluster.Disk, error) {
+func (r *Replace) oldConfig() (map[string]string, []cluster.Disk, error) {
 	disks, err := r.VM.Disks()
 	if err != nil {
 		return nil, nil, err
@@ -161,7 +161,7 @@ func (r NewSystem) oldConfig() (map[string]string, []cluster.Disk, error) {
 	return config, disks, err
 }
 
-func (r NewSystem) systemDisk(disks []cluster.Disk) (cluster.Disk, error) {
+func (r *Replace) systemDisk(disks []cluster.Disk) (cluster.Disk, error) {
 	i := slices.IndexFunc(disks, func(d cluster.Disk) bool { return r.isSystem(d.Key) })
 	if i < 0 {
 		return cluster.Disk{}, fault.ParkedHalf.Refusedf("%s: its record names no system disk", r.VM)

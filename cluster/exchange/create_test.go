@@ -14,7 +14,7 @@ func TestBlankDiskGrowsOnlyWhenAsked(t *testing.T) {
 	t.Parallel()
 	d := cluster.Disk{Key: "scsi0", Volid: "thin:vm-1-disk-0", Options: []string{"size=10240M"}}
 	for gib, want := range map[int]string{0: "thin:10,serial=s,wwn=", 5: "thin:10,serial=s,wwn=", 32: "thin:32,serial=s,wwn="} {
-		if got := WiredReplace(&Replace{SystemGiB: gib, Serial: "s"}).System.blankDisk(d); got != want+cluster.WWN("s") {
+		if got := (&Replace{SystemGiB: gib, Serial: "s"}).blankDisk(d); got != want+cluster.WWN("s") {
 			t.Errorf("%d GiB wanted: %q, want %q", gib, got, want)
 		}
 	}
@@ -22,7 +22,7 @@ func TestBlankDiskGrowsOnlyWhenAsked(t *testing.T) {
 
 func TestNewConfigCarriesEverythingButDisks(t *testing.T) {
 	t.Parallel()
-	got, err := replacement().System.NewConfig("isos:iso/recast-new.iso")
+	got, err := replacement().newConfig("isos:iso/recast-new.iso")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -41,12 +41,12 @@ func TestNewConfigRefusesBeforeAnythingIsGone(t *testing.T) {
 	t.Parallel()
 	r := replacement()
 	r.VM.Config["description"] = strings.Repeat("x", cluster.MaxDescription)
-	if _, err := r.System.NewConfig("isos:iso/recast-new.iso"); err == nil {
+	if _, err := r.newConfig("isos:iso/recast-new.iso"); err == nil {
 		t.Error("Proxmox would refuse this description after the old VM was deleted")
 	}
 	r = replacement()
 	r.Disks[1].System = false
-	if _, err := r.System.NewConfig("isos:iso/recast-new.iso"); err == nil {
+	if _, err := r.newConfig("isos:iso/recast-new.iso"); err == nil {
 		t.Error("a VM without a system disk was accepted")
 	}
 }
@@ -62,8 +62,8 @@ func oldVM() cluster.VM {
 }
 
 func replacement() *Replace {
-	return WiredReplace(&Replace{
+	return &Replace{
 		Run: "r1", Build: "b1", VM: oldVM(), Serial: "recast-1", Parking: 9090,
 		Disks: []parking.ParkedDisk{{Key: "efidisk0"}, {Key: "scsi0", System: true}, {Key: "scsi1"}},
-	})
+	}
 }

@@ -16,11 +16,11 @@ func Of(px cluster.Proxmox, mem parking.Memory, rec parking.Record, parking clus
 	if rec.Strategy.From() == cluster.Nowhere { // its record names no disk: none was there
 		disks = newSystem(mem.SystemKey)
 	}
-	return WiredReplace(&Replace{
+	return &Replace{
 		Proxmox: px, Strategy: rec.Strategy, Run: rec.Run, Build: rec.Build, VM: mem.VM, Parking: parking,
 		Disks: disks, Restore: rec.Restore, Serial: mem.DiskSerial, Blank: mem.Blank, HostArch: mem.HostArch, Firewall: mem.Firewall, ha: mem.HA, old: mem.Old,
 		Prepared: rec.Prepared, Late: new(Late),
-	})
+	}
 }
 
 // newSystem stands for the system disk of a VM that is to be made.

@@ -15,7 +15,7 @@ import (
 )
 
 // RestoreSteps restore the settings and HA, whichever system disk the VM has.
-func (r Settings) RestoreSteps() []step.Step {
+func (r *Replace) RestoreSteps() []step.Step {
 	return []step.Step{
 		{ID: "restore-settings", Title: "restore onboot and protection", Skip: r.settingsRestored, Do: r.restoreSettings},
 		{ID: "restore-ha", Title: "put the VM back under Proxmox HA", Skip: r.haRestored, Do: r.restoreHA},
@@ -69,8 +69,8 @@ func eject(ctx context.Context, px cluster.Proxmox, id cluster.VMID) error {
 	return nil
 }
 
-// changes lists the settings that have other values during the exchange.
-func (r Settings) changes() []string {
+// changedSettings lists the settings that have other values during the exchange.
+func (r *Replace) changedSettings() []string {
 	keys := []string{"onboot", "protection"}
 	if r.Blank != nil {
 		keys = append(keys, r.Blank.Key)
@@ -83,13 +83,13 @@ func (r Settings) changes() []string {
 
 // toRestore returns which of those settings to set back, and in del those to delete because the VM
 // did not have them before.
-func (r Settings) toRestore(ctx context.Context) (vm cluster.VM, set map[string]string, del []string, err error) {
+func (r *Replace) toRestore(ctx context.Context) (vm cluster.VM, set map[string]string, del []string, err error) {
 	vm, err = r.Proxmox.VMConfig(ctx, r.VM.ID)
 	if err != nil {
 		return vm, nil, nil, fmt.Errorf("look up VM %d: %w", r.VM.ID, err)
 	}
 	set = map[string]string{}
-	for _, key := range r.changes() {
+	for _, key := range r.changedSettings() {
 		was, had := r.VM.Config[key]
 		is, has := vm.Config[key]
 		switch {
@@ -106,17 +106,17 @@ func (r Settings) toRestore(ctx context.Context) (vm cluster.VM, set map[string]
 }
 
 // settingsRestored is the goal of restoreSettings.
-func (r Settings) settingsRestored(ctx context.Context) (string, error) {
+func (r *Replace) settingsRestored(ctx context.Context) (string, error) {
 	_, set, del, err := r.toRestore(ctx)
 	if err != nil || len(set)+len(del) > 0 {
 		return "", err
 	}
-	return strings.Join(r.changes(), " and ") + " are as before", nil
+	return strings.Join(r.changedSettings(), " and ") + " are as before", nil
 }
 
 // restoreSettings sets them back. It lifts the protection only when no late delete can come any
 // more.
-func (r Settings) restoreSettings(ctx context.Context) error {
+func (r *Replace) restoreSettings(ctx context.Context) error {
 	vm, set, del, err := r.toRestore(ctx)
 	if err != nil {
 		return err
@@ -126,11 +126,11 @@ func (r Settings) restoreSettings(ctx context.Context) error {
 			return err
 		}
 	}
-	return fault.Prefix("restore "+strings.Join(r.changes(), " and ")+" of "+vm.String(), r.Proxmox.SetConfig(ctx, vm, set, del))
+	return fault.Prefix("restore "+strings.Join(r.changedSettings(), " and ")+" of "+vm.String(), r.Proxmox.SetConfig(ctx, vm, set, del))
 }
 
 // haRestored is the goal of restoreHA.
-func (r Settings) haRestored(ctx context.Context) (string, error) {
+func (r *Replace) haRestored(ctx context.Context) (string, error) {
 	if r.ha == nil {
 		return "Proxmox HA did not manage it", nil
 	}
@@ -146,7 +146,7 @@ func (r Settings) haRestored(ctx context.Context) (string, error) {
 }
 
 // restoreHA comes after the VM runs: HA would start a stopped VM, on any host it chooses.
-func (r Settings) restoreHA(ctx context.Context) error {
+func (r *Replace) restoreHA(ctx context.Context) error {
 	err := r.record().await(ctx, r.saying("finish/restore-ha"), cluster.SentRemoveHA) // a late removal would undo this
 	if err == nil {
 		err = r.Sending(ctx, cluster.SentAddHA, LateQueue, func(ctx context.Context) error { return r.Proxmox.AddHA(ctx, *r.ha) })
@@ -155,7 +155,7 @@ func (r Settings) restoreHA(ctx context.Context) error {
 }
 
 // kept is the goal of keep.
-func (r Settings) kept(ctx context.Context) (string, error) {
+func (r *Replace) kept(ctx context.Context) (string, error) {
 	park, rec, err := r.record().read(ctx)
 	if err != nil || rec.Open {
 		return "", err
@@ -164,13 +164,13 @@ func (r Settings) kept(ctx context.Context) (string, error) {
 }
 
 // keep closes the record: the old system disk stays parked, for a rollback.
-func (r Settings) keep(ctx context.Context) error {
+func (r *Replace) keep(ctx context.Context) error {
 	park, err := r.Proxmox.VMConfig(ctx, r.Parking)
 	if err != nil {
 		return fmt.Errorf("look up parking VM %d: %w", r.Parking, err)
 	}
 	return r.closed(r.record().change(ctx, park, func(rec *parking.Record) {
-		r.Preparation.forgetUsed(park, rec)
+		r.forgetPrepared(park, rec)
 		if back := rec.Restore; back != nil {
 			rec.Kept = slices.DeleteFunc(rec.Kept, func(k parking.KeptDisk) bool { return k.Key == back.Key })
 		}
@@ -190,7 +190,7 @@ func (r Settings) keep(ctx context.Context) error {
 
 // KeepAll closes the record of a node that was removed: all its disks stay parked. going says that
 // they are freed next.
-func (r Settings) KeepAll(ctx context.Context, going bool) error {
+func (r *Replace) KeepAll(ctx context.Context, going bool) error {
 	return r.record().update(ctx, func(rec *parking.Record) {
 		for _, d := range rec.Disks {
 			if d.Holder != 0 {

@@ -23,7 +23,7 @@ const LateQueue = 5 * time.Minute
 
 // awaitDelete waits until an earlier, unanswered delete of the VM is carried out or can't come any
 // more. A second delete would free the VMID for another VM, which the first one would then delete.
-func (r Deletion) awaitDelete(ctx context.Context) error {
+func (r *Replace) awaitDelete(ctx context.Context) error {
 	return r.record().awaitUnless(ctx, r.saying("delete-vm"), func(ctx context.Context) (bool, error) {
 		_, found, err := r.Current(ctx)
 		return !found, err

@@ -32,7 +32,7 @@ func recordLab(t *testing.T, sent parking.Sent) (*clustertest.Proxmox, openRecor
 func lateLab(t *testing.T, sent parking.Sent) (*clustertest.Proxmox, *Replace) {
 	t.Helper()
 	px, rec := recordLab(t, sent)
-	return px, WiredReplace(&Replace{Proxmox: px, Strategy: cluster.Recreate, Run: "r1", VM: cluster.VM{ID: 101, Host: "pve1"}, Parking: 9900, Late: rec.late})
+	return px, &Replace{Proxmox: px, Strategy: cluster.Recreate, Run: "r1", VM: cluster.VM{ID: 101, Host: "pve1"}, Parking: 9900, Late: rec.late}
 }
 
 // TestSending: a request is recorded before it is sent, and removed only on its own answer.
@@ -168,7 +168,7 @@ func TestDeleteWaitsForTheOneBefore(t *testing.T) {
 				if c.gone == 0 {
 					px.Guests[101] = r.VM
 				}
-				if err := r.Deletion.awaitDelete(t.Context()); err != nil {
+				if err := r.awaitDelete(t.Context()); err != nil {
 					t.Fatal(err)
 				}
 				if took := time.Since(began).Round(2 * time.Second); took != c.want {

@@ -15,17 +15,13 @@ import (
 func (get Source) Migrate(planned bool) step.Step {
 	return step.Step{
 		ID: "migrate", Title: "migrate the VM while it is off", Risk: step.Disruptive,
-		Skip: get.skip(func(r *Replace) goal {
-			return func(ctx context.Context) (string, error) { return r.Reshaping.migrated(ctx, r.Shape.Host, planned) }
-		}),
-		Do: get.do(func(r *Replace) func(context.Context) error {
-			return func(ctx context.Context) error { return r.Reshaping.migrate(ctx, r.Shape.Host) }
-		}),
+		Skip: get.skip(func(r *Replace, ctx context.Context) (string, error) { return r.migrated(ctx, r.Shape.Host, planned) }),
+		Do:   get.do(func(r *Replace, ctx context.Context) error { return r.migrate(ctx, r.Shape.Host) }),
 	}
 }
 
 // migrateBack returns a VM that was migrated for its shape.
-func (r Reshaping) migrateBack() step.Step {
+func (r *Replace) migrateBack() step.Step {
 	return step.Step{
 		ID: "migrate", Title: "migrate the VM back to " + r.VM.Host, Risk: step.Disruptive,
 		Skip: func(ctx context.Context) (string, error) { return r.migrated(ctx, r.VM.Host, false) },
@@ -34,7 +30,7 @@ func (r Reshaping) migrateBack() step.Step {
 }
 
 // migrated says why the VM is not migrated, or need not be.
-func (r Reshaping) migrated(ctx context.Context, to string, planned bool) (string, error) {
+func (r *Replace) migrated(ctx context.Context, to string, planned bool) (string, error) {
 	vm, found, err := r.Powered(ctx)
 	switch {
 	case err != nil || !found:
@@ -54,7 +50,7 @@ func (r Reshaping) migrated(ctx context.Context, to string, planned bool) (strin
 }
 
 // migrate moves the VM if Proxmox still copies none of its disks for that.
-func (r Reshaping) migrate(ctx context.Context, to string) error {
+func (r *Replace) migrate(ctx context.Context, to string) error {
 	vm, err := r.off(ctx)
 	switch {
 	case err != nil:

@@ -36,16 +36,16 @@ func Remember(ctx context.Context, px cluster.Proxmox, vm cluster.VM, system clu
 func (r *Replace) RequirePossible(ctx context.Context) error {
 	switch {
 	case r.Strategy.System() == cluster.SystemKept && r.Restore == nil:
-		return r.System.nothingKept()
+		return r.nothingKept()
 	case !r.Strategy.Installs():
-		_, err := r.System.marked()
+		_, err := r.marked()
 		return err
 	case r.Strategy.VM() == cluster.VMAgain:
 		if err := cluster.RequireRemakeable(r.VM, r.HostArch); err != nil {
 			return err
 		}
 	}
-	return r.System.requireMakeable(ctx)
+	return r.requireMakeable(ctx)
 }
 
 // OpenParking writes the open record into the parking VM of an earlier replacement, or into a new

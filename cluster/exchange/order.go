@@ -42,11 +42,11 @@ func (get Source) Finish(node []step.Step, after ...step.Step) step.Step {
 	return step.Step{
 		ID: "finish", Title: "put back what was taken away for the roll",
 		Steps: get.steps(func(r *Replace) []step.Step {
-			keep := step.Step{ID: "keep", Title: "keep the old system disk parked", Skip: r.Settings.kept, Do: r.Settings.keep}
+			keep := step.Step{ID: "keep", Title: "keep the old system disk parked", Skip: r.kept, Do: r.keep}
 			if get.Strategy.ParksNothing() {
 				keep.Title, keep.Do = "close the record", r.CloseRecord
 			}
-			return slices.Concat([]step.Step{EjectStep(r.Proxmox, r.VM.ID)}, r.Settings.RestoreSteps(), node, []step.Step{keep}, after)
+			return slices.Concat([]step.Step{EjectStep(r.Proxmox, r.VM.ID)}, r.RestoreSteps(), node, []step.Step{keep}, after)
 		}),
 	}
 }
@@ -59,10 +59,10 @@ func (get Source) PutBack(stop func(*Replace) []step.Step, start, node []step.St
 		ID: "put-back", Code: fault.ParkedHalf, Title: "put the old system disk of " + get.Node + " back", Risk: step.Destructive,
 		Steps: get.steps(func(r *Replace) []step.Step {
 			r.Strategy = cluster.PutBack
-			finish := slices.Concat(r.Settings.RestoreSteps(), node, []step.Step{{ID: "close", Title: "close the record", Do: r.CloseRecord}})
+			finish := slices.Concat(r.RestoreSteps(), node, []step.Step{{ID: "close", Title: "close the record", Do: r.CloseRecord}})
 			return slices.Concat(
 				[]step.Step{{ID: "give-up", Title: "note that the replacement is given up", Do: r.giveUp}},
-				stop(r), r.PutBack.steps(), start,
+				stop(r), r.putBackSteps(), start,
 				[]step.Step{{ID: "finish", Title: "put back what was taken away for the roll", Risk: step.Destructive, Steps: step.List(finish...)}},
 			)
 		}),

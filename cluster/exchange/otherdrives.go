@@ -9,7 +9,7 @@ import (
 
 // mediaToPutBack returns the other media that are not in their drives, by drive. It omits media
 // that no longer exist: Proxmox rejects those.
-func (r Settings) mediaToPutBack(ctx context.Context, vm cluster.VM) (map[string]string, error) {
+func (r *Replace) mediaToPutBack(ctx context.Context, vm cluster.VM) (map[string]string, error) {
 	media, err := r.VM.OtherMedia()
 	if err != nil {
 		return nil, err
@@ -30,8 +30,8 @@ func (r Settings) mediaToPutBack(ctx context.Context, vm cluster.VM) (map[string
 	return set, nil
 }
 
-// takeOut adds to set the settings that eject these media.
-func (r Settings) takeOut(set map[string]string) {
+// ejectMedia adds to set the settings that eject these media.
+func (r *Replace) ejectMedia(set map[string]string) {
 	media, _ := r.VM.OtherMedia() // drives that can't be read were refused
 	for key := range media {
 		set[key] = "none,media=cdrom"

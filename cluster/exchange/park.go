@@ -15,7 +15,7 @@ import (
 	"github.com/recast-sh/recast/internal/wait"
 )
 
-func (r diskMoves) attach(ctx context.Context, d parking.ParkedDisk) error {
+func (r *Replace) attach(ctx context.Context, d parking.ParkedDisk) error {
 	vm, disk, err := r.handBack(ctx, d)
 	if err != nil {
 		return err
@@ -24,7 +24,7 @@ func (r diskMoves) attach(ctx context.Context, d parking.ParkedDisk) error {
 }
 
 // handBack is attach without the disk's options. It returns the VM, which has the disk.
-func (r diskMoves) handBack(ctx context.Context, d parking.ParkedDisk) (vm cluster.VM, disk cluster.Disk, err error) {
+func (r *Replace) handBack(ctx context.Context, d parking.ParkedDisk) (vm cluster.VM, disk cluster.Disk, err error) {
 	vm, found, seen, err := r.poweredBoth(ctx, d)
 	switch {
 	case err != nil:
@@ -71,7 +71,7 @@ func (r diskMoves) handBack(ctx context.Context, d parking.ParkedDisk) (vm clust
 
 // poweredBoth is Powered that also reads the parking VM, at the same time, for the hand-over of a
 // disk to the VM. seen is nil if another VM has the disk.
-func (r diskMoves) poweredBoth(ctx context.Context, d parking.ParkedDisk) (vm cluster.VM, found bool, seen *pair, err error) {
+func (r *Replace) poweredBoth(ctx context.Context, d parking.ParkedDisk) (vm cluster.VM, found bool, seen *pair, err error) {
 	if d.Holder != 0 {
 		vm, found, err = r.Powered(ctx)
 		return vm, found, nil, err
@@ -90,14 +90,14 @@ func (r diskMoves) poweredBoth(ctx context.Context, d parking.ParkedDisk) (vm cl
 	return vm, found, &pair{park, vm}, err
 }
 
-func (r diskMoves) attachHeld(ctx context.Context, vm cluster.VM, d parking.ParkedDisk) error {
+func (r *Replace) attachHeld(ctx context.Context, vm cluster.VM, d parking.ParkedDisk) error {
 	if err := r.Proxmox.SetConfig(ctx, vm, map[string]string{d.Key: cluster.JoinOptions(d.Volid, d.Options)}, nil); err != nil {
 		return fmt.Errorf("attach %s of VM %d to %s: %w", d.Volid, d.Holder, vm, err)
 	}
 	return nil
 }
 
-func (r diskMoves) attachStep(d parking.ParkedDisk) step.Step {
+func (r *Replace) attachStep(d parking.ParkedDisk) step.Step {
 	return step.Step{
 		ID: d.Key, Kind: "attach-disk", Title: fmt.Sprintf("give %s back", d.Key), Risk: step.Disruptive,
 		Skip: func(ctx context.Context) (string, error) { return r.attached(ctx, d) },
@@ -105,18 +105,18 @@ func (r diskMoves) attachStep(d parking.ParkedDisk) step.Step {
 	}
 }
 
-func (r diskMoves) attachSteps() []step.Step {
-	steps := append(r.KeptFirewall.steps(), r.settleStep())
+func (r *Replace) attachSteps() []step.Step {
+	steps := append(r.firewallSteps(), r.settleStep())
 	for _, d := range r.Disks {
 		if d.System {
 			continue // it stays parked, for a rollback
 		}
 		steps = append(steps, r.attachStep(d))
 	}
-	return append(steps, step.Step{ID: "compare-disks", Title: "compare the drives with the remembered ones", Do: r.comparison.compareDisks})
+	return append(steps, step.Step{ID: "compare-disks", Title: "compare the drives with the remembered ones", Do: r.compareDisks})
 }
 
-func (r diskMoves) attached(ctx context.Context, d parking.ParkedDisk) (string, error) {
+func (r *Replace) attached(ctx context.Context, d parking.ParkedDisk) (string, error) {
 	vm, found, err := r.Current(ctx)
 	if err != nil || !found {
 		return "", err
@@ -129,9 +129,9 @@ func (r diskMoves) attached(ctx context.Context, d parking.ParkedDisk) (string, 
 	switch {
 	case err != nil:
 		return "", err
-	case disk.Owner != r.owner(d) || d.Holder != 0 && disk.Volid != d.Volid:
+	case disk.Owner != r.ownerOf(d) || d.Holder != 0 && disk.Volid != d.Volid:
 		return "", fault.ParkedHalf.Refusedf("%s of %s is %s, which is not the disk that it had there", d.Key, vm, disk.Volid)
-	case !r.Reshaping.sameOptions(d.Key, disk.Options, cluster.SplitOptions(d.Options)):
+	case !r.sameOptions(d.Key, disk.Options, cluster.SplitOptions(d.Options)):
 		return "", nil
 	}
 	return fmt.Sprintf("%s is %s again", d.Key, disk.Volid), nil
@@ -140,7 +140,7 @@ func (r diskMoves) attached(ctx context.Context, d parking.ParkedDisk) (string, 
 // detach removes a disk that another VM owns from the configuration. Proxmox drops the key and
 // leaves the volume alone (facts: no unusedN for foreign volumes). A hand-over would rename the
 // volume while its owner's configuration still has the old name.
-func (r diskMoves) detach(ctx context.Context, d parking.ParkedDisk) error {
+func (r *Replace) detach(ctx context.Context, d parking.ParkedDisk) error {
 	vm, found, err := r.Powered(ctx)
 	if err != nil || !found {
 		return err
@@ -164,7 +164,7 @@ func (r diskMoves) detach(ctx context.Context, d parking.ParkedDisk) error {
 }
 
 // detached says whether a holder's disk has left the VM's configuration.
-func (r diskMoves) detached(ctx context.Context, d parking.ParkedDisk) (string, error) {
+func (r *Replace) detached(ctx context.Context, d parking.ParkedDisk) (string, error) {
 	vm, found, err := r.Current(ctx)
 	if err != nil {
 		return "", err
@@ -173,7 +173,7 @@ func (r diskMoves) detached(ctx context.Context, d parking.ParkedDisk) (string, 
 }
 
 // onParking reads the drive under its parking key; found is false while the key is free.
-func (r diskMoves) onParking(ctx context.Context, d parking.ParkedDisk) (park cluster.VM, disk cluster.Disk, found bool, err error) {
+func (r *Replace) onParking(ctx context.Context, d parking.ParkedDisk) (park cluster.VM, disk cluster.Disk, found bool, err error) {
 	park, err = r.Proxmox.VMConfig(ctx, r.Parking)
 	if err != nil {
 		return cluster.VM{}, cluster.Disk{}, false, fmt.Errorf("look up parking VM %d: %w", r.Parking, err)
@@ -184,7 +184,7 @@ func (r diskMoves) onParking(ctx context.Context, d parking.ParkedDisk) (park cl
 
 // onlyOnce refuses if both VMs have a drive under the key of a disk that is handed over. It first
 // finishes an interrupted hand-over; after that, one of the two is not that disk.
-func (r diskMoves) onlyOnce(ctx context.Context, d parking.ParkedDisk) error {
+func (r *Replace) onlyOnce(ctx context.Context, d parking.ParkedDisk) error {
 	if err := r.settle(ctx); err != nil {
 		return err
 	}
@@ -200,10 +200,10 @@ func (r diskMoves) onlyOnce(ctx context.Context, d parking.ParkedDisk) error {
 		vm, d.Key, vm.Config[d.Key], park, d.ParkKey, parked.Volid), "take the one that someone has put there away, then run the same command again; neither was touched. qm disk move gives it to another VM; qm set --delete of an unusedN would free it for good")
 }
 
-// owner returns the VM whose VMID the disk's volume carries while r.VM has the disk.
-func (r diskMoves) owner(d parking.ParkedDisk) cluster.VMID { return cmp.Or(d.Holder, r.VM.ID) }
+// ownerOf returns the VM whose VMID the disk's volume carries while r.VM has the disk.
+func (r *Replace) ownerOf(d parking.ParkedDisk) cluster.VMID { return cmp.Or(d.Holder, r.VM.ID) }
 
-func (r diskMoves) park(ctx context.Context, d parking.ParkedDisk) error {
+func (r *Replace) park(ctx context.Context, d parking.ParkedDisk) error {
 	if d.Holder != 0 {
 		return r.detach(ctx, d)
 	}
@@ -240,7 +240,7 @@ func (r diskMoves) park(ctx context.Context, d parking.ParkedDisk) error {
 
 // onParkingBoth reports whether the parking VM has a drive under the disk's parking key. seen is both
 // VMs as read for that, for the hand-over; nil: the hand-over reads them itself.
-func (r diskMoves) onParkingBoth(ctx context.Context, d parking.ParkedDisk, in parking.Intent) (found bool, seen *pair, err error) {
+func (r *Replace) onParkingBoth(ctx context.Context, d parking.ParkedDisk, in parking.Intent) (found bool, seen *pair, err error) {
 	if d.System && r.Asks != nil { // Asks comes in between
 		_, _, found, err = r.onParking(ctx, d)
 		return found, nil, err
@@ -257,7 +257,7 @@ func (r diskMoves) onParkingBoth(ctx context.Context, d parking.ParkedDisk, in p
 	return found, &both, err
 }
 
-func (r diskMoves) parkSteps() []step.Step {
+func (r *Replace) parkSteps() []step.Step {
 	steps := []step.Step{r.settleStep()}
 	for _, d := range r.Disks {
 		steps = append(steps, step.Step{
@@ -269,7 +269,7 @@ func (r diskMoves) parkSteps() []step.Step {
 	return steps
 }
 
-func (r diskMoves) parkTitle(d parking.ParkedDisk) string {
+func (r *Replace) parkTitle(d parking.ParkedDisk) string {
 	switch {
 	case d.Holder != 0:
 		return fmt.Sprintf("detach %s, which stays with VM %d", d.Key, d.Holder)
@@ -279,7 +279,7 @@ func (r diskMoves) parkTitle(d parking.ParkedDisk) string {
 	return fmt.Sprintf("park %s as %s of VM %d", d.Key, d.ParkKey, r.Parking)
 }
 
-func (r diskMoves) parked(ctx context.Context, d parking.ParkedDisk) (string, error) {
+func (r *Replace) parked(ctx context.Context, d parking.ParkedDisk) (string, error) {
 	if d.Holder != 0 {
 		return r.detached(ctx, d)
 	}
@@ -307,7 +307,7 @@ func isParked(park, vm cluster.VM, d parking.ParkedDisk) (string, error) {
 
 func isUnused(d parking.ParkedDisk) bool { return strings.HasPrefix(d.Key, "unused") }
 
-func (r diskMoves) setOptions(ctx context.Context, vm cluster.VM, d cluster.Disk, options []string) error {
+func (r *Replace) setOptions(ctx context.Context, vm cluster.VM, d cluster.Disk, options []string) error {
 	if cluster.SameOptions(d.Options, options) {
 		return nil
 	}
@@ -378,7 +378,7 @@ func (r *Replace) handOverStep(in parking.Intent) string {
 		return "park-new"
 	case in.To == r.Parking:
 		return parkStep + in.Key
-	case !r.System.isSystem(in.ToKey):
+	case !r.isSystem(in.ToKey):
 	case r.Strategy.System() == cluster.SystemKept:
 		return "restore-disk"
 	case r.Strategy.VM() == cluster.VMAgain:

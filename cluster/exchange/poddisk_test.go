@@ -30,7 +30,7 @@ func TestAddedDisksAreLookedUp(t *testing.T) {
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			r := WiredReplace(&Replace{VM: before, Pods: func(context.Context) ([]string, error) { return c.handles, c.err }})
+			r := &Replace{VM: before, Pods: func(context.Context) ([]string, error) { return c.handles, c.err }}
 			if c.alone {
 				r.Pods = nil
 			}
@@ -39,14 +39,14 @@ func TestAddedDisksAreLookedUp(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if err := r.comparison.knowPods(t.Context(), &vm, disks); !errors.Is(err, c.err) {
+			if err := r.knowPods(t.Context(), &vm, disks); !errors.Is(err, c.err) {
 				t.Fatalf("err = %v", err)
 			}
 			have, err := vm.Disks()
 			if err != nil {
 				t.Fatal(err)
 			}
-			if problems := WiredReplace(&Replace{}).comparison.added(vm, disks, have); (len(problems) == 0) != c.pod {
+			if problems := (&Replace{}).addedDrives(vm, disks, have); (len(problems) == 0) != c.pod {
 				t.Errorf("problems: %v", problems)
 			}
 		})

@@ -12,11 +12,11 @@ import (
 )
 
 // A prepared disk has the place, the serial and the entry that a new system disk has once an
-// exchange is cancelled ([SpareDisk]), only earlier. So whoever cancels the exchange finds it
+// exchange is cancelled ([Replace.ParkNew]), only earlier. So whoever cancels the exchange finds it
 // there, and recast prune frees what was never used.
 
-// done is the goal of Prepare: the disk is on the parking VM, whole, or has left it already.
-func (r Preparation) done(ctx context.Context) (string, error) {
+// isPrepared is the goal of prepareDisk: the disk is on the parking VM, whole, or has left it already.
+func (r *Replace) isPrepared(ctx context.Context) (string, error) {
 	vm, _, err := r.Current(ctx)
 	if err != nil {
 		return "", err
@@ -26,59 +26,59 @@ func (r Preparation) done(ctx context.Context) (string, error) {
 		return "", err
 	case r.Prepared == "":
 		return "its new system disk is to be blank", nil
-	case r.Spare.IsBlank(vm):
+	case r.IsBlank(vm):
 		return vm.String() + " has it", nil
 	case rec.Intent != nil && rec.Intent.From == r.Parking && rec.Intent.Key == rec.SpareKey: // a cut hand-over goes on
 		return "it is on its way to " + vm.String(), nil
 	}
-	park, disk, there, err := r.made(ctx)
+	park, disk, there, err := r.preparedDisk(ctx)
 	if err != nil || !there {
 		return "", err
 	}
-	want, err := r.wanted()
-	if err != nil || disk.SizeBytes() < r.System.wantedBytes(want) {
+	want, err := r.oldSystem()
+	if err != nil || disk.SizeBytes() < r.wantedBytes(want) {
 		return "", err
 	}
 	return fmt.Sprintf("%s of %s is made of %s", disk.Key, park, r.Prepared), nil
 }
 
-// made is the disk on the parking VM.
-func (r Preparation) made(ctx context.Context) (park cluster.VM, disk cluster.Disk, there bool, err error) {
+// preparedDisk is the disk on the parking VM.
+func (r *Replace) preparedDisk(ctx context.Context) (park cluster.VM, disk cluster.Disk, there bool, err error) {
 	park, rec, err := r.record().read(ctx)
 	if err != nil {
 		return park, disk, false, err
 	}
-	disk, there, err = r.Spare.spareOn(park, rec)
+	disk, there, err = r.spareOn(park, rec)
 	return park, disk, there, err
 }
 
-// wanted is the old system disk, which the new one is like.
-func (r Preparation) wanted() (cluster.Disk, error) {
+// oldSystem is the old system disk, which the new one is like.
+func (r *Replace) oldSystem() (cluster.Disk, error) {
 	disks, err := r.VM.Disks()
 	if err != nil {
 		return cluster.Disk{}, err
 	}
-	return r.System.systemDisk(disks)
+	return r.systemDisk(disks)
 }
 
-// options are those that the disk has on the node's VM.
-func (r Preparation) options(old cluster.Disk) []string {
-	return cluster.WithoutOption(cluster.Disk{Options: r.System.optionsOf(old)}, "format").Options
+// preparedOptions are the options that the disk has on the node's VM.
+func (r *Replace) preparedOptions(old cluster.Disk) []string {
+	return cluster.WithoutOption(cluster.Disk{Options: r.optionsOf(old)}, "format").Options
 }
 
-// do makes the disk: it notes its entry, imports the image, compares the size of what came, and
+// prepareDisk makes the disk: it notes its entry, imports the image, compares the size of what came, and
 // grows it. If it is cut off anywhere, it is done again from there. What Proxmox had begun to
 // import then is no disk of any VM.
-func (r Preparation) do(ctx context.Context) error {
-	old, err := r.wanted()
+func (r *Replace) prepareDisk(ctx context.Context) error {
+	old, err := r.oldSystem()
 	if err != nil {
 		return err
 	}
-	if bytes := r.System.wantedBytes(old); uint64(max(r.DiskBytes, 0)) > bytes {
+	if bytes := r.wantedBytes(old); uint64(max(r.DiskBytes, 0)) > bytes {
 		return fault.WithHint(fault.DiskMismatch.Refusedf("the disk in %s has %s, and %s of %s is to have %s", r.Prepared, cluster.Size(r.DiskBytes), old.Key, r.VM, cluster.Size(int64(bytes))),
 			"give the node a larger one with systemDisk.sizeGiB, or set images.boot: iso; nothing was done to the node")
 	}
-	_, disk, there, err := r.made(ctx)
+	_, disk, there, err := r.preparedDisk(ctx)
 	if err != nil {
 		return err
 	}
@@ -87,11 +87,11 @@ func (r Preparation) do(ctx context.Context) error {
 			return err
 		}
 	}
-	return r.grow(ctx, disk, r.System.wantedBytes(old))
+	return r.growPrepared(ctx, disk, r.wantedBytes(old))
 }
 
 // importImage makes a disk of the parking VM from the image.
-func (r Preparation) importImage(ctx context.Context, old cluster.Disk) (disk cluster.Disk, err error) {
+func (r *Replace) importImage(ctx context.Context, old cluster.Disk) (disk cluster.Disk, err error) {
 	var image string
 	err = wait.All(
 		func() (err error) {
@@ -103,7 +103,7 @@ func (r Preparation) importImage(ctx context.Context, old cluster.Disk) (disk cl
 	if err != nil {
 		return disk, err
 	}
-	entry, err := r.Spare.noteSpare(ctx, cluster.Disk{Key: old.Key, Options: r.options(old)})
+	entry, err := r.noteSpare(ctx, cluster.Disk{Key: old.Key, Options: r.preparedOptions(old)})
 	if err != nil {
 		return disk, err
 	}
@@ -117,7 +117,7 @@ func (r Preparation) importImage(ctx context.Context, old cluster.Disk) (disk cl
 	if err := r.Proxmox.SetConfig(ctx, park, map[string]string{entry.Key: Imported(image, old, entry.ParkedOptions())}, nil); err != nil {
 		return disk, fmt.Errorf("make %s of %s from %s: %w", entry.Key, park, image, err)
 	}
-	park, disk, there, err := r.made(ctx)
+	park, disk, there, err := r.preparedDisk(ctx)
 	if err == nil && (!there || disk.Owner != park.ID) {
 		err = fault.ParkedHalf.Refusedf("Proxmox reported that it has made %s of %s from %s, but that is %s", entry.Key, park, image, park.Config[entry.Key])
 	}
@@ -131,10 +131,10 @@ func Imported(image string, like cluster.Disk, options []string) string {
 	return cluster.Disk{Volid: like.Storage() + ":0", Options: options}.Value()
 }
 
-// grow refuses a disk that is smaller than the one in the image, and grows it to its wanted size.
+// growPrepared refuses a disk that is smaller than the one in the image, and grows it to its wanted size.
 // Proxmox has no checksum of a disk: that the rest of it is there is seen when the machine has booted
 // it, before it gets its configuration.
-func (r Preparation) grow(ctx context.Context, disk cluster.Disk, bytes uint64) error {
+func (r *Replace) growPrepared(ctx context.Context, disk cluster.Disk, bytes uint64) error {
 	switch size := disk.SizeBytes(); {
 	case size < uint64(max(r.DiskBytes, 0)):
 		return fault.WithHint(fault.DiskMismatch.Refusedf("%s of parking VM %d has %d bytes, and the disk in %s has %d: it was not imported whole", disk.Volid, r.Parking, size, r.Prepared, r.DiskBytes),
@@ -151,21 +151,21 @@ func (r Preparation) grow(ctx context.Context, disk cluster.Disk, bytes uint64) 
 	}
 	// Where an earlier attempt has grown the volume and could not write the configuration, Proxmox did
 	// nothing (API2/Qemu.pm). A drive that is set is measured again.
-	park, disk, there, err := r.made(ctx)
+	park, disk, there, err := r.preparedDisk(ctx)
 	if err != nil || !there || disk.SizeBytes() >= bytes {
 		return err
 	}
 	return r.Proxmox.SetConfig(ctx, park, map[string]string{disk.Key: cluster.WithoutOption(disk, "size").Value()}, nil)
 }
 
-// complete says whether the disk has its own options again, and boots.
-func (r Preparation) complete(vm cluster.VM, disk cluster.Disk) bool {
-	old, err := r.wanted()
-	return err == nil && vm.BootsFirst(disk.Key) && cluster.SameOptions(disk.Options, r.options(old))
+// isComplete says whether the prepared disk has its own options again, and boots.
+func (r *Replace) isComplete(vm cluster.VM, disk cluster.Disk) bool {
+	old, err := r.oldSystem()
+	return err == nil && vm.BootsFirst(disk.Key) && cluster.SameOptions(disk.Options, r.preparedOptions(old))
 }
 
-// give hands the prepared disk over to the VM, which is off, and boots it first.
-func (r Preparation) give(ctx context.Context) error {
+// givePrepared hands the prepared disk over to the VM, which is off, and boots it first.
+func (r *Replace) givePrepared(ctx context.Context) error {
 	_, rec, err := r.record().read(ctx)
 	if err != nil {
 		return err
@@ -180,7 +180,7 @@ func (r Preparation) give(ctx context.Context) error {
 	} else if err := r.markVM(ctx); err != nil { // a VM that was made has all that
 		return err
 	}
-	_, disk, err := r.moves.handBack(ctx, parking.ParkedDisk{Key: entry.Slot, ParkKey: entry.Key, Options: entry.Options, System: true})
+	_, disk, err := r.handBack(ctx, parking.ParkedDisk{Key: entry.Slot, ParkKey: entry.Key, Options: entry.Options, System: true})
 	if fault.KindOf(err) == fault.Refused {
 		err = fault.WithHint(err, "if the prepared disk is gone: recast undo %s gives the VM its old system disk back", rec.Node)
 	}
@@ -188,12 +188,12 @@ func (r Preparation) give(ctx context.Context) error {
 		return err
 	}
 	last[entry.Slot] = cluster.Disk{Volid: disk.Volid, Options: cluster.SplitOptions(entry.Options)}.Value()
-	return r.System.set(ctx, last)
+	return r.setUp(ctx, last)
 }
 
 // markVM gives a VM that stays the run's mark, and what a blank machine needs.
-func (r Preparation) markVM(ctx context.Context) error {
-	description, err := r.System.marked()
+func (r *Replace) markVM(ctx context.Context) error {
+	description, err := r.marked()
 	if err != nil {
 		return err
 	}
@@ -208,13 +208,13 @@ func (r Preparation) markVM(ctx context.Context) error {
 	if cd := cluster.CDKey(r.VM.Config, disks); r.VM.Config[cd] != "" { // no other medium may configure the machine
 		set[cd] = "none,media=cdrom"
 	}
-	r.Settings.takeOut(set)
-	return r.System.set(ctx, set)
+	r.ejectMedia(set)
+	return r.setUp(ctx, set)
 }
 
-// forgetUsed drops the entry of a prepared disk that is not on the parking VM any more: the node runs
+// forgetPrepared drops the entry of a prepared disk that is not on the parking VM any more: the node runs
 // from it.
-func (r Preparation) forgetUsed(park cluster.VM, rec *parking.Record) {
+func (r *Replace) forgetPrepared(park cluster.VM, rec *parking.Record) {
 	kept := rec.Kept[:0:0]
 	for _, k := range rec.Kept {
 		if _, there := park.Config[k.Key]; rec.Prepared != "" && k.GivenUp && k.Run == rec.Run && !there {

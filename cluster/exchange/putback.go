@@ -12,20 +12,20 @@ import (
 	"github.com/recast-sh/recast/internal/step"
 )
 
-// steps return every disk, including the old system disk, to a VM that is off.
-func (r PutBack) steps() []step.Step {
-	attach := r.KeptFirewall.steps()
+// putBackSteps return every disk, including the old system disk, to a VM that is off.
+func (r *Replace) putBackSteps() []step.Step {
+	attach := r.firewallSteps()
 	for _, d := range r.Disks {
-		attach = append(attach, r.moves.attachStep(d))
+		attach = append(attach, r.attachStep(d))
 	}
-	attach = append(attach, step.Step{ID: "compare-disks", Code: fault.ParkedHalf, Title: "compare the drives with the remembered ones", Do: r.comparison.compareDisks})
+	attach = append(attach, step.Step{ID: "compare-disks", Code: fault.ParkedHalf, Title: "compare the drives with the remembered ones", Do: r.compareDisks})
 	var back []step.Step
 	if len(r.Disks) == 0 {
-		back = append(back, r.Reshaping.migrateBack())
+		back = append(back, r.migrateBack())
 	}
 	return append(back, []step.Step{
 		r.settleStep(),
-		{ID: "park-new", Code: fault.ParkedHalf, Title: "park the new system disk, which this replacement made", Risk: step.Disruptive, Skip: r.Spare.newParked, Do: r.Spare.ParkNew},
+		{ID: "park-new", Code: fault.ParkedHalf, Title: "park the new system disk, which this replacement made", Risk: step.Disruptive, Skip: r.newParked, Do: r.ParkNew},
 		{ID: "create-vm", Code: fault.ParkedHalf, Title: "create the VM as it was", Risk: step.Disruptive, Skip: r.exists, Do: r.createOld},
 		{ID: "protect", Code: fault.ParkedHalf, Title: "protect it until its node runs", Risk: step.Disruptive, Skip: r.isProtected, Do: r.protect},
 		{ID: "attach", Code: fault.ParkedHalf, Title: "give every disk back", Risk: step.Disruptive, Steps: func(context.Context) ([]step.Step, error) { return attach, nil }},
@@ -34,7 +34,7 @@ func (r PutBack) steps() []step.Step {
 }
 
 // StandsStill returns why disks may be moved: the VM is off, or it already has every disk.
-func (r PutBack) StandsStill(ctx context.Context) (string, error) {
+func (r *Replace) StandsStill(ctx context.Context) (string, error) {
 	vm, found, err := r.Powered(ctx)
 	switch {
 	case err != nil:
@@ -47,14 +47,14 @@ func (r PutBack) StandsStill(ctx context.Context) (string, error) {
 		return vm.String() + " is off", nil
 	}
 	for _, d := range r.Disks {
-		if vm.Config[d.Key] == "" || d.System && r.Spare.IsBlank(vm) {
+		if vm.Config[d.Key] == "" || d.System && r.IsBlank(vm) {
 			return "", nil
 		}
 	}
 	return vm.String() + " has every disk", nil
 }
 
-func (r PutBack) exists(ctx context.Context) (string, error) {
+func (r *Replace) exists(ctx context.Context) (string, error) {
 	vm, found, err := r.Current(ctx)
 	if err != nil || !found {
 		return "", err
@@ -62,19 +62,19 @@ func (r PutBack) exists(ctx context.Context) (string, error) {
 	return vm.String() + " is there", nil
 }
 
-func (r PutBack) createOld(ctx context.Context) error {
-	config, _, err := r.System.oldConfig()
+func (r *Replace) createOld(ctx context.Context) error {
+	config, _, err := r.oldConfig()
 	if err != nil {
 		return err
 	}
 	if err := cluster.RequireQuorum(ctx, r.Proxmox); err != nil {
 		return err
 	}
-	return r.System.create(ctx, config)
+	return r.create(ctx, config)
 }
 
 // isProtected is the goal of protect: no delete can succeed, because the VM is protected or runs.
-func (r PutBack) isProtected(ctx context.Context) (string, error) {
+func (r *Replace) isProtected(ctx context.Context) (string, error) {
 	vm, found, err := r.Powered(ctx)
 	switch {
 	case err != nil || !found:
@@ -89,13 +89,13 @@ func (r PutBack) isProtected(ctx context.Context) (string, error) {
 
 // protect makes Proxmox refuse a late delete, which was sent when the VM owned nothing. The VM's
 // own setting is restored once its node runs.
-func (r PutBack) protect(ctx context.Context) error {
-	return r.System.set(ctx, map[string]string{"protection": "1"})
+func (r *Replace) protect(ctx context.Context) error {
+	return r.setUp(ctx, map[string]string{"protection": "1"})
 }
 
 // asBefore returns the settings to set back, of those that a replacement changes on a VM that
 // stays.
-func (r PutBack) asBefore(vm cluster.VM) (map[string]string, error) {
+func (r *Replace) asBefore(vm cluster.VM) (map[string]string, error) {
 	disks, err := r.VM.Disks()
 	if err != nil {
 		return nil, err
@@ -118,7 +118,7 @@ func (r PutBack) asBefore(vm cluster.VM) (map[string]string, error) {
 			want[d.Key] = "none,media=cdrom"
 		}
 	}
-	settings, del := r.Reshaping.before(vm)
+	settings, del := r.shapeBefore(vm)
 	maps.Copy(want, settings)
 	for _, key := range del {
 		want[key] = ""
@@ -131,7 +131,7 @@ func (r PutBack) asBefore(vm cluster.VM) (map[string]string, error) {
 	return want, nil
 }
 
-func (r PutBack) isAsBefore(ctx context.Context) (string, error) {
+func (r *Replace) isAsBefore(ctx context.Context) (string, error) {
 	vm, found, err := r.Current(ctx)
 	if err != nil || !found {
 		return "", err
@@ -143,7 +143,7 @@ func (r PutBack) isAsBefore(ctx context.Context) (string, error) {
 	return "its settings are as before", nil
 }
 
-func (r PutBack) setAsBefore(ctx context.Context) error {
+func (r *Replace) setAsBefore(ctx context.Context) error {
 	vm, _, err := r.Current(ctx)
 	if err != nil {
 		return err

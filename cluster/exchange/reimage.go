@@ -9,8 +9,8 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// given is the goal of Give.
-func (r NewSystem) given(ctx context.Context) (string, error) {
+// systemGiven is the goal of GiveSystem.
+func (r *Replace) systemGiven(ctx context.Context) (string, error) {
 	read := r.Current
 	if r.Prepared != "" {
 		read = r.Powered
@@ -19,24 +19,24 @@ func (r NewSystem) given(ctx context.Context) (string, error) {
 	if err != nil || !there || disk.Option("serial") != r.Serial || vm.MadeBy() != r.Run {
 		return "", err
 	}
-	if !vm.Running && !r.Preparation.complete(vm, disk) { // Current counts a VM as running
+	if !vm.Running && !r.isComplete(vm, disk) { // Current counts a VM as running
 		return "", nil // it was handed over, and no more
 	}
 	return fmt.Sprintf("%s of %s is blank or was installed by this run", disk.Key, vm), nil
 }
 
-// Give gives the VM, which is off, its new system disk: the prepared one, or a blank one with the
+// GiveSystem gives the VM, which is off, its new system disk: the prepared one, or a blank one with the
 // boot ISO.
-func (r NewSystem) Give(ctx context.Context) error {
+func (r *Replace) GiveSystem(ctx context.Context) error {
 	if r.Prepared != "" {
-		return r.Preparation.give(ctx)
+		return r.givePrepared(ctx)
 	}
 	return r.giveBlank(ctx)
 }
 
 // giveBlank inserts the boot ISO first. Then it allocates the disk and sets the run's mark in one
 // request, so a second run redoes whatever a crash interrupted.
-func (r NewSystem) giveBlank(ctx context.Context) error {
+func (r *Replace) giveBlank(ctx context.Context) error {
 	iso, err := r.ISO(ctx)
 	if err != nil {
 		return err
@@ -51,8 +51,8 @@ func (r NewSystem) giveBlank(ctx context.Context) error {
 	}
 	cd := cluster.CDKey(r.VM.Config, disks)
 	media := map[string]string{cd: iso + ",media=cdrom", "onboot": "0"}
-	r.Settings.takeOut(media)
-	if err := r.set(ctx, media); err != nil {
+	r.ejectMedia(media)
+	if err := r.setUp(ctx, media); err != nil {
 		return err
 	}
 	_, now, there, err := r.systemNow(r.Current(ctx))
@@ -81,11 +81,11 @@ func (r NewSystem) giveBlank(ctx context.Context) error {
 	if err := cluster.RequireQuorum(ctx, r.Proxmox); err != nil {
 		return err
 	}
-	return r.set(ctx, set)
+	return r.setUp(ctx, set)
 }
 
-// restored is the goal of a rollback's exchange: the kept disk is the system disk again.
-func (r NewSystem) restored(ctx context.Context) (string, error) {
+// systemRestored is the goal of a rollback's exchange: the kept disk is the system disk again.
+func (r *Replace) systemRestored(ctx context.Context) (string, error) {
 	if r.Restore == nil {
 		return "", r.nothingKept()
 	}
@@ -97,12 +97,12 @@ func (r NewSystem) restored(ctx context.Context) (string, error) {
 }
 
 // nothingKept is the error of a rollback whose record names no kept disk.
-func (r NewSystem) nothingKept() error {
+func (r *Replace) nothingKept() error {
 	return fault.WithHint(fault.NoWayBack.Refusedf("the record of VM %d names no kept system disk that could come back", r.VM.ID), "%s", cluster.PreviousLock)
 }
 
-// restore gives a kept system disk to a VM that stays.
-func (r NewSystem) restore(ctx context.Context) error {
+// restoreSystem gives a kept system disk to a VM that stays.
+func (r *Replace) restoreSystem(ctx context.Context) error {
 	if r.Restore == nil {
 		return r.nothingKept()
 	}
@@ -110,7 +110,7 @@ func (r NewSystem) restore(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := r.set(ctx, map[string]string{"description": description, "onboot": "0"}); err != nil {
+	if err := r.setUp(ctx, map[string]string{"description": description, "onboot": "0"}); err != nil {
 		return err
 	}
 	disks, err := r.VM.Disks()
@@ -122,20 +122,20 @@ func (r NewSystem) restore(ctx context.Context) error {
 		return err
 	}
 	back := parking.ParkedDisk{Key: system.Key, ParkKey: r.Restore.Key, Options: r.Restore.Options, System: true}
-	if err := r.moves.attach(ctx, back); err != nil {
+	if err := r.attach(ctx, back); err != nil {
 		return err
 	}
-	return r.set(ctx, map[string]string{"boot": bootOrder(r.VM.Config["boot"], system.Key, "")})
+	return r.setUp(ctx, map[string]string{"boot": bootOrder(r.VM.Config["boot"], system.Key, "")})
 }
 
-// has is the goal of a step that only sees that there is a system disk; a prepared one was handed over whole.
-func (r NewSystem) has(ctx context.Context) (string, error) {
+// hasSystem is the goal of a step that only sees that there is a system disk; a prepared one was handed over whole.
+func (r *Replace) hasSystem(ctx context.Context) (string, error) {
 	read := r.Current
 	if r.Prepared != "" {
 		read = r.Powered
 	}
 	vm, disk, there, err := r.systemNow(read(ctx))
-	if err != nil || !there || r.Prepared != "" && !vm.Running && !r.Preparation.complete(vm, disk) {
+	if err != nil || !there || r.Prepared != "" && !vm.Running && !r.isComplete(vm, disk) {
 		return "", err
 	}
 	return fmt.Sprintf("%s of %s is %s", disk.Key, vm, disk.Volid), nil
@@ -143,7 +143,7 @@ func (r NewSystem) has(ctx context.Context) (string, error) {
 
 // systemNow returns the disk in the system disk's place on the VM as read; there is false while
 // that place is empty.
-func (r NewSystem) systemNow(now cluster.VM, found bool, errRead error) (vm cluster.VM, disk cluster.Disk, there bool, err error) {
+func (r *Replace) systemNow(now cluster.VM, found bool, errRead error) (vm cluster.VM, disk cluster.Disk, there bool, err error) {
 	vm, err = now, errRead
 	if err != nil || !found {
 		return vm, cluster.Disk{}, false, err
@@ -162,7 +162,7 @@ func (r NewSystem) systemNow(now cluster.VM, found bool, errRead error) (vm clus
 	return vm, cluster.Disk{}, false, nil
 }
 
-func (r NewSystem) set(ctx context.Context, set map[string]string) error {
+func (r *Replace) setUp(ctx context.Context, set map[string]string) error {
 	vm, err := r.off(ctx)
 	if err != nil {
 		return err

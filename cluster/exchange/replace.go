@@ -67,56 +67,11 @@ type Replace struct {
 
 	Late *Late                 // requests that may still come
 	Say  func(id, text string) // reports what a step waits for; may be nil
-
-	moves        diskMoves   // every disk to the parking VM and back
-	System       NewSystem   // the VM with its other system disk
-	Preparation  Preparation // of a system disk from a disk image
-	Deletion     Deletion    // of the old VM, and what must hold before
-	KeptFirewall Firewall    // its rules, kept on the parking VM
-	comparison   comparison  // of the drives with the remembered ones
-	Spare        SpareDisk   // a new system disk that is not used
-	PutBack      PutBack     // the VM as it was
-	Settings     Settings    // those that differ until finish
-	Lost         LostDisks   // where the disks are, for an error
-	Reshaping    Reshaping   // the VM's shape
 }
-
-// Copy returns a copy of the exchange: setting its fields leaves r as it is.
-func (r *Replace) Copy() *Replace { return WiredReplace(new(*r)) }
-
-// WiredReplace gives r its parts.
-func WiredReplace(r *Replace) *Replace {
-	r.moves = diskMoves{r}
-	r.System = NewSystem{r}
-	r.Preparation = Preparation{r}
-	r.Deletion = Deletion{r}
-	r.KeptFirewall = Firewall{r}
-	r.comparison = comparison{r}
-	r.Spare = SpareDisk{r}
-	r.PutBack = PutBack{r}
-	r.Settings = Settings{r}
-	r.Lost = LostDisks{r}
-	r.Reshaping = Reshaping{r}
-	return r
-}
-
-// The parts of an exchange. Each embeds the exchange itself.
-type (
-	diskMoves   struct{ *Replace }
-	NewSystem   struct{ *Replace }
-	Preparation struct{ *Replace }
-	Deletion    struct{ *Replace }
-	Firewall    struct{ *Replace }
-	comparison  struct{ *Replace }
-	SpareDisk   struct{ *Replace }
-	PutBack     struct{ *Replace }
-	Settings    struct{ *Replace }
-	LostDisks   struct{ *Replace }
-)
 
 // changedSince lists the settings of the old VM that have changed since they were remembered, apart
 // from those that the exchange itself changes. It includes no values, which may be secret.
-func (r Deletion) changedSince(vm cluster.VM) []string {
+func (r *Replace) changedSince(vm cluster.VM) []string {
 	ours := append([]string{"boot", "onboot", "protection"}, cluster.NeverCarried...)
 	var changed []string
 	for _, key := range slices.Sorted(maps.Keys(r.VM.Config)) {
@@ -138,7 +93,7 @@ func (r Deletion) changedSince(vm cluster.VM) []string {
 }
 
 // deleteSame deletes the VM if it is still the one that was planned, stopped and empty.
-func (r Deletion) deleteSame(ctx context.Context) error {
+func (r *Replace) deleteSame(ctx context.Context) error {
 	var vm, park cluster.VM
 	var found bool
 	var errParking, errKept error
@@ -152,7 +107,7 @@ func (r Deletion) deleteSame(ctx context.Context) error {
 			return nil
 		},
 		func() error {
-			errKept = r.KeptFirewall.requireKept(ctx, r.VM)
+			errKept = r.requireFirewallKept(ctx, r.VM)
 			return nil
 		},
 	)
@@ -160,7 +115,7 @@ func (r Deletion) deleteSame(ctx context.Context) error {
 		return err
 	}
 	owned, errOwned := ownedDisks(vm)
-	missing, errParked := r.moves.notParked(park, vm, found)
+	missing, errParked := r.notParked(park, vm, found)
 	if err := errors.Join(errOwned, cmp.Or(errParking, errParked)); err != nil {
 		return err
 	}
@@ -199,7 +154,7 @@ func (r Deletion) deleteSame(ctx context.Context) error {
 	return nil
 }
 
-func (r Deletion) deleteVM(ctx context.Context) error {
+func (r *Replace) deleteVM(ctx context.Context) error {
 	if err := r.awaitDelete(ctx); err != nil {
 		return err
 	}
@@ -208,7 +163,7 @@ func (r Deletion) deleteVM(ctx context.Context) error {
 
 // emptied is the goal of parking: every disk that must leave the VM has left it. For a VM that is
 // to be deleted, that is every disk but the cloud-init drive.
-func (r diskMoves) emptied(ctx context.Context) (string, error) {
+func (r *Replace) emptied(ctx context.Context) (string, error) {
 	vm, found, park, err := r.nowBoth(ctx)
 	if err != nil {
 		return "", err
@@ -248,7 +203,7 @@ func (r *Replace) isReplaced(vm cluster.VM, found bool) (string, error) {
 
 // notParked returns the first disk that is not where the exchange keeps it. If a VM has lost a
 // drive, that does not prove that the parking VM has it.
-func (r diskMoves) notParked(park, vm cluster.VM, found bool) (key string, err error) {
+func (r *Replace) notParked(park, vm cluster.VM, found bool) (key string, err error) {
 	for _, d := range r.Disks {
 		if d.Holder != 0 {
 			if isDetached(d, vm, found) == "" {
@@ -265,7 +220,7 @@ func (r diskMoves) notParked(park, vm cluster.VM, found bool) (key string, err e
 
 // replaced is the goal of take-down: the old VM no longer exists. A VM that stays carries the run's
 // mark from then on.
-func (r Deletion) replaced(ctx context.Context) (string, error) {
+func (r *Replace) replaced(ctx context.Context) (string, error) {
 	vm, found, err := r.Current(ctx)
 	if err != nil {
 		return "", err
@@ -283,7 +238,7 @@ func (r *Replace) uuidMismatch(vm cluster.VM) error {
 
 // TakenDown is the goal of take-down for every strategy. A VM that is only given another shape is off
 // until it has the run's mark.
-func (r Deletion) TakenDown(ctx context.Context) (string, error) {
+func (r *Replace) TakenDown(ctx context.Context) (string, error) {
 	switch {
 	case r.Strategy.DeletesVM():
 		return r.replaced(ctx)
@@ -294,10 +249,10 @@ func (r Deletion) TakenDown(ctx context.Context) (string, error) {
 		}
 		return r.replaced(ctx)
 	}
-	return r.moves.emptied(ctx)
+	return r.emptied(ctx)
 }
 
-func (r Deletion) unprotect(ctx context.Context) error {
+func (r *Replace) unprotect(ctx context.Context) error {
 	vm, found, err := r.Current(ctx)
 	if err != nil || !found {
 		return err
@@ -306,7 +261,7 @@ func (r Deletion) unprotect(ctx context.Context) error {
 }
 
 // unprotected is the goal of unprotect: the VM may be deleted.
-func (r Deletion) unprotected(ctx context.Context) (string, error) {
+func (r *Replace) unprotected(ctx context.Context) (string, error) {
 	vm, found, err := r.Current(ctx)
 	if err != nil {
 		return "", err

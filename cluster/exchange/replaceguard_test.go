@@ -40,7 +40,7 @@ func newGuarded() *guarded {
 	g.Volumes = []string{"fast:vm-9900-disk-0", "fast:vm-9900-disk-1"}
 	g.Set(101, kv{"scsi0": "", "scsi1": ""})
 	g.held = held
-	g.r = WiredReplace(&Replace{Proxmox: g, Strategy: cluster.Recreate, Run: "r1", Build: "b", VM: vm, Parking: 9900, Disks: disks, Serial: "blank", Late: new(Late)})
+	g.r = &Replace{Proxmox: g, Strategy: cluster.Recreate, Run: "r1", Build: "b", VM: vm, Parking: 9900, Disks: disks, Serial: "blank", Late: new(Late)}
 	g.r.ISO = func(context.Context) (string, error) { return "isos:iso/x.iso", g.Call("asked") }
 	return g
 }
@@ -134,70 +134,70 @@ func said(why string, err error) error {
 
 // calls are all operations that destroy or create something, or give a disk to another VM.
 var calls = map[string]call{
-	"delete":        {func(g *guarded, ctx context.Context) error { return g.r.Deletion.deleteSame(ctx) }, nil, "delete 101"},
-	"delete late":   {func(g *guarded, ctx context.Context) error { return g.r.Deletion.deleteVM(ctx) }, nil, intended + "delete 101\n" + intended},
-	"delete all":    {func(g *guarded, ctx context.Context) error { return g.r.Deletion.deleteSame(ctx) }, walled, "delete 101"},
-	"emptied":       {func(g *guarded, ctx context.Context) error { return said(g.r.moves.emptied(ctx)) }, all(here, on(101, kv{"description": ""})), ""},
-	"attach":        {func(g *guarded, ctx context.Context) error { return g.r.moves.attach(ctx, g.r.Disks[1]) }, nil, intended + "move scsi1 of 9900 to scsi1 of 101\nset 101 map[scsi1:fast:vm-101-moved-disk-1,serial=data] delete []"},
-	"attach again":  {func(g *guarded, ctx context.Context) error { return g.r.moves.attach(ctx, g.r.Disks[1]) }, all(on(101, kv{"scsi1": "fast:vm-101-disk-7,backup=0"}), on(9900, kv{"scsi1": ""})), "set 101 map[scsi1:fast:vm-101-disk-7,serial=data] delete []"},
-	"attach held":   {func(g *guarded, ctx context.Context) error { return g.r.moves.attach(ctx, held) }, nil, "set 101 map[scsi2:fast:vm-200-disk-0] delete []"},
-	"attached":      {func(g *guarded, ctx context.Context) error { return said(g.r.moves.attached(ctx, g.r.Disks[1])) }, nil, ""},
-	"attached held": {func(g *guarded, ctx context.Context) error { return said(g.r.moves.attached(ctx, held)) }, nil, ""},
-	"park":          {func(g *guarded, ctx context.Context) error { return g.r.moves.park(ctx, g.r.Disks[1]) }, here, intended + "move scsi1 of 101 to scsi1 of 9900\nset 9900 map[scsi1:fast:vm-9900-moved-disk-1,serial=data,backup=0] delete []"},
-	"park again":    {func(g *guarded, ctx context.Context) error { return g.r.moves.park(ctx, g.r.Disks[1]) }, nil, ""},
-	"park system":   {func(g *guarded, ctx context.Context) error { return g.r.moves.park(ctx, g.r.Disks[0]) }, all(here, asks), intended + "move scsi0 of 101 to scsi30 of 9900\nset 9900 map[scsi30:fast:vm-9900-moved-disk-0,backup=0] delete []"},
-	"detach":        {func(g *guarded, ctx context.Context) error { return g.r.moves.park(ctx, g.held) }, on(101, kv{"scsi2": "fast:vm-200-disk-0"}), "set 101 map[] delete [scsi2]"},
-	"spare":         {func(g *guarded, ctx context.Context) error { _, _, err := g.r.Spare.newToPark(ctx); return err }, blank, ""},
-	"park new":      {func(g *guarded, ctx context.Context) error { return g.r.Spare.ParkNew(ctx) }, all(blank, asks), intended + intended + "move scsi0 of 101 to scsi29 of 9900\nset 9900 map[scsi29:fast:vm-9900-moved-disk-5,serial=blank,backup=0] delete []"},
-	"blank":         {func(g *guarded, ctx context.Context) error { return g.r.System.Give(ctx) }, reimage, "set 101 map[ide2:isos:iso/x.iso,media=cdrom onboot:0] delete []\nset 101 map[boot:order=scsi0;ide2 description:recast: run=r1 build=b scsi0:fast:0,serial=blank,wwn=" + cluster.WWN("blank") + "] delete []"},
+	"delete":        {func(g *guarded, ctx context.Context) error { return g.r.deleteSame(ctx) }, nil, "delete 101"},
+	"delete late":   {func(g *guarded, ctx context.Context) error { return g.r.deleteVM(ctx) }, nil, intended + "delete 101\n" + intended},
+	"delete all":    {func(g *guarded, ctx context.Context) error { return g.r.deleteSame(ctx) }, walled, "delete 101"},
+	"emptied":       {func(g *guarded, ctx context.Context) error { return said(g.r.emptied(ctx)) }, all(here, on(101, kv{"description": ""})), ""},
+	"attach":        {func(g *guarded, ctx context.Context) error { return g.r.attach(ctx, g.r.Disks[1]) }, nil, intended + "move scsi1 of 9900 to scsi1 of 101\nset 101 map[scsi1:fast:vm-101-moved-disk-1,serial=data] delete []"},
+	"attach again":  {func(g *guarded, ctx context.Context) error { return g.r.attach(ctx, g.r.Disks[1]) }, all(on(101, kv{"scsi1": "fast:vm-101-disk-7,backup=0"}), on(9900, kv{"scsi1": ""})), "set 101 map[scsi1:fast:vm-101-disk-7,serial=data] delete []"},
+	"attach held":   {func(g *guarded, ctx context.Context) error { return g.r.attach(ctx, held) }, nil, "set 101 map[scsi2:fast:vm-200-disk-0] delete []"},
+	"attached":      {func(g *guarded, ctx context.Context) error { return said(g.r.attached(ctx, g.r.Disks[1])) }, nil, ""},
+	"attached held": {func(g *guarded, ctx context.Context) error { return said(g.r.attached(ctx, held)) }, nil, ""},
+	"park":          {func(g *guarded, ctx context.Context) error { return g.r.park(ctx, g.r.Disks[1]) }, here, intended + "move scsi1 of 101 to scsi1 of 9900\nset 9900 map[scsi1:fast:vm-9900-moved-disk-1,serial=data,backup=0] delete []"},
+	"park again":    {func(g *guarded, ctx context.Context) error { return g.r.park(ctx, g.r.Disks[1]) }, nil, ""},
+	"park system":   {func(g *guarded, ctx context.Context) error { return g.r.park(ctx, g.r.Disks[0]) }, all(here, asks), intended + "move scsi0 of 101 to scsi30 of 9900\nset 9900 map[scsi30:fast:vm-9900-moved-disk-0,backup=0] delete []"},
+	"detach":        {func(g *guarded, ctx context.Context) error { return g.r.park(ctx, g.held) }, on(101, kv{"scsi2": "fast:vm-200-disk-0"}), "set 101 map[] delete [scsi2]"},
+	"spare":         {func(g *guarded, ctx context.Context) error { _, _, err := g.r.newToPark(ctx); return err }, blank, ""},
+	"park new":      {func(g *guarded, ctx context.Context) error { return g.r.ParkNew(ctx) }, all(blank, asks), intended + intended + "move scsi0 of 101 to scsi29 of 9900\nset 9900 map[scsi29:fast:vm-9900-moved-disk-5,serial=blank,backup=0] delete []"},
+	"blank":         {func(g *guarded, ctx context.Context) error { return g.r.GiveSystem(ctx) }, reimage, "set 101 map[ide2:isos:iso/x.iso,media=cdrom onboot:0] delete []\nset 101 map[boot:order=scsi0;ide2 description:recast: run=r1 build=b scsi0:fast:0,serial=blank,wwn=" + cluster.WWN("blank") + "] delete []"},
 	"prepare": {
-		func(g *guarded, ctx context.Context) error { return g.r.Preparation.do(ctx) }, preparing,
+		func(g *guarded, ctx context.Context) error { return g.r.prepareDisk(ctx) }, preparing,
 		intended + "set 9900 map[scsi29:fast:0,import-from=isos:import/x.qcow2,ssd=1,serial=blank,wwn=" + cluster.WWN("blank") + ",backup=0] delete []\ngrow scsi29 of 9900 to 10737418240",
 	},
 	"possible": {func(g *guarded, ctx context.Context) error { return g.r.RequirePossible(ctx) }, preparing, ""},
 	"create prepared": {func(g *guarded, ctx context.Context) error {
-		err := g.r.System.createVM(ctx)
+		err := g.r.createVM(ctx)
 		if config := g.Guests[101].Config; err == nil && (config["ide2"] != "none,media=cdrom" || config["scsi0"] != "") {
 			err = errors.New("it has another drive than its empty CD drive")
 		}
 		return err
 	}, all(preparing, deleted, was(kv{"ide2": "isos:iso/mine.iso,media=cdrom"})), "create 101"},
-	"prepared": {func(g *guarded, ctx context.Context) error { return said(g.r.Preparation.done(ctx)) }, preparing, ""},
+	"prepared": {func(g *guarded, ctx context.Context) error { return said(g.r.isPrepared(ctx)) }, preparing, ""},
 	"give": {
-		func(g *guarded, ctx context.Context) error { return g.r.System.Give(ctx) }, prepared,
+		func(g *guarded, ctx context.Context) error { return g.r.GiveSystem(ctx) }, prepared,
 		intended + "move scsi29 of 9900 to scsi0 of 101\n" +
 			"set 101 map[boot:order=scsi0 protection:1 scsi0:fast:vm-101-moved-disk-9,ssd=1,serial=blank] delete []",
 	},
 	"give, reimage": {
-		func(g *guarded, ctx context.Context) error { return g.r.System.Give(ctx) }, all(prepared, reimage),
+		func(g *guarded, ctx context.Context) error { return g.r.GiveSystem(ctx) }, all(prepared, reimage),
 		marked + "\n" + intended + "move scsi29 of 9900 to scsi0 of 101\n" +
 			"set 101 map[boot:order=scsi0 scsi0:fast:vm-101-moved-disk-9,ssd=1,serial=blank] delete []",
 	},
-	"given":   {func(g *guarded, ctx context.Context) error { return said(g.r.System.given(ctx)) }, prepared, ""},
-	"has":     {func(g *guarded, ctx context.Context) error { return said(g.r.System.has(ctx)) }, prepared, ""},
-	"restore": {func(g *guarded, ctx context.Context) error { return g.r.System.restore(ctx) }, restoring, "set 101 map[description:recast: run=r1 build=b onboot:0] delete []\n" + intended + "move scsi20 of 9900 to scsi0 of 101\nset 101 map[boot:order=scsi0] delete []"},
-	"create":  {func(g *guarded, ctx context.Context) error { return g.r.System.createVM(ctx) }, deleted, "create 101"},
+	"given":   {func(g *guarded, ctx context.Context) error { return said(g.r.systemGiven(ctx)) }, prepared, ""},
+	"has":     {func(g *guarded, ctx context.Context) error { return said(g.r.hasSystem(ctx)) }, prepared, ""},
+	"restore": {func(g *guarded, ctx context.Context) error { return g.r.restoreSystem(ctx) }, restoring, "set 101 map[description:recast: run=r1 build=b onboot:0] delete []\n" + intended + "move scsi20 of 9900 to scsi0 of 101\nset 101 map[boot:order=scsi0] delete []"},
+	"create":  {func(g *guarded, ctx context.Context) error { return g.r.createVM(ctx) }, deleted, "create 101"},
 	"create new": {func(g *guarded, ctx context.Context) error {
-		err := g.r.System.createVM(ctx)
+		err := g.r.createVM(ctx)
 		if err == nil && g.Guests[101].Config["efidisk0"] == "" {
 			err = errors.New("it has no place for its EFI variables")
 		}
 		return err
 	}, all(deleted, was(kv{"bios": "ovmf"}), func(g *guarded) { g.r.Strategy = cluster.Create }), "create 101"},
-	"create old":               {func(g *guarded, ctx context.Context) error { return g.r.PutBack.createOld(ctx) }, deleted, "create 101"},
+	"create old":               {func(g *guarded, ctx context.Context) error { return g.r.createOld(ctx) }, deleted, "create 101"},
 	"keep off":                 {func(g *guarded, ctx context.Context) error { _, err := g.r.KeepOff(ctx); return err }, all(on(101, kv{"onboot": "1"}), func(g *guarded) { g.HA = &cluster.HAResource{} }), intended + "remove HA of 101\n" + intended + "set 101 map[onboot:0] delete []"},
-	"stands still":             {func(g *guarded, ctx context.Context) error { return said(g.r.PutBack.StandsStill(ctx)) }, all(here, vm(running), on(101, kv{"scsi1": ""})), ""},
-	"compare":                  {func(g *guarded, ctx context.Context) error { return g.r.comparison.compareDisks(ctx) }, all(here, holder), ""},
+	"stands still":             {func(g *guarded, ctx context.Context) error { return said(g.r.StandsStill(ctx)) }, all(here, vm(running), on(101, kv{"scsi1": ""})), ""},
+	"compare":                  {func(g *guarded, ctx context.Context) error { return g.r.compareDisks(ctx) }, all(here, holder), ""},
 	"alone":                    {alone, all(here, holder), ""},
-	"has disk":                 {func(g *guarded, ctx context.Context) error { return said(g.r.System.has(ctx)) }, nil, ""},
-	"kept":                     {func(g *guarded, ctx context.Context) error { return said(g.r.Settings.kept(ctx)) }, nil, ""},
+	"has disk":                 {func(g *guarded, ctx context.Context) error { return said(g.r.hasSystem(ctx)) }, nil, ""},
+	"kept":                     {func(g *guarded, ctx context.Context) error { return said(g.r.kept(ctx)) }, nil, ""},
 	"give up":                  {func(g *guarded, ctx context.Context) error { return g.r.giveUp(ctx) }, nil, strings.TrimSpace(intended)},
-	"firewall":                 {func(g *guarded, ctx context.Context) error { return g.r.KeptFirewall.Keep(ctx) }, all(walled, func(g *guarded) { delete(g.Firewalls, 9900) }), intended + "firewall 9900\n" + intended},
+	"firewall":                 {func(g *guarded, ctx context.Context) error { return g.r.KeepFirewall(ctx) }, all(walled, func(g *guarded) { delete(g.Firewalls, 9900) }), intended + "firewall 9900\n" + intended},
 	"reshape":                  {reshapes, shaped, reshaped},
 	"shape new":                {reshapes, all(shaped, func(g *guarded) { g.r.Strategy = cluster.Create }), reshaped + "\ngrow scsi1 of 101 to 20G"},
 	"migrate":                  {migrates, moving, "migrate 101 to pve2"},
-	"migrated":                 {func(g *guarded, ctx context.Context) error { return said(g.r.Reshaping.migrated(ctx, "pve2", false)) }, moving, ""},
-	"has shape":                {func(g *guarded, ctx context.Context) error { return said(g.r.Reshaping.done(ctx)) }, shaped, ""},
+	"migrated":                 {func(g *guarded, ctx context.Context) error { return said(g.r.migrated(ctx, "pve2", false)) }, moving, ""},
+	"has shape":                {func(g *guarded, ctx context.Context) error { return said(g.r.reshaped(ctx)) }, shaped, ""},
 	"free":                     {free, keeping, "set 9900 map[protection:0] delete []\nfree fast:vm-9900-disk-7,backup=0 of 9900\n" + intended},
 	"forget":                   {free, all(keeping, on(9900, kv{"scsi20": ""})), strings.TrimSpace(intended)},
 	"open":                     {open, here, "create 9901"},
@@ -282,9 +282,9 @@ func TestReplaceGuards(t *testing.T) {
 
 const reshaped = "set 101 map[description:recast: run=r1 build=b memory:8192] delete []"
 
-func reshapes(g *guarded, ctx context.Context) error { return g.r.Reshaping.do(ctx) }
+func reshapes(g *guarded, ctx context.Context) error { return g.r.reshape(ctx) }
 
-func migrates(g *guarded, ctx context.Context) error { return g.r.Reshaping.migrate(ctx, "pve2") }
+func migrates(g *guarded, ctx context.Context) error { return g.r.migrate(ctx, "pve2") }
 
 // moving has disks that all hosts see.
 func moving(g *guarded) {

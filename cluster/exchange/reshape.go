@@ -12,25 +12,22 @@ import (
 	"github.com/recast-sh/recast/internal/step"
 )
 
-// Reshaping gives a VM that is off the shape that recast.yaml has for it.
-type Reshaping struct{ *Replace }
-
 // Reshape gives the VM, which is off, its shape.
 func (get Source) Reshape() step.Step {
 	return step.Step{
 		ID: "reshape", Title: "give the VM its shape", Risk: step.Disruptive,
-		Skip: get.skip(func(r *Replace) goal { return r.Reshaping.done }),
-		Do:   get.do(func(r *Replace) func(context.Context) error { return r.Reshaping.do }),
+		Skip: get.skip((*Replace).reshaped),
+		Do:   get.do((*Replace).reshape),
 	}
 }
 
-// done is the goal of Reshape. A VM that runs was started with its shape, or has a newer one to come.
-func (r Reshaping) done(ctx context.Context) (string, error) {
+// reshaped is the goal of reshape. A VM that runs was started with its shape, or has a newer one to come.
+func (r *Replace) reshaped(ctx context.Context) (string, error) {
 	vm, found, err := r.Powered(ctx)
 	if err != nil || !found {
 		return "", err
 	}
-	_, ds, err := r.lacks(vm)
+	_, ds, err := r.toReshape(vm)
 	switch {
 	case err != nil:
 		return "", err
@@ -42,8 +39,8 @@ func (r Reshaping) done(ctx context.Context) (string, error) {
 	return fmt.Sprintf("%s has its shape", vm), nil
 }
 
-// lacks returns what to set while the VM is off, and why.
-func (r Reshaping) lacks(vm cluster.VM) (set map[string]string, ds shape.Differences, err error) {
+// toReshape returns what to set while the VM is off, and why.
+func (r *Replace) toReshape(vm cluster.VM) (set map[string]string, ds shape.Differences, err error) {
 	ds, err = shape.Compare(vm, nil, r.Shape)
 	if err != nil {
 		return nil, nil, err
@@ -57,18 +54,18 @@ func (r Reshaping) lacks(vm cluster.VM) (set map[string]string, ds shape.Differe
 	return set, ds, err
 }
 
-// do sets all of it with one request, which also sets the run's mark. Only growing a disk is a request
+// reshape sets all that toReshape returns with one request, which also sets the run's mark. Only growing a disk is a request
 // of its own.
-func (r Reshaping) do(ctx context.Context) error {
+func (r *Replace) reshape(ctx context.Context) error {
 	vm, err := r.off(ctx)
 	if err != nil {
 		return err
 	}
-	set, ds, err := r.lacks(vm)
+	set, ds, err := r.toReshape(vm)
 	if err != nil {
 		return err
 	}
-	if set["description"], err = r.System.marked(); err != nil {
+	if set["description"], err = r.marked(); err != nil {
 		return err
 	}
 	if err := cluster.RequireQuorum(ctx, r.Proxmox); err != nil {
@@ -81,8 +78,8 @@ func (r Reshaping) do(ctx context.Context) error {
 }
 
 // shapedOptions are the options that the shape gives a drive of the VM as it was.
-func (r Reshaping) shapedOptions(key string) []string {
-	set, _, err := r.lacks(r.VM)
+func (r *Replace) shapedOptions(key string) []string {
+	set, _, err := r.toReshape(r.VM)
 	if err != nil {
 		return nil
 	}
@@ -94,7 +91,7 @@ func (r Reshaping) shapedOptions(key string) []string {
 }
 
 // sameOptions says whether a drive has the options that it had, or those of its shape.
-func (r Reshaping) sameOptions(key string, have, had []string) bool {
+func (r *Replace) sameOptions(key string, have, had []string) bool {
 	if cluster.SameOptions(have, had) {
 		return true
 	}
@@ -102,15 +99,15 @@ func (r Reshaping) sameOptions(key string, have, had []string) bool {
 	return len(shaped) > 0 && cluster.SameOptions(have, shaped)
 }
 
-// adds says whether a drive that the VM did not have is one of its shape.
-func (r Reshaping) adds(key string) bool {
+// shapeAdds says whether a drive that the VM did not have is one of its shape.
+func (r *Replace) shapeAdds(key string) bool {
 	_, had := r.VM.Config[key]
 	return !had && slices.ContainsFunc(r.Shape.Disks, func(d cluster.ShapeDisk) bool { return d.Key == key })
 }
 
-// before returns the settings to set back, of those that the shape changes on a VM that stays, and the
+// shapeBefore returns the settings to set back, of those that the shape changes on a VM that stays, and the
 // ones to delete. A new or larger disk stays.
-func (r Reshaping) before(vm cluster.VM) (want map[string]string, del []string) {
+func (r *Replace) shapeBefore(vm cluster.VM) (want map[string]string, del []string) {
 	want = map[string]string{}
 	keys := slices.Concat(slices.Collect(maps.Keys(r.Shape.Settings)), slices.Collect(maps.Keys(r.Shape.Devices)))
 	for _, key := range keys {
@@ -127,7 +124,7 @@ func (r Reshaping) before(vm cluster.VM) (want map[string]string, del []string) 
 	for _, d := range r.Shape.Disks {
 		was, errWas := cluster.ParseDisk(d.Key, r.VM.Config[d.Key])
 		now, errNow := cluster.ParseDisk(d.Key, vm.Config[d.Key])
-		if errWas == nil && errNow == nil && !r.System.isSystem(d.Key) && !cluster.SameOptions(was.Options, now.Options) {
+		if errWas == nil && errNow == nil && !r.isSystem(d.Key) && !cluster.SameOptions(was.Options, now.Options) {
 			want[d.Key] = cluster.Disk{Volid: now.Volid, Options: was.Options}.Value()
 		}
 	}

@@ -20,7 +20,7 @@ func TestEverySettingIsCarried(t *testing.T) {
 		}
 		r := replacement()
 		r.VM.Config[key] = setting.Value
-		config, err := r.System.NewConfig("isos:iso/recast-new.iso")
+		config, err := r.newConfig("isos:iso/recast-new.iso")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -54,7 +54,7 @@ func TestTheBlankDiskHasEveryOption(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			got := WiredReplace(&Replace{Serial: "recast-1"}).System.blankDisk(d)
+			got := (&Replace{Serial: "recast-1"}).blankDisk(d)
 			if diff := cmp.Diff(tc.want, got); diff != "" {
 				t.Error(diff)
 			}

@@ -23,8 +23,8 @@ type Source struct {
 func (get Source) unprotect() step.Step {
 	return step.Step{
 		ID: "unprotect", Title: "lift its protection", Risk: step.Disruptive,
-		Skip: get.skip(func(r *Replace) goal { return r.Deletion.unprotected }),
-		Do:   get.do(func(r *Replace) func(context.Context) error { return r.Deletion.unprotect }),
+		Skip: get.skip((*Replace).unprotected),
+		Do:   get.do((*Replace).unprotect),
 	}
 }
 
@@ -32,8 +32,8 @@ func (get Source) unprotect() step.Step {
 func (get Source) Park() step.Step {
 	return step.Step{
 		ID: "park", Code: fault.ParkedHalf, Title: "park its disks on the parking VM", Risk: step.Disruptive,
-		Skip:  get.skip(func(r *Replace) goal { return r.moves.emptied }),
-		Steps: get.steps(func(r *Replace) []step.Step { return r.moves.parkSteps() }),
+		Skip:  get.skip((*Replace).emptied),
+		Steps: get.steps((*Replace).parkSteps),
 	}
 }
 
@@ -41,8 +41,8 @@ func (get Source) Park() step.Step {
 func (get Source) deleteVM() step.Step {
 	return step.Step{
 		ID: "delete-vm", Code: fault.ParkedHalf, Title: "delete the VM, which owns no disk any more", Risk: step.Destructive,
-		Skip: get.skip(func(r *Replace) goal { return r.Deletion.replaced }),
-		Do:   get.do(func(r *Replace) func(context.Context) error { return r.Deletion.deleteVM }),
+		Skip: get.skip((*Replace).replaced),
+		Do:   get.do((*Replace).deleteVM),
 	}
 }
 
@@ -50,8 +50,8 @@ func (get Source) deleteVM() step.Step {
 func (get Source) prepare() step.Step {
 	return step.Step{
 		ID: "prepare-disk", Code: fault.ParkedHalf, Title: "make its new system disk from the disk image",
-		Skip: get.skip(func(r *Replace) goal { return r.Preparation.done }),
-		Do:   get.do(func(r *Replace) func(context.Context) error { return r.Preparation.do }),
+		Skip: get.skip((*Replace).isPrepared),
+		Do:   get.do((*Replace).prepareDisk),
 	}
 }
 
@@ -62,20 +62,20 @@ func (get Source) NewSystem() step.Step {
 	case s.MakesVM():
 		return step.Step{
 			ID: "create-vm", Code: fault.ParkedHalf, Title: newVMTitle(get.Strategy, get.Prepared), Risk: step.Disruptive,
-			Skip: get.skip(func(r *Replace) goal { return r.System.created }),
-			Do:   get.do(func(r *Replace) func(context.Context) error { return r.System.createVM }),
+			Skip: get.skip((*Replace).created),
+			Do:   get.do((*Replace).createVM),
 		}
 	case s.System() == cluster.SystemKept:
 		return step.Step{
 			ID: "restore-disk", Code: fault.ParkedHalf, Title: "put the kept system disk back", Risk: step.Disruptive,
-			Skip: get.skip(func(r *Replace) goal { return r.System.restored }),
-			Do:   get.do(func(r *Replace) func(context.Context) error { return r.System.restore }),
+			Skip: get.skip((*Replace).systemRestored),
+			Do:   get.do((*Replace).restoreSystem),
 		}
 	}
 	return step.Step{
 		ID: "blank-disk", Code: fault.ParkedHalf, Title: map[bool]string{true: "give the VM its new system disk", false: "give the VM a blank system disk and the boot ISO"}[get.Prepared], Risk: step.Disruptive,
-		Skip: get.skip(func(r *Replace) goal { return r.System.given }),
-		Do:   get.do(func(r *Replace) func(context.Context) error { return r.System.Give }),
+		Skip: get.skip((*Replace).systemGiven),
+		Do:   get.do((*Replace).GiveSystem),
 	}
 }
 
@@ -94,8 +94,8 @@ func newVMTitle(s cluster.Strategy, prepared bool) string {
 func (get Source) renew() step.Step {
 	return step.Step{
 		ID: "renew-disk", Title: "see that it has a system disk", Risk: step.Disruptive,
-		Skip: get.skip(func(r *Replace) goal { return r.System.has }),
-		Do:   get.do(func(r *Replace) func(context.Context) error { return r.System.Give }),
+		Skip: get.skip((*Replace).hasSystem),
+		Do:   get.do((*Replace).GiveSystem),
 	}
 }
 
@@ -103,27 +103,27 @@ func (get Source) renew() step.Step {
 func (get Source) attach() step.Step {
 	return step.Step{
 		ID: "attach", Code: fault.ParkedHalf, Title: "give the persistent disks back", Risk: step.Disruptive,
-		Steps: get.steps(func(r *Replace) []step.Step { return r.moves.attachSteps() }),
+		Steps: get.steps((*Replace).attachSteps),
 	}
 }
 
-func (get Source) do(f func(*Replace) func(context.Context) error) func(context.Context) error {
+func (get Source) do(f func(*Replace, context.Context) error) func(context.Context) error {
 	return func(ctx context.Context) error {
 		r, err := get.Read(ctx)
 		if err != nil {
 			return err
 		}
-		return f(r)(ctx)
+		return f(r, ctx)
 	}
 }
 
-func (get Source) skip(f func(*Replace) goal) goal {
+func (get Source) skip(f func(*Replace, context.Context) (string, error)) func(context.Context) (string, error) {
 	return func(ctx context.Context) (string, error) {
 		r, err := get.Known(ctx)
 		if err != nil {
 			return "", err
 		}
-		return f(r)(ctx)
+		return f(r, ctx)
 	}
 }
 
@@ -136,6 +136,3 @@ func (get Source) steps(f func(*Replace) []step.Step) func(context.Context) ([]s
 		return f(r), nil
 	}
 }
-
-// goal returns why there is nothing to do, or "".
-type goal = func(context.Context) (string, error)

@@ -13,7 +13,7 @@ import (
 )
 
 // IsBlank reports whether the VM's system disk is the one that this replacement made.
-func (r SpareDisk) IsBlank(vm cluster.VM) bool {
+func (r *Replace) IsBlank(vm cluster.VM) bool {
 	return slices.ContainsFunc(r.Disks, func(d parking.ParkedDisk) bool {
 		disk, err := cluster.ParseDisk(d.Key, vm.Config[d.Key])
 		return d.System && err == nil && disk.Option("serial") == r.Serial && disk.Owner == vm.ID
@@ -22,7 +22,7 @@ func (r SpareDisk) IsBlank(vm cluster.VM) bool {
 
 // newParked is the goal of ParkNew: the new system disk has left the VM, and if the parking VM has
 // it, it is there as the record says.
-func (r SpareDisk) newParked(ctx context.Context) (string, error) {
+func (r *Replace) newParked(ctx context.Context) (string, error) {
 	vm, _, err := r.Current(ctx)
 	if err != nil || r.IsBlank(vm) {
 		return "", err
@@ -47,12 +47,12 @@ func (r SpareDisk) newParked(ctx context.Context) (string, error) {
 
 // newToPark reads the VM again. It refuses unless this replacement made the VM's system disk and
 // the old one, which a new VM never had, is on the parking VM.
-func (r SpareDisk) newToPark(ctx context.Context) (vm cluster.VM, disk cluster.Disk, err error) {
+func (r *Replace) newToPark(ctx context.Context) (vm cluster.VM, disk cluster.Disk, err error) {
 	for _, d := range r.Disks {
 		if !d.System {
 			continue
 		}
-		_, _, found, err := r.moves.onParking(ctx, d)
+		_, _, found, err := r.onParking(ctx, d)
 		switch {
 		case err != nil:
 			return vm, disk, err
@@ -76,7 +76,7 @@ func (r SpareDisk) newToPark(ctx context.Context) (vm cluster.VM, disk cluster.D
 
 // noteSpare records the new system disk before it is moved, so that it is never on the parking VM
 // without an entry.
-func (r SpareDisk) noteSpare(ctx context.Context, disk cluster.Disk) (entry parking.KeptDisk, err error) {
+func (r *Replace) noteSpare(ctx context.Context, disk cluster.Disk) (entry parking.KeptDisk, err error) {
 	park, rec, err := r.record().read(ctx)
 	if err != nil {
 		return entry, err
@@ -92,7 +92,7 @@ func (r SpareDisk) noteSpare(ctx context.Context, disk cluster.Disk) (entry park
 
 // ParkNew parks the system disk that this replacement made. A rollback never uses it; only recast
 // prune, or the end of a later roll of the node, frees it.
-func (r SpareDisk) ParkNew(ctx context.Context) error {
+func (r *Replace) ParkNew(ctx context.Context) error {
 	vm, _, err := r.Current(ctx)
 	if err != nil {
 		return err
@@ -123,7 +123,7 @@ func (r SpareDisk) ParkNew(ctx context.Context) error {
 }
 
 // setSpare makes sure that the new system disk on the parking VM has its entry and its options.
-func (r SpareDisk) setSpare(ctx context.Context) error {
+func (r *Replace) setSpare(ctx context.Context) error {
 	park, rec, err := r.record().read(ctx)
 	if err != nil {
 		return err
@@ -143,12 +143,12 @@ func (r SpareDisk) setSpare(ctx context.Context) error {
 			return err
 		}
 	}
-	return r.moves.setOptions(ctx, park, disk, entry.ParkedOptions())
+	return r.setOptions(ctx, park, disk, entry.ParkedOptions())
 }
 
 // spareOn returns the new system disk on the parking VM, identified by the key that was reserved
 // for it and the serial that recast generated.
-func (r SpareDisk) spareOn(park cluster.VM, rec parking.Record) (disk cluster.Disk, there bool, err error) {
+func (r *Replace) spareOn(park cluster.VM, rec parking.Record) (disk cluster.Disk, there bool, err error) {
 	value, there := park.Config[rec.SpareKey]
 	if !there {
 		return disk, false, nil

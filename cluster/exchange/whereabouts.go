@@ -15,9 +15,9 @@ import (
 	"github.com/recast-sh/recast/internal/step"
 )
 
-// elsewhere finds a disk that neither VM has: by its volid, or by its serial unless another VM owns
+// foundElsewhere finds a disk that neither VM has: by its volid, or by its serial unless another VM owns
 // it. More than one match makes the answer uncertain.
-func (r LostDisks) elsewhere(d parking.ParkedDisk, vms []cluster.VM) (at, volid string) {
+func foundElsewhere(d parking.ParkedDisk, vms []cluster.VM) (at, volid string) {
 	serial := (cluster.Disk{Options: cluster.SplitOptions(d.Options)}).Option("serial")
 	var found []string
 	for _, vm := range vms {
@@ -41,7 +41,7 @@ func (r LostDisks) elsewhere(d parking.ParkedDisk, vms []cluster.VM) (at, volid 
 }
 
 // Located adds to a failure where each disk is, as far as Proxmox shows.
-func (r LostDisks) Located(ctx context.Context, err error) error {
+func (r *Replace) Located(ctx context.Context, err error) error {
 	vm, errVM := r.Proxmox.VM(ctx, r.VM.ID)
 	park, errPark := r.Proxmox.VM(ctx, r.Parking)
 	if rec, is, _ := parking.ReadRecord(park); is && rec.VMID != r.VM.ID {
@@ -68,12 +68,12 @@ func (r LostDisks) Located(ctx context.Context, err error) error {
 	where := map[string][]string{}
 	var order []string
 	for _, d := range r.Disks {
-		at, volid := r.whereabouts(d, vm, park)
+		at, volid := whereabouts(d, r.Serial, vm, park)
 		if at == "" && others == nil {
 			others, _ = r.Proxmox.VMs(ctx) // best effort: a VM that can't be read is not searched
 		}
 		if at == "" {
-			at, volid = r.elsewhere(d, others)
+			at, volid = foundElsewhere(d, others)
 		}
 		if !slices.Contains(order, at) {
 			order = append(order, at)
@@ -87,14 +87,14 @@ func (r LostDisks) Located(ctx context.Context, err error) error {
 }
 
 // whereabouts returns which of the two VMs of an exchange has a disk; at is "" if neither has it.
-func (r LostDisks) whereabouts(d parking.ParkedDisk, vm, park cluster.VM) (at, volid string) {
+func whereabouts(d parking.ParkedDisk, serial string, vm, park cluster.VM) (at, volid string) {
 	for _, place := range []struct {
 		vm  cluster.VM
 		key string
 		as  string
 	}{{vm, d.Key, "on VM %d"}, {park, d.ParkKey, "parked on VM %d"}} {
 		disk, err := cluster.ParseDisk(place.key, place.vm.Config[place.key])
-		if err != nil || d.System && disk.Option("serial") == r.Serial {
+		if err != nil || d.System && disk.Option("serial") == serial {
 			continue
 		}
 		return fmt.Sprintf(place.as, place.vm.ID), disk.Volid

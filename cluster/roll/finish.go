@@ -84,7 +84,7 @@ func (n finish) removal() []step.Step {
 		if err != nil {
 			return err
 		}
-		return r.Settings.KeepAll(ctx, n.Want.Surge)
+		return r.KeepAll(ctx, n.Want.Surge)
 	}}
 	if n.Plan.Rebuild != "" { // Kubernetes does not answer
 		return []step.Step{keep}

@@ -31,7 +31,7 @@ func (n power) keepServing(ctx context.Context, r *exchange.Replace, cause error
 	if m, err := n.Talos.Booted(ctx, n.Plan.Addr); err != nil || !n.IsOldBoot(ctx, m) {
 		return cause
 	}
-	for _, s := range r.Settings.RestoreSteps() {
+	for _, s := range r.RestoreSteps() {
 		reason, err := s.Skip(ctx)
 		if err == nil && reason == "" {
 			err = s.Do(ctx)

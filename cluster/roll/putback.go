@@ -45,7 +45,7 @@ func (n putBack) replacementOut(ctx context.Context, r *exchange.Replace) (strin
 	if err != nil {
 		return "", err
 	}
-	if !found || !r.Spare.IsBlank(vm) {
+	if !found || !r.IsBlank(vm) {
 		return fmt.Sprintf("VM %d does not have the new system disk", r.VM.ID), nil
 	}
 	v, err := etcd.Look(ctx, n.Talos, n.AskEtcd(), n.Plan.Node)
@@ -71,7 +71,7 @@ func (n putBack) replacementOut(ctx context.Context, r *exchange.Replace) (strin
 // left etcd must be restarted: machined does not start etcd again within the same boot (Talos'
 // EtcdLeaveCluster stops the service).
 func (n putBack) standsStill(ctx context.Context, r *exchange.Replace) (string, error) {
-	reason, err := r.PutBack.StandsStill(ctx)
+	reason, err := r.StandsStill(ctx)
 	if err != nil || reason == "" {
 		return "", err
 	}

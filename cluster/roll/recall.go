@@ -20,7 +20,7 @@ func (n recall) keepFirewall(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return r.KeptFirewall.Keep(ctx)
+	return r.KeepFirewall(ctx)
 }
 
 func (n recall) observe(ctx context.Context) (parking.Memory, error) {
@@ -185,7 +185,7 @@ func (n recall) remembered(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	if kept, err := r.KeptFirewall.Kept(ctx); err != nil || !kept {
+	if kept, err := r.FirewallKept(ctx); err != nil || !kept {
 		return "", err
 	}
 	return fmt.Sprintf("remembered by %s", park.VM), nil
@@ -206,7 +206,7 @@ func (n takeDown) done(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	return r.Deletion.TakenDown(ctx)
+	return r.TakenDown(ctx)
 }
 
 // reachBlank returns the VM setting by which the blank machine gets its address, while its machine

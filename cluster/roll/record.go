@@ -25,7 +25,7 @@ func (n *record) known(ctx context.Context) (*exchange.Replace, error) {
 	if n.opened == nil {
 		return n.read(ctx)
 	}
-	return n.opened.Copy(), nil
+	return new(*n.opened), nil
 }
 
 func (n *record) of(mem parking.Memory, rec parking.Record, park cluster.VMID) *exchange.Replace {
@@ -70,7 +70,7 @@ func (n *record) opening() parking.Record {
 // read builds the exchange of this node's VM from the memory and the record.
 func (n *record) read(ctx context.Context) (*exchange.Replace, error) {
 	if n.drawn != nil {
-		return n.drawn.Copy(), nil
+		return new(*n.drawn), nil
 	}
 	park, err := n.Parking(ctx)
 	if err != nil {
@@ -93,7 +93,7 @@ func (n *record) with(ctx context.Context, park parking.Parking) (*exchange.Repl
 		return nil, fault.ParkedHalf.Refusedf("%s no longer has an open record of run %s: another run was here", park.VM, n.Run)
 	}
 	n.opened = n.of(mem, park.Record, park.VM.ID)
-	return n.opened.Copy(), nil
+	return new(*n.opened), nil
 }
 
 // sending calls Sending on the node's exchange.

@@ -55,7 +55,7 @@ func (n order) work() []step.Step {
 // it has (reimage and rollback); or it gives that VM another shape (reshape). Every Skip asks the
 // world whether its step is done, so an interrupted roll resumes by running the same list again. What must hold before any of it is in
 // package gate (Gate.look); what must hold before the VM is deleted, in
-// exchange.Deletion.deleteSame.
+// exchange.Replace.deleteSame.
 func (n order) recreate() []step.Step {
 	return []step.Step{n.down(), n.up(n.record.source().NewSystem())}
 }

@@ -47,7 +47,7 @@ func (n *renewal) cutOff(ctx context.Context, r *exchange.Replace, mem parking.M
 		return false
 	}
 	vm, found, err := r.Powered(ctx)
-	if err != nil || !found || !vm.Running || vm.UUID() != n.Plan.UUID || vm.MadeBy() != n.Run || !r.Spare.IsBlank(vm) {
+	if err != nil || !found || !vm.Running || vm.UUID() != n.Plan.UUID || vm.MadeBy() != n.Run || !r.IsBlank(vm) {
 		return false
 	}
 	switch k, err := n.Kube.Node(ctx, n.Plan.Node); {
@@ -79,10 +79,10 @@ func (n *renewal) renew(ctx context.Context, r *exchange.Replace, silent error) 
 	if err := r.Sending(ctx, cluster.SentStop, exchange.LateQueue, func(ctx context.Context) error { return n.Proxmox.Stop(ctx, vm) }); err != nil {
 		return fmt.Errorf("stop %s: %w", vm, err)
 	}
-	if err := r.Spare.ParkNew(ctx); err != nil {
+	if err := r.ParkNew(ctx); err != nil {
 		return err
 	}
-	if err := r.System.Give(ctx); err != nil {
+	if err := r.GiveSystem(ctx); err != nil {
 		return err
 	}
 	return n.power.start(ctx)

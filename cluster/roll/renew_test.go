@@ -74,7 +74,7 @@ func TestCutOffInstallation(t *testing.T) {
 			n := (&Roller{Roll: &rolling.Roll{Run: "r1"}}).node(rolling.Node{Plan: planning.NodePlan{Node: "wk1", UUID: "u", Strategy: cluster.Recreate, Resume: true}})
 			c.change(&vm, &kubeNode, n)
 			n.Kube = oneNode{node: kubeNode}
-			r := exchange.WiredReplace(&exchange.Replace{Proxmox: oneVM{vm: vm}, Run: "r1", VM: cluster.VM{ID: 101}, Disks: []parking.ParkedDisk{{Key: "scsi0", System: true}}, Serial: "blank"})
+			r := &exchange.Replace{Proxmox: oneVM{vm: vm}, Run: "r1", VM: cluster.VM{ID: 101}, Disks: []parking.ParkedDisk{{Key: "scsi0", System: true}}, Serial: "blank"}
 			if got := n.renewal.cutOff(t.Context(), r, parking.Memory{}); got != c.want {
 				t.Errorf("cut off: %t, want %t", got, c.want)
 			}

@@ -26,6 +26,6 @@ func (n order) explained(s step.Step) step.Step {
 		if !rec.Open || rec.Run != n.Run {
 			return err
 		}
-		return n.record.of(mem, rec, park.VM.ID).Lost.Located(ctx, err)
+		return n.record.of(mem, rec, park.VM.ID).Located(ctx, err)
 	})
 }

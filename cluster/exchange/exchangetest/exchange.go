@@ -107,14 +107,14 @@ func (x *Exchange) open(ctx context.Context, earlier *parking.Parking) error {
 // steps exchange the system of the VM.
 func (x *Exchange) steps() step.Step {
 	source := x.source()
-	remember := step.Step{ID: "remember", Title: "keep its firewall on the parking VM", Do: x.do(func(ctx context.Context, r *exchange.Replace) error { return r.KeptFirewall.Keep(ctx) })}
+	remember := step.Step{ID: "remember", Title: "keep its firewall on the parking VM", Do: x.do(func(ctx context.Context, r *exchange.Replace) error { return r.KeepFirewall(ctx) })}
 	down := source.TakeDown(remember, step.Step{ID: "stop", Title: "see that nobody starts it", Do: x.do(staysOff)})
 	down.Skip = func(ctx context.Context) (string, error) {
 		r, err := x.read(ctx)
 		if err != nil {
 			return "", err
 		}
-		return r.Deletion.TakenDown(ctx)
+		return r.TakenDown(ctx)
 	}
 	up := source.BringUp(source.NewSystem(), x.start(), source.Finish(nil))
 	return x.whole(step.Step{ID: "replace", Title: "replace " + x.last.VM.String(), Steps: step.List(down, up)})
@@ -123,7 +123,7 @@ func (x *Exchange) steps() step.Step {
 // putBack cancels the exchange.
 func (x *Exchange) putBack() step.Step {
 	stop := func(r *exchange.Replace) []step.Step {
-		return []step.Step{{ID: "stop", Title: "see that it is off", Skip: r.PutBack.StandsStill, Do: func(ctx context.Context) error { return staysOff(ctx, r) }}}
+		return []step.Step{{ID: "stop", Title: "see that it is off", Skip: r.StandsStill, Do: func(ctx context.Context) error { return staysOff(ctx, r) }}}
 	}
 	return x.whole(x.source().PutBack(stop, []step.Step{x.start()}, nil))
 }
@@ -137,7 +137,7 @@ func (x *Exchange) whole(s step.Step) step.Step {
 		}
 		return fmt.Sprintf("the record of %s is closed", x.last.VM), nil
 	}
-	return exchange.Explained(s, func(ctx context.Context, err error) error { return x.last.Lost.Located(ctx, err) })
+	return exchange.Explained(s, func(ctx context.Context, err error) error { return x.last.Located(ctx, err) })
 }
 
 // start is all of the start of the VM that needs no guest.
@@ -168,7 +168,7 @@ func staysOff(ctx context.Context, r *exchange.Replace) error {
 }
 
 func (x *Exchange) source() exchange.Source {
-	known := func(context.Context) (*exchange.Replace, error) { return x.last.Copy(), nil }
+	known := func(context.Context) (*exchange.Replace, error) { return new(*x.last), nil }
 	return exchange.Source{Node: x.Record.Node, Strategy: x.Record.Strategy, Prepared: x.Record.Prepared != "", Read: x.read, Known: known}
 }
 
@@ -191,7 +191,7 @@ func (x *Exchange) read(ctx context.Context) (*exchange.Replace, error) {
 	if err == nil {
 		err = x.remembered(park)
 	}
-	return x.last.Copy(), err
+	return new(*x.last), err
 }
 
 func (x *Exchange) parking(ctx context.Context) (parking.Parking, error) {

@@ -22,18 +22,18 @@ type room struct {
 var rooms = []room{
 	{"cluster/replica", "^TestMemo|^TestHolding", `Memo.With Memo.Without System.Holding`},
 	{"cluster/exchange", "^TestReplace", `
-		Deletion.deleteVM Deletion.deleteSame Deletion.changedSince
+		Replace.deleteVM Replace.deleteSame Replace.changedSince
 		Replace.isReplaced Replace.nowBoth Replace.found Replace.KeepOff Replace.giveUp
 		mover.once mover.handable mover.both mover.dropDangling mover.findUnnamed
-		diskMoves.attach diskMoves.attached diskMoves.detach diskMoves.park diskMoves.onlyOnce diskMoves.notParked diskMoves.emptied
-		parkedDisk IsParked isDetached ChangeRecord
-		NewSystem.create NewSystem.createVM NewSystem.NewConfig NewSystem.oldConfig NewSystem.marked NewSystem.systemDisk
-		NewSystem.given NewSystem.has NewSystem.giveBlank NewSystem.systemNow NewSystem.set NewSystem.restore
-		Preparation.done Preparation.do Preparation.importImage Preparation.grow Preparation.give
-		SpareDisk.newToPark SpareDisk.ParkNew openRecord.read Firewall.copy PutBack.StandsStill
-		comparison.compareDisks comparison.missing comparison.added ReadOthers
+		Replace.attach Replace.attached Replace.detach Replace.park Replace.onlyOnce Replace.notParked Replace.emptied
+		parkedDisk IsParked isDetached ChangeRecord openRecord.read
+		Replace.create Replace.createVM Replace.newConfig Replace.oldConfig Replace.marked Replace.systemDisk
+		Replace.systemGiven Replace.hasSystem Replace.giveBlank Replace.systemNow Replace.setUp Replace.restoreSystem
+		Replace.isPrepared Replace.prepareDisk Replace.importImage Replace.growPrepared Replace.givePrepared
+		Replace.newToPark Replace.ParkNew Replace.copyFirewall Replace.StandsStill
+		Replace.compareDisks Replace.missingDrives Replace.addedDrives ReadOthers
 		KeptRef.Find KeptRef.look KeptRef.Free KeptRef.forget
-		Reshaping.done Reshaping.lacks Reshaping.do Reshaping.migrated Reshaping.migrate
+		Replace.reshaped Replace.toReshape Replace.reshape Replace.migrated Replace.migrate
 		Remember OpenParking`},
 	{"cluster/rolling", "^TestGate|^TestImages", "Node.Parking Published.find"},
 	{"cluster/parking", ".", "Memory.WrongBlank"},
