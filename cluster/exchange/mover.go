@@ -338,17 +338,3 @@ func (m mover) settle(ctx context.Context, vm, park cluster.VM) error {
 	_, err = m.finish(ctx, *begun, vm, park)
 	return err
 }
-
-// requireHost refuses a VM that has left the host of the exchange. Proxmox HA may migrate it until
-// it is removed from HA.
-func requireHost(vm cluster.VM, host string) error {
-	if vm.Host == host {
-		return nil
-	}
-	return fault.WithHint(fault.HostAway.Refusedf("%s was on %s when its replacement was begun: disks can be handed over on one host only", vm, host),
-		"run the same command again; if that finds the replacement unfinished, bring the VM back first, on %s: %s. Nothing was destroyed", vm.Host, cluster.MigrateCommand(vm, host))
-}
-
-func startedMeanwhile(vm cluster.VM) error {
-	return fault.WithHint(fault.VMChanged.Refusedf("%s was started by someone else", vm), "switch VM %d off, then run the same command again", vm.ID)
-}

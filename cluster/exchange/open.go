@@ -144,3 +144,62 @@ func DiskSerial(run, node string) string {
 // OwnTasksTimeout bounds the wait for tasks that Proxmox still runs for an earlier recast process.
 // The longest, the copy of an upload, takes minutes.
 const OwnTasksTimeout = 10 * time.Minute
+
+// CreationTakes bounds how long Proxmox takes to create a VM without disks, unless a task of ours
+// shows that it still does.
+const CreationTakes = 30 * time.Second
+
+// LateParking returns the record of a parking VM of the cluster to which no disk was ever handed
+// over.
+func LateParking(vm cluster.VM, clusterName string) (parking.Record, bool) {
+	rec, found, err := parking.ReadRecord(vm)
+	return rec, found && err == nil && rec.Cluster == clusterName && parking.Parking{VM: vm, Record: rec}.Empty()
+}
+
+// MakeParking creates the parking VM of a record under a VMID, protected and never started.
+func MakeParking(ctx context.Context, px cluster.Proxmox, vm cluster.VM, rec parking.Record, id cluster.VMID) error {
+	rec.Parking = id
+	description, err := rec.Description()
+	if err != nil {
+		return err
+	}
+	config := map[string]string{"name": cluster.ParkingName(rec.Node), "memory": "16", "protection": "1", "onboot": "0", "description": description}
+	if vm.Pool != "" {
+		config["pool"] = vm.Pool
+	}
+	if err := px.CreateVM(ctx, vm.Host, id, config); err != nil {
+		return fmt.Errorf("create parking VM %d on %s: %w", id, vm.Host, err)
+	}
+	return nil
+}
+
+// TouchedBy returns whether an earlier run of this cluster may have sent Proxmox a request for a
+// VM. It accepts recast's own VMIDs, the VMIDs and names of the nodes, and every VM that a record
+// of the cluster names. A run of another cluster may use the same token at the same time; its tasks
+// do not count.
+func TouchedBy(vms []cluster.VM, clusterName string, wanted []cluster.Wanted, own func(cluster.VMID) bool) (func(cluster.VMID) bool, error) {
+	ids := map[cluster.VMID]bool{}
+	for _, w := range wanted {
+		ids[w.VMID], ids[w.Holder] = true, true
+		for _, vm := range vms {
+			if vm.Name == w.Name {
+				ids[vm.ID] = true
+			}
+		}
+	}
+	parkings, err := parking.Readable(vms, clusterName)
+	for _, p := range parkings {
+		ids[p.VM.ID], ids[p.Record.VMID] = true, true
+		for _, d := range p.Record.Disks {
+			ids[d.Holder] = true
+		}
+	}
+	return func(id cluster.VMID) bool { return ids[id] || own(id) }, err
+}
+
+// AwaitOwnTasks waits until Proxmox has finished the tasks of an earlier recast process, killed
+// since, for the VMs that of accepts; see TouchedBy. Such a task could change a VM during this run.
+func AwaitOwnTasks(ctx context.Context, px cluster.Tasks, of func(cluster.VMID) bool, poll time.Duration, say func(string)) error {
+	w := wait.For{Name: "tasks of an earlier recast to end", Every: poll, Timeout: OwnTasksTimeout, Seen: say}
+	return cluster.AwaitTasks(ctx, w, func(ctx context.Context) ([]string, error) { return px.OwnTasks(ctx, of) })
+}

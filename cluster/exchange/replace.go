@@ -1,18 +1,20 @@
+// Package exchange replaces the system disk of one VM, and with it the VM where that is wanted,
+// while its persistent disks wait on a parking VM. It needs Proxmox and nothing else; its most
+// important type is [Replace], and what it must remember is in a [parking.Record].
 package exchange
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"maps"
-	"slices"
 	"strings"
+	"time"
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/cluster/reach"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/step"
 	"github.com/recast-sh/recast/internal/wait"
 )
 
@@ -69,122 +71,86 @@ type Replace struct {
 	Say  func(id, text string) // reports what a step waits for; may be nil
 }
 
-// changedSince lists the settings of the old VM that have changed since they were remembered, apart
-// from those that the exchange itself changes. It includes no values, which may be secret.
-func (r *Replace) changedSince(vm cluster.VM) []string {
-	ours := append([]string{"boot", "onboot", "protection"}, cluster.NeverCarried...)
-	var changed []string
-	for _, key := range slices.Sorted(maps.Keys(r.VM.Config)) {
-		now, there := vm.Config[key]
-		switch {
-		case slices.Contains(ours, key), cluster.IsDiskKey(key), there && sameSetting(now, r.VM.Config[key]):
-		case !there:
-			changed = append(changed, key+" is gone")
-		default:
-			changed = append(changed, key+" is another one")
-		}
+// Of returns the exchange that an open record and its memory describe.
+func Of(px cluster.Proxmox, mem parking.Memory, rec parking.Record, parking cluster.VMID) *Replace {
+	disks := rec.Disks
+	if rec.Strategy.From() == cluster.Nowhere { // its record names no disk: none was there
+		disks = newSystem(mem.SystemKey)
 	}
-	for _, key := range slices.Sorted(maps.Keys(vm.Config)) {
-		if _, had := r.VM.Config[key]; !had && !slices.Contains(ours, key) && !cluster.IsDiskKey(key) {
-			changed = append(changed, key+" is new")
-		}
+	return &Replace{
+		Proxmox: px, Strategy: rec.Strategy, Run: rec.Run, Build: rec.Build, VM: mem.VM, Parking: parking,
+		Disks: disks, Restore: rec.Restore, Serial: mem.DiskSerial, Blank: mem.Blank, HostArch: mem.HostArch, Firewall: mem.Firewall, ha: mem.HA, old: mem.Old,
+		Prepared: rec.Prepared, Late: new(Late),
 	}
-	return changed
 }
 
-// deleteSame deletes the VM if it is still the one that was planned, stopped and empty.
-func (r *Replace) deleteSame(ctx context.Context) error {
-	var vm, park cluster.VM
-	var found bool
-	var errParking, errKept error
-	err := wait.All(
+// newSystem stands for the system disk of a VM that is to be made.
+func newSystem(key string) []parking.ParkedDisk {
+	return []parking.ParkedDisk{{Key: key, System: true}}
+}
+
+// record is the exchange's record.
+func (r *Replace) record() openRecord {
+	return newOpenRecord(r.Proxmox, r.Parking, r.Run, r.VM.Name, r.Late)
+}
+
+// mover hands the exchange's disks over.
+func (r *Replace) mover() mover {
+	return newMover(r.record(), r.VM.Host, r.isSpare, func(in parking.Intent, text string) { r.saying(r.handOverStep(in))(text) })
+}
+
+// Sending records a request, sends it, and removes it from the record once it is answered. within
+// is how long Proxmox may take for it.
+func (r *Replace) Sending(ctx context.Context, what string, within time.Duration, send func(context.Context) error) error {
+	return r.record().sending(ctx, what, within, send)
+}
+
+// nowBoth is Current that also reads the parking VM, at the same time. While the VM is there, the
+// parking VM has to be, too.
+func (r *Replace) nowBoth(ctx context.Context) (vm cluster.VM, found bool, park cluster.VM, err error) {
+	var errPark error
+	err = wait.All(
 		func() (err error) {
-			vm, found, err = r.Powered(ctx)
+			vm, found, err = r.Current(ctx)
 			return err
 		},
 		func() error {
-			park, errParking = r.record().vm(ctx)
-			return nil
-		},
-		func() error {
-			errKept = r.requireFirewallKept(ctx, r.VM)
+			park, errPark = r.record().vm(ctx)
 			return nil
 		},
 	)
-	if err != nil || !found {
-		return err
+	if err == nil && found {
+		err = errPark
 	}
-	owned, errOwned := ownedDisks(vm)
-	missing, errParked := r.notParked(park, vm, found)
-	if err := errors.Join(errOwned, cmp.Or(errParking, errParked)); err != nil {
-		return err
-	}
-	switch {
-	case missing != "":
-		return fault.ParkedHalf.Refusedf("%s is not on parking VM %d: %s is not deleted", missing, r.Parking, vm)
-	case vm.UUID() != r.VM.UUID() || vm.Name != r.VM.Name || vm.Host != r.VM.Host:
-		return fault.UUIDMismatch.Refusedf("%s (UUID %s) is not the VM that was planned: %s (UUID %s)", vm, vm.UUID(), r.VM, r.VM.UUID())
-	case vm.Running:
-		return startedMeanwhile(vm)
-	case vm.Lock != "" && !cluster.Locked(vm): // Proxmox refuses a delete under any lock; see package patience
-		return fault.VMLocked.Refusedf("%s is locked (%s)", vm, vm.Lock)
-	case len(owned) > 0:
-		return stillThere(vm, owned, fault.ParkedHalf.Refusedf("%s still owns %s, which would be deleted with it", vm, volumesOf(owned)))
-	case vm.Config["vmstate"] != "" || vm.Config["parent"] != "" || len(vm.Pending) > 0:
-		// What they name would be deleted too (qemu-server, QemuServer.pm, destroy_vm).
-		return fault.VMChanged.Refusedf("%s has a saved state, a snapshot or pending changes (%s), which it had not: it is not deleted",
-			vm, strings.TrimSpace(strings.Join(append(slices.Clone(vm.Pending), vm.Config["vmstate"], vm.Config["parent"]), " ")))
-	}
-	if err := errors.Join(cluster.RequireRemakeable(vm, r.HostArch), cluster.RequireRemakeable(r.VM, r.HostArch)); err != nil {
-		return err
-	}
-	if changed := r.changedSince(vm); len(changed) > 0 {
-		return fault.WithHint(fault.VMChanged.Refusedf("%s was changed by someone else since it was remembered (%s): the new VM would not have that, so it is not deleted", vm, strings.Join(changed, "; ")),
-			"set that back, then run the same command again; or recast undo NODE, which gives the old VM its disks back, and roll again")
-	}
-	if errKept != nil { // of the VM on that host under that name, which it still is
-		return errKept
-	}
-	if err := cluster.RequireQuorum(ctx, r.Proxmox); err != nil {
-		return err
-	}
-	if err := r.Proxmox.DeleteVM(ctx, vm); err != nil {
-		return fmt.Errorf("delete %s: %w", vm, err)
-	}
-	return nil
+	return vm, found, park, err
 }
 
-func (r *Replace) deleteVM(ctx context.Context) error {
-	if err := r.awaitDelete(ctx); err != nil {
-		return err
-	}
-	return r.Sending(ctx, SentDelete, LateQueue, r.deleteSame)
+// configOf is the key of a VM's configuration for step.Once.
+type configOf cluster.VMID
+
+// ConfigOf reads a VM's configuration: goals that follow each other directly read it once.
+func ConfigOf(ctx context.Context, px cluster.VMReader, id cluster.VMID) (cluster.VM, error) {
+	return step.Once(ctx, configOf(id), func() (cluster.VM, error) { return px.VMConfig(ctx, id) })
 }
 
-// emptied is the goal of parking: every disk that must leave the VM has left it. For a VM that is
-// to be deleted, that is every disk but the cloud-init drive.
-func (r *Replace) emptied(ctx context.Context) (string, error) {
-	vm, found, park, err := r.nowBoth(ctx)
-	if err != nil {
-		return "", err
-	}
-	if reason, err := r.isReplaced(vm, found); err != nil || reason != "" {
-		return reason, err
-	}
-	if missing, err := r.notParked(park, vm, found); err != nil || missing != "" {
-		return "", err
-	}
-	if !r.Strategy.DeletesVM() {
-		return "its system disk is parked", nil
-	}
-	owned, err := ownedDisks(vm)
+// Current reads the VM's configuration again; found is false once the VM is deleted.
+func (r *Replace) Current(ctx context.Context) (vm cluster.VM, found bool, err error) {
+	return r.found(ConfigOf(ctx, r.Proxmox, r.VM.ID))
+}
+
+// Powered is Current, and also tells whether the VM is on.
+func (r *Replace) Powered(ctx context.Context) (vm cluster.VM, found bool, err error) {
+	return r.found(r.Proxmox.VM(ctx, r.VM.ID))
+}
+
+func (r *Replace) found(vm cluster.VM, err error) (cluster.VM, bool, error) {
 	switch {
+	case errors.Is(err, cluster.ErrNotFound):
+		return cluster.VM{}, false, nil
 	case err != nil:
-		return "", err
-	case len(owned) > 0:
-		return "", stillThere(vm, owned, fault.ParkedHalf.Refusedf("every disk of %s is parked, but it has %s, which was not there when it was remembered", vm, volumesOf(owned)))
+		return cluster.VM{}, false, fmt.Errorf("look up VM %d: %w", r.VM.ID, err)
 	}
-	return fmt.Sprintf("%s owns no disk", vm), nil
+	return vm, true, nil
 }
 
 func (r *Replace) isReplaced(vm cluster.VM, found bool) (string, error) {
@@ -201,33 +167,6 @@ func (r *Replace) isReplaced(vm cluster.VM, found bool) (string, error) {
 	return "", nil
 }
 
-// notParked returns the first disk that is not where the exchange keeps it. If a VM has lost a
-// drive, that does not prove that the parking VM has it.
-func (r *Replace) notParked(park, vm cluster.VM, found bool) (key string, err error) {
-	for _, d := range r.Disks {
-		if d.Holder != 0 {
-			if isDetached(d, vm, found) == "" {
-				return d.Key, nil
-			}
-			continue
-		}
-		if reason, err := isParked(park, vm, d); err != nil || reason == "" {
-			return d.Key, err
-		}
-	}
-	return "", nil
-}
-
-// replaced is the goal of take-down: the old VM no longer exists. A VM that stays carries the run's
-// mark from then on.
-func (r *Replace) replaced(ctx context.Context) (string, error) {
-	vm, found, err := r.Current(ctx)
-	if err != nil {
-		return "", err
-	}
-	return r.isReplaced(vm, found)
-}
-
 // uuidMismatch is the error of a VM that has our VMID but another UUID.
 func (r *Replace) uuidMismatch(vm cluster.VM) error {
 	if cluster.Forming(vm) {
@@ -236,72 +175,89 @@ func (r *Replace) uuidMismatch(vm cluster.VM) error {
 	return fault.UUIDMismatch.Refusedf("%s has UUID %s: it is not the VM that was planned (UUID %s)", vm, vm.UUID(), r.VM.UUID())
 }
 
-// TakenDown is the goal of take-down for every strategy. A VM that is only given another shape is off
-// until it has the run's mark.
-func (r *Replace) TakenDown(ctx context.Context) (string, error) {
+// off returns the VM, which must be off.
+func (r *Replace) off(ctx context.Context) (cluster.VM, error) {
+	vm, found, err := r.Powered(ctx)
 	switch {
-	case r.Strategy.DeletesVM():
-		return r.replaced(ctx)
-	case r.Strategy.Reshapes():
-		vm, found, err := r.Powered(ctx)
-		if err != nil || found && vm.MadeBy() != r.Run && !vm.Running && !vm.HA && vm.Config["onboot"] != "1" {
-			return vm.String() + " is off", err
+	case err != nil:
+		return vm, err
+	case !found:
+		return vm, fault.ParkedHalf.Refusedf("VM %d is gone", r.VM.ID)
+	case vm.UUID() != r.VM.UUID():
+		return vm, r.uuidMismatch(vm)
+	case vm.Running:
+		return vm, startedMeanwhile(vm)
+	}
+	return vm, nil
+}
+
+func startedMeanwhile(vm cluster.VM) error {
+	return fault.WithHint(fault.VMChanged.Refusedf("%s was started by someone else", vm), "switch VM %d off, then run the same command again", vm.ID)
+}
+
+// requireHost refuses a VM that has left the host of the exchange. Proxmox HA may migrate it until
+// it is removed from HA.
+func requireHost(vm cluster.VM, host string) error {
+	if vm.Host == host {
+		return nil
+	}
+	return fault.WithHint(fault.HostAway.Refusedf("%s was on %s when its replacement was begun: disks can be handed over on one host only", vm, host),
+		"run the same command again; if that finds the replacement unfinished, bring the VM back first, on %s: %s. Nothing was destroyed", vm.Host, cluster.MigrateCommand(vm, host))
+}
+
+// KeepOff makes sure that neither Proxmox HA nor onboot starts the VM once it is off.
+func (r *Replace) KeepOff(ctx context.Context) (cluster.VM, error) {
+	look := func() (cluster.VM, error) {
+		vm, err := r.Proxmox.VM(ctx, r.VM.ID)
+		switch {
+		case err != nil:
+			return vm, fmt.Errorf("look up VM %d: %w", r.VM.ID, err)
+		case vm.UUID() != r.VM.UUID():
+			return vm, r.uuidMismatch(vm)
+		case len(r.Disks) == 0: // an exchange that hands over no disk may go on anywhere
+			return vm, nil
 		}
-		return r.replaced(ctx)
+		return vm, requireHost(vm, r.VM.Host)
 	}
-	return r.emptied(ctx)
-}
-
-func (r *Replace) unprotect(ctx context.Context) error {
-	vm, found, err := r.Current(ctx)
-	if err != nil || !found {
-		return err
-	}
-	return LiftProtection(ctx, r.Proxmox, vm)
-}
-
-// unprotected is the goal of unprotect: the VM may be deleted.
-func (r *Replace) unprotected(ctx context.Context) (string, error) {
-	vm, found, err := r.Current(ctx)
+	vm, err := look()
 	if err != nil {
-		return "", err
+		return vm, err
 	}
-	if reason, err := r.isReplaced(vm, found); err != nil || reason != "" {
-		return reason, err
+	ha, err := r.Proxmox.HAResource(ctx, vm.ID)
+	if err != nil {
+		return vm, fmt.Errorf("read what Proxmox HA has of %s: %w", vm, err)
 	}
-	if found && vm.Config["protection"] == "1" {
-		return "", nil
+	if ha != nil { // even a resource that HA ignores prevents Proxmox from deleting the VM
+		if err := r.Sending(ctx, cluster.SentRemoveHA, LateQueue, func(ctx context.Context) error { return r.Proxmox.RemoveHA(ctx, vm.ID) }); err != nil {
+			return vm, fmt.Errorf("take %s out of Proxmox HA: %w", vm, err)
+		}
+		if vm, err = look(); err != nil {
+			return vm, err
+		}
 	}
-	return "it is not protected", nil
+	if vm.Config["onboot"] == "1" {
+		if err := r.Proxmox.SetConfig(ctx, vm, map[string]string{"onboot": "0"}, nil); err != nil {
+			return vm, fmt.Errorf("unset onboot of %s: %w", vm, err)
+		}
+	}
+	return vm, nil
 }
 
-// LiftProtection allows Proxmox to remove drives from a VM, and to delete it. Finish protects a
-// node's VM again, and the next write of its record protects a parking VM again.
-func LiftProtection(ctx context.Context, px cluster.Editor, vm cluster.VM) error {
-	return fault.Prefix("lift the protection of "+vm.String(), px.SetConfig(ctx, vm, map[string]string{"protection": "0"}, nil))
-}
-
-// ownedDisks lists what Proxmox would free with the VM, except the cloud-init drive.
-func ownedDisks(vm cluster.VM) ([]cluster.Disk, error) {
-	disks, err := vm.Disks()
-	return slices.DeleteFunc(disks, func(d cluster.Disk) bool { return d.CloudInit() || d.CDROM && d.Owner != vm.ID }), err
-}
-
-// sameSetting compares two values of a setting; Proxmox ends a description with a line break.
-func sameSetting(a, b string) bool { return strings.TrimRight(a, "\n") == strings.TrimRight(b, "\n") }
-
-// stillThere adds to err, for each drive that prevents the VM's deletion, where the drive can go.
-func stillThere(vm cluster.VM, drives []cluster.Disk, err error) error {
-	for _, d := range drives {
-		err = fault.WithHint(err, "%s", takeOut(vm, d))
+// saying returns the function that reports what a step of the exchange waits for.
+func (r *Replace) saying(id string) func(string) {
+	branch := "bring-up/"
+	switch {
+	case r.Strategy.From() == cluster.Halfway:
+		branch = "put-back/"
+	case id == "delete-vm" || id == rememberStep || strings.HasPrefix(id, parkStep):
+		branch = "take-down/"
 	}
-	return fault.WithHint(err, "take that out of VM %d, then run the same command again; nothing was deleted", vm.ID)
+	return func(text string) {
+		if r.Say != nil {
+			r.Say(branch+id, text)
+		}
+	}
 }
 
-func volumesOf(drives []cluster.Disk) string {
-	var names []string
-	for _, d := range drives {
-		names = append(names, d.Key+" ("+d.Volid+")")
-	}
-	return strings.Join(names, ", ")
-}
+// parkStep is the prefix of the ID of a step that parks a disk.
+const parkStep = "park/"

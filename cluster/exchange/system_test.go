@@ -7,8 +7,70 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/clustertest"
 	"github.com/recast-sh/recast/cluster/clustertest/vmsetting"
+	"github.com/recast-sh/recast/cluster/parking"
+	"github.com/recast-sh/recast/cluster/reach"
+	"github.com/recast-sh/recast/internal/fault"
 )
+
+func TestBlankDiskGrowsOnlyWhenAsked(t *testing.T) {
+	t.Parallel()
+	d := cluster.Disk{Key: "scsi0", Volid: "thin:vm-1-disk-0", Options: []string{"size=10240M"}}
+	for gib, want := range map[int]string{0: "thin:10,serial=s,wwn=", 5: "thin:10,serial=s,wwn=", 32: "thin:32,serial=s,wwn="} {
+		if got := (&Replace{SystemGiB: gib, Serial: "s"}).blankDisk(d); got != want+cluster.WWN("s") {
+			t.Errorf("%d GiB wanted: %q, want %q", gib, got, want)
+		}
+	}
+}
+
+func TestNewConfigCarriesEverythingButDisks(t *testing.T) {
+	t.Parallel()
+	got, err := replacement().newConfig("isos:iso/recast-new.iso")
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := map[string]string{
+		"name": "wk1", "memory": "4096", "smbios1": "uuid=AB", "net0": "virtio=BC:24:11:00:00:01,bridge=vmbr0", "onboot": "0", "protection": "1",
+		"scsi0": "fast:10,discard=on,iothread=1,format=qcow2,serial=recast-1,wwn=0x37eb0b496c370925", "ide2": "isos:iso/recast-new.iso,media=cdrom",
+		"ide0": "fast:cloudinit,format=qcow2", "boot": "order=scsi0;ide2;scsi1;net0", "scsihw": "virtio-scsi-single", "pool": "talos",
+		"description": "mine\nrecast: run=r1 build=b1",
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestNewConfigRefusesBeforeAnythingIsGone(t *testing.T) {
+	t.Parallel()
+	r := replacement()
+	r.VM.Config["description"] = strings.Repeat("x", cluster.MaxDescription)
+	if _, err := r.newConfig("isos:iso/recast-new.iso"); err == nil {
+		t.Error("Proxmox would refuse this description after the old VM was deleted")
+	}
+	r = replacement()
+	r.Disks[1].System = false
+	if _, err := r.newConfig("isos:iso/recast-new.iso"); err == nil {
+		t.Error("a VM without a system disk was accepted")
+	}
+}
+
+func oldVM() cluster.VM {
+	return cluster.VM{ID: 9011, Name: "wk1", Host: "pve1", Pool: "talos", Config: map[string]string{
+		"name": "wk1", "memory": "4096", "smbios1": "uuid=AB", "net0": "virtio=BC:24:11:00:00:01,bridge=vmbr0", "onboot": "1",
+		"scsi0": "fast:9011/vm-9011-disk-0.qcow2,discard=on,iothread=1,serial=old,size=10G", "scsi1": "fast:9011/vm-9011-disk-1.raw,serial=data,size=20G",
+		"efidisk0": "fast:9011/vm-9011-disk-2.raw,efitype=4m,size=528K", "ide2": "isos:iso/recast-old.iso,media=cdrom,size=300M",
+		"ide0": "fast:9011/vm-9011-cloudinit.qcow2,media=cdrom,size=4M", "boot": "order=scsi1;scsi0;net0",
+		"description": "mine", "tags": "talos", "vmgenid": "x", "meta": "creation-qemu=9", "scsihw": "virtio-scsi-single",
+	}}
+}
+
+func replacement() *Replace {
+	return &Replace{
+		Run: "r1", Build: "b1", VM: oldVM(), Serial: "recast-1", Parking: 9090,
+		Disks: []parking.ParkedDisk{{Key: "efidisk0"}, {Key: "scsi0", System: true}, {Key: "scsi1"}},
+	}
+}
 
 // TestEverySettingIsCarried: the new VM gets every setting that recreate allows, or Proxmox
 // generates it again. No setting turns out to be lost, or read-only, after the old VM is deleted.
@@ -96,3 +158,44 @@ const driveOptions = "aio=native,backup=0,bps=1048576,bps_max_length=2,bps_rd=1,
 	"detect_zeroes=0,discard=on,heads=1,iops=10,iops_max=20,iops_max_length=2,iops_rd=5,iops_rd_max=6,iops_rd_max_length=2,iops_wr=5,iops_wr_max=6," +
 	"iops_wr_max_length=2,iothread=1,mbps=1.5,mbps_max=2,mbps_rd=1,mbps_rd_max=2,mbps_wr=1,mbps_wr_max=2,media=disk,model=DISK%201,product=disk one," +
 	"queues=4,replicate=0,rerror=report,ro=0,scsiblock=0,secs=1,shared=1,snapshot=0,ssd=1,trans=lba,vendor=acme,werror=stop"
+
+// TestBlankSettingIsTemporary: the VM has the setting from the blank boot until finish.
+func TestBlankSettingIsTemporary(t *testing.T) {
+	t.Parallel()
+	for name, was := range map[string]string{"had another value": "ip=dhcp", "had none": ""} {
+		vm := cluster.VM{ID: 9011, Config: map[string]string{"name": "wk1", "scsi0": "fast:vm-9011-disk-0,size=10G", "smbios1": "uuid=a"}}
+		if was != "" {
+			vm.Config["ipconfig0"] = was
+		}
+		mem := parking.Memory{VM: vm, SystemKey: "scsi0", DiskSerial: "recast-0123456789ab", Blank: &reach.Setting{Key: "ipconfig0", Value: "ip=10.0.0.31/24"}}
+		packed, err := mem.Pack()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if mem, err = parking.UnpackMemory(packed); err != nil { // as if another machine resumed
+			t.Fatal(err)
+		}
+		rec := parking.Record{Strategy: cluster.Recreate, Disks: []parking.ParkedDisk{{Key: "scsi0", System: true}}}
+		r := Of(nil, mem, rec, 9900)
+		made, err := r.newConfig("isos:iso/a.iso")
+		if err != nil {
+			t.Fatal(err)
+		}
+		back, _, err := r.oldConfig()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff([]string{"ip=10.0.0.31/24", was}, []string{made["ipconfig0"], back["ipconfig0"]}); diff != "" {
+			t.Errorf("%s: new VM and restored VM (-want +got):\n%s", name, diff)
+		}
+	}
+}
+
+// TestReplaceWithoutItsPreparedDisk: the node is down, so the error says how its old system disk comes back.
+func TestReplaceWithoutItsPreparedDisk(t *testing.T) {
+	t.Parallel()
+	_, err := calls["give"].run(t, on(9900, kv{"scsi29": ""}), clustertest.Which{})
+	if hints := strings.Join(fault.Hints(err), "; "); !strings.Contains(hints, "recast undo wk1 gives the VM its old system disk back") {
+		t.Errorf("%v, hints %q", err, hints)
+	}
+}
