@@ -72,7 +72,7 @@ func (n Gate) RequireSameEtcd(ctx context.Context, v etcd.View, m cluster.EtcdMe
 	case err == nil && own.MemberID != m.ID, err != nil && answers:
 		err = fault.EtcdUnhealthy.Refusedf("etcd member %x is named %s, but is not what runs on %s: another machine has its name", m.ID, n.Plan.Node, n.Plan.Addr)
 	case err != nil && m.ID != 0:
-		return n.Identity.requireOwnMember(ctx, m)
+		return n.requireOwnMember(ctx, m)
 	default:
 		return nil // a member that does not answer may be replaced
 	}

@@ -16,29 +16,16 @@ import (
 )
 
 // Gate is what must hold before anything of a node is touched.
-type Gate struct {
-	*rolling.Node
-	Earlier  lateGate // earlier requests that Proxmox may still carry out
-	Identity identity // machine, Node and etcd member are the planned ones, each there once
-	Losses   losses   // data that leaves with the system disk
-}
-
-type (
-	lateGate struct{ *rolling.Node }
-	identity struct{ *rolling.Node }
-	losses   struct{ *rolling.Node }
-)
+type Gate struct{ *rolling.Node }
 
 // Of is the gate of a node.
-func Of(n *rolling.Node) Gate {
-	return Gate{Node: n, Earlier: lateGate{n}, Identity: identity{n}, Losses: losses{n}}
-}
+func Of(n *rolling.Node) Gate { return Gate{n} }
 
 // Check is the final check before the node is taken out. First it waits for late requests; apart
 // from removing those from the records, it only reads. From then on this roll counts the node as
 // out.
 func (n Gate) Check(ctx context.Context) error {
-	if err := n.Earlier.AwaitLate(ctx); err != nil {
+	if err := n.awaitLate(ctx); err != nil {
 		return err
 	}
 	if err := errors.Join(n.RequireOurs(ctx), n.look(ctx)); err != nil {
@@ -54,7 +41,7 @@ func (n Gate) look(ctx context.Context) error {
 	case n.Plan.Strategy.KeepsVM() && (n.Plan.Resume || n.Plan.OnlyTidies()):
 		return nil // it is already out, or is never taken out
 	case n.Plan.Strategy.From() == cluster.Blank:
-		return n.Identity.RequireNameFree(ctx)
+		return n.RequireNameFree(ctx)
 	case n.Plan.Rebuild != "" && n.Plan.Strategy.VM() == cluster.VMGone:
 		return n.requireBroken(ctx)
 	case !n.Plan.Strategy.KeepsVM():
@@ -67,7 +54,7 @@ func (n Gate) look(ctx context.Context) error {
 	case s.From() == cluster.Nowhere:
 		return errors.Join(append(problems, n.requireNew(ctx))...)
 	case s.From() == cluster.Halfway:
-		return errors.Join(append(problems, n.requireOldEtcd(ctx), n.Losses.Require(ctx))...)
+		return errors.Join(append(problems, n.requireOldEtcd(ctx), n.RequireNoLoss(ctx))...)
 	case s.Replaces():
 		problems = append(problems, n.requireBootable(ctx))
 		if !n.Plan.Resume {
@@ -77,7 +64,7 @@ func (n Gate) look(ctx context.Context) error {
 	switch {
 	case !strategy.DiskLeaves(n.Plan.Strategy, n.Plan.Wanted):
 	case n.Plan.Resume:
-		problems = append(problems, n.Losses.RequireOff(ctx))
+		problems = append(problems, n.RequireNoLossOff(ctx))
 	default:
 		problems = append(problems, n.requireReplaceable(ctx))
 	}
@@ -85,7 +72,7 @@ func (n Gate) look(ctx context.Context) error {
 		problems = append(problems, n.requireStorages(ctx))
 	}
 	if !n.Plan.Resume {
-		problems = append(problems, n.Identity.RequireOneMachine(ctx), n.RequireUnchanged(ctx), n.requireFallback(ctx), n.requireSoleOwner(ctx), n.requireOthersReady(ctx), n.RequireEtcd(ctx))
+		problems = append(problems, n.RequireOneMachine(ctx), n.RequireUnchanged(ctx), n.requireFallback(ctx), n.requireSoleOwner(ctx), n.requireOthersReady(ctx), n.RequireEtcd(ctx))
 	} else if m, err := n.Talos.Booted(ctx, n.Plan.Addr); err == nil && n.IsOldBoot(ctx, m) {
 		problems = append(problems, n.RequireEtcd(ctx)) // the node still serves
 	}
@@ -99,7 +86,7 @@ func (n Gate) requireFallback(ctx context.Context) error {
 		return nil
 	}
 	f := Of(n.AsReimage())
-	if err := f.Losses.Require(ctx); err != nil { // asked again, if possible, before the disk leaves
+	if err := f.RequireNoLoss(ctx); err != nil { // asked again, if possible, before the disk leaves
 		return fmt.Errorf("should %s not come back, it could not be reimaged: %w", n.Plan.Node, err)
 	}
 	if err := f.requireBootable(ctx); err != nil {
@@ -190,7 +177,7 @@ func (n Gate) requireReplaceable(ctx context.Context) error {
 	c.Found.Ties, errTies = n.Proxmox.Ties(ctx, c.VM)
 	k, errNode := n.Kube.Node(ctx, n.Plan.Node)
 	if errNode == nil {
-		c.Found.Local, errLocal = n.Losses.localData(ctx, k)
+		c.Found.Local, errLocal = n.localData(ctx, k)
 	}
 	c.Machine, errMachine = n.Talos.Machine(ctx, n.Plan.Addr)
 	if err := errors.Join(errTies, errNode, errLocal, errMachine); err != nil {

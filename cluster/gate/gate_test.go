@@ -71,16 +71,16 @@ var gateCalls = map[string]rollingtest.Call{
 	"bootstrap":        {Do: check, Ready: all(asCP, unmade, first), Deaf: []string{"Identity", "MaintenanceMachine"}},
 	"take away":        {Do: check, Ready: all(asCP, broken), Deaf: []string{"EtcdStatus"}},
 	"create again":     {Do: check, Ready: all(unmade, resumed), Deaf: []string{"Node"}},
-	"asks":             {Do: func(s *scene, ctx context.Context) error { return gateOf(s).Losses.RequireOff(ctx) }, Ready: begun, Deaf: []string{"Machine", "Node", "LocalData", "VM", "Get"}},
+	"asks":             {Do: func(s *scene, ctx context.Context) error { return gateOf(s).RequireNoLossOff(ctx) }, Ready: begun, Deaf: []string{"Machine", "Node", "LocalData", "VM", "Get"}},
 	"late cp": {Do: func(s *scene, ctx context.Context) error {
-		err := gateOf(s).Earlier.AwaitLate(ctx)
+		err := gateOf(s).awaitLate(ctx)
 		if err == nil && !s.Late.None() {
 			return errors.New("the next one looks at every record again")
 		}
 		return err
 	}, Ready: asCP},
-	"asks cp": {Do: func(s *scene, ctx context.Context) error { return gateOf(s).Losses.RequireOff(ctx) }, Ready: all(asCP, begun), Deaf: []string{"Machine", "Node", "LocalData", "VM", "Get"}},
-	"losses":  {Do: func(s *scene, ctx context.Context) error { return gateOf(s).Losses.Require(ctx) }, Ready: begun, Deaf: []string{"Machine"}},
+	"asks cp": {Do: func(s *scene, ctx context.Context) error { return gateOf(s).RequireNoLossOff(ctx) }, Ready: all(asCP, begun), Deaf: []string{"Machine", "Node", "LocalData", "VM", "Get"}},
+	"losses":  {Do: func(s *scene, ctx context.Context) error { return gateOf(s).RequireNoLoss(ctx) }, Ready: begun, Deaf: []string{"Machine"}},
 }
 
 func gateOf(s *scene) Gate { return Of(s.Node) }

@@ -19,7 +19,7 @@ import (
 // RequireOneMachine refuses unless the machine at the node's address and the one that has its name
 // in Kubernetes are the same, namely the machine of its VM. It accepts a machine that does not
 // answer: other checks decide whether it must.
-func (n identity) RequireOneMachine(ctx context.Context) error {
+func (n Gate) RequireOneMachine(ctx context.Context) error {
 	m, err := n.Talos.Identity(ctx, n.Plan.Addr)
 	switch {
 	case err != nil:
@@ -34,7 +34,7 @@ func (n identity) RequireOneMachine(ctx context.Context) error {
 }
 
 // RequireOwnName refuses if Kubernetes has another machine under the node's name.
-func (n identity) RequireOwnName(ctx context.Context) error {
+func (n Gate) RequireOwnName(ctx context.Context) error {
 	k, err := n.KubeNode(ctx)
 	if err != nil {
 		return err
@@ -42,7 +42,7 @@ func (n identity) RequireOwnName(ctx context.Context) error {
 	return n.requireOwn(ctx, k)
 }
 
-func (n identity) requireOwn(ctx context.Context, k cluster.KubeNode) error {
+func (n Gate) requireOwn(ctx context.Context, k cluster.KubeNode) error {
 	if k.UUID == n.Plan.UUID {
 		return nil
 	}
@@ -50,7 +50,7 @@ func (n identity) requireOwn(ctx context.Context, k cluster.KubeNode) error {
 }
 
 // otherMachine adds to err whose machine has that UUID and also uses the node's name.
-func (n identity) otherMachine(ctx context.Context, uuid string, err error) error {
+func (n Gate) otherMachine(ctx context.Context, uuid string, err error) error {
 	vms, errVMs := n.Proxmox.VMs(ctx)
 	for _, vm := range vms {
 		if errVMs == nil && vm.UUID() == uuid {
@@ -65,7 +65,7 @@ func (n identity) otherMachine(ctx context.Context, uuid string, err error) erro
 // it: the new one would take over the other's Node and, when it joins etcd, Talos would remove the
 // other's member (addMember in services/etcd.go). An API that does not answer is accepted: this may
 // be the only control plane, and without etcd's quorum no member can join.
-func (n identity) RequireNameFree(ctx context.Context) error {
+func (n Gate) RequireNameFree(ctx context.Context) error {
 	asking, cancel := context.WithTimeout(ctx, exchange.LookAround)
 	defer cancel()
 	if k, err := n.KubeNode(asking); err == nil {
@@ -92,7 +92,7 @@ func (n identity) RequireNameFree(ctx context.Context) error {
 
 // requireOwnMember refuses if another machine runs the member with the node's name. A member whose
 // peer address does not answer is an orphan, or the node's own.
-func (n identity) requireOwnMember(ctx context.Context, m cluster.EtcdMember) error {
+func (n Gate) requireOwnMember(ctx context.Context, m cluster.EtcdMember) error {
 	addr, err := m.Address(nil)
 	if err != nil || addr == n.Plan.Addr {
 		return nil //nolint:nilerr // added, but never started

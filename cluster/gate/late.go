@@ -11,15 +11,15 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// AwaitLate waits, before the node is taken out, until Proxmox can no longer carry out requests of
+// awaitLate waits, before the node is taken out, until Proxmox can no longer carry out requests of
 // an earlier process that would harm the node while it is out: a start of its own VM, or the
 // shutdown of another control plane.
-func (n lateGate) AwaitLate(ctx context.Context) error {
+func (n Gate) awaitLate(ctx context.Context) error {
 	if n.Plan.Strategy.From() == cluster.Blank || n.Plan.OnlyTidies() {
 		return nil // nothing is taken out
 	}
 	say := func(text string) { n.Tell("gate", text) }
-	own, err := n.own(ctx)
+	own, err := n.ownParkings(ctx)
 	if err != nil {
 		return err
 	}
@@ -36,22 +36,22 @@ func (n lateGate) AwaitLate(ctx context.Context) error {
 			return err
 		}
 	}
-	if err := n.forget(ctx, n.Plan.Found.Elsewhere); err != nil || n.Plan.Role != cluster.ControlPlane {
+	if err := n.forgetLate(ctx, n.Plan.Found.Elsewhere); err != nil || n.Plan.Role != cluster.ControlPlane {
 		return err
 	}
-	others, err := n.others(ctx)
+	others, err := n.otherParkings(ctx)
 	if err != nil {
 		return err
 	}
 	if err := n.Late.Await(ctx, others, cluster.TakesDown, say); err != nil {
 		return err
 	}
-	return n.forget(ctx, others)
+	return n.forgetLate(ctx, others)
 }
 
-// own returns the node's own parking VMs, also those on other hosts; their records list the requests to
+// ownParkings returns the node's own parking VMs, also those on other hosts; their records list the requests to
 // wait for.
-func (n lateGate) own(ctx context.Context) ([]parking.Parking, error) {
+func (n Gate) ownParkings(ctx context.Context) ([]parking.Parking, error) {
 	if n.Plan.Strategy.KeepsVM() {
 		return nil, nil
 	}
@@ -62,9 +62,9 @@ func (n lateGate) own(ctx context.Context) ([]parking.Parking, error) {
 	return append([]parking.Parking{park}, n.Plan.Found.Elsewhere...), err
 }
 
-// others returns the parking VMs of the cluster's other control planes whose records have requests.
+// otherParkings returns the parking VMs of the cluster's other control planes whose records have requests.
 // An offline host does not carry out any request.
-func (n lateGate) others(ctx context.Context) ([]parking.Parking, error) {
+func (n Gate) otherParkings(ctx context.Context) ([]parking.Parking, error) {
 	if n.Late.None() {
 		return nil, nil
 	}
@@ -89,9 +89,9 @@ func (n lateGate) others(ctx context.Context) ([]parking.Parking, error) {
 	return out, nil
 }
 
-// forget removes requests that can no longer come from closed records. No other control plane is
+// forgetLate removes requests that can no longer come from closed records. No other control plane is
 // being rolled, so nothing else writes these records.
-func (n lateGate) forget(ctx context.Context, parkings []parking.Parking) error {
+func (n Gate) forgetLate(ctx context.Context, parkings []parking.Parking) error {
 	for _, p := range parkings {
 		before := len(p.Record.Sent)
 		n.Late.Forgetting(p.VM.ID, func(*parking.Record) {})(&p.Record)

@@ -15,9 +15,9 @@ import (
 	"github.com/recast-sh/recast/internal/wait"
 )
 
-// Require checks again which data would be lost with a system disk that is about to leave the node:
+// RequireNoLoss checks again which data would be lost with a system disk that is about to leave the node:
 // there may be new data since the plan was made.
-func (n losses) Require(ctx context.Context) error {
+func (n Gate) RequireNoLoss(ctx context.Context) error {
 	c, leaves, err := n.leavingNow(ctx)
 	if err != nil {
 		return fmt.Errorf("look again at what is on the system disk of %s: %w", n.Plan.Node, err)
@@ -33,15 +33,15 @@ func (n losses) Require(ctx context.Context) error {
 		"once that no longer holds, run the same command again")
 }
 
-// RequireOff is Require for a node that is already down, right before its system disk is handed
+// RequireNoLossOff is RequireNoLoss for a node that is already down, right before its system disk is handed
 // over. It waits for a Kubernetes that is slow to answer, but not for one that is down together
 // with a control plane: nothing can have been bound to the node since that control plane was
 // stopped.
-func (n losses) RequireOff(ctx context.Context) error {
+func (n Gate) RequireNoLossOff(ctx context.Context) error {
 	if n.Plan.Rebuild != "" {
 		return nil // its disk stays parked, and Kubernetes does not answer
 	}
-	err := n.Require(ctx)
+	err := n.RequireNoLoss(ctx)
 	if err == nil || fault.KindOf(err) != fault.Failed || ctx.Err() != nil {
 		return err
 	}
@@ -49,7 +49,7 @@ func (n losses) RequireOff(ctx context.Context) error {
 		return nil
 	}
 	return n.Wait(ctx, "losses", "Kubernetes to tell what is bound to "+n.Plan.Node, n.Timing.Join, func(ctx context.Context) (bool, string, error) {
-		err := n.Require(ctx)
+		err := n.RequireNoLoss(ctx)
 		if err != nil && fault.KindOf(err) != fault.Failed {
 			err = wait.Stop(err)
 		}
@@ -58,7 +58,7 @@ func (n losses) RequireOff(ctx context.Context) error {
 }
 
 // leavingNow is strategy.Leaving for what is read now.
-func (n losses) leavingNow(ctx context.Context) (c strategy.Candidate, leaves bool, err error) {
+func (n Gate) leavingNow(ctx context.Context) (c strategy.Candidate, leaves bool, err error) {
 	f := observe.Found{Name: n.Plan.Node}
 	var park parking.Parking
 	var vm cluster.VM
@@ -118,7 +118,7 @@ func (n losses) leavingNow(ctx context.Context) (c strategy.Candidate, leaves bo
 
 // bindings reads what Kubernetes says about the node. A deleted Node is no error, and neither is an
 // API that is down with its control planes.
-func (n losses) bindings(ctx context.Context, f *observe.Found) error {
+func (n Gate) bindings(ctx context.Context, f *observe.Found) error {
 	k, err := n.Kube.Node(ctx, n.Plan.Node)
 	switch {
 	case errors.Is(err, cluster.ErrNotFound):
@@ -134,7 +134,7 @@ func (n losses) bindings(ctx context.Context, f *observe.Found) error {
 	return err
 }
 
-func (n losses) localData(ctx context.Context, k cluster.KubeNode) ([]cluster.LocalData, error) {
+func (n Gate) localData(ctx context.Context, k cluster.KubeNode) ([]cluster.LocalData, error) {
 	local, err := n.Kube.LocalData(ctx, k)
 	return local[n.Plan.Node], err
 }

@@ -17,7 +17,7 @@ import (
 // enough to take in.
 func (n Gate) requireNew(ctx context.Context) error {
 	if n.Plan.Resume {
-		return n.Identity.RequireNameFree(ctx)
+		return n.RequireNameFree(ctx)
 	}
 	problems := []error{n.requireBootable(ctx), n.requireRoom(ctx), n.requireNoVM(ctx), n.requireNoMachine(ctx)}
 	if n.Plan.Bootstraps {

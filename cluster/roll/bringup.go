@@ -143,7 +143,7 @@ func (n *bringUp) configure(ctx context.Context) error {
 		return n.stopMismatch(ctx, err)
 	}
 	n.Tell("bring-up/configure", BlankAnswers+", its certificate's fingerprint "+blank.Fingerprint)
-	if err := n.gate.Identity.RequireNameFree(ctx); err != nil {
+	if err := n.gate.RequireNameFree(ctx); err != nil {
 		return err
 	}
 	if err := n.record.noteStage(ctx, parking.StageConfigured); err != nil {

@@ -179,7 +179,7 @@ func (n *etcdMember) mayLeave(ctx context.Context) (member, serves bool, err err
 	if err != nil {
 		return false, false, err
 	}
-	if err := errors.Join(n.gate.Identity.RequireOneMachine(ctx), n.gate.RequireSameEtcd(ctx, v, m)); err != nil {
+	if err := errors.Join(n.gate.RequireOneMachine(ctx), n.gate.RequireSameEtcd(ctx, v, m)); err != nil {
 		return member, true, err
 	}
 	if wrong := v.Unhealthy(n.Plan.Node); member && len(wrong) > 0 {

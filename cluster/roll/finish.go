@@ -38,7 +38,7 @@ func (n finish) frees() []step.Step {
 }
 
 func (n finish) uncordon(ctx context.Context) error {
-	if err := errors.Join(n.gate.Identity.RequireOwnName(ctx), n.record.noteStage(ctx, parking.StageServes)); err != nil {
+	if err := errors.Join(n.gate.RequireOwnName(ctx), n.record.noteStage(ctx, parking.StageServes)); err != nil {
 		return err
 	}
 	return fault.Prefix("uncordon "+n.Plan.Node, n.Kube.Uncordon(ctx, n.Plan.Node))
@@ -89,7 +89,7 @@ func (n finish) removal() []step.Step {
 	if n.Plan.Rebuild != "" { // Kubernetes does not answer
 		return []step.Step{keep}
 	}
-	own := func(ctx context.Context, _ cluster.KubeNode) error { return n.gate.Identity.RequireOwnName(ctx) }
+	own := func(ctx context.Context, _ cluster.KubeNode) error { return n.gate.RequireOwnName(ctx) }
 	steps := []step.Step{rolling.DeleteNode(n.Node, "delete Node "+n.Plan.Node, own, nil), keep}
 	if n.Want.Surge {
 		steps = append(steps, rolling.Freeing{Node: n.Node}.Removed())

@@ -168,7 +168,7 @@ func (n power) start(ctx context.Context) error {
 		return err
 	}
 	if !n.installs() { // the system that it boots already has the name
-		if err := n.gate.Identity.RequireNameFree(ctx); err != nil {
+		if err := n.gate.RequireNameFree(ctx); err != nil {
 			return err
 		}
 	}

@@ -30,7 +30,7 @@ func (n *record) known(ctx context.Context) (*exchange.Replace, error) {
 
 func (n *record) of(mem parking.Memory, rec parking.Record, park cluster.VMID) *exchange.Replace {
 	r := exchange.Of(n.Proxmox, mem, rec, park)
-	r.ISO, r.SystemGiB, r.Asks = n.Published().ISO, n.Want.SystemGiB, n.gate.Losses.RequireOff
+	r.ISO, r.SystemGiB, r.Asks = n.Published().ISO, n.Want.SystemGiB, n.gate.RequireNoLossOff
 	r.Shape, r.Image, r.DiskBytes = n.Want.Shape, n.Published().Disk, n.Want.Build.DiskBytes
 	if b := n.Want.Build; b.ID == rec.Build {
 		r.Made = parking.KeptDisk{Build: b.LockHash, Talos: b.TalosVersion}

@@ -38,7 +38,7 @@ var rooms = []room{
 	{"cluster/rolling", "^TestGate|^TestImages", "Node.Parking Published.find"},
 	{"cluster/parking", ".", "Memory.WrongBlank"},
 	{"cluster/gate", "^TestGate", `
-		Gate.Check Gate.look lateGate.AwaitLate lateGate.own lateGate.others losses.leavingNow losses.bindings`},
+		Gate.Check Gate.look Gate.awaitLate Gate.ownParkings Gate.otherParkings Gate.leavingNow Gate.bindings`},
 	{"cluster/roll", "^TestGate", `
 		etcdMember.mayLeave bringUp.checkBlank bringUp.configure resetMachine.again configure.check configure.shown savedConfig.read savedConfig.userConfig
 		power.start putBack.replacementOut putBack.leaveAsReplacement eviction.backOut takeDown.done record.with`},
