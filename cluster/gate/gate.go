@@ -1,3 +1,6 @@
+// Package gate is the last look before a node is taken out: [Gate] asks again for all that
+// the plan was made from, and refuses where the cluster would lose data, quorum or a name.
+// [Gate.Check] is the whole of it; each Require… is one thing that must hold.
 package gate
 
 import (
@@ -269,6 +272,24 @@ func (n Gate) requireRoom(ctx context.Context) error {
 	for _, use := range observe.SpaceUses([]observe.NewDisk{*n.Plan.Space}, rooms) {
 		if lack := use.Lacks(1)[0]; lack != "" {
 			return fault.StorageFull.Refusedf("no room for the new system disk of %s: %s", n.Plan.Node, lack)
+		}
+	}
+	return nil
+}
+
+// requireCeph checks again that no disk of the VM is on a Ceph that lets reads or writes wait: the VM would not
+// start, or a new disk not be filled.
+func requireCeph(ctx context.Context, px cluster.StorageReader, n planning.NodePlan) error {
+	if len(n.OnCeph) == 0 {
+		return nil
+	}
+	room := cluster.RoomOn(ctx, px, n.Host)
+	if room.Err != nil {
+		return fmt.Errorf("read the room on %s: %w", n.Host, room.Err)
+	}
+	for _, s := range room.Storages {
+		if s.Blocked != "" && slices.Contains(n.OnCeph, s.Name) {
+			return fault.WithHint(fault.GateClosed.Refusedf("%s has disks on storage %s: %s", n.Node, s.Name, s.Blocked), planning.CephRemedy, n.Host)
 		}
 	}
 	return nil

@@ -339,3 +339,48 @@ func lateRows() []row {
 		}, Err: "can't be read"},
 	}
 }
+
+// onCeph is a node with a disk on the Ceph of the hosts; blocked is what that lets wait.
+func onCeph(blocked string) func(*scene) {
+	return func(s *scene) {
+		s.Plan.OnCeph = []string{"ceph"}
+		s.PX.Space.Storages = append(s.PX.Space.Storages, cluster.StorageRoom{Name: "ceph", Active: true, Total: 1 << 40, Free: 1 << 40, Blocked: blocked})
+	}
+}
+
+// cephRows test the last look at the hosts' own Ceph.
+func cephRows() []row {
+	return []row{
+		{Do: "recreate", Change: onCeph("its Ceph cannot read or write some data"), Err: "has disks on storage ceph: its Ceph cannot read or write some data"},
+		{Do: "recreate", Change: onCeph("")},
+		{Do: "recreate", Change: all(onCeph(""), fails("Room", errors.New("no storage answers"))), Err: "read the room on"},
+		{Do: "recreate", Change: all(onCeph("another Ceph is full"), func(s *scene) { s.Plan.OnCeph = nil })},
+	}
+}
+
+// prepared is a node whose new system disk is made from a disk image, which only some hosts' storages have.
+func prepared(there bool) func(*scene) {
+	return func(s *scene) {
+		s.Plan.Prepared = "new.qcow2"
+		s.Want.Build.DiskName, s.Want.DiskStorages = "new.qcow2", []string{"images"}
+		if there {
+			s.PX.Volumes = append(s.PX.Volumes, "images:import/new.qcow2")
+		}
+	}
+}
+
+// bootRows test that a new machine finds something to boot.
+func bootRows() []row {
+	return []row{
+		{Do: "recreate", Change: prepared(false), Err: "disk image new.qcow2 is on none of images"},
+		{Do: "recreate", Change: prepared(true)},
+		{Do: "resume", Change: prepared(false)}, // it was prepared before
+	}
+}
+
+// ofOmni has a machine join Omni by a kernel argument, with that schematic in its image.
+func ofOmni(schematic string) func(*scene) {
+	return func(s *scene) {
+		s.Plan.Found.Machine.ConfigArgs, s.Plan.Found.Machine.Schematic.YAML = []string{"siderolink.api=x"}, schematic
+	}
+}
