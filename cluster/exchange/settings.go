@@ -69,18 +69,6 @@ func eject(ctx context.Context, px cluster.Proxmox, id cluster.VMID) error {
 	return nil
 }
 
-// changedSettings lists the settings that have other values during the exchange.
-func (r *Replace) changedSettings() []string {
-	keys := []string{"onboot", "protection"}
-	if r.Blank != nil {
-		keys = append(keys, r.Blank.Key)
-	}
-	if r.VM.Config["tags"] != "" {
-		keys = append(keys, "tags")
-	}
-	return keys
-}
-
 // toRestore returns which of those settings to set back, and in del those to delete because the VM
 // did not have them before.
 func (r *Replace) toRestore(ctx context.Context) (vm cluster.VM, set map[string]string, del []string, err error) {
@@ -89,7 +77,7 @@ func (r *Replace) toRestore(ctx context.Context) (vm cluster.VM, set map[string]
 		return vm, nil, nil, fmt.Errorf("look up VM %d: %w", r.VM.ID, err)
 	}
 	set = map[string]string{}
-	for _, key := range r.changedSettings() {
+	for _, key := range parking.ChangedSettings(r.VM, r.Blank) {
 		was, had := r.VM.Config[key]
 		is, has := vm.Config[key]
 		switch {
@@ -111,7 +99,7 @@ func (r *Replace) settingsRestored(ctx context.Context) (string, error) {
 	if err != nil || len(set)+len(del) > 0 {
 		return "", err
 	}
-	return strings.Join(r.changedSettings(), " and ") + " are as before", nil
+	return strings.Join(parking.ChangedSettings(r.VM, r.Blank), " and ") + " are as before", nil
 }
 
 // restoreSettings sets them back. It lifts the protection only when no late delete can come any
@@ -126,7 +114,7 @@ func (r *Replace) restoreSettings(ctx context.Context) error {
 			return err
 		}
 	}
-	return fault.Prefix("restore "+strings.Join(r.changedSettings(), " and ")+" of "+vm.String(), r.Proxmox.SetConfig(ctx, vm, set, del))
+	return fault.Prefix("restore "+strings.Join(parking.ChangedSettings(r.VM, r.Blank), " and ")+" of "+vm.String(), r.Proxmox.SetConfig(ctx, vm, set, del))
 }
 
 // haRestored is the goal of restoreHA.

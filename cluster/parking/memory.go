@@ -57,6 +57,19 @@ type Memory struct {
 	ConfigSum string `json:",omitempty"` // see Record.Config
 }
 
+// ChangedSettings lists the settings of a VM, as it was, that have other values until the end of its exchange. Finish,
+// put-back and the lines for a person's hand set them back.
+func ChangedSettings(vm cluster.VM, blank *reach.Setting) []string {
+	keys := []string{"onboot", "protection"}
+	if blank != nil {
+		keys = append(keys, blank.Key)
+	}
+	if vm.Config["tags"] != "" {
+		keys = append(keys, "tags") // a run sets those of a VM that it created only once its node serves
+	}
+	return keys
+}
+
 // maxMemory bounds an unpacked memory: it is read from a description that anyone may have edited.
 const maxMemory = 1 << 20
 

@@ -183,14 +183,7 @@ func (u *undo) setUp() {
 	u.setOptions()
 	u.setCDs()
 	settings, del := map[string]string{}, []string{}
-	keys := []string{"boot", "description", "onboot", "protection"}
-	if u.mem.Blank != nil {
-		keys = append(keys, u.mem.Blank.Key)
-	}
-	if u.mem.VM.Config["tags"] != "" {
-		keys = append(keys, "tags") // a run sets those of a VM that it created only once its node serves
-	}
-	for _, key := range keys {
+	for _, key := range append([]string{"boot", "description"}, ChangedSettings(u.mem.VM, u.mem.Blank)...) {
 		if value := strings.TrimRight(u.mem.VM.Config[key], "\n"); value != "" {
 			settings[key] = value
 		} else {
