@@ -69,12 +69,18 @@ func (m mover) begun(a, b cluster.VM) (*parking.Intent, error) {
 	return rec.Intent, err
 }
 
+// vm reads one VM, and whether it runs.
+func (m mover) vm(ctx context.Context, id cluster.VMID) (cluster.VM, error) {
+	vm, err := m.px.VM(ctx, id)
+	return vm, fault.Prefix(fmt.Sprintf("look up VM %d", id), err)
+}
+
 // read reads the two VMs of a hand-over.
 func (m mover) read(ctx context.Context, in parking.Intent) (p pair, err error) {
 	look := func(id cluster.VMID, vm *cluster.VM) func() error {
 		return func() (err error) {
-			*vm, err = m.px.VM(ctx, id)
-			return fault.Prefix(fmt.Sprintf("look up VM %d", id), err)
+			*vm, err = m.vm(ctx, id)
+			return err
 		}
 	}
 	err = wait.All(look(in.From, &p.from), look(in.To, &p.to))
@@ -103,9 +109,9 @@ type pair struct{ from, to cluster.VM }
 // forbids the removal, so it is lifted first.
 func (m mover) dropDangling(ctx context.Context, in parking.Intent) error {
 	for range 4 {
-		vm, err := m.px.VM(ctx, in.From)
+		vm, err := m.vm(ctx, in.From)
 		if err != nil {
-			return fmt.Errorf("look up VM %d: %w", in.From, err)
+			return err
 		}
 		users := cluster.UsersOf(in.Volid, vm)
 		if len(users) == 0 {
@@ -253,8 +259,8 @@ func (m mover) once(ctx context.Context, in parking.Intent, seen *pair) error {
 	err = wait.All(
 		func() error { return cluster.RequireQuorum(ctx, m.px) },
 		func() (err error) { // writing the intent may have changed the digest
-			from, err = m.px.VM(ctx, in.From)
-			return fault.Prefix(fmt.Sprintf("look up VM %d", in.From), err)
+			from, err = m.vm(ctx, in.From)
+			return err
 		},
 	)
 	if err != nil {
@@ -301,10 +307,10 @@ func (m mover) parkingOf(a, b cluster.VM) cluster.VM {
 
 // requireOff refuses to give a disk to a running VM: its guest would get it by hot-plug.
 func (m mover) requireOff(ctx context.Context, id cluster.VMID) error {
-	vm, err := m.px.VM(ctx, id)
+	vm, err := m.vm(ctx, id)
 	switch {
 	case err != nil:
-		return fmt.Errorf("look up VM %d: %w", id, err)
+		return err
 	case vm.Running:
 		return startedMeanwhile(vm)
 	}

@@ -51,9 +51,9 @@ func (r *Replace) detached(ctx context.Context, d parking.ParkedDisk) (string, e
 
 // onParking reads the drive under its parking key; found is false while the key is free.
 func (r *Replace) onParking(ctx context.Context, d parking.ParkedDisk) (park cluster.VM, disk cluster.Disk, found bool, err error) {
-	park, err = r.Proxmox.VMConfig(ctx, r.Parking)
+	park, err = r.record().vm(ctx)
 	if err != nil {
-		return cluster.VM{}, cluster.Disk{}, false, fmt.Errorf("look up parking VM %d: %w", r.Parking, err)
+		return park, disk, false, err
 	}
 	disk, found, err = parkedDisk(park, d)
 	return park, disk, found, err

@@ -50,9 +50,9 @@ func (r openRecord) read(ctx context.Context) (cluster.VM, parking.Record, error
 
 // update changes the record.
 func (r openRecord) update(ctx context.Context, change func(*parking.Record)) error {
-	park, err := r.px.VMConfig(ctx, r.id)
+	park, err := r.vm(ctx)
 	if err != nil {
-		return fmt.Errorf("look up parking VM %d: %w", r.id, err)
+		return err
 	}
 	return r.change(ctx, park, change)
 }

@@ -32,41 +32,35 @@ func EjectStep(px cluster.Proxmox, id cluster.VMID) step.Step {
 }
 
 func ejected(ctx context.Context, px cluster.Proxmox, id cluster.VMID) (string, error) {
-	vm, err := px.VMConfig(ctx, id)
-	if err != nil {
-		return "", fmt.Errorf("look up VM %d: %w", id, err)
-	}
-	disks, err := vm.Disks()
-	if err != nil {
+	_, set, err := withoutBootISO(ctx, px, id)
+	if err != nil || len(set) > 0 {
 		return "", err
-	}
-	for _, d := range disks {
-		if _, iso := cluster.BootISO(d); iso {
-			return "", nil
-		}
 	}
 	return "no boot ISO in any drive", nil
 }
 
 func eject(ctx context.Context, px cluster.Proxmox, id cluster.VMID) error {
-	vm, err := px.VMConfig(ctx, id)
-	if err != nil {
-		return fmt.Errorf("look up VM %d: %w", id, err)
-	}
-	disks, err := vm.Disks()
+	vm, set, err := withoutBootISO(ctx, px, id)
 	if err != nil {
 		return err
 	}
-	set := map[string]string{}
+	return fault.Prefix("eject from "+vm.String(), px.SetConfig(ctx, vm, set, nil))
+}
+
+// withoutBootISO reads a VM, and returns the settings that eject its boot ISOs.
+func withoutBootISO(ctx context.Context, px cluster.Proxmox, id cluster.VMID) (vm cluster.VM, set map[string]string, err error) {
+	vm, err = px.VMConfig(ctx, id)
+	if err != nil {
+		return vm, nil, fmt.Errorf("look up VM %d: %w", id, err)
+	}
+	disks, err := vm.Disks()
+	set = map[string]string{}
 	for _, d := range disks {
 		if _, iso := cluster.BootISO(d); iso {
 			set[d.Key] = "none,media=cdrom"
 		}
 	}
-	if err := px.SetConfig(ctx, vm, set, nil); err != nil {
-		return fmt.Errorf("eject from %s: %w", vm, err)
-	}
-	return nil
+	return vm, set, err
 }
 
 // toRestore returns which of those settings to set back, and in del those to delete because the VM
@@ -153,9 +147,9 @@ func (r *Replace) kept(ctx context.Context) (string, error) {
 
 // keep closes the record: the old system disk stays parked, for a rollback.
 func (r *Replace) keep(ctx context.Context) error {
-	park, err := r.Proxmox.VMConfig(ctx, r.Parking)
+	park, err := r.record().vm(ctx)
 	if err != nil {
-		return fmt.Errorf("look up parking VM %d: %w", r.Parking, err)
+		return err
 	}
 	return r.closed(r.record().change(ctx, park, func(rec *parking.Record) {
 		r.forgetPrepared(park, rec)
@@ -334,9 +328,9 @@ func (r *Replace) hasFirewall(ctx context.Context) (string, error) {
 }
 
 func (r *Replace) giveFirewall(ctx context.Context) error {
-	park, err := r.Proxmox.VMConfig(ctx, r.Parking)
+	park, err := r.record().vm(ctx)
 	if err != nil {
-		return fmt.Errorf("look up parking VM %d: %w", r.Parking, err)
+		return err
 	}
 	return r.copyFirewall(ctx, "attach/firewall", park, r.VM.ID)
 }
