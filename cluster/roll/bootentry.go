@@ -17,7 +17,7 @@ import (
 // was upgraded in place has two entries. The EFI variable LoaderEntryDefault, not the disk, says
 // which one the boot loader takes: the replacement's install has set it to its own entry, and the
 // older entry on this disk may have the same name.
-func (n *bringUp) bootEntryStep(entry func(parking.Memory) string) step.Step {
+func (n *node) bootEntryStep(entry func(parking.Memory) string) step.Step {
 	look := func(ctx context.Context) (m cluster.Machine, want string, err error) {
 		mem, err := n.Memory(ctx)
 		if err != nil {
@@ -56,7 +56,7 @@ func (n *bringUp) bootEntryStep(entry func(parking.Memory) string) step.Step {
 					if err == nil && m.FromISO {
 						return false, "it runs from its boot ISO, not from its system disk", nil
 					}
-					return err == nil && m.UUID == n.Plan.UUID && is(), "stage " + words.OrNone(m.Stage), n.renewal.stillOn(ctx, err)
+					return err == nil && m.UUID == n.Plan.UUID && is(), "stage " + words.OrNone(m.Stage), n.stillOn(ctx, err)
 				})
 			}
 			err := await("up", func() bool { return m.Stage == "running" || m.BootEntry == want })

@@ -13,19 +13,13 @@ import (
 	"github.com/recast-sh/recast/internal/wait"
 )
 
-// bringUp is the blank machine: checked, then configured.
-type bringUp struct {
-	*node
-	answered bool // with the cluster's certificates, since it was replaced
-}
-
 // BlankAnswers starts the message about a machine that has booted into maintenance mode.
 const BlankAnswers = "it is the blank machine that was made"
 
 var errNoAnswer = errors.New("no answer with the cluster's certificates yet")
 
 // answers does the work of configured; silent says why the machine does not answer yet.
-func (n *bringUp) answers(ctx context.Context) (reason string, silent, err error) {
+func (n *node) answers(ctx context.Context) (reason string, silent, err error) {
 	reason = "it answers with the cluster's certificates"
 	if n.answered {
 		return reason, nil, nil
@@ -44,15 +38,15 @@ func (n *bringUp) answers(ctx context.Context) (reason string, silent, err error
 	return reason, nil, nil
 }
 
-func (n *bringUp) apply(ctx context.Context, disk cluster.MachineDisk, kubernetes cluster.KubernetesImages) error {
-	config, err := n.savedConfig.read(ctx)
+func (n *node) applyToBlank(ctx context.Context, disk cluster.MachineDisk, kubernetes cluster.KubernetesImages) error {
+	config, err := n.config.read(ctx)
 	if err != nil {
 		return err
 	}
 	if err := n.requireJoins(ctx, config); err != nil {
 		return err
 	}
-	patched, err := n.Maintenance.PatchConfig(config, n.savedConfig.patch(disk, kubernetes))
+	patched, err := n.Maintenance.PatchConfig(config, n.config.patch(disk, kubernetes))
 	if err != nil {
 		return fmt.Errorf("machine configuration of %s: %w", n.Plan.Node, err)
 	}
@@ -66,7 +60,7 @@ func (n *bringUp) apply(ctx context.Context, disk cluster.MachineDisk, kubernete
 
 // requireJoins refuses a configuration with which the machine, unless it has etcd's data, would begin an
 // etcd of its own.
-func (n *bringUp) requireJoins(ctx context.Context, config cluster.Secret) error {
+func (n *node) requireJoins(ctx context.Context, config cluster.Secret) error {
 	if !cluster.OfTypeInit(config) {
 		return nil
 	}
@@ -79,7 +73,7 @@ func (n *bringUp) requireJoins(ctx context.Context, config cluster.Secret) error
 
 // awaitBlank waits until the machine is in maintenance mode. It returns nil if the machine already
 // has its configuration.
-func (n *bringUp) awaitBlank(ctx context.Context) (blank *cluster.BlankMachine, err error) {
+func (n *node) awaitBlank(ctx context.Context) (blank *cluster.BlankMachine, err error) {
 	err = n.Watch(ctx, "bring-up/configure", n.OfMachine(n.Plan.Node+" in maintenance mode", n.Timing.Boot), func(ctx context.Context) (bool, string, error) {
 		if reason, err := n.configured(ctx); err != nil || reason != "" {
 			return err == nil, "", wait.Stop(err) // an earlier attempt has applied it
@@ -89,30 +83,30 @@ func (n *bringUp) awaitBlank(ctx context.Context) (blank *cluster.BlankMachine, 
 			blank = &m
 			return true, "", nil
 		}
-		return false, "stage " + m.Stage, n.renewal.stillOn(ctx, err)
+		return false, "stage " + m.Stage, n.stillOn(ctx, err)
 	})
 	return blank, err
 }
 
 // awaitRenewed repeats awaitBlank with another blank disk, for a machine that may hang because its
 // installation was interrupted.
-func (n *bringUp) awaitRenewed(ctx context.Context, mem parking.Memory, silent error) (*cluster.BlankMachine, error) {
+func (n *node) awaitRenewed(ctx context.Context, mem parking.Memory, silent error) (*cluster.BlankMachine, error) {
 	r, err := n.record.read(ctx)
 	if err != nil {
 		return nil, err
 	}
-	if !n.renewal.cutOff(ctx, r, mem) {
+	if !n.cutOff(ctx, r, mem) {
 		return nil, fault.WithHint(silent, "look at the console of VM %d: if Talos says there that it is installed already, its installation was cut off, or one of the other disks has a META partition; "+
 			"if it is in maintenance mode, something is between us and %s, or another machine has that address; %s", n.Plan.VMID, n.Plan.Addr, n.wayBack())
 	}
-	if err := n.renewal.renew(ctx, r, silent); err != nil {
+	if err := n.renew(ctx, r, silent); err != nil {
 		return nil, err
 	}
 	return n.awaitBlank(ctx)
 }
 
 // checkBlank compares the machine in maintenance mode with the memory, the record and the wanted build.
-func (n *bringUp) checkBlank(m cluster.Machine, mem parking.Memory, rec parking.Record) error {
+func (n *node) checkBlank(m cluster.Machine, mem parking.Memory, rec parking.Record) error {
 	if m.UUID != n.Plan.UUID { // another machine: the rest does not matter
 		return fault.WithHint(fault.UUIDMismatch.Refusedf("%s answers with UUID %s, not %s", n.Plan.Addr, m.UUID, n.Plan.UUID),
 			"another machine has the address of %s: see who has that lease, or whether it is a virtual address; nothing was done to it", n.Plan.Node)
@@ -121,9 +115,9 @@ func (n *bringUp) checkBlank(m cluster.Machine, mem parking.Memory, rec parking.
 	return errors.Join(append(n.Want.Build.CheckBooted(m.RunningSystem), wrong...)...)
 }
 
-// configure waits for the blank machine, checks its identity, its build and its disks, and only
+// configureBlank waits for the blank machine, checks its identity, its build and its disks, and only
 // then applies the configuration. If one of them is wrong, it stops the VM and applies nothing.
-func (n *bringUp) configure(ctx context.Context) error {
+func (n *node) configureBlank(ctx context.Context) error {
 	mem, err := n.Memory(ctx)
 	if err != nil {
 		return err
@@ -150,14 +144,14 @@ func (n *bringUp) configure(ctx context.Context) error {
 		return err
 	}
 	// A machine that accepts its configuration proceeds at once, and may never send its answer.
-	lost := n.apply(ctx, mem.BlankDisks(blank.Machine)[0], mem.Kubernetes)
+	lost := n.applyToBlank(ctx, mem.BlankDisks(blank.Machine)[0], mem.Kubernetes)
 	if lost != nil && !errors.Is(lost, cluster.ErrLostAnswer) {
 		return lost
 	}
-	return rolling.Unanswered(lost, n.health.inVain(ctx, n.Watch(ctx, "bring-up/configure", n.OfMachine(n.Plan.Node+" takes its configuration", n.Timing.Boot), func(ctx context.Context) (bool, string, error) {
+	return rolling.Unanswered(lost, n.inVain(ctx, n.Watch(ctx, "bring-up/configure", n.OfMachine(n.Plan.Node+" takes its configuration", n.Timing.Boot), func(ctx context.Context) (bool, string, error) {
 		reason, silent, err := n.answers(ctx)
 		if silent != nil {
-			return false, "", n.renewal.stillOn(ctx, silent)
+			return false, "", n.stillOn(ctx, silent)
 		}
 		return reason != "", "", wait.Stop(err)
 	})))
@@ -166,7 +160,7 @@ func (n *bringUp) configure(ctx context.Context) error {
 // configured returns a reason once the machine has answered with the cluster's credentials, that
 // is, once it has its configuration. Soon after that, when Talos is installed, the machine reboots
 // and does not answer for a while.
-func (n *bringUp) configured(ctx context.Context) (string, error) {
+func (n *node) configured(ctx context.Context) (string, error) {
 	reason, _, err := n.answers(ctx)
 	return reason, err
 }
@@ -176,7 +170,7 @@ func (n savedConfig) patch(disk cluster.MachineDisk, kubernetes cluster.Kubernet
 }
 
 // stopMismatch stops the VM of a machine that failed its check. The disks are untouched.
-func (n *bringUp) stopMismatch(ctx context.Context, mismatch error) error {
+func (n *node) stopMismatch(ctx context.Context, mismatch error) error {
 	vm, err := n.Proxmox.VM(ctx, n.Plan.VMID)
 	if err == nil {
 		err = n.record.sending(ctx, cluster.SentStop, exchange.LateQueue, func(ctx context.Context) error { return n.Proxmox.Stop(ctx, vm) })

@@ -32,7 +32,7 @@ func TestConfiguredStaysTrue(t *testing.T) {
 	t.Parallel()
 	n := (&Roller{Roll: &rolling.Roll{Talos: &rebootingMachine{}}}).node(rolling.Node{Plan: planning.NodePlan{UUID: "u"}})
 	for look, want := range []string{"", "it answers with the cluster's certificates", "it answers with the cluster's certificates"} {
-		if got, err := n.bringUp.configured(t.Context()); err != nil || got != want {
+		if got, err := n.configured(t.Context()); err != nil || got != want {
 			t.Errorf("look %d: %q, %v, want %q", look+1, got, err, want)
 		}
 	}
@@ -56,7 +56,7 @@ func TestBlankMachineOfAnotherKind(t *testing.T) {
 		m := clustertest.InSync()
 		m.Disks = []cluster.MachineDisk{{Device: "sda", Serial: "s", Blank: true}}
 		tc.change(&m)
-		if got := clustertest.Message(n.bringUp.checkBlank(m, parking.Memory{VM: cluster.VM{Config: map[string]string{"virtio0": "f:vm-1-disk-0"}}, SystemKey: "virtio0", DiskSerial: "s"}, parking.Record{})); got != tc.want {
+		if got := clustertest.Message(n.checkBlank(m, parking.Memory{VM: cluster.VM{Config: map[string]string{"virtio0": "f:vm-1-disk-0"}}, SystemKey: "virtio0", DiskSerial: "s"}, parking.Record{})); got != tc.want {
 			t.Errorf("%s: %s", name, got)
 		}
 	}

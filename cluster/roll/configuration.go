@@ -7,6 +7,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/exchange"
+	"github.com/recast-sh/recast/cluster/rolling"
 	"github.com/recast-sh/recast/internal/fault"
 )
 
@@ -14,6 +15,12 @@ import (
 func MachineConfigKey(node string) string { return node + "/" + machineConfigKey }
 
 const machineConfigKey = "machine-config"
+
+// savedConfig is the machine configuration of a node: in the journal, in the user's file, and in the node.
+type savedConfig struct {
+	*rolling.Node
+	files func(ctx context.Context, node string) (config cluster.Secret, found bool, err error) // Roller.MachineConfig
+}
 
 func (n savedConfig) forget() error {
 	return fault.Prefix("journal", n.Journal.Delete(MachineConfigKey(n.Plan.Node)))
@@ -35,8 +42,8 @@ func (n savedConfig) read(ctx context.Context) (cluster.Secret, error) {
 		return b, nil
 	}
 	const again = "it is not applied: the same command again puts the old system disk of %s back, which has the configuration"
-	if n.roller.MachineConfig != nil {
-		switch file, there, err := n.roller.MachineConfig(ctx, n.Plan.Node); {
+	if n.files != nil {
+		switch file, there, err := n.files(ctx, n.Plan.Node); {
 		case err != nil:
 			return nil, err
 		case !there:
@@ -113,8 +120,8 @@ func (n savedConfig) userConfig(ctx context.Context) (text cluster.Secret, found
 
 // file reads the node's file, which must be as the plan showed it.
 func (n savedConfig) file(ctx context.Context) (text cluster.Secret, found bool, err error) {
-	if n.roller.MachineConfig != nil {
-		if text, found, err = n.roller.MachineConfig(ctx, n.Plan.Node); err != nil {
+	if n.files != nil {
+		if text, found, err = n.files(ctx, n.Plan.Node); err != nil {
 			return nil, false, err
 		}
 	}

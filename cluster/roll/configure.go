@@ -14,42 +14,49 @@ import (
 	"github.com/recast-sh/recast/internal/step"
 )
 
-// configure gives a node that serves another machine configuration: one that needs no reboot on
+// applyConfig gives a node that serves another machine configuration: one that needs no reboot on
 // trial, so that Talos takes it back by itself if the node is not healthy with it, and one that needs
 // a reboot staged, behind a drain.
-type configure struct{ *node }
+type applyConfig struct {
+	*node
+	reboots bool // the node, and is drained before
+}
+
+func newApplyConfig(n *node) *applyConfig {
+	return &applyConfig{node: n, reboots: n.Plan.ConfigFile != nil && len(n.Plan.ConfigFile.Reboot) > 0}
+}
 
 // steps are those of a node whose image is right. Of a resumed one, only what makes it serve is done:
 // what it runs is looked at when it answers.
-func (n configure) steps() []step.Step {
+func (n *applyConfig) steps() []step.Step {
 	back := []step.Step{
-		{ID: "wait-healthy", Code: fault.NoJoin, Title: "wait until " + n.Plan.Node + " is healthy", Skip: n.reset.serves, Do: n.waitHealthy},
-		{ID: "uncordon", Title: "uncordon " + n.Plan.Node, Skip: n.finish.uncordoned, Do: n.savedConfig.thenForget(n.finish.uncordon)},
+		{ID: "wait-healthy", Code: fault.NoJoin, Title: "wait until " + n.Plan.Node + " is healthy", Skip: n.serves, Do: n.waitServes},
+		{ID: "uncordon", Title: "uncordon " + n.Plan.Node, Skip: n.uncordoned, Do: n.config.thenForget(n.uncordon)},
 	}
 	switch {
 	case n.Plan.Resume:
 		return back
-	case !n.reboots():
-		return n.apply(n.reboot)
+	case !n.reboots:
+		return n.applySteps(n.reboot)
 	}
 	return slices.Concat([]step.Step{
-		{ID: "remember", Title: "keep the old machine configuration at hand", Do: n.remember},
-		{ID: "drain", Code: fault.DrainBlocked, Title: "drain " + n.Plan.Node, Risk: step.Disruptive, Do: n.drain},
-	}, n.apply(n.reboot), back)
+		{ID: "remember", Title: "keep the old machine configuration at hand", Do: n.rememberOld},
+		{ID: "drain", Code: fault.DrainBlocked, Title: "drain " + n.Plan.Node, Risk: step.Disruptive, Do: n.drainMarked},
+	}, n.applySteps(n.reboot), back)
 }
 
 // afterUpgrade gives a node that was upgraded in place, and is still drained, its configuration in the
 // same outage.
-func (n configure) afterUpgrade() step.Step {
-	steps := n.apply(n.markAndReboot)
-	if n.reboots() {
-		steps = append(steps, step.Step{ID: "wait-healthy", Code: fault.NoJoin, Title: "wait until " + n.Plan.Node + " is healthy", Do: n.waitHealthy})
+func (n *applyConfig) afterUpgrade() step.Step {
+	steps := n.applySteps(n.markAndReboot)
+	if n.reboots {
+		steps = append(steps, step.Step{ID: "wait-healthy", Code: fault.NoJoin, Title: "wait until " + n.Plan.Node + " is healthy", Do: n.waitServes})
 	}
 	return step.Step{ID: "configure", Title: "give " + n.Plan.Node + " its machine configuration", Risk: step.Disruptive, Skip: n.alreadyRuns, Steps: step.List(steps...)}
 }
 
-// finished is the goal of all steps.
-func (n configure) finished(ctx context.Context) (string, error) {
+// given is the goal of all steps.
+func (n *applyConfig) given(ctx context.Context) (string, error) {
 	ended := n.Out.Has(n.Plan.Node) // false before its steps
 	reason, err := "it serves", error(nil)
 	if !n.Plan.Resume {
@@ -57,7 +64,7 @@ func (n configure) finished(ctx context.Context) (string, error) {
 	}
 	if err == nil && reason != "" {
 		var uncordoned string
-		if uncordoned, err = n.finish.uncordoned(ctx); uncordoned == "" {
+		if uncordoned, err = n.uncordoned(ctx); uncordoned == "" {
 			reason = ""
 		}
 	}
@@ -71,10 +78,10 @@ func (n configure) finished(ctx context.Context) (string, error) {
 	return reason, nil
 }
 
-// apply are the steps that give the node its configuration. A node that they reboot is drained.
-func (n configure) apply(reboot func(context.Context) error) []step.Step {
-	if !n.reboots() {
-		return []step.Step{{ID: "try", Code: fault.MachineConfig, Title: "try the configuration, and keep it if " + n.Plan.Node + " is healthy with it", Risk: step.Disruptive, Skip: n.alreadyRuns, Do: n.trial.try}}
+// applySteps are the steps that give the node its configuration. A node that they reboot is drained.
+func (n *applyConfig) applySteps(reboot func(context.Context) error) []step.Step {
+	if !n.reboots {
+		return []step.Step{{ID: "try", Code: fault.MachineConfig, Title: "try the configuration, and keep it if " + n.Plan.Node + " is healthy with it", Risk: step.Disruptive, Skip: n.alreadyRuns, Do: n.try}}
 	}
 	return []step.Step{
 		{ID: "stage", Code: fault.MachineConfig, Title: "have " + n.Plan.Node + " keep the configuration for its next boot", Risk: step.Disruptive, Skip: n.staged, Do: n.stage},
@@ -82,13 +89,9 @@ func (n configure) apply(reboot func(context.Context) error) []step.Step {
 	}
 }
 
-func (n configure) reboots() bool {
-	return n.Plan.ConfigFile != nil && len(n.Plan.ConfigFile.Reboot) > 0
-}
-
 // compare compares the file with what the node keeps for its next boot, and what it runs.
-func (n configure) compare(ctx context.Context) (keeps, runs cluster.FoundFile, err error) {
-	text, _, err := n.savedConfig.file(ctx)
+func (n *applyConfig) compare(ctx context.Context) (keeps, runs cluster.FoundFile, err error) {
+	text, _, err := n.config.file(ctx)
 	if err != nil {
 		return keeps, runs, err
 	}
@@ -102,7 +105,7 @@ func (n configure) compare(ctx context.Context) (keeps, runs cluster.FoundFile, 
 }
 
 // runs is the goal of apply: the node runs what its file says, and keeps it.
-func (n configure) runs(ctx context.Context) (string, error) {
+func (n *applyConfig) runs(ctx context.Context) (string, error) {
 	keeps, runs, err := n.compare(ctx)
 	if err != nil || keeps.Differs() || runs.Differs() {
 		return "", err
@@ -111,12 +114,12 @@ func (n configure) runs(ctx context.Context) (string, error) {
 }
 
 // alreadyRuns is runs for a step that would make it so: if that ends here, the node takes pods again.
-func (n configure) alreadyRuns(ctx context.Context) (string, error) {
+func (n *applyConfig) alreadyRuns(ctx context.Context) (string, error) {
 	reason, err := n.runs(ctx)
 	return reason, n.refused(ctx, err)
 }
 
-func (n configure) staged(ctx context.Context) (string, error) {
+func (n *applyConfig) staged(ctx context.Context) (string, error) {
 	keeps, _, err := n.compare(ctx)
 	if err != nil || len(keeps.Changes) > 0 {
 		return "", n.refused(ctx, err)
@@ -126,8 +129,8 @@ func (n configure) staged(ctx context.Context) (string, error) {
 
 // wanted is the file with what recast sets itself. The node keeps the versions of Kubernetes that it
 // runs and, where its image stays as it is, the installer that it names.
-func (n configure) wanted(ctx context.Context) (cluster.Secret, error) {
-	text, _, err := n.savedConfig.file(ctx)
+func (n *applyConfig) wanted(ctx context.Context) (cluster.Secret, error) {
+	text, _, err := n.config.file(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -135,11 +138,11 @@ func (n configure) wanted(ctx context.Context) (cluster.Secret, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read machine %s: %w", n.Plan.Addr, err)
 	}
-	kubernetes, err := n.savedConfig.runsKubernetes(ctx)
+	kubernetes, err := n.config.runsKubernetes(ctx)
 	if err != nil {
 		return nil, err
 	}
-	patch := n.savedConfig.patch(m.InstallDisk(), kubernetes)
+	patch := n.config.patch(m.InstallDisk(), kubernetes)
 	if n.Plan.Strategy.KeepsVM() && !n.Plan.NeedsImage() {
 		patch.Installer, patch.Talos = m.InstallImage, m.TalosVersion
 	}
@@ -150,10 +153,10 @@ func (n configure) wanted(ctx context.Context) (cluster.Secret, error) {
 	return patched, nil
 }
 
-// remember keeps what the node runs, to be given back if it is not healthy after its reboot. Before
+// rememberOld keeps what the node runs, to be given back if it is not healthy after its reboot. Before
 // anything is drained, it has the node check its file.
-func (n configure) remember(ctx context.Context) error {
-	if err := n.trial.awaitNoTrial(ctx, "remember"); err != nil {
+func (n *applyConfig) rememberOld(ctx context.Context) error {
+	if err := n.awaitNoTrial(ctx, "remember"); err != nil {
 		return err
 	}
 	has, err := n.shown(ctx)
@@ -172,7 +175,7 @@ func (n configure) remember(ctx context.Context) error {
 
 // shown reads the node's configurations. It refuses if the node keeps another one than the plan
 // compared, or is a control plane whose API server does not answer before, either.
-func (n configure) shown(ctx context.Context) (cluster.Configs, error) {
+func (n *applyConfig) shown(ctx context.Context) (cluster.Configs, error) {
 	if err := n.requireServer(ctx); err != nil {
 		return cluster.Configs{}, err
 	}
@@ -181,35 +184,35 @@ func (n configure) shown(ctx context.Context) (cluster.Configs, error) {
 		return has, fmt.Errorf("read machine configuration of %s: %w", n.Plan.Addr, err)
 	}
 	if _, ran := n.Plan.ConfigFile.HashOf(); n.Plan.Strategy.KeepsImage() && cluster.ConfigSum(has.Stored) != ran {
-		return has, n.savedConfig.fileMoved("the configuration that it keeps was changed")
+		return has, n.config.fileMoved("the configuration that it keeps was changed")
 	}
 	return has, nil
 }
 
-func (n configure) drain(ctx context.Context) error {
+func (n *applyConfig) drainMarked(ctx context.Context) error {
 	m, err := n.Talos.Booted(ctx, n.Plan.Addr)
 	if err != nil {
 		return fmt.Errorf("read machine %s: %w", n.Plan.Addr, err)
 	}
 	why := cluster.Mark{Run: n.Run, Strategy: cluster.ApplyConfig, Build: n.Want.Build.ID, BootID: m.BootID}
 	vmStays := func(context.Context, time.Time) error { return nil } // and so do its disks
-	return n.eviction.evict(ctx, "drain", why, vmStays, func() error { return n.eviction.takesPods(ctx) })
+	return n.evict(ctx, "drain", why, vmStays, func() error { return n.takesPods(ctx) })
 }
 
 // check has the node itself say whether it accepts the configuration, and whether it would reboot.
-func (n configure) check(ctx context.Context, text cluster.Secret) error {
+func (n *applyConfig) check(ctx context.Context, text cluster.Secret) error {
 	reboots, err := n.Talos.CheckConfig(ctx, n.Plan.Addr, n.Plan.UUID, text)
 	switch {
 	case err != nil:
 		return rolling.Repeatable(fmt.Errorf("ask %s about the configuration: %w", n.Plan.Node, err)) // it was a dry run
-	case reboots && !n.reboots():
+	case reboots && !n.reboots:
 		return fault.WithHint(fault.PlanMoved.Refusedf("%s says that it has to reboot for its configuration, which the plan does not show", n.Plan.Node),
 			"nothing was applied; talosctl apply-config --dry-run -n %s shows for which field: please report it", n.Plan.Addr)
 	}
 	return nil
 }
 
-func (n configure) stage(ctx context.Context) error {
+func (n *applyConfig) stage(ctx context.Context) error {
 	text, err := n.wanted(ctx)
 	if err == nil {
 		err = n.check(ctx, text)
@@ -229,14 +232,14 @@ func (n configure) stage(ctx context.Context) error {
 
 // refused has the node take pods again if it does not get its configuration, and serves with the old
 // one. Without an answer, the step is repeated.
-func (n configure) refused(ctx context.Context, err error) error {
+func (n *applyConfig) refused(ctx context.Context, err error) error {
 	if err == nil || ctx.Err() != nil || cluster.IsUnanswered(err) || fault.KindOf(err) == fault.Claimed {
 		return err
 	}
-	return errors.Join(err, n.eviction.takesPods(ctx))
+	return errors.Join(err, n.takesPods(ctx))
 }
 
-func (n configure) reboot(ctx context.Context) error {
+func (n *applyConfig) reboot(ctx context.Context) error {
 	before, err := n.Talos.Booted(ctx, n.Plan.Addr)
 	if err != nil {
 		return fmt.Errorf("read machine %s: %w", n.Plan.Addr, err)
@@ -250,8 +253,8 @@ func (n configure) reboot(ctx context.Context) error {
 
 // markAndReboot notes on the Node that what an upgrade in place has begun goes on with a configuration:
 // if the run ends, the next one must not take what happens now for the upgrade.
-func (n configure) markAndReboot(ctx context.Context) error {
-	mark, err := n.upgrade.mark(ctx)
+func (n *applyConfig) markAndReboot(ctx context.Context) error {
+	mark, err := n.mark(ctx)
 	switch {
 	case err != nil:
 		return err
@@ -270,24 +273,24 @@ func (n configure) markAndReboot(ctx context.Context) error {
 }
 
 // awaitBoot waits until the machine answers in another boot than before.
-func (n configure) awaitBoot(ctx context.Context, id, before string) error {
+func (n *applyConfig) awaitBoot(ctx context.Context, id, before string) error {
 	return n.Watch(ctx, id, n.OfMachine(n.Plan.Node+" to leave its old boot", n.Timing.Stop+n.Timing.Boot), func(ctx context.Context) (bool, string, error) {
 		m, err := n.Talos.Booted(ctx, n.Plan.Addr)
 		return err == nil && m.UUID == n.Plan.UUID && m.BootID != before, "still the same boot", err
 	})
 }
 
-// waitHealthy gives the node its old configuration back if it answers and is not healthy with the new
+// waitServes gives the node its old configuration back if it answers and is not healthy with the new
 // one.
-func (n configure) waitHealthy(ctx context.Context) error {
-	err := n.health.settle(ctx, "wait-healthy", n.Timing.Boot+n.Timing.Join, n.lacksPart)
+func (n *applyConfig) waitServes(ctx context.Context) error {
+	err := n.settle(ctx, "wait-healthy", n.Timing.Boot+n.Timing.Join, n.lacksPart)
 	if err == nil || ctx.Err() != nil || !errors.Is(err, context.DeadlineExceeded) {
 		return err
 	}
 	return n.giveBack(ctx, fault.MachineConfig.Errorf("%s is not healthy with its new configuration: %w", n.Plan.Node, err))
 }
 
-func (n configure) giveBack(ctx context.Context, cause error) error {
+func (n *applyConfig) giveBack(ctx context.Context, cause error) error {
 	old, found, err := n.Journal.Secret(MachineConfigKey(n.Plan.Node))
 	switch {
 	case err != nil:
@@ -297,7 +300,7 @@ func (n configure) giveBack(ctx context.Context, cause error) error {
 	}
 	m, err := n.Talos.Booted(ctx, n.Plan.Addr)
 	if err == nil {
-		err = n.newBoot.requireToReboot(ctx)
+		err = n.etcd.requireToReboot(ctx)
 	}
 	if err != nil {
 		return fault.WithHint(fmt.Errorf("%w, and it is not given its old one back: %w", cause, err),
@@ -313,11 +316,23 @@ func (n configure) giveBack(ctx context.Context, cause error) error {
 		}
 	}
 	if err == nil {
-		err = n.health.settle(ctx, "wait-healthy", n.Timing.Boot+n.Timing.Join, n.lacksPart)
+		err = n.settle(ctx, "wait-healthy", n.Timing.Boot+n.Timing.Join, n.lacksPart)
 	}
 	if err != nil {
 		return fault.WithHint(errors.Join(cause, fmt.Errorf("and it does not serve with its old one either: %w", err)),
 			"the console of VM %d and talosctl -n %s dmesg say more; recast roll waits for it again", n.Plan.VMID, n.Plan.Addr)
 	}
-	return errors.Join(fault.WithHint(cause, "it was given its old configuration back, and serves again; no other node was touched"), n.savedConfig.thenForget(n.finish.uncordon)(ctx))
+	return errors.Join(fault.WithHint(cause, "it was given its old configuration back, and serves again; no other node was touched"), n.config.thenForget(n.uncordon)(ctx))
+}
+
+// requireServer refuses to give a control plane another configuration if it could not be seen whether
+// its API server survives that.
+func (n *node) requireServer(ctx context.Context) error {
+	if n.Plan.Role != cluster.ControlPlane {
+		return nil
+	}
+	if err := rolling.RequireAPIServer(ctx, n.Talos, n.Kube, n.Plan.Node, n.Plan.Addr); err != nil {
+		return fault.WithHint(fault.GateClosed.Refusedf("%w", err), "no configuration was applied: recast asks that server whether it survived one; see that it runs, and that it can be reached from here")
+	}
+	return nil
 }

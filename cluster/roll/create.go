@@ -14,10 +14,8 @@ import (
 	"github.com/recast-sh/recast/internal/step"
 )
 
-// create makes a node that is nowhere yet: as if its VM had just been deleted to be made again.
-type create struct{ *node }
-
-func (n create) steps() []step.Step {
+// createSteps make a node that is nowhere yet: as if its VM had just been deleted to be made again.
+func (n *node) createSteps() []step.Step {
 	made := n.record.source().NewSystem()
 	do := made.Do
 	made.Do = func(ctx context.Context) error {
@@ -35,13 +33,13 @@ func (n create) steps() []step.Step {
 		return fault.WithHint(errors.Join(fault.PlanMoved.Of(fault.As(fault.Refused, err)), errRead), "someone took the number meanwhile: run the same command again, which takes another one")
 	}
 	return []step.Step{
-		{ID: "remember", Title: "note what is to be made", Skip: n.recall.remembered, Do: n.open},
-		n.order.up(made),
+		{ID: "remember", Title: "note what is to be made", Skip: n.remembered, Do: n.openNew},
+		n.up(made),
 	}
 }
 
-// open opens the record of a VM that is to be made.
-func (n create) open(ctx context.Context) error {
+// openNew opens the record of a VM that is to be made.
+func (n *node) openNew(ctx context.Context) error {
 	uuid := shape.UUID(n.Run, n.Plan.Node)
 	mem := parking.Memory{
 		VM: shape.New(n.Want, n.Plan.VMID, uuid), SystemKey: n.Want.SystemDisk, DiskSerial: exchange.DiskSerial(n.Run, n.Plan.Node),
@@ -58,10 +56,10 @@ func (n create) open(ctx context.Context) error {
 		mem.EtcdMembers = len(v.Members) + 1
 	}
 	var err error
-	if mem.Kubernetes, err = n.kubernetes(ctx); err != nil {
+	if mem.Kubernetes, err = n.clusterKubernetes(ctx); err != nil {
 		return err
 	}
-	if mem.ConfigSum, err = n.savedConfig.remember(ctx, mem.Kubernetes); err != nil {
+	if mem.ConfigSum, err = n.config.remember(ctx, mem.Kubernetes); err != nil {
 		return err
 	}
 	if err := n.Journal.Put(n.Key("memory"), mem); err != nil {
@@ -71,8 +69,8 @@ func (n create) open(ctx context.Context) error {
 	return n.record.open(ctx, mem)
 }
 
-// kubernetes returns the images that the node is to run: those of the cluster, whatever its file names.
-func (n create) kubernetes(ctx context.Context) (images cluster.KubernetesImages, err error) {
+// clusterKubernetes returns the images that the node is to run: those of the cluster, whatever its file names.
+func (n *node) clusterKubernetes(ctx context.Context) (images cluster.KubernetesImages, err error) {
 	for _, e := range n.OtherControlPlanes() { // a new cluster has none
 		var m cluster.MachineKubernetes
 		if m, err = n.Talos.KubernetesImages(ctx, e.Addr); err != nil {

@@ -9,6 +9,7 @@ import (
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/etcd"
 	"github.com/recast-sh/recast/cluster/exchange"
+	"github.com/recast-sh/recast/cluster/gate"
 	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/cluster/rolling"
 	"github.com/recast-sh/recast/internal/fault"
@@ -17,8 +18,17 @@ import (
 
 // etcdMember is the membership of a control plane in etcd.
 type etcdMember struct {
-	*node
+	*rolling.Node
+	gate    gate.Gate
+	record  *record
+	files   cluster.FileReader
+	backOut func(context.Context) error // puts a node that was drained back into service
+
 	outOfIt bool // etcd was seen without this member during the take-down
+}
+
+func newEtcdMember(n *rolling.Node, g gate.Gate, r *record, files cluster.FileReader, backOut func(context.Context) error) *etcdMember {
+	return &etcdMember{Node: n, gate: g, record: r, files: files, backOut: backOut}
 }
 
 // left is the goal of leave: etcd has no member of this name, and the record says whether its data
@@ -42,7 +52,7 @@ func (n *etcdMember) left(ctx context.Context) (string, error) {
 			return "", err
 		}
 	}
-	off, err := n.eviction.isOff(ctx)
+	off, err := isOff(ctx, n.Node)
 	if err != nil || !off {
 		return "", err
 	}
@@ -119,7 +129,7 @@ func (n *etcdMember) offBeforeItLeft(ctx context.Context) error {
 // leave removes the node from etcd while the other members can still agree to that: its data is
 // lost with the system disk, and a member without data is a lost vote.
 func (n *etcdMember) leave(ctx context.Context) error {
-	off, err := n.eviction.isOff(ctx)
+	off, err := isOff(ctx, n.Node)
 	switch {
 	case err != nil:
 		return err
@@ -133,7 +143,7 @@ func (n *etcdMember) leave(ctx context.Context) error {
 	})
 	switch {
 	case err != nil && serves:
-		return rolling.Final(errors.Join(err, n.eviction.backOut(ctx))) // the node keeps serving
+		return rolling.Final(errors.Join(err, n.backOut(ctx))) // the node keeps serving
 	case err != nil:
 		return err
 	}
@@ -196,7 +206,7 @@ func (n *etcdMember) mayLeave(ctx context.Context) (member, serves bool, err err
 func (n *etcdMember) emptied(ctx context.Context, atWork bool) (bool, error) {
 	const id = "take-down/leave-etcd"
 	err := n.Wait(ctx, id, "etcd's data on "+n.Plan.Node+" gone", n.Timing.Stop, func(ctx context.Context) (bool, string, error) {
-		data, err := etcd.HasData(ctx, n.roller.Files, cluster.Endpoint{Node: n.Plan.Node, Addr: n.Plan.Addr}, n.Plan.UUID)
+		data, err := etcd.HasData(ctx, n.files, cluster.Endpoint{Node: n.Plan.Node, Addr: n.Plan.Addr}, n.Plan.UUID)
 		if !data || atWork {
 			return err == nil && !data, "it is still there", err
 		}
@@ -247,7 +257,7 @@ func (n *etcdMember) blame(ctx context.Context, waited error) error {
 	if !errors.Is(waited, context.DeadlineExceeded) || ctx.Err() != nil {
 		return waited
 	}
-	mem, err := n.newBoot.inPlaceMemory(), error(nil)
+	mem, err := etcdMemory(n.Node), error(nil)
 	if n.Plan.Strategy.VM() != cluster.VMUntouched {
 		mem, err = n.Memory(ctx)
 	}
@@ -290,4 +300,21 @@ func (n *etcdMember) remember(ctx context.Context, mem *parking.Memory) error {
 	}
 	mem.EtcdID, mem.Old.Etcd = m.ID, v.Statuses[m.ID].Version
 	return nil
+}
+
+// etcdMemory is what etcdMember.lacks needs to judge a machine that keeps its disks.
+func etcdMemory(n *rolling.Node) parking.Memory {
+	return parking.Memory{ControlPlane: n.Plan.Role == cluster.ControlPlane, EtcdMembers: len(n.Plan.ControlPlanes)}
+}
+
+// requireToReboot refuses to reboot a machine that etcd needs: the cause of the wait may be another
+// member. A machine whose own etcd does not answer is not needed.
+func (n *etcdMember) requireToReboot(ctx context.Context) error {
+	if n.Plan.Role != cluster.ControlPlane {
+		return nil
+	}
+	if _, err := n.Talos.EtcdStatus(ctx, n.Plan.Addr); err != nil {
+		return nil //nolint:nilerr // it is no member that the others could miss
+	}
+	return n.gate.RequireEtcd(ctx)
 }

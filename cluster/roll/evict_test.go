@@ -98,7 +98,7 @@ func TestDrainInPlaceKeepsTheMarkOfAnInstalledSystem(t *testing.T) {
 			t.Parallel()
 			budget := errors.New("pods left")
 			k := &drainedKube{mark: c.mark, fails: map[string]error{"drain": budget}}
-			err := drainedNode(k).upgrade.drain(t.Context())
+			err := (&inPlace{node: drainedNode(k)}).drainMarked(t.Context())
 			if !errors.Is(err, budget) || strings.Contains(strings.Join(fault.Hints(err), "\n"), again) != c.hint {
 				t.Errorf("%v, hints %q", err, fault.Hints(err))
 			}
@@ -124,7 +124,7 @@ func TestEvictBacksOutOfACordon(t *testing.T) {
 			k := &drainedKube{fails: map[string]error{"cordon": c.cordon}}
 			empty := func(context.Context, time.Time) error { t.Error("not drained, and yet empty"); return nil }
 			backs := false
-			err := drainedNode(k).eviction.evict(t.Context(), "take-down/drain", cluster.Mark{}, empty, func() error { backs = true; return nil })
+			err := drainedNode(k).evict(t.Context(), "take-down/drain", cluster.Mark{}, empty, func() error { backs = true; return nil })
 			if !errors.Is(err, c.cordon) || backs != c.backs || slices.Contains(k.calls, "drain") {
 				t.Errorf("%v, backed out: %t, calls %q", err, backs, k.calls)
 			}
@@ -137,7 +137,7 @@ func TestOwnPodIsEvicted(t *testing.T) {
 	t.Parallel()
 	k := &drainedKube{fails: map[string]error{"drain": fault.As(fault.Interrupted, errors.New("this run's own pod was evicted"))}}
 	empty := func(context.Context, time.Time) error { t.Error("not drained, and yet empty"); return nil }
-	err := drainedNode(k).eviction.evict(t.Context(), "take-down/drain", cluster.Mark{}, empty, func() error { t.Error("it backed out"); return nil })
+	err := drainedNode(k).evict(t.Context(), "take-down/drain", cluster.Mark{}, empty, func() error { t.Error("it backed out"); return nil })
 	if fault.KindOf(err) != fault.Interrupted || cluster.IsUnanswered(err) {
 		t.Errorf("%v (kind %d)", err, fault.KindOf(err))
 	}
@@ -162,7 +162,7 @@ func TestAwaitDetached(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
-				err := drainedNode(&drainedKube{attached: c.attached}).eviction.awaitDetached(t.Context(), "take-down/drain", time.Minute)
+				err := drainedNode(&drainedKube{attached: c.attached}).awaitDetached(t.Context(), "take-down/drain", time.Minute)
 				if (err != nil) != (c.want != "") || err != nil && !strings.Contains(err.Error(), c.want) {
 					t.Errorf("err = %v", err)
 				}
@@ -195,7 +195,7 @@ func TestDisksStay(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			err := drainedNode(&drainedKube{attached: c.attached}).eviction.disksStay(t.Context(), c.disks, errors.New("still there"))
+			err := drainedNode(&drainedKube{attached: c.attached}).disksStay(t.Context(), c.disks, errors.New("still there"))
 			hints := strings.Join(fault.Hints(err), "\n")
 			if strings.Contains(hints, keep) != c.keep || strings.Contains(hints, lost) != c.lost {
 				t.Errorf("hints %q", fault.Hints(err))

@@ -18,7 +18,7 @@ import (
 
 // awaitDetached waits until Kubernetes counts no volume as attached to the node, except those of
 // pods that a drain leaves in place: these are never detached.
-func (n eviction) awaitDetached(ctx context.Context, id string, within time.Duration) error {
+func (n *node) awaitDetached(ctx context.Context, id string, within time.Duration) error {
 	err := n.Watch(ctx, id, wait.For{Name: "volumes of " + n.Plan.Node + " detached", Timeout: within, Watches: []wait.Watch{n.WatchDetached}}, func(ctx context.Context) (bool, string, error) {
 		volumes, err := n.Kube.AttachedVolumes(ctx, n.Plan.Node)
 		var names []string
@@ -39,7 +39,7 @@ func (n eviction) awaitDetached(ctx context.Context, id string, within time.Dura
 // awaitDisksGone waits until the VM has only the disks that were remembered. If it were stopped
 // now, it would be recreated without the others, or it would keep a disk that a pod already writes
 // to on another node.
-func (n eviction) awaitDisksGone(ctx context.Context, id string, mem parking.Memory, within time.Duration) error {
+func (n *node) awaitDisksGone(ctx context.Context, id string, mem parking.Memory, within time.Duration) error {
 	var foreign []cluster.Disk
 	err := n.Wait(ctx, id, fmt.Sprintf("disks of pods to leave VM %d", n.Plan.VMID), within, func(ctx context.Context) (bool, string, error) {
 		vm, err := n.Proxmox.VMConfig(ctx, n.Plan.VMID)
@@ -57,7 +57,7 @@ func (n eviction) awaitDisksGone(ctx context.Context, id string, mem parking.Mem
 
 // disksStay adds hints about pods' disks that the VM still has. Either a pod that a drain leaves in
 // place uses such a disk, or no pod does.
-func (n eviction) disksStay(ctx context.Context, foreign []cluster.Disk, err error) error {
+func (n *node) disksStay(ctx context.Context, foreign []cluster.Disk, err error) error {
 	volumes, lost := n.Kube.AttachedVolumes(ctx, n.Plan.Node)
 	if lost != nil {
 		return errors.Join(err, lost)
@@ -80,8 +80,8 @@ func (n eviction) disksStay(ctx context.Context, foreign []cluster.Disk, err err
 			"nothing of the VM was touched", exchange.DiskNames(foreign), n.Plan.Node, n.Plan.Addr, n.Plan.Node, n.Plan.VMID)
 }
 
-func (n eviction) drain(ctx context.Context) error {
-	if off, err := n.isOff(ctx); err != nil || off {
+func (n *node) drain(ctx context.Context) error {
+	if off, err := isOff(ctx, n.Node); err != nil || off {
 		return err // nothing runs there, and no kubelet would report that a pod ended
 	}
 	if parked, err := n.systemParked(ctx); err != nil || parked {
@@ -105,7 +105,7 @@ func (n eviction) drain(ctx context.Context) error {
 // evict cordons and drains the node, then waits until its volumes are detached; empty may wait for
 // more. If that fails, backOut puts the node back into service, unless the run was cancelled, has
 // lost its claim, or ends because its own pod was evicted.
-func (n eviction) evict(ctx context.Context, id string, why cluster.Mark, empty func(ctx context.Context, by time.Time) error, backOut func() error) error {
+func (n *node) evict(ctx context.Context, id string, why cluster.Mark, empty func(ctx context.Context, by time.Time) error, backOut func() error) error {
 	err := n.Repeat(ctx, id, rolling.RepeatBefore, n.gate.RequireOneMachine)
 	if err == nil { // a failed cordon may still have taken effect
 		err = fault.Prefix("cordon "+n.Plan.Node, n.Repeat(ctx, id, rolling.RepeatBefore, func(ctx context.Context) error { return n.Kube.Cordon(ctx, n.Plan.Node, why) }))
@@ -138,7 +138,7 @@ func (n eviction) evict(ctx context.Context, id string, why cluster.Mark, empty 
 // backOut undoes the preparations on a node that could not be drained. The node still runs with all
 // its disks, so neither our cordon nor an open record may remain. A record that is needed to return
 // a parked disk stays open.
-func (n eviction) backOut(ctx context.Context) error {
+func (n *node) backOut(ctx context.Context) error {
 	park, err := n.Parking(ctx)
 	if err != nil {
 		return err
@@ -153,11 +153,11 @@ func (n eviction) backOut(ctx context.Context) error {
 	if err := n.UpdateRecord(ctx, (*parking.Record).Close); err != nil {
 		return err
 	}
-	return n.savedConfig.forget()
+	return n.config.forget()
 }
 
 // takesPods removes our cordon. A deleted Node has none.
-func (n eviction) takesPods(ctx context.Context) error {
+func (n *node) takesPods(ctx context.Context) error {
 	err := n.Kube.Uncordon(ctx, n.Plan.Node)
 	if err == nil || errors.Is(err, cluster.ErrNotFound) {
 		return nil
@@ -167,7 +167,7 @@ func (n eviction) takesPods(ctx context.Context) error {
 
 // systemParked says whether the node's system disk is parked. Then whatever runs in the VM is not
 // the node: a disk is never taken from a running VM.
-func (n eviction) systemParked(ctx context.Context) (bool, error) {
+func (n *node) systemParked(ctx context.Context) (bool, error) {
 	park, err := n.Parking(ctx)
 	if err != nil {
 		return false, err
@@ -179,4 +179,13 @@ func (n eviction) systemParked(ctx context.Context) (bool, error) {
 		}
 	}
 	return false, nil
+}
+
+// mark reads the node's mark; nil if it has none.
+func (n *node) mark(ctx context.Context) (*cluster.Mark, error) {
+	k, err := n.KubeNode(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return k.Mark, nil
 }

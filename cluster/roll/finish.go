@@ -11,7 +11,7 @@ import (
 	"github.com/recast-sh/recast/internal/step"
 )
 
-func (n finish) kept(ctx context.Context) (string, error) {
+func (n *node) kept(ctx context.Context) (string, error) {
 	park, err := n.Parking(ctx)
 	if err != nil || park.Record.Open {
 		return "", err
@@ -19,8 +19,8 @@ func (n finish) kept(ctx context.Context) (string, error) {
 	return park.KeptBy(n.Plan.Strategy), nil
 }
 
-// back gives the node back what was taken away from it.
-func (n finish) back() []step.Step {
+// givesBack gives the node back what was taken away from it.
+func (n *node) givesBack() []step.Step {
 	return []step.Step{
 		{ID: "restore-node", Title: "restore labels and taints", Do: n.restoreMetadata},
 		rolling.NoteEntry(n.Node),
@@ -29,7 +29,7 @@ func (n finish) back() []step.Step {
 }
 
 // frees lists the steps that free what is superseded once the record is closed.
-func (n finish) frees() []step.Step {
+func (n *node) frees() []step.Step {
 	steps := rolling.Freeing{Node: n.Node}.Steps("bring-up/finish")
 	if n.Want.Surge { // what an earlier removal of it has left
 		steps = append(steps, rolling.Freeing{Node: n.Node}.Removed())
@@ -37,7 +37,7 @@ func (n finish) frees() []step.Step {
 	return steps
 }
 
-func (n finish) uncordon(ctx context.Context) error {
+func (n *node) uncordon(ctx context.Context) error {
 	if err := errors.Join(n.gate.RequireOwnName(ctx), n.record.noteStage(ctx, parking.StageServes)); err != nil {
 		return err
 	}
@@ -45,7 +45,7 @@ func (n finish) uncordon(ctx context.Context) error {
 }
 
 // uncordoned holds once our mark is removed: a cordon by someone else stays.
-func (n finish) uncordoned(ctx context.Context) (string, error) {
+func (n *node) uncordoned(ctx context.Context) (string, error) {
 	k, err := n.KubeNode(ctx)
 	switch {
 	case err != nil:
@@ -61,7 +61,7 @@ func (n finish) uncordoned(ctx context.Context) (string, error) {
 // restoreMetadata restores the metadata that users had set, if the Node is a new object: a person
 // or a cloud controller deleted the old one, and the kubelet registered again. On the same object,
 // every later change was intentional and stays.
-func (n finish) restoreMetadata(ctx context.Context) error {
+func (n *node) restoreMetadata(ctx context.Context) error {
 	mem, err := n.Memory(ctx)
 	if err != nil {
 		return err
@@ -78,7 +78,7 @@ func (n finish) restoreMetadata(ctx context.Context) error {
 
 // removal ends the removal of a node whose VM is deleted: Kubernetes forgets it, and its disks stay
 // parked.
-func (n finish) removal() []step.Step {
+func (n *node) removal() []step.Step {
 	keep := step.Step{ID: "keep", Title: "keep its disks parked", Skip: n.kept, Do: func(ctx context.Context) error {
 		r, err := n.record.read(ctx)
 		if err != nil {
@@ -98,7 +98,7 @@ func (n finish) removal() []step.Step {
 }
 
 // removed is the goal of the removal.
-func (n finish) removed(ctx context.Context) (string, error) {
+func (n *node) removed(ctx context.Context) (string, error) {
 	if n.Plan.Found.Absent != nil { // only its disk was left
 		return rolling.Freeing{Node: n.Node}.Done(ctx)
 	}

@@ -65,40 +65,42 @@ var gateCalls = map[string]rollingtest.Call{
 		}
 		return err
 	}, Ready: begun, Deaf: []string{"Machine", "Node", "LocalData", "VM", "Get"}},
-	"configured": {Do: func(s *scene, ctx context.Context) error { return nodeOf(s).bringUp.configure(ctx) }, Ready: all(begun, swapped, silent, saved), Done: recorded + "\napply", Deaf: []string{"Standing", "MaintenanceMachine", "Node"}},
-	"again":      {Do: func(s *scene, ctx context.Context) error { return nodeOf(s).reset.again(ctx) }, Ready: all(is(cluster.InstallReset), silent, filed), Done: "apply", Deaf: []string{"Standing", "Node"}},
-	"config":     {Do: func(s *scene, ctx context.Context) error { _, err := nodeOf(s).savedConfig.read(ctx); return err }, Ready: all(begun, saved)},
+	"configured": {Do: func(s *scene, ctx context.Context) error { return nodeOf(s).configureBlank(ctx) }, Ready: all(begun, swapped, silent, saved), Done: recorded + "\napply", Deaf: []string{"Standing", "MaintenanceMachine", "Node"}},
+	"again":      {Do: func(s *scene, ctx context.Context) error { return nodeOf(s).configureReset(ctx) }, Ready: all(is(cluster.InstallReset), silent, filed), Done: "apply", Deaf: []string{"Standing", "Node"}},
+	"config":     {Do: func(s *scene, ctx context.Context) error { _, err := nodeOf(s).config.read(ctx); return err }, Ready: all(begun, saved)},
 	"file": {Do: func(s *scene, ctx context.Context) error {
-		_, _, err := nodeOf(s).savedConfig.userConfig(ctx)
+		_, _, err := nodeOf(s).config.userConfig(ctx)
 		return err
 	}, Ready: filed},
-	"shown": {Do: func(s *scene, ctx context.Context) error { _, err := nodeOf(s).configure.shown(ctx); return err }, Ready: all(asCP, is(cluster.ApplyConfig), filed)},
+	"shown": {Do: func(s *scene, ctx context.Context) error { _, err := newApplyConfig(nodeOf(s)).shown(ctx); return err }, Ready: all(asCP, is(cluster.ApplyConfig), filed)},
 	"give back": {Do: func(s *scene, ctx context.Context) error {
-		return nodeOf(s).configure.giveBack(ctx, errors.New("timed out"))
+		return newApplyConfig(nodeOf(s)).giveBack(ctx, errors.New("timed out"))
 	}, Ready: all(asCP, is(cluster.ApplyConfig), saved, fails("stage", cluster.ErrNotFound)), Err: "and it does not serve with its old one either", Deaf: []string{"Booted", "EtcdStatus", "EtcdMembers", "Identity"}},
-	"upgraded": {Do: func(s *scene, ctx context.Context) error { return nodeOf(s).upgrade.remember(ctx) }, Ready: all(asCP, is(cluster.InPlace), filed, func(s *scene) { s.Plan.WithConfig = true })},
-	"checked":  {Do: func(s *scene, ctx context.Context) error { return nodeOf(s).configure.check(ctx, s.Config["file"]) }, Ready: all(is(cluster.ApplyConfig), filed)},
-	"start":    {Do: func(s *scene, ctx context.Context) error { return nodeOf(s).power.start(ctx) }, Ready: all(is(cluster.PutBack), begun, off), Done: started, Deaf: []string{"Node"}},
+	"upgraded": {Do: func(s *scene, ctx context.Context) error { return (&inPlace{node: nodeOf(s)}).keepWayBack(ctx) }, Ready: all(asCP, is(cluster.InPlace), filed, func(s *scene) { s.Plan.WithConfig = true })},
+	"checked": {Do: func(s *scene, ctx context.Context) error {
+		return newApplyConfig(nodeOf(s)).check(ctx, s.Config["file"])
+	}, Ready: all(is(cluster.ApplyConfig), filed)},
+	"start": {Do: func(s *scene, ctx context.Context) error { return nodeOf(s).start(ctx) }, Ready: all(is(cluster.PutBack), begun, off), Done: started, Deaf: []string{"Node"}},
 	"out": {Do: func(s *scene, ctx context.Context) error {
 		return replaced(s, ctx, func(ctx context.Context, n *node, r *exchange.Replace) error {
-			return n.putBack.leaveAsReplacement(ctx, r)
+			return n.leaveAsReplacement(ctx, r)
 		})
 	}, Ready: all(asCP, begun, swapped, joined), Done: "forfeit\nleave", Deaf: []string{"Identity", "EtcdMembers", "EtcdStatus"}},
 	"is out": {Do: func(s *scene, ctx context.Context) error {
 		return replaced(s, ctx, func(ctx context.Context, n *node, r *exchange.Replace) error {
-			return reasonAsError(n.putBack.replacementOut(ctx, r))
+			return reasonAsError(n.replacementOut(ctx, r))
 		})
 	}, Ready: all(asCP, begun, swapped, joined), Deaf: []string{"EtcdMembers", "EtcdStatus"}},
-	"back out":    {Do: func(s *scene, ctx context.Context) error { return nodeOf(s).eviction.backOut(ctx) }, Ready: begun, Done: "uncordon\nset 9900 map[description:record protection:1] delete []"},
-	"drain":       {Do: func(s *scene, ctx context.Context) error { return nodeOf(s).eviction.drain(ctx) }, Ready: begun, Done: "cordon\ndrain", Deaf: []string{"Identity", "VM", "Machine", "AttachedVolumes"}},
-	"uncordon":    {Do: func(s *scene, ctx context.Context) error { return nodeOf(s).finish.uncordon(ctx) }, Ready: begun, Done: "uncordon"},
-	"delete node": {Do: func(s *scene, ctx context.Context) error { return nodeOf(s).finish.removal()[0].Do(ctx) }, Ready: all(is(cluster.Remove), begun), Done: "delete node"},
-	"down":        {Do: func(s *scene, ctx context.Context) error { return reasonAsError(nodeOf(s).takeDown.done(ctx)) }, Ready: begun},
-	"hooks":       {Do: func(s *scene, ctx context.Context) error { return nodeOf(s).hookPoints.before()[0].Do(ctx) }},
-	"remember":    {Do: func(s *scene, ctx context.Context) error { return nodeOf(s).recall.remember(ctx) }, Ready: all(saved, leased), Err: "no VMID is free for the parking VM of wk1", Deaf: []string{"Get"}},
-	"reboot":      {Do: func(s *scene, ctx context.Context) error { return nodeOf(s).newBoot.requireToReboot(ctx) }, Ready: asCP, Deaf: []string{"EtcdStatus", "EtcdMembers", "Identity"}},
+	"back out":    {Do: func(s *scene, ctx context.Context) error { return nodeOf(s).backOut(ctx) }, Ready: begun, Done: "uncordon\nset 9900 map[description:record protection:1] delete []"},
+	"drain":       {Do: func(s *scene, ctx context.Context) error { return nodeOf(s).drain(ctx) }, Ready: begun, Done: "cordon\ndrain", Deaf: []string{"Identity", "VM", "Machine", "AttachedVolumes"}},
+	"uncordon":    {Do: func(s *scene, ctx context.Context) error { return nodeOf(s).uncordon(ctx) }, Ready: begun, Done: "uncordon"},
+	"delete node": {Do: func(s *scene, ctx context.Context) error { return nodeOf(s).removal()[0].Do(ctx) }, Ready: all(is(cluster.Remove), begun), Done: "delete node"},
+	"down":        {Do: func(s *scene, ctx context.Context) error { return reasonAsError(nodeOf(s).takenDown(ctx)) }, Ready: begun},
+	"hooks":       {Do: func(s *scene, ctx context.Context) error { return nodeOf(s).hooksBefore()[0].Do(ctx) }},
+	"remember":    {Do: func(s *scene, ctx context.Context) error { return nodeOf(s).remember(ctx) }, Ready: all(saved, leased), Err: "no VMID is free for the parking VM of wk1", Deaf: []string{"Get"}},
+	"reboot":      {Do: func(s *scene, ctx context.Context) error { return nodeOf(s).etcd.requireToReboot(ctx) }, Ready: asCP, Deaf: []string{"EtcdStatus", "EtcdMembers", "Identity"}},
 	"boot failed": {Do: func(s *scene, ctx context.Context) error {
-		return nodeOf(s).newBoot.bootFailed(ctx, errors.New("timed out"))
+		return (&inPlace{node: nodeOf(s)}).bootFailed(ctx, errors.New("timed out"))
 	}, Ready: all(asCP, silent, func(s *scene) { delete(s.Status, addr(12)) }), Err: "cp1 did not come back from its upgrade: timed out", Deaf: []string{"Booted", "EtcdStatus", "EtcdMembers", "Identity"}},
 }
 

@@ -16,26 +16,20 @@ import (
 	"github.com/recast-sh/recast/internal/words"
 )
 
-// health checks that the node runs what is wanted, and that Kubernetes has seen it.
-type health struct {
-	*node
-	settledAt time.Time // when it had been healthy for the settling time; zero: not yet
-}
-
 // healthy is the goal of waitHealthy: the machine runs the wanted build from its own disk with
 // every volume back, and Kubernetes has seen this boot.
-func (n *health) healthy(ctx context.Context) (string, error) {
+func (n *node) healthy(ctx context.Context) (string, error) {
 	mem, err := n.Memory(ctx)
 	if err != nil {
 		return "", err
 	}
-	return n.settled(ctx, func(ctx context.Context) (string, error) { return n.lacks(ctx, mem) })
+	return n.settled(ctx, func(ctx context.Context) (string, error) { return n.lacksAfterExchange(ctx, mem) })
 }
 
 // inVain adds a hint to the error of a wait that timed out.
-func (n *health) inVain(ctx context.Context, err error) error {
+func (n *node) inVain(ctx context.Context, err error) error {
 	if !errors.Is(err, context.DeadlineExceeded) || ctx.Err() != nil || !n.installs() {
-		return n.reshape.orBack(err)
+		return n.withUndoHint(err)
 	}
 	again := "recast roll waits for it again"
 	if m, errNow := n.Talos.Machine(ctx, n.Plan.Addr); errNow == nil && m.FromISO && m.SystemDisk != "" {
@@ -61,12 +55,12 @@ func (n *node) wayBack() string {
 	return "recast undo " + n.Plan.Node + " cancels the replacement and boots the old system disk"
 }
 
-func (n *health) isHealthy() string {
+func (n *node) isHealthy() string {
 	return fmt.Sprintf("runs %s build %s and is Ready", n.Want.Build.TalosVersion, words.Short(n.Want.Build.ID))
 }
 
-// lacks names the first thing that the node still lacks; "" when it is healthy.
-func (n *health) lacks(ctx context.Context, mem parking.Memory) (string, error) {
+// lacksAfterExchange names the first thing that the node still lacks; "" when it is healthy.
+func (n *node) lacksAfterExchange(ctx context.Context, mem parking.Memory) (string, error) {
 	m, err := n.Talos.ArrivedWhole(ctx, n.Plan.Addr)
 	if err != nil {
 		return "", err
@@ -102,7 +96,7 @@ func stuck(m cluster.Machine, before []cluster.VolumeStatus) string {
 }
 
 // lacksSystem compares the system that the machine booted, and its disk, with the expected ones.
-func (n *health) lacksSystem(m cluster.Machine, mem parking.Memory) string {
+func (n *node) lacksSystem(m cluster.Machine, mem parking.Memory) string {
 	if !n.installs() {
 		if n.Plan.Strategy.System() == cluster.SystemKept && m.Schematic.LockHash() != n.Plan.Restore.Build {
 			return "runs the image of lock " + words.OrNone(words.Short(m.Schematic.LockHash()))
@@ -125,7 +119,7 @@ func (n *health) lacksSystem(m cluster.Machine, mem parking.Memory) string {
 }
 
 // runsFromIts says whether the machine runs from the system disk that it should have.
-func (n *health) runsFromIts(m cluster.Machine, mem parking.Memory) bool {
+func (n *node) runsFromIts(m cluster.Machine, mem parking.Memory) bool {
 	vm := n.vmToBe(mem)
 	drives, err := vm.Bootable()
 	if err != nil {
@@ -138,7 +132,7 @@ func (n *health) runsFromIts(m cluster.Machine, mem parking.Memory) bool {
 // sentBack ends the wait for a machine that is in maintenance mode again. If an installation fails,
 // machined exits, and the machine boots its ISO again without a configuration (main.go in
 // machined).
-func (n *health) sentBack(ctx context.Context, silent error) error {
+func (n *node) sentBack(ctx context.Context, silent error) error {
 	if silent == nil || !n.installs() || ctx.Err() != nil {
 		return silent
 	}
@@ -154,7 +148,7 @@ func (n *health) sentBack(ctx context.Context, silent error) error {
 
 // settle waits until the node has lacked nothing for the settling time. A node that came back as
 // its old system ends the wait.
-func (n *health) settle(ctx context.Context, id string, within time.Duration, lacks func(context.Context) (string, error)) error {
+func (n *node) settle(ctx context.Context, id string, within time.Duration, lacks func(context.Context) (string, error)) error {
 	var since time.Time // zero while it is not healthy
 	watched := true     // a watch reports when what it lacks changes
 	w := wait.For{
@@ -181,7 +175,7 @@ func (n *health) settle(ctx context.Context, id string, within time.Duration, la
 			if n.Plan.KubeSpan && what != "" && !strings.HasPrefix(what, cluster.StandsIn) {
 				what += "; " + planning.OldPeer
 			}
-			return false, what, n.renewal.stillOn(ctx, n.sentBack(ctx, err))
+			return false, what, n.stillOn(ctx, n.sentBack(ctx, err))
 		case since.IsZero():
 			since = time.Now()
 		}
@@ -197,7 +191,7 @@ func (n *health) settle(ctx context.Context, id string, within time.Duration, la
 // settled is the goal of settle: this process has seen the node settle, and has seen nothing
 // missing since. That the node looks healthy now is not enough. A failed read does not revoke the
 // result.
-func (n *health) settled(ctx context.Context, lacks func(context.Context) (string, error)) (string, error) {
+func (n *node) settled(ctx context.Context, lacks func(context.Context) (string, error)) (string, error) {
 	switch {
 	case n.settledAt.IsZero():
 		return "", nil // not yet: settle waits and says why
@@ -211,7 +205,7 @@ func (n *health) settled(ctx context.Context, lacks func(context.Context) (strin
 }
 
 // vmToBe is the VM as it will be once it is up.
-func (n *health) vmToBe(mem parking.Memory) cluster.VM {
+func (n *node) vmToBe(mem parking.Memory) cluster.VM {
 	switch n.Plan.Strategy.System() {
 	case cluster.SystemNew:
 		return mem.BlankVM()
@@ -221,7 +215,7 @@ func (n *health) vmToBe(mem parking.Memory) cluster.VM {
 	return mem.VM
 }
 
-func (n *health) waitHealthy(ctx context.Context) error {
+func (n *node) waitHealthy(ctx context.Context) error {
 	mem, err := n.Memory(ctx)
 	if err != nil {
 		return err
@@ -230,7 +224,7 @@ func (n *health) waitHealthy(ctx context.Context) error {
 	if n.Plan.KubeSpan {
 		within += planning.PeerLasts
 	}
-	err = n.inVain(ctx, n.settle(ctx, "bring-up/wait-healthy", within, func(ctx context.Context) (string, error) { return n.lacks(ctx, mem) }))
+	err = n.inVain(ctx, n.settle(ctx, "bring-up/wait-healthy", within, func(ctx context.Context) (string, error) { return n.lacksAfterExchange(ctx, mem) }))
 	if err == nil {
 		n.served.Tell(ctx, "bring-up/wait-healthy")
 	}

@@ -15,17 +15,17 @@ import (
 
 // The IDs of the steps that run hooks.
 const (
-	hooksBefore = "run-hooks"
-	hooksAfter  = "run-hooks-again"
+	hooksBeforeID = "run-hooks"
+	hooksAfterID  = "run-hooks-again"
 )
 
-// before returns the step right before the final gate check; the user's gates have already passed.
+// hooksBefore returns the step right before the final gate check; the user's gates have already passed.
 // A node that is never taken out runs no hooks.
-func (n hookPoints) before() []step.Step {
+func (n *node) hooksBefore() []step.Step {
 	if n.StaysIn() {
 		return nil
 	}
-	steps := n.call(cluster.BeforeNode, hooksBefore).Step(hooksBefore, "run the hooks before "+n.Plan.Node+" goes", n.hooks.BeforeNode,
+	steps := n.hookCall(cluster.BeforeNode, hooksBeforeID).Step(hooksBeforeID, "run the hooks before "+n.Plan.Node+" goes", n.hooks.BeforeNode,
 		func(ctx context.Context, err error) error {
 			fate := n.Plan.Node + " was not touched"
 			if n.Plan.Resume {
@@ -44,14 +44,14 @@ func (n hookPoints) before() []step.Step {
 	return hook.Yielding(steps)
 }
 
-// after returns the step for a node that is back. It comes before the user's gates are asked,
+// hooksAfter returns the step for a node that is back. It comes before the user's gates are asked,
 // because a hook may clear what keeps them closed, such as a Ceph flag. It does not yield, because
 // the next run would not run it for a node that is done.
-func (n hookPoints) after() []step.Step {
+func (n *node) hooksAfter() []step.Step {
 	if n.StaysIn() {
 		return nil
 	}
-	return n.call(cluster.AfterNode, hooksAfter).Step(hooksAfter, "run the hooks with "+n.Plan.Node+" back", n.hooks.AfterNode,
+	return n.hookCall(cluster.AfterNode, hooksAfterID).Step(hooksAfterID, "run the hooks with "+n.Plan.Node+" back", n.hooks.AfterNode,
 		func(_ context.Context, err error) error {
 			if err != nil {
 				err = fmt.Errorf("%s is done and takes pods, but no other node is to follow: %w", n.Plan.Node, err)
@@ -62,7 +62,7 @@ func (n hookPoints) after() []step.Step {
 
 // batchLeftOpen adds a hint to the error of a node that is done. The node may have been the last of
 // its batch, and then no later run runs the hooks after the batch.
-func (n hookPoints) batchLeftOpen(err error) error {
+func (n *node) batchLeftOpen(err error) error {
 	if err == nil || len(n.hooks.AfterBatch) == 0 {
 		return err
 	}
@@ -70,13 +70,13 @@ func (n hookPoints) batchLeftOpen(err error) error {
 	return fault.WithHint(err, "the hooks after the batch %s were not run, and the next run runs them only if it still has a node to roll in it: else do by hand what they had to do", phase)
 }
 
-func (n hookPoints) call(p cluster.HookPoint, id string) hook.Call {
+func (n *node) hookCall(p cluster.HookPoint, id string) hook.Call {
 	phase, _, _ := planning.NodeOfStep(n.Path)
-	return n.roller.hooking().Call(p, phase, n.Plan.Node, n.env(p), n.Path+"/"+id, n.Key("hooks/"+strings.ToLower(string(p))))
+	return n.roller.hooking().Call(p, phase, n.Plan.Node, n.hookEnv(p), n.Path+"/"+id, n.Key("hooks/"+strings.ToLower(string(p))))
 }
 
-// env describes the node to hooks; an unknown value is "".
-func (n hookPoints) env(p cluster.HookPoint) []string {
+// hookEnv describes the node to hooks; an unknown value is "".
+func (n *node) hookEnv(p cluster.HookPoint) []string {
 	build, talos := n.Want.Build.ID, n.Want.Build.TalosVersion
 	switch n.Plan.Strategy.System() {
 	case cluster.SystemKept, cluster.SystemOld:

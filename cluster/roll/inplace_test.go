@@ -34,11 +34,11 @@ func TestSettledIsRevoked(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			n := (&Roller{}).node(rolling.Node{})
-			n.health.settledAt = time.Now().Add(-rolling.JustNow)
+			n.settledAt = time.Now().Add(-rolling.JustNow)
 			if c.just {
-				n.health.settledAt = time.Now()
+				n.settledAt = time.Now()
 			}
-			got, err := n.health.settled(t.Context(), func(context.Context) (string, error) { return c.lacks, c.err })
+			got, err := n.settled(t.Context(), func(context.Context) (string, error) { return c.lacks, c.err })
 			if err != nil || (got != "") != c.want {
 				t.Errorf("%q, %v", got, err)
 			}
@@ -62,7 +62,7 @@ func TestApplyHints(t *testing.T) {
 			s := rollingtest.NewScene()
 			all(begun, saved, fails("apply", c.answer))(s)
 			s.Ready()
-			err := nodeOf(s).bringUp.apply(t.Context(), cluster.MachineDisk{}, cluster.KubernetesImages{})
+			err := nodeOf(s).applyToBlank(t.Context(), cluster.MachineDisk{}, cluster.KubernetesImages{})
 			if !errors.Is(err, c.answer) || strings.Contains(strings.Join(fault.Hints(err), "\n"), "waits for one in maintenance mode") != c.waits {
 				t.Errorf("%v, %q", err, fault.Hints(err))
 			}

@@ -55,9 +55,9 @@ func TestRunsWantedIsSeenOnce(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				machine := &countedTalos{machine: c.machine}
 				r := &Roller{Roll: &rolling.Roll{Talos: machine, Kube: unmarkedNode{}}, History: func(string) (cluster.LockedContent, bool) { return cluster.LockedContent{}, false }}
-				n := r.node(rolling.Node{Plan: planning.NodePlan{Node: "wk1", UUID: "u1"}, Want: cluster.Wanted{Build: b}})
+				n := &inPlace{node: r.node(rolling.Node{Plan: planning.NodePlan{Node: "wk1", UUID: "u1"}, Want: cluster.Wanted{Build: b}})}
 				for range 2 {
-					if reason, err := n.upgrade.runsWanted(t.Context()); err != nil || (reason != "") != c.want {
+					if reason, err := n.runsWanted(t.Context()); err != nil || (reason != "") != c.want {
 						t.Errorf("%q, %v", reason, err)
 					}
 					time.Sleep(c.pause)

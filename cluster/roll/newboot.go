@@ -7,31 +7,24 @@ import (
 	"fmt"
 
 	"github.com/recast-sh/recast/cluster"
-	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/cluster/rolling"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/wait"
 	"github.com/recast-sh/recast/internal/words"
 )
 
-// newBoot checks whether an upgrade in place came up, or fell back.
-type newBoot struct {
-	*node
-	gaveUp error // why a node that was upgraded in place is to be reimaged
-}
-
-func (n *newBoot) healthy(ctx context.Context) (string, error) {
+func (n *inPlace) bootHealthy(ctx context.Context) (string, error) {
 	if n.gaveUp != nil {
 		return "it did not come back, and is reimaged instead", nil
 	}
-	return n.health.settled(ctx, n.lacks)
+	return n.settled(ctx, n.lacksAfterUpgrade)
 }
 
-// waitHealthy ends when the node is healthy, when it came back as its old system (that build is
+// waitBootHealthy ends when the node is healthy, when it came back as its old system (that build is
 // then never tried in place again), or at our own boot deadline, because Talos' automatic rollback
 // is not reliable.
-func (n *newBoot) waitHealthy(ctx context.Context) error {
-	err := n.health.settle(ctx, "wait-healthy", n.Timing.Boot+n.Timing.Join, n.lacks)
+func (n *inPlace) waitBootHealthy(ctx context.Context) error {
+	err := n.settle(ctx, "wait-healthy", n.Timing.Boot+n.Timing.Join, n.lacksAfterUpgrade)
 	switch {
 	case err == nil:
 		return n.awaitVolumes(ctx)
@@ -51,8 +44,8 @@ func (n *newBoot) waitHealthy(ctx context.Context) error {
 	return n.bootFailed(ctx, err)
 }
 
-// remember keeps which volumes are stuck before the upgrade.
-func (n *newBoot) remember(ctx context.Context) error {
+// rememberStuck keeps which volumes are stuck before the upgrade.
+func (n *inPlace) rememberStuck(ctx context.Context) error {
 	m, err := n.Talos.Machine(ctx, n.Plan.Addr)
 	if err != nil {
 		return fmt.Errorf("read machine %s: %w", n.Plan.Addr, err)
@@ -62,7 +55,7 @@ func (n *newBoot) remember(ctx context.Context) error {
 
 // awaitVolumes waits for the volumes of a configuration that came with the boot, as one that was staged does. The
 // system is the wanted one, so it stays.
-func (n *newBoot) awaitVolumes(ctx context.Context) error {
+func (n *inPlace) awaitVolumes(ctx context.Context) error {
 	var before []cluster.VolumeStatus
 	known, err := n.Journal.Get(n.Key("stuck"), &before)
 	if err != nil {
@@ -84,8 +77,8 @@ var (
 	errOtherSystem = errors.New("it came back neither as its old system nor as the one that was installed")
 )
 
-// lacks names the first thing that the node still lacks.
-func (n *newBoot) lacks(ctx context.Context) (string, error) {
+// lacksAfterUpgrade names the first thing that the node still lacks.
+func (n *inPlace) lacksAfterUpgrade(ctx context.Context) (string, error) {
 	m, lacks, err := n.Arrived(ctx)
 	if err != nil || lacks != "" {
 		return lacks, err
@@ -103,30 +96,25 @@ func (n *newBoot) lacks(ctx context.Context) (string, error) {
 	case len(reasons) > 0:
 		return "", fmt.Errorf("%w: %s", errRolledBack, reasons[0].Text)
 	}
-	if err := n.newBoot.crossCheck(ctx, m, k); err != nil {
+	if err := n.crossCheck(ctx, m, k); err != nil {
 		return "", err
 	}
-	if lacks, err := n.etcd.lacks(ctx, n.inPlaceMemory()); err != nil || lacks != "" {
+	if lacks, err := n.etcd.lacks(ctx, etcdMemory(n.Node)); err != nil || lacks != "" {
 		return lacks, err
 	}
 	return rolling.LacksReady(ctx, n.Kube, k, m.UUID, m.BootID)
 }
 
-// inPlaceMemory is what etcdMember.lacks needs to judge a machine that keeps its disks.
-func (n *newBoot) inPlaceMemory() parking.Memory {
-	return parking.Memory{ControlPlane: n.Plan.Role == cluster.ControlPlane, EtcdMembers: len(n.Plan.ControlPlanes)}
-}
-
 // isOther says whether a machine runs another system than before the upgrade. A resumed run does
 // not know the earlier system, so it says no.
-func (n *newBoot) isOther(m cluster.RunningSystem) bool {
+func (n *inPlace) isOther(m cluster.RunningSystem) bool {
 	was := n.Plan.Found.Machine
 	return was != nil && !n.Plan.Resume && (was.Schematic.ID != m.Schematic.ID || was.TalosVersion != m.TalosVersion)
 }
 
 // rolledBack uncordons a node that serves again with its old system, and records on its Node that
 // this build must not be tried in place again.
-func (n *newBoot) rolledBack(ctx context.Context, cause error) error {
+func (n *inPlace) rolledBack(ctx context.Context, cause error) error {
 	err := errors.Join(
 		n.Kube.SetFailedBuild(ctx, n.Plan.Node, n.Want.Build.ID),
 		n.Kube.Uncordon(ctx, n.Plan.Node),
@@ -136,7 +124,7 @@ func (n *newBoot) rolledBack(ctx context.Context, cause error) error {
 }
 
 // bootFailed acts by policy on a node that did not come back in time.
-func (n *newBoot) bootFailed(ctx context.Context, cause error) error {
+func (n *inPlace) bootFailed(ctx context.Context, cause error) error {
 	policy := n.roller.BootFailure
 	if policy == "" {
 		policy = cluster.RollbackOnBootFailure
@@ -146,7 +134,7 @@ func (n *newBoot) bootFailed(ctx context.Context, cause error) error {
 		cause = fault.WithHint(cause, "it was booted through the firmware (roll.reboot): an image that boots by kexec only hangs there (talos#14146); no other node got it")
 	}
 	if m, err := n.Talos.Booted(ctx, n.Plan.Addr); err == nil && m.UUID == n.Plan.UUID && len(cluster.DiffImage(n.Want.Build, m.RunningSystem, n.roller.History)) > 0 {
-		if mark, err := n.upgrade.mark(ctx); err == nil && mark != nil && mark.BootID == m.BootID {
+		if mark, err := n.mark(ctx); err == nil && mark != nil && mark.BootID == m.BootID {
 			return fault.WithHint(cause, "talosctl -n %s dmesg shows why it does not leave the boot from before the upgrade; run the same command again to continue from there", n.Plan.Addr)
 		}
 		// a rollback request would make it boot the new system again
@@ -155,7 +143,7 @@ func (n *newBoot) bootFailed(ctx context.Context, cause error) error {
 	if policy == cluster.StopOnBootFailure {
 		return fault.WithHint(cause, "look at its console in Proxmox: the boot menu has the previous entry. recast roll waits for it again; roll.bootFailure says what recast does by itself")
 	}
-	if err := n.requireToReboot(ctx); err != nil {
+	if err := n.etcd.requireToReboot(ctx); err != nil {
 		return fault.WithHint(fault.UpgradeStuck.Errorf("%w, and it is not asked to boot its previous system: %s", cause, err),
 			"put the rest of etcd right (talosctl etcd status), then run the same command again: %s runs, and is waited for again", n.Plan.Node)
 	}
@@ -169,21 +157,9 @@ func (n *newBoot) bootFailed(ctx context.Context, cause error) error {
 	return n.rolledBack(ctx, fmt.Errorf("%w, and was rolled back", cause))
 }
 
-// requireToReboot refuses to reboot a machine that etcd needs: the cause of the wait may be another
-// member. A machine whose own etcd does not answer is not needed.
-func (n *newBoot) requireToReboot(ctx context.Context) error {
-	if n.Plan.Role != cluster.ControlPlane {
-		return nil
-	}
-	if _, err := n.Talos.EtcdStatus(ctx, n.Plan.Addr); err != nil {
-		return nil //nolint:nilerr // it is no member that the others could miss
-	}
-	return n.gate.RequireEtcd(ctx)
-}
-
 // cannotRollBack leaves the machine to a reimage if one is planned, unless the machine is up and
 // only we can't reach it.
-func (n *newBoot) cannotRollBack(ctx context.Context, cause, why error) error {
+func (n *inPlace) cannotRollBack(ctx context.Context, cause, why error) error {
 	both := errors.Join(cause, why)
 	k, err := n.KubeNode(ctx)
 	switch {
@@ -198,9 +174,9 @@ func (n *newBoot) cannotRollBack(ctx context.Context, cause, why error) error {
 	return nil
 }
 
-func (n *newBoot) awaitOldSystem(ctx context.Context) error {
+func (n *inPlace) awaitOldSystem(ctx context.Context) error {
 	return n.Watch(ctx, "wait-healthy", n.OfMachine(n.Plan.Node+" back as its previous system", n.Timing.Boot), func(ctx context.Context) (bool, string, error) {
-		lacks, err := n.lacks(ctx)
+		lacks, err := n.lacksAfterUpgrade(ctx)
 		if errors.Is(err, errRolledBack) {
 			return true, "", nil
 		}
@@ -212,7 +188,7 @@ func (n *newBoot) awaitOldSystem(ctx context.Context) error {
 // entry: it has rebooted, and its schematic is the wanted one. Entries of the same version may have
 // the same name, and nothing else tells them apart until the next boot, so its Node records the
 // entry.
-func (n *newBoot) crossCheck(ctx context.Context, m cluster.BootedMachine, k cluster.KubeNode) error {
+func (n *inPlace) crossCheck(ctx context.Context, m cluster.BootedMachine, k cluster.KubeNode) error {
 	if mark := k.Mark; mark == nil || !mark.Installed || mark.Build != n.Want.Build.ID || mark.BootID == m.BootID {
 		return nil
 	}

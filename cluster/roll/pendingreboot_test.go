@@ -17,7 +17,7 @@ import (
 func TestISOIsNoBootEntry(t *testing.T) {
 	t.Parallel()
 	n := (&Roller{Roll: &rolling.Roll{Talos: isoTalos{}, Journal: keptMemory{}, Timing: cluster.Timing{Poll: time.Second}}}).node(rolling.Node{Plan: planning.NodePlan{Node: "wk1", UUID: "u"}})
-	reason, err := n.bringUp.bootEntryStep(func(parking.Memory) string { return "talos-v1.14.1.efi" }).Skip(t.Context())
+	reason, err := n.bootEntryStep(func(parking.Memory) string { return "talos-v1.14.1.efi" }).Skip(t.Context())
 	if reason != "" || err != nil {
 		t.Errorf("%q, %v", reason, err)
 	}

@@ -13,7 +13,7 @@ import (
 )
 
 // isOff says whether the VM is off, or deleted, and Proxmox HA does not start it again.
-func (n eviction) isOff(ctx context.Context) (bool, error) {
+func isOff(ctx context.Context, n *rolling.Node) (bool, error) {
 	vm, err := n.Proxmox.VMState(ctx, n.Plan.VMID)
 	if errors.Is(err, cluster.ErrNotFound) {
 		return true, nil
@@ -23,7 +23,7 @@ func (n eviction) isOff(ctx context.Context) (bool, error) {
 
 // keepServing puts a drained node that could not be stopped back into service, unless its machine
 // has changed: it has left etcd for good, has rebooted, or does not answer.
-func (n power) keepServing(ctx context.Context, r *exchange.Replace, cause error) error {
+func (n *node) keepServing(ctx context.Context, r *exchange.Replace, cause error) error {
 	park, err := n.Parking(ctx)
 	if err != nil || park.Record.Left || n.etcd.outOfIt || ctx.Err() != nil || fault.KindOf(cause) == fault.Claimed {
 		return cause
@@ -40,11 +40,11 @@ func (n power) keepServing(ctx context.Context, r *exchange.Replace, cause error
 			return errors.Join(cause, err)
 		}
 	}
-	return errors.Join(cause, n.eviction.backOut(ctx))
+	return errors.Join(cause, n.backOut(ctx))
 }
 
-// off shuts the VM down. If the guest does not shut down, it calls beforePull and stops the VM.
-func (n power) off(ctx context.Context, r *exchange.Replace, id string, vm cluster.VM, beforePull func(context.Context) error) error {
+// switchOff shuts the VM down. If the guest does not shut down, it calls beforePull and stops the VM.
+func (n *node) switchOff(ctx context.Context, r *exchange.Replace, id string, vm cluster.VM, beforePull func(context.Context) error) error {
 	var refused error // by the guest; an error about the record is no reason to pull the plug
 	err := r.Sending(ctx, cluster.SentShutdown, n.Timing.Stop+exchange.LateQueue, func(ctx context.Context) error {
 		refused = n.Proxmox.Shutdown(ctx, vm, n.Timing.Stop)
@@ -70,7 +70,7 @@ func (n power) off(ctx context.Context, r *exchange.Replace, id string, vm clust
 
 // stop keeps a rebooting host and Proxmox HA from starting the VM again, asks the guest to shut
 // down, then pulls the plug. It waits for the VM, not for the task.
-func (n power) stop(ctx context.Context) error {
+func (n *node) stop(ctx context.Context) error {
 	r, err := n.record.read(ctx)
 	if err != nil {
 		return err
@@ -84,7 +84,7 @@ func (n power) stop(ctx context.Context) error {
 		return rolling.Final(n.keepServing(ctx, r, err))
 	}
 	if vm.Running {
-		if err := n.off(ctx, r, "take-down/stop", vm, n.etcd.leaveAgain); err != nil {
+		if err := n.switchOff(ctx, r, "take-down/stop", vm, n.etcd.leaveAgain); err != nil {
 			return err
 		}
 	}
@@ -94,7 +94,7 @@ func (n power) stop(ctx context.Context) error {
 	return n.etcd.staysOut(ctx, vm, "take-down/stop", n.etcd.left)
 }
 
-func (n power) stopped(ctx context.Context) (string, error) {
+func (n *node) stopped(ctx context.Context) (string, error) {
 	var vm cluster.VM
 	var ha *cluster.HAResource
 	var errHA error
@@ -123,7 +123,7 @@ func (n power) stopped(ctx context.Context) (string, error) {
 }
 
 // stoppedFor is the goal of stop: the VM is off, and etcd does not need a node that leaves it.
-func (n power) stoppedFor(ctx context.Context) (string, error) {
+func (n *node) stoppedFor(ctx context.Context) (string, error) {
 	reason, err := n.stopped(ctx)
 	if err != nil || reason == "" || !n.etcd.leaves() {
 		return reason, err
@@ -134,7 +134,7 @@ func (n power) stoppedFor(ctx context.Context) (string, error) {
 	return reason, nil
 }
 
-func (n power) start(ctx context.Context) error {
+func (n *node) start(ctx context.Context) error {
 	var vm cluster.VM
 	var others exchange.Others
 	var r *exchange.Replace
@@ -173,10 +173,10 @@ func (n power) start(ctx context.Context) error {
 		}
 	}
 	err = r.Sending(ctx, exchange.SentStart, exchange.LateQueue, func(ctx context.Context) error { return n.Proxmox.Start(ctx, vm) })
-	return n.reshape.orBack(fault.Prefix("start "+vm.String(), err))
+	return n.withUndoHint(fault.Prefix("start "+vm.String(), err))
 }
 
-func (n power) started(ctx context.Context) (string, error) {
+func (n *node) started(ctx context.Context) (string, error) {
 	vm, err := n.Proxmox.VMState(ctx, n.Plan.VMID)
 	if err != nil {
 		return "", fmt.Errorf("look up VM %d: %w", n.Plan.VMID, err)

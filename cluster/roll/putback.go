@@ -16,7 +16,7 @@ import (
 
 // leaveAsReplacement makes a replacement that has joined etcd leave it again. If it does not
 // answer, the old system replaces its member by name when it joins.
-func (n putBack) leaveAsReplacement(ctx context.Context, r *exchange.Replace) error {
+func (n *node) leaveAsReplacement(ctx context.Context, r *exchange.Replace) error {
 	if out, err := n.replacementOut(ctx, r); err != nil || out != "" {
 		return err
 	}
@@ -33,7 +33,7 @@ func (n putBack) leaveAsReplacement(ctx context.Context, r *exchange.Replace) er
 // replacementOut is the goal of leaveAsReplacement: the replacement is no member, or it is off and
 // etcd is healthy without it. The old system then replaces that member by name when it joins. With
 // the old disk in the VM, a member with another ID is the old system itself, which has rejoined.
-func (n putBack) replacementOut(ctx context.Context, r *exchange.Replace) (string, error) {
+func (n *node) replacementOut(ctx context.Context, r *exchange.Replace) (string, error) {
 	mem, err := n.Memory(ctx)
 	if err != nil {
 		return "", err
@@ -70,7 +70,7 @@ func (n putBack) replacementOut(ctx context.Context, r *exchange.Replace) (strin
 // standsStill says whether the VM may be left as it is. A VM that still runs its old system but has
 // left etcd must be restarted: machined does not start etcd again within the same boot (Talos'
 // EtcdLeaveCluster stops the service).
-func (n putBack) standsStill(ctx context.Context, r *exchange.Replace) (string, error) {
+func (n *node) standsStill(ctx context.Context, r *exchange.Replace) (string, error) {
 	reason, err := r.StandsStill(ctx)
 	if err != nil || reason == "" {
 		return "", err
@@ -88,24 +88,24 @@ func (n putBack) standsStill(ctx context.Context, r *exchange.Replace) (string, 
 	return reason, nil // off, or in a later boot
 }
 
-// step cancels an unfinished replacement: every disk goes back to where it was, the old system disk
+// putBack cancels an unfinished replacement: every disk goes back to where it was, the old system disk
 // too, and the node runs its old system again. This needs no secrets, so it works from any machine.
-func (n putBack) step() step.Step {
+func (n *node) putBack() step.Step {
 	vm := n.Plan.VMID
 	stop := func(r *exchange.Replace) []step.Step {
 		return []step.Step{
 			{ID: "leave-etcd", Title: "take the replacement out of etcd", Do: func(ctx context.Context) error { return n.leaveAsReplacement(ctx, r) }},
-			{ID: "stop", Title: fmt.Sprintf("stop VM %d", vm), Risk: step.Disruptive, Skip: func(ctx context.Context) (string, error) { return n.standsStill(ctx, r) }, Do: func(ctx context.Context) error { return n.stopNew(ctx, r) }},
+			{ID: "stop", Title: fmt.Sprintf("stop VM %d", vm), Risk: step.Disruptive, Skip: func(ctx context.Context) (string, error) { return n.standsStill(ctx, r) }, Do: func(ctx context.Context) error { return n.stopReplacement(ctx, r) }},
 		}
 	}
 	return n.record.source().PutBack(stop, []step.Step{
-		{ID: "start", Code: fault.NoBoot, Title: fmt.Sprintf("start VM %d", vm), Skip: n.power.started, Do: n.power.start},
-		n.bringUp.bootEntryStep(func(mem parking.Memory) string { return mem.Old.Entry }),
-		{ID: "wait-healthy", Code: fault.NoJoin, Title: "wait until " + n.Plan.Node + " is healthy", Skip: n.health.healthy, Do: n.health.waitHealthy},
-	}, n.finish.back())
+		{ID: "start", Code: fault.NoBoot, Title: fmt.Sprintf("start VM %d", vm), Skip: n.started, Do: n.start},
+		n.bootEntryStep(func(mem parking.Memory) string { return mem.Old.Entry }),
+		{ID: "wait-healthy", Code: fault.NoJoin, Title: "wait until " + n.Plan.Node + " is healthy", Skip: n.healthy, Do: n.waitHealthy},
+	}, n.givesBack())
 }
 
-func (n putBack) stopNew(ctx context.Context, r *exchange.Replace) error {
+func (n *node) stopReplacement(ctx context.Context, r *exchange.Replace) error {
 	vm, found, err := r.Powered(ctx)
 	if err != nil || !found {
 		return err
@@ -120,7 +120,7 @@ func (n putBack) stopNew(ctx context.Context, r *exchange.Replace) error {
 	}
 	const id = "put-back/stop" // it may have been reset after it left etcd, and have rejoined
 	if vm.Running {
-		if err := n.power.off(ctx, r, id, vm, func(ctx context.Context) error { return n.leaveAsReplacement(ctx, r) }); err != nil {
+		if err := n.switchOff(ctx, r, id, vm, func(ctx context.Context) error { return n.leaveAsReplacement(ctx, r) }); err != nil {
 			return err
 		}
 	}

@@ -15,7 +15,7 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-func (n recall) keepFirewall(ctx context.Context) error {
+func (n *node) keepFirewall(ctx context.Context) error {
 	r, err := n.record.read(ctx)
 	if err != nil {
 		return err
@@ -23,7 +23,7 @@ func (n recall) keepFirewall(ctx context.Context) error {
 	return r.KeepFirewall(ctx)
 }
 
-func (n recall) observe(ctx context.Context) (parking.Memory, error) {
+func (n *node) recall(ctx context.Context) (parking.Memory, error) {
 	if n.Plan.Rebuild != "" {
 		return restore.RememberLost(ctx, n.Node)
 	}
@@ -89,7 +89,7 @@ func (n recall) observe(ctx context.Context) (parking.Memory, error) {
 	if mem.Old.Config, err = planning.ConfigHash(n.Maintenance, config); err != nil {
 		return parking.Memory{}, err
 	}
-	mem.Kubernetes, err = n.savedConfig.runsKubernetes(ctx)
+	mem.Kubernetes, err = n.config.runsKubernetes(ctx)
 	return mem, err
 }
 
@@ -106,7 +106,7 @@ func notToCome(m cluster.Machine) []cluster.VolumeStatus {
 
 // provenDisks returns the persistent disks. The plan has refused disks that could not be proven in
 // a new VM, but what is on them may have changed since.
-func (n recall) provenDisks(vm cluster.VM, m cluster.Machine, system cluster.Disk) ([]parking.PersistentDisk, error) {
+func (n *node) provenDisks(vm cluster.VM, m cluster.Machine, system cluster.Disk) ([]parking.PersistentDisk, error) {
 	if n.Plan.Strategy.VM() == cluster.VMAgain {
 		problems, err := parking.Unprovable(vm, m, system.Key)
 		if err != nil {
@@ -122,14 +122,14 @@ func (n recall) provenDisks(vm cluster.VM, m cluster.Machine, system cluster.Dis
 
 // remember writes the journal first, then opens the record. What both contain is enough to finish
 // on any machine. The machine configuration is secret, so only the journal has it.
-func (n recall) remember(ctx context.Context) error {
+func (n *node) remember(ctx context.Context) error {
 	if park, err := n.Parking(ctx); err == nil && park.Record.Open && park.Record.Run == n.Run {
 		mem, err := n.Memory(ctx)
 		if err != nil {
 			return err
 		}
 		// Only the machine configuration is missing or damaged: the journal was lost.
-		sum, err := n.savedConfig.remember(ctx, mem.Kubernetes)
+		sum, err := n.config.remember(ctx, mem.Kubernetes)
 		if err == nil && sum != park.Record.Config {
 			err = n.UpdateRecord(ctx, func(rec *parking.Record) { rec.Config = sum })
 		}
@@ -138,7 +138,7 @@ func (n recall) remember(ctx context.Context) error {
 		}
 		return n.keepFirewall(ctx)
 	}
-	mem, err := n.observe(ctx)
+	mem, err := n.recall(ctx)
 	if err != nil {
 		return err
 	}
@@ -150,7 +150,7 @@ func (n recall) remember(ctx context.Context) error {
 		return err
 	}
 	if n.installs() {
-		if mem.ConfigSum, err = n.savedConfig.remember(ctx, mem.Kubernetes); err != nil {
+		if mem.ConfigSum, err = n.config.remember(ctx, mem.Kubernetes); err != nil {
 			return err
 		}
 	}
@@ -163,7 +163,7 @@ func (n recall) remember(ctx context.Context) error {
 	return n.keepFirewall(ctx)
 }
 
-func (n recall) remembered(ctx context.Context) (string, error) {
+func (n *node) remembered(ctx context.Context) (string, error) {
 	park, err := n.Parking(ctx)
 	switch {
 	case errors.Is(err, cluster.ErrNotFound):
@@ -177,7 +177,7 @@ func (n recall) remembered(ctx context.Context) (string, error) {
 		return "", err
 	}
 	if n.installs() {
-		if _, err := n.savedConfig.read(ctx); err != nil {
+		if _, err := n.config.read(ctx); err != nil {
 			return "", nil //nolint:nilerr // read from the node while it still answers
 		}
 	}
@@ -191,8 +191,8 @@ func (n recall) remembered(ctx context.Context) (string, error) {
 	return fmt.Sprintf("remembered by %s", park.VM), nil
 }
 
-// done is the goal of take-down. It does not hold until this run's record is open.
-func (n takeDown) done(ctx context.Context) (string, error) {
+// takenDown is the goal of take-down. It does not hold until this run's record is open.
+func (n *node) takenDown(ctx context.Context) (string, error) {
 	park, err := n.Parking(ctx)
 	switch {
 	case errors.Is(err, cluster.ErrNotFound):
@@ -211,7 +211,7 @@ func (n takeDown) done(ctx context.Context) (string, error) {
 
 // reachBlank returns the VM setting by which the blank machine gets its address, while its machine
 // still says where that address comes from.
-func (n recall) reachBlank(vm cluster.VM, m cluster.Machine) (*reach.Setting, error) {
+func (n *node) reachBlank(vm cluster.VM, m cluster.Machine) (*reach.Setting, error) {
 	if !n.installs() {
 		return nil, nil // the system that comes back has its configuration
 	}

@@ -8,15 +8,24 @@ import (
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/exchange"
 	"github.com/recast-sh/recast/cluster/parking"
+	"github.com/recast-sh/recast/cluster/rolling"
 	"github.com/recast-sh/recast/internal/fault"
 )
 
 // record is the record on the parking VM, and the exchange that it describes. Where each disk goes
 // is written once, when the record is opened, so an earlier read of that stays valid.
 type record struct {
-	*node
+	*rolling.Node
+	roller *Roller
+	asks   func(context.Context) error // refuses a system disk that may not leave the node
+	forget func() error                // is told that the record is closed
+
 	drawn  *exchange.Replace // set if the steps are only listed; nil: the record is read
 	opened *exchange.Replace // as the record was read last; nil: not yet
+}
+
+func newRecord(n *rolling.Node, r *Roller, asks func(context.Context) error, forget func() error) *record {
+	return &record{Node: n, roller: r, asks: asks, forget: forget}
 }
 
 // known returns the exchange as it was last read, if it was. Where each disk goes is written once,
@@ -30,13 +39,13 @@ func (n *record) known(ctx context.Context) (*exchange.Replace, error) {
 
 func (n *record) of(mem parking.Memory, rec parking.Record, park cluster.VMID) *exchange.Replace {
 	r := exchange.Of(n.Proxmox, mem, rec, park)
-	r.ISO, r.SystemGiB, r.Asks = n.Published().ISO, n.Want.SystemGiB, n.gate.RequireNoLossOff
+	r.ISO, r.SystemGiB, r.Asks = n.Published().ISO, n.Want.SystemGiB, n.asks
 	r.Shape, r.Image, r.DiskBytes = n.Want.Shape, n.Published().Disk, n.Want.Build.DiskBytes
 	if b := n.Want.Build; b.ID == rec.Build {
 		r.Made = parking.KeptDisk{Build: b.LockHash, Talos: b.TalosVersion}
 	}
 	r.Late, r.Say, r.Pods = &n.Late, n.Tell, n.Kube.PodVolumes
-	r.Frees, r.Forget = n.Plan.Frees, n.savedConfig.forget
+	r.Frees, r.Forget = n.Plan.Frees, n.forget
 	return r
 }
 

@@ -14,7 +14,7 @@ import (
 )
 
 // work returns what is done to the node by its strategy, in order.
-func (n order) work() []step.Step {
+func (n *node) work() []step.Step {
 	last := step.Step{ID: "gate", Code: fault.GateClosed, Title: "check that it is safe to take " + n.Plan.Node + " out", Do: n.gate.Check}
 	if n.Plan.Strategy == cluster.Create {
 		last.Title = "check that it is safe to make " + n.Plan.Node
@@ -22,15 +22,15 @@ func (n order) work() []step.Step {
 	first := append([]step.Step{last}, n.serving.Steps()...)
 	switch n.Plan.Strategy {
 	case cluster.InPlace:
-		return slices.Concat(first, n.upgrade.steps(), n.reshape.after())
+		return slices.Concat(first, (&inPlace{node: n}).steps(), n.reshapeAfter())
 	case cluster.PutBack:
-		return []step.Step{last, n.putBack.step()}
+		return []step.Step{last, n.putBack()}
 	case cluster.ApplyConfig:
-		return slices.Concat(first, n.reshape.drained(n.configure.steps()), n.reshape.after())
+		return slices.Concat(first, n.stillDrained(newApplyConfig(n).steps()), n.reshapeAfter())
 	case cluster.InstallReset:
-		return append(first, n.reset.steps()...)
+		return append(first, n.resetSteps()...)
 	case cluster.Create:
-		steps := append(first, n.create.steps()...)
+		steps := append(first, n.createSteps()...)
 		if n.Plan.Rebuild != "" && !n.Plan.Bootstraps {
 			steps = slices.Insert(steps, 0, restore.ForgetGone(n.Node))
 		}
@@ -42,9 +42,9 @@ func (n order) work() []step.Step {
 		if n.Plan.Found.Absent != nil {
 			return []step.Step{rolling.Freeing{Node: n.Node}.Removed()}
 		}
-		return append([]step.Step{last, n.down()}, n.finish.removal()...)
+		return append([]step.Step{last, n.down()}, n.removal()...)
 	case cluster.Reshape:
-		if !n.Plan.Resume && !n.reshape.stops() {
+		if !n.Plan.Resume && !n.stopsForShape() {
 			return first
 		}
 	}
@@ -56,42 +56,42 @@ func (n order) work() []step.Step {
 // world whether its step is done, so an interrupted roll resumes by running the same list again. What must hold before any of it is in
 // package gate (Gate.look); what must hold before the VM is deleted, in
 // exchange.Replace.deleteSame.
-func (n order) recreate() []step.Step {
+func (n *node) recreate() []step.Step {
 	return []step.Step{n.down(), n.up(n.record.source().NewSystem())}
 }
 
 // down takes a node down, and its disks to where they are safe.
-func (n order) down() step.Step {
+func (n *node) down() step.Step {
 	down := n.record.source().TakeDown(
-		step.Step{ID: "remember", Title: "remember what the node must get back", Skip: n.recall.remembered, Do: n.recall.remember},
-		step.OnlyIf(n.Plan.Rebuild == "", step.Step{ID: "drain", Code: fault.DrainBlocked, Title: "drain " + n.Plan.Node, Risk: step.Disruptive, Do: n.eviction.drain}),
+		step.Step{ID: "remember", Title: "remember what the node must get back", Skip: n.remembered, Do: n.remember},
+		step.OnlyIf(n.Plan.Rebuild == "", step.Step{ID: "drain", Code: fault.DrainBlocked, Title: "drain " + n.Plan.Node, Risk: step.Disruptive, Do: n.drain}),
 		step.OnlyIf(n.etcd.leaves(), step.Step{ID: "leave-etcd", Code: fault.EtcdUnhealthy, Title: "leave etcd: its data goes with the system disk", Risk: step.Destructive, Skip: n.etcd.left, Do: n.etcd.leave}),
-		step.Step{ID: "stop", Title: fmt.Sprintf("stop VM %d", n.Plan.VMID), Risk: step.Disruptive, Skip: n.power.stoppedFor, Do: n.power.stop},
+		step.Step{ID: "stop", Title: fmt.Sprintf("stop VM %d", n.Plan.VMID), Risk: step.Disruptive, Skip: n.stoppedFor, Do: n.stop},
 	)
-	down.Skip = n.takeDown.done
+	down.Skip = n.takenDown
 	return down
 }
 
 // up brings a node up in the VM that it gets, or that it has.
-func (n order) up(system step.Step) step.Step {
+func (n *node) up(system step.Step) step.Step {
 	x, s, vm := n.record.source(), n.Plan.Strategy, n.Plan.VMID
 	rollback, stays := s.System() == cluster.SystemKept, s.Reshapes()
 	return x.BringUp(
 		system,
 		step.OnlyIf(stays && (n.Plan.Resume || n.Plan.VM.Moves(shape.Off) != ""), x.Migrate(!n.Plan.Resume)),
 		step.OnlyIf(!rollback && !n.Want.Shape.IsEmpty(), x.Reshape()),
-		step.Step{ID: "start", Code: fault.NoBoot, Title: fmt.Sprintf("start VM %d", vm), Skip: n.power.started, Do: n.power.start},
-		step.OnlyIf(rollback, n.bringUp.bootEntryStep(func(parking.Memory) string { return n.Plan.Restore.Entry })),
-		step.OnlyIf(n.installs(), step.Step{ID: "configure", Code: fault.NoBoot, Title: "check the blank machine and configure it", Risk: step.Destructive, Skip: n.bringUp.configured, Do: n.bringUp.configure}),
+		step.Step{ID: "start", Code: fault.NoBoot, Title: fmt.Sprintf("start VM %d", vm), Skip: n.started, Do: n.start},
+		step.OnlyIf(rollback, n.bootEntryStep(func(parking.Memory) string { return n.Plan.Restore.Entry })),
+		step.OnlyIf(n.installs(), step.Step{ID: "configure", Code: fault.NoBoot, Title: "check the blank machine and configure it", Risk: step.Destructive, Skip: n.configured, Do: n.configureBlank}),
 		step.OnlyIf(n.Plan.Bootstraps, restore.First(n.Node, n.roller.Files, n.roller.Rebuild)),
-		step.Step{ID: "wait-healthy", Code: fault.NoJoin, Title: "wait until " + n.Plan.Node + " is healthy", Skip: n.health.healthy, Do: n.health.waitHealthy},
+		step.Step{ID: "wait-healthy", Code: fault.NoJoin, Title: "wait until " + n.Plan.Node + " is healthy", Skip: n.healthy, Do: n.waitHealthy},
 		step.OnlyIf(n.Plan.Bootstraps && n.Plan.Rebuild != "", n.restartKubelets()),
-		x.Finish(n.finish.back(), n.finish.frees()...),
+		x.Finish(n.givesBack(), n.frees()...),
 	)
 }
 
 // restartKubelets is for a broken cluster whose etcd has just begun again: all control planes are made again.
-func (n order) restartKubelets() step.Step {
+func (n *node) restartKubelets() step.Step {
 	from := n.roller.Rebuild
 	return restore.Kubelets{
 		Talos: n.Talos, Kube: n.Kube, Fresh: from.Gone, Left: from.Left,

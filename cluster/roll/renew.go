@@ -13,16 +13,10 @@ import (
 	"github.com/recast-sh/recast/internal/wait"
 )
 
-// renewal is another blank disk after an interrupted installation.
-type renewal struct {
-	*node
-	done bool // it got another blank system disk after an interrupted installation
-}
-
 // stillOn adds what Proxmox says about the VM to the error of a machine that does not answer. A VM
 // that is off stays off: onboot is unset, so its host does not start it when it boots, and neither
 // does Proxmox HA.
-func (n *renewal) stillOn(ctx context.Context, err error) error {
+func (n *node) stillOn(ctx context.Context, err error) error {
 	if err == nil || n.Plan.Strategy.KeepsVM() || ctx.Err() != nil {
 		return err
 	}
@@ -41,9 +35,9 @@ func (n *renewal) stillOn(ctx context.Context, err error) error {
 // during the installation, for example by a power failure of the host: a boot ISO that finds Talos
 // on a disk halts (talos.halt_if_installed). It also requires that the disk holds nothing else: the
 // node still has our mark, or has never joined if it is new, and etcd has no member of it.
-func (n *renewal) cutOff(ctx context.Context, r *exchange.Replace, mem parking.Memory) bool {
+func (n *node) cutOff(ctx context.Context, r *exchange.Replace, mem parking.Memory) bool {
 	isNew := n.Plan.Strategy.From() == cluster.Nowhere
-	if !n.Plan.Resume || n.done || n.Plan.Prepared != "" || !n.installs() || isNew && (n.Plan.Bootstraps || n.Plan.Rebuild != "") {
+	if !n.Plan.Resume || n.renewed || n.Plan.Prepared != "" || !n.installs() || isNew && (n.Plan.Bootstraps || n.Plan.Rebuild != "") {
 		return false
 	}
 	vm, found, err := r.Powered(ctx)
@@ -69,8 +63,8 @@ func (n *renewal) cutOff(ctx context.Context, r *exchange.Replace, mem parking.M
 
 // renew replaces the blank system disk that this replacement made with another one, and starts the
 // VM again.
-func (n *renewal) renew(ctx context.Context, r *exchange.Replace, silent error) error {
-	n.done = true
+func (n *node) renew(ctx context.Context, r *exchange.Replace, silent error) error {
+	n.renewed = true
 	n.Tell("bring-up/configure", fmt.Sprintf("%v; if its installation was cut off it halts, so it gets another blank system disk", silent))
 	vm, _, err := r.Powered(ctx)
 	if err != nil {
@@ -85,5 +79,5 @@ func (n *renewal) renew(ctx context.Context, r *exchange.Replace, silent error) 
 	if err := r.GiveSystem(ctx); err != nil {
 		return err
 	}
-	return n.power.start(ctx)
+	return n.start(ctx)
 }

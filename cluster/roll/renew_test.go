@@ -42,7 +42,7 @@ func TestCutOffInstallation(t *testing.T) {
 	}{
 		"halted":                       {func(*cluster.VM, *cluster.KubeNode, *node) {}, true},
 		"in the run that installed it": {func(_ *cluster.VM, _ *cluster.KubeNode, n *node) { n.Plan.Resume = false }, false},
-		"renewed already":              {func(_ *cluster.VM, _ *cluster.KubeNode, n *node) { n.renewal.done = true }, false},
+		"renewed already":              {func(_ *cluster.VM, _ *cluster.KubeNode, n *node) { n.renewed = true }, false},
 		"a rollback":                   {func(_ *cluster.VM, _ *cluster.KubeNode, n *node) { n.Plan.Strategy = cluster.Rollback }, false},
 		"Ready, but out of our reach":  {func(_ *cluster.VM, node *cluster.KubeNode, _ *node) { node.Ready = true }, false},
 		"given back":                   {func(_ *cluster.VM, node *cluster.KubeNode, _ *node) { node.Mark = nil }, false},
@@ -75,7 +75,7 @@ func TestCutOffInstallation(t *testing.T) {
 			c.change(&vm, &kubeNode, n)
 			n.Kube = oneNode{node: kubeNode}
 			r := &exchange.Replace{Proxmox: oneVM{vm: vm}, Run: "r1", VM: cluster.VM{ID: 101}, Disks: []parking.ParkedDisk{{Key: "scsi0", System: true}}, Serial: "blank"}
-			if got := n.renewal.cutOff(t.Context(), r, parking.Memory{}); got != c.want {
+			if got := n.cutOff(t.Context(), r, parking.Memory{}); got != c.want {
 				t.Errorf("cut off: %t, want %t", got, c.want)
 			}
 		})

@@ -48,7 +48,7 @@ func (r *Roller) phase(p planning.Plan, b planning.Batch) (step.Step, error) {
 		if len(n.Refused) > 0 {
 			return step.Step{}, fault.PlanRefused.Refusedf("node %s: %s", n.Node, n.Refused[0])
 		}
-		branch := r.planned(p, n, b.Phase).order.step()
+		branch := r.planned(p, n, b.Phase).branch()
 		branch.Alone = n.OwnPod // its drain ends this run
 		steps = append(steps, branch)
 		if i < ahead && len(branch.Ahead) > 0 {
@@ -67,20 +67,20 @@ func (r *Roller) phase(p planning.Plan, b planning.Batch) (step.Step, error) {
 // would only compete for the registry's bandwidth.
 const maxAhead = 10
 
-func (n order) branches() []step.Step {
-	return slices.Concat(n.userGates.Before(), n.healing.Before(), n.served.Before(), n.hookPoints.before(), n.RepeatingAll("", n.work()), n.hookPoints.after(), n.healing.After(), n.served.After(), n.userGates.After())
+func (n *node) branches() []step.Step {
+	return slices.Concat(n.userGates.Before(), n.healing.Before(), n.served.Before(), n.hooksBefore(), n.RepeatingAll("", n.work()), n.hooksAfter(), n.healing.After(), n.served.After(), n.userGates.After())
 }
 
 // finished is the goal of the whole branch: the node runs what is wanted, and no run has left
 // anything to clean up.
-func (n order) finished(ctx context.Context) (string, error) {
+func (n *node) finished(ctx context.Context) (string, error) {
 	switch n.Plan.Strategy {
 	case cluster.InstallReset:
-		return n.reset.serves(ctx)
+		return n.serves(ctx)
 	case cluster.ApplyConfig:
-		return n.configure.finished(ctx)
+		return newApplyConfig(n).given(ctx)
 	case cluster.Remove:
-		return n.finish.removed(ctx)
+		return n.removed(ctx)
 	}
 	park, err := n.Parking(ctx)
 	switch {
@@ -89,7 +89,7 @@ func (n order) finished(ctx context.Context) (string, error) {
 	case err == nil && park.Record.Open:
 		return "", nil
 	case n.Plan.Strategy == cluster.Reshape:
-		return n.reshape.finished(ctx)
+		return n.reshaped(ctx)
 	case n.Plan.Strategy == cluster.PutBack:
 		n.Out.Remove(n.Plan.Node)
 		return "its old system disk is back", nil
@@ -108,8 +108,8 @@ func (n order) finished(ctx context.Context) (string, error) {
 	return fmt.Sprintf("runs %s build %s", n.Want.Build.TalosVersion, words.Short(n.Want.Build.ID)), nil
 }
 
-// lacks names what keeps the node from being finished.
-func (n order) lacks(ctx context.Context) (string, error) {
+// unfinished names what keeps the node from being finished.
+func (n *node) unfinished(ctx context.Context) (string, error) {
 	switch n.Plan.Strategy {
 	case cluster.Create, cluster.Recreate, cluster.Reimage, cluster.InPlace:
 	default:
@@ -135,7 +135,7 @@ func (n order) lacks(ctx context.Context) (string, error) {
 
 // drift is what of the node is not as wanted now. known is false if its machine does not answer, which is an
 // error once the node has ended.
-func (n order) drift(ctx context.Context, park parking.Parking, ended bool) (d observe.Drift, known bool, err error) {
+func (n *node) drift(ctx context.Context, park parking.Parking, ended bool) (d observe.Drift, known bool, err error) {
 	vm, err := n.Proxmox.VMConfig(ctx, n.Plan.VMID)
 	if err != nil {
 		return d, false, fmt.Errorf("look up VM %d: %w", n.Plan.VMID, err)
@@ -174,14 +174,14 @@ func (n order) drift(ctx context.Context, park parking.Parking, ended bool) (d o
 	return observe.Diff(n.Want, f, n.roller.History), true, nil
 }
 
-func (n order) step() step.Step {
+func (n *node) branch() step.Step {
 	title := fmt.Sprintf("%s %s (VM %d on %s)", n.Plan.Strategy, n.Plan.Node, n.Plan.VMID, n.Plan.Host)
 	if n.Plan.Run != "" {
 		title += ", left unfinished by run " + n.Run
 	}
-	s := step.Step{ID: n.Plan.Node, Title: title, Risk: step.Destructive, Whole: true, Uses: n.Plan.Slots, Ahead: n.RepeatingAll("", n.upgrade.pullSteps())}
+	s := step.Step{ID: n.Plan.Node, Title: title, Risk: step.Destructive, Whole: true, Uses: n.Plan.Slots, Ahead: n.RepeatingAll("", n.pullSteps())}
 	s.Skip = n.Repeating("", step.Step{Skip: n.finished}).Skip
-	s.Lacks = n.lacks
+	s.Lacks = n.unfinished
 	s.Steps = func(context.Context) ([]step.Step, error) { return n.branches(), nil }
 	if !n.Plan.Strategy.KeepsVM() {
 		s = n.explained(s)
@@ -190,7 +190,7 @@ func (n order) step() step.Step {
 }
 
 // rolledBackTo is the goal of a rollback: the kept disk is no longer parked.
-func (n order) rolledBackTo(rec parking.Record) string {
+func (n *node) rolledBackTo(rec parking.Record) string {
 	parked := slices.ContainsFunc(rec.Kept, func(k parking.KeptDisk) bool { return k.Key == n.Plan.Restore.Key && k.Run == n.Plan.Restore.Run })
 	if parked {
 		return ""

@@ -13,44 +13,41 @@ import (
 	"github.com/recast-sh/recast/internal/wait"
 )
 
-// trial has a node run a configuration that Talos takes back by itself unless it is kept.
-type trial struct{ *node }
-
-// try has the node run its configuration for a limited time, and has it keep it once it has been
-// healthy with it for the settling time.
-func (n trial) try(ctx context.Context) error {
+// try has the node run its configuration for a limited time, after which Talos takes it back by itself,
+// and has it keep it once it has been healthy with it for the settling time.
+func (n *applyConfig) try(ctx context.Context) error {
 	if err := n.awaitNoTrial(ctx, "try"); err != nil {
 		return err
 	}
-	has, err := n.configure.shown(ctx)
+	has, err := n.shown(ctx)
 	if err != nil {
-		return n.configure.refused(ctx, err)
+		return n.refused(ctx, err)
 	}
-	text, err := n.configure.wanted(ctx)
+	text, err := n.wanted(ctx)
 	if err == nil {
-		err = n.configure.check(ctx, text)
+		err = n.check(ctx, text)
 	}
 	if err != nil {
-		return n.configure.refused(ctx, err)
+		return n.refused(ctx, err)
 	}
 	if has.Booted { // else nothing would show that another one is on trial, not even to the next run
 		if err := n.Talos.ReplaceConfig(ctx, n.Plan.Addr, n.Plan.UUID, has.Active); err != nil {
-			return n.configure.refused(ctx, rolling.Repeatable(fmt.Errorf("have %s keep its old configuration: %w", n.Plan.Node, err)))
+			return n.refused(ctx, rolling.Repeatable(fmt.Errorf("have %s keep its old configuration: %w", n.Plan.Node, err)))
 		}
 	}
 	unresolved, err := n.Talos.SilentResolvers(ctx, n.Plan.Addr)
 	if err != nil {
-		return n.configure.refused(ctx, fmt.Errorf("read the DNS servers of %s: %w", n.Plan.Addr, err))
+		return n.refused(ctx, fmt.Errorf("read the DNS servers of %s: %w", n.Plan.Addr, err))
 	}
 	lost := fault.Prefix("try the configuration on "+n.Plan.Node, n.Talos.TryConfig(ctx, n.Plan.Addr, n.Plan.UUID, text, n.lasts()))
 	if lost != nil && !errors.Is(lost, cluster.ErrLostAnswer) { // after a lost answer, the wait finds out whether it runs it
-		return n.configure.refused(ctx, lost)
+		return n.refused(ctx, lost)
 	}
-	err = rolling.Unanswered(lost, n.health.settle(ctx, "try", n.Timing.Try, func(ctx context.Context) (string, error) {
-		if lacks, err := n.configure.lacksPart(ctx); err != nil || lacks != "" {
+	err = rolling.Unanswered(lost, n.settle(ctx, "try", n.Timing.Try, func(ctx context.Context) (string, error) {
+		if lacks, err := n.lacksPart(ctx); err != nil || lacks != "" {
 			return lacks, err
 		}
-		if _, runs, err := n.configure.compare(ctx); err != nil || runs.Differs() {
+		if _, runs, err := n.compare(ctx); err != nil || runs.Differs() {
 			return "it does not run the new configuration", err
 		}
 		silent, err := n.Talos.SilentResolvers(ctx, n.Plan.Addr)
@@ -71,12 +68,12 @@ func (n trial) try(ctx context.Context) error {
 // lacksPart names the first thing that the node and its part of Kubernetes lack. A kubelet that fetches
 // its image counts as well for Talos, and for a while for Kubernetes; a static pod that is replaced
 // counts as ready until it is.
-func (n configure) lacksPart(ctx context.Context) (string, error) {
+func (n *applyConfig) lacksPart(ctx context.Context) (string, error) {
 	var before []cluster.VolumeStatus
 	if was := n.Plan.Found.Machine; was != nil {
 		before = was.VolumeStatuses
 	}
-	if lacks, err := n.reset.lacks(ctx, before); err != nil || lacks != "" {
+	if lacks, err := n.lacksToServe(ctx, before); err != nil || lacks != "" {
 		return lacks, err
 	}
 	k, err := n.Talos.Kubernetes(ctx, n.Plan.Addr)
@@ -89,26 +86,14 @@ func (n configure) lacksPart(ctx context.Context) (string, error) {
 	return rolling.LacksStaticPods(ctx, n.Kube, n.Plan.Node, n.Plan.Addr, k)
 }
 
-// requireServer refuses to give a control plane another configuration if it could not be seen whether
-// its API server survives that.
-func (n configure) requireServer(ctx context.Context) error {
-	if n.Plan.Role != cluster.ControlPlane {
-		return nil
-	}
-	if err := rolling.RequireAPIServer(ctx, n.Talos, n.Kube, n.Plan.Node, n.Plan.Addr); err != nil {
-		return fault.WithHint(fault.GateClosed.Refusedf("%w", err), "no configuration was applied: recast asks that server whether it survived one; see that it runs, and that it can be reached from here")
-	}
-	return nil
-}
-
 // lasts is how long Talos waits until it takes a configuration back: there is time to be healthy with
 // it, to stay so, and to say that it is kept.
-func (n trial) lasts() time.Duration { return 2*n.Timing.Try + n.Timing.Settle }
+func (n *applyConfig) lasts() time.Duration { return 2*n.Timing.Try + n.Timing.Settle }
 
 // awaitNoTrial waits until no configuration is on trial: Talos would take the new one back to that
 // one, not to the one from before. What still differs then was staged, and the node is well with what
 // it runs.
-func (n trial) awaitNoTrial(ctx context.Context, id string) error {
+func (n *applyConfig) awaitNoTrial(ctx context.Context, id string) error {
 	err := n.Watch(ctx, id, wait.For{Name: "an earlier trial of a configuration on " + n.Plan.Node + " to end", Timeout: n.lasts()}, func(ctx context.Context) (bool, string, error) {
 		has, err := n.Talos.MachineConfigs(ctx, n.Plan.Addr)
 		return err == nil && has.Same(), "it runs another configuration than it keeps", err
@@ -121,9 +106,9 @@ func (n trial) awaitNoTrial(ctx context.Context, id string) error {
 
 // keep has the node keep what it runs, which ends the trial: never what Talos has taken back
 // meanwhile.
-func (n trial) keep(ctx context.Context, text cluster.Secret) error {
+func (n *applyConfig) keep(ctx context.Context, text cluster.Secret) error {
 	err := n.Repeat(ctx, "try", n.Timing.Try, func(ctx context.Context) error {
-		_, runs, err := n.configure.compare(ctx)
+		_, runs, err := n.compare(ctx)
 		switch {
 		case err != nil:
 			return err
@@ -133,7 +118,7 @@ func (n trial) keep(ctx context.Context, text cluster.Secret) error {
 		return n.Talos.ReplaceConfig(ctx, n.Plan.Addr, n.Plan.UUID, text)
 	})
 	if err == nil || errors.Is(err, cluster.ErrLostAnswer) {
-		reason, errNow := n.configure.runs(ctx)
+		reason, errNow := n.runs(ctx)
 		switch {
 		case errNow != nil:
 			err = errors.Join(err, errNow)
@@ -148,7 +133,7 @@ func (n trial) keep(ctx context.Context, text cluster.Secret) error {
 
 // takenBack waits until Talos has taken a configuration back that the node is not healthy with: until it
 // runs what it ran before.
-func (n trial) takenBack(ctx context.Context, before cluster.Configs, cause error) error {
+func (n *applyConfig) takenBack(ctx context.Context, before cluster.Configs, cause error) error {
 	n.Tell("try", "it is not healthy with its new configuration: Talos takes that back")
 	err := n.Watch(ctx, "try", n.OfMachine(n.Plan.Node+" to run its old configuration again", n.lasts()+n.Timing.Try), func(ctx context.Context) (bool, string, error) {
 		has, err := n.Talos.MachineConfigs(ctx, n.Plan.Addr)
@@ -159,10 +144,10 @@ func (n trial) takenBack(ctx context.Context, before cluster.Configs, cause erro
 		return kept || cluster.Configs{Stored: before.Active, Active: has.Active}.Same(), "it runs another configuration than before", nil
 	})
 	if err == nil {
-		err = n.health.settle(ctx, "try", n.Timing.Join, n.configure.lacksPart)
+		err = n.settle(ctx, "try", n.Timing.Join, n.lacksPart)
 	}
 	cause = fault.MachineConfig.Errorf("%s is not healthy with its new configuration: %w", n.Plan.Node, cause)
-	if reason, errNow := n.configure.runs(ctx); err == nil && errNow == nil && reason != "" {
+	if reason, errNow := n.runs(ctx); err == nil && errNow == nil && reason != "" {
 		return nil // it was kept after all, without an answer to us, and the node is healthy
 	}
 	if err != nil {
@@ -171,5 +156,5 @@ func (n trial) takenBack(ctx context.Context, before cluster.Configs, cause erro
 			map[bool]string{true: "the old one", false: "not the old one, but one that someone has staged"}[before.Booted || before.Same()])
 	}
 	cause = fault.WithHint(cause, "Talos has taken it back: %s serves with its old configuration, and no other node was touched; recast config diff %s shows what was new", n.Plan.Node, n.Plan.Node)
-	return errors.Join(cause, n.finish.uncordon(ctx)) // one that was upgraded in place before is cordoned
+	return errors.Join(cause, n.uncordon(ctx)) // one that was upgraded in place before is cordoned
 }

@@ -15,17 +15,18 @@ import (
 	"github.com/recast-sh/recast/internal/words"
 )
 
-// upgrade is the upgrade in place.
-type upgrade struct {
+// inPlace is the upgrade in place: installed and booted here, in newboot.go whether it came up, and in
+// fallback.go the reimage of a node that did not come back.
+type inPlace struct {
 	*node
-	pulled    bool      // it was told to fetch the installer
 	rebooted  bool      // this process told it to reboot
 	accepted  bool      // it confirmed that it reboots
 	reached   string    // why the wanted build counts as booted; "": it does not
 	reachedAt time.Time // when that was seen
+	gaveUp    error     // why the node is to be reimaged
 }
 
-func (n *upgrade) awaitDown(ctx context.Context, id string, timeout time.Duration) error {
+func (n *inPlace) awaitDown(ctx context.Context, id string, timeout time.Duration) error {
 	n.rebooted = true
 	return n.Watch(ctx, id, n.OfMachine(n.Plan.Node+" to leave its old boot", timeout), func(ctx context.Context) (bool, string, error) {
 		reason, err := n.runsWanted(ctx)
@@ -36,7 +37,7 @@ func (n *upgrade) awaitDown(ctx context.Context, id string, timeout time.Duratio
 // awaitInstaller waits for an installer that an earlier attempt started and that still runs. Only
 // the boot loader's default shows whether it succeeded. If it did not, or there is no default to
 // read, the installer is run again.
-func (n *upgrade) awaitInstaller(ctx context.Context, setMark func() error) error {
+func (n *inPlace) awaitInstaller(ctx context.Context, setMark func() error) error {
 	reboots := false
 	err := n.Wait(ctx, "upgrade/install", "the installer that runs on "+n.Plan.Node+" to end", n.Timing.Boot, func(ctx context.Context) (bool, string, error) {
 		reason, err := n.installed(ctx)
@@ -58,21 +59,7 @@ func (n *upgrade) awaitInstaller(ctx context.Context, setMark func() error) erro
 	return setMark()
 }
 
-// configForNew is the node's configuration with the wanted installer in it, as
-// the wanted Talos can read it.
-func (n *upgrade) configForNew(ctx context.Context) (cluster.Secret, error) {
-	config, err := n.Talos.MachineConfig(ctx, n.Plan.Addr)
-	if err != nil {
-		return nil, fmt.Errorf("read machine configuration of %s: %w", n.Plan.Addr, err)
-	}
-	patched, err := n.Maintenance.PatchConfig(config, cluster.ConfigPatch{Installer: n.Want.Build.Installer, Talos: n.Want.Build.TalosVersion})
-	if err != nil {
-		return nil, fmt.Errorf("machine configuration of %s: %w", n.Plan.Node, err)
-	}
-	return patched, nil
-}
-
-func (n *upgrade) drain(ctx context.Context) error {
+func (n *inPlace) drainMarked(ctx context.Context) error {
 	m, err := n.Talos.Booted(ctx, n.Plan.Addr)
 	if err != nil {
 		return fmt.Errorf("read machine %s: %w", n.Plan.Addr, err)
@@ -85,57 +72,48 @@ func (n *upgrade) drain(ctx context.Context) error {
 	}
 	vmStays := func(context.Context, time.Time) error { return nil } // and so do its disks
 	if !why.Installed {
-		return n.eviction.evict(ctx, "upgrade/drain", why, vmStays, func() error { return n.eviction.takesPods(ctx) })
+		return n.evict(ctx, "upgrade/drain", why, vmStays, func() error { return n.takesPods(ctx) })
 	}
 	// The mark may be the only sign that another system is installed, and boots next.
 	stays := func() error { return nil }
-	return fault.WithHint(n.eviction.evict(ctx, "upgrade/drain", why, vmStays, stays),
+	return fault.WithHint(n.evict(ctx, "upgrade/drain", why, vmStays, stays),
 		"the new system is installed on %s already, which therefore stays cordoned: the same command again boots it", n.Plan.Node)
-}
-
-// hasPulled holds once this process has made the node fetch the installer, or found that it can't
-// be asked to.
-func (n *upgrade) hasPulled(context.Context) (string, error) {
-	if !n.pulled {
-		return "", nil
-	}
-	return n.Plan.Node + " was asked for it", nil
 }
 
 // steps upgrade the system on the node's own disk. The mark on the Node distinguishes one boot from
 // the next, and so a silent rollback from a slow reboot: it is set before anything is touched, and
 // removed last.
-func (n *upgrade) steps() []step.Step {
+func (n *inPlace) steps() []step.Step {
 	steps := []step.Step{
 		{
 			ID: "upgrade", Title: "upgrade " + n.Plan.Node + " in place", Risk: step.Disruptive, Skip: n.runsWanted,
 			Steps: func(context.Context) ([]step.Step, error) {
 				return []step.Step{
-					{ID: "remember", Title: "keep the machine configuration at hand", Do: n.remember},
-					{ID: "drain", Code: fault.DrainBlocked, Title: "drain " + n.Plan.Node, Risk: step.Disruptive, Do: n.drain},
+					{ID: "remember", Title: "keep the machine configuration at hand", Do: n.keepWayBack},
+					{ID: "drain", Code: fault.DrainBlocked, Title: "drain " + n.Plan.Node, Risk: step.Disruptive, Do: n.drainMarked},
 					{ID: "install", Code: fault.UpgradeStuck, Title: "install the new system beside the running one", Risk: step.Disruptive, Skip: n.installed, Do: n.install},
 					{ID: "reboot", Code: fault.UpgradeStuck, Title: "boot it", Risk: step.Disruptive, Skip: n.runsWanted, Do: n.reboot},
 				}, nil
 			},
 		},
-		{ID: "wait-healthy", Code: fault.UpgradeStuck, Title: "wait until " + n.Plan.Node + " is healthy", Skip: n.newBoot.healthy, Do: n.newBoot.waitHealthy},
-		n.fallback.step(),
+		{ID: "wait-healthy", Code: fault.UpgradeStuck, Title: "wait until " + n.Plan.Node + " is healthy", Skip: n.bootHealthy, Do: n.waitBootHealthy},
+		n.fallback(),
 	}
 	if n.Plan.WithConfig {
-		steps = append(steps, n.configure.afterUpgrade())
+		steps = append(steps, newApplyConfig(n.node).afterUpgrade())
 	}
 	return append(steps, step.Step{ID: "finish", Title: "take pods again", Steps: func(context.Context) ([]step.Step, error) {
-		return append(n.reshape.drained([]step.Step{
+		return append(n.stillDrained([]step.Step{
 			exchange.EjectStep(n.Proxmox, n.Plan.VMID),
 			{ID: "set-installer", Title: "set the installer in the machine configuration", Skip: n.installerSet, Do: n.setInstaller},
-			{ID: "uncordon", Title: "uncordon " + n.Plan.Node, Skip: n.finish.uncordoned, Do: n.savedConfig.thenForget(n.finish.uncordon)},
+			{ID: "uncordon", Title: "uncordon " + n.Plan.Node, Skip: n.uncordoned, Do: n.config.thenForget(n.uncordon)},
 		}), rolling.Freeing{Node: n.Node}.Steps("finish")...), nil
 	}})
 }
 
 // install sets the mark to installed after the installation, or, if the machine reboots by itself,
 // right before it.
-func (n *upgrade) install(ctx context.Context) error {
+func (n *inPlace) install(ctx context.Context) error {
 	mark, err := n.mark(ctx)
 	switch {
 	case err != nil:
@@ -182,7 +160,7 @@ func (n *upgrade) install(ctx context.Context) error {
 // itself: that one is marked before it has even pulled the installer, and its installer ends with the
 // call. The build must not be installed twice: before Talos 1.14 an installer keeps the default entry and
 // removes the others, the running one too.
-func (n *upgrade) installed(ctx context.Context) (string, error) {
+func (n *inPlace) installed(ctx context.Context) (string, error) {
 	if reason, err := n.runsWanted(ctx); err != nil || reason != "" {
 		return reason, err
 	}
@@ -204,7 +182,7 @@ func (n *upgrade) installed(ctx context.Context) (string, error) {
 
 // installerSet says whether the machine configuration names the running image: the next reset or
 // installation uses the image that it names.
-func (n *upgrade) installerSet(ctx context.Context) (string, error) {
+func (n *inPlace) installerSet(ctx context.Context) (string, error) {
 	image, err := n.Talos.InstallImage(ctx, n.Plan.Addr)
 	if err != nil {
 		return "", fmt.Errorf("read machine %s: %w", n.Plan.Addr, err)
@@ -215,18 +193,9 @@ func (n *upgrade) installerSet(ctx context.Context) (string, error) {
 	return "the configuration names " + words.OrNone(image), nil
 }
 
-// mark reads the node's mark; nil if it has none.
-func (n *upgrade) mark(ctx context.Context) (*cluster.Mark, error) {
-	k, err := n.KubeNode(ctx)
-	if err != nil {
-		return nil, err
-	}
-	return k.Mark, nil
-}
-
 // notInstalled uncordons a node whose installer failed, if it still runs its old system and nothing
 // says that another one is installed.
-func (n *upgrade) notInstalled(ctx context.Context, cause error) error {
+func (n *inPlace) notInstalled(ctx context.Context, cause error) error {
 	err := fmt.Errorf("install %s on %s: %w", n.Want.Build.Installer, n.Plan.Node, cause)
 	unknown := errors.Is(cause, cluster.ErrLostAnswer) || errors.Is(cause, context.DeadlineExceeded) || ctx.Err() != nil || fault.KindOf(cause) == fault.Claimed
 	if !unknown {
@@ -240,72 +209,21 @@ func (n *upgrade) notInstalled(ctx context.Context, cause error) error {
 	return errors.Join(err, fault.Prefix("uncordon "+n.Plan.Node, n.Kube.Uncordon(ctx, n.Plan.Node)))
 }
 
-// pull retries: the registry may depend on a pod that another node's drain has just evicted.
-func (n *upgrade) pull(ctx context.Context) error {
-	if _, err := n.configForNew(ctx); err != nil { // an older Talos would not boot with settings newer than itself
-		return err
-	}
-	var failed error
-	tries := 0
-	err := wait.Until(ctx, wait.For{Name: n.Plan.Node + " fetches the installer", Every: pullPause}, func(ctx context.Context) (bool, string, error) {
-		began := time.Now()
-		failed = n.pullOnce(ctx)
-		tries++
-		if failed == nil {
-			return true, "", nil
-		}
-		if _, unproven := errors.AsType[*cluster.UnprovenError](failed); unproven || tries == pullTries || time.Since(began) > pullQuick {
-			return false, "", wait.Stop(failed)
-		}
-		n.Tell("pull", fmt.Sprintf("tried again in %s: %v", pullPause, failed))
-		return false, "", nil
-	})
-	if failed != nil && ctx.Err() == nil {
-		return rolling.Final(failed) // it was already retried here
-	}
-	return err
-}
-
-func (n *upgrade) pullOnce(ctx context.Context) error {
-	supported, err := n.Talos.PullInstaller(ctx, n.Plan.Addr, n.Plan.UUID, n.Want.Build.Installer, func(s string) { n.Tell("pull", s) })
-	_, unproven := errors.AsType[*cluster.UnprovenError](err)
-	switch {
-	case unproven:
-		return err
-	case err != nil:
-		return fault.WithHint(fault.NotPullable.Refusedf("%s can't fetch the installer %s: %w", n.Plan.Node, n.Want.Build.Installer, err),
-			"nothing was taken down; the node itself must reach that registry, be let in there, and have room for the image")
-	case !supported:
-		n.Tell("pull", "this Talos has no API to fetch an image beforehand")
-	}
-	n.pulled = true
-	return nil
-}
-
-// pullSteps make the node fetch the installer while it still serves: a failure shows before
-// anything is taken down, and the fetch needs no turn of its own. None if no installer is needed.
-func (n *upgrade) pullSteps() []step.Step {
-	if s := n.Plan.Strategy; n.Plan.Resume || n.Plan.OnlyTidies() || !s.Replaces() && !s.Upgrades() {
-		return nil
-	}
-	return []step.Step{{ID: "pull", Code: fault.NotPullable, Title: "have " + n.Plan.Node + " fetch the installer", Skip: n.hasPulled, Do: n.pull, Yields: true}}
-}
-
-// remember keeps what a way back needs. What the plan showed of the node's file must still hold before
+// keepWayBack keeps what a way back needs. What the plan showed of the node's file must still hold before
 // anything is touched.
-func (n *upgrade) remember(ctx context.Context) error {
+func (n *inPlace) keepWayBack(ctx context.Context) error {
 	if n.Plan.WithConfig {
-		if _, _, err := n.savedConfig.userConfig(ctx); err != nil {
+		if _, _, err := n.config.userConfig(ctx); err != nil {
 			return err
 		}
-		if err := n.configure.requireServer(ctx); err != nil {
+		if err := n.requireServer(ctx); err != nil {
 			return err
 		}
 	}
-	return n.fallback.remember(ctx)
+	return n.rememberForReimage(ctx)
 }
 
-func (n *upgrade) reboot(ctx context.Context) error {
+func (n *inPlace) reboot(ctx context.Context) error {
 	lost := fault.Prefix("reboot "+n.Plan.Node, n.Talos.Reboot(ctx, n.Plan.Addr, n.Plan.UUID, n.Plan.Reboot))
 	if lost != nil && !errors.Is(lost, cluster.ErrLostAnswer) {
 		return lost
@@ -314,7 +232,7 @@ func (n *upgrade) reboot(ctx context.Context) error {
 	return rolling.Unanswered(lost, n.awaitDown(ctx, "upgrade/reboot", n.Timing.Stop))
 }
 
-func (n *upgrade) runsNow(ctx context.Context) (string, error) {
+func (n *inPlace) runsNow(ctx context.Context) (string, error) {
 	m, err := n.Talos.Booted(ctx, n.Plan.Addr)
 	if err != nil {
 		if ctx.Err() != nil {
@@ -350,7 +268,7 @@ func (n *upgrade) runsNow(ctx context.Context) (string, error) {
 
 // runsWanted is the goal of the upgrade: the machine has booted the wanted build. A machine that
 // does not answer after it was told to reboot counts as done here: the next step waits for it.
-func (n *upgrade) runsWanted(ctx context.Context) (string, error) {
+func (n *inPlace) runsWanted(ctx context.Context) (string, error) {
 	if n.reached != "" && wait.Elapsed(n.reachedAt) < rolling.JustNow {
 		return n.reached, nil
 	}
@@ -359,7 +277,7 @@ func (n *upgrade) runsWanted(ctx context.Context) (string, error) {
 	return reason, err
 }
 
-func (n *upgrade) setInstaller(ctx context.Context) error {
+func (n *inPlace) setInstaller(ctx context.Context) error {
 	patched, err := n.configForNew(ctx)
 	if err != nil {
 		return err
@@ -369,11 +287,3 @@ func (n *upgrade) setInstaller(ctx context.Context) error {
 	}
 	return nil
 }
-
-// How often a node is asked to fetch the installer, and the pause in between. An attempt that took
-// longer than pullQuick to fail is not retried: a registry moves faster than that.
-const (
-	pullTries = 3
-	pullPause = 20 * time.Second
-	pullQuick = time.Minute
-)

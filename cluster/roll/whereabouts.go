@@ -8,7 +8,7 @@ import (
 )
 
 // explained returns s with failures that say where the node's disks are.
-func (n order) explained(s step.Step) step.Step {
+func (n *node) explained(s step.Step) step.Step {
 	return exchange.Explained(s, func(ctx context.Context, err error) error {
 		mem, errMemory := n.Memory(ctx)
 		if errMemory != nil {

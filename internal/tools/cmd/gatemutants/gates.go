@@ -40,8 +40,8 @@ var rooms = []room{
 	{"cluster/gate", "^TestGate", `
 		Gate.Check Gate.look Gate.awaitLate Gate.ownParkings Gate.otherParkings Gate.leavingNow Gate.bindings`},
 	{"cluster/roll", "^TestGate", `
-		etcdMember.mayLeave bringUp.checkBlank bringUp.configure resetMachine.again configure.check configure.shown savedConfig.read savedConfig.userConfig
-		power.start putBack.replacementOut putBack.leaveAsReplacement eviction.backOut takeDown.done record.with`},
+		etcdMember.mayLeave node.checkBlank node.configureBlank node.configureReset applyConfig.check applyConfig.shown savedConfig.read savedConfig.userConfig
+		node.start node.replacementOut node.leaveAsReplacement node.backOut node.takenDown record.with`},
 	{"cluster/serving", "^TestGate", "VM.migrate VM.moveTo VM.migratable VM.lacks"},
 	{"cluster/shape", "^TestSettle", "Migratable localVolumes"},
 	{"cluster/rehearse", "^TestRehearse", "Pruner.read Pruner.deleteStopped Pruner.against trial.judge trial.create trial.on"},
