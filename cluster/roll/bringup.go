@@ -10,6 +10,7 @@ import (
 	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/cluster/rolling"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/step"
 	"github.com/recast-sh/recast/internal/wait"
 )
 
@@ -179,4 +180,11 @@ func (n *node) stopMismatch(ctx context.Context, mismatch error) error {
 		return errors.Join(mismatch, fmt.Errorf("and VM %d could not be stopped: %w", n.Plan.VMID, err))
 	}
 	return fmt.Errorf("VM %d was stopped before anything was applied to it: %w", n.Plan.VMID, mismatch)
+}
+
+func (n *node) configureBlankStep() step.Step {
+	return step.Step{
+		ID: "configure", Code: fault.NoBoot, Title: "check the blank machine and configure it", Risk: step.Destructive,
+		Skip: n.configured, Do: n.configureBlank,
+	}
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
@@ -24,35 +23,6 @@ type applyConfig struct {
 
 func newApplyConfig(n *node) *applyConfig {
 	return &applyConfig{node: n, reboots: n.Plan.ConfigFile != nil && len(n.Plan.ConfigFile.Reboot) > 0}
-}
-
-// steps are those of a node whose image is right. Of a resumed one, only what makes it serve is done:
-// what it runs is looked at when it answers.
-func (n *applyConfig) steps() []step.Step {
-	back := []step.Step{
-		{ID: "wait-healthy", Code: fault.NoJoin, Title: "wait until " + n.Plan.Node + " is healthy", Skip: n.serves, Do: n.waitServes},
-		{ID: "uncordon", Title: "uncordon " + n.Plan.Node, Skip: n.uncordoned, Do: n.config.thenForget(n.uncordon)},
-	}
-	switch {
-	case n.Plan.Resume:
-		return back
-	case !n.reboots:
-		return n.applySteps(n.reboot)
-	}
-	return slices.Concat([]step.Step{
-		{ID: "remember", Title: "keep the old machine configuration at hand", Do: n.rememberOld},
-		{ID: "drain", Code: fault.DrainBlocked, Title: "drain " + n.Plan.Node, Risk: step.Disruptive, Do: n.drainMarked},
-	}, n.applySteps(n.reboot), back)
-}
-
-// afterUpgrade gives a node that was upgraded in place, and is still drained, its configuration in the
-// same outage.
-func (n *applyConfig) afterUpgrade() step.Step {
-	steps := n.applySteps(n.markAndReboot)
-	if n.reboots {
-		steps = append(steps, step.Step{ID: "wait-healthy", Code: fault.NoJoin, Title: "wait until " + n.Plan.Node + " is healthy", Do: n.waitServes})
-	}
-	return step.Step{ID: "configure", Title: "give " + n.Plan.Node + " its machine configuration", Risk: step.Disruptive, Skip: n.alreadyRuns, Steps: step.List(steps...)}
 }
 
 // given is the goal of all steps.
@@ -76,17 +46,6 @@ func (n *applyConfig) given(ctx context.Context) (string, error) {
 	}
 	n.Out.Remove(n.Plan.Node)
 	return reason, nil
-}
-
-// applySteps are the steps that give the node its configuration. A node that they reboot is drained.
-func (n *applyConfig) applySteps(reboot func(context.Context) error) []step.Step {
-	if !n.reboots {
-		return []step.Step{{ID: "try", Code: fault.MachineConfig, Title: "try the configuration, and keep it if " + n.Plan.Node + " is healthy with it", Risk: step.Disruptive, Skip: n.alreadyRuns, Do: n.try}}
-	}
-	return []step.Step{
-		{ID: "stage", Code: fault.MachineConfig, Title: "have " + n.Plan.Node + " keep the configuration for its next boot", Risk: step.Disruptive, Skip: n.staged, Do: n.stage},
-		{ID: "reboot", Title: "boot with it", Risk: step.Disruptive, Skip: n.alreadyRuns, Do: reboot},
-	}
 }
 
 // compare compares the file with what the node keeps for its next boot, and what it runs.
@@ -335,4 +294,19 @@ func (n *node) requireServer(ctx context.Context) error {
 		return fault.WithHint(fault.GateClosed.Refusedf("%w", err), "no configuration was applied: recast asks that server whether it survived one; see that it runs, and that it can be reached from here")
 	}
 	return nil
+}
+
+func (n *applyConfig) rememberStep() step.Step {
+	return step.Step{ID: "remember", Title: "keep the old machine configuration at hand", Do: n.rememberOld}
+}
+
+func (n *applyConfig) stageStep() step.Step {
+	title := "have " + n.Plan.Node + " keep the configuration for its next boot"
+	return step.Step{
+		ID: "stage", Code: fault.MachineConfig, Title: title, Risk: step.Disruptive, Skip: n.staged, Do: n.stage,
+	}
+}
+
+func (n *applyConfig) rebootStep(reboot func(context.Context) error) step.Step {
+	return step.Step{ID: "reboot", Title: "boot with it", Risk: step.Disruptive, Skip: n.alreadyRuns, Do: reboot}
 }

@@ -9,14 +9,19 @@ import (
 	"github.com/recast-sh/recast/cluster/etcd"
 	"github.com/recast-sh/recast/cluster/exchange"
 	"github.com/recast-sh/recast/cluster/parking"
+	"github.com/recast-sh/recast/cluster/restore"
 	"github.com/recast-sh/recast/cluster/shape"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/step"
 )
 
-// createSteps make a node that is nowhere yet: as if its VM had just been deleted to be made again.
-func (n *node) createSteps() []step.Step {
+// newSystem gives the VM its system disk. A node that is nowhere yet is made as if its VM had just been deleted to be
+// made again.
+func (n *node) newSystem() step.Step {
 	made := n.record.source().NewSystem()
+	if n.Plan.Strategy.From() != cluster.Nowhere {
+		return made
+	}
 	do := made.Do
 	made.Do = func(ctx context.Context) error {
 		err := do(ctx)
@@ -32,10 +37,7 @@ func (n *node) createSteps() []step.Step {
 		}
 		return fault.WithHint(errors.Join(fault.PlanMoved.Of(fault.As(fault.Refused, err)), errRead), "someone took the number meanwhile: run the same command again, which takes another one")
 	}
-	return []step.Step{
-		{ID: "remember", Title: "note what is to be made", Skip: n.remembered, Do: n.openNew},
-		n.up(made),
-	}
+	return made
 }
 
 // openNew opens the record of a VM that is to be made.
@@ -82,4 +84,13 @@ func (n *node) clusterKubernetes(ctx context.Context) (images cluster.Kubernetes
 		return m.Images, nil
 	}
 	return images, fault.Prefix("read which Kubernetes the cluster runs", err)
+}
+
+// restartKubelets is for a broken cluster whose etcd has just begun again: all control planes are made again.
+func (n *node) restartKubelets() step.Step {
+	from := n.roller.Rebuild
+	return restore.Kubelets{
+		Talos: n.Talos, Kube: n.Kube, Fresh: from.Gone, Left: from.Left,
+		Say: func(text string) { n.Tell("bring-up/restart-kubelets", text) },
+	}.Step()
 }

@@ -19,5 +19,5 @@ func DrawnSteps(p planning.Plan, n planning.NodePlan, t cluster.Timing) ([]step.
 	r := &Roller{Roll: &rolling.Roll{Cluster: p.Cluster, Timing: t, Say: func(string, string) {}}}
 	of := r.planned(p, n, n.Phase)
 	of.record.drawn = drawn
-	return slices.Concat(of.pullSteps(), of.branches()), nil
+	return slices.Concat(of.pullSteps(), of.life()), nil
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/cluster/rolling"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/step"
 	"github.com/recast-sh/recast/internal/wait"
 )
 
@@ -317,4 +318,11 @@ func (n *etcdMember) requireToReboot(ctx context.Context) error {
 		return nil //nolint:nilerr // it is no member that the others could miss
 	}
 	return n.gate.RequireEtcd(ctx)
+}
+
+func (n *etcdMember) leaveStep() step.Step {
+	return step.Step{
+		ID: "leave-etcd", Code: fault.EtcdUnhealthy, Title: "leave etcd: its data goes with the system disk",
+		Risk: step.Destructive, Skip: n.left, Do: n.leave,
+	}
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/cluster/rolling"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/step"
 	"github.com/recast-sh/recast/internal/wait"
 )
 
@@ -188,4 +189,9 @@ func (n *node) mark(ctx context.Context) (*cluster.Mark, error) {
 		return nil, err
 	}
 	return k.Mark, nil
+}
+
+func (n *node) drainStep(drain func(context.Context) error) step.Step {
+	title := "drain " + n.Plan.Node
+	return step.Step{ID: "drain", Code: fault.DrainBlocked, Title: title, Risk: step.Disruptive, Do: drain}
 }

@@ -19,15 +19,6 @@ func (n *node) kept(ctx context.Context) (string, error) {
 	return park.KeptBy(n.Plan.Strategy), nil
 }
 
-// givesBack gives the node back what was taken away from it.
-func (n *node) givesBack() []step.Step {
-	return []step.Step{
-		{ID: "restore-node", Title: "restore labels and taints", Do: n.restoreMetadata},
-		rolling.NoteEntry(n.Node),
-		{ID: "uncordon", Title: "uncordon " + n.Plan.Node, Skip: n.uncordoned, Do: n.uncordon},
-	}
-}
-
 // frees lists the steps that free what is superseded once the record is closed.
 func (n *node) frees() []step.Step {
 	steps := rolling.Freeing{Node: n.Node}.Steps("bring-up/finish")
@@ -76,27 +67,6 @@ func (n *node) restoreMetadata(ctx context.Context) error {
 	return fault.Prefix("restore metadata of node "+n.Plan.Node, n.Kube.RestoreMetadata(ctx, n.Plan.Node, mem.Metadata))
 }
 
-// removal ends the removal of a node whose VM is deleted: Kubernetes forgets it, and its disks stay
-// parked.
-func (n *node) removal() []step.Step {
-	keep := step.Step{ID: "keep", Title: "keep its disks parked", Skip: n.kept, Do: func(ctx context.Context) error {
-		r, err := n.record.read(ctx)
-		if err != nil {
-			return err
-		}
-		return r.KeepAll(ctx, n.Want.Surge)
-	}}
-	if n.Plan.Rebuild != "" { // Kubernetes does not answer
-		return []step.Step{keep}
-	}
-	own := func(ctx context.Context, _ cluster.KubeNode) error { return n.gate.RequireOwnName(ctx) }
-	steps := []step.Step{rolling.DeleteNode(n.Node, "delete Node "+n.Plan.Node, own, nil), keep}
-	if n.Want.Surge {
-		steps = append(steps, rolling.Freeing{Node: n.Node}.Removed())
-	}
-	return steps
-}
-
 // removed is the goal of the removal.
 func (n *node) removed(ctx context.Context) (string, error) {
 	if n.Plan.Found.Absent != nil { // only its disk was left
@@ -110,4 +80,29 @@ func (n *node) removed(ctx context.Context) (string, error) {
 	}
 	n.Out.Remove(n.Plan.Node)
 	return "it is removed", nil
+}
+
+func (n *node) restoreMetadataStep() step.Step {
+	return step.Step{ID: "restore-node", Title: "restore labels and taints", Do: n.restoreMetadata}
+}
+
+func (n *node) uncordonStep(uncordon func(context.Context) error) step.Step {
+	return step.Step{ID: "uncordon", Title: "uncordon " + n.Plan.Node, Skip: n.uncordoned, Do: uncordon}
+}
+
+// deleteNodeStep makes Kubernetes forget a node whose VM is deleted.
+func (n *node) deleteNodeStep() step.Step {
+	own := func(ctx context.Context, _ cluster.KubeNode) error { return n.gate.RequireOwnName(ctx) }
+	return rolling.DeleteNode(n.Node, "delete Node "+n.Plan.Node, own, nil)
+}
+
+// keepDisksStep keeps the disks of a node that is removed parked.
+func (n *node) keepDisksStep() step.Step {
+	return step.Step{ID: "keep", Title: "keep its disks parked", Skip: n.kept, Do: func(ctx context.Context) error {
+		r, err := n.record.read(ctx)
+		if err != nil {
+			return err
+		}
+		return r.KeepAll(ctx, n.Want.Surge)
+	}}
 }

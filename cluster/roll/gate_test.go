@@ -94,7 +94,7 @@ var gateCalls = map[string]rollingtest.Call{
 	"back out":    {Do: func(s *scene, ctx context.Context) error { return nodeOf(s).backOut(ctx) }, Ready: begun, Done: "uncordon\nset 9900 map[description:record protection:1] delete []"},
 	"drain":       {Do: func(s *scene, ctx context.Context) error { return nodeOf(s).drain(ctx) }, Ready: begun, Done: "cordon\ndrain", Deaf: []string{"Identity", "VM", "Machine", "AttachedVolumes"}},
 	"uncordon":    {Do: func(s *scene, ctx context.Context) error { return nodeOf(s).uncordon(ctx) }, Ready: begun, Done: "uncordon"},
-	"delete node": {Do: func(s *scene, ctx context.Context) error { return nodeOf(s).removal()[0].Do(ctx) }, Ready: all(is(cluster.Remove), begun), Done: "delete node"},
+	"delete node": {Do: func(s *scene, ctx context.Context) error { return nodeOf(s).deleteNodeStep().Do(ctx) }, Ready: all(is(cluster.Remove), begun), Done: "delete node"},
 	"down":        {Do: func(s *scene, ctx context.Context) error { return reasonAsError(nodeOf(s).takenDown(ctx)) }, Ready: begun},
 	"hooks":       {Do: func(s *scene, ctx context.Context) error { return nodeOf(s).hooksBefore()[0].Do(ctx) }},
 	"remember":    {Do: func(s *scene, ctx context.Context) error { return nodeOf(s).remember(ctx) }, Ready: all(saved, leased), Err: "no VMID is free for the parking VM of wk1", Deaf: []string{"Get"}},

@@ -12,6 +12,7 @@ import (
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/cluster/rolling"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/step"
 	"github.com/recast-sh/recast/internal/wait"
 	"github.com/recast-sh/recast/internal/words"
 )
@@ -229,4 +230,9 @@ func (n *node) waitHealthy(ctx context.Context) error {
 		n.served.Tell(ctx, "bring-up/wait-healthy")
 	}
 	return err
+}
+
+func (n *node) waitStep(code fault.Code, healthy goal, wait func(context.Context) error) step.Step {
+	title := "wait until " + n.Plan.Node + " is healthy"
+	return step.Step{ID: "wait-healthy", Code: code, Title: title, Skip: healthy, Do: wait}
 }

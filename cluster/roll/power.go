@@ -9,6 +9,7 @@ import (
 	"github.com/recast-sh/recast/cluster/exchange"
 	"github.com/recast-sh/recast/cluster/rolling"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/step"
 	"github.com/recast-sh/recast/internal/wait"
 )
 
@@ -186,4 +187,14 @@ func (n *node) started(ctx context.Context) (string, error) {
 		return "", nil
 	}
 	return vm.String() + " runs", nil
+}
+
+func (n *node) stopStep(stopped goal) step.Step {
+	title := fmt.Sprintf("stop VM %d", n.Plan.VMID)
+	return step.Step{ID: "stop", Title: title, Risk: step.Disruptive, Skip: stopped, Do: n.stop}
+}
+
+func (n *node) startStep() step.Step {
+	title := fmt.Sprintf("start VM %d", n.Plan.VMID)
+	return step.Step{ID: "start", Code: fault.NoBoot, Title: title, Skip: n.started, Do: n.start}
 }

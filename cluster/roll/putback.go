@@ -8,7 +8,6 @@ import (
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/etcd"
 	"github.com/recast-sh/recast/cluster/exchange"
-	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/cluster/rolling"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/step"
@@ -88,23 +87,6 @@ func (n *node) standsStill(ctx context.Context, r *exchange.Replace) (string, er
 	return reason, nil // off, or in a later boot
 }
 
-// putBack cancels an unfinished replacement: every disk goes back to where it was, the old system disk
-// too, and the node runs its old system again. This needs no secrets, so it works from any machine.
-func (n *node) putBack() step.Step {
-	vm := n.Plan.VMID
-	stop := func(r *exchange.Replace) []step.Step {
-		return []step.Step{
-			{ID: "leave-etcd", Title: "take the replacement out of etcd", Do: func(ctx context.Context) error { return n.leaveAsReplacement(ctx, r) }},
-			{ID: "stop", Title: fmt.Sprintf("stop VM %d", vm), Risk: step.Disruptive, Skip: func(ctx context.Context) (string, error) { return n.standsStill(ctx, r) }, Do: func(ctx context.Context) error { return n.stopReplacement(ctx, r) }},
-		}
-	}
-	return n.record.source().PutBack(stop, []step.Step{
-		{ID: "start", Code: fault.NoBoot, Title: fmt.Sprintf("start VM %d", vm), Skip: n.started, Do: n.start},
-		n.bootEntryStep(func(mem parking.Memory) string { return mem.Old.Entry }),
-		{ID: "wait-healthy", Code: fault.NoJoin, Title: "wait until " + n.Plan.Node + " is healthy", Skip: n.healthy, Do: n.waitHealthy},
-	}, n.givesBack())
-}
-
 func (n *node) stopReplacement(ctx context.Context, r *exchange.Replace) error {
 	vm, found, err := r.Powered(ctx)
 	if err != nil || !found {
@@ -125,4 +107,17 @@ func (n *node) stopReplacement(ctx context.Context, r *exchange.Replace) error {
 		}
 	}
 	return n.etcd.staysOut(ctx, vm, id, func(ctx context.Context) (string, error) { return n.replacementOut(ctx, r) })
+}
+
+func (n *node) leaveAsReplacementStep(r *exchange.Replace) step.Step {
+	leave := func(ctx context.Context) error { return n.leaveAsReplacement(ctx, r) }
+	return step.Step{ID: "leave-etcd", Title: "take the replacement out of etcd", Do: leave}
+}
+
+func (n *node) stopReplacementStep(r *exchange.Replace) step.Step {
+	return step.Step{
+		ID: "stop", Title: fmt.Sprintf("stop VM %d", n.Plan.VMID), Risk: step.Disruptive,
+		Skip: func(ctx context.Context) (string, error) { return n.standsStill(ctx, r) },
+		Do:   func(ctx context.Context) error { return n.stopReplacement(ctx, r) },
+	}
 }

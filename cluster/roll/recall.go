@@ -13,6 +13,7 @@ import (
 	"github.com/recast-sh/recast/cluster/reach"
 	"github.com/recast-sh/recast/cluster/restore"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/step"
 )
 
 func (n *node) keepFirewall(ctx context.Context) error {
@@ -220,4 +221,9 @@ func (n *node) reachBlank(vm cluster.VM, m cluster.Machine) (*reach.Setting, err
 		return nil, fault.WithHint(fault.PlanMoved.Refusedf("%s: %s", n.Plan.Node, against.Text), "it was not so when the plan was made: run recast plan and look again")
 	}
 	return set, nil
+}
+
+// rememberStep opens the record.
+func (n *node) rememberStep(title string, open func(context.Context) error) step.Step {
+	return step.Step{ID: "remember", Title: title, Skip: n.remembered, Do: open}
 }

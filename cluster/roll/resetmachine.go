@@ -50,17 +50,6 @@ func (n *node) configureReset(ctx context.Context) error {
 	}))
 }
 
-// resetSteps bring back a machine that was reset.
-func (n *node) resetSteps() []step.Step {
-	return []step.Step{
-		{ID: "configure", Code: fault.NoBoot, Title: "give " + n.Plan.Node + " its machine configuration", Risk: step.Disruptive, Skip: n.configured, Do: n.configureReset},
-		{ID: "wait-healthy", Code: fault.NoJoin, Title: "wait until " + n.Plan.Node + " is healthy", Skip: n.serves, Do: func(ctx context.Context) error {
-			return fault.WithHint(n.settle(ctx, "wait-healthy", n.Timing.Boot+n.Timing.Join, func(ctx context.Context) (string, error) { return n.lacksToServe(ctx, nil) }),
-				"the console of VM %d and talosctl -n %s dmesg say more; if etcd's data is lost and there is no other control plane, continue with recast restore", n.Plan.VMID, n.Plan.Addr)
-		}},
-	}
-}
-
 // lacksToServe names the first thing that the machine lacks; before are the volumes that need not come up.
 func (n *node) lacksToServe(ctx context.Context, before []cluster.VolumeStatus) (string, error) {
 	m, err := n.Talos.ArrivedWhole(ctx, n.Plan.Addr)
@@ -82,4 +71,18 @@ func (n *node) serves(context.Context) (string, error) {
 		return "", nil
 	}
 	return n.Plan.Node + " is Ready", nil
+}
+
+func (n *node) configureResetStep() step.Step {
+	return step.Step{
+		ID: "configure", Code: fault.NoBoot, Title: "give " + n.Plan.Node + " its machine configuration",
+		Risk: step.Disruptive, Skip: n.configured, Do: n.configureReset,
+	}
+}
+
+func (n *node) waitReset(ctx context.Context) error {
+	lacks := func(ctx context.Context) (string, error) { return n.lacksToServe(ctx, nil) }
+	return fault.WithHint(n.settle(ctx, "wait-healthy", n.Timing.Boot+n.Timing.Join, lacks),
+		"the console of VM %d and talosctl -n %s dmesg say more; if etcd's data is lost and there is no other control plane, "+
+			"continue with recast restore", n.Plan.VMID, n.Plan.Addr)
 }

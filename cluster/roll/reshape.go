@@ -2,15 +2,40 @@ package roll
 
 import (
 	"context"
-	"slices"
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/shape"
 	"github.com/recast-sh/recast/internal/fault"
-	"github.com/recast-sh/recast/internal/step"
 )
 
 func (n *node) stopsForShape() bool { return len(n.Plan.VM.At(shape.Off)) > 0 }
+
+// stopsVM says whether the VM that the node has is stopped.
+func (n *node) stopsVM() bool {
+	switch s := n.Plan.Strategy; {
+	case s.Reshapes():
+		return n.Plan.Resume || n.stopsForShape()
+	case s.KeepsVM():
+		return n.stopsForShape()
+	case s.VM() == cluster.VMGone:
+		return n.Plan.Found.Absent == nil
+	default:
+		return s.VM() == cluster.VMAgain || s.VM() == cluster.VMOff
+	}
+}
+
+// asStopped is the node as its VM is stopped. A node that keeps its VM has got its image or configuration then, is
+// still drained, and gets its VM another shape in the same outage.
+func (n *node) asStopped() *node {
+	if !n.Plan.Strategy.KeepsVM() {
+		return n
+	}
+	as := *n.Node
+	as.Plan.Strategy, as.Plan.EtcdKept = cluster.Reshape, true
+	of := n.roller.node(as)
+	of.record.drawn = n.record.drawn
+	return of
+}
 
 // withUndoHint adds the way back to the error of a node that does not come up with its new VM.
 func (n *node) withUndoHint(err error) error {
@@ -18,25 +43,6 @@ func (n *node) withUndoHint(err error) error {
 		return err
 	}
 	return fault.WithHint(err, "recast undo %s gives VM %d its old settings back; or correct recast.yaml, and recast roll goes on with that", n.Plan.Node, n.Plan.VMID)
-}
-
-// reshapeAfter gives a node that has got its image or configuration, and is still drained, its VM in the same
-// outage.
-func (n *node) reshapeAfter() []step.Step {
-	if !n.stopsForShape() {
-		return nil
-	}
-	as := *n.Node
-	as.Plan.Strategy, as.Plan.EtcdKept = cluster.Reshape, true
-	of := n.roller.node(as)
-	of.record.drawn = n.record.drawn
-	return of.recreate()
-}
-
-// stillDrained leaves out of a node's last steps the one that ends its outage, if its VM is still to be
-// stopped.
-func (n *node) stillDrained(steps []step.Step) []step.Step {
-	return slices.DeleteFunc(steps, func(s step.Step) bool { return n.stopsForShape() && s.ID == "uncordon" })
 }
 
 // reshaped is the goal of a node that only gets another VM. What a newer recast.yaml wants of it is

@@ -10,6 +10,7 @@ import (
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/rolling"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/step"
 	"github.com/recast-sh/recast/internal/wait"
 )
 
@@ -157,4 +158,11 @@ func (n *applyConfig) takenBack(ctx context.Context, before cluster.Configs, cau
 	}
 	cause = fault.WithHint(cause, "Talos has taken it back: %s serves with its old configuration, and no other node was touched; recast config diff %s shows what was new", n.Plan.Node, n.Plan.Node)
 	return errors.Join(cause, n.uncordon(ctx)) // one that was upgraded in place before is cordoned
+}
+
+func (n *applyConfig) tryStep() step.Step {
+	title := "try the configuration, and keep it if " + n.Plan.Node + " is healthy with it"
+	return step.Step{
+		ID: "try", Code: fault.MachineConfig, Title: title, Risk: step.Disruptive, Skip: n.alreadyRuns, Do: n.try,
+	}
 }

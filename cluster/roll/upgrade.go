@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
-	"github.com/recast-sh/recast/cluster/exchange"
 	"github.com/recast-sh/recast/cluster/rolling"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/step"
@@ -78,37 +77,6 @@ func (n *inPlace) drainMarked(ctx context.Context) error {
 	stays := func() error { return nil }
 	return fault.WithHint(n.evict(ctx, "upgrade/drain", why, vmStays, stays),
 		"the new system is installed on %s already, which therefore stays cordoned: the same command again boots it", n.Plan.Node)
-}
-
-// steps upgrade the system on the node's own disk. The mark on the Node distinguishes one boot from
-// the next, and so a silent rollback from a slow reboot: it is set before anything is touched, and
-// removed last.
-func (n *inPlace) steps() []step.Step {
-	steps := []step.Step{
-		{
-			ID: "upgrade", Title: "upgrade " + n.Plan.Node + " in place", Risk: step.Disruptive, Skip: n.runsWanted,
-			Steps: func(context.Context) ([]step.Step, error) {
-				return []step.Step{
-					{ID: "remember", Title: "keep the machine configuration at hand", Do: n.keepWayBack},
-					{ID: "drain", Code: fault.DrainBlocked, Title: "drain " + n.Plan.Node, Risk: step.Disruptive, Do: n.drainMarked},
-					{ID: "install", Code: fault.UpgradeStuck, Title: "install the new system beside the running one", Risk: step.Disruptive, Skip: n.installed, Do: n.install},
-					{ID: "reboot", Code: fault.UpgradeStuck, Title: "boot it", Risk: step.Disruptive, Skip: n.runsWanted, Do: n.reboot},
-				}, nil
-			},
-		},
-		{ID: "wait-healthy", Code: fault.UpgradeStuck, Title: "wait until " + n.Plan.Node + " is healthy", Skip: n.bootHealthy, Do: n.waitBootHealthy},
-		n.fallback(),
-	}
-	if n.Plan.WithConfig {
-		steps = append(steps, newApplyConfig(n.node).afterUpgrade())
-	}
-	return append(steps, step.Step{ID: "finish", Title: "take pods again", Steps: func(context.Context) ([]step.Step, error) {
-		return append(n.stillDrained([]step.Step{
-			exchange.EjectStep(n.Proxmox, n.Plan.VMID),
-			{ID: "set-installer", Title: "set the installer in the machine configuration", Skip: n.installerSet, Do: n.setInstaller},
-			{ID: "uncordon", Title: "uncordon " + n.Plan.Node, Skip: n.uncordoned, Do: n.config.thenForget(n.uncordon)},
-		}), rolling.Freeing{Node: n.Node}.Steps("finish")...), nil
-	}})
 }
 
 // install sets the mark to installed after the installation, or, if the machine reboots by itself,
@@ -286,4 +254,26 @@ func (n *inPlace) setInstaller(ctx context.Context) error {
 		return rolling.Repeatable(fmt.Errorf("set the installer of %s: %w", n.Plan.Node, err))
 	}
 	return nil
+}
+
+func (n *inPlace) keepWayBackStep() step.Step {
+	return step.Step{ID: "remember", Title: "keep the machine configuration at hand", Do: n.keepWayBack}
+}
+
+func (n *inPlace) installStep() step.Step {
+	return step.Step{
+		ID: "install", Code: fault.UpgradeStuck, Title: "install the new system beside the running one",
+		Risk: step.Disruptive, Skip: n.installed, Do: n.install,
+	}
+}
+
+func (n *inPlace) rebootStep() step.Step {
+	return step.Step{
+		ID: "reboot", Code: fault.UpgradeStuck, Title: "boot it", Risk: step.Disruptive, Skip: n.runsWanted, Do: n.reboot,
+	}
+}
+
+func (n *inPlace) setInstallerStep() step.Step {
+	title := "set the installer in the machine configuration"
+	return step.Step{ID: "set-installer", Title: title, Skip: n.installerSet, Do: n.setInstaller}
 }

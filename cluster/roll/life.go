@@ -1,0 +1,185 @@
+package roll
+
+import (
+	"context"
+	"slices"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/exchange"
+	"github.com/recast-sh/recast/cluster/restore"
+	"github.com/recast-sh/recast/cluster/rolling"
+	"github.com/recast-sh/recast/cluster/shape"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/step"
+)
+
+// life is everything that happens to a node, in order; a step that does not apply is left out. Before the
+// first node there are rehearsals and a snapshot of etcd (Roller.Steps), around each batch the user's hooks
+// (hook.Run.AroundBatch). Every Skip asks the world whether its step is done, so an interrupted roll resumes by
+// running the same list again. What must hold before anything is touched is in package gate (Gate.look).
+func (n *node) life() []step.Step {
+	p, s := n.Plan, n.Plan.Strategy
+	isNew, removes, upgrades := s.From() == cluster.Nowhere, s.VM() == cluster.VMGone, s.Upgrades()
+	onlyDisk, broken := removes && p.Found.Absent != nil, p.Rebuild != "" // an earlier removal left a disk; no API answers
+	u, c, v, stops := &inPlace{node: n}, newApplyConfig(n), n.asStopped(), n.stopsVM()
+	gets := s.KeepsVM() && !upgrades // a configuration, and nothing else
+	// Of a resumed node, only what makes it serve is done: what it runs is looked at when it answers.
+	begins, ends := gets && !p.Resume && c.reboots, gets && (p.Resume || c.reboots)
+	return slices.Concat(
+		n.userGates.Before(),
+		n.healing.Before(),
+		n.served.Before(),
+		n.hooksBefore(),
+		n.RepeatingAll("", slices.Concat(
+			when(isNew && broken && !p.Bootstraps, restore.ForgetGone(n.Node)),
+			when(!onlyDisk, n.gateStep()),
+			when(!removes && s.From() != cluster.Halfway, n.serving.Steps()...), // migrate, reshape-live
+			when(s.From() == cluster.Halfway, n.putBack()),
+			when(s.From() == cluster.Blank, n.configureResetStep()),
+			when(s.From() == cluster.Blank, n.waitStep(fault.NoJoin, n.serves, n.waitReset)),
+			when(upgrades, u.upgrade()),
+			when(upgrades, n.waitStep(fault.UpgradeStuck, u.bootHealthy, u.waitBootHealthy)),
+			when(upgrades, u.fallback()),
+			when(upgrades && p.WithConfig, c.afterUpgrade()),
+			when(upgrades, u.finish()),
+			when(gets && !p.Resume && !c.reboots, c.tryStep()),
+			when(begins, c.rememberStep()),
+			when(begins, n.drainStep(c.drainMarked)),
+			when(begins, c.stageStep()),
+			when(begins, c.rebootStep(c.reboot)),
+			when(ends, n.waitStep(fault.NoJoin, n.serves, c.waitServes)),
+			when(ends && !stops, n.uncordonStep(n.config.thenForget(n.uncordon))),
+			when(isNew, n.rememberStep("note what is to be made", n.openNew)),
+			when(stops, v.takeDown()),
+			when(stops && !removes || isNew, v.bringUp()),
+			when(isNew && n.Want.Shape.HA != nil, n.serving.Reshape()),
+			when(removes && !onlyDisk && !broken, n.deleteNodeStep()),
+			when(removes && !onlyDisk, n.keepDisksStep()),
+			when(onlyDisk || removes && n.Want.Surge && !broken, rolling.Freeing{Node: n.Node}.Removed()),
+		)),
+		n.hooksAfter(),
+		n.healing.After(),
+		n.served.After(),
+		n.userGates.After(),
+	)
+}
+
+// goal is why there is nothing to do; "": there is.
+type goal = func(context.Context) (string, error)
+
+// when returns the steps, if they apply.
+func when(applies bool, steps ...step.Step) []step.Step {
+	if !applies {
+		return nil
+	}
+	return steps
+}
+
+// takeDown takes a node down, and its disks to where they are safe: after prepare-disk and stop its VM is off,
+// then follow unprotect, park and delete-vm. What must hold before the VM is deleted is in
+// exchange.Replace.deleteSame.
+func (n *node) takeDown() step.Step {
+	down := n.record.source().TakeDown(
+		n.rememberStep("remember what the node must get back", n.remember),
+		step.OnlyIf(n.Plan.Rebuild == "", n.drainStep(n.drain)),
+		step.OnlyIf(n.etcd.leaves(), n.etcd.leaveStep()),
+		n.stopStep(n.stoppedFor),
+	)
+	down.Skip = n.takenDown
+	return down
+}
+
+// bringUp brings a node up in the VM that it gets, or that it has: with its system disk, after renew-disk and
+// attach, the VM has all its disks.
+func (n *node) bringUp() step.Step {
+	p, s, x := n.Plan, n.Plan.Strategy, n.record.source()
+	keeps, first := s.System() == cluster.SystemKept, p.Bootstraps
+	return x.BringUp(
+		n.newSystem(),
+		step.OnlyIf(s.Reshapes() && (p.Resume || p.VM.Moves(shape.Off) != ""), x.Migrate(!p.Resume)),
+		step.OnlyIf(!keeps && !n.Want.Shape.IsEmpty(), x.Reshape()),
+		n.startStep(),
+		step.OnlyIf(keeps, n.bootEntryStep(n.keptEntry)),
+		step.OnlyIf(s.Installs(), n.configureBlankStep()),
+		step.OnlyIf(first, restore.First(n.Node, n.roller.Files, n.roller.Rebuild)),
+		n.waitStep(fault.NoJoin, n.healthy, n.waitHealthy),
+		step.OnlyIf(first && p.Rebuild != "", n.restartKubelets()),
+		x.Finish(n.givesBack(), n.frees()...), // eject, restore-settings, restore-ha, those, keep, and these
+	)
+}
+
+// givesBack gives the node back what was taken away from it.
+func (n *node) givesBack() []step.Step {
+	return []step.Step{n.restoreMetadataStep(), rolling.NoteEntry(n.Node), n.uncordonStep(n.uncordon)}
+}
+
+// putBack cancels an unfinished replacement: every disk goes back to where it was, the old system disk
+// too, and the node runs its old system again. This needs no secrets, so it works from any machine.
+func (n *node) putBack() step.Step {
+	stop := func(r *exchange.Replace) []step.Step {
+		return []step.Step{n.leaveAsReplacementStep(r), n.stopReplacementStep(r)}
+	}
+	start := []step.Step{n.startStep(), n.bootEntryStep(oldEntry), n.waitStep(fault.NoJoin, n.healthy, n.waitHealthy)}
+	return n.record.source().PutBack(stop, start, n.givesBack())
+}
+
+// upgrade installs another system beside the running one, on the node's own disk, and boots it. The mark on the
+// Node distinguishes one boot from the next, and so a silent rollback from a slow reboot: it is set before
+// anything is touched, and removed last.
+func (n *inPlace) upgrade() step.Step {
+	return step.Step{
+		ID: "upgrade", Title: "upgrade " + n.Plan.Node + " in place", Risk: step.Disruptive, Skip: n.runsWanted,
+		Steps: step.List(n.keepWayBackStep(), n.drainStep(n.drainMarked), n.installStep(), n.rebootStep()),
+	}
+}
+
+// finish ends an upgrade in place. A node whose VM is still to be stopped stays drained.
+func (n *inPlace) finish() step.Step {
+	return step.Step{ID: "finish", Title: "take pods again", Steps: step.List(slices.Concat(
+		when(true, exchange.EjectStep(n.Proxmox, n.Plan.VMID), n.setInstallerStep()),
+		when(!n.stopsForShape(), n.uncordonStep(n.config.thenForget(n.uncordon))),
+		rolling.Freeing{Node: n.Node}.Steps("finish"),
+	)...)}
+}
+
+// fallback reimages a node that did not come back from its upgrade, and then fails: the node serves
+// again, but not with the wanted build.
+func (n *inPlace) fallback() step.Step {
+	return step.Step{
+		ID: "fallback", Title: "install the build that it had on a blank system disk", Risk: step.Destructive,
+		Skip: n.cameBack,
+		Steps: func(context.Context) ([]step.Step, error) {
+			f := n.roller.node(*n.AsReimage())
+			return []step.Step{
+				{ID: "gate", Title: "check that it can be reimaged", Do: f.gate.Check},
+				f.rememberStep("open the record of the reimage", f.openRemembered),
+				f.stopStep(f.stopped),
+				f.record.source().Park(),
+				f.bringUp(),
+				{ID: "report", Title: "note that the build does not boot here", Do: n.report},
+			}, nil
+		},
+	}
+}
+
+// afterUpgrade gives a node that was upgraded in place, and is still drained, its configuration in the
+// same outage.
+func (n *applyConfig) afterUpgrade() step.Step {
+	steps := when(!n.reboots, n.tryStep())
+	if n.reboots {
+		steps = []step.Step{n.stageStep(), n.rebootStep(n.markAndReboot), n.waitStep(fault.NoJoin, nil, n.waitServes)}
+	}
+	return step.Step{
+		ID: "configure", Title: "give " + n.Plan.Node + " its machine configuration", Risk: step.Disruptive,
+		Skip: n.alreadyRuns, Steps: step.List(steps...),
+	}
+}
+
+// gateStep checks last whether the node may be taken out.
+func (n *node) gateStep() step.Step {
+	title := "check that it is safe to take " + n.Plan.Node + " out"
+	if n.Plan.Strategy.From() == cluster.Nowhere {
+		title = "check that it is safe to make " + n.Plan.Node
+	}
+	return step.Step{ID: "gate", Code: fault.GateClosed, Title: title, Do: n.gate.Check}
+}
