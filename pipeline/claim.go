@@ -4,9 +4,9 @@ import (
 	"context"
 
 	"github.com/recast-sh/recast/cluster"
-	"github.com/recast-sh/recast/cluster/access"
 	"github.com/recast-sh/recast/cluster/claim"
 	"github.com/recast-sh/recast/cluster/planning"
+	"github.com/recast-sh/recast/cluster/survey"
 	"github.com/recast-sh/recast/internal/fault"
 )
 
@@ -34,7 +34,7 @@ func (c *claiming) take(ctx context.Context, host string, plan planning.Plan) er
 		return err
 	}
 	if inLease { // otherwise Acquire needs to see every VM anyway
-		if err := access.NeedsToSee().Check(ctx, c.machines.Proxmox); err != nil {
+		if err := survey.NeedsToSee().Check(ctx, c.machines.Proxmox); err != nil {
 			return err
 		}
 	}
@@ -88,7 +88,7 @@ func (c *claiming) found(ctx context.Context, vms []cluster.VM) (claim.State, bo
 // create a VM for it.
 func (c *claiming) keptInLease(ctx context.Context) (bool, error) {
 	if c.inLease == nil {
-		missing, err := access.NeedsToClaim().Missing(ctx, c.machines.Proxmox)
+		missing, err := survey.NeedsToClaim().Missing(ctx, c.machines.Proxmox)
 		if err != nil {
 			return false, err
 		}

@@ -8,11 +8,11 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
-	"github.com/recast-sh/recast/cluster/access"
 	"github.com/recast-sh/recast/cluster/claim"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/cluster/prune"
 	"github.com/recast-sh/recast/cluster/rehearse"
+	"github.com/recast-sh/recast/cluster/survey"
 	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/step"
@@ -211,27 +211,27 @@ func (p *pruning) mayPrune(ctx context.Context) error {
 		return p.mayPruneMirror(ctx)
 	}
 	if p.o.Only == PruneCache {
-		return access.NeedsToPrune(nil, nil).Check(ctx, p.px)
+		return survey.NeedsToPrune(nil, nil).Check(ctx, p.px)
 	}
 	var errs []error
 	for _, kind := range []string{PruneISOs, PruneDisks} {
 		if !p.o.takes(kind) {
 			continue
 		}
-		needs, other := access.NeedsToPrune(p.Config.Images.ISO.Storage, p.Config.Images.Disk.Storage), PruneDisks
+		needs, other := survey.NeedsToPrune(p.Config.Images.ISO.Storage, p.Config.Images.Disk.Storage), PruneDisks
 		if kind == PruneDisks {
 			vms, err := p.px.VMs(ctx)
 			if err != nil {
 				return fmt.Errorf("read Proxmox: %w", err)
 			}
 			storages, parked := parkedOn(vms, p.Config.Cluster)
-			needs, other = access.NeedsToFree(storages, parked...), PruneISOs
+			needs, other = survey.NeedsToFree(storages, parked...), PruneISOs
 			var scratch []cluster.VM
 			for _, s := range planning.ScratchVMs(vms, p.Config.Cluster) {
 				scratch = append(scratch, s.VM)
 			}
 			if len(scratch) > 0 {
-				needs = needs.With(access.NeedsToClear(scratch...))
+				needs = needs.With(survey.NeedsToClear(scratch...))
 			}
 		}
 		err := needs.Check(ctx, p.px)

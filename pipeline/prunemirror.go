@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
-	"github.com/recast-sh/recast/cluster/access"
+	"github.com/recast-sh/recast/cluster/survey"
 	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/schematics"
@@ -62,5 +62,5 @@ func (p *pruning) mayPruneMirror(ctx context.Context) error {
 		return fault.WithHint(fault.As(fault.Config, errors.New("images.mirror is not set: there is no mirror to prune")),
 			"set images.mirror to the repository that installers are mirrored to")
 	}
-	return access.NeedsToPrune(nil, nil).Check(ctx, p.px)
+	return survey.NeedsToPrune(nil, nil).Check(ctx, p.px)
 }

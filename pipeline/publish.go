@@ -7,8 +7,8 @@ import (
 	"slices"
 
 	"github.com/recast-sh/recast/cluster"
-	"github.com/recast-sh/recast/cluster/access"
 	"github.com/recast-sh/recast/cluster/parking"
+	"github.com/recast-sh/recast/cluster/survey"
 	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/internal/config"
 	"github.com/recast-sh/recast/internal/fault"
@@ -35,7 +35,7 @@ func Publish(ctx context.Context, p Project, c Images, src PublishSources, run *
 		return schematics.Lock{}, err
 	}
 	// Proxmox receives a whole upload before it reports that it is not allowed.
-	if err := access.NeedsToPublish(p.Config.Images.ISO.Storage, p.Config.Images.Disk.Storage).Check(ctx, src.Proxmox); err != nil {
+	if err := survey.NeedsToPublish(p.Config.Images.ISO.Storage, p.Config.Images.Disk.Storage).Check(ctx, src.Proxmox); err != nil {
 		return schematics.Lock{}, err
 	}
 	hosts, err := isoHosts(ctx, p, src)

@@ -2,8 +2,8 @@ package pipeline
 
 import (
 	"github.com/recast-sh/recast/cluster"
-	"github.com/recast-sh/recast/cluster/access"
 	"github.com/recast-sh/recast/cluster/planning"
+	"github.com/recast-sh/recast/cluster/survey"
 )
 
 // rehearsal says how images are tested before the first node; nil: they are not. asked
@@ -29,8 +29,8 @@ func (w *work) rehearsal() *planning.Rehearsal {
 }
 
 // needs returns the privileges that the plan's work needs.
-func (w *work) needs(inLease bool) access.Needs {
-	return access.NeedsOf(w.rep.Plan, inLease).With(access.NeedsToRehearse(w.rep.Plan))
+func (w *work) needs(inLease bool) survey.Needs {
+	return survey.NeedsOf(w.rep.Plan, inLease).With(survey.NeedsToRehearse(w.rep.Plan))
 }
 
 // Left is a scratch VM, useless after its run has ended.

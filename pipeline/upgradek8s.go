@@ -7,9 +7,9 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
-	"github.com/recast-sh/recast/cluster/access"
 	"github.com/recast-sh/recast/cluster/kubeupgrade"
 	"github.com/recast-sh/recast/cluster/observe"
+	"github.com/recast-sh/recast/cluster/survey"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/journal"
 	"github.com/recast-sh/recast/internal/step"
@@ -83,7 +83,7 @@ func (w *work) upgradeKubernetes(ctx context.Context, rep *UpgradeKubernetesRepo
 	if o.DryRun || !rep.Plan.Work() && len(rep.Plan.Refused) == 0 {
 		return refusedPlan(rep.Plan)
 	}
-	if err := errors.Join(refusedPlan(rep.Plan), access.NeedsToUpgradeKubernetes(host).Check(ctx, w.machines.Proxmox)); err != nil {
+	if err := errors.Join(refusedPlan(rep.Plan), survey.NeedsToUpgradeKubernetes(host).Check(ctx, w.machines.Proxmox)); err != nil {
 		return err
 	}
 	if err := cluster.RequireQuorum(ctx, w.machines.Proxmox); err != nil {

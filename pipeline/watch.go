@@ -8,8 +8,8 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/claim"
-	"github.com/recast-sh/recast/cluster/discover"
 	"github.com/recast-sh/recast/cluster/parking"
+	"github.com/recast-sh/recast/cluster/survey"
 )
 
 // Claim reads the claim in Proxmox, with any VMID; found is false if there is none.
@@ -113,7 +113,7 @@ func (w *Watched) all(ctx context.Context) ([]cluster.VM, error) {
 func (w *Watched) workedOn(known map[cluster.VMID]cluster.VM) map[cluster.VMID]bool {
 	worked := map[cluster.VMID]bool{w.claim: true}
 	for _, vm := range known {
-		if discover.IsClaim(vm) {
+		if survey.IsClaim(vm) {
 			worked[vm.ID] = true
 		}
 		if rec, ok, err := parking.ReadRecord(vm); ok && (err != nil || rec.Open) {

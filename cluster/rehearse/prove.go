@@ -52,7 +52,7 @@ func (r *Rehearser) proofs(p planning.Plan, path string) map[string][]step.Step 
 // dryCreate creates a VM with the settings of a node's, under another number, without disks, and deletes
 // it. Proxmox checks the settings and the token's privileges for a new VM only when it creates one; after
 // the node's VM is deleted, a refusal would keep the node down. The privileges on the node's own number
-// are read: see access.Needs.
+// are read: see survey.Needs.
 type dryCreate struct {
 	*Rehearser
 	path  string // of its branch

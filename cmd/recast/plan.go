@@ -9,8 +9,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/recast-sh/recast/cluster"
-	"github.com/recast-sh/recast/cluster/explain"
 	"github.com/recast-sh/recast/cluster/planning"
+	"github.com/recast-sh/recast/cluster/survey"
 	"github.com/recast-sh/recast/internal/kube"
 	"github.com/recast-sh/recast/internal/ui"
 	"github.com/recast-sh/recast/pipeline"
@@ -145,7 +145,7 @@ type planAsk struct {
 // code.
 func (a planAsk) answer(ctx context.Context, s *streams, p pipeline.Project, m pipeline.Machines) (code int, err error) {
 	var plan planning.Plan
-	var e explain.Explanation
+	var e survey.Explanation
 	if a.node == "" {
 		plan, err = pipeline.Plan(ctx, p, m, a.policy, a.rehearse)
 	} else {

@@ -19,7 +19,7 @@ var advised = map[string]string{
 	"cluster/settings.go":            "settings of a VM that is off and is not deleted, after a look; they have no volume",
 	"cluster/poddisk.go":             "the line shuts the VM down first, and the volume stays",
 	"cluster/claim/state.go":         "VM.Bare, and a watch after which no run holds the claim",
-	"cluster/doctor/etcdtrouble.go":  "the machine of the Node does not answer, after a look at its VM",
+	"cluster/survey/etcdtrouble.go":  "the machine of the Node does not answer, after a look at its VM",
 	"cluster/etcd/advice.go":         "Leftover: the member does not answer, after a look. EmptyData: callers prove that no etcd uses the data; of EPHEMERAL after a look at the rest",
 	"cluster/exchange/drives.go":     "the VM is off, and the volume stays with its owner",
 	"cluster/exchange/park.go":       "warns of the command",

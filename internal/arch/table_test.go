@@ -125,9 +125,7 @@ var table = []row{
 	{pkg: "cluster/serving", allow: []string{"cluster", "cluster/shape", "cluster/gate", "cluster/rolling", "internal/step", "internal/wait", "internal/fault"}},
 	{pkg: "cluster/roll", allow: []string{"cluster", "cluster/shape", "cluster/serving", "cluster/hook", "cluster/usergate", "cluster/healing", "cluster/rehearse", "cluster/rolling", "cluster/restore", "cluster/gate", "cluster/etcd", "cluster/parking", "cluster/observe", "cluster/planning", "cluster/exchange", "cluster/reach", "internal/step", "internal/wait", "internal/fault", "internal/words"}},
 	{pkg: "cluster/prune", allow: []string{"cluster", "cluster/parking", "cluster/exchange", "internal/step", "internal/fault", "internal/words"}},
-	{pkg: "cluster/access", allow: []string{"cluster", "cluster/shape", "cluster/observe", "cluster/planning", "cluster/rehearse", "internal/fault", errgroup}},
-	{pkg: "cluster/doctor", allow: []string{"cluster", "cluster/etcd", "cluster/parking", "cluster/observe", "cluster/strategy", "cluster/planning", "cluster/access", "internal/fault", errgroup}},
-	{pkg: "cluster/explain", allow: []string{"cluster", "cluster/observe", "cluster/strategy", "cluster/planning", "cluster/roll", "cluster/doctor", "internal/step", "internal/fault", "internal/words"}},
+	{pkg: "cluster/survey", allow: []string{"cluster", "cluster/etcd", "cluster/shape", "cluster/parking", "cluster/observe", "cluster/strategy", "cluster/planning", "cluster/claim", "cluster/rehearse", "cluster/roll", "internal/step", "internal/fault", "internal/words", errgroup}},
 	{pkg: "cluster/clustertest", allow: []string{"cluster", "cluster/parking", "internal/fault", "testing"}}, // what tests of the rooms share
 	{pkg: "cluster/exchange/exchangetest", allow: []string{"cluster", "cluster/exchange", "cluster/parking", "internal/step", "internal/fault"}},
 	{pkg: "cluster/rolling/rollingtest", allow: []string{"cluster", "cluster/parking", "cluster/observe", "cluster/planning", "cluster/rolling", "cluster/clustertest"}},
@@ -136,15 +134,12 @@ var table = []row{
 	{pkg: "cluster/...", files: tests, allow: []string{"cluster/clustertest/...", "cluster/observe/observetest", "cluster/rolling/rollingtest"}},
 	{pkg: "cluster/restore", allow: []string{"cluster", "cluster/config", "cluster/etcd", "cluster/exchange", "cluster/parking", "cluster/rolling", "internal/step", "internal/wait", "internal/fault", "internal/words"}},
 	{pkg: "cluster/kubeupgrade", allow: []string{"cluster", "cluster/etcd", "cluster/observe", "cluster/rolling", "internal/step", "internal/wait", "internal/fault", "internal/words", errgroup}},
-	{pkg: "cluster/discover", allow: []string{"cluster", "cluster/parking", "cluster/observe", "cluster/strategy", "cluster/planning", "cluster/claim", "internal/fault", errgroup}},
 	{pkg: "cluster/config", allow: []string{"internal/redact", yaml}},    // a leaf: compares texts, knows neither clusters nor Talos
 	{pkg: "cluster/schematic", allow: []string{"internal/redact", yaml}}, // a leaf: compares what two images state, knows no factory
 	{pkg: "cluster/surge", allow: []string{"internal/fault"}},
 	{pkg: "cluster/reach"}, // a leaf, too
 	{pkg: "cluster/replica", allow: []string{"internal/format", "internal/words"}},
-	{pkg: "cluster/access", files: tests, allow: []string{"cluster/parking"}},
 	{pkg: "cluster/rehearse", files: tests, allow: []string{"cluster/observe"}},
-	{pkg: "cluster/explain", files: tests, allow: []string{"cluster/parking"}},
 	{pkg: "cluster/observe", files: tests, allow: []string{"internal/words"}},
 	{pkg: "pipeline/...", files: tests, allow: []string{"internal/config"}},
 	{pkg: "cluster/config", files: tests, allow: []string{machinery}}, // compares its redaction with Talos'

@@ -10,7 +10,7 @@ import (
 	"testing"
 
 	"github.com/recast-sh/recast/cluster"
-	"github.com/recast-sh/recast/cluster/access"
+	"github.com/recast-sh/recast/cluster/survey"
 	"github.com/recast-sh/recast/internal/config"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/pipeline"
@@ -101,7 +101,7 @@ func (a poorAccess) Standing(context.Context, []string) (map[string]cluster.Stan
 // of these tests.
 func TestDoctor(t *testing.T) {
 	story(t, "a token with nothing lacks all of it", poorToken, func(t *testing.T, s *server) {
-		needs := access.NeedsToRoll([]string{s.place.isoStorage}, []string{s.place.node}, cluster.Recreate)
+		needs := survey.NeedsToRoll([]string{s.place.isoStorage}, []string{s.place.node}, cluster.Recreate)
 		missing, err := needs.Missing(t.Context(), poorAccess{s})
 		must(t, err)
 		if len(missing.Lacks) != len(needs) {

@@ -7,7 +7,7 @@ import (
 	"strings"
 
 	"github.com/recast-sh/recast/cluster"
-	"github.com/recast-sh/recast/cluster/doctor"
+	"github.com/recast-sh/recast/cluster/survey"
 	"github.com/recast-sh/recast/pipeline/checkup"
 )
 
@@ -50,7 +50,7 @@ func drawCheck(p *page, c checkup.Check) {
 
 // drawAssessment prints the reasons against each strategy for the node of a check: once
 // for strategies that follow each other and have the same.
-func drawAssessment(p *page, c checkup.Check, nodes []doctor.Assessment) {
+func drawAssessment(p *page, c checkup.Check, nodes []survey.Assessment) {
 	for _, a := range nodes {
 		if a.Node != c.What || a.Unread || a.VMID == 0 {
 			continue

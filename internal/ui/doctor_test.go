@@ -7,7 +7,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/cluster"
-	"github.com/recast-sh/recast/cluster/doctor"
+	"github.com/recast-sh/recast/cluster/survey"
 	"github.com/recast-sh/recast/pipeline/checkup"
 )
 
@@ -22,7 +22,7 @@ func TestWriteDoctor(t *testing.T) {
 			{Group: checkup.GroupNodes, What: "wk2", State: checkup.Warning, Seen: "can't be seen"},
 		},
 		Caution: "Mind that.", Grants: []string{"pveum role add RecastVMs", "pveum acl modify /vms --roles RecastVMs"},
-		Nodes: []doctor.Assessment{
+		Nodes: []survey.Assessment{
 			{Node: "wk1", VMID: 9011, Host: "pve1", Strategy: cluster.Reimage, ToRecreate: []cluster.Obstacle{{Text: "snapshots", Command: "qm delsnapshot 9011 before"}}, Against: map[cluster.Strategy][]string{cluster.Recreate: {"it has a tie", "and another"}}},
 			{Node: "wk2", Unread: true},
 		},

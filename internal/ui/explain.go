@@ -8,17 +8,17 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
-	"github.com/recast-sh/recast/cluster/explain"
+	"github.com/recast-sh/recast/cluster/survey"
 	"github.com/recast-sh/recast/internal/foreign"
 	"github.com/recast-sh/recast/internal/words"
 )
 
 // WriteExplanation prints the details of one node of a plan.
-func WriteExplanation(w io.Writer, format string, e explain.Explanation) error {
+func WriteExplanation(w io.Writer, format string, e survey.Explanation) error {
 	return write(w, format, e, func(p *page) { drawExplanation(p, e) })
 }
 
-func drawExplanation(p *page, e explain.Explanation) {
+func drawExplanation(p *page, e survey.Explanation) {
 	drawTurn(p, e)
 	drawComparison(p, e)
 	drawFile(p, e.Plan)
@@ -31,7 +31,7 @@ func drawExplanation(p *page, e explain.Explanation) {
 }
 
 // drawTurn prints the node's row and facts from the plan, and its turn.
-func drawTurn(p *page, e explain.Explanation) {
+func drawTurn(p *page, e survey.Explanation) {
 	n := e.Plan
 	if acts(n) {
 		p.row(tableOf(nodeRow(p, n)), "", nodeRow(p, n)...)
@@ -62,7 +62,7 @@ func drawTurn(p *page, e explain.Explanation) {
 	p.line("")
 }
 
-func drawComparison(p *page, e explain.Explanation) {
+func drawComparison(p *page, e survey.Explanation) {
 	if len(e.Compared) == 0 {
 		return
 	}
@@ -93,7 +93,7 @@ func shorter(text string) string {
 	return text
 }
 
-func drawStrategies(p *page, e explain.Explanation) {
+func drawStrategies(p *page, e survey.Explanation) {
 	if len(e.Strategies) == 0 {
 		return
 	}
@@ -123,7 +123,7 @@ func drawStrategies(p *page, e explain.Explanation) {
 	p.line("")
 }
 
-func strategyRow(p *page, s explain.StrategyChoice) []string {
+func strategyRow(p *page, s survey.StrategyChoice) []string {
 	switch {
 	case len(s.Against) > 0:
 		return []string{p.paint(red, "impossible"), string(s.Strategy)}
@@ -133,7 +133,7 @@ func strategyRow(p *page, s explain.StrategyChoice) []string {
 	return []string{"possible", string(s.Strategy)}
 }
 
-func drawFates(p *page, e explain.Explanation) {
+func drawFates(p *page, e survey.Explanation) {
 	if len(e.Disks) == 0 {
 		return
 	}
@@ -161,17 +161,17 @@ func drawFates(p *page, e explain.Explanation) {
 	p.line("")
 }
 
-func fateColour(f explain.Fate) string {
+func fateColour(f survey.Fate) string {
 	switch f {
-	case explain.FateReplaced:
+	case survey.FateReplaced:
 		return yellow
-	case explain.FateCarried, explain.FateDetached, explain.FateBack, explain.FateStays:
+	case survey.FateCarried, survey.FateDetached, survey.FateBack, survey.FateStays:
 		return green
 	}
 	return ""
 }
 
-func drawSteps(p *page, e explain.Explanation) {
+func drawSteps(p *page, e survey.Explanation) {
 	if len(e.Steps) == 0 {
 		return
 	}
@@ -196,7 +196,7 @@ func drawSteps(p *page, e explain.Explanation) {
 }
 
 // lasts says how long a step took before, and its timeout.
-func lasts(s explain.StepOutline) string {
+func lasts(s survey.StepOutline) string {
 	var parts []string
 	if s.Seconds > 0 {
 		parts = append(parts, "about "+(time.Duration(s.Seconds)*time.Second).String())
@@ -217,7 +217,7 @@ func riskColour(risk string) string {
 	return ""
 }
 
-func afterExplanation(e explain.Explanation) []string {
+func afterExplanation(e survey.Explanation) []string {
 	switch n := e.Plan; {
 	case len(n.Refused) > 0:
 		return []string{"fix what is refused, then run recast plan again; recast roll --exclude " + n.Node + " leaves it out"}

@@ -8,8 +8,8 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/config"
-	"github.com/recast-sh/recast/cluster/explain"
 	"github.com/recast-sh/recast/cluster/planning"
+	"github.com/recast-sh/recast/cluster/survey"
 )
 
 // changes are differences of every kind, and then more of one.
@@ -56,9 +56,9 @@ func TestWriteConfigFiles(t *testing.T) {
 	drawn(t, "plan-files", func(b *bytes.Buffer) error { return WritePlan(b, "text", plan) })
 	drawn(t, "plan-files.md", func(b *bytes.Buffer) error { return WritePlan(b, "markdown", plan) })
 	drawn(t, "explain-file", func(b *bytes.Buffer) error {
-		return WriteExplanation(b, "text", explain.Explanation{Cluster: "c1", Turn: 1, Of: 1, Plan: many})
+		return WriteExplanation(b, "text", survey.Explanation{Cluster: "c1", Turn: 1, Of: 1, Plan: many})
 	})
 	drawn(t, "explain-file-in-place", func(b *bytes.Buffer) error {
-		return WriteExplanation(b, "text", explain.Explanation{Cluster: "c1", Turn: 1, Of: 1, Plan: inPlace})
+		return WriteExplanation(b, "text", survey.Explanation{Cluster: "c1", Turn: 1, Of: 1, Plan: inPlace})
 	})
 }

@@ -22,8 +22,8 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/claim"
-	"github.com/recast-sh/recast/cluster/explain"
 	"github.com/recast-sh/recast/cluster/planning"
+	"github.com/recast-sh/recast/cluster/survey"
 	"github.com/recast-sh/recast/pipeline"
 	"github.com/recast-sh/recast/pipeline/configs"
 )
@@ -34,7 +34,7 @@ var answers = map[string]struct {
 	of    any
 }{
 	"plan":    {"recast plan -o json", &planning.Plan{}},
-	"explain": {"recast plan --explain NODE -o json", &explain.Explanation{}},
+	"explain": {"recast plan --explain NODE -o json", &survey.Explanation{}},
 	"drift":   {"recast drift -o json", &pipeline.DriftResult{}},
 	"config":  {"recast config diff -o json", &configs.Diffs{}},
 	"status":  {"recast status -o json", &pipeline.StatusResult{}},
@@ -152,7 +152,7 @@ func wordSchema(t reflect.Type) *jsonschema.Schema {
 		return words("auto", "recreate", "reimage", "in-place", "rollback", "put-back", "apply-config", "install-reset", "reshape", "create", "remove", "")
 	case reflect.TypeFor[planning.Phase]():
 		return words("unfinished", "reset", "canary", "control-planes", "workers")
-	case reflect.TypeFor[explain.Fate]():
+	case reflect.TypeFor[survey.Fate]():
 		return words("stays", "carried", "detached", "replaced", "back", "pods", "medium")
 	case reflect.TypeFor[NodeOutcome]():
 		return words("done", "not needed", "failed", "stopped", "not started")

@@ -7,8 +7,8 @@ import (
 	"strings"
 
 	"github.com/recast-sh/recast/cluster"
-	"github.com/recast-sh/recast/cluster/doctor"
 	"github.com/recast-sh/recast/cluster/planning"
+	"github.com/recast-sh/recast/cluster/survey"
 )
 
 // toRecreate is a node that is not recreated, and the reasons.
@@ -30,7 +30,7 @@ func toRecreateOf(plan planning.Plan) []toRecreate {
 }
 
 // strategiesOf is a row for each node: the strategy that a roll would use today, and what lifts it to recreate.
-func strategiesOf(nodes []doctor.Assessment) []toRecreate {
+func strategiesOf(nodes []survey.Assessment) []toRecreate {
 	var out []toRecreate
 	for _, a := range nodes {
 		row := toRecreate{node: a.Node, host: a.Host, strategy: string(a.Strategy), obstacles: a.ToRecreate}

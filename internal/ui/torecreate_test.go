@@ -4,7 +4,7 @@ import (
 	"testing"
 
 	"github.com/recast-sh/recast/cluster"
-	"github.com/recast-sh/recast/cluster/doctor"
+	"github.com/recast-sh/recast/cluster/survey"
 )
 
 // kubectl commands run anywhere; the others as root on the VM's host.
@@ -34,19 +34,19 @@ func TestStrategiesOf(t *testing.T) {
 	snapshot := cluster.Obstacle{Text: "it has snapshots", Command: "qm delsnapshot 9032 before"}
 	impossible := map[cluster.Strategy][]string{cluster.Recreate: {"it has snapshots", "and more"}}
 	for name, tc := range map[string]struct {
-		a    doctor.Assessment
+		a    survey.Assessment
 		want string
 	}{
-		"recreate":       {doctor.Assessment{Strategy: cluster.Recreate}, "recreate: –"},
-		"made":           {doctor.Assessment{Strategy: cluster.Create}, "create: –"},
-		"reimage":        {doctor.Assessment{Strategy: cluster.Reimage, Host: "pve2", Against: impossible, ToRecreate: []cluster.Obstacle{snapshot}}, "reimage: as root on pve2: qm delsnapshot 9032 before"},
-		"asked":          {doctor.Assessment{Strategy: cluster.InPlace}, "in-place: in recast.yaml strategy: auto"},
-		"asked, blocked": {doctor.Assessment{Strategy: cluster.InPlace, Against: impossible}, "in-place: in recast.yaml strategy: auto; and it has snapshots"},
-		"refused":        {doctor.Assessment{Strategy: cluster.Recreate, Refused: []string{"it has snapshots"}, ToRecreate: []cluster.Obstacle{snapshot}}, "refused: as root on its host: qm delsnapshot 9032 before"},
-		"nothing":        {doctor.Assessment{Refused: []string{"no way"}}, "refused: no way"},
-		"unread":         {doctor.Assessment{Unread: true}, "not known: its machine could not be read: see above"},
+		"recreate":       {survey.Assessment{Strategy: cluster.Recreate}, "recreate: –"},
+		"made":           {survey.Assessment{Strategy: cluster.Create}, "create: –"},
+		"reimage":        {survey.Assessment{Strategy: cluster.Reimage, Host: "pve2", Against: impossible, ToRecreate: []cluster.Obstacle{snapshot}}, "reimage: as root on pve2: qm delsnapshot 9032 before"},
+		"asked":          {survey.Assessment{Strategy: cluster.InPlace}, "in-place: in recast.yaml strategy: auto"},
+		"asked, blocked": {survey.Assessment{Strategy: cluster.InPlace, Against: impossible}, "in-place: in recast.yaml strategy: auto; and it has snapshots"},
+		"refused":        {survey.Assessment{Strategy: cluster.Recreate, Refused: []string{"it has snapshots"}, ToRecreate: []cluster.Obstacle{snapshot}}, "refused: as root on its host: qm delsnapshot 9032 before"},
+		"nothing":        {survey.Assessment{Refused: []string{"no way"}}, "refused: no way"},
+		"unread":         {survey.Assessment{Unread: true}, "not known: its machine could not be read: see above"},
 	} {
-		row := strategiesOf([]doctor.Assessment{tc.a})[0]
+		row := strategiesOf([]survey.Assessment{tc.a})[0]
 		if got := row.strategy + ": " + row.line(); got != tc.want {
 			t.Errorf("%s: %q, want %q", name, got, tc.want)
 		}

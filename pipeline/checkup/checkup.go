@@ -8,10 +8,9 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
-	"github.com/recast-sh/recast/cluster/access"
-	"github.com/recast-sh/recast/cluster/doctor"
 	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/cluster/planning"
+	"github.com/recast-sh/recast/cluster/survey"
 	"github.com/recast-sh/recast/pipeline"
 	"github.com/recast-sh/recast/schematics"
 )
@@ -60,15 +59,15 @@ type checkup struct {
 	lock   schematics.Lock
 	hosts  []cluster.Host
 
-	survey  doctor.Survey
-	missing access.Missing // of the token's privileges
+	survey  survey.Survey
+	missing survey.Missing // of the token's privileges
 }
 
 // Run checks everything that a roll needs and reports problems. It continues if
 // something can't be read, and changes nothing.
 func Run(ctx context.Context, p pipeline.Project, src Sources) Result {
 	d := &checkup{Project: p, src: src}
-	d.res = Result{Cluster: p.Config.Cluster, Nodes: []doctor.Assessment{}, Needs: []NeedStatus{}}
+	d.res = Result{Cluster: p.Config.Cluster, Nodes: []survey.Assessment{}, Needs: []NeedStatus{}}
 	errLock := d.readLock()
 	d.say("the Proxmox API")
 	reached := d.endpoints(ctx) && d.readHosts(ctx)
@@ -119,7 +118,7 @@ func (d *checkup) lookAround(ctx context.Context, reached bool) {
 	if !reached {
 		src.Proxmox = nil
 	}
-	d.survey = doctor.LookAround(ctx, src, d.wanted)
+	d.survey = survey.LookAround(ctx, src, d.wanted)
 }
 
 // hostsOfNodes returns the hosts that have nodes, sorted.

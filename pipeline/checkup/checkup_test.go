@@ -11,8 +11,8 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
-	"github.com/recast-sh/recast/cluster/doctor"
 	"github.com/recast-sh/recast/cluster/observe"
+	"github.com/recast-sh/recast/cluster/survey"
 	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/internal/config"
 	"github.com/recast-sh/recast/internal/fault"
@@ -277,7 +277,7 @@ func TestANodeOfAController(t *testing.T) {
 	d := &checkup{}
 	node := cluster.KubeNode{Name: "wk1", Metadata: cluster.NodeMetadata{Annotations: map[string]string{"cluster.x-k8s.io/machine": "home-x"}}}
 	d.survey.Found, d.survey.Unread = []observe.Found{{Node: &node}}, []error{nil}
-	d.res.Nodes = []doctor.Assessment{{Node: "wk1", VMID: 101, Host: "pve1"}}
+	d.res.Nodes = []survey.Assessment{{Node: "wk1", VMID: 101, Host: "pve1"}}
 	d.nodes()
 	if len(d.res.Checks) != 1 || d.res.Checks[0].State != Problem || !strings.Contains(d.res.Checks[0].Seen, "of Cluster API") || fault.KindOf(d.res.Err()) != fault.Refused {
 		t.Errorf("%+v: %v", d.res.Checks, d.res.Err())

@@ -5,8 +5,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/recast-sh/recast/cluster/access"
-	"github.com/recast-sh/recast/cluster/doctor"
+	"github.com/recast-sh/recast/cluster/survey"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/words"
 )
@@ -20,7 +19,7 @@ type Result struct {
 	Version string              `json:"proxmoxVersion,omitempty"` // of the node that answered; "": it could not be read
 	Grants  []string            `json:"grants,omitempty"`
 	Caution string              `json:"caution,omitempty"` // before the grants are given
-	Nodes   []doctor.Assessment `json:"nodes"`
+	Nodes   []survey.Assessment `json:"nodes"`
 }
 
 // State is the result of a check.
@@ -60,7 +59,7 @@ type Check struct {
 
 // NeedStatus is a privilege that a roll needs, and whether the token has it.
 type NeedStatus struct {
-	access.Need
+	survey.Need
 	Granted bool `json:"granted"`
 }
 

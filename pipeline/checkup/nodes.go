@@ -6,9 +6,8 @@ import (
 	"strings"
 
 	"github.com/recast-sh/recast/cluster"
-	"github.com/recast-sh/recast/cluster/access"
-	"github.com/recast-sh/recast/cluster/doctor"
 	"github.com/recast-sh/recast/cluster/strategy"
+	"github.com/recast-sh/recast/cluster/survey"
 	"github.com/recast-sh/recast/internal/fault"
 )
 
@@ -31,8 +30,8 @@ func (d *checkup) nodes() {
 
 // unreadNode reports a node that could not be read; as a problem only if it does not
 // follow from another one.
-func (d *checkup) unreadNode(a doctor.Assessment, err error) {
-	blind := slices.ContainsFunc(d.missing.Lacks, func(l access.Lack) bool { return l.Privilege == "VM.Audit" })
+func (d *checkup) unreadNode(a survey.Assessment, err error) {
+	blind := slices.ContainsFunc(d.missing.Lacks, func(l survey.Lack) bool { return l.Privilege == "VM.Audit" })
 	switch {
 	case blind && a.VMID == 0:
 		d.warn(GroupNodes, a.Node, "", "its VM can't be seen without VM.Audit on /vms")
@@ -43,7 +42,7 @@ func (d *checkup) unreadNode(a doctor.Assessment, err error) {
 	}
 }
 
-func (d *checkup) node(a doctor.Assessment) {
+func (d *checkup) node(a survey.Assessment) {
 	switch {
 	case a.Strategy.From() == cluster.Nowhere && len(a.Refused) > 0:
 		d.refuse(GroupNodes, a.Node, "", "%s", strings.Join(a.Refused, "; "))
@@ -72,7 +71,7 @@ func (d *checkup) node(a doctor.Assessment) {
 }
 
 // against lists what rules out which strategy, for a node that could not be read.
-func against(a doctor.Assessment) string {
+func against(a survey.Assessment) string {
 	var out strings.Builder
 	for _, s := range cluster.Strategies {
 		if s.Replaces() && len(a.Against[s]) > 0 {

@@ -7,21 +7,21 @@ import (
 	"strings"
 
 	"github.com/recast-sh/recast/cluster"
-	"github.com/recast-sh/recast/cluster/access"
+	"github.com/recast-sh/recast/cluster/survey"
 )
 
-func (d *checkup) needsToRehearse() access.Needs {
+func (d *checkup) needsToRehearse() survey.Needs {
 	return d.survey.NeedsToRehearse(d.wanted, d.res.Nodes, d.RehearsalOn())
 }
 
 // rehearsing is the option roll --rehearse, if it needs more privileges than a roll.
-func (d *checkup) rehearsing(ctx context.Context, needs access.Needs) []access.Option {
+func (d *checkup) rehearsing(ctx context.Context, needs survey.Needs) []survey.Option {
 	more := d.needsToRehearse()
 	missing, err := needs.With(more).Missing(ctx, d.src.Proxmox)
 	if err != nil || len(missing.Of(more).Lacks) == len(missing.Of(needs).Of(more).Lacks) {
 		return nil // reported already
 	}
-	return []access.Option{{Name: "rehearse", Without: "recast roll --rehearse is refused", Needs: more}}
+	return []survey.Option{{Name: "rehearse", Without: "recast roll --rehearse is refused", Needs: more}}
 }
 
 // agents warns if scratch VMs could be found only by their guest agent, and the token may
@@ -30,7 +30,7 @@ func (d *checkup) agents(ctx context.Context) {
 	if len(d.Config.Roll.Rehearse.Addresses) > 0 {
 		return
 	}
-	missing, err := access.MayAskAgents(ctx, d.src.Proxmox)
+	missing, err := survey.MayAskAgents(ctx, d.src.Proxmox)
 	if err != nil || missing == "" {
 		return // what can't be read here can't be read below either
 	}
@@ -73,14 +73,14 @@ func (d *checkup) privileges(ctx context.Context) {
 }
 
 // options reports optional privileges, never as a problem.
-func (d *checkup) options(ctx context.Context, needs access.Needs) {
-	for _, o := range append(access.Options(d.Config.Images.ISO.Storage, d.Config.Images.Disk.Storage, hostNames(d.hosts)), d.rehearsing(ctx, needs)...) {
+func (d *checkup) options(ctx context.Context, needs survey.Needs) {
+	for _, o := range append(survey.OptionalPrivileges(d.Config.Images.ISO.Storage, d.Config.Images.Disk.Storage, hostNames(d.hosts)), d.rehearsing(ctx, needs)...) {
 		missing, err := needs.With(o.Needs).Missing(ctx, d.src.Proxmox)
 		if err != nil {
 			d.fail(GroupPrivileges, o.Name, err)
 			continue
 		}
-		if missing = missing.Of(o.Needs); len(missing.Lacks) == 0 || o.Name == access.DownloadURL && d.mayDownload(ctx) {
+		if missing = missing.Of(o.Needs); len(missing.Lacks) == 0 || o.Name == survey.DownloadURL && d.mayDownload(ctx) {
 			d.ok(GroupPrivileges, o.Name+" (optional)", "it is granted")
 			continue
 		}

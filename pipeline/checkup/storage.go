@@ -8,8 +8,8 @@ import (
 	"strings"
 
 	"github.com/recast-sh/recast/cluster"
-	"github.com/recast-sh/recast/cluster/access"
 	"github.com/recast-sh/recast/cluster/observe"
+	"github.com/recast-sh/recast/cluster/survey"
 	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/internal/config"
 	"github.com/recast-sh/recast/internal/fault"
@@ -40,7 +40,7 @@ func (d *checkup) storages(ctx context.Context) {
 
 // unseen warns that the token can't see a storage; the privileges report what is missing.
 func (d *checkup) unseen(storage string) bool {
-	return slices.ContainsFunc(d.missing.Lacks, func(l access.Lack) bool {
+	return slices.ContainsFunc(d.missing.Lacks, func(l survey.Lack) bool {
 		return l.Privilege == "Datastore.Audit" && (l.At == "/storage" || l.At == "/storage/"+storage)
 	})
 }

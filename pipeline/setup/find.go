@@ -11,7 +11,7 @@ import (
 	"strings"
 
 	"github.com/recast-sh/recast/cluster"
-	"github.com/recast-sh/recast/cluster/discover"
+	"github.com/recast-sh/recast/cluster/survey"
 	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/internal/fault"
 )
@@ -31,7 +31,7 @@ func (in *initial) images(ctx context.Context) (err error) {
 	others := slices.DeleteFunc(slices.Clone(versions), func(v string) bool { return v == d.Talos })
 	d.Others = strings.Join(others, ", ")
 	for _, v := range others {
-		on := in.names(func(n discover.Discovered) bool { return n.Machine.TalosVersion == v })
+		on := in.names(func(n survey.Discovered) bool { return n.Machine.TalosVersion == v })
 		in.warn("%s: Talos %s, not %s: drift reports that as stale, and a roll changes it", strings.Join(on, ", "), v, d.Talos)
 	}
 	if d.Platform, err = in.one("platform", func(m cluster.Machine) string { return m.Platform }); err != nil {

@@ -9,8 +9,8 @@ import (
 	"strings"
 
 	"github.com/recast-sh/recast/cluster"
-	"github.com/recast-sh/recast/cluster/discover"
 	"github.com/recast-sh/recast/cluster/observe"
+	"github.com/recast-sh/recast/cluster/survey"
 	"github.com/recast-sh/recast/internal/config"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/schematics"
@@ -182,7 +182,7 @@ func (in *newCluster) counted(ctx context.Context) error {
 	}
 	add := func(kind string, count int) {
 		for i := range count {
-			n := discover.Discovered{Name: fmt.Sprintf("%s%s%d", in.Prefix, kind, i+1), Machine: cluster.Machine{ControlPlane: kind == "cp"}}
+			n := survey.Discovered{Name: fmt.Sprintf("%s%s%d", in.Prefix, kind, i+1), Machine: cluster.Machine{ControlPlane: kind == "cp"}}
 			n.VM.Host = in.Hosts[len(in.found.Nodes)%len(in.Hosts)]
 			in.found.Nodes = append(in.found.Nodes, n)
 		}
@@ -203,7 +203,7 @@ func (in *newCluster) counted(ctx context.Context) error {
 func (in *newCluster) unnamed() error {
 	var taken []string
 	for _, vm := range in.found.VMs {
-		if slices.ContainsFunc(in.found.Nodes, func(n discover.Discovered) bool { return n.Name == vm.Name }) {
+		if slices.ContainsFunc(in.found.Nodes, func(n survey.Discovered) bool { return n.Name == vm.Name }) {
 			taken = append(taken, vm.String())
 		}
 	}

@@ -8,7 +8,7 @@ import (
 	"testing"
 
 	"github.com/recast-sh/recast/cluster"
-	"github.com/recast-sh/recast/cluster/discover"
+	"github.com/recast-sh/recast/cluster/survey"
 	"github.com/recast-sh/recast/internal/fault"
 )
 
@@ -68,7 +68,7 @@ func TestReached(t *testing.T) {
 		in.found.VMs = []cluster.VM{{ID: 300, Name: "web", Config: map[string]string{"ipconfig1": "gw=10.0.0.1,ip=10.0.0.50/24"}}}
 		in.prefixes, _ = addressesOf([]string{"10.0.0.11-10.0.0.13/24"})
 		for range tc.controlPlanes {
-			in.found.Nodes = append(in.found.Nodes, discover.Discovered{Machine: cluster.Machine{ControlPlane: true}})
+			in.found.Nodes = append(in.found.Nodes, survey.Discovered{Machine: cluster.Machine{ControlPlane: true}})
 		}
 		in.src.Ask = func(context.Context, Question) (string, error) { return tc.answer, nil }
 		err := in.reached(t.Context())

@@ -7,7 +7,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/recast-sh/recast/cluster/discover"
+	"github.com/recast-sh/recast/cluster/survey"
 	"github.com/recast-sh/recast/internal/config"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/pipeline"
@@ -18,7 +18,7 @@ import (
 type plannedSchematic struct {
 	schematics.Schematic
 	name    string
-	nodes   []discover.Discovered
+	nodes   []survey.Discovered
 	guessed bool // from the extensions, since no node shows it
 	fresh   bool // of nodes that are not there yet
 }
@@ -59,7 +59,7 @@ func (in *initial) schematics(ctx context.Context) error {
 }
 
 // schematicRun is the schematic that a node runs, without recast's own kernel argument.
-func (in *initial) schematicRun(ctx context.Context, n discover.Discovered) (s schematics.Schematic, guessed bool, err error) {
+func (in *initial) schematicRun(ctx context.Context, n survey.Discovered) (s schematics.Schematic, guessed bool, err error) {
 	if text := n.Machine.Schematic.YAML; text != "" {
 		s, err = schematics.Unlocked("the schematic of "+n.Name, []byte(text))
 		return s, false, fault.WithHint(err, "it may come from an Image Factory that is too new for this recast: check for a newer recast, or leave the node out: --exclude %s", n.Name)

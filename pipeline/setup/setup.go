@@ -12,8 +12,8 @@ import (
 	"strings"
 
 	"github.com/recast-sh/recast/cluster"
-	"github.com/recast-sh/recast/cluster/discover"
 	"github.com/recast-sh/recast/cluster/observe"
+	"github.com/recast-sh/recast/cluster/survey"
 	"github.com/recast-sh/recast/internal/config"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/pipeline"
@@ -110,7 +110,7 @@ type InitSchematic struct {
 type initial struct {
 	InitOptions
 	src        InitSources
-	found      discover.Discovery
+	found      survey.Discovery
 	containers []cluster.Container
 	fresh      bool // the nodes are not there yet
 	draft      config.Draft
@@ -132,7 +132,7 @@ func Init(ctx context.Context, src InitSources, o InitOptions) (InitResult, erro
 	src.Say("looking for nodes and their VMs")
 	kube := observe.Sources{Proxmox: src.Proxmox, Talos: src.Talos, Kube: src.Kube}
 	var err error
-	in.found, err = discover.Discover(ctx, kube, discover.Options{Addrs: src.Addrs, Exclude: o.Exclude})
+	in.found, err = survey.Discover(ctx, kube, survey.DiscoverOptions{Addrs: src.Addrs, Exclude: o.Exclude})
 	if err != nil {
 		return InitResult{}, err
 	}
@@ -284,7 +284,7 @@ func (n InitNode) note() string {
 }
 
 // names lists the nodes for which a condition holds.
-func (in *initial) names(is func(discover.Discovered) bool) []string {
+func (in *initial) names(is func(survey.Discovered) bool) []string {
 	var out []string
 	for _, n := range in.found.Nodes {
 		if is(n) {
@@ -301,7 +301,7 @@ func (in *initial) one(what string, of func(cluster.Machine) string) (string, er
 	for _, n := range in.found.Nodes {
 		if v := of(n.Machine); !slices.Contains(values, v) {
 			values = append(values, v)
-			with := in.names(func(o discover.Discovered) bool { return of(o.Machine) == v })
+			with := in.names(func(o survey.Discovered) bool { return of(o.Machine) == v })
 			parts = append(parts, fmt.Sprintf("%s on %s", v, strings.Join(with, ", ")))
 		}
 	}

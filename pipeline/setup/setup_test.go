@@ -9,15 +9,15 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/cluster"
-	"github.com/recast-sh/recast/cluster/discover"
+	"github.com/recast-sh/recast/cluster/survey"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/schematics"
 )
 
 func TestNameSchematics(t *testing.T) {
 	t.Parallel()
-	cp, wk := discover.Discovered{Name: "cp1", Machine: cluster.Machine{ControlPlane: true}}, discover.Discovered{Name: "wk1"}
-	of := func(extension string, nodes ...discover.Discovered) plannedSchematic {
+	cp, wk := survey.Discovered{Name: "cp1", Machine: cluster.Machine{ControlPlane: true}}, survey.Discovered{Name: "wk1"}
+	of := func(extension string, nodes ...survey.Discovered) plannedSchematic {
 		text := "customization: {}\n"
 		if extension != "" {
 			text = "customization:\n  systemExtensions:\n    officialExtensions:\n      - siderolabs/qemu-guest-agent\n      - siderolabs/" + extension + "\n"
@@ -54,8 +54,8 @@ func TestNameSchematics(t *testing.T) {
 // TestAMachineOfOmniIsNoted: drift compares it, and a roll refuses it.
 func TestAMachineOfOmniIsNoted(t *testing.T) {
 	t.Parallel()
-	n := discover.Discovered{Name: "cp1"}
-	in := &initial{found: discover.Discovery{Nodes: []discover.Discovered{n}}}
+	n := survey.Discovered{Name: "cp1"}
+	in := &initial{found: survey.Discovery{Nodes: []survey.Discovered{n}}}
 	if in.nodes(); len(in.res.Warnings) > 0 {
 		t.Errorf("of no machine of Omni: %q", in.res.Warnings)
 	}
@@ -82,7 +82,7 @@ func TestCameFrom(t *testing.T) {
 	} {
 		in := initial{}
 		for _, image := range c.images {
-			in.found.Nodes = append(in.found.Nodes, discover.Discovered{Machine: cluster.Machine{InstallImage: image}})
+			in.found.Nodes = append(in.found.Nodes, survey.Discovered{Machine: cluster.Machine{InstallImage: image}})
 		}
 		in.cameFrom()
 		if in.draft.Factory != c.factory || in.draft.Mirror != c.mirror {

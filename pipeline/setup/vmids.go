@@ -7,7 +7,7 @@ import (
 	"strings"
 
 	"github.com/recast-sh/recast/cluster"
-	"github.com/recast-sh/recast/cluster/discover"
+	"github.com/recast-sh/recast/cluster/survey"
 	"github.com/recast-sh/recast/internal/config"
 	"github.com/recast-sh/recast/internal/fault"
 )
@@ -39,7 +39,7 @@ func (in *initial) vmids(ctx context.Context) (err error) {
 	if in.draft.VMIDs, err = read(answer); err != nil {
 		return err
 	}
-	if in.rolled(own) != "" && !slices.ContainsFunc(own, discover.IsClaim) {
+	if in.rolled(own) != "" && !slices.ContainsFunc(own, survey.IsClaim) {
 		in.warn("recast has run on these nodes before, and no active run shows where its claim is: proxmox.vmids of the other recast.yaml must start with %d too, or each refuses what the other has left", in.draft.VMIDs.First)
 	}
 	if others := in.othersIn(in.draft.VMIDs, own); len(others) > 0 {
@@ -51,7 +51,7 @@ func (in *initial) vmids(ctx context.Context) (err error) {
 // rolled asks for the range of another recast.yaml; "" if there is no sign of one.
 func (in *initial) rolled(own []cluster.VM) string {
 	var why string
-	made := in.names(func(n discover.Discovered) bool { return n.VM.MadeBy() != "" })
+	made := in.names(func(n survey.Discovered) bool { return n.VM.MadeBy() != "" })
 	switch {
 	case len(own) > 0:
 		var ids []string
@@ -71,7 +71,7 @@ func (in *initial) rolled(own []cluster.VM) string {
 // the claim's, is in use.
 func (in *initial) claimable(r config.VMIDRange, own []cluster.VM) error {
 	for _, vm := range own {
-		claim := discover.IsClaim(vm)
+		claim := survey.IsClaim(vm)
 		switch {
 		case !r.Contains(int(vm.ID)), claim && int(vm.ID) != r.First:
 			what := "is recast's own"
@@ -103,7 +103,7 @@ func (in *initial) claimable(r config.VMIDRange, own []cluster.VM) error {
 func (in *initial) othersIn(r config.VMIDRange, own []cluster.VM) []string {
 	var out []string
 	for _, vm := range in.found.VMs {
-		node := slices.ContainsFunc(in.found.Nodes, func(n discover.Discovered) bool { return n.VM.ID == vm.ID || n.Holder == vm.ID })
+		node := slices.ContainsFunc(in.found.Nodes, func(n survey.Discovered) bool { return n.VM.ID == vm.ID || n.Holder == vm.ID })
 		mine := slices.ContainsFunc(own, func(o cluster.VM) bool { return o.ID == vm.ID })
 		if r.Contains(int(vm.ID)) && !node && !mine {
 			out = append(out, vm.String())

@@ -7,7 +7,7 @@ import (
 	"testing"
 
 	"github.com/recast-sh/recast/cluster"
-	"github.com/recast-sh/recast/cluster/discover"
+	"github.com/recast-sh/recast/cluster/survey"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/pipeline"
 )
@@ -35,7 +35,7 @@ func TestFreeRange(t *testing.T) {
 		}
 	}
 	in := &initial{}
-	in.found.Nodes = make([]discover.Discovered, 99)
+	in.found.Nodes = make([]survey.Discovered, 99)
 	if got := in.freeRange().String(); got != "9000-9199" {
 		t.Errorf("99 nodes have %s", got)
 	}
@@ -84,7 +84,7 @@ func TestVMIDs(t *testing.T) {
 			node := vm(101, tc.made)
 			in := &initial{InitOptions: InitOptions{VMIDs: tc.given}}
 			in.draft.Cluster = "homelab"
-			in.found.Nodes, in.found.VMs = []discover.Discovered{{Name: "wk1", VM: node}}, append([]cluster.VM{node}, tc.vms...)
+			in.found.Nodes, in.found.VMs = []survey.Discovered{{Name: "wk1", VM: node}}, append([]cluster.VM{node}, tc.vms...)
 			asked := ""
 			in.src = InitSources{Proxmox: numbers{containers: tc.containers}, Ask: func(_ context.Context, q Question) (string, error) {
 				asked = q.Text
@@ -137,7 +137,7 @@ func TestSayable(t *testing.T) {
 		"an endpoint with a password": {func(in *initial) { in.Endpoints = []string{"https://root:hunter2@pve1"} }, "proxmox.endpoints[0]: ", "--endpoint gives another one"},
 	} {
 		in := initial{InitOptions: InitOptions{Context: "homelab", Endpoints: []string{"https://pve1:8006"}}}
-		in.found.Nodes = []discover.Discovered{{Name: "wk1", VM: cluster.VM{ID: 101}, Machine: cluster.Machine{RunningSystem: cluster.RunningSystem{TalosVersion: "v1.13.9"}}}}
+		in.found.Nodes = []survey.Discovered{{Name: "wk1", VM: cluster.VM{ID: 101}, Machine: cluster.Machine{RunningSystem: cluster.RunningSystem{TalosVersion: "v1.13.9"}}}}
 		tc.change(&in)
 		err := in.sayable()
 		if tc.said == "" {

@@ -6,8 +6,8 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
-	"github.com/recast-sh/recast/cluster/discover"
 	"github.com/recast-sh/recast/cluster/planning"
+	"github.com/recast-sh/recast/cluster/survey"
 	"github.com/recast-sh/recast/internal/sim/simtest"
 )
 
@@ -69,7 +69,7 @@ func (p *play) heldMeanwhile() string {
 		return ""
 	}
 	for _, vm := range p.lab.World.VMs() {
-		if discover.IsClaim(cluster.VM{Config: vm.Config}) && strings.Contains(vm.Config["description"], life.client.Run) {
+		if survey.IsClaim(cluster.VM{Config: vm.Config}) && strings.Contains(vm.Config["description"], life.client.Run) {
 			return vm.Config["description"]
 		}
 	}

@@ -9,8 +9,8 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
-	"github.com/recast-sh/recast/cluster/discover"
 	"github.com/recast-sh/recast/cluster/planning"
+	"github.com/recast-sh/recast/cluster/survey"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/sim/record"
@@ -62,7 +62,7 @@ func (l *Lab) otherToken() cluster.Secret { return l.token("other", "Recast") }
 func requireNoClaim(t *testing.T, lab *Lab) {
 	t.Helper()
 	for _, vm := range lab.World.VMs() {
-		if discover.IsClaim(cluster.VM{Config: vm.Config}) {
+		if survey.IsClaim(cluster.VM{Config: vm.Config}) {
 			t.Errorf("VM %d is still a claim: %s", vm.ID, vm.Config["description"])
 		}
 	}

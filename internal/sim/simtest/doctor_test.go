@@ -8,8 +8,8 @@ import (
 	"testing"
 
 	"github.com/recast-sh/recast/cluster"
-	"github.com/recast-sh/recast/cluster/access"
 	"github.com/recast-sh/recast/cluster/planning"
+	"github.com/recast-sh/recast/cluster/survey"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/pve"
 	"github.com/recast-sh/recast/internal/sim"
@@ -116,7 +116,7 @@ func TestDoctorForATokenThatPrunes(t *testing.T) {
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		c := lab.Client()
 		c.Token = cluster.Secret(sim.PoorToken)
-		lab.pveum(access.NeedsToPrune([]string{"isos"}, nil).Grants().Lines("poor@pve!lab"))
+		lab.pveum(survey.NeedsToPrune([]string{"isos"}, nil).Grants().Lines("poor@pve!lab"))
 		named := lacks(diagnosis(t, c))
 		for _, want := range []string{"Datastore.Audit on /storage/fast", "VM.Config.Disk on /vms", "SDN.Use on /sdn/zones/localnetwork/vmbr0"} {
 			if !slices.Contains(named, want) {

@@ -7,17 +7,17 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/recast-sh/recast/cluster/explain"
 	"github.com/recast-sh/recast/cluster/planning"
+	"github.com/recast-sh/recast/cluster/survey"
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/step"
 	"github.com/recast-sh/recast/pipeline"
 )
 
 // Explain is recast plan --explain.
-func (c *Client) Explain(t *testing.T, node string) explain.Explanation {
+func (c *Client) Explain(t *testing.T, node string) survey.Explanation {
 	t.Helper()
-	e, err := connected(t.Context(), c, func(s *session) (explain.Explanation, error) {
+	e, err := connected(t.Context(), c, func(s *session) (survey.Explanation, error) {
 		_, e, err := pipeline.Explain(t.Context(), s.project, s.machines, planning.Policy{}, nil, node)
 		return e, err
 	})

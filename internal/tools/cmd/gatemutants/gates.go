@@ -47,7 +47,7 @@ var rooms = []room{
 	{"cluster/rehearse", "^TestRehearse", "Pruner.read Pruner.deleteStopped Pruner.against trial.judge trial.create trial.on"},
 	{"cluster/restore", "^TestFind", "FindTarget Source.require"},
 	{"cluster/kubeupgrade", ".", ""},
-	{"cluster/discover", ".", ""},
+	{"cluster/survey", ".", ""},
 	{"cluster", "^TestRequire", `RequireQuorum RequireRemakeable Build.CheckBooted`},
 }
 

@@ -1,4 +1,4 @@
-package access
+package survey
 
 import (
 	"fmt"
@@ -11,8 +11,8 @@ import (
 // an entry that grants the rest at a storage overrides those above it.
 func NeedsToPrune(isoStorages, diskStorages []string) Needs {
 	var needs Needs
-	needs.Common(nil)
-	needs.Claim()
+	needs.common(nil)
+	needs.claim()
 	needs.isos(isoStorages)
 	for _, storage := range isoStorages {
 		needs.add("/storage/"+storage, "delete ISOs", nil, "Datastore.Allocate")
@@ -29,8 +29,8 @@ func NeedsToPrune(isoStorages, diskStorages []string) Needs {
 // Datastore.AllocateSpace to free a disk (qemu-server, QemuServer.pm, try_deallocate_drive).
 func NeedsToFree(storages []string, parked ...cluster.VM) Needs {
 	var needs Needs
-	needs.Common(nil)
-	needs.Claim()
+	needs.common(nil)
+	needs.claim()
 	needs.freeing(storages, parked)
 	needs.add("/vms", "delete parking VMs that own nothing any more", vmsAnd(parked), "VM.Allocate")
 	return needs

@@ -1,4 +1,4 @@
-package discover
+package survey
 
 import (
 	"cmp"
@@ -13,8 +13,10 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/claim"
 	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/cluster/parking"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/cluster/strategy"
 	"github.com/recast-sh/recast/internal/fault"
 )
@@ -50,7 +52,7 @@ type Discovered struct {
 }
 
 // Options are what Discover can't find out.
-type Options struct {
+type DiscoverOptions struct {
 	// Addrs are where machines may be that neither Talos' discovery nor Kubernetes lists.
 	Addrs   []netip.Addr
 	Exclude []string // nodes to leave out
@@ -59,7 +61,7 @@ type Options struct {
 // Discover finds every node of a cluster and its VM. It fails if one of them can't be read or
 // does not match exactly one VM, so that the result is reliable. Every such problem is
 // reported. Sources.Kube may be nil.
-func Discover(ctx context.Context, src observe.Sources, o Options) (Discovery, error) {
+func Discover(ctx context.Context, src observe.Sources, o DiscoverOptions) (Discovery, error) {
 	d, members, nodes, err := discoverSources(ctx, src)
 	if err != nil {
 		return Discovery{}, err
@@ -339,4 +341,28 @@ func (d *Discovery) knowPods(ctx context.Context, kube cluster.VolumeReader) err
 		}
 	}
 	return nil
+}
+
+// Own are the VMs that recast made for itself when it worked on this cluster: parking VMs of
+// its nodes, and all VMs whose record, claim or mark names the cluster.
+func (d Discovery) Own(name string) []cluster.VM {
+	named := func(of string) bool { return of != "" && of == name || d.Cluster != "" && of == d.Cluster }
+	var own []cluster.VM
+	for _, vm := range d.VMs {
+		rec, parking, _ := parking.ReadRecord(vm) // of one that a newer recast wrote, the cluster is known
+		claim, held, _ := claim.Read(vm)
+		if parking && (named(rec.Cluster) || slices.Contains(d.uuids, rec.UUID)) || held && named(claim.Cluster) {
+			own = append(own, vm)
+		}
+	}
+	for _, s := range planning.ScratchVMs(d.VMs, name) {
+		own = append(own, s.VM)
+	}
+	return own
+}
+
+// IsClaim says whether the VM is the claim of a cluster, even an unreadable one.
+func IsClaim(vm cluster.VM) bool {
+	_, held, _ := claim.Read(vm)
+	return held
 }

@@ -1,4 +1,4 @@
-package discover
+package survey
 
 import (
 	"context"
@@ -102,7 +102,7 @@ func TestDiscoverAll(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			src := observe.Sources{Proxmox: listing{vms: vms}, Talos: machines{members: tc.members, on: tc.on}, Kube: tc.kube}
-			got, err := Discover(t.Context(), src, Options{Addrs: tc.addrs})
+			got, err := Discover(t.Context(), src, DiscoverOptions{Addrs: tc.addrs})
 			if said := fmt.Sprint(err); tc.err != "" {
 				if !strings.Contains(said, tc.err) || !strings.Contains(strings.Join(fault.Hints(err), "\n"), tc.hint) {
 					t.Errorf("err = %s, %q; want %q, %q", said, fault.Hints(err), tc.err, tc.hint)

@@ -1,4 +1,4 @@
-package access
+package survey
 
 import (
 	"context"
@@ -132,7 +132,7 @@ func TestGrantsTakeNothingAway(t *testing.T) {
 	)
 	rolling := NeedsToRoll([]string{"isos"}, []string{"pve1"}, cluster.Reimage)
 	pruning := NeedsToPrune([]string{"isos"}, nil)
-	optional := Options([]string{"isos"}, nil, []string{"pve1"})
+	optional := OptionalPrivileges([]string{"isos"}, nil, []string{"pve1"})
 	both := func(path, privileges string) acl {
 		return acl{{path, keptUser, privileges, false}, {path, keptToken, privileges, false}}
 	}

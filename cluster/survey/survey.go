@@ -1,4 +1,4 @@
-package doctor
+package survey
 
 import (
 	"context"
@@ -9,7 +9,6 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/recast-sh/recast/cluster"
-	"github.com/recast-sh/recast/cluster/access"
 	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/cluster/planning"
@@ -49,8 +48,8 @@ func (a Assessment) Storages() []string {
 	return out
 }
 
-// SystemDisk is the proven system disk.
-func (a Assessment) SystemDisk() (cluster.Disk, bool) {
+// systemDisk is the proven system disk.
+func (a Assessment) systemDisk() (cluster.Disk, bool) {
 	i := slices.IndexFunc(a.disks, func(d cluster.Disk) bool { return a.System != "" && d.Key == a.System })
 	if i < 0 {
 		return cluster.Disk{}, false
@@ -122,15 +121,15 @@ type Survey struct {
 func (s Survey) Assess(wanted []cluster.Wanted, p planning.Policy) []Assessment {
 	out := make([]Assessment, len(wanted))
 	for i, w := range wanted {
-		out[i] = Assess(w, s.Found[i], s.Observation, p)
+		out[i] = assess(w, s.Found[i], s.Observation, p)
 	}
 	return out
 }
 
 // Needs are the privileges for a roll of these nodes, each by its expected strategy; if that is
 // unknown, by the configured one, or recreate.
-func (s Survey) Needs(wanted []cluster.Wanted, assessments []Assessment) access.Needs {
-	var needs access.Needs
+func (s Survey) Needs(wanted []cluster.Wanted, assessments []Assessment) Needs {
+	var needs Needs
 	for i, w := range wanted {
 		a, f := assessments[i], s.Found[i]
 		strategy := a.Strategy
@@ -144,11 +143,11 @@ func (s Survey) Needs(wanted []cluster.Wanted, assessments []Assessment) access.
 			strategy = cluster.Recreate
 		}
 		if f.Absent != nil {
-			needs = needs.With(access.NeedsOf(planning.Plan{Nodes: []planning.NodePlan{toCreate(w, f)}}, false))
+			needs = needs.With(NeedsOf(planning.Plan{Nodes: []planning.NodePlan{toCreate(w, f)}}, false))
 			continue
 		}
 		if f.VM == nil {
-			needs = needs.With(access.NeedsToRoll(w.ISOStorages, nil, strategy)).With(access.NeedsToPublish(nil, w.DiskStorages))
+			needs = needs.With(NeedsToRoll(w.ISOStorages, nil, strategy)).With(NeedsToPublish(nil, w.DiskStorages))
 			continue
 		}
 		var disks []planning.DiskPlan
@@ -157,11 +156,11 @@ func (s Survey) Needs(wanted []cluster.Wanted, assessments []Assessment) access.
 				disks = append(disks, planning.DiskPlan{Key: d.Key, Volid: d.Volid})
 			}
 		}
-		needs.Common([]string{f.VM.Host})
+		needs.common([]string{f.VM.Host})
 		if !strategy.KeepsVM() { // a roll of in-place nodes alone can use a Lease
-			needs.Claim()
+			needs.claim()
 		}
-		needs.Node(strategy, w, f, disks)
+		needs.node(strategy, w, f, disks)
 	}
 	return needs
 }
@@ -223,8 +222,8 @@ func (s Survey) unseen(a Assessment) bool {
 	})
 }
 
-// Assess lists for one node what forbids which strategy.
-func Assess(w cluster.Wanted, f observe.Found, o observe.Observation, p planning.Policy) Assessment {
+// assess lists for one node what forbids which strategy.
+func assess(w cluster.Wanted, f observe.Found, o observe.Observation, p planning.Policy) Assessment {
 	a := Assessment{Node: w.Name}
 	if f.Absent != nil {
 		n := toCreate(w, f)
@@ -286,7 +285,7 @@ func readNodes(ctx context.Context, kube cluster.NodeReader) ([]cluster.KubeNode
 }
 
 // NeedsToRehearse are the needs of a plan that renews all of these nodes.
-func (s Survey) NeedsToRehearse(wanted []cluster.Wanted, assessments []Assessment, h planning.Rehearsal) access.Needs {
+func (s Survey) NeedsToRehearse(wanted []cluster.Wanted, assessments []Assessment, h planning.Rehearsal) Needs {
 	var p planning.Plan
 	for i, w := range wanted {
 		f := s.Found[i]
@@ -296,5 +295,20 @@ func (s Survey) NeedsToRehearse(wanted []cluster.Wanted, assessments []Assessmen
 		p.Nodes = append(p.Nodes, planning.NodePlan{Node: w.Name, Strategy: cluster.Recreate, Host: f.VM.Host, Addr: f.Addr, VMID: f.VM.ID, Wanted: w, Found: f})
 	}
 	p.Trials = p.TrialsOf(h)
-	return access.NeedsToRehearse(p)
+	return NeedsToRehearse(p)
+}
+
+// NewDisks are the disks that a roll of all these nodes would make.
+func (s Survey) NewDisks(wanted []cluster.Wanted, assessments []Assessment) []observe.NewDisk {
+	var out []observe.NewDisk
+	for i, a := range assessments {
+		disk, known := a.systemDisk()
+		if !known || a.Strategy.KeepsVM() {
+			continue
+		}
+		if d := s.NewDisk(wanted[i], a.Host, disk); d != nil {
+			out = append(out, *d)
+		}
+	}
+	return out
 }

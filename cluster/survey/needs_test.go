@@ -1,4 +1,4 @@
-package access
+package survey
 
 import (
 	"context"
@@ -354,7 +354,7 @@ func TestPermissionsNote(t *testing.T) {
 	if block := "```sh\n" + strings.Join(cluster.NewToken(token), "\n") + "\n```\n"; !strings.Contains(note, block) {
 		t.Errorf("docs/notes/permissions.md does not hold:\n%s", block)
 	}
-	for _, o := range Options([]string{"isos"}, nil, []string{"pve1"}) {
+	for _, o := range OptionalPrivileges([]string{"isos"}, nil, []string{"pve1"}) {
 		for _, n := range o.Needs {
 			if !strings.Contains(note, "`"+n.Privilege+"`") {
 				t.Errorf("docs/notes/permissions.md does not name %s, of %s", n.Privilege, o.Name)

@@ -1,4 +1,4 @@
-package access
+package survey
 
 import (
 	"cmp"
@@ -10,6 +10,7 @@ import (
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/cluster/planning"
+	"github.com/recast-sh/recast/cluster/shape"
 )
 
 // bridge adds SDN.Use: with a VLAN tag Proxmox checks one level deeper, with trunks also at
@@ -26,15 +27,15 @@ func (n *Needs) bridge(key, bridge, tag, trunks string) {
 	n.add(path, "connect "+key+" to "+bridge, []spot{at}, "SDN.Use")
 }
 
-// Claim adds what taking and holding a run's claim needs.
-func (n *Needs) Claim() {
+// claim adds what taking and holding a run's claim needs.
+func (n *Needs) claim() {
 	n.add("/vms", "make and delete the VM that is the claim of the run", []spot{{path: "/vms", below: true}}, claimPrivileges...)
 }
 
-// Common adds what every roll needs. The privileges on VMs must be granted above /vms/<id>:
+// common adds what every roll needs. The privileges on VMs must be granted above /vms/<id>:
 // Proxmox deletes an entry at the VM's own path together with the VM (AccessControl.pm,
 // remove_vm_access).
-func (n *Needs) Common(hosts []string) {
+func (n *Needs) common(hosts []string) {
 	n.add("/", "read quorum, HA resources and backup jobs", nil, "Sys.Audit")
 	n.add("/", "read access control entries of single VMs", []spot{{path: "/access"}}, "Sys.Audit")
 	for _, host := range hosts {
@@ -130,8 +131,8 @@ func (n *Needs) medium(key, value string) {
 	}
 }
 
-// Node adds what one node needs. disks are those that it will lose or get back.
-func (n *Needs) Node(s cluster.Strategy, w cluster.Wanted, f observe.Found, disks []planning.DiskPlan) {
+// node adds what one node needs. disks are those that it will lose or get back.
+func (n *Needs) node(s cluster.Strategy, w cluster.Wanted, f observe.Found, disks []planning.DiskPlan) {
 	if s.VM() == cluster.VMUntouched {
 		return
 	}
@@ -212,9 +213,9 @@ func (n *Needs) see() {
 func NeedsOf(p planning.Plan, inLease bool) Needs {
 	var needs Needs
 	for _, n := range p.Work() {
-		needs.Common([]string{n.Host})
+		needs.common([]string{n.Host})
 		if !inLease {
-			needs.Claim()
+			needs.claim()
 		}
 		for more := true; more; n, more = n.Then() {
 			needs.of(n)
@@ -226,7 +227,7 @@ func NeedsOf(p planning.Plan, inLease bool) Needs {
 // of adds what a node's strategy needs.
 func (n *Needs) of(p planning.NodePlan) {
 	if !p.Strategy.Reshapes() { // that is one of its VM's changes
-		n.Node(p.Strategy, p.Wanted, p.Found, p.Disks())
+		n.node(p.Strategy, p.Wanted, p.Found, p.Disks())
 	}
 	n.shape(p)
 	if p.IsWayBack {
@@ -238,7 +239,7 @@ func (n *Needs) of(p planning.NodePlan) {
 // NeedsToClaim is what keeping a run's claim as a VM needs.
 func NeedsToClaim() Needs {
 	var needs Needs
-	needs.Claim()
+	needs.claim()
 	return needs
 }
 
@@ -247,8 +248,8 @@ func NeedsToClaim() Needs {
 // privileges are granted above them.
 func NeedsToRoll(isoStorages, hosts []string, strategies ...cluster.Strategy) Needs {
 	var needs Needs
-	needs.Common(hosts)
-	needs.Claim()
+	needs.common(hosts)
+	needs.claim()
 	fresh := []spot{{path: "/vms", below: true}}
 	disks := []spot{{path: "/storage", below: true}}
 	bridges := []spot{{path: "/sdn/zones/localnetwork", below: true}}
@@ -279,7 +280,7 @@ func NeedsToSee() Needs {
 // claim, which needs more if it is kept as a VM.
 func NeedsToUpgradeKubernetes(host string) Needs {
 	var needs Needs
-	needs.Common([]string{host})
+	needs.common([]string{host})
 	return needs
 }
 
@@ -307,3 +308,75 @@ var (
 		{"VM.Config.Network", "give the new VM its network cards"},
 	}
 )
+
+// privilegeOf is what changing a setting of a VM needs on it (qemu-server, API2/Qemu.pm,
+// check_vm_modify_config_perm).
+func privilegeOf(setting string) string {
+	bus := strings.TrimRight(setting, "0123456789")
+	switch {
+	case cluster.IsDiskKey(setting):
+		return "VM.Config.Disk"
+	case bus == "net":
+		return "VM.Config.Network"
+	case slices.Contains([]string{"cores", "sockets", "vcpus", "cpu", "cpuunits", "numa"}, setting):
+		return "VM.Config.CPU"
+	case slices.Contains([]string{"memory", "balloon", "shares"}, setting):
+		return "VM.Config.Memory"
+	case bus == "hostpci", slices.Contains([]string{"machine", "bios", "scsihw"}, setting):
+		return "VM.Config.HWType"
+	}
+	return "VM.Config.Options"
+}
+
+// shape adds what the changes of a node's VM need.
+func (n *Needs) shape(p planning.NodePlan) {
+	vm := p.Found.VM
+	if p.Strategy.From() == cluster.Nowhere && !p.Resume {
+		n.config(shape.New(p.Wanted, p.VMID, "").Config)
+		for _, d := range p.Wanted.Shape.Disks {
+			n.add("/storage/"+d.Storage, "make the new disks", nil, "Datastore.AllocateSpace")
+		}
+		if pool := p.Wanted.Shape.Pool; pool != "" {
+			n.add("/pool/"+pool, "make VMs in their pool", nil, "VM.Allocate")
+		}
+	}
+	if len(p.VM) == 0 || vm == nil {
+		return
+	}
+	if len(p.VM.At(shape.Off)) > 0 && (p.Strategy.KeepsVM() || p.Strategy.Reshapes()) {
+		n.node(cluster.Reshape, p.Wanted, p.Found, nil)
+	}
+	pool := ""
+	if vm.Pool != "" {
+		pool = "/pool/" + vm.Pool
+	}
+	at := []spot{{path: fmt.Sprintf("/vms/%d", vm.ID), or: pool}}
+	for _, setting := range p.VM.Changed() {
+		n.add("/vms", "change "+setting+" of the node's VM", at, privilegeOf(setting))
+	}
+	set, err := shape.Settings(*vm, p.Wanted.Shape, p.VM)
+	if err != nil {
+		return // such a plan is refused
+	}
+	n.config(set)
+	for _, d := range p.Wanted.Shape.Disks {
+		on := d.Storage
+		if have, err := cluster.ParseDisk(d.Key, vm.Config[d.Key]); err == nil {
+			on = have.Storage()
+		}
+		if slices.Contains(p.VM.Changed(), d.Key) {
+			n.add("/storage/"+on, "make and grow disks", nil, "Datastore.AllocateSpace")
+		}
+	}
+	for _, d := range p.VM {
+		switch {
+		case d.Key == "pool":
+			n.add("/pool/"+d.Wanted, "put the node's VM into its pool", nil, "Pool.Allocate")
+			n.add("/vms", "put the node's VM into its pool", at, "VM.Allocate")
+		case d.Key == "host" && d.When != shape.Never:
+			n.add("/vms", "migrate the node's VM", at, "VM.Migrate")
+		case strings.HasPrefix(d.Key, "ha "):
+			n.add("/", "change what Proxmox HA has of VMs", nil, "Sys.Console")
+		}
+	}
+}

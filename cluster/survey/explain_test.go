@@ -1,4 +1,4 @@
-package explain
+package survey
 
 import (
 	"net/netip"

@@ -1,4 +1,4 @@
-package doctor
+package survey
 
 import (
 	"context"
