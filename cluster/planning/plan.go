@@ -13,7 +13,6 @@ import (
 	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/cluster/shape"
 	"github.com/recast-sh/recast/cluster/strategy"
-	"github.com/recast-sh/recast/cluster/surge"
 	"github.com/recast-sh/recast/internal/words"
 )
 
@@ -173,7 +172,7 @@ type Plan struct {
 	// WorkersBeside says that control planes and workers are rolled at the same time.
 	WorkersBeside bool               `json:"workersBeside,omitempty"`
 	TotalSeconds  int                `json:"totalSeconds,omitempty"` // that all of it is expected to take
-	Surge         *surge.Plan        `json:"surge,omitempty"`        // the surge nodes, if any is made, serves or is removed
+	Surge         *SurgePlan         `json:"surge,omitempty"`        // the surge nodes, if any is made, serves or is removed
 	Batches       []Batch            `json:"batches,omitempty"`      // the nodes that something is done to, as they are rolled
 	Room          map[string]int     `json:"room,omitempty"`         // how many nodes may hold a slot at a time
 	Warn          []string           `json:"warnings,omitempty"`

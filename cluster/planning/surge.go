@@ -8,7 +8,7 @@ import (
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/cluster/parking"
-	"github.com/recast-sh/recast/cluster/surge"
+	"github.com/recast-sh/recast/internal/fault"
 )
 
 // picksSurge says whether the roll may use this surge node: it belongs to no selection, but can be
@@ -54,21 +54,21 @@ func (p surging) decide() error {
 	if p.Run != "" || p.Bootstrap != "" || o.Rebuild != "" {
 		return nil // planned again once that is done
 	}
-	var nodes []surge.Node
+	var nodes []foundSurge
 	var at []int
 	for i, n := range p.Nodes {
 		if (surgeNode{&n}).decided() {
 			absent := n.Found.Absent
-			nodes = append(nodes, surge.Node{Name: n.Node, There: absent == nil, Fits: absent != nil && len(absent.Traces)+len(absent.Against) == 0})
+			nodes = append(nodes, foundSurge{Name: n.Node, There: absent == nil, Fits: absent != nil && len(absent.Traces)+len(absent.Against) == 0})
 			at = append(at, i)
 		}
 	}
-	need := surge.Need{Out: min(p.MaxUnavailable, p.workersOut()), Workers: serving(p.wanted, o)}
+	need := surgeNeed{Out: min(p.MaxUnavailable, p.workersOut()), Workers: serving(p.wanted, o)}
 	if policy.Surge != nil && !policy.SurgeEnds {
 		need.Wanted = policy.Surge(workers(p.wanted, o))
 	}
 	var err error
-	if p.Surge, err = surge.Choose(nodes, need); err != nil {
+	if p.Surge, err = chooseSurge(nodes, need); err != nil {
 		return err
 	}
 	for _, i := range at {
@@ -86,7 +86,7 @@ func (p surging) decide() error {
 }
 
 // plan says what becomes of the node.
-func (n surgeNode) plan(plan *surge.Plan, o observe.Observation, policy Policy) {
+func (n surgeNode) plan(plan *SurgePlan, o observe.Observation, policy Policy) {
 	n.Drift.Reasons = slices.DeleteFunc(slices.Clone(n.Drift.Reasons), func(r cluster.Reason) bool { return r.Code == observe.LeftOver && plan.Has(n.Node) })
 	n.Drift.Stale = len(n.Drift.Reasons) > 0
 	switch {
@@ -177,4 +177,111 @@ func (n surgeNode) doneBy(saved Plan, begun bool) bool {
 // SurgeStays says what to do about surge nodes that a roll has not removed.
 func SurgeStays(nodes []string) string {
 	return fmt.Sprintf("what is there of the surge nodes (%s) stays: the next recast roll goes on with it, and recast remove takes one away", strings.Join(nodes, ", "))
+}
+
+// foundSurge is a surge node of recast.yaml, as it was found.
+type foundSurge struct {
+	Name  string
+	There bool // it is a node of the cluster
+	Fits  bool // of one that is not there: nothing is known that prevents it from being made
+}
+
+// surgeNeed is what the number of surge nodes follows from.
+type surgeNeed struct {
+	Wanted  int // roll.surge, of all workers; 0: none
+	Workers int // that serve now, without the surge nodes
+	Out     int // of them that are taken out at a time; 0: none is taken out
+}
+
+// SurgePlan is what becomes of the surge nodes in a roll. Those are workers that recast.yaml marks with
+// surge: true, and that exist only during a roll: made before the first worker is drained, and removed
+// after the last one is back.
+type SurgePlan struct {
+	Nodes   []string `json:"nodes"`             // that serve until the last worker is back, and are removed then
+	Make    []string `json:"make,omitempty"`    // of these, made before the first worker is drained
+	Remove  []string `json:"remove,omitempty"`  // left over by an earlier roll, and removed at the end of this one
+	Workers int      `json:"workers,omitempty"` // that serve before the first is drained, without the surge nodes
+	Least   int      `json:"least,omitempty"`   // how many serve at any time, with the surge nodes
+}
+
+// chooseSurge decides which of the nodes serve: those that are there already, then those that can be
+// made, in the order of recast.yaml. Nodes that are there and not needed are removed. The error is
+// for a roll.surge that asks for more nodes than there are; nil and no error: there is nothing to do.
+func chooseSurge(nodes []foundSurge, need surgeNeed) (*SurgePlan, error) {
+	p := &SurgePlan{Nodes: []string{}}
+	if need.Wanted == 0 || need.Out == 0 {
+		for _, n := range nodes {
+			if n.There {
+				p.Remove = append(p.Remove, n.Name)
+			}
+		}
+		if len(p.Remove) == 0 {
+			return nil, nil
+		}
+		return p, nil
+	}
+	for _, n := range nodes {
+		if n.There {
+			p.Nodes = append(p.Nodes, n.Name)
+		}
+	}
+	for _, fits := range []bool{true, false} { // one that does not fit shows in the plan, with the reason
+		for _, n := range nodes {
+			if !n.There && n.Fits == fits && len(p.Nodes) < need.Wanted {
+				p.Nodes, p.Make = append(p.Nodes, n.Name), append(p.Make, n.Name)
+			}
+		}
+	}
+	if len(p.Nodes) < need.Wanted {
+		return nil, tooFewSurge(need.Wanted, len(p.Nodes))
+	}
+	p.Workers = need.Workers
+	p.Least = min(need.Workers, need.Workers+len(p.Nodes)-need.Out)
+	return p, nil
+}
+
+// tooFewSurge is the error of a roll.surge that asks for more nodes than there are.
+func tooFewSurge(wanted, nodes int) error {
+	return fault.WithHint(fault.Configf("roll.surge asks for %d surge nodes, and this roll has %d", wanted, nodes),
+		"add a worker with surge: true to nodes in recast.yaml, or lower roll.surge")
+}
+
+// Capacity says how many workers serve while others are away; "" if no surge node serves.
+func (p *SurgePlan) Capacity() string {
+	switch {
+	case p == nil || len(p.Nodes) == 0:
+		return ""
+	case p.Least >= p.Workers && p.Workers == 1:
+		return "never fewer than 1 worker serves"
+	case p.Least >= p.Workers:
+		return fmt.Sprintf("never fewer than %d workers serve", p.Workers)
+	}
+	return fmt.Sprintf("%d of %d workers serve at the least: roll.maxUnavailable takes out more than there are surge nodes", p.Least, p.Workers)
+}
+
+// Lines say in words what becomes of the surge nodes, in the order in which it happens.
+func (p *SurgePlan) Lines() []string {
+	if p == nil {
+		return nil
+	}
+	var out []string
+	if len(p.Make) > 0 {
+		out = append(out, fmt.Sprintf("%s: made before the first worker is drained", strings.Join(p.Make, ", ")))
+	}
+	if len(p.Nodes) > 0 {
+		out = append(out, p.Capacity())
+		out = append(out, fmt.Sprintf("%s: removed, and the system disk freed, after the last worker is back", strings.Join(p.Nodes, ", ")))
+	}
+	if len(p.Remove) > 0 {
+		out = append(out, fmt.Sprintf("%s: left over by an earlier roll; removed at the end, and the system disk freed", strings.Join(p.Remove, ", ")))
+	}
+	return out
+}
+
+// Has says whether the node serves during the roll.
+func (p *SurgePlan) Has(node string) bool {
+	if p == nil {
+		return false
+	}
+	return slices.Contains(p.Nodes, node)
 }

@@ -114,7 +114,7 @@ var table = []row{
 	{pkg: "cluster/shape", allow: []string{"cluster", "internal/fault"}},
 	{pkg: "cluster/observe", allow: []string{"cluster", "cluster/replica", "cluster/shape", "cluster/parking", "cluster/config", "cluster/reach", "internal/fault", "internal/knownissue", "internal/words", errgroup}},
 	{pkg: "cluster/strategy", allow: []string{"cluster", "cluster/parking", "cluster/observe", "internal/fault", "internal/words"}},
-	{pkg: "cluster/planning", allow: []string{"cluster", "cluster/surge", "cluster/replica", "cluster/shape", "cluster/config", "cluster/etcd", "cluster/parking", "cluster/observe", "cluster/strategy", "internal/fault", "internal/knownissue", "internal/words"}},
+	{pkg: "cluster/planning", allow: []string{"cluster", "cluster/replica", "cluster/shape", "cluster/config", "cluster/etcd", "cluster/parking", "cluster/observe", "cluster/strategy", "internal/fault", "internal/knownissue", "internal/words"}},
 	{pkg: "cluster/exchange", allow: []string{"cluster", "cluster/shape", "cluster/parking", "cluster/observe", "cluster/strategy", "cluster/reach", "internal/step", "internal/wait", "internal/fault", "internal/words"}},
 	{pkg: "cluster/hook", allow: []string{"cluster", "cluster/planning", "internal/step", "internal/fault"}},
 	{pkg: "cluster/usergate", allow: []string{"cluster", "cluster/rolling", "internal/step", "internal/wait", "internal/fault"}},
@@ -136,7 +136,6 @@ var table = []row{
 	{pkg: "cluster/kubeupgrade", allow: []string{"cluster", "cluster/etcd", "cluster/observe", "cluster/rolling", "internal/step", "internal/wait", "internal/fault", "internal/words", errgroup}},
 	{pkg: "cluster/config", allow: []string{"internal/redact", yaml}},    // a leaf: compares texts, knows neither clusters nor Talos
 	{pkg: "cluster/schematic", allow: []string{"internal/redact", yaml}}, // a leaf: compares what two images state, knows no factory
-	{pkg: "cluster/surge", allow: []string{"internal/fault"}},
 	{pkg: "cluster/reach"}, // a leaf, too
 	{pkg: "cluster/replica", allow: []string{"internal/format", "internal/words"}},
 	{pkg: "cluster/rehearse", files: tests, allow: []string{"cluster/observe"}},

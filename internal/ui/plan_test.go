@@ -15,7 +15,6 @@ import (
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/cluster/planning"
-	"github.com/recast-sh/recast/cluster/surge"
 )
 
 var update = flag.Bool("update", false, "write the golden files anew")
@@ -114,7 +113,7 @@ func TestWritePlan(t *testing.T) {
 	for name, plan := range map[string]planning.Plan{
 		"plan-surge": {
 			Cluster: "c1", ID: "0123456789abcdef", Nodes: []planning.NodePlan{made, canary, over}, MaxUnavailable: 1, PerHost: 1, TotalSeconds: 600,
-			Surge: &surge.Plan{Nodes: []string{"wk-surge1"}, Make: []string{"wk-surge1"}, Remove: []string{"wk-surge2"}, Workers: 3, Least: 3},
+			Surge: &planning.SurgePlan{Nodes: []string{"wk-surge1"}, Make: []string{"wk-surge1"}, Remove: []string{"wk-surge2"}, Workers: 3, Least: 3},
 		},
 		"plan-paused": {
 			Cluster: "c1", ID: "0123456789abcdef", Nodes: []planning.NodePlan{canary, losing, left}, MaxUnavailable: 1, PerHost: 1, TotalSeconds: 480,
