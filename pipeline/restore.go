@@ -14,7 +14,6 @@ import (
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/etcd"
 	"github.com/recast-sh/recast/cluster/parking"
-	"github.com/recast-sh/recast/cluster/restore"
 	"github.com/recast-sh/recast/internal/config"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/journal"
@@ -33,7 +32,7 @@ type RestoreOptions struct {
 // RestoreReport is what a restore will do, or did.
 type RestoreReport struct {
 	Run string `json:"run,omitempty"` // "" if nothing was started
-	restore.Target
+	etcd.Target
 	VM       string        `json:"vm"`
 	File     string        `json:"file"`
 	Snapshot etcd.Snapshot `json:"snapshot"`
@@ -61,7 +60,7 @@ func Restore(ctx context.Context, p Project, m Machines, run *step.Runner, o Res
 	if !slices.Contains(nodeNames(p.Config), o.Node) {
 		return rep, fault.WithHint(fault.Configf("no node %q", o.Node), "the nodes are: %s", strings.Join(nodeNames(p.Config), ", "))
 	}
-	rep = RestoreReport{Target: restore.Target{Node: o.Node}, File: o.File, Started: time.Now()}
+	rep = RestoreReport{Target: etcd.Target{Node: o.Node}, File: o.File, Started: time.Now()}
 	if rep.Snapshot, err = ReadSnapshot(ctx, o); err != nil {
 		return rep, err
 	}
@@ -82,7 +81,7 @@ func Restore(ctx context.Context, p Project, m Machines, run *step.Runner, o Res
 		if rep.Data && rep.Bootstrapped.IsZero() {
 			return fault.WithHint(fault.EtcdSnapshot.Refusedf("%s has etcd data already: it is never overwritten", o.Node),
 				"if a restore from another machine put it there, you only have to wait. To go back to the snapshot on purpose, save what it has now (recast backup, or talosctl etcd snapshot), then wipe it: "+
-					restore.EmptyEtcd+", which also wipes whatever else that volume holds")
+					etcd.WipeByReset+", which also wipes whatever else that volume holds")
 		}
 		if err := w.claim.take(ctx, host, w.rep.Plan); err != nil {
 			return err
@@ -141,7 +140,7 @@ func (w *work) findTarget(ctx context.Context, rep *RestoreReport) (host string,
 	if err != nil {
 		return "", err
 	}
-	if rep.Target, err = restore.FindTarget(ctx, w.machines.Talos, w.machines.Files, ask, rep.Node, nodeNames(w.Config)); err != nil {
+	if rep.Target, err = etcd.FindTarget(ctx, w.machines.Talos, w.machines.Files, ask, rep.Node, nodeNames(w.Config)); err != nil {
 		return "", err
 	}
 	rep.Warnings = elsewhere(*rep)
@@ -219,8 +218,8 @@ func (w *work) restore(ctx context.Context, rep *RestoreReport, o RestoreOptions
 	if err := j.Put(past.RestoreKey, begun); err != nil {
 		return err
 	}
-	r := &restore.Restore{
-		Begin: restore.Begin{
+	r := &etcd.Restore{
+		Begin: etcd.Begin{
 			Talos: w.claim.held.GuardTalos(w.machines.Talos), Target: rep.Target, File: o.File, Copied: o.Copied, Timing: timing(w.Config),
 			Above: "restore", Say: w.run.Note, Failed: "correct what it says, or take another snapshot, and run the same command again",
 			Bootstraps: func() error {
@@ -236,7 +235,7 @@ func (w *work) restore(ctx context.Context, rep *RestoreReport, o RestoreOptions
 	if err := w.run.Run(within, r.Steps()); err != nil {
 		return err
 	}
-	rep.Afterwards = append(rep.Afterwards, restore.Afterwards)
+	rep.Afterwards = append(rep.Afterwards, etcd.AfterRestore)
 	return j.Finish("done")
 }
 

@@ -6,8 +6,8 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/claim"
+	"github.com/recast-sh/recast/cluster/etcd"
 	"github.com/recast-sh/recast/cluster/planning"
-	"github.com/recast-sh/recast/cluster/restore"
 	"github.com/recast-sh/recast/internal/journal"
 	"github.com/recast-sh/recast/pipeline/past"
 )
@@ -46,7 +46,7 @@ type RollOptions struct {
 	// Rehearse tests the boot ISOs before the first node; nil: as in roll.rehearse.enabled.
 	Rehearse *bool
 	// Rebuild is what the etcd of a broken cluster begins with again; see Policy.Rebuild.
-	Rebuild restore.Source
+	Rebuild etcd.Source
 }
 
 // newRunID creates the ID of a run. With a saved plan, it ends with digits of the plan's ID.

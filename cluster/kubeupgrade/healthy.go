@@ -8,7 +8,6 @@ import (
 	"strings"
 
 	"github.com/recast-sh/recast/cluster"
-	"github.com/recast-sh/recast/cluster/rolling"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/words"
 )
@@ -35,7 +34,7 @@ func (u *Upgrade) lacks(ctx context.Context, n Node, c cluster.Component) (strin
 	if err != nil {
 		return "", err
 	}
-	return rolling.LacksStaticPod(ctx, u.Kube, pods, n.Node, n.Addr, c, m)
+	return cluster.LacksStaticPod(ctx, u.Kube, pods, n.Node, n.Addr, c, m)
 }
 
 func (u *Upgrade) lacksKubelet(ctx context.Context, n Node, m cluster.MachineKubernetes) (string, error) {
@@ -52,10 +51,10 @@ func (u *Upgrade) lacksKubelet(ctx context.Context, n Node, m cluster.MachineKub
 			return "Kubernetes still sees kubelet " + nodes[i].KubeletVersion, nil //nolint:nilerr // it says what it is
 		}
 	}
-	if what, err := rolling.LacksNode(ctx, u.Kube, n.Node, m.UUID, m.BootID); err != nil || what != "" {
+	if what, err := cluster.LacksNode(ctx, u.Kube, n.Node, m.UUID, m.BootID); err != nil || what != "" {
 		return what, err
 	}
-	return rolling.LacksStaticPods(ctx, u.Kube, n.Node, n.Addr, m) // a kubelet of another version may restart them
+	return cluster.LacksStaticPods(ctx, u.Kube, n.Node, n.Addr, m) // a kubelet of another version may restart them
 }
 
 // otherMachineError says that a node's address leads to another machine.

@@ -5,7 +5,6 @@ import (
 	"slices"
 
 	"github.com/recast-sh/recast/cluster"
-	"github.com/recast-sh/recast/cluster/rolling"
 	"github.com/recast-sh/recast/internal/words"
 )
 
@@ -28,7 +27,7 @@ func (p *kubernetesPlanner) lacks(seen Seen) {
 			case cluster.Kubelet:
 				what = kubeletDown(seen.Nodes[j])
 			case cluster.APIServer, cluster.ControllerManager, cluster.Scheduler:
-				what = rolling.LacksPod(seen.Pods, n.Node, c, *m)
+				what = cluster.LacksPod(seen.Pods, n.Node, c, *m)
 			}
 			if c == cluster.APIServer && what == "" {
 				what = p.serverLacks(seen.Nodes[j])

@@ -9,7 +9,6 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/etcd"
-	"github.com/recast-sh/recast/cluster/rolling"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/wait"
 	"github.com/recast-sh/recast/internal/words"
@@ -61,7 +60,7 @@ func (u *Upgrade) requireOthers(ctx context.Context, except spotOf) error {
 			case !pods[i].Ready:
 				down = append(down, fmt.Sprintf("the %s of %s is not Ready: %s", c, n.Node, words.OrNone(pods[i].Why)))
 			case c == cluster.APIServer:
-				if err := rolling.RequireAPIServer(ctx, u.Talos, u.Kube, n.Node, n.Addr); err != nil {
+				if err := cluster.RequireAPIServer(ctx, u.Talos, u.Kube, n.Node, n.Addr); err != nil {
 					down, hints = append(down, err.Error()), append(hints, fault.Hints(err)...)
 				}
 			}

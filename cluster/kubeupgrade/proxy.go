@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
-	"github.com/recast-sh/recast/cluster/rolling"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/step"
 	"github.com/recast-sh/recast/internal/wait"
@@ -43,7 +42,7 @@ func (k *kubernetesStep) name(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return rolling.Unanswered(lost, wait.Until(ctx, wait.For{
+	return cluster.Unanswered(lost, wait.Until(ctx, wait.For{
 		Name: fmt.Sprintf("%s named by the configuration of %s", k.c, k.n.Node), Every: k.Timing.Poll, Timeout: k.Timing.Join,
 		Seen: func(seen string) { k.Say(k.path, seen) },
 	}, func(ctx context.Context) (bool, string, error) {

@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
-	"github.com/recast-sh/recast/cluster/rolling"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/step"
 	"github.com/recast-sh/recast/internal/wait"
@@ -151,7 +150,7 @@ func (k *kubernetesStep) do(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return rolling.Unanswered(lost, k.settle(ctx, k.path, []spotOf{{k.n.Node, k.c}}))
+	return cluster.Unanswered(lost, k.settle(ctx, k.path, []spotOf{{k.n.Node, k.c}}))
 }
 
 // set puts the wanted image into the machine's configuration, unless it is there already. lost

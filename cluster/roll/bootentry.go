@@ -7,7 +7,6 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/parking"
-	"github.com/recast-sh/recast/cluster/rolling"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/step"
 	"github.com/recast-sh/recast/internal/words"
@@ -68,7 +67,7 @@ func (n *node) bootEntryStep(entry func(parking.Memory) string) step.Step {
 			if lost != nil && !errors.Is(lost, cluster.ErrLostAnswer) {
 				return fmt.Errorf("have %s boot %s, not %s: %w", n.Plan.Node, want, m.BootEntry, lost)
 			}
-			return rolling.Unanswered(lost, await("up with "+want, func() bool { return m.BootEntry == want }))
+			return cluster.Unanswered(lost, await("up with "+want, func() bool { return m.BootEntry == want }))
 		},
 	}
 }

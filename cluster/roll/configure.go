@@ -207,7 +207,7 @@ func (n *applyConfig) reboot(ctx context.Context) error {
 	if lost != nil && !errors.Is(lost, cluster.ErrLostAnswer) {
 		return lost
 	}
-	return rolling.Unanswered(lost, n.awaitBoot(ctx, "reboot", before.BootID))
+	return cluster.Unanswered(lost, n.awaitBoot(ctx, "reboot", before.BootID))
 }
 
 // markAndReboot notes on the Node that what an upgrade in place has begun goes on with a configuration:
@@ -271,7 +271,7 @@ func (n *applyConfig) giveBack(ctx context.Context, cause error) error {
 	})
 	if err == nil {
 		if err = n.Talos.Reboot(ctx, n.Plan.Addr, n.Plan.UUID, cluster.ByKexec); err == nil || errors.Is(err, cluster.ErrLostAnswer) {
-			err = rolling.Unanswered(err, n.awaitBoot(ctx, "wait-healthy", m.BootID))
+			err = cluster.Unanswered(err, n.awaitBoot(ctx, "wait-healthy", m.BootID))
 		}
 	}
 	if err == nil {
@@ -290,7 +290,7 @@ func (n *node) requireServer(ctx context.Context) error {
 	if n.Plan.Role != cluster.ControlPlane {
 		return nil
 	}
-	if err := rolling.RequireAPIServer(ctx, n.Talos, n.Kube, n.Plan.Node, n.Plan.Addr); err != nil {
+	if err := cluster.RequireAPIServer(ctx, n.Talos, n.Kube, n.Plan.Node, n.Plan.Addr); err != nil {
 		return fault.WithHint(fault.GateClosed.Refusedf("%w", err), "no configuration was applied: recast asks that server whether it survived one; see that it runs, and that it can be reached from here")
 	}
 	return nil

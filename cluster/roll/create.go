@@ -9,7 +9,6 @@ import (
 	"github.com/recast-sh/recast/cluster/etcd"
 	"github.com/recast-sh/recast/cluster/exchange"
 	"github.com/recast-sh/recast/cluster/parking"
-	"github.com/recast-sh/recast/cluster/restore"
 	"github.com/recast-sh/recast/cluster/shape"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/step"
@@ -89,7 +88,7 @@ func (n *node) clusterKubernetes(ctx context.Context) (images cluster.Kubernetes
 // restartKubelets is for a broken cluster whose etcd has just begun again: all control planes are made again.
 func (n *node) restartKubelets() step.Step {
 	from := n.roller.Rebuild
-	return restore.Kubelets{
+	return etcd.Kubelets{
 		Talos: n.Talos, Kube: n.Kube, Fresh: from.Gone, Left: from.Left,
 		Say: func(text string) { n.Tell("bring-up/restart-kubelets", text) },
 	}.Step()

@@ -167,7 +167,7 @@ func (n *etcdMember) leave(ctx context.Context) error {
 		return !member && err == nil, "still a member", err
 	})
 	if err != nil {
-		return rolling.Unanswered(lost, err)
+		return cluster.Unanswered(lost, err)
 	}
 	n.outOfIt = true
 	if !member || lost != nil {

@@ -87,7 +87,7 @@ func (n *node) lacksAfterExchange(ctx context.Context, mem parking.Memory) (stri
 	if lacks, err := n.etcd.lacks(ctx, mem); err != nil || lacks != "" {
 		return lacks, err
 	}
-	return rolling.LacksNode(ctx, n.Kube, n.Plan.Node, m.UUID, m.BootID)
+	return cluster.LacksNode(ctx, n.Kube, n.Plan.Node, m.UUID, m.BootID)
 }
 
 // stuck names volumes that Talos can't make or find, but for those that were so before: the configuration has not
@@ -167,7 +167,7 @@ func (n *node) settle(ctx context.Context, id string, within time.Duration, lack
 	}
 	err := n.Watch(ctx, id, w, func(ctx context.Context) (bool, string, error) {
 		what, err := lacks(ctx)
-		watched = err != nil || rolling.IsWatched(what)
+		watched = err != nil || cluster.IsWatched(what)
 		switch {
 		case errors.Is(err, errRolledBack):
 			return false, "", wait.Stop(err)
@@ -180,7 +180,7 @@ func (n *node) settle(ctx context.Context, id string, within time.Duration, lack
 		case since.IsZero():
 			since = time.Now()
 		}
-		return time.Since(since) >= n.Timing.Settle, rolling.Settling, nil
+		return time.Since(since) >= n.Timing.Settle, cluster.Settling, nil
 	})
 	n.settledAt = time.Time{}
 	if err == nil {

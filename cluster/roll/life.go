@@ -6,7 +6,6 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/exchange"
-	"github.com/recast-sh/recast/cluster/restore"
 	"github.com/recast-sh/recast/cluster/rolling"
 	"github.com/recast-sh/recast/cluster/shape"
 	"github.com/recast-sh/recast/internal/fault"
@@ -31,7 +30,7 @@ func (n *node) life() []step.Step {
 		n.served.Before(),
 		n.hooksBefore(),
 		n.RepeatingAll("", slices.Concat(
-			when(isNew && broken && !p.Bootstraps, restore.ForgetGone(n.Node)),
+			when(isNew && broken && !p.Bootstraps, forgetGone(n.Node)),
 			when(!onlyDisk, n.gateStep()),
 			when(!removes && s.From() != cluster.Halfway, n.serving.Steps()...), // migrate, reshape-live
 			when(s.From() == cluster.Halfway, n.putBack()),
@@ -101,7 +100,7 @@ func (n *node) bringUp() step.Step {
 		n.startStep(),
 		step.OnlyIf(keeps, n.bootEntryStep(n.keptEntry)),
 		step.OnlyIf(s.Installs(), n.configureBlankStep()),
-		step.OnlyIf(first, restore.First(n.Node, n.roller.Files, n.roller.Rebuild)),
+		step.OnlyIf(first, beginEtcd(n.Node, n.roller.Files, n.roller.Rebuild)),
 		n.waitStep(fault.NoJoin, n.healthy, n.waitHealthy),
 		step.OnlyIf(first && p.Rebuild != "", n.restartKubelets()),
 		x.Finish(n.givesBack(), n.frees()...), // eject, restore-settings, restore-ha, those, keep, and these

@@ -7,7 +7,6 @@ import (
 	"fmt"
 
 	"github.com/recast-sh/recast/cluster"
-	"github.com/recast-sh/recast/cluster/rolling"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/wait"
 	"github.com/recast-sh/recast/internal/words"
@@ -102,7 +101,7 @@ func (n *inPlace) lacksAfterUpgrade(ctx context.Context) (string, error) {
 	if lacks, err := n.etcd.lacks(ctx, etcdMemory(n.Node)); err != nil || lacks != "" {
 		return lacks, err
 	}
-	return rolling.LacksReady(ctx, n.Kube, k, m.UUID, m.BootID)
+	return cluster.LacksReady(ctx, n.Kube, k, m.UUID, m.BootID)
 }
 
 // isOther says whether a machine runs another system than before the upgrade. A resumed run does

@@ -11,7 +11,6 @@ import (
 	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/cluster/reach"
-	"github.com/recast-sh/recast/cluster/restore"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/step"
 )
@@ -26,7 +25,7 @@ func (n *node) keepFirewall(ctx context.Context) error {
 
 func (n *node) recall(ctx context.Context) (parking.Memory, error) {
 	if n.Plan.Rebuild != "" {
-		return restore.RememberLost(ctx, n.Node)
+		return rememberLost(ctx, n.Node)
 	}
 	vm, err := n.Proxmox.VM(ctx, n.Plan.VMID)
 	if err != nil {

@@ -7,7 +7,6 @@ import (
 	"fmt"
 
 	"github.com/recast-sh/recast/cluster"
-	"github.com/recast-sh/recast/cluster/rolling"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/step"
 	"github.com/recast-sh/recast/internal/wait"
@@ -41,7 +40,7 @@ func (n *node) configureReset(ctx context.Context) error {
 	if lost != nil && !errors.Is(lost, cluster.ErrLostAnswer) {
 		return lost
 	}
-	return rolling.Unanswered(lost, n.Watch(ctx, "configure", n.OfMachine(n.Plan.Node+" takes its configuration", n.Timing.Boot), func(ctx context.Context) (bool, string, error) {
+	return cluster.Unanswered(lost, n.Watch(ctx, "configure", n.OfMachine(n.Plan.Node+" takes its configuration", n.Timing.Boot), func(ctx context.Context) (bool, string, error) {
 		reason, silent, err := n.answers(ctx)
 		if silent != nil {
 			return false, "", n.stillOn(ctx, silent)
@@ -62,7 +61,7 @@ func (n *node) lacksToServe(ctx context.Context, before []cluster.VolumeStatus) 
 	if lacks, err := n.etcd.lacks(ctx, etcdMemory(n.Node)); err != nil || lacks != "" {
 		return lacks, err
 	}
-	return rolling.LacksNode(ctx, n.Kube, n.Plan.Node, m.UUID, m.BootID)
+	return cluster.LacksNode(ctx, n.Kube, n.Plan.Node, m.UUID, m.BootID)
 }
 
 // serves is the goal of steps: this process has seen the machine healthy.

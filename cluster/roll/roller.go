@@ -4,11 +4,11 @@ import (
 	"context"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/etcd"
 	"github.com/recast-sh/recast/cluster/healing"
 	"github.com/recast-sh/recast/cluster/hook"
 	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/cluster/rehearse"
-	"github.com/recast-sh/recast/cluster/restore"
 	"github.com/recast-sh/recast/cluster/rolling"
 )
 
@@ -26,7 +26,7 @@ type Roller struct {
 	DrainDeletes bool                // deletes pods whose eviction is still refused when a drain times out
 	BootFailure  cluster.BootFailure // what to do with a node that does not come back from an in-place upgrade
 	SnapshotDir  string              // where snapshots of etcd are saved
-	Rebuild      restore.Source      // what a broken cluster begins with again
+	Rebuild      etcd.Source         // what a broken cluster begins with again
 	History      cluster.History
 
 	// MachineConfig returns a node's configuration if the user keeps it in files; found is false if

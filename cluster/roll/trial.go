@@ -44,7 +44,7 @@ func (n *applyConfig) try(ctx context.Context) error {
 	if lost != nil && !errors.Is(lost, cluster.ErrLostAnswer) { // after a lost answer, the wait finds out whether it runs it
 		return n.refused(ctx, lost)
 	}
-	err = rolling.Unanswered(lost, n.settle(ctx, "try", n.Timing.Try, func(ctx context.Context) (string, error) {
+	err = cluster.Unanswered(lost, n.settle(ctx, "try", n.Timing.Try, func(ctx context.Context) (string, error) {
 		if lacks, err := n.lacksPart(ctx); err != nil || lacks != "" {
 			return lacks, err
 		}
@@ -84,7 +84,7 @@ func (n *applyConfig) lacksPart(ctx context.Context) (string, error) {
 	if !k.KubeletHealthy {
 		return "its kubelet is not healthy", nil
 	}
-	return rolling.LacksStaticPods(ctx, n.Kube, n.Plan.Node, n.Plan.Addr, k)
+	return cluster.LacksStaticPods(ctx, n.Kube, n.Plan.Node, n.Plan.Addr, k)
 }
 
 // lasts is how long Talos waits until it takes a configuration back: there is time to be healthy with

@@ -197,7 +197,7 @@ func (n *inPlace) reboot(ctx context.Context) error {
 		return lost
 	}
 	n.accepted = lost == nil
-	return rolling.Unanswered(lost, n.awaitDown(ctx, "upgrade/reboot", n.Timing.Stop))
+	return cluster.Unanswered(lost, n.awaitDown(ctx, "upgrade/reboot", n.Timing.Stop))
 }
 
 func (n *inPlace) runsNow(ctx context.Context) (string, error) {

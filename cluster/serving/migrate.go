@@ -6,7 +6,6 @@ import (
 	"strings"
 
 	"github.com/recast-sh/recast/cluster"
-	"github.com/recast-sh/recast/cluster/rolling"
 	"github.com/recast-sh/recast/cluster/shape"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/step"
@@ -95,5 +94,5 @@ func (n VM) lacks(ctx context.Context, vm cluster.VM, boot string) (string, erro
 	case boot != "" && m.BootID != boot:
 		return "", wait.Stop(fmt.Errorf("%s was restarted while it was migrated", n.Plan.Node))
 	}
-	return rolling.LacksNode(ctx, n.Kube, n.Plan.Node, n.Plan.UUID, m.BootID)
+	return cluster.LacksNode(ctx, n.Kube, n.Plan.Node, n.Plan.UUID, m.BootID)
 }

@@ -30,7 +30,7 @@ var advised = map[string]string{
 	"cluster/parking/undolines.go":   "each line asks for what it removes first: lock and no volume, HA, a volume that is gone, the serial of the new disk",
 	"cluster/planning/rebuild.go":    "once the Node is NotReady",
 	"cluster/planning/cancel.go":     "giveUp: only what the run has made, of a VM that is off and has no Node",
-	"cluster/restore/restore.go":     "used where the person wants to go back to a snapshot, after one of what is there; and where etcd has failed",
+	"cluster/etcd/restore.go":        "used where the person wants to go back to a snapshot, after one of what is there; and where etcd has failed",
 	"cluster/roll/eviction.go":       "after a look at what the machine has mounted; the volume stays with its owner",
 	"cluster/strategy/doubled.go":    "slot.removable: another slot has the same volume",
 	"cluster/strategy/refuse.go":     "named snapshots, which nothing that runs uses; an ACL entry, with the line that gives it back",

@@ -94,7 +94,7 @@ var table = []row{
 	{pkg: "pipeline/support", allow: []string{
 		"pipeline/...", "schematics", "cluster/...", "internal/bundle", "internal/redact", "internal/journal",
 	}},
-	{pkg: "pipeline/rebuild", allow: []string{"pipeline", "pipeline/configs", "cluster", "cluster/etcd", "cluster/config", "cluster/restore", "internal/config", "internal/step", "internal/fault"}},
+	{pkg: "pipeline/rebuild", allow: []string{"pipeline", "pipeline/configs", "cluster", "cluster/etcd", "cluster/config", "internal/config", "internal/step", "internal/fault"}},
 	{pkg: "pipeline/configs", allow: []string{"pipeline", "schematics", "cluster", "cluster/config", "cluster/observe", "internal/fault"}},
 	{pkg: "pipeline/setup", allow: []string{
 		"pipeline", "schematics", "images", "cluster/...", "internal/config", "internal/fault", "internal/journal",
@@ -109,7 +109,7 @@ var table = []row{
 	{pkg: "images/verify", allow: []string{"schematics", "internal/bootimage", "internal/diskimage", "internal/fault", "internal/words"}},
 	{pkg: "cluster", allow: []string{"cluster/config", "cluster/schematic", "cluster/reach", "cluster/replica", "internal/wait", "internal/fault", "internal/words"}},
 	{pkg: "cluster/claim", allow: []string{"cluster", "cluster/parking", "internal/foreign", "internal/wait", "internal/fault", "internal/format"}},
-	{pkg: "cluster/etcd", allow: []string{"cluster", "internal/etcddb", "internal/fault", "internal/words"}},
+	{pkg: "cluster/etcd", allow: []string{"cluster", "internal/etcddb", "internal/step", "internal/wait", "internal/fault", "internal/words"}},
 	{pkg: "cluster/parking", allow: []string{"cluster", "cluster/reach", "internal/fault", "internal/format", "internal/words"}},
 	{pkg: "cluster/shape", allow: []string{"cluster", "internal/fault"}},
 	{pkg: "cluster/observe", allow: []string{"cluster", "cluster/replica", "cluster/shape", "cluster/parking", "cluster/config", "cluster/reach", "internal/fault", "internal/knownissue", "internal/words", errgroup}},
@@ -123,7 +123,7 @@ var table = []row{
 	{pkg: "cluster/rolling", allow: []string{"cluster", "cluster/shape", "cluster/etcd", "cluster/planning", "cluster/exchange", "cluster/parking", "internal/step", "internal/wait", "internal/fault", "internal/words"}},
 	{pkg: "cluster/gate", allow: []string{"cluster", "cluster/etcd", "cluster/parking", "cluster/observe", "cluster/strategy", "cluster/planning", "cluster/exchange", "cluster/rolling", "internal/wait", "internal/fault"}},
 	{pkg: "cluster/serving", allow: []string{"cluster", "cluster/shape", "cluster/gate", "cluster/rolling", "internal/step", "internal/wait", "internal/fault"}},
-	{pkg: "cluster/roll", allow: []string{"cluster", "cluster/shape", "cluster/serving", "cluster/hook", "cluster/usergate", "cluster/healing", "cluster/rehearse", "cluster/rolling", "cluster/restore", "cluster/gate", "cluster/etcd", "cluster/parking", "cluster/observe", "cluster/planning", "cluster/exchange", "cluster/reach", "internal/step", "internal/wait", "internal/fault", "internal/words"}},
+	{pkg: "cluster/roll", allow: []string{"cluster", "cluster/shape", "cluster/serving", "cluster/hook", "cluster/usergate", "cluster/healing", "cluster/rehearse", "cluster/rolling", "cluster/config", "cluster/gate", "cluster/etcd", "cluster/parking", "cluster/observe", "cluster/planning", "cluster/exchange", "cluster/reach", "internal/step", "internal/wait", "internal/fault", "internal/words"}},
 	{pkg: "cluster/prune", allow: []string{"cluster", "cluster/parking", "cluster/exchange", "internal/step", "internal/fault", "internal/words"}},
 	{pkg: "cluster/survey", allow: []string{"cluster", "cluster/etcd", "cluster/shape", "cluster/parking", "cluster/observe", "cluster/strategy", "cluster/planning", "cluster/claim", "cluster/rehearse", "cluster/roll", "internal/step", "internal/fault", "internal/words", errgroup}},
 	{pkg: "cluster/clustertest", allow: []string{"cluster", "cluster/parking", "internal/fault", "testing"}}, // what tests of the rooms share
@@ -132,8 +132,7 @@ var table = []row{
 	{pkg: "cluster/observe/observetest", allow: []string{"cluster", "cluster/observe", "cluster/clustertest", "cluster/reach"}},
 	{pkg: "cluster/clustertest/vmsetting"},
 	{pkg: "cluster/...", files: tests, allow: []string{"cluster/clustertest/...", "cluster/observe/observetest", "cluster/rolling/rollingtest"}},
-	{pkg: "cluster/restore", allow: []string{"cluster", "cluster/config", "cluster/etcd", "cluster/exchange", "cluster/parking", "cluster/rolling", "internal/step", "internal/wait", "internal/fault", "internal/words"}},
-	{pkg: "cluster/kubeupgrade", allow: []string{"cluster", "cluster/etcd", "cluster/observe", "cluster/rolling", "internal/step", "internal/wait", "internal/fault", "internal/words", errgroup}},
+	{pkg: "cluster/kubeupgrade", allow: []string{"cluster", "cluster/etcd", "cluster/observe", "internal/step", "internal/wait", "internal/fault", "internal/words", errgroup}},
 	{pkg: "cluster/config", allow: []string{"internal/redact", yaml}},    // a leaf: compares texts, knows neither clusters nor Talos
 	{pkg: "cluster/schematic", allow: []string{"internal/redact", yaml}}, // a leaf: compares what two images state, knows no factory
 	{pkg: "cluster/reach"}, // a leaf, too
@@ -153,7 +152,6 @@ var table = []row{
 	{pkg: "internal/holder", allow: []string{"cluster/claim"}},
 	{pkg: "internal/savefile"},
 	{pkg: "internal/format"},
-	{pkg: "cluster/restore", files: tests, allow: []string{"cluster/planning"}},
 	{pkg: "internal/adminconfig", allow: []string{"cluster", "internal/fault", clientGo, machinery, "github.com/siderolabs/crypto/x509"}},
 	{pkg: "internal/machineconfig", allow: []string{"cluster", "internal/command", "internal/fault", "internal/redact", machinery, yaml}},
 	{pkg: "internal/bootimage", allow: []string{zstd, xz, yaml}},

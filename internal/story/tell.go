@@ -8,9 +8,9 @@ import (
 	"strings"
 	"time"
 
+	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/cluster/roll"
-	"github.com/recast-sh/recast/cluster/rolling"
 	"github.com/recast-sh/recast/internal/step"
 	"github.com/recast-sh/recast/pipeline/stopwatch"
 )
@@ -237,9 +237,9 @@ func (b *builder) note(l line, s *Stage, all *[]*Stage) {
 	switch {
 	case s.Name == "boot" && strings.HasPrefix(l.Text, roll.BlankAnswers):
 		next = "configure"
-	case s.Name == "join" && strings.HasSuffix(l.Text, rolling.Settling):
+	case s.Name == "join" && strings.HasSuffix(l.Text, cluster.Settling):
 		next = "settle"
-	case s.Name == "settle" && !strings.HasSuffix(l.Text, rolling.Settling):
+	case s.Name == "settle" && !strings.HasSuffix(l.Text, cluster.Settling):
 		next = "join"
 	}
 	if next != s.Name {

@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster/etcd"
-	"github.com/recast-sh/recast/cluster/restore"
 	"github.com/recast-sh/recast/pipeline"
 )
 
@@ -53,7 +52,7 @@ func WriteRestore(w io.Writer, format string, rep pipeline.RestoreReport) error 
 		if !rep.Bootstrapped.IsZero() {
 			p.line("run %s: %s runs etcd from %s, which was restored at %s; nothing was done now", rep.Run, rep.Node, rep.File, rep.Bootstrapped.Format(time.DateTime))
 			drawAfterwards(p, rep.Afterwards)
-			p.line("next: recast drift; to restore it again, recast backup saves what it runs now, then wipe etcd: %s", restore.EmptyEtcd)
+			p.line("next: recast drift; to restore it again, recast backup saves what it runs now, then wipe etcd: %s", etcd.WipeByReset)
 			return
 		}
 		p.line("run %s: %s runs etcd from %s, after %s", rep.Run, rep.Node, rep.File, rep.Ended.Sub(rep.Started).Round(time.Second))

@@ -9,7 +9,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/cluster/etcd"
-	"github.com/recast-sh/recast/cluster/restore"
 	"github.com/recast-sh/recast/pipeline"
 )
 
@@ -42,7 +41,7 @@ func TestWriteRestore(t *testing.T) {
 	t.Parallel()
 	began := time.Date(2026, 11, 21, 4, 0, 0, 0, time.UTC)
 	rep := pipeline.RestoreReport{
-		Target: restore.Target{Node: "cp1", Addr: netip.MustParseAddr("10.0.0.1")}, VM: `VM 101 "cp1" on pve1`,
+		Target: etcd.Target{Node: "cp1", Addr: netip.MustParseAddr("10.0.0.1")}, VM: `VM 101 "cp1" on pve1`,
 		File: "a.db", Snapshot: etcd.Snapshot{SizeBytes: 1, SHA256: "6b", Revision: 2}, Resumes: true, Started: began, Ended: began.Add(90 * time.Second),
 	}
 	rep.Afterwards = []string{"restart operators"}

@@ -8,7 +8,6 @@ import (
 	"github.com/recast-sh/recast/cluster"
 	machineconfig "github.com/recast-sh/recast/cluster/config"
 	"github.com/recast-sh/recast/cluster/etcd"
-	"github.com/recast-sh/recast/cluster/restore"
 	"github.com/recast-sh/recast/internal/config"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/step"
@@ -39,7 +38,7 @@ func Rebuild(ctx context.Context, p pipeline.Project, c pipeline.Images, m pipel
 		return pipeline.Report{}, err
 	}
 	o.Policy.Rebuild = snapshot.SHA256
-	o.Rebuild = restore.Source{File: of.File, Copied: of.Copied, Gone: names, Sum: func(ctx context.Context) (string, error) {
+	o.Rebuild = etcd.Source{File: of.File, Copied: of.Copied, Gone: names, Sum: func(ctx context.Context) (string, error) {
 		again, err := read(ctx)
 		return again.SHA256, err
 	}}
@@ -47,7 +46,7 @@ func Rebuild(ctx context.Context, p pipeline.Project, c pipeline.Images, m pipel
 	o.Rebuild.Left = func(text string) { left = append(left, text) }
 	rep, err := pipeline.Bootstrap(ctx, p, c, m, run, o, of.First)
 	if err == nil && rep.Run != "" {
-		rep.Afterwards = append(left, restore.Afterwards)
+		rep.Afterwards = append(left, etcd.AfterRestore)
 	}
 	return rep, err
 }

@@ -13,7 +13,6 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/planning"
-	"github.com/recast-sh/recast/cluster/rolling"
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/sim/talosapi"
 	"github.com/recast-sh/recast/internal/step"
@@ -144,7 +143,7 @@ func TestPreparedOutage(t *testing.T) {
 				switch {
 				case strings.HasSuffix(e.Path, "/take-down/stop") && e.Status == step.Started:
 					stopped = time.Now()
-				case strings.HasSuffix(e.Path, "/wait-healthy") && strings.Contains(e.Text, rolling.Settling) && away == 0:
+				case strings.HasSuffix(e.Path, "/wait-healthy") && strings.Contains(e.Text, cluster.Settling) && away == 0:
 					away = time.Since(stopped)
 				}
 			}

@@ -6,7 +6,6 @@ import (
 	"testing"
 
 	"github.com/recast-sh/recast/cluster"
-	"github.com/recast-sh/recast/cluster/rolling"
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/step"
 )
@@ -47,7 +46,7 @@ func TestUserVolumeIsAwaited(t *testing.T) {
 		user, edited := lab.Client(), false
 		document := userVolumeIn(t, string(lab.configOf("wk1")))
 		user.Emit = func(e step.Event) {
-			if !edited && strings.Contains(e.Text, rolling.Settling) {
+			if !edited && strings.Contains(e.Text, cluster.Settling) {
 				edited = true
 				lab.editConfig("wk1", "---\n"+document, "")
 			}

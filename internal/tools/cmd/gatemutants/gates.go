@@ -45,7 +45,7 @@ var rooms = []room{
 	{"cluster/serving", "^TestGate", "VM.migrate VM.moveTo VM.migratable VM.lacks"},
 	{"cluster/shape", "^TestSettle", "Migratable localVolumes"},
 	{"cluster/rehearse", "^TestRehearse", "Pruner.read Pruner.deleteStopped Pruner.against trial.judge trial.create trial.on"},
-	{"cluster/restore", "^TestFind", "FindTarget Source.require"},
+	{"cluster/etcd", "^TestFind", "FindTarget Source.Require"},
 	{"cluster/kubeupgrade", ".", ""},
 	{"cluster/survey", ".", ""},
 	{"cluster", "^TestRequire", `RequireQuorum RequireRemakeable Build.CheckBooted`},

@@ -1,4 +1,4 @@
-package restore
+package etcd
 
 import (
 	"cmp"
@@ -10,17 +10,15 @@ import (
 	"strings"
 
 	"github.com/recast-sh/recast/cluster"
-	"github.com/recast-sh/recast/cluster/etcd"
-	"github.com/recast-sh/recast/cluster/rolling"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/step"
 	"github.com/recast-sh/recast/internal/words"
 )
 
-// EmptyEtcd is how a machine deletes its etcd data, and everything else in that volume. Without the
+// WipeByReset is how a machine deletes its etcd data, and everything else in that volume. Without the
 // flags Talos first drains the node, which needs Kubernetes, and leaves etcd, which is not there;
 // then it switches the machine off.
-const EmptyEtcd = "talosctl reset --system-labels-to-wipe EPHEMERAL --reboot --graceful=false (ETCD where the machine has that volume)"
+const WipeByReset = "talosctl reset --system-labels-to-wipe EPHEMERAL --reboot --graceful=false (ETCD where the machine has that volume)"
 
 // FindTarget looks for a node at the talosconfig's endpoints: Kubernetes, which would know its
 // address, is down without etcd. All other nodes must be known to be workers.
@@ -52,7 +50,7 @@ func FindTarget(ctx context.Context, talos cluster.MachineReader, files cluster.
 	if err := requireSingle(ctx, talos, node, nodes); err != nil {
 		return t, err
 	}
-	t.Data, err = etcd.HasData(ctx, files, cluster.Endpoint{Node: t.Node, Addr: t.Addr}, t.UUID)
+	t.Data, err = HasData(ctx, files, cluster.Endpoint{Node: t.Node, Addr: t.Addr}, t.UUID)
 	return t, err
 }
 
@@ -111,14 +109,14 @@ func (r *Restore) lacks(ctx context.Context) (string, error) {
 	case m.Stage != "running" || !m.Ready:
 		return m.Standing(), nil
 	}
-	v, err := etcd.Look(ctx, r.Talos, []cluster.Endpoint{{Node: r.Target.Node, Addr: r.Target.Addr}})
+	v, err := Look(ctx, r.Talos, []cluster.Endpoint{{Node: r.Target.Node, Addr: r.Target.Addr}})
 	if err != nil {
 		return "", err
 	}
 	if wrong := v.Unhealthy(""); len(wrong) > 0 {
 		return "etcd: " + strings.Join(wrong, "; "), nil
 	}
-	return rolling.LacksNode(ctx, r.Kube, r.Target.Node, m.UUID, m.BootID)
+	return cluster.LacksNode(ctx, r.Kube, r.Target.Node, m.UUID, m.BootID)
 }
 
 // Target is the one control plane of a cluster, with no etcd or a new one.

@@ -1,22 +1,20 @@
-package rolling
+package cluster
 
 import (
 	"context"
 	"errors"
 	"net/netip"
 	"testing"
-
-	"github.com/recast-sh/recast/cluster"
 )
 
 type oneControlPlane struct {
-	cluster.ComponentReader
-	cluster.KubernetesReader
+	ComponentReader
+	KubernetesReader
 	silent, dead error // Talos, and its API server
 }
 
-func (c oneControlPlane) Kubernetes(context.Context, netip.Addr) (cluster.MachineKubernetes, error) {
-	return cluster.MachineKubernetes{APIPort: 7443}, c.silent
+func (c oneControlPlane) Kubernetes(context.Context, netip.Addr) (MachineKubernetes, error) {
+	return MachineKubernetes{APIPort: 7443}, c.silent
 }
 
 func (c oneControlPlane) APIServer(_ context.Context, at netip.AddrPort) (string, error) {
@@ -26,15 +24,15 @@ func (c oneControlPlane) APIServer(_ context.Context, at netip.AddrPort) (string
 	return "v1.35.4", c.dead
 }
 
-func TestGateAPIServer(t *testing.T) {
+func TestRequireAPIServer(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct {
 		c  oneControlPlane
 		ok bool
 	}{
 		"it answers":          {ok: true},
-		"Talos does not":      {c: oneControlPlane{silent: cluster.ErrNotNow}},
-		"the server does not": {c: oneControlPlane{dead: cluster.ErrNotNow}},
+		"Talos does not":      {c: oneControlPlane{silent: ErrNotNow}},
+		"the server does not": {c: oneControlPlane{dead: ErrNotNow}},
 	} {
 		if err := RequireAPIServer(t.Context(), tc.c, tc.c, "cp1", netip.MustParseAddr("10.0.0.11")); (err == nil) != tc.ok {
 			t.Errorf("%s: %v", name, err)

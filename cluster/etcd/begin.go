@@ -1,4 +1,4 @@
-package restore
+package etcd
 
 import (
 	"context"
@@ -8,8 +8,6 @@ import (
 	"strings"
 
 	"github.com/recast-sh/recast/cluster"
-	"github.com/recast-sh/recast/cluster/etcd"
-	"github.com/recast-sh/recast/cluster/rolling"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/step"
 	"github.com/recast-sh/recast/internal/wait"
@@ -125,7 +123,7 @@ func (b *Begin) begin(ctx context.Context) error {
 			return err
 		}
 	}
-	return rolling.Unanswered(lost, b.wait(ctx, b.path, "etcd on "+b.Target.Node, func(ctx context.Context) (bool, string, error) {
+	return cluster.Unanswered(lost, b.wait(ctx, b.path, "etcd on "+b.Target.Node, func(ctx context.Context) (bool, string, error) {
 		why, silent := b.etcdRuns(ctx)
 		if b.ran = why != ""; b.ran {
 			return true, why, nil
@@ -133,7 +131,7 @@ func (b *Begin) begin(ctx context.Context) error {
 		state, last, err := b.Talos.EtcdService(ctx, b.Target.Addr)
 		if err == nil && state == "Failed" {
 			return false, "", wait.Stop(fault.WithHint(fmt.Errorf("etcd could not begin with %s: %s", b.with(), last),
-				"%s; talosctl -n %s list %s shows whether it left something there, which has to go first: %s, which also wipes whatever else that volume holds", b.Failed, b.Target.Addr, etcd.DataDir, EmptyEtcd))
+				"%s; talosctl -n %s list %s shows whether it left something there, which has to go first: %s, which also wipes whatever else that volume holds", b.Failed, b.Target.Addr, DataDir, WipeByReset))
 		}
 		if state == "Running" && err == nil {
 			err = silent
@@ -158,4 +156,28 @@ func (b *Begin) wait(ctx context.Context, path, name string, look wait.Look) err
 		return fault.WithHint(err, "run the same command again: it continues where this one stopped")
 	}
 	return err
+}
+
+// Source is what the etcd of a broken cluster begins with again; the zero value: it begins empty.
+type Source struct {
+	File   string
+	Copied bool                                  // see Begin
+	Sum    func(context.Context) (string, error) // reads File again, and returns its SHA-256
+	Left   func(text string)                     // as of Kubelets
+	Gone   []string                              // the control planes that are made again: what discovery still knows of them is old
+}
+
+// Require refuses a snapshot that is not the planned one.
+func (s Source) Require(ctx context.Context, sum string) error {
+	switch {
+	case sum == "":
+		return nil
+	case s.File == "":
+		return fault.EtcdSnapshot.Refusedf("etcd is to begin with the snapshot with SHA-256 %s, which is not given: run the same recast rebuild again", sum)
+	}
+	now, err := s.Sum(ctx)
+	if err == nil && now != sum {
+		err = fault.EtcdSnapshot.Refusedf("its SHA-256 is %s now, not %s", now, sum)
+	}
+	return fault.Prefix("read "+s.File+" again", err)
 }

@@ -1,4 +1,4 @@
-package restore
+package roll
 
 import (
 	"context"
@@ -14,9 +14,9 @@ import (
 	"github.com/recast-sh/recast/internal/step"
 )
 
-// RememberLost is what is remembered of a control plane whose cluster is broken: its VM. Neither its
+// rememberLost is what is remembered of a control plane whose cluster is broken: its VM. Neither its
 // machine nor Kubernetes need to answer.
-func RememberLost(ctx context.Context, n *rolling.Node) (parking.Memory, error) {
+func rememberLost(ctx context.Context, n *rolling.Node) (parking.Memory, error) {
 	vm, err := n.Proxmox.VM(ctx, n.Plan.VMID)
 	if err != nil {
 		return parking.Memory{}, fmt.Errorf("look up VM %d: %w", n.Plan.VMID, err)
@@ -38,9 +38,9 @@ func RememberLost(ctx context.Context, n *rolling.Node) (parking.Memory, error) 
 	return mem, nil
 }
 
-// ForgetGone is the step that deletes the Node that a restored Kubernetes still has of a control plane
+// forgetGone is the step that deletes the Node that a restored Kubernetes still has of a control plane
 // which is about to be made again. It refuses unless the machine of that Node is gone.
-func ForgetGone(n *rolling.Node) step.Step {
+func forgetGone(n *rolling.Node) step.Step {
 	return rolling.DeleteNode(n, "delete the old Node "+n.Plan.Node,
 		func(ctx context.Context, k cluster.KubeNode) error { return requireGone(ctx, n, k) },
 		func(k cluster.KubeNode) bool { return n.Plan.UUID != "" && k.UUID == n.Plan.UUID })

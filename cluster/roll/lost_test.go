@@ -1,4 +1,4 @@
-package restore
+package roll
 
 import (
 	"context"
@@ -102,14 +102,14 @@ func TestForgetGone(t *testing.T) {
 	r := &ruin{vms: []cluster.VM{{ID: 102, Config: map[string]string{"smbios1": "uuid=" + old}}}}
 	n := r.node()
 	n.Kube = &graveyard{node: cluster.KubeNode{Name: "cp1", UUID: old}}
-	if err := ForgetGone(n).Do(t.Context()); err == nil || !strings.Contains(err.Error(), "is the VM of node cp1") {
+	if err := forgetGone(n).Do(t.Context()); err == nil || !strings.Contains(err.Error(), "is the VM of node cp1") {
 		t.Errorf("err = %v", err)
 	}
 	r.vms = nil
 	n = r.node()
 	kube := &graveyard{node: cluster.KubeNode{Name: "cp1", UUID: old}}
 	n.Kube = kube
-	if err := ForgetGone(n).Do(t.Context()); err != nil || !kube.deleted {
+	if err := forgetGone(n).Do(t.Context()); err != nil || !kube.deleted {
 		t.Errorf("deleted %t, %v", kube.deleted, err)
 	}
 }
@@ -143,31 +143,5 @@ func TestInterrupted(t *testing.T) {
 	n.Proxmox = ruins{err: errors.New("no answer")}
 	if err := requireGone(t.Context(), n, cluster.KubeNode{Name: "cp2"}); err == nil || !strings.Contains(err.Error(), "no answer") {
 		t.Errorf("err = %v", err)
-	}
-}
-
-// sums is a snapshot with that sum.
-func sums(sum string, err error) func(context.Context) (string, error) {
-	return func(context.Context) (string, error) { return sum, err }
-}
-
-// TestFindSource: etcd begins with nothing but the planned snapshot.
-func TestFindSource(t *testing.T) {
-	t.Parallel()
-	for name, c := range map[string]struct {
-		source Source
-		sum    string
-		err    string
-	}{
-		"an empty etcd":   {},
-		"none is given":   {Source{}, "sum", "run the same recast rebuild again"},
-		"it is not there": {Source{File: "/nowhere", Sum: sums("", errors.New("not there"))}, "sum", "read /nowhere again: not there"},
-		"another one":     {Source{File: "a.db", Sum: sums("other", nil)}, "sum", "read a.db again: its SHA-256 is other now, not sum"},
-		"that one":        {Source{File: "a.db", Sum: sums("sum", nil)}, "sum", ""},
-	} {
-		err := c.source.require(t.Context(), c.sum)
-		if (err == nil) != (c.err == "") || err != nil && !strings.Contains(err.Error(), c.err) {
-			t.Errorf("%s: err = %v, want %q", name, err, c.err)
-		}
 	}
 }

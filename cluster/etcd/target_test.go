@@ -1,4 +1,4 @@
-package restore
+package etcd
 
 import (
 	"context"
@@ -61,6 +61,32 @@ func TestFindTarget(t *testing.T) {
 			t.Errorf("%s: %v, want %q", name, err, c.err)
 		case f.FailAt > 0 && !errors.Is(err, clustertest.ErrBroken):
 			t.Errorf("%s: %v does not say why", name, err)
+		}
+	}
+}
+
+// sums is a snapshot with that sum.
+func sums(sum string, err error) func(context.Context) (string, error) {
+	return func(context.Context) (string, error) { return sum, err }
+}
+
+// TestFindSource: etcd begins with nothing but the planned snapshot.
+func TestFindSource(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		source Source
+		sum    string
+		err    string
+	}{
+		"an empty etcd":   {},
+		"none is given":   {Source{}, "sum", "run the same recast rebuild again"},
+		"it is not there": {Source{File: "/nowhere", Sum: sums("", errors.New("not there"))}, "sum", "read /nowhere again: not there"},
+		"another one":     {Source{File: "a.db", Sum: sums("other", nil)}, "sum", "read a.db again: its SHA-256 is other now, not sum"},
+		"that one":        {Source{File: "a.db", Sum: sums("sum", nil)}, "sum", ""},
+	} {
+		err := c.source.Require(t.Context(), c.sum)
+		if (err == nil) != (c.err == "") || err != nil && !strings.Contains(err.Error(), c.err) {
+			t.Errorf("%s: err = %v, want %q", name, err, c.err)
 		}
 	}
 }

@@ -1,4 +1,4 @@
-package restore
+package etcd
 
 import (
 	"context"
@@ -14,11 +14,11 @@ import (
 	"github.com/recast-sh/recast/internal/wait"
 )
 
-// Afterwards is what still has to be done by hand once etcd is restored. Its revision is lower than before: whoever
+// AfterRestore is what still has to be done by hand once etcd is restored. Its revision is lower than before: whoever
 // watches Kubernetes from a revision that will only come again is told of nothing until then
 // (https://github.com/etcd-io/etcd/issues/16028), and Talos restores without raising it (startInit in
 // internal/app/machined/pkg/system/services/etcd.go).
-const Afterwards = "restart whatever watches Kubernetes and ran all the time: the network plugin (kubectl -n kube-system rollout restart daemonset, " +
+const AfterRestore = "restart whatever watches Kubernetes and ran all the time: the network plugin (kubectl -n kube-system rollout restart daemonset, " +
 	"each by its name), kube-proxy, CoreDNS, storage drivers, operators and controllers of your own, on each worker and outside of the cluster"
 
 // Kubelets restarts the kubelets of the machines that ran while etcd was restored.

@@ -1,4 +1,4 @@
-package restore
+package roll
 
 import (
 	"context"
@@ -17,25 +17,16 @@ import (
 	"github.com/recast-sh/recast/internal/wait"
 )
 
-// Source is what the etcd of a broken cluster begins with again; the zero value: it begins empty.
-type Source struct {
-	File   string
-	Copied bool                                  // see Begin
-	Sum    func(context.Context) (string, error) // reads File again, and returns its SHA-256
-	Left   func(text string)                     // as of Kubelets
-	Gone   []string                              // the control planes that are made again: what discovery still knows of them is old
-}
-
-// First is the step that makes etcd begin on the first control plane of a new cluster, or of one that is
+// beginEtcd is the step that makes etcd begin on the first control plane of a new cluster, or of one that is
 // rebuilt. Only this machine is ever asked to: Talos lets every control plane begin an etcd of its own,
 // and two of them are two clusters.
-func First(n *rolling.Node, files cluster.FileReader, from Source) step.Step {
+func beginEtcd(n *rolling.Node, files cluster.FileReader, from etcd.Source) step.Step {
 	const id = "begin-etcd"
 	if n.Plan.Rebuild == "" {
-		from = Source{}
+		from = etcd.Source{}
 	}
-	b := &Begin{
-		Talos: n.Talos, Target: Target{Node: n.Plan.Node, Addr: n.Plan.Addr}, File: from.File, Copied: from.Copied,
+	b := &etcd.Begin{
+		Talos: n.Talos, Target: etcd.Target{Node: n.Plan.Node, Addr: n.Plan.Addr}, File: from.File, Copied: from.Copied,
 		Timing: n.Timing, Above: n.Path + "/bring-up", Say: n.Say,
 		Failed: "correct what it says, and run the same command again",
 	}
@@ -43,7 +34,7 @@ func First(n *rolling.Node, files cluster.FileReader, from Source) step.Step {
 	begin, listed := s.Do, time.Time{} // since when Talos' discovery lists the machine
 	s.Do = func(ctx context.Context) error {
 		b.Target.UUID = n.Plan.UUID
-		if err := from.require(ctx, n.Plan.Rebuild); err != nil {
+		if err := from.Require(ctx, n.Plan.Rebuild); err != nil {
 			return err
 		}
 		// It installs Talos first, and restarts.
@@ -71,21 +62,6 @@ func First(n *rolling.Node, files cluster.FileReader, from Source) step.Step {
 		return begin(ctx)
 	}
 	return s
-}
-
-// require refuses a snapshot that is not the planned one.
-func (s Source) require(ctx context.Context, sum string) error {
-	switch {
-	case sum == "":
-		return nil
-	case s.File == "":
-		return fault.EtcdSnapshot.Refusedf("etcd is to begin with the snapshot with SHA-256 %s, which is not given: run the same recast rebuild again", sum)
-	}
-	now, err := s.Sum(ctx)
-	if err == nil && now != sum {
-		err = fault.EtcdSnapshot.Refusedf("its SHA-256 is %s now, not %s", now, sum)
-	}
-	return fault.Prefix("read "+s.File+" again", err)
 }
 
 // lookAround ends the wait once the machine has been alone in Talos' discovery for a while: one that has

@@ -1,4 +1,4 @@
-package restore
+package roll
 
 import (
 	"context"
@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/etcd"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/cluster/rolling"
 	"github.com/recast-sh/recast/internal/step"
@@ -17,11 +18,28 @@ import (
 
 // blankPlane is a control plane that waits for its etcd.
 type blankPlane struct {
-	lone
+	cluster.Talos
 	cluster.MachineFiles
-	members []cluster.Member
-	config  cluster.Secret
-	data    bool
+	members   []cluster.Member
+	config    cluster.Secret
+	data      bool
+	early     int // number of calls that come too early
+	bootstrap error
+
+	did []string
+}
+
+func (b *blankPlane) EtcdService(context.Context, netip.Addr) (state, last string, err error) {
+	return "", "what it told", nil
+}
+
+func (b *blankPlane) EtcdBootstrap(context.Context, netip.Addr, string, cluster.EtcdContent) error {
+	if b.early > 0 {
+		b.early--
+		return cluster.ErrNotYet
+	}
+	b.did = append(b.did, "bootstrap")
+	return b.bootstrap
 }
 
 func (b *blankPlane) EtcdStatus(context.Context, netip.Addr) (s cluster.EtcdStatus, err error) {
@@ -54,7 +72,7 @@ func (b *blankPlane) MachineConfig(context.Context, netip.Addr) (cluster.Secret,
 }
 
 // TestFirst: etcd begins only where no other machine of the cluster is known.
-func TestFirst(t *testing.T) {
+func TestBeginEtcd(t *testing.T) {
 	t.Parallel()
 	member := func(name string) cluster.Member { return cluster.Member{Nodename: name} }
 	alone := []cluster.Member{member("cp1")}
@@ -68,8 +86,8 @@ func TestFirst(t *testing.T) {
 		"without discovery":    {blankPlane{config: cluster.Secret("cluster: {discovery: {enabled: false}}")}, []string{"bootstrap"}, "", ""},
 		"not listed":           {blankPlane{config: cluster.Secret("cluster: {discovery: {enabled: true}}")}, nil, "Talos' discovery does not list it yet", ""},
 		"it knows itself":      {blankPlane{members: alone}, []string{"bootstrap"}, "", ""},
-		"too early":            {blankPlane{members: alone, lone: lone{early: 2}}, []string{"bootstrap"}, "", ""},
-		"the answer is lost":   {blankPlane{members: alone, lone: lone{bootstrap: cluster.ErrLostAnswer}}, []string{"bootstrap"}, "", ""},
+		"too early":            {blankPlane{members: alone, early: 2}, []string{"bootstrap"}, "", ""},
+		"the answer is lost":   {blankPlane{members: alone, bootstrap: cluster.ErrLostAnswer}, []string{"bootstrap"}, "", ""},
 		"it has begun already": {blankPlane{data: true}, nil, "", ""},
 		"there is another":     {blankPlane{members: []cluster.Member{member("cp1"), member("cp7")}}, nil, "another machine of this cluster, cp7: etcd was not begun on cp1", ""},
 	} {
@@ -80,7 +98,7 @@ func TestFirst(t *testing.T) {
 					Roll: &rolling.Roll{Talos: &c.plane, Timing: cluster.Timing{Poll: time.Second, Join: time.Minute}, Say: func(string, string) {}},
 					Plan: planning.NodePlan{Node: "cp1", Rebuild: c.rebuild},
 				}
-				err := new(step.Runner).Run(t.Context(), First(n, &c.plane, Source{}))
+				err := new(step.Runner).Run(t.Context(), beginEtcd(n, &c.plane, etcd.Source{}))
 				if (err == nil) != (c.err == "") || err != nil && !strings.Contains(err.Error(), c.err) {
 					t.Errorf("err = %v, want %q", err, c.err)
 				}
