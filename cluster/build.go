@@ -8,7 +8,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/recast-sh/recast/cluster/schematic"
+	"github.com/recast-sh/recast/cluster/config"
 	"github.com/recast-sh/recast/internal/words"
 )
 
@@ -68,16 +68,16 @@ func diffSchematic(b Build, s SchematicEntry, past History, byName bool) []Reaso
 }
 
 // Asked lists how the build's schematic differs from the one that an image states, but for its extensions.
-func (b Build) Asked(s SchematicEntry) ([]schematic.Change, error) {
+func (b Build) Asked(s SchematicEntry) ([]config.SchematicChange, error) {
 	if b.Schematic == nil || s.ID == b.SchematicID {
 		return nil, nil
 	}
-	found, errFound := schematic.Parse(s.YAML)
-	wanted, errWanted := schematic.Parse(string(b.Schematic))
+	found, errFound := config.ParseSchematic(s.YAML)
+	wanted, errWanted := config.ParseSchematic(string(b.Schematic))
 	if err := errors.Join(errFound, errWanted); err != nil {
 		return nil, err
 	}
-	return schematic.Compare(found, wanted), nil
+	return config.CompareSchematics(found, wanted), nil
 }
 
 // DiffTarget compares what the schematic does not state: architecture, platform and Secure Boot.
@@ -204,7 +204,7 @@ func BootISO(d Disk) (name string, ok bool) {
 }
 
 // LockArg is the kernel argument in which a schematic carries the hash of its extension digests.
-const LockArg = schematic.LockArg
+const LockArg = config.LockArg
 
 // LockHash returns the lock hash that the image's schematic states, "sha256-…"; "" if recast did
 // not lock it. The running kernel's command line is no evidence: GRUB drops schematic arguments on

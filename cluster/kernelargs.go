@@ -7,7 +7,6 @@ import (
 	"strings"
 
 	"github.com/recast-sh/recast/cluster/config"
-	"github.com/recast-sh/recast/cluster/schematic"
 	"github.com/recast-sh/recast/internal/words"
 )
 
@@ -41,7 +40,7 @@ func (w Wanted) ArgsLost(m Machine) []string {
 	if len(running) == 0 {
 		return nil
 	}
-	image, _ := schematic.Parse(m.Schematic.YAML) // an unreadable one is a reason of its drift
+	image, _ := config.ParseSchematic(m.Schematic.YAML) // an unreadable one is a reason of its drift
 	times := map[string]int{}
 	for arg := range strings.FieldsSeq(string(m.Cmdline)) {
 		times[ArgName(arg)]++

@@ -11,7 +11,6 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/recast-sh/recast/cluster/reach"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/words"
 )
@@ -35,8 +34,8 @@ type Machine struct {
 	Configs        Configs      // none while it has no configuration, or hides it
 	ConfigHidden   bool         // see ComparedMachine
 	Encryption     []Encryption
-	Remembered     bool            // it does not answer: this was recorded earlier, without its system disk
-	Addresses      []reach.Address // its present ones; read by StateReader.Machine only
+	Remembered     bool             // it does not answer: this was recorded earlier, without its system disk
+	Addresses      []MachineAddress // its present ones; read by StateReader.Machine only
 }
 
 // MachineStanding says which machine answers, and how far it has come.
@@ -191,9 +190,9 @@ func (k KubeNode) Corrected(m RunningSystem, bootID string) RunningSystem {
 }
 
 // BlankAddress says how the node's machine will have addr when it boots from a build's ISO with
-// nothing on its system disk: see reach.Find.
-func BlankAddress(addr netip.Addr, vm VM, m Machine, b Build) (set *reach.Setting, against reach.Obstacle) {
-	blank := reach.Blank{ID: int(vm.ID), Config: vm.Config, Platform: b.Platform, KernelArgs: b.KernelArgs, NoNetwork: vm.WithoutCustom("network")}
+// nothing on its system disk: see reachBlank.
+func BlankAddress(addr netip.Addr, vm VM, m Machine, b Build) (set *BlankSetting, against AddressObstacle) {
+	blank := blankVM{ID: int(vm.ID), Config: vm.Config, Platform: b.Platform, KernelArgs: b.KernelArgs, NoNetwork: vm.WithoutCustom("network")}
 	disks, _ := vm.Disks() // what can't be read is refused elsewhere
 	for _, d := range disks {
 		switch {
@@ -203,7 +202,7 @@ func BlankAddress(addr netip.Addr, vm VM, m Machine, b Build) (set *reach.Settin
 			blank.Storage = d.Storage()
 		}
 	}
-	return reach.Find(addr, m.Addresses, blank)
+	return reachBlank(addr, m.Addresses, blank)
 }
 
 // InstallDisk is the disk that the machine runs from, to be named in its configuration; the zero value

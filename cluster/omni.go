@@ -5,7 +5,6 @@ import (
 	"strings"
 
 	"github.com/recast-sh/recast/cluster/config"
-	"github.com/recast-sh/recast/cluster/schematic"
 )
 
 // omniArg is the kernel argument that joins a machine to Omni, OmniDocument the document of a machine
@@ -49,8 +48,8 @@ func (m Machine) OmniAfter(b Build) []string {
 }
 
 // stated is what the schematic asks of the image, as far as it can be read.
-func (s SchematicEntry) stated() schematic.Schematic {
-	out, _ := schematic.Parse(s.YAML) // an unreadable one is said to be that where it is compared
+func (s SchematicEntry) stated() config.Schematic {
+	out, _ := config.ParseSchematic(s.YAML) // an unreadable one is said to be that where it is compared
 	return out
 }
 

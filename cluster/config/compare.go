@@ -100,7 +100,8 @@ func byID(d Documents) map[string]*value {
 }
 
 func union[V any](a, b map[string]V) map[string]V {
-	all := maps.Clone(a)
+	all := map[string]V{}
+	maps.Copy(all, a)
 	maps.Copy(all, b)
 	return all
 }

@@ -2,7 +2,8 @@
 // field by field, and shows what differs without showing a secret.
 //
 // It reads plain YAML and knows no kind of document, so that one of a newer Talos
-// is compared like any other.
+// is compared like any other. [CompareSchematics] does the same for what two schematics
+// ask of an image.
 package config
 
 import (

@@ -12,7 +12,6 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/parking"
-	"github.com/recast-sh/recast/cluster/reach"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/step"
 	"github.com/recast-sh/recast/internal/wait"
@@ -47,7 +46,7 @@ type Replace struct {
 	Firewall string
 
 	// Blank is a setting of the VM that has another value until finish; nil: none.
-	Blank *reach.Setting
+	Blank *cluster.BlankSetting
 
 	HostArch string // see Ties.HostArch
 

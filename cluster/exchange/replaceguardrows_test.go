@@ -8,7 +8,6 @@ import (
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/clustertest"
 	"github.com/recast-sh/recast/cluster/parking"
-	"github.com/recast-sh/recast/cluster/reach"
 )
 
 // systemIntent is the next hand-over after that of scsi1.
@@ -284,7 +283,7 @@ func systemRows() []guard {
 		{"blank", on(101, kv{"scsi0": "fast:vm-7-disk-6"}), "which is not its own", "set 101 map[ide2:isos:iso/x.iso,media=cdrom onboot:0] delete []"},
 		{
 			"blank", func(g *guarded) {
-				g.r.Strategy, g.r.Blank = cluster.Recreate, &reach.Setting{Key: "ipconfig0", Value: "ip=dhcp"}
+				g.r.Strategy, g.r.Blank = cluster.Recreate, &cluster.BlankSetting{Key: "ipconfig0", Value: "ip=dhcp"}
 			}, "",
 			strings.NewReplacer("scsi0;ide2 description:recast: run=r1 build=b", "scsi0;ide2 description:recast: run=r1 build=b ipconfig0:ip=dhcp protection:1").Replace(calls["blank"].done),
 		},

@@ -10,7 +10,6 @@ import (
 	"github.com/recast-sh/recast/cluster/clustertest"
 	"github.com/recast-sh/recast/cluster/clustertest/vmsetting"
 	"github.com/recast-sh/recast/cluster/parking"
-	"github.com/recast-sh/recast/cluster/reach"
 	"github.com/recast-sh/recast/internal/fault"
 )
 
@@ -167,7 +166,7 @@ func TestBlankSettingIsTemporary(t *testing.T) {
 		if was != "" {
 			vm.Config["ipconfig0"] = was
 		}
-		mem := parking.Memory{VM: vm, SystemKey: "scsi0", DiskSerial: "recast-0123456789ab", Blank: &reach.Setting{Key: "ipconfig0", Value: "ip=10.0.0.31/24"}}
+		mem := parking.Memory{VM: vm, SystemKey: "scsi0", DiskSerial: "recast-0123456789ab", Blank: &cluster.BlankSetting{Key: "ipconfig0", Value: "ip=10.0.0.31/24"}}
 		packed, err := mem.Pack()
 		if err != nil {
 			t.Fatal(err)

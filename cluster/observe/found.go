@@ -12,7 +12,6 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/parking"
-	"github.com/recast-sh/recast/cluster/reach"
 	"github.com/recast-sh/recast/cluster/shape"
 	"github.com/recast-sh/recast/internal/fault"
 )
@@ -282,7 +281,7 @@ func readBlank(ctx context.Context, src Sources, f *Found) *cluster.BlankMachine
 }
 
 // BlankSetting is the VM's setting for its blank boot; nil if it needs none.
-func (f Found) BlankSetting(b cluster.Build) *reach.Setting {
+func (f Found) BlankSetting(b cluster.Build) *cluster.BlankSetting {
 	switch {
 	case f.Open():
 		mem, _ := f.Parking.Record.ReadMemory(f.Parking.VM) // an unreadable record is refused elsewhere

@@ -11,7 +11,6 @@ import (
 	"slices"
 
 	"github.com/recast-sh/recast/cluster"
-	"github.com/recast-sh/recast/cluster/reach"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/format"
 )
@@ -50,7 +49,7 @@ type Memory struct {
 
 	// Blank is the setting of the VM that differs until the node is healthy, so that its blank
 	// machine has the node's address; nil: none.
-	Blank *reach.Setting `json:",omitempty"`
+	Blank *cluster.BlankSetting `json:",omitempty"`
 
 	HostArch string `json:",omitempty"` // see Ties.HostArch
 
@@ -59,7 +58,7 @@ type Memory struct {
 
 // ChangedSettings lists the settings of a VM, as it was, that have other values until the end of its exchange. Finish,
 // put-back and the lines for a person's hand set them back.
-func ChangedSettings(vm cluster.VM, blank *reach.Setting) []string {
+func ChangedSettings(vm cluster.VM, blank *cluster.BlankSetting) []string {
 	keys := []string{"onboot", "protection"}
 	if blank != nil {
 		keys = append(keys, blank.Key)

@@ -12,7 +12,6 @@ import (
 	"github.com/recast-sh/recast/cluster/clustertest"
 	"github.com/recast-sh/recast/cluster/exchange"
 	"github.com/recast-sh/recast/cluster/parking"
-	"github.com/recast-sh/recast/cluster/reach"
 	"github.com/recast-sh/recast/cluster/rolling/rollingtest"
 )
 
@@ -137,7 +136,7 @@ func (sceneFiles) Files(context.Context, netip.Addr, string, func(context.Contex
 func leased(s *scene) {
 	const mac = "BC:24:11:00:00:21"
 	s.PX.Set(101, kv{"net0": "virtio=" + mac})
-	s.Machine.Addresses = []reach.Address{{Prefix: netip.PrefixFrom(s.Plan.Addr, 24), Link: "eth0", MAC: mac, Layer: reach.Operator, Lease: reach.Lease{Operator: "dhcp4"}}}
+	s.Machine.Addresses = []cluster.MachineAddress{{Prefix: netip.PrefixFrom(s.Plan.Addr, 24), Link: "eth0", MAC: mac, Layer: cluster.LayerOperator, Lease: cluster.AddressLease{Operator: "dhcp4"}}}
 }
 
 const started = "set 9900 map[description:record protection:1] delete []\nstart 101\nset 9900 map[description:record protection:1] delete []"

@@ -10,7 +10,6 @@ import (
 	"github.com/recast-sh/recast/cluster/exchange"
 	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/cluster/planning"
-	"github.com/recast-sh/recast/cluster/reach"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/step"
 )
@@ -211,7 +210,7 @@ func (n *node) takenDown(ctx context.Context) (string, error) {
 
 // reachBlank returns the VM setting by which the blank machine gets its address, while its machine
 // still says where that address comes from.
-func (n *node) reachBlank(vm cluster.VM, m cluster.Machine) (*reach.Setting, error) {
+func (n *node) reachBlank(vm cluster.VM, m cluster.Machine) (*cluster.BlankSetting, error) {
 	if !n.installs() {
 		return nil, nil // the system that comes back has its configuration
 	}

@@ -107,15 +107,15 @@ var table = []row{
 	{pkg: "schematics/...", allow: []string{"internal/fault", "internal/knownissue", "internal/words", "internal/redact", schematic, yaml}},
 	{pkg: "images", allow: []string{"schematics", "images/verify", "internal/step", "internal/fault", "internal/words"}},
 	{pkg: "images/verify", allow: []string{"schematics", "internal/bootimage", "internal/diskimage", "internal/fault", "internal/words"}},
-	{pkg: "cluster", allow: []string{"cluster/config", "cluster/schematic", "cluster/reach", "cluster/replica", "internal/wait", "internal/fault", "internal/words"}},
+	{pkg: "cluster", allow: []string{"cluster/config", "cluster/replica", "internal/wait", "internal/fault", "internal/words"}},
 	{pkg: "cluster/claim", allow: []string{"cluster", "cluster/parking", "internal/foreign", "internal/wait", "internal/fault", "internal/format"}},
 	{pkg: "cluster/etcd", allow: []string{"cluster", "internal/etcddb", "internal/step", "internal/wait", "internal/fault", "internal/words"}},
-	{pkg: "cluster/parking", allow: []string{"cluster", "cluster/reach", "internal/fault", "internal/format", "internal/words"}},
+	{pkg: "cluster/parking", allow: []string{"cluster", "internal/fault", "internal/format", "internal/words"}},
 	{pkg: "cluster/shape", allow: []string{"cluster", "internal/fault"}},
-	{pkg: "cluster/observe", allow: []string{"cluster", "cluster/replica", "cluster/shape", "cluster/parking", "cluster/config", "cluster/reach", "internal/fault", "internal/knownissue", "internal/words", errgroup}},
+	{pkg: "cluster/observe", allow: []string{"cluster", "cluster/replica", "cluster/shape", "cluster/parking", "cluster/config", "internal/fault", "internal/knownissue", "internal/words", errgroup}},
 	{pkg: "cluster/strategy", allow: []string{"cluster", "cluster/parking", "cluster/observe", "internal/fault", "internal/words"}},
 	{pkg: "cluster/planning", allow: []string{"cluster", "cluster/replica", "cluster/shape", "cluster/config", "cluster/etcd", "cluster/parking", "cluster/observe", "cluster/strategy", "internal/fault", "internal/knownissue", "internal/words"}},
-	{pkg: "cluster/exchange", allow: []string{"cluster", "cluster/shape", "cluster/parking", "cluster/observe", "cluster/strategy", "cluster/reach", "internal/step", "internal/wait", "internal/fault", "internal/words"}},
+	{pkg: "cluster/exchange", allow: []string{"cluster", "cluster/shape", "cluster/parking", "cluster/observe", "cluster/strategy", "internal/step", "internal/wait", "internal/fault", "internal/words"}},
 	{pkg: "cluster/hook", allow: []string{"cluster", "cluster/planning", "internal/step", "internal/fault"}},
 	{pkg: "cluster/usergate", allow: []string{"cluster", "cluster/rolling", "internal/step", "internal/wait", "internal/fault"}},
 	{pkg: "cluster/healing", allow: []string{"cluster", "cluster/planning", "cluster/replica", "cluster/rolling", "internal/step", "internal/wait", "internal/fault"}},
@@ -123,19 +123,17 @@ var table = []row{
 	{pkg: "cluster/rolling", allow: []string{"cluster", "cluster/shape", "cluster/etcd", "cluster/planning", "cluster/exchange", "cluster/parking", "internal/step", "internal/wait", "internal/fault", "internal/words"}},
 	{pkg: "cluster/gate", allow: []string{"cluster", "cluster/etcd", "cluster/parking", "cluster/observe", "cluster/strategy", "cluster/planning", "cluster/exchange", "cluster/rolling", "internal/wait", "internal/fault"}},
 	{pkg: "cluster/serving", allow: []string{"cluster", "cluster/shape", "cluster/gate", "cluster/rolling", "internal/step", "internal/wait", "internal/fault"}},
-	{pkg: "cluster/roll", allow: []string{"cluster", "cluster/shape", "cluster/serving", "cluster/hook", "cluster/usergate", "cluster/healing", "cluster/rehearse", "cluster/rolling", "cluster/config", "cluster/gate", "cluster/etcd", "cluster/parking", "cluster/observe", "cluster/planning", "cluster/exchange", "cluster/reach", "internal/step", "internal/wait", "internal/fault", "internal/words"}},
+	{pkg: "cluster/roll", allow: []string{"cluster", "cluster/shape", "cluster/serving", "cluster/hook", "cluster/usergate", "cluster/healing", "cluster/rehearse", "cluster/rolling", "cluster/config", "cluster/gate", "cluster/etcd", "cluster/parking", "cluster/observe", "cluster/planning", "cluster/exchange", "internal/step", "internal/wait", "internal/fault", "internal/words"}},
 	{pkg: "cluster/prune", allow: []string{"cluster", "cluster/parking", "cluster/exchange", "internal/step", "internal/fault", "internal/words"}},
 	{pkg: "cluster/survey", allow: []string{"cluster", "cluster/etcd", "cluster/shape", "cluster/parking", "cluster/observe", "cluster/strategy", "cluster/planning", "cluster/claim", "cluster/rehearse", "cluster/roll", "internal/step", "internal/fault", "internal/words", errgroup}},
 	{pkg: "cluster/clustertest", allow: []string{"cluster", "cluster/parking", "internal/fault", "testing"}}, // what tests of the rooms share
 	{pkg: "cluster/exchange/exchangetest", allow: []string{"cluster", "cluster/exchange", "cluster/parking", "internal/step", "internal/fault"}},
 	{pkg: "cluster/rolling/rollingtest", allow: []string{"cluster", "cluster/parking", "cluster/observe", "cluster/planning", "cluster/rolling", "cluster/clustertest"}},
-	{pkg: "cluster/observe/observetest", allow: []string{"cluster", "cluster/observe", "cluster/clustertest", "cluster/reach"}},
+	{pkg: "cluster/observe/observetest", allow: []string{"cluster", "cluster/observe", "cluster/clustertest"}},
 	{pkg: "cluster/clustertest/vmsetting"},
 	{pkg: "cluster/...", files: tests, allow: []string{"cluster/clustertest/...", "cluster/observe/observetest", "cluster/rolling/rollingtest"}},
 	{pkg: "cluster/kubeupgrade", allow: []string{"cluster", "cluster/etcd", "cluster/observe", "internal/step", "internal/wait", "internal/fault", "internal/words", errgroup}},
-	{pkg: "cluster/config", allow: []string{"internal/redact", yaml}},    // a leaf: compares texts, knows neither clusters nor Talos
-	{pkg: "cluster/schematic", allow: []string{"internal/redact", yaml}}, // a leaf: compares what two images state, knows no factory
-	{pkg: "cluster/reach"}, // a leaf, too
+	{pkg: "cluster/config", allow: []string{"internal/redact", yaml}}, // a leaf: compares texts, knows neither clusters, nor Talos, nor the factory
 	{pkg: "cluster/replica", allow: []string{"internal/format", "internal/words"}},
 	{pkg: "cluster/rehearse", files: tests, allow: []string{"cluster/observe"}},
 	{pkg: "cluster/observe", files: tests, allow: []string{"internal/words"}},
@@ -209,7 +207,7 @@ var table = []row{
 	{pkg: "internal/pve/api/apitest", allow: []string{"internal/sim/network", "testing"}},
 	{pkg: "internal/pve/...", files: tests, allow: []string{"internal/pve/api/apitest"}},
 	{pkg: "internal/talos", allow: []string{
-		"cluster", "cluster/config", "cluster/observe", "cluster/reach", "internal/knownissue", "internal/fault", "internal/foreign", "internal/redact", machinery, cosi, pki, grpc, protobuf, yaml, upgradeK8s, semver,
+		"cluster", "cluster/config", "cluster/observe", "internal/knownissue", "internal/fault", "internal/foreign", "internal/redact", machinery, cosi, pki, grpc, protobuf, yaml, upgradeK8s, semver,
 	}},
 	{pkg: "internal/kube", allow: []string{
 		"cluster", "cluster/replica", "internal/expression", "internal/linstor", "internal/mayastor", "internal/wait", "internal/fault", "internal/foreign", "internal/format", clientGo, k8sAPI, apimachine, drain, klog, errgroup, upgradeK8s,

@@ -9,7 +9,6 @@ import (
 	"github.com/siderolabs/talos/pkg/machinery/resources/network"
 
 	"github.com/recast-sh/recast/cluster"
-	"github.com/recast-sh/recast/cluster/reach"
 )
 
 // networkFacts are what Talos reports of a machine's network.
@@ -39,13 +38,13 @@ func readAddresses(ctx context.Context, s session, m *cluster.Machine) error {
 	return err
 }
 
-func (f networkFacts) addresses() []reach.Address {
-	var all []reach.Address
+func (f networkFacts) addresses() []cluster.MachineAddress {
+	var all []cluster.MachineAddress
 	for _, status := range f.statuses {
 		spec := status.TypedSpec()
-		a := reach.Address{Prefix: spec.Address, Link: spec.LinkName, Layer: f.layer(spec.Address)}
+		a := cluster.MachineAddress{Prefix: spec.Address, Link: spec.LinkName, Layer: f.layer(spec.Address)}
 		f.describeLink(&a)
-		if a.Layer == reach.Operator {
+		if a.Layer == cluster.LayerOperator {
 			a.Lease = f.lease(a)
 		}
 		for _, route := range f.routes {
@@ -59,18 +58,18 @@ func (f networkFacts) addresses() []reach.Address {
 	return all
 }
 
-// layer is where Talos has an address from; reach.Kernel if Talos did not request it.
-func (f networkFacts) layer(address netip.Prefix) reach.Layer {
+// layer is where Talos has an address from; cluster.LayerKernel if Talos did not request it.
+func (f networkFacts) layer(address netip.Prefix) cluster.AddressLayer {
 	for _, spec := range f.specs {
 		if spec.TypedSpec().Address == address {
-			return reach.Layer(spec.TypedSpec().ConfigLayer.String())
+			return cluster.AddressLayer(spec.TypedSpec().ConfigLayer.String())
 		}
 	}
-	return reach.Kernel
+	return cluster.LayerKernel
 }
 
 // describeLink fills in the address's link.
-func (f networkFacts) describeLink(a *reach.Address) {
+func (f networkFacts) describeLink(a *cluster.MachineAddress) {
 	a.Kind = "unknown"
 	for _, link := range f.links {
 		l := link.TypedSpec()
@@ -89,17 +88,17 @@ func (f networkFacts) describeLink(a *reach.Address) {
 }
 
 // lease is the operator that obtained an address of a link.
-func (f networkFacts) lease(a reach.Address) (lease reach.Lease) {
+func (f networkFacts) lease(a cluster.MachineAddress) (lease cluster.AddressLease) {
 	for _, operator := range f.operators {
 		o := operator.TypedSpec()
 		switch {
 		case o.LinkName != a.Link:
 		case o.Operator == network.OperatorVIP && o.VIP.IP == a.Prefix.Addr():
-			return reach.Lease{Operator: "vip"}
+			return cluster.AddressLease{Operator: "vip"}
 		case o.Operator == network.OperatorDHCP4 && a.Prefix.Addr().Is4():
-			lease = reach.Lease{Operator: "dhcp4", DUID: o.DHCP4.ClientIdentifier.ClientIdentifier == nethelpers.ClientIdentifierDUID}
+			lease = cluster.AddressLease{Operator: "dhcp4", DUID: o.DHCP4.ClientIdentifier.ClientIdentifier == nethelpers.ClientIdentifierDUID}
 		case o.Operator == network.OperatorDHCP6 && a.Prefix.Addr().Is6():
-			lease = reach.Lease{Operator: "dhcp6"}
+			lease = cluster.AddressLease{Operator: "dhcp6"}
 		}
 	}
 	return lease

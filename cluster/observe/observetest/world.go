@@ -9,7 +9,6 @@ import (
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/clustertest"
 	"github.com/recast-sh/recast/cluster/observe"
-	"github.com/recast-sh/recast/cluster/reach"
 )
 
 // World is a cluster of one control plane and two workers whose first is stale.
@@ -73,13 +72,13 @@ func LargeWorld(nodes int) ([]cluster.Wanted, observe.Observation) {
 func Leased(f *observe.Found) {
 	f.Addr = netip.MustParseAddr("10.0.0.31")
 	f.VM.Config["net1"] = "virtio=BC:24:11:00:00:31"
-	f.Machine.Addresses = []reach.Address{{
+	f.Machine.Addresses = []cluster.MachineAddress{{
 		Prefix: netip.MustParsePrefix("10.0.0.31/24"), Link: "eth0", MAC: "BC:24:11:00:00:31",
-		Layer: reach.Operator, Lease: reach.Lease{Operator: "dhcp4"}, Gateway: netip.MustParseAddr("10.0.0.1"),
+		Layer: cluster.LayerOperator, Lease: cluster.AddressLease{Operator: "dhcp4"}, Gateway: netip.MustParseAddr("10.0.0.1"),
 	}}
 }
 
 // Static moves the node's address to the machine configuration.
 func Static(f *observe.Found) {
-	f.Machine.Addresses[0].Layer, f.Machine.Addresses[0].Lease = reach.Configuration, reach.Lease{}
+	f.Machine.Addresses[0].Layer, f.Machine.Addresses[0].Lease = cluster.LayerConfiguration, cluster.AddressLease{}
 }

@@ -1,4 +1,4 @@
-package schematic
+package config
 
 import (
 	"slices"
@@ -47,13 +47,13 @@ func TestCompare(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			found, errFound := Parse(tc.found)
-			wanted, errWanted := Parse(tc.wanted)
+			found, errFound := ParseSchematic(tc.found)
+			wanted, errWanted := ParseSchematic(tc.wanted)
 			if errFound != nil || errWanted != nil {
 				t.Fatal(errFound, errWanted)
 			}
 			var got []string
-			for _, c := range Compare(found, wanted) {
+			for _, c := range CompareSchematics(found, wanted) {
 				got = append(got, c.String())
 			}
 			if !slices.Equal(got, tc.want) || strings.Contains(strings.Join(got, ""), "hush") {
@@ -62,7 +62,7 @@ func TestCompare(t *testing.T) {
 		})
 	}
 	for _, text := range []string{"", "- a", "customization: {extraKernelArgs: hush}", "customization: {meta: [hush]}", "{"} {
-		if _, err := Parse(text); err == nil || strings.Contains(err.Error(), "hush") {
+		if _, err := ParseSchematic(text); err == nil || strings.Contains(err.Error(), "hush") {
 			t.Errorf("%q: %v", text, err)
 		}
 	}

@@ -1,4 +1,4 @@
-package reach
+package cluster
 
 import (
 	"net/netip"
@@ -11,38 +11,40 @@ const mac = "BC:24:11:00:23:47"
 
 // machine is a node at 10.0.0.31, on its card eth0, in a VM with a cloud-init drive
 // that boots a nocloud ISO.
-func machine() (Address, Blank) {
-	a := Address{Prefix: netip.MustParsePrefix("10.0.0.31/24"), Link: "eth0", MAC: "bc:24:11:00:23:47", Layer: Configuration, Gateway: netip.MustParseAddr("10.0.0.1")}
-	b := Blank{
+func machine() (MachineAddress, blankVM) {
+	a := MachineAddress{Prefix: netip.MustParsePrefix("10.0.0.31/24"), Link: "eth0", MAC: "bc:24:11:00:23:47", Layer: LayerConfiguration, Gateway: netip.MustParseAddr("10.0.0.1")}
+	b := blankVM{
 		ID: 9031, CloudInit: "ide0", Storage: "fast", Platform: "nocloud", NoNetwork: "qm set 9031 --delete cicustom",
 		Config: map[string]string{"net0": "virtio=BC:24:11:00:23:46,bridge=vmbr0", "net1": "virtio=" + mac + ",bridge=vmbr0", "scsi30": "fast:vm-9031-disk-0"},
 	}
 	return a, b
 }
 
-type change = func(*Address, *Blank)
+type change = func(*MachineAddress, *blankVM)
 
 func setting(key, value string) change {
-	return func(_ *Address, b *Blank) { b.Config[key] = value }
+	return func(_ *MachineAddress, b *blankVM) { b.Config[key] = value }
 }
 
-func from(layer Layer, operator string) change {
-	return func(a *Address, _ *Blank) { a.Layer, a.Lease.Operator = layer, operator }
+func from(layer AddressLayer, operator string) change {
+	return func(a *MachineAddress, _ *blankVM) { a.Layer, a.Lease.Operator = layer, operator }
 }
 
 func at(prefix, gateway string) change {
-	return func(a *Address, _ *Blank) {
+	return func(a *MachineAddress, _ *blankVM) {
 		a.Prefix = netip.MustParsePrefix(prefix)
 		a.Gateway, _ = netip.ParseAddr(gateway)
 	}
 }
 
-func on(link, kind string) change { return func(a *Address, _ *Blank) { a.Link, a.Kind = link, kind } }
+func on(link, kind string) change {
+	return func(a *MachineAddress, _ *blankVM) { a.Link, a.Kind = link, kind }
+}
 
-func noDrive(_ *Address, b *Blank) { b.CloudInit = "" }
-func metal(_ *Address, b *Blank)   { b.Platform = "metal" }
+func noDrive(_ *MachineAddress, b *blankVM) { b.CloudInit = "" }
+func metal(_ *MachineAddress, b *blankVM)   { b.Platform = "metal" }
 
-func args(list ...string) change { return func(_ *Address, b *Blank) { b.KernelArgs = list } }
+func args(list ...string) change { return func(_ *MachineAddress, b *blankVM) { b.KernelArgs = list } }
 
 // What lifts most of the obstacles.
 const (
@@ -84,33 +86,33 @@ func TestFind(t *testing.T) {
 			"reserve the address for MAC bc:24:11:00:23:47 in DHCP and have the machine configuration say dhcp: true there, or use in-place"},
 		"VLAN": {is: []change{on("eth0.42", "vlan")}, why: "its address 10.0.0.31 is on eth0.42 (vlan), a link that only its machine configuration makes, so a blank machine would not have it: " +
 			"have Proxmox tag the VM's network card instead (tag= of netN), and give the address to the card itself, or use in-place"},
-		"bond with DHCP": {is: []change{on("bond0", "bond"), from(Operator, "dhcp4")}, why: "its address 10.0.0.31 is on bond0 (bond), a link that only its machine configuration makes, so a blank machine would not have it: " +
+		"bond with DHCP": {is: []change{on("bond0", "bond"), from(LayerOperator, "dhcp4")}, why: "its address 10.0.0.31 is on bond0 (bond), a link that only its machine configuration makes, so a blank machine would not have it: " +
 			"have the Proxmox host make the bond below its bridge, and give the address to the VM's network card itself, or use in-place"},
 		"bridge": {is: []change{on("br0", "bridge")}, why: "its address 10.0.0.31 is on br0 (bridge), a link that only its machine configuration makes, so a blank machine would not have it: " +
 			"give the address to the VM's network card itself, or use in-place"},
 		"a card that the VM has not": {is: []change{setting("net1", "virtio=BC:24:11:00:23:48")}, why: "its address 10.0.0.31 is on eth0 with MAC bc:24:11:00:23:47, which none of the VM's network cards has: look at netN of VM 9031"},
-		"platform":                   {is: []change{from(Platform, ""), setting("ipconfig1", "gw=10.0.0.1,ip=10.0.0.31/24")}},
-		"platform, from the copy":    {is: []change{from(Platform, "")}, set: "ipconfig1=gw=10.0.0.1,ip=10.0.0.31/24"},
+		"platform":                   {is: []change{from(LayerPlatform, ""), setting("ipconfig1", "gw=10.0.0.1,ip=10.0.0.31/24")}},
+		"platform, from the copy":    {is: []change{from(LayerPlatform, "")}, set: "ipconfig1=gw=10.0.0.1,ip=10.0.0.31/24"},
 		"platform, no drive": {
-			is: []change{from(Platform, ""), noDrive}, command: addDrive + " --ipconfig1 gw=10.0.0.1,ip=10.0.0.31/24",
+			is: []change{from(LayerPlatform, ""), noDrive}, command: addDrive + " --ipconfig1 gw=10.0.0.1,ip=10.0.0.31/24",
 			why: "its address 10.0.0.31 (eth0) is in a copy on its system disk alone, so a blank machine would not have it: give the VM a cloud-init drive (" + addDrive + " --ipconfig1 gw=10.0.0.1,ip=10.0.0.31/24)" + otherwise,
 		},
-		"platform of metal":              {is: []change{from(Platform, ""), metal}, why: "its address 10.0.0.31 (eth0) is in a copy on its system disk alone, so a blank machine would not have it: " + platform + otherwise, config: nocloud},
-		"DHCP":                           {is: []change{from(Operator, "dhcp4"), metal, noDrive}},
-		"DHCP, the drive says so":        {is: []change{from(Operator, "dhcp4"), setting("ipconfig1", "ip=dhcp")}},
-		"DHCP, the drive says otherwise": {is: []change{from(Operator, "dhcp4"), setting("ipconfig1", "ip=10.0.0.9/24,gw=10.0.0.1,ip6=auto")}, set: "ipconfig1=ip6=auto,ip=dhcp"},
-		"DHCP, no drive but ipconfig":    {is: []change{from(Operator, "dhcp4"), noDrive, setting("ipconfig1", "ip=10.0.0.9/24")}},
-		"DHCP by DUID": {is: []change{from(Operator, "dhcp4"), func(a *Address, _ *Blank) { a.Lease.DUID = true }}, why: "its address 10.0.0.31 is leased to the DUID of its machine configuration, which a blank machine does not have: " +
+		"platform of metal":              {is: []change{from(LayerPlatform, ""), metal}, why: "its address 10.0.0.31 (eth0) is in a copy on its system disk alone, so a blank machine would not have it: " + platform + otherwise, config: nocloud},
+		"DHCP":                           {is: []change{from(LayerOperator, "dhcp4"), metal, noDrive}},
+		"DHCP, the drive says so":        {is: []change{from(LayerOperator, "dhcp4"), setting("ipconfig1", "ip=dhcp")}},
+		"DHCP, the drive says otherwise": {is: []change{from(LayerOperator, "dhcp4"), setting("ipconfig1", "ip=10.0.0.9/24,gw=10.0.0.1,ip6=auto")}, set: "ipconfig1=ip6=auto,ip=dhcp"},
+		"DHCP, no drive but ipconfig":    {is: []change{from(LayerOperator, "dhcp4"), noDrive, setting("ipconfig1", "ip=10.0.0.9/24")}},
+		"DHCP by DUID": {is: []change{from(LayerOperator, "dhcp4"), func(a *MachineAddress, _ *blankVM) { a.Lease.DUID = true }}, why: "its address 10.0.0.31 is leased to the DUID of its machine configuration, which a blank machine does not have: " +
 			"reserve it for MAC bc:24:11:00:23:47 in DHCP and take clientIdentifier out of DHCPv4Config, or use in-place"},
-		"DHCPv6":                       {is: []change{from(Operator, "dhcp6"), at("fd00::31/64", "")}, why: "its address fd00::31 comes from dhcp6, which a blank machine does not ask: have DHCPv4 give it its address, or use in-place"},
-		"an operator unseen":           {is: []change{from(Operator, "")}, why: "its address 10.0.0.31 comes from nothing that Talos names, which a blank machine does not ask: have DHCPv4 give it its address, or use in-place"},
-		"virtual address":              {is: []change{from(Operator, "vip")}, why: "its address 10.0.0.31 is a virtual one, which any control plane may take: have the kubelet register another (machine.kubelet.nodeIP.validSubnets), then run the same command again"},
-		"kernel argument":              {is: []change{from(Cmdline, ""), args("console=ttyS0", "ip=10.0.0.31::10.0.0.1:255.255.255.0::eth0:off")}},
-		"kernel argument, not locked":  {is: []change{from(Cmdline, ""), args("ip=10.0.0.3::10.0.0.1:255.255.255.0::eth0:off")}, why: noArg},
-		"kernel argument, IPv6":        {is: []change{from(Cmdline, ""), at("fd00::31/64", ""), args("ip=[fd00::31]::[fd00::1]:64::eth0:off")}},
-		"router's announcement":        {is: []change{from(Kernel, ""), at("2001:db8::be24:11ff:fe00:2347/64", "")}},
-		"router's announcement, other": {is: []change{from(Kernel, ""), at("2001:db8::1234/64", "")}, why: "its address 2001:db8::1234 comes from nothing that Talos knows of and is not made of MAC bc:24:11:00:23:47, so whether a blank machine would have it can't be determined: use in-place"},
-		"IPv4 from the kernel":         {is: []change{from(Kernel, "")}, why: "its address 10.0.0.31 comes from nothing that Talos knows of and is not made of MAC bc:24:11:00:23:47, so whether a blank machine would have it can't be determined: use in-place"},
+		"DHCPv6":                       {is: []change{from(LayerOperator, "dhcp6"), at("fd00::31/64", "")}, why: "its address fd00::31 comes from dhcp6, which a blank machine does not ask: have DHCPv4 give it its address, or use in-place"},
+		"an operator unseen":           {is: []change{from(LayerOperator, "")}, why: "its address 10.0.0.31 comes from nothing that Talos names, which a blank machine does not ask: have DHCPv4 give it its address, or use in-place"},
+		"virtual address":              {is: []change{from(LayerOperator, "vip")}, why: "its address 10.0.0.31 is a virtual one, which any control plane may take: have the kubelet register another (machine.kubelet.nodeIP.validSubnets), then run the same command again"},
+		"kernel argument":              {is: []change{from(LayerCmdline, ""), args("console=ttyS0", "ip=10.0.0.31::10.0.0.1:255.255.255.0::eth0:off")}},
+		"kernel argument, not locked":  {is: []change{from(LayerCmdline, ""), args("ip=10.0.0.3::10.0.0.1:255.255.255.0::eth0:off")}, why: noArg},
+		"kernel argument, IPv6":        {is: []change{from(LayerCmdline, ""), at("fd00::31/64", ""), args("ip=[fd00::31]::[fd00::1]:64::eth0:off")}},
+		"router's announcement":        {is: []change{from(LayerKernel, ""), at("2001:db8::be24:11ff:fe00:2347/64", "")}},
+		"router's announcement, other": {is: []change{from(LayerKernel, ""), at("2001:db8::1234/64", "")}, why: "its address 2001:db8::1234 comes from nothing that Talos knows of and is not made of MAC bc:24:11:00:23:47, so whether a blank machine would have it can't be determined: use in-place"},
+		"IPv4 from the kernel":         {is: []change{from(LayerKernel, "")}, why: "its address 10.0.0.31 comes from nothing that Talos knows of and is not made of MAC bc:24:11:00:23:47, so whether a blank machine would have it can't be determined: use in-place"},
 		"layer of a later Talos":       {is: []change{from("mesh", "")}, why: "its address 10.0.0.31 is of layer mesh, which says nothing of a blank machine: use in-place"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -119,7 +121,7 @@ func TestFind(t *testing.T) {
 			for _, c := range tc.is {
 				c(&a, &b)
 			}
-			set, against := Find(a.Prefix.Addr(), []Address{{Prefix: netip.MustParsePrefix("127.0.0.1/8"), Link: "lo", Layer: "default"}, a}, b)
+			set, against := reachBlank(a.Prefix.Addr(), []MachineAddress{{Prefix: netip.MustParsePrefix("127.0.0.1/8"), Link: "lo", Layer: "default"}, a}, b)
 			got := ""
 			if set != nil {
 				got = set.Key + "=" + set.Value
@@ -135,8 +137,8 @@ func TestFindOfAnAddressThatTalosDoesNotShow(t *testing.T) {
 	t.Parallel()
 	a, b := machine()
 	const want = "Talos does not show where its address 10.0.0.32 comes from (talosctl -n 10.0.0.32 get addresses), so whether a blank machine would have it can't be determined: use in-place"
-	for _, all := range [][]Address{nil, {a}} {
-		if set, against := Find(netip.MustParseAddr("10.0.0.32"), all, b); set != nil || against != (Obstacle{Text: want}) {
+	for _, all := range [][]MachineAddress{nil, {a}} {
+		if set, against := reachBlank(netip.MustParseAddr("10.0.0.32"), all, b); set != nil || against != (AddressObstacle{Text: want}) {
 			t.Errorf("set %v, against: %+v", set, against)
 		}
 	}
