@@ -53,8 +53,9 @@ func TestBusyStorage(t *testing.T) {
 				if c.moved != (err == nil) || !c.moved && !errors.Is(err, cluster.ErrStorageBusy) {
 					t.Errorf("err = %v", err)
 				}
-				if moved := slices.Contains(g.Done, "move scsi1 of 101 to scsi1 of 9900"); moved != c.moved || time.Since(began) != c.took || len(said) != c.said {
-					t.Errorf("moved %t after %s, said %q", moved, time.Since(began), said)
+				moved, took := slices.Contains(g.Done, "move scsi1 of 101 to scsi1 of 9900"), time.Since(began)
+				if moved != c.moved || took != c.took || len(said) != c.said {
+					t.Errorf("moved %t after %s, said %q", moved, took, said)
 				}
 			})
 		})

@@ -74,7 +74,9 @@ func (r openRecord) await(ctx context.Context, say func(string), which ...string
 }
 
 // awaitUnless is await that also ends once so returns true.
-func (r openRecord) awaitUnless(ctx context.Context, say func(string), so func(context.Context) (bool, error), which ...string) error {
+func (r openRecord) awaitUnless(
+	ctx context.Context, say func(string), so func(context.Context) (bool, error), which ...string,
+) error {
 	park, rec, err := r.read(ctx)
 	if err != nil {
 		return err
@@ -85,7 +87,9 @@ func (r openRecord) awaitUnless(ctx context.Context, say func(string), so func(c
 // sending records a request, sends it, and removes it from the record once it is answered. within
 // is how long Proxmox may take for it. If an earlier request of its kind is unanswered, the record
 // stays: the answer to this one proves nothing about that one.
-func (r openRecord) sending(ctx context.Context, what string, within time.Duration, send func(context.Context) error) error {
+func (r openRecord) sending(
+	ctx context.Context, what string, within time.Duration, send func(context.Context) error,
+) error {
 	park, rec, err := r.read(ctx)
 	if err != nil {
 		return err

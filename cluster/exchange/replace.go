@@ -95,7 +95,8 @@ func (r *Replace) record() openRecord {
 
 // mover hands the exchange's disks over.
 func (r *Replace) mover() mover {
-	return newMover(r.record(), r.VM.Host, r.isSpare, func(in parking.Intent, text string) { r.saying(r.handOverStep(in))(text) })
+	say := func(in parking.Intent, text string) { r.saying(r.handOverStep(in))(text) }
+	return newMover(r.record(), r.VM.Host, r.isSpare, say)
 }
 
 // Sending records a request, sends it, and removes it from the record once it is answered. within

@@ -48,13 +48,13 @@ func eject(ctx context.Context, px cluster.Proxmox, id cluster.VMID) error {
 }
 
 // withoutBootISO reads a VM, and returns the settings that eject its boot ISOs.
-func withoutBootISO(ctx context.Context, px cluster.Proxmox, id cluster.VMID) (vm cluster.VM, set map[string]string, err error) {
-	vm, err = px.VMConfig(ctx, id)
+func withoutBootISO(ctx context.Context, px cluster.Proxmox, id cluster.VMID) (cluster.VM, map[string]string, error) {
+	vm, err := px.VMConfig(ctx, id)
 	if err != nil {
 		return vm, nil, fmt.Errorf("look up VM %d: %w", id, err)
 	}
 	disks, err := vm.Disks()
-	set = map[string]string{}
+	set := map[string]string{}
 	for _, d := range disks {
 		if _, iso := cluster.BootISO(d); iso {
 			set[d.Key] = "none,media=cdrom"
