@@ -236,3 +236,11 @@ func (n *node) waitStep(code fault.Code, healthy goal, wait func(context.Context
 	title := "wait until " + n.Plan.Node + " is healthy"
 	return step.Step{ID: "wait-healthy", Code: code, Title: title, Skip: healthy, Do: wait}
 }
+
+// withUndoHint adds the way back to the error of a node that does not come up with its new VM.
+func (n *node) withUndoHint(err error) error {
+	if !n.Plan.Strategy.Reshapes() {
+		return err
+	}
+	return fault.WithHint(err, "recast undo %s gives VM %d its old settings back; or correct recast.yaml, and recast roll goes on with that", n.Plan.Node, n.Plan.VMID)
+}

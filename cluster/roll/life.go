@@ -182,3 +182,32 @@ func (n *node) gateStep() step.Step {
 	}
 	return step.Step{ID: "gate", Code: fault.GateClosed, Title: title, Do: n.gate.Check}
 }
+
+func (n *node) stopsForShape() bool { return len(n.Plan.VM.At(shape.Off)) > 0 }
+
+// stopsVM says whether the VM that the node has is stopped.
+func (n *node) stopsVM() bool {
+	switch s := n.Plan.Strategy; {
+	case s.Reshapes():
+		return n.Plan.Resume || n.stopsForShape()
+	case s.KeepsVM():
+		return n.stopsForShape()
+	case s.VM() == cluster.VMGone:
+		return n.Plan.Found.Absent == nil
+	default:
+		return s.VM() == cluster.VMAgain || s.VM() == cluster.VMOff
+	}
+}
+
+// asStopped is the node as its VM is stopped. A node that keeps its VM has got its image or configuration then, is
+// still drained, and gets its VM another shape in the same outage.
+func (n *node) asStopped() *node {
+	if !n.Plan.Strategy.KeepsVM() {
+		return n
+	}
+	as := *n.Node
+	as.Plan.Strategy, as.Plan.EtcdKept = cluster.Reshape, true
+	of := n.roller.node(as)
+	of.record.drawn = n.record.drawn
+	return of
+}

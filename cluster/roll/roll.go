@@ -5,11 +5,45 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/etcd"
+	"github.com/recast-sh/recast/cluster/healing"
+	"github.com/recast-sh/recast/cluster/hook"
+	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/cluster/planning"
+	"github.com/recast-sh/recast/cluster/rehearse"
+	"github.com/recast-sh/recast/cluster/rolling"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/step"
 	"github.com/recast-sh/recast/internal/words"
 )
+
+// Roller carries out a plan.
+type Roller struct {
+	*rolling.Roll
+	Files     cluster.FileReader // of the machines
+	Objects   cluster.ObjectJudge
+	Commands  cluster.CommandRunner
+	Rehearser *rehearse.Rehearser
+
+	ParkingIDs   []cluster.VMID    // VMIDs that a parking VM may take, in order
+	VMIDs        cluster.VMIDRange // from recast.yaml; it is written into the records
+	DrainForce   bool
+	DrainDeletes bool                // deletes pods whose eviction is still refused when a drain times out
+	BootFailure  cluster.BootFailure // what to do with a node that does not come back from an in-place upgrade
+	SnapshotDir  string              // where snapshots of etcd are saved
+	Rebuild      etcd.Source         // what a broken cluster begins with again
+	History      cluster.History
+
+	// MachineConfig returns a node's configuration if the user keeps it in files; found is false if
+	// it must be read from the node before that goes down.
+	MachineConfig func(ctx context.Context, node string) (config cluster.Secret, found bool, err error)
+	// Hooked, if set, receives the result of each hook.
+	Hooked func(hook.HookRun)
+
+	parkingNumbers parking.Numbers
+	leaving        healing.Leaving
+}
 
 // Steps builds the tree of a roll from its plan: a branch per phase, and in it one per node, in the
 // plan's order.
@@ -62,17 +96,15 @@ func (r *Roller) phase(p planning.Plan, b planning.Batch) (step.Step, error) {
 // would only compete for the registry's bandwidth.
 const maxAhead = 10
 
-func (n *node) branch() step.Step {
-	title := fmt.Sprintf("%s %s (VM %d on %s)", n.Plan.Strategy, n.Plan.Node, n.Plan.VMID, n.Plan.Host)
-	if n.Plan.Run != "" {
-		title += ", left unfinished by run " + n.Run
+// DrawnSteps are the steps of a roll of p for node n, for display only: they can't ask the world
+// what is already done.
+func DrawnSteps(p planning.Plan, n planning.NodePlan, t cluster.Timing) ([]step.Step, error) {
+	drawn, err := rolling.PlannedExchange(n)
+	if err != nil {
+		return nil, err
 	}
-	s := step.Step{ID: n.Plan.Node, Title: title, Risk: step.Destructive, Whole: true, Uses: n.Plan.Slots, Ahead: n.RepeatingAll("", n.pullSteps())}
-	s.Skip = n.Repeating("", step.Step{Skip: n.finished}).Skip
-	s.Lacks = n.unfinished
-	s.Steps = func(context.Context) ([]step.Step, error) { return n.life(), nil }
-	if !n.Plan.Strategy.KeepsVM() {
-		s = n.explained(s)
-	}
-	return s
+	r := &Roller{Roll: &rolling.Roll{Cluster: p.Cluster, Timing: t, Say: func(string, string) {}}}
+	of := r.planned(p, n, n.Phase)
+	of.record.drawn = drawn
+	return slices.Concat(of.pullSteps(), of.life()), nil
 }

@@ -14,8 +14,8 @@ import (
 	"github.com/recast-sh/recast/internal/words"
 )
 
-// inPlace is the upgrade in place: installed and booted here, in newboot.go whether it came up, and in
-// fallback.go the reimage of a node that did not come back.
+// inPlace is the upgrade in place: installed and booted here, in newboot.go whether it came up, and the
+// reimage of a node that did not come back.
 type inPlace struct {
 	*node
 	rebooted  bool      // this process told it to reboot
