@@ -134,11 +134,13 @@ func (n *inPlace) upgrade() step.Step {
 
 // finish ends an upgrade in place. A node whose VM is still to be stopped stays drained.
 func (n *inPlace) finish() step.Step {
-	return step.Step{ID: "finish", Title: "take pods again", Steps: step.List(slices.Concat(
-		when(true, exchange.EjectStep(n.Proxmox, n.Plan.VMID), n.setInstallerStep()),
-		when(!n.stopsForShape(), n.uncordonStep(n.config.thenForget(n.uncordon))),
-		rolling.Freeing{Node: n.Node}.Steps("finish"),
-	)...)}
+	steps := []step.Step{
+		exchange.EjectStep(n.Proxmox, n.Plan.VMID),
+		n.setInstallerStep(),
+		step.OnlyIf(!n.stopsForShape(), n.uncordonStep(n.config.thenForget(n.uncordon))),
+	}
+	steps = append(steps, rolling.Freeing{Node: n.Node}.Steps("finish")...)
+	return step.Step{ID: "finish", Title: "take pods again", Steps: step.List(steps...)}
 }
 
 // fallback reimages a node that did not come back from its upgrade, and then fails: the node serves
@@ -164,13 +166,14 @@ func (n *inPlace) fallback() step.Step {
 // afterUpgrade gives a node that was upgraded in place, and is still drained, its configuration in the
 // same outage.
 func (n *applyConfig) afterUpgrade() step.Step {
-	steps := when(!n.reboots, n.tryStep())
-	if n.reboots {
-		steps = []step.Step{n.stageStep(), n.rebootStep(n.markAndReboot), n.waitStep(fault.NoJoin, nil, n.waitServes)}
-	}
 	return step.Step{
 		ID: "configure", Title: "give " + n.Plan.Node + " its machine configuration", Risk: step.Disruptive,
-		Skip: n.alreadyRuns, Steps: step.List(steps...),
+		Skip: n.alreadyRuns, Steps: step.List(
+			step.OnlyIf(!n.reboots, n.tryStep()),
+			step.OnlyIf(n.reboots, n.stageStep()),
+			step.OnlyIf(n.reboots, n.rebootStep(n.markAndReboot)),
+			step.OnlyIf(n.reboots, n.waitStep(fault.NoJoin, nil, n.waitServes)),
+		),
 	}
 }
 
