@@ -5,9 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/wait"
 )
@@ -233,4 +235,115 @@ func (s *surroundings) hostsAway(away *cluster.HostsAway, asked time.Time) (seen
 	}
 	s.say("claim of cluster %s: %s; no run can hold a claim there meanwhile", s.Cluster, unknown)
 	return "", nil
+}
+
+// strays refuses if another recast.yaml has parked disks: parking VMs of our cluster outside
+// our range, and unfinished replacements of our nodes under another cluster name.
+func (c *Claim) strays(vms []cluster.VM) error {
+	if c.Parked {
+		return nil
+	}
+	return Strays(vms, c.Cluster, c.VMIDs, c.Nodes)
+}
+
+// Strays is the refusal of parking VMs that were made with another recast.yaml of the same
+// Talos cluster; nil if there are none. Parking VMs of a cluster with that name must be within
+// vmids. One of another cluster name counts while its record is open and names one of the
+// nodes' VMs.
+func Strays(vms []cluster.VM, name string, vmids cluster.VMIDRange, nodes []cluster.VMID) error {
+	var found []string
+	first, last, renamed := vmids.First, vmids.Last, false
+	for _, vm := range vms {
+		rec, ok, err := parking.ReadRecord(vm)
+		switch {
+		case !ok, err != nil && rec.Cluster == "": // the code that reads the records reports it
+		case rec.Cluster == name && !vmids.Contains(vm.ID):
+			found = append(found, fmt.Sprintf("%s %s node %s for run %s, with proxmox.vmids %s", vm, holds(rec), rec.Node, rec.Run, rec.VMIDs))
+			first, last = min(first, vm.ID), max(last, vm.ID)
+		case rec.Cluster != name && rec.Open && slices.Contains(nodes, rec.VMID):
+			found = append(found, fmt.Sprintf("%s %s node %s (VM %d) of cluster %s for run %s, with proxmox.vmids %s", vm, holds(rec), rec.Node, rec.VMID, rec.Cluster, rec.Run, rec.VMIDs))
+			renamed = true
+		}
+	}
+	if len(found) == 0 {
+		return nil
+	}
+	err := fault.ClaimHeld.Refusedf("another recast.yaml was at work on cluster %s; this one has proxmox.vmids %s:\n  %s", name, vmids, strings.Join(found, "\n  "))
+	if renamed {
+		err = fault.WithHint(err, "finish the replacement with the recast.yaml that began it (recast roll), then give the Talos cluster one name in every recast.yaml")
+	}
+	if first != vmids.First || last != vmids.Last {
+		err = fault.WithHint(err, "use the same proxmox.vmids in every recast.yaml of the cluster: %s holds them all, if the other numbers in it are free; recast prune deletes those that nothing needs any more. "+
+			"Another Talos cluster on this Proxmox cluster needs another name (cluster)", cluster.VMIDRange{First: first, Last: last})
+	}
+	return err
+}
+
+// holds says what a record's parking VM contains.
+func holds(r parking.Record) string {
+	if r.Open {
+		return "holds, in an unfinished replacement, the disks of"
+	}
+	return r.Keeps()
+}
+
+// exclude makes sure that no run holds the claim in the other of its two places. Each run
+// writes its own place before it reads the other: of two runs, at least one sees the other.
+//
+// A Lease can't be read while the Kubernetes API is unavailable, and the API may be what this
+// run has to repair. The run then continues: a run that holds the Lease can't prove it either,
+// and changes nothing. Once the API is back, this run checks again before its next change, and
+// it is the one that yields.
+func (h *Held) exclude(ctx context.Context) error {
+	if h.others == nil {
+		return nil
+	}
+	clear := acquisition{Claim: &h.claim, place: h.others, clearing: true}
+	err := clear.until(ctx)
+	if clear.muted && !h.unseen {
+		h.claim.say("claim of cluster %s: whether someone holds it as a Lease can't be determined: Kubernetes does not answer; looking again later", h.claim.Cluster)
+	}
+	h.unseen = clear.muted
+	return err
+}
+
+// stillAlone checks the other place again, if a claim may have been created there.
+func (h *Held) stillAlone(ctx context.Context) error {
+	select {
+	case h.excluding <- struct{}{}:
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+	defer func() { <-h.excluding }()
+	if h.claim.InLease {
+		return h.awaitNoVM(ctx)
+	}
+	if !h.unseen {
+		return nil
+	}
+	err := h.exclude(ctx)
+	if fault.KindOf(err) == fault.Claimed { // the other run waits until our claim is deleted
+		return errors.Join(h.giveBack(ctx), h.lose(err))
+	}
+	return err
+}
+
+// awaitNoVM waits until there is no claim in Proxmox: a run that made one after ours either
+// sees the Lease and yields, or only prunes, which does not use Kubernetes.
+func (h *Held) awaitNoVM(ctx context.Context) error {
+	return wait.Until(ctx, wait.For{
+		Name: "nobody else holds the claim of cluster " + h.claim.Cluster, Every: h.claim.heartbeat() / 3, Timeout: h.claim.watch(),
+		Seen: func(seen string) { h.claim.say("claim of cluster %s: %s", h.claim.Cluster, seen) },
+	}, func(ctx context.Context) (bool, string, error) {
+		s, err := h.others.read(ctx)
+		switch f, forming := errors.AsType[*formingError](err); {
+		case errors.Is(err, cluster.ErrNotFound):
+			return true, "", nil
+		case forming:
+			return false, f.Error(), nil
+		case err != nil:
+			return false, "", err
+		}
+		return false, fmt.Sprintf("%s holds it too (%s)", s, s.where()), nil
+	})
 }

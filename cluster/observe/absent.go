@@ -1,9 +1,14 @@
 package observe
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
+	"time"
+
+	"golang.org/x/sync/errgroup"
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/parking"
@@ -101,3 +106,155 @@ func absent(w cluster.Wanted, o *Observation, members []cluster.Member) (*Absent
 	}
 	return &Absent{Host: w.Shape.Host, Traces: traces}, nil
 }
+
+// Lost is what is left of a control plane whose cluster is broken.
+type Lost struct {
+	VM     cluster.VM
+	Ties   cluster.Ties
+	Leader bool // its etcd has a leader: then the cluster is not broken
+	Silent bool // it runs, and its etcd does not say whether it has a leader
+}
+
+// lostAnswers bounds the wait for a control plane of a broken cluster: its etcd may hang.
+const lostAnswers = 30 * time.Second
+
+// Rebuilding says whether a rebuild has taken all control planes away, and makes them again.
+func (o Observation) Rebuilding() bool {
+	for _, p := range o.Parking {
+		if p.Record.Open && p.Record.Rebuild != "" && p.Record.Strategy.From() == cluster.Nowhere {
+			return true
+		}
+	}
+	return false
+}
+
+// Rebuilt says whether the cluster that is there was begun with the snapshot, on that node.
+func (o Observation) Rebuilt(first string) bool {
+	for _, p := range o.Parking {
+		if p.Record.Node == first && p.Record.Rebuild == o.Rebuild && p.Record.Strategy.From() == cluster.Nowhere {
+			return true
+		}
+	}
+	return false
+}
+
+// forgetGone leaves out what a restored Kubernetes, and Talos' discovery, still know of control planes
+// whose VMs are gone.
+func (o *Observation) forgetGone(wanted []cluster.Wanted, members []cluster.Member) []cluster.Member {
+	ours := func(name string) bool {
+		return slices.ContainsFunc(wanted, func(w cluster.Wanted) bool { return w.Name == name })
+	}
+	if o.Away != nil {
+		return members // whether a VM is gone can't be seen
+	}
+	o.Nodes = slices.DeleteFunc(o.Nodes, func(k cluster.KubeNode) bool {
+		return ours(k.Name) && !slices.ContainsFunc(o.VMs, func(vm cluster.VM) bool { return vm.UUID() == k.UUID })
+	})
+	return slices.DeleteFunc(members, func(m cluster.Member) bool {
+		return ours(m.Nodename) && !slices.ContainsFunc(o.Nodes, func(k cluster.KubeNode) bool { return k.Name == m.Nodename })
+	})
+}
+
+// observeLost finds the VMs that control planes of a broken cluster still have. Without Kubernetes, their
+// numbers, their names, and who answers at their addresses tell which they are.
+func observeLost(ctx context.Context, src Sources, wanted []cluster.Wanted, o *Observation) error {
+	if o.Rebuild == "" || o.First == "" {
+		return nil
+	}
+	rebuilding, problems := o.Rebuilding(), make([]error, len(wanted))
+	eachFound(o.Found, func(i int, f *Found) {
+		if f.Absent == nil {
+			return
+		}
+		vm, err := lostVM(ctx, src, wanted[i], o)
+		switch {
+		case err != nil || vm == nil:
+			problems[i] = err
+		case rebuilding: // it is made already
+			f.VM, f.Absent = vm, nil
+		default:
+			f.Absent.Lost = &Lost{VM: *vm}
+		}
+	})
+	var left []*Found
+	for i := range o.Found {
+		if a := o.Found[i].Absent; a != nil && a.Lost != nil {
+			left = append(left, &Found{Name: o.Found[i].Name, VM: &a.Lost.VM})
+		}
+	}
+	if err := errors.Join(append(problems, ReadTies(ctx, src.Proxmox, left)...)...); err != nil {
+		return err
+	}
+	g := errgroup.Group{}
+	for i := range o.Found {
+		a, addr := o.Found[i].Absent, o.Found[i].Addr
+		if a == nil || a.Lost == nil {
+			continue
+		}
+		a.Lost.Ties = left[0].Ties
+		left = left[1:]
+		g.Go(func() error {
+			asking, cancel := context.WithTimeout(ctx, lostAnswers)
+			defer cancel()
+			s, _ := src.Talos.EtcdStatus(asking, addr) // what it says counts, even with an error
+			if a.Lost.Leader = s.Leader != 0; s.MemberID != 0 {
+				return ctx.Err()
+			}
+			now, err := src.Proxmox.VMState(ctx, a.Lost.VM.ID)
+			a.Lost.Silent = now.Running
+			return fault.Prefix("look up "+a.Lost.VM.String(), err)
+		})
+	}
+	return g.Wait()
+}
+
+// lostVM is the VM that a control plane still has; nil: it has none.
+func lostVM(ctx context.Context, src Sources, w cluster.Wanted, o *Observation) (*cluster.VM, error) {
+	uuid := ""
+	recorded := map[string]bool{} // UUIDs of VMs that it had
+	for _, p := range o.Parking {
+		if p.Record.Node == w.Name && p.Record.UUID != "" {
+			recorded[p.Record.UUID] = true
+		}
+	}
+	if w.Addr.IsValid() {
+		asking, cancel := context.WithTimeout(ctx, lostAnswers)
+		defer cancel()
+		m, err := src.Talos.Identity(asking, w.Addr)
+		switch {
+		case err != nil: // its machine may be gone
+		case m.Nodename != "" && m.Nodename != w.Name:
+			return nil, fault.WithHint(fault.UUIDMismatch.Refusedf("node %s: the machine at its address %s is node %s", w.Name, w.Addr, m.Nodename), "correct its address in recast.yaml")
+		default:
+			uuid = m.UUID
+		}
+	}
+	var is []cluster.VM
+	for _, vm := range o.VMs {
+		if vm.ID == w.VMID || vm.Name == w.Name || uuid != "" && vm.UUID() == uuid || recorded[vm.UUID()] {
+			is = append(is, vm)
+		}
+	}
+	switch {
+	case len(is) > 1:
+		return nil, fault.WithHint(fault.UUIDMismatch.Refusedf("node %s: %v may be its VM, by nodes[].vmid, by its name, or by the machine at its address", w.Name, is),
+			"rename those that are not, or correct nodes[].vmid")
+	case uuid != "" && (len(is) == 0 || is[0].UUID() != uuid):
+		return nil, fault.WithHint(fault.UUIDMismatch.Refusedf("node %s: the machine at its address %s has UUID %s, which is that of no VM of it", w.Name, w.Addr, uuid),
+			"switch that machine off, or correct the address, or nodes[].vmid, in recast.yaml")
+	case len(is) == 0 && w.VMID == 0 && len(recorded) == 0:
+		return nil, fault.WithHint(fault.UUIDMismatch.Refusedf("node %s: no VM has its name, and none answers at its address: whether its VM is gone, or has another name, can't be seen", w.Name),
+			"give it the number of its VM, nodes[].vmid: if that is gone, the number that it had")
+	case len(is) == 0:
+		return nil, ctx.Err()
+	}
+	return &is[0], ctx.Err()
+}
+
+// unfinishedRebuild is the refusal of a node that only the rebuild that began with it may finish.
+func unfinishedRebuild(p parking.Parking) error {
+	return fault.WithHint(fault.ParkedHalf.Refusedf("node %s: run %s rebuilds the cluster from the snapshot of etcd with SHA-256 %s, and is not finished", p.Record.Node, p.Record.Run, p.Record.Rebuild), "%s", RebuildGoesOn)
+}
+
+// RebuildGoesOn says how an unfinished rebuild is finished.
+const RebuildGoesOn = "run the same recast rebuild again, with the same snapshot: it goes on where it stopped"

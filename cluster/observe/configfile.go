@@ -275,3 +275,64 @@ func compareFile(m cluster.Maintenance, machine *cluster.Machine, text cluster.S
 	}
 	return CompareConfigs(m, has, text, machine.TalosVersion, talos)
 }
+
+// ConfigVolumes are the volumes that a machine's configurations define. They are read only where the machine may get
+// other ones than it has.
+type ConfigVolumes struct {
+	Runs  []cluster.ConfigVolume // by the configuration that it runs
+	Keeps []cluster.ConfigVolume // by the one for its next boot, as the wanted Talos reads it
+	Err   error
+}
+
+// readConfigVolumes leaves out a machine that will run what it runs now: its file says the same, so does what it
+// keeps, and no older Talos is to read it.
+func readConfigVolumes(m cluster.Maintenance, w cluster.Wanted, f *Found) (v ConfigVolumes) {
+	if f.Away || f.Machine == nil || f.Machine.ConfigHidden || f.Machine.Configs.Stored == nil {
+		return v
+	}
+	has, other := f.Machine.Configs, f.File != nil && len(f.File.Volumes) > 0
+	if !other && has.Same() && !olderMinor(f.Machine.TalosVersion, w.Build.TalosVersion) {
+		return v
+	}
+	if v.Runs, v.Err = m.ConfigVolumes(has.Active, f.Machine.TalosVersion); v.Err == nil {
+		v.Keeps, v.Err = m.ConfigVolumes(has.Stored, w.Build.TalosVersion)
+	}
+	return v
+}
+
+// olderMinor says whether the wanted Talos is of an earlier minor release than the running one.
+func olderMinor(runs, wanted string) bool {
+	is, errIs := cluster.ParseVersion(runs)
+	next, errNext := cluster.ParseVersion(wanted)
+	return errIs == nil && errNext == nil && (next.Major < is.Major || next.Major == is.Major && next.Minor < is.Minor)
+}
+
+// Selectors are those of the node's file that choose where Talos makes a volume, or looks for one at each boot. A
+// partition that is there is found by its label. What matches nothing is unknown while the VM is to get disks.
+func (f *Found) Selectors(there func(id string) bool) []cluster.DiskSelector {
+	if f.File == nil {
+		return nil
+	}
+	out := slices.DeleteFunc(slices.Clone(f.File.Selectors), func(s cluster.DiskSelector) bool {
+		return (s.Kind == cluster.ForPartition || s.Kind == cluster.ForDevice) && there(s.ID)
+	})
+	for i, s := range out {
+		if len(s.Found) == 0 && s.Unknown == "" && s.Broken == "" && f.Shape.NewDisks() {
+			out[i].Unknown = "its VM does not have all disks of recast.yaml yet"
+		}
+	}
+	return out
+}
+
+// HasVolume says whether the machine, with a configuration or without, has a volume of that ID.
+func (f *Found) HasVolume(id string) bool {
+	return f.Machine != nil && f.Machine.HasVolume(id) || f.Blank != nil && f.Blank.HasVolume(id)
+}
+
+// MachineName names the node's machine for people.
+func (f *Found) MachineName() string {
+	if f.VM == nil {
+		return "the machine"
+	}
+	return fmt.Sprintf("VM %d", f.VM.ID)
+}

@@ -281,7 +281,7 @@ type Sources struct {
 	// First is the control plane with which the cluster is to begin: there is neither Kubernetes nor
 	// etcd, so neither is asked. "": there is a cluster.
 	First string
-	// Rebuild is the SHA-256 of the snapshot with which a broken cluster begins again: see lost.go. "": it
+	// Rebuild is the SHA-256 of the snapshot with which a broken cluster begins again: see observeLost. "": it
 	// does not.
 	Rebuild string
 	// ParkingIDs are the VMIDs that a parking VM may have, in order.
@@ -292,4 +292,57 @@ type Sources struct {
 	ConfigKnown func(ctx context.Context, node string, rec parking.Record) (cluster.ConfigPlace, error)
 	// MachineConfig is Roller.MachineConfig; nil: there are no such files.
 	MachineConfig func(ctx context.Context, node string) (config cluster.Secret, found bool, err error)
+}
+
+const (
+	// ObserveLimit bounds how many VMs or hosts a server of the cluster is asked about at once.
+	ObserveLimit = 8
+	// MachinesAtOnce bounds how many machines are read at once: each one is its own server.
+	MachinesAtOnce = 64
+)
+
+// NoAddress is the error for a node without an address in Kubernetes and in Talos' discovery.
+func NoAddress(node string) error {
+	return fault.WithHint(errors.New("no address known"),
+		"its Node in Kubernetes has none, and Talos' discovery lists no machine of that name: see whether its VM is on and what its console says; "+
+			"kubectl get node %s -o wide and talosctl get members show when it has one again; then run the same command again", node)
+}
+
+func FirstAddr(addrs []netip.Addr) netip.Addr {
+	for _, a := range addrs {
+		if a.Is4() {
+			return a
+		}
+	}
+	if len(addrs) > 0 {
+		return addrs[0]
+	}
+	return netip.Addr{}
+}
+
+func NodeNames(nodes []cluster.KubeNode) []string {
+	var names []string
+	for _, n := range nodes {
+		names = append(names, n.Name)
+	}
+	return names
+}
+
+// OwnPod is where recast itself runs.
+type OwnPod struct {
+	Node string // the node, if recast is a pod of this cluster; "": it is not
+	Err  error  // why that is not known; nil: it is
+}
+
+// readOwnPod fails only where Kubernetes does not answer, as the rest of it was read. Where that is so
+// because a control plane is out, or the cluster is broken, the answer stays unknown.
+func (o *Observation) readOwnPod(ctx context.Context, src Sources) error {
+	if o.First != "" && o.Rebuild == "" {
+		return nil // there is no cluster yet, and no pod of it
+	}
+	o.OwnPod.Node, o.OwnPod.Err = src.Kube.OwnNode(ctx)
+	if cluster.IsUnanswered(o.OwnPod.Err) && o.Dark == nil && o.First == "" {
+		return fault.Prefix("read Kubernetes", o.OwnPod.Err)
+	}
+	return nil
 }

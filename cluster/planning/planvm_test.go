@@ -1,6 +1,8 @@
 package planning
 
 import (
+	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 
@@ -11,6 +13,7 @@ import (
 	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/cluster/observe/observetest"
 	"github.com/recast-sh/recast/cluster/parking"
+	"github.com/recast-sh/recast/cluster/shape"
 )
 
 func TestPlanTellsWhatChangesInTheVM(t *testing.T) {
@@ -115,4 +118,117 @@ func TestPlanCountsTheNumbersOfParkingVMs(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestReshape plans nodes whose VMs are not as wanted. wk1 is stale, and wk2 is not.
+func TestReshape(t *testing.T) {
+	t.Parallel()
+	off := shape.Difference{Key: "memory", Found: "4096", Wanted: "8192", When: shape.Off}
+	live := shape.Difference{Key: "tags", Wanted: "talos", When: shape.Live}
+	never := shape.Difference{Key: "scsi1 size", Found: "20G", Wanted: "10G", When: shape.Never, Why: "recast makes no disk smaller"}
+	cases := map[string]struct {
+		node     string
+		differs  shape.Differences
+		policy   Policy
+		change   func(*observe.Observation, *observe.Found)
+		strategy cluster.Strategy
+		why      string
+		refused  string
+	}{
+		"live":                    {node: "wk2", differs: shape.Differences{live}, strategy: cluster.Reshape, why: "reshape: only its VM is not as wanted; it stays up"},
+		"off":                     {node: "wk2", differs: shape.Differences{live, off}, strategy: cluster.Reshape, why: "reshape: only its VM is not as wanted; it takes a VM that is off"},
+		"never":                   {node: "wk2", differs: shape.Differences{live, never}, strategy: cluster.Reshape, refused: "its VM is not as recast.yaml wants it (scsi1 size: 20G → 10G): recast makes no disk smaller"},
+		"a stale node":            {node: "wk1", differs: shape.Differences{off}, strategy: cluster.Recreate, why: "recreate: possible"},
+		"a stale node, never":     {node: "wk1", differs: shape.Differences{never}, strategy: cluster.Recreate, refused: "recast makes no disk smaller"},
+		"only images":             {node: "wk2", differs: shape.Differences{off}, policy: Policy{What: []What{Image}}, why: "only its VM differs, which --what image leaves as it is"},
+		"only images, stale":      {node: "wk1", differs: shape.Differences{never}, policy: Policy{What: []What{Image}}, strategy: cluster.Recreate},
+		"only VMs, stale":         {node: "wk1", differs: shape.Differences{off}, policy: Policy{What: []What{VM}}, strategy: cluster.Reshape},
+		"only VMs, which is well": {node: "wk1", policy: Policy{What: []What{VM}}, why: "its image is not as wanted, which --what vm leaves as it is"},
+		"one control plane":       {node: "cp1", differs: shape.Differences{off}, change: oneControlPlane, strategy: cluster.Reshape},
+		"a locked VM":             {node: "wk2", differs: shape.Differences{live}, change: func(_ *observe.Observation, f *observe.Found) { f.VM.Lock = "backup" }, strategy: cluster.Reshape, refused: "the VM is locked (backup)"},
+		"a locked VM, off":        {node: "wk2", differs: shape.Differences{off}, change: func(_ *observe.Observation, f *observe.Found) { f.VM.Lock = "backup" }, strategy: cluster.Reshape, refused: "the VM is locked (backup)"},
+		"pending changes":         {node: "wk2", differs: shape.Differences{off}, change: func(_ *observe.Observation, f *observe.Found) { f.VM.Pending = []string{"cores"} }, strategy: cluster.Reshape, refused: "the VM has pending changes (cores)"},
+		"pending, live":           {node: "wk2", differs: shape.Differences{live}, change: func(_ *observe.Observation, f *observe.Found) { f.VM.Pending = []string{"cores"} }, strategy: cluster.Reshape},
+		"a snapshot":              {node: "wk2", differs: shape.Differences{off}, change: func(_ *observe.Observation, f *observe.Found) { f.Ties.Snapshots = []string{"before"} }, strategy: cluster.Reshape},
+		"a throw-away disk":       {node: "wk2", differs: shape.Differences{off}, change: func(_ *observe.Observation, f *observe.Found) { f.VM.Config["scsi0"] += ",snapshot=1" }, strategy: cluster.Reshape, refused: "snapshot"},
+		"another VM has its disk": {node: "wk2", differs: shape.Differences{off}, change: func(o *observe.Observation, f *observe.Found) {
+			o.VMs[0].Config["scsi5"] = f.VM.Config["scsi1"]
+		}, strategy: cluster.Reshape, refused: "scsi1"},
+		"no number for its record":       {node: "wk2", differs: shape.Differences{off}, change: func(o *observe.Observation, _ *observe.Found) { o.ParkingIDs = nil }, strategy: cluster.Reshape, refused: "no VMID is left for its parking VM"},
+		"live takes no number":           {node: "wk2", differs: shape.Differences{live}, change: func(o *observe.Observation, _ *observe.Found) { o.ParkingIDs = nil }, strategy: cluster.Reshape},
+		"its host":                       {node: "wk2", differs: shape.Differences{host(shape.Live)}, strategy: cluster.Reshape, why: "reshape: only its VM is not as wanted; it stays up"},
+		"its host, of a stale node":      {node: "wk1", differs: shape.Differences{host(shape.Live)}, strategy: cluster.Recreate},
+		"its host, off":                  {node: "wk2", differs: shape.Differences{off, host(shape.Off)}, strategy: cluster.Reshape, why: "reshape: only its VM is not as wanted; it takes a VM that is off"},
+		"its host, off, of a stale node": {node: "wk1", differs: shape.Differences{off, host(shape.Off)}, strategy: cluster.Recreate, refused: "host: pve1 → pve2): HA manages it. Disks can be handed over on one host only"},
+		"unproven system disk":           {node: "wk2", differs: shape.Differences{off}, change: func(_ *observe.Observation, f *observe.Found) { f.Machine.Disks[0].Serial = "" }, strategy: cluster.Reshape, refused: "system disk can't be proven"},
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			wanted, o := observetest.World()
+			for i := range o.Found {
+				if f := &o.Found[i]; f.Name == c.node {
+					f.Shape = c.differs
+					o.Rooms["pve2"] = o.Rooms[f.VM.Host]
+					if c.change != nil {
+						c.change(&o, f)
+					}
+				}
+			}
+			c.policy.Only = []string{c.node}
+			plan, err := New("lab", wanted, o, clustertest.Past, c.policy)
+			if err != nil {
+				t.Fatal(err)
+			}
+			n := plan.Nodes[0]
+			if n.Strategy != c.strategy || !strings.HasPrefix(n.Why, c.why) {
+				t.Errorf("planned as %q: %s", n.Strategy, n.Why)
+			}
+			if refused := strings.Join(n.Refused, "; "); (refused == "") != (c.refused == "") || !strings.Contains(refused, c.refused) {
+				t.Errorf("refused: %q, want %q", refused, c.refused)
+			}
+		})
+	}
+}
+
+// host is a difference of a VM's host.
+func host(w shape.When) shape.Difference {
+	d := shape.Difference{Key: "host", Found: "pve1", Wanted: "pve2", When: w}
+	if w == shape.Off {
+		d.Why = "HA manages it"
+	}
+	return d
+}
+
+// TestPlanMove: a node whose VM is migrated first is rolled on its new host, with the parking VM there.
+func TestPlanMove(t *testing.T) {
+	t.Parallel()
+	for _, w := range []shape.When{shape.Live, shape.Off, shape.Never} {
+		wanted, o := observetest.World()
+		for i := range o.Found {
+			if f := &o.Found[i]; f.Name == "wk1" {
+				f.Shape, f.VM.Config["cpu"] = shape.Differences{host(w)}, "host"
+				f.Parking = &parking.Parking{VM: cluster.VM{ID: 9901, Host: "pve1"}}
+				f.Elsewhere = []parking.Parking{{VM: cluster.VM{ID: 9902, Host: "pve2"}}}
+			}
+		}
+		plan, err := New("lab", wanted, o, clustertest.Past, Policy{Only: []string{"wk1"}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		n, at, park := plan.Nodes[0], "pve1", cluster.VMID(9901)
+		if w == shape.Live {
+			at, park = "pve2", 9902
+		}
+		if n.Host != at || n.Space.Host != at || n.Found.Parking.VM.ID != park || len(n.Found.Elsewhere) != 1 || !slices.Contains(n.Slots, hostSlot(at)) {
+			t.Errorf("%s: on %s, its new disk on %s, parked on %s, slots %v", w, n.Host, n.Space.Host, n.Found.Parking.VM, n.Slots)
+		}
+		if told := strings.Contains(strings.Join(n.Notes, "\n"), "its CPU type is host"); told != (w == shape.Live) {
+			t.Errorf("%s: notes %q", w, n.Notes)
+		}
+	}
+}
+
+func oneControlPlane(o *observe.Observation, f *observe.Found) {
+	o.Nodes = []cluster.KubeNode{{Name: f.Name, ControlPlane: true, Ready: true, Addresses: []netip.Addr{f.Addr}}}
 }

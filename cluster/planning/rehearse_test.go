@@ -86,3 +86,130 @@ func TestScratchSerial(t *testing.T) {
 		t.Error(got)
 	}
 }
+
+func TestOneNodeOfEachImageBootsThroughTheFirmware(t *testing.T) {
+	t.Parallel()
+	node := staleOf
+	cp, worker := cluster.ControlPlane, cluster.Worker
+	resumed, own := node("wk1", worker, "a", cluster.InPlace), node("wk1", worker, "a", cluster.InPlace)
+	resumed.Resume, resumed.Run, own.OwnPod = true, "r1", true
+	tidies := node("wk1", worker, "a", cluster.InPlace, "install-image", "config", "vm")
+	for name, tc := range map[string]struct {
+		policy Policy
+		nodes  []NodePlan
+		want   string // in the order in which they go: phase/node, and * for the firmware
+	}{
+		"canary": {
+			Policy{Reboot: cluster.FirmwareOnce, Canary: true},
+			[]NodePlan{node("cp1", cp, "a", cluster.InPlace), node("wk1", worker, "a", cluster.InPlace), node("wk2", worker, "a", cluster.InPlace)},
+			"canary/wk1* control-planes/cp1 workers/wk2",
+		},
+		"without another canary": {
+			Policy{Reboot: cluster.FirmwareOnce},
+			[]NodePlan{node("cp1", cp, "a", cluster.InPlace), node("wk1", worker, "a", cluster.InPlace), node("wk2", worker, "a", cluster.InPlace)},
+			"canary/wk1* control-planes/cp1 workers/wk2",
+		},
+		"the named one": {
+			Policy{Reboot: cluster.FirmwareOnce, Canary: true, CanaryNode: "wk2"},
+			[]NodePlan{node("wk1", worker, "a", cluster.InPlace), node("wk2", worker, "a", cluster.InPlace)},
+			"canary/wk2* workers/wk1",
+		},
+		"two images": {
+			Policy{Reboot: cluster.FirmwareOnce, Canary: true},
+			[]NodePlan{node("cp1", cp, "a", cluster.InPlace), node("cp2", cp, "a", cluster.InPlace), node("wk1", worker, "b", cluster.InPlace), node("wk2", worker, "b", cluster.InPlace)},
+			"canary/cp1* canary/wk1* control-planes/cp2 workers/wk2",
+		},
+		"one node of an image": {
+			Policy{Reboot: cluster.FirmwareOnce, Canary: true},
+			[]NodePlan{node("cp1", cp, "a", cluster.InPlace), node("wk1", worker, "b", cluster.Recreate), node("wk2", worker, "b", cluster.Recreate)},
+			"canary/wk1 control-planes/cp1* workers/wk2",
+		},
+		"not where recast runs": {
+			Policy{Reboot: cluster.FirmwareOnce},
+			[]NodePlan{own, node("wk2", worker, "a", cluster.InPlace)},
+			"canary/wk2* workers/wk1",
+		},
+		"what an earlier run left does not count": {
+			Policy{Reboot: cluster.FirmwareOnce, Canary: true},
+			[]NodePlan{resumed, node("wk2", worker, "a", cluster.InPlace), node("wk3", worker, "a", cluster.InPlace)},
+			"unfinished/wk1* canary/wk2* workers/wk3",
+		},
+		"not one that runs it and only tidies, whatever else differs": {
+			Policy{Reboot: cluster.FirmwareOnce, Canary: true},
+			[]NodePlan{tidies, node("wk2", worker, "a", cluster.InPlace), node("wk3", worker, "a", cluster.InPlace)},
+			"canary/wk2* workers/wk1 workers/wk3",
+		},
+		"always": {
+			Policy{Reboot: cluster.ByFirmware},
+			[]NodePlan{node("wk1", worker, "a", cluster.InPlace), node("wk2", worker, "a", cluster.InPlace)},
+			"workers/wk1* workers/wk2*",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			p := Plan{Nodes: tc.nodes, MaxUnavailable: 2}
+			p.Order(tc.policy)
+			var got []string
+			for _, n := range p.Nodes {
+				what := string(n.Phase) + "/" + n.Node
+				if n.Reboot == cluster.ByFirmware {
+					what += "*"
+				}
+				got = append(got, what)
+				if said := strings.Contains(strings.Join(n.Notes, "; "), "through the firmware"); said != (n.Reboot == cluster.ByFirmware) {
+					t.Errorf("%s: the plan says %q", n.Node, n.Notes)
+				}
+			}
+			if got := strings.Join(got, " "); got != tc.want {
+				t.Errorf("got  %s\nwant %s", got, tc.want)
+			}
+		})
+	}
+}
+
+// staleOf is a node that a strategy brings to a build.
+func staleOf(name, role, build string, s cluster.Strategy, codes ...string) NodePlan {
+	reasons := []cluster.Reason{{Text: "stale"}}
+	if len(codes) > 0 {
+		reasons = nil
+	}
+	for _, code := range codes {
+		reasons = append(reasons, cluster.Reason{Code: code})
+	}
+	return NodePlan{
+		Node: name, Role: role, Strategy: s, Host: "pve1", Found: observe.Found{Machine: &cluster.Machine{}},
+		Wanted: cluster.Wanted{Name: name, Build: cluster.Build{ID: build}}, Drift: observe.Drift{Reasons: reasons},
+	}
+}
+
+// TestScratchVMs: a copy of a scratch VM is not one, whichever way its mark names the VM.
+func TestScratchVMs(t *testing.T) {
+	t.Parallel()
+	byUUID, byNumber := ScratchMark("r1", "c1", "u"), ScratchMarkOf("r1", "c1", "disks", 9800)
+	for name, c := range map[string]struct {
+		id                cluster.VMID
+		name, uuid, notes string
+		want              string // its UUID; "": it is none
+	}{
+		"by UUID":                     {9800, "recast-rehearse-9800", "u", "text\n\n" + byUUID + "\n", "u"},
+		"a copy":                      {9801, "recast-rehearse-9801", "v", byUUID, ""},
+		"by number":                   {9800, "recast-rehearse-9800", "made up", "text\n\n" + byNumber + "\n", "disks"},
+		"a copy of that":              {9801, "recast-rehearse-9801", "v", byNumber, ""},
+		"a copy with its name":        {9801, "recast-rehearse-9800", "v", byNumber, ""},
+		"of another cluster":          {9800, "recast-rehearse-9800", "u", ScratchMark("r1", "c2", "u"), ""},
+		"a node's, with a run's mark": {9800, "recast-rehearse-9800", "u", cluster.RunMark + "r1 build=b", ""},
+		"renamed":                     {9800, "web", "u", byUUID, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			vm := cluster.VM{ID: c.id, Name: c.name, Config: map[string]string{"smbios1": "uuid=" + c.uuid, "description": c.notes}}
+			got := ""
+			for _, s := range ScratchVMs([]cluster.VM{vm}, "c1") {
+				got = s.UUID
+			}
+			if got != c.want {
+				t.Errorf("UUID %q, want %q", got, c.want)
+			}
+		})
+	}
+}

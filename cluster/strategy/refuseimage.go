@@ -3,8 +3,10 @@ package strategy
 import (
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/fault"
 )
 
 // BringsConfig lists what of a build's image would configure a blank machine, with what to do about it.
@@ -88,4 +90,129 @@ func (c Candidate) SealedBy(wanted []cluster.Encryption) []string {
 	after.Machine.Encryption = wanted
 	has := sealed(c)
 	return slices.DeleteFunc(sealed(after), func(text string) bool { return slices.Contains(has, text) })
+}
+
+// kernelArg is the prefix of a kernel argument's name in acceptLoss.
+const kernelArg = "kernel-arg/"
+
+// AgainstArgs lists kernel arguments that the running kernel has from the machine configuration, and that the next
+// one would not have: nobody would be told, and without net.ifnames=0, say, the network card has another name.
+func (c Candidate) AgainstArgs(s cluster.Strategy) []string {
+	why := c.DropsArgs(c.VM, c.Machine, s)
+	if why == "" {
+		return nil
+	}
+	var out []string
+	for _, arg := range c.ArgsLost(c.Machine) {
+		shown := cluster.ShownArg(arg)
+		if !slices.Contains(c.AcceptLoss, kernelArg+shown) {
+			out = append(out, fmt.Sprintf("its kernel has %s from machine.install.extraKernelArgs, and the next one would not have it (%s): "+
+				"add it to customization.extraKernelArgs of schematic %s and run recast lock --update, or name %s%s in nodes[].acceptLoss", shown, why, c.Schematic, kernelArg, shown))
+		}
+	}
+	return out
+}
+
+// argsAccepted notes the arguments that acceptLoss gives up.
+func (c Candidate) argsAccepted(s cluster.Strategy) []string {
+	var out []string
+	for _, arg := range c.ArgsLost(c.Machine) {
+		if shown := cluster.ShownArg(arg); c.DropsArgs(c.VM, c.Machine, s) != "" && slices.Contains(c.AcceptLoss, kernelArg+shown) {
+			out = append(out, "its next kernel will not have "+shown)
+		}
+	}
+	return out
+}
+
+// changes lists what else the image changes, if there is no obstacle.
+func changes(c Candidate) []string {
+	var out []string
+	if replatformed(c) {
+		out = append(out, fmt.Sprintf("platform %s → %s: network settings that are in neither its machine configuration nor DHCP will be others", c.Machine.Platform, c.Build.Platform))
+	}
+	if securing(c) {
+		out = append(out, "the boot ISO enrols its keys in the VM's firmware, which then boots signed systems only: the present one can't be put back if it is not signed")
+	}
+	return append(out, leavesOmni(c)...)
+}
+
+// misfit says why the wanted image can't run on the machine, or why the machine would not be
+// reachable with it, whatever the strategy. What the machine does not say is no obstacle, except
+// with an image that requires Secure Boot.
+func misfit(c Candidate) []string {
+	return slices.Concat(c.Found.Unsupported, otherArch(c), readdressed(c), unverifiable(c))
+}
+
+// unreadable says why the wanted Talos would not boot with the configuration that the node has, or gets back with a
+// new system disk. A file that goes out with one is read by itself.
+func (c Candidate) unreadable(newDisk bool) []string {
+	err := c.Found.ConfigRefused
+	if file := c.Found.File; err == nil || newDisk && file != nil && (file.Err != nil || file.Differs()) {
+		return nil
+	}
+	return []string{strings.Join(append([]string{err.Error()}, fault.Hints(err)...), ": ")}
+}
+
+// otherArch: only the locked architecture of an installer was verified, even if it has several.
+func otherArch(c Candidate) []string {
+	const text = "the images are for %s, and %s: set images.arch to %s, then recast lock"
+	var out []string
+	if arch := c.Machine.Arch; arch != "" && arch != c.Build.Arch {
+		out = append(out, fmt.Sprintf(text, c.Build.Arch, "the machine is "+arch, arch))
+	}
+	// Without the option a VM has its host's architecture (get_vm_arch in PVE/QemuServer.pm).
+	if arch := c.VM.Arch(); arch != "" && arch != c.Build.Arch && arch != c.Machine.Arch {
+		out = append(out, fmt.Sprintf(text, c.Build.Arch, "the VM is arch="+c.VM.Config["arch"], arch))
+	}
+	return out
+}
+
+// readdressed says why a node would lose its address: nocloud reads it from Proxmox' cloud-init
+// drive, the other platforms do not (internal/app/machined/pkg/runtime/v1alpha1/platform of Talos).
+func readdressed(c Candidate) []string {
+	if !replatformed(c) {
+		return nil
+	}
+	fixed := c.VM.FixedAddress()
+	if fixed == "" || c.Build.Platform == "nocloud" && strings.Contains(fixed, "="+c.Found.Addr.String()+"/") {
+		return nil // the same address on both
+	}
+	return []string{fmt.Sprintf("the VM's cloud-init drive gives a fixed address (%s), which platforms %s and %s do not both read: keep platform %s (images.platform), or have DHCP give the node its address and remove that",
+		fixed, c.Machine.Platform, c.Build.Platform, c.Machine.Platform)}
+}
+
+func replatformed(c Candidate) bool {
+	return c.Machine.Platform != "" && c.Machine.Platform != c.Build.Platform
+}
+
+// securing says whether the image requires Secure Boot and the machine is not known to have it on.
+func securing(c Candidate) bool { return c.Build.SecureBoot && !c.Machine.Secured() }
+
+// unchangeable is what an in-place upgrade can't change. Without systemd-boot the installer writes
+// the running platform to GRUB's configuration (upgrade in v1alpha1_sequencer_tasks.go of Talos),
+// and keys are only on the boot ISO.
+func unchangeable(c Candidate) []string {
+	var out []string
+	if replatformed(c) && c.Machine.BootEntry == "" {
+		out = append(out, fmt.Sprintf("systemd-boot did not boot it, and with GRUB in-place keeps platform %s: use recreate or reimage, or keep the platform (images.platform)", c.Machine.Platform))
+	}
+	if securing(c) {
+		out = append(out, "Secure Boot is not on, and in-place enrols no keys: use recreate or reimage, whose boot ISO does")
+	}
+	return out
+}
+
+// unverifiable says why the firmware would not boot the image, or not with Secure Boot.
+func unverifiable(c Candidate) []string {
+	switch {
+	case c.Machine.Secured() && !c.Build.SecureBoot:
+		return []string{"its firmware boots only what is signed (Secure Boot), and the images are not: set images.secureBoot to true, then recast lock, or turn Secure Boot off in its firmware first"}
+	case !securing(c):
+		return nil
+	}
+	lacks := c.VM.LacksSecureBoot()
+	if lacks == "" {
+		return nil
+	}
+	return []string{fmt.Sprintf("Secure Boot needs bios=ovmf and an efidisk0 with efitype=4m and without keys of others (pre-enrolled-keys=0), but %s: change that, or set images.secureBoot to false, then recast lock", lacks)}
 }

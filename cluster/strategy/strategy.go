@@ -189,3 +189,51 @@ func EtcdOnSystemDisk(m cluster.Machine) (bool, error) {
 		return false, fault.EtcdUnhealthy.Refusedf("where etcd's data is can't be determined: %s is on %s", label, strings.Join(on, " and on "))
 	}
 }
+
+// toRecreate lists what prevents recreating a node, if the user did not ask for another strategy
+// and it would not be recreated.
+func (d Decision) toRecreate(asked cluster.Strategy, against []cluster.Obstacle) []cluster.Obstacle {
+	if asked != cluster.Auto && asked != cluster.Recreate || d.Strategy == cluster.Recreate && len(d.Refused) == 0 {
+		return nil
+	}
+	return slices.Clone(against)
+}
+
+// inWords are obstacles that no single command lifts.
+func inWords(texts []string) []cluster.Obstacle {
+	var out []cluster.Obstacle
+	for _, text := range texts {
+		out = append(out, cluster.Obstacle{Text: text})
+	}
+	return out
+}
+
+// controllers create and delete VMs themselves, and mark the Nodes of those.
+var controllers = []struct{ name, mark, instead string }{
+	{"Cluster API", "cluster.x-k8s.io/machine", "its TalosControlPlane or MachineDeployment rolls it: change the template there"},
+	{"Karpenter", "karpenter.sh/nodepool", "its NodePool replaces it: change the NodeClass there"},
+}
+
+// Controlled says which other controller creates and deletes a node, and what to do instead; "" for none. n may
+// be nil.
+func Controlled(n *cluster.KubeNode) (by, instead string) {
+	if n == nil {
+		return "", ""
+	}
+	for _, c := range controllers {
+		if mark := n.Metadata.Annotations[c.mark] + n.Metadata.Labels[c.mark]; mark != "" {
+			return c.name + " (" + c.mark + ": " + mark + "), which creates and deletes its VM", c.instead
+		}
+	}
+	return "", ""
+}
+
+// Uncontrolled refuses a node that another controller creates and deletes: it would take what recast makes for
+// lost, or for one too many. n may be nil.
+func Uncontrolled(n *cluster.KubeNode) error {
+	by, instead := Controlled(n)
+	if by == "" {
+		return nil
+	}
+	return fault.WithHint(fault.Refusedf("node %s is of %s", n.Name, by), "%s", instead)
+}

@@ -1,12 +1,16 @@
 package observe
 
 import (
+	"context"
+	"errors"
 	"fmt"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/clustertest"
 	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/internal/fault"
 )
@@ -98,4 +102,92 @@ func parkingOn(id cluster.VMID, host string, open bool, kept ...string) parking.
 		p.Record.Kept = append(p.Record.Kept, parking.KeptDisk{Key: parkedAt(i), Run: run, Nth: map[string]int{"20260101-0000-aaaa": 1, "20260102-0000-aaaa": 2}[run]})
 	}
 	return p
+}
+
+type podKube struct {
+	cluster.KubeReader
+	node string
+	err  error
+}
+
+func (k podKube) OwnNode(context.Context) (string, error) { return k.node, k.err }
+
+func TestReadOwnPod(t *testing.T) {
+	t.Parallel()
+	silent := fmt.Errorf("no answer: %w", cluster.ErrNotNow)
+	forbidden := fault.As(fault.Refused, errors.New("forbidden"))
+	for name, c := range map[string]struct {
+		kube podKube
+		seen Observation
+		want OwnPod
+		err  error
+	}{
+		"a pod of this cluster":        {kube: podKube{node: "wk1"}, want: OwnPod{Node: "wk1"}},
+		"no pod of it":                 {},
+		"forbidden":                    {kube: podKube{err: forbidden}, want: OwnPod{Err: forbidden}},
+		"no answer":                    {kube: podKube{err: silent}, want: OwnPod{Err: silent}, err: silent},
+		"no answer, a node is out":     {kube: podKube{err: silent}, seen: Observation{Dark: silent}, want: OwnPod{Err: silent}},
+		"no answer, it is broken":      {kube: podKube{err: silent}, seen: Observation{First: "cp1", Rebuild: "sum"}, want: OwnPod{Err: silent}},
+		"there is no cluster to be in": {kube: podKube{node: "wk1"}, seen: Observation{First: "cp1"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			o := c.seen
+			err := o.readOwnPod(t.Context(), Sources{Kube: c.kube})
+			if o.OwnPod != c.want || !errors.Is(err, c.err) || (err == nil) != (c.err == nil) {
+				t.Errorf("%+v, %v; want %+v, %v", o.OwnPod, err, c.want, c.err)
+			}
+		})
+	}
+}
+
+// TestParkingsOf: two clusters of one name on one Proxmox don't take each other's disks.
+func TestParkingsOf(t *testing.T) {
+	t.Parallel()
+	other := func(open bool) parking.Parking {
+		return clustertest.Edited(clustertest.Park(9901, "pve1", "wk1", "scsi30 r2"), func(p *parking.Parking) { p.Record.UUID, p.Record.Open = "u-other", open })
+	}
+	for name, c := range map[string]struct {
+		all  []parking.Parking
+		uuid string
+		want []cluster.VMID
+		err  string
+	}{
+		"its own":                      {all: []parking.Parking{clustertest.ParkWK1("scsi30 r1")}, uuid: "u-wk1", want: []cluster.VMID{9900}},
+		"another node's":               {all: []parking.Parking{clustertest.ParkWK1("scsi30 r1"), clustertest.Park(9902, "pve1", "wk2")}, uuid: "u-wk1", want: []cluster.VMID{9900}},
+		"of another VM of that name":   {all: []parking.Parking{clustertest.ParkWK1("scsi30 r1"), other(false)}, uuid: "u-wk1", want: []cluster.VMID{9900}},
+		"owner unknown":                {all: []parking.Parking{clustertest.ParkWK1("scsi30 r1"), other(false)}, err: "two parking VMs on pve1"},
+		"another one, being replaced":  {all: []parking.Parking{other(true)}, uuid: "u-wk1", err: "whose SMBIOS UUID is u-other, not u-wk1"},
+		"its own, Kubernetes not read": {all: []parking.Parking{other(true)}, want: []cluster.VMID{9901}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			mine, err := parkingsOf(c.all, "wk1", c.uuid)
+			var got []cluster.VMID
+			for _, p := range mine {
+				got = append(got, p.VM.ID)
+			}
+			if diff := cmp.Diff(c.want, got); diff != "" {
+				t.Errorf("parking VMs (-want +got):\n%s", diff)
+			}
+			if (err == nil) != (c.err == "") || err != nil && (!strings.Contains(err.Error(), c.err) || fault.KindOf(err) != fault.Refused) {
+				t.Errorf("err = %v, want %q", err, c.err)
+			}
+		})
+	}
+}
+
+// TestUnknownStorages: publish would refuse them after the build; a plan reports them
+// before.
+func TestUnknownStorages(t *testing.T) {
+	t.Parallel()
+	o := Observation{Storages: []cluster.Storage{{Name: "cephfs"}, {Name: "local"}}}
+	want := []string{`images.iso.storage: storage "cefs" is unknown: Proxmox has none of that name, or the token lacks Datastore.Audit on /storage/cefs. recast publish and recast roll would refuse it; there are: cephfs, local`}
+	if diff := cmp.Diff(want, o.UnknownStorages("images.iso.storage", []string{"local", "cefs"})); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	o.Storages = append(o.Storages, cluster.Storage{Name: "cefs"})
+	if got := o.UnknownStorages("images.iso.storage", []string{"local", "cefs"}); len(got) > 0 {
+		t.Errorf("all are known: %q", got)
+	}
 }
