@@ -8,7 +8,7 @@ import (
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/cluster/planning"
-	"github.com/recast-sh/recast/pipeline/stopwatch"
+	"github.com/recast-sh/recast/internal/story"
 	"github.com/recast-sh/recast/schematics"
 )
 
@@ -51,7 +51,7 @@ func planSeen(ctx context.Context, p Project, m Machines, lock schematics.Lock, 
 		return planning.Plan{}, o, err
 	}
 	var errTook error
-	o.Took, errTook = stopwatch.Past(p.Runs().Dir)
+	o.Took, errTook = story.Durations(p.Runs().Dir)
 	plan, err := planning.New(p.Config.Cluster, wanted, o, past, p.Policy(policy))
 	if errTook != nil {
 		plan.Warn = append(plan.Warn, "durations of earlier rolls can't be read, so defaults are used: "+errTook.Error())

@@ -19,7 +19,7 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/journal"
 	"github.com/recast-sh/recast/internal/step"
-	"github.com/recast-sh/recast/pipeline/stopwatch"
+	"github.com/recast-sh/recast/internal/story"
 	"github.com/recast-sh/recast/schematics"
 )
 
@@ -121,7 +121,7 @@ func (w *work) single(ctx context.Context, makePlan func([]cluster.Wanted, obser
 		if err != nil {
 			return err
 		}
-		seen.Took, _ = stopwatch.Past(w.Runs().Dir) // for a rollback it is only an estimate
+		seen.Took, _ = story.Durations(w.Runs().Dir) // for a rollback it is only an estimate
 		w.rep.Plan, err = makePlan(wanted, seen)
 		if err == nil {
 			w.forgetConfigs()
@@ -347,7 +347,7 @@ func (w *work) carryOut(ctx context.Context, lock schematics.Lock) (err error) {
 		err = w.begin(ctx, j)
 	}
 	if err == nil {
-		watch, unwatch := stopwatch.Watch(w.run, w.rep.Plan, j)
+		watch, unwatch := story.Watch(w.run, w.rep.Plan, j)
 		still := planning.WatchPulse(ctx, w.rep.Plan, timing(w.Config).Poll, w.machines.Kube, w.machines.Talos, w.o.Pulsed)
 		err = w.explain(ctx, w.claim.judged(w.run.Run(ctx, r.Steps(w.rep.Plan))))
 		still()

@@ -70,7 +70,7 @@ hold machine configurations.`,
 			if html {
 				return page.write(c.Context(), s, p, run)
 			}
-			log, err := story.ReadRun(run)
+			log, err := story.ReadDirs(run.Dirs)
 			if err != nil {
 				run.Problems = append(run.Problems, err.Error())
 			}
@@ -91,7 +91,7 @@ hold machine configurations.`,
 
 // logOf reads the log of a run, up to the first part that can't be read.
 func logOf(run past.Run) story.Story {
-	log, _ := story.ReadRun(run) // recast history RUN says why
+	log, _ := story.ReadDirs(run.Dirs) // recast history RUN says why
 	return log
 }
 

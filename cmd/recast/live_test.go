@@ -15,7 +15,7 @@ import (
 
 	"github.com/creack/pty"
 
-	"github.com/recast-sh/recast/internal/telemetry"
+	"github.com/recast-sh/recast/internal/story"
 )
 
 // TestLiveView rolls on a terminal that is resized, gets Ctrl-C and disappears, while
@@ -119,7 +119,7 @@ func startScreen(t *testing.T, c *exec.Cmd, columns, rows uint16) *screen {
 	t.Helper()
 	s := &screen{t: t, cmd: c, eof: make(chan struct{})}
 	var err error
-	if s.before, err = filepath.Glob(filepath.Join(c.Dir, ".recast", "runs", "*", telemetry.LogName)); err != nil {
+	if s.before, err = filepath.Glob(filepath.Join(c.Dir, ".recast", "runs", "*", story.LogName)); err != nil {
 		t.Fatal(err)
 	}
 	c.Stdin, c.Stdout, c.Stderr = nil, nil, nil // the terminal
@@ -159,7 +159,7 @@ func (s *screen) await(text string) {
 func (s *screen) awaitLogged(text string) {
 	s.t.Helper()
 	s.until(text, func() string {
-		logs, err := filepath.Glob(filepath.Join(s.cmd.Dir, ".recast", "runs", "*", telemetry.LogName))
+		logs, err := filepath.Glob(filepath.Join(s.cmd.Dir, ".recast", "runs", "*", story.LogName))
 		if err != nil {
 			s.t.Fatal(err)
 		}

@@ -47,7 +47,7 @@ func (h htmlPage) write(ctx context.Context, s *streams, p pipeline.Project, run
 // drawn collects what the report of a run is made of. If the log can't be read, the
 // report says so.
 func drawn(run past.Run) report.Run {
-	log, err := story.ReadRun(run)
+	log, err := story.ReadDirs(run.Dirs)
 	if err != nil {
 		run.Problems = append(run.Problems, err.Error())
 	}

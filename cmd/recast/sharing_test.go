@@ -16,6 +16,7 @@ import (
 	"github.com/recast-sh/recast/internal/journal"
 	"github.com/recast-sh/recast/internal/sim/factoryapi"
 	"github.com/recast-sh/recast/internal/sim/record"
+	"github.com/recast-sh/recast/internal/story"
 	"github.com/recast-sh/recast/pipeline"
 	"github.com/recast-sh/recast/pipeline/past"
 )
@@ -86,7 +87,7 @@ func TestSecretsAreNotShared(t *testing.T) {
 	}
 	err = errors.Join(
 		j.Delete("wk1/config"), // as of a node that is done
-		os.WriteFile(filepath.Join(j.Dir(), past.LogName), []byte(`{"msg":"Talos said: plainly-a-word"}`+"\n"), 0o600),
+		os.WriteFile(filepath.Join(j.Dir(), story.LogName), []byte(`{"msg":"Talos said: plainly-a-word"}`+"\n"), 0o600),
 	)
 	if err != nil {
 		t.Fatal(err)
@@ -97,7 +98,7 @@ func TestSecretsAreNotShared(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	log, err := os.ReadFile(filepath.Join(run.Dirs[0], past.LogName))
+	log, err := os.ReadFile(filepath.Join(run.Dirs[0], story.LogName))
 	if want := `{"msg":"Talos said: [redacted]"}` + "\n"; string(log) != want || err != nil {
 		t.Errorf("%s, %v", log, err)
 	}

@@ -12,7 +12,7 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/foreign"
 	"github.com/recast-sh/recast/internal/step"
-	"github.com/recast-sh/recast/pipeline/stopwatch"
+	"github.com/recast-sh/recast/internal/story"
 )
 
 // Board is the state of a run, from its plan and its events so far.
@@ -220,7 +220,7 @@ func (n *node) updateStep(at time.Time, e step.Event, below []string, own *entry
 		switch {
 		case planning.IsBack(below):
 			n.back(at)
-		case stopwatch.TakesAway(below) && n.awaySince.IsZero() && n.away == 0:
+		case story.TakesAway(below) && n.awaySince.IsZero() && n.away == 0:
 			n.awaySince = at
 		}
 		return

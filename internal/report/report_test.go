@@ -43,7 +43,7 @@ func fixed(t *testing.T, name string) report.Run {
 	if err != nil {
 		t.Fatal(err)
 	}
-	told, err := story.ReadRun(run)
+	told, err := story.ReadDirs(run.Dirs)
 	if err != nil {
 		t.Fatal(err)
 	}

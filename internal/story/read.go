@@ -10,15 +10,13 @@ import (
 	"io/fs"
 	"os"
 	"time"
-
-	"github.com/recast-sh/recast/pipeline/past"
 )
 
 const (
 	// LogName is the log of a run in the directory of its journal. OlderLogName is the part
 	// before the last rotation.
-	LogName      = past.LogName
-	OlderLogName = past.OlderLogName
+	LogName      = "log.jsonl"
+	OlderLogName = "log.1.jsonl"
 )
 
 // line is one line of a log, as internal/telemetry writes it.
@@ -64,11 +62,11 @@ func Read(dirs ...fs.FS) (Story, error) {
 	return b.end(), nil
 }
 
-// ReadRun is Read for a past run.
-func ReadRun(run past.Run) (Story, error) {
+// ReadDirs is Read for directories by their names, as a past run has them.
+func ReadDirs(names []string) (Story, error) {
 	var dirs []fs.FS
-	for _, dir := range run.Dirs {
-		dirs = append(dirs, os.DirFS(dir))
+	for _, name := range names {
+		dirs = append(dirs, os.DirFS(name))
 	}
 	return Read(dirs...)
 }

@@ -12,7 +12,6 @@ import (
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/cluster/roll"
 	"github.com/recast-sh/recast/internal/step"
-	"github.com/recast-sh/recast/pipeline/stopwatch"
 )
 
 // builder builds a story from lines.
@@ -157,7 +156,7 @@ func (b *builder) below(l line, turn *Turn, below []string) {
 		switch {
 		case planning.IsBack(below):
 			turn.back(l.Time)
-		case turn.AwayFrom.IsZero() && stopwatch.TakesAway(below):
+		case turn.AwayFrom.IsZero() && TakesAway(below):
 			turn.AwayFrom = l.Time
 		}
 	}

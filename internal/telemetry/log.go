@@ -11,10 +11,6 @@ import (
 )
 
 const (
-	// LogName is the log of a run in the directory of its journal.
-	LogName      = story.LogName
-	olderLogName = story.OlderLogName
-
 	maxLog     = 8 << 20
 	maxPending = 1 << 20
 )
@@ -81,15 +77,15 @@ func (s *sink) append(line []byte) {
 
 // rotate renames the log of the run and begins a new one.
 func (s *sink) rotate() error {
-	path := filepath.Join(s.dir, LogName)
-	if err := errors.Join(s.run.Close(), os.Rename(path, filepath.Join(s.dir, olderLogName))); err != nil {
+	path := filepath.Join(s.dir, story.LogName)
+	if err := errors.Join(s.run.Close(), os.Rename(path, filepath.Join(s.dir, story.OlderLogName))); err != nil {
 		return err
 	}
 	return s.open()
 }
 
 func (s *sink) open() error {
-	f, err := openLog(filepath.Join(s.dir, LogName))
+	f, err := openLog(filepath.Join(s.dir, story.LogName))
 	if err != nil {
 		return err
 	}

@@ -25,6 +25,7 @@ import (
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/step"
+	"github.com/recast-sh/recast/internal/story"
 	"github.com/recast-sh/recast/internal/ui"
 	"github.com/recast-sh/recast/pipeline"
 	"github.com/recast-sh/recast/pipeline/checkup"
@@ -66,7 +67,7 @@ func TestTheLogOfARunHoldsWhatCameBefore(t *testing.T) {
 	want := []string{"command, before, run, in one, run", "run, in two, command"}
 	for i, dir := range dirs {
 		var got []string
-		for line := range strings.Lines(read(t, filepath.Join(dir, LogName))) {
+		for line := range strings.Lines(read(t, filepath.Join(dir, story.LogName))) {
 			var l struct{ Msg string }
 			if err := json.Unmarshal([]byte(line), &l); err != nil {
 				t.Fatal(err)
@@ -98,7 +99,7 @@ func TestLogsAreBounded(t *testing.T) {
 	s.begin(dir)
 	write(3000, 30000)
 	s.close()
-	older, newest := read(t, filepath.Join(dir, olderLogName)), read(t, filepath.Join(dir, LogName))
+	older, newest := read(t, filepath.Join(dir, story.OlderLogName)), read(t, filepath.Join(dir, story.LogName))
 	if len(older) > maxLog || len(newest) > maxLog || !strings.HasSuffix(newest, string(line(29999))) {
 		t.Errorf("logs of %d and %d bytes", len(older), len(newest))
 	}

@@ -8,7 +8,7 @@ import (
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/step"
-	"github.com/recast-sh/recast/pipeline/stopwatch"
+	"github.com/recast-sh/recast/internal/story"
 )
 
 // Fared is the result of a run, collected from its events.
@@ -69,7 +69,7 @@ func (t *tracker) see(e step.Event) {
 	switch {
 	case e.Status == step.Started && planning.IsBack(below):
 		n.back(t.away)
-	case e.Status == step.Started && stopwatch.TakesAway(below):
+	case e.Status == step.Started && story.TakesAway(below):
 		if _, gone := t.away[name]; !gone {
 			t.away[name] = time.Now()
 		}

@@ -15,7 +15,6 @@ import (
 	"github.com/recast-sh/recast/cluster/claim"
 	"github.com/recast-sh/recast/internal/live"
 	"github.com/recast-sh/recast/internal/story"
-	"github.com/recast-sh/recast/internal/telemetry"
 	"github.com/recast-sh/recast/internal/ui"
 	"github.com/recast-sh/recast/pipeline"
 	"github.com/recast-sh/recast/pipeline/past"
@@ -117,7 +116,7 @@ func (w *Watcher) passed(r past.Running) bool {
 		return false
 	}
 	written := r.Started
-	if info, err := os.Stat(filepath.Join(r.Dir, telemetry.LogName)); err == nil {
+	if info, err := os.Stat(filepath.Join(r.Dir, story.LogName)); err == nil {
 		written = info.ModTime()
 	}
 	return written.Before(w.beat.Since)
@@ -165,7 +164,7 @@ func (w *Watcher) afterwards(ctx context.Context) (last string, err error) {
 // begin switches to a run that was started here.
 func (w *Watcher) begin(r past.Running) {
 	w.here = r
-	w.follow = &live.Follower{Path: filepath.Join(r.Dir, telemetry.LogName), Older: filepath.Join(r.Dir, story.OlderLogName)}
+	w.follow = &live.Follower{Path: filepath.Join(r.Dir, story.LogName), Older: filepath.Join(r.Dir, story.OlderLogName)}
 	w.view.Begin("recast run "+r.ID, r.Started)
 	if r.Plan != nil {
 		w.view.Plan(*r.Plan)

@@ -15,7 +15,7 @@ import (
 	"github.com/recast-sh/recast/internal/config"
 	"github.com/recast-sh/recast/internal/journal"
 	"github.com/recast-sh/recast/internal/live"
-	"github.com/recast-sh/recast/internal/telemetry"
+	"github.com/recast-sh/recast/internal/story"
 	"github.com/recast-sh/recast/pipeline"
 	"github.com/recast-sh/recast/pipeline/past"
 )
@@ -84,7 +84,7 @@ func watchBeside(t *testing.T, held *claim.State) *beside {
 // logs lets the run of this machine write its log at a given second.
 func (b *beside) logs(second int) {
 	b.t.Helper()
-	path := filepath.Join(b.p.State(), "runs", runHere, telemetry.LogName)
+	path := filepath.Join(b.p.State(), "runs", runHere, story.LogName)
 	when := b.from.Add(time.Duration(second) * time.Second)
 	if err := errors.Join(os.WriteFile(path, []byte("{}\n"), 0o600), os.Chtimes(path, when, when)); err != nil {
 		b.t.Fatal(err)

@@ -50,7 +50,7 @@ func options(dir, text string) Options {
 		Trace: func(_ context.Context, node string) (observe.Provenance, error) {
 			return observe.Provenance{Node: node, VM: "VM 9031", Links: []observe.ProvenanceLink{{Name: "lock", Certainty: observe.Proven, Text: text, Details: []string{text}}}, Summary: []string{text}}, nil
 		},
-		Log: func(r past.Run) story.Story { s, _ := story.ReadRun(r); return s },
+		Log: func(r past.Run) story.Story { s, _ := story.ReadDirs(r.Dirs); return s },
 		Report: func(w io.Writer, r past.Run) error {
 			_, err := io.WriteString(w, "report of "+r.ID)
 			return err

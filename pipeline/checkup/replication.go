@@ -10,8 +10,8 @@ import (
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/cluster/replica"
+	"github.com/recast-sh/recast/internal/story"
 	"github.com/recast-sh/recast/internal/words"
-	"github.com/recast-sh/recast/pipeline/stopwatch"
 )
 
 // replication checks the storage systems that keep volumes on several nodes: what was read of them,
@@ -37,7 +37,7 @@ func (d *checkup) replication(ctx context.Context) {
 // patience compares how long the system waits with how long its nodes are away.
 func (d *checkup) patience(ctx context.Context, s replica.System) {
 	node, away := "", time.Duration(0)
-	past, _ := stopwatch.Past(d.Runs().Dir) // without them, outages are assumed
+	past, _ := story.Durations(d.Runs().Dir) // without them, outages are assumed
 	for _, a := range d.res.Nodes {
 		n := planning.NodePlan{Node: a.Node, Role: a.Role, Strategy: cmp.Or(a.Strategy, cluster.Recreate)}
 		n.Estimate(past)

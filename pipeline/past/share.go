@@ -21,13 +21,11 @@ import (
 	"github.com/recast-sh/recast/cluster/hook"
 	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/internal/journal"
+	"github.com/recast-sh/recast/internal/story"
 )
 
 // Files of a run beside its journal.
 const (
-	LogName      = "log.jsonl"
-	OlderLogName = "log.1.jsonl" // before the last rotation
-
 	lockName   = "recast.lock" // in a record: the lock that the run was started with
 	beforeName = "before.lock" // and the one before, if it was known
 	digestName = "record"      // in a copy: the digest of its record
@@ -60,7 +58,7 @@ func shown(key string) bool {
 // Share puts what this machine knows of a run on the list, with the lock that the run was started with and the one
 // before.
 func (s Sharing) Share(ctx context.Context, id string) error {
-	files, err := journal.Files(s.Runs.Dir, id, shown, LogName, OlderLogName)
+	files, err := journal.Files(s.Runs.Dir, id, shown, story.LogName, story.OlderLogName)
 	if err != nil {
 		return err
 	}
@@ -222,7 +220,7 @@ func (s Sharing) fetch(ctx context.Context, r images.Record) error {
 		return err
 	}
 	files[digestName] = []byte(r.Digest)
-	return journal.Place(dir, id, files, shown, LogName, OlderLogName, lockName, beforeName, digestName)
+	return journal.Place(dir, id, files, shown, story.LogName, story.OlderLogName, lockName, beforeName, digestName)
 }
 
 // locks are the texts of the locks in the copies of other machines' runs, each once, the newest run first. What can't be read

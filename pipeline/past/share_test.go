@@ -22,6 +22,7 @@ import (
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/internal/journal"
+	"github.com/recast-sh/recast/internal/story"
 )
 
 // shelf is a list in memory.
@@ -85,7 +86,7 @@ func TestShare(t *testing.T) {
 		"hooks/beforerun/1": hook.HookRun{Point: cluster.BeforeRun, Output: "the password is hunter2"}, "node/wk1/vm-config": "of no concern to others",
 	})
 	dir := filepath.Join(ci.Runs.Dir, shared)
-	for name, text := range map[string]string{LogName: `{"time":"x","msg":"hunter2"}`, "wk1~config.secret": "hunter2", "notes.txt": "x"} {
+	for name, text := range map[string]string{story.LogName: `{"time":"x","msg":"hunter2"}`, "wk1~config.secret": "hunter2", "notes.txt": "x"} {
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}

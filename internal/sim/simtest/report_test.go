@@ -38,7 +38,7 @@ func (l *Lab) past(id string) (past.Run, story.Story, string) {
 	must(l.t, err)
 	run, err := p.Runs().Find(id, past.Options{Dead: l.isKilled})
 	must(l.t, err)
-	told, err := story.ReadRun(run)
+	told, err := story.ReadDirs(run.Dirs)
 	must(l.t, err)
 	var b bytes.Buffer
 	must(l.t, report.Write(&b, report.Run{Past: run, Story: told, Now: time.Now().UTC(), Version: "v0.0.0", Hide: redact.New(nil).Text}))

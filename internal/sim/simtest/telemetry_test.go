@@ -31,6 +31,7 @@ import (
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/sim/talosapi"
+	"github.com/recast-sh/recast/internal/story"
 	"github.com/recast-sh/recast/internal/telemetry"
 	"github.com/recast-sh/recast/internal/ui"
 	"github.com/recast-sh/recast/pipeline"
@@ -161,7 +162,7 @@ func requireTree(t *testing.T, c *collector) {
 func requireLog(t *testing.T, lab *Lab, since int) {
 	t.Helper()
 	asked := lab.Read("log.jsonl")
-	run := lab.Read(".recast/runs/20000101-0000-feed/" + telemetry.LogName)
+	run := lab.Read(".recast/runs/20000101-0000-feed/" + story.LogName)
 	if !bytes.HasPrefix(asked, run) {
 		t.Error("the log of the run is not that which was asked for")
 	}
@@ -192,7 +193,7 @@ func requireLog(t *testing.T, lab *Lab, since int) {
 	if status["started"] == 0 || status["started"] != status["done"] || status["note"] == 0 || status["failed"] > 0 {
 		t.Errorf("events of steps: %v", status)
 	}
-	info, err := os.Stat(filepath.Join(lab.Dir, ".recast/runs/20000101-0000-feed", telemetry.LogName))
+	info, err := os.Stat(filepath.Join(lab.Dir, ".recast/runs/20000101-0000-feed", story.LogName))
 	must(t, err)
 	if info.Mode().Perm() != 0o600 {
 		t.Errorf("the log of the run has mode %s", info.Mode())

@@ -1,4 +1,4 @@
-package stopwatch
+package story
 
 import (
 	"errors"
@@ -11,8 +11,8 @@ import (
 // pastRuns is how many runs are read for durations.
 const pastRuns = 50
 
-// Past returns the durations of nodes in earlier runs, newest first. dir is that of the runs.
-func Past(dir string) ([]cluster.Took, error) {
+// Durations returns how long nodes took in earlier runs, newest first. dir is that of the runs.
+func Durations(dir string) ([]cluster.Took, error) {
 	runs, err := journal.Runs(dir)
 	if err != nil {
 		return nil, err
@@ -20,14 +20,13 @@ func Past(dir string) ([]cluster.Took, error) {
 	var all []cluster.Took
 	var errs []error
 	for _, info := range runs[:min(pastRuns, len(runs))] {
-		took, err := In(dir, info.ID)
+		took, err := durationsIn(dir, info.ID)
 		all, errs = slices.Concat(all, took), append(errs, err)
 	}
 	return all, errors.Join(errs...)
 }
 
-// In returns the durations of nodes in one run.
-func In(dir, run string) (all []cluster.Took, err error) {
+func durationsIn(dir, run string) (all []cluster.Took, err error) {
 	j, err := journal.Open(dir, journal.Options{Run: run, ReadOnly: true})
 	if err != nil {
 		return nil, err

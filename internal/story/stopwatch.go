@@ -1,5 +1,4 @@
-// Package stopwatch measures how long the nodes of a roll are down.
-package stopwatch
+package story
 
 import (
 	"slices"
