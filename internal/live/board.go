@@ -4,12 +4,12 @@
 package live
 
 import (
+	"cmp"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/recast-sh/recast/cluster/planning"
-	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/foreign"
 	"github.com/recast-sh/recast/internal/step"
 	"github.com/recast-sh/recast/internal/story"
@@ -21,14 +21,13 @@ type Board struct {
 	began time.Time
 	ended time.Time     // zero: still running
 	total time.Duration // expected by the plan; 0: unknown
-	note  *entry        // latest note about the whole run
+	note  string        // latest note about the whole run
 	end   stopState
 	lines []string // shown instead of steps
 
-	phases map[planning.Phase]string // titles of the phases that have begun
-	nodes  []*node                   // in the plan's order, then by appearance
-	others []*entry                  // steps that concern no node, by beginning
-	byPath map[string]*entry
+	fold   *story.Fold    // what the events say
+	nodes  []*node        // in the plan's order, then by appearance
+	others []*story.Stage // steps that concern no node, by their first beginning
 }
 
 // stopState is how far the user has stopped the run.
@@ -41,38 +40,21 @@ const (
 	broken                 // pressed twice
 )
 
-// entry is one step.
-type entry struct {
-	path, title  string
-	status       step.Status
-	began, ended time.Time
-	text         string // latest note or result
-	noted        time.Time
-	branch       bool // has steps below it
-}
-
-func (e *entry) runs() bool { return e.status == step.Started }
-
 // node is one node of the roll.
 type node struct {
 	name     string
 	phase    planning.Phase
-	strategy string
+	planned  string        // its strategy by the plan
 	outage   time.Duration // expected; 0: unknown
 	expected time.Duration // expected for the node's whole roll
 
-	begun        bool
-	status       step.Status // valid once begun
-	began, ended time.Time
-	awaySince    time.Time
-	away         time.Duration // set when it is back
-	text         string        // how it ended
-	running      []*entry      // its running steps, by beginning
+	turn *story.Turn
+	over bool // the run ended before its turn
 }
 
 // NewBoard is the board of a command that began then.
 func NewBoard(title string, began time.Time) *Board {
-	return &Board{title: title, began: began, phases: map[planning.Phase]string{}, byPath: map[string]*entry{}}
+	return &Board{title: title, began: began, fold: story.NewFold()}
 }
 
 // Plan replaces the board's content by what is planned from then on.
@@ -82,7 +64,7 @@ func (b *Board) Plan(at time.Time, plan planning.Plan) {
 	b.total = time.Duration(plan.TotalSeconds) * time.Second
 	for _, p := range plan.Work() {
 		n := b.node(p.Phase, p.Node)
-		n.strategy = string(p.Strategy)
+		n.planned = string(p.Strategy)
 		n.outage = time.Duration(p.OutageSeconds) * time.Second
 		n.expected = max(n.outage, time.Duration(p.WholeSeconds)*time.Second)
 	}
@@ -90,83 +72,42 @@ func (b *Board) Plan(at time.Time, plan planning.Plan) {
 
 // forget clears the board after its content was printed to the scrollback.
 func (b *Board) forget() {
-	b.note, b.nodes, b.others, b.total = nil, nil, nil, 0
-	b.phases, b.byPath = map[planning.Phase]string{}, map[string]*entry{}
+	b.note, b.nodes, b.others, b.total, b.fold = "", nil, nil, 0, story.NewFold()
+}
+
+// again clears what was heard of the steps, because a command resumes the run: steps that were running
+// before will not end.
+func (b *Board) again(at time.Time) {
+	for _, n := range b.nodes {
+		n.planned, n.turn, n.over = n.strategy(), &story.Turn{}, false
+	}
+	fold := story.NewFold()
+	fold.Phases = b.fold.Phases
+	b.began, b.note, b.others, b.fold = at, "", nil, fold
 }
 
 // See adds an event.
 func (b *Board) See(at time.Time, e step.Event) {
-	if e.Status == step.Note && !strings.Contains(e.Path, "/") && b.byPath[e.Path] == nil {
-		b.note = &entry{path: e.Path, text: oneLine(e.Text), noted: at}
-		return
-	}
-	own := b.entry(e.Path)
-	if e.Status == step.Note {
-		if text := oneLine(e.Text); text != own.text {
-			own.text, own.noted = text, at
-		}
-	} else {
-		own.update(at, e)
-	}
-	phase, name, below := planning.NodeOfStep(e.Path)
+	e.Title, e.Text = oneLine(e.Title), oneLine(e.Text)
+	s, turn := b.fold.See(at, e)
 	switch {
-	case name != "" && len(below) == 0:
-		b.node(phase, name).update(at, e)
-	case name != "":
-		b.node(phase, name).updateStep(at, e, below, own)
-	case e.Path == "roll":
-	case isPhase(e.Path):
-		b.phases[planning.Phase(strings.TrimPrefix(e.Path, "roll/"))] = e.Title
-	case e.Status != step.Note && own.began == at && !own.listed(b):
-		b.others = append(b.others, own)
+	case turn != nil:
+		b.node(planning.Phase(turn.Phase), turn.Node).turn = turn
+	case s == nil && !strings.Contains(e.Path, "/"):
+		b.note = e.Text
+	case slices.Contains(b.fold.Steps, s):
+		b.other(s)
 	}
 }
 
-// isPhase says whether a path is that of one of a roll's phases.
-func isPhase(path string) bool {
-	_, name, _ := planning.NodeOfStep(path + "/any")
-	return name != "" && strings.Count(path, "/") == 1
-}
-
-func (e *entry) listed(b *Board) bool {
-	return slices.Contains(b.others, e)
-}
-
-// entry returns the step at a path and marks its parents as branches.
-func (b *Board) entry(path string) *entry {
-	if e := b.byPath[path]; e != nil {
-		return e
-	}
-	for at := strings.LastIndexByte(path, '/'); at > 0; at = strings.LastIndexByte(path[:at], '/') {
-		if above := b.byPath[path[:at]]; above != nil {
-			above.branch = true
-		}
-	}
-	e := &entry{path: path, status: step.NotStarted}
-	b.byPath[path] = e
-	return e
-}
-
-func (e *entry) update(at time.Time, ev step.Event) {
-	if ev.Title != "" {
-		e.title = oneLine(ev.Title)
-	}
-	e.status = ev.Status
-	if e.began.IsZero() {
-		e.began = at
-	}
-	switch ev.Status {
-	case step.Started:
-		e.began, e.text = at, ""
+// other adds a step that concerns no node. A roll of several plans may build and publish more than once.
+func (b *Board) other(s *story.Stage) {
+	at := slices.IndexFunc(b.others, func(o *story.Stage) bool { return o.Path == s.Path })
+	if at < 0 {
+		b.others = append(b.others, s)
 		return
-	case step.Failed:
-		if ev.Err != nil {
-			e.text = oneLine(strings.TrimPrefix(ev.Err.Error(), e.path+": "))
-		}
-	default:
-		e.text = oneLine(ev.Text)
 	}
-	e.ended, e.noted = at, at
+	b.others[at] = s
 }
 
 // node returns a node of a phase. A node can appear in two phases: an unfinished run is
@@ -177,82 +118,63 @@ func (b *Board) node(phase planning.Phase, name string) *node {
 			return n
 		}
 	}
-	n := &node{name: name, phase: phase}
+	n := &node{name: name, phase: phase, turn: &story.Turn{}}
 	b.nodes = append(b.nodes, n)
 	return n
 }
 
-// update adds an event of the node's branch.
-func (n *node) update(at time.Time, e step.Event) {
-	if e.Status == step.Note {
-		return
-	}
-	// The first word of a branch's title is its strategy.
-	n.strategy, _, _ = strings.Cut(e.Title, " ")
-	n.status = e.Status
-	switch e.Status {
-	case step.Started:
-		n.begun, n.began = true, at
-		return
-	case step.NotStarted:
-		return
-	case step.Failed:
-		if fault.KindOf(e.Err) == fault.Interrupted {
-			n.status = step.Stopped
-		}
-	case step.Done, step.Skipped:
-		n.text = oneLine(e.Text)
-	}
-	if !n.begun {
-		n.begun, n.began = true, at
-	}
-	n.ended = at
-	n.back(at)
+// strategy is how the node is rolled, or is to be.
+func (n *node) strategy() string { return cmp.Or(n.turn.Strategy(), n.planned) }
+
+// begun says whether its turn has come.
+func (n *node) begun() bool { return !n.turn.Began.IsZero() && n.turn.Status != notStarted }
+
+// isAway says whether the node is down; its turn goes on.
+func (n *node) isAway() bool {
+	return !n.turn.AwayFrom.IsZero() && n.turn.AwayTo.IsZero() && n.turn.Ended.IsZero()
 }
 
-// updateStep adds an event of one of the node's steps.
-func (n *node) updateStep(at time.Time, e step.Event, below []string, own *entry) {
-	switch e.Status {
-	case step.Note:
-		return
-	case step.Started:
-		n.running = append(n.running, own)
-		switch {
-		case planning.IsBack(below):
-			n.back(at)
-		case story.TakesAway(below) && n.awaySince.IsZero() && n.away == 0:
-			n.awaySince = at
-		}
-		return
-	case step.Failed:
-		if n.text == "" { // the innermost step fails first
-			n.text = own.title
-			if own.text != "" {
-				n.text += ": " + own.text
-			}
-		}
+// text says how its turn ended, or which step has failed.
+func (n *node) text() string {
+	cause := n.turn.Failure
+	if cause == nil || n.turn.Text != "" {
+		return n.turn.Text
 	}
-	for i, r := range n.running {
-		if r == own {
-			n.running = append(n.running[:i], n.running[i+1:]...)
-			return
-		}
+	if why := text(cause); why != "" {
+		return cause.Title + ": " + why
 	}
-}
-
-func (n *node) back(at time.Time) {
-	if !n.awaySince.IsZero() {
-		n.away, n.awaySince = at.Sub(n.awaySince), time.Time{}
-	}
+	return cause.Title
 }
 
 // current is the innermost running step, or nil.
-func (n *node) current() *entry {
-	if len(n.running) == 0 {
-		return nil
+func (n *node) current() *story.Stage {
+	for _, s := range slices.Backward(n.turn.Steps) {
+		if s.Ended.IsZero() {
+			return s
+		}
 	}
-	return n.running[len(n.running)-1]
+	return nil
 }
+
+// text is the latest note of a step, or how it ended.
+func text(s *story.Stage) string {
+	switch {
+	case s.Ended.IsZero():
+		return s.Note
+	case s.Error != "":
+		return oneLine(strings.TrimPrefix(s.Error, s.Path+": "))
+	}
+	return s.Text
+}
+
+// How steps and turns end, as a story says it.
+var (
+	done       = step.Done.String()
+	skipped    = step.Skipped.String()
+	failed     = step.Failed.String()
+	notStarted = step.NotStarted.String()
+	stopped    = step.Stopped.String()
+)
 
 // CanStop shows that a first Ctrl-C finishes the current nodes.
 func (b *Board) CanStop() { b.end = max(b.end, canStop) }
@@ -267,9 +189,7 @@ func (b *Board) Broken() { b.end = broken }
 func (b *Board) End(at time.Time) {
 	b.ended = at
 	for _, n := range b.nodes {
-		if !n.begun {
-			n.status = step.NotStarted
-		}
+		n.over = !n.begun()
 	}
 }
 

@@ -27,7 +27,10 @@ var begun = time.Date(2026, 11, 21, 4, 21, 0, 0, time.UTC)
 func at(seconds int) time.Time { return begun.Add(time.Duration(seconds) * time.Second) }
 
 // testBoard is the board of a roll of some workers and a control plane.
-type testBoard struct{ *Board }
+type testBoard struct {
+	*Board
+	titles map[string]string // of the steps that have begun
+}
 
 func rollOf(workers int) testBoard {
 	b := NewBoard("recast roll", begun)
@@ -37,10 +40,11 @@ func rollOf(workers int) testBoard {
 		p.Nodes = append(p.Nodes, planning.NodePlan{Node: fmt.Sprintf("wk%d", i+1), Phase: planning.Workers, Strategy: cluster.Recreate, OutageSeconds: 240, WholeSeconds: 300})
 	}
 	b.Plan(begun, p)
-	return testBoard{b}
+	return testBoard{b, map[string]string{}}
 }
 
 func (b testBoard) starts(second int, path, title string) {
+	b.titles[path] = title
 	b.See(at(second), step.Event{Path: path, Title: title, Status: step.Started})
 }
 
@@ -57,10 +61,7 @@ func (b testBoard) notes(second int, path, text string) {
 }
 
 func (b testBoard) titleOf(path string) string {
-	if e := b.byPath[path]; e != nil {
-		return e.title
-	}
-	return ""
+	return b.titles[path]
 }
 
 // control finishes the steps up to and including the control plane.
@@ -107,7 +108,7 @@ var boards = map[string]struct {
 	tell    func() testBoard
 }{
 	"build": {14, func() testBoard {
-		b := testBoard{NewBoard("recast publish", begun)}
+		b := testBoard{NewBoard("recast publish", begun), map[string]string{}}
 		b.starts(0, "build", "build images")
 		b.starts(0, "build/default", "build schematic default")
 		b.starts(0, "build/default/check-factory", "compare the factory's extensions with the lock")

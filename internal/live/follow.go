@@ -2,12 +2,14 @@ package live
 
 import (
 	"bytes"
-	"encoding/json"
 	"errors"
 	"io"
 	"io/fs"
 	"os"
 	"time"
+
+	"github.com/recast-sh/recast/internal/step"
+	"github.com/recast-sh/recast/internal/story"
 )
 
 // Follower reads the log of a run that another process writes. An overlong log is renamed
@@ -81,21 +83,12 @@ func (f *Follower) take(b *Board, file io.ReaderAt, size int64) error {
 	}
 }
 
-// logged adds one line of a log. A command that resumes the run resets the board, since
-// steps that were running before will not end.
+// logged adds one line of a log.
 func (b *Board) logged(text []byte) {
-	var l line
-	if json.Unmarshal(text, &l) != nil {
-		return
-	}
-	if l.Msg == "command" && l.Status == "started" {
-		for _, n := range b.nodes {
-			*n = node{name: n.name, phase: n.phase, strategy: n.strategy, outage: n.outage, expected: n.expected}
-		}
-		b.began, b.others, b.note, b.byPath = l.Time, nil, nil, map[string]*entry{}
-		return
-	}
-	if at, e, ok := l.event(); ok {
-		b.See(at, e)
+	l, ok := story.Parse(text)
+	if ok && l.Msg == "command" && l.Status == step.Started.String() {
+		b.again(l.Time)
+	} else if e, ok := l.Event(); ok {
+		b.See(l.Time, e)
 	}
 }

@@ -5,7 +5,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/recast-sh/recast/internal/step"
 	"github.com/recast-sh/recast/internal/words"
 )
 
@@ -54,15 +53,15 @@ func (b *Board) left(now time.Time) time.Duration {
 		all += n.expected
 		switch n.state() {
 		case isDone:
-			if n.expected > 0 && n.status == step.Done {
-				expected, taken = expected+n.expected, taken+n.ended.Sub(n.began)
+			if n.expected > 0 && n.turn.Status == done {
+				expected, taken = expected+n.expected, taken+n.turn.Ended.Sub(n.turn.Began)
 			}
 		case isWaiting:
 			if b.end < stopping {
 				rest += n.expected
 			}
 		case isRunning:
-			rest += max(0, n.expected-now.Sub(n.began))
+			rest += max(0, n.expected-now.Sub(n.turn.Began))
 		}
 	}
 	if all == 0 {

@@ -9,7 +9,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/images"
-	"github.com/recast-sh/recast/internal/step"
+	"github.com/recast-sh/recast/internal/story"
 )
 
 // detail is the level of detail of a frame: the first level that fits the screen is used.
@@ -59,8 +59,8 @@ func (l Look) all(parts ...[]string) []string {
 
 func (b *Board) head(now time.Time, l Look) []string {
 	head := []string{l.apart(l.paint(bold, b.title), took(b.until(now).Sub(b.began)))}
-	if b.note != nil {
-		head = append(head, l.paint(dim, "  · "+b.note.text))
+	if b.note != "" {
+		head = append(head, l.paint(dim, "  · "+b.note))
 	}
 	return head
 }
@@ -77,8 +77,8 @@ func (b *Board) body(now time.Time, l Look, level detail) []string {
 	for _, text := range b.lines {
 		lines = append(lines, strings.Split(ansi.Wrap(text, max(1, l.Width), ""), "\n")...)
 	}
-	for _, e := range b.others {
-		lines = append(lines, b.other(now, l, level, e)...)
+	for _, s := range b.others {
+		lines = append(lines, drawOther(now, l, level, s)...)
 	}
 	wide := 0
 	for _, n := range b.nodes {
@@ -92,7 +92,7 @@ func (b *Board) body(now time.Time, l Look, level detail) []string {
 		for to < len(b.nodes) && b.nodes[to].phase == b.nodes[from].phase {
 			to++
 		}
-		if title := b.phases[b.nodes[from].phase]; title != "" {
+		if title := b.fold.Phases[b.nodes[from].phase]; title != "" {
 			lines = append(lines, l.paint(bold, title))
 		} else {
 			lines = append(lines, l.paint(dim, strings.ReplaceAll(string(b.nodes[from].phase), "-", " ")))
@@ -103,52 +103,52 @@ func (b *Board) body(now time.Time, l Look, level detail) []string {
 	return lines
 }
 
-// other draws a step that concerns no node. Below the second level only running and failed
+// drawOther draws a step that concerns no node. Below the second level only running and failed
 // steps are drawn.
-func (b *Board) other(now time.Time, l Look, level detail, e *entry) []string {
-	depth := strings.Count(strings.TrimPrefix(e.path, "roll/"), "/")
+func drawOther(now time.Time, l Look, level detail, s *story.Stage) []string {
+	depth := strings.Count(strings.TrimPrefix(s.Path, "roll/"), "/")
 	indent := strings.Repeat("  ", depth+1)
-	switch {
-	case e.runs() && e.branch:
+	switch runs := s.Ended.IsZero(); {
+	case runs && s.Branch:
 		if level >= few {
 			return nil
 		}
-		return []string{indent + l.paint(yellow, "▸") + " " + e.title + "  " + l.paint(dim, took(now.Sub(e.began)))}
-	case e.runs():
-		lines := []string{indent + l.paint(yellow, "▸") + " " + e.title + "  " + l.paint(dim, took(now.Sub(e.began)))}
+		return []string{indent + l.paint(yellow, "▸") + " " + s.Title + "  " + l.paint(dim, took(now.Sub(s.Began)))}
+	case runs:
+		lines := []string{indent + l.paint(yellow, "▸") + " " + s.Title + "  " + l.paint(dim, took(now.Sub(s.Began)))}
 		if level < lean {
-			lines = append(lines, noteLines(now, l, indent+"    ", e)...)
+			lines = append(lines, noteLines(now, l, indent+"    ", s)...)
 		}
 		return lines
-	case e.status == step.Failed && !e.branch:
-		return []string{indent + l.paint(red, "✗") + " " + e.title + ": " + e.text}
+	case s.Status == failed && !s.Branch:
+		return []string{indent + l.paint(red, "✗") + " " + s.Title + ": " + text(s)}
 	case level > whole || depth > 1:
 		return nil
-	case e.status == step.Done || e.status == step.Skipped:
-		text := e.title
-		if e.text != "" {
-			text += ": " + e.text
+	case s.Status == done || s.Status == skipped:
+		line := s.Title
+		if s.Text != "" {
+			line += ": " + s.Text
 		}
-		if d := e.ended.Sub(e.began).Round(time.Second); d > 0 {
-			text += "  " + l.paint(dim, d.String())
+		if d := s.Ended.Sub(s.Began).Round(time.Second); d > 0 {
+			line += "  " + l.paint(dim, d.String())
 		}
-		return []string{indent + l.paint(green, "✓") + " " + text}
-	case e.status == step.Failed:
-		return []string{indent + l.paint(red, "✗") + " " + e.title}
+		return []string{indent + l.paint(green, "✓") + " " + line}
+	case s.Status == failed:
+		return []string{indent + l.paint(red, "✗") + " " + s.Title}
 	}
-	return []string{indent + l.paint(dim, "- "+e.title+": not done")}
+	return []string{indent + l.paint(dim, "- "+s.Title+": not done")}
 }
 
 // noteLines is a running step's latest note, or the bar of a transfer.
-func noteLines(now time.Time, l Look, indent string, e *entry) []string {
-	if e.text == "" {
+func noteLines(now time.Time, l Look, indent string, s *story.Stage) []string {
+	if s.Note == "" {
 		return nil
 	}
-	if done, total, rest, ok := images.ReadProgress(e.text); ok {
+	if done, total, rest, ok := images.ReadProgress(s.Note); ok {
 		return []string{fmt.Sprintf("%s%s %3d%%  %s", indent, l.paint(yellow, bar(done, total)), 100*done/max(1, total), l.paint(dim, rest))}
 	}
-	text := e.text
-	if age := now.Sub(e.noted).Round(time.Second); age >= stale {
+	text := s.Note
+	if age := now.Sub(s.NoteAt).Round(time.Second); age >= stale {
 		text += fmt.Sprintf(" (%s ago)", age)
 	}
 	return []string{indent + l.paint(dim, text)}
@@ -199,14 +199,14 @@ const (
 )
 
 func (n *node) state() nodeState {
-	switch {
-	case n.status == step.NotStarted, n.status == step.Stopped:
+	switch t := n.turn; {
+	case n.over, t.Status == notStarted, t.Status == stopped, t.Interrupted:
 		return isStopped
-	case !n.begun:
+	case !n.begun():
 		return isWaiting
-	case n.status == step.Started:
+	case t.Ended.IsZero():
 		return isRunning
-	case n.status == step.Failed:
+	case t.Status == failed:
 		return isFailed
 	}
 	return isDone
@@ -218,11 +218,11 @@ func (b *Board) draw(now time.Time, l Look, level detail, wide int, n *node) []s
 		isFailed: l.paint(red, "✗"), isStopped: l.paint(dim, "-"),
 	}
 	state := n.state()
-	lead := fmt.Sprintf("  %s %s  %s", marks[state], l.paint(bold, pad(n.name, wide)), pad(n.strategy, len(cluster.Recreate)))
+	lead := fmt.Sprintf("  %s %s  %s", marks[state], l.paint(bold, pad(n.name, wide)), pad(n.strategy(), len(cluster.Recreate)))
 	at := n.current()
 	switch {
 	case state == isWaiting && at != nil: // its preparation
-		return []string{lead + "  " + l.paint(dim, at.title+"  "+took(now.Sub(at.began)))}
+		return []string{lead + "  " + l.paint(dim, at.Title+"  "+took(now.Sub(at.Began)))}
 	case state == isWaiting:
 		if n.expected == 0 {
 			return []string{lead}
@@ -231,18 +231,14 @@ func (b *Board) draw(now time.Time, l Look, level detail, wide int, n *node) []s
 	case state == isRunning:
 		return n.drawRunning(now, l, level, lead, at)
 	case state == isStopped:
-		return []string{lead + "  " + l.paint(dim, stoppedWords(n.begun))}
+		return []string{lead + "  " + l.paint(dim, stoppedWords(n.begun()))}
 	}
-	line := lead + "  " + pad(took(n.ended.Sub(n.began)), clockCells)
-	if n.away > 0 {
-		line += "  away " + took(n.away)
+	line := lead + "  " + pad(took(n.turn.Ended.Sub(n.turn.Began)), clockCells)
+	if away := n.turn.Away(); away > 0 {
+		line += "  away " + took(away)
 	}
-	if n.text != "" {
-		text := l.paint(dim, n.text)
-		if state == isFailed {
-			text = l.paint(red, n.text)
-		}
-		line += "  " + text
+	if text := n.text(); text != "" {
+		line += "  " + l.paint(map[bool]string{true: red, false: dim}[state == isFailed], text)
 	}
 	return []string{line}
 }
@@ -253,7 +249,7 @@ func stoppedWords(begun bool) string {
 
 // awayWords says how long a node is down, and how long that should take.
 func (n *node) awayWords(now time.Time) string {
-	text := took(now.Sub(n.awaySince))
+	text := took(now.Sub(n.turn.AwayFrom))
 	if n.outage > 0 {
 		text += " of ~" + strings.TrimPrefix(about(n.outage), "about ")
 	}
@@ -261,27 +257,27 @@ func (n *node) awayWords(now time.Time) string {
 }
 
 // late says whether it is down for longer than expected.
-func (n *node) late(now time.Time) bool { return n.outage > 0 && now.Sub(n.awaySince) > n.outage }
+func (n *node) late(now time.Time) bool { return n.outage > 0 && now.Sub(n.turn.AwayFrom) > n.outage }
 
 // clockCells is the width of most durations.
 const clockCells = 6
 
-func (n *node) drawRunning(now time.Time, l Look, level detail, lead string, at *entry) []string {
-	line := lead + "  " + pad(took(now.Sub(n.began)), clockCells)
-	if !n.awaySince.IsZero() {
+func (n *node) drawRunning(now time.Time, l Look, level detail, lead string, at *story.Stage) []string {
+	line := lead + "  " + pad(took(now.Sub(n.turn.Began)), clockCells)
+	if n.isAway() {
 		colour := yellow
 		if n.late(now) {
 			colour = red
 		}
 		line += "  " + l.paint(colour, "away "+n.awayWords(now))
-	} else if n.away > 0 {
-		line += "  away " + took(n.away)
+	} else if away := n.turn.Away(); away > 0 {
+		line += "  away " + took(away)
 	}
 	if at == nil {
 		return []string{line}
 	}
-	line += "  " + at.title
-	if d := now.Sub(at.began).Round(time.Second); d > 0 {
+	line += "  " + at.Title
+	if d := now.Sub(at.Began).Round(time.Second); d > 0 {
 		line += "  " + l.paint(dim, d.String())
 	}
 	if level >= lean {

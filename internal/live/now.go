@@ -4,7 +4,7 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/images"
-	"github.com/recast-sh/recast/internal/step"
+	"github.com/recast-sh/recast/internal/story"
 )
 
 // Now is a board at a moment, for a page that lays it out in another way than a frame.
@@ -36,16 +36,13 @@ type NodeNow struct {
 
 // Now describes the board.
 func (b *Board) Now(now time.Time) Now {
-	out := Now{}
-	if b.note != nil {
-		out.Note = b.note.text
-	}
+	out := Now{Note: b.note}
 	for _, line := range b.totals(now, Look{}) {
 		out.Totals = line
 	}
-	for _, e := range b.others {
-		if !e.branch || e.status == step.Failed {
-			out.Steps = append(out.Steps, e.now(now))
+	for _, s := range b.others {
+		if !s.Branch || s.Status == failed {
+			out.Steps = append(out.Steps, stepNow(s, now))
 		}
 	}
 	for _, n := range b.nodes {
@@ -54,31 +51,32 @@ func (b *Board) Now(now time.Time) Now {
 	return out
 }
 
-func (e *entry) now(now time.Time) StepNow {
-	s := StepNow{Title: e.title, Note: e.text, Mood: "open", Took: took(now.Sub(e.began))}
-	if !e.runs() {
-		s.Mood, s.Took = "good", took(e.ended.Sub(e.began))
-		if e.status == step.Failed {
-			s.Mood = "bad"
+func stepNow(s *story.Stage, now time.Time) StepNow {
+	out := StepNow{Title: s.Title, Note: text(s), Mood: "open", Took: took(now.Sub(s.Began))}
+	if !s.Ended.IsZero() {
+		out.Mood, out.Took = "good", took(s.Ended.Sub(s.Began))
+		if s.Status == failed {
+			out.Mood = "bad"
 		}
-		return s
+		return out
 	}
-	if done, total, rest, ok := images.ReadProgress(e.text); ok {
-		s.Percent, s.Note = int(100*done/max(1, total)), rest
-	} else if age := now.Sub(e.noted).Round(time.Second); e.text != "" && age >= stale {
-		s.Note += " (" + age.String() + " ago)"
+	if done, total, rest, ok := images.ReadProgress(s.Note); ok {
+		out.Percent, out.Note = int(100*done/max(1, total)), rest
+	} else if age := now.Sub(s.NoteAt).Round(time.Second); s.Note != "" && age >= stale {
+		out.Note += " (" + age.String() + " ago)"
 	}
-	return s
+	return out
 }
 
 func (n *node) now(now time.Time) NodeNow {
-	out := NodeNow{Node: n.name, Strategy: n.strategy, Text: n.text}
+	out := NodeNow{Node: n.name, Strategy: n.strategy(), Text: n.text()}
 	if at := n.current(); at != nil {
-		s := at.now(now)
+		s := stepNow(at, now)
 		out.Step = &s
 	}
-	if n.away > 0 {
-		out.Away = took(n.away)
+	t := n.turn
+	if away := t.Away(); away > 0 {
+		out.Away = took(away)
 	}
 	switch n.state() {
 	case isWaiting:
@@ -86,19 +84,19 @@ func (n *node) now(now time.Time) NodeNow {
 			out.Text = about(n.expected)
 		}
 	case isRunning:
-		out.State, out.Mood, out.Took = "in progress", "open", took(now.Sub(n.began))
+		out.State, out.Mood, out.Took = "in progress", "open", took(now.Sub(t.Began))
 		if n.expected > 0 {
-			out.Percent = int(min(99, 100*now.Sub(n.began)/n.expected))
+			out.Percent = int(min(99, 100*now.Sub(t.Began)/n.expected))
 		}
-		if !n.awaySince.IsZero() {
+		if n.isAway() {
 			out.Away, out.Late = n.awayWords(now), n.late(now)
 		}
 	case isStopped:
-		out.State = stoppedWords(n.begun)
+		out.State = stoppedWords(n.begun())
 	case isFailed:
-		out.State, out.Mood, out.Took = "failed", "bad", took(n.ended.Sub(n.began))
+		out.State, out.Mood, out.Took = "failed", "bad", took(t.Ended.Sub(t.Began))
 	case isDone:
-		out.State, out.Mood, out.Took = "done", "good", took(n.ended.Sub(n.began))
+		out.State, out.Mood, out.Took = "done", "good", took(t.Ended.Sub(t.Began))
 	}
 	return out
 }

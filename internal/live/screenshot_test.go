@@ -14,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/cluster/planning"
+	"github.com/recast-sh/recast/internal/story"
 )
 
 const (
@@ -60,7 +61,7 @@ func replay(t *testing.T, node, seen string) (*Board, time.Time) {
 	}
 	b := NewBoard("recast roll", time.Time{})
 	for text := range bytes.Lines(log) {
-		var l line
+		var l story.Line
 		if err := json.Unmarshal(text, &l); err != nil {
 			t.Fatal(err)
 		}

@@ -173,8 +173,7 @@ func (v *View) Follow(f *Follower) error {
 
 // Say sets the note about the whole run.
 func (v *View) Say(text string) {
-	at := time.Now()
-	v.tell(func(b *Board) { b.note = &entry{text: oneLine(text), noted: at} })
+	v.tell(func(b *Board) { b.note = oneLine(text) })
 }
 
 // Show draws lines instead of a tree.

@@ -17,6 +17,7 @@ import (
 
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/step"
+	"github.com/recast-sh/recast/internal/story"
 )
 
 // Sequences that change the terminal's key encoding, or that it answers, are removed.
@@ -125,13 +126,13 @@ func TestFollow(t *testing.T) {
 	for _, l := range []string{`{"time":"2026-11-21T05:00:00Z","msg":"command","status":"started"}`, `{"time":"2026-11-21T05:00:01Z","level":"INFO","msg":"step","step":"roll/workers/wk1","status":"started","title":"recreate wk1"}`, "torn {"} {
 		b.logged([]byte(l))
 	}
-	if n := b.nodes[0]; n.state() != isRunning || n.text != "" || !b.began.Equal(time.Date(2026, 11, 21, 5, 0, 0, 0, time.UTC)) {
+	if n := b.nodes[0]; n.state() != isRunning || n.text() != "" || !b.began.Equal(time.Date(2026, 11, 21, 5, 0, 0, 0, time.UTC)) {
 		t.Errorf("begun again: %+v", n)
 	}
 
 	var texts []string
 	for text := range bytes.Lines(whole) {
-		var l line
+		var l story.Line
 		if err := json.Unmarshal(text, &l); err != nil {
 			t.Errorf("%s: %v", text, err)
 		}

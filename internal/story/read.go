@@ -3,13 +3,21 @@ package story
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"os"
+	"slices"
+	"strings"
 	"time"
+
+	"github.com/recast-sh/recast/cluster/planning"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/step"
 )
 
 const (
@@ -19,29 +27,56 @@ const (
 	OlderLogName = "log.1.jsonl"
 )
 
-// line is one line of a log, as internal/telemetry writes it.
-type line struct {
-	Time    time.Time `json:"time"`
-	Msg     string    `json:"msg"`
-	Status  string    `json:"status"`
-	Command string    `json:"command"`
-	Version string    `json:"version"`
-	Exit    int       `json:"exitCode"`
-	Error   string    `json:"error"`
-	Hints   []string  `json:"hints"`
-	Run     string    `json:"run"`
-	Step    string    `json:"step"`
-	Title   string    `json:"title"`
-	Text    string    `json:"text"`
-	Server  string    `json:"server"`
+// Line is one line of a log, as internal/telemetry writes it, or of recast --progress json.
+type Line struct {
+	Time   time.Time `json:"time"`
+	Msg    string    `json:"msg"` // "command", "run", "step", "request", "pulse"; "said": other text
+	Step   string    `json:"step,omitempty"`
+	Status string    `json:"status,omitempty"`
+	Node   string    `json:"node,omitempty"`
+	Title  string    `json:"title,omitempty"`
+	Text   string    `json:"text,omitempty"`
+	Risk   string    `json:"risk,omitempty"`
+	Error  string    `json:"error,omitempty"`
+	Hints  []string  `json:"hints,omitempty"`
 
-	Kubernetes bool     `json:"kubernetes"`
-	Nodes      int      `json:"nodes"`
-	NotReady   []string `json:"notReady"`
-	Etcd       bool     `json:"etcd"`
-	Members    int      `json:"members"`
-	Unwell     []string `json:"unwell"`
+	Command string `json:"command,omitempty"`
+	Version string `json:"version,omitempty"`
+	Exit    int    `json:"exitCode,omitempty"`
+	Server  string `json:"server,omitempty"`
+
+	Kubernetes bool     `json:"kubernetes,omitempty"`
+	Nodes      int      `json:"nodes,omitempty"`
+	NotReady   []string `json:"notReady,omitempty"`
+	Etcd       bool     `json:"etcd,omitempty"`
+	Members    int      `json:"members,omitempty"`
+	Unwell     []string `json:"unwell,omitempty"`
 }
+
+// Event is the event in a line about a step; false if it has none.
+func (l Line) Event() (e step.Event, ok bool) {
+	status, known := statuses[l.Status]
+	if l.Msg != "step" || !known || l.Step == "" {
+		return step.Event{}, false
+	}
+	e = step.Event{Path: l.Step, Title: l.Title, Status: status, Text: l.Text}
+	if l.Error != "" {
+		e.Err = errors.New(l.Error)
+	}
+	for _, hint := range slices.Backward(l.Hints) { // the first one is the outermost
+		e.Err = fault.WithHint(e.Err, "%s", hint)
+	}
+	return e, true
+}
+
+// statuses are the statuses of steps, by name.
+var statuses = func() map[string]step.Status {
+	byName := map[string]step.Status{}
+	for s := step.Started; s <= step.Stopped; s++ {
+		byName[s.String()] = s
+	}
+	return byName
+}()
 
 // longestLine is more than any log line: an error about a whole cluster is a few
 // kilobytes.
@@ -50,16 +85,16 @@ const longestLine = 4 << 20
 // Read reads the log of a run from its directories, one for each machine that worked on it, in their order. It skips
 // a line that a killed process left unfinished. Without a log the story is empty.
 func Read(dirs ...fs.FS) (Story, error) {
-	b := &builder{open: map[string]*Stage{}, turns: map[string]*Turn{}, requests: map[string]*Requests{}}
-	b.Begins = true
+	r := &reader{Fold: NewFold(), requests: map[string]*Requests{}}
+	r.Begins = true
 	for _, dir := range dirs {
 		for _, name := range []string{OlderLogName, LogName} {
-			if err := b.readFile(dir, name); err != nil {
-				return b.Story, fmt.Errorf("read the log of the run: %w", err)
+			if err := r.readFile(dir, name); err != nil {
+				return r.end(), fmt.Errorf("read the log of the run: %w", err)
 			}
 		}
 	}
-	return b.end(), nil
+	return r.end(), nil
 }
 
 // ReadDirs is Read for directories by their names, as a past run has them.
@@ -71,7 +106,13 @@ func ReadDirs(names []string) (Story, error) {
 	return Read(dirs...)
 }
 
-func (b *builder) readFile(dir fs.FS, name string) error {
+// reader builds a story from lines.
+type reader struct {
+	*Fold
+	requests map[string]*Requests // by server
+}
+
+func (r *reader) readFile(dir fs.FS, name string) error {
 	f, err := dir.Open(name)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -79,7 +120,7 @@ func (b *builder) readFile(dir fs.FS, name string) error {
 	if err != nil {
 		return err
 	}
-	err = b.read(f)
+	err = r.read(f)
 	if closed := f.Close(); err == nil {
 		err = closed
 	}
@@ -89,8 +130,8 @@ func (b *builder) readFile(dir fs.FS, name string) error {
 	return nil
 }
 
-func (b *builder) read(r io.Reader) error {
-	lines := bufio.NewReaderSize(r, 1<<16)
+func (r *reader) read(file io.Reader) error {
+	lines := bufio.NewReaderSize(file, 1<<16)
 	for {
 		text, err := readLine(lines)
 		if errors.Is(err, io.EOF) {
@@ -99,22 +140,23 @@ func (b *builder) read(r io.Reader) error {
 		if err != nil {
 			return err
 		}
-		l, ok := parse(text)
+		l, ok := Parse(text)
 		if behind := bytes.LastIndex(text, []byte(firstKey)); !ok && behind > 0 {
-			l, ok = parse(text[behind:]) // a line after one that a killed process left unfinished
+			l, ok = Parse(text[behind:]) // a line after one that a killed process left unfinished
 		}
 		if !ok {
-			b.Broken++
+			r.Broken++
 			continue
 		}
-		b.add(l)
+		r.add(l)
 	}
 }
 
 // firstKey begins every line.
 const firstKey = `{"time":"`
 
-func parse(text []byte) (l line, ok bool) {
+// Parse reads a line; false if it is none.
+func Parse(text []byte) (l Line, ok bool) {
 	err := json.Unmarshal(text, &l)
 	return l, err == nil && !l.Time.IsZero()
 }
@@ -130,4 +172,98 @@ func readLine(r *bufio.Reader) (text []byte, err error) {
 			return text, err
 		}
 	}
+}
+
+func (r *reader) add(l Line) {
+	if r.From.IsZero() {
+		r.From, r.Begins = l.Time, l.Msg == "command" || l.Msg == "run"
+	}
+	switch l.Msg {
+	case "command":
+		r.command(l)
+	case "run":
+		if r.cutOff(); len(r.Sessions) == 0 || r.Sessions[len(r.Sessions)-1].Ended {
+			r.Sessions = append(r.Sessions, Session{Began: l.Time})
+		}
+	case "step":
+		r.step(l)
+	case "request":
+		r.request(l)
+	case "pulse":
+		r.Pulses = append(r.Pulses, Pulse{l.Time, planning.Pulse{
+			Kubernetes: l.Kubernetes, Nodes: l.Nodes, NotReady: l.NotReady, Etcd: l.Etcd, Members: l.Members, Unwell: l.Unwell,
+		}})
+	}
+	// Lines from before the run are written when it begins, with their own times.
+	if l.Time.After(r.To) {
+		r.To = l.Time
+	}
+}
+
+func (r *reader) command(l Line) {
+	if l.Status == "started" {
+		r.cutOff()
+		r.Sessions = append(r.Sessions, Session{Began: l.Time, Command: l.Command, Version: l.Version})
+		r.say(l, "", "recast", strings.TrimSpace(l.Command+" "+l.Version)+" started")
+		return
+	}
+	if n := len(r.Sessions); n > 0 {
+		s := &r.Sessions[n-1]
+		s.Command, s.Ended, s.Exit, s.Error = cmp.Or(s.Command, l.Command), true, l.Exit, l.Error
+	}
+	r.cutOff()
+	r.say(l, "", "recast", fmt.Sprintf("%s ended with exit code %d", l.Command, l.Exit))
+}
+
+func (r *reader) step(l Line) {
+	_, node, _ := planning.NodeOfStep(l.Step)
+	text := cmp.Or(l.Title, l.Text)
+	if l.Text != "" && l.Title != "" {
+		text = l.Title + ": " + l.Text
+	}
+	if l.Error != "" {
+		text = cmp.Or(l.Title, l.Step) + ": " + l.Error
+	}
+	r.say(l, node, l.Status, text)
+	if l.Step == "roll" && l.Status == step.Note.String() {
+		r.Notes = append(r.Notes, Said{At: l.Time, Mark: l.Status, Text: l.Text})
+	}
+	if e, ok := l.Event(); ok {
+		r.See(l.Time, e)
+	}
+}
+
+func (r *reader) request(l Line) {
+	of := r.requests[l.Server]
+	if of == nil {
+		of = &Requests{Server: l.Server}
+		r.requests[l.Server] = of
+	}
+	of.Sent++
+	if l.Error != "" {
+		of.Failed++
+	}
+}
+
+func (r *reader) say(l Line, node, mark, text string) {
+	r.Said = append(r.Said, Said{At: l.Time, Node: node, Mark: mark, Text: text})
+}
+
+// end completes the story.
+func (r *reader) end() Story {
+	for _, name := range slices.Sorted(maps.Keys(r.requests)) {
+		r.Requests = append(r.Requests, *r.requests[name])
+	}
+	for _, turn := range r.Turns {
+		turn.Stages = turn.stages()
+	}
+	r.Turns = slices.DeleteFunc(r.Turns, func(turn *Turn) bool { return turn.Began.IsZero() && len(turn.Stages) == 0 })
+	// Preparations may be done long before their turn; a turn that never began sorts last.
+	slices.SortStableFunc(r.Turns, func(a, b *Turn) int {
+		if a.Began.IsZero() != b.Began.IsZero() {
+			return b.Began.Compare(a.Began)
+		}
+		return a.Began.Compare(b.Began)
+	})
+	return r.Story
 }

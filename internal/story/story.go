@@ -1,8 +1,11 @@
-// Package story turns the log of a run into a [Story], the history of its nodes and
-// steps, for reports of runs that have ended, still run, or were killed.
+// Package story turns the events of a run into a [Story], the history of its nodes and
+// steps. A [Fold] builds it: of a run that goes on, event by event, or, with [Read], from the log
+// of a run that has ended, still runs, or was killed.
 package story
 
 import (
+	"cmp"
+	"strings"
 	"time"
 
 	"github.com/recast-sh/recast/cluster/planning"
@@ -44,9 +47,13 @@ type Turn struct {
 	Hints       []string
 	AwayFrom    time.Time // when the node became unavailable; zero: it never did
 	AwayTo      time.Time // when it was back; zero, with AwayFrom: it was not
-	Stages      []*Stage
+	Stages      []*Stage  // what a person wants to know of its steps; set once a log is read
 	Heard       time.Time // time of its latest line
 	CutOff      bool      // its process ended first
+
+	Steps       []*Stage // all that began, those in a branch after it
+	Failure     *Stage   // the step that failed first: the innermost; nil: none has failed
+	Interrupted bool     // it failed because the user stopped the run; unknown from a log
 
 	path string
 }
@@ -64,20 +71,39 @@ func (t *Turn) isWell() bool {
 	return t.Status == step.Done.String() || t.Status == step.Skipped.String()
 }
 
-// Stage is a step, or a phase of a turn.
+// Away is how long the node was unavailable: until it was back, or its turn ended. It is 0 if the
+// node was always there, or is still away.
+func (t *Turn) Away() time.Duration {
+	end := cmp.Or(t.AwayTo, t.Ended)
+	if t.AwayFrom.IsZero() || end.IsZero() {
+		return 0
+	}
+	return end.Sub(t.AwayFrom)
+}
+
+// Below is the path of one of its steps below that of the node: "take-down/drain".
+func (t *Turn) Below(s *Stage) string { return strings.TrimPrefix(s.Path, t.path+"/") }
+
+// Stage is a step, or a part of one that waits twice.
 type Stage struct {
-	Name   string // "drain", "boot"
+	Path   string
+	Name   string // "drain", "boot"; of a step that is no stage of a turn, its path
 	Title  string
 	Began  time.Time
 	Ended  time.Time // zero: it was cut off or still runs
 	Status string
 	Text   string // why it was skipped
-	Noted  string // its latest note
+	Noted  string // the latest note, of it or of a step below it
 	Error  string
 	Hints  []string
 	CutOff bool // as in Turn
 
-	path string
+	Note   string    // its own latest note
+	NoteAt time.Time // when that was new
+	Branch bool      // it has steps below it
+
+	parts []*Stage  // its waits that have ended, see split
+	since time.Time // when the wait after those began
 }
 
 // Fate is how the turn ended in a run with that result ("done", "running", "killed", …): its status,
@@ -126,12 +152,8 @@ type Requests struct {
 
 // Strategy is how the node was rolled: the first word of the title.
 func (t *Turn) Strategy() string {
-	for i, r := range t.Title {
-		if r == ' ' {
-			return t.Title[:i]
-		}
-	}
-	return t.Title
+	strategy, _, _ := strings.Cut(t.Title, " ")
+	return strategy
 }
 
 // Outage is a time when a node was unavailable; it spans turns if the first was cut off.
