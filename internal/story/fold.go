@@ -40,7 +40,7 @@ func (f *Fold) See(at time.Time, e step.Event) (*Stage, *Turn) {
 		}
 		return s, nil
 	}
-	turn := f.turn(at, e, phase, node)
+	turn := f.turn(at, begins, phase, node)
 	if len(below) == 0 {
 		turn.see(at, e)
 		return s, turn
@@ -130,12 +130,11 @@ func (s *Stage) split(at time.Time, next string) {
 	s.parts, s.since, s.Name = append(s.parts, &part), at, next
 }
 
-// turn is the turn that a step belongs to.
-func (f *Fold) turn(at time.Time, e step.Event, phase planning.Phase, node string) *Turn {
+// turn is the turn that a step belongs to. A step that begins after a turn has ended begins another.
+func (f *Fold) turn(at time.Time, begins bool, phase planning.Phase, node string) *Turn {
 	path := planning.StepPath(phase, node)
 	turn := f.turns[path]
-	again := turn != nil && !turn.Ended.IsZero() && e.Status != step.Note
-	if turn == nil || again {
+	if turn == nil || begins && !turn.Ended.IsZero() {
 		turn = &Turn{Node: node, Phase: string(phase), path: path}
 		f.Turns, f.turns[path] = append(f.Turns, turn), turn
 	}

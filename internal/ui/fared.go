@@ -1,12 +1,11 @@
 package ui
 
 import (
+	"path"
 	"strings"
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
-	"github.com/recast-sh/recast/cluster/planning"
-	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/step"
 	"github.com/recast-sh/recast/internal/story"
 )
@@ -47,92 +46,76 @@ const (
 	NodeNotStarted NodeOutcome = "not started"
 )
 
-// tracker collects the result of a run from its events.
-type tracker struct {
-	fared Fared
-	away  map[string]time.Time // by node, since when
-}
-
-func (t *tracker) see(e step.Event) {
-	if e.Path == "roll/snapshot-etcd" && (e.Status == step.Done || e.Status == step.Skipped) {
-		t.fared.Snapshot = strings.TrimPrefix(e.Text, "saved as ")
-	}
-	_, name, below := planning.NodeOfStep(e.Path)
-	switch {
-	case name == "" || e.Status == step.Note:
-		return
-	case len(below) == 0:
-		t.node(name, e)
-		return
-	}
-	n := t.find(name, e.Path)
-	switch {
-	case e.Status == step.Started && planning.IsBack(below):
-		n.back(t.away)
-	case e.Status == step.Started && story.TakesAway(below):
-		if _, gone := t.away[name]; !gone {
-			t.away[name] = time.Now()
-		}
-	case (below[0] == "ask-gates" || below[0] == "await-storage") && e.Status == step.Failed:
-		n.Gates = "before"
-	case (below[0] == "ask-gates-again" || below[0] == "await-storage-again") && e.Status == step.Failed:
-		n.Gates = "after"
-	case below[0] == "run-hooks" && e.Status == step.Failed:
-		n.Hooks = "before"
-	case below[0] == "run-hooks-again" && e.Status == step.Failed:
-		n.Hooks = "after"
-	case below[len(below)-1] == "keep" && !cluster.Strategy(n.Strategy).ParksNothing() && (e.Status == step.Done || e.Status == step.Skipped):
-		n.Kept = e.Text
-	case below[len(below)-1] == "free-disk" && cluster.Strategy(n.Strategy).VM() == cluster.VMGone && (e.Status == step.Done || e.Status == step.Skipped):
-		n.Kept = e.Text
-	}
-}
-
-// node handles the events of a node's branch itself.
-func (t *tracker) node(name string, e step.Event) {
-	n := t.find(name, e.Path)
-	// The first word of a branch's title is its strategy.
-	n.Strategy, _, _ = strings.Cut(e.Title, " ")
-	switch e.Status {
-	case step.Started, step.Stopped, step.Note:
-		n.Outcome = NodeStopped
-	case step.Done:
-		n.Outcome, n.Now = NodeDone, e.Text
-	case step.Skipped:
-		n.Outcome, n.Now = NodeNotNeeded, e.Text
-	case step.Failed:
-		n.Outcome = NodeFailed
-		if fault.KindOf(e.Err) == fault.Interrupted {
-			n.Outcome = NodeStopped
-		}
-	case step.NotStarted:
-		n.Outcome = NodeNotStarted
-	}
-	if e.Status != step.Started {
-		n.back(t.away)
-	}
-}
-
-// back records how long the node was down, if it was.
-func (n *NodeFared) back(away map[string]time.Time) {
-	if since, gone := away[n.Node]; gone {
-		n.AwaySeconds = int(time.Since(since).Round(time.Second).Seconds())
-		delete(away, n.Node)
-	}
-}
-
-// find returns the entry of a node in one phase: an unfinished node is finished first, and
-// may have another turn after that.
-func (t *tracker) find(name, path string) *NodeFared {
-	if t.away == nil {
-		t.away = map[string]time.Time{}
-	}
-	phase := strings.Split(path, "/")[1]
-	for i := range t.fared.Nodes {
-		if n := &t.fared.Nodes[i]; n.Node == name && n.Phase == phase {
-			return n
+// faredOf is the result of a run by its events.
+func faredOf(run *story.Fold) (fared Fared) {
+	for _, s := range run.Steps {
+		if s.Path == "roll/snapshot-etcd" && isReached(s) {
+			fared.Snapshot = strings.TrimPrefix(s.Text, "saved as ")
 		}
 	}
-	t.fared.Nodes = append(t.fared.Nodes, NodeFared{Node: name, Phase: phase})
-	return &t.fared.Nodes[len(t.fared.Nodes)-1]
+	for _, t := range run.Turns {
+		if t.Began.IsZero() {
+			continue // it only pulled something ahead of its turn
+		}
+		n := NodeFared{
+			Node: t.Node, Phase: t.Phase, Strategy: t.Strategy(), Outcome: outcomeOf(t),
+			AwaySeconds: int(t.Away().Round(time.Second).Seconds()),
+		}
+		if n.Outcome == NodeDone || n.Outcome == NodeNotNeeded {
+			n.Now = t.Text
+		}
+		for _, s := range t.Steps {
+			n.see(s, t.Below(s))
+		}
+		fared.Nodes = append(fared.Nodes, n)
+	}
+	return fared
+}
+
+// see adds what a step of the node says.
+func (n *NodeFared) see(s *story.Stage, below string) {
+	if s.Status == step.Failed.String() {
+		switch first, _, _ := strings.Cut(below, "/"); first {
+		case "ask-gates", "await-storage":
+			n.Gates = "before"
+		case "ask-gates-again", "await-storage-again":
+			n.Gates = "after"
+		case "run-hooks":
+			n.Hooks = "before"
+		case "run-hooks-again":
+			n.Hooks = "after"
+		}
+	}
+	strategy := cluster.Strategy(n.Strategy)
+	switch path.Base(below) {
+	case "keep":
+		if isReached(s) && !strategy.ParksNothing() {
+			n.Kept = s.Text
+		}
+	case "free-disk":
+		if isReached(s) && strategy.VM() == cluster.VMGone {
+			n.Kept = s.Text
+		}
+	}
+}
+
+// isReached says whether the goal of a step is reached.
+func isReached(s *story.Stage) bool {
+	return s.Status == step.Done.String() || s.Status == step.Skipped.String()
+}
+
+func outcomeOf(t *story.Turn) NodeOutcome {
+	switch t.Status {
+	case step.Done.String():
+		return NodeDone
+	case step.Skipped.String():
+		return NodeNotNeeded
+	case step.NotStarted.String():
+		return NodeNotStarted
+	case step.Failed.String():
+		if !t.Interrupted {
+			return NodeFailed
+		}
+	}
+	return NodeStopped
 }

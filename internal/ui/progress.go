@@ -3,13 +3,13 @@ package ui
 import (
 	"fmt"
 	"io"
-	"slices"
 	"strings"
 	"time"
 	"unicode/utf8"
 
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/step"
+	"github.com/recast-sh/recast/internal/story"
 )
 
 // Progress prints the events of a run as plain lines, and records the result of each
@@ -17,35 +17,25 @@ import (
 type Progress struct {
 	p     *page
 	start time.Time
-	began map[string]time.Time // by path, of running steps
-	noted map[string]string    // by path, the last note
-	width int                  // of the column of nodes, as wide as the longest name so far
-	tally tracker
+	noted map[string]string // by path, the last note
+	width int               // of the column of nodes, as wide as the longest name so far
+	run   *story.Fold
 }
 
 // NewProgress draws on w, which the caller keeps.
 func NewProgress(w io.Writer) *Progress {
-	return &Progress{
-		p: newPage(w), start: time.Now(),
-		began: map[string]time.Time{}, noted: map[string]string{},
-	}
+	return &Progress{p: newPage(w), start: time.Now(), noted: map[string]string{}, run: story.NewFold()}
 }
 
 // Fared returns the results of the nodes that the run has started, in order. Call it after
 // the run has ended.
-func (p *Progress) Fared() Fared {
-	fared := p.tally.fared
-	// A node that only pulled something ahead of its turn was not started.
-	fared.Nodes = slices.DeleteFunc(slices.Clone(fared.Nodes), func(n NodeFared) bool { return n.Outcome == "" })
-	return fared
-}
+func (p *Progress) Fared() Fared { return faredOf(p.run) }
 
 // Emit prints one event; the step engine calls it with one event at a time.
 func (p *Progress) Emit(e step.Event) {
-	p.tally.see(e)
+	s, _ := p.run.See(time.Now(), e)
 	switch e.Status {
 	case step.Started:
-		p.began[e.Path] = time.Now()
 		p.line(e.Path, yellow, "▸", e.Title)
 	case step.Note:
 		if p.noted[e.Path] == e.Text {
@@ -57,7 +47,7 @@ func (p *Progress) Emit(e step.Event) {
 		p.line(e.Path, green, "✓", e.Title+": "+e.Text)
 	case step.Done:
 		// A step that ended at once has its line already.
-		if took := time.Since(p.began[e.Path]).Round(time.Second); took > 0 {
+		if took := s.Ended.Sub(s.Began).Round(time.Second); took > 0 {
 			p.line(e.Path, green, "✓", fmt.Sprintf("%s (%s)", e.Title, took))
 		}
 	case step.Failed:
