@@ -347,12 +347,11 @@ func (w *work) carryOut(ctx context.Context, lock schematics.Lock) (err error) {
 		err = w.begin(ctx, j)
 	}
 	if err == nil {
-		watch, unwatch := story.Watch(w.run, w.rep.Plan, j)
+		kept := w.keepDurations(j)
 		still := planning.WatchPulse(ctx, w.rep.Plan, timing(w.Config).Poll, w.machines.Kube, w.machines.Talos, w.o.Pulsed)
 		err = w.explain(ctx, w.claim.judged(w.run.Run(ctx, r.Steps(w.rep.Plan))))
 		still()
-		unwatch()
-		err = errors.Join(err, watch.Err())
+		err = errors.Join(err, kept())
 	}
 	w.rep.Rehearsed = append(w.rep.Rehearsed, r.Rehearser.Results()...)
 	w.rep.Outcome = outcome(err)

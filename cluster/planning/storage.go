@@ -139,11 +139,6 @@ func knownPatience(systems []StorageSystem) bool {
 	return slices.ContainsFunc(systems, func(s StorageSystem) bool { return s.WaitSeconds > 0 })
 }
 
-// IsBack says whether a step of a node's branch comes once the node serves again.
-func IsBack(below []string) bool {
-	return slices.Contains([]string{"run-hooks-again", "await-storage-again", "ask-gates-again"}, below[0])
-}
-
 // noteInitiators says that servers of volumes will know the nodes by other names.
 func noteInitiators(p *Plan) {
 	for i := range p.Nodes {

@@ -25,7 +25,7 @@ type Board struct {
 	end   stopState
 	lines []string // shown instead of steps
 
-	fold   *story.Fold    // what the events say
+	fold   story.Fold     // what the events say
 	nodes  []*node        // in the plan's order, then by appearance
 	others []*story.Stage // steps that concern no node, by their first beginning
 }
@@ -54,7 +54,7 @@ type node struct {
 
 // NewBoard is the board of a command that began then.
 func NewBoard(title string, began time.Time) *Board {
-	return &Board{title: title, began: began, fold: story.NewFold()}
+	return &Board{title: title, began: began}
 }
 
 // Plan replaces the board's content by what is planned from then on.
@@ -72,7 +72,7 @@ func (b *Board) Plan(at time.Time, plan planning.Plan) {
 
 // forget clears the board after its content was printed to the scrollback.
 func (b *Board) forget() {
-	b.note, b.nodes, b.others, b.total, b.fold = "", nil, nil, 0, story.NewFold()
+	b.note, b.nodes, b.others, b.total, b.fold = "", nil, nil, 0, story.Fold{}
 }
 
 // again clears what was heard of the steps, because a command resumes the run: steps that were running
@@ -81,9 +81,7 @@ func (b *Board) again(at time.Time) {
 	for _, n := range b.nodes {
 		n.planned, n.turn, n.over = n.strategy(), &story.Turn{}, false
 	}
-	fold := story.NewFold()
-	fold.Phases = b.fold.Phases
-	b.began, b.note, b.others, b.fold = at, "", nil, fold
+	b.began, b.note, b.others, b.fold = at, "", nil, story.Fold{Phases: b.fold.Phases}
 }
 
 // See adds an event.

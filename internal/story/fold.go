@@ -13,7 +13,7 @@ import (
 	"github.com/recast-sh/recast/internal/step"
 )
 
-// Fold builds the turns and steps of a story from events, one after the other.
+// Fold builds the turns and steps of a story from events, one after the other. Its zero value has seen none.
 type Fold struct {
 	Story
 	Phases map[planning.Phase]string // titles of the phases that have begun
@@ -22,14 +22,15 @@ type Fold struct {
 	turns map[string]*Turn  // the latest, by the path of the node's own step
 }
 
-// NewFold is a fold of no events.
-func NewFold() *Fold {
-	return &Fold{Phases: map[planning.Phase]string{}, steps: map[string]*Stage{}, turns: map[string]*Turn{}}
-}
-
 // See adds an event. It returns the event's step, nil if only a note came of it, and the turn of
 // its node, nil if it concerns none.
 func (f *Fold) See(at time.Time, e step.Event) (*Stage, *Turn) {
+	if f.steps == nil {
+		f.steps, f.turns = map[string]*Stage{}, map[string]*Turn{}
+	}
+	if f.Phases == nil {
+		f.Phases = map[planning.Phase]string{}
+	}
 	s, begins := f.step(at, e)
 	phase, node, below := planning.NodeOfStep(e.Path)
 	if node == "" {
@@ -155,7 +156,7 @@ func (t *Turn) see(at time.Time, e step.Event) {
 	t.Began = cmp.Or(t.Began, at)
 	t.Ended, t.Status, t.Text, t.Interrupted = at, e.Status.String(), e.Text, fault.KindOf(e.Err) == fault.Interrupted
 	t.Error, t.Hints = inWords(e.Err)
-	if t.isWell() {
+	if t.IsWell() {
 		t.back(at) // after a failure or a stop it is unknown
 	}
 }

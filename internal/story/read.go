@@ -85,7 +85,7 @@ const longestLine = 4 << 20
 // Read reads the log of a run from its directories, one for each machine that worked on it, in their order. It skips
 // a line that a killed process left unfinished. Without a log the story is empty.
 func Read(dirs ...fs.FS) (Story, error) {
-	r := &reader{Fold: NewFold(), requests: map[string]*Requests{}}
+	r := &reader{requests: map[string]*Requests{}}
 	r.Begins = true
 	for _, dir := range dirs {
 		for _, name := range []string{OlderLogName, LogName} {
@@ -108,7 +108,7 @@ func ReadDirs(names []string) (Story, error) {
 
 // reader builds a story from lines.
 type reader struct {
-	*Fold
+	Fold
 	requests map[string]*Requests // by server
 }
 

@@ -66,8 +66,8 @@ func (t *Turn) Until() time.Time {
 	return t.Ended
 }
 
-// isWell says whether it ended with a healthy node.
-func (t *Turn) isWell() bool {
+// IsWell says whether it ended with a healthy node.
+func (t *Turn) IsWell() bool {
 	return t.Status == step.Done.String() || t.Status == step.Skipped.String()
 }
 
@@ -181,7 +181,7 @@ func (s Story) Outages() []Outage {
 			at = len(out) - 1
 		}
 		back := t.AwayTo
-		if goesOn && back.IsZero() && t.isWell() {
+		if goesOn && back.IsZero() && t.IsWell() {
 			back = t.Ended // the turn only verified that it was back
 		}
 		out[at].To, out[at].Open = back, back.IsZero()

@@ -8,6 +8,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/story"
 )
 
@@ -114,6 +116,29 @@ func TestATurn(t *testing.T) {
 	}
 	if o, any := s.Longest(); !any || o.Node != "wk1" || o.Seconds() != 91 || o.Open {
 		t.Errorf("outage %+v", o)
+	}
+}
+
+// What a turn took is what later plans expect of its node: how long it was away, and all steps that took any time.
+func TestWhatATurnTook(t *testing.T) {
+	t.Parallel()
+	s := read(t, map[string]string{story.LogName: lines(recreated...)})
+	plan := planning.NodePlan{Node: "wk1", Role: cluster.Worker, Strategy: cluster.Recreate, OutageSeconds: 60}
+	plan.Drift.Talos = "v1.13.8"
+	got, measured := s.Turns[0].Took(plan)
+	want := cluster.Took{
+		Node: "wk1", Role: cluster.Worker, Strategy: cluster.Recreate, Talos: "v1.13.8", Expected: 60, OutageSeconds: 91, WholeSeconds: 99,
+		Steps: map[string]int{
+			"pull": 1, "gate": 1, "take-down": 22, "take-down/drain": 7, "take-down/stop": 10, "take-down/park": 5, "take-down/park/scsi0": 3,
+			"bring-up": 75, "bring-up/configure": 29, "bring-up/wait-healthy": 45,
+		},
+	}
+	if diff := cmp.Diff(want, got); diff != "" || !measured {
+		t.Errorf("measured %t (-want +got):\n%s", measured, diff)
+	}
+	s = read(t, map[string]string{story.LogName: lines("00:01 "+event("wk1", "started"), "00:02 "+event("wk1/drain", "started"), "00:09 "+event("wk1", "done"))})
+	if _, measured := s.Turns[0].Took(plan); measured {
+		t.Error("a node that was never away has no outage to expect")
 	}
 }
 

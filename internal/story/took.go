@@ -3,9 +3,12 @@ package story
 import (
 	"errors"
 	"slices"
+	"time"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/journal"
+	"github.com/recast-sh/recast/internal/step"
 )
 
 // pastRuns is how many runs are read for durations.
@@ -48,3 +51,26 @@ func durationsIn(dir, run string) (all []cluster.Took, err error) {
 	}
 	return all, nil
 }
+
+// Took is how long the turn of a planned node took, once it is done; false if the node was never away: it was
+// only cleaned up.
+func (t *Turn) Took(n planning.NodePlan) (took cluster.Took, measured bool) {
+	if t.Away() == 0 {
+		return took, false
+	}
+	took = cluster.Took{
+		Node: n.Node, Role: n.Role, Strategy: n.Strategy, Talos: n.Drift.Talos, Expected: n.OutageSeconds,
+		OutageSeconds: wholeSeconds(t.Away()), WholeSeconds: wholeSeconds(t.Ended.Sub(t.Began)),
+	}
+	for _, s := range t.Steps {
+		if seconds := wholeSeconds(s.Ended.Sub(s.Began)); s.Status == step.Done.String() && seconds > 0 {
+			if took.Steps == nil {
+				took.Steps = map[string]int{}
+			}
+			took.Steps[t.Below(s)] = seconds
+		}
+	}
+	return took, true
+}
+
+func wholeSeconds(d time.Duration) int { return int(d.Round(time.Second).Seconds()) }

@@ -46,8 +46,8 @@ const (
 	NodeNotStarted NodeOutcome = "not started"
 )
 
-// faredOf is the result of a run by its events.
-func faredOf(run *story.Fold) (fared Fared) {
+// faredOf is the result of a run by its story.
+func faredOf(run story.Story) (fared Fared) {
 	for _, s := range run.Steps {
 		if s.Path == "roll/snapshot-etcd" && isReached(s) {
 			fared.Snapshot = strings.TrimPrefix(s.Text, "saved as ")

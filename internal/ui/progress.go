@@ -19,17 +19,17 @@ type Progress struct {
 	start time.Time
 	noted map[string]string // by path, the last note
 	width int               // of the column of nodes, as wide as the longest name so far
-	run   *story.Fold
+	run   story.Fold
 }
 
 // NewProgress draws on w, which the caller keeps.
 func NewProgress(w io.Writer) *Progress {
-	return &Progress{p: newPage(w), start: time.Now(), noted: map[string]string{}, run: story.NewFold()}
+	return &Progress{p: newPage(w), start: time.Now(), noted: map[string]string{}}
 }
 
 // Fared returns the results of the nodes that the run has started, in order. Call it after
 // the run has ended.
-func (p *Progress) Fared() Fared { return faredOf(p.run) }
+func (p *Progress) Fared() Fared { return faredOf(p.run.Story) }
 
 // Emit prints one event; the step engine calls it with one event at a time.
 func (p *Progress) Emit(e step.Event) {
