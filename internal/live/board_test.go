@@ -228,6 +228,24 @@ func TestFrameFits(t *testing.T) {
 	}
 }
 
+// A roll of two plans builds twice: each step has one line, as it is now.
+func TestBuiltAgain(t *testing.T) {
+	t.Parallel()
+	b := testBoard{NewBoard("recast roll", begun), map[string]string{}}
+	b.starts(0, "build", "build images")
+	b.starts(0, "build/default", "build schematic default")
+	b.starts(0, "build/default/fetch-iso", "fetch the boot ISO")
+	b.ends(9, "build/default/fetch-iso", "")
+	b.ends(9, "build/default", "the ISO is there")
+	b.ends(9, "build", "")
+	b.starts(100, "build", "build images")
+	b.See(at(101), step.Event{Path: "build/default", Title: "build schematic default", Status: step.Skipped, Text: "the ISO is there"})
+	want := []string{"  ▸ build images  3s", "    ✓ build schematic default: the ISO is there"}
+	if diff := cmp.Diff(want, b.Final(at(103), sizes["80x24"])); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
 func golden(t *testing.T, name string, lines []string) {
 	t.Helper()
 	path := filepath.Join("testdata", name+".golden")
