@@ -117,8 +117,7 @@ func JudgeCache(files []CachedFile, uses []Use, need Needed, olderThan time.Dura
 type CachePruner struct {
 	Cache    *Cache
 	Verdicts []CacheVerdict // removed ones are marked
-	// Guard fails when nothing may be changed any more.
-	Guard func(ctx context.Context) error
+	Write    Write
 }
 
 // Steps returns one step for each file that has no reason to stay.
@@ -138,10 +137,7 @@ func (p CachePruner) remove(v *CacheVerdict) step.Step {
 			return "it is gone", nil
 		},
 		Do: func(ctx context.Context) error {
-			if err := p.Guard(ctx); err != nil {
-				return err
-			}
-			return p.Cache.remove(v.CachedFile)
+			return p.Write(ctx, func(context.Context) error { return p.Cache.remove(v.CachedFile) })
 		},
 	}
 }

@@ -154,7 +154,7 @@ func TestCachePruner(t *testing.T) {
 			need := Needed{Builds: map[string]string{buildB: "wk1 was made from it"}}
 			p := CachePruner{Cache: c, Verdicts: JudgeCache(files, nil, need, 0, cacheDay.Add(week))}
 			var guard error
-			p.Guard = func(context.Context) error { return guard }
+			p.Write = unless(&guard)
 			if tc.change != nil {
 				if err := tc.change(c, &guard); err != nil {
 					t.Fatal(err)

@@ -182,12 +182,14 @@ func shortDuration(d time.Duration) string {
 	return text
 }
 
+// Write sends one change, or fails if nothing may be changed any more: see claim.Held.Write.
+type Write func(ctx context.Context, send func(context.Context) error) error
+
 // Pruner removes the ISOs and disk images that can go.
 type Pruner struct {
 	Shelf    Shelf
 	Verdicts []Verdict // removed ones are marked
-	// Guard fails when nothing may be changed any more.
-	Guard func(ctx context.Context) error
+	Write    Write
 }
 
 // Steps returns one step for each file that has no reason to stay.
@@ -218,19 +220,20 @@ func (p Pruner) remove(v *Verdict) step.Step {
 			return "it is gone", nil
 		},
 		Do: func(ctx context.Context) error {
-			if err := p.Guard(ctx); err != nil {
-				return err
-			}
-			// Proxmox deletes even an ISO in a running VM's drive
-			// (API2/Storage/Content.pm), so check again right before.
-			uses, err := p.Shelf.Uses(ctx)
-			if err != nil {
-				return err
-			}
-			if by := usersOf(uses, v.Name); len(by) > 0 {
-				return fault.WithHint(fault.PruneRefused.Refusedf("%s is in use by %s now: it stays", v, strings.Join(by, ", ")), "run recast prune again")
-			}
-			return p.Shelf.DeleteISO(ctx, v.StoredISO)
+			return p.Write(ctx, func(ctx context.Context) error { return p.deleteUnused(ctx, v.StoredISO) })
 		},
 	}
+}
+
+func (p Pruner) deleteUnused(ctx context.Context, iso StoredISO) error {
+	// Proxmox deletes even an ISO in a running VM's drive
+	// (API2/Storage/Content.pm), so check again right before.
+	uses, err := p.Shelf.Uses(ctx)
+	if err != nil {
+		return err
+	}
+	if by := usersOf(uses, iso.Name); len(by) > 0 {
+		return fault.WithHint(fault.PruneRefused.Refusedf("%s is in use by %s now: it stays", iso, strings.Join(by, ", ")), "run recast prune again")
+	}
+	return p.Shelf.DeleteISO(ctx, iso)
 }

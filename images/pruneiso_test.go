@@ -171,7 +171,7 @@ func TestPruner(t *testing.T) {
 			if tc.change != nil {
 				tc.change(s, &guard)
 			}
-			p.Guard = func(context.Context) error { return guard }
+			p.Write = unless(&guard)
 			b := newBench(t)
 			err = b.run(t, step.Step{ID: "prune", Title: "remove", Steps: func(context.Context) ([]step.Step, error) { return p.Steps(), nil }})
 			if err != nil != (tc.fails != "") || !strings.Contains(message(err), tc.fails) || fault.KindOf(err) != tc.kind {
@@ -186,5 +186,15 @@ func TestPruner(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// unless sends changes while *guard is nil.
+func unless(guard *error) Write {
+	return func(ctx context.Context, send func(context.Context) error) error {
+		if *guard != nil {
+			return *guard
+		}
+		return send(ctx)
 	}
 }

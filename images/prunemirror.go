@@ -168,8 +168,7 @@ func namedBy(tags []MirrorTag, digest string) []string {
 type MirrorPruner struct {
 	Shelf    MirrorShelf
 	Verdicts []MirrorVerdict // removed ones are marked
-	// Guard fails when nothing may be changed any more.
-	Guard func(ctx context.Context) error
+	Write    Write
 }
 
 // Steps returns one step for each tag that has no reason to stay.
@@ -194,11 +193,15 @@ func (p MirrorPruner) remove(v *MirrorVerdict) step.Step {
 				return err
 			}
 			for _, digest := range digests {
-				if err := p.Guard(ctx); err != nil {
+				err := p.Write(ctx, func(ctx context.Context) error {
+					err := p.Shelf.Delete(ctx, v.Repository+"@"+digest)
+					if err != nil {
+						err = fmt.Errorf("delete %s: %w", v, err)
+					}
 					return err
-				}
-				if err := p.Shelf.Delete(ctx, v.Repository+"@"+digest); err != nil {
-					return fmt.Errorf("delete %s: %w", v, err)
+				})
+				if err != nil {
+					return err
 				}
 			}
 			return nil

@@ -233,7 +233,7 @@ func TestMirrorPruner(t *testing.T) {
 			if tc.change != nil {
 				tc.change(a, &guard)
 			}
-			p.Guard = func(context.Context) error { return guard }
+			p.Write = unless(&guard)
 			b := newBench(t)
 			err = b.run(t, step.Step{ID: "prune", Title: "remove", Steps: func(context.Context) ([]step.Step, error) { return p.Steps(), nil }})
 			if err != nil != (tc.fails != "") || !strings.Contains(message(err), tc.fails) || fault.KindOf(err) != tc.kind {

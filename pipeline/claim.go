@@ -7,6 +7,7 @@ import (
 	"github.com/recast-sh/recast/cluster/claim"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/cluster/survey"
+	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/internal/fault"
 )
 
@@ -66,6 +67,30 @@ func (c *claiming) whileHeld(ctx context.Context) (context.Context, context.Canc
 		return ctx, func() {}
 	}
 	return c.held.Within(ctx)
+}
+
+// store is the machines' Store, which stores files only while the claim is ours.
+func (c *claiming) store() images.Store {
+	s := c.machines.Store
+	return claimedStore{Users: s, Reacher: s, Storages: s, Finder: s, store: s, write: c.held.Write}
+}
+
+// claimedStore embeds only interfaces that read: without a method for each change, it does not compile.
+type claimedStore struct {
+	images.Users
+	images.Reacher
+	images.Storages
+	images.Finder
+	store images.Store
+	write images.Write
+}
+
+func (s claimedStore) Upload(ctx context.Context, u images.Upload) error {
+	return s.write(ctx, func(ctx context.Context) error { return s.store.Upload(ctx, u) })
+}
+
+func (s claimedStore) Download(ctx context.Context, d images.Download) error {
+	return s.write(ctx, func(ctx context.Context) error { return s.store.Download(ctx, d) })
 }
 
 // found returns the claim, held or left over, if there is one.

@@ -194,9 +194,9 @@ func (p *pruning) prune(ctx context.Context) (err error) {
 	parked.Proxmox, parked.Say = held.Guard(p.px), p.say
 	scratch := p.scratchPruner(held.Guard(p.px))
 	scratch.VMs = p.rep.Scratch
-	isos := images.Pruner{Shelf: p.shelf, Verdicts: p.rep.ISOs, Guard: held.Check}
-	cache := images.CachePruner{Cache: images.NewCache(p.isoCache()), Verdicts: p.rep.Cache, Guard: held.Check}
-	mirror := images.MirrorPruner{Shelf: p.o.Mirror, Verdicts: p.rep.Mirror, Guard: held.Check}
+	isos := images.Pruner{Shelf: p.shelf, Verdicts: p.rep.ISOs, Write: held.Write}
+	cache := images.CachePruner{Cache: images.NewCache(p.isoCache()), Verdicts: p.rep.Cache, Write: held.Write}
+	mirror := images.MirrorPruner{Shelf: p.o.Mirror, Verdicts: p.rep.Mirror, Write: held.Write}
 	return p.run.Run(ctx, step.Step{
 		ID: "prune", Title: "remove what is no longer needed",
 		Steps: func(context.Context) ([]step.Step, error) {

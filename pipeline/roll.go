@@ -256,7 +256,7 @@ func (w *work) pass(ctx context.Context, c Images) (unfinished bool, err error) 
 	ctx, done := w.claim.whileHeld(ctx)
 	defer done()
 	if w.rep.Plan.NeedsImages() {
-		if lock, err = newWorkshop(w.Project, lock, c, w.run).publish(ctx, w.machines.Store, w.rep.Plan.ISOHosts()); err != nil {
+		if lock, err = newWorkshop(w.Project, lock, c, w.run).publish(ctx, w.claim.store(), w.rep.Plan.ISOHosts()); err != nil {
 			return false, err
 		}
 		// Building may have taken minutes: make the plan that is shown and run now.

@@ -2,129 +2,298 @@ package claim
 
 import (
 	"context"
+	"io"
+	"net/netip"
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
 )
 
 // Guard returns a Proxmox that checks before every change that the claim is still ours.
-func (h *Held) Guard(px cluster.Proxmox) cluster.Proxmox {
-	return guarded{Access: px, Inventory: px, Tasks: px, px: px, held: h}
-}
+func (h *Held) Guard(px cluster.Proxmox) cluster.Proxmox { return hookedTo(px, h.writeVM) }
 
-// guarded embeds only interfaces that read: without a method here for each change, it does not
-// compile.
-type guarded struct {
+// hooked sends every change of a Proxmox through a hook. It embeds only interfaces that read: without a method
+// here for each change, it does not compile.
+type hooked struct {
 	cluster.Access
 	cluster.Inventory
 	cluster.Tasks
-	px   cluster.Proxmox
+	px    cluster.Proxmox
+	write hook
+}
+
+var _ cluster.Proxmox = hooked{}
+
+func hookedTo(px cluster.Proxmox, write hook) hooked {
+	return hooked{Access: px, Inventory: px, Tasks: px, px: px, write: write}
+}
+
+func (g hooked) CreateVM(ctx context.Context, host string, id cluster.VMID, config map[string]string) error {
+	return g.write(ctx, cluster.VM{}, func(ctx context.Context, _ cluster.VM) error {
+		return g.px.CreateVM(ctx, host, id, config)
+	})
+}
+
+func (g hooked) SetConfig(ctx context.Context, vm cluster.VM, set map[string]string, del []string) error {
+	return g.write(ctx, vm, func(ctx context.Context, vm cluster.VM) error { return g.px.SetConfig(ctx, vm, set, del) })
+}
+
+func (g hooked) FreeDisk(ctx context.Context, vm cluster.VM, key string) error {
+	return g.write(ctx, vm, func(ctx context.Context, vm cluster.VM) error { return g.px.FreeDisk(ctx, vm, key) })
+}
+
+func (g hooked) DeleteVM(ctx context.Context, vm cluster.VM) error {
+	return g.write(ctx, vm, func(ctx context.Context, vm cluster.VM) error { return g.px.DeleteVM(ctx, vm) })
+}
+
+func (g hooked) MoveDisk(ctx context.Context, vm cluster.VM, key string, to cluster.VMID, toKey string) error {
+	return g.write(ctx, vm, func(ctx context.Context, vm cluster.VM) error {
+		return g.px.MoveDisk(ctx, vm, key, to, toKey)
+	}, to)
+}
+
+// SetFirewall does not change the configuration, so no lock of the VM delays it.
+func (g hooked) SetFirewall(ctx context.Context, vm cluster.VM, want cluster.FirewallConfig) error {
+	return g.write(ctx, cluster.VM{}, func(ctx context.Context, _ cluster.VM) error {
+		return g.px.SetFirewall(ctx, vm, want)
+	})
+}
+
+func (g hooked) GrowDisk(ctx context.Context, vm cluster.VM, key, size string) error {
+	return g.write(ctx, vm, func(ctx context.Context, vm cluster.VM) error { return g.px.GrowDisk(ctx, vm, key, size) })
+}
+
+func (g hooked) Migrate(ctx context.Context, vm cluster.VM, to string) error {
+	return g.write(ctx, vm, func(ctx context.Context, vm cluster.VM) error { return g.px.Migrate(ctx, vm, to) })
+}
+
+// SetPool, like SetFirewall, does not change the configuration.
+func (g hooked) SetPool(ctx context.Context, id cluster.VMID, pool string) error {
+	return g.write(ctx, cluster.VM{}, func(ctx context.Context, _ cluster.VM) error { return g.px.SetPool(ctx, id, pool) })
+}
+
+func (g hooked) RemoveHA(ctx context.Context, id cluster.VMID) error {
+	return g.write(ctx, cluster.VM{}, func(ctx context.Context, _ cluster.VM) error { return g.px.RemoveHA(ctx, id) })
+}
+
+func (g hooked) AddHA(ctx context.Context, r cluster.HAResource) error {
+	return g.write(ctx, cluster.VM{}, func(ctx context.Context, _ cluster.VM) error { return g.px.AddHA(ctx, r) })
+}
+
+func (g hooked) SetHA(ctx context.Context, r cluster.HAResource) error {
+	return g.write(ctx, cluster.VM{}, func(ctx context.Context, _ cluster.VM) error { return g.px.SetHA(ctx, r) })
+}
+
+func (g hooked) Start(ctx context.Context, vm cluster.VM) error {
+	return g.write(ctx, vm, func(ctx context.Context, vm cluster.VM) error { return g.px.Start(ctx, vm) })
+}
+
+func (g hooked) Shutdown(ctx context.Context, vm cluster.VM, grace time.Duration) error {
+	return g.write(ctx, vm, func(ctx context.Context, vm cluster.VM) error { return g.px.Shutdown(ctx, vm, grace) })
+}
+
+func (g hooked) Stop(ctx context.Context, vm cluster.VM) error {
+	return g.write(ctx, vm, func(ctx context.Context, vm cluster.VM) error { return g.px.Stop(ctx, vm) })
+}
+
+// GuardTalos returns a Talos that checks before every change that the claim is still ours.
+func (h *Held) GuardTalos(t cluster.Talos) cluster.Talos {
+	return guardedTalos{MachineReader: t, EtcdReader: t, talos: t, held: h}
+}
+
+// guardedTalos embeds only interfaces that read, as hooked does.
+type guardedTalos struct {
+	cluster.MachineReader
+	cluster.EtcdReader
+	talos cluster.Talos
+	held  *Held
+}
+
+var _ cluster.Talos = guardedTalos{}
+
+func (g guardedTalos) EtcdForfeit(ctx context.Context, addr netip.Addr, uuid string) error {
+	return g.held.Write(ctx, func(ctx context.Context) error { return g.talos.EtcdForfeit(ctx, addr, uuid) })
+}
+
+func (g guardedTalos) EtcdLeave(ctx context.Context, addr netip.Addr, uuid string) error {
+	return g.held.Write(ctx, func(ctx context.Context) error { return g.talos.EtcdLeave(ctx, addr, uuid) })
+}
+
+func (g guardedTalos) EtcdService(ctx context.Context, addr netip.Addr) (state, last string, err error) {
+	return g.talos.EtcdService(ctx, addr)
+}
+
+func (g guardedTalos) EtcdRecover(ctx context.Context, addr netip.Addr, uuid string, snapshot io.Reader) error {
+	return g.held.Write(ctx, func(ctx context.Context) error { return g.talos.EtcdRecover(ctx, addr, uuid, snapshot) })
+}
+
+func (g guardedTalos) EtcdBootstrap(ctx context.Context, addr netip.Addr, uuid string, content cluster.EtcdContent) error {
+	return g.held.Write(ctx, func(ctx context.Context) error { return g.talos.EtcdBootstrap(ctx, addr, uuid, content) })
+}
+
+func (g guardedTalos) PullInstaller(ctx context.Context, addr netip.Addr, uuid, installer string, say func(string)) (supported bool, err error) {
+	err = g.held.Write(ctx, func(ctx context.Context) error {
+		supported, err = g.talos.PullInstaller(ctx, addr, uuid, installer, say)
+		return err
+	})
+	return supported, err
+}
+
+func (g guardedTalos) PullImage(ctx context.Context, addr netip.Addr, uuid string, c cluster.Component, image string, say func(string)) error {
+	return g.held.Write(ctx, func(ctx context.Context) error { return g.talos.PullImage(ctx, addr, uuid, c, image, say) })
+}
+
+func (g guardedTalos) Install(ctx context.Context, addr netip.Addr, uuid, installer string, how cluster.Reboot, say func(string)) (reboots bool, err error) {
+	err = g.held.Write(ctx, func(ctx context.Context) error {
+		reboots, err = g.talos.Install(ctx, addr, uuid, installer, how, say)
+		return err
+	})
+	return reboots, err
+}
+
+func (g guardedTalos) RestartKubelet(ctx context.Context, addr netip.Addr, uuid string) error {
+	return g.held.Write(ctx, func(ctx context.Context) error { return g.talos.RestartKubelet(ctx, addr, uuid) })
+}
+
+func (g guardedTalos) Reboot(ctx context.Context, addr netip.Addr, uuid string, how cluster.Reboot) error {
+	return g.held.Write(ctx, func(ctx context.Context) error { return g.talos.Reboot(ctx, addr, uuid, how) })
+}
+
+func (g guardedTalos) Rollback(ctx context.Context, addr netip.Addr, uuid string) error {
+	return g.held.Write(ctx, func(ctx context.Context) error { return g.talos.Rollback(ctx, addr, uuid) })
+}
+
+func (g guardedTalos) ReplaceConfig(ctx context.Context, addr netip.Addr, uuid string, config cluster.Secret) error {
+	return g.held.Write(ctx, func(ctx context.Context) error { return g.talos.ReplaceConfig(ctx, addr, uuid, config) })
+}
+
+func (g guardedTalos) TryConfig(ctx context.Context, addr netip.Addr, uuid string, config cluster.Secret, limit time.Duration) error {
+	return g.held.Write(ctx, func(ctx context.Context) error { return g.talos.TryConfig(ctx, addr, uuid, config, limit) })
+}
+
+func (g guardedTalos) StageConfig(ctx context.Context, addr netip.Addr, uuid string, config cluster.Secret) error {
+	return g.held.Write(ctx, func(ctx context.Context) error { return g.talos.StageConfig(ctx, addr, uuid, config) })
+}
+
+func (g guardedTalos) CheckConfig(ctx context.Context, addr netip.Addr, uuid string, config cluster.Secret) (reboots bool, err error) {
+	err = g.held.Write(ctx, func(ctx context.Context) error { // it may end a trial
+		reboots, err = g.talos.CheckConfig(ctx, addr, uuid, config)
+		return err
+	})
+	return reboots, err
+}
+
+// GuardMaintenance returns a Maintenance that applies a configuration only while the claim is
+// still ours.
+func (h *Held) GuardMaintenance(m cluster.Maintenance) cluster.Maintenance {
+	return guardedMaintenance{maintenance: m, held: h}
+}
+
+type guardedMaintenance struct {
+	maintenance cluster.Maintenance
+	held        *Held
+}
+
+var _ cluster.Maintenance = guardedMaintenance{}
+
+func (g guardedMaintenance) MaintenanceMachine(ctx context.Context, addr netip.Addr) (cluster.BlankMachine, error) {
+	return g.maintenance.MaintenanceMachine(ctx, addr)
+}
+
+func (g guardedMaintenance) Taken(ctx context.Context, addr netip.Addr) (string, error) {
+	return g.maintenance.Taken(ctx, addr)
+}
+
+func (g guardedMaintenance) PatchConfig(config cluster.Secret, p cluster.ConfigPatch) (cluster.Secret, error) {
+	return g.maintenance.PatchConfig(config, p)
+}
+
+func (g guardedMaintenance) ConfigEffect(runs, wanted cluster.Secret) (cluster.ConfigEffect, error) {
+	return g.maintenance.ConfigEffect(runs, wanted)
+}
+
+func (g guardedMaintenance) TrustedCA(config cluster.Secret) (trusted, known bool, err error) {
+	return g.maintenance.TrustedCA(config)
+}
+
+func (g guardedMaintenance) ConfigVolumes(config cluster.Secret, talos string) ([]cluster.ConfigVolume, error) {
+	return g.maintenance.ConfigVolumes(config, talos)
+}
+
+func (g guardedMaintenance) Selectors(ctx context.Context, addr netip.Addr, blank bool, config cluster.Secret, talos string) ([]cluster.DiskSelector, error) {
+	return g.maintenance.Selectors(ctx, addr, blank, config, talos)
+}
+
+func (g guardedMaintenance) ApplyConfig(ctx context.Context, addr netip.Addr, uuid string, config cluster.Secret) error {
+	return g.held.Write(ctx, func(ctx context.Context) error { return g.maintenance.ApplyConfig(ctx, addr, uuid, config) })
+}
+
+// GuardKube returns a Kube that checks before every change that the claim is still ours.
+func (h *Held) GuardKube(k cluster.Kube) cluster.Kube {
+	return guardedKube{KubeReader: k, kube: k, held: h}
+}
+
+// guardedKube embeds only interfaces that read, as hooked does.
+type guardedKube struct {
+	cluster.KubeReader
+	kube cluster.Kube
 	held *Held
 }
 
-var _ cluster.Proxmox = guarded{}
+var _ cluster.Kube = guardedKube{}
 
-func (g guarded) CreateVM(ctx context.Context, host string, id cluster.VMID, config map[string]string) error {
-	if err := g.held.Check(ctx); err != nil {
-		return err
-	}
-	return g.px.CreateVM(ctx, host, id, config)
+func (g guardedKube) Cordon(ctx context.Context, node string, why cluster.Mark) error {
+	return g.held.Write(ctx, func(ctx context.Context) error { return g.kube.Cordon(ctx, node, why) })
 }
 
-func (g guarded) SetConfig(ctx context.Context, vm cluster.VM, set map[string]string, del []string) error {
-	if err := g.held.Check(ctx); err != nil {
-		return err
-	}
-	return g.px.SetConfig(ctx, vm, set, del)
+func (g guardedKube) Uncordon(ctx context.Context, node string) error {
+	return g.held.Write(ctx, func(ctx context.Context) error { return g.kube.Uncordon(ctx, node) })
 }
 
-func (g guarded) FreeDisk(ctx context.Context, vm cluster.VM, key string) error {
-	if err := g.held.Check(ctx); err != nil {
-		return err
-	}
-	return g.px.FreeDisk(ctx, vm, key)
+func (g guardedKube) DeleteNode(ctx context.Context, node, uid string) error {
+	return g.held.Write(ctx, func(ctx context.Context) error { return g.kube.DeleteNode(ctx, node, uid) })
 }
 
-func (g guarded) DeleteVM(ctx context.Context, vm cluster.VM) error {
-	if err := g.held.Check(ctx); err != nil {
-		return err
-	}
-	return g.px.DeleteVM(ctx, vm)
+func (g guardedKube) SetFailedBuild(ctx context.Context, node, build string) error {
+	return g.held.Write(ctx, func(ctx context.Context) error { return g.kube.SetFailedBuild(ctx, node, build) })
 }
 
-func (g guarded) MoveDisk(ctx context.Context, vm cluster.VM, key string, to cluster.VMID, toKey string) error {
-	if err := g.held.Check(ctx); err != nil {
-		return err
-	}
-	return g.px.MoveDisk(ctx, vm, key, to, toKey)
+func (g guardedKube) SetBooted(ctx context.Context, node string, b cluster.Booted) error {
+	return g.held.Write(ctx, func(ctx context.Context) error { return g.kube.SetBooted(ctx, node, b) })
 }
 
-func (g guarded) SetFirewall(ctx context.Context, vm cluster.VM, want cluster.FirewallConfig) error {
-	if err := g.held.Check(ctx); err != nil {
-		return err
-	}
-	return g.px.SetFirewall(ctx, vm, want)
+func (g guardedKube) RestoreMetadata(ctx context.Context, node string, m cluster.NodeMetadata) error {
+	return g.held.Write(ctx, func(ctx context.Context) error { return g.kube.RestoreMetadata(ctx, node, m) })
 }
 
-func (g guarded) GrowDisk(ctx context.Context, vm cluster.VM, key, size string) error {
-	if err := g.held.Check(ctx); err != nil {
-		return err
-	}
-	return g.px.GrowDisk(ctx, vm, key, size)
+func (g guardedKube) SetProxyImage(ctx context.Context, from, to string) error {
+	return g.held.Write(ctx, func(ctx context.Context) error { return g.kube.SetProxyImage(ctx, from, to) })
 }
 
-func (g guarded) Migrate(ctx context.Context, vm cluster.VM, to string) error {
-	if err := g.held.Check(ctx); err != nil {
+func (g guardedKube) HoldRebuild(ctx context.Context, system, node, run string, atLeast time.Duration) (said string, err error) {
+	err = g.held.Write(ctx, func(ctx context.Context) error {
+		said, err = g.kube.HoldRebuild(ctx, system, node, run, atLeast)
 		return err
-	}
-	return g.px.Migrate(ctx, vm, to)
+	})
+	return said, err
 }
 
-func (g guarded) SetPool(ctx context.Context, id cluster.VMID, pool string) error {
-	if err := g.held.Check(ctx); err != nil {
+func (g guardedKube) GiveBack(ctx context.Context, system string, nodes ...string) (said string, err error) {
+	err = g.held.Write(ctx, func(ctx context.Context) error {
+		said, err = g.kube.GiveBack(ctx, system, nodes...)
 		return err
-	}
-	return g.px.SetPool(ctx, id, pool)
+	})
+	return said, err
 }
 
-func (g guarded) RemoveHA(ctx context.Context, id cluster.VMID) error {
-	if err := g.held.Check(ctx); err != nil {
+// Drain evicts pods one by one, for minutes. If a heartbeat finds meanwhile that the claim was lost, Drain ends, and
+// its error is the loss.
+func (g guardedKube) Drain(ctx context.Context, node string, o cluster.DrainOptions, say func(string)) error {
+	return g.held.Write(ctx, func(ctx context.Context) error {
+		err := g.kube.Drain(ctx, node, o, say)
+		if lost := g.held.isLost(); err != nil && lost != nil {
+			return lost
+		}
 		return err
-	}
-	return g.px.RemoveHA(ctx, id)
-}
-
-func (g guarded) AddHA(ctx context.Context, r cluster.HAResource) error {
-	if err := g.held.Check(ctx); err != nil {
-		return err
-	}
-	return g.px.AddHA(ctx, r)
-}
-
-func (g guarded) SetHA(ctx context.Context, r cluster.HAResource) error {
-	if err := g.held.Check(ctx); err != nil {
-		return err
-	}
-	return g.px.SetHA(ctx, r)
-}
-
-func (g guarded) Start(ctx context.Context, vm cluster.VM) error {
-	if err := g.held.Check(ctx); err != nil {
-		return err
-	}
-	return g.px.Start(ctx, vm)
-}
-
-func (g guarded) Shutdown(ctx context.Context, vm cluster.VM, grace time.Duration) error {
-	if err := g.held.Check(ctx); err != nil {
-		return err
-	}
-	return g.px.Shutdown(ctx, vm, grace)
-}
-
-func (g guarded) Stop(ctx context.Context, vm cluster.VM) error {
-	if err := g.held.Check(ctx); err != nil {
-		return err
-	}
-	return g.px.Stop(ctx, vm)
+	})
 }

@@ -29,7 +29,7 @@ type Held struct {
 	lost  error     // permanent; nothing is written after it
 	doubt bool      // no heartbeat arrived for so long that another run may have ignored the claim
 
-	ends []context.CancelCauseFunc // of contexts that end when the claim is lost
+	ends map[context.Context]context.CancelCauseFunc // of contexts that end when the claim is lost
 
 	excluding chan struct{} // holds a token while a goroutine checks others
 	unseen    bool          // others could not be read yet
@@ -37,7 +37,10 @@ type Held struct {
 
 func hold(ctx context.Context, c Claim, place, others place, sent time.Time) *Held {
 	ctx, cancel := context.WithCancel(ctx)
-	h := &Held{claim: c, place: place, others: others, stop: cancel, gone: make(chan struct{}), alive: sent, excluding: make(chan struct{}, 1)}
+	h := &Held{
+		claim: c, place: place, others: others, stop: cancel, gone: make(chan struct{}), alive: sent,
+		ends: map[context.Context]context.CancelCauseFunc{}, excluding: make(chan struct{}, 1),
+	}
 	h.beats.Go(func() { h.beatOn(ctx) })
 	return h
 }
@@ -116,9 +119,14 @@ func (h *Held) Within(ctx context.Context) (context.Context, context.CancelFunc)
 	case <-h.gone:
 		end(h.lost)
 	default:
-		h.ends = append(h.ends, end)
+		h.ends[ctx] = end
 	}
-	return ctx, func() { end(nil) }
+	return ctx, func() {
+		h.mu.Lock()
+		delete(h.ends, ctx)
+		h.mu.Unlock()
+		end(nil)
+	}
 }
 
 // Judge returns the error of a run that ended with err, which may be nil. A run that lost its

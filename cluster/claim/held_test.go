@@ -201,6 +201,34 @@ func TestGuardChecksBeforeEveryChange(t *testing.T) {
 	})
 }
 
+// TestWriteEndsWithTheClaim: a change that is being sent ends when the claim is lost, and none is sent afterwards.
+func TestWriteEndsWithTheClaim(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		p := newClaimPVE()
+		h := acquire(t, claimant(p, "r1"))
+		sent := 0
+		send := func(ctx context.Context) error {
+			sent++
+			select {
+			case <-ctx.Done():
+				return context.Cause(ctx)
+			case <-time.After(time.Minute):
+				return nil
+			}
+		}
+		if err := h.Write(t.Context(), send); err != nil || len(h.ends) != 0 {
+			t.Errorf("while it is held: %v, %d contexts left", err, len(h.ends))
+		}
+		time.AfterFunc(20*time.Second, func() { p.do(func() { delete(p.vms, 9000) }) })
+		for range 2 {
+			if err := h.Write(t.Context(), send); fault.KindOf(err) != fault.Claimed || sent != 2 {
+				t.Errorf("sent %d times: %v", sent, err)
+			}
+		}
+	})
+}
+
 // TestAfterASilenceHostsAreJudgedAlike: an unreachable host makes the holder of a claim refuse
 // exactly when it makes a run refuse that takes a claim.
 func TestAfterASilenceHostsAreJudgedAlike(t *testing.T) {

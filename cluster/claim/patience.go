@@ -21,25 +21,21 @@ const lockWait = 15 * time.Minute
 // WithPatience returns a Proxmox that waits, and says so, while another task, such as a backup, locks a
 // VM that is to be changed. Afterwards it makes the change only if the VM is as it was.
 func WithPatience(px cluster.Proxmox, poll time.Duration, say func(text string)) cluster.Proxmox {
-	return patient{Access: px, Inventory: px, Tasks: px, HA: px, px: px, poll: poll, say: say}
+	p := &patient{poll: poll, say: say}
+	p.hooked = hookedTo(px, p.change)
+	return p
 }
 
 type patient struct {
-	cluster.Access
-	cluster.Inventory
-	cluster.Tasks
-	cluster.HA
-	px   cluster.Proxmox
+	hooked
 	poll time.Duration
 	say  func(text string)
 }
 
-var _ cluster.Proxmox = patient{}
-
 // VM waits for the end of a backup that started the VM: while a stopped VM is backed up, it runs
 // without a guest (pve-manager's vzdump, in qemu-server, PVE/VZDump/QemuServer.pm,
 // enforce_vm_running_for_backup).
-func (p patient) VM(ctx context.Context, id cluster.VMID) (cluster.VM, error) {
+func (p *patient) VM(ctx context.Context, id cluster.VMID) (cluster.VM, error) {
 	vm, err := p.px.VM(ctx, id)
 	if err != nil || !forBackup(vm) {
 		return vm, err
@@ -51,7 +47,7 @@ func (p patient) VM(ctx context.Context, id cluster.VMID) (cluster.VM, error) {
 }
 
 // VMState waits like VM if the VM may run only for a backup.
-func (p patient) VMState(ctx context.Context, id cluster.VMID) (cluster.VMState, error) {
+func (p *patient) VMState(ctx context.Context, id cluster.VMID) (cluster.VMState, error) {
 	s, err := p.px.VMState(ctx, id)
 	if err != nil || s.QMP != "prelaunch" {
 		return s, err
@@ -63,7 +59,7 @@ func (p patient) VMState(ctx context.Context, id cluster.VMID) (cluster.VMState,
 func forBackup(vm cluster.VM) bool { return vm.Running && vm.Lock == "backup" && vm.QMP == "prelaunch" }
 
 // free waits while held is true of a VM; waited is false if it never was.
-func (p patient) free(ctx context.Context, id cluster.VMID, held func(cluster.VM) bool) (waited bool, err error) {
+func (p *patient) free(ctx context.Context, id cluster.VMID, held func(cluster.VM) bool) (waited bool, err error) {
 	w := wait.For{Name: fmt.Sprintf("VM %d free", id), Every: p.poll, Timeout: lockWait, Seen: func(seen string) { p.say(fmt.Sprintf("waiting for VM %d: %s", id, seen)) }}
 	last := cluster.VM{ID: id}
 	err = wait.Until(ctx, w, func(ctx context.Context) (bool, string, error) {
@@ -83,13 +79,16 @@ func (p patient) free(ctx context.Context, id cluster.VMID, held func(cluster.VM
 	return true, fault.WithHint(fault.VMLocked.Of(err), "%s. Then run the same command again", last.Unlock())
 }
 
-// change makes a change of vm that also involves others. If Proxmox refuses it because of a lock,
+// change is the hook: it makes a change of vm that also involves others. If Proxmox refuses it because of a lock,
 // change tries again after the lock ends. A lock is part of the configuration and so changes its
 // digest. The digest does not cover the others, so change checks that they are as they were.
-func (p patient) change(ctx context.Context, vm cluster.VM, others []cluster.VMID, do func(cluster.VM) error) error {
+func (p *patient) change(ctx context.Context, vm cluster.VM, send func(context.Context, cluster.VM) error, others ...cluster.VMID) error {
+	if vm.ID == 0 { // no lock delays it
+		return send(ctx, vm)
+	}
 	ids := append([]cluster.VMID{vm.ID}, others...)
 	for start := time.Now(); ; {
-		err := do(vm)
+		err := send(ctx, vm)
 		if !errors.Is(err, cluster.ErrLocked) && !errors.Is(err, cluster.ErrChanged) || time.Since(start) >= lockWait {
 			return err
 		}
@@ -135,7 +134,7 @@ func (p patient) change(ctx context.Context, vm cluster.VM, others []cluster.VMI
 	}
 }
 
-func (p patient) look(ctx context.Context, ids []cluster.VMID) ([]cluster.VM, error) {
+func (p *patient) look(ctx context.Context, ids []cluster.VMID) ([]cluster.VM, error) {
 	var vms []cluster.VM
 	for _, id := range ids {
 		vm, err := p.px.VM(ctx, id)
@@ -159,7 +158,7 @@ func sameButLock(a, b cluster.VM) bool {
 
 // lasting returns the refusal with the lock that caused it, if no task will release that lock, else
 // nil.
-func (p patient) lasting(ctx context.Context, ids []cluster.VMID, refused error) error {
+func (p *patient) lasting(ctx context.Context, ids []cluster.VMID, refused error) error {
 	for _, id := range ids {
 		vm, err := p.px.VM(ctx, id)
 		if err != nil || vm.Lock == "" || cluster.Locked(vm) {
@@ -171,61 +170,16 @@ func (p patient) lasting(ctx context.Context, ids []cluster.VMID, refused error)
 	return nil
 }
 
-func (p patient) CreateVM(ctx context.Context, host string, id cluster.VMID, config map[string]string) error {
-	return p.px.CreateVM(ctx, host, id, config)
-}
-
-func (p patient) SetConfig(ctx context.Context, vm cluster.VM, set map[string]string, del []string) error {
-	return p.change(ctx, vm, nil, func(vm cluster.VM) error { return p.px.SetConfig(ctx, vm, set, del) })
-}
-
-func (p patient) FreeDisk(ctx context.Context, vm cluster.VM, key string) error {
-	return p.change(ctx, vm, nil, func(vm cluster.VM) error { return p.px.FreeDisk(ctx, vm, key) })
-}
-
-func (p patient) DeleteVM(ctx context.Context, vm cluster.VM) error {
-	return p.change(ctx, vm, nil, func(vm cluster.VM) error { return p.px.DeleteVM(ctx, vm) })
-}
-
-func (p patient) MoveDisk(ctx context.Context, vm cluster.VM, key string, to cluster.VMID, toKey string) error {
-	return p.change(ctx, vm, []cluster.VMID{to}, func(vm cluster.VM) error { return p.px.MoveDisk(ctx, vm, key, to, toKey) })
-}
-
-func (p patient) GrowDisk(ctx context.Context, vm cluster.VM, key, size string) error {
-	return p.change(ctx, vm, nil, func(vm cluster.VM) error { return p.px.GrowDisk(ctx, vm, key, size) })
-}
-
-func (p patient) Migrate(ctx context.Context, vm cluster.VM, to string) error {
-	return p.change(ctx, vm, nil, func(vm cluster.VM) error { return p.px.Migrate(ctx, vm, to) })
-}
-
-// SetPool, like SetFirewall, does not change the configuration.
-func (p patient) SetPool(ctx context.Context, id cluster.VMID, pool string) error {
-	return p.px.SetPool(ctx, id, pool)
-}
-
-// SetFirewall does not change the configuration, so no lock of the VM delays it.
-func (p patient) SetFirewall(ctx context.Context, vm cluster.VM, want cluster.FirewallConfig) error {
-	return p.px.SetFirewall(ctx, vm, want)
-}
-
-func (p patient) Start(ctx context.Context, vm cluster.VM) error {
-	return p.change(ctx, vm, nil, func(vm cluster.VM) error {
+// Start also waits if the VM already runs, but only to be backed up.
+func (p *patient) Start(ctx context.Context, vm cluster.VM) error {
+	return p.change(ctx, vm, func(ctx context.Context, vm cluster.VM) error {
 		err := p.px.Start(ctx, vm)
 		if err == nil {
 			return nil
 		}
 		if now, errLook := p.px.VM(ctx, vm.ID); errLook == nil && forBackup(now) {
-			return fmt.Errorf("%w (backup): %w", cluster.ErrLocked, err) // it runs, but only to be backed up
+			return fmt.Errorf("%w (backup): %w", cluster.ErrLocked, err)
 		}
 		return err
 	})
-}
-
-func (p patient) Shutdown(ctx context.Context, vm cluster.VM, grace time.Duration) error {
-	return p.change(ctx, vm, nil, func(vm cluster.VM) error { return p.px.Shutdown(ctx, vm, grace) })
-}
-
-func (p patient) Stop(ctx context.Context, vm cluster.VM) error {
-	return p.change(ctx, vm, nil, func(vm cluster.VM) error { return p.px.Stop(ctx, vm) })
 }
