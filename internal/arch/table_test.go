@@ -144,6 +144,7 @@ var table = []row{
 	{pkg: "internal/words"},
 	{pkg: "internal/wait"},
 	{pkg: "internal/trust", allow: []string{"internal/fault"}},
+	{pkg: "internal/transport"}, // a leaf: knows HTTP, and no server
 	{pkg: "internal/step", allow: []string{"internal/wait", "internal/fault", errgroup}},
 	{pkg: "internal/holder", allow: []string{"cluster/claim"}},
 	{pkg: "internal/savefile"},
@@ -201,7 +202,7 @@ var table = []row{
 
 	// adapters: each implements interfaces of domain packages with one client library
 	{pkg: "internal/pve", allow: []string{"internal/pve/api", "cluster", "images", "internal/wait", "internal/fault", "internal/foreign", errgroup}},
-	{pkg: "internal/pve/api", allow: []string{"cluster", "images", "internal/wait", "internal/fault", "internal/foreign", proxmox}},
+	{pkg: "internal/pve/api", allow: []string{"cluster", "images", "internal/transport", "internal/wait", "internal/fault", "internal/foreign", proxmox}},
 	{pkg: "internal/pve/api/apitest", allow: []string{"internal/sim/network", "testing"}},
 	{pkg: "internal/pve/...", files: tests, allow: []string{"internal/pve/api/apitest"}},
 	{pkg: "internal/talos", allow: []string{
@@ -214,12 +215,12 @@ var table = []row{
 	{pkg: "internal/expression", files: tests, allow: []string{apimachine}},
 	{pkg: "internal/linstor", allow: []string{"cluster/replica", "internal/wait", "internal/fault", "internal/foreign"}},
 	{pkg: "internal/mayastor", allow: []string{"cluster/replica", "internal/wait", "internal/foreign"}},
-	{pkg: "internal/factory", allow: []string{"schematics", "images", "internal/trust", "internal/fault", "internal/foreign", factory}},
+	{pkg: "internal/factory", allow: []string{"schematics", "images", "internal/transport", "internal/trust", "internal/fault", "internal/foreign", factory}},
 	{pkg: "images", files: tests, allow: []string{"internal/bootimage", "internal/diskimage"}},
 	{pkg: "internal/imager", allow: []string{"images", "internal/command", "internal/fault", yaml}},
 	{pkg: "internal/notify", allow: []string{"cluster", "internal/trust", "internal/fault"}},
 	{pkg: "internal/command", allow: []string{"cluster", "internal/fault", "internal/foreign"}},
-	{pkg: "internal/registry", allow: []string{"schematics", "images", "internal/trust", "internal/fault", "internal/foreign", ggcr, yaml}},
+	{pkg: "internal/registry", allow: []string{"schematics", "images", "internal/transport", "internal/trust", "internal/fault", "internal/foreign", ggcr, yaml}},
 
 	// the lab knows neither recast nor any client of what it simulates
 	{pkg: "internal/sim", allow: []string{

@@ -13,6 +13,7 @@ import (
 
 	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/transport"
 )
 
 // tellEvery is how often a long build is reported.
@@ -50,7 +51,7 @@ func (c *Client) Disk(ctx context.Context, req images.ISORequest, note func(stri
 func (c *Client) download(ctx context.Context, i image, req images.ISORequest, note func(string)) (io.ReadCloser, int64, error) {
 	note = serialize(note)
 	open := func(after time.Duration) (io.ReadCloser, int64, error) {
-		if err := pause(ctx, after); err != nil {
+		if err := transport.Pause(ctx, after); err != nil {
 			return nil, 0, c.unreachable(err)
 		}
 		return c.openImage(ctx, i, req, note)

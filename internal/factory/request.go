@@ -11,17 +11,23 @@ import (
 	"net/http"
 	"net/url"
 	"time"
+
+	"github.com/recast-sh/recast/internal/transport"
 )
 
 const (
 	// answerWithin bounds the wait for an answer that needs no build. On the first
 	// request for a list, the factory fetches it from its registry.
 	answerWithin = 3 * time.Minute
+	stallAfter   = time.Minute // how long a body may send nothing
 	// maxAnswerBytes bounds lists and schematics; the real ones have some tens of KiB.
 	maxAnswerBytes = 16 << 20
 	// maxErrorText bounds how much of an error's text is read.
 	maxErrorText = 8 << 10
 )
+
+// errStalled ends a body that sends nothing for stallAfter.
+var errStalled = &transport.Stalled{Text: fmt.Sprintf("nothing came for %s", stallAfter)}
 
 // request is one request to the factory.
 type request struct {
@@ -38,18 +44,16 @@ func (s *server) get(path ...string) request {
 
 // send sends a request once. Anything but success is an error; on success the caller closes the body.
 func (s *server) send(ctx context.Context, r request) (*http.Response, error) {
-	ctx, cancel := context.WithCancelCause(ctx)
-	patience := time.AfterFunc(r.within, func() { cancel(fmt.Errorf("no answer within %s", r.within)) })
+	ctx, w := transport.NewWatch(ctx)
+	w.Begin(r.within, &transport.Stalled{Text: fmt.Sprintf("no answer within %s", r.within)})
 	resp, err := s.do(ctx, r)
-	patience.Stop()
+	w.Pause()
 	if err != nil {
-		if cause := context.Cause(ctx); cause != nil {
-			err = cause
-		}
-		cancel(nil)
+		err = w.Explain(err)
+		w.Close()
 		return nil, s.unreachable(err)
 	}
-	resp.Body = watch(ctx, cancel, resp.Body)
+	resp.Body = w.Answer(resp.Body, stallAfter, errStalled)
 	if !r.answeredBy(resp) {
 		defer resp.Body.Close()
 		return nil, s.refusal(resp)

@@ -10,6 +10,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/recast-sh/recast/internal/transport"
 )
 
 const (
@@ -54,7 +56,7 @@ func retry(ctx context.Context, e purpose, note func(string), ask func() error) 
 		}
 		if e == asset && gaveUpWaiting(err) && time.Since(start) < buildTimeout {
 			note(fmt.Sprintf("%s; the factory is still building, asking again in %s", summary(err), unknownPause))
-			if err := pause(ctx, unknownPause); err != nil {
+			if err := transport.Pause(ctx, unknownPause); err != nil {
 				return err
 			}
 			continue
@@ -68,7 +70,7 @@ func retry(ctx context.Context, e purpose, note func(string), ask func() error) 
 			return err
 		}
 		note(fmt.Sprintf("%s, trying again in %s (%d of %d)", summary(err), wait, counted+1, inAll))
-		if err := pause(ctx, wait); err != nil {
+		if err := transport.Pause(ctx, wait); err != nil {
 			return err
 		}
 	}
@@ -146,15 +148,4 @@ func retryAfter(resp *http.Response) time.Duration {
 		return max(0, time.Until(at)).Round(time.Second)
 	}
 	return 0
-}
-
-func pause(ctx context.Context, d time.Duration) error {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-t.C:
-		return nil
-	}
 }

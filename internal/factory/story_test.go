@@ -23,6 +23,7 @@ import (
 	"github.com/recast-sh/recast/internal/sim/network"
 	"github.com/recast-sh/recast/internal/sim/record"
 	"github.com/recast-sh/recast/internal/step"
+	"github.com/recast-sh/recast/internal/transport"
 	"github.com/recast-sh/recast/schematics"
 )
 
@@ -55,7 +56,7 @@ func newSite(t *testing.T, with ...func(*factoryapi.Options)) *site {
 	}
 	var err error
 	o := factoryapi.Options{
-		URL: "http://" + addr, Registry: registryAddr, Transport: oci.Transport(), Versions: []string{talos}, Recorder: s.recorder, Delay: pause,
+		URL: "http://" + addr, Registry: registryAddr, Transport: oci.Transport(), Versions: []string{talos}, Recorder: s.recorder, Delay: transport.Pause,
 	}
 	for _, set := range with {
 		set(&o)

@@ -8,12 +8,35 @@ import (
 	"path"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/google/go-containerregistry/pkg/authn"
 	"github.com/google/go-containerregistry/pkg/name"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
+
+	"github.com/recast-sh/recast/internal/transport"
 )
+
+// limits are those of every registry.
+var limits = transport.Limits{
+	Server: "the registry", Stall: time.Minute,
+	// A factory answers for an installer when it has built it, which may take 20 minutes (image-factory,
+	// internal/asset/asset.go); a registry for a blob when it has assembled it.
+	Answer:  25 * time.Minute,
+	Resumes: 6, Pause: time.Second,
+	// Blobs may come in pieces, because their readers check the digest; what a tag names may have changed meanwhile.
+	Resumable: func(req *http.Request) bool { return !strings.Contains(req.URL.Path, "/manifests/") },
+}
+
+func limited(by http.RoundTripper) http.RoundTripper {
+	return transport.Limited{Inner: by, Limits: limits}
+}
+
+func isStalled(err error) bool {
+	_, ok := errors.AsType[*transport.Stalled](err)
+	return ok
+}
 
 // access sends the requests that a Client's methods are made of.
 type access struct {
@@ -42,7 +65,7 @@ func (a access) relocate(ref name.Reference) name.Reference {
 }
 
 func (a access) options(ctx context.Context) []remote.Option {
-	return []remote.Option{remote.WithContext(ctx), remote.WithTransport(referrersAPI{stallGuard{a.transport}}), remote.WithAuthFromKeychain(a.keychain)}
+	return []remote.Option{remote.WithContext(ctx), remote.WithTransport(referrersAPI{limited(a.transport)}), remote.WithAuthFromKeychain(a.keychain)}
 }
 
 // get fetches a manifest; a missing one is an error with a hint.

@@ -115,7 +115,7 @@ func (d denied) Is(target error) bool { return target == images.ErrDenied }
 
 func explain(err error, r name.Repository) error {
 	err = fmt.Errorf("registry %s: %w", r.RegistryStr(), foreign.Error(err))
-	if _, ok := errors.AsType[*stalledError](err); ok {
+	if isStalled(err) {
 		return fault.WithHint(err, "run it again: blobs that were transferred completely are not sent again")
 	}
 	if explained, ok := trust.Explain(err); ok {

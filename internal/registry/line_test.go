@@ -14,6 +14,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/name"
 
 	"github.com/recast-sh/recast/internal/sim/network"
+	bounds "github.com/recast-sh/recast/internal/transport"
 )
 
 // over lets a test talk HTTP to a handler in a bubble.
@@ -59,7 +60,7 @@ func TestStallsOverHTTP(t *testing.T) {
 				if err != nil || got != string(content) || ranges != 1 {
 					t.Errorf("%d bytes, %d ranges, %v", len(got), ranges, err)
 				}
-				if took := time.Since(begun); took != stallAfter+resumePause {
+				if took := time.Since(begun); took != limits.Stall+limits.Pause {
 					t.Errorf("it took %s", took)
 				}
 			})
@@ -76,14 +77,14 @@ func TestStallsOverHTTP(t *testing.T) {
 				defer close(tested)
 				req := must(http.NewRequestWithContext(t.Context(), http.MethodPatch, "http://"+host+"/v2/a/blobs/uploads/1", bytes.NewReader(make([]byte, 10<<20))))(t)
 				begun := time.Now()
-				resp, err := stallGuard{transport}.RoundTrip(req)
+				resp, err := limited(transport).RoundTrip(req)
 				if err == nil {
 					t.Fatal(resp.Body.Close())
 				}
-				if stalled, ok := errors.AsType[*stalledError](err); !ok || !stalled.Temporary() {
+				if stalled, ok := errors.AsType[*bounds.Stalled](err); !ok || !stalled.Temporary() {
 					t.Errorf("error is %v", err)
 				}
-				if took := time.Since(begun); took != stallAfter {
+				if took := time.Since(begun); took != limits.Stall {
 					t.Errorf("it took %s", took)
 				}
 			})

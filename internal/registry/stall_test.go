@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/recast-sh/recast/internal/transport"
 )
 
 // line is the server side of a connection: each answer in turn.
@@ -105,7 +107,7 @@ func TestDownloadsGoOn(t *testing.T) {
 		"whole": {answers: []answer{{status: 200, size: 10, sends: "0123456789", whole: true}}, want: "0123456789", asked: []string{""}},
 		"it stalls": {
 			answers: []answer{{status: 200, size: 10, sends: "012"}, part(206, 3, 9, 10, answer{sends: "3456789", whole: true})},
-			want:    "0123456789", asked: []string{"", "bytes=3-9"}, took: stallAfter + time.Second,
+			want:    "0123456789", asked: []string{"", "bytes=3-9"}, took: limits.Stall + time.Second,
 		},
 		"it breaks off twice": {
 			answers: []answer{
@@ -129,14 +131,14 @@ func TestDownloadsGoOn(t *testing.T) {
 			err: `connection reset by peer; asked for the rest: the registry answers "206" to the request for the rest, after 3 of 10 bytes`,
 		},
 		"for ever": {
-			answers: append([]answer{{status: 200, size: 10, sends: "012", breaks: errReset}}, broken(maxResumes)...),
-			want:    "012", asked: append([]string{""}, strings.Split(strings.Repeat("bytes=3-9 ", maxResumes), " ")[:maxResumes]...),
+			answers: append([]answer{{status: 200, size: 10, sends: "012", breaks: errReset}}, broken(limits.Resumes)...),
+			want:    "012", asked: append([]string{""}, strings.Split(strings.Repeat("bytes=3-9 ", limits.Resumes), " ")[:limits.Resumes]...),
 			took: 63 * time.Second, err: "connection reset by peer; asked for the rest: it broke off too often",
 		},
-		"of unknown size": {answers: []answer{{status: 200, size: -1, sends: "012"}}, want: "012", asked: []string{""}, took: stallAfter, err: stalls},
-		"a manifest":      {path: "/v2/a/manifests/v1", answers: []answer{{status: 200, size: 10, sends: "012"}}, want: "012", asked: []string{""}, took: stallAfter, err: stalls},
+		"of unknown size": {answers: []answer{{status: 200, size: -1, sends: "012"}}, want: "012", asked: []string{""}, took: limits.Stall, err: stalls},
+		"a manifest":      {path: "/v2/a/manifests/v1", answers: []answer{{status: 200, size: 10, sends: "012"}}, want: "012", asked: []string{""}, took: limits.Stall, err: stalls},
 		"no answer": {
-			answers: []answer{{status: 200, silence: time.Hour}}, asked: []string{""}, took: answerAfter, err: "no answer for 25m0s",
+			answers: []answer{{status: 200, silence: time.Hour}}, asked: []string{""}, took: limits.Answer, err: "no answer for 25m0s",
 		},
 	} {
 		t.Run(title, func(t *testing.T) {
@@ -168,7 +170,7 @@ func TestDownloadsGoOn(t *testing.T) {
 func fetch(ctx context.Context, t *testing.T, from http.RoundTripper, path string) (string, error) {
 	t.Helper()
 	req := must(http.NewRequestWithContext(ctx, http.MethodGet, "http://"+host+path, nil))(t)
-	resp, err := stallGuard{from}.RoundTrip(req)
+	resp, err := limited(from).RoundTrip(req)
 	if err != nil {
 		return "", err
 	}
@@ -179,7 +181,7 @@ func fetch(ctx context.Context, t *testing.T, from http.RoundTripper, path strin
 
 func TestDownloadIsCancelled(t *testing.T) {
 	t.Parallel()
-	for title, at := range map[string]time.Duration{"while it stalls": time.Second, "while it pauses": stallAfter + time.Second/2} {
+	for title, at := range map[string]time.Duration{"while it stalls": time.Second, "while it pauses": limits.Stall + time.Second/2} {
 		t.Run(title, func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
@@ -230,9 +232,9 @@ func TestUploads(t *testing.T) {
 		temporary bool
 		took      time.Duration
 	}{
-		"it stalls":                 {to: stuck{5}, err: "the registry accepted no data for 1m0s", temporary: true, took: stallAfter},
-		"our side is slow":          {to: &line{answers: []answer{{status: 202}}}, each: 2 * stallAfter, took: 22 * stallAfter},
-		"the answer takes its time": {to: &line{answers: []answer{{status: 202, silence: answerAfter - 1}}}, took: answerAfter - 1},
+		"it stalls":                 {to: stuck{5}, err: "the registry accepted no data for 1m0s", temporary: true, took: limits.Stall},
+		"our side is slow":          {to: &line{answers: []answer{{status: 202}}}, each: 2 * limits.Stall, took: 22 * limits.Stall},
+		"the answer takes its time": {to: &line{answers: []answer{{status: 202, silence: limits.Answer - 1}}}, took: limits.Answer - 1},
 	} {
 		t.Run(title, func(t *testing.T) {
 			t.Parallel()
@@ -240,14 +242,14 @@ func TestUploads(t *testing.T) {
 				body := io.NopCloser(slow{Reader: oneByte{strings.NewReader("0123456789")}, each: tc.each})
 				req := must(http.NewRequestWithContext(t.Context(), http.MethodPatch, "http://r/v2/a/blobs/uploads/1", body))(t)
 				begun := time.Now()
-				resp, err := stallGuard{tc.to}.RoundTrip(req)
+				resp, err := limited(tc.to).RoundTrip(req)
 				if err == nil {
 					err = resp.Body.Close()
 				}
 				if (err != nil) != (tc.err != "") || err != nil && err.Error() != tc.err {
 					t.Errorf("error\n got %v\nwant %s", err, tc.err)
 				}
-				if stalled, ok := errors.AsType[*stalledError](err); ok && (stalled.Temporary() != tc.temporary || !stalled.Timeout()) {
+				if stalled, ok := errors.AsType[*transport.Stalled](err); ok && (stalled.Temporary() != tc.temporary || !stalled.Timeout()) {
 					t.Errorf("temporary = %t", stalled.Temporary())
 				}
 				if took := time.Since(begun); took != tc.took {

@@ -41,12 +41,12 @@ type Conn struct {
 	Poll    time.Duration     // as in Options, never 0
 	Warn    func(text string) // as in Options, never nil
 
-	px        *proxmox.Client
-	http      *http.Client
-	transport *transport
-	base      string  // the first endpoint with the API's prefix; the transport sets the real one
-	auth      string  // value of the Authorization header
-	memory    *memory // nil: see Remember
+	px     *proxmox.Client
+	http   *http.Client
+	relay  *relay
+	base   string  // the first endpoint with the API's prefix; the relay sets the real one
+	auth   string  // value of the Authorization header
+	memory *memory // nil: see Remember
 }
 
 var tokenForm = regexp.MustCompile(`^([^@!=\s]+@[^@!=\s]+![^@!=\s]+)=(\S+)$`)
@@ -67,14 +67,14 @@ func Connect(o Options) (*Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	t, err := newTransport(endpoints, o, secret)
+	t, err := newRelay(endpoints, o, secret)
 	if err != nil {
 		return nil, err
 	}
 	// Redirects are not followed: the token would be sent along.
 	hc := &http.Client{Transport: t, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
 	c := &Conn{
-		http: hc, transport: t, base: endpoints[0].String() + apiPrefix,
+		http: hc, relay: t, base: endpoints[0].String() + apiPrefix,
 		auth: "PVEAPIToken=" + tokenID + "=" + secret, TokenID: tokenID, Poll: o.Poll, Warn: o.Warn,
 	}
 	if c.Poll <= 0 {
@@ -90,7 +90,7 @@ func Connect(o Options) (*Conn, error) {
 const userAgent = "recast"
 
 // Close closes the connections to Proxmox. No request may be in flight.
-func (c *Conn) Close() { c.transport.close() }
+func (c *Conn) Close() { c.relay.close() }
 
 // String names the connection without its secret.
 func (c *Conn) String() string { return "Proxmox at " + c.base + " as " + c.TokenID }
@@ -99,7 +99,7 @@ func (c *Conn) String() string { return "Proxmox at " + c.base + " as " + c.Toke
 func (c *Conn) GoString() string { return c.String() }
 
 // Redact removes the secret from a text of Proxmox.
-func (c *Conn) Redact(text string) string { return c.transport.redact(text) }
+func (c *Conn) Redact(text string) string { return c.relay.redact(text) }
 
 // User is the user whose token it is: "user@realm".
 func (c *Conn) User() string {

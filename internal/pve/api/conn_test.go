@@ -102,7 +102,7 @@ func TestChangeGoesToAnotherEndpointIfNothingWasSent(t *testing.T) {
 		}
 		want := []string{"PUT /nodes/pve1/qemu/101/config", "PUT /nodes/pve1/qemu/101/config"}
 		same(t, "requests", want, pve2.Requests())
-		same(t, "first endpoint", int64(1), c.transport.current.Load())
+		same(t, "first endpoint", int64(1), c.relay.current.Load())
 	})
 }
 

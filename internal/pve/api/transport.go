@@ -19,10 +19,12 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/foreign"
+	"github.com/recast-sh/recast/internal/transport"
 )
 
 const (
-	dialTimeout = 10 * time.Second
+	dialTimeout  = 10 * time.Second
+	stallTimeout = 60 * time.Second // how long a peer may accept no data
 	// headerTimeout bounds the wait for the answer to a change once it is sent. It
 	// is well above the 30 s after which the entry node gives up on the node that it
 	// forwarded the request to, and reports that (AnyEvent.pm, proxy_request).
@@ -41,21 +43,24 @@ const (
 	apiPrefix = "/api2/json"
 )
 
-// backoff holds the pauses after each round over all endpoints without an answer.
-var backoff = [...]time.Duration{500 * time.Millisecond, time.Second, 2 * time.Second}
+// After each round over all endpoints without an answer comes a pause; they double.
+const (
+	pauses     = 3
+	firstPause = 500 * time.Millisecond
+)
 
 var (
 	errSlowRead   = fmt.Errorf("no complete answer within %s", readTimeout)
 	errSlowAnswer = fmt.Errorf("the answer did not end within %s", headerTimeout)
 )
 
-// transport sends each request to the endpoint that answered last, and to the others
+// relay sends each request to the endpoint that answered last, and to the others
 // if no connection can be made. It turns every answer except success into an *Error,
 // which go-proxmox would lose. It retries reads that got no answer; it sends a
 // change again only if nothing was sent the first time, or if Proxmox lost the
 // request's user (see Error.noUser). An attempt bounds a body's stall, not the time
 // that it takes to send.
-type transport struct {
+type relay struct {
 	endpoints []*url.URL
 	reads     *http.Transport
 	// writes makes a connection for each request: on a reused one that the server
@@ -66,7 +71,7 @@ type transport struct {
 	wrap    func(http.RoundTripper) http.RoundTripper // wraps both
 }
 
-func newTransport(endpoints []*url.URL, o Options, secret string) (*transport, error) {
+func newRelay(endpoints []*url.URL, o Options, secret string) (*relay, error) {
 	cfg, err := tlsConfig(o)
 	if err != nil {
 		return nil, err
@@ -75,9 +80,9 @@ func newTransport(endpoints []*url.URL, o Options, secret string) (*transport, e
 	if dial == nil {
 		dial = (&net.Dialer{}).DialContext
 	}
-	dial = stallBound(dial)
+	dial = transport.BoundedDial(dial, dialTimeout, stallTimeout)
 	redact := func(s string) string { return strings.ReplaceAll(s, secret, "[redacted]") }
-	t := &transport{endpoints: endpoints, redact: redact, reads: oneTransport(dial, cfg), writes: oneTransport(dial, cfg.Clone())}
+	t := &relay{endpoints: endpoints, redact: redact, reads: oneTransport(dial, cfg), writes: oneTransport(dial, cfg.Clone())}
 	t.writes.DisableKeepAlives = true
 	t.writes.WriteBufferSize = 64 << 10 // of uploads
 	if t.wrap = o.Wrap; t.wrap == nil {
@@ -101,7 +106,7 @@ func oneTransport(dial func(context.Context, string, string) (net.Conn, error), 
 	}
 }
 
-func (t *transport) close() {
+func (t *relay) close() {
 	t.reads.CloseIdleConnections()
 	t.writes.CloseIdleConnections()
 }
@@ -137,27 +142,25 @@ func (e *unreachableError) Error() string {
 }
 
 // RoundTrip implements http.RoundTripper. The answer's body is held in memory.
-func (t *transport) RoundTrip(req *http.Request) (*http.Response, error) {
+func (t *relay) RoundTrip(req *http.Request) (*http.Response, error) {
 	if req.Body != nil && req.GetBody != nil {
 		defer func() { _ = req.Body.Close() }() // every attempt gets a body of its own
 	}
 	start := time.Now()
 	for round := 0; ; round++ {
 		resp, again, err := t.round(req, start)
-		if err == nil || !again || round == len(backoff) {
+		if err == nil || !again || round == pauses {
 			return resp, err
 		}
-		select {
-		case <-req.Context().Done():
+		if transport.Pause(req.Context(), firstPause<<round) != nil {
 			return nil, err
-		case <-time.After(backoff[round]):
 		}
 	}
 }
 
 // round tries every endpoint once, starting with the one that answered last, while
 // the budget lasts. again says that another round is safe.
-func (t *transport) round(req *http.Request, start time.Time) (resp *http.Response, again bool, err error) {
+func (t *relay) round(req *http.Request, start time.Time) (resp *http.Response, again bool, err error) {
 	first := int(t.current.Load())
 	unreachable := &unreachableError{}
 	tried := 0
@@ -197,7 +200,7 @@ func mayRepeat(req *http.Request, sent bool, err error) bool {
 
 // try sends req to one endpoint. sent is true once a connection existed: the request
 // may then have arrived.
-func (t *transport) try(req *http.Request, to *url.URL) (resp *http.Response, sent bool, err error) {
+func (t *relay) try(req *http.Request, to *url.URL) (resp *http.Response, sent bool, err error) {
 	var connected atomic.Bool
 	ctx, cancel := context.WithCancelCause(httptrace.WithClientTrace(req.Context(), &httptrace.ClientTrace{
 		GotConn: func(httptrace.GotConnInfo) { connected.Store(true) },
@@ -239,7 +242,7 @@ func (t *transport) try(req *http.Request, to *url.URL) (resp *http.Response, se
 
 // answer reads the whole answer, so that a truncated one counts as none, and turns
 // everything except Proxmox's own form of success into an *Error.
-func (t *transport) answer(resp *http.Response) (*http.Response, error) {
+func (t *relay) answer(resp *http.Response) (*http.Response, error) {
 	body, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer+1))
 	if closeErr := resp.Body.Close(); err == nil {
 		err = closeErr

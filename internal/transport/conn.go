@@ -1,4 +1,4 @@
-package api
+package transport
 
 import (
 	"context"
@@ -8,22 +8,20 @@ import (
 	"time"
 )
 
-// stallTimeout is how long a peer may accept no data. It bounds the sending of a
-// body of any size: an ISO may take an hour.
-const stallTimeout = 60 * time.Second
+// Dial makes a connection, as net.Dialer.DialContext does.
+type Dial = func(ctx context.Context, network, addr string) (net.Conn, error)
 
-type dialFunc = func(ctx context.Context, network, addr string) (net.Conn, error)
-
-// stallBound applies stallTimeout to every connection, and dialTimeout to every attempt to make one.
-func stallBound(dial dialFunc) dialFunc {
+// BoundedDial bounds each attempt to make a connection, and for how long the peer may accept no data. That bounds the
+// sending of a body of any size: an ISO may take an hour.
+func BoundedDial(dial Dial, connect, stall time.Duration) Dial {
 	return func(ctx context.Context, network, addr string) (net.Conn, error) {
-		ctx, cancel := context.WithTimeout(ctx, dialTimeout)
+		ctx, cancel := context.WithTimeout(ctx, connect)
 		defer cancel()
 		conn, err := dial(ctx, network, addr)
 		if err != nil {
 			return nil, err
 		}
-		return &stallConn{Conn: conn}, nil
+		return &stallConn{Conn: conn, stall: stall}, nil
 	}
 }
 
@@ -31,6 +29,7 @@ func stallBound(dial dialFunc) dialFunc {
 // net/http already reads the answer while a body is still being sent.
 type stallConn struct {
 	net.Conn
+	stall time.Duration
 	mu    sync.Mutex
 	limit time.Time // set by the owner; zero: none
 	dead  error     // why nothing more can be written
@@ -71,7 +70,7 @@ func (c *stallConn) begin() error {
 	if c.dead != nil {
 		return c.dead
 	}
-	deadline := time.Now().Add(stallTimeout)
+	deadline := time.Now().Add(c.stall)
 	if !c.limit.IsZero() && c.limit.Before(deadline) {
 		deadline = c.limit
 	}
