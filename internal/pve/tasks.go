@@ -197,3 +197,111 @@ func (c *Client) activeTasks(ctx context.Context, host string) ([]api.UPID, erro
 	}
 	return running, errors.Join(errs...)
 }
+
+// uptimeSlack is the tolerance between a host's uptime, in whole seconds, and the
+// moment we read it.
+const uptimeSlack = 5 * time.Second
+
+// worker identifies the task that carries out a change.
+type worker struct{ host, kind, id string }
+
+func vmWorker(vm cluster.VM, kind string) worker {
+	return worker{vm.Host, kind, strconv.Itoa(int(vm.ID))}
+}
+
+// startedSince finds the task that our token started for a request sent at that
+// time, and whose name we never received; "" if there is none. It uses no clock: any
+// may be wrong, or be reset. A task's name says when its worker began, counted from
+// its host's boot (pve-common, RESTEnvironment.pm, fork_worker), and the host's
+// uptime says how long ago that was. A task from before that boot is not found: it
+// ended with its host, and the caller checks its goal. Another process with the same
+// token may have done the same at the same time: the caller checks what was done.
+func (c *tasks) startedSince(ctx context.Context, w worker, sent time.Time) (string, error) {
+	query := url.Values{"source": {"all"}, "typefilter": {w.kind}, "limit": {"500"}}
+	path := "/nodes/" + url.PathEscape(w.host) + "/tasks?" + query.Encode()
+	var rows []struct{ UPID string }
+	var up uptime
+	err := c.Get(ctx, path, &rows)
+	if err == nil && len(rows) > 0 {
+		up, err = readUptime(ctx, c.Conn, w.host)
+	}
+	if err != nil {
+		return "", fmt.Errorf("look for task %s %s on %s: %w", w.kind, w.id, w.host, err)
+	}
+	from, until := up.ago(time.Since(sent)+uptimeSlack), up.ago(-uptimeSlack)
+	var found []api.UPID
+	for _, row := range rows {
+		u, err := api.ParseUPID(row.UPID)
+		if err != nil {
+			return "", err
+		}
+		ours := u.User == c.TokenID && u.Type == w.kind && u.ID == w.id && u.Ticks >= from && u.Ticks <= until
+		// A task that is just ending is listed twice: Proxmox reads the list of
+		// running tasks first, then that of ended ones (API2/Tasks.pm, node_tasks).
+		if _, known := c.workers.Load(u.Raw); ours && !known && !slices.Contains(found, u) {
+			found = append(found, u)
+		}
+	}
+	switch len(found) {
+	case 0:
+		return "", nil
+	case 1:
+		c.workers.Store(found[0].Raw, true)
+		return found[0].Raw, nil
+	}
+	return "", wait.Stop(fmt.Errorf("%d tasks could be the one: %s and %s", len(found), found[0].Raw, found[1].Raw))
+}
+
+// durations records how long tasks took, by kind. Proxmox does not announce the end
+// of a task, so the next one of its kind is polled when it is due.
+type durations struct {
+	mu   sync.Mutex
+	last map[string]estimate
+}
+
+// estimate is how long a kind of task takes: the duration of the last one, or less if
+// the last ones, ended in a row, were over at the first look.
+type estimate struct {
+	time  time.Duration
+	ended int
+}
+
+// shorter are the divisors for the next estimate: 1/n less after one, two, … tasks
+// in a row that were over at the first look.
+var shorter = []time.Duration{128, 64, 32, 16, 8}
+
+// numbers matches the VM numbers in a task's subject ("100-scsi1>200-scsi5"); the
+// rest names the drives.
+var numbers = regexp.MustCompile(`\d{3,}`)
+
+func kindOf(u api.UPID) string { return u.Type + " " + numbers.ReplaceAllString(u.ID, "") }
+
+// expected returns how long the task will take; 0 if unknown.
+func (t *durations) expected(u api.UPID) time.Duration {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if known, ok := t.last[kindOf(u)]; ok {
+		return known.time
+	}
+	return t.last[u.Type].time
+}
+
+// add records a task that succeeded: it still ran after ran (0: never seen running),
+// and had ended after ended.
+func (t *durations) add(u api.UPID, ran, ended time.Duration) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.last == nil {
+		t.last = map[string]estimate{}
+	}
+	before := t.last[kindOf(u)].ended
+	now := estimate{time: ran}
+	switch {
+	case ran == 0:
+		now = estimate{ended - ended/shorter[min(before, len(shorter)-1)], before + 1}
+	case ended-ran < ended/8: // otherwise the polls were too far apart for a better one
+		now.time = ran + (ended-ran)/2
+	}
+	t.last[kindOf(u)] = now
+	t.last[u.Type] = estimate{time: now.time} // the best one for other tasks of this type
+}

@@ -1,14 +1,19 @@
 package factory
 
 import (
+	"bytes"
 	"context"
+	"encoding/pem"
+	"errors"
+	"fmt"
 	"net/http"
 	"slices"
 	"strings"
 
+	"github.com/siderolabs/image-factory/pkg/client"
+
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/schematics"
-	"github.com/siderolabs/image-factory/pkg/client"
 )
 
 // Versions lists the Talos versions that the factory builds.
@@ -86,4 +91,77 @@ func splitTag(ref string) (repository, tag string) {
 		return ref, ""
 	}
 	return ref[:max(i, 0)], ref[i+1:]
+}
+
+// Knows reports whether a schematic is registered.
+func (c *Client) Knows(ctx context.Context, id string) (bool, error) {
+	_, err := c.ask(ctx, c.get("schematics", id))
+	if hasStatus(err, http.StatusNotFound) {
+		return false, nil
+	}
+	return err == nil, err
+}
+
+// Register registers a schematic. One that the factory rejects is an error of kind
+// Config with the factory's message.
+func (c *Client) Register(ctx context.Context, canonical string) (id, stored string, err error) {
+	r := c.get("schematics")
+	r.method, r.body = http.MethodPost, []byte(canonical)
+	var answer struct {
+		ID        string `json:"id"`
+		Schematic string `json:"schematic"`
+	}
+	if err := c.askJSON(ctx, r, &answer); err != nil {
+		return "", "", err
+	}
+	if answer.ID == "" {
+		return "", "", c.foreign(errors.New("the answer has no ID for the schematic"))
+	}
+	if answer.Schematic != "" {
+		return answer.ID, answer.Schematic, nil
+	}
+	text, err := c.ask(ctx, c.get("schematics", answer.ID)) // older ones return only the ID
+	if err != nil {
+		return "", "", fmt.Errorf("read the schematic back: %w", err)
+	}
+	return answer.ID, string(text), nil
+}
+
+// SigningKey is the public key (PEM) with which the factory says it signs
+// installers; nil if it has none: older ones, and those that sign without a key of
+// their own, which return nothing.
+func (c *Client) SigningKey(ctx context.Context) ([]byte, error) {
+	key, err := c.ask(ctx, c.get("oci", "cosign", "signing-key.pub"))
+	if hasStatus(err, http.StatusNotFound) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	if len(bytes.TrimSpace(key)) == 0 {
+		return nil, nil
+	}
+	return c.requirePEM(key, "signing key")
+}
+
+// SecureBootCertificate is the certificate (PEM) with which the factory signs images
+// for Secure Boot. A factory that signs none is an error of kind Config.
+func (c *Client) SecureBootCertificate(ctx context.Context) ([]byte, error) {
+	cert, err := c.ask(ctx, c.get("secureboot", "signing-cert.pem"))
+	switch {
+	case hasStatus(err, http.StatusInternalServerError), hasStatus(err, http.StatusNotFound):
+		// It answers 500 if Secure Boot is disabled (image-factory, internal/secureboot/secureboot.go).
+		return nil, fault.WithHint(fault.As(fault.Config, fmt.Errorf("certificate for Secure Boot: %w", err)),
+			"a factory without images for Secure Boot gives this answer: set images.secureBoot to false, or name another factory in images.factory")
+	case err != nil:
+		return nil, fmt.Errorf("certificate for Secure Boot: %w", err)
+	}
+	return c.requirePEM(cert, "certificate for Secure Boot")
+}
+
+func (c *Client) requirePEM(text []byte, what string) ([]byte, error) {
+	if block, _ := pem.Decode(text); block == nil {
+		return nil, c.foreign(fmt.Errorf("the %s is not PEM", what))
+	}
+	return text, nil
 }
