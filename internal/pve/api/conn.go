@@ -1,6 +1,10 @@
 // Package api carries requests to the API of a Proxmox cluster over a Conn: to
 // whichever node answers, repeated only where that is safe. Every answer other than
 // success is an *Error, which wraps the errors that callers branch on.
+//
+// go-proxmox encodes and decodes the plain requests (Get, Post, Put, Delete), and nothing else of it is used. Its
+// errors lose what Proxmox says, so the transport below it turns answers into an *Error first; its Task.Wait takes a task
+// that failed for one that succeeded; it streams no upload and returns no header (see Conn.Send).
 package api
 
 import (
