@@ -11,6 +11,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/foreign"
 	"github.com/recast-sh/recast/internal/format"
 )
 
@@ -125,6 +127,111 @@ func (m Memo) Without(value string, nodes ...string) (string, Memo, error) {
 	m.Nodes = left
 	m.Set = strconv.Itoa(slices.Max(slices.Collect(maps.Values(left))))
 	return m.Set, m, nil
+}
+
+// Setting is where a storage system says how long it waits for a node, with the memo of what recast changed.
+type Setting struct {
+	System string // as of the System
+	Name   string // "replica-replenishment-wait-interval"
+	Node   string // the node that it is about; "": every node
+	Called string // in a refusal: "Longhorn's setting replica-replenishment-wait-interval"
+	Said   string // in what was done: "replica-replenishment-wait-interval of Longhorn"
+	Value  string
+	Unset  string                          // what holds where it has no value, in words
+	Unit   time.Duration                   // of the value
+	Number func(value string) (int, error) // as of Memo.With
+	Memo   func() (Memo, error)            // no nodes are in it if nothing is remembered
+	// Write writes the value, "" for none, and the memo in one change.
+	Write func(ctx context.Context, value string, m Memo) error
+	Undo  func(m Memo) (string, error) // as of Hold
+}
+
+// Held lists the settings that recast has changed.
+func Held(settings []Setting) (holds []Hold, err error) {
+	for _, s := range settings {
+		m, err := s.Memo()
+		if err != nil {
+			return nil, err
+		}
+		if len(m.Nodes) == 0 {
+			continue
+		}
+		undo, err := s.Undo(m)
+		if err != nil {
+			return nil, err
+		}
+		holds = append(holds, Hold{System: s.System, Setting: s.Name, Now: foreign.Line(s.Value), Memo: m, Undo: undo})
+	}
+	return holds, nil
+}
+
+// HoldRebuild is that of Holder, of a system with these settings. A node that no setting is about has nothing to change.
+func HoldRebuild(ctx context.Context, settings []Setting, node, run string, atLeast time.Duration) (said string, err error) {
+	return amend([]string{node}, settings, func(s Setting) (string, error) {
+		had, err := s.Memo()
+		if err != nil {
+			return "", err
+		}
+		value, m, err := had.With(s.Value, node, int((atLeast+s.Unit-1)/s.Unit), s.Number)
+		if err != nil {
+			return "", fault.Refusedf("%s: %w", s.Called, err)
+		}
+		said := ""
+		if value != s.Value && len(m.Nodes) > 0 {
+			said = fmt.Sprintf("%s is %s instead of %s", s.Said, value, cmp.Or(m.Was, s.Unset))
+		}
+		return said, s.write(ctx, value, had, m.By(run, time.Now()))
+	})
+}
+
+// GiveBack is that of Holder, of a system with these settings.
+func GiveBack(ctx context.Context, settings []Setting, nodes ...string) (said string, err error) {
+	return amend(nodes, settings, func(s Setting) (string, error) {
+		had, err := s.Memo()
+		if err != nil || len(had.Nodes) == 0 {
+			return "", err
+		}
+		value, m, err := had.Without(s.Value, nodes...)
+		if err != nil {
+			return "", fault.Refusedf("%s: %w", s.Called, err)
+		}
+		said := ""
+		switch {
+		case value != s.Value && len(m.Nodes) > 0:
+			said = fmt.Sprintf("%s is %s, for %s", s.Said, value, strings.Join(m.For(), ", "))
+		case value != s.Value:
+			said = fmt.Sprintf("%s is %s again", s.Said, cmp.Or(value, s.Unset))
+		case len(m.Nodes) == 0:
+			said = fmt.Sprintf("%s stays %s: someone else has set that", s.Said, foreign.Line(cmp.Or(value, s.Unset)))
+		}
+		return said, s.write(ctx, value, had, m)
+	})
+}
+
+// amend changes the settings that are about the nodes. said is what was done to all of them.
+func amend(nodes []string, settings []Setting, change func(Setting) (string, error)) (said string, err error) {
+	var all []string
+	for _, s := range settings {
+		if s.Node != "" && !slices.Contains(nodes, s.Node) {
+			continue
+		}
+		text, err := change(s)
+		if err != nil {
+			return strings.Join(all, "; "), err
+		}
+		if text != "" {
+			all = append(all, text)
+		}
+	}
+	return strings.Join(all, "; "), nil
+}
+
+// write writes what is not written already.
+func (s Setting) write(ctx context.Context, value string, had, m Memo) error {
+	if value == s.Value && m.Set == had.Set && maps.Equal(m.Nodes, had.Nodes) {
+		return nil
+	}
+	return s.Write(ctx, value, m)
 }
 
 // Longest is how long a rebuild is held back at most. Longhorn deletes a failed replica, with its data,

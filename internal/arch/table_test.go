@@ -132,7 +132,7 @@ var table = []row{
 	{pkg: "cluster/...", files: tests, allow: []string{"cluster/clustertest/...", "cluster/observe/observetest", "cluster/rolling/rollingtest"}},
 	{pkg: "cluster/kubeupgrade", allow: []string{"cluster", "cluster/etcd", "cluster/observe", "internal/step", "internal/wait", "internal/fault", "internal/words", errgroup}},
 	{pkg: "cluster/config", allow: []string{"internal/redact", yaml}}, // a leaf: compares texts, knows neither clusters, nor Talos, nor the factory
-	{pkg: "cluster/replica", allow: []string{"internal/format", "internal/words"}},
+	{pkg: "cluster/replica", allow: []string{"internal/fault", "internal/foreign", "internal/format", "internal/words"}},
 	{pkg: "cluster/rehearse", files: tests, allow: []string{"cluster/observe"}},
 	{pkg: "cluster/observe", files: tests, allow: []string{"internal/words"}},
 	{pkg: "pipeline/...", files: tests, allow: []string{"internal/config"}},

@@ -4,6 +4,9 @@ import (
 	"context"
 	"errors"
 
+	authorizationv1 "k8s.io/api/authorization/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
 	"github.com/recast-sh/recast/cluster/replica"
 	"github.com/recast-sh/recast/internal/foreign"
 	"github.com/recast-sh/recast/internal/linstor"
@@ -57,7 +60,7 @@ var errNoCluster = errors.New("there is no LinstorCluster")
 
 // linstorReplicas reads the volumes of the LINSTOR that Piraeus runs. While that can't be read, every node with a
 // satellite may have some.
-func (c *Client) linstorReplicas(ctx context.Context) (s replica.System, err error) {
+func (c *Client) linstorReplicas(ctx context.Context, _ schema.GroupVersion) (s replica.System, err error) {
 	s = replica.System{Name: linstor.Name}
 	controller, away, ends, err := c.linstorController(ctx)
 	switch {
@@ -78,4 +81,39 @@ func (c *Client) linstorReplicas(ctx context.Context) (s replica.System, err err
 		s.Holders = append(s.Holders, satellite.Metadata.Name)
 	}
 	return s, err
+}
+
+// linstorHeld reads how long LINSTOR waits. Where it can't be asked, recast has changed nothing.
+func (c *Client) linstorHeld(ctx context.Context) ([]replica.Setting, error) {
+	controller, away, _, err := c.linstorController(ctx)
+	if errors.Is(err, errNoCluster) || err == nil && away != "" {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	return controller.Settings(ctx)
+}
+
+// linstorSettings reads how long LINSTOR waits, to change it.
+func (c *Client) linstorSettings(ctx context.Context) ([]replica.Setting, error) {
+	controller, away, _, err := c.linstorController(ctx)
+	if err == nil && away != "" {
+		err = errors.New(away)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return controller.Settings(ctx)
+}
+
+// linstorRight is what a change of a node's property needs.
+func (c *Client) linstorRight(ctx context.Context) (*authorizationv1.ResourceAttributes, error) {
+	at, found, err := c.findService(ctx, linstorLabel, linstorPort)
+	if err != nil || !found {
+		return nil, err
+	}
+	return &authorizationv1.ResourceAttributes{
+		Resource: "services", Subresource: "proxy", Verb: "update", Name: at.service.Name + ":" + linstorPort, Namespace: at.service.Namespace,
+	}, nil
 }

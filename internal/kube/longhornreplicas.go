@@ -10,6 +10,7 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/replica"
@@ -58,11 +59,6 @@ type longhornCopy struct {
 	} `json:"status"`
 }
 
-type longhornSetting struct {
-	Metadata metav1.ObjectMeta `json:"metadata"`
-	Value    string            `json:"value"`
-}
-
 // replica says how a copy is. HealthyAt is set once it is complete, and cleared
 // before it is filled again; FailedAt is set when it fails, and cleared likewise
 // (replica.go; isHealthyAndActiveReplica in controller/volume_controller.go).
@@ -78,7 +74,7 @@ func (r longhornCopy) replica() replica.Replica {
 }
 
 // longhornReplicas reads the volumes of Longhorn and where their copies are.
-func (c *Client) longhornReplicas(ctx context.Context) (replica.System, error) {
+func (c *Client) longhornReplicas(ctx context.Context, _ schema.GroupVersion) (replica.System, error) {
 	var volumes []longhornVolumeState
 	var copies []longhornCopy
 	var nodes []longhornNode
@@ -91,7 +87,7 @@ func (c *Client) longhornReplicas(ctx context.Context) (replica.System, error) {
 	if err != nil {
 		return s, err
 	}
-	if s.Patience, s.Held, s.Holds, err = longhornPatience(settings); err != nil {
+	if s.Patience, s.Held, s.Holds, err = longhornPatience(c.waitSettings(settings)); err != nil {
 		return s, err
 	}
 	for _, n := range nodes {
@@ -195,11 +191,6 @@ func (c *Client) longhornAway(ctx context.Context, namespace string) (string, er
 
 // watchLonghorn reports volumes of Longhorn that become healthy.
 func (c *Client) watchLonghorn(ctx context.Context, tell func(look bool)) error {
-	was := map[string]string{}
-	return watchCustom(ctx, c, longhornVersion.WithResource("volumes"), tell, func(v longhornVolumeState) bool {
-		name := v.Metadata.Namespace + "/" + v.Metadata.Name
-		before, known := was[name]
-		was[name] = v.Status.Robustness
-		return known && before != "healthy" && v.Status.Robustness == "healthy"
-	})
+	robustness := func(v longhornVolumeState) (metav1.ObjectMeta, string) { return v.Metadata, v.Status.Robustness }
+	return watchCustom(ctx, c, longhornVersion.WithResource("volumes"), tell, robustness, func(was, is string) bool { return was != "healthy" && is == "healthy" })
 }

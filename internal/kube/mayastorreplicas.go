@@ -40,29 +40,29 @@ type diskPool struct {
 	} `json:"spec"`
 }
 
-// mayastorPools is the resource of Mayastor's pools; ok is false if Mayastor is not installed.
-func (c *Client) mayastorPools(ctx context.Context, groups []metav1.APIGroup) (r schema.GroupVersionResource, ok bool, err error) {
+// mayastorVersion finds the version of Mayastor's pools: its group is installed without it, too.
+func (c *Client) mayastorVersion(ctx context.Context, groups []metav1.APIGroup) (gv schema.GroupVersion, installed bool, err error) {
 	i := slices.IndexFunc(groups, func(g metav1.APIGroup) bool { return g.Name == mayastorGroup })
 	if i < 0 {
-		return r, false, nil
+		return gv, false, nil
 	}
 	for _, v := range groups[i].Versions {
 		gv := schema.GroupVersion{Group: mayastorGroup, Version: v.Version}
 		resources, err := c.resources(ctx, gv)
 		if err != nil {
-			return r, false, err
+			return gv, false, err
 		}
 		if slices.ContainsFunc(resources, func(served metav1.APIResource) bool { return served.Name == mayastorPool }) {
-			return gv.WithResource(mayastorPool), true, nil
+			return gv, true, nil
 		}
 	}
-	return r, false, nil
+	return gv, false, nil
 }
 
 // mayastorReplicas reads the volumes of Mayastor. While they can't be read, every node with a pool may have some.
-func (c *Client) mayastorReplicas(ctx context.Context, resource schema.GroupVersionResource) (replica.System, error) {
+func (c *Client) mayastorReplicas(ctx context.Context, version schema.GroupVersion) (replica.System, error) {
 	s := replica.System{Name: mayastor.Name, Waits: mayastorWaits}
-	pools, err := listCustom[diskPool](ctx, c, resource, "")
+	pools, err := listCustom[diskPool](ctx, c, version.WithResource(mayastorPool), "")
 	if err != nil || len(pools) == 0 {
 		return s, err
 	}
@@ -117,13 +117,4 @@ func (c *Client) mayastorSettings(ctx context.Context, namespace string) (waits 
 		}
 	}
 	return waits, stuck, nil
-}
-
-// readMayastor returns how its volumes are read; nil: it is not installed.
-func (c *Client) readMayastor(ctx context.Context, groups []metav1.APIGroup) (look, error) {
-	pools, installed, err := c.mayastorPools(ctx, groups)
-	if !installed {
-		return nil, err
-	}
-	return func(ctx context.Context) (replica.System, error) { return c.mayastorReplicas(ctx, pools) }, nil
 }

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 
+	authorizationv1 "k8s.io/api/authorization/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
@@ -51,11 +52,11 @@ func (c *Client) NodeData(ctx context.Context, nodes ...cluster.KubeNode) (local
 
 func (c *Client) replicasOf(ctx context.Context, groups []metav1.APIGroup) (systems []replica.System, err error) {
 	var errs []error
-	for _, known := range c.replicators() {
-		read, err := known.installed(ctx, groups)
-		if read != nil {
+	for _, known := range c.storageSystems() {
+		version, installed, err := known.find(ctx, groups)
+		if installed && err == nil {
 			var s replica.System
-			s, err = read(ctx)
+			s, err = known.read(ctx, version)
 			systems = append(systems, s)
 		}
 		errs = append(errs, fault.WithHint(err, "%s does not look at it, and has the roll take nodes out whatever becomes of its volumes", replica.Off(known.name)))
@@ -66,58 +67,80 @@ func (c *Client) replicasOf(ctx context.Context, groups []metav1.APIGroup) (syst
 	return systems, nil
 }
 
-// skips says whether a storage system is not looked at.
-func (c *Client) skips(system string) bool { return slices.Contains(c.skip, strings.ToLower(system)) }
-
-// look reads a storage system once.
-type look = func(context.Context) (replica.System, error)
-
-// replicator knows a storage system.
-type replicator struct {
-	name      string
-	installed func(context.Context, []metav1.APIGroup) (look, error) // how to read it; nil: it is not installed
-	watch     func(ctx context.Context, tell func(look bool)) error  // nil: it can't be watched
+// storageSystem is a storage system that recast knows.
+type storageSystem struct {
+	name  string
+	find  finder
+	read  func(context.Context, schema.GroupVersion) (replica.System, error) // its volumes, once
+	watch func(ctx context.Context, tell func(look bool)) error              // nil: it can't be watched
+	hold  *holding                                                           // nil: recast can't have it wait longer
 }
 
-// replicators are the storage systems that are looked at.
-func (c *Client) replicators() []replicator {
-	all := []replicator{
-		{longhornName, with(longhornVersion, c.longhornReplicas), c.watchLonghorn},
-		{cephName, with(rookVersion, c.cephReplicas), c.watchCeph},
-		{linstor.Name, with(piraeusVersion, c.linstorReplicas), nil},
-		{mayastor.Name, c.readMayastor, nil},
+// finder finds the version of a system's objects; false if the system is not installed.
+type finder = func(context.Context, []metav1.APIGroup) (schema.GroupVersion, bool, error)
+
+// holding is how a storage system is told to wait longer for a node.
+type holding struct {
+	// held lists its settings, none where it can't be asked: then recast has changed nothing.
+	held func(context.Context) ([]replica.Setting, error)
+	// settings are those to change. They are read again whenever a change is repeated.
+	settings func(context.Context) ([]replica.Setting, error)
+	begin    string // what is done for a node, before its name
+	needs    string // rights to do it
+	// right is the one that doctor asks for; nil: there is nothing to change.
+	right  func(context.Context) (*authorizationv1.ResourceAttributes, error)
+	mayNot string // what can't be done without it
+}
+
+// storageSystems are those that are looked at.
+func (c *Client) storageSystems() []storageSystem {
+	all := []storageSystem{
+		{longhornName, withVersion(longhornVersion), c.longhornReplicas, c.watchLonghorn, &holding{
+			held: c.longhornHeld, settings: c.longhornSettings, begin: "hold back the rebuild of Longhorn for ",
+			needs: "the verbs list and patch on settings of longhorn.io", right: c.longhornRight, mayNot: "patch settings of longhorn.io",
+		}},
+		{cephName, withVersion(rookVersion), c.cephReplicas, c.watchCeph, nil},
+		{linstor.Name, withVersion(piraeusVersion), c.linstorReplicas, nil, &holding{
+			held: c.linstorHeld, settings: c.linstorSettings, begin: "have LINSTOR wait for ",
+			needs: "the verbs get and update on services/proxy of LINSTOR's controller", right: c.linstorRight, mayNot: "update services/proxy of LINSTOR's controller",
+		}},
+		{mayastor.Name, c.mayastorVersion, c.mayastorReplicas, nil, nil},
 	}
-	return slices.DeleteFunc(all, func(known replicator) bool { return c.skips(known.name) })
+	return slices.DeleteFunc(all, func(known storageSystem) bool { return slices.Contains(c.skip, strings.ToLower(known.name)) })
 }
 
-// with is for a system whose objects are of that version.
-func with(version schema.GroupVersion, as look) func(context.Context, []metav1.APIGroup) (look, error) {
-	return func(_ context.Context, groups []metav1.APIGroup) (look, error) {
+func (c *Client) storageSystem(name string) (storageSystem, bool) {
+	all := c.storageSystems()
+	i := slices.IndexFunc(all, func(known storageSystem) bool { return known.name == name })
+	if i < 0 {
+		return storageSystem{}, false
+	}
+	return all[i], true
+}
+
+// withVersion finds a system whose objects are of that version.
+func withVersion(version schema.GroupVersion) finder {
+	return func(_ context.Context, groups []metav1.APIGroup) (schema.GroupVersion, bool, error) {
 		installed, err := supports(groups, version)
-		if !installed {
-			return nil, err
-		}
-		return as, nil
+		return version, installed, err
 	}
 }
 
 // WatchReplicas implements cluster.VolumeReader.
 func (c *Client) WatchReplicas(ctx context.Context, system string, tell func(look bool)) error {
-	for _, known := range c.replicators() {
-		switch {
-		case known.name != system:
-		case known.watch == nil:
-			<-ctx.Done() // it never tells, so the wait looks as often as without a watch
-			return ctx.Err()
-		default:
-			return known.watch(ctx, tell)
-		}
+	known, found := c.storageSystem(system)
+	switch {
+	case !found:
+		return fmt.Errorf("storage system %q is not known", system)
+	case known.watch == nil:
+		<-ctx.Done() // it never tells, so the wait looks as often as without a watch
+		return ctx.Err()
 	}
-	return fmt.Errorf("storage system %q is not known", system)
+	return known.watch(ctx, tell)
 }
 
-// watchCustom reports the objects of a kind as they change.
-func watchCustom[T any](ctx context.Context, c *Client, r schema.GroupVersionResource, tell func(look bool), worth func(T) bool) error {
+// watchCustom reports the objects of a kind as their state changes; worth says whether a change is worth a look.
+func watchCustom[T any](ctx context.Context, c *Client, r schema.GroupVersionResource, tell func(look bool), state func(T) (metav1.ObjectMeta, string), worth func(was, is string) bool) error {
 	body, err := c.streams.Discovery().RESTClient().Get().AbsPath("/apis", r.Group, r.Version, r.Resource).
 		Param("watch", "true").SetHeader("Accept", "application/json").Stream(ctx)
 	if err != nil {
@@ -125,6 +148,7 @@ func watchCustom[T any](ctx context.Context, c *Client, r schema.GroupVersionRes
 	}
 	defer body.Close()
 	tell(false)
+	states := map[string]string{}
 	for events := json.NewDecoder(body); ; {
 		var event struct {
 			Type   string          `json:"type"`
@@ -140,7 +164,13 @@ func watchCustom[T any](ctx context.Context, c *Client, r schema.GroupVersionRes
 			return fmt.Errorf("watch %s: %w", r.GroupResource(), c.translate(err))
 		}
 		var object T
-		if json.Unmarshal(event.Object, &object) == nil && worth(object) {
+		if json.Unmarshal(event.Object, &object) != nil {
+			continue
+		}
+		meta, is := state(object)
+		name := meta.Namespace + "/" + meta.Name
+		was, known := states[name]
+		if states[name] = is; known && worth(was, is) {
 			tell(true)
 		}
 	}

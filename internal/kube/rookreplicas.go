@@ -10,6 +10,7 @@ import (
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/recast-sh/recast/cluster/replica"
 	"github.com/recast-sh/recast/internal/foreign"
@@ -60,7 +61,7 @@ type cephHealth struct {
 
 // cephReplicas reads the Ceph clusters of Rook, and on which nodes their OSDs and monitors are. No
 // object says which data is on which OSD, but pools say how their data may lie on them.
-func (c *Client) cephReplicas(ctx context.Context) (replica.System, error) {
+func (c *Client) cephReplicas(ctx context.Context, _ schema.GroupVersion) (replica.System, error) {
 	s := replica.System{Name: cephName, Pools: true}
 	clusters, err := listCustom[cephHealth](ctx, c, rookVersion.WithResource("cephclusters"), "")
 	if err != nil {
@@ -183,11 +184,6 @@ func (ceph cephHealth) voters(monitors []cephDaemon, now time.Time) (out []repli
 
 // watchCeph reports Ceph clusters whose health was checked.
 func (c *Client) watchCeph(ctx context.Context, tell func(look bool)) error {
-	was := map[string]string{}
-	return watchCustom(ctx, c, rookVersion.WithResource("cephclusters"), tell, func(ceph cephHealth) bool {
-		name := ceph.Metadata.Namespace + "/" + ceph.Metadata.Name
-		before, known := was[name]
-		was[name] = ceph.Status.Ceph.LastChecked
-		return known && before != was[name]
-	})
+	checked := func(ceph cephHealth) (metav1.ObjectMeta, string) { return ceph.Metadata, ceph.Status.Ceph.LastChecked }
+	return watchCustom(ctx, c, rookVersion.WithResource("cephclusters"), tell, checked, func(was, is string) bool { return was != is })
 }

@@ -5,11 +5,9 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"maps"
 	"net/url"
 	"slices"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/recast-sh/recast/cluster/replica"
@@ -57,8 +55,11 @@ func (n node) turn(value string, m replica.Memo) (change, error) {
 		return c, nil
 	}
 	text, err := json.Marshal(m)
+	if err != nil {
+		return c, fmt.Errorf("encode a change of LINSTOR's node: %w", err)
+	}
 	put(holdMemo, string(text))
-	return c, err
+	return c, nil
 }
 
 // minutes reads evictAfter of a node; "" is the controller's.
@@ -87,122 +88,53 @@ func (n node) fixed() bool {
 	return slices.Contains(keys, evictAfter)
 }
 
-// read reads the nodes, and what the controller says of all of them.
-func (c Controller) read(ctx context.Context) (a answers, err error) {
+// Settings are those that say how long LINSTOR waits before it evicts each node.
+func (c Controller) Settings(ctx context.Context) ([]replica.Setting, error) {
+	var a answers
 	if err := c.Get(ctx, "/v1/nodes", &a.nodes); err != nil {
-		return a, err
-	}
-	return a, c.Get(ctx, "/v1/controller/properties", &a.properties)
-}
-
-// Holds lists the nodes for which LINSTOR waits longer than it would.
-func (c Controller) Holds(ctx context.Context) ([]replica.Hold, error) {
-	a, err := c.read(ctx)
-	if err != nil {
 		return nil, err
 	}
-	return a.holds(c.Place)
+	if err := c.Get(ctx, "/v1/controller/properties", &a.properties); err != nil {
+		return nil, err
+	}
+	return a.settings(c), nil
 }
 
-func (a answers) holds(place string) (holds []replica.Hold, err error) {
+func (a answers) settings(c Controller) (all []replica.Setting) {
 	for _, n := range a.nodes {
-		m, err := a.memo(n)
-		if err != nil {
-			return nil, err
-		}
-		if len(m.Nodes) == 0 {
-			continue
-		}
-		now := n.Props[evictAfter]
-		value, none, err := m.Without(now, m.For()...)
-		if err != nil {
-			return nil, err
-		}
-		back, err := n.turn(value, none)
-		if err != nil {
-			return nil, err
-		}
-		body, err := json.Marshal(back)
-		if err != nil {
-			return nil, fmt.Errorf("encode a change of LINSTOR's node: %w", err)
-		}
-		holds = append(holds, replica.Hold{
-			System: Name, Setting: evictAfter + " of " + foreign.Line(n.Name), Now: foreign.Line(now), Memo: m,
-			Undo: fmt.Sprintf("echo '%s' | kubectl replace --raw %s/v1/nodes/%s -f -", body, place, url.PathEscape(n.Name)),
+		what := evictAfter + " of " + foreign.Line(n.Name)
+		all = append(all, replica.Setting{
+			System: Name, Name: what, Node: n.Name, Called: what + " in LINSTOR", Said: what + " in LINSTOR",
+			Value: n.Props[evictAfter], Unset: "the controller's", Unit: time.Minute, Number: a.minutes,
+			Memo: func() (replica.Memo, error) { return a.memo(n) },
+			Undo: func(m replica.Memo) (string, error) { return c.undo(n, m) },
+			// LINSTOR can't refuse a write because of another one since our read: only what is changed is written, and runs of
+			// recast hold a claim.
+			Write: func(ctx context.Context, value string, m replica.Memo) error {
+				body, err := n.turn(value, m)
+				if err != nil {
+					return err
+				}
+				return c.Put(ctx, "/v1/nodes/"+n.Name, body)
+			},
 		})
 	}
-	return holds, nil
+	return all
 }
 
-// Hold has LINSTOR wait at least that long before it evicts the node; said is as of replica.Holder.
-func (c Controller) Hold(ctx context.Context, name, run string, atLeast time.Duration) (said string, err error) {
-	need := int((atLeast + time.Minute - 1) / time.Minute)
-	err = c.amend(ctx, name, func(a answers, n node, had replica.Memo) (string, replica.Memo, error) {
-		before := n.Props[evictAfter]
-		value, m, err := had.With(before, name, need, a.minutes)
-		if err == nil && value != before && len(m.Nodes) > 0 {
-			was := cmp.Or(m.Was, "the controller's")
-			said = fmt.Sprintf("%s of %s in LINSTOR is %s instead of %s", evictAfter, name, value, was)
-		}
-		return value, m.By(run, time.Now()), err
-	})
-	return said, err
-}
-
-// GiveBack ends what is held for these nodes; said is as of replica.Holder.
-func (c Controller) GiveBack(ctx context.Context, names ...string) (string, error) {
-	var said []string
-	for _, name := range names {
-		text := ""
-		err := c.amend(ctx, name, func(_ answers, n node, had replica.Memo) (string, replica.Memo, error) {
-			before := n.Props[evictAfter]
-			if len(had.Nodes) == 0 {
-				return before, had, nil
-			}
-			value, m, err := had.Without(before, name)
-			what := evictAfter + " of " + name + " in LINSTOR"
-			if text = fmt.Sprintf("%s is %s again", what, cmp.Or(value, "the controller's")); before != had.Set {
-				text = fmt.Sprintf("%s stays %s: someone else has set that", what, foreign.Line(cmp.Or(before, "the controller's")))
-			}
-			return value, m, err
-		})
-		if err != nil {
-			return strings.Join(said, "; "), err
-		}
-		if text != "" {
-			said = append(said, text)
-		}
-	}
-	return strings.Join(said, "; "), nil
-}
-
-// amend changes evictAfter of a node, and what is remembered of it, in one write. LINSTOR can't refuse a write because of
-// another one since our read: only what is changed is written, and runs of recast hold a claim. A node that LINSTOR does
-// not know has nothing that could be changed.
-func (c Controller) amend(ctx context.Context, name string, to func(answers, node, replica.Memo) (string, replica.Memo, error)) error {
-	a, err := c.read(ctx)
+// undo is the command that gives back what the memo says.
+func (c Controller) undo(n node, m replica.Memo) (string, error) {
+	value, none, err := m.Without(n.Props[evictAfter], m.For()...)
 	if err != nil {
-		return err
+		return "", err
 	}
-	i := slices.IndexFunc(a.nodes, func(n node) bool { return n.Name == name })
-	if i < 0 {
-		return nil
-	}
-	n := a.nodes[i]
-	had, err := a.memo(n)
+	back, err := n.turn(value, none)
 	if err != nil {
-		return err
+		return "", err
 	}
-	value, m, err := to(a, n, had)
+	body, err := json.Marshal(back)
 	if err != nil {
-		return fault.Refusedf("%s of %s in LINSTOR: %w", evictAfter, name, err)
+		return "", fmt.Errorf("encode a change of LINSTOR's node: %w", err)
 	}
-	if value == n.Props[evictAfter] && m.Set == had.Set && maps.Equal(m.Nodes, had.Nodes) {
-		return nil
-	}
-	body, err := n.turn(value, m)
-	if err != nil {
-		return fmt.Errorf("encode a change of LINSTOR's node: %w", err)
-	}
-	return c.Put(ctx, "/v1/nodes/"+name, body)
+	return fmt.Sprintf("echo '%s' | kubectl replace --raw %s/v1/nodes/%s -f -", body, c.Place, url.PathEscape(n.Name)), nil
 }

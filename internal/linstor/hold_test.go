@@ -35,6 +35,15 @@ func nodeOf(props map[string]string, wrote *[]string) Controller {
 	}
 }
 
+func settings(t *testing.T, c Controller) []replica.Setting {
+	t.Helper()
+	read, err := c.Settings(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return read
+}
+
 // TestHold: what was there is written with the change, and given back exactly; what someone else has set stays.
 func TestHold(t *testing.T) {
 	t.Parallel()
@@ -43,9 +52,11 @@ func TestHold(t *testing.T) {
 	const memoOf = `\"nodes\":{\"wk1\":60},\"run\":\"r1\",\"since\":\"2000-01-01T00:00:00Z\"}"},"delete_props":[]}`
 	const what = "DrbdOptions/AutoEvictAfterTime of wk1 in LINSTOR "
 	hold := func(ctx context.Context, c Controller) (string, error) {
-		return c.Hold(ctx, "wk1", "r1", 59*time.Minute+time.Second)
+		return replica.HoldRebuild(ctx, settings(t, c), "wk1", "r1", 59*time.Minute+time.Second)
 	}
-	back := func(ctx context.Context, c Controller) (string, error) { return c.GiveBack(ctx, "wk2", "wk1") }
+	back := func(ctx context.Context, c Controller) (string, error) {
+		return replica.GiveBack(ctx, settings(t, c), "wk2", "wk1")
+	}
 	for name, tc := range map[string]struct {
 		props map[string]string
 		do    func(context.Context, Controller) (string, error)
@@ -90,7 +101,7 @@ func TestHolds(t *testing.T) {
 		System: "LINSTOR", Setting: "DrbdOptions/AutoEvictAfterTime of wk1", Now: "60", Memo: memo,
 		Undo: `echo '{"override_props":{"DrbdOptions/AutoEvictAfterTime":"25"},"delete_props":["Aux/recast.dev/hold"]}' | kubectl replace --raw /proxy/v1/nodes/wk1 -f -`,
 	}}
-	got, err := nodeOf(map[string]string{evictAfter: "60", holdMemo: `{"was":"25","set":"60","nodes":{"wk1":60}}`}, nil).Holds(t.Context())
+	got, err := replica.Held(settings(t, nodeOf(map[string]string{evictAfter: "60", holdMemo: `{"was":"25","set":"60","nodes":{"wk1":60}}`}, nil)))
 	if diff := cmp.Diff(want, got); err != nil || diff != "" {
 		t.Errorf("%v (-want +got):\n%s", err, diff)
 	}
@@ -108,10 +119,10 @@ func TestHoldRefuses(t *testing.T) {
 	t.Parallel()
 	for _, memo := range []string{"", "{}", `{"was":"x","set":"60","nodes":{"wk1":60}}`, `{"was":"","set":"","nodes":{"wk1":60}}`, `{"was":"20","set":"60"}`} {
 		var wrote []string
-		c := nodeOf(map[string]string{evictAfter: "60", holdMemo: memo}, &wrote)
-		_, errHold := c.Hold(t.Context(), "wk1", "r1", time.Hour)
-		_, errBack := c.GiveBack(t.Context(), "wk1")
-		_, errHolds := c.Holds(t.Context())
+		read := settings(t, nodeOf(map[string]string{evictAfter: "60", holdMemo: memo}, &wrote))
+		_, errHold := replica.HoldRebuild(t.Context(), read, "wk1", "r1", time.Hour)
+		_, errBack := replica.GiveBack(t.Context(), read, "wk1")
+		_, errHolds := replica.Held(read)
 		for _, err := range []error{errHold, errBack, errHolds} {
 			if fault.KindOf(err) != fault.Refused || len(fault.Hints(err)) == 0 || len(wrote) > 0 {
 				t.Errorf("%q: %v, wrote %q", memo, err, wrote)

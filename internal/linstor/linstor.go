@@ -71,7 +71,7 @@ type group struct {
 
 // System looks at the volumes once. The error is that of Get, or of a hold that can't be understood.
 func (c Controller) System(ctx context.Context) (replica.System, error) {
-	get, place, a := c.Get, c.Place, answers{}
+	get, a := c.Get, answers{}
 	read := func(path string, into any) func() error {
 		return func() error { return get(ctx, path, into) }
 	}
@@ -86,12 +86,12 @@ func (c Controller) System(ctx context.Context) (replica.System, error) {
 	if err != nil {
 		return replica.System{Name: Name}, err
 	}
-	return a.system(place)
+	return a.system(c)
 }
 
-func (a answers) system(place string) (s replica.System, err error) {
+func (a answers) system(c Controller) (s replica.System, err error) {
 	s = replica.System{Name: Name, Waits: evictAfter, Holds: true, Evicts: true, Remedy: "Piraeus sets that of this node, so raise it in the LinstorSatelliteConfiguration"}
-	if s.Held, err = a.holds(place); err != nil {
+	if s.Held, err = replica.Held(a.settings(c)); err != nil {
 		return s, err
 	}
 	for _, n := range a.nodes {
