@@ -28,32 +28,22 @@ type managed struct {
 // through hostPath volumes. Pods that have ended do not count. For a single node the
 // API server selects the pods.
 func (l *localScan) hostPaths(ctx context.Context) error {
-	err := inPages(func(o metav1.ListOptions) (string, error) {
-		if node := l.singleNode(); node != "" {
-			o.FieldSelector = fields.OneTermEqualSelector("spec.nodeName", node).String()
-		}
-		pods, err := l.api.CoreV1().Pods("").List(ctx, o)
-		if err != nil {
-			return "", l.translate(err)
-		}
-		if o.Continue == "" {
-			for _, n := range l.nodes {
-				clear(n.writers)
-			}
-			l.inline = nil
-		}
-		for i := range pods.Items {
-			l.addInline(&pods.Items[i])
-			if n := l.byName(pods.Items[i].Spec.NodeName); n != nil {
-				n.addWriter(&pods.Items[i])
-			}
-		}
-		return pods.Continue, nil
-	})
-	if err != nil {
-		return fmt.Errorf("list pods: %w", err)
+	var selected metav1.ListOptions
+	if node := l.singleNode(); node != "" {
+		selected.FieldSelector = fields.OneTermEqualSelector("spec.nodeName", node).String()
 	}
-	return nil
+	begin := func() {
+		for _, n := range l.nodes {
+			clear(n.writers)
+		}
+		l.inline = nil
+	}
+	return l.eachPod(ctx, "", selected, begin, func(p *corev1.Pod) {
+		l.addInline(p)
+		if n := l.byName(p.Spec.NodeName); n != nil {
+			n.addWriter(p)
+		}
+	})
 }
 
 // addInline adds the volumes of servers that only the pod itself names, once for all pods of a workload.

@@ -125,26 +125,13 @@ func (n *localNode) data() []cluster.LocalData {
 // localVolumes finds the volumes on each node. Those of LINSTOR are in its pools
 // there.
 func (l *localScan) localVolumes(ctx context.Context) error {
-	err := inPages(func(o metav1.ListOptions) (string, error) {
-		list, err := l.api.CoreV1().PersistentVolumes().List(ctx, o)
-		if err != nil {
-			return "", l.translate(err)
+	begin := func() {
+		for _, n := range l.nodes {
+			n.volumes = nil
 		}
-		if o.Continue == "" {
-			for _, n := range l.nodes {
-				n.volumes = nil
-			}
-			l.pods = nil
-		}
-		for i := range list.Items {
-			l.addVolume(&list.Items[i])
-		}
-		return list.Continue, nil
-	})
-	if err != nil {
-		return fmt.Errorf("list persistent volumes: %w", err)
+		l.pods = nil
 	}
-	return nil
+	return l.eachVolume(ctx, begin, l.addVolume)
 }
 
 func (l *localScan) addVolume(pv *corev1.PersistentVolume) {

@@ -66,10 +66,18 @@ type longhornCondition struct {
 type longhornReplica struct {
 	Metadata metav1.ObjectMeta `json:"metadata"`
 	Spec     struct {
-		Node     string `json:"nodeID"`
-		DiskUUID string `json:"diskID"`
-		DiskPath string `json:"diskPath"`
+		Volume        string `json:"volumeName"`
+		Node          string `json:"nodeID"`
+		DiskUUID      string `json:"diskID"`
+		DiskPath      string `json:"diskPath"`
+		HealthyAt     string `json:"healthyAt"`
+		LastHealthyAt string `json:"lastHealthyAt"`
+		FailedAt      string `json:"failedAt"`
+		Active        bool   `json:"active"`
 	} `json:"spec"`
+	Status struct {
+		State string `json:"currentState"`
+	} `json:"status"`
 }
 
 func (r longhornReplica) on(node, dir, uuid string) bool {

@@ -24,7 +24,7 @@ type longhornEngine struct {
 // longhornRebuilds returns how much of each replica that is being filled is there, in percent, by namespace and
 // name. It is only shown: without the right to list engines nothing is known (syncReplicas in
 // controller/engine_controller.go looks it up likewise; GetBackendReplicaURL in engineapi).
-func (c *Client) longhornRebuilds(ctx context.Context, copies []longhornCopy) (map[string]int, error) {
+func (c *Client) longhornRebuilds(ctx context.Context, copies []longhornReplica) (map[string]int, error) {
 	filled := false
 	for _, r := range copies {
 		filled = filled || r.replica().Rebuilt

@@ -43,26 +43,10 @@ type longhornVolumeState struct {
 	} `json:"status"`
 }
 
-// longhornCopy is what a Replica says about its data (replica.go).
-type longhornCopy struct {
-	Metadata metav1.ObjectMeta `json:"metadata"`
-	Spec     struct {
-		Volume        string `json:"volumeName"`
-		Node          string `json:"nodeID"`
-		HealthyAt     string `json:"healthyAt"`
-		LastHealthyAt string `json:"lastHealthyAt"`
-		FailedAt      string `json:"failedAt"`
-		Active        bool   `json:"active"`
-	} `json:"spec"`
-	Status struct {
-		State string `json:"currentState"`
-	} `json:"status"`
-}
-
 // replica says how a copy is. HealthyAt is set once it is complete, and cleared
 // before it is filled again; FailedAt is set when it fails, and cleared likewise
 // (replica.go; isHealthyAndActiveReplica in controller/volume_controller.go).
-func (r longhornCopy) replica() replica.Replica {
+func (r longhornReplica) replica() replica.Replica {
 	s := r.Spec
 	empty := s.HealthyAt == "" && s.FailedAt == ""
 	return replica.Replica{
@@ -76,7 +60,7 @@ func (r longhornCopy) replica() replica.Replica {
 // longhornReplicas reads the volumes of Longhorn and where their copies are.
 func (c *Client) longhornReplicas(ctx context.Context, _ schema.GroupVersion) (replica.System, error) {
 	var volumes []longhornVolumeState
-	var copies []longhornCopy
+	var copies []longhornReplica
 	var nodes []longhornNode
 	var settings []longhornSetting
 	err := wait.All(
@@ -129,7 +113,7 @@ func longhornValue(settings []longhornSetting, name string) string {
 	return ""
 }
 
-func (v longhornVolumeState) volume(copies []longhornCopy, percent map[string]int, aloneGoes bool) replica.Volume {
+func (v longhornVolumeState) volume(copies []longhornReplica, percent map[string]int, aloneGoes bool) replica.Volume {
 	detached := v.Status.State == "detached"
 	out := replica.Volume{
 		Name: foreign.Line(v.Metadata.Namespace + "/" + v.Metadata.Name), Wanted: v.Spec.Replicas, Alone: v.Spec.Replicas == 1 && aloneGoes,

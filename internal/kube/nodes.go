@@ -17,22 +17,13 @@ import (
 // Nodes lists the Node objects.
 func (c *Client) Nodes(ctx context.Context) (nodes []cluster.KubeNode, err error) {
 	var unreadable []error
-	err = inPages(func(o metav1.ListOptions) (string, error) {
-		list, err := c.api.CoreV1().Nodes().List(ctx, o)
-		if err != nil {
-			return "", c.translate(err)
-		}
-		if o.Continue == "" {
-			nodes, unreadable = nil, nil
-		}
-		for i := range list.Items {
-			node, err := kubeNode(&list.Items[i])
-			nodes, unreadable = append(nodes, node), append(unreadable, err)
-		}
-		return list.Continue, nil
+	list := func(o metav1.ListOptions) (*corev1.NodeList, error) { return c.api.CoreV1().Nodes().List(ctx, o) }
+	err = each(c, "nodes", list, func() { nodes, unreadable = nil, nil }, func(n *corev1.Node) {
+		node, err := kubeNode(n)
+		nodes, unreadable = append(nodes, node), append(unreadable, err)
 	})
 	if err != nil {
-		return nil, fmt.Errorf("list nodes: %w", err)
+		return nil, err
 	}
 	if err := errors.Join(unreadable...); err != nil {
 		return nil, err

@@ -6,8 +6,11 @@ import (
 	"fmt"
 	"strconv"
 
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	apimeta "k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/json"
 	"k8s.io/client-go/rest"
 )
@@ -44,6 +47,49 @@ func pagesOnce(read func(o metav1.ListOptions) (next string, err error)) error {
 		}
 		o.Continue = next
 	}
+}
+
+// each passes every object of a list of client-go to see. begin is called before the first one, and again if the list
+// is restarted.
+func each[T any, L interface {
+	runtime.Object
+	metav1.ListInterface
+}](c *Client, what string, list func(metav1.ListOptions) (L, error), begin func(), see func(*T)) error {
+	err := inPages(func(o metav1.ListOptions) (string, error) {
+		page, err := list(o)
+		if err != nil {
+			return "", c.translate(err)
+		}
+		if o.Continue == "" {
+			begin()
+		}
+		err = apimeta.EachListItem(page, func(object runtime.Object) error {
+			see(any(object).(*T))
+			return nil
+		})
+		return page.GetContinue(), err
+	})
+	if err != nil {
+		return fmt.Errorf("list %s: %w", what, err)
+	}
+	return nil
+}
+
+// eachVolume is each for the PersistentVolumes.
+func (c *Client) eachVolume(ctx context.Context, begin func(), see func(*corev1.PersistentVolume)) error {
+	list := func(o metav1.ListOptions) (*corev1.PersistentVolumeList, error) {
+		return c.api.CoreV1().PersistentVolumes().List(ctx, o)
+	}
+	return each(c, "persistent volumes", list, begin, see)
+}
+
+// eachPod is each for pods that the options select.
+func (c *Client) eachPod(ctx context.Context, namespace string, selected metav1.ListOptions, begin func(), see func(*corev1.Pod)) error {
+	list := func(o metav1.ListOptions) (*corev1.PodList, error) {
+		o.LabelSelector, o.FieldSelector = selected.LabelSelector, selected.FieldSelector
+		return c.api.CoreV1().Pods(namespace).List(ctx, o)
+	}
+	return each(c, "pods", list, begin, see)
 }
 
 // eachJSON passes every object of a list to see, decoded from JSON. begin is called

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -77,37 +78,34 @@ func (l *localScan) rookDaemons(ctx context.Context, namespace, dir string) (map
 			kinds[n][app["app"]] = true
 		}
 	}
-	err := inPages(func(o metav1.ListOptions) (string, error) {
-		o.LabelSelector = rookDaemons
-		deployments, err := l.api.AppsV1().Deployments(namespace).List(ctx, o)
-		if err != nil {
-			return "", l.translate(err)
-		}
-		for i := range deployments.Items {
-			note(deployments.Items[i].Labels, &deployments.Items[i].Spec.Template.Spec)
-		}
-		return deployments.Continue, nil
-	})
+	deployments, pods, err := l.rookWorkloads(ctx, namespace)
 	if err != nil {
-		return nil, fmt.Errorf("list deployments: %w", err)
+		return nil, err
 	}
-	err = inPages(func(o metav1.ListOptions) (string, error) {
-		o.LabelSelector = rookDaemons
-		pods, err := l.api.CoreV1().Pods(namespace).List(ctx, o)
-		if err != nil {
-			return "", l.translate(err)
+	for _, d := range deployments {
+		note(d.Labels, &d.Spec.Template.Spec)
+	}
+	for _, p := range pods {
+		if !finished(p) {
+			note(p.Labels, &p.Spec)
 		}
-		for i := range pods.Items {
-			if !finished(&pods.Items[i]) {
-				note(pods.Items[i].Labels, &pods.Items[i].Spec)
-			}
-		}
-		return pods.Continue, nil
-	})
-	if err != nil {
-		return nil, fmt.Errorf("list pods: %w", err)
 	}
 	return kinds, nil
+}
+
+// rookWorkloads lists the Deployments and the pods of Rook's monitors and OSDs in a namespace.
+func (c *Client) rookWorkloads(ctx context.Context, namespace string) (deployments []*appsv1.Deployment, pods []*corev1.Pod, err error) {
+	list := func(o metav1.ListOptions) (*appsv1.DeploymentList, error) {
+		o.LabelSelector = rookDaemons
+		return c.api.AppsV1().Deployments(namespace).List(ctx, o)
+	}
+	err = each(c, "deployments", list, func() { deployments = nil }, func(d *appsv1.Deployment) { deployments = append(deployments, d) })
+	if err != nil {
+		return nil, nil, err
+	}
+	selected := metav1.ListOptions{LabelSelector: rookDaemons}
+	err = c.eachPod(ctx, namespace, selected, func() { pods = nil }, func(p *corev1.Pod) { pods = append(pods, p) })
+	return deployments, pods, err
 }
 
 // keepsState reports whether the pod has a directory at or below dir that is not

@@ -3,7 +3,6 @@ package kube
 import (
 	"cmp"
 	"context"
-	"fmt"
 	"maps"
 	"slices"
 
@@ -48,41 +47,17 @@ func (d cephDaemons) serves(node string) bool {
 // cephDaemons reads the OSDs and monitors of a namespace. A Deployment ties a daemon to its node by the hostname; one on
 // a claim is where its pod is.
 func (c *Client) cephDaemons(ctx context.Context, namespace string) (cephDaemons, error) {
+	deployments, pods, err := c.rookWorkloads(ctx, namespace)
+	if err != nil {
+		return cephDaemons{}, err
+	}
 	known := map[cephID]cephDaemon{}
-	var pods []corev1.Pod
-	err := inPages(func(o metav1.ListOptions) (string, error) {
-		if o.LabelSelector = rookDaemons; o.Continue == "" {
-			clear(known)
-		}
-		list, err := c.api.AppsV1().Deployments(namespace).List(ctx, o)
-		if err != nil {
-			return "", c.translate(err)
-		}
-		for _, d := range list.Items {
-			id := cephIDOf(d.ObjectMeta)
-			known[id] = cephDaemon{id: id.id, node: d.Spec.Template.Spec.NodeSelector[corev1.LabelHostname], ready: d.Status.AvailableReplicas > 0, labels: d.Labels}
-		}
-		return list.Continue, nil
-	})
-	if err != nil {
-		return cephDaemons{}, fmt.Errorf("list deployments: %w", err)
+	for _, d := range deployments {
+		id := cephIDOf(d.ObjectMeta)
+		known[id] = cephDaemon{id: id.id, node: d.Spec.Template.Spec.NodeSelector[corev1.LabelHostname], ready: d.Status.AvailableReplicas > 0, labels: d.Labels}
 	}
-	err = inPages(func(o metav1.ListOptions) (string, error) {
-		if o.LabelSelector = rookDaemons; o.Continue == "" {
-			pods = nil
-		}
-		list, err := c.api.CoreV1().Pods(namespace).List(ctx, o)
-		if err != nil {
-			return "", c.translate(err)
-		}
-		pods = append(pods, list.Items...)
-		return list.Continue, nil
-	})
-	if err != nil {
-		return cephDaemons{}, fmt.Errorf("list pods: %w", err)
-	}
-	for i := range pods {
-		place(known, &pods[i])
+	for _, p := range pods {
+		place(known, p)
 	}
 	var d cephDaemons
 	for _, id := range slices.SortedFunc(maps.Keys(known), func(a, b cephID) int { return cmp.Or(cmp.Compare(a.app, b.app), cmp.Compare(a.id, b.id)) }) {

@@ -22,21 +22,9 @@ func (c *Client) ServedUsers(ctx context.Context) ([]cluster.ServedUser, error) 
 		return nil, err
 	}
 	var users []cluster.ServedUser
-	err = inPages(func(o metav1.ListOptions) (string, error) {
-		pods, err := c.api.CoreV1().Pods("").List(ctx, o)
-		if err != nil {
-			return "", c.translate(err)
-		}
-		if o.Continue == "" {
-			users = nil
-		}
-		for i := range pods.Items {
-			users = append(users, servedUsers(&pods.Items[i], claims)...)
-		}
-		return pods.Continue, nil
-	})
+	err = c.eachPod(ctx, "", metav1.ListOptions{}, func() { users = nil }, func(p *corev1.Pod) { users = append(users, servedUsers(p, claims)...) })
 	if err != nil {
-		return nil, fmt.Errorf("list pods: %w", err)
+		return nil, err
 	}
 	slices.SortFunc(users, func(a, b cluster.ServedUser) int {
 		return cmp.Or(cmp.Compare(a.Pod, b.Pod), cmp.Compare(a.Volume, b.Volume))
@@ -50,24 +38,13 @@ type served struct{ name, what, access, trouble string }
 // servedClaims are the volumes of servers by their claims, "namespace/name", with the errors of attaching them.
 func (c *Client) servedClaims(ctx context.Context) (map[string]served, error) {
 	claims := map[string]served{}
-	err := inPages(func(o metav1.ListOptions) (string, error) {
-		list, err := c.api.CoreV1().PersistentVolumes().List(ctx, o)
-		if err != nil {
-			return "", c.translate(err)
+	err := c.eachVolume(ctx, func() { clear(claims) }, func(pv *corev1.PersistentVolume) {
+		if access := accessOf(pv); access != "" && pv.Spec.ClaimRef != nil {
+			claims[pv.Spec.ClaimRef.Namespace+"/"+pv.Spec.ClaimRef.Name] = served{name: pv.Name, what: "PersistentVolume " + pv.Name, access: access}
 		}
-		if o.Continue == "" {
-			clear(claims)
-		}
-		for i := range list.Items {
-			pv := &list.Items[i]
-			if access := accessOf(pv); access != "" && pv.Spec.ClaimRef != nil {
-				claims[pv.Spec.ClaimRef.Namespace+"/"+pv.Spec.ClaimRef.Name] = served{name: pv.Name, what: "PersistentVolume " + pv.Name, access: access}
-			}
-		}
-		return list.Continue, nil
 	})
 	if err != nil {
-		return nil, fmt.Errorf("list persistent volumes: %w", err)
+		return nil, err
 	}
 	if len(claims) == 0 {
 		return claims, nil

@@ -46,25 +46,12 @@ func (c *Client) AttachedVolumes(ctx context.Context, node string) ([]cluster.At
 
 // PodVolumes lists the handles of all volumes of Proxmox' CSI driver.
 func (c *Client) PodVolumes(ctx context.Context) (handles []string, err error) {
-	err = inPages(func(o metav1.ListOptions) (string, error) {
-		list, err := c.api.CoreV1().PersistentVolumes().List(ctx, o)
-		if err != nil {
-			return "", c.translate(err)
+	err = c.eachVolume(ctx, func() { handles = nil }, func(pv *corev1.PersistentVolume) {
+		if csi := pv.Spec.CSI; csi != nil && csi.Driver == proxmoxDriver {
+			handles = append(handles, csi.VolumeHandle)
 		}
-		if o.Continue == "" {
-			handles = nil
-		}
-		for i := range list.Items {
-			if csi := list.Items[i].Spec.CSI; csi != nil && csi.Driver == proxmoxDriver {
-				handles = append(handles, csi.VolumeHandle)
-			}
-		}
-		return list.Continue, nil
 	})
-	if err != nil {
-		return nil, fmt.Errorf("list persistent volumes: %w", err)
-	}
-	return handles, nil
+	return handles, err
 }
 
 // stayingUsers returns the pods that a drain leaves on the node, by the claims that they use.
