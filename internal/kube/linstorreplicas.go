@@ -31,51 +31,57 @@ type linstorCluster struct {
 	} `json:"spec"`
 }
 
-// linstorController is LINSTOR's controller; away says why it can't be asked, and how that ends.
-func (c *Client) linstorController(ctx context.Context) (controller linstor.Controller, away, ends string, err error) {
+// noController says why there is no controller of LINSTOR that can be asked, and how that ends.
+type noController struct{ why, ends string }
+
+func (e noController) Error() string { return e.why }
+
+// errNoCluster says that Piraeus is installed without a LINSTOR.
+var errNoCluster = noController{why: "there is no LinstorCluster"}
+
+// linstorController is LINSTOR's controller; without one the error is a noController.
+func (c *Client) linstorController(ctx context.Context) (controller linstor.Controller, err error) {
 	clusters, err := listCustom[linstorCluster](ctx, c, piraeusVersion.WithResource("linstorclusters"), "")
 	if err != nil {
-		return controller, "", "", err
+		return controller, err
 	}
 	if len(clusters) == 0 {
-		return controller, "", "", errNoCluster
+		return controller, errNoCluster
 	}
 	switch spec := clusters[0].Spec; {
 	case spec.External != nil:
-		return controller, foreign.Line("its controller is outside of the cluster (" + spec.External.URL + "), and recast reads only one inside"), linstorElse, nil
+		return controller, noController{foreign.Line("its controller is outside of the cluster (" + spec.External.URL + "), and recast reads only one inside"), linstorElse}
 	case spec.TLS != nil:
 		// It redirects every request to a port that asks for a client certificate (initGrizzly in linstor-server,
 		// GrizzlyHttpService.java), and the API server's proxy has none.
-		return controller, "its API asks for a client certificate (spec.apiTLS of the LinstorCluster), and the API server's proxy has none", linstorElse, nil
+		return controller, noController{"its API asks for a client certificate (spec.apiTLS of the LinstorCluster), and the API server's proxy has none", linstorElse}
 	}
 	at, found, err := c.findService(ctx, linstorLabel, linstorPort)
 	if err == nil && !found {
-		away = "there is no Service with " + linstorLabel
+		err = noController{why: "there is no Service with " + linstorLabel}
 	}
-	return linstor.Controller{Get: at.get, Put: at.put, Place: at.place()}, away, "", err
+	return linstor.Controller{Get: at.get, Put: at.put, Place: at.place()}, err
 }
-
-// errNoCluster says that Piraeus is installed without a LINSTOR.
-var errNoCluster = errors.New("there is no LinstorCluster")
 
 // linstorReplicas reads the volumes of the LINSTOR that Piraeus runs. While that can't be read, every node with a
 // satellite may have some.
 func (c *Client) linstorReplicas(ctx context.Context, _ schema.GroupVersion) (s replica.System, err error) {
 	s = replica.System{Name: linstor.Name}
-	controller, away, ends, err := c.linstorController(ctx)
+	controller, err := c.linstorController(ctx)
+	none, away := errors.AsType[noController](err)
 	switch {
-	case errors.Is(err, errNoCluster):
+	case none == errNoCluster:
 		return s, nil
-	case err != nil:
+	case err != nil && !away:
 		return s, err
-	case away == "":
+	case !away:
 		read, err := controller.System(ctx)
 		if !errors.Is(err, errSilent) {
 			return read, err
 		}
-		away = foreign.Line(err.Error())
+		none.why = foreign.Line(err.Error())
 	}
-	s.Away, s.Return = away, ends
+	s.Away, s.Return = none.why, none.ends
 	satellites, err := listCustom[linstorSatellite](ctx, c, piraeusVersion.WithResource("linstorsatellites"), "")
 	for _, satellite := range satellites {
 		s.Holders = append(s.Holders, satellite.Metadata.Name)
@@ -85,22 +91,16 @@ func (c *Client) linstorReplicas(ctx context.Context, _ schema.GroupVersion) (s 
 
 // linstorHeld reads how long LINSTOR waits. Where it can't be asked, recast has changed nothing.
 func (c *Client) linstorHeld(ctx context.Context) ([]replica.Setting, error) {
-	controller, away, _, err := c.linstorController(ctx)
-	if errors.Is(err, errNoCluster) || err == nil && away != "" {
+	settings, err := c.linstorSettings(ctx)
+	if _, away := errors.AsType[noController](err); away {
 		return nil, nil
 	}
-	if err != nil {
-		return nil, err
-	}
-	return controller.Settings(ctx)
+	return settings, err
 }
 
 // linstorSettings reads how long LINSTOR waits, to change it.
 func (c *Client) linstorSettings(ctx context.Context) ([]replica.Setting, error) {
-	controller, away, _, err := c.linstorController(ctx)
-	if err == nil && away != "" {
-		err = errors.New(away)
-	}
+	controller, err := c.linstorController(ctx)
 	if err != nil {
 		return nil, err
 	}
