@@ -17,6 +17,12 @@ const (
 // PatchConfig edits the installer, install disk, hostname and Kubernetes versions
 // where the configuration has them. A document that needs no edit keeps its bytes;
 // an edited one keeps all of its other keys and values, which is checked.
+//
+// Talos' configpatcher applies the patches that users write (internal/machineconfig), but can't do this: it decodes all
+// documents and encodes them again. Of "type: worker # a worker" it drops the comment; it adds version: "" and
+// certSANs: [], which nobody has set; a document of a kind that came after recast's release, such as
+// "kind: LaterConfig", it refuses, where the node's own Talos knows it; and it merges a diskSelector into the one that is
+// there, so that {wwid: x} over {type: nvme} asks for both (TestConfigpatcher).
 func (*Client) PatchConfig(config cluster.Secret, p cluster.ConfigPatch) (cluster.Secret, error) {
 	if p == (cluster.ConfigPatch{Talos: p.Talos}) {
 		return nil, fault.MachineConfig.Refusedf("neither installer nor disk nor hostname nor Kubernetes is given")
