@@ -76,10 +76,8 @@ func WriteAdopt(w io.Writer, format string, res adopt.Result) error {
 		for _, n := range res.Nodes {
 			rows = append(rows, []string{n.Name, cmp.Or(n.Role, "role not told"), fmt.Sprintf("VM %d on %s", n.VMID, n.Host), cmp.Or(n.Class, "no class"), strings.Join(n.Disks, ", ")})
 		}
-		drawRows(p, rows)
-		for _, left := range res.Left {
-			p.wrapped("  left out: ", "    ", left)
-		}
+		p.pasted("  ", rows)
+		p.wrapped("  left out: ", "    ", res.Left...)
 		if len(res.Questions) > 0 {
 			p.line("")
 			p.line("%s (recast.yaml has them as comments):", p.paint(bold, "What the JSON does not say, and what does"))
@@ -116,7 +114,7 @@ func drawKeep(p *page, keep []adopt.Keep) {
 		drawBlock(p, k.Removed)
 	}
 	p.line("")
-	drawRows(p, [][]string{
+	p.pasted("  ", [][]string{
 		{"", "ignore_changes", "removed"},
 		{"Terraform still manages", "cores, memory, network, tags", "nothing of the VM"},
 		{"disks, image, new nodes", "in recast.yaml", "in recast.yaml"},

@@ -24,9 +24,7 @@ func WriteBackup(w io.Writer, format string, res pipeline.BackupResult) error {
 }
 
 func drawWarnings(p *page, texts []string) {
-	for _, text := range texts {
-		p.wrapped("  "+p.paint(yellow, "warning")+"   ", "            ", text)
-	}
+	p.wrapped("  "+p.paint(yellow, "warning")+"   ", "            ", texts...)
 }
 
 // WriteRestore prints what a restore will do, or has done.
@@ -63,9 +61,7 @@ func WriteRestore(w io.Writer, format string, rep pipeline.RestoreReport) error 
 
 // drawAfterwards lists what a person still has to do.
 func drawAfterwards(p *page, texts []string) {
-	for _, text := range texts {
-		p.wrapped("afterwards: ", "  ", text)
-	}
+	p.wrapped("afterwards: ", "  ", texts...)
 }
 
 func drawSnapshot(p *page, s etcd.Snapshot) {

@@ -3,6 +3,7 @@ package ui
 import (
 	"fmt"
 	"io"
+	"slices"
 
 	"github.com/recast-sh/recast/internal/foreign"
 	"github.com/recast-sh/recast/pipeline/configs"
@@ -35,18 +36,9 @@ func drawConfigDiff(p *page, d configs.Diff) {
 		state, colour = "reset", yellow
 	}
 	p.line("%s %s", p.paint(colour, fmt.Sprintf("%-7s", state)), d.Node)
-	for _, reason := range d.Unread {
-		p.wrapped("    ", "      ", foreign.Line(reason))
-	}
-	for _, reason := range d.Refused {
-		p.wrapped("    ", "      ", foreign.Line(reason))
-	}
-	for _, c := range d.Changes {
-		p.wrapped("    ", "      ", foreign.Line(drawChange(c)))
-	}
-	for _, note := range d.Notes {
-		p.wrapped("    ", "      ", note)
-	}
+	p.wrapped("    ", "      ", each(slices.Concat(d.Unread, d.Refused), foreign.Line)...)
+	p.changes("    ", d.Changes)
+	p.wrapped("    ", "      ", d.Notes...)
 }
 
 func configSum(res configs.Diffs) string {

@@ -22,7 +22,7 @@ func WriteDoctor(w io.Writer, format string, res checkup.Result) error {
 					p.line("")
 				}
 				group = c.Group
-				p.line("%s", p.paint(bold, group))
+				p.heading(group)
 			}
 			count[c.State]++
 			drawCheck(p, c)
@@ -43,9 +43,7 @@ func drawCheck(p *page, c checkup.Check) {
 	if c.State == checkup.OK {
 		return // optional privileges are only in the JSON
 	}
-	for _, r := range c.Remedy {
-		p.wrapped("            → ", "              ", r)
-	}
+	p.wrapped("            → ", "              ", c.Remedy...)
 }
 
 // drawAssessment prints the reasons against each strategy for the node of a check: once

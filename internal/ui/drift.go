@@ -28,7 +28,7 @@ func drawDrifts(p *page, res pipeline.DriftResult) {
 	var columns table
 	alike := map[string][]string{}
 	for _, d := range res.Nodes {
-		columns.fit(driftRow(p, d)...)
+		columns.fit(widest, driftRow(p, d))
 		if plain(d) {
 			alike[runs(d)] = append(alike[runs(d)], d.Node)
 		}
@@ -52,9 +52,7 @@ func drawDrifts(p *page, res pipeline.DriftResult) {
 	if res.HeldUnread != "" {
 		p.wrapped(p.paint(yellow, "what is held back could not be read: "), "  ", res.HeldUnread)
 	}
-	for _, h := range hints(res.Nodes) {
-		p.wrapped("next: ", "      ", h)
-	}
+	p.next(hints(res.Nodes)...)
 }
 
 // plain says whether a node is in sync without notes.
@@ -91,15 +89,9 @@ func stateOf(p *page, d observe.Drift) string {
 }
 
 func drawDrift(p *page, d observe.Drift) {
-	for _, r := range d.Reasons {
-		p.wrapped("    ", "      ", foreign.Line(r.Text))
-	}
-	for _, u := range d.Unread {
-		p.wrapped("    "+p.paint(red, "unread:")+" ", "      ", u)
-	}
-	for _, n := range d.Notes {
-		p.wrapped("    note: ", "      ", n)
-	}
+	p.wrapped("    ", "      ", each(d.Reasons, func(r cluster.Reason) string { return foreign.Line(r.Text) })...)
+	p.wrapped("    "+p.paint(red, "unread:")+" ", "      ", d.Unread...)
+	p.wrapped("    note: ", "      ", d.Notes...)
 }
 
 // driftSum summarizes the states of the nodes.

@@ -25,19 +25,17 @@ func drawExplanation(p *page, e survey.Explanation) {
 	drawStrategies(p, e)
 	drawFates(p, e)
 	drawSteps(p, e)
-	for _, text := range afterExplanation(e) {
-		p.wrapped("next: ", "      ", text)
-	}
+	p.next(afterExplanation(e)...)
 }
 
 // drawTurn prints the node's row and facts from the plan, and its turn.
 func drawTurn(p *page, e survey.Explanation) {
 	n := e.Plan
+	row := idleRow
 	if acts(n) {
-		p.row(tableOf(nodeRow(p, n)), "", nodeRow(p, n)...)
-	} else {
-		p.row(tableOf(idleRow(p, n)), "", idleRow(p, n)...)
+		row = nodeRow
 	}
+	p.rows("", [][]string{row(p, n)}, nil)
 	if e.Turn > 0 {
 		turn := fmt.Sprintf("%d of %s to be rolled", e.Turn, counted(e.Of, "node"))
 		if b := e.Batch; b != nil {
@@ -66,21 +64,17 @@ func drawComparison(p *page, e survey.Explanation) {
 	if len(e.Compared) == 0 {
 		return
 	}
-	p.line("%s", p.paint(bold, "wanted and found"))
-	var columns table
-	rows := make([][]string, len(e.Compared))
-	for i, c := range e.Compared {
+	p.heading("wanted and found")
+	var rows [][]string
+	for _, c := range e.Compared {
 		state, text := p.paint(green, "same"), foreign.Line(c.Found)
 		if !c.Same {
 			state = p.paint(yellow, "differs")
 			text = shorter(cmp.Or(c.Found, "none known")) + " → " + shorter(cmp.Or(c.Wanted, "none"))
 		}
-		rows[i] = []string{state, c.What, shorter(text)}
-		columns.fit(rows[i]...)
+		rows = append(rows, []string{state, c.What, shorter(text)})
 	}
-	for _, row := range rows {
-		p.row(columns, "  ", row...)
-	}
+	p.rows("  ", rows, nil)
 	p.line("")
 }
 
@@ -106,20 +100,18 @@ func drawStrategies(p *page, e survey.Explanation) {
 	} else {
 		heading += fmt.Sprintf(": %s is configured", e.Asked)
 	}
-	p.line("%s", p.paint(bold, heading))
-	var columns table
+	p.heading(heading)
+	var rows [][]string
 	for _, s := range e.Strategies {
-		columns.fit(strategyRow(p, s)...)
+		rows = append(rows, strategyRow(p, s))
 	}
-	for _, s := range e.Strategies {
-		p.row(columns, "  ", strategyRow(p, s)...)
-		for _, text := range s.Against {
-			p.wrapped("      ", "        ", text)
-		}
+	p.rows("  ", rows, func(row int) {
+		s := e.Strategies[row]
+		p.wrapped("      ", "        ", s.Against...)
 		for _, text := range s.WillLose {
 			p.wrapped("      ", "        ", p.paint(red, factLost+": "+strings.TrimSuffix(foreign.Line(text), " will be lost")))
 		}
-	}
+	})
 	p.line("")
 }
 
@@ -137,10 +129,9 @@ func drawFates(p *page, e survey.Explanation) {
 	if len(e.Disks) == 0 {
 		return
 	}
-	p.line("%s", p.paint(bold, "disks"))
-	var columns table
-	rows := make([][]string, len(e.Disks))
-	for i, d := range e.Disks {
+	p.heading("disks")
+	var rows [][]string
+	for _, d := range e.Disks {
 		size := d.Size
 		if d.NewSize != "" {
 			size += " → " + d.NewSize
@@ -152,12 +143,9 @@ func drawFates(p *page, e survey.Explanation) {
 		if d.Where != "" {
 			does += "; now " + d.Where
 		}
-		rows[i] = []string{d.Key, d.Volid, size, p.paint(fateColour(d.Fate), does)}
-		columns.fit(rows[i]...)
+		rows = append(rows, []string{d.Key, d.Volid, size, p.paint(fateColour(d.Fate), does)})
 	}
-	for _, row := range rows {
-		p.row(columns, "  ", row...)
-	}
+	p.rows("  ", rows, nil)
 	p.line("")
 }
 
@@ -175,18 +163,14 @@ func drawSteps(p *page, e survey.Explanation) {
 	if len(e.Steps) == 0 {
 		return
 	}
-	p.line("%s", p.paint(bold, "steps"))
-	var columns table
-	rows := make([][]string, len(e.Steps))
+	p.heading("steps")
+	var rows [][]string
 	from := ""
 	for i, s := range e.Steps {
-		rows[i] = []string{fmt.Sprintf("%2d", i+1), p.paint(riskColour(s.Risk), s.Path), s.Title + lasts(s)}
-		columns.fit(rows[i]...)
+		rows = append(rows, []string{fmt.Sprintf("%2d", i+1), p.paint(riskColour(s.Risk), s.Path), s.Title + lasts(s)})
 		from = cmp.Or(from, s.SecondsFrom)
 	}
-	for _, row := range rows {
-		p.row(columns, "  ", row...)
-	}
+	p.rows("  ", rows, nil)
 	if from != "" {
 		p.wrapped("  ", "    ", "Times are those of "+from+"; a step without one took less than a second, or did not occur there.")
 	} else {

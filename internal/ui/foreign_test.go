@@ -50,7 +50,7 @@ func TestColoursAreOurs(t *testing.T) {
 	var out bytes.Buffer
 	p := &page{w: &out, colour: true}
 	p.line("%s %s", p.paint(red, "lost:"), words)
-	p.row(tableOf([]string{words}), "", p.paint(red, words), words)
+	p.row(tableOf(widest, []string{words}), "", p.paint(red, words), words)
 	p.wrapped(p.paint(red, "lost:")+" ", "  ", words)
 	const want = "\x1b[31mlost:\x1b[0m disk is fine safe: all of it\n" +
 		"\x1b[31mdisk is fine safe: all of it\x1b[0m  disk is fine safe: all of it\n" +

@@ -10,19 +10,6 @@ import (
 	"github.com/recast-sh/recast/internal/words"
 )
 
-// drawGates prints the user's gates.
-func drawGates(p *page, plan planning.Plan) {
-	lines := gateLines(plan)
-	if len(lines) == 0 {
-		return
-	}
-	p.wrapped("", "  ", p.paint(bold, "gates: checked before each node, and when it is back"))
-	for _, text := range lines {
-		p.wrapped("  ", "    ", text)
-	}
-	p.line("")
-}
-
 // gateLines returns the gates of a plan that does something.
 func gateLines(plan planning.Plan) []string {
 	if !slices.ContainsFunc(plan.Nodes, func(n planning.NodePlan) bool { return n.Strategy != "" }) {
@@ -44,19 +31,6 @@ func gateLines(plan planning.Plan) []string {
 		lines = append(lines, text)
 	}
 	return lines
-}
-
-// drawStorage prints the storage systems whose volumes are looked at.
-func drawStorage(p *page, plan planning.Plan) {
-	lines := storageLines(plan)
-	if len(lines) == 0 {
-		return
-	}
-	p.wrapped("", "  ", p.paint(bold, storageHeading))
-	for _, text := range lines {
-		p.wrapped("  ", "    ", text)
-	}
-	p.line("")
 }
 
 const storageHeading = "storage: no node goes that has the only healthy replica of a volume; it is back once its volumes are whole"

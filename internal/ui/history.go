@@ -3,9 +3,7 @@ package ui
 import (
 	"fmt"
 	"io"
-	"strings"
 	"time"
-	"unicode/utf8"
 
 	"github.com/recast-sh/recast/internal/story"
 	"github.com/recast-sh/recast/pipeline/past"
@@ -96,24 +94,20 @@ func (r HistoryRun) Mood() Mood { return moodOf(colourOfResult(r.Result)) }
 // WriteHistory prints the past runs.
 func WriteHistory(w io.Writer, format string, h History) error {
 	return write(w, format, h, func(p *page) {
-		rows := [][]string{historyColumns}
-		for _, r := range h.Runs {
-			rows = append(rows, r.Cells())
-		}
+		var rows [][]string
 		if len(h.Runs) > 0 {
-			drawColumns(p, rows, func(row, column int, text string) string {
-				switch {
-				case row == 0:
-					return p.paint(bold, text)
-				case column == 3:
-					return p.paint(colourOfResult(h.Runs[row-1].Result), text)
-				}
-				return text
-			})
+			rows = append(rows, each(historyColumns, func(title string) string { return p.paint(bold, title) }))
 		}
-		for _, problem := range h.Problems {
-			p.wrapped(p.paint(red, "could not be read: "), "  ", problem)
+		for _, r := range h.Runs {
+			row := r.Cells()
+			row[3] = p.paint(colourOfResult(r.Result), row[3])
+			if r.What == "" {
+				row = row[:len(row)-1]
+			}
+			rows = append(rows, row)
 		}
+		p.pasted("", rows)
+		p.wrapped(p.paint(red, "could not be read: "), "  ", h.Problems...)
 		switch {
 		case len(h.Runs) == 0:
 			p.line("no run is known: recast status shows what others have left in Proxmox")
@@ -152,24 +146,3 @@ func orDash(seconds int) string {
 }
 
 func inWords(seconds int) string { return (time.Duration(seconds) * time.Second).String() }
-
-// drawColumns prints rows with aligned columns; paint gets the padded text.
-func drawColumns(p *page, rows [][]string, paint func(row, column int, text string) string) {
-	widths := make([]int, len(rows[0]))
-	for _, row := range rows {
-		for i, text := range row {
-			widths[i] = max(widths[i], utf8.RuneCountInString(text))
-		}
-	}
-	for n, row := range rows {
-		var b strings.Builder
-		for i, text := range row {
-			pad := strings.Repeat(" ", widths[i]-utf8.RuneCountInString(text)+2)
-			if i == len(row)-1 {
-				pad = ""
-			}
-			b.WriteString(paint(n, i, text) + pad)
-		}
-		p.line("%s", strings.TrimRight(b.String(), " "))
-	}
-}

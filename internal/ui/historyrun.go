@@ -85,13 +85,6 @@ func Tell(r past.Run, s story.Story, report string, hide func(string) string) Ru
 	return told
 }
 
-func each(texts []string, hide func(string) string) (out []string) {
-	for _, text := range texts {
-		out = append(out, hide(text))
-	}
-	return out
-}
-
 func whole(d time.Duration) int { return int(d.Round(time.Second).Seconds()) }
 
 // WriteRun prints one past run.
@@ -111,9 +104,7 @@ func WriteRun(w io.Writer, format string, r RunTold) error {
 			p.wrapped("  "+p.paint(red, "error: "), "      ", r.Error)
 		}
 		drawHooked(p, r.Hooks)
-		for _, problem := range r.Problems {
-			p.wrapped("  "+p.paint(red, "could not be read: "), "      ", problem)
-		}
+		p.wrapped("  "+p.paint(red, "could not be read: "), "      ", r.Problems...)
 		if r.Report != "" {
 			p.line("report: %s", r.Report)
 		} else {
@@ -155,9 +146,7 @@ func drawAbout(p *page, r RunTold) {
 	if a := r.About; a != nil {
 		for _, c := range a.Changes {
 			p.line("  schematic %s: build %s → %s", c.Schematic, orNone(words.Short(c.OldBuild)), orNone(words.Short(c.NewBuild)))
-			for _, reason := range c.Reasons {
-				p.wrapped("    ", "      ", reason)
-			}
+			p.wrapped("    ", "      ", c.Reasons...)
 		}
 	}
 	done, planned := r.Counted()
@@ -190,7 +179,5 @@ func drawTold(p *page, t TurnTold) {
 	if t.Error != "" && t.Status == "failed" {
 		p.wrapped("      "+p.paint(red, "error: "), "        ", t.Error)
 	}
-	for _, h := range t.Hints {
-		p.wrapped("      hint: ", "        ", h)
-	}
+	p.wrapped("      hint: ", "        ", t.Hints...)
 }

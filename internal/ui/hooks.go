@@ -16,19 +16,6 @@ var hookPoints = map[cluster.HookPoint]string{
 	cluster.BeforeNode: "before each node", cluster.AfterNode: "when each node is back",
 }
 
-// drawHooks prints the user's hooks.
-func drawHooks(p *page, plan planning.Plan) {
-	lines := hookLines(plan)
-	if len(lines) == 0 {
-		return
-	}
-	p.wrapped("", "  ", p.paint(bold, "hooks: one that fails stops the roll"))
-	for _, text := range lines {
-		p.wrapped("  ", "    ", text)
-	}
-	p.line("")
-}
-
 // hookLines returns the hooks of a plan that does something.
 func hookLines(plan planning.Plan) []string {
 	if !slices.ContainsFunc(plan.Nodes, func(n planning.NodePlan) bool { return n.Strategy != "" }) {

@@ -33,9 +33,7 @@ func WriteInit(w io.Writer, format string, res setup.InitResult) error {
 			}
 			p.wrapped("", "  ", fmt.Sprintf("schematic %s (%s): %s", s.Name, strings.Join(s.Nodes, ", "), extensions))
 		}
-		for _, warning := range res.Warnings {
-			p.wrapped(p.paint(yellow, "note: "), "      ", warning)
-		}
+		p.wrapped(p.paint(yellow, "note: "), "      ", res.Warnings...)
 		p.line("")
 		p.line("written to %s: %s", filepath.Clean(res.Dir), strings.Join(res.Files, ", "))
 		if res.New {
@@ -82,28 +80,7 @@ func drawInitNodes(p *page, nodes []setup.InitNode) {
 		}
 		rows = append(rows, []string{n.Name, n.Role(), vm, n.Firmware, n.Schematic, n.Disks()})
 	}
-	drawRows(p, rows)
-}
-
-// drawRows prints rows whose cells are aligned.
-func drawRows(p *page, rows [][]string) {
-	widths := map[int]int{}
-	for _, row := range rows {
-		for i, cell := range row {
-			widths[i] = max(widths[i], columns(cell))
-		}
-	}
-	for _, row := range rows {
-		var line strings.Builder
-		line.WriteString(" ")
-		for i, cell := range row {
-			line.WriteString(" " + cell)
-			if i < len(row)-1 {
-				line.WriteString(strings.Repeat(" ", widths[i]-columns(cell)+1))
-			}
-		}
-		p.line("%s", line.String())
-	}
+	p.pasted("  ", rows)
 }
 
 // drawInitDrift prints what recast drift will report, and what that means if recast did not
@@ -111,8 +88,7 @@ func drawRows(p *page, rows [][]string) {
 func drawInitDrift(p *page, res setup.InitResult) {
 	p.line("")
 	in, unknown := 0, false
-	nodes := map[string][]string{} // by their text
-	var said []string
+	var stale group
 	for _, d := range res.Drift {
 		if !d.Stale {
 			in++
@@ -123,19 +99,13 @@ func drawInitDrift(p *page, res setup.InitResult) {
 			reasons = append(reasons, foreign.Line(r.Text))
 			unknown = unknown || r.Code == "unknown-build"
 		}
-		text := strings.Join(reasons, "\n")
-		if nodes[text] == nil {
-			said = append(said, text)
-		}
-		nodes[text] = append(nodes[text], d.Node)
+		stale.add(strings.Join(reasons, "\n"), d.Node)
 	}
-	for _, text := range said {
-		p.wrapped(p.paint(yellow, "stale")+"  ", "       ", strings.Join(nodes[text], ", "))
-		for reason := range strings.SplitSeq(text, "\n") {
-			p.wrapped("    ", "      ", reason)
-		}
+	for _, text := range stale.texts {
+		p.wrapped(p.paint(yellow, "stale")+"  ", "       ", strings.Join(stale.names[text], ", "))
+		p.wrapped("    ", "      ", strings.Split(text, "\n")...)
 	}
-	if in > 0 || len(said) == 0 {
+	if in > 0 || len(stale.texts) == 0 {
 		p.line("%d of %s run exactly what recast.lock says", in, counted(len(res.Drift), "node"))
 	}
 	if unknown {

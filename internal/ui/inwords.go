@@ -2,7 +2,6 @@ package ui
 
 import (
 	"slices"
-	"strings"
 
 	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/cluster/planning"
@@ -133,13 +132,6 @@ func factWords(facts []fact, hide func(string) string) (out []FactWords) {
 		out = append(out, FactWords{moodOf(f.colour()), f.label, hide(f.text)})
 	}
 	return out
-}
-
-// textOf is what draw prints, without colours.
-func textOf(draw func(*page)) string {
-	var text strings.Builder
-	draw(&page{w: &text})
-	return strings.TrimSpace(text.String())
 }
 
 // StatusWords is the status of a cluster.

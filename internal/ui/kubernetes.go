@@ -32,13 +32,9 @@ func drawKubernetesPlan(p *page, plan kubeupgrade.Plan) {
 		drawComponent(p, plan, c)
 	}
 	for _, n := range plan.Nodes {
-		for _, what := range n.Lacks {
-			p.wrapped("  waits for "+n.Node+": ", "    ", what)
-		}
+		p.wrapped("  waits for "+n.Node+": ", "    ", n.Lacks...)
 	}
-	for _, text := range plan.Refused {
-		p.wrapped("  "+p.paint(red, "refused: "), "    ", text)
-	}
+	p.wrapped("  "+p.paint(red, "refused: "), "    ", plan.Refused...)
 	drawWarnings(p, plan.Warn)
 	if plan.LeftOver != "" && len(plan.Refused) == 0 {
 		p.wrapped("  afterwards: ", "    ", plan.LeftOver)

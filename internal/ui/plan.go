@@ -35,7 +35,7 @@ func drawChanges(p *page, plan planning.Plan) {
 	var columns table
 	for _, n := range plan.Nodes {
 		if acts(n) {
-			columns.fit(nodeRow(p, n)...)
+			columns.fit(widest, nodeRow(p, n))
 		}
 	}
 	for _, phase := range phases(plan) {
@@ -56,21 +56,15 @@ func drawChanges(p *page, plan planning.Plan) {
 
 // drawChecks prints what a roll does and checks beside the nodes.
 func drawChecks(p *page, plan planning.Plan) {
-	for _, text := range plan.Surge.Lines() {
-		p.wrapped("surge: ", "  ", text)
-	}
-	drawGates(p, plan)
-	drawStorage(p, plan)
-	drawHooks(p, plan)
+	p.wrapped("surge: ", "  ", plan.Surge.Lines()...)
+	p.list("gates: checked before each node, and when it is back", gateLines(plan))
+	p.list(storageHeading, storageLines(plan))
+	p.list("hooks: one that fails stops the roll", hookLines(plan))
 }
 
 func drawPlanWarnings(p *page, plan planning.Plan) {
-	for _, text := range plan.Warn {
-		p.wrapped(p.paint(yellow, "warning: "), "  ", text)
-	}
-	for _, text := range plan.Kubernetes {
-		p.wrapped("beside this: ", "  ", text)
-	}
+	p.wrapped(p.paint(yellow, "warning: "), "  ", plan.Warn...)
+	p.wrapped("beside this: ", "  ", plan.Kubernetes...)
 }
 
 func drawPlanToRecreate(p *page, plan planning.Plan) {
@@ -83,16 +77,12 @@ func drawRehearsal(p *page, plan planning.Plan) {
 	if len(plan.Scratch)+len(plan.Trials)+len(proofs) == 0 {
 		return
 	}
-	p.line("%s", p.paint(bold, "before the first node"))
-	for _, l := range plan.Scratch {
-		p.wrapped("  "+p.paint(red, "delete")+"  ", "      ", l.String())
-	}
+	p.heading("before the first node")
+	p.wrapped("  "+p.paint(red, "delete")+"  ", "      ", each(plan.Scratch, planning.LeftScratch.String)...)
 	if proofs != "" {
 		p.wrapped("  "+p.paint(yellow, "prove")+"  ", "      ", proofs)
 	}
-	for _, t := range plan.Trials {
-		p.wrapped("  "+p.paint(yellow, "rehearse")+"  ", "      ", t.String())
-	}
+	p.wrapped("  "+p.paint(yellow, "rehearse")+"  ", "      ", each(plan.Trials, planning.Trial.String)...)
 	p.line("")
 }
 
@@ -200,7 +190,7 @@ func drawIdle(p *page, plan planning.Plan) {
 	alike := map[string][]string{}
 	var columns table
 	for _, n := range rest {
-		columns.fit(idleRow(p, n)...)
+		columns.fit(widest, idleRow(p, n))
 		if len(factsOf(n)) == 0 {
 			alike[idleWhy(n)] = append(alike[idleWhy(n)], n.Node)
 		}

@@ -55,6 +55,11 @@ func drawChange(c config.Change) string {
 	return where + ": " + cut(c.Found) + " → " + cut(c.Wanted)
 }
 
+// changes lists fields that differ, each in one line.
+func (p *page) changes(indent string, list []config.Change) {
+	p.wrapped(indent, indent+"  ", each(list, func(c config.Change) string { return foreign.Line(drawChange(c)) })...)
+}
+
 // cut shortens a value; recast plan -o json has the whole value.
 func cut(text string) string {
 	if r := []rune(text); len(r) > widestValue {
@@ -72,10 +77,8 @@ func drawFile(p *page, n planning.NodePlan) {
 	if !n.ConfigFile.Applied {
 		heading = "how its file in talos.machineConfigs differs; it is not applied"
 	}
-	p.line("%s", p.paint(bold, heading))
-	for _, c := range n.ConfigFile.Changes {
-		p.wrapped("  ", "    ", foreign.Line(drawChange(c)))
-	}
+	p.heading(heading)
+	p.changes("  ", n.ConfigFile.Changes)
 	p.line("")
 }
 

@@ -10,9 +10,7 @@ import (
 // AdvisePlan prints what to type next below a plan.
 func AdvisePlan(w io.Writer, plan planning.Plan) error {
 	p := newPage(w)
-	for _, text := range afterPlan(plan) {
-		p.wrapped("next: ", "      ", text)
-	}
+	p.next(afterPlan(plan)...)
 	return p.err
 }
 

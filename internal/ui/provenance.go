@@ -11,17 +11,13 @@ import (
 // WriteProvenance prints the chain from a lock to a running node.
 func WriteProvenance(w io.Writer, format string, res observe.Provenance) error {
 	return write(w, format, res, func(p *page) {
-		p.line("%s", p.paint(bold, provenanceTitle(res)))
+		p.heading(provenanceTitle(res))
 		for _, l := range res.Links {
 			lead := fmt.Sprintf("  %s  %-10s  ", p.paint(certain(l.Certainty), fmt.Sprintf("%-12s", l.Certainty)), l.Name)
 			p.wrapped(lead, "                            ", foreign.Line(l.Text))
-			for _, d := range l.Details {
-				p.wrapped("                            - ", "                              ", foreign.Line(d))
-			}
+			p.wrapped("                            - ", "                              ", each(l.Details, foreign.Line)...)
 		}
-		for _, text := range res.Summary {
-			p.wrapped("", "  ", text)
-		}
+		p.wrapped("", "  ", res.Summary...)
 	})
 }
 

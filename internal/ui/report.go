@@ -56,9 +56,7 @@ func WriteReport(w io.Writer, format string, rep pipeline.Report, fared Fared) e
 		}
 		drawHooked(p, rep.Hooks)
 		drawAfterwards(p, rep.Afterwards)
-		for _, text := range rep.Unsent {
-			p.wrapped(p.paint(yellow, "  not notified: "), "      ", text)
-		}
+		p.wrapped(p.paint(yellow, "  not notified: "), "      ", rep.Unsent...)
 		if rep.Outcome != "done" && rep.Outcome != "nothing to do" {
 			p.line("next: recast status shows where every disk is; recast roll continues where this one stopped")
 		}

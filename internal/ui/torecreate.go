@@ -78,7 +78,7 @@ func drawToRecreate(p *page, title string, nodes []toRecreate) {
 		}
 		rows = append(rows, row)
 	}
-	drawRows(p, rows)
+	p.pasted("  ", rows)
 	if pending {
 		p.wrapped("", "", "Changes that Proxmox keeps pending on a running VM take effect when the VM was off.")
 	}

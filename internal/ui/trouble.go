@@ -23,9 +23,7 @@ func WriteTrouble(w io.Writer, t Trouble) error {
 	if len(safe) == 0 && t.Safe != "" {
 		safe = []string{t.Safe}
 	}
-	for _, line := range safe {
-		p.wrapped(p.paint(green, "safe:")+" ", "  ", line)
-	}
+	p.wrapped(p.paint(green, "safe:")+" ", "  ", safe...)
 	codes, hints := fault.Codes(t.Err), fault.Hints(t.Err)
 	if len(hints) == 0 {
 		hints = []string{codes[0].Next()}

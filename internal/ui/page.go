@@ -1,0 +1,201 @@
+// Package ui prints what other packages return: a [Progress] prints events on stderr as
+// they happen, and a Write function for each result prints it on stdout as text for
+// people or JSON for scripts.
+package ui
+
+import (
+	"bytes"
+	"crypto/rand"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"regexp"
+	"strings"
+	"unicode/utf8"
+
+	"golang.org/x/term"
+
+	"github.com/recast-sh/recast/internal/foreign"
+)
+
+// IsTerminal says whether f is a terminal: a file, or something with the Fd of one.
+func IsTerminal(f any) bool {
+	file, ok := f.(interface{ Fd() uintptr })
+	return ok && term.IsTerminal(int(file.Fd()))
+}
+
+// write prints v as JSON, or as text with draw.
+func write(w io.Writer, format string, v any, draw func(*page)) error {
+	if format == "json" {
+		var text bytes.Buffer
+		enc := json.NewEncoder(&text)
+		enc.SetIndent("", "  ")
+		enc.SetEscapeHTML(false)
+		if err := enc.Encode(v); err != nil {
+			return err
+		}
+		_, err := w.Write(foreign.JSON(text.Bytes()))
+		return err
+	}
+	p := newPage(w)
+	draw(p)
+	return p.err
+}
+
+// page is text output that remembers its first error.
+type page struct {
+	w       io.Writer
+	colour  bool
+	columns int // where to break long lines; 0: nowhere
+	err     error
+}
+
+func newPage(w io.Writer) *page {
+	p := &page{w: w, colour: coloured(w), columns: columnsOf(w)}
+	if c, ok := w.(interface{ Clean() io.Writer }); ok {
+		p.w = c.Clean()
+	}
+	return p
+}
+
+// textOf is what draw prints, without colours.
+func textOf(draw func(*page)) string {
+	var text strings.Builder
+	draw(&page{w: &text})
+	return strings.TrimSpace(text.String())
+}
+
+// The colours of words that matter: red for what is lost, deleted or refused,
+// yellow for what is stale and changes, green for what is fine.
+const (
+	red    = "31"
+	green  = "32"
+	yellow = "33"
+	bold   = "1"
+	dim    = "2"
+)
+
+// coloured says whether output to w has colours: on a terminal, unless NO_COLOR
+// (no-color.org) is set; elsewhere only with CLICOLOR_FORCE (bixense.com/clicolors).
+func coloured(w io.Writer) bool {
+	if os.Getenv("NO_COLOR") != "" {
+		return false
+	}
+	if force := os.Getenv("CLICOLOR_FORCE"); force != "" && force != "0" {
+		return true
+	}
+	return IsTerminal(w) && os.Getenv("TERM") != "dumb"
+}
+
+func (p *page) paint(colour, s string) string {
+	if !p.colour || colour == "" || s == "" {
+		return s
+	}
+	return mark + colour + "m" + s + mark + "0m"
+}
+
+// mark stands for the start of a colour's escape sequence until foreign escape sequences
+// are removed from the line. It is random, so foreign text can't contain it.
+var mark = rand.Text()
+
+var colours = regexp.MustCompile(mark + "[0-9]+m")
+
+// columns is the width of a text on a terminal.
+func columns(s string) int { return utf8.RuneCountInString(colours.ReplaceAllString(s, "")) }
+
+// readable is the maximum width of text on a terminal, and the length of a list of reasons
+// from which on each gets its own line.
+const readable = 110
+
+// columnsOf is the width of a terminal, at most readable; 0 for anything else: a sentence
+// in a log must stay on one line for grep.
+func columnsOf(w any) int {
+	file, ok := w.(interface{ Fd() uintptr })
+	if !ok || !IsTerminal(file) {
+		return 0
+	}
+	columns, _, err := term.GetSize(int(file.Fd()))
+	if err != nil {
+		return 0
+	}
+	return min(columns, readable)
+}
+
+// line prints exactly one line, even if foreign text in it has line breaks or escape
+// sequences. Only paint adds colours.
+func (p *page) line(format string, args ...any) {
+	if p.err == nil {
+		line := foreign.Line(fmt.Sprintf(format, args...))
+		_, p.err = io.WriteString(p.w, strings.ReplaceAll(line, mark, "\x1b[")+"\n")
+	}
+}
+
+// lines prints text that may have several lines.
+func (p *page) lines(text string) {
+	for line := range strings.SplitSeq(text, "\n") {
+		p.line("%s", line)
+	}
+}
+
+// wrapped prints each text after a lead; on a terminal it breaks lines at spaces. Lines after
+// the first of a text start with indent.
+func (p *page) wrapped(lead, indent string, texts ...string) {
+	for _, text := range texts {
+		p.wrap(lead, indent, foreign.Lines(text)) // before measuring
+	}
+}
+
+func (p *page) wrap(lead, indent, text string) {
+	line, begun := lead, false
+	next := func() {
+		p.line("%s", line)
+		line, begun = indent, false
+	}
+	for part := range strings.Lines(text) {
+		if begun {
+			next()
+		}
+		for word := range strings.FieldsSeq(part) {
+			if begun && p.columns > 0 && columns(line+" "+word) > p.columns {
+				next()
+			}
+			if begun {
+				line += " "
+			}
+			line += word
+			begun = true
+		}
+	}
+	p.line("%s", strings.TrimRight(line, " "))
+}
+
+// reasons puts each reason of a long list on its own line.
+func reasons(text string) string {
+	if columns(text) <= readable {
+		return text
+	}
+	return strings.ReplaceAll(text, "; ", ";\n")
+}
+
+func (p *page) heading(text string) { p.line("%s", p.paint(bold, text)) }
+
+// list prints texts under a heading, and a blank line; nothing if there are none.
+func (p *page) list(heading string, texts []string) {
+	if len(texts) > 0 {
+		p.wrapped("", "  ", p.paint(bold, heading))
+		p.wrapped("  ", "    ", texts...)
+		p.line("")
+	}
+}
+
+// next prints what to type next.
+func (p *page) next(texts ...string) { p.wrapped("next: ", "      ", texts...) }
+
+// each applies f to each of a list.
+func each[T, U any](list []T, f func(T) U) (out []U) {
+	for _, v := range list {
+		out = append(out, f(v))
+	}
+	return out
+}
