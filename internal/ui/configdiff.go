@@ -20,22 +20,22 @@ func WriteConfigDiffs(w io.Writer, format string, res configs.Diffs) error {
 }
 
 func drawConfigDiff(p *page, d configs.Diff) {
-	state, colour := "same", green
+	state, mood := "same", green
 	switch {
 	case len(d.Unread) > 0:
-		state, colour = "unread", red
+		state, mood = "unread", red
 	case len(d.Refused) > 0:
-		state, colour = "refused", red
+		state, mood = "refused", red
 	case len(d.Changes) > 0:
-		state, colour = "differs", yellow
+		state, mood = "differs", yellow
 	case !d.Wanted:
-		state, colour = "none", dim
+		state, mood = "none", dim
 	case d.New:
-		state, colour = "new", yellow
+		state, mood = "new", yellow
 	case d.Reset:
-		state, colour = "reset", yellow
+		state, mood = "reset", yellow
 	}
-	p.line("%s %s", p.paint(colour, fmt.Sprintf("%-7s", state)), d.Node)
+	p.line("%s %s", p.paint(mood, fmt.Sprintf("%-7s", state)), d.Node)
 	p.wrapped("    ", "      ", each(slices.Concat(d.Unread, d.Refused), foreign.Line)...)
 	p.changes("    ", d.Changes)
 	p.wrapped("    ", "      ", d.Notes...)

@@ -38,8 +38,8 @@ func WriteDoctor(w io.Writer, format string, res checkup.Result) error {
 }
 
 func drawCheck(p *page, c checkup.Check) {
-	colour := map[checkup.State]string{checkup.OK: green, checkup.Warning: yellow, checkup.Problem: red}[c.State]
-	p.wrapped("  "+p.paint(colour, fmt.Sprintf("%-8s", c.State))+c.What+": ", "            ", c.Seen)
+	mood := map[checkup.State]Mood{checkup.OK: green, checkup.Warning: yellow, checkup.Problem: red}[c.State]
+	p.wrapped("  "+p.paint(mood, fmt.Sprintf("%-8s", c.State))+c.What+": ", "            ", c.Seen)
 	if c.State == checkup.OK {
 		return // optional privileges are only in the JSON
 	}

@@ -1,6 +1,7 @@
 package ui
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"slices"
@@ -25,23 +26,7 @@ func WriteDrift(w io.Writer, format string, res pipeline.DriftResult) error {
 }
 
 func drawDrifts(p *page, res pipeline.DriftResult) {
-	var columns table
-	alike := map[string][]string{}
-	for _, d := range res.Nodes {
-		columns.fit(widest, driftRow(p, d))
-		if plain(d) {
-			alike[runs(d)] = append(alike[runs(d)], d.Node)
-		}
-	}
-	for _, d := range res.Nodes {
-		switch names := alike[runs(d)]; {
-		case !plain(d) || len(names) < several:
-			p.row(columns, "", driftRow(p, d)...)
-			drawDrift(p, d)
-		case names[0] == d.Node:
-			p.wrapped(stateOf(p, d)+"  ", "    ", fmt.Sprintf("%d nodes, each of them %s: %s", len(names), runs(d), together(names)))
-		}
-	}
+	p.equalNodes("each of them", "    ", each(res.Nodes, driftOf))
 	p.wrapped("", "  ", driftSum(res))
 	if more := unlisted(res); more != "" {
 		p.wrapped("", "  ", more)
@@ -55,43 +40,31 @@ func drawDrifts(p *page, res pipeline.DriftResult) {
 	p.next(hints(res.Nodes)...)
 }
 
-// plain says whether a node is in sync without notes.
-func plain(d observe.Drift) bool { return !d.Stale && len(d.Unread)+len(d.Notes) == 0 }
+// wordInSync is the state of a node of which nothing differs.
+const wordInSync = "in sync"
 
-// runs is what a node runs and what it should run.
-func runs(d observe.Drift) string { return talosOf(d) + ", wanted build " + words.Short(d.Build) }
-
-func talosOf(d observe.Drift) string {
-	if d.Talos == "" {
-		return "no Talos was read"
-	}
-	return "Talos " + foreign.Line(d.Talos)
-}
-
-func driftRow(p *page, d observe.Drift) []string {
-	return []string{stateOf(p, d), d.Node, talosOf(d), "wanted build " + words.Short(d.Build)}
-}
-
-// stateWord is the state of a node: "in sync", "stale" or "unread".
-func stateWord(d observe.Drift) string {
+// driftOf says what a node runs and what it should run.
+func driftOf(d observe.Drift) NodeWords {
+	n := NodeWords{d.Node, wordInSync, green, []string{"no Talos was read", "wanted build " + words.Short(d.Build)}, nil}
 	switch {
 	case len(d.Unread) > 0:
-		return "unread"
+		n.State, n.Mood = "unread", red
 	case d.Stale:
-		return "stale"
+		n.State, n.Mood = "stale", yellow
 	}
-	return wordInSync
-}
-
-func stateOf(p *page, d observe.Drift) string {
-	word := stateWord(d)
-	return p.paint(stateColours[word], word)
-}
-
-func drawDrift(p *page, d observe.Drift) {
-	p.wrapped("    ", "      ", each(d.Reasons, func(r cluster.Reason) string { return foreign.Line(r.Text) })...)
-	p.wrapped("    "+p.paint(red, "unread:")+" ", "      ", d.Unread...)
-	p.wrapped("    note: ", "      ", d.Notes...)
+	if d.Talos != "" {
+		n.Cells[0] = "Talos " + foreign.Line(d.Talos)
+	}
+	for _, r := range d.Reasons {
+		n.Facts = append(n.Facts, Fact{factDiffers, foreign.Line(r.Text)})
+	}
+	for _, text := range d.Unread {
+		n.Facts = append(n.Facts, Fact{factUnread, text})
+	}
+	for _, text := range d.Notes {
+		n.Facts = append(n.Facts, Fact{factNote, text})
+	}
+	return n
 }
 
 // driftSum summarizes the states of the nodes.
@@ -188,4 +161,45 @@ func hints(nodes []observe.Drift) []string {
 		out = append(out, "recast upgrade-k8s --to "+v+" upgrades Kubernetes; a roll never changes it")
 	}
 	return out
+}
+
+// driftMarkdown prints drift for an issue, a chat or a job summary.
+func driftMarkdown(p *page, res pipeline.DriftResult) {
+	p.line("### recast drift of %s: %s", escape(res.Cluster), escape(driftSum(res)))
+	p.line("")
+	var rows group
+	for _, d := range res.Nodes {
+		rows.add(driftCells(d), d.Node)
+	}
+	tabled(p, "state | Talos | wanted build | why", rows)
+	if more := unlisted(res); more != "" {
+		p.line("")
+		p.line("%s", escape(more))
+	}
+	for _, h := range res.Held {
+		p.line("")
+		p.line("**held back**: %s; %s %s", escape(heldText(h)), escape(h.Next[0].Command), escape(h.Next[0].Does))
+	}
+	if res.HeldUnread != "" {
+		p.line("")
+		p.line("what is held back could not be read: %s", escape(res.HeldUnread))
+	}
+	bullets(p, "Next", hints(res.Nodes))
+}
+
+// driftCells are the table cells of one node after its name.
+func driftCells(d observe.Drift) string {
+	n := driftOf(d)
+	state := n.State
+	if state != wordInSync {
+		state = "**" + state + "**"
+	}
+	why := each(n.Facts, func(f Fact) string {
+		if f.Label == factDiffers {
+			return escape(f.Text)
+		}
+		return f.Label + ": " + escape(f.Text)
+	})
+	cells := []string{state, escape(cmp.Or(d.Talos, "–")), "`" + words.Short(d.Build) + "`", strings.Join(why, "<br>")}
+	return strings.Join(cells, " | ")
 }

@@ -113,6 +113,6 @@ func junitOf(name string, d observe.Drift) junitCase {
 	case len(d.Reasons) > 0:
 		c.Failure = &junitProblem{Message: foreign.Line(d.Reasons[0].Text), Type: d.Reasons[0].Code, Text: text}
 	}
-	c.Out = strings.Join(append([]string{runs(d)}, d.Notes...), "\n")
+	c.Out = strings.Join(append([]string{driftOf(d).said()}, d.Notes...), "\n")
 	return c
 }

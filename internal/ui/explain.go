@@ -31,11 +31,11 @@ func drawExplanation(p *page, e survey.Explanation) {
 // drawTurn prints the node's row and facts from the plan, and its turn.
 func drawTurn(p *page, e survey.Explanation) {
 	n := e.Plan
-	row := idleRow
+	node := idleNode
 	if acts(n) {
-		row = nodeRow
+		node = changedNode
 	}
-	p.rows("", [][]string{row(p, n)}, nil)
+	p.rows("", [][]string{node(n).row(p)}, nil)
 	if e.Turn > 0 {
 		turn := fmt.Sprintf("%d of %s to be rolled", e.Turn, counted(e.Of, "node"))
 		if b := e.Batch; b != nil {
@@ -47,14 +47,14 @@ func drawTurn(p *page, e survey.Explanation) {
 		p.wrapped("    holds meanwhile: ", "      ", strings.Join(n.Slots, ", "))
 	}
 	for _, f := range factsOf(n) {
-		switch f.label {
+		switch f.Label {
 		case factCarried, factBack, factParked, factSystem: // shown among the disks
 		case factFile:
 			if e.Plan.ConfigFile.Uncompared != "" { // otherwise drawFile lists all of them
-				p.facts("    ", []fact{f})
+				p.facts("    ", []Fact{f})
 			}
 		default:
-			p.facts("    ", []fact{f})
+			p.facts("    ", []Fact{f})
 		}
 	}
 	p.line("")
@@ -143,13 +143,13 @@ func drawFates(p *page, e survey.Explanation) {
 		if d.Where != "" {
 			does += "; now " + d.Where
 		}
-		rows = append(rows, []string{d.Key, d.Volid, size, p.paint(fateColour(d.Fate), does)})
+		rows = append(rows, []string{d.Key, d.Volid, size, p.paint(moodOfFate(d.Fate), does)})
 	}
 	p.rows("  ", rows, nil)
 	p.line("")
 }
 
-func fateColour(f survey.Fate) string {
+func moodOfFate(f survey.Fate) Mood {
 	switch f {
 	case survey.FateReplaced:
 		return yellow
@@ -167,7 +167,7 @@ func drawSteps(p *page, e survey.Explanation) {
 	var rows [][]string
 	from := ""
 	for i, s := range e.Steps {
-		rows = append(rows, []string{fmt.Sprintf("%2d", i+1), p.paint(riskColour(s.Risk), s.Path), s.Title + lasts(s)})
+		rows = append(rows, []string{fmt.Sprintf("%2d", i+1), p.paint(moodOfRisk(s.Risk), s.Path), s.Title + lasts(s)})
 		from = cmp.Or(from, s.SecondsFrom)
 	}
 	p.rows("  ", rows, nil)
@@ -194,7 +194,7 @@ func lasts(s survey.StepOutline) string {
 	return " (" + strings.Join(parts, ", ") + ")"
 }
 
-func riskColour(risk string) string {
+func moodOfRisk(risk string) Mood {
 	if risk == "destructive" {
 		return red
 	}

@@ -89,7 +89,7 @@ func (r HistoryRun) Cells() []string {
 }
 
 // Mood is that of the run's result.
-func (r HistoryRun) Mood() Mood { return moodOf(colourOfResult(r.Result)) }
+func (r HistoryRun) Mood() Mood { return moodOfResult(r.Result) }
 
 // WriteHistory prints the past runs.
 func WriteHistory(w io.Writer, format string, h History) error {
@@ -100,7 +100,7 @@ func WriteHistory(w io.Writer, format string, h History) error {
 		}
 		for _, r := range h.Runs {
 			row := r.Cells()
-			row[3] = p.paint(colourOfResult(r.Result), row[3])
+			row[3] = p.paint(moodOfResult(r.Result), row[3])
 			if r.What == "" {
 				row = row[:len(row)-1]
 			}
@@ -120,8 +120,8 @@ func WriteHistory(w io.Writer, format string, h History) error {
 	})
 }
 
-// colourOfResult is the colour of a run's result.
-func colourOfResult(result string) string {
+// moodOfResult is the mood of a run's result.
+func moodOfResult(result string) Mood {
 	switch result {
 	case "done":
 		return green

@@ -90,7 +90,7 @@ func whole(d time.Duration) int { return int(d.Round(time.Second).Seconds()) }
 // WriteRun prints one past run.
 func WriteRun(w io.Writer, format string, r RunTold) error {
 	return write(w, format, r, func(p *page) {
-		p.line("run %s: %s", r.ID, p.paint(colourOfResult(r.Result), r.Result))
+		p.line("run %s: %s", r.ID, p.paint(moodOfResult(r.Result), r.Result))
 		drawAbout(p, r)
 		for _, t := range r.Turns {
 			drawTold(p, t)
@@ -154,8 +154,8 @@ func drawAbout(p *page, r RunTold) {
 }
 
 func drawTold(p *page, t TurnTold) {
-	colour := map[string]string{"done": green, "skipped": green, "failed": red}[t.Status]
-	text := fmt.Sprintf("%s %s in %s", t.Strategy, p.paint(cmp.Or(colour, yellow), t.Status), inWords(t.Seconds))
+	mood := map[string]Mood{"done": green, "skipped": green, "failed": red}[t.Status]
+	text := fmt.Sprintf("%s %s in %s", t.Strategy, p.paint(cmp.Or(mood, yellow), t.Status), inWords(t.Seconds))
 	if t.AwaySeconds > 0 {
 		text += ", away " + inWords(t.AwaySeconds)
 	}

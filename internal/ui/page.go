@@ -66,15 +66,20 @@ func textOf(draw func(*page)) string {
 	return strings.TrimSpace(text.String())
 }
 
-// The colours of words that matter: red for what is lost, deleted or refused,
-// yellow for what is stale and changes, green for what is fine.
+// Mood is what the colour of a text says: "good", "open", "bad", or "" without one.
+type Mood string
+
+// The moods of words that matter, by the name of their colour, and two other ways to print a text.
 const (
-	red    = "31"
-	green  = "32"
-	yellow = "33"
-	bold   = "1"
-	dim    = "2"
+	red    Mood = "bad"  // what is lost, deleted or refused
+	green  Mood = "good" // what is fine
+	yellow Mood = "open" // what is stale and changes
+	bold   Mood = "bold"
+	dim    Mood = "dim"
 )
+
+// escapes are the escape sequences of moods.
+var escapes = map[Mood]string{red: "31", green: "32", yellow: "33", bold: "1", dim: "2"}
 
 // coloured says whether output to w has colours: on a terminal, unless NO_COLOR
 // (no-color.org) is set; elsewhere only with CLICOLOR_FORCE (bixense.com/clicolors).
@@ -88,11 +93,11 @@ func coloured(w io.Writer) bool {
 	return IsTerminal(w) && os.Getenv("TERM") != "dumb"
 }
 
-func (p *page) paint(colour, s string) string {
-	if !p.colour || colour == "" || s == "" {
+func (p *page) paint(m Mood, s string) string {
+	if !p.colour || m == "" || s == "" {
 		return s
 	}
-	return mark + colour + "m" + s + mark + "0m"
+	return mark + escapes[m] + "m" + s + mark + "0m"
 }
 
 // mark stands for the start of a colour's escape sequence until foreign escape sequences

@@ -32,23 +32,22 @@ func drawPlan(p *page, plan planning.Plan) {
 
 // drawChanges prints the nodes that are changed or refused, by phase.
 func drawChanges(p *page, plan planning.Plan) {
+	phases := phases(plan)
 	var columns table
-	for _, n := range plan.Nodes {
-		if acts(n) {
-			columns.fit(widest, nodeRow(p, n))
+	for _, phase := range phases {
+		for _, n := range phase.Nodes {
+			columns.fit(widest, n.row(p))
 		}
 	}
-	for _, phase := range phases(plan) {
-		nodes := ofPhase(plan, phase)
-		p.wrapped("", "  ", p.paint(bold, heading(plan, phase, len(nodes))))
-		common := shared(nodes)
-		if len(common) > 0 {
+	for _, phase := range phases {
+		p.wrapped("", "  ", p.paint(bold, phase.Heading))
+		if len(phase.Each) > 0 {
 			p.line("  each of them")
-			p.facts("      ", common)
+			p.facts("      ", phase.Each)
 		}
-		for _, n := range nodes {
-			p.row(columns, "  ", nodeRow(p, n)...)
-			p.facts("      ", slices.DeleteFunc(factsOf(n), func(f fact) bool { return slices.Contains(common, f) }))
+		for _, n := range phase.Nodes {
+			p.row(columns, "  ", n.row(p)...)
+			p.facts("      ", n.Facts)
 		}
 		p.line("")
 	}
@@ -89,19 +88,23 @@ func drawRehearsal(p *page, plan planning.Plan) {
 // acts says whether the plan has more to say about a node than that it stays.
 func acts(n planning.NodePlan) bool { return n.Strategy != "" || len(n.Refused) > 0 }
 
-// phases lists the phases of a plan that have something to do, in order.
-func phases(plan planning.Plan) []planning.Phase {
-	var out []planning.Phase
+// phases are the phases of a plan that have something to do, in order.
+func phases(plan planning.Plan) []PhaseWords {
+	var order []planning.Phase
+	nodes := map[planning.Phase][]NodeWords{}
 	for _, n := range plan.Nodes {
-		if acts(n) && !slices.Contains(out, n.Phase) {
-			out = append(out, n.Phase)
+		if !acts(n) {
+			continue
 		}
+		if nodes[n.Phase] == nil {
+			order = append(order, n.Phase)
+		}
+		nodes[n.Phase] = append(nodes[n.Phase], changedNode(n))
 	}
-	return out
-}
-
-func ofPhase(plan planning.Plan, phase planning.Phase) []planning.NodePlan {
-	return slices.DeleteFunc(slices.Clone(plan.Nodes), func(n planning.NodePlan) bool { return !acts(n) || n.Phase != phase })
+	return each(order, func(phase planning.Phase) PhaseWords {
+		words := nodes[phase]
+		return PhaseWords{heading(plan, phase, len(words)), sharedFacts(words), words}
+	})
 }
 
 func heading(plan planning.Plan, phase planning.Phase, nodes int) string {
@@ -141,13 +144,13 @@ func beside(plan planning.Plan, phase planning.Phase) string {
 	return fmt.Sprintf(", beside the %s", strings.ReplaceAll(string(plan.Batches[i-1].Phase), "-", " "))
 }
 
-// nodeRow is the line of a node that is changed or refused.
-func nodeRow(p *page, n planning.NodePlan) []string {
-	what := p.paint(yellow, string(n.Strategy))
+// changedNode is a node that is changed or refused.
+func changedNode(n planning.NodePlan) NodeWords {
+	out := NodeWords{n.Node, string(n.Strategy), yellow, []string{n.Role, vmOf(n), awayOf(n)}, factsOf(n)}
 	if len(n.Refused) > 0 {
-		what = p.paint(red, "refused")
+		out.State, out.Mood = "refused", red
 	}
-	return []string{what, n.Node, n.Role, vmOf(n), awayOf(n)}
+	return out
 }
 
 func vmOf(n planning.NodePlan) string {
@@ -177,55 +180,34 @@ func awayOf(n planning.NodePlan) string {
 // assumed is the source of an estimate if there was no such roll before.
 const assumed = "assumed"
 
-// several is the number of equal nodes from which on they share a line.
-const several = 10
-
-// drawIdle prints a line for each node that stays as it is. Many equal nodes without
-// notes share a line.
+// drawIdle prints the nodes that stay as they are.
 func drawIdle(p *page, plan planning.Plan) {
-	rest := slices.DeleteFunc(slices.Clone(plan.Nodes), acts)
-	if len(rest) == 0 {
-		return
+	if nodes := idleNodes(plan); len(nodes) > 0 {
+		p.equalNodes("each", "      ", nodes)
+		p.line("")
 	}
-	alike := map[string][]string{}
-	var columns table
-	for _, n := range rest {
-		columns.fit(widest, idleRow(p, n))
-		if len(factsOf(n)) == 0 {
-			alike[idleWhy(n)] = append(alike[idleWhy(n)], n.Node)
-		}
-	}
-	for _, n := range rest {
-		state, why := idleState(p, n), idleWhy(n)
-		switch names := alike[why]; {
-		case len(factsOf(n)) > 0 || len(names) < several:
-			p.row(columns, "", idleRow(p, n)...)
-			p.facts("      ", factsOf(n))
-		case names[0] == n.Node:
-			p.wrapped(state+"  ", "    ", fmt.Sprintf("%d nodes, each %s: %s", len(names), why, together(names)))
-		}
-	}
-	p.line("")
 }
 
-func idleRow(p *page, n planning.NodePlan) []string {
-	return []string{idleState(p, n), n.Node, idleWhy(n)}
+func idleNodes(plan planning.Plan) []NodeWords {
+	return each(slices.DeleteFunc(slices.Clone(plan.Nodes), acts), idleNode)
+}
+
+// idleNode is a node that stays as it is.
+func idleNode(n planning.NodePlan) NodeWords {
+	out := NodeWords{n.Node, wordInSync, green, []string{idleWhy(n)}, factsOf(n)}
+	switch {
+	case n.Paused != "":
+		out.State, out.Mood = "paused", yellow
+	case len(n.Drift.Unread) > 0:
+		out.State, out.Mood = "later", yellow
+	case n.Drift.Stale:
+		out.State, out.Mood = "stays", yellow
+	}
+	return out
 }
 
 func idleWhy(n planning.NodePlan) string {
 	return foreign.Line(strings.Join(strings.Fields(strings.TrimPrefix(n.Why, "paused: ")), " "))
-}
-
-func idleState(p *page, n planning.NodePlan) string {
-	switch {
-	case n.Paused != "":
-		return p.paint(yellow, "paused")
-	case len(n.Drift.Unread) > 0:
-		return p.paint(yellow, "later")
-	case n.Drift.Stale:
-		return p.paint(yellow, "stays")
-	}
-	return p.paint(green, wordInSync)
 }
 
 // drawSum prints a summary: what is done to how many nodes, how long it takes, what is lost.

@@ -15,21 +15,21 @@ const mostChanges = 8
 const widestValue = 100
 
 // fileFacts returns what the node's file in talos.machineConfigs changes.
-func fileFacts(n planning.NodePlan) []fact {
+func fileFacts(n planning.NodePlan) []Fact {
 	file := n.ConfigFile
 	switch {
 	case file == nil || !file.Applied:
 		return nil
 	case file.Uncompared != "":
-		return []fact{{factFile, "not compared with what the node runs: " + file.Uncompared}}
+		return []Fact{{factFile, "not compared with what the node runs: " + file.Uncompared}}
 	}
-	var out []fact
+	var out []Fact
 	for i, c := range file.Changes {
 		if i == mostChanges {
-			out = append(out, fact{factFile, fmt.Sprintf("… and %d more: recast plan --explain %s", len(file.Changes)-i, n.Node)})
+			out = append(out, Fact{factFile, fmt.Sprintf("… and %d more: recast plan --explain %s", len(file.Changes)-i, n.Node)})
 			break
 		}
-		out = append(out, fact{factFile, drawChange(c)})
+		out = append(out, Fact{factFile, drawChange(c)})
 	}
 	return out
 }

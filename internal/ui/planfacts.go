@@ -11,15 +11,9 @@ import (
 	"github.com/recast-sh/recast/internal/foreign"
 )
 
-// fact is one thing that a plan says about a node. All formats for people have the same
-// facts.
-type fact struct {
-	label string // "stale", "carried over"
-	text  string
-}
-
-// The labels of facts.
+// The labels of facts. All formats for people have the same facts.
 const (
+	factDiffers  = "" // from recast.lock; not printed
 	factWhy      = "why"
 	factStale    = "stale"
 	factOnly     = "not changed by a roll"
@@ -37,26 +31,13 @@ const (
 	talosIgnores = "; Talos ignores them"
 )
 
-// colour is the colour of a label.
-func (f fact) colour() string {
-	switch f.label {
-	case factRefused, factLost, factFrees, factUnread:
-		return red
-	case factStale, factOnly, factFile:
-		return yellow
-	case factCarried, factBack, factParked:
-		return green
-	}
-	return ""
-}
-
 // factsOf lists the facts of a node: why it is stale and why it gets its strategy, then what
 // that costs, then what happens to its disks.
-func factsOf(n planning.NodePlan) []fact {
-	var out []fact
+func factsOf(n planning.NodePlan) []Fact {
+	var out []Fact
 	add := func(label string, texts ...string) {
 		for _, text := range texts {
-			out = append(out, fact{label, text})
+			out = append(out, Fact{label, text})
 		}
 	}
 	for _, r := range n.Drift.Reasons {
@@ -94,8 +75,8 @@ func unreadOf(n planning.NodePlan) []string {
 	return n.Drift.Unread
 }
 
-func diskFacts(n planning.NodePlan) []fact {
-	var out []fact
+func diskFacts(n planning.NodePlan) []Fact {
+	var out []Fact
 	carried := factCarried
 	switch {
 	case n.Strategy.From() == cluster.Halfway:
@@ -107,48 +88,35 @@ func diskFacts(n planning.NodePlan) []fact {
 		}
 	}
 	for _, d := range n.Carried {
-		out = append(out, fact{carried, drawDisk(d)})
+		out = append(out, Fact{carried, drawDisk(d)})
 	}
 	if what := n.Strategy.Words().System; n.System != nil && what != "" {
 		if n.System.NewSize != "" {
 			what += fmt.Sprintf(" (%s → %s)", n.System.Size, n.System.NewSize)
 		}
-		out = append(out, fact{factSystem, drawDisk(*n.System) + ": " + what})
+		out = append(out, Fact{factSystem, drawDisk(*n.System) + ": " + what})
 	}
 	if len(n.Renewed) > 0 {
-		out = append(out, fact{factRenewed, strings.Join(n.Renewed, ", ") + talosIgnores})
+		out = append(out, Fact{factRenewed, strings.Join(n.Renewed, ", ") + talosIgnores})
 	}
 	for _, f := range n.Frees {
-		out = append(out, fact{factFrees, drawFree(f)})
+		out = append(out, Fact{factFrees, drawFree(f)})
 	}
 	return out
 }
 
-// shared returns the facts that all of several nodes have; they are printed once.
-func shared(nodes []planning.NodePlan) []fact {
+// sharedFacts takes the facts that all of several nodes have from the nodes: they are printed once.
+func sharedFacts(nodes []NodeWords) []Fact {
 	if len(nodes) < 2 {
 		return nil
 	}
-	common := factsOf(nodes[0])
-	for _, n := range nodes[1:] {
-		facts := factsOf(n)
-		common = slices.DeleteFunc(common, func(f fact) bool { return !slices.Contains(facts, f) })
+	common := slices.DeleteFunc(slices.Clone(nodes[0].Facts), func(f Fact) bool {
+		return slices.ContainsFunc(nodes, func(n NodeWords) bool { return !slices.Contains(n.Facts, f) })
+	})
+	for i, n := range nodes {
+		nodes[i].Facts = slices.DeleteFunc(n.Facts, func(f Fact) bool { return slices.Contains(common, f) })
 	}
 	return common
-}
-
-func (p *page) facts(indent string, facts []fact) {
-	for _, f := range facts {
-		text := f.text
-		switch f.label {
-		case factWhy:
-			text = reasons(text)
-		case factLost:
-			p.wrapped(indent, indent+"  ", p.paint(red, f.label+": "+text))
-			continue
-		}
-		p.wrapped(indent+p.paint(f.colour(), f.label+":")+" ", indent+"  ", text)
-	}
 }
 
 func drawDisk(d planning.DiskPlan) string {

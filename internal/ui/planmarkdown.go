@@ -30,9 +30,7 @@ func drawMarkdown(p *page, plan planning.Plan, brief bool) {
 	rows(p, slices.DeleteFunc(slices.Clone(plan.Nodes), func(n planning.NodePlan) bool { return !acts(n) && n.Paused == "" }))
 	batches(p, plan)
 	before(p, plan)
-	if lines := plan.Surge.Lines(); len(lines) > 0 {
-		bullets(p, "Surge nodes", lines)
-	}
+	bullets(p, "Surge nodes", plan.Surge.Lines())
 	for _, l := range []struct{ label, heading string }{
 		{factRefused, "Refused"},
 		{factLost, "Will be lost"},
@@ -51,18 +49,10 @@ func drawMarkdown(p *page, plan planning.Plan, brief bool) {
 		list(p, l.heading, plan.Nodes, l.label)
 	}
 	idle(p, plan)
-	if gates := gateLines(plan); len(gates) > 0 {
-		bullets(p, "Gates, checked before each node and when it is back", gates)
-	}
-	if storage := storageLines(plan); len(storage) > 0 {
-		bullets(p, strings.ToUpper(storageHeading[:1])+storageHeading[1:], storage)
-	}
-	if hooks := hookLines(plan); len(hooks) > 0 {
-		bullets(p, "Hooks (if one fails, the roll stops)", hooks)
-	}
-	if warnings := slices.Concat(plan.Warn, plan.Kubernetes); len(warnings) > 0 {
-		bullets(p, "Warnings", warnings)
-	}
+	bullets(p, "Gates, checked before each node and when it is back", gateLines(plan))
+	bullets(p, strings.ToUpper(storageHeading[:1])+storageHeading[1:], storageLines(plan))
+	bullets(p, "Hooks (if one fails, the roll stops)", hookLines(plan))
+	bullets(p, "Warnings", slices.Concat(plan.Warn, plan.Kubernetes))
 	if plan.ID != "" {
 		p.line("")
 		p.line("Plan `%s`", plan.ID)
@@ -91,20 +81,20 @@ func rows(p *page, nodes []planning.NodePlan) {
 	if len(nodes) == 0 {
 		return
 	}
-	var order []string
-	names := map[string][]string{}
+	var table group
 	for _, n := range nodes {
-		row := strings.Join(rowOf(n), " | ")
-		if names[row] == nil {
-			order = append(order, row)
-		}
-		names[row] = append(names[row], n.Node)
+		table.add(strings.Join(rowOf(n), " | "), n.Node)
 	}
 	p.line("")
-	p.line("| node | role | now → then | strategy | why | outage |")
-	p.line("|---|---|---|---|---|---|")
-	for _, row := range order {
-		p.line("| %s | %s |", escape(together(names[row])), row)
+	tabled(p, "role | now → then | strategy | why | outage", table)
+}
+
+// tabled prints a table; what has the same row shares it.
+func tabled(p *page, titles string, rows group) {
+	p.line("| node | %s |", titles)
+	p.line("%s|", strings.Repeat("|---", strings.Count(titles, "|")+2))
+	for _, row := range rows.texts {
+		p.line("| %s | %s |", escape(together(rows.names[row])), row)
 	}
 }
 
@@ -150,15 +140,11 @@ func batches(p *page, plan planning.Plan) {
 
 // before prints which VMs are deleted and created before any node is touched.
 func before(p *page, plan planning.Plan) {
-	proofs := plan.Proofs()
-	if len(plan.Scratch)+len(plan.Trials)+len(proofs) == 0 {
-		return
-	}
 	var lines []string
 	for _, l := range plan.Scratch {
 		lines = append(lines, "delete "+l.String())
 	}
-	if proofs != "" {
+	if proofs := plan.Proofs(); proofs != "" {
 		lines = append(lines, "prove "+proofs)
 	}
 	for _, t := range plan.Trials {
@@ -169,26 +155,15 @@ func before(p *page, plan planning.Plan) {
 
 // list prints the facts of nodes with one label under a heading, if there are any.
 func list(p *page, heading string, nodes []planning.NodePlan, label string) {
-	var order []string
-	names := map[string][]string{}
+	var said group
 	for _, n := range nodes {
 		for _, f := range factsOf(n) {
-			if f.label != label {
-				continue
+			if f.Label == label {
+				said.add(f.Text, n.Node)
 			}
-			if names[f.text] == nil {
-				order = append(order, f.text)
-			}
-			names[f.text] = append(names[f.text], n.Node)
 		}
 	}
-	var lines []string
-	for _, text := range order {
-		lines = append(lines, together(names[text])+": "+text)
-	}
-	if len(lines) > 0 {
-		bullets(p, heading, lines)
-	}
+	bullets(p, heading, said.lines())
 }
 
 // count prints the length of a list that is too long to be shown.
@@ -197,7 +172,7 @@ func count(p *page, heading string, nodes []planning.NodePlan, label string) {
 	for _, n := range nodes {
 		mine := 0
 		for _, f := range factsOf(n) {
-			if f.label == label {
+			if f.Label == label {
 				mine++
 			}
 		}
@@ -212,34 +187,27 @@ func count(p *page, heading string, nodes []planning.NodePlan, label string) {
 
 // idle lists the nodes that stay as they are, except paused ones, which are in the table.
 func idle(p *page, plan planning.Plan) {
-	var order []string
-	names := map[string][]string{}
+	var said group
 	for _, n := range plan.Nodes {
 		if acts(n) || n.Paused != "" {
 			continue
 		}
-		var text strings.Builder
-		text.WriteString(idleWhy(n))
+		text := idleWhy(n)
 		for _, f := range factsOf(n) {
-			if f.label != factNote {
-				text.WriteString("; " + f.label + ": " + f.text)
+			if f.Label != factNote {
+				text += "; " + f.Label + ": " + f.Text
 			}
 		}
-		if names[text.String()] == nil {
-			order = append(order, text.String())
-		}
-		names[text.String()] = append(names[text.String()], n.Node)
+		said.add(text, n.Node)
 	}
-	var lines []string
-	for _, text := range order {
-		lines = append(lines, together(names[text])+": "+text)
-	}
-	if len(lines) > 0 {
-		bullets(p, "Stay as they are", lines)
-	}
+	bullets(p, "Stay as they are", said.lines())
 }
 
+// bullets prints a list under a heading; nothing if it is empty.
 func bullets(p *page, heading string, lines []string) {
+	if len(lines) == 0 {
+		return
+	}
 	p.line("")
 	p.line("**%s**", heading)
 	p.line("")

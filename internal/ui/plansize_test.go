@@ -123,11 +123,11 @@ func TestEveryFormHasEveryFact(t *testing.T) {
 	for _, n := range plan.Nodes {
 		for _, f := range factsOf(n) {
 			facts++
-			if !strings.Contains(spaced(text.String()), spaced(f.text)) {
-				t.Errorf("the text does not say %s: %s", f.label, f.text)
+			if !strings.Contains(spaced(text.String()), spaced(f.Text)) {
+				t.Errorf("the text does not say %s: %s", f.Label, f.Text)
 			}
-			if !strings.Contains(md.String(), escape(f.text)) {
-				t.Errorf("the Markdown does not say %s: %s", f.label, f.text)
+			if !strings.Contains(md.String(), escape(f.Text)) {
+				t.Errorf("the Markdown does not say %s: %s", f.Label, f.Text)
 			}
 		}
 	}

@@ -62,7 +62,7 @@ func (p *Progress) Emit(e step.Event) {
 
 // line prints one line: time, node, indentation, text. Several nodes may be in progress at
 // the same time, so every line starts with the node's name.
-func (p *Progress) line(path, colour, mark, text string) {
+func (p *Progress) line(path string, mood Mood, mark, text string) {
 	at := time.Since(p.start).Round(time.Second)
 	_, node, below := planning.NodeOfStep(path)
 	if strings.HasPrefix(path, "roll") {
@@ -77,7 +77,7 @@ func (p *Progress) line(path, colour, mark, text string) {
 		lead += fmt.Sprintf("%-*s  ", p.width, node)
 	}
 	// One event is one line, even if a foreign message contains line breaks.
-	p.p.line("%s%s%s %s", lead, strings.Repeat("  ", depth), p.p.paint(colour, mark), strings.Join(strings.Fields(text), " "))
+	p.p.line("%s%s%s %s", lead, strings.Repeat("  ", depth), p.p.paint(mood, mark), strings.Join(strings.Fields(text), " "))
 }
 
 // nodeColumn is the initial width of the node column.

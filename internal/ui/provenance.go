@@ -1,6 +1,7 @@
 package ui
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 
@@ -13,7 +14,7 @@ func WriteProvenance(w io.Writer, format string, res observe.Provenance) error {
 	return write(w, format, res, func(p *page) {
 		p.heading(provenanceTitle(res))
 		for _, l := range res.Links {
-			lead := fmt.Sprintf("  %s  %-10s  ", p.paint(certain(l.Certainty), fmt.Sprintf("%-12s", l.Certainty)), l.Name)
+			lead := fmt.Sprintf("  %s  %-10s  ", p.paint(cmp.Or(certain(l.Certainty), dim), fmt.Sprintf("%-12s", l.Certainty)), l.Name)
 			p.wrapped(lead, "                            ", foreign.Line(l.Text))
 			p.wrapped("                            - ", "                              ", each(l.Details, foreign.Line)...)
 		}
@@ -25,7 +26,8 @@ func provenanceTitle(res observe.Provenance) string {
 	return fmt.Sprintf("%s: %s, %s", res.Node, res.VM, res.Address)
 }
 
-func certain(c observe.Certainty) string {
+// certain is the mood of a certainty.
+func certain(c observe.Certainty) Mood {
 	switch c {
 	case observe.Proven:
 		return green
@@ -34,5 +36,5 @@ func certain(c observe.Certainty) string {
 	case observe.Unknown:
 		return yellow
 	}
-	return dim
+	return ""
 }

@@ -94,27 +94,27 @@ func expected(n NodeFared, plan planning.Plan) string {
 // run, which are finished with that run's build.
 // fate is the result of a node's branch.
 func fate(p *page, n NodeFared, plan planning.Plan) string {
-	colour, gates, hooks := red, "its gates do not hold", "a hook failed"
+	mood, gates, hooks := red, "its gates do not hold", "a hook failed"
 	if n.Outcome == NodeStopped || n.Outcome == NodeNotStarted {
-		colour, gates, hooks = yellow, "stopped while its gates were checked", "stopped while its hooks ran"
+		mood, gates, hooks = yellow, "stopped while its gates were checked", "stopped while its hooks ran"
 	}
 	switch {
 	case n.Gates == "before":
-		return p.paint(colour, "not touched: "+gates)
+		return p.paint(mood, "not touched: "+gates)
 	case n.Gates == "after":
-		return achieved(n, plan) + ", " + p.paint(colour, gates)
+		return achieved(n, plan) + ", " + p.paint(mood, gates)
 	case n.Hooks == "before" && n.Phase == string(planning.Unfinished):
-		return p.paint(colour, "as it was left: "+hooks)
+		return p.paint(mood, "as it was left: "+hooks)
 	case n.Hooks == "before":
-		return p.paint(colour, "not touched: "+hooks)
+		return p.paint(mood, "not touched: "+hooks)
 	case n.Hooks == "after":
-		return achieved(n, plan) + ", " + p.paint(colour, hooks)
+		return achieved(n, plan) + ", " + p.paint(mood, hooks)
 	case n.Outcome == NodeDone:
 		return achieved(n, plan)
 	case n.Outcome == NodeNotNeeded:
 		return "nothing was left to do: " + n.Now
 	}
-	return p.paint(colour, n.Strategy+" "+string(n.Outcome))
+	return p.paint(mood, n.Strategy+" "+string(n.Outcome))
 }
 
 func achieved(n NodeFared, plan planning.Plan) string {

@@ -120,7 +120,7 @@ type nodeView struct {
 	Node        string
 	Trace       shown
 	Drift, Plan *ui.NodeWords // nil: not read, or it is not in there
-	Each        []ui.FactWords
+	Each        []ui.Fact
 	Phase       string
 
 	DriftAge, PlanAge string

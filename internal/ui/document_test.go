@@ -70,7 +70,7 @@ func TestPlanInWords(t *testing.T) {
 			var facts []string
 			for _, n := range plan.Nodes {
 				for _, f := range factsOf(n) {
-					facts = append(facts, f.text)
+					facts = append(facts, f.Text)
 				}
 			}
 			words := PlanInWords(plan, same)
