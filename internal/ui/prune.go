@@ -12,43 +12,96 @@ import (
 	"github.com/recast-sh/recast/pipeline"
 )
 
+// pruneKind is a kind of what recast prune removes.
+type pruneKind struct {
+	noun, verb     string
+	sized, forGood bool
+}
+
+var (
+	oldDisk     = &pruneKind{"old system disk", "free", true, true}
+	removedDisk = &pruneKind{"removed node's disk", "free", true, true} // any disk of a node that was removed: also one with data
+	parkingVM   = &pruneKind{"parking VM", "delete", false, false}
+	scratchVM   = &pruneKind{"scratch VM", "delete", false, false}
+	isoFile     = &pruneKind{"ISO", "delete", true, false}
+	diskImage   = &pruneKind{"disk image", "delete", true, false}
+	cachedFile  = &pruneKind{"cached file", "delete", true, false}
+	installer   = &pruneKind{"mirrored installer", "delete", false, true}
+
+	pruneKinds = []*pruneKind{oldDisk, removedDisk, parkingVM, scratchVM, isoFile, diskImage, cachedFile, installer}
+)
+
+// pruneVerdict is about one thing of a kind.
+type pruneVerdict struct {
+	kind    *pruneKind
+	what    string
+	bytes   int64
+	removed bool
+	keep    []string // why it stays; none: it goes
+	goes    string   // why it goes
+}
+
+// pruneVerdicts are the verdicts of a report, in the order in which they are printed.
+func pruneVerdicts(rep pipeline.PruneReport) (out []pruneVerdict) {
+	for _, v := range rep.Disks {
+		kind := oldDisk
+		if v.OfRemoved {
+			kind = removedDisk
+		}
+		out = append(out, pruneVerdict{kind, keptDisk(v), int64(v.SizeBytes), v.Removed, v.Keep, v.Goes})
+	}
+	for _, v := range rep.VMs {
+		out = append(out, pruneVerdict{parkingVM, "parking " + v.String() + ofNode(v.Node), 0, v.Removed, v.Keep, v.Goes})
+	}
+	for _, v := range rep.Scratch {
+		out = append(out, pruneVerdict{scratchVM, "scratch " + v.String(), 0, v.Removed, v.Keep, "it holds no data"})
+	}
+	for _, v := range rep.ISOs {
+		kind := isoFile
+		if v.Of() == images.DiskImage {
+			kind = diskImage
+		}
+		out = append(out, pruneVerdict{kind, fmt.Sprintf("%s (%s)", v, size(v.SizeBytes)), v.SizeBytes, v.Removed, v.Keep, ""})
+	}
+	for _, v := range rep.Cache {
+		what := fmt.Sprintf("%s (%s)", v, size(v.SizeBytes))
+		out = append(out, pruneVerdict{cachedFile, what, v.SizeBytes, v.Removed, v.Keep, v.Goes})
+	}
+	for _, v := range rep.Mirror {
+		out = append(out, pruneVerdict{installer, mirroredInstaller(v), 0, v.Removed, v.Keep, ""})
+	}
+	return out
+}
+
 // WritePrune prints what would be or was removed, and what is kept and why.
 func WritePrune(w io.Writer, format string, rep pipeline.PruneReport) error {
 	return write(w, format, rep, func(p *page) {
-		for _, v := range rep.Disks {
-			drawVerdict(p, v.Removed, v.Keep, keptDisk(v), v.Goes)
-		}
-		for _, v := range rep.VMs {
-			drawVerdict(p, v.Removed, v.Keep, "parking "+v.String()+ofNode(v.Node), v.Goes)
-		}
-		for _, v := range rep.Scratch {
-			drawVerdict(p, v.Removed, v.Keep, "scratch "+v.String(), "it holds no data")
-		}
-		for _, v := range rep.ISOs {
-			drawVerdict(p, v.Removed, v.Keep, fmt.Sprintf("%s (%s)", v, size(v.SizeBytes)), "")
-		}
-		for _, v := range rep.Cache {
-			drawVerdict(p, v.Removed, v.Keep, fmt.Sprintf("%s (%s)", v, size(v.SizeBytes)), v.Goes)
-		}
-		for _, v := range rep.Mirror {
-			drawVerdict(p, v.Removed, v.Keep, mirroredInstaller(v), "")
+		verdicts := pruneVerdicts(rep)
+		for _, v := range verdicts {
+			drawVerdict(p, v)
 		}
 		for _, u := range rep.Unseen {
 			p.line("note: %s", u)
 		}
-		p.lines(pruned(rep))
+		n := countPrune(verdicts)
+		for _, k := range pruneKinds {
+			asked := k == installer && rep.Mirror != nil || k == isoFile && len(verdicts) == 0 && rep.Mirror == nil
+			if n[k].all > 0 || asked {
+				p.line("%s", n[k].words(k))
+			}
+		}
 	})
 }
 
-func drawVerdict(p *page, removed bool, keep []string, what, goes string) {
-	state, why := p.paint(green, "stays  "), strings.Join(keep, "; ")
+func drawVerdict(p *page, v pruneVerdict) {
+	state, why := p.paint(green, "stays  "), strings.Join(v.keep, "; ")
 	switch {
-	case removed:
+	case v.removed:
 		state, why = p.paint(red, "removed"), ""
-	case len(keep) == 0:
-		state, why = p.paint(yellow, "goes   "), goes
+	case len(v.keep) == 0:
+		state, why = p.paint(yellow, "goes   "), v.goes
 	}
-	p.line("%s  %s", state, what)
+	p.line("%s  %s", state, v.what)
 	if why != "" {
 		p.wrapped("         ", "         ", why)
 	}
@@ -91,114 +144,57 @@ func ofNode(node string) string {
 // pruneCount counts one kind.
 type pruneCount struct{ all, goes, removed, bytes, freed int64 }
 
-func (t *pruneCount) count(removed bool, keep []string, bytes int64) {
-	t.all++
-	switch {
-	case removed:
-		t.removed, t.freed = t.removed+1, t.freed+bytes
-	case len(keep) == 0:
-		t.goes, t.bytes = t.goes+1, t.bytes+bytes
-	}
-}
-
-func (t pruneCount) words(what, bytes, freed string) string {
-	switch {
-	case t.removed > 0 && t.goes > 0:
-		return fmt.Sprintf("%d of %d %ss removed%s; %d that could be removed are still there", t.removed, t.all, what, freed, t.goes)
-	case t.removed > 0:
-		return fmt.Sprintf("%d of %d %ss removed%s", t.removed, t.all, what, freed)
-	case t.goes > 0:
-		return fmt.Sprintf("%d of %d %ss can go%s", t.goes, t.all, what, bytes)
-	}
-	return counted(int(t.all), what) + ", none to remove"
-}
-
-// pruneCounts are the counts of all kinds.
-type pruneCounts struct{ disks, ofRemoved, vms, scratch, isos, diskImages, cache, mirror pruneCount }
-
-func countPrune(rep pipeline.PruneReport) (n pruneCounts) {
-	for _, v := range rep.Disks {
-		if v.OfRemoved {
-			n.ofRemoved.count(v.Removed, v.Keep, int64(v.SizeBytes))
-		} else {
-			n.disks.count(v.Removed, v.Keep, int64(v.SizeBytes))
+// countPrune counts the verdicts of each kind.
+func countPrune(verdicts []pruneVerdict) map[*pruneKind]pruneCount {
+	n := map[*pruneKind]pruneCount{}
+	for _, v := range verdicts {
+		t := n[v.kind]
+		t.all++
+		switch {
+		case v.removed:
+			t.removed, t.freed = t.removed+1, t.freed+v.bytes
+		case len(v.keep) == 0:
+			t.goes, t.bytes = t.goes+1, t.bytes+v.bytes
 		}
-	}
-	for _, v := range rep.VMs {
-		n.vms.count(v.Removed, v.Keep, 0)
-	}
-	for _, v := range rep.Scratch {
-		n.scratch.count(v.Removed, v.Keep, 0)
-	}
-	for _, v := range rep.ISOs {
-		if v.Of() == images.DiskImage {
-			n.diskImages.count(v.Removed, v.Keep, v.SizeBytes)
-		} else {
-			n.isos.count(v.Removed, v.Keep, v.SizeBytes)
-		}
-	}
-	for _, v := range rep.Cache {
-		n.cache.count(v.Removed, v.Keep, v.SizeBytes)
-	}
-	for _, v := range rep.Mirror {
-		n.mirror.count(v.Removed, v.Keep, 0)
+		n[v.kind] = t
 	}
 	return n
 }
 
-// removedDisk is any disk of a node that was removed: also one with data.
-const removedDisk = "removed node's disk"
-
-// pruned is the summary. It omits empty kinds, except ISOs, and the mirror if requested.
-func pruned(rep pipeline.PruneReport) string {
-	n := countPrune(rep)
-	var lines []string
-	if n.disks.all > 0 {
-		lines = append(lines, n.disks.words("old system disk", ", "+size(n.disks.bytes), ", "+size(n.disks.freed)))
+func (t pruneCount) words(k *pruneKind) string {
+	bytes, freed := "", ""
+	if k.sized {
+		bytes, freed = ", "+size(t.bytes), ", "+size(t.freed)
 	}
-	if n.ofRemoved.all > 0 {
-		lines = append(lines, n.ofRemoved.words(removedDisk, ", "+size(n.ofRemoved.bytes), ", "+size(n.ofRemoved.freed)))
+	switch {
+	case t.removed > 0 && t.goes > 0:
+		return fmt.Sprintf("%d of %d %ss removed%s; %d that could be removed are still there", t.removed, t.all, k.noun, freed, t.goes)
+	case t.removed > 0:
+		return fmt.Sprintf("%d of %d %ss removed%s", t.removed, t.all, k.noun, freed)
+	case t.goes > 0:
+		return fmt.Sprintf("%d of %d %ss can go%s", t.goes, t.all, k.noun, bytes)
 	}
-	if n.vms.all > 0 {
-		lines = append(lines, n.vms.words("parking VM", "", ""))
-	}
-	if n.scratch.all > 0 {
-		lines = append(lines, n.scratch.words("scratch VM", "", ""))
-	}
-	if n.isos.all > 0 || n.disks.all+n.ofRemoved.all+n.vms.all+n.scratch.all+n.diskImages.all+n.cache.all == 0 && rep.Mirror == nil {
-		lines = append(lines, n.isos.words("ISO", ", "+size(n.isos.bytes), ", "+size(n.isos.freed)))
-	}
-	if n.diskImages.all > 0 {
-		lines = append(lines, n.diskImages.words("disk image", ", "+size(n.diskImages.bytes), ", "+size(n.diskImages.freed)))
-	}
-	if n.cache.all > 0 {
-		lines = append(lines, n.cache.words("cached file", ", "+size(n.cache.bytes), ", "+size(n.cache.freed)))
-	}
-	if rep.Mirror != nil {
-		lines = append(lines, n.mirror.words("mirrored installer", "", ""))
-	}
-	return strings.Join(lines, "\n")
+	return counted(int(t.all), k.noun) + ", none to remove"
 }
 
 // PruneQuestion is the question whether to remove what a report lists.
 func PruneQuestion(rep pipeline.PruneReport) string {
-	n := countPrune(rep)
+	n := countPrune(pruneVerdicts(rep))
 	var parts []string
-	add := func(count int64, verb, what, more string) {
-		if count == 1 {
-			parts = append(parts, fmt.Sprintf("%s 1 %s%s", verb, what, more))
-		} else if count > 1 {
-			parts = append(parts, fmt.Sprintf("%s %d %ss%s", verb, count, what, more))
+	for _, k := range pruneKinds {
+		t := n[k]
+		if t.goes == 0 {
+			continue
 		}
+		part := k.verb + " " + counted(int(t.goes), k.noun)
+		if k.sized {
+			part += " (" + size(t.bytes) + ")"
+		}
+		if k.forGood {
+			part += " for good"
+		}
+		parts = append(parts, part)
 	}
-	add(n.disks.goes, "free", "old system disk", " ("+size(n.disks.bytes)+") for good")
-	add(n.ofRemoved.goes, "free", removedDisk, " ("+size(n.ofRemoved.bytes)+") for good")
-	add(n.vms.goes, "delete", "parking VM", "")
-	add(n.scratch.goes, "delete", "scratch VM", "")
-	add(n.isos.goes, "delete", "ISO", " ("+size(n.isos.bytes)+")")
-	add(n.diskImages.goes, "delete", "disk image", " ("+size(n.diskImages.bytes)+")")
-	add(n.cache.goes, "delete", "cached file", " ("+size(n.cache.bytes)+")")
-	add(n.mirror.goes, "delete", "mirrored installer", " for good")
 	question := strings.Join(parts, ", ") + "?"
 	return strings.ToUpper(question[:1]) + question[1:]
 }

@@ -204,9 +204,13 @@ func TestPruneOfARemovedNode(t *testing.T) {
 		{Node: "wk3", Run: "r1", Key: "scsi0", Parking: 9090, Host: "pve1", Talos: "v1.13.9", SizeBytes: 10 << 30, OfRemoved: true},
 		{Node: "wk3", Run: "r1", Key: "scsi1", Parking: 9090, Host: "pve1", SizeBytes: 20 << 30, OfRemoved: true},
 	}
-	question, sum := PruneQuestion(pipeline.PruneReport{Disks: disks}), pruned(pipeline.PruneReport{Disks: disks})
-	if question != "Free 2 removed node's disks (30 GiB) for good?" || sum != "2 of 2 removed node's disks can go, 30 GiB" {
-		t.Errorf("%s\n%s", question, sum)
+	var text bytes.Buffer
+	if err := WritePrune(&text, "text", pipeline.PruneReport{Disks: disks}); err != nil {
+		t.Fatal(err)
+	}
+	question := PruneQuestion(pipeline.PruneReport{Disks: disks})
+	if question != "Free 2 removed node's disks (30 GiB) for good?" || !strings.HasSuffix(text.String(), "\n2 of 2 removed node's disks can go, 30 GiB\n") {
+		t.Errorf("%s\n%s", question, &text)
 	}
 	for _, d := range disks {
 		if text := keptDisk(d); strings.Contains(text, "system disk") {
