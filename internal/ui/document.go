@@ -2,14 +2,7 @@ package ui
 
 import (
 	"fmt"
-	"slices"
 	"strings"
-
-	"github.com/recast-sh/recast/cluster/observe"
-	"github.com/recast-sh/recast/cluster/planning"
-	"github.com/recast-sh/recast/internal/foreign"
-	"github.com/recast-sh/recast/internal/words"
-	"github.com/recast-sh/recast/pipeline"
 )
 
 // A document is what a command says to people, made once: it is printed as text or Markdown,
@@ -95,101 +88,4 @@ func (p *page) facts(indent string, facts []Fact) {
 			p.wrapped(indent+p.paint(f.Mood(), f.Label+":")+" ", indent+"  ", f.Text)
 		}
 	}
-}
-
-// DriftWords is the drift of all nodes.
-type DriftWords struct {
-	Sum                   string
-	InSync, Stale, Unread int
-	Nodes                 []NodeWords
-	Unlisted              string // nodes that recast.yaml does not name
-	Next                  []string
-}
-
-// DriftInWords returns what WriteDrift prints, unread nodes first, then stale ones.
-func DriftInWords(res pipeline.DriftResult, hide func(string) string) DriftWords {
-	out := DriftWords{
-		Sum: hide(driftSum(res)), Stale: res.Stale, Unread: res.Unread,
-		Unlisted: hide(unlisted(res)), Next: each(hints(res.Nodes), hide),
-	}
-	for _, d := range res.Nodes {
-		n := driftOf(d).hidden(hide)
-		n.Cells[1] = words.Short(d.Build) // the page's column says the rest
-		if n.State == wordInSync {
-			out.InSync++
-		}
-		out.Nodes = append(out.Nodes, n)
-	}
-	rank := func(n NodeWords) int { return slices.Index([]Mood{red, yellow, green}, n.Mood) }
-	slices.SortStableFunc(out.Nodes, func(a, b NodeWords) int { return rank(a) - rank(b) })
-	return out
-}
-
-// PlanWords is a plan.
-type PlanWords struct {
-	Before   string // the first node: rehearsals
-	Phases   []PhaseWords
-	Idle     []NodeWords
-	Checks   string // surge, gates, storage, hooks
-	Warnings string
-	Sum      string
-	Recreate string // what would let more nodes be recreated
-	Next     []string
-}
-
-// PhaseWords are the nodes of one phase.
-type PhaseWords struct {
-	Heading string
-	Each    []Fact // that all of its nodes have
-	Nodes   []NodeWords
-}
-
-// PlanInWords returns what WritePlan and AdvisePlan print.
-func PlanInWords(plan planning.Plan, hide func(string) string) PlanWords {
-	text := func(draw func(*page, planning.Plan)) string { return hide(textOf(func(p *page) { draw(p, plan) })) }
-	hidden := func(n NodeWords) NodeWords { return n.hidden(hide) }
-	return PlanWords{
-		Before: text(drawRehearsal), Checks: text(drawChecks), Warnings: text(drawPlanWarnings), Sum: text(drawSum),
-		Recreate: text(drawPlanToRecreate), Next: each(afterPlan(plan), hide), Idle: each(idleNodes(plan), hidden),
-		Phases: each(phases(plan), func(p PhaseWords) PhaseWords {
-			return PhaseWords{hide(p.Heading), hiddenFacts(p.Each, hide), each(p.Nodes, hidden)}
-		}),
-	}
-}
-
-// StatusWords is the status of a cluster.
-type StatusWords struct {
-	Text   string
-	Active bool // somebody holds the claim
-}
-
-// StatusInWords returns what WriteStatus prints.
-func StatusInWords(res pipeline.StatusResult, hide func(string) string) StatusWords {
-	return StatusWords{hide(textOf(func(p *page) { drawStatus(p, res) })), res.Claim != nil}
-}
-
-// ProvenanceWords is the chain from a lock to a running node.
-type ProvenanceWords struct {
-	Title   string
-	Links   []LinkWords
-	Summary []string
-}
-
-// LinkWords is one link of it.
-type LinkWords struct {
-	Certainty string
-	Mood      Mood
-	Name      string
-	Text      string
-	Details   []string
-}
-
-// ProvenanceInWords returns what WriteProvenance prints.
-func ProvenanceInWords(res observe.Provenance, hide func(string) string) ProvenanceWords {
-	out := ProvenanceWords{Title: hide(provenanceTitle(res)), Summary: each(res.Summary, hide)}
-	for _, l := range res.Links {
-		text, details := hide(foreign.Line(l.Text)), each(l.Details, hide)
-		out.Links = append(out.Links, LinkWords{string(l.Certainty), certain(l.Certainty), l.Name, text, details})
-	}
-	return out
 }

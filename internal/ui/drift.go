@@ -203,3 +203,31 @@ func driftCells(d observe.Drift) string {
 	cells := []string{state, escape(cmp.Or(d.Talos, "–")), "`" + words.Short(d.Build) + "`", strings.Join(why, "<br>")}
 	return strings.Join(cells, " | ")
 }
+
+// DriftWords is the drift of all nodes.
+type DriftWords struct {
+	Sum                   string
+	InSync, Stale, Unread int
+	Nodes                 []NodeWords
+	Unlisted              string // nodes that recast.yaml does not name
+	Next                  []string
+}
+
+// DriftInWords returns what WriteDrift prints, unread nodes first, then stale ones.
+func DriftInWords(res pipeline.DriftResult, hide func(string) string) DriftWords {
+	out := DriftWords{
+		Sum: hide(driftSum(res)), Stale: res.Stale, Unread: res.Unread,
+		Unlisted: hide(unlisted(res)), Next: each(hints(res.Nodes), hide),
+	}
+	for _, d := range res.Nodes {
+		n := driftOf(d).hidden(hide)
+		n.Cells[1] = words.Short(d.Build) // the page's column says the rest
+		if n.State == wordInSync {
+			out.InSync++
+		}
+		out.Nodes = append(out.Nodes, n)
+	}
+	rank := func(n NodeWords) int { return slices.Index([]Mood{red, yellow, green}, n.Mood) }
+	slices.SortStableFunc(out.Nodes, func(a, b NodeWords) int { return rank(a) - rank(b) })
+	return out
+}

@@ -145,7 +145,7 @@ func drawAbout(p *page, r RunTold) {
 	}
 	if a := r.About; a != nil {
 		for _, c := range a.Changes {
-			p.line("  schematic %s: build %s → %s", c.Schematic, orNone(words.Short(c.OldBuild)), orNone(words.Short(c.NewBuild)))
+			p.line("  schematic %s: build %s → %s", c.Schematic, words.OrNone(words.Short(c.OldBuild)), words.OrNone(words.Short(c.NewBuild)))
 			p.wrapped("    ", "      ", c.Reasons...)
 		}
 	}

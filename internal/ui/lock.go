@@ -13,7 +13,7 @@ import (
 func WriteLock(w io.Writer, format string, res pipeline.LockResult) error {
 	return write(w, format, res, func(p *page) {
 		for _, c := range res.Changes {
-			p.line("schematic %s: build %s → %s", c.Schematic, orNone(words.Short(c.OldBuild)), orNone(words.Short(c.NewBuild)))
+			p.line("schematic %s: build %s → %s", c.Schematic, words.OrNone(words.Short(c.OldBuild)), words.OrNone(words.Short(c.NewBuild)))
 			for _, r := range c.Reasons {
 				p.line("  %s", r)
 			}
@@ -42,18 +42,11 @@ func WriteImages(w io.Writer, format string, lock schematics.Lock) error {
 		for _, name := range lock.Names() {
 			e := lock.Schematics[name]
 			p.line("schematic %s: build %s", name, words.Short(e.BuildID))
-			p.line("  installer %s", orNone(e.Installer))
-			p.line("  boot ISO  %s sha256:%s", e.ISO.Name, orNone(e.ISO.SHA256))
+			p.line("  installer %s", words.OrNone(e.Installer))
+			p.line("  boot ISO  %s sha256:%s", e.ISO.Name, words.OrNone(e.ISO.SHA256))
 			if e.Disk.Name != "" {
 				p.line("  disk      %s sha256:%s", e.Disk.Name, e.Disk.SHA256)
 			}
 		}
 	})
-}
-
-func orNone(s string) string {
-	if s == "" {
-		return "none"
-	}
-	return s
 }

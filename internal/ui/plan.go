@@ -287,3 +287,59 @@ func minutes(d time.Duration) string {
 	}
 	return fmt.Sprintf("%d min", d/time.Minute)
 }
+
+// AdvisePlan prints what to type next below a plan.
+func AdvisePlan(w io.Writer, plan planning.Plan) error {
+	p := newPage(w)
+	p.next(afterPlan(plan)...)
+	return p.err
+}
+
+// afterPlan returns what to do next about a plan.
+func afterPlan(plan planning.Plan) []string {
+	var out []string
+	refused := slices.IndexFunc(plan.Nodes, func(n planning.NodePlan) bool { return len(n.Refused) > 0 })
+	switch work := plan.Work(); {
+	case refused >= 0:
+		name := plan.Nodes[refused].Node
+		out = append(out, "recast plan --explain "+name+" shows the reasons against each strategy; recast roll --exclude "+name+" leaves it out")
+	case len(work) == 0:
+	case plan.Run != "":
+		out = append(out, "recast status shows where every disk is; recast roll finishes what is unfinished")
+	default:
+		out = append(out, "recast roll does it; recast plan --explain "+work[0].Node+" shows each disk and step of one node")
+	}
+	return out
+}
+
+// PlanWords is a plan.
+type PlanWords struct {
+	Before   string // the first node: rehearsals
+	Phases   []PhaseWords
+	Idle     []NodeWords
+	Checks   string // surge, gates, storage, hooks
+	Warnings string
+	Sum      string
+	Recreate string // what would let more nodes be recreated
+	Next     []string
+}
+
+// PhaseWords are the nodes of one phase.
+type PhaseWords struct {
+	Heading string
+	Each    []Fact // that all of its nodes have
+	Nodes   []NodeWords
+}
+
+// PlanInWords returns what WritePlan and AdvisePlan print.
+func PlanInWords(plan planning.Plan, hide func(string) string) PlanWords {
+	text := func(draw func(*page, planning.Plan)) string { return hide(textOf(func(p *page) { draw(p, plan) })) }
+	hidden := func(n NodeWords) NodeWords { return n.hidden(hide) }
+	return PlanWords{
+		Before: text(drawRehearsal), Checks: text(drawChecks), Warnings: text(drawPlanWarnings), Sum: text(drawSum),
+		Recreate: text(drawPlanToRecreate), Next: each(afterPlan(plan), hide), Idle: each(idleNodes(plan), hidden),
+		Phases: each(phases(plan), func(p PhaseWords) PhaseWords {
+			return PhaseWords{hide(p.Heading), hiddenFacts(p.Each, hide), each(p.Nodes, hidden)}
+		}),
+	}
+}

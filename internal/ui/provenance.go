@@ -38,3 +38,29 @@ func certain(c observe.Certainty) Mood {
 	}
 	return ""
 }
+
+// ProvenanceWords is the chain from a lock to a running node.
+type ProvenanceWords struct {
+	Title   string
+	Links   []LinkWords
+	Summary []string
+}
+
+// LinkWords is one link of it.
+type LinkWords struct {
+	Certainty string
+	Mood      Mood
+	Name      string
+	Text      string
+	Details   []string
+}
+
+// ProvenanceInWords returns what WriteProvenance prints.
+func ProvenanceInWords(res observe.Provenance, hide func(string) string) ProvenanceWords {
+	out := ProvenanceWords{Title: hide(provenanceTitle(res)), Summary: each(res.Summary, hide)}
+	for _, l := range res.Links {
+		text, details := hide(foreign.Line(l.Text)), each(l.Details, hide)
+		out.Links = append(out.Links, LinkWords{string(l.Certainty), certain(l.Certainty), l.Name, text, details})
+	}
+	return out
+}

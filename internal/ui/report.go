@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/hook"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/words"
 	"github.com/recast-sh/recast/pipeline"
@@ -90,8 +91,6 @@ func expected(n NodeFared, plan planning.Plan) string {
 	return " (" + (time.Duration(plan.Work()[i].OutageSeconds) * time.Second).String() + " expected)"
 }
 
-// achieved includes the build if the plan has it: not for unfinished nodes of an earlier
-// run, which are finished with that run's build.
 // fate is the result of a node's branch.
 func fate(p *page, n NodeFared, plan planning.Plan) string {
 	mood, gates, hooks := red, "its gates do not hold", "a hook failed"
@@ -117,6 +116,8 @@ func fate(p *page, n NodeFared, plan planning.Plan) string {
 	return p.paint(mood, n.Strategy+" "+string(n.Outcome))
 }
 
+// achieved includes the build if the plan has it: not for unfinished nodes of an earlier
+// run, which are finished with that run's build.
 func achieved(n NodeFared, plan planning.Plan) string {
 	text := cluster.Strategy(n.Strategy).Words().Done
 	i := slices.IndexFunc(plan.Work(), func(w planning.NodePlan) bool { return w.Node == n.Node })
@@ -131,4 +132,28 @@ func achieved(n NodeFared, plan planning.Plan) string {
 		return fmt.Sprintf("%s to build %s", text, words.Short(w.Drift.Build))
 	}
 	return text
+}
+
+// drawHooked prints the number of hooks that ran, and the failures.
+func drawHooked(p *page, hooks []hook.HookRun) {
+	if len(hooks) == 0 {
+		return
+	}
+	var took float64
+	for _, h := range hooks {
+		took += h.Seconds
+	}
+	p.line("  %s ran, for %s in all", counted(len(hooks), "hook"), time.Duration(took*float64(time.Second)).Round(time.Second))
+	for _, h := range hooks {
+		if h.Error == "" {
+			continue
+		}
+		what := string(h.Point)
+		if h.Node != "" {
+			what += " of " + h.Node
+		} else if h.Batch != "" {
+			what += " of " + string(h.Batch)
+		}
+		p.wrapped(p.paint(red, "  hook failed: "), "      ", what+": "+h.Error)
+	}
 }

@@ -21,50 +21,43 @@ func WriteStatus(w io.Writer, format string, res pipeline.StatusResult) error {
 func drawStatus(p *page, res pipeline.StatusResult) {
 	drawClaim(p, res.Claim)
 	drawLastRun(p, res)
-	for _, h := range res.Open {
-		p.line("")
-		drawHalf(p, h)
-	}
-	for _, m := range res.Marked {
-		p.line("")
-		drawMarked(p, m)
-	}
-	for _, node := range res.Surge {
-		p.line("")
+	apart(p, res.Open, drawHalf)
+	apart(p, res.Marked, drawMarked)
+	apart(p, res.Surge, func(p *page, node string) {
 		p.line("surge  %s is left over by a roll", node)
 		advise(p, []pipeline.Advice{{Command: "recast roll", Does: "goes on with it, or removes it"}, {Command: "recast remove " + node, Does: "removes it"}})
-	}
+	})
 	if len(res.Kept) > 0 {
 		p.line("")
 	}
 	for _, k := range res.Kept {
 		drawKept(p, k)
 	}
-	for _, s := range res.Scratch {
-		p.line("")
-		p.line("scratch  VM %d %q on %s: run %s tests, or tested, an image on it", s.VMID, s.Name, s.Host, s.Run)
-		advise(p, s.Next)
-	}
-	for _, h := range res.Held {
-		p.line("")
-		drawHeld(p, h)
-	}
-	for _, text := range res.Unanswered {
-		p.line("")
-		p.wrapped(p.paint(yellow, "no answer")+"  ", "    ", text)
-	}
+	apart(p, res.Scratch, drawScratch)
+	apart(p, res.Held, drawHeld)
+	apart(p, res.Unanswered, func(p *page, text string) { p.wrapped(p.paint(yellow, "no answer")+"  ", "    ", text) })
 	if res.Kubernetes != "" {
 		p.line("")
 		p.wrapped(p.paint(yellow, "Kubernetes could not be asked")+" for nodes that a run has cordoned: ", "  ", res.Kubernetes)
 	}
-	for _, problem := range res.Problems {
-		p.line("")
-		p.wrapped(p.paint(red, "could not be read: "), "  ", problem)
-	}
+	apart(p, res.Problems, func(p *page, text string) { p.wrapped(p.paint(red, "could not be read: "), "  ", text) })
 	if len(res.Open) == 0 && len(res.Marked) == 0 && len(res.Unanswered)+len(res.Surge)+len(res.Held) == 0 && res.Claim == nil && len(res.Problems) == 0 && res.Kubernetes == "" {
 		p.line("")
 		p.line("nothing is unfinished")
 	}
+}
+
+// apart draws each of a list below a blank line.
+func apart[T any](p *page, list []T, draw func(*page, T)) {
+	for _, v := range list {
+		p.line("")
+		draw(p, v)
+	}
+}
+
+func drawScratch(p *page, s pipeline.Left) {
+	p.line("scratch  VM %d %q on %s: run %s tests, or tested, an image on it", s.VMID, s.Name, s.Host, s.Run)
+	advise(p, s.Next)
 }
 
 func drawHeld(p *page, h pipeline.HeldBack) {
@@ -175,7 +168,7 @@ func drawWhere(p *page, d pipeline.DiskStatus) {
 }
 
 func drawMarked(p *page, m pipeline.Marked) {
-	p.line("%s  %s: run %s started to bring it to build %s (%s)", p.paint(yellow, "marked"), m.Node, m.Run, orNone(words.Short(m.Build)), m.Strategy)
+	p.line("%s  %s: run %s started to bring it to build %s (%s)", p.paint(yellow, "marked"), m.Node, m.Run, words.OrNone(words.Short(m.Build)), m.Strategy)
 	var state []string
 	if m.Installed {
 		state = append(state, "the new system is installed")
@@ -199,7 +192,7 @@ func drawKept(p *page, k pipeline.Kept) {
 		what, by = "disk", "removed by run"
 	}
 	p.line("kept  %s of %s: %s, %s of VM %d", what, k.Node, k.Volid, k.Key, k.Parking)
-	system := fmt.Sprintf("Talos %s, lock %s, ", cmp.Or(k.Talos, "of unknown version"), orNone(words.Short(k.Lock)))
+	system := fmt.Sprintf("Talos %s, lock %s, ", cmp.Or(k.Talos, "of unknown version"), words.OrNone(words.Short(k.Lock)))
 	if k.Removed && k.Talos == "" {
 		system = "" // any disk of the node
 	}
@@ -222,7 +215,18 @@ func image(s cluster.Strategy, talos, build string) string {
 	if talos != "" {
 		what = "Talos " + talos + " " + what
 	}
-	return what + orNone(words.Short(build))
+	return what + words.OrNone(words.Short(build))
 }
 
 func clock(t time.Time) string { return t.Format(time.RFC3339) }
+
+// StatusWords is the status of a cluster.
+type StatusWords struct {
+	Text   string
+	Active bool // somebody holds the claim
+}
+
+// StatusInWords returns what WriteStatus prints.
+func StatusInWords(res pipeline.StatusResult, hide func(string) string) StatusWords {
+	return StatusWords{hide(textOf(func(p *page) { drawStatus(p, res) })), res.Claim != nil}
+}

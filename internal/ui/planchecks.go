@@ -6,6 +6,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/hook"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/words"
 )
@@ -55,6 +57,31 @@ func storageLines(plan planning.Plan) []string {
 		}
 		text := strings.TrimSuffix(s.Name+": "+strings.Join(facts, ", "), ": ")
 		lines = append(lines, text)
+	}
+	return lines
+}
+
+// hookPoints says in words when the hooks of a point run.
+var hookPoints = map[cluster.HookPoint]string{
+	cluster.BeforeRun: "before the run", cluster.AfterRun: "after the run, with any result",
+	cluster.BeforeBatch: "before each batch", cluster.AfterBatch: "after each batch",
+	cluster.BeforeNode: "before each node", cluster.AfterNode: "when each node is back",
+}
+
+// hookLines returns the hooks of a plan that does something.
+func hookLines(plan planning.Plan) []string {
+	if !slices.ContainsFunc(plan.Nodes, func(n planning.NodePlan) bool { return n.Strategy != "" }) {
+		return nil
+	}
+	var lines []string
+	for _, point := range hook.Points() {
+		for _, h := range plan.Hooks.At(point) {
+			text := hookPoints[point] + ": " + h.String()
+			if h.Description != "" {
+				text += " (" + h.About() + ")"
+			}
+			lines = append(lines, text+", within "+minutes(h.Timeout()))
+		}
 	}
 	return lines
 }
