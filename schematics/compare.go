@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+
+	"github.com/recast-sh/recast/internal/words"
 )
 
 // Change is a schematic whose image changes with the new lock; nodes that run the
@@ -77,7 +79,7 @@ func reasons(before, after Lock, was, is Locked, moved []Moved) []string {
 		{"architecture", before.Arch, after.Arch},
 		{"platform", before.Platform, after.Platform},
 		{"Secure Boot", fmt.Sprint(before.SecureBoot), fmt.Sprint(after.SecureBoot)},
-		{"Secure Boot's certificate", orNone(before.SecureBootKey), orNone(after.SecureBootKey)},
+		{"Secure Boot's certificate", words.OrNone(before.SecureBootKey), words.OrNone(after.SecureBootKey)},
 		{"overlay", was.Overlay.String(), is.Overlay.String()},
 		{"rebuild", fmt.Sprint(was.Rebuild), fmt.Sprint(is.Rebuild)},
 	} {
@@ -99,16 +101,9 @@ func reasons(before, after Lock, was, is Locked, moved []Moved) []string {
 
 func (o *Overlay) String() string {
 	if o == nil {
-		return orNone("")
+		return words.OrNone("")
 	}
 	return o.Name + " " + o.Digest
-}
-
-func orNone(s string) string {
-	if s == "" {
-		return "none"
-	}
-	return s
 }
 
 func userPart(e Locked) string {

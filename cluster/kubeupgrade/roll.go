@@ -76,7 +76,7 @@ func (u *Upgrade) branch(c cluster.Component) step.Step {
 		})
 	}
 	return step.Step{
-		ID: string(c), Title: fmt.Sprintf("%s to %s on %d %s, one at a time", c, u.Plan.To, len(steps), words.Plural(len(steps), "node")), Risk: step.Disruptive,
+		ID: string(c), Title: fmt.Sprintf("%s to %s on %s, one at a time", c, u.Plan.To, words.Counted(len(steps), "node")), Risk: step.Disruptive,
 		Steps: func(context.Context) ([]step.Step, error) { return steps, nil },
 	}
 }
@@ -93,7 +93,7 @@ func (u *Upgrade) pullStep() step.Step {
 		if len(images) == 0 {
 			continue
 		}
-		steps = append(steps, step.Step{ID: n.Node, Kind: "pull", Title: fmt.Sprintf("have %s fetch %d %s", n.Node, len(images), words.Plural(len(images), "image")), Do: func(ctx context.Context) error {
+		steps = append(steps, step.Step{ID: n.Node, Kind: "pull", Title: fmt.Sprintf("have %s fetch %s", n.Node, words.Counted(len(images), "image")), Do: func(ctx context.Context) error {
 			return u.pull(ctx, n, images)
 		}})
 	}

@@ -123,7 +123,7 @@ func (c FileCheck) String() string {
 			differ = "1 differs"
 		}
 	}
-	return fmt.Sprintf("%d %s of its extensions compared (%d bytes read): %s", c.Files, words.Plural(c.Files, "file"), c.Bytes, differ)
+	return fmt.Sprintf("%s of its extensions compared (%d bytes read): %s", words.Counted(c.Files, "file"), c.Bytes, differ)
 }
 
 func (f LockedFile) fingerprint() string {
@@ -236,7 +236,7 @@ func (c *fileComparison) list(ctx context.Context, files cluster.MachineFiles) e
 		}
 	}
 	for _, name := range sortedKeys(running) {
-		c.check.NotCompared = append(c.check.NotCompared, fmt.Sprintf("%d %s below %s%s of no extension image: a service makes files there while it runs", running[name], words.Plural(running[name], "file"), services, name))
+		c.check.NotCompared = append(c.check.NotCompared, fmt.Sprintf("%s below %s%s of no extension image: a service makes files there while it runs", words.Counted(running[name], "file"), services, name))
 	}
 	return nil
 }
@@ -265,7 +265,7 @@ func (c *fileComparison) plan() {
 			c.owners[name] = append(c.owners[name], i)
 		}
 		for why, n := range hidden {
-			c.check.NotCompared = append(c.check.NotCompared, fmt.Sprintf("%d %s of extension %s: %s", n, words.Plural(n, "file"), content.Extension.Title(), why))
+			c.check.NotCompared = append(c.check.NotCompared, fmt.Sprintf("%s of extension %s: %s", words.Counted(n, "file"), content.Extension.Title(), why))
 		}
 	}
 	slices.Sort(c.check.NotCompared)

@@ -132,7 +132,7 @@ func (j judged) extensionsLink() ProvenanceLink {
 		}
 		l = l.and(strings.TrimSpace(e.Name+" "+e.Version) + author)
 	}
-	l.Text = fmt.Sprintf("the node lists %d %s, by name and version", len(m.Extensions), words.Plural(len(m.Extensions), "extension"))
+	l.Text = fmt.Sprintf("the node lists %s, by name and version", words.Counted(len(m.Extensions), "extension"))
 	if j.known == nil {
 		l.Text += "; no digests are known to compare them with"
 		return l

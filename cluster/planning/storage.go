@@ -107,7 +107,7 @@ func patience(s replica.System, n NodePlan) string {
 	if has == 0 || outage <= waits || waits == 0 && !s.Holds {
 		return ""
 	}
-	what := fmt.Sprintf("its %d %s", has, words.Plural(has, "replica"))
+	what := "its " + words.Counted(has, "replica")
 	if s.Pools {
 		what = "its data"
 	}

@@ -185,7 +185,7 @@ func (j *judgement) judgeVM(v *ParkingVerdict, p parking.Parking) {
 		}
 	}
 	if staying > 0 && len(v.Keep) == 0 {
-		v.Keep = append(v.Keep, fmt.Sprintf("it keeps %d %s of node %s", staying, words.Plural(staying, what), v.Node))
+		v.Keep = append(v.Keep, fmt.Sprintf("it keeps %s of node %s", words.Counted(staying, what), v.Node))
 	}
 	if !p.Record.Open {
 		for _, d := range unrecorded(p.VM, known) {

@@ -338,7 +338,7 @@ func (s System) unhealed(node string, ailing []string) string {
 	return text + fmt.Sprintf("; %s not healthy: %s", count(len(names)), Some(names))
 }
 
-func count(volumes int) string { return fmt.Sprintf("%d %s", volumes, words.Plural(volumes, "volume")) }
+func count(volumes int) string { return words.Counted(volumes, "volume") }
 
 // Unchecked names what has copies on the node and was not looked at by its system since the first time
 // that this was asked with the same seen, which remembers that; "" if there is nothing.

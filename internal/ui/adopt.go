@@ -71,7 +71,7 @@ func drawBlock(p *page, block string) {
 // WriteAdopt prints what was found and written, and the blocks for Terraform.
 func WriteAdopt(w io.Writer, format string, res adopt.Result) error {
 	return write(w, format, res, func(p *page) {
-		p.line("cluster %s: %s, Talos %s, from Terraform", res.Cluster, counted(len(res.Nodes), "node"), res.Talos)
+		p.line("cluster %s: %s, Talos %s, from Terraform", res.Cluster, words.Counted(len(res.Nodes), "node"), res.Talos)
 		var rows [][]string
 		for _, n := range res.Nodes {
 			rows = append(rows, []string{n.Name, cmp.Or(n.Role, "role not told"), fmt.Sprintf("VM %d on %s", n.VMID, n.Host), cmp.Or(n.Class, "no class"), strings.Join(n.Disks, ", ")})

@@ -8,6 +8,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/survey"
+	"github.com/recast-sh/recast/internal/words"
 	"github.com/recast-sh/recast/pipeline/checkup"
 )
 
@@ -33,7 +34,7 @@ func WriteDoctor(w io.Writer, format string, res checkup.Result) error {
 		drawGrants(p, res)
 		drawToRecreate(p, "What a roll would use today, and what makes it recreate", strategiesOf(res.Nodes))
 		p.line("")
-		p.line("%d checks: %s, %s", len(res.Checks), counted(count[checkup.Problem], "problem"), counted(count[checkup.Warning], "warning"))
+		p.line("%d checks: %s, %s", len(res.Checks), words.Counted(count[checkup.Problem], "problem"), words.Counted(count[checkup.Warning], "warning"))
 	})
 }
 
@@ -89,11 +90,4 @@ func drawGrants(p *page, res checkup.Result) {
 	p.wrapped("", "", "A token with privilege separation has only privileges that both it and its user have. An entry of the access control "+
 		"list replaces entries above it, so each path gets everything that is needed there, and by RecastKeep roles what was granted there "+
 		"before. It does not matter if a role exists already. Then run recast doctor again: it could not check what the token can't see yet.")
-}
-
-func counted(n int, what string) string {
-	if n == 1 {
-		return "1 " + what
-	}
-	return fmt.Sprintf("%d %ss", n, what)
 }

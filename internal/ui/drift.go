@@ -77,7 +77,7 @@ func driftSum(res pipeline.DriftResult) string {
 	case res.Stale > 0:
 		return fmt.Sprintf("%d of %d nodes are stale%s", res.Stale, len(res.Nodes), tally(res.Nodes))
 	}
-	text := counted(len(res.Nodes), "node") + " in sync"
+	text := words.Counted(len(res.Nodes), "node") + " in sync"
 	if res.HeldLeft {
 		text += ", but a setting of a storage system is left changed"
 	}

@@ -37,7 +37,7 @@ func drawTurn(p *page, e survey.Explanation) {
 	}
 	p.rows("", [][]string{node(n).row(p)}, nil)
 	if e.Turn > 0 {
-		turn := fmt.Sprintf("%d of %s to be rolled", e.Turn, counted(e.Of, "node"))
+		turn := fmt.Sprintf("%d of %s to be rolled", e.Turn, words.Counted(e.Of, "node"))
 		if b := e.Batch; b != nil {
 			turn += fmt.Sprintf(", with the batch %s, %d at a time", strings.ReplaceAll(string(b.Phase), "-", " "), b.Limit)
 		}

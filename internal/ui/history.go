@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/internal/story"
+	"github.com/recast-sh/recast/internal/words"
 	"github.com/recast-sh/recast/pipeline/past"
 )
 
@@ -112,7 +113,7 @@ func WriteHistory(w io.Writer, format string, h History) error {
 		case len(h.Runs) == 0:
 			p.line("no run is known: recast status shows what others have left in Proxmox")
 		case h.Earlier > 0:
-			p.line("%s before those: recast history --limit 0", counted(h.Earlier, "run"))
+			p.line("%s before those: recast history --limit 0", words.Counted(h.Earlier, "run"))
 			fallthrough
 		default:
 			p.line("next: recast history RUN shows details, recast history RUN --open its report")

@@ -150,7 +150,7 @@ func drawAbout(p *page, r RunTold) {
 		}
 	}
 	done, planned := r.Counted()
-	p.line("  %d of %s done", done, counted(planned, "node"))
+	p.line("  %d of %s done", done, words.Counted(planned, "node"))
 }
 
 func drawTold(p *page, t TurnTold) {

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/recast-sh/recast/internal/foreign"
+	"github.com/recast-sh/recast/internal/words"
 	"github.com/recast-sh/recast/pipeline/setup"
 )
 
@@ -20,7 +21,7 @@ func WriteInit(w io.Writer, format string, res setup.InitResult) error {
 		if res.New {
 			kubernetes += " at " + res.Endpoint
 		}
-		p.line("cluster %s: %s, Talos %s (%s, %s)%s", res.Cluster, counted(len(res.Nodes), "node"), res.Talos, res.Platform, res.Arch, kubernetes)
+		p.line("cluster %s: %s, Talos %s (%s, %s)%s", res.Cluster, words.Counted(len(res.Nodes), "node"), res.Talos, res.Platform, res.Arch, kubernetes)
 		drawInitNodes(p, res.Nodes)
 		for _, name := range res.Left {
 			p.line("  %s was left out: recast leaves it alone", name)
@@ -106,7 +107,7 @@ func drawInitDrift(p *page, res setup.InitResult) {
 		p.wrapped("    ", "      ", strings.Split(text, "\n")...)
 	}
 	if in > 0 || len(stale.texts) == 0 {
-		p.line("%d of %s run exactly what recast.lock says", in, counted(len(res.Drift), "node"))
+		p.line("%d of %s run exactly what recast.lock says", in, words.Counted(len(res.Drift), "node"))
 	}
 	if unknown {
 		p.wrapped("", "", "This is normal at first: a node shows its extensions by name and version, and only an image that was built from a recast.lock also shows their digests. "+

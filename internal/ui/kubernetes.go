@@ -10,6 +10,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/kubeupgrade"
+	"github.com/recast-sh/recast/internal/words"
 	"github.com/recast-sh/recast/pipeline"
 )
 
@@ -20,7 +21,7 @@ func WriteKubernetesPlan(w io.Writer, format string, plan kubeupgrade.Plan) erro
 
 func drawKubernetesPlan(p *page, plan kubeupgrade.Plan) {
 	if !plan.Work() && len(plan.Refused) == 0 {
-		p.line("cluster %s: Kubernetes is %s on all of %s", plan.Cluster, plan.To, counted(len(plan.Nodes), "node"))
+		p.line("cluster %s: Kubernetes is %s on all of %s", plan.Cluster, plan.To, words.Counted(len(plan.Nodes), "node"))
 		return
 	}
 	if plan.From == plan.To {
@@ -70,9 +71,9 @@ func WriteKubernetesReport(w io.Writer, format string, rep pipeline.UpgradeKuber
 		case rep.DryRun:
 			drawKubernetesPlan(p, rep.Plan)
 		case rep.Run == "" && rep.Outcome == "nothing to do":
-			p.line("nothing to do: Kubernetes is %s on all of %s", rep.Plan.To, counted(len(rep.Plan.Nodes), "node"))
+			p.line("nothing to do: Kubernetes is %s on all of %s", rep.Plan.To, words.Counted(len(rep.Plan.Nodes), "node"))
 		case rep.Outcome == "done":
-			p.line("run %s: Kubernetes is %s on all of %s, after %s", rep.Run, rep.Plan.To, counted(len(rep.Plan.Nodes), "node"), took)
+			p.line("run %s: Kubernetes is %s on all of %s, after %s", rep.Run, rep.Plan.To, words.Counted(len(rep.Plan.Nodes), "node"), took)
 			p.wrapped("next: ", "  ", rep.Plan.LeftOver)
 		default:
 			p.line("run %s: %s after %s", rep.Run, outcome, took)

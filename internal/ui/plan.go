@@ -10,6 +10,7 @@ import (
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/foreign"
+	"github.com/recast-sh/recast/internal/words"
 )
 
 // WritePlan prints what a roll would do.
@@ -238,9 +239,9 @@ func drawSum(p *page, plan planning.Plan) {
 	case refused > 0:
 		p.wrapped("", "  ", fmt.Sprintf("%s%s: a roll refuses until every reason is gone", then(work, "; "), p.paint(red, fmt.Sprintf("%d refused", refused))))
 	case work == "":
-		p.line("%s: nothing to do", counted(len(plan.Nodes), "node"))
+		p.line("%s: nothing to do", words.Counted(len(plan.Nodes), "node"))
 	default:
-		p.wrapped("", "  ", fmt.Sprintf("%s: %d of %s, about %s in all%s", work, len(plan.Work()), counted(len(plan.Nodes), "node"), minutes(inAll(plan)), longest(plan)))
+		p.wrapped("", "  ", fmt.Sprintf("%s: %d of %s, about %s in all%s", work, len(plan.Work()), words.Counted(len(plan.Nodes), "node"), minutes(inAll(plan)), longest(plan)))
 	}
 	if len(losing) > 0 {
 		p.wrapped("", "  ", p.paint(red, fmt.Sprintf("data will be lost on %s", together(losing))))

@@ -50,7 +50,7 @@ func storageLines(plan planning.Plan) []string {
 		}
 		var facts []string
 		if s.Volumes > 0 {
-			facts = append(facts, fmt.Sprintf("%d %s", s.Volumes, words.Plural(s.Volumes, "volume")))
+			facts = append(facts, words.Counted(s.Volumes, "volume"))
 		}
 		if s.WaitSeconds > 0 {
 			facts = append(facts, fmt.Sprintf("waits %s for a replica that is away", minutes(time.Duration(s.WaitSeconds)*time.Second)))

@@ -7,6 +7,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/foreign"
+	"github.com/recast-sh/recast/internal/words"
 )
 
 // largest is the maximum length of a comment on a pull request: GitHub allows 65536
@@ -66,7 +67,7 @@ func summary(plan planning.Plan) string {
 			refused++
 		}
 	}
-	total := counted(len(plan.Nodes), "node")
+	total := words.Counted(len(plan.Nodes), "node")
 	switch {
 	case refused > 0:
 		return fmt.Sprintf("%d of %s refused", refused, total)
@@ -181,7 +182,7 @@ func count(p *page, heading string, nodes []planning.NodePlan, label string) {
 		}
 	}
 	if facts > 0 {
-		bullets(p, heading, []string{fmt.Sprintf("%d on %s: recast plan shows each", facts, counted(of, "node"))})
+		bullets(p, heading, []string{fmt.Sprintf("%d on %s: recast plan shows each", facts, words.Counted(of, "node"))})
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster/prune"
 	"github.com/recast-sh/recast/images"
+	"github.com/recast-sh/recast/internal/words"
 	"github.com/recast-sh/recast/pipeline"
 )
 
@@ -174,7 +175,7 @@ func (t pruneCount) words(k *pruneKind) string {
 	case t.goes > 0:
 		return fmt.Sprintf("%d of %d %ss can go%s", t.goes, t.all, k.noun, bytes)
 	}
-	return counted(int(t.all), k.noun) + ", none to remove"
+	return words.Counted(int(t.all), k.noun) + ", none to remove"
 }
 
 // PruneQuestion is the question whether to remove what a report lists.
@@ -186,7 +187,7 @@ func PruneQuestion(rep pipeline.PruneReport) string {
 		if t.goes == 0 {
 			continue
 		}
-		part := k.verb + " " + counted(int(t.goes), k.noun)
+		part := k.verb + " " + words.Counted(int(t.goes), k.noun)
 		if k.sized {
 			part += " (" + size(t.bytes) + ")"
 		}

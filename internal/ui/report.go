@@ -36,7 +36,7 @@ func WriteReport(w io.Writer, format string, rep pipeline.Report, fared Fared) e
 		outcome, _, _ := strings.Cut(rep.Outcome, ":") // the error is printed separately
 		switch {
 		case rep.Run == "" && rep.Outcome == "nothing to do":
-			p.line("nothing to do: %s checked in %s", counted(len(rep.Plan.Nodes), "node"), took)
+			p.line("nothing to do: %s checked in %s", words.Counted(len(rep.Plan.Nodes), "node"), took)
 			return
 		case rep.Run == "":
 			p.line("%s after %s", outcome, took)
@@ -143,7 +143,7 @@ func drawHooked(p *page, hooks []hook.HookRun) {
 	for _, h := range hooks {
 		took += h.Seconds
 	}
-	p.line("  %s ran, for %s in all", counted(len(hooks), "hook"), time.Duration(took*float64(time.Second)).Round(time.Second))
+	p.line("  %s ran, for %s in all", words.Counted(len(hooks), "hook"), time.Duration(took*float64(time.Second)).Round(time.Second))
 	for _, h := range hooks {
 		if h.Error == "" {
 			continue

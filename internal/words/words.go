@@ -34,6 +34,9 @@ func Plural(n int, noun string) string {
 	return noun + "s"
 }
 
+// Counted is a number of things: "1 node", "2 nodes".
+func Counted(n int, noun string) string { return fmt.Sprintf("%d %s", n, Plural(n, noun)) }
+
 // OrNone is s, or "none" if s is empty.
 func OrNone(s string) string {
 	if s == "" {

@@ -116,5 +116,5 @@ func (v Verdict) Err() error {
 			"apply it for one node after the other (-target), each once the one before is healthy; or leave it to recast: it changes images, configurations and VMs of one node at a time")
 	}
 	n := len(v.Threats)
-	return fault.DoctorFound.Of(fault.As(fault.Refused, fmt.Errorf("%s: %d %s of it would take nodes of %s, or disks of them, away, or stop them", v.File, n, words.Plural(n, "change"), v.Cluster)))
+	return fault.DoctorFound.Of(fault.As(fault.Refused, fmt.Errorf("%s: %s of it would take nodes of %s, or disks of them, away, or stop them", v.File, words.Counted(n, "change"), v.Cluster)))
 }

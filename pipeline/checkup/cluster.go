@@ -108,7 +108,7 @@ func (d *checkup) kubernetes() {
 	}
 	var seen []string
 	for _, v := range slices.Sorted(maps.Keys(versions)) {
-		seen = append(seen, fmt.Sprintf("%s on %d %s", v, versions[v], words.Plural(versions[v], "node")))
+		seen = append(seen, fmt.Sprintf("%s on %s", v, words.Counted(versions[v], "node")))
 	}
 	if len(versions) > 1 {
 		d.warn(GroupKubernetes, "API", "recast upgrade-k8s brings all nodes to one version", "answers; kubelets run %s", strings.Join(seen, ", "))

@@ -125,7 +125,7 @@ func (r Result) Err() error {
 	if problems == 0 {
 		return nil
 	}
-	return fault.DoctorFound.Of(fault.As(kind, fmt.Errorf("%d %s would prevent a roll", problems, words.Plural(problems, "problem"))))
+	return fault.DoctorFound.Of(fault.As(kind, fmt.Errorf("%s would prevent a roll", words.Counted(problems, "problem"))))
 }
 
 func severity(k fault.Kind) int {

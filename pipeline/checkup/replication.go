@@ -45,9 +45,9 @@ func (d *checkup) patience(ctx context.Context, s replica.System) {
 			node, away = a.Node, planning.Outage(n)
 		}
 	}
-	seen := fmt.Sprintf("%d %s", len(s.Volumes), words.Plural(len(s.Volumes), "volume"))
+	seen := words.Counted(len(s.Volumes), "volume")
 	if s.Pools {
-		seen = fmt.Sprintf("%d %s", len(s.Volumes), words.Plural(len(s.Volumes), "cluster"))
+		seen = words.Counted(len(s.Volumes), "cluster")
 	}
 	holding := s.Holding(node, away)
 	switch known := s.Patience > 0 || s.Holds && !s.Evicts; {
