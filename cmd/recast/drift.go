@@ -9,6 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/internal/fault"
@@ -105,14 +106,39 @@ func driftOutcome(res pipeline.DriftResult) (code int, err error) {
 }
 
 func drift(ctx context.Context, s *streams, p pipeline.Project, m pipeline.Machines, deep bool) (res pipeline.DriftResult, err error) {
-	if !deep {
-		return pipeline.Drift(ctx, p, m)
-	}
-	err = withPuller(s, p, func(r images.Puller) error {
-		res, err = pipeline.DeepDrift(ctx, p, m, r, s.say)
+	err = s.withPuller(p, deep, func(r images.Puller) error {
+		if r == nil {
+			res, err = pipeline.Drift(ctx, p, m)
+		} else {
+			res, err = pipeline.DeepDrift(ctx, p, m, r, s.say)
+		}
 		return err
 	})
 	return res, err
+}
+
+// traceNode shows how a running node traces back to a lock.
+func traceNode(ctx context.Context, s *streams, g *globals, node, out string, deep bool) error {
+	return g.withMachines(ctx, s, func(ctx context.Context, p pipeline.Project, m pipeline.Machines) error {
+		var res observe.Provenance
+		err := s.withPuller(p, deep, func(r images.Puller) (err error) {
+			res, err = pipeline.Provenance(ctx, p, m, r, node, s.say)
+			return err
+		})
+		if err == nil {
+			err = ui.WriteProvenance(s.out, out, res)
+		}
+		if err != nil {
+			return err
+		}
+		switch {
+		case res.Unread != "":
+			return fault.WithHint(fault.Unread.Of(errUnread), "the reason is in the answer above")
+		case res.Contradicted():
+			return errDiffers
+		}
+		return nil
+	})
 }
 
 // say prints a progress line.
@@ -121,8 +147,11 @@ func (s *streams) say(text string) { fmt.Fprintln(s.err, text) }
 // warn prints a warning.
 func (s *streams) warn(text string) { fmt.Fprintf(s.err, "warning: %s\n", text) }
 
-// withPuller runs f with a client that reads images.
-func withPuller(s *streams, p pipeline.Project, f func(images.Puller) error) error {
+// withPuller runs f with a client that reads images; nil unless deep.
+func (s *streams) withPuller(p pipeline.Project, deep bool, f func(images.Puller) error) error {
+	if !deep {
+		return f(nil)
+	}
 	var cl closers
 	defer cl.close()
 	r, err := connectRegistry(s, p, &cl)

@@ -2,10 +2,12 @@ package main
 
 import (
 	"fmt"
+	"os"
 
 	"github.com/spf13/cobra"
 
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/telemetry"
 	"github.com/recast-sh/recast/internal/words"
 )
 
@@ -68,4 +70,58 @@ func usageErrors(c *cobra.Command) {
 	for _, sub := range c.Commands() {
 		usageErrors(sub)
 	}
+}
+
+// observe adds log, metrics and traces to every command.
+func (g *globals) observe(root *cobra.Command, s *streams) {
+	root.PersistentFlags().StringVar(&g.log, "log-file", "", "append a log to this `file`, as JSON lines")
+	root.PersistentFlags().StringVar(&g.metrics, "metrics-file", "", "write metrics to this `file`, for node_exporter")
+	root.PersistentFlags().StringVar(&g.progress, "progress", progressAuto, "`how` to show steps: auto (live on a terminal), live, plain or json")
+	root.PersistentPreRunE = func(c *cobra.Command, _ []string) error {
+		if err := s.setProgress(c.CommandPath(), g.progress); err != nil {
+			return err
+		}
+		if s.telemetry != nil {
+			return nil // a command that the demo runs
+		}
+		t, ctx, err := telemetry.Start(c.Context(), telemetry.Options{
+			Command: c.CommandPath(), Version: version, LogFile: g.log, MetricsFile: g.metrics, Env: os.Getenv,
+			Warn: s.warn,
+		})
+		if err != nil {
+			return err
+		}
+		s.telemetry = t
+		c.SetContext(ctx)
+		return nil
+	}
+}
+
+// colourful adds --color, which overrides the environment. It sets the environment
+// variables, so hooks and gates that recast starts follow it too.
+func colourful(root *cobra.Command) {
+	var when string
+	root.PersistentFlags().StringVar(&when, "color", "auto", "`when` to print colours: auto, always or never")
+	before := root.PersistentPreRunE
+	root.PersistentPreRunE = func(c *cobra.Command, args []string) error {
+		if err := setColours(when); err != nil {
+			return err
+		}
+		return before(c, args)
+	}
+}
+
+func setColours(when string) error {
+	switch when {
+	case "auto":
+		return nil
+	case "always":
+		if err := os.Unsetenv("NO_COLOR"); err != nil {
+			return err
+		}
+		return os.Setenv("CLICOLOR_FORCE", "1")
+	case "never":
+		return os.Setenv("NO_COLOR", "1")
+	}
+	return errUsage{fmt.Errorf("--color %q: use auto, always or never", when)}
 }
