@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -89,29 +88,36 @@ func (l *Lab) draft(d draft) drafted {
 	return made
 }
 
-// requireCluster fails the test unless the nodes are there, Ready, and nothing of them is twice.
-func requireCluster(t *testing.T, l *Lab, nodes ...string) {
+// requireNodes fails the test unless nothing is stale, each node has one VM, and etcd's members are the
+// control planes.
+func (l *Lab) requireNodes(t *testing.T, nodes []string) {
 	t.Helper()
 	requireInSync(t, l)
-	made := map[string]int{}
-	for _, vm := range l.World.VMs() {
-		made[vm.Config["name"]]++
-	}
-	var members, planes []string
+	var planes []string
 	for _, node := range nodes {
-		if made[node] != 1 {
-			t.Errorf("there are %d VMs %s", made[node], node)
+		if made := l.made([]string{node}); made != 1 {
+			t.Errorf("there are %d VMs %s", made, node)
 		}
 		if strings.HasPrefix(node, "cp") {
 			planes = append(planes, node)
 		}
 	}
+	requireSame(t, planes, l.memberNames(), "members of etcd (-want +got)")
+}
+
+// memberNames are the members of etcd, in order.
+func (l *Lab) memberNames() (names []string) {
 	for _, m := range l.EtcdMembers() {
-		members = append(members, m.Name)
+		names = append(names, m.Name)
 	}
-	if slices.Sort(members); !slices.Equal(members, planes) {
-		t.Errorf("etcd has %q, want %q", members, planes)
-	}
+	slices.Sort(names)
+	return names
+}
+
+// requireCluster fails the test unless the nodes are there, Ready, and nothing of them is twice.
+func requireCluster(t *testing.T, l *Lab, nodes ...string) {
+	t.Helper()
+	l.requireNodes(t, nodes)
 	for _, v := range append(l.EtcdViolations(), l.World.Violations()...) {
 		t.Error(v)
 	}
@@ -160,32 +166,23 @@ func TestBootstrapTakesAsLongAsItsLongestChain(t *testing.T) {
 	}
 }
 
+// founding is a cluster that is to be made.
+type founding struct {
+	*Lab
+	nodes []string
+}
+
 // TestBootstrapKilled kills a bootstrap at points of every kind, and goes on with its journal or without:
 // there is one cluster in the end.
 func TestBootstrapKilled(t *testing.T) {
 	long(t)
-	bootstrap := func(ctx context.Context, c *Client) error { return errOf(c.Bootstrap(ctx, "cp1")) }
-	prepared := func(t *testing.T) (*Lab, []string) {
-		lab := New(t, sim.Options{Empty: true, Hosts: 2})
-		return lab, lab.newCluster(2, 1, 2)
-	}
-	var points []point
-	synctest.Test(t, func(t *testing.T) {
-		lab, nodes := prepared(t)
-		points, _ = lab.finish(t, bootstrap)
-		requireCluster(t, lab, nodes...)
-	})
-	for _, at := range chosenPoints(t, points) {
-		t.Run(strconv.Itoa(at.at), func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				lab, nodes := prepared(t)
-				lab.diesAt(t, at, bootstrap)
-				if at.at%2 == 0 {
-					lab.loseJournal()
-				}
-				lab.finish(t, bootstrap)
-				requireCluster(t, lab, nodes...)
-			})
-		})
-	}
+	killGrid[founding]{
+		begin: func(t *testing.T) founding {
+			lab := New(t, sim.Options{Empty: true, Hosts: 2})
+			return founding{lab, lab.newCluster(2, 1, 2)}
+		},
+		do:     func(ctx context.Context, c *Client) error { return errOf(c.Bootstrap(ctx, "cp1")) },
+		choose: chosenPoints,
+		end:    func(t *testing.T, f founding) string { requireCluster(t, f.Lab, f.nodes...); return "" },
+	}.killEverywhere(t)
 }

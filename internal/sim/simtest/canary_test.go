@@ -7,8 +7,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-
-	"github.com/google/go-cmp/cmp"
 )
 
 // TestCanarySees leaks secrets on purpose: the check at the end of every story must detect
@@ -32,9 +30,7 @@ func TestCanarySees(t *testing.T) {
 			filepath.Join(lab.Dir, ".recast/note") + " has Talos' CA",
 			filepath.Join(lab.Dir, ".recast/runs/x/config.secret") + " has mode -rw-r--r--",
 		}
-		if diff := cmp.Diff(want, lab.leaks()); diff != "" {
-			t.Errorf("leaks (-want +got):\n%s", diff)
-		}
+		requireSame(t, want, lab.leaks(), "leaks (-want +got)")
 		lab.canary.heard.Reset()
 		lab.EditVM(9031, "description", "")
 		must(t, os.RemoveAll(filepath.Join(lab.Dir, ".recast/note")))

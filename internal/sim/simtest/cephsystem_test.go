@@ -2,6 +2,7 @@ package simtest
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -11,8 +12,11 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
+	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/planning"
+	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
+	"github.com/recast-sh/recast/internal/sim/world"
 	"github.com/recast-sh/recast/internal/step"
 )
 
@@ -75,8 +79,7 @@ func (l *Lab) cephPool(kind store.Resource, spec map[string]any) {
 // stopCeph stops a daemon.
 func (l *Lab) stopCeph(name string) {
 	l.t.Helper()
-	o, err := l.Kube.Store().Get(l.t.Context(), store.Deployments(), "rook-ceph", "rook-ceph-"+name)
-	must(l.t, err)
+	o := l.stored(store.Deployments(), "rook-ceph", "rook-ceph-"+name)
 	d := o.(*appsv1.Deployment).DeepCopy()
 	d.Spec.Replicas = new(int32(0))
 	must(l.t, errOf(l.Kube.Store().Update(l.t.Context(), store.Deployments(), d, store.Main)))
@@ -85,8 +88,7 @@ func (l *Lab) stopCeph(name string) {
 // ceph writes a health of the Ceph cluster.
 func (l *Lab) ceph(checked time.Time, details map[string]any) {
 	l.t.Helper()
-	o, err := l.Kube.Store().Get(l.t.Context(), cephClusters.GroupVersionResource, "rook-ceph", "ceph")
-	must(l.t, err)
+	o := l.stored(cephClusters.GroupVersionResource, "rook-ceph", "ceph")
 	u := o.(*unstructured.Unstructured).DeepCopy()
 	u.Object["status"] = map[string]any{"ceph": map[string]any{"health": "HEALTH_WARN", "lastChecked": checked.UTC().Format(time.RFC3339), "details": details}}
 	must(l.t, errOf(l.Kube.Store().Update(l.t.Context(), cephClusters.GroupVersionResource, u, store.Status)))
@@ -95,8 +97,7 @@ func (l *Lab) ceph(checked time.Time, details map[string]any) {
 // cephIs says whether the last health of the Ceph cluster has a check.
 func (l *Lab) cephIs(code string) bool {
 	l.t.Helper()
-	o, err := l.Kube.Store().Get(l.t.Context(), cephClusters.GroupVersionResource, "rook-ceph", "ceph")
-	must(l.t, err)
+	o := l.stored(cephClusters.GroupVersionResource, "rook-ceph", "ceph")
 	_, found, _ := unstructured.NestedMap(o.(*unstructured.Unstructured).Object, "status", "ceph", "details", code)
 	return found
 }
@@ -108,10 +109,7 @@ func TestPlanOfCeph(t *testing.T) {
 	warn := func(message string) map[string]any {
 		return map[string]any{"severity": "HEALTH_WARN", "message": message}
 	}
-	cases := map[string]struct {
-		change  func(l *Lab)
-		refused []string
-	}{
+	planStorage(t, (*Lab).runCeph, map[string]storageCase{
 		"healthy": {change: func(*Lab) {}},
 		"warnings of other things": {change: func(l *Lab) {
 			l.ceph(time.Now(), map[string]any{"RECENT_CRASH": warn("1 daemons have recently crashed"), "OSD_DOWN": warn("1 osds down")})
@@ -133,17 +131,7 @@ func TestPlanOfCeph(t *testing.T) {
 			},
 			refused: []string{may + "wk2 does not serve all of its own: bring that back first" + off},
 		},
-	}
-	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			inStorageLab(t, (*Lab).runCeph, 2, func(t *testing.T, lab *Lab) {
-				tc.change(lab)
-				n := planOf(t, lab, "wk1")
-				requireSame(t, "refused", tc.refused, n.Refused)
-				requireSame(t, "notes", nil, n.Notes)
-			})
-		})
-	}
+	})
 }
 
 // TestPlanOfCephPools: pools and monitors say which node Ceph can spare.
@@ -217,5 +205,88 @@ func TestRollWaitsForCeph(t *testing.T) {
 			t.Errorf("said %s", text)
 		}
 		requireInSync(t, lab)
+	})
+}
+
+// onCeph is a lab whose disks are on the hosts' own Ceph.
+func onCeph() sim.Options {
+	o := oneWorker()
+	o.DiskType, o.SharedDisks = "rbd", true
+	return o
+}
+
+// inactive is a Ceph that lets reads and writes wait.
+var inactive = world.Ceph{Checks: map[string]world.CephCheck{
+	"PG_AVAILABILITY": {Severity: "HEALTH_WARN", Message: "Reduced data availability: 3 pgs inactive"},
+}}
+
+const inactiveSays = "the Proxmox hosts' Ceph lets reads or writes wait: PG_AVAILABILITY (Reduced data availability: 3 pgs inactive)"
+
+// TestPlanOnCephOfHosts: no node goes while its disks are on a Ceph that lets reads or writes wait, whatever the strategy.
+func TestPlanOnCephOfHosts(t *testing.T) {
+	check := func(code, severity, message string) *world.Ceph {
+		return &world.Ceph{Checks: map[string]world.CephCheck{code: {Severity: severity, Message: message}}}
+	}
+	cases := map[string]struct {
+		ceph     *world.Ceph // nil: not installed
+		strategy cluster.Strategy
+		refused  []string
+		warn     string // "": nothing of Ceph
+	}{
+		"not installed":          {strategy: cluster.Recreate},
+		"healthy":                {ceph: &world.Ceph{}, strategy: cluster.Recreate},
+		"inactive":               {ceph: &inactive, strategy: cluster.Recreate, refused: []string{"storage fast has disks of its VM, and " + inactiveSays + ": wait until it has repaired that, or see what ceph health detail says on pve1"}},
+		"inactive, and in place": {ceph: &inactive, strategy: cluster.InPlace, refused: []string{"storage fast has disks of its VM, and " + inactiveSays + ": wait until it has repaired that, or see what ceph health detail says on pve1"}},
+		"nearly full":            {ceph: check("OSD_NEARFULL", "HEALTH_WARN", "1 nearfull osd(s)"), strategy: cluster.Recreate, warn: "the Proxmox hosts' Ceph says OSD_NEARFULL (1 nearfull osd(s))"},
+		"its monitors are away": {
+			ceph: &world.Ceph{Silent: true}, strategy: cluster.Recreate,
+			refused: []string{"storage fast has disks of its VM, and the Proxmox hosts' Ceph does not say how it is (GET /nodes/pve1/ceph/status: 500 rados_connect failed - Connection timed out): " +
+				"wait until it has repaired that, or see what ceph health detail says on pve1"},
+		},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			inLab(t, onCeph(), func(t *testing.T, lab *Lab) {
+				lab.Patch(sim.PatchedExtension)
+				lab.setRoll("strategy: " + string(tc.strategy))
+				if tc.ceph != nil {
+					lab.World.SetCeph(*tc.ceph)
+				}
+				plan := lab.plan(planning.Policy{})
+				i := slices.IndexFunc(plan.Nodes, func(n planning.NodePlan) bool { return n.Node == "wk1" })
+				requireSame(t, tc.refused, plan.Nodes[i].Refused, "refused (-want +got)")
+				if warns := slices.Contains(plan.Warn, tc.warn); warns != (tc.warn != "") {
+					t.Errorf("warnings %q", plan.Warn)
+				}
+			})
+		})
+	}
+}
+
+// TestCephOfHostsBeforeANode: what the plan found is asked again before the node goes.
+func TestCephOfHostsBeforeANode(t *testing.T) {
+	inLab(t, onCeph(), func(t *testing.T, lab *Lab) {
+		lab.Patch(sim.PatchedExtension)
+		lab.World.SetCeph(world.Ceph{})
+		c := lab.Client()
+		c.Emit = whenStarted("wk1/gate", func() { lab.World.SetCeph(inactive) })
+		requireRefused(t, c.roll(planning.Policy{})(t.Context()), "wk1 has disks on storage fast: "+inactiveSays)
+		requireDrift(t, lab, "wk1")
+		lab.World.SetCeph(world.Ceph{})
+		must(t, lab.second().roll(planning.Policy{})(t.Context()))
+		requireInSync(t, lab)
+	})
+}
+
+// TestRollbackOnCephOfHosts: a rollback takes its node out, too.
+func TestRollbackOnCephOfHosts(t *testing.T) {
+	inLab(t, onCeph(), func(t *testing.T, lab *Lab) {
+		lab.Patch(sim.PatchedExtension)
+		lab.setRoll("strategy: " + string(cluster.Recreate))
+		must(t, lab.as(firstRun).roll(planning.Policy{Only: []string{"wk1"}})(t.Context()))
+		lab.World.SetCeph(inactive)
+		requireRefused(t, lab.as(secondRun).goBack("wk1")(t.Context()), "storage fast has disks of its VM, and "+inactiveSays)
+		lab.World.SetCeph(world.Ceph{})
+		must(t, lab.as(thirdRun).goBack("wk1")(t.Context()))
 	})
 }

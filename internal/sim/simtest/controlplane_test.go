@@ -64,8 +64,7 @@ func TestControlPlanesByCount(t *testing.T) {
 		for _, n := range lab.Nodes[:min(c.planes, 2)] { // a sample
 			names = append(names, n.Name)
 		}
-		rep, err := lab.Client().Roll(t.Context(), planning.Policy{Only: names, AcceptOutage: c.planes == 2})
-		must(t, err)
+		rep := lab.Client().mustRoll(planning.Policy{Only: names, AcceptOutage: c.planes == 2})
 		for _, n := range rep.Plan.Nodes {
 			if n.Strategy != c.strategy || !strings.Contains(strings.Join(n.Notes, "; "), c.note) {
 				t.Errorf("%s: %s (%s), notes %q", n.Node, n.Strategy, n.Why, n.Notes)
@@ -112,20 +111,15 @@ func TestTheOnlyControlPlaneIsDown(t *testing.T) {
 						t.Error("the Kubernetes API answers")
 					}
 				}
-				rep, err := lab.Client().Roll(t.Context(), cp1)
-				must(t, err)
-				if diff := cmp.Diff([]string{first.Run}, rep.Resumed); diff != "" {
-					t.Error(diff)
-				}
+				rep := lab.Client().mustRoll(cp1)
+				requireSame(t, []string{first.Run}, rep.Resumed, "resumed (-want +got)")
 				if fresh := rep.Plan.Nodes[0]; len(rep.Plan.Nodes) != 1 || fresh.Node != "cp1" || fresh.Drift.Stale {
 					again, err := lab.Client().Plan(t.Context(), cp1)
 					if err != nil || len(again.Work()) > 0 {
 						t.Errorf("cp1 is not done: %+v, %v", again.Work(), err)
 					}
 				}
-				if diff := cmp.Diff(members, lab.memberIDs()); diff != "" {
-					t.Errorf("members of etcd (-before +after):\n%s", diff)
-				}
+				requireSame(t, members, lab.memberIDs(), "members of etcd (-before +after)")
 				lab.RequireIntact()
 			})
 		})
@@ -165,8 +159,7 @@ func TestAControlPlaneIsOffBeforeItLeaves(t *testing.T) {
 	eachIn(t, func(planes int) sim.Options { return sim.Options{ControlPlanes: planes, Workers: 1} }, storiesOf(2, 3), func(t *testing.T, lab *Lab, planes int) {
 		lab.Patch(everywhere)
 		cp1 := planning.Policy{Only: []string{"cp1"}, AcceptOutage: true}
-		first := lab.Client()
-		first.killedAt(t, onServer("/nodes/cp1 PATCH"), first.roll(cp1))
+		lab.Client().rollKilled(onServer("/nodes/cp1 PATCH"), cp1)
 		must(t, lab.World.PowerOff(9001))
 		err := lab.Client().roll(cp1)(t.Context())
 		if planes == 2 {

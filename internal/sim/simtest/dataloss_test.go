@@ -228,8 +228,7 @@ func TestGivenUpDiskIsKept(t *testing.T) {
 		},
 	}, func(t *testing.T, lab *Lab, next func(t *testing.T, lab *Lab)) {
 		lab.Patch(everywhere)
-		c := lab.as(firstRun)
-		c.killedAt(t, before("finish/keep"), c.roll(onlyWorker))
+		lab.as(firstRun).rollKilled(before("finish/keep"), onlyWorker)
 		media := lab.media(volidOf(lab, wk1, "scsi0"))
 		must(t, lab.as(secondRun).giveUp("wk1")(t.Context()))
 		res, err := lab.Client().Status(t.Context())

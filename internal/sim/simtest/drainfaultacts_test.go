@@ -104,14 +104,12 @@ func unguarded(s *talosScene) {
 	update := func(r schema.GroupVersionResource, o store.Object) {
 		must(s.t, errOf(s.Kube.Store().Update(s.t.Context(), r, o, store.Main)))
 	}
-	d, err := s.Kube.Store().Get(s.t.Context(), store.Deployments(), corev1.NamespaceDefault, "shop")
-	must(s.t, err)
+	d := s.stored(store.Deployments(), corev1.NamespaceDefault, "shop")
 	fresh := d.(*appsv1.Deployment).DeepCopy()
 	fresh.Spec.Template.Finalizers = nil
 	update(store.Deployments(), fresh)
 	time.Sleep(5 * time.Second)
-	pods, _, err := s.Kube.Store().List(s.t.Context(), store.Pods(), corev1.NamespaceDefault)
-	must(s.t, err)
+	pods := s.allStored(store.Pods(), corev1.NamespaceDefault)
 	for _, p := range pods {
 		fresh := p.(*corev1.Pod).DeepCopy()
 		fresh.Finalizers = nil
@@ -227,8 +225,7 @@ func agent(s *talosScene) {
 		Spec:       appsv1.DaemonSetSpec{Selector: selecting("agent"), Template: pods},
 	})
 	time.Sleep(20 * time.Second)
-	c, err := s.Client().connect(s.t.Context())
-	must(s.t, err)
+	c := s.session()
 	defer c.end()
 	volumes, err := c.machines.Kube.AttachedVolumes(s.t.Context(), s.rolls)
 	must(s.t, err)

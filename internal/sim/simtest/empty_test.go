@@ -52,8 +52,7 @@ func newFounder(t *testing.T, lab *Lab, talos string) *founder {
 func (l *Lab) founder(ours *talosapi.Cluster, lock schematics.Lock, talos string) *founder {
 	l.t.Helper()
 	must(l.t, l.Client().Publish(l.t.Context()))
-	s, err := l.Client().connect(l.t.Context())
-	must(l.t, err)
+	s := l.session()
 	l.t.Cleanup(s.end)
 	isos, err := s.machines.Proxmox.(*pve.Client).ISOs(l.t.Context(), "pve1", sim.ISOStorage)
 	must(l.t, err)

@@ -1,14 +1,17 @@
 package simtest
 
 import (
+	"context"
 	"fmt"
 	"maps"
 	"slices"
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
-	"github.com/google/go-cmp/cmp"
+	machineapi "github.com/siderolabs/talos/pkg/machinery/api/machine"
+	"github.com/siderolabs/talos/pkg/machinery/client"
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/planning"
@@ -170,12 +173,8 @@ func TestPeersRoll(t *testing.T) {
 				t.Errorf("%s was etcd member %s and is %s, its data kept: %t", name, w.ids[name], after[name], kept)
 			}
 		}
-		if diff := cmp.Diff(want, w.seen); diff != "" {
-			t.Errorf("what happened to etcd (-want +got):\n%s", diff)
-		}
-		if diff := cmp.Diff(who, lab.identities()); diff != "" {
-			t.Errorf("UUID and address by name (-before +after):\n%s", diff)
-		}
+		requireSame(t, want, w.seen, "what happened to etcd (-want +got)")
+		requireSame(t, who, lab.identities(), "UUID and address by name (-before +after)")
 	})
 }
 
@@ -184,19 +183,10 @@ func (l *Lab) identities() map[string]string {
 	l.t.Helper()
 	out := map[string]string{}
 	for _, n := range l.Nodes {
-		k, err := l.Kube.Node(l.t.Context(), n.Name)
-		must(l.t, err)
+		k := l.kubeNode(n.Name)
 		out[n.Name] = fmt.Sprint(k.Status.NodeInfo.SystemUUID, " ", k.Status.Addresses)
 	}
 	return out
-}
-
-// requireRefused fails unless the error is a refusal as unsafe for that reason.
-func requireRefused(t *testing.T, err error, text string) {
-	t.Helper()
-	if fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), text) {
-		t.Errorf("err = %v (kind %d), want it refused: %s", err, fault.KindOf(err), text)
-	}
 }
 
 // requireRecord checks what a control plane's parking VM says about etcd.
@@ -219,8 +209,73 @@ func TestPeers14TheOnlyOneIsNotWiped(t *testing.T) {
 		requireRefused(t, err, "cp1: the only etcd member's data would be lost with the system disk: use in-place, or put etcd's data on a persistent disk")
 		lab.requireLeftAlone(from, "cp1")
 		lab.requireLeftAlone(from, "wk1")
-		if diff := cmp.Diff(ids, lab.memberIDs()); diff != "" {
-			t.Error(diff)
+		requireSame(t, ids, lab.memberIDs(), "members of etcd (-before +after)")
+	})
+}
+
+const (
+	typeControlPlane = "type: controlplane"
+	typeInit         = "type: init"
+	beginsAlone      = "Talos begins a new, empty etcd"
+)
+
+// makeInit gives a control plane the type that an old talosctl gen config gave the first one. It keeps etcd's data.
+func (l *Lab) makeInit(name string) {
+	l.t.Helper()
+	text := strings.Replace(string(l.configOf(name)), typeControlPlane, typeInit, 1)
+	l.talosctl(name, func(ctx context.Context, c *client.Client) error {
+		_, err := c.ApplyConfiguration(ctx, &machineapi.ApplyConfigurationRequest{Data: []byte(text), Mode: machineapi.ApplyConfigurationRequest_STAGED})
+		return err
+	})
+	l.talosctl(name, func(ctx context.Context, c *client.Client) error { return c.Reboot(ctx) })
+	time.Sleep(3 * time.Minute)
+	if !strings.Contains(string(l.configOf(name)), typeInit) {
+		l.t.Fatalf("%s is not of that type", name)
+	}
+}
+
+// requireOneEtcd fails if a second etcd was begun, or members are missing.
+func (l *Lab) requireOneEtcd(members ...string) {
+	l.t.Helper()
+	if got := l.memberNames(); !slices.Equal(got, members) {
+		l.t.Errorf("etcd has %q, want %q", got, members)
+	}
+	l.requireEtcd()
+}
+
+// TestTypeInit: no strategy takes etcd's data from a control plane of type init, which would begin a second
+// etcd without them; another type lifts that.
+func TestTypeInit(t *testing.T) {
+	inLab(t, sim.Options{ControlPlanes: 3, Workers: sim.None}, func(t *testing.T, lab *Lab) {
+		lab.makeInit("cp1")
+		lab.Patch(everywhere)
+		only := planning.Policy{Only: []string{"cp1"}}
+		if p := lab.planOf(lab.Client(), "cp1", only); p.Strategy != cluster.InPlace || !strings.Contains(p.Why, beginsAlone) || len(p.Refused) > 0 {
+			t.Errorf("planned as %s, %s: %q", p.Strategy, p.Why, p.Refused)
 		}
+		for _, s := range []string{"recreate", "reimage"} {
+			user := lab.Client()
+			lab.Replace("recast.yaml", "vmid: 9001}", "vmid: 9001, strategy: "+s+"}")
+			from := len(lab.Recorder.Calls())
+			requireRefused(t, user.roll(only)(t.Context()), beginsAlone)
+			lab.requireLeftAlone(from, "cp1")
+			lab.Replace("recast.yaml", ", strategy: "+s+"}", "}")
+		}
+		requireRefused(t, errOf(lab.Client().Remove(t.Context(), "cp1")), beginsAlone)
+
+		files := configFiles{"cp1": cluster.Secret(strings.Replace(string(lab.configOf("cp1")), typeInit, typeControlPlane, 1))}
+		user := files.user(lab, firstRun)
+		configure := only
+		configure.What = []planning.What{planning.Config}
+		if p := lab.planOf(user, "cp1", configure); p.Strategy != cluster.ApplyConfig || len(p.Refused) > 0 {
+			t.Fatalf("another type is planned as %s: %q", p.Strategy, p.Refused)
+		}
+		must(t, user.roll(configure)(t.Context()))
+		if p := lab.planOf(user, "cp1", only); p.Strategy != cluster.Recreate || len(p.Refused) > 0 {
+			t.Fatalf("with another type it is planned as %s, %s: %q", p.Strategy, p.Why, p.Refused)
+		}
+		must(t, user.roll(only)(t.Context()))
+		lab.requireOneEtcd("cp1", "cp2", "cp3")
+		lab.RequireIntact()
 	})
 }

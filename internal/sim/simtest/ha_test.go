@@ -8,8 +8,6 @@ import (
 	"testing"
 	"time"
 
-	gocmp "github.com/google/go-cmp/cmp"
-
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/sim"
@@ -34,10 +32,7 @@ func (l *Lab) manageByHA(r world.HAResource) managed {
 	r.SID = worker1HA
 	l.World.AddHA(r)
 	l.World.AddHARule(world.HARule{ID: "near-storage", Type: "node-affinity", Resources: []string{worker1HA}, Options: map[string]string{"nodes": "pve1:2"}})
-	l.World.AddRole("HA", "Sys.Console")
-	for _, who := range []string{"recast@pve", "recast@pve!lab"} {
-		l.World.Grant(world.ACL{Path: "/", Who: who, Role: "HA", Propagate: true})
-	}
+	l.allow("HA", "Sys.Console")
 	time.Sleep(time.Minute) // for the manager's rounds
 	m := managed{l.World.HA(), l.World.HARules()}
 	m.resources[0].State = cmp.Or(m.resources[0].State, "started") // Proxmox's default
@@ -59,16 +54,20 @@ func startedByHA(lab *Lab) []string {
 	return out
 }
 
+// allow gives recast a role with these privileges, besides its own.
+func (l *Lab) allow(role string, privileges ...string) {
+	l.World.AddRole(role, privileges...)
+	for _, who := range []string{"recast@pve", "recast@pve!lab"} {
+		l.World.Grant(world.ACL{Path: "/", Who: who, Role: role, Propagate: true})
+	}
+}
+
 // require fails the test unless wk1 runs on that host, under HA as before.
 func (m managed) require(t *testing.T, lab *Lab, host string) {
 	t.Helper()
 	time.Sleep(time.Minute) // for the manager's rounds
-	if diff := gocmp.Diff(m.resources, lab.World.HA()); diff != "" {
-		t.Errorf("HA resources (-before +after):\n%s", diff)
-	}
-	if diff := gocmp.Diff(m.rules, lab.World.HARules()); diff != "" {
-		t.Errorf("HA rules (-before +after):\n%s", diff)
-	}
+	requireSame(t, m.resources, lab.World.HA(), "HA resources (-before +after)")
+	requireSame(t, m.rules, lab.World.HARules(), "HA rules (-before +after)")
 	lab.requireRunning(host)
 }
 
@@ -153,9 +152,7 @@ func TestAStopThatFails(t *testing.T) {
 		lab.Patch(sim.PatchedExtension)
 		lab.World.FailNext(s.fail, "not now")
 		err := lab.Client().roll(planning.Policy{})(t.Context())
-		if err == nil || !strings.Contains(err.Error(), "roll/workers/wk1/take-down/stop: "+s.text) {
-			t.Errorf("err = %v", err)
-		}
+		requireError(t, err, "roll/workers/wk1/take-down/stop: "+s.text)
 		lab.requireServing("wk1")
 		before.require(t, lab, "pve1")
 		requireDrift(t, lab, "wk1")

@@ -30,8 +30,7 @@ const (
 // waits is how long Longhorn is told to wait, and what recast remembers of that.
 func (l *Lab) waits() (value, memo string) {
 	l.t.Helper()
-	o, err := l.Kube.Store().Get(l.t.Context(), longhornSettings.GroupVersionResource, longhornSpace, waitSetting)
-	must(l.t, err)
+	o := l.stored(longhornSettings.GroupVersionResource, longhornSpace, waitSetting)
 	u := o.(*unstructured.Unstructured)
 	value, _, _ = unstructured.NestedString(u.Object, "value")
 	return value, setBy.ReplaceAllString(u.GetAnnotations()["recast.dev/hold"], "")
@@ -50,8 +49,7 @@ func (l *Lab) requireWaits(value, memo string) {
 // setWaits changes the setting besides recast; memo "" leaves what is remembered.
 func (l *Lab) setWaits(value, memo string) {
 	l.t.Helper()
-	o, err := l.Kube.Store().Get(l.t.Context(), longhornSettings.GroupVersionResource, longhornSpace, waitSetting)
-	must(l.t, err)
+	o := l.stored(longhornSettings.GroupVersionResource, longhornSpace, waitSetting)
 	u := o.(*unstructured.Unstructured).DeepCopy()
 	u.Object["value"] = value
 	if memo != "" {
@@ -63,8 +61,7 @@ func (l *Lab) setWaits(value, memo string) {
 // replicasOn lists the nodes with a replica of the volume.
 func (l *Lab) replicasOn(volume string) (nodes []string) {
 	l.t.Helper()
-	list, _, err := l.Kube.Store().List(l.t.Context(), longhornReplicas.GroupVersionResource, "")
-	must(l.t, err)
+	list := l.allStored(longhornReplicas.GroupVersionResource, "")
 	for _, o := range list {
 		spec := o.(*unstructured.Unstructured).Object["spec"].(map[string]any)
 		if spec["volumeName"] == volume {
@@ -112,10 +109,10 @@ func TestRollHoldsTheRebuild(t *testing.T) {
 				}
 				first, second := away("wk1", "/gate"), away("wk2", "/await-storage-again")
 				third := whenStarted("wk3/gate", func() { looked++; lab.requireWaits("30", "") })
-				c.Emit = func(e step.Event) { note(e); first(e); second(e); third(e) }
+				c.Emit = allOf(note, first, second, third)
 				must(t, c.roll(planning.Policy{})(t.Context()))
 				lab.requireWaits("30", "")
-				requireSame(t, "replicas", []string{"wk1", "wk2"}, lab.replicasOn("pvc-1"))
+				requireSame(t, []string{"wk1", "wk2"}, lab.replicasOn("pvc-1"), "replicas (-want +got)")
 				if looked != 3 {
 					t.Errorf("looked %d times", looked)
 				}
@@ -134,7 +131,7 @@ func TestRebuildWithoutHold(t *testing.T) {
 	inImpatientLab(t, func(t *testing.T, lab *Lab) {
 		lab.setRoll("storage: off")
 		must(t, lab.Client().roll(planning.Policy{Only: []string{"wk1"}})(t.Context()))
-		requireSame(t, "replicas", []string{"wk1", "wk2", "wk3"}, lab.replicasOn("pvc-1"))
+		requireSame(t, []string{"wk1", "wk2", "wk3"}, lab.replicasOn("pvc-1"), "replicas (-want +got)")
 		lab.requireWaits("30", "")
 	})
 }
@@ -149,38 +146,50 @@ func TestHoldOfAKilledRun(t *testing.T) {
 		before("wk1/take-down/delete-vm"), before("wk1/bring-up/start"), before("finish/uncordon"), before("wk1/await-storage-again"), after("wk1/await-storage-again"),
 	}
 	var left atomic.Int32
+	goOnAfterKills(t, inImpatientLab, moments, func(t *testing.T, lab *Lab, _ moment) {
+		if v, _ := lab.waits(); v != "30" {
+			left.Add(1)
+		}
+	}, func(_ *testing.T, lab *Lab) { lab.requireWaits("30", "") })
+	t.Cleanup(func() {
+		want := 3 * (len(moments) - 2) // the first one set nothing, and the last one was done
+		if int(left.Load()) != want && !t.Failed() {
+			t.Errorf("%d of %d kills left something set", left.Load(), want)
+		}
+	})
+}
+
+// inLabOf runs a test in a lab with a storage system, as inImpatientLab does.
+type inLabOf = func(t *testing.T, test func(t *testing.T, lab *Lab))
+
+// goOnAfterKills kills a roll of wk1 at each of the moments, and goes on in each of three ways: by the same roll, by a
+// recover, by a roll of another node.
+func goOnAfterKills(t *testing.T, in inLabOf, moments []moment, killed func(*testing.T, *Lab, moment), end func(*testing.T, *Lab)) {
+	t.Helper()
 	for _, m := range moments {
-		t.Run(m.String(), func(t *testing.T) {
-			for _, way := range []string{"roll", "recover", "another node"} {
-				t.Run(way, func(t *testing.T) {
-					inImpatientLab(t, func(t *testing.T, lab *Lab) {
-						c := lab.Client()
-						c.killedAt(t, m, c.roll(planning.Policy{Only: []string{"wk1"}}))
-						if v, _ := lab.waits(); v != "30" {
-							left.Add(1)
+		for _, way := range []string{"roll", "recover", "another node"} {
+			t.Run(m.String()+", then "+way, func(t *testing.T) {
+				in(t, func(t *testing.T, lab *Lab) {
+					lab.Client().rollKilled(m, onlyWorker)
+					killed(t, lab, m)
+					next := lab.second()
+					switch way {
+					case "roll":
+						must(t, next.roll(onlyWorker)(t.Context()))
+						requireInSync(t, lab, "wk2", "wk3")
+					case "recover":
+						_, err := next.Recover(t.Context(), "wk1")
+						if err != nil && fault.KindOf(err) != fault.Refused { // nothing was begun, or it is done
+							t.Fatal(err)
 						}
-						next := lab.second()
-						switch way {
-						case "roll":
-							must(t, next.roll(planning.Policy{Only: []string{"wk1"}})(t.Context()))
-							requireInSync(t, lab, "wk2", "wk3")
-						case "recover":
-							_, err := next.Recover(t.Context(), "wk1")
-							if err != nil && fault.KindOf(err) != fault.Refused { // nothing was begun, or it is done
-								t.Fatal(err)
-							}
-						case "another node":
-							must(t, next.roll(planning.Policy{Only: []string{"wk3"}})(t.Context()))
-						}
-						lab.requireWaits("30", "")
-						requireNoClaim(t, lab)
-					})
+					case "another node":
+						must(t, next.roll(policyFor("wk3"))(t.Context()))
+					}
+					end(t, lab)
+					requireNoClaim(t, lab)
 				})
-			}
-		})
-	}
-	if want := 3 * (len(moments) - 2); int(left.Load()) != want { // the first one set nothing, and the last one was done
-		t.Errorf("%d of %d kills left something set", left.Load(), want)
+			})
+		}
 	}
 }
 
@@ -204,14 +213,12 @@ func TestLeftHold(t *testing.T) {
 			inLab(t, sim.Options{Workers: 2}, func(t *testing.T, lab *Lab) {
 				lab.runLonghorn("wk1", "wk2")
 				lab.setWaits("1800", memo)
-				plan, err := lab.Client().Plan(t.Context(), planning.Policy{})
-				must(t, err)
+				plan := lab.plan(planning.Policy{})
 				const held = "Longhorn: " + waitSetting + " was 600 before recast set it to 1800, while wk1 is away"
 				if len(plan.Storage) != 1 || plan.Storage[0].Held != held || plan.Storage[0].WaitSeconds != 600 {
 					t.Errorf("planned %+v", plan.Storage)
 				}
-				status, err := lab.Client().Status(t.Context())
-				must(t, err)
+				status := lab.status()
 				if len(status.Held) != 1 || status.Held[0].What != held || len(status.Held[0].Next) != 2 {
 					t.Errorf("status %+v", status.Held)
 				}
@@ -268,7 +275,7 @@ func TestHoldChangedBySomeoneElse(t *testing.T) {
 		c := lab.Client()
 		var said []string
 		note, change := notes("await-storage-again", &said), whenStarted("wk1/take-down", func() { lab.setWaits("1000", "") })
-		c.Emit = func(e step.Event) { note(e); change(e) }
+		c.Emit = allOf(note, change)
 		must(t, c.roll(planning.Policy{Only: []string{"wk1"}})(t.Context()))
 		lab.requireWaits("1000", "")
 		if !slices.Contains(said, waitSetting+" of Longhorn stays 1000: someone else has set that") {
@@ -296,7 +303,7 @@ func TestHoldOfTwoWorkersAtATime(t *testing.T) {
 			t.Errorf("held for %d at a time", most)
 		}
 		lab.requireWaits("30", "")
-		requireSame(t, "replicas", []string{"wk1", "wk3"}, lab.replicasOn("pvc-1"))
-		requireSame(t, "replicas", []string{"wk2", "wk4"}, lab.replicasOn("pvc-2"))
+		requireSame(t, []string{"wk1", "wk3"}, lab.replicasOn("pvc-1"), "replicas (-want +got)")
+		requireSame(t, []string{"wk2", "wk4"}, lab.replicasOn("pvc-2"), "replicas (-want +got)")
 	})
 }

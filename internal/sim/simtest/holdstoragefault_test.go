@@ -3,6 +3,7 @@ package simtest
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -17,55 +18,69 @@ import (
 )
 
 // unanswered has no change of the setting arrive.
-func unanswered(l *Lab) {
+func unanswered(l *Lab) { l.dropsCalls(patchOfWait) }
+
+// dropsCalls has no request to that server's path and method arrive.
+func (l *Lab) dropsCalls(server string) {
 	l.Recorder.Hooks(func(c record.Call) error {
-		if (moment{server: patchOfWait}).isCall(c) {
+		if (moment{server: server}).isCall(c) {
 			return errors.New("connection reset by peer")
 		}
 		return nil
 	}, nil)
 }
 
-// withoutPatch is a kubeconfig that may do everything but change settings of Longhorn.
-func withoutPatch(l *Lab) {
-	l.Kube.Grant("recast", func(r kubeapi.Request) bool { return r.Verb != "patch" || r.Resource != "settings" })
+// mayAll gives recast a kubeconfig that may do everything that a function allows.
+func (l *Lab) mayAll(allowed func(kubeapi.Request) bool) {
+	l.Kube.Grant("recast", allowed)
 	b, err := l.Kubeconfig("recast", time.Hour)
 	must(l.t, err)
 	l.Write("kubeconfig", b)
 }
 
-// TestHoldIsRefused: if the setting can't be changed, the node is not touched; doctor names the right before.
-func TestHoldIsRefused(t *testing.T) {
-	long(t)
-	cases := map[string]struct {
-		strike func(l *Lab)
-		want   string
-		doctor string
-	}{
-		"no answer": {unanswered, "hold back the rebuild of Longhorn for wk1: gave up after 1m0s", ""},
-		"no right":  {withoutPatch, `cannot patch resource "settings"`, "the kubeconfig may not patch settings of longhorn.io"},
-		"an annotation that recast does not know": {func(l *Lab) {
-			l.setWaits("60", `{"was":"{}","set":"60","nodes":{"wk3":60}}`)
-		}, `annotation recast.dev/hold of Longhorn's setting ` + waitSetting + ` is not as recast writes it`, ""},
-	}
+// refusedHold is a storage system that can't be told to wait.
+type refusedHold struct {
+	strike func(l *Lab)
+	want   string
+	doctor string
+}
+
+// refusedHolds rolls with each of them: the node is not touched, and nothing is set; doctor names the right before.
+func refusedHolds(t *testing.T, in inLabOf, system string, set func(*Lab) string, cases map[string]refusedHold) {
+	t.Helper()
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
-			inImpatientLab(t, func(t *testing.T, lab *Lab) {
+			in(t, func(t *testing.T, lab *Lab) {
 				tc.strike(lab)
-				value, memo := lab.waits()
+				was := set(lab)
 				if tc.doctor != "" {
-					requireStorageCheck(t, lab, "Longhorn", checkup.Problem, tc.doctor)
+					requireStorageCheck(t, lab, system, checkup.Problem, tc.doctor)
 				}
-				err := lab.Client().roll(planning.Policy{Only: []string{"wk1"}})(t.Context())
+				err := lab.Client().roll(onlyWorker)(t.Context())
 				requireFault(t, err, fault.Refused, tc.want)
 				lab.Recorder.Hooks(nil, nil)
 				requireDrift(t, lab, "wk1", "wk2", "wk3")
-				lab.requireWaits(value, memo)
+				requireSame(t, was, set(lab), "what it was told (-before +after)")
 				lab.requireServing("wk1")
 				requireNoClaim(t, lab)
 			})
 		})
 	}
+}
+
+// TestHoldIsRefused: if the setting can't be changed, the node is not touched; doctor names the right before.
+func TestHoldIsRefused(t *testing.T) {
+	long(t)
+	set := func(l *Lab) string { return fmt.Sprint(l.waits()) }
+	refusedHolds(t, inImpatientLab, "Longhorn", set, map[string]refusedHold{
+		"no answer": {unanswered, "hold back the rebuild of Longhorn for wk1: gave up after 1m0s", ""},
+		"no right": {func(l *Lab) {
+			l.mayAll(func(r kubeapi.Request) bool { return r.Verb != "patch" || r.Resource != "settings" })
+		}, `cannot patch resource "settings"`, "the kubeconfig may not patch settings of longhorn.io"},
+		"an annotation that recast does not know": {func(l *Lab) {
+			l.setWaits("60", `{"was":"{}","set":"60","nodes":{"wk3":60}}`)
+		}, `annotation recast.dev/hold of Longhorn's setting ` + waitSetting + ` is not as recast writes it`, ""},
+	})
 }
 
 // TestHoldStaysWhileTheNodeIsOut: a run that is interrupted gives nothing back for the node that it leaves out; the

@@ -90,9 +90,7 @@ func (h *hooker) require(t *testing.T, want ...string) {
 	t.Helper()
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if diff := cmp.Diff(want, h.ran); diff != "" {
-		t.Errorf("hooks (-want +got):\n%s", diff)
-	}
+	requireSame(t, want, h.ran, "hooks (-want +got)")
 	h.ran = nil
 }
 
@@ -126,9 +124,7 @@ func TestHooks(t *testing.T) {
 		must(t, err)
 		for _, p := range hook.Points() {
 			want := []cluster.Hook{{TimeoutSeconds: 60, Command: cluster.CommandGate{Args: []string{"./hook.sh"}, Dir: lab.Dir}}}
-			if diff := cmp.Diff(want, plan.Hooks.At(p)); diff != "" {
-				t.Errorf("%s in the plan (-want +got):\n%s", p, diff)
-			}
+			requireSame(t, want, plan.Hooks.At(p), "%s in the plan (-want +got)", p)
 		}
 		var paths, notes []string
 		c.Emit = func(e step.Event) {
@@ -139,8 +135,7 @@ func TestHooks(t *testing.T) {
 				paths = append(paths, e.Path)
 			}
 		}
-		rep, err := c.Roll(t.Context(), planning.Policy{})
-		must(t, err)
+		rep := c.mustRoll(planning.Policy{})
 		const wk1 = "roll/workers/wk1/"
 		if diff := cmp.Diff([]string{
 			"before-run", "roll/workers/hooks_before", wk1 + "run-hooks", wk1 + "gate", wk1 + "take-down", wk1 + "bring-up", wk1 + "run-hooks-again", "roll/workers/hooks_after", "after-run",
@@ -167,9 +162,7 @@ func TestHooks(t *testing.T) {
 			first + "RECAST_HOOK=afterNode RECAST_HOST=pve1 " + node + "RECAST_OUTCOME=done " + of +
 			batch + "RECAST_HOOK=afterBatch RECAST_NODES=wk1 RECAST_OUTCOME=done " + run + "\n" +
 			"RECAST_CLUSTER=lab RECAST_ERROR= RECAST_HOOK=afterRun RECAST_NODES=wk1 RECAST_NODES_DONE=wk1 RECAST_NODES_FAILED= RECAST_NODES_LEFT= RECAST_OUTCOME=done " + run + "\n"
-		if diff := cmp.Diff(want, asked); diff != "" {
-			t.Errorf("environments (-want +got):\n%s", diff)
-		}
+		requireSame(t, want, asked, "environments (-want +got)")
 		var kept []string
 		for _, h := range rep.Hooks {
 			kept = append(kept, fmt.Sprintf("%s %s %s %d %s%s", h.Point, h.Batch, h.Node, *h.Exit, h.Error, h.Output))

@@ -26,9 +26,7 @@ func hostsRefused(t *testing.T, what string, do func(context.Context) error, wan
 	t.Helper()
 	began := time.Now()
 	err := do(t.Context())
-	if fault.KindOf(err) != fault.Refused {
-		t.Errorf("%s: %v, want a refusal", what, err)
-	}
+	requireFault(t, err, fault.Refused)
 	said := fmt.Sprint(err, fault.Hints(err))
 	for _, text := range want {
 		if !strings.Contains(said, text) {

@@ -111,8 +111,7 @@ func TestRollWhatTheImagerBuilt(t *testing.T) {
 	long(t)
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		client, runs := imagerBuilds(t, lab, world.TalosVersion)
-		_, err := client.Roll(t.Context(), planning.Policy{})
-		must(t, err)
+		client.mustRoll(planning.Policy{})
 		requireInSync(t, lab)
 		if len(*runs) != 2 {
 			t.Errorf("the imager built %q", *runs)

@@ -17,6 +17,7 @@ import (
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/sim/world"
 	"github.com/recast-sh/recast/pipeline"
+	"github.com/recast-sh/recast/pipeline/checkup"
 	"github.com/recast-sh/recast/pipeline/setup"
 	"github.com/recast-sh/recast/schematics"
 )
@@ -99,9 +100,7 @@ func requireSameBuilds(t *testing.T, lab *Lab, me *Client) {
 		}
 		return out
 	}
-	if diff := cmp.Diff(builds(lab.Dir), builds(me.Dir)); diff != "" {
-		t.Errorf("builds of the nodes (-installed +init):\n%s", diff)
-	}
+	requireSame(t, builds(lab.Dir), builds(me.Dir), "builds of the nodes (-installed +init)")
 }
 
 func requireInitInSync(t *testing.T, me *Client) {
@@ -172,20 +171,14 @@ func TestInitRefuses(t *testing.T) {
 
 		before := tree(t, me.Dir)
 		_, err = lab.Client().Init(t.Context(), me.Dir, setup.InitOptions{Exclude: []string{"wk1"}})
-		if fault.KindOf(err) != fault.Config || !strings.Contains(err.Error(), "recast.yaml, recast.lock are there already") {
-			t.Errorf("a second time: %v", err)
-		}
-		if diff := cmp.Diff(before, tree(t, me.Dir)); diff != "" {
-			t.Errorf("refused, it has changed (-before +after):\n%s", diff)
-		}
+		requireFault(t, err, fault.Config, "recast.yaml, recast.lock are there already")
+		requireSame(t, before, tree(t, me.Dir), "refused, it has changed (-before +after)")
 		if _, err := lab.Client().Init(t.Context(), me.Dir, setup.InitOptions{Exclude: []string{"wk1"}, Force: true}); err != nil {
 			t.Error(err)
 		}
 		after := tree(t, me.Dir)
 		maps.DeleteFunc(after, func(name, _ string) bool { return strings.HasPrefix(name, ".recast/") })
-		if diff := cmp.Diff(before, after); diff != "" {
-			t.Errorf("forced, it has written something else (-before +after):\n%s", diff)
-		}
+		requireSame(t, before, after, "forced, it has written something else (-before +after)")
 
 		// The role PVEAuditor is enough.
 		lab.World.AddRole("Auditor", "Sys.Audit", "VM.Audit", "Datastore.Audit")
@@ -211,15 +204,12 @@ func TestInitForeign(t *testing.T) {
 		}
 		for _, file := range []string{"default", "storage"} {
 			ours := map[string]string{"default": "control-plane", "storage": "worker"}[file]
-			if diff := cmp.Diff(idOf(t, lab.Dir, file), idOf(t, me.Dir, ours)); diff != "" {
-				t.Errorf("schematics/%s.yaml has another schematic ID than what the nodes run:\n%s", ours, diff)
-			}
+			requireSame(t, idOf(t, lab.Dir, file), idOf(t, me.Dir, ours),
+				"schematics/%s.yaml has another schematic ID than what the nodes run", ours)
 		}
 		drift, err := me.Drift(t.Context())
 		must(t, err)
-		if diff := cmp.Diff(drift.Nodes, res.Drift); diff != "" {
-			t.Errorf("what init said (-drift +init):\n%s", diff)
-		}
+		requireSame(t, drift.Nodes, res.Drift, "what init said (-drift +init)")
 		for _, d := range drift.Nodes {
 			if len(d.Reasons) != 1 || d.Reasons[0].Code != "unknown-build" {
 				t.Errorf("%s is stale for %+v", d.Node, d.Reasons)
@@ -237,8 +227,7 @@ func idOf(t *testing.T, dir, name string) string {
 
 func read(t *testing.T, dir, name string) string {
 	t.Helper()
-	b, err := os.ReadFile(filepath.Join(dir, name))
-	must(t, err)
+	b := readFile(t, filepath.Join(dir, name))
 	return string(b)
 }
 
@@ -256,4 +245,77 @@ func tree(t *testing.T, dir string) map[string]string {
 	})
 	must(t, err)
 	return out
+}
+
+// TestInitAfterARoll: the cluster was rolled with another recast.yaml; a second one gets
+// the same numbers, or none. The nodes' present schematic contains a secret.
+func TestInitAfterARoll(t *testing.T) {
+	long(t)
+	inLab(t, sim.Options{ControlPlanes: 1, Workers: 1}, func(t *testing.T, lab *Lab) {
+		lab.Write("schematics/storage.yaml", append(lab.Read("schematics/storage.yaml"), "  extraKernelArgs: [talos.environment=http_proxy=http://me:hunter2@proxy.example]\n"...))
+		lab.Patch(sim.PatchedExtension)
+		requireMode(t, lab.Dir, "recast.lock", 0o600)
+		must(t, lab.Client().roll(planning.Policy{})(t.Context()))
+		requireMode(t, lab.Dir, ".recast/.gitignore", 0o600)
+
+		for vmids, want := range map[string]string{"": "recast has run on these nodes before (its own: VM 9002", "9100-9199": "is recast's own: it belongs to a recast.yaml with other proxmox.vmids"} {
+			dir := filepath.Join(t.TempDir(), "new")
+			_, err := lab.Client().Init(t.Context(), dir, setup.InitOptions{VMIDs: vmids})
+			requireError(t, err, want)
+			if _, err := os.Stat(dir); err == nil {
+				t.Errorf("--vmids %q: it has made a directory", vmids)
+			}
+		}
+		me := lab.Client()
+		res, err := me.Init(t.Context(), t.TempDir(), setup.InitOptions{VMIDs: "9000-9099"})
+		if err != nil {
+			t.Fatal(err, fault.Hints(err))
+		}
+		if said := strings.Join(res.Warnings, "\n"); !strings.Contains(said, "schematics/worker.yaml and recast.lock hold secrets, as the image of wk1 does (the kernel argument talos.environment): commit neither") ||
+			strings.Contains(said, "hunter2") || strings.Join(res.Secret, " ") != "recast.lock schematics/worker.yaml" {
+			t.Errorf("it warns %q, and calls %q secret", said, res.Secret)
+		}
+		for name, mode := range map[string]os.FileMode{"recast.lock": 0o600, "schematics/worker.yaml": 0o600, "schematics/control-plane.yaml": 0o644, "recast.yaml": 0o644} {
+			requireMode(t, me.Dir, name, mode)
+		}
+		requireInitInSync(t, me)
+	})
+}
+
+func requireMode(t *testing.T, dir, name string, want os.FileMode) {
+	t.Helper()
+	info, err := os.Stat(filepath.Join(dir, name))
+	if err != nil {
+		t.Error(err)
+	} else if info.Mode() != want {
+		t.Errorf("%s has mode %v, want %v", name, info.Mode(), want)
+	}
+}
+
+// TestContainersHaveNumbers: they are listed with the VMs, and a claim can't use their numbers.
+func TestContainersHaveNumbers(t *testing.T) {
+	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+		for id, name := range map[int]string{9000: "dns", 9099: "proxy", 9100: "mail"} {
+			must(t, lab.World.DefineContainer(world.Container{ID: id, Name: name, Host: "pve1"}))
+		}
+		found := map[string]checkup.State{}
+		for _, c := range diagnosis(t, lab.Client()).Checks {
+			if strings.Contains(c.Seen, "container") {
+				found[c.What+": "+c.Seen] = c.State
+			}
+		}
+		if len(found) != 2 || found[`claim: container 9000 "dns" on pve1 has its number`] != checkup.Problem ||
+			found[`proxmox.vmids: container 9099 "proxy" on pve1 has one of its numbers: a roll that needs that number stops`] != checkup.Warning {
+			t.Errorf("doctor says of containers: %v", found)
+		}
+		me := lab.Client()
+		if _, err := me.Init(t.Context(), t.TempDir(), setup.InitOptions{}); err != nil {
+			t.Fatal(err, fault.Hints(err))
+		}
+		if text := read(t, me.Dir, "recast.yaml"); !strings.Contains(text, "vmids: 9200-9299") {
+			t.Errorf("it proposes numbers of containers:\n%s", text)
+		}
+		_, err := lab.Client().Init(t.Context(), t.TempDir(), setup.InitOptions{VMIDs: "9100-9199"})
+		requireError(t, err, `container 9100 "mail" on pve1 has the first number of 9100-9199`)
+	})
 }

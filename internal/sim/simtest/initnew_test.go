@@ -73,9 +73,7 @@ func TestInitNew(t *testing.T) {
 				for _, n := range res.Nodes {
 					nodes = append(nodes, fmt.Sprintf("%s %s %s on %s: %s", n.Name, n.Role(), n.Address, n.Host, n.Disks()))
 				}
-				if diff := cmp.Diff(s.nodes, nodes); diff != "" {
-					t.Errorf("nodes (-want +got):\n%s", diff)
-				}
+				requireSame(t, s.nodes, nodes, "nodes (-want +got)")
 				if diff := cmp.Diff(s.files, res.Files); diff != "" || res.Endpoint != s.endpoint || !strings.Contains(strings.Join(res.Warnings, "\n"), s.warns) {
 					t.Errorf("files (-want +got):\n%s\nendpoint %s, warnings %q", diff, res.Endpoint, res.Warnings)
 				}
@@ -189,12 +187,8 @@ func TestInitNewAgain(t *testing.T) {
 		before := tree(t, me.Dir)
 		o.Force = true
 		_, err = lab.Client().InitNew(t.Context(), me.Dir, o, n)
-		if fault.KindOf(err) != fault.Config || !strings.Contains(err.Error(), "secrets.yaml is there already, and is never replaced") {
-			t.Errorf("forced: %v", err)
-		}
-		if diff := cmp.Diff(before, tree(t, me.Dir)); diff != "" {
-			t.Errorf("refused, it has changed (-before +after):\n%s", diff)
-		}
+		requireFault(t, err, fault.Config, "secrets.yaml is there already, and is never replaced")
+		requireSame(t, before, tree(t, me.Dir), "refused, it has changed (-before +after)")
 		must(t, os.Remove(filepath.Join(me.Dir, "secrets.yaml")))
 		_, err = lab.Client().InitNew(t.Context(), me.Dir, o, n)
 		must(t, err)

@@ -7,10 +7,11 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/sim"
+	"github.com/recast-sh/recast/internal/sim/talosapi"
+	"github.com/recast-sh/recast/internal/step"
 	"github.com/recast-sh/recast/schematics"
 )
 
@@ -50,8 +51,7 @@ func (l *Lab) upgradeCalls(since int) []string {
 // machine reads one node's machine.
 func (l *Lab) machine(name string) cluster.Machine {
 	l.t.Helper()
-	s, err := l.Client().connect(l.t.Context())
-	must(l.t, err)
+	s := l.session()
 	defer s.end()
 	m, err := s.machines.Talos.Machine(l.t.Context(), l.node(name).Addr)
 	must(l.t, err)
@@ -61,8 +61,7 @@ func (l *Lab) machine(name string) cluster.Machine {
 // requireServing: the node is Ready, schedulable and unmarked.
 func (l *Lab) requireServing(name string) {
 	l.t.Helper()
-	node, err := l.Kube.Node(l.t.Context(), name)
-	must(l.t, err)
+	node := l.kubeNode(name)
 	if node.Spec.Unschedulable || !isReady(node) {
 		l.t.Errorf("%s: unschedulable %t, Ready %t", name, node.Spec.Unschedulable, isReady(node))
 	}
@@ -100,9 +99,7 @@ func TestInPlaceUpgrade(t *testing.T) {
 		}
 		old, since := lab.machine(c.node), len(lab.Recorder.Calls())
 		must(t, lab.Client().roll(policyFor(c.node))(t.Context()))
-		if diff := cmp.Diff(c.calls, lab.upgradeCalls(since)); diff != "" {
-			t.Errorf("calls:\n%s", diff)
-		}
+		requireSame(t, c.calls, lab.upgradeCalls(since), "calls")
 		m, want := lab.machine(c.node), lab.locked(c.node)
 		if m.InstallImage != want.Installer || !strings.Contains(want.Installer, "@sha256:") {
 			t.Errorf("the configuration names %s, want %s", m.InstallImage, want.Installer)
@@ -140,8 +137,7 @@ func TestInPlaceKilled(t *testing.T) {
 				lab.inPlace()
 				lab.Patch(everywhere)
 				since := len(lab.Recorder.Calls())
-				c := lab.Client()
-				c.killedAt(t, k.at, c.roll(policyFor("wk1")))
+				lab.Client().rollKilled(k.at, policyFor("wk1"))
 				if !k.journal {
 					lab.loseJournal()
 				}
@@ -164,8 +160,7 @@ func TestInPlaceBesideTheSameInstallation(t *testing.T) {
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		must(t, lab.Client().Publish(t.Context()))
 		lab.installBy(t, "wk1", lab.locked("wk1").Installer)
-		res, err := lab.Client().Drift(t.Context())
-		must(t, err)
+		res := lab.drift()
 		if r := res.Nodes[1].Reasons; len(r) == 0 || r[0].Code != "pending-reboot" {
 			t.Errorf("reasons %+v", r)
 		}
@@ -175,10 +170,56 @@ func TestInPlaceBesideTheSameInstallation(t *testing.T) {
 // installBy installs a system beside the running one, like talosctl without the reboot.
 func (l *Lab) installBy(t *testing.T, node, installer string) {
 	t.Helper()
-	s, err := l.Client().connect(t.Context())
-	must(t, err)
+	s := l.session()
 	defer s.end()
 	n, quiet := l.node(node), func(string) {}
 	must(t, errOf(s.machines.Talos.PullInstaller(t.Context(), n.Addr, n.UUID, installer, quiet)))
 	must(t, errOf(s.machines.Talos.Install(t.Context(), n.Addr, n.UUID, installer, "", quiet)))
+}
+
+// TestEntryOfTheBootBefore: a machine whose kernel can't write EFI variables reports,
+// after a kexec, the previous boot entry as its own. Its upgrade completes and is not
+// repeated, and there is no warning of a pending reboot.
+func TestEntryOfTheBootBefore(t *testing.T) {
+	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+		lab.setRoll("strategy: in-place", "reboot: kexec")
+		must(t, lab.Trouble("wk1", talosapi.Trouble{NoOneShot: true}))
+		lab.Patch(sim.PatchedExtension)
+		c, said := lab.Client(), ""
+		c.Emit = func(e step.Event) { said += e.Text + "\n" }
+		must(t, c.roll(planning.Policy{})(t.Context()))
+		if !strings.Contains(said, "it says that it booted") {
+			t.Error("nothing was said of the entry")
+		}
+		requireDrift(t, lab)
+		rep, err := lab.as(secondRun).Roll(t.Context(), planning.Policy{})
+		if err != nil || rep.Outcome != "nothing to do" {
+			t.Errorf("the next roll: %s, %v", rep.Outcome, err)
+		}
+		whileOff()(lab)
+		requireDrift(t, lab)
+	})
+}
+
+// TestRollbackAfterAnUpgradeInPlace: a system disk that was upgraded in place has two boot
+// entries of the same version of Talos. The EFI disk says which one boots, and the
+// replacement's installation has since written its own entry there, which has the name of
+// the older one.
+func TestRollbackAfterAnUpgradeInPlace(t *testing.T) {
+	long(t)
+	eachNamed(t, oneWorker(), []cluster.Strategy{cluster.Recreate, cluster.Reimage}, func(t *testing.T, lab *Lab, s cluster.Strategy) {
+		lab.inPlace()
+		lab.Patch(everywhere)
+		must(t, lab.as(firstRun).roll(onlyWorker)(t.Context()))
+		upgraded, m := lab.builds(), lab.machine("wk1")
+		if !strings.HasSuffix(m.BootEntry, "~1.efi") {
+			t.Fatalf("boots %s", m.BootEntry)
+		}
+		lab.Replace("recast.yaml", "strategy: in-place", "strategy: "+string(s))
+		lab.Patch(everywhere)
+		must(t, lab.as(secondRun).roll(onlyWorker)(t.Context()))
+		must(t, lab.as(thirdRun).goBack("wk1")(t.Context()))
+		requireSame(t, upgraded, lab.builds(), "builds after the rollback")
+		lab.RequireIntact()
+	})
 }

@@ -9,8 +9,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim"
@@ -28,11 +26,19 @@ func whenStarted(suffix string, f func()) func(step.Event) {
 	}
 }
 
+// allOf has each of them hear every event.
+func allOf(hear ...func(step.Event)) func(step.Event) {
+	return func(e step.Event) {
+		for _, h := range hear {
+			h(e)
+		}
+	}
+}
+
 // rollKilledWhen kills a roll when a step whose path ends in at starts.
 func (l *Lab) rollKilledWhen(at string) {
 	l.t.Helper()
-	c := l.Client()
-	c.killedAt(l.t, before(at), c.roll(planning.Policy{}))
+	l.Client().rollKilled(before(at), planning.Policy{})
 }
 
 // interrupter presses Ctrl-C when a worker's step starts, and records which nodes had begun by then.
@@ -87,9 +93,7 @@ func TestCtrlCOnce(t *testing.T) {
 	eachInLab(t, sim.Options{Workers: 3}, storiesOf(moments(1)...), func(t *testing.T, lab *Lab, at int) {
 		seen := lab.watchOutage()
 		press, rep, err := twoAtATime(t.Context(), lab, at, func(c *Client) { c.Runner.Stop() })
-		if fault.KindOf(err) != fault.Interrupted || !strings.HasPrefix(message(err), "stopped; not started: roll/workers/wk") {
-			t.Errorf("pressed at %s: kind %d: %v", press.pressed, fault.KindOf(err), err)
-		}
+		requireFault(t, err, fault.Interrupted, "stopped; not started: roll/workers/wk")
 		if !strings.Contains(rep.Outcome, "stopped; not started: ") {
 			t.Errorf("outcome %q", rep.Outcome)
 		}
@@ -97,20 +101,11 @@ func TestCtrlCOnce(t *testing.T) {
 		requireDrift(t, lab, stale...)
 		slices.Sort(press.begun)
 		slices.Sort(seen.order)
-		if diff := cmp.Diff(press.begun, seen.order); diff != "" {
-			t.Errorf("pressed at %s: nodes that had begun, and that were out:\n%s", press.pressed, diff)
-		}
+		requireSame(t, press.begun, seen.order, "pressed at %s: nodes that had begun, and that were out", press.pressed)
 		requireNoClaim(t, lab)
 		must(t, lab.second().roll(planning.Policy{})(t.Context()))
 		requireInSync(t, lab)
 	})
-}
-
-func message(err error) string {
-	if err == nil {
-		return ""
-	}
-	return err.Error()
 }
 
 // TestCtrlCTwice stops a roll of two workers at a time at once; the next one finishes it.

@@ -59,8 +59,7 @@ func (l *Lab) mustUpgradeKubernetes() {
 // versions are the Talos and Kubernetes versions of every node, and the DaemonSet's.
 func (l *Lab) versions() map[string]string {
 	l.t.Helper()
-	s, err := l.Client().connect(l.t.Context())
-	must(l.t, err)
+	s := l.session()
 	defer s.end()
 	nodes, err := s.machines.Kube.Nodes(l.t.Context())
 	must(l.t, err)
@@ -135,8 +134,7 @@ func TestUpgradeKubernetes(t *testing.T) {
 func (l *Lab) boots() (out []string) {
 	l.t.Helper()
 	for _, n := range l.Nodes {
-		k, err := l.Kube.Node(l.t.Context(), n.Name)
-		must(l.t, err)
+		k := l.kubeNode(n.Name)
 		out = append(out, n.Name+" "+k.Status.NodeInfo.BootID)
 	}
 	return out

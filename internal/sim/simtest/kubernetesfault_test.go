@@ -1,18 +1,22 @@
 package simtest
 
 import (
+	"bytes"
 	"context"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
+	machineapi "github.com/siderolabs/talos/pkg/machinery/api/machine"
+	"github.com/siderolabs/talos/pkg/machinery/client"
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/kubeupgrade"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim"
+	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
 	"github.com/recast-sh/recast/internal/sim/talosapi"
 )
 
@@ -34,9 +38,7 @@ func TestUpgradeKubernetesFetchesFirst(t *testing.T) {
 		before := lab.versions()
 		lab.brokenImage(c.node, c.image, talosapi.Unpullable)
 		requireRefused(t, lab.Client().upgradeKubernetes(t.Context()), c.node+" can't fetch "+c.image)
-		if diff := cmp.Diff(before, lab.versions()); diff != "" {
-			t.Errorf("versions (-before +after):\n%s", diff)
-		}
+		requireSame(t, before, lab.versions(), "versions (-before +after)")
 		lab.brokenImage(c.node, c.image, talosapi.Sound)
 		lab.mustUpgradeKubernetes()
 	})
@@ -93,9 +95,7 @@ func TestUpgradeKubernetesRefuses(t *testing.T) {
 		refuse("v1.36.1", "cp2: kube-apiserver is given the feature gate HonorPVReclaimPolicy, which Kubernetes v1.36.1 no longer has")
 		lab.editConfig("wk1", "    kubelet:\n", "    kubelet:\n        extraArgs:\n            feature-gates: CSIMigrationPortworx=false,Other=true\n")
 		refuse("v1.36.1", "wk1: kubelet is given the feature gate CSIMigrationPortworx, which Kubernetes v1.36.1 no longer has")
-		if diff := cmp.Diff(before, lab.versions()); diff != "" {
-			t.Errorf("versions (-before +after):\n%s", diff)
-		}
+		requireSame(t, before, lab.versions(), "versions (-before +after)")
 		lab.editConfig("cp2", "HonorPVReclaimPolicy", "Other")
 		lab.editConfig("wk1", "CSIMigrationPortworx=false,", "")
 		lab.breakEtcd(talosapi.EtcdFault{NoSpace: true}, "cp3")
@@ -178,8 +178,7 @@ func TestUpgradeKubernetesLooksAgain(t *testing.T) {
 // editConfig replaces a part of a machine's configuration, without a reboot.
 func (l *Lab) editConfig(node, old, fresh string) {
 	l.t.Helper()
-	s, err := l.Client().connect(l.t.Context())
-	must(l.t, err)
+	s := l.session()
 	defer s.end()
 	n := l.node(node)
 	config, err := s.machines.Talos.MachineConfig(l.t.Context(), n.Addr)
@@ -189,4 +188,133 @@ func (l *Lab) editConfig(node, old, fresh string) {
 		l.t.Fatalf("%s has no %q in its configuration", node, old)
 	}
 	must(l.t, s.machines.Talos.ReplaceConfig(l.t.Context(), n.Addr, n.UUID, cluster.Secret(text)))
+}
+
+// TestUpgradeKubernetesIsKilled at every point, and run again with its journal or without:
+// the result is the same.
+func TestUpgradeKubernetesIsKilled(t *testing.T) {
+	long(t)
+	var points []point
+	t.Run("undisturbed", func(t *testing.T) {
+		inLabOnce(t, oneWorker(), func(t *testing.T, lab *Lab) {
+			points, _ = lab.finish(t, upgradesKubernetes)
+			lab.requireKubernetes(nextKubernetes)
+		})
+	})
+	type kill struct {
+		point
+		elsewhere bool
+	}
+	var kills []kill
+	var config, pull int
+	for _, p := range points {
+		config += strings.Count(p.name, "ApplyConfiguration")
+		pull += strings.Count(p.name, "Pull")
+		kills = append(kills, kill{p, false}, kill{p, true})
+	}
+	if config != 6 || pull < 7 {
+		t.Errorf("%d configurations and %d pulls among %q", config, pull, points)
+	}
+	for _, k := range chosenKills(t, kills, 1, func(k kill) bool { return k.at%5 == 2 && k.elsewhere == (k.at%2 == 0) }) {
+		where := map[bool]string{false: "here", true: "elsewhere"}[k.elsewhere]
+		t.Run(fmt.Sprint(k.at, " ", strings.ReplaceAll(k.name, "/", " "), " ", where), func(t *testing.T) {
+			inLabOnce(t, oneWorker(), func(t *testing.T, lab *Lab) { lab.killUpgrade(t, k.point, k.elsewhere) })
+		})
+	}
+}
+
+// upgradesKubernetes upgrades everything to nextKubernetes.
+func upgradesKubernetes(ctx context.Context, c *Client) error { return c.upgradeKubernetes(ctx) }
+
+// killUpgrade kills an upgrade at a point and then finishes it.
+func (l *Lab) killUpgrade(t *testing.T, at point, elsewhere bool) {
+	t.Helper()
+	boots := l.boots()
+	l.diesAt(t, at, upgradesKubernetes)
+	c := l.Client()
+	if c.Run = "20000101-0001-feed"; elsewhere {
+		l.loseJournal()
+		c.Elsewhere = true
+	}
+	rep, err := c.UpgradeKubernetes(l.t.Context(), nextKubernetes, false)
+	if err != nil {
+		l.t.Fatalf("%v\nhints %q", err, fault.Hints(err))
+	}
+	if rep.Outcome != "done" && rep.Outcome != "nothing to do" {
+		l.t.Errorf("%+v", rep)
+	}
+	l.requireKubernetes(nextKubernetes)
+	if after := l.boots(); strings.Join(boots, " ") != strings.Join(after, " ") {
+		l.t.Errorf("boots %q, then %q", boots, after)
+	}
+	l.RequireIntact()
+}
+
+// TestUpgradeKubernetesLeavesStagedConfigurations: a configuration that is staged for the
+// next boot, or on trial, does not become active with a component's image.
+func TestUpgradeKubernetesLeavesStagedConfigurations(t *testing.T) {
+	long(t)
+	type story struct {
+		mode machineapi.ApplyConfigurationRequest_Mode
+		over func(l *Lab)
+	}
+	eachInLab(t, oneWorker(), map[string]story{
+		"staged": {machineapi.ApplyConfigurationRequest_STAGED, func(l *Lab) {
+			l.talosctl("wk1", func(ctx context.Context, c *client.Client) error { return c.Reboot(ctx) })
+			time.Sleep(2 * time.Minute)
+		}},
+		"tried": {machineapi.ApplyConfigurationRequest_TRY, func(*Lab) { time.Sleep(2 * time.Minute) }},
+	}, func(t *testing.T, lab *Lab, c story) {
+		config := lab.configOf("wk1")
+		edited := bytes.Replace(config, []byte("certSANs: []"), []byte("certSANs: [192.0.2.1]"), 1)
+		if bytes.Equal(edited, config) {
+			t.Fatal("nothing is changed")
+		}
+		lab.talosctl("wk1", func(ctx context.Context, cl *client.Client) error {
+			// A machine that has just booted shows no stored configuration, so no trial either.
+			_, err := cl.ApplyConfiguration(ctx, &machineapi.ApplyConfigurationRequest{Data: config, Mode: machineapi.ApplyConfigurationRequest_NO_REBOOT})
+			if err == nil {
+				_, err = cl.ApplyConfiguration(ctx, &machineapi.ApplyConfigurationRequest{Data: edited, Mode: c.mode})
+			}
+			return err
+		})
+		requireRefused(t, lab.Client().upgradeKubernetes(t.Context()), "wk1: it has a configuration that is staged or tried")
+		c.over(lab)
+		lab.mustUpgradeKubernetes()
+	})
+}
+
+// TestUpgradeKubernetesWaitsForWhatIsDown: even if every image is as wanted, the upgrade
+// waits for a component that does not run.
+func TestUpgradeKubernetesWaitsForWhatIsDown(t *testing.T) {
+	long(t)
+	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+		const image, plain, verbose = "registry.k8s.io/kube-scheduler:v1.35.4", "    scheduler:\n", "    scheduler:\n        extraArgs:\n            v: \"3\"\n"
+		lab.brokenImage("cp1", image, talosapi.Loops)
+		lab.editConfig("cp1", plain, verbose) // it restarts
+		time.Sleep(time.Minute)
+		rep, err := lab.Client().UpgradeKubernetes(t.Context(), labKubernetes, true)
+		if err != nil || len(rep.Plan.Nodes[0].Lacks) != 1 || !strings.HasPrefix(rep.Plan.Nodes[0].Lacks[0], "kube-scheduler: its pod is not Ready") {
+			t.Fatalf("%+v, %v", rep.Plan, err)
+		}
+		if rep, err = lab.Client().UpgradeKubernetes(t.Context(), labKubernetes, false); err == nil || !strings.Contains(err.Error(), "upgrade-k8s/check: ") || !strings.Contains(err.Error(), "CrashLoopBackOff") {
+			t.Errorf("%+v, %v", rep, err)
+		}
+		lab.brokenImage("cp1", image, talosapi.Sound)
+		lab.editConfig("cp1", verbose, plain)
+		time.Sleep(2 * time.Minute)
+		if rep, err = lab.Client().UpgradeKubernetes(t.Context(), labKubernetes, false); err != nil || rep.Outcome != "nothing to do" {
+			t.Errorf("%+v, %v", rep, err)
+		}
+	})
+}
+
+// TestUpgradeKubernetesNeedsEveryControlPlane: a member of etcd without a Node object is
+// not skipped.
+func TestUpgradeKubernetesNeedsEveryControlPlane(t *testing.T) {
+	inLab(t, sim.Options{ControlPlanes: 3}, func(t *testing.T, lab *Lab) {
+		lab.Replace("recast.yaml", fmt.Sprintf("  - {name: cp3, schematic: %s, vmid: %d}\n", lab.node("cp3").Schematic, lab.node("cp3").VMID), "")
+		without(store.Nodes(), "", "cp3")(lab)
+		requireRefused(t, lab.Client().upgradeKubernetes(t.Context()), "etcd member cp3: its machine is no control plane that Kubernetes shows")
+	})
 }

@@ -2,13 +2,17 @@ package simtest
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"net/http"
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/exchange"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
@@ -154,8 +158,7 @@ func TestLateRequestIsTold(t *testing.T) {
 		lab.Patch(everywhere)
 		x := lab.rollKilledBy(toVM("POST", "/qemu/9001/status/shutdown"), planning.Policy{Only: []string{"cp1"}})
 		told := func() []string {
-			res, err := lab.Client().Status(t.Context())
-			must(t, err)
+			res := lab.status()
 			return res.Unanswered
 		}
 		const want = "waits up to 6m0s before it takes another control plane out"
@@ -191,5 +194,74 @@ func TestLateStart(t *testing.T) {
 			t.Errorf("%s, %v", rep.Outcome, err)
 		}
 		lab.requireRecovered(before)
+	})
+}
+
+// loseEvery breaks the connection in place of the answer to every k-th change by Proxmox,
+// and returns the number of lost answers.
+func (l *Lab) loseEvery(k int64) *atomic.Int64 {
+	var changes, lost atomic.Int64
+	l.Recorder.Hooks(nil, func(c record.Call) {
+		if c.Proto == "proxmox" && c.Mutation && changes.Add(1)%k == 0 {
+			lost.Add(1)
+			panic(http.ErrAbortHandler)
+		}
+	})
+	return &lost
+}
+
+// rollUnanswered is a roll that is done at once although every k-th answer of Proxmox is lost, and at least so many.
+func (l *Lab) rollUnanswered(k, least int64) {
+	l.t.Helper()
+	lost := l.loseEvery(k)
+	rep, err := l.Client().Roll(l.t.Context(), planning.Policy{})
+	l.Recorder.Hooks(nil, nil)
+	if err != nil || rep.Outcome != "done" || lost.Load() < least {
+		l.t.Fatalf("report %+v, %d answers lost, error %v", rep, lost.Load(), err)
+	}
+}
+
+// TestRollWithLostAnswers rolls two workers while Proxmox's answer to every k-th change is lost:
+// it ends in sync without a second run.
+func TestRollWithLostAnswers(t *testing.T) {
+	eachLong(t, twoWorkers, storiesOf[int64](1, 2, 3, 7), func(t *testing.T, lab *Lab, k int64) {
+		before := lab.Disks()
+		lab.Patch(sim.PatchedExtension)
+		lab.rollUnanswered(k, 3)
+		lab.requireRolled(t)
+		for serial, sum := range lab.Disks() {
+			if was, persistent := before[serial]; persistent && was != sum {
+				t.Errorf("disk %s: %s before, %s after", serial, was, sum)
+			}
+		}
+	})
+}
+
+// TestRollWithLostChanges rolls a worker while every k-th change does not reach Proxmox:
+// idempotent ones are retried, any other ends the run, and the next one continues.
+func TestRollWithLostChanges(t *testing.T) {
+	long(t)
+	eachInLab(t, oneWorker(), storiesOf[int64](3, 5, 7), func(t *testing.T, lab *Lab, k int64) {
+		lab.Patch(sim.PatchedExtension)
+		var changes, lost atomic.Int64
+		lab.Recorder.Hooks(func(c record.Call) error {
+			if c.Proto == "proxmox" && c.Mutation && changes.Add(1)%k == 0 {
+				lost.Add(1)
+				return errKilled
+			}
+			return nil
+		}, nil)
+		var err error
+		for run := range 20 {
+			_, err = lab.as(fmt.Sprintf("20000101-0000-%04d", run)).Roll(t.Context(), planning.Policy{})
+			if !errors.Is(err, cluster.ErrLostAnswer) {
+				break
+			}
+		}
+		if err != nil || lost.Load() == 0 {
+			t.Fatalf("%d changes lost: %v", lost.Load(), err)
+		}
+		lab.Recorder.Hooks(nil, nil)
+		requireInSync(t, lab)
 	})
 }

@@ -9,8 +9,6 @@ import (
 	"testing"
 	"testing/synctest"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/sim/layouts"
@@ -58,11 +56,9 @@ func TestLayouts(t *testing.T) {
 		must(t, os.WriteFile(layoutsPage, []byte(page), 0o644))
 		return
 	}
-	was, err := os.ReadFile(layoutsPage)
-	must(t, err)
-	if diff := cmp.Diff(string(was), page); diff != "" {
-		t.Errorf("what is done with a layout has changed; go test ./internal/sim/simtest -run TestLayouts -layouts.update writes it afresh (-page +now):\n%s", diff)
-	}
+	was := readFile(t, layoutsPage)
+	requireSame(t, string(was), page, "what is done with a layout has changed; "+
+		"go test ./internal/sim/simtest -run TestLayouts -layouts.update writes it afresh (-page +now)")
 }
 
 func loadLayouts(t *testing.T) []layouts.Layout {
@@ -98,9 +94,8 @@ func (l *layoutLab) requirePrinted(plan planning.NodePlan) {
 		}
 		config = append(config, o.Config)
 	}
-	if diff := cmp.Diff(strings.Join(l.of.Lift.Commands, " && "), strings.Join(commands, " && ")); diff != "" {
-		l.t.Errorf("commands that lift it (-the layout's +the plan's):\n%s", diff)
-	}
+	requireSame(l.t, strings.Join(l.of.Lift.Commands, " && "), strings.Join(commands, " && "),
+		"commands that lift it (-the layout's +the plan's)")
 	if want := l.of.Lift.Config; want != "" && !slices.Contains(config, want) {
 		l.t.Errorf("the plan does not say that recast.yaml needs %s: %v", want, config)
 	}
@@ -151,9 +146,8 @@ func resumeLayout(t *testing.T, layout layouts.Layout, strategy cluster.Strategy
 	l.diesAt(t, at, rolls(l.policy()))
 	l.finish(t, rolls(l.policy()))
 	l.requireRolled(before)
-	if diff := cmp.Diff(ref.dump, l.settledDump()); diff != "" {
-		t.Errorf("killed at %s: the world differs from an undisturbed one (-undisturbed +resumed):\n%s", at, diff)
-	}
+	requireSame(t, ref.dump, l.settledDump(),
+		"killed at %s: the world differs from an undisturbed one (-undisturbed +resumed)", at)
 }
 
 // readyLayout plans, applies a remedy if it helps, and returns the final plan.
@@ -173,12 +167,70 @@ func (l *layoutLab) policy() planning.Policy { return planning.Policy{Only: []st
 func (l *layoutLab) requireRolled(before map[string]string) {
 	l.t.Helper()
 	l.RequireIntact()
-	plan, err := l.Client().Plan(l.t.Context(), l.policy())
-	must(l.t, err)
+	plan := l.plan(l.policy())
 	if work := plan.Work(); len(work) > 0 {
 		l.t.Errorf("after the roll there is still something to do: %+v", work)
 	}
-	if diff := cmp.Diff(before, l.shape()); diff != "" {
-		l.t.Errorf("the VM is not what it was (-before +now):\n%s", diff)
-	}
+	requireSame(l.t, before, l.shape(), "the VM is not what it was (-before +now)")
 }
+
+// layoutPage is testdata/layouts/README.md.
+func layoutPage(all []verdict) string {
+	var rows strings.Builder
+	now, after := 0, 0
+	for _, v := range all {
+		switch {
+		case v.recreated():
+			now++
+		case v.liftedToRecreate():
+			after++
+		}
+		rows.WriteString(v.row())
+	}
+	n := len(all)
+	return fmt.Sprintf(`# Clusters as people have them
+
+Each file here is a world of the lab, made from the public sources that it names. A test plans a roll of one node, does what the last column
+says, plans again, rolls, kills the roll in its middle, resumes it and compares. This page is what it saw: %s writes it afresh.
+
+**%d of %d are recreated as they are, %d after what the last column says: %d %%.** The plan itself prints these commands, word for word.
+
+| layout | strategy | why | what lifts it to recreate |
+|---|---|---|---|
+%s`, "`go test ./internal/sim/simtest -run TestLayouts -layouts.update`", now, n, after, (now+after)*100/n, rows.String())
+}
+
+func (v verdict) recreated() bool {
+	return v.plan.Strategy == cluster.Recreate && len(v.plan.Refused) == 0
+}
+
+func (v verdict) liftedToRecreate() bool {
+	return v.lifted != nil && v.lifted.Strategy == cluster.Recreate && len(v.lifted.Refused) == 0
+}
+
+func (v verdict) row() string {
+	strategy, why := string(v.plan.Strategy), v.plan.Why
+	if len(v.plan.Refused) > 0 {
+		strategy, why = "refused", strings.Join(v.plan.Refused, "; ")
+	}
+	_, reason, _ := strings.Cut(why, ": ")
+	command := "–"
+	switch {
+	case v.recreated():
+		command = ""
+	case v.liftedToRecreate():
+		command = "`" + strings.Join(v.Lift.Commands, "`, `") + "`"
+		if v.Lift.Config != "" {
+			command += ", `" + v.Lift.Config + "` in recast.yaml and `recast lock`"
+		}
+		if v.Lift.Recast != "" {
+			command += ", `" + v.Lift.Recast + "` on its line in recast.yaml"
+		}
+		command = strings.TrimPrefix(command, "``, ")
+	case v.lifted != nil:
+		command = "– (not even with its remedy)"
+	}
+	return fmt.Sprintf("| [%s](%s.yaml) | %s | %s | %s |\n", v.Name, v.Name, strategy, cell(masked(reason)), cell(command))
+}
+
+func cell(text string) string { return strings.ReplaceAll(text, "|", `\|`) }

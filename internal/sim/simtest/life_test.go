@@ -6,7 +6,6 @@ import (
 	"maps"
 	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -15,8 +14,6 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-
-	"github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
@@ -135,8 +132,7 @@ func (l *life) requireRunning(t *testing.T) {
 		if !slices.Contains(l.nodes, node) {
 			continue
 		}
-		o, err := l.Kube.Store().Get(t.Context(), store.Deployments(), metav1.NamespaceDefault, "db-"+node)
-		must(t, err)
+		o := l.stored(store.Deployments(), metav1.NamespaceDefault, "db-"+node)
 		if d := o.(*appsv1.Deployment); d.Status.ReadyReplicas != 1 {
 			t.Errorf("%s: %d pods are ready", d.Name, d.Status.ReadyReplicas)
 		}
@@ -156,8 +152,7 @@ func (l *life) requireWorkers(t *testing.T, key, want string) {
 // requireParked fails unless a removed node is gone, and status lists its disks.
 func (l *life) requireParked(t *testing.T, node string) {
 	t.Helper()
-	res, err := l.Client().Status(t.Context())
-	must(t, err)
+	res := l.status()
 	disks := 0
 	for _, k := range res.Kept {
 		if k.Node == node && k.Removed {
@@ -210,8 +205,7 @@ func (l *life) end(t *testing.T) string {
 	var b strings.Builder
 	b.WriteString(madeUp.ReplaceAllString(l.settledDump(), "made up"))
 	for _, name := range l.nodes {
-		node, err := l.Kube.Node(t.Context(), name)
-		must(t, err)
+		node := l.kubeNode(name)
 		fmt.Fprintf(&b, "node %s: cordoned %t, labels %v, taints %v\n", name, node.Spec.Unschedulable, node.Labels, node.Spec.Taints)
 	}
 	return b.String()
@@ -268,52 +262,36 @@ func TestLifeKilled(t *testing.T) {
 		t.Run(s.name, func(t *testing.T) {
 			long(t)
 			t.Parallel()
-			var ours *talosapi.Cluster
-			prepared := func(t *testing.T) *life {
-				l := newLife(t, ours)
-				l.direct = true
-				for j, before := range all[:i] {
-					l.live(t, before, runOf(j))
-				}
-				l.direct = false
-				if s.write != nil {
-					s.write(l)
-				}
-				return l
-			}
-			typed := func(ctx context.Context, c *Client) error {
-				c.Run = runOf(i)
-				return s.typed(ctx, c)
-			}
-			end := func(t *testing.T, l *life) string {
-				if s.after != nil {
-					s.after(l)
-				}
-				l.require(t, s)
-				return l.end(t)
-			}
-			var points []point
-			var want string
-			synctest.Test(t, func(t *testing.T) {
-				l := prepared(t)
-				points, _ = l.finish(t, typed)
-				want, ours = end(t, l), l.ours
-			})
-			for _, at := range chosenPoints(t, points) {
-				t.Run(strconv.Itoa(at.at), func(t *testing.T) {
-					synctest.Test(t, func(t *testing.T) {
-						l := prepared(t)
-						l.diesAt(t, at, typed)
-						if at.at%2 == 0 {
-							l.loseJournal()
-						}
-						l.finish(t, typed)
-						if diff := cmp.Diff(want, end(t, l)); diff != "" {
-							t.Errorf("killed at %s: the world differs from an undisturbed one:\n%s", at, diff)
-						}
-					})
-				})
-			}
+			var ours *talosapi.Cluster // of the undisturbed world, which comes first
+			killGrid[*life]{
+				begin: func(t *testing.T) *life {
+					l := newLife(t, ours)
+					if ours == nil {
+						ours = l.ours
+					}
+					l.direct = true
+					for j, before := range all[:i] {
+						l.live(t, before, runOf(j))
+					}
+					l.direct = false
+					if s.write != nil {
+						s.write(l)
+					}
+					return l
+				},
+				do: func(ctx context.Context, c *Client) error {
+					c.Run = runOf(i)
+					return s.typed(ctx, c)
+				},
+				choose: chosenPoints,
+				end: func(t *testing.T, l *life) string {
+					if s.after != nil {
+						s.after(l)
+					}
+					l.require(t, s)
+					return l.end(t)
+				},
+			}.killEverywhere(t)
 		})
 	}
 }

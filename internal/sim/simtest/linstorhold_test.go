@@ -2,7 +2,6 @@ package simtest
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
 	"net/http"
 	"slices"
@@ -13,7 +12,6 @@ import (
 	"github.com/recast-sh/recast/cluster/replica"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim/kubeapi"
-	"github.com/recast-sh/recast/internal/sim/record"
 	"github.com/recast-sh/recast/internal/step"
 	"github.com/recast-sh/recast/pipeline/checkup"
 )
@@ -56,17 +54,10 @@ func TestRollKeepsLINSTORFromEvicting(t *testing.T) {
 		var said []string
 		held := map[string]string{}
 		c := lab.Client()
-		note := notes("await-storage", &said)
-		goes := []func(step.Event){}
-		for _, n := range []string{"wk1", "wk2"} {
-			goes = append(goes, whenStarted(n+"/take-down", func() { held[n] = lab.Kube.LINSTOR().NodeProperty(n, linstorHold) }))
+		goes := func(n string) func(step.Event) {
+			return whenStarted(n+"/take-down", func() { held[n] = lab.Kube.LINSTOR().NodeProperty(n, linstorHold) })
 		}
-		c.Emit = func(e step.Event) {
-			note(e)
-			for _, seen := range goes {
-				seen(e)
-			}
-		}
+		c.Emit = allOf(notes("await-storage", &said), goes("wk1"), goes("wk2"))
 		must(t, c.roll(planning.Policy{})(t.Context()))
 		for n, was := range map[string]string{"wk1": "", "wk2": "2"} {
 			var m replica.Memo
@@ -108,38 +99,23 @@ func TestLINSTORHoldOfAKilledRun(t *testing.T) {
 	moments := []moment{
 		{server: putOfNode, unsent: true}, onServer(putOfNode), before("wk1/take-down/delete-vm"), before("finish/uncordon"), before("wk1/await-storage-again"),
 	}
-	for _, m := range moments {
-		for _, way := range []string{"roll", "recover", "another node"} {
-			t.Run(m.String()+", then "+way, func(t *testing.T) {
-				inEvictingLab(t, func(t *testing.T, lab *Lab) {
-					lab.setRoll("strategy: recreate")
-					lab.Kube.LINSTOR().SetNodeProperty("wk1", evictAfter, "2")
-					c := lab.Client()
-					c.killedAt(t, m, c.roll(planning.Policy{Only: []string{"wk1"}}))
-					if set := lab.Kube.LINSTOR().NodeProperty("wk1", evictAfter); !m.unsent && set != "60" {
-						t.Errorf("the killed run left %s", set)
-					}
-					next := lab.second()
-					switch way {
-					case "roll":
-						must(t, next.roll(planning.Policy{Only: []string{"wk1"}})(t.Context()))
-					case "recover":
-						_, err := next.Recover(t.Context(), "wk1")
-						if err != nil && fault.KindOf(err) != fault.Refused { // nothing was begun, or it is done
-							t.Fatal(err)
-						}
-					case "another node":
-						must(t, next.roll(planning.Policy{Only: []string{"wk3"}})(t.Context()))
-					}
-					lab.requireEvictAfter("wk1", "2", false)
-					if lab.Kube.LINSTOR().Evicted("wk1") {
-						t.Error("wk1 was evicted")
-					}
-					requireNoClaim(t, lab)
-				})
-			})
-		}
+	inLab := func(t *testing.T, test func(t *testing.T, lab *Lab)) {
+		inEvictingLab(t, func(t *testing.T, lab *Lab) {
+			lab.setRoll("strategy: recreate")
+			lab.Kube.LINSTOR().SetNodeProperty("wk1", evictAfter, "2")
+			test(t, lab)
+		})
 	}
+	goOnAfterKills(t, inLab, moments, func(t *testing.T, lab *Lab, m moment) {
+		if set := lab.Kube.LINSTOR().NodeProperty("wk1", evictAfter); !m.unsent && set != "60" {
+			t.Errorf("the killed run left %s", set)
+		}
+	}, func(t *testing.T, lab *Lab) {
+		lab.requireEvictAfter("wk1", "2", false)
+		if lab.Kube.LINSTOR().Evicted("wk1") {
+			t.Error("wk1 was evicted")
+		}
+	})
 }
 
 // TestLINSTORHoldChangedBySomeoneElse: their value stays.
@@ -184,38 +160,19 @@ func TestDoctorOfLINSTOR(t *testing.T) {
 // TestLINSTORHoldIsRefused: if the property can't be changed, the node is not touched; doctor names the right before.
 func TestLINSTORHoldIsRefused(t *testing.T) {
 	long(t)
-	cases := map[string]struct {
-		strike func(l *Lab)
-		want   string
-		doctor string
-	}{
+	set := func(l *Lab) string {
+		c := l.Kube.LINSTOR()
+		return c.NodeProperty("wk1", evictAfter) + " " + c.NodeProperty("wk1", linstorHold)
+	}
+	refusedHolds(t, inEvictingLab, "LINSTOR", set, map[string]refusedHold{
 		"no answer": {silentLINSTOR, "have LINSTOR wait for wk1: gave up after 1m0s", ""},
 		"no right": {func(l *Lab) {
-			l.Kube.Grant("recast", func(r kubeapi.Request) bool { return r.Verb != "update" || r.Resource != "services/proxy" })
-			b, err := l.Kubeconfig("recast", time.Hour)
-			must(l.t, err)
-			l.Write("kubeconfig", b)
+			l.mayAll(func(r kubeapi.Request) bool { return r.Verb != "update" || r.Resource != "services/proxy" })
 		}, `cannot update resource "services/proxy"`, "the kubeconfig may not update services/proxy of LINSTOR's controller"},
 		"a memo that recast does not know": {func(l *Lab) {
 			l.Kube.LINSTOR().SetNodeProperty("wk1", linstorHold, "{}")
 		}, "property " + linstorHold + " of LINSTOR's node wk1 is not as recast writes it", ""},
-	}
-	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			inEvictingLab(t, func(t *testing.T, lab *Lab) {
-				tc.strike(lab)
-				if tc.doctor != "" {
-					requireStorageCheck(t, lab, "LINSTOR", checkup.Problem, tc.doctor)
-				}
-				err := lab.Client().roll(planning.Policy{Only: []string{"wk1"}})(t.Context())
-				requireFault(t, err, fault.Refused, tc.want)
-				lab.Recorder.Hooks(nil, nil)
-				requireDrift(t, lab, "wk1", "wk2", "wk3")
-				lab.requireServing("wk1")
-				requireNoClaim(t, lab)
-			})
-		})
-	}
+	})
 }
 
 // TestLINSTORHoldIsLeft: if the property can't be given back, the roll says so, with the command that does it, and fails;
@@ -247,8 +204,7 @@ func TestLINSTORHoldIsLeft(t *testing.T) {
 // requireHeldInDrift compares what drift says of the property of wk1: it is drift once no run is active.
 func requireHeldInDrift(t *testing.T, lab *Lab, left bool) {
 	t.Helper()
-	res, err := lab.Client().Drift(t.Context())
-	must(t, err)
+	res := lab.drift()
 	if len(res.Held) != 1 || res.HeldLeft != left || res.InSync {
 		t.Fatalf("%+v", res)
 	}
@@ -289,11 +245,4 @@ func TestHoldBesideASilentSystem(t *testing.T) {
 }
 
 // silentLINSTOR has no change of wk1 in LINSTOR arrive.
-func silentLINSTOR(l *Lab) {
-	l.Recorder.Hooks(func(c record.Call) error {
-		if (moment{server: putOfNode}).isCall(c) {
-			return errors.New("connection reset by peer")
-		}
-		return nil
-	}, nil)
-}
+func silentLINSTOR(l *Lab) { l.dropsCalls(putOfNode) }

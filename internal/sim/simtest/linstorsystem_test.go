@@ -1,7 +1,6 @@
 package simtest
 
 import (
-	"slices"
 	"testing"
 	"time"
 
@@ -9,12 +8,10 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim/kubeapi/linstor"
 	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
-	"github.com/recast-sh/recast/internal/step"
 )
 
 const piraeusSpace = "piraeus-datastore"
@@ -56,8 +53,7 @@ func (l *Lab) runProgram(namespace, name, container string, labels map[string]st
 // stopProgram scales the Deployment of a program down.
 func (l *Lab) stopProgram(namespace, name string) {
 	l.t.Helper()
-	o, err := l.Kube.Store().Get(l.t.Context(), store.Deployments(), namespace, name)
-	must(l.t, err)
+	o := l.stored(store.Deployments(), namespace, name)
 	d := o.(*appsv1.Deployment).DeepCopy()
 	d.Spec.Replicas = new(int32(0))
 	must(l.t, errOf(l.Kube.Store().Update(l.t.Context(), store.Deployments(), d, store.Main)))
@@ -219,8 +215,8 @@ func planStorage(t *testing.T, run func(l *Lab, names ...string), cases map[stri
 			inStorageLab(t, run, 2, func(t *testing.T, lab *Lab) {
 				tc.change(lab)
 				n := planOf(t, lab, "wk1")
-				requireSame(t, "refused", tc.refused, n.Refused)
-				requireSame(t, "notes", tc.notes, n.Notes)
+				requireSame(t, tc.refused, n.Refused, "refused (-want +got)")
+				requireSame(t, tc.notes, n.Notes, "notes (-want +got)")
 			})
 		})
 	}
@@ -230,34 +226,20 @@ func planStorage(t *testing.T, run func(l *Lab, names ...string), cases map[stri
 // while the controller moves. The properties of LINSTOR stay as they are.
 func TestRollWaitsForLINSTOR(t *testing.T) {
 	long(t)
-	for _, s := range []cluster.Strategy{cluster.Recreate, cluster.InPlace} {
-		t.Run(string(s), func(t *testing.T) {
-			inStorageLab(t, (*Lab).runLINSTOR, 2, func(t *testing.T, lab *Lab) {
-				lab.setRoll("strategy: " + string(s))
-				lab.drbd("pvc-1", 2, "wk1", "wk2")
-				lab.Kube.LINSTOR().SetProperty("DrbdOptions/AutoEvictAfterTime", "17")
-				c := lab.Client()
-				var said []string
-				whole := true
-				note := notes("await-storage-again", &said)
-				goes := whenStarted("wk2/take-down", func() { whole = lab.Kube.LINSTOR().Whole("pvc-1") })
-				upgrades := whenStarted("wk2/upgrade", func() { whole = lab.Kube.LINSTOR().Whole("pvc-1") })
-				c.Emit = func(e step.Event) { note(e); goes(e); upgrades(e) }
-				must(t, c.roll(planning.Policy{})(t.Context()))
-				if !whole || !lab.Kube.LINSTOR().Whole("pvc-1") {
-					t.Error("a node went while the volume was not whole, or it is not in the end")
-				}
-				const want = "volumes whole with wk1: LINSTOR: 1 of 2 replicas healthy, 1 being rebuilt; 1 volume not healthy: pvc-1"
-				if !slices.Contains(said, want) {
-					t.Errorf("said %q", said)
-				}
-				if got := lab.Kube.LINSTOR().Property("DrbdOptions/AutoEvictAfterTime"); got != "17" {
-					t.Errorf("AutoEvictAfterTime is %s", got)
-				}
-				requireInSync(t, lab)
-			})
-		})
-	}
+	rollWaits(t, storageRoll{
+		run: (*Lab).runLINSTOR,
+		volume: func(l *Lab) {
+			l.drbd("pvc-1", 2, "wk1", "wk2")
+			l.Kube.LINSTOR().SetProperty(evictAfter, "17")
+		},
+		whole: func(l *Lab) bool { return l.Kube.LINSTOR().Whole("pvc-1") },
+		says:  []string{"volumes whole with wk1: LINSTOR: 1 of 2 replicas healthy, 1 being rebuilt; 1 volume not healthy: pvc-1"},
+		end: func(l *Lab) {
+			if got := l.Kube.LINSTOR().Property(evictAfter); got != "17" {
+				l.t.Errorf("%s is %s", evictAfter, got)
+			}
+		},
+	})
 }
 
 // TestQuorumOfTwoWorkersAtATime: a volume with three copies needs two of them, so that its workers go one after the other

@@ -8,8 +8,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/sim/artefact"
@@ -144,8 +142,6 @@ func TestVolumeGroupsAreToldApart(t *testing.T) {
 		strategy(cluster.Recreate)(lab)
 		n := planOf(t, lab, "wk1")
 		want := []string{"volume r-lvm11 is on the system disk and would be lost: move it to a disk of its own, or name r-lvm11 in nodes[].acceptLoss"}
-		if diff := cmp.Diff(want, n.Refused); diff != "" {
-			t.Errorf("refused (-want +got):\n%s", diff)
-		}
+		requireSame(t, want, n.Refused, "refused (-want +got)")
 	})
 }

@@ -30,8 +30,7 @@ func (l *Lab) elsewhere() *Client {
 // seize writes another run into the claim, as a takeover does.
 func (l *Lab) seize(from, by string) {
 	l.t.Helper()
-	vm, err := l.World.LookupVM("pve1", claimVM)
-	must(l.t, err)
+	vm := l.vm(claimVM)
 	l.EditVM(claimVM, "description", strings.ReplaceAll(vm.Config["description"], from, by))
 }
 

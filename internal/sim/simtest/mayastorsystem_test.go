@@ -1,7 +1,6 @@
 package simtest
 
 import (
-	"slices"
 	"testing"
 	"time"
 
@@ -9,11 +8,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/recast-sh/recast/cluster"
-	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/sim/kubeapi/mayastor"
 	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
-	"github.com/recast-sh/recast/internal/step"
 )
 
 const (
@@ -143,28 +139,9 @@ func TestPlanOfMayastor(t *testing.T) {
 // TestRollWaitsForMayastor: each node is out with a replica, Mayastor rebuilds it, and the next node waits for that.
 func TestRollWaitsForMayastor(t *testing.T) {
 	long(t)
-	for _, s := range []cluster.Strategy{cluster.Recreate, cluster.InPlace} {
-		t.Run(string(s), func(t *testing.T) {
-			inStorageLab(t, (*Lab).runMayastor, 2, func(t *testing.T, lab *Lab) {
-				lab.setRoll("strategy: " + string(s))
-				lab.nexus(2, "wk1", "wk2")
-				c := lab.Client()
-				var said []string
-				whole := true
-				note := notes("await-storage-again", &said)
-				goes := whenStarted("wk2/take-down", func() { whole = lab.Kube.Mayastor().Whole(mayastorUUID) })
-				upgrades := whenStarted("wk2/upgrade", func() { whole = lab.Kube.Mayastor().Whole(mayastorUUID) })
-				c.Emit = func(e step.Event) { note(e); goes(e); upgrades(e) }
-				must(t, c.roll(planning.Policy{})(t.Context()))
-				if !whole || !lab.Kube.Mayastor().Whole(mayastorUUID) {
-					t.Error("a node went while the volume was not whole, or it is not in the end")
-				}
-				const want = "volumes whole with wk1: Mayastor: 1 of 2 replicas healthy, 1 being rebuilt; 1 volume not healthy: " + mayastorUUID
-				if !slices.Contains(said, want) {
-					t.Errorf("said %q", said)
-				}
-				requireInSync(t, lab)
-			})
-		})
-	}
+	rollWaits(t, storageRoll{
+		run: (*Lab).runMayastor, volume: func(l *Lab) { l.nexus(2, "wk1", "wk2") },
+		whole: func(l *Lab) bool { return l.Kube.Mayastor().Whole(mayastorUUID) },
+		says:  []string{"volumes whole with wk1: Mayastor: 1 of 2 replicas healthy, 1 being rebuilt; 1 volume not healthy: " + mayastorUUID},
+	})
 }

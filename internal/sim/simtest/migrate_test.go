@@ -1,13 +1,11 @@
 package simtest
 
 import (
-	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -26,12 +24,17 @@ func twoHosts() sim.Options { return sim.Options{Workers: 1, Hosts: 3, SharedDis
 // onto wants a node's VM on another host, and gives the token what that takes.
 func (l *Lab) onto(node, host, settings string) {
 	l.t.Helper()
-	l.World.AddRole("Migrates", "VM.Migrate", "Sys.Console", "Mapping.Use")
-	for _, who := range []string{"recast@pve", "recast@pve!lab"} {
-		l.World.Grant(world.ACL{Path: "/", Who: who, Role: "Migrates", Propagate: true})
-	}
+	l.allow("Migrates", "VM.Migrate", "Sys.Console", "Mapping.Use")
 	l.shape(node, settings)
 	l.Replace("recast.yaml", "{name: "+node+",", "{name: "+node+", host: "+host+",")
+}
+
+// requireOn fails unless wk1 is on that host.
+func (l *Lab) requireOn(host string) {
+	l.t.Helper()
+	if is := l.hostOf(worker1); is != host {
+		l.t.Errorf("it is on %s", is)
+	}
 }
 
 // TestMigrated moves a node's VM, by itself or before whatever else its node gets.
@@ -64,9 +67,7 @@ func TestMigrated(t *testing.T) {
 			t.Fatalf("planned as %s, %s: %v %v", p.Strategy, p.Why, p.VM, p.Refused)
 		}
 		must(t, user.roll(planning.Policy{Only: []string{"wk1"}})(t.Context()))
-		if host := lab.hostOf(worker1); host != "pve3" {
-			t.Errorf("it is on %s", host)
-		}
+		lab.requireOn("pve3")
 		starts, moves := 0, 0
 		for _, task := range lab.World.Tasks() {
 			switch {
@@ -128,9 +129,7 @@ func TestNotMigrated(t *testing.T) {
 		}
 		err := lab.Client().roll(planning.Policy{})(t.Context())
 		requireFault(t, err, fault.Refused, s.says)
-		if host := lab.hostOf(worker1); host != "pve2" {
-			t.Errorf("it is on %s", host)
-		}
+		lab.requireOn("pve2")
 	})
 }
 
@@ -142,33 +141,26 @@ func TestMigrationKilled(t *testing.T) {
 		"off":           func(l *Lab) { l.manageByHA(startedByUs()); l.onto("wk1", "pve3", "memory: 6144") },
 		"recreated":     func(l *Lab) { l.onto("wk1", "pve3", ""); l.Patch(sim.CommonExtension) },
 	} {
-		t.Run(name, func(t *testing.T) {
-			prepared := func(t *testing.T) *Lab {
+		t.Run(name, killGrid[*Lab]{
+			begin: func(t *testing.T) *Lab {
 				lab := New(t, twoHosts())
 				prepare(lab)
 				return lab
-			}
-			var points []point
-			synctest.Test(t, func(t *testing.T) { points, _ = prepared(t).finish(t, rolls(planning.Policy{})) })
-			chosen := chosenPoints(t, points)
-			if at := namedPoint(t, points, "/migrate"); !slices.Contains(chosen, at) {
-				chosen = append(chosen, at)
-			}
-			for _, at := range chosen {
-				t.Run(fmt.Sprint(at.at), func(t *testing.T) {
-					synctest.Test(t, func(t *testing.T) {
-						lab := prepared(t)
-						lab.diesAt(t, at, rolls(planning.Policy{}))
-						lab.finish(t, rolls(planning.Policy{}))
-						requireInSync(t, lab)
-						if host := lab.hostOf(worker1); host != "pve3" {
-							t.Errorf("killed at %s: it is on %s", at, host)
-						}
-						lab.RequireIntact()
-					})
-				})
-			}
-		})
+			},
+			do: rolls(planning.Policy{}), journal: true,
+			choose: func(t *testing.T, points []point) []point {
+				chosen := chosenPoints(t, points)
+				if at := namedPoint(t, points, "/migrate"); !slices.Contains(chosen, at) {
+					chosen = append(chosen, at)
+				}
+				return chosen
+			},
+			end: func(t *testing.T, lab *Lab) string {
+				requireInSync(t, lab)
+				lab.requireOn("pve3")
+				return ""
+			},
+		}.killEverywhere)
 	}
 }
 
@@ -176,12 +168,7 @@ func TestMigrationKilled(t *testing.T) {
 func TestMigrationUnanswered(t *testing.T) {
 	eachLong(t, twoHosts(), storiesOf[int64](1, 2, 3), func(t *testing.T, lab *Lab, k int64) {
 		lab.onto("wk1", "pve3", "tags: [moved]")
-		lost := lab.loseEvery(k)
-		rep, err := lab.Client().Roll(t.Context(), planning.Policy{})
-		lab.Recorder.Hooks(nil, nil)
-		if err != nil || rep.Outcome != "done" || lost.Load() == 0 {
-			t.Fatalf("report %+v, %d answers lost, error %v", rep, lost.Load(), err)
-		}
+		lab.rollUnanswered(k, 1)
 		requireInSync(t, lab)
 	})
 }
@@ -229,9 +216,7 @@ func TestMigratedInVain(t *testing.T) {
 		lab.onto("wk1", "pve3", "cores: 32")
 		err := lab.as(firstRun).roll(planning.Policy{})(t.Context())
 		requireFault(t, err, fault.Failed, "MAX 16 vcpus allowed per VM on this node", "recast undo wk1 gives VM 9031 its old settings back")
-		if host := lab.hostOf(worker1); host != "pve3" {
-			t.Fatalf("it is on %s", host)
-		}
+		lab.requireOn("pve3")
 		_, err = lab.as(secondRun).Recover(t.Context(), "wk1")
 		must(t, err)
 		lab.requireServing("wk1")

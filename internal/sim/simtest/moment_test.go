@@ -13,7 +13,6 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/planning"
-	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/sim/record"
 	"github.com/recast-sh/recast/internal/sim/world"
@@ -107,6 +106,12 @@ func (c *Client) killedAt(t testing.TB, m moment, do func(ctx context.Context) e
 	requireKilled(t, dead.Load(), err, m.String())
 }
 
+// rollKilled is a roll that is killed at a moment.
+func (c *Client) rollKilled(m moment, policy planning.Policy) {
+	c.lab.t.Helper()
+	c.killedAt(c.lab.t, m, c.roll(policy))
+}
+
 // inBubble runs a test that makes its own lab.
 func inBubble(t *testing.T, f func(t *testing.T)) {
 	t.Helper()
@@ -132,14 +137,13 @@ func (l *Lab) loseJournal() {
 // them to files.
 func (l *Lab) machineConfigs() func(_ context.Context, node string) (cluster.Secret, bool, error) {
 	l.t.Helper()
-	s, err := l.Client().connect(l.t.Context())
-	must(l.t, err)
+	s := l.session()
 	defer s.end()
 	files := map[string]cluster.Secret{}
 	for _, n := range l.Nodes {
-		if files[n.Name], err = s.machines.Talos.MachineConfig(l.t.Context(), n.Addr); err != nil {
-			l.t.Fatal(err)
-		}
+		config, err := s.machines.Talos.MachineConfig(l.t.Context(), n.Addr)
+		must(l.t, err)
+		files[n.Name] = config
 	}
 	return func(_ context.Context, node string) (cluster.Secret, bool, error) {
 		config, found := files[node]
@@ -157,28 +161,6 @@ func storiesOf[S any](all ...S) map[string]S {
 		stories[fmt.Sprint(s)] = s
 	}
 	return stories
-}
-
-// requireFault fails unless the error is of that kind, and it and its hints say all of these texts.
-func requireFault(t testing.TB, err error, kind fault.Kind, says ...string) {
-	t.Helper()
-	all := message(err) + "\n" + strings.Join(fault.Hints(err), "\n")
-	if err == nil || fault.KindOf(err) != kind {
-		t.Errorf("kind %d, want %d: %s", fault.KindOf(err), kind, all)
-	}
-	for _, text := range says {
-		if !strings.Contains(all, text) {
-			t.Errorf("it does not say %q:\n%s", text, all)
-		}
-	}
-}
-
-// requireMessage fails unless the error is of that kind and has exactly this text.
-func requireMessage(t *testing.T, err error, kind fault.Kind, want string) {
-	t.Helper()
-	if fault.KindOf(err) != kind || message(err) != want {
-		t.Errorf("kind %d, want %d: %v\nwant %s", fault.KindOf(err), kind, err, want)
-	}
 }
 
 // requireUpgraded fails unless the node is in sync and serves, every other one is as stale as

@@ -9,8 +9,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/sim"
@@ -51,9 +49,7 @@ func (c *chat) require(t *testing.T, want ...string) {
 			t.Errorf("started %s, ended %s on %s", n.Started, n.Ended, n.Host)
 		}
 	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("notices (-want +got):\n%s", diff)
-	}
+	requireSame(t, want, got, "notices (-want +got)")
 	c.got = nil
 }
 
@@ -105,9 +101,8 @@ func TestNoticesThatDoNotArrive(t *testing.T) {
 		if err != nil || rep.Outcome != "done" {
 			t.Errorf("%q: %v", rep.Outcome, err)
 		}
-		if diff := cmp.Diff([]string{"webhook h: notice: it answers with 500", "webhook i: it is not set", "webhook h: notice: it answers with 500", "webhook i: it is not set"}, rep.Unsent); diff != "" {
-			t.Error(diff)
-		}
+		const h, i = "webhook h: notice: it answers with 500", "webhook i: it is not set"
+		requireSame(t, []string{h, i, h, i}, rep.Unsent, "unsent notices (-want +got)")
 		requireDrift(t, lab)
 	})
 }

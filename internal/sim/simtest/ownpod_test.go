@@ -71,8 +71,7 @@ func (j *job) start() (cluster.OwnPod, string) {
 
 func (j *job) pod(name string) *corev1.Pod {
 	j.t.Helper()
-	o, err := j.Kube.Store().Get(j.t.Context(), store.Pods(), metav1.NamespaceDefault, name)
-	must(j.t, err)
+	o := j.stored(store.Pods(), metav1.NamespaceDefault, name)
 	return o.(*corev1.Pod)
 }
 
@@ -237,12 +236,8 @@ func TestRollOfItsOwnCluster(t *testing.T) {
 		c.run(t)
 		requireInSync(t, lab, c.stale...)
 		lab.requireRolledFrom(t, before)
-		if diff := cmp.Diff(c.evicted, c.job.evicted); diff != "" {
-			t.Errorf("nodes that its pods were evicted from (-want +got):\n%s", diff)
-		}
-		if diff := cmp.Diff(c.waited, slices.Compact(c.job.waited)); diff != "" {
-			t.Errorf("pods that had to wait for the claim (-want +got):\n%s", diff)
-		}
+		requireSame(t, c.evicted, c.job.evicted, "nodes that its pods were evicted from (-want +got)")
+		requireSame(t, c.waited, slices.Compact(c.job.waited), "pods that had to wait for the claim (-want +got)")
 		if seen == nil {
 			return
 		}
@@ -266,9 +261,7 @@ func (l *Lab) savedOn(node string) *planning.Plan {
 // requireRolledFrom fails unless every node serves, with the disks that there were, and no claim is left.
 func (l *Lab) requireRolledFrom(t *testing.T, disks map[string]string) {
 	t.Helper()
-	if diff := cmp.Diff(disks, l.Disks()); diff != "" {
-		t.Errorf("disks (-before +after):\n%s", diff)
-	}
+	requireSame(t, disks, l.Disks(), "disks (-before +after)")
 	for _, n := range l.Nodes {
 		l.requireServing(n.Name)
 	}
@@ -293,9 +286,7 @@ func TestItsPodIsEvictedMeanwhile(t *testing.T) {
 		j.run(t)
 		requireInSync(t, lab)
 		lab.requireRolledFrom(t, before)
-		if diff := cmp.Diff([]string{"wk1"}, j.evicted); diff != "" {
-			t.Errorf("nodes that its pods were evicted from (-want +got):\n%s", diff)
-		}
+		requireSame(t, []string{"wk1"}, j.evicted, "nodes that its pods were evicted from (-want +got)")
 	})
 }
 

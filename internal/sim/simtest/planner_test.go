@@ -9,8 +9,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
@@ -24,8 +22,7 @@ func (l *Lab) pause(name, why string) { l.annotate(name, cluster.PauseMark, why)
 // annotate gives a Node an annotation; "" removes it.
 func (l *Lab) annotate(name, key, value string) {
 	l.t.Helper()
-	node, err := l.Kube.Node(l.t.Context(), name)
-	must(l.t, err)
+	node := l.kubeNode(name)
 	if node.Annotations == nil {
 		node.Annotations = map[string]string{}
 	}
@@ -39,8 +36,7 @@ func (l *Lab) annotate(name, key, value string) {
 // save makes a plan and reads it back from the output of recast plan -o json.
 func (l *Lab) save(policy planning.Policy) *planning.Plan {
 	l.t.Helper()
-	plan, err := l.Client().Plan(l.t.Context(), policy)
-	must(l.t, err)
+	plan := l.plan(policy)
 	return l.reread(plan)
 }
 
@@ -72,12 +68,8 @@ func TestPauseDuringARoll(t *testing.T) {
 		c.Emit = whenStarted("wk1/bring-up", func() { lab.pause("wk2", "someone works on it") })
 		_, err := c.Roll(t.Context(), planning.Policy{})
 		const want = "roll/workers/wk2/gate: wk2 was paused since the plan was made: someone works on it"
-		if fault.KindOf(err) != fault.Refused || message(err) != want {
-			t.Errorf("kind %d: %v", fault.KindOf(err), err)
-		}
-		if diff := cmp.Diff([]string{"wk1"}, seen.order); diff != "" {
-			t.Errorf("nodes that were out (-want +got):\n%s", diff)
-		}
+		requireMessage(t, err, fault.Refused, want)
+		requireSame(t, []string{"wk1"}, seen.order, "nodes that were out (-want +got)")
 		if rep, err := lab.second().Roll(t.Context(), planning.Policy{}); err != nil || rep.Outcome != "nothing to do" {
 			t.Errorf("%s, %v", rep.Outcome, err)
 		}
@@ -103,9 +95,7 @@ func TestAControllerTakesANode(t *testing.T) {
 			lab.annotate("wk2", mark, "wk-7")
 		})
 		_, err := c.Roll(t.Context(), planning.Policy{})
-		if want := "roll/workers/wk2/gate: node wk2 " + its; fault.KindOf(err) != fault.Refused || message(err) != want {
-			t.Errorf("kind %d: %v", fault.KindOf(err), err)
-		}
+		requireMessage(t, err, fault.Refused, "roll/workers/wk2/gate: node wk2 "+its)
 		lab.annotate("wk1", mark, "")
 		_, errRemove := lab.second().Remove(t.Context(), "wk2")
 		for name, err := range map[string]error{
@@ -121,9 +111,8 @@ func TestAControllerTakesANode(t *testing.T) {
 		if err := lab.second().goBack("wk1")(t.Context()); fault.CodeOf(err) != fault.PlanRefused || !strings.Contains(message(err), "wk1: it "+its) {
 			t.Errorf("undo: %v", err)
 		}
-		if diff := cmp.Diff([]string{"wk1"}, slices.DeleteFunc(seen.order, func(n string) bool { return n == "cp1" })); diff != "" {
-			t.Errorf("nodes that were out (-want +got):\n%s", diff)
-		}
+		workers := slices.DeleteFunc(seen.order, func(n string) bool { return n == "cp1" })
+		requireSame(t, []string{"wk1"}, workers, "workers that were out (-want +got)")
 		lab.RequireIntact()
 	})
 }
@@ -150,8 +139,7 @@ func TestNodesOfOneHolder(t *testing.T) {
 		lab.setRoll("canary: false", "maxUnavailable: {workers: 3, perHost: 3}")
 		lab.Patch(sim.PatchedExtension)
 		seen := lab.watchOutage()
-		rep, err := lab.Client().Roll(t.Context(), planning.Policy{})
-		must(t, err)
+		rep := lab.Client().mustRoll(planning.Policy{})
 		if seen.most != c.most {
 			t.Errorf("%d were out at a time", seen.most)
 		}
@@ -202,9 +190,7 @@ func TestASavedPlanIsRefused(t *testing.T) {
 				c.move(lab)
 				seen := lab.watchOutage()
 				err := lab.rollOf(saved)
-				if fault.KindOf(err) != fault.Refused || !strings.Contains(message(err), ":\n  "+c.want) {
-					t.Errorf("kind %d: %v", fault.KindOf(err), err)
-				}
+				requireRefused(t, err, ":\n  "+c.want)
 				if out := slices.DeleteFunc(seen.order, func(n string) bool { return n == "wk1" && strings.HasPrefix(name, "an ") }); len(out) > 0 {
 					t.Errorf("nodes that were out: %q", out)
 				}
@@ -278,15 +264,12 @@ func TestACanaryOfItsOwnBuild(t *testing.T) {
 	inLab(t, sim.Options{Workers: 3}, func(t *testing.T, lab *Lab) {
 		lab.setRoll("maxUnavailable: {workers: 3, perHost: 3}")
 		lab.Patch(sim.PatchedExtension) // of the workers' schematic alone
-		plan, err := lab.Client().Plan(t.Context(), planning.Policy{})
-		must(t, err)
+		plan := lab.plan(planning.Policy{})
 		want := []planning.Batch{
 			{Phase: planning.Canary, Nodes: []string{"wk1"}, Limit: 1},
 			{Phase: planning.Workers, Nodes: []string{"wk2", "wk3"}, Limit: 3},
 		}
-		if diff := cmp.Diff(want, plan.Batches); diff != "" {
-			t.Errorf("batches (-want +got):\n%s", diff)
-		}
+		requireSame(t, want, plan.Batches, "batches (-want +got)")
 	})
 }
 

@@ -3,7 +3,6 @@ package simtest
 import (
 	"context"
 	"fmt"
-	"strconv"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -13,8 +12,11 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/planning"
+	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim"
+	"github.com/recast-sh/recast/internal/sim/record"
 	"github.com/recast-sh/recast/internal/sim/talosapi"
+	"github.com/recast-sh/recast/internal/sim/world"
 	"github.com/recast-sh/recast/internal/step"
 )
 
@@ -44,8 +46,7 @@ func TestPrepared(t *testing.T) {
 				order = append(order, e.Path[strings.LastIndex(e.Path, "/")+1:])
 			}
 		}
-		rep, err := c.Roll(t.Context(), planning.Policy{Only: []string{s.node}})
-		must(t, err)
+		rep := c.mustRoll(planning.Policy{Only: []string{s.node}})
 		if got := strings.Join(order, " "); got != "prepare-disk drain" {
 			t.Errorf("order: %s", got)
 		}
@@ -90,8 +91,7 @@ func TestPreparedAnotherEntry(t *testing.T) {
 		}
 		requireGone := func(when, want string) {
 			t.Helper()
-			k, err := lab.Kube.Node(t.Context(), "wk1")
-			must(t, err)
+			k := lab.kubeNode("wk1")
 			if got := k.Annotations["recast.dev/booted"]; want == "" && strings.Contains(got, "gone") || want != "" && got != `{"gone":"`+want+`"}` {
 				t.Errorf("%s: %s", when, got)
 			}
@@ -147,8 +147,7 @@ func TestPreparedOutage(t *testing.T) {
 					away = time.Since(stopped)
 				}
 			}
-			_, err := c.Roll(t.Context(), planning.Policy{Only: []string{"wk1"}})
-			must(t, err)
+			c.mustRoll(planning.Policy{Only: []string{"wk1"}})
 		})
 		return away
 	}
@@ -164,36 +163,114 @@ func TestPreparedOutage(t *testing.T) {
 func TestPreparedKilled(t *testing.T) {
 	long(t)
 	for _, s := range []cluster.Strategy{cluster.Recreate, cluster.Reimage} {
-		t.Run(string(s), func(t *testing.T) {
-			prepared := func(t *testing.T) *Lab {
+		t.Run(string(s), killGrid[*Lab]{
+			begin: func(t *testing.T) *Lab {
 				lab := New(t, sim.Options{Workers: 1})
 				lab.BootsDisks("disk")
 				strategy(s)(lab)
 				lab.Patch(sim.PatchedExtension)
 				return lab
-			}
-			var points []point
-			synctest.Test(t, func(t *testing.T) { points, _ = prepared(t).finish(t, rolls(policyFor("wk1"))) })
-			for _, at := range chosenPoints(t, points) {
-				t.Run(strconv.Itoa(at.at), func(t *testing.T) {
-					synctest.Test(t, func(t *testing.T) {
-						lab := prepared(t)
-						lab.diesAt(t, at, rolls(policyFor("wk1")))
-						if at.at%3 == 0 {
-							if _, err := lab.Client().Recover(t.Context(), "wk1"); err == nil {
-								t.Attr("sum:put-back", "1")
-								lab.requireServing("wk1")
-							}
-						}
-						if _, err := lab.second().Roll(t.Context(), planning.Policy{Only: []string{"wk1"}}); err != nil {
-							t.Fatalf("killed at %s: %v", at, err)
-						}
-						requireInSync(t, lab)
+			},
+			do: rolls(policyFor("wk1")), choose: chosenPoints, journal: true,
+			goOn: func(t *testing.T, lab *Lab, at point) bool {
+				if at.at%3 == 0 {
+					if _, err := lab.Client().Recover(t.Context(), "wk1"); err == nil {
+						t.Attr("sum:put-back", "1")
 						lab.requireServing("wk1")
-						lab.requireKept(1)
-					})
-				})
-			}
-		})
+					}
+				}
+				must(t, lab.second().roll(policyFor("wk1"))(t.Context()))
+				return false
+			},
+			end: func(t *testing.T, lab *Lab) string {
+				requireInSync(t, lab)
+				lab.requireServing("wk1")
+				lab.requireKept(1)
+				return ""
+			},
+		}.killEverywhere)
 	}
+}
+
+// withParam is a change by Proxmox with that value of a parameter.
+func withParam(path, value string) func(record.Call) bool {
+	return func(call record.Call) bool {
+		if call.Proto != "proxmox" || !call.Mutation || !strings.HasSuffix(call.Path, path) {
+			return false
+		}
+		for _, is := range call.Params {
+			if strings.Contains(is, value) {
+				return true
+			}
+		}
+		return false
+	}
+}
+
+// TestPreparedLost: Proxmox's answer to every k-th change is lost, that to the import too.
+func TestPreparedLost(t *testing.T) {
+	eachLong(t, twoWorkers, storiesOf[int64](1, 2, 3), func(t *testing.T, lab *Lab, k int64) {
+		lab.BootsDisks("disk")
+		lab.Patch(sim.PatchedExtension)
+		lab.rollUnanswered(k, 3)
+		lab.requireRolled(t)
+	})
+}
+
+// TestPreparedLate: what a killed run had sent for a prepared disk is processed while the next one is at
+// work: before its own import, before the disk changes hands, before the VM starts.
+func TestPreparedLate(t *testing.T) {
+	long(t)
+	type story struct {
+		strategy   cluster.Strategy
+		held, then func(record.Call) bool
+	}
+	imports, grows, given := withParam("/config", "import-from="), withParam("/resize", "scsi"), withParam("/move_disk", "scsi29")
+	moves, starts := withParam("/move_disk", "scsi0"), toVM("POST", "/qemu/9031/status/start")
+	eachInLab(t, oneWorker(), map[string]story{
+		"the import, at once":      {cluster.Recreate, imports, imports},
+		"the import, then a move":  {cluster.Recreate, imports, moves},
+		"the import, then a start": {cluster.Recreate, imports, starts},
+		"the import of a reimage":  {cluster.Reimage, imports, starts},
+		"its growth, then a move":  {cluster.Recreate, grows, moves},
+		"the disk, at once":        {cluster.Recreate, given, given},
+		"the disk, then a start":   {cluster.Recreate, given, starts},
+		"the disk of a reimage":    {cluster.Reimage, given, starts},
+	}, func(t *testing.T, lab *Lab, s story) {
+		lab.BootsDisks("disk")
+		strategy(s.strategy)(lab)
+		lab.Patch(sim.PatchedExtension)
+		before := lab.Disks()
+		x := lab.rollKilledBy(s.held, planning.Policy{})
+		x.deliverBefore(s.then, 0)
+		must(t, lab.second().roll(planning.Policy{})(t.Context()))
+		x.deliver()
+		lab.Recorder.Hooks(nil, nil)
+		if x.said == "" {
+			t.Error("nothing came late")
+		}
+		requireInSync(t, lab)
+		lab.requireRolledFrom(t, before)
+		lab.requireKept(1)
+	})
+}
+
+// TestPreparedGone: someone takes the prepared disk away while the node is down: what is left to do is
+// said, and the old system disk comes back.
+func TestPreparedGone(t *testing.T) {
+	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+		lab.BootsDisks("disk")
+		lab.Patch(sim.PatchedExtension)
+		lab.Client().rollKilled(moment{server: "/qemu/9031 DELETE"}, planning.Policy{})
+		park := lab.parkingID(t)
+		lab.configure(world.ChangeRequest{ID: park, Set: map[string]string{"protection": "0"}})
+		lab.configure(world.ChangeRequest{ID: park, Delete: []string{"scsi29"}})
+		err := lab.second().roll(planning.Policy{})(t.Context())
+		requireFault(t, err, fault.Refused, "scsi29")
+		if hints := strings.Join(fault.Hints(err), "; "); !strings.Contains(hints, "recast undo wk1") {
+			t.Errorf("hints %q", hints)
+		}
+		must(t, errOf(lab.second().Recover(t.Context(), "wk1")))
+		lab.requireServing("wk1")
+	})
 }

@@ -55,9 +55,7 @@ func TestProvedBeforeTheDelete(t *testing.T) {
 		boot, before := lab.bootID("wk1"), len(lab.Recorder.Calls())
 		err := lab.Client().roll(onlyWorker)(t.Context())
 		lab.Recorder.Hooks(nil, nil)
-		if fault.KindOf(err) != fault.Refused || !strings.Contains(message(err), s.want) || !strings.Contains(strings.Join(fault.Hints(err), "\n"), "no node was touched") {
-			t.Errorf("err = %v, hints %q", err, fault.Hints(err))
-		}
+		requireFault(t, err, fault.Refused, s.want, "no node was touched")
 		if now := lab.bootID("wk1"); now != boot {
 			t.Errorf("wk1 was restarted")
 		}
@@ -109,50 +107,49 @@ func TestHandOverIsRemembered(t *testing.T) {
 	})
 }
 
+// proving is a roll of wk1 that has not been away yet.
+type proving struct {
+	*Lab
+	boot string
+}
+
 // TestProofsKilled kills a roll at the points of its proofs: prune recognises what is left, and the next roll,
 // after it or at once, finishes.
 func TestProofsKilled(t *testing.T) {
-	for _, strategy := range []cluster.Strategy{cluster.Recreate, cluster.Reimage} {
-		t.Run(string(strategy), func(t *testing.T) { killProofs(t, strategy) })
-	}
-}
-
-func killProofs(t *testing.T, s cluster.Strategy) {
-	prepare := func(lab *Lab) {
-		strategy(s)(lab)
-		lab.Patch(everywhere)
-	}
-	var points []point
-	inLabOnce(t, oneWorker(), func(t *testing.T, lab *Lab) {
-		prepare(lab)
-		points, _ = lab.finish(t, rolls(onlyWorker))
-	})
-	begin, end := namedPoint(t, points, "journal written plan"), namedPoint(t, points, "journal written hands-over")
-	for _, at := range chosenPoints(t, points[begin.at-1:end.at+1]) {
-		t.Run(strconv.Itoa(at.at), func(t *testing.T) {
-			inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
-				prepare(lab)
-				boot := lab.bootID("wk1")
-				lab.diesAt(t, at, rolls(onlyWorker))
-				if lab.bootID("wk1") != boot {
-					t.Errorf("killed at %s: wk1 was restarted", at)
-				}
-				if at.at%2 == 0 {
-					lab.loseJournal()
+	for _, s := range []cluster.Strategy{cluster.Recreate, cluster.Reimage} {
+		t.Run(string(s), killGrid[proving]{
+			begin: func(t *testing.T) proving {
+				lab := New(t, oneWorker())
+				strategy(s)(lab)
+				lab.Patch(everywhere)
+				return proving{lab, lab.bootID("wk1")}
+			},
+			do: rolls(onlyWorker),
+			choose: func(t *testing.T, points []point) []point {
+				begin, end := namedPoint(t, points, "journal written plan"), namedPoint(t, points, "journal written hands-over")
+				return chosenPoints(t, points[begin.at-1:end.at+1])
+			},
+			goOn: func(t *testing.T, lab proving, at point) bool {
+				if lab.bootID("wk1") != lab.boot {
+					t.Error("wk1 was restarted")
 				}
 				if at.at%3 == 0 {
 					rep, err := lab.second().pruneDisks(t.Context(), -1, nil)
 					if must(t, err); slices.ContainsFunc(rep.Scratch, func(v rehearse.ScratchVerdict) bool { return !v.Removed }) {
-						t.Errorf("killed at %s: pruned %+v", at, rep.Scratch)
+						t.Errorf("pruned %+v", rep.Scratch)
 					}
 					lab.requireNoScratch()
 				}
 				must(t, lab.second().roll(onlyWorker)(t.Context()))
+				return false
+			},
+			end: func(t *testing.T, lab proving) string {
 				lab.requireNoScratch()
 				lab.RequireIntact()
-				requireDrift(t, lab, "cp1")
-			})
-		})
+				requireDrift(t, lab.Lab, "cp1")
+				return ""
+			},
+		}.killEverywhere)
 	}
 }
 

@@ -6,9 +6,6 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"testing/synctest"
-
-	"github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/claim"
@@ -16,7 +13,6 @@ import (
 	"github.com/recast-sh/recast/internal/pve"
 	"github.com/recast-sh/recast/internal/registry"
 	"github.com/recast-sh/recast/internal/sim"
-	"github.com/recast-sh/recast/internal/sim/talosapi"
 	"github.com/recast-sh/recast/internal/sim/world"
 	"github.com/recast-sh/recast/internal/step"
 	"github.com/recast-sh/recast/pipeline"
@@ -101,53 +97,39 @@ func (l *Lab) parkingOf(node string) int {
 	return 0
 }
 
-// TestCrashPrune kills a prune at each change that it makes, and runs it again.
+// TestCrashPrune kills a prune at each change that it makes, and runs it again. It prunes the disks of a node
+// that is no longer configured, and one of a node that is.
 func TestCrashPrune(t *testing.T) {
 	long(t)
 	t.Parallel()
-	var points []point
-	var want string
-	var secrets *talosapi.Cluster
-	synctest.Test(t, func(t *testing.T) {
-		lab := New(t, oneWorker())
-		points, want = lab.prunedKilledAt(t, point{})
-		secrets = lab.Talos
-	})
-	if len(points) < 8 { // claim, for each of two disks: lift, free, record; lift, delete; claim
-		t.Fatalf("an undisturbed prune makes only the changes %q", points)
-	}
-	expectKills(t, len(points))
-	for _, at := range points {
-		t.Run(strconv.Itoa(at.at)+" "+at.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				o := oneWorker()
-				o.Talos = secrets
-				if _, got := New(t, o).prunedKilledAt(t, at); got != want {
-					t.Errorf("the world differs from an undisturbed one (-want +got):\n%s", cmp.Diff(want, got))
-				}
-			})
-		})
-	}
-}
-
-// prunedKilledAt prunes the disks of a node that is no longer configured, and one of a
-// node that is.
-func (l *Lab) prunedKilledAt(t *testing.T, at point) (points []point, dump string) {
-	t.Helper()
-	l.parkOld(9040, "wk1", firstRun, secondRun)
-	l.parkOld(9041, "wk9", firstRun)
-	prunes := func(ctx context.Context, c *Client) error { return errOf(c.pruneDisks(ctx, -1, nil)) }
-	if at != (point{}) {
-		l.diesAt(t, at, prunes)
-	}
-	points, _ = l.finish(t, prunes)
-	requireNoClaim(t, l)
-	l.requireKept(1)
-	l.RequireIntact()
-	if l.parkingOf("wk9") != 0 || l.vmConfig(9040)["protection"] != "1" {
-		t.Errorf("parking VM of wk9: %d; that of wk1: %v", l.parkingOf("wk9"), l.vmConfig(9040))
-	}
-	return points, l.settledDump()
+	o := oneWorker()
+	killGrid[*Lab]{
+		begin: func(t *testing.T) *Lab {
+			lab := New(t, o)
+			lab.parkOld(9040, "wk1", firstRun, secondRun)
+			lab.parkOld(9041, "wk9", firstRun)
+			if o.Talos == nil { // the undisturbed world comes first
+				o.Talos = lab.Talos
+			}
+			return lab
+		},
+		do: func(ctx context.Context, c *Client) error { return errOf(c.pruneDisks(ctx, -1, nil)) }, journal: true,
+		choose: func(t *testing.T, points []point) []point {
+			if len(points) < 8 { // claim, for each of two disks: lift, free, record; lift, delete; claim
+				t.Fatalf("an undisturbed prune makes only the changes %q", points)
+			}
+			return everyPoint(t, points)
+		},
+		end: func(t *testing.T, lab *Lab) string {
+			requireNoClaim(t, lab)
+			lab.requireKept(1)
+			lab.RequireIntact()
+			if lab.parkingOf("wk9") != 0 || lab.vmConfig(9040)["protection"] != "1" {
+				t.Errorf("parking VM of wk9: %d; that of wk1: %v", lab.parkingOf("wk9"), lab.vmConfig(9040))
+			}
+			return lab.settledDump()
+		},
+	}.killEverywhere(t)
 }
 
 // TestPruneLooksAgain: any change between the question and the answer stops it; only what
@@ -177,15 +159,11 @@ func TestPruneLooksAgain(t *testing.T) {
 			before = lab.diskVolumes()
 		})
 		lab.World.SetQuorum(true)
-		if err == nil || !strings.Contains(err.Error(), tc.text) {
-			t.Errorf("error %v, want %q", err, tc.text)
-		}
+		requireError(t, err, tc.text)
 		if len(rep.GoingDisks()) != 1 || rep.GoingDisks()[0].Removed {
 			t.Errorf("report %+v", rep)
 		}
-		if diff := cmp.Diff(before, lab.diskVolumes()); diff != "" {
-			t.Errorf("volumes changed:\n%s", diff)
-		}
+		requireSame(t, before, lab.diskVolumes(), "volumes changed")
 		lab.RequireIntact()
 	})
 }
@@ -209,9 +187,7 @@ func TestPruneLeavesTheUnknown(t *testing.T) {
 			"scsi3 (" + volidOf(lab, 9040, "scsi3") + ") is in no record of recast: not ours, look at it",
 			lost + " carries its number and no configuration names it: look at it (qm disk rescan --vmid 9041)",
 		}
-		if diff := cmp.Diff(want, why); diff != "" {
-			t.Errorf("why the parking VMs stay (-want +got):\n%s", diff)
-		}
+		requireSame(t, want, why, "why the parking VMs stay (-want +got)")
 		for id, stays := range map[int]string{9040: "scsi3", 9041: "protection"} {
 			if config := lab.vmConfig(id); config["scsi30"] != "" || config[stays] == "" {
 				t.Errorf("VM %d has %v", id, config)
@@ -261,4 +237,142 @@ func TestAParkingVMThatCameLate(t *testing.T) {
 		}
 		lab.RequireIntact()
 	})
+}
+
+// TestRetention rolls a worker repeatedly: one old system disk stays, and earlier ones are
+// freed as the plan showed. Then prune frees the last one too.
+func TestRetention(t *testing.T) {
+	long(t)
+	eachNamed(t, oneWorker(), []cluster.Strategy{cluster.Recreate, cluster.Reimage}, func(t *testing.T, lab *Lab, s cluster.Strategy) {
+		strategy(s)(lab)
+		volumes := len(lab.diskVolumes())
+		for i, run := range []string{firstRun, secondRun, thirdRun} {
+			lab.Patch(everywhere)
+			c := lab.as(run)
+			plan := lab.planOf(c, "wk1", onlyWorker)
+			rep := c.mustRoll(onlyWorker)
+			requireSame(t, plan.Frees, rep.Plan.Nodes[0].Frees, "the plan shows other disks than the roll frees")
+			if want := min(i, 1); len(plan.Frees) != want || want == 1 && plan.Frees[0].Run != []string{firstRun, secondRun}[i-1] {
+				t.Errorf("roll %d frees %v", i+1, plan.Frees)
+			}
+			lab.requireKept(1)
+			if got := len(lab.diskVolumes()); got != volumes+1 {
+				t.Errorf("%d volumes after roll %d, before the first one %d: %q", got, i+1, volumes, lab.diskVolumes())
+			}
+			lab.RequireIntact()
+		}
+		if park := lab.parkingOf("wk1"); lab.vmConfig(park)["protection"] != "1" {
+			t.Errorf("the parking VM is not protected: %v", lab.vmConfig(park))
+		}
+
+		// By default prune frees nothing; on request, everything.
+		rep, err := lab.Client().pruneDisks(t.Context(), -1, func(pipeline.PruneReport) { t.Error("it asks, though nothing goes") })
+		if err != nil || len(rep.Disks) != 1 || len(rep.Disks[0].Keep) != 1 || rep.Disks[0].Run != thirdRun || len(rep.VMs) != 1 || len(rep.VMs[0].Keep) == 0 {
+			t.Errorf("prune: %+v, %v", rep, err)
+		}
+		rep, err = lab.Client().pruneDisks(t.Context(), 0, nil)
+		if err != nil || len(rep.Disks) != 1 || !rep.Disks[0].Removed || rep.Disks[0].SizeBytes == 0 || len(rep.VMs) != 1 || !rep.VMs[0].Removed {
+			t.Errorf("prune --keep-disks 0: %+v, %v", rep, err)
+		}
+		lab.requireKept(0)
+		requireNoClaim(t, lab)
+		if park := lab.parkingOf("wk1"); park != 0 || len(lab.diskVolumes()) != volumes {
+			t.Errorf("parking VM %d, volumes %q", park, lab.diskVolumes())
+		}
+		lab.RequireIntact()
+		requireRefused(t, lab.Client().goBack("wk1")(t.Context()), "no earlier system disk of it is parked")
+	})
+}
+
+// TestRetentionCannotFree: if a superseded disk can't be freed, the roll of a healthy node
+// does not fail. The disk stays, and prune says why.
+func TestRetentionCannotFree(t *testing.T) {
+	long(t)
+	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+		lab.Patch(everywhere)
+		must(t, lab.as(firstRun).roll(onlyWorker)(t.Context()))
+		lab.Patch(everywhere)
+		c := lab.as(secondRun)
+		var notes []string
+		c.Emit = func(e step.Event) {
+			switch {
+			case strings.HasSuffix(e.Path, "finish/keep") && e.Status == step.Done:
+				lab.DefineVM(9050, map[string]string{"name": "thief", "memory": "512"})
+				lab.EditVM(9050, "scsi0", volidOf(lab, lab.parkingOf("wk1"), "scsi30"))
+			case strings.HasSuffix(e.Path, "free-scsi30") && e.Status == step.Note:
+				notes = append(notes, e.Text)
+			}
+		}
+		rep, err := c.Roll(t.Context(), onlyWorker)
+		if err != nil || rep.Outcome != "done" {
+			t.Fatalf("outcome %s: %v", rep.Outcome, err)
+		}
+		if all := strings.Join(notes, "; "); !strings.Contains(all, `VM 9050 "thief" on pve1 refers to it as well: it stays`) || !strings.Contains(all, "recast prune can free it") {
+			t.Errorf("notes %q", notes)
+		}
+		requireDrift(t, lab, lab.others("wk1")...)
+		lab.requireKept(2)
+		if lab.vmConfig(lab.parkingOf("wk1"))["protection"] != "1" {
+			t.Error("the parking VM is not protected")
+		}
+		pruned, err := lab.Client().pruneDisks(t.Context(), -1, nil)
+		if err != nil || len(pruned.Disks) != 2 || !strings.Contains(strings.Join(pruned.Disks[0].Keep, ""), "thief") {
+			t.Errorf("prune: %+v, %v", pruned.Disks, err)
+		}
+		lab.configure(world.ChangeRequest{ID: 9050, Delete: []string{"scsi0"}})
+		must(t, errOf(lab.Client().pruneDisks(t.Context(), -1, nil)))
+		lab.requireKept(1)
+		lab.RequireIntact()
+	})
+}
+
+// TestCrashRetention kills the second roll of a worker at each point from the closing of
+// its record on: the next roll, with its journal or without, frees what it was about to
+// free.
+func TestCrashRetention(t *testing.T) {
+	long(t)
+	t.Parallel()
+	o := oneWorker()
+	killGrid[*Lab]{
+		begin: func(t *testing.T) *Lab {
+			lab := New(t, o)
+			if o.Talos == nil { // the undisturbed world comes first
+				o.Talos = lab.Talos
+			}
+			lab.Patch(everywhere)
+			must(t, lab.as(firstRun).roll(onlyWorker)(t.Context()))
+			lab.Patch(everywhere)
+			return lab
+		},
+		do: func(ctx context.Context, c *Client) error {
+			c.Run = secondRun
+			return c.roll(onlyWorker)(ctx)
+		},
+		choose: func(t *testing.T, points []point) []point {
+			first := 0
+			for i, p := range points { // the worker that frees a disk is the last one of its kind
+				if strings.Contains(p.name, "POST") && strings.HasSuffix(p.name, "/config") {
+					first = i
+				}
+			}
+			if first < 2 {
+				t.Fatalf("an undisturbed roll frees nothing: %q", points)
+			}
+			freed := points[first]
+			last := points[first-2:] // before, the record is closed and the protection lifted
+			return chosenKills(t, last, 1, func(p point) bool { return p.at == freed.at || p.at == freed.at+1 })
+		},
+		goOn: func(t *testing.T, lab *Lab, _ point) bool {
+			// Nodes with nothing to do are left alone, so this is no third roll.
+			must(t, lab.as(thirdRun).roll(onlyWorker)(t.Context()))
+			return false
+		},
+		end: func(t *testing.T, lab *Lab) string {
+			requireDrift(t, lab, lab.others("wk1")...)
+			lab.requireKept(1)
+			requireNoClaim(t, lab)
+			lab.RequireIntact()
+			return lab.settledDump()
+		},
+	}.killEverywhere(t)
 }

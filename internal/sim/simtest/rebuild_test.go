@@ -5,14 +5,12 @@ import (
 	"fmt"
 	"maps"
 	"os"
+	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
-
-	"github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/planning"
@@ -89,39 +87,16 @@ func breakCluster(t *testing.T, controlPlanes int, destroyed ...string) *broken 
 // done to its worker.
 func (b *broken) require(t *testing.T) {
 	t.Helper()
-	requireInSync(t, b.Lab)
+	b.requireNodes(t, b.nodes)
 	defer b.requireKubelets("wk1")
-	var planes, members []string
-	made := map[string]int{}
-	for _, vm := range b.World.VMs() {
-		made[vm.Config["name"]]++
-	}
-	for _, node := range b.nodes {
-		if made[node] != 1 {
-			t.Errorf("there are %d VMs %s", made[node], node)
-		}
-		if strings.HasPrefix(node, "cp") {
-			planes = append(planes, node)
-		}
-	}
-	for _, m := range b.EtcdMembers() {
-		members = append(members, m.Name)
-	}
-	if slices.Sort(members); !slices.Equal(members, planes) {
-		t.Errorf("etcd has %q, want %q", members, planes)
-	}
 	now := b.kubernetes()
 	for _, objects := range []map[string]string{b.before, now} {
 		maps.DeleteFunc(objects, func(key, _ string) bool {
 			return strings.HasPrefix(key, "nodes ") || strings.HasPrefix(key, "leases ") || strings.HasPrefix(key, "certificatesigningrequests ")
 		})
 	}
-	if diff := cmp.Diff(b.before, now); diff != "" {
-		t.Errorf("Kubernetes (-before +after):\n%s", diff)
-	}
-	if diff := cmp.Diff(b.worker, b.namedVM("wk1")); diff != "" {
-		t.Errorf("the worker's VM (-before +after):\n%s", diff)
-	}
+	requireSame(t, b.before, now, "Kubernetes (-before +after)")
+	requireSame(t, b.worker, b.namedVM("wk1"), "the worker's VM (-before +after)")
 	formed := 0
 	for _, v := range b.EtcdViolations() {
 		if strings.Contains(v, "of the voting members") { // that is how it broke
@@ -136,8 +111,7 @@ func (b *broken) require(t *testing.T) {
 // kept lists the disks of control planes that status shows as parked.
 func (b *broken) kept(t *testing.T) (kept []string) {
 	t.Helper()
-	res, err := b.Client().Status(t.Context())
-	must(t, err)
+	res := b.status()
 	for _, k := range res.Kept {
 		kept = append(kept, fmt.Sprintf("%s %t", k.Node, k.Removed))
 	}
@@ -147,21 +121,17 @@ func (b *broken) kept(t *testing.T) (kept []string) {
 
 // TestRebuild makes the control planes of a broken cluster again. The worker runs all the time.
 func TestRebuild(t *testing.T) {
-	eachLongStory(t, map[string]struct {
+	type story struct {
 		controlPlanes int
 		destroyed     []string
 		kept          []string
-	}{
+	}
+	eachLongStory(t, map[string]story{
 		"the only control plane is gone":     {1, []string{"cp1"}, nil},
 		"the only control plane has no etcd": {1, nil, []string{"cp1 true"}},
 		"two of three are gone":              {3, []string{"cp2", "cp3"}, []string{"cp1 true"}},
 		"the other two are gone":             {3, []string{"cp1", "cp2"}, []string{"cp3 true"}},
-	}, func(t *testing.T, s struct {
-		controlPlanes int
-		destroyed     []string
-		kept          []string
-	},
-	) {
+	}, func(t *testing.T, s story) {
 		b := breakCluster(t, s.controlPlanes, s.destroyed...)
 		if s.destroyed == nil {
 			must(t, b.World.PowerOff(b.namedVM("cp1").ID))
@@ -174,9 +144,7 @@ func TestRebuild(t *testing.T) {
 			t.Errorf("outcome %q", rep.Outcome)
 		}
 		b.require(t)
-		if diff := cmp.Diff(s.kept, b.kept(t)); diff != "" {
-			t.Errorf("parked disks (-want +got):\n%s", diff)
-		}
+		requireSame(t, s.kept, b.kept(t), "parked disks (-want +got)")
 	})
 }
 
@@ -185,8 +153,8 @@ func TestRebuild(t *testing.T) {
 func TestRebuildKilled(t *testing.T) {
 	long(t)
 	for name, s := range map[string]struct {
-		prepared func(t *testing.T) *broken
-		kept     []string
+		begin func(t *testing.T) *broken
+		kept  []string
 	}{
 		"one is gone": {func(t *testing.T) *broken { return breakCluster(t, 2, "cp2") }, []string{"cp1 true"}},
 		"both are left": {func(t *testing.T) *broken {
@@ -195,38 +163,26 @@ func TestRebuildKilled(t *testing.T) {
 			return b
 		}, []string{"cp1 true", "cp2 true"}},
 	} {
-		t.Run(name, func(t *testing.T) {
-			var points []point
-			synctest.Test(t, func(t *testing.T) {
-				b := s.prepared(t)
-				points, _ = b.finish(t, b.rebuildAs(2))
+		t.Run(name, killGrid[*broken]{
+			begin: s.begin, do: rebuildsAs(thirdRun), choose: chosenPoints,
+			goOn: func(t *testing.T, b *broken, _ point) bool {
+				b.finish(t, rebuildsAs(secondRun))
+				return false
+			},
+			end: func(t *testing.T, b *broken) string {
 				b.require(t)
-			})
-			for _, at := range chosenPoints(t, points) {
-				t.Run(strconv.Itoa(at.at), func(t *testing.T) {
-					synctest.Test(t, func(t *testing.T) {
-						b := s.prepared(t)
-						b.diesAt(t, at, b.rebuildAs(2+at.at))
-						if at.at%2 == 0 {
-							b.loseJournal()
-						}
-						b.finish(t, b.rebuildAs(2))
-						b.require(t)
-						if diff := cmp.Diff(s.kept, b.kept(t)); diff != "" {
-							t.Errorf("killed at %s: parked disks (-want +got):\n%s", at, diff)
-						}
-					})
-				})
-			}
-		})
+				requireSame(t, s.kept, b.kept(t), "parked disks (-want +got)")
+				return ""
+			},
+		}.killEverywhere)
 	}
 }
 
-// rebuildAs is a rebuild by a run with that number.
-func (b *broken) rebuildAs(run int) deed {
+// rebuildsAs is a rebuild from the snapshot of a broken cluster, by that run.
+func rebuildsAs(run string) deed {
 	return func(ctx context.Context, c *Client) error {
-		c.Run = fmt.Sprintf("20000101-0000-%04d", run)
-		return errOf(c.Rebuild(ctx, b.file))
+		c.Run = run
+		return errOf(c.Rebuild(ctx, filepath.Join(c.Dir, "snapshot.db")))
 	}
 }
 
@@ -244,11 +200,12 @@ func outOfReach(protocols ...string) func(*testing.T, *broken) {
 
 // TestRebuildRefused: nothing is touched where the cluster is not broken, or the snapshot is not of it.
 func TestRebuildRefused(t *testing.T) {
-	eachLongStory(t, map[string]struct {
+	type story struct {
 		controlPlanes int
 		spoil         func(*testing.T, *broken)
 		err           string
-	}{
+	}
+	eachLongStory(t, map[string]story{
 		"the API answers":    {1, nil, "the cluster's Kubernetes API answers: it is not broken"},
 		"etcd has a leader":  {3, outOfReach("kubernetes"), "has a leader, so the cluster is not broken"},
 		"it is out of reach": {3, outOfReach("kubernetes", "talos"), "its VM runs, and its etcd does not say whether it has a leader"},
@@ -275,12 +232,7 @@ func TestRebuildRefused(t *testing.T) {
 			must(t, b.World.PowerOff(b.namedVM("cp1").ID))
 			b.Replace("recast.yaml", "{name: cp1,", fmt.Sprintf("{name: cp1, vmid: %d,", b.namedVM("wk1").ID))
 		}, "may be its VM, by nodes[].vmid, by its name, or by the machine at its address"},
-	}, func(t *testing.T, s struct {
-		controlPlanes int
-		spoil         func(*testing.T, *broken)
-		err           string
-	},
-	) {
+	}, func(t *testing.T, s story) {
 		b := breakCluster(t, s.controlPlanes)
 		if s.spoil != nil {
 			s.spoil(t, b)
@@ -288,9 +240,7 @@ func TestRebuildRefused(t *testing.T) {
 		time.Sleep(time.Minute)
 		before := b.World.VMs()
 		err := errOf(b.as(secondRun).Rebuild(t.Context(), b.file))
-		if err == nil || !strings.Contains(fmt.Sprint(err, fault.Hints(err)), s.err) {
-			t.Errorf("err = %v, hints %q, want %q", err, fault.Hints(err), s.err)
-		}
+		requireError(t, err, s.err)
 		var names []string
 		for _, vms := range [][]world.VM{before, b.World.VMs()} {
 			var of []string
@@ -324,13 +274,9 @@ func TestRebuildGoesOn(t *testing.T) {
 		must(t, os.WriteFile(other, b.otherSnapshot(t), 0o600))
 
 		err := errOf(b.Client().Roll(t.Context(), planning.Policy{}))
-		if err == nil || !strings.Contains(fmt.Sprint(err, fault.Hints(err)), "recast rebuild") {
-			t.Errorf("roll: %v, hints %q", err, fault.Hints(err))
-		}
+		requireError(t, err, "recast rebuild")
 		err = errOf(b.Client().Bootstrap(t.Context(), "cp1"))
-		if err == nil || !strings.Contains(fmt.Sprint(err, fault.Hints(err)), "recast rebuild") {
-			t.Errorf("bootstrap: %v, hints %q", err, fault.Hints(err))
-		}
+		requireError(t, err, "recast rebuild")
 		if when == "before" {
 			err = errOf(b.Client().Rebuild(t.Context(), other))
 			if err == nil || !strings.Contains(fmt.Sprint(err, fault.Hints(err)), "began with another snapshot") && !strings.Contains(err.Error(), "API answers") {
@@ -339,9 +285,7 @@ func TestRebuildGoesOn(t *testing.T) {
 		}
 		must(t, errOf(b.as("20000101-0000-0009").Rebuild(t.Context(), b.file)))
 		b.require(t)
-		if diff := cmp.Diff([]string{"cp1 true"}, b.kept(t)); diff != "" {
-			t.Errorf("parked disks (-want +got):\n%s", diff)
-		}
+		requireSame(t, []string{"cp1 true"}, b.kept(t), "parked disks (-want +got)")
 		freed, err := b.Client().prune(t.Context(), pipeline.PruneOptions{Removed: "cp1"})
 		must(t, err)
 		if kept := b.kept(t); len(kept) > 0 {
@@ -354,8 +298,7 @@ func TestRebuildGoesOn(t *testing.T) {
 // otherSnapshot is a snapshot of the same cluster at another time.
 func (b *broken) otherSnapshot(t *testing.T) []byte {
 	t.Helper()
-	content, err := os.ReadFile(b.other)
-	must(t, err)
+	content := readFile(t, b.other)
 	return content
 }
 

@@ -4,12 +4,8 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
-	"testing/synctest"
-
-	"github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/planning"
@@ -90,10 +86,7 @@ func (r recovery) lab(t *testing.T) *Lab {
 	lab.Patch(everywhere)
 	if r.node == "wk1" {
 		lab.World.AddHA(world.HAResource{SID: "vm:9031", State: "started", Options: map[string]string{"max_restart": "3", "comment": "wk1 of the lab"}})
-		lab.World.AddRole("HA", "Sys.Console")
-		for _, who := range []string{"recast@pve", "recast@pve!lab"} {
-			lab.World.Grant(world.ACL{Path: "/", Who: who, Role: "HA", Propagate: true})
-		}
+		lab.allow("HA", "Sys.Console")
 	}
 	return lab
 }
@@ -127,13 +120,9 @@ func TestRecover(t *testing.T) {
 func (l *Lab) requireRecovered(before string) {
 	l.t.Helper()
 	l.RequireIntact()
-	if diff := cmp.Diff(before, l.machinesDump()); diff != "" {
-		l.t.Errorf("the machines are not as they were:\n%s", diff)
-	}
+	requireSame(l.t, before, l.machinesDump(), "the machines are not as they were")
 	l.requireKept(0)
-	for _, v := range l.EtcdViolations() {
-		l.t.Errorf("etcd: %s", v)
-	}
+	l.requireEtcd()
 }
 
 // TestRecoverKilled kills recover too, and the next command finishes it: another recover
@@ -169,8 +158,7 @@ func TestRecoverKilled(t *testing.T) {
 			inBubble(t, func(t *testing.T) {
 				lab := c.lab(t)
 				dump := lab.machinesDump()
-				begun := lab.Client()
-				begun.killedAt(t, c.at, begun.roll(planning.Policy{Only: []string{c.node}}))
+				lab.Client().rollKilled(c.at, planning.Policy{Only: []string{c.node}})
 				second := lab.Client()
 				second.killedAt(t, c.then, second.giveUp(c.node))
 				lab.loseJournal()
@@ -209,42 +197,40 @@ func TestRecoverKilledAnywhere(t *testing.T) {
 	} {
 		t.Run(r.String(), func(t *testing.T) {
 			t.Parallel()
-			var points []point
-			synctest.Test(t, func(t *testing.T) {
-				lab := r.lab(t)
-				c := lab.Client()
-				c.killedAt(t, r.at, c.roll(policyFor(r.node)))
-				points, _ = lab.finish(t, r.giveUp)
-			})
-			for _, at := range chosenKills(t, points, 2, nil) {
-				t.Run(strconv.Itoa(at.at), func(t *testing.T) {
-					synctest.Test(t, func(t *testing.T) { r.killedAtPoint(t, at) })
-				})
-			}
+			killGrid[halfRolled]{
+				begin: func(t *testing.T) halfRolled {
+					lab := r.lab(t)
+					dump := lab.machinesDump()
+					lab.Client().rollKilled(r.at, policyFor(r.node))
+					return halfRolled{lab, dump}
+				},
+				do: r.giveUp, journal: true,
+				choose: func(t *testing.T, points []point) []point { return chosenKills(t, points, 2, nil) },
+				goOn: func(t *testing.T, lab halfRolled, _ point) bool {
+					if !r.journal {
+						lab.loseJournal()
+					}
+					if res, err := lab.Client().Status(t.Context()); err != nil || len(res.Open) > 0 || res.Claim != nil {
+						if err := lab.Client().giveUp(r.node)(t.Context()); err != nil && len(res.Open) > 0 {
+							t.Error(err)
+						}
+					}
+					return false
+				},
+				end: func(t *testing.T, lab halfRolled) string { lab.requireRecovered(lab.before); return "" },
+			}.killEverywhere(t)
 		})
 	}
 }
 
+// halfRolled is a lab with a replacement that was killed.
+type halfRolled struct {
+	*Lab
+	before string // its machinesDump
+}
+
 // giveUp is Recover of the node.
 func (r recovery) giveUp(ctx context.Context, c *Client) error { return c.giveUp(r.node)(ctx) }
-
-// killedAtPoint kills recover at one point.
-func (r recovery) killedAtPoint(t *testing.T, at point) {
-	lab := r.lab(t)
-	dump := lab.machinesDump()
-	c := lab.Client()
-	c.killedAt(t, r.at, c.roll(policyFor(r.node)))
-	lab.diesAt(t, at, r.giveUp)
-	if !r.journal {
-		lab.loseJournal()
-	}
-	if res, err := lab.Client().Status(t.Context()); err != nil || len(res.Open) > 0 || res.Claim != nil {
-		if err := lab.Client().giveUp(r.node)(t.Context()); err != nil && len(res.Open) > 0 {
-			t.Errorf("killed at %s: %v", at, err)
-		}
-	}
-	lab.requireRecovered(dump)
-}
 
 // TestRecoverRefused: if nothing can be cancelled, the error says what to do instead.
 func TestRecoverRefused(t *testing.T) {
@@ -271,8 +257,7 @@ func TestRecoverRefused(t *testing.T) {
 		"its etcd member is gone": {
 			sim.Options{ControlPlanes: 3, Workers: 1},
 			"cp2", func(t *testing.T, lab *Lab) {
-				c := lab.Client()
-				c.killedAt(t, onServer("EtcdLeaveCluster"), c.roll(planning.Policy{Only: []string{"cp2"}}))
+				lab.Client().rollKilled(onServer("EtcdLeaveCluster"), planning.Policy{Only: []string{"cp2"}})
 			},
 			"which is no member any more: it would never join again", "let recast roll finish the replacement instead",
 		},
@@ -285,9 +270,7 @@ func TestRecoverRefused(t *testing.T) {
 		before := lab.machinesDump()
 		_, err := lab.Client().Recover(t.Context(), c.node)
 		requireFault(t, err, fault.Refused, c.text, c.hint)
-		if diff := cmp.Diff(before, lab.machinesDump()); diff != "" {
-			t.Errorf("it changed something:\n%s", diff)
-		}
+		requireSame(t, before, lab.machinesDump(), "it changed something")
 		must(t, lab.as("20000101-0000-cafe").roll(planning.Policy{})(t.Context()))
 		requireInSync(t, lab)
 	})

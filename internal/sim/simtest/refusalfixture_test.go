@@ -57,8 +57,7 @@ func (l *Lab) powerCycle(n sim.Node, edits ...edit) {
 
 func (l *Lab) bootID(node string) string {
 	l.t.Helper()
-	n, err := l.Kube.Node(l.t.Context(), node)
-	must(l.t, err)
+	n := l.kubeNode(node)
 	return n.Status.NodeInfo.BootID
 }
 

@@ -42,12 +42,8 @@ func TestWhatADeleteWouldDropIsKeptByReimage(t *testing.T) {
 		for _, config := range []map[string]string{before.Config, after.Config} {
 			maps.DeleteFunc(config, func(key, _ string) bool { return key == "scsi0" || key == "description" })
 		}
-		if diff := cmp.Diff(before.Config, after.Config); diff != "" {
-			t.Errorf("its configuration (-before +after):\n%s", diff)
-		}
-		if diff := cmp.Diff(wholeFirewall(), lab.World.FirewallOf(wk1)); diff != "" {
-			t.Errorf("its firewall (-want +got):\n%s", diff)
-		}
+		requireSame(t, before.Config, after.Config, "its configuration (-before +after)")
+		requireSame(t, wholeFirewall(), lab.World.FirewallOf(wk1), "its firewall (-want +got)")
 		if !slices.Contains(lab.World.ACLs(), acl) {
 			t.Errorf("its ACL entry is gone: %+v", lab.World.ACLs())
 		}
@@ -98,8 +94,7 @@ func TestAcceptedLossesAreShownAndRolled(t *testing.T) {
 		lab.Patch(sim.PatchedExtension)
 		configuration("'pv/pvc-1'", "'pv/pvc-1', longhorn/var/lib/longhorn, pv/pvc-9")(lab)
 		c := lab.as("20000101-0000-beef")
-		rep, err := c.Roll(t.Context(), planning.Policy{})
-		must(t, err)
+		rep := c.mustRoll(planning.Policy{})
 		n := rep.Plan.Work()[0]
 		want := []string{
 			"volume u-cache on the system disk will be lost", "volume scratch on the system disk will be lost",
@@ -109,9 +104,8 @@ func TestAcceptedLossesAreShownAndRolled(t *testing.T) {
 		if diff := cmp.Diff(want, n.WillLose); n.Strategy != cluster.Recreate || diff != "" {
 			t.Errorf("%s, will lose (-want +got):\n%s", n.Strategy, diff)
 		}
-		if diff := cmp.Diff([]string{"acceptLoss names pv/pvc-9, but nothing of that name is on its system disk"}, n.Notes); diff != "" {
-			t.Errorf("notes (-want +got):\n%s", diff)
-		}
+		const named = "acceptLoss names pv/pvc-9, but nothing of that name is on its system disk"
+		requireSame(t, []string{named}, n.Notes, "notes (-want +got)")
 		requireInSync(t, lab)
 		system, _, _ := strings.Cut(lab.vm(wk1).Config["scsi0"], ",")
 		if labels := lab.labels(system); slices.Contains(labels, "u-cache") {
@@ -158,9 +152,7 @@ func requireNoWayIn(t *testing.T, lab *Lab, reasons ...string) {
 	for _, r := range reasons {
 		want = append(want, "recreate, reimage, in-place: "+r)
 	}
-	if diff := cmp.Diff(want, planOf(t, lab, "wk1").Refused); diff != "" {
-		t.Errorf("refused (-want +got):\n%s", diff)
-	}
+	requireSame(t, want, planOf(t, lab, "wk1").Refused, "refused (-want +got)")
 	config := lab.Read("recast.yaml")
 	strategy(cluster.InPlace)(lab)
 	requireAsked(t, lab, "a way in without a way out", cluster.InPlace, reasons)
@@ -274,9 +266,7 @@ func TestEtcdRefusesANewSystemDisk(t *testing.T) {
 		brought := lab.Read("recast.yaml")
 		for _, s := range []cluster.Strategy{cluster.Recreate, cluster.Reimage} {
 			strategy(s)(lab)
-			if diff := cmp.Diff([]string{only}, planOf(t, lab, "cp1").Refused); diff != "" {
-				t.Errorf("%s (-want +got):\n%s", s, diff)
-			}
+			requireSame(t, []string{only}, planOf(t, lab, "cp1").Refused, "%s (-want +got)", s)
 			requireRollRefused(t, lab, "cp1: "+only, "--exclude")
 			lab.Write("recast.yaml", brought)
 		}
@@ -289,9 +279,7 @@ func requireRollRefused(t *testing.T, lab *Lab, text, hint string) {
 	t.Helper()
 	before := len(lab.Recorder.Calls())
 	_, err := lab.Client().Roll(t.Context(), planning.Policy{})
-	if fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), text) {
-		t.Errorf("err = %v, want %q", err, text)
-	}
+	requireRefused(t, err, text)
 	if hints := strings.Join(fault.Hints(err), "\n"); !strings.Contains(hints, hint) {
 		t.Errorf("hints %q lack %q", hints, hint)
 	}

@@ -10,8 +10,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
@@ -81,8 +79,7 @@ func TestRehearse(t *testing.T) {
 				order = append(order, e.Path)
 			}
 		}
-		rep, err := c.Roll(t.Context(), planning.Policy{})
-		must(t, err)
+		rep := c.mustRoll(planning.Policy{})
 		if len(order) == 0 || order[0] != "roll/rehearse" {
 			t.Errorf("order: %q", order)
 		}
@@ -100,9 +97,7 @@ func TestRehearse(t *testing.T) {
 			firmware += ", disk on scsi (virtio-scsi-single)"
 		}
 		want := []string{"pve1 " + firmware + ` [wk2]: ""`, "pve2 " + firmware + ` [wk1]: ""`}
-		if diff := cmp.Diff(want, seen); diff != "" {
-			t.Errorf("rehearsed (-want +got):\n%s", diff)
-		}
+		requireSame(t, want, seen, "rehearsed (-want +got)")
 		lab.requireNoScratch()
 		lab.RequireIntact()
 	})
@@ -229,37 +224,35 @@ func TestRehearsalFails(t *testing.T) {
 func TestRehearsalKilled(t *testing.T) {
 	long(t)
 	for name, boot := range rehearsedBy {
-		t.Run(name, func(t *testing.T) { killRehearsals(t, boot) })
-	}
-}
-
-func killRehearsals(t *testing.T, boot string) {
-	var points []point
-	inLabOnce(t, oneWorker(), func(t *testing.T, lab *Lab) {
-		lab.rehearses(boot)
-		points, _ = lab.finish(t, lab.rehearsal)
-	})
-	last := slices.IndexFunc(points, func(p point) bool {
-		return strings.Contains(p.name, "DELETE") && strings.Contains(p.name, strconv.Itoa(scratchVM))
-	})
-	first := slices.IndexFunc(points, func(p point) bool { return strings.Contains(p.name, "POST") && strings.HasSuffix(p.name, "/qemu") })
-	if first < 0 || last < first {
-		t.Fatalf("points %q", points)
-	}
-	during := points[first : last+2]
-	expectKills(t, len(during))
-	for _, at := range during {
-		t.Run(strconv.Itoa(at.at), func(t *testing.T) {
-			inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+		t.Run(name, killGrid[*Lab]{
+			begin: func(t *testing.T) *Lab {
+				lab := New(t, oneWorker())
 				lab.rehearses(boot)
-				lab.diesAt(t, at, lab.rehearsal)
-				if err := lab.second().roll(planning.Policy{Only: []string{"wk1"}})(t.Context()); err != nil {
-					t.Errorf("killed at %s: the next roll: %v", at, err)
+				return lab
+			},
+			do: rehearsal, journal: true,
+			choose: func(t *testing.T, points []point) []point {
+				last := slices.IndexFunc(points, func(p point) bool {
+					return strings.Contains(p.name, "DELETE") && strings.Contains(p.name, strconv.Itoa(scratchVM))
+				})
+				first := slices.IndexFunc(points, func(p point) bool {
+					return strings.Contains(p.name, "POST") && strings.HasSuffix(p.name, "/qemu")
+				})
+				if first < 0 || last < first {
+					t.Fatalf("points %q", points)
 				}
+				return everyPoint(t, points[first:last+2])
+			},
+			goOn: func(t *testing.T, lab *Lab, _ point) bool {
+				must(t, lab.second().roll(policyFor("wk1"))(t.Context()))
+				return false
+			},
+			end: func(t *testing.T, lab *Lab) string {
 				lab.requireNoScratch()
 				lab.RequireIntact()
-			})
-		})
+				return ""
+			},
+		}.killEverywhere)
 	}
 }
 
@@ -274,7 +267,7 @@ func (l *Lab) rehearses(boot string) {
 }
 
 // rehearsal is a roll that rehearses first.
-func (l *Lab) rehearsal(ctx context.Context, c *Client) error {
+func rehearsal(ctx context.Context, c *Client) error {
 	c.Rehearse = new(true)
 	return c.roll(policyFor("wk1"))(ctx)
 }

@@ -123,8 +123,7 @@ func (l *Lab) namesBefore() map[string]string {
 	l.t.Helper()
 	names := map[string]string{"directory": l.Dir}
 	for _, n := range l.Nodes {
-		node, err := l.Kube.Node(l.t.Context(), n.Name)
-		must(l.t, err)
+		node := l.kubeNode(n.Name)
 		names["boot ID of "+n.Name], names["UID of "+n.Name] = node.Status.NodeInfo.BootID, string(node.UID)
 		for _, v := range l.machine(n.Name).Volumes {
 			names["partition "+v.Device+" of "+n.Name], names["filesystem "+v.Device+" of "+n.Name] = v.PartitionUUID, v.FilesystemUUID
@@ -164,8 +163,7 @@ func (l *Lab) namesAfter(names map[string]string) {
 	secrets, err := filepath.Glob(filepath.Join(l.Dir, ".recast", "runs", "*", "*.secret"))
 	must(l.t, err)
 	for _, file := range secrets {
-		b, err := os.ReadFile(file)
-		must(l.t, err)
+		b := readFile(l.t, file)
 		sum := sha256.Sum256(b)
 		names["sum of "+filepath.Base(file)] = hex.EncodeToString(sum[:])
 	}
@@ -274,8 +272,7 @@ func (l *Lab) replay(release traces) {
 // mark puts recast's marks on a Node.
 func (l *Lab) mark(name, marks string) {
 	l.t.Helper()
-	node, err := l.Kube.Node(l.t.Context(), name)
-	must(l.t, err)
+	node := l.kubeNode(name)
 	maps.DeleteFunc(node.Annotations, func(key, _ string) bool { return strings.HasPrefix(key, "recast.dev/") })
 	for line := range strings.Lines(marks) {
 		key, value, _ := strings.Cut(strings.TrimSpace(line), ": ")

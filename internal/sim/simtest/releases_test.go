@@ -15,8 +15,6 @@ import (
 	"testing"
 	"testing/synctest"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
@@ -61,8 +59,7 @@ func leavings() map[string]leaving {
 			}
 			lab.Patch(everywhere)
 		}, func(t *testing.T, lab *Lab) {
-			c := lab.as(firstRun)
-			c.killedAt(t, at, c.roll(onlyIn(node)))
+			lab.as(firstRun).rollKilled(at, onlyIn(node))
 		}, ways, kept, false}
 	}
 	one, three, prepared := oneWorker(), sim.Options{ControlPlanes: 3, Workers: 1}, func(lab *Lab) { lab.BootsDisks("disk") }
@@ -75,8 +72,7 @@ func leavings() map[string]leaving {
 	}
 	shaped := func(node string, prepare func(*Lab), at moment, ways []string) leaving {
 		return leaving{node, one, func(lab *Lab) { lab.allowShape(); prepare(lab) }, func(t *testing.T, lab *Lab) {
-			c := lab.as(firstRun)
-			c.killedAt(t, at, c.roll(onlyIn(node)))
+			lab.as(firstRun).rollKilled(at, onlyIn(node))
 		}, ways, 0, true}
 	}
 	return map[string]leaving{
@@ -212,9 +208,7 @@ func (s leaving) goOn(t *testing.T, lab *Lab, way, before string) {
 	requireInSync(t, lab, stale...)
 	lab.requireServing(s.node)
 	lab.requireKept(s.kept)
-	for _, v := range lab.EtcdViolations() {
-		t.Errorf("etcd: %s", v)
-	}
+	lab.requireEtcd()
 }
 
 // writeStates writes the states of a release that is to come.
@@ -236,8 +230,7 @@ func writeStates(t *testing.T, release string) {
 
 // released are the releases of the changelog.
 func released(t *testing.T) (all []string) {
-	text, err := os.ReadFile("../../../CHANGELOG.md")
-	must(t, err)
+	text := readFile(t, "../../../CHANGELOG.md")
 	for _, m := range regexp.MustCompile(`(?m)^## (v\S+) — \d{4}-\d\d-\d\d$`).FindAllStringSubmatch(string(text), -1) {
 		all = append(all, m[1])
 	}
@@ -259,9 +252,7 @@ func TestEveryReleaseIsTested(t *testing.T) {
 	}
 	slices.Sort(want)
 	slices.Sort(got)
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("releases (-CHANGELOG.md +%s), see docs/notes/release.md:\n%s", releaseDir, diff)
-	}
+	requireSame(t, want, got, "releases (-CHANGELOG.md +%s), see docs/notes/release.md", releaseDir)
 }
 
 // TestNewerRecastHasBeenHere: a record that a newer recast has written stops every command that would change
@@ -281,9 +272,7 @@ func TestNewerRecastHasBeenHere(t *testing.T) {
 				for _, do := range []func(context.Context) error{c.roll(onlyWorker), c.giveUp("wk1"), c.goBack("wk1")} {
 					requireFault(t, do(t.Context()), fault.Refused, "newer")
 				}
-				if diff := cmp.Diff(before, lab.withoutClaim()); diff != "" {
-					t.Errorf("it has changed something:\n%s", diff)
-				}
+				requireSame(t, before, lab.withoutClaim(), "it has changed something")
 				lab.World.WriteByHand(park, "description", written)
 				s.goOn(t, lab, "roll", "")
 			})
@@ -297,4 +286,34 @@ func (l *Lab) withoutClaim() traces {
 	found := l.traces()
 	maps.DeleteFunc(found, func(name, _ string) bool { return strings.HasPrefix(name, "vm/9000") })
 	return found
+}
+
+// TestFormatsThatOneReleaseShows: a persistent disk in a format that only one of two Talos
+// releases detects survives an upgrade and a downgrade.
+func TestFormatsThatOneReleaseShows(t *testing.T) {
+	for name, c := range map[string]struct {
+		from, to, format string
+		short            bool
+	}{
+		"btrfs, 1.12 to 1.13":      {talos12, sim.TalosVersion, "btrfs", true},
+		"btrfs, 1.13 back to 1.12": {sim.TalosVersion, talos12, "btrfs", false},
+		"md, 1.13 to 1.14":         {sim.TalosVersion, talos14, "linux_raid_member", false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if !c.short {
+				long(t)
+			}
+			o := oneWorker()
+			o.TalosVersion, o.NextTalos, o.Layouts = c.from, c.to, []sim.Layout{{Data: 1, Filesystem: c.format}}
+			if c.to == sim.TalosVersion {
+				o.NextTalos = ""
+			}
+			inLab(t, o, func(t *testing.T, lab *Lab) {
+				lab.setRoll("strategy: recreate")
+				lab.wantTalos(c.from, c.to)
+				must(t, lab.Client().roll(planning.Policy{Only: []string{"wk1"}})(t.Context()))
+				requireInSync(t, lab, "cp1")
+			})
+		})
+	}
 }

@@ -10,15 +10,16 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	machineapi "github.com/siderolabs/talos/pkg/machinery/api/machine"
 	"github.com/siderolabs/talos/pkg/machinery/client"
 	"google.golang.org/grpc"
 
+	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/sim/world"
+	"github.com/recast-sh/recast/pipeline/configs"
 )
 
 // TestResetMachine: a person has reset a node, which is in maintenance mode. If its
@@ -65,9 +66,7 @@ func TestResetMachine(t *testing.T) {
 			err = user.roll(policyFor(c.node))(t.Context())
 		}
 		must(t, err)
-		if diff := cmp.Diff(want, plans); diff != "" {
-			t.Errorf("what was planned (-want +got):\n%s", diff)
-		}
+		requireSame(t, want, plans, "what was planned (-want +got)")
 		requireMembers(t, lab, "", false)
 		lab.requireUpgraded(t, c.node)
 	})
@@ -124,4 +123,125 @@ func TestResetToNothing(t *testing.T) {
 		lab.mustRoll(secondRun, policyFor("wk1"))
 		lab.requireUpgraded(t, "wk1")
 	})
+}
+
+// TestAResetMachineGetsItsOwnFile: a node that was reset keeps its data disks, and gets no file of another
+// cluster, nor of another role.
+func TestAResetMachineGetsItsOwnFile(t *testing.T) {
+	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+		own, planes := lab.configOf("wk1"), lab.configOf("cp1")
+		lab.reset("wk1", "STATE")
+		for says, file := range map[string]cluster.Secret{
+			"the bootstrap token of Kubernetes: is it the file of another cluster?": regexp.MustCompile(`(?m)^(    token: ).*$`).ReplaceAll(own, []byte("${1}abcdef.0123456789abcdef")),
+			"differs from cp1 in the cluster's endpoint":                            cluster.Secret(strings.Replace(string(own), "endpoint: https://", "endpoint: https://10.9.9.9:6443 # ", 1)),
+			"makes it a control-plane, and it is a worker: is it the":               planes,
+			"gives it the hostname cp1: is it the file of that node?":               cluster.Secret(strings.ReplaceAll(string(own), "hostname: wk1", "hostname: cp1")),
+			"differs from cp1 in the CA of Kubernetes":                              withOtherCA(t, own),
+		} {
+			from := len(lab.Recorder.Calls())
+			user := configFiles{"wk1": file}.user(lab, firstRun)
+			requireRefused(t, user.roll(onlyWorker)(t.Context()), says)
+			lab.requireLeftAlone(from, "wk1")
+			// recast config diff says the same of who the machine would be, whichever nodes are named. The plan adds volumes.
+			for _, nodes := range [][]string{nil, {"wk1"}} {
+				res, err := connected(t.Context(), user, func(s *session) (configs.Diffs, error) {
+					return configs.Compare(t.Context(), s.project, s.machines, nodes...)
+				})
+				must(t, err)
+				d := res.Nodes[len(res.Nodes)-1]
+				if plan := lab.planOf(user, "wk1", onlyWorker); !d.Reset || len(d.Refused) == 0 || res.Same || res.Differ != 1 || !slices.Equal(d.Refused, plan.Refused[:min(len(d.Refused), len(plan.Refused))]) || !strings.Contains(d.Refused[0], says) {
+					t.Errorf("config diff %v: %+v; the plan: %q", nodes, res, plan.Refused)
+				}
+			}
+		}
+		user := configFiles{"wk1": own}.user(lab, firstRun)
+		if p := lab.planOf(user, "wk1", onlyWorker); p.Strategy != cluster.InstallReset || len(p.Refused) > 0 {
+			t.Errorf("planned as %s: %q", p.Strategy, p.Refused)
+		}
+		must(t, user.roll(planning.Policy{Only: []string{"wk1"}})(t.Context()))
+		lab.RequireIntact()
+	})
+}
+
+// TestEncryptionOfAFile: keys in a file that no later roll could open again are refused, for a node that runs, and for one that
+// was reset; others are not.
+func TestEncryptionOfAFile(t *testing.T) {
+	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+		own := lab.configOf("wk1")
+		const (
+			tpm    = "volume u-extra is encrypted with a TPM key, but the VM has no tpmstate0"
+			locked = "volume u-extra is encrypted with lockToState and would be unreadable once STATE is gone"
+		)
+		for _, reset := range []bool{false, true} {
+			if reset {
+				lab.reset("wk1", "STATE")
+			}
+			for keys, want := range map[string]string{
+				"{slot: 0, kms: {endpoint: 'https://kms.example'}}":            "",
+				"{slot: 0, static: {passphrase: hush}}, {slot: 1, nodeID: {}}": "",
+				"{slot: 0, tpm: {}}": tpm,
+				"{slot: 0, static: {passphrase: hush}}, {slot: 1, tpm: {}}":            tpm,
+				"{slot: 0, nodeID: {}, lockToState: true}":                             locked,
+				"{slot: 0, kms: {endpoint: 'https://kms.example'}, lockToState: true}": locked,
+			} {
+				file := append(slices.Clip(own), "---\napiVersion: v1alpha1\nkind: UserVolumeConfig\nname: extra\nprovisioning: {diskSelector: {match: '!system_disk'}, minSize: 1GB}\nencryption: {provider: luks2, keys: ["+keys+"]}\n"...)
+				n := lab.planOf(configFiles{"wk1": file}.user(lab, firstRun), "wk1", onlyWorker)
+				refused := strings.Join(n.Refused, "\n")
+				if n.Strategy == "" || want == "" && strings.Contains(refused, "encrypted") || !strings.Contains(refused, want) || strings.Contains(refused, "hush") {
+					t.Errorf("reset %t, %s: %s, refused %q", reset, keys, n.Strategy, n.Refused)
+				}
+			}
+		}
+	})
+}
+
+// TestFilesThatKeepAVolumeFromWorking: with another filesystem or encryption of a volume that stays, or the name of another
+// node, nothing gets a file, and acceptLoss lifts none of that. A reset machine with a volume in two slots gets none either.
+func TestFilesThatKeepAVolumeFromWorking(t *testing.T) {
+	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+		own := lab.configOf("wk1")
+		lab.Replace("recast.yaml", "vmid: 9031}", "vmid: 9031, acceptLoss: [u-data]}")
+		edited := func(old, fresh string) cluster.Secret {
+			text := strings.Replace(string(own), old, fresh, 1)
+			if text == string(own) {
+				t.Fatalf("the configuration has no %q", old)
+			}
+			return cluster.Secret(text)
+		}
+		encrypted := edited("kind: UserVolumeConfig\n", "kind: UserVolumeConfig\nencryption: {provider: luks2, keys: [{slot: 0, nodeID: {}}]}\n")
+		refused := func(file cluster.Secret, says string) {
+			t.Helper()
+			n := lab.planOf(configFiles{"wk1": file}.user(lab, firstRun), "wk1", onlyWorker)
+			if all := strings.Join(n.Refused, "\n"); !strings.Contains(all, says) {
+				t.Errorf("%s: %q, want %q", n.Strategy, all, says)
+			}
+		}
+		for _, stale := range []bool{false, true} {
+			if stale {
+				lab.Patch(sim.PatchedExtension)
+			}
+			refused(edited("type: xfs", "type: ext4"), "has another filesystem (ext4) for UserVolumeConfig data, whose volume is on the disk sdb, with xfs")
+			refused(encrypted, "has another encryption for UserVolumeConfig data, whose volume is on the disk sdb")
+		}
+		other := configFiles{"wk1": edited("hostname: wk1", "hostname: CP1.example.com")}
+		if n := lab.planOf(other.user(lab, firstRun), "wk1", onlyWorker); len(n.Refused) > 0 {
+			t.Errorf("one file for several nodes, which each of them runs: %q", n.Refused)
+		}
+		other.set(t, "wk1", noReboot)
+		refused(other["wk1"], "gives it the hostname cp1: is it the file of that node?")
+		lab.reset("wk1", "STATE")
+		refused(encrypted, "has another encryption for UserVolumeConfig data, whose volume on the disk sdb is not encrypted")
+		change("scsi6=" + wk1Data + ",backup=0,iothread=1")(lab)
+		refused(own, "the volume of scsi1 is also scsi6")
+	})
+}
+
+// withOtherCA is a worker's configuration with another certificate as the CA of Kubernetes.
+func withOtherCA(t *testing.T, file cluster.Secret) cluster.Secret {
+	t.Helper()
+	certs := regexp.MustCompile(`crt: (\S+)`).FindAllSubmatch(file, -1)
+	if len(certs) != 2 {
+		t.Fatalf("%d certificates, not those of Talos and Kubernetes", len(certs))
+	}
+	return cluster.Secret(strings.Replace(string(file), string(certs[1][1]), string(certs[0][1]), 1))
 }

@@ -5,8 +5,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
@@ -157,9 +155,7 @@ func TestReshapeInVain(t *testing.T) {
 		if after := lab.vmOf("wk1").Config; strings.Contains(string(lab.Read("recast.yaml")), "cores: 32") {
 			delete(after, "meta")
 			delete(before, "meta")
-			if diff := cmp.Diff(before, after); diff != "" {
-				t.Errorf("after recover (-before +after):\n%s", diff)
-			}
+			requireSame(t, before, after, "after recover (-before +after)")
 		}
 	})
 }
@@ -168,12 +164,7 @@ func TestReshapeInVain(t *testing.T) {
 func TestReshapeWithLostAnswers(t *testing.T) {
 	eachLong(t, twoWorkers, storiesOf[int64](1, 2, 3, 5), func(t *testing.T, lab *Lab, k int64) {
 		lab.shapeAll("memory: 6144, tags: [talos]", "disks: [{slot: scsi1, size: 25G, cache: writeback}, {slot: scsi2, storage: fast, size: 1G}]")
-		lost := lab.loseEvery(k)
-		rep, err := lab.Client().Roll(t.Context(), planning.Policy{})
-		lab.Recorder.Hooks(nil, nil)
-		if err != nil || rep.Outcome != "done" || lost.Load() < 3 {
-			t.Fatalf("report %+v, %d answers lost, error %v", rep, lost.Load(), err)
-		}
+		lab.rollUnanswered(k, 3)
 		requireInSync(t, lab)
 	})
 }

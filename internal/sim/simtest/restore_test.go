@@ -10,7 +10,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	machineapi "github.com/siderolabs/talos/pkg/machinery/api/machine"
 	"github.com/siderolabs/talos/pkg/machinery/client"
 	"github.com/siderolabs/talos/pkg/machinery/constants"
@@ -49,8 +48,7 @@ func (l *Lab) kubernetes() map[string]string {
 		if r.GroupVersionResource == store.Pods() || r.Resource == "events" {
 			continue
 		}
-		objects, _, err := l.Kube.Store().List(l.t.Context(), r.GroupVersionResource, "")
-		must(l.t, err)
+		objects := l.allStored(r.GroupVersionResource, "")
 		for _, o := range objects {
 			out[fmt.Sprint(r.Resource, " ", o.GetNamespace(), "/", o.GetName())] = fmt.Sprint(o.GetUID(), " ", o.GetLabels())
 		}
@@ -89,9 +87,7 @@ func TestRestoreOfTheOnlyControlPlane(t *testing.T) {
 		if rep.Outcome != "done" || rep.Resumes || !strings.Contains(rep.VM, "9001") {
 			t.Errorf("report %+v", rep)
 		}
-		if diff := cmp.Diff(before, lab.kubernetes()); diff != "" {
-			t.Errorf("Kubernetes (-before +after):\n%s", diff)
-		}
+		requireSame(t, before, lab.kubernetes(), "Kubernetes (-before +after)")
 		if now := slices.Collect(maps.Keys(lab.memberIDs())); !slices.Equal(now, []string{"cp1"}) {
 			t.Errorf("members %q", now)
 		}
@@ -120,8 +116,7 @@ func (l *Lab) requireKubelets(nodes ...string) {
 	}
 	time.Sleep(time.Minute)
 	for _, name := range nodes {
-		o, err := l.Kube.Store().Get(l.t.Context(), store.Pods(), "default", "new-on-"+name)
-		must(l.t, err)
+		o := l.stored(store.Pods(), "default", "new-on-"+name)
 		if phase := o.(*corev1.Pod).Status.Phase; phase != corev1.PodRunning {
 			l.t.Errorf("the kubelet of %s did not start a new pod: it is %q", name, phase)
 		}
@@ -135,10 +130,9 @@ func (c *Client) restore(file string) func(context.Context) error {
 
 // serves says whether the Kubernetes API answers.
 func (l *Lab) serves() bool {
-	s, err := l.Client().connect(l.t.Context())
-	must(l.t, err)
+	s := l.session()
 	defer s.end()
-	_, err = s.machines.Kube.Nodes(l.t.Context())
+	_, err := s.machines.Kube.Nodes(l.t.Context())
 	return err == nil
 }
 
@@ -176,9 +170,7 @@ func TestRestoreIsInterrupted(t *testing.T) {
 				if bootstraps.Load() != 1 {
 					t.Errorf("told to bootstrap %d times", bootstraps.Load())
 				}
-				if diff := cmp.Diff(before, lab.kubernetes()); diff != "" {
-					t.Errorf("Kubernetes (-before +after):\n%s", diff)
-				}
+				requireSame(t, before, lab.kubernetes(), "Kubernetes (-before +after)")
 				requireDrift(t, lab)
 			})
 		})
@@ -218,9 +210,7 @@ func TestRestoreLosesAnAnswer(t *testing.T) {
 		if err != nil || done.Load() != 1 {
 			t.Errorf("%d bootstraps, %v", done.Load(), err)
 		}
-		if diff := cmp.Diff(before, lab.kubernetes()); diff != "" {
-			t.Errorf("Kubernetes (-before +after):\n%s", diff)
-		}
+		requireSame(t, before, lab.kubernetes(), "Kubernetes (-before +after)")
 	})
 }
 
@@ -296,8 +286,6 @@ func TestRestoreIsRefused(t *testing.T) {
 		_, err := lab.Client().Restore(t.Context(), saved.File, "cp1")
 		requireRefused(t, err, c.text)
 		lab.requireLeftAlone(from, "cp1")
-		if diff := cmp.Diff(ids, lab.memberIDs()); diff != "" {
-			t.Error(diff)
-		}
+		requireSame(t, ids, lab.memberIDs(), "members of etcd (-before +after)")
 	})
 }

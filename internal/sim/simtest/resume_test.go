@@ -9,8 +9,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/sim"
@@ -150,15 +148,12 @@ func (r resumption) run(t *testing.T, ref reference) {
 	if p.Strategy != want || !p.Resume || !strings.Contains(p.Why, "run 20000101-0000-feed began to "+string(r.strategy)+" it") || putBack == forward {
 		t.Errorf("planned as %s, want %s: %s", p.Strategy, want, p.Why)
 	}
-	rep, err := c.Roll(t.Context(), r.policy())
-	must(t, err)
+	rep := c.mustRoll(r.policy())
 	if got := strings.Join(rep.Resumed, " "); got != "20000101-0000-feed" || rep.Outcome == "" {
 		t.Errorf("resumed %q, outcome %q", got, rep.Outcome)
 	}
 	lab.RequireIntact()
-	if diff := cmp.Diff(ref.dump, lab.settledDump()); diff != "" {
-		t.Errorf("the world differs from an undisturbed one:\n%s", diff)
-	}
+	requireSame(t, ref.dump, lab.settledDump(), "the world differs from an undisturbed one")
 	requireDrift(t, lab, lab.others(r.node)...)
 	if v := lab.EtcdViolations(); len(v) > 0 && r.node != "wk1" {
 		t.Errorf("etcd: %q", v)
@@ -192,8 +187,7 @@ func TestResumeAfterTheLockMovedOn(t *testing.T) {
 		if !p.Resume || !strings.Contains(p.Why, c.why) {
 			t.Errorf("plan: %s: %s", p.Strategy, p.Why)
 		}
-		rep, err := second.Roll(t.Context(), planning.Policy{})
-		must(t, err)
+		rep := second.mustRoll(planning.Policy{})
 		if strings.Join(rep.Resumed, " ") != first.Run || rep.Run != second.Run {
 			t.Errorf("run %s resumed %q", rep.Run, rep.Resumed)
 		}

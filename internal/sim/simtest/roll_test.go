@@ -1,14 +1,17 @@
 package simtest
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 	"testing/synctest"
+	"time"
 
+	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim"
-	"github.com/recast-sh/recast/pipeline"
+	"github.com/recast-sh/recast/internal/sim/world"
 )
 
 // inLab runs a test in a lab in memory.
@@ -62,29 +65,6 @@ func eachLongStory[S any](t *testing.T, stories map[string]S, play func(*testing
 	}
 }
 
-// requireInSync fails unless drift finds these nodes stale and no other, and every persistent disk is intact.
-func requireInSync(t *testing.T, lab *Lab, stale ...string) {
-	t.Helper()
-	requireDrift(t, lab, stale...)
-	lab.RequireIntact()
-}
-
-func requireDrift(t *testing.T, lab *Lab, stale ...string) pipeline.DriftResult {
-	t.Helper()
-	res, err := lab.Client().Drift(t.Context())
-	must(t, err)
-	var got []string
-	for _, d := range res.Nodes {
-		if d.Stale {
-			got = append(got, d.Node)
-		}
-	}
-	if strings.Join(got, " ") != strings.Join(stale, " ") || res.Unread > 0 {
-		t.Fatalf("stale %q, want %q: %+v", got, stale, res.Nodes)
-	}
-	return res
-}
-
 func TestRollBringsAnExtensionPatchOntoTheWorkers(t *testing.T) {
 	inLab(t, sim.Options{Workers: 2}, func(t *testing.T, lab *Lab) {
 		requireDrift(t, lab)
@@ -94,8 +74,7 @@ func TestRollBringsAnExtensionPatchOntoTheWorkers(t *testing.T) {
 		if r := res.Nodes[1].Reasons; len(r) != 1 || r[0].Code != "extension-digest" || !strings.Contains(r[0].Text, "iscsi-tools v0.2.0: sha256:") {
 			t.Errorf("wk1 is stale because of %+v", r)
 		}
-		rep, err := lab.Client().Roll(t.Context(), planning.Policy{})
-		must(t, err)
+		rep := lab.Client().mustRoll(planning.Policy{})
 		if rep.Outcome != "done" || len(rep.Plan.Work()) != 2 {
 			t.Errorf("report %+v", rep)
 		}
@@ -157,9 +136,7 @@ func TestSwappedISOsAreNoticed(t *testing.T) {
 		must(t, lab.Client().Publish(t.Context()))
 		lab.SwapISOs()
 		_, err := lab.Client().Roll(t.Context(), planning.Policy{})
-		if fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), "it booted v1.13.9 with schematic") {
-			t.Fatalf("err = %v", err)
-		}
+		requireRefused(t, err, "it booted v1.13.9 with schematic")
 		requireTrouble(t, err, fault.NoBoot, "scsi0 (the old system disk) parked on VM ")
 		lab.RequireIntact()
 		vm, err := lab.World.LookupVM("pve1", 9031)
@@ -183,6 +160,103 @@ func TestAWipedDiskIsNoticed(t *testing.T) {
 		}
 		if len(lab.World.Violations()) == 0 {
 			t.Error("a wiped persistent disk broke no promise")
+		}
+	})
+}
+
+// A VM in a pool is in it again after it was recreated, and so is its parking VM: pools
+// decide on permissions.
+func TestRecreatedInItsPool(t *testing.T) {
+	long(t)
+	inLab(t, sim.Options{ControlPlanes: 1, Workers: 1}, func(t *testing.T, lab *Lab) {
+		lab.World.AddPool("talos")
+		must(t, lab.World.JoinPool("", worker1, "talos", false))
+		lab.Patch(sim.CommonExtension)
+		must(t, lab.Client().roll(onlyWorker)(t.Context()))
+		in := map[string]string{}
+		for _, vm := range lab.World.VMs() {
+			in[vm.Config["name"]] = vm.Pool
+		}
+		for name, want := range map[string]string{"wk1": "talos", "recast-parking-wk1": "talos", "cp1": ""} {
+			if got, there := in[name]; !there || got != want {
+				t.Errorf("%s is in pool %q, want %q (there: %v)", name, got, want, there)
+			}
+		}
+	})
+}
+
+// TestReplicationOutlivesARoll: a job that a new system disk would break stops the roll of
+// its node; the remedy in the refusal lifts it, and the job continues.
+func TestReplicationOutlivesARoll(t *testing.T) {
+	long(t)
+	const id = "9031-0"
+	type story struct {
+		lift     edit
+		strategy cluster.Strategy
+	}
+	o := oneWorker()
+	o.DiskType = "zfspool"
+	eachInLab(t, o, map[string]story{
+		"the system disk is left out": {func(l *Lab) { change("scsi0=" + l.vm(wk1).Config["scsi0"] + ",replicate=0")(l) }, cluster.Reimage},
+		"the job is made again":       {func(l *Lab) { l.World.RemoveReplication(id) }, cluster.Recreate},
+	}, func(t *testing.T, lab *Lab, s story) {
+		job := world.ReplicationJob{ID: id, Guest: wk1, Target: "pve2", Schedule: "*/15", NextSync: time.Now().Add(24 * time.Hour)}
+		lab.World.AddReplication(job)
+		must(t, lab.World.RunReplication(id))
+		resumption{strategy: s.strategy}.prepare(lab)
+		err := lab.Client().roll(onlyWorker)(t.Context())
+		if fault.CodeOf(err) != fault.PlanRefused || !strings.Contains(err.Error(), "replication 9031-0 of the VM") {
+			t.Fatalf("with the job: %v", err)
+		}
+		s.lift(lab)
+		must(t, lab.Client().roll(onlyWorker)(t.Context()))
+		if len(lab.World.Replication()) == 0 {
+			lab.World.AddReplication(job)
+		}
+		must(t, lab.World.RunReplication(id))
+		requireInSync(t, lab, "cp1")
+	})
+}
+
+// TestRestrictedTags: where datacenter.cfg restricts tags, Proxmox refuses a VM that is created with
+// any. The new VM, and an old one that comes back, get theirs all the same.
+func TestRestrictedTags(t *testing.T) {
+	eachInLab(t, oneWorker(), map[string]renewal{
+		"recreated": {strategy: cluster.Recreate},
+		"given up":  {strategy: cluster.Recreate, killed: before("bring-up/configure"), recover: true},
+	}, func(t *testing.T, lab *Lab, tc renewal) {
+		strategy(tc.strategy)(lab)
+		lab.World.RestrictTags(world.TagAccess{Allow: "existing"})
+		lab.Patch(everywhere)
+		if tc.killed != (moment{}) {
+			lab.Client().rollKilled(tc.killed, onlyWorker)
+		}
+		if tc.recover {
+			must(t, lab.Client().giveUp("wk1")(t.Context()))
+		} else {
+			must(t, lab.Client().roll(onlyWorker)(t.Context()))
+			requireDrift(t, lab, "cp1")
+		}
+		lab.RequireIntact()
+		if got := lab.vmConfig(wk1)["tags"]; got != "talos" {
+			t.Errorf("tags = %q", got)
+		}
+	})
+}
+
+// TestTagThatGoesWithItsVM: a tag that no other VM has exists no more once its VM is deleted. A token
+// that may only set existing ones could not give it back.
+func TestTagThatGoesWithItsVM(t *testing.T) {
+	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+		strategy(cluster.Recreate)(lab)
+		change("tags=talos;wk1-only")(lab)
+		lab.World.RestrictTags(world.TagAccess{Allow: "existing"})
+		lab.Patch(everywhere)
+		before := fmt.Sprint(lab.vmConfig(wk1))
+		err := lab.Client().roll(onlyWorker)(t.Context())
+		requireRefused(t, err, "the Proxmox token lacks privileges: Sys.Modify on /")
+		if now := fmt.Sprint(lab.vmConfig(wk1)); now != before {
+			t.Errorf("%s\nwas\n%s", now, before)
 		}
 	})
 }

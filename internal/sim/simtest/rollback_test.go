@@ -7,8 +7,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/cluster/planning"
@@ -59,17 +57,13 @@ func TestRollback(t *testing.T) {
 		if n := rep.Plan.Nodes; len(n) != 1 || n[0].Strategy != cluster.Rollback || !strings.Contains(n[0].Why, "boots the system disk that run "+firstRun+" replaced: Talos v1.13.9") {
 			t.Errorf("plan %+v", n)
 		}
-		if diff := cmp.Diff(old, lab.builds()); diff != "" {
-			t.Errorf("builds after the rollback:\n%s", diff)
-		}
+		requireSame(t, old, lab.builds(), "builds after the rollback")
 		requireDrift(t, lab, lab.others("")...)
 		lab.requireKept(1)
 		lab.RequireIntact()
 
 		must(t, lab.as(thirdRun).goBack(c.node)(t.Context()))
-		if diff := cmp.Diff(rolled, lab.builds()); diff != "" {
-			t.Errorf("builds after the rollback of the rollback:\n%s", diff)
-		}
+		requireSame(t, rolled, lab.builds(), "builds after the rollback of the rollback")
 		requireDrift(t, lab, lab.others(c.node)...)
 		lab.requireKept(1)
 		lab.RequireIntact()
@@ -127,9 +121,7 @@ func TestRollbackKilled(t *testing.T) {
 				if err := third.roll(planning.Policy{Only: []string{c.node}})(t.Context()); fault.KindOf(err) != fault.Interrupted || confirmed != 2 {
 					t.Fatalf("confirmed %d plans: %v", confirmed, err)
 				}
-				if diff := cmp.Diff(old, lab.builds()); diff != "" {
-					t.Errorf("builds after the rollback:\n%s", diff)
-				}
+				requireSame(t, old, lab.builds(), "builds after the rollback")
 				lab.requireKept(1)
 				lab.RequireIntact()
 				if c.node == "cp2" {
@@ -184,9 +176,7 @@ func TestRollbackRefused(t *testing.T) {
 		before := lab.machinesDump()
 		err := lab.as(thirdRun).goBack(c.node)(t.Context())
 		requireRefused(t, err, c.text)
-		if diff := cmp.Diff(before, lab.machinesDump()); diff != "" {
-			t.Errorf("it changed something:\n%s", diff)
-		}
+		requireSame(t, before, lab.machinesDump(), "it changed something")
 		lab.RequireIntact()
 	})
 }
@@ -206,8 +196,7 @@ func (l *Lab) editKept(t *testing.T, node string, change func(*parking.KeptDisk)
 // editMachineConfig gives a node another label, as talosctl patch would.
 func (l *Lab) editMachineConfig(t *testing.T, node string) {
 	t.Helper()
-	s, err := l.Client().connect(t.Context())
-	must(t, err)
+	s := l.session()
 	defer s.end()
 	n := l.node(node)
 	config, err := s.machines.Talos.MachineConfig(t.Context(), n.Addr)
@@ -217,4 +206,30 @@ func (l *Lab) editMachineConfig(t *testing.T, node string) {
 		t.Fatal("its configuration has no machine section")
 	}
 	must(t, s.machines.Talos.ReplaceConfig(t.Context(), n.Addr, n.UUID, cluster.Secret(text)))
+}
+
+// TestUndoMeansTheRunThatStartedLast: of two rolls of one minute, the second one has the ID that sorts first. On the
+// machine that did both, undo without a node is about that one. Another machine has no journal of them, and their times in
+// Proxmox may be of two clocks: there the run is to be named.
+func TestUndoMeansTheRunThatStartedLast(t *testing.T) {
+	long(t)
+	const first, last = "20000101-0000-ffff", "20000101-0000-0000"
+	eachIn(t, func(bool) sim.Options { return sim.Options{ControlPlanes: 1, Workers: 2} }, map[string]bool{"on the same machine": false, "on another machine": true},
+		func(t *testing.T, lab *Lab, elsewhere bool) {
+			lab.Patch(everywhere)
+			must(t, lab.as(first).roll(planning.Policy{Only: []string{"wk1"}})(t.Context()))
+			must(t, lab.as(last).roll(planning.Policy{Only: []string{"wk2"}})(t.Context()))
+			c, run := lab.as("20000101-0000-8888"), ""
+			if c.Elsewhere = elsewhere; elsewhere {
+				lab.loseJournal()
+				_, err := c.Undo(t.Context(), planning.Policy{}, planning.Undone{})
+				requireFault(t, err, fault.Refused, "is not certain", first, last)
+				run = "0000-0000"
+			}
+			rep, err := c.Undo(t.Context(), planning.Policy{}, planning.Undone{Run: run})
+			must(t, err)
+			if n := rep.Plan.Work(); len(n) != 1 || n[0].Node != "wk2" {
+				t.Errorf("undone: %+v", n)
+			}
+		})
 }

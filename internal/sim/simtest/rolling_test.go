@@ -7,7 +7,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/recast-sh/recast/cluster"
@@ -114,9 +113,7 @@ func TestOrder(t *testing.T) {
 		}
 		seen := lab.watchOutage()
 		must(t, lab.second().roll(c.policy)(t.Context()))
-		if diff := cmp.Diff(c.order, seen.order); diff != "" {
-			t.Errorf("order (-want +got):\n%s", diff)
-		}
+		requireSame(t, c.order, seen.order, "order (-want +got)")
 		if seen.most != 1 {
 			t.Errorf("%d nodes were out at a time", seen.most)
 		}
@@ -142,9 +139,7 @@ func TestAFailingCanary(t *testing.T) {
 		err := lab.Client().roll(planning.Policy{})(t.Context())
 		requireFault(t, err, fault.Failed, c.says, "PodDisruptionBudget default/web")
 		requireTrouble(t, err, fault.DrainBlocked, "every disk is in its place")
-		if diff := cmp.Diff([]string{"wk1"}, seen.order); diff != "" {
-			t.Errorf("nodes that were out (-want +got):\n%s", diff)
-		}
+		requireSame(t, []string{"wk1"}, seen.order, "nodes that were out (-want +got)")
 		if seen.look(); seen.isOut("wk1") {
 			t.Error("wk1 is still cordoned")
 		}
@@ -288,8 +283,7 @@ func TestAnotherNodeIsDown(t *testing.T) {
 		c.spoil(lab)
 		time.Sleep(2 * time.Minute) // until Kubernetes reports it
 		only := planning.Policy{Only: []string{c.only}}
-		plan, err := lab.Client().Plan(t.Context(), only)
-		must(t, err)
+		plan := lab.plan(only)
 		if refused := strings.Join(plan.Refused(), "\n"); !strings.Contains(refused, c.refuse) || c.refuse == "" && refused != "" {
 			t.Errorf("the plan refuses %q", refused)
 		}
@@ -297,7 +291,7 @@ func TestAnotherNodeIsDown(t *testing.T) {
 			t.Errorf("the plan warns of %q", plan.Warn)
 		}
 		before := len(lab.Recorder.Calls())
-		_, err = lab.Client().Roll(t.Context(), only)
+		_, err := lab.Client().Roll(t.Context(), only)
 		if c.refuse == "" {
 			must(t, err)
 			return

@@ -23,8 +23,7 @@ import (
 func (l *Lab) initiators() map[string]string {
 	l.t.Helper()
 	out := map[string]string{}
-	nodes, _, err := l.Kube.Store().List(l.t.Context(), store.Nodes(), "")
-	must(l.t, err)
+	nodes := l.allStored(store.Nodes(), "")
 	for _, n := range nodes {
 		out[n.GetName()] = cluster.InitiatorName(cluster.ISCSI, n.(*corev1.Node).Status.NodeInfo.MachineID)
 	}

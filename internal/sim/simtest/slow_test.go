@@ -8,8 +8,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/sim/talosapi"
@@ -89,9 +87,7 @@ func TestSlowServers(t *testing.T) {
 				t.Parallel()
 				want, secrets := ref()
 				got, _ := s.play(t, secrets, strike)
-				if diff := cmp.Diff(want, got); diff != "" {
-					t.Errorf("the world differs from an undisturbed one (-undisturbed +here):\n%s", diff)
-				}
+				requireSame(t, want, got, "the world differs from an undisturbed one (-undisturbed +here)")
 			})
 		}
 	}

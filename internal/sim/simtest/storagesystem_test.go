@@ -3,7 +3,6 @@ package simtest
 import (
 	"fmt"
 	"slices"
-	"strings"
 	"testing"
 	"time"
 
@@ -104,8 +103,7 @@ func (l *Lab) replicated(name string, wanted int, nodes ...string) {
 // copyOf changes the replica of a volume on a node.
 func (l *Lab) copyOf(volume, node string, change func(spec map[string]any)) {
 	l.t.Helper()
-	list, _, err := l.Kube.Store().List(l.t.Context(), longhornReplicas.GroupVersionResource, "")
-	must(l.t, err)
+	list := l.allStored(longhornReplicas.GroupVersionResource, "")
 	for _, o := range list {
 		u := o.(*unstructured.Unstructured).DeepCopy()
 		spec := u.Object["spec"].(map[string]any)
@@ -140,11 +138,7 @@ func inStorageLab(t *testing.T, run func(l *Lab, names ...string), workers int, 
 func TestPlanOfReplicatedVolumes(t *testing.T) {
 	const here = "Longhorn volume longhorn-system/pvc-1 (claim default/data-pvc-1) has its only healthy replica on it"
 	const off = ", or roll.storage: {longhorn: off} does not look at it"
-	cases := map[string]struct {
-		change  func(l *Lab)
-		refused []string
-		notes   []string
-	}{
+	planStorage(t, (*Lab).runLonghorn, map[string]storageCase{
 		"two healthy replicas": {change: func(l *Lab) { l.replicated("pvc-1", 2, "wk1", "wk2") }},
 		"the last replica": {
 			change:  func(l *Lab) { l.replicated("pvc-1", 2, "wk1") },
@@ -193,24 +187,7 @@ func TestPlanOfReplicatedVolumes(t *testing.T) {
 			l.replicated("pvc-1", 2, "wk1")
 			l.setRoll("storage: off")
 		}},
-	}
-	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			inStorageLab(t, (*Lab).runLonghorn, 2, func(t *testing.T, lab *Lab) {
-				tc.change(lab)
-				n := planOf(t, lab, "wk1")
-				requireSame(t, "refused", tc.refused, n.Refused)
-				requireSame(t, "notes", tc.notes, n.Notes)
-			})
-		})
-	}
-}
-
-func requireSame(t *testing.T, what string, want, got []string) {
-	t.Helper()
-	if !slices.Equal(want, got) {
-		t.Errorf("%s:\n%s\nwant:\n%s", what, strings.Join(got, "\n"), strings.Join(want, "\n"))
-	}
+	})
 }
 
 // longhornNodeDown adds a node of Longhorn's whose manager does not run.
@@ -228,40 +205,60 @@ func (l *Lab) longhornNodeDown(name string) {
 // waits for it.
 func TestRollWaitsForReplicas(t *testing.T) {
 	long(t)
-	for _, s := range []cluster.Strategy{cluster.Recreate, cluster.InPlace} {
-		t.Run(string(s), func(t *testing.T) {
-			inStorageLab(t, (*Lab).runLonghorn, 2, func(t *testing.T, lab *Lab) {
-				lab.setRoll("strategy: " + string(s))
-				lab.replicated("pvc-1", 2, "wk1", "wk2")
-				c := lab.Client()
-				var said []string
-				healthy := true
-				note := notes("await-storage-again", &said)
-				goes := whenStarted("wk2/take-down", func() { healthy = lab.robust("pvc-1") })
-				upgrades := whenStarted("wk2/upgrade", func() { healthy = lab.robust("pvc-1") })
-				c.Emit = func(e step.Event) { note(e); goes(e); upgrades(e) }
-				must(t, c.roll(planning.Policy{})(t.Context()))
-				if !healthy || !lab.robust("pvc-1") {
-					t.Error("a node went while the volume was not whole, or it is not in the end")
-				}
-				for _, percent := range []int{50, 75} {
-					want := fmt.Sprintf("volumes whole with wk1: Longhorn: 1 of 2 replicas healthy, 1 being rebuilt (%d %%); 1 volume not healthy: longhorn-system/pvc-1", percent)
-					if !slices.Contains(said, want) {
-						t.Errorf("said %q", said)
-					}
-				}
-				requireInSync(t, lab)
-			})
-		})
-	}
+	const want = "volumes whole with wk1: Longhorn: 1 of 2 replicas healthy, 1 being rebuilt (%d %%); " +
+		"1 volume not healthy: longhorn-system/pvc-1"
+	rollWaits(t, storageRoll{
+		run: (*Lab).runLonghorn, volume: func(l *Lab) { l.replicated("pvc-1", 2, "wk1", "wk2") },
+		whole: func(l *Lab) bool { return l.robust("pvc-1") }, says: []string{fmt.Sprintf(want, 50), fmt.Sprintf(want, 75)},
+	})
+}
+
+// storageRoll is a roll of two workers that each have a replica of a volume.
+type storageRoll struct {
+	run    func(l *Lab, workers ...string)
+	volume func(l *Lab)
+	whole  func(l *Lab) bool // the volume
+	says   []string          // while the roll waits
+	end    func(l *Lab)      // may be nil
+}
+
+// rollWaits rolls the workers in both ways: the second one goes once the volume is whole.
+func rollWaits(t *testing.T, r storageRoll) {
+	t.Helper()
+	ways := []cluster.Strategy{cluster.Recreate, cluster.InPlace}
+	eachNamed(t, sim.Options{Workers: 2}, ways, func(t *testing.T, lab *Lab, s cluster.Strategy) {
+		r.run(lab, "wk1", "wk2")
+		lab.Patch(sim.PatchedExtension)
+		lab.setRoll("strategy: " + string(s))
+		r.volume(lab)
+		c := lab.Client()
+		var said []string
+		whole := true
+		look := func() { whole = r.whole(lab) }
+		c.Emit = allOf(
+			notes("await-storage-again", &said), whenStarted("wk2/take-down", look), whenStarted("wk2/upgrade", look),
+		)
+		must(t, c.roll(planning.Policy{})(t.Context()))
+		if !whole || !r.whole(lab) {
+			t.Error("a node went while the volume was not whole, or it is not in the end")
+		}
+		for _, want := range r.says {
+			if !slices.Contains(said, want) {
+				t.Errorf("said %q", said)
+			}
+		}
+		if r.end != nil {
+			r.end(lab)
+		}
+		requireInSync(t, lab)
+	})
 }
 
 func (l *Lab) robust(volume string) bool { return l.robustness(volume) == "healthy" }
 
 func (l *Lab) robustness(volume string) string {
 	l.t.Helper()
-	o, err := l.Kube.Store().Get(l.t.Context(), longhornVolumes.GroupVersionResource, longhornSpace, volume)
-	must(l.t, err)
+	o := l.stored(longhornVolumes.GroupVersionResource, longhornSpace, volume)
 	s, _, _ := unstructured.NestedString(o.(*unstructured.Unstructured).Object, "status", "robustness")
 	return s
 }

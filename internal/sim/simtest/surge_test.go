@@ -96,13 +96,10 @@ func (l *Lab) requireNoSurge(t *testing.T) {
 	if _, err := l.Kube.Node(t.Context(), surgeNode); err == nil {
 		t.Errorf("Kubernetes has node %s still", surgeNode)
 	}
-	for _, vm := range l.World.VMs() {
-		if vm.Config["name"] == surgeNode {
-			t.Errorf("VM %d %s is there still", vm.ID, surgeNode)
-		}
+	if l.made([]string{surgeNode}) > 0 {
+		t.Errorf("VM %s is there still", surgeNode)
 	}
-	res, err := l.Client().Status(t.Context())
-	must(t, err)
+	res := l.status()
 	for _, k := range res.Kept {
 		if k.Node == surgeNode {
 			t.Errorf("a disk of it is kept: %+v", k)
@@ -129,8 +126,7 @@ func TestSurge(t *testing.T) {
 		}
 		lab.Patch(sim.PatchedExtension)
 		c, stop := lab.watchCapacity(t.Context())
-		rep, err := lab.Client().Roll(t.Context(), planning.Policy{})
-		must(t, err)
+		rep := lab.Client().mustRoll(planning.Policy{})
 		stop()
 		t.Attr("least", strconv.Itoa(c.least))
 		if asked := s.surge != "0"; !c.drained || c.surged != asked || asked && c.early || c.least != s.least {
@@ -176,26 +172,13 @@ func TestSurgeAgain(t *testing.T) {
 	})
 }
 
-// vmNamed is the VM of a node that came later.
-func (l *Lab) vmNamed(node string) world.VM {
-	l.t.Helper()
-	for _, vm := range l.World.VMs() {
-		if vm.Config["name"] == node {
-			return vm
-		}
-	}
-	l.t.Fatalf("%s has no VM", node)
-	return world.VM{}
-}
-
 // requireSurgeStays fails unless the surge node is there, and drift and status say so.
 func (l *Lab) requireSurgeStays(t *testing.T) {
 	t.Helper()
 	if _, err := l.Kube.Node(t.Context(), surgeNode); err != nil {
 		t.Errorf("the surge node is gone: %v", err)
 	}
-	res, err := l.Client().Status(t.Context())
-	must(t, err)
+	res := l.status()
 	if !slices.Equal(res.Surge, []string{surgeNode}) {
 		t.Errorf("status says that %q are left over", res.Surge)
 	}
@@ -272,7 +255,7 @@ func TestSurgeAfterAFailure(t *testing.T) {
 			must(t, lab.Client().roll(planning.Policy{})(t.Context()))
 		},
 		"it has a disk of a person": func(t *testing.T, lab *Lab) {
-			vm := lab.vmNamed(surgeNode)
+			vm := lab.namedVM(surgeNode)
 			must(t, lab.World.SetConfig("", vm.Host, world.ChangeRequest{ID: vm.ID, Set: map[string]string{"scsi5": "fast:1"}}))
 			lab.Replace("recast.yaml", "  surge: 1\n", "  surge: 0\n")
 			requireRefused(t, lab.Client().roll(planning.Policy{})(t.Context()), surgeNode+": its VM has scsi5 beside its system disk")
@@ -296,25 +279,20 @@ func TestSurgeAfterAFailure(t *testing.T) {
 
 // TestSurgeRefused: what would fail once a worker is to be taken out is refused before.
 func TestSurgeRefused(t *testing.T) {
-	eachInLab(t, oneWorker(), map[string]struct {
+	type story struct {
 		bring   func(*Lab)
 		policy  planning.Policy
 		kind    fault.Kind
 		refused string
-	}{
+	}
+	eachInLab(t, oneWorker(), map[string]story{
 		"no memory":       {func(l *Lab) { l.Replace("recast.yaml", "surge: {memory: 4096,", "surge: {memory: 4096000,") }, planning.Policy{}, fault.Refused, surgeNode + ": its VM takes 4000 GiB of memory, and pve1 has "},
 		"no storage":      {func(l *Lab) { l.Replace("recast.yaml", "storage: fast, size: 10G", "storage: fats, size: 10G") }, planning.Policy{}, fault.Refused, surgeNode + ": Proxmox has no storage fats"},
 		"no room":         {func(l *Lab) { l.Replace("recast.yaml", "storage: fast, size: 10G", "storage: fast, size: 90T") }, planning.Policy{}, fault.Refused, surgeNode + ": "},
 		"no file":         {func(l *Lab) { l.MachineConfig = configFiles{}.read }, planning.Policy{}, fault.Refused, surgeNode + ": its machine configuration is not in talos.machineConfigs"},
 		"a control plane": {func(l *Lab) { l.MachineConfig = configFiles{surgeNode: l.configOf("cp1")}.read }, planning.Policy{}, fault.Refused, surgeNode + ": it has surge: true, which is for workers, and its machine configuration is that of a control plane"},
 		"left out":        {func(*Lab) {}, planning.Policy{Exclude: []string{surgeNode}}, fault.Config, "roll.surge asks for 1 surge nodes, and this roll has 0"},
-	}, func(t *testing.T, lab *Lab, s struct {
-		bring   func(*Lab)
-		policy  planning.Policy
-		kind    fault.Kind
-		refused string
-	},
-	) {
+	}, func(t *testing.T, lab *Lab, s story) {
 		lab.AddSurge(1)
 		s.bring(lab)
 		must(t, lab.Client().roll(planning.Policy{})(t.Context())) // no worker is taken out
@@ -347,8 +325,7 @@ func TestSurgeByMistake(t *testing.T) {
 		lab.AddSurge(1)
 		node, _, _ := strings.Cut(refused[0], ":")
 		lab.Replace("recast.yaml", "{name: "+node+",", "{name: "+node+", class: surge, host: pve1, surge: true, vm: {ipconfig: ['ip=127.42.7.252/24,gw=127.42.7.1']},")
-		plan, err := lab.Client().Plan(t.Context(), planning.Policy{Only: []string{node}})
-		must(t, err)
+		plan := lab.plan(planning.Policy{Only: []string{node}})
 		for _, text := range refused {
 			if all := strings.Join(plan.Refused(), "\n"); !strings.Contains(all, text) {
 				t.Errorf("it is not refused with %q: %s", text, all)
@@ -359,4 +336,58 @@ func TestSurgeByMistake(t *testing.T) {
 			t.Error(err)
 		}
 	})
+}
+
+// TestSurgeOfASavedPlan: a run of a saved plan that is killed goes on with the plan, to the same end.
+func TestSurgeOfASavedPlan(t *testing.T) {
+	eachLong(t, oneWorker(), map[string]string{
+		"not killed": "", "when the surge node is made": "roll/surge/" + surgeNode + "/bring-up", "when it serves": "roll/workers/wk1/take-down",
+		"when the worker is done": "roll/surge-end/" + surgeNode, "when its VM is gone": "roll/surge-end/" + surgeNode + "/keep",
+	}, func(t *testing.T, lab *Lab, at string) {
+		lab.AddSurge(1)
+		lab.Patch(sim.PatchedExtension)
+		saved := lab.save(planning.Policy{})
+		if at != "" {
+			lab.killSaved(saved, at)
+		}
+		must(t, lab.rollOf(saved))
+		lab.requireNoSurge(t)
+		requireInSync(t, lab)
+	})
+}
+
+// surging is a lab in which the workers that serve are counted.
+type surging struct {
+	*Lab
+	*capacity
+	stop func()
+}
+
+// TestSurgeKilled kills a roll with a surge node at points of every kind. The next roll, with the
+// journal or without, comes to the same end.
+func TestSurgeKilled(t *testing.T) {
+	long(t)
+	killGrid[surging]{
+		begin: func(t *testing.T) surging {
+			lab := New(t, oneWorker())
+			lab.AddSurge(1)
+			lab.Patch(sim.PatchedExtension)
+			c, stop := lab.watchCapacity(t.Context())
+			return surging{lab, c, stop}
+		},
+		do: rolls(policyFor("wk1")), choose: chosenPoints,
+		goOn: func(t *testing.T, s surging, _ point) bool {
+			s.finish(t, rolls(planning.Policy{}))
+			return false
+		},
+		end: func(t *testing.T, s surging) string {
+			s.stop()
+			if s.early || s.least < 1 {
+				t.Errorf("at least %d served, drained too early %t", s.least, s.early)
+			}
+			requireInSync(t, s.Lab)
+			s.requireNoSurge(t)
+			return ""
+		},
+	}.killEverywhere(t)
 }

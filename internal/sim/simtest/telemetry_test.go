@@ -19,7 +19,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	dto "github.com/prometheus/client_model/go"
 	"github.com/prometheus/common/expfmt"
 	"github.com/prometheus/common/model"
@@ -187,9 +186,7 @@ func requireLog(t *testing.T, lab *Lab, since int) {
 			want[call.Proto+" "+strings.TrimPrefix(call.Method, "/")+" "+strings.TrimPrefix(path, "/api2/json")]++
 		}
 	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("changes (-servers +log):\n%s", diff)
-	}
+	requireSame(t, want, got, "changes (-servers +log)")
 	if status["started"] == 0 || status["started"] != status["done"] || status["note"] == 0 || status["failed"] > 0 {
 		t.Errorf("events of steps: %v", status)
 	}

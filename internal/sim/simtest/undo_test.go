@@ -2,7 +2,6 @@ package simtest
 
 import (
 	"fmt"
-	"os"
 	"regexp"
 	"slices"
 	"strings"
@@ -222,8 +221,7 @@ const undoDocument = "../../../docs/notes/proxmox.md"
 
 func readUndoDoc(t *testing.T) undoDoc {
 	t.Helper()
-	b, err := os.ReadFile(undoDocument)
-	must(t, err)
+	b := readFile(t, undoDocument)
 	_, text, found := strings.Cut(string(b), "\n## Undo by hand\n")
 	if !found {
 		t.Fatal("the document has no section Undo by hand")

@@ -6,8 +6,11 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"testing"
 	"time"
 
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/sim"
 )
 
@@ -216,4 +219,33 @@ func (sh *undoShell) words(command string) ([]string, error) {
 		words = append(words, b.String())
 	}
 	return words, nil
+}
+
+// TestUndoRollByHand kills the roll of a worker and restores it by hand: it boots its old
+// system and is a healthy node again. The next roll finds nothing to finish and rolls it
+// again.
+func TestUndoRollByHand(t *testing.T) {
+	long(t)
+	doc := readUndoDoc(t)
+	for _, at := range []moment{after("park/scsi1"), after("delete-vm"), after("bring-up/start"), before("finish/keep")} {
+		t.Run(at.String(), func(t *testing.T) {
+			inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+				resumption{strategy: cluster.Recreate}.prepare(lab)
+				old := lab.builds()
+				only := planning.Policy{Only: []string{"wk1"}}
+				lab.as(firstRun).rollKilled(at, only)
+				park := lab.parkingID(t)
+				vm := lab.vm(park)
+				sh := &undoShell{Shell: lab.Shell("pve1")}
+				must(t, doc.follow(sh, vm.Config["description"], park, 9031, func() {}))
+				lab.World.Delay(3 * time.Minute) // it boots
+				requireSame(t, old, lab.builds(), "builds")
+				lab.RequireIntact()
+				must(t, lab.as(secondRun).roll(only)(t.Context()))
+				requireDrift(t, lab, "cp1")
+				lab.requireKept(1)
+				lab.RequireIntact()
+			})
+		})
+	}
 }

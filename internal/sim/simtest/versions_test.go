@@ -97,19 +97,16 @@ func TestAReleaseThatBreaks(t *testing.T) {
 		named := func(texts []string) bool {
 			return slices.ContainsFunc(texts, func(text string) bool { return strings.Contains(text, says) })
 		}
-		plan, err := lab.Client().Plan(t.Context(), planning.Policy{})
-		must(t, err)
+		plan := lab.plan(planning.Policy{})
 		if named(plan.Warn) {
 			t.Errorf("without an integer: %q", plan.Warn)
 		}
 		lab.editConfig("cp1", "    scheduler:\n", "    scheduler:\n        config: {parallelism: 16}\n")
-		plan, err = lab.Client().Plan(t.Context(), planning.Policy{})
-		must(t, err)
+		plan = lab.plan(planning.Policy{})
 		if !named(plan.Warn) || len(plan.Work()) > 0 {
 			t.Errorf("the plan warns %q, and does %+v", plan.Warn, plan.Work())
 		}
-		res, err := lab.Client().Drift(t.Context())
-		must(t, err)
+		res := lab.drift()
 		if !named(res.Nodes[0].Notes) || !res.InSync {
 			t.Errorf("drift notes %q", res.Nodes[0].Notes)
 		}
@@ -145,8 +142,7 @@ func TestUnsupportedVersions(t *testing.T) {
 			inLab(t, o, func(t *testing.T, lab *Lab) {
 				lab.setRoll("strategy: recreate")
 				lab.wantTalos(talos14, c.to)
-				plan, err := lab.Client().Plan(t.Context(), policyFor("wk1"))
-				must(t, err)
+				plan := lab.plan(policyFor("wk1"))
 				if got := strings.Join(plan.Refused(), "\n"); !strings.Contains(got, c.plan) || c.plan == "" && got != "" {
 					t.Errorf("the plan refuses %q", got)
 				}

@@ -2,15 +2,21 @@ package simtest
 
 import (
 	"context"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	machineapi "github.com/siderolabs/talos/pkg/machinery/api/machine"
 	"github.com/siderolabs/talos/pkg/machinery/client"
+	corev1 "k8s.io/api/core/v1"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim"
+	"github.com/recast-sh/recast/internal/sim/world"
+	"github.com/recast-sh/recast/internal/step"
 	"github.com/recast-sh/recast/pipeline/configs"
 )
 
@@ -132,12 +138,170 @@ func TestAVolumeThatNoDiskCanBe(t *testing.T) {
 			t.Error("it keeps that configuration")
 		}
 		lab.editConfig("wk1", strings.TrimRight(string(was), "\n"), strings.TrimRight(string(was), "\n")+"\n---\n"+big)
-		d, err := lab.Client().Drift(t.Context())
-		must(t, err)
+		d := lab.drift()
 		for _, n := range d.Nodes {
 			if notes := strings.Join(n.Notes, "\n"); strings.Contains(notes, stuck) != (n.Node == "wk1") {
 				t.Errorf("%s: notes %q", n.Node, notes)
 			}
+		}
+		lab.RequireIntact()
+	})
+}
+
+const userVolume = "apiVersion: v1alpha1\nkind: UserVolumeConfig\nname: data\n"
+
+// TestAFileThatCannotBeApplied is refused in the plan: Talos would not take it, or it lacks the
+// volume on the data disk, whose partition the node would have without mounting it, so that pods
+// would write elsewhere. The whole file is applied.
+func TestAFileThatCannotBeApplied(t *testing.T) {
+	long(t)
+	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+		files := staleFile(t, lab)
+		whole := string(files["wk1"])
+		for want, text := range map[string]string{
+			"can't be applied: Talos would refuse it: ":                                              strings.Replace(whole, "machine:\n", "machine:\n    nonsense: hush\n", 1),
+			"lacks UserVolumeConfig data, whose volume is on the disk sdb: put that document back, ": strings.Replace(whole, "---\n"+userVolumeIn(t, whole), "", 1),
+		} {
+			files["wk1"] = cluster.Secret(text)
+			all := strings.Join(lab.planOf(files.user(lab, firstRun), "wk1", onlyWorker).Refused, "\n")
+			if !strings.Contains(all, "its file in talos.machineConfigs "+want) || strings.Contains(all, "hush") {
+				t.Errorf("refused: %q, want %q", all, want)
+			}
+		}
+		files["wk1"] = cluster.Secret(whole)
+		must(t, files.user(lab, secondRun).roll(onlyWorker)(t.Context()))
+		lab.requireUserVolume()
+		lab.RequireIntact()
+	})
+}
+
+// TestUserVolumeIsAwaited: a node with an unmounted partition is not healthy before Talos
+// manages the volume again.
+func TestUserVolumeIsAwaited(t *testing.T) {
+	long(t)
+	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+		lab.Patch(sim.PatchedExtension)
+		user, edited := lab.Client(), false
+		document := userVolumeIn(t, string(lab.configOf("wk1")))
+		user.Emit = func(e step.Event) {
+			if !edited && strings.Contains(e.Text, cluster.Settling) {
+				edited = true
+				lab.editConfig("wk1", "---\n"+document, "")
+			}
+		}
+		err := user.roll(onlyWorker)(t.Context())
+		requireError(t, err, "persistent volume u-data is none")
+		lab.RequireIntact()
+
+		lab.editConfig("wk1", "version: v1alpha1\n", document+"---\nversion: v1alpha1\n")
+		must(t, lab.Client().roll(onlyWorker)(t.Context()))
+		lab.requireUserVolume()
+		lab.RequireIntact()
+	})
+}
+
+// userVolumeIn is the document of the user volume in a configuration.
+func userVolumeIn(t *testing.T, config string) string {
+	t.Helper()
+	_, rest, found := strings.Cut(config, userVolume)
+	if !found {
+		t.Fatalf("no user volume in\n%s", config)
+	}
+	rest, _, _ = strings.Cut(rest, "---\n")
+	return userVolume + rest
+}
+
+// requireUserVolume fails the test unless Talos manages the volume on wk1's data disk.
+func (l *Lab) requireUserVolume() {
+	l.t.Helper()
+	volumes := l.machine("wk1").Volumes
+	if !slices.ContainsFunc(volumes, func(v cluster.Volume) bool { return v.Label == "u-data" && v.Phase == "ready" && v.Disk == "sdb" }) {
+		l.t.Errorf("u-data is not ready on sdb: %+v", volumes)
+	}
+}
+
+// proxmoxVolume is a PersistentVolume of Proxmox' CSI driver on the storage fast of pve1.
+func proxmoxVolume(name string) edit {
+	return volume("pvc-proxmox", corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{
+		Driver: "csi.proxmox.sinextra.dev", VolumeHandle: "lab/pve1/fast/" + name,
+	}}, func(pv *corev1.PersistentVolume) { pv.Spec.NodeAffinity = nil })
+}
+
+const (
+	podFile  = "9999/vm-9999-media.raw" // a pod's disk, whose name is not the driver's
+	podVolid = "fast:" + podFile
+)
+
+func addPodDisk(l *Lab) {
+	l.t.Helper()
+	must(l.t, l.World.AddLUN("fast", "pve1", podFile, 1<<30, world.NewMedia([]byte("films"))))
+}
+
+// detachOnDrain detaches the pod's disk from a node's VM soon after the node is cordoned, as
+// the driver does.
+func (l *Lab) detachOnDrain(node string, vmid int) {
+	for {
+		n, err := l.Kube.Node(l.t.Context(), node)
+		if err != nil {
+			return
+		}
+		if n.Spec.Unschedulable {
+			break
+		}
+		time.Sleep(time.Second)
+	}
+	time.Sleep(10 * time.Second)
+	if err := l.World.SetConfig("", "pve1", world.ChangeRequest{ID: vmid, Delete: []string{"scsi7"}}); err != nil {
+		l.t.Errorf("detach: %v", err)
+	}
+}
+
+// TestAPodsDiskIsKnownByItsPersistentVolume rolls a node with a pod's disk whose name is not
+// the driver's. It is detached by the drain; the run dies after the new VM's start, the pod's
+// disk comes back meanwhile, and another process continues.
+func TestAPodsDiskIsKnownByItsPersistentVolume(t *testing.T) {
+	long(t)
+	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+		addPodDisk(lab)
+		lab.World.Protect(world.Protected{Serial: "media", Media: lab.media(podVolid)})
+		lab.EditVM(wk1, "scsi7", podVolid)
+		proxmoxVolume(podFile)(lab)
+		lab.Patch(sim.PatchedExtension)
+		strategy(cluster.Recreate)(lab)
+		if n := planOf(t, lab, "wk1"); len(n.Refused) > 0 || n.Strategy != cluster.Recreate {
+			t.Fatalf("%s, refused %q", n.Strategy, n.Refused)
+		}
+		go lab.detachOnDrain("wk1", wk1)
+		lab.Client().rollKilled(onServer("/qemu/9031/status/start POST"), onlyWorker)
+		lab.EditVM(wk1, "scsi7", podVolid)
+		lab.finish(t, rolls(onlyWorker))
+		lab.RequireIntact()
+		if drive := lab.vm(wk1).Config["scsi7"]; drive != podVolid+",size=1G" {
+			t.Errorf("the pod's disk: %q", drive)
+		}
+	})
+}
+
+// TestAPodsDiskComesToTheNextNode when the previous one is drained: that is no change
+// since the plan, but a new drive of another kind is.
+func TestAPodsDiskComesToTheNextNode(t *testing.T) {
+	long(t)
+	eachInLab(t, sim.Options{Workers: 2}, map[string]bool{"a pod's": true, "someone's": false}, func(t *testing.T, lab *Lab, isPods bool) {
+		addPodDisk(lab)
+		if isPods {
+			proxmoxVolume(podFile)(lab)
+		}
+		lab.Patch(sim.PatchedExtension)
+		c := lab.Client()
+		c.Emit = whenStarted("wk1/bring-up", func() {
+			lab.EditVM(9032, "scsi7", podVolid)
+			if isPods {
+				go lab.detachOnDrain("wk2", 9032)
+			}
+		})
+		_, err := c.Roll(t.Context(), planning.Policy{Only: []string{"wk1", "wk2"}})
+		if isPods && err != nil || !isPods && fault.CodeOf(err) != fault.PlanMoved {
+			t.Fatal(err)
 		}
 		lab.RequireIntact()
 	})
