@@ -193,13 +193,13 @@ func idle(p *page, plan planning.Plan) {
 		if acts(n) || n.Paused != "" {
 			continue
 		}
-		text := idleWhy(n)
+		texts := []string{idleWhy(n)}
 		for _, f := range factsOf(n) {
 			if f.Label != factNote {
-				text += "; " + f.Label + ": " + f.Text
+				texts = append(texts, f.Label+": "+f.Text)
 			}
 		}
-		said.add(text, n.Node)
+		said.add(strings.Join(texts, "; "), n.Node)
 	}
 	bullets(p, "Stay as they are", said.lines())
 }

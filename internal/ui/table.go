@@ -34,14 +34,15 @@ func tableOf(limit int, rows ...[]string) (t table) {
 
 // joined is a line with the cells, each but the last as wide as its column.
 func (t table) joined(indent string, cells []string) string {
-	line := indent
+	var line strings.Builder
+	line.WriteString(indent)
 	for i, cell := range cells {
-		line += cell
+		line.WriteString(cell)
 		if i < len(cells)-1 {
-			line += strings.Repeat(" ", max(0, t[i]-columns(cell))+2)
+			line.WriteString(strings.Repeat(" ", max(0, t[i]-columns(cell))+2))
 		}
 	}
-	return line
+	return line.String()
 }
 
 // row prints cells aligned with those of other rows. If that is too wide for the terminal,

@@ -7,9 +7,9 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
-	"github.com/recast-sh/recast/cluster/survey"
 	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/cluster/planning"
+	"github.com/recast-sh/recast/cluster/survey"
 	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/step"
