@@ -3,7 +3,9 @@ package arch
 import (
 	"fmt"
 	"go/ast"
+	"os"
 	"path"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -155,5 +157,36 @@ func TestCheckImports(t *testing.T) {
 				t.Errorf("problems (-want +got):\n%s", diff)
 			}
 		})
+	}
+}
+
+// TestOrderOfRooms: the table of rooms in CONTRIBUTING.md has every package of cluster, and each of them imports
+// only those named before it.
+func TestOrderOfRooms(t *testing.T) {
+	t.Parallel()
+	text, err := os.ReadFile("../../CONTRIBUTING.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var rooms []string
+	for _, row := range regexp.MustCompile("(?m)^\\| `.*? \\|").FindAllString(string(text), -1) {
+		for _, name := range regexp.MustCompile("`([a-z]+)`").FindAllStringSubmatch(row, -1) {
+			rooms = append(rooms, "cluster/"+name[1])
+		}
+	}
+	for _, s := range sources(t, false) {
+		if s.test() || s.pkg == "cluster/clustertest" || path.Dir(s.pkg) != "cluster" {
+			continue
+		}
+		own := slices.Index(rooms, s.pkg)
+		if own < 0 {
+			t.Fatalf("CONTRIBUTING.md has no row for %s", s.pkg)
+		}
+		for _, spec := range s.file.Imports {
+			imported, _ := strings.CutPrefix(strings.Trim(spec.Path.Value, `"`), module+"/")
+			if slices.Contains(rooms[own:], imported) {
+				t.Errorf("%s: %s imports %s, which CONTRIBUTING.md names after it", s.path(), s.pkg, imported)
+			}
+		}
 	}
 }
