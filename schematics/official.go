@@ -4,10 +4,12 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"path"
 	"slices"
 	"strings"
 
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/words"
 )
 
 // index finds extensions by name. Of two with one name, factories build the first.
@@ -135,4 +137,89 @@ func (r *resolver) describe(ctx context.Context, repository, digest string) (ima
 		return ExtensionImage{}, fault.ExtensionUnknown.Configf("%s names itself %q, version %q, in manifest.yaml: it needs both", ref, image.Name, image.Version), nil
 	}
 	return image, nil, nil
+}
+
+// overlay resolves the overlay of a schematic; nil if it has none. Factories find
+// overlays by name and ignore the image: see siderolabs/image-factory,
+// internal/profile/profile.go, EnhanceFromSchematic.
+func (r *resolver) overlay(s Schematic) (*Overlay, []error) {
+	wanted := s.doc.Overlay
+	if wanted.Name == "" {
+		return nil, nil
+	}
+	at := []any{"overlay", "name"}
+	found, ok := overlayNamed(r.served.overlays, wanted.Name)
+	if !ok {
+		err := s.place.errorf(at, "no official overlay %q for Talos %s", wanted.Name, r.req.Talos)
+		var names []string
+		for _, o := range r.served.overlays {
+			names = append(names, o.Name)
+		}
+		if like := suggest(wanted.Name, names); like != "" {
+			return nil, []error{fault.WithHint(err, "did you mean %q?", like)}
+		}
+		return nil, []error{fault.WithHint(err, "the names are those of the Image Factory, such as \"rpi_generic\"")}
+	}
+	if wanted.Image != "" && wanted.Image != found.Image {
+		return nil, []error{s.place.errorf([]any{"overlay", "image"}, "overlay %q is in %q, not in %q", wanted.Name, found.Image, wanted.Image)}
+	}
+	if old := r.req.Old; old != nil && !r.req.Update && old.Talos == r.req.Talos {
+		for _, name := range old.Names() {
+			if o := old.Schematics[name].Overlay; o != nil && o.Name == wanted.Name {
+				return new(*o), nil
+			}
+		}
+	}
+	if !IsDigest(found.Digest) {
+		return nil, []error{s.place.errorf(at, "overlay %q has no digest in the factory's list, but %q", wanted.Name, found.Digest)}
+	}
+	return &Overlay{Name: found.Name, Ref: found.Ref, Digest: found.Digest}, nil
+}
+
+func overlayNamed(list []OfficialOverlay, name string) (OfficialOverlay, bool) {
+	i := slices.IndexFunc(list, func(o OfficialOverlay) bool { return o.Name == name })
+	if i < 0 {
+		return OfficialOverlay{}, false
+	}
+	return list[i], true
+}
+
+// renamed returns the current name of an official extension that schematics may
+// still call by an older one. Image Factories translate it when they build. See
+// ExtensionNameAlias in siderolabs/image-factory, internal/profile/profile.go.
+func renamed(name string) string {
+	switch name {
+	case "siderolabs/v4l-uvc":
+		return "siderolabs/v4l-uvc-drivers"
+	case "siderolabs/usb-modem":
+		return "siderolabs/usb-modem-drivers"
+	case "siderolabs/gasket":
+		return "siderolabs/gasket-driver"
+	case "siderolabs/talos-vmtoolsd":
+		return "siderolabs/vmtoolsd-guest-agent"
+	case "siderolabs/xe-guest-utilities":
+		return "siderolabs/xen-guest-agent"
+	case "siderolabs/nvidia-container-toolkit":
+		return "siderolabs/nvidia-container-toolkit-lts"
+	case "siderolabs/nvidia-open-gpu-kernel-modules":
+		return "siderolabs/nvidia-open-gpu-kernel-modules-lts"
+	case "siderolabs/nonfree-kmod-nvidia":
+		return "siderolabs/nonfree-kmod-nvidia-lts"
+	case "siderolabs/nvidia-fabricmanager":
+		return "siderolabs/nvidia-fabric-manager-lts"
+	case "siderolabs/i915-ucode":
+		return "siderolabs/i915"
+	case "siderolabs/amdgpu-firmware":
+		return "siderolabs/amdgpu"
+	}
+	return ""
+}
+
+// suggest returns the name that was probably meant: with another owner, or misspelt; "" if none is close.
+func suggest(unknown string, names []string) string {
+	i := slices.IndexFunc(names, func(name string) bool { return path.Base(name) == path.Base(unknown) })
+	if i >= 0 {
+		return names[i]
+	}
+	return words.Closest(unknown, names)
 }

@@ -8,12 +8,16 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"path"
+	"regexp"
 	"slices"
 	"strings"
 
-	"github.com/recast-sh/recast/internal/fault"
 	"github.com/siderolabs/image-factory/pkg/schematic"
 	"go.yaml.in/yaml/v4"
+
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/redact"
 )
 
 // lockArg is the kernel argument that carries a lock hash. The kernel takes a name
@@ -134,4 +138,79 @@ func (s Schematic) withoutLock() string {
 		return s.canonical
 	}
 	return text
+}
+
+// Secrets describes what in the schematic is secret: a machine configuration, or a
+// way to get one. It quotes nothing.
+func (s Schematic) Secrets() []string {
+	var out []string
+	if s.EmbedsConfig() {
+		out = append(out, "the machine configuration that it embeds")
+	}
+	for _, arg := range s.doc.Customization.ExtraKernelArgs {
+		for arg := range strings.FieldsSeq(arg) { // one entry may hold several
+			if _, name := redact.KernelArg(arg); name != "" {
+				out = append(out, "the kernel argument "+name)
+			}
+		}
+	}
+	for _, m := range s.doc.Customization.Meta {
+		if privateKey.MatchString(m.Value) {
+			out = append(out, fmt.Sprintf("the META value %#x", m.Key))
+		}
+	}
+	slices.Sort(out)
+	return slices.Compact(out)
+}
+
+var privateKey = regexp.MustCompile(`(?i)private_?key"?\s*:\s*"?[^"\s]`)
+
+// HoldsSecrets reports whether one of the schematics has secrets. An unreadable one may.
+func (l Lock) HoldsSecrets() bool {
+	for _, e := range l.Schematics {
+		if s, err := Parse(e.File, []byte(e.Schematic)); err != nil || len(s.Secrets()) > 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// Unlocked reads the schematic that a running image states, without recast's
+// additions: the file that would produce the image again.
+func Unlocked(name string, data []byte) (Schematic, error) {
+	s, err := Parse(name, data)
+	if err != nil {
+		return Schematic{}, err
+	}
+	return Parse(name, []byte(s.withoutLock()))
+}
+
+// EmbedsConfig reports whether its images embed a machine configuration.
+func (s Schematic) EmbedsConfig() bool {
+	return s.doc.Customization.EmbeddedMachineConfiguration != ""
+}
+
+// Guess is the schematic of an image that states none, from the extensions that its
+// node lists. unknown are those that match no official extension.
+func Guess(name string, listed []string, official []OfficialExtension) (s Schematic, unknown []string, err error) {
+	var names []string
+	for _, x := range listed {
+		found := ""
+		for _, o := range official {
+			if path.Base(o.Name) == x {
+				found = o.Name
+			}
+		}
+		if found == "" {
+			unknown = append(unknown, x)
+			continue
+		}
+		names = append(names, found)
+	}
+	text := "customization: {}\n"
+	if len(names) > 0 {
+		text = fmt.Sprintf("customization:\n  systemExtensions:\n    officialExtensions:\n      - %s\n", strings.Join(names, "\n      - "))
+	}
+	s, err = Parse(name, []byte(text))
+	return s, unknown, err
 }

@@ -3,13 +3,15 @@ package schematics
 import (
 	"io/fs"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/recast-sh/recast/internal/fault"
 	"github.com/siderolabs/image-factory/pkg/schematic"
+
+	"github.com/recast-sh/recast/internal/fault"
 )
 
 // examples are the schematics to start from, which the example of recast.yaml names.
@@ -209,5 +211,117 @@ func TestParseAllReportsEveryFile(t *testing.T) {
 	}
 	if fault.KindOf(err) != fault.Config {
 		t.Errorf("kind = %v", fault.KindOf(err))
+	}
+}
+
+func TestSecrets(t *testing.T) {
+	t.Parallel()
+	for text, want := range map[string]string{
+		"extraKernelArgs: [console=ttyS0, net.ifnames=0, talos.platform=nocloud]":                                            "",
+		"extraKernelArgs: ['talos.config=https://x.example/c?uuid=${uuid}&mac=${mac}&h=']":                                   "",
+		"extraKernelArgs: [talos.config=none, 'siderolink.api=grpc://omni.example:8090']":                                    "",
+		"extraKernelArgs: ['talos.config.oauth.token_url=https://x.example/token', 'talos.environment=http_proxy=http://p']": "",
+		"meta: [{key: 10, value: 'links: [{name: wg0, wireguard: {listenPort: 1}}]'}]":                                       "",
+		"embeddedMachineConfiguration: 'version: v1alpha1'":                                                                  "the machine configuration that it embeds",
+		"extraKernelArgs: ['siderolink.api=grpc://omni.example:8090?jointoken=w7uVuW3zbVKIYQuz']":                            "the kernel argument siderolink.api",
+		"extraKernelArgs: ['quiet siderolink.api=https://o?a=b&jointoken=x \"siderolink.api=https://o?jointoken=x\"']":       "the kernel argument siderolink.api",
+		"extraKernelArgs: [talos.config.inline=KLUv, -talos.config.early=KLUv]":                                              "the kernel argument talos.config.early, the kernel argument talos.config.inline",
+		"extraKernelArgs: ['talos.config=https://me:word@x.example/c']":                                                      "the kernel argument talos.config",
+		"extraKernelArgs: ['talos.config=https://x.example/c?sig=0a1b']":                                                     "the kernel argument talos.config",
+		"extraKernelArgs: ['talos.config=:%zz']":                                                                             "the kernel argument talos.config",
+		"extraKernelArgs: [talos.config.oauth.client_secret=word]":                                                           "the kernel argument talos.config.oauth.client_secret",
+		"extraKernelArgs: ['talos.environment=http_proxy=http://me:word@p']":                                                 "the kernel argument talos.environment",
+		"meta: [{key: 10, value: 'links: [{name: wg0, wireguard: {privateKey: 0a1b}}]'}]":                                    "the META value 0xa",
+	} {
+		s, err := Parse("test", []byte("customization: {"+text+"}"))
+		if err != nil {
+			t.Fatalf("%s: %v", text, err)
+		}
+		if diff := cmp.Diff(want, strings.Join(s.Secrets(), ", ")); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", text, diff)
+		}
+	}
+}
+
+// TestWriteLockWithSecrets: a schematic is in the lock with everything that it holds.
+func TestWriteLockWithSecrets(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "recast.lock")
+	for _, c := range []struct {
+		args   string
+		mode   os.FileMode
+		header string
+	}{
+		{"net.ifnames=0", 0o644, lockHeader},
+		{"siderolink.api=https://o.example?jointoken=word", 0o600, secretHeader},
+		{"quiet", 0o644, lockHeader},
+	} {
+		l := resolve(t, request(map[string]string{"default": agent, "other": "customization: {extraKernelArgs: ['" + c.args + "']}\n"}), catalog())
+		if err := WriteLock(path, l); err != nil {
+			t.Fatal(err)
+		}
+		info, err := os.Stat(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		text, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if info.Mode() != c.mode || !strings.HasPrefix(string(text), c.header) {
+			t.Errorf("with %s it has mode %v and begins\n%.100s", c.args, info.Mode(), text)
+		}
+		if got, err := ReadLock(path); err != nil || got.Checksum != l.Checksum {
+			t.Errorf("with %s it is not read back: %v", c.args, err)
+		}
+	}
+}
+
+func TestUnlocked(t *testing.T) {
+	t.Parallel()
+	const plain = `customization:
+    extraKernelArgs:
+        - net.ifnames=0
+    systemExtensions:
+        officialExtensions:
+            - siderolabs/iscsi-tools
+`
+	const locked = `customization:
+    extraKernelArgs:
+        - net.ifnames=0
+        - recast.lock=sha256-aa
+    systemExtensions:
+        officialExtensions:
+            - siderolabs/iscsi-tools
+`
+	for name, text := range map[string]string{"locked": locked, "as it is": plain} {
+		s, err := Unlocked(name, []byte(text))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(plain, s.Canonical()); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", name, diff)
+		}
+	}
+	if _, err := Unlocked("newer", []byte("customization: {}\nfuture: 1\n")); err == nil {
+		t.Error("fields unknown to this recast were dropped")
+	}
+}
+
+func TestGuess(t *testing.T) {
+	t.Parallel()
+	official := []OfficialExtension{{Name: "siderolabs/iscsi-tools"}, {Name: "siderolabs/qemu-guest-agent"}}
+	s, unknown, err := Guess("wk1", []string{"frr", "iscsi-tools"}, official)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff([]string{"siderolabs/iscsi-tools"}, s.Extensions()); diff != "" {
+		t.Errorf("extensions (-want +got):\n%s", diff)
+	}
+	if diff := cmp.Diff([]string{"frr"}, unknown); diff != "" {
+		t.Errorf("unknown (-want +got):\n%s", diff)
+	}
+	if s, _, err := Guess("cp1", nil, official); err != nil || s.Canonical() != "customization: {}\n" {
+		t.Errorf("of no extension it is %q, %v", s.Canonical(), err)
 	}
 }
