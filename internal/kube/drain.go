@@ -9,14 +9,15 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/kubectl/pkg/drain"
 
 	"github.com/recast-sh/recast/cluster"
-
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/foreign"
 	"github.com/recast-sh/recast/internal/wait"
@@ -277,4 +278,83 @@ func (d *draining) tell(line string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.say(line)
+}
+
+// stayingKind returns the kind of a pod that a drain leaves on its node, in a word; "" for
+// one that it evicts, or that has ended.
+func stayingKind(p *corev1.Pod) string {
+	_, mirror := p.Annotations[corev1.MirrorPodAnnotationKey]
+	switch {
+	case finished(p):
+		return ""
+	case mirror:
+		return "static"
+	case ofDaemonSet(p) || ofForeignDaemonSet(p):
+		return "DaemonSet"
+	}
+	return ""
+}
+
+// ofDaemonSet reports whether a pod belongs to a DaemonSet of Kubernetes itself.
+func ofDaemonSet(p *corev1.Pod) bool {
+	kind, group := controllerOf(p)
+	return kind == "DaemonSet" && group == appsv1.GroupName
+}
+
+// ofForeignDaemonSet reports whether a pod belongs to another kind of that name,
+// such as OpenKruise's: it, too, is recreated on its node, cordoned or not.
+func ofForeignDaemonSet(p *corev1.Pod) bool {
+	kind, group := controllerOf(p)
+	return kind == "DaemonSet" && group != appsv1.GroupName
+}
+
+func controllerOf(p *corev1.Pod) (kind, group string) {
+	ref := metav1.GetControllerOfNoCopy(p)
+	if ref == nil {
+		return "", ""
+	}
+	return ref.Kind, schema.FromAPIVersionAndKind(ref.APIVersion, ref.Kind).Group
+}
+
+// OwnNode implements cluster.NodeReader. A pod of another cluster may have the same name, but not the
+// same UID.
+func (c *Client) OwnNode(ctx context.Context) (string, error) {
+	if c.own == (cluster.OwnPod{}) {
+		return "", nil
+	}
+	p, err := c.api.CoreV1().Pods(c.own.Namespace).Get(ctx, c.own.Name, metav1.GetOptions{})
+	switch {
+	case missing(err):
+		return "", nil
+	case err != nil:
+		return "", fmt.Errorf("read pod %s: %w", c.own, c.translate(err))
+	case string(p.UID) != c.own.UID:
+		return "", nil
+	}
+	if kind := stayingKind(p); kind != "" {
+		return "", fault.Refusedf("pod %s, in which recast runs, is a %s pod, which a drain leaves on its node: run recast in a Job", c.own, kind)
+	}
+	return p.Spec.NodeName, nil
+}
+
+// self is recast's own pod, as a drain sees it.
+type self struct {
+	uid  types.UID // perhaps of a pod of another cluster; "": of none
+	seen bool      // it was on the node
+}
+
+// waits reports whether the pod has to wait for the others because recast runs in it: it goes last.
+func (s *self) waits(l *leaving, all map[types.UID]*leaving) bool {
+	return s.uid != "" && l.pod.UID == s.uid && len(all) > 1
+}
+
+// ends reports whether recast's own pod was on the node and is ending, whoever caused that. Its
+// kubelet ends this process; to wait for the pod would be to wait for ourselves.
+func (s *self) ends(all map[types.UID]*leaving) bool {
+	l := all[s.uid]
+	if l == nil {
+		return s.seen
+	}
+	s.seen = true
+	return l.accepted || l.pod.DeletionTimestamp != nil
 }

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/rest"
 
@@ -149,4 +150,16 @@ func collectionPath(g cluster.ObjectGate, r metav1.APIResource) []string {
 		path = append(path, "namespaces", g.Namespace)
 	}
 	return append(path, r.Name)
+}
+
+// ParseSelector parses the syntax of kubectl -l: "zone=a,!gpu,tier in (web,db)".
+func ParseSelector(text string) (cluster.Selector, error) {
+	s, err := labels.Parse(text)
+	switch {
+	case err != nil:
+		return cluster.Selector{}, fault.WithHint(fault.Configf("selector %q: %w", text, err), "it is written as for kubectl get nodes -l: key=value,key!=value,key in (a,b),key,!key")
+	case s.Empty():
+		return cluster.Selector{}, fault.WithHint(fault.Configf("selector %q is empty", text), "without one every node is looked at")
+	}
+	return cluster.Selector{Text: text, Matches: func(l map[string]string) bool { return s.Matches(labels.Set(l)) }}, nil
 }

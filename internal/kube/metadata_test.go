@@ -1,13 +1,14 @@
 package kube
 
 import (
+	"os"
+	"strings"
 	"testing"
-
-	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/recast-sh/recast/cluster"
 )
@@ -114,5 +115,31 @@ func checkLacks(t *testing.T, cases map[string]lacking) {
 				t.Errorf("patch (-want +got):\n%s", diff)
 			}
 		})
+	}
+}
+
+// Users see which paths are taken to hold no data: no fewer and no more.
+func TestRegeneratedPathsAreDocumented(t *testing.T) {
+	t.Parallel()
+	page, err := os.ReadFile("../../docs/notes/local-data.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	by := map[string]string{}
+	for _, r := range regeneratedPaths {
+		who := map[string]string{"DaemonSet": "DaemonSets", "static": "static pods", "": "any pod"}[r.pods]
+		if r.namespace != "" {
+			who += " of `" + r.namespace + "`"
+		}
+		if by[who] != "" {
+			by[who] += ", "
+		}
+		by[who] += "`" + r.path + "`"
+	}
+	text := strings.ReplaceAll(string(page), "\n  ", " ")
+	for who, paths := range by {
+		if row := "- by " + who + ": " + paths + "\n"; !strings.Contains(text, row) {
+			t.Errorf("docs/notes/local-data.md lacks %s", row)
+		}
 	}
 }
