@@ -4,6 +4,9 @@
 package pve
 
 import (
+	"context"
+	"sync"
+
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/internal/pve/api"
@@ -48,3 +51,44 @@ func (c *Client) GoString() string { return c.conn.String() }
 // contents only once, for a command that changes nothing. VMs and tasks are still
 // read each time. Call it before the client is used.
 func (c *Client) Remember() { c.conn.Remember() }
+
+// look reads many VMs and reads only once what Proxmox keeps in one place for all of
+// them. It is dropped with its answers afterwards, so that later reads are fresh.
+type look struct {
+	*Client
+
+	mu    sync.Mutex
+	reads map[string]*onceRead
+}
+
+// once returns what read returns, shared by all callers in the look that use that
+// name.
+func once[T any](ctx context.Context, l *look, name string, read func() (T, error)) (T, error) {
+	l.mu.Lock()
+	r, begun := l.reads[name]
+	if !begun {
+		r = &onceRead{done: make(chan struct{})}
+		if l.reads == nil {
+			l.reads = map[string]*onceRead{}
+		}
+		l.reads[name] = r
+	}
+	l.mu.Unlock()
+	if !begun {
+		r.answer, r.err = read()
+		close(r.done)
+	}
+	select {
+	case <-r.done:
+		return r.answer.(T), r.err
+	case <-ctx.Done():
+		return *new(T), context.Cause(ctx)
+	}
+}
+
+// onceRead is an answer that others may wait for.
+type onceRead struct {
+	done   chan struct{} // closed when the rest is known
+	answer any
+	err    error
+}

@@ -2,10 +2,13 @@ package pve
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
+	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -138,6 +141,85 @@ func TestAuthorizationHints(t *testing.T) {
 			}
 			if got := fault.KindOf(err); got != tc.kind {
 				t.Errorf("kind %v, want %v", got, tc.kind)
+			}
+		})
+	}
+}
+
+// TestRemember: a client with a memory reads lasting answers once, however many
+// concurrent callers there are. Errors are not kept, and VMs are read each time.
+func TestRemember(t *testing.T) {
+	t.Parallel()
+	const path = "GET /access/permissions?path=%2Fvms"
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t)
+		pve1 := s.Node(t, "pve1")
+		pve1.On(path, after(10*time.Millisecond, raw("403 Permission check failed", "")), after(10*time.Millisecond, data(`{"/vms":{"VM.Audit":1}}`)), data(`{}`))
+		pve1.On(listPath, data(`[]`))
+		asked := func(path string, want int) {
+			t.Helper()
+			same(t, path, want, len(slices.DeleteFunc(pve1.Requests(), func(r string) bool { return r != path })))
+		}
+		c := s.client(t, "pve1")
+		c.Remember()
+		if e, is := errors.AsType[*api.Error](func() error { _, err := c.Permissions(t.Context(), "/vms"); return err }()); !is || e.Status != 403 {
+			t.Errorf("error is %v", e)
+		}
+		var all sync.WaitGroup
+		for range 20 {
+			all.Go(func() {
+				held, err := c.Permissions(t.Context(), "/vms")
+				if err != nil || !held["VM.Audit"] {
+					t.Errorf("%v, %v", held, err)
+				}
+			})
+		}
+		all.Wait()
+		asked(path, 2)
+		for range 2 {
+			if _, err := c.Listed(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		asked(listPath, 2)
+	})
+}
+
+// Everything that Proxmox says in an answer becomes one line without escape sequences.
+func TestForeignTextIsOneLine(t *testing.T) {
+	t.Parallel()
+	quoted, err := json.Marshal("bad\x1b[31m\x1b]0;title\a\r\nfake line: \u202e\u2028\x7f")
+	must(t, err)
+	evil := string(quoted)
+	const change = "DELETE /nodes/pve1/qemu/101"
+	ended := data(`"` + testUPID + `"`)
+	log := data(`[{"n":1,"t":` + evil + `}]`)
+	for name, answers := range map[string]map[string]route{
+		"status line": {change: raw("500 bad\x1b[31m \u202efake line", "")},
+		"message":     {change: raw("500 Internal Server Error", `{"message":`+evil+`}`)},
+		"parameter":   {change: raw("400 Parameter verification failed.", `{"errors":{`+evil+`:`+evil+`}}`)},
+		"plain text":  {change: raw("500 ", "bad\x1b[31m fake line\r\n")},
+		"task's end":  {change: ended, statusPath: data(`{"status":"stopped","exitstatus":` + evil + `}`), logPath: log},
+		"task's log":  {change: ended, statusPath: stopped("unexpected status"), logPath: log},
+		"warnings":    {change: ended, statusPath: stopped("WARNINGS: 1"), logPath: log},
+		"setting":     {"GET /nodes/pve1/qemu/101/config": data("{\"net0\":[\"bad\",\n\t\"fake line\"]}")},
+	} {
+		runOnNode(t, name, func(t *testing.T, pve1 *fake, c *Client) {
+			pve1.On("GET /nodes/pve1/qemu/101/config", data(`{"digest":"d"}`))
+			pve1.On("GET /nodes/pve1/qemu/101/pending", data(`[]`))
+			for request, answer := range answers {
+				pve1.On(request, answer)
+			}
+			c, vm := c, cluster.VM{ID: 101, Host: "pve1", Digest: "d"}
+			err := c.readConfig(t.Context(), &vm)
+			if err == nil {
+				err = c.DeleteVM(t.Context(), vm)
+			}
+			if err == nil {
+				t.Fatal("no error")
+			}
+			if text := err.Error(); !strings.Contains(text, "bad") || !strings.Contains(text, "fake line") || strings.ContainsAny(text, "\x1b\a\r\n\u202e\u2028\x7f") {
+				t.Errorf("%q", text)
 			}
 		})
 	}

@@ -4,6 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
+	"strconv"
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
@@ -132,4 +135,184 @@ func (c *changer) watch(ctx context.Context, m mutation) (seen sight, err error)
 		return seen.state == reached || time.Since(since) >= settled, seen.what, nil
 	})
 	return seen, err
+}
+
+// seeCreated checks whether the VM exists as it was to be created. One that differs
+// belongs to someone else, even if the same token made it.
+func (c *Client) seeCreated(host string, id cluster.VMID, want map[string]string) func(context.Context) (sight, error) {
+	want = maps.Clone(want)
+	delete(want, "pool") // not part of the configuration
+	return func(ctx context.Context) (sight, error) {
+		vm := cluster.VM{ID: id, Host: host}
+		err := c.readConfig(ctx, &vm)
+		switch {
+		case isNoConfig(err):
+			return c.seeAbsent(ctx, id, sight{state: untouched, what: fmt.Sprintf("there is no VM %d", id)})
+		case err != nil:
+			return sight{}, err
+		case vm.Lock == "create":
+			return sight{state: partial, what: fmt.Sprintf("VM %d is being created", id)}, nil
+		}
+		if differs := differing(want, vm.Config); len(differs) > 0 {
+			return sight{superseded, fmt.Sprintf("VM %d exists, but not as wanted: %v differ", id, differs), cluster.ErrExists}, nil
+		}
+		return sight{state: reached, what: fmt.Sprintf("VM %d is there", id)}, nil
+	}
+}
+
+// seeAbsent returns absent for a VM that its host does not have, if no other host
+// has it either.
+func (c *Client) seeAbsent(ctx context.Context, id cluster.VMID, absent sight) (sight, error) {
+	free, err := c.isFree(ctx, id)
+	if err != nil || free {
+		return absent, err
+	}
+	return sight{partial, fmt.Sprintf("VMID %d is taken, but not on that host", id), cluster.ErrExists}, nil
+}
+
+// seeConfig checks whether the keys were set and deleted as wanted.
+func (c *Client) seeConfig(vm cluster.VM, set map[string]string, del []string) func(context.Context) (sight, error) {
+	return c.seeVM(vm, func(_ context.Context, now cluster.VM) (sight, error) {
+		for _, key := range del {
+			if now.Config[key] != "" && !slices.Contains(now.Pending, key) {
+				return conflicting(vm, key), nil
+			}
+		}
+		if differs := differing(set, now.Config); len(differs) > 0 {
+			return conflicting(vm, differs...), nil
+		}
+		// Only its volume distinguishes a newly allocated drive from the one before.
+		for key, value := range set {
+			if allocates(key, value) && volid(now.Config[key]) == volid(vm.Config[key]) {
+				return conflicting(vm, key), nil
+			}
+		}
+		return sight{state: reached, what: vm.String() + " is as wanted"}, nil
+	})
+}
+
+// seeReverted checks whether none of these keys is pending any more.
+func (c *Client) seeReverted(vm cluster.VM, keys []string) func(context.Context) (sight, error) {
+	return c.seeVM(vm, func(_ context.Context, now cluster.VM) (sight, error) {
+		for _, key := range keys {
+			if slices.Contains(now.Pending, key) {
+				return conflicting(vm, key), nil
+			}
+		}
+		return sight{state: reached, what: "nothing of it is pending"}, nil
+	})
+}
+
+// seeFreed checks whether a disk is freed.
+func (c *Client) seeFreed(vm cluster.VM, disk cluster.Disk) func(context.Context) (sight, error) {
+	return c.seeVM(vm, func(ctx context.Context, _ cluster.VM) (sight, error) {
+		if err := c.checkFreed(ctx, vm, disk); err != nil {
+			return sight{state: partial, what: err.Error()}, nil
+		}
+		return sight{state: reached, what: disk.Volid + " is freed"}, nil
+	})
+}
+
+// seeGrown checks whether a drive has the wanted size, or more.
+func (c *Client) seeGrown(vm cluster.VM, key, size string) func(context.Context) (sight, error) {
+	wanted := cluster.Disk{Options: []string{"size=" + size}}.SizeBytes()
+	return c.seeVM(vm, func(_ context.Context, now cluster.VM) (sight, error) {
+		disk, err := cluster.ParseDisk(key, now.Config[key])
+		if err != nil || volid(now.Config[key]) != volid(vm.Config[key]) || disk.SizeBytes() < wanted {
+			return conflicting(vm, key), nil
+		}
+		return sight{state: reached, what: key + " has " + disk.Option("size")}, nil
+	})
+}
+
+// seePool checks whether a VM is in a pool.
+func (c *Client) seePool(id cluster.VMID, pool string) func(context.Context) (sight, error) {
+	return func(ctx context.Context) (sight, error) {
+		now, err := c.Pool(ctx, id)
+		if err != nil {
+			return sight{}, err
+		}
+		seen := sight{state: untouched, what: fmt.Sprintf("VM %d is in pool %q", id, now)}
+		if now == pool {
+			seen.state = reached
+		}
+		return seen, nil
+	}
+}
+
+// seeMoved checks whether the drive belongs to the other VM.
+func (c *Client) seeMoved(vm cluster.VM, key string, to cluster.VMID, toKey string) func(context.Context) (sight, error) {
+	return c.seeVM(vm, func(ctx context.Context, now cluster.VM) (sight, error) {
+		if now.Config[key] != "" {
+			return conflicting(vm, key), nil
+		}
+		target := cluster.VM{ID: to, Host: vm.Host}
+		if err := c.readConfig(ctx, &target); err != nil {
+			return sight{}, err
+		}
+		disk, err := cluster.ParseDisk(toKey, target.Config[toKey])
+		if err != nil || disk.Owner != to || !hasOptions(vm.Config[key], target.Config[toKey]) {
+			return sight{state: partial, what: fmt.Sprintf("%s is gone from %s, and VM %d does not have it as %s", key, vm, to, toKey)}, nil
+		}
+		return sight{state: reached, what: fmt.Sprintf("it is %s of VM %d", toKey, to)}, nil
+	})
+}
+
+// seeDeleted checks whether a VM is gone.
+func (c *Client) seeDeleted(vm cluster.VM) func(context.Context) (sight, error) {
+	return func(ctx context.Context) (sight, error) {
+		now := cluster.VM{ID: vm.ID, Host: vm.Host}
+		err := c.readConfig(ctx, &now)
+		switch {
+		case isNoConfig(err):
+			return c.seeAbsent(ctx, vm.ID, sight{state: reached, what: vm.String() + " is gone"})
+		case err != nil:
+			return sight{}, err
+		case now.Digest != vm.Digest:
+			return conflicting(vm), nil
+		}
+		return sight{state: untouched, what: vm.String() + " is there"}, nil
+	}
+}
+
+// seeVM observes a VM whose configuration was read before: untouched while its
+// digest is the same, otherwise what look returns.
+func (c *Client) seeVM(vm cluster.VM, look func(context.Context, cluster.VM) (sight, error)) func(context.Context) (sight, error) {
+	return func(ctx context.Context) (sight, error) {
+		now := cluster.VM{ID: vm.ID, Host: vm.Host, Name: vm.Name}
+		if err := c.readConfig(ctx, &now); err != nil {
+			if isNoConfig(err) {
+				return sight{superseded, vm.String() + " is gone", cluster.ErrChanged}, nil
+			}
+			return sight{}, err
+		}
+		if now.Digest == vm.Digest {
+			return sight{state: untouched, what: "the configuration of " + vm.String() + " is as before"}, nil
+		}
+		return look(ctx, now)
+	}
+}
+
+func conflicting(vm cluster.VM, keys ...string) sight {
+	what := "the configuration of " + vm.String() + " was changed"
+	if len(keys) > 0 {
+		what += fmt.Sprintf(", but not as wanted: %v", keys)
+	}
+	return sight{superseded, what, cluster.ErrChanged}
+}
+
+// differing lists the keys, sorted, whose value is not the requested one.
+func differing(want, now map[string]string) []string {
+	var differ []string
+	for _, key := range slices.Sorted(maps.Keys(want)) {
+		if !sameValue(key, want[key], now[key]) {
+			differ = append(differ, key)
+		}
+	}
+	return differ
+}
+
+// moveWorker is the worker of a move, which is named after both drives (Qemu.pm, move_vm_disk).
+func moveWorker(vm cluster.VM, key string, to cluster.VMID, toKey string) worker {
+	return worker{vm.Host, "qmmove", strconv.Itoa(int(vm.ID)) + "-" + key + ">" + strconv.Itoa(int(to)) + "-" + toKey}
 }
