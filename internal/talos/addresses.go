@@ -1,12 +1,21 @@
 package talos
 
 import (
+	"cmp"
 	"context"
+	"errors"
+	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 
+	"github.com/cosi-project/runtime/pkg/resource"
+	"github.com/cosi-project/runtime/pkg/resource/protobuf"
+	"github.com/cosi-project/runtime/pkg/state"
 	"github.com/siderolabs/talos/pkg/machinery/nethelpers"
+	clusterres "github.com/siderolabs/talos/pkg/machinery/resources/cluster"
 	"github.com/siderolabs/talos/pkg/machinery/resources/network"
+	"go.yaml.in/yaml/v4"
 
 	"github.com/recast-sh/recast/cluster"
 )
@@ -102,4 +111,87 @@ func (f networkFacts) lease(a cluster.MachineAddress) (lease cluster.AddressLeas
 		}
 	}
 	return lease
+}
+
+// Members asks the talosconfig's endpoints, one after the other until one answers.
+func (c *Client) Members(ctx context.Context) ([]cluster.Member, error) {
+	var problems []error
+	for _, endpoint := range c.endpoints {
+		var members []cluster.Member
+		err := c.call(ctx, endpoint, func(ctx context.Context, s session) (err error) {
+			members, err = readMembers(ctx, s)
+			return err
+		})
+		if err == nil {
+			return members, nil
+		}
+		problems = append(problems, err)
+		if ctx.Err() != nil {
+			break
+		}
+	}
+	return nil, fmt.Errorf("no endpoint of the talosconfig answers: %w", errors.Join(problems...))
+}
+
+// readMembers takes a machine's node name from the resource's ID: the hostname in it
+// includes a domain if the machine knows one, even from DHCP alone
+// (controllers/cluster/member.go, local_affiliate.go).
+func readMembers(ctx context.Context, s session) ([]cluster.Member, error) {
+	all, err := list[*clusterres.Member](ctx, s, clusterres.NewMember(clusterres.NamespaceName, "").Metadata())
+	if err != nil {
+		return nil, err
+	}
+	var out []cluster.Member
+	for _, m := range all {
+		spec := m.TypedSpec()
+		out = append(out, cluster.Member{
+			Nodename: m.Metadata().ID(), NodeID: spec.NodeID, Addresses: spec.Addresses, ControlPlane: spec.MachineType.IsControlPlane(),
+		})
+	}
+	slices.SortFunc(out, func(a, b cluster.Member) int {
+		return cmp.Or(cmp.Compare(a.Nodename, b.Nodename), cmp.Compare(a.NodeID, b.NodeID))
+	})
+	return out, nil
+}
+
+// SilentResolvers implements cluster.ConfigReader.
+func (c *Client) SilentResolvers(ctx context.Context, addr netip.Addr) ([]string, error) {
+	return ask(ctx, c, addr, readSilentResolvers)
+}
+
+// readSilentResolvers asks the host DNS cache, whose servers the machine checks with each read
+// (dns_upstream.go in machinery). A machine without that cache says nothing of them.
+func readSilentResolvers(ctx context.Context, s session) ([]string, error) {
+	kind := resource.NewMetadata(network.NamespaceName, network.DNSUpstreamType, "", resource.VersionUndefined)
+	// The spec is YAML only: the library's own type is a connection, which can't be read.
+	rs, err := s.COSI.List(ctx, kind, state.WithListUnmarshalOptions(state.WithSkipProtobufUnmarshal()))
+	switch {
+	case unknownKind(err):
+		return nil, nil
+	case err != nil:
+		return nil, fmt.Errorf("list %s: %w", kind.Type(), answer(err))
+	}
+	var silent []string
+	for _, r := range rs.Items {
+		wire, ok := r.(*protobuf.Resource)
+		if !ok {
+			return nil, fmt.Errorf("list %s: unexpected type %T", kind.Type(), r)
+		}
+		message, err := wire.Marshal()
+		if err != nil {
+			return nil, fmt.Errorf("list %s: %w", kind.Type(), err)
+		}
+		var server struct {
+			Addr    string `yaml:"addr"`
+			Healthy string `yaml:"healthy"` // "true" or "false"
+		}
+		if err := yaml.Unmarshal([]byte(message.GetSpec().GetYamlSpec()), &server); err != nil {
+			return nil, fmt.Errorf("list %s: %w", kind.Type(), err)
+		}
+		if server.Healthy == "true" {
+			return nil, nil
+		}
+		silent = append(silent, server.Addr)
+	}
+	return silent, nil
 }

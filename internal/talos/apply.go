@@ -2,6 +2,9 @@ package talos
 
 import (
 	"context"
+	"crypto/x509"
+	"encoding/base64"
+	"encoding/pem"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -125,4 +128,68 @@ func applied(err error, config cluster.Secret) error {
 		return fmt.Errorf("apply: %w: %s", cluster.ErrLostAnswer, withoutValues(e.text, config))
 	}
 	return fault.MachineConfig.Refusedf("the machine rejects the configuration: %s", withoutValues(e.text, config))
+}
+
+// MaintenanceMachine reads a machine in maintenance mode. It is not ready before
+// every disk has been probed.
+func (c *Client) MaintenanceMachine(ctx context.Context, addr netip.Addr) (m cluster.BlankMachine, err error) {
+	err = c.callBlank(ctx, addr, func(ctx context.Context, s session) error {
+		if m.Machine, err = inRounds(firstRound, append(wholeMachine, readHardware))(ctx, s); err == nil {
+			m.Fingerprint = *s.fingerprint.Load()
+		}
+		return err
+	})
+	return m, err
+}
+
+// ApplyConfig hands the machine its first configuration, over the same connection on
+// which it reported its UUID. The error wraps cluster.ErrLostAnswer if the
+// configuration was sent and no answer came.
+func (c *Client) ApplyConfig(ctx context.Context, addr netip.Addr, uuid string, config cluster.Secret) error {
+	return c.callBlank(ctx, addr, func(ctx context.Context, s session) error {
+		if err := checkUUID(ctx, s, uuid, "nothing was applied"); err != nil {
+			return err
+		}
+		// Not every Talos accepts REBOOT, the zero value; all accept AUTO in maintenance mode.
+		_, err := apply(ctx, s, &machineapi.ApplyConfigurationRequest{Data: config, Mode: machineapi.ApplyConfigurationRequest_AUTO})
+		return err
+	})
+}
+
+// TrustedCA implements cluster.Maintenance. Workers have the certificate, too, without its key.
+func (c *Client) TrustedCA(config cluster.Secret) (trusted, known bool, err error) {
+	own := c.config.Contexts[c.config.Context].CA
+	if own == "" {
+		return false, false, nil
+	}
+	text, err := base64.StdEncoding.DecodeString(own)
+	if err != nil {
+		return false, false, fault.Credentials.Configf("the CA of the talosconfig can't be read")
+	}
+	cfg, _, err := loadKnown(config)
+	if err != nil {
+		return false, false, err
+	}
+	if cfg.Machine() == nil || cfg.Machine().Security().IssuingCA() == nil {
+		return false, true, nil
+	}
+	has := certificates(cfg.Machine().Security().IssuingCA().Crt)
+	for _, crt := range certificates(text) {
+		for _, h := range has {
+			if h.Equal(crt) {
+				return true, true, nil
+			}
+		}
+	}
+	return false, true, nil
+}
+
+// certificates are those in a PEM text that can be read.
+func certificates(text []byte) (out []*x509.Certificate) {
+	for block, rest := pem.Decode(text); block != nil; block, rest = pem.Decode(rest) {
+		if crt, err := x509.ParseCertificate(block.Bytes); err == nil {
+			out = append(out, crt)
+		}
+	}
+	return out
 }

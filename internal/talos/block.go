@@ -3,6 +3,7 @@ package talos
 import (
 	"cmp"
 	"context"
+	"path"
 	"slices"
 	"strings"
 
@@ -173,4 +174,131 @@ func (v blockView) managed(found *block.DiscoveredVolumeSpec) *block.VolumeStatu
 		}
 	}
 	return nil
+}
+
+// readPhysicalVolumes reads LVM's physical volumes, if there are any: Talos reports
+// them since 1.14 (LVMScanController, controllers/storage).
+func readPhysicalVolumes(ctx context.Context, s session, volumes []*block.DiscoveredVolume) ([]*storage.LVMPhysicalVolumeStatus, error) {
+	if !slices.ContainsFunc(volumes, func(found *block.DiscoveredVolume) bool { return found.TypedSpec().Name == cluster.FormatLVM }) {
+		return nil, nil
+	}
+	return list[*storage.LVMPhysicalVolumeStatus](ctx, s, storage.NewLVMPhysicalVolumeStatus(storage.NamespaceName, "").Metadata())
+}
+
+// poolMembers returns the devices that carry a part of a volume group or of a ZFS
+// pool. What is on a network device (RBD) is not on this machine.
+func (v blockView) poolMembers() []cluster.PoolMember {
+	var out []cluster.PoolMember
+	seen := map[string]bool{}
+	for _, found := range v.volumes {
+		spec, device := found.TypedSpec(), found.Metadata().ID()
+		on := cmp.Or(spec.Parent, device)
+		if spec.Name != cluster.FormatLVM && spec.Name != cluster.FormatZFS || strings.HasPrefix(on, "rbd") {
+			continue
+		}
+		member := cluster.PoolMember{Device: device, Disks: v.drivesUnder(on), Format: spec.Name}
+		if spec.Name == cluster.FormatLVM {
+			// The probe has the UUID of the physical volume as its label (blkid, filesystems/lvm2).
+			seen[spec.Label] = true
+			member.Group = v.groupOf(spec.Label)
+		}
+		out = append(out, member)
+	}
+	for _, pv := range v.physical {
+		if spec := pv.TypedSpec(); !seen[spec.UUID] { // missing, or on a device that was not probed
+			out = append(out, cluster.PoolMember{Device: strings.TrimPrefix(spec.Device, "/dev/"), Format: cluster.FormatLVM, Group: spec.VGName})
+		}
+	}
+	slices.SortFunc(out, func(a, b cluster.PoolMember) int { return cmp.Compare(a.Device, b.Device) })
+	return out
+}
+
+// groupOf is the volume group of a physical volume, by its UUID.
+func (v blockView) groupOf(uuid string) string {
+	for _, pv := range v.physical {
+		if uuid != "" && pv.TypedSpec().UUID == uuid {
+			return pv.TypedSpec().VGName
+		}
+	}
+	return ""
+}
+
+// drivesUnder returns the drives below a device: itself, or those below an
+// encrypted, mapped or mirrored one; none if one of them is not a drive.
+func (v blockView) drivesUnder(device string) []string {
+	i := slices.IndexFunc(v.disks, func(d *block.Disk) bool { return d.Metadata().ID() == device })
+	if i < 0 {
+		return nil
+	}
+	if isDrive(v.disks[i]) {
+		return []string{device}
+	}
+	var out []string
+	for _, below := range v.disks[i].TypedSpec().SecondaryDisks {
+		if below == device {
+			return nil
+		}
+		drives := v.drivesUnder(below)
+		if len(drives) == 0 {
+			return nil
+		}
+		out = append(out, drives...)
+	}
+	slices.Sort(out)
+	return slices.Compact(out)
+}
+
+// holding are the types of volumes that hold data. The others are made anew at each boot, and so are the directories
+// that every machine has (volumeconfig/system_volumes.go), whose IDs are paths.
+var holding = []block.VolumeType{block.VolumeTypePartition, block.VolumeTypeDisk, block.VolumeTypeDirectory, block.VolumeTypeExternal}
+
+// volumeStatuses are the volumes of the machine's configuration that hold data, sorted by ID.
+func (v blockView) volumeStatuses() []cluster.VolumeStatus {
+	var out []cluster.VolumeStatus
+	for _, s := range v.statuses {
+		id, spec := s.Metadata().ID(), s.TypedSpec()
+		if !slices.Contains(holding, spec.Type) || spec.Type == block.VolumeTypeDirectory && path.IsAbs(id) {
+			continue
+		}
+		out = append(out, cluster.VolumeStatus{
+			ID: id, Type: cluster.VolumeType(spec.Type.String()), Phase: spec.Phase.String(), Error: spec.ErrorMessage,
+			Location: spec.Location, Disk: v.driveAt(spec.Location), Mount: mountOf(spec.MountSpec), Slot: spec.EncryptionSlot,
+		})
+	}
+	slices.SortFunc(out, func(a, b cluster.VolumeStatus) int { return cmp.Compare(a.ID, b.ID) })
+	return out
+}
+
+// driveAt is the drive that a device is, or is a partition of; "" if none is.
+func (v blockView) driveAt(location string) string {
+	device, is := strings.CutPrefix(location, "/dev/")
+	if !is {
+		return ""
+	}
+	for _, found := range v.volumes {
+		if spec := found.TypedSpec(); spec.DevPath == location {
+			device = cmp.Or(spec.Parent, found.Metadata().ID())
+		}
+	}
+	for _, d := range v.disks {
+		if d.Metadata().ID() == device && isDrive(d) {
+			return device
+		}
+	}
+	return ""
+}
+
+// mountOf is where Talos mounts a volume. The parent of a mount is a directory, or EPHEMERAL
+// (volumeconfig/system_volumes.go).
+func mountOf(spec block.MountSpec) string {
+	switch target, parent := spec.TargetPath, spec.ParentID; {
+	case target == "":
+	case parent == constants.EphemeralPartitionLabel:
+		return path.Join(constants.EphemeralMountPoint, target)
+	case path.IsAbs(parent):
+		return path.Join(parent, target)
+	case parent == "" && path.IsAbs(target):
+		return path.Clean(target)
+	}
+	return ""
 }

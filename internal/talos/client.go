@@ -9,12 +9,18 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/base64"
+	"errors"
+	"fmt"
 	"net"
+	"net/netip"
+	"strconv"
+	"strings"
 	"time"
 
 	"github.com/siderolabs/talos/pkg/machinery/client"
 	clientconfig "github.com/siderolabs/talos/pkg/machinery/client/config"
 	"github.com/siderolabs/talos/pkg/machinery/client/dialer"
+	"github.com/siderolabs/talos/pkg/machinery/constants"
 	"google.golang.org/grpc"
 
 	"github.com/recast-sh/recast/cluster"
@@ -154,3 +160,70 @@ func checkExpiry(name string, expires time.Time) error {
 
 // Close does nothing: every call closes its own connection.
 func (*Client) Close() error { return nil }
+
+// Context is the name of the talosconfig's context.
+func (c *Client) Context() string { return c.config.Context }
+
+// Addrs returns the endpoints and nodes of the talosconfig that are addresses.
+func (c *Client) Addrs() []netip.Addr {
+	var out []netip.Addr
+	for _, s := range append(c.endpoints, c.config.Contexts[c.config.Context].Nodes...) {
+		if addr, err := netip.ParseAddr(s); err == nil {
+			out = append(out, addr)
+		}
+	}
+	return out
+}
+
+// Endpoints returns the addresses of the talosconfig's endpoints, in its order: the
+// control planes, if it names each of them.
+func (c *Client) Endpoints(ctx context.Context) ([]netip.Addr, error) {
+	var out []netip.Addr
+	var problems []error
+	for _, e := range c.endpoints {
+		addr, err := resolve(ctx, e)
+		if err != nil {
+			problems = append(problems, fmt.Errorf("endpoint %s of the talosconfig: %w", e, err))
+			continue
+		}
+		out = append(out, addr)
+	}
+	if len(out) == 0 {
+		return nil, errors.Join(problems...)
+	}
+	return out, nil
+}
+
+// resolve accepts all forms of an endpoint that talosctl does, if it is a machine's own apid.
+func resolve(ctx context.Context, endpoint string) (netip.Addr, error) {
+	host := strings.TrimSuffix(strings.TrimPrefix(endpoint, "["), "]")
+	if h, port, err := net.SplitHostPort(endpoint); err == nil {
+		if port != strconv.Itoa(constants.ApidPort) {
+			return netip.Addr{}, fault.WithHint(fault.Configf("port %s is not Talos' own", port),
+				"recast asks each machine directly, at port %d: name the control planes' own addresses", constants.ApidPort)
+		}
+		host = h
+	}
+	if addr, err := netip.ParseAddr(host); err == nil {
+		return addr, nil
+	}
+	addrs, err := net.DefaultResolver.LookupNetIP(ctx, "ip", host)
+	if err != nil {
+		return netip.Addr{}, err
+	}
+	return addrs[0].Unmap(), nil
+}
+
+// Expires is when the certificate of a talosconfig's current context expires; zero
+// if it has none that can be read.
+func Expires(talosconfig []byte) time.Time {
+	parsed, err := clientconfig.FromBytes(talosconfig)
+	if err != nil || parsed.Contexts[parsed.Context] == nil {
+		return time.Time{}
+	}
+	crt, err := client.CertificateFromConfigContext(parsed.Contexts[parsed.Context])
+	if err != nil || crt == nil || crt.Leaf == nil {
+		return time.Time{}
+	}
+	return crt.Leaf.NotAfter
+}

@@ -11,9 +11,12 @@ import (
 	"strings"
 	"time"
 
+	"github.com/siderolabs/talos/pkg/machinery/api/common"
 	machineapi "github.com/siderolabs/talos/pkg/machinery/api/machine"
+	"google.golang.org/grpc/codes"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/foreign"
 )
 
@@ -185,4 +188,139 @@ func (c *Client) EtcdLeave(ctx context.Context, addr netip.Addr, uuid string) er
 	return c.change(ctx, addr, uuid, etcdLeaveTimeout, func(ctx context.Context, s session) error {
 		return s.EtcdLeaveCluster(ctx, &machineapi.EtcdLeaveClusterRequest{})
 	})
+}
+
+// etcdServing is the state of the service etcd while its server runs.
+const etcdServing = "Running"
+
+// etcdError is a failed call about etcd on a machine that answers otherwise.
+type etcdError struct{ error }
+
+func (e *etcdError) Unwrap() error { return e.error }
+
+// askEtcd is ask for what the machine's own etcd answers.
+func askEtcd[T any](ctx context.Context, c *Client, addr netip.Addr, read func(context.Context, session) (T, error)) (found T, err error) {
+	err = c.callWithin(ctx, addr.String(), etcdReadTimeout, func(ctx context.Context, s session) (err error) {
+		if err := requireEtcdRuns(ctx, s, addr.String()); err != nil {
+			return err
+		}
+		if found, err = read(ctx, s); err != nil {
+			return &etcdError{err}
+		}
+		return nil
+	})
+	return found, err
+}
+
+// requireEtcdRuns refuses calls about an etcd that does not run, or not yet: they
+// would hang until the caller gives up, while the list of services answers at once.
+func requireEtcdRuns(ctx context.Context, s session, addr string) error {
+	state, last, err := etcdService(ctx, s)
+	if e, ok := errors.AsType[*answerError](err); ok && e.code == codes.PermissionDenied {
+		return nil // the role os:etcd:backup may only read snapshots
+	}
+	switch {
+	case errors.Is(err, errNoEtcd):
+		return nil // the call itself reports that it is not a control plane
+	case err != nil:
+		return err
+	case state == etcdServing:
+		return nil
+	}
+	err = fmt.Errorf("etcd does not run on it: the service is %s", state)
+	if last != "" {
+		err = fmt.Errorf("%w (%s)", err, last)
+	}
+	return fault.WithHint(fault.EtcdUnhealthy.Of(err), "talosctl -n %s service etcd and talosctl -n %s logs etcd say why; a control plane that has left etcd joins again when it reboots, "+
+		"and the first one of a new cluster begins with talosctl bootstrap", addr, addr)
+}
+
+// errNoEtcd says that a machine has no such service.
+var errNoEtcd = errors.New("list the services: there is no etcd")
+
+// etcdService returns the state of the service and its last event.
+func etcdService(ctx context.Context, s session) (state, last string, err error) {
+	answers, err := s.ServiceList(ctx)
+	if err != nil {
+		return "", "", fmt.Errorf("list the services: %w", answer(err))
+	}
+	one, err := single(answers.GetMessages())
+	if err != nil {
+		return "", "", fmt.Errorf("list the services: %w", err)
+	}
+	i := slices.IndexFunc(one.GetServices(), func(svc *machineapi.ServiceInfo) bool { return svc.GetId() == "etcd" })
+	if i < 0 {
+		return "", "", errNoEtcd
+	}
+	svc := one.GetServices()[i]
+	if events := svc.GetEvents().GetEvents(); len(events) > 0 {
+		last = foreign.Line(events[len(events)-1].GetMsg())
+	}
+	return foreign.Line(svc.GetState()), last, nil
+}
+
+const (
+	bootstrapTimeout = time.Minute // Talos stops its etcd first
+	snapshotPiece    = 32 << 10
+)
+
+// EtcdService returns the state of Talos' service etcd and its last event.
+func (c *Client) EtcdService(ctx context.Context, addr netip.Addr) (state, last string, err error) {
+	err = c.call(ctx, addr.String(), func(ctx context.Context, s session) error {
+		state, last, err = etcdService(ctx, s)
+		return err
+	})
+	return state, last, err
+}
+
+// EtcdRecover uploads a snapshot for EtcdBootstrap to begin with. Talos accepts any
+// number of uploads, and before 1.14 keeps a truncated one; when a truncated upload
+// ends, it may remove a later one there (v1alpha1_server.go, EtcdRecover).
+func (c *Client) EtcdRecover(ctx context.Context, addr netip.Addr, uuid string, snapshot io.Reader) error {
+	return c.callPatient(ctx, addr.String(), func(ctx context.Context, s session, wait patience) error {
+		if err := checkUUID(ctx, s, uuid, "nothing was done"); err != nil {
+			return err
+		}
+		wait(snapshotSilence)
+		stream, err := s.MachineClient.EtcdRecover(ctx)
+		if err != nil {
+			return fmt.Errorf("upload the snapshot: %w", notYet(err))
+		}
+		piece := make([]byte, snapshotPiece)
+		for {
+			wait(0) // the file's delay is not the machine's
+			n, err := io.ReadFull(snapshot, piece)
+			if err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF) {
+				return fmt.Errorf("read the snapshot: %w", err)
+			}
+			wait(snapshotSilence)
+			if n == 0 || stream.Send(&common.Data{Bytes: piece[:n]}) != nil {
+				break // the answer says why it accepts no more
+			}
+		}
+		if _, err := stream.CloseAndRecv(); err != nil {
+			return fmt.Errorf("upload the snapshot: %w", notYet(err))
+		}
+		return nil
+	})
+}
+
+// EtcdBootstrap makes the machine begin an etcd of its own; it returns when Talos has accepted that.
+func (c *Client) EtcdBootstrap(ctx context.Context, addr netip.Addr, uuid string, content cluster.EtcdContent) error {
+	return c.change(ctx, addr, uuid, bootstrapTimeout, func(ctx context.Context, s session) error {
+		err := s.Bootstrap(ctx, &machineapi.BootstrapRequest{RecoverEtcd: content != cluster.EtcdEmpty, RecoverSkipHashCheck: content == cluster.EtcdCopy})
+		if e, ok := errors.AsType[*answerError](answer(err)); ok && e.code == codes.AlreadyExists {
+			return fault.WithHint(fault.Refusedf("%w", e), "another etcd was started there meanwhile: talosctl -n %s etcd members", addr)
+		}
+		return notYet(err)
+	})
+}
+
+// notYet marks an answer that says that it is too early.
+func notYet(err error) error {
+	err = answer(err)
+	if e, ok := errors.AsType[*answerError](err); ok && e.code == codes.FailedPrecondition {
+		return fmt.Errorf("%w: %w", cluster.ErrNotYet, err)
+	}
+	return err
 }

@@ -6,6 +6,7 @@ import (
 	machineapi "github.com/siderolabs/talos/pkg/machinery/api/machine"
 	"github.com/siderolabs/talos/pkg/machinery/compatibility"
 	"github.com/siderolabs/talos/pkg/machinery/config"
+	"golang.org/x/mod/semver"
 )
 
 // oldest is the first release whose nodes are rolled. Earlier ones do not report
@@ -63,4 +64,91 @@ func remedy(old, wanted *config.VersionContract, host *compatibility.TalosVersio
 		}
 	}
 	return "upgrade it step by step, one minor version at a time"
+}
+
+// maxMinor exceeds every minor version, of Talos and of Kubernetes, in this recast's tables.
+const maxMinor = 100
+
+// UnsupportedKubernetes implements cluster.Compatibility with Talos' own table.
+func (*Client) UnsupportedKubernetes(talos, kubernetes string) string {
+	wanted, err := compatibility.ParseKubernetesVersion(kubernetes)
+	if err != nil {
+		return fmt.Sprintf("Kubernetes %q is not a version that recast knows", kubernetes)
+	}
+	contract, errContract := config.ParseContractFromVersion(talos)
+	oldest, newest := supported(talos)
+	switch {
+	case errContract != nil || newest == 0:
+		return fmt.Sprintf("this recast does not know which Kubernetes Talos %s supports: use a newer recast", talos)
+	case wanted.SupportedWith(version(talos)) == nil:
+		return ""
+	}
+	text := fmt.Sprintf("Talos %s supports Kubernetes 1.%d to 1.%d, not %s", talos, oldest, newest, kubernetes)
+	for step := 1; step < maxMinor; step++ {
+		for _, other := range []int{contract.Minor + step, contract.Minor - step} {
+			name := fmt.Sprintf("v%d.%d", contract.Major, other)
+			t := version(name)
+			if t == nil || wanted.SupportedWith(t) != nil {
+				continue
+			}
+			if step > 1 {
+				return fmt.Sprintf("%s: %s does; upgrade Talos step by step first (talos.version, recast roll)", text, name)
+			}
+			return fmt.Sprintf("%s: roll to Talos %s first (talos.version, recast lock, recast roll)", text, name)
+		}
+	}
+	return text + ", and this recast knows no Talos that does"
+}
+
+// supported returns the oldest and the newest minor version of Kubernetes 1 that a
+// Talos supports; 0 if unknown.
+func supported(talos string) (oldest, newest int) {
+	t := version(talos)
+	for minor := range maxMinor {
+		k, err := compatibility.ParseKubernetesVersion(fmt.Sprintf("1.%d.0", minor))
+		if t == nil || err != nil || k.SupportedWith(t) != nil {
+			continue
+		}
+		if newest == 0 {
+			oldest = minor
+		}
+		newest = minor
+	}
+	return oldest, newest
+}
+
+// version is nil for an invalid version.
+func version(talos string) *compatibility.TalosVersion {
+	v, err := compatibility.ParseTalosVersion(&machineapi.VersionInfo{Tag: talos})
+	if err != nil {
+		return nil
+	}
+	return v
+}
+
+// NewestRelease returns the newest of some versions that is no pre-release, "" if none is.
+func NewestRelease(versions []string) string {
+	newest := ""
+	for _, v := range versions {
+		if semver.IsValid(v) && semver.Prerelease(v) == "" && semver.Compare(v, newest) > 0 {
+			newest = v
+		}
+	}
+	return newest
+}
+
+// NextKubernetes returns the first release of the minor version after that of kubernetes, if a Talos
+// supports it. "": it does not, or a version is not known. Kubernetes is upgraded one minor version at a time.
+func NextKubernetes(talos, kubernetes string) string {
+	var minor int
+	if _, err := fmt.Sscanf(semver.MajorMinor(kubernetes), "v1.%d", &minor); err != nil {
+		return ""
+	}
+	next := fmt.Sprintf("1.%d.0", minor+1)
+	k, err := compatibility.ParseKubernetesVersion(next)
+	t := version(talos)
+	if err != nil || t == nil || k.SupportedWith(t) != nil {
+		return ""
+	}
+	return "v" + next
 }
