@@ -120,3 +120,19 @@ func addTarred(files Tree, name string, h *tar.Header, content io.Reader, b *bud
 	}
 	return errors.New("neither a file, a directory nor a link")
 }
+
+// ReadOverlayOptions reads /overlay/extra-options of an installer, which is YAML:
+// the options that the overlay's program gets in addition to the machine's disk.
+func ReadOverlayOptions(r io.Reader) (map[string]any, error) {
+	const part = "overlay options"
+	src := &source{r: r}
+	b, err := readAll(src, maxConfigBytes)
+	var options map[string]any
+	if err == nil {
+		err = yaml.Unmarshal(b, &options)
+	}
+	if err != nil {
+		return nil, refuse(part, src.or(err))
+	}
+	return options, nil
+}

@@ -3,8 +3,10 @@ package bootimage
 import (
 	"bufio"
 	"bytes"
+	"crypto/sha256"
 	"debug/pe"
 	"encoding/binary"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
@@ -186,4 +188,76 @@ func versionOf(osRelease string) (string, error) {
 		return "", errors.New(".osrel has no VERSION_ID")
 	}
 	return version, nil
+}
+
+// buildSections are the sections of a UKI that may differ between builds: those that
+// recast reads itself, later profiles, and their signature for a TPM.
+var buildSections = map[string]bool{
+	".osrel": true, ".cmdline": true, ".uname": true, ".linux": true, ".initrd": true, ".profile": true, ".pcrsig": true,
+}
+
+// stubSum identifies a UKI's program, independently of what it boots: systemd-stub,
+// with the boot picture and the TPM's public key that imager adds. It excludes what
+// imager rewrites in the headers (AssembleNative in internal/pkg/uki/internal/pe of
+// Talos): sizes and the time.
+func stubSum(r io.ReaderAt, file *pe.File, sizeBytes int64) (string, error) {
+	header, ok := file.OptionalHeader.(*pe.OptionalHeader64)
+	if !ok {
+		return "", errors.New("no PE32+ program")
+	}
+	h := *header
+	h.SizeOfCode, h.SizeOfInitializedData, h.SizeOfImage, h.SizeOfHeaders, h.CheckSum = 0, 0, 0, 0, 0
+	h.DataDirectory[pe.IMAGE_DIRECTORY_ENTRY_SECURITY] = pe.DataDirectory{}
+	sum := sha256.New()
+	fmt.Fprintf(sum, "%d %d\n", file.Machine, file.Characteristics)
+	if err := binary.Write(sum, binary.LittleEndian, h); err != nil {
+		return "", err
+	}
+	own, end := true, int64(0)
+	for _, s := range file.Sections {
+		if int64(s.VirtualAddress) < end { // it would replace what is compared
+			return "", fmt.Errorf("section %s overlaps another one in memory", s.Name)
+		}
+		end = int64(s.VirtualAddress) + int64(max(s.VirtualSize, s.Size))
+		if buildSections[s.Name] {
+			own = false
+			continue
+		}
+		place := s.VirtualAddress
+		if !own { // it follows sections of any length
+			place = 0
+		}
+		fmt.Fprintf(sum, "%q %t %d %d %d %d\n", s.Name, own, place, s.VirtualSize, s.Size, s.Characteristics)
+		if int64(s.Offset)+int64(s.Size) > sizeBytes {
+			return "", fmt.Errorf("section %s ends after the file", s.Name)
+		}
+		if _, err := io.Copy(sum, io.NewSectionReader(r, int64(s.Offset), int64(s.Size))); err != nil {
+			return "", fmt.Errorf("%s: %w", s.Name, err)
+		}
+	}
+	return hex.EncodeToString(sum.Sum(nil)), nil
+}
+
+// KernelRelease is the release (uname -r) recorded in a kernel; "" if there is none.
+// An x86 kernel has it in its boot header (Documentation/arch/x86/boot.rst of Linux,
+// fields header and kernel_version). The header of an arm64 kernel has no such
+// field.
+func KernelRelease(kernel io.ReaderAt) string {
+	const magic, version, setup, longest = 0x202, 0x20e, 0x200, 256
+	var header [version + 2 - magic]byte
+	if _, err := kernel.ReadAt(header[:], magic); err != nil || !bytes.HasPrefix(header[:], []byte("HdrS")) {
+		return ""
+	}
+	at := int64(binary.LittleEndian.Uint16(header[version-magic:]))
+	if at == 0 {
+		return ""
+	}
+	var text [longest]byte
+	n, _ := kernel.ReadAt(text[:], setup+at) // a small kernel ends before
+	line, _, found := bytes.Cut(text[:n], []byte{0})
+	if !found {
+		return ""
+	}
+	release, _, _ := strings.Cut(string(line), " ")
+	return release
 }

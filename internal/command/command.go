@@ -3,12 +3,17 @@
 package command
 
 import (
+	"bytes"
 	"context"
 	"io"
 	"os"
 	"os/exec"
+	"slices"
+	"strings"
 	"syscall"
 	"time"
+
+	"github.com/recast-sh/recast/internal/foreign"
 )
 
 const (
@@ -100,4 +105,130 @@ func (p Program) stop() {
 	if p.Stop != nil {
 		p.Stop()
 	}
+}
+
+// passed are the variables that every program gets: paths, user, locale, terminal, network
+// and cluster access. Others are withheld, because many are secret: tokens of Proxmox and
+// registries, webhook URLs, headers of a telemetry collector.
+var passed = []string{
+	"PATH", "HOME", "USER", "LOGNAME", "SHELL", "TMPDIR", "TZ", "LANG", "LANGUAGE",
+	"TERM", "COLORTERM", "NO_COLOR", "CLICOLOR", "CLICOLOR_FORCE", "CI",
+	"HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "all_proxy", "no_proxy",
+	"SSL_CERT_FILE", "SSL_CERT_DIR",
+	"KUBECONFIG", "TALOSCONFIG", "KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT",
+}
+
+// passedPrefixes are the prefixes of further passed variables.
+var passedPrefixes = []string{"LC_", "XDG_", "RECAST_"}
+
+// ProxmoxToken is never passed on, not even if named.
+const ProxmoxToken = "PROXMOX_VE_API_TOKEN"
+
+// Environ is the part of env that a program gets: the variables above and those named in
+// more, which may end in "*".
+func Environ(env, more []string) []string {
+	return slices.DeleteFunc(slices.Clone(env), func(entry string) bool {
+		name, _, _ := strings.Cut(entry, "=")
+		return name == ProxmoxToken || !allowed(name, more)
+	})
+}
+
+func allowed(name string, more []string) bool {
+	for _, prefix := range passedPrefixes {
+		if strings.HasPrefix(name, prefix) {
+			return true
+		}
+	}
+	return slices.Contains(passed, name) || slices.ContainsFunc(more, func(m string) bool {
+		prefix, family := strings.CutSuffix(m, "*")
+		return m == name || family && strings.HasPrefix(name, prefix)
+	})
+}
+
+// output reads what a program and its children print.
+type output struct {
+	pipe *os.File
+	said *Lines
+	done chan struct{} // closed at the end of the output
+}
+
+func readOutput(pipe *os.File, said *Lines) *output {
+	o := &output{pipe: pipe, said: said, done: make(chan struct{})}
+	go func() {
+		defer close(o.done)
+		_, _ = io.Copy(said, pipe) // ends with the last writer, or when the pipe is closed
+	}()
+	return o
+}
+
+// waitClosed waits until all writers are gone, for that long at most.
+func (o *output) waitClosed(within time.Duration) {
+	select {
+	case <-o.done:
+	case <-time.After(within):
+	}
+}
+
+// end reads the rest. It closes the pipe after closeTimeout: a child outside the process
+// group may hold it open.
+func (o *output) end() {
+	o.waitClosed(closeTimeout)
+	_ = o.pipe.Close() // it was only read
+	<-o.done
+	o.said.End()
+}
+
+const (
+	keptLines = 8   // shown of a line
+	lineBytes = 400 // that are shown of a line
+)
+
+// Lines passes on a program's output, line by line, and remembers the last lines. The zero
+// value is ready to use.
+type Lines struct {
+	Note func(line string)      // may be nil
+	Drop func(line string) bool // says whether to skip a line, which includes its indent; may be nil
+
+	partial []byte
+	cut     bool // the rest of an overlong line is being dropped
+	kept    []string
+}
+
+// Write never fails: a program must not be stopped because of its output.
+func (l *Lines) Write(p []byte) (int, error) {
+	for rest := p; len(rest) > 0; {
+		line, after, ended := bytes.Cut(rest, []byte("\n"))
+		if !l.cut {
+			l.partial = append(l.partial, line[:min(len(line), lineBytes-len(l.partial))]...)
+			l.cut = len(l.partial) == lineBytes
+		}
+		if ended {
+			l.End()
+		}
+		rest = after
+	}
+	return len(p), nil
+}
+
+// End treats the bytes since the last line feed as a line.
+func (l *Lines) End() {
+	line := strings.TrimRight(foreign.Line(string(l.partial)), " ")
+	l.partial, l.cut = l.partial[:0], false
+	if line == "" || l.Drop != nil && l.Drop(line) {
+		return
+	}
+	line = strings.TrimSpace(line)
+	l.kept = append(l.kept, line)
+	l.kept = l.kept[max(0, len(l.kept)-keptLines):]
+	if l.Note != nil {
+		l.Note(line)
+	}
+}
+
+// Last is the last few lines, joined into one; "" if there was no output.
+func (l *Lines) Last() string { return strings.Join(l.kept, "; ") }
+
+// LastCleaned is Last of what clean makes of those lines: joined, the secret of one would hide the next.
+func (l *Lines) LastCleaned(clean func(text string) string) string {
+	return strings.ReplaceAll(clean(strings.Join(l.kept, "\n")), "\n", "; ")
 }

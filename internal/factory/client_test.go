@@ -3,20 +3,26 @@ package factory
 import (
 	"context"
 	"encoding/json"
+	"encoding/pem"
 	"errors"
 	"fmt"
 	"io"
+	"log"
 	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"testing/synctest"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/siderolabs/image-factory/pkg/schematic"
+
 	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim/network"
 	"github.com/recast-sh/recast/schematics"
-	"github.com/siderolabs/image-factory/pkg/schematic"
 )
 
 const addr = "127.0.0.1:8080"
@@ -252,4 +258,58 @@ func TestInstallerRepository(t *testing.T) {
 func ExampleError() {
 	fmt.Println(&Error{Factory: "https://factory.talos.dev", Status: 404, Message: "version not found"})
 	// Output: image factory https://factory.talos.dev: 404 Not Found: version not found
+}
+
+// A factory's certificate is verified by the system's CAs, and by those of a file.
+func TestCAFile(t *testing.T) {
+	t.Parallel()
+	s := httptest.NewUnstartedServer(answer(http.StatusOK, `["v1.13.9"]`))
+	s.Config.ErrorLog = log.New(io.Discard, "", 0)
+	s.StartTLS()
+	defer s.Close()
+	ca := filepath.Join(t.TempDir(), "ca.pem")
+	if err := os.WriteFile(ca, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: s.Certificate().Raw}), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	trusts, err := New(Options{URL: s.URL, CAFile: ca})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer trusts.Close()
+	if versions, err := trusts.Versions(t.Context()); err != nil || len(versions) != 1 {
+		t.Errorf("with its CA: %v, %v", versions, err)
+	}
+	other, err := New(Options{URL: s.URL})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Close()
+	_, err = other.Versions(t.Context())
+	hint := "if your own CA has signed it, name that CA's certificate, a PEM file, in images.caFile"
+	if fault.CodeOf(err) != fault.TLS || strings.Join(fault.Hints(err), "; ") != hint {
+		t.Errorf("without: %v\ncode %s, hints %q", err, fault.CodeOf(err), fault.Hints(err))
+	}
+	if _, err := New(Options{URL: s.URL, CAFile: "client.go"}); err == nil || fault.KindOf(err) != fault.Config || !strings.Contains(err.Error(), "client.go holds no PEM certificate") {
+		t.Errorf("a file without one: %v", err)
+	}
+}
+
+// Everything that a factory, or a proxy before it, says becomes one line without escape sequences.
+func TestForeignTextIsOneLine(t *testing.T) {
+	t.Parallel()
+	const evil = "bad\x1b[31m\x1b]0;title\a\r\nfake line: \u202e\u2028\x7f"
+	for name, body := range map[string]string{"text": evil, "page": "<html><title>" + evil + "</title></html>"} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				_, err := serve(t, answer(http.StatusBadRequest, body)).Versions(t.Context())
+				if err == nil {
+					t.Fatal("no error")
+				}
+				if text := err.Error(); !strings.Contains(text, "bad") || !strings.Contains(text, "fake line") || strings.ContainsAny(text, "\x1b\a\r\n\u202e\u2028\x7f") {
+					t.Errorf("%q", text)
+				}
+			})
+		})
+	}
 }

@@ -3,10 +3,16 @@ package notify
 import (
 	"bytes"
 	"context"
+	"crypto/tls"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
+	"net"
 	"net/http"
 	"strings"
+	"syscall"
+	"text/template"
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
@@ -91,3 +97,82 @@ func redirectTarget(res *http.Response) string {
 	}
 	return " to another host"
 }
+
+// render makes the request body.
+func (h *webhook) render(n cluster.Notice) ([]byte, error) {
+	if h.body == nil {
+		return toJSON(n)
+	}
+	var b bytes.Buffer
+	if err := h.body.Execute(&b, n); err != nil {
+		return nil, fmt.Errorf("its template: %w", err)
+	}
+	return b.Bytes(), nil
+}
+
+func toJSON(v any) ([]byte, error) {
+	var b bytes.Buffer
+	e := json.NewEncoder(&b)
+	e.SetEscapeHTML(false)
+	err := e.Encode(v)
+	return bytes.TrimSpace(b.Bytes()), err
+}
+
+func parse(text string) (*template.Template, error) {
+	return template.New("template").Option("missingkey=error").Funcs(template.FuncMap{
+		"json": func(v any) (string, error) { b, err := toJSON(v); return string(b), err },
+		"join": func(list []string, separator string) string { return strings.Join(list, separator) },
+	}).Parse(text)
+}
+
+// CheckTemplate says what is wrong with a template. It executes it with sample notices.
+func CheckTemplate(text string) error {
+	t, err := parse(text)
+	if err != nil {
+		return fmt.Errorf("not a valid template: %w", err)
+	}
+	begun := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+	none := cluster.Fates{Done: []string{}, Failed: []string{}, Left: []string{}}
+	for _, n := range []cluster.Notice{
+		{Event: cluster.NoticeStart, Command: "roll", Cluster: "c", Run: "r", Nodes: none, Hints: []string{}, Started: begun},
+		{
+			Event: cluster.NoticeFailure, Command: "roll", Cluster: "c", Run: "r", Outcome: "failed", Error: `it is "broken"`, Hints: []string{"mend it"},
+			Nodes: cluster.Fates{Done: []string{"a"}, Failed: []string{"b"}, Left: []string{"c"}}, Started: begun, Ended: begun.Add(time.Hour),
+		},
+	} {
+		var b bytes.Buffer
+		if err := t.Execute(&b, n); err != nil {
+			return fmt.Errorf("not a valid template: %w", err)
+		}
+	}
+	return nil
+}
+
+// noAnswer is why no answer came. It passes on only transport errors that contain nothing
+// but names, addresses and certificates: others quote the URL, what the server or a proxy
+// said, or the address of a proxy with its password.
+func noAnswer(ctx context.Context, err error) error {
+	if cause := context.Cause(ctx); cause != nil {
+		return cause
+	}
+	if e, ok := errors.AsType[*net.DNSError](err); ok {
+		return e
+	}
+	if e, ok := errors.AsType[*tls.CertificateVerificationError](err); ok {
+		return e
+	}
+	if e, ok := errors.AsType[tls.AlertError](err); ok {
+		return e
+	}
+	if e, ok := errors.AsType[syscall.Errno](err); ok {
+		return e
+	}
+	for _, known := range []error{http.ErrSchemeMismatch, io.ErrUnexpectedEOF, io.EOF} {
+		if errors.Is(err, known) {
+			return known
+		}
+	}
+	return errNoAnswer
+}
+
+var errNoAnswer = errors.New("it can't be reached, or its answer is not HTTP")

@@ -2,11 +2,14 @@ package registry
 
 import (
 	"bytes"
+	"encoding/pem"
 	"errors"
 	"io"
 	"log"
 	"net/http"
 	"net/http/httptest"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -18,6 +21,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/empty"
 	"github.com/google/go-containerregistry/pkg/v1/random"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
+
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim/artefact"
 	"github.com/recast-sh/recast/schematics"
@@ -307,5 +311,66 @@ func TestNearest(t *testing.T) {
 	}
 	if got := nearest("v1.13.9", nil, 3); len(got) != 0 {
 		t.Errorf("of none: %v", got)
+	}
+}
+
+// A registry's certificate is verified by the system's CAs, and by those of a file.
+func TestCAFile(t *testing.T) {
+	t.Parallel()
+	quiet := log.New(io.Discard, "", 0)
+	s := httptest.NewUnstartedServer(ggcr.New(ggcr.Logger(quiet)))
+	s.Config.ErrorLog = quiet
+	s.StartTLS()
+	defer s.Close()
+	ca := filepath.Join(t.TempDir(), "ca.pem")
+	if err := os.WriteFile(ca, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: s.Certificate().Raw}), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	ref := strings.TrimPrefix(s.URL, "https://") + "/acme/talos:v1.13.9"
+	trusts, err := New(Options{CAFile: ca, Keychain: authn.NewMultiKeychain()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer trusts.Close()
+	if _, found, err := trusts.Digest(t.Context(), ref); found || err != nil {
+		t.Errorf("with its CA: found %t, %v", found, err)
+	}
+	other, err := New(Options{Keychain: authn.NewMultiKeychain()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Close()
+	_, _, err = other.Digest(t.Context(), ref)
+	hint := "if your own CA has signed it, name that CA's certificate, a PEM file, in images.caFile"
+	if fault.CodeOf(err) != fault.TLS || strings.Join(fault.Hints(err), "; ") != hint {
+		t.Errorf("without: %v\ncode %s, hints %q", err, fault.CodeOf(err), fault.Hints(err))
+	}
+	if _, err := New(Options{CAFile: "client.go"}); err == nil || fault.KindOf(err) != fault.Config || !strings.Contains(err.Error(), "client.go holds no PEM certificate") {
+		t.Errorf("a file without one: %v", err)
+	}
+}
+
+// Everything that a registry says becomes one line without escape sequences.
+func TestForeignTextIsOneLine(t *testing.T) {
+	t.Parallel()
+	for name, body := range map[string]string{
+		"its words": `{"errors":[{"code":"DENIED","message":"bad\u001b[31m\u001b]0;title\u0007\r\nfake line: \u202e\u2028\u007f"}]}`,
+		"no JSON":   "bad\x1b[31m\x1b]0;title\a\r\nfake line: \u202e\u2028\x7f",
+	} {
+		for _, status := range []int{http.StatusForbidden, http.StatusBadRequest} {
+			refuses := direct{http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				if r.URL.Path != "/v2/" {
+					w.WriteHeader(status)
+					_, _ = io.WriteString(w, body)
+				}
+			})}
+			_, _, err := client(t, refuses).Digest(t.Context(), host+"/a/b:v1")
+			if err == nil {
+				t.Fatal("no error")
+			}
+			if text := err.Error(); !strings.Contains(text, "bad") || !strings.Contains(text, "fake line") || strings.ContainsAny(text, "\x1b\a\r\n\u202e\u2028\x7f") {
+				t.Errorf("%s, %d: %q", name, status, text)
+			}
+		}
 	}
 }
