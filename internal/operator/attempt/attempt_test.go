@@ -8,8 +8,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	"github.com/recast-sh/recast/api/v1alpha1"
 )
@@ -172,5 +172,87 @@ func TestTask(t *testing.T) {
 		if _, err := ReadTask(text); err == nil {
 			t.Errorf("%q is a task", text)
 		}
+	}
+}
+
+// TestMissing names what the kubelet could not mount, and how to make it.
+func TestMissing(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	write(t, filepath.Join(dir, "token"), "secret\n")
+	write(t, filepath.Join(dir, "blank"), " \n")
+	write(t, filepath.Join(dir, "env", "HOOK_TOKEN"), "secret")
+	if err := os.MkdirAll(filepath.Join(dir, "absent", "..data"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	a := &Attempt{Task: Task{Namespace: "clusters", Secrets: []Mounted{
+		{Path: filepath.Join(dir, "token"), Secret: "a", Key: "token", Field: "spec.secrets.proxmoxToken"},
+		{Path: filepath.Join(dir, "blank"), Secret: "b", Key: "talosconfig", Field: "spec.secrets.talosconfig"},
+		{Path: filepath.Join(dir, "env"), Secret: "c", Field: "spec.secrets.envFrom"},
+		{Path: filepath.Join(dir, "absent"), Secret: "d", Field: "spec.secrets.envFrom"},
+		{Path: filepath.Join(dir, "trust", "ca.crt"), Secret: "e", ConfigMap: true, Key: "ca.crt", Field: "spec.job.trustBundle"},
+	}}}
+	want := []string{
+		"spec.secrets.talosconfig: the Secret b has no key talosconfig, or is missing in the namespace clusters: kubectl -n clusters create secret generic b --from-file=talosconfig=FILE",
+		"spec.secrets.envFrom: the Secret d has no keys, or is missing in the namespace clusters: kubectl -n clusters create secret generic d --from-literal=NAME=VALUE",
+		"spec.job.trustBundle: the ConfigMap e has no key ca.crt, or is missing in the namespace clusters: kubectl -n clusters create configmap e --from-file=ca.crt=FILE",
+	}
+	if diff := cmp.Diff(want, a.missing()); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+// TestPackSecrets: private keys do not get into a ConfigMap.
+func TestPackSecrets(t *testing.T) {
+	t.Parallel()
+	cases := map[string]struct {
+		text   string
+		secret bool
+	}{
+		"PEM":               {"-----BEGIN PRIVATE KEY-----\nabc", true},
+		"PEM of a kind":     {"key: |\n  -----BEGIN ED25519 PRIVATE KEY-----\n", true},
+		"age":               {"# public key: age1\nAGE-SECRET-KEY-1ABC\n", true},
+		"machine":           {"machine:\n  ca:\n    crt: LS0tLS1CRUdJTiBD\n    key: LS0tLS1CRUdJTiBF\n", true},
+		"quoted":            {"ca: {crt: \"\", key: \"LS0tLS1CRUdJTiBF\"}", true},
+		"JSON":              {`{"crt":"","key":"LS0tLS1CRUdJTiBF"}`, true},
+		"folded":            {"key: >-\n    LS0tLS1CRUdJTiBF\n", true},
+		"certificate":       {"crt: LS0tLS1CRUdJTiBD\nca: |\n  -----BEGIN CERTIFICATE-----\n", false},
+		"encrypted by sops": {"key: ENC[AES256_GCM,data:LS0tLS1CRUdJTiBF]\nenc: |\n  -----BEGIN AGE ENCRYPTED FILE-----\n", false},
+		"public key":        {"-----BEGIN PUBLIC KEY-----\n", false},
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			dir := t.TempDir()
+			write(t, filepath.Join(dir, "machine", "cp1.yaml"), c.text)
+			_, err := pack(dir, nil)
+			if (err != nil) != c.secret {
+				t.Fatalf("%v", err)
+			}
+			if c.secret && (exitOf(err) != ExitConfig || !strings.HasPrefix(err.Error(), "machine/cp1.yaml has a private key") || !strings.HasSuffix(err.Error(), "put it into a Secret and name that in spec.secrets.files")) {
+				t.Errorf("exit code %d: %v", exitOf(err), err)
+			}
+			if _, err := pack(dir, []v1alpha1.SecretFile{{Path: "machine/cp1.yaml"}}); err != nil {
+				t.Errorf("what is in a Secret is not packed: %v", err)
+			}
+		})
+	}
+}
+
+// TestArrange: snapshots go to their volume, and a check finds a private key before a plan does.
+func TestArrange(t *testing.T) {
+	t.Parallel()
+	a, _ := testAttempt(t, Check, interceptor.Funcs{})
+	write(t, filepath.Join(a.Recast.Dir, configFile), "version: 1\n")
+	if err := a.arrange(); err != nil {
+		t.Fatal(err)
+	}
+	b, err := os.ReadFile(filepath.Join(a.Recast.Dir, configFile))
+	if err != nil || !strings.Contains(string(b), "etcdSnapshot: "+BackupDir) {
+		t.Errorf("etcd snapshots would go into memory: %v\n%s", err, b)
+	}
+	write(t, filepath.Join(a.Recast.Dir, "keys.txt"), "AGE-SECRET-KEY-1ABC")
+	if err := a.arrange(); err == nil || !strings.HasPrefix(err.Error(), "keys.txt has a private key") {
+		t.Errorf("%v", err)
 	}
 }
