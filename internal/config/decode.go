@@ -2,6 +2,7 @@ package config
 
 import (
 	"encoding"
+	"iter"
 	"reflect"
 	"slices"
 	"strconv"
@@ -135,4 +136,172 @@ func (r *report) mismatch(n *yaml.Node, at spot, out reflect.Value) {
 		got += ": put it in quotes"
 	}
 	r.add(at.path, "must be %s, not %s", want, got)
+}
+
+// field is a struct field that is a key of the file, with the rules of its jsonschema
+// tag; the JSON Schema is generated from the same tag.
+type field struct {
+	key      string
+	index    []int
+	required bool
+	enum     []string // the values allowed; nil: any
+	rules    []string // all of the tag: "minimum=1"
+}
+
+func fieldsOf(t reflect.Type) []field {
+	var fields []field
+	for sf := range t.Fields() {
+		key, _, _ := strings.Cut(sf.Tag.Get("yaml"), ",")
+		if key == "" || key == "-" {
+			continue
+		}
+		f := field{key: key, index: sf.Index, rules: strings.Split(sf.Tag.Get("jsonschema"), ",")}
+		for _, rule := range f.rules {
+			if v, ok := strings.CutPrefix(rule, "enum="); ok {
+				f.enum = append(f.enum, v)
+			}
+			f.required = f.required || rule == "required"
+		}
+		fields = append(fields, f)
+	}
+	return fields
+}
+
+// pairs iterates over the valid keys of a mapping, stores the position of each, and
+// reports the others.
+func (r *report) pairs(n *yaml.Node, path string) iter.Seq2[string, *yaml.Node] {
+	return func(yield func(string, *yaml.Node) bool) {
+		for i := 0; i+1 < len(n.Content); i += 2 {
+			key, value := n.Content[i], n.Content[i+1]
+			at := place{key.Line, key.Column}
+			here := spot{path: path}.key(key.Value).path
+			switch {
+			case key.ShortTag() == "!!merge":
+				r.addAt(at, here, "merge keys are not supported: write the keys out")
+			case key.Kind != yaml.ScalarNode || key.ShortTag() != "!!str":
+				r.addAt(at, here, "a key must be text: put it in quotes")
+			case r.given(here):
+				r.addAt(at, here, "is there already (line %d)", r.line(here))
+			default:
+				r.places[here] = at
+				if !yield(key.Value, value) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// unknownKey reports an unknown key, with the keys that are possible, or with what to do
+// if it looks like a secret.
+func (r *report) unknownKey(at spot, key string, fields []field) {
+	lower := strings.ToLower(key)
+	for _, word := range []string{"token", "password", "passwd", "secret", "apikey"} {
+		if strings.Contains(lower, word) {
+			r.add(at.path, "secrets never live in this file: export PROXMOX_VE_API_TOKEN")
+			return
+		}
+	}
+	if lower == "insecure" {
+		r.add(at.path, "TLS is always verified: give fingerprint or caFile")
+		return
+	}
+	var known []string
+	for _, f := range fields {
+		known = append(known, f.key)
+	}
+	if meant := words.Closest(key, known); meant != "" {
+		r.add(at.path, "unknown key, did you mean %q?", meant)
+		r.bad[join(parent(at.path), meant)] = true // it is not missing, it is misspelt
+		return
+	}
+	r.add(at.path, "unknown key, expected one of %s", strings.Join(known, ", "))
+}
+
+// nameOfType describes the values that a key accepts.
+func nameOfType(t reflect.Type) string {
+	switch t {
+	case reflect.TypeFor[Duration]():
+		return "a duration such as 10m"
+	case reflect.TypeFor[VMIDRange]():
+		return "a range such as 9000-9099"
+	case reflect.TypeFor[Surge]():
+		return "a number such as 1 or a percentage such as 10%"
+	case reflect.TypeFor[Share]():
+		return "a number such as 2 or a percentage such as 20%"
+	case reflect.TypeFor[Canary]():
+		return "true, false or the name of a node"
+	case reflect.TypeFor[Storage]():
+		return "on, off, or a section such as {linstor: off}"
+	case reflect.TypeFor[ImageRef]():
+		return "an image reference such as ghcr.io/acme/frr:1.7.15"
+	case reflect.TypeFor[DiskSize]():
+		return "a size such as 100G"
+	case reflect.TypeFor[Schematic]():
+		return "the path of a file"
+	}
+	switch t.Kind() {
+	case reflect.String:
+		return "text"
+	case reflect.Bool:
+		return "true or false"
+	case reflect.Int:
+		return "a whole number"
+	case reflect.Slice:
+		return "a list"
+	default:
+		return "a section with keys"
+	}
+}
+
+// nameOfNode describes a value of the file.
+func nameOfNode(n *yaml.Node) string {
+	switch n.Kind {
+	case yaml.SequenceNode:
+		return "a list"
+	case yaml.MappingNode:
+		return "a section"
+	}
+	switch n.ShortTag() {
+	case "!!str":
+		return "text"
+	case "!!int", "!!float":
+		return "the number " + bare(n.Value)
+	case "!!bool":
+		return bare(n.Value)
+	case "!!timestamp":
+		return "the date " + bare(n.Value)
+	default:
+		return "a value tagged " + quote(n.ShortTag())
+	}
+}
+
+// bare is quote without the quotes.
+func bare(s string) string { return strings.Trim(quote(s), `"`) }
+
+// spot is where the decoder is in the file.
+type spot struct{ path string }
+
+func (s spot) key(name string) spot { return spot{join(s.path, plain(name))} }
+
+func (s spot) entry(name string) spot { return spot{join(s.path, plain(name))} }
+
+func (s spot) item(i int) spot { return spot{s.path + "[" + strconv.Itoa(i) + "]"} }
+
+func join(path, name string) string {
+	if path == "" {
+		return name
+	}
+	return path + "." + name
+}
+
+// plain is a key as shown in a path: quoted if it would break the line or the path.
+func plain(key string) string {
+	special := func(r rune) bool {
+		return (r < 'a' || r > 'z') && (r < 'A' || r > 'Z') && (r < '0' || r > '9') && r != '-' && r != '_'
+	}
+	if key == "" || len(key) > 60 || strings.ContainsFunc(key, special) {
+		return quote(key)
+	}
+	return key
 }

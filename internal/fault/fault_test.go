@@ -1,6 +1,7 @@
 package fault_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"testing"
@@ -76,5 +77,72 @@ func TestMarksKeepTheError(t *testing.T) {
 	}
 	if err := fault.WithHint(nil, "try again"); err != nil {
 		t.Errorf("WithHint(nil) = %v", err)
+	}
+}
+
+func TestCodes(t *testing.T) {
+	t.Parallel()
+	cut := fault.As(fault.Interrupted, fmt.Errorf("drain: %w", fault.DrainBlocked.Of(context.Canceled)))
+	cases := map[string]struct {
+		err  error
+		want []fault.Code
+	}{
+		"of its kind: failed":      {errPlain, []fault.Code{fault.FailedCode}},
+		"of its kind: config":      {fault.Configf("x"), []fault.Code{fault.ConfigInvalid}},
+		"of its kind: refused":     {fault.Refusedf("x"), []fault.Code{fault.RefusedCode}},
+		"of its kind: claimed":     {fault.As(fault.Claimed, errPlain), []fault.Code{fault.ClaimHeld}},
+		"its own":                  {fmt.Errorf("a: %w", fault.WithHint(fault.NoQuorum.Refusedf("x"), "h")), []fault.Code{fault.NoQuorum}},
+		"the outermost counts":     {fault.NoBoot.Of(fmt.Errorf("a: %w", fault.Unreachable.Of(errPlain))), []fault.Code{fault.NoBoot}},
+		"of every branch, once":    {errors.Join(fault.NoBoot.Of(errPlain), errPlain, fault.NoJoin.Of(errPlain), fault.NoBoot.Of(errPlain)), []fault.Code{fault.NoBoot, fault.NoJoin}},
+		"interrupted says it all":  {cut, []fault.Code{fault.InterruptedCode}},
+		"cancelled, too":           {fault.DrainBlocked.Of(context.Canceled), []fault.Code{fault.InterruptedCode}},
+		"nobody said yes":          {fault.NotConfirmed.Of(fault.As(fault.Interrupted, errPlain)), []fault.Code{fault.NotConfirmed}},
+		"cut off beside a failure": {fault.As(fault.Failed, errors.Join(cut, fault.NoJoin.Of(errPlain))), []fault.Code{fault.NoJoin}},
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			if diff := cmp.Diff(c.want, fault.Codes(c.err)); diff != "" {
+				t.Errorf("codes (-want +got):\n%s", diff)
+			}
+		})
+	}
+	if got := fault.CodeOf(nil); got != "" {
+		t.Errorf("CodeOf(nil) = %q", got)
+	}
+}
+
+func TestElse(t *testing.T) {
+	t.Parallel()
+	cases := map[string]struct {
+		err  error
+		want fault.Code
+	}{
+		"without a code":         {errPlain, fault.NoBoot},
+		"with one further in":    {fmt.Errorf("a: %w", fault.TLS.Of(errPlain)), fault.TLS},
+		"bad configuration":      {fault.Configf("x"), fault.ConfigInvalid},
+		"the claim is another's": {fault.As(fault.Claimed, errPlain), fault.ClaimHeld},
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			if got := fault.CodeOf(fault.NoBoot.Else(c.err)); got != c.want {
+				t.Errorf("code %q, want %q", got, c.want)
+			}
+		})
+	}
+	if fault.NoBoot.Else(nil) != nil || fault.Code("").Else(errPlain) != errPlain {
+		t.Error("no error, or no code, makes one")
+	}
+}
+
+func TestSafe(t *testing.T) {
+	t.Parallel()
+	err := fault.WithSafe(fmt.Errorf("a: %w", fault.WithSafe(errPlain, "inner")), "one", "two")
+	if diff := cmp.Diff([]string{"one", "two"}, fault.Safe(err)); diff != "" || err.Error() != "a: plain" {
+		t.Errorf("%v is safe (-want +got):\n%s", err, diff)
+	}
+	if fault.WithSafe(nil, "one") != nil || fault.Safe(errPlain) != nil {
+		t.Error("safe out of nothing")
 	}
 }

@@ -2,6 +2,7 @@ package journal
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -76,6 +77,50 @@ func checkOwner(path string, info fs.FileInfo) error {
 	case info.Mode().Perm()&0o022 != 0:
 		return fault.WithHint(fault.Refusedf("other users may write to %s (mode %04o): machine configurations are kept there", path, info.Mode().Perm()),
 			"inspect its content, then: chmod -R go-w %s", path)
+	}
+	return nil
+}
+
+// lock takes an exclusive lock on a file; it ends with the process at the latest. The file
+// stays: if it were removed, two processes could lock two files of the same name.
+func lock(root *os.Root, name string) (*os.File, error) {
+	f, err := root.OpenFile(name, os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	err = syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
+	switch {
+	case errors.Is(err, syscall.EWOULDBLOCK):
+		return nil, errors.Join(fault.As(fault.Claimed, errors.New("another process has it open")), f.Close())
+	case err != nil:
+		return nil, errors.Join(fmt.Errorf("lock %s: %w", f.Name(), err), f.Close())
+	}
+	return f, nil
+}
+
+// unlock releases the lock. Closing the file is not enough: a child process inherits it
+// until its exec, and the lock lasts while any process has the file open.
+func unlock(f *os.File) error {
+	return errors.Join(syscall.Flock(int(f.Fd()), syscall.LOCK_UN), f.Close())
+}
+
+// KeepOutOfGit creates a directory for state if it is missing, and a .gitignore that
+// excludes all of it: it holds machine configurations. It keeps an existing .gitignore
+// that is not empty.
+func KeepOutOfGit(dir string) error {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return fmt.Errorf("keep %s out of git: %w", dir, err)
+	}
+	file := filepath.Join(dir, ".gitignore")
+	info, err := os.Lstat(file)
+	if err == nil && info.Size() > 0 {
+		return nil
+	}
+	if err == nil || errors.Is(err, fs.ErrNotExist) {
+		err = os.WriteFile(file, []byte("*\n"), 0o600)
+	}
+	if err != nil {
+		return fmt.Errorf("keep %s out of git: %w", dir, err)
 	}
 	return nil
 }

@@ -13,6 +13,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/format"
 )
 
@@ -159,4 +160,88 @@ func fill(parent *os.Root, dir string, info []byte) error {
 		err = syncDir(root)
 	}
 	return errors.Join(err, root.Close())
+}
+
+// Remove deletes a finished run and its directory. If the run is open for writing, Remove
+// does nothing and the error is of kind fault.Claimed.
+func Remove(dir, run string) error {
+	if err := remove(dir, run); err != nil {
+		return fmt.Errorf("remove run %q: %w", run, err)
+	}
+	return nil
+}
+
+func remove(dir, run string) error {
+	if err := checkRun(run); err != nil {
+		return err
+	}
+	parent, err := os.OpenRoot(dir)
+	if err != nil {
+		return err
+	}
+	defer parent.Close()
+	held, err := lock(parent, run+".lock")
+	if err != nil {
+		return err
+	}
+	defer unlock(held)
+	info, err := runInfo(dir+"/"+run, run)
+	if err != nil {
+		return err
+	}
+	if info.Unfinished() {
+		return errors.New("it has not finished")
+	}
+	// Renamed first: a partly removed directory is not a run. The lock file can go too, since
+	// no other run will ever have this ID.
+	temp := ".old-" + run
+	if err := errors.Join(parent.RemoveAll(temp), parent.Rename(run, temp), syncDir(parent)); err != nil {
+		return err
+	}
+	return errors.Join(parent.RemoveAll(temp), parent.Remove(run+".lock"))
+}
+
+// Forget deletes the secrets of these keys from all runs in dir, except runs that a
+// process has open for writing. sync is Options.Sync.
+func Forget(dir string, keys []string, sync func(string) error) error {
+	runs, err := Runs(dir)
+	errs := []error{err}
+	for _, r := range runs {
+		held, err := keysWithSecret(dir, r.ID, keys)
+		if err == nil && len(held) > 0 {
+			err = forget(dir, r.ID, held, sync)
+		}
+		if fault.KindOf(err) != fault.Claimed {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// keysWithSecret are those of the keys that have a secret in the run.
+func keysWithSecret(dir, run string, keys []string) (held []string, err error) {
+	for _, key := range keys {
+		name, err := fileName(key, secretSuffix)
+		if err != nil {
+			return nil, fmt.Errorf("journal %s: %w", key, err)
+		}
+		switch _, err := os.Lstat(filepath.Join(dir, run, name)); {
+		case err == nil:
+			held = append(held, key)
+		case !errors.Is(err, fs.ErrNotExist):
+			return nil, fmt.Errorf("journal %s: %w", key, err)
+		}
+	}
+	return held, nil
+}
+
+func forget(dir, run string, keys []string, sync func(string) error) error {
+	j, err := Open(dir, Options{Run: run, Sync: sync})
+	if err != nil {
+		return err
+	}
+	for _, key := range keys {
+		err = errors.Join(err, j.Delete(key))
+	}
+	return errors.Join(err, j.Close())
 }

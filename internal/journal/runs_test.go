@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -12,6 +13,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/journal"
 )
 
@@ -122,5 +124,76 @@ func TestRunBegan(t *testing.T) {
 		if got := journal.RunBegan(id); !got.Equal(want) {
 			t.Errorf("RunBegan(%q) = %s, want %s", id, got, want)
 		}
+	}
+}
+
+func TestRemove(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	j := open(t, dir, journal.Options{})
+	if err := j.PutSecret("wk1/machine-config", []byte("secret")); err != nil {
+		t.Fatal(err)
+	}
+	if err := journal.Remove(dir, run); fault.KindOf(err) != fault.Claimed {
+		t.Errorf("while it is open: %v", err)
+	}
+	closeNow(t, j)
+	if err := journal.Remove(dir, run); err == nil || err.Error() != `remove run "20261121-0421-3f2a": it has not finished` {
+		t.Errorf("before its end: %v", err)
+	}
+	j = open(t, dir, journal.Options{})
+	if err := j.Finish("done"); err != nil {
+		t.Fatal(err)
+	}
+	closeNow(t, j)
+	// An interrupted removal may have left this.
+	if err := os.MkdirAll(filepath.Join(dir, ".old-"+run, "half"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := journal.Remove(dir, run); err != nil {
+		t.Fatal(err)
+	}
+	if files, err := os.ReadDir(dir); len(files) != 0 || err != nil {
+		t.Errorf("left: %v, %v", files, err)
+	}
+	if err := journal.Remove(dir, "../"+run); err == nil {
+		t.Error("it removes something that is not a run")
+	}
+	if err := journal.Remove(dir, run); err == nil {
+		t.Error("what is not there was removed")
+	}
+}
+
+// TestForget: secrets are deleted from all runs except one that is open.
+func TestForget(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	write := func(run string) *journal.Journal {
+		j := open(t, dir, journal.Options{Run: run})
+		if err := errors.Join(j.PutSecret("wk1/machine-config", []byte("x")), j.PutSecret("wk2/machine-config", []byte("x")), j.Put("wk1/memory", 1)); err != nil {
+			t.Fatal(err)
+		}
+		return j
+	}
+	closeNow(t, write("older"))
+	held := write("held")
+	var points []string
+	if err := journal.Forget(dir, []string{"wk1/machine-config"}, func(p string) error { points = append(points, p); return nil }); err != nil {
+		t.Fatal(err)
+	}
+	closeNow(t, held)
+	files, err := filepath.Glob(filepath.Join(dir, "*", "wk1*"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, f := range files {
+		files[i], _ = filepath.Rel(dir, f)
+	}
+	want := []string{"held/wk1~machine-config.secret", "held/wk1~memory.json", "older/wk1~memory.json"}
+	if !slices.Equal(files, want) || !slices.Equal(points, []string{"delete wk1/machine-config", "deleted wk1/machine-config"}) {
+		t.Errorf("%q; %q", files, points)
+	}
+	if err := journal.Forget(filepath.Join(dir, "none"), []string{"wk1/machine-config"}, nil); err != nil {
+		t.Errorf("where no run was: %v", err)
 	}
 }

@@ -1,7 +1,11 @@
 package config_test
 
 import (
+	"slices"
+	"strings"
 	"testing"
+
+	"go.yaml.in/yaml/v4"
 
 	"github.com/recast-sh/recast/internal/config"
 )
@@ -49,5 +53,49 @@ func TestSurge(t *testing.T) {
 	}
 	if got := (config.Surge{}).Of(5); got != 0 {
 		t.Errorf("without roll.surge there are %d", got)
+	}
+}
+
+// TestStorage: one word is for all systems, a section for some, and what is written is read as the same.
+func TestStorage(t *testing.T) {
+	t.Parallel()
+	for text, want := range map[string]struct {
+		off     string
+		written string
+	}{
+		"on":                            {"", "on"},
+		"off":                           {"longhorn ceph linstor mayastor", "off"},
+		"{linstor: off}":                {"linstor", "longhorn: on, ceph: on, linstor: off, mayastor: on"},
+		"{ceph: on}":                    {"", "on"},
+		"{longhorn: off, ceph: off}":    {"longhorn ceph", "longhorn: off, ceph: off, linstor: on, mayastor: on"},
+		"{mayastor: off, longhorn: on}": {"mayastor", "longhorn: on, ceph: on, linstor: on, mayastor: off"},
+	} {
+		c, err := config.Parse("recast.yaml", []byte(small+"roll: {storage: "+text+"}\n"), options(map[string]string{"HOME": "/home/me"}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if off := strings.Join(c.Roll.Storage.Off(), " "); off != want.off {
+			t.Errorf("%s: off is %q, want %q", text, off, want.off)
+		}
+		b, err := yaml.Dump(c.Roll.Storage)
+		if written := strings.Join(slices.Collect(strings.SplitSeq(strings.ReplaceAll(strings.TrimSpace(string(b)), "'", ""), "\n")), ", "); err != nil || written != want.written {
+			t.Errorf("%s is written as %q, %v", text, written, err)
+		}
+	}
+}
+
+func rehearseCases() map[string]problemCase {
+	rehearse := func(s string) string { return withRoll("rehearse: {" + s + "}") }
+	at := func(endpoint string) string {
+		return strings.Replace(rehearse("addresses: [192.0.2.250/24]"), "https://pve1:8006", endpoint, 1)
+	}
+	return map[string]problemCase{
+		"scratch address, bare":      {rehearse("addresses: [192.0.2.250]"), `17:26: roll.rehearse.addresses[0]: "192.0.2.250" is not an IPv4 address with the length of its network's prefix: write it like 192.0.2.250/24`},
+		"scratch address, network":   {rehearse("addresses: [192.0.2.0/24]"), `17:26: roll.rehearse.addresses[0]: "192.0.2.0/24" is not the address of one machine in a network of several`},
+		"scratch address, broadcast": {rehearse("addresses: [192.0.2.255/24]"), `17:26: roll.rehearse.addresses[0]: "192.0.2.255/24" is not the address of one machine in a network of several`},
+		"scratch address, twice":     {rehearse("addresses: [192.0.2.250/24, 192.0.2.250/24]"), `17:42: roll.rehearse.addresses[1]: "192.0.2.250/24" is listed already`},
+		"scratch address, gateway":   {rehearse("addresses: [192.0.2.1/24], gateway: 192.0.2.1"), `17:41: roll.rehearse.gateway: "192.0.2.1" is one of the addresses: scratch VMs would take it from the gateway`},
+		"scratch address, Proxmox":   {at("https://192.0.2.250:8006"), `17:26: roll.rehearse.addresses[0]: "192.0.2.250/24" is the address of proxmox.endpoints[0] (line 11): choose an unused one`},
+		"gateway, elsewhere":         {rehearse("addresses: [192.0.2.250/24], gateway: 198.51.100.1"), `17:43: roll.rehearse.gateway: "198.51.100.1" is in no network of the addresses`},
 	}
 }
