@@ -17,9 +17,9 @@ import (
 	"github.com/recast-sh/recast/internal/wait"
 )
 
-// beginEtcd is the step that makes etcd begin on the first control plane of a new cluster, or of one that is
-// rebuilt. Only this machine is ever asked to: Talos lets every control plane begin an etcd of its own,
-// and two of them are two clusters.
+// beginEtcd returns the step that begins etcd on the first control plane of a new or rebuilt cluster. No other
+// machine is ever asked to: Talos lets every control plane begin an etcd of its own, and two of them are two
+// clusters.
 func beginEtcd(n *rolling.Node, files cluster.FileReader, from etcd.Source) step.Step {
 	const id = "begin-etcd"
 	if n.Plan.Rebuild == "" {
@@ -37,7 +37,7 @@ func beginEtcd(n *rolling.Node, files cluster.FileReader, from etcd.Source) step
 		if err := from.Require(ctx, n.Plan.Rebuild); err != nil {
 			return err
 		}
-		// It installs Talos first, and restarts.
+		// The machine installs Talos first, and restarts.
 		w := n.OfMachine(n.Plan.Node+" waiting for its etcd", n.Timing.Join+n.Timing.Settle)
 		w.Due = func() time.Duration {
 			if listed.IsZero() {
@@ -64,8 +64,8 @@ func beginEtcd(n *rolling.Node, files cluster.FileReader, from etcd.Source) step
 	return s
 }
 
-// lookAround ends the wait once the machine has been alone in Talos' discovery for a while: one that has
-// just started lists itself at first, and a moment later what the discovery service has of the others.
+// lookAround ends the wait once the machine has been alone in Talos' discovery for a while. A machine that has just
+// started lists only itself at first; what the discovery service has of the others follows a moment later.
 func lookAround(ctx context.Context, n *rolling.Node, gone []string, listed *time.Time) (bool, string, error) {
 	members, err := n.Talos.Members(ctx)
 	if err == nil {
@@ -85,8 +85,8 @@ func lookAround(ctx context.Context, n *rolling.Node, gone []string, listed *tim
 	return time.Since(*listed) >= n.Timing.Settle, "alone in Talos' discovery, settling", nil
 }
 
-// requireAlone refuses, and ends the wait, if Talos' discovery knows another machine of a new cluster, or
-// another control plane of one that is rebuilt: it knows a machine for half an hour after that is gone.
+// requireAlone ends the wait with a refusal if Talos' discovery knows another machine of a new cluster, or another
+// control plane of a rebuilt one. Discovery knows a machine for half an hour after it is gone.
 func requireAlone(ctx context.Context, n *rolling.Node, members []cluster.Member, gone []string) error {
 	for _, m := range members {
 		if m.Nodename == n.Plan.Node || n.Plan.Rebuild != "" && !m.ControlPlane {
@@ -114,7 +114,7 @@ func discoveryOff(ctx context.Context, n *rolling.Node) (bool, error) {
 	return err == nil && !docs.Discovers(), err
 }
 
-// requireSilent refuses if the machine of an entry of discovery, which should be gone, answers.
+// requireSilent refuses if a machine that discovery lists, but that should be gone, answers.
 func requireSilent(ctx context.Context, n *rolling.Node, m cluster.Member) error {
 	for _, addr := range m.Addresses {
 		who, err := answers(ctx, n, addr)
@@ -129,7 +129,7 @@ func requireSilent(ctx context.Context, n *rolling.Node, m cluster.Member) error
 	return nil
 }
 
-// answers is the configured machine that answers at an address; the zero value: there is none.
+// answers returns the configured machine that answers at an address; the zero value: there is none.
 func answers(ctx context.Context, n *rolling.Node, addr netip.Addr) (who cluster.MachineIdentity, err error) {
 	asking, cancel := context.WithTimeout(ctx, exchange.LookAround)
 	defer cancel()

@@ -59,8 +59,7 @@ func (n *node) applyToBlank(ctx context.Context, disk cluster.MachineDisk, kuber
 	return err
 }
 
-// requireJoins refuses a configuration with which the machine, unless it has etcd's data, would begin an
-// etcd of its own.
+// requireJoins refuses a configuration with which a machine without etcd's data would begin an etcd of its own.
 func (n *node) requireJoins(ctx context.Context, config cluster.Secret) error {
 	if !cluster.OfTypeInit(config) {
 		return nil
@@ -224,7 +223,7 @@ func (n *node) cutOff(ctx context.Context, r *exchange.Replace, mem parking.Memo
 	case isNew && !errors.Is(err, cluster.ErrNotFound):
 		return false // it has joined
 	case !isNew && (err != nil || k.Ready || !k.HeldBy(n.Run) || k.BootID != mem.BootID):
-		return false // it is Ready, is no longer ours, or its kubelet has reported a new boot: it was installed
+		return false // its Node is Ready, is no longer ours, or its kubelet has reported a new boot: it was installed
 	}
 	if !mem.ControlPlane || mem.EtcdKept && !isNew {
 		return true
@@ -237,8 +236,7 @@ func (n *node) cutOff(ctx context.Context, r *exchange.Replace, mem parking.Memo
 	return err == nil && !member
 }
 
-// renew replaces the blank system disk that this replacement made with another one, and starts the
-// VM again.
+// renew replaces the blank system disk of this replacement with another, and starts the VM again.
 func (n *node) renew(ctx context.Context, r *exchange.Replace, silent error) error {
 	n.renewed = true
 	n.Tell("bring-up/configure", fmt.Sprintf("%v; if its installation was cut off it halts, so it gets another blank system disk", silent))

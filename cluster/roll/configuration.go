@@ -59,8 +59,8 @@ func (n savedConfig) read(ctx context.Context) (cluster.Secret, error) {
 	return nil, fault.WithHint(fault.MachineConfig.Refusedf("node %s: %w", n.Plan.Node, damaged), again, n.Plan.Node)
 }
 
-// remember writes the configuration that the node will get to the journal, and returns its checksum
-// for the record. It is the user's file as the plan showed it, else what the node runs.
+// remember writes the configuration that the node will get to the journal: the user's file as the plan showed it,
+// else what the node runs. It returns the checksum for the record.
 func (n savedConfig) remember(ctx context.Context, kubernetes cluster.KubernetesImages) (sum string, err error) {
 	var config cluster.Secret
 	found := false
@@ -84,8 +84,8 @@ func (n savedConfig) remember(ctx context.Context, kubernetes cluster.Kubernetes
 	return cluster.ConfigSum(config), nil
 }
 
-// thenForget returns a function that runs do, which closes the node's record, and then deletes the
-// node's machine configuration from the journal: the node has it again.
+// thenForget returns a function that runs do, which closes the node's record, and then deletes the node's machine
+// configuration from the journal: by then the node has its configuration again.
 func (n savedConfig) thenForget(do func(context.Context) error) func(context.Context) error {
 	return func(ctx context.Context) error {
 		if err := do(ctx); err != nil {

@@ -13,12 +13,12 @@ import (
 	"github.com/recast-sh/recast/internal/step"
 )
 
-// applyConfig gives a node that serves another machine configuration: one that needs no reboot on
-// trial, so that Talos takes it back by itself if the node is not healthy with it, and one that needs
-// a reboot staged, behind a drain.
+// applyConfig gives a serving node another machine configuration. A configuration that needs no reboot is applied
+// on trial: Talos takes it back by itself if the node is not healthy with it. A configuration that needs a reboot
+// is staged, behind a drain.
 type applyConfig struct {
 	*node
-	reboots bool // the node, and is drained before
+	reboots bool // the configuration needs a reboot, and so a drain before
 }
 
 func newApplyConfig(n *node) *applyConfig {
@@ -72,7 +72,8 @@ func (n *applyConfig) runs(ctx context.Context) (string, error) {
 	return "it runs the configuration of its file", nil
 }
 
-// alreadyRuns is runs for a step that would make it so: if that ends here, the node takes pods again.
+// alreadyRuns is runs as the goal of a step that applies the configuration. After an error the node takes pods
+// again; see refused.
 func (n *applyConfig) alreadyRuns(ctx context.Context) (string, error) {
 	reason, err := n.runs(ctx)
 	return reason, n.refused(ctx, err)
@@ -86,8 +87,8 @@ func (n *applyConfig) staged(ctx context.Context) (string, error) {
 	return "it keeps the configuration of its file", nil
 }
 
-// wanted is the file with what recast sets itself. The node keeps the versions of Kubernetes that it
-// runs and, where its image stays as it is, the installer that it names.
+// wanted returns the node's file with what recast sets itself. The node keeps the versions of Kubernetes that it
+// runs and, if its image stays, the installer that its configuration names.
 func (n *applyConfig) wanted(ctx context.Context) (cluster.Secret, error) {
 	text, _, err := n.config.file(ctx)
 	if err != nil {
@@ -112,8 +113,8 @@ func (n *applyConfig) wanted(ctx context.Context) (cluster.Secret, error) {
 	return patched, nil
 }
 
-// rememberOld keeps what the node runs, to be given back if it is not healthy after its reboot. Before
-// anything is drained, it has the node check its file.
+// rememberOld saves the configuration that the node runs, to give it back if the node is not healthy after its
+// reboot. Before anything is drained, the node checks its file.
 func (n *applyConfig) rememberOld(ctx context.Context) error {
 	if err := n.awaitNoTrial(ctx, "remember"); err != nil {
 		return err
@@ -132,8 +133,8 @@ func (n *applyConfig) rememberOld(ctx context.Context) error {
 	return fault.Prefix("journal", n.Journal.PutSecret(MachineConfigKey(n.Plan.Node), has.Active))
 }
 
-// shown reads the node's configurations. It refuses if the node keeps another one than the plan
-// compared, or is a control plane whose API server does not answer before, either.
+// shown reads the node's configurations. It refuses if the node keeps another configuration than the plan compared,
+// or is a control plane whose API server already does not answer.
 func (n *applyConfig) shown(ctx context.Context) (cluster.Configs, error) {
 	if err := n.requireServer(ctx); err != nil {
 		return cluster.Configs{}, err
@@ -158,7 +159,7 @@ func (n *applyConfig) drainMarked(ctx context.Context) error {
 	return n.evict(ctx, "drain", why, vmStays, func() error { return n.takesPods(ctx) })
 }
 
-// check has the node itself say whether it accepts the configuration, and whether it would reboot.
+// check asks the node, by a dry run, whether it accepts the configuration, and whether it would reboot.
 func (n *applyConfig) check(ctx context.Context, text cluster.Secret) error {
 	reboots, err := n.Talos.CheckConfig(ctx, n.Plan.Addr, n.Plan.UUID, text)
 	switch {
@@ -189,8 +190,8 @@ func (n *applyConfig) stage(ctx context.Context) error {
 	return n.refused(ctx, fault.Prefix("stage the configuration on "+n.Plan.Node, err))
 }
 
-// refused has the node take pods again if it does not get its configuration, and serves with the old
-// one. Without an answer, the step is repeated.
+// refused lets the node take pods again if it does not get its configuration and serves with the old one. Without
+// an answer, the step is repeated.
 func (n *applyConfig) refused(ctx context.Context, err error) error {
 	if err == nil || ctx.Err() != nil || cluster.IsUnanswered(err) || fault.KindOf(err) == fault.Claimed {
 		return err
@@ -210,8 +211,8 @@ func (n *applyConfig) reboot(ctx context.Context) error {
 	return cluster.Unanswered(lost, n.awaitBoot(ctx, "reboot", before.BootID))
 }
 
-// markAndReboot notes on the Node that what an upgrade in place has begun goes on with a configuration:
-// if the run ends, the next one must not take what happens now for the upgrade.
+// markAndReboot notes on the Node that the outage of an upgrade in place continues with a configuration: if the run
+// ends, the next run must not take this reboot for the upgrade's.
 func (n *applyConfig) markAndReboot(ctx context.Context) error {
 	mark, err := n.mark(ctx)
 	switch {
@@ -239,8 +240,8 @@ func (n *applyConfig) awaitBoot(ctx context.Context, id, before string) error {
 	})
 }
 
-// waitServes gives the node its old configuration back if it answers and is not healthy with the new
-// one.
+// waitServes waits until the node is healthy. A node that answers, but is not healthy with the new configuration,
+// gets its old one back.
 func (n *applyConfig) waitServes(ctx context.Context) error {
 	err := n.settle(ctx, "wait-healthy", n.Timing.Boot+n.Timing.Join, n.lacksPart)
 	if err == nil || ctx.Err() != nil || !errors.Is(err, context.DeadlineExceeded) {
@@ -284,8 +285,8 @@ func (n *applyConfig) giveBack(ctx context.Context, cause error) error {
 	return errors.Join(fault.WithHint(cause, "it was given its old configuration back, and serves again; no other node was touched"), n.config.thenForget(n.uncordon)(ctx))
 }
 
-// requireServer refuses to give a control plane another configuration if it could not be seen whether
-// its API server survives that.
+// requireServer refuses to give a control plane another configuration if its API server does not answer now: recast
+// could not tell whether that server survives the change.
 func (n *node) requireServer(ctx context.Context) error {
 	if n.Plan.Role != cluster.ControlPlane {
 		return nil

@@ -14,8 +14,8 @@ import (
 	"github.com/recast-sh/recast/internal/step"
 )
 
-// newSystem gives the VM its system disk. A node that is nowhere yet is made as if its VM had just been deleted to be
-// made again.
+// newSystem gives the VM its system disk. The VM of a new node is created as if an older VM had just been deleted
+// to be recreated.
 func (n *node) newSystem() step.Step {
 	made := n.record.source().NewSystem()
 	if n.Plan.Strategy.From() != cluster.Nowhere {
@@ -28,7 +28,7 @@ func (n *node) newSystem() step.Step {
 			return err
 		}
 		if ours, err := made.Skip(ctx); err != nil || ours != "" {
-			return err // an earlier request for it was carried out late
+			return err // an earlier request for the VM was carried out late
 		}
 		r, errRead := n.record.read(ctx)
 		if errRead == nil {
@@ -39,7 +39,7 @@ func (n *node) newSystem() step.Step {
 	return made
 }
 
-// openNew opens the record of a VM that is to be made.
+// openNew opens the record of a VM that is to be created.
 func (n *node) openNew(ctx context.Context) error {
 	uuid := shape.UUID(n.Run, n.Plan.Node)
 	mem := parking.Memory{
@@ -70,7 +70,8 @@ func (n *node) openNew(ctx context.Context) error {
 	return n.record.open(ctx, mem)
 }
 
-// clusterKubernetes returns the images that the node is to run: those of the cluster, whatever its file names.
+// clusterKubernetes returns the Kubernetes images that a new node is to run: those of the cluster, whatever the
+// node's file names.
 func (n *node) clusterKubernetes(ctx context.Context) (images cluster.KubernetesImages, err error) {
 	for _, e := range n.OtherControlPlanes() { // a new cluster has none
 		var m cluster.MachineKubernetes
@@ -85,7 +86,8 @@ func (n *node) clusterKubernetes(ctx context.Context) (images cluster.Kubernetes
 	return images, fault.Prefix("read which Kubernetes the cluster runs", err)
 }
 
-// restartKubelets is for a broken cluster whose etcd has just begun again: all control planes are made again.
+// restartKubelets restarts the kubelets of a broken cluster whose etcd has just begun again: all control planes are
+// recreated.
 func (n *node) restartKubelets() step.Step {
 	from := n.roller.Rebuild
 	return etcd.Kubelets{

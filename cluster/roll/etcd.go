@@ -23,7 +23,7 @@ type etcdMember struct {
 	gate    gate.Gate
 	record  *record
 	files   cluster.FileReader
-	backOut func(context.Context) error // puts a node that was drained back into service
+	backOut func(context.Context) error // puts a drained node back into service
 
 	outOfIt bool // etcd was seen without this member during the take-down
 }
@@ -64,8 +64,8 @@ func (n *etcdMember) left(ctx context.Context) (string, error) {
 	return n.Plan.Node + " is off, and etcd continues without it", nil
 }
 
-// rejoined says whether a node that left etcd is a member again: Talos rejoins etcd on the next
-// boot, whatever caused it.
+// rejoined says whether a node that left etcd is a member again: Talos rejoins etcd on the next boot, whatever
+// caused that boot.
 func (n *etcdMember) rejoined(ctx context.Context) (bool, error) {
 	vm, err := n.Proxmox.VMState(ctx, n.Plan.VMID)
 	switch {
@@ -127,7 +127,7 @@ func (n *etcdMember) offBeforeItLeft(ctx context.Context) error {
 	return fault.WithHint(err, "start %s in Proxmox and wait until etcd is healthy, then run the same command again; its system disk holds data that etcd needs", vm)
 }
 
-// leave removes the node from etcd while the other members can still agree to that: its data is
+// leave removes the node from etcd while the other members can still agree to the removal: the node's etcd data is
 // lost with the system disk, and a member without data is a lost vote.
 func (n *etcdMember) leave(ctx context.Context) error {
 	off, err := isOff(ctx, n.Node)
@@ -178,9 +178,8 @@ func (n *etcdMember) leave(ctx context.Context) error {
 	return n.UpdateRecord(ctx, func(rec *parking.Record) { rec.Left = true })
 }
 
-// mayLeave refuses if etcd is not healthy without the node, or if the node's identity is not
-// proven. member says whether the node is a member. serves says that it keeps serving if it is
-// refused.
+// mayLeave refuses if etcd is not healthy without the node, or if the node's identity is not proven. member says
+// whether the node is a member; serves, whether a refused node keeps serving.
 func (n *etcdMember) mayLeave(ctx context.Context) (member, serves bool, err error) {
 	v, err := etcd.Look(ctx, n.Talos, n.AskEtcd(), n.Plan.Node)
 	if err != nil {
@@ -240,7 +239,7 @@ func (n *etcdMember) lacks(ctx context.Context, mem parking.Memory) (string, err
 		return "it is no member of etcd yet", nil
 	case m.Learner:
 		return learnerStill, nil
-	case mem.EtcdMembers == 0: // of a broken cluster, that works again: nothing was known of its etcd
+	case mem.EtcdMembers == 0: // of a broken cluster that works again: nothing was known about its etcd
 	case mem.EtcdKept && m.ID != mem.EtcdID:
 		return fmt.Sprintf("its etcd member is %x, but its data is that of %x", m.ID, mem.EtcdID), nil
 	case len(v.Members) != mem.EtcdMembers && (n.Plan.Strategy.From() != cluster.Nowhere || len(v.Members) < mem.EtcdMembers): // others may have joined with it
@@ -315,7 +314,7 @@ func (n *etcdMember) requireToReboot(ctx context.Context) error {
 		return nil
 	}
 	if _, err := n.Talos.EtcdStatus(ctx, n.Plan.Addr); err != nil {
-		return nil //nolint:nilerr // it is no member that the others could miss
+		return nil //nolint:nilerr // the others do not need a member that does not answer
 	}
 	return n.gate.RequireEtcd(ctx)
 }

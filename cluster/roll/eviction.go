@@ -37,9 +37,8 @@ func (n *node) awaitDetached(ctx context.Context, id string, within time.Duratio
 	return err
 }
 
-// awaitDisksGone waits until the VM has only the disks that were remembered. If it were stopped
-// now, it would be recreated without the others, or it would keep a disk that a pod already writes
-// to on another node.
+// awaitDisksGone waits until the VM has only the disks that were remembered. If the VM were stopped now, it would
+// be recreated without the others, or it would keep a disk that a pod already writes to on another node.
 func (n *node) awaitDisksGone(ctx context.Context, id string, mem parking.Memory, within time.Duration) error {
 	var foreign []cluster.Disk
 	err := n.Wait(ctx, id, fmt.Sprintf("disks of pods to leave VM %d", n.Plan.VMID), within, func(ctx context.Context) (bool, string, error) {
@@ -166,8 +165,8 @@ func (n *node) takesPods(ctx context.Context) error {
 	return fault.WithHint(fmt.Errorf("uncordon %s: %w", n.Plan.Node, err), "%s still runs and is left cordoned: run the same command again to continue from there", n.Plan.Node)
 }
 
-// systemParked says whether the node's system disk is parked. Then whatever runs in the VM is not
-// the node: a disk is never taken from a running VM.
+// systemParked says whether the node's system disk is parked. A disk is never taken from a running VM, so whatever
+// runs in that VM is not the node.
 func (n *node) systemParked(ctx context.Context) (bool, error) {
 	park, err := n.Parking(ctx)
 	if err != nil {
@@ -182,7 +181,7 @@ func (n *node) systemParked(ctx context.Context) (bool, error) {
 	return false, nil
 }
 
-// mark reads the node's mark; nil if it has none.
+// mark returns the mark on the Node; nil: it has none.
 func (n *node) mark(ctx context.Context) (*cluster.Mark, error) {
 	k, err := n.KubeNode(ctx)
 	if err != nil {

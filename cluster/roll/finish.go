@@ -22,7 +22,7 @@ func (n *node) kept(ctx context.Context) (string, error) {
 // frees lists the steps that free what is superseded once the record is closed.
 func (n *node) frees() []step.Step {
 	steps := rolling.Freeing{Node: n.Node}.Steps("bring-up/finish")
-	if n.Want.Surge { // what an earlier removal of it has left
+	if n.Want.Surge { // what an earlier removal of the node has left
 		steps = append(steps, rolling.Freeing{Node: n.Node}.Removed())
 	}
 	return steps
@@ -35,7 +35,7 @@ func (n *node) uncordon(ctx context.Context) error {
 	return fault.Prefix("uncordon "+n.Plan.Node, n.Kube.Uncordon(ctx, n.Plan.Node))
 }
 
-// uncordoned holds once our mark is removed: a cordon by someone else stays.
+// uncordoned is the goal of uncordon: our mark is removed. A cordon by someone else stays.
 func (n *node) uncordoned(ctx context.Context) (string, error) {
 	k, err := n.KubeNode(ctx)
 	switch {
@@ -72,7 +72,7 @@ func (n *node) removed(ctx context.Context) (string, error) {
 	if n.Plan.Found.Absent != nil { // only its disk was left
 		return rolling.Freeing{Node: n.Node}.Done(ctx)
 	}
-	if !n.Out.Has(n.Plan.Node) { // its steps are to look
+	if !n.Out.Has(n.Plan.Node) { // its steps check that
 		return "", nil
 	}
 	if reason, err := n.kept(ctx); err != nil || reason == "" {
@@ -90,13 +90,13 @@ func (n *node) uncordonStep(uncordon func(context.Context) error) step.Step {
 	return step.Step{ID: "uncordon", Title: "uncordon " + n.Plan.Node, Skip: n.uncordoned, Do: uncordon}
 }
 
-// deleteNodeStep makes Kubernetes forget a node whose VM is deleted.
+// deleteNodeStep deletes the Node of a node whose VM is deleted.
 func (n *node) deleteNodeStep() step.Step {
 	own := func(ctx context.Context, _ cluster.KubeNode) error { return n.gate.RequireOwnName(ctx) }
 	return rolling.DeleteNode(n.Node, "delete Node "+n.Plan.Node, own, nil)
 }
 
-// keepDisksStep keeps the disks of a node that is removed parked.
+// keepDisksStep keeps the disks of a removed node parked.
 func (n *node) keepDisksStep() step.Step {
 	return step.Step{ID: "keep", Title: "keep its disks parked", Skip: n.kept, Do: func(ctx context.Context) error {
 		r, err := n.record.read(ctx)

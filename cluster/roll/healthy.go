@@ -48,7 +48,7 @@ func (n *node) installs() bool {
 	return n.Plan.Strategy.Installs()
 }
 
-// wayBack says how to cancel what is done to a node on which Talos is installed.
+// wayBack says how to cancel the replacement, or the creation, of a node on which Talos is installed.
 func (n *node) wayBack() string {
 	if n.Plan.Strategy.From() == cluster.Nowhere {
 		return "recast undo " + n.Plan.Node + " says how to give it up"
@@ -90,8 +90,8 @@ func (n *node) lacksAfterExchange(ctx context.Context, mem parking.Memory) (stri
 	return cluster.LacksNode(ctx, n.Kube, n.Plan.Node, m.UUID, m.BootID)
 }
 
-// stuck names volumes that Talos can't make or find, but for those that were so before: the configuration has not
-// arrived.
+// stuck names the volumes that Talos can't make or find and that were not stuck before: with one of them, the
+// configuration has not arrived.
 func stuck(m cluster.Machine, before []cluster.VolumeStatus) string {
 	return strings.Join(m.StuckVolumes(before), "; ")
 }
@@ -200,7 +200,7 @@ func (n *node) settled(ctx context.Context, lacks func(context.Context) (string,
 		return n.isHealthy(), nil
 	}
 	if what, err := lacks(ctx); what != "" || errors.Is(err, errRolledBack) || errors.Is(err, errOtherSystem) {
-		return "", nil //nolint:nilerr // settle says what it is
+		return "", nil //nolint:nilerr // settle reports what is missing
 	}
 	return n.isHealthy(), nil
 }
@@ -237,7 +237,7 @@ func (n *node) waitStep(code fault.Code, healthy goal, wait func(context.Context
 	return step.Step{ID: "wait-healthy", Code: code, Title: title, Skip: healthy, Do: wait}
 }
 
-// withUndoHint adds the way back to the error of a node that does not come up with its new VM.
+// withUndoHint adds recast undo as a hint to the error of a node that does not come up with its new shape.
 func (n *node) withUndoHint(err error) error {
 	if !n.Plan.Strategy.Reshapes() {
 		return err

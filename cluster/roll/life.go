@@ -12,8 +12,8 @@ import (
 	"github.com/recast-sh/recast/internal/step"
 )
 
-// life is everything that happens to a node, in order; a step that does not apply is left out. Before the
-// first node there are rehearsals and a snapshot of etcd (Roller.Steps), around each batch the user's hooks
+// life lists everything that happens to a node, in order; a step that does not apply is left out. Rehearsals and a
+// snapshot of etcd come before the first node (Roller.Steps), the user's hooks around each batch
 // (hook.Run.AroundBatch). Every Skip asks the world whether its step is done, so an interrupted roll resumes by
 // running the same list again. What must hold before anything is touched is in package gate (Gate.look).
 func (n *node) life() []step.Step {
@@ -22,7 +22,7 @@ func (n *node) life() []step.Step {
 	onlyDisk, broken := removes && p.Found.Absent != nil, p.Rebuild != "" // an earlier removal left a disk; no API answers
 	u, c, v, stops := &inPlace{node: n}, newApplyConfig(n), n.asStopped(), n.stopsVM()
 	gets := s.KeepsVM() && !upgrades // a configuration, and nothing else
-	// Of a resumed node, only what makes it serve is done: what it runs is looked at when it answers.
+	// A resumed node gets only the steps that make it serve: what it runs is checked when it answers.
 	begins, ends := gets && !p.Resume && c.reboots, gets && (p.Resume || c.reboots)
 	return slices.Concat(
 		n.userGates.Before(),
@@ -63,10 +63,10 @@ func (n *node) life() []step.Step {
 	)
 }
 
-// goal is why there is nothing to do; "": there is.
+// goal returns why there is nothing to do; "": there is.
 type goal = func(context.Context) (string, error)
 
-// when returns the steps, if they apply.
+// when returns the steps if they apply.
 func when(applies bool, steps ...step.Step) []step.Step {
 	if !applies {
 		return nil
@@ -74,9 +74,8 @@ func when(applies bool, steps ...step.Step) []step.Step {
 	return steps
 }
 
-// takeDown takes a node down, and its disks to where they are safe: after prepare-disk and stop its VM is off,
-// then follow unprotect, park and delete-vm. What must hold before the VM is deleted is in
-// exchange.Replace.deleteSame.
+// takeDown takes a node down and moves its disks to safety. After prepare-disk and stop its VM is off; unprotect,
+// park and delete-vm follow. What must hold before the VM is deleted is in exchange.Replace.deleteSame.
 func (n *node) takeDown() step.Step {
 	down := n.record.source().TakeDown(
 		n.rememberStep("remember what the node must get back", n.remember),
@@ -88,8 +87,8 @@ func (n *node) takeDown() step.Step {
 	return down
 }
 
-// bringUp brings a node up in the VM that it gets, or that it has: with its system disk, after renew-disk and
-// attach, the VM has all its disks.
+// bringUp brings a node up, with its system disk, in its new or kept VM. After renew-disk and attach, the VM has
+// all its disks.
 func (n *node) bringUp() step.Step {
 	p, s, x := n.Plan, n.Plan.Strategy, n.record.source()
 	keeps, first := s.System() == cluster.SystemKept, p.Bootstraps
@@ -103,17 +102,17 @@ func (n *node) bringUp() step.Step {
 		step.OnlyIf(first, beginEtcd(n.Node, n.roller.Files, n.roller.Rebuild)),
 		n.waitStep(fault.NoJoin, n.healthy, n.waitHealthy),
 		step.OnlyIf(first && p.Rebuild != "", n.restartKubelets()),
-		x.Finish(n.givesBack(), n.frees()...), // eject, restore-settings, restore-ha, those, keep, and these
+		x.Finish(n.givesBack(), n.frees()...), // eject, restore-settings, restore-ha, givesBack, keep, frees
 	)
 }
 
-// givesBack gives the node back what was taken away from it.
+// givesBack lists the steps that give the node back what was taken away from it.
 func (n *node) givesBack() []step.Step {
 	return []step.Step{n.restoreMetadataStep(), rolling.NoteEntry(n.Node), n.uncordonStep(n.uncordon)}
 }
 
-// putBack cancels an unfinished replacement: every disk goes back to where it was, the old system disk
-// too, and the node runs its old system again. This needs no secrets, so it works from any machine.
+// putBack cancels an unfinished replacement: every disk goes back to where it was, also the old system disk, and
+// the node runs its old system again. This needs no secrets, so it works from any machine.
 func (n *node) putBack() step.Step {
 	stop := func(r *exchange.Replace) []step.Step {
 		return []step.Step{n.leaveAsReplacementStep(r), n.stopReplacementStep(r)}
@@ -123,8 +122,8 @@ func (n *node) putBack() step.Step {
 }
 
 // upgrade installs another system beside the running one, on the node's own disk, and boots it. The mark on the
-// Node distinguishes one boot from the next, and so a silent rollback from a slow reboot: it is set before
-// anything is touched, and removed last.
+// Node tells one boot from the next, and so a silent rollback from a slow reboot: it is set before anything is
+// touched, and removed last.
 func (n *inPlace) upgrade() step.Step {
 	return step.Step{
 		ID: "upgrade", Title: "upgrade " + n.Plan.Node + " in place", Risk: step.Disruptive, Skip: n.runsWanted,
@@ -163,8 +162,7 @@ func (n *inPlace) fallback() step.Step {
 	}
 }
 
-// afterUpgrade gives a node that was upgraded in place, and is still drained, its configuration in the
-// same outage.
+// afterUpgrade gives a node that was upgraded in place, and is still drained, its configuration in the same outage.
 func (n *applyConfig) afterUpgrade() step.Step {
 	return step.Step{
 		ID: "configure", Title: "give " + n.Plan.Node + " its machine configuration", Risk: step.Disruptive,
@@ -177,7 +175,7 @@ func (n *applyConfig) afterUpgrade() step.Step {
 	}
 }
 
-// gateStep checks last whether the node may be taken out.
+// gateStep is the last check whether the node may be taken out.
 func (n *node) gateStep() step.Step {
 	title := "check that it is safe to take " + n.Plan.Node + " out"
 	if n.Plan.Strategy.From() == cluster.Nowhere {
@@ -188,7 +186,7 @@ func (n *node) gateStep() step.Step {
 
 func (n *node) stopsForShape() bool { return len(n.Plan.VM.At(shape.Off)) > 0 }
 
-// stopsVM says whether the VM that the node has is stopped.
+// stopsVM says whether the node's present VM is stopped.
 func (n *node) stopsVM() bool {
 	switch s := n.Plan.Strategy; {
 	case s.Reshapes():
@@ -202,8 +200,8 @@ func (n *node) stopsVM() bool {
 	}
 }
 
-// asStopped is the node as its VM is stopped. A node that keeps its VM has got its image or configuration then, is
-// still drained, and gets its VM another shape in the same outage.
+// asStopped returns the node as it is when its VM is stopped. A node that keeps its VM then has its new image or
+// configuration, is still drained, and gets its VM another shape in the same outage.
 func (n *node) asStopped() *node {
 	if !n.Plan.Strategy.KeepsVM() {
 		return n

@@ -14,8 +14,8 @@ import (
 	"github.com/recast-sh/recast/internal/step"
 )
 
-// rememberLost is what is remembered of a control plane whose cluster is broken: its VM. Neither its
-// machine nor Kubernetes need to answer.
+// rememberLost returns what is remembered of a control plane whose cluster is broken: its VM. Neither its machine
+// nor Kubernetes needs to answer.
 func rememberLost(ctx context.Context, n *rolling.Node) (parking.Memory, error) {
 	vm, err := n.Proxmox.VM(ctx, n.Plan.VMID)
 	if err != nil {
@@ -38,8 +38,8 @@ func rememberLost(ctx context.Context, n *rolling.Node) (parking.Memory, error) 
 	return mem, nil
 }
 
-// forgetGone is the step that deletes the Node that a restored Kubernetes still has of a control plane
-// which is about to be made again. It refuses unless the machine of that Node is gone.
+// forgetGone deletes the Node that a restored Kubernetes still has of a control plane that is about to be
+// recreated. It refuses unless the machine of that Node is gone.
 func forgetGone(n *rolling.Node) step.Step {
 	return rolling.DeleteNode(n, "delete the old Node "+n.Plan.Node,
 		func(ctx context.Context, k cluster.KubeNode) error { return requireGone(ctx, n, k) },

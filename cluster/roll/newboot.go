@@ -43,7 +43,7 @@ func (n *inPlace) waitBootHealthy(ctx context.Context) error {
 	return n.bootFailed(ctx, err)
 }
 
-// rememberStuck keeps which volumes are stuck before the upgrade.
+// rememberStuck saves which volumes are stuck before the upgrade.
 func (n *inPlace) rememberStuck(ctx context.Context) error {
 	m, err := n.Talos.Machine(ctx, n.Plan.Addr)
 	if err != nil {
@@ -52,7 +52,7 @@ func (n *inPlace) rememberStuck(ctx context.Context) error {
 	return fault.Prefix("journal", n.Journal.Put(n.Key("stuck"), m.Stuck()))
 }
 
-// awaitVolumes waits for the volumes of a configuration that came with the boot, as one that was staged does. The
+// awaitVolumes waits for the volumes of a configuration that took effect with this boot, as a staged one does. The
 // system is the wanted one, so it stays.
 func (n *inPlace) awaitVolumes(ctx context.Context) error {
 	var before []cluster.VolumeStatus
@@ -61,7 +61,7 @@ func (n *inPlace) awaitVolumes(ctx context.Context) error {
 		return fault.Prefix("journal", err)
 	}
 	if !known {
-		return nil // which of them were stuck before, nobody knows: drift names them
+		return nil // unknown which of them were stuck before: drift names them
 	}
 	err = n.Watch(ctx, "wait-healthy", n.OfMachine("volumes of "+n.Plan.Node, n.Timing.Join), func(ctx context.Context) (bool, string, error) {
 		m, err := n.Talos.Machine(ctx, n.Plan.Addr)
@@ -192,7 +192,7 @@ func (n *inPlace) crossCheck(ctx context.Context, m cluster.BootedMachine, k clu
 		return nil
 	}
 	booted := k.Booted
-	booted.Gone = "" // the installer has written another
+	booted.Gone = "" // the installer has written another entry
 	if m.RunningSystem = k.Corrected(m.RunningSystem, m.BootID); m.PendingReboot() {
 		n.Tell("wait-healthy", fmt.Sprintf("it says that it booted %s, but it runs the system of %s: its schematic and extensions are the wanted ones", m.BootEntry, m.NextBoot))
 		booted = cluster.Booted{BootID: m.BootID, Entry: m.NextBoot}

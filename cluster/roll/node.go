@@ -22,8 +22,8 @@ import (
 	"github.com/recast-sh/recast/internal/words"
 )
 
-// node is one node in a roll (DESIGN §9): what the plan says about it, and what only this process
-// knows. What happens to it, in order, is in life.go; the other files have the bodies by topic.
+// node is one node in a roll (DESIGN §9): what the plan says about it, and what only this process knows. Its steps
+// are in order in life.go; the other files have the bodies by topic.
 type node struct {
 	*rolling.Node
 	roller *Roller
@@ -44,7 +44,7 @@ type node struct {
 	settledAt time.Time // when it had been healthy for the settling time; zero: not yet
 }
 
-// planned returns a node of p, in one of its phases.
+// planned returns node n of p, in one of the phases of p.
 func (r *Roller) planned(p planning.Plan, n planning.NodePlan, phase planning.Phase) *node {
 	n.ControlPlanes, n.Heed = p.ControlPlanes, p.Heed
 	of := r.node(rolling.Node{Plan: n, Want: n.Wanted, Path: planning.StepPath(phase, n.Node)})
@@ -90,7 +90,7 @@ func (n *node) explained(s step.Step) step.Step {
 		park, errPark := n.Parking(ctx)
 		rec := park.Record
 		if errPark != nil {
-			// Its record can't be read; the memory says as much.
+			// The record can't be read; the memory has the same facts.
 			if rec, errMemory = n.record.opening().Opened(mem, nil); errMemory != nil {
 				return err
 			}
@@ -144,7 +144,7 @@ func (n *node) finished(ctx context.Context) (string, error) {
 // unfinished names what keeps the node from being finished.
 func (n *node) unfinished(ctx context.Context) (string, error) {
 	if !n.Plan.Strategy.BringsImage() {
-		return "", nil // its goal is another, which the title says
+		return "", nil // its goal is another one, named by the title
 	}
 	park, err := n.Parking(ctx)
 	switch {
@@ -164,8 +164,8 @@ func (n *node) unfinished(ctx context.Context) (string, error) {
 	return strings.Join(reasons, "; "), nil
 }
 
-// drift is what of the node is not as wanted now. known is false if its machine does not answer, which is an
-// error once the node has ended.
+// drift returns how the node differs from what is wanted now. known is false if its machine does not answer, which
+// is an error once the node has ended.
 func (n *node) drift(ctx context.Context, park parking.Parking, ended bool) (d observe.Drift, known bool, err error) {
 	vm, err := n.Proxmox.VMConfig(ctx, n.Plan.VMID)
 	if err != nil {
@@ -184,7 +184,7 @@ func (n *node) drift(ctx context.Context, park parking.Parking, ended bool) (d o
 	case ended:
 		return d, false, fmt.Errorf("ask Kubernetes for node %s: %w", n.Plan.Node, err)
 	default:
-		return d, false, nil //nolint:nilerr // a single control plane's API is away with it
+		return d, false, nil //nolint:nilerr // a single control plane's API is down with it
 	}
 	inKubernetes := err == nil
 	if inKubernetes {
@@ -215,8 +215,8 @@ func (n *node) rolledBackTo(rec parking.Record) string {
 	return "it runs its earlier system again"
 }
 
-// reshaped is the goal of a node that only gets another VM. What a newer recast.yaml wants of it is
-// planned again after it was resumed.
+// reshaped is the goal of a node that only gets another VM. What a newer recast.yaml wants of a resumed node is
+// planned again afterwards.
 func (n *node) reshaped(ctx context.Context) (string, error) {
 	ended := n.Out.Has(n.Plan.Node) // false before its steps
 	done, err := n.serving.Finished(ctx)

@@ -44,7 +44,7 @@ func (n *node) keepServing(ctx context.Context, r *exchange.Replace, cause error
 	return errors.Join(cause, n.backOut(ctx))
 }
 
-// switchOff shuts the VM down. If the guest does not shut down, it calls beforePull and stops the VM.
+// switchOff shuts the VM down. If the guest does not shut down, switchOff calls beforePull and stops the VM.
 func (n *node) switchOff(ctx context.Context, r *exchange.Replace, id string, vm cluster.VM, beforePull func(context.Context) error) error {
 	var refused error // by the guest; an error about the record is no reason to pull the plug
 	err := r.Sending(ctx, cluster.SentShutdown, n.Timing.Stop+exchange.LateQueue, func(ctx context.Context) error {

@@ -73,8 +73,7 @@ func (n *node) pullOnce(ctx context.Context) error {
 	return nil
 }
 
-// configForNew is the node's configuration with the wanted installer in it, as
-// the wanted Talos can read it.
+// configForNew returns the node's configuration with the wanted installer, as the wanted Talos can read it.
 func (n *node) configForNew(ctx context.Context) (cluster.Secret, error) {
 	config, err := n.Talos.MachineConfig(ctx, n.Plan.Addr)
 	if err != nil {

@@ -13,8 +13,8 @@ import (
 	"github.com/recast-sh/recast/internal/step"
 )
 
-// leaveAsReplacement makes a replacement that has joined etcd leave it again. If it does not
-// answer, the old system replaces its member by name when it joins.
+// leaveAsReplacement makes a replacement that has joined etcd leave it again. If the replacement does not answer,
+// the old system replaces its member by name when it joins.
 func (n *node) leaveAsReplacement(ctx context.Context, r *exchange.Replace) error {
 	if out, err := n.replacementOut(ctx, r); err != nil || out != "" {
 		return err

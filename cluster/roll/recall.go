@@ -92,7 +92,8 @@ func (n *node) recall(ctx context.Context) (parking.Memory, error) {
 	return mem, err
 }
 
-// notToCome are the volumes that are stuck, and those that somebody made on the system disk: Talos makes none of them again.
+// notToCome lists the volumes that are stuck, and those that somebody made on the system disk: Talos makes none of
+// them again.
 func notToCome(m cluster.Machine) []cluster.VolumeStatus {
 	out := m.Stuck()
 	for _, s := range m.VolumeStatuses {
@@ -208,8 +209,8 @@ func (n *node) takenDown(ctx context.Context) (string, error) {
 	return r.TakenDown(ctx)
 }
 
-// reachBlank returns the VM setting by which the blank machine gets its address, while its machine
-// still says where that address comes from.
+// reachBlank returns the VM setting that gives the blank machine its address, while the present machine still says
+// where that address comes from.
 func (n *node) reachBlank(vm cluster.VM, m cluster.Machine) (*cluster.BlankSetting, error) {
 	if !n.installs() {
 		return nil, nil // the system that comes back has its configuration

@@ -18,18 +18,18 @@ type record struct {
 	*rolling.Node
 	roller *Roller
 	asks   func(context.Context) error // refuses a system disk that may not leave the node
-	forget func() error                // is told that the record is closed
+	forget func() error                // called once the record is closed
 
 	drawn  *exchange.Replace // set if the steps are only listed; nil: the record is read
-	opened *exchange.Replace // as the record was read last; nil: not yet
+	opened *exchange.Replace // the exchange as last read from the record; nil: not yet
 }
 
 func newRecord(n *rolling.Node, r *Roller, asks func(context.Context) error, forget func() error) *record {
 	return &record{Node: n, roller: r, asks: asks, forget: forget}
 }
 
-// known returns the exchange as it was last read, if it was. Where each disk goes is written once,
-// when the record is opened.
+// known returns the exchange as last read, or reads it. Where each disk goes is written once, when the record is
+// opened.
 func (n *record) known(ctx context.Context) (*exchange.Replace, error) {
 	if n.opened == nil {
 		return n.read(ctx)
@@ -68,7 +68,7 @@ func (n *record) open(ctx context.Context, mem parking.Memory) error {
 	return err
 }
 
-// opening is the record of this node's replacement with what is known before it begins.
+// opening returns the record of this node's replacement with what is known before it begins.
 func (n *record) opening() parking.Record {
 	return parking.Record{
 		Cluster: n.Cluster, Node: n.Plan.Node, Run: n.Run, VMIDs: n.roller.VMIDs.String(), Build: n.Plan.Build(), Strategy: n.Plan.Strategy,

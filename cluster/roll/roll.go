@@ -32,11 +32,11 @@ type Roller struct {
 	DrainDeletes bool                // deletes pods whose eviction is still refused when a drain times out
 	BootFailure  cluster.BootFailure // what to do with a node that does not come back from an in-place upgrade
 	SnapshotDir  string              // where snapshots of etcd are saved
-	Rebuild      etcd.Source         // what a broken cluster begins with again
+	Rebuild      etcd.Source         // what a broken cluster's etcd begins with again
 	History      cluster.History
 
-	// MachineConfig returns a node's configuration if the user keeps it in files; found is false if
-	// it must be read from the node before that goes down.
+	// MachineConfig returns a node's configuration if the user keeps it in files; found is false if it must be read
+	// from the node before the node goes down.
 	MachineConfig func(ctx context.Context, node string) (config cluster.Secret, found bool, err error)
 	// Hooked, if set, receives the result of each hook.
 	Hooked func(hook.HookRun)

@@ -14,8 +14,8 @@ import (
 	"github.com/recast-sh/recast/internal/words"
 )
 
-// inPlace is the upgrade in place: installed and booted here, in newboot.go whether it came up, and the
-// reimage of a node that did not come back.
+// inPlace is the upgrade in place. This file installs and boots the new system; newboot.go has whether it came up,
+// and the reimage of a node that did not come back.
 type inPlace struct {
 	*node
 	rebooted  bool      // this process told it to reboot
@@ -122,12 +122,11 @@ func (n *inPlace) install(ctx context.Context) error {
 	return n.awaitDown(ctx, "upgrade/install", n.Timing.Boot)
 }
 
-// installed says whether the wanted build is installed beside the running system: the boot loader's
-// default has changed since the mark was set. The mark itself counts only if the default can't tell,
-// since it can't be read or is one that an earlier disk has left, and not on a machine that reboots by
-// itself: that one is marked before it has even pulled the installer, and its installer ends with the
-// call. The build must not be installed twice: before Talos 1.14 an installer keeps the default entry and
-// removes the others, the running one too.
+// installed says whether the wanted build is installed beside the running system: the boot loader's default has
+// changed since the mark was set. The mark itself counts only if the default can't tell (it can't be read, or an
+// earlier disk has left it), and not on a machine that reboots by itself: such a machine is marked before it has
+// even pulled the installer, and its installer ends with the call. The build must not be installed twice: before
+// Talos 1.14 an installer keeps the default entry and removes the others, the running one too.
 func (n *inPlace) installed(ctx context.Context) (string, error) {
 	if reason, err := n.runsWanted(ctx); err != nil || reason != "" {
 		return reason, err
@@ -177,8 +176,8 @@ func (n *inPlace) notInstalled(ctx context.Context, cause error) error {
 	return errors.Join(err, fault.Prefix("uncordon "+n.Plan.Node, n.Kube.Uncordon(ctx, n.Plan.Node)))
 }
 
-// keepWayBack keeps what a way back needs. What the plan showed of the node's file must still hold before
-// anything is touched.
+// keepWayBack saves what a way back needs. What the plan showed of the node's file must still hold before anything
+// is touched.
 func (n *inPlace) keepWayBack(ctx context.Context) error {
 	if n.Plan.WithConfig {
 		if _, _, err := n.config.userConfig(ctx); err != nil {
