@@ -39,7 +39,7 @@ func (r *Replace) handBack(ctx context.Context, d parking.ParkedDisk) (vm cluste
 		}
 		seen = nil
 	}
-	// A drive that named a volume which is gone is gone now, too.
+	// A drive whose volume no longer existed has been removed by now.
 	if _, there := vm.Config[d.Key]; found && !there {
 		if d.Holder != 0 {
 			if err := r.attachHeld(ctx, vm, d); err != nil {
@@ -65,8 +65,8 @@ func (r *Replace) handBack(ctx context.Context, d parking.ParkedDisk) (vm cluste
 	return vm, disk, nil
 }
 
-// poweredBoth is Powered that also reads the parking VM, at the same time, for the hand-over of a
-// disk to the VM. seen is nil if another VM has the disk.
+// poweredBoth is Powered that also reads the parking VM, at the same time, for the hand-over of a disk to the VM.
+// seen is nil if the disk belongs to another VM.
 func (r *Replace) poweredBoth(ctx context.Context, d parking.ParkedDisk) (vm cluster.VM, found bool, seen *pair, err error) {
 	if d.Holder != 0 {
 		vm, found, err = r.Powered(ctx)

@@ -37,7 +37,7 @@ func (r *Replace) changedSince(vm cluster.VM) []string {
 	return changed
 }
 
-// deleteSame deletes the VM if it is still the one that was planned, stopped and empty.
+// deleteSame deletes the VM if it is still the planned one, stopped and empty.
 func (r *Replace) deleteSame(ctx context.Context) error {
 	var vm, park cluster.VM
 	var found bool
@@ -71,12 +71,12 @@ func (r *Replace) deleteSame(ctx context.Context) error {
 		return fault.UUIDMismatch.Refusedf("%s (UUID %s) is not the VM that was planned: %s (UUID %s)", vm, vm.UUID(), r.VM, r.VM.UUID())
 	case vm.Running:
 		return startedMeanwhile(vm)
-	case vm.Lock != "" && !cluster.Locked(vm): // Proxmox refuses a delete under any lock; see package patience
+	case vm.Lock != "" && !cluster.Locked(vm): // Proxmox refuses a delete under any lock; see claim.WithPatience
 		return fault.VMLocked.Refusedf("%s is locked (%s)", vm, vm.Lock)
 	case len(owned) > 0:
 		return stillThere(vm, owned, fault.ParkedHalf.Refusedf("%s still owns %s, which would be deleted with it", vm, volumesOf(owned)))
 	case vm.Config["vmstate"] != "" || vm.Config["parent"] != "" || len(vm.Pending) > 0:
-		// What they name would be deleted too (qemu-server, QemuServer.pm, destroy_vm).
+		// Proxmox would delete what they name, too (qemu-server, QemuServer.pm, destroy_vm).
 		return fault.VMChanged.Refusedf("%s has a saved state, a snapshot or pending changes (%s), which it had not: it is not deleted",
 			vm, strings.TrimSpace(strings.Join(append(slices.Clone(vm.Pending), vm.Config["vmstate"], vm.Config["parent"]), " ")))
 	}
@@ -87,7 +87,7 @@ func (r *Replace) deleteSame(ctx context.Context) error {
 		return fault.WithHint(fault.VMChanged.Refusedf("%s was changed by someone else since it was remembered (%s): the new VM would not have that, so it is not deleted", vm, strings.Join(changed, "; ")),
 			"set that back, then run the same command again; or recast undo NODE, which gives the old VM its disks back, and roll again")
 	}
-	if errKept != nil { // of the VM on that host under that name, which it still is
+	if errKept != nil { // errKept is about the VM on that host under that name, which it still is
 		return errKept
 	}
 	if err := cluster.RequireQuorum(ctx, r.Proxmox); err != nil {
@@ -116,8 +116,8 @@ func (r *Replace) replaced(ctx context.Context) (string, error) {
 	return r.isReplaced(vm, found)
 }
 
-// TakenDown is the goal of take-down for every strategy. A VM that is only given another shape is off
-// until it has the run's mark.
+// TakenDown is the goal of take-down for every strategy. A VM that only gets another shape is off until it has the
+// run's mark.
 func (r *Replace) TakenDown(ctx context.Context) (string, error) {
 	switch {
 	case r.Strategy.DeletesVM():
@@ -186,8 +186,8 @@ func volumesOf(drives []cluster.Disk) string {
 	return strings.Join(names, ", ")
 }
 
-// awaitDelete waits until an earlier, unanswered delete of the VM is carried out or can't come any
-// more. A second delete would free the VMID for another VM, which the first one would then delete.
+// awaitDelete waits until an earlier, unanswered delete of the VM is carried out or can't come any more. A second
+// delete would free the VMID for another VM, which the first delete would then destroy.
 func (r *Replace) awaitDelete(ctx context.Context) error {
 	return r.record().awaitUnless(ctx, r.saying("delete-vm"), func(ctx context.Context) (bool, error) {
 		_, found, err := r.Current(ctx)

@@ -17,8 +17,8 @@ import (
 	"github.com/recast-sh/recast/internal/wait"
 )
 
-// compareDisks checks that the VM has exactly the drives that it had before. Whether no other VM uses one of
-// them is asked right before it is started: see RequireAlone.
+// compareDisks checks that the VM has exactly the drives that it had before. RequireAlone checks, right before the
+// VM is started, that no other VM uses one of them.
 func (r *Replace) compareDisks(ctx context.Context) error {
 	vm, found, err := r.Powered(ctx)
 	switch {
@@ -42,8 +42,8 @@ func (r *Replace) compareDisks(ctx context.Context) error {
 	return errors.Join(append(r.missingDrives(vm, before, have), r.addedDrives(vm, before, have)...)...)
 }
 
-// knowPods asks which added drives of a running VM are pods' volumes: those come and go. If Pods is
-// nil, it uses what was remembered.
+// knowPods asks which added drives of a running VM are pods' volumes, which come and go. If Pods is nil, it uses
+// what was remembered.
 func (r *Replace) knowPods(ctx context.Context, vm *cluster.VM, before []cluster.Disk) error {
 	have, _ := vm.Disks() // an unreadable drive is refused next
 	if !vm.Running || r.Pods == nil || !slices.ContainsFunc(have, func(d cluster.Disk) bool { _, had := cluster.FindDrive(before, d.Key); return !had && vm.Doubtful(d) }) {
@@ -93,13 +93,13 @@ func (r *Replace) addedDrives(vm cluster.VM, before, have []cluster.Disk) (probl
 	return problems
 }
 
-// Others is what tells who else uses a VM's disks.
+// Others is the state of Proxmox that shows who else uses a VM's disks.
 type Others struct {
 	vms      []cluster.VM
 	storages []cluster.Storage
 }
 
-// ReadOthers reads it now.
+// ReadOthers reads Others now.
 func ReadOthers(ctx context.Context, px cluster.Inventory, id cluster.VMID) (o Others, err error) {
 	err = wait.All(
 		func() (err error) {
@@ -135,7 +135,7 @@ func (o Others) RequireAlone(ctx context.Context, px cluster.VMReader, vm cluste
 		c.Holder = cmp.Or(c.Holder, d.Owner)
 		holder, err := px.VM(ctx, d.Owner)
 		if i := slices.IndexFunc(c.Observation.VMs, func(vm cluster.VM) bool { return vm.ID == d.Owner }); i >= 0 && err == nil {
-			c.Observation.VMs[i].Running = holder.Running // the cluster's list shows a VM that was stopped just now as running
+			c.Observation.VMs[i].Running = holder.Running // the list shows a VM that has just stopped as running
 		}
 		switch {
 		case errors.Is(err, cluster.ErrNotFound):
@@ -156,8 +156,8 @@ func (o Others) RequireAlone(ctx context.Context, px cluster.VMReader, vm cluste
 	return errors.Join(problems...)
 }
 
-// takeOut says how to remove a drive from a VM without losing its volume: Proxmox frees a volume
-// that the VM owns when the VM, or the unusedN that the drive became, is deleted.
+// takeOut says how to remove a drive from a VM without losing its volume. Proxmox frees a volume of the VM when the
+// VM, or the unusedN that the drive became, is deleted.
 func takeOut(vm cluster.VM, d cluster.Disk) string {
 	if d.Owner == vm.ID {
 		return fmt.Sprintf("qm disk move %d %s --target-vmid OTHER --target-disk KEY gives it to a VM that stays, on %s (qm set --delete of an unusedN would free it for good)", vm.ID, d.Key, vm.Host)
@@ -171,8 +171,8 @@ func takeOut(vm cluster.VM, d cluster.Disk) string {
 	return fmt.Sprintf("qm set %d --delete %s leaves %s with its owner", vm.ID, d.Key, d.Volid)
 }
 
-// foundElsewhere finds a disk that neither VM has: by its volid, or by its serial unless another VM owns
-// it. More than one match makes the answer uncertain.
+// foundElsewhere finds a disk that neither VM has, by its volid, or by its serial unless another VM owns that disk.
+// More than one match makes the answer uncertain.
 func foundElsewhere(d parking.ParkedDisk, vms []cluster.VM) (at, volid string) {
 	serial := (cluster.Disk{Options: cluster.SplitOptions(d.Options)}).Option("serial")
 	var found []string

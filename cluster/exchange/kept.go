@@ -48,10 +48,9 @@ func (k KeptRef) Find(ctx context.Context, px cluster.VMReader) (p parking.Parki
 
 func (k KeptRef) is(entry parking.KeptDisk) bool { return entry.Key == k.Key && entry.Run == k.Run }
 
-// Free frees the disk and removes its entry from the record. Right before, it checks again that the
-// volume is the one that was shown, belongs to the parking VM, has the options that recast gave it,
-// is in no snapshot, and is named by nothing else. If it is interrupted anywhere, a second run
-// gives the same result.
+// Free frees the disk and removes its entry from the record. Right before, it checks again that the volume is the
+// one that was shown, belongs to the parking VM, has the options that recast gave it, is in no snapshot, and is
+// named by nothing else. After an interruption anywhere, a second run gives the same result.
 func (k KeptRef) Free(ctx context.Context, px cluster.Proxmox, uses func(context.Context) ([]cluster.Use, error)) error {
 	p, disk, found, err := k.look(ctx, px)
 	if err != nil || !found {

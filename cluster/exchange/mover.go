@@ -15,12 +15,12 @@ import (
 	"github.com/recast-sh/recast/internal/words"
 )
 
-// mover hands one disk of a node's VM over to the parking VM, or back. Both are on one host.
+// mover hands one disk of a node's VM over to the parking VM, or back. Both VMs are on one host.
 type mover struct {
 	px      cluster.Proxmox
 	record  openRecord // on the parking VM
 	host    string
-	isSpare func(parking.Intent) bool    // whether the disk is a new system disk that is given up: nothing waits for it
+	isSpare func(parking.Intent) bool    // whether the disk is a new system disk that was given up: nothing waits for it
 	say     func(parking.Intent, string) // reports what a hand-over waits for
 }
 
@@ -36,9 +36,9 @@ const (
 	busyPause = 10 * time.Second
 )
 
-// do hands a volume of one VM over to the other. While the storage is too busy to rename the
-// volume, do retries for up to busyFor. Each attempt first checks the result of the one before,
-// which may have succeeded despite its error. seen is as for once.
+// do hands a volume of one VM over to the other. While the storage is too busy to rename the volume, do retries for
+// up to busyFor. Each attempt first checks the result of the last one, which may have succeeded despite its error.
+// seen is as for once.
 func (m mover) do(ctx context.Context, in parking.Intent, seen *pair) error {
 	err := m.once(ctx, in, seen)
 	said := ""
@@ -63,7 +63,7 @@ func (m mover) do(ctx context.Context, in parking.Intent, seen *pair) error {
 	return err
 }
 
-// begun returns the hand-over that was begun last; nil if there was none.
+// begun returns the last hand-over that was begun; nil if there was none.
 func (m mover) begun(a, b cluster.VM) (*parking.Intent, error) {
 	rec, _, err := parking.ReadRecord(m.parkingOf(a, b))
 	return rec.Intent, err
@@ -87,8 +87,7 @@ func (m mover) read(ctx context.Context, in parking.Intent) (p pair, err error) 
 	return p, err
 }
 
-// both reads the two VMs, unless they were read just now, and refuses if one of them is on another
-// host.
+// both reads the two VMs, unless they were just read, and refuses if one of them is on another host.
 func (m mover) both(ctx context.Context, in parking.Intent, seen *pair) (from, to cluster.VM, err error) {
 	if seen == nil {
 		p, err := m.read(ctx, in)
@@ -103,10 +102,10 @@ func (m mover) both(ctx context.Context, in parking.Intent, seen *pair) (from, t
 // pair is the two VMs of a hand-over, as they were read just now.
 type pair struct{ from, to cluster.VM }
 
-// dropDangling removes a reference to a volume that no longer exists: first the drive's key, which
-// leaves an unusedN, then the unusedN. Proxmox then frees the volume of that name, which is
-// harmless as long as none has it; if a later volume has it, the reference stays. Protection
-// forbids the removal, so it is lifted first.
+// dropDangling removes a reference to a volume that no longer exists: first the drive's key, which leaves an
+// unusedN, then the unusedN. Proxmox then frees the volume of that name, which is harmless as long as there is
+// none; if a later volume has the name, the reference stays. Protection forbids the removal, so dropDangling lifts
+// it first.
 func (m mover) dropDangling(ctx context.Context, in parking.Intent) error {
 	for range 4 {
 		vm, err := m.vm(ctx, in.From)
@@ -166,14 +165,14 @@ func (m mover) findUnnamed(ctx context.Context, in parking.Intent, from, to clus
 				return false, fmt.Errorf("look for %s: %w", there.Volid, err)
 			}
 			if has {
-				return false, nil // someone moved it, maybe to another storage: it has a name, though another one
+				return false, nil // someone moved the volume, maybe to another storage: it has another name
 			}
-		case slices.Contains(have, in.Volid): // it may be another volume: Proxmox reuses a free name for the next one
+		case slices.Contains(have, in.Volid): // it may be another volume: Proxmox gives a free name to the next one
 			lost = append([]string{in.Volid}, lost...)
 		}
 	}
 	if len(lost) == 0 && !named && m.isSpare(in) {
-		return true, nil // someone took it away, and nothing waits for it
+		return true, nil // someone took the disk away, and nothing waits for it
 	}
 	if len(lost) == 0 {
 		return false, fault.WithHint(
@@ -200,8 +199,7 @@ func (m mover) findUnnamed(ctx context.Context, in parking.Intent, from, to clus
 	return true, nil
 }
 
-// finish completes a hand-over between two VMs, in either direction; found is false if Proxmox has
-// done nothing of it.
+// finish completes a hand-over between two VMs, in either direction; found is false if Proxmox had not begun it.
 func (m mover) finish(ctx context.Context, in parking.Intent, from, to cluster.VM) (found bool, err error) {
 	if in.IsOver(from, to) {
 		return true, nil
@@ -215,12 +213,11 @@ func (m mover) finish(ctx context.Context, in parking.Intent, from, to cluster.V
 	return true, m.dropDangling(ctx, in)
 }
 
-// once hands a volume of one VM over to the other. It is safe to run again after an interruption
-// anywhere, or after a failure. Proxmox renames the volume, then writes the source's configuration,
-// then the target's (qemu-server, API2/Qemu.pm). A crash of the host or a loss of quorum in between
-// leaves a volume that no configuration names. So once first records the intent, with every volume
-// that has no name then: afterwards at most one more has none, and that is the one. seen is the two
-// VMs if the caller has just read them, else nil.
+// once hands a volume of one VM over to the other. It is safe to run again after an interruption anywhere, or after
+// a failure. Proxmox renames the volume, then writes the source's configuration, then the target's (qemu-server,
+// API2/Qemu.pm). A crash of the host or a loss of quorum in between leaves a volume that no configuration names. So
+// once first records the intent, with every volume that has no name at that time: afterwards at most one more has
+// none, which is the volume of the hand-over. seen is the two VMs if the caller has just read them, else nil.
 func (m mover) once(ctx context.Context, in parking.Intent, seen *pair) error {
 	from, to, err := m.both(ctx, in, seen)
 	if err != nil {
@@ -236,7 +233,7 @@ func (m mover) once(ctx context.Context, in parking.Intent, seen *pair) error {
 		if err != nil || found && begun.Same(in) {
 			return err
 		}
-		if !over { // finish may have changed them
+		if !over { // finish may have changed the VMs
 			if from, to, err = m.both(ctx, in, nil); err != nil {
 				return err
 			}
@@ -275,8 +272,8 @@ func (m mover) once(ctx context.Context, in parking.Intent, seen *pair) error {
 	return nil
 }
 
-// handable refuses a disk that is not as planned, or that another VM owns: Proxmox would rename it
-// while its owner's configuration still has the old name.
+// handable refuses a disk that is not as planned, or that another VM owns: Proxmox would rename the volume while
+// its owner's configuration still has the old name.
 func (m mover) handable(in parking.Intent, from cluster.VM) (disk cluster.Disk, err error) {
 	value, attached := from.Config[in.Key]
 	if !attached {
@@ -305,7 +302,7 @@ func (m mover) parkingOf(a, b cluster.VM) cluster.VM {
 	return b
 }
 
-// requireOff refuses to give a disk to a running VM: its guest would get it by hot-plug.
+// requireOff refuses to give a disk to a running VM: its guest would get the disk by hot-plug.
 func (m mover) requireOff(ctx context.Context, id cluster.VMID) error {
 	vm, err := m.vm(ctx, id)
 	switch {
@@ -334,8 +331,8 @@ func (m mover) unnamed(ctx context.Context, storage string, from, to cluster.VM)
 	}), nil
 }
 
-// settle finishes the last hand-over between the two VMs if it was interrupted. The next one may go the other way,
-// and takes a drive in a configuration for the disk itself.
+// settle finishes the last hand-over between the two VMs if it was interrupted. The next hand-over may go the other
+// way, and takes a drive in a configuration for the disk itself.
 func (m mover) settle(ctx context.Context, vm, park cluster.VM) error {
 	begun, err := m.begun(vm, park)
 	if err != nil || begun == nil {

@@ -14,8 +14,8 @@ import (
 	"github.com/recast-sh/recast/internal/wait"
 )
 
-// Remember reads what Proxmox has of the VM of a node whose replacement opens with this record, and of its system
-// disk.
+// Remember reads what Proxmox knows of a node's VM, and of its system disk, when its replacement opens with this
+// record.
 func Remember(ctx context.Context, px cluster.Proxmox, vm cluster.VM, system cluster.Disk, opening parking.Record) (parking.Memory, error) {
 	vm.DropCSI()
 	ha, err := px.HAResource(ctx, vm.ID)
@@ -48,8 +48,8 @@ func (r *Replace) RequirePossible(ctx context.Context) error {
 	return r.requireMakeable(ctx)
 }
 
-// OpenParking writes the open record into the parking VM of an earlier replacement, or into a new
-// one. It calls meant with the VMID before it creates one.
+// OpenParking writes the open record into the parking VM of an earlier replacement, or into a new one. It calls
+// meant with the VMID before it creates a VM.
 func OpenParking(ctx context.Context, px cluster.Proxmox, opening parking.Record, mem parking.Memory, earlier *parking.Parking, ids []cluster.VMID, numbers *parking.Numbers, meant func(cluster.VMID) error) (cluster.VMID, parking.Record, error) {
 	rec, err := opening.Opened(mem, earlier)
 	switch {
@@ -67,9 +67,8 @@ func OpenParking(ctx context.Context, px cluster.Proxmox, opening parking.Record
 	return earlier.VM.ID, rec, WriteRecord(ctx, px, earlier.VM, rec)
 }
 
-// CreateParking takes the first free VMID; if another process takes it first, it tries the next. An
-// empty parking VM of the node comes from an earlier request of ours that finished late;
-// CreateParking uses that one.
+// CreateParking takes the first free VMID; if another process takes it first, it tries the next. It uses an empty
+// parking VM of the node, which comes from an earlier request of ours that finished late.
 func CreateParking(ctx context.Context, px cluster.Proxmox, vm cluster.VM, rec parking.Record, ids []cluster.VMID, numbers *parking.Numbers, meant func(cluster.VMID) error) (id cluster.VMID, err error) {
 	end, err := numbers.Turn(ctx)
 	if err != nil {
@@ -109,9 +108,8 @@ func CreateParking(ctx context.Context, px cluster.Proxmox, vm cluster.VM, rec p
 	return 0, fault.WithHint(fault.ParkedHalf.Refusedf("no VMID is free for the parking VM of %s", rec.Node), "widen proxmox.vmids")
 }
 
-// formed waits until a VM that is being created has its configuration: as long as a task of ours
-// for it runs, and up to CreationTakes for one that another token started. A VM whose creation was
-// killed never gets it.
+// formed waits until a VM that is being created has its configuration: as long as a task of ours creates it, and up
+// to CreationTakes for another token's task. A VM whose creation was killed never gets its configuration.
 func formed(ctx context.Context, px cluster.Proxmox, vm cluster.VM) (cluster.VM, error) {
 	within := time.Now().Add(CreationTakes)
 	err := wait.Until(ctx, wait.For{Name: "creation of " + vm.String(), Every: time.Second, Timeout: OwnTasksTimeout}, func(ctx context.Context) (bool, string, error) {

@@ -11,9 +11,9 @@ import (
 	"github.com/recast-sh/recast/internal/step"
 )
 
-// Source returns the exchange of a node's VM when a step runs: a roll knows it only after the VM is
-// recorded. Read checks again that the record is ours; steps that change something use it. Known may
-// reuse what was last read; goals use it.
+// Source returns the exchange of a node's VM when a step runs: a roll knows it only after the VM is recorded. Read
+// checks again that the record is ours; steps that change something use Read. Known may reuse what was last read;
+// goals use Known.
 type Source struct {
 	Node     string
 	Strategy cluster.Strategy
@@ -22,8 +22,8 @@ type Source struct {
 	Known    func(ctx context.Context) (*Replace, error)
 }
 
-// TakeDown takes the node down, and its disks to where they are safe. remember opens the record; after stop,
-// which are the steps of the node, its VM is off.
+// TakeDown takes the node down and moves its disks to safety. remember opens the record; stop are the node's own
+// steps, after which its VM is off.
 func (get Source) TakeDown(remember step.Step, stop ...step.Step) step.Step {
 	steps := append([]step.Step{remember, step.OnlyIf(get.Prepared, get.prepare())}, stop...)
 	return step.Step{
@@ -37,8 +37,8 @@ func (get Source) TakeDown(remember step.Step, stop ...step.Step) step.Step {
 	}
 }
 
-// BringUp brings the node up in the VM that it gets, or that it has. system gives that its system disk; serve
-// are the steps of the node, from a VM with all its disks to the end of the exchange.
+// BringUp brings the node up in its new or kept VM. system gives the VM its system disk; serve are the node's own
+// steps, from a VM with all its disks to the end of the exchange.
 func (get Source) BringUp(system step.Step, serve ...step.Step) step.Step {
 	return step.Step{
 		ID: "bring-up", Title: "bring " + get.Node + " up", Risk: step.Disruptive,
@@ -50,7 +50,7 @@ func (get Source) BringUp(system step.Step, serve ...step.Step) step.Step {
 	}
 }
 
-// Finish puts back what was taken away from the VM, then from the node, and closes the record: until then the
+// Finish gives back what was taken away from the VM, then from the node, and closes the record: until then the
 // exchange is unfinished.
 func (get Source) Finish(node []step.Step, after ...step.Step) step.Step {
 	return step.Step{
@@ -65,9 +65,9 @@ func (get Source) Finish(node []step.Step, after ...step.Step) step.Step {
 	}
 }
 
-// PutBack cancels an unfinished exchange: every disk goes back to where it was, the old system disk too. The
-// steps of the node stop it, start it, and give it back what was taken away. This needs no secrets, so it works
-// from any machine.
+// PutBack cancels an unfinished exchange: every disk goes back to where it was, also the old system disk. The
+// node's own steps stop it, start it, and give it back what was taken away. This needs no secrets, so it works from
+// any machine.
 func (get Source) PutBack(stop func(*Replace) []step.Step, start, node []step.Step) step.Step {
 	return step.Step{
 		ID: "put-back", Code: fault.ParkedHalf, Title: "put the old system disk of " + get.Node + " back", Risk: step.Destructive,
@@ -119,8 +119,7 @@ func (get Source) prepare() step.Step {
 	}
 }
 
-// NewSystem gives the VM its new system disk: that of a new VM, the kept one, a prepared one, or a
-// blank one.
+// NewSystem gives the VM its new system disk: that of a new VM, the kept disk, a prepared disk, or a blank one.
 func (get Source) NewSystem() step.Step {
 	switch s := get.Strategy; {
 	case s.MakesVM():
@@ -153,8 +152,8 @@ func newVMTitle(s cluster.Strategy, prepared bool) string {
 	return "create the VM again with a blank system disk"
 }
 
-// renew gives the VM a system disk if it has none: a new VM gets its prepared one, and another blank one may not
-// have come after an interrupted installation.
+// renew gives the VM a system disk if it has none: a new VM gets its prepared disk; after an interrupted
+// installation, the other blank disk may not have come.
 func (get Source) renew() step.Step {
 	return step.Step{
 		ID: "renew-disk", Title: "see that it has a system disk", Risk: step.Disruptive,
@@ -206,8 +205,8 @@ var errUndone = errors.New("it was done, but is not so now: someone else may hav
 // LookAround bounds the look-up after a failure.
 const LookAround = 30 * time.Second
 
-// Explained lets explain add to every failure in a tree of steps that is the exchange's own: not an interruption,
-// nor the loss of the run's claim on the node.
+// Explained lets explain add to every failure of the exchange itself in a tree of steps, but not to an interruption
+// or to the loss of the run's claim on the node.
 func Explained(s step.Step, explain func(context.Context, error) error) step.Step {
 	return onFailure(s, func(ctx context.Context, err error) error {
 		kind := fault.KindOf(err)
@@ -220,8 +219,8 @@ func Explained(s step.Step, explain func(context.Context, error) error) step.Ste
 	})
 }
 
-// onFailure lets explain add to every failure in a tree of steps. A goal that is unmet right after
-// its work was done is a failure, too.
+// onFailure lets explain add to every failure in a tree of steps. A goal that is unmet right after its work was
+// done is a failure, too.
 func onFailure(s step.Step, explain func(context.Context, error) error) step.Step {
 	done := false
 	if skip := s.Skip; skip != nil {

@@ -115,10 +115,10 @@ func (r *Replace) park(ctx context.Context, d parking.ParkedDisk) error {
 	return r.setOptions(ctx, park, disk, parking.ParkedOptions(d))
 }
 
-// onParkingBoth reports whether the parking VM has a drive under the disk's parking key. seen is both
-// VMs as read for that, for the hand-over; nil: the hand-over reads them itself.
+// onParkingBoth reports whether the parking VM has a drive under the disk's parking key. seen is both VMs as just
+// read, for the hand-over; nil: the hand-over reads them itself.
 func (r *Replace) onParkingBoth(ctx context.Context, d parking.ParkedDisk, in parking.Intent) (found bool, seen *pair, err error) {
-	if d.System && r.Asks != nil { // Asks comes in between
+	if d.System && r.Asks != nil { // Asks runs in between
 		_, _, found, err = r.onParking(ctx, d)
 		return found, nil, err
 	}
@@ -150,7 +150,7 @@ func (r *Replace) parkTitle(d parking.ParkedDisk) string {
 	switch {
 	case d.Holder != 0:
 		return fmt.Sprintf("detach %s, which stays with VM %d", d.Key, d.Holder)
-	case r.Parking == 0: // it does not exist yet
+	case r.Parking == 0: // the parking VM does not exist yet
 		return fmt.Sprintf("park %s as %s of its parking VM", d.Key, d.ParkKey)
 	}
 	return fmt.Sprintf("park %s as %s of VM %d", d.Key, d.ParkKey, r.Parking)
@@ -173,7 +173,7 @@ func (r *Replace) parked(ctx context.Context, d parking.ParkedDisk) (string, err
 	return isParked(park, vm, d)
 }
 
-// isParked is IsParked of a disk that the VM has no more: an unusedN has no options that tell it from a
+// isParked is IsParked of a disk that the VM no longer has: an unusedN has no options that distinguish it from a
 // drive that someone has detached from the parking VM.
 func isParked(park, vm cluster.VM, d parking.ParkedDisk) (string, error) {
 	if isUnused(d) && vm.Config[d.Key] == d.Volid {
@@ -202,8 +202,8 @@ func isDetached(d parking.ParkedDisk, vm cluster.VM, found bool) string {
 	return fmt.Sprintf("%s stays with VM %d, which owns it", d.Volid, d.Holder)
 }
 
-// IsParked says in words that the parking VM has that disk. It returns "" if not, and an error if
-// another disk is there.
+// IsParked says in words that the parking VM has that disk. It returns "" if not, and an error if another disk is
+// under its key.
 func IsParked(park cluster.VM, d parking.ParkedDisk) (string, error) {
 	disk, found, err := parkedDisk(park, d)
 	if err != nil || !found || !cluster.SameOptions(disk.Options, parking.ParkedOptions(d)) {
@@ -228,7 +228,7 @@ func parkedDisk(park cluster.VM, d parking.ParkedDisk) (disk cluster.Disk, found
 // settle finishes the last hand-over if it was interrupted.
 func (r *Replace) settle(ctx context.Context) error {
 	vm, found, park, err := r.nowBoth(ctx)
-	if err != nil || !found { // it is deleted only after every disk was handed over
+	if err != nil || !found { // the VM is deleted only after every disk was handed over
 		return err
 	}
 	return r.mover().settle(ctx, vm, park)
@@ -238,11 +238,11 @@ func (r *Replace) settleStep() step.Step {
 	return step.Step{ID: "settle", Code: fault.ParkedHalf, Title: "see that no hand-over of a disk was cut off", Risk: step.Disruptive, Do: r.settle}
 }
 
-// isSpare says whether a hand-over is of a new system disk that is given up: its place on the parking VM is
-// that of no disk that the node had.
+// isSpare says whether a hand-over is of a new system disk that was given up: its key on the parking VM is that of
+// no disk that the node had.
 func (r *Replace) isSpare(in parking.Intent) bool {
 	at := in.ToKey
-	if in.To != r.Parking { // it was prepared there
+	if in.To != r.Parking { // the new disk was prepared there
 		at = in.Key
 	}
 	return (in.To == r.Parking || r.Strategy.From() == cluster.Halfway) && !slices.ContainsFunc(r.Disks, func(d parking.ParkedDisk) bool { return d.ParkKey == at })
@@ -266,8 +266,8 @@ func (r *Replace) handOverStep(in parking.Intent) string {
 	return "attach/" + in.ToKey
 }
 
-// emptied is the goal of parking: every disk that must leave the VM has left it. For a VM that is
-// to be deleted, that is every disk but the cloud-init drive.
+// emptied is the goal of parking: every disk that must leave the VM has left it. From a VM that is to be deleted,
+// every disk but the cloud-init drive must leave.
 func (r *Replace) emptied(ctx context.Context) (string, error) {
 	vm, found, park, err := r.nowBoth(ctx)
 	if err != nil {
@@ -292,8 +292,8 @@ func (r *Replace) emptied(ctx context.Context) (string, error) {
 	return fmt.Sprintf("%s owns no disk", vm), nil
 }
 
-// notParked returns the first disk that is not where the exchange keeps it. If a VM has lost a
-// drive, that does not prove that the parking VM has it.
+// notParked returns the first disk that is not where the exchange keeps it. That a VM has lost a drive does not
+// prove that the parking VM has it.
 func (r *Replace) notParked(park, vm cluster.VM, found bool) (key string, err error) {
 	for _, d := range r.Disks {
 		if d.Holder != 0 {

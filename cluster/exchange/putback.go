@@ -87,14 +87,13 @@ func (r *Replace) isProtected(ctx context.Context) (string, error) {
 	return "", nil
 }
 
-// protect makes Proxmox refuse a late delete, which was sent when the VM owned nothing. The VM's
-// own setting is restored once its node runs.
+// protect makes Proxmox refuse a late delete that was sent when the VM owned nothing. The VM's own setting is
+// restored once its node runs.
 func (r *Replace) protect(ctx context.Context) error {
 	return r.setUp(ctx, map[string]string{"protection": "1"})
 }
 
-// asBefore returns the settings to set back, of those that a replacement changes on a VM that
-// stays.
+// asBefore returns the settings to restore, of those that a replacement changes on a VM that stays.
 func (r *Replace) asBefore(vm cluster.VM) (map[string]string, error) {
 	disks, err := r.VM.Disks()
 	if err != nil {

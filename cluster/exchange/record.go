@@ -22,7 +22,7 @@ type openRecord struct {
 	id   cluster.VMID // of the parking VM
 	run  string
 	node string
-	late *Late // what the record's requests are measured with
+	late *Late // measures the record's requests
 }
 
 func newOpenRecord(px cluster.Proxmox, id cluster.VMID, run, node string, late *Late) openRecord {
@@ -57,8 +57,8 @@ func (r openRecord) update(ctx context.Context, change func(*parking.Record)) er
 	return r.change(ctx, park, change)
 }
 
-// change is update for a parking VM that was just read: its digest proves that nothing was changed
-// since. It also removes the requests that can't come any more.
+// change is update for a parking VM that was just read: its digest proves that nothing has changed since. It also
+// removes the requests that can't come any more.
 func (r openRecord) change(ctx context.Context, park cluster.VM, change func(*parking.Record)) error {
 	return ChangeRecord(ctx, r.px, park, r.run, r.late.Forgetting(park.ID, change))
 }
@@ -84,9 +84,9 @@ func (r openRecord) awaitUnless(
 	return r.late.awaitUnless(ctx, []parking.Parking{{VM: park, Record: rec}}, which, say, so)
 }
 
-// sending records a request, sends it, and removes it from the record once it is answered. within
-// is how long Proxmox may take for it. If an earlier request of its kind is unanswered, the record
-// stays: the answer to this one proves nothing about that one.
+// sending records a request, sends it, and removes it from the record once it is answered. within is how long
+// Proxmox may take for the request. If an earlier request of the same kind is unanswered, the record stays: an
+// answer to the new request proves nothing about the old one.
 func (r openRecord) sending(
 	ctx context.Context, what string, within time.Duration, send func(context.Context) error,
 ) error {
@@ -133,11 +133,10 @@ func ChangeRecord(ctx context.Context, px cluster.Editor, park cluster.VM, run s
 	return WriteRecord(ctx, px, park, rec)
 }
 
-// WriteRecord replaces the record of the parking VM. Proxmox accepts a change if the digest is that
-// of what was read, and the digest covers only the content (PVE/QemuServer.pm, parse_vm_config). So
-// no two records of a VM may be equal. Otherwise a late write by a dead process could still match
-// when another process has brought the VM back to the same content, and close the record in the
-// middle of its work.
+// WriteRecord replaces the record of the parking VM. Proxmox accepts a change if the digest is that of what was
+// read, and the digest covers only the content (PVE/QemuServer.pm, parse_vm_config). So no two records of a VM may
+// be equal. Otherwise, when another process has brought the VM back to the same content, a late write by a dead
+// process could still match, and close the record in the middle of the other's work.
 func WriteRecord(ctx context.Context, px cluster.Editor, park cluster.VM, rec parking.Record) error {
 	was, _, err := parking.ReadRecord(park)
 	if err != nil {
@@ -168,7 +167,7 @@ func (r *Replace) CloseRecord(ctx context.Context) error {
 	return r.closed(r.record().update(ctx, (*parking.Record).Close))
 }
 
-// closed follows a change that has closed the record, or err.
+// closed calls Forget after a change that has closed the record; err is the result of that change.
 func (r *Replace) closed(err error) error {
 	if err != nil || r.Forget == nil {
 		return err
@@ -269,15 +268,15 @@ func (l *Late) left(parking cluster.VMID, s parking.Sent, which []string) (longe
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for what, seconds := range s {
-		if slices.Contains(which, what) { // monotonic: a clock that is set forward shortens nothing
+		if slices.Contains(which, what) { // monotonic: setting the clock forward shortens nothing
 			longest = max(longest, time.Duration(seconds)*time.Second-time.Since(l.since[lateKey{parking, what}]))
 		}
 	}
 	return longest
 }
 
-// None reports that no record of the cluster has a request. After a look at every record that stays
-// known, because the holder of the claim writes all later ones.
+// None reports that no record of the cluster has a request. After a look at every record this stays known, because
+// the holder of the claim writes all later requests.
 func (l *Late) None() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()

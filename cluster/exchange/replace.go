@@ -1,6 +1,6 @@
-// Package exchange replaces the system disk of one VM, and with it the VM where that is wanted,
-// while its persistent disks wait on a parking VM. It needs Proxmox and nothing else; its most
-// important type is [Replace], and what it must remember is in a [parking.Record].
+// Package exchange replaces the system disk of one VM, and if wanted the VM itself, while its persistent disks wait
+// on a parking VM. It needs nothing but Proxmox; its most important type is [Replace], and what it must remember is
+// in a [parking.Record].
 package exchange
 
 import (
@@ -17,11 +17,10 @@ import (
 	"github.com/recast-sh/recast/internal/wait"
 )
 
-// Replace exchanges the system of a stopped VM. Recreate makes a new VM under
-// the same VMID with a blank system disk and every other disk carried over;
-// Reimage and Rollback keep the VM and exchange its system disk, for a blank one
-// or for a kept one. Meanwhile each disk that left the VM has a name in the
-// parking VM's configuration. It needs Proxmox and nothing else.
+// Replace exchanges the system of a stopped VM. Recreate makes a new VM under the same VMID with a blank system
+// disk and every other disk carried over; Reimage and Rollback keep the VM and exchange its system disk for a blank
+// or a kept one. Meanwhile each disk that left the VM has a name in the parking VM's configuration. Replace needs
+// nothing but Proxmox.
 type Replace struct {
 	Proxmox   cluster.Proxmox
 	Strategy  cluster.Strategy // Recreate, Reimage or Rollback
@@ -35,8 +34,8 @@ type Replace struct {
 	SystemGiB int                                       // wanted size of the new system disk; 0 or less than before: as before
 	Serial    string                                    // of the new system disk
 
-	// Prepared is the disk image that the new system disk is made from, while the node still serves;
-	// "": it is a blank one. Image finds its volid, and DiskBytes is the size of the disk in it.
+	// Prepared is the disk image from which the new system disk is made while the node still serves; "": the new
+	// disk is blank. Image finds its volid, and DiskBytes is the size of the disk in it.
 	Prepared  string
 	Image     func(ctx context.Context) (string, error)
 	DiskBytes int64
@@ -50,11 +49,11 @@ type Replace struct {
 
 	HostArch string // see Ties.HostArch
 
-	Shape cluster.Shape // that the VM gets; the zero value: it stays as it is
+	Shape cluster.Shape // what the VM gets; the zero value: it stays as it is
 
 	ha   *cluster.HAResource // the VM's HA resource before; nil: not managed
 	old  parking.KeptDisk    // entry of the old system disk, without its place
-	Made parking.KeptDisk    // what is known of the system on the new one
+	Made parking.KeptDisk    // what is known of the system on the new disk
 
 	// Asks refuses, right before a system disk leaves the VM, if the disk has data that nobody has
 	// agreed to lose; nil: this can't be checked.
@@ -63,8 +62,8 @@ type Replace struct {
 	// Pods lists the handles of pods' volumes; nil: Kubernetes can't be asked.
 	Pods func(ctx context.Context) ([]string, error)
 
-	Frees  []parking.FreePlan // kept disks that are superseded once this one is parked
-	Forget func() error       // what only an unfinished exchange needs, once the record is closed; nil: nothing
+	Frees  []parking.FreePlan // kept disks that are superseded once the present one is parked
+	Forget func() error       // drops what only an unfinished exchange needs, once the record is closed; nil: nothing
 
 	Late *Late                 // requests that may still come
 	Say  func(id, text string) // reports what a step waits for; may be nil
@@ -73,7 +72,7 @@ type Replace struct {
 // Of returns the exchange that an open record and its memory describe.
 func Of(px cluster.Proxmox, mem parking.Memory, rec parking.Record, parking cluster.VMID) *Replace {
 	disks := rec.Disks
-	if rec.Strategy.From() == cluster.Nowhere { // its record names no disk: none was there
+	if rec.Strategy.From() == cluster.Nowhere { // the record of a new node names no disk: none was there
 		disks = newSystem(mem.SystemKey)
 	}
 	return &Replace{
@@ -83,7 +82,7 @@ func Of(px cluster.Proxmox, mem parking.Memory, rec parking.Record, parking clus
 	}
 }
 
-// newSystem stands for the system disk of a VM that is to be made.
+// newSystem stands for the system disk of a VM that is to be created.
 func newSystem(key string) []parking.ParkedDisk {
 	return []parking.ParkedDisk{{Key: key, System: true}}
 }
@@ -99,14 +98,14 @@ func (r *Replace) mover() mover {
 	return newMover(r.record(), r.VM.Host, r.isSpare, say)
 }
 
-// Sending records a request, sends it, and removes it from the record once it is answered. within
-// is how long Proxmox may take for it.
+// Sending records a request, sends it, and removes it from the record once it is answered. within is how long
+// Proxmox may take for the request.
 func (r *Replace) Sending(ctx context.Context, what string, within time.Duration, send func(context.Context) error) error {
 	return r.record().sending(ctx, what, within, send)
 }
 
-// nowBoth is Current that also reads the parking VM, at the same time. While the VM is there, the
-// parking VM has to be, too.
+// nowBoth is Current that also reads the parking VM, at the same time. While the VM exists, the parking VM must
+// exist, too.
 func (r *Replace) nowBoth(ctx context.Context) (vm cluster.VM, found bool, park cluster.VM, err error) {
 	var errPark error
 	err = wait.All(
@@ -128,7 +127,7 @@ func (r *Replace) nowBoth(ctx context.Context) (vm cluster.VM, found bool, park 
 // configOf is the key of a VM's configuration for step.Once.
 type configOf cluster.VMID
 
-// ConfigOf reads a VM's configuration: goals that follow each other directly read it once.
+// ConfigOf reads a VM's configuration. Goals that follow each other directly read it once.
 func ConfigOf(ctx context.Context, px cluster.VMReader, id cluster.VMID) (cluster.VM, error) {
 	return step.Once(ctx, configOf(id), func() (cluster.VM, error) { return px.VMConfig(ctx, id) })
 }
@@ -138,7 +137,7 @@ func (r *Replace) Current(ctx context.Context) (vm cluster.VM, found bool, err e
 	return r.found(ConfigOf(ctx, r.Proxmox, r.VM.ID))
 }
 
-// Powered is Current, and also tells whether the VM is on.
+// Powered is Current that also tells whether the VM is on.
 func (r *Replace) Powered(ctx context.Context) (vm cluster.VM, found bool, err error) {
 	return r.found(r.Proxmox.VM(ctx, r.VM.ID))
 }
@@ -195,8 +194,8 @@ func startedMeanwhile(vm cluster.VM) error {
 	return fault.WithHint(fault.VMChanged.Refusedf("%s was started by someone else", vm), "switch VM %d off, then run the same command again", vm.ID)
 }
 
-// requireHost refuses a VM that has left the host of the exchange. Proxmox HA may migrate it until
-// it is removed from HA.
+// requireHost refuses a VM that has left the host of the exchange. Proxmox HA may migrate a VM until it is removed
+// from HA.
 func requireHost(vm cluster.VM, host string) error {
 	if vm.Host == host {
 		return nil

@@ -22,7 +22,7 @@ func (get Source) Reshape() step.Step {
 	}
 }
 
-// reshaped is the goal of reshape. A VM that runs was started with its shape, or has a newer one to come.
+// reshaped is the goal of reshape. A running VM was started with its shape, or will get a newer one.
 func (r *Replace) reshaped(ctx context.Context) (string, error) {
 	vm, found, err := r.Powered(ctx)
 	if err != nil || !found {
@@ -47,7 +47,7 @@ func (r *Replace) toReshape(vm cluster.VM) (set map[string]string, ds shape.Diff
 		return nil, nil, err
 	}
 	off := ds.At(shape.Off)
-	if r.Strategy.From() == cluster.Nowhere { // it has no other disk yet
+	if r.Strategy.From() == cluster.Nowhere { // a new VM has no other disk yet
 		off = append(off, ds.At(shape.Live)...)
 	}
 	ds = slices.DeleteFunc(off, func(d shape.Difference) bool { return !d.InConfig() })
@@ -55,7 +55,7 @@ func (r *Replace) toReshape(vm cluster.VM) (set map[string]string, ds shape.Diff
 	return set, ds, err
 }
 
-// reshape sets all that toReshape returns with one request, which also sets the run's mark. Only growing a disk is a request
+// reshape sets all that toReshape returns, and the run's mark, with one request. Only growing a disk is a request
 // of its own.
 func (r *Replace) reshape(ctx context.Context) error {
 	vm, err := r.off(ctx)
@@ -78,7 +78,7 @@ func (r *Replace) reshape(ctx context.Context) error {
 	return shape.Grow(ctx, r.Proxmox, r.VM.ID, ds, r.saying("reshape"))
 }
 
-// shapedOptions are the options that the shape gives a drive of the VM as it was.
+// shapedOptions returns the options that the shape gives a drive of the VM as it was.
 func (r *Replace) shapedOptions(key string) []string {
 	set, _, err := r.toReshape(r.VM)
 	if err != nil {
@@ -91,7 +91,7 @@ func (r *Replace) shapedOptions(key string) []string {
 	return d.Options
 }
 
-// sameOptions says whether a drive has the options that it had, or those of its shape.
+// sameOptions says whether a drive has its earlier options, or those of its shape.
 func (r *Replace) sameOptions(key string, have, had []string) bool {
 	if cluster.SameOptions(have, had) {
 		return true
@@ -106,8 +106,8 @@ func (r *Replace) shapeAdds(key string) bool {
 	return !had && slices.ContainsFunc(r.Shape.Disks, func(d cluster.ShapeDisk) bool { return d.Key == key })
 }
 
-// shapeBefore returns the settings to set back, of those that the shape changes on a VM that stays, and the
-// ones to delete. A new or larger disk stays.
+// shapeBefore returns the settings to restore, of those that the shape changes on a VM that stays, and the settings
+// to delete. A new or larger disk stays.
 func (r *Replace) shapeBefore(vm cluster.VM) (want map[string]string, del []string) {
 	want = map[string]string{}
 	keys := slices.Concat(slices.Collect(maps.Keys(r.Shape.Settings)), slices.Collect(maps.Keys(r.Shape.Devices)))
@@ -133,8 +133,8 @@ func (r *Replace) shapeBefore(vm cluster.VM) (want map[string]string, del []stri
 	return want, del
 }
 
-// Migrate moves the VM, which is off, to the host that its shape names, before it gets the rest of that.
-// If the plan does not show it, it is done only where it is possible.
+// Migrate moves the VM, which is off, to the host that its shape names, before the VM gets the rest of its shape. A
+// migration that the plan does not show is done only where it is possible.
 func (get Source) Migrate(planned bool) step.Step {
 	return step.Step{
 		ID: "migrate", Title: "migrate the VM while it is off", Risk: step.Disruptive,
@@ -172,7 +172,7 @@ func (r *Replace) migrated(ctx context.Context, to string, planned bool) (string
 	return "", err
 }
 
-// migrate moves the VM if Proxmox still copies none of its disks for that.
+// migrate moves the VM unless Proxmox still copies its disks for an earlier migration.
 func (r *Replace) migrate(ctx context.Context, to string) error {
 	vm, err := r.off(ctx)
 	switch {

@@ -63,8 +63,8 @@ func withoutBootISO(ctx context.Context, px cluster.Proxmox, id cluster.VMID) (c
 	return vm, set, err
 }
 
-// toRestore returns which of those settings to set back, and in del those to delete because the VM
-// did not have them before.
+// toRestore returns which of those settings to restore, and in del which to delete because the VM did not have them
+// before.
 func (r *Replace) toRestore(ctx context.Context) (vm cluster.VM, set map[string]string, del []string, err error) {
 	vm, err = r.Proxmox.VMConfig(ctx, r.VM.ID)
 	if err != nil {
@@ -75,7 +75,7 @@ func (r *Replace) toRestore(ctx context.Context) (vm cluster.VM, set map[string]
 		was, had := r.VM.Config[key]
 		is, has := vm.Config[key]
 		switch {
-		case key == "tags" && has: // they were changed meanwhile: only a VM that was made has none
+		case key == "tags" && has: // changed meanwhile: only a VM that recast created has no tags
 		case had && was != is:
 			set[key] = was
 		case !had && has:
@@ -96,8 +96,7 @@ func (r *Replace) settingsRestored(ctx context.Context) (string, error) {
 	return strings.Join(parking.ChangedSettings(r.VM, r.Blank), " and ") + " are as before", nil
 }
 
-// restoreSettings sets them back. It lifts the protection only when no late delete can come any
-// more.
+// restoreSettings restores the settings. It lifts the protection only when no late delete can come any more.
 func (r *Replace) restoreSettings(ctx context.Context) error {
 	vm, set, del, err := r.toRestore(ctx)
 	if err != nil {
@@ -127,7 +126,7 @@ func (r *Replace) haRestored(ctx context.Context) (string, error) {
 	return "Proxmox HA manages it again", nil
 }
 
-// restoreHA comes after the VM runs: HA would start a stopped VM, on any host it chooses.
+// restoreHA runs once the VM runs: HA would start a stopped VM, on any host it chooses.
 func (r *Replace) restoreHA(ctx context.Context) error {
 	err := r.record().await(ctx, r.saying("finish/restore-ha"), cluster.SentRemoveHA) // a late removal would undo this
 	if err == nil {
@@ -170,13 +169,12 @@ func (r *Replace) keep(ctx context.Context) error {
 	}))
 }
 
-// KeepAll closes the record of a node that was removed: all its disks stay parked. going says that
-// they are freed next.
+// KeepAll closes the record of a removed node: all its disks stay parked. going says that they are freed next.
 func (r *Replace) KeepAll(ctx context.Context, going bool) error {
 	return r.record().update(ctx, func(rec *parking.Record) {
 		for _, d := range rec.Disks {
 			if d.Holder != 0 {
-				continue // that VM has it
+				continue // the holder VM has it
 			}
 			kept := parking.KeptDisk{Run: rec.Run, Slot: d.Key, Options: d.Options}
 			if d.System {
@@ -186,7 +184,7 @@ func (r *Replace) KeepAll(ctx context.Context, going bool) error {
 			rec.Kept = append(rec.Kept, kept)
 		}
 		for i := range rec.Kept {
-			rec.Kept[i].Removed = true // older system disks of it, too
+			rec.Kept[i].Removed = true // also older system disks of the node
 		}
 		rec.Close()
 	})
@@ -202,7 +200,7 @@ func (r *Replace) mediaToPutBack(ctx context.Context, vm cluster.VM) (map[string
 	set := map[string]string{}
 	for key, was := range media {
 		if is, err := cluster.ParseDisk(key, vm.Config[key]); err != nil || is.Volid != "none" {
-			continue // it is in the drive, or someone inserted another one
+			continue // the medium is in the drive, or someone inserted another one
 		}
 		there, err := r.Proxmox.HasVolume(ctx, vm.Host, was.Volid)
 		if err != nil {
@@ -227,7 +225,7 @@ func (r *Replace) ejectMedia(set map[string]string) {
 // So recast learns what Proxmox would reject before it touches the node, and a person who undoes
 // the exchange by hand has a file to copy.
 
-// rememberStep is the step that copies the firewall to the parking VM.
+// rememberStep is the ID of the step that copies the firewall to the parking VM.
 const rememberStep = "remember"
 
 // rememberFirewall returns the sum of the firewall of a VM that is to be deleted; see

@@ -22,8 +22,8 @@ func (r *Replace) IsBlank(vm cluster.VM) bool {
 	})
 }
 
-// newParked is the goal of ParkNew: the new system disk has left the VM, and if the parking VM has
-// it, it is there as the record says.
+// newParked is the goal of ParkNew: the new system disk has left the VM, and if the parking VM has it, the disk is
+// there as the record says.
 func (r *Replace) newParked(ctx context.Context) (string, error) {
 	vm, _, err := r.Current(ctx)
 	if err != nil || r.IsBlank(vm) {
@@ -135,7 +135,7 @@ func (r *Replace) setSpare(ctx context.Context) error {
 		return err
 	}
 	entry, known := rec.SpareEntry(r.Run, disk.Key)
-	if !known { // it was moved there by hand, to the key in the record
+	if !known { // the disk was moved by hand to the key in the record
 		entry = r.Made
 		entry.Key, entry.Run, entry.Slot, entry.Options, entry.GivenUp = disk.Key, r.Run, r.old.Slot, cluster.OptionString(disk), true
 		if err := r.record().update(ctx, func(rec *parking.Record) { rec.AddSpare(entry) }); err != nil {
@@ -159,9 +159,9 @@ func (r *Replace) spareOn(park cluster.VM, rec parking.Record) (disk cluster.Dis
 	return disk, err == nil && disk.Option("serial") == r.Serial, err
 }
 
-// A prepared disk has the place, the serial and the entry that a new system disk has once an
-// exchange is cancelled ([Replace.ParkNew]), only earlier. So whoever cancels the exchange finds it
-// there, and recast prune frees what was never used.
+// A prepared disk has the place, the serial and the entry that a new system disk has once an exchange is cancelled
+// ([Replace.ParkNew]), only earlier. So a cancellation finds the disk there, and recast prune frees a disk that was
+// never used.
 
 // isPrepared is the goal of prepareDisk: the disk is on the parking VM, whole, or has left it already.
 func (r *Replace) isPrepared(ctx context.Context) (string, error) {
@@ -190,7 +190,7 @@ func (r *Replace) isPrepared(ctx context.Context) (string, error) {
 	return fmt.Sprintf("%s of %s is made of %s", disk.Key, park, r.Prepared), nil
 }
 
-// preparedDisk is the disk on the parking VM.
+// preparedDisk returns the prepared disk on the parking VM.
 func (r *Replace) preparedDisk(ctx context.Context) (park cluster.VM, disk cluster.Disk, there bool, err error) {
 	park, rec, err := r.record().read(ctx)
 	if err != nil {
@@ -200,7 +200,7 @@ func (r *Replace) preparedDisk(ctx context.Context) (park cluster.VM, disk clust
 	return park, disk, there, err
 }
 
-// oldSystem is the old system disk, which the new one is like.
+// oldSystem returns the old system disk, the model of the new one.
 func (r *Replace) oldSystem() (cluster.Disk, error) {
 	disks, err := r.VM.Disks()
 	if err != nil {
@@ -209,14 +209,14 @@ func (r *Replace) oldSystem() (cluster.Disk, error) {
 	return r.systemDisk(disks)
 }
 
-// preparedOptions are the options that the disk has on the node's VM.
+// preparedOptions returns the options of the prepared disk on the node's VM.
 func (r *Replace) preparedOptions(old cluster.Disk) []string {
 	return cluster.WithoutOption(cluster.Disk{Options: r.optionsOf(old)}, "format").Options
 }
 
-// prepareDisk makes the disk: it notes its entry, imports the image, compares the size of what came, and
-// grows it. If it is cut off anywhere, it is done again from there. What Proxmox had begun to
-// import then is no disk of any VM.
+// prepareDisk makes the disk: it notes the entry, imports the image, compares the size of the result, and grows it.
+// After an interruption anywhere, prepareDisk starts again from there; what Proxmox had begun to import is no disk
+// of any VM.
 func (r *Replace) prepareDisk(ctx context.Context) error {
 	old, err := r.oldSystem()
 	if err != nil {
@@ -272,16 +272,16 @@ func (r *Replace) importImage(ctx context.Context, old cluster.Disk) (disk clust
 	return disk, err
 }
 
-// Imported is the value of a drive that has Proxmox make its disk from a disk image, with these options:
-// on the storage of like, and in its format.
+// Imported returns the value of a drive whose disk Proxmox makes from a disk image, with these options: on the
+// storage of like, and in its format.
 func Imported(image string, like cluster.Disk, options []string) string {
 	options = append([]string{"import-from=" + image}, cluster.WithFormat(cluster.Disk{Volid: like.Volid, Options: options})...)
 	return cluster.Disk{Volid: like.Storage() + ":0", Options: options}.Value()
 }
 
-// growPrepared refuses a disk that is smaller than the one in the image, and grows it to its wanted size.
-// Proxmox has no checksum of a disk: that the rest of it is there is seen when the machine has booted
-// it, before it gets its configuration.
+// growPrepared refuses a disk that is smaller than the one in the image, and grows it to its wanted size. Proxmox
+// has no checksum of a disk: whether the rest is there shows when the machine has booted the disk, before the
+// machine gets its configuration.
 func (r *Replace) growPrepared(ctx context.Context, disk cluster.Disk, bytes uint64) error {
 	switch size := disk.SizeBytes(); {
 	case size < uint64(max(r.DiskBytes, 0)):
@@ -297,8 +297,8 @@ func (r *Replace) growPrepared(ctx context.Context, disk cluster.Disk, bytes uin
 	if err := r.Proxmox.GrowDisk(ctx, park, disk.Key, strconv.FormatUint(bytes, 10)); err != nil {
 		return fmt.Errorf("grow %s of %s: %w", disk.Key, park, err)
 	}
-	// Where an earlier attempt has grown the volume and could not write the configuration, Proxmox did
-	// nothing (API2/Qemu.pm). A drive that is set is measured again.
+	// If an earlier attempt has grown the volume but could not write the configuration, Proxmox did nothing
+	// (API2/Qemu.pm). Setting the drive measures it again.
 	park, disk, there, err := r.preparedDisk(ctx)
 	if err != nil || !there || disk.SizeBytes() >= bytes {
 		return err
@@ -306,13 +306,13 @@ func (r *Replace) growPrepared(ctx context.Context, disk cluster.Disk, bytes uin
 	return r.Proxmox.SetConfig(ctx, park, map[string]string{disk.Key: cluster.WithoutOption(disk, "size").Value()}, nil)
 }
 
-// isComplete says whether the prepared disk has its own options again, and boots.
+// isComplete says whether the prepared disk has its own options again, and boots first.
 func (r *Replace) isComplete(vm cluster.VM, disk cluster.Disk) bool {
 	old, err := r.oldSystem()
 	return err == nil && vm.BootsFirst(disk.Key) && cluster.SameOptions(disk.Options, r.preparedOptions(old))
 }
 
-// givePrepared hands the prepared disk over to the VM, which is off, and boots it first.
+// givePrepared hands the prepared disk over to the VM, which is off, and puts it first in the boot order.
 func (r *Replace) givePrepared(ctx context.Context) error {
 	_, rec, err := r.record().read(ctx)
 	if err != nil {
@@ -325,7 +325,7 @@ func (r *Replace) givePrepared(ctx context.Context) error {
 	last := map[string]string{"boot": bootOrder(r.VM.Config["boot"], entry.Slot, "")}
 	if r.Strategy.VM() == cluster.VMAgain {
 		last["protection"] = "1"
-	} else if err := r.markVM(ctx); err != nil { // a VM that was made has all that
+	} else if err := r.markVM(ctx); err != nil { // a new VM already has all that
 		return err
 	}
 	_, disk, err := r.handBack(ctx, parking.ParkedDisk{Key: entry.Slot, ParkKey: entry.Key, Options: entry.Options, System: true})
@@ -360,8 +360,7 @@ func (r *Replace) markVM(ctx context.Context) error {
 	return r.setUp(ctx, set)
 }
 
-// forgetPrepared drops the entry of a prepared disk that is not on the parking VM any more: the node runs
-// from it.
+// forgetPrepared drops the entry of a prepared disk that has left the parking VM: the node runs from that disk.
 func (r *Replace) forgetPrepared(park cluster.VM, rec *parking.Record) {
 	kept := rec.Kept[:0:0]
 	for _, k := range rec.Kept {

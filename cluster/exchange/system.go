@@ -15,8 +15,8 @@ import (
 	"github.com/recast-sh/recast/internal/wait"
 )
 
-// blankDisk is the value that makes Proxmox allocate a disk like d: same
-// storage, format and options, with our serial and WWN.
+// blankDisk returns the value that makes Proxmox allocate a disk like d: same storage, format and options, with our
+// serial and WWN.
 func (r *Replace) blankDisk(d cluster.Disk) string {
 	blank := cluster.Disk{
 		Volid:   d.Storage() + ":" + strconv.FormatFloat(float64(r.wantedBytes(d))/(1<<30), 'f', -1, 64),
@@ -25,18 +25,18 @@ func (r *Replace) blankDisk(d cluster.Disk) string {
 	return blank.Value()
 }
 
-// wantedBytes is the size of the new system disk in place of d.
+// wantedBytes returns the size of the new system disk in place of d.
 func (r *Replace) wantedBytes(d cluster.Disk) uint64 {
 	return max(d.SizeBytes(), uint64(max(r.SystemGiB, 0))<<30)
 }
 
-// optionsOf are the options with which the new system disk is allocated in place of d.
+// optionsOf returns the options of the new system disk in place of d.
 func (r *Replace) optionsOf(d cluster.Disk) []string {
 	options := cluster.WithFormat(cluster.WithoutOption(d, "size", "format"))
 	return cluster.Disk{Key: d.Key, Options: options}.Named(r.Serial)
 }
 
-// create is called right after quorum was read.
+// create creates the VM. Callers have just read quorum.
 func (r *Replace) create(ctx context.Context, config map[string]string) error {
 	if err := r.Proxmox.CreateVM(ctx, r.VM.Host, r.VM.ID, config); err != nil {
 		return fmt.Errorf("create VM %d on %s: %w", r.VM.ID, r.VM.Host, err)
@@ -63,7 +63,7 @@ func (r *Replace) createVM(ctx context.Context) error {
 	return r.create(ctx, config)
 }
 
-// bootISO is the volid of the boot ISO; "" if the system disk is prepared.
+// bootISO returns the volid of the boot ISO; "" if the system disk is prepared.
 func (r *Replace) bootISO(ctx context.Context) (string, error) {
 	if r.Prepared != "" {
 		return "", nil
@@ -71,8 +71,7 @@ func (r *Replace) bootISO(ctx context.Context) (string, error) {
 	return r.ISO(ctx)
 }
 
-// requireMakeable refuses an exchange for which there is nothing to boot, or whose new VM could not be
-// described.
+// requireMakeable refuses an exchange that would leave nothing to boot, or whose new VM could not be described.
 func (r *Replace) requireMakeable(ctx context.Context) error {
 	if r.Prepared != "" {
 		if _, err := r.Image(ctx); err != nil {
@@ -99,7 +98,7 @@ func (r *Replace) isSystem(key string) bool {
 	return slices.ContainsFunc(r.Disks, func(d parking.ParkedDisk) bool { return d.System && d.Key == key })
 }
 
-// marked is the VM's own description with the run's mark.
+// marked returns the VM's own description with the run's mark.
 func (r *Replace) marked() (string, error) {
 	text := parking.MarkDescription(r.VM.Config["description"], r.Run, r.Build)
 	if n := len([]rune(text)); n > cluster.MaxDescription {
@@ -108,9 +107,8 @@ func (r *Replace) marked() (string, error) {
 	return text, nil
 }
 
-// newConfig is the remembered configuration with a blank system disk and the
-// boot ISO in the CD drive; see oldConfig. Without an ISO it has neither: a prepared
-// system disk comes from the parking VM.
+// newConfig returns the remembered configuration with a blank system disk and the boot ISO in the CD drive; see
+// oldConfig. Without an ISO it has neither: a prepared system disk comes from the parking VM.
 func (r *Replace) newConfig(iso string) (map[string]string, error) {
 	config, disks, err := r.oldConfig()
 	if err != nil {
@@ -137,19 +135,18 @@ func (r *Replace) newConfig(iso string) (map[string]string, error) {
 	return config, nil
 }
 
-// Carried are the settings, without disks, with which a VM is created again. Its tags are set at the end:
-// where datacenter.cfg restricts tags, Proxmox refuses them to a create, but not to a change of the
-// settings (qemu-server 9.2, API2/Qemu.pm, create_vm passes an empty hash as the tags before).
+// Carried returns the settings, without disks, with which a VM is created again. Tags are set at the end: where
+// datacenter.cfg restricts tags, Proxmox refuses them to a create, but not to a change of the settings (qemu-server
+// 9.2, API2/Qemu.pm, create_vm passes an empty hash as the tags before).
 func Carried(vm cluster.VM) map[string]string {
 	config := cluster.OldSettings(vm)
 	delete(config, "tags")
 	return config
 }
 
-// oldConfig is the remembered configuration with the run's mark and without disks, which attach
-// returns. Until the node is healthy, onboot is off and the VM is protected: a delete has no
-// digest, so Proxmox could delete this VM if it carried out a duplicate or unanswered delete of the
-// old one late.
+// oldConfig returns the remembered configuration with the run's mark and without disks, which attach returns. Until
+// the node is healthy, onboot is off and the VM is protected: a delete has no digest, so a duplicate or unanswered
+// delete of the old VM, carried out late, would otherwise destroy this VM.
 func (r *Replace) oldConfig() (map[string]string, []cluster.Disk, error) {
 	disks, err := r.VM.Disks()
 	if err != nil {
@@ -196,7 +193,7 @@ func (r *Replace) systemGiven(ctx context.Context) (string, error) {
 		return "", err
 	}
 	if !vm.Running && !r.isComplete(vm, disk) { // Current counts a VM as running
-		return "", nil // it was handed over, and no more
+		return "", nil // only the hand-over is done
 	}
 	return fmt.Sprintf("%s of %s is blank or was installed by this run", disk.Key, vm), nil
 }
@@ -239,10 +236,10 @@ func (r *Replace) giveBlank(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	// A boot order may only name devices that exist or that the same request adds
-	// (qemu-server, API2/Qemu.pm, update_vm_api).
+	// A boot order may name only devices that exist or that the same request adds (qemu-server, API2/Qemu.pm,
+	// update_vm_api).
 	set := map[string]string{"description": description, "boot": bootOrder(r.VM.Config["boot"], system.Key, cd)}
-	if r.Strategy.VM() == cluster.VMAgain { // dropDangling may have lifted it
+	if r.Strategy.VM() == cluster.VMAgain { // dropDangling may have lifted the protection
 		set["protection"] = "1"
 	}
 	if r.Blank != nil {
@@ -304,7 +301,8 @@ func (r *Replace) restoreSystem(ctx context.Context) error {
 	return r.setUp(ctx, map[string]string{"boot": bootOrder(r.VM.Config["boot"], system.Key, "")})
 }
 
-// hasSystem is the goal of a step that only sees that there is a system disk; a prepared one was handed over whole.
+// hasSystem is the goal of a step that only checks that there is a system disk; a prepared disk was handed over
+// whole.
 func (r *Replace) hasSystem(ctx context.Context) (string, error) {
 	read := r.Current
 	if r.Prepared != "" {
@@ -317,8 +315,8 @@ func (r *Replace) hasSystem(ctx context.Context) (string, error) {
 	return fmt.Sprintf("%s of %s is %s", disk.Key, vm, disk.Volid), nil
 }
 
-// systemNow returns the disk in the system disk's place on the VM as read; there is false while
-// that place is empty.
+// systemNow returns the disk in the place of the system disk, on the VM as read; there is false while that place is
+// empty.
 func (r *Replace) systemNow(now cluster.VM, found bool, errRead error) (vm cluster.VM, disk cluster.Disk, there bool, err error) {
 	vm, err = now, errRead
 	if err != nil || !found {
