@@ -36,7 +36,7 @@ func (n Gate) RequireEtcd(ctx context.Context) error {
 	}
 	voters := len(v.Members)
 	if !member {
-		voters++ // it has already left: the members are the others
+		voters++ // the node has already left: the members are the others
 	}
 	if err := errors.Join(n.RequireSameEtcd(ctx, v, m), n.requireAllMembers(v, voters)); err != nil {
 		return err
@@ -56,9 +56,9 @@ func (n Gate) RequireEtcd(ctx context.Context) error {
 	return nil
 }
 
-// RequireSameEtcd refuses if the member with the node's name is not the one that runs on the node:
-// when the replaced node joined, Talos would remove another machine's member, and the data that the
-// node has now would belong to another cluster.
+// RequireSameEtcd refuses if the member with the node's name is not the one that runs on the node: when the
+// replaced node joined, Talos would remove another machine's member, and the node's present data would belong to
+// another cluster.
 func (n Gate) RequireSameEtcd(ctx context.Context, v etcd.View, m cluster.EtcdMember) error {
 	own, err := n.Talos.EtcdStatus(ctx, n.Plan.Addr)
 	_, answers := v.Statuses[m.ID]

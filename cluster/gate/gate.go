@@ -1,6 +1,6 @@
-// Package gate is the last look before a node is taken out: [Gate] asks again for all that
-// the plan was made from, and refuses where the cluster would lose data, quorum or a name.
-// [Gate.Check] is the whole of it; each Require… is one thing that must hold.
+// Package gate is the last look before a node is taken out: [Gate] asks again for all that the plan was made from,
+// and refuses where the cluster would lose data, quorum or a name. [Gate.Check] is the whole of it; each Require…
+// checks one condition.
 package gate
 
 import (
@@ -18,15 +18,14 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// Gate is what must hold before anything of a node is touched.
+// Gate checks what must hold before anything of a node is touched.
 type Gate struct{ *rolling.Node }
 
-// Of is the gate of a node.
+// Of returns the gate of a node.
 func Of(n *rolling.Node) Gate { return Gate{n} }
 
-// Check is the final check before the node is taken out. First it waits for late requests; apart
-// from removing those from the records, it only reads. From then on this roll counts the node as
-// out.
+// Check is the final check before the node is taken out. First it waits for late requests; it only reads, except
+// that it removes those requests from the records. From then on this roll counts the node as out.
 func (n Gate) Check(ctx context.Context) error {
 	if err := n.awaitLate(ctx); err != nil {
 		return err
@@ -42,7 +41,7 @@ func (n Gate) look(ctx context.Context) error {
 	var problems []error
 	switch {
 	case n.Plan.Strategy.KeepsVM() && (n.Plan.Resume || n.Plan.OnlyTidies()):
-		return nil // it is already out, or is never taken out
+		return nil // the node is already out, or is never taken out
 	case n.Plan.Strategy.From() == cluster.Blank:
 		return n.RequireNameFree(ctx)
 	case n.Plan.Rebuild != "" && n.Plan.Strategy.VM() == cluster.VMGone:
@@ -99,8 +98,8 @@ func (n Gate) requireFallback(ctx context.Context) error {
 	return nil
 }
 
-// requireBootable refuses a node whose new machine would find nothing to boot. A disk that an earlier
-// run has prepared needs its image no more.
+// requireBootable refuses a node whose new machine would find nothing to boot. A disk that an earlier run has
+// prepared no longer needs its image.
 func (n Gate) requireBootable(ctx context.Context) error {
 	find := n.Published().ISO
 	switch {
@@ -113,8 +112,8 @@ func (n Gate) requireBootable(ctx context.Context) error {
 	return err
 }
 
-// requireStorages reads each storage that has a disk of the VM. So an unavailable storage is found
-// before the VM is off, not when the disks are moved.
+// requireStorages reads each storage that has a disk of the VM, so that an unavailable storage is found before the
+// VM is off, not when the disks are moved.
 func (n Gate) requireStorages(ctx context.Context) error {
 	disks, err := n.Plan.Found.VM.Disks()
 	if err != nil {
@@ -135,8 +134,8 @@ func (n Gate) requireStorages(ctx context.Context) error {
 	return errors.Join(problems...)
 }
 
-// RequireUnchanged refuses a VM that is not as it was when the plan was made. One that is to be migrated
-// may have been, by the run that this one continues.
+// RequireUnchanged refuses a VM that has changed since the plan was made. If the VM is to be migrated, the run that
+// this one continues may have done that.
 func (n Gate) RequireUnchanged(ctx context.Context) error {
 	vm, err := n.Proxmox.VMConfig(ctx, n.Plan.VMID)
 	if err != nil {
@@ -157,7 +156,7 @@ func (n Gate) RequireUnchanged(ctx context.Context) error {
 	return nil
 }
 
-// plannedOn is the host that the VM was on when the plan was made.
+// plannedOn returns the host that the VM was on when the plan was made.
 func (n Gate) plannedOn() string {
 	if vm := n.Plan.Found.VM; vm != nil {
 		return vm.Host
@@ -165,15 +164,14 @@ func (n Gate) plannedOn() string {
 	return n.Plan.Host
 }
 
-// MovedSince is the refusal for a VM that is on another host than the plan says.
+// MovedSince returns the refusal for a VM that is on another host than the plan says.
 func (n Gate) MovedSince(vm cluster.VM) error {
 	return fault.WithHint(fault.PlanMoved.Refusedf("%s was on %s when the plan was made", vm, n.plannedOn()),
 		"run recast plan and look again; the move, perhaps by Proxmox HA, may not have finished")
 }
 
-// requireReplaceable checks again what the VM's digest does not show and what may be new since the
-// plan was made: data that moved here when another node was drained, a backup that is now due, a
-// firewall rule.
+// requireReplaceable checks again what the VM's digest does not show and what may be new since the plan was made:
+// data that moved here when another node was drained, a backup that is now due, a firewall rule.
 func (n Gate) requireReplaceable(ctx context.Context) error {
 	c := strategy.Candidate{Wanted: n.Plan.Wanted, VM: *n.Plan.Found.VM, Found: n.Plan.Found}
 	var errTies, errLocal, errMachine error
@@ -213,11 +211,11 @@ func (n Gate) requireSoleOwner(ctx context.Context) error {
 		"suspend or remove that first: two tools must not decide which version a node runs")
 }
 
-// omni is what joins the node's machine to Omni, and would after what is planned.
+// omni returns what joins the node's machine to Omni now, and still would after the planned change.
 func (n Gate) omni() []string {
 	m := n.Plan.Found.Machine
 	switch {
-	case m == nil, n.Plan.Strategy.System() == cluster.SystemKept: // another system takes the place of the one that is joined
+	case m == nil, n.Plan.Strategy.System() == cluster.SystemKept: // another system replaces the one that is joined
 		return nil
 	case n.Plan.Strategy.Upgrades():
 		return m.OmniAfter(n.Plan.Wanted.Build)
@@ -228,8 +226,8 @@ func (n Gate) omni() []string {
 	})
 }
 
-// RequireOurs reads the Node's marks again: a person may have paused it, or another controller taken it over,
-// since the plan was made. A node whose roll has already begun is finished in any case.
+// RequireOurs reads the Node's marks again: since the plan was made, a person may have paused the node, or another
+// controller taken it over. A node whose roll has already begun is finished in any case.
 func (n Gate) RequireOurs(ctx context.Context) error {
 	if n.Plan.Resume || n.Plan.Strategy.From() == cluster.Nowhere || n.Plan.Rebuild != "" {
 		return nil
@@ -244,8 +242,7 @@ func (n Gate) RequireOurs(ctx context.Context) error {
 	return fault.WithHint(fault.PlanMoved.Refusedf("%s was paused since the plan was made: %s", n.Plan.Node, k.Pause), "recast roll leaves it out from now on; %s", cluster.Unpause(n.Plan.Node))
 }
 
-// requireOthersReady refuses to take a node out while another node is down that this roll did not
-// take out.
+// requireOthersReady refuses to take a node out while another node is down that this roll did not take out.
 func (n Gate) requireOthersReady(ctx context.Context) error {
 	nodes, err := n.Kube.Nodes(ctx)
 	if err != nil {
@@ -278,7 +275,7 @@ func (n Gate) requireRoom(ctx context.Context) error {
 }
 
 // requireCeph checks again that no disk of the VM is on a Ceph that lets reads or writes wait: the VM would not
-// start, or a new disk not be filled.
+// start, or a new disk could not be filled.
 func requireCeph(ctx context.Context, px cluster.StorageReader, n planning.NodePlan) error {
 	if len(n.OnCeph) == 0 {
 		return nil

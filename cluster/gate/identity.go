@@ -11,14 +11,13 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// The Node in Kubernetes decides which machine has a name: it exists on every cluster, because a
-// node is matched to its VM by it. Talos' discovery may be off, lists a machine for half an hour
-// after it is gone, and shows only one of two members with the same name
-// (controllers/cluster/member.go).
+// The Node in Kubernetes decides which machine has a name: every cluster has it, because a node is matched to its
+// VM by it. Talos' discovery may be off, lists a machine for half an hour after it is gone, and shows only one of
+// two members with the same name (controllers/cluster/member.go).
 
-// RequireOneMachine refuses unless the machine at the node's address and the one that has its name
-// in Kubernetes are the same, namely the machine of its VM. It accepts a machine that does not
-// answer: other checks decide whether it must.
+// RequireOneMachine refuses unless the machine of the node's VM is both the machine at the node's address and the
+// one that has its name in Kubernetes. It accepts a machine that does not answer: other checks decide whether it
+// must.
 func (n Gate) RequireOneMachine(ctx context.Context) error {
 	m, err := n.Talos.Identity(ctx, n.Plan.Addr)
 	switch {
@@ -49,7 +48,7 @@ func (n Gate) requireOwn(ctx context.Context, k cluster.KubeNode) error {
 	return n.otherMachine(ctx, k.UUID, fault.UUIDMismatch.Refusedf("Kubernetes has UUID %s for node %s, whose VM %d has %s: two machines have its name", k.UUID, n.Plan.Node, n.Plan.VMID, n.Plan.UUID))
 }
 
-// otherMachine adds to err whose machine has that UUID and also uses the node's name.
+// otherMachine adds to err which VM's machine has that UUID and also uses the node's name.
 func (n Gate) otherMachine(ctx context.Context, uuid string, err error) error {
 	vms, errVMs := n.Proxmox.VMs(ctx)
 	for _, vm := range vms {
@@ -61,10 +60,10 @@ func (n Gate) otherMachine(ctx context.Context, uuid string, err error) error {
 		"while node %s is out, its Node stays the other one's: once kubectl get nodes shows it as NotReady, kubectl delete node %s; then run the same command again", n.Plan.Node, n.Plan.Node)
 }
 
-// RequireNameFree refuses to bring a machine up under the node's name while another machine uses
-// it: the new one would take over the other's Node and, when it joins etcd, Talos would remove the
-// other's member (addMember in services/etcd.go). An API that does not answer is accepted: this may
-// be the only control plane, and without etcd's quorum no member can join.
+// RequireNameFree refuses to bring a machine up under the node's name while another machine uses that name: the new
+// machine would take over the other's Node and, when it joins etcd, Talos would remove the other's member
+// (addMember in services/etcd.go). An API that does not answer is accepted: this may be the only control plane, and
+// without etcd's quorum no member can join.
 func (n Gate) RequireNameFree(ctx context.Context) error {
 	asking, cancel := context.WithTimeout(ctx, exchange.LookAround)
 	defer cancel()

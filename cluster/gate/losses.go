@@ -15,8 +15,8 @@ import (
 	"github.com/recast-sh/recast/internal/wait"
 )
 
-// RequireNoLoss checks again which data would be lost with a system disk that is about to leave the node:
-// there may be new data since the plan was made.
+// RequireNoLoss checks again which data would be lost with a system disk that is about to leave the node: there may
+// be new data since the plan was made.
 func (n Gate) RequireNoLoss(ctx context.Context) error {
 	c, leaves, err := n.leavingNow(ctx)
 	if err != nil {
@@ -33,10 +33,9 @@ func (n Gate) RequireNoLoss(ctx context.Context) error {
 		"once that no longer holds, run the same command again")
 }
 
-// RequireNoLossOff is RequireNoLoss for a node that is already down, right before its system disk is handed
-// over. It waits for a Kubernetes that is slow to answer, but not for one that is down together
-// with a control plane: nothing can have been bound to the node since that control plane was
-// stopped.
+// RequireNoLossOff is RequireNoLoss for a node that is already down, right before its system disk is handed over.
+// It waits for a Kubernetes that is slow to answer, but not for one that is down together with a control plane:
+// nothing can have been bound to the node since that control plane was stopped.
 func (n Gate) RequireNoLossOff(ctx context.Context) error {
 	if n.Plan.Rebuild != "" {
 		return nil // its disk stays parked, and Kubernetes does not answer

@@ -13,8 +13,7 @@ import (
 	"github.com/recast-sh/recast/internal/wait"
 )
 
-// requireNew refuses to make a node of which there is something already, or which etcd is not healthy
-// enough to take in.
+// requireNew refuses to make a node of which something already exists, or for which etcd is not healthy enough.
 func (n Gate) requireNew(ctx context.Context) error {
 	if n.Plan.Resume {
 		return n.RequireNameFree(ctx)
@@ -43,8 +42,8 @@ func (n Gate) requireNoCluster(ctx context.Context) error {
 	return fault.WithHint(fault.PlanMoved.Refusedf("the cluster's Kubernetes API answers: there is one already, and it was to begin with %s", n.Plan.Node), "run the same command again, which looks again")
 }
 
-// requireBroken refuses to take away a control plane of a cluster that is not broken: its Kubernetes API
-// answers, or its etcd has a leader.
+// requireBroken refuses to take away a control plane of a cluster that is not broken, because its Kubernetes API
+// answers or its etcd has a leader.
 func (n Gate) requireBroken(ctx context.Context) error {
 	problems := []error{cluster.RequireQuorum(ctx, n.Proxmox), n.requireNoLeader(ctx)}
 	if !n.Plan.Resume {
@@ -53,14 +52,14 @@ func (n Gate) requireBroken(ctx context.Context) error {
 	return errors.Join(problems...)
 }
 
-// requireNoLeader refuses a control plane whose etcd has a leader, or whose VM runs while its etcd does
-// not say whether it has one. A VM that is on its way down is waited for.
+// requireNoLeader refuses a control plane whose etcd has a leader, or whose VM runs while its etcd does not say
+// whether it has one. It waits for a VM that is shutting down.
 func (n Gate) requireNoLeader(ctx context.Context) error {
 	const again = "run the same command again, which looks again"
 	err := n.Wait(ctx, "gate", n.Plan.Node+" off, or without a leader", n.Timing.Stop, func(ctx context.Context) (bool, string, error) {
 		asking, cancel := context.WithTimeout(ctx, exchange.LookAround)
 		defer cancel()
-		s, _ := n.Talos.EtcdStatus(asking, n.Plan.Addr) // what it says counts, even with an error
+		s, _ := n.Talos.EtcdStatus(asking, n.Plan.Addr) // the answer counts, even with an error
 		switch {
 		case s.Leader != 0:
 			return false, "", wait.Stop(fault.WithHint(fault.PlanMoved.Refusedf("etcd on %s has a leader: the cluster is not broken", n.Plan.Node), again))
@@ -79,7 +78,7 @@ func (n Gate) requireNoLeader(ctx context.Context) error {
 	return err
 }
 
-// requireNoVM refuses to make a VM whose name or number another one has.
+// requireNoVM refuses to make a VM whose name or number another VM has.
 func (n Gate) requireNoVM(ctx context.Context) error {
 	vms, err := n.Proxmox.VMs(ctx)
 	if err != nil {
@@ -114,14 +113,14 @@ func (n Gate) requireNoMachine(ctx context.Context) error {
 	if err == nil {
 		what = fmt.Sprintf("machine %s (UUID %s)", m.Nodename, m.UUID)
 	} else if _, err = n.Maintenance.MaintenanceMachine(asking, n.Plan.Addr); err != nil {
-		return ctx.Err() // nobody has it
+		return ctx.Err() // nobody has the address
 	}
 	return fault.WithHint(fault.PlanMoved.Refusedf("%s answers at %s, which is to be the address of %s", what, n.Plan.Addr, n.Plan.Node), "give the node another address in recast.yaml")
 }
 
-// requireNoMember refuses to make a control plane whose name a member of etcd has, since Talos would
-// remove that member when the new one joins, and one that would join an etcd that is not healthy: with
-// it, there is one more to agree. Another control plane may be joining just now: that is waited for.
+// requireNoMember refuses to make a control plane whose name a member of etcd has, since Talos would remove that
+// member when the new one joins. It also refuses if etcd is not healthy: with the new member there is one
+// more to agree. If another control plane is just joining, requireNoMember waits.
 func (n Gate) requireNoMember(ctx context.Context) error {
 	var unhealthy error
 	err := n.Wait(ctx, "gate", "etcd healthy", n.Timing.Join, func(ctx context.Context) (bool, string, error) {
