@@ -9,14 +9,14 @@ import (
 	"github.com/recast-sh/recast/internal/words"
 )
 
-// FreePlan is an old system disk that goes at the end of its node's roll.
+// FreePlan is an old system disk that is freed at the end of its node's roll.
 type FreePlan struct {
 	Parking cluster.VMID `json:"parking"`
 	Key     string       `json:"key"` // on the parking VM
-	Run     string       `json:"run"` // that replaced it, or had made it and was given up
+	Run     string       `json:"run"` // the run that replaced the disk, or had made it and was given up
 	GivenUp bool         `json:"givenUp,omitempty"`
 	Talos   string       `json:"talos,omitempty"`
-	Volid   string       `json:"volid,omitempty"` // "": it is not there any more, and only its entry in the record goes
+	Volid   string       `json:"volid,omitempty"` // "": the disk is gone; only its entry in the record goes
 	Size    string       `json:"size,omitempty"`
 }
 
@@ -28,8 +28,8 @@ func (f FreePlan) String() string {
 	return fmt.Sprintf("%s of VM %d: %s that run %s %s, Talos %s", f.Key, f.Parking, what, f.Run, WasDone(f.GivenUp), words.OrNone(f.Talos))
 }
 
-// Freeable returns the drive of a kept disk, the zero Disk if it no longer exists, and what
-// prevents freeing it. An open record does not: it is closed before.
+// Freeable returns the drive of a kept disk, the zero Disk if it no longer exists, and what prevents freeing it. An
+// open record does not prevent that: it is closed before.
 func (p Parking) Freeable(k KeptDisk, vms []cluster.VM) (disk cluster.Disk, against []string) {
 	p.Record.Open = false
 	against = p.Untouchable(nil)
@@ -43,7 +43,7 @@ func (p Parking) Freeable(k KeptDisk, vms []cluster.VM) (disk cluster.Disk, agai
 	return disk, append(against, NamedBeside(p.VM, disk, UsesOf(vms))...)
 }
 
-// NamedBeside lists what names a volume, apart from its one key of its parking VM.
+// NamedBeside lists what names a volume, apart from its one key on its parking VM.
 func NamedBeside(park cluster.VM, disk cluster.Disk, uses []cluster.Use) []string {
 	var by []string
 	for _, user := range cluster.ReferencedBy(disk.Volid, []cluster.VM{park}) {
@@ -106,7 +106,7 @@ func (p Parking) Untouchable(holders []cluster.VMID) []string {
 	return out
 }
 
-// UsesOf are the uses of the VMs themselves.
+// UsesOf returns the uses of volumes by the VMs themselves.
 func UsesOf(vms []cluster.VM) []cluster.Use {
 	var uses []cluster.Use
 	for _, vm := range vms {

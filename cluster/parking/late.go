@@ -9,7 +9,7 @@ import (
 	"github.com/recast-sh/recast/cluster"
 )
 
-// LateOne names a request. A record takes over what the one before it had sent.
+// LateOne describes a request. A record takes over the requests of the record before it.
 func (p Parking) LateOne(what string) string {
 	words := map[string]string{cluster.SentRemoveHA: "removal from Proxmox HA", cluster.SentAddHA: "return to Proxmox HA", cluster.SentFirewall: "change of the firewall"}
 	if words[what] == "" {
@@ -18,8 +18,7 @@ func (p Parking) LateOne(what string) string {
 	return fmt.Sprintf("Proxmox has not yet answered the %s of VM %d that run %s or an earlier one sent, and may still carry it out", words[what], p.Record.VMID, p.Record.Run)
 }
 
-// Unanswered says of each unanswered request of a record what it may still do, and how long recast
-// waits for it.
+// Unanswered says of each unanswered request of a record what that may still do, and how long recast waits for it.
 func (p Parking) Unanswered() []string {
 	var out []string
 	for _, what := range slices.Sorted(maps.Keys(p.Record.Sent)) {
@@ -44,12 +43,11 @@ func (r Record) guards(what string, within time.Duration) string {
 	return fmt.Sprintf("so recast waits up to %s before it moves disks of that VM", within)
 }
 
-// Sent are the requests without a digest that were sent and are unanswered: Proxmox may carry them
-// out late, whichever process sent them, and on whatever VM has the VMID then. The value is for how
-// many seconds after a process first sees the request here that can happen. A request is recorded
-// before it is sent. Only its answer, or the end of that time, removes it: the VM may be off, or
-// run again, for another reason, and the late request would still hit it. docs/notes/proxmox.md
-// says of every request what a late one could do.
+// Sent holds the requests without a digest that were sent and are unanswered: Proxmox may carry them out late,
+// whichever process sent them, on whatever VM then has the VMID. The value is the number of seconds in which that
+// can happen, from when a process first sees the request here. A request is recorded before it is sent. Only its
+// answer, or the end of that time, removes it: the VM may be off, or run again, for another reason, and the late
+// request would still hit it. docs/notes/proxmox.md says what each request could do if it came late.
 type Sent map[string]int
 
 // With returns s with one more request.
@@ -60,7 +58,7 @@ func (s Sent) With(what string, within time.Duration) Sent {
 	return out
 }
 
-// Without returns s without a request; nil if there is no other.
+// Without returns s without a request; nil if none is left.
 func (s Sent) Without(what string) Sent {
 	out := maps.Clone(s)
 	delete(out, what)

@@ -15,15 +15,15 @@ type DiskPlace string
 const (
 	OnVM      DiskPlace = "vm"
 	OnParking DiskPlace = "parking"
-	Detached  DiskPlace = "holder"  // with the VM that owns it, detached from the node's
-	Unnamed   DiskPlace = "unnamed" // on its storage; a hand-over was interrupted
-	Lost      DiskPlace = "unknown" // someone moved it
+	Detached  DiskPlace = "holder"  // detached from the node's VM, with the VM that owns it
+	Unnamed   DiskPlace = "unnamed" // without a name on its storage; a hand-over was interrupted
+	Lost      DiskPlace = "unknown" // someone moved the disk
 )
 
 // DiskNow is where a disk is now.
 type DiskNow struct {
 	Place DiskPlace
-	Volid string // its name; the last known one if it has none, or is lost
+	Volid string // its name; the last known name if the disk has none, or is lost
 	Size  string // "20G"; "" if unknown
 	Where string // in words: "scsi1 of VM 9090"
 }

@@ -23,27 +23,27 @@ type Memory struct {
 	SystemKey  string
 	BootID     string                   // of the boot before the exchange
 	Volumes    []cluster.Volume         // partitions and filesystems on persistent disks
-	Persistent []PersistentDisk         `json:",omitempty"` // those disks
-	Pools      []cluster.PoolMember     `json:",omitzero"`  // of LVM and ZFS; on the system disk if they are on no other
+	Persistent []PersistentDisk         `json:",omitempty"` // the drives of those disks
+	Pools      []cluster.PoolMember     `json:",omitzero"`  // of LVM and ZFS; on the system disk if on no other
 	Extensions []cluster.ExtensionEntry `json:",omitempty"` // of the system before
-	Stuck      []cluster.VolumeStatus   `json:",omitempty"` // volumes of its configuration that Talos could not use then
+	Stuck      []cluster.VolumeStatus   `json:",omitempty"` // volumes of its configuration that Talos could not use
 	DiskSerial string                   // of the new system disk to come
 	HA         *cluster.HAResource      // nil: not managed
 	Firewall   string                   `json:",omitempty"` // see Replace.Firewall
 
-	// Metadata of the Kubernetes Node, in case someone deletes the Node meanwhile. It is too large
-	// for the record: without the journal, recast reads the Node itself.
+	// Metadata of the Kubernetes Node, in case someone deletes the Node meanwhile. It is too large for the record:
+	// without the journal, recast reads the Node itself.
 	Metadata cluster.NodeMetadata
 	NodeUID  string // of that Node
 
 	ControlPlane bool
 	EtcdKept     bool   // its data is on a persistent disk: the member must not leave
 	EtcdID       uint64 // of the member; 0 if there was none
-	EtcdMembers  int    // with this one
-	Bootstraps   bool   `json:",omitempty"` // etcd begins with it
+	EtcdMembers  int    // including this one
+	Bootstraps   bool   `json:",omitempty"` // etcd begins on this node
 
-	// Kubernetes is what the node ran. The restored node runs the same, whatever a configuration
-	// from a file names: a roll never changes it.
+	// Kubernetes is what the node ran. The restored node runs the same, whatever a configuration from a file names:
+	// a roll never changes it.
 	Kubernetes cluster.KubernetesImages `json:",omitzero"`
 
 	Old KeptDisk // entry of the old system disk, without its place
@@ -57,15 +57,15 @@ type Memory struct {
 	ConfigSum string `json:",omitempty"` // see Record.Config
 }
 
-// ChangedSettings lists the settings of a VM, as it was, that have other values until the end of its exchange. Finish,
-// put-back and the lines for a person's hand set them back.
+// ChangedSettings lists the settings of a VM, as it was, that have other values until the end of its exchange.
+// Finish, put-back and the lines for a person's hand restore them.
 func ChangedSettings(vm cluster.VM, blank *cluster.BlankSetting) []string {
 	keys := []string{"onboot", "protection"}
 	if blank != nil {
 		keys = append(keys, blank.Key)
 	}
 	if vm.Config["tags"] != "" {
-		keys = append(keys, "tags") // a run sets those of a VM that it created only once its node serves
+		keys = append(keys, "tags") // a run sets the tags of a VM that it created only once its node serves
 	}
 	return keys
 }
@@ -75,7 +75,7 @@ const maxMemory = 1 << 20
 
 // Pack makes a memory small enough for a VM's description.
 func (m Memory) Pack() (string, error) {
-	m.Metadata, m.ConfigSum = cluster.NodeMetadata{}, "" // the record has the sum beside it
+	m.Metadata, m.ConfigSum = cluster.NodeMetadata{}, "" // the sum is beside it in the record
 	b, err := json.Marshal(m)
 	if err != nil {
 		return "", fmt.Errorf("pack what is remembered of %s: %w", m.VM, err)
@@ -118,7 +118,7 @@ func (r Record) ReadMemory(park cluster.VM) (Memory, error) {
 	return m, nil
 }
 
-// Disks are the VM's drives as remembered, without CD and cloud-init drives.
+// Disks returns the VM's drives as remembered, without CD and cloud-init drives.
 func (m Memory) Disks() ([]cluster.Disk, error) {
 	all, err := m.VM.Disks()
 	return slices.DeleteFunc(all, func(d cluster.Disk) bool { return d.CDROM }), err
@@ -141,7 +141,7 @@ func (m Memory) BlankVM() cluster.VM {
 	return m.VMWith(cluster.Disk{Key: m.SystemKey}.Named(m.DiskSerial))
 }
 
-// LostMetadata reports whether a Node is not the one that was remembered.
+// LostMetadata reports whether a Node is not the remembered one.
 func (m Memory) LostMetadata(now cluster.KubeNode) bool { return m.NodeUID != now.UID }
 
 // BlankDisks returns the machine's disks that match the new system disk: normally one.
@@ -154,10 +154,9 @@ func (mem Memory) BlankDisks(m cluster.Machine) []cluster.MachineDisk {
 	return m.MachineDisks(vm, drives, mem.SystemKey)
 }
 
-// WrongBlank says what of a machine's disks is not as it has to be before its configuration is applied:
-// one of them is the new system disk, and every persistent volume is in its place. configured says
-// that it may have received one before; prepared, that the disk was made from a disk image, and is not
-// blank.
+// WrongBlank says which of a machine's disks are not as they must be before its configuration is applied: one disk
+// is the new system disk, and every persistent volume is in its place. configured says that the machine may already
+// have received a configuration; prepared, that the disk was made from a disk image, and is not blank.
 func (mem Memory) WrongBlank(m cluster.Machine, configured, prepared bool) []error {
 	var problems []error
 	refuse := func(format string, args ...any) { problems = append(problems, fault.Refusedf(format, args...)) }
@@ -190,15 +189,15 @@ func (mem Memory) WrongBlank(m cluster.Machine, configured, prepared bool) []err
 	return problems
 }
 
-// imagePartitions are those of a disk image of Talos, bootPartitions those that its first boot with a
+// imagePartitions are the partitions of a Talos disk image; bootPartitions are those that its first boot with a
 // configuration adds.
 var (
 	imagePartitions = []string{"EFI", "BIOS", "BOOT", "META"}
 	bootPartitions  = []string{"STATE", "EPHEMERAL"}
 )
 
-// strangeOn says what of a prepared system disk is not as the disk image has it: the machine has to
-// run from it, and a disk with META and without STATE was never used. "" if nothing is strange.
+// strangeOn says how a prepared system disk differs from the disk image; "": it does not. The machine has to run
+// from the disk, and a disk with META and without STATE was never used.
 func strangeOn(m cluster.Machine, device string, configured bool) string {
 	if m.FromISO || m.SystemDisk != device {
 		return fmt.Sprintf("is not the one that the machine booted, which is %s", words.OrNone(m.SystemDisk))
@@ -223,8 +222,8 @@ func strangeOn(m cluster.Machine, device string, configured bool) string {
 	return ""
 }
 
-// LacksVolume names the first persistent volume that a machine lacks; "" if it has all of them. One that acceptLoss
-// names may be no volume of Talos any more.
+// LacksVolume names the first persistent volume that a machine lacks; "" if it has all of them. A volume that
+// acceptLoss names may be no volume of Talos any more.
 func (mem Memory) LacksVolume(m cluster.Machine, acceptLoss []string) string {
 	for _, want := range mem.Volumes {
 		have, there := m.Find(want)
@@ -242,9 +241,9 @@ func (mem Memory) LacksVolume(m cluster.Machine, acceptLoss []string) string {
 	return ""
 }
 
-// LacksPlace says which persistent volume is on another disk than before. It skips a disk that
-// can't be identified because pods have disks of the same size: checkBlank has already found a
-// moved disk in its place, and a disk that was not moved is still in its place.
+// LacksPlace says which persistent volume is on another disk than before. It skips a disk that can't be identified
+// because pods have disks of the same size: checkBlank has already found a moved disk in its place, and a disk that
+// was not moved is still in its place.
 func (mem Memory) LacksPlace(m cluster.Machine, vm cluster.VM) string {
 	drives, err := vm.Bootable()
 	if err != nil {

@@ -27,9 +27,8 @@ func NextNth(parkings []Parking) int {
 	return last + 1
 }
 
-// ParkedOptions are the drive's options while it is parked: a backup of the parking VM must not
-// copy, or lock, a disk that is there only for a time. EFI variables, TPM state and detached
-// volumes have no such option.
+// ParkedOptions returns the drive's options while it is parked: a backup of the parking VM must not copy, or lock,
+// a disk that is there only for a time. EFI variables, TPM state and detached volumes have no such option.
 func ParkedOptions(d ParkedDisk) []string {
 	if !(cluster.Disk{Key: d.Key}).Bootable() {
 		return cluster.SplitOptions(d.Options)
@@ -62,9 +61,9 @@ func (rec Record) Opened(mem Memory, park *Parking) (Record, error) {
 			taken[key] = true
 		}
 		rec.Kept = slices.Clone(rec.Kept)
-		for i, k := range rec.Kept { // someone may have removed its drive
+		for i, k := range rec.Kept { // someone may have removed the disk's drive
 			taken[k.Key] = true
-			if rec.Strategy.From() == cluster.Nowhere { // the node had them before it was gone
+			if rec.Strategy.From() == cluster.Nowhere { // the node had these disks before it was gone
 				rec.Kept[i].Removed, rec.Kept[i].UUID = true, cmp.Or(k.UUID, park.Record.UUID)
 			}
 		}
@@ -119,13 +118,13 @@ func parkingKey(key string, system bool, taken map[string]bool) (string, error) 
 // scsiKeys is how many SCSI drives a Proxmox VM can have.
 const scsiKeys = 31
 
-// Parking is a parking VM with what its description says.
+// Parking is a parking VM with the record in its description.
 type Parking struct {
 	VM     cluster.VM
 	Record Record
 }
 
-// Newer compares two parking VMs by the last system disk that they keep, the newer one first.
+// Newer compares two parking VMs by the last system disk that each keeps, the newer one first.
 func (p Parking) Newer(q Parking) int {
 	last := func(p Parking) (k KeptDisk) {
 		for _, one := range p.Record.Kept {
@@ -138,8 +137,8 @@ func (p Parking) Newer(q Parking) int {
 	return Later(last(q), q.VM, last(p), p.VM)
 }
 
-// Later compares kept disks of a node on two parking VMs by when they were replaced. Two on one host count apart: the
-// second one was made while nobody could read the record of the first.
+// Later compares kept disks of a node on two parking VMs by when they were replaced. Two parking VMs on one host
+// count apart: the second was created while nobody could read the record of the first.
 func Later(k KeptDisk, on cluster.VM, o KeptDisk, other cluster.VM) int {
 	if on.ID != other.ID && on.Host != "" && on.Host == other.Host && !k.Replaced.IsZero() && !o.Replaced.IsZero() {
 		return k.Replaced.Compare(o.Replaced)
@@ -147,13 +146,13 @@ func Later(k KeptDisk, on cluster.VM, o KeptDisk, other cluster.VM) int {
 	return k.later(o)
 }
 
-// later compares two kept disks of a node by when they were replaced, as well as that is recorded.
+// later compares two kept disks of a node by when they were replaced, as far as that is recorded.
 func (k KeptDisk) later(o KeptDisk) int {
 	return cmp.Or(cmp.Compare(k.Nth, o.Nth), k.Replaced.Compare(o.Replaced), cmp.Compare(k.Run, o.Run))
 }
 
-// Unrecorded are a node's parking VMs, by their names, whose Notes have no record any more, or none that can be read.
-// ids are the VMIDs that a parking VM may have; nil: any.
+// Unrecorded returns a node's parking VMs, by their names, whose Notes have no readable record any more. ids are
+// the VMIDs that a parking VM may have; nil: any.
 func Unrecorded(vms []cluster.VM, node string, ids []cluster.VMID) []cluster.VM {
 	return slices.DeleteFunc(slices.Clone(vms), func(vm cluster.VM) bool {
 		if vm.Name != cluster.ParkingName(node) || cluster.Forming(vm) || ids != nil && !slices.Contains(ids, vm.ID) {
@@ -175,14 +174,13 @@ func (p Parking) KeptBy(s cluster.Strategy) string {
 	return fmt.Sprintf("the old system disk is on %s", p.VM)
 }
 
-// Parkings finds the parking VMs of a cluster among all VMs, except those that were created too
-// late to be used.
+// Parkings finds the parking VMs of a cluster among all VMs, except those that were created too late to be used.
 func Parkings(vms []cluster.VM, cluster string) ([]Parking, error) {
 	all, err := AllParkings(vms, cluster)
 	return slices.DeleteFunc(slices.Clone(all), func(p Parking) bool { return p.CameLate(all) }), err
 }
 
-// Readable is Parkings, but a record that is Damaged keeps only its own node from being changed: see Unrecorded.
+// Readable is Parkings, but a Damaged record keeps only its own node from being changed: see Unrecorded.
 func Readable(vms []cluster.VM, cluster string) ([]Parking, error) {
 	return Parkings(slices.DeleteFunc(slices.Clone(vms), Damaged), cluster)
 }
@@ -203,9 +201,9 @@ func AllParkings(vms []cluster.VM, cluster string) ([]Parking, error) {
 	return out, errors.Join(problems...)
 }
 
-// CameLate reports whether Proxmox created the parking VM after the run that asked for it had ended
-// and another one existed: every run uses the one that its node has on the host. Of two unused
-// ones, either would do. Which run began later does not count, because clocks may differ.
+// CameLate reports whether Proxmox created the parking VM after the run that asked for it had ended and another
+// parking VM existed: every run uses the one that its node has on the host. Of two unused ones, either would do.
+// Which run began later does not count, because clocks may differ.
 func (p Parking) CameLate(all []Parking) bool {
 	return p.unused() && slices.ContainsFunc(all, func(q Parking) bool {
 		same := q.VM.ID != p.VM.ID && q.VM.Host == p.VM.Host && q.Record.Node == p.Record.Node && q.Record.VMID == p.Record.VMID && q.Record.UUID == p.Record.UUID
@@ -222,9 +220,9 @@ func (p Parking) Empty() bool {
 	return p.Record.Open && p.Record.Intent == nil && !drives
 }
 
-// Twin says why two parking VMs of one node can't both be genuine. Two on one host are if each was
-// written by recast where it is, as a record says: a copy (clone, restore) has the record of the VM that
-// it was copied from. Such a pair comes of Notes that were edited when a run began, and put back later.
+// Twin says why two parking VMs of one node can't both be genuine. Two on one host are genuine if recast wrote each
+// where it is, as the records say: a copy (clone, restore) has the record of the VM from which it was copied. A
+// genuine pair comes of Notes that were edited when a run began, and put back later.
 func (p Parking) Twin(q Parking) error {
 	genuine := p.Record.Parking == p.VM.ID && q.Record.Parking == q.VM.ID && p.Record.UUID == q.Record.UUID
 	hint := "look at their descriptions (recast status; qm config): one is a copy (clone, restore) of the other, whose disks may be all that is left of a node's: give the copy a name and Notes of its own, and delete nothing before the node is whole"
@@ -244,17 +242,17 @@ func (p Parking) Twin(q Parking) error {
 	return nil
 }
 
-// Numbers remembers which VMID to try next for a parking VM. Those before it were already taken
-// when this roll looked.
+// Numbers remembers which VMID to try next for a parking VM. The VMIDs before it were already taken when this roll
+// looked.
 type Numbers struct {
 	mu   sync.Mutex
 	from cluster.VMID
 	of   map[string]cluster.VMID // by node: the VMID that its parking VM has or may get
-	busy chan struct{}           // full while the first parking VM is being made
-	made bool                    // whether it was
+	busy chan struct{}           // full while the first parking VM is being created
+	made bool                    // whether it was created
 }
 
-// InOrder returns ids with the node's own first and those that were taken last.
+// InOrder returns ids with the node's own VMID first and taken ones last.
 func (f *Numbers) InOrder(node string, ids []cluster.VMID) []cluster.VMID {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -296,8 +294,8 @@ func (f *Numbers) Others(node string, id cluster.VMID) bool {
 	return false
 }
 
-// Turn waits while another caller makes the first parking VM of this roll, because that caller
-// finds out which parking VMs were created late. The caller tells end whether it made one.
+// Turn waits while another caller creates the first parking VM of this roll, because that caller finds out which
+// parking VMs were created late. The caller tells end whether it created one.
 func (f *Numbers) Turn(ctx context.Context) (end func(made bool), err error) {
 	f.mu.Lock()
 	if f.busy == nil {

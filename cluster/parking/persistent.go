@@ -9,9 +9,8 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// Displaced lists the persistent disks that are not in their places in the blank machine, or not as
-// they were. Once the machine may have had a configuration, Talos may have put a volume on a disk
-// that had none.
+// Displaced lists the persistent disks that are not in their places in the blank machine, or not as they were. If
+// the machine may already have had a configuration, Talos may have put a volume on a disk that had none.
 func (mem Memory) Displaced(m cluster.Machine, configured bool) (problems []error) {
 	vm := mem.BlankVM()
 	drives, err := vm.Bootable()
@@ -80,9 +79,9 @@ func (mem Memory) volumesOf(was PersistentDisk) (out []cluster.Volume) {
 	return out
 }
 
-// PersistentDisk is a drive that outlives the system, as the machine showed it before the exchange.
-// It is identified by that: the new VM must show, in that drive's place, a disk of that size with
-// the same content.
+// PersistentDisk is a drive that outlives the system, as the machine showed it before the exchange. What the
+// machine showed identifies it: the new VM must show, in that drive's place, a disk of that size with the same
+// content.
 type PersistentDisk struct {
 	Key       string
 	Device    string // the machine's disk, as its volumes name it
@@ -90,8 +89,8 @@ type PersistentDisk struct {
 	Blank     bool // it held nothing that Talos recognizes
 }
 
-// PersistentDisks returns the VM's persistent drives that match exactly one disk of the machine
-// each. unknown are those that do not. Pods' disks are in neither.
+// PersistentDisks returns the VM's persistent drives that each match exactly one disk of the machine; unknown are
+// the others. Pods' disks are in neither.
 func PersistentDisks(vm cluster.VM, m cluster.Machine, system string) (known []PersistentDisk, unknown []cluster.Disk, err error) {
 	drives, err := vm.Bootable()
 	if err != nil {
@@ -111,9 +110,9 @@ func PersistentDisks(vm cluster.VM, m cluster.Machine, system string) (known []P
 	return known, unknown, nil
 }
 
-// Unprovable lists the persistent disks for which a new VM could not prove that each came back to
-// its place. A volume that the VM owns is renamed on its way; its drive's options, its size and its
-// content together identify it. A holder's volume keeps its name.
+// Unprovable lists the persistent disks for which a new VM could not prove that each came back to its place. A
+// volume that the VM owns is renamed on its way; its drive's options, its size and its content together identify
+// it. A holder's volume keeps its name.
 func Unprovable(vm cluster.VM, m cluster.Machine, system string) ([]cluster.Obstacle, error) {
 	known, unknown, err := PersistentDisks(vm, m, system)
 	if err != nil {

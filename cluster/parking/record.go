@@ -39,10 +39,10 @@ type Intent struct {
 type KeptDisk struct {
 	Key string `json:"key"` // on the parking VM
 	Run string `json:"run"` // the run that replaced it
-	// Replaced is when its replacement was finished: runs never overlap, so it tells their order. Zero: the disk was given
-	// up, or is of a node that was removed.
+	// Replaced is when its replacement was finished: runs never overlap, so it tells their order. Zero: the disk
+	// was given up, or its node was removed.
 	Replaced   time.Time `json:"replaced,omitzero"`
-	Nth        int       `json:"nth,omitempty"`     // of the node's system disks that were replaced, from 1; 0: not counted
+	Nth        int       `json:"nth,omitempty"`     // of the node's replaced system disks, from 1; 0: not counted
 	Slot       string    `json:"slot,omitempty"`    // on the node's VM
 	Options    string    `json:"options,omitempty"` // there
 	Build      string    `json:"build,omitempty"`   // lock hash of the system on it; "" if recast had not locked it
@@ -52,14 +52,14 @@ type KeptDisk struct {
 	Kubernetes string    `json:"kubernetes,omitempty"` // version of the kubelet then
 	Etcd       string    `json:"etcd,omitempty"`       // version of etcd then; "" on a worker
 	EtcdOn     bool      `json:"etcdOn,omitempty"`     // it holds etcd's data
-	Left       bool      `json:"left,omitempty"`       // that data is empty: the node had left etcd
-	Going      bool      `json:"going,omitempty"`      // superseded by the roll that has ended: it is about to be freed
+	Left       bool      `json:"left,omitempty"`       // etcd's data on it is empty: the node had left etcd
+	Going      bool      `json:"going,omitempty"`      // superseded by a roll that has ended, and about to be freed
 	GivenUp    bool      `json:"givenUp,omitempty"`    // that run made it, and was cancelled or made another: not for a rollback
-	Removed    bool      `json:"removed,omitempty"`    // any disk of a node that was removed: only recast remove NODE --free frees it
-	UUID       string    `json:"uuid,omitempty"`       // of the VM that had it, where another one has followed since that was removed
+	Removed    bool      `json:"removed,omitempty"`    // of a removed node: only recast remove NODE --free frees it
+	UUID       string    `json:"uuid,omitempty"`       // of the VM that had it, if another one followed its removal
 }
 
-// What says what the disk was. Of the disks of a node that was removed, only that of a known system is called one.
+// What says what the disk was. Of a removed node's disks, only one with a known system is called a system disk.
 func (k KeptDisk) What() string {
 	switch {
 	case k.GivenUp:
@@ -72,12 +72,12 @@ func (k KeptDisk) What() string {
 	return "previous system disk"
 }
 
-// ParkedOptions are the options of a kept disk's drive on the parking VM.
+// ParkedOptions returns the options of a kept disk's drive on the parking VM.
 func (k KeptDisk) ParkedOptions() []string {
 	return ParkedOptions(ParkedDisk{Key: k.Slot, Options: k.Options})
 }
 
-// MarkDescription adds the run's mark to a VM's own description, replacing an older one.
+// MarkDescription adds the run's mark to a VM's own description, in place of an older mark.
 func MarkDescription(description, run, build string) string {
 	text := cluster.VM{Config: map[string]string{"description": description}}.OwnDescription()
 	if text != "" {
@@ -93,11 +93,11 @@ type ParkedDisk struct {
 	Volid   string       `json:"volid"`             // as it was before the replacement
 	Options string       `json:"options,omitempty"`
 	System  bool         `json:"system,omitempty"`
-	Holder  cluster.VMID `json:"holder,omitempty"` // owned by that VM: detached, never handed over
+	Holder  cluster.VMID `json:"holder,omitempty"` // the VM that owns the disk, which is detached and never handed over
 }
 
-// recordVersion rises if a recast that does not know the change would misread a record. A record
-// is refused for a field that is unknown, too: see docs/notes/release.md.
+// recordVersion rises if a recast that does not know the change would misread a record. An unknown field also makes
+// recast refuse a record: see docs/notes/release.md.
 const recordVersion = 1
 
 type versioned struct {
@@ -113,7 +113,7 @@ func ReadRecord(vm cluster.VM) (rec Record, ok bool, err error) {
 		if !found {
 			continue
 		}
-		var whole json.RawMessage // without what a person has written behind it
+		var whole json.RawMessage // without what a person has written after it
 		if err := json.NewDecoder(strings.NewReader(b)).Decode(&whole); err == nil {
 			b = string(whole)
 		}
@@ -136,7 +136,7 @@ func ReadRecord(vm cluster.VM) (rec Record, ok bool, err error) {
 	return Record{}, false, nil
 }
 
-// whole fails if an open record does not say what was begun, or how far that has come: nothing may be assumed of either.
+// whole fails if an open record does not say what was begun, or how far it has come: recast may assume neither.
 func (r Record) whole() error {
 	switch {
 	case r.Open && r.Strategy == "":
@@ -147,8 +147,8 @@ func (r Record) whole() error {
 	return nil
 }
 
-// Damaged says whether a VM has the name of a parking VM, and a record that somebody has broken. One with fields that this
-// recast does not know is rather of a newer one.
+// Damaged says whether a VM has the name of a parking VM, and a broken record. A record with fields that this
+// recast does not know is not broken: a newer recast wrote it.
 func Damaged(vm cluster.VM) bool {
 	if !strings.HasPrefix(vm.Name, cluster.ParkingName("")) {
 		return false
@@ -164,40 +164,39 @@ type Record struct {
 	Cluster  string           `json:"cluster"`
 	Node     string           `json:"node"`
 	Run      string           `json:"run"`
-	Parking  cluster.VMID     `json:"parking,omitempty"`  // the parking VM that it was written into
+	Parking  cluster.VMID     `json:"parking,omitempty"`  // the parking VM whose description holds the record
 	Written  int              `json:"written,omitempty"`  // how often it was rewritten: see exchange.WriteRecord
 	VMIDs    string           `json:"vmids,omitempty"`    // proxmox.vmids of its recast.yaml
 	Build    string           `json:"build"`              // build ID the node is being brought to
-	Strategy cluster.Strategy `json:"strategy,omitempty"` // how: recreate, reimage or rollback
+	Strategy cluster.Strategy `json:"strategy,omitempty"` // recreate, reimage or rollback
 	VMID     cluster.VMID     `json:"vmid"`
 	UUID     string           `json:"uuid"`
 	VMName   string           `json:"name"`
 	Addr     netip.Addr       `json:"address,omitzero"`
 	New      bool             `json:"new,omitempty"`     // an earlier run made the VM: see MadeNew
 	Open     bool             `json:"open"`              // the replacement is not finished
-	PutBack  bool             `json:"putBack,omitempty"` // it was cancelled: the old system disk is put back
-	Left     bool             `json:"left,omitempty"`    // the node has left etcd: the old system disk holds no data of it
+	PutBack  bool             `json:"putBack,omitempty"` // cancelled: the old system disk is put back
+	Left     bool             `json:"left,omitempty"`    // the node has left etcd: the old system disk has no etcd data
 	// ControlPlane says that the node is a control plane; false if unknown.
 	ControlPlane bool    `json:"controlPlane,omitempty"`
-	Intent       *Intent `json:"intent,omitempty"` // the hand-over of a disk that was begun last
+	Intent       *Intent `json:"intent,omitempty"` // the last hand-over of a disk that was begun
 	Stage        Stage   `json:"stage,omitempty"`  // how far the system on the new disk has come
 	SpareKey     string  `json:"spare,omitempty"`  // on the parking VM: for the new system disk if the replacement is cancelled
-	// Prepared is the disk image that the new system disk is made from, on the parking VM, while the node
-	// still serves; "": the VM gets a blank one, and boots an ISO.
+	// Prepared is the disk image from which the new system disk is made, on the parking VM, while the node still
+	// serves; "": the VM gets a blank disk, and boots an ISO.
 	Prepared string `json:"prepared,omitempty"`
-	// Sent are the unanswered requests: see the type.
+	// Sent are the unanswered requests; see type Sent.
 	Sent    Sent         `json:"sent,omitempty"`
 	Disks   []ParkedDisk `json:"disks,omitempty"`   // of the open replacement
 	Nth     int          `json:"nth,omitempty"`     // replacement of the node's system disk, from 1
 	Restore *KeptDisk    `json:"restore,omitempty"` // of a rollback: the kept disk that becomes the system disk
 	Kept    []KeptDisk   `json:"kept,omitempty"`    // old system disks, newest last
 	Memory  string       `json:"memory,omitempty"`  // what else was remembered, packed; no secret is in it
-	// Config is the SHA-256 of the machine configuration in the run's journal, in hex; "" if
-	// the node gets none. Anyone may see it: a configuration holds private keys, so it can't
-	// be found by guessing.
+	// Config is the SHA-256 of the machine configuration in the run's journal, in hex; "" if the node gets none.
+	// The sum may be public: a configuration holds private keys, so guessing does not find it.
 	Config string `json:"config,omitempty"`
-	// Rebuild is the SHA-256 of the snapshot of etcd with which recast rebuild begins the cluster again.
-	// It outlives the replacement: it says what the etcd that runs now has begun with.
+	// Rebuild is the SHA-256 of the etcd snapshot with which recast rebuild begins the cluster again. It outlives
+	// the replacement: it says with what the running etcd has begun.
 	Rebuild string `json:"rebuild,omitempty"`
 }
 
@@ -238,12 +237,12 @@ func (r Record) Description() (string, error) {
 	return text, nil
 }
 
-// MadeNew says whether a run of recast made the VM of that UUID from nothing.
+// MadeNew says whether a run of recast created the VM of that UUID from nothing.
 func (r Record) MadeNew(uuid string) bool {
 	return r.UUID == uuid && (r.New || r.Strategy.From() == cluster.Nowhere)
 }
 
-// Keeps says in words what a parking VM keeps, up to the name of its node, once no replacement is open.
+// Keeps says in words what a parking VM keeps once no replacement is open, up to the name of its node.
 func (r Record) Keeps() string {
 	switch {
 	case len(r.Kept) == 0:
@@ -256,8 +255,8 @@ func (r Record) Keeps() string {
 	return "keeps previous system disks of"
 }
 
-// SpareDrive returns the key for the new system disk on the parking VM: the reserved key, or the
-// key of an interrupted hand-over, else another one.
+// SpareDrive returns the key for the new system disk on the parking VM: the reserved key, or the key of an
+// interrupted hand-over, else another one.
 func (r Record) SpareDrive(park cluster.VM, key, run string) (string, error) {
 	taken := map[string]bool{}
 	for key := range park.Config {
@@ -305,8 +304,8 @@ func (in Intent) Same(as Intent) bool {
 	return in.From == as.From && in.Key == as.Key && in.To == as.To && in.ToKey == as.ToKey
 }
 
-// Remembered returns the node's VM as it was before the replacement that the record describes. The
-// media in its drives are needed to put them back.
+// Remembered returns the node's VM as it was before the replacement that the record describes. The media in its
+// drives are needed to put them back.
 func (r Record) Remembered() (cluster.VM, error) {
 	m, err := UnpackMemory(r.Memory)
 	if err != nil {
@@ -315,8 +314,8 @@ func (r Record) Remembered() (cluster.VM, error) {
 	return m.VM, nil
 }
 
-// CheckConfig compares a machine configuration from the journal with the sum in the record. A node that is not
-// installed anew gets none, and its record has no sum.
+// CheckConfig compares a machine configuration from the journal with the sum in the record. A node without a new
+// installation gets no configuration, and its record has no sum.
 func (r Record) CheckConfig(config []byte) error {
 	if !(r.Open && r.Strategy.Installs()) && r.Config == "" || cluster.ConfigSum(config) == r.Config {
 		return nil

@@ -6,8 +6,8 @@ import (
 	"github.com/recast-sh/recast/cluster"
 )
 
-// Machine returns what is known of a machine that does not answer: the volumes on its persistent
-// disks, and where its pools were.
+// Machine returns what is known of a machine that does not answer: the volumes on its persistent disks, and where
+// its pools were.
 func (m Memory) Machine() cluster.Machine {
 	return cluster.Machine{
 		Remembered: true, SystemDisk: cluster.GoneSystemDisk, Volumes: m.Volumes, PoolMembers: m.Pools,
@@ -15,9 +15,9 @@ func (m Memory) Machine() cluster.Machine {
 	}
 }
 
-// BecameNode reports whether the system on the new disk may have become a node of the cluster, to
-// which pods have written. It has not if it has no configuration, nor if Kubernetes knows only the
-// boot from before. If Kubernetes can't be asked, it has not unless its node may take pods again.
+// BecameNode reports whether the system on the new disk may have become a node of the cluster, to which pods have
+// written. It has not if it has no configuration, nor if Kubernetes knows only the boot from before. If Kubernetes
+// can't be asked, the system has not become a node unless its node may take pods again.
 func (r Record) BecameNode(mem Memory, node *cluster.KubeNode) bool {
 	switch {
 	case r.Stage == stageBlank:
@@ -43,9 +43,8 @@ func (r Record) SystemParked(park cluster.VM) bool {
 	return slices.ContainsFunc(r.Disks, func(d ParkedDisk) bool { return d.System && park.Config[d.ParkKey] != "" })
 }
 
-// Unseen says why the content of the new system disk is unknown. It returns "" if it is known, if
-// the node has taken no pods since before the disk was made, or if the replacement was cancelled,
-// which checks this first.
+// Unseen says why the content of the new system disk is unknown; "" if it is known, if the node has taken no pods
+// since before the disk was made, or if the replacement was cancelled, which checks this first.
 func (r Record) Unseen(node *cluster.KubeNode, machine *cluster.Machine) string {
 	switch {
 	case r.PutBack, node != nil && node.HeldBy(r.Run):
@@ -63,12 +62,12 @@ func (r Record) Unseen(node *cluster.KubeNode, machine *cluster.Machine) string 
 type Stage string
 
 const (
-	stageBlank      Stage = "blank"      // it never got a configuration
-	StageConfigured Stage = "configured" // it may have got one
+	stageBlank      Stage = "blank"      // the system never got a configuration
+	StageConfigured Stage = "configured" // the system may have got a configuration
 	StageServes     Stage = "serves"     // its node may take pods again
 )
 
-// firstStage is the stage of a replacement that begins; "" if no new disk is made.
+// firstStage returns the stage of a replacement that begins; "" if no new disk is made.
 func firstStage(s cluster.Strategy) Stage {
 	if s.Replaces() {
 		return stageBlank

@@ -10,10 +10,10 @@ import (
 	"github.com/recast-sh/recast/internal/words"
 )
 
-// undo renders the commands that restore a node's VM without recast, for a root shell on the host
-// of the VM and its parking VM. Each line checks with qm config whether there is anything to do. So
-// the whole can be run from every state in which an exchange may be interrupted, and can be run
-// again. recast itself never reads them. docs/notes/proxmox.md explains them.
+// undo renders the commands that restore a node's VM without recast, for a root shell on the host of the VM and its
+// parking VM. Each line checks with qm config whether there is anything to do, so all lines can be run from every
+// state in which an exchange may be interrupted, and run again. recast itself never reads the lines.
+// docs/notes/proxmox.md explains them.
 type undo struct {
 	rec Record
 	mem Memory
@@ -23,20 +23,19 @@ type undo struct {
 	read []string        // the settings that new reads
 }
 
-// undoForm is how much the lines spell out. They read the rest from the packed memory, which has
-// everything.
+// undoForm is how much the lines spell out. They read the rest from the packed memory, which has everything.
 type undoForm struct {
-	long   int  // longer values are read from it
+	long   int  // longer values are read from the memory
 	tight  bool // so are the options of drives; repeated commands become functions
 	leaves bool // the new system disk stays with the VM, as an unusedN
 }
 
 var undoForms = []undoForm{{long: cluster.MaxDescription}, {long: 60}, {long: 16, tight: true}, {long: 16, tight: true, leaves: true}}
 
-// shellFunctions are what the lines call, in the order of their definition. lost lists the volumes
-// of one storage that no configuration names, without writing anything (qm.pm, rescan). Its last
-// argument lists, a line each, those that had no name before. old unpacks the record. They need
-// bash or dash and what every Proxmox host has.
+// shellFunctions are the functions that the lines call, in the order of their definition. lost lists the volumes of
+// one storage that no configuration names, without writing anything (qm.pm, rescan); its last argument lists, one
+// per line, the volumes that already had no name. old unpacks the record. The functions need bash or dash and what
+// every Proxmox host has.
 var shellFunctions = []struct{ name, body string }{
 	{"has", `has() { qm config $1 2>/dev/null | grep -q "^$2"; }`},
 	{"lacks", `lacks() { ! has "$@"; }`},
@@ -51,15 +50,15 @@ var shellFunctions = []struct{ name, body string }{
 	{"same", `same() { for k; do set -- "$@" --$k "$(vol VMID $k),$(old $k | cut -d, -f2-)"; shift; done; qm set VMID "$@"; }`},
 }
 
-// wayBack returns the commands in an open record's description that an administrator runs to undo
-// it; "" if there are none. It returns at most room bytes.
+// wayBack returns the commands in an open record's description with which an administrator undoes it; "" if there
+// are none. It returns at most room bytes.
 func (r Record) wayBack(room int) string {
 	if !r.Open || r.Parking == 0 || r.Memory == "" || r.Strategy.ParksNothing() {
 		return ""
 	}
 	mem, err := UnpackMemory(r.Memory)
 	if err != nil {
-		return "" // someone edited it; the code that needs it says so
+		return "" // someone edited the memory; the code that needs it says so
 	}
 	for _, form := range undoForms {
 		u := undo{rec: r, mem: mem, undoForm: form, used: map[string]bool{}}
@@ -134,8 +133,8 @@ func (u *undo) flags(settings map[string]string) string {
 	return b.String()
 }
 
-// value renders a setting of the remembered VM: literally, or if that is too long, as a command
-// that reads it from the record.
+// value renders a setting of the remembered VM: literally or, if that is too long, as a command that reads the
+// setting from the record.
 func (u *undo) value(key string) string {
 	quoted := words.Quote(strings.TrimRight(u.mem.VM.Config[key], "\n"))
 	if len(quoted) <= u.long {

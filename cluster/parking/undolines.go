@@ -11,9 +11,9 @@ import (
 	"github.com/recast-sh/recast/internal/words"
 )
 
-// switchOff makes sure that nothing starts the VM. It removes a VM whose creation was interrupted:
-// that is locked and names no volume yet. A command that must not fail comes last in its line: sh
-// -e continues after a failure of any other.
+// switchOff makes sure that nothing starts the VM. It removes a VM whose creation was interrupted: such a VM is
+// locked and names no volume yet. A command that must not fail comes last in its line: sh -e continues after a
+// failure of any other.
 func (u *undo) switchOff() {
 	id := u.vm()
 	if !u.rec.Strategy.SwapsInVM() {
@@ -30,8 +30,8 @@ func (u *undo) switchOff() {
 	u.line(fmt.Sprintf("has %d", id), fmt.Sprintf("qm set %d --onboot 0 --protection 0", id))
 }
 
-// make creates the VM if it no longer exists, on the host of the parking VM. A VM that a run
-// created again already has all of this.
+// make creates the VM if it no longer exists, on the host of the parking VM. A VM that a run created again already
+// has all of this.
 func (u *undo) make() {
 	if u.rec.Strategy.SwapsInVM() {
 		return
@@ -99,8 +99,8 @@ func (u *undo) move(d ParkedDisk) {
 		fmt.Sprintf("qm disk move %d %s --target-vmid %d --target-disk %s", u.rec.Parking, d.ParkKey, u.vm(), d.Key))
 }
 
-// finishMove finishes the last hand-over if Proxmox has renamed the volume but not written both
-// configurations: it drops the old name from the source and attaches the volume to the target.
+// finishMove finishes the last hand-over if Proxmox has renamed the volume but not written both configurations: it
+// drops the old name from the source and attaches the volume to the target.
 func (u *undo) finishMove(in Intent) {
 	drop := func(key, line string) {
 		parts := []string{fmt.Sprintf("has %d %s", in.From, words.Quote(key+": "+in.Volid+`\b`)), "gone " + words.Quote(in.Volid)}
@@ -137,8 +137,7 @@ func optionSuffix(options string) string {
 	return words.Quote("," + options)
 }
 
-// restoreSystem removes the system disk of the exchange without freeing it, and returns the old
-// one.
+// restoreSystem removes the system disk of the exchange without freeing it, and returns the old system disk.
 func (u *undo) restoreSystem() {
 	id := u.vm()
 	for _, d := range u.rec.Disks {
@@ -175,9 +174,8 @@ func (u *undo) parkNew(key string) {
 	u.line(ours, fmt.Sprintf("qm set %d --delete %s", u.vm(), key))
 }
 
-// setUp sets back the drives' options that parking changed, then the settings that an exchange
-// changes. Drives come before the boot order: Proxmox appends a CD drive that the order lacks
-// (Qemu.pm, update_vm_api).
+// setUp restores the drives' options that parking changed, then the settings that an exchange changes. Drives come
+// before the boot order: Proxmox appends a CD drive that the order lacks (Qemu.pm, update_vm_api).
 func (u *undo) setUp() {
 	id := u.vm()
 	u.setOptions()
@@ -204,7 +202,7 @@ func (u *undo) setUp() {
 	u.out = append(u.out, fmt.Sprintf("# unusedN before: %s", words.OrNone(strings.Join(unusedKeys(u.mem.VM), ", "))))
 }
 
-// setOptions sets the options of the returned drives back.
+// setOptions restores the options of the returned drives.
 func (u *undo) setOptions() {
 	spelled, keys := "", ""
 	for _, d := range u.rec.Disks {
