@@ -12,12 +12,12 @@ import (
 	"github.com/recast-sh/recast/internal/wait"
 )
 
-// Claim is the cluster-wide mark that a run holds, so that there is one run per cluster: a VM
-// that never starts, with a fixed VMID. Its creation is atomic in the whole Proxmox cluster,
-// and its description is changed by compare-and-swap. A token that may not create VMs uses a
-// Kubernetes Lease instead; a run that takes one of the two checks the other first, so that
-// they exclude each other. A recast.yaml with other proxmox.vmids gives the claim another VMID:
-// a run that takes a claim looks for all others in the whole Proxmox cluster (see surroundings).
+// Claim is the cluster-wide mark that a run holds, so that there is one run per cluster: a VM that never starts,
+// with a fixed VMID. Its creation is atomic in the whole Proxmox cluster, and its description is changed by
+// compare-and-swap. A token that may not create VMs uses a Kubernetes Lease instead; a run that takes one of the
+// two checks the other first, so that they exclude each other. A recast.yaml with other proxmox.vmids gives the
+// claim another VMID: a run that takes a claim looks for all others in the whole Proxmox cluster (see
+// surroundings).
 type Claim struct {
 	Proxmox interface {
 		cluster.Inventory
@@ -26,9 +26,9 @@ type Claim struct {
 	Cluster string
 	VMID    cluster.VMID
 	VMIDs   cluster.VMIDRange // of the recast.yaml; VMID is the first of them
-	Nodes   []cluster.VMID    // the VMs of its nodes, as far as they are known
+	Nodes   []cluster.VMID    // the VMs of the cluster's nodes, as far as known
 	Parked  bool              // disks that another recast.yaml has parked are no reason to refuse
-	Host    string            // the Proxmox node to create it on
+	Host    string            // the Proxmox node on which the claim is created
 	Leases  cluster.Leases    // nil: no Lease is looked for
 	InLease bool              // the claim is kept as a Lease, not as a VM
 	Holder  Holder
@@ -36,7 +36,8 @@ type Claim struct {
 
 	// Dead says whether a holder is a process of this machine that has ended; nil: never known.
 	Dead func(Holder) bool
-	// Suspended says whether a holder is a process of this machine that is stopped (Ctrl-Z, SIGSTOP); nil: never known.
+	// Suspended says whether a holder is a process of this machine that is stopped (Ctrl-Z, SIGSTOP); nil: never
+	// known.
 	Suspended func(Holder) bool
 	// Say receives what the claim waits for, and, from another goroutine, what fails while the
 	// claim is held; may be nil.
@@ -62,7 +63,7 @@ func (c *Claim) say(format string, args ...any) {
 	}
 }
 
-// places are where our claim is kept and where another run's may be; nil: nowhere.
+// places returns where our claim is kept and where another run's may be; nil: nowhere.
 func (c *Claim) places() (ours, others place) {
 	vm := vmPlace{px: c.Proxmox, cluster: c.Cluster, id: c.VMID, host: c.Host}
 	if c.Leases == nil {
@@ -78,9 +79,8 @@ func (c *Claim) places() (ours, others place) {
 // releaseOthers limits the release of our claim when another run's claim excludes it.
 const releaseOthers = time.Minute
 
-// Acquire takes the claim, or fails with fault.Claimed and names its holder. It takes a claim
-// over that is unchanged for Watch, and at once if its holder is dead. The claim is kept alive
-// until Release, or until ctx ends.
+// Acquire takes the claim, or fails with fault.Claimed and names its holder. It takes over a claim that is
+// unchanged for Watch, and at once one whose holder is dead. The claim is kept alive until Release, or until ctx ends.
 func (c *Claim) Acquire(ctx context.Context) (*Held, error) {
 	for {
 		if err := c.lookAround(ctx, false); err != nil {
@@ -113,11 +113,11 @@ func (c *Claim) Acquire(ctx context.Context) (*Held, error) {
 type acquisition struct {
 	*Claim
 	place    place
-	clearing bool      // place is the other one, where our claim is not kept
+	clearing bool      // place is the other place, where our claim is not kept
 	muted    bool      // place could not be read
 	sent     time.Time // when the change that made the claim ours was sent
 
-	watching bool // another run's claim
+	watching bool // the claim is another run's
 	seen     State
 	since    time.Time // when seen was first read
 
@@ -175,7 +175,8 @@ func (a *acquisition) look(ctx context.Context) (done bool, seen string, err err
 	return false, "held by " + a.watched(found, a.since), nil
 }
 
-// watched says who holds a claim that is watched since then, and, from time to time, for how long it has stood still.
+// watched says who holds a claim that is watched since then and, from time to time, for how long the claim has not
+// changed.
 func (c *Claim) watched(s State, since time.Time) string {
 	text := fmt.Sprintf("%s; watching for up to %s whether that run is alive", s, c.watch())
 	if c.suspended(s, " ") != "" {
@@ -187,7 +188,7 @@ func (c *Claim) watched(s State, since time.Time) string {
 	return text
 }
 
-// suspended is text if the holder is a stopped process of this machine, else "".
+// suspended returns text if the holder is a stopped process of this machine, else "".
 func (c *Claim) suspended(s State, text string) string {
 	if c.Suspended == nil || !c.Suspended(s.Holder) {
 		return ""

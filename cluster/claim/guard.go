@@ -176,7 +176,7 @@ func (g guardedTalos) StageConfig(ctx context.Context, addr netip.Addr, uuid str
 }
 
 func (g guardedTalos) CheckConfig(ctx context.Context, addr netip.Addr, uuid string, config cluster.Secret) (reboots bool, err error) {
-	err = g.held.Write(ctx, func(ctx context.Context) error { // it may end a trial
+	err = g.held.Write(ctx, func(ctx context.Context) error { // the dry run may end a trial
 		reboots, err = g.talos.CheckConfig(ctx, addr, uuid, config)
 		return err
 	})
@@ -286,8 +286,8 @@ func (g guardedKube) GiveBack(ctx context.Context, system string, nodes ...strin
 	return said, err
 }
 
-// Drain evicts pods one by one, for minutes. If a heartbeat finds meanwhile that the claim was lost, Drain ends, and
-// its error is the loss.
+// Drain evicts pods one by one, for minutes. If a heartbeat finds meanwhile that the claim was lost, Drain ends
+// with the loss as its error.
 func (g guardedKube) Drain(ctx context.Context, node string, o cluster.DrainOptions, say func(string)) error {
 	return g.held.Write(ctx, func(ctx context.Context) error {
 		err := g.kube.Drain(ctx, node, o, say)

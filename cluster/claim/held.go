@@ -22,7 +22,7 @@ type Held struct {
 	stop   context.CancelFunc
 	beats  sync.WaitGroup
 
-	gone  chan struct{} // closed when the claim is lost
+	gone  chan struct{} // closed once the claim is lost
 	mu    sync.Mutex
 	alive time.Time // when the last change that is known to have arrived was sent
 	fault error     // why no heartbeat has arrived since
@@ -31,8 +31,8 @@ type Held struct {
 
 	ends map[context.Context]context.CancelCauseFunc // of contexts that end when the claim is lost
 
-	excluding chan struct{} // holds a token while a goroutine checks others
-	unseen    bool          // others could not be read yet
+	excluding chan struct{} // holds a token while a goroutine checks the other place
+	unseen    bool          // the other place could not be read yet
 }
 
 func hold(ctx context.Context, c Claim, place, others place, sent time.Time) *Held {
@@ -75,8 +75,8 @@ func (h *Held) Check(ctx context.Context) error {
 	return nil
 }
 
-// Cover adds these VMs to the claim as its nodes, and looks again for rivals that name one of
-// them. It does nothing if the claim names them already.
+// Cover adds these VMs to the claim as its nodes, and looks again for rivals that name one of them. It does nothing
+// if the claim already names them.
 func (h *Held) Cover(ctx context.Context, nodes []cluster.VMID) error {
 	if !slices.ContainsFunc(nodes, func(id cluster.VMID) bool { return !slices.Contains(h.claim.Nodes, id) }) {
 		return nil
@@ -109,8 +109,7 @@ func (h *Held) Cover(ctx context.Context, nodes []cluster.VMID) error {
 	return err
 }
 
-// Within returns ctx for as long as the claim is ours: losing the claim cancels it, with that
-// as the cause.
+// Within returns ctx for as long as the claim is ours: losing the claim cancels ctx, with the loss as the cause.
 func (h *Held) Within(ctx context.Context) (context.Context, context.CancelFunc) {
 	ctx, end := context.WithCancelCause(ctx)
 	h.mu.Lock()
@@ -129,8 +128,8 @@ func (h *Held) Within(ctx context.Context) (context.Context, context.CancelFunc)
 	}
 }
 
-// Judge returns the error of a run that ended with err, which may be nil. A run that lost its
-// claim reports that first, before any server's error.
+// Judge returns the error of a run that ended with err, which may be nil. A run that lost its claim reports the
+// loss first, before any server's error.
 func (h *Held) Judge(err error) error {
 	if lost := h.Lost(); lost != nil {
 		return fault.As(fault.Claimed, errors.Join(lost, err))
@@ -138,7 +137,7 @@ func (h *Held) Judge(err error) error {
 	return err
 }
 
-// Lost says how the claim was lost; nil while it is ours, and after it was released.
+// Lost says how the claim was lost; nil while the claim is ours, and after its release.
 func (h *Held) Lost() error {
 	select {
 	case <-h.gone:
@@ -148,9 +147,8 @@ func (h *Held) Lost() error {
 	}
 }
 
-// afterSilence looks for rivals if no heartbeat arrived for a long time: a run may have begun
-// that did not see our claim, because its host was unreachable. Hosts that do not answer are
-// judged as in lookAround.
+// afterSilence looks for rivals if no heartbeat arrived for a long time: a run may have begun without seeing our
+// claim, because the claim's host was unreachable. Hosts that do not answer are judged as in lookAround.
 func (h *Held) afterSilence(ctx context.Context) error {
 	h.mu.Lock()
 	doubt := h.doubt
@@ -185,7 +183,7 @@ func (h *Held) silence() error {
 	return fault.WithHint(err, "run the same command again: it takes the claim back if nobody else has it")
 }
 
-// current reads the claim if it is ours. Once it is lost, it stays lost.
+// current reads the claim if it is ours. A lost claim stays lost.
 func (h *Held) current(ctx context.Context) (State, error) {
 	if err := h.isLost(); err != nil {
 		return State{}, err
@@ -290,7 +288,7 @@ func (h *Held) Release(ctx context.Context) error {
 	}
 	err := h.giveBack(ctx)
 	if h.isLost() != nil {
-		return nil // another run's now, or deleted
+		return nil // the claim is another run's now, or deleted
 	}
 	if err == nil {
 		h.mu.Lock()

@@ -14,12 +14,12 @@ import (
 	"github.com/recast-sh/recast/internal/wait"
 )
 
-// lockWait bounds the wait for another task on a VM. recast takes no node out when a backup is due,
-// so such a task was started by hand.
+// lockWait bounds the wait for another task on a VM. recast takes no node out when a backup is due, so a person
+// started that task.
 const lockWait = 15 * time.Minute
 
-// WithPatience returns a Proxmox that waits, and says so, while another task, such as a backup, locks a
-// VM that is to be changed. Afterwards it makes the change only if the VM is as it was.
+// WithPatience returns a Proxmox that waits, and says so, while another task, such as a backup, locks a VM that is
+// to be changed. Afterwards it makes the change only if the VM is otherwise unchanged.
 func WithPatience(px cluster.Proxmox, poll time.Duration, say func(text string)) cluster.Proxmox {
 	p := &patient{poll: poll, say: say}
 	p.hooked = hookedTo(px, p.change)
@@ -58,7 +58,7 @@ func (p *patient) VMState(ctx context.Context, id cluster.VMID) (cluster.VMState
 
 func forBackup(vm cluster.VM) bool { return vm.Running && vm.Lock == "backup" && vm.QMP == "prelaunch" }
 
-// free waits while held is true of a VM; waited is false if it never was.
+// free waits while held is true for a VM; waited is false if it never was.
 func (p *patient) free(ctx context.Context, id cluster.VMID, held func(cluster.VM) bool) (waited bool, err error) {
 	w := wait.For{Name: fmt.Sprintf("VM %d free", id), Every: p.poll, Timeout: lockWait, Seen: func(seen string) { p.say(fmt.Sprintf("waiting for VM %d: %s", id, seen)) }}
 	last := cluster.VM{ID: id}
@@ -79,11 +79,11 @@ func (p *patient) free(ctx context.Context, id cluster.VMID, held func(cluster.V
 	return true, fault.WithHint(fault.VMLocked.Of(err), "%s. Then run the same command again", last.Unlock())
 }
 
-// change is the hook: it makes a change of vm that also involves others. If Proxmox refuses it because of a lock,
-// change tries again after the lock ends. A lock is part of the configuration and so changes its
-// digest. The digest does not cover the others, so change checks that they are as they were.
+// change is the hook: it makes a change of vm that also involves others. If Proxmox refuses the change because of a
+// lock, change tries again after the lock ends. A lock is part of the configuration and so changes its digest. The
+// digest does not cover the others, so change checks that they are unchanged.
 func (p *patient) change(ctx context.Context, vm cluster.VM, send func(context.Context, cluster.VM) error, others ...cluster.VMID) error {
-	if vm.ID == 0 { // no lock delays it
+	if vm.ID == 0 { // no lock delays the change
 		return send(ctx, vm)
 	}
 	ids := append([]cluster.VMID{vm.ID}, others...)
@@ -146,7 +146,7 @@ func (p *patient) look(ctx context.Context, ids []cluster.VMID) ([]cluster.VM, e
 	return vms, nil
 }
 
-// sameButLock reports whether a VM is as it was when the change was decided, apart from its lock.
+// sameButLock reports whether a VM is unchanged since the change was decided, apart from its lock.
 func sameButLock(a, b cluster.VM) bool {
 	without := func(vm cluster.VM) map[string]string {
 		config := maps.Clone(vm.Config)
@@ -156,8 +156,7 @@ func sameButLock(a, b cluster.VM) bool {
 	return a.Host == b.Host && maps.Equal(without(a), without(b)) && slices.Equal(a.Pending, b.Pending)
 }
 
-// lasting returns the refusal with the lock that caused it, if no task will release that lock, else
-// nil.
+// lasting returns the refusal with the lock that caused it, if no task will release that lock, else nil.
 func (p *patient) lasting(ctx context.Context, ids []cluster.VMID, refused error) error {
 	for _, id := range ids {
 		vm, err := p.px.VM(ctx, id)

@@ -10,9 +10,9 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// place is where a claim is kept, one for the whole cluster. The first run creates the claim,
-// and every run changes it by compare-and-swap. Its errors are those of an Editor: ErrNotFound,
-// ErrExists, ErrChanged, ErrLostAnswer.
+// place is where a claim is kept, one for the whole cluster. The first run creates the claim, and every run changes
+// it by compare-and-swap. The errors of a place are those of an Editor: ErrNotFound, ErrExists, ErrChanged,
+// ErrLostAnswer.
 type place interface {
 	String() string
 	// read reads the claim afresh: a *formingError while a run creates it, a *strangeError if
@@ -30,7 +30,7 @@ type formingError struct{ vm cluster.VM }
 
 func (e *formingError) Error() string { return fmt.Sprintf("%s is being created by someone", e.vm) }
 
-// strangeError says what occupies a claim's place; it is no claim of this cluster.
+// strangeError says what occupies a claim's place without being a claim of this cluster.
 type strangeError struct{ error }
 
 func (e *strangeError) Unwrap() error { return e.error }
@@ -43,7 +43,7 @@ type vmPlace struct {
 	}
 	cluster string
 	id      cluster.VMID
-	host    string // to create it on
+	host    string // on which the claim is created
 }
 
 func (p vmPlace) String() string { return fmt.Sprintf("VM %d", p.id) }
@@ -80,7 +80,7 @@ func (p vmPlace) write(ctx context.Context, from, to State) error {
 	}
 	// A claim whose delete failed is not protected.
 	set := map[string]string{"description": description, "protection": "1"}
-	if from.VM.Name != VMName { // someone renamed it
+	if from.VM.Name != VMName { // someone renamed the VM
 		set["name"] = VMName
 	}
 	return fault.Prefix(fmt.Sprintf("write the claim into %s", from.VM), p.px.SetConfig(ctx, from.VM, set, nil))
@@ -105,10 +105,9 @@ func (p vmPlace) remove(ctx context.Context, s State) error {
 	if err := cluster.RequireQuorum(ctx, p.px); err != nil {
 		return err
 	}
-	// Incrementing the counter makes every run that watches the claim start its watch again, so
-	// no run can take it over before the delete, which is not conditional. Proxmox may execute
-	// a delete after its sender has died, when the number is another run's claim: so a claim is
-	// protected until right before its own delete.
+	// Incrementing the counter makes every run that watches the claim start its watch again, so no run can take the
+	// claim over before the delete, which is not conditional. Proxmox may execute a delete after its sender has
+	// died, when the number is another run's claim: so a claim is protected until right before its own delete.
 	next := s
 	next.Beat++
 	description, err := next.Description()
@@ -119,7 +118,7 @@ func (p vmPlace) remove(ctx context.Context, s State) error {
 	if err := p.px.SetConfig(ctx, s.VM, lift, nil); err != nil {
 		return fmt.Errorf("write the claim into %s: %w", s.VM, err)
 	}
-	if err := cluster.RequireQuorum(ctx, p.px); err != nil { // it may have been lost since
+	if err := cluster.RequireQuorum(ctx, p.px); err != nil { // quorum may have been lost since
 		return err
 	}
 	return fault.Prefix(fmt.Sprintf("delete %s", s.VM), p.px.DeleteVM(ctx, s.VM))
@@ -162,7 +161,7 @@ func ofLease(l cluster.Lease, cluster string) (State, error) {
 	return s, nil
 }
 
-// lease is the Lease that a claim is written as.
+// lease returns the Lease that holds a claim.
 func (p leasePlace) lease(s State) (cluster.Lease, error) {
 	b, err := s.encode()
 	if err != nil {
@@ -204,8 +203,7 @@ func Exists(ctx context.Context, vms []cluster.VM, read func(context.Context) (c
 	return found, err
 }
 
-// PeekLease returns the claim of a cluster that is kept as a Lease, which read reads; found is
-// false if there is none.
+// PeekLease returns the claim of a cluster that is kept as a Lease, read by read; found is false if there is none.
 func PeekLease(ctx context.Context, read func(context.Context) (cluster.Lease, error), name string) (s State, found bool, err error) {
 	l, err := read(ctx)
 	switch {

@@ -14,9 +14,8 @@ import (
 	"github.com/recast-sh/recast/internal/wait"
 )
 
-// rivals are the claims, by number, that exclude ours, anywhere in the Proxmox cluster: of a
-// cluster with our name, or with one of our nodes among its own. A claim at our own number is
-// not a rival.
+// rivals returns the claims, by number, that exclude ours, anywhere in the Proxmox cluster: of a cluster with our
+// name, or with one of our nodes among its own. A claim at our own number is not a rival.
 func (c *Claim) rivals(vms []cluster.VM) (rivals []State, err error) {
 	for _, vm := range vms {
 		s, ok, err := Read(vm)
@@ -31,13 +30,12 @@ func (c *Claim) rivals(vms []cluster.VM) (rivals []State, err error) {
 	return rivals, nil
 }
 
-// shared are the given nodes' VMs that the claim also names.
+// shared returns the given nodes' VMs that the claim also names.
 func (s State) shared(nodes []cluster.VMID) []cluster.VMID {
 	return slices.DeleteFunc(slices.Clone(nodes), func(id cluster.VMID) bool { return !slices.Contains(s.Nodes, id) })
 }
 
-// errYield says that a run with a lower number began at the same moment, so that our run has to
-// yield.
+// errYield says that a run with a lower number began at the same moment, so that our run has to yield.
 var errYield = errors.New("another run has begun at the same moment")
 
 // surroundings looks for everything in the whole Proxmox cluster that excludes a claim.
@@ -62,22 +60,22 @@ type surroundings struct {
 	*Claim
 	ours bool // our own claim is a VM, and exists
 
-	met      func(State) error // what any rival means; nil: the rival is watched
-	watching bool              // a rival
+	met      func(State) error // the error that any rival means; nil: the rival is watched
+	watching bool              // a rival is watched
 	seen     State
 	since    time.Time // when seen was first read
 
 	away map[string]time.Time // since when hosts are in their state, by AwayHost.key
 }
 
-// lookAround waits until nothing excludes our claim. A rival that is alive is an error of kind
-// fault.Claimed; what a dead rival left is a refusal, because its own recast.yaml has to finish
-// it. errYield, if our claim exists, says to yield.
+// lookAround waits until nothing excludes our claim. A live rival is an error of kind fault.Claimed; what a dead
+// rival left is a refusal, because its own recast.yaml has to finish that. errYield, if our claim exists, says to
+// yield.
 func (c *Claim) lookAround(ctx context.Context, ours bool) error {
 	return c.lookFor(ctx, ours, nil)
 }
 
-// lookFor is lookAround, but ends with the error that met makes of a rival; nil: watch it.
+// lookFor is lookAround, but ends with the error that met makes of a rival; nil: it watches the rival.
 func (c *Claim) lookFor(ctx context.Context, ours bool, met func(State) error) error {
 	s := &surroundings{Claim: c, ours: ours, met: met, away: map[string]time.Time{}}
 	return wait.Until(ctx, wait.For{
@@ -131,8 +129,7 @@ func (c *Claim) isOurs(vm cluster.VM) bool {
 	return vm.ID == c.VMID && ok && err == nil && s.heldBy(c.Run, c.Holder)
 }
 
-// watchRival judges a rival as acquisition.look judges the claim at our number, but never takes
-// it over.
+// watchRival judges a rival as acquisition.look judges the claim at our number, but never takes it over.
 func (s *surroundings) watchRival(r State, asked time.Time) (done bool, seen string, err error) {
 	long := asked.Sub(s.since) >= s.watch()
 	standsBack := s.ours && s.VMID < r.VM.ID && !long // it may yield; its counter moves until its claim is deleted
@@ -172,8 +169,8 @@ func (c *Claim) differs(r State) string {
 	return text
 }
 
-// OfOtherRange returns an error if a claim was made with proxmox.vmids other than ours, whose
-// first number is ours; nil if it was not, or if there is no claim.
+// OfOtherRange returns an error if a claim was made with other proxmox.vmids than ours; nil if it was not, or if
+// there is no claim. ours is the first number of our vmids.
 func (s State) OfOtherRange(ours cluster.VMID, vmids cluster.VMIDRange) error {
 	if s.VM.ID == 0 || s.VM.ID == ours {
 		return nil
@@ -198,14 +195,13 @@ func ofNumbers(ids []cluster.VMID) string {
 	return cluster.Numbers(vms)
 }
 
-// hostsAway says what is waited for while hosts do not answer; "" for nothing. Proxmox returns
-// the configuration of a VM only through the VM's own host, so a rival may be there.
+// hostsAway says what is waited for while hosts do not answer; "" for nothing. Proxmox returns the configuration of
+// a VM only through the VM's own host, so a rival may be there.
 //
-// Nothing can be written on a host that the quorate cluster has lost: a run whose claim is
-// there can't prove it, changes nothing after half of Watch without a heartbeat, and looks for
-// rivals before it continues (Held.Check). So once the host has been offline for all of Watch,
-// our claim is valid. A host that is online, and perhaps answers others, may serve a rival:
-// that is a refusal.
+// Nothing can be written on a host that the quorate cluster has lost: a run whose claim is there can't prove it,
+// changes nothing after half of Watch without a heartbeat, and looks for rivals before it continues (Held.Check).
+// So once the host has been offline for all of Watch, our claim is valid. A host that is online, and perhaps
+// answers others, may serve a rival: that is a refusal.
 func (s *surroundings) hostsAway(away *cluster.HostsAway, asked time.Time) (seen string, err error) {
 	if away == nil || !s.ours && !s.InLease {
 		return "", nil // before our claim exists the look proves nothing anyway
@@ -246,10 +242,9 @@ func (c *Claim) strays(vms []cluster.VM) error {
 	return Strays(vms, c.Cluster, c.VMIDs, c.Nodes)
 }
 
-// Strays is the refusal of parking VMs that were made with another recast.yaml of the same
-// Talos cluster; nil if there are none. Parking VMs of a cluster with that name must be within
-// vmids. One of another cluster name counts while its record is open and names one of the
-// nodes' VMs.
+// Strays returns the refusal of parking VMs that were made with another recast.yaml of the same Talos cluster; nil
+// if there are none. Parking VMs of a cluster with that name must be within vmids. A parking VM of another cluster
+// name counts while its record is open and names one of the nodes' VMs.
 func Strays(vms []cluster.VM, name string, vmids cluster.VMIDRange, nodes []cluster.VMID) error {
 	var found []string
 	first, last, renamed := vmids.First, vmids.Last, false
@@ -328,8 +323,8 @@ func (h *Held) stillAlone(ctx context.Context) error {
 	return err
 }
 
-// awaitNoVM waits until there is no claim in Proxmox: a run that made one after ours either
-// sees the Lease and yields, or only prunes, which does not use Kubernetes.
+// awaitNoVM waits until there is no claim in Proxmox: a run that made such a claim after ours either sees the Lease
+// and yields, or only prunes, which does not use Kubernetes.
 func (h *Held) awaitNoVM(ctx context.Context) error {
 	return wait.Until(ctx, wait.For{
 		Name: "nobody else holds the claim of cluster " + h.claim.Cluster, Every: h.claim.heartbeat() / 3, Timeout: h.claim.watch(),

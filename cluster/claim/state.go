@@ -16,7 +16,7 @@ import (
 // Holder is the process that holds a claim.
 type Holder struct {
 	Host string `json:"host"`
-	Boot string `json:"boot"` // kernel boot ID of the host; "": unknown, and nobody can say that it is dead
+	Boot string `json:"boot"` // kernel boot ID of the host; "": unknown, so that the holder never counts as dead
 	PID  int    `json:"pid"`
 	// Namespace is the PID namespace that PID belongs to; "": unknown.
 	Namespace string `json:"pidNamespace,omitempty"`
@@ -25,7 +25,7 @@ type Holder struct {
 
 func (h Holder) String() string { return foreign.Line(fmt.Sprintf("pid %d on %s", h.PID, h.Host)) }
 
-// GoesOn says how a holder goes on that is suspended.
+// GoesOn says how to continue a suspended holder.
 func (h Holder) GoesOn() string {
 	return fmt.Sprintf("fg in its terminal, or kill -CONT %d, lets it go on", h.PID)
 }
@@ -33,14 +33,13 @@ func (h Holder) GoesOn() string {
 // State is what a claim's VM or Lease says about it.
 type State struct {
 	VM      cluster.VM    `json:"-"`
-	Lease   cluster.Lease `json:"-"` // where there is no VM
+	Lease   cluster.Lease `json:"-"` // if there is no VM
 	Cluster string        `json:"cluster"`
 	Run     string        `json:"run"`
 	Holder  Holder        `json:"holder"`
 	Since   time.Time     `json:"since"`
-	Beat    int           `json:"beat"` // goes up for as long as the holder lives
-	// VMIDs is proxmox.vmids of the holder's recast.yaml, and Nodes are the VMs of its
-	// nodes, as far as they were known.
+	Beat    int           `json:"beat"` // rises for as long as the holder lives
+	// VMIDs is proxmox.vmids of the holder's recast.yaml, and Nodes are the VMs of its nodes, as far as known.
 	VMIDs string         `json:"vmids,omitempty"`
 	Nodes []cluster.VMID `json:"nodes,omitempty"`
 }
@@ -95,7 +94,7 @@ func deletion(vm cluster.VM) string {
 	return fmt.Sprintf("delete that VM, on %s: qm set %[2]d --protection 0 && qm destroy %[2]d. It has no disk: nothing is lost with it", vm.Host, vm.ID)
 }
 
-// unreadable refuses a claim that can't be read: remove deletes it.
+// unreadable refuses a claim that can't be read; remove is how to delete it.
 func unreadable(what string, err error, remove string) error {
 	hint := fmt.Sprintf("if a newer recast has worked here, use that one. Else wait %s, within which a run that held it has noticed and stopped; then %s", Watch, remove)
 	if _, newer := errors.AsType[*format.NewerError](err); newer {
@@ -151,8 +150,8 @@ func ofVM(vm cluster.VM, cluster string) (State, error) {
 	return s, nil
 }
 
-// edited recognises a claim's VM that has lost its last line by how vmPlace.create makes it: a person may
-// have edited one more of its settings. It has neither a drive nor a network card.
+// edited recognises a claim's VM that has lost its last line by what vmPlace.create gives it: neither a drive nor a
+// network card. A person may have edited one more setting.
 func edited(vm cluster.VM) bool {
 	for key := range vm.Config {
 		if cluster.IsDiskKey(key) || cluster.NumberedBus(key) == "net" {
@@ -168,8 +167,8 @@ func edited(vm cluster.VM) bool {
 	return has >= 2 && !vm.Template
 }
 
-// Peek returns the claim of a cluster, whatever its number; found is false if there is none
-// yet. A VM that has the number of our claim but is no claim is an error.
+// Peek returns the claim of a cluster, whatever its number; found is false if there is none yet. A VM that has the
+// number of our claim but is no claim is an error.
 func Peek(vms []cluster.VM, name string, id cluster.VMID) (s State, found bool, err error) {
 	for _, vm := range vms {
 		if vm.ID == id && !cluster.Forming(vm) {

@@ -6,8 +6,9 @@ import (
 	"github.com/recast-sh/recast/cluster"
 )
 
-// Write sends one change. Before it, the claim is read afresh and must be ours. While it is sent, losing the claim
-// ends ctx. Every guard of this package, the prunes and the uploads send what they change through Write.
+// Write sends one change. Before that, it reads the claim afresh and requires that it is ours. While the change is
+// sent, losing the claim ends ctx. Every guard of this package, the prunes and the uploads send what they change
+// through Write.
 func (h *Held) Write(ctx context.Context, send func(context.Context) error) error {
 	if err := h.Check(ctx); err != nil {
 		return err
@@ -18,8 +19,8 @@ func (h *Held) Write(ctx context.Context, send func(context.Context) error) erro
 }
 
 // hook sends one change of Proxmox, at the time and under the conditions that it decides. vm is the VM whose lock
-// Proxmox respects for the change; the zero VM: none. send gets vm as it was read last. others are further VMs that
-// the change involves.
+// Proxmox respects for the change; the zero VM: none. send gets vm as last read. others are further VMs that the
+// change involves.
 type hook func(ctx context.Context, vm cluster.VM, send func(context.Context, cluster.VM) error, others ...cluster.VMID) error
 
 func (h *Held) writeVM(ctx context.Context, vm cluster.VM, send func(context.Context, cluster.VM) error, _ ...cluster.VMID) error {
