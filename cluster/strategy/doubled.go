@@ -11,9 +11,9 @@ import (
 	"github.com/recast-sh/recast/internal/words"
 )
 
-// Doubled is the obstacle of a VM with a volume that stands in a second slot, its own or another VM's. Its
-// machine may show each partition of that twice, so nothing else that follows from what it shows is worth
-// saying, and which of the two it mounts at its next boot is left to chance. Not more than one obstacle.
+// Doubled returns the obstacle of a VM with a volume in a second slot, its own or another VM's. The machine may
+// show each partition of such a volume twice, so nothing else that follows from what it shows is worth saying, and
+// chance decides which of the two it mounts at its next boot. It returns at most one obstacle.
 func (c Candidate) Doubled() []cluster.Obstacle {
 	var said []string
 	out := removal{node: c.VM}
@@ -41,8 +41,8 @@ func (c Candidate) Doubled() []cluster.Obstacle {
 	return []cluster.Obstacle{{Command: command, Text: fmt.Sprintf("%s: %s%s keeps the volume", what, command, out.hosts())}}
 }
 
-// shownTwice is about a second slot that is gone from the configuration, while the guest that runs still
-// has it: Proxmox takes a drive out only of a VM that is off, unless its bus can be hotplugged.
+// shownTwice is about a second slot that is gone from the configuration, but not yet from the running guest:
+// Proxmox removes a drive only from a VM that is off, unless the drive's bus can be hotplugged.
 func (c Candidate) shownTwice() []cluster.Obstacle {
 	gone := slices.ContainsFunc(c.VM.Pending, func(key string) bool { return cluster.IsDiskKey(key) && c.VM.Config[key] == "" })
 	seen := map[string]bool{}
@@ -62,13 +62,13 @@ type slot struct {
 	cluster.Disk
 	vm     cluster.VM
 	use    cluster.DiskUse
-	rank   int  // of how much speaks for the volume to stay there
-	beside bool // the VM keeps it in another slot
+	rank   int  // how much speaks for the volume to stay in the slot
+	beside bool // the VM has the volume in another slot, too
 	holds  bool // the VM is the node's holder, and on: it has to be off
 	boots  bool // the VM boots from it
 }
 
-// in names the slot for who reads about that VM.
+// in names the slot, for a reader who reads about that VM.
 func (s slot) in(id cluster.VMID) string {
 	if s.vm.ID == id {
 		return s.Key
@@ -76,8 +76,8 @@ func (s slot) in(id cluster.VMID) string {
 	return cluster.PlaceOf(s.vm.ID, s.Key)
 }
 
-// removable says whether the volume can be taken out of the slot, if need be while the VM is off, without
-// taking it from a guest that has it in no other slot, and without freeing it.
+// removable says whether the volume can be taken out of the slot, if need be while the VM is off, without taking it
+// from a guest that has it in no other slot, and without freeing it.
 func (s slot) removable(keep slot) bool {
 	switch {
 	case s.Key == "efidisk0", s.Key == "tpmstate0":
@@ -92,7 +92,7 @@ func (s slot) removable(keep slot) bool {
 	return !s.Detached() || s.Owner != s.vm.ID // Proxmox frees an unusedN of its owner
 }
 
-// doubles lists the volumes of the VM that stand in more than one slot.
+// doubles lists the volumes of the VM that are in more than one slot.
 func (c Candidate) doubles() [][]slot {
 	var out [][]slot
 	var listed []string
@@ -113,7 +113,7 @@ func (c Candidate) doubles() [][]slot {
 	return out
 }
 
-// drives are the VM's drives with a volume, by key. One that can't be read is refused elsewhere.
+// drives returns the VM's drives with a volume, by key. A drive that can't be read is refused elsewhere.
 func drives(vm cluster.VM) []cluster.Disk {
 	var out []cluster.Disk
 	for _, key := range slices.SortedFunc(maps.Keys(vm.Config), cluster.CompareKeys) {
@@ -125,7 +125,7 @@ func drives(vm cluster.VM) []cluster.Disk {
 	return out
 }
 
-// mentions says whether a setting of the VM can name the volume. Every node asks it of every VM.
+// mentions says whether a setting of the VM can name the volume. Every node asks this of every VM.
 func mentions(vm cluster.VM, d cluster.Disk) bool {
 	for _, value := range vm.Config {
 		if d.Mentions(value) {
@@ -135,9 +135,9 @@ func mentions(vm cluster.VM, d cluster.Disk) bool {
 	return false
 }
 
-// slotsOf lists the slots that name a volume of the VM, one of its own for each. The owner's own name for it
-// is none, if that is another VM whose guest does not have it: so a holder keeps its disks. A pod's volume
-// may be with two VMs for a while.
+// slotsOf lists the slots that name a volume of the VM, one of the VM's own for each. The owner's name for the
+// volume does not count if the owner is another VM whose guest does not have the volume: so a holder keeps its
+// disks. A pod's volume may be with two VMs for a while.
 func (c Candidate) slotsOf(d cluster.Disk) []slot {
 	var out []slot
 	storages := c.Observation.Storages
@@ -177,8 +177,8 @@ func (c Candidate) slotsOf(d cluster.Disk) []slot {
 	return out
 }
 
-// slot ranks a slot: what firmware and boot loader start from stays, then what the guest uses, then
-// what is with the volume's owner.
+// slot ranks a slot: what firmware and boot loader start from stays, then what the guest uses, then what is with
+// the volume's owner.
 func (c Candidate) slot(vm cluster.VM, d cluster.Disk) slot {
 	s := slot{Disk: d, vm: vm, use: c.useOf(vm, d)}
 	order := cluster.BootDevices(vm.Config["boot"])
@@ -213,14 +213,14 @@ func (c Candidate) provenSystem() string {
 	return system.Key
 }
 
-// chooseSlot says in which slot the volume stays, and which ones it is to leave.
+// chooseSlot says in which slot the volume stays, and which slots it has to leave.
 func (c Candidate) chooseSlot(twice []slot) (keep slot, rest []slot) {
 	slices.SortStableFunc(twice, func(a, b slot) int { return cmp.Compare(b.rank, a.rank) })
 	return twice[0], twice[1:]
 }
 
-// useOf says whether the VM's guest uses what it has in that slot. It is proven unused if the VM is off, if the
-// slot waits for the VM to be off, or if Talos has each of its volumes at another device.
+// useOf says whether the VM's guest uses what it has in that slot. That is proven unused if the VM is off, if the
+// slot waits for the VM to be off, or if Talos has each volume there at another device.
 func (c Candidate) useOf(vm cluster.VM, d cluster.Disk) cluster.DiskUse {
 	m, known := c.machineOf(vm.ID)
 	switch {
@@ -261,9 +261,9 @@ type removal struct {
 	slots []slot
 }
 
-// command is for one VM after the other. Proxmox takes a drive out of a guest that runs only if that can be
-// hotplugged, and recast lets it only where the drive is proven unused. From the owner of a node's disk
-// nothing is taken: it has to be off.
+// command goes through one VM after the other. Proxmox removes a drive from a running guest only if the drive can
+// be hotplugged, and recast allows that only for a drive that is proven unused. Nothing is removed from the owner
+// of a node's disk: the owner has to be off.
 func (r removal) command() string {
 	var out []string
 	for _, vm := range r.vms() {
@@ -327,7 +327,7 @@ func (r removal) vms() []cluster.VM {
 	return out
 }
 
-// hosts names the hosts of VMs that are elsewhere than the node.
+// hosts names the hosts of VMs that are not on the node's host.
 func (r removal) hosts() string {
 	var on []string
 	for _, vm := range r.vms() {
@@ -341,8 +341,8 @@ func (r removal) hosts() string {
 	return " (" + strings.Join(on, ", ") + ")"
 }
 
-// hotplugs says whether Proxmox takes that drive out of a guest that runs: SCSI and VirtIO drives, unless the
-// VM's setting hotplug lacks disk (PVE/QemuServer.pm, vmconfig_hotplug_pending and vm_deviceunplug).
+// hotplugs says whether Proxmox can remove that drive from a running guest: SCSI and VirtIO drives, unless the VM's
+// setting hotplug lacks disk (PVE/QemuServer.pm, vmconfig_hotplug_pending and vm_deviceunplug).
 func hotplugs(vm cluster.VM, key string) bool {
 	set, has := vm.Config["hotplug"]
 	if on, is := cluster.ParseBoolean(set); is {

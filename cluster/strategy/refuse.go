@@ -26,7 +26,7 @@ type Candidate struct {
 	unseen      []loss // unknown data that may also be on the system disk
 }
 
-// Against says of each strategy that can be chosen why it can't be used, and of recreate also what lifts that.
+// Against says why each strategy that can be chosen can't be used; for recreate, also what lifts each reason.
 func (c Candidate) Against() (all map[cluster.Strategy][]string, recreate []cluster.Obstacle) {
 	if recreate = c.Doubled(); len(recreate) > 0 {
 		return always(cluster.Texts(recreate)), recreate
@@ -35,7 +35,7 @@ func (c Candidate) Against() (all map[cluster.Strategy][]string, recreate []clus
 	return map[cluster.Strategy][]string{cluster.Recreate: cluster.Texts(recreate), cluster.Reimage: cluster.Texts(c.againstReimage()), cluster.InPlace: c.againstInPlace()}, recreate
 }
 
-// always are reasons against every strategy.
+// always returns reasons that count against every strategy.
 func always(reasons []string) map[cluster.Strategy][]string {
 	out := map[cluster.Strategy][]string{}
 	for _, s := range cluster.Strategies {
@@ -137,7 +137,7 @@ func (c Candidate) occupied(disksLeave bool) []cluster.Obstacle {
 		add("", "the VM is locked (%s): wait until that task has ended", c.VM.Lock)
 	}
 	if state := c.VM.Config["vmstate"]; state != "" {
-		// A delete frees it (PVE/QemuServer.pm, destroy_vm), a start resumes from it.
+		// A delete frees the saved state (PVE/QemuServer.pm, destroy_vm), a start resumes from it.
 		add("", "the VM's memory is on disk (%s), as that of one that is suspended: resume it (qm resume %d)", state, c.VM.ID)
 	}
 	snapshots := c.Found.Ties.Snapshots
@@ -236,8 +236,8 @@ func (c Candidate) preconfigured() []cluster.Obstacle {
 
 func customUserData(vm cluster.VM) bool { return strings.Contains(","+vm.Config["cicustom"], ",user=") }
 
-// smbiosSerial is the serial number in a VM's smbios1, where all values but the UUID may be in
-// base64 (qemu-server, PVE/QemuServer.pm, pve-qm-smbios1).
+// smbiosSerial returns the serial number in a VM's smbios1, where all values but the UUID may be in base64
+// (qemu-server, PVE/QemuServer.pm, pve-qm-smbios1).
 func smbiosSerial(smbios string) string {
 	options := cluster.Disk{Options: strings.Split(smbios, ",")}
 	serial := options.Option("serial")
@@ -261,9 +261,9 @@ func (c Candidate) Accepted() []string {
 	return out
 }
 
-// Leaving is the node with the system disk that a strategy now removes from it; leaves is false if
-// there is no such disk. A machine that does not answer is judged by its record, so everything that
-// is not proven to be on another disk counts.
+// Leaving returns the node with the system disk that a strategy now removes from it; leaves is false if there is no
+// such disk. A machine that does not answer is judged by its record, so everything that is not proven to be on
+// another disk counts.
 func Leaving(s cluster.Strategy, w cluster.Wanted, f observe.Found) (c Candidate, leaves bool) {
 	if !DiskLeaves(s, w) || f.VM == nil {
 		return Candidate{}, false
@@ -297,8 +297,8 @@ func Leaving(s cluster.Strategy, w cluster.Wanted, f observe.Found) (c Candidate
 	return c, true
 }
 
-// DiskLeaves says whether a strategy takes the node's system disk away, so that what only that has is
-// asked for. A node that is removed keeps its disks, parked, unless it was there only for a roll.
+// DiskLeaves says whether a strategy takes the node's system disk away, so that data on that disk alone has to be
+// checked. A removed node keeps its disks, parked, unless it was there only for a roll.
 func DiskLeaves(s cluster.Strategy, w cluster.Wanted) bool {
 	return s.SwapsSystem() || s.VM() == cluster.VMGone && w.Surge
 }
@@ -322,7 +322,7 @@ func (c Candidate) SeenFromProxmox() map[cluster.Strategy][]string {
 // unreachable says why the blank machine would not be reachable at the node's address.
 func (c Candidate) unreachable() []cluster.Obstacle {
 	if len(readdressed(c)) > 0 {
-		return nil // readdressed refuses every strategy for it
+		return nil // readdressed refuses every strategy in that case
 	}
 	if _, o := cluster.BlankAddress(c.Found.Addr, c.VM, c.Machine, c.Build); o.Text != "" {
 		return []cluster.Obstacle{{Text: o.Text, Command: o.Command, Config: o.Config}}

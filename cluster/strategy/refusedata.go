@@ -31,8 +31,7 @@ func (c Candidate) Irreplaceable() []cluster.Obstacle {
 	return out
 }
 
-// losses lists the data that only the system disk has, and the names in acceptLoss that match none
-// of it.
+// losses lists the data that only the system disk has, and the names in acceptLoss that match none of that data.
 func losses(c Candidate) (lost []loss, unknown []string) {
 	for _, v := range c.Machine.Volumes {
 		if v.Disk != c.Machine.SystemDisk || v.ID == "" && slices.Contains(cluster.TalosLabels, v.Label) || slices.Contains(cluster.TalosLabels, v.ID) || strings.HasPrefix(v.Label, cluster.SwapVolume) {
@@ -73,7 +72,7 @@ func losses(c Candidate) (lost []loss, unknown []string) {
 // system disk is blank: it finds its volumes by their labels on any disk.
 func mislabelled(c Candidate) []string {
 	if c.Machine.SystemDisk == "" {
-		return nil // not proven: refused for that already
+		return nil // the system disk is not proven: refused for that already
 	}
 	var out []string
 	seen := map[string]int{}
@@ -95,7 +94,8 @@ func mislabelled(c Candidate) []string {
 }
 
 // leavesAlone says whether the node's configuration makes the system volume a directory on EPHEMERAL: Talos then
-// looks for no partition with its label (block.VolumeConfigController). One is left where its document was dropped.
+// looks for no partition with its label (block.VolumeConfigController). A partition stays there if its document was
+// dropped.
 func (c Candidate) leavesAlone(label string) bool {
 	s, shown := c.Machine.VolumeStatus(label)
 	directory := shown && s.Type == cluster.DirectoryVolume
@@ -105,8 +105,8 @@ func (c Candidate) leavesAlone(label string) bool {
 	return directory && slices.Contains(cluster.OnPartition, label)
 }
 
-// putRight says what to do about a partition that Talos might take for its own. It is to be deleted only where
-// nothing uses it, and nothing of worth can be on it.
+// putRight says what to do about a partition that Talos might take for its own. The partition is to be deleted only
+// if nothing uses it, and nothing of worth can be on it.
 func putRight(m cluster.Machine, v cluster.Volume) string {
 	copied := slices.IndexFunc(m.Volumes, func(o cluster.Volume) bool {
 		return o.Disk != v.Disk && v.PartitionUUID != "" && o.SameContent(v)
@@ -122,7 +122,7 @@ func putRight(m cluster.Machine, v cluster.Volume) string {
 	return "delete that partition"
 }
 
-// tellApart says which of several partitions with one label is to get another one.
+// tellApart says which of several partitions with one label is to get another label.
 func tellApart(m cluster.Machine, label string) string {
 	var used []string
 	for _, v := range m.Volumes {
@@ -136,8 +136,8 @@ func tellApart(m cluster.Machine, label string) string {
 	return fmt.Sprintf("Talos uses the one on %s: give the other one another label", used[0])
 }
 
-// onSystemDisk says whether data of the node is lost with the system disk. Data that is not proven
-// to be on another disk counts as on this one.
+// onSystemDisk says whether data of the node is lost with the system disk. Data that is not proven to be on another
+// disk counts as on the system disk.
 func onSystemDisk(c Candidate, l cluster.LocalData) bool {
 	if l.Path == "" {
 		return !c.Machine.PoolElsewhere(l.Format, l.Group) && !c.Machine.BareSystemDisk()
@@ -175,7 +175,7 @@ type loss struct {
 	name          string   // what acceptLoss calls it
 	also          []string // other names for it
 	what          string
-	lift, command string // as of LocalData
+	lift, command string // as in LocalData
 }
 
 // accepted says whether one of names names the loss.
@@ -183,17 +183,17 @@ func (l loss) accepted(names []string) bool {
 	return slices.Contains(names, l.name) || slices.ContainsFunc(l.also, func(name string) bool { return slices.Contains(names, name) })
 }
 
-// extensionState is where official extensions keep what nobody can make again: who the node is in a network of its own
-// (each FILE.yaml in siderolabs/extensions, network/NAME/NAME.yaml). The other directories below /var that extensions
-// write to, of soci-snapshotter, stargz-snapshotter, nvidia-fabricmanager, cachefilesd, iscsi-tools, nfs-utils and zfs,
-// have caches, logs, and what the node's mounts make again.
+// extensionState is where official extensions keep what nobody can make again: the node's identity in a network of
+// their own (each FILE.yaml in siderolabs/extensions, network/NAME/NAME.yaml). The other directories below /var
+// that extensions write to, of soci-snapshotter, stargz-snapshotter, nvidia-fabricmanager, cachefilesd,
+// iscsi-tools, nfs-utils and zfs, have caches, logs, and what the node's mounts make again.
 var extensionState = map[string]struct{ path, what string }{
 	"tailscale": {"/var/lib/tailscale", "its node key and login"},
 	"zerotier":  {"/var/lib/zerotier-one", "its identity"},
 	"netbird":   {"/var/lib/netbird", "its key and login"},
 }
 
-// extensionData is what the running system's extensions keep below /var.
+// extensionData returns what the running system's extensions keep below /var.
 func extensionData(m cluster.Machine) (data []cluster.LocalData) {
 	for _, e := range m.Extensions {
 		if state, keeps := extensionState[e.Name]; keeps {

@@ -55,7 +55,7 @@ func (c Candidate) Entangled() []cluster.Obstacle {
 	return out
 }
 
-// Immovable lists disks that must be parked but are on storages that can't do it.
+// Immovable lists disks that must be parked but whose storages can't do that.
 func (c Candidate) Immovable(s cluster.Strategy) []string {
 	var out []string
 	for _, d := range parkedDisks(c.Disks, c.VM.ID, s, c.System.Key) {
@@ -79,7 +79,7 @@ func (c Candidate) Immovable(s cluster.Strategy) []string {
 // Untellable lists persistent volumes that could not be identified in the new machine.
 func (c Candidate) Untellable() []string {
 	if c.SystemErr != nil || c.DisksErr != nil {
-		return nil // which of them are persistent is unknown, and refused already
+		return nil // which drives are persistent is unknown, and already refused
 	}
 	drives := slices.DeleteFunc(slices.Clone(c.Disks), func(d cluster.Disk) bool { return !d.Bootable() })
 	if _, err := cluster.PersistentVolumes(c.VM, drives, c.Machine, c.System); err != nil {
@@ -93,13 +93,13 @@ func exists(c Candidate, id cluster.VMID) bool {
 	return away || slices.ContainsFunc(c.Observation.VMs, func(vm cluster.VM) bool { return vm.ID == id })
 }
 
-// heldElsewhere says whether a holder's disk is on a host where the holder is not, so that no
-// configuration of the holder can mean it.
+// heldElsewhere says whether a holder's disk is on a host where the holder is not, so that no configuration of the
+// holder can mean it.
 func heldElsewhere(c Candidate, d cluster.Disk) bool {
 	return c.Observation.Local(d.Storage()) && !slices.ContainsFunc(c.Observation.Namesakes(c.VM, d.Storage()), func(vm cluster.VM) bool { return vm.ID == d.Owner })
 }
 
-// rawDevices are drives that a token can't give to a new VM (API2/Qemu.pm, check_storage_access).
+// rawDevices lists drives that a token can't give to a new VM (API2/Qemu.pm, check_storage_access).
 func (c Candidate) rawDevices() []cluster.Obstacle {
 	var out []cluster.Obstacle
 	for _, d := range c.Disks {
@@ -110,9 +110,8 @@ func (c Candidate) rawDevices() []cluster.Obstacle {
 	return out
 }
 
-// strangeMedium describes what is in a CD drive but is no ISO. The boot ISO would replace it for
-// good; a disk image would lose its only reference, since deleting a VM keeps CD media
-// (PVE/QemuServer.pm, destroy_vm).
+// strangeMedium describes a medium in a CD drive that is no ISO. The boot ISO would replace it for good; a disk
+// image would lose its only reference, since deleting a VM keeps CD media (PVE/QemuServer.pm, destroy_vm).
 func strangeMedium(c Candidate, d cluster.Disk) string {
 	switch {
 	case d.Volid == "cdrom" || d.OfHost():
@@ -123,7 +122,7 @@ func strangeMedium(c Candidate, d cluster.Disk) string {
 	return ""
 }
 
-// unprovable lists persistent disks that a new VM can't be proven to have.
+// unprovable lists persistent disks that can't be proven to come back to a new VM.
 func (c Candidate) unprovable() []cluster.Obstacle {
 	if c.SystemErr != nil || c.DisksErr != nil || len(c.Untellable()) > 0 {
 		return nil // already refused in other words
@@ -135,17 +134,17 @@ func (c Candidate) unprovable() []cluster.Obstacle {
 	return out
 }
 
-// thrownAway is about QEMU's snapshot mode (PVE/QemuServer/Drive.pm): at every stop such a drive
-// loses what was written since the start, and a roll stops the VM.
+// thrownAway is about QEMU's snapshot mode (PVE/QemuServer/Drive.pm): at every stop such a drive loses what was
+// written since the start, and a roll stops the VM.
 func thrownAway(what string) string {
 	return what + " has snapshot=1, so what is written to it is thrown away when the VM stops: remove that option, and restart the VM once"
 }
 
-// Replicated is what a replication job prevents. Proxmox does not delete a VM that has one. A blank
-// system disk gets the old name of the parked one, but the target still has a volume of that name,
-// with which the new one shares no snapshot: from then on the whole job fails (pve-guest-common,
-// Replication.pm, find_common_replication_snapshot). Proxmox neither adds nor gives back a volume
-// that can't be replicated to such a VM (qemu-server, API2/Qemu.pm, move_disk).
+// Replicated lists what a replication job prevents. Proxmox does not delete a VM that has a job. A blank system
+// disk gets the old name of the parked one, but the target still has a volume of that name, with which the new disk
+// shares no snapshot: from then on the whole job fails (pve-guest-common, Replication.pm,
+// find_common_replication_snapshot). To a VM with a job, Proxmox neither adds nor gives back a volume that can't be
+// replicated (qemu-server, API2/Qemu.pm, move_disk).
 func (c Candidate) Replicated(s cluster.Strategy) []cluster.Obstacle {
 	jobs := c.Found.Ties.Jobs
 	if len(jobs) == 0 || !s.DeletesVM() && c.SystemErr == nil && leftOut(c, c.System) {

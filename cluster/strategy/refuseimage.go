@@ -9,7 +9,7 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// BringsConfig lists what of a build's image would configure a blank machine, with what to do about it.
+// BringsConfig lists what in a build's image would configure a blank machine, and what to do about it.
 func BringsConfig(b cluster.Build) []string {
 	var out []string
 	for _, what := range b.OwnConfig() {
@@ -25,8 +25,8 @@ func bringsConfig(what string) string {
 	return fmt.Sprintf("the schematic's %s %s: remove it from the schematic", what, would)
 }
 
-// oneWay is what the wanted image brings that the machine does not have yet, and for which it could not be
-// recreated or reimaged from then on. An upgrade in place is refused in the words in which those are.
+// oneWay lists what the wanted image brings that the machine does not have yet, and that would prevent recreating
+// or reimaging the machine from then on. The refusal of an upgrade in place uses the same words.
 func (c Candidate) oneWay() []string {
 	brings := c.Build.OwnConfig()
 	if len(brings) == 0 {
@@ -59,7 +59,7 @@ func (c Candidate) omni() []string {
 	return out
 }
 
-// leavesOmni notes that an image ends what joined the machine to Omni.
+// leavesOmni notes that an image removes what joined the machine to Omni.
 func leavesOmni(c Candidate) []string {
 	var out []string
 	after := c.Machine.OmniAfter(c.Build)
@@ -71,8 +71,8 @@ func leavesOmni(c Candidate) []string {
 	return out
 }
 
-// keepsOmni says why Omni would undo a new system disk: the node gets the configuration that joins it to Omni
-// again. Where a kernel argument does, preconfigured says so.
+// keepsOmni says why Omni would undo a new system disk: the node gets back the configuration that joins it to Omni.
+// If a kernel argument does that, preconfigured says so.
 func (c Candidate) keepsOmni() []string {
 	file := c.Found.File
 	if !slices.Contains(c.Machine.Omni(), cluster.OmniDocument) || file != nil && file.Err == nil && !file.Omni {
@@ -84,7 +84,7 @@ func (c Candidate) keepsOmni() []string {
 const omniDocument = "Omni looks after the machine (" + cluster.OmniDocument + ") and would undo this: take the machine out of Omni, and that document out of its configuration (recast roll --what config)"
 
 // SealedBy lists volumes that a configuration encrypts in such a way that the node could not be recreated or
-// reimaged from then on, unless the running one does so already.
+// reimaged from then on, unless the running configuration already does so.
 func (c Candidate) SealedBy(wanted []cluster.Encryption) []string {
 	after := c
 	after.Machine.Encryption = wanted
@@ -96,7 +96,8 @@ func (c Candidate) SealedBy(wanted []cluster.Encryption) []string {
 const kernelArg = "kernel-arg/"
 
 // AgainstArgs lists kernel arguments that the running kernel has from the machine configuration, and that the next
-// one would not have: nobody would be told, and without net.ifnames=0, say, the network card has another name.
+// kernel would not have: the loss would be silent, and without net.ifnames=0, say, the network card has another
+// name.
 func (c Candidate) AgainstArgs(s cluster.Strategy) []string {
 	why := c.DropsArgs(c.VM, c.Machine, s)
 	if why == "" {
@@ -136,15 +137,15 @@ func changes(c Candidate) []string {
 	return append(out, leavesOmni(c)...)
 }
 
-// misfit says why the wanted image can't run on the machine, or why the machine would not be
-// reachable with it, whatever the strategy. What the machine does not say is no obstacle, except
-// with an image that requires Secure Boot.
+// misfit says why the wanted image can't run on the machine, or why the machine would not be reachable with it,
+// whatever the strategy. What the machine does not say is no obstacle, except with an image that requires Secure
+// Boot.
 func misfit(c Candidate) []string {
 	return slices.Concat(c.Found.Unsupported, otherArch(c), readdressed(c), unverifiable(c))
 }
 
 // unreadable says why the wanted Talos would not boot with the configuration that the node has, or gets back with a
-// new system disk. A file that goes out with one is read by itself.
+// new system disk. A file that comes with a new system disk is checked by itself.
 func (c Candidate) unreadable(newDisk bool) []string {
 	err := c.Found.ConfigRefused
 	if file := c.Found.File; err == nil || newDisk && file != nil && (file.Err != nil || file.Differs()) {
@@ -153,14 +154,15 @@ func (c Candidate) unreadable(newDisk bool) []string {
 	return []string{strings.Join(append([]string{err.Error()}, fault.Hints(err)...), ": ")}
 }
 
-// otherArch: only the locked architecture of an installer was verified, even if it has several.
+// otherArch says how architectures differ. Only the locked architecture of an installer was verified, even if the
+// installer has several.
 func otherArch(c Candidate) []string {
 	const text = "the images are for %s, and %s: set images.arch to %s, then recast lock"
 	var out []string
 	if arch := c.Machine.Arch; arch != "" && arch != c.Build.Arch {
 		out = append(out, fmt.Sprintf(text, c.Build.Arch, "the machine is "+arch, arch))
 	}
-	// Without the option a VM has its host's architecture (get_vm_arch in PVE/QemuServer.pm).
+	// Without that option a VM has its host's architecture (get_vm_arch in PVE/QemuServer.pm).
 	if arch := c.VM.Arch(); arch != "" && arch != c.Build.Arch && arch != c.Machine.Arch {
 		out = append(out, fmt.Sprintf(text, c.Build.Arch, "the VM is arch="+c.VM.Config["arch"], arch))
 	}
@@ -175,7 +177,7 @@ func readdressed(c Candidate) []string {
 	}
 	fixed := c.VM.FixedAddress()
 	if fixed == "" || c.Build.Platform == "nocloud" && strings.Contains(fixed, "="+c.Found.Addr.String()+"/") {
-		return nil // the same address on both
+		return nil // both platforms give the same address
 	}
 	return []string{fmt.Sprintf("the VM's cloud-init drive gives a fixed address (%s), which platforms %s and %s do not both read: keep platform %s (images.platform), or have DHCP give the node its address and remove that",
 		fixed, c.Machine.Platform, c.Build.Platform, c.Machine.Platform)}
@@ -188,9 +190,9 @@ func replatformed(c Candidate) bool {
 // securing says whether the image requires Secure Boot and the machine is not known to have it on.
 func securing(c Candidate) bool { return c.Build.SecureBoot && !c.Machine.Secured() }
 
-// unchangeable is what an in-place upgrade can't change. Without systemd-boot the installer writes
-// the running platform to GRUB's configuration (upgrade in v1alpha1_sequencer_tasks.go of Talos),
-// and keys are only on the boot ISO.
+// unchangeable lists what an in-place upgrade can't change. Without systemd-boot the installer writes the running
+// platform to GRUB's configuration (upgrade in v1alpha1_sequencer_tasks.go of Talos), and keys are only on the boot
+// ISO.
 func unchangeable(c Candidate) []string {
 	var out []string
 	if replatformed(c) && c.Machine.BootEntry == "" {

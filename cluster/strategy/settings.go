@@ -9,9 +9,9 @@ import (
 	"github.com/recast-sh/recast/internal/words"
 )
 
-// customised lists parts of cicustom with which a new VM might not start, or have another address.
-// Proxmox does not start a VM without these files (PVE/QemuServer/Cloudinit.pm,
-// read_cloudinit_snippets_file), and a network file may say what the machine never used.
+// customised lists parts of cicustom with which a new VM might not start, or might have another address. Proxmox
+// does not start a VM without these files (PVE/QemuServer/Cloudinit.pm, read_cloudinit_snippets_file), and a
+// network file may say what the machine never used.
 func customised(c Candidate) []cluster.Obstacle {
 	var out []cluster.Obstacle
 	for part := range strings.SplitSeq(c.VM.Config["cicustom"], ",") {
@@ -32,8 +32,8 @@ func customised(c Candidate) []cluster.Obstacle {
 	return out
 }
 
-// keepCustom is the command that leaves in cicustom what a new VM can have, and the network part,
-// which may make the machine reachable.
+// keepCustom returns the command that leaves in cicustom what a new VM can have, and the network part, which may
+// make the machine reachable.
 func keepCustom(c Candidate) string {
 	gone := []string{"user"}
 	for part := range strings.SplitSeq(c.VM.Config["cicustom"], ",") {
@@ -44,9 +44,8 @@ func keepCustom(c Candidate) string {
 	return c.VM.WithoutCustom(gone...)
 }
 
-// missingBoot lists devices in the boot order that the VM does not have. Proxmox accepts such an
-// order on create but not on update ("invalid bootorder", API2/Qemu.pm, update_vm_api): it could
-// not be set again.
+// missingBoot lists devices in the boot order that the VM does not have. Proxmox accepts such an order on create
+// but not on update ("invalid bootorder", API2/Qemu.pm, update_vm_api): the order could not be restored.
 func missingBoot(c Candidate) []cluster.Obstacle {
 	var out []cluster.Obstacle
 	order := cluster.BootDevices(c.VM.Config["boot"])
@@ -103,6 +102,6 @@ carried = []string{
 var // hidden are settings whose value does not show what they set.
 hidden = []string{"cicustom", "cipassword"}
 
-// spared are settings that make no difference to a Talos machine: if one is an obstacle, a command
-// may remove it. Removing args or a passed-through device makes another machine.
+// spared are settings that make no difference to a Talos machine: if such a setting is an obstacle, a command may
+// remove it. Removing args or a passed-through device makes another machine.
 var spared = []string{"affinity", "cipassword", "hookscript"}

@@ -11,8 +11,8 @@ import (
 	"github.com/recast-sh/recast/internal/words"
 )
 
-// Decide says how a stale node is brought to its wanted state, from the observation alone. system
-// is its system disk, unless systemErr says that it could not be proven.
+// Decide says how a stale node is brought to its wanted state, from the observation alone. system is its system
+// disk, unless systemErr says that the disk could not be proven.
 func Decide(w cluster.Wanted, f observe.Found, o observe.Observation, system cluster.Disk, systemErr error) Decision {
 	d := Decision{Strategy: w.Strategy, Why: string(w.Strategy) + ": as configured"}
 	if f.VM == nil || f.Machine == nil {
@@ -43,7 +43,8 @@ func Decide(w cluster.Wanted, f observe.Found, o observe.Observation, system clu
 	return d
 }
 
-// lostNowhere says of a name in acceptLoss that it names nothing that goes with the system disk, and where what it names is.
+// lostNowhere says that a name in acceptLoss names nothing that leaves with the system disk, and where what it
+// names is.
 func (c Candidate) lostNowhere(name string) string {
 	for _, s := range c.Machine.VolumeStatuses {
 		switch {
@@ -62,7 +63,7 @@ func (c Candidate) lostNowhere(name string) string {
 	return fmt.Sprintf("acceptLoss names %s, but nothing of that name is on its system disk", name)
 }
 
-// Decision says how a stale node is brought to its wanted state, and why in this way.
+// Decision says how, and why so, a stale node is brought to its wanted state.
 type Decision struct {
 	Strategy cluster.Strategy // Auto when none is possible
 	Why      string
@@ -103,9 +104,9 @@ func firstPossible(against map[cluster.Strategy][]string) (s cluster.Strategy, w
 	return cluster.Auto, "no strategy is possible", refused
 }
 
-// parkedDisks are the drives that must be given to the parking VM. With a VM Proxmox deletes every
-// volume that it owns, detached ones included. A holder's volumes stay its own: moving them would
-// rename them under its configuration (qemu-server, API2/Qemu.pm, move_disk).
+// parkedDisks returns the drives that must be given to the parking VM. With a VM Proxmox deletes every volume that
+// the VM owns, also detached ones. A holder's volumes stay its own: moving them would rename them under its
+// configuration (qemu-server, API2/Qemu.pm, move_disk).
 func parkedDisks(disks []cluster.Disk, vm cluster.VMID, s cluster.Strategy, system string) []cluster.Disk {
 	var out []cluster.Disk
 	for _, d := range disks {
@@ -138,7 +139,7 @@ func EtcdRules(n int, dataOnSystemDisk, typeInit bool, s cluster.Strategy, accep
 		return refused, nil
 	}
 	switch {
-	case n >= 3, n == 2 && s.VM() == cluster.VMGone: // once it has left, the other one is enough
+	case n >= 3, n == 2 && s.VM() == cluster.VMGone: // once the node has left, the other member is enough
 	case n < 1:
 		refused = append(refused, "how many control planes there are can't be determined: no Node has the label node-role.kubernetes.io/control-plane")
 	case n == 2 && !acceptOutage:
@@ -170,8 +171,8 @@ func AgainstInit(emptied, typeInit bool) []string {
 // BeginsAlone is what a control plane of machine.type init does without data.
 const BeginsAlone = "Talos begins a new, empty etcd"
 
-// EtcdOnSystemDisk says whether a control plane loses etcd's data with its system disk. Since Talos
-// 1.14 the data can have its own volume ETCD; else it is on EPHEMERAL.
+// EtcdOnSystemDisk says whether a control plane loses etcd's data with its system disk. Since Talos 1.14 the data
+// can have its own volume ETCD; else it is on EPHEMERAL.
 func EtcdOnSystemDisk(m cluster.Machine) (bool, error) {
 	if m.SystemDisk == "" {
 		return false, fault.EtcdUnhealthy.Refusedf("where etcd's data is can't be determined: the machine does not name its system disk")
@@ -190,8 +191,8 @@ func EtcdOnSystemDisk(m cluster.Machine) (bool, error) {
 	}
 }
 
-// toRecreate lists what prevents recreating a node, if the user did not ask for another strategy
-// and it would not be recreated.
+// toRecreate lists what prevents recreating a node, if the user did not ask for another strategy and the node would
+// not be recreated.
 func (d Decision) toRecreate(asked cluster.Strategy, against []cluster.Obstacle) []cluster.Obstacle {
 	if asked != cluster.Auto && asked != cluster.Recreate || d.Strategy == cluster.Recreate && len(d.Refused) == 0 {
 		return nil
@@ -199,7 +200,7 @@ func (d Decision) toRecreate(asked cluster.Strategy, against []cluster.Obstacle)
 	return slices.Clone(against)
 }
 
-// inWords are obstacles that no single command lifts.
+// inWords returns obstacles that no single command lifts.
 func inWords(texts []string) []cluster.Obstacle {
 	var out []cluster.Obstacle
 	for _, text := range texts {
@@ -208,14 +209,14 @@ func inWords(texts []string) []cluster.Obstacle {
 	return out
 }
 
-// controllers create and delete VMs themselves, and mark the Nodes of those.
+// controllers create and delete VMs themselves, and mark the Nodes of those VMs.
 var controllers = []struct{ name, mark, instead string }{
 	{"Cluster API", "cluster.x-k8s.io/machine", "its TalosControlPlane or MachineDeployment rolls it: change the template there"},
 	{"Karpenter", "karpenter.sh/nodepool", "its NodePool replaces it: change the NodeClass there"},
 }
 
-// Controlled says which other controller creates and deletes a node, and what to do instead; "" for none. n may
-// be nil.
+// Controlled says which other controller creates and deletes a node, and what to do instead; "" for none. n may be
+// nil.
 func Controlled(n *cluster.KubeNode) (by, instead string) {
 	if n == nil {
 		return "", ""
@@ -228,8 +229,8 @@ func Controlled(n *cluster.KubeNode) (by, instead string) {
 	return "", ""
 }
 
-// Uncontrolled refuses a node that another controller creates and deletes: it would take what recast makes for
-// lost, or for one too many. n may be nil.
+// Uncontrolled refuses a node that another controller creates and deletes: the controller would take the node's VM,
+// once replaced, for lost, or a new VM for surplus. n may be nil.
 func Uncontrolled(n *cluster.KubeNode) error {
 	by, instead := Controlled(n)
 	if by == "" {
