@@ -20,16 +20,16 @@ import (
 type Absent struct {
 	Host    string   // where its VM is to be
 	Against []string // why its VM could not be started there
-	Traces  []string // what there is of it all the same: then it is not made, but something was lost
-	Lost    *Lost    // in a rebuild: what is left of it, and taken away first
+	Traces  []string // what already exists of it: then it is not made, but something was lost
+	Lost    *Lost    // in a rebuild: what is left of it, which is taken away first
 }
 
-// NotThereYet refuses what needs a node that is to be made.
+// NotThereYet refuses what needs a node that is still to be made.
 func NotThereYet(node string) error {
 	return fault.WithHint(fault.Refusedf("node %s is not there yet", node), "recast roll makes it")
 }
 
-// TracesOfCluster are what speaks against beginning a cluster: machines of it were here before.
+// TracesOfCluster lists what speaks against beginning a cluster: traces of its machines.
 func (o Observation) TracesOfCluster(node string) (traces []string) {
 	for _, p := range o.Parking {
 		if node == o.First && o.Rebuild == "" && len(p.Record.Kept) > 0 {
@@ -43,7 +43,7 @@ func (o Observation) TracesOfCluster(node string) (traces []string) {
 	return traces
 }
 
-// asItIs says whether a VM is at work.
+// asItIs says whether a VM runs.
 func asItIs(vm cluster.VM) string {
 	if vm.Running {
 		return ", which runs"
@@ -51,8 +51,8 @@ func asItIs(vm cluster.VM) string {
 	return ""
 }
 
-// whose says what to do about a VM that may be that of the node. What its disks hold nobody has looked at, so no way
-// out deletes it.
+// whose says what to do about a VM that may be the node's. Nobody has looked at what its disks hold, so no hint
+// deletes it.
 func (o Observation) whose(other string) string {
 	if o.First != "" {
 		return fmt.Sprintf("if that is its machine, the cluster is there and its Kubernetes does not answer: recast doctor says what does not, and %s; if it is not, %s", o.rebuilds(), other)
@@ -60,7 +60,7 @@ func (o Observation) whose(other string) string {
 	return "if that is its machine, start it, or see why Kubernetes does not know it; if it is not, " + other
 }
 
-// rebuilds is the command for a cluster that does not come back by itself.
+// rebuilds returns the command for a cluster that does not come back by itself.
 func (o Observation) rebuilds() string {
 	first := o.First
 	if first == "" {
@@ -90,7 +90,7 @@ func absent(w cluster.Wanted, o *Observation, members []cluster.Member) (*Absent
 			traces = append(traces, fmt.Sprintf("its name has %s%s: %s", vm, asItIs(vm), o.whose("give that VM another name")))
 		}
 	}
-	removed := false // as a surge node, by recast: what remembers it says nothing else
+	removed := false // by recast, as a surge node: what discovery remembers says nothing else
 	for _, p := range o.Parking {
 		going := w.Surge && p.Record.Strategy.VM() == cluster.VMGone && p.VM.Host == w.Shape.Host && !slices.ContainsFunc(p.Record.Kept, func(k parking.KeptDisk) bool { return !k.Going })
 		removed = removed || p.Record.Node == w.Name && going
@@ -112,7 +112,7 @@ type Lost struct {
 	VM     cluster.VM
 	Ties   cluster.Ties
 	Leader bool // its etcd has a leader: then the cluster is not broken
-	Silent bool // it runs, and its etcd does not say whether it has a leader
+	Silent bool // the VM runs, and its etcd does not say whether it has a leader
 }
 
 // lostAnswers bounds the wait for a control plane of a broken cluster: its etcd may hang.
@@ -128,7 +128,7 @@ func (o Observation) Rebuilding() bool {
 	return false
 }
 
-// Rebuilt says whether the cluster that is there was begun with the snapshot, on that node.
+// Rebuilt says whether the present cluster was begun with the snapshot, on that node.
 func (o Observation) Rebuilt(first string) bool {
 	for _, p := range o.Parking {
 		if p.Record.Node == first && p.Record.Rebuild == o.Rebuild && p.Record.Strategy.From() == cluster.Nowhere {
@@ -138,14 +138,14 @@ func (o Observation) Rebuilt(first string) bool {
 	return false
 }
 
-// forgetGone leaves out what a restored Kubernetes, and Talos' discovery, still know of control planes
-// whose VMs are gone.
+// forgetGone leaves out what a restored Kubernetes, and Talos' discovery, still list of control planes whose VMs
+// are gone.
 func (o *Observation) forgetGone(wanted []cluster.Wanted, members []cluster.Member) []cluster.Member {
 	ours := func(name string) bool {
 		return slices.ContainsFunc(wanted, func(w cluster.Wanted) bool { return w.Name == name })
 	}
 	if o.Away != nil {
-		return members // whether a VM is gone can't be seen
+		return members // nobody can see whether a VM is gone
 	}
 	o.Nodes = slices.DeleteFunc(o.Nodes, func(k cluster.KubeNode) bool {
 		return ours(k.Name) && !slices.ContainsFunc(o.VMs, func(vm cluster.VM) bool { return vm.UUID() == k.UUID })
@@ -155,8 +155,8 @@ func (o *Observation) forgetGone(wanted []cluster.Wanted, members []cluster.Memb
 	})
 }
 
-// observeLost finds the VMs that control planes of a broken cluster still have. Without Kubernetes, their
-// numbers, their names, and who answers at their addresses tell which they are.
+// observeLost finds the VMs that control planes of a broken cluster still have. Without Kubernetes, the VMs'
+// numbers and names, and the machines that answer at the nodes' addresses, tell which they are.
 func observeLost(ctx context.Context, src Sources, wanted []cluster.Wanted, o *Observation) error {
 	if o.Rebuild == "" || o.First == "" {
 		return nil
@@ -170,7 +170,7 @@ func observeLost(ctx context.Context, src Sources, wanted []cluster.Wanted, o *O
 		switch {
 		case err != nil || vm == nil:
 			problems[i] = err
-		case rebuilding: // it is made already
+		case rebuilding: // the control plane is already made
 			f.VM, f.Absent = vm, nil
 		default:
 			f.Absent.Lost = &Lost{VM: *vm}
@@ -196,7 +196,7 @@ func observeLost(ctx context.Context, src Sources, wanted []cluster.Wanted, o *O
 		g.Go(func() error {
 			asking, cancel := context.WithTimeout(ctx, lostAnswers)
 			defer cancel()
-			s, _ := src.Talos.EtcdStatus(asking, addr) // what it says counts, even with an error
+			s, _ := src.Talos.EtcdStatus(asking, addr) // the answer counts, even with an error
 			if a.Lost.Leader = s.Leader != 0; s.MemberID != 0 {
 				return ctx.Err()
 			}
@@ -208,10 +208,10 @@ func observeLost(ctx context.Context, src Sources, wanted []cluster.Wanted, o *O
 	return g.Wait()
 }
 
-// lostVM is the VM that a control plane still has; nil: it has none.
+// lostVM returns the VM that a control plane still has; nil: it has none.
 func lostVM(ctx context.Context, src Sources, w cluster.Wanted, o *Observation) (*cluster.VM, error) {
 	uuid := ""
-	recorded := map[string]bool{} // UUIDs of VMs that it had
+	recorded := map[string]bool{} // UUIDs of VMs that the control plane had
 	for _, p := range o.Parking {
 		if p.Record.Node == w.Name && p.Record.UUID != "" {
 			recorded[p.Record.UUID] = true
@@ -251,10 +251,10 @@ func lostVM(ctx context.Context, src Sources, w cluster.Wanted, o *Observation) 
 	return &is[0], ctx.Err()
 }
 
-// unfinishedRebuild is the refusal of a node that only the rebuild that began with it may finish.
+// unfinishedRebuild refuses a node that only the rebuild that began with it may finish.
 func unfinishedRebuild(p parking.Parking) error {
 	return fault.WithHint(fault.ParkedHalf.Refusedf("node %s: run %s rebuilds the cluster from the snapshot of etcd with SHA-256 %s, and is not finished", p.Record.Node, p.Record.Run, p.Record.Rebuild), "%s", RebuildGoesOn)
 }
 
-// RebuildGoesOn says how an unfinished rebuild is finished.
+// RebuildGoesOn says how to finish an unfinished rebuild.
 const RebuildGoesOn = "run the same recast rebuild again, with the same snapshot: it goes on where it stopped"

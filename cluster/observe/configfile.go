@@ -28,8 +28,8 @@ func (f *Found) NothingToCompare() string {
 	return "the node is unavailable"
 }
 
-// AgainstFile says why a machine must not get the node's file: it is of another node, or of another cluster. The rest of
-// what a machine runs is compared with the file itself.
+// AgainstFile says why a machine must not get the node's file: the file is for another node, or for another
+// cluster. The rest of what a machine runs is compared with the file itself.
 func (f *Found) AgainstFile() []string {
 	file := f.File
 	if file == nil || file.Err != nil {
@@ -53,7 +53,7 @@ func (f *Found) AgainstFile() []string {
 	return out
 }
 
-// FileHardlyCompared says so if little of the file of a machine without a configuration could be compared.
+// FileHardlyCompared warns if little of the file of a machine without a configuration could be compared.
 func (f *Found) FileHardlyCompared() []string {
 	switch file := f.File; {
 	case file == nil || file.Err != nil:
@@ -65,8 +65,8 @@ func (f *Found) FileHardlyCompared() []string {
 	return nil
 }
 
-// ObserveFiles reads the files of all nodes, and compares each with what its node runs. An unusable
-// file is an error of its node only.
+// ObserveFiles reads the files of all nodes, and compares each with what its node runs. An unusable file is an
+// error of its node only.
 func ObserveFiles(ctx context.Context, src Sources, wanted []cluster.Wanted, found []Found) {
 	if src.Maintenance == nil {
 		return
@@ -102,8 +102,8 @@ func ObserveFiles(ctx context.Context, src Sources, wanted []cluster.Wanted, fou
 	})
 }
 
-// otherNode is the other node that a hostname is of; "": it is this node's, or nobody's. Kubernetes knows a node by the
-// hostname in lower case, with its domain or without (Talos, registerWithFQDN).
+// otherNode returns the other node to which a hostname belongs; "": it belongs to this node, or to nobody.
+// Kubernetes knows a node by the hostname in lower case, with its domain or without (Talos, registerWithFQDN).
 func otherNode(hostname, own string, wanted []cluster.Wanted) string {
 	hostname = strings.ToLower(hostname)
 	short, _, _ := strings.Cut(hostname, ".")
@@ -124,7 +124,7 @@ type RunningConfig struct {
 
 // ObserveRunning reads the configurations that nodes run, in the order of wanted.
 func ObserveRunning(ctx context.Context, src Sources, wanted []cluster.Wanted) ([]RunningConfig, error) {
-	src.MachineConfig = nil // nothing is compared with it
+	src.MachineConfig = nil // no file is compared
 	o, err := ObserveDrift(ctx, src, wanted)
 	if err != nil {
 		return nil, err
@@ -135,7 +135,7 @@ func ObserveRunning(ctx context.Context, src Sources, wanted []cluster.Wanted) (
 		if f.Absent != nil {
 			out[i].Err = NotThereYet(f.Name)
 		}
-		if f.Machine != nil { // it is the node's own
+		if f.Machine != nil { // the machine is the node's own
 			out[i].Text, out[i].Err = src.Talos.MachineConfig(ctx, f.Addr)
 		}
 	})
@@ -149,12 +149,12 @@ func eachFound(found []Found, do func(i int, f *Found)) {
 	for i := range found {
 		g.Go(func() error { do(i, &found[i]); return nil })
 	}
-	_ = g.Wait() // none of them returns an error
+	_ = g.Wait() // no call returns an error
 }
 
-// CompareConfigs says how a file differs from the configurations that its node has, stored for its
-// next boot and active, after recast has set in all of them what it sets itself. The node runs Talos
-// of one version, and another may read the file.
+// CompareConfigs says how a file differs from the configurations that its node has, stored for its next boot and
+// active. Before the comparison, recast sets in all of them what it sets itself. The node runs one version of
+// Talos; another version may read the file.
 func CompareConfigs(m cluster.Maintenance, has cluster.Configs, file cluster.Secret, runsTalos, readsTalos string) (cluster.FoundFile, error) {
 	patch := cluster.NeutralPatch
 	patch.Talos = readsTalos
@@ -236,15 +236,15 @@ func hasWholeDisk(m *cluster.Machine) bool {
 	return m != nil && slices.ContainsFunc(m.VolumeStatuses, func(s cluster.VolumeStatus) bool { return s.Type == cluster.DiskVolume })
 }
 
-// shown is a node that shows its machine configuration, or has the one that the others' are to fit.
+// shown is a node that shows its machine configuration, or whose configuration the others' have to fit.
 type shown struct {
 	node    string
 	machine *cluster.Machine
 }
 
-// compareBeside compares the file of a machine without a configuration, as a version of Talos reads it, with
-// what another node runs, if possible one of its role; else with the talosconfig. So a file of another
-// cluster is seen.
+// compareBeside compares the file of a machine without a configuration, as a version of Talos reads it, with what
+// another node runs, if possible one of the same role; else with the talosconfig. This detects a file of another
+// cluster.
 func compareBeside(m cluster.Maintenance, talos, role string, text cluster.Secret, shows []shown) (cluster.FoundFile, error) {
 	alike := func(s shown) bool { return s.machine.ControlPlane == (role == cluster.ControlPlane) }
 	if len(shows) == 0 {
@@ -262,9 +262,8 @@ func compareBeside(m cluster.Maintenance, talos, role string, text cluster.Secre
 	return cluster.FoundFile{Beside: beside.node, Identity: f.Identity, Encryption: f.Encryption}, err
 }
 
-// compareFile compares a node's file, as a version of Talos reads it, with what the node runs. Most
-// files do not differ, which is seen without reading them as Talos does: the same version reads that
-// configuration already.
+// compareFile compares a node's file, as a version of Talos reads it, with what the node runs. Most files do not
+// differ, which shows without reading them as Talos does: the same version already reads that configuration.
 func compareFile(m cluster.Maintenance, machine *cluster.Machine, text cluster.Secret, docs config.Documents, talos string) (cluster.FoundFile, error) {
 	has := machine.Configs
 	if has.Stored == nil {
@@ -276,16 +275,16 @@ func compareFile(m cluster.Maintenance, machine *cluster.Machine, text cluster.S
 	return CompareConfigs(m, has, text, machine.TalosVersion, talos)
 }
 
-// ConfigVolumes are the volumes that a machine's configurations define. They are read only where the machine may get
-// other ones than it has.
+// ConfigVolumes are the volumes that a machine's configurations define. They are read only if the machine may get
+// other volumes than it has.
 type ConfigVolumes struct {
-	Runs  []cluster.ConfigVolume // by the configuration that it runs
-	Keeps []cluster.ConfigVolume // by the one for its next boot, as the wanted Talos reads it
+	Runs  []cluster.ConfigVolume // by the configuration that the machine runs
+	Keeps []cluster.ConfigVolume // by the configuration for its next boot, as the wanted Talos reads it
 	Err   error
 }
 
-// readConfigVolumes leaves out a machine that will run what it runs now: its file says the same, so does what it
-// keeps, and no older Talos is to read it.
+// readConfigVolumes skips a machine that will run what it runs now: its file and its stored configuration say the
+// same, and no older Talos is to read them.
 func readConfigVolumes(m cluster.Maintenance, w cluster.Wanted, f *Found) (v ConfigVolumes) {
 	if f.Away || f.Machine == nil || f.Machine.ConfigHidden || f.Machine.Configs.Stored == nil {
 		return v
@@ -307,8 +306,9 @@ func olderMinor(runs, wanted string) bool {
 	return errIs == nil && errNext == nil && (next.Major < is.Major || next.Major == is.Major && next.Minor < is.Minor)
 }
 
-// Selectors are those of the node's file that choose where Talos makes a volume, or looks for one at each boot. A
-// partition that is there is found by its label. What matches nothing is unknown while the VM is to get disks.
+// Selectors returns the selectors in the node's file that choose where Talos makes a volume, or looks for one at
+// each boot. Talos finds an existing partition by its label. While the VM is to get disks, it is unknown which
+// selectors match nothing.
 func (f *Found) Selectors(there func(id string) bool) []cluster.DiskSelector {
 	if f.File == nil {
 		return nil

@@ -10,7 +10,7 @@ import (
 	"github.com/recast-sh/recast/cluster/parking"
 )
 
-// Diff compares one node with what is wanted of it.
+// Diff compares one node with its wanted state.
 func Diff(w cluster.Wanted, f Found, past cluster.History) Drift {
 	d := Drift{Node: w.Name, Build: w.Build.ID}
 	for _, err := range f.Errs {
@@ -86,8 +86,7 @@ func Diff(w cluster.Wanted, f Found, past cluster.History) Drift {
 	return d
 }
 
-// Drift is how one node stands. A node that could not be read is neither stale
-// nor in sync: Unread says why.
+// Drift is how one node differs. A node that could not be read is neither stale nor in sync: Unread says why.
 type Drift struct {
 	Node    string           `json:"node"`
 	Stale   bool             `json:"stale"`
@@ -103,8 +102,8 @@ func (d Drift) Rollable() bool {
 	return slices.ContainsFunc(d.Reasons, func(r cluster.Reason) bool { return rollable(r.Code) })
 }
 
-// Of is the part of d that concerns the node's image and what is beside it, its machine
-// configuration, or its VM.
+// Of returns the part of d that concerns the node's image and what is beside it, its machine configuration, or its
+// VM.
 func (d Drift) Of(image, config, vm bool) Drift {
 	d.Reasons = slices.DeleteFunc(slices.Clone(d.Reasons), func(r cluster.Reason) bool {
 		switch r.Code {
@@ -118,8 +117,8 @@ func (d Drift) Of(image, config, vm bool) Drift {
 	return d
 }
 
-// stuckVolumes are the volumes that Talos can't make or find. One that waits while the machine starts may still come, as
-// may one whose selector has no system disk yet: STATE fails so during each installation.
+// stuckVolumes lists the volumes that Talos can't make or find. A volume that waits while the machine starts may
+// still come, as may one whose selector has no system disk yet: STATE fails like that during each installation.
 func stuckVolumes(m cluster.Machine) []string {
 	if m.Stage != "running" {
 		m.VolumeStatuses = slices.DeleteFunc(slices.Clone(m.VolumeStatuses), func(s cluster.VolumeStatus) bool {
@@ -129,7 +128,7 @@ func stuckVolumes(m cluster.Machine) []string {
 	return m.StuckVolumes(nil)
 }
 
-// IsImage says whether the node needs another image, or another disk for it.
+// IsImage says whether the node needs another image, or another disk for its image.
 func (d Drift) IsImage() bool {
 	of := d.Of(true, false, false)
 	return of.Rollable() && !of.Tidy()
@@ -138,23 +137,23 @@ func (d Drift) IsImage() bool {
 // IsShape says whether the node's VM is not as recast.yaml wants it.
 func (d Drift) IsShape() bool { return len(d.Of(false, false, true).Reasons) > 0 }
 
-// NamesOther says whether the node runs the wanted image, and its configuration names another.
+// NamesOther says whether the node runs the wanted image, but its configuration names another.
 func (d Drift) NamesOther() bool {
 	return slices.ContainsFunc(d.Reasons, func(r cluster.Reason) bool { return r.Code == "install-image" })
 }
 
-// rollable says whether a roll mends the reason with this code. recast upgrade-k8s upgrades
-// Kubernetes; a surge node that is left over is as wanted otherwise, and serves or is removed.
+// rollable says whether a roll mends the reason with this code. recast upgrade-k8s upgrades Kubernetes; a leftover
+// surge node is otherwise as wanted, and serves or is removed.
 func rollable(code string) bool { return code != kubernetesVersion && code != LeftOver }
 
-// mends says whether a strategy mends a reason, by its code, where not every one does.
+// mends says whether a strategy mends a reason, for the codes that not every strategy mends.
 var mends = map[string]func(cluster.Strategy) bool{
 	bootOrder:          cluster.Strategy.Replaces,
 	"system-disk-size": cluster.Strategy.Replaces,
 	"vm-config":        func(cluster.Strategy) bool { return false },
 }
 
-// sayMends adds to each reason that not every strategy mends which ones do.
+// sayMends adds, to each reason that not every strategy mends, which strategies do.
 func (d *Drift) sayMends() {
 	for i := range d.Reasons {
 		r := &d.Reasons[i]
@@ -172,19 +171,18 @@ func (d *Drift) sayMends() {
 	}
 }
 
-// ByHand is the drift of a node that needs nothing else than what a person can mend with one command: see
-// BootsBefore.
+// ByHand says whether the node needs only what a person can mend with one command: see BootsBefore.
 func (d Drift) ByHand() bool {
 	of := d.Of(true, false, false)
 	of.Reasons = slices.DeleteFunc(of.Reasons, func(r cluster.Reason) bool { return !rollable(r.Code) })
 	return len(of.Reasons) > 0 && !slices.ContainsFunc(of.Reasons, func(r cluster.Reason) bool { return r.Code != bootOrder })
 }
 
-// LeftOver is the code of the reason that a surge node is there: a roll removes it at its end.
+// LeftOver is the code of the reason that a surge node exists: a roll removes it at its end.
 const LeftOver = "left-over"
 
-// Tidy says whether a node is right except for what a roll left behind: that is cleaned up while
-// the node stays up.
+// Tidy says whether a node is right except for what a roll left behind, which is cleaned up while the node stays
+// up.
 func (d Drift) Tidy() bool {
 	for _, r := range d.Reasons {
 		switch r.Code {
@@ -198,8 +196,8 @@ func (d Drift) Tidy() bool {
 	return d.Rollable()
 }
 
-// fileDiffers is the code of the reason that a file of an extension is not as locked. A roll
-// ignores it: labels say nothing about it.
+// fileDiffers is the code of the reason that a file of an extension is not as locked. A roll ignores the reason:
+// labels say nothing about the file.
 const fileDiffers = "extension-file"
 
 // WithFiles adds the result of comparing a node's files.
@@ -222,11 +220,11 @@ func (d Drift) WithFiles(c FileCheck, err error) Drift {
 	return d
 }
 
-// configDiffers is the code of the reason that a node runs another machine configuration than
-// talos.machineConfigs has for it.
+// configDiffers is the code of the reason that a node runs another machine configuration than its file in
+// talos.machineConfigs.
 const configDiffers = "config"
 
-// ConfigReason says, if so, how the node's machine configuration differs.
+// ConfigReason says how the node's machine configuration differs; "": it does not.
 func (d Drift) ConfigReason() string {
 	for _, r := range d.Reasons {
 		if r.Code == configDiffers {
@@ -248,7 +246,7 @@ func diffConfig(f cluster.FoundFile) (reasons []cluster.Reason, unread []string)
 		return nil, nil
 	}
 	var fields []string
-	whole := "" // the document that is there on one side only
+	whole := "" // the document that exists on one side only
 	for _, c := range f.Changes {
 		if c.Path == "" {
 			whole = c.Document
@@ -280,7 +278,7 @@ func diffKept(p parking.Parking) []cluster.Reason {
 	return out
 }
 
-// diffNode compares what Kubernetes says about the node.
+// diffNode compares the node with what Kubernetes says about it.
 func diffNode(w cluster.Wanted, f Found) []cluster.Reason {
 	var out []cluster.Reason
 	if w.Kubernetes != "" && f.Node.KubeletVersion != "" && f.Node.KubeletVersion != w.Kubernetes {
@@ -297,7 +295,7 @@ func diffNode(w cluster.Wanted, f Found) []cluster.Reason {
 	return out
 }
 
-// diffVM looks at how the VM boots and at what a finished roll should not leave in it.
+// diffVM checks how the VM boots, and what a finished roll should not leave in it.
 func diffVM(w cluster.Wanted, f Found) (out []cluster.Reason, notes []string) {
 	disks, err := f.VM.Disks()
 	if err != nil {
@@ -341,8 +339,8 @@ func diffShape(f Found) []cluster.Reason {
 	return out
 }
 
-// BootsBefore is the device that a VM boots from before its system disk, "" if there is none, and the
-// command that changes that.
+// BootsBefore returns the device that a VM boots before its system disk, "" if there is none, and the command that
+// changes that.
 func BootsBefore(vm cluster.VM, system string) (first, command string) {
 	first = firstBoot(vm.Config["boot"])
 	if first == "" || first == system {
@@ -352,8 +350,7 @@ func BootsBefore(vm cluster.VM, system string) (first, command string) {
 	return first, fmt.Sprintf("qm set %d --boot 'order=%s'", vm.ID, strings.Join(order, ";"))
 }
 
-// firstBoot is the first device of a VM's boot order; "" if that is not of the form
-// "order=scsi0;ide2".
+// firstBoot returns the first device of a VM's boot order; "" if the order is not of the form "order=scsi0;ide2".
 func firstBoot(boot string) string {
 	if devices := cluster.BootDevices(boot); len(devices) > 0 {
 		return devices[0]

@@ -89,9 +89,8 @@ const maxFileDiffs = 8
 // fileReads bounds how many machines are read at once.
 const fileReads = 4
 
-// CompareFiles reads the files of locked extensions back from each target and compares them. Errors are
-// by target: if a machine can't be read, the others still are. say gets one line about each node;
-// its calls do not overlap.
+// CompareFiles reads the files of locked extensions back from each target and compares them. Errors are by target:
+// if a machine can't be read, the others still are. say gets one line about each node; its calls do not overlap.
 func CompareFiles(ctx context.Context, r cluster.FileReader, targets []FileTarget, say func(node, text string)) (checks []FileCheck, errs []error) {
 	checks, errs = make([]FileCheck, len(targets)), make([]error, len(targets))
 	var saying sync.Mutex
@@ -110,11 +109,11 @@ func CompareFiles(ctx context.Context, r cluster.FileReader, targets []FileTarge
 			return nil
 		})
 	}
-	_ = g.Wait() // none of them returns an error: each is kept with its target
+	_ = g.Wait() // no call returns an error: each is kept with its target
 	return checks, errs
 }
 
-// String is the result in one line.
+// String returns the result in one line.
 func (c FileCheck) String() string {
 	differ := "all are as locked"
 	if !c.Same() {

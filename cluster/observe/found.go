@@ -20,9 +20,9 @@ import (
 // with its reason in Errs.
 type Found struct {
 	Name    string
-	VM      *cluster.VM           // nil only while an unfinished replacement has deleted it
+	VM      *cluster.VM           // nil only while an unfinished replacement has deleted the VM
 	Machine *cluster.Machine      // from ObserveDrift only what Diff compares
-	Blank   *cluster.BlankMachine // set if it answers in maintenance mode instead, without an unfinished replacement
+	Blank   *cluster.BlankMachine // set if it is in maintenance mode instead, without an unfinished replacement
 	Node    *cluster.KubeNode
 	Addr    netip.Addr       // where its Talos API is expected
 	Parking *parking.Parking // its parking VM: the one with an open record, else the one on the VM's host, if any
@@ -33,39 +33,38 @@ type Found struct {
 	// ConfigKnown says that the machine configuration is available even if the node does not
 	// answer: in the user's files or in the journal of an unfinished run.
 	ConfigKnown bool
-	// ConfigDamaged says why the journal's configuration is not used; nil: it is intact.
+	// ConfigDamaged says why the journal's configuration is not used; nil: the configuration is intact.
 	ConfigDamaged error
-	// Unsupported says why Talos does not support the change from the running version to the wanted
-	// one.
+	// Unsupported says why Talos does not support the change from the running version to the wanted one.
 	Unsupported []string
-	// ConfigRefused says why the wanted Talos would not read the machine configuration that the node runs; nil: it would.
+	// ConfigRefused says why the wanted Talos would not read the machine configuration that the node runs; nil: it
+	// would.
 	ConfigRefused error
 	Errs          []error
-	// Elsewhere are its other parking VMs: left on Proxmox hosts where its VM was before, or a second one
-	// on the same host, see Parking.Twin.
+	// Elsewhere are the node's other parking VMs: left on Proxmox hosts where its VM was before, or a second one on
+	// the same host, see Parking.Twin.
 	Elsewhere []parking.Parking
-	// Unrecorded are VMs that were its parking VMs, and whose Notes someone has edited.
+	// Unrecorded are VMs that were the node's parking VMs, and whose Notes someone has edited.
 	Unrecorded []cluster.VM
 
-	ConfigIn cluster.ConfigPlace // where it is if ConfigKnown
+	ConfigIn cluster.ConfigPlace // where the configuration is, if ConfigKnown
 	File     *cluster.FoundFile  // in talos.machineConfigs; nil: there is none
 	Volumes  ConfigVolumes
 
-	// Absent is set if the node is nowhere yet, and is to be made.
+	// Absent is set if the node does not exist yet, and is to be made.
 	Absent *Absent
-	// Shape is how its VM differs from what recast.yaml says about it.
+	// Shape is how the node's VM differs from what recast.yaml says about it.
 	Shape shape.Differences
 
-	fit  *kubernetesFit // of what is wanted; nil: Kubernetes is as wanted
-	Away bool           // its VM may be on a host that does not answer
+	fit  *kubernetesFit // how the wanted versions fit; nil: Kubernetes is as wanted
+	Away bool           // the node's VM may be on a host that does not answer
 
-	// Dangling says that the source of an interrupted hand-over names a volume that has been
-	// renamed.
+	// Dangling says that the source of an interrupted hand-over names a volume that has been renamed.
 	Dangling bool
 }
 
-// Host is the Proxmox node that the node's VM is on, or was on before its unfinished replacement
-// deleted it; "" if unknown.
+// Host returns the Proxmox node of the node's VM, or of the VM that its unfinished replacement deleted; "" if
+// unknown.
 func (f *Found) Host() string {
 	switch {
 	case f.VM != nil:
@@ -95,7 +94,7 @@ func (f *Found) Unfinished() bool {
 	return f.Machine == nil || mark.Installed || !mark.Strategy.Upgrades() && mark.BootID != f.Machine.BootID
 }
 
-// Unread is why a node's machine could not be read, and what to do about it.
+// Unread returns why a node's machine could not be read, and what to do about that.
 func (o Observation) Unread(w cluster.Wanted, f Found) error {
 	err := fmt.Errorf("node %s: %s", w.Name, strings.Join(Diff(w, f, nil).Unread, "; "))
 	why := errors.Join(f.Errs...)
@@ -118,8 +117,8 @@ func (o Observation) Unread(w cluster.Wanted, f Found) error {
 	return err
 }
 
-// KeptElsewhere says where the node's last system disk is if that is on another host than its VM,
-// and how to bring them together.
+// KeptElsewhere says where the node's last system disk is if that is another host than its VM's, and how to bring
+// disk and VM together.
 func (f *Found) KeptElsewhere(kept parking.KeptDisk, on cluster.VM) string {
 	if on.Host == f.VM.Host {
 		return ""
@@ -132,10 +131,10 @@ func (f *Found) KeptElsewhere(kept parking.KeptDisk, on cluster.VM) string {
 		kept.Run, kept.Key, on, *f.VM, together, cluster.PreviousLock)
 }
 
-// LastKept is the system disk that a node had before its present one, and the parking VM that has
-// it, on any host.
+// LastKept returns the system disk that a node had before its present one, and the parking VM that has it, on any
+// host.
 func (f *Found) LastKept() (last parking.KeptDisk, on cluster.VM, found bool) {
-	for _, p := range f.Parkings() { // the one on the VM's host first
+	for _, p := range f.Parkings() { // the parking VM on the VM's host first
 		for _, k := range slices.Backward(p.Record.Kept) {
 			if k.GivenUp || k.Removed {
 				continue
@@ -149,7 +148,7 @@ func (f *Found) LastKept() (last parking.KeptDisk, on cluster.VM, found bool) {
 	return last, on, found
 }
 
-// Pause is why the node must stay in service; "" if it may be taken out.
+// Pause returns why the node must stay in service; "" if it may be taken out.
 func (f *Found) Pause() string {
 	if f.Node == nil {
 		return ""
@@ -157,7 +156,7 @@ func (f *Found) Pause() string {
 	return f.Node.Pause
 }
 
-// VMOrZero is the node's VM; zero while there is none.
+// VMOrZero returns the node's VM, or the zero VM while there is none.
 func (f *Found) VMOrZero() cluster.VM {
 	if f.VM == nil {
 		return cluster.VM{}
@@ -187,7 +186,7 @@ func (f *Found) MadeNew() bool {
 	return slices.ContainsFunc(f.Parkings(), func(p parking.Parking) bool { return p.Record.MadeNew(f.VMOrZero().UUID()) })
 }
 
-// Parkings are all parking VMs of the node.
+// Parkings returns all parking VMs of the node.
 func (f *Found) Parkings() []parking.Parking {
 	if f.Parking == nil {
 		return f.Elsewhere
@@ -195,11 +194,10 @@ func (f *Found) Parkings() []parking.Parking {
 	return append([]parking.Parking{*f.Parking}, f.Elsewhere...)
 }
 
-// parkingsOf returns the parking VMs of a node: one on each Proxmox host where it was replaced,
-// since a VM that is migrated leaves its old system disks behind. It refuses a copy (a clone, a
-// restored backup): its record describes other disks than its own. It leaves out parking VMs with
-// the disks of another VM: of an earlier node of that name, or of a cluster whose recast.yaml was
-// copied from this one. uuid is "" if the node's is unknown.
+// parkingsOf returns the parking VMs of a node: one on each Proxmox host where the node was replaced, since a VM
+// that is migrated leaves its old system disks behind. It refuses a copy (a clone, a restored backup), whose record
+// describes other disks than its own. It leaves out parking VMs with the disks of another VM: of an earlier node of
+// that name, or of a cluster whose recast.yaml was copied from this one. uuid is "" if the node's is unknown.
 func parkingsOf(all []parking.Parking, node, uuid string) ([]parking.Parking, error) {
 	mine := slices.DeleteFunc(slices.Clone(all), func(p parking.Parking) bool {
 		return p.Record.Node != node || !p.Record.Open && uuid != "" && p.Record.UUID != uuid
@@ -223,8 +221,7 @@ func parkingsOf(all []parking.Parking, node, uuid string) ([]parking.Parking, er
 	return mine, nil
 }
 
-// TakeParking takes the first of a node's parking VMs that matches out of the list; nil if none
-// does.
+// TakeParking takes the first matching parking VM of a node out of the list; nil if none matches.
 func TakeParking(all []parking.Parking, is func(parking.Parking) bool) (one *parking.Parking, others []parking.Parking) {
 	for _, p := range all {
 		if one == nil && is(p) {
@@ -256,8 +253,7 @@ func (f *Found) silent(w cluster.Wanted) string {
 		"in maintenance mode %s %s", look, f.VM.Host, boot, f.VM.ID, f.VM.ID, f.applyByHand(), bySerial)
 }
 
-// withoutConfig says what to do about a machine in maintenance mode whose configuration recast does
-// not have.
+// withoutConfig says what to do about a machine in maintenance mode whose configuration recast does not have.
 func (f *Found) withoutConfig() string {
 	if f.Blank.Installable() {
 		return "Talos is on none of its disks: " + f.applyByHand() + " " + bySerial
@@ -267,8 +263,8 @@ func (f *Found) withoutConfig() string {
 
 const bySerial = "installs it on the disk that the file names, which is wiped: have it select that by its serial. Then run the same command again"
 
-// readBlank reads the machine of a node that should have been configured but is in maintenance
-// mode; nil if it is not, or if another machine answers.
+// readBlank reads the machine of a node that should have been configured but is in maintenance mode; nil if it is
+// not, or if another machine answers.
 func readBlank(ctx context.Context, src Sources, f *Found) *cluster.BlankMachine {
 	if src.Maintenance == nil || f.VM == nil || !f.VM.Running || f.Open() {
 		return nil
@@ -280,7 +276,7 @@ func readBlank(ctx context.Context, src Sources, f *Found) *cluster.BlankMachine
 	return &m
 }
 
-// BlankSetting is the VM's setting for its blank boot; nil if it needs none.
+// BlankSetting returns the VM's setting for its blank boot; nil if it needs none.
 func (f Found) BlankSetting(b cluster.Build) *cluster.BlankSetting {
 	switch {
 	case f.Open():

@@ -8,7 +8,7 @@ import (
 	"github.com/recast-sh/recast/internal/words"
 )
 
-// lockLink is what recast.lock says: it is computed from the file again at each reading.
+// lockLink says what recast.lock wants. It is recomputed from the file at each reading.
 func (t Trail) lockLink() ProvenanceLink {
 	w := t.Wanted
 	if w == nil {
@@ -117,7 +117,7 @@ func orNone(list []string) string {
 	return strings.Join(list, ", ")
 }
 
-// extensionsLink compares the node's list with that of the build that it claims.
+// extensionsLink compares the node's list of extensions with that of the build that it claims.
 func (j judged) extensionsLink() ProvenanceLink {
 	l := ProvenanceLink{Name: "extensions", Certainty: Claimed}
 	var m cluster.RunningSystem
@@ -162,7 +162,7 @@ func (j judged) talosLink() ProvenanceLink {
 	return l
 }
 
-// bootLinks are the boot entry and the kernel's command line.
+// bootLinks returns the links of the boot entry and of the kernel's command line.
 func (j judged) bootLinks() []ProvenanceLink {
 	b := j.Claims.Booted
 	boot := ProvenanceLink{Name: "boot", Certainty: Claimed, Text: "it booted " + b.Entry}
@@ -204,7 +204,7 @@ func (j judged) cmdlineLink() ProvenanceLink {
 	return l
 }
 
-// filesLink is the only link that no label can forge.
+// filesLink returns the only link that no label can forge.
 func (j judged) filesLink() ProvenanceLink {
 	l := ProvenanceLink{Name: "files", Certainty: Unknown}
 	switch {

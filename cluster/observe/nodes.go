@@ -15,7 +15,7 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// KnowPods sets which drives of the nodes' VMs are pods', as Kubernetes says.
+// KnowPods marks which drives of the nodes' VMs are pods', as Kubernetes says.
 func KnowPods(nodes []*Found) {
 	for _, f := range nodes {
 		if f.VM != nil {
@@ -52,8 +52,8 @@ func ObserveDrift(ctx context.Context, src Sources, wanted []cluster.Wanted) (Ob
 	return o, err
 }
 
-// ReadData reads which data is on one of the nodes only, and the volumes that storage systems keep on several, with
-// one call.
+// ReadData reads, with one call, which data is on one of the nodes only, and the volumes that storage systems keep
+// on several.
 func ReadData(ctx context.Context, kube cluster.VolumeReader, nodes []*Found) (systems []replica.System, err error) {
 	if len(nodes) == 0 {
 		return nil, nil
@@ -119,13 +119,13 @@ func observeMachine(ctx context.Context, src Sources, read machineRead, w cluste
 	return err
 }
 
-// observeMachines reads the machine of each node. One that does not answer is no error.
+// observeMachines reads the machine of each node. A machine that does not answer is no error.
 func observeMachines(ctx context.Context, src Sources, read machineRead, wanted []cluster.Wanted, found []Found) error {
 	g := errgroup.Group{}
 	g.SetLimit(MachinesAtOnce)
 	for i := range found {
 		if found[i].Away || found[i].Absent != nil {
-			continue // it is unknown whose disks its machine has, or there is none
+			continue // unknown whose disks its machine has, or there is no machine
 		}
 		g.Go(func() error { return observeMachine(ctx, src, read, wanted[i], &found[i]) })
 	}
@@ -156,12 +156,12 @@ func observeTies(ctx context.Context, src Sources, o *Observation) error {
 // other on one node; "" if they do.
 type kubernetesFit struct {
 	runs, wanted string // versions of Kubernetes
-	present      string // why the Talos that runs does not support the wanted Kubernetes
-	coming       string // why the wanted Talos does not support the Kubernetes that runs
+	present      string // why the running Talos does not support the wanted Kubernetes
+	coming       string // why the wanted Talos does not support the running Kubernetes
 	both         string // why neither of the wanted versions supports the other
 }
 
-// fitOf is nil if the node has the wanted Kubernetes, or no version is wanted.
+// fitOf returns nil if the node has the wanted Kubernetes, or no version is wanted.
 func fitOf(talos cluster.Compatibility, w cluster.Wanted, m cluster.Machine, kubelet string) *kubernetesFit {
 	if w.Kubernetes == "" || kubelet == "" || kubelet == w.Kubernetes || w.Build.TalosVersion == "" {
 		return nil

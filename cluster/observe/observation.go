@@ -16,10 +16,9 @@ import (
 	"github.com/recast-sh/recast/cluster/shape"
 )
 
-// Hidden says why a system disk must not be replaced while hosts do not answer: the configurations
-// of their VMs are unknown, and may name its volumes; one may even be a parking VM with an
-// unfinished replacement of this node. Volumes on a storage that is not shared are safe: each host
-// has its own volumes under their names.
+// Hidden says why a system disk must not be replaced while hosts do not answer: the configurations of their VMs are
+// unknown, and may name the disk's volumes; such a VM may even be a parking VM with an unfinished replacement of
+// this node. Volumes on a storage that is not shared are safe: each host has its own volumes under their names.
 func (o Observation) Hidden(vm cluster.VM) []string {
 	if o.Away == nil {
 		return nil
@@ -27,7 +26,7 @@ func (o Observation) Hidden(vm cluster.VM) []string {
 	var out []string
 	disks, err := vm.Disks()
 	if err != nil {
-		return nil // refused for that already
+		return nil // already refused for that
 	}
 	var exposed []string
 	for _, d := range disks {
@@ -52,9 +51,8 @@ func (o Observation) Hidden(vm cluster.VM) []string {
 	return out
 }
 
-// Local says whether each host has its own volumes on a storage. A storage that Proxmox does not
-// list counts as shared. A device's path is each host's own, except for names by which a LUN is
-// known on every host that has it.
+// Local says whether each host has its own volumes on a storage. A storage that Proxmox does not list counts as
+// shared. A device's path is each host's own, except for names by which every host that has a LUN knows it.
 func (o Observation) Local(storage string) bool {
 	if strings.HasPrefix(storage, "/dev/") {
 		return !strings.HasPrefix(storage, "/dev/disk/") && !strings.HasPrefix(storage, "/dev/mapper/")
@@ -77,8 +75,8 @@ func (o Observation) UnknownStorages(setting string, names []string) (out []stri
 	return out
 }
 
-// Namesakes returns the VMs that mean this VM's volume when they name it: if the storage is not
-// shared, the ones on the same host.
+// Namesakes returns the VMs that mean this VM's volume when they name it: if the storage is not shared, those on
+// the same host.
 func (o Observation) Namesakes(vm cluster.VM, storage string) []cluster.VM {
 	if !o.Local(storage) {
 		return o.VMs
@@ -92,8 +90,7 @@ func (o Observation) Namesakes(vm cluster.VM, storage string) []cluster.VM {
 	return same
 }
 
-// QuorumOnOneHost warns of a Proxmox host with so many control planes that etcd has no quorum
-// without it.
+// QuorumOnOneHost warns of a Proxmox host with so many control planes that etcd has no quorum without that host.
 func (o Observation) QuorumOnOneHost() (warn []string) {
 	by := map[string][]string{}
 	hosts := map[string]bool{}
@@ -118,8 +115,7 @@ func (o Observation) QuorumOnOneHost() (warn []string) {
 	return warn
 }
 
-// NewDisk is the blank system disk that a node gets; nil if its storage is not listed, which is
-// refused.
+// NewDisk returns the blank system disk that a node gets; nil if its storage is not listed, which is refused.
 func (o Observation) NewDisk(w cluster.Wanted, host string, system cluster.Disk) *NewDisk {
 	i := slices.IndexFunc(o.Storages, func(s cluster.Storage) bool { return s.Name == system.Storage() })
 	if i < 0 {
@@ -131,8 +127,8 @@ func (o Observation) NewDisk(w cluster.Wanted, host string, system cluster.Disk)
 	}
 }
 
-// Signed says whether every build that a kept system may be from is signed for Secure Boot. Its
-// lock hash does not say.
+// Signed says whether every build from which a kept system may be is signed for Secure Boot. The system's lock hash
+// does not say.
 func (o Observation) Signed(w cluster.Wanted, kept parking.KeptDisk) bool {
 	known := false
 	for _, b := range append(slices.Collect(maps.Values(o.PastBuilds)), w.Build) {
@@ -146,7 +142,7 @@ func (o Observation) Signed(w cluster.Wanted, kept parking.KeptDisk) bool {
 	return known
 }
 
-// Build finds a build by its ID: the wanted one, or one of a past lock.
+// Build finds a build by its ID: the wanted build, or one of a past lock.
 func (o Observation) Build(w cluster.Wanted, id string) (cluster.Build, bool) {
 	if id == w.Build.ID {
 		return w.Build, true
@@ -155,7 +151,7 @@ func (o Observation) Build(w cluster.Wanted, id string) (cluster.Build, bool) {
 	return b, ok
 }
 
-// hostsOf are the hosts of the nodes' VMs.
+// hostsOf returns the hosts of the nodes' VMs.
 func hostsOf(found []Found) []string {
 	var hosts []string
 	for _, f := range found {
@@ -176,7 +172,7 @@ func roomsOf(ctx context.Context, px cluster.StorageReader, hosts []string) map[
 	for i, host := range hosts {
 		g.Go(func() error { read[i] = cluster.RoomOn(ctx, px, host); return nil })
 	}
-	_ = g.Wait() // none of them returns an error: each is in its Room
+	_ = g.Wait() // no call returns an error: each is in its Room
 	rooms := map[string]cluster.Room{}
 	for i, host := range hosts {
 		rooms[host] = read[i]
@@ -200,7 +196,7 @@ func (o Observation) lostTrack(f Found) string {
 	return what + ": someone deleted it, and with it what was parked there. If the VM has all its disks, start it; else they, and its configuration, have to come from a backup"
 }
 
-// Observation is everything as it was found, read once.
+// Observation is everything as found, read once.
 type Observation struct {
 	VMs      []cluster.VM       // of the whole Proxmox cluster, by VMID, without those on unavailable hosts
 	Away     *cluster.HostsAway // hosts with VMs that do not answer; nil: there are none
@@ -227,7 +223,7 @@ type Observation struct {
 	ParkingIDs []cluster.VMID
 }
 
-// ControlPlanes are the cluster's control planes, as far as known.
+// ControlPlanes returns the cluster's control planes, as far as known.
 func (o Observation) ControlPlanes() []cluster.Endpoint {
 	var out []cluster.Endpoint
 	for _, f := range o.Found {

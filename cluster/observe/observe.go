@@ -15,8 +15,8 @@ import (
 	"github.com/recast-sh/recast/internal/knownissue"
 )
 
-// MatchNodes finds the one VM of a node: by the SMBIOS UUID in its Node object, or, while its
-// replacement is unfinished, in the record of that.
+// MatchNodes finds the one VM of a node by the SMBIOS UUID in its Node object or, while its replacement is
+// unfinished, in the replacement's record.
 func MatchNodes(w cluster.Wanted, o *Observation, members []cluster.Member) (Found, error) {
 	f := Found{Name: w.Name, Unrecorded: parking.Unrecorded(o.VMs, w.Name, o.ParkingIDs)}
 	uuid := ""
@@ -59,7 +59,7 @@ func MatchNodes(w cluster.Wanted, o *Observation, members []cluster.Member) (Fou
 	return f, nil
 }
 
-// goneForGood is how a Node without a machine goes. One that is Ready has a machine, wherever that is.
+// goneForGood says how to delete a Node without a machine. A Ready Node has a machine, wherever that is.
 func goneForGood(k *cluster.KubeNode) string {
 	if k == nil || k.Ready {
 		return ""
@@ -101,9 +101,8 @@ func MatchVM(w cluster.Wanted, f *Found, o *Observation, uuid string) error {
 	return nil
 }
 
-// Observe reads Proxmox, Kubernetes and every wanted node's machine. It fails if a source as a
-// whole can't be read or a node does not match exactly one VM. A single machine that does not
-// answer is nil, with its reason in Errs.
+// Observe reads Proxmox, Kubernetes and every wanted node's machine. It fails if a source as a whole can't be read
+// or a node does not match exactly one VM. A single machine that does not answer is nil, with its reason in Errs.
 func Observe(ctx context.Context, src Sources, wanted []cluster.Wanted) (Observation, error) {
 	o, err := observeMatched(ctx, src, wanted)
 	if err != nil {
@@ -168,11 +167,11 @@ func breaksSome(talos string) bool {
 	return known && issue.Scheduler
 }
 
-// configRefused asks what a roll asks before it touches a node: whether the wanted Talos reads what runs. The
-// version that runs does.
+// configRefused checks what a roll checks before it touches a node: whether the wanted Talos can read the running
+// configuration. The running version can.
 func (src Sources) configRefused(w cluster.Wanted, m cluster.Machine) error {
 	if src.Maintenance == nil || m.ConfigHidden || m.Configs.Stored == nil || m.TalosVersion == w.Build.TalosVersion && !breaksSome(m.TalosVersion) {
-		return nil // a roll asks again
+		return nil // a roll checks that again
 	}
 	_, err := src.Maintenance.PatchConfig(m.Configs.Stored, cluster.ConfigPatch{Installer: cluster.NeutralPatch.Installer, Talos: w.Build.TalosVersion})
 	if err != nil {
@@ -181,8 +180,7 @@ func (src Sources) configRefused(w cluster.Wanted, m cluster.Machine) error {
 	return nil
 }
 
-// Shared finds VMs that two nodes claim to be: a machine that took another one's hostname has two
-// Nodes.
+// Shared finds VMs that two nodes claim to be: a machine that took another's hostname has two Nodes.
 func Shared(found []Found) (problems []error) {
 	by := map[cluster.VMID]string{}
 	for _, f := range found {
@@ -237,7 +235,7 @@ func observeSources(ctx context.Context, src Sources, wanted []cluster.Wanted) (
 		g.Go(func() error { o.Nodes, errKube = src.Kube.Nodes(ctx); return nil })
 		g.Go(func() error { members, errTalos = src.Talos.Members(ctx); return nil })
 	}
-	_ = g.Wait() // none of them returns an error: each is reported with its source
+	_ = g.Wait() // no call returns an error: each is reported with its source
 	errProxmox = o.noteAway(errProxmox)
 	if err := fault.Prefix("read Proxmox", errors.Join(errProxmox, errQuorum, errStorage)); err != nil {
 		return Observation{}, nil, err
@@ -259,8 +257,8 @@ func observeSources(ctx context.Context, src Sources, wanted []cluster.Wanted) (
 	return o, members, fault.WithHint(err, "the Kubernetes API and one control plane's Talos API must answer, and so must etcd behind them: talosctl etcd status, and the consoles in Proxmox; where there is no cluster yet, recast bootstrap makes it; where etcd is lost for good, recast rebuild")
 }
 
-// namesThatAreOff adds which VMs with the name of a node are off, to the error of a cluster that does not answer and
-// so can't tell which VM is whose.
+// namesThatAreOff adds which VMs with the name of a node are off, to the error of a cluster that does not answer
+// and so can't tell which VM is whose.
 func namesThatAreOff(err error, wanted []cluster.Wanted, vms []cluster.VM) error {
 	for _, vm := range vms {
 		if !vm.Running && slices.ContainsFunc(wanted, func(w cluster.Wanted) bool { return w.Name == vm.Name && !w.Surge }) {
@@ -278,11 +276,11 @@ type Sources struct {
 	Maintenance cluster.Maintenance
 	Kube        cluster.KubeReader
 	Cluster     string // name of the cluster; records of other clusters are not ours
-	// First is the control plane with which the cluster is to begin: there is neither Kubernetes nor
-	// etcd, so neither is asked. "": there is a cluster.
+	// First is the control plane with which the cluster is to begin: there is neither Kubernetes nor etcd, so
+	// neither is asked. "": there is a cluster.
 	First string
-	// Rebuild is the SHA-256 of the snapshot with which a broken cluster begins again: see observeLost. "": it
-	// does not.
+	// Rebuild is the SHA-256 of the snapshot with which a broken cluster begins again: see observeLost. "": no
+	// rebuild.
 	Rebuild string
 	// ParkingIDs are the VMIDs that a parking VM may have, in order.
 	ParkingIDs []cluster.VMID
@@ -297,7 +295,7 @@ type Sources struct {
 const (
 	// ObserveLimit bounds how many VMs or hosts a server of the cluster is asked about at once.
 	ObserveLimit = 8
-	// MachinesAtOnce bounds how many machines are read at once: each one is its own server.
+	// MachinesAtOnce bounds how many machines are read at once: each is its own server.
 	MachinesAtOnce = 64
 )
 
@@ -331,11 +329,11 @@ func NodeNames(nodes []cluster.KubeNode) []string {
 // OwnPod is where recast itself runs.
 type OwnPod struct {
 	Node string // the node, if recast is a pod of this cluster; "": it is not
-	Err  error  // why that is not known; nil: it is
+	Err  error  // why Node is not known; nil: it is
 }
 
-// readOwnPod fails only where Kubernetes does not answer, as the rest of it was read. Where that is so
-// because a control plane is out, or the cluster is broken, the answer stays unknown.
+// readOwnPod fails only if Kubernetes does not answer while the rest of it was read. If it does not answer because
+// a control plane is out, or the cluster is broken, the own pod stays unknown.
 func (o *Observation) readOwnPod(ctx context.Context, src Sources) error {
 	if o.First != "" && o.Rebuild == "" {
 		return nil // there is no cluster yet, and no pod of it

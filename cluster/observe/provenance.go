@@ -39,14 +39,14 @@ type ExtensionLayer struct {
 	ExtraInfo             string // only in the schematic's own entry: the schematic
 }
 
-// BootClaims is how the machine says it was booted.
+// BootClaims is what the machine says about its boot.
 type BootClaims struct {
-	Entry      string // boot loader entry, lower-case; "": it does not say
-	Next       string // entry that the next boot takes; "": it does not say
-	UKI        *bool  // booted from a unified kernel image; nil: it does not say
+	Entry      string // boot loader entry, lower-case; "": unknown
+	Next       string // entry that the next boot takes; "": unknown
+	UKI        *bool  // booted from a unified kernel image; nil: unknown
 	SecureBoot bool
-	// Locks are the values of recast.lock on the kernel's command line; Cmdline says whether
-	// that could be read.
+	// Locks are the values of recast.lock on the kernel's command line; Cmdline says whether the command line could
+	// be read.
 	Locks   []string
 	Cmdline bool
 }
@@ -58,10 +58,10 @@ type FactoryClaim struct {
 
 // KnownBuild is one build of an available lock.
 type KnownBuild struct {
-	Lock      string // file: "recast.lock", or that of a past lock
+	Lock      string // file: "recast.lock", or a past lock's
 	Present   bool   // the lock is recast.lock
 	Shared    bool   // by another machine: only what its hashes prove is believed
-	Schematic string // its name in the configuration
+	Schematic string // name of the schematic in the configuration
 	File      string
 	Build     cluster.Build
 	ISOSHA256 string // "": not built
@@ -80,7 +80,7 @@ const (
 	Contradicted Certainty = "contradicted"
 )
 
-// Origin says who made an image, as far as that can be told.
+// Origin says who made an image, as far as known.
 type Origin string
 
 // FromLock is a build of an available lock; FromOtherLock has a recast.lock value of no
@@ -109,7 +109,7 @@ type Provenance struct {
 	VM      string           `json:"vm"`
 	Address netip.Addr       `json:"address"`
 	Origin  Origin           `json:"origin"`
-	Build   string           `json:"build,omitempty"` // build ID that it claims; "": no lock at hand made it
+	Build   string           `json:"build,omitempty"` // build ID that the node claims; "": no lock at hand made it
 	Wanted  string           `json:"wanted,omitempty"`
 	Unread  string           `json:"unread,omitempty"` // why its files could not be compared
 	Summary []string         `json:"summary"`          // what is proven, claimed, unknown and contradicted, in sentences
@@ -127,13 +127,13 @@ type Described struct {
 	Args       []string // names of kernel arguments: a value may be a token
 }
 
-// Trail is everything that a chain is made from.
+// Trail is everything from which a chain is made.
 type Trail struct {
 	Wanted   *KnownBuild  // what recast.lock wants of the node; nil: there is no lock
 	Known    []KnownBuild // builds of every available lock, including the present one
 	Claims   Claims
 	Describe func(schematic string) (d Described, ok bool) // describes a schematic that no available lock has
-	Files    *FileCheck                                    // compared with the build that it claims; nil: not compared
+	Files    *FileCheck                                    // compared with the claimed build; nil: not compared
 	// Unread is why the files could not be compared although that was requested.
 	Unread string
 }
@@ -160,8 +160,8 @@ func Trace(t Trail) Provenance {
 	return p
 }
 
-// Claimant is the build whose files the machine claims to have: that of the lock that its
-// schematic names; nil if no available lock has it.
+// Claimant returns the build whose files the machine claims to have: that of the lock that its schematic names; nil
+// if no available lock has that build.
 func (t Trail) Claimant() *KnownBuild { return t.judge().known }
 
 // The entries of a machine's list of extensions that are not extensions: the schematic, from
@@ -178,7 +178,7 @@ type judged struct {
 	entries []ExtensionLayer // of the schematic: one, unless the image contradicts itself
 	lock    string           // "sha256-…" in the schematic
 	known   *KnownBuild      // the build with exactly that schematic
-	kin     *KnownBuild      // one with the same extension digests, if there is no known
+	kin     *KnownBuild      // a build with the same extension digests, if known is nil
 }
 
 func (t Trail) judge() judged {
@@ -251,7 +251,7 @@ func rank(a, b bool) int {
 	return 1
 }
 
-// idOf is the ID of a schematic: the hash of its text, as Image Factory computes it.
+// idOf returns the ID of a schematic: the hash of its text, as Image Factory computes it.
 func idOf(schematic string) string {
 	sum := sha256.Sum256([]byte(schematic))
 	return hex.EncodeToString(sum[:])

@@ -45,8 +45,8 @@ func (o Observation) compareShapes(ctx context.Context, px cluster.Inventory, wa
 	return refuseMemory(ctx, px, wanted, found)
 }
 
-// settleHost asks Proxmox whether a VM can be migrated. Without the privilege to ask, what its storages
-// say counts: the migration is planned, and the privilege is among those that the token lacks.
+// settleHost asks Proxmox whether a VM can be migrated. If the token may not ask, what the storages say counts: the
+// migration is planned, and the privilege is among those that the token lacks.
 func (o Observation) settleHost(ctx context.Context, px cluster.TieReader, f *Found, to string) error {
 	m := cluster.Migration{Allowed: true}
 	if f.VM.Lock == "" { // under a lock Proxmox does not say, and nothing is planned
@@ -62,8 +62,7 @@ func (o Observation) settleHost(ctx context.Context, px cluster.TieReader, f *Fo
 	return nil
 }
 
-// refuseMemory refuses more memory than a host has left, with what the VMs before it get: such a VM would
-// not start.
+// refuseMemory refuses more memory than a host has left after the VMs before it: such a VM would not start.
 func refuseMemory(ctx context.Context, px cluster.HostReader, wanted []cluster.Wanted, found []Found) error {
 	left := map[string]int64{}
 	short := func(host string, more int64) (string, error) {
@@ -80,7 +79,7 @@ func refuseMemory(ctx context.Context, px cluster.HostReader, wanted []cluster.W
 		left[host] = free - more
 		return "", nil
 	}
-	var order []int // surge nodes last: where none is made, they take nothing
+	var order []int // surge nodes last: if none is made, they take nothing
 	for _, surge := range []bool{false, true} {
 		for i := range found {
 			if wanted[i].Surge == surge {
@@ -120,7 +119,7 @@ func refuseMemory(ctx context.Context, px cluster.HostReader, wanted []cluster.W
 	return nil
 }
 
-// mebibytes are the bytes of a VM's memory as Proxmox writes it.
+// mebibytes returns, in bytes, a VM's memory as Proxmox writes it.
 func mebibytes(memory string) int64 {
 	n, err := strconv.ParseInt(strings.TrimPrefix(memory, "current="), 10, 64)
 	if err != nil {
@@ -129,8 +128,8 @@ func mebibytes(memory string) int64 {
 	return n << 20
 }
 
-// moreMemory is how many bytes more a VM takes from a host. A VM that is migrated takes all of its memory
-// from the new one.
+// moreMemory returns how many more bytes a VM takes from a host. A migrated VM takes all of its memory from the new
+// host.
 func moreMemory(d shape.Difference, f Found, wanted cluster.Shape) (more int64, host string) {
 	moves := cmp.Or(f.Shape.Moves(shape.Live), f.Shape.Moves(shape.Off))
 	switch {

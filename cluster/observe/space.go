@@ -18,7 +18,7 @@ type NewDisk struct {
 	Freed int64
 }
 
-// takes is how much space the disk takes until its node is healthy.
+// takes returns how much space the disk takes until its node is healthy.
 func (d NewDisk) takes() int64 {
 	if d.Storage.Thick {
 		return d.Bytes
@@ -36,9 +36,8 @@ type SpaceUse struct {
 	notes         []string
 }
 
-// Lacks says for each of the disks why it can't be created; "" if there is space for it beside the
-// earlier ones. What a roll frees at its end counts for later disks, but not for those that may be
-// in progress at the same time.
+// Lacks says for each disk why it can't be created; "" if there is space for it beside the earlier ones. What a
+// roll frees at its end counts for later disks, but not for those that may be in progress at the same time.
 func (u SpaceUse) Lacks(atOnce int) []string {
 	out := make([]string, len(u.Disks))
 	var taken int64
@@ -63,7 +62,7 @@ func (u SpaceUse) Lacks(atOnce int) []string {
 	return out
 }
 
-// Takes is how much space all of them take together.
+// Takes returns how much space all disks take together.
 func (u SpaceUse) Takes() (total int64) {
 	for _, d := range u.Disks {
 		total += d.takes()
@@ -169,8 +168,8 @@ func newSpaceUse(d NewDisk, rooms map[string]cluster.Room) SpaceUse {
 	return u
 }
 
-// settled is how much of what rolls free at their end is certainly free again while underWay of
-// them are still in progress: those are assumed to be the largest.
+// settled returns how much of what rolls free at their end is certainly free again while underWay of them are still
+// in progress: those are assumed to be the largest.
 func settled(freed []int64, underWay int) (total int64) {
 	sorted := slices.Sorted(slices.Values(freed))
 	for _, f := range sorted[:max(0, len(sorted)-max(0, underWay))] {
