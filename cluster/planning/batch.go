@@ -8,8 +8,8 @@ import (
 	"github.com/recast-sh/recast/cluster"
 )
 
-// holders are the VMs that own disks of the node, sorted: the configured one, and the owners of
-// the disks that its VM has, or had when it was taken down.
+// holders returns the VMs that own disks of the node, sorted: the configured holder, and the owners of the disks
+// that the node's VM has, or had when it was taken down.
 func (n NodePlan) holders() []cluster.VMID {
 	ids := map[cluster.VMID]bool{}
 	if n.Wanted.Holder != 0 {
@@ -33,8 +33,8 @@ func (n NodePlan) holders() []cluster.VMID {
 	return slices.Sorted(maps.Keys(ids))
 }
 
-// slots are what a node holds while it is out. Nodes that share a slot with room for one are
-// never out at the same time.
+// slots returns what a node holds while it is out. Nodes that share a slot with room for one are never out at the
+// same time.
 func (n NodePlan) slots() []string {
 	slots := []string{hostSlot(n.Host)}
 	if n.Role == cluster.ControlPlane {
@@ -50,8 +50,7 @@ func (n NodePlan) slots() []string {
 	return slots
 }
 
-// Arrange puts the nodes that change into batches, and gives each the slots that it holds while
-// it is out.
+// Arrange puts the nodes that change into batches, and gives each node the slots that it holds while it is out.
 func (p *Plan) Arrange() {
 	p.Batches, p.Room = nil, map[string]int{cluster.ControlPlane: 1}
 	for i := range p.Nodes {
@@ -65,7 +64,7 @@ func (p *Plan) Arrange() {
 		}
 		p.Room[hostSlot(n.Host)] = max(1, p.PerHost)
 		if p.Bootstrap != "" && n.Phase != Unfinished {
-			p.Room[cluster.ControlPlane] = len(p.Nodes) // etcd takes them in one after the other by itself
+			p.Room[cluster.ControlPlane] = len(p.Nodes) // etcd itself takes them in one after the other
 		}
 		if last := len(p.Batches) - 1; last < 0 || p.Batches[last].Phase != n.Phase {
 			p.Batches = append(p.Batches, p.batch(n.Phase))
@@ -92,13 +91,13 @@ func (p *Plan) batch(phase Phase) Batch {
 	if phase == Workers {
 		b.Limit = max(1, p.MaxUnavailable)
 	}
-	if phase == Surge { // nothing depends yet on what is not there
+	if phase == Surge { // nothing depends yet on a node that does not exist
 		b.Limit = max(1, len(p.Nodes))
 	}
 	both := []Phase{ControlPlanes, Workers}
 	beside := p.WorkersBeside && !p.TakesAPIAway() && !ownPodGoes(p)
 	if p.Bootstrap != "" && slices.Contains(both, phase) {
-		b.Limit, beside = len(p.Nodes), true // nobody depends on what is not there yet
+		b.Limit, beside = len(p.Nodes), true // nobody depends on a node that does not exist yet
 	}
 	if last := len(p.Batches) - 1; beside && last >= 0 {
 		b.Beside = slices.Contains(both, phase) && slices.Contains(both, p.Batches[last].Phase)
@@ -106,17 +105,17 @@ func (p *Plan) batch(phase Phase) Batch {
 	return b
 }
 
-// initiatorSlot is for nodes that get another name for servers of volumes: the next one goes once the volumes of the
-// last one are there again.
+// initiatorSlot is held by nodes that get another name for servers of volumes: the next node goes once the volumes
+// of the last one are back.
 const initiatorSlot = "initiator"
 
 func hostSlot(host string) string { return "host/" + host }
 
-// Batch is a part of a plan that ends before the next begins: its nodes in their
-// order, each as soon as the limit and its slots allow.
+// Batch is a part of a plan that ends before the next begins: its nodes in their order, each as soon as the limit
+// and its slots allow.
 type Batch struct {
 	Phase  Phase    `json:"phase"`
 	Nodes  []string `json:"nodes"`
-	Limit  int      `json:"limit"`            // how many of them are out at a time
+	Limit  int      `json:"limit"`            // how many of the nodes are out at a time
 	Beside bool     `json:"beside,omitempty"` // rolled at the same time as the batch before it
 }

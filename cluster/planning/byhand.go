@@ -10,8 +10,8 @@ import (
 	"github.com/recast-sh/recast/cluster/strategy"
 )
 
-// leftByHand leaves a node as it is that a person has to mend with one command before any strategy can, and says so.
-// The other nodes are rolled. A node that was named is refused instead.
+// leftByHand leaves a node as it is, and says so, if a person has to mend it with one command before any strategy
+// can be used. The other nodes are rolled. A node that was named is refused instead.
 func (n *NodePlan) leftByHand(d strategy.Decision, o observe.Observation, p Policy, system cluster.Disk, systemErr error) bool {
 	if len(d.Refused) == 0 || systemErr != nil || slices.Contains(p.Only, n.Node) {
 		return false
@@ -29,7 +29,7 @@ func (n *NodePlan) leftByHand(d strategy.Decision, o observe.Observation, p Poli
 	return true
 }
 
-// decideWithBoot decides as if the VM booted from its system disk, with no change of that pending.
+// decideWithBoot decides as if the VM booted from its system disk, with no pending change of the boot order.
 func (n *NodePlan) decideWithBoot(o observe.Observation, system cluster.Disk) strategy.Decision {
 	vm, f := *n.Found.VM, n.Found
 	vm.Config = maps.Clone(vm.Config)
@@ -52,8 +52,8 @@ func (p Plan) LeftByHand() []string {
 	return out
 }
 
-// refuseControlled refuses to change nodes that another controller replaces meanwhile, with the disks of the VM.
-// What an earlier run has left unfinished is finished.
+// refuseControlled refuses to change nodes that another controller replaces meanwhile, with the disks of the VM. It
+// lets a roll finish what an earlier run left unfinished.
 func refuseControlled(p *Plan) {
 	for i := range p.Nodes {
 		n := &p.Nodes[i]

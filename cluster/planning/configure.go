@@ -12,8 +12,8 @@ import (
 	"github.com/recast-sh/recast/cluster/strategy"
 )
 
-// planApplyConfig gives a node another machine configuration and nothing else. What needs no reboot is
-// tried first: Talos takes it back by itself if the node is not healthy with it.
+// planApplyConfig gives a node another machine configuration and nothing else. A configuration that needs no reboot
+// is tried first: Talos takes it back by itself if the node is not healthy with it.
 func planApplyConfig(n *NodePlan, o observe.Observation, p Policy) {
 	n.Strategy, n.EtcdKept, n.Why = cluster.ApplyConfig, true, "apply-config: only its machine configuration differs"
 	if n.Drift.IsImage() {
@@ -32,7 +32,7 @@ func planApplyConfig(n *NodePlan, o observe.Observation, p Policy) {
 	}
 }
 
-// staysUp says whether the node gets only what it needs no reboot for.
+// staysUp says whether the node gets only what needs no reboot.
 func (n NodePlan) staysUp() bool {
 	if n.Strategy.Reshapes() {
 		return !stopsVM(n)
@@ -57,8 +57,8 @@ func (n *NodePlan) refusedConfig(file cluster.FoundFile) []string {
 	return append(out, n.oneWay(file)...)
 }
 
-// oneWay says what a file brings for which no roll could recreate the node from then on, or none would be left to
-// recast, unless the node has it already.
+// oneWay says what a file brings that would keep every roll from recreating the node from then on, or would leave
+// recast no way at all, unless the node already has it.
 func (n *NodePlan) oneWay(file cluster.FoundFile) []string {
 	c := strategy.Candidate{Wanted: n.Wanted, VM: n.Found.VMOrZero(), Found: n.Found}
 	if n.Found.Machine != nil {
@@ -81,7 +81,7 @@ func (n *NodePlan) oneWay(file cluster.FoundFile) []string {
 	return out
 }
 
-// addedArgs are the kernel arguments that a file adds, for GRUB.
+// addedArgs returns the kernel arguments that a file adds, for GRUB.
 func addedArgs(changes []config.Change) []string {
 	var out []string
 	for _, c := range changes {
@@ -92,7 +92,8 @@ func addedArgs(changes []config.Change) []string {
 	return out
 }
 
-// placed is how a file encrypts volumes, without locks to STATE of volumes that may go with the system disk, as STATE does.
+// placed returns how a file encrypts volumes, without the locks to STATE of volumes that may go with the system
+// disk, as STATE does.
 func placed(m cluster.Machine, file cluster.FoundFile) []cluster.Encryption {
 	out := slices.Clone(file.Encryption)
 	for i, e := range out {
@@ -103,7 +104,7 @@ func placed(m cluster.Machine, file cluster.FoundFile) []cluster.Encryption {
 	return out
 }
 
-// goesWithSystem says whether a volume that a file makes may be on the system disk, by what the file selects for it.
+// goesWithSystem says whether a volume that a file makes may be on the system disk, by the file's selector for it.
 func goesWithSystem(m cluster.Machine, file cluster.FoundFile, volume string) bool {
 	if i := slices.IndexFunc(file.Selectors, func(s cluster.DiskSelector) bool { return s.ID == volume }); i >= 0 {
 		return file.Selectors[i].Match == "system_disk" || file.Selectors[i].System != ""
@@ -127,8 +128,8 @@ func (n *NodePlan) refuseInit() {
 	}
 }
 
-// Configured are the nodes that answer with their own configuration, have no replacement in progress,
-// and do not wait to be healthy with a new one: no journal needs to keep it for them.
+// Configured lists the nodes that answer with their own configuration, have no replacement in progress, and do not
+// wait to be healthy with a new configuration: no journal needs to keep theirs.
 func (p Plan) Configured() []string {
 	var nodes []string
 	for _, n := range p.Nodes {

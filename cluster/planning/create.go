@@ -12,7 +12,7 @@ import (
 	"github.com/recast-sh/recast/cluster/strategy"
 )
 
-// Create makes the plan's node one that a roll makes, unless there is something of it already.
+// Create makes the plan's node one that a roll creates, unless something of the node already exists.
 func Create(n *NodePlan) {
 	w := n.Wanted
 	n.Strategy, n.Why, n.EtcdKept = cluster.Create, "create: it is nowhere yet", true
@@ -27,7 +27,7 @@ func Create(n *NodePlan) {
 	n.Refused = append(n.Refused, strategy.BringsConfig(w.Build)...)
 }
 
-// planCreate plans the VM of a node that is nowhere yet, and the machine in it.
+// planCreate plans the VM of a node that does not exist yet, and the machine in it.
 func planCreate(n *NodePlan, o observe.Observation) {
 	w := n.Wanted
 	Create(n)
@@ -82,8 +82,8 @@ func describe(vm cluster.VM, w cluster.Wanted) string {
 	return strings.Join(out, "; ")
 }
 
-// newNumbers gives VMs that are to be made, and have no number in recast.yaml, the first ones that are
-// free beside those that recast keeps for itself. Whether one is still free shows when its VM is made.
+// newNumbers gives new VMs without a number in recast.yaml the first numbers that are free and that recast does not
+// keep for itself. Whether a number is still free shows when its VM is created.
 func (p worldOf) newNumbers() {
 	next := cluster.VMID(100)
 	taken := func(id cluster.VMID) bool {

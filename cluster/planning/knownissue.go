@@ -8,11 +8,11 @@ import (
 	"github.com/recast-sh/recast/internal/knownissue"
 )
 
-// warnOfIssues warns of releases that nobody should run: that nodes are to get, or go on to run. What only some
-// configurations can't have is a refusal of the nodes that are to get it.
+// warnOfIssues warns of releases that nobody should run, but that nodes are to get, or continue to run. What only
+// some configurations can't have is a refusal of the nodes that are to get it.
 func (p worldOf) warnOfIssues() {
 	var texts []string
-	stay := map[string][]string{} // by what is wrong: the nodes that go on to run it
+	stay := map[string][]string{} // by what is wrong: the nodes that continue to run the release
 	for _, n := range p.Nodes {
 		gets := n.Strategy != "" && n.NeedsImage()
 		version := n.Wanted.Build.TalosVersion
@@ -39,7 +39,7 @@ func (p worldOf) warnOfIssues() {
 	}
 }
 
-// issuesOf says what is wrong with a release, for a node that gets it, or runs it.
+// issuesOf says what is wrong with a release, for a node that gets or runs it.
 func (n NodePlan) issuesOf(version string, gets bool) []string {
 	var out []string
 	issue, known := knownissue.Of(version)

@@ -15,8 +15,8 @@ import (
 // internal/app/machined/pkg/controllers/cluster/discovery_service.go).
 const PeerLasts = 30 * time.Minute
 
-// OldPeer is what an outage may be longer for where a node gets another system disk: who it is in KubeSpan is on the old
-// one. Of two peers with the same address the one with the lower node ID keeps it, and IDs are random
+// OldPeer says why an outage may last longer if a node gets another system disk: its KubeSpan identity is on the
+// old disk. Of two peers with the same address the one with the lower node ID keeps it, and IDs are random
 // (internal/app/machined/pkg/controllers/kubespan/peer_spec.go).
 var OldPeer = fmt.Sprintf("KubeSpan: until discovery forgets its old peer, up to %s after its stop, other nodes may send there what is for it (talos#4562)", PeerLasts)
 
@@ -40,7 +40,8 @@ func heedKubeSpan(p *Plan, o observe.Observation) {
 	}
 }
 
-// meshed says whether a node takes part in KubeSpan. One that does not say is like any other that does.
+// meshed says whether a node takes part in KubeSpan. A node that does not say counts as one if any other takes
+// part.
 func meshed(f observe.Found, o observe.Observation) bool {
 	if on, known := kubeSpan(f); known {
 		return on

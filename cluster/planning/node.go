@@ -11,8 +11,8 @@ import (
 	"github.com/recast-sh/recast/internal/words"
 )
 
-// Disks are the node's disks that are parked or attached again. Those of an unfinished
-// replacement have the names that they had on the node's VM, which say what each is for.
+// Disks returns the node's disks that are parked or attached again. The disks of an unfinished replacement have the
+// names that they had on the node's VM, which say what each is for.
 func (n NodePlan) Disks() []DiskPlan {
 	var out []DiskPlan
 	if n.Found.Open() {
@@ -30,8 +30,7 @@ func (n NodePlan) Disks() []DiskPlan {
 	return out
 }
 
-// PlanAway is the plan for a node whose VM, or parking VM, is on a host that does not answer,
-// as far as it is known.
+// PlanAway plans, as far as it is known, a node whose VM or parking VM is on a host that does not answer.
 func PlanAway(n *NodePlan, away *cluster.HostsAway) {
 	n.Why = "it could not be read"
 	n.Host = away.Names()
@@ -46,8 +45,8 @@ func PlanAway(n *NodePlan, away *cluster.HostsAway) {
 	n.Refused = []string{fmt.Sprintf("%s, and %s: bring %s back, or leave the node out with --exclude", where, away.Who(), away.Names())}
 }
 
-// AskLosses asks what is lost with the system disk, if it is about to leave the node: the plan
-// shows what acceptLoss names and refuses the rest.
+// AskLosses checks what is lost with the system disk, if the disk is about to leave the node: the plan shows what
+// acceptLoss names and refuses the rest.
 func (n *NodePlan) AskLosses() {
 	c, leaves := strategy.Leaving(n.Strategy, n.Wanted, n.Found)
 	if !leaves {
@@ -80,7 +79,7 @@ func (n *NodePlan) addNow(d parking.ParkedDisk, serial string, away *cluster.Hos
 	n.Carried = append(n.Carried, p)
 }
 
-// Build is the ID of the build that the node is being brought to.
+// Build returns the ID of the build that the node is being brought to.
 func (n NodePlan) Build() string {
 	if n.Restore != nil {
 		return n.Restore.Build
@@ -93,9 +92,8 @@ func (n *NodePlan) PutBack(because string) {
 	n.Why += "; its old system disk is put back: " + because
 }
 
-// planReboot finishes an in-place upgrade that an earlier run installed, or whose machine is
-// unavailable. It returns false if a new plan is better: the machine answers, and the build
-// that it should get is unknown.
+// planReboot finishes an in-place upgrade that an earlier run installed, or whose machine is unavailable. It
+// returns false if a new plan is better: the machine answers, and the build that it should get is unknown.
 func planReboot(n *NodePlan, o observe.Observation) bool {
 	mark := n.Found.Node.Mark
 	if mark.Strategy.KeepsImage() {
@@ -193,8 +191,7 @@ func (n *NodePlan) noteFile(file *cluster.FoundFile) {
 	}
 }
 
-// planFile shows what a node's file would change if this strategy applies the file, and notes
-// it if it does not.
+// planFile shows what a node's file would change if this strategy applies the file, and notes the file if not.
 func (n *NodePlan) planFile() {
 	file, applies := n.Found.File, n.AppliesConfig()
 	switch {
@@ -237,16 +234,16 @@ func (n NodePlan) NeedsSnapshot() bool {
 type DiskPlan struct {
 	Key    string `json:"key"`
 	Serial string `json:"serial,omitempty"`
-	Volid  string `json:"volid"` // now; "": it has none, and Where says more
+	Volid  string `json:"volid"` // now; "": the disk has none, and Where says more
 	Size   string `json:"size,omitempty"`
-	// Where the disk of an unfinished replacement is now: "scsi30 of parking VM 9900".
+	// Where is the present place of a disk of an unfinished replacement: "scsi30 of parking VM 9900".
 	Where string `json:"where,omitempty"`
-	// NewSize is that of the blank system disk where it differs: never less.
+	// NewSize is the size of the blank system disk if it differs: never less.
 	NewSize string `json:"newSize,omitempty"`
 }
 
-// PlanEtcd applies the rules of etcd to a decision. With auto, a node whose system disk must
-// not be replaced because of etcd is upgraded in place.
+// PlanEtcd applies the rules of etcd to a decision. With auto, a node whose system disk must not be replaced
+// because of etcd is upgraded in place.
 func PlanEtcd(n *NodePlan, o observe.Observation, p Policy, d strategy.Decision, system cluster.Disk, systemErr error) strategy.Decision {
 	onSystem, err := strategy.EtcdOnSystemDisk(*n.Found.Machine)
 	if err != nil {

@@ -11,13 +11,13 @@ import (
 	"github.com/recast-sh/recast/cluster/observe"
 )
 
-// takes is how long the node holds its slots, as far as that is known.
+// takes returns how long the node holds its slots, as far as known.
 func (n NodePlan) takes() time.Duration {
 	return time.Duration(max(n.OutageSeconds, n.WholeSeconds)) * time.Second
 }
 
-// Estimate is how long the plan is expected to take: nodes start in their order, each as soon
-// as there is room.
+// Estimate returns how long the plan is expected to take: nodes start in their order, each as soon as there is
+// room.
 func (p Plan) Estimate() time.Duration {
 	var start, end time.Duration
 	for rest := p.Batches; len(rest) > 0; start = end {
@@ -31,7 +31,7 @@ func (p Plan) Estimate() time.Duration {
 	return end
 }
 
-// estimate is how long batches take that are rolled at the same time.
+// estimate returns how long batches take that are rolled at the same time.
 func (p Plan) estimate(batches []Batch) (whole time.Duration) {
 	room := maps.Clone(p.Room)
 	if room == nil {
@@ -108,10 +108,10 @@ func newTimeline(room map[string]int) *timeline {
 	return &timeline{room: room, free: map[string][]time.Duration{}}
 }
 
-// spread orders the nodes of one batch so that as many are out at a time as its limit allows,
-// despite the slots that they share. The next node is always the one that could start first if
-// all were out for equally long; among equals, one on another Proxmox host than the node before
-// it, then one on the host with the most nodes left, then the first.
+// spread orders the nodes of one batch so that as many are out at a time as its limit allows, despite the slots
+// that they share. The next node is always the one that could start first if all were out for equally long; among
+// equals, one on another Proxmox host than the node before it, then one on the host with the most nodes left, then
+// the first.
 func spread(nodes []NodePlan, limit, perHost int) []NodePlan {
 	room := map[string]int{lane: limit}
 	like := map[string][]NodePlan{} // in their order, by the slots that they hold
@@ -157,13 +157,13 @@ func spread(nodes []NodePlan, limit, perHost int) []NodePlan {
 	return out
 }
 
-// timeline is when the slots of a plan are free again, each as often as it has room.
+// timeline says when the slots of a plan are free again, each as often as it has room.
 type timeline struct {
 	room map[string]int
 	free map[string][]time.Duration
 }
 
-// earliest is when all these slots are free.
+// earliest returns when all these slots are free.
 func (t *timeline) earliest(slots []string) time.Duration {
 	var at time.Duration
 	for _, name := range slots {
@@ -179,7 +179,7 @@ func (t *timeline) slot(name string) []time.Duration {
 	return t.free[name]
 }
 
-// take occupies the slots for a duration, from when all of them are free.
+// take occupies the slots for a duration, as soon as all of them are free.
 func (t *timeline) take(slots []string, lasts time.Duration) (end time.Duration) {
 	end = t.earliest(slots) + lasts
 	for _, name := range slots {
@@ -189,15 +189,15 @@ func (t *timeline) take(slots []string, lasts time.Duration) (end time.Duration)
 	return end
 }
 
-// heedOwnPod plans for recast being a pod of the cluster: the node that it runs on goes last, and none
-// goes without which Kubernetes could not start another such pod.
+// heedOwnPod takes into account that recast may be a pod of the cluster: the node that recast runs on goes last,
+// and no node goes without which Kubernetes could not start another such pod.
 func heedOwnPod(p *Plan, o observe.Observation) {
 	api := p.TakesAPIAway()
 	for i := range p.Nodes {
 		n := &p.Nodes[i]
 		switch out := n.takenOut(); {
 		case n.Strategy == "" || n.Strategy.From() == cluster.Nowhere || n.staysUp() || !n.Resume && !out:
-		case o.OwnPod.Err != nil && (out || o.Dark == nil): // otherwise it is out already, and has to come back
+		case o.OwnPod.Err != nil && (out || o.Dark == nil): // otherwise the node is already out, and has to come back
 			n.Refused = append(n.Refused, fmt.Sprintf("whether recast runs as a pod of this cluster, and on which node, is not known: %v: let the kubeconfig's user get that pod, or, where recast is no pod of this cluster, unset %s, %s and %s",
 				o.OwnPod.Err, cluster.PodNamespaceVar, cluster.PodNameVar, cluster.PodUIDVar))
 		case o.OwnPod.Node == "":
@@ -210,7 +210,7 @@ func heedOwnPod(p *Plan, o observe.Observation) {
 	}
 }
 
-// ownPodLast puts the node that recast runs on behind the others.
+// ownPodLast moves the node that recast runs on behind the others.
 func ownPodLast(nodes []NodePlan) []NodePlan {
 	i := slices.IndexFunc(nodes, func(n NodePlan) bool { return n.OwnPod })
 	if i < 0 {
@@ -220,8 +220,8 @@ func ownPodLast(nodes []NodePlan) []NodePlan {
 	return append(slices.Delete(slices.Clone(nodes), i, i+1), own)
 }
 
-// ownPodGoes says whether the plan takes out the node that recast runs on. No other is out then: the
-// run ends with its own pod, and would leave that one as it is.
+// ownPodGoes says whether the plan takes out the node that recast runs on. No other node is out then: the run ends
+// with its own pod, and would leave the other node as it is.
 func ownPodGoes(p *Plan) bool {
 	return slices.ContainsFunc(p.Nodes, func(n NodePlan) bool { return n.OwnPod })
 }

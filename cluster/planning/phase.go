@@ -9,8 +9,7 @@ import (
 	"github.com/recast-sh/recast/cluster"
 )
 
-// begun says whether an earlier run cordoned the node and left it so. The node is already out:
-// no other goes first.
+// begun says whether an earlier run left the node cordoned. The node is already out: no other goes first.
 func (n *NodePlan) begun() bool {
 	return n.Strategy != "" && n.Found.Node != nil && n.Found.Node.Mark != nil
 }
@@ -49,11 +48,11 @@ func (p *Plan) Order(policy Policy) {
 	p.spread()
 }
 
-// Unfinished is the part of the plan that an earlier run left: that of one run, or else the
-// machines that were reset. Nothing else can be relied upon before it is done.
+// Unfinished returns the part of the plan that an earlier run left: that of one run, or else the machines that were
+// reset. Nothing else can be relied upon before that part is done.
 func (p Plan) Unfinished() (Plan, bool) {
 	if p.Run == "" && slices.ContainsFunc(p.Nodes, takesAway) {
-		return p, true // everything is made again after that
+		return p, true // everything is planned again after that
 	}
 	if p.Run == "" && !slices.ContainsFunc(p.Nodes, func(n NodePlan) bool { return n.Strategy.From() == cluster.Blank }) {
 		return p, false
@@ -75,9 +74,9 @@ func (p Plan) Work() []NodePlan {
 	return out
 }
 
-// pickCanary sends one node ahead, to a build that none has booted, or a configuration or a VM that
-// none has run with, if several nodes change: the named one, or else a worker if there is one, since that is the
-// least to lose, and rather one that recast does not run on.
+// pickCanary sends one node ahead if several nodes change, to a build that no node has booted, or to a
+// configuration or a VM with which no node has run: the named node, or else a worker if there is one, since a
+// worker is the least loss, and rather a node that recast does not run on.
 func (p *Plan) pickCanary(named string) {
 	booted := map[string]bool{} // builds that a node runs, or is about to
 	changing := 0
@@ -109,13 +108,13 @@ func (p *Plan) pickCanary(named string) {
 // Phase is a part of a roll that ends before the next begins.
 type Phase string
 
-// The phases of a roll. Control planes and workers change places where workers go first.
+// The phases of a roll. If workers go first, they change places with the control planes.
 const (
-	Unfinished    Phase = "unfinished" // what an earlier run left
+	Unfinished    Phase = "unfinished" // nodes that an earlier run left
 	Reset         Phase = "reset"      // machines that someone has reset
 	First         Phase = "first"      // the control plane with which the cluster begins
 	Surge         Phase = "surge"      // surge nodes that are made
-	Canary        Phase = "canary"     // one node, because none runs the new build or configuration yet
+	Canary        Phase = "canary"     // one node ahead, because none runs the new build or configuration yet
 	ControlPlanes Phase = "control-planes"
 	Workers       Phase = "workers"
 	SurgeEnd      Phase = "surge-end" // surge nodes that are removed
@@ -124,9 +123,8 @@ const (
 // StepPath is the path of a node's step.
 func StepPath(p Phase, node string) string { return "roll/" + string(p) + "/" + node }
 
-// NodeOfStep finds in a step's path the node, and the steps of the path below the node's own.
-// Steps for hosts, scratch VMs or a whole phase have no node: the ID of the last kind has an
-// underscore, which no node name has.
+// NodeOfStep finds the node in a step's path, and the steps of the path below the node's own step. Steps for hosts,
+// scratch VMs or a whole phase have no node: the ID of the last kind has an underscore, which no node name has.
 func NodeOfStep(path string) (phase Phase, node string, below []string) {
 	parts := strings.Split(path, "/")
 	if len(parts) < 3 || parts[0] != "roll" || strings.Contains(parts[2], "_") {
@@ -140,7 +138,7 @@ func NodeOfStep(path string) (phase Phase, node string, below []string) {
 	}
 }
 
-// Title says what a batch of the plan is.
+// Title names a batch of the plan.
 func (p Plan) Title(b Batch) string {
 	switch nodes := len(b.Nodes); {
 	case b.Phase == Unfinished:
@@ -170,7 +168,7 @@ func (p Plan) Title(b Batch) string {
 	}
 }
 
-// What is done to surge nodes, and when.
+// The titles of the phases of surge nodes.
 const (
 	SurgeTitle    = "surge nodes, made before the first worker is drained"
 	SurgeEndTitle = "surge nodes, removed after the last worker is back"
@@ -196,23 +194,23 @@ func CanaryTitle(p Plan) string {
 	return "one node first, since none runs the new build yet"
 }
 
-// preparedOutage is that of a node whose new system disk was prepared: without the 63 s of a boot from
-// the ISO's menu, the pull and the installation, and a second boot.
+// preparedOutage is the outage of a node whose new system disk was prepared: without the 63 s of a boot from the
+// ISO's menu, the pull and the installation, and a second boot.
 const preparedOutage = 3 * time.Minute
 
-// longOutage is shortly before storage systems begin to rebuild replicas: Longhorn does after
-// 10 minutes (replica-replenishment-wait-interval).
+// longOutage is shortly before storage systems begin to rebuild replicas: Longhorn does after 10 minutes
+// (replica-replenishment-wait-interval).
 const longOutage = 8 * time.Minute
 
-// Estimate expects the median of the node's latest rolls by the same strategy, or else that of
-// others of its role, or else the assumed value.
+// Estimate expects the median of the node's latest rolls by the same strategy, or else that of other nodes of its
+// role, or else the assumed value.
 func (n *NodePlan) Estimate(past []cluster.Took) {
 	n.OutageSeconds, n.WholeSeconds, n.OutageFrom = int(n.Strategy.Outage().Seconds()), 0, ""
 	if n.Prepared != "" {
 		n.OutageSeconds = int(preparedOutage.Seconds())
 	}
 	if n.Strategy == "" || n.Resume {
-		return // how long the rest of an unfinished one takes is unknown
+		return // how long the rest of an unfinished roll takes is unknown
 	}
 	n.OutageFrom = "assumed"
 	if n.staysUp() {

@@ -16,10 +16,9 @@ import (
 	"github.com/recast-sh/recast/internal/words"
 )
 
-// New decides what to do about every wanted node, from what was observed and nothing else. It
-// fails only if the request makes no sense: an unknown node name, a node that could not be
-// read. While something is unfinished, the other nodes may be unread: they are planned again
-// afterwards.
+// New decides what to do about every wanted node, from what was observed and nothing else. It fails only if the
+// request makes no sense: an unknown node name, a node that could not be read. While something is unfinished, the
+// other nodes may be unread: they are planned again afterwards.
 func New(cluster string, wanted []cluster.Wanted, o observe.Observation, past cluster.History, p Policy) (Plan, error) {
 	plan := Plan{Cluster: cluster, MaxUnavailable: p.maxUnavailable(wanted, o), PerHost: max(1, p.PerHost), WorkersBeside: p.WorkersBeside, AcceptOutage: p.AcceptOutage, What: p.What, Bootstrap: p.Bootstrap, ControlPlanes: o.ControlPlanes(), Heed: p.Heed(wanted)}
 	if err := errors.Join(p.Check(wanted), p.checkLabels(wanted, o), p.againstRebuild(o)); err != nil {
@@ -81,63 +80,66 @@ type NodePlan struct {
 	Drift    observe.Drift    `json:"drift"`
 	Strategy cluster.Strategy `json:"strategy,omitempty"` // "" when nothing is to be done
 	Why      string           `json:"why"`                // of the strategy, or of doing nothing
-	Refused  []string         `json:"refused,omitempty"`  // why it can't be done; a plan with any is not run
+	Refused  []string         `json:"refused,omitempty"`  // why it can't be done; a plan with a refusal is not run
 	// Reboot is how an upgrade in place boots the new system; "": by kexec.
 	Reboot   cluster.Reboot `json:"reboot,omitempty"`
 	WillLose []string       `json:"willLose,omitempty"` // data that goes with the system disk, as acceptLoss allows
 	Notes    []string       `json:"notes,omitempty"`
-	// ToRecreate is what has to be lifted until a roll would recreate it; none where it does, or where recast.yaml asks for another way.
+	// ToRecreate is what has to be lifted before a roll would recreate the node; none if a roll would, or if
+	// recast.yaml asks for another way.
 	ToRecreate []cluster.Obstacle `json:"toRecreate,omitempty"`
-	Paused     string             `json:"paused,omitempty"`     // why a person wants it left alone, though it is stale
-	Slots      []string           `json:"slots,omitempty"`      // what it holds for as long as it is out: see Plan.Room
-	Bootstraps bool               `json:"bootstraps,omitempty"` // etcd begins with it
+	Paused     string             `json:"paused,omitempty"`     // why a person wants the stale node left alone
+	Slots      []string           `json:"slots,omitempty"`      // what the node holds while it is out: see Plan.Room
+	Bootstraps bool               `json:"bootstraps,omitempty"` // etcd begins on this node
 	Rebuild    string             `json:"rebuild,omitempty"`    // SHA-256 of the snapshot with which a broken cluster begins again
-	Resume     bool               `json:"resume,omitempty"`     // finishes what an earlier run began, or brings back who was reset: before anything else
+	Resume     bool               `json:"resume,omitempty"`     // first: finish an earlier run, or restore a reset machine
 	VMID       cluster.VMID       `json:"vmid"`
 	Host       string             `json:"host"`
 	UUID       string             `json:"uuid"`
 	Addr       netip.Addr         `json:"address"`
 	Digest     string             `json:"digest,omitempty"` // of the VM's configuration when planned
-	// ConfigFile is the node's file of talos.machineConfigs; nil: it has none, or none that this strategy would apply and none that differs.
+	// ConfigFile is the node's file of talos.machineConfigs; nil: there is none, or none that this strategy would
+	// apply and none that differs.
 	ConfigFile *cluster.ConfigFile `json:"configFile,omitempty"`
-	// VM is what is changed of its VM.
+	// VM is what changes in the node's VM.
 	VM      shape.Differences `json:"vm,omitempty"`
 	Carried []DiskPlan        `json:"carried,omitempty"`
-	ByHand  string            `json:"byHand,omitempty"`     // the command that mends what no strategy can, on a node that is left as it is
+	ByHand  string            `json:"byHand,omitempty"`     // command that mends what no strategy can, on a node left as is
 	System  *DiskPlan         `json:"systemDisk,omitempty"` // parked and replaced by a new one
-	// Prepared is the disk image that the new system disk is made from, before the node is drained; "": the VM boots the ISO and installs Talos on a blank disk.
+	// Prepared is the disk image from which the new system disk is made before the node is drained; "": the VM
+	// boots the ISO and installs Talos on a blank disk.
 	Prepared string             `json:"prepared,omitempty"`
-	Frees    []parking.FreePlan `json:"frees,omitempty"`   // old system disks that go once the node's roll has succeeded
-	Renewed  []string           `json:"renewed,omitempty"` // what Proxmox gives the VM anew when it is made again: "vmgenid", "meta", "volid of scsi1"
+	Frees    []parking.FreePlan `json:"frees,omitempty"`   // old system disks, freed once the node's roll has succeeded
+	Renewed  []string           `json:"renewed,omitempty"` // by Proxmox in a new VM: "vmgenid", "meta", "volid of scsi1"
 
-	KubeSpan bool `json:"kubespan,omitempty"` // it becomes another peer of KubeSpan, beside its old one
-	// Initiators are the protocols for which its name changes.
+	KubeSpan bool `json:"kubespan,omitempty"` // the node becomes another peer of KubeSpan, beside its old one
+	// Initiators are the protocols in which the node's name changes.
 	Initiators []string `json:"initiators,omitempty"`
 	// OutageSeconds is how long the node is expected to be away.
 	OutageSeconds int `json:"outageSeconds,omitempty"`
-	// OutageFrom is how that is known: "assumed", "3 earlier rolls of it".
+	// OutageFrom is the source of OutageSeconds: "assumed", "3 earlier rolls of it".
 	OutageFrom string `json:"outageFrom,omitempty"`
-	// WholeSeconds is how long it is expected to hold its slots; 0: as long as it is away.
+	// WholeSeconds is how long the node is expected to hold its slots; 0: as long as it is away.
 	WholeSeconds int `json:"wholeSeconds,omitempty"`
 
 	Wanted        cluster.Wanted     `json:"-"`
 	Found         observe.Found      `json:"-"`
 	ControlPlanes []cluster.Endpoint `json:"-"` // of the whole cluster
 	Heed          Heed               `json:"-"`
-	EtcdKept      bool               `json:"-"` // its etcd data outlives the system disk
+	EtcdKept      bool               `json:"-"` // the node's etcd data outlives the system disk
 	Restore       *parking.KeptDisk  `json:"-"` // of a rollback
 	Space         *observe.NewDisk   `json:"-"` // the blank system disk
 	OnCeph        []string           `json:"-"` // storages with disks of its VM that are on the Proxmox hosts' own Ceph
-	Previous      *cluster.Build     `json:"-"` // what a node that does not come back from an in-place upgrade is reimaged to; nil: it is not
-	FallbackKept  bool               `json:"-"` // etcd's data outlives that
-	// FallbackKubeSpan says that it becomes another peer of KubeSpan by that.
+	Previous      *cluster.Build     `json:"-"` // reimaged to after a failed in-place upgrade; nil: it is not
+	FallbackKept  bool               `json:"-"` // etcd's data outlives that reimage
+	// FallbackKubeSpan says that the reimage makes the node another peer of KubeSpan.
 	FallbackKubeSpan bool     `json:"-"`
-	WithConfig       bool     `json:"-"` // an upgrade in place gives it its file, too
-	leavesConfig     bool     // it was asked to leave configurations as they are
-	IsWayBack        bool     `json:"-"` // the build that it is to get will be what a later upgrade's failure reimages it to
+	WithConfig       bool     `json:"-"` // an upgrade in place also gives the node its file
+	leavesConfig     bool     // the plan was asked to leave configurations as they are
+	IsWayBack        bool     `json:"-"` // a later upgrade's failure reimages the node to the build it gets
 	Run              string   `json:"-"` // whose unfinished work this is
-	OwnPod           bool     `json:"-"` // recast runs on it, as a pod that has to leave it
-	Stored           []string `json:"-"` // the storage systems whose volumes are looked at
+	OwnPod           bool     `json:"-"` // recast runs on the node, as a pod that has to leave it
+	Stored           []string `json:"-"` // the storage systems whose volumes are checked
 }
 
 func (n *NodePlan) Add(d cluster.Disk, system bool) {
@@ -149,8 +151,7 @@ func (n *NodePlan) Add(d cluster.Disk, system bool) {
 	n.Carried = append(n.Carried, p)
 }
 
-// Plan says what a roll will do, in order. It is data: steps are derived from
-// it and from nothing else.
+// Plan says what a roll will do, in order. A plan is data: steps are derived from it and from nothing else.
 type Plan struct {
 	Version int    `json:"version,omitempty"` // of this format
 	ID      string `json:"id,omitempty"`      // hash of the content
@@ -158,32 +159,32 @@ type Plan struct {
 	Config  string `json:"config,omitempty"`  // hash of recast.yaml
 	// AcceptOutage says that the outage of etcd with two control planes was accepted.
 	AcceptOutage bool `json:"acceptOutage,omitempty"`
-	// What is rolled; empty: all that is not as wanted.
+	// What names the parts that are rolled; empty: all that is not as wanted.
 	What []What `json:"what,omitempty"`
 
 	Cluster string `json:"cluster"`
-	// Bootstrap is the control plane with which the cluster begins, or has begun, whose missing nodes are made.
+	// Bootstrap is the control plane with which the cluster begins, or has begun, whose missing nodes are created.
 	Bootstrap string `json:"bootstrap,omitempty"`
 
 	Run            string     `json:"run,omitempty"`  // the unfinished run that this one continues
-	Nodes          []NodePlan `json:"nodes"`          // every node looked at, in the order in which they are rolled
+	Nodes          []NodePlan `json:"nodes"`          // every node that was checked, in the order of the roll
 	MaxUnavailable int        `json:"maxUnavailable"` // workers at a time; control planes go one at a time
 	PerHost        int        `json:"perHost"`
 	// WorkersBeside says that control planes and workers are rolled at the same time.
 	WorkersBeside bool               `json:"workersBeside,omitempty"`
-	TotalSeconds  int                `json:"totalSeconds,omitempty"` // that all of it is expected to take
-	Surge         *SurgePlan         `json:"surge,omitempty"`        // the surge nodes, if any is made, serves or is removed
-	Batches       []Batch            `json:"batches,omitempty"`      // the nodes that something is done to, as they are rolled
+	TotalSeconds  int                `json:"totalSeconds,omitempty"` // expected for the whole plan
+	Surge         *SurgePlan         `json:"surge,omitempty"`        // if any is created, serves or is removed
+	Batches       []Batch            `json:"batches,omitempty"`      // the nodes that change, in the order of the roll
 	Room          map[string]int     `json:"room,omitempty"`         // how many nodes may hold a slot at a time
 	Warn          []string           `json:"warnings,omitempty"`
 	Gates         []cluster.UserGate `json:"gates,omitempty"`      // asked before each node is taken out, and after it is back
-	Storage       []StorageSystem    `json:"storage,omitempty"`    // whose volumes are looked at before each node is taken out, and after it is back
+	Storage       []StorageSystem    `json:"storage,omitempty"`    // volumes checked before each node goes, and after
 	Hooks         cluster.Hooks      `json:"hooks,omitzero"`       // programs that run on the way
-	Kubernetes    []string           `json:"kubernetes,omitempty"` // where another version is wanted: which goes first, the roll or that
+	Kubernetes    []string           `json:"kubernetes,omitempty"` // which goes first: the roll, or its upgrade
 
-	// Scratch are VMs that killed runs have left. They are deleted before anything else.
+	// Scratch are VMs that killed runs have left. The roll deletes them before anything else.
 	Scratch []LeftScratch `json:"scratch,omitempty"`
-	// Trials are the images that are tried out after that, before any node goes.
+	// Trials are the images that are then tried out, before any node goes.
 	Trials []Trial `json:"trials,omitempty"`
 
 	ControlPlanes []cluster.Endpoint `json:"-"`
@@ -196,7 +197,7 @@ func (p Plan) ISOHosts() map[string][]string {
 	hosts := map[string][]string{}
 	for _, n := range p.Work() {
 		boots := n.Strategy.Installs() || n.IsWayBack
-		if takesAway(n) { // it is made again there
+		if takesAway(n) { // the VM is made again there
 			n.Host, boots = n.Wanted.Shape.Host, true
 		}
 		if list := hosts[n.Wanted.Schematic]; boots && !slices.Contains(list, n.Host) {
@@ -211,7 +212,7 @@ func (p Plan) NeedsImages() bool {
 	return slices.ContainsFunc(p.Work(), NodePlan.NeedsImage)
 }
 
-// NeedsImage says whether the node gets an image, or its configuration another installer than it names.
+// NeedsImage says whether the node gets an image, or another installer in its configuration.
 func (n NodePlan) NeedsImage() bool {
 	switch s := n.Strategy; {
 	case takesAway(n): // its VM is made again
@@ -242,7 +243,7 @@ func (p Plan) TakesAPIAway() bool {
 	})
 }
 
-// worldOf compares a plan with the observation that it is made for.
+// worldOf is a plan with the observation for which it is made.
 type worldOf struct {
 	*Plan
 	o observe.Observation
@@ -344,7 +345,7 @@ func planStale(n *NodePlan, o observe.Observation, p Policy) {
 	n.Refused = append(n.Refused, o.Hidden(*n.Found.VM)...)
 	disks, err := n.Found.VM.Disks()
 	if err != nil {
-		return // it is already a refusal
+		return // already a refusal
 	}
 	for _, disk := range disks {
 		if !disk.CDROM && !disk.CSI() {

@@ -18,15 +18,15 @@ import (
 	"github.com/recast-sh/recast/internal/words"
 )
 
-// doneBy says that a run of a saved plan has already changed the node. If such a run has begun, that
-// is assumed of every node. Anything that the run left behind is cleaned up.
+// doneBy says whether a run of a saved plan has already changed the node. If such a run has begun, it is assumed to
+// have changed every node. Anything that the run left behind is cleaned up.
 func (n NodePlan) doneBy(begun bool) bool {
 	return begun && n.Paused == "" && len(n.Drift.Unread) == 0 && (n.Strategy == "" && !n.Drift.Rollable() || n.Drift.Tidy())
 }
 
-// Follow turns a plan of the present state into the saved one, with its order and ID. It
-// refuses if the state has changed other than by earlier runs of the saved plan; begun says
-// whether the journal has one. What such a run left unfinished is finished before anything is compared.
+// Follow turns a plan of the present state into the saved plan, with its order and ID. It refuses if the state has
+// changed other than by earlier runs of the saved plan; begun says whether the journal has such a run. What that
+// run left unfinished is finished before anything is compared.
 func (p Plan) Follow(saved Plan, begun bool) (Plan, error) {
 	against := follower{p, saved}
 	moved := against.madeFrom()
@@ -43,7 +43,7 @@ func (p Plan) Follow(saved Plan, begun bool) (Plan, error) {
 	return against.Plan, nil
 }
 
-// Policy is the policy that makes a saved plan again, for the nodes in it.
+// Policy returns the policy that makes a saved plan again, for the nodes in it.
 func (p Plan) Policy() Policy {
 	policy := Policy{AcceptOutage: p.AcceptOutage, What: p.What, Exactly: true}
 	for _, n := range p.Nodes {
@@ -56,15 +56,15 @@ func (p Plan) Policy() Policy {
 // them by it.
 func (p Plan) RunSuffix() string { return "-" + p.ID[:8] }
 
-// Seal completes a plan that is saved: lock and config are the hashes of what it was made from.
-// Its ID is the hash of everything in it.
+// Seal completes a plan before it is saved: lock and config are the hashes of what the plan was made from. Its ID
+// is the hash of everything in it.
 func (p *Plan) Seal(lock, config string) {
 	p.Version, p.Lock, p.Config = Version, lock, config
 	p.ID = hashOf(*p)
 }
 
-// hashOf is over the content as JSON, without the ID. It is short enough to compare by eye; it
-// does not protect against forgery.
+// hashOf hashes the content as JSON, without the ID. The hash is short enough to compare by eye; it does not
+// protect against forgery.
 func hashOf(p Plan) string {
 	p.ID = ""
 	b, err := json.Marshal(p)
@@ -89,14 +89,14 @@ func (p *follower) inOrder() {
 		}
 		nodes = append(nodes, n)
 	}
-	slices.SortStableFunc(nodes, func(a, b NodePlan) int { // a surge node that was to be made may be there by now, and goes last
+	slices.SortStableFunc(nodes, func(a, b NodePlan) int { // a planned surge node may exist by now: it goes last
 		return cmp.Compare(map[bool]int{true: 1}[a.Phase == SurgeEnd], map[bool]int{true: 1}[b.Phase == SurgeEnd])
 	})
 	p.Nodes = nodes
 	p.Arrange()
 }
 
-// follower is a plan of the present state, next to the saved plan that it should match.
+// follower is a plan of the present state, and the saved plan that it should match.
 type follower struct {
 	Plan
 	saved Plan
@@ -114,8 +114,8 @@ func (p follower) madeFrom() (moved []string) {
 	return moved
 }
 
-// begun says whether a run of the saved plan has left a trace, which another machine sees as well: a VM
-// that it has made, or a node that it has cordoned.
+// begun says whether a run of the saved plan has left a trace that another machine also sees: a VM that it has
+// created, or a node that it has cordoned.
 func (p follower) begun() bool {
 	return slices.ContainsFunc(p.Nodes, func(n NodePlan) bool {
 		made := n.Found.VM != nil && strings.HasSuffix(n.Found.VM.MadeBy(), p.saved.RunSuffix())
@@ -145,7 +145,7 @@ func (p follower) moved(begun bool) (moved []string) {
 		case !known:
 			moved = append(moved, n.Node+": the plan says nothing of it")
 		case old.Strategy != "" && n.doneBy(begun), surgeNode{&n}.doneBy(saved, begun):
-		case old.Strategy != n.Strategy: // everything else follows from that
+		case old.Strategy != n.Strategy: // everything else follows from the strategy
 			moved = append(moved, differ(n.Node+": ", treatment(old), treatment(n))...)
 		default:
 			n.Drift.Reasons = slices.DeleteFunc(slices.Clone(n.Drift.Reasons), func(r cluster.Reason) bool {
@@ -163,15 +163,15 @@ func (p follower) moved(begun bool) (moved []string) {
 	return moved
 }
 
-// fromPastLocks are the codes of reasons that only a machine gives that has the lock of the running image;
-// inPlaceOfLock are all those with which it needs no reason that the lock is another one.
+// fromPastLocks are the codes of reasons that only a machine with the lock of the running image gives;
+// inPlaceOfLock are all codes with which that machine needs no reason that the lock differs.
 var (
 	fromPastLocks = []string{"extension-digest", "overlay-digest", "rebuild"}
 	inPlaceOfLock = append([]string{"extension-missing", "extension-extra", "overlay"}, fromPastLocks...)
 )
 
-// alike are the reasons of two plans without what another lock had, if only one of them knows: which past locks
-// are at hand depends on the machine, and changes nothing on the node.
+// alike returns the reasons of two plans, without those from another lock if only one plan has such: which past
+// locks are at hand depends on the machine, and changes nothing on the node.
 func alike(a, b []cluster.Reason) (_, _ []cluster.Reason) {
 	has := func(reasons []cluster.Reason, codes ...string) bool {
 		return slices.ContainsFunc(reasons, func(r cluster.Reason) bool { return slices.Contains(codes, r.Code) })
@@ -186,9 +186,9 @@ func alike(a, b []cluster.Reason) (_, _ []cluster.Reason) {
 	return rest(a), rest(b)
 }
 
-// asBefore is a node without what a run of the saved plan has changed that had begun to replace it, and
-// then put its old system disk back: its VM was made again, so Proxmox names its disks anew, and the
-// system disk that was given up is freed in the end. All else must be as it was.
+// asBefore returns a node without what a run of the saved plan changed when it began to replace the node, and then
+// put the old system disk back: the VM was made again, so Proxmox names its disks anew, and the system disk that
+// was given up is freed in the end. All else must be unchanged.
 func (p follower) asBefore(old, n NodePlan) NodePlan {
 	ours := func(run string) bool { return strings.HasSuffix(run, p.saved.RunSuffix()) }
 	if n.Found.Parking == nil || !ours(n.Found.Parking.Record.Run) {
@@ -208,8 +208,8 @@ func (p follower) asBefore(old, n NodePlan) NodePlan {
 	return n
 }
 
-// Read reads the output of recast plan -o json. The result can be compared, not rolled: Follow
-// turns a plan of the present state into it.
+// Read reads the output of recast plan -o json. The result can be compared, not rolled: Follow turns a plan of the
+// present state into it.
 func Read(b []byte) (Plan, error) {
 	var version struct {
 		Version int `json:"version"`
@@ -273,7 +273,7 @@ func differ(of string, was, is []trait) (moved []string) {
 	return moved
 }
 
-// essence is what must be as planned for a node; for one that stays as it is, only that it does.
+// essence returns what must be as planned for a node; for a node that stays as it is, only that it stays.
 func essence(n NodePlan) []trait {
 	if n.Strategy == "" {
 		return treatment(n)
@@ -306,7 +306,7 @@ type trait struct {
 	value any
 }
 
-// treatment is what is done to a node, or why nothing is.
+// treatment returns what is done to a node, or why nothing is.
 func treatment(n NodePlan) []trait {
 	return []trait{{"what is done", words.OrNone(string(n.Strategy))}, {"refused because", n.Refused}, {"paused", n.Paused}}
 }

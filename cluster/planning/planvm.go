@@ -13,8 +13,8 @@ import (
 	"github.com/recast-sh/recast/cluster/strategy"
 )
 
-// frees is what the node's roll gives back to a storage at its end. How much of a
-// thin-provisioned disk was ever written can't be known: none of it counts.
+// frees returns what the node's roll gives back to a storage at its end. How much of a thin-provisioned disk was
+// ever written is unknown: none of it counts.
 func (n NodePlan) frees(s cluster.Storage) (bytes int64) {
 	for _, f := range n.Frees {
 		d := cluster.Disk{Volid: f.Volid, Options: []string{"size=" + f.Size}}
@@ -25,8 +25,7 @@ func (n NodePlan) frees(s cluster.Storage) (bytes int64) {
 	return bytes
 }
 
-// tellOfVM notes in the plan what else a new system disk changes in the VM. system is the old
-// system disk.
+// tellOfVM notes in the plan what else a new system disk changes in the VM. system is the old system disk.
 func (n *NodePlan) tellOfVM(disks []cluster.Disk, system cluster.Disk) {
 	vm := *n.Found.VM
 	if n.Strategy.DeletesVM() {
@@ -68,9 +67,9 @@ func (n *NodePlan) tellOfVM(disks []cluster.Disk, system cluster.Disk) {
 	}
 }
 
-// numbers refuses the nodes whose parking VM can get no number, after the nodes before them in
-// the plan have taken one each: a parking VM keeps its number as long as it holds disks. A
-// number that is free now but taken later is handled when the parking VM is made.
+// numbers refuses the nodes whose parking VM can get no number, after each node before them in the plan has taken
+// one: a parking VM keeps its number as long as it holds disks. A number that is free now but taken later is
+// handled when the parking VM is created.
 func (p worldOf) numbers() {
 	free := slices.DeleteFunc(slices.Clone(p.o.ParkingIDs), func(id cluster.VMID) bool {
 		return slices.ContainsFunc(p.o.VMs, func(vm cluster.VM) bool { return vm.ID == id })
@@ -89,8 +88,8 @@ func (p worldOf) numbers() {
 	}
 }
 
-// space refuses the nodes whose new system disk does not fit, with everything that the plan
-// takes together: the old disks stay parked.
+// space refuses the nodes whose new system disk does not fit, with everything that the plan takes together: the old
+// disks stay parked.
 func (p worldOf) space() {
 	var disks []observe.NewDisk
 	for _, n := range p.Nodes {
@@ -128,7 +127,7 @@ func planReshape(n *NodePlan, o observe.Observation, p Policy) {
 	}
 }
 
-// planShape shows what of the VM is changed with the node, and refuses what recast does not do.
+// planShape shows what changes in the VM along with the node, and refuses what recast does not do.
 func planShape(n *NodePlan, o observe.Observation, p Policy) {
 	if n.Strategy.From() != cluster.Serving || !n.Strategy.BringsShape() || n.Resume || !p.does(VM) {
 		return
@@ -139,7 +138,7 @@ func planShape(n *NodePlan, o observe.Observation, p Policy) {
 		n.Refused = append(n.Refused, fmt.Sprintf("its VM is not as recast.yaml wants it (%s): %s", d, d.Why))
 	}
 	if n.Strategy.Replaces() || len(n.Found.Shape) == 0 {
-		return // what keeps a VM from being changed keeps it from that, too
+		return // the same obstacles block both
 	}
 	c := strategy.Candidate{Wanted: n.Wanted, VM: *n.Found.VM, Machine: *n.Found.Machine, Found: n.Found, Observation: o}
 	if len(n.VM.At(shape.Off)) == 0 {
@@ -149,14 +148,14 @@ func planShape(n *NodePlan, o observe.Observation, p Policy) {
 		return
 	}
 	for _, reason := range slices.Concat(cluster.Texts(c.AgainstReshape()), o.Hidden(*n.Found.VM)) {
-		if !slices.ContainsFunc(n.Refused, func(said string) bool { return strings.HasSuffix(said, reason) }) { // auto names strategies before it
+		if !slices.ContainsFunc(n.Refused, func(said string) bool { return strings.HasSuffix(said, reason) }) { // auto prefixes strategies
 			n.Refused = append(n.Refused, reason)
 		}
 	}
 }
 
-// planMove plans a node whose VM is migrated while it runs, before anything else, on its new host. Old
-// system disks of it stay parked on the old one.
+// planMove plans a node whose VM is migrated while it runs, before anything else, on its new host. The node's old
+// system disks stay parked on the old host.
 func planMove(n *NodePlan) {
 	for _, d := range n.VM.At(shape.Off) { // disks can be handed over on one host only
 		if d.Why != "" && n.Strategy.Replaces() {
@@ -177,5 +176,5 @@ func planMove(n *NodePlan) {
 	n.Found.Parking, n.Found.Elsewhere = observe.TakeParking(n.Found.Parkings(), func(p parking.Parking) bool { return p.VM.Host == to })
 }
 
-// stopsVM says whether the VM is switched off to give it its shape, by whatever strategy.
+// stopsVM says whether the VM is switched off to get its shape, by whatever strategy.
 func stopsVM(n NodePlan) bool { return len(n.VM.At(shape.Off)) > 0 }

@@ -14,19 +14,19 @@ import (
 	"github.com/recast-sh/recast/internal/words"
 )
 
-// OnlyTidies says whether the node runs the wanted build, and only what is beside that is put right, while it
-// stays up. What differs otherwise is changed while it runs, or not by this plan.
+// OnlyTidies says whether the node runs the wanted build, and only leftovers are cleaned up while it stays up.
+// Other differences are mended while the node runs, or not by this plan.
 func (n NodePlan) OnlyTidies() bool {
 	return n.Strategy.Upgrades() && n.Drift.Of(true, false, false).Tidy() && !stopsVM(n)
 }
 
-// takenOut says whether this plan takes out a node that is in now.
+// takenOut says whether this plan takes out a node that is in service now.
 func (n NodePlan) takenOut() bool {
 	return !n.Resume && n.Strategy.From() == cluster.Serving && !n.OnlyTidies()
 }
 
-// AwaitOthers refuses the nodes that could not start because others are not Ready, except those
-// that the plan itself brings back first.
+// AwaitOthers refuses the nodes that could not start because others are not Ready, except those that the plan
+// itself brings back first.
 func (p *Plan) AwaitOthers(o observe.Observation) {
 	var before, left []string
 	for i := range p.Nodes {
@@ -52,8 +52,7 @@ func (p *Plan) AwaitOthers(o observe.Observation) {
 	}
 }
 
-// Check refuses names of nodes that do not exist: a typing error must not look like a roll with
-// nothing to do.
+// Check refuses names of nodes that do not exist: a typing error must not look like a roll with nothing to do.
 func (p Policy) Check(wanted []cluster.Wanted) error {
 	names := p.Heed(wanted).Known
 	var problems []error
@@ -110,8 +109,7 @@ func (p Policy) maxUnavailable(wanted []cluster.Wanted, o observe.Observation) i
 	return max(1, p.MaxUnavailable(workers(wanted, o)))
 }
 
-// picks says whether the node is selected. A node whose labels are unknown matches no label
-// selector.
+// picks says whether the node is selected. A node whose labels are unknown matches no label selector.
 func (p Policy) picks(node string, f observe.Found) bool {
 	if p.Labels.Text != "" && (f.Node == nil || !p.Labels.Matches(f.Node.Metadata.Labels)) {
 		return false
@@ -119,9 +117,9 @@ func (p Policy) picks(node string, f observe.Found) bool {
 	return p.Selects(node)
 }
 
-// planInstallReset gives a machine that was reset its configuration back. Nothing is installed and
-// no disk is changed: its system is still there, so Talos ignores the install disk of the
-// configuration (v1alpha1_state.go, Installed).
+// planInstallReset gives a machine that was reset its configuration back. Nothing is installed and no disk is
+// changed: its system is still there, so Talos ignores the install disk of the configuration (v1alpha1_state.go,
+// Installed).
 func planInstallReset(n *NodePlan, o observe.Observation) {
 	f := n.Found
 	if f.Blank.Installable() || !f.ConfigKnown {
@@ -141,9 +139,9 @@ func planInstallReset(n *NodePlan, o observe.Observation) {
 	}
 }
 
-// planFallback decides, while the node still runs, whether its system disk may be replaced if
-// it does not come back from an in-place upgrade: Talos' own rollback can't be relied upon,
-// another system disk can. The node would get the build that it runs now.
+// planFallback decides, while the node still runs, whether its system disk may be replaced if the node does not
+// come back from an in-place upgrade: Talos' own rollback can't be relied upon, another system disk can. The node
+// would get the build that it runs now.
 func planFallback(n *NodePlan, o observe.Observation, p Policy, system cluster.Disk, systemErr error) {
 	if p.BootFailure != cluster.ReimageOnBootFailure || len(n.Refused) > 0 {
 		return
@@ -200,8 +198,8 @@ type Heed struct {
 	Ignore []string // roll.ignoreNodes
 }
 
-// Down lists the Nodes that keep a node of that role from being taken out. A control plane that
-// is not Ready keeps the other control planes in, even if it has an excuse.
+// Down lists the Nodes that keep a node of that role from being taken out. A control plane that is not Ready keeps
+// the other control planes in, even if it has an excuse.
 func (h Heed) Down(nodes []cluster.KubeNode, role string, not func(name string) bool) []string {
 	var down []string
 	for _, k := range nodes {
@@ -214,8 +212,8 @@ func (h Heed) Down(nodes []cluster.KubeNode, role string, not func(name string) 
 	return down
 }
 
-// Excuse is why a Node that is not Ready does not count; "" if it does count. A node that a
-// person cordoned is excused; one that recast has out is not.
+// Excuse says why a Node that is not Ready does not count; "" if it does count. A node that a person cordoned is
+// excused; a node that recast has taken out is not.
 func (h Heed) Excuse(k cluster.KubeNode) string {
 	switch {
 	case slices.Contains(h.Ignore, k.Name):
@@ -237,12 +235,12 @@ const (
 type Policy struct {
 	WorkersFirst   bool
 	Canary         bool
-	CanaryNode     string                // which node; "", or one that does not change: a worker if there is one
-	MaxUnavailable func(workers int) int // how many workers of that number may be out at a time; nil: 1
+	CanaryNode     string                // which node; "", or a node that does not change: a worker if there is one
+	MaxUnavailable func(workers int) int // how many of so many workers may be out at a time; nil: 1
 	WorkersBeside  bool                  // control planes and workers at the same time
 	PerHost        int                   // nodes at a time on one Proxmox host; 0: 1
-	AcceptOutage   bool                  // of etcd, where there are only two control planes
-	Surge          func(workers int) int // how many surge nodes serve while some of that number are out; nil: none
+	AcceptOutage   bool                  // accepts an outage of etcd if there are only two control planes
+	Surge          func(workers int) int // how many surge nodes serve while some of so many workers are out; nil: none
 	SurgeEnds      bool                  // the workers are done: surge nodes are removed, and nothing else
 	Reach          []netip.Addr          // the talosconfig's endpoints, for a removal
 	Only           []string              // nodes to look at; empty: all
@@ -254,10 +252,10 @@ type Policy struct {
 	DrainDeletes   bool           // delete pods whose eviction is still refused at the end of a drain
 	IgnoreNodes    []string       // nodes whose Nodes may be not Ready
 	KeepDisks      int            // old system disks of a node that stay parked; 0: 1
-	Rehearse       *Rehearsal     // nil: what the nodes will boot is not tried out before the first one goes
-	What           []What         // what is rolled; empty: all
-	// Bootstrap is the control plane with which a cluster begins: only nodes that are nowhere yet are
-	// made, side by side. "": a roll.
+	Rehearse       *Rehearsal     // nil: what the nodes will boot is not tried out before the first node goes
+	What           []What         // the parts that are rolled; empty: all
+	// Bootstrap is the control plane with which a cluster begins: only nodes that do not exist yet are created,
+	// side by side. "": a roll.
 	Bootstrap string
 	// Rebuild is the SHA-256 of the snapshot with which a broken cluster begins again; "": it begins empty.
 	Rebuild string
@@ -266,7 +264,7 @@ type Policy struct {
 // What is a part of a node that a roll brings to its wanted state.
 type What string
 
-// The parts. A node that gets another image by recreate or reimage gets its configuration with it.
+// The parts. A node that gets another image by recreate or reimage also gets its configuration.
 const (
 	Image  What = "image"
 	Config What = "config"
@@ -275,12 +273,12 @@ const (
 
 func (p Policy) does(w What) bool { return len(p.What) == 0 || slices.Contains(p.What, w) }
 
-// of is the part of a node's drift that is rolled.
+// of returns the part of a node's drift that is rolled.
 func (p Policy) of(d observe.Drift) observe.Drift {
 	return d.Of(p.does(Image), p.does(Config), p.does(VM))
 }
 
-// leaves says why nothing is done to a node that differs only in what is not rolled.
+// leaves says why a node stays as it is if it differs only in what is not rolled.
 func (p Policy) leaves(d observe.Drift) string {
 	var only []string
 	for _, w := range p.What {

@@ -7,8 +7,8 @@ import (
 	"github.com/recast-sh/recast/cluster"
 )
 
-// planPrepared decides whether the node's new system disk is made from a disk image before the node
-// is drained, as images.boot wants it.
+// planPrepared decides whether the node's new system disk is made from a disk image before the node is drained, as
+// images.boot asks.
 func planPrepared(n *NodePlan, system cluster.Disk) {
 	if n.Wanted.Boot != cluster.BootFromDisk && n.Wanted.Boot != cluster.BootFromAuto {
 		return
@@ -25,21 +25,21 @@ func planPrepared(n *NodePlan, system cluster.Disk) {
 	}
 }
 
-// entryFree is the first Talos that goes by the entry that was booted where the EFI variables name one
-// that is not there (siderolabs/talos#12300, #12312).
+// entryFree is the first Talos that uses the entry that was booted if the EFI variables name an entry that does not
+// exist (siderolabs/talos#12300, #12312).
 const entryFree = "v1.11.6"
 
-// needsEntry says whether the boot loader's default entry has to exist. Pre-releases of v1.12.0 came before
-// the correction.
+// needsEntry says whether the boot loader's default entry has to exist. Pre-releases of v1.12.0 came before the
+// correction.
 func needsEntry(talos string) bool {
 	v, err := cluster.ParseVersion(talos)
 	fixed, _ := cluster.ParseVersion(entryFree)
 	return err != nil || v.Before(fixed) || strings.HasPrefix(talos, "v1.12.0-")
 }
 
-// againstPrepared says why the node can't run from a disk that is made from the disk image. What an
-// installer does, such an image has: keys for Secure Boot are enrolled by its boot loader, and volumes
-// are encrypted when the first boot makes them.
+// againstPrepared says why the node can't run from a disk that is made from the disk image. Such an image has all
+// that an installer does: its boot loader enrolls keys for Secure Boot, and its first boot makes volumes and
+// encrypts them.
 func againstPrepared(n NodePlan, system cluster.Disk) (against []string) {
 	b := n.Wanted.Build
 	if n.Found.VM.Config["bios"] != "ovmf" {

@@ -14,7 +14,7 @@ func (n NodePlan) stands() bool {
 	return n.Found.VM != nil && len(n.Refused) == 0 && (!n.Resume || n.Found.VM.MadeBy() != n.Run)
 }
 
-// Makes is the VM that Proxmox is to create in place of the node's, which is deleted; nil: none.
+// Makes returns the VM that Proxmox is to create in place of the node's, which is deleted; nil: none.
 func (n NodePlan) Makes() *cluster.VM {
 	switch {
 	case !n.stands():
@@ -27,9 +27,9 @@ func (n NodePlan) Makes() *cluster.VM {
 	return nil
 }
 
-// HandsOver are the drives that the node's VM is to hand over to its parking VM: all of a VM that is deleted, else
-// the system disk, should a node that is upgraded in place have to be reimaged. What a cancelled replacement gives back
-// was handed over before.
+// HandsOver returns the drives that the node's VM is to hand over to its parking VM: all drives of a VM that is
+// deleted, else the system disk, in case a node that is upgraded in place has to be reimaged. What a cancelled
+// replacement gives back was handed over before.
 func (n NodePlan) HandsOver() []cluster.Disk {
 	s := n.Strategy
 	if !n.stands() || !s.DeletesVM() && !s.SwapsInVM() && !s.Upgrades() {
@@ -42,8 +42,8 @@ func (n NodePlan) HandsOver() []cluster.Disk {
 	})
 }
 
-// Then is what follows on the same node: a control plane that a rebuild takes away is made again, and one that does
-// not come back from an upgrade in place may be reimaged. false: nothing does.
+// Then returns what follows on the same node: a control plane that a rebuild takes away is made again, and a node
+// that does not come back from an upgrade in place may be reimaged. false: nothing follows.
 func (n NodePlan) Then() (NodePlan, bool) {
 	switch {
 	case takesAway(n):

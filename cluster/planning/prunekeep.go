@@ -20,7 +20,7 @@ func (n NodePlan) FreesOn() []string {
 	if !n.Wanted.Surge {
 		return out
 	}
-	for _, d := range n.Wanted.Shape.Disks { // its system disk, when it is removed
+	for _, d := range n.Wanted.Shape.Disks { // the surge node's system disk, when the node is removed
 		if d.Storage != "" && !slices.Contains(out, d.Storage) {
 			out = append(out, d.Storage)
 		}
@@ -28,10 +28,9 @@ func (n NodePlan) FreesOn() []string {
 	return out
 }
 
-// planFrees shows which old system disks are superseded once the node's roll has succeeded: all
-// but the newest keep, counting the present one. Disks that were given up (KeptDisk.GivenUp) are
-// no way back: they are superseded and do not count. An in-place upgrade supersedes none; it only
-// completes what an earlier roll began to free.
+// planFrees shows which old system disks are superseded once the node's roll has succeeded: all but the newest
+// keep, counting the present one. Disks that were given up (KeptDisk.GivenUp) are no way back: they are superseded
+// and do not count. An in-place upgrade supersedes no disk; it only completes what an earlier roll began to free.
 func (n *NodePlan) planFrees(o observe.Observation, keep int) {
 	p := n.Found.Parking
 	if p == nil || len(n.Refused) > 0 {
@@ -49,7 +48,7 @@ func (n *NodePlan) planFrees(o observe.Observation, keep int) {
 	}
 	for _, k := range p.Record.Kept {
 		if k.Removed {
-			continue // no roll frees a disk of a node that was removed
+			continue // no roll frees a disk of a removed node
 		}
 		f := parking.FreePlan{Parking: p.VM.ID, Key: k.Key, Run: k.Run, GivenUp: k.GivenUp, Talos: k.Talos}
 		disk, against := p.Freeable(k, o.VMs)

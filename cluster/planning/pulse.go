@@ -10,7 +10,7 @@ import (
 	"github.com/recast-sh/recast/cluster/etcd"
 )
 
-// TakePulse looks once. A server that does not answer is no error: its part stays unknown.
+// TakePulse checks once. A server that does not answer is no error: its part stays unknown.
 func (p Plan) TakePulse(ctx context.Context, kube cluster.NodeReader, talos cluster.EtcdReader) Pulse {
 	var pulse Pulse
 	if nodes, err := kube.Nodes(ctx); err == nil {
@@ -60,8 +60,8 @@ const (
 // lastLook is how long the end of a run waits for the last check.
 const lastLook = 3 * time.Second
 
-// WatchPulse checks Kubernetes and etcd from time to time while p is carried out, and
-// calls pulsed; nil: it does nothing. It only reads, and delays nothing but the end of the run.
+// WatchPulse checks Kubernetes and etcd from time to time while p is carried out, and calls pulsed; nil: it does
+// nothing. It only reads, and delays nothing but the end of the run.
 func WatchPulse(ctx context.Context, p Plan, poll time.Duration, kube cluster.NodeReader, talos cluster.EtcdReader, pulsed func(Pulse)) (unwatch func()) {
 	if pulsed == nil {
 		return func() {}

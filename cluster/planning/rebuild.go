@@ -18,8 +18,8 @@ func takesAway(n NodePlan) bool { return n.Strategy.VM() == cluster.VMGone && n.
 // TakesAway says whether the plan takes away what is left of control planes of a broken cluster.
 func TakesAway(p Plan) bool { return slices.ContainsFunc(p.Nodes, takesAway) }
 
-// planLost plans a control plane of a broken cluster: what is left of it is taken away, and then it is
-// made again.
+// planLost plans a control plane of a broken cluster: first what is left of it is taken away, then it is made
+// again.
 func planLost(n *NodePlan, o observe.Observation) {
 	planCreate(n, o)
 	if n.Rebuild = o.Rebuild; n.Bootstraps {
@@ -37,14 +37,14 @@ func planLost(n *NodePlan, o observe.Observation) {
 	if lost == nil {
 		return
 	}
-	// Those two are seen again once the VM is away, and its memory is free.
+	// Both are checked again once the VM is away, and its memory is free.
 	against := n.Found.Absent.Against
 	n.Refused = slices.DeleteFunc(n.Refused, func(why string) bool { return slices.Contains(against, why) })
 	n.Space, n.Bootstraps, n.Notes = nil, false, nil
 
 	n.Strategy, n.Role, n.EtcdKept = cluster.Remove, cluster.ControlPlane, true
 	n.Why = "remove: the cluster is broken, so its VM goes; all its disks are parked and stay; then it is made again"
-	n.Drift.Reasons = nil // it is there, and can't be compared
+	n.Drift.Reasons = nil // the node exists, and can't be compared
 	n.VMID, n.Host, n.UUID, n.Digest = lost.VM.ID, lost.VM.Host, lost.VM.UUID(), lost.VM.Digest
 	n.Found.VM, n.Found.Ties, n.Found.Absent = &lost.VM, lost.Ties, nil
 	n.Found.Parking, n.Found.Elsewhere = observe.TakeParking(n.Found.Parkings(), func(p parking.Parking) bool { return p.VM.Host == lost.VM.Host })
@@ -58,7 +58,7 @@ func planLost(n *NodePlan, o observe.Observation) {
 	n.Refused = append(n.Refused, c.AgainstRemove()...)
 	disks, err := lost.VM.Disks()
 	if err != nil {
-		return // it is a refusal already
+		return // already a refusal
 	}
 	for _, d := range disks {
 		if !d.CDROM {
@@ -67,10 +67,10 @@ func planLost(n *NodePlan, o observe.Observation) {
 	}
 }
 
-// againstRebuild refuses to rebuild a cluster that is there, unless it is the one that an unfinished
-// rebuild has begun with the same snapshot.
+// againstRebuild refuses to rebuild a cluster that exists, unless an unfinished rebuild has begun it with the same
+// snapshot.
 func (p Policy) againstRebuild(o observe.Observation) error {
-	for _, f := range o.Found { // whatever else the plan leaves out
+	for _, f := range o.Found { // also those that the plan leaves out
 		if f.Absent != nil && f.Absent.Lost != nil && f.Absent.Lost.Leader {
 			return fault.PlanRefused.Refusedf("etcd on %s has a leader, so the cluster is not broken: recast remove takes out one control plane, and recast roll makes one that is missing", f.Name)
 		}
@@ -82,8 +82,8 @@ func (p Policy) againstRebuild(o observe.Observation) error {
 		"recast roll makes a node that is missing (if its Node is still there and NotReady: kubectl delete node), and recast remove takes one away; recast undo NODE puts back what an interrupted rebuild was taking away; recast restore gives a single control plane its etcd back")
 }
 
-// onlyTaking leaves nothing but what is taken away, as long as there is anything: the rest is planned
-// again then.
+// onlyTaking reduces the plan to what is taken away, as long as there is anything: the rest is planned again
+// afterwards.
 func onlyTaking(p *Plan) {
 	if !TakesAway(*p) {
 		return
@@ -92,7 +92,7 @@ func onlyTaking(p *Plan) {
 	for i := range p.Nodes {
 		n := &p.Nodes[i]
 		if n.Strategy.From() == cluster.Nowhere {
-			against := n.Found.Absent.Against // seen again when it is made: memory gets free
+			against := n.Found.Absent.Against // checked again when it is made: memory gets free
 			n.Strategy, n.Why, n.Space = "", "it is made again once what is left of the others is taken away", nil
 			n.Refused = slices.DeleteFunc(n.Refused, func(why string) bool { return slices.Contains(against, why) })
 		}

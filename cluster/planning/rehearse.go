@@ -11,19 +11,19 @@ import (
 	"github.com/recast-sh/recast/cluster"
 )
 
-// Rehearsal says how a roll tries what its nodes will boot before it takes one out: on each host, for
-// each kind of firmware, a scratch VM boots it to maintenance mode and is deleted.
+// Rehearsal says how a roll tries what its nodes will boot before it takes one out: on each host, for each kind of
+// firmware, a scratch VM boots to maintenance mode and is deleted.
 type Rehearsal struct {
-	// Addresses are unused fixed addresses, each with its network, for scratch VMs of platform
-	// nocloud. If none is in the node's network, DHCP assigns one and the guest agent reports it.
+	// Addresses are unused fixed addresses, each with its network, for scratch VMs of platform nocloud. If none is
+	// in the node's network, DHCP assigns an address and the guest agent reports it.
 	Addresses []netip.Prefix
-	Gateway   netip.Addr // of the network that contains it; invalid: none
+	Gateway   netip.Addr // of the network that contains the address; invalid: none
 }
 
 // Medium is what a scratch VM boots, as the nodes will: exactly one of the two.
 type Medium struct {
 	ISO  string `json:"iso,omitempty"`
-	Disk string `json:"disk,omitempty"` // the disk image that its system disk is made from
+	Disk string `json:"disk,omitempty"` // the disk image from which its system disk is made
 }
 
 func (m Medium) String() string {
@@ -39,8 +39,8 @@ type Trial struct {
 	Firmware string `json:"firmware"` // in words, as in Rehearsed
 	Medium
 	Schematic string       `json:"schematic"`
-	Nodes     []string     `json:"nodes"`            // that are to boot it like that
-	Addr      netip.Prefix `json:"address,omitzero"` // that the scratch VM is given; none: DHCP's
+	Nodes     []string     `json:"nodes"`            // the nodes that are to boot the image like that
+	Addr      netip.Prefix `json:"address,omitzero"` // of the scratch VM; none: DHCP's
 	Gateway   netip.Addr   `json:"gateway,omitzero"` // of that address; none: it has none
 
 	ID       string `json:"-"` // of its step
@@ -59,12 +59,12 @@ func (t Trial) String() string {
 // firmware is the part of a VM's configuration that decides how it boots.
 type firmware struct {
 	bios, machine, cpu string
-	efi                string // options of the EFI disk; "": it has none
+	efi                string // options of the EFI disk; "": there is none
 	keys               bool   // Secure Boot keys come with it
-	drive              string // bus of the prepared disk, with its controller; "": it boots an ISO
+	drive              string // bus of the prepared disk, with its controller; "": the VM boots an ISO
 }
 
-// firmwareOf is that with which a node's VM will boot.
+// firmwareOf returns the firmware with which a node's VM will boot.
 func firmwareOf(n NodePlan) firmware {
 	vm := *n.Found.VM
 	or := func(key, otherwise string) string {
@@ -100,7 +100,7 @@ func (f firmware) String() string {
 
 var noPath = regexp.MustCompile(`[^a-z0-9.-]+`)
 
-// id is the firmware, with the schematic of the image, as part of a step's ID.
+// id returns the firmware and the schematic of the image, as part of a step's ID.
 func (f firmware) id(schematic string) string {
 	id := f.bios
 	if f.keys {
@@ -112,8 +112,8 @@ func (f firmware) id(schematic string) string {
 	return noPath.ReplaceAllString(strings.ToLower(id+"-"+schematic), "-")
 }
 
-// TrialsOf are a plan's trials, by host, each with its nodes. Nodes that an earlier run left
-// unfinished get none: they are already out. Nor does one whose system disk is not proven: it is refused.
+// TrialsOf returns a plan's trials, by host, each with its nodes. Nodes that an earlier run left unfinished get
+// none: they are already out. A node whose system disk is not proven gets none either: it is refused.
 func (p Plan) TrialsOf(h Rehearsal) []Trial {
 	byHost := map[string][]Trial{}
 	for _, n := range p.Work() {
@@ -150,8 +150,7 @@ func (p Plan) TrialsOf(h Rehearsal) []Trial {
 	return out
 }
 
-// addressFor picks a fixed address in the node's network, a different one for each host while
-// there are enough.
+// addressFor picks a fixed address in the node's network, a different one for each host while there are enough.
 func (h Rehearsal) addressFor(n NodePlan, host int) netip.Prefix {
 	near := slices.DeleteFunc(slices.Clone(h.Addresses), func(a netip.Prefix) bool { return !a.Contains(n.Addr) })
 	if n.Wanted.Build.Platform != "nocloud" || len(near) == 0 {
@@ -160,8 +159,8 @@ func (h Rehearsal) addressFor(n NodePlan, host int) netip.Prefix {
 	return near[host%len(near)]
 }
 
-// rehearse plans the trials, and the deletion of scratch VMs that killed runs left; if the plan
-// has no work, another command deletes them.
+// rehearse plans the trials, and the deletion of scratch VMs that killed runs left; if the plan has no work,
+// another command deletes them.
 func (p worldOf) rehearse(h *Rehearsal) {
 	for _, s := range ScratchVMs(p.o.VMs, p.Cluster) {
 		if len(p.Work()) == 0 {
@@ -175,9 +174,9 @@ func (p worldOf) rehearse(h *Rehearsal) {
 	}
 }
 
-// chooseReboots says which upgrades in place boot through the firmware. With canary, that is the first one of each
-// image, alone and before all others: an image that boots by kexec only (talos#14146) would come back from
-// every roll, and from no power failure. One that an earlier run began may have been rebooted in either way,
+// chooseReboots says which upgrades in place boot through the firmware. With canary, that is the first upgrade to
+// each image, alone and before all others: an image that boots by kexec only (talos#14146) would come back from
+// every roll, and from no power failure. An upgrade that an earlier run began may have been rebooted in either way,
 // so it goes through the firmware and still does not count as the first.
 func (p *Plan) chooseReboots(how cluster.Reboot, named string) {
 	first, of := map[string]*NodePlan{}, map[string]int{}
@@ -209,8 +208,8 @@ func (p *Plan) chooseReboots(how cluster.Reboot, named string) {
 	}
 }
 
-// goesBefore says whether a node is the better one to try something out on: the canary, the one that was
-// named, a worker, and rather one that recast does not run on.
+// goesBefore says whether a node is the better one to try something out on: the canary, the named node, a worker,
+// and rather a node that recast does not run on.
 func (n NodePlan) goesBefore(other NodePlan, named string) bool {
 	for _, better := range []func(NodePlan) bool{
 		func(n NodePlan) bool { return n.Phase == Canary },

@@ -13,8 +13,8 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// ForRemove plans to take one node away: its disks are parked, its VM and its Node are deleted. reach are
-// the talosconfig's endpoints.
+// ForRemove plans to take one node away: its disks are parked, its VM and its Node are deleted. reach are the
+// talosconfig's endpoints.
 func ForRemove(clusterName string, wanted []cluster.Wanted, o observe.Observation, node string, reach []netip.Addr) (Plan, error) {
 	plan := Plan{Cluster: clusterName, MaxUnavailable: 1, PerHost: 1, ControlPlanes: o.ControlPlanes(), Heed: Policy{}.Heed(wanted)}
 	i := slices.IndexFunc(wanted, func(w cluster.Wanted) bool { return w.Name == node })
@@ -84,7 +84,7 @@ func planRemove(n *NodePlan, o observe.Observation, reach []netip.Addr) {
 	}
 	disks, err := n.Found.VM.Disks()
 	if err != nil {
-		return // it is a refusal already
+		return // already a refusal
 	}
 	for _, d := range disks {
 		if !d.CDROM && !d.CSI() {

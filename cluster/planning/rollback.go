@@ -17,9 +17,8 @@ import (
 	"github.com/recast-sh/recast/internal/words"
 )
 
-// forRollback plans to boot the named nodes from their previous system disks; with no names,
-// all nodes that can. If that is not possible, the way back is a roll to the previous lock;
-// each refusal says so.
+// forRollback plans to boot the named nodes from their previous system disks; without names, all nodes that can. If
+// that is not possible, the way back is a roll to the previous lock; each refusal says so.
 func forRollback(ctx context.Context, clusterName string, wanted []cluster.Wanted, o observe.Observation, talos cluster.TalosReader, m cluster.Maintenance, p Policy) (Plan, error) {
 	plan := Plan{Cluster: clusterName, MaxUnavailable: 1, PerHost: 1, ControlPlanes: o.ControlPlanes(), Heed: p.Heed(wanted)}
 	for i, w := range wanted {
@@ -160,8 +159,8 @@ func planRollbackEtcd(ctx context.Context, n *NodePlan, o observe.Observation, t
 	return nil
 }
 
-// ConfigHash identifies a machine configuration without revealing anything in it. It ignores
-// what recast itself sets, which differs from one system disk to the next.
+// ConfigHash identifies a machine configuration without revealing anything in it. It ignores what recast itself
+// sets, which differs from one system disk to the next.
 func ConfigHash(m cluster.Maintenance, config cluster.Secret) (string, error) {
 	patched, err := m.PatchConfig(config, cluster.NeutralPatch)
 	if err != nil {

@@ -11,33 +11,33 @@ import (
 // Scratch is a scratch VM: made to try out what nodes will boot, and disposable afterwards.
 type Scratch struct {
 	VM   cluster.VM
-	Run  string // the run that made it
-	UUID string // the one in its description
+	Run  string // the run that made the VM
+	UUID string // the UUID in its description
 }
 
 const scratchPrefix = "recast-rehearse-"
 
 func ScratchName(id cluster.VMID) string { return scratchPrefix + strconv.Itoa(int(id)) }
 
-// ScratchMark is the last line of the description of a scratch VM whose SMBIOS has that UUID.
+// ScratchMark returns the last line of the description of a scratch VM whose SMBIOS has that UUID.
 func ScratchMark(run, name, uuid string) string {
 	return fmt.Sprintf("%s%s rehearse cluster=%s uuid=%s", cluster.RunMark, run, name, uuid)
 }
 
-// ScratchMarkOf is the last line of the description of a scratch VM whose SMBIOS has a UUID of Proxmox':
-// setting one needs VM.Config.HWType. uuid is that of its disks.
+// ScratchMarkOf returns the last line of the description of a scratch VM whose SMBIOS has a UUID from Proxmox:
+// setting a UUID needs VM.Config.HWType. uuid is that of the VM's disks.
 func ScratchMarkOf(run, name, uuid string, id cluster.VMID) string {
 	return fmt.Sprintf("%s vmid=%d", ScratchMark(run, name, uuid), id)
 }
 
-// ScratchSerial names the disk of a scratch VM that boots one, within the 20 characters that every disk
-// bus of QEMU passes on. A disk without it was not made with the VM.
+// ScratchSerial names the disk of a scratch VM that boots a disk, within the 20 characters that every disk bus of
+// QEMU passes on. A disk without that serial was not made with the VM.
 func ScratchSerial(uuid string) string {
 	return "recast-" + uuid[strings.LastIndex(uuid, "-")+1:]
 }
 
-// ScratchVMs are a cluster's scratch VMs among all VMs. A copy, whose name, UUID or number is not that in its
-// description, is not one.
+// ScratchVMs returns a cluster's scratch VMs among all VMs. A copy, whose name, UUID or number is not that in its
+// description, is not a scratch VM.
 func ScratchVMs(vms []cluster.VM, cluster string) []Scratch {
 	var out []Scratch
 	for _, vm := range vms {
@@ -84,7 +84,7 @@ type LeftScratch struct {
 	VMID cluster.VMID `json:"vmid"`
 	Name string       `json:"name"`
 	Host string       `json:"host"`
-	Run  string       `json:"run"` // that made it
+	Run  string       `json:"run"` // the run that made the VM
 	UUID string       `json:"uuid"`
 }
 

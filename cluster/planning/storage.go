@@ -14,21 +14,21 @@ import (
 	"github.com/recast-sh/recast/internal/words"
 )
 
-// StorageSystem is a storage system in a plan: its volumes have healthy copies elsewhere before a node
-// goes, and are whole before the next one.
+// StorageSystem is a storage system in a plan: its volumes have healthy copies elsewhere before a node goes, and
+// are whole before the next node goes.
 type StorageSystem struct {
 	Name        string `json:"name"`
-	Volumes     int    `json:"volumes,omitempty"`     // none of a system that shows only whole pools
-	WaitSeconds int    `json:"waitSeconds,omitempty"` // how long it waits by itself for a copy that is away before it makes another; 0: unknown, or not at all
-	Held        string `json:"held,omitempty"`        // what recast has set, so that it waits longer; "": nothing
+	Volumes     int    `json:"volumes,omitempty"`     // 0 for a system that shows only whole pools
+	WaitSeconds int    `json:"waitSeconds,omitempty"` // for an absent copy before it makes another; 0: unknown, or none
+	Held        string `json:"held,omitempty"`        // what recast has set so that the system waits longer; "": nothing
 }
 
 // shownVolumes is how many volumes of a node are refused by name.
 const shownVolumes = 10
 
-// heedStorage refuses nodes without which volumes have no healthy copy, and notes what their outage
-// means to the storage systems. While the plan first brings nodes back, copies on those count for
-// nothing yet: the roll waits for them before each node.
+// heedStorage refuses nodes without which volumes have no healthy copy, and notes what their outage means to the
+// storage systems. While the plan first brings nodes back, copies on those nodes do not count yet: the roll waits
+// for them before each node.
 func heedStorage(p *Plan, o observe.Observation) {
 	for _, s := range o.Storage {
 		shown := StorageSystem{Name: s.Name, WaitSeconds: int(s.Patience.Seconds())}
@@ -91,13 +91,12 @@ func leaveStorage(n *NodePlan, systems []replica.System, comesBack bool) {
 	}
 }
 
-// Outage is how long a node is expected to be away, with what repeats meanwhile.
+// Outage returns how long a node is expected to be away, including what repeats meanwhile.
 func Outage(n NodePlan) time.Duration {
 	return time.Duration(cmp.Or(n.WholeSeconds, n.OutageSeconds)) * time.Second
 }
 
-// patience says what it means that a system waits less than the node is expected to be away; "" if it does
-// not.
+// patience says what follows if a system waits less than the node is expected to be away; "" if it does not.
 func patience(s replica.System, n NodePlan) string {
 	has, outage, waits := s.On(n.Node), Outage(n), s.PatienceFor(n.Node)
 	holding := s.Holding(n.Node, outage)
@@ -134,12 +133,12 @@ func evicts(s replica.System, n NodePlan, holding time.Duration) string {
 	return ""
 }
 
-// knownPatience says whether a storage system says itself how long it waits.
+// knownPatience says whether a storage system itself says how long it waits.
 func knownPatience(systems []StorageSystem) bool {
 	return slices.ContainsFunc(systems, func(s StorageSystem) bool { return s.WaitSeconds > 0 })
 }
 
-// noteInitiators says that servers of volumes will know the nodes by other names.
+// noteInitiators notes that servers of volumes will know the nodes by other names.
 func noteInitiators(p *Plan) {
 	for i := range p.Nodes {
 		n := &p.Nodes[i]
@@ -162,11 +161,11 @@ func noteInitiators(p *Plan) {
 	}
 }
 
-// CephRemedy is what to do about a Ceph of the Proxmox hosts that lets reads or writes wait; it names a host.
+// CephRemedy says what to do about a Ceph of the Proxmox hosts that lets reads or writes wait; it names a host.
 const CephRemedy = "wait until it has repaired that, or see what ceph health detail says on %s"
 
-// ceph refuses nodes that go while a disk of their VM is on a Ceph that lets reads or writes wait, and notes what may
-// become worse.
+// ceph refuses nodes that go while a disk of their VM is on a Ceph that lets reads or writes wait, and notes what
+// may become worse.
 func (p worldOf) ceph() {
 	for i := range p.Nodes {
 		n := &p.Nodes[i]
@@ -190,7 +189,7 @@ func (p worldOf) ceph() {
 	}
 }
 
-// storagesOf are those with disks of the node's VM, or with its new system disk.
+// storagesOf returns the storages with disks of the node's VM, or with its new system disk.
 func storagesOf(n *NodePlan) (names []string) {
 	if n.Space != nil {
 		names = append(names, n.Space.Storage.Name)

@@ -11,13 +11,13 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// picksSurge says whether the roll may use this surge node: it belongs to no selection, but can be
-// left out.
+// picksSurge says whether the roll may use this surge node: surge nodes belong to no selection, but can be left
+// out.
 func (p Policy) picksSurge(node string) bool {
 	return !slices.Contains(p.Exclude, node) && (!p.Exactly || slices.Contains(p.Only, node))
 }
 
-// considers says whether the plan has something to say of a node.
+// considers says whether the plan has something to say about a node.
 func (p Policy) considers(w cluster.Wanted, f observe.Found) bool {
 	switch {
 	case f.Unfinished():
@@ -30,7 +30,7 @@ func (p Policy) considers(w cluster.Wanted, f observe.Found) bool {
 	return p.picks(w.Name, f)
 }
 
-// onlyInRolls is why nothing is done to a surge node that is not there.
+// onlyInRolls says why nothing is done to a surge node that does not exist.
 const onlyInRolls = "it is there only during a roll"
 
 // surgeNode is a surge node in a plan.
@@ -52,7 +52,7 @@ type surging struct {
 func (p surging) decide() error {
 	o, policy := p.o, p.policy
 	if p.Run != "" || p.Bootstrap != "" || o.Rebuild != "" {
-		return nil // planned again once that is done
+		return nil // planned again once the other work is done
 	}
 	var nodes []foundSurge
 	var at []int
@@ -74,7 +74,7 @@ func (p surging) decide() error {
 	for _, i := range at {
 		surgeNode{&p.Nodes[i]}.plan(p.Surge, o, policy)
 	}
-	if s := p.Surge; s != nil { // one that is left over may be left out
+	if s := p.Surge; s != nil { // a leftover node may be left out
 		s.Remove = slices.DeleteFunc(s.Remove, func(name string) bool {
 			return !slices.ContainsFunc(p.Nodes, func(n NodePlan) bool { return n.Node == name && n.Strategy.VM() == cluster.VMGone })
 		})
@@ -121,7 +121,7 @@ func (n surgeNode) freesLeft() bool {
 	return p != nil && slices.ContainsFunc(p.Record.Kept, func(k parking.KeptDisk) bool { return k.Removed && k.Going })
 }
 
-// remove plans what else the removal of a surge node is: its system disk is freed.
+// remove plans what else the removal of a surge node does: it frees the system disk.
 func (n surgeNode) remove(disks []cluster.Disk) {
 	n.Why = "remove: it is there only during a roll; its system disk is freed, its VM and its Node are deleted"
 	if n.Role == cluster.ControlPlane {
@@ -139,7 +139,7 @@ func (n surgeNode) remove(disks []cluster.Disk) {
 	}
 }
 
-// workersOut is how many workers that serve now the plan takes out.
+// workersOut returns how many workers that serve now the plan takes out.
 func (p surging) workersOut() (out int) {
 	for _, n := range p.Nodes {
 		if n.Role == cluster.Worker && !n.Wanted.Surge && n.takenOut() && !n.staysUp() {
@@ -159,7 +159,7 @@ func workers(wanted []cluster.Wanted, o observe.Observation) (count int) {
 	return count
 }
 
-// serving counts those of them that take pods now.
+// serving counts the workers that take pods now, without surge nodes.
 func serving(wanted []cluster.Wanted, o observe.Observation) (count int) {
 	for i, f := range o.Found {
 		if f.Node != nil && !f.Node.ControlPlane && !wanted[i].Surge && f.Node.Ready && !f.Node.Unschedulable {
@@ -169,7 +169,7 @@ func serving(wanted []cluster.Wanted, o observe.Observation) (count int) {
 	return count
 }
 
-// doneBy says that a run of the saved plan has made the surge node, or is about to remove it.
+// doneBy says whether a run of the saved plan has made the surge node, or is about to remove it.
 func (n surgeNode) doneBy(saved Plan, begun bool) bool {
 	return begun && n.Wanted.Surge && saved.Surge.Has(n.Node) && len(n.Refused) == 0 && (n.Strategy == "" || n.Strategy.VM() == cluster.VMGone)
 }
@@ -179,34 +179,34 @@ func SurgeStays(nodes []string) string {
 	return fmt.Sprintf("what is there of the surge nodes (%s) stays: the next recast roll goes on with it, and recast remove takes one away", strings.Join(nodes, ", "))
 }
 
-// foundSurge is a surge node of recast.yaml, as it was found.
+// foundSurge is a surge node of recast.yaml, as found.
 type foundSurge struct {
 	Name  string
-	There bool // it is a node of the cluster
-	Fits  bool // of one that is not there: nothing is known that prevents it from being made
+	There bool // the node exists in the cluster
+	Fits  bool // of a node that does not exist: nothing known prevents its creation
 }
 
-// surgeNeed is what the number of surge nodes follows from.
+// surgeNeed is what determines the number of surge nodes.
 type surgeNeed struct {
 	Wanted  int // roll.surge, of all workers; 0: none
 	Workers int // that serve now, without the surge nodes
-	Out     int // of them that are taken out at a time; 0: none is taken out
+	Out     int // of those, how many are taken out at a time; 0: none
 }
 
-// SurgePlan is what becomes of the surge nodes in a roll. Those are workers that recast.yaml marks with
-// surge: true, and that exist only during a roll: made before the first worker is drained, and removed
-// after the last one is back.
+// SurgePlan is what becomes of the surge nodes in a roll. Surge nodes are workers that recast.yaml marks with
+// surge: true, and that exist only during a roll: made before the first worker is drained, and removed after the
+// last one is back.
 type SurgePlan struct {
-	Nodes   []string `json:"nodes"`             // that serve until the last worker is back, and are removed then
-	Make    []string `json:"make,omitempty"`    // of these, made before the first worker is drained
+	Nodes   []string `json:"nodes"`             // serve until the last worker is back, and are removed then
+	Make    []string `json:"make,omitempty"`    // of these, those made before the first worker is drained
 	Remove  []string `json:"remove,omitempty"`  // left over by an earlier roll, and removed at the end of this one
-	Workers int      `json:"workers,omitempty"` // that serve before the first is drained, without the surge nodes
+	Workers int      `json:"workers,omitempty"` // how many serve before the first is drained, without the surge nodes
 	Least   int      `json:"least,omitempty"`   // how many serve at any time, with the surge nodes
 }
 
-// chooseSurge decides which of the nodes serve: those that are there already, then those that can be
-// made, in the order of recast.yaml. Nodes that are there and not needed are removed. The error is
-// for a roll.surge that asks for more nodes than there are; nil and no error: there is nothing to do.
+// chooseSurge decides which of the nodes serve: those that exist already, then those that can be made, in the order
+// of recast.yaml. Existing nodes that are not needed are removed. The error is for a roll.surge that asks for more
+// nodes than there are; nil and no error: there is nothing to do.
 func chooseSurge(nodes []foundSurge, need surgeNeed) (*SurgePlan, error) {
 	p := &SurgePlan{Nodes: []string{}}
 	if need.Wanted == 0 || need.Out == 0 {
@@ -225,7 +225,7 @@ func chooseSurge(nodes []foundSurge, need surgeNeed) (*SurgePlan, error) {
 			p.Nodes = append(p.Nodes, n.Name)
 		}
 	}
-	for _, fits := range []bool{true, false} { // one that does not fit shows in the plan, with the reason
+	for _, fits := range []bool{true, false} { // a node that does not fit shows in the plan, with the reason
 		for _, n := range nodes {
 			if !n.There && n.Fits == fits && len(p.Nodes) < need.Wanted {
 				p.Nodes, p.Make = append(p.Nodes, n.Name), append(p.Make, n.Name)
@@ -259,7 +259,7 @@ func (p *SurgePlan) Capacity() string {
 	return fmt.Sprintf("%d of %d workers serve at the least: roll.maxUnavailable takes out more than there are surge nodes", p.Least, p.Workers)
 }
 
-// Lines say in words what becomes of the surge nodes, in the order in which it happens.
+// Lines say in words what becomes of the surge nodes, in order of time.
 func (p *SurgePlan) Lines() []string {
 	if p == nil {
 		return nil

@@ -18,8 +18,8 @@ import (
 // Replacing is a run that replaced the present system disks of nodes.
 type Replacing struct {
 	Run   string
-	At    time.Time // at which it was active; zero: it is unfinished, or someone has edited its record
-	What  string    // "" if no journal of it is here
+	At    time.Time // when the run was active; zero: it is unfinished, or someone has edited its record
+	What  string    // "" if this machine has no journal of the run
 	Nodes []string
 }
 
@@ -39,26 +39,26 @@ type Way string
 
 // The ways back.
 const (
-	Cancel   Way = "undo --cancel"   // the unfinished replacement of one node is cancelled
-	Previous Way = "undo --previous" // nodes boot the system disks that finished replacements have parked
+	Cancel   Way = "undo --cancel"   // cancels the unfinished replacement of one node
+	Previous Way = "undo --previous" // boots nodes from the system disks that finished replacements have parked
 )
 
 // Undone selects what is undone.
 type Undone struct {
 	Way Way    // "": whichever applies
-	Run string // ID of the run where no node is named, or a part of it; "": the last one
-	// Order sorts runs, the newest first; sure is false if the last one may be another of them.
+	Run string // ID of the run, or a part of it, if no node is named; "": the last run
+	// Order sorts runs, the newest first; sure is false if the last run may be another of them.
 	Order func([]Replacing) (ordered []Replacing, sure bool)
-	// Say is called with the run that is meant.
+	// Say is called with the run that is undone.
 	Say func(string)
 }
 
-// CheckRun refuses a run of which no parking VM has anything that can be undone, or a part of several.
+// CheckRun refuses a run of which no parking VM has anything to undo, and a part of an ID that several runs share.
 func (u Undone) CheckRun(all []parking.Parking) error {
 	if u.Run == "" {
 		return nil
 	}
-	type machine struct{ node, uuid string } // one of that name may have been removed before
+	type machine struct{ node, uuid string } // an earlier machine of the same name may have been removed
 	nodes := map[machine]*observe.Found{}
 	var open, finished []Replacing
 	for _, p := range slices.SortedStableFunc(slices.Values(all), parking.Parking.Newer) {
@@ -82,8 +82,9 @@ func (u Undone) CheckRun(all []parking.Parking) error {
 	return err
 }
 
-// ForUndo plans to undo what the last run did to the named nodes, and returns the way back that it takes: Cancel where
-// their replacement is unfinished, else Previous. Cancel is for one node; Previous with no names is for all nodes that can.
+// ForUndo plans to undo what the last run did to the named nodes, and returns the way back that it takes: Cancel if
+// their replacement is unfinished, else Previous. Cancel is for one node; Previous without names is for all nodes
+// that can.
 func ForUndo(ctx context.Context, clusterName string, wanted []cluster.Wanted, o observe.Observation, talos cluster.TalosReader, m cluster.Maintenance, p Policy, u Undone) (plan Plan, way Way, err error) {
 	if err := p.Check(wanted); err != nil {
 		return Plan{}, u.Way, err
@@ -101,8 +102,8 @@ func ForUndo(ctx context.Context, clusterName string, wanted []cluster.Wanted, o
 	return plan, u.Way, err
 }
 
-// choose returns the way back that applies, and its nodes: with no names, the unfinished node, else every node whose
-// system disk the latest run replaced, or those of the run that u names.
+// choose returns the way back that applies, and its nodes: without names, the unfinished node, else every node
+// whose system disk the latest run replaced, or those of the run that u names.
 func (u Undone) choose(wanted []cluster.Wanted, o observe.Observation, p Policy) (way Way, nodes []string, err error) {
 	open, finished := replacings(wanted, o, p)
 	nodes = nodesOf(open)
@@ -134,8 +135,8 @@ func (u Undone) choose(wanted []cluster.Wanted, o observe.Observation, p Policy)
 	return Previous, ordered[0].Nodes, nil
 }
 
-// replacings are the runs that have not finished the replacement of a selected node, and those that did the last one
-// of a node.
+// replacings returns the runs that have not finished the replacement of a selected node, and those that did the
+// last replacement of a node.
 func replacings(wanted []cluster.Wanted, o observe.Observation, p Policy) (open, finished []Replacing) {
 	for i, w := range wanted {
 		f := o.Found[i]
@@ -152,7 +153,7 @@ func replacings(wanted []cluster.Wanted, o observe.Observation, p Policy) (open,
 	return open, finished
 }
 
-// added adds the node of r to the run that it is of. A run is dated by its last node.
+// added adds the node of r to its run. A run is dated by its last node.
 func added(runs []Replacing, r Replacing) []Replacing {
 	at := slices.IndexFunc(runs, func(known Replacing) bool { return known.Run == r.Run })
 	if at < 0 {
@@ -227,7 +228,7 @@ func forCancel(clusterName string, wanted []cluster.Wanted, o observe.Observatio
 			return Plan{}, nothingToCancel(node, f)
 		}
 		switch rec := f.Parking.Record; {
-		case rec.Rebuild != "" && (rec.Strategy.From() == cluster.Nowhere || o.Dark != nil): // its parking VM has the disks that the node had
+		case rec.Rebuild != "" && (rec.Strategy.From() == cluster.Nowhere || o.Dark != nil): // its disks are on the parking VM
 			return Plan{}, fault.WithHint(fault.NoWayBack.Refusedf("node %s is part of a rebuild, and its cluster is not there to take it back", node), "%s", observe.RebuildGoesOn)
 		case rec.Rebuild != "": // the cluster works again, without a rebuild
 			park := *f.Parking
@@ -253,8 +254,8 @@ func forCancel(clusterName string, wanted []cluster.Wanted, o observe.Observatio
 	return plan, nil
 }
 
-// giveUp says how to give up the making of a node. Only what that run alone has made, and nothing has used, is to
-// be deleted: a control plane may be a member of etcd already.
+// giveUp says how to cancel the creation of a node. Only what that run alone has made, and nothing has used, is to
+// be deleted: a control plane may already be a member of etcd.
 func giveUp(f observe.Found) string {
 	rec, park := f.Parking.Record, f.Parking.VM
 	text := fmt.Sprintf("recast roll finishes it; recast remove %s then takes it away, and keeps its disks", rec.Node)
@@ -273,7 +274,7 @@ func giveUp(f observe.Found) string {
 	return fmt.Sprintf("%s. To give it up, whose VM is off and has no disk but those that the run made, on %s: %s && %s", text, park.Host, destroy(f.VM.ID), destroy(park.ID))
 }
 
-// madeAlone says whether the VM is as the run made it: with its new system disk, and no other one.
+// madeAlone says whether the VM is as the run made it: with its new system disk, and no other disk.
 func madeAlone(vm cluster.VM, run, serial string) bool {
 	disks, err := vm.Disks()
 	other := slices.ContainsFunc(disks, func(d cluster.Disk) bool {

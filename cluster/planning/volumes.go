@@ -12,9 +12,9 @@ import (
 // etcdVolume is the ID of the volume with etcd's data.
 const etcdVolume = "ETCD"
 
-// planVolumes refuses a configuration with which Talos no longer uses a volume that stays, or can't open it: pods, or
-// etcd, would write to an empty directory on EPHEMERAL instead. nodes[].acceptLoss lifts that by the volume's ID, and
-// the plan shows it.
+// planVolumes refuses a configuration with which Talos no longer uses a volume that stays, or can't open it: pods,
+// or etcd, would write to an empty directory on EPHEMERAL instead. nodes[].acceptLoss lifts the refusal by the
+// volume's ID, and the plan shows that.
 func (n *NodePlan) planVolumes() {
 	gets, whose, goes := n.volumesFor(n.Strategy)
 	switch {
@@ -44,10 +44,10 @@ func (n *NodePlan) planVolumes() {
 			was = cluster.ConfigVolume{ID: s.ID, Document: s.ID, Type: s.Type}
 		}
 		if !defined && !known {
-			continue // its document was removed before, and Talos is about to let it go
+			continue // its document was removed before, and Talos is about to drop it
 		}
 		if !s.Ready() && defined && is.Type == was.Type {
-			continue // another key or place may be what mends it
+			continue // another key or place may mend the volume
 		}
 		if what, loses := n.volumeChange(s, was, is, on); what != "" {
 			n.refuseVolume(s, m.NamesOf(s), whose+" "+what, loses)
@@ -71,8 +71,8 @@ func (n *NodePlan) volumesFor(s cluster.Strategy) (gets []cluster.ConfigVolume, 
 	return n.Found.Volumes.Keeps, "the configuration that it keeps for its next boot", true
 }
 
-// whereIs says in words where a volume is, and whether that leaves the node: then the volume is a loss of its own, or
-// one that Talos makes anew.
+// whereIs says in words where a volume is, and whether it leaves the node: a volume that leaves is a loss of its
+// own, or Talos makes it anew.
 func (n *NodePlan) whereIs(s cluster.VolumeStatus) (on string, leaves bool) {
 	m := n.Found.Machine
 	disks := []string{s.Disk}
@@ -90,8 +90,8 @@ func (n *NodePlan) whereIs(s cluster.VolumeStatus) (on string, leaves bool) {
 	return on, onSystem && n.Strategy.SwapsSystem()
 }
 
-// volumeChange says how a configuration makes something else of a volume, and what the node loses by that, and where it
-// stays; "": it does not.
+// volumeChange says how a configuration changes a volume into something else, what the node loses by that, and
+// where the content stays; "": it does not.
 func (n *NodePlan) volumeChange(s cluster.VolumeStatus, was, is cluster.ConfigVolume, on string) (what, loses string) {
 	document, whose := documentOf(was, is), "whose volume "+on
 	stays := !n.Strategy.SwapsSystem()
@@ -120,9 +120,9 @@ func (n *NodePlan) volumeChange(s cluster.VolumeStatus, was, is cluster.ConfigVo
 	return "", ""
 }
 
-// unusable says how a configuration keeps Talos from using a volume that it still has; "": it can. Nothing lifts that:
-// the node would not come up with the volume, and one that nobody recognizes Talos would erase (HandleEncryption in
-// controllers/block/internal/volumes/encrypt.go).
+// unusable says how a configuration keeps Talos from using a volume that it still has; "": it does not. Nothing
+// lifts that: the node would not come up with the volume, and Talos would erase a volume that nobody recognizes
+// (HandleEncryption in controllers/block/internal/volumes/encrypt.go).
 func unusable(s cluster.VolumeStatus, was, is cluster.ConfigVolume, on string) string {
 	switch document := documentOf(was, is); {
 	case !is.Encryption.Opens(was.Encryption, s.Slot):
@@ -145,8 +145,8 @@ func dropped(s cluster.VolumeStatus) string {
 	return "it is no longer mounted, pods that use its path write to EPHEMERAL, and what is on it stays there"
 }
 
-// liftSystemVolume says how another place for a system volume is accepted. A member of etcd whose directory is empty
-// must leave first, which is done where the system disk is replaced.
+// liftSystemVolume says how another place for a system volume is accepted. A member of etcd whose directory is
+// empty must leave first, which happens when the system disk is replaced.
 func (n *NodePlan) liftSystemVolume(s cluster.VolumeStatus) string {
 	if !n.acceptable(s) {
 		return ". Nothing lifts that while the node keeps its system disk: its etcd would start with no data"
@@ -158,7 +158,8 @@ func (n *NodePlan) acceptable(s cluster.VolumeStatus) bool {
 	return s.ID != etcdVolume || n.Role != cluster.ControlPlane || n.Strategy.SwapsSystem()
 }
 
-// refuseVolume refuses a change of a volume, unless acceptLoss names the volume: then the plan says what the node loses.
+// refuseVolume refuses a change of a volume, unless acceptLoss names the volume: then the plan says what the node
+// loses.
 func (n *NodePlan) refuseVolume(s cluster.VolumeStatus, names []string, what, loses string) {
 	accepted := slices.ContainsFunc(names, func(name string) bool { return slices.Contains(n.Wanted.AcceptLoss, name) })
 	if !accepted || !n.acceptable(s) {
@@ -169,8 +170,8 @@ func (n *NodePlan) refuseVolume(s cluster.VolumeStatus, names []string, what, lo
 	n.WillLose = append(n.WillLose, fmt.Sprintf("%s (%s): %s", text, s.ID, loses))
 }
 
-// planBlankVolumes is planVolumes for a machine without a configuration, whose volumes are known only by the labels of
-// their partitions, and by whether those are encrypted.
+// planBlankVolumes is planVolumes for a machine without a configuration, whose volumes are known only by the labels
+// of their partitions, and by whether the partitions are encrypted.
 func (n *NodePlan) planBlankVolumes(gets []cluster.ConfigVolume, whose string) {
 	for _, v := range n.Found.Blank.Volumes {
 		if v.Label == "" || strings.HasPrefix(v.Label, cluster.SwapVolume) {
@@ -178,7 +179,7 @@ func (n *NodePlan) planBlankVolumes(gets []cluster.ConfigVolume, whose string) {
 		}
 		document := v.Document()
 		is, defined := volumeOf(gets, v.Label)
-		kept, locked := v.Format != "" || strings.HasPrefix(v.Label, cluster.RawVolume), v.Format == "luks" // else there is nothing in it
+		kept, locked := v.Format != "" || strings.HasPrefix(v.Label, cluster.RawVolume), v.Format == "luks" // else it is empty
 		if kept && defined && is.Type == cluster.PartitionVolume && (is.Encryption.Format != "") != locked {
 			has := map[bool]string{true: "is encrypted", false: "is not encrypted"}[locked]
 			n.Refused = append(n.Refused, fmt.Sprintf("%s has another encryption for %s, whose volume on the disk %s %s: Talos could not open it, or would erase it; put that right", whose, cmp.Or(is.Document, v.Label), v.Disk, has))
@@ -193,7 +194,7 @@ func (n *NodePlan) planBlankVolumes(gets []cluster.ConfigVolume, whose string) {
 	}
 }
 
-// etcdMoves says whether etcd's data is elsewhere, so that etcd begins with an empty directory, once the node has the
+// etcdMoves says whether etcd begins with an empty directory, because its data is elsewhere, once the node has the
 // configuration that it gets by a strategy.
 func (n *NodePlan) etcdMoves(s cluster.Strategy) bool {
 	gets, _, _ := n.volumesFor(s)
@@ -209,8 +210,8 @@ func volumeOf(volumes []cluster.ConfigVolume, id string) (cluster.ConfigVolume, 
 	return volumes[i], true
 }
 
-// planSelectors says what the node's file selects of its disks for volumes that are not there, and refuses what would
-// leave the node without one.
+// planSelectors says which of the node's disks its file selects for volumes that do not exist, and refuses what
+// would leave the node without a volume.
 func (n *NodePlan) planSelectors() {
 	if n.Found.File == nil || n.Found.File.Err != nil || !n.AppliesConfig() || n.Resume && n.Strategy.From() != cluster.Blank {
 		return
@@ -230,7 +231,7 @@ func (n *NodePlan) planSelectors() {
 	n.Notes = append(append(n.Notes, notes...), refused...)
 }
 
-// volumeStays says whether a volume is there, and does not leave with the system disk.
+// volumeStays says whether a volume exists, and does not leave with the system disk.
 func (n *NodePlan) volumeStays(id string) bool {
 	m := n.Found.Machine
 	if m == nil {
@@ -245,8 +246,8 @@ func (n *NodePlan) volumeStays(id string) bool {
 	})
 }
 
-// stuckAlready says whether Talos can't make the volume now either, by the same selector: the node is as whole with the
-// file as without.
+// stuckAlready says whether Talos can't make the volume now either, by the same selector: the node is as whole with
+// the file as without.
 func (n *NodePlan) stuckAlready(s cluster.DiskSelector) bool {
 	if n.Found.Machine == nil {
 		return false
