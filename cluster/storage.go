@@ -3,7 +3,10 @@ package cluster
 import (
 	"context"
 	"fmt"
+	"path"
 	"slices"
+	"strconv"
+	"strings"
 	"time"
 )
 
@@ -69,3 +72,100 @@ type ThinPool struct {
 
 // CanReassign says whether storages of that type can give a disk to another VM.
 func (s Storage) CanReassign() bool { return slices.Contains(Reassigns, s.Type) }
+
+// SameVolume says whether two drives name one volume, in whatever spelling: with or without the base of a
+// linked clone (pve-storage, Storage/Plugin.pm, filesystem_path, leaves that out), by two storages on the
+// same space, or by its path. Both drives must be of VMs that see the same storages.
+func SameVolume(a, b Disk, storages []Storage) bool {
+	switch {
+	case a.Volid == b.Volid:
+		return true
+	case a.OfHost() && b.OfHost():
+		return path.Clean(a.Volid) == path.Clean(b.Volid)
+	case a.OfHost():
+		return atPath(a.Volid, b, storages)
+	case b.OfHost():
+		return atPath(b.Volid, a, storages)
+	}
+	return a.image() == b.image() && samePlace(a.Storage(), b.Storage(), storages)
+}
+
+// NamesVolume says whether the drive names a volume that two slots can't share: not an ISO, not an empty
+// drive, and not the cloud-init drive, which Proxmox generates.
+func (d Disk) NamesVolume() bool {
+	return strings.ContainsAny(d.Volid, ":/") && !d.CloudInit() && (!d.CDROM || d.Owner != 0)
+}
+
+// image is the volume's name on its storage without a linked clone's base: "9011/vm-9011-disk-1.raw",
+// "vm-9011-disk-1".
+func (d Disk) image() string {
+	_, name, _ := strings.Cut(d.Volid, ":")
+	dir, file := path.Split(name)
+	if owner := path.Base(dir); owner != "" {
+		if _, err := strconv.Atoi(owner); err == nil {
+			return owner + "/" + file
+		}
+	}
+	return file
+}
+
+// Mentions says whether a drive's value can name the volume: a quick test before it is parsed.
+func (d Disk) Mentions(value string) bool {
+	if d.OfHost() {
+		return strings.Contains(value, ":") || strings.Contains(value, "/")
+	}
+	_, name, _ := strings.Cut(d.Volid, ":")
+	_, name = path.Split(name)
+	name = path.Base(name)
+	return strings.Contains(value, name) || strings.Contains(value, "--") && strings.Contains(value, strings.ReplaceAll(name, "-", "--"))
+}
+
+func samePlace(a, b string, storages []Storage) bool {
+	if a == b {
+		return true
+	}
+	s, okS := storageNamed(a, storages)
+	t, okT := storageNamed(b, storages)
+	if !okS || !okT {
+		return false
+	}
+	return s.Dir != "" && s.Dir == t.Dir || s.Pool != "" && s.volumeGroup() == t.volumeGroup()
+}
+
+func storageNamed(name string, storages []Storage) (Storage, bool) {
+	i := slices.IndexFunc(storages, func(s Storage) bool { return s.Name == name })
+	if i < 0 {
+		return Storage{}, false
+	}
+	return storages[i], true
+}
+
+// volumeGroup is what a volume's name is unique in. Thin and thick volumes of one LVM group share its names.
+func (s Storage) volumeGroup() string {
+	if strings.HasPrefix(s.Type, "lvm") {
+		group, _, _ := strings.Cut(s.Pool, "/")
+		return "lvm " + group
+	}
+	return s.Pool
+}
+
+// atPath says whether a path of a host is that of a volume. The device mapper doubles the hyphens of a
+// name. Where the storage's own path is not known, the volume's name decides.
+func atPath(at string, d Disk, storages []Storage) bool {
+	at = strings.ReplaceAll(path.Clean(at), "--", "-")
+	name := path.Base(d.image())
+	if base := path.Base(at); base != name && !(strings.HasPrefix(at, "/dev/mapper/") && strings.HasSuffix(base, "-"+name)) {
+		return false
+	}
+	s, _ := storageNamed(d.Storage(), storages)
+	switch {
+	case s.Dir != "":
+		return strings.HasPrefix(at, s.Dir+"/")
+	case strings.HasPrefix(s.Type, "lvm") && s.Pool != "":
+		group, _, _ := strings.Cut(s.Pool, "/")
+		return strings.HasPrefix(at, "/dev/"+group+"/") || strings.HasPrefix(at, "/dev/mapper/"+group+"-")
+	case s.Type == "zfspool" && s.Pool != "":
+		return strings.HasSuffix(path.Dir(at), strings.TrimPrefix(s.Pool, "zfs "))
+	}
+	return true
+}

@@ -1,12 +1,14 @@
 package config
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
 	"hash"
 	"maps"
 	"slices"
+	"strings"
 )
 
 // Hash is the SHA-256 of the documents' content: two configurations have the same hash exactly if
@@ -74,4 +76,70 @@ func (d Documents) machineType() string {
 		}
 	}
 	return ""
+}
+
+// SameButForRecast says whether two configurations differ in nothing but what recast sets in each:
+// installer, install disk, hostname, and the versions of Kubernetes. If it says no, they may be the
+// same nevertheless: one of them may be written in other documents.
+func SameButForRecast(a, b Documents) bool { return a.neutral().Hash() == b.neutral().Hash() }
+
+// setByRecast are the fields that recast sets, by the kind of document.
+var setByRecast = map[string][][]string{
+	MainDocument: {
+		{"machine", "install", "image"},
+		{"machine", "install", "disk"},
+		{"machine", "install", "diskSelector"},
+		{"machine", "install", "wipe"},
+		{"machine", "network", "hostname"},
+	},
+	"UnattendedInstallConfig": {{"installer", "image"}, {"provisioning", "diskSelector"}, {"provisioning", "wipe"}},
+	"HostnameConfig":          {{"hostname"}, {"auto"}},
+}
+
+// neutral is d without those fields, and without versions in images of Kubernetes.
+func (d Documents) neutral() Documents {
+	var out Documents
+	for _, doc := range d.list {
+		for _, path := range setByRecast[doc.id] {
+			doc.root = doc.root.with(path, nil)
+		}
+		for where, usual := range kubernetesImages {
+			kind, path, _ := strings.Cut(where, " ")
+			if image := doc.root.at(strings.Split(path, ".")); kind == doc.id && image != nil && image.kind == scalar {
+				doc.root = doc.root.with(strings.Split(path, "."), &value{kind: scalar, text: "image " + repository(cmp.Or(image.shown, usual))})
+			}
+		}
+		out.list = append(out.list, doc)
+	}
+	return out
+}
+
+// at is the value at a path of keys; nil if there is none.
+func (v *value) at(path []string) *value {
+	for _, key := range path {
+		if v = v.fields[key]; v == nil {
+			return nil
+		}
+	}
+	return v
+}
+
+// with is a copy of v with another value at a path that it has; nil removes it, and mappings that
+// become empty.
+func (v *value) with(path []string, other *value) *value {
+	child := v.fields[path[0]]
+	if child == nil {
+		return v
+	}
+	if len(path) > 1 {
+		other = child.with(path[1:], other)
+	}
+	changed := *v
+	changed.fields = maps.Clone(v.fields)
+	if other == nil || other.kind == mapping && len(other.fields) == 0 {
+		delete(changed.fields, path[0])
+	} else {
+		changed.fields[path[0]] = other
+	}
+	return &changed
 }

@@ -1,18 +1,27 @@
+// Package rehearse tries out what nodes will boot before a roll takes any of them out: on each
+// host, for each kind of firmware, a scratch VM made like the nodes' boots the ISO, or a disk made
+// from the disk image, to maintenance mode, is compared with the build, and is deleted. Its main
+// type is [Rehearser]; [Pruner] deletes what a killed run has left.
 package rehearse
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
 	"fmt"
 	"maps"
 	"net/netip"
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/step"
+	"github.com/recast-sh/recast/internal/wait"
 )
 
 // Rehearsed is what came of trying one image out.
@@ -114,4 +123,69 @@ func (r *Rehearser) try(t planning.Trial) step.Step {
 		s.Uses = []string{"rehearse/" + t.Addr.Addr().String()}
 	}
 	return s
+}
+
+// trial is one trial in progress.
+type trial struct {
+	planning.Trial
+	*Rehearser
+	scratchVM // zero until it is created
+}
+
+func (t *trial) boot(ctx context.Context) (Rehearsed, error) {
+	was := Rehearsed{Host: t.Host, Firmware: t.Firmware, Medium: t.Medium, Nodes: t.Nodes}
+	if err := errors.Join(t.requireFreeAddress(ctx), t.requireScratchRoom(ctx)); err != nil {
+		return was, err
+	}
+	vm, err := t.create(ctx)
+	if err != nil {
+		return was, err
+	}
+	if err := t.requireWhole(vm); err != nil {
+		return was, err
+	}
+	if err := t.Proxmox.Start(ctx, vm); err != nil {
+		return was, fault.WithHint(fmt.Errorf("start %s: %w", vm, err), "%s would not start as a new VM either: no node was touched", strings.Join(t.Nodes, ", "))
+	}
+	return was, t.see(ctx, vm, &was)
+}
+
+func (t *trial) do(ctx context.Context) error {
+	was, err := t.boot(ctx)
+	if err = t.remove(ctx, err); err != nil {
+		return err
+	}
+	t.mu.Lock()
+	t.results = append(t.results, was)
+	t.mu.Unlock()
+	return fault.Prefix("journal", t.Journal.Put(t.key(), was))
+}
+
+// done asks the journal: the scratch VM is deleted, so the world can't tell.
+func (t *trial) done(context.Context) (string, error) {
+	var was Rehearsed
+	found, err := t.Journal.Get(t.key(), &was)
+	if err != nil {
+		return "", fmt.Errorf("journal: %w", err)
+	}
+	if !found || was.Medium != t.Medium || was.Firmware != t.Firmware {
+		return "", nil
+	}
+	return was.String(), nil
+}
+
+func (t *trial) key() string {
+	sum := sha256.Sum256([]byte(t.Host + "/" + t.ID))
+	return "rehearsed/" + hex.EncodeToString(sum[:6])
+}
+
+// scratchTimeout limits each part that an interruption does not cancel: the wait for the tasks of a
+// scratch VM, and its deletion.
+const scratchTimeout = 2 * time.Minute
+
+func (t *trial) path() string { return "roll/rehearse/" + t.Host + "/" + t.ID }
+
+// wait waits until look succeeds, and shows what it sees.
+func (t *trial) wait(ctx context.Context, name string, look wait.Look) error {
+	return t.Timing.Await(ctx, wait.For{Name: name, Timeout: t.Timing.Boot, Seen: func(seen string) { t.say(name + ": " + seen) }}, look)
 }

@@ -20,7 +20,7 @@ var advised = map[string]string{
 	"cluster/poddisk.go":             "the line shuts the VM down first, and the volume stays",
 	"cluster/claim/state.go":         "VM.Bare, and a watch after which no run holds the claim",
 	"cluster/survey/etcdtrouble.go":  "the machine of the Node does not answer, after a look at its VM",
-	"cluster/etcd/advice.go":         "Leftover: the member does not answer, after a look. EmptyData: callers prove that no etcd uses the data; of EPHEMERAL after a look at the rest",
+	"cluster/etcd/view.go":           "Leftover: the member does not answer, after a look. EmptyData: callers prove that no etcd uses the data; of EPHEMERAL after a look at the rest",
 	"cluster/exchange/drives.go":     "the VM is off, and the volume stays with its owner",
 	"cluster/exchange/park.go":       "warns of the command",
 	"cluster/gate/identity.go":       "once the Node is NotReady",

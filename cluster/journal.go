@@ -1,6 +1,10 @@
 package cluster
 
-import "strings"
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"strings"
+)
 
 // Took is how long one node's roll took once.
 type Took struct {
@@ -24,3 +28,21 @@ func TookKey(node string) string { return node + tookKey }
 
 // IsTookKey says whether a key of the journal is for a Took.
 func IsTookKey(key string) bool { return strings.HasSuffix(key, tookKey) }
+
+const handsOver = "hands-over/"
+
+// HandsOver is the fact in a run's journal that a storage handed a volume over from one VM to another
+// on a host.
+type HandsOver struct {
+	Host    string `json:"host"`
+	Storage string `json:"storage"`
+}
+
+// Key is the key of the fact in a journal.
+func (h HandsOver) Key() string {
+	sum := sha256.Sum256([]byte(h.Host + "/" + h.Storage))
+	return handsOver + hex.EncodeToString(sum[:6])
+}
+
+// IsHandsOverKey reports whether key is that of a HandsOver.
+func IsHandsOverKey(key string) bool { return strings.HasPrefix(key, handsOver) }
