@@ -3,12 +3,20 @@ package pipeline
 import (
 	"context"
 	"fmt"
+	"os"
 	"slices"
+	"strings"
+	"time"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/claim"
 	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/cluster/planning"
+	"github.com/recast-sh/recast/cluster/replica"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/journal"
 	"github.com/recast-sh/recast/internal/story"
+	"github.com/recast-sh/recast/pipeline/past"
 	"github.com/recast-sh/recast/schematics"
 )
 
@@ -146,4 +154,72 @@ func (r *DriftResult) count() {
 		}
 	}
 	r.InSync = r.Unread == 0 && r.Stale == 0 && !r.HeldLeft
+}
+
+// ReadPlan reads a plan file that recast plan -o json has written.
+func ReadPlan(file string) (*planning.Plan, error) {
+	b, err := os.ReadFile(file)
+	if err != nil {
+		return nil, fault.WithHint(fault.Configf("read the plan: %w", err), "recast plan -o json > %s writes one", file)
+	}
+	plan, err := planning.Read(b)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", file, err)
+	}
+	return &plan, nil
+}
+
+// follow makes the plan again, and checks that it is still the saved one.
+func (w *work) follow(ctx context.Context, lock schematics.Lock, saved planning.Plan) (planning.Plan, error) {
+	if plan, differs, err := w.ofOtherFiles(lock, saved); differs {
+		return plan, err
+	}
+	begun, err := begun(w.Runs(), saved)
+	if err != nil {
+		return planning.Plan{}, err
+	}
+	policy := saved.Policy()
+	policy.Rehearse = w.rehearsal()
+	now, err := makePlan(ctx, w.Project, w.machines, lock, policy)
+	if err != nil {
+		return planning.Plan{}, err
+	}
+	return now.Follow(saved, begun || w.o.Begun)
+}
+
+// begun says whether a run of a saved plan was started on this machine, by the journal.
+func begun(r past.Runs, saved planning.Plan) (bool, error) {
+	runs, err := journal.Runs(r.Dir)
+	return slices.ContainsFunc(runs, func(r journal.RunInfo) bool { return strings.HasSuffix(r.ID, saved.RunSuffix()) }), err
+}
+
+// HeldBack is a setting of a storage system that recast has changed while nodes are away.
+type HeldBack struct {
+	What  string    `json:"what"`
+	Run   string    `json:"run,omitempty"` // that changed it first; "": unknown
+	Since time.Time `json:"since,omitzero"`
+	Next  []Advice  `json:"next"`
+}
+
+func heldBack(holds []replica.Hold) (out []HeldBack) {
+	for _, h := range holds {
+		next := []Advice{{"recast roll", "gives it back once they are no longer out; so does recast undo"}, {h.Undo, "does so by hand"}}
+		out = append(out, HeldBack{h.String(), h.Run, h.Since, next})
+	}
+	return out
+}
+
+// held adds what storage systems are told to the result. It is left over unless a run has the claim: only that could
+// still give it back.
+func (r *DriftResult) held(ctx context.Context, p Project, m Machines, vms []cluster.VM) error {
+	holds, err := m.Kube.Holds(ctx)
+	if err != nil {
+		r.HeldUnread = err.Error()
+	}
+	if r.Held = heldBack(holds); len(holds) == 0 {
+		return nil
+	}
+	claimed, err := claim.Exists(ctx, vms, m.Leases.Lease, p.Config.Cluster, p.ClaimID())
+	r.HeldLeft = !claimed
+	return err
 }
