@@ -3,11 +3,13 @@ package main
 import (
 	"errors"
 	"fmt"
+	"os"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/telemetry"
 	"github.com/recast-sh/recast/internal/words"
 )
 
@@ -70,4 +72,119 @@ func flagError(c *cobra.Command, err error) error {
 		}
 	}
 	return fault.WithHint(errUsage{err}, "%s", hint)
+}
+
+const longHelp = `recast rebuilds the images of a Talos Linux cluster and recreates its nodes from them
+in Proxmox VE, with their persistent disks. Every command explains itself with --help;
+recast lab demo shows all of it, without hardware.`
+
+// firstScreen is the usage of recast itself.
+const firstScreen = `{{range $group := .Groups}}{{.Title}}
+{{range $.Commands}}{{if and .IsAvailableCommand (eq .GroupID $group.ID)}}  {{rpad .Name .NamePadding}} {{.Short}}
+{{end}}{{end}}
+{{end}}Flags of every command:
+{{.LocalFlags.FlagUsages | trimTrailingWhitespaces}}
+
+See also: recast help environment, recast help exit-codes
+`
+
+const envHelp = `Environment:
+  PROXMOX_VE_API_TOKEN  the Proxmox API token, user@realm!id=uuid (never read from a file)
+  PROXMOX_VE_ENDPOINT   URL of the Proxmox API, only for init
+  TALOSCONFIG           talosconfig, if recast.yaml names none
+  KUBECONFIG            kubeconfig of the cluster (default: ~/.kube/config)
+  RECAST_CACHE_DIR      directory of cached boot ISOs (default: .recast/cache)
+  DOCKER_CONFIG         directory of config.json, for logins of registries (default: ~/.docker)
+  RECAST_POD_NAMESPACE, RECAST_POD_NAME, RECAST_POD_UID  the pod in which recast runs, by
+                        the downward API; it may be one of the cluster that is rolled
+  GITHUB_TOKEN          used for ghcr.io if no login is stored for it
+  NO_COLOR, CLICOLOR_FORCE=1  no colours, or colours even without a terminal
+  OTEL_EXPORTER_OTLP_ENDPOINT, other OTEL_ variables, TRACEPARENT  traces, over HTTP`
+
+// globals are the flags of every command.
+type globals struct {
+	config   string
+	log      string
+	metrics  string
+	progress string
+}
+
+// usageErrors marks errors of argument checks as usage errors, on every command.
+func usageErrors(c *cobra.Command) {
+	if check := c.Args; check != nil {
+		c.Args = func(c *cobra.Command, args []string) error {
+			err := check(c, args)
+			if err == nil {
+				return nil
+			}
+			hint := c.CommandPath() + " --help"
+			if len(args) > 0 && c.HasSubCommands() {
+				var known []string
+				for _, sub := range c.Commands() {
+					known = append(known, sub.Name())
+				}
+				if meant := words.Closest(args[0], known); meant != "" {
+					hint = fmt.Sprintf("did you mean %s %s?", c.CommandPath(), meant)
+				}
+			}
+			return fault.WithHint(errUsage{err}, "%s", hint)
+		}
+	}
+	for _, sub := range c.Commands() {
+		usageErrors(sub)
+	}
+}
+
+// observe adds log, metrics and traces to every command.
+func (g *globals) observe(root *cobra.Command, s *streams) {
+	root.PersistentFlags().StringVar(&g.log, "log-file", "", "append a log to this `file`, as JSON lines")
+	root.PersistentFlags().StringVar(&g.metrics, "metrics-file", "", "write metrics to this `file`, for node_exporter")
+	root.PersistentFlags().StringVar(&g.progress, "progress", progressAuto, "`how` to show steps: auto (live on a terminal), live, plain or json")
+	root.PersistentPreRunE = func(c *cobra.Command, _ []string) error {
+		if err := s.setProgress(c.CommandPath(), g.progress); err != nil {
+			return err
+		}
+		if s.telemetry != nil {
+			return nil // a command that the demo runs
+		}
+		t, ctx, err := telemetry.Start(c.Context(), telemetry.Options{
+			Command: c.CommandPath(), Version: version, LogFile: g.log, MetricsFile: g.metrics, Env: os.Getenv,
+			Warn: s.warn,
+		})
+		if err != nil {
+			return err
+		}
+		s.telemetry = t
+		c.SetContext(ctx)
+		return nil
+	}
+}
+
+// colourful adds --color, which overrides the environment. It sets the environment
+// variables, so hooks and gates that recast starts follow it too.
+func colourful(root *cobra.Command) {
+	var when string
+	root.PersistentFlags().StringVar(&when, "color", "auto", "`when` to print colours: auto, always or never")
+	before := root.PersistentPreRunE
+	root.PersistentPreRunE = func(c *cobra.Command, args []string) error {
+		if err := setColours(when); err != nil {
+			return err
+		}
+		return before(c, args)
+	}
+}
+
+func setColours(when string) error {
+	switch when {
+	case "auto":
+		return nil
+	case "always":
+		if err := os.Unsetenv("NO_COLOR"); err != nil {
+			return err
+		}
+		return os.Setenv("CLICOLOR_FORCE", "1")
+	case "never":
+		return os.Setenv("NO_COLOR", "1")
+	}
+	return errUsage{fmt.Errorf("--color %q: use auto, always or never", when)}
 }
