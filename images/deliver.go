@@ -154,7 +154,7 @@ func (j job) download(ctx context.Context, t target, id string) error {
 	switch {
 	case err == nil:
 		return nil
-	case ctx.Err() != nil:
+	case ctx.Err() != nil || errors.Is(err, ErrNotSent):
 		return err
 	case j.Delivery == DownloadURL:
 		return fault.WithHint(err, "images.iso.delivery: auto uploads it in such a case")
@@ -208,7 +208,7 @@ func (j job) verify(t target) step.Step {
 		Do: func(ctx context.Context) error {
 			err := j.fetch(ctx, t)
 			switch {
-			case ctx.Err() != nil:
+			case ctx.Err() != nil || errors.Is(err, ErrNotSent):
 				return err
 			case errors.Is(err, ErrOtherContent):
 				if err := j.replace(ctx, t, id, err); err != nil {

@@ -65,8 +65,7 @@ func deliveries() map[string]delivery {
 		"download-url of what the imager built": {
 			prepare: func(b *bench) {
 				b.pub.Delivery, b.pub.ByImager = DownloadURL, func(string) bool { return true }
-			},
-			fails: "can't get to storage cephfs by download-url: the imager has built it", kind: fault.Refused,
+			}, fails: "can't get to storage cephfs by download-url: the imager has built it", kind: fault.Refused,
 		},
 		"download-url needs no cache": {
 			prepare: func(b *bench) {
@@ -101,6 +100,7 @@ func deliveries() map[string]delivery {
 			},
 			want: []string{"download pve1/cephfs", "upload pve1/cephfs"}, note: "download to storage cephfs: wget: exit code 4; uploading it",
 		},
+		"nothing may be changed now": {prepare: func(b *bench) { b.store.held = true }, fails: "download to storage cephfs: nothing was sent"},
 		"the factory sends other bytes": {
 			prepare: func(b *bench) { b.store.urls[b.link()] = b.other() },
 			want:    []string{"download pve1/cephfs", "upload pve1/cephfs"}, note: "it has another checksum; uploading it",
@@ -130,6 +130,9 @@ func onto() map[string]delivery {
 		"the same file is there": {
 			prepare: func(b *bench) { b.put(b.served()) },
 			want:    []string{"compare pve1/cephfs"}, title: "compare the checksum of ISO on storage cephfs",
+		},
+		"the same file is there, and nothing may be changed now": {
+			prepare: func(b *bench) { b.put(b.served()); b.store.held = true }, fails: "nothing was sent",
 		},
 		"the same file is there, upload": {
 			prepare: func(b *bench) { b.put(b.served()); b.pub.Delivery = ByUpload },

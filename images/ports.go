@@ -22,6 +22,10 @@ var ErrNoStorage = errors.New("no such storage")
 // ErrOtherContent says that a file has another checksum than it should. Adapters wrap it.
 var ErrOtherContent = errors.New("it has another checksum")
 
+// ErrNotSent says that a Store asked no server for a change, because it may not make one now. A Store of a run that
+// has to hold a claim wraps it.
+var ErrNotSent = errors.New("nothing was sent")
+
 // Factory is the Image Factory that builds the images.
 type Factory interface {
 	schematics.Factory // what it would build

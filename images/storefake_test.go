@@ -18,6 +18,7 @@ type store struct {
 	fail     error
 	uses     []Use
 	blind    error // the token does not see every VM
+	held     bool  // nothing may be changed now
 
 	mayNot    string                              // why the token may not make hosts download
 	urls      map[string][]byte                   // what hosts download from where; others are unreachable
@@ -101,6 +102,9 @@ func (s *store) URLSize(_ context.Context, _, url string) (int64, error) {
 
 // Download compares an existing file before it looks at the URL, as Proxmox does.
 func (s *store) Download(_ context.Context, d Download) error {
+	if s.held {
+		return ErrNotSent
+	}
 	at := s.storages[d.Host+"/"+d.Storage]
 	if have, ok := at.isos[d.Name]; ok {
 		s.changes = append(s.changes, "compare "+d.Host+"/"+d.Storage+" "+d.Name)

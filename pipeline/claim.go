@@ -2,6 +2,7 @@ package pipeline
 
 import (
 	"context"
+	"fmt"
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/claim"
@@ -86,11 +87,20 @@ type claimedStore struct {
 }
 
 func (s claimedStore) Upload(ctx context.Context, u images.Upload) error {
-	return s.write(ctx, func(ctx context.Context) error { return s.store.Upload(ctx, u) })
+	return s.send(ctx, func(ctx context.Context) error { return s.store.Upload(ctx, u) })
 }
 
 func (s claimedStore) Download(ctx context.Context, d images.Download) error {
-	return s.write(ctx, func(ctx context.Context) error { return s.store.Download(ctx, d) })
+	return s.send(ctx, func(ctx context.Context) error { return s.store.Download(ctx, d) })
+}
+
+func (s claimedStore) send(ctx context.Context, change func(context.Context) error) error {
+	sent := false
+	err := s.write(ctx, func(ctx context.Context) error { sent = true; return change(ctx) })
+	if err != nil && !sent {
+		return fmt.Errorf("%w: %w", images.ErrNotSent, err)
+	}
+	return err
 }
 
 // found returns the claim, held or left over, if there is one.

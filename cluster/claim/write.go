@@ -7,8 +7,8 @@ import (
 )
 
 // Write sends one change. Before that, it reads the claim afresh and requires that it is ours. While the change is
-// sent, losing the claim ends ctx. Every guard of this package, the prunes and the uploads send what they change
-// through Write.
+// sent, losing the claim ends ctx. Every guard of this package, the prunes and the uploads of a roll send what they
+// change through Write.
 func (h *Held) Write(ctx context.Context, send func(context.Context) error) error {
 	if err := h.Check(ctx); err != nil {
 		return err

@@ -19,7 +19,7 @@ import (
 func (n *node) life() []step.Step {
 	p, s := n.Plan, n.Plan.Strategy
 	isNew, removes, upgrades := s.From() == cluster.Nowhere, s.VM() == cluster.VMGone, s.Upgrades()
-	onlyDisk, broken := removes && p.Found.Absent != nil, p.Rebuild != "" // an earlier removal left a disk; no API answers
+	onlyDisk, broken := removes && p.Found.Absent != nil, p.Rebuild != "" // an earlier removal left a disk; the cluster is rebuilt
 	u, c, v, stops := &inPlace{node: n}, newApplyConfig(n), n.asStopped(), n.stopsVM()
 	gets := s.KeepsVM() && !upgrades // a configuration, and nothing else
 	// A resumed node gets only the steps that make it serve: what it runs is checked when it answers.
@@ -186,7 +186,7 @@ func (n *node) gateStep() step.Step {
 
 func (n *node) stopsForShape() bool { return len(n.Plan.VM.At(shape.Off)) > 0 }
 
-// stopsVM says whether the node's present VM is stopped.
+// stopsVM says whether the node's present VM is taken down. Put-back stops a VM by a step of its own.
 func (n *node) stopsVM() bool {
 	switch s := n.Plan.Strategy; {
 	case s.Reshapes():
