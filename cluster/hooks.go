@@ -2,6 +2,7 @@ package cluster
 
 import (
 	"cmp"
+	"strings"
 	"time"
 )
 
@@ -51,4 +52,14 @@ func (h Hooks) At(p HookPoint) []Hook {
 		BeforeRun: h.BeforeRun, AfterRun: h.AfterRun, BeforeBatch: h.BeforeBatch, AfterBatch: h.AfterBatch,
 		BeforeNode: h.BeforeNode, AfterNode: h.AfterNode,
 	}[p]
+}
+
+// HookPoints lists the points in the order in which a run reaches them.
+func HookPoints() []HookPoint {
+	return []HookPoint{BeforeRun, BeforeBatch, BeforeNode, AfterNode, AfterBatch, AfterRun}
+}
+
+// IsHookKey says whether a key of a run's journal is for a planning.HookRun.
+func IsHookKey(key string) bool {
+	return strings.HasPrefix(key, "hooks/") || strings.Contains(key, "/hooks/")
 }

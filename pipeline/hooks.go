@@ -10,7 +10,8 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
-	"github.com/recast-sh/recast/cluster/hook"
+	"github.com/recast-sh/recast/cluster/planning"
+	"github.com/recast-sh/recast/cluster/roll"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/foreign"
 	"github.com/recast-sh/recast/internal/journal"
@@ -27,10 +28,10 @@ func (w *work) begin(ctx context.Context, j *journal.Journal) error {
 	}
 	w.began, w.hooks.journal, w.hooks.of = true, j.Run(), w.rep.Plan.Hooks
 	w.tellStart(ctx)
-	return w.callHooks(ctx, w.run, hook.Call{
-		Point: cluster.BeforeRun, Keep: func(run hook.HookRun, i int) error { return w.keepHook(j, run, i) },
+	return w.callHooks(ctx, w.run, roll.HookCall{
+		Point: cluster.BeforeRun, Keep: func(run planning.HookRun, i int) error { return w.keepHook(j, run, i) },
 	}, "before-run", "run the hooks before the run", func(ctx context.Context, err error) error {
-		return hook.BeforeRunFailed(ctx, err)
+		return roll.BeforeRunFailed(ctx, err)
 	})
 }
 
@@ -51,7 +52,7 @@ func (w *work) hooksAfter(ctx context.Context, err error) error {
 	defer cancel(nil)
 	// A stopped Runner starts no steps.
 	run := &step.Runner{Emit: w.run.Tell}
-	failed := w.callHooks(within, run, hook.Call{
+	failed := w.callHooks(within, run, roll.HookCall{
 		Point: cluster.AfterRun, Env: w.hookEnv(err), Keep: w.keepLastHook,
 	}, "after-run", "run the hooks after the run", func(_ context.Context, err error) error {
 		return fault.WithHint(fault.HookFailed.Of(fault.As(fault.Failed, err)), "the next run does not repeat the hooks of this one: do by hand what they had to do")
@@ -91,7 +92,7 @@ func graceful(ctx context.Context, grace time.Duration) (context.Context, contex
 	return within, func(cause error) { stop(); cancel(cause) }
 }
 
-func (w *work) callHooks(ctx context.Context, run *step.Runner, c hook.Call, id, title string, failed func(context.Context, error) error) error {
+func (w *work) callHooks(ctx context.Context, run *step.Runner, c roll.HookCall, id, title string, failed func(context.Context, error) error) error {
 	c.Commands, c.Say = w.machines.Commands, func(text string) { run.Note(id, text) }
 	c.Env = append(c.Env, "RECAST_CLUSTER="+w.Config.Cluster, "RECAST_RUN="+w.claim.id, "RECAST_NODES="+strings.Join(w.planned(), " "))
 	for _, s := range c.Step(id, title, w.hooks.of.At(c.Point), failed) {
@@ -114,19 +115,19 @@ func (w *work) planned() []string {
 }
 
 // hooked records the result of a hook in the report.
-func (w *work) hooked(run hook.HookRun) {
+func (w *work) hooked(run planning.HookRun) {
 	w.tally.mu.Lock()
 	defer w.tally.mu.Unlock()
 	w.rep.Hooks = append(w.rep.Hooks, run)
 }
 
-func (w *work) keepHook(j *journal.Journal, run hook.HookRun, i int) error {
+func (w *work) keepHook(j *journal.Journal, run planning.HookRun, i int) error {
 	w.hooked(run)
 	return j.Put("hooks/"+strings.ToLower(string(run.Point))+"/"+strconv.Itoa(i+1), run)
 }
 
 // keepLastHook records a hook after the run in the last journal.
-func (w *work) keepLastHook(run hook.HookRun, i int) error {
+func (w *work) keepLastHook(run planning.HookRun, i int) error {
 	j, err := journal.Open(w.Runs().Dir, journal.Options{Run: w.hooks.journal, Sync: w.o.JournalSync})
 	if err != nil {
 		w.hooked(run)

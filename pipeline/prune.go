@@ -11,7 +11,7 @@ import (
 	"github.com/recast-sh/recast/cluster/claim"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/cluster/prune"
-	"github.com/recast-sh/recast/cluster/rehearse"
+	"github.com/recast-sh/recast/cluster/roll"
 	"github.com/recast-sh/recast/cluster/survey"
 	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/internal/fault"
@@ -53,13 +53,13 @@ func (o PruneOptions) takes(kind string) bool {
 
 // PruneReport is what was found, and what was done with it.
 type PruneReport struct {
-	ISOs    []images.Verdict          `json:"isos"`              // recast's own, and its disk images, on the configured storages
-	Disks   []prune.KeptVerdict       `json:"disks"`             // old system disks
-	VMs     []prune.ParkingVerdict    `json:"vms"`               // parking VMs
-	Scratch []rehearse.ScratchVerdict `json:"scratch,omitempty"` // scratch VMs of killed runs
-	Cache   []images.CacheVerdict     `json:"cache"`             // recast's files in the ISO cache
-	Mirror  []images.MirrorVerdict    `json:"mirror,omitzero"`   // installers with recast's tags; only on request
-	Unseen  []string                  `json:"unseen,omitempty"`  // what could not be checked, in words
+	ISOs    []images.Verdict       `json:"isos"`              // recast's own, and its disk images, on the configured storages
+	Disks   []prune.KeptVerdict    `json:"disks"`             // old system disks
+	VMs     []prune.ParkingVerdict `json:"vms"`               // parking VMs
+	Scratch []roll.ScratchVerdict  `json:"scratch,omitempty"` // scratch VMs of killed runs
+	Cache   []images.CacheVerdict  `json:"cache"`             // recast's files in the ISO cache
+	Mirror  []images.MirrorVerdict `json:"mirror,omitzero"`   // installers with recast's tags; only on request
+	Unseen  []string               `json:"unseen,omitempty"`  // what could not be checked, in words
 }
 
 // GoingISOs lists the ISOs to remove.
@@ -78,8 +78,8 @@ func (r PruneReport) GoingVMs() []prune.ParkingVerdict {
 }
 
 // GoingScratch lists the scratch VMs to delete.
-func (r PruneReport) GoingScratch() []rehearse.ScratchVerdict {
-	return slices.DeleteFunc(slices.Clone(r.Scratch), func(v rehearse.ScratchVerdict) bool { return len(v.Keep) > 0 })
+func (r PruneReport) GoingScratch() []roll.ScratchVerdict {
+	return slices.DeleteFunc(slices.Clone(r.Scratch), func(v roll.ScratchVerdict) bool { return len(v.Keep) > 0 })
 }
 
 // GoingCache lists the files of the ISO cache to remove.

@@ -9,7 +9,7 @@ import (
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/cluster/prune"
-	"github.com/recast-sh/recast/cluster/rehearse"
+	"github.com/recast-sh/recast/cluster/roll"
 	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/journal"
@@ -63,8 +63,8 @@ func (p *pruning) parkingPruner() prune.ParkingPruner {
 	}
 }
 
-func (p *pruning) scratchPruner(px cluster.Proxmox) rehearse.Pruner {
-	return rehearse.Pruner{Proxmox: px, Cluster: p.Config.Cluster, Timing: timing(p.Config)}
+func (p *pruning) scratchPruner(px cluster.Proxmox) roll.ScratchPruner {
+	return roll.ScratchPruner{Proxmox: px, Cluster: p.Config.Cluster, Timing: timing(p.Config)}
 }
 
 func clusterUses(uses []images.Use) []cluster.Use {

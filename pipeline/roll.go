@@ -9,11 +9,8 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/claim"
-	"github.com/recast-sh/recast/cluster/healing"
-	"github.com/recast-sh/recast/cluster/hook"
 	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/cluster/planning"
-	"github.com/recast-sh/recast/cluster/rehearse"
 	"github.com/recast-sh/recast/cluster/roll"
 	"github.com/recast-sh/recast/cluster/rolling"
 	"github.com/recast-sh/recast/internal/fault"
@@ -31,13 +28,13 @@ type Report struct {
 	Ended   time.Time     `json:"ended"`
 	Plan    planning.Plan `json:"plan"` // the last one
 	// Rehearsed are the images that were tested on scratch VMs.
-	Rehearsed []rehearse.Rehearsed `json:"rehearsed,omitempty"`
+	Rehearsed []roll.Rehearsed `json:"rehearsed,omitempty"`
 
 	Outcome string     `json:"outcome"`        // "done", "nothing to do", "interrupted: …", "failed: …"
 	Code    fault.Code `json:"code,omitempty"` // of the error, for recast runbook
 	Safe    []string   `json:"safe,omitempty"` // in spite of the error
 
-	Hooks []hook.HookRun `json:"hooks,omitempty"` // in the order in which they ended
+	Hooks []planning.HookRun `json:"hooks,omitempty"` // in the order in which they ended
 	// Afterwards is what a person still has to do.
 	Afterwards []string `json:"afterwards,omitempty"`
 
@@ -154,7 +151,7 @@ type work struct {
 	tally tally
 
 	claim claiming
-	left  healing.Leftover
+	left  roll.Leftover
 	hooks struct {
 		of      cluster.Hooks // of the first plan
 		journal string        // of the last plan
@@ -372,7 +369,7 @@ func (w *work) roller(id string, j *journal.Journal, past cluster.History) *roll
 	m, r := w.machines, w.Config.Roll
 	px := claim.WithPatience(w.claim.held.Guard(m.Proxmox), timing(w.Config).Poll, func(text string) { w.run.Note("roll", text) })
 	maintenance := w.claim.held.GuardMaintenance(m.Maintenance)
-	rehearser := &rehearse.Rehearser{
+	rehearser := &roll.Rehearser{
 		Proxmox: px, Maintenance: maintenance, Kube: m.Kube, Journal: j,
 		Cluster: w.Config.Cluster, Run: id, VMIDs: parkingIDs(w.Project), Timing: timing(w.Config), Say: w.run.Note,
 		HandedOver: func(h cluster.HandsOver) (bool, error) { return w.Runs().Known(h.Key()) },

@@ -262,3 +262,17 @@ func EarlierRolls(rolls int, who string) string {
 	}
 	return fmt.Sprintf("%d earlier rolls of %s", rolls, who)
 }
+
+// HookRun is how one hook fared.
+type HookRun struct {
+	Point       cluster.HookPoint `json:"point"`
+	Batch       Phase             `json:"batch,omitempty"`
+	Node        string            `json:"node,omitempty"`
+	Description string            `json:"description,omitempty"`
+	Command     []string          `json:"command"`
+	Started     time.Time         `json:"started"`
+	Seconds     float64           `json:"seconds"`
+	Exit        *int              `json:"exit,omitempty"`   // nil: it could not be run, or not to its end
+	Error       string            `json:"error,omitempty"`  // "": it ended with 0
+	Output      string            `json:"output,omitempty"` // the end of what it printed
+}

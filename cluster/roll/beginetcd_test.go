@@ -2,6 +2,7 @@ package roll
 
 import (
 	"context"
+	"errors"
 	"net/netip"
 	"slices"
 	"strings"
@@ -107,5 +108,139 @@ func TestBeginEtcd(t *testing.T) {
 				}
 			})
 		})
+	}
+}
+
+// ruin is a cluster whose control planes are made again.
+type ruin struct {
+	cluster.Talos
+	answer map[netip.Addr]cluster.MachineIdentity
+	known  []cluster.Member
+	vms    []cluster.VM
+}
+
+func (r *ruin) Identity(_ context.Context, addr netip.Addr) (cluster.MachineIdentity, error) {
+	who, there := r.answer[addr]
+	if !there {
+		return who, errors.New("no answer")
+	}
+	return who, nil
+}
+
+// ruins are the VMs that Proxmox has.
+type ruins struct {
+	cluster.Proxmox
+	vms []cluster.VM
+	err error
+}
+
+func (r ruins) VMs(context.Context) ([]cluster.VM, error) { return r.vms, r.err }
+
+func (r *ruin) node() *rolling.Node {
+	return &rolling.Node{Roll: &rolling.Roll{Talos: r, Proxmox: ruins{vms: r.vms}}, Plan: planning.NodePlan{Node: "cp1", Rebuild: "sum"}}
+}
+
+var (
+	addr2 = netip.MustParseAddr("10.0.0.12")
+	cp2   = cluster.Member{Nodename: "cp2", ControlPlane: true, Addresses: []netip.Addr{addr2}}
+)
+
+// TestFindOthers: etcd begins again only if every other control plane is known to be gone.
+func TestFindOthers(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		ruin ruin
+		err  string
+	}{
+		"a worker":              {ruin{known: []cluster.Member{{Nodename: "cp1", ControlPlane: true}, {Nodename: "wk1"}}}, ""},
+		"an old entry":          {ruin{known: []cluster.Member{cp2}}, ""},
+		"it lives":              {ruin{known: []cluster.Member{cp2}, answer: map[netip.Addr]cluster.MachineIdentity{addr2: {Nodename: "cp2"}}}, "cp2 still answers at 10.0.0.12"},
+		"its address is reused": {ruin{known: []cluster.Member{cp2}, answer: map[netip.Addr]cluster.MachineIdentity{addr2: {Nodename: "wk1"}}}, ""},
+		"an unknown one":        {ruin{known: []cluster.Member{{Nodename: "cp9", ControlPlane: true}}}, "knows another machine of this cluster, cp9"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			err := requireAlone(t.Context(), c.ruin.node(), c.ruin.known, []string{"cp1", "cp2"})
+			if (err == nil) != (c.err == "") || err != nil && !strings.Contains(err.Error(), c.err) {
+				t.Errorf("err = %v, want %q", err, c.err)
+			}
+		})
+	}
+}
+
+// TestFindGone: a Node is deleted only if its machine is gone.
+func TestFindGone(t *testing.T) {
+	t.Parallel()
+	vm := func(uuid string) cluster.VM {
+		return cluster.VM{ID: 102, Config: map[string]string{"smbios1": "uuid=" + uuid}}
+	}
+	const old, other = "11111111-1111-1111-1111-111111111111", "22222222-2222-2222-2222-222222222222"
+	for name, c := range map[string]struct {
+		ruin ruin
+		err  string
+	}{
+		"it is gone":             {ruin{vms: []cluster.VM{vm(other)}}, ""},
+		"its VM is there":        {ruin{vms: []cluster.VM{vm(other), vm(old)}}, "is the VM of node cp2"},
+		"its machine answers":    {ruin{answer: map[netip.Addr]cluster.MachineIdentity{addr2: {UUID: old}}}, "the machine of the old Node cp2 answers at 10.0.0.12"},
+		"another one has the IP": {ruin{answer: map[netip.Addr]cluster.MachineIdentity{addr2: {UUID: other}}}, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			err := requireGone(t.Context(), c.ruin.node(), cluster.KubeNode{Name: "cp2", UUID: old, Addresses: []netip.Addr{addr2}})
+			if (err == nil) != (c.err == "") || err != nil && !strings.Contains(err.Error(), c.err) {
+				t.Errorf("err = %v, want %q", err, c.err)
+			}
+		})
+	}
+}
+
+// TestForgetGone: the step deletes no Node whose VM is there.
+func TestForgetGone(t *testing.T) {
+	t.Parallel()
+	const old = "11111111-1111-1111-1111-111111111111"
+	r := &ruin{vms: []cluster.VM{{ID: 102, Config: map[string]string{"smbios1": "uuid=" + old}}}}
+	n := r.node()
+	n.Kube = &graveyard{node: cluster.KubeNode{Name: "cp1", UUID: old}}
+	if err := forgetGone(n).Do(t.Context()); err == nil || !strings.Contains(err.Error(), "is the VM of node cp1") {
+		t.Errorf("err = %v", err)
+	}
+	r.vms = nil
+	n = r.node()
+	kube := &graveyard{node: cluster.KubeNode{Name: "cp1", UUID: old}}
+	n.Kube = kube
+	if err := forgetGone(n).Do(t.Context()); err != nil || !kube.deleted {
+		t.Errorf("deleted %t, %v", kube.deleted, err)
+	}
+}
+
+// graveyard is a Kubernetes with the Node of a machine that is gone.
+type graveyard struct {
+	cluster.Kube
+	node    cluster.KubeNode
+	deleted bool
+}
+
+func (g *graveyard) Node(context.Context, string) (cluster.KubeNode, error) { return g.node, nil }
+
+func (g *graveyard) DeleteNode(context.Context, string, string) error {
+	g.deleted = true
+	return nil
+}
+
+// TestInterrupted: who could not be asked is not gone.
+func TestInterrupted(t *testing.T) {
+	t.Parallel()
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	n := (&ruin{}).node()
+	if err := requireSilent(ctx, n, cp2); !errors.Is(err, context.Canceled) {
+		t.Errorf("err = %v", err)
+	}
+	if err := requireGone(ctx, n, cluster.KubeNode{Name: "cp2", Addresses: cp2.Addresses}); !errors.Is(err, context.Canceled) {
+		t.Errorf("err = %v", err)
+	}
+	n.Proxmox = ruins{err: errors.New("no answer")}
+	if err := requireGone(t.Context(), n, cluster.KubeNode{Name: "cp2"}); err == nil || !strings.Contains(err.Error(), "no answer") {
+		t.Errorf("err = %v", err)
 	}
 }

@@ -68,7 +68,7 @@ func (n *node) requireJoins(ctx context.Context, config cluster.Secret) error {
 	if err != nil || mem.EtcdKept && n.Plan.Strategy.From() != cluster.Nowhere {
 		return err
 	}
-	return n.gate.RequireJoins(config)
+	return n.RequireJoins(config)
 }
 
 // awaitBlank waits until the machine is in maintenance mode. It returns nil if the machine already
@@ -137,7 +137,7 @@ func (n *node) configureBlank(ctx context.Context) error {
 		return n.stopMismatch(ctx, err)
 	}
 	n.Tell("bring-up/configure", BlankAnswers+", its certificate's fingerprint "+blank.Fingerprint)
-	if err := n.gate.RequireNameFree(ctx); err != nil {
+	if err := n.RequireNameFree(ctx); err != nil {
 		return err
 	}
 	if err := n.record.noteStage(ctx, parking.StageConfigured); err != nil {

@@ -9,7 +9,6 @@ import (
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/etcd"
 	"github.com/recast-sh/recast/cluster/exchange"
-	"github.com/recast-sh/recast/cluster/gate"
 	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/cluster/rolling"
 	"github.com/recast-sh/recast/internal/fault"
@@ -20,7 +19,6 @@ import (
 // etcdMember is the membership of a control plane in etcd.
 type etcdMember struct {
 	*rolling.Node
-	gate    gate.Gate
 	record  *record
 	files   cluster.FileReader
 	backOut func(context.Context) error // puts a drained node back into service
@@ -28,8 +26,8 @@ type etcdMember struct {
 	outOfIt bool // etcd was seen without this member during the take-down
 }
 
-func newEtcdMember(n *rolling.Node, g gate.Gate, r *record, files cluster.FileReader, backOut func(context.Context) error) *etcdMember {
-	return &etcdMember{Node: n, gate: g, record: r, files: files, backOut: backOut}
+func newEtcdMember(n *rolling.Node, r *record, files cluster.FileReader, backOut func(context.Context) error) *etcdMember {
+	return &etcdMember{Node: n, record: r, files: files, backOut: backOut}
 }
 
 // left is the goal of leave: etcd has no member of this name, and the record says whether its data
@@ -189,7 +187,7 @@ func (n *etcdMember) mayLeave(ctx context.Context) (member, serves bool, err err
 	if err != nil {
 		return false, false, err
 	}
-	if err := errors.Join(n.gate.RequireOneMachine(ctx), n.gate.RequireSameEtcd(ctx, v, m)); err != nil {
+	if err := errors.Join(n.RequireOneMachine(ctx), n.RequireSameEtcd(ctx, v, m)); err != nil {
 		return member, true, err
 	}
 	if wrong := v.Unhealthy(n.Plan.Node); member && len(wrong) > 0 {
@@ -316,7 +314,7 @@ func (n *etcdMember) requireToReboot(ctx context.Context) error {
 	if _, err := n.Talos.EtcdStatus(ctx, n.Plan.Addr); err != nil {
 		return nil //nolint:nilerr // the others do not need a member that does not answer
 	}
-	return n.gate.RequireEtcd(ctx)
+	return n.RequireEtcd(ctx)
 }
 
 func (n *etcdMember) leaveStep() step.Step {

@@ -97,7 +97,7 @@ func (n *node) drain(ctx context.Context) error {
 		if err := n.awaitDisksGone(ctx, id, mem, max(n.Timing.Poll, time.Until(by))); err != nil {
 			return err
 		}
-		return n.gate.RequireNoLoss(ctx) // no pod or volume can be bound to the node any more
+		return n.RequireNoLoss(ctx) // no pod or volume can be bound to the node any more
 	}
 	return n.evict(ctx, id, why, empty, func() error { return n.backOut(ctx) })
 }
@@ -106,7 +106,7 @@ func (n *node) drain(ctx context.Context) error {
 // more. If that fails, backOut puts the node back into service, unless the run was cancelled, has
 // lost its claim, or ends because its own pod was evicted.
 func (n *node) evict(ctx context.Context, id string, why cluster.Mark, empty func(ctx context.Context, by time.Time) error, backOut func() error) error {
-	err := n.Repeat(ctx, id, rolling.RepeatBefore, n.gate.RequireOneMachine)
+	err := n.Repeat(ctx, id, rolling.RepeatBefore, n.RequireOneMachine)
 	if err == nil { // a failed cordon may still have taken effect
 		err = fault.Prefix("cordon "+n.Plan.Node, n.Repeat(ctx, id, rolling.RepeatBefore, func(ctx context.Context) error { return n.Kube.Cordon(ctx, n.Plan.Node, why) }))
 	}

@@ -21,15 +21,15 @@ func (n *node) kept(ctx context.Context) (string, error) {
 
 // frees lists the steps that free what is superseded once the record is closed.
 func (n *node) frees() []step.Step {
-	steps := rolling.Freeing{Node: n.Node}.Steps("bring-up/finish")
+	steps := n.FreeSteps("bring-up/finish")
 	if n.Want.Surge { // what an earlier removal of the node has left
-		steps = append(steps, rolling.Freeing{Node: n.Node}.Removed())
+		steps = append(steps, n.FreeRemoved())
 	}
 	return steps
 }
 
 func (n *node) uncordon(ctx context.Context) error {
-	if err := errors.Join(n.gate.RequireOwnName(ctx), n.record.noteStage(ctx, parking.StageServes)); err != nil {
+	if err := errors.Join(n.RequireOwnName(ctx), n.record.noteStage(ctx, parking.StageServes)); err != nil {
 		return err
 	}
 	return fault.Prefix("uncordon "+n.Plan.Node, n.Kube.Uncordon(ctx, n.Plan.Node))
@@ -70,7 +70,7 @@ func (n *node) restoreMetadata(ctx context.Context) error {
 // removed is the goal of the removal.
 func (n *node) removed(ctx context.Context) (string, error) {
 	if n.Plan.Found.Absent != nil { // only its disk was left
-		return rolling.Freeing{Node: n.Node}.Done(ctx)
+		return n.RemovedFreed(ctx)
 	}
 	if !n.Out.Has(n.Plan.Node) { // its steps check that
 		return "", nil
@@ -92,7 +92,7 @@ func (n *node) uncordonStep(uncordon func(context.Context) error) step.Step {
 
 // deleteNodeStep deletes the Node of a node whose VM is deleted.
 func (n *node) deleteNodeStep() step.Step {
-	own := func(ctx context.Context, _ cluster.KubeNode) error { return n.gate.RequireOwnName(ctx) }
+	own := func(ctx context.Context, _ cluster.KubeNode) error { return n.RequireOwnName(ctx) }
 	return rolling.DeleteNode(n.Node, "delete Node "+n.Plan.Node, own, nil)
 }
 

@@ -2,12 +2,13 @@ package roll
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/recast-sh/recast/cluster"
-	"github.com/recast-sh/recast/cluster/hook"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/step"
@@ -31,17 +32,17 @@ func (n *node) hooksBefore() []step.Step {
 			if n.Plan.Resume {
 				fate = n.Plan.Node + " is as the earlier run had left it"
 			}
-			return hook.FailedBefore(ctx, err, "%s; once the hook ends with 0, run the same command again: the hooks before the node run again", fate)
+			return failedBefore(ctx, err, "%s; once the hook ends with 0, run the same command again: the hooks before the node run again", fate)
 		})
 	for i, s := range steps {
 		steps[i].Do = func(ctx context.Context) error {
-			if err := n.gate.RequireOurs(ctx); err != nil {
+			if err := n.RequireOurs(ctx); err != nil {
 				return err // the final gate check refuses this too, but the hooks would have run for nothing
 			}
 			return s.Do(ctx)
 		}
 	}
-	return hook.Yielding(steps)
+	return yielding(steps)
 }
 
 // hooksAfter returns the step for a node that is back. It comes before the user's gates are asked,
@@ -56,7 +57,7 @@ func (n *node) hooksAfter() []step.Step {
 			if err != nil {
 				err = fmt.Errorf("%s is done and takes pods, but no other node is to follow: %w", n.Plan.Node, err)
 			}
-			return n.batchLeftOpen(hook.FailedAfter(err, "recast roll continues with the next node, and does not run the hooks after %s again: do by hand what they had to do", n.Plan.Node))
+			return n.batchLeftOpen(failedAfter(err, "recast roll continues with the next node, and does not run the hooks after %s again: do by hand what they had to do", n.Plan.Node))
 		})
 }
 
@@ -70,7 +71,7 @@ func (n *node) batchLeftOpen(err error) error {
 	return fault.WithHint(err, "the hooks after the batch %s were not run, and the next run runs them only if it still has a node to roll in it: else do by hand what they had to do", phase)
 }
 
-func (n *node) hookCall(p cluster.HookPoint, id string) hook.Call {
+func (n *node) hookCall(p cluster.HookPoint, id string) HookCall {
 	phase, _, _ := planning.NodeOfStep(n.Path)
 	return n.roller.hooking().Call(p, phase, n.Plan.Node, n.hookEnv(p), n.Path+"/"+id, n.Key("hooks/"+strings.ToLower(string(p))))
 }
@@ -96,6 +97,155 @@ func (n *node) hookEnv(p cluster.HookPoint) []string {
 	return env
 }
 
-func (r *Roller) hooking() hook.Run {
-	return hook.Run{Commands: r.Commands, Cluster: r.Cluster, ID: r.Run, Say: r.Say, Put: func(key string, v any) error { return r.Journal.Put(key, v) }, Hooked: r.Hooked}
+func (r *Roller) hooking() hookRunner {
+	return hookRunner{Commands: r.Commands, Cluster: r.Cluster, ID: r.Run, Say: r.Say, Put: func(key string, v any) error { return r.Journal.Put(key, v) }, Hooked: r.Hooked}
+}
+
+// HookCall runs the hooks of one point.
+type HookCall struct {
+	Commands cluster.CommandRunner
+	Point    cluster.HookPoint
+	Batch    planning.Phase
+	Node     string
+	Env      []string
+	Say      func(text string)                      // receives what they print
+	Keep     func(hr planning.HookRun, i int) error // if set, receives the result of the i-th hook when it has ended
+}
+
+// Run runs the hooks one after the other, and stops at the first that fails.
+func (c HookCall) Run(ctx context.Context, hooks []cluster.Hook) error {
+	env := append([]string{"RECAST_HOOK=" + string(c.Point)}, c.Env...)
+	for i, h := range hooks {
+		run, err := c.one(ctx, h, env)
+		if c.Keep != nil {
+			err = errors.Join(err, c.Keep(run, i))
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (c HookCall) one(ctx context.Context, h cluster.Hook, env []string) (planning.HookRun, error) {
+	run := planning.HookRun{Point: c.Point, Batch: c.Batch, Node: c.Node, Description: h.Description, Command: h.Command.Args, Started: time.Now()}
+	c.Say(fmt.Sprintf("hook %q: running %s", h.String(), h.Command.Args[0]))
+	within, cancel := context.WithTimeoutCause(ctx, h.Timeout(), fmt.Errorf("its timeout of %s is over", h.Timeout()))
+	defer cancel()
+	end, err := c.Commands.RunHook(within, h.Command, env, c.Say)
+	run.Seconds, run.Output = time.Since(run.Started).Seconds(), end.Output
+	switch {
+	case err == nil && end.Exit != 0:
+		run.Exit = &end.Exit
+		err = fmt.Errorf("%s ended with %d", h.Command.Args[0], end.Exit)
+		if end.Said != "" {
+			err = fmt.Errorf("%w: %s", err, end.Said)
+		}
+	case err == nil:
+		run.Exit = &end.Exit
+		return run, nil
+	}
+	run.Error = err.Error()
+	return run, fmt.Errorf("hook %q: %w", h.String(), err)
+}
+
+// Step returns the step that runs the hooks of one point; nil if there are none.
+func (c HookCall) Step(id, title string, hooks []cluster.Hook, failed func(context.Context, error) error) []step.Step {
+	if len(hooks) == 0 {
+		return nil
+	}
+	if len(hooks) == 1 {
+		title += ": " + hooks[0].String()
+	}
+	return []step.Step{{ID: id, Title: title, Alone: true, Do: func(ctx context.Context) error { return failed(ctx, c.Run(ctx, hooks)) }}}
+}
+
+// BeforeRunFailed is the error of a hook before the run.
+func BeforeRunFailed(ctx context.Context, err error) error {
+	return failedBefore(ctx, err, "no node was touched; once the hook ends with 0, run the same command again: the hooks before the run run again")
+}
+
+// failedAfter turns the error of a hook after finished work into a failure, whatever its kind.
+func failedAfter(err error, format string, args ...any) error {
+	if err == nil || fault.KindOf(err) == fault.Interrupted {
+		return err
+	}
+	return fault.WithHint(fault.HookFailed.Of(fault.As(fault.Failed, err)), format, args...)
+}
+
+// failedBefore turns the error of a hook before anything was touched into a refusal.
+func failedBefore(ctx context.Context, err error, format string, args ...any) error {
+	if err == nil || ctx.Err() != nil || fault.KindOf(err) == fault.Config {
+		return err
+	}
+	return fault.WithHint(fault.HookFailed.Of(fault.As(fault.Refused, err)), format, args...)
+}
+
+// hookRunner is a run that calls hooks.
+type hookRunner struct {
+	Commands cluster.CommandRunner
+	Cluster  string
+	ID       string                        // of the run
+	Say      func(path, text string)       // receives what a hook prints
+	Put      func(key string, v any) error // keeps the result of a hook in the journal
+	Hooked   func(planning.HookRun)        // if set, receives it, too
+}
+
+// Call returns the call of the hooks of one point. path is that of its step, and key that of the
+// results in the journal.
+func (r hookRunner) Call(p cluster.HookPoint, batch planning.Phase, node string, env []string, path, key string) HookCall {
+	env = append([]string{"RECAST_CLUSTER=" + r.Cluster, "RECAST_RUN=" + r.ID, "RECAST_BATCH=" + string(batch)}, env...)
+	if p == cluster.AfterNode || p == cluster.AfterBatch { // they run only if it is done
+		env = append(env, "RECAST_OUTCOME=done")
+	}
+	return HookCall{
+		Commands: r.Commands, Point: p, Batch: batch, Node: node, Env: env, Say: func(text string) { r.Say(path, text) },
+		Keep: func(run planning.HookRun, i int) error {
+			if r.Hooked != nil {
+				r.Hooked(run)
+			}
+			if err := r.Put(key+"/"+strconv.Itoa(i+1), run); err != nil {
+				return fmt.Errorf("journal: %w", err)
+			}
+			return nil
+		},
+	}
+}
+
+// The IDs of the steps that run the hooks of a batch. They are siblings of its nodes, and have an
+// underscore, which a node name can't have.
+const (
+	beforeBatch = "hooks_before"
+	afterBatch  = "hooks_after"
+)
+
+// AroundBatch puts the hooks of a batch before and after its nodes.
+func (r hookRunner) AroundBatch(hooks cluster.Hooks, b planning.Batch, steps []step.Step) []step.Step {
+	phase := b.Phase
+	call := func(point cluster.HookPoint, id string) HookCall {
+		return r.Call(point, phase, "", []string{"RECAST_NODES=" + strings.Join(b.Nodes, " ")}, "roll/"+string(phase)+"/"+id, "hooks/"+strings.ToLower(string(point))+"/"+string(phase))
+	}
+	before := call(cluster.BeforeBatch, beforeBatch).Step(beforeBatch, "run the hooks before this batch", hooks.BeforeBatch,
+		func(ctx context.Context, err error) error {
+			return failedBefore(ctx, err, "no node of this batch was touched; once the hook ends with 0, run the same command again: the hooks before the batch run again")
+		})
+	after := call(cluster.AfterBatch, afterBatch).Step(afterBatch, "run the hooks behind this batch", hooks.AfterBatch,
+		func(_ context.Context, err error) error {
+			if err != nil {
+				err = fmt.Errorf("the nodes of this batch are done, but no other batch is to follow: %w", err)
+			}
+			return failedAfter(err, "recast roll continues with the next batch, and does not run the hooks after this one again: do by hand what they had to do")
+		})
+	for i := range after {
+		after[i].Closes = true // nothing else undoes what the hooks before the batch did
+	}
+	return append(append(yielding(before), steps...), after...)
+}
+
+// yielding lets other nodes go on while these steps wait.
+func yielding(steps []step.Step) []step.Step {
+	for i := range steps {
+		steps[i].Yields = true
+	}
+	return steps
 }

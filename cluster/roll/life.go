@@ -14,7 +14,7 @@ import (
 
 // life lists everything that happens to a node, in order; a step that does not apply is left out. Rehearsals and a
 // snapshot of etcd come before the first node (Roller.Steps), the user's hooks around each batch
-// (hook.Run.AroundBatch). Every Skip asks the world whether its step is done, so an interrupted roll resumes by
+// (hookRunner.AroundBatch). Every Skip asks the world whether its step is done, so an interrupted roll resumes by
 // running the same list again. What must hold before anything is touched is in package gate (Gate.look).
 func (n *node) life() []step.Step {
 	p, s := n.Plan, n.Plan.Strategy
@@ -54,7 +54,7 @@ func (n *node) life() []step.Step {
 			when(isNew && n.Want.Shape.HA != nil, n.serving.Reshape()),
 			when(removes && !onlyDisk && !broken, n.deleteNodeStep()),
 			when(removes && !onlyDisk, n.keepDisksStep()),
-			when(onlyDisk || removes && n.Want.Surge && !broken, rolling.Freeing{Node: n.Node}.Removed()),
+			when(onlyDisk || removes && n.Want.Surge && !broken, n.FreeRemoved()),
 		)),
 		n.hooksAfter(),
 		n.healing.After(),
@@ -138,7 +138,7 @@ func (n *inPlace) finish() step.Step {
 		n.setInstallerStep(),
 		step.OnlyIf(!n.stopsForShape(), n.uncordonStep(n.config.thenForget(n.uncordon))),
 	}
-	steps = append(steps, rolling.Freeing{Node: n.Node}.Steps("finish")...)
+	steps = append(steps, n.FreeSteps("finish")...)
 	return step.Step{ID: "finish", Title: "take pods again", Steps: step.List(steps...)}
 }
 
@@ -151,7 +151,7 @@ func (n *inPlace) fallback() step.Step {
 		Steps: func(context.Context) ([]step.Step, error) {
 			f := n.roller.node(*n.AsReimage())
 			return []step.Step{
-				{ID: "gate", Title: "check that it can be reimaged", Do: f.gate.Check},
+				{ID: "gate", Title: "check that it can be reimaged", Do: f.CheckGate},
 				f.rememberStep("open the record of the reimage", f.openRemembered),
 				f.stopStep(f.stopped),
 				f.record.source().Park(),
@@ -181,7 +181,7 @@ func (n *node) gateStep() step.Step {
 	if n.Plan.Strategy.From() == cluster.Nowhere {
 		title = "check that it is safe to make " + n.Plan.Node
 	}
-	return step.Step{ID: "gate", Code: fault.GateClosed, Title: title, Do: n.gate.Check}
+	return step.Step{ID: "gate", Code: fault.GateClosed, Title: title, Do: n.CheckGate}
 }
 
 func (n *node) stopsForShape() bool { return len(n.Plan.VM.At(shape.Off)) > 0 }

@@ -10,14 +10,10 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/exchange"
-	"github.com/recast-sh/recast/cluster/gate"
-	"github.com/recast-sh/recast/cluster/healing"
 	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/cluster/rolling"
-	"github.com/recast-sh/recast/cluster/serving"
-	"github.com/recast-sh/recast/cluster/usergate"
 	"github.com/recast-sh/recast/internal/step"
 	"github.com/recast-sh/recast/internal/words"
 )
@@ -29,14 +25,13 @@ type node struct {
 	roller *Roller
 	hooks  cluster.Hooks
 
-	gate      gate.Gate       // what must hold before anything is touched
-	record    *record         // the record on the parking VM, and the exchange that it describes
-	etcd      *etcdMember     // membership of a control plane in etcd
-	config    savedConfig     // its machine configuration
-	userGates usergate.Points // the user's gates
-	healing   healing.Points  // volumes of which other nodes have copies
-	served    healing.Served  // volumes of servers that may know the node by name
-	serving   serving.VM      // the VM while the node serves
+	record    *record           // the record on the parking VM, and the exchange that it describes
+	etcd      *etcdMember       // membership of a control plane in etcd
+	config    savedConfig       // its machine configuration
+	userGates rolling.UserGates // the user's gates
+	healing   healing           // volumes of which other nodes have copies
+	served    served            // volumes of servers that may know the node by name
+	serving   serving           // the VM while the node serves
 
 	pulled    bool      // it was told to fetch the installer
 	answered  bool      // with the cluster's certificates, since it was replaced
@@ -55,13 +50,13 @@ func (r *Roller) planned(p planning.Plan, n planning.NodePlan, phase planning.Ph
 // node returns a node of this roll.
 func (r *Roller) node(h rolling.Node) *node {
 	h.Roll = r.Roll
-	n := &node{Node: &h, roller: r, gate: gate.Of(&h), config: savedConfig{Node: &h, files: r.MachineConfig}}
-	n.record = newRecord(&h, r, n.gate.RequireNoLossOff, n.config.forget)
-	n.etcd = newEtcdMember(&h, n.gate, n.record, r.Files, n.backOut)
-	n.userGates = usergate.Points{Node: &h, Objects: r.Objects, Commands: r.Commands, LeftOpen: n.batchLeftOpen}
-	n.healing = healing.Points{Node: &h, Leaving: &r.leaving, LeftOpen: n.batchLeftOpen}
-	n.served = healing.Served{Node: &h, Files: r.Files, LeftOpen: n.batchLeftOpen}
-	n.serving = serving.VM{Node: &h, Gate: n.gate}
+	n := &node{Node: &h, roller: r, config: savedConfig{Node: &h, files: r.MachineConfig}}
+	n.record = newRecord(&h, r, n.RequireNoLossOff, n.config.forget)
+	n.etcd = newEtcdMember(&h, n.record, r.Files, n.backOut)
+	n.userGates = rolling.UserGates{Node: &h, Objects: r.Objects, Commands: r.Commands, LeftOpen: n.batchLeftOpen}
+	n.healing = healing{Node: &h, leaving: &r.leaving, LeftOpen: n.batchLeftOpen}
+	n.served = served{Node: &h, Files: r.Files, LeftOpen: n.batchLeftOpen}
+	n.serving = serving{Node: &h}
 	return n
 }
 

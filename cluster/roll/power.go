@@ -169,7 +169,7 @@ func (n *node) start(ctx context.Context) error {
 		return err
 	}
 	if !n.installs() { // the system that it boots already has the name
-		if err := n.gate.RequireNameFree(ctx); err != nil {
+		if err := n.RequireNameFree(ctx); err != nil {
 			return err
 		}
 	}

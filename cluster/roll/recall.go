@@ -38,7 +38,7 @@ func (n *node) recall(ctx context.Context) (parking.Memory, error) {
 		return parking.Memory{}, fault.UUIDMismatch.Refusedf("%s answers with UUID %s, but %s has %s", n.Plan.Addr, m.UUID, vm, vm.UUID())
 	}
 	if vm.Host != n.Plan.Host { // the parking VM is on the planned host
-		return parking.Memory{}, n.gate.MovedSince(vm)
+		return parking.Memory{}, n.MovedSince(vm)
 	}
 	if n.Plan.Found.VM != nil {
 		vm.Pods = n.Plan.Found.VM.Pods

@@ -33,7 +33,7 @@ func (n *node) configureReset(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("machine configuration of %s: %w", n.Plan.Node, err)
 	}
-	if err := n.gate.RequireNameFree(ctx); err != nil {
+	if err := n.RequireNameFree(ctx); err != nil {
 		return err
 	}
 	lost := fault.Prefix("apply the configuration to "+n.Plan.Addr.String(), n.Maintenance.ApplyConfig(ctx, n.Plan.Addr, n.Plan.UUID, patched))

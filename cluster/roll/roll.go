@@ -7,11 +7,8 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/etcd"
-	"github.com/recast-sh/recast/cluster/healing"
-	"github.com/recast-sh/recast/cluster/hook"
 	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/cluster/planning"
-	"github.com/recast-sh/recast/cluster/rehearse"
 	"github.com/recast-sh/recast/cluster/rolling"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/step"
@@ -24,7 +21,7 @@ type Roller struct {
 	Files     cluster.FileReader // of the machines
 	Objects   cluster.ObjectJudge
 	Commands  cluster.CommandRunner
-	Rehearser *rehearse.Rehearser
+	Rehearser *Rehearser
 
 	ParkingIDs   []cluster.VMID    // VMIDs that a parking VM may take, in order
 	VMIDs        cluster.VMIDRange // from recast.yaml; it is written into the records
@@ -39,10 +36,10 @@ type Roller struct {
 	// from the node before the node goes down.
 	MachineConfig func(ctx context.Context, node string) (config cluster.Secret, found bool, err error)
 	// Hooked, if set, receives the result of each hook.
-	Hooked func(hook.HookRun)
+	Hooked func(planning.HookRun)
 
 	parkingNumbers parking.Numbers
-	leaving        healing.Leaving
+	leaving        leaving
 }
 
 // Steps builds the tree of a roll from its plan: a branch per phase, and in it one per node, in the

@@ -12,12 +12,9 @@ import (
 	"github.com/recast-sh/recast/internal/step"
 )
 
-// Freeing frees parked disks of a node that nothing needs any more.
-type Freeing struct{ *Node }
-
-// Steps free the disks that the plan showed, once the record of the replacement is closed. path is
+// FreeSteps free the disks that the plan showed, once the record of the replacement is closed. path is
 // that of their parent below the node's.
-func (n Freeing) Steps(path string) []step.Step {
+func (n *Node) FreeSteps(path string) []step.Step {
 	var steps []step.Step
 	for _, f := range n.Plan.Frees {
 		ref := exchange.KeptRef{Cluster: n.Cluster, Node: n.Plan.Node, Parking: f.Parking, Key: f.Key, Run: f.Run, Volid: f.Volid}
@@ -44,17 +41,17 @@ func (n Freeing) Steps(path string) []step.Step {
 
 // free frees a disk that is not needed any more. If that fails, the roll goes on, because the node is
 // as it should be: the disk stays, and hint says what frees it.
-func (n Freeing) free(ctx context.Context, ref exchange.KeptRef, path, hint string) error {
+func (n *Node) free(ctx context.Context, ref exchange.KeptRef, path, hint string) error {
 	return n.stay(ctx, ref, ref.Free(ctx, n.Proxmox, n.uses), path, hint)
 }
 
-func (n Freeing) uses(ctx context.Context) ([]cluster.Use, error) {
+func (n *Node) uses(ctx context.Context) ([]cluster.Use, error) {
 	vms, err := n.Proxmox.VMs(ctx)
 	return parking.UsesOf(vms), fault.Prefix("read Proxmox", err)
 }
 
 // stay notes that a disk is not freed, if err says why, and returns what the roll must not go on with.
-func (n Freeing) stay(ctx context.Context, ref exchange.KeptRef, err error, path, hint string) error {
+func (n *Node) stay(ctx context.Context, ref exchange.KeptRef, err error, path, hint string) error {
 	if err == nil || ctx.Err() != nil || fault.KindOf(err) == fault.Claimed {
 		return err
 	}
@@ -68,12 +65,12 @@ func (n Freeing) stay(ctx context.Context, ref exchange.KeptRef, err error, path
 	return nil
 }
 
-// Removed frees what a removal of the node has parked, and has recorded as going: the system disk of
+// FreeRemoved frees what a removal of the node has parked, and has recorded as going: the system disk of
 // a node that was there only for a roll. If it is not known whether something uses it, the next roll tries again.
-func (n Freeing) Removed() step.Step {
+func (n *Node) FreeRemoved() step.Step {
 	const id = "free-disk"
 	return step.Step{
-		ID: id, Title: "free its system disk", Risk: step.Destructive, Skip: n.Done,
+		ID: id, Title: "free its system disk", Risk: step.Destructive, Skip: n.RemovedFreed,
 		Do: func(ctx context.Context) error {
 			park, err := n.Parking(ctx)
 			if err != nil {
@@ -101,8 +98,8 @@ func (n Freeing) Removed() step.Step {
 	}
 }
 
-// Done is the goal of Removed.
-func (n Freeing) Done(ctx context.Context) (string, error) {
+// RemovedFreed is the goal of FreeRemoved.
+func (n *Node) RemovedFreed(ctx context.Context) (string, error) {
 	park, err := n.Parking(ctx)
 	switch {
 	case errors.Is(err, cluster.ErrNotFound):

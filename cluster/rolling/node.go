@@ -1,7 +1,9 @@
 // Package rolling has what every step of a node shares while it is rolled. [Node] is the
 // handle: the ports, what the plan says of the node, and what its record and the journal
 // remember of it. It caches nothing, so a step may ask it at any time; what all nodes of a
-// roll share, such as which of them are out, is in [Roll].
+// roll share, such as which of them are out, is in [Roll]. [Node.CheckGate] is the last look before the node is taken
+// out; each Require… checks one condition. [UserGates] asks the gates of a recast.yaml: commands, and conditions of
+// Kubernetes objects.
 package rolling
 
 import (

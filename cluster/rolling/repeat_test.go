@@ -99,3 +99,6 @@ func TestHowLongStepsAreRepeated(t *testing.T) {
 		t.Errorf("gate of a node that is out: %s", got)
 	}
 }
+
+// AwaitLate is for the rows of the gate.
+var AwaitLate = (*Node).awaitLate

@@ -6,7 +6,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/planning"
-	"github.com/recast-sh/recast/cluster/rehearse"
+	"github.com/recast-sh/recast/cluster/roll"
 )
 
 // NeedsToRehearse is what the trials of a plan need for their scratch VMs. A roll by recreate
@@ -33,7 +33,7 @@ func (n *Needs) scratch(t planning.Trial) {
 		at.or = "/pool/" + pool
 	}
 	n.add("/vms", why, []spot{at}, scratchPrivileges...)
-	storages, config, err := rehearse.Takes(t)
+	storages, config, err := roll.ScratchTakes(t)
 	for _, storage := range storages {
 		n.add("/storage/"+storage, "make the drives of scratch VMs", nil, "Datastore.AllocateSpace")
 		n.add("/storage/"+storage, "see the room for them", nil, "Datastore.Audit")

@@ -10,7 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/recast-sh/recast/cluster/prune"
-	"github.com/recast-sh/recast/cluster/rehearse"
+	"github.com/recast-sh/recast/cluster/roll"
 	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/internal/holder"
 	"github.com/recast-sh/recast/internal/ui"
@@ -127,7 +127,7 @@ func removedAny(rep pipeline.PruneReport) bool {
 	return slices.ContainsFunc(rep.ISOs, func(v images.Verdict) bool { return v.Removed }) ||
 		slices.ContainsFunc(rep.Disks, func(v prune.KeptVerdict) bool { return v.Removed }) ||
 		slices.ContainsFunc(rep.VMs, func(v prune.ParkingVerdict) bool { return v.Removed }) ||
-		slices.ContainsFunc(rep.Scratch, func(v rehearse.ScratchVerdict) bool { return v.Removed }) ||
+		slices.ContainsFunc(rep.Scratch, func(v roll.ScratchVerdict) bool { return v.Removed }) ||
 		slices.ContainsFunc(rep.Cache, func(v images.CacheVerdict) bool { return v.Removed }) ||
 		slices.ContainsFunc(rep.Mirror, func(v images.MirrorVerdict) bool { return v.Removed })
 }

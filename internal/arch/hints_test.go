@@ -23,7 +23,7 @@ var advised = map[string]string{
 	"cluster/etcd/view.go":           "Leftover: the member does not answer, after a look. EmptyData: callers prove that no etcd uses the data; of EPHEMERAL after a look at the rest",
 	"cluster/exchange/drives.go":     "the VM is off, and the volume stays with its owner",
 	"cluster/exchange/park.go":       "warns of the command",
-	"cluster/gate/identity.go":       "once the Node is NotReady",
+	"cluster/rolling/gate.go":        "once the Node is NotReady",
 	"cluster/kubeupgrade/plan.go":    "once talosctl etcd status does not show the member",
 	"cluster/observe/found.go":       "once the Node is NotReady",
 	"cluster/observe/observe.go":     "the Node is not Ready",

@@ -143,7 +143,7 @@ func TestCheckImports(t *testing.T) {
 		"the lab to a client":         {"internal/sim/talosapi", "a.go", "github.com/siderolabs/talos/pkg/machinery/client", []string{"internal/sim/talosapi/a.go:2: internal/sim/talosapi may not import github.com/siderolabs/talos/pkg/machinery/client"}},
 		"the lab's test to a client":  {"internal/sim/talosapi", "a_test.go", "github.com/siderolabs/talos/pkg/machinery/client", nil},
 		"the harness to anything":     {"internal/sim/simtest", "a.go", us + "pipeline", nil},
-		"recast to a harness":         {"cluster/gate", "a.go", us + "cluster/clustertest", []string{"cluster/gate/a.go:2: cluster/gate may not import " + us + "cluster/clustertest"}},
+		"recast to a harness":         {"cluster/rolling", "a.go", us + "cluster/clustertest", []string{"cluster/rolling/a.go:2: cluster/rolling may not import " + us + "cluster/clustertest"}},
 		"the harness to testing":      {"internal/sim/simtest", "a.go", "testing/synctest", nil},
 	}
 	for name, c := range cases {

@@ -85,7 +85,7 @@ var table = []row{
 		"schematics", "images/...", "cluster/...", "internal/config", "internal/step", "internal/bootimage", "internal/journal", "internal/fault", "internal/foreign",
 	}},
 	{pkg: "pipeline", allow: []string{"pipeline/past", "internal/story"}},
-	{pkg: "pipeline/past", allow: []string{"schematics", "images", "cluster", "cluster/claim", "cluster/hook", "cluster/kubeupgrade", "cluster/planning", "internal/journal", "internal/story", "internal/fault"}},
+	{pkg: "pipeline/past", allow: []string{"schematics", "images", "cluster", "cluster/claim", "cluster/kubeupgrade", "cluster/planning", "internal/journal", "internal/story", "internal/fault"}},
 	{pkg: "pipeline/checkup", allow: []string{
 		"pipeline", "schematics", "images", "cluster/...", "internal/config", "internal/story", "internal/fault", "internal/words",
 	}},
@@ -114,16 +114,10 @@ var table = []row{
 	{pkg: "cluster/strategy", allow: []string{"cluster", "cluster/parking", "cluster/observe", "internal/fault", "internal/words"}},
 	{pkg: "cluster/planning", allow: []string{"cluster", "cluster/replica", "cluster/shape", "cluster/config", "cluster/etcd", "cluster/parking", "cluster/observe", "cluster/strategy", "internal/fault", "internal/knownissue", "internal/words"}},
 	{pkg: "cluster/exchange", allow: []string{"cluster", "cluster/shape", "cluster/parking", "cluster/observe", "cluster/strategy", "internal/step", "internal/wait", "internal/fault", "internal/words"}},
-	{pkg: "cluster/hook", allow: []string{"cluster", "cluster/planning", "internal/step", "internal/fault"}},
-	{pkg: "cluster/usergate", allow: []string{"cluster", "cluster/rolling", "internal/step", "internal/wait", "internal/fault"}},
-	{pkg: "cluster/healing", allow: []string{"cluster", "cluster/planning", "cluster/replica", "cluster/rolling", "internal/step", "internal/wait", "internal/fault"}},
-	{pkg: "cluster/rehearse", allow: []string{"cluster", "cluster/parking", "cluster/planning", "cluster/exchange", "cluster/rolling", "internal/step", "internal/wait", "internal/fault", "internal/words"}},
-	{pkg: "cluster/rolling", allow: []string{"cluster", "cluster/shape", "cluster/etcd", "cluster/planning", "cluster/exchange", "cluster/parking", "internal/step", "internal/wait", "internal/fault", "internal/words"}},
-	{pkg: "cluster/gate", allow: []string{"cluster", "cluster/etcd", "cluster/parking", "cluster/observe", "cluster/strategy", "cluster/planning", "cluster/exchange", "cluster/rolling", "internal/wait", "internal/fault"}},
-	{pkg: "cluster/serving", allow: []string{"cluster", "cluster/shape", "cluster/gate", "cluster/rolling", "internal/step", "internal/wait", "internal/fault"}},
-	{pkg: "cluster/roll", allow: []string{"cluster", "cluster/shape", "cluster/serving", "cluster/hook", "cluster/usergate", "cluster/healing", "cluster/rehearse", "cluster/rolling", "cluster/config", "cluster/gate", "cluster/etcd", "cluster/parking", "cluster/observe", "cluster/planning", "cluster/exchange", "internal/step", "internal/wait", "internal/fault", "internal/words"}},
+	{pkg: "cluster/rolling", allow: []string{"cluster", "cluster/shape", "cluster/etcd", "cluster/parking", "cluster/observe", "cluster/strategy", "cluster/planning", "cluster/exchange", "internal/step", "internal/wait", "internal/fault", "internal/words"}},
+	{pkg: "cluster/roll", allow: []string{"cluster", "cluster/replica", "cluster/shape", "cluster/config", "cluster/etcd", "cluster/parking", "cluster/observe", "cluster/planning", "cluster/exchange", "cluster/rolling", "internal/step", "internal/wait", "internal/fault", "internal/words"}},
 	{pkg: "cluster/prune", allow: []string{"cluster", "cluster/parking", "cluster/exchange", "internal/step", "internal/fault", "internal/words"}},
-	{pkg: "cluster/survey", allow: []string{"cluster", "cluster/etcd", "cluster/shape", "cluster/parking", "cluster/observe", "cluster/strategy", "cluster/planning", "cluster/claim", "cluster/rehearse", "cluster/roll", "internal/step", "internal/fault", "internal/words", errgroup}},
+	{pkg: "cluster/survey", allow: []string{"cluster", "cluster/etcd", "cluster/shape", "cluster/parking", "cluster/observe", "cluster/strategy", "cluster/planning", "cluster/claim", "cluster/roll", "internal/step", "internal/fault", "internal/words", errgroup}},
 	{pkg: "cluster/clustertest", allow: []string{"cluster", "cluster/parking", "internal/fault", "testing"}}, // what tests of the rooms share
 	{pkg: "cluster/exchange/exchangetest", allow: []string{"cluster", "cluster/exchange", "cluster/parking", "internal/step", "internal/fault"}},
 	{pkg: "cluster/rolling/rollingtest", allow: []string{"cluster", "cluster/parking", "cluster/observe", "cluster/planning", "cluster/rolling", "cluster/clustertest"}},
@@ -133,7 +127,6 @@ var table = []row{
 	{pkg: "cluster/kubeupgrade", allow: []string{"cluster", "cluster/etcd", "cluster/observe", "internal/step", "internal/wait", "internal/fault", "internal/words", errgroup}},
 	{pkg: "cluster/config", allow: []string{"internal/redact", yaml}}, // a leaf: compares texts, knows neither clusters, nor Talos, nor the factory
 	{pkg: "cluster/replica", allow: []string{"internal/fault", "internal/foreign", "internal/format", "internal/words"}},
-	{pkg: "cluster/rehearse", files: tests, allow: []string{"cluster/observe"}},
 	{pkg: "cluster/observe", files: tests, allow: []string{"internal/words"}},
 	{pkg: "pipeline/...", files: tests, allow: []string{"internal/config"}},
 	{pkg: "cluster/config", files: tests, allow: []string{machinery}}, // compares its redaction with Talos'

@@ -16,7 +16,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/cluster"
-	"github.com/recast-sh/recast/cluster/hook"
 	"github.com/recast-sh/recast/cluster/kubeupgrade"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/config"
@@ -115,7 +114,7 @@ func failed(text string) report.Run {
 		Past: past.Run{
 			ID: "20261121-0400-3f2a", Started: at, Finished: at.Add(time.Hour), Result: "failed", Error: text,
 			Plan:  &planning.Plan{Cluster: text, Warn: []string{text}, Nodes: []planning.NodePlan{{Node: "wk1", Strategy: cluster.Recreate, Why: text, WillLose: []string{text}, Notes: []string{text}}}},
-			Hooks: []hook.HookRun{{Point: cluster.BeforeRun, Command: []string{text}, Description: text, Output: text, Error: text}},
+			Hooks: []planning.HookRun{{Point: cluster.BeforeRun, Command: []string{text}, Description: text, Output: text, Error: text}},
 			About: &past.About{Command: "roll", Talos: "v1.13.9"},
 		},
 		Story: story.Story{

@@ -12,7 +12,6 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/claim"
-	"github.com/recast-sh/recast/cluster/hook"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/step"
 	"github.com/recast-sh/recast/internal/story"
@@ -92,7 +91,7 @@ func TestWriteRun(t *testing.T) {
 	run := pastRuns()[1]
 	began := run.Started
 	run.Problems = []string{"abc"}
-	run.Hooks = []hook.HookRun{{Point: cluster.BeforeRun, Command: []string{"h", "abc"}, Output: "token=abc", Description: "abc"}}
+	run.Hooks = []planning.HookRun{{Point: cluster.BeforeRun, Command: []string{"h", "abc"}, Output: "token=abc", Description: "abc"}}
 	run.About.Changes = []schematics.Change{{Schematic: "base", Reasons: []string{"abc"}}}
 	told := story.Story{Turns: []*story.Turn{
 		{

@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
-	"github.com/recast-sh/recast/cluster/hook"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/step"
@@ -61,7 +60,7 @@ func TestReportDrawsHooks(t *testing.T) {
 	drawn(t, "report-hooks", func(b *bytes.Buffer) error {
 		return WriteReport(b, "text", pipeline.Report{
 			Run: "r1", Started: began, Ended: began.Add(time.Minute), Outcome: "failed: bad",
-			Hooks: []hook.HookRun{
+			Hooks: []planning.HookRun{
 				{Point: cluster.BeforeRun, Seconds: 1.5},
 				{Point: cluster.BeforeBatch, Batch: planning.Workers, Seconds: 2, Error: "a ended with 3"},
 				{Point: cluster.AfterNode, Batch: planning.Workers, Node: "wk1", Seconds: 3, Error: "b ended with 4"},

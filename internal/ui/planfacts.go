@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
-	"github.com/recast-sh/recast/cluster/hook"
 	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/foreign"
@@ -212,7 +211,7 @@ func hookLines(plan planning.Plan) []string {
 		return nil
 	}
 	var lines []string
-	for _, point := range hook.Points() {
+	for _, point := range cluster.HookPoints() {
 		for _, h := range plan.Hooks.At(point) {
 			text := hookPoints[point] + ": " + h.String()
 			if h.Description != "" {

@@ -14,7 +14,7 @@ import (
 	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/cluster/prune"
-	"github.com/recast-sh/recast/cluster/rehearse"
+	"github.com/recast-sh/recast/cluster/roll"
 	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/pipeline"
 )
@@ -119,7 +119,7 @@ func TestWritePruneScratch(t *testing.T) {
 	left := func(id cluster.VMID, host string) planning.LeftScratch {
 		return planning.LeftScratch{VMID: id, Name: fmt.Sprintf("recast-rehearse-%d", id), Host: host, Run: "20261114-0421-3f2a"}
 	}
-	writesPrune(t, pipeline.PruneReport{Scratch: []rehearse.ScratchVerdict{
+	writesPrune(t, pipeline.PruneReport{Scratch: []roll.ScratchVerdict{
 		{LeftScratch: left(9099, "pve1")}, {LeftScratch: left(9098, "pve2"), Keep: []string{"it has snapshots: a"}},
 	}}, "goes     scratch VM 9099 \"recast-rehearse-9099\" on pve1, which run 20261114-0421-3f2a made to try an image out\n         it holds no data\n"+
 		"stays    scratch VM 9098 \"recast-rehearse-9098\" on pve2, which run 20261114-0421-3f2a made to try an image out\n         it has snapshots: a\n"+
@@ -165,7 +165,7 @@ func TestPruneQuestion(t *testing.T) {
 		"Delete 2 cached files (3 MiB)?": {Cache: []images.CacheVerdict{
 			{CachedFile: images.CachedFile{SizeBytes: 1 << 20}}, {CachedFile: images.CachedFile{SizeBytes: 2 << 20}}, {Keep: stays},
 		}},
-		"Delete 1 scratch VM?":  {Scratch: []rehearse.ScratchVerdict{{}, {Keep: stays}}},
+		"Delete 1 scratch VM?":  {Scratch: []roll.ScratchVerdict{{}, {Keep: stays}}},
 		"Delete 2 parking VMs?": {VMs: []prune.ParkingVerdict{{}, {}}},
 	} {
 		if got := PruneQuestion(rep); got != want {

@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
-	"github.com/recast-sh/recast/cluster/hook"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/words"
@@ -136,7 +135,7 @@ func achieved(n NodeFared, plan planning.Plan) string {
 }
 
 // drawHooked prints the number of hooks that ran, and the failures.
-func drawHooked(p *page, hooks []hook.HookRun) {
+func drawHooked(p *page, hooks []planning.HookRun) {
 	if len(hooks) == 0 {
 		return
 	}

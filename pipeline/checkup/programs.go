@@ -8,8 +8,7 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
-	"github.com/recast-sh/recast/cluster/hook"
-	"github.com/recast-sh/recast/cluster/usergate"
+	"github.com/recast-sh/recast/cluster/rolling"
 	"github.com/recast-sh/recast/internal/fault"
 )
 
@@ -59,7 +58,7 @@ func (d *checkup) runnable(group, what, key, when string, c cluster.CommandGate)
 func (d *checkup) gate(ctx context.Context, g cluster.UserGate) {
 	ctx, cancel := context.WithTimeout(ctx, askGate)
 	defer cancel()
-	holds, seen, err := usergate.Ask{Objects: d.src.Objects}.Look(ctx, g)
+	holds, seen, err := rolling.GateAsker{Objects: d.src.Objects}.Look(ctx, g)
 	switch {
 	case err != nil && fault.KindOf(err) == fault.Failed && ctx.Err() == nil:
 		d.warn(GroupGates, g.String(), "a roll retries until its timeout", "could not be checked: %v", err)
@@ -86,7 +85,7 @@ func (d *checkup) hooks() {
 		cluster.BeforeNode: "before each node", cluster.AfterNode: "when each node is back",
 	}
 	hooks := d.Hooks()
-	for _, point := range hook.Points() {
+	for _, point := range cluster.HookPoints() {
 		for _, h := range hooks.At(point) {
 			d.runnable(GroupHooks, h.String(), "roll.hooks", when[point], h.Command)
 		}

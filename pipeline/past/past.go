@@ -15,7 +15,6 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/claim"
-	"github.com/recast-sh/recast/cluster/hook"
 	"github.com/recast-sh/recast/cluster/kubeupgrade"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
@@ -25,19 +24,19 @@ import (
 // Run is a run as its journal on this machine has it. Fields that a killed run did not
 // write are missing.
 type Run struct {
-	ID       string            `json:"id"`
-	Started  time.Time         `json:"started"`
-	Finished time.Time         `json:"finished,omitzero"` // zero: it is running or was killed
-	Result   string            `json:"result"`            // "done", "failed", "interrupted", "given up", "running", "suspended", "killed", "running or killed"
-	Error    string            `json:"error,omitempty"`
-	About    *About            `json:"about,omitempty"`
-	Plan     *planning.Plan    `json:"plan,omitempty"` // the original plan
-	Fates    *cluster.Fates    `json:"fates,omitempty"`
-	Took     []cluster.Took    `json:"took,omitempty"`
-	Hooks    []hook.HookRun    `json:"hooks,omitempty"`
-	Upgrade  *kubeupgrade.Plan `json:"upgrade,omitempty"` // of Kubernetes
-	Restored bool              `json:"restored,omitempty"`
-	Problems []string          `json:"problems,omitempty"` // parts that could not be read
+	ID       string             `json:"id"`
+	Started  time.Time          `json:"started"`
+	Finished time.Time          `json:"finished,omitzero"` // zero: it is running or was killed
+	Result   string             `json:"result"`            // "done", "failed", "interrupted", "given up", "running", "suspended", "killed", "running or killed"
+	Error    string             `json:"error,omitempty"`
+	About    *About             `json:"about,omitempty"`
+	Plan     *planning.Plan     `json:"plan,omitempty"` // the original plan
+	Fates    *cluster.Fates     `json:"fates,omitempty"`
+	Took     []cluster.Took     `json:"took,omitempty"`
+	Hooks    []planning.HookRun `json:"hooks,omitempty"`
+	Upgrade  *kubeupgrade.Plan  `json:"upgrade,omitempty"` // of Kubernetes
+	Restored bool               `json:"restored,omitempty"`
+	Problems []string           `json:"problems,omitempty"` // parts that could not be read
 
 	// Dirs are those of its journals, each with a log: of the machine that started it, then of those that
 	// finished what it had begun.
@@ -207,13 +206,13 @@ func (r *Run) gather(j *journal.Journal) {
 			if took := get[cluster.Took](r, j, key); took != nil {
 				r.Took = append(r.Took, *took)
 			}
-		case hook.IsKey(key):
-			if hook := get[hook.HookRun](r, j, key); hook != nil {
+		case cluster.IsHookKey(key):
+			if hook := get[planning.HookRun](r, j, key); hook != nil {
 				r.Hooks = append(r.Hooks, *hook)
 			}
 		}
 	}
-	slices.SortStableFunc(r.Hooks, func(a, b hook.HookRun) int { return a.Started.Compare(b.Started) })
+	slices.SortStableFunc(r.Hooks, func(a, b planning.HookRun) int { return a.Started.Compare(b.Started) })
 }
 
 // standing says whether a run without an end is active, as far as is known.

@@ -10,7 +10,6 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/claim"
-	"github.com/recast-sh/recast/cluster/hook"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/journal"
@@ -51,8 +50,8 @@ func TestPastRuns(t *testing.T) {
 	}
 	runWith(t, p, "20260101-0000-aaaa", "failed: roll/workers/wk1: no quorum: gone", map[string]any{
 		PlanKey: plan, AboutKey: about, FatesKey: cluster.Fates{Done: []string{}, Failed: []string{"wk1"}, Left: []string{}},
-		"wk1/took": cluster.Took{Node: "wk1", OutageSeconds: 90}, "hooks/beforerun/1": hook.HookRun{Point: cluster.BeforeRun},
-		"wk1/hooks/beforenode/1": hook.HookRun{Point: cluster.BeforeNode, Node: "wk1"},
+		"wk1/took": cluster.Took{Node: "wk1", OutageSeconds: 90}, "hooks/beforerun/1": planning.HookRun{Point: cluster.BeforeRun},
+		"wk1/hooks/beforenode/1": planning.HookRun{Point: cluster.BeforeNode, Node: "wk1"},
 	})
 	about.GoneOn = []claim.Holder{other}
 	runWith(t, p, "20260102-0000-bbbb", "", map[string]any{AboutKey: about})

@@ -18,7 +18,6 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
-	"github.com/recast-sh/recast/cluster/hook"
 	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/internal/journal"
 	"github.com/recast-sh/recast/internal/story"
@@ -52,7 +51,7 @@ type Sharing struct {
 
 // shown says whether history and reports read a fact of a run. Others may be of machine configurations.
 func shown(key string) bool {
-	return slices.Contains([]string{AboutKey, FatesKey, PlanKey, FirstPlanKey, UpgradeKey, RestoreKey}, key) || cluster.IsTookKey(key) || cluster.IsHandsOverKey(key) || hook.IsKey(key)
+	return slices.Contains([]string{AboutKey, FatesKey, PlanKey, FirstPlanKey, UpgradeKey, RestoreKey}, key) || cluster.IsTookKey(key) || cluster.IsHandsOverKey(key) || cluster.IsHookKey(key)
 }
 
 // Share puts what this machine knows of a run on the list, with the lock that the run was started with and the one

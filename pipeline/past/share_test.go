@@ -18,7 +18,6 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/claim"
-	"github.com/recast-sh/recast/cluster/hook"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/internal/journal"
@@ -83,7 +82,7 @@ func TestShare(t *testing.T) {
 	runWith(t, ci.Runs, shared, "", map[string]any{
 		AboutKey: About{Command: "roll", By: by, Talos: "v1.13.9", Lock: "new", Before: "old"},
 		PlanKey:  planning.Plan{Nodes: []planning.NodePlan{{Node: "wk1", Strategy: cluster.Recreate}}}, "wk1/took": cluster.Took{Node: "wk1", OutageSeconds: 9},
-		"hooks/beforerun/1": hook.HookRun{Point: cluster.BeforeRun, Output: "the password is hunter2"}, "node/wk1/vm-config": "of no concern to others",
+		"hooks/beforerun/1": planning.HookRun{Point: cluster.BeforeRun, Output: "the password is hunter2"}, "node/wk1/vm-config": "of no concern to others",
 	})
 	dir := filepath.Join(ci.Runs.Dir, shared)
 	for name, text := range map[string]string{story.LogName: `{"time":"x","msg":"hunter2"}`, "wk1~config.secret": "hunter2", "notes.txt": "x"} {

@@ -10,7 +10,6 @@ import (
 	"slices"
 
 	"github.com/recast-sh/recast/cluster"
-	"github.com/recast-sh/recast/cluster/hook"
 	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/internal/bundle"
@@ -238,7 +237,7 @@ func commandLines(p pipeline.Project) (lines []string) {
 		}
 	}
 	hooks := p.Hooks()
-	for _, point := range hook.Points() {
+	for _, point := range cluster.HookPoints() {
 		for _, h := range hooks.At(point) {
 			add(h.Command, h.About())
 		}

@@ -16,7 +16,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/planning"
-	"github.com/recast-sh/recast/cluster/usergate"
+	"github.com/recast-sh/recast/cluster/rolling"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
@@ -376,7 +376,7 @@ func (l *Lab) failing(gates []cluster.UserGate) []string {
 	defer s.end()
 	var out []string
 	for _, g := range gates {
-		holds, seen, err := usergate.Ask{Objects: s.machines.Objects}.Look(l.t.Context(), g)
+		holds, seen, err := rolling.GateAsker{Objects: s.machines.Objects}.Look(l.t.Context(), g)
 		if err != nil {
 			l.t.Fatalf("%s: %v", g, err)
 		}

@@ -14,7 +14,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/cluster"
-	"github.com/recast-sh/recast/cluster/hook"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/command"
 	"github.com/recast-sh/recast/internal/fault"
@@ -122,7 +121,7 @@ func TestHooks(t *testing.T) {
 		c := lab.Client()
 		plan, err := c.Plan(t.Context(), planning.Policy{})
 		must(t, err)
-		for _, p := range hook.Points() {
+		for _, p := range cluster.HookPoints() {
 			want := []cluster.Hook{{TimeoutSeconds: 60, Command: cluster.CommandGate{Args: []string{"./hook.sh"}, Dir: lab.Dir}}}
 			requireSame(t, want, plan.Hooks.At(p), "%s in the plan (-want +got)", p)
 		}

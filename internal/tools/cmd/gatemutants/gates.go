@@ -35,16 +35,16 @@ var rooms = []room{
 		KeptRef.Find KeptRef.look KeptRef.Free KeptRef.forget
 		Replace.reshaped Replace.toReshape Replace.reshape Replace.migrated Replace.migrate
 		Remember OpenParking`},
-	{"cluster/rolling", "^TestGate|^TestImages", "Node.Parking Published.find"},
+	{"cluster/rolling", "^TestGate|^TestImages", `
+		Node.Parking Published.find
+		Node.CheckGate Node.look Node.awaitLate Node.ownParkings Node.otherParkings Node.leavingNow Node.bindings`},
 	{"cluster/parking", ".", "Memory.WrongBlank"},
-	{"cluster/gate", "^TestGate", `
-		Gate.Check Gate.look Gate.awaitLate Gate.ownParkings Gate.otherParkings Gate.leavingNow Gate.bindings`},
-	{"cluster/roll", "^TestGate", `
+	{"cluster/roll", "^TestGate|^TestRehearse", `
 		etcdMember.mayLeave node.checkBlank node.configureBlank node.configureReset applyConfig.check applyConfig.shown savedConfig.read savedConfig.userConfig
-		node.start node.replacementOut node.leaveAsReplacement node.backOut node.takenDown record.with`},
-	{"cluster/serving", "^TestGate", "VM.migrate VM.moveTo VM.migratable VM.lacks"},
+		node.start node.replacementOut node.leaveAsReplacement node.backOut node.takenDown record.with
+		serving.migrate serving.moveTo serving.migratable serving.lacks
+		ScratchPruner.read ScratchPruner.deleteStopped ScratchPruner.against trial.judge trial.create trial.on`},
 	{"cluster/shape", "^TestSettle", "Migratable localVolumes"},
-	{"cluster/rehearse", "^TestRehearse", "Pruner.read Pruner.deleteStopped Pruner.against trial.judge trial.create trial.on"},
 	{"cluster/etcd", "^TestFind", "FindTarget Source.Require"},
 	{"cluster/kubeupgrade", ".", ""},
 	{"cluster/survey", ".", ""},

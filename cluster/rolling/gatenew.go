@@ -1,4 +1,4 @@
-package gate
+package rolling
 
 import (
 	"context"
@@ -14,7 +14,7 @@ import (
 )
 
 // requireNew refuses to make a node of which something already exists, or for which etcd is not healthy enough.
-func (n Gate) requireNew(ctx context.Context) error {
+func (n *Node) requireNew(ctx context.Context) error {
 	if n.Plan.Resume {
 		return n.RequireNameFree(ctx)
 	}
@@ -30,7 +30,7 @@ func (n Gate) requireNew(ctx context.Context) error {
 }
 
 // requireNoCluster refuses to begin a cluster whose Kubernetes API answers.
-func (n Gate) requireNoCluster(ctx context.Context) error {
+func (n *Node) requireNoCluster(ctx context.Context) error {
 	asking, cancel := context.WithTimeout(ctx, exchange.LookAround)
 	defer cancel()
 	switch _, err := n.Kube.Nodes(asking); {
@@ -44,7 +44,7 @@ func (n Gate) requireNoCluster(ctx context.Context) error {
 
 // requireBroken refuses to take away a control plane of a cluster that is not broken, because its Kubernetes API
 // answers or its etcd has a leader.
-func (n Gate) requireBroken(ctx context.Context) error {
+func (n *Node) requireBroken(ctx context.Context) error {
 	problems := []error{cluster.RequireQuorum(ctx, n.Proxmox), n.requireNoLeader(ctx)}
 	if !n.Plan.Resume {
 		problems = append(problems, n.requireNoCluster(ctx), n.requireStorages(ctx), n.RequireUnchanged(ctx))
@@ -54,7 +54,7 @@ func (n Gate) requireBroken(ctx context.Context) error {
 
 // requireNoLeader refuses a control plane whose etcd has a leader, or whose VM runs while its etcd does not say
 // whether it has one. It waits for a VM that is shutting down.
-func (n Gate) requireNoLeader(ctx context.Context) error {
+func (n *Node) requireNoLeader(ctx context.Context) error {
 	const again = "run the same command again, which looks again"
 	err := n.Wait(ctx, "gate", n.Plan.Node+" off, or without a leader", n.Timing.Stop, func(ctx context.Context) (bool, string, error) {
 		asking, cancel := context.WithTimeout(ctx, exchange.LookAround)
@@ -79,7 +79,7 @@ func (n Gate) requireNoLeader(ctx context.Context) error {
 }
 
 // requireNoVM refuses to make a VM whose name or number another VM has.
-func (n Gate) requireNoVM(ctx context.Context) error {
+func (n *Node) requireNoVM(ctx context.Context) error {
 	vms, err := n.Proxmox.VMs(ctx)
 	if err != nil {
 		return fmt.Errorf("look for VMs of %s: %w", n.Plan.Node, err)
@@ -93,7 +93,7 @@ func (n Gate) requireNoVM(ctx context.Context) error {
 }
 
 // requireNoNode refuses to make a node that Kubernetes knows.
-func (n Gate) requireNoNode(ctx context.Context) error {
+func (n *Node) requireNoNode(ctx context.Context) error {
 	_, err := n.Kube.Node(ctx, n.Plan.Node)
 	switch {
 	case errors.Is(err, cluster.ErrNotFound):
@@ -105,7 +105,7 @@ func (n Gate) requireNoNode(ctx context.Context) error {
 }
 
 // requireNoMachine refuses to make a node at whose address a Talos machine answers.
-func (n Gate) requireNoMachine(ctx context.Context) error {
+func (n *Node) requireNoMachine(ctx context.Context) error {
 	asking, cancel := context.WithTimeout(ctx, exchange.LookAround)
 	defer cancel()
 	what := "a machine in maintenance mode"
@@ -121,7 +121,7 @@ func (n Gate) requireNoMachine(ctx context.Context) error {
 // requireNoMember refuses to make a control plane whose name a member of etcd has, since Talos would remove that
 // member when the new one joins. It also refuses if etcd is not healthy: with the new member there is one
 // more to agree. If another control plane is just joining, requireNoMember waits.
-func (n Gate) requireNoMember(ctx context.Context) error {
+func (n *Node) requireNoMember(ctx context.Context) error {
 	var unhealthy error
 	err := n.Wait(ctx, "gate", "etcd healthy", n.Timing.Join, func(ctx context.Context) (bool, string, error) {
 		v, err := etcd.Look(ctx, n.Talos, n.OtherControlPlanes())

@@ -1,4 +1,4 @@
-package gate
+package rolling
 
 import (
 	"context"
@@ -14,7 +14,7 @@ import (
 )
 
 // RequireEtcd refuses to take out a control plane unless etcd survives without it.
-func (n Gate) RequireEtcd(ctx context.Context) error {
+func (n *Node) RequireEtcd(ctx context.Context) error {
 	if n.Plan.Role != cluster.ControlPlane {
 		return nil
 	}
@@ -59,7 +59,7 @@ func (n Gate) RequireEtcd(ctx context.Context) error {
 // RequireSameEtcd refuses if the member with the node's name is not the one that runs on the node: when the
 // replaced node joined, Talos would remove another machine's member, and the node's present data would belong to
 // another cluster.
-func (n Gate) RequireSameEtcd(ctx context.Context, v etcd.View, m cluster.EtcdMember) error {
+func (n *Node) RequireSameEtcd(ctx context.Context, v etcd.View, m cluster.EtcdMember) error {
 	own, err := n.Talos.EtcdStatus(ctx, n.Plan.Addr)
 	_, answers := v.Statuses[m.ID]
 	i := slices.IndexFunc(v.Members, func(o cluster.EtcdMember) bool { return err == nil && o.ID == own.MemberID && o.Name != n.Plan.Node })
@@ -81,7 +81,7 @@ func (n Gate) RequireSameEtcd(ctx context.Context, v etcd.View, m cluster.EtcdMe
 
 // requireAllMembers refuses if a control plane is not a member of the etcd that answered. A resumed
 // run may not see all of them.
-func (n Gate) requireAllMembers(v etcd.View, voters int) error {
+func (n *Node) requireAllMembers(v etcd.View, voters int) error {
 	if n.Plan.Resume || voters == len(n.Plan.ControlPlanes) {
 		return nil
 	}
@@ -92,7 +92,7 @@ func (n Gate) requireAllMembers(v etcd.View, voters int) error {
 }
 
 // RequireJoins refuses a configuration with which a machine without etcd's data would begin an etcd of its own.
-func (n Gate) RequireJoins(text cluster.Secret) error {
+func (n *Node) RequireJoins(text cluster.Secret) error {
 	if !cluster.OfTypeInit(text) {
 		return nil
 	}
@@ -102,7 +102,7 @@ func (n Gate) RequireJoins(text cluster.Secret) error {
 
 // requireOldEtcd refuses to boot an old system disk whose etcd data belongs to a removed member:
 // etcd would crash-loop on it forever ("the member has been permanently removed from the cluster").
-func (n Gate) requireOldEtcd(ctx context.Context) error {
+func (n *Node) requireOldEtcd(ctx context.Context) error {
 	mem, err := n.Memory(ctx)
 	if err != nil {
 		return err

@@ -1,7 +1,4 @@
-// Package gate is the last look before a node is taken out: [Gate] asks again for all that the plan was made from,
-// and refuses where the cluster would lose data, quorum or a name. [Gate.Check] is the whole of it; each Require…
-// checks one condition.
-package gate
+package rolling
 
 import (
 	"context"
@@ -11,22 +8,18 @@ import (
 	"strings"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/etcd"
+	"github.com/recast-sh/recast/cluster/exchange"
 	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/cluster/planning"
-	"github.com/recast-sh/recast/cluster/rolling"
 	"github.com/recast-sh/recast/cluster/strategy"
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// Gate checks what must hold before anything of a node is touched.
-type Gate struct{ *rolling.Node }
-
-// Of returns the gate of a node.
-func Of(n *rolling.Node) Gate { return Gate{n} }
-
-// Check is the final check before the node is taken out. First it waits for late requests; it only reads, except
+// CheckGate is the last look before the node is taken out: it asks again for all that the plan was made from, and
+// refuses where the cluster would lose data, quorum or a name. First it waits for late requests; it only reads, except
 // that it removes those requests from the records. From then on this roll counts the node as out.
-func (n Gate) Check(ctx context.Context) error {
+func (n *Node) CheckGate(ctx context.Context) error {
 	if err := n.awaitLate(ctx); err != nil {
 		return err
 	}
@@ -37,7 +30,7 @@ func (n Gate) Check(ctx context.Context) error {
 	return nil
 }
 
-func (n Gate) look(ctx context.Context) error {
+func (n *Node) look(ctx context.Context) error {
 	var problems []error
 	switch {
 	case n.Plan.Strategy.KeepsVM() && (n.Plan.Resume || n.Plan.OnlyTidies()):
@@ -83,11 +76,11 @@ func (n Gate) look(ctx context.Context) error {
 
 // requireFallback refuses an upgrade in place if the fallback that the plan shows is not available:
 // the ISO of the build that the node runs.
-func (n Gate) requireFallback(ctx context.Context) error {
+func (n *Node) requireFallback(ctx context.Context) error {
 	if n.Plan.Previous == nil {
 		return nil
 	}
-	f := Of(n.AsReimage())
+	f := n.AsReimage()
 	if err := f.RequireNoLoss(ctx); err != nil { // asked again, if possible, before the disk leaves
 		return fmt.Errorf("should %s not come back, it could not be reimaged: %w", n.Plan.Node, err)
 	}
@@ -100,7 +93,7 @@ func (n Gate) requireFallback(ctx context.Context) error {
 
 // requireBootable refuses a node whose new machine would find nothing to boot. A disk that an earlier run has
 // prepared no longer needs its image.
-func (n Gate) requireBootable(ctx context.Context) error {
+func (n *Node) requireBootable(ctx context.Context) error {
 	find := n.Published().ISO
 	switch {
 	case n.Plan.Prepared != "" && n.Plan.Resume:
@@ -114,7 +107,7 @@ func (n Gate) requireBootable(ctx context.Context) error {
 
 // requireStorages reads each storage that has a disk of the VM, so that an unavailable storage is found before the
 // VM is off, not when the disks are moved.
-func (n Gate) requireStorages(ctx context.Context) error {
+func (n *Node) requireStorages(ctx context.Context) error {
 	disks, err := n.Plan.Found.VM.Disks()
 	if err != nil {
 		return err
@@ -136,7 +129,7 @@ func (n Gate) requireStorages(ctx context.Context) error {
 
 // RequireUnchanged refuses a VM that has changed since the plan was made. If the VM is to be migrated, the run that
 // this one continues may have done that.
-func (n Gate) RequireUnchanged(ctx context.Context) error {
+func (n *Node) RequireUnchanged(ctx context.Context) error {
 	vm, err := n.Proxmox.VMConfig(ctx, n.Plan.VMID)
 	if err != nil {
 		return fmt.Errorf("look up VM %d: %w", n.Plan.VMID, err)
@@ -157,7 +150,7 @@ func (n Gate) RequireUnchanged(ctx context.Context) error {
 }
 
 // plannedOn returns the host that the VM was on when the plan was made.
-func (n Gate) plannedOn() string {
+func (n *Node) plannedOn() string {
 	if vm := n.Plan.Found.VM; vm != nil {
 		return vm.Host
 	}
@@ -165,14 +158,14 @@ func (n Gate) plannedOn() string {
 }
 
 // MovedSince returns the refusal for a VM that is on another host than the plan says.
-func (n Gate) MovedSince(vm cluster.VM) error {
+func (n *Node) MovedSince(vm cluster.VM) error {
 	return fault.WithHint(fault.PlanMoved.Refusedf("%s was on %s when the plan was made", vm, n.plannedOn()),
 		"run recast plan and look again; the move, perhaps by Proxmox HA, may not have finished")
 }
 
 // requireReplaceable checks again what the VM's digest does not show and what may be new since the plan was made:
 // data that moved here when another node was drained, a backup that is now due, a firewall rule.
-func (n Gate) requireReplaceable(ctx context.Context) error {
+func (n *Node) requireReplaceable(ctx context.Context) error {
 	c := strategy.Candidate{Wanted: n.Plan.Wanted, VM: *n.Plan.Found.VM, Found: n.Plan.Found}
 	var errTies, errLocal, errMachine error
 	c.Found.Ties, errTies = n.Proxmox.Ties(ctx, c.VM)
@@ -196,7 +189,7 @@ func (n Gate) requireReplaceable(ctx context.Context) error {
 }
 
 // requireSoleOwner refuses if another tool would undo what the roll does.
-func (n Gate) requireSoleOwner(ctx context.Context) error {
+func (n *Node) requireSoleOwner(ctx context.Context) error {
 	owners, err := n.Kube.OtherOwners(ctx)
 	if err != nil {
 		return fmt.Errorf("look for other upgraders: %w", err)
@@ -212,7 +205,7 @@ func (n Gate) requireSoleOwner(ctx context.Context) error {
 }
 
 // omni returns what joins the node's machine to Omni now, and still would after the planned change.
-func (n Gate) omni() []string {
+func (n *Node) omni() []string {
 	m := n.Plan.Found.Machine
 	switch {
 	case m == nil, n.Plan.Strategy.System() == cluster.SystemKept: // another system replaces the one that is joined
@@ -228,7 +221,7 @@ func (n Gate) omni() []string {
 
 // RequireOurs reads the Node's marks again: since the plan was made, a person may have paused the node, or another
 // controller taken it over. A node whose roll has already begun is finished in any case.
-func (n Gate) RequireOurs(ctx context.Context) error {
+func (n *Node) RequireOurs(ctx context.Context) error {
 	if n.Plan.Resume || n.Plan.Strategy.From() == cluster.Nowhere || n.Plan.Rebuild != "" {
 		return nil
 	}
@@ -243,7 +236,7 @@ func (n Gate) RequireOurs(ctx context.Context) error {
 }
 
 // requireOthersReady refuses to take a node out while another node is down that this roll did not take out.
-func (n Gate) requireOthersReady(ctx context.Context) error {
+func (n *Node) requireOthersReady(ctx context.Context) error {
 	nodes, err := n.Kube.Nodes(ctx)
 	if err != nil {
 		return fmt.Errorf("list Kubernetes nodes: %w", err)
@@ -257,7 +250,7 @@ func (n Gate) requireOthersReady(ctx context.Context) error {
 
 // requireRoom checks again that there is room for this node's new system disk: others may have
 // taken what the plan counted.
-func (n Gate) requireRoom(ctx context.Context) error {
+func (n *Node) requireRoom(ctx context.Context) error {
 	if n.Plan.Space == nil {
 		return nil
 	}
@@ -290,4 +283,96 @@ func requireCeph(ctx context.Context, px cluster.StorageReader, n planning.NodeP
 		}
 	}
 	return nil
+}
+
+// The Node in Kubernetes decides which machine has a name: every cluster has it, because a node is matched to its
+// VM by it. Talos' discovery may be off, lists a machine for half an hour after it is gone, and shows only one of
+// two members with the same name (controllers/cluster/member.go).
+
+// RequireOneMachine refuses unless the machine of the node's VM is both the machine at the node's address and the
+// one that has its name in Kubernetes. It accepts a machine that does not answer: other checks decide whether it
+// must.
+func (n *Node) RequireOneMachine(ctx context.Context) error {
+	m, err := n.Talos.Identity(ctx, n.Plan.Addr)
+	switch {
+	case err != nil:
+	case m.UUID != n.Plan.UUID:
+		return fault.WithHint(fault.UUIDMismatch.Refusedf("%s answers with UUID %s, not %s", n.Plan.Addr, m.UUID, n.Plan.UUID),
+			"another machine has the address of %s: see who has that lease, or whether it is a virtual address", n.Plan.Node)
+	case m.Nodename != "" && m.Nodename != n.Plan.Node:
+		return fault.WithHint(fault.UUIDMismatch.Refusedf("the machine of %s is node %s now", n.Plan.Node, m.Nodename),
+			"see who has changed its hostname, and change it back, or nodes[].name in recast.yaml")
+	}
+	return n.RequireOwnName(ctx)
+}
+
+// RequireOwnName refuses if Kubernetes has another machine under the node's name.
+func (n *Node) RequireOwnName(ctx context.Context) error {
+	k, err := n.KubeNode(ctx)
+	if err != nil {
+		return err
+	}
+	return n.requireOwn(ctx, k)
+}
+
+func (n *Node) requireOwn(ctx context.Context, k cluster.KubeNode) error {
+	if k.UUID == n.Plan.UUID {
+		return nil
+	}
+	return n.otherMachine(ctx, k.UUID, fault.UUIDMismatch.Refusedf("Kubernetes has UUID %s for node %s, whose VM %d has %s: two machines have its name", k.UUID, n.Plan.Node, n.Plan.VMID, n.Plan.UUID))
+}
+
+// otherMachine adds to err which VM's machine has that UUID and also uses the node's name.
+func (n *Node) otherMachine(ctx context.Context, uuid string, err error) error {
+	vms, errVMs := n.Proxmox.VMs(ctx)
+	for _, vm := range vms {
+		if errVMs == nil && vm.UUID() == uuid {
+			err = fmt.Errorf("%w; it is the machine of %s", err, vm)
+		}
+	}
+	return fault.WithHint(err, "give every machine a hostname of its own (is one a clone?): talosctl get affiliates shows who is who; "+
+		"while node %s is out, its Node stays the other one's: once kubectl get nodes shows it as NotReady, kubectl delete node %s; then run the same command again", n.Plan.Node, n.Plan.Node)
+}
+
+// RequireNameFree refuses to bring a machine up under the node's name while another machine uses that name: the new
+// machine would take over the other's Node and, when it joins etcd, Talos would remove the other's member
+// (addMember in services/etcd.go). An API that does not answer is accepted: this may be the only control plane, and
+// without etcd's quorum no member can join.
+func (n *Node) RequireNameFree(ctx context.Context) error {
+	asking, cancel := context.WithTimeout(ctx, exchange.LookAround)
+	defer cancel()
+	if k, err := n.KubeNode(asking); err == nil {
+		if err := n.requireOwn(asking, k); err != nil {
+			return err
+		}
+	}
+	for _, e := range n.AskEtcd() {
+		if n.Plan.Role != cluster.ControlPlane || e.Node == n.Plan.Node {
+			continue
+		}
+		members, err := n.Talos.EtcdMembers(asking, e.Addr)
+		if err != nil {
+			continue
+		}
+		m, found, err := etcd.View{Members: members}.Member(n.Plan.Node)
+		if err != nil || !found {
+			return errors.Join(err, ctx.Err())
+		}
+		return n.requireOwnMember(asking, m)
+	}
+	return ctx.Err()
+}
+
+// requireOwnMember refuses if another machine runs the member with the node's name. A member whose
+// peer address does not answer is an orphan, or the node's own.
+func (n *Node) requireOwnMember(ctx context.Context, m cluster.EtcdMember) error {
+	addr, err := m.Address(nil)
+	if err != nil || addr == n.Plan.Addr {
+		return nil //nolint:nilerr // added, but never started
+	}
+	other, err := n.Talos.Identity(ctx, addr)
+	if err != nil || other.UUID == n.Plan.UUID {
+		return nil //nolint:nilerr // see above
+	}
+	return n.otherMachine(ctx, other.UUID, fault.UUIDMismatch.Refusedf("etcd member %x is named %s, but runs on %s, which has UUID %s: another machine has its name", m.ID, n.Plan.Node, addr, other.UUID))
 }

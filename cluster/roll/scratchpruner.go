@@ -1,4 +1,4 @@
-package rehearse
+package roll
 
 import (
 	"context"
@@ -15,12 +15,12 @@ import (
 	"github.com/recast-sh/recast/internal/wait"
 )
 
-func (r *Rehearser) pruner() Pruner {
-	return Pruner{Proxmox: r.Proxmox, Cluster: r.Cluster, Timing: r.Timing}
+func (r *Rehearser) pruner() ScratchPruner {
+	return ScratchPruner{Proxmox: r.Proxmox, Cluster: r.Cluster, Timing: r.Timing}
 }
 
-// Pruner deletes scratch VMs. Its caller holds the claim, so no run needs them.
-type Pruner struct {
+// ScratchPruner deletes scratch VMs. Its caller holds the claim, so no run needs them.
+type ScratchPruner struct {
 	Proxmox cluster.Proxmox // checks that the claim is ours before each change: see Held.Guard
 	Cluster string
 	Timing  cluster.Timing
@@ -29,7 +29,7 @@ type Pruner struct {
 
 // Judge decides for each scratch VM of the cluster whether it can be deleted. A VM that was changed
 // since it was created stays, with the reason.
-func (p *Pruner) Judge(ctx context.Context, vms []cluster.VM) error {
+func (p *ScratchPruner) Judge(ctx context.Context, vms []cluster.VM) error {
 	for _, s := range planning.ScratchVMs(vms, p.Cluster) {
 		against, err := p.against(ctx, s)
 		if err != nil {
@@ -41,7 +41,7 @@ func (p *Pruner) Judge(ctx context.Context, vms []cluster.VM) error {
 }
 
 // Steps returns a step for each VM that can be deleted.
-func (p Pruner) Steps() []step.Step {
+func (p ScratchPruner) Steps() []step.Step {
 	var steps []step.Step
 	for i := range p.VMs {
 		if v := &p.VMs[i]; len(v.Keep) == 0 {
@@ -52,7 +52,7 @@ func (p Pruner) Steps() []step.Step {
 }
 
 // against says why a scratch VM is not deleted; empty if the VM is as it was created.
-func (p Pruner) against(ctx context.Context, s planning.Scratch) ([]string, error) {
+func (p ScratchPruner) against(ctx context.Context, s planning.Scratch) ([]string, error) {
 	against := s.Strange()
 	ties, err := p.Proxmox.Ties(ctx, s.VM)
 	if err != nil {
@@ -64,7 +64,7 @@ func (p Pruner) against(ctx context.Context, s planning.Scratch) ([]string, erro
 	return against, nil
 }
 
-func (p Pruner) awaitOff(ctx context.Context, id cluster.VMID) error {
+func (p ScratchPruner) awaitOff(ctx context.Context, id cluster.VMID) error {
 	return wait.Until(ctx, wait.For{Name: fmt.Sprintf("VM %d stopped", id), Every: p.Timing.Poll, Timeout: p.Timing.Stop}, func(ctx context.Context) (bool, string, error) {
 		vm, err := p.Proxmox.VM(ctx, id)
 		return errors.Is(err, cluster.ErrNotFound) || err == nil && !vm.Running, "still running", err
@@ -73,7 +73,7 @@ func (p Pruner) awaitOff(ctx context.Context, id cluster.VMID) error {
 
 // delete deletes a scratch VM and what was created with it: its EFI variables and its cloud-init
 // drive. If another VM has that VMID, it does nothing.
-func (p Pruner) delete(ctx context.Context, id cluster.VMID, uuid string) error {
+func (p ScratchPruner) delete(ctx context.Context, id cluster.VMID, uuid string) error {
 	s, err := p.read(ctx, id, uuid)
 	if err == nil && s.VM.ID != 0 && s.VM.Running {
 		if err = p.Proxmox.Stop(ctx, s.VM); err == nil {
@@ -91,7 +91,7 @@ func (p Pruner) delete(ctx context.Context, id cluster.VMID, uuid string) error 
 		"recast prune deletes it, once it is as recast made it; qm config %d shows what it is now", id)
 }
 
-func (p Pruner) deleteStep(v *ScratchVerdict) step.Step {
+func (p ScratchPruner) deleteStep(v *ScratchVerdict) step.Step {
 	return step.Step{
 		ID: "delete-" + strconv.Itoa(int(v.VMID)), Kind: "delete-scratch", Title: "delete " + v.String(), Risk: step.Destructive,
 		Skip: func(ctx context.Context) (string, error) {
@@ -106,7 +106,7 @@ func (p Pruner) deleteStep(v *ScratchVerdict) step.Step {
 	}
 }
 
-func (p Pruner) deleteStopped(ctx context.Context, id cluster.VMID, uuid string) error {
+func (p ScratchPruner) deleteStopped(ctx context.Context, id cluster.VMID, uuid string) error {
 	if err := cluster.RequireQuorum(ctx, p.Proxmox); err != nil {
 		return err
 	}
@@ -134,7 +134,7 @@ func (p Pruner) deleteStopped(ctx context.Context, id cluster.VMID, uuid string)
 
 // storagesAnswer asks the storages that the VM has volumes on. Where one does not answer, Proxmox deletes the VM all the
 // same, and the volume stays there without a name: it only warns (PVE/QemuServer.pm, destroy_vm).
-func (p Pruner) storagesAnswer(ctx context.Context, vm cluster.VM) error {
+func (p ScratchPruner) storagesAnswer(ctx context.Context, vm cluster.VM) error {
 	disks, err := vm.Disks()
 	for _, d := range disks {
 		if d.Owner != vm.ID {
@@ -149,7 +149,7 @@ func (p Pruner) storagesAnswer(ctx context.Context, vm cluster.VM) error {
 
 // read reads a scratch VM again, and refuses one that was changed since it was created. It returns
 // the zero Scratch if the VM no longer exists.
-func (p Pruner) read(ctx context.Context, id cluster.VMID, uuid string) (planning.Scratch, error) {
+func (p ScratchPruner) read(ctx context.Context, id cluster.VMID, uuid string) (planning.Scratch, error) {
 	vm, found, err := p.find(ctx, id, uuid)
 	if err != nil || !found {
 		return planning.Scratch{}, err
@@ -167,7 +167,7 @@ func (p Pruner) read(ctx context.Context, id cluster.VMID, uuid string) (plannin
 
 // find returns the VM that has the number now, which is the zero VM if none has it, and whether it is the
 // scratch VM with that UUID.
-func (p Pruner) find(ctx context.Context, id cluster.VMID, uuid string) (vm cluster.VM, found bool, err error) {
+func (p ScratchPruner) find(ctx context.Context, id cluster.VMID, uuid string) (vm cluster.VM, found bool, err error) {
 	vm, err = p.Proxmox.VM(ctx, id)
 	if errors.Is(err, cluster.ErrNotFound) {
 		return cluster.VM{}, false, nil

@@ -1,4 +1,4 @@
-package rehearse
+package roll
 
 import (
 	"context"
@@ -52,8 +52,8 @@ func proofsOf(t *testing.T, r *Rehearser, nodes ...planning.NodePlan) (paths []s
 	return paths
 }
 
-func planned(name string, s cluster.Strategy, change func(*planning.NodePlan)) planning.NodePlan {
-	vm := newScene().Model.Found.VM
+func plannedTrial(name string, s cluster.Strategy, change func(*planning.NodePlan)) planning.NodePlan {
+	vm := newTrialScene().Model.Found.VM
 	vm.Config["tags"], vm.Config["scsi1"] = "talos", "bulk:vm-101-disk-1"
 	n := planning.NodePlan{Node: name, Host: "pve1", Strategy: s, Found: observe.Found{Name: name, VM: vm}, System: &planning.DiskPlan{Key: "scsi0"}}
 	n.Drift.Stale = true
@@ -73,30 +73,30 @@ func TestProofs(t *testing.T) {
 		known bool
 		want  []string
 	}{
-		"recreate":                       {[]planning.NodePlan{planned("wk1", cluster.Recreate, nil)}, false, []string{create, "prove/pve1/hand-over-fast", "prove/pve1/hand-over-bulk"}},
-		"two alike":                      {[]planning.NodePlan{planned("wk1", cluster.Recreate, nil), planned("wk2", cluster.Recreate, nil)}, false, []string{create, "prove/pve1/hand-over-fast", "prove/pve1/hand-over-bulk"}},
-		"another one":                    {[]planning.NodePlan{planned("wk1", cluster.Recreate, nil), planned("wk2", cluster.Recreate, more)}, false, []string{create, "prove/pve1/hand-over-fast", "prove/pve1/hand-over-bulk", "prove/pve1/create-wk2"}},
-		"on two hosts":                   {[]planning.NodePlan{planned("wk1", cluster.Recreate, nil), planned("wk2", cluster.Recreate, func(n *planning.NodePlan) { n.Host = "pve2" })}, false, []string{create, "prove/pve1/hand-over-fast", "prove/pve1/hand-over-bulk", "prove/pve2/create-wk2", "prove/pve2/hand-over-fast", "prove/pve2/hand-over-bulk"}},
-		"reimage":                        {[]planning.NodePlan{planned("wk1", cluster.Reimage, nil)}, false, []string{"prove/pve1/hand-over-fast"}},
-		"rollback":                       {[]planning.NodePlan{planned("wk1", cluster.Rollback, nil)}, false, []string{"prove/pve1/hand-over-fast"}},
-		"put-back":                       {[]planning.NodePlan{planned("wk1", cluster.PutBack, nil)}, false, nil},
-		"remove":                         {[]planning.NodePlan{planned("wk1", cluster.Remove, nil)}, false, []string{"prove/pve1/hand-over-fast", "prove/pve1/hand-over-bulk"}},
-		"remove, to rebuild it":          {[]planning.NodePlan{planned("cp1", cluster.Remove, func(n *planning.NodePlan) { n.Rebuild = "sum" })}, false, []string{"prove/pve1/create-cp1", "prove/pve1/hand-over-fast", "prove/pve1/hand-over-bulk"}},
-		"in-place":                       {[]planning.NodePlan{planned("wk1", cluster.InPlace, func(n *planning.NodePlan) { n.System = nil })}, false, nil},
-		"in-place, or else a reimage":    {[]planning.NodePlan{planned("wk1", cluster.InPlace, nil)}, false, []string{"prove/pve1/hand-over-fast"}},
-		"reshape":                        {[]planning.NodePlan{planned("wk1", cluster.Reshape, nil)}, false, nil},
-		"create":                         {[]planning.NodePlan{planned("wk1", cluster.Create, func(n *planning.NodePlan) { n.Found.VM = nil })}, false, nil},
-		"refused":                        {[]planning.NodePlan{planned("wk1", cluster.Recreate, func(n *planning.NodePlan) { n.Refused = []string{"no"} })}, false, nil},
-		"left unfinished by another run": {[]planning.NodePlan{planned("wk1", cluster.Recreate, unfinished)}, false, []string{create, "prove/pve1/hand-over-fast", "prove/pve1/hand-over-bulk"}},
-		"its VM was deleted by that run": {[]planning.NodePlan{planned("wk1", cluster.Recreate, func(n *planning.NodePlan) { unfinished(n); n.Found.VM = nil })}, false, nil},
-		"and created again by that run": {[]planning.NodePlan{planned("wk1", cluster.Recreate, func(n *planning.NodePlan) {
+		"recreate":                       {[]planning.NodePlan{plannedTrial("wk1", cluster.Recreate, nil)}, false, []string{create, "prove/pve1/hand-over-fast", "prove/pve1/hand-over-bulk"}},
+		"two alike":                      {[]planning.NodePlan{plannedTrial("wk1", cluster.Recreate, nil), plannedTrial("wk2", cluster.Recreate, nil)}, false, []string{create, "prove/pve1/hand-over-fast", "prove/pve1/hand-over-bulk"}},
+		"another one":                    {[]planning.NodePlan{plannedTrial("wk1", cluster.Recreate, nil), plannedTrial("wk2", cluster.Recreate, more)}, false, []string{create, "prove/pve1/hand-over-fast", "prove/pve1/hand-over-bulk", "prove/pve1/create-wk2"}},
+		"on two hosts":                   {[]planning.NodePlan{plannedTrial("wk1", cluster.Recreate, nil), plannedTrial("wk2", cluster.Recreate, func(n *planning.NodePlan) { n.Host = "pve2" })}, false, []string{create, "prove/pve1/hand-over-fast", "prove/pve1/hand-over-bulk", "prove/pve2/create-wk2", "prove/pve2/hand-over-fast", "prove/pve2/hand-over-bulk"}},
+		"reimage":                        {[]planning.NodePlan{plannedTrial("wk1", cluster.Reimage, nil)}, false, []string{"prove/pve1/hand-over-fast"}},
+		"rollback":                       {[]planning.NodePlan{plannedTrial("wk1", cluster.Rollback, nil)}, false, []string{"prove/pve1/hand-over-fast"}},
+		"put-back":                       {[]planning.NodePlan{plannedTrial("wk1", cluster.PutBack, nil)}, false, nil},
+		"remove":                         {[]planning.NodePlan{plannedTrial("wk1", cluster.Remove, nil)}, false, []string{"prove/pve1/hand-over-fast", "prove/pve1/hand-over-bulk"}},
+		"remove, to rebuild it":          {[]planning.NodePlan{plannedTrial("cp1", cluster.Remove, func(n *planning.NodePlan) { n.Rebuild = "sum" })}, false, []string{"prove/pve1/create-cp1", "prove/pve1/hand-over-fast", "prove/pve1/hand-over-bulk"}},
+		"in-place":                       {[]planning.NodePlan{plannedTrial("wk1", cluster.InPlace, func(n *planning.NodePlan) { n.System = nil })}, false, nil},
+		"in-place, or else a reimage":    {[]planning.NodePlan{plannedTrial("wk1", cluster.InPlace, nil)}, false, []string{"prove/pve1/hand-over-fast"}},
+		"reshape":                        {[]planning.NodePlan{plannedTrial("wk1", cluster.Reshape, nil)}, false, nil},
+		"create":                         {[]planning.NodePlan{plannedTrial("wk1", cluster.Create, func(n *planning.NodePlan) { n.Found.VM = nil })}, false, nil},
+		"refused":                        {[]planning.NodePlan{plannedTrial("wk1", cluster.Recreate, func(n *planning.NodePlan) { n.Refused = []string{"no"} })}, false, nil},
+		"left unfinished by another run": {[]planning.NodePlan{plannedTrial("wk1", cluster.Recreate, unfinished)}, false, []string{create, "prove/pve1/hand-over-fast", "prove/pve1/hand-over-bulk"}},
+		"its VM was deleted by that run": {[]planning.NodePlan{plannedTrial("wk1", cluster.Recreate, func(n *planning.NodePlan) { unfinished(n); n.Found.VM = nil })}, false, nil},
+		"and created again by that run": {[]planning.NodePlan{plannedTrial("wk1", cluster.Recreate, func(n *planning.NodePlan) {
 			unfinished(n)
 			n.Found.VM.Config["description"] = parking.MarkDescription("", "r0", "b")
 		})}, false, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			if diff := cmp.Diff(c.want, proofsOf(t, newScene().Rehearser, c.nodes...)); diff != "" {
+			if diff := cmp.Diff(c.want, proofsOf(t, newTrialScene().Rehearser, c.nodes...)); diff != "" {
 				t.Errorf("steps (-want +got):\n%s", diff)
 			}
 		})
@@ -106,11 +106,11 @@ func TestProofs(t *testing.T) {
 // TestDryCreate: the scratch VM has the node's settings, and nothing that must be unique or is a disk.
 func TestDryCreate(t *testing.T) {
 	t.Parallel()
-	s := newScene()
+	s := newTrialScene()
 	s.Rehearser.Journal = facts{}
-	n := planned("wk1", cluster.Recreate, nil)
+	n := plannedTrial("wk1", cluster.Recreate, nil)
 	d := &dryCreate{Rehearser: s.Rehearser, host: "pve1", nodes: []planning.NodePlan{n}, model: *n.Found.VM}
-	want := kv{
+	want := map[string]string{
 		"name": "recast-rehearse-9800", "memory": "2048", "cores": "2", "net0": "virtio,bridge=vmbr0", "onboot": "0", "protection": "1", "smbios1": "uuid=u", "ide2": "none,media=cdrom",
 	}
 	got := d.config(9800, "u")
@@ -146,7 +146,7 @@ type allocating struct {
 func (a allocating) CreateVM(ctx context.Context, host string, id cluster.VMID, config map[string]string) error {
 	err := a.Proxmox.CreateVM(ctx, host, id, config)
 	if disk := config[scratchKey]; err == nil && disk != "" {
-		a.px.Set(id, kv{scratchKey: strings.Replace(disk, ":0.00390625", fmt.Sprintf(":vm-%d-disk-0", id), 1)})
+		a.px.Set(id, map[string]string{scratchKey: strings.Replace(disk, ":0.00390625", fmt.Sprintf(":vm-%d-disk-0", id), 1)})
 	}
 	return err
 }
@@ -155,7 +155,7 @@ func (a allocating) CreateVM(ctx context.Context, host string, id cluster.VMID, 
 func TestScratchHandOver(t *testing.T) {
 	t.Parallel()
 	for at, sound := 0, false; !sound; at++ {
-		s := newScene()
+		s := newTrialScene()
 		s.VMIDs, s.Rehearser.Journal = []cluster.VMID{9800, 9801}, facts{}
 		s.Rehearser.Proxmox = allocating{s.Rehearser.Proxmox, s.px}
 		s.px.FailAt = at
@@ -186,10 +186,10 @@ func TestUnprovedHints(t *testing.T) {
 		node planning.NodePlan
 		want string
 	}{
-		"recreate": {planned("wk1", cluster.Recreate, nil), "no node was touched; reimage keeps the VM"},
-		"rebuild":  {planned("cp1", cluster.Remove, nil), "no node was touched"},
+		"recreate": {plannedTrial("wk1", cluster.Recreate, nil), "no node was touched; reimage keeps the VM"},
+		"rebuild":  {plannedTrial("cp1", cluster.Remove, nil), "no node was touched"},
 		"left unfinished": {
-			planned("wk1", cluster.Recreate, func(n *planning.NodePlan) { n.Resume, n.VMID = true, 101 }),
+			plannedTrial("wk1", cluster.Recreate, func(n *planning.NodePlan) { n.Resume, n.VMID = true, 101 }),
 			"no VM was deleted: recast undo wk1 gives VM 101 its disks back",
 		},
 	} {
@@ -207,9 +207,9 @@ func TestUnprovedHints(t *testing.T) {
 // made of it.
 func TestAScratchVMThatStays(t *testing.T) {
 	t.Parallel()
-	s := newScene()
+	s := newTrialScene()
 	left(s)
-	s.px.Set(9800, kv{"scsi5": "fast:vm-9800-disk-7"})
+	s.px.Set(9800, map[string]string{"scsi5": "fast:vm-9800-disk-7"})
 	err := s.pruner().delete(t.Context(), 9800, "s")
 	hint := strings.Join(fault.Hints(err), "\n")
 	if err == nil || strings.Contains(hint, "destroy") || !strings.Contains(hint, "recast prune deletes it, once it is as recast made it") {

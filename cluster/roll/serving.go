@@ -1,6 +1,4 @@
-// Package serving changes the VM of a node that serves, as a roll's steps: what Proxmox applies to a VM
-// that runs, and the host that it runs on.
-package serving
+package roll
 
 import (
 	"context"
@@ -8,7 +6,6 @@ import (
 	"strings"
 
 	"github.com/recast-sh/recast/cluster"
-	"github.com/recast-sh/recast/cluster/gate"
 	"github.com/recast-sh/recast/cluster/rolling"
 	"github.com/recast-sh/recast/cluster/shape"
 	"github.com/recast-sh/recast/internal/fault"
@@ -16,14 +13,13 @@ import (
 	"github.com/recast-sh/recast/internal/wait"
 )
 
-// VM is the VM of a node that serves.
-type VM struct {
+// serving is the VM of a node that serves.
+type serving struct {
 	*rolling.Node
-	Gate gate.Gate
 }
 
 // Steps change what is planned of it, before anything else is done to the node.
-func (n VM) Steps() []step.Step {
+func (n serving) Steps() []step.Step {
 	var steps []step.Step
 	changes := len(n.Plan.VM.At(shape.Live))
 	if to := n.Plan.VM.Moves(shape.Live); to != "" {
@@ -36,7 +32,7 @@ func (n VM) Steps() []step.Step {
 }
 
 // Reshape puts right what differs of a VM that runs.
-func (n VM) Reshape() step.Step {
+func (n serving) Reshape() step.Step {
 	const id = "reshape-live"
 	return step.Step{
 		ID: id, Title: "change of the VM what needs no stop", Risk: step.Disruptive,
@@ -60,7 +56,7 @@ func (n VM) Reshape() step.Step {
 }
 
 // Running is what reads and changes it.
-func (n VM) Running() shape.Running {
+func (n serving) Running() shape.Running {
 	return shape.Running{
 		Proxmox: n.Proxmox, VMID: n.Plan.VMID, Shape: n.Want.Shape,
 		Machine: func(ctx context.Context) (cluster.Machine, error) { return n.Talos.Machine(ctx, n.Plan.Addr) },
@@ -68,7 +64,7 @@ func (n VM) Running() shape.Running {
 }
 
 // Finished says whether nothing of the plan is left to change; what recast does not change does not count.
-func (n VM) Finished(ctx context.Context) (bool, error) {
+func (n serving) Finished(ctx context.Context) (bool, error) {
 	vm, ds, err := n.Running().Now(ctx)
 	for _, w := range []shape.When{shape.Live, shape.Off} {
 		if to := n.Plan.VM.Moves(w); to != "" && vm.Host != to {
@@ -82,7 +78,7 @@ const migrateStep = "migrate"
 
 // migrate moves the VM to another host while it runs. A request that Proxmox carries out late needs no
 // record: it copies no disk, and every step of an exchange sees that the VM is on another host.
-func (n VM) migrate(to string) step.Step {
+func (n serving) migrate(to string) step.Step {
 	return step.Step{
 		ID: migrateStep, Title: fmt.Sprintf("migrate VM %d to %s while it runs", n.Plan.VMID, to), Risk: step.Disruptive,
 		Skip: func(ctx context.Context) (string, error) {
@@ -100,7 +96,7 @@ func (n VM) migrate(to string) step.Step {
 }
 
 // moveTo migrates the VM, and waits until the same boot of the same machine serves from there.
-func (n VM) moveTo(ctx context.Context, to string) error {
+func (n serving) moveTo(ctx context.Context, to string) error {
 	m, err := n.Talos.Booted(ctx, n.Plan.Addr)
 	if err != nil {
 		return fmt.Errorf("read machine %s: %w", n.Plan.Addr, err)
@@ -127,8 +123,8 @@ func (n VM) moveTo(ctx context.Context, to string) error {
 }
 
 // migratable asks again, right before the migration, whether it is possible.
-func (n VM) migratable(ctx context.Context, to string) (cluster.VM, error) {
-	if err := n.Gate.RequireUnchanged(ctx); err != nil {
+func (n serving) migratable(ctx context.Context, to string) (cluster.VM, error) {
+	if err := n.RequireUnchanged(ctx); err != nil {
 		return cluster.VM{}, err
 	}
 	vm, err := n.Proxmox.VM(ctx, n.Plan.VMID)
@@ -146,7 +142,7 @@ func (n VM) migratable(ctx context.Context, to string) (cluster.VM, error) {
 
 // lacks says why the node does not serve from where its VM is; boot is the one that it must still be in,
 // "" if any will do.
-func (n VM) lacks(ctx context.Context, vm cluster.VM, boot string) (string, error) {
+func (n serving) lacks(ctx context.Context, vm cluster.VM, boot string) (string, error) {
 	switch {
 	case vm.UUID() != n.Plan.UUID:
 		return "", wait.Stop(fault.UUIDMismatch.Refusedf("%s has UUID %s: it is not the VM that was planned (UUID %s)", vm, vm.UUID(), n.Plan.UUID))

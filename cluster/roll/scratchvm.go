@@ -1,4 +1,4 @@
-package rehearse
+package roll
 
 import (
 	"context"
@@ -246,8 +246,8 @@ func (t *trial) cloudInitStorage() string {
 	return ""
 }
 
-// Takes says what a trial of t needs: the storages that get volumes, and the settings of the VM.
-func Takes(t planning.Trial) (storages []string, config map[string]string, err error) {
+// ScratchTakes says what a trial of t needs: the storages that get volumes, and the settings of the VM.
+func ScratchTakes(t planning.Trial) (storages []string, config map[string]string, err error) {
 	r := &trial{Trial: t, Rehearser: &Rehearser{}}
 	config, err = r.config(0, "none")
 	return slices.Sorted(maps.Keys(r.takes())), config, err

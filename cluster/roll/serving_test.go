@@ -1,4 +1,4 @@
-package serving
+package roll
 
 import (
 	"context"
@@ -8,14 +8,11 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
-	"github.com/recast-sh/recast/cluster/gate"
 	"github.com/recast-sh/recast/cluster/rolling/rollingtest"
 	"github.com/recast-sh/recast/cluster/shape"
 )
 
-type scene = rollingtest.Scene
-
-func vmOf(s *scene) VM { return VM{Node: s.Node, Gate: gate.Of(s.Node)} }
+func vmOf(s *scene) serving { return serving{Node: s.Node} }
 
 // moving has a VM that is to be migrated, with disks that both hosts see.
 func moving(s *scene) {
@@ -31,7 +28,7 @@ func at(host string) func(*scene) {
 
 func vm(change func(*cluster.VM)) func(*scene) { return func(s *scene) { s.PX.Change(101, change) } }
 
-// once calls do when the VM has been migrated.
+// once servingCalls do when the VM has been migrated.
 func once(do func(*scene)) func(*scene) {
 	return func(s *scene) {
 		s.PX.At = func() {
@@ -43,7 +40,7 @@ func once(do func(*scene)) func(*scene) {
 	}
 }
 
-var calls = map[string]rollingtest.Call{
+var servingCalls = map[string]rollingtest.Call{
 	"migrate": {
 		Do: func(s *scene, ctx context.Context) error { return vmOf(s).Steps()[0].Do(ctx) }, Ready: moving, Done: "migrate 101 to pve2",
 		Deaf: []string{"Arrived", "Node", "PendingCertificates", "VM"}, // asked again while it waits
@@ -61,12 +58,12 @@ var calls = map[string]rollingtest.Call{
 	}, Ready: rollingtest.All(moving, at("pve2")), Err: "said VM 101 runs on pve2", Deaf: []string{"Arrived", "Node", "PendingCertificates"}},
 }
 
-func TestGateCalls(t *testing.T) {
+func TestGateServingCalls(t *testing.T) {
 	t.Parallel()
-	rollingtest.CheckCalls(t, calls)
+	rollingtest.CheckCalls(t, servingCalls)
 }
 
-func TestGateRows(t *testing.T) {
+func TestGateServingRows(t *testing.T) {
 	t.Parallel()
 	locked := vm(func(vm *cluster.VM) { vm.Lock = "backup" })
 	off := vm(func(vm *cluster.VM) { vm.Running = false })
@@ -77,7 +74,7 @@ func TestGateRows(t *testing.T) {
 		rollingtest.OnNode("wk1", func(k *cluster.KubeNode) { k.BootID = "b2" })(s)
 	}
 	const done, forEver = "migrate 101 to pve2", time.Minute
-	rollingtest.CheckRows(t, calls, []rollingtest.Row{
+	rollingtest.CheckRows(t, servingCalls, []rollingtest.Row{
 		{Do: "migrate", Change: at("pve3"), Err: "was on pve1 when the plan was made"},
 		{Do: "migrate", Change: rollingtest.On(101, rollingtest.KV{"cores": "3"}), Err: "is no longer as it was when the plan was made"},
 		{Do: "migrate", Change: locked, Err: "is locked (backup)"},
@@ -102,7 +99,7 @@ func TestGateRows(t *testing.T) {
 }
 
 // TestSteps: what is changed while the node serves, in order.
-func TestSteps(t *testing.T) {
+func TestServingSteps(t *testing.T) {
 	t.Parallel()
 	host := shape.Difference{Key: "host", Wanted: "pve2", When: shape.Live}
 	tags := shape.Difference{Key: "tags", Wanted: "talos", When: shape.Live}

@@ -1,4 +1,4 @@
-package gate
+package rolling
 
 import (
 	"cmp"
@@ -17,7 +17,7 @@ import (
 
 // RequireNoLoss checks again which data would be lost with a system disk that is about to leave the node: there may
 // be new data since the plan was made.
-func (n Gate) RequireNoLoss(ctx context.Context) error {
+func (n *Node) RequireNoLoss(ctx context.Context) error {
 	c, leaves, err := n.leavingNow(ctx)
 	if err != nil {
 		return fmt.Errorf("look again at what is on the system disk of %s: %w", n.Plan.Node, err)
@@ -36,7 +36,7 @@ func (n Gate) RequireNoLoss(ctx context.Context) error {
 // RequireNoLossOff is RequireNoLoss for a node that is already down, right before its system disk is handed over.
 // It waits for a Kubernetes that is slow to answer, but not for one that is down together with a control plane:
 // nothing can have been bound to the node since that control plane was stopped.
-func (n Gate) RequireNoLossOff(ctx context.Context) error {
+func (n *Node) RequireNoLossOff(ctx context.Context) error {
 	if n.Plan.Rebuild != "" {
 		return nil // its disk stays parked, and Kubernetes does not answer
 	}
@@ -57,7 +57,7 @@ func (n Gate) RequireNoLossOff(ctx context.Context) error {
 }
 
 // leavingNow is strategy.Leaving for what is read now.
-func (n Gate) leavingNow(ctx context.Context) (c strategy.Candidate, leaves bool, err error) {
+func (n *Node) leavingNow(ctx context.Context) (c strategy.Candidate, leaves bool, err error) {
 	f := observe.Found{Name: n.Plan.Node}
 	var park parking.Parking
 	var vm cluster.VM
@@ -117,7 +117,7 @@ func (n Gate) leavingNow(ctx context.Context) (c strategy.Candidate, leaves bool
 
 // bindings reads what Kubernetes says about the node. A deleted Node is no error, and neither is an
 // API that is down with its control planes.
-func (n Gate) bindings(ctx context.Context, f *observe.Found) error {
+func (n *Node) bindings(ctx context.Context, f *observe.Found) error {
 	k, err := n.Kube.Node(ctx, n.Plan.Node)
 	switch {
 	case errors.Is(err, cluster.ErrNotFound):
@@ -133,7 +133,7 @@ func (n Gate) bindings(ctx context.Context, f *observe.Found) error {
 	return err
 }
 
-func (n Gate) localData(ctx context.Context, k cluster.KubeNode) ([]cluster.LocalData, error) {
+func (n *Node) localData(ctx context.Context, k cluster.KubeNode) ([]cluster.LocalData, error) {
 	local, err := n.Kube.LocalData(ctx, k)
 	return local[n.Plan.Node], err
 }

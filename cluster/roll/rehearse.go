@@ -1,8 +1,4 @@
-// Package rehearse tries out what nodes will boot before a roll takes any of them out: on each
-// host, for each kind of firmware, a scratch VM made like the nodes' boots the ISO, or a disk made
-// from the disk image, to maintenance mode, is compared with the build, and is deleted. Its main
-// type is [Rehearser]; [Pruner] deletes what a killed run has left.
-package rehearse
+package roll
 
 import (
 	"context"
@@ -47,7 +43,7 @@ type Rehearser struct {
 	Proxmox     cluster.Proxmox
 	Maintenance cluster.Maintenance
 	Kube        cluster.NodeReader
-	Journal     Journal
+	Journal     trialJournal
 
 	Cluster string
 	Run     string         // ID of the run
@@ -61,8 +57,8 @@ type Rehearser struct {
 	results []Rehearsed
 }
 
-// Journal records which trials passed. Every write is durable when it returns.
-type Journal interface {
+// trialJournal records which trials passed. Every write is durable when it returns.
+type trialJournal interface {
 	Put(key string, v any) error
 	Get(key string, v any) (found bool, err error)
 }

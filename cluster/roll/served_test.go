@@ -1,4 +1,4 @@
-package healing
+package roll
 
 import (
 	"context"
@@ -39,12 +39,12 @@ func (f files) Read(_ context.Context, name string, _ int64, w io.Writer) error 
 	return err
 }
 
-type oneNode struct {
+type namedNode struct {
 	cluster.Kube
 	id string
 }
 
-func (k oneNode) Node(context.Context, string) (cluster.KubeNode, error) {
+func (k namedNode) Node(context.Context, string) (cluster.KubeNode, error) {
 	if k.id == "" {
 		return cluster.KubeNode{}, cluster.ErrNotFound
 	}
@@ -72,8 +72,8 @@ func TestNamesNow(t *testing.T) {
 		"nothing is known": {nil, "", []string{"its name for iSCSI is now unknown: see talosctl -n 10.0.0.21 read /etc/iscsi/initiatorname.iscsi", "its name for NVMe-oF is now unknown: see talosctl -n 10.0.0.21 read /etc/nvme/hostnqn"}},
 	} {
 		var said []string
-		n := Served{Files: tc.files, Node: &rolling.Node{
-			Roll: &rolling.Roll{Kube: oneNode{id: tc.id}, Say: func(_, text string) { said = append(said, text) }},
+		n := served{Files: tc.files, Node: &rolling.Node{
+			Roll: &rolling.Roll{Kube: namedNode{id: tc.id}, Say: func(_, text string) { said = append(said, text) }},
 			Plan: planning.NodePlan{Node: "wk1", Addr: netip.MustParseAddr("10.0.0.21"), Initiators: []string{cluster.ISCSI, cluster.NVMeoF}},
 		}}
 		if n.Tell(t.Context(), "bring-up"); strings.Join(said, "\n") != strings.Join(tc.want, "\n") {

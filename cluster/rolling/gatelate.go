@@ -1,4 +1,4 @@
-package gate
+package rolling
 
 import (
 	"context"
@@ -14,7 +14,7 @@ import (
 // awaitLate waits, before the node is taken out, until Proxmox can no longer carry out an earlier process's
 // requests that would harm the node while it is out: a start of its own VM, or the shutdown of another control
 // plane.
-func (n Gate) awaitLate(ctx context.Context) error {
+func (n *Node) awaitLate(ctx context.Context) error {
 	if n.Plan.Strategy.From() == cluster.Blank || n.Plan.OnlyTidies() {
 		return nil // nothing is taken out
 	}
@@ -51,7 +51,7 @@ func (n Gate) awaitLate(ctx context.Context) error {
 
 // ownParkings returns the node's own parking VMs, also those on other hosts; their records list the requests to
 // wait for.
-func (n Gate) ownParkings(ctx context.Context) ([]parking.Parking, error) {
+func (n *Node) ownParkings(ctx context.Context) ([]parking.Parking, error) {
 	if n.Plan.Strategy.KeepsVM() {
 		return nil, nil
 	}
@@ -64,7 +64,7 @@ func (n Gate) ownParkings(ctx context.Context) ([]parking.Parking, error) {
 
 // otherParkings returns the parking VMs of the cluster's other control planes whose records have requests.
 // An offline host does not carry out any request.
-func (n Gate) otherParkings(ctx context.Context) ([]parking.Parking, error) {
+func (n *Node) otherParkings(ctx context.Context) ([]parking.Parking, error) {
 	if n.Late.None() {
 		return nil, nil
 	}
@@ -91,7 +91,7 @@ func (n Gate) otherParkings(ctx context.Context) ([]parking.Parking, error) {
 
 // forgetLate removes requests that can no longer come from closed records. No other control plane is
 // being rolled, so nothing else writes these records.
-func (n Gate) forgetLate(ctx context.Context, parkings []parking.Parking) error {
+func (n *Node) forgetLate(ctx context.Context, parkings []parking.Parking) error {
 	for _, p := range parkings {
 		before := len(p.Record.Sent)
 		n.Late.Forgetting(p.VM.ID, func(*parking.Record) {})(&p.Record)

@@ -1,4 +1,4 @@
-package healing
+package roll
 
 import (
 	"cmp"
@@ -16,9 +16,9 @@ import (
 	"github.com/recast-sh/recast/internal/wait"
 )
 
-// Served waits for pods with volumes on iSCSI or NVMe-oF: a node with another system disk has other names, which servers
+// served waits for pods with volumes on iSCSI or NVMe-oF: a node with another system disk has other names, which servers
 // of such volumes may not let in.
-type Served struct {
+type served struct {
 	*rolling.Node
 	Files    cluster.FileReader
 	LeftOpen func(error) error // as Points.LeftOpen
@@ -31,7 +31,7 @@ const (
 )
 
 // Before returns the step before anything is done to the node: on no node does a pod wait for such a volume.
-func (n Served) Before() []step.Step {
+func (n served) Before() []step.Step {
 	if len(n.Plan.Initiators) == 0 || n.Plan.Resume {
 		return nil
 	}
@@ -40,7 +40,7 @@ func (n Served) Before() []step.Step {
 }
 
 // After returns the step that ends the node's roll: pods have such volumes with its new names.
-func (n Served) After() []step.Step {
+func (n served) After() []step.Step {
 	if len(n.Plan.Initiators) == 0 {
 		return nil
 	}
@@ -48,7 +48,7 @@ func (n Served) After() []step.Step {
 	return []step.Step{{ID: servedAfterID, Code: fault.GateClosed, Title: title, Yields: true, Do: n.awaitAfter}}
 }
 
-func (n Served) awaitBefore(ctx context.Context) error {
+func (n served) awaitBefore(ctx context.Context) error {
 	err := n.await(ctx, servedBeforeID, func(users []cluster.ServedUser) (string, error) {
 		var unscheduled []string
 		for _, u := range users {
@@ -68,7 +68,7 @@ func (n Served) awaitBefore(ctx context.Context) error {
 	return err
 }
 
-func (n Served) awaitAfter(ctx context.Context) error {
+func (n served) awaitAfter(ctx context.Context) error {
 	var before []string
 	if _, err := n.Journal.Get(n.Key(servedJournal), &before); err != nil {
 		return fmt.Errorf("journal: %w", err)
@@ -89,7 +89,7 @@ func (n Served) awaitAfter(ctx context.Context) error {
 	return err
 }
 
-func (n Served) await(ctx context.Context, id string, lacks func([]cluster.ServedUser) (string, error)) error {
+func (n served) await(ctx context.Context, id string, lacks func([]cluster.ServedUser) (string, error)) error {
 	w := wait.For{Name: "pods with volumes on " + strings.Join(n.Plan.Initiators, " and ") + " run", Timeout: n.Timing.Heal}
 	return n.Watch(ctx, id, w, func(ctx context.Context) (bool, string, error) {
 		users, err := n.Kube.ServedUsers(ctx)
@@ -105,7 +105,7 @@ func (n Served) await(ctx context.Context, id string, lacks func([]cluster.Serve
 }
 
 // waits says which pod waits for which volume, and by which name its node asks for it.
-func (n Served) waits(ctx context.Context, u cluster.ServedUser) string {
+func (n served) waits(ctx context.Context, u cluster.ServedUser) string {
 	text := fmt.Sprintf("pod %s does not run yet, with %s on %s", u.Pod, u.Volume, u.Access)
 	if u.Node == "" {
 		return text + ", and is on no node"
@@ -126,7 +126,7 @@ func (n Served) waits(ctx context.Context, u cluster.ServedUser) string {
 
 // Tell shows the names by which servers of volumes know the node now: those in its files, else those that follow from
 // its machine-id.
-func (n Served) Tell(ctx context.Context, id string) {
+func (n served) Tell(ctx context.Context, id string) {
 	if len(n.Plan.Initiators) == 0 {
 		return
 	}
@@ -138,7 +138,7 @@ func (n Served) Tell(ctx context.Context, id string) {
 }
 
 // named reads a name from the machine; "" if that is impossible, for example with the role os:reader.
-func (n Served) named(ctx context.Context, protocol string) (name string) {
+func (n served) named(ctx context.Context, protocol string) (name string) {
 	if n.Files == nil {
 		return ""
 	}

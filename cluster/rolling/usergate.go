@@ -1,6 +1,4 @@
-// Package usergate asks the gates of a recast.yaml, commands and conditions of Kubernetes
-// objects: [Ask] says whether one holds, and what keeps it from holding.
-package usergate
+package rolling
 
 import (
 	"context"
@@ -9,14 +7,13 @@ import (
 	"strings"
 
 	"github.com/recast-sh/recast/cluster"
-	"github.com/recast-sh/recast/cluster/rolling"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/step"
 	"github.com/recast-sh/recast/internal/wait"
 )
 
-// Ask looks at gates.
-type Ask struct {
+// GateAsker looks at gates.
+type GateAsker struct {
 	Objects  cluster.ObjectJudge
 	Commands cluster.CommandRunner
 	Env      []string // for commands
@@ -24,7 +21,7 @@ type Ask struct {
 
 // Look asks a gate once. seen says what keeps it from holding. An error of kind fault.Refused can
 // be fixed only by the configuration, or by more rights.
-func (a Ask) Look(ctx context.Context, g cluster.UserGate) (holds bool, seen string, err error) {
+func (a GateAsker) Look(ctx context.Context, g cluster.UserGate) (holds bool, seen string, err error) {
 	if g.Command != nil {
 		exit, said, err := a.Commands.RunGate(ctx, *g.Command, a.Env)
 		if err != nil || exit == 0 {
@@ -70,9 +67,9 @@ func verdictOf(j cluster.Judged, g cluster.ObjectGate) (holds bool, seen string,
 // shownObjects is how many objects fit on a line.
 const shownObjects = 3
 
-// Points asks the gates about one node in a roll, before it goes and after it is back.
-type Points struct {
-	*rolling.Node
+// UserGates asks the gates about one node in a roll, before it goes and after it is back.
+type UserGates struct {
+	*Node
 	Gates    []cluster.UserGate
 	Objects  cluster.ObjectJudge
 	Commands cluster.CommandRunner
@@ -82,7 +79,7 @@ type Points struct {
 // After returns the last step of a node that is back: it asks the gates again. The node is done,
 // whatever they say. If a run ends in this step, the next run asks them before it takes out another
 // node.
-func (n Points) After() []step.Step {
+func (n UserGates) After() []step.Step {
 	after := n.afterwards()
 	if len(after) == 0 || n.Plan.Strategy.From() == cluster.Halfway || n.StaysIn() {
 		return nil
@@ -92,7 +89,7 @@ func (n Points) After() []step.Step {
 
 // Before returns the step before the final gate check: waiting is cheap while nothing was touched.
 // If the node is already out, the gates can't be expected to hold.
-func (n Points) Before() []step.Step {
+func (n UserGates) Before() []step.Step {
 	switch {
 	case len(n.Gates) == 0 || n.Plan.Resume || n.Plan.OnlyTidies():
 		return nil
@@ -100,7 +97,7 @@ func (n Points) Before() []step.Step {
 	return []step.Step{{ID: "ask-gates", Code: fault.GateClosed, Title: "ask the gates before " + n.Plan.Node + " goes", Yields: true, Do: n.awaitBefore}}
 }
 
-func (n Points) awaitAfter(ctx context.Context) error {
+func (n UserGates) awaitAfter(ctx context.Context) error {
 	for _, g := range n.afterwards() {
 		if err := n.await(ctx, g, "ask-gates-again", "after"); err != nil {
 			return n.LeftOpen(fault.WithHint(fmt.Errorf("%s is done and takes pods, but no other node is to follow: %w", n.Plan.Node, err),
@@ -110,7 +107,7 @@ func (n Points) awaitAfter(ctx context.Context) error {
 	return nil
 }
 
-func (n Points) awaitBefore(ctx context.Context) error {
+func (n UserGates) awaitBefore(ctx context.Context) error {
 	for _, g := range n.Gates {
 		err := n.await(ctx, g, "ask-gates", "before")
 		if err != nil && ctx.Err() == nil && fault.KindOf(err) != fault.Config {
@@ -126,8 +123,8 @@ func (n Points) awaitBefore(ctx context.Context) error {
 // await waits until one gate holds. Before the node goes, an error that only a new configuration
 // can fix ends the wait at once. Afterwards it does not: an API that has just come back may not
 // serve every kind yet.
-func (n Points) await(ctx context.Context, g cluster.UserGate, id, when string) error {
-	ask := Ask{Objects: n.Objects, Commands: n.Commands, Env: []string{
+func (n UserGates) await(ctx context.Context, g cluster.UserGate, id, when string) error {
+	ask := GateAsker{Objects: n.Objects, Commands: n.Commands, Env: []string{
 		"RECAST_CLUSTER=" + n.Cluster, "RECAST_RUN=" + n.Run, "RECAST_NODE=" + n.Plan.Node,
 		"RECAST_STRATEGY=" + string(n.Plan.Strategy), "RECAST_WHEN=" + when,
 	}}
@@ -145,7 +142,7 @@ func (n Points) await(ctx context.Context, g cluster.UserGate, id, when string) 
 	})
 }
 
-func (n Points) afterwards() []cluster.UserGate {
+func (n UserGates) afterwards() []cluster.UserGate {
 	var after []cluster.UserGate
 	for _, g := range n.Gates {
 		if !g.BeforeOnly {

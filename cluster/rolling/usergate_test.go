@@ -1,4 +1,4 @@
-package usergate
+package rolling
 
 import (
 	"testing"
