@@ -35,7 +35,7 @@ type Machine struct {
 	ConfigHidden   bool         // see ComparedMachine
 	Encryption     []Encryption
 	Remembered     bool             // it does not answer: this was recorded earlier, without its system disk
-	Addresses      []MachineAddress // its present ones; read by StateReader.Machine only
+	Addresses      []MachineAddress // its present ones; see AddressesPart
 }
 
 // MachineStanding says which machine answers, and how far it has come.
@@ -100,12 +100,12 @@ func (m ComparedMachine) Machine() Machine {
 	}
 }
 
-// Booted is what StateReader.Booted reads of m.
+// Booted is what ReadBooted reads of m.
 func (m Machine) Booted() BootedMachine {
 	return BootedMachine{m.MachineStanding, m.RunningSystem, m.BootID}
 }
 
-// Compared is what ConfigReader.System reads of m.
+// Compared is what ReadCompared reads of m.
 func (m Machine) Compared() ComparedMachine {
 	return ComparedMachine{m.MachineStanding, m.RunningSystem, m.Disks, m.SystemDisk, m.VolumeStatuses, m.InstallImage, m.Configs, m.ConfigHidden, m.Encryption}
 }

@@ -207,7 +207,7 @@ type KubeletRestarter interface {
 
 // MachineReader reads what configured machines say.
 type MachineReader interface {
-	StateReader
+	PartReader
 	ConfigReader
 	KubernetesReader
 	MemberReader
@@ -217,27 +217,8 @@ type MachineReader interface {
 	WatchMachine(ctx context.Context, addr netip.Addr, tell func(look bool)) error
 }
 
-// StateReader reads the state of a configured machine, and what it runs.
-type StateReader interface {
-	// Machine reads what a configured machine says about itself. The error names
-	// the address; a machine that answers but refuses our certificate is an error too.
-	Machine(ctx context.Context, addr netip.Addr) (Machine, error)
-	// Standing reads whether a machine is running and ready, and what is missing.
-	Standing(ctx context.Context, addr netip.Addr) (MachineStanding, error)
-	// Identity reads which machine a configured machine is.
-	Identity(ctx context.Context, addr netip.Addr) (MachineIdentity, error)
-	// Booted reads Standing, which system is booted, in which boot, and which would boot next.
-	Booted(ctx context.Context, addr netip.Addr) (BootedMachine, error)
-	// Arrived reads Booted if the machine is running and ready, else Standing only.
-	Arrived(ctx context.Context, addr netip.Addr) (BootedMachine, error)
-	// ArrivedWhole is Arrived, but reads all that Machine reads.
-	ArrivedWhole(ctx context.Context, addr netip.Addr) (Machine, error)
-}
-
-// ConfigReader reads a machine's configuration, and what Diff compares.
+// ConfigReader reads a machine's configuration.
 type ConfigReader interface {
-	// System reads what Diff compares, with half as many requests as Machine.
-	System(ctx context.Context, addr netip.Addr) (ComparedMachine, error)
 	// MachineConfig reads the machine's whole configuration, all documents, as stored.
 	MachineConfig(ctx context.Context, addr netip.Addr) (Secret, error)
 	// MachineConfigs reads the one for the next boot, and the one that it runs.

@@ -18,7 +18,7 @@ func Explain(ctx context.Context, p Project, m Machines, policy planning.Policy,
 		return planning.Plan{}, survey.Explanation{}, err
 	}
 	policy.Rehearse = rehearsal(p, rehearse)
-	plan, o, err := planSeen(ctx, p, m, lock, past, policy)
+	plan, o, err := planSeen(ctx, p, m, Sources(p, m), lock, past, policy)
 	if err != nil {
 		return plan, survey.Explanation{}, err
 	}

@@ -35,18 +35,20 @@ func makePlan(ctx context.Context, p Project, m Machines, lock schematics.Lock, 
 	if err != nil {
 		return planning.Plan{}, err
 	}
-	plan, _, err := planSeen(ctx, p, m, lock, past, policy)
+	src := Sources(p, m)
+	src.Past = past
+	plan, _, err := planSeen(ctx, p, m, src, lock, past, policy)
 	return plan, err
 }
 
 // planSeen also returns the observation that the plan is based on.
-func planSeen(ctx context.Context, p Project, m Machines, lock schematics.Lock, past cluster.History, policy planning.Policy) (planning.Plan, observe.Observation, error) {
+func planSeen(ctx context.Context, p Project, m Machines, src observe.Sources, lock schematics.Lock, past cluster.History, policy planning.Policy) (planning.Plan, observe.Observation, error) {
 	wanted := p.Wanted(lock)
 	first, err := toBegin(ctx, m, policy)
 	if err != nil {
 		return planning.Plan{}, observe.Observation{}, err
 	}
-	o, err := observation(ctx, p, m, wanted, first, policy.Rebuild)
+	o, err := observation(ctx, p, src, wanted, first, policy.Rebuild)
 	if err != nil {
 		return planning.Plan{}, o, err
 	}

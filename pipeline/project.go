@@ -221,9 +221,10 @@ func (p Project) History(lock schematics.Lock) (cluster.History, error) {
 }
 
 // observation reads the state of every configured node; first is observe.Sources.First.
-func observation(ctx context.Context, p Project, m Machines, wanted []cluster.Wanted, first, rebuild string) (observe.Observation, error) {
-	src := Sources(p, m)
-	src.First, src.Rebuild = first, rebuild
+func observation(ctx context.Context, p Project, src observe.Sources, wanted []cluster.Wanted, first, rebuild string) (observe.Observation, error) {
+	if src.First, src.Rebuild = first, rebuild; first != "" || rebuild != "" {
+		src.Past = nil
+	}
 	o, err := observe.Observe(ctx, src, wanted)
 	if err != nil {
 		return o, err
@@ -235,7 +236,7 @@ func observation(ctx context.Context, p Project, m Machines, wanted []cluster.Wa
 // ObserveNodes reads the configured nodes, whatever the lock is.
 func ObserveNodes(ctx context.Context, p Project, m Machines) (observe.Observation, error) {
 	lock, _ := schematics.ReadLock(p.LockFile()) // reported separately
-	return observation(ctx, p, m, p.Wanted(lock), "", "")
+	return observation(ctx, p, Sources(p, m), p.Wanted(lock), "", "")
 }
 
 // Sources are what the nodes of a project are read from.

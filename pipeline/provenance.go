@@ -95,7 +95,7 @@ func locksAtHand(p Project) (present schematics.Lock, past []observe.KnownBuild,
 
 // findNode returns the VM of one node, and the address of its machine.
 func findNode(ctx context.Context, p Project, m Machines, w cluster.Wanted) (observe.Found, error) {
-	o, err := observation(ctx, p, m, []cluster.Wanted{w}, "", "")
+	o, err := observation(ctx, p, Sources(p, m), []cluster.Wanted{w}, "", "")
 	if err != nil {
 		return observe.Found{}, err
 	}

@@ -114,7 +114,7 @@ func (w *work) single(ctx context.Context, makePlan func([]cluster.Wanted, obser
 			return err
 		}
 		wanted := w.Wanted(lock)
-		seen, err := observation(ctx, w.Project, w.machines, wanted, "", "")
+		seen, err := observation(ctx, w.Project, Sources(w.Project, w.machines), wanted, "", "")
 		if err != nil {
 			return err
 		}

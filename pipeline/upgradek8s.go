@@ -113,7 +113,7 @@ func (w *work) upgradeKubernetes(ctx context.Context, rep *UpgradeKubernetesRepo
 
 // planUpgrade makes a plan from the current state, and returns where to create the claim.
 func (w *work) planUpgrade(ctx context.Context, to string) (plan kubeupgrade.Plan, host string, err error) {
-	seen, err := observation(ctx, w.Project, w.machines, w.Wanted(schematics.Lock{}), "", "")
+	seen, err := observation(ctx, w.Project, Sources(w.Project, w.machines), w.Wanted(schematics.Lock{}), "", "")
 	if err != nil {
 		return plan, "", err
 	}

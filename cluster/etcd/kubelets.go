@@ -25,7 +25,7 @@ const AfterRestore = "restart whatever watches Kubernetes and ran all the time: 
 type Kubelets struct {
 	Talos interface {
 		cluster.MemberReader
-		cluster.StateReader
+		cluster.PartReader
 		cluster.KubeletRestarter
 	}
 	Kube  cluster.NodeReader
@@ -49,7 +49,7 @@ func (k Kubelets) restart(ctx context.Context) error {
 	var again []string
 	for _, m := range at {
 		k.Say(m.node)
-		who, err := k.Talos.Identity(ctx, m.addr)
+		who, err := cluster.ReadIdentity(ctx, k.Talos, m.addr)
 		if err == nil {
 			err = k.Talos.RestartKubelet(ctx, m.addr, who.UUID)
 		}

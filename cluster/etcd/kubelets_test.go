@@ -32,11 +32,11 @@ func (s *kubeletScene) Nodes(context.Context) ([]cluster.KubeNode, error) {
 	return []cluster.KubeNode{{Name: "wk1", Addresses: at(1), Ready: true}, {Name: "wk3", Addresses: at(3), Ready: s.looks > s.readyAt}}, nil
 }
 
-func (s *kubeletScene) Identity(_ context.Context, addr netip.Addr) (cluster.MachineIdentity, error) {
+func (s *kubeletScene) ReadParts(_ context.Context, addr netip.Addr, _ cluster.MachineParts) (cluster.Machine, error) {
 	if addr == at(2)[0] {
-		return cluster.MachineIdentity{}, errors.New("no answer")
+		return cluster.Machine{}, errors.New("no answer")
 	}
-	return cluster.MachineIdentity{UUID: "uuid of " + addr.String()}, nil
+	return cluster.Machine{MachineStanding: cluster.MachineStanding{UUID: "uuid of " + addr.String()}}, nil
 }
 
 func (s *kubeletScene) RestartKubelet(_ context.Context, addr netip.Addr, uuid string) error {

@@ -25,7 +25,7 @@ const WipeByReset = "talosctl reset --system-labels-to-wipe EPHEMERAL --reboot -
 func FindTarget(ctx context.Context, talos cluster.MachineReader, files cluster.FileReader, ask []netip.Addr, node string, nodes []string) (t Target, err error) {
 	var problems []error
 	for _, addr := range ask {
-		m, err := talos.Machine(ctx, addr)
+		m, err := cluster.ReadMachine(ctx, talos, addr)
 		name := cmp.Or(m.Nodename, m.Hostname)
 		switch {
 		case err != nil:
@@ -100,7 +100,7 @@ func (r *Restore) healthy(ctx context.Context) (string, error) {
 
 // lacks names the first thing that the node still lacks; "" when it is healthy.
 func (r *Restore) lacks(ctx context.Context) (string, error) {
-	m, err := r.Talos.Machine(ctx, r.Target.Addr)
+	m, err := cluster.ReadMachine(ctx, r.Talos, r.Target.Addr)
 	switch {
 	case err != nil:
 		return "", err

@@ -103,7 +103,7 @@ type found struct {
 	members []cluster.Member
 }
 
-func (f *found) Machine(context.Context, netip.Addr) (cluster.Machine, error) {
+func (f *found) ReadParts(context.Context, netip.Addr, cluster.MachineParts) (cluster.Machine, error) {
 	return f.machine, f.Call("Machine")
 }
 

@@ -220,7 +220,7 @@ func lostVM(ctx context.Context, src Sources, w cluster.Wanted, o *Observation) 
 	if w.Addr.IsValid() {
 		asking, cancel := context.WithTimeout(ctx, lostAnswers)
 		defer cancel()
-		m, err := src.Talos.Identity(asking, w.Addr)
+		m, err := cluster.ReadIdentity(asking, src.Talos, w.Addr)
 		switch {
 		case err != nil: // its machine may be gone
 		case m.Nodename != "" && m.Nodename != w.Name:

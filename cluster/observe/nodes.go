@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/netip"
 	"slices"
 
 	"golang.org/x/sync/errgroup"
@@ -41,11 +40,10 @@ func ObserveDrift(ctx context.Context, src Sources, wanted []cluster.Wanted) (Ob
 	if err != nil {
 		return o, err
 	}
-	system := func(ctx context.Context, addr netip.Addr) (cluster.Machine, error) {
-		m, err := src.Talos.System(ctx, addr)
+	err = observeMachines(ctx, src, func(ctx context.Context, f *Found) (cluster.Machine, error) {
+		m, err := cluster.ReadCompared(ctx, src.Talos, f.Addr)
 		return m.Machine(), err
-	}
-	err = observeMachines(ctx, src, system, wanted, o.Found)
+	}, wanted, o.Found)
 	if err == nil {
 		ObserveFiles(ctx, src, wanted, o.Found)
 	}

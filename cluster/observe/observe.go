@@ -111,16 +111,58 @@ func Observe(ctx context.Context, src Sources, wanted []cluster.Wanted) (Observa
 	hosts := hostsOf(o.Found)
 	g := errgroup.Group{}
 	g.Go(func() error { o.Rooms = roomsOf(ctx, src.Proxmox, hosts); return nil })
-	g.Go(func() error { return observeMachines(ctx, src, src.Talos.Machine, wanted, o.Found) })
+	g.Go(func() error { return observeMachines(ctx, src, src.readFirst, wanted, o.Found) })
 	g.Go(func() error { return observeTies(ctx, src, &o) })
 	g.Go(func() error { return observeMoves(ctx, src.Proxmox, o.Found) })
 	g.Go(func() error { return o.readOwnPod(ctx, src) })
 	err = g.Wait()
 	KnowPods(Matching(o.Found, func(f *Found) bool { return f.VM != nil })) // not earlier: reading machines reads the VMs concurrently
-	if err == nil {
+	if err != nil {
+		return o, err
+	}
+	whole := src.complete(ctx, wanted, o.Found)
+	ObserveFiles(ctx, src, wanted, o.Found)
+	if !whole && src.complete(ctx, wanted, o.Found) { // for a file that differs
 		ObserveFiles(ctx, src, wanted, o.Found)
 	}
-	return o, err
+	return o, nil
+}
+
+// readFirst reads of a machine what a plan needs to see whether it has anything to do.
+func (src Sources) readFirst(ctx context.Context, f *Found) (cluster.Machine, error) {
+	if src.Past == nil {
+		return src.ReadWhole(ctx, f)
+	}
+	return cluster.ReadForPlan(ctx, src.Talos, f.Addr)
+}
+
+// complete reads the rest of every machine if one of the nodes is not settled: what a plan does to one node may depend
+// on the disks of others.
+func (src Sources) complete(ctx context.Context, wanted []cluster.Wanted, found []Found) (done bool) {
+	settled := true
+	for i := range found {
+		settled = settled && found[i].settled(wanted[i], src.Past)
+	}
+	if src.Past == nil || settled {
+		return false
+	}
+	eachFound(found, func(i int, f *Found) {
+		if f.Machine == nil {
+			return
+		}
+		first := *f.Machine
+		f.Machine = nil
+		ReadMachine(ctx, src, func(ctx context.Context, f *Found) (cluster.Machine, error) {
+			return first.Complete(ctx, src.Talos, f.Addr)
+		}, wanted[i], f)
+	})
+	return true
+}
+
+// settled says whether a plan leaves the node as it is, whatever else its machine would say.
+func (f Found) settled(w cluster.Wanted, past cluster.History) bool {
+	return f.Machine != nil && !f.Machine.ConfigHidden && !f.Open() && !f.Unfinished() && f.Blank == nil && f.Absent == nil && !f.Away &&
+		!w.Surge && len(f.Unrecorded) == 0 && !Diff(w, f, past).Rollable()
 }
 
 func ReadMachine(ctx context.Context, src Sources, read machineRead, w cluster.Wanted, f *Found) {
@@ -128,7 +170,7 @@ func ReadMachine(ctx context.Context, src Sources, read machineRead, w cluster.W
 		f.Errs = append(f.Errs, NoAddress(f.Name))
 		return
 	}
-	m, err := read(ctx, f.Addr)
+	m, err := read(ctx, f)
 	switch {
 	case err != nil:
 		err = fmt.Errorf("read machine %s: %w", f.Addr, err)
@@ -196,8 +238,13 @@ func Shared(found []Found) (problems []error) {
 	return problems
 }
 
-// machineRead is StateReader.Machine, or ConfigReader.System as a Machine.
-type machineRead func(ctx context.Context, addr netip.Addr) (cluster.Machine, error)
+// machineRead reads of a node's machine what is needed.
+type machineRead func(ctx context.Context, f *Found) (cluster.Machine, error)
+
+// ReadWhole reads all of a node's machine.
+func (src Sources) ReadWhole(ctx context.Context, f *Found) (cluster.Machine, error) {
+	return cluster.ReadMachine(ctx, src.Talos, f.Addr)
+}
 
 // observeMatched reads the sources and finds each node's VM.
 func observeMatched(ctx context.Context, src Sources, wanted []cluster.Wanted) (Observation, error) {
@@ -282,6 +329,8 @@ type Sources struct {
 	// Rebuild is the SHA-256 of the snapshot with which a broken cluster begins again: see observeLost. "": no
 	// rebuild.
 	Rebuild string
+	// Past is for a plan: of machines that it leaves as they are, only what it needs is read. nil: all is read.
+	Past cluster.History
 	// ParkingIDs are the VMIDs that a parking VM may have, in order.
 	ParkingIDs []cluster.VMID
 	// ConfigKnown says where a node's machine configuration is available: in the journal of the

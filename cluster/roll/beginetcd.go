@@ -136,7 +136,7 @@ func requireSilent(ctx context.Context, n *rolling.Node, m cluster.Member) error
 func answers(ctx context.Context, n *rolling.Node, addr netip.Addr) (who cluster.MachineIdentity, err error) {
 	asking, cancel := context.WithTimeout(ctx, exchange.LookAround)
 	defer cancel()
-	if who, err = n.Talos.Identity(asking, addr); err != nil {
+	if who, err = cluster.ReadIdentity(asking, n.Talos, addr); err != nil {
 		return cluster.MachineIdentity{}, ctx.Err()
 	}
 	return who, nil

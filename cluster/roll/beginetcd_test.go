@@ -119,12 +119,12 @@ type ruin struct {
 	vms    []cluster.VM
 }
 
-func (r *ruin) Identity(_ context.Context, addr netip.Addr) (cluster.MachineIdentity, error) {
+func (r *ruin) ReadParts(_ context.Context, addr netip.Addr, _ cluster.MachineParts) (cluster.Machine, error) {
 	who, there := r.answer[addr]
 	if !there {
-		return who, errors.New("no answer")
+		return cluster.Machine{}, errors.New("no answer")
 	}
-	return who, nil
+	return cluster.Machine{MachineStanding: cluster.MachineStanding{UUID: who.UUID}, Nodename: who.Nodename}, nil
 }
 
 // ruins are the VMs that Proxmox has.

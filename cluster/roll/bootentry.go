@@ -22,7 +22,7 @@ func (n *node) bootEntryStep(entry func(parking.Memory) string) step.Step {
 		if err != nil {
 			return m, "", err
 		}
-		m, err = n.Talos.Machine(ctx, n.Plan.Addr)
+		m, err = cluster.ReadMachine(ctx, n.Talos, n.Plan.Addr)
 		return m, entry(mem), err
 	}
 	waited := false

@@ -25,7 +25,7 @@ func (n *node) answers(ctx context.Context) (reason string, silent, err error) {
 	if n.answered {
 		return reason, nil, nil
 	}
-	m, err := n.Talos.Standing(ctx, n.Plan.Addr)
+	m, err := cluster.ReadStanding(ctx, n.Talos, n.Plan.Addr)
 	switch {
 	case err != nil:
 		return "", fmt.Errorf("%w: %w", errNoAnswer, err), nil

@@ -23,11 +23,11 @@ type rebootingMachine struct {
 	looks int
 }
 
-func (r *rebootingMachine) Standing(context.Context, netip.Addr) (cluster.MachineStanding, error) {
+func (r *rebootingMachine) ReadParts(context.Context, netip.Addr, cluster.MachineParts) (cluster.Machine, error) {
 	if r.looks++; r.looks == 2 {
-		return cluster.MachineStanding{UUID: "u", Stage: "installing"}, nil
+		return cluster.Machine{MachineStanding: cluster.MachineStanding{UUID: "u", Stage: "installing"}}, nil
 	}
-	return cluster.MachineStanding{}, errors.New("connection refused")
+	return cluster.Machine{}, errors.New("connection refused")
 }
 
 // TestConfiguredStaysTrue: the reboot that ends an installation may come between configure's last

@@ -94,7 +94,7 @@ func (n *applyConfig) wanted(ctx context.Context) (cluster.Secret, error) {
 	if err != nil {
 		return nil, err
 	}
-	m, err := n.Talos.Machine(ctx, n.Plan.Addr)
+	m, err := cluster.ReadMachine(ctx, n.Talos, n.Plan.Addr)
 	if err != nil {
 		return nil, fmt.Errorf("read machine %s: %w", n.Plan.Addr, err)
 	}
@@ -150,7 +150,7 @@ func (n *applyConfig) shown(ctx context.Context) (cluster.Configs, error) {
 }
 
 func (n *applyConfig) drainMarked(ctx context.Context) error {
-	m, err := n.Talos.Booted(ctx, n.Plan.Addr)
+	m, err := cluster.ReadBooted(ctx, n.Talos, n.Plan.Addr)
 	if err != nil {
 		return fmt.Errorf("read machine %s: %w", n.Plan.Addr, err)
 	}
@@ -200,7 +200,7 @@ func (n *applyConfig) refused(ctx context.Context, err error) error {
 }
 
 func (n *applyConfig) reboot(ctx context.Context) error {
-	before, err := n.Talos.Booted(ctx, n.Plan.Addr)
+	before, err := cluster.ReadBooted(ctx, n.Talos, n.Plan.Addr)
 	if err != nil {
 		return fmt.Errorf("read machine %s: %w", n.Plan.Addr, err)
 	}
@@ -221,7 +221,7 @@ func (n *applyConfig) markAndReboot(ctx context.Context) error {
 	case mark == nil:
 		return fault.Refusedf("someone removed the mark from node %s", n.Plan.Node)
 	}
-	m, err := n.Talos.Booted(ctx, n.Plan.Addr)
+	m, err := cluster.ReadBooted(ctx, n.Talos, n.Plan.Addr)
 	if err != nil {
 		return fmt.Errorf("read machine %s: %w", n.Plan.Addr, err)
 	}
@@ -235,7 +235,7 @@ func (n *applyConfig) markAndReboot(ctx context.Context) error {
 // awaitBoot waits until the machine answers in another boot than before.
 func (n *applyConfig) awaitBoot(ctx context.Context, id, before string) error {
 	return n.Watch(ctx, id, n.OfMachine(n.Plan.Node+" to leave its old boot", n.Timing.Stop+n.Timing.Boot), func(ctx context.Context) (bool, string, error) {
-		m, err := n.Talos.Booted(ctx, n.Plan.Addr)
+		m, err := cluster.ReadBooted(ctx, n.Talos, n.Plan.Addr)
 		return err == nil && m.UUID == n.Plan.UUID && m.BootID != before, "still the same boot", err
 	})
 }
@@ -258,7 +258,7 @@ func (n *applyConfig) giveBack(ctx context.Context, cause error) error {
 	case !found:
 		return fault.WithHint(cause, "its old configuration is not in the journal of this run; the console of VM %d and talosctl -n %s dmesg say more", n.Plan.VMID, n.Plan.Addr)
 	}
-	m, err := n.Talos.Booted(ctx, n.Plan.Addr)
+	m, err := cluster.ReadBooted(ctx, n.Talos, n.Plan.Addr)
 	if err == nil {
 		err = n.etcd.requireToReboot(ctx)
 	}

@@ -271,7 +271,7 @@ func (n *etcdMember) blame(ctx context.Context, waited error) error {
 	}
 	if what == learnerStill {
 		var machine *cluster.Machine // it may not answer
-		if m, err := n.Talos.Machine(ctx, n.Plan.Addr); err == nil {
+		if m, err := cluster.ReadMachine(ctx, n.Talos, n.Plan.Addr); err == nil {
 			machine = &m
 		}
 		waited = fault.WithHint(waited, "%s", etcd.AdviceForLearner(n.Plan.Node, n.Plan.Addr, machine))

@@ -55,12 +55,8 @@ func (k *drainedKube) AttachedVolumes(context.Context, string) ([]cluster.Attach
 // bootedTalos is a machine whose boot ID is b1.
 type bootedTalos struct{ cluster.Talos }
 
-func (bootedTalos) Identity(context.Context, netip.Addr) (cluster.MachineIdentity, error) {
-	return cluster.MachineIdentity{UUID: "u1", Nodename: "wk1"}, nil
-}
-
-func (bootedTalos) Booted(context.Context, netip.Addr) (cluster.BootedMachine, error) {
-	return cluster.BootedMachine{MachineStanding: cluster.MachineStanding{UUID: "u1"}, BootID: "b1"}, nil
+func (bootedTalos) ReadParts(context.Context, netip.Addr, cluster.MachineParts) (cluster.Machine, error) {
+	return cluster.Machine{MachineStanding: cluster.MachineStanding{UUID: "u1"}, Nodename: "wk1", BootID: "b1"}, nil
 }
 
 // runningVMs is a Proxmox whose VMs run.

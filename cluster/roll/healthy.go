@@ -33,7 +33,7 @@ func (n *node) inVain(ctx context.Context, err error) error {
 		return n.withUndoHint(err)
 	}
 	again := "recast roll waits for it again"
-	if m, errNow := n.Talos.Machine(ctx, n.Plan.Addr); errNow == nil && m.FromISO && m.SystemDisk != "" {
+	if m, errNow := cluster.ReadMachine(ctx, n.Talos, n.Plan.Addr); errNow == nil && m.FromISO && m.SystemDisk != "" {
 		again = "it can't boot from its new disk, on which an installation broke off"
 	}
 	if n.Plan.KubeSpan {
@@ -62,7 +62,7 @@ func (n *node) isHealthy() string {
 
 // lacksAfterExchange names the first thing that the node still lacks; "" when it is healthy.
 func (n *node) lacksAfterExchange(ctx context.Context, mem parking.Memory) (string, error) {
-	m, err := n.Talos.ArrivedWhole(ctx, n.Plan.Addr)
+	m, err := cluster.ReadArrivedWhole(ctx, n.Talos, n.Plan.Addr)
 	if err != nil {
 		return "", err
 	}

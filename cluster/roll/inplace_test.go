@@ -78,11 +78,11 @@ func TestApplyHints(t *testing.T) {
 // countedTalos is a machine that runs one system, and counts how often it is asked.
 type countedTalos struct {
 	cluster.Talos
-	machine cluster.BootedMachine
+	machine cluster.Machine
 	asked   int
 }
 
-func (c *countedTalos) Booted(context.Context, netip.Addr) (cluster.BootedMachine, error) {
+func (c *countedTalos) ReadParts(context.Context, netip.Addr, cluster.MachineParts) (cluster.Machine, error) {
 	c.asked++
 	return c.machine, nil
 }
@@ -99,11 +99,11 @@ func (unmarkedNode) Node(context.Context, string) (cluster.KubeNode, error) {
 func TestRunsWantedIsSeenOnce(t *testing.T) {
 	t.Parallel()
 	b := clustertest.WantedBuild()
-	right := clustertest.InSync().Booted()
+	right := clustertest.InSync()
 	old := right
 	old.TalosVersion = "v1.0.0"
 	for name, c := range map[string]struct {
-		machine cluster.BootedMachine
+		machine cluster.Machine
 		pause   time.Duration
 		want    bool
 		asked   int
@@ -146,7 +146,7 @@ func TestISOIsNoBootEntry(t *testing.T) {
 // isoTalos is a machine that runs from its ISO.
 type isoTalos struct{ cluster.Talos }
 
-func (isoTalos) Machine(context.Context, netip.Addr) (cluster.Machine, error) {
+func (isoTalos) ReadParts(context.Context, netip.Addr, cluster.MachineParts) (cluster.Machine, error) {
 	return cluster.Machine{MachineStanding: cluster.MachineStanding{UUID: "u", Stage: "running"}, RunningSystem: cluster.RunningSystem{FromISO: true}}, nil
 }
 

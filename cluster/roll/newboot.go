@@ -45,7 +45,7 @@ func (n *inPlace) waitBootHealthy(ctx context.Context) error {
 
 // rememberStuck saves which volumes are stuck before the upgrade.
 func (n *inPlace) rememberStuck(ctx context.Context) error {
-	m, err := n.Talos.Machine(ctx, n.Plan.Addr)
+	m, err := cluster.ReadMachine(ctx, n.Talos, n.Plan.Addr)
 	if err != nil {
 		return fmt.Errorf("read machine %s: %w", n.Plan.Addr, err)
 	}
@@ -64,7 +64,7 @@ func (n *inPlace) awaitVolumes(ctx context.Context) error {
 		return nil // unknown which of them were stuck before: drift names them
 	}
 	err = n.Watch(ctx, "wait-healthy", n.OfMachine("volumes of "+n.Plan.Node, n.Timing.Join), func(ctx context.Context) (bool, string, error) {
-		m, err := n.Talos.Machine(ctx, n.Plan.Addr)
+		m, err := cluster.ReadMachine(ctx, n.Talos, n.Plan.Addr)
 		lacks := stuck(m, before)
 		return err == nil && lacks == "", lacks, err
 	})
@@ -132,7 +132,7 @@ func (n *inPlace) bootFailed(ctx context.Context, cause error) error {
 	if n.Plan.Reboot == cluster.ByFirmware {
 		cause = fault.WithHint(cause, "it was booted through the firmware (roll.reboot): an image that boots by kexec only hangs there (talos#14146); no other node got it")
 	}
-	if m, err := n.Talos.Booted(ctx, n.Plan.Addr); err == nil && m.UUID == n.Plan.UUID && len(cluster.DiffImage(n.Want.Build, m.RunningSystem, n.roller.History)) > 0 {
+	if m, err := cluster.ReadBooted(ctx, n.Talos, n.Plan.Addr); err == nil && m.UUID == n.Plan.UUID && len(cluster.DiffImage(n.Want.Build, m.RunningSystem, n.roller.History)) > 0 {
 		if mark, err := n.mark(ctx); err == nil && mark != nil && mark.BootID == m.BootID {
 			return fault.WithHint(cause, "talosctl -n %s dmesg shows why it does not leave the boot from before the upgrade; run the same command again to continue from there", n.Plan.Addr)
 		}

@@ -166,7 +166,7 @@ func (n *node) drift(ctx context.Context, park parking.Parking, ended bool) (d o
 	if err != nil {
 		return d, false, fmt.Errorf("look up VM %d: %w", n.Plan.VMID, err)
 	}
-	m, err := n.Talos.System(ctx, n.Plan.Addr)
+	m, err := cluster.ReadCompared(ctx, n.Talos, n.Plan.Addr)
 	switch {
 	case err != nil && ended:
 		return d, false, fmt.Errorf("read machine %s: %w", n.Plan.Addr, err)

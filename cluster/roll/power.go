@@ -29,7 +29,7 @@ func (n *node) keepServing(ctx context.Context, r *exchange.Replace, cause error
 	if err != nil || park.Record.Left || n.etcd.outOfIt || ctx.Err() != nil || fault.KindOf(cause) == fault.Claimed {
 		return cause
 	}
-	if m, err := n.Talos.Booted(ctx, n.Plan.Addr); err != nil || !n.IsOldBoot(ctx, m) {
+	if m, err := cluster.ReadBooted(ctx, n.Talos, n.Plan.Addr); err != nil || !n.IsOldBoot(ctx, m) {
 		return cause
 	}
 	for _, s := range r.RestoreSteps() {

@@ -19,7 +19,7 @@ func (n *node) leaveAsReplacement(ctx context.Context, r *exchange.Replace) erro
 	if out, err := n.replacementOut(ctx, r); err != nil || out != "" {
 		return err
 	}
-	if _, err := n.Talos.Identity(ctx, n.Plan.Addr); err != nil {
+	if _, err := cluster.ReadIdentity(ctx, n.Talos, n.Plan.Addr); err != nil {
 		n.Tell("put-back/leave-etcd", "the replacement does not answer; its member goes when the old system joins")
 		return nil
 	}
@@ -81,7 +81,7 @@ func (n *node) standsStill(ctx context.Context, r *exchange.Replace) (string, er
 	if err != nil || !park.Record.Left {
 		return reason, err
 	}
-	if m, err := n.Talos.Booted(ctx, n.Plan.Addr); err == nil && n.IsOldBoot(ctx, m) {
+	if m, err := cluster.ReadBooted(ctx, n.Talos, n.Plan.Addr); err == nil && n.IsOldBoot(ctx, m) {
 		return "", nil
 	}
 	return reason, nil // off, or in a later boot

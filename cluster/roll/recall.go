@@ -30,7 +30,7 @@ func (n *node) recall(ctx context.Context) (parking.Memory, error) {
 	if err != nil {
 		return parking.Memory{}, fmt.Errorf("look up VM %d: %w", n.Plan.VMID, err)
 	}
-	m, err := n.Talos.Machine(ctx, n.Plan.Addr)
+	m, err := cluster.ReadMachine(ctx, n.Talos, n.Plan.Addr)
 	if err != nil {
 		return parking.Memory{}, fmt.Errorf("read machine %s: %w", n.Plan.Addr, err)
 	}

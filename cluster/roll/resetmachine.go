@@ -51,7 +51,7 @@ func (n *node) configureReset(ctx context.Context) error {
 
 // lacksToServe names the first thing that the machine lacks; before are the volumes that need not come up.
 func (n *node) lacksToServe(ctx context.Context, before []cluster.VolumeStatus) (string, error) {
-	m, err := n.Talos.ArrivedWhole(ctx, n.Plan.Addr)
+	m, err := cluster.ReadArrivedWhole(ctx, n.Talos, n.Plan.Addr)
 	if err != nil {
 		return "", err
 	}

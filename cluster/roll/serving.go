@@ -59,7 +59,7 @@ func (n serving) Reshape() step.Step {
 func (n serving) Running() shape.Running {
 	return shape.Running{
 		Proxmox: n.Proxmox, VMID: n.Plan.VMID, Shape: n.Want.Shape,
-		Machine: func(ctx context.Context) (cluster.Machine, error) { return n.Talos.Machine(ctx, n.Plan.Addr) },
+		Machine: func(ctx context.Context) (cluster.Machine, error) { return cluster.ReadMachine(ctx, n.Talos, n.Plan.Addr) },
 	}
 }
 
@@ -97,7 +97,7 @@ func (n serving) migrate(to string) step.Step {
 
 // moveTo migrates the VM, and waits until the same boot of the same machine serves from there.
 func (n serving) moveTo(ctx context.Context, to string) error {
-	m, err := n.Talos.Booted(ctx, n.Plan.Addr)
+	m, err := cluster.ReadBooted(ctx, n.Talos, n.Plan.Addr)
 	if err != nil {
 		return fmt.Errorf("read machine %s: %w", n.Plan.Addr, err)
 	}

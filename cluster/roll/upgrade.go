@@ -59,7 +59,7 @@ func (n *inPlace) awaitInstaller(ctx context.Context, setMark func() error) erro
 }
 
 func (n *inPlace) drainMarked(ctx context.Context) error {
-	m, err := n.Talos.Booted(ctx, n.Plan.Addr)
+	m, err := cluster.ReadBooted(ctx, n.Talos, n.Plan.Addr)
 	if err != nil {
 		return fmt.Errorf("read machine %s: %w", n.Plan.Addr, err)
 	}
@@ -91,7 +91,7 @@ func (n *inPlace) install(ctx context.Context) error {
 	}
 	mark.Installed = true
 	setMark := func() error { return fault.Prefix("mark node "+n.Plan.Node, n.Kube.Cordon(ctx, n.Plan.Node, *mark)) }
-	m, err := n.Talos.Booted(ctx, n.Plan.Addr)
+	m, err := cluster.ReadBooted(ctx, n.Talos, n.Plan.Addr)
 	if err != nil {
 		return fmt.Errorf("read machine %s: %w", n.Plan.Addr, err)
 	}
@@ -136,7 +136,7 @@ func (n *inPlace) installed(ctx context.Context) (string, error) {
 	if err != nil || mark == nil || mark.Build != n.Want.Build.ID {
 		return "", err
 	}
-	m, err := n.Talos.Booted(ctx, n.Plan.Addr) // a fresh read, right before an installation
+	m, err := cluster.ReadBooted(ctx, n.Talos, n.Plan.Addr) // a fresh read, right before an installation
 	if err != nil {
 		return "", fmt.Errorf("read machine %s: %w", n.Plan.Addr, err)
 	}
@@ -200,7 +200,7 @@ func (n *inPlace) reboot(ctx context.Context) error {
 }
 
 func (n *inPlace) runsNow(ctx context.Context) (string, error) {
-	m, err := n.Talos.Booted(ctx, n.Plan.Addr)
+	m, err := cluster.ReadBooted(ctx, n.Talos, n.Plan.Addr)
 	if err != nil {
 		if ctx.Err() != nil {
 			return "", err // we were cancelled; this says nothing about the machine

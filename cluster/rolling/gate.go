@@ -68,7 +68,7 @@ func (n *Node) look(ctx context.Context) error {
 	}
 	if !n.Plan.Resume {
 		problems = append(problems, n.RequireOneMachine(ctx), n.RequireUnchanged(ctx), n.requireFallback(ctx), n.requireSoleOwner(ctx), n.requireOthersReady(ctx), n.RequireEtcd(ctx))
-	} else if m, err := n.Talos.Booted(ctx, n.Plan.Addr); err == nil && n.IsOldBoot(ctx, m) {
+	} else if m, err := cluster.ReadBooted(ctx, n.Talos, n.Plan.Addr); err == nil && n.IsOldBoot(ctx, m) {
 		problems = append(problems, n.RequireEtcd(ctx)) // the node still serves
 	}
 	return errors.Join(problems...)
@@ -173,7 +173,7 @@ func (n *Node) requireReplaceable(ctx context.Context) error {
 	if errNode == nil {
 		c.Found.Local, errLocal = n.localData(ctx, k)
 	}
-	c.Machine, errMachine = n.Talos.Machine(ctx, n.Plan.Addr)
+	c.Machine, errMachine = cluster.ReadMachine(ctx, n.Talos, n.Plan.Addr)
 	if err := errors.Join(errTies, errNode, errLocal, errMachine); err != nil {
 		return fmt.Errorf("look again at %s: %w", n.Plan.Node, err)
 	}
@@ -293,7 +293,7 @@ func requireCeph(ctx context.Context, px cluster.StorageReader, n planning.NodeP
 // one that has its name in Kubernetes. It accepts a machine that does not answer: other checks decide whether it
 // must.
 func (n *Node) RequireOneMachine(ctx context.Context) error {
-	m, err := n.Talos.Identity(ctx, n.Plan.Addr)
+	m, err := cluster.ReadIdentity(ctx, n.Talos, n.Plan.Addr)
 	switch {
 	case err != nil:
 	case m.UUID != n.Plan.UUID:
@@ -370,7 +370,7 @@ func (n *Node) requireOwnMember(ctx context.Context, m cluster.EtcdMember) error
 	if err != nil || addr == n.Plan.Addr {
 		return nil //nolint:nilerr // added, but never started
 	}
-	other, err := n.Talos.Identity(ctx, addr)
+	other, err := cluster.ReadIdentity(ctx, n.Talos, addr)
 	if err != nil || other.UUID == n.Plan.UUID {
 		return nil //nolint:nilerr // see above
 	}

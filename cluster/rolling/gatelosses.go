@@ -95,7 +95,7 @@ func (n *Node) leavingNow(ctx context.Context) (c strategy.Candidate, leaves boo
 	}
 	var silent error
 	if vm.Running {
-		m, err := n.Talos.Machine(ctx, n.Plan.Addr)
+		m, err := cluster.ReadMachine(ctx, n.Talos, n.Plan.Addr)
 		if err == nil && m.UUID == vm.UUID() {
 			f.Machine = &m
 		}

@@ -109,7 +109,7 @@ func (n *Node) requireNoMachine(ctx context.Context) error {
 	asking, cancel := context.WithTimeout(ctx, exchange.LookAround)
 	defer cancel()
 	what := "a machine in maintenance mode"
-	m, err := n.Talos.Identity(asking, n.Plan.Addr)
+	m, err := cluster.ReadIdentity(asking, n.Talos, n.Plan.Addr)
 	if err == nil {
 		what = fmt.Sprintf("machine %s (UUID %s)", m.Nodename, m.UUID)
 	} else if _, err = n.Maintenance.MaintenanceMachine(asking, n.Plan.Addr); err != nil {

@@ -248,7 +248,7 @@ func (n *Node) WatchDetached(ctx context.Context, tell func(look bool)) error {
 // Arrived reads a machine that is running and ready. For a machine that is not, it asks little, and
 // lacks says how far the machine is.
 func (n *Node) Arrived(ctx context.Context) (m cluster.BootedMachine, lacks string, err error) {
-	if m, err = n.Talos.Arrived(ctx, n.Plan.Addr); err == nil {
+	if m, err = cluster.ReadArrived(ctx, n.Talos, n.Plan.Addr); err == nil {
 		lacks = n.LacksMachine(m.MachineStanding)
 	}
 	return m, lacks, err

@@ -61,7 +61,7 @@ func (r *Roll) takeSnapshot(ctx context.Context, p planning.Plan, dir string) er
 // of that name, this would have been booted (config_select_default_entry in systemd's boot.c).
 func NoteEntry(n *Node) step.Step {
 	look := func(ctx context.Context) (was, is cluster.Booted, err error) {
-		m, err := n.Talos.Booted(ctx, n.Plan.Addr)
+		m, err := cluster.ReadBooted(ctx, n.Talos, n.Plan.Addr)
 		if err != nil {
 			return was, is, fmt.Errorf("read machine %s: %w", n.Plan.Addr, err)
 		}

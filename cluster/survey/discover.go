@@ -175,7 +175,7 @@ func whereabouts(members []cluster.Member, nodes []cluster.KubeNode) []Discovere
 }
 
 // discoverMachines reads the machine of every node; errors are in their order.
-func discoverMachines(ctx context.Context, talos cluster.StateReader, nodes []Discovered) []error {
+func discoverMachines(ctx context.Context, talos cluster.PartReader, nodes []Discovered) []error {
 	errs := make([]error, len(nodes))
 	g := errgroup.Group{}
 	g.SetLimit(observe.ObserveLimit)
@@ -186,7 +186,7 @@ func discoverMachines(ctx context.Context, talos cluster.StateReader, nodes []Di
 				errs[i] = fmt.Errorf("node %s: %w", n.Name, observe.NoAddress(n.Name))
 				return nil
 			}
-			m, err := talos.Machine(ctx, n.Addr)
+			m, err := cluster.ReadMachine(ctx, talos, n.Addr)
 			if err != nil {
 				err = fmt.Errorf("node %s: read its machine: %w", n.Name, err)
 			}

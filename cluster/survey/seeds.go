@@ -25,12 +25,12 @@ func addresses(members []cluster.Member, nodes []cluster.KubeNode) []netip.Addr 
 // addSeeds adds the machines at further addresses, and reads a listed node there if it did not
 // answer at its own address. silent are the addresses where no node answers and none is known
 // to be: such an address may move between control planes.
-func addSeeds(ctx context.Context, talos cluster.StateReader, nodes []Discovered, errs []error, addrs, known []netip.Addr) (_ []Discovered, _ []error, silent []netip.Addr) {
+func addSeeds(ctx context.Context, talos cluster.PartReader, nodes []Discovered, errs []error, addrs, known []netip.Addr) (_ []Discovered, _ []error, silent []netip.Addr) {
 	for _, addr := range addrs {
 		if slices.ContainsFunc(nodes, func(n Discovered) bool { return n.Addr == addr }) || slices.Contains(silent, addr) {
 			continue
 		}
-		m, err := talos.Machine(ctx, addr)
+		m, err := cluster.ReadMachine(ctx, talos, addr)
 		if err != nil || m.Nodename == "" {
 			if !slices.Contains(known, addr) {
 				silent = append(silent, addr)

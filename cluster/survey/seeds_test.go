@@ -26,7 +26,7 @@ type machines struct {
 
 func (m machines) Members(context.Context) ([]cluster.Member, error) { return m.members, nil }
 
-func (m machines) Machine(_ context.Context, addr netip.Addr) (cluster.Machine, error) {
+func (m machines) ReadParts(_ context.Context, addr netip.Addr, _ cluster.MachineParts) (cluster.Machine, error) {
 	if found, ok := m.on[addr]; ok {
 		return found, nil
 	}

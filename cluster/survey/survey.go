@@ -205,7 +205,7 @@ func (s *Survey) readMachines(ctx context.Context, src observe.Sources, wanted [
 		if s.Found[i].Absent != nil {
 			continue
 		}
-		g.Go(func() error { observe.ReadMachine(ctx, src, src.Talos.Machine, wanted[i], &s.Found[i]); return nil })
+		g.Go(func() error { observe.ReadMachine(ctx, src, src.ReadWhole, wanted[i], &s.Found[i]); return nil })
 	}
 	_ = g.Wait() // as above
 }

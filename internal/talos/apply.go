@@ -134,7 +134,7 @@ func applied(err error, config cluster.Secret) error {
 // every disk has been probed.
 func (c *Client) MaintenanceMachine(ctx context.Context, addr netip.Addr) (m cluster.BlankMachine, err error) {
 	err = c.callBlank(ctx, addr, func(ctx context.Context, s session) error {
-		if m.Machine, err = inRounds(firstRound, append(wholeMachine, readHardware))(ctx, s); err == nil {
+		if m.Machine, err = readParts(ctx, s, cluster.WholeMachine&^cluster.AddressesPart); err == nil {
 			m.Fingerprint = *s.fingerprint.Load()
 		}
 		return err

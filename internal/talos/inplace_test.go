@@ -55,7 +55,7 @@ func TestInPlace(t *testing.T) {
 
 func (l *lab) rebooted(c *talos.Client, bootID string) cluster.Machine {
 	l.t.Helper()
-	return await(l.t, func() (cluster.Machine, error) { return c.Machine(l.t.Context(), cpAddr) },
+	return await(l.t, func() (cluster.Machine, error) { return cluster.ReadMachine(l.t.Context(), c, cpAddr) },
 		func(m cluster.Machine) bool { return m.Stage == "running" && m.Ready && m.BootID != bootID })
 }
 

@@ -175,7 +175,7 @@ func await[T any](t *testing.T, ask func() (T, error), good func(T) bool) T {
 
 func (l *lab) running(c *talos.Client, addr netip.Addr) cluster.Machine {
 	l.t.Helper()
-	return await(l.t, func() (cluster.Machine, error) { return c.Machine(l.t.Context(), addr) },
+	return await(l.t, func() (cluster.Machine, error) { return cluster.ReadMachine(l.t.Context(), c, addr) },
 		func(m cluster.Machine) bool { return m.Stage == "running" && m.Ready })
 }
 

@@ -21,86 +21,59 @@ import (
 	"github.com/recast-sh/recast/internal/foreign"
 )
 
-// Machine reads everything.
-func (c *Client) Machine(ctx context.Context, addr netip.Addr) (cluster.Machine, error) {
-	return ask(ctx, c, addr, inRounds(firstRound, append(wholeMachine, readHardware, readAddresses)))
+// ReadParts implements cluster.PartReader.
+func (c *Client) ReadParts(ctx context.Context, addr netip.Addr, parts cluster.MachineParts) (cluster.Machine, error) {
+	return ask(ctx, c, addr, func(ctx context.Context, s session) (cluster.Machine, error) { return readParts(ctx, s, parts) })
 }
 
-// Standing implements cluster.StateReader.
-func (c *Client) Standing(ctx context.Context, addr netip.Addr) (cluster.MachineStanding, error) {
-	m, err := ask(ctx, c, addr, inRounds([]reading{readHardware}, []reading{readStatus}))
-	return m.MachineStanding, err
-}
-
-// Identity implements cluster.StateReader.
-func (c *Client) Identity(ctx context.Context, addr netip.Addr) (cluster.MachineIdentity, error) {
-	m, err := ask(ctx, c, addr, inRounds([]reading{readHardware, readNodename}))
-	return cluster.MachineIdentity{UUID: m.UUID, Nodename: m.Nodename}, err
-}
-
-// Booted implements cluster.StateReader.
-func (c *Client) Booted(ctx context.Context, addr netip.Addr) (cluster.BootedMachine, error) {
-	m, err := ask(ctx, c, addr, inRounds(firstRound, append(bootedMachine, readHardware)))
-	return m.Booted(), err
-}
-
-// Arrived implements cluster.StateReader.
-func (c *Client) Arrived(ctx context.Context, addr netip.Addr) (cluster.BootedMachine, error) {
-	m, err := c.arrived(ctx, addr, bootedMachine)
-	return m.Booted(), err
-}
-
-// ArrivedWhole implements cluster.StateReader.
-func (c *Client) ArrivedWhole(ctx context.Context, addr netip.Addr) (cluster.Machine, error) {
-	return c.arrived(ctx, addr, wholeMachine)
-}
-
-func (c *Client) arrived(ctx context.Context, addr netip.Addr, then []reading) (cluster.Machine, error) {
-	return ask(ctx, c, addr, func(ctx context.Context, s session) (m cluster.Machine, err error) {
-		err = readRound(ctx, s, &m, readHardware, readStatus)
-		if err == nil && m.Stage == runtime.MachineStageRunning.String() && m.Ready {
-			err = readRound(ctx, s, &m, append(then, readVersion)...)
-		}
-		return m, err
-	})
-}
-
-// System implements cluster.ConfigReader.
-func (c *Client) System(ctx context.Context, addr netip.Addr) (cluster.ComparedMachine, error) {
-	m, err := ask(ctx, c, addr, inRounds(firstRound, comparedMachine))
-	return m.Compared(), err
-}
-
-// reading fills in its own fields, or adds to those of readStatus.
-type reading = func(context.Context, session, *cluster.Machine) error
-
-// firstRound is read before the rest, so that the machine's readiness is never newer
-// than what it is compared with.
-var firstRound = []reading{readVersion, readStatus}
-
-// What is read after that. Everything but comparedMachine lacks the UUID.
-var (
-	wholeMachine    = slices.Clip([]reading{readNames, readSecurity, readBootID, readBootedEntry, readNextBoot, readExtensions, readBlock, readFromConfig})
-	bootedMachine   = slices.Clip([]reading{readSecurity, readBootID, readBootedEntry, readNextBoot, readExtensions})
-	comparedMachine = []reading{readHardware, readSecurity, readBootedEntry, readNextBoot, readExtensions, readDisks, readAllowedConfig}
-)
-
-// inRounds asks at once for everything in a round: all of it uses one connection.
-func inRounds(rounds ...[]reading) func(context.Context, session) (cluster.Machine, error) {
-	return func(ctx context.Context, s session) (m cluster.Machine, err error) {
-		for _, round := range rounds {
-			if err := readRound(ctx, s, &m, round...); err != nil {
-				return cluster.Machine{}, err
-			}
-		}
-		return m, nil
+// readParts asks for the parts in two rounds, each at once over one connection.
+func readParts(ctx context.Context, s session, parts cluster.MachineParts) (m cluster.Machine, err error) {
+	first := parts & beforeOthers
+	if parts&cluster.IfReady != 0 {
+		first &^= cluster.VersionPart
 	}
+	err = readRound(ctx, s, &m, first)
+	if err == nil && (parts&cluster.IfReady == 0 || m.Stage == runtime.MachineStageRunning.String() && m.Ready) {
+		err = readRound(ctx, s, &m, parts&^first)
+	}
+	if err != nil {
+		return cluster.Machine{}, err
+	}
+	return m, nil
 }
 
-func readRound(ctx context.Context, s session, m *cluster.Machine, reads ...reading) error {
+// beforeOthers is read before the rest, so that the machine's readiness is never newer than what it is compared with.
+const beforeOthers = cluster.StandingPart | cluster.VersionPart | cluster.UUIDPart | cluster.NodenamePart
+
+// readings read the parts of a machine. Each fills in its own fields, or adds to those of readStatus.
+var readings = []struct {
+	part cluster.MachineParts
+	read func(context.Context, session, *cluster.Machine) error
+}{
+	{cluster.UUIDPart, readHardware},
+	{cluster.StandingPart, readStatus},
+	{cluster.VersionPart, readVersion},
+	{cluster.NodenamePart, readNodename},
+	{cluster.HostnamePart, readHostname},
+	{cluster.TypePart, readType},
+	{cluster.BootIDPart, readBootID},
+	{cluster.SystemPart, readSecurity},
+	{cluster.SystemPart, readBootedEntry},
+	{cluster.SystemPart, readNextBoot},
+	{cluster.SystemPart, readExtensions},
+	{cluster.DisksPart, readDisks},
+	{cluster.VolumesPart, readBlock},
+	{cluster.ConfigPart, readFromConfig},
+	{cluster.VisibleConfigPart, readAllowedConfig},
+	{cluster.AddressesPart, readAddresses},
+}
+
+func readRound(ctx context.Context, s session, m *cluster.Machine, parts cluster.MachineParts) error {
 	var all []func() error
-	for _, read := range reads {
-		all = append(all, func() error { return read(ctx, s, m) })
+	for _, r := range readings {
+		if parts&r.part != 0 {
+			all = append(all, func() error { return r.read(ctx, s, m) })
+		}
 	}
 	return inParallel(all...)
 }
@@ -151,17 +124,17 @@ func readNodename(ctx context.Context, s session, m *cluster.Machine) error {
 	return err
 }
 
-func readNames(ctx context.Context, s session, m *cluster.Machine) error {
-	return inParallel(
-		getting(ctx, s, network.NewHostnameStatus(network.NamespaceName, network.HostnameID).Metadata(), func(host *network.HostnameStatus) {
-			m.Hostname = host.TypedSpec().Hostname
-		}),
-		func() error { return readNodename(ctx, s, m) },
-		getting(ctx, s, config.NewMachineType().Metadata(), func(kind *config.MachineType) {
-			m.ControlPlane = kind.MachineType().IsControlPlane()
-			m.TypeInit = kind.MachineType() == machine.TypeInit
-		}),
-	)
+func readHostname(ctx context.Context, s session, m *cluster.Machine) error {
+	return getting(ctx, s, network.NewHostnameStatus(network.NamespaceName, network.HostnameID).Metadata(), func(host *network.HostnameStatus) {
+		m.Hostname = host.TypedSpec().Hostname
+	})()
+}
+
+func readType(ctx context.Context, s session, m *cluster.Machine) error {
+	return getting(ctx, s, config.NewMachineType().Metadata(), func(kind *config.MachineType) {
+		m.ControlPlane = kind.MachineType().IsControlPlane()
+		m.TypeInit = kind.MachineType() == machine.TypeInit
+	})()
 }
 
 func readSecurity(ctx context.Context, s session, m *cluster.Machine) error {

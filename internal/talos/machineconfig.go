@@ -56,7 +56,7 @@ func readConfigs(ctx context.Context, s session) (c cluster.Configs, err error) 
 
 // InstallImage implements cluster.ConfigReader.
 func (c *Client) InstallImage(ctx context.Context, addr netip.Addr) (string, error) {
-	m, err := ask(ctx, c, addr, inRounds([]reading{readFromConfig}))
+	m, err := c.ReadParts(ctx, addr, cluster.ConfigPart)
 	return m.InstallImage, err
 }
 

@@ -124,7 +124,7 @@ func TestOldNode(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer client.Close()
-		got, err := client.Machine(t.Context(), netip.MustParseAddr("127.42.7.31"))
+		got, err := cluster.ReadMachine(t.Context(), client, netip.MustParseAddr("127.42.7.31"))
 		if diff := cmp.Diff(cluster.Machine{
 			MachineStanding: cluster.MachineStanding{Stage: "running", Ready: true},
 			RunningSystem: cluster.RunningSystem{
@@ -138,7 +138,7 @@ func TestOldNode(t *testing.T) {
 		if _, err := client.MachineConfig(t.Context(), netip.MustParseAddr("127.42.7.31")); !errors.Is(err, errNoConfig) {
 			t.Errorf("configuration: err = %v", err)
 		}
-		got, err = client.Machine(t.Context(), netip.MustParseAddr("127.42.7.32"))
+		got, err = cluster.ReadMachine(t.Context(), client, netip.MustParseAddr("127.42.7.32"))
 		if want := "127.42.7.32: list Disks.block.talos.dev: disk on fire"; err == nil || err.Error() != want || got.TalosVersion != "" {
 			t.Errorf("err = %v, want %s; machine = %+v", err, want, got)
 		}
@@ -186,7 +186,7 @@ func TestNewRefuses(t *testing.T) {
 		}
 		time.Sleep(20 * 365 * 24 * time.Hour)
 		check("expired", Options{Talosconfig: good}, "expired on 20")
-		if _, err := early.Machine(t.Context(), netip.MustParseAddr("127.42.7.31")); fault.KindOf(err) != fault.Config || !strings.Contains(err.Error(), "expired on 20") {
+		if _, err := cluster.ReadMachine(t.Context(), early, netip.MustParseAddr("127.42.7.31")); fault.KindOf(err) != fault.Config || !strings.Contains(err.Error(), "expired on 20") {
 			t.Errorf("expired since: %v", err)
 		}
 	})

@@ -53,7 +53,7 @@ func TestBlankMachineBecomesNode(t *testing.T) {
 			cmpopts.IgnoreFields(cluster.Machine{}, "BootID", "Hostname"), cmpopts.IgnoreFields(cluster.MachineDisk{}, "BusPath"),
 			cmpopts.IgnoreFields(cluster.RunningSystem{}, "Cmdline"), cmpopts.IgnoreFields(cluster.Volume{}, "PartitionUUID", "FilesystemUUID"),
 		}
-		if system, err := c.System(ctx, cpAddr); err != nil || system.FromISO {
+		if system, err := cluster.ReadCompared(ctx, c, cpAddr); err != nil || system.FromISO {
 			t.Errorf("what runs from a disk: %+v, %v", system, err)
 		}
 		if diff := cmp.Diff(want, blank.Machine, ignore); diff != "" {
@@ -71,7 +71,7 @@ func TestBlankMachineBecomesNode(t *testing.T) {
 		if err := c.ApplyConfig(ctx, workerAddr, strings.ToUpper(workerUUID), patched); err != nil {
 			t.Fatal(err)
 		}
-		node := await(t, func() (cluster.Machine, error) { return c.Machine(ctx, workerAddr) },
+		node := await(t, func() (cluster.Machine, error) { return cluster.ReadMachine(ctx, c, workerAddr) },
 			func(m cluster.Machine) bool { return m.Stage == "running" && m.Ready && m.BootEntry != "" })
 		if node.FromISO {
 			t.Error("an installed system runs from an ISO")
@@ -107,22 +107,22 @@ func TestBlankMachineBecomesNode(t *testing.T) {
 func checkParts(t *testing.T, c *talos.Client, node cluster.Machine) {
 	t.Helper()
 	ctx := t.Context()
-	if system, err := c.System(ctx, workerAddr); err != nil || !cmp.Equal(node.Compared(), system, cmpopts.IgnoreFields(cluster.MachineDisk{}, "Blank"), cmpopts.IgnoreFields(cluster.VolumeStatus{}, "Disk", "Mount")) {
+	if system, err := cluster.ReadCompared(ctx, c, workerAddr); err != nil || !cmp.Equal(node.Compared(), system, cmpopts.IgnoreFields(cluster.MachineDisk{}, "Blank"), cmpopts.IgnoreFields(cluster.VolumeStatus{}, "Disk", "Mount")) {
 		t.Errorf("system (-machine +system): %v\n%s", err, cmp.Diff(node.Compared(), system))
 	}
-	if booted, err := c.Booted(ctx, workerAddr); err != nil || !cmp.Equal(node.Booted(), booted) {
+	if booted, err := cluster.ReadBooted(ctx, c, workerAddr); err != nil || !cmp.Equal(node.Booted(), booted) {
 		t.Errorf("booted (-machine +booted): %v\n%s", err, cmp.Diff(node.Booted(), booted))
 	}
-	if booted, err := c.Arrived(ctx, workerAddr); err != nil || !cmp.Equal(node.Booted(), booted) {
+	if booted, err := cluster.ReadArrived(ctx, c, workerAddr); err != nil || !cmp.Equal(node.Booted(), booted) {
 		t.Errorf("arrived (-machine +arrived): %v\n%s", err, cmp.Diff(node.Booted(), booted))
 	}
-	if whole, err := c.ArrivedWhole(ctx, workerAddr); err != nil || !cmp.Equal(node, whole, cmpopts.IgnoreFields(cluster.Machine{}, "Addresses")) {
+	if whole, err := cluster.ReadArrivedWhole(ctx, c, workerAddr); err != nil || !cmp.Equal(node, whole, cmpopts.IgnoreFields(cluster.Machine{}, "Addresses")) {
 		t.Errorf("arrived (-machine +arrived): %v\n%s", err, cmp.Diff(node, whole))
 	}
 	if image, err := c.InstallImage(ctx, workerAddr); err != nil || image != node.InstallImage || image == "" {
 		t.Errorf("install image %q of %+v: %v", image, node, err)
 	}
-	if who, err := c.Identity(ctx, workerAddr); err != nil || !cmp.Equal(who, cluster.MachineIdentity{UUID: node.UUID, Nodename: node.Nodename}) {
+	if who, err := cluster.ReadIdentity(ctx, c, workerAddr); err != nil || !cmp.Equal(who, cluster.MachineIdentity{UUID: node.UUID, Nodename: node.Nodename}) {
 		t.Errorf("identity %+v: %v", who, err)
 	}
 	for _, addr := range []netip.Addr{cpAddr, workerAddr} {
@@ -207,11 +207,11 @@ func TestReaderComparesTheRest(t *testing.T) {
 		l := newLab(t)
 		admin := l.client(role.Admin)
 		l.running(admin, cpAddr)
-		whole, err := admin.System(t.Context(), cpAddr)
+		whole, err := cluster.ReadCompared(t.Context(), admin, cpAddr)
 		if err != nil || whole.ConfigHidden || whole.InstallImage == "" {
 			t.Fatalf("as os:admin: %+v, %v", whole, err)
 		}
-		got, err := l.client(role.Reader).System(t.Context(), cpAddr)
+		got, err := cluster.ReadCompared(t.Context(), l.client(role.Reader), cpAddr)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -240,7 +240,7 @@ func TestReadErrors(t *testing.T) {
 		}
 		stranger, reader := l.clientWith(talos.Options{Talosconfig: foreign}), l.client(role.Reader)
 		machine := func(c *talos.Client, addr string) error {
-			_, err := c.Machine(ctx, netip.MustParseAddr(addr))
+			_, err := cluster.ReadMachine(ctx, c, netip.MustParseAddr(addr))
 			return err
 		}
 		cases := map[string]struct {
@@ -291,14 +291,14 @@ func TestDeadlines(t *testing.T) {
 		defer silent.Close()
 		c := l.client(role.Admin)
 		start := time.Now()
-		_, err = c.Machine(t.Context(), netip.MustParseAddr("127.42.7.66"))
+		_, err = cluster.ReadMachine(t.Context(), c, netip.MustParseAddr("127.42.7.66"))
 		if took := time.Since(start); err == nil || took != 15*time.Second || !strings.Contains(err.Error(), "gave up after 15s") {
 			t.Errorf("err = %v after %s", err, took)
 		}
 		ctx, cancel := context.WithCancel(t.Context())
 		time.AfterFunc(time.Second, cancel)
 		start = time.Now()
-		_, err = c.Machine(ctx, netip.MustParseAddr("127.42.7.66"))
+		_, err = cluster.ReadMachine(ctx, c, netip.MustParseAddr("127.42.7.66"))
 		if took := time.Since(start); !errors.Is(err, context.Canceled) || took != time.Second {
 			t.Errorf("err = %v after %s", err, took)
 		}
@@ -322,7 +322,7 @@ func TestClocks(t *testing.T) {
 				l.fw.Trouble(9000, talosapi.Trouble{Clock: c.off})
 				client := l.client(role.Admin)
 				time.Sleep(time.Minute)
-				_, err := client.Machine(t.Context(), cpAddr)
+				_, err := cluster.ReadMachine(t.Context(), client, cpAddr)
 				if err == nil || !strings.Contains(err.Error(), c.text) {
 					t.Errorf("err = %v", err)
 				}

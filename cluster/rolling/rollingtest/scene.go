@@ -188,28 +188,19 @@ type sceneTalos struct {
 	s *Scene
 }
 
-func (k sceneTalos) Identity(_ context.Context, at netip.Addr) (cluster.MachineIdentity, error) {
-	m, err := k.s.answers("Identity", at)
-	return cluster.MachineIdentity{UUID: m.UUID, Nodename: m.Nodename}, err
-}
-
-func (k sceneTalos) Booted(_ context.Context, at netip.Addr) (cluster.BootedMachine, error) {
-	m, err := k.s.answers("Booted", at)
-	return m.Booted(), err
-}
-
-func (k sceneTalos) Arrived(_ context.Context, at netip.Addr) (cluster.BootedMachine, error) {
-	m, err := k.s.answers("Arrived", at)
-	return m.Booted(), err
-}
-
-func (k sceneTalos) Machine(_ context.Context, at netip.Addr) (cluster.Machine, error) {
-	return k.s.answers("Machine", at)
-}
-
-func (k sceneTalos) Standing(_ context.Context, at netip.Addr) (cluster.MachineStanding, error) {
-	m, err := k.s.answers("Standing", at)
-	return m.MachineStanding, err
+// ReadParts names each kind of read as a call of its own.
+func (k sceneTalos) ReadParts(_ context.Context, at netip.Addr, parts cluster.MachineParts) (cluster.Machine, error) {
+	switch {
+	case parts&cluster.VersionPart == 0 && parts&cluster.StandingPart == 0:
+		return k.s.answers("Identity", at)
+	case parts&cluster.VersionPart == 0:
+		return k.s.answers("Standing", at)
+	case parts&cluster.VolumesPart != 0:
+		return k.s.answers("Machine", at)
+	case parts&cluster.IfReady != 0:
+		return k.s.answers("Arrived", at)
+	}
+	return k.s.answers("Booted", at)
 }
 
 func (k sceneTalos) WatchMachine(context.Context, netip.Addr, func(bool)) error { return nil }

@@ -54,7 +54,7 @@ func (s *talosScene) machineState() machineState {
 	must(s.t, err)
 	c := s.session()
 	defer c.end()
-	m, err := c.machines.Talos.Machine(s.t.Context(), n.Addr)
+	m, err := cluster.ReadMachine(s.t.Context(), c.machines.Talos, n.Addr)
 	must(s.t, err)
 	return machineState{Config: maps.Clone(vm.Config), Boot: m.BootID}
 }

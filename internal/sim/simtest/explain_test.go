@@ -125,7 +125,7 @@ func upgradeByHand(t *testing.T, lab *Lab, schematic string) {
 	lab.installBy(t, n.Name, repository+":"+before.TalosVersion)
 	must(t, s.machines.Talos.Reboot(t.Context(), n.Addr, n.UUID, ""))
 	for {
-		m, err := s.machines.Talos.Machine(t.Context(), n.Addr)
+		m, err := cluster.ReadMachine(t.Context(), s.machines.Talos, n.Addr)
 		if err == nil && m.BootID != before.BootID && m.Ready && m.Stage == "running" {
 			return
 		}

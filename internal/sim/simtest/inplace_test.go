@@ -53,7 +53,7 @@ func (l *Lab) machine(name string) cluster.Machine {
 	l.t.Helper()
 	s := l.session()
 	defer s.end()
-	m, err := s.machines.Talos.Machine(l.t.Context(), l.node(name).Addr)
+	m, err := cluster.ReadMachine(l.t.Context(), s.machines.Talos, l.node(name).Addr)
 	must(l.t, err)
 	return m
 }

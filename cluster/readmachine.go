@@ -1,0 +1,105 @@
+package cluster
+
+import (
+	"context"
+	"net/netip"
+)
+
+// MachineParts are parts of a [Machine]. Each costs its own requests to Talos.
+type MachineParts uint
+
+// The parts.
+const (
+	UUIDPart          MachineParts = 1 << iota
+	StandingPart                   // Stage, Ready and Unmet
+	VersionPart                    // TalosVersion, Arch and Platform
+	NodenamePart                   // Nodename
+	HostnamePart                   // Hostname
+	TypePart                       // ControlPlane and TypeInit
+	BootIDPart                     // BootID
+	SystemPart                     // the rest of RunningSystem
+	DisksPart                      // Disks, SystemDisk and VolumeStatuses, without what is on which disk
+	VolumesPart                    // all that DisksPart has, what is on each disk, Volumes, PoolMembers and FromImage
+	ConfigPart                     // InstallImage, Configs and Encryption; it is an error if our talosconfig may not read them
+	VisibleConfigPart              // ConfigPart, or ConfigHidden
+	AddressesPart                  // Addresses
+	// IfReady asks a machine that is not running and ready only for UUIDPart and StandingPart.
+	IfReady
+
+	standingParts = UUIDPart | StandingPart
+	bootedParts   = standingParts | VersionPart | BootIDPart | SystemPart
+	comparedParts = standingParts | VersionPart | SystemPart | DisksPart | VisibleConfigPart
+	// WholeMachine is all of it.
+	WholeMachine  = bootedParts | NodenamePart | HostnamePart | TypePart | VolumesPart | ConfigPart | AddressesPart
+	// planParts are what a plan needs of a machine that it leaves as it is.
+	planParts = comparedParts | TypePart | BootIDPart
+	// leftParts are those that planParts lacks, and which boot they are of.
+	leftParts = standingParts | NodenamePart | HostnamePart | BootIDPart | VolumesPart | AddressesPart
+)
+
+// PartReader reads parts of a configured machine.
+type PartReader interface {
+	// ReadParts leaves what was not asked for unset. Readiness is never newer than what it is compared with. The
+	// error names the address; a machine that answers but refuses our certificate is an error, too.
+	ReadParts(ctx context.Context, addr netip.Addr, parts MachineParts) (Machine, error)
+}
+
+// ReadMachine reads all that a configured machine says about itself.
+func ReadMachine(ctx context.Context, talos PartReader, addr netip.Addr) (Machine, error) {
+	return talos.ReadParts(ctx, addr, WholeMachine)
+}
+
+// ReadStanding reads whether a machine is running and ready, and what is missing.
+func ReadStanding(ctx context.Context, talos PartReader, addr netip.Addr) (MachineStanding, error) {
+	m, err := talos.ReadParts(ctx, addr, standingParts)
+	return m.MachineStanding, err
+}
+
+// ReadIdentity reads which machine a configured machine is.
+func ReadIdentity(ctx context.Context, talos PartReader, addr netip.Addr) (MachineIdentity, error) {
+	m, err := talos.ReadParts(ctx, addr, UUIDPart|NodenamePart)
+	return MachineIdentity{UUID: m.UUID, Nodename: m.Nodename}, err
+}
+
+// ReadBooted reads ReadStanding, which system is booted, in which boot, and which would boot next.
+func ReadBooted(ctx context.Context, talos PartReader, addr netip.Addr) (BootedMachine, error) {
+	m, err := talos.ReadParts(ctx, addr, bootedParts)
+	return m.Booted(), err
+}
+
+// ReadArrived reads ReadBooted if the machine is running and ready, else ReadStanding only.
+func ReadArrived(ctx context.Context, talos PartReader, addr netip.Addr) (BootedMachine, error) {
+	m, err := talos.ReadParts(ctx, addr, bootedParts|IfReady)
+	return m.Booted(), err
+}
+
+// ReadArrivedWhole is ReadArrived, but reads all that ReadMachine reads except for its addresses.
+func ReadArrivedWhole(ctx context.Context, talos PartReader, addr netip.Addr) (Machine, error) {
+	return talos.ReadParts(ctx, addr, WholeMachine&^AddressesPart|IfReady)
+}
+
+// ReadCompared reads what Diff compares, with half as many requests as ReadMachine.
+func ReadCompared(ctx context.Context, talos PartReader, addr netip.Addr) (ComparedMachine, error) {
+	m, err := talos.ReadParts(ctx, addr, comparedParts)
+	return m.Compared(), err
+}
+
+// ReadForPlan reads what a plan needs of a machine that it leaves as it is; Complete reads the rest.
+func ReadForPlan(ctx context.Context, talos PartReader, addr netip.Addr) (Machine, error) {
+	return talos.ReadParts(ctx, addr, planParts)
+}
+
+// Complete reads what ReadForPlan has left out of a machine. If the machine has restarted since, all of it is read again.
+func (m Machine) Complete(ctx context.Context, talos PartReader, addr netip.Addr) (Machine, error) {
+	rest, err := talos.ReadParts(ctx, addr, leftParts)
+	if err != nil {
+		return Machine{}, err
+	}
+	if m.ConfigHidden || rest.BootID != m.BootID || rest.UUID != m.UUID {
+		return ReadMachine(ctx, talos, addr)
+	}
+	m.MachineStanding, m.Hostname, m.Nodename = rest.MachineStanding, rest.Hostname, rest.Nodename
+	m.FromImage, m.Disks, m.SystemDisk, m.Addresses = rest.FromImage, rest.Disks, rest.SystemDisk, rest.Addresses
+	m.Volumes, m.VolumeStatuses, m.PoolMembers = rest.Volumes, rest.VolumeStatuses, rest.PoolMembers
+	return m, nil
+}
