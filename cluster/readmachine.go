@@ -30,7 +30,7 @@ const (
 	bootedParts   = standingParts | VersionPart | BootIDPart | SystemPart
 	comparedParts = standingParts | VersionPart | SystemPart | DisksPart | VisibleConfigPart
 	// WholeMachine is all of it.
-	WholeMachine  = bootedParts | NodenamePart | HostnamePart | TypePart | VolumesPart | ConfigPart | AddressesPart
+	WholeMachine = bootedParts | NodenamePart | HostnamePart | TypePart | VolumesPart | ConfigPart | AddressesPart
 	// planParts are what a plan needs of a machine that it leaves as it is.
 	planParts = comparedParts | TypePart | BootIDPart
 	// leftParts are those that planParts lacks, and which boot they are of.

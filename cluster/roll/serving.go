@@ -59,7 +59,9 @@ func (n serving) Reshape() step.Step {
 func (n serving) Running() shape.Running {
 	return shape.Running{
 		Proxmox: n.Proxmox, VMID: n.Plan.VMID, Shape: n.Want.Shape,
-		Machine: func(ctx context.Context) (cluster.Machine, error) { return cluster.ReadMachine(ctx, n.Talos, n.Plan.Addr) },
+		Machine: func(ctx context.Context) (cluster.Machine, error) {
+			return cluster.ReadMachine(ctx, n.Talos, n.Plan.Addr)
+		},
 	}
 }
 
