@@ -141,9 +141,9 @@ func (src Sources) readFirst(ctx context.Context, f *Found) (cluster.Machine, er
 func (src Sources) complete(ctx context.Context, wanted []cluster.Wanted, found []Found) (done bool) {
 	settled := true
 	for i := range found {
-		settled = settled && found[i].settled(wanted[i], src.Past)
+		settled = settled && (src.Past == nil || found[i].settled(wanted[i], src.Past))
 	}
-	if src.Past == nil || settled {
+	if settled {
 		return false
 	}
 	eachFound(found, func(i int, f *Found) {
