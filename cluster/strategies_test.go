@@ -40,6 +40,7 @@ func TestStrategies(t *testing.T) {
 		"from halfway": {func(s cluster.Strategy) bool { return s.From() == cluster.Halfway }, strategies{cluster.PutBack}},
 		"VM untouched": {func(s cluster.Strategy) bool { return s.VM() == cluster.VMUntouched }, strategies{cluster.InPlace, cluster.ApplyConfig, cluster.InstallReset}},
 		"new system":   {func(s cluster.Strategy) bool { return s.System() == cluster.SystemNew }, strategies{cluster.Create, cluster.Recreate, cluster.Reimage}},
+		"parked":       {func(s cluster.Strategy) bool { return s.System() == cluster.SystemParked }, strategies{cluster.Remove}},
 		"kept system":  {func(s cluster.Strategy) bool { return s.System() == cluster.SystemKept }, strategies{cluster.Rollback}},
 	}
 	for _, name := range slices.Sorted(maps.Keys(questions)) {

@@ -30,6 +30,11 @@ func (n *gate) look(a, b bool, vm VM) error {
 	return errors.Join(n.first(), n.requireRoom(vm))
 }
 
+var rows = map[string]row{
+	"a": {on: first},
+	"b": {second, words{"c"}, flag | other},
+}
+
 func other(n *gate) error {
 	if n.a {
 		return nil
@@ -48,7 +53,7 @@ func TestMutate(t *testing.T) {
 	}
 	before := rooms
 	defer func() { rooms = before }()
-	rooms = []room{{".", ".", "gate.look"}}
+	rooms = []room{{".", ".", "gate.look rows"}}
 	files, found, err := mutate(dir, 0, 1)
 	if err != nil {
 		t.Fatal(err)
@@ -67,13 +72,17 @@ x.go:15  gate.look  n.requireRoom(vm) → nil
 x.go:18  gate.look  err != nil || vm.Off → false
 x.go:21  gate.look  n.first() → nil
 x.go:21  gate.look  n.requireRoom(vm) → nil
-x.go:28  other  n.requireRoom → not asked
-x.go:29  other  n.requireRoom(VM{}) → nil`
+x.go:25  rows of "a"  first → the next
+x.go:26  rows of "b"  second → the next
+x.go:26  rows of "b"  flag → missing
+x.go:26  rows of "b"  other → missing
+x.go:33  other  n.requireRoom → not asked
+x.go:34  other  n.requireRoom(VM{}) → nil`
 	if text := strings.Join(got, "\n"); text != want {
 		t.Errorf("mutants:\n%s\nwant:\n%s", text, want)
 	}
 	text := string(files[filepath.Join(dir, "x.go")])
-	for _, line := range []string{"if (!gateOff(1) && (a)) || (!gateOff(2) && (b)) {", "if (gateOff(3) || (a)) && (gateOff(4) || (b)) {", "err := gateDrop(7, n.requireRoom(vm)); err != nil {", "n.asks = gateFunc(11, n.requireRoom)"} {
+	for _, line := range []string{"if (!gateOff(1) && (a)) || (!gateOff(2) && (b)) {", "if (gateOff(3) || (a)) && (gateOff(4) || (b)) {", "err := gateDrop(7, n.requireRoom(vm)); err != nil {", "n.asks = gateFunc(15, n.requireRoom)", "{gateCell(12, second), words{\"c\"}, gateFlag(13, flag) | gateFlag(14, other)}"} {
 		if !strings.Contains(text, line) {
 			t.Errorf("no %q in\n%s", line, text)
 		}

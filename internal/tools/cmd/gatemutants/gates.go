@@ -11,7 +11,7 @@ import (
 )
 
 // room is a package with gates. A function whose name begins with require is a gate by
-// its name; these are the others, as "function" or "Type.method".
+// its name; these are the others, as "function" or "Type.method", and tables by their variable.
 type room struct {
 	dir    string
 	tables string // the tests that are made for it, which run first: a regular expression
@@ -48,7 +48,7 @@ var rooms = []room{
 	{"cluster/etcd", "^TestFind", "FindTarget Source.Require"},
 	{"cluster/kubeupgrade", ".", ""},
 	{"cluster/survey", ".", ""},
-	{"cluster", "^TestRequire", `RequireQuorum RequireRemakeable Build.CheckBooted`},
+	{"cluster", "^TestRequire|^TestStrategies", `RequireQuorum RequireRemakeable Build.CheckBooted rows`},
 }
 
 // names are the gates that are not named so.

@@ -46,6 +46,20 @@ func gateDrop(id int, err error) error {
 	return err
 }
 
+func gateCell[T ~int](id int, is T) T {
+	if gateOff(id) {
+		return is + 1
+	}
+	return is
+}
+
+func gateFlag(id, is int) int {
+	if gateOff(id) {
+		return 0
+	}
+	return is
+}
+
 func gateFunc(id int, do func(context.Context) error) func(context.Context) error {
 	return func(ctx context.Context) error { return gateDrop(id, do(ctx)) }
 }
@@ -92,9 +106,16 @@ func mutate(root string, number, next int) (files map[string][]byte, found []mut
 		}
 		pkg = file.Name.Name
 		for _, d := range file.Decls {
-			if fn, ok := d.(*ast.FuncDecl); ok && fn.Body != nil {
-				m.function(fn, r.names())
-				delete(unseen, name(fn))
+			switch d := d.(type) {
+			case *ast.FuncDecl:
+				if d.Body != nil {
+					m.function(d, r.names())
+					delete(unseen, name(d))
+				}
+			case *ast.GenDecl:
+				if m.table(d, r.names()) {
+					delete(unseen, m.gate)
+				}
 			}
 		}
 		for i := range m.found {
@@ -177,6 +198,54 @@ func (m *mutator) function(fn *ast.FuncDecl, gates map[string]bool) {
 		}
 		return true
 	})
+}
+
+// table adds the mutants of a table: each cell that is a constant becomes the next of its kind, and each of joined flags
+// is missing.
+func (m *mutator) table(d *ast.GenDecl, gates map[string]bool) bool {
+	for _, spec := range d.Specs {
+		v, ok := spec.(*ast.ValueSpec)
+		if !ok || d.Tok != token.VAR || !gates[v.Names[0].Name] {
+			continue
+		}
+		rows, ok := v.Values[0].(*ast.CompositeLit)
+		if !ok {
+			return false
+		}
+		for _, elt := range rows.Elts {
+			kv := elt.(*ast.KeyValueExpr)
+			for _, cell := range kv.Value.(*ast.CompositeLit).Elts {
+				if named, ok := cell.(*ast.KeyValueExpr); ok {
+					cell = named.Value
+				}
+				m.gate = v.Names[0].Name + " of " + types.ExprString(kv.Key)
+				m.cell(cell)
+			}
+		}
+		m.gate = v.Names[0].Name
+		return true
+	}
+	return false
+}
+
+func (m *mutator) cell(e ast.Expr) {
+	switch e := e.(type) {
+	case *ast.Ident:
+		m.wrap(e, "gateCell(%d, ", ")", "the next")
+	case *ast.BinaryExpr:
+		if e.Op == token.OR {
+			m.flag(e.X)
+			m.flag(e.Y)
+		}
+	}
+}
+
+func (m *mutator) flag(e ast.Expr) {
+	if both, ok := e.(*ast.BinaryExpr); ok {
+		m.cell(both)
+		return
+	}
+	m.wrap(e, "gateFlag(%d, ", ")", "missing")
 }
 
 // last is the last part of a name.
