@@ -2,14 +2,25 @@ package talos_test
 
 import (
 	"bytes"
+	"cmp"
+	"context"
+	"errors"
+	"io"
+	"net"
+	"net/netip"
+	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"testing/synctest"
+	"time"
 
-	"github.com/google/go-cmp/cmp"
+	gocmp "github.com/google/go-cmp/cmp"
 	"github.com/siderolabs/talos/pkg/machinery/role"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/observe"
+	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim/talosapi"
 	"github.com/recast-sh/recast/internal/talos"
 )
@@ -87,7 +98,7 @@ func TestReplaceConfig(t *testing.T) {
 			t.Errorf("before %+v, after %+v", before, now)
 		}
 		encrypted := []cluster.Encryption{{Volume: "EPHEMERAL", Keys: []string{"tpm"}, LockToState: true}}
-		if diff := cmp.Diff(encrypted, now.Encryption); diff != "" {
+		if diff := gocmp.Diff(encrypted, now.Encryption); diff != "" {
 			t.Errorf("encryption (-want +got):\n%s", diff)
 		}
 		if err := c.ReplaceConfig(ctx, cpAddr, cpUUID, cluster.Secret("machine: {type: none}")); err == nil {
@@ -108,7 +119,7 @@ func TestEtcdOfTheLab(t *testing.T) {
 			t.Fatalf("members = %+v, err = %v", members, err)
 		}
 		want := []cluster.EtcdMember{{ID: members[0].ID, Name: "cp1", Peers: []string{"https://127.42.7.11:2380"}}}
-		if diff := cmp.Diff(want, members); diff != "" {
+		if diff := gocmp.Diff(want, members); diff != "" {
 			t.Errorf("members (-want +got):\n%s", diff)
 		}
 		status, err := c.EtcdStatus(ctx, cpAddr)
@@ -135,4 +146,242 @@ func TestEtcdOfTheLab(t *testing.T) {
 			t.Errorf("broken snapshot of %d of %d bytes, err = %v", part.Len(), whole.Len(), err)
 		}
 	})
+}
+
+// Before 1.13 maintenance mode is another service with other behaviour. Both report
+// what recast needs from a blank machine.
+func TestMaintenanceOfEachRelease(t *testing.T) {
+	if testing.Short() {
+		t.Skip("long: make stories")
+	}
+	t.Parallel()
+	for version, want := range map[string]struct {
+		arch   string
+		bootID bool
+	}{"v1.12.6": {"", false}, "v1.13.9": {"amd64", false}, "v1.14.1": {"amd64", true}} {
+		t.Run(version, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				l := newLab(t)
+				c := l.client(role.Admin)
+				l.running(c, cpAddr)
+				l.boots.TalosVersion = version
+				l.power("1F", workerUUID, drive("virtio0", "recast-1", 10, nil))
+				m := l.maintenance(c, workerAddr)
+				got := cluster.RunningSystem{TalosVersion: m.TalosVersion, Arch: m.Arch, Platform: m.Platform, Schematic: m.Schematic, FromISO: m.FromISO}
+				if diff := gocmp.Diff(cluster.RunningSystem{
+					TalosVersion: version, Arch: want.arch, Platform: "nocloud", FromISO: true,
+					Schematic: cluster.SchematicEntry{ID: "cafe", YAML: image().SchematicYAML},
+				}, got); diff != "" || m.UUID != workerUUID || len(m.Disks) != 1 || !m.Disks[0].Blank || (m.BootID != "") != want.bootID || len(m.Fingerprint) != 44 {
+					t.Errorf("%+v (-want +got):\n%s", m, diff)
+				}
+				config := l.config(talosapi.Machine{Hostname: "wk1.lab.internal", Installer: installer, InstallSerial: "recast-1"})
+				if err := c.ApplyConfig(t.Context(), workerAddr, workerUUID, config); err != nil {
+					t.Fatal(err)
+				}
+				if m := l.running(c, workerAddr); m.Hostname != "wk1" || m.Nodename != "wk1" {
+					t.Errorf("its name is %s, its node's %s", m.Hostname, m.Nodename)
+				}
+				if members, err := c.Members(t.Context()); err != nil || len(members) != 2 || members[1].Nodename != "wk1" {
+					t.Errorf("members %+v, %v", members, err)
+				}
+			})
+		})
+	}
+}
+
+// read reads one file of the control plane.
+func read(ctx context.Context, c *talos.Client, name string, sizeBytes int64) (text string, err error) {
+	var b bytes.Buffer
+	err = c.Files(ctx, cpAddr, cpUUID, func(ctx context.Context, files cluster.MachineFiles) error {
+		return files.Read(ctx, name, sizeBytes, &b)
+	})
+	return b.String(), err
+}
+
+// paths lists a directory of the control plane.
+func paths(ctx context.Context, c *talos.Client, dir string, deep bool) (list []string, err error) {
+	err = c.Files(ctx, cpAddr, cpUUID, func(ctx context.Context, files cluster.MachineFiles) error {
+		return files.List(ctx, dir, deep, func(f cluster.MachineFile) error {
+			list = append(list, f.Path+" "+f.Mode.String()+" "+f.Link)
+			return nil
+		})
+	})
+	return list, err
+}
+
+func TestFiles(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t)
+		c, ctx := l.client(role.Admin), t.Context()
+		l.running(c, cpAddr)
+
+		const name, text = "/proc/cmdline", "talos.platform=nocloud\n"
+		if got, err := read(ctx, c, name, int64(len(text))); got != text || err != nil {
+			t.Errorf("read: %q, %v", got, err)
+		}
+		for what, test := range map[string]struct {
+			size int64
+			want string
+		}{
+			"too long":  {5, "127.42.7.11: read /proc/cmdline: it is longer than the 5 bytes listed"},
+			"too short": {50, "127.42.7.11: read /proc/cmdline: it ended after 23 of 50 bytes"},
+		} {
+			if _, err := read(ctx, c, name, test.size); err == nil || err.Error() != test.want {
+				t.Errorf("%s: %v", what, err)
+			}
+		}
+		want := []string{
+			"/usr/local/share/ca-certificates Lrwxrwxrwx /etc/ssl", "/usr/local/share/schematic drwxr-xr-x ", "/usr/local/share/schematic/cafe -rw-r--r-- ",
+		}
+		if got, err := paths(ctx, c, "/usr/local/share", true); !slices.Equal(got, want) || err != nil {
+			t.Errorf("list: %q, %v", got, err)
+		}
+		if got, err := paths(ctx, c, "/usr/local/share", false); !slices.Equal(got, want[:2]) || err != nil {
+			t.Errorf("list one level: %q, %v", got, err)
+		}
+		if _, err := paths(ctx, c, "/usr/none", true); !errors.Is(err, cluster.ErrNotFound) {
+			t.Errorf("list a missing directory: %v", err)
+		}
+
+		reader := l.client(role.Reader)
+		if _, err := read(ctx, reader, name, 23); err == nil || !strings.Contains(err.Error(), "it takes a talosconfig with the role os:admin to read a node's files: our talosconfig may not: not authorized") {
+			t.Errorf("read as a reader: %v", err)
+		}
+		err := c.Files(ctx, cpAddr, workerUUID, func(context.Context, cluster.MachineFiles) error { return errors.New("it looked") })
+		if fault.KindOf(err) != fault.Refused || !strings.HasSuffix(err.Error(), "none of its files was read") {
+			t.Errorf("another machine: %v", err)
+		}
+	})
+}
+
+func TestClaims(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t)
+		l.running(l.client(role.Admin), cpAddr)
+		want := observe.Claims{
+			TalosVersion: version, Arch: "amd64", Platform: "nocloud",
+			Layers: []observe.ExtensionLayer{
+				{Name: "qemu-guest-agent", Version: "10.0.2"},
+				{Name: "iscsi-tools", Version: "v0.2.0"},
+				{Name: "schematic", Version: "cafe", Author: "Image Factory (http://127.0.0.1:8080)", ExtraInfo: image().SchematicYAML},
+				{Name: "modules.dep", Version: "6.18.0-talos"},
+			},
+			Booted: observe.BootClaims{Entry: "talos-v1.13.9.efi", Next: "talos-v1.13.9.efi", UKI: new(true), Cmdline: true},
+		}
+		for _, r := range []role.Role{role.Admin, role.Reader} {
+			if r == role.Reader {
+				want.Booted.Next = "" // it is in a file
+			}
+			got, err := l.client(r).Claims(t.Context(), cpAddr, cpUUID)
+			if diff := gocmp.Diff(want, got); diff != "" || err != nil {
+				t.Errorf("%s: err = %v (-want +got):\n%s", r, err, diff)
+			}
+		}
+		if _, err := l.client(role.Admin).Claims(t.Context(), cpAddr, workerUUID); fault.KindOf(err) != fault.Refused {
+			t.Errorf("another machine: %v", err)
+		}
+	})
+}
+
+// TestFilesOfMissingMachine: a missing machine is not a machine without files.
+func TestFilesOfMissingMachine(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t)
+		c := l.client(role.Admin)
+		err := c.Files(t.Context(), netip.MustParseAddr("127.42.7.99"), cpUUID, func(ctx context.Context, files cluster.MachineFiles) error {
+			return files.Read(ctx, "/proc/cmdline", 1, io.Discard)
+		})
+		if err == nil || errors.Is(err, cluster.ErrNotFound) {
+			t.Errorf("err = %v", err)
+		}
+	})
+}
+
+// TestTaken: only an address that stays silent is free.
+func TestTaken(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t)
+		admin := l.client(role.Admin)
+		l.running(admin, cpAddr)
+		raw, err := l.cluster.Talosconfig(role.Admin, "127.42.7.99:50000")
+		if err != nil {
+			t.Fatal(err)
+		}
+		c := l.clientWith(talos.Options{Talosconfig: raw})
+		if _, err := l.net.Listen("127.42.7.12:9999"); err != nil {
+			t.Fatal(err)
+		}
+		for addr, want := range map[string]string{
+			cpAddr.String(): "a host that answers at 127.42.7.11:50000", // and asks for a certificate
+			"127.42.7.12":   "a host that refuses connections to 127.42.7.12:50000",
+			"127.42.7.98":   "",
+			"127.42.7.99":   "an endpoint of the talosconfig",
+		} {
+			if by, err := c.Taken(t.Context(), netip.MustParseAddr(addr)); err != nil || by != want {
+				t.Errorf("%s: %q, %v; want %q", addr, by, err, want)
+			}
+		}
+	})
+}
+
+// TestTakenByNetworkErrors: the network's word about an address counts only if it is about
+// that address.
+func TestTakenByNetworkErrors(t *testing.T) {
+	t.Parallel()
+	const proxy = "127.42.7.200:1080"
+	failed := func(op, at string, err error) func(string) error {
+		return func(to string) error {
+			addr, _ := net.ResolveTCPAddr("tcp", cmp.Or(at, to))
+			return &net.OpError{Op: op, Net: "tcp", Addr: addr, Err: err}
+		}
+	}
+	for name, c := range map[string]struct {
+		err     func(to string) error // nothing comes back at all
+		taken   bool
+		unknown bool
+	}{
+		"silence":                {},
+		"timeout":                {err: failed("dial", "", syscall.ETIMEDOUT)},
+		"no such host":           {err: failed("dial", "", syscall.EHOSTUNREACH)},
+		"refused":                {err: failed("dial", "", syscall.ECONNREFUSED), taken: true},
+		"reset":                  {err: failed("dial", "", syscall.ECONNRESET), taken: true},
+		"no network":             {err: failed("dial", "", syscall.ENETUNREACH), unknown: true},
+		"forbidden":              {err: failed("dial", "", syscall.EACCES), unknown: true},
+		"a proxy is not there":   {err: failed("dial", proxy, syscall.EHOSTUNREACH), unknown: true},
+		"a proxy is silent":      {err: failed("dial", proxy, syscall.ETIMEDOUT), unknown: true},
+		"a proxy finds no host":  {err: failed("socks connect", "", syscall.EHOSTUNREACH), unknown: true},
+		"a proxy says something": {err: func(string) error { return errors.New("502 Bad Gateway") }, unknown: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				l := newLab(t)
+				raw, err := l.cluster.Talosconfig(role.Admin, cpAddr.String())
+				if err != nil {
+					t.Fatal(err)
+				}
+				way := l.clientWith(talos.Options{Talosconfig: raw, Dial: func(ctx context.Context, _, to string) (net.Conn, error) {
+					if c.err != nil {
+						return nil, c.err(to)
+					}
+					<-ctx.Done()
+					addr, _ := net.ResolveTCPAddr("tcp", to)
+					return nil, &net.OpError{Op: "dial", Net: "tcp", Addr: addr, Err: ctx.Err()}
+				}})
+				began := time.Now()
+				by, err := way.Taken(t.Context(), netip.MustParseAddr("127.42.7.98"))
+				if (by != "") != c.taken || (err != nil) != c.unknown || c.unknown && !strings.Contains(err.Error(), "check whether 127.42.7.98") || len(fault.Hints(err)) == 0 && c.unknown {
+					t.Errorf("%q, %v, hints %q", by, err, fault.Hints(err))
+				}
+				if took := time.Since(began); took > 10*time.Second {
+					t.Errorf("it took %s", took)
+				}
+			})
+		})
+	}
 }

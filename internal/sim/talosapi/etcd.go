@@ -1,7 +1,9 @@
 package talosapi
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -9,6 +11,9 @@ import (
 	"sync"
 	"time"
 
+	"github.com/siderolabs/talos/pkg/machinery/constants"
+
+	"github.com/recast-sh/recast/internal/sim/artefact"
 	"github.com/recast-sh/recast/internal/sim/etcd"
 )
 
@@ -246,4 +251,263 @@ func (e *etcdService) server() (*etcd.Cluster, uint64, bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.cluster, e.member, e.cluster != nil
+}
+
+// Talos' messages about the end of etcd's process.
+const (
+	etcdExited = "Runner Containerd(etcd) exited without error, going to restart it"
+	etcdFailed = `Error running Containerd(etcd), going to restart forever: task "etcd" failed: exit code 1`
+)
+
+// memberRemoved is the error of a server whose member was removed by others.
+const memberRemoved = "the member has been permanently removed from the cluster"
+
+// serve runs the member's server until ctx ends, the member is removed from the cluster or
+// the server is broken; it returns Talos' message.
+func (e *etcdService) serve(ctx context.Context, c *etcd.Cluster, d EtcdData) string {
+	b, id := e.b, parseID(d.Member)
+	if c == nil || b.m.etcdFault().Down {
+		return etcdFailed
+	}
+	stop := c.Start(id, d.Name, b.m.etcdURL(clientPort))
+	e.mu.Lock()
+	e.cluster, e.member = c, id
+	e.mu.Unlock()
+	serving, cancel := context.WithCancel(ctx)
+	var tasks sync.WaitGroup
+	tasks.Go(func() { e.check(serving, c, id) })
+	tasks.Go(func() { e.promote(serving, c, id) })
+	how := e.follow(ctx, c, id, d)
+	cancel()
+	e.mu.Lock()
+	e.cluster = nil
+	e.mu.Unlock()
+	stop(errors.Is(context.Cause(ctx), errOrderly))
+	tasks.Wait()
+	b.m.fw.hub.wake()
+	return how
+}
+
+// follow stores the cluster's state of the member on disk until its server has to end.
+func (e *etcdService) follow(ctx context.Context, c *etcd.Cluster, id uint64, d EtcdData) string {
+	m := e.b.m
+	e.show(ctx, service{state: stateRunning, message: "Started task etcd for container etcd", unknown: true})
+	m.etcdSays("info", "embed/serve.go:139", "ready to serve client requests", "")
+	if err := e.b.publishEtcdMember(ctx, id); err != nil && ctx.Err() == nil {
+		m.console("service[etcd]: %v", err)
+	}
+	m.fw.hub.wake()
+	alarmed := EtcdFault{}
+	for {
+		changed, faults := c.Changed(), m.fw.hub.changes()
+		if c.Removed(id) {
+			m.console("etcd: %s", memberRemoved)
+			m.etcdSays("warn", "etcdserver/server.go:849", "server error", memberRemoved)
+			m.etcdSays("warn", "etcdserver/server.go:850", "data-dir used by this member must be removed", "")
+			return etcdExited
+		}
+		fault := m.etcdFault()
+		if fault.Down {
+			return etcdFailed
+		}
+		if fault.NoSpace != alarmed.NoSpace {
+			c.Alarm(etcd.Alarm{Member: id, Kind: etcd.NoSpace}, fault.NoSpace)
+		}
+		if fault.Corrupt != alarmed.Corrupt {
+			c.Alarm(etcd.Alarm{Member: id, Kind: etcd.Corrupt}, fault.Corrupt)
+		}
+		alarmed = fault
+		if now, ok := c.Lookup(id); ok && dataOf(c, now) != d {
+			d = dataOf(c, now)
+			if err := m.writeEtcdData(&d); err != nil {
+				m.console("etcd: %v", err)
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return ""
+		case <-changed:
+		case <-faults:
+		}
+	}
+}
+
+// promote promotes the learner that this machine has added as soon as the cluster allows
+// it, unless it times out. A learner from an earlier boot stays one (learnerMemberID and
+// promoteMember in services/etcd.go).
+func (e *etcdService) promote(ctx context.Context, c *etcd.Cluster, id uint64) {
+	ctx, cancel := context.WithTimeout(ctx, e.b.m.fw.scaled(promoteTimeout))
+	defer cancel()
+	e.mu.Lock()
+	joined := e.joined
+	e.mu.Unlock()
+	for joined {
+		if !e.b.m.etcdFault().Learner {
+			if err := c.Promote(ctx, id); err == nil || errors.Is(err, etcd.ErrNotLearner) {
+				return
+			}
+		}
+		if !e.b.m.spend(ctx, "etcd", promoteRetry) {
+			return
+		}
+	}
+}
+
+// check is the service's periodic health check: one read that needs a quorum.
+func (e *etcdService) check(ctx context.Context, c *etcd.Cluster, id uint64) {
+	var once sync.Once
+	began := e.b.m.account("etcd")
+	for pause := healthDelay; e.b.m.fw.sleep(ctx, pause); pause = healthPeriod {
+		err := e.read(ctx, c, id)
+		if ctx.Err() != nil {
+			return
+		}
+		s := service{state: stateRunning, message: "Health check successful", healthy: err == nil}
+		if err != nil {
+			s.message, s.problem = "Health check failed: "+err.Error(), err.Error()
+		}
+		e.show(ctx, s)
+		if err == nil {
+			once.Do(func() { began(); e.becomeUp() })
+		}
+	}
+}
+
+func (e *etcdService) becomeUp() {
+	select {
+	case <-e.up: // by an earlier run of the server
+	default:
+		close(e.up)
+	}
+}
+
+// read is ValidateQuorum: the client retries failures until its timeout.
+func (e *etcdService) read(ctx context.Context, c *etcd.Cluster, id uint64) error {
+	if c.Status(id).Learner {
+		return etcd.ErrNotForLearner
+	}
+	ctx, cancel := context.WithTimeout(ctx, e.b.m.fw.scaled(healthTimeout))
+	defer cancel()
+	err := etcd.ErrTimeout
+	for errors.Is(err, etcd.ErrTimeout) {
+		err = c.Linearizable(ctx)
+	}
+	return err
+}
+
+// awaitEtcd waits until etcd was healthy once, as the boot sequence does, unless an order to end comes before.
+func (b *boot) awaitEtcd(ctx context.Context) outcome {
+	e := b.etcdService()
+	if e == nil {
+		return carryOn
+	}
+	return until(ctx, b, e.up)
+}
+
+// labelEtcd is the volume for etcd's data, if configured (Talos 1.14); else it is a directory on
+// EPHEMERAL.
+const labelEtcd = constants.EtcdDataVolumeID
+
+var errNoEtcdVolume = errors.New("there is no volume for etcd's data yet")
+
+// EtcdData is the content of a member's data directory.
+type EtcdData struct {
+	Cluster, Member string // IDs, hexadecimal
+	Name            string
+	Learner         bool
+}
+
+// etcdMark separates users' data and etcd's directory in a partition.
+var etcdMark = []byte("\x00" + constants.EtcdDataPath + ":")
+
+// splitEtcd splits a partition's data; d is nil if etcd's directory is empty.
+func splitEtcd(data []byte) (users []byte, d *EtcdData) {
+	i := bytes.LastIndex(data, etcdMark)
+	if i < 0 || json.Unmarshal(data[i+len(etcdMark):], &d) != nil {
+		return data, nil
+	}
+	return data[:i], d
+}
+
+// joinEtcd is the inverse of splitEtcd.
+func joinEtcd(users []byte, d *EtcdData) []byte {
+	if d == nil {
+		return users
+	}
+	b, err := json.Marshal(d)
+	if err != nil {
+		// Strings and a flag always marshal.
+		panic(fmt.Sprintf("talosapi: %v", err))
+	}
+	return bytes.Join([][]byte{users, etcdMark, b}, nil)
+}
+
+// etcdVolume is the partition for etcd's data directory: that of the configuration with which the machine booted, whatever
+// partition has the label.
+func (m *machine) etcdVolume() (placed, bool) {
+	if apart := m.etcdApart.Load(); apart != nil && *apart {
+		return locate(m.devices(), labelEtcd)
+	}
+	return locate(m.devices(), labelEphemeral)
+}
+
+// etcdData reads the machine's data directory; nil if it is empty.
+func (m *machine) etcdData() *EtcdData {
+	p, ok := m.etcdVolume()
+	if !ok {
+		return nil
+	}
+	_, d := splitEtcd(p.part.Data)
+	return d
+}
+
+// writeEtcdData replaces the machine's data directory; nil empties it.
+func (m *machine) writeEtcdData(d *EtcdData) error {
+	p, ok := m.etcdVolume()
+	if !ok {
+		return errNoEtcdVolume
+	}
+	return m.rewrite(p.dev.Key, func(disk artefact.Disk) artefact.Disk { return withEtcd(disk, p.part.Label, d) })
+}
+
+func withEtcd(disk artefact.Disk, label string, d *EtcdData) artefact.Disk {
+	return edited(disk, label, func(data []byte) []byte {
+		users, _ := splitEtcd(data)
+		return joinEtcd(users, d)
+	})
+}
+
+// WithEtcd adds a member's data to the partition in a disk's content that etcd has its directory on: ETCD, else EPHEMERAL.
+func WithEtcd(disk []byte, d EtcdData) ([]byte, error) {
+	parsed, err := artefact.ReadDisk(disk)
+	if err != nil {
+		return nil, err
+	}
+	if _, ok := partition(parsed, labelEtcd); ok {
+		return artefact.WriteDisk(withEtcd(parsed, labelEtcd, &d)), nil
+	}
+	if _, ok := partition(parsed, labelEphemeral); !ok {
+		return nil, fmt.Errorf("put etcd's data on the disk: it has no partition %s", labelEphemeral)
+	}
+	return artefact.WriteDisk(withEtcd(parsed, labelEphemeral, &d)), nil
+}
+
+// Lasting is the part of a disk's content that does not change while its data survives:
+// partitions, filesystems, users' data, and the identity of etcd's data, without etcd's
+// own writes.
+func Lasting(content []byte) string {
+	disk, err := artefact.ReadDisk(content)
+	if err != nil {
+		return "foreign " + digest(content)
+	}
+	var b bytes.Buffer
+	for _, p := range disk.Partitions {
+		users, d := splitEtcd(p.Data)
+		fmt.Fprintf(&b, "%s %s %s %s", p.Label, p.UUID, p.FilesystemUUID, digest(users))
+		if d != nil {
+			fmt.Fprintf(&b, " etcd member %s of %s", d.Member, d.Cluster)
+		}
+		b.WriteByte('\n')
+	}
+	return b.String()
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"net"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -17,6 +18,7 @@ import (
 	"github.com/siderolabs/talos/pkg/machinery/resources/runtime"
 	"github.com/siderolabs/talos/pkg/machinery/role"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/recast-sh/recast/internal/sim/talosapi"
 )
@@ -335,5 +337,165 @@ func TestTalos112HasNoLifecycleService(t *testing.T) {
 		now := l.reboot(c, func() error { _, err := legacy(t.Context(), c, newRef); return err })
 		want(t, "version", now.version, "v1.13.9")
 		want(t, "disk", efi(b), "EFI boots Talos-v1.13.9.efi of Talos-v1.12.4.efi Talos-v1.13.9.efi META")
+	})
+}
+
+// Unused images are removed after an hour; a pull skips stored images.
+func TestUnusedImagesAreRemoved(t *testing.T) {
+	inLab(t, func(t *testing.T, l *lab) {
+		_, c := l.node(image("old"))
+		for _, after := range []time.Duration{0, time.Hour, 20 * time.Minute} {
+			time.Sleep(after)
+			if after < time.Hour {
+				_, err := install(t.Context(), c, newRef)
+				requireError(t, after.String()+" after", err, codes.Internal, "not found in containerd store")
+			}
+			if err := pull(t.Context(), c, newRef); err != nil {
+				t.Fatal(err)
+			}
+		}
+		mustInstall(t, c, newRef)
+	})
+}
+
+func TestImageNames(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		const digest = "sha256:6f1ed002ab5595859014ebf0951522d9"
+		l := newLab(t, func(o *talosapi.Options) {
+			o.ResolveImage = func(context.Context, string) (string, error) { return digest, nil }
+		})
+		_, c := l.node(image("old"))
+		l.installers["registry.example/i@"+digest] = image("new")
+		l.installers["registry.example/i:v1"] = image("new")
+		names := func() []string {
+			s, err := c.ImageClient.List(t.Context(), &machineapi.ImageServiceListRequest{Containerd: criSystem()})
+			if err != nil {
+				t.Fatal(err)
+			}
+			var all []string
+			for {
+				m, err := s.Recv()
+				if err != nil {
+					return all
+				}
+				all = append(all, m.GetName()+" "+m.GetDigest())
+			}
+		}
+		if err := pull(t.Context(), c, "registry.example/i:v1@"+digest); err != nil {
+			t.Fatal(err)
+		}
+		canonical := []string{"registry.example/i@" + digest + " " + digest, digest + " " + digest}
+		if diff := cmp.Diff(canonical, names()); diff != "" {
+			t.Errorf("after a pull by digest (-want +got):\n%s", diff)
+		}
+		if _, err := install(t.Context(), c, "registry.example/i:v1@"+digest); status.Code(err) != codes.Internal {
+			t.Errorf("containerd found an image by tag and digest: %v", err)
+		}
+		if err := pull(t.Context(), c, "registry.example/i:v1"); err != nil {
+			t.Fatal(err)
+		}
+		l.reboot(c, func() error { return c.Reboot(t.Context()) })
+		if diff := cmp.Diff([]string{"registry.example/i:v1 " + digest, canonical[0], canonical[1]}, names()); diff != "" {
+			t.Errorf("after a pull by tag and a reboot (-want +got):\n%s", diff)
+		}
+		s, err := c.ImageClient.List(t.Context(), &machineapi.ImageServiceListRequest{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := s.Recv(); status.Code(err) != codes.InvalidArgument {
+			t.Errorf("without a namespace: %v", err)
+		}
+	})
+}
+
+// silent says whether the machine's API is unreachable for d.
+func (l *lab) silent(addr string, d time.Duration) bool {
+	for end := time.Now().Add(d); time.Now().Before(end); time.Sleep(time.Second) {
+		if conn, err := l.net.Dialer().DialContext(l.t.Context(), "tcp", net.JoinHostPort(addr, "50000")); err == nil {
+			_ = conn.Close()
+			return false
+		}
+	}
+	return true
+}
+
+func TestUpgradeToASystemThatRollsBack(t *testing.T) {
+	each(t, map[string]string{"by schematic": "schematic-new", "by reference": newRef}, func(t *testing.T, _, broken string) {
+		l := newLab(t)
+		b, c := l.node(image("old"))
+		l.fw.BreakImage(broken, talosapi.RollsBack)
+		old := facts(t, c)
+		mustInstall(t, c, newRef)
+		now := l.reboot(c, func() error { return c.Reboot(t.Context()) })
+		if now.schematic != old.schematic || now.entry != old.entry || now.bootID == old.bootID {
+			t.Errorf("now %+v, before %+v", now, old)
+		}
+		if !l.onScreen(`reverting failed upgrade, switching to "Talos-v1.13.9.efi"`) {
+			t.Errorf("screen: %q", l.lines(&l.screen))
+		}
+		want(t, "disk", efi(b), "EFI boots Talos-v1.13.9.efi of Talos-v1.13.9.efi Talos-v1.13.9~1.efi META")
+	})
+}
+
+func TestInstallerThatFails(t *testing.T) {
+	inLab(t, func(t *testing.T, l *lab) {
+		b, c := l.node(image("old"))
+		l.fw.BreakImage("schematic-new", talosapi.InstallerFails)
+		before, old := efi(b), facts(t, c)
+		if err := pull(t.Context(), c, newRef); err != nil {
+			t.Fatal(err)
+		}
+		if code, err := install(t.Context(), c, newRef); err != nil || code != 1 {
+			t.Errorf("exit code %d, err = %v", code, err)
+		}
+		if now := facts(t, c); now != old || efi(b) != before {
+			t.Errorf("now %+v, disk %s", now, efi(b))
+		}
+		// the old upgrade call takes the node down in vain
+		now := l.reboot(c, func() error { _, err := legacy(t.Context(), c, newRef); return err })
+		if now.schematic != old.schematic || efi(b) != before {
+			t.Errorf("now %+v, disk %s", now, efi(b))
+		}
+	})
+}
+
+func TestFreshInstallOfABrokenImage(t *testing.T) {
+	each(t, map[string]talosapi.Defect{
+		"hangs": talosapi.Hangs, "loops": talosapi.Loops, "has nothing to roll back to": talosapi.RollsBack, "installer fails": talosapi.InstallerFails,
+	}, func(t *testing.T, _ string, defect talosapi.Defect) {
+		l := newLab(t)
+		l.fw.BreakImage("schematic-new", defect)
+		b, open := l.blank(cpAddr, image("new"))
+		apply(t, open, l.config(cp1(newRef)))
+		time.Sleep(2 * time.Minute)
+		if !l.silent(cpAddr, 10*time.Minute) {
+			t.Error("the API came up")
+		}
+		if defect != talosapi.InstallerFails {
+			want(t, "disk", efi(b), "EFI boots Talos-v1.13.9.efi of Talos-v1.13.9.efi META")
+		} else if !l.onScreen("task failed with exit code 1") || !l.onScreen("Talos is already installed to disk") {
+			t.Errorf("it has not rebooted from the ISO, which halts: %q", l.lines(&l.screen))
+		}
+	})
+}
+
+func TestOneInstallerAtATime(t *testing.T) {
+	inLab(t, func(t *testing.T, l *lab) {
+		_, c := l.node(image("old"))
+		if err := pull(t.Context(), c, newRef); err != nil {
+			t.Fatal(err)
+		}
+		s, err := c.LifecycleClient.Upgrade(t.Context(), &machineapi.LifecycleServiceUpgradeRequest{
+			Containerd: criSystem(), Source: &machineapi.InstallArtifactsSource{ImageName: newRef},
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := s.Recv(); err != nil {
+			t.Fatal(err)
+		}
+		_, err = install(t.Context(), c, newRef)
+		requireError(t, "the second", err, codes.FailedPrecondition, "")
 	})
 }

@@ -4,17 +4,22 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"path"
 	"slices"
 	"strings"
 
+	"github.com/cosi-project/runtime/pkg/resource"
 	blockpb "github.com/siderolabs/talos/pkg/machinery/api/resource/definitions/block"
 	"github.com/siderolabs/talos/pkg/machinery/cel"
 	"github.com/siderolabs/talos/pkg/machinery/cel/celenv"
 	"github.com/siderolabs/talos/pkg/machinery/config"
-	documents "github.com/siderolabs/talos/pkg/machinery/config/config"
+	configtypes "github.com/siderolabs/talos/pkg/machinery/config/config"
 	blockcfg "github.com/siderolabs/talos/pkg/machinery/config/types/block"
 	"github.com/siderolabs/talos/pkg/machinery/constants"
+	"github.com/siderolabs/talos/pkg/machinery/meta"
 	"github.com/siderolabs/talos/pkg/machinery/resources/block"
+	"github.com/siderolabs/talos/pkg/machinery/resources/runtime"
 
 	"github.com/recast-sh/recast/internal/sim/artefact"
 )
@@ -63,7 +68,7 @@ func volumesOf(cfg config.Provider) []volume {
 			vols[i].selector = &expr
 		}
 	}
-	for _, id := range documents.PromotableSystemVolumeNames {
+	for _, id := range configtypes.PromotableSystemVolumeNames {
 		v := volume{id: id, label: id, kind: block.VolumeTypeDirectory}
 		if promoted(cfg, id) {
 			c, _ := cfg.Volumes().ByName(id)
@@ -95,7 +100,7 @@ func promoted(cfg config.Provider, id string) bool {
 // furtherVolumes are the raw, swap, existing and external volumes of a configuration, and those of machine.disks.
 func furtherVolumes(cfg config.Provider) []volume {
 	var vols []volume
-	add := func(id, filesystem string, p documents.VolumeProvisioningConfig, e documents.EncryptionConfig) {
+	add := func(id, filesystem string, p configtypes.VolumeProvisioningConfig, e configtypes.EncryptionConfig) {
 		v := volume{id: id, label: id, filesystem: filesystem, keys: keysOf(e)}
 		if expr, ok := p.DiskSelector().Get(); ok {
 			v.selector, v.minBytes = &expr, p.MinSize().ValueOrZero()
@@ -291,4 +296,226 @@ func Volumes(content []byte) string {
 		fmt.Fprintln(&b, p.Label, p.UUID, p.FilesystemUUID)
 	}
 	return b.String()
+}
+
+// keysOf are an encryption's keys by slot, as far as a configuration says them.
+func keysOf(e configtypes.EncryptionConfig) map[int]string {
+	if e == nil || e.Provider() == block.EncryptionProviderNone {
+		return nil
+	}
+	keys := map[int]string{}
+	for _, k := range e.Keys() {
+		text := ""
+		switch {
+		case k.Static() != nil:
+			text = "static " + digest(k.Static().Key())
+		case k.NodeID() != nil:
+			text = nodeIDKey
+		case k.KMS() != nil:
+			text = "kms " + k.KMS().Endpoint()
+		case k.TPM() != nil:
+			text = "tpm"
+		}
+		if k.LockToSTATE() {
+			text += lockedToState
+		}
+		keys[k.Slot()] = text
+	}
+	return keys
+}
+
+const (
+	nodeIDKey     = "nodeID"
+	lockedToState = " with STATE"
+)
+
+// slots are the keys that a machine makes of those in its configuration: that of a node ID depends on the VM's UUID, and
+// one locked to STATE on a salt there.
+func (m *machine) slots(keys map[int]string) map[int]string {
+	if keys == nil {
+		return nil
+	}
+	out := map[int]string{}
+	for slot, key := range keys {
+		of, locked := strings.CutSuffix(key, lockedToState)
+		if of == nodeIDKey {
+			of += " " + m.hw.UUID
+		}
+		if state, there := locate(m.devices(), labelState); there && locked {
+			of += " " + state.part.UUID
+		}
+		out[slot] = of
+	}
+	return out
+}
+
+// open opens the volume with the keys of its configuration, and brings its key slots in line with them. Its errors are
+// Talos' (controllers/block/internal/volumes, encrypt.go and format.go; internal/pkg/encryption, encryption.go).
+func (m *machine) open(v volume) error {
+	p, there := v.locate(m.devices())
+	if !there || v.fixed { // the lab's installer leaves STATE as it is
+		return nil
+	}
+	is, wants := p.part.Keys, m.slots(v.keys)
+	switch {
+	case is == nil && wants == nil && p.part.Filesystem != "" && v.filesystem != "" && p.part.Filesystem != v.filesystem:
+		return fmt.Errorf("filesystem type mismatch: %s != %s", p.part.Filesystem, v.filesystem)
+	case is == nil && wants == nil:
+		return nil
+	case wants == nil && v.filesystem == "":
+		if v.target == "" && v.existing == nil {
+			return nil // a raw volume is used as it is
+		}
+		return errors.New("volume is encrypted, but no encryption config provided")
+	case wants == nil:
+		return fmt.Errorf("filesystem type mismatch: luks != %s", v.filesystem)
+	case is == nil && p.part.Filesystem != "":
+		return fmt.Errorf("block dev type mismatch: %s != luks", p.part.Filesystem)
+	case is != nil && !slices.ContainsFunc(slices.Collect(maps.Keys(wants)), func(slot int) bool { return is[slot] == wants[slot] }):
+		return errors.New("error opening encrypted volume: encryption key rejected")
+	case maps.Equal(is, wants):
+		return nil
+	}
+	return m.rewrite(p.dev.Key, func(d artefact.Disk) artefact.Disk {
+		d.Partitions = slices.Clone(d.Partitions)
+		at := &d.Partitions[p.index-1]
+		if at.Keys == nil {
+			at.Data = nil // what Talos does not recognize it formats
+		}
+		at.Keys = wants
+		return d
+	})
+}
+
+// Encrypted encrypts a partition in a disk's content with the node ID of a machine, and with a partition STATE if there
+// is one; or takes that off again. What is inside stays.
+func Encrypted(content []byte, label, uuid, state string, on bool) ([]byte, error) {
+	disk, err := artefact.ReadDisk(content)
+	if err != nil {
+		return nil, err
+	}
+	for i := range disk.Partitions {
+		if p := &disk.Partitions[i]; p.Label == label {
+			p.Keys = nil
+			if on {
+				p.Keys = map[int]string{0: strings.TrimSpace(nodeIDKey + " " + uuid + " " + state)}
+			}
+		}
+	}
+	return artefact.WriteDisk(disk), nil
+}
+
+// StateUUID is that of the partition STATE in a disk's content.
+func StateUUID(content []byte) string {
+	disk, _ := artefact.ReadDisk(content)
+	p, _ := partition(disk, labelState)
+	return p.UUID
+}
+
+// mount is a mounted volume.
+type mount struct {
+	placed
+	volume, target string
+}
+
+// mounted are a configured machine's mounted volumes.
+func (b *boot) mounted(devs []device) []mount {
+	cfg := b.config()
+	if cfg == nil {
+		return nil
+	}
+	var all []mount
+	for _, v := range volumesOf(cfg) {
+		p, there := v.locate(devs)
+		if target := v.mountPoint(); there && target != "" && p.part.Filesystem != "" && b.notOpen(v.id) == "" {
+			all = append(all, mount{p, v.id, target})
+		}
+	}
+	return all
+}
+
+// PodWrites writes below a path of a running machine as a pod does that has it mounted, and returns the ID of the volume
+// on which it came to be: that with the longest mount point above it.
+func (fw *Firmware) PodWrites(vmid int, name string, data []byte) (id string, err error) {
+	fw.systems.mu.Lock()
+	b := fw.systems.up[vmid]
+	fw.systems.mu.Unlock()
+	if b == nil {
+		return "", fmt.Errorf("VM %d does not run", vmid)
+	}
+	var on mount
+	for _, at := range b.mounted(b.m.devices()) {
+		if strings.HasPrefix(name, strings.TrimSuffix(at.target, "/")+"/") && len(at.target) > len(on.target) {
+			on = at
+		}
+	}
+	if on.target == "" {
+		return "", fmt.Errorf("no volume is mounted above %s", name)
+	}
+	return on.volume, b.m.rewrite(on.dev.Key, func(d artefact.Disk) artefact.Disk {
+		d.Partitions = slices.Clone(d.Partitions)
+		users, etcd := splitEtcd(d.Partitions[on.index-1].Data)
+		d.Partitions[on.index-1].Data = joinEtcd(slices.Concat(users, []byte(name+": "), data), etcd)
+		return d
+	})
+}
+
+// systemMounts are where the system volumes are mounted.
+var systemMounts = map[string]string{
+	labelState: constants.StateMountPoint, labelEphemeral: constants.EphemeralMountPoint, labelEtcd: constants.EtcdDataPath,
+	constants.CRIContainerdVolumeID: constants.CRIContainerdDataPath, constants.KubeletDataVolumeID: constants.KubeletDataPath, constants.LogVolumeID: constants.LogMountPoint,
+}
+
+// mountPoint is where a volume is mounted; empty if it is not.
+func (v volume) mountPoint() string {
+	if v.target != "" || systemMounts[v.id] != "" {
+		return v.target + systemMounts[v.id]
+	}
+	for _, prefix := range []string{userPrefix, constants.ExistingVolumePrefix, constants.ExternalVolumePrefix} {
+		if name, ok := strings.CutPrefix(v.id, prefix); ok {
+			return constants.UserVolumeMountPoint + "/" + name
+		}
+	}
+	return ""
+}
+
+// mountSpec is where a volume is mounted as Talos' controllers specify it: relative to its
+// parent (volumeconfig/system_volumes.go, user_volumes.go; user_disk_config.go).
+func (v volume) mountSpec() block.MountSpec {
+	target := v.mountPoint()
+	below, onEphemeral := strings.CutPrefix(target, constants.EphemeralMountPoint+"/")
+	switch {
+	case target == "":
+		return block.MountSpec{}
+	case v.id == labelState, v.id == labelEphemeral, v.target != "" && !onEphemeral:
+		return block.MountSpec{TargetPath: target}
+	case v.target != "" || v.id == constants.LogVolumeID:
+		return block.MountSpec{TargetPath: below, ParentID: labelEphemeral}
+	}
+	return block.MountSpec{TargetPath: path.Base(target), ParentID: path.Dir(target)}
+}
+
+func (b *boot) mountStatuses(devs []device) []resource.Resource {
+	var rs []resource.Resource
+	for _, m := range b.mounted(devs) {
+		r := runtime.NewMountStatus(runtime.NamespaceName, m.volume)
+		*r.TypedSpec() = runtime.MountStatusSpec{Source: m.dev.partPath(m.index), Target: m.target, FilesystemType: m.part.Filesystem}
+		rs = append(rs, r)
+	}
+	return rs
+}
+
+// metaKeys are the tags in META.
+func metaKeys(devs []device) []resource.Resource {
+	d, _ := systemDisk(devs)
+	tags := readMeta(d)
+	var rs []resource.Resource
+	for tag, value := range map[uint8]string{meta.Upgrade: tags.Upgrade, meta.StagedUpgradeImageRef: tags.Staged} {
+		if value != "" {
+			r := runtime.NewMetaKey(runtime.NamespaceName, runtime.MetaKeyTagToID(tag))
+			r.TypedSpec().Value = value
+			rs = append(rs, r)
+		}
+	}
+	return rs
 }
