@@ -31,7 +31,6 @@ const (
 // errNoState says that there is no STATE partition to keep a configuration in.
 var errNoState = errors.New("the STATE partition is missing")
 
-// ApplyConfiguration implements the API.
 func (s *machineService) ApplyConfiguration(ctx context.Context, req *machineapi.ApplyConfigurationRequest) (*machineapi.ApplyConfigurationResponse, error) {
 	badMode := s.boot.release().badMode(req.GetMode(), s.maintenance)
 	bare := s.maintenance && s.boot.release().bareMaintenance
@@ -189,10 +188,7 @@ func (b *boot) keep(st stateData) error {
 	if !ok {
 		return errNoState
 	}
-	content, err := st.encode()
-	if err != nil {
-		return err
-	}
+	content := encoded(st)
 	return b.m.rewrite(d.Key, func(disk artefact.Disk) artefact.Disk {
 		if _, ok := partition(disk, labelState); !ok { // of a disk image
 			disk.Partitions = append(slices.Clone(disk.Partitions), newPartition(labelState, "xfs", content))

@@ -25,8 +25,7 @@ type boot struct {
 	tasks sync.WaitGroup
 
 	started time.Time
-	kernel  *kernelLog
-	events  *eventLog
+	events  journal[event]
 	kubelet *kubelet
 	shown   map[string]service             // as last reported; guarded by showing
 	told    *machineapi.MachineStatusEvent // latest one; guarded by showing
@@ -80,7 +79,7 @@ func (m *machine) boot(ctx context.Context, med medium) outcome {
 		m: m, med: med, id: uuid.NewString(),
 		life:   func() (context.Context, context.CancelFunc) { return context.WithCancel(ctx) },
 		orders: make(chan outcome, 1), configs: make(chan firstConfig, 1),
-		started: time.Now(), kernel: &m.kernel, events: newEventLog(),
+		started: time.Now(),
 	}
 	b.kubelet = newKubelet(b)
 	m.kernel.restart("6.18.0-talos", med.image.Cmdline)
@@ -88,9 +87,9 @@ func (m *machine) boot(ctx context.Context, med medium) outcome {
 	m.etcd.clear()
 	b.fixed = sync.OnceValue(b.fixedFiles)
 	b.extended = sync.OnceValue(func() []string { return extensionServices(med.image) })
-	m.fw.systems.begin(b)
+	m.fw.hub.runs(b, true)
 	end, err := b.run(ctx)
-	m.fw.systems.end(b)
+	m.fw.hub.runs(b, false)
 	cancel()
 	b.tasks.Wait() // one of them may still start the API
 	b.stopAPI()
@@ -234,7 +233,7 @@ func (b *boot) configured(ctx context.Context, st stateData) (outcome, error) {
 	if end, err := b.awaitTime(ctx); err != nil || end != carryOn {
 		return end, err
 	}
-	if b.med.entry != "" && b.m.fw.defects.of(b.med.image) == Unready {
+	if b.med.entry != "" && b.m.fw.hub.defectOf(b.med.image) == Unready {
 		if err := b.stage(ctx, runtime.MachineStageBooting, false, "services: kubelet not running"); err != nil {
 			return carryOn, err
 		}

@@ -164,10 +164,7 @@ func (fw *Firmware) Preinstalled(machineConfig, uki []byte, elsewhere bool) ([]b
 	if err != nil {
 		return nil, err
 	}
-	disk, err := systemPartitions(img.TalosVersion, sum, "", stateData{Config: machineConfig, NodeID: newNodeID()})
-	if err != nil {
-		return nil, err
-	}
+	disk := systemPartitions(img.TalosVersion, sum, "", stateData{Config: machineConfig, NodeID: newNodeID()})
 	if !elsewhere {
 		disk.Partitions = append(disk.Partitions, newPartition(labelEphemeral, "xfs", nil))
 	}
@@ -184,7 +181,6 @@ func DataDiskOf(label, filesystem string, data []byte) []byte {
 	return artefact.WriteDisk(artefact.Disk{Partitions: []artefact.Partition{newPartition(label, filesystem, data)}})
 }
 
-// GenerateClientConfiguration implements the API.
 func (s *machineService) GenerateClientConfiguration(_ context.Context, req *machineapi.GenerateClientConfigurationRequest) (*machineapi.GenerateClientConfigurationResponse, error) {
 	if err := s.checkControlPlane("generate client configuration"); err != nil {
 		return nil, err
@@ -253,13 +249,8 @@ const allowedTimeSkew = 10 * time.Second
 // kubeconfig is an administrator's (pkg/kubeconfig.GenerateAdmin).
 func kubeconfig(cfg config.Provider) ([]byte, error) {
 	admin, ca := cfg.Cluster().AdminKubeconfig(), cfg.K8sAPIServerCAConfig()
-	authority, err := x509.NewCertificateAuthorityFromCertificateAndKey(ca.IssuingCA())
-	if err != nil {
-		return nil, fmt.Errorf("error getting Kubernetes CA: %w", err)
-	}
-	pair, err := x509.NewKeyPair(authority, x509.CommonName(admin.CommonName()), x509.Organization(admin.CertOrganization()),
-		x509.NotBefore(time.Now().Add(-allowedTimeSkew)), x509.NotAfter(time.Now().Add(admin.CertLifetime())),
-		x509.KeyUsage(stdx509.KeyUsageDigitalSignature|stdx509.KeyUsageKeyEncipherment), x509.ExtKeyUsage([]stdx509.ExtKeyUsage{stdx509.ExtKeyUsageClientAuth}))
+	options := clientOptions(admin.CommonName(), admin.CertOrganization(), allowedTimeSkew, admin.CertLifetime())
+	pair, _, err := issue(ca.IssuingCA(), append(options, x509.KeyUsage(stdx509.KeyUsageDigitalSignature|stdx509.KeyUsageKeyEncipherment))...)
 	if err != nil {
 		return nil, fmt.Errorf("error generating admin certificate: %w", err)
 	}

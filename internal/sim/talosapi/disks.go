@@ -38,6 +38,11 @@ type device struct {
 
 func (d device) path() string { return "/dev/" + d.name }
 
+// called says whether a path in a configuration means the device.
+func (d device) called(path string) bool {
+	return d.path() == path || slices.Contains(d.symlinks(), path)
+}
+
 func (d device) bytes() []byte {
 	if d.Media == nil {
 		return nil
@@ -268,9 +273,7 @@ func (b *boot) publishBlock(ctx context.Context) error {
 	devs := devicesOf(b.m.hw, inputs.drives)
 	var system []resource.Resource
 	if d, ok := systemDisk(devs); ok {
-		r := block.NewSystemDisk(block.NamespaceName, block.SystemDiskID)
-		r.TypedSpec().DiskID, r.TypedSpec().DevPath = d.name, d.path()
-		system = append(system, r)
+		system = append(system, filled(block.NewSystemDisk(block.NamespaceName, block.SystemDiskID), block.SystemDiskSpec{DiskID: d.name, DevPath: d.path()}))
 	}
 	published := []struct {
 		ns   resource.Namespace
@@ -322,16 +325,14 @@ func (s *diskInputs) equal(o *diskInputs) bool {
 
 // disks are the drives and the loop device of the system's image.
 func disks(devs []device) []resource.Resource {
-	loop := block.NewDisk(block.NamespaceName, "loop0")
-	loop.TypedSpec().DevPath, loop.TypedSpec().Readonly, loop.TypedSpec().SectorSize = "/dev/loop0", true, 512
+	loop := filled(block.NewDisk(block.NamespaceName, "loop0"), block.DiskSpec{DevPath: "/dev/loop0", Readonly: true, SectorSize: 512})
 	loop.TypedSpec().SetSize(72 * mib)
 	rs := []resource.Resource{loop}
 	for _, d := range devs {
-		r := block.NewDisk(block.NamespaceName, d.name)
-		*r.TypedSpec() = block.DiskSpec{
+		r := filled(block.NewDisk(block.NamespaceName, d.name), block.DiskSpec{
 			DevPath: d.path(), IOSize: 512, SectorSize: 512, CDROM: d.CDROM, Model: d.model, Serial: d.serial, WWID: d.wwid, BusPath: d.busPath,
 			SubSystem: "/sys/class/block", Transport: d.transport, Rotational: true, Symlinks: d.symlinks(),
-		}
+		})
 		r.TypedSpec().SetSize(uint64(d.SizeBytes))
 		rs = append(rs, r)
 	}
@@ -342,39 +343,37 @@ func disks(devs []device) []resource.Resource {
 func (r release) discoveredVolumes(devs []device) []resource.Resource {
 	var rs []resource.Resource
 	for _, d := range devs {
-		v := block.NewDiscoveredVolume(block.NamespaceName, d.name)
-		*v.TypedSpec() = block.DiscoveredVolumeSpec{DevPath: d.path(), Type: "disk", DevicePath: d.busPath, SectorSize: 512, IOSize: 512}
-		v.TypedSpec().SetSize(uint64(d.SizeBytes))
+		whole := filled(block.NewDiscoveredVolume(block.NamespaceName, d.name),
+			block.DiscoveredVolumeSpec{DevPath: d.path(), Type: "disk", DevicePath: d.busPath, SectorSize: 512, IOSize: 512})
+		whole.TypedSpec().SetSize(uint64(d.SizeBytes))
 		switch {
 		case d.CDROM && len(d.bytes()) > 0:
-			v.TypedSpec().Name = "iso9660"
+			whole.TypedSpec().Name = "iso9660"
 		case len(d.disk.Partitions) > 0:
-			v.TypedSpec().Name = "gpt"
+			whole.TypedSpec().Name = "gpt"
 		}
-		rs = append(rs, v)
+		rs = append(rs, whole)
 		sizes := partitionSizes(d)
 		for i, p := range d.disk.Partitions {
 			name := d.partitionName(i + 1)
 			if p.Whole {
-				whole := rs[len(rs)-1].(*block.DiscoveredVolume).TypedSpec()
-				whole.Name, whole.UUID = shownAs(p)
+				whole.TypedSpec().Name, whole.TypedSpec().UUID = shownAs(p)
 				continue
 			}
-			v := block.NewDiscoveredVolume(block.NamespaceName, name)
-			*v.TypedSpec() = block.DiscoveredVolumeSpec{
+			spec := block.DiscoveredVolumeSpec{
 				DevPath: "/dev/" + name, Type: "partition", DevicePath: d.busPath, Parent: d.name, ParentDevPath: d.path(),
 				SectorSize: 512, IOSize: 512,
 				PartitionUUID: p.UUID, PartitionLabel: p.Label, PartitionIndex: uint(i + 1),
 			}
-			v.TypedSpec().Name, v.TypedSpec().UUID = shownAs(p)
+			spec.Name, spec.UUID = shownAs(p)
 			if inPool(p) { // their identity is not a UUID, so probes report it as a label (blkid, filesystems/lvm2 and zfs)
-				v.TypedSpec().UUID, v.TypedSpec().Label = "", p.FilesystemUUID
+				spec.UUID, spec.Label = "", p.FilesystemUUID
 			}
 			if slices.Contains(r.unprobed, p.Filesystem) {
-				v.TypedSpec().Name, v.TypedSpec().UUID = "", ""
+				spec.Name, spec.UUID = "", ""
 			}
-			v.TypedSpec().SetSize(sizes[i])
-			rs = append(rs, v)
+			spec.SetSize(sizes[i])
+			rs = append(rs, filled(block.NewDiscoveredVolume(block.NamespaceName, name), spec))
 		}
 	}
 	return rs
@@ -392,20 +391,17 @@ func shownAs(p artefact.Partition) (format, uuid string) {
 func partitionSizes(d device) []uint64 {
 	fixed := map[string]uint64{labelEFI: 2 * gib, labelBIOS: mib, labelBoot: 2000 * mib, labelMeta: mib, labelState: 100 * mib}
 	rest, sharing := uint64(max(d.SizeBytes, 0)), uint64(0)
-	for _, p := range d.disk.Partitions {
-		size, ok := fixed[p.Label]
-		if !ok {
+	sizes := make([]uint64, len(d.disk.Partitions))
+	for i, p := range d.disk.Partitions {
+		if sizes[i] = fixed[p.Label]; sizes[i] == 0 {
 			sharing++
 		}
-		rest -= min(size, rest)
+		rest -= min(sizes[i], rest)
 	}
-	sizes := make([]uint64, 0, len(d.disk.Partitions))
-	for _, p := range d.disk.Partitions {
-		size, ok := fixed[p.Label]
-		if !ok {
-			size = rest / sharing
+	for i := range sizes {
+		if sizes[i] == 0 {
+			sizes[i] = rest / sharing
 		}
-		sizes = append(sizes, size)
 	}
 	return sizes
 }
@@ -421,7 +417,7 @@ func (b *boot) volumeStatuses(devs []device) []resource.Resource {
 		p, found := v.locate(devs)
 		cannot := v.cannot(devs)
 		switch {
-		case v.kind == block.VolumeTypeDirectory || v.kind == block.VolumeTypeExternal:
+		case !v.onDisk():
 			spec.Phase, spec.Location, spec.MountLocation, spec.MountSpec = block.VolumePhaseReady, v.source, v.source, v.mountSpec()
 		case !found && v.id == labelState && cfg != nil: // during the installation
 			spec.Phase, spec.ErrorMessage = block.VolumePhaseFailed, "no such attribute(s): system_disk"
@@ -484,11 +480,9 @@ func physicalVolumes(devs []device) []resource.Resource {
 				continue
 			}
 			name := d.partitionName(i + 1)
-			r := storage.NewLVMPhysicalVolumeStatus(storage.NamespaceName, name)
-			*r.TypedSpec() = storage.LVMPhysicalVolumeStatusSpec{
+			rs = append(rs, filled(storage.NewLVMPhysicalVolumeStatus(storage.NamespaceName, name), storage.LVMPhysicalVolumeStatusSpec{
 				Device: "/dev/" + name, VGName: p.VolumeGroup, UUID: p.FilesystemUUID, Format: "lvm2", Allocatable: "allocatable",
-			}
-			rs = append(rs, r)
+			}))
 		}
 	}
 	return rs
@@ -543,12 +537,8 @@ func describePartition(p artefact.Partition) string {
 	}
 	users, d := splitEtcd(p.Data)
 	text := fmt.Sprintf("%s %s %s %s", p.Label, p.UUID, p.FilesystemUUID, digest(users))
-	switch {
-	case d == nil:
-	case d.Learner:
-		text += " etcd learner " + d.Name
-	default:
-		text += " etcd voter " + d.Name
+	if d != nil {
+		text += map[bool]string{true: " etcd learner ", false: " etcd voter "}[d.Learner] + d.Name
 	}
 	return text
 }

@@ -37,7 +37,7 @@ type etcdService struct {
 	b      *boot
 	cancel context.CancelCauseFunc
 	done   chan struct{} // closed when it has ended for this boot
-	up     chan struct{} // closed when it was healthy once
+	up     chan struct{} // closed by becomeUp, when it was healthy once
 
 	mu        sync.Mutex
 	status    service
@@ -46,6 +46,8 @@ type etcdService struct {
 	joined    bool          // by this start of the service: Talos promotes the learner only then
 	bootstrap *bootstrap    // nil: it joins
 	wake      chan struct{} // closed when bootstrap is set
+
+	becomeUp func()
 }
 
 // startEtcd starts the service if this is a control plane; it ends with ctx.
@@ -58,6 +60,7 @@ func (b *boot) startEtcd(ctx context.Context) {
 		b: b, cancel: cancel, done: make(chan struct{}), up: make(chan struct{}), wake: make(chan struct{}),
 		status: service{id: "etcd", state: statePreparing, unknown: true, at: time.Now()},
 	}
+	e.becomeUp = sync.OnceFunc(func() { close(e.up) })
 	b.mu.Lock()
 	b.etcd = e
 	b.mu.Unlock()
@@ -89,7 +92,7 @@ func (b *boot) etcdService() *etcdService {
 // (PreFunc in services/etcd.go).
 func (e *etcdService) run(ctx context.Context) {
 	image := e.b.config().Cluster().Etcd().Image()
-	defect := e.b.m.fw.defects.ofRef(image, e.b.m.has())
+	defect := e.b.m.defectOf(image)
 	if defect == Unpullable {
 		e.show(ctx, service{state: stateFailed, message: fmt.Sprintf("Failed to run pre stage: failed to pull image %q: not found", image), unknown: true})
 		<-ctx.Done()
@@ -368,16 +371,9 @@ func (e *etcdService) check(ctx context.Context, c *etcd.Cluster, id uint64) {
 		}
 		e.show(ctx, s)
 		if err == nil {
-			once.Do(func() { began(); e.becomeUp() })
+			once.Do(began)
+			e.becomeUp()
 		}
-	}
-}
-
-func (e *etcdService) becomeUp() {
-	select {
-	case <-e.up: // by an earlier run of the server
-	default:
-		close(e.up)
 	}
 }
 
@@ -434,12 +430,7 @@ func joinEtcd(users []byte, d *EtcdData) []byte {
 	if d == nil {
 		return users
 	}
-	b, err := json.Marshal(d)
-	if err != nil {
-		// Strings and a flag always marshal.
-		panic(fmt.Sprintf("talosapi: %v", err))
-	}
-	return bytes.Join([][]byte{users, etcdMark, b}, nil)
+	return slices.Concat(users, etcdMark, encoded(d))
 }
 
 // etcdVolume is the partition for etcd's data directory: that of the configuration with which the machine booted, whatever
@@ -483,13 +474,12 @@ func WithEtcd(disk []byte, d EtcdData) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	if _, ok := partition(parsed, labelEtcd); ok {
-		return artefact.WriteDisk(withEtcd(parsed, labelEtcd, &d)), nil
+	for _, label := range []string{labelEtcd, labelEphemeral} {
+		if _, ok := partition(parsed, label); ok {
+			return artefact.WriteDisk(withEtcd(parsed, label, &d)), nil
+		}
 	}
-	if _, ok := partition(parsed, labelEphemeral); !ok {
-		return nil, fmt.Errorf("put etcd's data on the disk: it has no partition %s", labelEphemeral)
-	}
-	return artefact.WriteDisk(withEtcd(parsed, labelEphemeral, &d)), nil
+	return nil, fmt.Errorf("put etcd's data on the disk: it has no partition %s", labelEphemeral)
 }
 
 // Lasting is the part of a disk's content that does not change while its data survives:

@@ -74,7 +74,6 @@ func (s *machineService) local(ctx context.Context, api string) (*etcd.Cluster, 
 	}
 }
 
-// EtcdMemberList implements the API.
 func (s *machineService) EtcdMemberList(ctx context.Context, req *machineapi.EtcdMemberListRequest) (*machineapi.EtcdMemberListResponse, error) {
 	var c *etcd.Cluster
 	var err error
@@ -136,7 +135,6 @@ func (b *boot) etcdVersion() string {
 	return strings.TrimPrefix(image[strings.LastIndexByte(image, ':')+1:], "v")
 }
 
-// EtcdAlarmList implements the API.
 func (s *machineService) EtcdAlarmList(ctx context.Context, _ *emptypb.Empty) (*machineapi.EtcdAlarmListResponse, error) {
 	all, err := s.alarms(ctx, "etcd alarm list", "list etcd alarms", func(*etcd.Cluster, etcd.Alarm) {})
 	if err != nil {
@@ -162,10 +160,8 @@ func (s *machineService) EtcdSnapshot(_ *machineapi.EtcdSnapshotRequest, srv grp
 	case SnapshotFlipped:
 		b[len(b)/2] ^= 1
 	}
-	for chunk := range chunks(b) {
-		if err := srv.Send(&common.Data{Bytes: chunk}); err != nil {
-			return err
-		}
+	if err := sendFile(srv, b, snapshotChunk); err != nil {
+		return err
 	}
 	if fault == SnapshotBroken {
 		return status.Error(codes.Unavailable, "error reading from server: EOF")
@@ -227,7 +223,6 @@ func (b *boot) localMember() (uint64, error) {
 	return 0, errors.New("failed to get local etcd member ID: resource EtcdMembers.etcd.talos.dev(etcd/local@undefined) doesn't exist")
 }
 
-// EtcdRemoveMemberByID implements the API.
 func (s *machineService) EtcdRemoveMemberByID(ctx context.Context, req *machineapi.EtcdRemoveMemberByIDRequest) (*machineapi.EtcdRemoveMemberByIDResponse, error) {
 	c, err := s.reach(ctx, "etcd remove member")
 	if err != nil {

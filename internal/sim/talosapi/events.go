@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/base32"
 	"encoding/binary"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -22,11 +21,56 @@ import (
 	"google.golang.org/protobuf/types/known/emptypb"
 )
 
-// eventLog is machined's events of one boot.
-type eventLog struct {
+// journal is what grows until the next boot: machined's events, or the lines of a log.
+type journal[T any] struct {
 	mu      sync.Mutex
-	events  []event
-	changed chan struct{} // closed at the next event
+	entries []T
+	changed chan struct{} // closed at the next entry
+}
+
+func (j *journal[T]) clear() {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.entries = nil
+}
+
+func (j *journal[T]) add(entry T) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.entries = append(j.entries, entry)
+	if j.changed != nil {
+		close(j.changed)
+	}
+	j.changed = make(chan struct{})
+}
+
+// after returns the entries from the nth on, and a channel closed at the next one.
+func (j *journal[T]) after(n int) ([]T, <-chan struct{}) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if j.changed == nil {
+		j.changed = make(chan struct{})
+	}
+	return j.entries[n:len(j.entries):len(j.entries)], j.changed
+}
+
+// follow sends the entries from the nth on, and with more also new ones until ctx ends.
+func (j *journal[T]) follow(ctx context.Context, n int, more bool, send func(T) error) error {
+	for {
+		entries, changed := j.after(n)
+		n += len(entries)
+		for _, e := range entries {
+			if err := send(e); err != nil {
+				return err
+			}
+		}
+		if !more {
+			return nil
+		}
+		if !awaitChange(ctx, changed, time.Time{}) {
+			return ctx.Err()
+		}
+	}
 }
 
 type event struct {
@@ -35,25 +79,11 @@ type event struct {
 	payload   *anypb.Any
 }
 
-func newEventLog() *eventLog { return &eventLog{changed: make(chan struct{})} }
-
-// after returns the events from the nth on, and a channel closed at the next one.
-func (l *eventLog) after(n int) ([]event, <-chan struct{}) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.events[n:len(l.events):len(l.events)], l.changed
-}
-
 // tell publishes an event of that actor, if any (runtime.NewEvent).
 func (b *boot) tell(actor string, m proto.Message) {
-	e := event{id: b.m.fw.eventID(), actor: actor, at: time.Now(), payload: &anypb.Any{
+	b.events.add(event{id: b.m.fw.eventID(), actor: actor, at: time.Now(), payload: &anypb.Any{
 		TypeUrl: "talos/runtime/" + string(m.ProtoReflect().Descriptor().FullName()), Value: marshal(m),
-	}}
-	b.events.mu.Lock()
-	defer b.events.mu.Unlock()
-	b.events.events = append(b.events.events, e)
-	close(b.events.changed)
-	b.events.changed = make(chan struct{})
+	}})
 }
 
 // eventID is an xid: later events have greater ones, across boots.
@@ -73,41 +103,29 @@ func (s *machineService) Events(req *machineapi.EventsRequest, srv grpc.ServerSt
 	}
 	past, _ := b.events.after(0)
 	n := len(past)
+	first := func(wanted func(event) bool) int {
+		if i := slices.IndexFunc(past, wanted); i >= 0 {
+			return i
+		}
+		return len(past)
+	}
 	switch {
 	case req.GetTailEvents() < 0:
 		n = 0
 	case req.GetTailEvents() > 0:
 		n = max(0, n-int(req.GetTailEvents()))
 	case req.GetTailId() != "":
-		n = len(past) - len(tail(past, func(e event) bool { return e.id > req.GetTailId() }))
+		n = first(func(e event) bool { return e.id > req.GetTailId() })
 	case req.GetTailSeconds() != 0:
 		since := time.Now().Add(-time.Duration(req.GetTailSeconds()) * time.Second)
-		n = len(past) - len(tail(past, func(e event) bool { return e.at.After(since) }))
+		n = first(func(e event) bool { return e.at.After(since) })
 	}
-	for {
-		events, changed := b.events.after(n)
-		n += len(events)
-		for _, e := range events {
-			if req.GetWithActorId() != "" && e.actor != req.GetWithActorId() {
-				continue
-			}
-			if err := srv.Send(&machineapi.Event{Data: e.payload, Id: e.id, ActorId: e.actor}); err != nil {
-				return err
-			}
+	return b.events.follow(srv.Context(), n, true, func(e event) error {
+		if req.GetWithActorId() != "" && e.actor != req.GetWithActorId() {
+			return nil
 		}
-		if !awaitChange(srv.Context(), changed, time.Time{}) {
-			return srv.Context().Err()
-		}
-	}
-}
-
-// tail is the events from the first wanted one on.
-func tail(events []event, wanted func(event) bool) []event {
-	i := slices.IndexFunc(events, wanted)
-	if i < 0 {
-		return nil
-	}
-	return events[i:]
+		return srv.Send(&machineapi.Event{Data: e.payload, Id: e.id, ActorId: e.actor})
+	})
 }
 
 // tellService publishes the change of a service since its latest event, as machined's
@@ -142,63 +160,16 @@ func (b *boot) tellStatus(spec runtime.MachineStatusSpec) {
 	b.told = e
 	b.tell("", e)
 	if spec.Stage == runtime.MachineStageRunning && spec.Status.Ready {
-		b.kernel.add("user", "warning", `[talos] machine is running and ready {"component": "controller-runtime", "controller": "runtime.MachineStatusController"}`)
+		b.m.kernel.add("user", "warning", `[talos] machine is running and ready {"component": "controller-runtime", "controller": "runtime.MachineStatusController"}`)
 	}
 }
 
-// textLog is the lines of a log; they are only removed by the next boot.
-type textLog struct {
-	mu      sync.Mutex
-	lines   []string
-	changed chan struct{} // closed at the next line
-}
+// textLog is the lines of a log.
+type textLog = journal[string]
 
-// clear removes all lines.
-func (l *textLog) clear() {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.lines = nil
-}
-
-// add appends a line.
-func (l *textLog) add(line string) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.lines = append(l.lines, line+"\n")
-	if l.changed != nil {
-		close(l.changed)
-	}
-	l.changed = make(chan struct{})
-}
-
-// after returns the lines from the nth on, and a channel closed at the next one.
-func (l *textLog) after(n int) ([]string, <-chan struct{}) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.changed == nil {
-		l.changed = make(chan struct{})
-	}
-	return l.lines[n:len(l.lines):len(l.lines)], l.changed
-}
-
-// send streams the lines from the nth on, and with follow also new lines until the caller
-// ends.
-func (l *textLog) send(n int, follow bool, srv grpc.ServerStreamingServer[common.Data]) error {
-	for {
-		lines, changed := l.after(n)
-		n += len(lines)
-		for _, line := range lines {
-			if err := srv.Send(&common.Data{Bytes: []byte(line)}); err != nil {
-				return err
-			}
-		}
-		if !follow {
-			return nil
-		}
-		if !awaitChange(srv.Context(), changed, time.Time{}) {
-			return srv.Context().Err()
-		}
-	}
+// sendLines streams the lines from the nth on, and with follow also new lines until the caller ends.
+func sendLines(l *textLog, n int, follow bool, srv grpc.ServerStreamingServer[common.Data]) error {
+	return l.follow(srv.Context(), n, follow, func(line string) error { return srv.Send(&common.Data{Bytes: []byte(line + "\n")}) })
 }
 
 // kernelLog is the kernel log of one boot, as Dmesg sends it.
@@ -216,14 +187,13 @@ func (k *kernelLog) add(facility, priority, text string) {
 	k.textLog.add(fmt.Sprintf("%s: %7s: [%s]: %s", facility, priority, time.Now().Format(time.RFC3339Nano), text))
 }
 
-// Dmesg implements the API.
 func (s *machineService) Dmesg(req *machineapi.DmesgRequest, srv grpc.ServerStreamingServer[common.Data]) error {
 	n := 0
 	if req.GetTail() {
-		lines, _ := s.boot.kernel.after(0)
+		lines, _ := s.boot.m.kernel.after(0)
 		n = len(lines)
 	}
-	return s.boot.kernel.send(n, req.GetFollow(), srv)
+	return sendLines(&s.boot.m.kernel.textLog, n, req.GetFollow(), srv)
 }
 
 // say writes a line to machined's log and to the kernel's.
@@ -235,17 +205,13 @@ func (m *machine) say(format string, args ...any) {
 
 // etcdSays writes a line to the log of etcd's server, as its logger (zap) encodes it.
 func (m *machine) etcdSays(level, caller, msg string, problem string) {
-	line, err := json.Marshal(struct {
+	m.etcd.add(string(encoded(struct {
 		Level  string `json:"level"`
 		Ts     string `json:"ts"`
 		Caller string `json:"caller"`
 		Msg    string `json:"msg"`
 		Error  string `json:"error,omitempty"`
-	}{level, time.Now().UTC().Format("2006-01-02T15:04:05.000000Z0700"), caller, msg, problem})
-	if err != nil {
-		panic(err) // strings always marshal
-	}
-	m.etcd.add(string(line))
+	}{level, time.Now().UTC().Format("2006-01-02T15:04:05.000000Z0700"), caller, msg, problem})))
 }
 
 // logs are the simulated logs by service. Those of most services are always empty.
@@ -263,7 +229,6 @@ func (b *boot) logs() map[string]*textLog {
 	return all
 }
 
-// Logs implements the API.
 func (s *machineService) Logs(req *machineapi.LogsRequest, srv grpc.ServerStreamingServer[common.Data]) error {
 	var log *textLog
 	if req.GetNamespace() == constants.SystemContainerdNamespace || req.GetId() == "kubelet" {
@@ -286,10 +251,9 @@ func (s *machineService) Logs(req *machineapi.LogsRequest, srv grpc.ServerStream
 		lines, _ := log.after(0)
 		n = max(0, len(lines)-tail)
 	}
-	return log.send(n, req.GetFollow(), srv)
+	return sendLines(log, n, req.GetFollow(), srv)
 }
 
-// LogsContainers implements the API.
 func (s *machineService) LogsContainers(context.Context, *emptypb.Empty) (*machineapi.LogsContainersResponse, error) {
 	answer := &machineapi.LogsContainer{}
 	for id := range s.boot.logs() {

@@ -23,9 +23,11 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// fileChunk is the number of bytes of a file in one message: machined's chunker has
-// buffers of that size (pkg/chunker/stream, NewChunker).
-const fileChunk = 1024
+// The bytes of a file in one message (pkg/chunker/stream, NewChunker), and of a snapshot of etcd.
+const (
+	fileChunk     = 1024
+	snapshotChunk = 32 << 10
+)
 
 // Read implements the API: whole regular files, links followed. A missing file is
 // NotFound, all else a plain error, as in machined.
@@ -39,7 +41,7 @@ func (s *machineService) Read(req *machineapi.ReadRequest, srv grpc.ServerStream
 	if !f.mode.IsRegular() {
 		return status.Error(codes.Unknown, "path must be a regular file")
 	}
-	return sendFile(srv, f.data)
+	return sendFile(srv, f.data, fileChunk)
 }
 
 // Copy implements the API: a gzipped tar of a directory's content, or of one file.
@@ -57,16 +59,14 @@ func (s *machineService) Copy(req *machineapi.CopyRequest, srv grpc.ServerStream
 	if err := fsys.pack(&packed, at); err != nil {
 		return status.Error(codes.Unknown, err.Error())
 	}
-	return sendFile(srv, packed.Bytes())
+	return sendFile(srv, packed.Bytes(), fileChunk)
 }
 
-func sendFile(srv grpc.ServerStreamingServer[common.Data], content []byte) error {
-	for len(content) > 0 {
-		n := min(len(content), fileChunk)
-		if err := srv.Send(&common.Data{Bytes: content[:n]}); err != nil {
+func sendFile(srv grpc.ServerStreamingServer[common.Data], content []byte, size int) error {
+	for chunk := range slices.Chunk(content, size) {
+		if err := srv.Send(&common.Data{Bytes: chunk}); err != nil {
 			return err
 		}
-		content = content[n:]
 	}
 	return nil
 }

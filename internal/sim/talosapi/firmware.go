@@ -6,12 +6,10 @@ package talosapi
 import (
 	"cmp"
 	"context"
-	"crypto/tls"
 	"errors"
 	"fmt"
 	"net"
 	"net/netip"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -127,10 +125,7 @@ type Firmware struct {
 
 	boots    bootImages
 	images   imageStore
-	defects  defects
-	troubles troubles
 	silences silences
-	systems  systems
 
 	lastEvent atomic.Uint64
 	life      func() (context.Context, context.CancelFunc)
@@ -147,12 +142,9 @@ func New(ctx context.Context, o Options) *Firmware {
 	o.NetworkBits = cmp.Or(o.NetworkBits, 24)
 	return &Firmware{
 		o: o, hub: newHub(),
-		life:     func() (context.Context, context.CancelFunc) { return context.WithCancel(ctx) },
-		boots:    bootImages{held: map[string]*world.Media{}},
-		images:   imageStore{volumes: map[string]map[imageName]cachedImage{}},
-		defects:  defects{what: map[string]Defect{}},
-		systems:  systems{up: map[int]*boot{}},
-		troubles: troubles{what: map[int]Trouble{}, changed: make(chan struct{})},
+		life:   func() (context.Context, context.CancelFunc) { return context.WithCancel(ctx) },
+		boots:  bootImages{held: map[string]*world.Media{}},
+		images: imageStore{volumes: map[string]map[imageName]cachedImage{}},
 	}
 }
 
@@ -248,38 +240,31 @@ const (
 	panicTime = 10 * time.Second
 )
 
-// defects are the images with defects.
-type defects struct {
-	mu   sync.Mutex
-	what map[string]Defect // by schematic ID, installer reference, or build
-}
-
 // BreakImage gives an image a defect: every image of a schematic by its ID, or one by its
 // installer reference. Sound repairs it. Installed systems are affected from their next
 // boot on.
 func (fw *Firmware) BreakImage(image string, d Defect) {
-	fw.defects.mu.Lock()
-	defer fw.defects.mu.Unlock()
-	fw.defects.what[image] = d
+	fw.hub.mu.Lock()
+	defer fw.hub.mu.Unlock()
+	fw.hub.defects[image] = d
 }
 
-// ofRef is the defect of an image by its reference, on one machine or everywhere.
-// alone, or anywhere.
-func (d *defects) ofRef(ref string, t Trouble) Defect {
-	if what, ok := t.Images[ref]; ok {
+// defectOf is the defect of an image by its reference, on this machine or everywhere.
+func (m *machine) defectOf(ref string) Defect {
+	if what, ok := m.has().Images[ref]; ok {
 		return what
 	}
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return d.what[ref]
+	m.fw.hub.mu.Lock()
+	defer m.fw.hub.mu.Unlock()
+	return m.fw.hub.defects[ref]
 }
 
-// of is the defect of an image by any of its names.
-func (d *defects) of(img artefact.Image, refs ...string) Defect {
-	d.mu.Lock()
-	defer d.mu.Unlock()
+// defectOf is the defect of an image by any of its names.
+func (h *hub) defectOf(img artefact.Image, refs ...string) Defect {
+	h.mu.Lock()
+	defer h.mu.Unlock()
 	for _, name := range append(refs, build(img), img.SchematicID) {
-		if what, ok := d.what[name]; ok {
+		if what, ok := h.defects[name]; ok {
 			return what
 		}
 	}
@@ -288,11 +273,11 @@ func (d *defects) of(img artefact.Image, refs ...string) Defect {
 
 // pulled remembers the content of an image that is broken by reference, since the boot
 // image does not contain the reference.
-func (d *defects) pulled(ref string, img artefact.Image) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if what, ok := d.what[ref]; ok {
-		d.what[build(img)] = what
+func (h *hub) pulled(ref string, img artefact.Image) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if what, ok := h.defects[ref]; ok {
+		h.defects[build(img)] = what
 	}
 }
 
@@ -304,7 +289,7 @@ func (b *boot) stumble(ctx context.Context) outcome {
 	if b.med.entry == "" {
 		return carryOn
 	}
-	switch b.m.fw.defects.of(b.med.image) {
+	switch b.m.fw.hub.defectOf(b.med.image) {
 	case Hangs:
 		return b.m.dark(ctx)
 	case KexecOnly:
@@ -351,27 +336,19 @@ type Trouble struct {
 	Clock     time.Duration     // offset of its clock, without a time server to correct it
 }
 
-// troubles are the machines' faults.
-type troubles struct {
-	mu      sync.Mutex
-	what    map[int]Trouble // by VMID
-	changed chan struct{}   // closed at the next change
-}
-
 // Trouble sets the faults of a VM's machine; they survive power cycles.
 func (fw *Firmware) Trouble(vmid int, t Trouble) {
-	fw.troubles.mu.Lock()
-	defer fw.troubles.mu.Unlock()
-	fw.troubles.what[vmid] = t
-	close(fw.troubles.changed)
-	fw.troubles.changed = make(chan struct{})
+	fw.hub.mu.Lock()
+	defer fw.hub.mu.Unlock()
+	fw.hub.troubles[vmid] = t
+	fw.hub.notify()
 }
 
-// trouble is the machine's faults, and a channel closed at their next change.
+// trouble is the machine's faults, and a channel closed when they may have changed.
 func (m *machine) trouble() (Trouble, <-chan struct{}) {
-	m.fw.troubles.mu.Lock()
-	defer m.fw.troubles.mu.Unlock()
-	return m.fw.troubles.what[m.hw.VMID], m.fw.troubles.changed
+	m.fw.hub.mu.Lock()
+	defer m.fw.hub.mu.Unlock()
+	return m.fw.hub.troubles[m.hw.VMID], m.fw.hub.changed
 }
 
 // has is the machine's present faults.
@@ -393,30 +370,6 @@ var errFull = errors.New("failed to extract layer: write /var/lib/containerd/io.
 
 // certificateValidity is the lifetime of Talos' own certificates.
 const certificateValidity = x509.DefaultCertificateValidityDuration
-
-// offClock is the TLS of a machine with a wrong clock: it verifies others by that clock,
-// and a control plane, which signs its own certificate, dates it by that clock.
-func (b *boot) offClock(conf *tls.Config, ca *x509.PEMEncodedCertificateAndKey, name string) (*tls.Config, error) {
-	off := b.m.has().Clock
-	if off == 0 {
-		return conf, nil
-	}
-	conf.Time = func() time.Time { return time.Now().Add(off) }
-	if !b.config().Machine().Type().IsControlPlane() {
-		return conf, nil
-	}
-	authority, err := x509.NewCertificateAuthorityFromCertificateAndKey(ca)
-	if err != nil {
-		return nil, fmt.Errorf("read the cluster's CA: %w", err)
-	}
-	dated := append(serverOptions(b.m.addr(), name), x509.NotBefore(conf.Time()), x509.NotAfter(conf.Time().Add(certificateValidity)))
-	pair, err := x509.NewKeyPair(authority, dated...)
-	if err != nil {
-		return nil, fmt.Errorf("make server certificate: %w", err)
-	}
-	conf.Certificates = []tls.Certificate{*pair.Certificate}
-	return conf, nil
-}
 
 // awaitTime delays etcd and the kubelet until the clock is right, as their conditions do
 // (services/etcd.go, kubelet.go in machined). Certificates are then renewed
@@ -456,13 +409,6 @@ func (m *machine) halt(ctx context.Context) outcome {
 		return killed
 	}
 	return powerCycle
-}
-
-// unauthorized is containerd's error if a registry requires credentials.
-func unauthorized(ref string) error {
-	name, digest, _ := strings.Cut(ref, "@")
-	host, repository, _ := strings.Cut(name, "/")
-	return fmt.Errorf("unexpected status from HEAD request to https://%s/v2/%s/manifests/%s: 401 Unauthorized", host, repository, digest)
 }
 
 // Request is what Firmware.Silence decides about.

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"crypto/tls"
-	stdx509 "crypto/x509"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -16,9 +15,9 @@ import (
 
 	cosi "github.com/cosi-project/runtime/api/v1alpha1"
 	"github.com/cosi-project/runtime/pkg/resource"
+	"github.com/cosi-project/runtime/pkg/safe"
 	"github.com/cosi-project/runtime/pkg/state"
 	cosiclient "github.com/cosi-project/runtime/pkg/state/protobuf/client"
-	"github.com/siderolabs/crypto/x509"
 	clusterapi "github.com/siderolabs/talos/pkg/machinery/api/cluster"
 	machineapi "github.com/siderolabs/talos/pkg/machinery/api/machine"
 	"github.com/siderolabs/talos/pkg/machinery/resources/block"
@@ -106,12 +105,12 @@ func (e *examination) machineChecks() []check {
 			return err
 		})},
 		{"all nodes memory sizes", e.each(e.nodes, memorySize)},
-		{"all nodes disk sizes", e.each(e.nodes, diskSize)},
-		{"no diagnostics", e.each(e.nodes, noDiagnostics)},
+		{"all nodes disk sizes", e.each(e.nodes, resources(block.NamespaceName, block.VolumeStatusType, diskSizes))},
+		{"no diagnostics", e.each(e.nodes, resources(runtime.NamespaceName, runtime.DiagnosticType, noDiagnostics))},
 		{"kubelet to be healthy", e.service("kubelet")},
-		{"all nodes to finish boot sequence", e.each(e.nodes, booted)},
+		{"all nodes to finish boot sequence", e.each(e.nodes, resources(runtime.NamespaceName, runtime.MachineStatusType, booted))},
 		{"all k8s nodes to report", e.proxy.boot.nodesReport(e.nodes)},
-		{"all control plane static pods to be running", e.each(e.controlPlanes(), staticPods)},
+		{"all control plane static pods to be running", e.each(e.controlPlanes(), resources(k8s.NamespaceName, k8s.StaticPodStatusType, staticPods))},
 	}
 }
 
@@ -227,52 +226,45 @@ func memorySize(ctx context.Context, conn *grpc.ClientConn) error {
 	return nil
 }
 
-// resources are all resources of a kind on another machine.
-func resources(ctx context.Context, conn *grpc.ClientConn, ns resource.Namespace, kind resource.Type) ([]resource.Resource, error) {
-	list, err := state.WrapCore(cosiclient.NewAdapter(cosi.NewStateClient(conn))).List(ctx, resource.NewMetadata(ns, kind, "", resource.VersionUndefined))
-	return list.Items, err
+// resources judges all resources of a kind on another machine.
+func resources[T resource.Resource](ns resource.Namespace, kind resource.Type, judge func([]T) error) func(context.Context, *grpc.ClientConn) error {
+	return func(ctx context.Context, conn *grpc.ClientConn) error {
+		list, err := safe.StateList[T](ctx, state.WrapCore(cosiclient.NewAdapter(cosi.NewStateClient(conn))), resource.NewMetadata(ns, kind, "", resource.VersionUndefined))
+		if err != nil {
+			return err
+		}
+		return judge(slices.AppendSeq([]T(nil), list.All()))
+	}
 }
 
-func diskSize(ctx context.Context, conn *grpc.ClientConn) error {
-	all, err := resources(ctx, conn, block.NamespaceName, block.VolumeStatusType)
-	if err != nil {
-		return err
-	}
-	for _, r := range all {
-		if v, ok := r.(*block.VolumeStatus); ok && v.Metadata().ID() == labelEphemeral && v.TypedSpec().Size < leastEphemeral {
+func diskSizes(volumes []*block.VolumeStatus) error {
+	for _, v := range volumes {
+		if v.Metadata().ID() == labelEphemeral && v.TypedSpec().Size < leastEphemeral {
 			return fmt.Errorf("ephemeral partition %q is too small, actual %d", v.TypedSpec().Location, v.TypedSpec().Size)
 		}
 	}
 	return nil
 }
 
-func noDiagnostics(ctx context.Context, conn *grpc.ClientConn) error {
-	all, err := resources(ctx, conn, runtime.NamespaceName, runtime.DiagnosticType)
-	if err == nil && len(all) > 0 {
-		err = fmt.Errorf("active diagnostics: %s", all[0].Metadata().ID())
-	}
-	return err
-}
-
-func booted(ctx context.Context, conn *grpc.ClientConn) error {
-	all, err := resources(ctx, conn, runtime.NamespaceName, runtime.MachineStatusType)
-	if err != nil {
-		return err
-	}
-	for _, r := range all {
-		if m, ok := r.(*runtime.MachineStatus); ok && m.TypedSpec().Stage != runtime.MachineStageRunning {
-			return fmt.Errorf("nodes are not running: %s", m.TypedSpec().Stage)
-		}
+func noDiagnostics(all []*runtime.Diagnostic) error {
+	if len(all) > 0 {
+		return fmt.Errorf("active diagnostics: %s", all[0].Metadata().ID())
 	}
 	return nil
 }
 
-func staticPods(ctx context.Context, conn *grpc.ClientConn) error {
-	all, err := resources(ctx, conn, k8s.NamespaceName, k8s.StaticPodStatusType)
-	if want := 3; err == nil && len(all) != want {
-		err = fmt.Errorf("missing static pods: %d of %d run", len(all), want)
+func booted(all []*runtime.MachineStatus) error {
+	if len(all) > 0 && all[0].TypedSpec().Stage != runtime.MachineStageRunning {
+		return fmt.Errorf("nodes are not running: %s", all[0].TypedSpec().Stage)
 	}
-	return err
+	return nil
+}
+
+func staticPods(all []*k8s.StaticPodStatus) error {
+	if want := 3; len(all) != want {
+		return fmt.Errorf("missing static pods: %d of %d run", len(all), want)
+	}
+	return nil
 }
 
 // kubeObjects is the part of a list of Kubernetes' nodes or pods that the checks read.
@@ -308,19 +300,11 @@ func (o kubeObjects) unready() []string {
 // kubernetes requests a list from the cluster's API server, as an administrator.
 func (b *boot) kubernetes(ctx context.Context, path string) (list kubeObjects, err error) {
 	cfg := b.config()
-	ca := cfg.K8sAPIServerCAConfig().IssuingCA()
-	authority, err := x509.NewCertificateAuthorityFromCertificateAndKey(ca)
-	if err != nil {
-		return list, fmt.Errorf("error getting Kubernetes CA: %w", err)
-	}
-	pair, err := x509.NewKeyPair(authority, x509.CommonName("talos:health"), x509.Organization(cfg.Cluster().AdminKubeconfig().CertOrganization()),
-		x509.NotBefore(time.Now().Add(-allowedTimeSkew)), x509.NotAfter(time.Now().Add(time.Hour)),
-		x509.KeyUsage(stdx509.KeyUsageDigitalSignature), x509.ExtKeyUsage([]stdx509.ExtKeyUsage{stdx509.ExtKeyUsageClientAuth}))
+	options := clientOptions("talos:health", cfg.Cluster().AdminKubeconfig().CertOrganization(), allowedTimeSkew, time.Hour)
+	pair, roots, err := issue(cfg.K8sAPIServerCAConfig().IssuingCA(), options...)
 	if err != nil {
 		return list, fmt.Errorf("error generating Kubernetes client certificate: %w", err)
 	}
-	roots := stdx509.NewCertPool()
-	roots.AddCert(authority.Crt)
 	transport := &http.Transport{
 		DialContext: b.m.fw.o.Network.Dialer().DialContext, DisableKeepAlives: true,
 		TLSClientConfig: &tls.Config{MinVersion: tls.VersionTLS12, Certificates: []tls.Certificate{*pair.Certificate}, RootCAs: roots},

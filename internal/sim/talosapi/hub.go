@@ -25,9 +25,12 @@ import (
 )
 
 // hub connects machines: the discovery service, the control planes' trustd that signs the
-// workers' certificates, etcd, and the Kubernetes API.
+// workers' certificates, etcd, and the Kubernetes API. It also has the faults of machines and images.
 type hub struct {
 	mu         sync.Mutex
+	up         map[int]*boot         // the running ones, by VMID
+	troubles   map[int]Trouble       // by VMID
+	defects    map[string]Defect     // by schematic ID, installer reference, or build
 	affiliates map[string]*affiliate // by cluster (see discoveryOf), "/" and node ID
 	issuers    map[*boot]issuer
 	etcds      map[string][]*etcd.Cluster // all that were ever formed, by cluster ID
@@ -62,6 +65,7 @@ func newHub() *hub {
 	return &hub{
 		affiliates: map[string]*affiliate{}, issuers: map[*boot]issuer{}, etcds: map[string][]*etcd.Cluster{},
 		faults: map[int]EtcdFault{}, recovery: map[int][]byte{}, kubernetes: map[*boot]APIServer{}, changed: make(chan struct{}),
+		up: map[int]*boot{}, troubles: map[int]Trouble{}, defects: map[string]Defect{},
 	}
 }
 
@@ -241,15 +245,11 @@ func (b *boot) publishMembers(ctx context.Context, specs []cluster.AffiliateSpec
 	var affiliates []resource.Resource
 	members := map[string]resource.Resource{}
 	for _, spec := range specs {
-		a := cluster.NewAffiliate(cluster.NamespaceName, spec.NodeID)
-		*a.TypedSpec() = spec
-		affiliates = append(affiliates, a)
-		m := cluster.NewMember(cluster.NamespaceName, spec.Nodename)
-		*m.TypedSpec() = cluster.MemberSpec{
+		affiliates = append(affiliates, filled(cluster.NewAffiliate(cluster.NamespaceName, spec.NodeID), spec))
+		members[spec.Nodename] = filled(cluster.NewMember(cluster.NamespaceName, spec.Nodename), cluster.MemberSpec{
 			NodeID: spec.NodeID, Addresses: spec.Addresses, Hostname: spec.Hostname, MachineType: spec.MachineType,
 			OperatingSystem: spec.OperatingSystem, ControlPlane: spec.ControlPlane,
-		}
-		members[spec.Nodename] = m
+		})
 	}
 	if err := b.store.replace(ctx, cluster.NamespaceName, cluster.AffiliateType, affiliates); err != nil {
 		return err
@@ -470,7 +470,5 @@ const dialTime = 2 * time.Second
 
 // publishEtcdMember publishes the member that runs on this machine.
 func (b *boot) publishEtcdMember(ctx context.Context, id uint64) error {
-	r := etcdres.NewMember(etcdres.NamespaceName, etcdres.LocalMemberID)
-	r.TypedSpec().MemberID = etcdres.FormatMemberID(id)
-	return b.store.set(ctx, r)
+	return b.store.set(ctx, filled(etcdres.NewMember(etcdres.NamespaceName, etcdres.LocalMemberID), etcdres.MemberSpec{MemberID: etcdres.FormatMemberID(id)}))
 }

@@ -242,14 +242,13 @@ func (b *boot) receive(ctx context.Context, name imageName, c cachedImage, progr
 
 // fetch asks the registry; given is the caller's form of the reference.
 func (m *machine) fetch(ctx context.Context, ref, given, arch string) (cachedImage, error) {
-	switch m.fw.defects.ofRef(given, m.has()) {
-	case Unpullable:
-		return cachedImage{}, fmt.Errorf("%s: %w", ref, ErrNoImage)
-	case Unauthorized:
-		return cachedImage{}, unauthorized(ref)
-	case Endless:
+	defect := m.defectOf(given)
+	if defect == Endless {
 		<-ctx.Done()
 		return cachedImage{}, ctx.Err()
+	}
+	if err := refused(defect, ref); err != nil {
+		return cachedImage{}, err
 	}
 	if c, public, err := m.publicImage(ref); public {
 		if err == nil && m.isFull() {
@@ -265,26 +264,38 @@ func (m *machine) fetch(ctx context.Context, ref, given, arch string) (cachedIma
 	if err != nil {
 		return cachedImage{}, fmt.Errorf("%s: %w", ref, err)
 	}
-	m.fw.defects.pulled(given, img)
-	switch what := m.fw.defects.of(img, ref, given); {
-	case what == Unpullable:
-		return cachedImage{}, fmt.Errorf("%s: %w", ref, ErrNoImage)
-	case what == Unauthorized:
-		return cachedImage{}, unauthorized(ref)
-	case m.isFull():
+	m.fw.hub.pulled(given, img)
+	if err := refused(m.fw.hub.defectOf(img, ref, given), ref); err != nil {
+		return cachedImage{}, err
+	}
+	if m.isFull() {
 		return cachedImage{}, errFull
 	}
 	c := cachedImage{image: img, refs: []string{ref, given}, size: int64(len(uki))}
 	_, c.digest, _ = strings.Cut(ref, "@")
 	if c.digest == "" && m.fw.o.ResolveImage != nil {
-		if c.digest, err = m.fw.o.ResolveImage(ctx, ref); err != nil {
-			return cachedImage{}, fmt.Errorf("%s: %w", ref, err)
-		}
+		c.digest, err = m.fw.o.ResolveImage(ctx, ref)
 	}
-	if c.uki, err = m.fw.boots.keep(uki); err != nil {
+	if err == nil {
+		c.uki, err = m.fw.boots.keep(uki)
+	}
+	if err != nil {
 		return cachedImage{}, fmt.Errorf("%s: %w", ref, err)
 	}
 	return c, nil
+}
+
+// refused is the registry's error for an image with that defect; nil for the other defects.
+func refused(d Defect, ref string) error {
+	switch d {
+	case Unpullable:
+		return fmt.Errorf("%s: %w", ref, ErrNoImage)
+	case Unauthorized:
+		name, digest, _ := strings.Cut(ref, "@")
+		host, repository, _ := strings.Cut(name, "/")
+		return fmt.Errorf("unexpected status from HEAD request to https://%s/v2/%s/manifests/%s: 401 Unauthorized", host, repository, digest)
+	}
+	return nil
 }
 
 // imageService is the part of the image API that upgrades use. Talos has it since 1.13.
@@ -295,7 +306,6 @@ type imageService struct {
 
 var _ machineapi.ImageServiceServer = (*imageService)(nil)
 
-// List implements the API.
 func (s *imageService) List(req *machineapi.ImageServiceListRequest, srv grpc.ServerStreamingServer[machineapi.ImageServiceListResponse]) error {
 	in, err := containerd(req.GetContainerd())
 	if err != nil {
@@ -325,15 +335,17 @@ func (s *imageService) Pull(req *machineapi.ImageServicePullRequest, srv grpc.Se
 			broken = srv.Send(layerProgress(c, share))
 		}
 	})
-	switch {
-	case errors.Is(err, ErrNoImage):
-		return status.Errorf(codes.NotFound, "error pulling image: %s", err)
-	case err != nil:
+	if err = cmp.Or(pullError(err), broken); err != nil {
 		return err
-	case broken != nil:
-		return broken
 	}
 	return srv.Send(&machineapi.ImageServicePullResponse{Response: &machineapi.ImageServicePullResponse_Name{Name: name.ref}})
+}
+
+func pullError(err error) error {
+	if errors.Is(err, ErrNoImage) {
+		return status.Errorf(codes.NotFound, "error pulling image: %s", err)
+	}
+	return err
 }
 
 // ImagePull implements the API that preceded ImageService.
@@ -344,13 +356,7 @@ func (s *machineService) ImagePull(ctx context.Context, req *machineapi.ImagePul
 	}
 	in.ref = req.GetReference()
 	_, err = s.boot.pull(ctx, in, 0, func(cachedImage, float64) {})
-	switch {
-	case errors.Is(err, ErrNoImage):
-		return nil, status.Errorf(codes.NotFound, "error pulling image: %s", err)
-	case err != nil:
-		return nil, err
-	}
-	return &machineapi.ImagePullResponse{Messages: []*machineapi.ImagePull{{}}}, nil
+	return &machineapi.ImagePullResponse{Messages: []*machineapi.ImagePull{{}}}, pullError(err)
 }
 
 // layerProgress is the progress of the one relevant layer.
@@ -411,16 +417,10 @@ func (b *boot) pullForPod(ctx context.Context, name imageName, atOnce bool) erro
 	}
 	c, err := b.m.fetch(ctx, normal, given, b.med.image.Arch)
 	if err != nil {
-		return fmt.Errorf("rpc error: code = %s desc = failed to pull and unpack image %q: failed to resolve reference %q: %w", codeOf(err), normal, normal, err)
+		code := map[bool]codes.Code{true: codes.NotFound, false: codes.Unknown}[errors.Is(err, ErrNoImage)]
+		return fmt.Errorf("rpc error: code = %s desc = failed to pull and unpack image %q: failed to resolve reference %q: %w", code, normal, normal, err)
 	}
 	return b.receive(ctx, name, c, func(cachedImage, float64) {})
-}
-
-func codeOf(err error) string {
-	if errors.Is(err, ErrNoImage) {
-		return "NotFound"
-	}
-	return "Unknown"
 }
 
 // pullAtOnce pulls the image without delay. Without atOnce, or if the image is broken, it
@@ -429,8 +429,7 @@ func (b *boot) pullAtOnce(ctx context.Context, name imageName, atOnce bool) erro
 	if b.m.fw.o.PublicImage == nil {
 		return nil // these images are not checked
 	}
-	what := b.m.fw.defects.ofRef(name.ref, b.m.has())
-	if !atOnce || what == Unpullable || what == Unauthorized || what == Endless {
+	if what := b.m.defectOf(name.ref); !atOnce || what == Unpullable || what == Unauthorized || what == Endless {
 		return errors.ErrUnsupported
 	}
 	normal, err := normalRef(name.ref)

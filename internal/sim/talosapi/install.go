@@ -66,13 +66,14 @@ func (b *boot) writeSystem(ctx context.Context) (outcome, error) {
 	if end := b.wait(ctx, "install", b.m.fw.o.Times.Copy); end != carryOn {
 		return end, nil
 	}
-	if b.m.fw.defects.of(img, ref) == InstallerFails {
+	if b.m.fw.hub.defectOf(img, ref) == InstallerFails {
 		return carryOn, installerTask{1}
 	}
-	system, err := b.systemDisk(pulled)
+	st, err := b.stateNow()
 	if err != nil {
 		return carryOn, err
 	}
+	system := systemPartitions(img.TalosVersion, pulled.uki, b.grubCmdline(img), st)
 	if err := b.m.rewrite(target.Key, func(artefact.Disk) artefact.Disk { return system }); err != nil {
 		return carryOn, err
 	}
@@ -86,28 +87,11 @@ func (b *boot) writeSystem(ctx context.Context) (outcome, error) {
 	return kexec, b.provision(ctx)
 }
 
-// systemDisk is a new system disk with the active configuration, without EPHEMERAL.
-func (b *boot) systemDisk(installed cachedImage) (artefact.Disk, error) {
-	st, err := b.stateNow()
-	if err != nil {
-		return artefact.Disk{}, err
-	}
-	return systemPartitions(installed.image.TalosVersion, installed.uki, b.grubCmdline(installed.image), st)
-}
-
-// systemPartitions are those of an installed system; uki is the digest of its boot image.
-func systemPartitions(talos, uki, cmdline string, st stateData) (artefact.Disk, error) {
-	efi, err := efiPartition(talos, uki, cmdline)
-	if err != nil {
-		return artefact.Disk{}, err
-	}
-	state, err := st.encode()
-	if err != nil {
-		return artefact.Disk{}, err
-	}
+// systemPartitions are those of an installed system, without EPHEMERAL; uki is the digest of its boot image.
+func systemPartitions(talos, uki, cmdline string, st stateData) artefact.Disk {
 	return artefact.Disk{Partitions: []artefact.Partition{
-		efi, newPartition(labelMeta, "talosmeta", nil), newPartition(labelState, "xfs", state),
-	}}, nil
+		efiPartition(talos, uki, cmdline), newPartition(labelMeta, "talosmeta", nil), newPartition(labelState, "xfs", encoded(st)),
+	}}
 }
 
 // installTarget is the installer to pull and the disk to install on: the first match.
@@ -147,9 +131,7 @@ func installWish(cfg config.Provider) (string, func(device) (bool, error), error
 	case expr != nil:
 		return in.Image(), selected(expr), nil
 	case in.Disk() != "":
-		return in.Image(), func(d device) (bool, error) {
-			return d.path() == in.Disk() || slices.Contains(d.symlinks(), in.Disk()), nil
-		}, nil
+		return in.Image(), func(d device) (bool, error) { return d.called(in.Disk()), nil }, nil
 	}
 	return "", nil, errors.New("no install disk is configured")
 }
@@ -167,12 +149,11 @@ func matchDisk(expr *cel.Expression, d device, system bool) (bool, error) {
 func (m *machine) rewrite(key string, change func(artefact.Disk) artefact.Disk) error {
 	m.disks.Lock()
 	defer m.disks.Unlock()
-	devs := m.devices()
-	i := slices.IndexFunc(devs, func(d device) bool { return d.Key == key })
-	if i < 0 || devs[i].Media == nil {
+	d, there := first(m.devices(), func(d device) bool { return d.Key == key })
+	if !there || d.Media == nil {
 		return fmt.Errorf("disk %s is gone", key)
 	}
-	devs[i].Media.Write(artefact.WriteDisk(change(devs[i].disk)))
+	d.Media.Write(artefact.WriteDisk(change(d.disk)))
 	return nil
 }
 
@@ -244,12 +225,8 @@ func (b *boot) provisionState(d device) error {
 	if err != nil {
 		return err
 	}
-	state, err := st.encode()
-	if err != nil {
-		return err
-	}
 	return b.m.rewrite(d.Key, func(disk artefact.Disk) artefact.Disk {
-		disk.Partitions = append(disk.Partitions, newPartition(labelState, "xfs", state))
+		disk.Partitions = append(disk.Partitions, newPartition(labelState, "xfs", encoded(st)))
 		return disk
 	})
 }

@@ -159,7 +159,7 @@ func (k *kubelet) serve(ctx context.Context, image string, atOnce bool, started 
 		return
 	}
 	message := fmt.Sprintf("Started task %s (PID %d) for container %s", kubeletID, b.pid(kubeletID), kubeletID)
-	if b.m.fw.defects.ofRef(image, b.m.has()) == Unready {
+	if b.m.defectOf(image) == Unready {
 		k.become(ctx, stateRunning, message, false, true)
 		if b.m.fw.sleep(ctx, kubeletHealth) {
 			k.become(ctx, stateRunning, "", false, false)

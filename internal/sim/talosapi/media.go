@@ -91,19 +91,20 @@ func WithMachineConfig(disk []byte, change func([]byte) []byte) ([]byte, error) 
 	if _, err := parseConfig(s.Config); err != nil {
 		return nil, fmt.Errorf("read machine configuration: %w", err)
 	}
-	state, err := s.encode()
-	if err != nil {
-		return nil, err
+	return artefact.WriteDisk(edited(parsed, labelState, func([]byte) []byte { return encoded(s) })), nil
+}
+
+// first is the first of those that match.
+func first[T any](all []T, matches func(T) bool) (one T, found bool) {
+	i := slices.IndexFunc(all, matches)
+	if i < 0 {
+		return one, false
 	}
-	return artefact.WriteDisk(edited(parsed, labelState, func([]byte) []byte { return state })), nil
+	return all[i], true
 }
 
 func partition(d artefact.Disk, label string) (artefact.Partition, bool) {
-	i := slices.IndexFunc(d.Partitions, func(p artefact.Partition) bool { return p.Label == label })
-	if i < 0 {
-		return artefact.Partition{}, false
-	}
-	return d.Partitions[i], true
+	return first(d.Partitions, func(p artefact.Partition) bool { return p.Label == label })
 }
 
 // edited is the disk with changed data of the partition with that label.
@@ -149,9 +150,7 @@ func (s *bootImages) adopted(raw []byte) (artefact.Disk, error) {
 	for _, label := range labels {
 		p := newPartition(label, "", nil) // META has no values, or one that only an installation reads
 		if label == labelEFI {
-			if p, err = efiPartition(img.TalosVersion, sum, ""); err != nil {
-				return artefact.Disk{}, err
-			}
+			p = efiPartition(img.TalosVersion, sum, "")
 		}
 		if img.TalosVersion >= "v1.13" { // of two digits, as all since v1.10
 			p.UUID = artefact.PartitionUUID(label)
@@ -171,21 +170,18 @@ func newPartition(label, filesystem string, data []byte) artefact.Partition {
 }
 
 // efiPartition has a single boot entry with the image of that digest.
-func efiPartition(talos, uki, cmdline string) (artefact.Partition, error) {
+func efiPartition(talos, uki, cmdline string) artefact.Partition {
 	name := loader{}.nextName(talos)
-	b, err := json.Marshal(loader{Entries: []bootEntry{{Name: name, UKI: uki, Cmdline: cmdline}}})
-	if err != nil {
-		return artefact.Partition{}, fmt.Errorf("write boot entries: %w", err)
-	}
-	return newPartition(labelEFI, "vfat", b), nil
+	return newPartition(labelEFI, "vfat", encoded(loader{Entries: []bootEntry{{Name: name, UKI: uki, Cmdline: cmdline}}}))
 }
 
-func (s stateData) encode() ([]byte, error) {
-	b, err := json.Marshal(s)
+// encoded is the JSON of what has only strings, numbers and flags, which always marshal.
+func encoded(v any) []byte {
+	b, err := json.Marshal(v)
 	if err != nil {
-		return nil, fmt.Errorf("write state: %w", err)
+		panic(fmt.Sprintf("talosapi: %v", err))
 	}
-	return b, nil
+	return b
 }
 
 // readState is the state on the system disk; false if there is none.
@@ -207,14 +203,10 @@ func readState(devs []device) (stateData, bool) {
 
 // systemDisk is the first disk with a META partition: to Talos that means "installed".
 func systemDisk(devs []device) (device, bool) {
-	i := slices.IndexFunc(devs, func(d device) bool {
+	return first(devs, func(d device) bool {
 		_, ok := partition(d.disk, labelMeta)
 		return ok
 	})
-	if i < 0 {
-		return device{}, false
-	}
-	return devs[i], true
 }
 
 // loaderDefaultVar is sd-boot's variable with the name of the entry to boot next.
@@ -236,11 +228,7 @@ type bootEntry struct {
 
 // entry finds a boot entry by name, like sd-boot case-insensitively.
 func (l loader) entry(name string) (bootEntry, bool) {
-	i := slices.IndexFunc(l.Entries, func(e bootEntry) bool { return strings.EqualFold(e.Name, name) })
-	if i < 0 {
-		return bootEntry{}, false
-	}
-	return l.Entries[i], true
+	return first(l.Entries, func(e bootEntry) bool { return strings.EqualFold(e.Name, name) })
 }
 
 // other is the first entry, by name, except than.
@@ -298,7 +286,7 @@ func (m *machine) editLoader(key string, change func(*loader)) error {
 			return nil, fmt.Errorf("read boot entries: %w", err)
 		}
 		change(&l)
-		return json.Marshal(l)
+		return encoded(l), nil
 	})
 }
 
@@ -329,7 +317,7 @@ func (m *machine) editMeta(key string, change func(*metaData)) error {
 		if meta == (metaData{}) {
 			return nil, nil
 		}
-		return json.Marshal(meta)
+		return encoded(meta), nil
 	})
 }
 
@@ -359,26 +347,21 @@ func efiString(s string) []byte {
 	return b
 }
 
-// first is the top entry of sd-boot's menu: the newest version, and among equal versions
+// top is the top entry of sd-boot's menu: the newest version, and among equal versions
 // the greatest name. A tilde sorts before everything, so "Talos-v1.13.9.efi" comes before
 // "Talos-v1.13.9~1.efi", which was added after it (boot_entry_compare in systemd's
 // boot.c).
-func (m *machine) first(l loader) (bootEntry, bool) {
+func (m *machine) top(l loader) (bootEntry, bool) {
 	if len(l.Entries) == 0 {
 		return bootEntry{}, false
 	}
-	return slices.MaxFunc(l.Entries, func(a, b bootEntry) int {
-		return cmp.Or(compareVersions(m.version(a), m.version(b)), compareVersions(strings.ToLower(a.Name), strings.ToLower(b.Name)))
-	}), true
-}
-
-// version is the version in an entry's image; "" if it can't be read.
-func (m *machine) version(e bootEntry) string {
-	img, err := m.fw.boots.read(e.UKI)
-	if err != nil {
-		return ""
+	version := func(e bootEntry) string {
+		img, _ := m.fw.boots.read(e.UKI) // no version if it can't be read
+		return img.TalosVersion
 	}
-	return img.TalosVersion
+	return slices.MaxFunc(l.Entries, func(a, b bootEntry) int {
+		return cmp.Or(compareVersions(version(a), version(b)), compareVersions(strings.ToLower(a.Name), strings.ToLower(b.Name)))
+	}), true
 }
 
 // compareVersions is strverscmp_improved of systemd: it compares numbers by value, and a
@@ -453,13 +436,7 @@ func NVRAM(img artefact.Image) []byte {
 	return variables{LoaderEntryDefault: loader{}.nextName(img.TalosVersion)}.encode()
 }
 
-func (v variables) encode() []byte {
-	b, err := json.Marshal(v)
-	if err != nil {
-		panic(fmt.Sprintf("talosapi: %v", err)) // a string always marshals
-	}
-	return append([]byte(nvramMagic), b...)
-}
+func (v variables) encode() []byte { return append([]byte(nvramMagic), encoded(v)...) }
 
 func readVariables(content []byte) (v variables) {
 	if rest, ok := bytes.CutPrefix(content, []byte(nvramMagic)); ok {
@@ -482,17 +459,13 @@ func (m *machine) defaultEntry(l loader) string {
 
 // setDefault makes an entry of the disk at that key the default.
 func (m *machine) setDefault(key, name string) error {
-	if m.uefi() {
-		writeDefault(m.hw.NVRAM, name)
-		return nil
+	if !m.uefi() {
+		return m.editLoader(key, func(l *loader) { l.Default = name })
 	}
-	return m.editLoader(key, func(l *loader) { l.Default = name })
-}
-
-func writeDefault(nvram *world.Media, name string) {
-	v := readVariables(nvram.Bytes())
+	v := readVariables(m.hw.NVRAM.Bytes())
 	v.LoaderEntryDefault = name
-	nvram.Write(v.encode())
+	m.hw.NVRAM.Write(v.encode())
+	return nil
 }
 
 // selected is the entry that the boot loader boots: the default if it exists, else the
@@ -501,7 +474,7 @@ func (m *machine) selected(l loader) (bootEntry, bool) {
 	if e, ok := l.entry(m.defaultEntry(l)); ok {
 		return e, true
 	}
-	return m.first(l)
+	return m.top(l)
 }
 
 // loadedEntry is the entry that systemd-boot reports as loaded. An ISO's entry has the

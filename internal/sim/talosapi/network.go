@@ -8,7 +8,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/cosi-project/runtime/pkg/resource"
@@ -226,17 +225,21 @@ func (b *boot) publishNetwork(ctx context.Context) error {
 		}
 		specs = append(specs, addressSpec(at.link, at.prefix, nethelpers.ScopeGlobal, at.layer))
 		statuses = append(statuses, addressOn(at.link, index, at.prefix, nethelpers.ScopeGlobal))
-		routes = append(routes, routeOver(at.link, index, at.prefix))
+		routes = append(routes, route(network.RouteStatusSpec{ // to the same network
+			Family: familyOf(at.prefix.Addr()), Destination: at.prefix.Masked(), Source: at.prefix.Addr(), OutLinkIndex: index, OutLinkName: at.link,
+			Scope: nethelpers.ScopeLink, Protocol: nethelpers.ProtocolKernel,
+		}))
 		if at.gateway.IsValid() {
-			routes = append(routes, defaultRoute(at.link, index, at.gateway))
+			routes = append(routes, route(network.RouteStatusSpec{ // to everything else
+				Family: familyOf(at.gateway), Gateway: at.gateway, OutLinkIndex: index, OutLinkName: at.link, Priority: network.DefaultRouteMetric,
+				Scope: nethelpers.ScopeGlobal, Protocol: nethelpers.ProtocolStatic,
+			}))
 		}
 		if at.layer == network.ConfigOperator {
 			operators = append(operators, operatorOn(at))
 		}
 		for _, id := range []string{network.NodeAddressDefaultID, network.NodeAddressCurrentID, network.NodeAddressRoutedID} {
-			addr := network.NewNodeAddress(network.NamespaceName, id)
-			addr.TypedSpec().Addresses = []netip.Prefix{at.prefix}
-			nodes = append(nodes, addr)
+			nodes = append(nodes, filled(network.NewNodeAddress(network.NamespaceName, id), network.NodeAddressSpec{Addresses: []netip.Prefix{at.prefix}}))
 		}
 	}
 	for _, all := range []struct {
@@ -258,12 +261,10 @@ func (b *boot) publishNetwork(ctx context.Context) error {
 }
 
 func (b *boot) links() []resource.Resource {
-	lo := network.NewLinkStatus(network.NamespaceName, "lo")
-	*lo.TypedSpec() = network.LinkStatusSpec{
+	rs := []resource.Resource{filled(network.NewLinkStatus(network.NamespaceName, "lo"), network.LinkStatusSpec{
 		Index: 1, Type: nethelpers.LinkLoopbck, MTU: 65536, OperationalState: nethelpers.OperStateUnknown,
 		Flags: nethelpers.LinkFlags(nethelpers.LinkUp | nethelpers.LinkLoopback | nethelpers.LinkRunning), LinkState: true,
-	}
-	rs := []resource.Resource{lo}
+	})}
 	for i, mac := range b.m.hw.MACs {
 		hardware, _ := net.ParseMAC(mac) // empty if invalid
 		rs = append(rs, etherLink("eth"+strconv.Itoa(i), "virtio_net", "", len(rs), hardware))
@@ -277,45 +278,41 @@ func (b *boot) links() []resource.Resource {
 // etherLink is a card, or a link that a configuration makes of cards; after is the number
 // of links before it.
 func etherLink(name, driver, kind string, after int, hardware net.HardwareAddr) resource.Resource {
-	r := network.NewLinkStatus(network.NamespaceName, name)
-	*r.TypedSpec() = network.LinkStatusSpec{
+	spec := network.LinkStatusSpec{
 		Index: uint32(after + 1), Type: nethelpers.LinkEther, Kind: kind, MTU: 1500, OperationalState: nethelpers.OperStateUp, LinkState: true, Driver: driver,
 		Flags:        nethelpers.LinkFlags(nethelpers.LinkUp | nethelpers.LinkBroadcast | nethelpers.LinkRunning | nethelpers.LinkMulticast | nethelpers.LinkLowerUp),
 		HardwareAddr: nethelpers.HardwareAddr(hardware),
 	}
 	if kind == "" {
-		r.TypedSpec().PermanentAddr = nethelpers.HardwareAddr(hardware)
+		spec.PermanentAddr = spec.HardwareAddr
 	}
-	return r
+	return filled(network.NewLinkStatus(network.NamespaceName, name), spec)
 }
 
 // addressSpec is a wanted address and its configuration layer.
 func addressSpec(link string, address netip.Prefix, scope nethelpers.Scope, layer network.ConfigLayer) resource.Resource {
-	r := network.NewAddressSpec(network.NamespaceName, network.AddressID(link, address))
-	*r.TypedSpec() = network.AddressSpecSpec{
+	spec := network.AddressSpecSpec{
 		Address: address, LinkName: link, Family: familyOf(address.Addr()), Scope: scope, ConfigLayer: layer,
-		Flags: nethelpers.AddressFlags(nethelpers.AddressPermanent),
 	}
-	if layer == network.ConfigOperator {
-		r.TypedSpec().Flags = 0 // the lease's
+	if layer != network.ConfigOperator { // not the lease's
+		spec.Flags = nethelpers.AddressFlags(nethelpers.AddressPermanent)
 	}
-	return r
+	return filled(network.NewAddressSpec(network.NamespaceName, network.AddressID(link, address)), spec)
 }
 
 // operatorOn is the DHCP operator of a link.
 func operatorOn(at attachment) resource.Resource {
-	r := network.NewOperatorSpec(network.NamespaceName, network.OperatorID(network.OperatorSpecSpec{Operator: network.OperatorDHCP4, LinkName: at.link}))
-	*r.TypedSpec() = network.OperatorSpecSpec{
+	spec := network.OperatorSpecSpec{
 		Operator: network.OperatorDHCP4, LinkName: at.link, RequireUp: true, ConfigLayer: at.asked,
 		DHCP4: network.DHCP4OperatorSpec{RouteMetric: network.DefaultRouteMetric},
 	}
 	switch {
 	case at.duid:
-		r.TypedSpec().DHCP4.ClientIdentifier.ClientIdentifier = nethelpers.ClientIdentifierDUID
+		spec.DHCP4.ClientIdentifier.ClientIdentifier = nethelpers.ClientIdentifierDUID
 	case at.asked == network.ConfigDefault:
-		r.TypedSpec().DHCP4.ClientIdentifier.ClientIdentifier = nethelpers.ClientIdentifierMAC
+		spec.DHCP4.ClientIdentifier.ClientIdentifier = nethelpers.ClientIdentifierMAC
 	}
-	return r
+	return filled(network.NewOperatorSpec(network.NamespaceName, network.OperatorID(spec)), spec)
 }
 
 func familyOf(addr netip.Addr) nethelpers.Family {
@@ -326,33 +323,15 @@ func familyOf(addr netip.Addr) nethelpers.Family {
 }
 
 func addressOn(link string, index uint32, address netip.Prefix, scope nethelpers.Scope) resource.Resource {
-	r := network.NewAddressStatus(network.NamespaceName, network.AddressID(link, address))
-	*r.TypedSpec() = network.AddressStatusSpec{
+	return filled(network.NewAddressStatus(network.NamespaceName, network.AddressID(link, address)), network.AddressStatusSpec{
 		Address: address, Local: address.Addr(), LinkIndex: index, LinkName: link, Family: familyOf(address.Addr()), Scope: scope,
-	}
-	return r
+	})
 }
 
-// routeOver is the route to the same network.
-func routeOver(link string, index uint32, address netip.Prefix) resource.Resource {
-	family := familyOf(address.Addr())
-	r := network.NewRouteStatus(network.NamespaceName, network.RouteID(nethelpers.TableMain, family, address.Masked(), netip.Addr{}, 0, link))
-	*r.TypedSpec() = network.RouteStatusSpec{
-		Family: family, Destination: address.Masked(), Source: address.Addr(), OutLinkIndex: index, OutLinkName: link,
-		Table: nethelpers.TableMain, Scope: nethelpers.ScopeLink, Type: nethelpers.TypeUnicast, Protocol: nethelpers.ProtocolKernel,
-	}
-	return r
-}
-
-// defaultRoute is the route to everything else.
-func defaultRoute(link string, index uint32, gateway netip.Addr) resource.Resource {
-	family := familyOf(gateway)
-	r := network.NewRouteStatus(network.NamespaceName, network.RouteID(nethelpers.TableMain, family, netip.Prefix{}, gateway, network.DefaultRouteMetric, link))
-	*r.TypedSpec() = network.RouteStatusSpec{
-		Family: family, Gateway: gateway, OutLinkIndex: index, OutLinkName: link, Priority: network.DefaultRouteMetric,
-		Table: nethelpers.TableMain, Scope: nethelpers.ScopeGlobal, Type: nethelpers.TypeUnicast, Protocol: nethelpers.ProtocolStatic,
-	}
-	return r
+func route(spec network.RouteStatusSpec) resource.Resource {
+	spec.Table, spec.Type = nethelpers.TableMain, nethelpers.TypeUnicast
+	id := network.RouteID(spec.Table, spec.Family, spec.Destination, spec.Gateway, spec.Priority, spec.OutLinkName)
+	return filled(network.NewRouteStatus(network.NamespaceName, id), spec)
 }
 
 // nodeIP is the kubelet's address.
@@ -419,31 +398,22 @@ func (nameServer) Start(time.Duration) {}
 // (guest-agents/qemu-guest-agent/qemu-guest-agent.yaml of siderolabs/extensions).
 const agentExtension = "qemu-guest-agent"
 
-// systems are the running boots, by VMID.
-type systems struct {
-	mu sync.Mutex
-	up map[int]*boot
-}
-
-func (s *systems) begin(b *boot) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.up[b.m.hw.VMID] = b
-}
-
-func (s *systems) end(b *boot) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.up[b.m.hw.VMID] == b {
-		delete(s.up, b.m.hw.VMID)
+// runs notes that a boot begins or has ended.
+func (h *hub) runs(b *boot, begins bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if begins {
+		h.up[b.m.hw.VMID] = b
+	} else if h.up[b.m.hw.VMID] == b {
+		delete(h.up, b.m.hw.VMID)
 	}
 }
 
 // Agent is the QEMU guest agent of a machine: it answers if the running system has it.
 func (fw *Firmware) Agent(vmid int) ([]world.Interface, bool) {
-	fw.systems.mu.Lock()
-	defer fw.systems.mu.Unlock()
-	b := fw.systems.up[vmid]
+	fw.hub.mu.Lock()
+	defer fw.hub.mu.Unlock()
+	b := fw.hub.up[vmid]
 	if b == nil || !slices.ContainsFunc(b.med.image.Extensions, func(e artefact.Extension) bool { return e.Name == agentExtension }) {
 		return nil, false
 	}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/tls"
 	stdx509 "crypto/x509"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
@@ -82,13 +81,7 @@ func (p StaticPod) probed() bool {
 	return c["readinessProbe"] != nil || c["startupProbe"] != nil
 }
 
-func hashOf(rendered map[string]any) string {
-	b, err := json.Marshal(rendered)
-	if err != nil {
-		return "" // it consists of JSON's own types
-	}
-	return digest(b)
-}
+func hashOf(rendered map[string]any) string { return digest(encoded(rendered)) }
 
 // runPods keeps the static pods as Talos renders them, until ctx ends; their containers
 // run until the machine goes down.
@@ -202,7 +195,7 @@ func (k *kubelet) start(ctx context.Context, p *pod, atOnce bool) {
 		k.show(p, func() { p.Waiting, p.Message, p.Ready, p.Started = "", "", ready, time.Now() })
 	}
 	image := p.image()
-	switch b.m.fw.defects.ofRef(image, b.m.has()) {
+	switch b.m.defectOf(image) {
 	case Loops:
 		k.loop(ctx, p)
 		return
@@ -222,7 +215,7 @@ func (k *kubelet) start(ctx context.Context, p *pod, atOnce bool) {
 		return
 	}
 	if p.id == k8s.APIServerID {
-		unserving := b.m.fw.defects.ofRef(image, b.m.has()) == Unserving
+		unserving := b.m.defectOf(image) == Unserving
 		if b.serveKubernetes(image, !unserving); unserving && p.container()["readinessProbe"] != nil {
 			<-ctx.Done()
 			return
@@ -275,10 +268,7 @@ func (k *kubelet) shown() map[string]StaticPod {
 func (k *kubelet) tellPods() {
 	k.telling.Lock()
 	defer k.telling.Unlock()
-	k.b.mu.Lock()
-	node := k.b.node
-	k.b.mu.Unlock()
-	if node == "" || k.b.m.fw.o.Kubelet == nil {
+	if k.b.registered() == "" || k.b.m.fw.o.Kubelet == nil {
 		return
 	}
 	all := k.shown()
@@ -318,15 +308,11 @@ func (k *kubelet) statuses() []resource.Resource {
 	if k.service().state != stateRunning {
 		return nil
 	}
-	k.b.mu.Lock()
-	node := nodenameOf(k.b.cfg, k.b.nodeID)
-	k.b.mu.Unlock()
 	var rs []resource.Resource
 	all := k.shown()
 	for _, id := range slices.Sorted(maps.Keys(all)) {
-		r := k8s.NewStaticPodStatus(k8s.NamespaceName, "kube-system/"+id+"-"+node)
-		r.TypedSpec().PodStatus = all[id].status(id, k.b.m.addr().String())
-		rs = append(rs, r)
+		r := k8s.NewStaticPodStatus(k8s.NamespaceName, "kube-system/"+id+"-"+k.b.nodename())
+		rs = append(rs, filled(r, k8s.StaticPodStatusSpec{PodStatus: all[id].status(id, k.b.m.addr().String())}))
 	}
 	return rs
 }
@@ -404,10 +390,6 @@ func (b *boot) apiServerTLS() (*tls.Certificate, *stdx509.CertPool, error) {
 	if ca == nil || ca.IssuingCA() == nil || cluster == nil {
 		return nil, nil, errors.New("no CA of Kubernetes is configured")
 	}
-	authority, err := x509.NewCertificateAuthorityFromCertificateAndKey(ca.IssuingCA())
-	if err != nil {
-		return nil, nil, fmt.Errorf("read the CA of Kubernetes: %w", err)
-	}
 	b.mu.Lock()
 	host := hostOf(b.cfg, b.nodeID)
 	b.mu.Unlock()
@@ -418,9 +400,9 @@ func (b *boot) apiServerTLS() (*tls.Certificate, *stdx509.CertPool, error) {
 	names = append(names, "kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc.cluster.local", "localhost",
 		host.Hostname, host.FQDN(), apiService, "127.0.0.1")
 	options := append(serverOptions(b.m.addr(), "kube-apiserver", names...), x509.Organization("kube-master"))
-	pair, err := x509.NewKeyPair(authority, options...)
+	pair, _, err := issue(ca.IssuingCA(), options...)
 	if err != nil {
-		return nil, nil, fmt.Errorf("make the certificate: %w", err)
+		return nil, nil, err
 	}
 	clients := stdx509.NewCertPool()
 	for _, accepted := range ca.AcceptedCAs() {

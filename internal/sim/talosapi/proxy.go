@@ -55,10 +55,11 @@ func (p *proxy) close() {
 	}
 }
 
-// route is the targets of a call: none (this machine), one machine, or several whose answers are joined.
+// route is the targets of a call: none (this machine), one machine, or several whose answers are joined. A nil proxy
+// forwards nothing.
 func (p *proxy) route(ctx context.Context, method string) (targets []string, many bool, err error) {
 	md, _ := metadata.FromIncomingContext(ctx)
-	if len(md["proxyfrom"]) > 0 {
+	if p == nil || len(md["proxyfrom"]) > 0 {
 		return nil, false, nil
 	}
 	one, several := md["node"], md["nodes"]

@@ -37,36 +37,31 @@ import (
 // configuration.
 func (b *boot) publishFacts(ctx context.Context) error {
 	img := b.med.image
-	version := runtime.NewVersion()
-	version.TypedSpec().Name, version.TypedSpec().Version = "Talos", img.TalosVersion
-	system := hardware.NewSystemInformation(hardware.SystemInformationID)
-	*system.TypedSpec() = hardware.SystemInformationSpec{
-		Manufacturer: "QEMU", ProductName: "Standard PC (Q35 + ICH9, 2009)", SerialNumber: b.m.hw.Serial, UUID: b.m.hw.UUID, WakeUpType: "Power Switch",
+	rs := []resource.Resource{
+		filled(runtime.NewVersion(), runtime.VersionSpec{Name: "Talos", Version: img.TalosVersion}),
+		filled(hardware.NewSystemInformation(hardware.SystemInformationID), hardware.SystemInformationSpec{
+			Manufacturer: "QEMU", ProductName: "Standard PC (Q35 + ICH9, 2009)", SerialNumber: b.m.hw.Serial, UUID: b.m.hw.UUID, WakeUpType: "Power Switch",
+		}),
+		filled(runtime.NewKernelCmdline(), runtime.KernelCmdlineSpec{Cmdline: img.Cmdline}),
+		filled(runtime.NewBootID(), runtime.BootIDSpec{BootID: b.id}),
+		// Secure Boot is never on: firmware with it boots no image of the lab. Talos goes by
+		// systemd-boot's variables (SecurityStateController), and every entry of the lab is called
+		// "Talos-…".
+		filled(runtime.NewSecurityStateSpec(runtime.NamespaceName), runtime.SecurityStateSpec{BootedWithUKI: b.m.uefi()}),
+		filled(runtime.NewPlatformMetadataSpec(runtime.NamespaceName, runtime.PlatformMetadataID), runtime.PlatformMetadataSpec{Platform: img.Platform}),
 	}
-	cmdline := runtime.NewKernelCmdline()
-	cmdline.TypedSpec().Cmdline = img.Cmdline
-	bootID := runtime.NewBootID()
-	bootID.TypedSpec().BootID = b.id
-	security := runtime.NewSecurityStateSpec(runtime.NamespaceName)
-	// Secure Boot is never on: firmware with it boots no image of the lab. Talos goes by
-	// systemd-boot's variables (SecurityStateController), and every entry of the lab is called
-	// "Talos-…".
-	security.TypedSpec().BootedWithUKI = b.m.uefi()
-	platform := runtime.NewPlatformMetadataSpec(runtime.NamespaceName, runtime.PlatformMetadataID)
-	platform.TypedSpec().Platform = img.Platform
-	rs := []resource.Resource{version, system, cmdline, bootID, security, platform}
 	if booted := b.m.bootedEntry(b.med); booted != "" {
-		entry := runtime.NewBootedEntrySpec()
-		entry.TypedSpec().BootedEntry = booted
-		rs = append(rs, entry)
+		rs = append(rs, filled(runtime.NewBootedEntrySpec(), runtime.BootedEntrySpec{BootedEntry: booted}))
 	}
 	if img.SchematicID != "" {
-		schematic := runtime.NewImageFactorySchematic(runtime.NamespaceName, runtime.ImageFactorySchematicID)
 		flavor, url, _ := strings.Cut(strings.TrimSuffix(img.SchematicAuthor, ")"), " (")
-		*schematic.TypedSpec() = runtime.ImageFactorySchematicSpec{SchematicID: img.SchematicID, Flavor: flavor, APIURL: url}
-		rs = append(rs, schematic)
+		rs = append(rs, filled(runtime.NewImageFactorySchematic(runtime.NamespaceName, runtime.ImageFactorySchematicID),
+			runtime.ImageFactorySchematicSpec{SchematicID: img.SchematicID, Flavor: flavor, APIURL: url}))
 	}
-	if err := b.store.set(ctx, append(rs, extensionStatuses(img)...)...); err != nil {
+	for _, l := range layersOf(img) { // as in its extensions.yaml: without digests
+		rs = append(rs, filled(runtime.NewExtensionStatus(runtime.NamespaceName, strings.TrimSuffix(l.Image, ".sqsh")), *l))
+	}
+	if err := b.store.set(ctx, rs...); err != nil {
 		return err
 	}
 	if err := b.publishNetwork(ctx); err != nil {
@@ -75,15 +70,14 @@ func (b *boot) publishFacts(ctx context.Context) error {
 	return b.publishBlock(ctx)
 }
 
-// extensionStatuses lists the image's extensions as in its extensions.yaml: without digests.
-func extensionStatuses(img artefact.Image) []resource.Resource {
-	var rs []resource.Resource
-	for _, l := range layersOf(img) {
-		r := runtime.NewExtensionStatus(runtime.NamespaceName, strings.TrimSuffix(l.Image, ".sqsh"))
-		*r.TypedSpec() = *l
-		rs = append(rs, r)
-	}
-	return rs
+// filled sets the specification of a new resource.
+func filled[S any, R interface {
+	resource.Resource
+	TypedSpec() *S
+}](r R, spec S,
+) R {
+	*r.TypedSpec() = spec
+	return r
 }
 
 // modulesName is the extension that imager adds to an image with kernel modules.
@@ -139,34 +133,24 @@ func (b *boot) publishConfig(ctx context.Context, active config.Provider) error 
 	}
 	kind := configres.NewMachineType()
 	kind.SetMachineType(active.Machine().Type())
-	host := network.NewHostnameStatus(network.NamespaceName, network.HostnameID)
-	*host.TypedSpec() = hostOf(active, nodeID)
-	node := k8s.NewNodename(k8s.NamespaceName, k8s.NodenameID)
-	node.TypedSpec().Nodename = nodenameOf(active, nodeID)
-	identity := cluster.NewIdentity(cluster.NamespaceName, cluster.LocalIdentity)
-	identity.TypedSpec().NodeID = nodeID
-	info := cluster.NewInfo()
-	info.TypedSpec().ClusterID = clusterID(active)
+	info := cluster.InfoSpec{ClusterID: clusterID(active)}
 	if c := active.K8sClusterConfig(); c != nil {
-		info.TypedSpec().ClusterName = c.ClusterName()
+		info.ClusterName = c.ClusterName()
 	}
 	if k := active.K8sKubeletConfig(); k != nil {
 		b.m.runs.Store(k.Image())
 	}
-	if err := b.store.set(ctx, append(append(b.kubernetesConfig(active), configs...), kind, host, node, identity, info, b.nodeIP())...); err != nil {
+	if err := b.store.set(ctx, append(append(b.kubernetesConfig(active), configs...), kind,
+		filled(network.NewHostnameStatus(network.NamespaceName, network.HostnameID), hostOf(active, nodeID)),
+		filled(k8s.NewNodename(k8s.NamespaceName, k8s.NodenameID), k8s.NodenameSpec{Nodename: nodenameOf(active, nodeID)}),
+		filled(cluster.NewIdentity(cluster.NamespaceName, cluster.LocalIdentity), cluster.IdentitySpec{NodeID: nodeID}),
+		filled(cluster.NewInfo(), info), b.nodeIP())...); err != nil {
 		return err
 	}
-	now := b.m.attach(b.med.image, active)
-	if now.prefix.Addr() == b.m.addr() {
+	if now := b.m.attach(b.med.image, active); now.prefix.Addr() == b.m.addr() {
 		b.m.net.Store(&now)
 	}
-	if err := errors.Join(b.publishNetwork(ctx), b.publishResolvers(ctx, active)); err != nil {
-		return err
-	}
-	if err := b.renderPods(ctx); err != nil {
-		return err
-	}
-	if err := b.publishManifests(ctx, active); err != nil {
+	if err := errors.Join(b.publishNetwork(ctx), b.publishResolvers(ctx, active), b.renderPods(ctx), b.publishManifests(ctx, active)); err != nil {
 		return err
 	}
 	b.kubelet.notify()
@@ -206,8 +190,13 @@ func clusterID(cfg config.Provider) string {
 // announce tells the kubelet hook that the node is up, with a kubelet of that image.
 func (b *boot) announce(image string) {
 	b.mu.Lock()
-	info := b.nodeInfo()
-	info.KubeletVersion = tagOf(image)
+	info := NodeInfo{
+		Name: nodenameOf(b.cfg, b.nodeID), UUID: b.m.hw.UUID, MachineID: machineID(b.nodeID), BootID: b.id, Address: b.m.addr(),
+		ControlPlane: b.cfg.Machine().Type().IsControlPlane(), TalosVersion: b.med.image.TalosVersion, KubeletVersion: tagOf(image),
+	}
+	if n := b.cfg.K8sNodeConfig(); n != nil {
+		info.Labels = n.Labels()
+	}
 	b.node = info.Name
 	b.mu.Unlock()
 	if b.m.fw.o.Kubelet != nil {
@@ -215,16 +204,17 @@ func (b *boot) announce(image string) {
 	}
 }
 
-// nodeInfo needs b.mu held.
-func (b *boot) nodeInfo() NodeInfo {
-	info := NodeInfo{
-		Name: nodenameOf(b.cfg, b.nodeID), UUID: b.m.hw.UUID, MachineID: machineID(b.nodeID), BootID: b.id, Address: b.m.addr(),
-		ControlPlane: b.cfg.Machine().Type().IsControlPlane(), TalosVersion: b.med.image.TalosVersion,
-	}
-	if n := b.cfg.K8sNodeConfig(); n != nil {
-		info.Labels = n.Labels()
-	}
-	return info
+// registered is the name of the announced node; empty while its kubelet is down.
+func (b *boot) registered() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.node
+}
+
+func (b *boot) nodename() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return nodenameOf(b.cfg, b.nodeID)
 }
 
 // gone tells all hooks that this boot's node no longer answers.
@@ -406,14 +396,18 @@ func written(r resource.Resource) (resource.Resource, error) {
 		return protobuf.FromResource(r)
 	}
 	key := writtenKey{r.Metadata().Type(), string(message.GetSpec().GetProtoSpec())}
-	text, ok := writtenSpecs.get(key)
+	writtenSpecs.mu.Lock()
+	defer writtenSpecs.mu.Unlock()
+	text, ok := writtenSpecs.found[key]
 	if !ok {
 		b, err := yaml.Marshal(r.Spec())
 		if err != nil {
 			return nil, fmt.Errorf("write %s: %w", r.Metadata(), err)
 		}
-		text = string(b)
-		writtenSpecs.put(key, text)
+		if text = string(b); len(writtenSpecs.found) >= keptSpecs {
+			clear(writtenSpecs.found)
+		}
+		writtenSpecs.found[key] = text
 	}
 	message.Spec.YamlSpec = text
 	return protobuf.Unmarshal(message)
@@ -429,25 +423,7 @@ type writtenKey struct {
 // few MiB.
 const keptSpecs = 4096
 
-type specs struct {
+var writtenSpecs = struct {
 	mu    sync.Mutex
 	found map[writtenKey]string
-}
-
-var writtenSpecs = specs{found: map[writtenKey]string{}}
-
-func (s *specs) get(key writtenKey) (string, bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	text, ok := s.found[key]
-	return text, ok
-}
-
-func (s *specs) put(key writtenKey, text string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if len(s.found) >= keptSpecs {
-		clear(s.found)
-	}
-	s.found[key] = text
-}
+}{found: map[writtenKey]string{}}

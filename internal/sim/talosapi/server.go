@@ -142,8 +142,9 @@ func (b *boot) secureAPI(ctx context.Context) {
 	}
 }
 
-// clusterTLS waits for an issuer of the machine's certificate. A control plane also has a client
-// certificate.
+// clusterTLS waits for an issuer of the machine's certificate, and requires client certificates of the same CA. A control
+// plane also has a client certificate. A machine with a wrong clock verifies others by that clock, and a control plane
+// dates its certificate by that clock.
 func (b *boot) clusterTLS(ctx context.Context) (server, client *tls.Config, err error) {
 	cfg := b.config()
 	security := cfg.Machine().Security()
@@ -166,52 +167,50 @@ func (b *boot) clusterTLS(ctx context.Context) (server, client *tls.Config, err 
 		}
 	}
 	name := b.hostname()
-	if server, err = clusterTLS(ca, b.m.addr(), name, security.CertSANs()...); err != nil {
+	options := serverOptions(b.m.addr(), name, security.CertSANs()...)
+	off := b.m.has().Clock
+	if now := time.Now().Add(off); off != 0 && cfg.Machine().Type().IsControlPlane() { // which signs its own
+		options = append(serverOptions(b.m.addr(), name), x509.NotBefore(now), x509.NotAfter(now.Add(certificateValidity)))
+	}
+	pair, pool, err := issue(ca, options...)
+	if err != nil {
 		return nil, nil, err
 	}
-	if server, err = b.offClock(server, ca, name); err != nil {
+	server = &tls.Config{
+		MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{*pair.Certificate}, ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: pool,
+	}
+	if off != 0 {
+		server.Time = func() time.Time { return time.Now().Add(off) }
+	}
+	if !cfg.Machine().Type().IsControlPlane() {
+		return server, nil, nil
+	}
+	if pair, pool, err = issue(ca, clientOptions(name, string(role.Impersonator), 0, certificateLife)...); err != nil {
 		return nil, nil, err
 	}
-	if cfg.Machine().Type().IsControlPlane() {
-		client, err = apidClientTLS(ca, name)
-	}
-	return server, client, err
+	return server, &tls.Config{MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{*pair.Certificate}, RootCAs: pool}, nil
 }
 
-// apidClientTLS is the client TLS of a control plane's apid.
-func apidClientTLS(ca *x509.PEMEncodedCertificateAndKey, name string) (*tls.Config, error) {
+// issue makes a key with a certificate of a CA; pool is that CA alone.
+func issue(ca *x509.PEMEncodedCertificateAndKey, options ...x509.Option) (pair *x509.KeyPair, pool *stdx509.CertPool, err error) {
 	authority, err := x509.NewCertificateAuthorityFromCertificateAndKey(ca)
 	if err != nil {
-		return nil, fmt.Errorf("read the cluster's CA: %w", err)
+		return nil, nil, fmt.Errorf("read the CA: %w", err)
 	}
-	pair, err := x509.NewKeyPair(authority,
-		x509.CommonName(name), x509.Organization(string(role.Impersonator)), x509.NotBefore(time.Now()), x509.NotAfter(time.Now().Add(certificateLife)),
-		x509.KeyUsage(stdx509.KeyUsageDigitalSignature), x509.ExtKeyUsage([]stdx509.ExtKeyUsage{stdx509.ExtKeyUsageClientAuth}))
-	if err != nil {
-		return nil, fmt.Errorf("make client certificate: %w", err)
+	if pair, err = x509.NewKeyPair(authority, options...); err != nil {
+		return nil, nil, fmt.Errorf("make the certificate: %w", err)
 	}
-	roots := stdx509.NewCertPool()
-	roots.AddCert(authority.Crt)
-	return &tls.Config{MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{*pair.Certificate}, RootCAs: roots}, nil
+	pool = stdx509.NewCertPool()
+	pool.AddCert(authority.Crt)
+	return pair, pool, nil
 }
 
-// clusterTLS requires client certificates of the cluster's CA. The machine's own is also
-// valid for sans (machine.certSANs).
-func clusterTLS(ca *x509.PEMEncodedCertificateAndKey, addr netip.Addr, hostname string, sans ...string) (*tls.Config, error) {
-	authority, err := x509.NewCertificateAuthorityFromCertificateAndKey(ca)
-	if err != nil {
-		return nil, fmt.Errorf("read the cluster's CA: %w", err)
+// clientOptions are those of a client's certificate; skew is how far a clock may be behind.
+func clientOptions(name, organization string, skew, life time.Duration) []x509.Option {
+	return []x509.Option{
+		x509.CommonName(name), x509.Organization(organization), x509.NotBefore(time.Now().Add(-skew)), x509.NotAfter(time.Now().Add(life)),
+		x509.KeyUsage(stdx509.KeyUsageDigitalSignature), x509.ExtKeyUsage([]stdx509.ExtKeyUsage{stdx509.ExtKeyUsageClientAuth}),
 	}
-	pair, err := x509.NewKeyPair(authority, serverOptions(addr, hostname, sans...)...)
-	if err != nil {
-		return nil, fmt.Errorf("make server certificate: %w", err)
-	}
-	clients := stdx509.NewCertPool()
-	clients.AddCert(authority.Crt)
-	return &tls.Config{
-		MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{*pair.Certificate},
-		ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: clients,
-	}, nil
 }
 
 // maintenanceTLS has an unverifiable certificate; clients need none.
@@ -253,77 +252,61 @@ type gate struct {
 }
 
 func (g *gate) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
-	if g.proxy != nil {
-		targets, many, err := g.proxy.route(ctx, info.FullMethod)
-		if err != nil {
-			return nil, err
-		}
-		if targets != nil {
-			return g.proxy.unary(ctx, info.FullMethod, req, targets, many)
-		}
+	targets, many, err := g.proxy.route(ctx, info.FullMethod)
+	switch {
+	case err != nil:
+		return nil, err
+	case targets != nil:
+		return g.proxy.unary(ctx, info.FullMethod, req, targets, many)
 	}
-	call, err := g.begin(ctx, info.FullMethod)
+	end, err := g.admit(ctx, info.FullMethod)
 	if err != nil {
 		return nil, err
 	}
-	defer g.boot.m.fw.o.Recorder.End(call)
-	if err := g.authorize(ctx, info.FullMethod); err != nil {
-		return nil, err
-	}
-	if err := g.hang(ctx, info.FullMethod); err != nil {
-		return nil, err
-	}
+	defer end()
 	return next(ctx, req)
 }
 
 func (g *gate) stream(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo, next grpc.StreamHandler) error {
-	if g.proxy != nil {
-		targets, many, err := g.proxy.route(ss.Context(), info.FullMethod)
-		if err != nil {
-			return err
-		}
-		if targets != nil {
-			return g.proxy.stream(info.FullMethod, ss, targets, many)
-		}
+	targets, many, err := g.proxy.route(ss.Context(), info.FullMethod)
+	switch {
+	case err != nil:
+		return err
+	case targets != nil:
+		return g.proxy.stream(info.FullMethod, ss, targets, many)
 	}
-	call, err := g.begin(ss.Context(), info.FullMethod)
+	end, err := g.admit(ss.Context(), info.FullMethod)
 	if err != nil {
 		return err
 	}
-	defer g.boot.m.fw.o.Recorder.End(call)
-	if err := g.authorize(ss.Context(), info.FullMethod); err != nil {
-		return err
-	}
-	if err := g.hang(ss.Context(), info.FullMethod); err != nil {
-		return err
-	}
+	defer end()
 	return next(srv, ss)
 }
 
-// hang leaves reads of resources to rule, which knows the resource.
-func (g *gate) hang(ctx context.Context, method string) error {
-	if strings.HasPrefix(method, stateService) {
-		return nil
+// admit records a call of this machine and checks whether the caller may make it; end ends the record.
+func (g *gate) admit(ctx context.Context, method string) (end func(), err error) {
+	rec := g.boot.m.fw.o.Recorder
+	if err := rec.Await(ctx, "talos"); err != nil {
+		return nil, status.FromContextError(err).Err()
 	}
-	return g.boot.m.hang(ctx, method, "")
-}
-
-func (g *gate) begin(ctx context.Context, method string) (record.Call, error) {
-	if err := g.boot.m.fw.o.Recorder.Await(ctx, "talos"); err != nil {
-		return record.Call{}, status.FromContextError(err).Err()
-	}
-	call, err := g.boot.m.fw.o.Recorder.Begin(record.Call{
+	call, err := rec.Begin(record.Call{
 		Proto: "talos", Target: g.boot.m.addr().String(), Method: method,
 		User: strings.Join(roles(ctx).Strings(), ","), Mutation: !slices.Contains(reads, path.Base(method)),
 	})
-	switch {
-	case err != nil:
-		return call, status.Error(codes.Unavailable, err.Error())
-	case g.boot.dying.Load():
-		g.boot.m.fw.o.Recorder.End(call)
-		return call, errNoMachined
+	if err != nil {
+		return nil, status.Error(codes.Unavailable, err.Error())
 	}
-	return call, nil
+	if err = errNoMachined; !g.boot.dying.Load() {
+		err = g.authorize(ctx, method)
+	}
+	if err == nil && !strings.HasPrefix(method, stateService) { // rule knows the resource
+		err = g.boot.m.hang(ctx, method, "")
+	}
+	if err != nil {
+		rec.End(call)
+		return nil, err
+	}
+	return func() { rec.End(call) }, nil
 }
 
 // reads are the read-only methods of all services; unlisted methods count as mutations.
@@ -390,22 +373,19 @@ func (b *boot) rule(ctx context.Context, access state.Access) error {
 	if !access.Verb.Readonly() {
 		return status.Error(codes.PermissionDenied, "write access is not allowed")
 	}
-	kind, err := b.store.st.Get(ctx, resource.NewMetadata(
-		meta.NamespaceName, meta.ResourceDefinitionType, strings.ToLower(access.ResourceType), resource.VersionUndefined))
+	known := func(kind resource.Type, id resource.ID) (resource.Resource, error) {
+		return b.store.st.Get(ctx, resource.NewMetadata(meta.NamespaceName, kind, id, resource.VersionUndefined))
+	}
+	kind, err := known(meta.ResourceDefinitionType, strings.ToLower(access.ResourceType))
 	switch {
 	case state.IsNotFoundError(err):
 		return status.Errorf(codes.PermissionDenied, "resource type %q is not supported", access.ResourceType)
 	case err != nil:
 		return err
-	}
-	rd, ok := kind.(*meta.ResourceDefinition)
-	if !ok {
-		return status.Error(codes.Internal, fmt.Sprintf("unexpected definition of %s", access.ResourceType))
-	}
-	if rd.TypedSpec().Sensitivity == meta.Sensitive && !roles(ctx).Includes(role.Admin) {
+	case kind.(*meta.ResourceDefinition).TypedSpec().Sensitivity == meta.Sensitive && !roles(ctx).Includes(role.Admin):
 		return status.Error(codes.PermissionDenied, "not authorized")
 	}
-	_, err = b.store.st.Get(ctx, resource.NewMetadata(meta.NamespaceName, meta.NamespaceType, access.ResourceNamespace, resource.VersionUndefined))
+	_, err = known(meta.NamespaceType, access.ResourceNamespace)
 	switch {
 	case state.IsNotFoundError(err):
 		return status.Errorf(codes.PermissionDenied, "namespace %q is not supported", access.ResourceNamespace)

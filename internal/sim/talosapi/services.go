@@ -37,7 +37,6 @@ type machineService struct {
 
 var _ machineapi.MachineServiceServer = (*machineService)(nil)
 
-// Version implements the API.
 func (s *machineService) Version(context.Context, *emptypb.Empty) (*machineapi.VersionResponse, error) {
 	img := s.boot.med.image
 	var features *machineapi.FeaturesInfo
@@ -55,7 +54,6 @@ func (s *machineService) Version(context.Context, *emptypb.Empty) (*machineapi.V
 	}}}, nil
 }
 
-// ServiceList implements the API.
 func (s *machineService) ServiceList(context.Context, *emptypb.Empty) (*machineapi.ServiceListResponse, error) {
 	list := &machineapi.ServiceList{}
 	for _, svc := range s.boot.services() {
@@ -64,7 +62,6 @@ func (s *machineService) ServiceList(context.Context, *emptypb.Empty) (*machinea
 	return &machineapi.ServiceListResponse{Messages: []*machineapi.ServiceList{list}}, nil
 }
 
-// Hostname implements the API.
 func (s *machineService) Hostname(context.Context, *emptypb.Empty) (*machineapi.HostnameResponse, error) {
 	s.boot.mu.Lock()
 	defer s.boot.mu.Unlock()
@@ -73,19 +70,6 @@ func (s *machineService) Hostname(context.Context, *emptypb.Empty) (*machineapi.
 		name = hostnameOf(s.boot.cfg, s.boot.nodeID)
 	}
 	return &machineapi.HostnameResponse{Messages: []*machineapi.Hostname{{Hostname: name}}}, nil
-}
-
-// chunks splits a snapshot of etcd as apid streams it.
-func chunks(content []byte) func(yield func([]byte) bool) {
-	return func(yield func([]byte) bool) {
-		for len(content) > 0 {
-			n := min(len(content), 32<<10)
-			if !yield(content[:n]) {
-				return
-			}
-			content = content[n:]
-		}
-	}
 }
 
 // Reboot implements the API: kexec unless the firmware is requested.
@@ -227,16 +211,12 @@ func (b *boot) refresh(ctx context.Context) error {
 		if s.state != stateRunning {
 			continue
 		}
-		svc := v1alpha1.NewService(s.id)
-		svc.TypedSpec().Running, svc.TypedSpec().Healthy, svc.TypedSpec().Unknown = true, s.healthy, s.unknown
-		rs = append(rs, svc)
+		rs = append(rs, filled(v1alpha1.NewService(s.id), v1alpha1.ServiceSpec{Running: true, Healthy: s.healthy, Unknown: s.unknown}))
 	}
 	if err := b.store.replace(ctx, v1alpha1.NamespaceName, v1alpha1.ServiceType, rs); err != nil {
 		return err
 	}
-	r := runtime.NewMachineStatus()
-	*r.TypedSpec() = status
-	if err := b.store.set(ctx, r); err != nil {
+	if err := b.store.set(ctx, filled(runtime.NewMachineStatus(), status)); err != nil {
 		return err
 	}
 	b.tellStatus(status)
@@ -249,12 +229,11 @@ func (b *boot) refresh(ctx context.Context) error {
 // control is an operation on a service through the API: of the lab's services only the
 // kubelet may be started and restarted (APIRestartAllowed and its like).
 func (b *boot) control(ctx context.Context, id, operation string) error {
-	i := slices.IndexFunc(b.services(), func(s service) bool { return s.id == id })
-	if i < 0 {
-		return fmt.Errorf("service %q not defined", id)
-	}
-	running := b.services()[i].state == stateRunning
+	s, defined := first(b.services(), func(s service) bool { return s.id == id })
+	running := s.state == stateRunning
 	switch {
+	case !defined:
+		return fmt.Errorf("service %q not defined", id)
 	case operation == "start" && running, operation == "stop" && !running:
 		return nil
 	case id != kubeletID || operation == "stop":
@@ -263,28 +242,19 @@ func (b *boot) control(ctx context.Context, id, operation string) error {
 	return b.kubelet.restart(ctx)
 }
 
-// ServiceStart implements the API.
 func (s *machineService) ServiceStart(ctx context.Context, req *machineapi.ServiceStartRequest) (*machineapi.ServiceStartResponse, error) {
-	if err := s.boot.control(ctx, req.GetId(), "start"); err != nil {
-		return nil, err
-	}
-	return &machineapi.ServiceStartResponse{Messages: []*machineapi.ServiceStart{{Resp: fmt.Sprintf("Service %q started", req.GetId())}}}, nil
+	said := fmt.Sprintf("Service %q started", req.GetId())
+	return &machineapi.ServiceStartResponse{Messages: []*machineapi.ServiceStart{{Resp: said}}}, s.boot.control(ctx, req.GetId(), "start")
 }
 
-// ServiceStop implements the API.
 func (s *machineService) ServiceStop(ctx context.Context, req *machineapi.ServiceStopRequest) (*machineapi.ServiceStopResponse, error) {
-	if err := s.boot.control(ctx, req.GetId(), "stop"); err != nil {
-		return nil, err
-	}
-	return &machineapi.ServiceStopResponse{Messages: []*machineapi.ServiceStop{{Resp: fmt.Sprintf("Service %q stopped", req.GetId())}}}, nil
+	said := fmt.Sprintf("Service %q stopped", req.GetId())
+	return &machineapi.ServiceStopResponse{Messages: []*machineapi.ServiceStop{{Resp: said}}}, s.boot.control(ctx, req.GetId(), "stop")
 }
 
-// ServiceRestart implements the API.
 func (s *machineService) ServiceRestart(ctx context.Context, req *machineapi.ServiceRestartRequest) (*machineapi.ServiceRestartResponse, error) {
-	if err := s.boot.control(ctx, req.GetId(), "restart"); err != nil {
-		return nil, err
-	}
-	return &machineapi.ServiceRestartResponse{Messages: []*machineapi.ServiceRestart{{Resp: fmt.Sprintf("Service %q restarted", req.GetId())}}}, nil
+	said := fmt.Sprintf("Service %q restarted", req.GetId())
+	return &machineapi.ServiceRestartResponse{Messages: []*machineapi.ServiceRestart{{Resp: said}}}, s.boot.control(ctx, req.GetId(), "restart")
 }
 
 // containers are those in a namespace of a containerd: Talos' own services that run in
@@ -338,7 +308,6 @@ func (b *boot) pods(ctx context.Context) ([]*machineapi.ContainerInfo, error) {
 	return all, nil
 }
 
-// Containers implements the API.
 func (s *machineService) Containers(ctx context.Context, req *machineapi.ContainersRequest) (*machineapi.ContainersResponse, error) {
 	all, err := s.boot.containers(ctx, req.GetNamespace(), req.GetDriver())
 	if err != nil {
@@ -423,9 +392,7 @@ func (b *boot) staticPods(ctx context.Context) ([]string, error) {
 
 // component is the image of one of this machine's static pods.
 func (b *boot) component(pod string) string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return strings.TrimSuffix(strings.TrimPrefix(pod, "kube-system/"), "-"+nodenameOf(b.cfg, b.nodeID))
+	return strings.TrimSuffix(strings.TrimPrefix(pod, "kube-system/"), "-"+b.nodename())
 }
 
 // pid is the process ID of a process of this boot, derived from its name.
@@ -449,7 +416,6 @@ type storageService struct {
 
 var _ storageapi.StorageServiceServer = (*storageService)(nil)
 
-// Disks implements the API.
 func (s *storageService) Disks(context.Context, *emptypb.Empty) (*storageapi.DisksResponse, error) {
 	devs := s.boot.m.devices()
 	system, _ := systemDisk(devs)

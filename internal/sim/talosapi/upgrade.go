@@ -144,9 +144,7 @@ func (b *boot) runUpgrade(ctx context.Context) outcome {
 
 // empty cordons the node and evicts its pods, with a timeout.
 func (b *boot) empty(ctx context.Context) {
-	b.mu.Lock()
-	node := b.node
-	b.mu.Unlock()
+	node := b.registered()
 	if node == "" || b.m.fw.o.Drain == nil {
 		return
 	}
@@ -193,9 +191,7 @@ func (b *boot) runStaged(ctx context.Context) outcome {
 
 // uncordon uncordons the node if Talos has cordoned it.
 func (b *boot) uncordon(ctx context.Context) {
-	b.mu.Lock()
-	node := b.node
-	b.mu.Unlock()
+	node := b.registered()
 	if node == "" || b.m.fw.o.Uncordon == nil {
 		return
 	}
@@ -232,7 +228,7 @@ func (b *boot) upgradeDisk(ctx context.Context, c cachedImage, cmdline string, s
 		say(fmt.Sprintf("Error: %v", err))
 		return installerTask{1}
 	}
-	if b.m.fw.defects.of(img, c.refs...) == InstallerFails {
+	if b.m.fw.hub.defectOf(img, c.refs...) == InstallerFails {
 		say("Error: failed to copy boot assets: input/output error")
 		return installerTask{1}
 	}

@@ -63,31 +63,31 @@ func volumesOf(cfg config.Provider) []volume {
 		if encryption == nil {
 			encryption = cfg.Machine().SystemDiskEncryption().Get(vols[i].id)
 		}
-		vols[i].keys = keysOf(encryption)
-		if expr, ok := c.Provisioning().DiskSelector().Get(); ok {
-			vols[i].selector = &expr
-		}
+		vols[i].keys, vols[i].selector = keysOf(encryption), selectorOf(c.Provisioning())
 	}
 	for _, id := range configtypes.PromotableSystemVolumeNames {
 		v := volume{id: id, label: id, kind: block.VolumeTypeDirectory}
 		if promoted(cfg, id) {
 			c, _ := cfg.Volumes().ByName(id)
-			v.kind, v.filesystem, v.keys = block.VolumeTypePartition, "xfs", keysOf(c.Encryption())
-			if expr, ok := c.Provisioning().DiskSelector().Get(); ok {
-				v.selector = &expr
-			}
+			v.kind, v.filesystem, v.keys, v.selector = block.VolumeTypePartition, "xfs", keysOf(c.Encryption()), selectorOf(c.Provisioning())
 		}
 		vols = append(vols, v)
 	}
 	for _, u := range cfg.UserVolumeConfigs() {
 		id := userPrefix + u.Name()
-		v := volume{id: id, label: id, kind: u.Type().ValueOr(block.VolumeTypePartition), filesystem: u.Filesystem().Type().String(), keys: keysOf(u.Encryption())}
-		if expr, ok := u.Provisioning().DiskSelector().Get(); ok {
-			v.selector, v.minBytes = &expr, u.Provisioning().MinSize().ValueOrZero()
-		}
-		vols = append(vols, v)
+		vols = append(vols, volume{
+			id: id, label: id, kind: u.Type().ValueOr(block.VolumeTypePartition), filesystem: u.Filesystem().Type().String(), keys: keysOf(u.Encryption()),
+			selector: selectorOf(u.Provisioning()), minBytes: u.Provisioning().MinSize().ValueOrZero(),
+		})
 	}
 	return append(vols, furtherVolumes(cfg)...)
+}
+
+func selectorOf(p configtypes.VolumeProvisioningConfig) *cel.Expression {
+	if expr, ok := p.DiskSelector().Get(); ok {
+		return &expr
+	}
+	return nil
 }
 
 // promoted says whether a configuration makes ETCD, CRI, KUBELET or LOG a partition; else it is a directory on
@@ -101,11 +101,9 @@ func promoted(cfg config.Provider, id string) bool {
 func furtherVolumes(cfg config.Provider) []volume {
 	var vols []volume
 	add := func(id, filesystem string, p configtypes.VolumeProvisioningConfig, e configtypes.EncryptionConfig) {
-		v := volume{id: id, label: id, filesystem: filesystem, keys: keysOf(e)}
-		if expr, ok := p.DiskSelector().Get(); ok {
-			v.selector, v.minBytes = &expr, p.MinSize().ValueOrZero()
-		}
-		vols = append(vols, v)
+		vols = append(vols, volume{
+			id: id, label: id, filesystem: filesystem, keys: keysOf(e), selector: selectorOf(p), minBytes: p.MinSize().ValueOrZero(),
+		})
 	}
 	for _, r := range cfg.RawVolumeConfigs() {
 		add(constants.RawVolumePrefix+r.Name(), "", r.Provisioning(), r.Encryption())
@@ -133,51 +131,46 @@ func furtherVolumes(cfg config.Provider) []volume {
 
 // locate finds a volume on any disk by its partition label.
 func locate(devs []device, label string) (placed, bool) {
-	for _, d := range devs {
-		for i, p := range d.disk.Partitions {
-			if p.Label == label {
-				return placed{dev: d, index: i + 1, part: p}, true
-			}
-		}
-	}
-	return placed{}, false
+	return first(partitions(devs), func(p placed) bool { return p.part.Label == label })
 }
 
-// locate finds the volume by its label, selector or number. A directory, and what the VM's host shares, is nowhere on
-// the disks.
+func partitions(devs []device) (all []placed) {
+	for _, d := range devs {
+		for i, p := range d.disk.Partitions {
+			all = append(all, placed{dev: d, index: i + 1, part: p})
+		}
+	}
+	return all
+}
+
+// onDisk says whether the volume is on a disk: a directory, and what the VM's host shares, is not.
+func (v volume) onDisk() bool {
+	return v.kind != block.VolumeTypeDirectory && v.kind != block.VolumeTypeExternal
+}
+
+// locate finds the volume by its label, selector or number.
 func (v volume) locate(devs []device) (placed, bool) {
 	switch {
-	case v.kind == block.VolumeTypeDirectory || v.kind == block.VolumeTypeExternal:
+	case !v.onDisk():
 		return placed{}, false
 	case v.kind == block.VolumeTypeDisk:
-		for _, d := range devs {
-			if ok, err := v.matches(d, false); err == nil && ok && len(d.disk.Partitions) > 0 {
-				return placed{dev: d, index: 1, part: d.disk.Partitions[0]}, d.disk.Partitions[0].Whole
-			}
-		}
-		return placed{}, false
+		p, found := first(partitions(devs), func(p placed) bool {
+			ok, err := v.matches(p.dev, false)
+			return err == nil && ok
+		})
+		return p, found && p.part.Whole
 	case v.device != "":
-		for _, d := range devs {
-			if (d.path() == v.device || slices.Contains(d.symlinks(), v.device)) && v.index < len(d.disk.Partitions) {
-				return placed{dev: d, index: v.index + 1, part: d.disk.Partitions[v.index]}, true
-			}
-		}
-		return placed{}, false
+		return first(partitions(devs), func(p placed) bool { return p.index == v.index+1 && p.dev.called(v.device) })
 	case v.existing == nil:
 		return locate(devs, v.label)
 	}
-	for _, d := range devs {
-		for i, p := range d.disk.Partitions {
-			found := &blockpb.DiscoveredVolumeSpec{
-				DevPath: d.partPath(i + 1), Name: p.Filesystem, Uuid: p.FilesystemUUID, PartitionUuid: p.UUID, PartitionLabel: p.Label,
-			}
-			ok, err := v.existing.EvalBool(celenv.VolumeLocator(), map[string]any{"volume": found, "disk": d.selectable()})
-			if err == nil && ok {
-				return placed{dev: d, index: i + 1, part: p}, true
-			}
+	return first(partitions(devs), func(p placed) bool {
+		found := &blockpb.DiscoveredVolumeSpec{
+			DevPath: p.dev.partPath(p.index), Name: p.part.Filesystem, Uuid: p.part.FilesystemUUID, PartitionUuid: p.part.UUID, PartitionLabel: p.part.Label,
 		}
-	}
-	return placed{}, false
+		ok, err := v.existing.EvalBool(celenv.VolumeLocator(), map[string]any{"volume": found, "disk": p.dev.selectable()})
+		return err == nil && ok
+	})
 }
 
 // provision creates missing volumes and publishes the location of all. Existing ones are
@@ -202,7 +195,7 @@ func (b *boot) provision(ctx context.Context) error {
 // make creates a volume's partition on the first disk that matches its selector.
 func (m *machine) make(v volume) error {
 	devs := m.devices()
-	if _, ok := v.locate(devs); ok || v.fixed || v.existing != nil || v.kind == block.VolumeTypeDirectory || v.kind == block.VolumeTypeExternal {
+	if _, ok := v.locate(devs); ok || v.fixed || v.existing != nil || !v.onDisk() {
 		return nil
 	}
 	if why := v.cannot(devs); why != "" {
@@ -215,7 +208,7 @@ func (m *machine) make(v volume) error {
 		}
 		ok := d.Key == system.Key
 		if v.device != "" {
-			ok = d.path() == v.device || slices.Contains(d.symlinks(), v.device)
+			ok = d.called(v.device)
 		} else if v.selector != nil {
 			var err error
 			if ok, err = v.matches(d, d.Key == system.Key); err != nil {
@@ -437,9 +430,9 @@ func (b *boot) mounted(devs []device) []mount {
 // PodWrites writes below a path of a running machine as a pod does that has it mounted, and returns the ID of the volume
 // on which it came to be: that with the longest mount point above it.
 func (fw *Firmware) PodWrites(vmid int, name string, data []byte) (id string, err error) {
-	fw.systems.mu.Lock()
-	b := fw.systems.up[vmid]
-	fw.systems.mu.Unlock()
+	fw.hub.mu.Lock()
+	b := fw.hub.up[vmid]
+	fw.hub.mu.Unlock()
 	if b == nil {
 		return "", fmt.Errorf("VM %d does not run", vmid)
 	}
@@ -498,9 +491,8 @@ func (v volume) mountSpec() block.MountSpec {
 func (b *boot) mountStatuses(devs []device) []resource.Resource {
 	var rs []resource.Resource
 	for _, m := range b.mounted(devs) {
-		r := runtime.NewMountStatus(runtime.NamespaceName, m.volume)
-		*r.TypedSpec() = runtime.MountStatusSpec{Source: m.dev.partPath(m.index), Target: m.target, FilesystemType: m.part.Filesystem}
-		rs = append(rs, r)
+		spec := runtime.MountStatusSpec{Source: m.dev.partPath(m.index), Target: m.target, FilesystemType: m.part.Filesystem}
+		rs = append(rs, filled(runtime.NewMountStatus(runtime.NamespaceName, m.volume), spec))
 	}
 	return rs
 }
@@ -512,9 +504,7 @@ func metaKeys(devs []device) []resource.Resource {
 	var rs []resource.Resource
 	for tag, value := range map[uint8]string{meta.Upgrade: tags.Upgrade, meta.StagedUpgradeImageRef: tags.Staged} {
 		if value != "" {
-			r := runtime.NewMetaKey(runtime.NamespaceName, runtime.MetaKeyTagToID(tag))
-			r.TypedSpec().Value = value
-			rs = append(rs, r)
+			rs = append(rs, filled(runtime.NewMetaKey(runtime.NamespaceName, runtime.MetaKeyTagToID(tag)), runtime.MetaKeySpec{Value: value}))
 		}
 	}
 	return rs
