@@ -340,7 +340,7 @@ func TestTheAPIOfAMachineThatReboots(t *testing.T) {
 		}
 		time.Sleep(100 * time.Millisecond) // never at the moment of a change
 		var seen []string
-		for range 60 {
+		for range 56 { // until just before its API is back
 			time.Sleep(250 * time.Millisecond)
 			_, err := c.Version(t.Context())
 			s, errStage := get[*runtime.MachineStatus](t.Context(), c, runtime.NewMachineStatus().Metadata())

@@ -87,9 +87,13 @@ func (m *machine) boot(ctx context.Context, med medium) outcome {
 	m.etcd.clear()
 	b.fixed = sync.OnceValue(b.fixedFiles)
 	b.extended = sync.OnceValue(func() []string { return extensionServices(med.image) })
-	m.fw.hub.runs(b, true)
+	m.fw.hub.change(func() { m.fw.hub.up[m.hw.VMID] = b })
 	end, err := b.run(ctx)
-	m.fw.hub.runs(b, false)
+	m.fw.hub.change(func() {
+		if m.fw.hub.up[m.hw.VMID] == b {
+			delete(m.fw.hub.up, m.hw.VMID)
+		}
+	})
 	cancel()
 	b.tasks.Wait() // one of them may still start the API
 	b.stopAPI()

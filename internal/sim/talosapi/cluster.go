@@ -250,7 +250,8 @@ const allowedTimeSkew = 10 * time.Second
 func kubeconfig(cfg config.Provider) ([]byte, error) {
 	admin, ca := cfg.Cluster().AdminKubeconfig(), cfg.K8sAPIServerCAConfig()
 	options := clientOptions(admin.CommonName(), admin.CertOrganization(), allowedTimeSkew, admin.CertLifetime())
-	pair, _, err := issue(ca.IssuingCA(), append(options, x509.KeyUsage(stdx509.KeyUsageDigitalSignature|stdx509.KeyUsageKeyEncipherment))...)
+	options = append(options, x509.KeyUsage(stdx509.KeyUsageDigitalSignature|stdx509.KeyUsageKeyEncipherment))
+	pair, _, err := issue(ca.IssuingCA(), options...)
 	if err != nil {
 		return nil, fmt.Errorf("error generating admin certificate: %w", err)
 	}

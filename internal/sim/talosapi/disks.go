@@ -273,7 +273,8 @@ func (b *boot) publishBlock(ctx context.Context) error {
 	devs := devicesOf(b.m.hw, inputs.drives)
 	var system []resource.Resource
 	if d, ok := systemDisk(devs); ok {
-		system = append(system, filled(block.NewSystemDisk(block.NamespaceName, block.SystemDiskID), block.SystemDiskSpec{DiskID: d.name, DevPath: d.path()}))
+		spec := block.SystemDiskSpec{DiskID: d.name, DevPath: d.path()}
+		system = append(system, filled(block.NewSystemDisk(block.NamespaceName, block.SystemDiskID), spec))
 	}
 	published := []struct {
 		ns   resource.Namespace
@@ -325,7 +326,8 @@ func (s *diskInputs) equal(o *diskInputs) bool {
 
 // disks are the drives and the loop device of the system's image.
 func disks(devs []device) []resource.Resource {
-	loop := filled(block.NewDisk(block.NamespaceName, "loop0"), block.DiskSpec{DevPath: "/dev/loop0", Readonly: true, SectorSize: 512})
+	loop := block.NewDisk(block.NamespaceName, "loop0")
+	*loop.TypedSpec() = block.DiskSpec{DevPath: "/dev/loop0", Readonly: true, SectorSize: 512}
 	loop.TypedSpec().SetSize(72 * mib)
 	rs := []resource.Resource{loop}
 	for _, d := range devs {
@@ -480,9 +482,10 @@ func physicalVolumes(devs []device) []resource.Resource {
 				continue
 			}
 			name := d.partitionName(i + 1)
-			rs = append(rs, filled(storage.NewLVMPhysicalVolumeStatus(storage.NamespaceName, name), storage.LVMPhysicalVolumeStatusSpec{
+			spec := storage.LVMPhysicalVolumeStatusSpec{
 				Device: "/dev/" + name, VGName: p.VolumeGroup, UUID: p.FilesystemUUID, Format: "lvm2", Allocatable: "allocatable",
-			}))
+			}
+			rs = append(rs, filled(storage.NewLVMPhysicalVolumeStatus(storage.NamespaceName, name), spec))
 		}
 	}
 	return rs
@@ -499,15 +502,19 @@ func Describe(content []byte) string {
 	if strings.HasPrefix(string(content), nvramMagic) {
 		return "NVRAM boots " + readVariables(content).LoaderEntryDefault
 	}
+	return eachPartition(content, "; ", describePartition)
+}
+
+func eachPartition(content []byte, separator string, text func(artefact.Partition) string) string {
 	disk, err := artefact.ReadDisk(content)
 	if err != nil {
 		return "foreign " + digest(content)
 	}
 	parts := make([]string, 0, len(disk.Partitions))
 	for _, p := range disk.Partitions {
-		parts = append(parts, describePartition(p))
+		parts = append(parts, text(p))
 	}
-	return strings.Join(parts, "; ")
+	return strings.Join(parts, separator)
 }
 
 func describePartition(p artefact.Partition) string {

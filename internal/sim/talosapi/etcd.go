@@ -287,7 +287,7 @@ func (e *etcdService) serve(ctx context.Context, c *etcd.Cluster, d EtcdData) st
 	e.mu.Unlock()
 	stop(errors.Is(context.Cause(ctx), errOrderly))
 	tasks.Wait()
-	b.m.fw.hub.wake()
+	b.m.fw.hub.change(func() {})
 	return how
 }
 
@@ -299,7 +299,7 @@ func (e *etcdService) follow(ctx context.Context, c *etcd.Cluster, id uint64, d 
 	if err := e.b.publishEtcdMember(ctx, id); err != nil && ctx.Err() == nil {
 		m.console("service[etcd]: %v", err)
 	}
-	m.fw.hub.wake()
+	m.fw.hub.change(func() {})
 	alarmed := EtcdFault{}
 	for {
 		changed, faults := c.Changed(), m.fw.hub.changes()
@@ -486,18 +486,12 @@ func WithEtcd(disk []byte, d EtcdData) ([]byte, error) {
 // partitions, filesystems, users' data, and the identity of etcd's data, without etcd's
 // own writes.
 func Lasting(content []byte) string {
-	disk, err := artefact.ReadDisk(content)
-	if err != nil {
-		return "foreign " + digest(content)
-	}
-	var b bytes.Buffer
-	for _, p := range disk.Partitions {
+	return eachPartition(content, "\n", func(p artefact.Partition) string {
 		users, d := splitEtcd(p.Data)
-		fmt.Fprintf(&b, "%s %s %s %s", p.Label, p.UUID, p.FilesystemUUID, digest(users))
+		text := fmt.Sprintf("%s %s %s %s", p.Label, p.UUID, p.FilesystemUUID, digest(users))
 		if d != nil {
-			fmt.Fprintf(&b, " etcd member %s of %s", d.Member, d.Cluster)
+			text += fmt.Sprintf(" etcd member %s of %s", d.Member, d.Cluster)
 		}
-		b.WriteByte('\n')
-	}
-	return b.String()
+		return text
+	})
 }

@@ -337,9 +337,7 @@ func (s *machineService) EtcdRecover(srv grpc.ClientStreamingServer[common.Data,
 		}
 		b.Write(piece.GetBytes())
 	}
-	m.fw.hub.mu.Lock()
-	m.fw.hub.recovery[m.hw.VMID] = b.Bytes()
-	m.fw.hub.mu.Unlock()
+	m.fw.hub.change(func() { m.fw.hub.recovery[m.hw.VMID] = b.Bytes() })
 	return srv.SendAndClose(&machineapi.EtcdRecoverResponse{Messages: []*machineapi.EtcdRecover{{}}})
 }
 
@@ -372,7 +370,8 @@ func (e *etcdService) form(ctx context.Context, how *bootstrap) (*etcd.Cluster, 
 		}
 		c, d, err := e.found(ctx, data)
 		if err == nil {
-			e.removeUpload()
+			h := e.b.m.fw.hub
+			h.change(func() { delete(h.recovery, e.b.m.hw.VMID) })
 		}
 		return c, d, err
 	}
@@ -447,13 +446,6 @@ func (e *etcdService) uploaded(skipHash bool) ([]etcd.KeyValue, error) {
 		return nil, errors.New("error verifying snapshot: stat " + constants.EtcdRecoverySnapshotPath + ": no such file or directory")
 	}
 	return etcd.ReadSnapshot(b, skipHash)
-}
-
-func (e *etcdService) removeUpload() {
-	h := e.b.m.fw.hub
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	delete(h.recovery, e.b.m.hw.VMID)
 }
 
 // fail ends the service until the next bootstrap request, as Talos does after a failure

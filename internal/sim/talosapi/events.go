@@ -169,7 +169,9 @@ type textLog = journal[string]
 
 // sendLines streams the lines from the nth on, and with follow also new lines until the caller ends.
 func sendLines(l *textLog, n int, follow bool, srv grpc.ServerStreamingServer[common.Data]) error {
-	return l.follow(srv.Context(), n, follow, func(line string) error { return srv.Send(&common.Data{Bytes: []byte(line + "\n")}) })
+	return l.follow(srv.Context(), n, follow, func(line string) error {
+		return srv.Send(&common.Data{Bytes: []byte(line + "\n")})
+	})
 }
 
 // kernelLog is the kernel log of one boot, as Dmesg sends it.

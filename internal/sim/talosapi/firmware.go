@@ -244,9 +244,7 @@ const (
 // installer reference. Sound repairs it. Installed systems are affected from their next
 // boot on.
 func (fw *Firmware) BreakImage(image string, d Defect) {
-	fw.hub.mu.Lock()
-	defer fw.hub.mu.Unlock()
-	fw.hub.defects[image] = d
+	fw.hub.change(func() { fw.hub.defects[image] = d })
 }
 
 // defectOf is the defect of an image by its reference, on this machine or everywhere.
@@ -338,10 +336,7 @@ type Trouble struct {
 
 // Trouble sets the faults of a VM's machine; they survive power cycles.
 func (fw *Firmware) Trouble(vmid int, t Trouble) {
-	fw.hub.mu.Lock()
-	defer fw.hub.mu.Unlock()
-	fw.hub.troubles[vmid] = t
-	fw.hub.notify()
+	fw.hub.change(func() { fw.hub.troubles[vmid] = t })
 }
 
 // trouble is the machine's faults, and a channel closed when they may have changed.

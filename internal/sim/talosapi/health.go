@@ -105,12 +105,15 @@ func (e *examination) machineChecks() []check {
 			return err
 		})},
 		{"all nodes memory sizes", e.each(e.nodes, memorySize)},
-		{"all nodes disk sizes", e.each(e.nodes, resources(block.NamespaceName, block.VolumeStatusType, diskSizes))},
-		{"no diagnostics", e.each(e.nodes, resources(runtime.NamespaceName, runtime.DiagnosticType, noDiagnostics))},
+		{"all nodes disk sizes", e.each(e.nodes, judged(block.NamespaceName, block.VolumeStatusType, diskSizes))},
+		{"no diagnostics", e.each(e.nodes, judged(runtime.NamespaceName, runtime.DiagnosticType, noDiagnostics))},
 		{"kubelet to be healthy", e.service("kubelet")},
-		{"all nodes to finish boot sequence", e.each(e.nodes, resources(runtime.NamespaceName, runtime.MachineStatusType, booted))},
+		{"all nodes to finish boot sequence", e.each(e.nodes, judged(runtime.NamespaceName, runtime.MachineStatusType, booted))},
 		{"all k8s nodes to report", e.proxy.boot.nodesReport(e.nodes)},
-		{"all control plane static pods to be running", e.each(e.controlPlanes(), resources(k8s.NamespaceName, k8s.StaticPodStatusType, staticPods))},
+		{
+			"all control plane static pods to be running",
+			e.each(e.controlPlanes(), judged(k8s.NamespaceName, k8s.StaticPodStatusType, staticPods)),
+		},
 	}
 }
 
@@ -226,10 +229,13 @@ func memorySize(ctx context.Context, conn *grpc.ClientConn) error {
 	return nil
 }
 
-// resources judges all resources of a kind on another machine.
-func resources[T resource.Resource](ns resource.Namespace, kind resource.Type, judge func([]T) error) func(context.Context, *grpc.ClientConn) error {
+// judged judges all resources of a kind on another machine.
+func judged[T resource.Resource](
+	ns resource.Namespace, kind resource.Type, judge func([]T) error,
+) func(context.Context, *grpc.ClientConn) error {
 	return func(ctx context.Context, conn *grpc.ClientConn) error {
-		list, err := safe.StateList[T](ctx, state.WrapCore(cosiclient.NewAdapter(cosi.NewStateClient(conn))), resource.NewMetadata(ns, kind, "", resource.VersionUndefined))
+		st := state.WrapCore(cosiclient.NewAdapter(cosi.NewStateClient(conn)))
+		list, err := safe.StateList[T](ctx, st, resource.NewMetadata(ns, kind, "", resource.VersionUndefined))
 		if err != nil {
 			return err
 		}
@@ -300,8 +306,8 @@ func (o kubeObjects) unready() []string {
 // kubernetes requests a list from the cluster's API server, as an administrator.
 func (b *boot) kubernetes(ctx context.Context, path string) (list kubeObjects, err error) {
 	cfg := b.config()
-	options := clientOptions("talos:health", cfg.Cluster().AdminKubeconfig().CertOrganization(), allowedTimeSkew, time.Hour)
-	pair, roots, err := issue(cfg.K8sAPIServerCAConfig().IssuingCA(), options...)
+	organization := cfg.Cluster().AdminKubeconfig().CertOrganization()
+	pair, roots, err := issue(cfg.K8sAPIServerCAConfig().IssuingCA(), clientOptions("talos:health", organization, allowedTimeSkew, time.Hour)...)
 	if err != nil {
 		return list, fmt.Errorf("error generating Kubernetes client certificate: %w", err)
 	}

@@ -75,26 +75,25 @@ func (h *hub) notify() {
 	h.changed = make(chan struct{})
 }
 
-// join registers a machine with the discovery of its cluster.
-func (h *hub) join(b *boot, cluster string, spec cluster.AffiliateSpec) {
+// change changes the hub and wakes everybody who waits for a change.
+func (h *hub) change(f func()) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.affiliates[cluster+"/"+spec.NodeID] = &affiliate{cluster: cluster, spec: spec, owner: b}
+	f()
 	h.notify()
 }
 
 // leave removes a machine's trustd at once; discovery removes the machine only after its TTL.
 func (h *hub) leave(b *boot) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	delete(h.issuers, b)
-	delete(h.kubernetes, b)
-	for _, a := range h.affiliates {
-		if a.owner == b {
-			a.owner, a.expires = nil, time.Now().Add(b.m.fw.scaled(affiliateTTL))
+	h.change(func() {
+		delete(h.issuers, b)
+		delete(h.kubernetes, b)
+		for _, a := range h.affiliates {
+			if a.owner == b {
+				a.owner, a.expires = nil, time.Now().Add(b.m.fw.scaled(affiliateTTL))
+			}
 		}
-	}
-	h.notify()
+	})
 }
 
 // members are the affiliates of a cluster ordered by node ID, the time at which the next
@@ -163,14 +162,6 @@ func discoveryOf(cfg config.Provider) string {
 	return ""
 }
 
-// offer registers a control plane's trustd.
-func (h *hub) offer(b *boot, i issuer) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.issuers[b] = i
-	h.notify()
-}
-
 // issuer finds a control plane that signs for machines with this CA and token.
 func (h *hub) issuer(crt []byte, token string) (*x509.PEMEncodedCertificateAndKey, <-chan struct{}) {
 	h.mu.Lock()
@@ -185,10 +176,10 @@ func (h *hub) issuer(crt []byte, token string) (*x509.PEMEncodedCertificateAndKe
 
 // discover joins the cluster's discovery and publishes its members until the boot ends.
 func (b *boot) discover(ctx context.Context) {
-	id := discoveryOf(b.config())
-	b.m.fw.hub.join(b, id, b.affiliate())
+	id, h, spec := discoveryOf(b.config()), b.m.fw.hub, b.affiliate()
+	h.change(func() { h.affiliates[id+"/"+spec.NodeID] = &affiliate{cluster: id, spec: spec, owner: b} })
 	for {
-		specs, next, changed := b.m.fw.hub.members(id)
+		specs, next, changed := h.members(id)
 		if err := b.publishMembers(ctx, specs); err != nil {
 			if ctx.Err() == nil {
 				b.m.console("discovery: %v", err)
@@ -289,9 +280,7 @@ func (fw *Firmware) nextNodeID() string {
 
 // NodeIDsBegin has the IDs of machines that are installed from now on begin with a text: lists sort by it.
 func (fw *Firmware) NodeIDsBegin(with string) {
-	fw.hub.mu.Lock()
-	defer fw.hub.mu.Unlock()
-	fw.hub.idPrefix = with
+	fw.hub.change(func() { fw.hub.idPrefix = with })
 }
 
 // The ports of etcd.
@@ -310,9 +299,7 @@ type EtcdPeer struct {
 // what each of them has on disk, in the same order.
 func (fw *Firmware) FormEtcd(c *Cluster, peers ...EtcdPeer) []EtcdData {
 	formed := fw.newEtcd(c.Secrets.Cluster.ID, peers...)
-	fw.hub.mu.Lock()
-	fw.hub.kubernetesOf, fw.hub.served = c.Secrets.Cluster.ID, true
-	fw.hub.mu.Unlock()
+	fw.hub.change(func() { fw.hub.kubernetesOf, fw.hub.served = c.Secrets.Cluster.ID, true })
 	data := make([]EtcdData, len(peers))
 	for _, m := range formed.List() {
 		i := slices.IndexFunc(peers, func(p EtcdPeer) bool { return p.Name == m.Name })
@@ -329,10 +316,7 @@ func (fw *Firmware) newEtcd(clusterID string, peers ...EtcdPeer) *etcd.Cluster {
 		members = append(members, etcd.Member{Name: p.Name, PeerURL: m.etcdURL(peerPort), ClientURL: m.etcdURL(clientPort)})
 	}
 	formed := etcd.New(fw.scaled, members...)
-	fw.hub.mu.Lock()
-	defer fw.hub.mu.Unlock()
-	fw.hub.etcds[clusterID] = append(fw.hub.etcds[clusterID], formed)
-	fw.hub.notify()
+	fw.hub.change(func() { fw.hub.etcds[clusterID] = append(fw.hub.etcds[clusterID], formed) })
 	return formed
 }
 
@@ -403,10 +387,7 @@ const (
 
 // BreakEtcd sets the fault of the etcd on a VM; it survives reboots.
 func (fw *Firmware) BreakEtcd(vmid int, f EtcdFault) {
-	fw.hub.mu.Lock()
-	defer fw.hub.mu.Unlock()
-	fw.hub.faults[vmid] = f
-	fw.hub.notify()
+	fw.hub.change(func() { fw.hub.faults[vmid] = f })
 }
 
 func (m *machine) etcdFault() EtcdFault {
@@ -432,13 +413,6 @@ func (h *hub) changes() <-chan struct{} {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.changed
-}
-
-// wake wakes everybody who waits for a change.
-func (h *hub) wake() {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.notify()
 }
 
 // reachEtcd is the etcd that a client finds at the control planes' addresses. If nothing
@@ -470,5 +444,6 @@ const dialTime = 2 * time.Second
 
 // publishEtcdMember publishes the member that runs on this machine.
 func (b *boot) publishEtcdMember(ctx context.Context, id uint64) error {
-	return b.store.set(ctx, filled(etcdres.NewMember(etcdres.NamespaceName, etcdres.LocalMemberID), etcdres.MemberSpec{MemberID: etcdres.FormatMemberID(id)}))
+	spec := etcdres.MemberSpec{MemberID: etcdres.FormatMemberID(id)}
+	return b.store.set(ctx, filled(etcdres.NewMember(etcdres.NamespaceName, etcdres.LocalMemberID), spec))
 }

@@ -90,7 +90,9 @@ func (b *boot) writeSystem(ctx context.Context) (outcome, error) {
 // systemPartitions are those of an installed system, without EPHEMERAL; uki is the digest of its boot image.
 func systemPartitions(talos, uki, cmdline string, st stateData) artefact.Disk {
 	return artefact.Disk{Partitions: []artefact.Partition{
-		efiPartition(talos, uki, cmdline), newPartition(labelMeta, "talosmeta", nil), newPartition(labelState, "xfs", encoded(st)),
+		efiPartition(talos, uki, cmdline),
+		newPartition(labelMeta, "talosmeta", nil),
+		newPartition(labelState, "xfs", encoded(st)),
 	}}
 }
 

@@ -226,20 +226,21 @@ func (b *boot) publishNetwork(ctx context.Context) error {
 		specs = append(specs, addressSpec(at.link, at.prefix, nethelpers.ScopeGlobal, at.layer))
 		statuses = append(statuses, addressOn(at.link, index, at.prefix, nethelpers.ScopeGlobal))
 		routes = append(routes, route(network.RouteStatusSpec{ // to the same network
-			Family: familyOf(at.prefix.Addr()), Destination: at.prefix.Masked(), Source: at.prefix.Addr(), OutLinkIndex: index, OutLinkName: at.link,
-			Scope: nethelpers.ScopeLink, Protocol: nethelpers.ProtocolKernel,
+			Family: familyOf(at.prefix.Addr()), Destination: at.prefix.Masked(), Source: at.prefix.Addr(),
+			OutLinkIndex: index, OutLinkName: at.link, Scope: nethelpers.ScopeLink, Protocol: nethelpers.ProtocolKernel,
 		}))
 		if at.gateway.IsValid() {
 			routes = append(routes, route(network.RouteStatusSpec{ // to everything else
-				Family: familyOf(at.gateway), Gateway: at.gateway, OutLinkIndex: index, OutLinkName: at.link, Priority: network.DefaultRouteMetric,
-				Scope: nethelpers.ScopeGlobal, Protocol: nethelpers.ProtocolStatic,
+				Family: familyOf(at.gateway), Gateway: at.gateway, OutLinkIndex: index, OutLinkName: at.link,
+				Priority: network.DefaultRouteMetric, Scope: nethelpers.ScopeGlobal, Protocol: nethelpers.ProtocolStatic,
 			}))
 		}
 		if at.layer == network.ConfigOperator {
 			operators = append(operators, operatorOn(at))
 		}
 		for _, id := range []string{network.NodeAddressDefaultID, network.NodeAddressCurrentID, network.NodeAddressRoutedID} {
-			nodes = append(nodes, filled(network.NewNodeAddress(network.NamespaceName, id), network.NodeAddressSpec{Addresses: []netip.Prefix{at.prefix}}))
+			spec := network.NodeAddressSpec{Addresses: []netip.Prefix{at.prefix}}
+			nodes = append(nodes, filled(network.NewNodeAddress(network.NamespaceName, id), spec))
 		}
 	}
 	for _, all := range []struct {
@@ -323,9 +324,10 @@ func familyOf(addr netip.Addr) nethelpers.Family {
 }
 
 func addressOn(link string, index uint32, address netip.Prefix, scope nethelpers.Scope) resource.Resource {
-	return filled(network.NewAddressStatus(network.NamespaceName, network.AddressID(link, address)), network.AddressStatusSpec{
+	spec := network.AddressStatusSpec{
 		Address: address, Local: address.Addr(), LinkIndex: index, LinkName: link, Family: familyOf(address.Addr()), Scope: scope,
-	})
+	}
+	return filled(network.NewAddressStatus(network.NamespaceName, network.AddressID(link, address)), spec)
 }
 
 func route(spec network.RouteStatusSpec) resource.Resource {
@@ -397,17 +399,6 @@ func (nameServer) Start(time.Duration) {}
 // its device, so it also runs in maintenance mode
 // (guest-agents/qemu-guest-agent/qemu-guest-agent.yaml of siderolabs/extensions).
 const agentExtension = "qemu-guest-agent"
-
-// runs notes that a boot begins or has ended.
-func (h *hub) runs(b *boot, begins bool) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if begins {
-		h.up[b.m.hw.VMID] = b
-	} else if h.up[b.m.hw.VMID] == b {
-		delete(h.up, b.m.hw.VMID)
-	}
-}
 
 // Agent is the QEMU guest agent of a machine: it answers if the running system has it.
 func (fw *Firmware) Agent(vmid int) ([]world.Interface, bool) {

@@ -48,7 +48,8 @@ func (b *boot) publishFacts(ctx context.Context) error {
 		// systemd-boot's variables (SecurityStateController), and every entry of the lab is called
 		// "Talos-…".
 		filled(runtime.NewSecurityStateSpec(runtime.NamespaceName), runtime.SecurityStateSpec{BootedWithUKI: b.m.uefi()}),
-		filled(runtime.NewPlatformMetadataSpec(runtime.NamespaceName, runtime.PlatformMetadataID), runtime.PlatformMetadataSpec{Platform: img.Platform}),
+		filled(runtime.NewPlatformMetadataSpec(runtime.NamespaceName, runtime.PlatformMetadataID),
+			runtime.PlatformMetadataSpec{Platform: img.Platform}),
 	}
 	if booted := b.m.bootedEntry(b.med); booted != "" {
 		rs = append(rs, filled(runtime.NewBootedEntrySpec(), runtime.BootedEntrySpec{BootedEntry: booted}))
@@ -150,7 +151,8 @@ func (b *boot) publishConfig(ctx context.Context, active config.Provider) error 
 	if now := b.m.attach(b.med.image, active); now.prefix.Addr() == b.m.addr() {
 		b.m.net.Store(&now)
 	}
-	if err := errors.Join(b.publishNetwork(ctx), b.publishResolvers(ctx, active), b.renderPods(ctx), b.publishManifests(ctx, active)); err != nil {
+	err := errors.Join(b.publishNetwork(ctx), b.publishResolvers(ctx, active), b.renderPods(ctx), b.publishManifests(ctx, active))
+	if err != nil {
 		return err
 	}
 	b.kubelet.notify()
@@ -192,7 +194,8 @@ func (b *boot) announce(image string) {
 	b.mu.Lock()
 	info := NodeInfo{
 		Name: nodenameOf(b.cfg, b.nodeID), UUID: b.m.hw.UUID, MachineID: machineID(b.nodeID), BootID: b.id, Address: b.m.addr(),
-		ControlPlane: b.cfg.Machine().Type().IsControlPlane(), TalosVersion: b.med.image.TalosVersion, KubeletVersion: tagOf(image),
+		ControlPlane: b.cfg.Machine().Type().IsControlPlane(), TalosVersion: b.med.image.TalosVersion,
+		KubeletVersion: tagOf(image),
 	}
 	if n := b.cfg.K8sNodeConfig(); n != nil {
 		info.Labels = n.Labels()

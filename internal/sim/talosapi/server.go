@@ -142,9 +142,9 @@ func (b *boot) secureAPI(ctx context.Context) {
 	}
 }
 
-// clusterTLS waits for an issuer of the machine's certificate, and requires client certificates of the same CA. A control
-// plane also has a client certificate. A machine with a wrong clock verifies others by that clock, and a control plane
-// dates its certificate by that clock.
+// clusterTLS waits for an issuer of the machine's certificate, and requires client certificates of the same CA. A
+// control plane also has a client certificate. A machine with a wrong clock verifies others by that clock, and a
+// control plane dates its certificate by that clock.
 func (b *boot) clusterTLS(ctx context.Context) (server, client *tls.Config, err error) {
 	cfg := b.config()
 	security := cfg.Machine().Security()
@@ -153,7 +153,8 @@ func (b *boot) clusterTLS(ctx context.Context) (server, client *tls.Config, err 
 		return nil, nil, errors.New("no issuing CA is configured")
 	}
 	if cfg.Machine().Type().IsControlPlane() {
-		b.m.fw.hub.offer(b, issuer{ca: ca, token: security.Token()})
+		h := b.m.fw.hub
+		h.change(func() { h.issuers[b] = issuer{ca: ca, token: security.Token()} })
 	} else {
 		for {
 			signer, changed := b.m.fw.hub.issuer(ca.Crt, security.Token())
@@ -177,7 +178,8 @@ func (b *boot) clusterTLS(ctx context.Context) (server, client *tls.Config, err 
 		return nil, nil, err
 	}
 	server = &tls.Config{
-		MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{*pair.Certificate}, ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: pool,
+		MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{*pair.Certificate},
+		ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: pool,
 	}
 	if off != 0 {
 		server.Time = func() time.Time { return time.Now().Add(off) }
@@ -188,19 +190,21 @@ func (b *boot) clusterTLS(ctx context.Context) (server, client *tls.Config, err 
 	if pair, pool, err = issue(ca, clientOptions(name, string(role.Impersonator), 0, certificateLife)...); err != nil {
 		return nil, nil, err
 	}
-	return server, &tls.Config{MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{*pair.Certificate}, RootCAs: pool}, nil
+	client = &tls.Config{MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{*pair.Certificate}, RootCAs: pool}
+	return server, client, nil
 }
 
-// issue makes a key with a certificate of a CA; pool is that CA alone.
-func issue(ca *x509.PEMEncodedCertificateAndKey, options ...x509.Option) (pair *x509.KeyPair, pool *stdx509.CertPool, err error) {
+// issue makes a key with a certificate of a CA, and a pool of that CA alone.
+func issue(ca *x509.PEMEncodedCertificateAndKey, options ...x509.Option) (*x509.KeyPair, *stdx509.CertPool, error) {
 	authority, err := x509.NewCertificateAuthorityFromCertificateAndKey(ca)
 	if err != nil {
 		return nil, nil, fmt.Errorf("read the CA: %w", err)
 	}
-	if pair, err = x509.NewKeyPair(authority, options...); err != nil {
+	pair, err := x509.NewKeyPair(authority, options...)
+	if err != nil {
 		return nil, nil, fmt.Errorf("make the certificate: %w", err)
 	}
-	pool = stdx509.NewCertPool()
+	pool := stdx509.NewCertPool()
 	pool.AddCert(authority.Crt)
 	return pair, pool, nil
 }
@@ -208,7 +212,8 @@ func issue(ca *x509.PEMEncodedCertificateAndKey, options ...x509.Option) (pair *
 // clientOptions are those of a client's certificate; skew is how far a clock may be behind.
 func clientOptions(name, organization string, skew, life time.Duration) []x509.Option {
 	return []x509.Option{
-		x509.CommonName(name), x509.Organization(organization), x509.NotBefore(time.Now().Add(-skew)), x509.NotAfter(time.Now().Add(life)),
+		x509.CommonName(name), x509.Organization(organization),
+		x509.NotBefore(time.Now().Add(-skew)), x509.NotAfter(time.Now().Add(life)),
 		x509.KeyUsage(stdx509.KeyUsageDigitalSignature), x509.ExtKeyUsage([]stdx509.ExtKeyUsage{stdx509.ExtKeyUsageClientAuth}),
 	}
 }

@@ -211,7 +211,8 @@ func (b *boot) refresh(ctx context.Context) error {
 		if s.state != stateRunning {
 			continue
 		}
-		rs = append(rs, filled(v1alpha1.NewService(s.id), v1alpha1.ServiceSpec{Running: true, Healthy: s.healthy, Unknown: s.unknown}))
+		spec := v1alpha1.ServiceSpec{Running: true, Healthy: s.healthy, Unknown: s.unknown}
+		rs = append(rs, filled(v1alpha1.NewService(s.id), spec))
 	}
 	if err := b.store.replace(ctx, v1alpha1.NamespaceName, v1alpha1.ServiceType, rs); err != nil {
 		return err
@@ -243,18 +244,21 @@ func (b *boot) control(ctx context.Context, id, operation string) error {
 }
 
 func (s *machineService) ServiceStart(ctx context.Context, req *machineapi.ServiceStartRequest) (*machineapi.ServiceStartResponse, error) {
-	said := fmt.Sprintf("Service %q started", req.GetId())
-	return &machineapi.ServiceStartResponse{Messages: []*machineapi.ServiceStart{{Resp: said}}}, s.boot.control(ctx, req.GetId(), "start")
+	answer := &machineapi.ServiceStart{Resp: fmt.Sprintf("Service %q started", req.GetId())}
+	err := s.boot.control(ctx, req.GetId(), "start")
+	return &machineapi.ServiceStartResponse{Messages: []*machineapi.ServiceStart{answer}}, err
 }
 
 func (s *machineService) ServiceStop(ctx context.Context, req *machineapi.ServiceStopRequest) (*machineapi.ServiceStopResponse, error) {
-	said := fmt.Sprintf("Service %q stopped", req.GetId())
-	return &machineapi.ServiceStopResponse{Messages: []*machineapi.ServiceStop{{Resp: said}}}, s.boot.control(ctx, req.GetId(), "stop")
+	answer := &machineapi.ServiceStop{Resp: fmt.Sprintf("Service %q stopped", req.GetId())}
+	err := s.boot.control(ctx, req.GetId(), "stop")
+	return &machineapi.ServiceStopResponse{Messages: []*machineapi.ServiceStop{answer}}, err
 }
 
 func (s *machineService) ServiceRestart(ctx context.Context, req *machineapi.ServiceRestartRequest) (*machineapi.ServiceRestartResponse, error) {
-	said := fmt.Sprintf("Service %q restarted", req.GetId())
-	return &machineapi.ServiceRestartResponse{Messages: []*machineapi.ServiceRestart{{Resp: said}}}, s.boot.control(ctx, req.GetId(), "restart")
+	answer := &machineapi.ServiceRestart{Resp: fmt.Sprintf("Service %q restarted", req.GetId())}
+	err := s.boot.control(ctx, req.GetId(), "restart")
+	return &machineapi.ServiceRestartResponse{Messages: []*machineapi.ServiceRestart{answer}}, err
 }
 
 // containers are those in a namespace of a containerd: Talos' own services that run in

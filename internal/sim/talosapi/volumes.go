@@ -69,15 +69,16 @@ func volumesOf(cfg config.Provider) []volume {
 		v := volume{id: id, label: id, kind: block.VolumeTypeDirectory}
 		if promoted(cfg, id) {
 			c, _ := cfg.Volumes().ByName(id)
-			v.kind, v.filesystem, v.keys, v.selector = block.VolumeTypePartition, "xfs", keysOf(c.Encryption()), selectorOf(c.Provisioning())
+			v.kind, v.filesystem = block.VolumeTypePartition, "xfs"
+			v.keys, v.selector = keysOf(c.Encryption()), selectorOf(c.Provisioning())
 		}
 		vols = append(vols, v)
 	}
 	for _, u := range cfg.UserVolumeConfigs() {
 		id := userPrefix + u.Name()
 		vols = append(vols, volume{
-			id: id, label: id, kind: u.Type().ValueOr(block.VolumeTypePartition), filesystem: u.Filesystem().Type().String(), keys: keysOf(u.Encryption()),
-			selector: selectorOf(u.Provisioning()), minBytes: u.Provisioning().MinSize().ValueOrZero(),
+			id: id, label: id, kind: u.Type().ValueOr(block.VolumeTypePartition), filesystem: u.Filesystem().Type().String(),
+			keys: keysOf(u.Encryption()), selector: selectorOf(u.Provisioning()), minBytes: u.Provisioning().MinSize().ValueOrZero(),
 		})
 	}
 	return append(vols, furtherVolumes(cfg)...)
@@ -102,7 +103,8 @@ func furtherVolumes(cfg config.Provider) []volume {
 	var vols []volume
 	add := func(id, filesystem string, p configtypes.VolumeProvisioningConfig, e configtypes.EncryptionConfig) {
 		vols = append(vols, volume{
-			id: id, label: id, filesystem: filesystem, keys: keysOf(e), selector: selectorOf(p), minBytes: p.MinSize().ValueOrZero(),
+			id: id, label: id, filesystem: filesystem, keys: keysOf(e),
+			selector: selectorOf(p), minBytes: p.MinSize().ValueOrZero(),
 		})
 	}
 	for _, r := range cfg.RawVolumeConfigs() {
@@ -280,15 +282,7 @@ func (v volume) cannot(devs []device) string {
 
 // Volumes identifies the partitions of a disk, whatever is written on them.
 func Volumes(content []byte) string {
-	disk, err := artefact.ReadDisk(content)
-	if err != nil {
-		return "foreign " + digest(content)
-	}
-	var b strings.Builder
-	for _, p := range disk.Partitions {
-		fmt.Fprintln(&b, p.Label, p.UUID, p.FilesystemUUID)
-	}
-	return b.String()
+	return eachPartition(content, "\n", func(p artefact.Partition) string { return p.Label + " " + p.UUID + " " + p.FilesystemUUID })
 }
 
 // keysOf are an encryption's keys by slot, as far as a configuration says them.
@@ -504,7 +498,8 @@ func metaKeys(devs []device) []resource.Resource {
 	var rs []resource.Resource
 	for tag, value := range map[uint8]string{meta.Upgrade: tags.Upgrade, meta.StagedUpgradeImageRef: tags.Staged} {
 		if value != "" {
-			rs = append(rs, filled(runtime.NewMetaKey(runtime.NamespaceName, runtime.MetaKeyTagToID(tag)), runtime.MetaKeySpec{Value: value}))
+			r := runtime.NewMetaKey(runtime.NamespaceName, runtime.MetaKeyTagToID(tag))
+			rs = append(rs, filled(r, runtime.MetaKeySpec{Value: value}))
 		}
 	}
 	return rs
