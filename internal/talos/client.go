@@ -316,7 +316,7 @@ func (c *Client) callBlank(ctx context.Context, addr netip.Addr, do func(context
 		s.fingerprint = &shown
 		return do(ctx, s)
 	}, identity{as: client.WithTLSConfig(insecure), over: c.over(insecure), blank: true})
-	if e, ok := errors.AsType[*answerError](err); ok && e.code == codes.Unavailable && asked.Load() {
+	if answeredWith(codes.Unavailable, err) && asked.Load() {
 		// The error varies: TLS 1.3 has no reply for a missing certificate.
 		err = fault.WithHint(fmt.Errorf("%w (it asked for a certificate)", err), "it is not in maintenance mode: a machine that asks for a certificate has been configured already")
 	}
@@ -408,7 +408,7 @@ func (e *answerError) Is(target error) bool {
 	if target == syscall.EMFILE {
 		return e.code == codes.Unavailable && strings.HasSuffix(e.text, ": "+syscall.EMFILE.Error())
 	}
-	if target != cluster.ErrNotNow || e.ownCertRefused() || e.ownCertExpired() || e.peerCertExpired() || e.peerUntrusted() {
+	if r := e.reason(); target != cluster.ErrNotNow || r != nil && r.identity {
 		return false
 	}
 	return slices.Contains([]codes.Code{codes.Unavailable, codes.DeadlineExceeded, codes.ResourceExhausted}, e.code)
@@ -427,24 +427,69 @@ func answer(err error) error {
 	if st := client.Status(err); st != nil {
 		e.text = unwrapped(st)
 	}
-	switch {
-	case e.ownCertExpired():
-		e.text = "our certificate is expired or not yet valid by its clock: " + e.text
-	case e.ownCertRefused():
-		e.text = "it refuses our certificate: " + e.text
-	case e.peerCertExpired():
-		e.text = "its certificate is not valid at this time, so its clock or ours is wrong: " + e.text
-	case e.peerUntrusted():
-		e.text = "its certificate is not of the talosconfig's cluster: " + e.text
-	case e.code == codes.PermissionDenied:
-		e.text = "our talosconfig may not: " + e.text
-	case e.unconnected():
-		e.text = "cannot connect: " + e.text
-	case e.code == codes.Unavailable:
-		e.text = "no answer: " + e.text
+	if r := e.reason(); r != nil {
+		e.text = r.says + e.text
 	}
 	return e
 }
+
+// reason is a kind of failure that recast explains.
+type reason struct {
+	is       func(*answerError) bool
+	says     string // before the answer's own text
+	identity bool   // one side does not trust the other's certificate
+	kind     func(error) error
+	hint     string
+}
+
+// reasons are tried in this order. A machine's certificate lasts a day, and the machine dates it by its own clock
+// (controllers/secrets/api.go). gRPC gives up connecting after 20 s.
+var reasons = []reason{
+	{
+		is:   func(e *answerError) bool { return e.errorHas("remote error: tls: expired certificate") },
+		says: "our certificate is expired or not yet valid by its clock: ", identity: true, kind: fault.Credentials.Of,
+		hint: "talosctl config info says how long the talosconfig's certificate is valid; if it is still valid, the machine's clock is wrong: Talos needs a time server (machine.time)",
+	},
+	{
+		is:   func(e *answerError) bool { return e.code == codes.Unauthenticated || e.errorHas("remote error: tls:") },
+		says: "it refuses our certificate: ", identity: true, kind: fault.Credentials.Of,
+		hint: "the talosconfig is of another cluster or its certificate has expired: check talos.config, talosctl config info",
+	},
+	{
+		is: func(e *answerError) bool {
+			return e.code == codes.Unavailable && e.errorHas("x509: certificate has expired or is not yet valid")
+		},
+		says:     "its certificate is not valid at this time, so its clock or ours is wrong: ",
+		identity: true, kind: fault.TLS.Of,
+		hint: "compare the machine's clock with this computer's: talosctl time, once it is reached; Talos needs a time server (machine.time), and makes a new certificate when its clock is right",
+	},
+	{
+		is:   func(e *answerError) bool { return e.code == codes.Unavailable && e.errorHas("x509: ") },
+		says: "its certificate is not of the talosconfig's cluster: ", identity: true, kind: fault.TLS.Of,
+		hint: "the machine was reset and has no configuration (talosctl apply-config --insecure gives it one), or it belongs to another cluster, or the talosconfig does (talos.config)",
+	},
+	{
+		is:   func(e *answerError) bool { return e.code == codes.PermissionDenied },
+		says: "our talosconfig may not: ", kind: fault.Credentials.Of,
+		hint: "recast needs a talosconfig with the role os:admin (recast drift: os:reader, recast backup: os:etcd:backup): talosctl config info shows the roles",
+	},
+	{is: (*answerError).unconnected, says: "cannot connect: ", kind: fault.Unreachable.Of},
+	{
+		is:   func(e *answerError) bool { return e.code == codes.Unavailable },
+		says: "no answer: ", kind: fault.Unreachable.Of,
+	},
+}
+
+// reason is nil for an answer that explains itself.
+func (e *answerError) reason() *reason {
+	i := slices.IndexFunc(reasons, func(r reason) bool { return r.is(e) })
+	if i < 0 {
+		return nil
+	}
+	return &reasons[i]
+}
+
+func (e *answerError) errorHas(text string) bool { return strings.Contains(e.err.Error(), text) }
 
 // unwrapped is a status message without the layers of gRPC's transport.
 func unwrapped(st *status.Status) string {
@@ -458,29 +503,7 @@ func unwrapped(st *status.Status) string {
 	return strings.TrimSuffix(text, `"`)
 }
 
-// ownCertRefused reports whether the machine rejected our certificate, or required one.
-func (e *answerError) ownCertRefused() bool {
-	return e.code == codes.Unauthenticated || strings.Contains(e.err.Error(), "remote error: tls:")
-}
-
-// ownCertExpired reports whether our certificate is not valid by the machine's clock.
-func (e *answerError) ownCertExpired() bool {
-	return strings.Contains(e.err.Error(), "remote error: tls: expired certificate")
-}
-
-// peerCertExpired reports whether the machine's certificate is not valid by our clock. It
-// lasts a day, and the machine dates it by its own clock
-// (controllers/secrets/api.go).
-func (e *answerError) peerCertExpired() bool {
-	return e.code == codes.Unavailable && strings.Contains(e.err.Error(), "x509: certificate has expired or is not yet valid")
-}
-
-// peerUntrusted reports whether the machine's certificate could not be verified.
-func (e *answerError) peerUntrusted() bool {
-	return e.code == codes.Unavailable && strings.Contains(e.err.Error(), "x509: ")
-}
-
-// unconnected reports whether gRPC gave up connecting after its 20 s.
+// unconnected reports whether gRPC gave up connecting.
 func (e *answerError) unconnected() bool {
 	return e.code == codes.Unavailable && strings.HasSuffix(e.text, context.DeadlineExceeded.Error())
 }
@@ -497,21 +520,20 @@ func (e *answerError) lost() bool {
 // hinted adds the remedy if one is known.
 func hinted(err error) error {
 	e, ok := errors.AsType[*answerError](err)
-	switch {
-	case !ok || errors.Is(err, context.Canceled):
+	if !ok || errors.Is(err, context.Canceled) {
 		return err
-	case e.peerCertExpired():
-		return fault.WithHint(fault.TLS.Of(err), "compare the machine's clock with this computer's: talosctl time, once it is reached; Talos needs a time server (machine.time), and makes a new certificate when its clock is right")
-	case e.ownCertExpired():
-		return fault.WithHint(fault.Credentials.Of(err), "talosctl config info says how long the talosconfig's certificate is valid; if it is still valid, the machine's clock is wrong: Talos needs a time server (machine.time)")
-	case e.peerUntrusted():
-		return fault.WithHint(fault.TLS.Of(err), "the machine was reset and has no configuration (talosctl apply-config --insecure gives it one), or it belongs to another cluster, or the talosconfig does (talos.config)")
-	case e.ownCertRefused():
-		return fault.WithHint(fault.Credentials.Of(err), "the talosconfig is of another cluster or its certificate has expired: check talos.config, talosctl config info")
-	case e.code == codes.PermissionDenied:
-		return fault.WithHint(fault.Credentials.Of(err), "recast needs a talosconfig with the role os:admin (recast drift: os:reader, recast backup: os:etcd:backup): talosctl config info shows the roles")
-	case e.code == codes.Unavailable:
-		return fault.Unreachable.Of(err)
 	}
-	return err
+	switch r := e.reason(); {
+	case r == nil:
+		return err
+	case r.hint == "":
+		return r.kind(err)
+	default:
+		return fault.WithHint(r.kind(err), "%s", r.hint)
+	}
+}
+
+func answeredWith(code codes.Code, err error) bool {
+	e, ok := errors.AsType[*answerError](err)
+	return ok && e.code == code
 }

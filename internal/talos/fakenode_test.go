@@ -44,9 +44,24 @@ import (
 	"github.com/recast-sh/recast/internal/sim/talosapi"
 )
 
-const nodeUUID = "5ec0ffee-0000-4000-8000-00000000900b"
+// each runs f for every case in a bubble of its own.
+func each[T any](t *testing.T, cases map[string]T, f func(t *testing.T, name string, c T)) {
+	t.Helper()
+	t.Parallel()
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) { f(t, name, c) })
+		})
+	}
+}
 
-var nodeAddr = netip.MustParseAddr("127.42.7.11")
+// bubble runs a test in a bubble, beside the others.
+func bubble(t *testing.T, test func(*testing.T)) {
+	t.Helper()
+	t.Parallel()
+	synctest.Test(t, test)
+}
 
 // fakeNode is a control plane that answers as configured.
 type fakeNode struct {
@@ -76,18 +91,18 @@ func (n *fakeNode) start(t *testing.T) *Client {
 	}
 	st := state.WrapCore(namespaced.NewState(inmem.Build))
 	system := hardware.NewSystemInformation(hardware.SystemInformationID)
-	system.TypedSpec().UUID = strings.ToUpper(nodeUUID)
+	system.TypedSpec().UUID = strings.ToUpper(cpUUID)
 	if err := st.Create(t.Context(), system); err != nil {
 		t.Fatal(err)
 	}
 	nw := network.Memory()
-	t.Cleanup(serveAPI(t, nw, c, nodeAddr.String(), func(s *grpc.Server) {
+	t.Cleanup(serveAPI(t, nw, c, cpAddr.String(), func(s *grpc.Server) {
 		machineapi.RegisterMachineServiceServer(s, n)
 		machineapi.RegisterLifecycleServiceServer(s, &fakeLifecycle{node: n})
 		machineapi.RegisterImageServiceServer(s, &fakeImages{node: n})
 		cosi.RegisterStateServer(s, cosiserver.NewState(st))
 	}))
-	talosconfig, err := c.Talosconfig(role.Admin, nodeAddr.String())
+	talosconfig, err := c.Talosconfig(role.Admin, cpAddr.String())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -305,8 +320,7 @@ func serveAPI(t *testing.T, nw *network.Network, c *talosapi.Cluster, addr strin
 
 // A kind that the machine does not have is an empty field; one that it fails to read is an error.
 func TestOldNode(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble(t, func(t *testing.T) {
 		c, err := talosapi.NewCluster("lab", "https://127.42.7.10:6443", "v1.13.9", "v1.35.4")
 		if err != nil {
 			t.Fatal(err)
@@ -345,8 +359,7 @@ func TestOldNode(t *testing.T) {
 }
 
 func TestNewRefuses(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble(t, func(t *testing.T) {
 		c, err := talosapi.NewCluster("lab", "https://127.42.7.10:6443", "v1.13.9", "v1.35.4")
 		if err != nil {
 			t.Fatal(err)
@@ -441,24 +454,24 @@ func TestRedact(t *testing.T) {
 
 // Everything that a machine says in an answer becomes one line without escape sequences.
 func TestForeignTextIsOneLine(t *testing.T) {
-	t.Parallel()
 	const evil = "bad\x1b[31m\x1b]0;title\a\r\nfake line: \u202e\u2028\x7f"
 	etcd := func(state, told string) []*machineapi.ServiceInfo {
 		return []*machineapi.ServiceInfo{{Id: "etcd", State: state, Events: &machineapi.ServiceEvents{Events: []*machineapi.ServiceEvent{{Msg: told}}}}}
 	}
-	reboot := func(t *testing.T, c *Client) string { return said(c.Reboot(t.Context(), nodeAddr, nodeUUID, "")) }
+	reboot := func(t *testing.T, c *Client) string { return said(c.Reboot(t.Context(), cpAddr, cpUUID, "")) }
 	save := func(t *testing.T, c *Client) string {
-		return said(c.EtcdSnapshot(t.Context(), nodeAddr, 0, &strings.Builder{}))
+		return said(c.EtcdSnapshot(t.Context(), cpAddr, 0, &strings.Builder{}))
 	}
 	install := func(t *testing.T, c *Client) string {
 		var told []string
-		_, err := c.Install(t.Context(), nodeAddr, nodeUUID, "installer", "", func(line string) { told = append(told, line) })
+		_, err := c.Install(t.Context(), cpAddr, cpUUID, "installer", "", func(line string) { told = append(told, line) })
 		return said(err) + " " + strings.Join(told, " ")
 	}
-	for name, c := range map[string]struct {
+	type row struct {
 		node *fakeNode
 		ask  func(*testing.T, *Client) string
-	}{
+	}
+	each(t, map[string]row{
 		"status":          {&fakeNode{answer: status.Error(codes.Unknown, evil)}, reboot},
 		"status, no more": {&fakeNode{answer: status.Error(codes.PermissionDenied, evil)}, reboot},
 		"installer":       {&fakeNode{version: "v1.13.9", install: exits(1, evil)}, install},
@@ -469,20 +482,15 @@ func TestForeignTextIsOneLine(t *testing.T) {
 			return s.Send(&common.Data{Metadata: &common.Metadata{Error: evil}})
 		}}, save},
 		"etcd": {&fakeNode{services: etcd("Running", ""), status: &machineapi.EtcdMemberStatus{MemberId: 1, Errors: []string{evil}}}, func(t *testing.T, c *Client) string {
-			st, err := c.EtcdStatus(t.Context(), nodeAddr)
+			st, err := c.EtcdStatus(t.Context(), cpAddr)
 			return said(err) + strings.Join(st.Errors, " ")
 		}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				text := c.ask(t, c.node.start(t))
-				if !strings.Contains(text, "bad") || !strings.Contains(text, "fake line") || strings.ContainsAny(text, "\x1b\a\r\n\u202e\u2028\x7f") {
-					t.Errorf("%q", text)
-				}
-			})
-		})
-	}
+	}, func(t *testing.T, _ string, c row) {
+		text := c.ask(t, c.node.start(t))
+		if !strings.Contains(text, "bad") || !strings.Contains(text, "fake line") || strings.ContainsAny(text, "\x1b\a\r\n\u202e\u2028\x7f") {
+			t.Errorf("%q", text)
+		}
+	})
 }
 
 func said(err error) string {

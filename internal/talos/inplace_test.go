@@ -1,4 +1,4 @@
-package talos_test
+package talos
 
 import (
 	"bytes"
@@ -12,7 +12,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	gocmp "github.com/google/go-cmp/cmp"
@@ -22,14 +21,12 @@ import (
 	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim/talosapi"
-	"github.com/recast-sh/recast/internal/talos"
 )
 
 // A control plane is upgraded in place, then rolled back: its state at each step,
 // above all between the installation and the reboot.
 func TestInPlace(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble(t, func(t *testing.T) {
 		l := newLab(t)
 		c, ctx := l.client(role.Admin), t.Context()
 		before := l.running(c, cpAddr)
@@ -64,7 +61,7 @@ func TestInPlace(t *testing.T) {
 	})
 }
 
-func (l *lab) rebooted(c *talos.Client, bootID string) cluster.Machine {
+func (l *lab) rebooted(c *Client, bootID string) cluster.Machine {
 	l.t.Helper()
 	return await(l.t, func() (cluster.Machine, error) { return c.Machine(l.t.Context(), cpAddr) },
 		func(m cluster.Machine) bool { return m.Stage == "running" && m.Ready && m.BootID != bootID })
@@ -72,8 +69,7 @@ func (l *lab) rebooted(c *talos.Client, bootID string) cluster.Machine {
 
 // The configuration of a node in use is replaced, and only by one that Talos accepts.
 func TestReplaceConfig(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble(t, func(t *testing.T) {
 		l := newLab(t)
 		c, ctx := l.client(role.Admin), t.Context()
 		before := l.running(c, cpAddr)
@@ -109,11 +105,8 @@ func TestReplaceConfig(t *testing.T) {
 
 // The lab's etcd as the client sees it, complete and broken.
 func TestEtcdOfTheLab(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		l := newLab(t)
-		c, ctx := l.client(role.Admin), t.Context()
-		l.running(c, cpAddr)
+	inLab(t, func(t *testing.T, l *lab, c *Client) {
+		ctx := t.Context()
 		members, err := c.EtcdMembers(ctx, cpAddr)
 		if err != nil || len(members) != 1 {
 			t.Fatalf("members = %+v, err = %v", members, err)
@@ -154,44 +147,41 @@ func TestMaintenanceOfEachRelease(t *testing.T) {
 	if testing.Short() {
 		t.Skip("long: make stories")
 	}
-	t.Parallel()
-	for version, want := range map[string]struct {
+	type maintenance struct {
 		arch   string
 		bootID bool
-	}{"v1.12.6": {"", false}, "v1.13.9": {"amd64", false}, "v1.14.1": {"amd64", true}} {
-		t.Run(version, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				l := newLab(t)
-				c := l.client(role.Admin)
-				l.running(c, cpAddr)
-				l.boots.TalosVersion = version
-				l.power("1F", workerUUID, drive("virtio0", "recast-1", 10, nil))
-				m := l.maintenance(c, workerAddr)
-				got := cluster.RunningSystem{TalosVersion: m.TalosVersion, Arch: m.Arch, Platform: m.Platform, Schematic: m.Schematic, FromISO: m.FromISO}
-				if diff := gocmp.Diff(cluster.RunningSystem{
-					TalosVersion: version, Arch: want.arch, Platform: "nocloud", FromISO: true,
-					Schematic: cluster.SchematicEntry{ID: "cafe", YAML: image().SchematicYAML},
-				}, got); diff != "" || m.UUID != workerUUID || len(m.Disks) != 1 || !m.Disks[0].Blank || (m.BootID != "") != want.bootID || len(m.Fingerprint) != 44 {
-					t.Errorf("%+v (-want +got):\n%s", m, diff)
-				}
-				config := l.config(talosapi.Machine{Hostname: "wk1.lab.internal", Installer: installer, InstallSerial: "recast-1"})
-				if err := c.ApplyConfig(t.Context(), workerAddr, workerUUID, config); err != nil {
-					t.Fatal(err)
-				}
-				if m := l.running(c, workerAddr); m.Hostname != "wk1" || m.Nodename != "wk1" {
-					t.Errorf("its name is %s, its node's %s", m.Hostname, m.Nodename)
-				}
-				if members, err := c.Members(t.Context()); err != nil || len(members) != 2 || members[1].Nodename != "wk1" {
-					t.Errorf("members %+v, %v", members, err)
-				}
-			})
-		})
 	}
+	each(t, map[string]maintenance{
+		"v1.12.6": {"", false}, "v1.13.9": {"amd64", false}, "v1.14.1": {"amd64", true},
+	}, func(t *testing.T, version string, want maintenance) {
+		l := newLab(t)
+		c := l.client(role.Admin)
+		l.running(c, cpAddr)
+		l.boots.TalosVersion = version
+		l.power("1F", workerUUID, drive("virtio0", "recast-1", 10, nil))
+		m := l.maintenance(c, workerAddr)
+		got := cluster.RunningSystem{TalosVersion: m.TalosVersion, Arch: m.Arch, Platform: m.Platform, Schematic: m.Schematic, FromISO: m.FromISO}
+		if diff := gocmp.Diff(cluster.RunningSystem{
+			TalosVersion: version, Arch: want.arch, Platform: "nocloud", FromISO: true,
+			Schematic: cluster.SchematicEntry{ID: "cafe", YAML: image().SchematicYAML},
+		}, got); diff != "" || m.UUID != workerUUID || len(m.Disks) != 1 || !m.Disks[0].Blank || (m.BootID != "") != want.bootID || len(m.Fingerprint) != 44 {
+			t.Errorf("%+v (-want +got):\n%s", m, diff)
+		}
+		config := l.config(talosapi.Machine{Hostname: "wk1.lab.internal", Installer: installer, InstallSerial: "recast-1"})
+		if err := c.ApplyConfig(t.Context(), workerAddr, workerUUID, config); err != nil {
+			t.Fatal(err)
+		}
+		if m := l.running(c, workerAddr); m.Hostname != "wk1" || m.Nodename != "wk1" {
+			t.Errorf("its name is %s, its node's %s", m.Hostname, m.Nodename)
+		}
+		if members, err := c.Members(t.Context()); err != nil || len(members) != 2 || members[1].Nodename != "wk1" {
+			t.Errorf("members %+v, %v", members, err)
+		}
+	})
 }
 
 // read reads one file of the control plane.
-func read(ctx context.Context, c *talos.Client, name string, sizeBytes int64) (text string, err error) {
+func read(ctx context.Context, c *Client, name string, sizeBytes int64) (text string, err error) {
 	var b bytes.Buffer
 	err = c.Files(ctx, cpAddr, cpUUID, func(ctx context.Context, files cluster.MachineFiles) error {
 		return files.Read(ctx, name, sizeBytes, &b)
@@ -200,7 +190,7 @@ func read(ctx context.Context, c *talos.Client, name string, sizeBytes int64) (t
 }
 
 // paths lists a directory of the control plane.
-func paths(ctx context.Context, c *talos.Client, dir string, deep bool) (list []string, err error) {
+func paths(ctx context.Context, c *Client, dir string, deep bool) (list []string, err error) {
 	err = c.Files(ctx, cpAddr, cpUUID, func(ctx context.Context, files cluster.MachineFiles) error {
 		return files.List(ctx, dir, deep, func(f cluster.MachineFile) error {
 			list = append(list, f.Path+" "+f.Mode.String()+" "+f.Link)
@@ -211,11 +201,8 @@ func paths(ctx context.Context, c *talos.Client, dir string, deep bool) (list []
 }
 
 func TestFiles(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		l := newLab(t)
-		c, ctx := l.client(role.Admin), t.Context()
-		l.running(c, cpAddr)
+	inLab(t, func(t *testing.T, l *lab, c *Client) {
+		ctx := t.Context()
 
 		const name, text = "/proc/cmdline", "talos.platform=nocloud\n"
 		if got, err := read(ctx, c, name, int64(len(text))); got != text || err != nil {
@@ -257,12 +244,9 @@ func TestFiles(t *testing.T) {
 }
 
 func TestClaims(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		l := newLab(t)
-		l.running(l.client(role.Admin), cpAddr)
+	inLab(t, func(t *testing.T, l *lab, admin *Client) {
 		want := observe.Claims{
-			TalosVersion: version, Arch: "amd64", Platform: "nocloud",
+			TalosVersion: labVersion, Arch: "amd64", Platform: "nocloud",
 			Layers: []observe.ExtensionLayer{
 				{Name: "qemu-guest-agent", Version: "10.0.2"},
 				{Name: "iscsi-tools", Version: "v0.2.0"},
@@ -288,8 +272,7 @@ func TestClaims(t *testing.T) {
 
 // TestFilesOfMissingMachine: a missing machine is not a machine without files.
 func TestFilesOfMissingMachine(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble(t, func(t *testing.T) {
 		l := newLab(t)
 		c := l.client(role.Admin)
 		err := c.Files(t.Context(), netip.MustParseAddr("127.42.7.99"), cpUUID, func(ctx context.Context, files cluster.MachineFiles) error {
@@ -303,16 +286,12 @@ func TestFilesOfMissingMachine(t *testing.T) {
 
 // TestTaken: only an address that stays silent is free.
 func TestTaken(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		l := newLab(t)
-		admin := l.client(role.Admin)
-		l.running(admin, cpAddr)
+	inLab(t, func(t *testing.T, l *lab, admin *Client) {
 		raw, err := l.cluster.Talosconfig(role.Admin, "127.42.7.99:50000")
 		if err != nil {
 			t.Fatal(err)
 		}
-		c := l.clientWith(talos.Options{Talosconfig: raw})
+		c := l.clientWith(Options{Talosconfig: raw})
 		if _, err := l.net.Listen("127.42.7.12:9999"); err != nil {
 			t.Fatal(err)
 		}
@@ -332,7 +311,6 @@ func TestTaken(t *testing.T) {
 // TestTakenByNetworkErrors: the network's word about an address counts only if it is about
 // that address.
 func TestTakenByNetworkErrors(t *testing.T) {
-	t.Parallel()
 	const proxy = "127.42.7.200:1080"
 	failed := func(op, at string, err error) func(string) error {
 		return func(to string) error {
@@ -340,11 +318,12 @@ func TestTakenByNetworkErrors(t *testing.T) {
 			return &net.OpError{Op: op, Net: "tcp", Addr: addr, Err: err}
 		}
 	}
-	for name, c := range map[string]struct {
+	type row struct {
 		err     func(to string) error // nothing comes back at all
 		taken   bool
 		unknown bool
-	}{
+	}
+	each(t, map[string]row{
 		"silence":                {},
 		"timeout":                {err: failed("dial", "", syscall.ETIMEDOUT)},
 		"no such host":           {err: failed("dial", "", syscall.EHOSTUNREACH)},
@@ -356,32 +335,27 @@ func TestTakenByNetworkErrors(t *testing.T) {
 		"a proxy is silent":      {err: failed("dial", proxy, syscall.ETIMEDOUT), unknown: true},
 		"a proxy finds no host":  {err: failed("socks connect", "", syscall.EHOSTUNREACH), unknown: true},
 		"a proxy says something": {err: func(string) error { return errors.New("502 Bad Gateway") }, unknown: true},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				l := newLab(t)
-				raw, err := l.cluster.Talosconfig(role.Admin, cpAddr.String())
-				if err != nil {
-					t.Fatal(err)
-				}
-				way := l.clientWith(talos.Options{Talosconfig: raw, Dial: func(ctx context.Context, _, to string) (net.Conn, error) {
-					if c.err != nil {
-						return nil, c.err(to)
-					}
-					<-ctx.Done()
-					addr, _ := net.ResolveTCPAddr("tcp", to)
-					return nil, &net.OpError{Op: "dial", Net: "tcp", Addr: addr, Err: ctx.Err()}
-				}})
-				began := time.Now()
-				by, err := way.Taken(t.Context(), netip.MustParseAddr("127.42.7.98"))
-				if (by != "") != c.taken || (err != nil) != c.unknown || c.unknown && !strings.Contains(err.Error(), "check whether 127.42.7.98") || len(fault.Hints(err)) == 0 && c.unknown {
-					t.Errorf("%q, %v, hints %q", by, err, fault.Hints(err))
-				}
-				if took := time.Since(began); took > 10*time.Second {
-					t.Errorf("it took %s", took)
-				}
-			})
-		})
-	}
+	}, func(t *testing.T, _ string, c row) {
+		l := newLab(t)
+		raw, err := l.cluster.Talosconfig(role.Admin, cpAddr.String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		way := l.clientWith(Options{Talosconfig: raw, Dial: func(ctx context.Context, _, to string) (net.Conn, error) {
+			if c.err != nil {
+				return nil, c.err(to)
+			}
+			<-ctx.Done()
+			addr, _ := net.ResolveTCPAddr("tcp", to)
+			return nil, &net.OpError{Op: "dial", Net: "tcp", Addr: addr, Err: ctx.Err()}
+		}})
+		began := time.Now()
+		by, err := way.Taken(t.Context(), netip.MustParseAddr("127.42.7.98"))
+		if (by != "") != c.taken || (err != nil) != c.unknown || c.unknown && !strings.Contains(err.Error(), "check whether 127.42.7.98") || len(fault.Hints(err)) == 0 && c.unknown {
+			t.Errorf("%q, %v, hints %q", by, err, fault.Hints(err))
+		}
+		if took := time.Since(began); took > 10*time.Second {
+			t.Errorf("it took %s", took)
+		}
+	})
 }

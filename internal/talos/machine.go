@@ -121,12 +121,9 @@ func readVersion(ctx context.Context, s session, m *cluster.Machine) error {
 	if s.blank && client.StatusCode(err) == codes.Unimplemented {
 		return readBareVersion(ctx, s, m)
 	}
+	one, err := single("read Talos version", v, err)
 	if err != nil {
-		return fmt.Errorf("read Talos version: %w", answer(err))
-	}
-	one, err := single(v.GetMessages())
-	if err != nil {
-		return fmt.Errorf("read Talos version: %w", err)
+		return err
 	}
 	m.TalosVersion, m.Arch, m.Platform = one.GetVersion().GetTag(), one.GetVersion().GetArch(), one.GetPlatform().GetName()
 	return nil
@@ -262,7 +259,7 @@ func readExtensions(ctx context.Context, s session, m *cluster.Machine) error {
 // down: if the talosconfig may not read configurations, the rest is still compared.
 func readAllowedConfig(ctx context.Context, s session, m *cluster.Machine) error {
 	err := readFromConfig(ctx, s, m)
-	if e, ok := errors.AsType[*answerError](err); ok && e.code == codes.PermissionDenied {
+	if answeredWith(codes.PermissionDenied, err) {
 		m.ConfigHidden = true
 		return nil
 	}
@@ -385,7 +382,7 @@ func readCmdline(ctx context.Context, s session, m *cluster.Machine) error {
 		readArgs(cmdline.TypedSpec().Cmdline, m)
 	case !s.blank:
 		b, err := file(ctx, s, cmdlineFile)
-		if e, ok := errors.AsType[*answerError](err); ok && e.code == codes.PermissionDenied {
+		if answeredWith(codes.PermissionDenied, err) {
 			return nil // the role os:reader may not read files
 		}
 		if err != nil {

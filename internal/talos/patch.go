@@ -60,36 +60,104 @@ func (*Client) PatchConfig(config cluster.Secret, p cluster.ConfigPatch) (cluste
 	return patched, nil
 }
 
+// setting is what a patch sets in the main document, or in the document that replaces that part of it.
+type setting struct {
+	kind        string // of the other document
+	legacy, own place  // in the main document, and in the other one
+	tag         string // "": the key is removed
+	alone       bool   // the key is the only one of its mapping
+	retag       bool   // only the version of the text is taken
+}
+
+// place is where a setting is written, and as what; no path: nowhere.
+type place struct {
+	path []string
+	text string
+}
+
+// settings are those of a patch. The disk has been proven blank: wiping would only take time.
+func settings(p cluster.ConfigPatch) (all []setting) {
+	at := func(text string, path ...string) place { return place{path, text} }
+	if p.Installer != "" {
+		all = append(all, setting{
+			kind: installKind, tag: "!!str",
+			legacy: at(p.Installer, "machine", "install", "image"), own: at(p.Installer, "installer", "image"),
+		})
+	}
+	if installs(p) {
+		key, cel, value := attribute(p.Disk)
+		all = append(all, setting{kind: installKind, legacy: at("", "machine", "install", "disk")}, setting{
+			kind: installKind, tag: "!!str", alone: true,
+			legacy: at(value, "machine", "install", "diskSelector", key),
+			own:    at("disk."+cel+" == "+strconv.Quote(value), "provisioning", "diskSelector", "match"),
+		}, setting{
+			kind: installKind, tag: "!!bool",
+			legacy: at("false", "machine", "install", "wipe"), own: at("false", "provisioning", "wipe"),
+		})
+	}
+	for _, k := range kubernetesPlaces {
+		if like := p.Kubernetes.Of(k.component); like != "" {
+			all = append(all, setting{
+				kind: k.kind, tag: "!!str", retag: true,
+				legacy: at(like, append(slices.Clone(k.legacy), "image")...), own: at(like, "image"),
+			})
+		}
+	}
+	if p.Hostname != "" {
+		all = append(all, setting{
+			kind: hostnameKind, tag: "!!str",
+			legacy: at(p.Hostname, "machine", "network", "hostname"), own: at(p.Hostname, "hostname"),
+		})
+	}
+	return all
+}
+
 func editDocuments(docs []*document, p cluster.ConfigPatch) error {
-	main, install, hostname, err := findDocuments(docs)
+	main, _, hostname, err := findDocuments(docs)
 	if err != nil {
 		return err
 	}
-	switch {
-	case p.Installer == "" && !installs(p):
-	case install != nil:
-		err = editUnattended(install.root, p)
-	default:
-		err = editInstall(main.root, p)
+	if p.Hostname != "" && hostname != nil && hostname.root.text("auto") != "off" {
+		hostname.root.del("auto") // a generated name and a given one exclude each other
 	}
-	if err == nil {
-		err = editKubernetes(docs, main, p.Kubernetes)
-	}
-	if err != nil || p.Hostname == "" {
-		return err
-	}
-	if hostname != nil {
-		if auto := hostname.root.text("auto"); auto != "off" {
-			hostname.root.del("auto") // a generated name and a given one exclude each other
+	for _, s := range settings(p) {
+		of := func(d *document) bool { return d.node != nil && d.kind() == s.kind }
+		root, at := main.root, s.legacy
+		switch i := slices.IndexFunc(docs, of); {
+		case i >= 0 && slices.ContainsFunc(docs[i+1:], of):
+			return fault.MachineConfig.Refusedf("two documents of kind %q", s.kind)
+		case i >= 0:
+			root, at = docs[i].root, s.own
 		}
-		hostname.root.set("hostname", "!!str", p.Hostname)
+		if err := s.write(root, at); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (s setting) write(root mapping, at place) error {
+	if at.path == nil {
 		return nil
 	}
-	network, err := main.root.edit("machine", "network")
+	in, err := root.edit(at.path[:len(at.path)-1]...)
 	if err != nil {
 		return err
 	}
-	network.set("hostname", "!!str", p.Hostname)
+	key, text := at.path[len(at.path)-1], at.text
+	if s.tag == "" {
+		in.del(key)
+		return nil
+	}
+	if s.retag {
+		if text, err = cluster.Retag(in.text(key), text); err != nil {
+			return fault.As(fault.Refused, err)
+		}
+	}
+	in.set(key, s.tag, text)
+	if i := in.index(key); s.alone {
+		in.node.Content = in.node.Content[i : i+2 : i+2]
+	}
 	return nil
 }
 
@@ -127,62 +195,6 @@ func attribute(d cluster.MachineDisk) (legacy, cel, value string) {
 		return "serial", "serial", d.Serial
 	}
 	return "busPath", "bus_path", d.BusPath
-}
-
-// editInstall leaves only the disk's attribute in the selector. The disk has been
-// proven blank: wiping would only take time.
-func editInstall(root mapping, p cluster.ConfigPatch) error {
-	install, err := root.edit("machine", "install")
-	if err != nil {
-		return err
-	}
-	if p.Installer != "" {
-		install.set("image", "!!str", p.Installer)
-	}
-	if !installs(p) {
-		return nil
-	}
-	install.del("disk")
-	selector, err := install.edit("diskSelector")
-	if err != nil {
-		return err
-	}
-	key, _, value := attribute(p.Disk)
-	setOnly(selector, key, value)
-	install.set("wipe", "!!bool", "false")
-	return nil
-}
-
-func editUnattended(root mapping, p cluster.ConfigPatch) error {
-	if p.Installer != "" {
-		installer, err := root.edit("installer")
-		if err != nil {
-			return err
-		}
-		installer.set("image", "!!str", p.Installer)
-	}
-	if !installs(p) {
-		return nil
-	}
-	provisioning, err := root.edit("provisioning")
-	if err != nil {
-		return err
-	}
-	selector, err := provisioning.edit("diskSelector")
-	if err != nil {
-		return err
-	}
-	_, key, value := attribute(p.Disk)
-	setOnly(selector, "match", "disk."+key+" == "+strconv.Quote(value))
-	provisioning.set("wipe", "!!bool", "false")
-	return nil
-}
-
-// setOnly makes key the single one of m.
-func setOnly(m mapping, key, value string) {
-	m.set(key, "!!str", value)
-	i := m.index(key)
-	m.node.Content = m.node.Content[i : i+2 : i+2]
 }
 
 // installImage is the installer that a configuration names; "" if it cannot be read.
@@ -232,49 +244,6 @@ func imageIn[T interface {
 	return c.Image()
 }
 
-// editKubernetes sets the images named in the patch to its versions.
-func editKubernetes(docs []*document, main *document, images cluster.KubernetesImages) error {
-	for _, place := range kubernetesPlaces {
-		like := images.Of(place.component)
-		if like == "" {
-			continue
-		}
-		of := func(d *document) bool { return d.node != nil && d.kind() == place.kind }
-		var root mapping
-		switch i := slices.IndexFunc(docs, of); {
-		case i >= 0 && slices.ContainsFunc(docs[i+1:], of):
-			return fault.MachineConfig.Refusedf("two documents of kind %q", place.kind)
-		case i >= 0:
-			root = docs[i].root
-		default:
-			var err error
-			if root, err = main.root.edit(place.legacy...); err != nil {
-				return err
-			}
-		}
-		image, err := cluster.Retag(root.text("image"), like)
-		if err != nil {
-			return fault.As(fault.Refused, err)
-		}
-		root.set("image", "!!str", image)
-	}
-	return nil
-}
-
-// kubernetesPaths are the paths that editKubernetes sets in a document of that kind.
-func kubernetesPaths(kind string, images cluster.KubernetesImages) (set [][]string) {
-	for _, place := range kubernetesPlaces {
-		switch {
-		case images.Of(place.component) == "":
-		case kind == "":
-			set = append(set, append(slices.Clone(place.legacy), "image"))
-		case kind == place.kind:
-			set = append(set, []string{"image"})
-		}
-	}
-	return set
-}
-
 // checkKubernetes checks that the configuration names the wanted versions.
 func checkKubernetes(cfg config.Provider, images cluster.KubernetesImages) error {
 	for _, place := range kubernetesPlaces {
@@ -309,33 +278,25 @@ func checkRest(before, after []byte, p cluster.ConfigPatch) error {
 
 // without is the document's content without what the patch sets.
 func without(d *document, p cluster.ConfigPatch) any {
-	var set [][]string
-	switch kind := d.kind(); {
-	case kind == "":
-		if p.Installer != "" {
-			set = append(set, []string{"machine", "install", "image"})
-		}
-		if installs(p) {
-			set = append(set, []string{"machine", "install", "disk"},
-				[]string{"machine", "install", "diskSelector"}, []string{"machine", "install", "wipe"})
-		}
-		if p.Hostname != "" {
-			set = append(set, []string{"machine", "network", "hostname"})
-		}
-	case kind == installKind:
-		if p.Installer != "" {
-			set = append(set, []string{"installer", "image"})
-		}
-		if installs(p) {
-			set = append(set, []string{"provisioning", "diskSelector"}, []string{"provisioning", "wipe"})
-		}
-	case kind == hostnameKind && p.Hostname != "":
-		set = [][]string{{"hostname"}, {"auto"}}
-	}
-	set = append(set, kubernetesPaths(d.kind(), p.Kubernetes)...)
 	tree := d.orig
-	for _, path := range set {
-		tree = cut(tree, path...)
+	for _, s := range settings(p) {
+		at := s.own
+		switch d.kind() {
+		case "":
+			at = s.legacy
+		case s.kind:
+		default:
+			continue
+		}
+		if s.alone {
+			at.path = at.path[:len(at.path)-1]
+		}
+		if at.path != nil {
+			tree = cut(tree, at.path...)
+		}
+	}
+	if d.kind() == hostnameKind && p.Hostname != "" {
+		tree = cut(tree, "auto")
 	}
 	return tree
 }

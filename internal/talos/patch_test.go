@@ -1,4 +1,4 @@
-package talos_test
+package talos
 
 import (
 	"bytes"
@@ -18,7 +18,6 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/fault"
-	"github.com/recast-sh/recast/internal/talos"
 )
 
 var wanted = cluster.ConfigPatch{Installer: installer, Disk: cluster.MachineDisk{Device: "sda", WWID: "naa.30a1b2c3d4e5f607", BusPath: "/pci0000:00/2:0:0:0"}, Hostname: "wk1"}
@@ -56,7 +55,7 @@ func generated(t *testing.T, version string, kind machineconf.Type, comments boo
 
 func patch(t *testing.T, config []byte) []byte {
 	t.Helper()
-	b, err := new(talos.Client).PatchConfig(config, wanted)
+	b, err := new(Client).PatchConfig(config, wanted)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -117,7 +116,7 @@ func changedLines(a, b []byte) int {
 	return n
 }
 
-const mainDocument = `# written by hand
+const handWritten = `# written by hand
 machine:
   type: worker # a worker
   token: abcdef.0123456789abcdef
@@ -164,12 +163,12 @@ func TestPatchByHand(t *testing.T) {
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			got := string(patch(t, []byte(fmt.Sprintf(mainDocument, c.machine)+c.docs+tail)))
+			got := string(patch(t, []byte(fmt.Sprintf(handWritten, c.machine)+c.docs+tail)))
 			if !strings.HasSuffix(got, tail) {
 				t.Error("the untouched document changed")
 			}
 			want := any(nil)
-			decode(t, fill.Replace(fmt.Sprintf(mainDocument, c.wantMachine)), &want)
+			decode(t, fill.Replace(fmt.Sprintf(handWritten, c.wantMachine)), &want)
 			head, docs, _ := strings.Cut(strings.TrimSuffix(got, tail), "\n---\n")
 			var main any
 			decode(t, head, &main)
@@ -203,7 +202,7 @@ func TestPatchLeavesTheRest(t *testing.T) {
 	for name, c := range cases {
 		for version, want := range c.lines {
 			config := generated(t, version, machineconf.TypeWorker, false)
-			patched, err := new(talos.Client).PatchConfig(config, c.patch)
+			patched, err := new(Client).PatchConfig(config, c.patch)
 			if got := changedLines(config, patched); err != nil || got != want {
 				t.Errorf("%s, %s: %d lines differ, want %d; err = %v\n%s", name, version, got, want, err, cmp.Diff(string(config), string(patched)))
 			}
@@ -235,13 +234,13 @@ func TestPatchKeepsEmptyDocuments(t *testing.T) {
 // A node created from a disk image has no installation in its configuration.
 func TestPatchInstallerWhereNoneWas(t *testing.T) {
 	t.Parallel()
-	config := fmt.Sprintf(mainDocument, "  features:\n    rbac: true")
-	patched, err := new(talos.Client).PatchConfig([]byte(config), cluster.ConfigPatch{Installer: installer})
+	config := fmt.Sprintf(handWritten, "  features:\n    rbac: true")
+	patched, err := new(Client).PatchConfig([]byte(config), cluster.ConfigPatch{Installer: installer})
 	if err != nil {
 		t.Fatal(err)
 	}
 	var want, got any
-	decode(t, fmt.Sprintf(mainDocument, "  features:\n    rbac: true\n  install:\n    image: "+installer), &want)
+	decode(t, fmt.Sprintf(handWritten, "  features:\n    rbac: true\n  install:\n    image: "+installer), &want)
 	decode(t, string(patched), &got)
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
@@ -282,7 +281,7 @@ func TestPatchRefuses(t *testing.T) {
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			got, err := new(talos.Client).PatchConfig(c.config, c.patch)
+			got, err := new(Client).PatchConfig(c.config, c.patch)
 			if got != nil || err == nil || !strings.Contains(err.Error(), c.want) || fault.KindOf(err) != fault.Refused {
 				t.Errorf("err = %v, want %q; %d bytes", err, c.want, len(got))
 			}
@@ -329,13 +328,13 @@ func TestPatchRefusesWhatIsNewer(t *testing.T) {
 			t.Parallel()
 			p := wanted
 			p.Talos = c.reader
-			_, err := new(talos.Client).PatchConfig(c.config, p)
+			_, err := new(Client).PatchConfig(c.config, p)
 			if (err == nil) != (c.want == "") || err != nil && (!strings.Contains(err.Error(), c.want) || fault.KindOf(err) != fault.Refused || len(fault.Hints(err)) != 1) {
 				t.Errorf("err = %v, want %q", err, c.want)
 			}
 		})
 	}
-	if _, err := new(talos.Client).PatchConfig(scheduler, cluster.ConfigPatch{Installer: installer, Talos: "v1.13.3", Runs: true}); err != nil {
+	if _, err := new(Client).PatchConfig(scheduler, cluster.ConfigPatch{Installer: installer, Talos: "v1.13.3", Runs: true}); err != nil {
 		t.Errorf("what a machine runs already can't be compared with what mends it: %v", err)
 	}
 }
@@ -374,7 +373,7 @@ func TestErrorsHideValues(t *testing.T) {
 			// One way for each line: all of them would take most of a minute with the race detector.
 			instead := ways[i%len(ways)]
 			broken := strings.Join(lines[:i], "") + instead + strings.Join(lines[i+1:], "")
-			_, err := new(talos.Client).PatchConfig([]byte(broken), wanted)
+			_, err := new(Client).PatchConfig([]byte(broken), wanted)
 			if err == nil {
 				continue
 			}
@@ -437,7 +436,7 @@ func TestPatchKubernetesGenerated(t *testing.T) {
 
 func mustPatch(t *testing.T, config string, p cluster.ConfigPatch) string {
 	t.Helper()
-	patched, err := new(talos.Client).PatchConfig(cluster.Secret(config), p)
+	patched, err := new(Client).PatchConfig(cluster.Secret(config), p)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -465,7 +464,7 @@ func TestPatchKubernetesKeeps(t *testing.T) {
 			if edited == config {
 				t.Fatalf("it has no %q", c.old)
 			}
-			patched, err := new(talos.Client).PatchConfig(cluster.Secret(edited), cluster.ConfigPatch{Kubernetes: kubernetesImages})
+			patched, err := new(Client).PatchConfig(cluster.Secret(edited), cluster.ConfigPatch{Kubernetes: kubernetesImages})
 			if (err != nil) != (c.want == "") || !strings.Contains(string(patched), c.want) {
 				t.Errorf("%v, want %q in\n%s", err, c.want, patched)
 			}
@@ -476,7 +475,7 @@ func TestPatchKubernetesKeeps(t *testing.T) {
 // TestConfigpatcher: why a node's configuration is not patched by Talos' configpatcher. Once it keeps all of this, it should be.
 func TestConfigpatcher(t *testing.T) {
 	t.Parallel()
-	config := fmt.Sprintf(mainDocument, "  install:\n    diskSelector: {type: nvme}\n    image: old\n")
+	config := fmt.Sprintf(handWritten, "  install:\n    diskSelector: {type: nvme}\n    image: old\n")
 	change, err := configpatcher.LoadPatch([]byte("machine: {install: {diskSelector: {wwid: x}}}\n"))
 	if err != nil {
 		t.Fatal(err)

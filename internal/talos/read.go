@@ -136,12 +136,16 @@ func listing[T resource.Resource](ctx context.Context, s session, kind resource.
 	}
 }
 
-// single returns the only answer, of the machine that was asked.
-func single[T any](answers []T) (one T, err error) {
-	if len(answers) != 1 {
-		return one, fmt.Errorf("%d machines answered instead of one", len(answers))
+// single returns the only answer, of the machine that was asked; what was asked begins its errors.
+func single[R interface{ GetMessages() []T }, T any](asked string, answers R, err error) (one T, _ error) {
+	if err != nil {
+		return one, fmt.Errorf("%s: %w", asked, answer(err))
 	}
-	return answers[0], nil
+	all := answers.GetMessages()
+	if len(all) != 1 {
+		return one, fmt.Errorf("%s: %d machines answered instead of one", asked, len(all))
+	}
+	return all[0], nil
 }
 
 // readUUID reads the SMBIOS UUID, lower-case.
@@ -253,7 +257,7 @@ func (m machineFiles) Read(ctx context.Context, name string, sizeBytes int64, w 
 // unreadable names the role that reading files requires, if it is missing.
 func unreadable(err error) error {
 	err = answer(err)
-	if e, ok := errors.AsType[*answerError](err); ok && e.code == codes.PermissionDenied {
+	if answeredWith(codes.PermissionDenied, err) {
 		return fmt.Errorf("it takes a talosconfig with the role os:admin to read a node's files: %w", err)
 	}
 	return err
@@ -356,7 +360,7 @@ func claimCmdline(ctx context.Context, s session, c *observe.Claims) error {
 		text = line.TypedSpec().Cmdline
 	} else {
 		b, err := file(ctx, s, cmdlineFile)
-		if e, ok := errors.AsType[*answerError](err); ok && e.code == codes.PermissionDenied {
+		if answeredWith(codes.PermissionDenied, err) {
 			return nil
 		}
 		if err != nil {

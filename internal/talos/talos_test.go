@@ -1,4 +1,4 @@
-package talos_test
+package talos
 
 import (
 	"bytes"
@@ -10,7 +10,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -24,7 +23,6 @@ import (
 	"github.com/recast-sh/recast/internal/sim/record"
 	"github.com/recast-sh/recast/internal/sim/talosapi"
 	"github.com/recast-sh/recast/internal/sim/world"
-	"github.com/recast-sh/recast/internal/talos"
 )
 
 // A blank machine with a data disk is configured and becomes a node: everything that
@@ -33,11 +31,8 @@ func TestBlankMachineBecomesNode(t *testing.T) {
 	if testing.Short() {
 		t.Skip("long: make stories")
 	}
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		l := newLab(t)
-		c, ctx := l.client(role.Admin), t.Context()
-		l.running(c, cpAddr)
+	inLab(t, func(t *testing.T, l *lab, c *Client) {
+		ctx := t.Context()
 		l.power("1F", workerUUID,
 			drive("virtio0", "recast-1", 10, nil), drive("virtio1", "data-wk1", 20, talosapi.DataDisk("EPHEMERAL", []byte("precious"))))
 
@@ -45,7 +40,7 @@ func TestBlankMachineBecomesNode(t *testing.T) {
 		want := cluster.Machine{
 			MachineStanding: cluster.MachineStanding{UUID: workerUUID, Stage: "maintenance", Ready: true},
 			RunningSystem: cluster.RunningSystem{
-				TalosVersion: version, Arch: "amd64", Platform: "nocloud", SecureBoot: new(false), FromISO: true,
+				TalosVersion: labVersion, Arch: "amd64", Platform: "nocloud", SecureBoot: new(false), FromISO: true,
 				Schematic:  cluster.SchematicEntry{ID: "cafe", YAML: image().SchematicYAML},
 				Extensions: []cluster.ExtensionEntry{{Name: "iscsi-tools", Version: "v0.2.0"}, {Name: "qemu-guest-agent", Version: "10.0.2"}},
 			},
@@ -110,7 +105,7 @@ func TestBlankMachineBecomesNode(t *testing.T) {
 }
 
 // checkParts: partial reads of a machine agree with the complete one.
-func checkParts(t *testing.T, c *talos.Client, node cluster.Machine) {
+func checkParts(t *testing.T, c *Client, node cluster.Machine) {
 	t.Helper()
 	ctx := t.Context()
 	if system, err := c.System(ctx, workerAddr); err != nil || !cmp.Equal(node.Compared(), system, cmpopts.IgnoreFields(cluster.MachineDisk{}, "Blank"), cmpopts.IgnoreFields(cluster.VolumeStatus{}, "Disk", "Mount")) {
@@ -142,11 +137,8 @@ func checkParts(t *testing.T, c *talos.Client, node cluster.Machine) {
 
 // What a machine must not be sent, or not by us, is not sent.
 func TestApplyConfigRefuses(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		l := newLab(t)
-		c, ctx := l.client(role.Admin), t.Context()
-		l.running(c, cpAddr)
+	inLab(t, func(t *testing.T, l *lab, c *Client) {
+		ctx := t.Context()
 		l.power("1F", workerUUID, drive("virtio0", "recast-1", 10, nil))
 		l.maintenance(c, workerAddr)
 		secret := "hunter-two-is-a-secret"
@@ -180,8 +172,7 @@ func TestApplyConfigRefuses(t *testing.T) {
 
 // A lost answer is distinguished from a refusal.
 func TestApplyConfigLosesItsAnswer(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble(t, func(t *testing.T) {
 		l := newLab(t)
 		ctx := t.Context()
 		talosconfig, err := l.cluster.Talosconfig(role.Admin, cpAddr.String())
@@ -189,7 +180,7 @@ func TestApplyConfigLosesItsAnswer(t *testing.T) {
 			t.Fatal(err)
 		}
 		dialer := l.net.Dialer()
-		c := l.clientWith(talos.Options{Talosconfig: talosconfig, Dial: dialer.DialContext})
+		c := l.clientWith(Options{Talosconfig: talosconfig, Dial: dialer.DialContext})
 		l.running(c, cpAddr)
 		l.power("1F", workerUUID, drive("virtio0", "recast-1", 10, nil))
 		l.maintenance(c, workerAddr)
@@ -208,11 +199,7 @@ func TestApplyConfigLosesItsAnswer(t *testing.T) {
 // TestReaderComparesTheRest: a talosconfig with the role os:reader reads what drift
 // compares, except for the machine's configuration.
 func TestReaderComparesTheRest(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		l := newLab(t)
-		admin := l.client(role.Admin)
-		l.running(admin, cpAddr)
+	inLab(t, func(t *testing.T, l *lab, admin *Client) {
 		whole, err := admin.System(t.Context(), cpAddr)
 		if err != nil || whole.ConfigHidden || whole.InstallImage == "" {
 			t.Fatalf("as os:admin: %+v, %v", whole, err)
@@ -229,14 +216,11 @@ func TestReaderComparesTheRest(t *testing.T) {
 }
 
 func TestReadErrors(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		l := newLab(t)
-		admin, ctx := l.client(role.Admin), t.Context()
-		l.running(admin, cpAddr)
+	inLab(t, func(t *testing.T, l *lab, admin *Client) {
+		ctx := t.Context()
 		l.power("1F", workerUUID, drive("virtio0", "recast-1", 10, nil))
 		l.maintenance(admin, workerAddr)
-		other, err := talosapi.NewCluster("other", "https://127.42.8.10:6443", version, "v1.35.4")
+		other, err := talosapi.NewCluster("other", "https://127.42.8.10:6443", labVersion, "v1.35.4")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -244,8 +228,8 @@ func TestReadErrors(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		stranger, reader := l.clientWith(talos.Options{Talosconfig: foreign}), l.client(role.Reader)
-		machine := func(c *talos.Client, addr string) error {
+		stranger, reader := l.clientWith(Options{Talosconfig: foreign}), l.client(role.Reader)
+		machine := func(c *Client, addr string) error {
 			_, err := c.Machine(ctx, netip.MustParseAddr(addr))
 			return err
 		}
@@ -287,8 +271,7 @@ func TestReadErrors(t *testing.T) {
 
 // A machine that accepts the connection and stays silent costs only the timeout; a cancelled call ends at once.
 func TestDeadlines(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble(t, func(t *testing.T) {
 		l := newLab(t)
 		silent, err := l.net.Listen("127.42.7.66:50000")
 		if err != nil {
@@ -313,38 +296,33 @@ func TestDeadlines(t *testing.T) {
 
 // TestClocks: a certificate is not valid at the time of one side.
 func TestClocks(t *testing.T) {
-	t.Parallel()
-	for name, c := range map[string]struct {
+	type row struct {
 		off        time.Duration // of the machine's clock
 		text, hint string
-	}{
+	}
+	each(t, map[string]row{
 		"the machine is ahead":  {5 * time.Hour, "its certificate is not valid at this time, so its clock or ours is wrong: ", "compare the machine's clock"},
 		"the machine is behind": {-5 * time.Hour, "our certificate is expired or not yet valid by its clock: ", "the machine's clock is wrong"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				l := newLab(t)
-				l.fw.Trouble(9000, talosapi.Trouble{Clock: c.off})
-				client := l.client(role.Admin)
-				time.Sleep(time.Minute)
-				_, err := client.Machine(t.Context(), cpAddr)
-				if err == nil || !strings.Contains(err.Error(), c.text) {
-					t.Errorf("err = %v", err)
-				}
-				if hints := strings.Join(fault.Hints(err), "\n"); !strings.Contains(hints, c.hint) {
-					t.Errorf("hints: %s", hints)
-				}
-			})
-		})
-	}
+	}, func(t *testing.T, _ string, c row) {
+		l := newLab(t)
+		l.fw.Trouble(9000, talosapi.Trouble{Clock: c.off})
+		client := l.client(role.Admin)
+		time.Sleep(time.Minute)
+		_, err := client.Machine(t.Context(), cpAddr)
+		if err == nil || !strings.Contains(err.Error(), c.text) {
+			t.Errorf("err = %v", err)
+		}
+		if hints := strings.Join(fault.Hints(err), "\n"); !strings.Contains(hints, c.hint) {
+			t.Errorf("hints: %s", hints)
+		}
+	})
 }
 
 const (
 	workerUUID = "5ec0ffee-0000-4000-8000-00000000901f"
 	cpUUID     = "5ec0ffee-0000-4000-8000-00000000900b"
 	installer  = "registry.example/installer@sha256:0000000000000000000000000000000000000000000000000000000000000001"
-	version    = "v1.13.9"
+	labVersion = "v1.13.9"
 
 	nextInstaller = "registry.example/installer@sha256:0000000000000000000000000000000000000000000000000000000000000002"
 )
@@ -366,7 +344,7 @@ type lab struct {
 
 func newLab(t *testing.T) *lab {
 	t.Helper()
-	c, err := talosapi.NewCluster("lab", "https://127.42.7.10:6443", version, "v1.35.4")
+	c, err := talosapi.NewCluster("lab", "https://127.42.7.10:6443", labVersion, "v1.35.4")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -394,9 +372,20 @@ func newLab(t *testing.T) *lab {
 	return l
 }
 
+// inLab runs a test in a bubble once the control plane runs; the client is its administrator's.
+func inLab(t *testing.T, test func(*testing.T, *lab, *Client)) {
+	t.Helper()
+	bubble(t, func(t *testing.T) {
+		l := newLab(t)
+		c := l.client(role.Admin)
+		l.running(c, cpAddr)
+		test(t, l, c)
+	})
+}
+
 func image() artefact.Image {
 	return artefact.Image{
-		TalosVersion: version, Arch: "amd64", Platform: "nocloud", Cmdline: "talos.platform=nocloud",
+		TalosVersion: labVersion, Arch: "amd64", Platform: "nocloud", Cmdline: "talos.platform=nocloud",
 		SchematicID: "cafe", SchematicYAML: "customization:\n    extraKernelArgs:\n        - recast.lock=sha256-1\n", SchematicAuthor: "Image Factory (http://127.0.0.1:8080)",
 		Extensions: []artefact.Extension{
 			{Name: "qemu-guest-agent", Version: "10.0.2"}, {Name: "modules.dep", Version: "6.18.0-talos"}, {Name: "iscsi-tools", Version: "v0.2.0"},
@@ -455,21 +444,21 @@ func (l *lab) installed(config []byte) []byte {
 }
 
 // client has a certificate of that role.
-func (l *lab) client(r role.Role) *talos.Client {
+func (l *lab) client(r role.Role) *Client {
 	l.t.Helper()
 	raw, err := l.cluster.Talosconfig(r, cpAddr.String())
 	if err != nil {
 		l.t.Fatal(err)
 	}
-	return l.clientWith(talos.Options{Talosconfig: raw})
+	return l.clientWith(Options{Talosconfig: raw})
 }
 
-func (l *lab) clientWith(o talos.Options) *talos.Client {
+func (l *lab) clientWith(o Options) *Client {
 	l.t.Helper()
 	if o.Dial == nil {
 		o.Dial = l.net.Dialer().DialContext
 	}
-	c, err := talos.New(o)
+	c, err := New(o)
 	if err != nil {
 		l.t.Fatal(err)
 	}
@@ -493,13 +482,13 @@ func await[T any](t *testing.T, ask func() (T, error), good func(T) bool) T {
 	panic("unreachable")
 }
 
-func (l *lab) running(c *talos.Client, addr netip.Addr) cluster.Machine {
+func (l *lab) running(c *Client, addr netip.Addr) cluster.Machine {
 	l.t.Helper()
 	return await(l.t, func() (cluster.Machine, error) { return c.Machine(l.t.Context(), addr) },
 		func(m cluster.Machine) bool { return m.Stage == "running" && m.Ready })
 }
 
-func (l *lab) maintenance(c *talos.Client, addr netip.Addr) cluster.BlankMachine {
+func (l *lab) maintenance(c *Client, addr netip.Addr) cluster.BlankMachine {
 	l.t.Helper()
 	return await(l.t, func() (cluster.BlankMachine, error) { return c.MaintenanceMachine(l.t.Context(), addr) },
 		func(m cluster.BlankMachine) bool { return m.Stage == "maintenance" && m.Ready })

@@ -188,7 +188,7 @@ func oldInstall(ctx context.Context, s session, installer string, how cluster.Re
 	if err != nil {
 		return changed(err)
 	}
-	one, err := single(answers.GetMessages())
+	one, err := single("upgrade", answers, nil)
 	if err != nil {
 		return fmt.Errorf("%w: %w", cluster.ErrLostAnswer, err)
 	}

@@ -39,32 +39,54 @@ func (*Client) ConfigVolumes(text cluster.Secret, talos string) ([]cluster.Confi
 	if cfg.RawV1Alpha1() == nil || cfg.Machine() == nil {
 		return nil, fault.MachineConfig.Refusedf("the main document, with machine and cluster, is missing")
 	}
-	return append(systemVolumes(cfg, talos), userVolumes(cfg)...), nil
+	var out []cluster.ConfigVolume
+	for _, v := range append(systemVolumes(cfg, talos), userVolumes(cfg)...) {
+		out = append(out, v.ConfigVolume)
+	}
+	return out, nil
+}
+
+// configVolume is a volume of a configuration, with the selector of its disk, or of itself.
+type configVolume struct {
+	cluster.ConfigVolume
+	expr *cel.Expression // nil: none
+	kind cluster.SelectorKind
+}
+
+// partitionVolume is a volume that Talos makes on a disk; its names are to be added.
+func partitionVolume(p configs.VolumeProvisioningConfig, e configs.EncryptionConfig) configVolume {
+	v := configVolume{kind: cluster.ForPartition}
+	v.Type, v.Encryption = cluster.PartitionVolume, volumeEncryption(e)
+	if expr, chosen := p.DiskSelector().Get(); chosen {
+		v.Place, v.expr = expr.String(), &expr
+	}
+	return v
 }
 
 // systemVolumes are those that every machine has, as volumeconfig/system_volumes.go reads them.
-func systemVolumes(cfg config.Config, talos string) []cluster.ConfigVolume {
-	var out []cluster.ConfigVolume
+func systemVolumes(cfg config.Config, talos string) []configVolume {
+	var out []configVolume
+	add := func(id string, v configVolume) {
+		v.ID, v.Document = id, block.VolumeConfigKind+" "+id
+		out = append(out, v)
+	}
 	for _, id := range []string{constants.StatePartitionLabel, constants.EphemeralPartitionLabel} {
 		of, _ := cfg.Volumes().ByName(id)
 		encryption := of.Encryption()
 		if encryption == nil {
 			encryption = cfg.Machine().SystemDiskEncryption().Get(id)
 		}
-		out = append(out, cluster.ConfigVolume{
-			ID: id, Document: block.VolumeConfigKind + " " + id, Type: cluster.PartitionVolume,
-			Place: selected(of.Provisioning()), Encryption: volumeEncryption(encryption),
-		})
+		add(id, partitionVolume(of.Provisioning(), encryption))
 	}
 	version, err := cluster.ParseVersion(talos)
 	since, _ := cluster.ParseVersion(promotableSince)
 	for _, id := range configs.PromotableSystemVolumeNames {
 		of, _ := cfg.Volumes().ByName(id)
-		v := cluster.ConfigVolume{ID: id, Document: block.VolumeConfigKind + " " + id, Type: cluster.DirectoryVolume}
+		v := configVolume{ConfigVolume: cluster.ConfigVolume{Type: cluster.DirectoryVolume}}
 		if block.ProvisioningRequested(of.Provisioning()) && (err != nil || !version.Before(since)) {
-			v.Type, v.Place, v.Encryption = cluster.PartitionVolume, selected(of.Provisioning()), volumeEncryption(of.Encryption())
+			v = partitionVolume(of.Provisioning(), of.Encryption())
 		}
-		out = append(out, v)
+		add(id, v)
 	}
 	return out
 }
@@ -73,56 +95,52 @@ func systemVolumes(cfg config.Config, talos string) []cluster.ConfigVolume {
 const promotableSince = "v1.14.0-alpha.0"
 
 // userVolumes are those that documents name (volumeconfig/user_volumes.go), and machine.disks (user_disk_config.go).
-func userVolumes(cfg config.Config) []cluster.ConfigVolume {
-	var out []cluster.ConfigVolume
-	add := func(prefix, kind, name string, v cluster.ConfigVolume) {
+func userVolumes(cfg config.Config) []configVolume {
+	var out []configVolume
+	add := func(prefix, kind, name string, v configVolume) {
 		v.ID, v.Document = prefix+name, kind+" "+name
 		out = append(out, v)
 	}
-	partition := func(prefix, kind, name string, p configs.VolumeProvisioningConfig, e configs.EncryptionConfig) {
-		add(prefix, kind, name, cluster.ConfigVolume{Type: cluster.PartitionVolume, Place: selected(p), Encryption: volumeEncryption(e)})
-	}
 	for _, u := range cfg.UserVolumeConfigs() {
 		kind := u.Type().ValueOr(blockres.VolumeTypePartition)
-		v := cluster.ConfigVolume{Type: cluster.VolumeType(kind.String()), Found: kind == blockres.VolumeTypeDisk}
+		var v configVolume
 		if kind != blockres.VolumeTypeDirectory {
-			v.Place, v.Encryption, v.Filesystem = selected(u.Provisioning()), volumeEncryption(u.Encryption()), u.Filesystem().Type().String()
+			v = partitionVolume(u.Provisioning(), u.Encryption())
+			v.Filesystem = u.Filesystem().Type().String()
+		}
+		if v.Type, v.Found = cluster.VolumeType(kind.String()), kind == blockres.VolumeTypeDisk; v.Found {
+			v.kind = cluster.ForWholeDisk
 		}
 		add(constants.UserVolumePrefix, block.UserVolumeConfigKind, u.Name(), v)
 	}
 	for _, r := range cfg.RawVolumeConfigs() {
-		partition(constants.RawVolumePrefix, block.RawVolumeConfigKind, r.Name(), r.Provisioning(), r.Encryption())
+		add(constants.RawVolumePrefix, block.RawVolumeConfigKind, r.Name(), partitionVolume(r.Provisioning(), r.Encryption()))
 	}
 	for _, s := range cfg.SwapVolumeConfigs() {
-		partition(constants.SwapVolumePrefix, block.SwapVolumeConfigKind, s.Name(), s.Provisioning(), s.Encryption())
+		add(constants.SwapVolumePrefix, block.SwapVolumeConfigKind, s.Name(), partitionVolume(s.Provisioning(), s.Encryption()))
 	}
 	for _, e := range cfg.ExistingVolumeConfigs() {
 		selector := e.VolumeDiscovery().VolumeSelector()
-		add(constants.ExistingVolumePrefix, block.ExistingVolumeConfigKind, e.Name(), cluster.ConfigVolume{Type: cluster.PartitionVolume, Place: selector.String(), Found: true})
+		add(constants.ExistingVolumePrefix, block.ExistingVolumeConfigKind, e.Name(), configVolume{
+			ConfigVolume: cluster.ConfigVolume{Type: cluster.PartitionVolume, Place: selector.String(), Found: true},
+			kind:         cluster.ForExisting, expr: &selector,
+		})
 	}
 	for _, e := range cfg.ExternalVolumeConfigs() {
 		v := cluster.ConfigVolume{Type: cluster.ExternalVolume, Place: e.Type().String(), Found: true}
 		if fs, is := e.Mount().Virtiofs().Get(); is {
 			v.Place += " " + fs.Source()
 		}
-		add(constants.ExternalVolumePrefix, block.ExternalVolumeConfigKind, e.Name(), v)
+		add(constants.ExternalVolumePrefix, block.ExternalVolumeConfigKind, e.Name(), configVolume{ConfigVolume: v})
 	}
 	for _, d := range cfg.Machine().Disks() {
 		for i, p := range d.Partitions() {
-			out = append(out, cluster.ConfigVolume{
+			out = append(out, configVolume{ConfigVolume: cluster.ConfigVolume{
 				ID: fmt.Sprintf("%s-%d", d.Device(), i+1), Document: "machine.disks " + d.Device(), Type: cluster.PartitionVolume, Mount: p.MountPoint(), Found: true,
-			})
+			}})
 		}
 	}
 	return out
-}
-
-func selected(p configs.VolumeProvisioningConfig) string {
-	expr, chosen := p.DiskSelector().Get()
-	if !chosen {
-		return ""
-	}
-	return expr.String()
 }
 
 // volumeEncryption is an encryption without its secrets. Options that only change how fast it is are left out.
@@ -282,16 +300,7 @@ func (c *Client) selectable(ctx context.Context, addr netip.Addr, blank bool) (o
 	if blank {
 		call = func(do func(context.Context, session) error) error { return c.callBlank(ctx, addr, do) }
 	}
-	err := call(func(ctx context.Context, s session) error {
-		var m cluster.Machine
-		err := inParallel(
-			on.readDisks(ctx, s, &m),
-			listing(ctx, s, blockres.NewDiscoveredVolume(blockres.NamespaceName, "").Metadata(), &on.volumes),
-			listing(ctx, s, blockres.NewVolumeStatus(blockres.NamespaceName, "").Metadata(), &on.statuses),
-		)
-		on.system = m.SystemDisk
-		return err
-	})
+	err := call(func(ctx context.Context, s session) error { return on.read(ctx, s, &on.system, true) })
 	if err != nil {
 		return on, "its disks could not be read: " + err.Error()
 	}
@@ -305,29 +314,17 @@ func selectorsOf(cfg config.Provider, talos string) (out []selector) {
 	add := func(kind cluster.SelectorKind, id, document string, expr cel.Expression) {
 		out = append(out, selector{cluster.DiskSelector{ID: id, Document: document, Match: expr.String(), Kind: kind}, expr})
 	}
-	disk := func(kind cluster.SelectorKind, id, document string, p configs.VolumeProvisioningConfig) {
-		if expr, chosen := p.DiskSelector().Get(); chosen {
-			add(kind, id, document, expr)
+	volumes := systemVolumes(cfg, talos)
+	if cache := cfg.ImageCacheConfig(); cache != nil && cache.LocalEnabled() {
+		of, _ := cfg.Volumes().ByName(constants.ImageCachePartitionLabel)
+		v := partitionVolume(of.Provisioning(), nil)
+		v.ID, v.Document = constants.ImageCachePartitionLabel, block.VolumeConfigKind+" "+constants.ImageCachePartitionLabel
+		volumes = append(volumes, v)
+	}
+	for _, v := range append(volumes, userVolumes(cfg)...) {
+		if v.expr != nil {
+			add(v.kind, v.ID, v.Document, *v.expr)
 		}
-	}
-	for _, id := range systemSelectors(cfg, talos) {
-		of, _ := cfg.Volumes().ByName(id)
-		disk(cluster.ForPartition, id, block.VolumeConfigKind+" "+id, of.Provisioning())
-	}
-	for _, u := range cfg.UserVolumeConfigs() {
-		kind := map[blockres.VolumeType]cluster.SelectorKind{blockres.VolumeTypePartition: cluster.ForPartition, blockres.VolumeTypeDisk: cluster.ForWholeDisk}[u.Type().ValueOr(blockres.VolumeTypePartition)]
-		if kind != "" {
-			disk(kind, constants.UserVolumePrefix+u.Name(), block.UserVolumeConfigKind+" "+u.Name(), u.Provisioning())
-		}
-	}
-	for _, r := range cfg.RawVolumeConfigs() {
-		disk(cluster.ForPartition, constants.RawVolumePrefix+r.Name(), block.RawVolumeConfigKind+" "+r.Name(), r.Provisioning())
-	}
-	for _, s := range cfg.SwapVolumeConfigs() {
-		disk(cluster.ForPartition, constants.SwapVolumePrefix+s.Name(), block.SwapVolumeConfigKind+" "+s.Name(), s.Provisioning())
-	}
-	for _, e := range cfg.ExistingVolumeConfigs() {
-		add(cluster.ForExisting, constants.ExistingVolumePrefix+e.Name(), block.ExistingVolumeConfigKind+" "+e.Name(), e.VolumeDiscovery().VolumeSelector())
 	}
 	for _, r := range cfg.RAIDArrayConfigs() {
 		add(cluster.ForMembers, "", storage.RAIDArrayConfigKind+" "+r.Name(), r.Provisioning().VolumeSelector())
@@ -336,19 +333,6 @@ func selectorsOf(cfg config.Provider, talos string) (out []selector) {
 		add(cluster.ForMembers, "", storage.LVMVolumeGroupConfigKind+" "+g.Name(), g.PhysicalVolumeSelector())
 	}
 	return append(out, machineSelectors(cfg)...)
-}
-
-// systemSelectors are the volumes whose VolumeConfig can select a disk: IMAGECACHE where it is on.
-func systemSelectors(cfg config.Provider, talos string) (ids []string) {
-	for _, v := range systemVolumes(cfg, talos) {
-		if v.Type == cluster.PartitionVolume {
-			ids = append(ids, v.ID)
-		}
-	}
-	if cache := cfg.ImageCacheConfig(); cache != nil && cache.LocalEnabled() {
-		ids = append(ids, constants.ImageCachePartitionLabel)
-	}
-	return ids
 }
 
 // machineSelectors are those of the main document, and of the one that stands for its section install.
