@@ -27,18 +27,9 @@ func ofRelease(t *testing.T, bundle *secrets.Bundle, contract *config.VersionCon
 // ofRole is ofRelease for a node of any role.
 func ofRole(t *testing.T, role machine.Type, bundle *secrets.Bundle, contract *config.VersionContract, endpoint string) cluster.Secret {
 	t.Helper()
-	in, err := generate.NewInput("home", endpoint, "1.35.4", generate.WithSecretsBundle(bundle), generate.WithVersionContract(contract))
-	if err != nil {
-		t.Fatal(err)
-	}
-	cfg, err := in.Config(role)
-	if err != nil {
-		t.Fatal(err)
-	}
-	text, err := cfg.EncodeBytes(encoder.WithComments(encoder.CommentsDisabled))
-	if err != nil {
-		t.Fatal(err)
-	}
+	in := value(generate.NewInput("home", endpoint, "1.35.4", generate.WithSecretsBundle(bundle), generate.WithVersionContract(contract)))(t)
+	cfg := value(in.Config(role))(t)
+	text := value(cfg.EncodeBytes(encoder.WithComments(encoder.CommentsDisabled)))(t)
 	return text
 }
 

@@ -44,6 +44,22 @@ import (
 	"github.com/recast-sh/recast/internal/sim/talosapi"
 )
 
+// value is what a call returns, unless that fails.
+func value[T any](v T, err error) func(*testing.T) T {
+	return func(t *testing.T) T {
+		t.Helper()
+		must(t, err)
+		return v
+	}
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
 // each runs f for every case in a bubble of its own.
 func each[T any](t *testing.T, cases map[string]T, f func(t *testing.T, name string, c T)) {
 	t.Helper()
@@ -85,16 +101,11 @@ type fakeNode struct {
 // start serves the node until the test's bubble ends, and returns a client for it.
 func (n *fakeNode) start(t *testing.T) *Client {
 	t.Helper()
-	c, err := talosapi.NewCluster("lab", "https://127.42.7.10:6443", "v1.13.9", "v1.35.4")
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := value(talosapi.NewCluster("lab", "https://127.42.7.10:6443", "v1.13.9", "v1.35.4"))(t)
 	st := state.WrapCore(namespaced.NewState(inmem.Build))
 	system := hardware.NewSystemInformation(hardware.SystemInformationID)
 	system.TypedSpec().UUID = strings.ToUpper(cpUUID)
-	if err := st.Create(t.Context(), system); err != nil {
-		t.Fatal(err)
-	}
+	must(t, st.Create(t.Context(), system))
 	nw := network.Memory()
 	t.Cleanup(serveAPI(t, nw, c, cpAddr.String(), func(s *grpc.Server) {
 		machineapi.RegisterMachineServiceServer(s, n)
@@ -102,14 +113,8 @@ func (n *fakeNode) start(t *testing.T) *Client {
 		machineapi.RegisterImageServiceServer(s, &fakeImages{node: n})
 		cosi.RegisterStateServer(s, cosiserver.NewState(st))
 	}))
-	talosconfig, err := c.Talosconfig(role.Admin, cpAddr.String())
-	if err != nil {
-		t.Fatal(err)
-	}
-	client, err := New(Options{Talosconfig: talosconfig, Dial: nw.Dialer().DialContext})
-	if err != nil {
-		t.Fatal(err)
-	}
+	talosconfig := value(c.Talosconfig(role.Admin, cpAddr.String()))(t)
+	client := value(New(Options{Talosconfig: talosconfig, Dial: nw.Dialer().DialContext}))(t)
 	return client
 }
 
@@ -286,9 +291,7 @@ func (n *oldNode) serve(t *testing.T, nw *network.Network, c *talosapi.Cluster, 
 	st := state.WrapCore(namespaced.NewState(inmem.Build))
 	ready := runtime.NewMachineStatus()
 	ready.TypedSpec().Stage, ready.TypedSpec().Status.Ready = runtime.MachineStageRunning, true
-	if err := st.Create(t.Context(), ready); err != nil {
-		t.Fatal(err)
-	}
+	must(t, st.Create(t.Context(), ready))
 	return serveAPI(t, nw, c, addr, func(s *grpc.Server) {
 		machineapi.RegisterMachineServiceServer(s, n)
 		cosi.RegisterStateServer(s, cosiserver.NewState(state.Filter(st, n.access)))
@@ -298,19 +301,10 @@ func (n *oldNode) serve(t *testing.T, nw *network.Network, c *talosapi.Cluster, 
 // serveAPI answers at addr:50000, with a certificate of the cluster, until the returned function is called.
 func serveAPI(t *testing.T, nw *network.Network, c *talosapi.Cluster, addr string, register func(*grpc.Server)) (stop func()) {
 	t.Helper()
-	ca, err := x509.NewCertificateAuthorityFromCertificateAndKey(c.Secrets.Certs.OS)
-	if err != nil {
-		t.Fatal(err)
-	}
-	pair, err := x509.NewKeyPair(ca, x509.IPAddresses([]net.IP{net.ParseIP(addr)}), x509.NotBefore(time.Now()), x509.NotAfter(time.Now().Add(time.Hour)),
-		x509.ExtKeyUsage([]stdx509.ExtKeyUsage{stdx509.ExtKeyUsageServerAuth}))
-	if err != nil {
-		t.Fatal(err)
-	}
-	l, err := nw.Listen(addr + ":50000")
-	if err != nil {
-		t.Fatal(err)
-	}
+	ca := value(x509.NewCertificateAuthorityFromCertificateAndKey(c.Secrets.Certs.OS))(t)
+	pair := value(x509.NewKeyPair(ca, x509.IPAddresses([]net.IP{net.ParseIP(addr)}), x509.NotBefore(time.Now()), x509.NotAfter(time.Now().Add(time.Hour)),
+		x509.ExtKeyUsage([]stdx509.ExtKeyUsage{stdx509.ExtKeyUsageServerAuth})))(t)
+	l := value(nw.Listen(addr + ":50000"))(t)
 	s := grpc.NewServer(grpc.Creds(credentials.NewTLS(&tls.Config{MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{*pair.Certificate}})))
 	register(s)
 	done := make(chan struct{})
@@ -321,21 +315,12 @@ func serveAPI(t *testing.T, nw *network.Network, c *talosapi.Cluster, addr strin
 // A kind that the machine does not have is an empty field; one that it fails to read is an error.
 func TestOldNode(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		c, err := talosapi.NewCluster("lab", "https://127.42.7.10:6443", "v1.13.9", "v1.35.4")
-		if err != nil {
-			t.Fatal(err)
-		}
+		c := value(talosapi.NewCluster("lab", "https://127.42.7.10:6443", "v1.13.9", "v1.35.4"))(t)
 		nw := network.Memory()
 		defer (&oldNode{}).serve(t, nw, c, "127.42.7.31")()
 		defer (&oldNode{unreadable: block.DiskType}).serve(t, nw, c, "127.42.7.32")()
-		talosconfig, err := c.Talosconfig(role.Admin, "127.42.7.31")
-		if err != nil {
-			t.Fatal(err)
-		}
-		client, err := New(Options{Talosconfig: talosconfig, Dial: nw.Dialer().DialContext})
-		if err != nil {
-			t.Fatal(err)
-		}
+		talosconfig := value(c.Talosconfig(role.Admin, "127.42.7.31"))(t)
+		client := value(New(Options{Talosconfig: talosconfig, Dial: nw.Dialer().DialContext}))(t)
 		defer client.Close()
 		got, err := client.Machine(t.Context(), netip.MustParseAddr("127.42.7.31"))
 		if diff := cmp.Diff(cluster.Machine{
@@ -360,18 +345,9 @@ func TestOldNode(t *testing.T) {
 
 func TestNewRefuses(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		c, err := talosapi.NewCluster("lab", "https://127.42.7.10:6443", "v1.13.9", "v1.35.4")
-		if err != nil {
-			t.Fatal(err)
-		}
-		good, err := c.Talosconfig(role.Admin, "127.42.7.31")
-		if err != nil {
-			t.Fatal(err)
-		}
-		none, err := c.Talosconfig(role.Admin)
-		if err != nil {
-			t.Fatal(err)
-		}
+		c := value(talosapi.NewCluster("lab", "https://127.42.7.10:6443", "v1.13.9", "v1.35.4"))(t)
+		good := value(c.Talosconfig(role.Admin, "127.42.7.31"))(t)
+		none := value(c.Talosconfig(role.Admin))(t)
 		cases := map[string]struct {
 			o    Options
 			want string
@@ -392,10 +368,7 @@ func TestNewRefuses(t *testing.T) {
 		for name, c := range cases {
 			check(name, c.o, c.want)
 		}
-		early, err := New(Options{Talosconfig: good})
-		if err != nil {
-			t.Fatal(err)
-		}
+		early := value(New(Options{Talosconfig: good}))(t)
 		time.Sleep(20 * 365 * 24 * time.Hour)
 		check("expired", Options{Talosconfig: good}, "expired on 20")
 		if _, err := early.Machine(t.Context(), netip.MustParseAddr("127.42.7.31")); fault.KindOf(err) != fault.Config || !strings.Contains(err.Error(), "expired on 20") {
@@ -502,14 +475,8 @@ func said(err error) string {
 
 func TestExpires(t *testing.T) {
 	t.Parallel()
-	c, err := talosapi.NewCluster("lab", "https://127.42.7.1:6443", "v1.13.9", "v1.35.4")
-	if err != nil {
-		t.Fatal(err)
-	}
-	talosconfig, err := c.Talosconfig(role.Admin, "127.42.7.31")
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := value(talosapi.NewCluster("lab", "https://127.42.7.1:6443", "v1.13.9", "v1.35.4"))(t)
+	talosconfig := value(c.Talosconfig(role.Admin, "127.42.7.31"))(t)
 	if left := time.Until(Expires(talosconfig)); left < time.Hour {
 		t.Errorf("it ends in %s", left)
 	}

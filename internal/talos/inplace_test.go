@@ -45,16 +45,12 @@ func TestInPlace(t *testing.T) {
 		if pending.BootEntry != before.BootEntry || pending.NextBoot == before.NextBoot || pending.NextBoot != strings.ToLower(pending.NextBoot) {
 			t.Errorf("installed: booted %q, next %q", pending.BootEntry, pending.NextBoot)
 		}
-		if err := c.Reboot(ctx, cpAddr, cpUUID, ""); err != nil {
-			t.Fatal(err)
-		}
+		must(t, c.Reboot(ctx, cpAddr, cpUUID, ""))
 		upgraded := l.rebooted(c, before.BootID)
 		if upgraded.BootEntry != pending.NextBoot || upgraded.NextBoot != pending.NextBoot || upgraded.Schematic.ID != "beef" {
 			t.Errorf("upgraded: booted %q, next %q, schematic %s", upgraded.BootEntry, upgraded.NextBoot, upgraded.Schematic.ID)
 		}
-		if err := c.Rollback(ctx, cpAddr, cpUUID); err != nil {
-			t.Fatal(err)
-		}
+		must(t, c.Rollback(ctx, cpAddr, cpUUID))
 		if back := l.rebooted(c, upgraded.BootID); back.BootEntry != before.BootEntry || back.Schematic.ID != "cafe" {
 			t.Errorf("rolled back: booted %q, schematic %s", back.BootEntry, back.Schematic.ID)
 		}
@@ -73,18 +69,10 @@ func TestReplaceConfig(t *testing.T) {
 		l := newLab(t)
 		c, ctx := l.client(role.Admin), t.Context()
 		before := l.running(c, cpAddr)
-		config, err := c.MachineConfig(ctx, cpAddr)
-		if err != nil {
-			t.Fatal(err)
-		}
-		patched, err := c.PatchConfig(config, cluster.ConfigPatch{Installer: nextInstaller})
-		if err != nil {
-			t.Fatal(err)
-		}
+		config := value(c.MachineConfig(ctx, cpAddr))(t)
+		patched := value(c.PatchConfig(config, cluster.ConfigPatch{Installer: nextInstaller}))(t)
 		patched = append(patched, "---\napiVersion: v1alpha1\nkind: VolumeConfig\nname: EPHEMERAL\nencryption:\n  provider: luks2\n  keys:\n    - {slot: 0, tpm: {}, lockToState: true}\n"...)
-		if err := c.ReplaceConfig(ctx, cpAddr, cpUUID, patched); err != nil {
-			t.Fatal(err)
-		}
+		must(t, c.ReplaceConfig(ctx, cpAddr, cpUUID, patched))
 		stored, err := c.MachineConfig(ctx, cpAddr)
 		if err != nil || !bytes.Equal(stored, patched) {
 			t.Errorf("stored configuration differs from the applied one; err = %v", err)
@@ -168,9 +156,7 @@ func TestMaintenanceOfEachRelease(t *testing.T) {
 			t.Errorf("%+v (-want +got):\n%s", m, diff)
 		}
 		config := l.config(talosapi.Machine{Hostname: "wk1.lab.internal", Installer: installer, InstallSerial: "recast-1"})
-		if err := c.ApplyConfig(t.Context(), workerAddr, workerUUID, config); err != nil {
-			t.Fatal(err)
-		}
+		must(t, c.ApplyConfig(t.Context(), workerAddr, workerUUID, config))
 		if m := l.running(c, workerAddr); m.Hostname != "wk1" || m.Nodename != "wk1" {
 			t.Errorf("its name is %s, its node's %s", m.Hostname, m.Nodename)
 		}
@@ -287,10 +273,7 @@ func TestFilesOfMissingMachine(t *testing.T) {
 // TestTaken: only an address that stays silent is free.
 func TestTaken(t *testing.T) {
 	inLab(t, func(t *testing.T, l *lab, admin *Client) {
-		raw, err := l.cluster.Talosconfig(role.Admin, "127.42.7.99:50000")
-		if err != nil {
-			t.Fatal(err)
-		}
+		raw := value(l.cluster.Talosconfig(role.Admin, "127.42.7.99:50000"))(t)
 		c := l.clientWith(Options{Talosconfig: raw})
 		if _, err := l.net.Listen("127.42.7.12:9999"); err != nil {
 			t.Fatal(err)
@@ -337,10 +320,7 @@ func TestTakenByNetworkErrors(t *testing.T) {
 		"a proxy says something": {err: func(string) error { return errors.New("502 Bad Gateway") }, unknown: true},
 	}, func(t *testing.T, _ string, c row) {
 		l := newLab(t)
-		raw, err := l.cluster.Talosconfig(role.Admin, cpAddr.String())
-		if err != nil {
-			t.Fatal(err)
-		}
+		raw := value(l.cluster.Talosconfig(role.Admin, cpAddr.String()))(t)
 		way := l.clientWith(Options{Talosconfig: raw, Dial: func(ctx context.Context, _, to string) (net.Conn, error) {
 			if c.err != nil {
 				return nil, c.err(to)

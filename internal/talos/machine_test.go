@@ -171,9 +171,7 @@ func machineWith(t *testing.T, rs ...resource.Resource) session {
 	t.Helper()
 	st := state.WrapCore(namespaced.NewState(inmem.Build))
 	for _, r := range rs {
-		if err := st.Create(t.Context(), r); err != nil {
-			t.Fatal(err)
-		}
+		must(t, st.Create(t.Context(), r))
 	}
 	return session{Client: &client.Client{COSI: st}, blank: true}
 }

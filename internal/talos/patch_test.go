@@ -25,40 +25,22 @@ var wanted = cluster.ConfigPatch{Installer: installer, Disk: cluster.MachineDisk
 // generated is the output of talosctl gen config for that version of Talos.
 func generated(t *testing.T, version string, kind machineconf.Type, comments bool) []byte {
 	t.Helper()
-	contract, err := talosconfig.ParseContractFromVersion(version)
-	if err != nil {
-		t.Fatal(err)
-	}
-	bundle, err := secrets.NewBundle(secrets.NewClock(), contract, secrets.WithECDSAServiceAccountKey())
-	if err != nil {
-		t.Fatal(err)
-	}
-	in, err := generate.NewInput("lab", "https://127.42.7.10:6443", "1.35.4", generate.WithVersionContract(contract), generate.WithSecretsBundle(bundle),
-		generate.WithInstallDisk("/dev/vda"), generate.WithInstallImage("ghcr.io/siderolabs/installer:"+version), generate.WithClusterDiscovery(true))
-	if err != nil {
-		t.Fatal(err)
-	}
-	cfg, err := in.Config(kind)
-	if err != nil {
-		t.Fatal(err)
-	}
+	contract := value(talosconfig.ParseContractFromVersion(version))(t)
+	bundle := value(secrets.NewBundle(secrets.NewClock(), contract, secrets.WithECDSAServiceAccountKey()))(t)
+	in := value(generate.NewInput("lab", "https://127.42.7.10:6443", "1.35.4", generate.WithVersionContract(contract), generate.WithSecretsBundle(bundle),
+		generate.WithInstallDisk("/dev/vda"), generate.WithInstallImage("ghcr.io/siderolabs/installer:"+version), generate.WithClusterDiscovery(true)))(t)
+	cfg := value(in.Config(kind))(t)
 	flags := encoder.CommentsDisabled
 	if comments {
 		flags = encoder.CommentsAll
 	}
-	b, err := cfg.EncodeBytes(encoder.WithComments(flags))
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := value(cfg.EncodeBytes(encoder.WithComments(flags)))(t)
 	return b
 }
 
 func patch(t *testing.T, config []byte) []byte {
 	t.Helper()
-	b, err := new(Client).PatchConfig(config, wanted)
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := value(new(Client).PatchConfig(config, wanted))(t)
 	return b
 }
 
@@ -73,10 +55,7 @@ func TestPatchGenerated(t *testing.T) {
 					t.Parallel()
 					config := generated(t, version, kind, comments)
 					patched := patch(t, config)
-					cfg, err := configloader.NewFromBytes(patched)
-					if err != nil {
-						t.Fatal(err)
-					}
+					cfg := value(configloader.NewFromBytes(patched))(t)
 					if u := cfg.UnattendedInstallConfig(); u != nil {
 						if got := fmt.Sprintf("%s %s %t", u.InstallerImage(), u.VolumeSelector(), u.VolumeWipe()); got != installer+` disk.wwid == "naa.30a1b2c3d4e5f607" false` {
 							t.Errorf("unattended install of %s", got)
@@ -235,10 +214,7 @@ func TestPatchKeepsEmptyDocuments(t *testing.T) {
 func TestPatchInstallerWhereNoneWas(t *testing.T) {
 	t.Parallel()
 	config := fmt.Sprintf(handWritten, "  features:\n    rbac: true")
-	patched, err := new(Client).PatchConfig([]byte(config), cluster.ConfigPatch{Installer: installer})
-	if err != nil {
-		t.Fatal(err)
-	}
+	patched := value(new(Client).PatchConfig([]byte(config), cluster.ConfigPatch{Installer: installer}))(t)
 	var want, got any
 	decode(t, fmt.Sprintf(handWritten, "  features:\n    rbac: true\n  install:\n    image: "+installer), &want)
 	decode(t, string(patched), &got)
@@ -436,10 +412,7 @@ func TestPatchKubernetesGenerated(t *testing.T) {
 
 func mustPatch(t *testing.T, config string, p cluster.ConfigPatch) string {
 	t.Helper()
-	patched, err := new(Client).PatchConfig(cluster.Secret(config), p)
-	if err != nil {
-		t.Fatal(err)
-	}
+	patched := value(new(Client).PatchConfig(cluster.Secret(config), p))(t)
 	return string(patched)
 }
 
@@ -476,10 +449,7 @@ func TestPatchKubernetesKeeps(t *testing.T) {
 func TestConfigpatcher(t *testing.T) {
 	t.Parallel()
 	config := fmt.Sprintf(handWritten, "  install:\n    diskSelector: {type: nvme}\n    image: old\n")
-	change, err := configpatcher.LoadPatch([]byte("machine: {install: {diskSelector: {wwid: x}}}\n"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	change := value(configpatcher.LoadPatch([]byte("machine: {install: {diskSelector: {wwid: x}}}\n")))(t)
 	apply := func(config string) (string, error) {
 		out, err := configpatcher.Apply(configpatcher.WithBytes([]byte(config)), []configpatcher.Patch{change})
 		if err != nil {
@@ -488,10 +458,7 @@ func TestConfigpatcher(t *testing.T) {
 		b, err := out.Bytes()
 		return string(b), err
 	}
-	got, err := apply(config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	got := value(apply(config))(t)
 	for text, is := range map[string]bool{"type: worker": true, "# a worker": false, "version: \"\"": true, "certSANs: []": true, "wwid: x": true, "type: nvme": true} {
 		if strings.Contains(got, text) != is {
 			t.Errorf("has %q: %t, in:\n%s", text, !is, got)

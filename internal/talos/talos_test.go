@@ -65,13 +65,8 @@ func TestBlankMachineBecomesNode(t *testing.T) {
 		}
 
 		config := l.config(talosapi.Machine{Hostname: "other", Installer: "old"})
-		patched, err := c.PatchConfig(config, cluster.ConfigPatch{Installer: installer, Disk: blank.Disks[0], Hostname: "wk1"})
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := c.ApplyConfig(ctx, workerAddr, strings.ToUpper(workerUUID), patched); err != nil {
-			t.Fatal(err)
-		}
+		patched := value(c.PatchConfig(config, cluster.ConfigPatch{Installer: installer, Disk: blank.Disks[0], Hostname: "wk1"}))(t)
+		must(t, c.ApplyConfig(ctx, workerAddr, strings.ToUpper(workerUUID), patched))
 		node := await(t, func() (cluster.Machine, error) { return c.Machine(ctx, workerAddr) },
 			func(m cluster.Machine) bool { return m.Stage == "running" && m.Ready && m.BootEntry != "" })
 		if node.FromISO {
@@ -175,10 +170,7 @@ func TestApplyConfigLosesItsAnswer(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		l := newLab(t)
 		ctx := t.Context()
-		talosconfig, err := l.cluster.Talosconfig(role.Admin, cpAddr.String())
-		if err != nil {
-			t.Fatal(err)
-		}
+		talosconfig := value(l.cluster.Talosconfig(role.Admin, cpAddr.String()))(t)
 		dialer := l.net.Dialer()
 		c := l.clientWith(Options{Talosconfig: talosconfig, Dial: dialer.DialContext})
 		l.running(c, cpAddr)
@@ -189,7 +181,7 @@ func TestApplyConfigLosesItsAnswer(t *testing.T) {
 				dialer.Cut()
 			}
 		})
-		err = c.ApplyConfig(ctx, workerAddr, workerUUID, l.config(talosapi.Machine{Hostname: "wk1", Installer: installer}))
+		err := c.ApplyConfig(ctx, workerAddr, workerUUID, l.config(talosapi.Machine{Hostname: "wk1", Installer: installer}))
 		if !errors.Is(err, cluster.ErrLostAnswer) {
 			t.Errorf("err = %v", err)
 		}
@@ -204,10 +196,7 @@ func TestReaderComparesTheRest(t *testing.T) {
 		if err != nil || whole.ConfigHidden || whole.InstallImage == "" {
 			t.Fatalf("as os:admin: %+v, %v", whole, err)
 		}
-		got, err := l.client(role.Reader).System(t.Context(), cpAddr)
-		if err != nil {
-			t.Fatal(err)
-		}
+		got := value(l.client(role.Reader).System(t.Context(), cpAddr))(t)
 		whole.ConfigHidden, whole.InstallImage, whole.Configs, whole.Encryption, whole.NextBoot = true, "", cluster.Configs{}, nil, ""
 		if diff := cmp.Diff(whole, got); diff != "" {
 			t.Errorf("as os:reader (-want +got):\n%s", diff)
@@ -220,14 +209,8 @@ func TestReadErrors(t *testing.T) {
 		ctx := t.Context()
 		l.power("1F", workerUUID, drive("virtio0", "recast-1", 10, nil))
 		l.maintenance(admin, workerAddr)
-		other, err := talosapi.NewCluster("other", "https://127.42.8.10:6443", labVersion, "v1.35.4")
-		if err != nil {
-			t.Fatal(err)
-		}
-		foreign, err := other.Talosconfig(role.Admin, cpAddr.String(), "127.42.7.12:50001")
-		if err != nil {
-			t.Fatal(err)
-		}
+		other := value(talosapi.NewCluster("other", "https://127.42.8.10:6443", labVersion, "v1.35.4"))(t)
+		foreign := value(other.Talosconfig(role.Admin, cpAddr.String(), "127.42.7.12:50001"))(t)
 		stranger, reader := l.clientWith(Options{Talosconfig: foreign}), l.client(role.Reader)
 		machine := func(c *Client, addr string) error {
 			_, err := c.Machine(ctx, netip.MustParseAddr(addr))
@@ -273,14 +256,11 @@ func TestReadErrors(t *testing.T) {
 func TestDeadlines(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		l := newLab(t)
-		silent, err := l.net.Listen("127.42.7.66:50000")
-		if err != nil {
-			t.Fatal(err)
-		}
+		silent := value(l.net.Listen("127.42.7.66:50000"))(t)
 		defer silent.Close()
 		c := l.client(role.Admin)
 		start := time.Now()
-		_, err = c.Machine(t.Context(), netip.MustParseAddr("127.42.7.66"))
+		_, err := c.Machine(t.Context(), netip.MustParseAddr("127.42.7.66"))
 		if took := time.Since(start); err == nil || took != 15*time.Second || !strings.Contains(err.Error(), "gave up after 15s") {
 			t.Errorf("err = %v after %s", err, took)
 		}
@@ -344,10 +324,7 @@ type lab struct {
 
 func newLab(t *testing.T) *lab {
 	t.Helper()
-	c, err := talosapi.NewCluster("lab", "https://127.42.7.10:6443", labVersion, "v1.35.4")
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := value(talosapi.NewCluster("lab", "https://127.42.7.10:6443", labVersion, "v1.35.4"))(t)
 	l := &lab{t: t, net: network.Memory(), rec: record.New(), cluster: c, boots: image()}
 	l.fw = talosapi.New(t.Context(), talosapi.Options{
 		Network: l.net, Recorder: l.rec,
@@ -400,10 +377,7 @@ func drive(key, serial string, gib int64, content []byte) world.Drive {
 // power switches a machine on until the test ends; off switches it off earlier.
 func (l *lab) power(mac, uuid string, drives ...world.Drive) (off func()) {
 	l.t.Helper()
-	iso, err := artefact.ISO(l.boots)
-	if err != nil {
-		l.t.Fatal(err)
-	}
+	iso := value(artefact.ISO(l.boots))(l.t)
 	drives = append(drives, world.Drive{Key: "ide2", CDROM: true, SizeBytes: int64(len(iso)), Media: world.NewMedia(iso)})
 	guest := l.fw.PowerOn(&world.Hardware{
 		VMID: 9000, Name: mac, Host: "pve1", UUID: uuid, MACs: []string{mac}, Arch: "amd64", Memory: 4096, BootOrder: []string{"virtio0", "ide2"}, NVRAM: world.NewMedia(talosapi.NVRAM(image())),
@@ -417,39 +391,24 @@ func (l *lab) power(mac, uuid string, drives ...world.Drive) (off func()) {
 func (l *lab) config(m talosapi.Machine) []byte {
 	l.t.Helper()
 	m.InstallDisk = "/dev/vda"
-	b, err := l.cluster.MachineConfig(m)
-	if err != nil {
-		l.t.Fatal(err)
-	}
+	b := value(l.cluster.MachineConfig(m))(l.t)
 	return b
 }
 
 // installed is the system disk of cp1, the only member of etcd.
 func (l *lab) installed(config []byte) []byte {
 	l.t.Helper()
-	uki, err := artefact.UKI(image())
-	if err != nil {
-		l.t.Fatal(err)
-	}
-	b, err := l.fw.Preinstalled(config, uki, false)
-	if err != nil {
-		l.t.Fatal(err)
-	}
+	uki := value(artefact.UKI(image()))(l.t)
+	b := value(l.fw.Preinstalled(config, uki, false))(l.t)
 	member := l.fw.FormEtcd(l.cluster, talosapi.EtcdPeer{Name: "cp1", Addr: cpAddr})[0]
-	b, err = talosapi.WithEtcd(b, member)
-	if err != nil {
-		l.t.Fatal(err)
-	}
+	b = value(talosapi.WithEtcd(b, member))(l.t)
 	return b
 }
 
 // client has a certificate of that role.
 func (l *lab) client(r role.Role) *Client {
 	l.t.Helper()
-	raw, err := l.cluster.Talosconfig(r, cpAddr.String())
-	if err != nil {
-		l.t.Fatal(err)
-	}
+	raw := value(l.cluster.Talosconfig(r, cpAddr.String()))(l.t)
 	return l.clientWith(Options{Talosconfig: raw})
 }
 
@@ -458,10 +417,7 @@ func (l *lab) clientWith(o Options) *Client {
 	if o.Dial == nil {
 		o.Dial = l.net.Dialer().DialContext
 	}
-	c, err := New(o)
-	if err != nil {
-		l.t.Fatal(err)
-	}
+	c := value(New(o))(l.t)
 	l.t.Cleanup(func() { _ = c.Close() })
 	return c
 }

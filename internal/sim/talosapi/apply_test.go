@@ -113,10 +113,7 @@ func TestTriedConfiguration(t *testing.T) {
 // installerOf is "old" or "new", from the active configuration.
 func installerOf(t *testing.T, c *client.Client) string {
 	t.Helper()
-	cfg, err := get[*configres.MachineConfig](t.Context(), c, configres.NewMachineConfig(nil).Metadata())
-	if err != nil {
-		t.Fatal(err)
-	}
+	cfg := value(get[*configres.MachineConfig](t.Context(), c, configres.NewMachineConfig(nil).Metadata()))(t)
 	ref := cfg.Config().Machine().Install().Image()
 	return map[string]string{oldRef: "old", newRef: "new"}[ref]
 }
@@ -166,10 +163,7 @@ func TestFirstConfiguration(t *testing.T) {
 // withoutState is a system disk with an empty STATE partition.
 func (l *lab) withoutState(system []byte) []byte {
 	l.t.Helper()
-	d, err := artefact.ReadDisk(system)
-	if err != nil {
-		l.t.Fatal(err)
-	}
+	d := value(artefact.ReadDisk(system))(l.t)
 	i := slices.IndexFunc(d.Partitions, func(p artefact.Partition) bool { return p.Label == "STATE" })
 	d.Partitions[i].Data = nil
 	return artefact.WriteDisk(d)
@@ -243,10 +237,7 @@ func inMaintenance(t *testing.T, c *client.Client, conf []byte) map[string]strin
 		_, err = files.Recv()
 	}
 	got["list"] = said(err)
-	all, err := safe.StateListAll[*meta.ResourceDefinition](ctx, c.COSI)
-	if err != nil {
-		t.Fatal(err)
-	}
+	all := value(safe.StateListAll[*meta.ResourceDefinition](ctx, c.COSI))(t)
 	for _, kind := range []string{"BootID", "UnattendedInstallStatus"} {
 		if _, there := all.Find(func(rd *meta.ResourceDefinition) bool { return rd.TypedSpec().DisplayType == kind }); !there {
 			got["lacks"] += " " + kind
@@ -281,10 +272,7 @@ func TestUnfinishedUnattendedInstallation(t *testing.T) {
 		apply(t, open, l.config(cp1(newRef)))
 		time.Sleep(10 * time.Second)
 		c := l.client(cpAddr, role.Admin)
-		stage, err := l.status(c)
-		if err != nil {
-			t.Fatal(err)
-		}
+		stage := value(l.status(c))(t)
 		want(t, "stage", stage, "running ready=false services: kubelet not running")
 		want(t, "installation", unattended(t, c), "installing")
 		requireError(t, "too early", c.Bootstrap(t.Context(), &machineapi.BootstrapRequest{}), codes.FailedPrecondition, "bootstrap is not available yet")
@@ -314,15 +302,12 @@ func TestAClockThatIsWrong(t *testing.T) {
 		"a little":                      {-time.Hour, ""},
 	}, func(t *testing.T, _ string, c clock) {
 		l := newLab(t)
-		conf, err := l.cluster.Talosconfig(role.Admin, cpAddr)
-		if err != nil {
-			t.Fatal(err)
-		}
+		conf := value(l.cluster.Talosconfig(role.Admin, cpAddr))(t)
 		time.Sleep(2 * time.Hour)
 		l.fw.Trouble(9001, talosapi.Trouble{Clock: c.off})
 		l.controlPlane(image("old"))
 		time.Sleep(5 * time.Minute)
-		_, err = l.clientWith(cpAddr, conf).Version(t.Context())
+		_, err := l.clientWith(cpAddr, conf).Version(t.Context())
 		if err != nil && c.says == "" || !strings.Contains(fmt.Sprint(err), c.says) {
 			t.Errorf("err = %v", err)
 		}
@@ -335,9 +320,7 @@ func TestAClockThatIsWrong(t *testing.T) {
 func TestTheAPIOfAMachineThatReboots(t *testing.T) {
 	inLab(t, func(t *testing.T, l *lab) {
 		_, c := l.node(image("old"))
-		if err := c.Reboot(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		must(t, c.Reboot(t.Context()))
 		time.Sleep(100 * time.Millisecond) // never at the moment of a change
 		var seen []string
 		for range 56 { // until just before its API is back

@@ -24,10 +24,7 @@ func TestEtcdForfeitLeadership(t *testing.T) {
 	inQuorum(t, 3, func(t *testing.T, q *quorum) {
 		for n := 1; n <= 3; n++ {
 			led := q.leader(n)
-			answer, err := q.admin(n).EtcdForfeitLeadership(t.Context(), &machineapi.EtcdForfeitLeadershipRequest{})
-			if err != nil {
-				t.Fatal(err)
-			}
+			answer := value(q.admin(n).EtcdForfeitLeadership(t.Context(), &machineapi.EtcdForfeitLeadershipRequest{}))(t)
 			to := answer.GetMessages()[0].GetMember()
 			if mine := q.id("cp" + string(rune('0'+n))); led == 0 || mine == led && q.id(to) != q.leader(n) || mine != led && to != "" {
 				t.Errorf("cp%d gave leadership to %q; it was led by %x, is led by %x", n, to, led, q.leader(n))
@@ -38,19 +35,14 @@ func TestEtcdForfeitLeadership(t *testing.T) {
 
 func (q *quorum) leader(n int) uint64 {
 	q.t.Helper()
-	s, err := q.admin(n).EtcdStatus(q.t.Context())
-	if err != nil {
-		q.t.Fatal(err)
-	}
+	s := value(q.admin(n).EtcdStatus(q.t.Context()))(q.t)
 	return s.GetMessages()[0].GetMemberStatus().GetLeader()
 }
 
 func TestEtcdLeaveCluster(t *testing.T) {
 	inQuorum(t, 3, func(t *testing.T, q *quorum) {
 		old := q.id("cp3")
-		if err := q.admin(3).EtcdLeaveCluster(t.Context(), &machineapi.EtcdLeaveClusterRequest{}); err != nil {
-			t.Fatal(err)
-		}
+		must(t, q.admin(3).EtcdLeaveCluster(t.Context(), &machineapi.EtcdLeaveClusterRequest{}))
 		want(t, "members", q.members(), "cp1 cp2")
 		want(t, "service", q.service(3), "Finished ?: Service finished successfully")
 		want(t, "machine", q.machine(3), "running ready=false services: etcd not running")
@@ -108,9 +100,7 @@ func TestBootstrapFormsANewCluster(t *testing.T) {
 		want(t, "machine", q.machine(1), "booting ready=true")
 		_, err := q.admin(1).EtcdMemberList(t.Context(), &machineapi.EtcdMemberListRequest{})
 		requireError(t, "members", err, codes.Unavailable, "connection refused")
-		if err := q.admin(1).Bootstrap(t.Context(), &machineapi.BootstrapRequest{}); err != nil {
-			t.Fatal(err)
-		}
+		must(t, q.admin(1).Bootstrap(t.Context(), &machineapi.BootstrapRequest{}))
 		q.running(address(1))
 		want(t, "members", q.members(), "cp1")
 	})
@@ -176,10 +166,7 @@ func TestEtcdFaults(t *testing.T) {
 		noSpace := fmt.Sprint("NOSPACE of ", q.id("cp2"), ";")
 		operator := q.client(address(1), role.Operator)
 		alarms := func() string {
-			answer, err := operator.EtcdAlarmList(t.Context())
-			if err != nil {
-				t.Fatal(err)
-			}
+			answer := value(operator.EtcdAlarmList(t.Context()))(t)
 			return raised(answer.GetMessages()[0].GetMemberAlarms())
 		}
 		want(t, "alarms", alarms(), noSpace)
@@ -190,10 +177,7 @@ func TestEtcdFaults(t *testing.T) {
 		time.Sleep(time.Second)
 		_, err := q.client(address(1), role.Reader).EtcdAlarmDisarm(t.Context())
 		requireError(t, "a reader's disarm", err, codes.PermissionDenied, "not authorized")
-		disarmed, err := operator.EtcdAlarmDisarm(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		disarmed := value(operator.EtcdAlarmDisarm(t.Context()))(t)
 		want(t, "disarmed", raised(disarmed.GetMessages()[0].GetMemberAlarms()), noSpace)
 		want(t, "alarms", alarms(), "")
 		q.fw.BreakEtcd(9003, talosapi.EtcdFault{Learner: true})
@@ -256,17 +240,14 @@ func TestALearnerStaysOne(t *testing.T) {
 func TestBootstrapFromASnapshot(t *testing.T) {
 	inQuorum(t, 1, func(t *testing.T, q *quorum) {
 		ctx := t.Context()
-		saved, err := snapshot(ctx, q.client(address(1), role.EtcdBackup))
-		if err != nil {
-			t.Fatal(err)
-		}
+		saved := value(snapshot(ctx, q.client(address(1), role.EtcdBackup)))(t)
 		old := q.id("cp1")
 		q.kill("cp1")
 		q.wipe("cp1")
 		q.start(1, "cp1", "cp1")
 		time.Sleep(time.Minute)
 		c := q.admin(1)
-		_, err = q.client(address(1), role.Operator).EtcdRecover(ctx, bytes.NewReader(saved))
+		_, err := q.client(address(1), role.Operator).EtcdRecover(ctx, bytes.NewReader(saved))
 		requireError(t, "as an operator", err, codes.PermissionDenied, "not authorized")
 
 		recover := &machineapi.BootstrapRequest{RecoverEtcd: true}
@@ -286,9 +267,7 @@ func TestBootstrapFromASnapshot(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			if err := c.Bootstrap(ctx, recover); err != nil {
-				t.Fatal(err)
-			}
+			must(t, c.Bootstrap(ctx, recover))
 			time.Sleep(time.Minute)
 			if got := q.service(1); !strings.HasPrefix(got, bad.text) {
 				t.Errorf("%s: service %s, want %s", bad.name, got, bad.text)
@@ -298,9 +277,7 @@ func TestBootstrapFromASnapshot(t *testing.T) {
 		if _, err := c.EtcdRecover(ctx, bytes.NewReader(saved)); err != nil {
 			t.Fatal(err)
 		}
-		if err := c.Bootstrap(ctx, recover); err != nil {
-			t.Fatal(err)
-		}
+		must(t, c.Bootstrap(ctx, recover))
 		q.running(address(1))
 		want(t, "members", q.members(), "cp1")
 		if q.id("cp1") == old {
@@ -367,10 +344,7 @@ func TestAnswersAreJoined(t *testing.T) {
 	inQuorum(t, 2, func(t *testing.T, q *quorum) {
 		//lint:ignore SA1019 it is under test
 		ctx := client.WithNodes(t.Context(), address(1), address(2), "127.42.7.99")
-		answer, err := q.admin(1).MachineClient.Hostname(ctx, &emptypb.Empty{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		answer := value(q.admin(1).MachineClient.Hostname(ctx, &emptypb.Empty{}))(t)
 		var got []string
 		for _, m := range answer.GetMessages() {
 			md := m.GetMetadata()
@@ -381,7 +355,7 @@ func TestAnswersAreJoined(t *testing.T) {
 		if d := cmp.Diff(want, got); d != "" {
 			t.Error(d)
 		}
-		_, err = hostname(ctx, q.admin(1))
+		_, err := hostname(ctx, q.admin(1))
 		requireError(t, "resources of several machines", err, codes.InvalidArgument, "one-2-many proxying is not supported for method /cosi.resource.State/Get")
 	})
 }

@@ -30,10 +30,7 @@ func eventsOf(t *testing.T, c *client.Client, until string) []string {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 	defer cancel()
-	s, err := c.MachineClient.Events(ctx, &machineapi.EventsRequest{TailEvents: -1})
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := value(c.MachineClient.Events(ctx, &machineapi.EventsRequest{TailEvents: -1}))(t)
 	var all []string
 	for until == "" || !slices.Contains(all, until) {
 		e, err := s.Recv()
@@ -43,10 +40,7 @@ func eventsOf(t *testing.T, c *client.Client, until string) []string {
 		if len(e.GetData().GetTypeUrl()) == 0 {
 			continue
 		}
-		event, err := client.UnmarshalEvent(e)
-		if err != nil {
-			t.Fatal(err)
-		}
+		event := value(client.UnmarshalEvent(e))(t)
 		switch msg := event.Payload.(type) {
 		case *machineapi.SequenceEvent:
 			line := fmt.Sprintf("sequence %s %s", msg.GetSequence(), msg.GetAction())
@@ -150,19 +144,14 @@ func TestEventsOfAnInstallation(t *testing.T) {
 // unattended is the phase of an unattended installation.
 func unattended(t *testing.T, c *client.Client) string {
 	t.Helper()
-	u, err := get[*runtime.UnattendedInstallStatus](t.Context(), c, runtime.NewUnattendedInstallStatus().Metadata())
-	if err != nil {
-		t.Fatal(err)
-	}
+	u := value(get[*runtime.UnattendedInstallStatus](t.Context(), c, runtime.NewUnattendedInstallStatus().Metadata()))(t)
 	return u.TypedSpec().Phase.String()
 }
 
 func TestEventsOfAReset(t *testing.T) {
 	inQuorum(t, 1, func(t *testing.T, q *quorum) {
 		c := q.admin(1)
-		if err := c.ResetGeneric(t.Context(), &machineapi.ResetRequest{SystemPartitionsToWipe: []*machineapi.ResetPartitionSpec{{Label: "STATE", Wipe: true}}, Reboot: true}); err != nil {
-			t.Fatal(err)
-		}
+		must(t, c.ResetGeneric(t.Context(), &machineapi.ResetRequest{SystemPartitionsToWipe: []*machineapi.ResetPartitionSpec{{Label: "STATE", Wipe: true}}, Reboot: true}))
 		all := eventsOf(t, c, "phase resetSpec START")
 		want := slices.Concat([]string{"sequence reset START"}, through("cleanup", "dbus", "preReset", "stopServices", "umount", "unmountBind", "unmountSystem",
 			"volumeFinalize", "kexec", "stopEverything", "forceCleanup"), []string{"phase resetSpec START"})
@@ -175,15 +164,9 @@ func TestEventsOfAReset(t *testing.T) {
 // eventIDs are the IDs of the first two requested events.
 func eventIDs(t *testing.T, c *client.Client, req *machineapi.EventsRequest) (ids []string) {
 	t.Helper()
-	s, err := c.MachineClient.Events(t.Context(), req)
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := value(c.MachineClient.Events(t.Context(), req))(t)
 	for range 3 { // an empty one comes first
-		e, err := s.Recv()
-		if err != nil {
-			t.Fatal(err)
-		}
+		e := value(s.Recv())(t)
 		ids = append(ids, e.GetId())
 	}
 	return ids[1:]
@@ -204,10 +187,7 @@ func TestEventsAfterAnID(t *testing.T) {
 // dmesg is the kernel's log.
 func dmesg(t *testing.T, c *client.Client) string {
 	t.Helper()
-	s, err := c.Dmesg(t.Context(), false, false)
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := value(c.Dmesg(t.Context(), false, false))(t)
 	var all bytes.Buffer
 	for line, err := s.Recv(); err == nil; line, err = s.Recv() {
 		all.Write(line.GetBytes())
@@ -220,10 +200,7 @@ const system, inContainerd = constants.SystemContainerdNamespace, common.Contain
 // lines are the lines of a log, without following it.
 func lines(t *testing.T, c *client.Client, namespace string, driver common.ContainerDriver, id string, tail int32) ([]string, error) {
 	t.Helper()
-	s, err := c.Logs(t.Context(), namespace, driver, id, false, tail)
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := value(c.Logs(t.Context(), namespace, driver, id, false, tail))(t)
 	var all []string
 	for {
 		piece, err := s.Recv()
@@ -257,10 +234,7 @@ func TestLogs(t *testing.T) {
 		if err != nil || !slices.Contains(registered.GetMessages()[0].GetIds(), "ext-guest") {
 			t.Errorf("registered logs %v, %v", registered, err)
 		}
-		follow, err := c.Logs(t.Context(), system, inContainerd, "machined", true, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
+		follow := value(c.Logs(t.Context(), system, inContainerd, "machined", true, 0))(t)
 		synctest.Wait()
 		if _, err := c.ServiceRestart(t.Context(), "kubelet"); err != nil {
 			t.Fatal(err)

@@ -57,10 +57,7 @@ func newLab(t *testing.T, change ...func(*talosapi.Options)) *lab {
 // newLabOf is newLab with the configurations of another version of Talos.
 func newLabOf(t *testing.T, talos string, change ...func(*talosapi.Options)) *lab {
 	t.Helper()
-	c, err := talosapi.NewCluster("lab", "https://127.42.7.10:6443", talos, "v1.35.4")
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := value(talosapi.NewCluster("lab", "https://127.42.7.10:6443", talos, "v1.35.4"))(t)
 	l := &lab{
 		t: t, net: network.Memory(), rec: record.New(), cluster: c,
 		installers: map[string]artefact.Image{oldRef: image("old"), newRef: image("new")},
@@ -135,6 +132,22 @@ const (
 	oldRef     = "registry.example/installer/old:v1.13.9"
 	newRef     = "registry.example/installer/new:v1.13.9"
 )
+
+// value is what a call returns, unless that fails.
+func value[T any](v T, err error) func(*testing.T) T {
+	return func(t *testing.T) T {
+		t.Helper()
+		must(t, err)
+		return v
+	}
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
 
 // each runs f for every case in a bubble of its own.
 func each[T any](t *testing.T, cases map[string]T, f func(t *testing.T, name string, c T)) {
@@ -243,10 +256,7 @@ func cdrom(content []byte) world.Drive {
 
 func (l *lab) iso(img artefact.Image) []byte {
 	l.t.Helper()
-	b, err := artefact.ISO(img)
-	if err != nil {
-		l.t.Fatal(err)
-	}
+	b := value(artefact.ISO(img))(l.t)
 	return b
 }
 
@@ -257,10 +267,7 @@ func (l *lab) config(m talosapi.Machine) []byte {
 		m.InstallSerial = "system"
 	}
 	m.InstallDisk = "/dev/vda"
-	b, err := l.cluster.MachineConfig(m)
-	if err != nil {
-		l.t.Fatal(err)
-	}
+	b := value(l.cluster.MachineConfig(m))(l.t)
 	return b
 }
 
@@ -274,10 +281,7 @@ func cp1(installer string) talosapi.Machine {
 func (l *lab) controlPlane(img artefact.Image) *box {
 	l.t.Helper()
 	member := l.fw.FormEtcd(l.cluster, talosapi.EtcdPeer{Name: "cp1", Addr: netip.MustParseAddr(cpAddr)})[0]
-	system, err := talosapi.WithEtcd(l.installed(l.config(cp1(oldRef)), img), member)
-	if err != nil {
-		l.t.Fatal(err)
-	}
+	system := value(talosapi.WithEtcd(l.installed(l.config(cp1(oldRef)), img), member))(l.t)
 	b := l.box(cpAddr, disk("virtio0", "system", 10, system), cdrom(nil))
 	b.hw.NVRAM.Write(talosapi.NVRAM(img))
 	b.on()
@@ -341,10 +345,7 @@ func (l *lab) onScreen(text string) bool {
 
 func (l *lab) installed(conf []byte, img artefact.Image) []byte {
 	l.t.Helper()
-	b, err := l.fw.Preinstalled(conf, ukiOf(l.t, img), false)
-	if err != nil {
-		l.t.Fatal(err)
-	}
+	b := value(l.fw.Preinstalled(conf, ukiOf(l.t, img), false))(l.t)
 	return b
 }
 
@@ -352,10 +353,7 @@ func (l *lab) installed(conf []byte, img artefact.Image) []byte {
 // DOS part.
 func ukiOf(t *testing.T, img artefact.Image) []byte {
 	t.Helper()
-	b, err := artefact.UKI(img)
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := value(artefact.UKI(img))(t)
 	b = slices.Clone(b)
 	copy(b[0x40:], "as the installer has it")
 	return b
@@ -364,19 +362,13 @@ func ukiOf(t *testing.T, img artefact.Image) []byte {
 // client is a client of a machine with that role.
 func (l *lab) client(addr string, r role.Role) *client.Client {
 	l.t.Helper()
-	raw, err := l.cluster.Talosconfig(r, addr)
-	if err != nil {
-		l.t.Fatal(err)
-	}
+	raw := value(l.cluster.Talosconfig(r, addr))(l.t)
 	return l.clientWith(addr, raw)
 }
 
 func (l *lab) clientWith(addr string, talosconfig []byte) *client.Client {
 	l.t.Helper()
-	conf, err := clientconfig.FromBytes(talosconfig)
-	if err != nil {
-		l.t.Fatal(err)
-	}
+	conf := value(clientconfig.FromBytes(talosconfig))(l.t)
 	return l.dial(client.WithConfig(conf), client.WithEndpoints(addr))
 }
 
@@ -389,12 +381,9 @@ func (l *lab) insecure(addr string) *client.Client {
 func (l *lab) dial(opts ...client.OptionFunc) *client.Client {
 	l.t.Helper()
 	d := l.net.Dialer()
-	c, err := client.New(l.t.Context(), append(opts, client.WithGRPCDialOptions(
+	c := value(client.New(l.t.Context(), append(opts, client.WithGRPCDialOptions(
 		grpc.WithContextDialer(func(ctx context.Context, addr string) (net.Conn, error) { return d.DialContext(ctx, "tcp", addr) }),
-	))...)
-	if err != nil {
-		l.t.Fatal(err)
-	}
+	))...))(l.t)
 	l.t.Cleanup(func() { _ = c.Close() })
 	return c
 }
@@ -429,10 +418,7 @@ type nodeFacts struct {
 
 func facts(t *testing.T, c *client.Client) nodeFacts {
 	t.Helper()
-	f, err := readFacts(t.Context(), c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	f := value(readFacts(t.Context(), c))(t)
 	return f
 }
 
@@ -493,10 +479,7 @@ func readFile(ctx context.Context, c *client.Client, path string) (string, error
 // volumes is "ID phase location", sorted.
 func volumes(t *testing.T, c *client.Client) string {
 	t.Helper()
-	all, err := safe.StateListAll[*block.VolumeStatus](t.Context(), c.COSI)
-	if err != nil {
-		t.Fatal(err)
-	}
+	all := value(safe.StateListAll[*block.VolumeStatus](t.Context(), c.COSI))(t)
 	var lines []string
 	for v := range all.All() {
 		if v.TypedSpec().Type == block.VolumeTypeDirectory {
@@ -511,10 +494,7 @@ func volumes(t *testing.T, c *client.Client) string {
 // partitionIDs maps each partition's device to its UUIDs.
 func partitionIDs(t *testing.T, c *client.Client) map[resource.ID]string {
 	t.Helper()
-	all, err := safe.StateListAll[*block.DiscoveredVolume](t.Context(), c.COSI)
-	if err != nil {
-		t.Fatal(err)
-	}
+	all := value(safe.StateListAll[*block.DiscoveredVolume](t.Context(), c.COSI))(t)
 	ids := map[resource.ID]string{}
 	for v := range all.All() {
 		if v.TypedSpec().Type == "partition" {

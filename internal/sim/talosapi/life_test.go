@@ -35,10 +35,7 @@ func apply(t *testing.T, c *client.Client, conf []byte) {
 // applyAs is apply with a mode; it returns what the machine says about it.
 func applyAs(t *testing.T, c *client.Client, conf []byte, mode machineapi.ApplyConfigurationRequest_Mode) *machineapi.ApplyConfiguration {
 	t.Helper()
-	answer, err := c.ApplyConfiguration(t.Context(), &machineapi.ApplyConfigurationRequest{Data: conf, Mode: mode})
-	if err != nil {
-		t.Fatal(err)
-	}
+	answer := value(c.ApplyConfiguration(t.Context(), &machineapi.ApplyConfigurationRequest{Data: conf, Mode: mode}))(t)
 	return answer.GetMessages()[0]
 }
 
@@ -156,9 +153,7 @@ func TestRebootKeepsConfigAndData(t *testing.T) {
 		if now := facts(t, c); now != first {
 			t.Errorf("a staged configuration changed %+v to %+v", first, now)
 		}
-		if err := c.Reboot(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		must(t, c.Reboot(t.Context()))
 		time.Sleep(10 * time.Second)
 		l.awaitStage(c, runtime.MachineStageRunning)
 		second := facts(t, c)
@@ -256,18 +251,9 @@ func TestKillAtAnyTime(t *testing.T) {
 // imported is a disk that Proxmox has made from a disk image.
 func imported(t *testing.T, img artefact.Image, form artefact.DiskForm) []byte {
 	t.Helper()
-	file, err := artefact.DiskImage(img, form)
-	if err != nil {
-		t.Fatal(err)
-	}
-	d, err := qcow2.Open(bytes.NewReader(file), int64(len(file)))
-	if err != nil {
-		t.Fatal(err)
-	}
-	raw, err := io.ReadAll(io.NewSectionReader(d, 0, d.Size()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	file := value(artefact.DiskImage(img, form))(t)
+	d := value(qcow2.Open(bytes.NewReader(file), int64(len(file))))(t)
+	raw := value(io.ReadAll(io.NewSectionReader(d, 0, d.Size())))(t)
 	return raw
 }
 
@@ -356,10 +342,7 @@ func TestDisksHoldTheInstallersImage(t *testing.T) {
 		if err != nil || string(got) != string(large) {
 			t.Errorf("the installed system has %d bytes, err = %v", len(got), err)
 		}
-		list, err := c.ImageClient.List(t.Context(), &machineapi.ImageServiceListRequest{Containerd: criSystem()})
-		if err != nil {
-			t.Fatal(err)
-		}
+		list := value(c.ImageClient.List(t.Context(), &machineapi.ImageServiceListRequest{Containerd: criSystem()}))(t)
 		if m, err := list.Recv(); err != nil || m.GetSize() != int64(len(ukiOf(t, img))) {
 			t.Errorf("the pulled image has %d bytes, err = %v", m.GetSize(), err)
 		}
@@ -424,10 +407,7 @@ func TestWhatTheImageIsFor(t *testing.T) {
 				l.running(workerAddr)
 				c = l.client(workerAddr, role.Reader)
 			}
-			v, err := c.Version(t.Context())
-			if err != nil {
-				t.Fatal(err)
-			}
+			v := value(c.Version(t.Context()))(t)
 			got := v.GetMessages()[0]
 			if got.GetVersion().GetArch() != "amd64" || got.GetPlatform().GetName() != tc.platform || got.GetPlatform().GetMode() != tc.mode || got.GetFeatures().GetRbac() != configured {
 				t.Errorf("configured %t: %v", configured, got)

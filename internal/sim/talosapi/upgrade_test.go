@@ -73,10 +73,7 @@ func legacy(ctx context.Context, c *client.Client, ref string) (*machineapi.Upgr
 // nextEntry is the firmware variable with the next boot entry.
 func nextEntry(t *testing.T, c *client.Client) string {
 	t.Helper()
-	raw, err := readFile(t.Context(), c, efivar)
-	if err != nil {
-		t.Fatal(err)
-	}
+	raw := value(readFile(t.Context(), c, efivar))(t)
 	var units []uint16
 	for i := 4; i+1 < len(raw); i += 2 {
 		units = append(units, uint16(raw[i])|uint16(raw[i+1])<<8)
@@ -108,9 +105,7 @@ func efi(b *box) string {
 // mustInstall pulls and installs ref.
 func mustInstall(t *testing.T, c *client.Client, ref string) {
 	t.Helper()
-	if err := pull(t.Context(), c, ref); err != nil {
-		t.Fatal(err)
-	}
+	must(t, pull(t.Context(), c, ref))
 	if code, err := install(t.Context(), c, ref); err != nil || code != 0 {
 		t.Fatalf("exit code %d, err = %v", code, err)
 	}
@@ -120,9 +115,7 @@ func mustInstall(t *testing.T, c *client.Client, ref string) {
 func (l *lab) reboot(c *client.Client, do func() error) nodeFacts {
 	l.t.Helper()
 	before := facts(l.t, c).bootID
-	if err := do(); err != nil {
-		l.t.Fatal(err)
-	}
+	must(l.t, do())
 	return l.rebooted(c, before)
 }
 
@@ -177,9 +170,7 @@ func TestPowerLossDuringAnUpgrade(t *testing.T) {
 		for after := time.Second; after < 16*time.Second; after += time.Second {
 			l := newLab(t)
 			b, c := l.node(image("old"))
-			if err := pull(t.Context(), c, newRef); err != nil {
-				t.Fatal(err)
-			}
+			must(t, pull(t.Context(), c, newRef))
 			go func() {
 				_, _ = install(t.Context(), c, newRef) // the machine goes down meanwhile
 			}()
@@ -246,9 +237,7 @@ func TestInstallerRefusesAVersionThatIsTooFar(t *testing.T) {
 		b, c := l.node(image("old"))
 		l.installers["registry.example/ancient:v1"] = version("ancient", "v1.9.0")
 		before := efi(b)
-		if err := pull(t.Context(), c, "registry.example/ancient:v1"); err != nil {
-			t.Fatal(err)
-		}
+		must(t, pull(t.Context(), c, "registry.example/ancient:v1"))
 		if code, err := install(t.Context(), c, "registry.example/ancient:v1"); err != nil || code != 1 {
 			t.Errorf("exit code %d, err = %v", code, err)
 		}
@@ -350,9 +339,7 @@ func TestUnusedImagesAreRemoved(t *testing.T) {
 				_, err := install(t.Context(), c, newRef)
 				requireError(t, after.String()+" after", err, codes.Internal, "not found in containerd store")
 			}
-			if err := pull(t.Context(), c, newRef); err != nil {
-				t.Fatal(err)
-			}
+			must(t, pull(t.Context(), c, newRef))
 		}
 		mustInstall(t, c, newRef)
 	})
@@ -369,10 +356,7 @@ func TestImageNames(t *testing.T) {
 		l.installers["registry.example/i@"+digest] = image("new")
 		l.installers["registry.example/i:v1"] = image("new")
 		names := func() []string {
-			s, err := c.ImageClient.List(t.Context(), &machineapi.ImageServiceListRequest{Containerd: criSystem()})
-			if err != nil {
-				t.Fatal(err)
-			}
+			s := value(c.ImageClient.List(t.Context(), &machineapi.ImageServiceListRequest{Containerd: criSystem()}))(t)
 			var all []string
 			for {
 				m, err := s.Recv()
@@ -382,9 +366,7 @@ func TestImageNames(t *testing.T) {
 				all = append(all, m.GetName()+" "+m.GetDigest())
 			}
 		}
-		if err := pull(t.Context(), c, "registry.example/i:v1@"+digest); err != nil {
-			t.Fatal(err)
-		}
+		must(t, pull(t.Context(), c, "registry.example/i:v1@"+digest))
 		canonical := []string{"registry.example/i@" + digest + " " + digest, digest + " " + digest}
 		if diff := cmp.Diff(canonical, names()); diff != "" {
 			t.Errorf("after a pull by digest (-want +got):\n%s", diff)
@@ -392,17 +374,12 @@ func TestImageNames(t *testing.T) {
 		if _, err := install(t.Context(), c, "registry.example/i:v1@"+digest); status.Code(err) != codes.Internal {
 			t.Errorf("containerd found an image by tag and digest: %v", err)
 		}
-		if err := pull(t.Context(), c, "registry.example/i:v1"); err != nil {
-			t.Fatal(err)
-		}
+		must(t, pull(t.Context(), c, "registry.example/i:v1"))
 		l.reboot(c, func() error { return c.Reboot(t.Context()) })
 		if diff := cmp.Diff([]string{"registry.example/i:v1 " + digest, canonical[0], canonical[1]}, names()); diff != "" {
 			t.Errorf("after a pull by tag and a reboot (-want +got):\n%s", diff)
 		}
-		s, err := c.ImageClient.List(t.Context(), &machineapi.ImageServiceListRequest{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		s := value(c.ImageClient.List(t.Context(), &machineapi.ImageServiceListRequest{}))(t)
 		if _, err := s.Recv(); status.Code(err) != codes.InvalidArgument {
 			t.Errorf("without a namespace: %v", err)
 		}
@@ -443,9 +420,7 @@ func TestInstallerThatFails(t *testing.T) {
 		b, c := l.node(image("old"))
 		l.fw.BreakImage("schematic-new", talosapi.InstallerFails)
 		before, old := efi(b), facts(t, c)
-		if err := pull(t.Context(), c, newRef); err != nil {
-			t.Fatal(err)
-		}
+		must(t, pull(t.Context(), c, newRef))
 		if code, err := install(t.Context(), c, newRef); err != nil || code != 1 {
 			t.Errorf("exit code %d, err = %v", code, err)
 		}
@@ -483,19 +458,14 @@ func TestFreshInstallOfABrokenImage(t *testing.T) {
 func TestOneInstallerAtATime(t *testing.T) {
 	inLab(t, func(t *testing.T, l *lab) {
 		_, c := l.node(image("old"))
-		if err := pull(t.Context(), c, newRef); err != nil {
-			t.Fatal(err)
-		}
-		s, err := c.LifecycleClient.Upgrade(t.Context(), &machineapi.LifecycleServiceUpgradeRequest{
+		must(t, pull(t.Context(), c, newRef))
+		s := value(c.LifecycleClient.Upgrade(t.Context(), &machineapi.LifecycleServiceUpgradeRequest{
 			Containerd: criSystem(), Source: &machineapi.InstallArtifactsSource{ImageName: newRef},
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		}))(t)
 		if _, err := s.Recv(); err != nil {
 			t.Fatal(err)
 		}
-		_, err = install(t.Context(), c, newRef)
+		_, err := install(t.Context(), c, newRef)
 		requireError(t, "the second", err, codes.FailedPrecondition, "")
 	})
 }

@@ -86,10 +86,7 @@ func TestVolumesOfEveryKind(t *testing.T) {
 // everyVolume are the volumes of the configuration, but for EPHEMERAL and those that every system disk has.
 func everyVolume(t *testing.T, c *client.Client) string {
 	t.Helper()
-	all, err := safe.StateListAll[*block.VolumeStatus](t.Context(), c.COSI)
-	if err != nil {
-		t.Fatal(err)
-	}
+	all := value(safe.StateListAll[*block.VolumeStatus](t.Context(), c.COSI))(t)
 	var lines []string
 	for v := range all.All() {
 		if spec := v.TypedSpec(); !slices.Contains([]string{"META", "STATE", "EPHEMERAL"}, v.Metadata().ID()) {
@@ -341,14 +338,8 @@ func TestNamesFollowTheIdentity(t *testing.T) {
 		read := func(c *client.Client) (names []string) {
 			t.Helper()
 			for _, at := range []string{"/etc/machine-id", "/etc/iscsi/initiatorname.iscsi", "/etc/nvme/hostid", "/etc/nvme/hostnqn"} {
-				r, err := c.Read(t.Context(), at)
-				if err != nil {
-					t.Fatal(err)
-				}
-				text, err := io.ReadAll(r)
-				if err != nil {
-					t.Fatal(err)
-				}
+				r := value(c.Read(t.Context(), at))(t)
+				text := value(io.ReadAll(r))(t)
 				names = append(names, strings.TrimSpace(string(text)))
 			}
 			return names
