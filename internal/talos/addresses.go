@@ -14,7 +14,6 @@ import (
 	"time"
 
 	"github.com/cosi-project/runtime/pkg/resource"
-	"github.com/cosi-project/runtime/pkg/resource/protobuf"
 	"github.com/cosi-project/runtime/pkg/state"
 	"github.com/siderolabs/talos/pkg/machinery/nethelpers"
 	clusterres "github.com/siderolabs/talos/pkg/machinery/resources/cluster"
@@ -178,11 +177,7 @@ func readSilentResolvers(ctx context.Context, s session) ([]string, error) {
 	}
 	var silent []string
 	for _, r := range rs.Items {
-		wire, ok := r.(*protobuf.Resource)
-		if !ok {
-			return nil, fmt.Errorf("list %s: unexpected type %T", kind.Type(), r)
-		}
-		message, err := wire.Marshal()
+		wire, err := wireSpec(r)
 		if err != nil {
 			return nil, fmt.Errorf("list %s: %w", kind.Type(), err)
 		}
@@ -190,7 +185,7 @@ func readSilentResolvers(ctx context.Context, s session) ([]string, error) {
 			Addr    string `yaml:"addr"`
 			Healthy string `yaml:"healthy"` // "true" or "false"
 		}
-		if err := yaml.Unmarshal([]byte(message.GetSpec().GetYamlSpec()), &server); err != nil {
+		if err := yaml.Unmarshal([]byte(wire.GetYamlSpec()), &server); err != nil {
 			return nil, fmt.Errorf("list %s: %w", kind.Type(), err)
 		}
 		if server.Healthy == "true" {

@@ -257,32 +257,21 @@ var documentsSince = []struct {
 // fieldsSince lists the fields that releases after 1.12.0 added to kinds of documents that earlier ones have:
 // the difference of what their machinery decodes (config/types, config/schemas/config.schema.json). A
 // path leads through every entry of a list. A release without a patch level is the first of its minor version.
-var fieldsSince = []struct{ release, kind, path string }{
+var fieldsSince = []struct{ release, kind, paths string }{
 	{"v1.12.4", "", "machine.network.kubespan.filters.excludeAdvertisedNetworks"}, // neither in v1.12.1
 	{"v1.13", "", "cluster.network.cni.flannel.kubeNetworkPoliciesEnabled"},
-	{"v1.13", "ExistingVolumeConfig", "mount.disableAccessTime"},
-	{"v1.13", "ExistingVolumeConfig", "mount.secure"},
+	{"v1.13", "ExistingVolumeConfig", "mount.disableAccessTime mount.secure"},
 	{"v1.13", "UserVolumeConfig", "mount"},
 	{"v1.13", "VolumeConfig", "mount"},
 	{"v1.13.4", "OOMConfig", "strictCgroupClassOrdering"}, // not in v1.13.3
 	{"v1.14", "DHCPv4Config", "ignoreRoutes"},
-	{"v1.14", "ExistingVolumeConfig", "scrub"},
-	{"v1.14", "ExistingVolumeConfig", "trim"},
+	{"v1.14", "ExistingVolumeConfig", "scrub trim"},
 	{"v1.14", "RawVolumeConfig", "encryption.allowDiscards"},
-	{"v1.14", "ResolverConfig", "hostDNS"},
-	{"v1.14", "ResolverConfig", "nameservers.protocol"},
-	{"v1.14", "ResolverConfig", "nameservers.tlsServerName"},
+	{"v1.14", "ResolverConfig", "hostDNS nameservers.protocol nameservers.tlsServerName"},
 	{"v1.14", "SwapVolumeConfig", "encryption.allowDiscards"},
 	{"v1.14", "TimeSyncConfig", "ntp.useNTS"},
-	{"v1.14", "UserVolumeConfig", "encryption.allowDiscards"},
-	{"v1.14", "UserVolumeConfig", "filesystem.xfs"},
-	{"v1.14", "UserVolumeConfig", "scrub"},
-	{"v1.14", "UserVolumeConfig", "trim"},
-	{"v1.14", "VolumeConfig", "encryption.allowDiscards"},
-	{"v1.14", "VolumeConfig", "filesystem"},
-	{"v1.14", "VolumeConfig", "mount.disableAccessTime"},
-	{"v1.14", "VolumeConfig", "scrub"},
-	{"v1.14", "VolumeConfig", "trim"},
+	{"v1.14", "UserVolumeConfig", "encryption.allowDiscards filesystem.xfs scrub trim"},
+	{"v1.14", "VolumeConfig", "encryption.allowDiscards filesystem mount.disableAccessTime scrub trim"},
 }
 
 // checkVersion refuses documents and fields that the Talos that will read them does not know.
@@ -308,8 +297,10 @@ func checkVersion(docs []*document, p cluster.ConfigPatch) error {
 			}
 		}
 		for _, f := range fieldsSince {
-			if doc.node != nil && doc.kind() == f.kind && has(doc.orig, strings.Split(f.path, ".")) {
-				add(f.release, strings.TrimSpace(doc.title()+" "+f.path))
+			for path := range strings.FieldsSeq(f.paths) {
+				if doc.node != nil && doc.kind() == f.kind && has(doc.orig, strings.Split(path, ".")) {
+					add(f.release, strings.TrimSpace(doc.title()+" "+path))
+				}
 			}
 		}
 	}

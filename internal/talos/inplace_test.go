@@ -85,8 +85,10 @@ func TestReplaceConfig(t *testing.T) {
 		if diff := gocmp.Diff(encrypted, now.Encryption); diff != "" {
 			t.Errorf("encryption (-want +got):\n%s", diff)
 		}
-		if err := c.ReplaceConfig(ctx, cpAddr, cpUUID, cluster.Secret("machine: {type: none}")); err == nil {
-			t.Error("a broken configuration was accepted")
+		const secret = "hunter-two-is-a-secret"
+		broken := cluster.Secret("machine: {" + secret + ": " + secret + "}")
+		if err := c.ReplaceConfig(ctx, cpAddr, cpUUID, broken); err == nil || strings.Contains(err.Error(), ": "+secret) {
+			t.Errorf("a broken configuration: %v", err)
 		}
 	})
 }
@@ -226,6 +228,12 @@ func TestFiles(t *testing.T) {
 		if fault.KindOf(err) != fault.Refused || !strings.HasSuffix(err.Error(), "none of its files was read") {
 			t.Errorf("another machine: %v", err)
 		}
+		err = c.Files(ctx, netip.MustParseAddr("127.42.7.99"), cpUUID, func(ctx context.Context, files cluster.MachineFiles) error {
+			return files.Read(ctx, name, 1, io.Discard)
+		})
+		if err == nil || errors.Is(err, cluster.ErrNotFound) {
+			t.Errorf("a missing machine is not one without files: %v", err)
+		}
 	})
 }
 
@@ -252,20 +260,6 @@ func TestClaims(t *testing.T) {
 		}
 		if _, err := l.client(role.Admin).Claims(t.Context(), cpAddr, workerUUID); fault.KindOf(err) != fault.Refused {
 			t.Errorf("another machine: %v", err)
-		}
-	})
-}
-
-// TestFilesOfMissingMachine: a missing machine is not a machine without files.
-func TestFilesOfMissingMachine(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		l := newLab(t)
-		c := l.client(role.Admin)
-		err := c.Files(t.Context(), netip.MustParseAddr("127.42.7.99"), cpUUID, func(ctx context.Context, files cluster.MachineFiles) error {
-			return files.Read(ctx, "/proc/cmdline", 1, io.Discard)
-		})
-		if err == nil || errors.Is(err, cluster.ErrNotFound) {
-			t.Errorf("err = %v", err)
 		}
 	})
 }

@@ -15,7 +15,6 @@ import (
 	"unicode/utf8"
 
 	"github.com/cosi-project/runtime/pkg/resource"
-	"github.com/cosi-project/runtime/pkg/resource/protobuf"
 	"github.com/cosi-project/runtime/pkg/state"
 	configpb "github.com/siderolabs/talos/pkg/machinery/api/resource/config"
 	"github.com/siderolabs/talos/pkg/machinery/client"
@@ -374,29 +373,29 @@ const cmdlineFile = "/proc/cmdline"
 
 // readCmdline falls back to the file if Talos does not have the resource.
 func readCmdline(ctx context.Context, s session, m *cluster.Machine) error {
-	cmdline, found, err := get[*runtime.KernelCmdline](ctx, s, runtime.NewKernelCmdline().Metadata())
-	switch {
-	case err != nil:
-		return err
-	case found:
-		readArgs(cmdline.TypedSpec().Cmdline, m)
-	case !s.blank:
-		b, err := file(ctx, s, cmdlineFile)
-		if answeredWith(codes.PermissionDenied, err) {
-			return nil // the role os:reader may not read files
-		}
-		if err != nil {
-			return err
-		}
-		readArgs(string(bytes.TrimSpace(b)), m)
+	text, known, err := cmdline(ctx, s)
+	if known {
+		m.Cmdline, m.ConfigArgs = cluster.Secret(text), configArgs(text)
+		// Only ISOs have it (pkg/imager/imager.go).
+		m.FromISO = slices.Contains(strings.Fields(text), constants.KernelParamHaltIfInstalled+"=1")
 	}
-	return nil
+	return err
 }
 
-func readArgs(cmdline string, m *cluster.Machine) {
-	m.Cmdline, m.ConfigArgs = cluster.Secret(cmdline), configArgs(cmdline)
-	// Only ISOs have it (pkg/imager/imager.go).
-	m.FromISO = slices.Contains(strings.Fields(cmdline), constants.KernelParamHaltIfInstalled+"=1")
+// cmdline is not known on a machine without the resource to a caller who may not read files: os:reader, or nobody.
+func cmdline(ctx context.Context, s session) (text string, known bool, err error) {
+	line, found, err := get[*runtime.KernelCmdline](ctx, s, runtime.NewKernelCmdline().Metadata())
+	switch {
+	case found:
+		return line.TypedSpec().Cmdline, true, nil
+	case err != nil || s.blank:
+		return "", false, err
+	}
+	b, err := file(ctx, s, cmdlineFile)
+	if answeredWith(codes.PermissionDenied, err) {
+		return "", false, nil
+	}
+	return string(bytes.TrimSpace(b)), err == nil, err
 }
 
 // configKeys are the kernel arguments from which Talos takes a configuration, or the
@@ -477,16 +476,12 @@ func readConfig(ctx context.Context, s session) (cluster.Secret, error) {
 // configIn takes the bytes from the message: the client library's own type would parse them,
 // refuse what a newer Talos has added, and quote it.
 func configIn(r resource.Resource) (cluster.Secret, error) {
-	wire, ok := r.(*protobuf.Resource)
-	if !ok {
-		return nil, fmt.Errorf("unexpected type %T", r)
-	}
-	message, err := wire.Marshal()
+	wire, err := wireSpec(r)
 	if err != nil {
-		return nil, errors.New("the message can't be read")
+		return nil, err
 	}
 	var spec configpb.MachineConfigSpec
-	if err := proto.Unmarshal(message.GetSpec().GetProtoSpec(), &spec); err != nil {
+	if err := proto.Unmarshal(wire.GetProtoSpec(), &spec); err != nil {
 		return nil, errors.New("the message can't be read")
 	}
 	if len(spec.GetYamlMarshalled()) == 0 {

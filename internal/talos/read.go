@@ -17,7 +17,9 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/cosi-project/runtime/api/v1alpha1"
 	"github.com/cosi-project/runtime/pkg/resource"
+	"github.com/cosi-project/runtime/pkg/resource/protobuf"
 	"github.com/cosi-project/runtime/pkg/safe"
 	"github.com/cosi-project/runtime/pkg/state"
 	machineapi "github.com/siderolabs/talos/pkg/machinery/api/machine"
@@ -67,6 +69,19 @@ func unknownKind(err error) bool {
 	st := client.Status(err)
 	return st != nil && st.Code() == codes.PermissionDenied &&
 		strings.HasPrefix(st.Message(), `resource type "`) && strings.HasSuffix(st.Message(), `" is not supported`)
+}
+
+// wireSpec is the specification of a resource that was not decoded.
+func wireSpec(r resource.Resource) (*v1alpha1.Spec, error) {
+	wire, ok := r.(*protobuf.Resource)
+	if !ok {
+		return nil, fmt.Errorf("unexpected type %T", r)
+	}
+	message, err := wire.Marshal()
+	if err != nil {
+		return nil, errors.New("the message can't be read")
+	}
+	return message.GetSpec(), nil
 }
 
 // maxFile exceeds any file that is read from a machine.
@@ -351,28 +366,12 @@ const lockArg = "recast.lock="
 // claimCmdline keeps only recast's own argument of the command line: the others may
 // contain tokens.
 func claimCmdline(ctx context.Context, s session, c *observe.Claims) error {
-	line, found, err := get[*runtime.KernelCmdline](ctx, s, runtime.NewKernelCmdline().Metadata())
-	if err != nil {
-		return err
-	}
-	text := ""
-	if found {
-		text = line.TypedSpec().Cmdline
-	} else {
-		b, err := file(ctx, s, cmdlineFile)
-		if answeredWith(codes.PermissionDenied, err) {
-			return nil
-		}
-		if err != nil {
-			return err
-		}
-		text = string(b)
-	}
-	c.Booted.Cmdline = true
+	text, known, err := cmdline(ctx, s)
+	c.Booted.Cmdline = known
 	for arg := range strings.FieldsSeq(text) {
 		if hash, ours := strings.CutPrefix(strings.Trim(arg, `"`), lockArg); ours {
 			c.Booted.Locks = append(c.Booted.Locks, hash)
 		}
 	}
-	return nil
+	return err
 }

@@ -1,7 +1,6 @@
 package talosapi
 
 import (
-	"cmp"
 	"context"
 	"crypto/tls"
 	"encoding/json"
@@ -77,16 +76,13 @@ func (s *clusterService) HealthCheck(req *clusterapi.HealthCheckRequest, srv grp
 			}
 			err = c.assert(ctx)
 		}
-		say("waiting for " + c.name + ": " + cmp.Or(errorText(err), "OK"))
+		result := "OK"
+		if err != nil {
+			result = err.Error()
+		}
+		say("waiting for " + c.name + ": " + result)
 	}
 	return nil
-}
-
-func errorText(err error) string {
-	if err == nil {
-		return ""
-	}
-	return err.Error()
 }
 
 // examination is a health check of the machines that discovery knows.

@@ -392,13 +392,15 @@ func (m *machine) publicImage(ref string) (c cachedImage, public bool, err error
 	return c, true, nil
 }
 
-// pullContainer pulls a container's image, retrying as Talos does. With atOnce it takes no
-// time unless the image is broken.
-func (b *boot) pullContainer(ctx context.Context, name imageName, retries int, atOnce bool) (imageName, error) {
+// pullKubelet pulls the kubelet's image, retrying as Talos does. With atOnce that is part of the services' start and
+// takes no time, unless the image is broken.
+func (b *boot) pullKubelet(ctx context.Context, image string, atOnce bool) error {
+	name := imageName{driver: common.ContainerDriver_CRI, namespace: common.ContainerdNamespace_NS_SYSTEM, ref: image}
 	if err := b.pullAtOnce(ctx, name, atOnce); !errors.Is(err, errors.ErrUnsupported) {
-		return name, err
+		return err
 	}
-	return b.pull(ctx, name, retries, func(cachedImage, float64) {})
+	_, err := b.pull(ctx, name, legacyRetries, func(cachedImage, float64) {})
+	return err
 }
 
 // pullForPod is one attempt of the kubelet.

@@ -10,7 +10,6 @@ import (
 
 	"github.com/cosi-project/runtime/pkg/resource"
 	"github.com/cosi-project/runtime/pkg/state"
-	"github.com/siderolabs/talos/pkg/machinery/api/common"
 	"github.com/siderolabs/talos/pkg/machinery/config"
 	"github.com/siderolabs/talos/pkg/machinery/constants"
 	"github.com/siderolabs/talos/pkg/machinery/resources/k8s"
@@ -151,7 +150,7 @@ func (k *kubelet) serve(ctx context.Context, image string, atOnce bool, started 
 	k.done = k.ordered
 	k.mu.Unlock()
 	k.become(ctx, statePreparing, "Running pre state", false, true)
-	if err := k.fetch(ctx, image, atOnce); err != nil {
+	if err := b.pullKubelet(ctx, image, atOnce); err != nil {
 		if ctx.Err() == nil {
 			k.become(ctx, stateFailed, fmt.Sprintf("Failed to run pre stage: %v", err), false, true)
 			<-ctx.Done()
@@ -198,14 +197,6 @@ func (k *kubelet) register(ctx context.Context, image string) {
 	}
 	k.b.announce(image)
 	k.tellPods()
-}
-
-// fetch pulls the image. With atOnce that is part of the services' start and takes no
-// time, unless the image is broken.
-func (k *kubelet) fetch(ctx context.Context, image string, atOnce bool) error {
-	name := imageName{driver: common.ContainerDriver_CRI, namespace: common.ContainerdNamespace_NS_SYSTEM, ref: image}
-	_, err := k.b.pullContainer(ctx, name, legacyRetries, atOnce)
-	return err
 }
 
 // restart restarts the service as the API does: it returns when the process has ended and
