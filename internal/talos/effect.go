@@ -80,13 +80,18 @@ var identities = []struct {
 	{kubernetesCA, part(nil, config.Config.K8sAPIServerCAConfig, func(k configs.K8sAPIServerCAConfig) any {
 		return k.IssuingCA()
 	})},
-	{"the aggregator CA of Kubernetes", part(nil, config.Config.K8sAggregatorCAConfig, func(k configs.K8sAggregatorCAConfig) any {
-		return k.IssuingCA()
-	})},
-	{
-		"the service account key of Kubernetes",
-		part(nil, config.Config.K8sServiceAccountConfig, func(k configs.K8sServiceAccountConfig) any { return k.IssuingKey() }),
-	},
+	{"the aggregator CA of Kubernetes", func(c config.Config) any {
+		if ca := c.K8sAggregatorCAConfig(); ca != nil {
+			return ca.IssuingCA()
+		}
+		return nil
+	}},
+	{"the service account key of Kubernetes", func(c config.Config) any {
+		if sa := c.K8sServiceAccountConfig(); sa != nil {
+			return sa.IssuingKey()
+		}
+		return nil
+	}},
 	{"the keys that encrypt Kubernetes' secrets", func(c config.Config) any {
 		if e := c.K8sEtcdEncryptionConfig(); e != nil {
 			return keysIn(e.EtcdEncryptionConfig())

@@ -429,7 +429,8 @@ var errNoConfig = errors.New("it has no configuration")
 // MachineConfig reads the machine's whole configuration, byte by byte as it is
 // stored for the next boot.
 func (c *Client) MachineConfig(ctx context.Context, addr netip.Addr) (cluster.Secret, error) {
-	return ask(ctx, c, addr, readConfig)
+	configs, err := c.MachineConfigs(ctx, addr)
+	return configs.Stored, err
 }
 
 // MachineConfigs implements cluster.ConfigReader.
@@ -465,12 +466,6 @@ func readConfigs(ctx context.Context, s session) (c cluster.Configs, err error) 
 func (c *Client) InstallImage(ctx context.Context, addr netip.Addr) (string, error) {
 	m, err := ask(ctx, c, addr, inRounds([]reading{readFromConfig}))
 	return m.InstallImage, err
-}
-
-// readConfig reads the stored configuration.
-func readConfig(ctx context.Context, s session) (cluster.Secret, error) {
-	c, err := readConfigs(ctx, s)
-	return c.Stored, err
 }
 
 // configIn takes the bytes from the message: the client library's own type would parse them,

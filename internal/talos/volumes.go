@@ -117,7 +117,8 @@ func userVolumes(cfg config.Config) []configVolume {
 		add(constants.RawVolumePrefix, block.RawVolumeConfigKind, r.Name(), partitionVolume(r.Provisioning(), r.Encryption()))
 	}
 	for _, s := range cfg.SwapVolumeConfigs() {
-		add(constants.SwapVolumePrefix, block.SwapVolumeConfigKind, s.Name(), partitionVolume(s.Provisioning(), s.Encryption()))
+		v := partitionVolume(s.Provisioning(), s.Encryption())
+		add(constants.SwapVolumePrefix, block.SwapVolumeConfigKind, s.Name(), v)
 	}
 	for _, e := range cfg.ExistingVolumeConfigs() {
 		selector := e.VolumeDiscovery().VolumeSelector()

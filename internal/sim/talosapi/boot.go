@@ -256,8 +256,10 @@ func (b *boot) configured(ctx context.Context, st stateData) (outcome, error) {
 	if err := b.stage(ctx, runtime.MachineStageBooting, true); err != nil {
 		return carryOn, err
 	}
-	if end := b.awaitEtcd(ctx); end != carryOn {
-		return end, nil
+	if e := b.etcdService(); e != nil {
+		if end := until(ctx, b, e.up); end != carryOn {
+			return end, nil
+		}
 	}
 	b.seq.end()
 	if err := b.stage(ctx, runtime.MachineStageRunning, true); err != nil {

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/siderolabs/talos/pkg/machinery/constants"
+	etcdres "github.com/siderolabs/talos/pkg/machinery/resources/etcd"
 
 	"github.com/recast-sh/recast/internal/sim/artefact"
 	"github.com/recast-sh/recast/internal/sim/etcd"
@@ -222,11 +223,6 @@ func dataOf(c *etcd.Cluster, m etcd.Member) EtcdData {
 
 func hexID(id uint64) string { return fmt.Sprintf("%016x", id) }
 
-func parseID(s string) uint64 {
-	id, _ := strconv.ParseUint(s, 16, 64) // an invalid ID is no member's
-	return id
-}
-
 // show updates the visible state of the service.
 func (e *etcdService) show(ctx context.Context, s service) {
 	s.id = "etcd"
@@ -268,7 +264,8 @@ const memberRemoved = "the member has been permanently removed from the cluster"
 // serve runs the member's server until ctx ends, the member is removed from the cluster or
 // the server is broken; it returns Talos' message.
 func (e *etcdService) serve(ctx context.Context, c *etcd.Cluster, d EtcdData) string {
-	b, id := e.b, parseID(d.Member)
+	b := e.b
+	id, _ := strconv.ParseUint(d.Member, 16, 64) // an invalid ID is no member's
 	if c == nil || b.m.etcdFault().Down {
 		return etcdFailed
 	}
@@ -296,7 +293,9 @@ func (e *etcdService) follow(ctx context.Context, c *etcd.Cluster, id uint64, d 
 	m := e.b.m
 	e.show(ctx, service{state: stateRunning, message: "Started task etcd for container etcd", unknown: true})
 	m.etcdSays("info", "embed/serve.go:139", "ready to serve client requests", "")
-	if err := e.b.publishEtcdMember(ctx, id); err != nil && ctx.Err() == nil {
+	own := etcdres.NewMember(etcdres.NamespaceName, etcdres.LocalMemberID)
+	own.TypedSpec().MemberID = etcdres.FormatMemberID(id)
+	if err := e.b.store.set(ctx, own); err != nil && ctx.Err() == nil {
 		m.console("service[etcd]: %v", err)
 	}
 	m.fw.hub.change(func() {})
@@ -389,15 +388,6 @@ func (e *etcdService) read(ctx context.Context, c *etcd.Cluster, id uint64) erro
 		err = c.Linearizable(ctx)
 	}
 	return err
-}
-
-// awaitEtcd waits until etcd was healthy once, as the boot sequence does, unless an order to end comes before.
-func (b *boot) awaitEtcd(ctx context.Context) outcome {
-	e := b.etcdService()
-	if e == nil {
-		return carryOn
-	}
-	return until(ctx, b, e.up)
 }
 
 // labelEtcd is the volume for etcd's data, if configured (Talos 1.14); else it is a directory on

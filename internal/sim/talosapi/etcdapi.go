@@ -113,9 +113,10 @@ func (s *machineService) EtcdStatus(ctx context.Context, _ *emptypb.Empty) (*mac
 	if data := s.boot.m.fw.o.Data; data != nil {
 		now.Index += data.Revision() // each write is an entry of raft's log
 	}
+	version := strings.TrimPrefix(tagOf(s.boot.config().Cluster().Etcd().Image()), "v")
 	answer := &machineapi.EtcdMemberStatus{
 		MemberId: id, Leader: now.Leader, RaftTerm: now.Term, RaftIndex: now.Index, RaftAppliedIndex: now.Index, IsLearner: now.Learner,
-		DbSize: 32 << 10, DbSizeInUse: 24 << 10, ProtocolVersion: cmp.Or(s.boot.m.etcdFault().Version, s.boot.etcdVersion()),
+		DbSize: 32 << 10, DbSizeInUse: 24 << 10, ProtocolVersion: cmp.Or(s.boot.m.etcdFault().Version, version),
 	}
 	if v := strings.Split(answer.ProtocolVersion, "."); len(v) > 1 {
 		answer.StorageVersion = v[0] + "." + v[1] + ".0"
@@ -127,12 +128,6 @@ func (s *machineService) EtcdStatus(ctx context.Context, _ *emptypb.Empty) (*mac
 		answer.Errors = append(answer.Errors, fmt.Sprintf("memberID:%d alarm:%s ", a.Member, a.Kind))
 	}
 	return &machineapi.EtcdStatusResponse{Messages: []*machineapi.EtcdStatus{{MemberStatus: answer}}}, nil
-}
-
-// etcdVersion is the version of the configured image.
-func (b *boot) etcdVersion() string {
-	image, _, _ := strings.Cut(b.config().Cluster().Etcd().Image(), "@")
-	return strings.TrimPrefix(image[strings.LastIndexByte(image, ':')+1:], "v")
 }
 
 func (s *machineService) EtcdAlarmList(ctx context.Context, _ *emptypb.Empty) (*machineapi.EtcdAlarmListResponse, error) {

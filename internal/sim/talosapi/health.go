@@ -104,7 +104,10 @@ func (e *examination) machineChecks() []check {
 		{"all nodes disk sizes", e.each(e.nodes, judged(block.NamespaceName, block.VolumeStatusType, diskSizes))},
 		{"no diagnostics", e.each(e.nodes, judged(runtime.NamespaceName, runtime.DiagnosticType, noDiagnostics))},
 		{"kubelet to be healthy", e.service("kubelet")},
-		{"all nodes to finish boot sequence", e.each(e.nodes, judged(runtime.NamespaceName, runtime.MachineStatusType, booted))},
+		{
+			"all nodes to finish boot sequence",
+			e.each(e.nodes, judged(runtime.NamespaceName, runtime.MachineStatusType, booted)),
+		},
 		{"all k8s nodes to report", e.proxy.boot.nodesReport(e.nodes)},
 		{
 			"all control plane static pods to be running",
@@ -303,7 +306,8 @@ func (o kubeObjects) unready() []string {
 func (b *boot) kubernetes(ctx context.Context, path string) (list kubeObjects, err error) {
 	cfg := b.config()
 	organization := cfg.Cluster().AdminKubeconfig().CertOrganization()
-	pair, roots, err := issue(cfg.K8sAPIServerCAConfig().IssuingCA(), clientOptions("talos:health", organization, allowedTimeSkew, time.Hour)...)
+	options := clientOptions("talos:health", organization, allowedTimeSkew, time.Hour)
+	pair, roots, err := issue(cfg.K8sAPIServerCAConfig().IssuingCA(), options...)
 	if err != nil {
 		return list, fmt.Errorf("error generating Kubernetes client certificate: %w", err)
 	}

@@ -16,7 +16,6 @@ import (
 	"github.com/siderolabs/crypto/x509"
 	"github.com/siderolabs/talos/pkg/machinery/config"
 	"github.com/siderolabs/talos/pkg/machinery/resources/cluster"
-	etcdres "github.com/siderolabs/talos/pkg/machinery/resources/etcd"
 	"github.com/siderolabs/talos/pkg/machinery/resources/kubespan"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -441,9 +440,3 @@ func (b *boot) reachEtcd(ctx context.Context) (*etcd.Cluster, error) {
 
 // dialTime is how long a client retries servers that refuse connections.
 const dialTime = 2 * time.Second
-
-// publishEtcdMember publishes the member that runs on this machine.
-func (b *boot) publishEtcdMember(ctx context.Context, id uint64) error {
-	spec := etcdres.MemberSpec{MemberID: etcdres.FormatMemberID(id)}
-	return b.store.set(ctx, filled(etcdres.NewMember(etcdres.NamespaceName, etcdres.LocalMemberID), spec))
-}

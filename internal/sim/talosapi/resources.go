@@ -151,8 +151,8 @@ func (b *boot) publishConfig(ctx context.Context, active config.Provider) error 
 	if now := b.m.attach(b.med.image, active); now.prefix.Addr() == b.m.addr() {
 		b.m.net.Store(&now)
 	}
-	err := errors.Join(b.publishNetwork(ctx), b.publishResolvers(ctx, active), b.renderPods(ctx), b.publishManifests(ctx, active))
-	if err != nil {
+	err := errors.Join(b.publishNetwork(ctx), b.publishResolvers(ctx, active), b.renderPods(ctx))
+	if err := errors.Join(err, b.publishManifests(ctx, active)); err != nil {
 		return err
 	}
 	b.kubelet.notify()

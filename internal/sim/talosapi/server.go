@@ -214,7 +214,8 @@ func clientOptions(name, organization string, skew, life time.Duration) []x509.O
 	return []x509.Option{
 		x509.CommonName(name), x509.Organization(organization),
 		x509.NotBefore(time.Now().Add(-skew)), x509.NotAfter(time.Now().Add(life)),
-		x509.KeyUsage(stdx509.KeyUsageDigitalSignature), x509.ExtKeyUsage([]stdx509.ExtKeyUsage{stdx509.ExtKeyUsageClientAuth}),
+		x509.KeyUsage(stdx509.KeyUsageDigitalSignature),
+		x509.ExtKeyUsage([]stdx509.ExtKeyUsage{stdx509.ExtKeyUsageClientAuth}),
 	}
 }
 

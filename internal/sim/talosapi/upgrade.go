@@ -344,7 +344,9 @@ func (s *lifecycleService) Upgrade(req *machineapi.LifecycleServiceUpgradeReques
 	err = b.upgradeDisk(ctx, c, "", func(line string) {
 		b.m.console("%s", line)
 		// the caller may be gone
-		_ = srv.Send(progressOf(&machineapi.LifecycleServiceInstallProgress_Message{Message: line + "\n"}))
+		_ = srv.Send(&machineapi.LifecycleServiceUpgradeResponse{Progress: &machineapi.LifecycleServiceInstallProgress{
+			Response: &machineapi.LifecycleServiceInstallProgress_Message{Message: line + "\n"},
+		}})
 	})
 	var code int32
 	if failed, ok := errors.AsType[installerTask](err); ok {
@@ -360,10 +362,6 @@ func (s *lifecycleService) Upgrade(req *machineapi.LifecycleServiceUpgradeReques
 		return fmt.Errorf("send exit code: %w", err)
 	}
 	return nil
-}
-
-func progressOf(m *machineapi.LifecycleServiceInstallProgress_Message) *machineapi.LifecycleServiceUpgradeResponse {
-	return &machineapi.LifecycleServiceUpgradeResponse{Progress: &machineapi.LifecycleServiceInstallProgress{Response: m}}
 }
 
 var errNoPrevious = errors.New("previous UKI not found")

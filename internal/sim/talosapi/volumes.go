@@ -78,7 +78,8 @@ func volumesOf(cfg config.Provider) []volume {
 		id := userPrefix + u.Name()
 		vols = append(vols, volume{
 			id: id, label: id, kind: u.Type().ValueOr(block.VolumeTypePartition), filesystem: u.Filesystem().Type().String(),
-			keys: keysOf(u.Encryption()), selector: selectorOf(u.Provisioning()), minBytes: u.Provisioning().MinSize().ValueOrZero(),
+			keys: keysOf(u.Encryption()), selector: selectorOf(u.Provisioning()),
+			minBytes: u.Provisioning().MinSize().ValueOrZero(),
 		})
 	}
 	return append(vols, furtherVolumes(cfg)...)
@@ -282,7 +283,9 @@ func (v volume) cannot(devs []device) string {
 
 // Volumes identifies the partitions of a disk, whatever is written on them.
 func Volumes(content []byte) string {
-	return eachPartition(content, "\n", func(p artefact.Partition) string { return p.Label + " " + p.UUID + " " + p.FilesystemUUID })
+	return eachPartition(content, "\n", func(p artefact.Partition) string {
+		return p.Label + " " + p.UUID + " " + p.FilesystemUUID
+	})
 }
 
 // keysOf are an encryption's keys by slot, as far as a configuration says them.
