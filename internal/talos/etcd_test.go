@@ -242,9 +242,7 @@ func TestChanges(t *testing.T) {
 			t.Errorf("hung: err = %v after %s", err, took)
 		}
 		changed := slices.DeleteFunc(n.done(), func(what string) bool { return strings.HasPrefix(what, "pull ") })
-		if diff := cmp.Diff([]string{c.want, c.want, c.want, c.want}, changed); diff != "" {
-			t.Errorf("done (-want +got):\n%s", diff)
-		}
+		same(t, "done", []string{c.want, c.want, c.want, c.want}, changed)
 	})
 }
 

@@ -44,6 +44,14 @@ import (
 	"github.com/recast-sh/recast/internal/sim/talosapi"
 )
 
+// same requires that got is what is wanted.
+func same(t *testing.T, what string, want, got any, opts ...cmp.Option) {
+	t.Helper()
+	if diff := cmp.Diff(want, got, opts...); diff != "" {
+		t.Errorf("%s (-want +got):\n%s", what, diff)
+	}
+}
+
 // value is what a call returns, unless that fails.
 func value[T any](v T, err error) func(*testing.T) T {
 	return func(t *testing.T) T {

@@ -82,9 +82,7 @@ func TestReplaceConfig(t *testing.T) {
 			t.Errorf("before %+v, after %+v", before, now)
 		}
 		encrypted := []cluster.Encryption{{Volume: "EPHEMERAL", Keys: []string{"tpm"}, LockToState: true}}
-		if diff := gocmp.Diff(encrypted, now.Encryption); diff != "" {
-			t.Errorf("encryption (-want +got):\n%s", diff)
-		}
+		same(t, "encryption", encrypted, now.Encryption)
 		const secret = "hunter-two-is-a-secret"
 		broken := cluster.Secret("machine: {" + secret + ": " + secret + "}")
 		if err := c.ReplaceConfig(ctx, cpAddr, cpUUID, broken); err == nil || strings.Contains(err.Error(), ": "+secret) {
@@ -102,9 +100,7 @@ func TestEtcdOfTheLab(t *testing.T) {
 			t.Fatalf("members = %+v, err = %v", members, err)
 		}
 		want := []cluster.EtcdMember{{ID: members[0].ID, Name: "cp1", Peers: []string{"https://127.42.7.11:2380"}}}
-		if diff := gocmp.Diff(want, members); diff != "" {
-			t.Errorf("members (-want +got):\n%s", diff)
-		}
+		same(t, "members", want, members)
 		status, err := c.EtcdStatus(ctx, cpAddr)
 		if err != nil || status.MemberID != members[0].ID || status.Leader != members[0].ID || status.Version == "" || status.DBBytes == 0 || status.Errors != nil {
 			t.Errorf("status = %+v, err = %v", status, err)

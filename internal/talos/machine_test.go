@@ -84,9 +84,7 @@ func TestConfigArgs(t *testing.T) {
 		"the same server": {"talos.config=http://a.example/1 talos.config=http://a.example/2", []string{"talos.config=http://a.example"}},
 	}
 	for name, c := range cases {
-		if diff := cmp.Diff(c.want, configArgs(c.cmdline)); diff != "" {
-			t.Errorf("%s (-want +got):\n%s", name, diff)
-		}
+		same(t, name, c.want, configArgs(c.cmdline))
 	}
 }
 

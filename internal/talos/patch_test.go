@@ -151,12 +151,8 @@ func TestPatchByHand(t *testing.T) {
 			head, docs, _ := strings.Cut(strings.TrimSuffix(got, tail), "\n---\n")
 			var main any
 			decode(t, head, &main)
-			if diff := cmp.Diff(want, main); diff != "" {
-				t.Errorf("main document (-want +got):\n%s", diff)
-			}
-			if diff := cmp.Diff(strings.TrimPrefix(fill.Replace(c.wantDocs), "---\n"), docs); diff != "" {
-				t.Errorf("documents (-want +got):\n%s", diff)
-			}
+			same(t, "main document", want, main)
+			same(t, "documents", strings.TrimPrefix(fill.Replace(c.wantDocs), "---\n"), docs)
 			for _, comment := range []string{"# written by hand", "type: worker # a worker"} {
 				if !strings.Contains(got, comment) {
 					t.Errorf("%q is gone from:\n%s", comment, got)
@@ -203,9 +199,7 @@ func TestPatchKeepsEmptyDocuments(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			if diff := cmp.Diff(around[0]+want+around[1], string(patch(t, []byte(around[0]+string(config)+around[1])))); diff != "" {
-				t.Errorf("(-want +got):\n%s", diff)
-			}
+			same(t, "patched", around[0]+want+around[1], string(patch(t, []byte(around[0]+string(config)+around[1]))))
 		})
 	}
 }
@@ -218,9 +212,7 @@ func TestPatchInstallerWhereNoneWas(t *testing.T) {
 	var want, got any
 	decode(t, fmt.Sprintf(handWritten, "  features:\n    rbac: true\n  install:\n    image: "+installer), &want)
 	decode(t, string(patched), &got)
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	same(t, "patched", want, got)
 }
 
 func decode(t *testing.T, text string, into *any) {

@@ -57,9 +57,7 @@ func TestBlankMachineBecomesNode(t *testing.T) {
 		if system, err := c.System(ctx, cpAddr); err != nil || system.FromISO {
 			t.Errorf("what runs from a disk: %+v, %v", system, err)
 		}
-		if diff := cmp.Diff(want, blank.Machine, ignore); diff != "" {
-			t.Errorf("blank machine (-want +got):\n%s", diff)
-		}
+		same(t, "blank machine", want, blank.Machine, ignore)
 		if blank.Volumes[0].PartitionUUID == "" || blank.Volumes[0].FilesystemUUID == "" || blank.Disks[0].BusPath != "/pci0000:00/0000:00:0a.0/virtio2" {
 			t.Errorf("not identified: %+v, %+v", blank.Volumes, blank.Disks)
 		}
@@ -93,9 +91,7 @@ func TestBlankMachineBecomesNode(t *testing.T) {
 		wantMembers := []cluster.Member{
 			{Nodename: "cp1", Addresses: []netip.Addr{cpAddr}, ControlPlane: true}, {Nodename: "wk1", Addresses: []netip.Addr{workerAddr}},
 		}
-		if diff := cmp.Diff(wantMembers, members, cmpopts.IgnoreFields(cluster.Member{}, "NodeID"), cmpopts.EquateComparable(netip.Addr{})); diff != "" {
-			t.Errorf("members (-want +got):\n%s", diff)
-		}
+		same(t, "members", wantMembers, members, cmpopts.IgnoreFields(cluster.Member{}, "NodeID"), cmpopts.EquateComparable(netip.Addr{}))
 	})
 }
 
@@ -198,9 +194,7 @@ func TestReaderComparesTheRest(t *testing.T) {
 		}
 		got := value(l.client(role.Reader).System(t.Context(), cpAddr))(t)
 		whole.ConfigHidden, whole.InstallImage, whole.Configs, whole.Encryption, whole.NextBoot = true, "", cluster.Configs{}, nil, ""
-		if diff := cmp.Diff(whole, got); diff != "" {
-			t.Errorf("as os:reader (-want +got):\n%s", diff)
-		}
+		same(t, "as os:reader", whole, got)
 	})
 }
 

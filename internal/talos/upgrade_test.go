@@ -83,9 +83,7 @@ func TestInstall(t *testing.T) {
 		if diff := gocmp.Diff(c.said, said); diff != "" || reboots != c.reboots {
 			t.Errorf("reboots = %t; said (-want +got):\n%s", reboots, diff)
 		}
-		if diff := gocmp.Diff(c.did, c.node.done()); diff != "" {
-			t.Errorf("done (-want +got):\n%s", diff)
-		}
+		same(t, "done", c.did, c.node.done())
 		if (err == nil) != (c.err == "") || err != nil && !strings.Contains(err.Error(), c.err) || errors.Is(err, cluster.ErrLostAnswer) != c.lost {
 			t.Errorf("err = %v, want %q", err, c.err)
 		}

@@ -2,8 +2,6 @@ package talos
 
 import (
 	"testing"
-
-	"github.com/google/go-cmp/cmp"
 )
 
 func TestUnsupported(t *testing.T) {
@@ -54,9 +52,7 @@ func TestUnsupported(t *testing.T) {
 		}},
 	}
 	for name, c := range cases {
-		if diff := cmp.Diff(c.want, new(Client).Unsupported(c.from, c.to, c.kubelet)); diff != "" {
-			t.Errorf("%s (-want +got):\n%s", name, diff)
-		}
+		same(t, name, c.want, new(Client).Unsupported(c.from, c.to, c.kubelet))
 	}
 }
 

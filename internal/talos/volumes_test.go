@@ -68,9 +68,7 @@ func TestBlockView(t *testing.T) {
 		{Device: "sdf", SizeBytes: 8},              // a partition
 		{Device: "vdb", Serial: "data", SizeBytes: 20},
 	}
-	if diff := cmp.Diff(wantDisks, v.machineDisks()); diff != "" {
-		t.Errorf("disks (-want +got):\n%s", diff)
-	}
+	same(t, "disks", wantDisks, v.machineDisks())
 	wantVolumes := []cluster.Volume{
 		{ID: "STATE", Device: "sda1", Disk: "sda", Label: "STATE", PartitionUUID: "p1", FilesystemUUID: "luks1", Format: "luks", Phase: "ready"},
 		{Device: "sdc", Disk: "sdc", FilesystemUUID: "fs5", FilesystemLabel: "data", Format: "xfs"},
@@ -78,9 +76,7 @@ func TestBlockView(t *testing.T) {
 		{ID: "EPHEMERAL", Device: "vdb1", Disk: "vdb", Label: "EPHEMERAL", PartitionUUID: "p2", FilesystemUUID: "fs2", Format: "xfs", Phase: "ready"},
 		{ID: "u-new", Device: "vdb2", Disk: "vdb", Label: "u-new", PartitionUUID: "p4", Phase: "waiting"},
 	}
-	if diff := cmp.Diff(wantVolumes, v.machineVolumes()); diff != "" {
-		t.Errorf("volumes (-want +got):\n%s", diff)
-	}
+	same(t, "volumes", wantVolumes, v.machineVolumes())
 }
 
 // What Talos reports of LVM and ZFS, and of mount points.
@@ -119,9 +115,7 @@ func TestBlockViewOfPools(t *testing.T) {
 		{Device: "sdc1", Disks: []string{"sdc"}, Format: "zfs"},
 		{Device: "sdz", Format: "lvm2-pv", Group: "vg1"},
 	}
-	if diff := cmp.Diff(want, v.poolMembers()); diff != "" {
-		t.Errorf("pools (-want +got):\n%s", diff)
-	}
+	same(t, "pools", want, v.poolMembers())
 }
 
 func TestBlockViewOfMounts(t *testing.T) {
@@ -192,16 +186,12 @@ func TestVolumeStatuses(t *testing.T) {
 		{ID: "u-whole", Type: "disk", Phase: "ready", Location: "/dev/sdb", Disk: "sdb", Mount: "/var/mnt/whole"},
 		{ID: "x-share", Type: "external", Phase: "ready", Location: "share0", Mount: "/var/mnt/share"},
 	}
-	if diff := cmp.Diff(want, v.volumeStatuses()); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	same(t, "statuses", want, v.volumeStatuses())
 	var ids []string
 	for _, volume := range v.machineVolumes() {
 		ids = append(ids, volume.Device+" "+volume.ID+" "+volume.Phase)
 	}
-	if diff := cmp.Diff([]string{"sda6  ", "sdb u-whole ready", "sdc1 /dev/sdc-1 ready", "sdc2 r-secret ready"}, ids); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	same(t, "volumes", []string{"sda6  ", "sdb u-whole ready", "sdc1 /dev/sdc-1 ready", "sdc2 r-secret ready"}, ids)
 }
 
 // selectingMachine has a system disk, two data disks, a CD and the image of its system.

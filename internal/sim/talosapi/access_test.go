@@ -86,9 +86,7 @@ func TestRoles(t *testing.T) {
 			"upgrade": "Unknown PermissionDenied ", "pull": "NotFound PermissionDenied ",
 			"client configuration": "InvalidArgument PermissionDenied ", "apply rubbish": "InvalidArgument PermissionDenied ",
 		}
-		if diff := cmp.Diff(want, got); diff != "" {
-			t.Errorf("admin, then reader (-want +got):\n%s", diff)
-		}
+		same(t, "admin, then reader", want, got)
 	})
 }
 

@@ -216,9 +216,7 @@ func TestMaintenanceOfEachRelease(t *testing.T) {
 	each(t, answers, func(t *testing.T, talos string, want map[string]string) {
 		l := newLab(t)
 		_, c := l.blank(workerAddr, version("new", talos))
-		if diff := cmp.Diff(want, inMaintenance(t, c, l.config(talosapi.Machine{Hostname: "wk1", Installer: newRef}))); diff != "" {
-			t.Errorf("(-want +got):\n%s", diff)
-		}
+		same(t, "answers", want, inMaintenance(t, c, l.config(talosapi.Machine{Hostname: "wk1", Installer: newRef})))
 	})
 }
 

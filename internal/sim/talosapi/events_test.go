@@ -91,9 +91,7 @@ func TestEventsOfABoot(t *testing.T) {
 				"phase startEverything START", "etcd PREPARING healthy=false", "etcd RUNNING healthy=false", "etcd RUNNING healthy=true",
 				"phase startEverything STOP", "sequence boot STOP",
 			})
-		if diff := cmp.Diff(want, eventsOf(t, c, "sequence boot STOP")); diff != "" {
-			t.Errorf("events (-want +got):\n%s", diff)
-		}
+		same(t, "events", want, eventsOf(t, c, "sequence boot STOP"))
 		kernel := dmesg(t, c)
 		for _, line := range []string{
 			"boot sequence: 9 phase(s)", "phase ephemeral (5/9): 1 tasks(s)", "task mountEphemeralPartition (1/1): done, ",
@@ -121,16 +119,12 @@ func TestEventsOfAnInstallation(t *testing.T) {
 	}, func(t *testing.T, name string, tc sequences) {
 		l := newLabOf(t, tc.config)
 		_, open := l.blank(cpAddr, version("new", "v1.14.1"))
-		if diff := cmp.Diff([]string{"phase config START", "task runningMaintenance START"}, eventsOf(t, open, "task runningMaintenance START")[9:]); diff != "" {
-			t.Errorf("events in maintenance mode (-want +got):\n%s", diff)
-		}
+		same(t, "events in maintenance mode", []string{"phase config START", "task runningMaintenance START"}, eventsOf(t, open, "task runningMaintenance START")[9:])
 		apply(t, open, l.config(cp1(newRef)))
 		time.Sleep(10 * time.Second)
 		c := l.client(cpAddr, role.Admin)
 		got := slices.DeleteFunc(eventsOf(t, c, ""), func(line string) bool { return !strings.HasPrefix(line, "sequence ") })
-		if diff := cmp.Diff(append([]string{"sequence initialize START", "sequence initialize STOP"}, tc.want...), got); diff != "" {
-			t.Errorf("events (-want +got):\n%s", diff)
-		}
+		same(t, "events", append([]string{"sequence initialize START", "sequence initialize STOP"}, tc.want...), got)
 		if name == "by a sequence" {
 			return
 		}
@@ -155,9 +149,7 @@ func TestEventsOfAReset(t *testing.T) {
 		all := eventsOf(t, c, "phase resetSpec START")
 		want := slices.Concat([]string{"sequence reset START"}, through("cleanup", "dbus", "preReset", "stopServices", "umount", "unmountBind", "unmountSystem",
 			"volumeFinalize", "kexec", "stopEverything", "forceCleanup"), []string{"phase resetSpec START"})
-		if diff := cmp.Diff(want, all[slices.Index(all, want[0]):]); diff != "" {
-			t.Errorf("events (-want +got):\n%s", diff)
-		}
+		same(t, "events", want, all[slices.Index(all, want[0]):])
 	})
 }
 

@@ -16,6 +16,7 @@ import (
 
 	"github.com/cosi-project/runtime/pkg/resource"
 	"github.com/cosi-project/runtime/pkg/safe"
+	"github.com/google/go-cmp/cmp"
 	"github.com/siderolabs/talos/pkg/machinery/client"
 	clientconfig "github.com/siderolabs/talos/pkg/machinery/client/config"
 	"github.com/siderolabs/talos/pkg/machinery/resources/block"
@@ -132,6 +133,14 @@ const (
 	oldRef     = "registry.example/installer/old:v1.13.9"
 	newRef     = "registry.example/installer/new:v1.13.9"
 )
+
+// same requires that got is what is wanted.
+func same(t *testing.T, what string, want, got any, opts ...cmp.Option) {
+	t.Helper()
+	if diff := cmp.Diff(want, got, opts...); diff != "" {
+		t.Errorf("%s (-want +got):\n%s", what, diff)
+	}
+}
 
 // value is what a call returns, unless that fails.
 func value[T any](v T, err error) func(*testing.T) T {

@@ -76,9 +76,7 @@ func TestInstallFromISO(t *testing.T) {
 		if _, err := readFacts(t.Context(), open); err == nil {
 			t.Error("a client without certificate still gets in")
 		}
-		if diff := cmp.Diff([]string{"up cp1 v1.35.4 cp=true", "up wk1 v1.35.4 cp=false"}, l.lines(&l.kubelets)); diff != "" {
-			t.Errorf("kubelets (-want +got):\n%s", diff)
-		}
+		same(t, "kubelets", []string{"up cp1 v1.35.4 cp=true", "up wk1 v1.35.4 cp=false"}, l.lines(&l.kubelets))
 		if took := time.Since(began); took < 45*time.Second || took > 90*time.Second {
 			t.Errorf("the install took %s", took)
 		}
@@ -166,9 +164,7 @@ func TestRebootKeepsConfigAndData(t *testing.T) {
 		b.guest.Shutdown()
 		time.Sleep(5 * time.Second)
 		<-b.off
-		if diff := cmp.Diff([]string{"up cp1 v1.35.4 cp=true", "down cp1", "up cp-renamed v1.35.4 cp=true", "down cp-renamed"}, l.lines(&l.kubelets)); diff != "" {
-			t.Errorf("kubelets (-want +got):\n%s", diff)
-		}
+		same(t, "kubelets", []string{"up cp1 v1.35.4 cp=true", "down cp1", "up cp-renamed v1.35.4 cp=true", "down cp-renamed"}, l.lines(&l.kubelets))
 	})
 }
 

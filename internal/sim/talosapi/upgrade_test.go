@@ -11,7 +11,6 @@ import (
 	"time"
 	"unicode/utf16"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/siderolabs/talos/pkg/machinery/api/common"
 	machineapi "github.com/siderolabs/talos/pkg/machinery/api/machine"
 	"github.com/siderolabs/talos/pkg/machinery/client"
@@ -272,9 +271,7 @@ func TestUpgradeByMachineService(t *testing.T) {
 		}
 		synctest.Wait() // for the rest of the boot
 		want := []string{"up cp1 v1.35.4 cp=true", "uncordoned cp1", "drained cp1", "down cp1", "up cp1 v1.35.4 cp=true", "uncordoned cp1"}
-		if diff := cmp.Diff(want, l.lines(&l.kubelets)); diff != "" {
-			t.Errorf("node (-want +got):\n%s", diff)
-		}
+		same(t, "node", want, l.lines(&l.kubelets))
 	})
 }
 
@@ -368,17 +365,13 @@ func TestImageNames(t *testing.T) {
 		}
 		must(t, pull(t.Context(), c, "registry.example/i:v1@"+digest))
 		canonical := []string{"registry.example/i@" + digest + " " + digest, digest + " " + digest}
-		if diff := cmp.Diff(canonical, names()); diff != "" {
-			t.Errorf("after a pull by digest (-want +got):\n%s", diff)
-		}
+		same(t, "after a pull by digest", canonical, names())
 		if _, err := install(t.Context(), c, "registry.example/i:v1@"+digest); status.Code(err) != codes.Internal {
 			t.Errorf("containerd found an image by tag and digest: %v", err)
 		}
 		must(t, pull(t.Context(), c, "registry.example/i:v1"))
 		l.reboot(c, func() error { return c.Reboot(t.Context()) })
-		if diff := cmp.Diff([]string{"registry.example/i:v1 " + digest, canonical[0], canonical[1]}, names()); diff != "" {
-			t.Errorf("after a pull by tag and a reboot (-want +got):\n%s", diff)
-		}
+		same(t, "after a pull by tag and a reboot", []string{"registry.example/i:v1 " + digest, canonical[0], canonical[1]}, names())
 		s := value(c.ImageClient.List(t.Context(), &machineapi.ImageServiceListRequest{}))(t)
 		if _, err := s.Recv(); status.Code(err) != codes.InvalidArgument {
 			t.Errorf("without a namespace: %v", err)
