@@ -335,8 +335,11 @@ func (s *imageService) Pull(req *machineapi.ImageServicePullRequest, srv grpc.Se
 			broken = srv.Send(layerProgress(c, share))
 		}
 	})
-	if err = cmp.Or(pullError(err), broken); err != nil {
-		return err
+	switch {
+	case err != nil:
+		return pullError(err)
+	case broken != nil:
+		return broken
 	}
 	return srv.Send(&machineapi.ImageServicePullResponse{Response: &machineapi.ImageServicePullResponse_Name{Name: name.ref}})
 }
