@@ -1,4 +1,4 @@
-package machineconfig_test
+package machineconfig
 
 import (
 	"os"
@@ -8,8 +8,6 @@ import (
 
 	"github.com/siderolabs/talos/pkg/machinery/config/generate/secrets"
 	"go.yaml.in/yaml/v4"
-
-	"github.com/recast-sh/recast/internal/machineconfig"
 )
 
 // TestRender: patches are applied in their order, all nodes get the same secrets, and what can't be
@@ -20,31 +18,20 @@ func TestRender(t *testing.T) {
 	write := func(name, text string) string {
 		t.Helper()
 		path := filepath.Join(dir, name)
-		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(path, []byte(text), 0o600))
 		return path
 	}
-	bundle, err := secrets.NewBundle(secrets.NewClock(), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	text, err := yaml.Marshal(bundle)
-	if err != nil {
-		t.Fatal(err)
-	}
-	r := machineconfig.Render{
+	bundle := value(secrets.NewBundle(secrets.NewClock(), nil))(t)
+	text := value(yaml.Marshal(bundle))(t)
+	r := Render{
 		Cluster: "home", Endpoint: "https://10.0.0.1:6443", Secrets: write("secrets.yaml", string(text)), Talos: "v1.13", Kubernetes: "v1.35.4", ControlPlanes: []string{"cp1"},
 		All:        []string{write("all.yaml", "machine:\n  nodeLabels: {a: all, b: all, c: all}\n")},
 		OfControls: []string{write("cp.yaml", "machine:\n  nodeLabels: {b: role}\n")},
 		OfNode:     map[string][]string{"cp1": {write("cp1.yaml", "machine:\n  nodeLabels: {c: node}\n")}},
 	}
-	read := func(r machineconfig.Render, node string) (string, error) {
+	read := func(r Render, node string) (string, error) {
 		t.Helper()
-		s, err := machineconfig.New(machineconfig.Options{Place: "recast.yaml:5:3", Render: &r})
-		if err != nil {
-			t.Fatal(err)
-		}
+		s := value(New(Options{Place: "recast.yaml:5:3", Render: &r}))(t)
 		got, found, err := s.Config(t.Context(), node)
 		if err == nil && !found {
 			t.Errorf("no configuration for %s", node)
@@ -55,28 +42,25 @@ func TestRender(t *testing.T) {
 		"cp1": {"type: controlplane", "a: all", "b: role", "c: node", "token: " + bundle.TrustdInfo.Token, "endpoint: https://10.0.0.1:6443", "kubelet:v1.35.4"},
 		"wk1": {"type: worker", "b: all", "c: all", "token: " + bundle.TrustdInfo.Token},
 	} {
-		got, err := read(r, node)
-		if err != nil {
-			t.Fatal(err)
-		}
+		got := value(read(r, node))(t)
 		for _, text := range says {
 			if !strings.Contains(got, text) {
 				t.Errorf("%s has no %q:\n%s", node, text, got)
 			}
 		}
 	}
-	for want, change := range map[string]func(*machineconfig.Render){
-		"secrets.yaml: no such file": func(r *machineconfig.Render) { r.Secrets = filepath.Join(dir, "gone", "secrets.yaml") },
-		"none.yaml has no secrets":   func(r *machineconfig.Render) { r.Secrets = write("none.yaml", "token: hushhush\n") },
-		"bad.yaml is no patch":       func(r *machineconfig.Render) { r.All = []string{write("bad.yaml", "machine: hushhush\n")} },
-		"unknown keys found during decoding:\nmachine:\n    pasword:": func(r *machineconfig.Render) {
+	for want, change := range map[string]func(*Render){
+		"secrets.yaml: no such file": func(r *Render) { r.Secrets = filepath.Join(dir, "gone", "secrets.yaml") },
+		"none.yaml has no secrets":   func(r *Render) { r.Secrets = write("none.yaml", "token: hushhush\n") },
+		"bad.yaml is no patch":       func(r *Render) { r.All = []string{write("bad.yaml", "machine: hushhush\n")} },
+		"unknown keys found during decoding:\nmachine:\n    pasword:": func(r *Render) {
 			r.All = []string{write("typo.yaml", "machine:\n  pasword: hushhush\n")}
 		},
-		"json.yaml can't be applied": func(r *machineconfig.Render) {
+		"json.yaml can't be applied": func(r *Render) {
 			r.OfWorkers = []string{write("json.yaml", `[{"op":"remove","path":"/machine/none"}]`)}
 		},
-		"error parsing version": func(r *machineconfig.Render) { r.Talos = "hush" },
-		"is encrypted with sops": func(r *machineconfig.Render) {
+		"error parsing version": func(r *Render) { r.Talos = "hush" },
+		"is encrypted with sops": func(r *Render) {
 			r.All = []string{write("sops.yaml", "machine: ENC[x]\nsops:\n    mac: ENC[y]\n")}
 		},
 	} {

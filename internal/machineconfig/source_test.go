@@ -1,12 +1,21 @@
 package machineconfig
 
 import (
+	"context"
+	"errors"
+	"fmt"
 	"maps"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/siderolabs/talos/pkg/machinery/config/configloader"
+	"github.com/siderolabs/talos/pkg/machinery/constants"
+
+	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/fault"
 )
 
@@ -14,6 +23,22 @@ const (
 	sopsFile = "machine:\n    type: ENC[AES256_GCM,data:x,type:str]\nsops:\n    mac: ENC[AES256_GCM,data:y,type:str]\n    version: 3.13.2\n"
 	ageFile  = "-----BEGIN AGE ENCRYPTED FILE-----\nYWdl\n-----END AGE ENCRYPTED FILE-----\n"
 )
+
+// value is what a call returns, unless that fails.
+func value[T any](v T, err error) func(*testing.T) T {
+	return func(t *testing.T) T {
+		t.Helper()
+		must(t, err)
+		return v
+	}
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
 
 // world is a directory with programs that PATH names, and a Source.
 type world struct {
@@ -28,11 +53,8 @@ func newWorld(t *testing.T) *world {
 	w := &world{t: t, bin: t.TempDir()}
 	path := w.bin + string(filepath.ListSeparator) + "/usr/bin" + string(filepath.ListSeparator) + "/bin"
 	t.Setenv("PATH", path)
-	memory, err := os.MkdirTemp(inMemory(), "machineconfig-test-") // other tests make directories there, too
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(memory) }) // it is empty, or the test has failed
+	memory := value(os.MkdirTemp(inMemory(), "machineconfig-test-"))(t) // other tests make directories there, too
+	t.Cleanup(func() { _ = os.RemoveAll(memory) })                      // it is empty, or the test has failed
 	t.Setenv("XDG_RUNTIME_DIR", memory)
 	t.Setenv("TMPDIR", memory)
 	w.options = Options{
@@ -53,9 +75,7 @@ func (w *world) program(name, script string) {
 func (w *world) inDir(text string) *world {
 	w.t.Helper()
 	w.options.Dir = w.t.TempDir()
-	if err := os.WriteFile(filepath.Join(w.options.Dir, "c1-wk1.yaml"), []byte(text), 0o600); err != nil {
-		w.t.Fatal(err)
-	}
+	must(w.t, os.WriteFile(filepath.Join(w.options.Dir, "c1-wk1.yaml"), []byte(text), 0o600))
 	return w
 }
 
@@ -69,10 +89,7 @@ func (w *world) written(script string) *world {
 
 func (w *world) open() *Source {
 	w.t.Helper()
-	s, err := New(w.options)
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	s := value(New(w.options))(w.t)
 	return s
 }
 
@@ -169,9 +186,7 @@ func TestConfig(t *testing.T) {
 			c.of(w)
 			source := w.open()
 			if w.then != nil {
-				if err := w.then(); err != nil {
-					t.Fatal(err)
-				}
+				must(t, w.then())
 			}
 			text, found, err := source.Config(t.Context(), "wk1")
 			switch {
@@ -213,4 +228,225 @@ func TestRunsOnce(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestEncrypt has a program in the place of sops, which is called as sops takes its arguments; what it
+// writes is used if it has no secret any more.
+func TestEncrypt(t *testing.T) {
+	const (
+		plain = "machine:\n    type: worker\n    token: planted.0123456789\n    ca:\n        key: \"\"\n"
+		calls = `[ "$*" = "--encrypt --input-type yaml --output-type yaml --filename-override $PWD/wk1.yaml /dev/stdin" ] || exit 9; cat >in; `
+	)
+	for name, tc := range map[string]struct {
+		script    string // of sops; "": there is none
+		err, hint string
+	}{
+		"encrypted":            {script: calls + `printf 'machine:\n    token: ENC[AES256_GCM,data:b,type:str]\n    ca:\n        key: ""\nsops:\n    mac: ENC[AES256_GCM,data:y,type:str]\n'`},
+		"a secret left out":    {calls + `printf 'machine:\n    type: ENC[AES256_GCM,data:b,type:str]\n    token: planted.0123456789\nsops:\n    mac: ENC[AES256_GCM,data:y,type:str]\n'`, "sops leaves a secret in the clear", "encrypted_regex"},
+		"not encrypted at all": {calls + "cat in", "sops leaves a secret in the clear", "nothing was written"},
+		"no rule for it":       {calls + "echo 'error loading config: no matching creation rules found; planted.0123456789' >&2; exit 1", "no matching creation rules found; [redacted]", ".sops.yaml"},
+		"no sops":              {"", "there is no sops in PATH", "install sops"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			if tc.script != "" {
+				w.program("sops", tc.script)
+			}
+			text, err := w.options.Encrypt(t.Context(), w.options.Base+"/wk1.yaml", cluster.Secret(plain))
+			switch {
+			case tc.err == "" && (err != nil || encryption(text) != "sops"):
+				t.Errorf("%s, %v", text, err)
+			case tc.err != "" && (err == nil || !strings.Contains(err.Error(), tc.err) || !strings.Contains(strings.Join(fault.Hints(err), "\n"), tc.hint) || text != nil):
+				t.Errorf("%s, %v, hints %q", text, err, fault.Hints(err))
+			}
+		})
+	}
+}
+
+func TestKubernetesFor(t *testing.T) {
+	t.Parallel()
+	newest := "v" + constants.DefaultKubernetesVersion
+	for name, tc := range map[string]struct{ talos, wanted, want, err string }{
+		"the newest":            {NewestTalos(), "", newest, ""},
+		"given":                 {"v1.13.9", "v1.35.4", "v1.35.4", ""},
+		"without its v":         {"v1.13.9", "1.35.4", "v1.35.4", ""},
+		"none is known":         {"v1.13.9", "", "", ""},
+		"too new for it":        {"v1.13.9", newest, "", "is too new to be used with Talos"},
+		"too old for it":        {NewestTalos(), "v1.28.0", "", "is too old to be used with Talos"},
+		"no version":            {NewestTalos(), "latest", "", "Kubernetes latest with Talos"},
+		"a Talos too old":       {"v1.11.0", "v1.31.0", "", "Talos v1.11.0 is not a version of which this recast can make a cluster"},
+		"a Talos of the future": {"v1.99.0", "", "", "Talos v1.99.0 is not a version"},
+		"no Talos":              {"newest", "", "", "Talos newest is not a version"},
+	} {
+		got, err := KubernetesFor(tc.talos, tc.wanted)
+		if got != tc.want || (err != nil) != (tc.err != "") || !strings.Contains(fmt.Sprint(err), tc.err) || err != nil && fault.KindOf(err) != fault.Config {
+			t.Errorf("%s: %q, %v; want %q, %q", name, got, err, tc.want, tc.err)
+		}
+	}
+}
+
+// mode is a machine that is no container, as nocloud and metal are.
+type mode struct{}
+
+func (mode) String() string        { return "nocloud" }
+func (mode) RequiresInstall() bool { return false }
+func (mode) InContainer() bool     { return false }
+
+// TestNewSecrets: configurations that are rendered of new secrets are valid in Talos' eyes, with a patch
+// for an address that the control planes share.
+func TestNewSecrets(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	vip := filepath.Join(dir, "vip.yaml")
+	must(t, os.WriteFile(vip, []byte("machine:\n  network:\n    interfaces:\n      - deviceSelector: {physical: true}\n        vip: {ip: 10.0.0.10}\n"), 0o600))
+	for _, talos := range []string{"v1.12.0", "v1.13.9", NewestTalos()} {
+		text := value(NewSecrets(talos))(t)
+		file := filepath.Join(dir, talos+".yaml")
+		must(t, os.WriteFile(file, text, 0o600))
+		s := value(New(Options{Place: "recast.yaml", Render: &Render{
+			Cluster: "home", Endpoint: "https://10.0.0.10:6443", Secrets: file, Talos: talos, Kubernetes: "v1.35.4", Installer: "ghcr.io/siderolabs/installer:" + talos,
+			ControlPlanes: []string{"cp1"}, OfControls: []string{vip},
+		}}))(t)
+		for _, node := range []string{"cp1", "wk1"} {
+			text, _, err := s.Config(t.Context(), node)
+			if err != nil {
+				t.Fatal(talos, node, err)
+			}
+			cfg, err := configloader.NewFromBytes(text)
+			if err != nil {
+				t.Fatal(talos, node, err)
+			}
+			if warnings, err := cfg.ValidateAsClient(mode{}); err != nil {
+				t.Errorf("%s of Talos %s: %v; %q", node, talos, err, warnings)
+			}
+			if got := strings.Contains(string(text), "ip: 10.0.0.10"); got != (node == "cp1") {
+				t.Errorf("%s of Talos %s has the shared address: %t", node, talos, got)
+			}
+		}
+	}
+}
+
+// TestProtect has programs in the places of sops and age.
+func TestProtect(t *testing.T) {
+	const (
+		plain = "secrets:\n    bootstraptoken: planted.0123456789\n"
+		sops  = `cat >/dev/null; printf 'secrets: ENC[AES256_GCM,data:b,type:str]\nsops:\n    mac: ENC[AES256_GCM,data:y,type:str]\n'`
+		age   = `[ "$*" = "--encrypt --armor --recipient age1a --recipient age1b" ] || exit 9; grep -q planted && printf -- '-----BEGIN AGE ENCRYPTED FILE-----\nx\n'`
+		all   = "creation_rules:\n  - age: age1a\n"
+	)
+	for name, tc := range map[string]struct {
+		rules, above string // .sops.yaml of the directory, and of the one above
+		recipients   []string
+		sops, age    string // scripts; "": there is none
+		by, err      string
+	}{
+		"nothing says so":       {sops: sops},
+		"a rule for all":        {rules: all, sops: sops, by: "sops"},
+		"a rule above":          {above: "creation_rules:\n  - {path_regex: '^wt/secrets\\.yaml$', age: age1a}\n", sops: sops, by: "sops"},
+		"a rule for others":     {rules: "creation_rules:\n  - {path_regex: machine/.*, age: age1a}\n", sops: sops},
+		"the nearest file":      {rules: "destination_rules: []\n", above: all, sops: sops},
+		"a rule, and no sops":   {rules: all, err: "there is no sops in PATH"},
+		"rules that are none":   {rules: "creation_rules: all\n", err: ".sops.yaml: "},
+		"a pattern that is not": {rules: "creation_rules:\n  - {path_regex: '*'}\n", err: ".sops.yaml: "},
+		"age":                   {rules: all, recipients: []string{"age1a", "age1b"}, age: age, by: "age"},
+		"age refuses":           {recipients: []string{"age1a"}, age: `echo "malformed recipient" >&2; exit 1`, err: "age: exit status 1: malformed recipient"},
+		"age writes plaintext":  {recipients: []string{"age1a"}, age: "cat", err: "age wrote something else"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			top := t.TempDir()
+			w.options.Base = filepath.Join(top, "wt")
+			must(t, os.Mkdir(w.options.Base, 0o700))
+			for dir, rules := range map[string]string{w.options.Base: tc.rules, top: tc.above} {
+				if rules != "" {
+					must(t, os.WriteFile(filepath.Join(dir, ".sops.yaml"), []byte(rules), 0o600))
+				}
+			}
+			for program, script := range map[string]string{"sops": tc.sops, "age": tc.age} {
+				if script != "" {
+					w.program(program, script)
+				}
+			}
+			text, by, err := w.options.Protect(t.Context(), filepath.Join(w.options.Base, "secrets.yaml"), tc.recipients, cluster.Secret(plain))
+			switch {
+			case tc.err != "":
+				if err == nil || !strings.Contains(err.Error(), tc.err) || text != nil || fault.KindOf(err) == fault.Failed {
+					t.Errorf("%q, %v; want %q", text, err, tc.err)
+				}
+			case err != nil || by != tc.by || encryption(text) != tc.by || tc.by == "" && string(text) != plain:
+				t.Errorf("%q by %q, %v", text, by, err)
+			}
+		})
+	}
+}
+
+// TestAge encrypts by the real age, and reads it back as a configuration's secrets are read.
+func TestAge(t *testing.T) {
+	if _, err := exec.LookPath("age-keygen"); err != nil {
+		t.Skip("needs age")
+	}
+	dir := t.TempDir()
+	keys := filepath.Join(dir, "keys.txt")
+	said := value(exec.CommandContext(t.Context(), "age-keygen", "-o", keys).CombinedOutput())(t)
+	_, recipient, _ := strings.Cut(strings.TrimSpace(string(said)), "Public key: ")
+	o := Options{Base: dir, Env: append(os.Environ(), "SOPS_AGE_KEY_FILE="+keys), Dir: dir, File: func(node string) string { return node + ".yaml" }}
+	text, by, err := o.Protect(t.Context(), filepath.Join(dir, "wk1.yaml"), []string{recipient}, cluster.Secret("token: planted\n"))
+	if err != nil || by != "age" {
+		t.Fatal(by, err)
+	}
+	must(t, os.WriteFile(filepath.Join(dir, "wk1.yaml"), text, 0o600))
+	s := value(New(o))(t)
+	if back, _, err := s.Config(t.Context(), "wk1"); err != nil || string(back) != "token: planted\n" {
+		t.Errorf("%q, %v", back, err)
+	}
+}
+
+// A program that is interrupted leaves nothing, and is run again by who asks next.
+func TestInterrupted(t *testing.T) {
+	w := newWorld(t).written(`echo secret > "$1/c1-wk1.yaml"; [ -e again ] || { touch again; sleep 60; }`)
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() {
+		for {
+			if _, err := os.Stat(filepath.Join(w.options.Base, "again")); err == nil {
+				cancel()
+				return
+			}
+			time.Sleep(10 * time.Millisecond)
+		}
+	}()
+	s := w.open()
+	if _, _, err := s.Config(ctx, "wk1"); !errors.Is(err, context.Canceled) {
+		t.Errorf("err = %v", err)
+	}
+	requireNoOutput(t)
+	if text, _, err := s.Config(t.Context(), "wk1"); string(text) != "secret\n" {
+		t.Errorf("%q, %v", text, err)
+	}
+	requireNoOutput(t)
+}
+
+// The directory of a process that was killed is removed by the next one, that of one that
+// runs is not.
+func TestLeftBehind(t *testing.T) {
+	newWorld(t)
+	running := value(newOutputDir())(t)
+	killed := value(newOutputDir())(t)
+	must(t, killed.lock.Close())
+	for _, dir := range []string{running.path, killed.path} {
+		if info, err := os.Stat(dir); err != nil || info.Mode().Perm() != 0o700 {
+			t.Errorf("%s: %v, %v", dir, info, err)
+		}
+		old := time.Now().Add(-time.Hour)
+		must(t, os.Chtimes(dir, old, old))
+	}
+	fresh := value(newOutputDir())(t)
+	if _, err := os.Stat(killed.path); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("%s is still there: %v", killed.path, err)
+	}
+	for _, dir := range []outputDir{running, fresh} {
+		if err := dir.remove(); err != nil {
+			t.Error(err)
+		}
+	}
+	requireNoOutput(t)
 }

@@ -34,33 +34,30 @@ func isImageMeta(v *block.VolumeStatus) bool {
 // readDisks is readBlock without the disks' contents: no disk counts as blank.
 func readDisks(ctx context.Context, s session, m *cluster.Machine) error {
 	var v blockView
-	err := inParallel(
-		v.readDisks(ctx, s, m),
-		listing(ctx, s, block.NewVolumeStatus(block.NamespaceName, "").Metadata(), &v.statuses),
-	)
+	err := v.read(ctx, s, &m.SystemDisk, false)
 	m.FromImage = slices.ContainsFunc(v.statuses, isImageMeta)
 	m.Disks, m.VolumeStatuses = v.machineDisks(), v.volumeStatuses()
 	return err
 }
 
-func (v *blockView) readDisks(ctx context.Context, s session, m *cluster.Machine) func() error {
-	return func() error {
-		return inParallel(
-			listing(ctx, s, block.NewDisk(block.NamespaceName, "").Metadata(), &v.disks),
-			getting(ctx, s, block.NewSystemDisk(block.NamespaceName, block.SystemDiskID).Metadata(), func(system *block.SystemDisk) {
-				m.SystemDisk = system.TypedSpec().DiskID
-			}),
-		)
+// read reads all but physical, and the device of the system disk; the volumes only with contents.
+func (v *blockView) read(ctx context.Context, s session, system *string, contents bool) error {
+	reads := []func() error{
+		listing(ctx, s, block.NewDisk(block.NamespaceName, "").Metadata(), &v.disks),
+		getting(ctx, s, block.NewSystemDisk(block.NamespaceName, block.SystemDiskID).Metadata(), func(d *block.SystemDisk) {
+			*system = d.TypedSpec().DiskID
+		}),
+		listing(ctx, s, block.NewVolumeStatus(block.NamespaceName, "").Metadata(), &v.statuses),
 	}
+	if contents {
+		reads = append(reads, listing(ctx, s, block.NewDiscoveredVolume(block.NamespaceName, "").Metadata(), &v.volumes))
+	}
+	return inParallel(reads...)
 }
 
 func readBlock(ctx context.Context, s session, m *cluster.Machine) error {
 	var v blockView
-	err := inParallel(
-		v.readDisks(ctx, s, m),
-		listing(ctx, s, block.NewDiscoveredVolume(block.NamespaceName, "").Metadata(), &v.volumes),
-		listing(ctx, s, block.NewVolumeStatus(block.NamespaceName, "").Metadata(), &v.statuses),
-	)
+	err := v.read(ctx, s, &m.SystemDisk, true)
 	if err != nil {
 		return err
 	}

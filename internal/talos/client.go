@@ -13,18 +13,25 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
+	"syscall"
 	"time"
 
+	talosx509 "github.com/siderolabs/crypto/x509"
 	"github.com/siderolabs/talos/pkg/machinery/client"
 	clientconfig "github.com/siderolabs/talos/pkg/machinery/client/config"
 	"github.com/siderolabs/talos/pkg/machinery/client/dialer"
 	"github.com/siderolabs/talos/pkg/machinery/constants"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/foreign"
 )
 
 // defaultTimeout bounds one call of Client, with all its requests to one machine.
@@ -226,4 +233,307 @@ func Expires(talosconfig []byte) time.Time {
 		return time.Time{}
 	}
 	return crt.Leaf.NotAfter
+}
+
+// errConnectionLost says that a call's connection broke. A new one could reach
+// another machine, or another boot of the same one.
+var errConnectionLost = errors.New("the connection broke")
+
+// silentError ends a call whose machine has been silent for that long.
+type silentError struct{ after time.Duration }
+
+func (e silentError) Error() string {
+	return fmt.Sprintf("gave up: the machine was silent for too long (%s)", e.after)
+}
+
+// Is matches cluster.ErrNotNow.
+func (e silentError) Is(target error) bool { return target == cluster.ErrNotNow }
+
+// call talks to the machine at addr with the cluster's credentials.
+func (c *Client) call(ctx context.Context, addr string, do func(context.Context, session) error) error {
+	return c.callWithin(ctx, addr, c.timeout, do)
+}
+
+// ask reads something from the machine at addr with the cluster's credentials.
+func ask[T any](ctx context.Context, c *Client, addr netip.Addr, read func(context.Context, session) (T, error)) (found T, err error) {
+	err = c.call(ctx, addr.String(), func(ctx context.Context, s session) (err error) {
+		found, err = read(ctx, s)
+		return err
+	})
+	return found, err
+}
+
+// callWithin is call with a deadline of its own.
+func (c *Client) callWithin(ctx context.Context, addr string, limit time.Duration, do func(context.Context, session) error) error {
+	return c.with(ctx, addr, limit, do, c.as)
+}
+
+// patience sets how long the machine may take to send the next message; 0 is for ever.
+type patience func(time.Duration)
+
+// callPatient is call without a deadline for the whole: the machine may take as long
+// as it keeps sending. The first message has the usual timeout.
+func (c *Client) callPatient(parent context.Context, addr string, do func(context.Context, session, patience) error) error {
+	ctx, cancel := context.WithCancelCause(parent)
+	defer cancel(nil)
+	var limit atomic.Int64
+	limit.Store(int64(c.timeout))
+	silent := time.AfterFunc(c.timeout, func() { cancel(silentError{time.Duration(limit.Load())}) })
+	defer silent.Stop()
+	wait := func(d time.Duration) {
+		limit.Store(int64(d))
+		if d == 0 {
+			silent.Stop()
+		} else {
+			silent.Reset(d)
+		}
+	}
+	return c.with(ctx, addr, 0, func(ctx context.Context, s session) error { return do(ctx, s, wait) }, c.as)
+}
+
+// callBlank talks to whatever is at addr, without credentials on either side: the
+// certificate of a machine in maintenance mode cannot be verified.
+//
+// Its fingerprint is recorded but not checked: Talos makes a new certificate, with a
+// new key, whenever its addresses or its name change within a boot
+// (controllers/secrets/api.go, maintenance_cert_sans.go). Callers read the UUID over
+// this connection before they change anything over it.
+func (c *Client) callBlank(ctx context.Context, addr netip.Addr, do func(context.Context, session) error) error {
+	var asked atomic.Bool
+	var shown atomic.Pointer[string]
+	insecure := &tls.Config{
+		InsecureSkipVerify: true, MinVersion: tls.VersionTLS12, //nolint:gosec // see above; the UUID is checked instead
+		VerifyConnection: func(state tls.ConnectionState) error {
+			shown.Store(new(talosx509.SPKIFingerprint(state.PeerCertificates[0]).String()))
+			return nil
+		},
+		GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
+			asked.Store(true)
+			return new(tls.Certificate), nil
+		},
+	}
+	err := c.with(ctx, addr.String(), c.timeout, func(ctx context.Context, s session) error {
+		s.fingerprint = &shown
+		return do(ctx, s)
+	}, identity{as: client.WithTLSConfig(insecure), over: c.over(insecure), blank: true})
+	if answeredWith(codes.Unavailable, err) && asked.Load() {
+		// The error varies: TLS 1.3 has no reply for a missing certificate.
+		err = fault.WithHint(fmt.Errorf("%w (it asked for a certificate)", err), "it is not in maintenance mode: a machine that asks for a certificate has been configured already")
+	}
+	return err
+}
+
+// with has no deadline of its own if limit is 0.
+func (c *Client) with(
+	parent context.Context, addr string, limit time.Duration, do func(context.Context, session) error, who identity,
+) error {
+	if err := checkExpiry(c.config.Context, c.expires); err != nil && !who.blank {
+		return err
+	}
+	ctx, start := parent, time.Now()
+	if limit > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(parent, limit)
+		defer cancel()
+	}
+	options := slices.Concat([]grpc.DialOption{
+		grpc.WithContextDialer(once(c.dial)), grpc.WithUserAgent("recast"),
+		grpc.WithReadBufferSize(4 << 10), // a connection carries few, short answers; long ones need no buffer
+	}, c.grpc, who.over)
+	tc, err := client.New(ctx, who.as, client.WithEndpoints(addr), client.WithGRPCDialOptions(options...))
+	if err != nil {
+		return fault.Configf("connect to %s: %w", addr, err)
+	}
+	err = do(ctx, session{Client: tc, blank: who.blank})
+	_ = tc.Close() // its answers have all been read
+	switch {
+	case err == nil:
+		return nil
+	case parent.Err() != nil:
+		err = fmt.Errorf("%s: %w: %w", addr, err, context.Cause(parent))
+		if _, silent := errors.AsType[silentError](err); silent {
+			err = explainSilence(err, addr)
+		}
+		return err
+	case ctx.Err() != nil, unconnected(err), limit > 0 && time.Since(start) >= limit: // the machine knows the deadline as well, and may be the first to end the call
+		return explainSilence(fmt.Errorf("%s: gave up after %s: %w", addr, time.Since(start).Round(time.Second), err), addr)
+	}
+	return hinted(fmt.Errorf("%s: %w", addr, err))
+}
+
+func unconnected(err error) bool {
+	e, ok := errors.AsType[*answerError](err)
+	return ok && e.unconnected()
+}
+
+func explainSilence(err error, addr string) error {
+	if _, ofEtcd := errors.AsType[*etcdError](err); ofEtcd {
+		return fault.WithHint(fault.EtcdUnhealthy.Of(err), "the machine answers, but its etcd does not: it needs a majority of its members. talosctl -n %s etcd status and talosctl -n %s logs etcd say more", addr, addr)
+	}
+	return fault.WithHint(fault.Unreachable.Of(err), "the console of its VM and talosctl -n %s dmesg say more; a machine that stays silent has to be restarted", addr)
+}
+
+// once connects a single time.
+func once(dial DialFunc) func(context.Context, string) (net.Conn, error) {
+	var connected atomic.Bool
+	return func(ctx context.Context, addr string) (net.Conn, error) {
+		if connected.Load() {
+			return nil, errConnectionLost
+		}
+		conn, err := dial(ctx, "tcp", addr)
+		if err != nil {
+			return nil, err
+		}
+		if connected.Swap(true) {
+			_ = conn.Close() // a second address answered as well
+			return nil, errConnectionLost
+		}
+		return conn, nil
+	}
+}
+
+// answerError is the answer of a machine, or of the way to it, without gRPC's wrapping.
+type answerError struct {
+	code codes.Code
+	text string
+	err  error
+}
+
+func (e *answerError) Error() string { return foreign.Line(e.text) }
+
+// Is matches cluster.ErrNotNow if the machine, or something on the way to it, could
+// not answer for now. A failed identity check is a definite answer. gRPC keeps only the text of what
+// this machine lacks to connect.
+func (e *answerError) Is(target error) bool {
+	if target == syscall.EMFILE {
+		return e.code == codes.Unavailable && strings.HasSuffix(e.text, ": "+syscall.EMFILE.Error())
+	}
+	if r := e.reason(); target != cluster.ErrNotNow || r != nil && r.identity {
+		return false
+	}
+	return slices.Contains([]codes.Code{codes.Unavailable, codes.DeadlineExceeded, codes.ResourceExhausted}, e.code)
+}
+func (e *answerError) Unwrap() error { return e.err }
+
+// answer makes err readable. answer(nil) is nil.
+func answer(err error) error {
+	if err == nil {
+		return nil
+	}
+	if _, done := errors.AsType[*answerError](err); done {
+		return err
+	}
+	e := &answerError{code: client.StatusCode(err), text: err.Error(), err: err}
+	if st := client.Status(err); st != nil {
+		e.text = unwrapped(st)
+	}
+	if r := e.reason(); r != nil {
+		e.text = r.says + e.text
+	}
+	return e
+}
+
+// reason is a kind of failure that recast explains.
+type reason struct {
+	is       func(*answerError) bool
+	says     string // before the answer's own text
+	identity bool   // one side does not trust the other's certificate
+	kind     func(error) error
+	hint     string
+}
+
+// reasons are tried in this order. A machine's certificate lasts a day, and the machine dates it by its own clock
+// (controllers/secrets/api.go). gRPC gives up connecting after 20 s.
+var reasons = []reason{
+	{
+		is:   func(e *answerError) bool { return e.errorHas("remote error: tls: expired certificate") },
+		says: "our certificate is expired or not yet valid by its clock: ", identity: true, kind: fault.Credentials.Of,
+		hint: "talosctl config info says how long the talosconfig's certificate is valid; if it is still valid, the machine's clock is wrong: Talos needs a time server (machine.time)",
+	},
+	{
+		is:   func(e *answerError) bool { return e.code == codes.Unauthenticated || e.errorHas("remote error: tls:") },
+		says: "it refuses our certificate: ", identity: true, kind: fault.Credentials.Of,
+		hint: "the talosconfig is of another cluster or its certificate has expired: check talos.config, talosctl config info",
+	},
+	{
+		is: func(e *answerError) bool {
+			return e.code == codes.Unavailable && e.errorHas("x509: certificate has expired or is not yet valid")
+		},
+		says:     "its certificate is not valid at this time, so its clock or ours is wrong: ",
+		identity: true, kind: fault.TLS.Of,
+		hint: "compare the machine's clock with this computer's: talosctl time, once it is reached; Talos needs a time server (machine.time), and makes a new certificate when its clock is right",
+	},
+	{
+		is:   func(e *answerError) bool { return e.code == codes.Unavailable && e.errorHas("x509: ") },
+		says: "its certificate is not of the talosconfig's cluster: ", identity: true, kind: fault.TLS.Of,
+		hint: "the machine was reset and has no configuration (talosctl apply-config --insecure gives it one), or it belongs to another cluster, or the talosconfig does (talos.config)",
+	},
+	{
+		is:   func(e *answerError) bool { return e.code == codes.PermissionDenied },
+		says: "our talosconfig may not: ", kind: fault.Credentials.Of,
+		hint: "recast needs a talosconfig with the role os:admin (recast drift: os:reader, recast backup: os:etcd:backup): talosctl config info shows the roles",
+	},
+	{is: (*answerError).unconnected, says: "cannot connect: ", kind: fault.Unreachable.Of},
+	{
+		is:   func(e *answerError) bool { return e.code == codes.Unavailable },
+		says: "no answer: ", kind: fault.Unreachable.Of,
+	},
+}
+
+// reason is nil for an answer that explains itself.
+func (e *answerError) reason() *reason {
+	i := slices.IndexFunc(reasons, func(r reason) bool { return r.is(e) })
+	if i < 0 {
+		return nil
+	}
+	return &reasons[i]
+}
+
+func (e *answerError) errorHas(text string) bool { return strings.Contains(e.err.Error(), text) }
+
+// unwrapped is a status message without the layers of gRPC's transport.
+func unwrapped(st *status.Status) string {
+	text := st.Message()
+	for _, layer := range []string{"last connection error: ", "connection error: desc = ", "transport: ", "Error while dialing: ", "authentication handshake failed: "} {
+		if i := strings.LastIndex(text, layer); i >= 0 {
+			text = text[i+len(layer):]
+		}
+		text = strings.TrimPrefix(text, `"`)
+	}
+	return strings.TrimSuffix(text, `"`)
+}
+
+// unconnected reports whether gRPC gave up connecting.
+func (e *answerError) unconnected() bool {
+	return e.code == codes.Unavailable && strings.HasSuffix(e.text, context.DeadlineExceeded.Error())
+}
+
+// lost reports whether a change may have happened despite this error.
+func (e *answerError) lost() bool {
+	switch e.code {
+	case codes.Unavailable, codes.DeadlineExceeded, codes.Canceled, codes.Internal, codes.Aborted, codes.DataLoss:
+		return true
+	}
+	return false
+}
+
+// hinted adds the remedy if one is known.
+func hinted(err error) error {
+	e, ok := errors.AsType[*answerError](err)
+	if !ok || errors.Is(err, context.Canceled) {
+		return err
+	}
+	switch r := e.reason(); {
+	case r == nil:
+		return err
+	case r.hint == "":
+		return r.kind(err)
+	default:
+		return fault.WithHint(r.kind(err), "%s", r.hint)
+	}
+}
+
+func answeredWith(code codes.Code, err error) bool {
+	e, ok := errors.AsType[*answerError](err)
+	return ok && e.code == code
 }

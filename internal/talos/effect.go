@@ -13,6 +13,7 @@ import (
 
 	talosx509 "github.com/siderolabs/crypto/x509"
 	"github.com/siderolabs/talos/pkg/machinery/config"
+	configs "github.com/siderolabs/talos/pkg/machinery/config/config"
 	"github.com/siderolabs/talos/pkg/machinery/config/configloader"
 	"github.com/siderolabs/talos/pkg/machinery/config/container"
 	"github.com/siderolabs/talos/pkg/machinery/config/encoder"
@@ -58,42 +59,27 @@ var identities = []struct {
 	{cluster.NodeRole, func(c config.Config) any { return c.Machine().Type() }},
 	{"the machine's token", func(c config.Config) any { return c.Machine().Security().Token() }},
 	{cluster.TalosCA, func(c config.Config) any { return c.Machine().Security().IssuingCA() }},
-	{"the cluster's endpoint", func(c config.Config) any {
-		if k := c.K8sClusterConfig(); k != nil {
-			return fmt.Sprint(k.ClusterEndpoint())
-		}
-		return ""
-	}},
-	{"the cluster's name", func(c config.Config) any {
-		if k := c.K8sClusterConfig(); k != nil {
-			return k.ClusterName()
-		}
-		return ""
-	}},
-	{"the cluster's ID", func(c config.Config) any {
-		if d := c.DiscoveryIdentityConfig(); d != nil {
-			return d.ClusterID()
-		}
-		return ""
-	}},
-	{"the cluster's secret", func(c config.Config) any {
-		if d := c.DiscoveryIdentityConfig(); d != nil {
-			return d.ClusterSecret()
-		}
-		return ""
-	}},
+	{"the cluster's endpoint", part("", config.Config.K8sClusterConfig, func(k configs.K8sClusterConfig) any {
+		return fmt.Sprint(k.ClusterEndpoint())
+	})},
+	{"the cluster's name", part("", config.Config.K8sClusterConfig, func(k configs.K8sClusterConfig) any {
+		return k.ClusterName()
+	})},
+	{"the cluster's ID", part("", config.Config.DiscoveryIdentityConfig, func(d configs.DiscoveryIdentityConfig) any {
+		return d.ClusterID()
+	})},
+	{"the cluster's secret", part("", config.Config.DiscoveryIdentityConfig, func(d configs.DiscoveryIdentityConfig) any {
+		return d.ClusterSecret()
+	})},
 	{"the bootstrap token of Kubernetes", func(c config.Config) any {
 		if t := c.Cluster().Token(); t != nil {
 			return t.ID() + "." + t.Secret()
 		}
 		return ""
 	}},
-	{kubernetesCA, func(c config.Config) any {
-		if ca := c.K8sAPIServerCAConfig(); ca != nil {
-			return ca.IssuingCA()
-		}
-		return nil
-	}},
+	{kubernetesCA, part(nil, config.Config.K8sAPIServerCAConfig, func(k configs.K8sAPIServerCAConfig) any {
+		return k.IssuingCA()
+	})},
 	{"the aggregator CA of Kubernetes", func(c config.Config) any {
 		if ca := c.K8sAggregatorCAConfig(); ca != nil {
 			return ca.IssuingCA()
@@ -118,6 +104,16 @@ var identities = []struct {
 		}
 		return nil
 	}},
+}
+
+// part is a value of a part of the configuration; none if there is no such part.
+func part[T comparable](none any, of func(config.Config) T, value func(T) any) func(config.Config) any {
+	return func(c config.Config) any {
+		if p := of(c); p != *new(T) {
+			return value(p)
+		}
+		return none
+	}
 }
 
 // kubernetesCA is the CA of Kubernetes as part of a node's identity. Control planes issue with it, and workers accept it

@@ -36,12 +36,9 @@ func (c *Client) EtcdMembers(ctx context.Context, addr netip.Addr) ([]cluster.Et
 
 func etcdMembers(ctx context.Context, s session) ([]cluster.EtcdMember, error) {
 	answers, err := s.EtcdMemberList(ctx, &machineapi.EtcdMemberListRequest{QueryLocal: true})
+	list, err := single("list etcd's members", answers, err)
 	if err != nil {
-		return nil, fmt.Errorf("list etcd's members: %w", answer(err))
-	}
-	list, err := single(answers.GetMessages())
-	if err != nil {
-		return nil, fmt.Errorf("list etcd's members: %w", err)
+		return nil, err
 	}
 	var out []cluster.EtcdMember
 	for _, m := range list.GetMembers() {
@@ -61,12 +58,9 @@ func (c *Client) EtcdStatus(ctx context.Context, addr netip.Addr) (cluster.EtcdS
 
 func etcdStatus(ctx context.Context, s session) (cluster.EtcdStatus, error) {
 	answers, err := s.EtcdStatus(ctx)
+	one, err := single("read etcd's status", answers, err)
 	if err != nil {
-		return cluster.EtcdStatus{}, fmt.Errorf("read etcd's status: %w", answer(err))
-	}
-	one, err := single(answers.GetMessages())
-	if err != nil {
-		return cluster.EtcdStatus{}, fmt.Errorf("read etcd's status: %w", err)
+		return cluster.EtcdStatus{}, err
 	}
 	m := one.GetMemberStatus()
 	if m.GetMemberId() == 0 {
@@ -98,15 +92,9 @@ func etcdStatus(ctx context.Context, s session) (cluster.EtcdStatus, error) {
 // reports that the members do not hold the same data.
 func etcdAlarms(ctx context.Context, s session) (out []string, corrupt bool, err error) {
 	answers, err := s.EtcdAlarmList(ctx)
-	if err != nil {
-		return nil, false, fmt.Errorf("list etcd's alarms: %w", answer(err))
-	}
-	one, err := single(answers.GetMessages())
-	if err != nil {
-		return nil, false, fmt.Errorf("list etcd's alarms: %w", err)
-	}
-	if len(one.GetMemberAlarms()) == 0 {
-		return nil, false, nil
+	one, err := single("list etcd's alarms", answers, err)
+	if err != nil || len(one.GetMemberAlarms()) == 0 {
+		return nil, false, err
 	}
 	members, err := etcdMembers(ctx, s)
 	if err != nil {
@@ -216,7 +204,7 @@ func askEtcd[T any](ctx context.Context, c *Client, addr netip.Addr, read func(c
 // would hang until the caller gives up, while the list of services answers at once.
 func requireEtcdRuns(ctx context.Context, s session, addr string) error {
 	state, last, err := etcdService(ctx, s)
-	if e, ok := errors.AsType[*answerError](err); ok && e.code == codes.PermissionDenied {
+	if answeredWith(codes.PermissionDenied, err) {
 		return nil // the role os:etcd:backup may only read snapshots
 	}
 	switch {
@@ -241,12 +229,9 @@ var errNoEtcd = errors.New("list the services: there is no etcd")
 // etcdService returns the state of the service and its last event.
 func etcdService(ctx context.Context, s session) (state, last string, err error) {
 	answers, err := s.ServiceList(ctx)
+	one, err := single("list the services", answers, err)
 	if err != nil {
-		return "", "", fmt.Errorf("list the services: %w", answer(err))
-	}
-	one, err := single(answers.GetMessages())
-	if err != nil {
-		return "", "", fmt.Errorf("list the services: %w", err)
+		return "", "", err
 	}
 	i := slices.IndexFunc(one.GetServices(), func(svc *machineapi.ServiceInfo) bool { return svc.GetId() == "etcd" })
 	if i < 0 {
@@ -319,7 +304,7 @@ func (c *Client) EtcdBootstrap(ctx context.Context, addr netip.Addr, uuid string
 // notYet marks an answer that says that it is too early.
 func notYet(err error) error {
 	err = answer(err)
-	if e, ok := errors.AsType[*answerError](err); ok && e.code == codes.FailedPrecondition {
+	if answeredWith(codes.FailedPrecondition, err) {
 		return fmt.Errorf("%w: %w", cluster.ErrNotYet, err)
 	}
 	return err

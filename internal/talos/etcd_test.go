@@ -5,10 +5,11 @@ import (
 	"context"
 	"errors"
 	"io"
+	"net/netip"
 	"slices"
 	"strings"
 	"testing"
-	"testing/synctest"
+	"testing/iotest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -29,10 +30,9 @@ var threeMembers = []*machineapi.EtcdMember{
 }
 
 func TestEtcdMembers(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble(t, func(t *testing.T) {
 		n := &fakeNode{members: threeMembers}
-		got, err := n.start(t).EtcdMembers(t.Context(), nodeAddr)
+		got, err := n.start(t).EtcdMembers(t.Context(), cpAddr)
 		want := []cluster.EtcdMember{
 			{ID: 0xc1, Name: "cp1", Peers: []string{"https://127.42.7.11:2380"}},
 			{ID: 0xc2, Name: "cp2"},
@@ -45,15 +45,15 @@ func TestEtcdMembers(t *testing.T) {
 }
 
 func TestEtcdStatus(t *testing.T) {
-	t.Parallel()
 	alarms := []*machineapi.EtcdMemberAlarm{
 		{MemberId: 0xc2, Alarm: machineapi.EtcdMemberAlarm_NOSPACE}, {MemberId: 0xdd, Alarm: machineapi.EtcdMemberAlarm_CORRUPT},
 	}
-	cases := map[string]struct {
+	type row struct {
 		node *fakeNode
 		want cluster.EtcdStatus
 		err  string
-	}{
+	}
+	each(t, map[string]row{
 		"leader, alarms": {
 			&fakeNode{members: threeMembers, alarms: alarms, status: &machineapi.EtcdMemberStatus{
 				MemberId: 0xc1, Leader: 0xc1, ProtocolVersion: "3.6.4", DbSize: 7 << 20, Errors: []string{"own"},
@@ -80,18 +80,12 @@ func TestEtcdStatus(t *testing.T) {
 			"gave up after 15s: list etcd's alarms",
 		},
 		"no status": {&fakeNode{}, cluster.EtcdStatus{}, "names no member"},
-	}
-	for name, c := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				got, err := c.node.start(t).EtcdStatus(t.Context(), nodeAddr)
-				if diff := cmp.Diff(c.want, got); diff != "" || (err == nil) != (c.err == "") || err != nil && !strings.Contains(err.Error(), c.err) {
-					t.Errorf("err = %v, want %q; (-want +got):\n%s", err, c.err, diff)
-				}
-			})
-		})
-	}
+	}, func(t *testing.T, _ string, c row) {
+		got, err := c.node.start(t).EtcdStatus(t.Context(), cpAddr)
+		if diff := cmp.Diff(c.want, got); diff != "" || (err == nil) != (c.err == "") || err != nil && !strings.Contains(err.Error(), c.err) {
+			t.Errorf("err = %v, want %q; (-want +got):\n%s", err, c.err, diff)
+		}
+	})
 }
 
 // send sends pieces of a snapshot, with a pause before each.
@@ -121,15 +115,15 @@ func (w slowly) Write(b []byte) (int, error) {
 }
 
 func TestEtcdSnapshot(t *testing.T) {
-	t.Parallel()
 	big := strings.Repeat("0123456789abcdef", 1<<14)
 	errFull := errors.New("no space left on device")
-	cases := map[string]struct {
+	type row struct {
 		send  func(grpc.ServerStreamingServer[common.Data]) error
 		write slowly
 		want  string // expected output
 		err   string
-	}{
+	}
+	each(t, map[string]row{
 		"every byte": {
 			send: func(s grpc.ServerStreamingServer[common.Data]) error {
 				return send(s, time.Second, big, "", big, "sum")
@@ -165,73 +159,61 @@ func TestEtcdSnapshot(t *testing.T) {
 			send:  func(s grpc.ServerStreamingServer[common.Data]) error { return send(s, 0, "a") },
 			write: slowly{err: errFull}, err: "no space left",
 		},
-	}
-	for name, c := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				var b bytes.Buffer
-				c.write.Writer = &b
-				err := (&fakeNode{snapshot: c.send}).start(t).EtcdSnapshot(t.Context(), nodeAddr, 0, c.write)
-				if b.String() != c.want || (err == nil) != (c.err == "") || err != nil && !strings.Contains(err.Error(), c.err) {
-					t.Errorf("%d bytes, want %d; err = %v, want %q", b.Len(), len(c.want), err, c.err)
-				}
-			})
-		})
-	}
+	}, func(t *testing.T, _ string, c row) {
+		var b bytes.Buffer
+		c.write.Writer = &b
+		err := (&fakeNode{snapshot: c.send}).start(t).EtcdSnapshot(t.Context(), cpAddr, 0, c.write)
+		if b.String() != c.want || (err == nil) != (c.err == "") || err != nil && !strings.Contains(err.Error(), c.err) {
+			t.Errorf("%d bytes, want %d; err = %v, want %q", b.Len(), len(c.want), err, c.err)
+		}
+	})
 }
 
 // changes are all the calls that change a machine.
 var changes = map[string]func(ctx context.Context, c *Client, uuid string) error{
-	"forfeit":  func(ctx context.Context, c *Client, uuid string) error { return c.EtcdForfeit(ctx, nodeAddr, uuid) },
-	"leave":    func(ctx context.Context, c *Client, uuid string) error { return c.EtcdLeave(ctx, nodeAddr, uuid) },
-	"reboot":   func(ctx context.Context, c *Client, uuid string) error { return c.Reboot(ctx, nodeAddr, uuid, "") },
-	"rollback": func(ctx context.Context, c *Client, uuid string) error { return c.Rollback(ctx, nodeAddr, uuid) },
+	"forfeit":  func(ctx context.Context, c *Client, uuid string) error { return c.EtcdForfeit(ctx, cpAddr, uuid) },
+	"leave":    func(ctx context.Context, c *Client, uuid string) error { return c.EtcdLeave(ctx, cpAddr, uuid) },
+	"reboot":   func(ctx context.Context, c *Client, uuid string) error { return c.Reboot(ctx, cpAddr, uuid, "") },
+	"rollback": func(ctx context.Context, c *Client, uuid string) error { return c.Rollback(ctx, cpAddr, uuid) },
 	"bootstrap": func(ctx context.Context, c *Client, uuid string) error {
-		return c.EtcdBootstrap(ctx, nodeAddr, uuid, cluster.EtcdEmpty)
+		return c.EtcdBootstrap(ctx, cpAddr, uuid, cluster.EtcdEmpty)
 	},
 	"recover": func(ctx context.Context, c *Client, uuid string) error {
-		return c.EtcdRecover(ctx, nodeAddr, uuid, strings.NewReader("snapshot"))
+		return c.EtcdRecover(ctx, cpAddr, uuid, strings.NewReader("snapshot"))
 	},
 	"apply": func(ctx context.Context, c *Client, uuid string) error {
-		return c.ReplaceConfig(ctx, nodeAddr, uuid, cluster.Secret("machine: {}"))
+		return c.ReplaceConfig(ctx, cpAddr, uuid, cluster.Secret("machine: {}"))
 	},
 	"upgrade": func(ctx context.Context, c *Client, uuid string) error {
-		_, err := c.Install(ctx, nodeAddr, uuid, "installer", "", func(string) {})
+		_, err := c.Install(ctx, cpAddr, uuid, "installer", "", func(string) {})
 		return err
 	},
 	"pull": func(ctx context.Context, c *Client, uuid string) error {
-		_, err := c.PullInstaller(ctx, nodeAddr, uuid, "installer", func(string) {})
+		_, err := c.PullInstaller(ctx, cpAddr, uuid, "installer", func(string) {})
 		return err
 	},
 }
 
 // No change is made on another machine than the intended one.
 func TestChangesWantTheMachine(t *testing.T) {
-	t.Parallel()
-	for name, change := range changes {
-		for _, uuid := range []string{"", "5ec0ffee-0000-4000-8000-00000000901f"} {
-			t.Run(name+" of "+uuid, func(t *testing.T) {
-				t.Parallel()
-				synctest.Test(t, func(t *testing.T) {
-					n := &fakeNode{version: "v1.13.9"}
-					err := change(t.Context(), n.start(t), uuid)
-					if fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), nodeUUID) || n.done() != nil {
-						t.Errorf("err = %v, done: %q", err, n.done())
-					}
-				})
-			})
+	each(t, changes, func(t *testing.T, _ string, change func(context.Context, *Client, string) error) {
+		for _, uuid := range []string{"", workerUUID} {
+			n := &fakeNode{version: "v1.13.9"}
+			err := change(t.Context(), n.start(t), uuid)
+			if fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), cpUUID) || n.done() != nil {
+				t.Errorf("of %q: err = %v, done: %q", uuid, err, n.done())
+			}
 		}
-	}
+	})
 }
 
 // Each change arrives as sent, distinguishes a lost answer from a refusal, and ends by its deadline.
 func TestChanges(t *testing.T) {
-	t.Parallel()
-	cases := map[string]struct {
+	type row struct {
 		want  string
 		limit time.Duration
-	}{
+	}
+	each(t, map[string]row{
 		"forfeit":   {"forfeit", etcdForfeitTimeout},
 		"leave":     {"leave", etcdLeaveTimeout},
 		"bootstrap": {"bootstrap false false", bootstrapTimeout},
@@ -239,91 +221,154 @@ func TestChanges(t *testing.T) {
 		"rollback":  {"rollback", rebootTimeout},
 		"apply":     {"apply NO_REBOOT machine: {}", defaultTimeout},
 		"upgrade":   {"upgrade CRI/NS_SYSTEM installer", installSilence},
-	}
-	for name, c := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				ctx, n := t.Context(), &fakeNode{version: "v1.13.9", install: exits(0)}
-				client := n.start(t)
-				if err := changes[name](ctx, client, strings.ToUpper(nodeUUID)); err != nil {
-					t.Error(err)
-				}
-				n.answer = status.Error(codes.Unavailable, "error reading from server: EOF")
-				if err := changes[name](ctx, client, nodeUUID); !errors.Is(err, cluster.ErrLostAnswer) {
-					t.Errorf("lost: err = %v", err)
-				}
-				n.answer = status.Error(codes.FailedPrecondition, "not now")
-				if err := changes[name](ctx, client, nodeUUID); err == nil || errors.Is(err, cluster.ErrLostAnswer) || !strings.Contains(err.Error(), "not now") {
-					t.Errorf("refused: err = %v", err)
-				}
-				n.hangs = name
-				start := time.Now()
-				err := changes[name](ctx, client, nodeUUID)
-				if took := time.Since(start); !errors.Is(err, cluster.ErrLostAnswer) || took != c.limit {
-					t.Errorf("hung: err = %v after %s", err, took)
-				}
-				changed := slices.DeleteFunc(n.done(), func(what string) bool { return strings.HasPrefix(what, "pull ") })
-				if diff := cmp.Diff([]string{c.want, c.want, c.want, c.want}, changed); diff != "" {
-					t.Errorf("done (-want +got):\n%s", diff)
-				}
-			})
-		})
-	}
-}
-
-func TestEtcdMembersDeadline(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		c, start := (&fakeNode{hangs: "EtcdMemberList"}).start(t), time.Now()
-		_, err := c.EtcdMembers(t.Context(), nodeAddr)
-		if took := time.Since(start); err == nil || took != etcdReadTimeout || !strings.Contains(err.Error(), "gave up after 15s: list etcd's members") {
-			t.Errorf("err = %v after %s", err, took)
+	}, func(t *testing.T, name string, c row) {
+		ctx, n := t.Context(), &fakeNode{version: "v1.13.9", install: exits(0)}
+		client := n.start(t)
+		if err := changes[name](ctx, client, strings.ToUpper(cpUUID)); err != nil {
+			t.Error(err)
 		}
+		n.answer = status.Error(codes.Unavailable, "error reading from server: EOF")
+		if err := changes[name](ctx, client, cpUUID); !errors.Is(err, cluster.ErrLostAnswer) {
+			t.Errorf("lost: err = %v", err)
+		}
+		n.answer = status.Error(codes.FailedPrecondition, "not now")
+		if err := changes[name](ctx, client, cpUUID); err == nil || errors.Is(err, cluster.ErrLostAnswer) || !strings.Contains(err.Error(), "not now") {
+			t.Errorf("refused: err = %v", err)
+		}
+		n.hangs = name
+		start := time.Now()
+		err := changes[name](ctx, client, cpUUID)
+		if took := time.Since(start); !errors.Is(err, cluster.ErrLostAnswer) || took != c.limit {
+			t.Errorf("hung: err = %v after %s", err, took)
+		}
+		changed := slices.DeleteFunc(n.done(), func(what string) bool { return strings.HasPrefix(what, "pull ") })
+		same(t, "done", []string{c.want, c.want, c.want, c.want}, changed)
 	})
 }
 
 // TestEtcdThatDoesNotRun: calls about it would hang until their deadline; the list
 // of services answers at once.
 func TestEtcdThatDoesNotRun(t *testing.T) {
-	t.Parallel()
-	for _, state := range []string{"Preparing", "Finished", "Failed", "Waiting"} {
-		t.Run(state, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				n := &fakeNode{hangs: "EtcdMemberList", services: []*machineapi.ServiceInfo{{Id: "etcd", State: state}}}
-				c, start := n.start(t), time.Now()
-				_, errMembers := c.EtcdMembers(t.Context(), nodeAddr)
-				_, errStatus := c.EtcdStatus(t.Context(), nodeAddr)
-				if err := c.EtcdForfeit(t.Context(), nodeAddr, nodeUUID); err != nil {
-					t.Errorf("it has nothing to hand over: %v", err)
+	bubble(t, func(t *testing.T) {
+		for _, state := range []string{"Preparing", "Finished", "Failed", "Waiting"} {
+			n := &fakeNode{hangs: "EtcdMemberList", services: []*machineapi.ServiceInfo{{Id: "etcd", State: state}}}
+			c, start := n.start(t), time.Now()
+			_, errMembers := c.EtcdMembers(t.Context(), cpAddr)
+			_, errStatus := c.EtcdStatus(t.Context(), cpAddr)
+			if err := c.EtcdForfeit(t.Context(), cpAddr, cpUUID); err != nil {
+				t.Errorf("it has nothing to hand over: %v", err)
+			}
+			if did := n.done(); len(did) > 0 {
+				t.Errorf("it was asked for %q", did)
+			}
+			errSnapshot := c.EtcdSnapshot(t.Context(), cpAddr, 0, io.Discard)
+			if took := time.Since(start); took > time.Second {
+				t.Errorf("it took %s", took)
+			}
+			for _, err := range []error{errMembers, errStatus, errSnapshot} {
+				hints := strings.Join(fault.Hints(err), "\n")
+				if err == nil || !strings.Contains(err.Error(), "etcd does not run on it: the service is "+state) || !strings.Contains(hints, "service etcd") || strings.Contains(hints, "restarted") {
+					t.Errorf("err = %v; hints: %s", err, hints)
 				}
-				if did := n.done(); len(did) > 0 {
-					t.Errorf("it was asked for %q", did)
-				}
-				errSnapshot := c.EtcdSnapshot(t.Context(), nodeAddr, 0, io.Discard)
-				if took := time.Since(start); took > time.Second {
-					t.Errorf("it took %s", took)
-				}
-				for _, err := range []error{errMembers, errStatus, errSnapshot} {
-					hints := strings.Join(fault.Hints(err), "\n")
-					if err == nil || !strings.Contains(err.Error(), "etcd does not run on it: the service is "+state) || !strings.Contains(hints, "service etcd") || strings.Contains(hints, "restarted") {
-						t.Errorf("err = %v; hints: %s", err, hints)
-					}
-				}
-			})
-		})
-	}
+			}
+		}
+	})
 }
 
-// TestEtcdThatHangs: if only etcd is silent, the hint is about etcd.
+// TestEtcdThatHangs: the call ends by its deadline, and if only etcd is silent, the hint is about etcd.
 func TestEtcdThatHangs(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble(t, func(t *testing.T) {
 		n := &fakeNode{hangs: "EtcdMemberList", services: []*machineapi.ServiceInfo{{Id: "etcd", State: "Running"}}}
-		_, err := n.start(t).EtcdMembers(t.Context(), nodeAddr)
+		c, start := n.start(t), time.Now()
+		_, err := c.EtcdMembers(t.Context(), cpAddr)
+		if took := time.Since(start); err == nil || took != etcdReadTimeout || !strings.Contains(err.Error(), "gave up after 15s: list etcd's members") {
+			t.Errorf("err = %v after %s", err, took)
+		}
 		if hints := strings.Join(fault.Hints(err), "\n"); !strings.Contains(hints, "its etcd does not") || strings.Contains(hints, "restarted") {
 			t.Errorf("err = %v; hints: %s", err, hints)
 		}
 	})
+}
+
+func TestEtcdRecover(t *testing.T) {
+	early := status.Error(codes.FailedPrecondition, "etcd service is not ready for recovery yet")
+	type row struct {
+		node *fakeNode
+		file io.Reader
+		want string // what is done
+		is   error
+		err  string
+	}
+	each(t, map[string]row{
+		"every byte":                {&fakeNode{}, strings.NewReader(strings.Repeat("x", 100_000)), "recover 100000", nil, ""},
+		"in small pieces":           {&fakeNode{}, iotest.OneByteReader(strings.NewReader("snapshot")), "recover 8", nil, ""},
+		"too early":                 {&fakeNode{answer: early}, strings.NewReader("x"), "recover 1", cluster.ErrNotYet, "not ready for recovery yet"},
+		"a file that can't be read": {&fakeNode{}, iotest.ErrReader(errors.New("input/output error")), "", nil, "read the snapshot: input/output error"},
+		"silence":                   {&fakeNode{hangs: "recover"}, strings.NewReader("x"), "recover 1", nil, "silent for too long"},
+	}, func(t *testing.T, _ string, c row) {
+		start := time.Now()
+		err := c.node.start(t).EtcdRecover(t.Context(), cpAddr, cpUUID, c.file)
+		if (err == nil) != (c.err == "") || err != nil && !strings.Contains(err.Error(), c.err) || !errors.Is(err, c.is) && c.is != nil {
+			t.Errorf("err = %v, want %q", err, c.err)
+		}
+		if took := time.Since(start); took > snapshotSilence {
+			t.Errorf("it took %s", took)
+		}
+		if done := strings.Join(c.node.done(), " "); done != c.want {
+			t.Errorf("done: %q, want %q", done, c.want)
+		}
+	})
+}
+
+func TestEtcdBootstrapTellsWhyNot(t *testing.T) {
+	type row struct {
+		answer error
+		kind   fault.Kind
+		is     error
+	}
+	each(t, map[string]row{
+		"it has data":        {status.Error(codes.AlreadyExists, "etcd data directory is not empty"), fault.Refused, nil},
+		"too early":          {status.Error(codes.FailedPrecondition, "bootstrap is not available yet"), fault.Failed, cluster.ErrNotYet},
+		"the answer is lost": {status.Error(codes.Unavailable, "error reading from server: EOF"), fault.Failed, cluster.ErrLostAnswer},
+	}, func(t *testing.T, _ string, c row) {
+		n := &fakeNode{answer: c.answer}
+		err := n.start(t).EtcdBootstrap(t.Context(), cpAddr, cpUUID, cluster.EtcdCopy)
+		if fault.KindOf(err) != c.kind || c.is != nil && !errors.Is(err, c.is) || !strings.Contains(err.Error(), status.Convert(c.answer).Message()) {
+			t.Errorf("err = %v", err)
+		}
+		if done := n.done(); !slices.Equal(done, []string{"bootstrap true true"}) {
+			t.Errorf("done: %q", done)
+		}
+	})
+}
+
+func TestEtcdService(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		event := func(text string) *machineapi.ServiceEvent { return &machineapi.ServiceEvent{Msg: text} }
+		n := &fakeNode{services: []*machineapi.ServiceInfo{
+			{Id: "cri", State: "Running"},
+			{Id: "etcd", State: "Failed", Events: &machineapi.ServiceEvents{Events: []*machineapi.ServiceEvent{event("Running pre state"), event("it is too late")}}},
+		}}
+		c := n.start(t)
+		if state, last, err := c.EtcdService(t.Context(), cpAddr); err != nil || state != "Failed" || last != "it is too late" {
+			t.Errorf("%q %q %v", state, last, err)
+		}
+		n.services = n.services[:1]
+		if _, _, err := c.EtcdService(t.Context(), cpAddr); err == nil {
+			t.Error("no error without etcd")
+		}
+	})
+}
+
+func TestEndpoints(t *testing.T) {
+	t.Parallel()
+	c := &Client{endpoints: []string{"127.42.7.12", "localhost", "fd00::1", "127.42.7.11:50000", "[fd00::2]", "127.42.7.11:6443"}}
+	got, err := c.Endpoints(t.Context())
+	if err != nil || len(got) != 5 || got[0] != netip.MustParseAddr("127.42.7.12") || !got[1].IsLoopback() || got[2] != netip.MustParseAddr("fd00::1") || got[3] != netip.MustParseAddr("127.42.7.11") || got[4] != netip.MustParseAddr("fd00::2") {
+		t.Errorf("%v, %v", got, err)
+	}
+	c.endpoints = c.endpoints[5:]
+	if got, err := c.Endpoints(t.Context()); err == nil || !strings.Contains(err.Error(), "endpoint 127.42.7.11:6443 of the talosconfig: port 6443") {
+		t.Errorf("%v, %v", got, err)
+	}
 }

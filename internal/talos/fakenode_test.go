@@ -2,35 +2,90 @@ package talos
 
 import (
 	"context"
+	"crypto/tls"
+	stdx509 "crypto/x509"
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	cosi "github.com/cosi-project/runtime/api/v1alpha1"
+	"github.com/cosi-project/runtime/pkg/resource"
 	"github.com/cosi-project/runtime/pkg/state"
 	"github.com/cosi-project/runtime/pkg/state/impl/inmem"
 	"github.com/cosi-project/runtime/pkg/state/impl/namespaced"
 	cosiserver "github.com/cosi-project/runtime/pkg/state/protobuf/server"
+	"github.com/google/go-cmp/cmp"
+	"github.com/siderolabs/crypto/x509"
 	"github.com/siderolabs/talos/pkg/machinery/api/common"
 	machineapi "github.com/siderolabs/talos/pkg/machinery/api/machine"
+	"github.com/siderolabs/talos/pkg/machinery/resources/block"
+	"github.com/siderolabs/talos/pkg/machinery/resources/config"
 	"github.com/siderolabs/talos/pkg/machinery/resources/hardware"
+	"github.com/siderolabs/talos/pkg/machinery/resources/runtime"
 	"github.com/siderolabs/talos/pkg/machinery/role"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/emptypb"
 
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim/network"
 	"github.com/recast-sh/recast/internal/sim/talosapi"
 )
 
-const nodeUUID = "5ec0ffee-0000-4000-8000-00000000900b"
+// same requires that got is what is wanted.
+func same(t *testing.T, what string, want, got any, opts ...cmp.Option) {
+	t.Helper()
+	if diff := cmp.Diff(want, got, opts...); diff != "" {
+		t.Errorf("%s (-want +got):\n%s", what, diff)
+	}
+}
 
-var nodeAddr = netip.MustParseAddr("127.42.7.11")
+// value is what a call returns, unless that fails.
+func value[T any](v T, err error) func(*testing.T) T {
+	return func(t *testing.T) T {
+		t.Helper()
+		must(t, err)
+		return v
+	}
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// each runs f for every case in a bubble of its own.
+func each[T any](t *testing.T, cases map[string]T, f func(t *testing.T, name string, c T)) {
+	t.Helper()
+	t.Parallel()
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) { f(t, name, c) })
+		})
+	}
+}
+
+// bubble runs a test in a bubble, beside the others.
+func bubble(t *testing.T, test func(*testing.T)) {
+	t.Helper()
+	t.Parallel()
+	synctest.Test(t, test)
+}
 
 // fakeNode is a control plane that answers as configured.
 type fakeNode struct {
@@ -54,31 +109,20 @@ type fakeNode struct {
 // start serves the node until the test's bubble ends, and returns a client for it.
 func (n *fakeNode) start(t *testing.T) *Client {
 	t.Helper()
-	c, err := talosapi.NewCluster("lab", "https://127.42.7.10:6443", "v1.13.9", "v1.35.4")
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := value(talosapi.NewCluster("lab", "https://127.42.7.10:6443", "v1.13.9", "v1.35.4"))(t)
 	st := state.WrapCore(namespaced.NewState(inmem.Build))
 	system := hardware.NewSystemInformation(hardware.SystemInformationID)
-	system.TypedSpec().UUID = strings.ToUpper(nodeUUID)
-	if err := st.Create(t.Context(), system); err != nil {
-		t.Fatal(err)
-	}
+	system.TypedSpec().UUID = strings.ToUpper(cpUUID)
+	must(t, st.Create(t.Context(), system))
 	nw := network.Memory()
-	t.Cleanup(serveAPI(t, nw, c, nodeAddr.String(), func(s *grpc.Server) {
+	t.Cleanup(serveAPI(t, nw, c, cpAddr.String(), func(s *grpc.Server) {
 		machineapi.RegisterMachineServiceServer(s, n)
 		machineapi.RegisterLifecycleServiceServer(s, &fakeLifecycle{node: n})
 		machineapi.RegisterImageServiceServer(s, &fakeImages{node: n})
 		cosi.RegisterStateServer(s, cosiserver.NewState(st))
 	}))
-	talosconfig, err := c.Talosconfig(role.Admin, nodeAddr.String())
-	if err != nil {
-		t.Fatal(err)
-	}
-	client, err := New(Options{Talosconfig: talosconfig, Dial: nw.Dialer().DialContext})
-	if err != nil {
-		t.Fatal(err)
-	}
+	talosconfig := value(c.Talosconfig(role.Admin, cpAddr.String()))(t)
+	client := value(New(Options{Talosconfig: talosconfig, Dial: nw.Dialer().DialContext}))(t)
 	return client
 }
 
@@ -219,4 +263,234 @@ func (i *fakeImages) Pull(req *machineapi.ImageServicePullRequest, s grpc.Server
 
 func where(c *common.ContainerdInstance) string {
 	return c.GetDriver().String() + "/" + c.GetNamespace().String() + " "
+}
+
+// oldNode is a machine whose Talos lacks most of the requested kinds.
+type oldNode struct {
+	machineapi.UnimplementedMachineServiceServer
+	unreadable resource.Type // answers with an error
+}
+
+func (*oldNode) Version(context.Context, *emptypb.Empty) (*machineapi.VersionResponse, error) {
+	return &machineapi.VersionResponse{Messages: []*machineapi.Version{{Version: &machineapi.VersionInfo{Tag: "v1.9.0"}}}}, nil
+}
+
+func (*oldNode) Read(req *machineapi.ReadRequest, s grpc.ServerStreamingServer[common.Data]) error {
+	content, ok := map[string]string{bootIDFile: "boot-1\n", cmdlineFile: "quiet talos.config=https://user:pass@seed.example/?t=secret\n"}[req.GetPath()]
+	if !ok {
+		return status.Error(codes.Unknown, "no such file")
+	}
+	return s.Send(&common.Data{Bytes: []byte(content)})
+}
+
+func (n *oldNode) access(_ context.Context, a state.Access) error {
+	switch a.ResourceType {
+	case runtime.MachineStatusType, config.MachineConfigType:
+		return nil
+	case n.unreadable:
+		return status.Error(codes.Internal, "disk on fire")
+	}
+	return status.Errorf(codes.PermissionDenied, "resource type %q is not supported", a.ResourceType)
+}
+
+// serve answers at addr:50000 until the returned function is called.
+func (n *oldNode) serve(t *testing.T, nw *network.Network, c *talosapi.Cluster, addr string) (stop func()) {
+	t.Helper()
+	st := state.WrapCore(namespaced.NewState(inmem.Build))
+	ready := runtime.NewMachineStatus()
+	ready.TypedSpec().Stage, ready.TypedSpec().Status.Ready = runtime.MachineStageRunning, true
+	must(t, st.Create(t.Context(), ready))
+	return serveAPI(t, nw, c, addr, func(s *grpc.Server) {
+		machineapi.RegisterMachineServiceServer(s, n)
+		cosi.RegisterStateServer(s, cosiserver.NewState(state.Filter(st, n.access)))
+	})
+}
+
+// serveAPI answers at addr:50000, with a certificate of the cluster, until the returned function is called.
+func serveAPI(t *testing.T, nw *network.Network, c *talosapi.Cluster, addr string, register func(*grpc.Server)) (stop func()) {
+	t.Helper()
+	ca := value(x509.NewCertificateAuthorityFromCertificateAndKey(c.Secrets.Certs.OS))(t)
+	pair := value(x509.NewKeyPair(ca, x509.IPAddresses([]net.IP{net.ParseIP(addr)}), x509.NotBefore(time.Now()), x509.NotAfter(time.Now().Add(time.Hour)),
+		x509.ExtKeyUsage([]stdx509.ExtKeyUsage{stdx509.ExtKeyUsageServerAuth})))(t)
+	l := value(nw.Listen(addr + ":50000"))(t)
+	s := grpc.NewServer(grpc.Creds(credentials.NewTLS(&tls.Config{MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{*pair.Certificate}})))
+	register(s)
+	done := make(chan struct{})
+	go func() { defer close(done); _ = s.Serve(l) }() // ends with stop
+	return func() { s.Stop(); <-done }
+}
+
+// A kind that the machine does not have is an empty field; one that it fails to read is an error.
+func TestOldNode(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		c := value(talosapi.NewCluster("lab", "https://127.42.7.10:6443", "v1.13.9", "v1.35.4"))(t)
+		nw := network.Memory()
+		defer (&oldNode{}).serve(t, nw, c, "127.42.7.31")()
+		defer (&oldNode{unreadable: block.DiskType}).serve(t, nw, c, "127.42.7.32")()
+		talosconfig := value(c.Talosconfig(role.Admin, "127.42.7.31"))(t)
+		client := value(New(Options{Talosconfig: talosconfig, Dial: nw.Dialer().DialContext}))(t)
+		defer client.Close()
+		got, err := cluster.ReadMachine(t.Context(), client, netip.MustParseAddr("127.42.7.31"))
+		if diff := cmp.Diff(cluster.Machine{
+			MachineStanding: cluster.MachineStanding{Stage: "running", Ready: true},
+			RunningSystem: cluster.RunningSystem{
+				TalosVersion: "v1.9.0", ConfigArgs: []string{"talos.config=https://seed.example"},
+				Cmdline: cluster.Secret("quiet talos.config=https://user:pass@seed.example/?t=secret"),
+			},
+			BootID: "boot-1",
+		}, got); diff != "" || err != nil {
+			t.Errorf("err = %v; machine (-want +got):\n%s", err, diff)
+		}
+		if _, err := client.MachineConfig(t.Context(), netip.MustParseAddr("127.42.7.31")); !errors.Is(err, errNoConfig) {
+			t.Errorf("configuration: err = %v", err)
+		}
+		got, err = cluster.ReadMachine(t.Context(), client, netip.MustParseAddr("127.42.7.32"))
+		if want := "127.42.7.32: list Disks.block.talos.dev: disk on fire"; err == nil || err.Error() != want || got.TalosVersion != "" {
+			t.Errorf("err = %v, want %s; machine = %+v", err, want, got)
+		}
+	})
+}
+
+func TestNewRefuses(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		c := value(talosapi.NewCluster("lab", "https://127.42.7.10:6443", "v1.13.9", "v1.35.4"))(t)
+		good := value(c.Talosconfig(role.Admin, "127.42.7.31"))(t)
+		none := value(c.Talosconfig(role.Admin))(t)
+		cases := map[string]struct {
+			o    Options
+			want string
+		}{
+			"fine":          {Options{Talosconfig: good}, ""},
+			"no YAML":       {Options{Talosconfig: []byte("context: [secret-value")}, "not valid YAML"},
+			"nothing":       {Options{}, "not valid YAML"},
+			"other context": {Options{Talosconfig: good, Context: "prod"}, `no context "prod"`},
+			"no endpoints":  {Options{Talosconfig: none}, "has no endpoints"},
+			"broken key":    {Options{Talosconfig: []byte("context: a\ncontexts: {a: {endpoints: [b], crt: c2VjcmV0LXZhbHVl, key: eA==}}")}, "can't be read"},
+		}
+		check := func(name string, o Options, want string) {
+			_, err := New(o)
+			if (err == nil) != (want == "") || err != nil && (!strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "secret")) {
+				t.Errorf("%s: err = %v, want %q", name, err, want)
+			}
+		}
+		for name, c := range cases {
+			check(name, c.o, c.want)
+		}
+		early := value(New(Options{Talosconfig: good}))(t)
+		time.Sleep(20 * 365 * 24 * time.Hour)
+		check("expired", Options{Talosconfig: good}, "expired on 20")
+		if _, err := cluster.ReadMachine(t.Context(), early, netip.MustParseAddr("127.42.7.31")); fault.KindOf(err) != fault.Config || !strings.Contains(err.Error(), "expired on 20") {
+			t.Errorf("expired since: %v", err)
+		}
+	})
+}
+
+// A session never moves to another connection.
+func TestOnce(t *testing.T) {
+	t.Parallel()
+	dialed := 0
+	dial := once(func(context.Context, string, string) (net.Conn, error) {
+		dialed++
+		if dialed == 1 {
+			return nil, net.ErrClosed
+		}
+		client, _ := net.Pipe()
+		return client, nil
+	})
+	if _, err := dial(t.Context(), "a"); !errors.Is(err, net.ErrClosed) {
+		t.Errorf("first: err = %v", err)
+	}
+	if _, err := dial(t.Context(), "a"); err != nil {
+		t.Errorf("second: err = %v", err)
+	}
+	if _, err := dial(t.Context(), "a"); !errors.Is(err, errConnectionLost) || dialed != 2 {
+		t.Errorf("third: err = %v after %d attempts", err, dialed)
+	}
+}
+
+func TestRedact(t *testing.T) {
+	t.Parallel()
+	config := []byte("machine:\n  type: worker\n  token: abcdef.0123456789\n  pin: '12'\n  disks: disk\n  port: 6443\n  secret: swordfish\n  text: |\n    first line\n    second line\n---\napiVersion: v1alpha1\nkind: VolumeConfig\n")
+	cases := map[string]struct{ text, want string }{
+		"nothing of it":   {"line 4: mapping expected", "line 4: mapping expected"},
+		"a value":         {"bad token abcdef.0123456789!", "bad token [redacted]!"},
+		"a word of it":    {"a worker has no disk, port 6443", "a worker has no disk, port 6443"},
+		"a secret word":   {"the secret swordfish is short", "the secret [redacted] is short"},
+		"a longer word":   {"no workers", "no workers"},
+		"part of a value": {"cannot unmarshal !!str `abcdef....` into int", "cannot unmarshal !!str [redacted] into int"},
+		"one of lines":    {"unexpected second line here", "unexpected [redacted] here"},
+		"what it is":      {"document v1alpha1/VolumeConfig/ (line 8)", "document v1alpha1/VolumeConfig/ (line 8)"},
+		"unknown keys":    {"x: unknown keys found during decoding:\nmachine:\n    pin: 12\n    more:\n        - a: 7\n", "x: unknown keys: machine.pin, machine.more.a"},
+		"a list":          {"2 errors occurred:\n\t* one\n\t* two\n\n", "one; two"},
+	}
+	for name, c := range cases {
+		if got := withoutValues(c.text, config); got != c.want {
+			t.Errorf("%s: %q, want %q", name, got, c.want)
+		}
+	}
+	if got := withoutValues("yaml: line 2: found abc", []byte("a: [abc")); got != "not valid YAML, line 2" {
+		t.Errorf("no YAML: %q", got)
+	}
+}
+
+// Everything that a machine says in an answer becomes one line without escape sequences.
+func TestForeignTextIsOneLine(t *testing.T) {
+	const evil = "bad\x1b[31m\x1b]0;title\a\r\nfake line: \u202e\u2028\x7f"
+	etcd := func(state, told string) []*machineapi.ServiceInfo {
+		return []*machineapi.ServiceInfo{{Id: "etcd", State: state, Events: &machineapi.ServiceEvents{Events: []*machineapi.ServiceEvent{{Msg: told}}}}}
+	}
+	reboot := func(t *testing.T, c *Client) string { return said(c.Reboot(t.Context(), cpAddr, cpUUID, "")) }
+	save := func(t *testing.T, c *Client) string {
+		return said(c.EtcdSnapshot(t.Context(), cpAddr, 0, &strings.Builder{}))
+	}
+	install := func(t *testing.T, c *Client) string {
+		var told []string
+		_, err := c.Install(t.Context(), cpAddr, cpUUID, "installer", "", func(line string) { told = append(told, line) })
+		return said(err) + " " + strings.Join(told, " ")
+	}
+	type row struct {
+		node *fakeNode
+		ask  func(*testing.T, *Client) string
+	}
+	each(t, map[string]row{
+		"status":          {&fakeNode{answer: status.Error(codes.Unknown, evil)}, reboot},
+		"status, no more": {&fakeNode{answer: status.Error(codes.PermissionDenied, evil)}, reboot},
+		"installer":       {&fakeNode{version: "v1.13.9", install: exits(1, evil)}, install},
+		"service":         {&fakeNode{services: etcd("Failed", evil)}, save},
+		"state":           {&fakeNode{services: etcd(evil, "")}, save},
+		"snapshot": {&fakeNode{services: etcd("Running", ""), snapshot: func(s grpc.ServerStreamingServer[common.Data]) error {
+			//lint:ignore SA1019 how apid reports an error within a stream
+			return s.Send(&common.Data{Metadata: &common.Metadata{Error: evil}})
+		}}, save},
+		"etcd": {&fakeNode{services: etcd("Running", ""), status: &machineapi.EtcdMemberStatus{MemberId: 1, Errors: []string{evil}}}, func(t *testing.T, c *Client) string {
+			st, err := c.EtcdStatus(t.Context(), cpAddr)
+			return said(err) + strings.Join(st.Errors, " ")
+		}},
+	}, func(t *testing.T, _ string, c row) {
+		text := c.ask(t, c.node.start(t))
+		if !strings.Contains(text, "bad") || !strings.Contains(text, "fake line") || strings.ContainsAny(text, "\x1b\a\r\n\u202e\u2028\x7f") {
+			t.Errorf("%q", text)
+		}
+	})
+}
+
+func said(err error) string {
+	if err == nil {
+		return ""
+	}
+	return err.Error()
+}
+
+func TestExpires(t *testing.T) {
+	t.Parallel()
+	c := value(talosapi.NewCluster("lab", "https://127.42.7.1:6443", "v1.13.9", "v1.35.4"))(t)
+	talosconfig := value(c.Talosconfig(role.Admin, "127.42.7.31"))(t)
+	if left := time.Until(Expires(talosconfig)); left < time.Hour {
+		t.Errorf("it ends in %s", left)
+	}
+	for _, none := range []string{"][", "context: gone\n", "context: a\ncontexts: {a: {endpoints: [127.42.7.31]}}\n"} {
+		if end := Expires([]byte(none)); !end.IsZero() {
+			t.Errorf("%q ends on %s", none, end)
+		}
+	}
 }

@@ -170,20 +170,8 @@ func (c *Client) RemovedFlags(ctx context.Context, addr netip.Addr, controlPlane
 		return nil, fault.WithHint(fault.Refusedf("this recast does not know what Kubernetes %s has removed", to), "use a newer recast")
 	}
 	err = c.call(ctx, addr.String(), func(ctx context.Context, s session) error {
-		here := func(context.Context, string) (state.State, error) { return s.COSI, nil }
-		var planes, workers []string
-		if node := []string{addr.String()}; controlPlane {
-			planes = node
-		} else {
-			workers = node
-		}
-		checks, err := upgrade.NewChecksWithStateProvider(path, here, nil, planes, workers, func(string, ...any) {})
+		found, err := removedBy(ctx, path, s.COSI, addr.String(), controlPlane)
 		if err != nil {
-			return err
-		}
-		err = checks.Run(ctx)
-		found, removed := errors.AsType[upgrade.ComponentRemovedItemsError](err)
-		if err != nil && !removed {
 			return answer(err)
 		}
 		gates, err := removedKubeletGates(ctx, s, path)
@@ -213,20 +201,31 @@ func removedKubeletGates(ctx context.Context, s session, path *upgrade.Path) ([]
 	if err := shown.Create(ctx, pod); err != nil {
 		return nil, err
 	}
-	here := func(context.Context, string) (state.State, error) { return shown, nil }
-	checks, err := upgrade.NewChecksWithStateProvider(path, here, nil, []string{"it"}, nil, func(string, ...any) {})
-	if err != nil {
-		return nil, err
-	}
-	err = checks.Run(ctx)
-	removed, is := errors.AsType[upgrade.ComponentRemovedItemsError](err)
-	if err != nil && !is {
-		return nil, err
-	}
+	removed, err := removedBy(ctx, path, shown, "it", true)
 	for i := range removed.FeatureGates {
 		removed.FeatureGates[i].Component = k8s.KubeletID
 	}
-	return removed.FeatureGates, nil
+	return removed.FeatureGates, err
+}
+
+// removedBy is what an upgrade of Kubernetes removes of what one machine's resources have.
+func removedBy(
+	ctx context.Context, path *upgrade.Path, st state.State, node string, controlPlane bool,
+) (upgrade.ComponentRemovedItemsError, error) {
+	here := func(context.Context, string) (state.State, error) { return st, nil }
+	planes, workers := []string{node}, []string(nil)
+	if !controlPlane {
+		planes, workers = workers, planes
+	}
+	checks, err := upgrade.NewChecksWithStateProvider(path, here, nil, planes, workers, func(string, ...any) {})
+	if err == nil {
+		err = checks.Run(ctx)
+	}
+	found, removed := errors.AsType[upgrade.ComponentRemovedItemsError](err)
+	if removed {
+		err = nil
+	}
+	return found, err
 }
 
 // kubeletGates returns the feature gates in a kubelet's arguments and configuration.

@@ -1,21 +1,31 @@
 package talos
 
 import (
+	"bytes"
 	"cmp"
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"net/netip"
+	"net/url"
 	"slices"
 	"strings"
+	"unicode/utf16"
+	"unicode/utf8"
 
+	"github.com/cosi-project/runtime/pkg/resource"
+	"github.com/cosi-project/runtime/pkg/state"
+	configpb "github.com/siderolabs/talos/pkg/machinery/api/resource/config"
 	"github.com/siderolabs/talos/pkg/machinery/client"
 	"github.com/siderolabs/talos/pkg/machinery/config/machine"
+	"github.com/siderolabs/talos/pkg/machinery/constants"
 	"github.com/siderolabs/talos/pkg/machinery/resources/config"
 	"github.com/siderolabs/talos/pkg/machinery/resources/k8s"
 	"github.com/siderolabs/talos/pkg/machinery/resources/network"
 	"github.com/siderolabs/talos/pkg/machinery/resources/runtime"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/foreign"
@@ -83,12 +93,9 @@ func readVersion(ctx context.Context, s session, m *cluster.Machine) error {
 	if s.blank && client.StatusCode(err) == codes.Unimplemented {
 		return readBareVersion(ctx, s, m)
 	}
+	one, err := single("read Talos version", v, err)
 	if err != nil {
-		return fmt.Errorf("read Talos version: %w", answer(err))
-	}
-	one, err := single(v.GetMessages())
-	if err != nil {
-		return fmt.Errorf("read Talos version: %w", err)
+		return err
 	}
 	m.TalosVersion, m.Arch, m.Platform = one.GetVersion().GetTag(), one.GetVersion().GetArch(), one.GetPlatform().GetName()
 	return nil
@@ -224,7 +231,7 @@ func readExtensions(ctx context.Context, s session, m *cluster.Machine) error {
 // down: if the talosconfig may not read configurations, the rest is still compared.
 func readAllowedConfig(ctx context.Context, s session, m *cluster.Machine) error {
 	err := readFromConfig(ctx, s, m)
-	if e, ok := errors.AsType[*answerError](err); ok && e.code == codes.PermissionDenied {
+	if answeredWith(codes.PermissionDenied, err) {
 		m.ConfigHidden = true
 		return nil
 	}
@@ -288,4 +295,165 @@ func readStatus(ctx context.Context, s session, m *cluster.Machine) error {
 		m.Unmet = append(m.Unmet, foreign.Line(fmt.Sprintf("installation %s: %s", install.Phase, install.Error)))
 	}
 	return err
+}
+
+// loaderEntryFile is the EFI variable with systemd-boot's default entry; nothing
+// else shows an installed upgrade that has not been booted yet.
+const loaderEntryFile = "/sys/firmware/efi/efivars/LoaderEntryDefault-4a67b082-0a4c-41cf-b6c7-440b29bb8c4f"
+
+// readNextBoot leaves the field empty if the machine has no such variable (BIOS, or
+// nothing installed yet), or if our talosconfig may not read files.
+func readNextBoot(ctx context.Context, s session, m *cluster.Machine) error {
+	if s.blank {
+		return nil
+	}
+	b, err := file(ctx, s, loaderEntryFile)
+	if e, ok := errors.AsType[*answerError](err); ok {
+		switch e.code {
+		case codes.NotFound, codes.PermissionDenied, codes.Unimplemented, codes.Unknown: // Unknown: an older Talos reports a missing file so
+			return nil
+		}
+	}
+	if err != nil {
+		return err
+	}
+	m.NextBoot = loaderEntry(b)
+	return nil
+}
+
+// loaderEntry is the text of an EFI variable, lower-case: four bytes of attributes,
+// then UTF-16 up to a NUL. It is "" for anything else, including a truncated entry.
+func loaderEntry(variable []byte) string {
+	if len(variable) < 4 {
+		return ""
+	}
+	var units []uint16
+	for pair := variable[4:]; len(pair) >= 2; pair = pair[2:] {
+		unit := binary.LittleEndian.Uint16(pair)
+		if unit == 0 {
+			text := string(utf16.Decode(units))
+			if strings.ContainsRune(text, utf8.RuneError) {
+				return ""
+			}
+			return strings.ToLower(text)
+		}
+		units = append(units, unit)
+	}
+	return ""
+}
+
+const cmdlineFile = "/proc/cmdline"
+
+// readCmdline falls back to the file if Talos does not have the resource.
+func readCmdline(ctx context.Context, s session, m *cluster.Machine) error {
+	text, known, err := cmdline(ctx, s)
+	if known {
+		m.Cmdline, m.ConfigArgs = cluster.Secret(text), configArgs(text)
+		// Only ISOs have it (pkg/imager/imager.go).
+		m.FromISO = slices.Contains(strings.Fields(text), constants.KernelParamHaltIfInstalled+"=1")
+	}
+	return err
+}
+
+// cmdline is not known on a machine without the resource to a caller who may not read files: os:reader, or nobody.
+func cmdline(ctx context.Context, s session) (text string, known bool, err error) {
+	line, found, err := get[*runtime.KernelCmdline](ctx, s, runtime.NewKernelCmdline().Metadata())
+	switch {
+	case found:
+		return line.TypedSpec().Cmdline, true, nil
+	case err != nil || s.blank:
+		return "", false, err
+	}
+	b, err := file(ctx, s, cmdlineFile)
+	if answeredWith(codes.PermissionDenied, err) {
+		return "", false, nil
+	}
+	return string(bytes.TrimSpace(b)), err == nil, err
+}
+
+// configKeys are the kernel arguments from which Talos takes a configuration, or the
+// address of a server that provides one (controllers/config/acquire.go).
+var configKeys = []string{
+	constants.KernelParamConfig, constants.KernelParamConfigInline, constants.KernelParamConfigEarly, constants.KernelParamSideroLink,
+}
+
+// configArgs keeps only the server's name of each value: the rest may be a token or the configuration.
+func configArgs(cmdline string) []string {
+	var out []string
+	for arg := range strings.FieldsSeq(cmdline) {
+		key, value, _ := strings.Cut(strings.Trim(arg, `"`), "=")
+		if !slices.Contains(configKeys, key) || value == "" || value == constants.ConfigNone {
+			continue
+		}
+		shown := key + "="
+		if u, err := url.Parse(value); err == nil && u.Scheme != "" && u.Host != "" {
+			shown += u.Scheme + "://" + u.Host
+		}
+		if !slices.Contains(out, shown) {
+			out = append(out, shown)
+		}
+	}
+	return out
+}
+
+// errNoConfig says that a machine has no configuration.
+var errNoConfig = errors.New("it has no configuration")
+
+// MachineConfig reads the machine's whole configuration, byte by byte as it is
+// stored for the next boot.
+func (c *Client) MachineConfig(ctx context.Context, addr netip.Addr) (cluster.Secret, error) {
+	configs, err := c.MachineConfigs(ctx, addr)
+	return configs.Stored, err
+}
+
+// MachineConfigs implements cluster.ConfigReader.
+func (c *Client) MachineConfigs(ctx context.Context, addr netip.Addr) (cluster.Configs, error) {
+	return ask(ctx, c, addr, readConfigs)
+}
+
+// readConfigs reads both with one request. A machine that booted with the configuration on its disk
+// shows no stored one until another is applied (controllers/config/acquire.go, Run).
+func readConfigs(ctx context.Context, s session) (c cluster.Configs, err error) {
+	all := resource.NewMetadata(config.NamespaceName, config.MachineConfigType, "", resource.VersionUndefined)
+	rs, err := s.COSI.List(ctx, all, state.WithListUnmarshalOptions(state.WithSkipProtobufUnmarshal()))
+	if err != nil {
+		return c, fmt.Errorf("list %s: %w", config.MachineConfigType, answer(err))
+	}
+	byID := map[resource.ID]cluster.Secret{}
+	for _, r := range rs.Items {
+		if byID[r.Metadata().ID()], err = configIn(r); err != nil {
+			return c, fmt.Errorf("read %s: %w", config.MachineConfigType, err)
+		}
+	}
+	c.Active, c.Stored = byID[config.ActiveID], byID[config.PersistentID]
+	if c.Active == nil {
+		return c, errNoConfig
+	}
+	if c.Stored == nil {
+		c.Stored, c.Booted = c.Active, true
+	}
+	return c, nil
+}
+
+// InstallImage implements cluster.ConfigReader.
+func (c *Client) InstallImage(ctx context.Context, addr netip.Addr) (string, error) {
+	m, err := c.ReadParts(ctx, addr, cluster.ConfigPart)
+	return m.InstallImage, err
+}
+
+// configIn takes the bytes from the message: the client library's own type would parse them,
+// refuse what a newer Talos has added, and quote it.
+func configIn(r resource.Resource) (cluster.Secret, error) {
+	wire, err := wireSpec(r)
+	if err != nil {
+		return nil, err
+	}
+	var spec configpb.MachineConfigSpec
+	if err := proto.Unmarshal(wire.GetProtoSpec(), &spec); err != nil {
+		return nil, errors.New("the message can't be read")
+	}
+	if len(spec.GetYamlMarshalled()) == 0 {
+		return nil, errors.New("it is empty")
+	}
+	return spec.GetYamlMarshalled(), nil
 }

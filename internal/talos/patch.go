@@ -1,10 +1,16 @@
 package talos
 
 import (
+	"errors"
+	"maps"
+	"reflect"
 	"slices"
 	"strconv"
 	"strings"
 
+	blockpb "github.com/siderolabs/talos/pkg/machinery/api/resource/definitions/block"
+	"github.com/siderolabs/talos/pkg/machinery/cel"
+	"github.com/siderolabs/talos/pkg/machinery/cel/celenv"
 	"github.com/siderolabs/talos/pkg/machinery/config"
 
 	"github.com/recast-sh/recast/cluster"
@@ -54,36 +60,104 @@ func (*Client) PatchConfig(config cluster.Secret, p cluster.ConfigPatch) (cluste
 	return patched, nil
 }
 
+// setting is what a patch sets in the main document, or in the document that replaces that part of it.
+type setting struct {
+	kind        string // of the other document
+	legacy, own place  // in the main document, and in the other one
+	tag         string // "": the key is removed
+	alone       bool   // the key is the only one of its mapping
+	retag       bool   // only the version of the text is taken
+}
+
+// place is where a setting is written, and as what; no path: nowhere.
+type place struct {
+	path []string
+	text string
+}
+
+// settings are those of a patch. The disk has been proven blank: wiping would only take time.
+func settings(p cluster.ConfigPatch) (all []setting) {
+	at := func(text string, path ...string) place { return place{path, text} }
+	if p.Installer != "" {
+		all = append(all, setting{
+			kind: installKind, tag: "!!str",
+			legacy: at(p.Installer, "machine", "install", "image"), own: at(p.Installer, "installer", "image"),
+		})
+	}
+	if installs(p) {
+		key, cel, value := attribute(p.Disk)
+		all = append(all, setting{kind: installKind, legacy: at("", "machine", "install", "disk")}, setting{
+			kind: installKind, tag: "!!str", alone: true,
+			legacy: at(value, "machine", "install", "diskSelector", key),
+			own:    at("disk."+cel+" == "+strconv.Quote(value), "provisioning", "diskSelector", "match"),
+		}, setting{
+			kind: installKind, tag: "!!bool",
+			legacy: at("false", "machine", "install", "wipe"), own: at("false", "provisioning", "wipe"),
+		})
+	}
+	for _, k := range kubernetesPlaces {
+		if like := p.Kubernetes.Of(k.component); like != "" {
+			all = append(all, setting{
+				kind: k.kind, tag: "!!str", retag: true,
+				legacy: at(like, append(slices.Clone(k.legacy), "image")...), own: at(like, "image"),
+			})
+		}
+	}
+	if p.Hostname != "" {
+		all = append(all, setting{
+			kind: hostnameKind, tag: "!!str",
+			legacy: at(p.Hostname, "machine", "network", "hostname"), own: at(p.Hostname, "hostname"),
+		})
+	}
+	return all
+}
+
 func editDocuments(docs []*document, p cluster.ConfigPatch) error {
-	main, install, hostname, err := findDocuments(docs)
+	main, _, hostname, err := findDocuments(docs)
 	if err != nil {
 		return err
 	}
-	switch {
-	case p.Installer == "" && !installs(p):
-	case install != nil:
-		err = editUnattended(install.root, p)
-	default:
-		err = editInstall(main.root, p)
+	if p.Hostname != "" && hostname != nil && hostname.root.text("auto") != "off" {
+		hostname.root.del("auto") // a generated name and a given one exclude each other
 	}
-	if err == nil {
-		err = editKubernetes(docs, main, p.Kubernetes)
-	}
-	if err != nil || p.Hostname == "" {
-		return err
-	}
-	if hostname != nil {
-		if auto := hostname.root.text("auto"); auto != "off" {
-			hostname.root.del("auto") // a generated name and a given one exclude each other
+	for _, s := range settings(p) {
+		of := func(d *document) bool { return d.node != nil && d.kind() == s.kind }
+		root, at := main.root, s.legacy
+		switch i := slices.IndexFunc(docs, of); {
+		case i >= 0 && slices.ContainsFunc(docs[i+1:], of):
+			return fault.MachineConfig.Refusedf("two documents of kind %q", s.kind)
+		case i >= 0:
+			root, at = docs[i].root, s.own
 		}
-		hostname.root.set("hostname", "!!str", p.Hostname)
+		if err := s.write(root, at); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (s setting) write(root mapping, at place) error {
+	if at.path == nil {
 		return nil
 	}
-	network, err := main.root.edit("machine", "network")
+	in, err := root.edit(at.path[:len(at.path)-1]...)
 	if err != nil {
 		return err
 	}
-	network.set("hostname", "!!str", p.Hostname)
+	key, text := at.path[len(at.path)-1], at.text
+	if s.tag == "" {
+		in.del(key)
+		return nil
+	}
+	if s.retag {
+		if text, err = cluster.Retag(in.text(key), text); err != nil {
+			return fault.As(fault.Refused, err)
+		}
+	}
+	in.set(key, s.tag, text)
+	if i := in.index(key); s.alone {
+		in.node.Content = in.node.Content[i : i+2 : i+2]
+	}
 	return nil
 }
 
@@ -121,62 +195,6 @@ func attribute(d cluster.MachineDisk) (legacy, cel, value string) {
 		return "serial", "serial", d.Serial
 	}
 	return "busPath", "bus_path", d.BusPath
-}
-
-// editInstall leaves only the disk's attribute in the selector. The disk has been
-// proven blank: wiping would only take time.
-func editInstall(root mapping, p cluster.ConfigPatch) error {
-	install, err := root.edit("machine", "install")
-	if err != nil {
-		return err
-	}
-	if p.Installer != "" {
-		install.set("image", "!!str", p.Installer)
-	}
-	if !installs(p) {
-		return nil
-	}
-	install.del("disk")
-	selector, err := install.edit("diskSelector")
-	if err != nil {
-		return err
-	}
-	key, _, value := attribute(p.Disk)
-	setOnly(selector, key, value)
-	install.set("wipe", "!!bool", "false")
-	return nil
-}
-
-func editUnattended(root mapping, p cluster.ConfigPatch) error {
-	if p.Installer != "" {
-		installer, err := root.edit("installer")
-		if err != nil {
-			return err
-		}
-		installer.set("image", "!!str", p.Installer)
-	}
-	if !installs(p) {
-		return nil
-	}
-	provisioning, err := root.edit("provisioning")
-	if err != nil {
-		return err
-	}
-	selector, err := provisioning.edit("diskSelector")
-	if err != nil {
-		return err
-	}
-	_, key, value := attribute(p.Disk)
-	setOnly(selector, "match", "disk."+key+" == "+strconv.Quote(value))
-	provisioning.set("wipe", "!!bool", "false")
-	return nil
-}
-
-// setOnly makes key the single one of m.
-func setOnly(m mapping, key, value string) {
-	m.set(key, "!!str", value)
-	i := m.index(key)
-	m.node.Content = m.node.Content[i : i+2 : i+2]
 }
 
 // installImage is the installer that a configuration names; "" if it cannot be read.
@@ -226,49 +244,6 @@ func imageIn[T interface {
 	return c.Image()
 }
 
-// editKubernetes sets the images named in the patch to its versions.
-func editKubernetes(docs []*document, main *document, images cluster.KubernetesImages) error {
-	for _, place := range kubernetesPlaces {
-		like := images.Of(place.component)
-		if like == "" {
-			continue
-		}
-		of := func(d *document) bool { return d.node != nil && d.kind() == place.kind }
-		var root mapping
-		switch i := slices.IndexFunc(docs, of); {
-		case i >= 0 && slices.ContainsFunc(docs[i+1:], of):
-			return fault.MachineConfig.Refusedf("two documents of kind %q", place.kind)
-		case i >= 0:
-			root = docs[i].root
-		default:
-			var err error
-			if root, err = main.root.edit(place.legacy...); err != nil {
-				return err
-			}
-		}
-		image, err := cluster.Retag(root.text("image"), like)
-		if err != nil {
-			return fault.As(fault.Refused, err)
-		}
-		root.set("image", "!!str", image)
-	}
-	return nil
-}
-
-// kubernetesPaths are the paths that editKubernetes sets in a document of that kind.
-func kubernetesPaths(kind string, images cluster.KubernetesImages) (set [][]string) {
-	for _, place := range kubernetesPlaces {
-		switch {
-		case images.Of(place.component) == "":
-		case kind == "":
-			set = append(set, append(slices.Clone(place.legacy), "image"))
-		case kind == place.kind:
-			set = append(set, []string{"image"})
-		}
-	}
-	return set
-}
-
 // checkKubernetes checks that the configuration names the wanted versions.
 func checkKubernetes(cfg config.Provider, images cluster.KubernetesImages) error {
 	for _, place := range kubernetesPlaces {
@@ -278,4 +253,162 @@ func checkKubernetes(cfg config.Provider, images cluster.KubernetesImages) error
 		}
 	}
 	return nil
+}
+
+// checkRest checks that the patch changed nothing else.
+func checkRest(before, after []byte, p cluster.ConfigPatch) error {
+	var rest [2][]any
+	for i, config := range [][]byte{before, after} {
+		docs, err := parseDocuments(config)
+		if err != nil {
+			return fault.MachineConfig.Refusedf("the patched configuration can't be read: %w", err)
+		}
+		for _, d := range docs {
+			if d.node != nil {
+				rest[i] = append(rest[i], without(d, p))
+			}
+		}
+	}
+	if !reflect.DeepEqual(rest[0], rest[1]) {
+		return fault.WithHint(fault.MachineConfig.Refusedf("editing would change more than it is meant to set"),
+			"YAML anchors and merge keys around machine.install or machine.network must be written out")
+	}
+	return nil
+}
+
+// without is the document's content without what the patch sets.
+func without(d *document, p cluster.ConfigPatch) any {
+	tree := d.orig
+	for _, s := range settings(p) {
+		at := s.own
+		switch d.kind() {
+		case "":
+			at = s.legacy
+		case s.kind:
+		default:
+			continue
+		}
+		if s.alone {
+			at.path = at.path[:len(at.path)-1]
+		}
+		if at.path != nil {
+			tree = cut(tree, at.path...)
+		}
+	}
+	if d.kind() == hostnameKind && p.Hostname != "" {
+		tree = cut(tree, "auto")
+	}
+	return tree
+}
+
+// cut copies a tree without the value at path, and without mappings that become empty.
+func cut(tree any, path ...string) any {
+	m, ok := tree.(map[string]any)
+	if !ok {
+		return tree
+	}
+	m = maps.Clone(m)
+	if len(path) == 1 {
+		delete(m, path[0])
+		return m
+	}
+	child := cut(m[path[0]], path[1:]...)
+	if sub, isMap := child.(map[string]any); child == nil || isMap && len(sub) == 0 {
+		delete(m, path[0])
+	} else {
+		m[path[0]] = child
+	}
+	return m
+}
+
+// machineMode is what configurations are validated for: a bare machine that will
+// install itself on a disk, or is already installed.
+type machineMode struct{ installs bool }
+
+func (machineMode) String() string          { return "metal" }
+func (m machineMode) RequiresInstall() bool { return m.installs }
+func (machineMode) InContainer() bool       { return false }
+
+// checkPatched reads the configuration as Talos will, and checks that it means what
+// the patch asked for.
+func checkPatched(patched []byte, p cluster.ConfigPatch) error {
+	cfg, unknown, err := loadKnown(patched)
+	if err != nil {
+		return fault.WithHint(err, "recast knows the configuration of Talos up to 1.14; a newer Talos needs a newer recast")
+	}
+	if err := checkUnknown(unknown, p); err != nil {
+		return err
+	}
+	if _, err := cfg.ValidateAsClient(machineMode{installs: installs(p)}); err != nil {
+		return fault.MachineConfig.Refusedf("Talos would refuse it: %s", withoutValues(err.Error(), patched))
+	}
+	docs, err := parseDocuments(patched)
+	if err != nil {
+		return fault.MachineConfig.Refusedf("not a machine configuration: %w", err)
+	}
+	if !p.Runs {
+		err = checkIssue(docs, p)
+	}
+	if err := errors.Join(err, checkVersion(docs, p), checkKubernetes(cfg, p.Kubernetes)); err != nil {
+		return err
+	}
+	image, selector, err := installTarget(cfg)
+	if err != nil && installs(p) {
+		return fault.MachineConfig.Refusedf("its install disk: %s", withoutValues(err.Error(), patched))
+	}
+	if u := cfg.UnattendedInstallConfig(); installs(p) && u != nil && u.RebootAfterInstall() != nil && !*u.RebootAfterInstall() {
+		return fault.WithHint(fault.MachineConfig.Refusedf("its %s says reboot: false: Talos would install itself and never boot what it has installed", installKind),
+			"remove the line from the configuration, so that Talos reboots after an installation")
+	}
+	var name string
+	if h := cfg.NetworkHostnameConfig(); h != nil {
+		name = h.Hostname()
+	}
+	switch {
+	case p.Installer != "" && image != p.Installer:
+		return fault.MachineConfig.Refusedf("it would install another image than %s", p.Installer)
+	case installs(p) && !selectsOnly(selector, p.Disk):
+		_, what, value := attribute(p.Disk)
+		return fault.MachineConfig.Refusedf("its disk selector would not match the disk with %s %q alone", what, value)
+	case p.Hostname != "" && name != p.Hostname:
+		return fault.MachineConfig.Refusedf("it would not name the machine %s", p.Hostname)
+	}
+	return nil
+}
+
+// installTarget is what Talos will install, and how it will choose the disk.
+func installTarget(cfg config.Provider) (image string, selector *cel.Expression, err error) {
+	if u := cfg.UnattendedInstallConfig(); u != nil {
+		match := u.VolumeSelector()
+		return u.InstallerImage(), &match, nil
+	}
+	in := cfg.Machine().Install()
+	selector, err = in.DiskMatchExpression()
+	if err == nil && selector == nil {
+		err = errors.New("no disk selector")
+	}
+	return in.Image(), selector, err
+}
+
+// selectsOnly tries the selector on the disk as Talos would show it, and on disks of
+// the same model with names similar to its own.
+func selectsOnly(selector *cel.Expression, disk cluster.MachineDisk) bool {
+	_, what, name := attribute(disk)
+	matches := func(name string) bool {
+		spec := &blockpb.DiskSpec{
+			DevPath: "/dev/sda", Size: 10 << 30, Model: "QEMU HARDDISK", Transport: "virtio", SubSystem: "/sys/class/block",
+		}
+		*map[string]*string{"wwid": &spec.Wwid, "serial": &spec.Serial, "bus_path": &spec.BusPath}[what] = name
+		ok, err := selector.EvalBool(celenv.DiskLocator(), map[string]any{"disk": spec, "system_disk": false})
+		return ok && err == nil
+	}
+	if name == "" || !matches(name) || matches("") || strings.ContainsAny(name, "*?[]\\\"") {
+		return false
+	}
+	for _, other := range []string{name + "x", "x" + name, name[1:], name[:len(name)-1], strings.Repeat("x", len(name))} {
+		if other != name && matches(other) {
+			return false
+		}
+	}
+	return true
 }

@@ -1,4 +1,4 @@
-package talos_test
+package talos
 
 import (
 	"bytes"
@@ -9,6 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	talosconfig "github.com/siderolabs/talos/pkg/machinery/config"
 	"github.com/siderolabs/talos/pkg/machinery/config/configloader"
+	"github.com/siderolabs/talos/pkg/machinery/config/configpatcher"
 	"github.com/siderolabs/talos/pkg/machinery/config/encoder"
 	"github.com/siderolabs/talos/pkg/machinery/config/generate"
 	"github.com/siderolabs/talos/pkg/machinery/config/generate/secrets"
@@ -17,7 +18,6 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/fault"
-	"github.com/recast-sh/recast/internal/talos"
 )
 
 var wanted = cluster.ConfigPatch{Installer: installer, Disk: cluster.MachineDisk{Device: "sda", WWID: "naa.30a1b2c3d4e5f607", BusPath: "/pci0000:00/2:0:0:0"}, Hostname: "wk1"}
@@ -25,40 +25,22 @@ var wanted = cluster.ConfigPatch{Installer: installer, Disk: cluster.MachineDisk
 // generated is the output of talosctl gen config for that version of Talos.
 func generated(t *testing.T, version string, kind machineconf.Type, comments bool) []byte {
 	t.Helper()
-	contract, err := talosconfig.ParseContractFromVersion(version)
-	if err != nil {
-		t.Fatal(err)
-	}
-	bundle, err := secrets.NewBundle(secrets.NewClock(), contract, secrets.WithECDSAServiceAccountKey())
-	if err != nil {
-		t.Fatal(err)
-	}
-	in, err := generate.NewInput("lab", "https://127.42.7.10:6443", "1.35.4", generate.WithVersionContract(contract), generate.WithSecretsBundle(bundle),
-		generate.WithInstallDisk("/dev/vda"), generate.WithInstallImage("ghcr.io/siderolabs/installer:"+version), generate.WithClusterDiscovery(true))
-	if err != nil {
-		t.Fatal(err)
-	}
-	cfg, err := in.Config(kind)
-	if err != nil {
-		t.Fatal(err)
-	}
+	contract := value(talosconfig.ParseContractFromVersion(version))(t)
+	bundle := value(secrets.NewBundle(secrets.NewClock(), contract, secrets.WithECDSAServiceAccountKey()))(t)
+	in := value(generate.NewInput("lab", "https://127.42.7.10:6443", "1.35.4", generate.WithVersionContract(contract), generate.WithSecretsBundle(bundle),
+		generate.WithInstallDisk("/dev/vda"), generate.WithInstallImage("ghcr.io/siderolabs/installer:"+version), generate.WithClusterDiscovery(true)))(t)
+	cfg := value(in.Config(kind))(t)
 	flags := encoder.CommentsDisabled
 	if comments {
 		flags = encoder.CommentsAll
 	}
-	b, err := cfg.EncodeBytes(encoder.WithComments(flags))
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := value(cfg.EncodeBytes(encoder.WithComments(flags)))(t)
 	return b
 }
 
 func patch(t *testing.T, config []byte) []byte {
 	t.Helper()
-	b, err := new(talos.Client).PatchConfig(config, wanted)
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := value(new(Client).PatchConfig(config, wanted))(t)
 	return b
 }
 
@@ -73,10 +55,7 @@ func TestPatchGenerated(t *testing.T) {
 					t.Parallel()
 					config := generated(t, version, kind, comments)
 					patched := patch(t, config)
-					cfg, err := configloader.NewFromBytes(patched)
-					if err != nil {
-						t.Fatal(err)
-					}
+					cfg := value(configloader.NewFromBytes(patched))(t)
 					if u := cfg.UnattendedInstallConfig(); u != nil {
 						if got := fmt.Sprintf("%s %s %t", u.InstallerImage(), u.VolumeSelector(), u.VolumeWipe()); got != installer+` disk.wwid == "naa.30a1b2c3d4e5f607" false` {
 							t.Errorf("unattended install of %s", got)
@@ -116,7 +95,7 @@ func changedLines(a, b []byte) int {
 	return n
 }
 
-const mainDocument = `# written by hand
+const handWritten = `# written by hand
 machine:
   type: worker # a worker
   token: abcdef.0123456789abcdef
@@ -163,21 +142,17 @@ func TestPatchByHand(t *testing.T) {
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			got := string(patch(t, []byte(fmt.Sprintf(mainDocument, c.machine)+c.docs+tail)))
+			got := string(patch(t, []byte(fmt.Sprintf(handWritten, c.machine)+c.docs+tail)))
 			if !strings.HasSuffix(got, tail) {
 				t.Error("the untouched document changed")
 			}
 			want := any(nil)
-			decode(t, fill.Replace(fmt.Sprintf(mainDocument, c.wantMachine)), &want)
+			decode(t, fill.Replace(fmt.Sprintf(handWritten, c.wantMachine)), &want)
 			head, docs, _ := strings.Cut(strings.TrimSuffix(got, tail), "\n---\n")
 			var main any
 			decode(t, head, &main)
-			if diff := cmp.Diff(want, main); diff != "" {
-				t.Errorf("main document (-want +got):\n%s", diff)
-			}
-			if diff := cmp.Diff(strings.TrimPrefix(fill.Replace(c.wantDocs), "---\n"), docs); diff != "" {
-				t.Errorf("documents (-want +got):\n%s", diff)
-			}
+			same(t, "main document", want, main)
+			same(t, "documents", strings.TrimPrefix(fill.Replace(c.wantDocs), "---\n"), docs)
 			for _, comment := range []string{"# written by hand", "type: worker # a worker"} {
 				if !strings.Contains(got, comment) {
 					t.Errorf("%q is gone from:\n%s", comment, got)
@@ -202,7 +177,7 @@ func TestPatchLeavesTheRest(t *testing.T) {
 	for name, c := range cases {
 		for version, want := range c.lines {
 			config := generated(t, version, machineconf.TypeWorker, false)
-			patched, err := new(talos.Client).PatchConfig(config, c.patch)
+			patched, err := new(Client).PatchConfig(config, c.patch)
 			if got := changedLines(config, patched); err != nil || got != want {
 				t.Errorf("%s, %s: %d lines differ, want %d; err = %v\n%s", name, version, got, want, err, cmp.Diff(string(config), string(patched)))
 			}
@@ -224,9 +199,7 @@ func TestPatchKeepsEmptyDocuments(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			if diff := cmp.Diff(around[0]+want+around[1], string(patch(t, []byte(around[0]+string(config)+around[1])))); diff != "" {
-				t.Errorf("(-want +got):\n%s", diff)
-			}
+			same(t, "patched", around[0]+want+around[1], string(patch(t, []byte(around[0]+string(config)+around[1]))))
 		})
 	}
 }
@@ -234,17 +207,12 @@ func TestPatchKeepsEmptyDocuments(t *testing.T) {
 // A node created from a disk image has no installation in its configuration.
 func TestPatchInstallerWhereNoneWas(t *testing.T) {
 	t.Parallel()
-	config := fmt.Sprintf(mainDocument, "  features:\n    rbac: true")
-	patched, err := new(talos.Client).PatchConfig([]byte(config), cluster.ConfigPatch{Installer: installer})
-	if err != nil {
-		t.Fatal(err)
-	}
+	config := fmt.Sprintf(handWritten, "  features:\n    rbac: true")
+	patched := value(new(Client).PatchConfig([]byte(config), cluster.ConfigPatch{Installer: installer}))(t)
 	var want, got any
-	decode(t, fmt.Sprintf(mainDocument, "  features:\n    rbac: true\n  install:\n    image: "+installer), &want)
+	decode(t, fmt.Sprintf(handWritten, "  features:\n    rbac: true\n  install:\n    image: "+installer), &want)
 	decode(t, string(patched), &got)
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	same(t, "patched", want, got)
 }
 
 func decode(t *testing.T, text string, into *any) {
@@ -281,7 +249,7 @@ func TestPatchRefuses(t *testing.T) {
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			got, err := new(talos.Client).PatchConfig(c.config, c.patch)
+			got, err := new(Client).PatchConfig(c.config, c.patch)
 			if got != nil || err == nil || !strings.Contains(err.Error(), c.want) || fault.KindOf(err) != fault.Refused {
 				t.Errorf("err = %v, want %q; %d bytes", err, c.want, len(got))
 			}
@@ -328,13 +296,13 @@ func TestPatchRefusesWhatIsNewer(t *testing.T) {
 			t.Parallel()
 			p := wanted
 			p.Talos = c.reader
-			_, err := new(talos.Client).PatchConfig(c.config, p)
+			_, err := new(Client).PatchConfig(c.config, p)
 			if (err == nil) != (c.want == "") || err != nil && (!strings.Contains(err.Error(), c.want) || fault.KindOf(err) != fault.Refused || len(fault.Hints(err)) != 1) {
 				t.Errorf("err = %v, want %q", err, c.want)
 			}
 		})
 	}
-	if _, err := new(talos.Client).PatchConfig(scheduler, cluster.ConfigPatch{Installer: installer, Talos: "v1.13.3", Runs: true}); err != nil {
+	if _, err := new(Client).PatchConfig(scheduler, cluster.ConfigPatch{Installer: installer, Talos: "v1.13.3", Runs: true}); err != nil {
 		t.Errorf("what a machine runs already can't be compared with what mends it: %v", err)
 	}
 }
@@ -373,7 +341,7 @@ func TestErrorsHideValues(t *testing.T) {
 			// One way for each line: all of them would take most of a minute with the race detector.
 			instead := ways[i%len(ways)]
 			broken := strings.Join(lines[:i], "") + instead + strings.Join(lines[i+1:], "")
-			_, err := new(talos.Client).PatchConfig([]byte(broken), wanted)
+			_, err := new(Client).PatchConfig([]byte(broken), wanted)
 			if err == nil {
 				continue
 			}
@@ -395,5 +363,100 @@ func TestErrorsHideValues(t *testing.T) {
 	secret := cluster.Secret(canary)
 	if text := fmt.Sprintf("%v %+v %#v %s %q", secret, secret, secret, secret, secret); strings.Contains(text, canary) {
 		t.Errorf("a Secret prints as %s", text)
+	}
+}
+
+var kubernetesImages = cluster.KubernetesImages{
+	APIServer: "registry.k8s.io/kube-apiserver:v1.36.1", ControllerManager: "registry.k8s.io/kube-controller-manager:v1.36.1",
+	Scheduler: "registry.k8s.io/kube-scheduler:v1.36.1", KubeProxy: "registry.k8s.io/kube-proxy:v1.36.1", Kubelet: "ghcr.io/siderolabs/kubelet:v1.36.1",
+}
+
+// TestPatchKubernetesGenerated: in the output of talosctl for each version, in one
+// document or in many, only the tags change, and a second patch changes no byte.
+func TestPatchKubernetesGenerated(t *testing.T) {
+	t.Parallel()
+	for _, version := range []string{"v1.11", "v1.12", "v1.13", "v1.14"} {
+		for kind, images := range map[machineconf.Type]int{machineconf.TypeControlPlane: 5, machineconf.TypeWorker: 1} {
+			t.Run(fmt.Sprint(version, " ", kind), func(t *testing.T) {
+				t.Parallel()
+				p := cluster.ConfigPatch{Kubernetes: kubernetesImages}
+				if kind == machineconf.TypeWorker {
+					p.Kubernetes = cluster.KubernetesImages{Kubelet: kubernetesImages.Kubelet}
+				}
+				config := string(generated(t, version, kind, false))
+				patched := mustPatch(t, config, p)
+				want := config
+				for _, c := range cluster.Components {
+					if image := p.Kubernetes.Of(c); image != "" {
+						want = strings.ReplaceAll(want, strings.TrimSuffix(image, "v1.36.1")+"v1.35.4", image)
+					}
+				}
+				if n := strings.Count(patched, ":v1.36.1"); patched != want || n != images {
+					t.Errorf("%d images, got\n%s", n, patched)
+				}
+				if again := mustPatch(t, patched, p); again != patched {
+					t.Errorf("again:\n%s", again)
+				}
+			})
+		}
+	}
+}
+
+func mustPatch(t *testing.T, config string, p cluster.ConfigPatch) string {
+	t.Helper()
+	patched := value(new(Client).PatchConfig(cluster.Secret(config), p))(t)
+	return string(patched)
+}
+
+// TestPatchKubernetesKeeps: repositories and variants stay; what names no version,
+// or pins another by a digest, is refused.
+func TestPatchKubernetesKeeps(t *testing.T) {
+	t.Parallel()
+	config := string(generated(t, "v1.13", machineconf.TypeControlPlane, true))
+	const apiServer, kubelet = "registry.k8s.io/kube-apiserver:v1.35.4", "ghcr.io/siderolabs/kubelet:v1.35.4"
+	digest := "@sha256:" + strings.Repeat("0", 64)
+	for name, c := range map[string]struct{ old, fresh, want string }{
+		"a mirror":            {apiServer, "mirror.local:5000/k8s/kube-apiserver:v1.34.0", "mirror.local:5000/k8s/kube-apiserver:v1.36.1"},
+		"a newer one, a slim": {kubelet, "ghcr.io/siderolabs/kubelet:v1.37.0-slim", "ghcr.io/siderolabs/kubelet:v1.36.1-slim"},
+		"the same, by digest": {kubelet, kubernetesImages.Kubelet + digest, kubernetesImages.Kubelet + digest},
+		"none":                {"        image: " + apiServer, "        disablePodSecurityPolicy: true", kubernetesImages.APIServer},
+		"a digest":            {apiServer, apiServer + digest, ""},
+		"no version":          {kubelet, "ghcr.io/siderolabs/kubelet:latest", ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			edited := strings.Replace(config, c.old, c.fresh, 1)
+			if edited == config {
+				t.Fatalf("it has no %q", c.old)
+			}
+			patched, err := new(Client).PatchConfig(cluster.Secret(edited), cluster.ConfigPatch{Kubernetes: kubernetesImages})
+			if (err != nil) != (c.want == "") || !strings.Contains(string(patched), c.want) {
+				t.Errorf("%v, want %q in\n%s", err, c.want, patched)
+			}
+		})
+	}
+}
+
+// TestConfigpatcher: why a node's configuration is not patched by Talos' configpatcher. Once it keeps all of this, it should be.
+func TestConfigpatcher(t *testing.T) {
+	t.Parallel()
+	config := fmt.Sprintf(handWritten, "  install:\n    diskSelector: {type: nvme}\n    image: old\n")
+	change := value(configpatcher.LoadPatch([]byte("machine: {install: {diskSelector: {wwid: x}}}\n")))(t)
+	apply := func(config string) (string, error) {
+		out, err := configpatcher.Apply(configpatcher.WithBytes([]byte(config)), []configpatcher.Patch{change})
+		if err != nil {
+			return "", err
+		}
+		b, err := out.Bytes()
+		return string(b), err
+	}
+	got := value(apply(config))(t)
+	for text, is := range map[string]bool{"type: worker": true, "# a worker": false, "version: \"\"": true, "certSANs: []": true, "wwid: x": true, "type: nvme": true} {
+		if strings.Contains(got, text) != is {
+			t.Errorf("has %q: %t, in:\n%s", text, !is, got)
+		}
+	}
+	if _, err := apply(config + "---\napiVersion: v1alpha1\nkind: LaterConfig\n"); err == nil {
+		t.Error("it takes a document of a kind that it does not know")
 	}
 }

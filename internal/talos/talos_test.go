@@ -1,13 +1,15 @@
-package talos_test
+package talos
 
 import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -16,9 +18,11 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim/artefact"
+	"github.com/recast-sh/recast/internal/sim/network"
 	"github.com/recast-sh/recast/internal/sim/record"
 	"github.com/recast-sh/recast/internal/sim/talosapi"
-	"github.com/recast-sh/recast/internal/talos"
+	"github.com/recast-sh/recast/internal/sim/world"
 )
 
 // A blank machine with a data disk is configured and becomes a node: everything that
@@ -27,11 +31,8 @@ func TestBlankMachineBecomesNode(t *testing.T) {
 	if testing.Short() {
 		t.Skip("long: make stories")
 	}
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		l := newLab(t)
-		c, ctx := l.client(role.Admin), t.Context()
-		l.running(c, cpAddr)
+	inLab(t, func(t *testing.T, l *lab, c *Client) {
+		ctx := t.Context()
 		l.power("1F", workerUUID,
 			drive("virtio0", "recast-1", 10, nil), drive("virtio1", "data-wk1", 20, talosapi.DataDisk("EPHEMERAL", []byte("precious"))))
 
@@ -39,7 +40,7 @@ func TestBlankMachineBecomesNode(t *testing.T) {
 		want := cluster.Machine{
 			MachineStanding: cluster.MachineStanding{UUID: workerUUID, Stage: "maintenance", Ready: true},
 			RunningSystem: cluster.RunningSystem{
-				TalosVersion: version, Arch: "amd64", Platform: "nocloud", SecureBoot: new(false), FromISO: true,
+				TalosVersion: labVersion, Arch: "amd64", Platform: "nocloud", SecureBoot: new(false), FromISO: true,
 				Schematic:  cluster.SchematicEntry{ID: "cafe", YAML: image().SchematicYAML},
 				Extensions: []cluster.ExtensionEntry{{Name: "iscsi-tools", Version: "v0.2.0"}, {Name: "qemu-guest-agent", Version: "10.0.2"}},
 			},
@@ -56,21 +57,14 @@ func TestBlankMachineBecomesNode(t *testing.T) {
 		if system, err := cluster.ReadCompared(ctx, c, cpAddr); err != nil || system.FromISO {
 			t.Errorf("what runs from a disk: %+v, %v", system, err)
 		}
-		if diff := cmp.Diff(want, blank.Machine, ignore); diff != "" {
-			t.Errorf("blank machine (-want +got):\n%s", diff)
-		}
+		same(t, "blank machine", want, blank.Machine, ignore)
 		if blank.Volumes[0].PartitionUUID == "" || blank.Volumes[0].FilesystemUUID == "" || blank.Disks[0].BusPath != "/pci0000:00/0000:00:0a.0/virtio2" {
 			t.Errorf("not identified: %+v, %+v", blank.Volumes, blank.Disks)
 		}
 
 		config := l.config(talosapi.Machine{Hostname: "other", Installer: "old"})
-		patched, err := c.PatchConfig(config, cluster.ConfigPatch{Installer: installer, Disk: blank.Disks[0], Hostname: "wk1"})
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := c.ApplyConfig(ctx, workerAddr, strings.ToUpper(workerUUID), patched); err != nil {
-			t.Fatal(err)
-		}
+		patched := value(c.PatchConfig(config, cluster.ConfigPatch{Installer: installer, Disk: blank.Disks[0], Hostname: "wk1"}))(t)
+		must(t, c.ApplyConfig(ctx, workerAddr, strings.ToUpper(workerUUID), patched))
 		node := await(t, func() (cluster.Machine, error) { return cluster.ReadMachine(ctx, c, workerAddr) },
 			func(m cluster.Machine) bool { return m.Stage == "running" && m.Ready && m.BootEntry != "" })
 		if node.FromISO {
@@ -97,14 +91,12 @@ func TestBlankMachineBecomesNode(t *testing.T) {
 		wantMembers := []cluster.Member{
 			{Nodename: "cp1", Addresses: []netip.Addr{cpAddr}, ControlPlane: true}, {Nodename: "wk1", Addresses: []netip.Addr{workerAddr}},
 		}
-		if diff := cmp.Diff(wantMembers, members, cmpopts.IgnoreFields(cluster.Member{}, "NodeID"), cmpopts.EquateComparable(netip.Addr{})); diff != "" {
-			t.Errorf("members (-want +got):\n%s", diff)
-		}
+		same(t, "members", wantMembers, members, cmpopts.IgnoreFields(cluster.Member{}, "NodeID"), cmpopts.EquateComparable(netip.Addr{}))
 	})
 }
 
 // checkParts: partial reads of a machine agree with the complete one.
-func checkParts(t *testing.T, c *talos.Client, node cluster.Machine) {
+func checkParts(t *testing.T, c *Client, node cluster.Machine) {
 	t.Helper()
 	ctx := t.Context()
 	if system, err := cluster.ReadCompared(ctx, c, workerAddr); err != nil || !cmp.Equal(node.Compared(), system, cmpopts.IgnoreFields(cluster.MachineDisk{}, "Blank"), cmpopts.IgnoreFields(cluster.VolumeStatus{}, "Disk", "Mount")) {
@@ -136,11 +128,8 @@ func checkParts(t *testing.T, c *talos.Client, node cluster.Machine) {
 
 // What a machine must not be sent, or not by us, is not sent.
 func TestApplyConfigRefuses(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		l := newLab(t)
-		c, ctx := l.client(role.Admin), t.Context()
-		l.running(c, cpAddr)
+	inLab(t, func(t *testing.T, l *lab, c *Client) {
+		ctx := t.Context()
 		l.power("1F", workerUUID, drive("virtio0", "recast-1", 10, nil))
 		l.maintenance(c, workerAddr)
 		secret := "hunter-two-is-a-secret"
@@ -174,16 +163,12 @@ func TestApplyConfigRefuses(t *testing.T) {
 
 // A lost answer is distinguished from a refusal.
 func TestApplyConfigLosesItsAnswer(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble(t, func(t *testing.T) {
 		l := newLab(t)
 		ctx := t.Context()
-		talosconfig, err := l.cluster.Talosconfig(role.Admin, cpAddr.String())
-		if err != nil {
-			t.Fatal(err)
-		}
+		talosconfig := value(l.cluster.Talosconfig(role.Admin, cpAddr.String()))(t)
 		dialer := l.net.Dialer()
-		c := l.clientWith(talos.Options{Talosconfig: talosconfig, Dial: dialer.DialContext})
+		c := l.clientWith(Options{Talosconfig: talosconfig, Dial: dialer.DialContext})
 		l.running(c, cpAddr)
 		l.power("1F", workerUUID, drive("virtio0", "recast-1", 10, nil))
 		l.maintenance(c, workerAddr)
@@ -192,7 +177,7 @@ func TestApplyConfigLosesItsAnswer(t *testing.T) {
 				dialer.Cut()
 			}
 		})
-		err = c.ApplyConfig(ctx, workerAddr, workerUUID, l.config(talosapi.Machine{Hostname: "wk1", Installer: installer}))
+		err := c.ApplyConfig(ctx, workerAddr, workerUUID, l.config(talosapi.Machine{Hostname: "wk1", Installer: installer}))
 		if !errors.Is(err, cluster.ErrLostAnswer) {
 			t.Errorf("err = %v", err)
 		}
@@ -202,44 +187,26 @@ func TestApplyConfigLosesItsAnswer(t *testing.T) {
 // TestReaderComparesTheRest: a talosconfig with the role os:reader reads what drift
 // compares, except for the machine's configuration.
 func TestReaderComparesTheRest(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		l := newLab(t)
-		admin := l.client(role.Admin)
-		l.running(admin, cpAddr)
+	inLab(t, func(t *testing.T, l *lab, admin *Client) {
 		whole, err := cluster.ReadCompared(t.Context(), admin, cpAddr)
 		if err != nil || whole.ConfigHidden || whole.InstallImage == "" {
 			t.Fatalf("as os:admin: %+v, %v", whole, err)
 		}
-		got, err := cluster.ReadCompared(t.Context(), l.client(role.Reader), cpAddr)
-		if err != nil {
-			t.Fatal(err)
-		}
+		got := value(cluster.ReadCompared(t.Context(), l.client(role.Reader), cpAddr))(t)
 		whole.ConfigHidden, whole.InstallImage, whole.Configs, whole.Encryption, whole.NextBoot = true, "", cluster.Configs{}, nil, ""
-		if diff := cmp.Diff(whole, got); diff != "" {
-			t.Errorf("as os:reader (-want +got):\n%s", diff)
-		}
+		same(t, "as os:reader", whole, got)
 	})
 }
 
 func TestReadErrors(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		l := newLab(t)
-		admin, ctx := l.client(role.Admin), t.Context()
-		l.running(admin, cpAddr)
+	inLab(t, func(t *testing.T, l *lab, admin *Client) {
+		ctx := t.Context()
 		l.power("1F", workerUUID, drive("virtio0", "recast-1", 10, nil))
 		l.maintenance(admin, workerAddr)
-		other, err := talosapi.NewCluster("other", "https://127.42.8.10:6443", version, "v1.35.4")
-		if err != nil {
-			t.Fatal(err)
-		}
-		foreign, err := other.Talosconfig(role.Admin, cpAddr.String(), "127.42.7.12:50001")
-		if err != nil {
-			t.Fatal(err)
-		}
-		stranger, reader := l.clientWith(talos.Options{Talosconfig: foreign}), l.client(role.Reader)
-		machine := func(c *talos.Client, addr string) error {
+		other := value(talosapi.NewCluster("other", "https://127.42.8.10:6443", labVersion, "v1.35.4"))(t)
+		foreign := value(other.Talosconfig(role.Admin, cpAddr.String(), "127.42.7.12:50001"))(t)
+		stranger, reader := l.clientWith(Options{Talosconfig: foreign}), l.client(role.Reader)
+		machine := func(c *Client, addr string) error {
 			_, err := cluster.ReadMachine(ctx, c, netip.MustParseAddr(addr))
 			return err
 		}
@@ -281,17 +248,13 @@ func TestReadErrors(t *testing.T) {
 
 // A machine that accepts the connection and stays silent costs only the timeout; a cancelled call ends at once.
 func TestDeadlines(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble(t, func(t *testing.T) {
 		l := newLab(t)
-		silent, err := l.net.Listen("127.42.7.66:50000")
-		if err != nil {
-			t.Fatal(err)
-		}
+		silent := value(l.net.Listen("127.42.7.66:50000"))(t)
 		defer silent.Close()
 		c := l.client(role.Admin)
 		start := time.Now()
-		_, err = cluster.ReadMachine(t.Context(), c, netip.MustParseAddr("127.42.7.66"))
+		_, err := cluster.ReadMachine(t.Context(), c, netip.MustParseAddr("127.42.7.66"))
 		if took := time.Since(start); err == nil || took != 15*time.Second || !strings.Contains(err.Error(), "gave up after 15s") {
 			t.Errorf("err = %v after %s", err, took)
 		}
@@ -307,29 +270,176 @@ func TestDeadlines(t *testing.T) {
 
 // TestClocks: a certificate is not valid at the time of one side.
 func TestClocks(t *testing.T) {
-	t.Parallel()
-	for name, c := range map[string]struct {
+	type row struct {
 		off        time.Duration // of the machine's clock
 		text, hint string
-	}{
+	}
+	each(t, map[string]row{
 		"the machine is ahead":  {5 * time.Hour, "its certificate is not valid at this time, so its clock or ours is wrong: ", "compare the machine's clock"},
 		"the machine is behind": {-5 * time.Hour, "our certificate is expired or not yet valid by its clock: ", "the machine's clock is wrong"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				l := newLab(t)
-				l.fw.Trouble(9000, talosapi.Trouble{Clock: c.off})
-				client := l.client(role.Admin)
-				time.Sleep(time.Minute)
-				_, err := cluster.ReadMachine(t.Context(), client, cpAddr)
-				if err == nil || !strings.Contains(err.Error(), c.text) {
-					t.Errorf("err = %v", err)
-				}
-				if hints := strings.Join(fault.Hints(err), "\n"); !strings.Contains(hints, c.hint) {
-					t.Errorf("hints: %s", hints)
-				}
-			})
-		})
+	}, func(t *testing.T, _ string, c row) {
+		l := newLab(t)
+		l.fw.Trouble(9000, talosapi.Trouble{Clock: c.off})
+		client := l.client(role.Admin)
+		time.Sleep(time.Minute)
+		_, err := cluster.ReadMachine(t.Context(), client, cpAddr)
+		if err == nil || !strings.Contains(err.Error(), c.text) {
+			t.Errorf("err = %v", err)
+		}
+		if hints := strings.Join(fault.Hints(err), "\n"); !strings.Contains(hints, c.hint) {
+			t.Errorf("hints: %s", hints)
+		}
+	})
+}
+
+const (
+	workerUUID = "5ec0ffee-0000-4000-8000-00000000901f"
+	cpUUID     = "5ec0ffee-0000-4000-8000-00000000900b"
+	installer  = "registry.example/installer@sha256:0000000000000000000000000000000000000000000000000000000000000001"
+	labVersion = "v1.13.9"
+
+	nextInstaller = "registry.example/installer@sha256:0000000000000000000000000000000000000000000000000000000000000002"
+)
+
+var (
+	cpAddr     = netip.MustParseAddr("127.42.7.11")
+	workerAddr = netip.MustParseAddr("127.42.7.31")
+)
+
+// lab is a running control plane, and what is needed to power machines on.
+type lab struct {
+	t       *testing.T
+	net     *network.Network
+	rec     *record.Recorder
+	fw      *talosapi.Firmware
+	cluster *talosapi.Cluster
+	boots   artefact.Image // what is on the ISO of a machine that is switched on
+}
+
+func newLab(t *testing.T) *lab {
+	t.Helper()
+	c := value(talosapi.NewCluster("lab", "https://127.42.7.10:6443", labVersion, "v1.35.4"))(t)
+	l := &lab{t: t, net: network.Memory(), rec: record.New(), cluster: c, boots: image()}
+	l.fw = talosapi.New(t.Context(), talosapi.Options{
+		Network: l.net, Recorder: l.rec,
+		Lease: func(mac string) (netip.Addr, bool) {
+			addr, ok := map[string]netip.Addr{"0B": cpAddr, "1F": workerAddr}[mac]
+			return addr, ok
+		},
+		PullInstaller: func(_ context.Context, ref, _ string) ([]byte, error) {
+			img := image()
+			switch ref {
+			case installer:
+			case nextInstaller:
+				img.SchematicID = "beef"
+			default:
+				return nil, talosapi.ErrNoImage
+			}
+			return artefact.UKI(img)
+		},
+	})
+	conf := l.config(talosapi.Machine{Hostname: "cp1", ControlPlane: true, Installer: installer, InstallSerial: "sys-cp1"})
+	l.power("0B", cpUUID, drive("virtio0", "sys-cp1", 10, l.installed(conf)))
+	return l
+}
+
+// inLab runs a test in a bubble once the control plane runs; the client is its administrator's.
+func inLab(t *testing.T, test func(*testing.T, *lab, *Client)) {
+	t.Helper()
+	bubble(t, func(t *testing.T) {
+		l := newLab(t)
+		c := l.client(role.Admin)
+		l.running(c, cpAddr)
+		test(t, l, c)
+	})
+}
+
+func image() artefact.Image {
+	return artefact.Image{
+		TalosVersion: labVersion, Arch: "amd64", Platform: "nocloud", Cmdline: "talos.platform=nocloud",
+		SchematicID: "cafe", SchematicYAML: "customization:\n    extraKernelArgs:\n        - recast.lock=sha256-1\n", SchematicAuthor: "Image Factory (http://127.0.0.1:8080)",
+		Extensions: []artefact.Extension{
+			{Name: "qemu-guest-agent", Version: "10.0.2"}, {Name: "modules.dep", Version: "6.18.0-talos"}, {Name: "iscsi-tools", Version: "v0.2.0"},
+		},
 	}
+}
+
+func drive(key, serial string, gib int64, content []byte) world.Drive {
+	return world.Drive{Key: key, Serial: serial, SizeBytes: gib << 30, Media: world.NewMedia(content)}
+}
+
+// power switches a machine on until the test ends; off switches it off earlier.
+func (l *lab) power(mac, uuid string, drives ...world.Drive) (off func()) {
+	l.t.Helper()
+	iso := value(artefact.ISO(l.boots))(l.t)
+	drives = append(drives, world.Drive{Key: "ide2", CDROM: true, SizeBytes: int64(len(iso)), Media: world.NewMedia(iso)})
+	guest := l.fw.PowerOn(&world.Hardware{
+		VMID: 9000, Name: mac, Host: "pve1", UUID: uuid, MACs: []string{mac}, Arch: "amd64", Memory: 4096, BootOrder: []string{"virtio0", "ide2"}, NVRAM: world.NewMedia(talosapi.NVRAM(image())),
+		Drives: func() []world.Drive { return slices.Clone(drives) }, PowerOff: func() {},
+	})
+	off = sync.OnceFunc(guest.Kill)
+	l.t.Cleanup(off)
+	return off
+}
+
+func (l *lab) config(m talosapi.Machine) []byte {
+	l.t.Helper()
+	m.InstallDisk = "/dev/vda"
+	b := value(l.cluster.MachineConfig(m))(l.t)
+	return b
+}
+
+// installed is the system disk of cp1, the only member of etcd.
+func (l *lab) installed(config []byte) []byte {
+	l.t.Helper()
+	uki := value(artefact.UKI(image()))(l.t)
+	b := value(l.fw.Preinstalled(config, uki, false))(l.t)
+	member := l.fw.FormEtcd(l.cluster, talosapi.EtcdPeer{Name: "cp1", Addr: cpAddr})[0]
+	b = value(talosapi.WithEtcd(b, member))(l.t)
+	return b
+}
+
+// client has a certificate of that role.
+func (l *lab) client(r role.Role) *Client {
+	l.t.Helper()
+	raw := value(l.cluster.Talosconfig(r, cpAddr.String()))(l.t)
+	return l.clientWith(Options{Talosconfig: raw})
+}
+
+func (l *lab) clientWith(o Options) *Client {
+	l.t.Helper()
+	if o.Dial == nil {
+		o.Dial = l.net.Dialer().DialContext
+	}
+	c := value(New(o))(l.t)
+	l.t.Cleanup(func() { _ = c.Close() })
+	return c
+}
+
+// await asks every second for at most five minutes.
+func await[T any](t *testing.T, ask func() (T, error), good func(T) bool) T {
+	t.Helper()
+	var last string
+	for range 300 {
+		v, err := ask()
+		if err == nil && good(v) {
+			return v
+		}
+		last = fmt.Sprintf("%v, %v", v, err)
+		time.Sleep(time.Second)
+	}
+	t.Fatal("gave up; last seen: " + last)
+	panic("unreachable")
+}
+
+func (l *lab) running(c *Client, addr netip.Addr) cluster.Machine {
+	l.t.Helper()
+	return await(l.t, func() (cluster.Machine, error) { return cluster.ReadMachine(l.t.Context(), c, addr) },
+		func(m cluster.Machine) bool { return m.Stage == "running" && m.Ready })
+}
+
+func (l *lab) maintenance(c *Client, addr netip.Addr) cluster.BlankMachine {
+	l.t.Helper()
+	return await(l.t, func() (cluster.BlankMachine, error) { return c.MaintenanceMachine(l.t.Context(), addr) },
+		func(m cluster.BlankMachine) bool { return m.Stage == "maintenance" && m.Ready })
 }

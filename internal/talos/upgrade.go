@@ -71,7 +71,7 @@ func pull(ctx context.Context, s session, to *common.ContainerdInstance, image s
 
 // pulled waits for the image's name on the machine, which comes last.
 func pulled(stream grpc.ServerStreamingClient[machineapi.ImageServicePullResponse], heard func(), say func(string)) error {
-	p, name := newPullProgress(say), ""
+	p, name := &pullProgress{say: say, layers: map[string]pulledLayer{}}, ""
 	for {
 		m, err := stream.Recv()
 		switch {
@@ -188,7 +188,7 @@ func oldInstall(ctx context.Context, s session, installer string, how cluster.Re
 	if err != nil {
 		return changed(err)
 	}
-	one, err := single(answers.GetMessages())
+	one, err := single("upgrade", answers, nil)
 	if err != nil {
 		return fmt.Errorf("%w: %w", cluster.ErrLostAnswer, err)
 	}
@@ -260,10 +260,6 @@ type pullProgress struct {
 
 // pulledLayer is in bytes; total is the largest one reported.
 type pulledLayer struct{ done, total int64 }
-
-func newPullProgress(say func(string)) *pullProgress {
-	return &pullProgress{say: say, layers: map[string]pulledLayer{}}
-}
 
 // add reports the progress whenever another tenth is done.
 func (p *pullProgress) add(m *machineapi.ImageServicePullProgress) {

@@ -1,15 +1,14 @@
 package talos
 
 import (
+	"cmp"
 	"errors"
-	"fmt"
 	"slices"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
+	gocmp "github.com/google/go-cmp/cmp"
 	machineapi "github.com/siderolabs/talos/pkg/machinery/api/machine"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -42,30 +41,25 @@ func exits(code int32, lines ...string) func(upgradeStream) error {
 
 // then answers with err after what install has sent.
 func then(install func(upgradeStream) error, err error) func(upgradeStream) error {
-	return func(s upgradeStream) error {
-		if err := install(s); err != nil {
-			return err
-		}
-		return err
-	}
+	return func(s upgradeStream) error { return cmp.Or(install(s), err) }
 }
 
 func TestInstall(t *testing.T) {
-	t.Parallel()
 	lines := []string{"one", "two\nthree\n", "\n", "four", "five", "six"}
 	const tail = "it said: two; three; four; five; six"
 	said := []string{"one", "two", "three", "four", "five", "six"}
 	old := []string{"the machine pulls the installer, then installs it and reboots", "Upgrade request received"}
 	const pulls, newAPI, oldAPI = "pull CRI/NS_SYSTEM installer", "upgrade CRI/NS_SYSTEM installer", "old upgrade installer"
 	cut := status.Error(codes.Unavailable, "error reading from server: EOF")
-	cases := map[string]struct {
+	type row struct {
 		node    *fakeNode
 		said    []string
 		did     []string
 		reboots bool
 		err     string
 		lost    bool
-	}{
+	}
+	each(t, map[string]row{
 		"installed":                 {node: &fakeNode{version: "v1.13.9", install: exits(0, lines...)}, said: said, did: []string{pulls, newAPI}},
 		"as of the third alpha":     {node: &fakeNode{version: "v1.13.0-alpha.3", install: exits(0)}, did: []string{pulls, newAPI}},
 		"newer":                     {node: &fakeNode{version: "v1.20.0-beta.1", install: exits(0)}, did: []string{pulls, newAPI}},
@@ -83,31 +77,22 @@ func TestInstall(t *testing.T) {
 		"old, cut":                  {node: &fakeNode{version: "v1.12.4", answer: cut}, said: old[:1], did: []string{oldAPI}, reboots: true, err: "EOF", lost: true},
 		"version unknown":           {node: &fakeNode{version: "v2.0.0"}, err: `"v2.0.0"`},
 		"version unreadable":        {node: &fakeNode{version: "main"}, err: `"main"`},
-	}
-	for name, c := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				var said []string
-				reboots, err := c.node.start(t).Install(t.Context(), nodeAddr, nodeUUID, "installer", "", func(s string) { said = append(said, s) })
-				if diff := cmp.Diff(c.said, said); diff != "" || reboots != c.reboots {
-					t.Errorf("reboots = %t; said (-want +got):\n%s", reboots, diff)
-				}
-				if diff := cmp.Diff(c.did, c.node.done()); diff != "" {
-					t.Errorf("done (-want +got):\n%s", diff)
-				}
-				if (err == nil) != (c.err == "") || err != nil && !strings.Contains(err.Error(), c.err) || errors.Is(err, cluster.ErrLostAnswer) != c.lost {
-					t.Errorf("err = %v, want %q", err, c.err)
-				}
-			})
-		})
-	}
+	}, func(t *testing.T, _ string, c row) {
+		var said []string
+		reboots, err := c.node.start(t).Install(t.Context(), cpAddr, cpUUID, "installer", "", func(s string) { said = append(said, s) })
+		if diff := gocmp.Diff(c.said, said); diff != "" || reboots != c.reboots {
+			t.Errorf("reboots = %t; said (-want +got):\n%s", reboots, diff)
+		}
+		same(t, "done", c.did, c.node.done())
+		if (err == nil) != (c.err == "") || err != nil && !strings.Contains(err.Error(), c.err) || errors.Is(err, cluster.ErrLostAnswer) != c.lost {
+			t.Errorf("err = %v, want %q", err, c.err)
+		}
+	})
 }
 
 // An installer that keeps printing has all the time it needs; a silent one has not.
 func TestInstallSilence(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	bubble(t, func(t *testing.T) {
 		n := &fakeNode{version: "v1.13.9", install: func(s upgradeStream) error {
 			defer func() { <-s.Context().Done() }()
 			return s.Send(&machineapi.LifecycleServiceUpgradeResponse{Progress: &machineapi.LifecycleServiceInstallProgress{
@@ -115,7 +100,7 @@ func TestInstallSilence(t *testing.T) {
 			}})
 		}}
 		c, start := n.start(t), time.Now()
-		_, err := c.Install(t.Context(), nodeAddr, nodeUUID, "installer", "", func(string) {})
+		_, err := c.Install(t.Context(), cpAddr, cpUUID, "installer", "", func(string) {})
 		if took := time.Since(start); took != installSilence || !errors.Is(err, cluster.ErrLostAnswer) || !strings.Contains(err.Error(), "silent for too long") {
 			t.Errorf("err = %v after %s", err, took)
 		}
@@ -144,7 +129,6 @@ func pulls(end error, answers ...*machineapi.ImageServicePullResponse) func(pull
 }
 
 func TestPullInstaller(t *testing.T) {
-	t.Parallel()
 	const (
 		downloading = machineapi.ImageServicePullLayerProgress_DOWNLOADING
 		complete    = machineapi.ImageServicePullLayerProgress_DOWNLOAD_COMPLETE
@@ -152,12 +136,13 @@ func TestPullInstaller(t *testing.T) {
 		extracted   = machineapi.ImageServicePullLayerProgress_EXTRACT_COMPLETE
 	)
 	name := &machineapi.ImageServicePullResponse{Response: &machineapi.ImageServicePullResponse_Name{Name: "installer"}}
-	cases := map[string]struct {
+	type row struct {
 		node        *fakeNode
 		said        []string
 		unsupported bool
 		err         string
-	}{
+	}
+	each(t, map[string]row{
 		"pulled": {
 			node: &fakeNode{version: "v1.13.9", pull: pulls(
 				nil, layer("a", downloading, 0, 60), layer("b", downloading, 0, 40), layer("a", downloading, 31, 60), layer("a", downloading, 32, 60),
@@ -181,86 +166,57 @@ func TestPullInstaller(t *testing.T) {
 			<-s.Context().Done()
 			return nil
 		}}, err: "silent for too long"},
-	}
-	for name, c := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				var said []string
-				supported, err := c.node.start(t).PullInstaller(t.Context(), nodeAddr, nodeUUID, "installer", func(s string) { said = append(said, s) })
-				if diff := cmp.Diff(c.said, said); diff != "" || supported == c.unsupported {
-					t.Errorf("supported = %t; said (-want +got):\n%s", supported, diff)
-				}
-				if (err == nil) != (c.err == "") || err != nil && !strings.Contains(err.Error(), c.err) {
-					t.Errorf("err = %v, want %q", err, c.err)
-				}
-				if want := []string{"pull CRI/NS_SYSTEM installer"}; !c.unsupported && !slices.Equal(c.node.done(), want) {
-					t.Errorf("done: %q", c.node.done())
-				}
-			})
-		})
-	}
+	}, func(t *testing.T, _ string, c row) {
+		var said []string
+		supported, err := c.node.start(t).PullInstaller(t.Context(), cpAddr, cpUUID, "installer", func(s string) { said = append(said, s) })
+		if diff := gocmp.Diff(c.said, said); diff != "" || supported == c.unsupported {
+			t.Errorf("supported = %t; said (-want +got):\n%s", supported, diff)
+		}
+		if (err == nil) != (c.err == "") || err != nil && !strings.Contains(err.Error(), c.err) {
+			t.Errorf("err = %v, want %q", err, c.err)
+		}
+		if want := []string{"pull CRI/NS_SYSTEM installer"}; !c.unsupported && !slices.Equal(c.node.done(), want) {
+			t.Errorf("done: %q", c.node.done())
+		}
+	})
 }
 
 // Before 1.14 a pull is retried for twenty minutes, during which the machine is silent.
 func TestPullPatience(t *testing.T) {
-	t.Parallel()
-	for version, patience := range map[string]time.Duration{"v1.13.9": patientPullSilence, "v1.14.1": pullSilence} {
-		t.Run(version, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				n := &fakeNode{version: version, pull: func(s pullStream) error { <-s.Context().Done(); return nil }}
-				c, start := n.start(t), time.Now()
-				_, err := c.PullInstaller(t.Context(), nodeAddr, nodeUUID, "installer", func(string) {})
-				if took := time.Since(start); err == nil || took != patience {
-					t.Errorf("after %s: %v", took, err)
-				}
-			})
-		})
-	}
+	waits := map[string]time.Duration{"v1.13.9": patientPullSilence, "v1.14.1": pullSilence}
+	each(t, waits, func(t *testing.T, version string, patience time.Duration) {
+		n := &fakeNode{version: version, pull: func(s pullStream) error { <-s.Context().Done(); return nil }}
+		c, start := n.start(t), time.Now()
+		_, err := c.PullInstaller(t.Context(), cpAddr, cpUUID, "installer", func(string) {})
+		if took := time.Since(start); err == nil || took != patience {
+			t.Errorf("after %s: %v", took, err)
+		}
+	})
 }
 
 // The client waits, within the call's time, while another configuration is being applied.
 func TestReplaceConfigWaits(t *testing.T) {
-	t.Parallel()
 	busy := status.Error(codes.FailedPrecondition, "another apply configuration is already in progress")
-	for name, c := range map[string]struct {
+	type row struct {
 		until time.Duration
 		asked int
 		fails bool
-	}{
+	}
+	each(t, map[string]row{
 		"for a moment": {3 * time.Second, 4, false},
 		"to the end":   {time.Hour, 15, true},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				n := &fakeNode{}
-				client, start := n.start(t), time.Now()
-				n.busy = func() error {
-					if time.Since(start) < c.until {
-						return busy
-					}
-					return nil
-				}
-				err := client.ReplaceConfig(t.Context(), nodeAddr, nodeUUID, cluster.Secret("a: b"))
-				if (err != nil) != c.fails || err != nil && !strings.Contains(err.Error(), "already in progress") || len(n.done()) != c.asked {
-					t.Errorf("asked %d times: %v", len(n.done()), err)
-				}
-			})
-		})
-	}
-}
-
-// A configuration that Talos quotes in a refusal is not shown.
-func TestReplaceConfigHidesValues(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		const secret = "hunter-two-is-a-secret"
-		n := &fakeNode{answer: status.Error(codes.InvalidArgument, fmt.Sprintf("unknown key %q", secret))}
-		err := n.start(t).ReplaceConfig(t.Context(), nodeAddr, nodeUUID, cluster.Secret("machine: "+secret))
-		if err == nil || strings.Contains(err.Error(), secret) {
-			t.Errorf("err = %v", err)
+	}, func(t *testing.T, _ string, c row) {
+		n := &fakeNode{}
+		client, start := n.start(t), time.Now()
+		n.busy = func() error {
+			if time.Since(start) < c.until {
+				return busy
+			}
+			return nil
+		}
+		err := client.ReplaceConfig(t.Context(), cpAddr, cpUUID, cluster.Secret("a: b"))
+		if (err != nil) != c.fails || err != nil && !strings.Contains(err.Error(), "already in progress") || len(n.done()) != c.asked {
+			t.Errorf("asked %d times: %v", len(n.done()), err)
 		}
 	})
 }

@@ -1,11 +1,7 @@
-package talos_test
+package talos
 
 import (
 	"testing"
-
-	"github.com/google/go-cmp/cmp"
-
-	"github.com/recast-sh/recast/internal/talos"
 )
 
 func TestUnsupported(t *testing.T) {
@@ -56,9 +52,7 @@ func TestUnsupported(t *testing.T) {
 		}},
 	}
 	for name, c := range cases {
-		if diff := cmp.Diff(c.want, new(talos.Client).Unsupported(c.from, c.to, c.kubelet)); diff != "" {
-			t.Errorf("%s (-want +got):\n%s", name, diff)
-		}
+		same(t, name, c.want, new(Client).Unsupported(c.from, c.to, c.kubelet))
 	}
 }
 
@@ -77,7 +71,7 @@ func TestUnsupportedKubernetes(t *testing.T) {
 		"newest of all":        {"v1.14.1", "v1.37.9", ""},
 		"oldest of them":       {"v1.14.1", "v1.32.0", ""},
 	} {
-		if got := new(talos.Client).UnsupportedKubernetes(c.talos, c.kubernetes); got != c.want {
+		if got := new(Client).UnsupportedKubernetes(c.talos, c.kubernetes); got != c.want {
 			t.Errorf("%s: %q, want %q", name, got, c.want)
 		}
 	}

@@ -57,12 +57,10 @@ func (c *Client) WatchMachine(ctx context.Context, addr netip.Addr, tell func(lo
 				become(unreachable)
 			}
 		}
-		t := time.NewTimer(pause)
 		select {
 		case <-ctx.Done():
-		case <-t.C:
+		case <-time.After(pause):
 		}
-		t.Stop()
 	}
 	return ctx.Err()
 }

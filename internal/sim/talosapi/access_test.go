@@ -86,9 +86,7 @@ func TestRoles(t *testing.T) {
 			"upgrade": "Unknown PermissionDenied ", "pull": "NotFound PermissionDenied ",
 			"client configuration": "InvalidArgument PermissionDenied ", "apply rubbish": "InvalidArgument PermissionDenied ",
 		}
-		if diff := cmp.Diff(want, got); diff != "" {
-			t.Errorf("admin, then reader (-want +got):\n%s", diff)
-		}
+		same(t, "admin, then reader", want, got)
 	})
 }
 
@@ -114,14 +112,8 @@ func TestDiscoveryForgetsAMachineAfterItsTimeToLive(t *testing.T) {
 		count := func() (affiliates, members int) {
 			t.Helper()
 			time.Sleep(time.Second)
-			a, err := safe.StateListAll[*cluster.Affiliate](t.Context(), c.COSI)
-			if err != nil {
-				t.Fatal(err)
-			}
-			m, err := safe.StateListAll[*cluster.Member](t.Context(), c.COSI)
-			if err != nil {
-				t.Fatal(err)
-			}
+			a := value(safe.StateListAll[*cluster.Affiliate](t.Context(), c.COSI))(t)
+			m := value(safe.StateListAll[*cluster.Member](t.Context(), c.COSI))(t)
 			return a.Len(), m.Len()
 		}
 		if a, m := count(); a != 3 || m != 2 {
@@ -220,10 +212,7 @@ func TestDisksAsTheKernelShowsThem(t *testing.T) {
 			b := l.box(workerAddr, append(tc.drives, disk("efidisk0", "", 0, nil), cdrom(l.iso(image("new"))))...)
 			b.hw.SCSI, b.hw.Q35 = tc.hw.SCSI, tc.hw.Q35
 			b.on()
-			all, err := safe.StateListAll[*block.Disk](t.Context(), l.maintained(workerAddr).COSI)
-			if err != nil {
-				t.Fatal(err)
-			}
+			all := value(safe.StateListAll[*block.Disk](t.Context(), l.maintained(workerAddr).COSI))(t)
 			got := map[resource.ID]string{}
 			for d := range all.All() {
 				if s := d.TypedSpec(); !s.CDROM && !s.Readonly {
@@ -243,10 +232,7 @@ func TestDescribe(t *testing.T) {
 	l := newLab(t)
 	conf := l.config(cp1(oldRef))
 	of := func(build string) string {
-		system, err := l.fw.Preinstalled(conf, ukiOf(t, image(build)), true)
-		if err != nil {
-			t.Fatal(err)
-		}
+		system := value(l.fw.Preinstalled(conf, ukiOf(t, image(build)), true))(t)
 		return talosapi.Describe(system)
 	}
 	first, again, other := of("old"), of("old"), of("new")

@@ -5,14 +5,19 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"reflect"
 	"slices"
+	"time"
 
 	machineapi "github.com/siderolabs/talos/pkg/machinery/api/machine"
 	"github.com/siderolabs/talos/pkg/machinery/config"
 	"github.com/siderolabs/talos/pkg/machinery/config/configdiff"
 	"github.com/siderolabs/talos/pkg/machinery/config/configloader"
+	"github.com/siderolabs/talos/pkg/machinery/config/container"
+	"github.com/siderolabs/talos/pkg/machinery/constants"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/recast-sh/recast/internal/sim/artefact"
 )
@@ -26,7 +31,6 @@ const (
 // errNoState says that there is no STATE partition to keep a configuration in.
 var errNoState = errors.New("the STATE partition is missing")
 
-// ApplyConfiguration implements the API.
 func (s *machineService) ApplyConfiguration(ctx context.Context, req *machineapi.ApplyConfigurationRequest) (*machineapi.ApplyConfigurationResponse, error) {
 	badMode := s.boot.release().badMode(req.GetMode(), s.maintenance)
 	bare := s.maintenance && s.boot.release().bareMaintenance
@@ -184,10 +188,7 @@ func (b *boot) keep(st stateData) error {
 	if !ok {
 		return errNoState
 	}
-	content, err := st.encode()
-	if err != nil {
-		return err
-	}
+	content := encoded(st)
 	return b.m.rewrite(d.Key, func(disk artefact.Disk) artefact.Disk {
 		if _, ok := partition(disk, labelState); !ok { // of a disk image
 			disk.Partitions = append(slices.Clone(disk.Partitions), newPartition(labelState, "xfs", content))
@@ -215,3 +216,117 @@ type metalMode struct{ installed bool }
 func (metalMode) String() string          { return "metal" }
 func (m metalMode) RequiresInstall() bool { return !m.installed }
 func (metalMode) InContainer() bool       { return false }
+
+// tryFor is the duration of a trial.
+func tryFor(asked *durationpb.Duration) time.Duration {
+	if asked == nil {
+		return constants.ConfigTryTimeout
+	}
+	return asked.AsDuration()
+}
+
+func triedFor(d time.Duration) string {
+	return fmt.Sprintf("\nThe config is applied in 'try' mode and will be automatically reverted back in %s", d)
+}
+
+// firstConfig is a machine's first configuration, from maintenance mode. One on trial is
+// not stored on disk, not even after the system was installed with it.
+type firstConfig struct {
+	raw   []byte
+	tried bool
+}
+
+// try makes a configuration active until d has passed or another one is applied. It is not
+// stored (RollbackToConfigAfter).
+func (b *boot) try(ctx context.Context, cfg config.Provider, d time.Duration) error {
+	before := b.config()
+	b.endTrial()
+	b.mu.Lock()
+	b.trial = time.AfterFunc(d, func() { // the client's own time: it is not of the machine's speed
+		ctx, cancel := b.life()
+		defer cancel()
+		if ctx.Err() != nil {
+			return
+		}
+		b.m.console("rolling back the configuration")
+		if err := b.activate(ctx, before); err != nil && ctx.Err() == nil {
+			b.m.console("config rollback failed %v", err)
+		}
+	})
+	b.mu.Unlock()
+	return b.activate(ctx, cfg)
+}
+
+// endTrial keeps the active configuration.
+func (b *boot) endTrial() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.trial != nil {
+		b.trial.Stop()
+	}
+}
+
+// activate makes a configuration the active one of a configured machine; the stored one stays. A new
+// address applies at once: until another configuration, or the next boot, the machine does not
+// answer at the old one, where the API's clients and Kubernetes look for it.
+func (b *boot) activate(ctx context.Context, cfg config.Provider) error {
+	b.mu.Lock()
+	b.cfg = cfg
+	b.mu.Unlock()
+	astray := b.m.attach(b.med.image, cfg).prefix.Addr() != b.m.addr()
+	was := b.m.astray.Swap(astray)
+	err := b.publishConfig(ctx, cfg)
+	if image, up := b.m.runs.Load().(string); was != astray && up {
+		if astray {
+			b.withdraw()
+		} else {
+			b.announce(image)
+		}
+	}
+	return err
+}
+
+// immediate are the fields of machine, and of machine.features, that Talos before 1.14 changes
+// without a reboot, besides debug and cluster (CanApplyImmediate in
+// internal/app/machined/pkg/runtime/v1alpha1/v1alpha1_runtime.go of 1.12 and 1.13).
+var (
+	immediate = []string{
+		"MachineCA", "MachineAcceptedCAs", "MachineTime", "MachineCertSANs", "MachineInstall", "MachineNetwork", "MachineSysfs", "MachineSysctls",
+		"MachineLogging", "MachineControlPlane", "MachineKubelet", "MachineKernel", "MachineRegistries", "MachinePods", "MachineSeccompProfiles",
+		"MachineNodeAnnotations", "MachineNodeLabels", "MachineNodeTaints",
+	}
+	immediateFeatures = []string{
+		"KubernetesTalosAPIAccessConfig", "KubePrismSupport", "HostDNSSupport", "ImageCacheSupport", "FeatureNodeAddressSortAlgorithm",
+	}
+)
+
+// canApplyImmediate is the error of a Talos before 1.14 for a configuration that needs a reboot. Other
+// documents than the main one never need one for it.
+func canApplyImmediate(active, wanted config.Provider) error {
+	if active == nil || active.RawV1Alpha1() == nil || wanted.RawV1Alpha1() == nil {
+		return errors.New("no current config")
+	}
+	now, then := active.RawV1Alpha1(), wanted.RawV1Alpha1().DeepCopy()
+	then.ConfigDebug, then.ClusterConfig = now.ConfigDebug, now.ClusterConfig
+	if now.MachineConfig != nil && then.MachineConfig != nil {
+		setFields(then.MachineConfig, now.MachineConfig, immediate)
+		if now.MachineConfig.MachineFeatures != nil && then.MachineConfig.MachineFeatures != nil {
+			setFields(then.MachineConfig.MachineFeatures, now.MachineConfig.MachineFeatures, immediateFeatures)
+		}
+	}
+	if reflect.DeepEqual(now, then) {
+		return nil
+	}
+	diff, err := configdiff.DiffConfigs(container.NewV1Alpha1(now), container.NewV1Alpha1(then))
+	if err != nil {
+		return fmt.Errorf("error calculating diff: %w", err)
+	}
+	return fmt.Errorf("this config change can't be applied in immediate mode\ndiff:\n%s", diff)
+}
+
+// setFields copies fields from one struct to another of its type.
+func setFields[T any](to, from *T, names []string) {
+	for _, name := range names {
+		reflect.ValueOf(to).Elem().FieldByName(name).Set(reflect.ValueOf(from).Elem().FieldByName(name))
+	}
+}

@@ -11,6 +11,8 @@ import (
 	machineapi "github.com/siderolabs/talos/pkg/machinery/api/machine"
 	"github.com/siderolabs/talos/pkg/machinery/config"
 	"github.com/siderolabs/talos/pkg/machinery/resources/runtime"
+
+	"github.com/recast-sh/recast/internal/sim/world"
 )
 
 // boot is one run of a kernel, until power off or the next kernel.
@@ -23,8 +25,7 @@ type boot struct {
 	tasks sync.WaitGroup
 
 	started time.Time
-	kernel  *kernelLog
-	events  *eventLog
+	events  journal[event]
 	kubelet *kubelet
 	shown   map[string]service             // as last reported; guarded by showing
 	told    *machineapi.MachineStatusEvent // latest one; guarded by showing
@@ -78,7 +79,7 @@ func (m *machine) boot(ctx context.Context, med medium) outcome {
 		m: m, med: med, id: uuid.NewString(),
 		life:   func() (context.Context, context.CancelFunc) { return context.WithCancel(ctx) },
 		orders: make(chan outcome, 1), configs: make(chan firstConfig, 1),
-		started: time.Now(), kernel: &m.kernel, events: newEventLog(),
+		started: time.Now(),
 	}
 	b.kubelet = newKubelet(b)
 	m.kernel.restart("6.18.0-talos", med.image.Cmdline)
@@ -86,9 +87,13 @@ func (m *machine) boot(ctx context.Context, med medium) outcome {
 	m.etcd.clear()
 	b.fixed = sync.OnceValue(b.fixedFiles)
 	b.extended = sync.OnceValue(func() []string { return extensionServices(med.image) })
-	m.fw.systems.begin(b)
+	m.fw.hub.change(func() { m.fw.hub.up[m.hw.VMID] = b })
 	end, err := b.run(ctx)
-	m.fw.systems.end(b)
+	m.fw.hub.change(func() {
+		if m.fw.hub.up[m.hw.VMID] == b {
+			delete(m.fw.hub.up, m.hw.VMID)
+		}
+	})
 	cancel()
 	b.tasks.Wait() // one of them may still start the API
 	b.stopAPI()
@@ -232,7 +237,7 @@ func (b *boot) configured(ctx context.Context, st stateData) (outcome, error) {
 	if end, err := b.awaitTime(ctx); err != nil || end != carryOn {
 		return end, err
 	}
-	if b.med.entry != "" && b.m.fw.defects.of(b.med.image) == Unready {
+	if b.med.entry != "" && b.m.fw.hub.defectOf(b.med.image) == Unready {
 		if err := b.stage(ctx, runtime.MachineStageBooting, false, "services: kubelet not running"); err != nil {
 			return carryOn, err
 		}
@@ -251,8 +256,10 @@ func (b *boot) configured(ctx context.Context, st stateData) (outcome, error) {
 	if err := b.stage(ctx, runtime.MachineStageBooting, true); err != nil {
 		return carryOn, err
 	}
-	if end := b.awaitEtcd(ctx); end != carryOn {
-		return end, nil
+	if e := b.etcdService(); e != nil {
+		if end := until(ctx, b, e.up); end != carryOn {
+			return end, nil
+		}
 	}
 	b.seq.end()
 	if err := b.stage(ctx, runtime.MachineStageRunning, true); err != nil {
@@ -386,3 +393,129 @@ func (b *boot) config() config.Provider {
 }
 
 func newNodeID() string { return uuid.NewString() + uuid.NewString()[:8] }
+
+// machine is a VM that is powered on.
+type machine struct {
+	fw     *Firmware
+	hw     *world.Hardware
+	cancel context.CancelFunc
+	power  chan struct{} // the ACPI button; without a receiver a press has no effect
+	done   chan struct{}
+
+	kernel kernelLog // of this boot, like the two below
+	log    textLog   // machined's
+	etcd   textLog   // that of etcd's server
+
+	bootLoader atomic.Value // entry that systemd-boot took at the latest firmware boot, as string
+
+	net       atomic.Pointer[attachment] // of the present boot
+	unplugged bool                       // it began without a network
+	astray    atomic.Bool                // its configuration has given it an address where no client looks for it
+
+	etcdApart atomic.Pointer[bool] // etcd's directory is on a partition of its own; nil before the first boot
+
+	runs  atomic.Value // reference of the kubelet's image, as string
+	disks sync.Mutex   // held for read-modify-write of a disk's content
+}
+
+var _ world.Guest = (*machine)(nil)
+
+// Shutdown implements world.Guest.
+func (m *machine) Shutdown() {
+	select {
+	case m.power <- struct{}{}:
+	default:
+	}
+}
+
+// Kill implements world.Guest.
+func (m *machine) Kill() {
+	m.cancel()
+	<-m.done
+}
+
+// outcome is how a boot, or a part of it, ended.
+type outcome int
+
+const (
+	carryOn    outcome = iota // it has not ended
+	killed                    // power loss
+	kexec                     // directly into the installed system's kernel
+	powerCycle                // through the firmware
+	powerOff                  // power the machine off
+	upgrading                 // install a new system first, then reboot
+	resetting                 // wipe first, then reboot or power off
+)
+
+// run is the machine's life; true means that it wants to be powered off.
+func (m *machine) run(ctx context.Context) bool {
+	defer m.cancel()
+	med, ok := m.firmwareBoot(ctx)
+	for ok {
+		switch m.boot(ctx, med) {
+		case kexec:
+			if med, ok = m.installed(); ok {
+				continue
+			}
+			med, ok = m.firmwareBoot(ctx)
+		case powerCycle:
+			med, ok = m.firmwareBoot(ctx)
+		case powerOff:
+			return true
+		default:
+			return false
+		}
+	}
+	m.dark(ctx)
+	return false
+}
+
+// dark is a machine that does nothing until it is powered off: nothing to boot, halted, or
+// crashed.
+func (m *machine) dark(ctx context.Context) outcome {
+	<-ctx.Done()
+	return killed
+}
+
+// firmwareBoot boots the first bootable medium of the boot order.
+func (m *machine) firmwareBoot(ctx context.Context) (medium, bool) {
+	if !m.spend(ctx, "firmware", m.fw.o.Times.Firmware) {
+		return medium{}, false
+	}
+	m.adoptImages()
+	devs := m.devices()
+	for _, key := range m.hw.BootOrder {
+		for _, d := range devs {
+			if d.Key != key {
+				continue
+			}
+			med, ok := m.readMedium(d)
+			switch {
+			case !ok || med.image.Arch != m.hw.Arch: // the firmware needs a loader of its own architecture
+			case m.hw.SecureBoot: // the lab's images are not signed
+				m.console("BdsDxe: failed to load %s: Access Denied", key)
+			default:
+				m.bootLoader.Store(m.loadedEntry(med))
+				return med, true
+			}
+		}
+	}
+	m.console("no bootable device")
+	return medium{}, false
+}
+
+// installed is the system disk's default entry, as kexec loads it. The system then reports
+// the name in the variable, even if the disk has no such entry: sd-boot's own report, in lower
+// case, is from the latest firmware boot (controllers/runtime/booted_entry.go).
+func (m *machine) installed() (medium, bool) {
+	d, ok := systemDisk(m.devices())
+	if !ok {
+		return medium{}, false
+	}
+	med, ok := m.readMedium(d)
+	med.kexec = true
+	if m.uefi() {
+		med.reported = readVariables(m.hw.NVRAM.Bytes()).LoaderEntryDefault
+	}
+	return med, ok
+}

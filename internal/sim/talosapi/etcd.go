@@ -1,7 +1,9 @@
 package talosapi
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -9,6 +11,10 @@ import (
 	"sync"
 	"time"
 
+	"github.com/siderolabs/talos/pkg/machinery/constants"
+	etcdres "github.com/siderolabs/talos/pkg/machinery/resources/etcd"
+
+	"github.com/recast-sh/recast/internal/sim/artefact"
 	"github.com/recast-sh/recast/internal/sim/etcd"
 )
 
@@ -32,7 +38,7 @@ type etcdService struct {
 	b      *boot
 	cancel context.CancelCauseFunc
 	done   chan struct{} // closed when it has ended for this boot
-	up     chan struct{} // closed when it was healthy once
+	up     chan struct{} // closed by becomeUp, when it was healthy once
 
 	mu        sync.Mutex
 	status    service
@@ -41,6 +47,8 @@ type etcdService struct {
 	joined    bool          // by this start of the service: Talos promotes the learner only then
 	bootstrap *bootstrap    // nil: it joins
 	wake      chan struct{} // closed when bootstrap is set
+
+	becomeUp func()
 }
 
 // startEtcd starts the service if this is a control plane; it ends with ctx.
@@ -53,6 +61,7 @@ func (b *boot) startEtcd(ctx context.Context) {
 		b: b, cancel: cancel, done: make(chan struct{}), up: make(chan struct{}), wake: make(chan struct{}),
 		status: service{id: "etcd", state: statePreparing, unknown: true, at: time.Now()},
 	}
+	e.becomeUp = sync.OnceFunc(func() { close(e.up) })
 	b.mu.Lock()
 	b.etcd = e
 	b.mu.Unlock()
@@ -84,7 +93,7 @@ func (b *boot) etcdService() *etcdService {
 // (PreFunc in services/etcd.go).
 func (e *etcdService) run(ctx context.Context) {
 	image := e.b.config().Cluster().Etcd().Image()
-	defect := e.b.m.fw.defects.ofRef(image, e.b.m.has())
+	defect := e.b.m.defectOf(image)
 	if defect == Unpullable {
 		e.show(ctx, service{state: stateFailed, message: fmt.Sprintf("Failed to run pre stage: failed to pull image %q: not found", image), unknown: true})
 		<-ctx.Done()
@@ -214,11 +223,6 @@ func dataOf(c *etcd.Cluster, m etcd.Member) EtcdData {
 
 func hexID(id uint64) string { return fmt.Sprintf("%016x", id) }
 
-func parseID(s string) uint64 {
-	id, _ := strconv.ParseUint(s, 16, 64) // an invalid ID is no member's
-	return id
-}
-
 // show updates the visible state of the service.
 func (e *etcdService) show(ctx context.Context, s service) {
 	s.id = "etcd"
@@ -246,4 +250,238 @@ func (e *etcdService) server() (*etcd.Cluster, uint64, bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.cluster, e.member, e.cluster != nil
+}
+
+// Talos' messages about the end of etcd's process.
+const (
+	etcdExited = "Runner Containerd(etcd) exited without error, going to restart it"
+	etcdFailed = `Error running Containerd(etcd), going to restart forever: task "etcd" failed: exit code 1`
+)
+
+// memberRemoved is the error of a server whose member was removed by others.
+const memberRemoved = "the member has been permanently removed from the cluster"
+
+// serve runs the member's server until ctx ends, the member is removed from the cluster or
+// the server is broken; it returns Talos' message.
+func (e *etcdService) serve(ctx context.Context, c *etcd.Cluster, d EtcdData) string {
+	b := e.b
+	id, _ := strconv.ParseUint(d.Member, 16, 64) // an invalid ID is no member's
+	if c == nil || b.m.etcdFault().Down {
+		return etcdFailed
+	}
+	stop := c.Start(id, d.Name, b.m.etcdURL(clientPort))
+	e.mu.Lock()
+	e.cluster, e.member = c, id
+	e.mu.Unlock()
+	serving, cancel := context.WithCancel(ctx)
+	var tasks sync.WaitGroup
+	tasks.Go(func() { e.check(serving, c, id) })
+	tasks.Go(func() { e.promote(serving, c, id) })
+	how := e.follow(ctx, c, id, d)
+	cancel()
+	e.mu.Lock()
+	e.cluster = nil
+	e.mu.Unlock()
+	stop(errors.Is(context.Cause(ctx), errOrderly))
+	tasks.Wait()
+	b.m.fw.hub.change(func() {})
+	return how
+}
+
+// follow stores the cluster's state of the member on disk until its server has to end.
+func (e *etcdService) follow(ctx context.Context, c *etcd.Cluster, id uint64, d EtcdData) string {
+	m := e.b.m
+	e.show(ctx, service{state: stateRunning, message: "Started task etcd for container etcd", unknown: true})
+	m.etcdSays("info", "embed/serve.go:139", "ready to serve client requests", "")
+	own := etcdres.NewMember(etcdres.NamespaceName, etcdres.LocalMemberID)
+	own.TypedSpec().MemberID = etcdres.FormatMemberID(id)
+	if err := e.b.store.set(ctx, own); err != nil && ctx.Err() == nil {
+		m.console("service[etcd]: %v", err)
+	}
+	m.fw.hub.change(func() {})
+	alarmed := EtcdFault{}
+	for {
+		changed, faults := c.Changed(), m.fw.hub.changes()
+		if c.Removed(id) {
+			m.console("etcd: %s", memberRemoved)
+			m.etcdSays("warn", "etcdserver/server.go:849", "server error", memberRemoved)
+			m.etcdSays("warn", "etcdserver/server.go:850", "data-dir used by this member must be removed", "")
+			return etcdExited
+		}
+		fault := m.etcdFault()
+		if fault.Down {
+			return etcdFailed
+		}
+		if fault.NoSpace != alarmed.NoSpace {
+			c.Alarm(etcd.Alarm{Member: id, Kind: etcd.NoSpace}, fault.NoSpace)
+		}
+		if fault.Corrupt != alarmed.Corrupt {
+			c.Alarm(etcd.Alarm{Member: id, Kind: etcd.Corrupt}, fault.Corrupt)
+		}
+		alarmed = fault
+		if now, ok := c.Lookup(id); ok && dataOf(c, now) != d {
+			d = dataOf(c, now)
+			if err := m.writeEtcdData(&d); err != nil {
+				m.console("etcd: %v", err)
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return ""
+		case <-changed:
+		case <-faults:
+		}
+	}
+}
+
+// promote promotes the learner that this machine has added as soon as the cluster allows
+// it, unless it times out. A learner from an earlier boot stays one (learnerMemberID and
+// promoteMember in services/etcd.go).
+func (e *etcdService) promote(ctx context.Context, c *etcd.Cluster, id uint64) {
+	ctx, cancel := context.WithTimeout(ctx, e.b.m.fw.scaled(promoteTimeout))
+	defer cancel()
+	e.mu.Lock()
+	joined := e.joined
+	e.mu.Unlock()
+	for joined {
+		if !e.b.m.etcdFault().Learner {
+			if err := c.Promote(ctx, id); err == nil || errors.Is(err, etcd.ErrNotLearner) {
+				return
+			}
+		}
+		if !e.b.m.spend(ctx, "etcd", promoteRetry) {
+			return
+		}
+	}
+}
+
+// check is the service's periodic health check: one read that needs a quorum.
+func (e *etcdService) check(ctx context.Context, c *etcd.Cluster, id uint64) {
+	var once sync.Once
+	began := e.b.m.account("etcd")
+	for pause := healthDelay; e.b.m.fw.sleep(ctx, pause); pause = healthPeriod {
+		err := e.read(ctx, c, id)
+		if ctx.Err() != nil {
+			return
+		}
+		s := service{state: stateRunning, message: "Health check successful", healthy: err == nil}
+		if err != nil {
+			s.message, s.problem = "Health check failed: "+err.Error(), err.Error()
+		}
+		e.show(ctx, s)
+		if err == nil {
+			once.Do(began)
+			e.becomeUp()
+		}
+	}
+}
+
+// read is ValidateQuorum: the client retries failures until its timeout.
+func (e *etcdService) read(ctx context.Context, c *etcd.Cluster, id uint64) error {
+	if c.Status(id).Learner {
+		return etcd.ErrNotForLearner
+	}
+	ctx, cancel := context.WithTimeout(ctx, e.b.m.fw.scaled(healthTimeout))
+	defer cancel()
+	err := etcd.ErrTimeout
+	for errors.Is(err, etcd.ErrTimeout) {
+		err = c.Linearizable(ctx)
+	}
+	return err
+}
+
+// labelEtcd is the volume for etcd's data, if configured (Talos 1.14); else it is a directory on
+// EPHEMERAL.
+const labelEtcd = constants.EtcdDataVolumeID
+
+var errNoEtcdVolume = errors.New("there is no volume for etcd's data yet")
+
+// EtcdData is the content of a member's data directory.
+type EtcdData struct {
+	Cluster, Member string // IDs, hexadecimal
+	Name            string
+	Learner         bool
+}
+
+// etcdMark separates users' data and etcd's directory in a partition.
+var etcdMark = []byte("\x00" + constants.EtcdDataPath + ":")
+
+// splitEtcd splits a partition's data; d is nil if etcd's directory is empty.
+func splitEtcd(data []byte) (users []byte, d *EtcdData) {
+	i := bytes.LastIndex(data, etcdMark)
+	if i < 0 || json.Unmarshal(data[i+len(etcdMark):], &d) != nil {
+		return data, nil
+	}
+	return data[:i], d
+}
+
+// joinEtcd is the inverse of splitEtcd.
+func joinEtcd(users []byte, d *EtcdData) []byte {
+	if d == nil {
+		return users
+	}
+	return slices.Concat(users, etcdMark, encoded(d))
+}
+
+// etcdVolume is the partition for etcd's data directory: that of the configuration with which the machine booted, whatever
+// partition has the label.
+func (m *machine) etcdVolume() (placed, bool) {
+	if apart := m.etcdApart.Load(); apart != nil && *apart {
+		return locate(m.devices(), labelEtcd)
+	}
+	return locate(m.devices(), labelEphemeral)
+}
+
+// etcdData reads the machine's data directory; nil if it is empty.
+func (m *machine) etcdData() *EtcdData {
+	p, ok := m.etcdVolume()
+	if !ok {
+		return nil
+	}
+	_, d := splitEtcd(p.part.Data)
+	return d
+}
+
+// writeEtcdData replaces the machine's data directory; nil empties it.
+func (m *machine) writeEtcdData(d *EtcdData) error {
+	p, ok := m.etcdVolume()
+	if !ok {
+		return errNoEtcdVolume
+	}
+	return m.rewrite(p.dev.Key, func(disk artefact.Disk) artefact.Disk { return withEtcd(disk, p.part.Label, d) })
+}
+
+func withEtcd(disk artefact.Disk, label string, d *EtcdData) artefact.Disk {
+	return edited(disk, label, func(data []byte) []byte {
+		users, _ := splitEtcd(data)
+		return joinEtcd(users, d)
+	})
+}
+
+// WithEtcd adds a member's data to the partition in a disk's content that etcd has its directory on: ETCD, else EPHEMERAL.
+func WithEtcd(disk []byte, d EtcdData) ([]byte, error) {
+	parsed, err := artefact.ReadDisk(disk)
+	if err != nil {
+		return nil, err
+	}
+	for _, label := range []string{labelEtcd, labelEphemeral} {
+		if _, ok := partition(parsed, label); ok {
+			return artefact.WriteDisk(withEtcd(parsed, label, &d)), nil
+		}
+	}
+	return nil, fmt.Errorf("put etcd's data on the disk: it has no partition %s", labelEphemeral)
+}
+
+// Lasting is the part of a disk's content that does not change while its data survives:
+// partitions, filesystems, users' data, and the identity of etcd's data, without etcd's
+// own writes.
+func Lasting(content []byte) string {
+	return eachPartition(content, "\n", func(p artefact.Partition) string {
+		users, d := splitEtcd(p.Data)
+		text := fmt.Sprintf("%s %s %s %s", p.Label, p.UUID, p.FilesystemUUID, digest(users))
+		if d != nil {
+			text += fmt.Sprintf(" etcd member %s of %s", d.Member, d.Cluster)
+		}
+		return text
+	})
 }

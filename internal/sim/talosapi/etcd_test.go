@@ -50,10 +50,7 @@ func newQuorumOf(t *testing.T, n int, img artefact.Image) *quorum {
 		peers = append(peers, talosapi.EtcdPeer{Name: fmt.Sprintf("cp%d", i), Addr: netip.MustParseAddr(address(i))})
 	}
 	for i, member := range q.fw.FormEtcd(q.cluster, peers...) {
-		content, err := talosapi.WithEtcd(talosapi.DataDisk("EPHEMERAL", nil), member)
-		if err != nil {
-			t.Fatal(err)
-		}
+		content := value(talosapi.WithEtcd(talosapi.DataDisk("EPHEMERAL", nil), member))(t)
 		q.data[member.Name] = disk("virtio1", "data", 20, content)
 		q.start(i+1, member.Name, member.Name)
 	}
@@ -67,10 +64,7 @@ func newQuorumOf(t *testing.T, n int, img artefact.Image) *quorum {
 // on.
 func (q *quorum) start(n int, machine, hostname string) {
 	q.t.Helper()
-	system, err := q.fw.Preinstalled(q.conf(hostname), ukiOf(q.t, q.image), true)
-	if err != nil {
-		q.t.Fatal(err)
-	}
+	system := value(q.fw.Preinstalled(q.conf(hostname), ukiOf(q.t, q.image), true))(q.t)
 	b := q.box(address(n), disk("virtio0", "system", 10, system), q.data[machine])
 	q.boxes[machine] = b
 	b.on()
@@ -128,10 +122,7 @@ func (q *quorum) id(name string) uint64 {
 // service is talosctl's view of the etcd service.
 func (q *quorum) service(n int) string {
 	q.t.Helper()
-	list, err := q.admin(n).ServiceList(q.t.Context())
-	if err != nil {
-		q.t.Fatal(err)
-	}
+	list := value(q.admin(n).ServiceList(q.t.Context()))(q.t)
 	for _, s := range list.GetMessages()[0].GetServices() {
 		if s.GetId() == "etcd" {
 			health := map[bool]string{true: "OK", false: "Fail"}[s.GetHealth().GetHealthy()]
@@ -149,10 +140,7 @@ func (q *quorum) service(n int) string {
 // machine is the stage and readiness of a machine.
 func (q *quorum) machine(n int) string {
 	q.t.Helper()
-	text, err := q.status(q.admin(n))
-	if err != nil {
-		q.t.Fatal(err)
-	}
+	text := value(q.status(q.admin(n)))(q.t)
 	return text
 }
 
@@ -177,9 +165,7 @@ func (q *quorum) replace(hostname string) {
 func (q *quorum) remove(machine string) {
 	q.t.Helper()
 	req := &machineapi.EtcdRemoveMemberByIDRequest{MemberId: q.id(machine)}
-	if err := q.admin(1).EtcdRemoveMemberByID(q.t.Context(), req); err != nil {
-		q.t.Fatal(err)
-	}
+	must(q.t, q.admin(1).EtcdRemoveMemberByID(q.t.Context(), req))
 }
 
 func TestEtcdCaseAEmptyDataSameName(t *testing.T) {
@@ -276,10 +262,7 @@ func TestEtcdWithoutQuorumWaits(t *testing.T) {
 		defer cancel()
 		_, err := q.admin(1).EtcdMemberList(short, &machineapi.EtcdMemberListRequest{})
 		requireError(t, "with a deadline", err, codes.DeadlineExceeded, "")
-		s, err := q.admin(1).EtcdStatus(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		s := value(q.admin(1).EtcdStatus(t.Context()))(t)
 		if m := s.GetMessages()[0].GetMemberStatus(); m.GetLeader() != 0 || !slices.Equal(m.GetErrors(), []string{"etcdserver: no leader"}) {
 			t.Errorf("status %v", m)
 		}
@@ -311,9 +294,7 @@ func TestEtcdDataHasAVolumeOfItsOwn(t *testing.T) {
 		b.on()
 		c := l.client(cpAddr, role.Admin)
 		time.Sleep(time.Minute)
-		if err := c.Bootstrap(t.Context(), &machineapi.BootstrapRequest{}); err != nil {
-			t.Fatal(err)
-		}
+		must(t, c.Bootstrap(t.Context(), &machineapi.BootstrapRequest{}))
 		l.running(cpAddr)
 		if d := talosapi.Describe(data.Media.Bytes()); !strings.HasPrefix(d, "ETCD ") || !strings.HasSuffix(d, " etcd voter cp1") {
 			t.Errorf("data disk %s", d)

@@ -9,10 +9,13 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	machineapi "github.com/siderolabs/talos/pkg/machinery/api/machine"
 	"github.com/siderolabs/talos/pkg/machinery/client"
+	"github.com/siderolabs/talos/pkg/machinery/resources/network"
 	"github.com/siderolabs/talos/pkg/machinery/role"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/types/known/emptypb"
 
 	"github.com/recast-sh/recast/internal/sim/talosapi"
 )
@@ -21,10 +24,7 @@ func TestEtcdForfeitLeadership(t *testing.T) {
 	inQuorum(t, 3, func(t *testing.T, q *quorum) {
 		for n := 1; n <= 3; n++ {
 			led := q.leader(n)
-			answer, err := q.admin(n).EtcdForfeitLeadership(t.Context(), &machineapi.EtcdForfeitLeadershipRequest{})
-			if err != nil {
-				t.Fatal(err)
-			}
+			answer := value(q.admin(n).EtcdForfeitLeadership(t.Context(), &machineapi.EtcdForfeitLeadershipRequest{}))(t)
 			to := answer.GetMessages()[0].GetMember()
 			if mine := q.id("cp" + string(rune('0'+n))); led == 0 || mine == led && q.id(to) != q.leader(n) || mine != led && to != "" {
 				t.Errorf("cp%d gave leadership to %q; it was led by %x, is led by %x", n, to, led, q.leader(n))
@@ -35,19 +35,14 @@ func TestEtcdForfeitLeadership(t *testing.T) {
 
 func (q *quorum) leader(n int) uint64 {
 	q.t.Helper()
-	s, err := q.admin(n).EtcdStatus(q.t.Context())
-	if err != nil {
-		q.t.Fatal(err)
-	}
+	s := value(q.admin(n).EtcdStatus(q.t.Context()))(q.t)
 	return s.GetMessages()[0].GetMemberStatus().GetLeader()
 }
 
 func TestEtcdLeaveCluster(t *testing.T) {
 	inQuorum(t, 3, func(t *testing.T, q *quorum) {
 		old := q.id("cp3")
-		if err := q.admin(3).EtcdLeaveCluster(t.Context(), &machineapi.EtcdLeaveClusterRequest{}); err != nil {
-			t.Fatal(err)
-		}
+		must(t, q.admin(3).EtcdLeaveCluster(t.Context(), &machineapi.EtcdLeaveClusterRequest{}))
 		want(t, "members", q.members(), "cp1 cp2")
 		want(t, "service", q.service(3), "Finished ?: Service finished successfully")
 		want(t, "machine", q.machine(3), "running ready=false services: etcd not running")
@@ -93,23 +88,6 @@ func TestEtcdOfASingleControlPlane(t *testing.T) {
 		if v := q.fw.EtcdViolations(); len(v) != 1 {
 			t.Errorf("violations %q", v)
 		}
-	})
-}
-
-func TestBootstrapFormsANewCluster(t *testing.T) {
-	inQuorum(t, 1, func(t *testing.T, q *quorum) {
-		q.kill("cp1")
-		q.wipe("cp1")
-		q.start(1, "cp1", "cp1")
-		time.Sleep(5 * time.Minute)
-		want(t, "machine", q.machine(1), "booting ready=true")
-		_, err := q.admin(1).EtcdMemberList(t.Context(), &machineapi.EtcdMemberListRequest{})
-		requireError(t, "members", err, codes.Unavailable, "connection refused")
-		if err := q.admin(1).Bootstrap(t.Context(), &machineapi.BootstrapRequest{}); err != nil {
-			t.Fatal(err)
-		}
-		q.running(address(1))
-		want(t, "members", q.members(), "cp1")
 	})
 }
 
@@ -173,10 +151,7 @@ func TestEtcdFaults(t *testing.T) {
 		noSpace := fmt.Sprint("NOSPACE of ", q.id("cp2"), ";")
 		operator := q.client(address(1), role.Operator)
 		alarms := func() string {
-			answer, err := operator.EtcdAlarmList(t.Context())
-			if err != nil {
-				t.Fatal(err)
-			}
+			answer := value(operator.EtcdAlarmList(t.Context()))(t)
 			return raised(answer.GetMessages()[0].GetMemberAlarms())
 		}
 		want(t, "alarms", alarms(), noSpace)
@@ -187,10 +162,7 @@ func TestEtcdFaults(t *testing.T) {
 		time.Sleep(time.Second)
 		_, err := q.client(address(1), role.Reader).EtcdAlarmDisarm(t.Context())
 		requireError(t, "a reader's disarm", err, codes.PermissionDenied, "not authorized")
-		disarmed, err := operator.EtcdAlarmDisarm(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		disarmed := value(operator.EtcdAlarmDisarm(t.Context()))(t)
 		want(t, "disarmed", raised(disarmed.GetMessages()[0].GetMemberAlarms()), noSpace)
 		want(t, "alarms", alarms(), "")
 		q.fw.BreakEtcd(9003, talosapi.EtcdFault{Learner: true})
@@ -253,16 +225,16 @@ func TestALearnerStaysOne(t *testing.T) {
 func TestBootstrapFromASnapshot(t *testing.T) {
 	inQuorum(t, 1, func(t *testing.T, q *quorum) {
 		ctx := t.Context()
-		saved, err := snapshot(ctx, q.client(address(1), role.EtcdBackup))
-		if err != nil {
-			t.Fatal(err)
-		}
+		saved := value(snapshot(ctx, q.client(address(1), role.EtcdBackup)))(t)
 		old := q.id("cp1")
 		q.kill("cp1")
 		q.wipe("cp1")
 		q.start(1, "cp1", "cp1")
-		time.Sleep(time.Minute)
+		time.Sleep(5 * time.Minute)
+		want(t, "machine", q.machine(1), "booting ready=true")
 		c := q.admin(1)
+		_, err := c.EtcdMemberList(ctx, &machineapi.EtcdMemberListRequest{})
+		requireError(t, "members", err, codes.Unavailable, "connection refused")
 		_, err = q.client(address(1), role.Operator).EtcdRecover(ctx, bytes.NewReader(saved))
 		requireError(t, "as an operator", err, codes.PermissionDenied, "not authorized")
 
@@ -283,9 +255,7 @@ func TestBootstrapFromASnapshot(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			if err := c.Bootstrap(ctx, recover); err != nil {
-				t.Fatal(err)
-			}
+			must(t, c.Bootstrap(ctx, recover))
 			time.Sleep(time.Minute)
 			if got := q.service(1); !strings.HasPrefix(got, bad.text) {
 				t.Errorf("%s: service %s, want %s", bad.name, got, bad.text)
@@ -295,9 +265,7 @@ func TestBootstrapFromASnapshot(t *testing.T) {
 		if _, err := c.EtcdRecover(ctx, bytes.NewReader(saved)); err != nil {
 			t.Fatal(err)
 		}
-		if err := c.Bootstrap(ctx, recover); err != nil {
-			t.Fatal(err)
-		}
+		must(t, c.Bootstrap(ctx, recover))
 		q.running(address(1))
 		want(t, "members", q.members(), "cp1")
 		if q.id("cp1") == old {
@@ -325,5 +293,78 @@ func TestTypeInit(t *testing.T) {
 		want(t, "without", q.members(), "cp1")
 		want(t, "second etcds", strings.Join(q.fw.BootstrapViolations(), "; "), "Talos cluster "+q.cluster.Secrets.Cluster.ID+": cp1 formed etcd number 2 of that cluster")
 		requireError(t, "a bootstrap", q.admin(1).Bootstrap(t.Context(), &machineapi.BootstrapRequest{RecoverEtcd: true}), codes.AlreadyExists, "not empty")
+	})
+}
+
+// hostname is the name of the machine that answers.
+func hostname(ctx context.Context, c *client.Client) (string, error) {
+	r, err := get[*network.HostnameStatus](ctx, c, network.NewHostnameStatus(network.NamespaceName, network.HostnameID).Metadata())
+	if err != nil {
+		return "", err
+	}
+	return r.TypedSpec().Hostname, nil
+}
+
+func TestCallsArePassedOn(t *testing.T) {
+	inQuorum(t, 2, func(t *testing.T, q *quorum) {
+		q.worker()
+		q.running(workerAddr)
+		reader := q.client(address(1), role.Reader)
+		for target, want := range map[string]string{address(1): "cp1", address(2): "cp2", workerAddr: "wk1", "wk1": "wk1"} {
+			got, err := hostname(client.WithNode(t.Context(), target), reader)
+			if err != nil || got != want {
+				t.Errorf("%s: %q, %v, want %q", target, got, err, want)
+			}
+		}
+		_, err := reader.Version(client.WithNode(t.Context(), "127.42.7.99"))
+		requireError(t, "nobody there", err, codes.Unavailable, "no route to host")
+		_, err = reader.Version(client.WithNode(t.Context(), "nobody"))
+		requireError(t, "no such name", err, codes.Internal, `invalid target "nobody"`)
+
+		worker := q.client(workerAddr, role.Admin)
+		if got, err := hostname(client.WithNode(t.Context(), workerAddr), worker); err != nil || got != "wk1" {
+			t.Errorf("a worker of itself: %q, %v", got, err)
+		}
+	})
+}
+
+func TestAnswersAreJoined(t *testing.T) {
+	inQuorum(t, 2, func(t *testing.T, q *quorum) {
+		//lint:ignore SA1019 it is under test
+		ctx := client.WithNodes(t.Context(), address(1), address(2), "127.42.7.99")
+		answer := value(q.admin(1).MachineClient.Hostname(ctx, &emptypb.Empty{}))(t)
+		var got []string
+		for _, m := range answer.GetMessages() {
+			md := m.GetMetadata()
+			//lint:ignore SA1019 answers are joined by it
+			got = append(got, fmt.Sprintf("%s %s failed=%v", md.GetHostname(), m.GetHostname(), md.GetError() != ""))
+		}
+		want := []string{address(1) + " cp1 failed=false", address(2) + " cp2 failed=false", "127.42.7.99  failed=true"}
+		if d := cmp.Diff(want, got); d != "" {
+			t.Error(d)
+		}
+		_, err := hostname(ctx, q.admin(1))
+		requireError(t, "resources of several machines", err, codes.InvalidArgument, "one-2-many proxying is not supported for method /cosi.resource.State/Get")
+	})
+}
+
+func TestResetOfStateLeadsToMaintenance(t *testing.T) {
+	inQuorum(t, 2, func(t *testing.T, q *quorum) {
+		c := q.admin(2)
+		err := c.ResetGeneric(t.Context(), &machineapi.ResetRequest{SystemPartitionsToWipe: []*machineapi.ResetPartitionSpec{{Label: "NONE", Wipe: true}}})
+		requireError(t, "no such volume", err, codes.Unknown, `failed to get volume status with label "NONE"`)
+		err = c.ResetGeneric(t.Context(), &machineapi.ResetRequest{UserDisksToWipe: []string{"/dev/vda"}})
+		requireError(t, "the system disk", err, codes.Unknown, "reset user disk failed: device /dev/vda is the system disk")
+		if err := c.ResetGeneric(t.Context(), &machineapi.ResetRequest{
+			Graceful: true, Reboot: true, SystemPartitionsToWipe: []*machineapi.ResetPartitionSpec{{Label: "STATE", Wipe: true}},
+		}); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Minute)
+		want(t, "members", q.members(), "cp1")
+		apply(t, q.maintained(address(2)), q.conf("cp2"))
+		q.running(address(2))
+		want(t, "members", q.members(), "cp1 cp2")
+		q.reboot(q.admin(2), func() error { return q.admin(2).Reboot(t.Context()) }) // the configuration is kept
 	})
 }

@@ -6,11 +6,20 @@ package talosapi
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
+	"net"
 	"net/netip"
+	"sync"
 	"sync/atomic"
 	"time"
 
+	"github.com/siderolabs/crypto/x509"
+	"github.com/siderolabs/talos/pkg/machinery/resources/runtime"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/recast-sh/recast/internal/sim/artefact"
 	"github.com/recast-sh/recast/internal/sim/etcd"
 	"github.com/recast-sh/recast/internal/sim/network"
 	"github.com/recast-sh/recast/internal/sim/record"
@@ -116,10 +125,7 @@ type Firmware struct {
 
 	boots    bootImages
 	images   imageStore
-	defects  defects
-	troubles troubles
 	silences silences
-	systems  systems
 
 	lastEvent atomic.Uint64
 	life      func() (context.Context, context.CancelFunc)
@@ -136,12 +142,9 @@ func New(ctx context.Context, o Options) *Firmware {
 	o.NetworkBits = cmp.Or(o.NetworkBits, 24)
 	return &Firmware{
 		o: o, hub: newHub(),
-		life:     func() (context.Context, context.CancelFunc) { return context.WithCancel(ctx) },
-		boots:    bootImages{held: map[string]*world.Media{}},
-		images:   imageStore{volumes: map[string]map[imageName]cachedImage{}},
-		defects:  defects{what: map[string]Defect{}},
-		systems:  systems{up: map[int]*boot{}},
-		troubles: troubles{what: map[int]Trouble{}, changed: make(chan struct{})},
+		life:   func() (context.Context, context.CancelFunc) { return context.WithCancel(ctx) },
+		boots:  bootImages{held: map[string]*world.Media{}},
+		images: imageStore{volumes: map[string]map[imageName]cachedImage{}},
 	}
 }
 
@@ -197,4 +200,286 @@ func (m *machine) console(format string, args ...any) {
 	if m.fw.o.Console != nil {
 		m.fw.o.Console(m.hw.VMID, text)
 	}
+}
+
+// Defect is a fault of an image. The image's ISO still reaches maintenance mode: a defect
+// shows in the installed system.
+type Defect string
+
+// The defects.
+const (
+	Sound Defect = "" // none
+
+	Unpullable     Defect = "cannot be pulled"
+	Unauthorized   Defect = "needs credentials" // which the machines lack
+	Endless        Defect = "never arrives"     // a pull never ends
+	InstallerFails Defect = "installer fails"   // with an exit code, before it changes an installed system
+
+	// Unready is a system whose API works but whose kubelet never starts; for a container's
+	// image, one that starts and never answers.
+	Unready Defect = "never ready"
+	// Unserving is an API server's image that answers but is never ready to serve.
+	Unserving Defect = "never serves"
+	// RollsBack is a system whose machined ends with a fatal error: it restores the boot entry
+	// from before the upgrade, if META names one, and reboots.
+	RollsBack Defect = "rolls back"
+	// Hangs is a system that starts but never reaches its API. Nothing reverts the upgrade.
+	Hangs Defect = "hangs"
+	// KexecOnly is a system that a running kernel can start, and the firmware can't: it hangs before it reaches
+	// its API (talos#14146).
+	KexecOnly Defect = "boots by kexec only"
+	// Loops is a system that reboots into the same entry for ever; for the image of etcd or of a
+	// static pod, one whose container ends as soon as it has started.
+	Loops Defect = "loops"
+)
+
+// How long a defective system takes to fail, and machined's pause before the reboot after
+// a fatal error.
+const (
+	failTime  = 20 * time.Second
+	panicTime = 10 * time.Second
+)
+
+// BreakImage gives an image a defect: every image of a schematic by its ID, or one by its
+// installer reference. Sound repairs it. Installed systems are affected from their next
+// boot on.
+func (fw *Firmware) BreakImage(image string, d Defect) {
+	fw.hub.change(func() { fw.hub.defects[image] = d })
+}
+
+// defectOf is the defect of an image by its reference, on this machine or everywhere.
+func (m *machine) defectOf(ref string) Defect {
+	if what, ok := m.has().Images[ref]; ok {
+		return what
+	}
+	m.fw.hub.mu.Lock()
+	defer m.fw.hub.mu.Unlock()
+	return m.fw.hub.defects[ref]
+}
+
+// defectOf is the defect of an image by any of its names.
+func (h *hub) defectOf(img artefact.Image, refs ...string) Defect {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, name := range append(refs, build(img), img.SchematicID) {
+		if what, ok := h.defects[name]; ok {
+			return what
+		}
+	}
+	return Sound
+}
+
+// pulled remembers the content of an image that is broken by reference, since the boot
+// image does not contain the reference.
+func (h *hub) pulled(ref string, img artefact.Image) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if what, ok := h.defects[ref]; ok {
+		h.defects[build(img)] = what
+	}
+}
+
+// build identifies one schematic's image of one version.
+func build(img artefact.Image) string { return img.SchematicID + " " + img.TalosVersion }
+
+// stumble is how a defective installed system ends.
+func (b *boot) stumble(ctx context.Context) outcome {
+	if b.med.entry == "" {
+		return carryOn
+	}
+	switch b.m.fw.hub.defectOf(b.med.image) {
+	case Hangs:
+		return b.m.dark(ctx)
+	case KexecOnly:
+		if !b.med.kexec {
+			return b.m.dark(ctx)
+		}
+	case Loops:
+		if !b.m.fw.sleep(ctx, failTime) {
+			return killed
+		}
+		b.m.console("rebooting: no init found")
+		return powerCycle
+	case RollsBack:
+		if !b.m.fw.sleep(ctx, failTime) {
+			return killed
+		}
+		return b.fatal(ctx, "fatal sequencer error in \"boot\" sequence: task 1/1: failed")
+	}
+	return carryOn
+}
+
+// fatal is machined's fatal error: it reverts an upgrade on probation and reboots through
+// the firmware (main.go, revert.go in Talos' machined).
+func (b *boot) fatal(ctx context.Context, why string) outcome {
+	b.ending = true // without a sequence
+	b.m.console("%s", why)
+	if err := b.m.revertUpgrade(); err != nil {
+		b.m.console("failed to revert bootloader: %v", err)
+	}
+	if !b.m.fw.sleep(ctx, panicTime) {
+		return killed
+	}
+	return powerCycle
+}
+
+// Trouble is the faults of a machine, whatever it boots; the zero value is none.
+type Trouble struct {
+	Unplugged bool              // no network from its next power-on
+	Nameless  bool              // its disks show neither serials nor WWNs
+	Full      bool              // EPHEMERAL has no room for an image
+	Refuses   string            // its answer to a configuration, which it refuses
+	Images    map[string]Defect // defects of images on this machine alone, by reference
+	NoOneShot bool              // its kernel can't write EFI variables: after a kexec it reports the previous boot entry
+	Clock     time.Duration     // offset of its clock, without a time server to correct it
+}
+
+// Trouble sets the faults of a VM's machine; they survive power cycles.
+func (fw *Firmware) Trouble(vmid int, t Trouble) {
+	fw.hub.change(func() { fw.hub.troubles[vmid] = t })
+}
+
+// trouble is the machine's faults, and a channel closed when they may have changed.
+func (m *machine) trouble() (Trouble, <-chan struct{}) {
+	m.fw.hub.mu.Lock()
+	defer m.fw.hub.mu.Unlock()
+	return m.fw.hub.troubles[m.hw.VMID], m.fw.hub.changed
+}
+
+// has is the machine's present faults.
+func (m *machine) has() Trouble {
+	t, _ := m.trouble()
+	return t
+}
+
+// shown is a drive as the machine sees it.
+func (t Trouble) shown(d world.Drive) world.Drive {
+	if t.Nameless {
+		d.Serial, d.WWN = "", ""
+	}
+	return d
+}
+
+// errFull is containerd's error without free space.
+var errFull = errors.New("failed to extract layer: write /var/lib/containerd/io.containerd.snapshotter.v1.overlayfs: no space left on device")
+
+// certificateValidity is the lifetime of Talos' own certificates.
+const certificateValidity = x509.DefaultCertificateValidityDuration
+
+// awaitTime delays etcd and the kubelet until the clock is right, as their conditions do
+// (services/etcd.go, kubelet.go in machined). Certificates are then renewed
+// (controllers/secrets/api.go).
+func (b *boot) awaitTime(ctx context.Context) (outcome, error) {
+	for off := false; ; off = true {
+		t, changed := b.m.trouble()
+		switch {
+		case t.Clock == 0 && off:
+			b.stopAPI()
+			b.secureAPI(ctx)
+			return carryOn, nil
+		case t.Clock == 0:
+			return carryOn, nil
+		}
+		if err := b.stage(ctx, runtime.MachineStageBooting, false, "time: time is not synced", "services: kubelet not running"); err != nil {
+			return carryOn, err
+		}
+		if end := until(ctx, b, changed); end != carryOn {
+			return end, nil
+		}
+	}
+}
+
+// errNoMachined is apid's error while machined is down.
+var errNoMachined = status.Error(codes.Unavailable,
+	`connection error: desc = "transport: Error while dialing: dial unix /system/run/machined/machine.sock: connect: connection refused"`)
+
+// haltTime is how long a halted machine stays so (constants.BootTimeout); then it reboots.
+const haltTime = 70 * time.Minute
+
+// halt is a machine whose boot medium finds Talos on a disk (haltIfInstalled in
+// v1alpha1_sequencer_tasks.go): it only prints a message.
+func (m *machine) halt(ctx context.Context) outcome {
+	m.console("Talos is already installed to disk but booted from another media and talos.halt_if_installed kernel parameter is set. Please reboot from the disk.")
+	if !m.fw.sleep(ctx, haltTime) {
+		return killed
+	}
+	return powerCycle
+}
+
+// Request is what Firmware.Silence decides about.
+type Request struct {
+	VMID     int
+	Method   string // full gRPC name; "": a new connection
+	Resource string // type of the resource, for reads of resources
+}
+
+// silences are the requests that machines do not answer.
+type silences struct {
+	mu     sync.Mutex
+	silent func(Request) bool // nil: everything is answered
+}
+
+// Silence makes machines accept each request that silent selects and never answer it, like
+// a hanging machined, or a hanging kernel behind an open port. silent sees every request
+// that this Firmware's machines get and allow; nil ends the silence for later requests.
+func (fw *Firmware) Silence(silent func(Request) bool) {
+	fw.silences.mu.Lock()
+	defer fw.silences.mu.Unlock()
+	fw.silences.silent = silent
+}
+
+func (m *machine) silent(method, resource string) bool {
+	if m.astray.Load() {
+		return true
+	}
+	m.fw.silences.mu.Lock()
+	defer m.fw.silences.mu.Unlock()
+	return m.fw.silences.silent != nil && m.fw.silences.silent(Request{m.hw.VMID, method, resource})
+}
+
+// hang returns at once unless the machine is silent about the request: then it waits until
+// the caller or the machine is gone.
+func (m *machine) hang(ctx context.Context, method, resource string) error {
+	if !m.silent(method, resource) {
+		return nil
+	}
+	<-ctx.Done()
+	return status.FromContextError(ctx.Err()).Err()
+}
+
+// stateService is COSI's service, whose requests are also selected by resource type.
+const stateService = "/cosi.resource.State/"
+
+// muteListener accepts connections to a silent machine and never reads from them.
+type muteListener struct {
+	net.Listener
+	m *machine
+
+	mu   sync.Mutex
+	kept []net.Conn
+}
+
+// Accept implements net.Listener.
+func (l *muteListener) Accept() (net.Conn, error) {
+	for {
+		conn, err := l.Listener.Accept()
+		if err != nil || !l.m.silent("", "") {
+			return conn, err
+		}
+		l.mu.Lock()
+		l.kept = append(l.kept, conn)
+		l.mu.Unlock()
+	}
+}
+
+// Close implements net.Listener.
+func (l *muteListener) Close() error {
+	err := l.Listener.Close()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, conn := range l.kept {
+		_ = conn.Close() // it was never used
+	}
+	l.kept = nil
+	return err
 }

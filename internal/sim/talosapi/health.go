@@ -1,16 +1,20 @@
 package talosapi
 
 import (
-	"cmp"
 	"context"
+	"crypto/tls"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"net/http"
 	"net/netip"
+	"net/url"
 	"slices"
 	"time"
 
 	cosi "github.com/cosi-project/runtime/api/v1alpha1"
 	"github.com/cosi-project/runtime/pkg/resource"
+	"github.com/cosi-project/runtime/pkg/safe"
 	"github.com/cosi-project/runtime/pkg/state"
 	cosiclient "github.com/cosi-project/runtime/pkg/state/protobuf/client"
 	clusterapi "github.com/siderolabs/talos/pkg/machinery/api/cluster"
@@ -72,16 +76,13 @@ func (s *clusterService) HealthCheck(req *clusterapi.HealthCheckRequest, srv grp
 			}
 			err = c.assert(ctx)
 		}
-		say("waiting for " + c.name + ": " + cmp.Or(errorText(err), "OK"))
+		result := "OK"
+		if err != nil {
+			result = err.Error()
+		}
+		say("waiting for " + c.name + ": " + result)
 	}
 	return nil
-}
-
-func errorText(err error) string {
-	if err == nil {
-		return ""
-	}
-	return err.Error()
 }
 
 // examination is a health check of the machines that discovery knows.
@@ -100,12 +101,18 @@ func (e *examination) machineChecks() []check {
 			return err
 		})},
 		{"all nodes memory sizes", e.each(e.nodes, memorySize)},
-		{"all nodes disk sizes", e.each(e.nodes, diskSize)},
-		{"no diagnostics", e.each(e.nodes, noDiagnostics)},
+		{"all nodes disk sizes", e.each(e.nodes, judged(block.NamespaceName, block.VolumeStatusType, diskSizes))},
+		{"no diagnostics", e.each(e.nodes, judged(runtime.NamespaceName, runtime.DiagnosticType, noDiagnostics))},
 		{"kubelet to be healthy", e.service("kubelet")},
-		{"all nodes to finish boot sequence", e.each(e.nodes, booted)},
+		{
+			"all nodes to finish boot sequence",
+			e.each(e.nodes, judged(runtime.NamespaceName, runtime.MachineStatusType, booted)),
+		},
 		{"all k8s nodes to report", e.proxy.boot.nodesReport(e.nodes)},
-		{"all control plane static pods to be running", e.each(e.controlPlanes(), staticPods)},
+		{
+			"all control plane static pods to be running",
+			e.each(e.controlPlanes(), judged(k8s.NamespaceName, k8s.StaticPodStatusType, staticPods)),
+		},
 	}
 }
 
@@ -221,50 +228,194 @@ func memorySize(ctx context.Context, conn *grpc.ClientConn) error {
 	return nil
 }
 
-// resources are all resources of a kind on another machine.
-func resources(ctx context.Context, conn *grpc.ClientConn, ns resource.Namespace, kind resource.Type) ([]resource.Resource, error) {
-	list, err := state.WrapCore(cosiclient.NewAdapter(cosi.NewStateClient(conn))).List(ctx, resource.NewMetadata(ns, kind, "", resource.VersionUndefined))
-	return list.Items, err
+// judged judges all resources of a kind on another machine.
+func judged[T resource.Resource](
+	ns resource.Namespace, kind resource.Type, judge func([]T) error,
+) func(context.Context, *grpc.ClientConn) error {
+	return func(ctx context.Context, conn *grpc.ClientConn) error {
+		st := state.WrapCore(cosiclient.NewAdapter(cosi.NewStateClient(conn)))
+		list, err := safe.StateList[T](ctx, st, resource.NewMetadata(ns, kind, "", resource.VersionUndefined))
+		if err != nil {
+			return err
+		}
+		return judge(slices.AppendSeq([]T(nil), list.All()))
+	}
 }
 
-func diskSize(ctx context.Context, conn *grpc.ClientConn) error {
-	all, err := resources(ctx, conn, block.NamespaceName, block.VolumeStatusType)
-	if err != nil {
-		return err
-	}
-	for _, r := range all {
-		if v, ok := r.(*block.VolumeStatus); ok && v.Metadata().ID() == labelEphemeral && v.TypedSpec().Size < leastEphemeral {
+func diskSizes(volumes []*block.VolumeStatus) error {
+	for _, v := range volumes {
+		if v.Metadata().ID() == labelEphemeral && v.TypedSpec().Size < leastEphemeral {
 			return fmt.Errorf("ephemeral partition %q is too small, actual %d", v.TypedSpec().Location, v.TypedSpec().Size)
 		}
 	}
 	return nil
 }
 
-func noDiagnostics(ctx context.Context, conn *grpc.ClientConn) error {
-	all, err := resources(ctx, conn, runtime.NamespaceName, runtime.DiagnosticType)
-	if err == nil && len(all) > 0 {
-		err = fmt.Errorf("active diagnostics: %s", all[0].Metadata().ID())
-	}
-	return err
-}
-
-func booted(ctx context.Context, conn *grpc.ClientConn) error {
-	all, err := resources(ctx, conn, runtime.NamespaceName, runtime.MachineStatusType)
-	if err != nil {
-		return err
-	}
-	for _, r := range all {
-		if m, ok := r.(*runtime.MachineStatus); ok && m.TypedSpec().Stage != runtime.MachineStageRunning {
-			return fmt.Errorf("nodes are not running: %s", m.TypedSpec().Stage)
-		}
+func noDiagnostics(all []*runtime.Diagnostic) error {
+	if len(all) > 0 {
+		return fmt.Errorf("active diagnostics: %s", all[0].Metadata().ID())
 	}
 	return nil
 }
 
-func staticPods(ctx context.Context, conn *grpc.ClientConn) error {
-	all, err := resources(ctx, conn, k8s.NamespaceName, k8s.StaticPodStatusType)
-	if want := 3; err == nil && len(all) != want {
-		err = fmt.Errorf("missing static pods: %d of %d run", len(all), want)
+func booted(all []*runtime.MachineStatus) error {
+	if len(all) > 0 && all[0].TypedSpec().Stage != runtime.MachineStageRunning {
+		return fmt.Errorf("nodes are not running: %s", all[0].TypedSpec().Stage)
 	}
-	return err
+	return nil
+}
+
+func staticPods(all []*k8s.StaticPodStatus) error {
+	if want := 3; len(all) != want {
+		return fmt.Errorf("missing static pods: %d of %d run", len(all), want)
+	}
+	return nil
+}
+
+// kubeObjects is the part of a list of Kubernetes' nodes or pods that the checks read.
+type kubeObjects struct {
+	Items []struct {
+		Metadata struct {
+			Name   string            `json:"name"`
+			Labels map[string]string `json:"labels"`
+		} `json:"metadata"`
+		Spec struct {
+			Unschedulable bool `json:"unschedulable"`
+		} `json:"spec"`
+		Status struct {
+			Conditions []struct{ Type, Status string }  `json:"conditions"`
+			Addresses  []struct{ Type, Address string } `json:"addresses"`
+		} `json:"status"`
+	} `json:"items"`
+}
+
+// unready are the names of those that are not Ready.
+func (o kubeObjects) unready() []string {
+	var names []string
+	for _, i := range o.Items {
+		for _, c := range i.Status.Conditions {
+			if c.Type == "Ready" && c.Status != "True" {
+				names = append(names, i.Metadata.Name)
+			}
+		}
+	}
+	return names
+}
+
+// kubernetes requests a list from the cluster's API server, as an administrator.
+func (b *boot) kubernetes(ctx context.Context, path string) (list kubeObjects, err error) {
+	cfg := b.config()
+	organization := cfg.Cluster().AdminKubeconfig().CertOrganization()
+	options := clientOptions("talos:health", organization, allowedTimeSkew, time.Hour)
+	pair, roots, err := issue(cfg.K8sAPIServerCAConfig().IssuingCA(), options...)
+	if err != nil {
+		return list, fmt.Errorf("error generating Kubernetes client certificate: %w", err)
+	}
+	transport := &http.Transport{
+		DialContext: b.m.fw.o.Network.Dialer().DialContext, DisableKeepAlives: true,
+		TLSClientConfig: &tls.Config{MinVersion: tls.VersionTLS12, Certificates: []tls.Certificate{*pair.Certificate}, RootCAs: roots},
+	}
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, cfg.K8sClusterConfig().ClusterEndpoint().String()+path, nil)
+	if err != nil {
+		return list, err
+	}
+	resp, err := transport.RoundTrip(req)
+	if err != nil {
+		return list, err
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		return list, fmt.Errorf("%s: %s", path, resp.Status)
+	}
+	return list, json.NewDecoder(resp.Body).Decode(&list)
+}
+
+// nodesReport requires that Kubernetes' nodes are exactly the machines.
+func (b *boot) nodesReport(nodes []cluster.AffiliateSpec) func(context.Context) error {
+	return func(ctx context.Context) error {
+		list, err := b.kubernetes(ctx, "/api/v1/nodes")
+		if err != nil {
+			return err
+		}
+		var there []string
+		for _, i := range list.Items {
+			for _, a := range i.Status.Addresses {
+				if a.Type == "InternalIP" {
+					there = append(there, a.Address)
+				}
+			}
+		}
+		for _, addr := range addresses(nodes) {
+			if !slices.Contains(there, addr) {
+				return fmt.Errorf("can't find expected node with IPs [%q]", addr)
+			}
+		}
+		for _, addr := range there {
+			if !slices.Contains(addresses(nodes), addr) {
+				return fmt.Errorf("unexpected nodes with IPs [%q]", addr)
+			}
+		}
+		return nil
+	}
+}
+
+func (e *examination) kubernetesChecks() []check {
+	b := e.proxy.boot
+	return []check{
+		{"all control plane components to be ready", func(ctx context.Context) error {
+			for _, app := range []string{"kube-apiserver", "kube-scheduler", "kube-controller-manager"} {
+				if err := b.podsReady(ctx, app, len(e.controlPlanes())); err != nil {
+					return err
+				}
+			}
+			return nil
+		}},
+		{"all k8s nodes to report ready", func(ctx context.Context) error {
+			list, err := b.kubernetes(ctx, "/api/v1/nodes")
+			if names := list.unready(); err == nil && len(names) > 0 {
+				err = fmt.Errorf("some nodes are not ready: %v", names)
+			}
+			return err
+		}},
+		{"kube-proxy to report ready", b.workloadReady("daemonsets", "kube-proxy")},
+		{"coredns to report ready", b.workloadReady("deployments", "kube-dns")},
+		{"all k8s nodes to report schedulable", func(ctx context.Context) error {
+			list, err := b.kubernetes(ctx, "/api/v1/nodes")
+			for _, i := range list.Items {
+				if i.Spec.Unschedulable {
+					return fmt.Errorf("some nodes are not schedulable: [%s]", i.Metadata.Name)
+				}
+			}
+			return err
+		}},
+	}
+}
+
+// podsReady requires n ready pods of an application in kube-system; -1 is any number.
+func (b *boot) podsReady(ctx context.Context, app string, n int) error {
+	list, err := b.kubernetes(ctx, "/api/v1/namespaces/kube-system/pods?labelSelector="+url.QueryEscape("k8s-app="+app))
+	if err != nil {
+		return err
+	}
+	if n >= 0 && len(list.Items) != n {
+		return fmt.Errorf("expected number of pods for %s to be %d, got %d", app, n, len(list.Items))
+	}
+	if names := list.unready(); len(names) > 0 {
+		return fmt.Errorf("some pods are not ready for %s: %v", app, names)
+	}
+	return nil
+}
+
+// workloadReady requires the pods of a workload in kube-system to be ready, if it exists.
+func (b *boot) workloadReady(kind, app string) func(context.Context) error {
+	return func(ctx context.Context) error {
+		list, err := b.kubernetes(ctx, "/apis/apps/v1/namespaces/kube-system/"+kind+"?labelSelector="+url.QueryEscape("k8s-app="+app))
+		if err != nil {
+			return err
+		}
+		if len(list.Items) == 0 {
+			return errSkip
+		}
+		return b.podsReady(ctx, app, -1)
+	}
 }

@@ -5,11 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
+	"time"
 
 	"github.com/siderolabs/talos/pkg/machinery/cel"
 	"github.com/siderolabs/talos/pkg/machinery/cel/celenv"
 	"github.com/siderolabs/talos/pkg/machinery/config"
 	"github.com/siderolabs/talos/pkg/machinery/resources/runtime"
+	"go.yaml.in/yaml/v4"
 
 	"github.com/recast-sh/recast/internal/sim/artefact"
 )
@@ -63,13 +66,14 @@ func (b *boot) writeSystem(ctx context.Context) (outcome, error) {
 	if end := b.wait(ctx, "install", b.m.fw.o.Times.Copy); end != carryOn {
 		return end, nil
 	}
-	if b.m.fw.defects.of(img, ref) == InstallerFails {
+	if b.m.fw.hub.defectOf(img, ref) == InstallerFails {
 		return carryOn, installerTask{1}
 	}
-	system, err := b.systemDisk(pulled)
+	st, err := b.stateNow()
 	if err != nil {
 		return carryOn, err
 	}
+	system := systemPartitions(img.TalosVersion, pulled.uki, b.grubCmdline(img), st)
 	if err := b.m.rewrite(target.Key, func(artefact.Disk) artefact.Disk { return system }); err != nil {
 		return carryOn, err
 	}
@@ -83,28 +87,13 @@ func (b *boot) writeSystem(ctx context.Context) (outcome, error) {
 	return kexec, b.provision(ctx)
 }
 
-// systemDisk is a new system disk with the active configuration, without EPHEMERAL.
-func (b *boot) systemDisk(installed cachedImage) (artefact.Disk, error) {
-	st, err := b.stateNow()
-	if err != nil {
-		return artefact.Disk{}, err
-	}
-	return systemPartitions(installed.image.TalosVersion, installed.uki, b.grubCmdline(installed.image), st)
-}
-
-// systemPartitions are those of an installed system; uki is the digest of its boot image.
-func systemPartitions(talos, uki, cmdline string, st stateData) (artefact.Disk, error) {
-	efi, err := efiPartition(talos, uki, cmdline)
-	if err != nil {
-		return artefact.Disk{}, err
-	}
-	state, err := st.encode()
-	if err != nil {
-		return artefact.Disk{}, err
-	}
+// systemPartitions are those of an installed system, without EPHEMERAL; uki is the digest of its boot image.
+func systemPartitions(talos, uki, cmdline string, st stateData) artefact.Disk {
 	return artefact.Disk{Partitions: []artefact.Partition{
-		efi, newPartition(labelMeta, "talosmeta", nil), newPartition(labelState, "xfs", state),
-	}}, nil
+		efiPartition(talos, uki, cmdline),
+		newPartition(labelMeta, "talosmeta", nil),
+		newPartition(labelState, "xfs", encoded(st)),
+	}}
 }
 
 // installTarget is the installer to pull and the disk to install on: the first match.
@@ -144,9 +133,7 @@ func installWish(cfg config.Provider) (string, func(device) (bool, error), error
 	case expr != nil:
 		return in.Image(), selected(expr), nil
 	case in.Disk() != "":
-		return in.Image(), func(d device) (bool, error) {
-			return d.path() == in.Disk() || slices.Contains(d.symlinks(), in.Disk()), nil
-		}, nil
+		return in.Image(), func(d device) (bool, error) { return d.called(in.Disk()), nil }, nil
 	}
 	return "", nil, errors.New("no install disk is configured")
 }
@@ -164,11 +151,117 @@ func matchDisk(expr *cel.Expression, d device, system bool) (bool, error) {
 func (m *machine) rewrite(key string, change func(artefact.Disk) artefact.Disk) error {
 	m.disks.Lock()
 	defer m.disks.Unlock()
-	devs := m.devices()
-	i := slices.IndexFunc(devs, func(d device) bool { return d.Key == key })
-	if i < 0 || devs[i].Media == nil {
+	d, there := first(m.devices(), func(d device) bool { return d.Key == key })
+	if !there || d.Media == nil {
 		return fmt.Errorf("disk %s is gone", key)
 	}
-	devs[i].Media.Write(artefact.WriteDisk(change(devs[i].disk)))
+	d.Media.Write(artefact.WriteDisk(change(d.disk)))
 	return nil
+}
+
+// maxInstallPause is the maximum backoff between two attempts (controller runtime's).
+const maxInstallPause = time.Minute
+
+// errNoMatch says that no disk matches a selector.
+var errNoMatch = errors.New("no disk matched the selector")
+
+// installUnattended is the installation by a configuration document, since 1.14
+// (unattended_install.go in machined): it is retried until a disk counts as installed. If
+// the installer failed after that, the machine is a node that runs from its boot medium,
+// and is not rebooted.
+func (b *boot) installUnattended(ctx context.Context) (outcome, error) {
+	if err := b.stage(ctx, runtime.MachineStageRunning, false, "services: kubelet not running"); err != nil {
+		return carryOn, err
+	}
+	for pause := time.Second; ; pause = min(2*pause, maxInstallPause) {
+		if err := b.unattended(ctx, runtime.UnattendedInstallPhaseInstalling, nil); err != nil {
+			return carryOn, err
+		}
+		end, failed := b.writeSystem(ctx)
+		if ctx.Err() != nil {
+			return killed, nil
+		}
+		switch {
+		case failed == nil && end == carryOn:
+			return carryOn, b.unattended(ctx, runtime.UnattendedInstallPhaseInstalled, nil)
+		case failed == nil:
+			return end, nil
+		}
+		b.m.console("failed to run installer: %v", failed)
+		phase := runtime.UnattendedInstallPhaseFailed
+		if errors.Is(failed, errNoMatch) {
+			phase = runtime.UnattendedInstallPhasePending
+		}
+		if err := b.unattended(ctx, phase, failed); err != nil {
+			return carryOn, err
+		}
+		if end := b.wait(ctx, "pause", pause); end != carryOn {
+			return end, nil
+		}
+		if d, installed := systemDisk(b.m.devices()); installed {
+			return carryOn, errors.Join(b.unattended(ctx, runtime.UnattendedInstallPhaseInstalled, nil), b.provisionState(d))
+		}
+	}
+}
+
+// unattended publishes the installation's progress, if the configuration asks for one.
+func (b *boot) unattended(ctx context.Context, phase runtime.UnattendedInstallPhase, failed error) error {
+	u := b.config().UnattendedInstallConfig()
+	if u == nil {
+		return nil
+	}
+	r := runtime.NewUnattendedInstallStatus()
+	r.TypedSpec().Image, r.TypedSpec().Phase = u.InstallerImage(), phase
+	if failed != nil {
+		r.TypedSpec().Error = failed.Error()
+	}
+	return b.store.set(ctx, r)
+}
+
+// provisionState makes the STATE volume on a system disk without one.
+func (b *boot) provisionState(d device) error {
+	if _, there := partition(d.disk, labelState); there {
+		return nil
+	}
+	st, err := b.stateNow()
+	if err != nil {
+		return err
+	}
+	return b.m.rewrite(d.Key, func(disk artefact.Disk) artefact.Disk {
+		disk.Partitions = append(disk.Partitions, newPartition(labelState, "xfs", encoded(st)))
+		return disk
+	})
+}
+
+// stateNow is the content of STATE for the running machine.
+func (b *boot) stateNow() (stateData, error) {
+	b.mu.Lock()
+	st := stateData{NodeID: b.nodeID}
+	b.mu.Unlock()
+	if b.tried {
+		return st, nil
+	}
+	var err error
+	if st.Config, err = b.config().Bytes(); err != nil {
+		return st, fmt.Errorf("write machine configuration: %w", err)
+	}
+	return st, nil
+}
+
+// grubCmdline is the kernel command line that an installer writes for GRUB, on a machine without UEFI, if it has the
+// machine configuration: Talos' own arguments and machine.install.extraKernelArgs, without those of the
+// schematic. With grubUseUKICmdline it is "", the boot image's own (grub/install.go, generateGrubImage).
+func (b *boot) grubCmdline(img artefact.Image) string {
+	cfg := b.config()
+	if b.m.uefi() || cfg == nil || cfg.Machine() == nil || cfg.UnattendedInstallConfig() != nil || cfg.Machine().Install().GrubUseUKICmdline() {
+		return ""
+	}
+	var schematic struct {
+		Customization struct {
+			ExtraKernelArgs []string `yaml:"extraKernelArgs"`
+		}
+	}
+	_ = yaml.Unmarshal([]byte(img.SchematicYAML), &schematic) // none without one
+	args := slices.DeleteFunc(strings.Fields(img.Cmdline), func(arg string) bool { return slices.Contains(schematic.Customization.ExtraKernelArgs, arg) })
+	return strings.Join(append(args, cfg.Machine().Install().ExtraKernelArgs()...), " ")
 }

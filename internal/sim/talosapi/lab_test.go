@@ -2,17 +2,30 @@ package talosapi_test
 
 import (
 	"context"
+	"crypto/tls"
 	"fmt"
+	"io"
+	"net"
 	"net/netip"
 	"slices"
 	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
+	"time"
 
+	"github.com/cosi-project/runtime/pkg/resource"
+	"github.com/cosi-project/runtime/pkg/safe"
+	"github.com/google/go-cmp/cmp"
 	"github.com/siderolabs/talos/pkg/machinery/client"
+	clientconfig "github.com/siderolabs/talos/pkg/machinery/client/config"
+	"github.com/siderolabs/talos/pkg/machinery/resources/block"
+	"github.com/siderolabs/talos/pkg/machinery/resources/cluster"
+	"github.com/siderolabs/talos/pkg/machinery/resources/hardware"
+	netres "github.com/siderolabs/talos/pkg/machinery/resources/network"
 	"github.com/siderolabs/talos/pkg/machinery/resources/runtime"
 	"github.com/siderolabs/talos/pkg/machinery/role"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 
 	"github.com/recast-sh/recast/internal/sim/artefact"
@@ -45,10 +58,7 @@ func newLab(t *testing.T, change ...func(*talosapi.Options)) *lab {
 // newLabOf is newLab with the configurations of another version of Talos.
 func newLabOf(t *testing.T, talos string, change ...func(*talosapi.Options)) *lab {
 	t.Helper()
-	c, err := talosapi.NewCluster("lab", "https://127.42.7.10:6443", talos, "v1.35.4")
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := value(talosapi.NewCluster("lab", "https://127.42.7.10:6443", talos, "v1.35.4"))(t)
 	l := &lab{
 		t: t, net: network.Memory(), rec: record.New(), cluster: c,
 		installers: map[string]artefact.Image{oldRef: image("old"), newRef: image("new")},
@@ -123,6 +133,30 @@ const (
 	oldRef     = "registry.example/installer/old:v1.13.9"
 	newRef     = "registry.example/installer/new:v1.13.9"
 )
+
+// same requires that got is what is wanted.
+func same(t *testing.T, what string, want, got any, opts ...cmp.Option) {
+	t.Helper()
+	if diff := cmp.Diff(want, got, opts...); diff != "" {
+		t.Errorf("%s (-want +got):\n%s", what, diff)
+	}
+}
+
+// value is what a call returns, unless that fails.
+func value[T any](v T, err error) func(*testing.T) T {
+	return func(t *testing.T) T {
+		t.Helper()
+		must(t, err)
+		return v
+	}
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
 
 // each runs f for every case in a bubble of its own.
 func each[T any](t *testing.T, cases map[string]T, f func(t *testing.T, name string, c T)) {
@@ -231,10 +265,7 @@ func cdrom(content []byte) world.Drive {
 
 func (l *lab) iso(img artefact.Image) []byte {
 	l.t.Helper()
-	b, err := artefact.ISO(img)
-	if err != nil {
-		l.t.Fatal(err)
-	}
+	b := value(artefact.ISO(img))(l.t)
 	return b
 }
 
@@ -245,10 +276,7 @@ func (l *lab) config(m talosapi.Machine) []byte {
 		m.InstallSerial = "system"
 	}
 	m.InstallDisk = "/dev/vda"
-	b, err := l.cluster.MachineConfig(m)
-	if err != nil {
-		l.t.Fatal(err)
-	}
+	b := value(l.cluster.MachineConfig(m))(l.t)
 	return b
 }
 
@@ -262,10 +290,7 @@ func cp1(installer string) talosapi.Machine {
 func (l *lab) controlPlane(img artefact.Image) *box {
 	l.t.Helper()
 	member := l.fw.FormEtcd(l.cluster, talosapi.EtcdPeer{Name: "cp1", Addr: netip.MustParseAddr(cpAddr)})[0]
-	system, err := talosapi.WithEtcd(l.installed(l.config(cp1(oldRef)), img), member)
-	if err != nil {
-		l.t.Fatal(err)
-	}
+	system := value(talosapi.WithEtcd(l.installed(l.config(cp1(oldRef)), img), member))(l.t)
 	b := l.box(cpAddr, disk("virtio0", "system", 10, system), cdrom(nil))
 	b.hw.NVRAM.Write(talosapi.NVRAM(img))
 	b.on()
@@ -329,10 +354,7 @@ func (l *lab) onScreen(text string) bool {
 
 func (l *lab) installed(conf []byte, img artefact.Image) []byte {
 	l.t.Helper()
-	b, err := l.fw.Preinstalled(conf, ukiOf(l.t, img), false)
-	if err != nil {
-		l.t.Fatal(err)
-	}
+	b := value(l.fw.Preinstalled(conf, ukiOf(l.t, img), false))(l.t)
 	return b
 }
 
@@ -340,11 +362,153 @@ func (l *lab) installed(conf []byte, img artefact.Image) []byte {
 // DOS part.
 func ukiOf(t *testing.T, img artefact.Image) []byte {
 	t.Helper()
-	b, err := artefact.UKI(img)
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := value(artefact.UKI(img))(t)
 	b = slices.Clone(b)
 	copy(b[0x40:], "as the installer has it")
 	return b
+}
+
+// client is a client of a machine with that role.
+func (l *lab) client(addr string, r role.Role) *client.Client {
+	l.t.Helper()
+	raw := value(l.cluster.Talosconfig(r, addr))(l.t)
+	return l.clientWith(addr, raw)
+}
+
+func (l *lab) clientWith(addr string, talosconfig []byte) *client.Client {
+	l.t.Helper()
+	conf := value(clientconfig.FromBytes(talosconfig))(l.t)
+	return l.dial(client.WithConfig(conf), client.WithEndpoints(addr))
+}
+
+// insecure is a client of a machine in maintenance mode.
+func (l *lab) insecure(addr string) *client.Client {
+	l.t.Helper()
+	return l.dial(client.WithTLSConfig(&tls.Config{InsecureSkipVerify: true}), client.WithEndpoints(addr))
+}
+
+func (l *lab) dial(opts ...client.OptionFunc) *client.Client {
+	l.t.Helper()
+	d := l.net.Dialer()
+	c := value(client.New(l.t.Context(), append(opts, client.WithGRPCDialOptions(
+		grpc.WithContextDialer(func(ctx context.Context, addr string) (net.Conn, error) { return d.DialContext(ctx, "tcp", addr) }),
+	))...))(l.t)
+	l.t.Cleanup(func() { _ = c.Close() })
+	return c
+}
+
+// running waits until the machine at addr is a ready node.
+func (l *lab) running(addr string) {
+	l.t.Helper()
+	l.awaitStage(l.client(addr, role.Reader), runtime.MachineStageRunning)
+}
+
+func (l *lab) awaitStage(c *client.Client, want runtime.MachineStage) {
+	l.t.Helper()
+	for last, end := "", time.Now().Add(10*time.Minute); last != want.String()+" ready=true"; time.Sleep(time.Second) {
+		if time.Now().After(end) {
+			l.t.Fatalf("the machine never was %s; last seen: %s; screen: %q", want, last, l.lines(&l.screen))
+		}
+		now, err := l.status(c)
+		if last = now; err != nil {
+			last = err.Error()
+		}
+	}
+}
+
+func get[T resource.Resource](ctx context.Context, c *client.Client, ptr resource.Pointer) (T, error) {
+	return safe.StateGet[T](ctx, c.COSI, ptr)
+}
+
+// nodeFacts is what tests check of a machine.
+type nodeFacts struct {
+	uuid, version, cmdline, entry, schematic, extensions, bootID, hostname, identity string
+}
+
+func facts(t *testing.T, c *client.Client) nodeFacts {
+	t.Helper()
+	f := value(readFacts(t.Context(), c))(t)
+	return f
+}
+
+// readFacts leaves the fields of missing resources empty.
+func readFacts(ctx context.Context, c *client.Client) (nodeFacts, error) {
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	var f nodeFacts
+	exts, err := safe.StateListAll[*runtime.ExtensionStatus](ctx, c.COSI)
+	if err != nil {
+		return f, err
+	}
+	var lines []string
+	for e := range exts.All() {
+		m := e.TypedSpec().Metadata
+		lines = append(lines, m.Name+" "+m.Version+" "+e.TypedSpec().Image)
+		if m.Name == "schematic" {
+			f.schematic = m.Version
+		}
+	}
+	f.extensions = strings.Join(lines, ", ")
+	if r, err := get[*hardware.SystemInformation](ctx, c, hardware.NewSystemInformation(hardware.SystemInformationID).Metadata()); err == nil {
+		f.uuid = r.TypedSpec().UUID
+	}
+	if r, err := get[*runtime.Version](ctx, c, runtime.NewVersion().Metadata()); err == nil {
+		f.version = r.TypedSpec().Version
+	}
+	if r, err := get[*runtime.KernelCmdline](ctx, c, runtime.NewKernelCmdline().Metadata()); err == nil {
+		f.cmdline = r.TypedSpec().Cmdline
+	}
+	if r, err := get[*runtime.BootedEntry](ctx, c, runtime.NewBootedEntrySpec().Metadata()); err == nil {
+		f.entry = r.TypedSpec().BootedEntry
+	}
+	if r, err := get[*netres.HostnameStatus](ctx, c, netres.NewHostnameStatus(netres.NamespaceName, netres.HostnameID).Metadata()); err == nil {
+		f.hostname = r.TypedSpec().Hostname
+	}
+	if r, err := get[*cluster.Identity](ctx, c, cluster.NewIdentity(cluster.NamespaceName, cluster.LocalIdentity).Metadata()); err == nil {
+		f.identity = r.TypedSpec().NodeID
+	}
+	if b, err := readFile(ctx, c, "/proc/sys/kernel/random/boot_id"); err == nil {
+		f.bootID = strings.TrimSpace(b)
+	}
+	return f, nil
+}
+
+func readFile(ctx context.Context, c *client.Client, path string) (string, error) {
+	r, err := c.Read(ctx, path)
+	if err != nil {
+		return "", err
+	}
+	b, err := io.ReadAll(r)
+	if cerr := r.Close(); err == nil {
+		err = cerr
+	}
+	return string(b), err
+}
+
+// volumes is "ID phase location", sorted.
+func volumes(t *testing.T, c *client.Client) string {
+	t.Helper()
+	all := value(safe.StateListAll[*block.VolumeStatus](t.Context(), c.COSI))(t)
+	var lines []string
+	for v := range all.All() {
+		if v.TypedSpec().Type == block.VolumeTypeDirectory {
+			continue
+		}
+		lines = append(lines, fmt.Sprintf("%s %s %s", v.Metadata().ID(), v.TypedSpec().Phase, v.TypedSpec().Location))
+	}
+	slices.Sort(lines)
+	return strings.Join(lines, ", ")
+}
+
+// partitionIDs maps each partition's device to its UUIDs.
+func partitionIDs(t *testing.T, c *client.Client) map[resource.ID]string {
+	t.Helper()
+	all := value(safe.StateListAll[*block.DiscoveredVolume](t.Context(), c.COSI))(t)
+	ids := map[resource.ID]string{}
+	for v := range all.All() {
+		if v.TypedSpec().Type == "partition" {
+			ids[v.Metadata().ID()] = v.TypedSpec().PartitionUUID + " " + v.TypedSpec().UUID
+		}
+	}
+	return ids
 }

@@ -1,21 +1,30 @@
 package talosapi_test
 
 import (
+	"bytes"
+	"crypto/sha256"
+	"fmt"
+	"io"
+	"math/rand/v2"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 	machineapi "github.com/siderolabs/talos/pkg/machinery/api/machine"
 	"github.com/siderolabs/talos/pkg/machinery/client"
 	"github.com/siderolabs/talos/pkg/machinery/resources/config"
 	"github.com/siderolabs/talos/pkg/machinery/resources/runtime"
 	"github.com/siderolabs/talos/pkg/machinery/role"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
+	"github.com/recast-sh/recast/internal/qcow2"
 	"github.com/recast-sh/recast/internal/sim/artefact"
 	"github.com/recast-sh/recast/internal/sim/talosapi"
+	"github.com/recast-sh/recast/internal/sim/world"
 )
 
 func apply(t *testing.T, c *client.Client, conf []byte) {
@@ -26,10 +35,7 @@ func apply(t *testing.T, c *client.Client, conf []byte) {
 // applyAs is apply with a mode; it returns what the machine says about it.
 func applyAs(t *testing.T, c *client.Client, conf []byte, mode machineapi.ApplyConfigurationRequest_Mode) *machineapi.ApplyConfiguration {
 	t.Helper()
-	answer, err := c.ApplyConfiguration(t.Context(), &machineapi.ApplyConfigurationRequest{Data: conf, Mode: mode})
-	if err != nil {
-		t.Fatal(err)
-	}
+	answer := value(c.ApplyConfiguration(t.Context(), &machineapi.ApplyConfigurationRequest{Data: conf, Mode: mode}))(t)
 	return answer.GetMessages()[0]
 }
 
@@ -70,9 +76,7 @@ func TestInstallFromISO(t *testing.T) {
 		if _, err := readFacts(t.Context(), open); err == nil {
 			t.Error("a client without certificate still gets in")
 		}
-		if diff := cmp.Diff([]string{"up cp1 v1.35.4 cp=true", "up wk1 v1.35.4 cp=false"}, l.lines(&l.kubelets)); diff != "" {
-			t.Errorf("kubelets (-want +got):\n%s", diff)
-		}
+		same(t, "kubelets", []string{"up cp1 v1.35.4 cp=true", "up wk1 v1.35.4 cp=false"}, l.lines(&l.kubelets))
 		if took := time.Since(began); took < 45*time.Second || took > 90*time.Second {
 			t.Errorf("the install took %s", took)
 		}
@@ -85,8 +89,11 @@ func TestMachinesWithoutAPI(t *testing.T) {
 		system, data, iso []byte
 		screen            string
 	}
+	truncated := imported(t, image("new"), artefact.DiskForm{})
+	clear(truncated[len(truncated)/2:]) // a disk that was filled only in part is no Talos disk
 	each(t, map[string]media{
 		"nothing to boot":      {screen: "9021: no bootable device"},
+		"half of a disk image": {system: truncated, screen: "9021: no bootable device"},
 		"broken ISO":           {iso: []byte("no image at all"), screen: "9021: no bootable device"},
 		"META on a data disk":  {iso: []byte("iso"), data: meta, screen: "9021: Talos is already installed to disk but booted from another media"},
 		"half-installed":       {iso: []byte("iso"), system: meta, screen: "9021: Talos is already installed to disk but booted from another media"},
@@ -147,9 +154,7 @@ func TestRebootKeepsConfigAndData(t *testing.T) {
 		if now := facts(t, c); now != first {
 			t.Errorf("a staged configuration changed %+v to %+v", first, now)
 		}
-		if err := c.Reboot(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		must(t, c.Reboot(t.Context()))
 		time.Sleep(10 * time.Second)
 		l.awaitStage(c, runtime.MachineStageRunning)
 		second := facts(t, c)
@@ -159,9 +164,7 @@ func TestRebootKeepsConfigAndData(t *testing.T) {
 		b.guest.Shutdown()
 		time.Sleep(5 * time.Second)
 		<-b.off
-		if diff := cmp.Diff([]string{"up cp1 v1.35.4 cp=true", "down cp1", "up cp-renamed v1.35.4 cp=true", "down cp-renamed"}, l.lines(&l.kubelets)); diff != "" {
-			t.Errorf("kubelets (-want +got):\n%s", diff)
-		}
+		same(t, "kubelets", []string{"up cp1 v1.35.4 cp=true", "down cp1", "up cp-renamed v1.35.4 cp=true", "down cp-renamed"}, l.lines(&l.kubelets))
 	})
 }
 
@@ -240,6 +243,214 @@ func TestKillAtAnyTime(t *testing.T) {
 				t.Fatalf("killed after %s: %v", after, err)
 			}
 			_ = ln.Close()
+		}
+	})
+}
+
+// imported is a disk that Proxmox has made from a disk image.
+func imported(t *testing.T, img artefact.Image, form artefact.DiskForm) []byte {
+	t.Helper()
+	file := value(artefact.DiskImage(img, form))(t)
+	d := value(qcow2.Open(bytes.NewReader(file), int64(len(file))))(t)
+	raw := value(io.ReadAll(io.NewSectionReader(d, 0, d.Size())))(t)
+	return raw
+}
+
+// TestBootFromDiskImage: such a machine counts as installed, so it ignores what its
+// configuration says about an installation, and does not reboot.
+func TestBootFromDiskImage(t *testing.T) {
+	inLab(t, func(t *testing.T, l *lab) {
+		l.controlPlane(image("old"))
+		data := disk("virtio1", "data-wk1", 20, talosapi.DataDisk("u-data", []byte("precious")))
+		began := time.Now()
+		wk := l.box(workerAddr, disk("virtio0", "system", 10, imported(t, image("new"), artefact.DiskForm{BIOS: true})), data)
+		wk.on()
+		open := l.maintained(workerAddr)
+		got := facts(t, open)
+		if got.schematic != "schematic-new" || got.uuid != wk.hw.UUID || strings.Contains(got.cmdline, "halt_if_installed") || got.entry != "talos-v1.13.9.efi" {
+			t.Errorf("facts in maintenance mode: %+v", got)
+		}
+		want(t, "volumes in maintenance mode", volumes(t, open), "META ready /dev/vda4, STATE missing ")
+
+		apply(t, open, l.config(talosapi.Machine{Hostname: "wk1", Installer: "factory.test/nocloud-installer/none:v1.13.9"}))
+		secure := l.client(workerAddr, role.Admin)
+		l.awaitStage(secure, runtime.MachineStageRunning)
+		if got = facts(t, secure); got.entry != "talos-v1.13.9.efi" || !strings.Contains(got.cmdline, "recast.lock=sha256-new") {
+			t.Errorf("facts of the node: %+v", got)
+		}
+		want(t, "volumes", volumes(t, secure), "EPHEMERAL ready /dev/vda6, META ready /dev/vda4, STATE ready /dev/vda5")
+		if took := time.Since(began); took > 45*time.Second { // its kubelet may wait 10 s for the next attempt to join
+			t.Errorf("it took %s, as if it had rebooted", took)
+		}
+	})
+}
+
+// TestDisksHoldTheInstallersImage: a boot entry is the installer's file, byte for byte,
+// whoever wrote it; a large one is stored outside of the disk.
+func TestDisksHoldTheInstallersImage(t *testing.T) {
+	if testing.Short() {
+		t.Skip("long: make stories")
+	}
+	inLab(t, func(t *testing.T, l *lab) {
+		cp, c := l.node(image("old"))
+		const file = "/usr/local/sbin/iscsid"
+		large := make([]byte, 2<<20)
+		_, _ = rand.NewChaCha8([32]byte{}).Read(large) // never fails
+		img := image("new")
+		img.Extensions[0].Files[file] = large
+		l.installers[newRef] = img
+		entry := func(name string, img artefact.Image) string {
+			return fmt.Sprintf("%s %.8x", name, sha256.Sum256(ukiOf(t, img)))
+		}
+
+		mustInstall(t, c, newRef)
+		wk, open := l.blank(workerAddr, img)
+		apply(t, open, l.config(talosapi.Machine{Hostname: "wk1", Installer: newRef}))
+		l.running(workerAddr)
+		for _, tc := range []struct {
+			b    *box
+			want string
+		}{
+			{cp, "EFI [" + entry("Talos-v1.13.9.efi", image("old")) + ", " + entry("Talos-v1.13.9~1.efi", img) + "];"},
+			{wk, "EFI [" + entry("Talos-v1.13.9.efi", img) + "];"},
+		} {
+			media := tc.b.drives[0].Media
+			if got := talosapi.Describe(media.Bytes()); !strings.HasPrefix(got, tc.want) {
+				t.Errorf("%s has %s\nwant %s", tc.b.hw.Name, got, tc.want)
+			}
+			if got := media.Size(); got > 64<<10 {
+				t.Errorf("the disk of %s holds %d bytes", tc.b.hw.Name, got)
+			}
+		}
+		got, err := readFile(t.Context(), l.client(workerAddr, role.Admin), file)
+		if err != nil || string(got) != string(large) {
+			t.Errorf("the installed system has %d bytes, err = %v", len(got), err)
+		}
+		list := value(c.ImageClient.List(t.Context(), &machineapi.ImageServiceListRequest{Containerd: criSystem()}))(t)
+		if m, err := list.Recv(); err != nil || m.GetSize() != int64(len(ukiOf(t, img))) {
+			t.Errorf("the pulled image has %d bytes, err = %v", m.GetSize(), err)
+		}
+	})
+}
+
+// TestWhatTheFirmwareBoots: an image of its own architecture, unless Secure Boot requires
+// a signature.
+func TestWhatTheFirmwareBoots(t *testing.T) {
+	const denied, nothing = "9021: BdsDxe: failed to load ide2: Access Denied", "9021: no bootable device"
+	type scene struct {
+		image, arch string // architectures of the image and the machine
+		secureBoot  bool
+		screen      []string // nil: it boots
+	}
+	each(t, map[string]scene{
+		"the same architecture":     {"amd64", "amd64", false, nil},
+		"another architecture":      {"arm64", "amd64", false, []string{nothing}},
+		"both others":               {"arm64", "arm64", false, nil},
+		"keys that have not signed": {"amd64", "amd64", true, []string{denied, nothing}},
+	}, func(t *testing.T, _ string, tc scene) {
+		l := newLab(t)
+		img := image("new")
+		img.Arch = tc.image
+		b := l.box(workerAddr, disk("virtio0", "system", 10, nil), cdrom(l.iso(img)))
+		b.hw.Arch, b.hw.SecureBoot = tc.arch, tc.secureBoot
+		b.on()
+		if tc.screen == nil {
+			l.maintained(workerAddr)
+		}
+		time.Sleep(time.Minute)
+		if diff := cmp.Diff(tc.screen, l.lines(&l.screen), cmpopts.EquateEmpty()); diff != "" {
+			t.Error(diff)
+		}
+	})
+}
+
+// TestWhatTheImageIsFor: what a machine reports about it, blank and configured.
+func TestWhatTheImageIsFor(t *testing.T) {
+	type scene struct {
+		platform, mode string
+		seabios        bool
+	}
+	each(t, map[string]scene{
+		"nocloud": {"nocloud", "cloud", false}, "metal": {"metal", "metal", false}, "SeaBIOS": {"metal", "metal", true},
+	}, func(t *testing.T, _ string, tc scene) {
+		l := newLab(t)
+		img := image("new")
+		img.Platform, img.Cmdline = tc.platform, "talos.platform="+tc.platform
+		l.installers[newRef] = img
+		l.controlPlane(image("old"))
+		b := l.box(workerAddr, disk("virtio0", "system", 10, nil), cdrom(l.iso(img)))
+		if tc.seabios {
+			b.hw.NVRAM = nil
+		}
+		b.on()
+		open := l.maintained(workerAddr)
+		for _, configured := range []bool{false, true} {
+			c := open
+			if configured {
+				apply(t, open, l.config(talosapi.Machine{Hostname: "wk1", Installer: newRef}))
+				l.running(workerAddr)
+				c = l.client(workerAddr, role.Reader)
+			}
+			v := value(c.Version(t.Context()))(t)
+			got := v.GetMessages()[0]
+			if got.GetVersion().GetArch() != "amd64" || got.GetPlatform().GetName() != tc.platform || got.GetPlatform().GetMode() != tc.mode || got.GetFeatures().GetRbac() != configured {
+				t.Errorf("configured %t: %v", configured, got)
+			}
+			state, err := get[*runtime.SecurityState](t.Context(), c, runtime.NewSecurityStateSpec(runtime.NamespaceName).Metadata())
+			if err != nil || state.TypedSpec().SecureBoot || state.TypedSpec().BootedWithUKI == tc.seabios {
+				t.Errorf("configured %t: %+v, %v", configured, state, err)
+			}
+		}
+	})
+}
+
+const efivar = "/sys/firmware/efi/efivars/LoaderEntryDefault-4a67b082-0a4c-41cf-b6c7-440b29bb8c4f"
+
+// TestSystemDiskUnderOtherVariables: a system disk that was upgraded in place has two
+// entries, and the firmware variable with the default entry may have been written for
+// another system disk.
+func TestSystemDiskUnderOtherVariables(t *testing.T) {
+	if testing.Short() {
+		t.Skip("long: make stories")
+	}
+	type scene struct {
+		upgraded, variables artefact.Image // the disk's latest upgrade; the installation that wrote the variables
+		blank, seabios      bool
+		want                string // entry
+	}
+	each(t, map[string]scene{
+		"its own":                      {upgraded: image("new"), want: "talos-v1.13.9~1.efi"},
+		"none":                         {upgraded: image("new"), blank: true, want: "talos-v1.13.9.efi"},
+		"none, of another version":     {upgraded: version("new", "v1.13.10"), blank: true, want: "talos-v1.13.10.efi"},
+		"of a new install of the same": {upgraded: image("new"), variables: image("other"), want: "talos-v1.13.9.efi"},
+		"of a new install of another":  {upgraded: version("new", "v1.13.10"), variables: version("other", "v1.13.11"), want: "talos-v1.13.10.efi"},
+		"no UEFI":                      {upgraded: image("new"), seabios: true, want: "talos-v1.13.9~1.efi"},
+	}, func(t *testing.T, _ string, test scene) {
+		l := newLab(t)
+		l.installers[newRef] = test.upgraded
+		b := l.controlPlane(image("old"))
+		if test.seabios {
+			b.guest.Kill()
+			b.hw.NVRAM = nil
+			b.on()
+		}
+		l.running(cpAddr)
+		c := l.client(cpAddr, role.Admin)
+		mustInstall(t, c, newRef)
+		b.guest.Kill()
+		switch {
+		case test.blank:
+			b.hw.NVRAM = world.NewMedia(nil)
+		case test.variables.TalosVersion != "":
+			b.hw.NVRAM = world.NewMedia(talosapi.NVRAM(test.variables))
+		}
+		b.on()
+		l.running(cpAddr)
+		c = l.client(cpAddr, role.Admin)
+		want(t, "boots", facts(t, c).entry, test.want)
+		_, err := readFile(t.Context(), c, efivar)
+		if none := test.blank || test.seabios; none != (status.Code(err) == codes.NotFound) {
+			t.Errorf("variable: %v", err)
 		}
 	})
 }

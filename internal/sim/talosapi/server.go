@@ -9,26 +9,36 @@ import (
 	"net"
 	"net/netip"
 	"path"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
 	"time"
 
 	cosi "github.com/cosi-project/runtime/api/v1alpha1"
+	"github.com/cosi-project/runtime/pkg/resource"
+	"github.com/cosi-project/runtime/pkg/resource/meta"
 	"github.com/cosi-project/runtime/pkg/state"
 	cosiserver "github.com/cosi-project/runtime/pkg/state/protobuf/server"
 	"github.com/siderolabs/crypto/x509"
 	clusterapi "github.com/siderolabs/talos/pkg/machinery/api/cluster"
 	machineapi "github.com/siderolabs/talos/pkg/machinery/api/machine"
-	"github.com/siderolabs/talos/pkg/machinery/api/storage"
+	storageapi "github.com/siderolabs/talos/pkg/machinery/api/storage"
+	"github.com/siderolabs/talos/pkg/machinery/constants"
+	"github.com/siderolabs/talos/pkg/machinery/resources/block"
+	"github.com/siderolabs/talos/pkg/machinery/resources/runtime"
+	"github.com/siderolabs/talos/pkg/machinery/resources/storage"
 	"github.com/siderolabs/talos/pkg/machinery/role"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 
 	"github.com/recast-sh/recast/internal/sim/directgrpc"
 	"github.com/recast-sh/recast/internal/sim/network"
+	"github.com/recast-sh/recast/internal/sim/record"
 )
 
 // certificateLife exceeds the life of any lab.
@@ -73,7 +83,7 @@ func (b *boot) startAPI(ctx context.Context, conf, client *tls.Config, maintenan
 	if !maintenance {
 		clusterapi.RegisterClusterServiceServer(a, &clusterService{machine: &machineService{boot: b}, proxy: g.proxy})
 	}
-	storage.RegisterStorageServiceServer(a, &storageService{boot: b})
+	storageapi.RegisterStorageServiceServer(a, &storageService{boot: b})
 	cosi.RegisterStateServer(a, cosiserver.NewState(served{state.Filter(b.store.st, b.rule)}))
 	b.mu.Lock()
 	b.api = a
@@ -132,8 +142,9 @@ func (b *boot) secureAPI(ctx context.Context) {
 	}
 }
 
-// clusterTLS waits for an issuer of the machine's certificate. A control plane also has a client
-// certificate.
+// clusterTLS waits for an issuer of the machine's certificate, and requires client certificates of the same CA. A
+// control plane also has a client certificate. A machine with a wrong clock verifies others by that clock, and a
+// control plane dates its certificate by that clock.
 func (b *boot) clusterTLS(ctx context.Context) (server, client *tls.Config, err error) {
 	cfg := b.config()
 	security := cfg.Machine().Security()
@@ -142,7 +153,8 @@ func (b *boot) clusterTLS(ctx context.Context) (server, client *tls.Config, err 
 		return nil, nil, errors.New("no issuing CA is configured")
 	}
 	if cfg.Machine().Type().IsControlPlane() {
-		b.m.fw.hub.offer(b, issuer{ca: ca, token: security.Token()})
+		h := b.m.fw.hub
+		h.change(func() { h.issuers[b] = issuer{ca: ca, token: security.Token()} })
 	} else {
 		for {
 			signer, changed := b.m.fw.hub.issuer(ca.Crt, security.Token())
@@ -156,52 +168,55 @@ func (b *boot) clusterTLS(ctx context.Context) (server, client *tls.Config, err 
 		}
 	}
 	name := b.hostname()
-	if server, err = clusterTLS(ca, b.m.addr(), name, security.CertSANs()...); err != nil {
+	options := serverOptions(b.m.addr(), name, security.CertSANs()...)
+	off := b.m.has().Clock
+	if now := time.Now().Add(off); off != 0 && cfg.Machine().Type().IsControlPlane() { // which signs its own
+		options = append(serverOptions(b.m.addr(), name), x509.NotBefore(now), x509.NotAfter(now.Add(certificateValidity)))
+	}
+	pair, pool, err := issue(ca, options...)
+	if err != nil {
 		return nil, nil, err
 	}
-	if server, err = b.offClock(server, ca, name); err != nil {
-		return nil, nil, err
-	}
-	if cfg.Machine().Type().IsControlPlane() {
-		client, err = apidClientTLS(ca, name)
-	}
-	return server, client, err
-}
-
-// apidClientTLS is the client TLS of a control plane's apid.
-func apidClientTLS(ca *x509.PEMEncodedCertificateAndKey, name string) (*tls.Config, error) {
-	authority, err := x509.NewCertificateAuthorityFromCertificateAndKey(ca)
-	if err != nil {
-		return nil, fmt.Errorf("read the cluster's CA: %w", err)
-	}
-	pair, err := x509.NewKeyPair(authority,
-		x509.CommonName(name), x509.Organization(string(role.Impersonator)), x509.NotBefore(time.Now()), x509.NotAfter(time.Now().Add(certificateLife)),
-		x509.KeyUsage(stdx509.KeyUsageDigitalSignature), x509.ExtKeyUsage([]stdx509.ExtKeyUsage{stdx509.ExtKeyUsageClientAuth}))
-	if err != nil {
-		return nil, fmt.Errorf("make client certificate: %w", err)
-	}
-	roots := stdx509.NewCertPool()
-	roots.AddCert(authority.Crt)
-	return &tls.Config{MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{*pair.Certificate}, RootCAs: roots}, nil
-}
-
-// clusterTLS requires client certificates of the cluster's CA. The machine's own is also
-// valid for sans (machine.certSANs).
-func clusterTLS(ca *x509.PEMEncodedCertificateAndKey, addr netip.Addr, hostname string, sans ...string) (*tls.Config, error) {
-	authority, err := x509.NewCertificateAuthorityFromCertificateAndKey(ca)
-	if err != nil {
-		return nil, fmt.Errorf("read the cluster's CA: %w", err)
-	}
-	pair, err := x509.NewKeyPair(authority, serverOptions(addr, hostname, sans...)...)
-	if err != nil {
-		return nil, fmt.Errorf("make server certificate: %w", err)
-	}
-	clients := stdx509.NewCertPool()
-	clients.AddCert(authority.Crt)
-	return &tls.Config{
+	server = &tls.Config{
 		MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{*pair.Certificate},
-		ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: clients,
-	}, nil
+		ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: pool,
+	}
+	if off != 0 {
+		server.Time = func() time.Time { return time.Now().Add(off) }
+	}
+	if !cfg.Machine().Type().IsControlPlane() {
+		return server, nil, nil
+	}
+	if pair, pool, err = issue(ca, clientOptions(name, string(role.Impersonator), 0, certificateLife)...); err != nil {
+		return nil, nil, err
+	}
+	client = &tls.Config{MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{*pair.Certificate}, RootCAs: pool}
+	return server, client, nil
+}
+
+// issue makes a key with a certificate of a CA, and a pool of that CA alone.
+func issue(ca *x509.PEMEncodedCertificateAndKey, options ...x509.Option) (*x509.KeyPair, *stdx509.CertPool, error) {
+	authority, err := x509.NewCertificateAuthorityFromCertificateAndKey(ca)
+	if err != nil {
+		return nil, nil, fmt.Errorf("read the CA: %w", err)
+	}
+	pair, err := x509.NewKeyPair(authority, options...)
+	if err != nil {
+		return nil, nil, fmt.Errorf("make the certificate: %w", err)
+	}
+	pool := stdx509.NewCertPool()
+	pool.AddCert(authority.Crt)
+	return pair, pool, nil
+}
+
+// clientOptions are those of a client's certificate; skew is how far a clock may be behind.
+func clientOptions(name, organization string, skew, life time.Duration) []x509.Option {
+	return []x509.Option{
+		x509.CommonName(name), x509.Organization(organization),
+		x509.NotBefore(time.Now().Add(-skew)), x509.NotAfter(time.Now().Add(life)),
+		x509.KeyUsage(stdx509.KeyUsageDigitalSignature),
+		x509.ExtKeyUsage([]stdx509.ExtKeyUsage{stdx509.ExtKeyUsageClientAuth}),
+	}
 }
 
 // maintenanceTLS has an unverifiable certificate; clients need none.
@@ -232,4 +247,163 @@ func serverOptions(addr netip.Addr, name string, sans ...string) []x509.Option {
 		x509.NotBefore(time.Now()), x509.NotAfter(time.Now().Add(certificateLife)),
 		x509.KeyUsage(stdx509.KeyUsageDigitalSignature), x509.ExtKeyUsage([]stdx509.ExtKeyUsage{stdx509.ExtKeyUsageServerAuth}),
 	}
+}
+
+// gate intercepts every method: it forwards the call to its target machine, or records it
+// and checks the caller's roles.
+type gate struct {
+	boot        *boot
+	maintenance bool
+	proxy       *proxy // nil in maintenance mode
+}
+
+func (g *gate) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
+	targets, many, err := g.proxy.route(ctx, info.FullMethod)
+	switch {
+	case err != nil:
+		return nil, err
+	case targets != nil:
+		return g.proxy.unary(ctx, info.FullMethod, req, targets, many)
+	}
+	end, err := g.admit(ctx, info.FullMethod)
+	if err != nil {
+		return nil, err
+	}
+	defer end()
+	return next(ctx, req)
+}
+
+func (g *gate) stream(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo, next grpc.StreamHandler) error {
+	targets, many, err := g.proxy.route(ss.Context(), info.FullMethod)
+	switch {
+	case err != nil:
+		return err
+	case targets != nil:
+		return g.proxy.stream(info.FullMethod, ss, targets, many)
+	}
+	end, err := g.admit(ss.Context(), info.FullMethod)
+	if err != nil {
+		return err
+	}
+	defer end()
+	return next(srv, ss)
+}
+
+// admit records a call of this machine and checks whether the caller may make it; end ends the record.
+func (g *gate) admit(ctx context.Context, method string) (end func(), err error) {
+	rec := g.boot.m.fw.o.Recorder
+	if err := rec.Await(ctx, "talos"); err != nil {
+		return nil, status.FromContextError(err).Err()
+	}
+	call, err := rec.Begin(record.Call{
+		Proto: "talos", Target: g.boot.m.addr().String(), Method: method,
+		User: strings.Join(roles(ctx).Strings(), ","), Mutation: !slices.Contains(reads, path.Base(method)),
+	})
+	if err != nil {
+		return nil, status.Error(codes.Unavailable, err.Error())
+	}
+	if err = errNoMachined; !g.boot.dying.Load() {
+		err = g.authorize(ctx, method)
+	}
+	if err == nil && !strings.HasPrefix(method, stateService) { // rule knows the resource
+		err = g.boot.m.hang(ctx, method, "")
+	}
+	if err != nil {
+		rec.End(call)
+		return nil, err
+	}
+	return func() { rec.End(call) }, nil
+}
+
+// reads are the read-only methods of all services; unlisted methods count as mutations.
+var reads = []string{
+	"Get", "List", "Watch",
+	"Version", "Hostname", "Read", "Copy", "DiskUsage", "Dmesg", "Logs", "LogsContainers", "Events", "ServiceList", "Containers",
+	"Memory", "Mounts", "Processes", "Stats", "SystemStat", "CPUInfo", "CPUFreqStats", "DiskStats", "LoadAvg", "NetworkDeviceStats",
+	"Netstat", "PacketCapture", "ImageList", "Kubeconfig", "GenerateClientConfiguration",
+	"EtcdMemberList", "EtcdStatus", "EtcdSnapshot", "EtcdAlarmList", "EtcdDowngradeValidate", "HealthCheck", "Disks",
+}
+
+// authorize lets readers read what is not secret, operators run the machine, admins do
+// everything (rules in internal/app/machined/pkg/system/services/machined.go).
+func (g *gate) authorize(ctx context.Context, method string) error {
+	base := path.Base(method)
+	if g.maintenance {
+		if err := g.boot.release().maintained(method); err != nil {
+			return err
+		}
+	}
+	if g.maintenance && base == "ApplyConfiguration" {
+		return nil
+	}
+	allowed := []role.Role{role.Admin}
+	switch base {
+	case "Get", "List", "Watch", "Version", "Hostname", "ServiceList", "Memory", "Dmesg", "Logs", "LogsContainers", "Containers", "Mounts", "Processes", "ImageList", "Events", "DiskUsage", "HealthCheck", "Disks":
+		allowed = append(allowed, role.Operator, role.Reader)
+	case "EtcdMemberList", "EtcdStatus", "EtcdAlarmList":
+		allowed = append(allowed, role.Operator, role.Reader, role.EtcdBackup)
+	case "Reboot", "Shutdown", "Restart", "ServiceStart", "ServiceStop", "ServiceRestart", "Pull", "EtcdDefragment", "EtcdAlarmDisarm":
+		allowed = append(allowed, role.Operator)
+	case "EtcdSnapshot":
+		allowed = append(allowed, role.Operator, role.EtcdBackup)
+	}
+	have := roles(ctx)
+	if slices.ContainsFunc(allowed, have.Includes) {
+		return nil
+	}
+	return status.Error(codes.PermissionDenied, "not authorized")
+}
+
+// roles are those of the caller's certificate; an apid that forwards a call passes the
+// caller's roles. Without a certificate (maintenance mode) every caller is a reader.
+func roles(ctx context.Context) role.Set {
+	if p, ok := peer.FromContext(ctx); ok {
+		if info, ok := p.AuthInfo.(credentials.TLSInfo); ok && len(info.State.PeerCertificates) > 0 {
+			set, _ := role.Parse(info.State.PeerCertificates[0].Subject.Organization)
+			if md, _ := metadata.FromIncomingContext(ctx); set.Includes(role.Impersonator) && len(md[constants.APIAuthzRoleMetadataKey]) > 0 {
+				set, _ = role.Parse(md[constants.APIAuthzRoleMetadataKey])
+			}
+			return set
+		}
+	}
+	return role.MakeSet(role.Reader)
+}
+
+// verbs are the service's method names for reads of resources.
+var verbs = map[state.Verb]string{state.Get: "Get", state.List: "List", state.Watch: "Watch"}
+
+// rule guards the resources: they can't be written, only admins read sensitive ones, and
+// kinds and namespaces that the release lacks are denied (AccessPolicy in
+// internal/app/resources). Disks are probed again before they are read.
+func (b *boot) rule(ctx context.Context, access state.Access) error {
+	if !access.Verb.Readonly() {
+		return status.Error(codes.PermissionDenied, "write access is not allowed")
+	}
+	known := func(kind resource.Type, id resource.ID) (resource.Resource, error) {
+		return b.store.st.Get(ctx, resource.NewMetadata(meta.NamespaceName, kind, id, resource.VersionUndefined))
+	}
+	kind, err := known(meta.ResourceDefinitionType, strings.ToLower(access.ResourceType))
+	switch {
+	case state.IsNotFoundError(err):
+		return status.Errorf(codes.PermissionDenied, "resource type %q is not supported", access.ResourceType)
+	case err != nil:
+		return err
+	case kind.(*meta.ResourceDefinition).TypedSpec().Sensitivity == meta.Sensitive && !roles(ctx).Includes(role.Admin):
+		return status.Error(codes.PermissionDenied, "not authorized")
+	}
+	_, err = known(meta.NamespaceType, access.ResourceNamespace)
+	switch {
+	case state.IsNotFoundError(err):
+		return status.Errorf(codes.PermissionDenied, "namespace %q is not supported", access.ResourceNamespace)
+	case err != nil:
+		return err
+	}
+	if err := b.m.hang(ctx, stateService+verbs[access.Verb], access.ResourceType); err != nil {
+		return err
+	}
+	switch access.ResourceType {
+	case block.DiskType, block.DiscoveredVolumeType, block.SystemDiskType, block.VolumeStatusType, runtime.MetaKeyType, runtime.MountStatusType, storage.LVMPhysicalVolumeStatusType:
+		return b.publishBlock(ctx)
+	}
+	return nil
 }

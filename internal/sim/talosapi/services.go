@@ -2,22 +2,92 @@ package talosapi
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"hash/crc32"
 	"path"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/cosi-project/runtime/pkg/resource"
+	"github.com/siderolabs/talos/pkg/machinery/api/common"
 	machineapi "github.com/siderolabs/talos/pkg/machinery/api/machine"
+	storageapi "github.com/siderolabs/talos/pkg/machinery/api/storage"
 	"github.com/siderolabs/talos/pkg/machinery/constants"
+	"github.com/siderolabs/talos/pkg/machinery/resources/k8s"
 	"github.com/siderolabs/talos/pkg/machinery/resources/runtime"
 	"github.com/siderolabs/talos/pkg/machinery/resources/v1alpha1"
 	"go.yaml.in/yaml/v4"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/emptypb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/recast-sh/recast/internal/sim/artefact"
 )
+
+// machineService is the part of the machine API that the lab uses; the rest is Unimplemented.
+type machineService struct {
+	machineapi.UnimplementedMachineServiceServer
+	boot        *boot
+	maintenance bool
+}
+
+var _ machineapi.MachineServiceServer = (*machineService)(nil)
+
+func (s *machineService) Version(context.Context, *emptypb.Empty) (*machineapi.VersionResponse, error) {
+	img := s.boot.med.image
+	var features *machineapi.FeaturesInfo
+	if s.boot.config() != nil {
+		features = &machineapi.FeaturesInfo{Rbac: true}
+	}
+	mode := "cloud"
+	if img.Platform == "metal" {
+		mode = "metal"
+	}
+	return &machineapi.VersionResponse{Messages: []*machineapi.Version{{
+		Version:  &machineapi.VersionInfo{Tag: img.TalosVersion, Os: "linux", Arch: img.Arch},
+		Platform: &machineapi.PlatformInfo{Name: img.Platform, Mode: mode},
+		Features: features,
+	}}}, nil
+}
+
+func (s *machineService) ServiceList(context.Context, *emptypb.Empty) (*machineapi.ServiceListResponse, error) {
+	list := &machineapi.ServiceList{}
+	for _, svc := range s.boot.services() {
+		list.Services = append(list.Services, svc.info())
+	}
+	return &machineapi.ServiceListResponse{Messages: []*machineapi.ServiceList{list}}, nil
+}
+
+func (s *machineService) Hostname(context.Context, *emptypb.Empty) (*machineapi.HostnameResponse, error) {
+	s.boot.mu.Lock()
+	defer s.boot.mu.Unlock()
+	name := "localhost"
+	if s.boot.cfg != nil {
+		name = hostnameOf(s.boot.cfg, s.boot.nodeID)
+	}
+	return &machineapi.HostnameResponse{Messages: []*machineapi.Hostname{{Hostname: name}}}, nil
+}
+
+// Reboot implements the API: kexec unless the firmware is requested.
+func (s *machineService) Reboot(_ context.Context, req *machineapi.RebootRequest) (*machineapi.RebootResponse, error) {
+	how := kexec
+	if req.GetMode() == machineapi.RebootRequest_POWERCYCLE {
+		how = powerCycle
+	}
+	return &machineapi.RebootResponse{Messages: []*machineapi.Reboot{{ActorId: s.boot.order(how)}}}, nil
+}
+
+// Shutdown implements the API: the node is drained first, unless forced.
+func (s *machineService) Shutdown(_ context.Context, req *machineapi.ShutdownRequest) (*machineapi.ShutdownResponse, error) {
+	s.boot.mu.Lock()
+	s.boot.drain = !req.GetForce()
+	s.boot.mu.Unlock()
+	return &machineapi.ShutdownResponse{Messages: []*machineapi.Shutdown{{ActorId: s.boot.order(powerOff)}}}, nil
+}
 
 // The states of a service, as Talos names them.
 const (
@@ -141,16 +211,13 @@ func (b *boot) refresh(ctx context.Context) error {
 		if s.state != stateRunning {
 			continue
 		}
-		svc := v1alpha1.NewService(s.id)
-		svc.TypedSpec().Running, svc.TypedSpec().Healthy, svc.TypedSpec().Unknown = true, s.healthy, s.unknown
-		rs = append(rs, svc)
+		spec := v1alpha1.ServiceSpec{Running: true, Healthy: s.healthy, Unknown: s.unknown}
+		rs = append(rs, filled(v1alpha1.NewService(s.id), spec))
 	}
 	if err := b.store.replace(ctx, v1alpha1.NamespaceName, v1alpha1.ServiceType, rs); err != nil {
 		return err
 	}
-	r := runtime.NewMachineStatus()
-	*r.TypedSpec() = status
-	if err := b.store.set(ctx, r); err != nil {
+	if err := b.store.set(ctx, filled(runtime.NewMachineStatus(), status)); err != nil {
 		return err
 	}
 	b.tellStatus(status)
@@ -163,12 +230,11 @@ func (b *boot) refresh(ctx context.Context) error {
 // control is an operation on a service through the API: of the lab's services only the
 // kubelet may be started and restarted (APIRestartAllowed and its like).
 func (b *boot) control(ctx context.Context, id, operation string) error {
-	i := slices.IndexFunc(b.services(), func(s service) bool { return s.id == id })
-	if i < 0 {
-		return fmt.Errorf("service %q not defined", id)
-	}
-	running := b.services()[i].state == stateRunning
+	s, defined := first(b.services(), func(s service) bool { return s.id == id })
+	running := s.state == stateRunning
 	switch {
+	case !defined:
+		return fmt.Errorf("service %q not defined", id)
 	case operation == "start" && running, operation == "stop" && !running:
 		return nil
 	case id != kubeletID || operation == "stop":
@@ -177,26 +243,196 @@ func (b *boot) control(ctx context.Context, id, operation string) error {
 	return b.kubelet.restart(ctx)
 }
 
-// ServiceStart implements the API.
 func (s *machineService) ServiceStart(ctx context.Context, req *machineapi.ServiceStartRequest) (*machineapi.ServiceStartResponse, error) {
-	if err := s.boot.control(ctx, req.GetId(), "start"); err != nil {
-		return nil, err
-	}
-	return &machineapi.ServiceStartResponse{Messages: []*machineapi.ServiceStart{{Resp: fmt.Sprintf("Service %q started", req.GetId())}}}, nil
+	answer := &machineapi.ServiceStart{Resp: fmt.Sprintf("Service %q started", req.GetId())}
+	err := s.boot.control(ctx, req.GetId(), "start")
+	return &machineapi.ServiceStartResponse{Messages: []*machineapi.ServiceStart{answer}}, err
 }
 
-// ServiceStop implements the API.
 func (s *machineService) ServiceStop(ctx context.Context, req *machineapi.ServiceStopRequest) (*machineapi.ServiceStopResponse, error) {
-	if err := s.boot.control(ctx, req.GetId(), "stop"); err != nil {
-		return nil, err
-	}
-	return &machineapi.ServiceStopResponse{Messages: []*machineapi.ServiceStop{{Resp: fmt.Sprintf("Service %q stopped", req.GetId())}}}, nil
+	answer := &machineapi.ServiceStop{Resp: fmt.Sprintf("Service %q stopped", req.GetId())}
+	err := s.boot.control(ctx, req.GetId(), "stop")
+	return &machineapi.ServiceStopResponse{Messages: []*machineapi.ServiceStop{answer}}, err
 }
 
-// ServiceRestart implements the API.
 func (s *machineService) ServiceRestart(ctx context.Context, req *machineapi.ServiceRestartRequest) (*machineapi.ServiceRestartResponse, error) {
-	if err := s.boot.control(ctx, req.GetId(), "restart"); err != nil {
+	answer := &machineapi.ServiceRestart{Resp: fmt.Sprintf("Service %q restarted", req.GetId())}
+	err := s.boot.control(ctx, req.GetId(), "restart")
+	return &machineapi.ServiceRestartResponse{Messages: []*machineapi.ServiceRestart{answer}}, err
+}
+
+// containers are those in a namespace of a containerd: Talos' own services that run in
+// one, or the control plane's static pods. The machine does not simulate other pods.
+func (b *boot) containers(ctx context.Context, namespace string, driver common.ContainerDriver) ([]*machineapi.ContainerInfo, error) {
+	switch {
+	case namespace == "":
+		return nil, status.Error(codes.InvalidArgument, "namespace can't be empty")
+	case driver == common.ContainerDriver_CRI && namespace != constants.K8sContainerdNamespace:
+		return nil, errors.New("CRI inspector is supported only for K8s namespace")
+	case driver == common.ContainerDriver_CRI:
+		return b.pods(ctx)
+	case namespace != constants.SystemContainerdNamespace:
+		return nil, nil
+	}
+	var all []*machineapi.ContainerInfo
+	for _, s := range b.services() {
+		if s.state == stateRunning && (s.id == "apid" || s.id == "trustd" || strings.HasPrefix(s.id, extensionPrefix)) {
+			all = append(all, &machineapi.ContainerInfo{
+				Namespace: namespace, Id: s.id, InternalId: s.id, PodId: s.id, Name: s.id, Pid: uint32(b.pid(s.id)), Status: "RUNNING",
+			})
+		}
+	}
+	return all, nil
+}
+
+// pods are the control plane's, each with a sandbox and a container.
+func (b *boot) pods(ctx context.Context) ([]*machineapi.ContainerInfo, error) {
+	names, err := b.staticPods(ctx)
+	if err != nil {
 		return nil, err
 	}
-	return &machineapi.ServiceRestartResponse{Messages: []*machineapi.ServiceRestart{{Resp: fmt.Sprintf("Service %q restarted", req.GetId())}}}, nil
+	var all []*machineapi.ContainerInfo
+	shown := b.kubelet.shown()
+	for _, pod := range names {
+		id, short := b.component(pod), digest([]byte(b.id + pod))[:12]
+		state := "CONTAINER_RUNNING"
+		if shown[id].Waiting != "" {
+			state = "CONTAINER_EXITED"
+		}
+		all = append(all,
+			&machineapi.ContainerInfo{
+				Namespace: constants.K8sContainerdNamespace, Id: pod, InternalId: digest([]byte(pod + b.id)), PodId: pod, Name: pod,
+				Pid: uint32(b.pid(pod)), Status: "SANDBOX_READY",
+			},
+			&machineapi.ContainerInfo{
+				Namespace: constants.K8sContainerdNamespace, Id: pod + ":" + id + ":" + short, InternalId: short, PodId: pod, Name: id, Image: shown[id].image(),
+				Pid: uint32(b.pid(id)), Status: state,
+			})
+	}
+	return all, nil
+}
+
+func (s *machineService) Containers(ctx context.Context, req *machineapi.ContainersRequest) (*machineapi.ContainersResponse, error) {
+	all, err := s.boot.containers(ctx, req.GetNamespace(), req.GetDriver())
+	if err != nil {
+		return nil, err
+	}
+	return &machineapi.ContainersResponse{Messages: []*machineapi.Container{{Containers: all}}}, nil
+}
+
+// Processes implements the API: machined, and the processes of services and containers.
+// Their resource usage is not simulated.
+func (s *machineService) Processes(ctx context.Context, _ *emptypb.Empty) (*machineapi.ProcessesResponse, error) {
+	b := s.boot
+	pods, err := b.staticPods(ctx)
+	if err != nil {
+		return nil, err
+	}
+	all := &machineapi.Process{}
+	add := func(pid, parent int, executable string) {
+		all.Processes = append(all.Processes, &machineapi.ProcessInfo{
+			Pid: int32(pid), Ppid: int32(parent), State: "S", Threads: 1, Command: path.Base(executable), Executable: executable, Args: executable,
+		})
+	}
+	add(1, 0, "/sbin/init")
+	for _, svc := range b.services() {
+		if svc.state == stateRunning && executables[svc.id] != "" {
+			add(b.pid(svc.id), 1, executables[svc.id])
+		}
+	}
+	for _, pod := range pods {
+		id := b.component(pod)
+		add(b.pid(id), 1, "/usr/local/bin/"+id)
+	}
+	return &machineapi.ProcessesResponse{Messages: []*machineapi.Process{all}}, nil
+}
+
+// executables are the programs of services that are separate processes; machined is the
+// first process, and auditd and syslogd are part of it.
+var executables = map[string]string{
+	"apid": "/apid", "containerd": "/usr/bin/containerd", "cri": "/usr/bin/containerd", "dashboard": "/sbin/dashboard",
+	"etcd": "/usr/local/bin/etcd", "kubelet": "/usr/local/bin/kubelet", "trustd": "/trustd", "udevd": "/usr/bin/systemd-udevd",
+}
+
+// Mounts implements the API: the mounted volumes of disks.
+func (s *machineService) Mounts(context.Context, *emptypb.Empty) (*machineapi.MountsResponse, error) {
+	all := &machineapi.Mounts{}
+	for _, m := range s.boot.mounted(s.boot.m.devices()) {
+		size := partitionSizes(m.dev)[m.index-1]
+		all.Stats = append(all.Stats, &machineapi.MountStat{
+			Filesystem: "/dev/" + m.dev.partitionName(m.index), Size: size, Available: size - min(size, uint64(len(m.part.Data))), MountedOn: m.target,
+		})
+	}
+	return &machineapi.MountsResponse{Messages: []*machineapi.Mounts{all}}, nil
+}
+
+// ImageList implements the API that preceded ImageService.
+func (s *machineService) ImageList(req *machineapi.ImageListRequest, srv grpc.ServerStreamingServer[machineapi.ImageListResponse]) error {
+	in, err := containerd(&common.ContainerdInstance{Driver: common.ContainerDriver_CRI, Namespace: req.GetNamespace()})
+	if err != nil {
+		return err
+	}
+	refs, images := s.boot.m.list(in)
+	for i, c := range images {
+		if err := srv.Send(&machineapi.ImageListResponse{Name: refs[i], Digest: c.digest, Size: c.size, CreatedAt: timestamppb.New(c.pulled)}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// staticPods are the names of the kubelet's static pods: see watchPods.
+func (b *boot) staticPods(ctx context.Context) ([]string, error) {
+	list, err := b.store.st.List(ctx, resource.NewMetadata(k8s.NamespaceName, k8s.StaticPodStatusType, "", resource.VersionUndefined))
+	if err != nil {
+		return nil, fmt.Errorf("list static pods: %w", err)
+	}
+	var names []string
+	for _, r := range list.Items {
+		names = append(names, r.Metadata().ID())
+	}
+	return names, nil
+}
+
+// component is the image of one of this machine's static pods.
+func (b *boot) component(pod string) string {
+	return strings.TrimSuffix(strings.TrimPrefix(pod, "kube-system/"), "-"+b.nodename())
+}
+
+// pid is the process ID of a process of this boot, derived from its name.
+func (b *boot) pid(name string) int {
+	return 1000 + int(crc32.ChecksumIEEE([]byte(b.id+name))%30000)
+}
+
+// Memory implements the API. The kernel itself uses a part of the VM's memory.
+func (s *machineService) Memory(context.Context, *emptypb.Empty) (*machineapi.MemoryResponse, error) {
+	total := uint64(s.boot.m.hw.Memory) * 1024 / 32 * 31
+	return &machineapi.MemoryResponse{Messages: []*machineapi.Memory{{Meminfo: &machineapi.MemInfo{
+		Memtotal: total, Memfree: total / 2, Memavailable: total / 4 * 3,
+	}}}}, nil
+}
+
+// storageService is the API that preceded disk resources.
+type storageService struct {
+	storageapi.UnimplementedStorageServiceServer
+	boot *boot
+}
+
+var _ storageapi.StorageServiceServer = (*storageService)(nil)
+
+func (s *storageService) Disks(context.Context, *emptypb.Empty) (*storageapi.DisksResponse, error) {
+	devs := s.boot.m.devices()
+	system, _ := systemDisk(devs)
+	answer := &storageapi.Disks{}
+	for _, d := range devs {
+		kind := storageapi.Disk_HDD
+		if d.CDROM {
+			kind = storageapi.Disk_CD
+		}
+		answer.Disks = append(answer.Disks, &storageapi.Disk{
+			DeviceName: d.path(), Size: uint64(d.SizeBytes), Model: d.model, Serial: d.serial, Wwid: d.wwid, Type: kind, BusPath: d.busPath,
+			SystemDisk: d.Key == system.Key, Subsystem: "/sys/class/block",
+		})
+	}
+	return &storageapi.DisksResponse{Messages: []*storageapi.Disks{answer}}, nil
 }

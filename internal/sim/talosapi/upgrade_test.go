@@ -4,19 +4,20 @@ import (
 	"context"
 	"errors"
 	"io"
+	"net"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 	"unicode/utf16"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/siderolabs/talos/pkg/machinery/api/common"
 	machineapi "github.com/siderolabs/talos/pkg/machinery/api/machine"
 	"github.com/siderolabs/talos/pkg/machinery/client"
 	"github.com/siderolabs/talos/pkg/machinery/resources/runtime"
 	"github.com/siderolabs/talos/pkg/machinery/role"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/recast-sh/recast/internal/sim/talosapi"
 )
@@ -71,10 +72,7 @@ func legacy(ctx context.Context, c *client.Client, ref string) (*machineapi.Upgr
 // nextEntry is the firmware variable with the next boot entry.
 func nextEntry(t *testing.T, c *client.Client) string {
 	t.Helper()
-	raw, err := readFile(t.Context(), c, efivar)
-	if err != nil {
-		t.Fatal(err)
-	}
+	raw := value(readFile(t.Context(), c, efivar))(t)
 	var units []uint16
 	for i := 4; i+1 < len(raw); i += 2 {
 		units = append(units, uint16(raw[i])|uint16(raw[i+1])<<8)
@@ -106,9 +104,7 @@ func efi(b *box) string {
 // mustInstall pulls and installs ref.
 func mustInstall(t *testing.T, c *client.Client, ref string) {
 	t.Helper()
-	if err := pull(t.Context(), c, ref); err != nil {
-		t.Fatal(err)
-	}
+	must(t, pull(t.Context(), c, ref))
 	if code, err := install(t.Context(), c, ref); err != nil || code != 0 {
 		t.Fatalf("exit code %d, err = %v", code, err)
 	}
@@ -118,9 +114,7 @@ func mustInstall(t *testing.T, c *client.Client, ref string) {
 func (l *lab) reboot(c *client.Client, do func() error) nodeFacts {
 	l.t.Helper()
 	before := facts(l.t, c).bootID
-	if err := do(); err != nil {
-		l.t.Fatal(err)
-	}
+	must(l.t, do())
 	return l.rebooted(c, before)
 }
 
@@ -175,9 +169,7 @@ func TestPowerLossDuringAnUpgrade(t *testing.T) {
 		for after := time.Second; after < 16*time.Second; after += time.Second {
 			l := newLab(t)
 			b, c := l.node(image("old"))
-			if err := pull(t.Context(), c, newRef); err != nil {
-				t.Fatal(err)
-			}
+			must(t, pull(t.Context(), c, newRef))
 			go func() {
 				_, _ = install(t.Context(), c, newRef) // the machine goes down meanwhile
 			}()
@@ -244,9 +236,7 @@ func TestInstallerRefusesAVersionThatIsTooFar(t *testing.T) {
 		b, c := l.node(image("old"))
 		l.installers["registry.example/ancient:v1"] = version("ancient", "v1.9.0")
 		before := efi(b)
-		if err := pull(t.Context(), c, "registry.example/ancient:v1"); err != nil {
-			t.Fatal(err)
-		}
+		must(t, pull(t.Context(), c, "registry.example/ancient:v1"))
 		if code, err := install(t.Context(), c, "registry.example/ancient:v1"); err != nil || code != 1 {
 			t.Errorf("exit code %d, err = %v", code, err)
 		}
@@ -281,9 +271,7 @@ func TestUpgradeByMachineService(t *testing.T) {
 		}
 		synctest.Wait() // for the rest of the boot
 		want := []string{"up cp1 v1.35.4 cp=true", "uncordoned cp1", "drained cp1", "down cp1", "up cp1 v1.35.4 cp=true", "uncordoned cp1"}
-		if diff := cmp.Diff(want, l.lines(&l.kubelets)); diff != "" {
-			t.Errorf("node (-want +got):\n%s", diff)
-		}
+		same(t, "node", want, l.lines(&l.kubelets))
 	})
 }
 
@@ -335,5 +323,142 @@ func TestTalos112HasNoLifecycleService(t *testing.T) {
 		now := l.reboot(c, func() error { _, err := legacy(t.Context(), c, newRef); return err })
 		want(t, "version", now.version, "v1.13.9")
 		want(t, "disk", efi(b), "EFI boots Talos-v1.13.9.efi of Talos-v1.12.4.efi Talos-v1.13.9.efi META")
+	})
+}
+
+// Unused images are removed after an hour; a pull skips stored images.
+func TestUnusedImagesAreRemoved(t *testing.T) {
+	inLab(t, func(t *testing.T, l *lab) {
+		_, c := l.node(image("old"))
+		for _, after := range []time.Duration{0, time.Hour, 20 * time.Minute} {
+			time.Sleep(after)
+			if after < time.Hour {
+				_, err := install(t.Context(), c, newRef)
+				requireError(t, after.String()+" after", err, codes.Internal, "not found in containerd store")
+			}
+			must(t, pull(t.Context(), c, newRef))
+		}
+		mustInstall(t, c, newRef)
+	})
+}
+
+func TestImageNames(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		const digest = "sha256:6f1ed002ab5595859014ebf0951522d9"
+		l := newLab(t, func(o *talosapi.Options) {
+			o.ResolveImage = func(context.Context, string) (string, error) { return digest, nil }
+		})
+		_, c := l.node(image("old"))
+		l.installers["registry.example/i@"+digest] = image("new")
+		l.installers["registry.example/i:v1"] = image("new")
+		names := func() []string {
+			s := value(c.ImageClient.List(t.Context(), &machineapi.ImageServiceListRequest{Containerd: criSystem()}))(t)
+			var all []string
+			for {
+				m, err := s.Recv()
+				if err != nil {
+					return all
+				}
+				all = append(all, m.GetName()+" "+m.GetDigest())
+			}
+		}
+		must(t, pull(t.Context(), c, "registry.example/i:v1@"+digest))
+		canonical := []string{"registry.example/i@" + digest + " " + digest, digest + " " + digest}
+		same(t, "after a pull by digest", canonical, names())
+		if _, err := install(t.Context(), c, "registry.example/i:v1@"+digest); status.Code(err) != codes.Internal {
+			t.Errorf("containerd found an image by tag and digest: %v", err)
+		}
+		must(t, pull(t.Context(), c, "registry.example/i:v1"))
+		l.reboot(c, func() error { return c.Reboot(t.Context()) })
+		same(t, "after a pull by tag and a reboot", []string{"registry.example/i:v1 " + digest, canonical[0], canonical[1]}, names())
+		s := value(c.ImageClient.List(t.Context(), &machineapi.ImageServiceListRequest{}))(t)
+		if _, err := s.Recv(); status.Code(err) != codes.InvalidArgument {
+			t.Errorf("without a namespace: %v", err)
+		}
+	})
+}
+
+// silent says whether the machine's API is unreachable for d.
+func (l *lab) silent(addr string, d time.Duration) bool {
+	for end := time.Now().Add(d); time.Now().Before(end); time.Sleep(time.Second) {
+		if conn, err := l.net.Dialer().DialContext(l.t.Context(), "tcp", net.JoinHostPort(addr, "50000")); err == nil {
+			_ = conn.Close()
+			return false
+		}
+	}
+	return true
+}
+
+func TestUpgradeToASystemThatRollsBack(t *testing.T) {
+	each(t, map[string]string{"by schematic": "schematic-new", "by reference": newRef}, func(t *testing.T, _, broken string) {
+		l := newLab(t)
+		b, c := l.node(image("old"))
+		l.fw.BreakImage(broken, talosapi.RollsBack)
+		old := facts(t, c)
+		mustInstall(t, c, newRef)
+		now := l.reboot(c, func() error { return c.Reboot(t.Context()) })
+		if now.schematic != old.schematic || now.entry != old.entry || now.bootID == old.bootID {
+			t.Errorf("now %+v, before %+v", now, old)
+		}
+		if !l.onScreen(`reverting failed upgrade, switching to "Talos-v1.13.9.efi"`) {
+			t.Errorf("screen: %q", l.lines(&l.screen))
+		}
+		want(t, "disk", efi(b), "EFI boots Talos-v1.13.9.efi of Talos-v1.13.9.efi Talos-v1.13.9~1.efi META")
+	})
+}
+
+func TestInstallerThatFails(t *testing.T) {
+	inLab(t, func(t *testing.T, l *lab) {
+		b, c := l.node(image("old"))
+		l.fw.BreakImage("schematic-new", talosapi.InstallerFails)
+		before, old := efi(b), facts(t, c)
+		must(t, pull(t.Context(), c, newRef))
+		if code, err := install(t.Context(), c, newRef); err != nil || code != 1 {
+			t.Errorf("exit code %d, err = %v", code, err)
+		}
+		if now := facts(t, c); now != old || efi(b) != before {
+			t.Errorf("now %+v, disk %s", now, efi(b))
+		}
+		// the old upgrade call takes the node down in vain
+		now := l.reboot(c, func() error { _, err := legacy(t.Context(), c, newRef); return err })
+		if now.schematic != old.schematic || efi(b) != before {
+			t.Errorf("now %+v, disk %s", now, efi(b))
+		}
+	})
+}
+
+func TestFreshInstallOfABrokenImage(t *testing.T) {
+	each(t, map[string]talosapi.Defect{
+		"hangs": talosapi.Hangs, "loops": talosapi.Loops, "has nothing to roll back to": talosapi.RollsBack, "installer fails": talosapi.InstallerFails,
+	}, func(t *testing.T, _ string, defect talosapi.Defect) {
+		l := newLab(t)
+		l.fw.BreakImage("schematic-new", defect)
+		b, open := l.blank(cpAddr, image("new"))
+		apply(t, open, l.config(cp1(newRef)))
+		time.Sleep(2 * time.Minute)
+		if !l.silent(cpAddr, 10*time.Minute) {
+			t.Error("the API came up")
+		}
+		if defect != talosapi.InstallerFails {
+			want(t, "disk", efi(b), "EFI boots Talos-v1.13.9.efi of Talos-v1.13.9.efi META")
+		} else if !l.onScreen("task failed with exit code 1") || !l.onScreen("Talos is already installed to disk") {
+			t.Errorf("it has not rebooted from the ISO, which halts: %q", l.lines(&l.screen))
+		}
+	})
+}
+
+func TestOneInstallerAtATime(t *testing.T) {
+	inLab(t, func(t *testing.T, l *lab) {
+		_, c := l.node(image("old"))
+		must(t, pull(t.Context(), c, newRef))
+		s := value(c.LifecycleClient.Upgrade(t.Context(), &machineapi.LifecycleServiceUpgradeRequest{
+			Containerd: criSystem(), Source: &machineapi.InstallArtifactsSource{ImageName: newRef},
+		}))(t)
+		if _, err := s.Recv(); err != nil {
+			t.Fatal(err)
+		}
+		_, err := install(t.Context(), c, newRef)
+		requireError(t, "the second", err, codes.FailedPrecondition, "")
 	})
 }

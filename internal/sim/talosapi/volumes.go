@@ -4,17 +4,22 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"path"
 	"slices"
 	"strings"
 
+	"github.com/cosi-project/runtime/pkg/resource"
 	blockpb "github.com/siderolabs/talos/pkg/machinery/api/resource/definitions/block"
 	"github.com/siderolabs/talos/pkg/machinery/cel"
 	"github.com/siderolabs/talos/pkg/machinery/cel/celenv"
 	"github.com/siderolabs/talos/pkg/machinery/config"
-	documents "github.com/siderolabs/talos/pkg/machinery/config/config"
+	configtypes "github.com/siderolabs/talos/pkg/machinery/config/config"
 	blockcfg "github.com/siderolabs/talos/pkg/machinery/config/types/block"
 	"github.com/siderolabs/talos/pkg/machinery/constants"
+	"github.com/siderolabs/talos/pkg/machinery/meta"
 	"github.com/siderolabs/talos/pkg/machinery/resources/block"
+	"github.com/siderolabs/talos/pkg/machinery/resources/runtime"
 
 	"github.com/recast-sh/recast/internal/sim/artefact"
 )
@@ -58,31 +63,33 @@ func volumesOf(cfg config.Provider) []volume {
 		if encryption == nil {
 			encryption = cfg.Machine().SystemDiskEncryption().Get(vols[i].id)
 		}
-		vols[i].keys = keysOf(encryption)
-		if expr, ok := c.Provisioning().DiskSelector().Get(); ok {
-			vols[i].selector = &expr
-		}
+		vols[i].keys, vols[i].selector = keysOf(encryption), selectorOf(c.Provisioning())
 	}
-	for _, id := range documents.PromotableSystemVolumeNames {
+	for _, id := range configtypes.PromotableSystemVolumeNames {
 		v := volume{id: id, label: id, kind: block.VolumeTypeDirectory}
 		if promoted(cfg, id) {
 			c, _ := cfg.Volumes().ByName(id)
-			v.kind, v.filesystem, v.keys = block.VolumeTypePartition, "xfs", keysOf(c.Encryption())
-			if expr, ok := c.Provisioning().DiskSelector().Get(); ok {
-				v.selector = &expr
-			}
+			v.kind, v.filesystem = block.VolumeTypePartition, "xfs"
+			v.keys, v.selector = keysOf(c.Encryption()), selectorOf(c.Provisioning())
 		}
 		vols = append(vols, v)
 	}
 	for _, u := range cfg.UserVolumeConfigs() {
 		id := userPrefix + u.Name()
-		v := volume{id: id, label: id, kind: u.Type().ValueOr(block.VolumeTypePartition), filesystem: u.Filesystem().Type().String(), keys: keysOf(u.Encryption())}
-		if expr, ok := u.Provisioning().DiskSelector().Get(); ok {
-			v.selector, v.minBytes = &expr, u.Provisioning().MinSize().ValueOrZero()
-		}
-		vols = append(vols, v)
+		vols = append(vols, volume{
+			id: id, label: id, kind: u.Type().ValueOr(block.VolumeTypePartition), filesystem: u.Filesystem().Type().String(),
+			keys: keysOf(u.Encryption()), selector: selectorOf(u.Provisioning()),
+			minBytes: u.Provisioning().MinSize().ValueOrZero(),
+		})
 	}
 	return append(vols, furtherVolumes(cfg)...)
+}
+
+func selectorOf(p configtypes.VolumeProvisioningConfig) *cel.Expression {
+	if expr, ok := p.DiskSelector().Get(); ok {
+		return &expr
+	}
+	return nil
 }
 
 // promoted says whether a configuration makes ETCD, CRI, KUBELET or LOG a partition; else it is a directory on
@@ -95,12 +102,11 @@ func promoted(cfg config.Provider, id string) bool {
 // furtherVolumes are the raw, swap, existing and external volumes of a configuration, and those of machine.disks.
 func furtherVolumes(cfg config.Provider) []volume {
 	var vols []volume
-	add := func(id, filesystem string, p documents.VolumeProvisioningConfig, e documents.EncryptionConfig) {
-		v := volume{id: id, label: id, filesystem: filesystem, keys: keysOf(e)}
-		if expr, ok := p.DiskSelector().Get(); ok {
-			v.selector, v.minBytes = &expr, p.MinSize().ValueOrZero()
-		}
-		vols = append(vols, v)
+	add := func(id, filesystem string, p configtypes.VolumeProvisioningConfig, e configtypes.EncryptionConfig) {
+		vols = append(vols, volume{
+			id: id, label: id, filesystem: filesystem, keys: keysOf(e),
+			selector: selectorOf(p), minBytes: p.MinSize().ValueOrZero(),
+		})
 	}
 	for _, r := range cfg.RawVolumeConfigs() {
 		add(constants.RawVolumePrefix+r.Name(), "", r.Provisioning(), r.Encryption())
@@ -128,51 +134,46 @@ func furtherVolumes(cfg config.Provider) []volume {
 
 // locate finds a volume on any disk by its partition label.
 func locate(devs []device, label string) (placed, bool) {
-	for _, d := range devs {
-		for i, p := range d.disk.Partitions {
-			if p.Label == label {
-				return placed{dev: d, index: i + 1, part: p}, true
-			}
-		}
-	}
-	return placed{}, false
+	return first(partitions(devs), func(p placed) bool { return p.part.Label == label })
 }
 
-// locate finds the volume by its label, selector or number. A directory, and what the VM's host shares, is nowhere on
-// the disks.
+func partitions(devs []device) (all []placed) {
+	for _, d := range devs {
+		for i, p := range d.disk.Partitions {
+			all = append(all, placed{dev: d, index: i + 1, part: p})
+		}
+	}
+	return all
+}
+
+// onDisk says whether the volume is on a disk: a directory, and what the VM's host shares, is not.
+func (v volume) onDisk() bool {
+	return v.kind != block.VolumeTypeDirectory && v.kind != block.VolumeTypeExternal
+}
+
+// locate finds the volume by its label, selector or number.
 func (v volume) locate(devs []device) (placed, bool) {
 	switch {
-	case v.kind == block.VolumeTypeDirectory || v.kind == block.VolumeTypeExternal:
+	case !v.onDisk():
 		return placed{}, false
 	case v.kind == block.VolumeTypeDisk:
-		for _, d := range devs {
-			if ok, err := v.matches(d, false); err == nil && ok && len(d.disk.Partitions) > 0 {
-				return placed{dev: d, index: 1, part: d.disk.Partitions[0]}, d.disk.Partitions[0].Whole
-			}
-		}
-		return placed{}, false
+		p, found := first(partitions(devs), func(p placed) bool {
+			ok, err := v.matches(p.dev, false)
+			return err == nil && ok
+		})
+		return p, found && p.part.Whole
 	case v.device != "":
-		for _, d := range devs {
-			if (d.path() == v.device || slices.Contains(d.symlinks(), v.device)) && v.index < len(d.disk.Partitions) {
-				return placed{dev: d, index: v.index + 1, part: d.disk.Partitions[v.index]}, true
-			}
-		}
-		return placed{}, false
+		return first(partitions(devs), func(p placed) bool { return p.index == v.index+1 && p.dev.called(v.device) })
 	case v.existing == nil:
 		return locate(devs, v.label)
 	}
-	for _, d := range devs {
-		for i, p := range d.disk.Partitions {
-			found := &blockpb.DiscoveredVolumeSpec{
-				DevPath: d.partPath(i + 1), Name: p.Filesystem, Uuid: p.FilesystemUUID, PartitionUuid: p.UUID, PartitionLabel: p.Label,
-			}
-			ok, err := v.existing.EvalBool(celenv.VolumeLocator(), map[string]any{"volume": found, "disk": d.selectable()})
-			if err == nil && ok {
-				return placed{dev: d, index: i + 1, part: p}, true
-			}
+	return first(partitions(devs), func(p placed) bool {
+		found := &blockpb.DiscoveredVolumeSpec{
+			DevPath: p.dev.partPath(p.index), Name: p.part.Filesystem, Uuid: p.part.FilesystemUUID, PartitionUuid: p.part.UUID, PartitionLabel: p.part.Label,
 		}
-	}
-	return placed{}, false
+		ok, err := v.existing.EvalBool(celenv.VolumeLocator(), map[string]any{"volume": found, "disk": p.dev.selectable()})
+		return err == nil && ok
+	})
 }
 
 // provision creates missing volumes and publishes the location of all. Existing ones are
@@ -197,7 +198,7 @@ func (b *boot) provision(ctx context.Context) error {
 // make creates a volume's partition on the first disk that matches its selector.
 func (m *machine) make(v volume) error {
 	devs := m.devices()
-	if _, ok := v.locate(devs); ok || v.fixed || v.existing != nil || v.kind == block.VolumeTypeDirectory || v.kind == block.VolumeTypeExternal {
+	if _, ok := v.locate(devs); ok || v.fixed || v.existing != nil || !v.onDisk() {
 		return nil
 	}
 	if why := v.cannot(devs); why != "" {
@@ -210,7 +211,7 @@ func (m *machine) make(v volume) error {
 		}
 		ok := d.Key == system.Key
 		if v.device != "" {
-			ok = d.path() == v.device || slices.Contains(d.symlinks(), v.device)
+			ok = d.called(v.device)
 		} else if v.selector != nil {
 			var err error
 			if ok, err = v.matches(d, d.Key == system.Key); err != nil {
@@ -282,13 +283,227 @@ func (v volume) cannot(devs []device) string {
 
 // Volumes identifies the partitions of a disk, whatever is written on them.
 func Volumes(content []byte) string {
+	return eachPartition(content, "\n", func(p artefact.Partition) string {
+		return p.Label + " " + p.UUID + " " + p.FilesystemUUID
+	})
+}
+
+// keysOf are an encryption's keys by slot, as far as a configuration says them.
+func keysOf(e configtypes.EncryptionConfig) map[int]string {
+	if e == nil || e.Provider() == block.EncryptionProviderNone {
+		return nil
+	}
+	keys := map[int]string{}
+	for _, k := range e.Keys() {
+		text := ""
+		switch {
+		case k.Static() != nil:
+			text = "static " + digest(k.Static().Key())
+		case k.NodeID() != nil:
+			text = nodeIDKey
+		case k.KMS() != nil:
+			text = "kms " + k.KMS().Endpoint()
+		case k.TPM() != nil:
+			text = "tpm"
+		}
+		if k.LockToSTATE() {
+			text += lockedToState
+		}
+		keys[k.Slot()] = text
+	}
+	return keys
+}
+
+const (
+	nodeIDKey     = "nodeID"
+	lockedToState = " with STATE"
+)
+
+// slots are the keys that a machine makes of those in its configuration: that of a node ID depends on the VM's UUID, and
+// one locked to STATE on a salt there.
+func (m *machine) slots(keys map[int]string) map[int]string {
+	if keys == nil {
+		return nil
+	}
+	out := map[int]string{}
+	for slot, key := range keys {
+		of, locked := strings.CutSuffix(key, lockedToState)
+		if of == nodeIDKey {
+			of += " " + m.hw.UUID
+		}
+		if state, there := locate(m.devices(), labelState); there && locked {
+			of += " " + state.part.UUID
+		}
+		out[slot] = of
+	}
+	return out
+}
+
+// open opens the volume with the keys of its configuration, and brings its key slots in line with them. Its errors are
+// Talos' (controllers/block/internal/volumes, encrypt.go and format.go; internal/pkg/encryption, encryption.go).
+func (m *machine) open(v volume) error {
+	p, there := v.locate(m.devices())
+	if !there || v.fixed { // the lab's installer leaves STATE as it is
+		return nil
+	}
+	is, wants := p.part.Keys, m.slots(v.keys)
+	switch {
+	case is == nil && wants == nil && p.part.Filesystem != "" && v.filesystem != "" && p.part.Filesystem != v.filesystem:
+		return fmt.Errorf("filesystem type mismatch: %s != %s", p.part.Filesystem, v.filesystem)
+	case is == nil && wants == nil:
+		return nil
+	case wants == nil && v.filesystem == "":
+		if v.target == "" && v.existing == nil {
+			return nil // a raw volume is used as it is
+		}
+		return errors.New("volume is encrypted, but no encryption config provided")
+	case wants == nil:
+		return fmt.Errorf("filesystem type mismatch: luks != %s", v.filesystem)
+	case is == nil && p.part.Filesystem != "":
+		return fmt.Errorf("block dev type mismatch: %s != luks", p.part.Filesystem)
+	case is != nil && !slices.ContainsFunc(slices.Collect(maps.Keys(wants)), func(slot int) bool { return is[slot] == wants[slot] }):
+		return errors.New("error opening encrypted volume: encryption key rejected")
+	case maps.Equal(is, wants):
+		return nil
+	}
+	return m.rewrite(p.dev.Key, func(d artefact.Disk) artefact.Disk {
+		d.Partitions = slices.Clone(d.Partitions)
+		at := &d.Partitions[p.index-1]
+		if at.Keys == nil {
+			at.Data = nil // what Talos does not recognize it formats
+		}
+		at.Keys = wants
+		return d
+	})
+}
+
+// Encrypted encrypts a partition in a disk's content with the node ID of a machine, and with a partition STATE if there
+// is one; or takes that off again. What is inside stays.
+func Encrypted(content []byte, label, uuid, state string, on bool) ([]byte, error) {
 	disk, err := artefact.ReadDisk(content)
 	if err != nil {
-		return "foreign " + digest(content)
+		return nil, err
 	}
-	var b strings.Builder
-	for _, p := range disk.Partitions {
-		fmt.Fprintln(&b, p.Label, p.UUID, p.FilesystemUUID)
+	for i := range disk.Partitions {
+		if p := &disk.Partitions[i]; p.Label == label {
+			p.Keys = nil
+			if on {
+				p.Keys = map[int]string{0: strings.TrimSpace(nodeIDKey + " " + uuid + " " + state)}
+			}
+		}
 	}
-	return b.String()
+	return artefact.WriteDisk(disk), nil
+}
+
+// StateUUID is that of the partition STATE in a disk's content.
+func StateUUID(content []byte) string {
+	disk, _ := artefact.ReadDisk(content)
+	p, _ := partition(disk, labelState)
+	return p.UUID
+}
+
+// mount is a mounted volume.
+type mount struct {
+	placed
+	volume, target string
+}
+
+// mounted are a configured machine's mounted volumes.
+func (b *boot) mounted(devs []device) []mount {
+	cfg := b.config()
+	if cfg == nil {
+		return nil
+	}
+	var all []mount
+	for _, v := range volumesOf(cfg) {
+		p, there := v.locate(devs)
+		if target := v.mountPoint(); there && target != "" && p.part.Filesystem != "" && b.notOpen(v.id) == "" {
+			all = append(all, mount{p, v.id, target})
+		}
+	}
+	return all
+}
+
+// PodWrites writes below a path of a running machine as a pod does that has it mounted, and returns the ID of the volume
+// on which it came to be: that with the longest mount point above it.
+func (fw *Firmware) PodWrites(vmid int, name string, data []byte) (id string, err error) {
+	fw.hub.mu.Lock()
+	b := fw.hub.up[vmid]
+	fw.hub.mu.Unlock()
+	if b == nil {
+		return "", fmt.Errorf("VM %d does not run", vmid)
+	}
+	var on mount
+	for _, at := range b.mounted(b.m.devices()) {
+		if strings.HasPrefix(name, strings.TrimSuffix(at.target, "/")+"/") && len(at.target) > len(on.target) {
+			on = at
+		}
+	}
+	if on.target == "" {
+		return "", fmt.Errorf("no volume is mounted above %s", name)
+	}
+	return on.volume, b.m.rewrite(on.dev.Key, func(d artefact.Disk) artefact.Disk {
+		d.Partitions = slices.Clone(d.Partitions)
+		users, etcd := splitEtcd(d.Partitions[on.index-1].Data)
+		d.Partitions[on.index-1].Data = joinEtcd(slices.Concat(users, []byte(name+": "), data), etcd)
+		return d
+	})
+}
+
+// systemMounts are where the system volumes are mounted.
+var systemMounts = map[string]string{
+	labelState: constants.StateMountPoint, labelEphemeral: constants.EphemeralMountPoint, labelEtcd: constants.EtcdDataPath,
+	constants.CRIContainerdVolumeID: constants.CRIContainerdDataPath, constants.KubeletDataVolumeID: constants.KubeletDataPath, constants.LogVolumeID: constants.LogMountPoint,
+}
+
+// mountPoint is where a volume is mounted; empty if it is not.
+func (v volume) mountPoint() string {
+	if v.target != "" || systemMounts[v.id] != "" {
+		return v.target + systemMounts[v.id]
+	}
+	for _, prefix := range []string{userPrefix, constants.ExistingVolumePrefix, constants.ExternalVolumePrefix} {
+		if name, ok := strings.CutPrefix(v.id, prefix); ok {
+			return constants.UserVolumeMountPoint + "/" + name
+		}
+	}
+	return ""
+}
+
+// mountSpec is where a volume is mounted as Talos' controllers specify it: relative to its
+// parent (volumeconfig/system_volumes.go, user_volumes.go; user_disk_config.go).
+func (v volume) mountSpec() block.MountSpec {
+	target := v.mountPoint()
+	below, onEphemeral := strings.CutPrefix(target, constants.EphemeralMountPoint+"/")
+	switch {
+	case target == "":
+		return block.MountSpec{}
+	case v.id == labelState, v.id == labelEphemeral, v.target != "" && !onEphemeral:
+		return block.MountSpec{TargetPath: target}
+	case v.target != "" || v.id == constants.LogVolumeID:
+		return block.MountSpec{TargetPath: below, ParentID: labelEphemeral}
+	}
+	return block.MountSpec{TargetPath: path.Base(target), ParentID: path.Dir(target)}
+}
+
+func (b *boot) mountStatuses(devs []device) []resource.Resource {
+	var rs []resource.Resource
+	for _, m := range b.mounted(devs) {
+		spec := runtime.MountStatusSpec{Source: m.dev.partPath(m.index), Target: m.target, FilesystemType: m.part.Filesystem}
+		rs = append(rs, filled(runtime.NewMountStatus(runtime.NamespaceName, m.volume), spec))
+	}
+	return rs
+}
+
+// metaKeys are the tags in META.
+func metaKeys(devs []device) []resource.Resource {
+	d, _ := systemDisk(devs)
+	tags := readMeta(d)
+	var rs []resource.Resource
+	for tag, value := range map[uint8]string{meta.Upgrade: tags.Upgrade, meta.StagedUpgradeImageRef: tags.Staged} {
+		if value != "" {
+			r := runtime.NewMetaKey(runtime.NamespaceName, runtime.MetaKeyTagToID(tag))
+			rs = append(rs, filled(r, runtime.MetaKeySpec{Value: value}))
+		}
+	}
+	return rs
 }
