@@ -1,13 +1,23 @@
+// Every process of these tests does its own handshakes, and a third of their cost would be
+// ML-KEM, which is not under test.
+//
+//go:debug tlsmlkem=0
+
 package contract
 
 import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
+	"iter"
+	"maps"
 	"net/http"
 	"net/url"
+	"regexp"
+	"runtime/debug"
 	"slices"
 	"strconv"
 	"strings"
@@ -21,6 +31,67 @@ import (
 
 	"github.com/recast-sh/recast/internal/pve"
 )
+
+// TestMain makes garbage collection rarer: each test's datacentre is dropped as a whole,
+// and collecting would take a quarter of the time.
+func TestMain(m *testing.M) {
+	debug.SetGCPercent(400)
+	m.Run()
+}
+
+// slice selects a few of many similar cases in a short run; the full suite runs all.
+type slice struct{ seen int }
+
+func (s *slice) next() bool {
+	s.seen++
+	return !testing.Short() || s.seen%32 == 1
+}
+
+// story is one of those cases.
+func (s *slice) story(t *testing.T, name string, n needs, test func(t *testing.T, s *server)) {
+	t.Helper()
+	if s.next() {
+		story(t, name, n, test)
+	}
+}
+
+func long(t *testing.T) {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("long: make stories")
+	}
+}
+
+// inOrder yields cases by name, so that short runs always select the same.
+func inOrder[V any](cases map[string]V) iter.Seq2[string, V] {
+	return func(yield func(string, V) bool) {
+		for _, name := range slices.Sorted(maps.Keys(cases)) {
+			if !yield(name, cases[name]) {
+				return
+			}
+		}
+	}
+}
+
+// TestSuite checks the suite's own promise: everything that it makes is removed, even
+// volumes that no VM refers to.
+func TestSuite(t *testing.T) {
+	story(t, "removes what it made", 0, func(t *testing.T, s *server) {
+		id := s.newVM("scsi0="+s.place.storage+":1,serial=a", "protection=1", "kvm=0")
+		s.start(id)
+		orphan := s.newVM("scsi0=" + s.place.storage + ":1")
+		s.taskOK(http.MethodPost, s.vm(orphan, "move_disk"), "disk=scsi0", "target-vmid="+itoa(id), "target-disk=scsi1")
+		s.removeAll()
+		for _, vm := range []int{id, orphan} {
+			if node, found := s.where(vm); found {
+				t.Errorf("VM %d is still on %s", vm, node)
+			}
+			if left := s.volumes(s.place.storage, vm); len(left) > 0 {
+				t.Errorf("VM %d has left %q", vm, left)
+			}
+		}
+	})
+}
 
 // needs are the requirements of a test; combine them with |.
 type needs uint8
@@ -119,6 +190,43 @@ func same(t *testing.T, want, got any, options ...cmp.Option) {
 	t.Helper()
 	if diff := cmp.Diff(want, got, options...); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+// wantPrefix requires a text to begin with want, wantPart to have it inside, wantMatch to match a pattern.
+func wantPrefix(t *testing.T, want, got string) {
+	t.Helper()
+	if !strings.HasPrefix(got, want) {
+		t.Errorf("%q, want %q…", got, want)
+	}
+}
+
+func wantPart(t *testing.T, want, got string) {
+	t.Helper()
+	if !strings.Contains(got, want) {
+		t.Errorf("%q, want …%q…", got, want)
+	}
+}
+
+func wantMatch(t *testing.T, pattern, got string) {
+	t.Helper()
+	if !regexp.MustCompile(pattern).MatchString(got) {
+		t.Errorf("%q, want %s", got, pattern)
+	}
+}
+
+func wantError(t *testing.T, want, got error) {
+	t.Helper()
+	if !errors.Is(got, want) {
+		t.Errorf("error is %v, want %v", got, want)
+	}
+}
+
+// wantTook requires the time since then to be in a range; to is 0 where there is no limit.
+func wantTook(t *testing.T, began time.Time, from, to time.Duration) {
+	t.Helper()
+	if took := time.Since(began); took < from || to > 0 && took > to {
+		t.Errorf("after %v, want %v to %v", took, from, to)
 	}
 }
 
