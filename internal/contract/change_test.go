@@ -92,7 +92,6 @@ func TestPendingDrives(t *testing.T) {
 	})
 }
 
-// tinyISO is the volid of a minimal ISO.
 func (s *server) tinyISO() (volid string) {
 	s.t.Helper()
 	name := s.isoName()

@@ -16,7 +16,6 @@ func (s *server) create(form ...string) (id int, r reply) {
 	return id, s.do(http.MethodPost, "/nodes/"+s.place.node+"/qemu", marked(id, form...)...)
 }
 
-// exists says whether a VM is on the node.
 func (s *server) exists(id int) bool {
 	return s.do(http.MethodGet, s.vm(id, "config")).Code == http.StatusOK
 }

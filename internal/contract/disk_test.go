@@ -201,13 +201,11 @@ func TestDeleteVMAround(t *testing.T) {
 	})
 }
 
-// poolOf is the pool in a VM's listing.
 func (s *server) poolOf(id int) string {
 	s.t.Helper()
 	return text(s.inResources(id)["pool"])
 }
 
-// wantExit compares the exit status of a task.
 func wantExit(t *testing.T, got ended, want string) {
 	t.Helper()
 	if got.Exit != want {
@@ -274,13 +272,11 @@ func TestDeleteVolume(t *testing.T) {
 	})
 }
 
-// reassign reassigns a disk to another VM.
 func (s *server) reassign(id int, key string, target int, form ...string) reply {
 	s.t.Helper()
 	return s.do(http.MethodPost, s.vm(id, "move_disk"), append(form, "disk="+key, "target-vmid="+itoa(target))...)
 }
 
-// reassigned is a reassign that must succeed.
 func (s *server) reassigned(id int, key string, target int, form ...string) ended {
 	s.t.Helper()
 	end := s.wait(s.reassign(id, key, target, form...))

@@ -18,7 +18,6 @@ import (
 	"github.com/recast-sh/recast/internal/sim/world"
 )
 
-// nowhere is a URL without a server.
 const nowhere = "http://127.0.0.1:1/x.iso"
 
 // known caches the result of source on a real server.

@@ -240,7 +240,6 @@ func (x *exchanged) serial() string {
 	return d.Option("serial")
 }
 
-// given says whether a form sets a key.
 func given(form []string, key string) bool {
 	return slices.ContainsFunc(form, func(f string) bool { return len(f) > len(key) && f[:len(key)+1] == key+"=" })
 }

@@ -157,7 +157,6 @@ func (s *server) newClient() *pve.Client {
 	return s.connect(o)
 }
 
-// node is the name of the node.
 func (x *exchanged) node() string { return "node-" + itoa(x.id) }
 
 // process is one that exchanges the node's system, and only has Proxmox.
@@ -218,7 +217,6 @@ func (s *server) intact(t *testing.T) {
 // pollTasks is how often exchanges poll a task of a real server: most take less than a second.
 const pollTasks = 250 * time.Millisecond
 
-// newUUID makes a UUID for SMBIOS.
 func newUUID() string {
 	var b [16]byte
 	rand.Read(b[:])
@@ -355,7 +353,6 @@ var settled = cmp.Options{
 // set, besides the names of volumes.
 func renewed() []string { return []string{"digest", "meta", "vmgenid"} }
 
-// machine reads a VM's present state.
 func (s *server) machine(id int) machine {
 	s.t.Helper()
 	m := machine{Config: s.config(id), Drives: map[string]driveIs{}, Pool: s.poolOf(id), HA: s.managedAs(id)}
@@ -416,7 +413,6 @@ func (s *server) managedAs(id int) string {
 	return ""
 }
 
-// clone is a copy with its own maps.
 func (m machine) clone() machine {
 	m.Config, m.Drives = maps.Clone(m.Config), maps.Clone(m.Drives)
 	return m

@@ -151,7 +151,6 @@ func newSimulated(t *testing.T) *server {
 	return s
 }
 
-// connect makes a recast client.
 func (s *server) connect(o api.Options) *pve.Client {
 	s.t.Helper()
 	c, err := pve.New(o)

@@ -474,7 +474,6 @@ func TestClientDownload(t *testing.T) {
 	})
 }
 
-// poorClient is recast's client with the token without permissions.
 func (s *server) poorClient() *pve.Client {
 	s.t.Helper()
 	o := s.trusting()

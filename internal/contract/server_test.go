@@ -185,7 +185,6 @@ func story(t *testing.T, name string, n needs, test func(t *testing.T, s *server
 	t.Run(name, func(t *testing.T) { run(t, n, test) })
 }
 
-// same requires two values to be equal.
 func same(t *testing.T, want, got any, options ...cmp.Option) {
 	t.Helper()
 	if diff := cmp.Diff(want, got, options...); diff != "" {
@@ -230,7 +229,6 @@ func wantTook(t *testing.T, began time.Time, from, to time.Duration) {
 	}
 }
 
-// must ends the test on an error.
 func must(t *testing.T, err error) {
 	t.Helper()
 	if err != nil {
@@ -248,7 +246,6 @@ func (s *server) skipf(format string, args ...any) {
 	s.t.Skipf(format, args...)
 }
 
-// reply is an answer as received.
 type reply struct {
 	Status  string // "500 no options specified"
 	Code    int
@@ -371,7 +368,6 @@ func (s *server) put(path string, form ...string) {
 	}
 }
 
-// ended is the result of a task.
 type ended struct {
 	UPID string
 	Exit string // "OK", "WARNINGS: 1", or the error
@@ -384,7 +380,6 @@ func (s *server) task(method, path string, form ...string) ended {
 	return s.wait(s.do(method, path, form...))
 }
 
-// taskOK is a task that must succeed.
 func (s *server) taskOK(method, path string, form ...string) ended {
 	s.t.Helper()
 	e := s.task(method, path, form...)
@@ -425,7 +420,6 @@ func (s *server) log(path string) []string {
 // kind is the task's type: "qmstart".
 func (e ended) kind() string { return strings.Split(e.UPID, ":")[5] }
 
-// rows reads a list of objects.
 func (s *server) rows(path string, form ...string) (out []map[string]any) {
 	s.t.Helper()
 	for _, row := range list(s.t, s.get(path, form...)) {
@@ -434,7 +428,6 @@ func (s *server) rows(path string, form ...string) (out []map[string]any) {
 	return out
 }
 
-// object is a JSON object of an answer.
 func object(t *testing.T, data any) map[string]any {
 	t.Helper()
 	o, ok := data.(map[string]any)
@@ -444,7 +437,6 @@ func object(t *testing.T, data any) map[string]any {
 	return o
 }
 
-// list is a JSON list of an answer.
 func list(t *testing.T, data any) []any {
 	t.Helper()
 	l, ok := data.([]any)

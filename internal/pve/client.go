@@ -156,7 +156,6 @@ func (c *Client) seesEveryVM(ctx context.Context) error {
 	return nil
 }
 
-// aclEntry is one entry of Proxmox's access control list.
 type aclEntry struct {
 	Path, UGID, RoleID, Type string
 	Propagate                json.RawMessage

@@ -210,7 +210,6 @@ func (c *Client) mayUpload(ctx context.Context, storage string) error {
 // thousandfold.
 var fileName = regexp.MustCompile(`^[a-zA-Z0-9_.-]+\.(iso|qcow2)$`)
 
-// maxFileName is the length limit of a file name.
 const maxFileName = 255
 
 // checkFileName refuses names under which Proxmox would not store the file.
@@ -361,7 +360,6 @@ func (b *uploads) close() error {
 	return errors.Join(errs...)
 }
 
-// uploadBody is one attempt's body.
 type uploadBody struct {
 	mu      sync.Mutex
 	closed  bool

@@ -133,7 +133,6 @@ func within(t *testing.T, began time.Time, limit time.Duration) {
 	}
 }
 
-// same requires two values to be equal.
 func same(t *testing.T, what string, want, got any, options ...cmp.Option) {
 	t.Helper()
 	if diff := cmp.Diff(want, got, options...); diff != "" {

@@ -92,7 +92,6 @@ func contentPath(host, storage string) string {
 	return "/nodes/" + url.PathEscape(host) + "/storage/" + url.PathEscape(storage) + "/content"
 }
 
-// volumeRow is a volume in a storage's listing.
 type volumeRow struct {
 	Volid string
 	Size  json.Number

@@ -327,7 +327,6 @@ type backupSchedule struct {
 	asOf time.Time // by the clock of the host that computed it; zero if unknown
 }
 
-// backupJob is an entry of the cluster's backup schedule.
 type backupJob struct {
 	ID                        string
 	Enabled                   json.RawMessage // absent means on

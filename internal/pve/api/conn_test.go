@@ -84,7 +84,6 @@ func must(t testing.TB, err error) {
 	}
 }
 
-// same requires two values to be equal.
 func same(t *testing.T, what string, want, got any) {
 	t.Helper()
 	if diff := gocmp.Diff(want, got); diff != "" {
@@ -319,7 +318,6 @@ func TestAnEndpointIsNotBlamedForAnother(t *testing.T) {
 	})
 }
 
-// slowBody is a body that is read slowly.
 type slowBody struct {
 	left  int
 	pause time.Duration

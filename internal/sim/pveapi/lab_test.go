@@ -104,7 +104,6 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// same requires two values to be equal.
 func same(t *testing.T, want, got any) {
 	t.Helper()
 	if diff := cmp.Diff(want, got); diff != "" {
@@ -126,7 +125,6 @@ func certificate(t *testing.T) tls.Certificate {
 	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}
 }
 
-// reply is an answer as received.
 type reply struct {
 	Status  string
 	Message string
