@@ -190,9 +190,7 @@ func (x *exchanged) interrupt(t *testing.T, px *dying, strategy cluster.Strategy
 	}
 }
 
-func (s *server) carryOut(root step.Step) error {
-	return (&step.Runner{}).Run(s.t.Context(), root)
-}
+func (s *server) carryOut(root step.Step) error { return (&step.Runner{}).Run(s.t.Context(), root) }
 
 // resume finishes an unfinished exchange, as another process; putBack cancels it instead.
 func (x *exchanged) resume(px cluster.Proxmox, strategy cluster.Strategy, run string, putBack bool) error {

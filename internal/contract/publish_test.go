@@ -216,36 +216,30 @@ func TestUploadNames(t *testing.T) {
 }
 
 func TestUploadRefused(t *testing.T) {
+	longName := strings.Repeat("x", 252) + ".iso"
+	checksum := []part{iso(), {name: "checksum", value: sum("bytes")}, {name: "checksum-algorithm", value: "sha256"}, file("%s", "bytes")}
 	tests := map[string]struct {
-		parts  func(name string) []part
+		parts  []part // %s is the name of the file
 		status string
 		errors map[string]string
 	}{
-		"checksum before its algorithm": {
-			func(name string) []part {
-				return []part{iso(), {name: "checksum", value: sum("bytes")}, {name: "checksum-algorithm", value: "sha256"}, file(name, "bytes")}
-			},
-			"400 Bad Request", nil,
-		},
-		"a field that is none": {
-			func(name string) []part { return []part{iso(), {name: "nosuch", value: "1"}, file(name, "bytes")} }, "400 Bad Request", nil,
-		},
-		"content after the file": {
-			func(name string) []part { return []part{file(name, "bytes"), iso()} }, refused, map[string]string{"content": missing},
-		},
+		"checksum before its algorithm": {checksum, "400 Bad Request", nil},
+		"a field that is none":          {[]part{iso(), {name: "nosuch", value: "1"}, file("%s", "bytes")}, "400 Bad Request", nil},
+		"content after the file":        {[]part{file("%s", "bytes"), iso()}, refused, map[string]string{"content": missing}},
 		"another extension": {
-			func(name string) []part { return []part{iso(), file(name+".txt", "bytes")} }, refused, map[string]string{"filename": "wrong file extension"},
+			[]part{iso(), file("%s.txt", "bytes")}, refused, map[string]string{"filename": "wrong file extension"},
 		},
 		"a name of more than 255 characters": {
-			func(string) []part { return []part{iso(), file(strings.Repeat("x", 252)+".iso", "bytes")} },
-			refused,
-			map[string]string{"filename": "value may only be 255 characters long"},
+			[]part{iso(), file(longName, "bytes")}, refused, map[string]string{"filename": "value may only be 255 characters long"},
 		},
 	}
 	for name, test := range tests {
 		story(t, name, 0, func(t *testing.T, s *server) {
 			name := s.isoName()
-			got := s.upload(test.parts(name)...)
+			for i, p := range test.parts {
+				test.parts[i].file = strings.Replace(p.file, "%s", name, 1)
+			}
+			got := s.upload(test.parts...)
 			wantRefusal(t, got, test.status, test.errors)
 			if test.errors == nil && len(got.Body) > 0 {
 				t.Errorf("body %q", got.Body)

@@ -132,9 +132,7 @@ type place struct {
 
 // next cycles through the range, so that a test does not meet leftovers of the previous
 // one under the same number: tasks, and the cluster's cached state.
-func (p place) next() int {
-	return p.first + int((p.taken.Add(1)-1)%int64(p.last-p.first+1))
-}
+func (p place) next() int { return p.first + int((p.taken.Add(1)-1)%int64(p.last-p.first+1)) }
 
 // lacks lists the requirements that the place does not meet, by name.
 func (p place) lacks(n needs) []string {

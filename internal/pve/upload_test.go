@@ -1,18 +1,16 @@
 package pve
 
 import (
-	"bufio"
 	"bytes"
 	"context"
 	"crypto/sha256"
-	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
 	"log"
 	"mime/multipart"
-	"net"
 	"net/http"
+	"net/http/httptest"
 	"net/url"
 	"os"
 	"os/exec"
@@ -338,23 +336,17 @@ const (
 	// hugeSHA256 is the checksum of that many zeros.
 	hugeSHA256 = "8479e43911dc45e89f934fe48d01297e16f51d17aa561d4d1c216b1ae0fcddca"
 
-	roleVar   = "RECAST_UPLOAD_ROLE" // of the process: "server" or "client"
-	serverVar = "RECAST_UPLOAD_SERVER"
+	serverVar = "RECAST_UPLOAD_SERVER" // address and fingerprint
 	fileVar   = "RECAST_UPLOAD_FILE"
 )
 
-// TestUploadMemory uploads 4 GiB over TLS to a server in another process, from a
-// client in a third, small one: its peak above that counts. The environment selects
-// the role.
+// TestUploadMemory uploads 4 GiB over TLS from a client in another, small process, which
+// the environment tells of the server: its peak above that counts.
 func TestUploadMemory(t *testing.T) {
 	if testing.Short() {
 		t.Skip("long: 4 GiB take a while")
 	}
-	switch os.Getenv(roleVar) {
-	case "server":
-		serveUploads(t)
-		return
-	case "client":
+	if os.Getenv(serverVar) != "" {
 		uploadHuge(t)
 		return
 	}
@@ -391,24 +383,16 @@ type uploadFigures struct {
 	aheadMiB          float64       // what that one had read from its file beyond what the server received
 }
 
-// measureUpload runs server and client.
+// measureUpload serves one upload, of this test run again in another process.
 func measureUpload(t testing.TB) uploadFigures {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "huge.iso")
 	must(t, errors.Join(os.WriteFile(file, nil, 0o600), os.Truncate(file, hugeBytes)))
-	server := again(t, "server")
-	stop, err := server.StdinPipe()
-	must(t, err)
-	out, err := server.StdoutPipe()
-	must(t, err)
-	must(t, server.Start())
-	defer func() {
-		_ = stop.Close() // ends the server
-		_ = server.Wait()
-	}()
-	where, err := bufio.NewReader(out).ReadString('\n')
-	must(t, err)
-	client := again(t, "client", serverVar+"="+strings.TrimSpace(where), fileVar+"="+file)
+	where, stop := serveUploads(t)
+	defer stop()
+	client := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestUploadMemory$")
+	client.Env = append(os.Environ(), serverVar+"="+where, fileVar+"="+file)
+	client.Stderr = os.Stderr
 	said, err := client.Output()
 	if err != nil {
 		t.Fatalf("%v\n%s", err, said)
@@ -419,15 +403,6 @@ func measureUpload(t testing.TB) uploadFigures {
 		t.Fatalf("%v in %q", err, said)
 	}
 	return got
-}
-
-// again runs this test in another process, in another role.
-func again(t testing.TB, role string, env ...string) *exec.Cmd {
-	t.Helper()
-	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestUploadMemory$")
-	cmd.Env = append(os.Environ(), append(env, roleVar+"="+role)...)
-	cmd.Stderr = os.Stderr
-	return cmd
 }
 
 // uploadHuge is the client.
@@ -504,21 +479,22 @@ const (
 )
 
 // serveUploads is a Proxmox node that receives uploads of ISOs and keeps only their
-// checksums. It prints its address, and ends with its input.
-func serveUploads(t *testing.T) {
-	cert := apitest.NewCertificate(t)
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	must(t, err)
-	fmt.Printf("https://%s %s\n", l.Addr(), apitest.Fingerprint(cert.Leaf))
-	srv := &http.Server{Handler: &uploadTaker{}, ErrorLog: log.New(io.Discard, "", 0)}
-	var wg sync.WaitGroup
-	wg.Go(func() { _ = srv.Serve(tls.NewListener(l, &tls.Config{Certificates: []tls.Certificate{cert}})) })
-	_, _ = io.Copy(io.Discard, os.Stdin)
-	_ = srv.Close()
-	wg.Wait()
+// checksums; where is its address and fingerprint.
+func serveUploads(t testing.TB) (where string, stop func()) {
+	t.Helper()
+	taker := &uploadTaker{ended: make(chan struct{})}
+	srv := httptest.NewUnstartedServer(taker)
+	srv.Config.ErrorLog = log.New(io.Discard, "", 0)
+	srv.StartTLS()
+	return srv.URL + " " + apitest.Fingerprint(srv.Certificate()), func() {
+		close(taker.ended)
+		srv.Close()
+	}
 }
 
 type uploadTaker struct {
+	ended chan struct{} // ends the uploads that have stalled
+
 	mu   sync.Mutex
 	exit string // of the last task
 }
@@ -527,7 +503,7 @@ func (s *uploadTaker) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	switch {
 	case r.Method == http.MethodPost && strings.Contains(r.URL.Path, "/nodes/"+stallingHost+"/"):
 		_, _ = io.CopyN(io.Discard, r.Body, stallAfter)
-		<-r.Context().Done()
+		<-s.ended
 	case r.Method == http.MethodPost:
 		var got received
 		exit := "OK"

@@ -249,9 +249,7 @@ func vmPath(vm cluster.VM, what string) string {
 var noConfig = regexp.MustCompile(`Configuration file '[^']*' does not exist`)
 
 // isNoConfig reports whether the host has no such VM; another host may have it.
-func isNoConfig(err error) bool {
-	return api.IsInternal(err, noConfig)
-}
+func isNoConfig(err error) bool { return api.IsInternal(err, noConfig) }
 
 // Containers lists every container that the token may see, sorted by number. VMs and
 // containers share one range of numbers.

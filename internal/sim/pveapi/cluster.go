@@ -385,9 +385,7 @@ func (c *call) dated(host string, at time.Time) int64 {
 	return c.Clock(host).Add(time.Until(at)).Unix()
 }
 
-func backupJobs(c *call) (any, error) {
-	return listed(c.BackupJobs(), c.backupEntry), nil
-}
+func backupJobs(c *call) (any, error) { return listed(c.BackupJobs(), c.backupEntry), nil }
 
 // backupEntry shows the set properties; a disabled job has no next-run.
 func (c *call) backupEntry(j world.BackupJob) object {

@@ -244,13 +244,9 @@ func list(s string) []string {
 	return strings.FieldsFunc(s, func(r rune) bool { return r == ',' || r == ';' || r == ' ' })
 }
 
-func setConfig(c *call) (any, error) {
-	return nil, c.SetConfig(c.user, c.node(), c.changeRequest())
-}
+func setConfig(c *call) (any, error) { return nil, c.SetConfig(c.user, c.node(), c.changeRequest()) }
 
-func setConfigTask(c *call) (any, error) {
-	return c.SetConfigTask(c.user, c.node(), c.changeRequest())
-}
+func setConfigTask(c *call) (any, error) { return c.SetConfigTask(c.user, c.node(), c.changeRequest()) }
 
 func start(c *call) (any, error) { return c.Start(c.user, c.node(), c.vmid()) }
 func stop(c *call) (any, error)  { return c.Stop(c.user, c.node(), c.vmid()) }

@@ -177,9 +177,7 @@ func volumeAttributes(c *call) (any, error) {
 	return nil, &world.Error{Status: http.StatusInternalServerError, Message: fmt.Sprintf("volume_size_info on '%s' failed - no format", c.volid())}
 }
 
-func deleteVolume(c *call) (any, error) {
-	return c.DeleteVolume(c.user, c.node(), c.volid())
-}
+func deleteVolume(c *call) (any, error) { return c.DeleteVolume(c.user, c.node(), c.volid()) }
 
 // fileParams are the common parameters of uploads and downloads.
 var fileParams = []string{"content", "filename", "checksum", "checksum-algorithm"}
@@ -248,9 +246,7 @@ func (c *call) checkURL(wrong map[string]string) {
 
 // insecure says whether to skip the verification of certificates; by default they are
 // verified.
-func (c *call) insecure() bool {
-	return c.params["verify-certificates"] == "0"
-}
+func (c *call) insecure() bool { return c.params["verify-certificates"] == "0" }
 
 func upload(c *call) (any, error) {
 	if err := c.checkFile(); err != nil {
