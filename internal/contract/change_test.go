@@ -351,9 +351,7 @@ func TestParking(t *testing.T) {
 				t.Errorf("%s is parked as %s, was %s", key, parked[key], before[key])
 			}
 		}
-		if strings.TrimSpace(parked["boot"]) != "" || s.config(id)["boot"] != "order=net0" {
-			t.Errorf("boot orders: %q and %q", parked["boot"], s.config(id)["boot"])
-		}
+		same(t, []any{"", "order=net0"}, []any{strings.TrimSpace(parked["boot"]), s.config(id)["boot"]})
 		if left := s.volumes(s.place.storage, id); left != nil {
 			t.Fatalf("the VM still owns %q", left)
 		}
@@ -376,9 +374,7 @@ func TestParking(t *testing.T) {
 		}
 		same(t, lasting(before), lasting(after))
 		for i, key := range []string{"scsi0", "scsi1", "efidisk0", "tpmstate0"} {
-			if got, want := diskName(after[key]), fmt.Sprintf("vm-%d-disk-%d", id, i); got != want {
-				t.Errorf("%s is %s, want %s", key, got, want)
-			}
+			same(t, fmt.Sprintf("vm-%d-disk-%d", id, i), diskName(after[key]))
 		}
 	})
 }

@@ -217,9 +217,8 @@ func TestClientLosesAnswers(t *testing.T) {
 			id := test.prepare(s)
 			way := &lossy{s: s}
 			must(t, test.do(s, way.client(), id))
-			if diff := cmp.Diff(test.want, test.done(s, id)); diff != "" || way.lost.Load() != 1 {
-				t.Errorf("%d answers lost; %s", way.lost.Load(), diff)
-			}
+			same(t, test.want, test.done(s, id))
+			same(t, int32(1), way.lost.Load())
 		})
 	}
 }

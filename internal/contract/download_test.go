@@ -209,9 +209,7 @@ func TestDownloadRefused(t *testing.T) {
 		story(t, name, 0, func(t *testing.T, s *server) {
 			s.fetches()
 			got := s.do(http.MethodPost, "/nodes/"+s.place.node+"/storage/"+s.place.isoStorage+"/download-url", append([]string{"content=iso"}, test.form...)...)
-			if got.Status != refused || len(got.Errors) != 1 {
-				t.Errorf("%s %v", got.Status, got.Errors)
-			}
+			same(t, []any{refused, 1}, []any{got.Status, len(got.Errors)})
 			for param, want := range test.errors {
 				wantPrefix(t, want, got.Errors[param])
 			}
@@ -269,9 +267,7 @@ func TestQueryURLMetadata(t *testing.T) {
 	story(t, "is what the server says of a file", simulated, func(t *testing.T, s *server) {
 		s.fetches()
 		got := object(t, s.get("/nodes/pve1/query-url-metadata", "url="+web(t, s)+"/talos.iso"))
-		if got["filename"] != "metal-amd64.iso" || got["mimetype"] != "application/octet-stream" {
-			t.Error(got)
-		}
+		same(t, []any{"metal-amd64.iso", "application/octet-stream"}, []any{got["filename"], got["mimetype"]})
 	})
 	story(t, "gives up after three minutes", simulated, func(t *testing.T, s *server) {
 		s.fetches()
@@ -318,9 +314,7 @@ func TestStorageOffline(t *testing.T) {
 		s.sim.world.AddStorage(world.Storage{ID: "offline", Type: "nfs", Shared: true, Content: []string{"iso"}})
 		s.sim.world.SetStorageActive("offline", "pve1", false)
 		status := object(t, s.get("/nodes/pve1/storage/offline/status"))
-		if text(status["active"]) != "0" || text(status["total"]) != "0" {
-			t.Error(status)
-		}
+		same(t, []any{"0", "0"}, []any{text(status["active"]), text(status["total"])})
 		wantRefusal(t, s.do(http.MethodGet, "/nodes/pve1/storage/offline/content"), "500 storage 'offline' is not online", nil)
 		wantRefusal(t, s.uploadTo("pve1", "offline", iso(), file("x.iso", "x")), "500 storage 'offline' is not online", nil)
 		wantExit(t, s.wait(s.uploadTo("pve2", "offline", iso(), file("x.iso", "x"))), "OK")

@@ -82,9 +82,7 @@ func (s *server) isoSize(node, storage, name string) int {
 
 func (s *server) wantISO(name string, size int) {
 	s.t.Helper()
-	if got := s.isoSize(s.place.node, s.place.isoStorage, name); got != size {
-		s.t.Errorf("%s has %d bytes, want %d", name, got, size)
-	}
+	same(s.t, size, s.isoSize(s.place.node, s.place.isoStorage, name))
 }
 
 func (s *server) uploadOK(parts ...part) ended {
@@ -152,9 +150,7 @@ func TestUploadElsewhere(t *testing.T) {
 		}
 		same(t, 5, s.isoSize(s.place.node2, storage, name))
 		id := s.newVMOn(s.place.node2, "scsi0="+storage+":1")
-		if got := s.volumes(storage, id); len(got) != 1 {
-			t.Errorf("%s sees %q", s.place.node, got)
-		}
+		same(t, 1, len(s.volumes(storage, id)))
 	})
 }
 

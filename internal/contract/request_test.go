@@ -33,9 +33,7 @@ func TestUnauthorized(t *testing.T) {
 		story(t, name+" is told so late, with nothing in the body", 0, func(t *testing.T, s *server) {
 			began := time.Now()
 			got := s.as(test.token(s), http.MethodGet, "/version")
-			if got.Code != http.StatusUnauthorized || len(got.Body) > 0 {
-				t.Errorf("%s, body %q", got.Status, got.Body)
-			}
+			same(t, []any{http.StatusUnauthorized, 0}, []any{got.Code, len(got.Body)})
 			if s.sim != nil && got.Status != test.want {
 				t.Errorf("%s, want %s", got.Status, test.want)
 			}
@@ -143,9 +141,7 @@ func TestProxying(t *testing.T) {
 			s.sim.world.BreakProxy(s.place.node2, test.failure)
 			began := time.Now()
 			got := s.do(http.MethodGet, "/nodes/"+s.place.node2+"/status")
-			if got.Status != test.want || len(got.Body) > 0 {
-				t.Errorf("%s, body %q; want %s", got.Status, got.Body, test.want)
-			}
+			same(t, []any{test.want, 0}, []any{got.Status, len(got.Body)})
 			same(t, test.after, time.Since(began))
 			s.get("/nodes/" + s.place.node + "/status")
 			s.sim.world.BreakProxy(s.place.node2, world.ProxyFailure{})
@@ -354,9 +350,7 @@ func TestUnknownTask(t *testing.T) {
 			wantRefusal(t, s.poor(http.MethodGet, path+what), "403 Permission check failed (/nodes/"+s.place.node+", Sys.Audit)", nil)
 		}
 		wantRefusal(t, s.poor(http.MethodDelete, path), "403 Permission check failed (/nodes/"+s.place.node+", Sys.Modify)", nil)
-		if rows := list(t, s.poor(http.MethodGet, "/nodes/"+s.place.node+"/tasks").Data); len(rows) > 0 {
-			t.Errorf("sees %d tasks of others", len(rows))
-		}
+		same(t, 0, len(list(t, s.poor(http.MethodGet, "/nodes/"+s.place.node+"/tasks").Data)))
 	})
 }
 
@@ -438,8 +432,6 @@ func TestPowerTasks(t *testing.T) {
 		s.start(id)
 		s.sim.world.SetQMP(id, "internal-error")
 		got := object(t, s.get(s.vm(id, "status/current")))
-		if got["status"] != "running" || got["qmpstatus"] != "internal-error" {
-			t.Error(got)
-		}
+		same(t, []any{"running", "internal-error"}, []any{got["status"], got["qmpstatus"]})
 	})
 }

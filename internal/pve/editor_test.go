@@ -198,9 +198,7 @@ func TestRefusedUnplugOfABootDisk(t *testing.T) {
 			t.Error("the disk was unplugged")
 		}
 		vm := l.read(t, 9011)
-		if len(vm.Pending) > 0 || vm.Config["boot"] != "order=scsi0;ide2" {
-			t.Errorf("pending: %q, boot: %s", vm.Pending, vm.Config["boot"])
-		}
+		same(t, "pending and boot", []any{0, "order=scsi0;ide2"}, []any{len(vm.Pending), vm.Config["boot"]})
 	})
 }
 

@@ -21,9 +21,7 @@ func TestHostDown(t *testing.T) {
 		l.world.CrashHost("pve2")
 		began := time.Now()
 		for _, path := range []string{"/nodes/pve2/status", "/nodes/pve2/qemu/9021/config", "/nodes/pve2/tasks/" + upid + "/status"} {
-			if diff := cmp.Diff(reply{Status: "595 No route to host"}, l.do("GET", path)); diff != "" {
-				t.Errorf("%s: %s", path, diff)
-			}
+			same(t, reply{Status: "595 No route to host"}, l.do("GET", path))
 		}
 		same(t, 9*time.Second, time.Since(began))
 		state := func() map[any]any {
@@ -135,9 +133,7 @@ func TestQuorumByVotes(t *testing.T) {
 			l.world.CrashHost(host)
 		}
 		status := l.do("GET", "/cluster/status").Data.([]any)[0].(map[string]any)
-		if quorate := status["quorate"] == 1.0; quorate != test.want || l.world.Quorate() != test.want {
-			t.Errorf("quorate: %v", quorate)
-		}
+		same(t, []any{test.want, test.want}, []any{status["quorate"] == 1.0, l.world.Quorate()})
 		wantCreate := "200 OK"
 		if !test.want {
 			wantCreate = "500 cluster not ready - no quorum?"

@@ -59,9 +59,7 @@ func TestGoProxmox(t *testing.T) {
 		same(t, []any{"wk2", 4, "thin:vm-9012-disk-0,serial=s,size=8G"}, []any{vm.Name, vm.CPUs, vm.VirtualMachineConfig.SCSIs["scsi0"]})
 		wait(vm.Start(ctx))
 		must(t, vm.Ping(ctx))
-		if vm.Status != "running" || vm.QMPStatus != "running" {
-			t.Errorf("%s, %s", vm.Status, vm.QMPStatus)
-		}
+		same(t, []any{"running", "running"}, []any{vm.Status, vm.QMPStatus})
 		wait(vm.Stop(ctx))
 		wait(vm.ResizeDisk(ctx, "scsi0", "+2G"))
 		wait(vm.Config(ctx, proxmox.VirtualMachineOption{Name: "onboot", Value: true}))
@@ -340,9 +338,7 @@ func TestRefusedIsNotHeld(t *testing.T) {
 		held, late := l.holdNext(record.GatewayTimeout)
 		same(t, "506 upload 'Content-Type 'text/plain' not implemented", l.as("root@pam!ci", "POST", "/nodes/pve1/qemu/9011/config", "text/plain", []byte("x")).Status)
 		held.Deliver()
-		if len(late()) > 0 {
-			t.Errorf("late: %v", late())
-		}
+		same(t, 0, len(late()))
 	})
 }
 
