@@ -25,6 +25,8 @@ const testUPID = "UPID:pve1:0000ABCD:00012345:386D4380:qmdestroy:101:recast@pve!
 type (
 	route = apitest.Route
 	fake  = apitest.Fake
+
+	routes = map[string][]route // answers in turn, by request
 )
 
 var (

@@ -110,6 +110,7 @@ func shutdownMeanwhile(ctx context.Context, t *testing.T, l lab) error {
 const (
 	haGet    = "GET /cluster/ha/resources/vm:101"
 	haDelete = "DELETE /cluster/ha/resources/vm:101"
+	haPurge  = haDelete + "?purge=0"
 	haStatus = "GET /cluster/ha/status/current"
 	haRules  = "GET /cluster/ha/rules"
 )
@@ -125,7 +126,7 @@ var (
 
 // removal is one way in which a VM is removed from HA.
 type removal struct {
-	answers  map[string][]route
+	answers  routes
 	want     string
 	requests []string
 }
@@ -144,42 +145,38 @@ func testRemoveHA(t *testing.T, cases map[string]removal) {
 func TestRemoveHA(t *testing.T) {
 	testRemoveHA(t, map[string]removal{
 		"removed": {
-			map[string][]route{haGet: {inHA}, haDelete + "?purge=0": {data("null")}, haStatus: {haListed, haListed, haUnlisted}},
+			routes{haGet: {inHA}, haPurge: {data("null")}, haStatus: {haListed, haListed, haUnlisted}},
 			"<nil>",
-			[]string{haGet, haDelete + "?purge=0", haStatus, haStatus, haStatus},
+			[]string{haGet, haPurge, haStatus, haStatus, haStatus},
 		},
-		"not there": {
-			map[string][]route{haGet: {noHA}, haStatus: {haUnlisted}},
-			"<nil>",
-			[]string{haGet, haStatus},
-		},
+		"not there": {routes{haGet: {noHA}, haStatus: {haUnlisted}}, "<nil>", []string{haGet, haStatus}},
 		"removed before, still looked after": {
-			map[string][]route{haGet: {noHA}, haStatus: {haListed, haUnlisted}},
+			routes{haGet: {noHA}, haStatus: {haListed, haUnlisted}},
 			"<nil>",
 			[]string{haGet, haStatus, haStatus},
 		},
 		"someone else was faster": {
-			map[string][]route{haGet: {inHA}, haDelete + "?purge=0": {raw("500 cannot delete service 'vm:101', not HA managed!", "")}, haStatus: {haUnlisted}},
+			routes{haGet: {inHA}, haPurge: {raw("500 cannot delete service 'vm:101', not HA managed!", "")}, haStatus: {haUnlisted}},
 			"<nil>",
-			[]string{haGet, haDelete + "?purge=0", haStatus},
+			[]string{haGet, haPurge, haStatus},
 		},
 		"may not": {
-			map[string][]route{haGet: {inHA}, haDelete + "?purge=0": {raw("403 Permission check failed (/, Sys.Console)", "")}},
+			routes{haGet: {inHA}, haPurge: {raw("403 Permission check failed (/, Sys.Console)", "")}},
 			"DELETE /cluster/ha/resources/vm:101: 403 Permission check failed (/, Sys.Console)",
-			[]string{haGet, haDelete + "?purge=0"},
+			[]string{haGet, haPurge},
 		},
 		"no quorum": {
-			map[string][]route{haGet: {inHA}, haDelete + "?purge=0": {raw("500 delete resource failed: cfs-lock 'domain-ha' error: no quorum!", "")}},
+			routes{haGet: {inHA}, haPurge: {raw("500 delete resource failed: cfs-lock 'domain-ha' error: no quorum!", "")}},
 			"DELETE /cluster/ha/resources/vm:101: 500 delete resource failed: cfs-lock 'domain-ha' error: no quorum!",
-			[]string{haGet, haDelete + "?purge=0"},
+			[]string{haGet, haPurge},
 		},
 		"may not look": {
-			map[string][]route{haGet: {raw("403 Permission check failed (/, Sys.Audit)", "")}},
+			routes{haGet: {raw("403 Permission check failed (/, Sys.Audit)", "")}},
 			"GET /cluster/ha/resources/vm:101: 403 Permission check failed (/, Sys.Audit)",
 			[]string{haGet},
 		},
 		"a fault in between": {
-			map[string][]route{haGet: {noHA}, haStatus: {raw("500 boom", "")}},
+			routes{haGet: {noHA}, haStatus: {raw("500 boom", "")}},
 			"Proxmox HA releases vm:101: GET /cluster/ha/status/current: 500 boom",
 			[]string{haGet, haStatus},
 		},
@@ -189,24 +186,24 @@ func TestRemoveHA(t *testing.T) {
 func TestRemoveHAKeepsRules(t *testing.T) {
 	testRemoveHA(t, map[string]removal{
 		"Proxmox VE 8 has no rules": {
-			map[string][]route{haGet: {inHA}, haDelete + "?purge=0": {noPurge}, haRules: {raw("501 Method 'GET /cluster/ha/rules' not implemented", "")}, haDelete: {data("null")}, haStatus: {haUnlisted}},
+			routes{haGet: {inHA}, haPurge: {noPurge}, haRules: {raw("501 Method 'GET /cluster/ha/rules' not implemented", "")}, haDelete: {data("null")}, haStatus: {haUnlisted}},
 			"<nil>",
-			[]string{haGet, haDelete + "?purge=0", haRules, haDelete, haStatus},
+			[]string{haGet, haPurge, haRules, haDelete, haStatus},
 		},
 		"no purge, and no rule names it": {
-			map[string][]route{haGet: {inHA}, haDelete + "?purge=0": {noPurge}, haRules: {data(`[{"rule":"r1","resources":"vm:1010,vm:10"}]`)}, haDelete: {data("null")}, haStatus: {haUnlisted}},
+			routes{haGet: {inHA}, haPurge: {noPurge}, haRules: {data(`[{"rule":"r1","resources":"vm:1010,vm:10"}]`)}, haDelete: {data("null")}, haStatus: {haUnlisted}},
 			"<nil>",
-			[]string{haGet, haDelete + "?purge=0", haRules, haDelete, haStatus},
+			[]string{haGet, haPurge, haRules, haDelete, haStatus},
 		},
 		"no purge, but a rule": {
-			map[string][]route{haGet: {inHA}, haDelete + "?purge=0": {noPurge}, haRules: {data(`[{"rule":"apart","resources":"vm:100,vm:101"}]`)}},
+			routes{haGet: {inHA}, haPurge: {noPurge}, haRules: {data(`[{"rule":"apart","resources":"vm:100,vm:101"}]`)}},
 			"HA rules name vm:101 (apart), and this Proxmox VE would change them when the resource is removed",
-			[]string{haGet, haDelete + "?purge=0", haRules},
+			[]string{haGet, haPurge, haRules},
 		},
 		"no purge, rules unreadable": {
-			map[string][]route{haGet: {inHA}, haDelete + "?purge=0": {noPurge}, haRules: {raw("500 boom", "")}},
+			routes{haGet: {inHA}, haPurge: {noPurge}, haRules: {raw("500 boom", "")}},
 			"GET /cluster/ha/rules: 500 boom",
-			[]string{haGet, haDelete + "?purge=0", haRules},
+			[]string{haGet, haPurge, haRules},
 		},
 	})
 }
@@ -223,7 +220,7 @@ func TestRemoveHAGivesUp(t *testing.T) {
 func TestRemoveHAWithoutAnAnswer(t *testing.T) {
 	onNode(t, func(t *testing.T, pve1 *fake, c *Client) {
 		pve1.On(haGet, inHA)
-		pve1.On(haDelete+"?purge=0", lost)
+		pve1.On(haPurge, lost)
 		wantError(t, c.RemoveHA(t.Context(), 101), cluster.ErrLostAnswer, "")
 	})
 }

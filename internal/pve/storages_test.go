@@ -423,67 +423,49 @@ func TestUses(t *testing.T) {
 }
 
 func TestUsesFails(t *testing.T) {
-	const seen = `[{"type":"qemu","vmid":101,"node":"pve1","name":"wk1"}]`
+	const permissions, acl, snapshots = "GET /access/permissions", "GET /access/acl", onVM101 + "/snapshot"
+	const noAudit = "it has no VM.Audit on "
 	type row struct {
-		change func(*fake)
-		want   string
-		kind   fault.Kind
+		request string
+		answer  route
+		want    string
+		kind    fault.Kind
 	}
 	onEachNode(t, map[string]row{
-		"a token that has nothing": {
-			func(f *fake) { f.On("GET /access/permissions", data(`{}`)) }, "it has no VM.Audit on /vms that propagates", fault.Refused,
-		},
+		"a token that has nothing": {permissions, data(`{}`), noAudit + "/vms that propagates", fault.Refused},
 		"VM.Audit that does not propagate": {
-			func(f *fake) {
-				f.On("GET /access/permissions", data(`{"/access":{"Sys.Audit":1},"/vms":{"VM.Audit":0}}`))
-			}, "it has no VM.Audit on /vms that propagates", fault.Refused,
+			permissions, data(`{"/access":{"Sys.Audit":1},"/vms":{"VM.Audit":0}}`), noAudit + "/vms that propagates", fault.Refused,
 		},
 		"a VM with less": {
-			func(f *fake) {
-				f.On("GET /access/permissions", data(`{"/access":{"Sys.Audit":1},"/vms":{"VM.Audit":1},"/vms/101":{"VM.Console":1}}`))
-			}, "it has no VM.Audit on /vms/101", fault.Refused,
+			permissions, data(`{"/access":{"Sys.Audit":1},"/vms":{"VM.Audit":1},"/vms/101":{"VM.Console":1}}`), noAudit + "/vms/101", fault.Refused,
 		},
 		"a VM with nothing, which is not listed": {
-			func(f *fake) {
-				f.On("GET /access/acl", data(`[{"path":"/vms/105","ugid":"recast@pve","roleid":"NoAccess","type":"user"}]`))
-			}, "it has no VM.Audit on /vms/105", fault.Refused,
+			acl, data(`[{"path":"/vms/105","ugid":"recast@pve","roleid":"NoAccess","type":"user"}]`), noAudit + "/vms/105", fault.Refused,
 		},
 		"a pool that is hidden": {
-			func(f *fake) {
-				f.On("GET /access/acl", data(`[{"path":"/pool/lab","ugid":"recast@pve!roll","roleid":"NoAccess","type":"token"}]`))
-			}, "it has no VM.Audit on /pool/lab: the role NoAccess is given there", fault.Refused,
+			acl, data(`[{"path":"/pool/lab","ugid":"recast@pve!roll","roleid":"NoAccess","type":"token"}]`),
+			noAudit + "/pool/lab: the role NoAccess is given there", fault.Refused,
 		},
 		"a pool that is hidden from a group": {
-			func(f *fake) {
-				f.On("GET /access/acl", data(`[{"path":"/pool/lab","ugid":"bots","roleid":"NoAccess","type":"group"}]`))
-			}, "it has no VM.Audit on /pool/lab: the role NoAccess is given there", fault.Refused,
+			acl, data(`[{"path":"/pool/lab","ugid":"bots","roleid":"NoAccess","type":"group"}]`),
+			noAudit + "/pool/lab: the role NoAccess is given there", fault.Refused,
 		},
-		"an access list that may be short": {
-			func(f *fake) { f.On("GET /access/permissions", data(`{"/vms":{"VM.Audit":1}}`)) }, "it has no Sys.Audit on /access", fault.Refused,
-		},
-		"a host that is down": {
-			func(f *fake) { f.On("GET /nodes/pve1/qemu/101/pending", raw("595 No route to host", "")) }, "read what VM 101 refers to: ", fault.Failed,
-		},
+		"an access list that may be short": {permissions, data(`{"/vms":{"VM.Audit":1}}`), "it has no Sys.Audit on /access", fault.Refused},
+		"a host that is down":              {onVM101 + "/pending", raw("595 No route to host", ""), "read what VM 101 refers to: ", fault.Failed},
 		"a host that is offline": {
-			func(f *fake) { f.On("GET /nodes", data(`[{"node":"pve1","status":"offline"}]`)) },
-			"Proxmox host pve1 is offline, so VM 101 can't be read", fault.Failed,
+			"GET /nodes", data(`[{"node":"pve1","status":"offline"}]`), "Proxmox host pve1 is offline, so VM 101 can't be read", fault.Failed,
 		},
-		"a snapshot that can't be read": {
-			func(f *fake) {
-				f.On("GET /nodes/pve1/qemu/101/snapshot", data(`[{"name":"s"}]`))
-				f.On("GET /nodes/pve1/qemu/101/snapshot/s/config", raw("500 snapshot 's' does not exist", ""))
-			}, "snapshot 's' does not exist", fault.Failed,
-		},
+		"a snapshot that can't be read": {snapshots, data(`[{"name":"s"}]`), "snapshot 's' does not exist", fault.Failed},
 	}, func(t *testing.T, pve1 *fake, c *Client, tc row) {
 		seesAll(pve1)
-		pve1.On("GET /cluster/resources?type=vm", data(seen))
-		pve1.On("GET /nodes/pve1/qemu/101/pending", data(`[]`))
-		pve1.On("GET /nodes/pve1/qemu/101/snapshot", data(`[]`))
-		tc.change(pve1)
-		got, err := c.Uses(t.Context())
-		if err == nil || !strings.Contains(err.Error(), tc.want) || fault.KindOf(err) != tc.kind {
-			t.Errorf("error is %v (%v), want %q in it; uses %v", err, fault.KindOf(err), tc.want, got)
-		}
+		pve1.On("GET /cluster/resources?type=vm", data(`[{"type":"qemu","vmid":101,"node":"pve1","name":"wk1"}]`))
+		pve1.On(onVM101+"/pending", data(`[]`))
+		pve1.On(snapshots, data(`[]`))
+		pve1.On(snapshots+"/s/config", raw("500 snapshot 's' does not exist", ""))
+		pve1.On(tc.request, tc.answer)
+		_, err := c.Uses(t.Context())
+		wantError(t, err, nil, tc.want)
+		same(t, "kind", tc.kind, fault.KindOf(err))
 	})
 }
 

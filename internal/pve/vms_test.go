@@ -70,60 +70,41 @@ func TestVMsLeavesOutOneJustDeleted(t *testing.T) {
 }
 
 func TestVM(t *testing.T) {
+	const nextID = "GET /cluster/nextid?vmid=101"
+	none, free := data(`[]`), data(`"101"`)
 	taken := raw("400 Parameter verification failed.", `{"errors":{"vmid":"VM 101 already exists"},"data":null}`)
+	listed := data(`[{"type":"qemu","id":"qemu/101","vmid":101,"node":"pve1","name":"wk1","status":"running","pool":"talos","hastate":"started"}]`)
 	type row struct {
-		prepare func(pve1 *fake)
-		want    cluster.VM
+		answers routes // other than vm101's
 		missing bool
 		err     string
 		hints   int
 	}
 	onEachNode(t, map[string]row{
-		"is there": {prepare: vm101, want: wantVM101Alone()},
+		"is there": {},
 		"is not listed and its number is free": {
-			prepare: func(pve1 *fake) {
-				pve1.On(listPath, data(`[]`))
-				pve1.On("GET /cluster/nextid?vmid=101", data(`"101"`))
-			},
-			missing: true, err: "find VM 101: not found",
+			answers: routes{listPath: {none}, nextID: {free}}, missing: true, err: "find VM 101: not found",
 		},
 		"is listed but just deleted": {
-			prepare: func(pve1 *fake) {
-				vm101(pve1)
-				pve1.On("GET /nodes/pve1/qemu/101/config", raw(noVM101, ""))
-				pve1.On("GET /cluster/nextid?vmid=101", data(`"101"`))
-			},
-			missing: true, err: "find VM 101: not found",
+			answers: routes{onVM101 + "/config": {raw(noVM101, "")}, nextID: {free}}, missing: true, err: "find VM 101: not found",
 		},
-		"is there before it is listed": {
-			prepare: func(pve1 *fake) {
-				vm101(pve1)
-				listed := pve1.Answers(listPath)[0]
-				pve1.On(listPath, data(`[]`), data(`[]`), listed)
-				pve1.On("GET /cluster/nextid?vmid=101", taken)
-			},
-			want: wantVM101Alone(),
-		},
+		"is there before it is listed": {answers: routes{listPath: {none, none, listed}, nextID: {taken}}},
 		"cannot be seen": {
-			prepare: func(pve1 *fake) {
-				pve1.On(listPath, data(`[]`))
-				pve1.On("GET /cluster/nextid?vmid=101", taken)
-			},
-			err: "find VM 101: its number is taken, but no node shows it", hints: 1,
+			answers: routes{listPath: {none}, nextID: {taken}}, err: "find VM 101: its number is taken, but no node shows it", hints: 1,
 		},
 		"cannot be asked about": {
-			prepare: func(pve1 *fake) {
-				vm101(pve1)
-				pve1.On("GET /nodes/pve1/qemu/101/config", raw("595 No route to host", ""))
-			},
-			err: "find VM 101: Proxmox host pve1 does not answer (595 No route to host), so VM 101 can't be read", hints: 1,
+			answers: routes{onVM101 + "/config": {raw("595 No route to host", "")}},
+			err:     "find VM 101: Proxmox host pve1 does not answer (595 No route to host), so VM 101 can't be read", hints: 1,
 		},
 		"may not be asked about": {
-			prepare: func(pve1 *fake) { pve1.On(listPath, raw("403 Permission check failed (/, Sys.Audit)", "")) },
+			answers: routes{listPath: {raw("403 Permission check failed (/, Sys.Audit)", "")}},
 			err:     "find VM 101: GET /cluster/resources: 403 Permission check failed (/, Sys.Audit)", hints: 1,
 		},
 	}, func(t *testing.T, pve1 *fake, c *Client, tc row) {
-		tc.prepare(pve1)
+		vm101(pve1)
+		for request, answers := range tc.answers {
+			pve1.On(request, answers...)
+		}
 		start := time.Now()
 		got, err := c.VM(t.Context(), 101)
 		same(t, "error", cmp.Or(tc.err, "<nil>"), fmt.Sprint(err))
@@ -131,7 +112,7 @@ func TestVM(t *testing.T) {
 			t.Errorf("not found: %v, hints: %q", !tc.missing, fault.Hints(err))
 		}
 		if tc.err == "" {
-			same(t, "VM", tc.want, got)
+			same(t, "VM", wantVM101Alone(), got)
 		}
 		within(t, start, listLag+time.Minute)
 	})
