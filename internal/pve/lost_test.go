@@ -144,6 +144,11 @@ func lostChanges() map[string]lostChange {
 	return all
 }
 
+// setting sets and deletes keys of VM 9011.
+func setting(set map[string]string, del ...string) func(*testing.T, lab) error {
+	return func(t *testing.T, l lab) error { return l.SetConfig(t.Context(), l.read(t, 9011), set, del) }
+}
+
 // lostSwitches turn the VM and Proxmox HA on and off.
 func lostSwitches() map[string]lostChange {
 	running := func(l lab) bool { vm, err := l.world.LookupVM("pve1", 9011); return err == nil && vm.Running }
@@ -211,16 +216,12 @@ func lostEdits() map[string]lostChange {
 			again: true,
 		},
 		"set": {
-			do: func(t *testing.T, l lab) error {
-				return l.SetConfig(t.Context(), l.read(t, 9011), map[string]string{"onboot": "1", "boot": "order=scsi0"}, []string{"agent"})
-			},
+			do:    setting(map[string]string{"onboot": "1", "boot": "order=scsi0"}, "agent"),
 			done:  func(l lab) bool { return config(l, 9011, "onboot") == "1" && config(l, 9011, "agent") == "" },
 			again: true, atOnce: true,
 		},
 		"set a drive": {
-			do: func(t *testing.T, l lab) error {
-				return l.SetConfig(t.Context(), l.read(t, 9011), map[string]string{"scsi5": "fast:1,serial=b"}, []string{"ide2"})
-			},
+			do: setting(map[string]string{"scsi5": "fast:1,serial=b"}, "ide2"),
 			done: func(l lab) bool {
 				return strings.Contains(config(l, 9011, "scsi5"), "serial=b") && config(l, 9011, "ide2") == ""
 			},
@@ -329,22 +330,10 @@ func TestLostAnswerAndAnotherProcess(t *testing.T) {
 			},
 			cluster.ErrExists,
 		},
-		"another configuration": {
-			func(t *testing.T, l lab) {
-				must(t, l.world.SetConfig("recast@pve!roll", "pve1", world.ChangeRequest{ID: 9011, Set: map[string]string{"cores": "3"}}))
-			},
-			func(t *testing.T, l lab) error {
-				return l.SetConfig(t.Context(), l.read(t, 9011), map[string]string{"onboot": "1"}, nil)
-			},
-			cluster.ErrChanged,
-		},
+		"another configuration": {someoneElse, setting(map[string]string{"onboot": "1"}), cluster.ErrChanged},
 		"another configuration, not the drive": {
-			func(t *testing.T, l lab) {
-				must(t, l.world.SetConfig("recast@pve!roll", "pve1", world.ChangeRequest{ID: 9011, Set: map[string]string{"cores": "3"}}))
-			},
-			func(t *testing.T, l lab) error {
-				return l.SetConfig(t.Context(), l.read(t, 9011), map[string]string{"scsi1": "fast:2,serial=data-wk1,discard=on"}, nil)
-			},
+			someoneElse,
+			setting(map[string]string{"scsi1": "fast:2,serial=data-wk1,discard=on"}),
 			cluster.ErrChanged,
 		},
 		"another configuration, by a worker": {
@@ -352,9 +341,7 @@ func TestLostAnswerAndAnotherProcess(t *testing.T) {
 				_, err := l.world.SetConfigTask("recast@pve!roll", "pve1", world.ChangeRequest{ID: 9011, Set: map[string]string{"cores": "3"}})
 				must(t, err)
 			},
-			func(t *testing.T, l lab) error {
-				return l.SetConfig(t.Context(), l.read(t, 9011), map[string]string{"ide2": "none,media=cdrom"}, []string{"scsi1"})
-			},
+			setting(map[string]string{"ide2": "none,media=cdrom"}, "scsi1"),
 			cluster.ErrChanged,
 		},
 	}

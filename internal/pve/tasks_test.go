@@ -332,9 +332,7 @@ func TestIsLock(t *testing.T) {
 // TestLocksAreWaitedFor: changes are refused because of a lock until it is released,
 // the VM is changed, or time is up.
 func TestLocksAreWaitedFor(t *testing.T) {
-	onboot := func(t *testing.T, l lab) error {
-		return l.SetConfig(t.Context(), l.read(t, 9011), map[string]string{"onboot": "1"}, nil)
-	}
+	onboot := setting(map[string]string{"onboot": "1"})
 	create := func(t *testing.T, l lab) error {
 		return l.CreateVM(t.Context(), "pve1", 9090, map[string]string{"scsi0": "fast:1"})
 	}

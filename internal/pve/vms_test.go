@@ -426,13 +426,18 @@ func TestHostsOfATokenWithNothing(t *testing.T) {
 	})
 }
 
-// threeHosts is pve1 with VM 101, for which it answers itself, and pve2, of which pve1 knows two VMs.
-func threeHosts(pve1 *fake, pve2 string) {
+// threeHosts is pve1 with VM 101, for which it answers itself, and pve2 in that state, of which pve1 knows two VMs;
+// answer is about those, nil: nobody may ask.
+func threeHosts(pve1 *fake, pve2 string, answer route) {
 	vm101(pve1)
 	pve1.On(listPath, data(`[{"type":"qemu","vmid":202,"node":"pve2","status":"unknown"},
 		{"type":"qemu","vmid":101,"node":"pve1","name":"wk1","status":"running","pool":"talos","hastate":"started"},
 		{"type":"qemu","vmid":201,"node":"pve2","name":"wk2","status":"running"}]`))
 	pve1.On("GET /nodes", data(`[{"node":"pve1","status":"online"},{"node":"pve2","status":"`+pve2+`"},{"node":"pve3","status":"offline"}]`))
+	if answer != nil {
+		pve1.On("GET /nodes/pve2/qemu/201/pending", answer)
+		pve1.On("GET /nodes/pve2/qemu/202/pending", answer)
+	}
 }
 
 func awayOn(why string) cluster.HostsAway {
@@ -443,27 +448,19 @@ func awayOn(why string) cluster.HostsAway {
 }
 
 func TestVMsOfHostsThatDoNotAnswer(t *testing.T) {
-	refused := raw("595 Connection refused", "")
 	type row struct {
-		state   string
-		prepare func(pve1 *fake)
-		want    cluster.HostsAway
-		within  time.Duration
+		state  string
+		answer route
+		want   cluster.HostsAway
+		within time.Duration
 	}
+	const refused, late = "595 Connection refused", "595 Connection timed out"
 	onEachNode(t, map[string]row{
-		"offline": {"offline", func(*fake) {}, awayOn("is offline"), 0},
-		"its pveproxy is down": {"online", func(pve1 *fake) {
-			pve1.On("GET /nodes/pve2/qemu/201/pending", refused)
-			pve1.On("GET /nodes/pve2/qemu/202/pending", refused)
-		}, awayOn("does not answer (595 Connection refused)"), 5 * time.Second},
-		"it went down while it was asked": {"online", func(pve1 *fake) {
-			late := after(30*time.Second, raw("595 Connection timed out", ""))
-			pve1.On("GET /nodes/pve2/qemu/201/pending", late)
-			pve1.On("GET /nodes/pve2/qemu/202/pending", late)
-		}, awayOn("does not answer (595 Connection timed out)"), 2 * time.Minute},
+		"offline":                         {"offline", nil, awayOn("is offline"), 0},
+		"its pveproxy is down":            {"online", raw(refused, ""), awayOn("does not answer (" + refused + ")"), 5 * time.Second},
+		"it went down while it was asked": {"online", after(30*time.Second, raw(late, "")), awayOn("does not answer (" + late + ")"), 2 * time.Minute},
 	}, func(t *testing.T, pve1 *fake, c *Client, tc row) {
-		threeHosts(pve1, tc.state)
-		tc.prepare(pve1)
+		threeHosts(pve1, tc.state, tc.answer)
 		began := time.Now()
 		vms, err := c.VMs(t.Context())
 		away, ok := errors.AsType[*cluster.HostsAway](err)
@@ -500,11 +497,7 @@ func TestVMOnAHostThatDoesNotAnswer(t *testing.T) {
 		"found to be offline": {201, "offline", raw("595 No route to host", ""), "find VM 201: Proxmox host pve2 is offline, so VM 201 can't be read", 5 * time.Second},
 		"does not answer":     {202, "online", raw("595 Connection refused", ""), "find VM 202: Proxmox host pve2 does not answer (595 Connection refused), so VM 202 can't be read", 5 * time.Second},
 	}, func(t *testing.T, pve1 *fake, c *Client, tc row) {
-		threeHosts(pve1, tc.state)
-		if tc.answer != nil {
-			pve1.On("GET /nodes/pve2/qemu/201/pending", tc.answer)
-			pve1.On("GET /nodes/pve2/qemu/202/pending", tc.answer)
-		}
+		threeHosts(pve1, tc.state, tc.answer)
 		began := time.Now()
 		_, err := c.VM(t.Context(), tc.id)
 		if err == nil || err.Error() != tc.want || errors.Is(err, cluster.ErrNotFound) || len(fault.Hints(err)) == 0 {
