@@ -298,38 +298,24 @@ func foreignHands() map[string]foreign {
 	set := func(form ...string) func(*server, *exchanged) {
 		return func(s *server, x *exchanged) { s.put(s.vm(x.id, "config"), form...) }
 	}
+	back := func(key string) func(*server, *exchanged) {
+		return func(s *server, x *exchanged) { s.put(s.vm(x.id, "config"), key+"="+x.before.Config[key]) }
+	}
+	plug := func(volume func(s *server) string) func(*server, *exchanged) {
+		return func(s *server, x *exchanged) { s.put(s.vm(x.id, "config"), "scsi5="+volume(s)) }
+	}
+	start := func(s *server, x *exchanged) { s.start(x.id) }
+	stop := func(s *server, x *exchanged) { s.stop(x.id) }
+	others := func(s *server) string { return s.volid(s.newVM("scsi0="+s.disk()), "scsi0") }
+	const changed = "was changed by someone else since it was remembered (memory is another one)"
 	return map[string]foreign{
-		"the VM runs": {
-			do: func(s *server, x *exchanged) { s.start(x.id) }, want: "is running",
-			undo: func(s *server, x *exchanged) { s.stop(x.id) },
-		},
-		"the VM runs, reimage": {
-			strategy: cluster.Reimage, do: func(s *server, x *exchanged) { s.start(x.id) }, want: "is running",
-			undo: func(s *server, x *exchanged) { s.stop(x.id) },
-		},
-		"the VM has another UUID": {
-			do: set("smbios1=uuid=" + newUUID()), want: "it is not the VM that was planned",
-			undo: func(s *server, x *exchanged) { s.put(s.vm(x.id, "config"), "smbios1="+x.before.Config["smbios1"]) },
-		},
-		"the VM has another name": {
-			do: set("name=somebody-else"), want: "is not the VM that was planned",
-			undo: func(s *server, x *exchanged) { s.put(s.vm(x.id, "config"), "name="+x.before.Config["name"]) },
-		},
-		"a setting that the new VM would not have": {
-			do: set("memory=80"), want: "was changed by someone else since it was remembered (memory is another one)",
-			undo: func(s *server, x *exchanged) { s.put(s.vm(x.id, "config"), "memory="+x.before.Config["memory"]) },
-		},
-		"a disk of its own that is new": {
-			do: func(s *server, x *exchanged) { s.put(s.vm(x.id, "config"), "scsi5="+s.disk()) }, want: "scsi5",
-			undo: func(s *server, x *exchanged) { s.put(s.vm(x.id, "config"), "delete=scsi5", "force=1") },
-		},
-		"another VM's disk that is new": {
-			do: func(s *server, x *exchanged) {
-				s.put(s.vm(x.id, "config"), "scsi5="+s.volid(s.newVM("scsi0="+s.disk()), "scsi0"))
-			},
-			want: "scsi5",
-			undo: func(s *server, x *exchanged) { s.put(s.vm(x.id, "config"), "delete=scsi5") },
-		},
+		"the VM runs":                              {do: start, want: "is running", undo: stop},
+		"the VM runs, reimage":                     {strategy: cluster.Reimage, do: start, want: "is running", undo: stop},
+		"the VM has another UUID":                  {do: set("smbios1=uuid=" + newUUID()), want: "it is not the VM that was planned", undo: back("smbios1")},
+		"the VM has another name":                  {do: set("name=somebody-else"), want: "is not the VM that was planned", undo: back("name")},
+		"a setting that the new VM would not have": {do: set("memory=80"), want: changed, undo: back("memory")},
+		"a disk of its own that is new":            {do: plug((*server).disk), want: "scsi5", undo: set("delete=scsi5", "force=1")},
+		"another VM's disk that is new":            {do: plug(others), want: "scsi5", undo: set("delete=scsi5")},
 		"a snapshot": {
 			form: func(s *server) []string {
 				disk := s.disk()
@@ -442,6 +428,9 @@ func (x *exchanged) wantAllThere(t *testing.T) {
 // TestExchangeNotOpened: what prevents an exchange from beginning; nothing is changed at
 // all.
 func TestExchangeNotOpened(t *testing.T) {
+	asRoot := func(s *server, x *exchanged, set map[string]string) {
+		must(s.t, s.sim.world.SetConfig("root@pam", s.place.node, world.ChangeRequest{ID: x.id, Set: set}))
+	}
 	tests := map[string]struct {
 		needs   needs
 		prepare func(s *server, x *exchanged)
@@ -465,12 +454,8 @@ func TestExchangeNotOpened(t *testing.T) {
 			want: "is not on",
 		},
 		"a setting that only root can give a new VM": {
-			needs: simulated,
-			prepare: func(s *server, x *exchanged) {
-				change := world.ChangeRequest{ID: x.id, Set: map[string]string{"args": "-no-hpet"}}
-				must(s.t, s.sim.world.SetConfig("root@pam", s.place.node, change))
-			},
-			want: "has args, which only root@pam may set",
+			needs: simulated, want: "has args, which only root@pam may set",
+			prepare: func(s *server, x *exchanged) { asRoot(s, x, map[string]string{"args": "-no-hpet"}) },
 		},
 		"every VMID for a parking VM is taken": {
 			prepare: func(s *server, x *exchanged) {
@@ -483,8 +468,7 @@ func TestExchangeNotOpened(t *testing.T) {
 			prepare: func(s *server, x *exchanged) {
 				s.sim.world.AddStorage(world.Storage{ID: "san", Type: "iscsi", Content: []string{"images"}})
 				must(s.t, s.sim.world.AddLUN("san", s.place.node, "0.0.0.scsi-1", 1<<30, world.NewMedia(nil)))
-				change := world.ChangeRequest{ID: x.id, Set: map[string]string{"scsi7": "san:0.0.0.scsi-1"}}
-				must(s.t, s.sim.world.SetConfig("root@pam", s.place.node, change))
+				asRoot(s, x, map[string]string{"scsi7": "san:0.0.0.scsi-1"})
 			},
 			want: "scsi7",
 		},
