@@ -377,41 +377,35 @@ func TestLabHA(t *testing.T) {
 // TestDueByHostClock: due times follow the clock of the host that computed them,
 // which may be a day ahead of ours, or behind.
 func TestDueByHostClock(t *testing.T) {
-	t.Parallel()
-	for name, off := range map[string]time.Duration{"a day ahead": 24 * time.Hour, "a day behind": -24 * time.Hour} {
-		runInLab(t, name, func(t *testing.T, l lab) {
-			l.world.SetClock("pve1", off)
-			soon, later := time.Now().Add(10*time.Minute), time.Now().Add(cluster.BusyWithin+10*time.Minute)
-			l.world.AddBackupJob(world.BackupJob{ID: "soon", All: true, NextRun: soon})
-			l.world.AddBackupJob(world.BackupJob{ID: "later", All: true, NextRun: later})
-			got, err := l.Ties(t.Context(), l.read(t, 9011))
-			must(t, err)
-			theirs := soon.Add(off).UTC().Format("2006-01-02 15:04 MST")
-			want := []string{"backup job soon due at " + theirs}
-			same(t, "busy", want, got.Busy)
-		})
-	}
+	inEachLab(t, map[string]time.Duration{"a day ahead": 24 * time.Hour, "a day behind": -24 * time.Hour}, func(t *testing.T, l lab, off time.Duration) {
+		l.world.SetClock("pve1", off)
+		soon, later := time.Now().Add(10*time.Minute), time.Now().Add(cluster.BusyWithin+10*time.Minute)
+		l.world.AddBackupJob(world.BackupJob{ID: "soon", All: true, NextRun: soon})
+		l.world.AddBackupJob(world.BackupJob{ID: "later", All: true, NextRun: later})
+		got, err := l.Ties(t.Context(), l.read(t, 9011))
+		must(t, err)
+		theirs := soon.Add(off).UTC().Format("2006-01-02 15:04 MST")
+		want := []string{"backup job soon due at " + theirs}
+		same(t, "busy", want, got.Busy)
+	})
 }
 
 // TestLostAnswerAndAClockThatJumps: a worker is found although its host's clock
 // jumped by a day while the answer was lost: its failure is known, and nothing is
 // sent twice.
 func TestLostAnswerAndAClockThatJumps(t *testing.T) {
-	t.Parallel()
-	for name, off := range map[string]time.Duration{"a day ahead": 24 * time.Hour, "a day back": -24 * time.Hour} {
-		runInLab(t, name, func(t *testing.T, l lab) {
-			must(t, l.CreateVM(t.Context(), "pve1", 9090, nil))
-			vm := l.read(t, 9011)
-			before := l.recorder.Mutations()
-			l.world.FailNext("qmmove", "command '/sbin/lvs' failed: exit code 5")
-			l.recorder.Hooks(nil, func(call record.Call) {
-				if call.Mutation {
-					l.world.SetClock("pve1", off)
-					panic(http.ErrAbortHandler)
-				}
-			})
-			wantError(t, l.MoveDisk(t.Context(), vm, "scsi1", 9090, "scsi1"), nil, "exit code 5")
-			same(t, "sent", 1, l.recorder.Mutations()-before)
+	inEachLab(t, map[string]time.Duration{"a day ahead": 24 * time.Hour, "a day back": -24 * time.Hour}, func(t *testing.T, l lab, off time.Duration) {
+		must(t, l.CreateVM(t.Context(), "pve1", 9090, nil))
+		vm := l.read(t, 9011)
+		before := l.recorder.Mutations()
+		l.world.FailNext("qmmove", "command '/sbin/lvs' failed: exit code 5")
+		l.recorder.Hooks(nil, func(call record.Call) {
+			if call.Mutation {
+				l.world.SetClock("pve1", off)
+				panic(http.ErrAbortHandler)
+			}
 		})
-	}
+		wantError(t, l.MoveDisk(t.Context(), vm, "scsi1", 9090, "scsi1"), nil, "exit code 5")
+		same(t, "sent", 1, l.recorder.Mutations()-before)
+	})
 }

@@ -69,10 +69,19 @@ func inSite(t *testing.T, test func(t *testing.T, s *apitest.Site)) {
 // inEachSite runs each row of a table in a site of its own, all at the same time.
 func inEachSite[T any](t *testing.T, rows map[string]T, test func(t *testing.T, s *apitest.Site, row T)) {
 	t.Helper()
+	each(t, rows, func(t *testing.T, row T) {
+		synctest.Test(t, func(t *testing.T) { test(t, apitest.NewSite(t), row) })
+	})
+}
+
+// each runs each row of a table, all at the same time.
+func each[T any](t *testing.T, rows map[string]T, test func(t *testing.T, row T)) {
+	t.Helper()
 	t.Parallel()
 	for name, row := range rows {
 		t.Run(name, func(t *testing.T) {
-			inSite(t, func(t *testing.T, s *apitest.Site) { test(t, s, row) })
+			t.Parallel()
+			test(t, row)
 		})
 	}
 }
@@ -173,12 +182,12 @@ func TestChangeGoesToAnotherEndpointIfNothingWasSent(t *testing.T) {
 }
 
 func TestNewRefuses(t *testing.T) {
-	t.Parallel()
 	good := Options{Endpoints: []string{"https://pve1:8006"}, Token: []byte(apitest.Token)}
-	cases := map[string]struct {
+	type row struct {
 		change func(*Options)
 		want   string
-	}{
+	}
+	each(t, map[string]row{
 		"no token":         {func(o *Options) { o.Token = nil }, "PROXMOX_VE_API_TOKEN is not set"},
 		"password":         {func(o *Options) { o.Token = []byte("hunter2") }, "PROXMOX_VE_API_TOKEN is not a Proxmox API token"},
 		"no endpoint":      {func(o *Options) { o.Endpoints = nil }, "no Proxmox endpoint is given"},
@@ -191,18 +200,14 @@ func TestNewRefuses(t *testing.T) {
 		"blank pin":        {func(o *Options) { o.Fingerprint = " " }, "the fingerprint is blank"},
 		"missing CA":       {func(o *Options) { o.CAFile = "nowhere.pem" }, "read the CA of Proxmox: open nowhere.pem: no such file or directory"},
 		"CA without a PEM": {func(o *Options) { o.CAFile = "conn.go" }, "conn.go holds no PEM certificate"},
-	}
-	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			o := good
-			tc.change(&o)
-			_, err := Connect(o)
-			if fmt.Sprint(err) != tc.want || fault.KindOf(err) != fault.Config {
-				t.Errorf("error %v of kind %v, want %q", err, fault.KindOf(err), tc.want)
-			}
-		})
-	}
+	}, func(t *testing.T, tc row) {
+		o := good
+		tc.change(&o)
+		_, err := Connect(o)
+		if fmt.Sprint(err) != tc.want || fault.KindOf(err) != fault.Config {
+			t.Errorf("error %v of kind %v, want %q", err, fault.KindOf(err), tc.want)
+		}
+	})
 }
 
 func TestEndpoints(t *testing.T) {

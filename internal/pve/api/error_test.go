@@ -13,14 +13,14 @@ import (
 )
 
 func TestParseError(t *testing.T) {
-	t.Parallel()
-	cases := map[string]struct {
+	type row struct {
 		status int
 		line   string
 		body   string
 		want   Error
 		text   string
-	}{
+	}
+	each(t, map[string]row{
 		"message in both": {
 			500, "500 storage 'x' does not exist", `{"data":null,"message":"storage 'x' does not exist\n"}`,
 			Error{Status: 500, Reason: "storage 'x' does not exist", Message: "storage 'x' does not exist"},
@@ -54,25 +54,21 @@ func TestParseError(t *testing.T) {
 		},
 		"a proxy's page alone": {502, "502", "<html>", Error{Status: 502}, "POST /p: 502"},
 		"a proxy's page":       {502, "502 Bad Gateway", "<html>", Error{Status: 502, Reason: "Bad Gateway"}, "POST /p: 502 Bad Gateway"},
-	}
-	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			got := parseError("POST", "/p", tc.status, tc.line, []byte(tc.body))
-			tc.want.Method, tc.want.Path = "POST", "/p"
-			same(t, "parsed", &tc.want, got)
-			same(t, "text", tc.text, got.Error())
-		})
-	}
+	}, func(t *testing.T, tc row) {
+		got := parseError("POST", "/p", tc.status, tc.line, []byte(tc.body))
+		tc.want.Method, tc.want.Path = "POST", "/p"
+		same(t, "parsed", &tc.want, got)
+		same(t, "text", tc.text, got.Error())
+	})
 }
 
 func TestSentinels(t *testing.T) {
-	t.Parallel()
 	all := []error{cluster.ErrChanged, cluster.ErrLocked, cluster.ErrExists, cluster.ErrLostAnswer, cluster.ErrStorageBusy, ErrNoSpace, images.ErrNoStorage}
-	cases := map[string]struct {
+	type row struct {
 		err  error
 		want []error
-	}{
+	}
+	each(t, map[string]row{
 		"config write":         {&Error{Method: "PUT", Status: 500, Reason: "checksum mismatch (file change by other user?)"}, []error{cluster.ErrChanged}},
 		"move_disk":            {&Error{Method: "POST", Status: 500, Message: "VM 200: detected modified configuration - file changed by other user? Try again."}, []error{cluster.ErrChanged}},
 		"task":                 {&TaskError{Exit: "VM 9: detected modified configuration - file changed by other user? Try again."}, []error{cluster.ErrChanged}},
@@ -105,15 +101,11 @@ func TestSentinels(t *testing.T) {
 		"list of tasks":        {&Error{Method: "POST", Status: 500, Message: "can't lock file '/var/log/pve/tasks/.active.lock' - got timeout"}, []error{cluster.ErrLostAnswer}},
 		"missing volume":       {&TaskError{Exit: "volume 'local:iso/x.iso' does not exist"}, nil},
 		"parameter is at odds": {&Error{Method: "PUT", Status: 400, Params: map[string]string{"scsi0": "no space left on storage"}}, []error{ErrNoSpace}},
-	}
-	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			for _, s := range all {
-				same(t, s.Error(), slices.Contains(tc.want, s), errors.Is(tc.err, s))
-			}
-		})
-	}
+	}, func(t *testing.T, tc row) {
+		for _, s := range all {
+			same(t, s.Error(), slices.Contains(tc.want, s), errors.Is(tc.err, s))
+		}
+	})
 }
 
 func FuzzParseError(f *testing.F) {
@@ -130,16 +122,17 @@ func FuzzParseError(f *testing.F) {
 }
 
 func TestHints(t *testing.T) {
-	t.Parallel()
 	const (
 		quorum  = "without quorum nothing can be written to /etc/pve"
 		storage = "see what is wrong with that storage on its node"
 		killed  = "the task's worker was killed, or its node went down"
 	)
-	cases := map[string]struct {
+	c := &Conn{TokenID: "u@pve!t"}
+	type row struct {
 		err  error
 		want string
-	}{
+	}
+	each(t, map[string]row{
 		"quorum is asked for first":   {&Error{Method: "POST", Status: 500, Reason: "cluster not ready - no quorum?"}, quorum},
 		"a lock without quorum":       {&Error{Method: "PUT", Status: 500, Message: "cfs-lock 'file-user_cfg' error: no quorum!\n"}, quorum},
 		"a write without quorum":      {&TaskError{Exit: "unable to open file '/etc/pve/nodes/pve1/qemu-server/1.conf.tmp.9' - Permission denied"}, quorum},
@@ -148,26 +141,21 @@ func TestHints(t *testing.T) {
 		"an unavailable share":        {&Error{Method: "GET", Status: 500, Reason: "storage 'nfs' is not online"}, storage},
 		"a killed worker":             {&TaskError{Exit: "unexpected status"}, killed},
 		"anything else":               {&TaskError{Exit: "bridge 'vmbr9' does not exist"}, ""},
-	}
-	c := &Conn{TokenID: "u@pve!t"}
-	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			got := strings.Join(fault.Hints(c.Explain(tc.err)), "\n")
-			if tc.want == "" && got != "" || !strings.HasPrefix(got, tc.want) {
-				t.Errorf("hint %q, want %q", got, tc.want)
-			}
-		})
-	}
+	}, func(t *testing.T, tc row) {
+		got := strings.Join(fault.Hints(c.Explain(tc.err)), "\n")
+		if tc.want == "" && got != "" || !strings.HasPrefix(got, tc.want) {
+			t.Errorf("hint %q, want %q", got, tc.want)
+		}
+	})
 }
 
 func TestParseUPID(t *testing.T) {
-	t.Parallel()
-	cases := map[string]struct {
+	type row struct {
 		in   string
 		want UPID
 		err  bool
-	}{
+	}
+	each(t, map[string]row{
 		"delete": {
 			in:   testUPID,
 			want: UPID{Raw: testUPID, Node: "pve1", Type: "qmdestroy", ID: "101", User: "recast@pve!roll", Start: time.Unix(0x386D4380, 0), Ticks: 0x12345},
@@ -185,15 +173,11 @@ func TestParseUPID(t *testing.T) {
 		"no hexadecimal":    {in: "UPID:pve1:x:00012345:386D4380:qmdestroy:101:root@pam:", err: true},
 		"time out of range": {in: "UPID:pve1:1:1:FFFFFFFFFF:qmdestroy:101:root@pam:", err: true},
 		"no node":           {in: "UPID::1:1:1:qmdestroy:101:root@pam:", err: true},
-	}
-	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			got, err := ParseUPID(tc.in)
-			same(t, "fails", tc.err, err != nil)
-			same(t, "parsed", tc.want, got)
-		})
-	}
+	}, func(t *testing.T, tc row) {
+		got, err := ParseUPID(tc.in)
+		same(t, "fails", tc.err, err != nil)
+		same(t, "parsed", tc.want, got)
+	})
 }
 
 func FuzzParseUPID(f *testing.F) {

@@ -124,21 +124,19 @@ func TestRoomByStorage(t *testing.T) {
 
 const held = "fast:500/vm-500-disk-0.raw"
 
-// holderLab has VM 500, which holds a persistent disk that VM 9011 uses.
-func holderLab(t *testing.T) (*lab, *world.Media) {
+// hold adds VM 500, which holds a persistent disk that VM 9011 uses.
+func (l *lab) hold(t *testing.T) *world.Media {
 	t.Helper()
-	l := newLab(t, talosRole()...)
 	m := world.NewMedia([]byte("held"))
 	must(t, l.world.DefineVM("pve1", 500, map[string]string{"scsi0": "fast:1"}, map[string]*world.Media{"scsi0": m}))
 	l.world.Protect(world.Protected{Serial: "held", Media: m, Held: true})
 	l.putOK(vm+"/config", "scsi4="+held+",serial=held")
-	return l, m
+	return m
 }
 
 func TestHolderKeepsItsDisk(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		l, m := holderLab(t)
+	inLab(t, func(t *testing.T, l *lab) {
+		m := l.hold(t)
 		same(t, held+",serial=held,size=1G", l.config(9011)["scsi4"])
 		l.putOK(vm+"/config", "delete=scsi4")
 		if c := l.config(9011); c["scsi4"] != nil || c["unused0"] != nil {
@@ -157,12 +155,12 @@ func TestHolderKeepsItsDisk(t *testing.T) {
 }
 
 func TestHoldersDiskIsLost(t *testing.T) {
-	t.Parallel()
 	const gone = "disk held: its volume " + held + " was freed"
-	tests := map[string]struct {
+	type row struct {
 		do   func(*lab) string
 		want []string // expected violations
-	}{
+	}
+	inEachLab(t, map[string]row{
 		"with its holder": {
 			do: func(l *lab) string { return l.task("DELETE", "/nodes/pve1/qemu/500") },
 			want: []string{
@@ -200,15 +198,9 @@ func TestHoldersDiskIsLost(t *testing.T) {
 			},
 			want: []string{"disk held: is in the running VMs [9011 9090]"},
 		},
-	}
-	for name, test := range tests {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				l, _ := holderLab(t)
-				same(t, "OK", test.do(l))
-				same(t, test.want, l.world.Violations())
-			})
-		})
-	}
+	}, func(t *testing.T, l *lab, test row) {
+		l.hold(t)
+		same(t, "OK", test.do(l))
+		same(t, test.want, l.world.Violations())
+	})
 }
