@@ -282,7 +282,7 @@ func (l *look) backups(ctx context.Context, vm cluster.VM) ([]string, error) {
 	jobs, now := schedule.jobs, schedule.asOf
 	if now.IsZero() && len(jobs) > 0 { // a proxy removed the header
 		var err error
-		if now, err = l.clockOf(ctx, vm.Host); err != nil {
+		if now, err = once(ctx, l, "clock/"+vm.Host, func() (time.Time, error) { return l.clock(ctx, vm.Host) }); err != nil {
 			return nil, err
 		}
 	}
@@ -419,11 +419,6 @@ func (l *look) replications(ctx context.Context, vm cluster.VM, jobs []cluster.R
 		}
 	}
 	return busy, nil
-}
-
-// clockOf returns the time of a host's clock.
-func (l *look) clockOf(ctx context.Context, host string) (time.Time, error) {
-	return once(ctx, l, "clock/"+host, func() (time.Time, error) { return l.clock(ctx, host) })
 }
 
 // derived are the fields that Proxmox adds when it shows an entry.

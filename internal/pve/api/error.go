@@ -71,19 +71,14 @@ func (e *Error) text() string {
 // Unwrap returns the sentinels that the answer amounts to.
 func (e *Error) Unwrap() []error {
 	errs := sentinels(e.text())
-	if e.Method == http.MethodGet && len(errs) == 0 && e.isTemporary() {
+	temporary := e.Status >= http.StatusInternalServerError || e.Status == http.StatusTooManyRequests
+	if e.Method == http.MethodGet && len(errs) == 0 && temporary {
 		errs = append(errs, cluster.ErrNotNow)
 	}
 	if e.Method != http.MethodGet && (isGateway(e.Status) || isSuccess(e.Status)) {
 		errs = append(errs, cluster.ErrLostAnswer)
 	}
 	return errs
-}
-
-// isTemporary reports whether the server could not answer for now: a server error, or
-// too many requests.
-func (e *Error) isTemporary() bool {
-	return e.Status >= http.StatusInternalServerError || e.Status == http.StatusTooManyRequests
 }
 
 // isGateway reports whether the entry node, or a proxy in front, got no answer from
@@ -154,7 +149,7 @@ func parseError(method, path string, status int, statusLine string, body []byte)
 	// words (pve-http-server, AnyEvent.pm, error). If a proxy dropped the reason,
 	// that text is used.
 	if err := json.Unmarshal(body, &answer); err != nil {
-		if e.Reason == "" && !isHTML(body) {
+		if e.Reason == "" && !bytes.HasPrefix(bytes.TrimSpace(body), []byte("<")) {
 			e.Message, _, _ = strings.Cut(strings.TrimSpace(string(body)), "\n")
 		}
 		return e
@@ -170,8 +165,6 @@ func parseError(method, path string, status int, statusLine string, body []byte)
 	}
 	return e
 }
-
-func isHTML(body []byte) bool { return bytes.HasPrefix(bytes.TrimSpace(body), []byte("<")) }
 
 // noUser reports whether Proxmox failed, before doing anything, because it lost the
 // request's user: that is one variable per pvedaemon process, which auth_handler
