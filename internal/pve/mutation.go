@@ -238,7 +238,8 @@ func (c *changer) trace(ctx context.Context, m mutation, sent time.Time) (upid s
 	if m.worker.kind == "" && m.repeatable {
 		late = writeLateness
 	}
-	err = search(ctx, wait.For{Name: "find out whether it happened", Every: c.Poll}, late, func(ctx context.Context) (final bool, what string, err error) {
+	w := wait.For{Name: "find out whether it happened", Every: c.Poll}
+	err = search(ctx, w, late, func(ctx context.Context) (_ bool, _ string, err error) {
 		if m.worker.kind != "" {
 			if upid, err = c.tasks.startedSince(ctx, m.worker, sent); err != nil || upid != "" {
 				return true, "", err
@@ -255,7 +256,8 @@ func (c *changer) trace(ctx context.Context, m mutation, sent time.Time) (upid s
 // watch polls the goal of a change whose worker has ended, or can no longer be
 // asked.
 func (c *changer) watch(ctx context.Context, m mutation) (seen sight, err error) {
-	err = search(ctx, wait.For{Name: "check its outcome", Every: c.Poll}, settled, func(ctx context.Context) (final bool, what string, err error) {
+	w := wait.For{Name: "check its outcome", Every: c.Poll}
+	err = search(ctx, w, settled, func(ctx context.Context) (_ bool, _ string, err error) {
 		seen, err = m.look(ctx)
 		return seen.state == reached, seen.what, err
 	})
@@ -263,7 +265,7 @@ func (c *changer) watch(ctx context.Context, m mutation) (seen sight, err error)
 }
 
 // search looks until what it sees is final, or until so long after Proxmox first answered.
-func search(ctx context.Context, w wait.For, late time.Duration, look func(context.Context) (final bool, what string, err error)) error {
+func search(ctx context.Context, w wait.For, late time.Duration, look func(context.Context) (bool, string, error)) error {
 	var since time.Time // when Proxmox first answered
 	w.Timeout = searchTime
 	return wait.Until(ctx, w, func(ctx context.Context) (bool, string, error) {
