@@ -41,7 +41,7 @@ var advised = map[string]string{
 	"images/deliver.go":              "mayReplace: no drive and no snapshot names the file",
 	"internal/operator/attempts.go":  "a pod that ended, once its node is NotReady",
 	"internal/operator/roll.go":      "an ImageRoll that waits for its approval",
-	"internal/pve/api/hint.go":       "says when it is right: no task of the VM runs",
+	"internal/pve/api/error.go":      "says when it is right: no task of the VM runs",
 }
 
 // TestHintsThatDelete: a text that tells a person to delete, detach or free something is listed, with the proof that

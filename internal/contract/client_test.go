@@ -1,18 +1,35 @@
 package contract
 
 import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
 	"errors"
+	"io"
+	"log"
+	"net"
 	"net/http"
+	"net/http/httptest"
 	"os"
+	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/survey"
+	"github.com/recast-sh/recast/internal/config"
+	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/pve"
 	"github.com/recast-sh/recast/internal/pve/api"
+	"github.com/recast-sh/recast/internal/sim/network"
+	"github.com/recast-sh/recast/pipeline"
+	"github.com/recast-sh/recast/pipeline/checkup"
 )
 
 // values is a form for recast's client.
@@ -43,9 +60,7 @@ func TestClientErrors(t *testing.T) {
 	})
 	story(t, "a VMID that is taken", 0, func(t *testing.T, s *server) {
 		id := s.newVM()
-		if err := s.client.CreateVM(t.Context(), s.place.node, cluster.VMID(id), values(marked(id)...)); !errors.Is(err, cluster.ErrExists) {
-			t.Error(err)
-		}
+		wantError(t, cluster.ErrExists, s.client.CreateVM(t.Context(), s.place.node, cluster.VMID(id), values(marked(id)...)))
 	})
 	story(t, "a configuration that is another one", 0, func(t *testing.T, s *server) {
 		id, other := s.newVM("scsi0="+s.place.storage+":1"), s.newVM()
@@ -202,9 +217,8 @@ func TestClientLosesAnswers(t *testing.T) {
 			id := test.prepare(s)
 			way := &lossy{s: s}
 			must(t, test.do(s, way.client(), id))
-			if diff := cmp.Diff(test.want, test.done(s, id)); diff != "" || way.lost.Load() != 1 {
-				t.Errorf("%d answers lost; %s", way.lost.Load(), diff)
-			}
+			same(t, test.want, test.done(s, id))
+			same(t, int32(1), way.lost.Load())
 		})
 	}
 }
@@ -226,4 +240,223 @@ func TestClientLosesChanges(t *testing.T) {
 			}
 		})
 	}
+}
+
+// lossy is an in-memory connection to the server that loses the first change or its
+// answer. It also drops every reason phrase, like proxies that use HTTP/2.
+type lossy struct {
+	s      *server
+	before bool // lose the change itself
+	lost   atomic.Int32
+}
+
+// client makes a recast client that uses only this connection.
+func (l *lossy) client() *pve.Client {
+	l.s.t.Helper()
+	memory := network.Memory()
+	listener, err := memory.Listen(l.host())
+	must(l.s.t, err)
+	proxy := httptest.NewUnstartedServer(l)
+	proxy.Config.ErrorLog = log.New(io.Discard, "", 0)
+	must(l.s.t, proxy.Listener.Close())
+	proxy.Listener = listener
+	proxy.StartTLS()
+	l.s.t.Cleanup(proxy.Close)
+	sum := sha256.Sum256(proxy.Certificate().Raw)
+	o := l.s.trusting()
+	o.Fingerprint, o.Dial = hex.EncodeToString(sum[:]), memory.Dialer().DialContext
+	return l.s.connect(o)
+}
+
+// host is the address in the client's requests.
+func (l *lossy) host() string {
+	l.s.t.Helper()
+	req, err := http.NewRequestWithContext(l.s.t.Context(), http.MethodGet, l.s.place.endpoint, http.NoBody)
+	must(l.s.t, err)
+	if req.URL.Port() == "" {
+		return net.JoinHostPort(req.URL.Hostname(), "8006")
+	}
+	return req.URL.Host
+}
+
+func (l *lossy) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
+	loses := r.Method != http.MethodGet && l.lost.CompareAndSwap(0, 1)
+	if loses && l.before {
+		panic(http.ErrAbortHandler)
+	}
+	status, header, body, err := l.pass(r)
+	if err != nil || loses {
+		panic(http.ErrAbortHandler)
+	}
+	for _, name := range []string{"Content-Type", "Date"} {
+		rw.Header().Set(name, header.Get(name))
+	}
+	rw.WriteHeader(status)
+	_, _ = rw.Write(body) // the client may be gone
+}
+
+// pass forwards a request to the server.
+func (l *lossy) pass(r *http.Request) (status int, header http.Header, body []byte, err error) {
+	sent, err := io.ReadAll(r.Body)
+	if err != nil {
+		return 0, nil, nil, err
+	}
+	req, err := http.NewRequestWithContext(r.Context(), r.Method, l.s.place.endpoint+r.URL.RequestURI(), bytes.NewReader(sent))
+	if err != nil {
+		return 0, nil, nil, err
+	}
+	for _, name := range []string{"Authorization", "Content-Type"} {
+		if value := r.Header.Get(name); value != "" {
+			req.Header.Set(name, value)
+		}
+	}
+	resp, err := l.s.http.Do(req)
+	if err != nil {
+		return 0, nil, nil, err
+	}
+	defer func() { _ = resp.Body.Close() }()
+	body, err = io.ReadAll(resp.Body)
+	return resp.StatusCode, resp.Header, body, err
+}
+
+// TestPermissions: /access/permissions, on which doctor relies.
+func TestPermissions(t *testing.T) {
+	story(t, "a path that does not exist has what comes from above", 0, func(t *testing.T, s *server) {
+		id := s.freeID()
+		for _, path := range []string{"/vms/" + itoa(id), "/storage/nosuch"} {
+			answer := object(t, s.get("/access/permissions", "path="+path))
+			held, there := answer[path]
+			if len(answer) != 1 || !there {
+				t.Fatalf("asked about %s: %v", path, answer)
+			}
+			for privilege, propagates := range object(t, held) {
+				if p := text(propagates); p != "0" && p != "1" {
+					t.Errorf("%s at %s is %v, neither 0 nor 1", privilege, path, propagates)
+				}
+			}
+		}
+	})
+	story(t, "a token with nothing is shown that, and no one else's", poorToken, func(t *testing.T, s *server) {
+		for form, want := range map[string]any{"path=/vms": map[string]any{"/vms": map[string]any{}}, "": map[string]any{}} {
+			r := s.poor(http.MethodGet, "/access/permissions?"+form)
+			same(t, http.StatusOK, r.Code)
+			same(t, want, r.Data)
+		}
+		r := s.poor(http.MethodGet, "/access/permissions", "userid=root@pam")
+		wantRefusal(t, r, "403 Permission check failed (/access, Sys.Audit)", nil)
+	})
+	story(t, "the state of the cluster is not shown without Sys.Audit", poorToken, func(t *testing.T, s *server) {
+		at := "/nodes/" + s.place.node
+		for path, want := range map[string]int{
+			"/cluster/status": http.StatusForbidden, at + "/time": http.StatusForbidden,
+			"/version": http.StatusOK, "/nodes": http.StatusOK, at + "/version": http.StatusOK, // everybody may see them
+		} {
+			if r := s.poor(http.MethodGet, path); r.Code != want {
+				t.Errorf("GET %s: %s", path, r.Status)
+			}
+		}
+	})
+}
+
+// TestUserPermissions: the permissions of a token's user, which are shown with Sys.Audit
+// on /access.
+func TestUserPermissions(t *testing.T) {
+	run(t, 0, func(t *testing.T, s *server) {
+		audits := slices.Contains(s.privileges("/access"), "Sys.Audit")
+		standing, err := s.client.Standing(t.Context(), []string{"/vms"})
+		must(t, err)
+		at := standing["/vms"]
+		same(t, audits, at.Whole)
+		for privilege := range at.Token {
+			if _, has := at.User[privilege]; at.Whole && !has {
+				t.Errorf("the token has %s on /vms, its user has not", privilege)
+			}
+		}
+	})
+}
+
+// poorAccess is the access of the token without permissions.
+type poorAccess struct{ s *server }
+
+func (poorAccess) TokenID() string { return "poor@pve!token" }
+
+func (a poorAccess) Permissions(_ context.Context, path string) (cluster.Privileges, error) {
+	r := a.s.poor(http.MethodGet, "/access/permissions", "path="+path)
+	var answer struct{ Data map[string]map[string]int }
+	if err := json.Unmarshal(r.Body, &answer); err != nil || r.Code != http.StatusOK {
+		return nil, errors.Join(errors.New(r.Status), err)
+	}
+	out := cluster.Privileges{}
+	for privilege, propagates := range answer.Data[path] {
+		out[privilege] = propagates != 0
+	}
+	return out, nil
+}
+
+func (a poorAccess) Standing(context.Context, []string) (map[string]cluster.Standing, error) {
+	return nil, nil // it may not see its user's permissions
+}
+
+// TestDoctor is the part of recast doctor that needs no Talos, for the recreation of a VM
+// of these tests.
+func TestDoctor(t *testing.T) {
+	story(t, "a token with nothing lacks all of it", poorToken, func(t *testing.T, s *server) {
+		needs := survey.NeedsToRoll([]string{s.place.isoStorage}, []string{s.place.node}, cluster.Recreate)
+		missing, err := needs.Missing(t.Context(), poorAccess{s})
+		must(t, err)
+		same(t, len(needs), len(missing.Lacks))
+	})
+	story(t, "what a recreate takes is compared with what the token has", 0, func(t *testing.T, s *server) {
+		id := s.newVM("scsi0="+s.place.storage+":1,serial=system", "scsi1="+s.place.storage+":1,serial=data", "net0=virtio,bridge="+s.place.bridge)
+		res := s.doctor(id)
+		for _, n := range res.Needs {
+			has := slices.Contains(s.privileges(n.Path), n.Privilege)
+			if n.Granted && !has || !n.Granted && has && n.Path != "/vms" && n.Path != "/" { // there it must also propagate
+				t.Errorf("%s on %s: granted %v, has %v", n.Privilege, n.Path, n.Granted, has)
+			}
+		}
+		for _, want := range []string{
+			"Sys.Audit on /", "VM.Allocate on /vms", "VM.Config.Disk on /vms", "Datastore.AllocateSpace on /storage/" + s.place.storage,
+			"Datastore.AllocateTemplate on /storage/" + s.place.isoStorage, "SDN.Use on /sdn/zones/localnetwork/" + s.place.bridge,
+		} {
+			if !slices.ContainsFunc(res.Needs, func(n checkup.NeedStatus) bool { return n.Privilege+" on "+n.Path == want }) {
+				t.Errorf("%s is not said to be needed", want)
+			}
+		}
+		if major, _, _ := strings.Cut(res.Version, "."); major != "8" && major != "9" {
+			t.Errorf("version %q", res.Version)
+		}
+	})
+	story(t, "nothing but what the token lacks is in the way", 0, func(t *testing.T, s *server) {
+		id := s.newVM("scsi0="+s.place.storage+":1,serial=system", "net0=virtio,bridge="+s.place.bridge)
+		for _, c := range s.doctor(id).Checks {
+			if c.State == checkup.Problem && !strings.HasPrefix(c.What, "clock of ") && (c.Group == checkup.GroupProxmox || c.Group == checkup.GroupStorage) {
+				t.Errorf("%s: %s: %s", c.Group, c.What, c.Seen)
+			}
+		}
+	})
+	story(t, "a VM's protection is not in the way", 0, func(t *testing.T, s *server) {
+		id := s.newVM("scsi0="+s.place.storage+":1,serial=system", "protection=1")
+		against := s.doctor(id).Nodes[0].Against[cluster.Recreate]
+		if slices.ContainsFunc(against, func(r string) bool { return strings.Contains(r, "protect") }) {
+			t.Errorf("against recreate: %q", against)
+		}
+	})
+}
+
+// doctor checks a project whose only node is that VM.
+func (s *server) doctor(id int) checkup.Result {
+	s.t.Helper()
+	c := &config.Config{
+		Cluster: "contract", Dir: s.t.TempDir(), Talos: config.Talos{Version: "v1.13.9"},
+		Proxmox: config.Proxmox{VMIDs: config.VMIDRange{First: s.place.last, Last: s.place.last}},
+		Nodes:   []config.Node{{Name: "n1", Schematic: "default", VMID: id, Strategy: "recreate"}},
+	}
+	c.Images.ISO = config.ISO{Storage: []string{s.place.isoStorage}, Delivery: "auto"}
+	c.Roll.MaxUnavailable.PerHost = 1
+	absent := fault.Configf("there is none here")
+	return checkup.Run(s.t.Context(), pipeline.Project{Config: c}, checkup.Sources{
+		Proxmox: s.client, Endpoints: []checkup.Endpoint{{URL: s.place.endpoint, Hosts: s.client.Hosts}},
+		ErrTalos: absent, ErrKube: absent, ErrImages: absent,
+	})
 }

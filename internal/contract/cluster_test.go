@@ -181,9 +181,7 @@ func TestNoQuorum(t *testing.T) {
 	inIsolation("a new disk is allocated, then belongs to nothing", func(t *testing.T, s *server, id int) {
 		refusedChange(t, s, id, "scsi3="+s.disk())
 		s.wantKey(id, "scsi3", "")
-		if left := s.volumes("data", id); len(left) != 3 {
-			t.Errorf("%q", left)
-		}
+		same(t, 3, len(s.volumes("data", id)))
 	})
 	inIsolation("freeing a detached disk frees it, then fails", func(t *testing.T, s *server, id int) {
 		volid := s.volid(id, "unused0")
@@ -201,9 +199,7 @@ func TestThinPools(t *testing.T) {
 		want := map[string]any{
 			"lv": "data", "vg": "pve", "lv_size": float64(100 << 30), "used": float64(90 << 30), "metadata_size": float64(1 << 30), "metadata_used": float64(1 << 29),
 		}
-		if fmt.Sprint(row) != fmt.Sprint(want) {
-			t.Errorf("%v, want %v", row, want)
-		}
+		same(t, fmt.Sprint(want), fmt.Sprint(row))
 	})
 }
 
@@ -238,9 +234,7 @@ func TestCephHealth(t *testing.T) {
 			t.Errorf("health %v", health)
 		}
 		s.sim.world.SetCeph(world.Ceph{Silent: true})
-		if r := s.do(http.MethodGet, "/nodes/pve1/ceph/status"); r.Code != http.StatusInternalServerError {
-			t.Errorf("silent monitors: %s", r.Status)
-		}
+		same(t, http.StatusInternalServerError, s.do(http.MethodGet, "/nodes/pve1/ceph/status").Code)
 	})
 }
 
@@ -258,5 +252,191 @@ func TestHostMemory(t *testing.T) {
 		if err != nil || free <= 0 || free > int64(total) {
 			t.Errorf("free memory of %s: %d of %.0f bytes, %v", s.place.node, free, total, err)
 		}
+	})
+}
+
+const haResources = "/cluster/ha/resources"
+
+// managesHA skips a test if HA can't be used.
+func (s *server) managesHA() {
+	s.t.Helper()
+	s.holds("/", "Sys.Console")
+	s.holds("/", "Sys.Audit")
+	isCluster := slices.ContainsFunc(list(s.t, s.get("/cluster/status")), func(row any) bool { return object(s.t, row)["type"] == "cluster" })
+	if !isCluster {
+		s.skipf("needs a cluster")
+	}
+}
+
+// newManaged makes a VM under HA; state may be "".
+func (s *server) newManaged(state string) int {
+	s.t.Helper()
+	id := s.newVM()
+	if r := s.do(http.MethodPost, haResources, "sid=vm:"+itoa(id), "state="+state); r.Code != http.StatusOK {
+		s.t.Fatalf("put VM %d under HA: %s", id, r.Status)
+	}
+	return id
+}
+
+// becomes waits until HA has started or stopped a VM.
+func (s *server) becomes(id int, want string) {
+	s.t.Helper()
+	for began := time.Now(); ; time.Sleep(time.Second) {
+		got := object(s.t, s.get(s.vm(id, "status/current")))
+		state := text(object(s.t, got["ha"])["state"])
+		if got["status"] == want && state == map[string]string{"running": "started", "stopped": "stopped"}[want] {
+			return
+		}
+		if time.Since(began) > 3*time.Minute {
+			if s.sim == nil && (state == "" || state == "queued") {
+				s.skipf("needs pve-ha-crm and pve-ha-lrm, which have not looked at the VM")
+			}
+			s.t.Fatalf("VM %d is %v, HA says %v; want %s", id, got["status"], got["ha"], want)
+		}
+	}
+}
+
+func TestHA(t *testing.T) {
+	story(t, "start and stop are requests, carried out some time later", 0, func(t *testing.T, s *server) {
+		s.managesHA()
+		id := s.newManaged("stopped")
+		s.becomes(id, "stopped")
+		for _, step := range []struct{ action, kind, now, later string }{
+			{"start", "hastart", "stopped", "running"},
+			{"stop", "hastop", "running", "stopped"},
+		} {
+			e := s.taskOK(http.MethodPost, s.vm(id, "status/"+step.action))
+			same(t, step.kind, e.kind())
+			if s.sim != nil { // a real manager may have had a round just now
+				same(t, step.now, object(t, s.get(s.vm(id, "status/current")))["status"])
+			}
+			s.becomes(id, step.later)
+			state := map[string]string{"running": "started", "stopped": "stopped"}[step.later]
+			same(t, state, object(t, s.get(haResources+"/vm:"+itoa(id)))["state"])
+		}
+	})
+	story(t, "removal needs purge", 0, func(t *testing.T, s *server) {
+		s.managesHA()
+		id := s.newManaged("stopped")
+		s.becomes(id, "stopped")
+		want := fmt.Sprintf("500 unable to remove VM %d - used in HA resources and purge parameter not set.", id)
+		wantRefusal(t, s.do(http.MethodDelete, s.vm(id, "")), want, nil)
+		s.taskOK(http.MethodDelete, s.vm(id, ""), "purge=1")
+		same(t, "", s.managedAs(id))
+	})
+	story(t, "ignored leaves the VM to others", 0, func(t *testing.T, s *server) {
+		s.managesHA()
+		id := s.newManaged("ignored")
+		same(t, "qmstart", strings.Split(s.taskOK(http.MethodPost, s.vm(id, "status/start")).UPID, ":")[5])
+		s.stop(id)
+	})
+	story(t, "its configuration needs Sys.Console", poorToken, func(t *testing.T, s *server) {
+		want := "403 Permission check failed (/, Sys.Console)"
+		sid := "vm:" + itoa(s.newVM())
+		wantRefusal(t, s.poor(http.MethodPost, haResources, "sid="+sid), want, nil)
+		wantRefusal(t, s.poor(http.MethodPut, haResources+"/"+sid, "state=stopped"), want, nil)
+		wantRefusal(t, s.poor(http.MethodDelete, haResources+"/"+sid), want, nil)
+	})
+	story(t, "a guest that powers itself off is started again", simulated, func(t *testing.T, s *server) {
+		s.managesHA()
+		id := s.newManaged("started")
+		s.becomes(id, "running")
+		must(t, s.sim.world.PowerOff(id))
+		s.wantStatus(id, "stopped")
+		s.becomes(id, "running")
+	})
+}
+
+func TestAgent(t *testing.T) {
+	const interfaces = "agent/network-get-interfaces"
+	for form, want := range map[string]string{
+		"agent=1": "QEMU guest agent is not running", "agent=0": "QEMU guest agent is not running", "cores=1": "No QEMU guest agent configured",
+	} {
+		story(t, "that nobody runs, "+form, 0, func(t *testing.T, s *server) {
+			s.holds("/vms", "VM.GuestAgent.Audit")
+			id, began := s.newVM(form), time.Now()
+			if form == "agent=1" {
+				wantRefusal(t, s.do(http.MethodGet, s.vm(id, interfaces)), fmt.Sprintf("500 VM %d is not running", id), nil)
+			}
+			s.start(id)
+			wantRefusal(t, s.do(http.MethodGet, s.vm(id, interfaces)), "500 "+want, nil)
+			wantTook(t, began, 0, 30*time.Second)
+		})
+	}
+}
+
+// wall gives a VM a firewall with rules that name a set, which names an alias.
+func (s *server) wall(id int) {
+	s.t.Helper()
+	at := s.vm(id, "firewall")
+	for _, request := range [][]string{
+		{http.MethodPost, "/aliases", "name=Desk", "cidr=192.0.2.7", "comment=Alice's"},
+		{http.MethodPost, "/ipset", "name=admins", "comment=who may"},
+		{http.MethodPost, "/ipset/admins", "cidr=192.0.2.128/28"},
+		{http.MethodPost, "/ipset/admins", "cidr=192.0.2.130", "nomatch=1", "comment=but not this"},
+		{http.MethodPost, "/rules", "type=in", "action=ACCEPT", "enable=1", "proto=tcp", "dport=50000", "source=+admins"},
+		{http.MethodPost, "/rules", "type=in", "action=DROP", "source=desk", "comment=comes before it"},
+		{http.MethodPut, "/options", "enable=1", "policy_in=DROP"},
+	} {
+		if r := s.do(request[0], at+request[1], request[2:]...); r.Code != http.StatusOK {
+			s.t.Fatalf("%s: %s %v", strings.Join(request, " "), r.Status, r.Errors)
+		}
+	}
+}
+
+// firewall is a VM's whole firewall, without checksums.
+func (s *server) firewall(id int) map[string]any {
+	s.t.Helper()
+	out := map[string]any{}
+	for _, part := range []string{"aliases", "ipset", "ipset/admins", "options", "rules"} {
+		data := s.get(s.vm(id, "firewall/"+part))
+		rows, isList := data.([]any)
+		if !isList {
+			rows = []any{data}
+		}
+		for _, row := range rows {
+			o := object(s.t, row)
+			delete(o, "digest")
+			delete(o, "ipversion") // in rules and aliases
+			for key, value := range o {
+				o[key] = text(value)
+			}
+		}
+		out[part] = rows
+	}
+	return out
+}
+
+func TestFirewall(t *testing.T) {
+	story(t, "a rule is added before all others, and is off unless it says otherwise", 0, func(t *testing.T, s *server) {
+		id := s.newVM()
+		s.wall(id)
+		want := map[string]any{
+			"aliases":      []any{map[string]any{"name": "Desk", "cidr": "192.0.2.7", "comment": "Alice's"}},
+			"ipset":        []any{map[string]any{"name": "admins", "comment": "who may"}},
+			"ipset/admins": []any{map[string]any{"cidr": "192.0.2.128/28"}, map[string]any{"cidr": "192.0.2.130", "nomatch": "1", "comment": "but not this"}},
+			"options":      []any{map[string]any{"enable": "1", "policy_in": "DROP"}},
+			"rules": []any{
+				map[string]any{"pos": "0", "type": "in", "action": "DROP", "enable": "0", "source": "desk", "comment": "comes before it"},
+				map[string]any{"pos": "1", "type": "in", "action": "ACCEPT", "enable": "1", "proto": "tcp", "dport": "50000", "source": "+admins"},
+			},
+		}
+		same(t, want, s.firewall(id))
+	})
+	story(t, "what it names must be there", 0, func(t *testing.T, s *server) {
+		id := s.newVM()
+		for source, want := range map[string]string{"nobody": "no such alias 'nobody'", "+nobody": "no such ipset 'nobody'"} {
+			r := s.do(http.MethodPost, s.vm(id, "firewall/rules"), "type=in", "action=DROP", "source="+source)
+			if got := strings.TrimSpace(r.Errors["source"]); r.Code != http.StatusBadRequest || got != want {
+				t.Errorf("%s: %s, source: %s", source, r.Status, got)
+			}
+		}
+	})
+	story(t, "it goes with the VM", 0, func(t *testing.T, s *server) {
+		id := s.newVM()
+		s.wall(id)
+		s.taskOK(http.MethodDelete, s.vm(id, ""))
+		s.taskOK(http.MethodPost, "/nodes/"+s.place.node+"/qemu", "vmid="+itoa(id))
+		same(t, 0, len(list(t, s.get(s.vm(id, "firewall/rules")))))
 	})
 }

@@ -1,11 +1,20 @@
 package contract
 
 import (
+	"context"
+	"errors"
 	"fmt"
+	"net/http"
+	"regexp"
+	"slices"
+	"strings"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/claim"
+	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim/world"
 )
 
@@ -213,4 +222,251 @@ func (u unfinished) isolated(t *testing.T, s *server, k int) {
 	}
 	x.wantAllThere(t)
 	s.sim.world.SetQuorum(true)
+}
+
+// errKilled is the result of every action of a killed process.
+var errKilled = errors.New("killed")
+
+// dying is a Proxmox for a process that will be killed: from some change on it makes no
+// more. It embeds only the reading methods.
+type dying struct {
+	cluster.Access
+	cluster.Inventory
+	cluster.Tasks
+	px    cluster.Proxmox
+	lives func(changes int, c mutation) bool
+	then  func(changes int) // called after each change; may be nil
+	done  int               // changes made
+	dead  bool
+}
+
+var _ cluster.Proxmox = (*dying)(nil)
+
+// mutation is a change that recast is about to make.
+type mutation struct {
+	what string // the method
+	set  map[string]string
+	del  []string
+}
+
+var newVolume = regexp.MustCompile(`^[^:,]+:\d+(?:\.\d+)?(?:,|$)`)
+
+// needsQuorum says whether Proxmox does part of it before it notices that it can't write
+// the configuration: it frees, renames or makes volumes, and then fails.
+func (m mutation) needsQuorum() bool {
+	for key, value := range m.set {
+		if cluster.IsDiskKey(key) && newVolume.MatchString(value) {
+			return true
+		}
+	}
+	return m.what == "delete" || m.what == "free" || m.what == "move" || slices.ContainsFunc(m.del, cluster.IsDiskKey)
+}
+
+// mortal is a Proxmox that makes changes while lives allows it.
+func mortal(px cluster.Proxmox, lives func(changes int, c mutation) bool) *dying {
+	return &dying{Access: px, Inventory: px, Tasks: px, px: px, lives: lives}
+}
+
+// immortal only counts.
+func immortal(int, mutation) bool { return true }
+
+// after allows n changes.
+func after(n int) func(int, mutation) bool {
+	return func(changes int, _ mutation) bool { return changes < n }
+}
+
+// untilClosed allows everything except closing the record, which is the last change.
+func untilClosed(_ int, c mutation) bool {
+	return !strings.Contains(c.set["description"], `"open":false`)
+}
+
+func (d *dying) do(c mutation, carryOut func() error) error {
+	if d.dead = d.dead || !d.lives(d.done, c); d.dead {
+		return errKilled
+	}
+	if err := carryOut(); err != nil {
+		return err
+	}
+	d.done++
+	if d.then != nil {
+		d.then(d.done)
+	}
+	return nil
+}
+
+func (d *dying) CreateVM(ctx context.Context, host string, id cluster.VMID, config map[string]string) error {
+	return d.do(mutation{what: "create", set: config}, func() error { return d.px.CreateVM(ctx, host, id, config) })
+}
+
+func (d *dying) SetConfig(ctx context.Context, vm cluster.VM, set map[string]string, del []string) error {
+	return d.do(mutation{what: "set", set: set, del: del}, func() error { return d.px.SetConfig(ctx, vm, set, del) })
+}
+
+func (d *dying) FreeDisk(ctx context.Context, vm cluster.VM, key string) error {
+	return d.do(mutation{what: "free"}, func() error { return d.px.FreeDisk(ctx, vm, key) })
+}
+
+func (d *dying) DeleteVM(ctx context.Context, vm cluster.VM) error {
+	return d.do(mutation{what: "delete"}, func() error { return d.px.DeleteVM(ctx, vm) })
+}
+
+func (d *dying) MoveDisk(ctx context.Context, vm cluster.VM, key string, to cluster.VMID, toKey string) error {
+	return d.do(mutation{what: "move"}, func() error { return d.px.MoveDisk(ctx, vm, key, to, toKey) })
+}
+
+func (d *dying) GrowDisk(ctx context.Context, vm cluster.VM, key, size string) error {
+	return d.do(mutation{what: "grow"}, func() error { return d.px.GrowDisk(ctx, vm, key, size) })
+}
+
+func (d *dying) Migrate(ctx context.Context, vm cluster.VM, to string) error {
+	return d.do(mutation{what: "migrate"}, func() error { return d.px.Migrate(ctx, vm, to) })
+}
+
+func (d *dying) SetPool(ctx context.Context, id cluster.VMID, pool string) error {
+	return d.do(mutation{what: "set pool"}, func() error { return d.px.SetPool(ctx, id, pool) })
+}
+
+func (d *dying) SetFirewall(ctx context.Context, vm cluster.VM, want cluster.FirewallConfig) error {
+	return d.do(mutation{what: "set firewall"}, func() error { return d.px.SetFirewall(ctx, vm, want) })
+}
+
+func (d *dying) RemoveHA(ctx context.Context, id cluster.VMID) error {
+	return d.do(mutation{what: "remove HA"}, func() error { return d.px.RemoveHA(ctx, id) })
+}
+
+func (d *dying) AddHA(ctx context.Context, r cluster.HAResource) error {
+	return d.do(mutation{what: "add HA"}, func() error { return d.px.AddHA(ctx, r) })
+}
+
+func (d *dying) SetHA(ctx context.Context, r cluster.HAResource) error {
+	return d.do(mutation{what: "set HA"}, func() error { return d.px.SetHA(ctx, r) })
+}
+
+func (d *dying) Start(ctx context.Context, vm cluster.VM) error {
+	return d.do(mutation{what: "start"}, func() error { return d.px.Start(ctx, vm) })
+}
+
+func (d *dying) Shutdown(ctx context.Context, vm cluster.VM, grace time.Duration) error {
+	return d.do(mutation{what: "shutdown"}, func() error { return d.px.Shutdown(ctx, vm, grace) })
+}
+
+func (d *dying) Stop(ctx context.Context, vm cluster.VM) error {
+	return d.do(mutation{what: "stop"}, func() error { return d.px.Stop(ctx, vm) })
+}
+
+// claimant is a process that wants the claim, with its own connection.
+func (s *server) claimant(id int, run string) *claim.Claim {
+	return &claim.Claim{
+		Proxmox: s.newClient(), Cluster: exchangeCluster, VMID: cluster.VMID(id), Host: s.place.node, Run: run,
+		Holder: claim.Holder{Host: "contract", Boot: "b", PID: len(run), Start: run},
+		Parked: true, // other tests exchange VMs under the same cluster's name
+	}
+}
+
+// beat is the counter of the claim's holder.
+func (s *server) beat(id int) int {
+	s.t.Helper()
+	state, found, err := claim.Peek([]cluster.VM{s.read(id)}, exchangeCluster, cluster.VMID(id))
+	if err != nil || !found {
+		s.t.Fatalf("no claim: %v", err)
+	}
+	return state.Beat
+}
+
+// TestClaim: one process at a time.
+func TestClaim(t *testing.T) {
+	story(t, "keeps a second process out, for as long as the first one lives", 0, func(t *testing.T, s *server) {
+		id := s.freeID()
+		held, err := s.claimant(id, "r1").Acquire(t.Context())
+		must(t, err)
+		began := s.beat(id)
+		if _, err := s.claimant(id, "r2").Acquire(t.Context()); fault.KindOf(err) != fault.Claimed || !strings.Contains(err.Error(), "run r1") {
+			t.Errorf("the second one: %v", err)
+		}
+		if now := s.beat(id); now <= began {
+			t.Errorf("the claim's counter stands at %d, stood at %d", now, began)
+		}
+		must(t, held.Check(t.Context()))
+		must(t, held.Release(t.Context()))
+		if r := s.do(http.MethodGet, s.vm(id, "config")); r.Code == http.StatusOK {
+			t.Error("given back, the claim is still there")
+		}
+		next, err := s.claimant(id, "r2").Acquire(t.Context())
+		must(t, err)
+		must(t, next.Release(t.Context()))
+	})
+	story(t, "is no other VM's number", 0, func(t *testing.T, s *server) {
+		id := s.newVM()
+		before := s.config(id)["digest"]
+		if _, err := s.claimant(id, "r1").Acquire(t.Context()); fault.KindOf(err) != fault.Refused {
+			t.Error(err)
+		}
+		same(t, before, s.config(id)["digest"])
+	})
+}
+
+// TestClaimTakenOver: a process that was stopped for long loses the claim, and changes
+// nothing any more; the process that has taken it over continues.
+func TestClaimTakenOver(t *testing.T) {
+	long(t)
+	run(t, 0, func(t *testing.T, s *server) {
+		id, x, px := s.freeID(), s.newPlainNode(), s.newClient()
+		beating, stopBeating := context.WithCancel(t.Context())
+		held, err := s.claimant(id, "r1").Acquire(beating)
+		must(t, err)
+		steps, err := x.open(held.Guard(px), cluster.Recreate, "r1")
+		must(t, err)
+		stopBeating()
+		began := time.Now()
+		next, err := s.claimant(id, "r2").Acquire(t.Context())
+		must(t, err)
+		wantTook(t, began, claim.Watch, 0)
+		parked := s.digest(x.park)
+		if err := s.carryOut(steps); fault.KindOf(err) != fault.Claimed || !strings.Contains(err.Error(), "run r2") {
+			t.Errorf("the first one continued: %v", err)
+		}
+		x.wantMachine(t, "of the first one", x.before)
+		same(t, parked, s.digest(x.park))
+		if err := x.resume(next.Guard(s.newClient()), cluster.Recreate, "r1", false); err != nil {
+			t.Errorf("the second one: %v", err)
+		}
+		x.wantMachine(t, "the second one", x.before.renewedBy("r1", x.serial()))
+		x.wantKept(t, "the second one", x.before.Drives["scsi0"])
+		must(t, next.Release(t.Context()))
+		s.intact(t)
+	})
+}
+
+// TestClaimLost takes the claim before each change of an exchange: neither that change nor
+// any later one is made.
+func TestClaimLost(t *testing.T) {
+	u := unfinished{strategy: cluster.Reimage}
+	var chosen slice
+	for k := range u.changesSimulated(t) {
+		chosen.story(t, fmt.Sprintf("before change %d", k+1), simulated, func(t *testing.T, s *server) {
+			id, x := s.freeID(), u.node(t, s)
+			held, err := s.claimant(id, "r1").Acquire(t.Context())
+			must(t, err)
+			px := mortal(held.Guard(s.newClient()), func(made int, _ mutation) bool {
+				if made == k {
+					s.usurp(id)
+				}
+				return true
+			})
+			if err := x.exchange(px, u.strategy, "r1"); fault.KindOf(err) != fault.Claimed || px.done != k {
+				t.Errorf("it made %d changes and ended with: %v", px.done, err)
+			}
+			x.wantAllThere(t)
+		})
+	}
+}
+
+// usurp has another process take over at once, as if it knew that the holder is dead.
+func (s *server) usurp(id int) {
+	s.t.Helper()
+	c := s.claimant(id, "usurper")
+	c.Dead = func(claim.Holder) bool { return true }
+	if _, err := c.Acquire(s.t.Context()); err != nil {
+		s.t.Error(err)
+	}
 }

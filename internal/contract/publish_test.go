@@ -2,8 +2,10 @@ package contract
 
 import (
 	"bytes"
+	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -13,6 +15,13 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/images"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/pve"
+	"github.com/recast-sh/recast/internal/pve/api"
 	"github.com/recast-sh/recast/internal/sim/world"
 )
 
@@ -73,9 +82,7 @@ func (s *server) isoSize(node, storage, name string) int {
 
 func (s *server) wantISO(name string, size int) {
 	s.t.Helper()
-	if got := s.isoSize(s.place.node, s.place.isoStorage, name); got != size {
-		s.t.Errorf("%s has %d bytes, want %d", name, got, size)
-	}
+	same(s.t, size, s.isoSize(s.place.node, s.place.isoStorage, name))
 }
 
 func (s *server) uploadOK(parts ...part) ended {
@@ -106,9 +113,7 @@ func TestUpload(t *testing.T) {
 	story(t, "verifies the sum in the task", 0, func(t *testing.T, s *server) {
 		name, wrong := s.isoName(), strings.Repeat("0", 64)
 		e := s.wait(s.upload(iso(), part{name: "checksum-algorithm", value: "sha256"}, part{name: "checksum", value: wrong}, file(name, "bytes")))
-		if want := fmt.Sprintf("checksum mismatch: got '%s' != expect '%s'", sum("bytes"), wrong); e.Exit != want {
-			t.Errorf("ended with %q, want %q", e.Exit, want)
-		}
+		same(t, fmt.Sprintf("checksum mismatch: got '%s' != expect '%s'", sum("bytes"), wrong), e.Exit)
 		s.wantISO(name, -1)
 	})
 	story(t, "takes fields from the query string", 0, func(t *testing.T, s *server) {
@@ -129,9 +134,7 @@ func TestUploadElsewhere(t *testing.T) {
 		if e.Exit != "OK" {
 			t.Fatalf("ended with %q", e.Exit)
 		}
-		if node := strings.Split(e.UPID, ":")[1]; node != s.place.node {
-			t.Errorf("a task of %s", node)
-		}
+		same(t, s.place.node, strings.Split(e.UPID, ":")[1])
 		same(t, 5, s.isoSize(s.place.node2, s.place.isoStorage, name))
 		if r := s.do(http.MethodDelete, "/nodes/"+s.place.node2+"/storage/"+s.place.isoStorage+"/content/iso/"+name); r.Code == http.StatusOK {
 			s.wait(r)
@@ -147,9 +150,7 @@ func TestUploadElsewhere(t *testing.T) {
 		}
 		same(t, 5, s.isoSize(s.place.node2, storage, name))
 		id := s.newVMOn(s.place.node2, "scsi0="+storage+":1")
-		if got := s.volumes(storage, id); len(got) != 1 {
-			t.Errorf("%s sees %q", s.place.node, got)
-		}
+		same(t, 1, len(s.volumes(storage, id)))
 	})
 }
 
@@ -211,36 +212,30 @@ func TestUploadNames(t *testing.T) {
 }
 
 func TestUploadRefused(t *testing.T) {
+	longName := strings.Repeat("x", 252) + ".iso"
+	checksum := []part{iso(), {name: "checksum", value: sum("bytes")}, {name: "checksum-algorithm", value: "sha256"}, file("%s", "bytes")}
 	tests := map[string]struct {
-		parts  func(name string) []part
+		parts  []part // %s is the name of the file
 		status string
 		errors map[string]string
 	}{
-		"checksum before its algorithm": {
-			func(name string) []part {
-				return []part{iso(), {name: "checksum", value: sum("bytes")}, {name: "checksum-algorithm", value: "sha256"}, file(name, "bytes")}
-			},
-			"400 Bad Request", nil,
-		},
-		"a field that is none": {
-			func(name string) []part { return []part{iso(), {name: "nosuch", value: "1"}, file(name, "bytes")} }, "400 Bad Request", nil,
-		},
-		"content after the file": {
-			func(name string) []part { return []part{file(name, "bytes"), iso()} }, refused, map[string]string{"content": missing},
-		},
+		"checksum before its algorithm": {checksum, "400 Bad Request", nil},
+		"a field that is none":          {[]part{iso(), {name: "nosuch", value: "1"}, file("%s", "bytes")}, "400 Bad Request", nil},
+		"content after the file":        {[]part{file("%s", "bytes"), iso()}, refused, map[string]string{"content": missing}},
 		"another extension": {
-			func(name string) []part { return []part{iso(), file(name+".txt", "bytes")} }, refused, map[string]string{"filename": "wrong file extension"},
+			[]part{iso(), file("%s.txt", "bytes")}, refused, map[string]string{"filename": "wrong file extension"},
 		},
 		"a name of more than 255 characters": {
-			func(string) []part { return []part{iso(), file(strings.Repeat("x", 252)+".iso", "bytes")} },
-			refused,
-			map[string]string{"filename": "value may only be 255 characters long"},
+			[]part{iso(), file(longName, "bytes")}, refused, map[string]string{"filename": "value may only be 255 characters long"},
 		},
 	}
 	for name, test := range tests {
 		story(t, name, 0, func(t *testing.T, s *server) {
 			name := s.isoName()
-			got := s.upload(test.parts(name)...)
+			for i, p := range test.parts {
+				test.parts[i].file = strings.Replace(p.file, "%s", name, 1)
+			}
+			got := s.upload(test.parts...)
 			wantRefusal(t, got, test.status, test.errors)
 			if test.errors == nil && len(got.Body) > 0 {
 				t.Errorf("body %q", got.Body)
@@ -289,9 +284,7 @@ func TestUploadStorages(t *testing.T) {
 		}
 		want := "403 Permission check failed (/storage/" + s.place.isoStorage + ", Datastore.AllocateTemplate)"
 		s.http.CloseIdleConnections() // a reused connection gets another answer:
-		if got := s.send(upload()); got.Status != want {
-			t.Errorf("%s, want %s", got.Status, want)
-		}
+		same(t, want, s.send(upload()).Status)
 		s.get("/version")
 		if got := s.send(upload()); got.Status != "400 bad request" && got.Status != want {
 			t.Errorf("%s, want 400 bad request, or %s", got.Status, want)
@@ -319,4 +312,226 @@ func (s *server) storageConfig(id string) map[string]any {
 	}
 	s.t.Fatalf("no storage %s", id)
 	return nil
+}
+
+// upload is content for the ISO storage of the node, in the form for recast's client.
+func (s *server) clientUpload(name, content string) images.Upload {
+	return images.Upload{
+		Host: s.place.node, Storage: s.place.isoStorage, Name: name, SizeBytes: int64(len(content)), SHA256: sum(content),
+		Open: func() (io.ReadCloser, error) { return io.NopCloser(strings.NewReader(content)), nil },
+	}
+}
+
+func (s *server) clientUploadOK(name, content string) {
+	s.t.Helper()
+	must(s.t, s.client.Upload(s.t.Context(), s.clientUpload(name, content)))
+}
+
+// stored is the ISO as the client lists it, without its time.
+func (s *server) stored(node, storage, name string) (images.StoredISO, bool) {
+	s.t.Helper()
+	isos, err := s.client.ISOs(s.t.Context(), node, storage)
+	must(s.t, err)
+	i := slices.IndexFunc(isos, func(iso images.StoredISO) bool { return iso.Name == name })
+	if i < 0 {
+		return images.StoredISO{}, false
+	}
+	if age := time.Since(isos[i].Changed); age < -time.Hour || age > time.Hour {
+		s.t.Errorf("%s was changed %s ago", name, age)
+	}
+	isos[i].Changed = time.Time{}
+	return isos[i], true
+}
+
+func TestClientUpload(t *testing.T) {
+	long(t)
+	large := string(bytes.Repeat([]byte("0123456789abcdef\r\n--"), 200_000)) // 4 MB, with the beginnings of boundaries
+	story(t, "stores an ISO", 0, func(t *testing.T, s *server) {
+		name := s.isoName()
+		u := s.clientUpload(name, large)
+		var last int64
+		u.Progress = func(sent int64) { last = sent }
+		must(t, s.client.Upload(t.Context(), u))
+		size, found, err := s.client.ISO(t.Context(), u.Host, u.Storage, name)
+		same(t, fmt.Sprint(u.SizeBytes, true, nil, u.SizeBytes), fmt.Sprint(size, found, err, last))
+		got, _ := s.stored(u.Host, u.Storage, name)
+		same(t, images.StoredISO{Host: u.Host, Storage: u.Storage, Name: name, SizeBytes: u.SizeBytes}, got)
+	})
+	story(t, "stores nothing that has another checksum", 0, func(t *testing.T, s *server) {
+		u := s.clientUpload(s.isoName(), large)
+		u.SHA256 = sum("other")
+		err := s.client.Upload(t.Context(), u)
+		if e, ok := errors.AsType[*api.TaskError](err); !ok || !strings.HasPrefix(e.Exit, "checksum mismatch: got '"+sum(large)) {
+			t.Errorf("error is %v", err)
+		}
+		s.wantISO(u.Name, -1)
+	})
+	story(t, "is cancelled, and the next one succeeds", 0, func(t *testing.T, s *server) {
+		ctx, cancel := context.WithCancel(t.Context())
+		u := s.clientUpload(s.isoName(), large)
+		u.Progress = func(int64) { cancel() }
+		wantError(t, context.Canceled, s.client.Upload(ctx, u))
+		s.clientUploadOK(u.Name, large)
+		s.wantISO(u.Name, len(large))
+	})
+}
+
+func TestClientUploadElsewhere(t *testing.T) {
+	story(t, "goes to another node through this one", secondNode|deleteISOs, func(t *testing.T, s *server) {
+		u := s.clientUpload(s.isoName(), "somewhere else")
+		u.Host = s.place.node2
+		t.Cleanup(func() {
+			if err := s.client.DeleteISO(context.WithoutCancel(t.Context()), images.StoredISO{Host: u.Host, Storage: u.Storage, Name: u.Name}); err != nil {
+				t.Error(err)
+			}
+		})
+		if err := s.client.Upload(t.Context(), u); err != nil {
+			s.crosses(err.Error())
+			t.Fatal(err)
+		}
+		if got, found := s.stored(u.Host, u.Storage, u.Name); !found || got.SizeBytes != u.SizeBytes {
+			t.Errorf("%+v", got)
+		}
+	})
+	story(t, "says which storage there is not", 0, func(t *testing.T, s *server) {
+		u := s.clientUpload(s.isoName(), "x")
+		u.Storage = "nosuch-storage"
+		if err := s.client.Upload(t.Context(), u); err == nil {
+			t.Error("no error")
+		}
+		s.holds("/storage/"+u.Storage, "Datastore.Audit")
+		if _, err := s.client.Storage(t.Context(), u.Host, u.Storage); !errors.Is(err, images.ErrNoStorage) {
+			t.Errorf("error is %v", err)
+		}
+	})
+}
+
+// clientDownload is what the node must fetch from a dead address.
+func (s *server) clientDownload(name, content string) images.Download {
+	return images.Download{
+		Host: s.place.node, Storage: s.place.isoStorage, Name: name, SizeBytes: int64(len(content)), SHA256: sum(content),
+		URL: "http://127.0.0.1:1/" + name,
+	}
+}
+
+func TestClientDownload(t *testing.T) {
+	story(t, "compares a file that is there and fetches nothing", 0, func(t *testing.T, s *server) {
+		s.fetches()
+		name := s.isoName()
+		s.clientUploadOK(name, "mine")
+		must(t, s.client.Download(t.Context(), s.clientDownload(name, "mine")))
+		wantError(t, images.ErrOtherContent, s.client.Download(t.Context(), s.clientDownload(name, "ours")))
+		s.wantISO(name, 4)
+	})
+	story(t, "fails where nobody answers", 0, func(t *testing.T, s *server) {
+		s.fetches()
+		d := s.clientDownload(s.isoName(), "mine")
+		if _, err := s.client.URLSize(t.Context(), d.Host, d.URL); err == nil {
+			t.Error("its size is known")
+		}
+		err := s.client.Download(t.Context(), d)
+		if _, failed := errors.AsType[*api.TaskError](err); !failed || errors.Is(err, images.ErrOtherContent) {
+			t.Errorf("error is %v", err)
+		}
+		s.wantISO(d.Name, -1)
+	})
+	story(t, "fetches what has the checksum", simulated, func(t *testing.T, s *server) {
+		s.fetches()
+		link := web(t, s) + "/image.iso"
+		for content, is := range map[string]error{"an image!": images.ErrOtherContent, "the image": nil} {
+			d := s.clientDownload(s.isoName(), content)
+			d.URL = link
+			if size, err := s.client.URLSize(t.Context(), d.Host, d.URL); size != 9 || err != nil {
+				t.Errorf("%d bytes, %v", size, err)
+			}
+			wantError(t, is, s.client.Download(t.Context(), d))
+			want := -1
+			if is == nil {
+				want = 9
+			}
+			s.wantISO(d.Name, want)
+		}
+	})
+	story(t, "knows what the token may not", poorToken, func(t *testing.T, s *server) {
+		why, err := s.poorClient().MayDownload(t.Context(), s.place.node, s.place.isoStorage)
+		if want := "the token has no Datastore.AllocateTemplate on /storage/" + s.place.isoStorage; why != want || err != nil {
+			t.Errorf("%q, %v", why, err)
+		}
+		s.fetches()
+		if why, err := s.client.MayDownload(t.Context(), s.place.node, s.place.isoStorage); why != "" || err != nil {
+			t.Errorf("with the token of the suite: %q, %v", why, err)
+		}
+	})
+}
+
+func (s *server) poorClient() *pve.Client {
+	s.t.Helper()
+	o := s.trusting()
+	o.Token = cluster.Secret(s.place.poor)
+	return s.connect(o)
+}
+
+// uses are the configurations that name a file, as recast's client reads them. A real
+// server's token may not see every VM.
+func (s *server) uses(name string) []string {
+	s.t.Helper()
+	all, err := s.client.Uses(s.t.Context())
+	if s.sim == nil && fault.KindOf(err) == fault.Refused {
+		s.skipf("needs a token that sees every VM: %v", err)
+	}
+	must(s.t, err)
+	var by []string
+	for _, u := range all {
+		if slices.ContainsFunc(u.Values, func(v string) bool { return strings.Contains(v, name) }) {
+			by = append(by, u.By)
+		}
+	}
+	return by
+}
+
+func TestClientUses(t *testing.T) {
+	story(t, "of VMs, of what a running one is to lose, of snapshots", 0, func(t *testing.T, s *server) {
+		name := s.isoName()
+		s.clientUploadOK(name, strings.Repeat("iso\n", 16<<10))
+		volid := s.place.isoStorage + ":iso/" + name
+		same(t, []string(nil), s.uses(name))
+		id := s.newVM("ide2=" + volid + ",media=cdrom")
+		vm := s.read(id).String()
+		wantUses := func(when string, want ...string) {
+			t.Helper()
+			if diff := cmp.Diff(want, s.uses(name)); diff != "" {
+				t.Errorf("%s (-want +got):\n%s", when, diff)
+			}
+		}
+		wantUses("in a drive", vm)
+		s.start(id)
+		s.put(s.vm(id, "config"), "delete=ide2")
+		wantUses("to be removed at the next stop", vm)
+		s.stop(id)
+		wantUses("after the stop")
+		if !slices.Contains(s.privileges("/vms/"+itoa(id)), "VM.Snapshot") {
+			return
+		}
+		s.put(s.vm(id, "config"), "ide2="+volid+",media=cdrom")
+		s.taskOK(http.MethodPost, s.vm(id, "snapshot"), "snapname=before")
+		s.put(s.vm(id, "config"), "delete=ide2")
+		wantUses("in a snapshot alone", "snapshot before of "+vm)
+	})
+	story(t, "are not told a token that does not see every VM", poorToken, func(t *testing.T, s *server) {
+		if uses, err := s.poorClient().Uses(t.Context()); fault.KindOf(err) != fault.Refused {
+			t.Errorf("%v, error %v", uses, err)
+		}
+	})
+}
+
+func TestClientDeleteISO(t *testing.T) {
+	story(t, "deletes it, also while a VM has it in a drive, and also twice", deleteISOs, func(t *testing.T, s *server) {
+		name := s.isoName()
+		s.clientUploadOK(name, "iso")
+		s.newVM("ide2=" + s.place.isoStorage + ":iso/" + name + ",media=cdrom")
+		for range 2 {
+			must(t, s.client.DeleteISO(t.Context(), images.StoredISO{Host: s.place.node, Storage: s.place.isoStorage, Name: name}))
+			s.wantISO(name, -1)
+		}
+	})
 }

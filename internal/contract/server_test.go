@@ -1,13 +1,23 @@
+// Every process of these tests does its own handshakes, and a third of their cost would be
+// ML-KEM, which is not under test.
+//
+//go:debug tlsmlkem=0
+
 package contract
 
 import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
+	"iter"
+	"maps"
 	"net/http"
 	"net/url"
+	"regexp"
+	"runtime/debug"
 	"slices"
 	"strconv"
 	"strings"
@@ -21,6 +31,67 @@ import (
 
 	"github.com/recast-sh/recast/internal/pve"
 )
+
+// TestMain makes garbage collection rarer: each test's datacentre is dropped as a whole,
+// and collecting would take a quarter of the time.
+func TestMain(m *testing.M) {
+	debug.SetGCPercent(400)
+	m.Run()
+}
+
+// slice selects a few of many similar cases in a short run; the full suite runs all.
+type slice struct{ seen int }
+
+func (s *slice) next() bool {
+	s.seen++
+	return !testing.Short() || s.seen%32 == 1
+}
+
+// story is one of those cases.
+func (s *slice) story(t *testing.T, name string, n needs, test func(t *testing.T, s *server)) {
+	t.Helper()
+	if s.next() {
+		story(t, name, n, test)
+	}
+}
+
+func long(t *testing.T) {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("long: make stories")
+	}
+}
+
+// inOrder yields cases by name, so that short runs always select the same.
+func inOrder[V any](cases map[string]V) iter.Seq2[string, V] {
+	return func(yield func(string, V) bool) {
+		for _, name := range slices.Sorted(maps.Keys(cases)) {
+			if !yield(name, cases[name]) {
+				return
+			}
+		}
+	}
+}
+
+// TestSuite checks the suite's own promise: everything that it makes is removed, even
+// volumes that no VM refers to.
+func TestSuite(t *testing.T) {
+	story(t, "removes what it made", 0, func(t *testing.T, s *server) {
+		id := s.newVM("scsi0="+s.place.storage+":1,serial=a", "protection=1", "kvm=0")
+		s.start(id)
+		orphan := s.newVM("scsi0=" + s.place.storage + ":1")
+		s.taskOK(http.MethodPost, s.vm(orphan, "move_disk"), "disk=scsi0", "target-vmid="+itoa(id), "target-disk=scsi1")
+		s.removeAll()
+		for _, vm := range []int{id, orphan} {
+			if node, found := s.where(vm); found {
+				t.Errorf("VM %d is still on %s", vm, node)
+			}
+			if left := s.volumes(s.place.storage, vm); len(left) > 0 {
+				t.Errorf("VM %d has left %q", vm, left)
+			}
+		}
+	})
+}
 
 // needs are the requirements of a test; combine them with |.
 type needs uint8
@@ -61,9 +132,7 @@ type place struct {
 
 // next cycles through the range, so that a test does not meet leftovers of the previous
 // one under the same number: tasks, and the cluster's cached state.
-func (p place) next() int {
-	return p.first + int((p.taken.Add(1)-1)%int64(p.last-p.first+1))
-}
+func (p place) next() int { return p.first + int((p.taken.Add(1)-1)%int64(p.last-p.first+1)) }
 
 // lacks lists the requirements that the place does not meet, by name.
 func (p place) lacks(n needs) []string {
@@ -114,7 +183,6 @@ func story(t *testing.T, name string, n needs, test func(t *testing.T, s *server
 	t.Run(name, func(t *testing.T) { run(t, n, test) })
 }
 
-// same requires two values to be equal.
 func same(t *testing.T, want, got any, options ...cmp.Option) {
 	t.Helper()
 	if diff := cmp.Diff(want, got, options...); diff != "" {
@@ -122,7 +190,43 @@ func same(t *testing.T, want, got any, options ...cmp.Option) {
 	}
 }
 
-// must ends the test on an error.
+// wantPrefix requires a text to begin with want, wantPart to have it inside, wantMatch to match a pattern.
+func wantPrefix(t *testing.T, want, got string) {
+	t.Helper()
+	if !strings.HasPrefix(got, want) {
+		t.Errorf("%q, want %q…", got, want)
+	}
+}
+
+func wantPart(t *testing.T, want, got string) {
+	t.Helper()
+	if !strings.Contains(got, want) {
+		t.Errorf("%q, want …%q…", got, want)
+	}
+}
+
+func wantMatch(t *testing.T, pattern, got string) {
+	t.Helper()
+	if !regexp.MustCompile(pattern).MatchString(got) {
+		t.Errorf("%q, want %s", got, pattern)
+	}
+}
+
+func wantError(t *testing.T, want, got error) {
+	t.Helper()
+	if !errors.Is(got, want) {
+		t.Errorf("error is %v, want %v", got, want)
+	}
+}
+
+// wantTook requires the time since then to be in a range; to is 0 where there is no limit.
+func wantTook(t *testing.T, began time.Time, from, to time.Duration) {
+	t.Helper()
+	if took := time.Since(began); took < from || to > 0 && took > to {
+		t.Errorf("after %v, want %v to %v", took, from, to)
+	}
+}
+
 func must(t *testing.T, err error) {
 	t.Helper()
 	if err != nil {
@@ -140,7 +244,6 @@ func (s *server) skipf(format string, args ...any) {
 	s.t.Skipf(format, args...)
 }
 
-// reply is an answer as received.
 type reply struct {
 	Status  string // "500 no options specified"
 	Code    int
@@ -263,7 +366,6 @@ func (s *server) put(path string, form ...string) {
 	}
 }
 
-// ended is the result of a task.
 type ended struct {
 	UPID string
 	Exit string // "OK", "WARNINGS: 1", or the error
@@ -276,7 +378,6 @@ func (s *server) task(method, path string, form ...string) ended {
 	return s.wait(s.do(method, path, form...))
 }
 
-// taskOK is a task that must succeed.
 func (s *server) taskOK(method, path string, form ...string) ended {
 	s.t.Helper()
 	e := s.task(method, path, form...)
@@ -317,7 +418,6 @@ func (s *server) log(path string) []string {
 // kind is the task's type: "qmstart".
 func (e ended) kind() string { return strings.Split(e.UPID, ":")[5] }
 
-// rows reads a list of objects.
 func (s *server) rows(path string, form ...string) (out []map[string]any) {
 	s.t.Helper()
 	for _, row := range list(s.t, s.get(path, form...)) {
@@ -326,7 +426,6 @@ func (s *server) rows(path string, form ...string) (out []map[string]any) {
 	return out
 }
 
-// object is a JSON object of an answer.
 func object(t *testing.T, data any) map[string]any {
 	t.Helper()
 	o, ok := data.(map[string]any)
@@ -336,7 +435,6 @@ func object(t *testing.T, data any) map[string]any {
 	return o
 }
 
-// list is a JSON list of an answer.
 func list(t *testing.T, data any) []any {
 	t.Helper()
 	l, ok := data.([]any)

@@ -79,26 +79,22 @@ func (s *server) config(id int) map[string]string {
 	return out
 }
 
-// digest is that of a VM's present configuration.
 func (s *server) digest(id int) string {
 	s.t.Helper()
 	return s.config(id)["digest"]
 }
 
-// volid is the volume of a VM's key.
 func (s *server) volid(id int, key string) string {
 	s.t.Helper()
 	volid, _, _ := strings.Cut(s.config(id)[key], ",")
 	return volid
 }
 
-// pendingRow is a key of a VM's configuration with its pending change.
 type pendingRow struct {
 	Value, Pending string
 	Delete         string // "1", or "2" with force
 }
 
-// pending is a VM's configuration with pending changes.
 func (s *server) pending(id int) map[string]pendingRow {
 	s.t.Helper()
 	out := map[string]pendingRow{}

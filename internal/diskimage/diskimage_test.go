@@ -26,6 +26,13 @@ const (
 	mib       = 1 << 20
 )
 
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
 func talos(t testing.TB) artefact.Image {
 	t.Helper()
 	return artefact.Image{
@@ -38,9 +45,7 @@ func talos(t testing.TB) artefact.Image {
 func image(t testing.TB, form artefact.DiskForm) []byte {
 	t.Helper()
 	b, err := artefact.DiskImage(talos(t), form)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return b
 }
 
@@ -48,22 +53,16 @@ func image(t testing.TB, form artefact.DiskForm) []byte {
 func raw(t testing.TB, b []byte) []byte {
 	t.Helper()
 	d, err := qcow2.Open(bytes.NewReader(b), int64(len(b)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	disk, err := io.ReadAll(io.NewSectionReader(d, 0, d.Size()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return disk
 }
 
 func packed(t testing.TB, disk []byte) []byte {
 	t.Helper()
 	b, err := artefact.QCOW2(disk, artefact.Plain)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return b
 }
 
@@ -88,16 +87,12 @@ func TestOpen(t *testing.T) {
 		"only META of GRUB": {artefact.DiskForm{BIOS: true}, dual[2:]},
 	}
 	want, err := artefact.UKI(talos(t))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			got, err := open(image(t, test.form))
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			if diff := cmp.Diff(test.meta, got.Meta); diff != "" || got.BIOS != test.form.BIOS || got.SizeBytes%mib != 0 {
 				t.Errorf("BIOS %t, %d bytes, META (-want +got):\n%s", got.BIOS, got.SizeBytes, diff)
 			}

@@ -1,19 +1,146 @@
 package pve
 
 import (
+	"errors"
 	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/pve/api"
 	"github.com/recast-sh/recast/internal/pve/api/apitest"
 	"github.com/recast-sh/recast/internal/sim/apidoc/apidoctest"
 	"github.com/recast-sh/recast/internal/sim/pveapi"
 	"github.com/recast-sh/recast/internal/sim/record"
 	"github.com/recast-sh/recast/internal/sim/world"
 )
+
+// testUPID names a task on pve1.
+const testUPID = "UPID:pve1:0000ABCD:00012345:386D4380:qmdestroy:101:recast@pve!roll:"
+
+type (
+	route = apitest.Route
+	fake  = apitest.Fake
+
+	routes = map[string][]route // answers in turn, by request
+)
+
+var (
+	data, raw, after, changes = apitest.Data, apitest.Raw, apitest.After, apitest.Changes
+
+	lost route = apitest.Lost
+)
+
+// site is a network with fakes of Proxmox nodes.
+type site struct{ *apitest.Site }
+
+func newSite(t *testing.T) site { return site{apitest.NewSite(t)} }
+
+// client returns a client of the given hosts that trusts the site's certificate.
+func (s site) client(t *testing.T, hosts ...string) *Client {
+	t.Helper()
+	return s.clientWith(t, api.Options{RootCAs: s.Pool(), Poll: time.Second}, hosts...)
+}
+
+func (s site) clientWith(t *testing.T, o api.Options, hosts ...string) *Client {
+	t.Helper()
+	for _, h := range hosts {
+		o.Endpoints = append(o.Endpoints, "https://"+h+":8006")
+	}
+	if o.Token == nil {
+		o.Token = []byte(apitest.Token)
+	}
+	if o.Dial == nil {
+		o.Dial = s.Net.Dialer().DialContext
+	}
+	c, err := New(o)
+	must(t, err)
+	t.Cleanup(c.Close)
+	return c
+}
+
+// onNode runs a test in a bubble with a fake of one node and a client of it.
+func onNode(t *testing.T, test func(t *testing.T, pve1 *fake, c *Client)) {
+	t.Helper()
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t)
+		pve1 := s.Node(t, "pve1")
+		test(t, pve1, s.client(t, "pve1"))
+	})
+}
+
+func runOnNode(t *testing.T, name string, test func(t *testing.T, pve1 *fake, c *Client)) {
+	t.Helper()
+	t.Run(name, func(t *testing.T) { onNode(t, test) })
+}
+
+// onEachNode runs each row of a table with a node of its own, all at the same time.
+func onEachNode[T any](t *testing.T, rows map[string]T, test func(t *testing.T, pve1 *fake, c *Client, row T)) {
+	t.Helper()
+	t.Parallel()
+	for name, row := range rows {
+		runOnNode(t, name, func(t *testing.T, pve1 *fake, c *Client) { test(t, pve1, c, row) })
+	}
+}
+
+// inLab runs a test in a lab of its own, beside the others.
+func inLab(t *testing.T, test func(t *testing.T, l lab)) {
+	t.Helper()
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) { test(t, newLab(t)) })
+}
+
+func runInLab(t *testing.T, name string, test func(t *testing.T, l lab)) {
+	t.Helper()
+	t.Run(name, func(t *testing.T) { inLab(t, test) })
+}
+
+// inEachLab runs each row of a table in a lab of its own, all at the same time.
+func inEachLab[T any](t *testing.T, rows map[string]T, test func(t *testing.T, l lab, row T)) {
+	t.Helper()
+	t.Parallel()
+	for name, row := range rows {
+		runInLab(t, name, func(t *testing.T, l lab) { test(t, l, row) })
+	}
+}
+
+func runInBubble(t *testing.T, name string, test func(t *testing.T)) {
+	t.Helper()
+	t.Run(name, func(t *testing.T) {
+		t.Parallel()
+		synctest.Test(t, test)
+	})
+}
+
+// wantError requires an error that wraps is and has part in its text, or none if neither is given.
+func wantError(t *testing.T, err, is error, part string) {
+	t.Helper()
+	if is == nil && part == "" {
+		must(t, err)
+	} else if err == nil || !strings.Contains(err.Error(), part) || is != nil && !errors.Is(err, is) {
+		t.Errorf("error is %v, want %v with %q in it", err, is, part)
+	}
+}
+
+// within requires no more time to have passed since then.
+func within(t *testing.T, began time.Time, limit time.Duration) {
+	t.Helper()
+	if took := time.Since(began); took > limit {
+		t.Errorf("took %s, more than %s", took, limit)
+	}
+}
+
+func same(t *testing.T, what string, want, got any, options ...cmp.Option) {
+	t.Helper()
+	if diff := cmp.Diff(want, got, options...); diff != "" {
+		t.Errorf("%s (-want +got):\n%s", what, diff)
+	}
+}
 
 // obedient is a guest that powers off on request, after a while.
 type obedient struct{ hw *world.Hardware }
@@ -79,9 +206,8 @@ func must(t testing.TB, err error) {
 // TestVolumesOfEachHost: on a local storage, the same volid names a different volume
 // on each host, or none.
 func TestVolumesOfEachHost(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		l, ctx := newLab(t), t.Context()
+	inLab(t, func(t *testing.T, l lab) {
+		ctx := t.Context()
 		l.world.AddStorage(world.Storage{ID: "pool", Type: "dir", Shared: true, Content: []string{"images"}})
 		must(t, l.world.DefineVM("pve2", 9021, map[string]string{"scsi0": "fast:1", "scsi1": "pool:1"}, nil))
 		for _, c := range []struct {

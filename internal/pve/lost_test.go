@@ -3,6 +3,7 @@ package pve
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"io"
 	"maps"
 	"net/http"
@@ -143,6 +144,11 @@ func lostChanges() map[string]lostChange {
 	return all
 }
 
+// setting sets and deletes keys of VM 9011.
+func setting(set map[string]string, del ...string) func(*testing.T, lab) error {
+	return func(t *testing.T, l lab) error { return l.SetConfig(t.Context(), l.read(t, 9011), set, del) }
+}
+
 // lostSwitches turn the VM and Proxmox HA on and off.
 func lostSwitches() map[string]lostChange {
 	running := func(l lab) bool { vm, err := l.world.LookupVM("pve1", 9011); return err == nil && vm.Running }
@@ -210,16 +216,12 @@ func lostEdits() map[string]lostChange {
 			again: true,
 		},
 		"set": {
-			do: func(t *testing.T, l lab) error {
-				return l.SetConfig(t.Context(), l.read(t, 9011), map[string]string{"onboot": "1", "boot": "order=scsi0"}, []string{"agent"})
-			},
+			do:    setting(map[string]string{"onboot": "1", "boot": "order=scsi0"}, "agent"),
 			done:  func(l lab) bool { return config(l, 9011, "onboot") == "1" && config(l, 9011, "agent") == "" },
 			again: true, atOnce: true,
 		},
 		"set a drive": {
-			do: func(t *testing.T, l lab) error {
-				return l.SetConfig(t.Context(), l.read(t, 9011), map[string]string{"scsi5": "fast:1,serial=b"}, []string{"ide2"})
-			},
+			do: setting(map[string]string{"scsi5": "fast:1,serial=b"}, "ide2"),
 			done: func(l lab) bool {
 				return strings.Contains(config(l, 9011, "scsi5"), "serial=b") && config(l, 9011, "ide2") == ""
 			},
@@ -285,12 +287,8 @@ func TestLostAnswer(t *testing.T) {
 				if errors.Is(err, cluster.ErrLostAnswer) != lost || !lost && err != nil {
 					t.Errorf("error is %v; want a lost answer: %v", err, lost)
 				}
-				if tc.done(lossy.lab) != done {
-					t.Errorf("done: %v, want %v; error %v", !done, done, err)
-				}
-				if took := time.Since(began); took > 5*time.Minute {
-					t.Errorf("took %s", took)
-				}
+				same(t, "done", done, tc.done(lossy.lab))
+				within(t, began, 5*time.Minute)
 			})
 		}
 	}
@@ -332,22 +330,10 @@ func TestLostAnswerAndAnotherProcess(t *testing.T) {
 			},
 			cluster.ErrExists,
 		},
-		"another configuration": {
-			func(t *testing.T, l lab) {
-				must(t, l.world.SetConfig("recast@pve!roll", "pve1", world.ChangeRequest{ID: 9011, Set: map[string]string{"cores": "3"}}))
-			},
-			func(t *testing.T, l lab) error {
-				return l.SetConfig(t.Context(), l.read(t, 9011), map[string]string{"onboot": "1"}, nil)
-			},
-			cluster.ErrChanged,
-		},
+		"another configuration": {someoneElse, setting(map[string]string{"onboot": "1"}), cluster.ErrChanged},
 		"another configuration, not the drive": {
-			func(t *testing.T, l lab) {
-				must(t, l.world.SetConfig("recast@pve!roll", "pve1", world.ChangeRequest{ID: 9011, Set: map[string]string{"cores": "3"}}))
-			},
-			func(t *testing.T, l lab) error {
-				return l.SetConfig(t.Context(), l.read(t, 9011), map[string]string{"scsi1": "fast:2,serial=data-wk1,discard=on"}, nil)
-			},
+			someoneElse,
+			setting(map[string]string{"scsi1": "fast:2,serial=data-wk1,discard=on"}),
 			cluster.ErrChanged,
 		},
 		"another configuration, by a worker": {
@@ -355,9 +341,7 @@ func TestLostAnswerAndAnotherProcess(t *testing.T) {
 				_, err := l.world.SetConfigTask("recast@pve!roll", "pve1", world.ChangeRequest{ID: 9011, Set: map[string]string{"cores": "3"}})
 				must(t, err)
 			},
-			func(t *testing.T, l lab) error {
-				return l.SetConfig(t.Context(), l.read(t, 9011), map[string]string{"ide2": "none,media=cdrom"}, []string{"scsi1"})
-			},
+			setting(map[string]string{"ide2": "none,media=cdrom"}, "scsi1"),
 			cluster.ErrChanged,
 		},
 	}
@@ -370,9 +354,85 @@ func TestLostAnswerAndAnotherProcess(t *testing.T) {
 				lost(w, r)
 			}
 			lossy.arm()
-			if err := tc.do(t, l); !errors.Is(err, tc.is) {
-				t.Errorf("error is %v, want %v", err, tc.is)
-			}
+			wantError(t, tc.do(t, l), tc.is, "")
 		})
 	}
+}
+
+// TestLostAnswerOfALateChange: a change arrives after we stopped waiting for its
+// answer.
+func TestLostAnswerOfALateChange(t *testing.T) {
+	t.Parallel()
+	for name, tc := range lostChanges() {
+		runInBubble(t, name, func(t *testing.T) {
+			lossy := tc.in(t, loss{before: true})
+			var wg sync.WaitGroup
+			lossy.loss.answer = func(_ http.ResponseWriter, r *http.Request) {
+				later := copied(t, r)
+				wg.Go(func() {
+					defer func() { _ = recover() }()
+					time.Sleep(12 * time.Second)
+					lossy.api.ServeHTTP(httptest.NewRecorder(), later)
+				})
+				panic(http.ErrAbortHandler)
+			}
+			tc.wantDone(t, lossy.lab)
+			wg.Wait()
+		})
+	}
+}
+
+// TestLostAnswerIsOvertaken: a change arrives just before its second request: that
+// is refused, and the change is done.
+func TestLostAnswerIsOvertaken(t *testing.T) {
+	t.Parallel()
+	for name, tc := range lostChanges() {
+		if !tc.again {
+			continue
+		}
+		runInBubble(t, name, func(t *testing.T) {
+			lossy := tc.in(t, loss{before: true, every: true})
+			second := false
+			lossy.loss.answer = func(rw http.ResponseWriter, r *http.Request) {
+				if !second {
+					second = true
+					lost(rw, r)
+				}
+				lossy.api.ServeHTTP(httptest.NewRecorder(), copied(t, r))
+				lossy.api.ServeHTTP(rw, r)
+			}
+			tc.wantDone(t, lossy.lab)
+		})
+	}
+}
+
+// TestLostAnswerRightAfterAnother: a change of the same kind and object ends just
+// before; its task is not taken for that of the lost one.
+func TestLostAnswerRightAfterAnother(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		lossy := newLosing(t, loss{before: true})
+		l := lossy.lab
+		must(t, l.SetConfig(t.Context(), l.read(t, 9011), map[string]string{"scsi5": "fast:1"}, nil))
+		vm := l.read(t, 9011)
+		lossy.arm()
+		must(t, l.SetConfig(t.Context(), vm, map[string]string{"scsi6": "fast:1"}, nil))
+		if now := l.read(t, 9011); now.Config["scsi6"] == "" {
+			t.Errorf("now: %v", now.Config)
+		}
+	})
+}
+
+// TestNothingCanBeLookedUp bounds the search after a lost answer.
+func TestNothingCanBeLookedUp(t *testing.T) {
+	onNode(t, func(t *testing.T, pve1 *fake, c *Client) {
+		pve1.On("POST /nodes/pve1/qemu", lost)
+		pve1.On("GET /nodes/pve1/tasks?limit=500&source=all&typefilter=qmcreate", lost)
+		start := time.Now()
+		err := c.CreateVM(t.Context(), "pve1", 101, nil)
+		if took := time.Since(start); !errors.Is(err, cluster.ErrLostAnswer) || took < searchTime || took > searchTime+time.Minute {
+			t.Errorf("error %v after %s", err, took)
+		}
+		same(t, "sent", "[POST /nodes/pve1/qemu]", fmt.Sprint(changes(pve1.Requests())))
+	})
 }

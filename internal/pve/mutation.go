@@ -4,11 +4,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
+	"strconv"
 	"sync"
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/pve/api"
+	"github.com/recast-sh/recast/internal/wait"
 )
 
 // mutation is one change, with what is needed to find out its outcome if the answer
@@ -153,4 +157,305 @@ func (s *slots) take(ctx context.Context, host string) (release func(), err erro
 	case <-ctx.Done():
 		return nil, context.Cause(ctx)
 	}
+}
+
+const (
+	// searchTime bounds how long Proxmox is asked what became of a change, including
+	// the time it is unreachable.
+	searchTime = 2 * time.Minute
+	// lateness is how long a change whose answer was lost may take to show itself or
+	// its worker. The server waits up to 10 s for the VM's lock (Qemu.pm,
+	// create_vm), then starts the worker.
+	lateness = 15 * time.Second
+	// writeLateness is the same for a repeatable change without a worker: whichever
+	// of two requests comes second is refused.
+	writeLateness = 5 * time.Second
+	// settled is how long after a worker's end its result may take to show on every
+	// host.
+	settled = 10 * time.Second
+)
+
+// state is how far a change has progressed, as observed.
+type state int
+
+const (
+	untouched  state = iota // everything is as before
+	partial                 // neither as before nor as wanted
+	superseded              // another change made ours impossible
+	reached                 // everything is as wanted
+)
+
+// sight is an observation of a change.
+type sight struct {
+	state state
+	what  string
+	is    error // the error that a superseding change amounts to
+}
+
+// findOut finds out what became of a change whose answer was lost: from its worker
+// if there is one, otherwise from its goal. err is nil if the change was made, and
+// the worker's error if that failed. again says that the change did not happen and
+// can be sent again; err then wraps lost.
+func (c *changer) findOut(ctx context.Context, m mutation, known string, sent time.Time, lost error) (again bool, err error) {
+	upid, seen := known, sight{}
+	if upid == "" {
+		if upid, seen, err = c.trace(ctx, m, sent); err != nil {
+			return false, fmt.Errorf("%w; %w", lost, err)
+		}
+	}
+	if upid != "" && known == "" {
+		err := c.end(ctx, m, upid)
+		if err == nil && m.unseen || err != nil && !errors.Is(err, cluster.ErrLostAnswer) {
+			return false, err
+		}
+		if err != nil {
+			lost = err
+		}
+	}
+	if upid != "" {
+		if seen, err = c.watch(ctx, m); err != nil {
+			return false, fmt.Errorf("%w; %w", lost, err)
+		}
+	}
+	switch {
+	case seen.state == reached:
+		if m.unseen && upid == "" { // someone else may have done the same
+			cluster.NoteUnanswered(ctx)
+		}
+		return false, nil
+	case seen.state == superseded && seen.is != nil:
+		return false, fmt.Errorf("%w; %w: %s", lost, seen.is, seen.what)
+	case seen.state == untouched && upid == "":
+		return m.repeatable && errors.Is(lost, cluster.ErrLostAnswer), fmt.Errorf("%w; since then: %s", lost, seen.what)
+	}
+	return false, fmt.Errorf("%w; since then: %s", lost, seen.what)
+}
+
+// trace looks for the change's worker and at its goal, until one of them shows or
+// should have shown.
+func (c *changer) trace(ctx context.Context, m mutation, sent time.Time) (upid string, seen sight, err error) {
+	late := lateness
+	if m.worker.kind == "" && m.repeatable {
+		late = writeLateness
+	}
+	w := wait.For{Name: "find out whether it happened", Every: c.Poll}
+	err = search(ctx, w, late, func(ctx context.Context) (_ bool, _ string, err error) {
+		if m.worker.kind != "" {
+			if upid, err = c.tasks.startedSince(ctx, m.worker, sent); err != nil || upid != "" {
+				return true, "", err
+			}
+		}
+		seen, err = m.look(ctx)
+		// Without a worker the change is a single write: it cannot follow another
+		// one.
+		return seen.state == reached || seen.state == superseded && m.worker.kind == "", seen.what, err
+	})
+	return upid, seen, err
+}
+
+// watch polls the goal of a change whose worker has ended, or can no longer be
+// asked.
+func (c *changer) watch(ctx context.Context, m mutation) (seen sight, err error) {
+	w := wait.For{Name: "check its outcome", Every: c.Poll}
+	err = search(ctx, w, settled, func(ctx context.Context) (_ bool, _ string, err error) {
+		seen, err = m.look(ctx)
+		return seen.state == reached, seen.what, err
+	})
+	return seen, err
+}
+
+// search looks until what it sees is final, or until so long after Proxmox first answered.
+func search(ctx context.Context, w wait.For, late time.Duration, look func(context.Context) (bool, string, error)) error {
+	var since time.Time // when Proxmox first answered
+	w.Timeout = searchTime
+	return wait.Until(ctx, w, func(ctx context.Context) (bool, string, error) {
+		final, what, err := look(ctx)
+		if err != nil {
+			return false, "", api.StopOnAnswer(err)
+		}
+		if since.IsZero() {
+			since = time.Now()
+		}
+		return final || time.Since(since) >= late, what, nil
+	})
+}
+
+// seeCreated checks whether the VM exists as it was to be created. One that differs
+// belongs to someone else, even if the same token made it.
+func (c *Client) seeCreated(host string, id cluster.VMID, want map[string]string) func(context.Context) (sight, error) {
+	want = maps.Clone(want)
+	delete(want, "pool") // not part of the configuration
+	return func(ctx context.Context) (sight, error) {
+		vm := cluster.VM{ID: id, Host: host}
+		err := c.readConfig(ctx, &vm)
+		switch {
+		case isNoConfig(err):
+			return c.seeAbsent(ctx, id, sight{state: untouched, what: fmt.Sprintf("there is no VM %d", id)})
+		case err != nil:
+			return sight{}, err
+		case vm.Lock == "create":
+			return sight{state: partial, what: fmt.Sprintf("VM %d is being created", id)}, nil
+		}
+		if differs := differing(want, vm.Config); len(differs) > 0 {
+			return sight{superseded, fmt.Sprintf("VM %d exists, but not as wanted: %v differ", id, differs), cluster.ErrExists}, nil
+		}
+		return sight{state: reached, what: fmt.Sprintf("VM %d is there", id)}, nil
+	}
+}
+
+// seeAbsent returns absent for a VM that its host does not have, if no other host
+// has it either.
+func (c *Client) seeAbsent(ctx context.Context, id cluster.VMID, absent sight) (sight, error) {
+	free, err := c.isFree(ctx, id)
+	if err != nil || free {
+		return absent, err
+	}
+	return sight{partial, fmt.Sprintf("VMID %d is taken, but not on that host", id), cluster.ErrExists}, nil
+}
+
+// seeConfig checks whether the keys were set and deleted as wanted.
+func (c *Client) seeConfig(vm cluster.VM, set map[string]string, del []string) func(context.Context) (sight, error) {
+	return c.seeVM(vm, func(_ context.Context, now cluster.VM) (sight, error) {
+		for _, key := range del {
+			if now.Config[key] != "" && !slices.Contains(now.Pending, key) {
+				return conflicting(vm, key), nil
+			}
+		}
+		if differs := differing(set, now.Config); len(differs) > 0 {
+			return conflicting(vm, differs...), nil
+		}
+		// Only its volume distinguishes a newly allocated drive from the one before.
+		for key, value := range set {
+			if allocates(key, value) && volid(now.Config[key]) == volid(vm.Config[key]) {
+				return conflicting(vm, key), nil
+			}
+		}
+		return sight{state: reached, what: vm.String() + " is as wanted"}, nil
+	})
+}
+
+// seeReverted checks whether none of these keys is pending any more.
+func (c *Client) seeReverted(vm cluster.VM, keys []string) func(context.Context) (sight, error) {
+	return c.seeVM(vm, func(_ context.Context, now cluster.VM) (sight, error) {
+		for _, key := range keys {
+			if slices.Contains(now.Pending, key) {
+				return conflicting(vm, key), nil
+			}
+		}
+		return sight{state: reached, what: "nothing of it is pending"}, nil
+	})
+}
+
+// seeFreed checks whether a disk is freed.
+func (c *Client) seeFreed(vm cluster.VM, disk cluster.Disk) func(context.Context) (sight, error) {
+	return c.seeVM(vm, func(ctx context.Context, _ cluster.VM) (sight, error) {
+		if err := c.checkFreed(ctx, vm, disk); err != nil {
+			return sight{state: partial, what: err.Error()}, nil
+		}
+		return sight{state: reached, what: disk.Volid + " is freed"}, nil
+	})
+}
+
+// seeGrown checks whether a drive has the wanted size, or more.
+func (c *Client) seeGrown(vm cluster.VM, key, size string) func(context.Context) (sight, error) {
+	wanted := cluster.Disk{Options: []string{"size=" + size}}.SizeBytes()
+	return c.seeVM(vm, func(_ context.Context, now cluster.VM) (sight, error) {
+		disk, err := cluster.ParseDisk(key, now.Config[key])
+		if err != nil || volid(now.Config[key]) != volid(vm.Config[key]) || disk.SizeBytes() < wanted {
+			return conflicting(vm, key), nil
+		}
+		return sight{state: reached, what: key + " has " + disk.Option("size")}, nil
+	})
+}
+
+// seePool checks whether a VM is in a pool.
+func (c *Client) seePool(id cluster.VMID, pool string) func(context.Context) (sight, error) {
+	return func(ctx context.Context) (sight, error) {
+		now, err := c.Pool(ctx, id)
+		if err != nil {
+			return sight{}, err
+		}
+		seen := sight{state: untouched, what: fmt.Sprintf("VM %d is in pool %q", id, now)}
+		if now == pool {
+			seen.state = reached
+		}
+		return seen, nil
+	}
+}
+
+// seeMoved checks whether the drive belongs to the other VM.
+func (c *Client) seeMoved(vm cluster.VM, key string, to cluster.VMID, toKey string) func(context.Context) (sight, error) {
+	return c.seeVM(vm, func(ctx context.Context, now cluster.VM) (sight, error) {
+		if now.Config[key] != "" {
+			return conflicting(vm, key), nil
+		}
+		target := cluster.VM{ID: to, Host: vm.Host}
+		if err := c.readConfig(ctx, &target); err != nil {
+			return sight{}, err
+		}
+		disk, err := cluster.ParseDisk(toKey, target.Config[toKey])
+		if err != nil || disk.Owner != to || !hasOptions(vm.Config[key], target.Config[toKey]) {
+			return sight{state: partial, what: fmt.Sprintf("%s is gone from %s, and VM %d does not have it as %s", key, vm, to, toKey)}, nil
+		}
+		return sight{state: reached, what: fmt.Sprintf("it is %s of VM %d", toKey, to)}, nil
+	})
+}
+
+// seeDeleted checks whether a VM is gone.
+func (c *Client) seeDeleted(vm cluster.VM) func(context.Context) (sight, error) {
+	return func(ctx context.Context) (sight, error) {
+		now := cluster.VM{ID: vm.ID, Host: vm.Host}
+		err := c.readConfig(ctx, &now)
+		switch {
+		case isNoConfig(err):
+			return c.seeAbsent(ctx, vm.ID, sight{state: reached, what: vm.String() + " is gone"})
+		case err != nil:
+			return sight{}, err
+		case now.Digest != vm.Digest:
+			return conflicting(vm), nil
+		}
+		return sight{state: untouched, what: vm.String() + " is there"}, nil
+	}
+}
+
+// seeVM observes a VM whose configuration was read before: untouched while its
+// digest is the same, otherwise what look returns.
+func (c *Client) seeVM(vm cluster.VM, look func(context.Context, cluster.VM) (sight, error)) func(context.Context) (sight, error) {
+	return func(ctx context.Context) (sight, error) {
+		now := cluster.VM{ID: vm.ID, Host: vm.Host, Name: vm.Name}
+		if err := c.readConfig(ctx, &now); err != nil {
+			if isNoConfig(err) {
+				return sight{superseded, vm.String() + " is gone", cluster.ErrChanged}, nil
+			}
+			return sight{}, err
+		}
+		if now.Digest == vm.Digest {
+			return sight{state: untouched, what: "the configuration of " + vm.String() + " is as before"}, nil
+		}
+		return look(ctx, now)
+	}
+}
+
+func conflicting(vm cluster.VM, keys ...string) sight {
+	what := "the configuration of " + vm.String() + " was changed"
+	if len(keys) > 0 {
+		what += fmt.Sprintf(", but not as wanted: %v", keys)
+	}
+	return sight{superseded, what, cluster.ErrChanged}
+}
+
+// differing lists the keys, sorted, whose value is not the requested one.
+func differing(want, now map[string]string) []string {
+	var differ []string
+	for _, key := range slices.Sorted(maps.Keys(want)) {
+		if !sameValue(key, want[key], now[key]) {
+			differ = append(differ, key)
+		}
+	}
+	return differ
+}
+
+// moveWorker is the worker of a move, which is named after both drives (Qemu.pm, move_vm_disk).
+func moveWorker(vm cluster.VM, key string, to cluster.VMID, toKey string) worker {
+	return worker{vm.Host, "qmmove", strconv.Itoa(int(vm.ID)) + "-" + key + ">" + strconv.Itoa(int(to)) + "-" + toKey}
 }

@@ -7,24 +7,29 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp/cmpopts"
+
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/pve/api"
+	"github.com/recast-sh/recast/internal/sim/world"
 )
 
 func TestPower(t *testing.T) {
-	t.Parallel()
 	vm := cluster.VM{ID: 101, Host: "pve1"}
 	start := func(t *testing.T, c *Client) error { return c.Start(t.Context(), vm) }
 	shutdown := func(t *testing.T, c *Client) error { return c.Shutdown(t.Context(), vm, 1500*time.Millisecond) }
 	stop := func(t *testing.T, c *Client) error { return c.Stop(t.Context(), vm) }
 	state := func(status, qmp string) route { return data(`{"status":"` + status + `","qmpstatus":"` + qmp + `"}`) }
-	cases := map[string]struct {
+	type row struct {
 		do     func(*testing.T, *Client) error
 		what   string
 		params map[string]string
 		task   route
 		states []route
 		want   string
-	}{
+	}
+	onEachNode(t, map[string]row{
 		"start":                           {start, "start", map[string]string{}, stopped("OK"), []route{state("running", "prelaunch"), state("running", "running")}, "<nil>"},
 		"start by HA":                     {start, "start", map[string]string{}, stopped("OK"), []route{state("stopped", "stopped"), state("stopped", "stopped"), state("running", "running")}, "<nil>"},
 		"start what runs":                 {start, "start", map[string]string{}, stopped("VM 101 already running"), []route{state("running", "running")}, "<nil>"},
@@ -36,18 +41,15 @@ func TestPower(t *testing.T) {
 		"stop":                            {stop, "stop", map[string]string{}, stopped("OK"), []route{state("stopped", "stopped")}, "<nil>"},
 		"stop, qmp is no longer reported": {stop, "stop", map[string]string{}, stopped("OK"), []route{data(`{"status":"stopped"}`)}, "<nil>"},
 		"stop of a VM that is gone":       {stop, "stop", map[string]string{}, stopped("OK"), []route{raw(noVM101, "")}, "VM 101 stopped: GET /nodes/pve1/qemu/101/status/current: " + noVM101},
-	}
-	for name, tc := range cases {
-		runOnNode(t, name, func(t *testing.T, pve1 *fake, c *Client) {
-			var params map[string]string
-			pve1.On("POST /nodes/pve1/qemu/101/status/"+tc.what, sent(&params, data(`"`+testUPID+`"`)))
-			pve1.On(statusPath, tc.task)
-			pve1.On(logPath, data(`[]`))
-			pve1.On("GET /nodes/pve1/qemu/101/status/current", tc.states...)
-			same(t, "error", tc.want, fmt.Sprint(tc.do(t, c)))
-			same(t, "parameters", tc.params, params)
-		})
-	}
+	}, func(t *testing.T, pve1 *fake, c *Client, tc row) {
+		var params map[string]string
+		pve1.On("POST /nodes/pve1/qemu/101/status/"+tc.what, sent(&params, data(`"`+testUPID+`"`)))
+		pve1.On(statusPath, tc.task)
+		pve1.On(logPath, data(`[]`))
+		pve1.On("GET /nodes/pve1/qemu/101/status/current", tc.states...)
+		same(t, "error", tc.want, fmt.Sprint(tc.do(t, c)))
+		same(t, "parameters", tc.params, params)
+	})
 }
 
 // TestShutdownByHA has a guest that needs most of its grace period: the task of a VM
@@ -65,9 +67,7 @@ func TestShutdownByHA(t *testing.T) {
 			data(`{"status":"`+state+`","qmpstatus":"`+state+`","ha":{"managed":1}}`)(w, r)
 		})
 		vm := cluster.VM{ID: 101, Host: "pve1", HA: true}
-		if err := c.Shutdown(t.Context(), vm, 5*time.Minute); err != nil {
-			t.Error(err)
-		}
+		must(t, c.Shutdown(t.Context(), vm, 5*time.Minute))
 	})
 }
 
@@ -105,4 +105,249 @@ func TestUnansweredIsReported(t *testing.T) {
 func shutdownMeanwhile(ctx context.Context, t *testing.T, l lab) error {
 	time.AfterFunc(2*time.Second, func() { _ = l.world.PowerOff(9011) })
 	return l.Shutdown(ctx, l.read(t, 9011), time.Minute)
+}
+
+const (
+	haGet    = "GET /cluster/ha/resources/vm:101"
+	haDelete = "DELETE /cluster/ha/resources/vm:101"
+	haPurge  = haDelete + "?purge=0"
+	haStatus = "GET /cluster/ha/status/current"
+	haRules  = "GET /cluster/ha/rules"
+)
+
+var (
+	inHA       = data(`{"sid":"vm:101","type":"vm","digest":"d","state":"started","max_restart":2}`)
+	noHA       = raw("500 no such resource 'vm:101'", "")
+	haListed   = data(`[{"type":"quorum","id":"quorum"},{"type":"service","sid":"vm:1010","state":"started"},{"type":"service","sid":"vm:101","state":"deleting"}]`)
+	haUnlisted = data(`[{"type":"quorum","id":"quorum"},{"type":"service","sid":"vm:1010","state":"started"}]`)
+	noPurge    = raw("400 Parameter verification failed.",
+		`{"errors":{"purge":"property is not defined in schema and the schema does not allow additional properties"},"data":null}`)
+)
+
+// removal is one way in which a VM is removed from HA.
+type removal struct {
+	answers  routes
+	want     string
+	requests []string
+}
+
+func testRemoveHA(t *testing.T, cases map[string]removal) {
+	t.Helper()
+	onEachNode(t, cases, func(t *testing.T, pve1 *fake, c *Client, tc removal) {
+		for request, answers := range tc.answers {
+			pve1.On(request, answers...)
+		}
+		same(t, "error", tc.want, fmt.Sprint(c.RemoveHA(t.Context(), 101)))
+		same(t, "requests", tc.requests, pve1.Requests())
+	})
+}
+
+func TestRemoveHA(t *testing.T) {
+	testRemoveHA(t, map[string]removal{
+		"removed": {
+			routes{haGet: {inHA}, haPurge: {data("null")}, haStatus: {haListed, haListed, haUnlisted}},
+			"<nil>",
+			[]string{haGet, haPurge, haStatus, haStatus, haStatus},
+		},
+		"not there": {routes{haGet: {noHA}, haStatus: {haUnlisted}}, "<nil>", []string{haGet, haStatus}},
+		"removed before, still looked after": {
+			routes{haGet: {noHA}, haStatus: {haListed, haUnlisted}},
+			"<nil>",
+			[]string{haGet, haStatus, haStatus},
+		},
+		"someone else was faster": {
+			routes{haGet: {inHA}, haPurge: {raw("500 cannot delete service 'vm:101', not HA managed!", "")}, haStatus: {haUnlisted}},
+			"<nil>",
+			[]string{haGet, haPurge, haStatus},
+		},
+		"may not": {
+			routes{haGet: {inHA}, haPurge: {raw("403 Permission check failed (/, Sys.Console)", "")}},
+			"DELETE /cluster/ha/resources/vm:101: 403 Permission check failed (/, Sys.Console)",
+			[]string{haGet, haPurge},
+		},
+		"no quorum": {
+			routes{haGet: {inHA}, haPurge: {raw("500 delete resource failed: cfs-lock 'domain-ha' error: no quorum!", "")}},
+			"DELETE /cluster/ha/resources/vm:101: 500 delete resource failed: cfs-lock 'domain-ha' error: no quorum!",
+			[]string{haGet, haPurge},
+		},
+		"may not look": {
+			routes{haGet: {raw("403 Permission check failed (/, Sys.Audit)", "")}},
+			"GET /cluster/ha/resources/vm:101: 403 Permission check failed (/, Sys.Audit)",
+			[]string{haGet},
+		},
+		"a fault in between": {
+			routes{haGet: {noHA}, haStatus: {raw("500 boom", "")}},
+			"Proxmox HA releases vm:101: GET /cluster/ha/status/current: 500 boom",
+			[]string{haGet, haStatus},
+		},
+	})
+}
+
+func TestRemoveHAKeepsRules(t *testing.T) {
+	testRemoveHA(t, map[string]removal{
+		"Proxmox VE 8 has no rules": {
+			routes{haGet: {inHA}, haPurge: {noPurge}, haRules: {raw("501 Method 'GET /cluster/ha/rules' not implemented", "")}, haDelete: {data("null")}, haStatus: {haUnlisted}},
+			"<nil>",
+			[]string{haGet, haPurge, haRules, haDelete, haStatus},
+		},
+		"no purge, and no rule names it": {
+			routes{haGet: {inHA}, haPurge: {noPurge}, haRules: {data(`[{"rule":"r1","resources":"vm:1010,vm:10"}]`)}, haDelete: {data("null")}, haStatus: {haUnlisted}},
+			"<nil>",
+			[]string{haGet, haPurge, haRules, haDelete, haStatus},
+		},
+		"no purge, but a rule": {
+			routes{haGet: {inHA}, haPurge: {noPurge}, haRules: {data(`[{"rule":"apart","resources":"vm:100,vm:101"}]`)}},
+			"HA rules name vm:101 (apart), and this Proxmox VE would change them when the resource is removed",
+			[]string{haGet, haPurge, haRules},
+		},
+		"no purge, rules unreadable": {
+			routes{haGet: {inHA}, haPurge: {noPurge}, haRules: {raw("500 boom", "")}},
+			"GET /cluster/ha/rules: 500 boom",
+			[]string{haGet, haPurge, haRules},
+		},
+	})
+}
+
+func TestRemoveHAGivesUp(t *testing.T) {
+	onNode(t, func(t *testing.T, pve1 *fake, c *Client) {
+		pve1.On(haGet, noHA)
+		pve1.On(haStatus, haListed)
+		const want = "Proxmox HA releases vm:101: gave up after 2m0s; last seen: deleting: context deadline exceeded"
+		same(t, "error", want, fmt.Sprint(c.RemoveHA(t.Context(), 101)))
+	})
+}
+
+func TestRemoveHAWithoutAnAnswer(t *testing.T) {
+	onNode(t, func(t *testing.T, pve1 *fake, c *Client) {
+		pve1.On(haGet, inHA)
+		pve1.On(haPurge, lost)
+		wantError(t, c.RemoveHA(t.Context(), 101), cluster.ErrLostAnswer, "")
+	})
+}
+
+func TestAddHA(t *testing.T) {
+	const post = "POST /cluster/ha/resources"
+	was := cluster.HAResource{VMID: 101, State: "started", Settings: map[string]string{"max_restart": "2"}}
+	type row struct {
+		want     cluster.HAResource
+		get      route
+		post     route
+		err      string
+		sent     map[string]string
+		requests []string
+	}
+	onEachNode(t, map[string]row{
+		"made": {
+			want: cluster.HAResource{VMID: 101, State: "stopped", Settings: map[string]string{"max_restart": "0", "comment": "two words", "failback": "0", "group": "rack1"}},
+			get:  noHA, post: data("null"), err: "<nil>",
+			sent:     map[string]string{"sid": "vm:101", "state": "stopped", "max_restart": "0", "comment": "two words", "failback": "0", "group": "rack1"},
+			requests: []string{haGet, post, haStatus, haStatus},
+		},
+		"made without a setting": {
+			want: cluster.HAResource{VMID: 101}, get: noHA, post: data("null"), err: "<nil>",
+			sent: map[string]string{"sid": "vm:101", "state": "started"}, requests: []string{haGet, post, haStatus, haStatus},
+		},
+		"there": {want: was, get: inHA, err: "<nil>", requests: []string{haGet}},
+		"there, by the old state": {
+			want: was, get: data(`{"sid":"vm:101","type":"vm","state":"enabled","max_restart":"2"}`), err: "<nil>", requests: []string{haGet},
+		},
+		"there, otherwise": {
+			want: cluster.HAResource{VMID: 101, State: "stopped", Settings: map[string]string{"max_restart": "1", "comment": "c"}},
+			get:  inHA, requests: []string{haGet},
+			err: `vm:101 is in Proxmox HA already with other settings: comment is "", not "c", max_restart is "2", not "1", state is "started", not "stopped"`,
+		},
+		"there with more": {
+			want: cluster.HAResource{VMID: 101, State: "started"}, get: inHA, requests: []string{haGet},
+			err: `vm:101 is in Proxmox HA already with other settings: max_restart is "2", not ""`,
+		},
+		"made by someone else meanwhile": {
+			want: was, get: noHA, post: raw("500 create resource failed: resource ID 'vm:101' already defined", ""),
+			err:  "POST /cluster/ha/resources: 500 create resource failed: resource ID 'vm:101' already defined",
+			sent: map[string]string{"sid": "vm:101", "state": "started", "max_restart": "2"}, requests: []string{haGet, post},
+		},
+		"may not": {
+			want: was, get: noHA, post: raw("403 Permission check failed (/, Sys.Console)", ""),
+			err:  "POST /cluster/ha/resources: 403 Permission check failed (/, Sys.Console)",
+			sent: map[string]string{"sid": "vm:101", "state": "started", "max_restart": "2"}, requests: []string{haGet, post},
+		},
+		"may not look": {
+			want: was, get: raw("403 Permission check failed (/, Sys.Audit)", ""),
+			err: "GET /cluster/ha/resources/vm:101: 403 Permission check failed (/, Sys.Audit)", requests: []string{haGet},
+		},
+	}, func(t *testing.T, pve1 *fake, c *Client, tc row) {
+		var params map[string]string
+		pve1.On(haGet, tc.get)
+		pve1.On(post, sent(&params, func(w http.ResponseWriter, r *http.Request) { tc.post(w, r) }))
+		pve1.On(haStatus, haUnlisted, haListed)
+		err := c.AddHA(t.Context(), tc.want)
+		same(t, "error", tc.err, fmt.Sprint(err))
+		if err != nil && tc.post == nil && len(fault.Hints(err)) != 1 {
+			t.Errorf("hints %q", fault.Hints(err))
+		}
+		same(t, "parameters", tc.sent, params)
+		same(t, "requests", tc.requests, pve1.Requests())
+	})
+}
+
+func TestMigration(t *testing.T) {
+	type row struct {
+		config  map[string]string
+		running bool
+		want    cluster.Migration
+	}
+	inEachLab(t, map[string]row{
+		"shared":      {map[string]string{"scsi0": "pool:1", "ide2": "none,media=cdrom"}, true, cluster.Migration{Allowed: true}},
+		"local disks": {map[string]string{"scsi0": "pool:1", "scsi1": "fast:1", "unused0": "fast:9031/vm-9031-disk-0.raw"}, false, cluster.Migration{Allowed: true, LocalDisks: []string{"fast:9031/vm-9031-disk-0.raw"}}},
+		"an ISO":      {map[string]string{"ide2": "isolated:iso/a.iso,media=cdrom"}, false, cluster.Migration{Allowed: true, LocalDisks: []string{"isolated:iso/a.iso"}}},
+		"storage":     {map[string]string{"scsi0": "here:1"}, false, cluster.Migration{Lacks: []string{"storage here"}}},
+		"device":      {map[string]string{"hostpci0": "0000:01:00.0"}, false, cluster.Migration{Allowed: true, Resources: []string{"hostpci0"}, WhileOff: []string{"hostpci0"}}},
+		"mapped":      {map[string]string{"hostpci0": "mapping=gpu"}, true, cluster.Migration{Allowed: true, Resources: []string{"hostpci0"}}},
+		"not there":   {map[string]string{"hostpci0": "mapping=nic"}, false, cluster.Migration{Lacks: []string{"what is mapped for hostpci0"}}},
+	}, func(t *testing.T, l lab, tc row) {
+		l.may("VM.Migrate")
+		l.world.AddStorage(world.Storage{ID: "pool", Type: "rbd", Shared: true, Content: []string{"images"}})
+		l.world.AddStorage(world.Storage{ID: "isolated", Type: "dir", Content: []string{"iso"}})
+		must(t, l.world.AddISO("isolated", "pve1", "a.iso", []byte("iso")))
+		l.world.AddStorage(world.Storage{ID: "here", Type: "rbd", Shared: true, Content: []string{"images"}, Hosts: []string{"pve1"}})
+		l.world.AddMapping("pci", "gpu", "pve1", "pve2")
+		l.world.AddMapping("pci", "nic", "pve1")
+		must(t, l.world.DefineVM("pve1", 9031, tc.config, nil))
+		if tc.running {
+			must(t, l.world.PowerOn(9031))
+		}
+		got, err := l.Migration(t.Context(), l.read(t, 9031), "pve2")
+		must(t, err)
+		same(t, "migration", tc.want, got, cmpopts.EquateEmpty())
+	})
+}
+
+func TestMigrate(t *testing.T) {
+	inLab(t, func(t *testing.T, l lab) {
+		vm := l.read(t, 9011)
+		if err := l.Migrate(t.Context(), vm, "pve2"); !api.IsForbidden(err) {
+			t.Errorf("without VM.Migrate: %v", err)
+		}
+		if _, err := l.Migration(t.Context(), vm, "pve2"); fault.KindOf(err) != fault.Refused {
+			t.Errorf("asked without VM.Migrate: %v", err)
+		}
+		l.may("VM.Migrate")
+		l.world.AddStorage(world.Storage{ID: "pool", Type: "rbd", Shared: true, Content: []string{"images"}})
+		must(t, l.world.DefineVM("pve1", 9031, map[string]string{"scsi0": "pool:1"}, nil))
+		must(t, l.world.PowerOn(9031))
+		for _, to := range []string{"pve2", "pve1"} {
+			must(t, l.Migrate(t.Context(), l.read(t, 9031), to))
+			if now := l.read(t, 9031); now.Host != to || !now.Running || now.Lock != "" {
+				t.Errorf("to %s: %+v", to, now)
+			}
+		}
+		must(t, l.AddHA(t.Context(), cluster.HAResource{VMID: 9031, State: "started"}))
+		same(t, "kind for a VM under HA", fault.Refused, fault.KindOf(l.Migrate(t.Context(), l.read(t, 9031), "pve2")))
+		must(t, l.world.PowerOn(9011))
+		if err := l.Migrate(t.Context(), l.read(t, 9011), "pve2"); err == nil {
+			t.Error("a running VM with local disks was migrated")
+		}
+		if now := l.read(t, 9011); now.Host != "pve1" || !now.Running || now.Lock != "" {
+			t.Errorf("after a refused migration: %+v", now)
+		}
+	})
 }

@@ -1,12 +1,23 @@
 package pve
 
 import (
+	"bytes"
+	"cmp"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"net/http"
+	"net/url"
+	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/images"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim/artefact"
+	"github.com/recast-sh/recast/internal/sim/world"
 )
 
 func TestStorage(t *testing.T) {
@@ -32,9 +43,7 @@ func TestStorage(t *testing.T) {
 		isos := map[string]string{"a.iso": "1048576 true <nil>", "b.iso": "7 true <nil>", "c.iso": "0 false <nil>"}
 		for name, want := range isos {
 			size, found, err := c.ISO(t.Context(), "pve1", "isos", name)
-			if got := fmt.Sprint(size, found, err); got != want {
-				t.Errorf("%s: %s, want %s", name, got, want)
-			}
+			same(t, name, want, fmt.Sprint(size, found, err))
 		}
 		if _, found, err := c.ISO(t.Context(), "pve1", "nosuch", "a.iso"); found || !errors.Is(err, images.ErrNoStorage) {
 			t.Errorf("ISO on an unknown storage: %v %v", found, err)
@@ -131,7 +140,6 @@ func TestRoom(t *testing.T) {
 // TestRoomOnCeph: only storages on the hosts' own Ceph are judged by it, and only what lets reads or writes wait blocks
 // them.
 func TestRoomOnCeph(t *testing.T) {
-	t.Parallel()
 	const off = "the Proxmox hosts' Ceph does not say how it is"
 	health := func(checks string) route {
 		return data(`{"health":{"status":"HEALTH_WARN","checks":{` + checks + `}}}`)
@@ -146,13 +154,14 @@ func TestRoomOnCeph(t *testing.T) {
 		}
 		return all
 	}
-	cases := map[string]struct {
+	type row struct {
 		answer    route
 		elsewhere bool // it is not the hosts' own
 		notOurs   bool // nothing is known
 		blocked   string
 		notes     []string
-	}{
+	}
+	onEachNode(t, map[string]row{
 		"healthy":         {answer: health("")},
 		"other warnings":  {answer: health(check("MON_DOWN", "HEALTH_WARN", "1/3 mons down") + "," + check("OSDMAP_FLAGS", "HEALTH_WARN", "noout,noscrub flag(s) set"))},
 		"inactive PGs":    {answer: health(check("PG_AVAILABILITY", "HEALTH_WARN", "Reduced data availability: 3 pgs inactive")), blocked: said("PG_AVAILABILITY (Reduced data availability: 3 pgs inactive)")},
@@ -171,25 +180,320 @@ func TestRoomOnCeph(t *testing.T) {
 		"not for the token": {answer: raw("403 Permission check failed (/, Sys.Audit|Datastore.Audit)", ""), notes: []string{
 			"whether the Proxmox hosts' Ceph takes reads and writes can't be determined: the token needs Sys.Audit or Datastore.Audit on /",
 		}},
+	}, func(t *testing.T, pve1 *fake, c *Client, tc row) {
+		pve1.On("GET /nodes/pve1/storage?content=images", data(`[{"storage":"dir","type":"dir","active":1,"total":100,"avail":60},{"storage":"vms","type":"rbd","active":1,"total":100,"avail":60}]`))
+		monitors := ""
+		if tc.elsewhere {
+			monitors = `,"monhost":"10.0.0.1 10.0.0.2"`
+		}
+		pve1.On("GET /storage", data(`[{"storage":"vms","type":"rbd"`+monitors+`},{"storage":"dir","type":"dir"}]`))
+		pve1.On("GET /nodes/pve1/ceph/status", tc.answer)
+		got, err := c.Room(t.Context(), "pve1")
+		must(t, err)
+		want := []cluster.StorageRoom{
+			{Name: "dir", Active: true, Total: 100, Free: 60},
+			{Name: "vms", Active: true, Total: 100, Free: 60, Ceph: !tc.notOurs, Blocked: tc.blocked, Notes: tc.notes},
+		}
+		same(t, "storages", want, got.Storages)
+	})
+}
+
+const (
+	downloadPath = "POST /nodes/pve1/storage/isos/download-url"
+	isoLink      = "https://factory.talos.dev/image/abc/v1.13.9/nocloud-amd64.iso"
+)
+
+func TestMayDownload(t *testing.T) {
+	const template = "Datastore.AllocateTemplate"
+	type row struct {
+		storage, node, root string // privileges held there
+		want                string
 	}
-	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			onNode(t, func(t *testing.T, pve1 *fake, c *Client) {
-				pve1.On("GET /nodes/pve1/storage?content=images", data(`[{"storage":"dir","type":"dir","active":1,"total":100,"avail":60},{"storage":"vms","type":"rbd","active":1,"total":100,"avail":60}]`))
-				monitors := ""
-				if tc.elsewhere {
-					monitors = `,"monhost":"10.0.0.1 10.0.0.2"`
-				}
-				pve1.On("GET /storage", data(`[{"storage":"vms","type":"rbd"`+monitors+`},{"storage":"dir","type":"dir"}]`))
-				pve1.On("GET /nodes/pve1/ceph/status", tc.answer)
-				got, err := c.Room(t.Context(), "pve1")
-				must(t, err)
-				want := []cluster.StorageRoom{
-					{Name: "dir", Active: true, Total: 100, Free: 60},
-					{Name: "vms", Active: true, Total: 100, Free: 60, Ceph: !tc.notOurs, Blocked: tc.blocked, Notes: tc.notes},
-				}
-				same(t, "storages", want, got.Storages)
-			})
-		})
+	onEachNode(t, map[string]row{
+		"Sys.AccessNetwork":        {storage: template, node: "Sys.AccessNetwork"},
+		"the old way":              {storage: template, node: "Sys.Console", root: "Sys.Audit Sys.Modify"},
+		"Sys.Modify alone":         {storage: template, root: "Sys.Modify", want: "the token has no Sys.AccessNetwork on /nodes/pve1"},
+		"Sys.Audit alone":          {storage: template, root: "Sys.Audit", want: "the token has no Sys.AccessNetwork on /nodes/pve1"},
+		"nothing on the storage":   {storage: "Datastore.Audit", node: "Sys.AccessNetwork", want: "the token has no Datastore.AllocateTemplate on /storage/isos"},
+		"a token that has nothing": {want: "the token has no Datastore.AllocateTemplate on /storage/isos"},
+	}, func(t *testing.T, pve1 *fake, c *Client, tc row) {
+		for path, privileges := range map[string]string{"/storage/isos": tc.storage, "/nodes/pve1": tc.node, "/": tc.root} {
+			held := "{}"
+			if privileges != "" {
+				held = `{"` + path + `":{"` + strings.ReplaceAll(privileges, " ", `":0,"`) + `":1}}`
+			}
+			pve1.On("GET /access/permissions?path="+url.QueryEscape(path), data(held))
+		}
+		why, err := c.MayDownload(t.Context(), "pve1", "isos")
+		if why != tc.want || err != nil {
+			t.Errorf("why not: %q, want %q; %v", why, tc.want, err)
+		}
+	})
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t)
+		s.Node(t, "pve1")
+		if _, err := s.client(t, "pve1").MayDownload(t.Context(), "pve1", "isos"); err == nil {
+			t.Error("no error although no host answers")
+		}
+	})
+}
+
+func TestURLSize(t *testing.T) {
+	onNode(t, func(t *testing.T, pve1 *fake, c *Client) {
+		pve1.On("GET /nodes/pve1/query-url-metadata?"+url.Values{"url": {isoLink}, "verify-certificates": {"1"}}.Encode(),
+			data(`{"filename":"nocloud-amd64.iso","size":1048576,"mimetype":"application/octet-stream"}`), data(`{"size":"7"}`), data(`{"filename":"x"}`),
+			raw("500 invalid server response: '404 Not Found'", ""))
+		for _, want := range []int64{1048576, 7, 0} {
+			if got, err := c.URLSize(t.Context(), "pve1", isoLink); got != want || err != nil {
+				t.Errorf("%d bytes, want %d; %v", got, want, err)
+			}
+		}
+		_, err := c.URLSize(t.Context(), "pve1", isoLink)
+		wantError(t, err, nil, "invalid server response: '404 Not Found'")
+	})
+}
+
+func TestDownload(t *testing.T) {
+	const (
+		upid   = "UPID:pve1:0000ABCD:00012345:386D4380:download:recast-1.iso:recast@pve!roll:"
+		tasks  = "GET /nodes/pve1/tasks?limit=500&source=all&typefilter=download"
+		stored = `[{"volid":"isos:iso/recast-1.iso","size":7}]`
+	)
+	started := data(`"` + upid + `"`)
+	d := images.Download{Host: "pve1", Storage: "isos", Name: "recast-1.iso", URL: isoLink, SizeBytes: 7, SHA256: "ab"}
+	type row struct {
+		answers []route
+		tasks   string
+		isos    string
+		exit    string
+		is, not error
+		fails   string
+		sent    int
 	}
+	onEachNode(t, map[string]row{
+		"done":    {answers: []route{started}, exit: "OK", sent: 1},
+		"refused": {answers: []route{raw("403 Permission check failed", "")}, fails: "403 Permission check failed", sent: 1},
+		"wget fails": {
+			answers: []route{started}, exit: "download failed: command '/usr/bin/wget' failed: exit code 4", not: images.ErrOtherContent,
+			fails: "task download recast-1.iso on pve1: download failed", sent: 1,
+		},
+		"other bytes": {
+			answers: []route{started}, exit: "checksum mismatch: got 'aa' != expect 'ab'", is: images.ErrOtherContent, fails: "it has another checksum", sent: 1,
+		},
+		"another file is there": {
+			answers: []route{started}, exit: "checksum mismatch: got 'aa' != expect 'ab', aborting", is: images.ErrOtherContent, fails: "aborting", sent: 1,
+		},
+		"its task is found":          {answers: []route{lost}, tasks: `[{"upid":"` + upid + `"}]`, isos: stored, exit: "OK", sent: 1},
+		"the file shows":             {answers: []route{lost}, isos: stored, sent: 1},
+		"nothing shows: once more":   {answers: []route{lost, started}, exit: "OK", sent: 2},
+		"its host does not answer":   {answers: []route{raw("595 No route to host", "")}, is: cluster.ErrLostAnswer, fails: "595 No route to host", sent: 2},
+		"a file that it has not got": {answers: []route{lost, started}, isos: `[{"volid":"isos:iso/recast-1.iso","size":6}]`, exit: "OK", sent: 2},
+	}, func(t *testing.T, pve1 *fake, c *Client, tc row) {
+		var form map[string]string
+		answers := make([]route, len(tc.answers))
+		for i, then := range tc.answers {
+			answers[i] = func(w http.ResponseWriter, r *http.Request) {
+				if err := json.NewDecoder(r.Body).Decode(&form); err != nil {
+					t.Error(err)
+				}
+				then(w, r)
+			}
+		}
+		pve1.On(downloadPath, answers...)
+		pve1.On(tasks, data(cmp.Or(tc.tasks, "[]")))
+		pve1.On("GET /nodes/pve1/status", data(`{"uptime":745}`))
+		pve1.On(isosPath, data(cmp.Or(tc.isos, "[]")))
+		pve1.On("GET /nodes/pve1/tasks/"+url.PathEscape(upid)+"/status", running, stopped(tc.exit))
+		pve1.On("GET /nodes/pve1/tasks/"+url.PathEscape(upid)+"/log?limit=500", data(`[]`))
+		err := c.Download(t.Context(), d)
+		wantError(t, err, tc.is, tc.fails)
+		if tc.not != nil && errors.Is(err, tc.not) {
+			t.Errorf("error is %v", err)
+		}
+		same(t, "sent", tc.sent, len(changes(pve1.Requests())))
+		want := map[string]string{
+			"content": "iso", "filename": "recast-1.iso", "url": isoLink, "verify-certificates": "1",
+			"checksum": "ab", "checksum-algorithm": "sha256",
+		}
+		same(t, "parameters", want, form)
+	})
+}
+
+// TestDiskImageBecomesADisk: from the upload to a drive, whatever part of it was lost on the way.
+func TestDiskImageBecomesADisk(t *testing.T) {
+	inLab(t, func(t *testing.T, l lab) {
+		ctx := t.Context()
+		l.world.AddStorage(world.Storage{ID: "disks", Type: "nfs", Shared: true, Content: []string{"import"}, Capacity: 1 << 30})
+		disk := bytes.Repeat([]byte("recast disk "), 200_000)
+		disk = disk[:len(disk)/512*512]
+		content, err := artefact.QCOW2(disk, artefact.Zstd)
+		must(t, err)
+		u := isoOf(t, content)
+		u.Storage, u.Name = "disks", "recast-1.qcow2"
+		if _, found, err := l.DiskImage(ctx, "pve1", "disks", u.Name); found || err != nil {
+			t.Fatalf("it is there, or %v", err)
+		}
+		must(t, l.Upload(ctx, u))
+		size, found, err := l.DiskImage(ctx, "pve1", "disks", u.Name)
+		same(t, "found", fmt.Sprint(len(content), true, nil), fmt.Sprint(size, found, err))
+		list, err := l.DiskImages(ctx, "pve1", "disks")
+		must(t, err)
+		if len(list) != 1 || list[0].Name != u.Name || list[0].SizeBytes != int64(len(content)) {
+			t.Errorf("listed are %v", list)
+		}
+		isos, err := l.ISOs(ctx, "pve1", "disks")
+		same(t, "ISOs", fmt.Sprint(0, nil), fmt.Sprint(len(isos), err))
+
+		must(t, l.SetConfig(ctx, l.read(t, 9011), map[string]string{"scsi5": "fast:0,import-from=disks:import/recast-1.qcow2,serial=system-1"}, nil))
+		vm := l.read(t, 9011)
+		volid, _, _ := strings.Cut(vm.Config["scsi5"], ",")
+		if got := l.world.Media(volid, "pve1").Bytes(); !bytes.HasPrefix(got, disk) || !strings.Contains(vm.Config["scsi5"], "serial=system-1") {
+			t.Errorf("scsi5 is %s, with %d bytes of %d", vm.Config["scsi5"], len(got), len(disk))
+		}
+	})
+}
+
+func TestDownloadOfADiskImage(t *testing.T) {
+	onNode(t, func(t *testing.T, pve1 *fake, c *Client) {
+		const name, upid = "recast-1.qcow2", "UPID:pve1:0000ABCD:00012345:386D4380:download:recast-1.qcow2:recast@pve!roll:"
+		var form map[string]string
+		pve1.On("POST /nodes/pve1/storage/disks/download-url", sent(&form, data(`"`+upid+`"`)))
+		task := "GET /nodes/pve1/tasks/" + url.PathEscape(upid)
+		pve1.On(task+"/status", stopped("OK"))
+		pve1.On(task+"/log?limit=500", data(`[]`))
+		must(t, c.Download(t.Context(), images.Download{Host: "pve1", Storage: "disks", Name: name, URL: "https://factory/x.qcow2", SizeBytes: 7, SHA256: "abc"}))
+		same(t, "form", "import recast-1.qcow2 abc", form["content"]+" "+form["filename"]+" "+form["checksum"])
+	})
+}
+
+func TestMayImport(t *testing.T) {
+	const storages = "GET /nodes/pve1/storage"
+	const noType = "storage \"disks\" does not have the content type \"import\", which Proxmox VE has since 8.3: `pvesm set disks --content` sets the types"
+	type row struct {
+		content, privileges, want string
+	}
+	onEachNode(t, map[string]row{
+		"to look":       {"iso,import", `{"Datastore.Audit":1}`, ""},
+		"to allocate":   {"import", `{"Datastore.AllocateSpace":1}`, ""},
+		"to delete":     {"import", `{"Datastore.Allocate":1}`, ""},
+		"nothing":       {"import", `{"Datastore.AllocateTemplate":1}`, "the token has neither Datastore.Audit nor Datastore.AllocateSpace on /storage/disks"},
+		"only ISOs":     {"iso,vztmpl", `{"Datastore.Audit":1}`, noType},
+		"an older host": {"images,iso,vztmpl,backup", `{"Datastore.Audit":1}`, noType},
+	}, func(t *testing.T, pve1 *fake, c *Client, test row) {
+		pve1.On(storages, data(`[{"storage":"disks","content":"`+test.content+`","enabled":1,"active":1,"shared":1,"avail":9}]`))
+		pve1.On("GET /access/permissions?path=%2Fstorage%2Fdisks", data(`{"/storage/disks":`+test.privileges+`}`))
+		why, err := c.MayImport(t.Context(), "pve1", "disks")
+		same(t, "reason", fmt.Sprint(test.want, nil), fmt.Sprint(why, err))
+	})
+}
+
+// seesAll answers as for a token that sees every VM.
+func seesAll(f *fake) {
+	f.On("GET /nodes", data(`[{"node":"pve1","status":"online"}]`))
+	f.On("GET /access/permissions", data(`{"/":{"Sys.Audit":1,"VM.Audit":1},"/access":{"Sys.Audit":1},"/vms":{"VM.Audit":1},"/vms/101":{"VM.Audit":0}}`))
+	f.On("GET /access/acl", data(`[{"path":"/","ugid":"recast@pve!roll","roleid":"Recast","type":"token","propagate":1},
+		{"path":"/vms/101","ugid":"else@pve","roleid":"NoAccess","type":"user","propagate":1},
+		{"path":"/pool/lab","ugid":"else@pve","roleid":"NoAccess","type":"user","propagate":1}]`))
+}
+
+func TestUses(t *testing.T) {
+	onNode(t, func(t *testing.T, pve1 *fake, c *Client) {
+		seesAll(pve1)
+		moved := data(`[{"type":"qemu","vmid":101,"node":"pve1","name":"wk1","status":"running"},{"type":"lxc","vmid":102,"node":"pve1","name":"ct"},
+			{"type":"qemu","vmid":103,"node":"pve2","name":"gone","status":"stopped"}]`)
+		pve1.On("GET /cluster/resources?type=vm", moved)
+		pve1.On("GET /nodes/pve1/qemu/101/pending", data(`[{"key":"description","value":"was made from iso/y.iso"},{"key":"cores","value":2},
+			{"key":"ide2","value":"local:iso/a.iso,media=cdrom","pending":"none,media=cdrom"},{"key":"ide3","value":"local:iso/b.iso,media=cdrom","delete":1},
+			{"key":"sata0","pending":"local:iso/c.iso,media=cdrom"}]`))
+		pve1.On("GET /nodes/pve1/qemu/101/snapshot", data(`[{"name":"before"},{"name":"current","running":1}]`))
+		pve1.On("GET /nodes/pve1/qemu/101/snapshot/before/config", data(`{"ide2":"local:iso/d.iso,media=cdrom","memory":"512","description":"x","snaptime":1}`))
+		pve1.On("GET /nodes/pve2/qemu/103/pending", raw("500 Configuration file 'nodes/pve2/qemu-server/103.conf' does not exist", ""))
+		pve1.On("GET /nodes/pve2/qemu/103/config", raw("500 Configuration file 'nodes/pve2/qemu-server/103.conf' does not exist", ""))
+		pve1.On("GET /cluster/nextid?vmid=103", data(`"103"`))
+		got, err := c.Uses(t.Context())
+		must(t, err)
+		want := []images.Use{
+			{By: `VM 101 "wk1" on pve1`, Values: []string{
+				"2", "local:iso/a.iso,media=cdrom", "none,media=cdrom", "local:iso/b.iso,media=cdrom", "local:iso/c.iso,media=cdrom",
+			}},
+			{By: `snapshot before of VM 101 "wk1" on pve1`, Values: []string{"1", "512", "local:iso/d.iso,media=cdrom"}},
+		}
+		same(t, "uses", want, got)
+	})
+}
+
+func TestUsesFails(t *testing.T) {
+	const permissions, acl, snapshots = "GET /access/permissions", "GET /access/acl", onVM101 + "/snapshot"
+	const noAudit = "it has no VM.Audit on "
+	type row struct {
+		request string
+		answer  route
+		want    string
+		kind    fault.Kind
+	}
+	onEachNode(t, map[string]row{
+		"a token that has nothing": {permissions, data(`{}`), noAudit + "/vms that propagates", fault.Refused},
+		"VM.Audit that does not propagate": {
+			permissions, data(`{"/access":{"Sys.Audit":1},"/vms":{"VM.Audit":0}}`), noAudit + "/vms that propagates", fault.Refused,
+		},
+		"a VM with less": {
+			permissions, data(`{"/access":{"Sys.Audit":1},"/vms":{"VM.Audit":1},"/vms/101":{"VM.Console":1}}`), noAudit + "/vms/101", fault.Refused,
+		},
+		"a VM with nothing, which is not listed": {
+			acl, data(`[{"path":"/vms/105","ugid":"recast@pve","roleid":"NoAccess","type":"user"}]`), noAudit + "/vms/105", fault.Refused,
+		},
+		"a pool that is hidden": {
+			acl, data(`[{"path":"/pool/lab","ugid":"recast@pve!roll","roleid":"NoAccess","type":"token"}]`),
+			noAudit + "/pool/lab: the role NoAccess is given there", fault.Refused,
+		},
+		"a pool that is hidden from a group": {
+			acl, data(`[{"path":"/pool/lab","ugid":"bots","roleid":"NoAccess","type":"group"}]`),
+			noAudit + "/pool/lab: the role NoAccess is given there", fault.Refused,
+		},
+		"an access list that may be short": {permissions, data(`{"/vms":{"VM.Audit":1}}`), "it has no Sys.Audit on /access", fault.Refused},
+		"a host that is down":              {onVM101 + "/pending", raw("595 No route to host", ""), "read what VM 101 refers to: ", fault.Failed},
+		"a host that is offline": {
+			"GET /nodes", data(`[{"node":"pve1","status":"offline"}]`), "Proxmox host pve1 is offline, so VM 101 can't be read", fault.Failed,
+		},
+		"a snapshot that can't be read": {snapshots, data(`[{"name":"s"}]`), "snapshot 's' does not exist", fault.Failed},
+	}, func(t *testing.T, pve1 *fake, c *Client, tc row) {
+		seesAll(pve1)
+		pve1.On("GET /cluster/resources?type=vm", data(`[{"type":"qemu","vmid":101,"node":"pve1","name":"wk1"}]`))
+		pve1.On(onVM101+"/pending", data(`[]`))
+		pve1.On(snapshots, data(`[]`))
+		pve1.On(snapshots+"/s/config", raw("500 snapshot 's' does not exist", ""))
+		pve1.On(tc.request, tc.answer)
+		_, err := c.Uses(t.Context())
+		wantError(t, err, nil, tc.want)
+		same(t, "kind", tc.kind, fault.KindOf(err))
+	})
+}
+
+func TestShelf(t *testing.T) {
+	t.Parallel()
+	const volume = "DELETE /nodes/pve1/storage/isos/content/isos:iso%2Fa.iso"
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t)
+		pve1 := s.Node(t, "pve1")
+		pve1.On("GET /nodes", data(`[{"node":"pve2","status":"online"},{"node":"pve3","status":"offline"},{"node":"pve1","status":"unknown"}]`))
+		pve1.On(isosPath, data(`[{"volid":"isos:iso/b.iso","size":7,"ctime":946684800},{"volid":"isos:iso/a.iso","size":"1048576"}]`), data(`[]`))
+		pve1.On(volume, data(`"`+testUPID+`"`), func(w http.ResponseWriter, r *http.Request) { lost(w, r) }, raw("403 Permission check failed (/storage/isos, Datastore.Allocate)", ""))
+		pve1.On(statusPath, stopped("OK"))
+		pve1.On("GET /nodes/pve1/tasks?limit=500&source=all&typefilter=imgdel", data(`[]`))
+		c := s.client(t, "pve1")
+		online, offline, err := c.Nodes(t.Context())
+		must(t, err)
+		same(t, "nodes", [][]string{{"pve1", "pve2"}, {"pve3"}}, [][]string{online, offline})
+		isos, err := c.ISOs(t.Context(), "pve1", "isos")
+		must(t, err)
+		a := images.StoredISO{Host: "pve1", Storage: "isos", Name: "a.iso", SizeBytes: 1 << 20}
+		want := []images.StoredISO{a, {Host: "pve1", Storage: "isos", Name: "b.iso", SizeBytes: 7, Changed: time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC)}}
+		same(t, "ISOs", want, isos)
+		for range 2 { // the second time the answer is lost, and the VM is gone
+			must(t, c.DeleteISO(t.Context(), a))
+		}
+		if err := c.DeleteISO(t.Context(), a); fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), "delete a.iso on storage isos on pve1: ") {
+			t.Errorf("without the privilege: %v", err)
+		}
+	})
 }

@@ -7,12 +7,15 @@ import (
 	"fmt"
 	"net/http"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/pve/api"
+	"github.com/recast-sh/recast/internal/sim/world"
 	"github.com/recast-sh/recast/internal/wait"
 )
 
@@ -45,13 +48,13 @@ var running = data(`{"status":"running","upid":"` + testUPID + `"}`)
 func stopped(exit string) route { return data(`{"status":"stopped","exitstatus":"` + exit + `"}`) }
 
 func TestTask(t *testing.T) {
-	t.Parallel()
 	log := data(`[{"n":1,"t":"removing image"},{"n":2,"t":"cannot free fast:vm-101-disk-0"},{"n":3,"t":"TASK WARNINGS: 1"}]`)
-	cases := map[string]struct {
+	type row struct {
 		answers []route
 		want    string
 		lost    bool
-	}{
+	}
+	onEachNode(t, map[string]row{
 		"ends well":          {[]route{running, running, stopped("OK")}, "", false},
 		"outlasts a fault":   {[]route{running, raw("595 Connection refused", ""), lost, stopped("OK")}, "", false},
 		"outlasts a restart": {[]route{running, raw("500 ipcc_send_rec[1] failed: Connection refused", ""), stopped("OK")}, "", false},
@@ -63,21 +66,16 @@ func TestTask(t *testing.T) {
 			[]route{raw("400 Parameter verification failed.", `{"errors":{"upid":"no such task"},"data":null}`)},
 			cluster.ErrLostAnswer.Error() + ": task qmdestroy 101 on pve1: " + strings.TrimSuffix(statusPath, "%21roll:/status") + "!roll:/status: 400 Parameter verification failed.: upid: no such task; since then: VM 101 \"\" on pve1 is there", true,
 		},
-	}
-	for name, tc := range cases {
-		runOnNode(t, name, func(t *testing.T, pve1 *fake, c *Client) {
-			pve1.On("DELETE /nodes/pve1/qemu/101", data(`"`+testUPID+`"`))
-			pve1.On(statusPath, tc.answers...)
-			pve1.On(logPath, log)
-			pve1.On("GET /nodes/pve1/qemu/101/config", data(`{"digest":"d"}`))
-			pve1.On("GET /nodes/pve1/qemu/101/pending", data(`[]`))
-			err := c.DeleteVM(t.Context(), cluster.VM{ID: 101, Host: "pve1", Digest: "d"})
-			same(t, "error", cmp.Or(tc.want, "<nil>"), fmt.Sprint(err))
-			if errors.Is(err, cluster.ErrLostAnswer) != tc.lost {
-				t.Errorf("lost answer: %v, want %v", !tc.lost, tc.lost)
-			}
-		})
-	}
+	}, func(t *testing.T, pve1 *fake, c *Client, tc row) {
+		pve1.On("DELETE /nodes/pve1/qemu/101", data(`"`+testUPID+`"`))
+		pve1.On(statusPath, tc.answers...)
+		pve1.On(logPath, log)
+		pve1.On("GET /nodes/pve1/qemu/101/config", data(`{"digest":"d"}`))
+		pve1.On("GET /nodes/pve1/qemu/101/pending", data(`[]`))
+		err := c.DeleteVM(t.Context(), cluster.VM{ID: 101, Host: "pve1", Digest: "d"})
+		same(t, "error", cmp.Or(tc.want, "<nil>"), fmt.Sprint(err))
+		same(t, "lost answer", tc.lost, errors.Is(err, cluster.ErrLostAnswer))
+	})
 }
 
 // TestTaskPolls: the end of a short task is seen soon, and a long one is polled
@@ -140,37 +138,29 @@ func TestWarningsOfOtherTasksAreReported(t *testing.T) {
 }
 
 func TestTaskWaitEnds(t *testing.T) {
-	t.Parallel()
-	cases := map[string]struct {
+	type row struct {
 		timeout time.Duration
 		status  route
 		within  time.Duration
-	}{
+	}
+	onEachNode(t, map[string]row{
 		"with the context":                 {time.Minute, running, time.Minute},
 		"when Proxmox becomes unavailable": {24 * time.Hour, raw("595 Connection refused", ""), outage + time.Minute},
-	}
-	for name, tc := range cases {
-		runOnNode(t, name, func(t *testing.T, pve1 *fake, c *Client) {
-			pve1.On("DELETE /nodes/pve1/qemu/101", data(`"`+testUPID+`"`))
-			pve1.On(statusPath, tc.status)
-			ctx, cancel := context.WithTimeout(t.Context(), tc.timeout)
-			defer cancel()
-			start := time.Now()
-			err := c.DeleteVM(ctx, cluster.VM{ID: 101, Host: "pve1"})
-			if !errors.Is(err, cluster.ErrLostAnswer) {
-				t.Errorf("error is %v", err)
-			}
-			if took := time.Since(start); took > tc.within {
-				t.Errorf("took %s", took)
-			}
-		})
-	}
+	}, func(t *testing.T, pve1 *fake, c *Client, tc row) {
+		pve1.On("DELETE /nodes/pve1/qemu/101", data(`"`+testUPID+`"`))
+		pve1.On(statusPath, tc.status)
+		ctx, cancel := context.WithTimeout(t.Context(), tc.timeout)
+		defer cancel()
+		start := time.Now()
+		err := c.DeleteVM(ctx, cluster.VM{ID: 101, Host: "pve1"})
+		wantError(t, err, cluster.ErrLostAnswer, "")
+		within(t, start, tc.within)
+	})
 }
 
 // TestStartedSince finds a task by everything except its name. The server's clock is
 // ten years behind ours, and jumps from day to day.
 func TestStartedSince(t *testing.T) {
-	t.Parallel()
 	const up, clock = 86400, 0x386D4380
 	upid := func(ago int, kind, id, user string) string {
 		return fmt.Sprintf("UPID:pve1:0000ABCD:%08X:%08X:%s:%s:%s:", (up-ago)*100, clock, kind, id, user)
@@ -179,12 +169,13 @@ func TestStartedSince(t *testing.T) {
 	mine := move(58)
 	jumped := strings.Replace(mine, fmt.Sprintf("%08X", clock), fmt.Sprintf("%08X", clock+86400), 1)
 	behind := strings.Replace(mine, fmt.Sprintf("%08X", clock), fmt.Sprintf("%08X", clock-86400), 1)
-	cases := map[string]struct {
+	type row struct {
 		listed []string
 		status route // "": a host that has been up for a day
 		want   string
 		err    string
-	}{
+	}
+	onEachNode(t, map[string]row{
 		"it runs":                  {listed: []string{mine}, want: mine},
 		"dated a day ahead":        {listed: []string{jumped}, want: jumped},
 		"dated a day behind":       {listed: []string{behind}, want: behind},
@@ -204,49 +195,41 @@ func TestStartedSince(t *testing.T) {
 		"a host that just booted":  {listed: []string{move(86400 - 10)}, status: data(`{"uptime":40}`), want: move(86400 - 10)},
 		"the uptime is unreadable": {listed: []string{mine}, status: raw("403 Permission check failed (/nodes/pve1, Sys.Audit)", ""), err: "/nodes/pve1/status: 403"},
 		"no uptime in the answer":  {listed: []string{mine}, status: data(`{}`), err: "does not report its uptime"},
-	}
-	for name, tc := range cases {
-		runOnNode(t, name, func(t *testing.T, pve1 *fake, c *Client) {
-			rows := make([]string, 0, len(tc.listed))
-			for _, u := range tc.listed {
-				rows = append(rows, `{"upid":"`+u+`"}`)
-			}
-			pve1.On("GET /nodes/pve1/tasks?limit=500&source=all&typefilter=qmmove", data("["+strings.Join(rows, ",")+"]"))
-			if tc.status == nil {
-				tc.status = data(`{"uptime":86400,"cpuinfo":{"user_hz":100}}`)
-			}
-			pve1.On("GET /nodes/pve1/status", tc.status)
-			c.tasks.workers.Store(move(57), true)
-			sent := time.Now()
-			time.Sleep(time.Minute)
-			worker := moveWorker(cluster.VM{ID: 100, Host: "pve1"}, "scsi1", 200, "scsi5")
-			got, err := c.tasks.startedSince(t.Context(), worker, sent)
-			if got != tc.want || tc.err == "" && err != nil || tc.err != "" && (err == nil || !strings.Contains(err.Error(), tc.err)) {
-				t.Errorf("got %q, error %v", got, err)
-			}
-			if tc.want == "" {
-				return
-			}
-			if again, err := c.tasks.startedSince(t.Context(), worker, sent); again != "" || err != nil {
-				t.Errorf("the second time: %q, error %v", again, err)
-			}
-		})
-	}
+	}, func(t *testing.T, pve1 *fake, c *Client, tc row) {
+		rows := make([]string, 0, len(tc.listed))
+		for _, u := range tc.listed {
+			rows = append(rows, `{"upid":"`+u+`"}`)
+		}
+		pve1.On("GET /nodes/pve1/tasks?limit=500&source=all&typefilter=qmmove", data("["+strings.Join(rows, ",")+"]"))
+		if tc.status == nil {
+			tc.status = data(`{"uptime":86400,"cpuinfo":{"user_hz":100}}`)
+		}
+		pve1.On("GET /nodes/pve1/status", tc.status)
+		c.tasks.workers.Store(move(57), true)
+		sent := time.Now()
+		time.Sleep(time.Minute)
+		worker := moveWorker(cluster.VM{ID: 100, Host: "pve1"}, "scsi1", 200, "scsi5")
+		got, err := c.tasks.startedSince(t.Context(), worker, sent)
+		wantError(t, err, nil, tc.err)
+		same(t, "task", tc.want, got)
+		if tc.want == "" {
+			return
+		}
+		if again, err := c.tasks.startedSince(t.Context(), worker, sent); again != "" || err != nil {
+			t.Errorf("the second time: %q, error %v", again, err)
+		}
+	})
 }
 
 // TestADeadWorkerIsNotRepeated: the worker of a change dies. However little of it
 // shows, it is not sent again, because a volume may already have its new name.
 func TestADeadWorkerIsNotRepeated(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		l := newLab(t)
+	inLab(t, func(t *testing.T, l lab) {
 		must(t, l.CreateVM(t.Context(), "pve1", 9090, nil))
 		vm := l.read(t, 9011)
 		before := l.recorder.Mutations()
 		time.AfterFunc(100*time.Millisecond, func() { killWorker(t, l) })
-		if err := l.MoveDisk(t.Context(), vm, "scsi1", 9090, "scsi1"); !errors.Is(err, cluster.ErrLostAnswer) {
-			t.Errorf("error is %v", err)
-		}
+		wantError(t, l.MoveDisk(t.Context(), vm, "scsi1", 9090, "scsi1"), cluster.ErrLostAnswer, "")
 		same(t, "sent", 1, l.recorder.Mutations()-before)
 	})
 }
@@ -296,15 +279,187 @@ func TestDurations(t *testing.T) {
 			if looks > c.looks || late > c.late {
 				t.Errorf("%d looks, %s late", looks, late)
 			}
-			if other := d.expected(api.UPID{Type: "qmmove", ID: "102-scsi1>9002-scsi1"}); other != d.expected(u) {
-				t.Errorf("the same of another VM is expected to take %s", other)
-			}
-			if other := d.expected(api.UPID{Type: "qmstart", ID: "101"}); other != 0 {
-				t.Errorf("one of another type is expected to take %s", other)
-			}
+			same(t, "expected of the same of another VM", d.expected(u), d.expected(api.UPID{Type: "qmmove", ID: "102-scsi1>9002-scsi1"}))
+			same(t, "expected of another type", time.Duration(0), d.expected(api.UPID{Type: "qmstart", ID: "101"}))
 			if other := d.expected(api.UPID{Type: "qmmove", ID: "101-scsi0>9001-scsi30"}); other == 0 {
 				t.Errorf("no estimate for a task of another drive")
 			}
 		})
 	}
+}
+
+const (
+	flock   = "can't lock file '/var/lock/qemu-server/lock-9011.conf' - got timeout"
+	cfsLock = "cfs-lock 'storage-fast' error: got lock request timeout"
+	// activeLock comes when the worker is already running.
+	activeLock = "can't lock file '/var/log/pve/tasks/.active.lock' - got timeout"
+)
+
+// someoneElse changes the VM concurrently.
+func someoneElse(t *testing.T, l lab) {
+	t.Helper()
+	must(t, l.world.SetConfig("recast@pve!roll", "pve1", world.ChangeRequest{ID: 9011, Set: map[string]string{"cores": "3"}}))
+}
+
+func TestIsLock(t *testing.T) {
+	t.Parallel()
+	cases := map[string]struct {
+		err             error
+		timeout, locked bool
+	}{
+		"VM's file":                  {err: &api.Error{Status: 500, Reason: flock, Message: flock}, timeout: true},
+		"storage":                    {err: &api.TaskError{Exit: cfsLock}, timeout: true},
+		"storage, while creating":    {err: &api.TaskError{Exit: "unable to create VM 9090 - " + cfsLock}, timeout: true},
+		"no quorum":                  {err: &api.Error{Status: 500, Message: "cfs-lock 'file-user_cfg' error: no quorum!"}},
+		"command took too long":      {err: &api.TaskError{Exit: "cfs-lock 'storage-fast' error: got lock timeout - aborting command"}},
+		"one parameter of several":   {err: &api.Error{Status: 400, Params: map[string]string{"scsi1": cfsLock}}},
+		"after something else":       {err: &api.TaskError{Exit: "unable to apply pending change: " + cfsLock}},
+		"locked":                     {err: &api.TaskError{Exit: "VM is locked (backup)"}, locked: true},
+		"a worker is at work":        {err: &api.Error{Status: 500, Reason: activeLock, Message: activeLock}},
+		"answer lost as well":        {err: errors.Join(cluster.ErrLostAnswer, &api.TaskError{Exit: flock})},
+		"without a kind":             {err: &api.Error{Status: 500, Message: "VM is locked"}, locked: true},
+		"something that is no error": {},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			same(t, "timeout", tc.timeout, api.IsLockTimeout(tc.err))
+			same(t, "locked", tc.locked, api.IsVMLocked(tc.err))
+		})
+	}
+}
+
+// TestLocksAreWaitedFor: changes are refused because of a lock until it is released,
+// the VM is changed, or time is up.
+func TestLocksAreWaitedFor(t *testing.T) {
+	onboot := setting(map[string]string{"onboot": "1"})
+	create := func(t *testing.T, l lab) error {
+		return l.CreateVM(t.Context(), "pve1", 9090, map[string]string{"scsi0": "fast:1"})
+	}
+	remove := func(t *testing.T, l lab) error { return l.DeleteVM(t.Context(), l.read(t, 9011)) }
+	type row struct {
+		match, message string
+		times          int
+		meanwhile      func(*testing.T, lab)
+		do             func(*testing.T, lab) error
+		is             error
+		want           string // expected error
+		hint           string
+	}
+	inEachLab(t, map[string]row{
+		"gone in time":        {match: "PUT /nodes/pve1/qemu/9011/config", message: flock, times: 3, do: onboot},
+		"storage's, a worker": {match: "qmcreate", message: cfsLock, times: 2, do: create},
+		"before a removal":    {match: "DELETE /nodes/pve1/qemu/9011", message: flock, times: 2, do: remove},
+		"for ever":            {match: "PUT /nodes/pve1/qemu/9011/config", message: flock, times: 1000, do: onboot, want: flock, hint: "at work on the same VM"},
+		"changed meanwhile": {
+			match: "PUT /nodes/pve1/qemu/9011/config", message: flock, times: 1000, do: onboot, is: cluster.ErrChanged, want: flock, hint: "running tasks",
+			meanwhile: someoneElse,
+		},
+		"changed before a removal": {
+			match: "DELETE /nodes/pve1/qemu/9011", message: flock, times: 1, do: remove, is: cluster.ErrChanged, want: flock,
+			meanwhile: someoneElse,
+		},
+		"a backup's, start": {
+			match: "qmstart", message: "VM is locked (backup)", times: 3,
+			do: func(t *testing.T, l lab) error { return l.Start(t.Context(), l.read(t, 9011)) },
+		},
+		"a backup's, and the VM stops by itself": {
+			match: "qmstop", message: "VM is locked (backup)", times: 1000,
+			meanwhile: func(t *testing.T, l lab) { must(t, l.world.PowerOff(9011)) },
+			do: func(t *testing.T, l lab) error {
+				must(t, l.world.PowerOn(9011))
+				return l.Stop(t.Context(), l.read(t, 9011))
+			},
+		},
+		"a backup's, configuration": {
+			match: "PUT /nodes/pve1/qemu/9011/config", message: "VM is locked (backup)", times: 1, do: onboot, want: "VM is locked (backup)", hint: "qm unlock",
+		},
+	}, func(t *testing.T, l lab, tc row) {
+		for range tc.times {
+			l.world.FailNext(tc.match, tc.message)
+		}
+		if tc.meanwhile != nil {
+			time.AfterFunc(lockPause/2, func() { tc.meanwhile(t, l) })
+		}
+		start := time.Now()
+		err := tc.do(t, l)
+		wantError(t, err, tc.is, tc.want)
+		if hints := strings.Join(fault.Hints(err), "\n"); !strings.Contains(hints, tc.hint) {
+			t.Errorf("hints are %q", hints)
+		}
+		within(t, start, lockTime+time.Minute)
+	})
+}
+
+func TestSlots(t *testing.T) {
+	t.Parallel()
+	var s slots
+	var release func()
+	for _, host := range []string{"pve1", "pve2"} {
+		for range slotsPerHost {
+			var err error
+			release, err = s.take(t.Context(), host)
+			must(t, err)
+		}
+	}
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := s.take(ended, "pve2"); !errors.Is(err, context.Canceled) {
+		t.Errorf("while all are taken: %v", err)
+	}
+	release()
+	_, err := s.take(t.Context(), "pve2")
+	must(t, err)
+}
+
+// TestSlotsLimitWorkers creates many VMs at once, and shuts one down meanwhile.
+func TestSlotsLimitWorkers(t *testing.T) {
+	inLab(t, func(t *testing.T, l lab) {
+		l.world.SetFirmware(nil) // nothing reacts to the power button
+		must(t, l.Start(t.Context(), l.read(t, 9011)))
+		vm := l.read(t, 9011)
+		shutdowns, end := context.WithCancel(t.Context())
+		defer end()
+		var wg sync.WaitGroup
+		for range 2 * slotsPerHost {
+			wg.Go(func() {
+				if err := l.Shutdown(shutdowns, vm, time.Minute); err == nil {
+					t.Error("it is off")
+				}
+			})
+		}
+		time.Sleep(time.Second)
+		most, stop := 0, make(chan struct{})
+		wg.Go(func() {
+			for {
+				select {
+				case <-stop:
+					return
+				case <-time.After(100 * time.Millisecond):
+				}
+				running := 0
+				for _, task := range l.world.Tasks() {
+					if task.Running && task.Type == "qmcreate" {
+						running++
+					}
+				}
+				most = max(most, running)
+			}
+		})
+		start := time.Now()
+		var creates sync.WaitGroup
+		for i := range 3 * slotsPerHost {
+			creates.Go(func() {
+				if err := l.CreateVM(t.Context(), "pve1", cluster.VMID(9100+i), nil); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		creates.Wait()
+		within(t, start, 30*time.Second) // the shutdowns do not delay them
+		close(stop)
+		end()
+		wg.Wait()
+		same(t, "at once", slotsPerHost, most)
+	})
 }

@@ -1,20 +1,27 @@
 package pve
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"net/http"
 	"net/netip"
 	"net/url"
+	"reflect"
 	"slices"
+	"strconv"
 	"strings"
+	"sync"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/pve/api"
+	"github.com/recast-sh/recast/internal/wait"
 )
 
 // Ties implements cluster.TieReader.
@@ -39,6 +46,37 @@ func (c *Client) TiesOf(ctx context.Context, vms []cluster.VM) []cluster.TiesRea
 	}
 	_ = g.Wait() // each error is kept with its VM
 	return of
+}
+
+// look reads many VMs and reads only once what Proxmox keeps in one place for all of
+// them. It is dropped with its answers afterwards, so that later reads are fresh.
+type look struct {
+	*Client
+	reads sync.Map // of *onceRead, by name
+}
+
+// once returns what read returns, shared by all callers in the look that use that
+// name.
+func once[T any](ctx context.Context, l *look, name string, read func() (T, error)) (T, error) {
+	kept, begun := l.reads.LoadOrStore(name, &onceRead{done: make(chan struct{})})
+	r := kept.(*onceRead)
+	if !begun {
+		r.answer, r.err = read()
+		close(r.done)
+	}
+	select {
+	case <-r.done:
+		return r.answer.(T), r.err
+	case <-ctx.Done():
+		return *new(T), context.Cause(ctx)
+	}
+}
+
+// onceRead is an answer that others may wait for.
+type onceRead struct {
+	done   chan struct{} // closed when the rest is known
+	answer any
+	err    error
 }
 
 func (l *look) of(ctx context.Context, vm cluster.VM) (cluster.Ties, error) {
@@ -228,4 +266,296 @@ func (c *Client) GuestAddrs(ctx context.Context, vm cluster.VM) ([]netip.Addr, e
 		}
 	}
 	return addrs, nil
+}
+
+// backups describes the VM's running and due backups.
+func (l *look) backups(ctx context.Context, vm cluster.VM) ([]string, error) {
+	tasks, errTasks := once(ctx, l, "tasks/"+vm.Host, func() ([]api.UPID, error) { return l.activeTasks(ctx, vm.Host) })
+	schedule, errJobs := once(ctx, l, "backups", func() (s backupSchedule, err error) {
+		s.asOf, err = l.conn.GetDated(ctx, "/cluster/backup", &s.jobs)
+		return s, err
+	})
+	if err := errors.Join(errTasks, errJobs); err != nil {
+		return nil, err
+	}
+	// Proxmox computed NextRun by the clock in the answer's Date header.
+	jobs, now := schedule.jobs, schedule.asOf
+	if now.IsZero() && len(jobs) > 0 { // a proxy removed the header
+		var err error
+		if now, err = once(ctx, l, "clock/"+vm.Host, func() (time.Time, error) { return l.clock(ctx, vm.Host) }); err != nil {
+			return nil, err
+		}
+	}
+	var busy []string
+	if vm.Lock == "backup" {
+		busy = append(busy, "locked by a backup")
+	}
+	for _, t := range tasks {
+		switch {
+		case t.Type != "vzdump":
+		case t.ID == strconv.Itoa(int(vm.ID)):
+			busy = append(busy, "running task "+t.String())
+		case t.ID == "":
+			// A backup of several VMs names none of them (API2/VZDump.pm) and locks
+			// each only when its turn comes.
+			busy = append(busy, "running task "+t.String()+" of several VMs")
+		}
+	}
+	if slices.ContainsFunc(jobs, func(j backupJob) bool { return j.Pool != "" }) {
+		rows, err := once(ctx, l, "pools", func() ([]resource, error) { return l.resources(ctx) })
+		if err == nil {
+			vm.Pool, err = poolOf(rows, vm.ID)
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+	for _, j := range jobs {
+		if !j.includes(vm) {
+			continue
+		}
+		if when := due(int64(j.NextRun), now); when != "" {
+			busy = append(busy, "backup job "+j.ID+" "+when)
+		}
+	}
+	return busy, nil
+}
+
+// backupSchedule is the cluster's backup schedule.
+type backupSchedule struct {
+	jobs []backupJob
+	asOf time.Time // by the clock of the host that computed it; zero if unknown
+}
+
+type backupJob struct {
+	ID                        string
+	Enabled                   json.RawMessage // absent means on
+	Node, Pool, VMID, Exclude string
+	All                       json.RawMessage
+	NextRun                   flexInt `json:"next-run"` // computed by Proxmox for each request
+}
+
+// includes reports whether the job is enabled and covers the VM. As in
+// get_included_guests (VZDump.pm), a pool takes precedence over a list, and a list
+// over all.
+func (j backupJob) includes(vm cluster.VM) bool {
+	if len(j.Enabled) > 0 && !toBool(j.Enabled) || j.Node != "" && j.Node != vm.Host {
+		return false
+	}
+	id := strconv.Itoa(int(vm.ID))
+	switch {
+	case j.Pool != "":
+		return j.Pool == vm.Pool
+	case j.VMID != "":
+		return slices.Contains(splitList(j.VMID), id)
+	}
+	// A list of exclusions alone means all others (verify_vzdump_parameters).
+	return (toBool(j.All) || j.Exclude != "") && !slices.Contains(splitList(j.Exclude), id)
+}
+
+// splitList splits a Proxmox list at commas, semicolons and blanks.
+func splitList(s string) []string {
+	return strings.FieldsFunc(s, func(r rune) bool { return strings.ContainsRune(",; \t\n\x00", r) })
+}
+
+// due says when a backup with that start time (Unix seconds) is due; "" if later
+// than cluster.BusyWithin. now is the time at the host that computed it: our clock
+// may differ. 0 means that Proxmox does not report the time.
+func due(unix int64, now time.Time) string {
+	at := time.Unix(unix, 0)
+	switch {
+	case unix == 0:
+		return "due at a time that Proxmox does not report"
+	case at.After(now.Add(cluster.BusyWithin)):
+		return ""
+	}
+	return "due at " + at.UTC().Format("2006-01-02 15:04 MST")
+}
+
+// replicationJobs lists the VM's replication jobs, disabled ones too: each
+// makes Proxmox refuse to delete the VM (Qemu.pm, destroy_vm).
+func (l *look) replicationJobs(ctx context.Context, id cluster.VMID) ([]cluster.ReplicationJob, error) {
+	byGuest, err := once(ctx, l, "replication jobs", func() (map[cluster.VMID][]cluster.ReplicationJob, error) {
+		var rows []struct {
+			ID, Target, Schedule string
+			Guest                flexInt
+			Rate, Disable        json.RawMessage
+		}
+		err := l.conn.Get(ctx, "/cluster/replication", &rows)
+		jobs := map[cluster.VMID][]cluster.ReplicationJob{}
+		for _, r := range rows {
+			id := cluster.VMID(r.Guest)
+			jobs[id] = append(jobs[id], cluster.ReplicationJob{ID: r.ID, Target: r.Target, Schedule: r.Schedule, Rate: scalar(r.Rate), Disabled: toBool(r.Disable)})
+		}
+		return jobs, err
+	})
+	return byGuest[id], err
+}
+
+// replication is a job as its guest's host reports it.
+type replication struct {
+	ID    string
+	Guest flexInt
+	PID   flexInt // of the running worker
+}
+
+// replications describes the VM's running replication jobs. A job that is only due
+// does not block: most are due every few minutes. Only the VM's host knows.
+func (l *look) replications(ctx context.Context, vm cluster.VM, jobs []cluster.ReplicationJob) ([]string, error) {
+	if len(jobs) == 0 {
+		return nil, nil
+	}
+	rows, err := once(ctx, l, "replications/"+vm.Host, func() (rows []replication, err error) {
+		err = l.conn.Get(ctx, "/nodes/"+url.PathEscape(vm.Host)+"/replication", &rows)
+		return rows, err
+	})
+	if err != nil {
+		return nil, err
+	}
+	var busy []string
+	for _, r := range rows {
+		if cluster.VMID(r.Guest) == vm.ID && r.PID != 0 {
+			busy = append(busy, "replication job "+r.ID+" runs")
+		}
+	}
+	return busy, nil
+}
+
+// derived are the fields that Proxmox adds when it shows an entry.
+var derived = []string{"digest", "ipversion", "pos"}
+
+// Firewall implements cluster.TieReader.
+func (c *Client) Firewall(ctx context.Context, vm cluster.VM) (cluster.FirewallConfig, error) {
+	f, _, err := c.firewall(ctx, vm)
+	return f, err
+}
+
+// firewall reads a VM's firewall. wrong lists the rules that Proxmox itself no
+// longer accepts, for example because a cluster alias was deleted.
+func (c *Client) firewall(ctx context.Context, vm cluster.VM) (f cluster.FirewallConfig, wrong []string, err error) {
+	var options map[string]json.RawMessage
+	var rules, aliases, sets []map[string]json.RawMessage
+	if err := wait.All(
+		func() error { return c.conn.Get(ctx, vmPath(vm, "firewall/rules"), &rules) },
+		func() error { return c.conn.Get(ctx, vmPath(vm, "firewall/options"), &options) },
+		func() error { return c.conn.Get(ctx, vmPath(vm, "firewall/aliases"), &aliases) },
+		func() error { return c.conn.Get(ctx, vmPath(vm, "firewall/ipset"), &sets) },
+	); err != nil {
+		return f, nil, err
+	}
+	for i, r := range rules {
+		if why, has := r["errors"]; has {
+			wrong = append(wrong, fmt.Sprintf("rule %d: %s", i, why))
+			delete(r, "errors")
+		}
+	}
+	f.Rules, f.Aliases = firewallEntries(rules), firewallEntries(aliases)
+	if o := firewallEntry(options); len(o) > 0 {
+		f.Options = o
+	}
+	for _, s := range firewallEntries(sets) {
+		var members []map[string]json.RawMessage
+		if err := c.conn.Get(ctx, vmPath(vm, "firewall/ipset/"+url.PathEscape(s["name"])), &members); err != nil {
+			return f, nil, err
+		}
+		f.Sets = append(f.Sets, cluster.FirewallSet{Name: s["name"], Comment: s["comment"], Members: firewallEntries(members)})
+	}
+	return f, wrong, nil
+}
+
+func firewallEntries(list []map[string]json.RawMessage) (out []cluster.FirewallEntry) {
+	for _, fields := range list {
+		out = append(out, firewallEntry(fields))
+	}
+	return out
+}
+
+// firewallEntry returns the fields without the derived ones. Proxmox shows numbers
+// as numbers or as text.
+func firewallEntry(fields map[string]json.RawMessage) cluster.FirewallEntry {
+	out := cluster.FirewallEntry{}
+	for name, raw := range fields {
+		text := string(raw)
+		if err := json.Unmarshal(raw, &text); err != nil {
+			text = string(raw)
+		}
+		if text != "" && text != "null" && !slices.Contains(derived, name) {
+			out[name] = text
+		}
+	}
+	return out
+}
+
+// SetFirewall implements cluster.Editor. None of its changes runs in a worker.
+func (c *Client) SetFirewall(ctx context.Context, vm cluster.VM, want cluster.FirewallConfig) error {
+	now, err := c.Firewall(ctx, vm)
+	if err != nil {
+		return err
+	}
+	for _, m := range firewallChanges(vm, now, want) {
+		if err := c.conn.Change(ctx, m.method, m.path, m.params, nil); err != nil {
+			return fmt.Errorf("set up the firewall of %s: %w", vm, err)
+		}
+	}
+	now, err = c.Firewall(ctx, vm)
+	if err == nil && now.Sum() != want.Sum() {
+		err = fmt.Errorf("the firewall of %s differs from what was written: Proxmox shows %s: %w", vm, cmp.Or(now.String(), "none"), cluster.ErrChanged)
+	}
+	return err
+}
+
+// firewallChanges turns one firewall into another: a part that differs is rewritten.
+// Aliases come before the sets that name them, and both before the rules. A new rule
+// always goes to the top, whatever position is requested (pve-firewall,
+// PVE/API2/Firewall/Rules.pm, create_rule).
+func firewallChanges(vm cluster.VM, now, want cluster.FirewallConfig) (list []mutation) {
+	change := func(method, path string, params map[string]string) {
+		list = append(list, mutation{method: method, path: vmPath(vm, "firewall/"+path), params: params})
+	}
+	aliases, sets, rules := !reflect.DeepEqual(now.Aliases, want.Aliases), !reflect.DeepEqual(now.Sets, want.Sets), !reflect.DeepEqual(now.Rules, want.Rules)
+	if rules {
+		for range now.Rules {
+			change(http.MethodDelete, "rules/0", nil)
+		}
+	}
+	if sets {
+		for _, s := range now.Sets {
+			change(http.MethodDelete, "ipset/"+url.PathEscape(s.Name)+"?force=1", nil)
+		}
+	}
+	if aliases {
+		for _, a := range now.Aliases {
+			change(http.MethodDelete, "aliases/"+url.PathEscape(a["name"]), nil)
+		}
+		for _, a := range want.Aliases {
+			change(http.MethodPost, "aliases", a)
+		}
+	}
+	if sets {
+		for _, s := range want.Sets {
+			params := map[string]string{"name": s.Name}
+			if s.Comment != "" {
+				params["comment"] = s.Comment
+			}
+			change(http.MethodPost, "ipset", params)
+			for _, member := range s.Members {
+				change(http.MethodPost, "ipset/"+url.PathEscape(s.Name), member)
+			}
+		}
+	}
+	if rules {
+		for _, r := range slices.Backward(want.Rules) {
+			change(http.MethodPost, "rules", r)
+		}
+	}
+	if !maps.Equal(now.Options, want.Options) {
+		params := map[string]string{}
+		maps.Copy(params, want.Options)
+		gone := slices.DeleteFunc(slices.Sorted(maps.Keys(now.Options)), func(name string) bool { return want.Options[name] != "" })
+		if len(gone) > 0 {
+			params["delete"] = strings.Join(gone, ",")
+		}
+		change(http.MethodPut, "options", params)
+	}
+	return list
 }

@@ -7,10 +7,17 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log"
 	"mime/multipart"
 	"net/http"
+	"net/http/httptest"
 	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -20,6 +27,7 @@ import (
 	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/pve/api"
+	"github.com/recast-sh/recast/internal/pve/api/apitest"
 )
 
 const (
@@ -164,36 +172,31 @@ func swallow(then route) route {
 }
 
 func TestUploadFails(t *testing.T) {
-	t.Parallel()
 	content := bytes.Repeat([]byte("x"), 1<<20)
-	cases := map[string]struct {
+	type row struct {
 		answer route
 		task   string // how it ends
 		size   int64
 		is     error
 		want   string // part of the error
-	}{
+	}
+	onEachNode(t, map[string]row{
 		"checksum":        {answer: swallow(data(`"` + testUPID + `"`)), task: "checksum mismatch: got 'a' != expect 'b'", want: "checksum mismatch: got 'a'"},
 		"full storage":    {answer: swallow(data(`"` + testUPID + `"`)), task: "cp: error writing: No space left on device", is: api.ErrNoSpace, want: "No space left"},
 		"refused":         {answer: swallow(raw("500 storage 'isos' does not support 'iso' content", "")), want: "POST /nodes/pve1/storage/isos/upload: 500 storage 'isos' does not support 'iso' content"},
 		"no such storage": {answer: swallow(raw("500 storage 'isos' does not exist", "")), is: images.ErrNoStorage, want: "does not exist"},
 		"file is shorter": {answer: swallow(data(`"` + testUPID + `"`)), size: 2 << 20, is: io.ErrUnexpectedEOF, want: "the file ends after 1048576 of 2097152 bytes"},
 		"context ends":    {answer: swallow(after(time.Hour, lost)), is: context.DeadlineExceeded, want: "deadline"},
-	}
-	for name, tc := range cases {
-		runOnNode(t, name, func(t *testing.T, pve1 *fake, c *Client) {
-			acceptUploads(pve1, tc.answer)
-			pve1.On(statusPath, stopped(tc.task))
-			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-			defer cancel()
-			u := isoOf(t, content)
-			u.SizeBytes = max(tc.size, u.SizeBytes)
-			err := c.Upload(ctx, u)
-			if err == nil || !strings.Contains(err.Error(), tc.want) || tc.is != nil && !errors.Is(err, tc.is) {
-				t.Errorf("error is %v, want %q in it", err, tc.want)
-			}
-		})
-	}
+	}, func(t *testing.T, pve1 *fake, c *Client, tc row) {
+		acceptUploads(pve1, tc.answer)
+		pve1.On(statusPath, stopped(tc.task))
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		u := isoOf(t, content)
+		u.SizeBytes = max(tc.size, u.SizeBytes)
+		err := c.Upload(ctx, u)
+		wantError(t, err, tc.is, tc.want)
+	})
 }
 
 // TestUploadThatProxmoxWouldRefuse is not started: the refusal could not be received.
@@ -273,9 +276,7 @@ func TestUploadWithoutAnswer(t *testing.T) {
 			pve2.On("GET /nodes/pve2/tasks/"+url.PathEscape(copied)+"/log?limit=500", data(`[]`))
 			begun := time.Now()
 			err := s.client(t, "pve2").Upload(t.Context(), isoOf(t, content))
-			if err != nil != (tc.fails != "") || tc.fails != "" && !strings.Contains(err.Error(), tc.fails) || tc.is != nil && !errors.Is(err, tc.is) {
-				t.Errorf("error is %v, want %q in it", err, tc.fails)
-			}
+			wantError(t, err, tc.is, tc.fails)
 			if took := time.Since(begun); tc.quick && took > lateness/2 {
 				t.Errorf("it took %s", took)
 			}
@@ -327,7 +328,199 @@ func TestUploadRefusesNames(t *testing.T) {
 			}
 		})
 	}
-	if err := checkFileName(strings.Repeat("a", 251) + ".iso"); err != nil {
-		t.Error(err)
+	must(t, checkFileName(strings.Repeat("a", 251)+".iso"))
+}
+
+const (
+	hugeBytes = 4 << 30
+	// hugeSHA256 is the checksum of that many zeros.
+	hugeSHA256 = "8479e43911dc45e89f934fe48d01297e16f51d17aa561d4d1c216b1ae0fcddca"
+
+	serverVar = "RECAST_UPLOAD_SERVER" // address and fingerprint
+	fileVar   = "RECAST_UPLOAD_FILE"
+)
+
+// TestUploadMemory uploads 4 GiB over TLS from a client in another, small process, which
+// the environment tells of the server: its peak above that counts.
+func TestUploadMemory(t *testing.T) {
+	if testing.Short() {
+		t.Skip("long: 4 GiB take a while")
+	}
+	if os.Getenv(serverVar) != "" {
+		uploadHuge(t)
+		return
+	}
+	got := measureUpload(t)
+	t.Logf("%d MiB at %d MiB/s; %.1f MiB idle, peak %.1f MiB above that; cancelled in %s, %.1f MiB ahead of the server",
+		hugeBytes>>20, int(hugeBytes/got.took.Seconds())>>20, got.idleMiB, got.aboveMiB, got.cancelled, got.aheadMiB)
+	if got.aboveMiB >= 64 {
+		t.Errorf("peak is %.1f MiB above idle", got.aboveMiB)
+	}
+	if got.cancelled > time.Second {
+		t.Errorf("cancelled in %s", got.cancelled)
+	}
+	// The kernel's buffers on both ends take some of it, but no more.
+	if got.aheadMiB > 256 {
+		t.Errorf("%.1f MiB were read from the file that the server had not received", got.aheadMiB)
+	}
+}
+
+func BenchmarkUpload(b *testing.B) {
+	b.SetBytes(hugeBytes)
+	var last uploadFigures
+	for b.Loop() {
+		last = measureUpload(b)
+	}
+	b.ReportMetric(last.aboveMiB, "peak-MiB-above-idle")
+	b.ReportMetric(last.cancelled.Seconds()*1000, "ms-to-cancel")
+}
+
+// uploadFigures are the cost of one upload.
+type uploadFigures struct {
+	idleMiB, aboveMiB float64
+	took              time.Duration
+	cancelled         time.Duration // from the cancel to the return of an upload that the server had stopped reading
+	aheadMiB          float64       // what that one had read from its file beyond what the server received
+}
+
+// measureUpload serves one upload, of this test run again in another process.
+func measureUpload(t testing.TB) uploadFigures {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "huge.iso")
+	must(t, errors.Join(os.WriteFile(file, nil, 0o600), os.Truncate(file, hugeBytes)))
+	where, stop := serveUploads(t)
+	defer stop()
+	client := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestUploadMemory$")
+	client.Env = append(os.Environ(), serverVar+"="+where, fileVar+"="+file)
+	client.Stderr = os.Stderr
+	said, err := client.Output()
+	if err != nil {
+		t.Fatalf("%v\n%s", err, said)
+	}
+	var got uploadFigures
+	line, _, _ := strings.Cut(string(said), "\n")
+	if _, err := fmt.Sscan(line, &got.idleMiB, &got.aboveMiB, (*int64)(&got.took), (*int64)(&got.cancelled), &got.aheadMiB); err != nil {
+		t.Fatalf("%v in %q", err, said)
+	}
+	return got
+}
+
+// uploadHuge is the client.
+func uploadHuge(t *testing.T) {
+	endpoint, fingerprint, _ := strings.Cut(os.Getenv(serverVar), " ")
+	c, err := New(api.Options{Endpoints: []string{endpoint}, Fingerprint: fingerprint, Token: []byte(apitest.Token), Poll: 10 * time.Millisecond})
+	must(t, err)
+	defer c.Close()
+	u := images.Upload{
+		Host: "pve1", Storage: "isos", Name: "huge.iso", SizeBytes: hugeBytes, SHA256: hugeSHA256,
+		Open: func() (io.ReadCloser, error) { return os.Open(os.Getenv(fileVar)) },
+	}
+	if _, _, err := c.ISO(t.Context(), u.Host, u.Storage, u.Name); err != nil {
+		t.Fatal(err)
+	}
+	var got uploadFigures
+	got.idleMiB = memoryMiB(t, "VmRSS")
+	got.cancelled, got.aheadMiB = cancelHuge(t, c, u)
+	begun := time.Now()
+	must(t, c.Upload(t.Context(), u))
+	got.took = time.Since(begun)
+	got.aboveMiB = memoryMiB(t, "VmHWM") - got.idleMiB
+	fmt.Println(got.idleMiB, got.aboveMiB, int64(got.took), int64(got.cancelled), got.aheadMiB)
+}
+
+// cancelHuge cancels an upload once the server stops reading.
+func cancelHuge(t *testing.T, c *Client, u images.Upload) (took time.Duration, aheadMiB float64) {
+	u.Host = stallingHost
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	read := make(chan int64)
+	u.Progress = func(sent int64) {
+		select {
+		case read <- sent:
+		case <-ctx.Done():
+		}
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- c.Upload(ctx, u) }()
+	for {
+		select {
+		case sent := <-read:
+			aheadMiB = float64(sent-stallAfter) / (1 << 20)
+			continue
+		case err := <-ended:
+			t.Fatalf("ended by itself: %v", err)
+		case <-time.After(500 * time.Millisecond): // the other process reads no more
+		}
+		break
+	}
+	begun := time.Now()
+	cancel()
+	if err := <-ended; !errors.Is(err, context.Canceled) {
+		t.Fatalf("cancelled: %v", err)
+	}
+	return time.Since(begun), aheadMiB
+}
+
+// memoryMiB reads a figure of this process (proc_pid_status(5)).
+func memoryMiB(t *testing.T, name string) float64 {
+	t.Helper()
+	status, err := os.ReadFile("/proc/self/status")
+	must(t, err)
+	_, rest, _ := strings.Cut(string(status), name+":")
+	kib, err := strconv.Atoi(strings.Fields(rest)[0])
+	must(t, err)
+	return float64(kib) / 1024
+}
+
+const (
+	// stallingHost stops reading an upload after stallAfter bytes.
+	stallingHost = "pve2"
+	stallAfter   = 64 << 20
+)
+
+// serveUploads is a Proxmox node that receives uploads of ISOs and keeps only their
+// checksums; where is its address and fingerprint.
+func serveUploads(t testing.TB) (where string, stop func()) {
+	t.Helper()
+	taker := &uploadTaker{ended: make(chan struct{})}
+	srv := httptest.NewUnstartedServer(taker)
+	srv.Config.ErrorLog = log.New(io.Discard, "", 0)
+	srv.StartTLS()
+	return srv.URL + " " + apitest.Fingerprint(srv.Certificate()), func() {
+		close(taker.ended)
+		srv.Close()
+	}
+}
+
+type uploadTaker struct {
+	ended chan struct{} // ends the uploads that have stalled
+
+	mu   sync.Mutex
+	exit string // of the last task
+}
+
+func (s *uploadTaker) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	switch {
+	case r.Method == http.MethodPost && strings.Contains(r.URL.Path, "/nodes/"+stallingHost+"/"):
+		_, _ = io.CopyN(io.Discard, r.Body, stallAfter)
+		<-s.ended
+	case r.Method == http.MethodPost:
+		var got received
+		exit := "OK"
+		if err := got.read(r); err != nil || len(got.parts) != 4 || got.parts[3].Value != got.parts[2].Value || got.length <= 0 {
+			exit = fmt.Sprintf("received %+v, %v", got, err)
+		}
+		s.mu.Lock()
+		s.exit = exit
+		s.mu.Unlock()
+		data(`"`+testUPID+`"`)(w, r)
+	case strings.HasSuffix(r.URL.Path, "/status"):
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		stopped(s.exit)(w, r)
+	case strings.HasSuffix(r.URL.Path, "/access/permissions"):
+		data(fmt.Sprintf(`{%q:{"Datastore.AllocateTemplate":1}}`, r.URL.Query().Get("path")))(w, r)
+	default:
+		data(`[]`)(w, r)
 	}
 }

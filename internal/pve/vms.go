@@ -6,14 +6,18 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net/http"
 	"net/url"
 	"regexp"
 	"slices"
+	"strings"
+	"sync"
 	"time"
 
 	"golang.org/x/sync/errgroup"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/pve/api"
 	"github.com/recast-sh/recast/internal/wait"
 )
@@ -245,9 +249,7 @@ func vmPath(vm cluster.VM, what string) string {
 var noConfig = regexp.MustCompile(`Configuration file '[^']*' does not exist`)
 
 // isNoConfig reports whether the host has no such VM; another host may have it.
-func isNoConfig(err error) bool {
-	return api.IsInternal(err, noConfig)
-}
+func isNoConfig(err error) bool { return api.IsInternal(err, noConfig) }
 
 // Containers lists every container that the token may see, sorted by number. VMs and
 // containers share one range of numbers.
@@ -280,4 +282,285 @@ func (c *Client) snapshots(ctx context.Context, vm cluster.VM) ([]string, error)
 		}
 	}
 	return names, nil
+}
+
+// listLag bounds how far the cluster's list of VMs may lag: Proxmox renews it about
+// every 10 s.
+const listLag = 30 * time.Second
+
+// reading fills in one part of a VM whose host is known.
+type reading func(ctx context.Context, vm *cluster.VM) error
+
+// VM implements cluster.VMReader.
+func (c *Client) VM(ctx context.Context, id cluster.VMID) (cluster.VM, error) {
+	return c.findVM(ctx, id, c.readVM, isOn)
+}
+
+// VMConfig implements cluster.VMReader.
+func (c *Client) VMConfig(ctx context.Context, id cluster.VMID) (cluster.VM, error) {
+	vm, err := c.findVM(ctx, id, c.readConfig, nil)
+	vm.Running, vm.QMP, vm.HA = true, "", false
+	return vm, err
+}
+
+// VMState implements cluster.VMReader.
+func (c *Client) VMState(ctx context.Context, id cluster.VMID) (cluster.VMState, error) {
+	vm, err := c.findVM(ctx, id, c.readState, isOn)
+	return vm.State(), err
+}
+
+// isOn proves that a VM is where it was seen. One that is off there may run
+// elsewhere by now, unknown to its old host if that is cut off from the cluster.
+func isOn(vm cluster.VM) bool { return vm.Running }
+
+// findVM reads a VM on whichever host it is. A read at the host where it was last seen counts
+// only if proves accepts it; nil accepts any.
+func (c *Client) findVM(ctx context.Context, id cluster.VMID, read reading, proves func(cluster.VM) bool) (cluster.VM, error) {
+	vm, found, err := c.whereSeen(ctx, id, read, proves)
+	if found {
+		return vm, err
+	}
+	start := time.Now()
+	w := wait.For{Name: fmt.Sprintf("find VM %d", id), Every: c.conn.Poll}
+	err = wait.Until(ctx, w, func(ctx context.Context) (bool, string, error) {
+		var err error
+		vm, err = c.lookupVM(ctx, id, read)
+		if isStale(err) && time.Since(start) < listLag {
+			return false, "", err
+		}
+		return err == nil, "", wait.Stop(err)
+	})
+	if isStale(err) {
+		err = fault.WithHint(fault.TokenPrivileges.Of(err), "it may be a container, or the token lacks VM.Audit on /vms/%d", id)
+	}
+	vm.Pool = "" // whereSeen does not know it either
+	return vm, err
+}
+
+// staleError says that Proxmox's list of VMs and its VMs currently disagree.
+type staleError struct{ error }
+
+func (e *staleError) Unwrap() error { return e.error }
+
+func isStale(err error) bool {
+	_, ok := errors.AsType[*staleError](err)
+	return ok
+}
+
+// lookupVM reads a VM where the cluster's list says it is. If the list and the nodes
+// disagree, only Proxmox's register of numbers can tell that it does not exist.
+func (c *Client) lookupVM(ctx context.Context, id cluster.VMID, read reading) (cluster.VM, error) {
+	asked := time.Now()
+	var rows []resource
+	free := func() (bool, error) { return c.isFree(ctx, id) }
+	err := wait.All(
+		func() (err error) {
+			rows, err = c.resources(ctx)
+			return err
+		},
+		func() error {
+			if c.seen.isGone(id) { // the list probably shows no such VM
+				is, err := c.isFree(ctx, id)
+				free = func() (bool, error) { return is, err }
+			}
+			return nil
+		},
+	)
+	if err != nil {
+		return cluster.VM{}, err
+	}
+	i := slices.IndexFunc(rows, func(r resource) bool { return cluster.VMID(r.VMID) == id })
+	if i >= 0 {
+		vm := fromResource(rows[i])
+		if rows[i].Status == "unknown" { // its host has not reported for minutes
+			if err := c.unreachable(ctx, vm, nil); err != nil {
+				return cluster.VM{}, err
+			}
+		}
+		err := read(ctx, &vm)
+		if err == nil {
+			c.seen.add(id, sighting{host: vm.Host, at: asked, off: !vm.Running, stateless: rows[i].Status == "unknown"})
+		}
+		if api.IsUnanswered(err) {
+			return cluster.VM{}, c.unreachable(ctx, vm, err)
+		}
+		if !isNoConfig(err) {
+			return vm, err
+		}
+	}
+	isFree, err := free()
+	switch {
+	case err != nil:
+		return cluster.VM{}, err
+	case isFree:
+		return cluster.VM{}, cluster.ErrNotFound
+	}
+	return cluster.VM{}, &staleError{errors.New("its number is taken, but no node shows it")}
+}
+
+// isFree asks Proxmox's register of VMIDs, which includes VMs that our token may not
+// see.
+func (c *Client) isFree(ctx context.Context, id cluster.VMID) (bool, error) {
+	var next json.RawMessage
+	err := c.conn.Get(ctx, fmt.Sprintf("/cluster/nextid?vmid=%d", id), &next)
+	if e, ok := errors.AsType[*api.Error](err); ok && e.Status == http.StatusBadRequest && strings.Contains(e.Params["vmid"], "already exists") {
+		return false, nil
+	}
+	return err == nil, err
+}
+
+// seenFor is how long a VM is first looked for where it was seen, before the
+// cluster's list is read. A host that still shows a VM that has moved is cut off
+// from the cluster: it cannot change anything, and its report that a VM is off is
+// not trusted (see isOn).
+const seenFor = 15 * time.Second
+
+// lastSeen records on which hosts VMs were recently seen.
+type lastSeen struct {
+	mu    sync.Mutex
+	hosts map[cluster.VMID]sighting
+	gone  map[cluster.VMID]bool // those that we deleted, and that were not seen again
+}
+
+type sighting struct {
+	host string
+	at   time.Time
+	off  bool // it was off when it was last read, or listed
+
+	// stateless says that the list has no state of it yet, as of a VM that was made a
+	// moment ago; otherwise its host may be unreachable.
+	stateless bool
+}
+
+// list records the cluster's list, requested at that time. If it has no state for a
+// VM, the host may be unreachable, unless the VM was seen there just before.
+func (l *lastSeen) list(rows []resource, at time.Time) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	before := l.hosts
+	l.hosts = make(map[cluster.VMID]sighting, len(rows))
+	for _, row := range rows {
+		id := cluster.VMID(row.VMID)
+		s, was := before[id]
+		was = was && s.host == row.Node
+		switch {
+		case row.Status != "unknown":
+			l.hosts[id] = sighting{host: row.Node, at: at, off: was && s.off || row.Status == "stopped"}
+		case was:
+			s.stateless = true
+			l.hosts[id] = s
+		}
+	}
+}
+
+// add records that Proxmox put a VM on that host, or that it was read there after
+// the list was requested at that time.
+func (l *lastSeen) add(id cluster.VMID, s sighting) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.hosts[id] = s
+	delete(l.gone, id)
+}
+
+func (l *lastSeen) of(id cluster.VMID) (s sighting, found bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	s, found = l.hosts[id]
+	return s, found && wait.Elapsed(s.at) < seenFor
+}
+
+// isOff notes whether the VM was off when it was read.
+func (l *lastSeen) isOff(id cluster.VMID, off bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if s, found := l.hosts[id]; found {
+		s.off = off
+		l.hosts[id] = s
+	}
+}
+
+// deleted records that we asked Proxmox to delete a VM.
+func (l *lastSeen) deleted(id cluster.VMID) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.hosts, id)
+	l.gone[id] = true
+}
+
+func (l *lastSeen) isGone(id cluster.VMID) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.gone[id]
+}
+
+func (l *lastSeen) forget(id cluster.VMID) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.hosts, id)
+}
+
+// whereSeen reads a VM where it was last seen. found is false if it must be looked
+// up: the host no longer shows it, or the token no longer may (rights from a pool
+// end with the VM), or the read proves nothing. If the host does not answer, the list
+// decides whether the VM is still there; the host is not asked again.
+func (c *Client) whereSeen(ctx context.Context, id cluster.VMID, read reading, proves func(cluster.VM) bool) (vm cluster.VM, found bool, err error) {
+	s, known := c.seen.of(id)
+	if !known {
+		return vm, false, nil
+	}
+	vm = cluster.VM{ID: id, Host: s.host}
+	var listed func() bool
+	if s.stateless || s.off && proves != nil {
+		listed = c.listedBeside(ctx, id, s)
+	}
+	err = read(ctx, &vm)
+	agrees := listed != nil && listed()
+	_, answered := errors.AsType[*api.Error](err)
+	switch {
+	case err == nil && proves == nil:
+		return vm, !s.stateless || agrees, nil
+	case err == nil:
+		c.seen.isOff(id, !vm.Running)
+		return vm, agrees || !s.stateless && proves(vm), nil
+	case api.IsUnanswered(err):
+		defer c.seen.forget(id)
+		rows, errList := c.resources(ctx)
+		still := slices.ContainsFunc(rows, func(r resource) bool { return cluster.VMID(r.VMID) == id && r.Node == s.host })
+		if errList != nil || still {
+			return cluster.VM{}, true, errors.Join(c.unreachable(ctx, vm, err), errList)
+		}
+		return cluster.VM{}, false, nil
+	}
+	c.seen.forget(id)
+	return cluster.VM{}, !answered, err
+}
+
+// listedBeside asks for what lookupVM asks for before it reads a VM, at the same time as
+// the VM is read where it was seen. The returned func waits for it, and reports whether
+// the cluster's list shows the VM on that host, which belongs to the cluster.
+func (c *Client) listedBeside(ctx context.Context, id cluster.VMID, s sighting) func() bool {
+	asked, agrees := time.Now(), false
+	var g errgroup.Group
+	var away *unreachableHosts
+	if s.stateless {
+		g.Go(func() (err error) {
+			away, err = c.offline(ctx)
+			return err
+		})
+	}
+	now := sighting{host: s.host, at: asked, off: s.off}
+	g.Go(func() error {
+		rows, err := c.resources(ctx)
+		i := slices.IndexFunc(rows, func(r resource) bool { return cluster.VMID(r.VMID) == id && r.Node == s.host })
+		now.stateless = i >= 0 && rows[i].Status == "unknown"
+		agrees = i >= 0 && (s.stateless || !now.stateless)
+		return err
+	})
+	return func() bool {
+		if err := g.Wait(); err != nil || !agrees || away != nil && away.has(s.host) {
+			return false // lookupVM says why
+		}
+		c.seen.add(id, now)
+		return true
+	}
 }

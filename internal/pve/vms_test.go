@@ -4,8 +4,13 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
+
+	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/fault"
@@ -65,85 +70,61 @@ func TestVMsLeavesOutOneJustDeleted(t *testing.T) {
 }
 
 func TestVM(t *testing.T) {
-	t.Parallel()
+	const nextID = "GET /cluster/nextid?vmid=101"
+	none, free := data(`[]`), data(`"101"`)
 	taken := raw("400 Parameter verification failed.", `{"errors":{"vmid":"VM 101 already exists"},"data":null}`)
-	cases := map[string]struct {
-		prepare func(pve1 *fake)
-		want    cluster.VM
+	listed := data(`[{"type":"qemu","id":"qemu/101","vmid":101,"node":"pve1","name":"wk1","status":"running","pool":"talos","hastate":"started"}]`)
+	type row struct {
+		answers routes // other than vm101's
 		missing bool
 		err     string
 		hints   int
-	}{
-		"is there": {prepare: vm101, want: wantVM101Alone()},
+	}
+	onEachNode(t, map[string]row{
+		"is there": {},
 		"is not listed and its number is free": {
-			prepare: func(pve1 *fake) {
-				pve1.On(listPath, data(`[]`))
-				pve1.On("GET /cluster/nextid?vmid=101", data(`"101"`))
-			},
-			missing: true, err: "find VM 101: not found",
+			answers: routes{listPath: {none}, nextID: {free}}, missing: true, err: "find VM 101: not found",
 		},
 		"is listed but just deleted": {
-			prepare: func(pve1 *fake) {
-				vm101(pve1)
-				pve1.On("GET /nodes/pve1/qemu/101/config", raw(noVM101, ""))
-				pve1.On("GET /cluster/nextid?vmid=101", data(`"101"`))
-			},
-			missing: true, err: "find VM 101: not found",
+			answers: routes{onVM101 + "/config": {raw(noVM101, "")}, nextID: {free}}, missing: true, err: "find VM 101: not found",
 		},
-		"is there before it is listed": {
-			prepare: func(pve1 *fake) {
-				vm101(pve1)
-				listed := pve1.Answers(listPath)[0]
-				pve1.On(listPath, data(`[]`), data(`[]`), listed)
-				pve1.On("GET /cluster/nextid?vmid=101", taken)
-			},
-			want: wantVM101Alone(),
-		},
+		"is there before it is listed": {answers: routes{listPath: {none, none, listed}, nextID: {taken}}},
 		"cannot be seen": {
-			prepare: func(pve1 *fake) {
-				pve1.On(listPath, data(`[]`))
-				pve1.On("GET /cluster/nextid?vmid=101", taken)
-			},
-			err: "find VM 101: its number is taken, but no node shows it", hints: 1,
+			answers: routes{listPath: {none}, nextID: {taken}}, err: "find VM 101: its number is taken, but no node shows it", hints: 1,
 		},
 		"cannot be asked about": {
-			prepare: func(pve1 *fake) {
-				vm101(pve1)
-				pve1.On("GET /nodes/pve1/qemu/101/config", raw("595 No route to host", ""))
-			},
-			err: "find VM 101: Proxmox host pve1 does not answer (595 No route to host), so VM 101 can't be read", hints: 1,
+			answers: routes{onVM101 + "/config": {raw("595 No route to host", "")}},
+			err:     "find VM 101: Proxmox host pve1 does not answer (595 No route to host), so VM 101 can't be read", hints: 1,
 		},
 		"may not be asked about": {
-			prepare: func(pve1 *fake) { pve1.On(listPath, raw("403 Permission check failed (/, Sys.Audit)", "")) },
+			answers: routes{listPath: {raw("403 Permission check failed (/, Sys.Audit)", "")}},
 			err:     "find VM 101: GET /cluster/resources: 403 Permission check failed (/, Sys.Audit)", hints: 1,
 		},
-	}
-	for name, tc := range cases {
-		runOnNode(t, name, func(t *testing.T, pve1 *fake, c *Client) {
-			tc.prepare(pve1)
-			start := time.Now()
-			got, err := c.VM(t.Context(), 101)
-			same(t, "error", cmp.Or(tc.err, "<nil>"), fmt.Sprint(err))
-			if errors.Is(err, cluster.ErrNotFound) != tc.missing || len(fault.Hints(err)) != tc.hints {
-				t.Errorf("not found: %v, hints: %q", !tc.missing, fault.Hints(err))
-			}
-			if tc.err == "" {
-				same(t, "VM", tc.want, got)
-			}
-			if took := time.Since(start); took > listLag+time.Minute {
-				t.Errorf("took %s", took)
-			}
-		})
-	}
+	}, func(t *testing.T, pve1 *fake, c *Client, tc row) {
+		vm101(pve1)
+		for request, answers := range tc.answers {
+			pve1.On(request, answers...)
+		}
+		start := time.Now()
+		got, err := c.VM(t.Context(), 101)
+		same(t, "error", cmp.Or(tc.err, "<nil>"), fmt.Sprint(err))
+		if errors.Is(err, cluster.ErrNotFound) != tc.missing || len(fault.Hints(err)) != tc.hints {
+			t.Errorf("not found: %v, hints: %q", !tc.missing, fault.Hints(err))
+		}
+		if tc.err == "" {
+			same(t, "VM", wantVM101Alone(), got)
+		}
+		within(t, start, listLag+time.Minute)
+	})
 }
 
 func TestQuorate(t *testing.T) {
-	t.Parallel()
-	cases := map[string]struct {
+	type row struct {
 		answer string
 		want   bool
 		err    bool
-	}{
+	}
+	onEachNode(t, map[string]row{
 		"cluster":            {`[{"type":"node","name":"pve1"},{"type":"cluster","quorate":1},{"type":"node","name":"pve2"}]`, true, false},
 		"number as text":     {`[{"type":"cluster","quorate":"1"}]`, true, false},
 		"lost":               {`[{"type":"cluster","quorate":0},{"type":"node","name":"pve1"}]`, false, false},
@@ -152,16 +133,13 @@ func TestQuorate(t *testing.T) {
 		"nothing":            {`[]`, false, true},
 		"nodes, no cluster":  {`[{"type":"node"},{"type":"node"}]`, false, true},
 		"something entirely": {`"quorate"`, false, true},
-	}
-	for name, tc := range cases {
-		runOnNode(t, name, func(t *testing.T, pve1 *fake, c *Client) {
-			pve1.On("GET /cluster/status", data(tc.answer))
-			got, err := c.Quorate(t.Context())
-			if got != tc.want || (err != nil) != tc.err {
-				t.Errorf("quorate %v, error %v", got, err)
-			}
-		})
-	}
+	}, func(t *testing.T, pve1 *fake, c *Client, tc row) {
+		pve1.On("GET /cluster/status", data(tc.answer))
+		got, err := c.Quorate(t.Context())
+		if got != tc.want || (err != nil) != tc.err {
+			t.Errorf("quorate %v, error %v", got, err)
+		}
+	})
 }
 
 func TestPermissions(t *testing.T) {
@@ -210,5 +188,321 @@ func TestStanding(t *testing.T) {
 			must(t, err)
 			same(t, "standing", map[string]cluster.Standing{"/vms": want}, got)
 		}
+	})
+}
+
+// on101 are pve1's answers about VM 101 for another host.
+func on101(pve1 *fake, host, what string) {
+	for _, path := range []string{"config", "pending", "status/current"} {
+		pve1.On("GET /nodes/"+host+"/qemu/101/"+path, pve1.Answers("GET /nodes/pve1/qemu/101/"+path)...)
+	}
+	if what != "" {
+		for _, path := range []string{"config", "pending", "status/current"} {
+			pve1.On("GET /nodes/pve1/qemu/101/"+path, raw(what, ""))
+		}
+	}
+}
+
+// TestVMWhereLastSeen: a VM is read where it was last seen, and looked up if it is not
+// there, may have moved, or was seen too long ago.
+func TestVMWhereLastSeen(t *testing.T) {
+	moved := func(what string) func(pve1 *fake) {
+		return func(pve1 *fake) {
+			pve1.On(listPath, data(`[{"type":"qemu","vmid":101,"node":"pve2","status":"running"}]`))
+			on101(pve1, "pve2", what)
+		}
+	}
+	type row struct {
+		then    func(pve1 *fake) // after the first read
+		later   time.Duration
+		host    string
+		listed  int // how often the second read asks for the list
+		missing bool
+	}
+	onEachNode(t, map[string]row{
+		"there still":              {host: "pve1"},
+		"long ago":                 {later: seenFor, host: "pve1", listed: 1},
+		"migrated":                 {then: moved(noVM101), host: "pve2", listed: 1},
+		"the host does not answer": {then: moved("595 No route to host"), host: "pve2", listed: 2},
+		"it may not be read there": {then: moved("403 Permission check failed (/vms/101, VM.Audit)"), host: "pve2", listed: 1},
+		"off there, on elsewhere": {then: func(pve1 *fake) {
+			moved("")(pve1)
+			pve1.On("GET /nodes/pve1/qemu/101/status/current", data(`{"status":"stopped","qmpstatus":"stopped"}`))
+		}, host: "pve2", listed: 1},
+		"the host has left the cluster": {then: moved("500 hostname lookup 'pve1' failed - failed to get address info for: pve1: Name or service not known"), host: "pve2", listed: 1},
+		"migrated between two reads": {then: func(pve1 *fake) {
+			moved("")(pve1)
+			pve1.On("GET /nodes/pve1/qemu/101/status/current", raw(noVM101, ""))
+		}, host: "pve2", listed: 1},
+		"fenced, and shown by a host that was cut off": {then: moved(""), later: seenFor, host: "pve2", listed: 1},
+		"deleted, and seen through its pool alone": {then: func(pve1 *fake) {
+			pve1.On(listPath, data(`[]`))
+			pve1.On("GET /cluster/nextid?vmid=101", data(`"101"`))
+			on101(pve1, "pve2", "403 Permission check failed (/vms/101, VM.Audit)")
+		}, listed: 1, missing: true},
+		"deleted": {then: func(pve1 *fake) {
+			pve1.On(listPath, data(`[]`))
+			pve1.On("GET /cluster/nextid?vmid=101", data(`"101"`))
+			on101(pve1, "pve2", noVM101)
+		}, listed: 1, missing: true},
+	}, func(t *testing.T, pve1 *fake, c *Client, tc row) {
+		vm101(pve1)
+		_, err := c.VM(t.Context(), 101)
+		must(t, err)
+		before := len(pve1.Requests())
+		if tc.then != nil {
+			tc.then(pve1)
+		}
+		time.Sleep(tc.later)
+		got, err := c.VM(t.Context(), 101)
+		if errors.Is(err, cluster.ErrNotFound) != tc.missing || !tc.missing && err != nil {
+			t.Fatal(err)
+		}
+		want := wantVM101Alone()
+		want.Host = tc.host
+		if !tc.missing {
+			same(t, "VM", want, got)
+		}
+		listed := slices.DeleteFunc(pve1.Requests()[before:], func(r string) bool { return r != listPath })
+		same(t, "how often the list was asked", tc.listed, len(listed))
+	})
+}
+
+// TestVMThatWasOff: what proves where a VM is that is off, the cluster's list, is asked for
+// while the VM is read where it was seen. If it shows another host, the VM is read there.
+func TestVMThatWasOff(t *testing.T) {
+	list := func(status, host string) string {
+		return `[{"type":"qemu","vmid":101,"node":"` + host + `","name":"wk1","status":"` + status + `"}]`
+	}
+	type row struct {
+		list  string // of the second read
+		nodes string // the state of pve1
+		after func(pve1 *fake)
+		host  string
+		took  time.Duration // each answer takes a second
+		away  bool
+	}
+	onEachNode(t, map[string]row{
+		"off there still":        {list: list("stopped", "pve1"), host: "pve1", took: time.Second},
+		"on there by now":        {list: list("stopped", "pve1"), host: "pve1", took: time.Second, after: func(pve1 *fake) { vm101(pve1) }},
+		"moved":                  {list: list("stopped", "pve2"), host: "pve2", took: 3 * time.Second},
+		"no state, host online":  {list: list("unknown", "pve1"), nodes: "online", host: "pve1", took: 3 * time.Second},
+		"no state, host offline": {list: list("unknown", "pve1"), nodes: "offline", away: true, took: 2 * time.Second},
+	}, func(t *testing.T, pve1 *fake, c *Client, tc row) {
+		vm101(pve1)
+		pve1.On("GET /nodes/pve1/qemu/101/status/current", data(`{"status":"stopped","qmpstatus":"stopped"}`))
+		on101(pve1, "pve2", "")
+		pve1.On(listPath, data(list("stopped", "pve1")))
+		_, err := c.VM(t.Context(), 101)
+		must(t, err)
+		if tc.after != nil {
+			tc.after(pve1)
+		}
+		pve1.On(listPath, data(tc.list))
+		pve1.On("GET /nodes", data(`[{"node":"pve1","status":"`+tc.nodes+`"}]`))
+		for _, path := range []string{listPath, "GET /nodes/pve1/qemu/101/pending", "GET /nodes/pve1/qemu/101/status/current", "GET /nodes/pve2/qemu/101/pending", "GET /nodes/pve2/qemu/101/status/current"} {
+			pve1.On(path, after(time.Second, pve1.Answers(path)[0]))
+		}
+		began := time.Now()
+		vm, err := c.VM(t.Context(), 101)
+		if _, away := errors.AsType[*cluster.HostsAway](err); away != tc.away || !tc.away && err != nil {
+			t.Fatal(err)
+		}
+		same(t, "host", tc.host, vm.Host)
+		same(t, "how long it took", tc.took, time.Since(began))
+		same(t, "on", tc.after != nil, vm.Running)
+	})
+}
+
+// TestVMWhoseHostIsUnknown: if the list has no state of a VM, its host may be
+// unreachable, which the next read has to find out as well.
+func TestVMWhoseHostIsUnknown(t *testing.T) {
+	onNode(t, func(t *testing.T, pve1 *fake, c *Client) {
+		vm101(pve1)
+		pve1.On(listPath, data(`[{"type":"qemu","vmid":101,"node":"pve1","status":"unknown"}]`))
+		pve1.On("GET /nodes", data(`[{"node":"pve1","status":"offline"}]`))
+		for range 2 {
+			vm, err := c.VM(t.Context(), 101)
+			if _, away := errors.AsType[*cluster.HostsAway](err); !away {
+				t.Errorf("read %v, error %v", vm, err)
+			}
+		}
+	})
+}
+
+// TestVMWhereLastSeenUnanswered does not ask a host again that did not answer: that takes half a minute.
+func TestVMWhereLastSeenUnanswered(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t)
+		pve1 := s.Node(t, "pve1")
+		vm101(pve1)
+		pve1.On("GET /nodes", data(`[{"node":"pve1","status":"online"}]`))
+		c := s.client(t, "pve1")
+		_, err := c.VM(t.Context(), 101)
+		must(t, err)
+		on101(pve1, "pve2", "595 No route to host")
+		asked := func(c *Client) int {
+			before := len(pve1.Requests())
+			_, err := c.VM(t.Context(), 101)
+			if _, away := errors.AsType[*cluster.HostsAway](err); !away {
+				t.Errorf("error %v", err)
+			}
+			return len(slices.DeleteFunc(pve1.Requests()[before:], func(r string) bool { return !strings.Contains(r, "/qemu/101/") }))
+		}
+		had := asked(c)
+		same(t, "requests, as of a new client", asked(s.client(t, "pve1")), had)
+	})
+}
+
+// TestVMConfig asks only for the configuration, and never reports the VM as off.
+func TestVMConfig(t *testing.T) {
+	onNode(t, func(t *testing.T, pve1 *fake, c *Client) {
+		vm101(pve1)
+		pve1.On("GET /nodes/pve1/qemu/101/status/current", data(`{"status":"stopped","qmpstatus":"stopped"}`))
+		for range 2 {
+			got, err := c.VMConfig(t.Context(), 101)
+			must(t, err)
+			want := wantVM101Alone()
+			want.QMP, want.HA, want.Running = "", false, true
+			same(t, "VM", want, got)
+		}
+		if got := strings.Join(pve1.Requests(), " "); strings.Contains(got, "status/current") {
+			t.Errorf("asked %s", got)
+		}
+	})
+}
+
+func TestPool(t *testing.T) {
+	onNode(t, func(t *testing.T, pve1 *fake, c *Client) {
+		vm101(pve1)
+		if pool, err := c.Pool(t.Context(), 101); err != nil || pool != "talos" {
+			t.Errorf("pool %q, error %v", pool, err)
+		}
+		_, err := c.Pool(t.Context(), 102)
+		wantError(t, err, cluster.ErrNotFound, "")
+	})
+}
+
+func TestHosts(t *testing.T) {
+	onNode(t, func(t *testing.T, pve1 *fake, c *Client) {
+		pve1.On("GET /cluster/status", data(`[{"type":"cluster","name":"c","quorate":1},{"type":"node","name":"pve1","online":1,"local":1},{"type":"node","name":"pve2","online":0,"local":0}]`))
+		pve1.On("GET /nodes/pve1/version", data(`{"version":"8.4.1","release":"8.4"}`))
+		pve1.On("GET /nodes/pve1/time", data(`{"time":1700000000,"localtime":1700003600,"timezone":"Europe/Berlin"}`))
+		pve1.On("GET /nodes/pve1/status", data(`{"rootfs":{"total":100,"used":10,"avail":90,"free":90}}`))
+		pve1.On("GET /nodes/pve1/disks/lvmthin", data(`[{"lv":"data","vg":"pve","lv_size":100,"used":"50","metadata_size":10,"metadata_used":1}]`))
+		got, err := c.Hosts(t.Context())
+		must(t, err)
+		want := []cluster.Host{
+			{
+				Name: "pve1", Online: true, Entry: true, Version: "8.4.1", Clock: time.Unix(1700000000, 0), Asked: time.Now(), SpoolFree: 90,
+				ThinPools: []cluster.ThinPool{{VG: "pve", Name: "data", Size: 100, Used: 50, MetaSize: 10, MetaUsed: 1}},
+			},
+			{Name: "pve2"},
+		}
+		same(t, "hosts", want, got, cmpopts.EquateApproxTime(time.Second))
+	})
+}
+
+func TestHostsOfATokenWithNothing(t *testing.T) {
+	onNode(t, func(t *testing.T, pve1 *fake, c *Client) {
+		denied := raw("403 Permission check failed (/, Sys.Audit)", "")
+		pve1.On("GET /cluster/status", denied)
+		pve1.On("GET /nodes", data(`[{"node":"pve1","status":"online"}]`))
+		pve1.On("GET /nodes/pve1/version", data(`{"version":"9.2.11"}`))
+		for _, what := range []string{"time", "status", "disks/lvmthin"} {
+			pve1.On("GET /nodes/pve1/"+what, denied)
+		}
+		got, err := c.Hosts(t.Context())
+		if err != nil || len(got) != 1 || got[0].Version != "9.2.11" || !got[0].Online {
+			t.Fatalf("%+v, %v", got, err)
+		}
+		for _, err := range append(got[0].Errs, got[0].ErrPools) {
+			if fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), "Sys.Audit") {
+				t.Errorf("%v", err)
+			}
+		}
+		same(t, "errors", 2, len(got[0].Errs))
+	})
+}
+
+// threeHosts is pve1 with VM 101, for which it answers itself, and pve2 in that state, of which pve1 knows two VMs;
+// answer is about those, nil: nobody may ask.
+func threeHosts(pve1 *fake, pve2 string, answer route) {
+	vm101(pve1)
+	pve1.On(listPath, data(`[{"type":"qemu","vmid":202,"node":"pve2","status":"unknown"},
+		{"type":"qemu","vmid":101,"node":"pve1","name":"wk1","status":"running","pool":"talos","hastate":"started"},
+		{"type":"qemu","vmid":201,"node":"pve2","name":"wk2","status":"running"}]`))
+	pve1.On("GET /nodes", data(`[{"node":"pve1","status":"online"},{"node":"pve2","status":"`+pve2+`"},{"node":"pve3","status":"offline"}]`))
+	if answer != nil {
+		pve1.On("GET /nodes/pve2/qemu/201/pending", answer)
+		pve1.On("GET /nodes/pve2/qemu/202/pending", answer)
+	}
+}
+
+func awayOn(why string) cluster.HostsAway {
+	return cluster.HostsAway{
+		Hosts: []cluster.AwayHost{{Name: "pve2", Why: why}},
+		VMs:   []cluster.VM{{ID: 201, Name: "wk2", Host: "pve2", Running: true}, {ID: 202, Host: "pve2"}},
+	}
+}
+
+func TestVMsOfHostsThatDoNotAnswer(t *testing.T) {
+	type row struct {
+		state  string
+		answer route
+		want   cluster.HostsAway
+		within time.Duration
+	}
+	const refused, late = "595 Connection refused", "595 Connection timed out"
+	onEachNode(t, map[string]row{
+		"offline":                         {"offline", nil, awayOn("is offline"), 0},
+		"its pveproxy is down":            {"online", raw(refused, ""), awayOn("does not answer (" + refused + ")"), 5 * time.Second},
+		"it went down while it was asked": {"online", after(30*time.Second, raw(late, "")), awayOn("does not answer (" + late + ")"), 2 * time.Minute},
+	}, func(t *testing.T, pve1 *fake, c *Client, tc row) {
+		threeHosts(pve1, tc.state, tc.answer)
+		began := time.Now()
+		vms, err := c.VMs(t.Context())
+		away, ok := errors.AsType[*cluster.HostsAway](err)
+		if !ok || len(fault.Hints(err)) == 0 {
+			t.Fatalf("err = %v, hints %q", err, fault.Hints(err))
+		}
+		same(t, "hosts", tc.want, *away)
+		same(t, "VMs", []cluster.VM{wantVM101}, vms)
+		within(t, began, tc.within)
+	})
+}
+
+// TestUnreachableHostWithoutVMs: nothing relevant can be on it.
+func TestUnreachableHostWithoutVMs(t *testing.T) {
+	onNode(t, func(t *testing.T, pve1 *fake, c *Client) {
+		vm101(pve1)
+		pve1.On("GET /nodes", data(`[{"node":"pve1","status":"online"},{"node":"pve2","status":"offline"}]`))
+		vms, err := c.VMs(t.Context())
+		must(t, err)
+		same(t, "VMs", []cluster.VM{wantVM101}, vms)
+	})
+}
+
+func TestVMOnAHostThatDoesNotAnswer(t *testing.T) {
+	type row struct {
+		id     cluster.VMID
+		state  string
+		answer route // for the VM; nil: nobody may ask
+		want   string
+		within time.Duration
+	}
+	onEachNode(t, map[string]row{
+		"known to be offline": {202, "offline", nil, "find VM 202: Proxmox host pve2 is offline, so VM 202 can't be read", 0},
+		"found to be offline": {201, "offline", raw("595 No route to host", ""), "find VM 201: Proxmox host pve2 is offline, so VM 201 can't be read", 5 * time.Second},
+		"does not answer":     {202, "online", raw("595 Connection refused", ""), "find VM 202: Proxmox host pve2 does not answer (595 Connection refused), so VM 202 can't be read", 5 * time.Second},
+	}, func(t *testing.T, pve1 *fake, c *Client, tc row) {
+		threeHosts(pve1, tc.state, tc.answer)
+		began := time.Now()
+		_, err := c.VM(t.Context(), tc.id)
+		if err == nil || err.Error() != tc.want || errors.Is(err, cluster.ErrNotFound) || len(fault.Hints(err)) == 0 {
+			t.Errorf("err = %v, want %s; hints %q", err, tc.want, fault.Hints(err))
+		}
+		within(t, began, tc.within)
 	})
 }

@@ -114,7 +114,7 @@ func (c *Conn) User() string {
 
 // Remember makes the connection read only once what stays valid while a command runs
 // that changes nothing; see cacheable. Call it before the first request.
-func (c *Conn) Remember() { c.memory = &memory{answers: map[string]*answer{}} }
+func (c *Conn) Remember() { c.memory = &memory{} }
 
 // Get reads what is at a path into out.
 func (c *Conn) Get(ctx context.Context, path string, out any) error {
@@ -244,20 +244,12 @@ type answer struct {
 }
 
 // memory holds answers by path. Errors are not shared; each waiter retries.
-type memory struct {
-	mu      sync.Mutex
-	answers map[string]*answer
-}
+type memory struct{ answers sync.Map }
 
 func (m *memory) get(ctx context.Context, path string, out any, ask func(out any) error) error {
 	for {
-		m.mu.Lock()
-		a, begun := m.answers[path]
-		if !begun {
-			a = &answer{done: make(chan struct{})}
-			m.answers[path] = a
-		}
-		m.mu.Unlock()
+		kept, begun := m.answers.LoadOrStore(path, &answer{done: make(chan struct{})})
+		a := kept.(*answer)
 		if !begun {
 			return m.ask(path, a, out, ask)
 		}
@@ -276,9 +268,7 @@ func (m *memory) ask(path string, a *answer, out any, ask func(out any) error) e
 	defer close(a.done)
 	var raw json.RawMessage
 	if a.err = ask(&raw); a.err != nil {
-		m.mu.Lock()
-		delete(m.answers, path)
-		m.mu.Unlock()
+		m.answers.Delete(path)
 		return a.err
 	}
 	a.data = raw

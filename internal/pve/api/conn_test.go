@@ -1,28 +1,114 @@
 package api
 
 import (
+	"cmp"
+	"context"
+	"crypto/tls"
+	"encoding/pem"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
+	"os"
+	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
+	"time"
+
+	gocmp "github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/pve/api/apitest"
 )
 
-func TestReadIsRepeated(t *testing.T) {
+const testUPID = "UPID:pve1:0000ABCD:00012345:386D4380:qmdestroy:101:recast@pve!roll:"
+
+type (
+	route = apitest.Route
+	fake  = apitest.Fake
+)
+
+var (
+	data, raw, after = apitest.Data, apitest.Raw, apitest.After
+
+	lost route = apitest.Lost
+)
+
+// connTo returns a connection to the given hosts that trusts the site's certificate.
+func connTo(t *testing.T, s *apitest.Site, hosts ...string) *Conn {
+	t.Helper()
+	return connWith(t, s, Options{RootCAs: s.Pool()}, hosts...)
+}
+
+func connWith(t *testing.T, s *apitest.Site, o Options, hosts ...string) *Conn {
+	t.Helper()
+	for _, h := range hosts {
+		o.Endpoints = append(o.Endpoints, "https://"+h+":8006")
+	}
+	o.Token = []byte(apitest.Token)
+	if o.Dial == nil {
+		o.Dial = s.Net.Dialer().DialContext
+	}
+	c, err := Connect(o)
+	must(t, err)
+	t.Cleanup(c.Close)
+	return c
+}
+
+// inSite runs a test in a bubble with a site of its own, beside the others.
+func inSite(t *testing.T, test func(t *testing.T, s *apitest.Site)) {
+	t.Helper()
 	t.Parallel()
+	synctest.Test(t, func(t *testing.T) { test(t, apitest.NewSite(t)) })
+}
+
+// inEachSite runs each row of a table in a site of its own, all at the same time.
+func inEachSite[T any](t *testing.T, rows map[string]T, test func(t *testing.T, s *apitest.Site, row T)) {
+	t.Helper()
+	each(t, rows, func(t *testing.T, row T) {
+		synctest.Test(t, func(t *testing.T) { test(t, apitest.NewSite(t), row) })
+	})
+}
+
+// each runs each row of a table, all at the same time.
+func each[T any](t *testing.T, rows map[string]T, test func(t *testing.T, row T)) {
+	t.Helper()
+	t.Parallel()
+	for name, row := range rows {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			test(t, row)
+		})
+	}
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func same(t *testing.T, what string, want, got any) {
+	t.Helper()
+	if diff := gocmp.Diff(want, got); diff != "" {
+		t.Errorf("%s (-want +got):\n%s", what, diff)
+	}
+}
+
+func TestReadIsRepeated(t *testing.T) {
 	const request = "GET /cluster/nextid"
 	again := []string{request, request}
-	cases := map[string]struct {
+	type row struct {
 		answers []route
 		want    []string // requests that arrive
 		err     string
-	}{
+	}
+	inEachSite(t, map[string]row{
 		"proxy could not connect":     {[]route{raw("595 Connection refused", ""), data(`"100"`)}, again, ""},
 		"bad gateway":                 {[]route{raw("502 Bad Gateway", "<html>"), data(`"100"`)}, again, ""},
 		"connection breaks":           {[]route{lost, data(`"100"`)}, again, ""},
@@ -37,23 +123,16 @@ func TestReadIsRepeated(t *testing.T) {
 			[]string{request, request, request, request},
 			"GET /cluster/nextid: 599 Too many redirections",
 		},
-	}
-	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				s := apitest.NewSite(t)
-				pve1 := s.Node(t, "pve1")
-				pve1.On(request, tc.answers...)
-				var got string
-				err := connTo(t, s, "pve1").Get(t.Context(), "/cluster/nextid", &got)
-				if tc.err == "" && (err != nil || got != "100") || tc.err != "" && fmt.Sprint(err) != tc.err {
-					t.Errorf("got %q, error %v; want error %q", got, err, tc.err)
-				}
-				same(t, "requests", tc.want, pve1.Requests())
-			})
-		})
-	}
+	}, func(t *testing.T, s *apitest.Site, tc row) {
+		pve1 := s.Node(t, "pve1")
+		pve1.On(request, tc.answers...)
+		var got string
+		err := connTo(t, s, "pve1").Get(t.Context(), "/cluster/nextid", &got)
+		if tc.err == "" && (err != nil || got != "100") || tc.err != "" && fmt.Sprint(err) != tc.err {
+			t.Errorf("got %q, error %v; want error %q", got, err, tc.err)
+		}
+		same(t, "requests", tc.want, pve1.Requests())
+	})
 }
 
 // TestChangeWithAForgottenUser: Proxmox does nothing before it knows the user.
@@ -71,9 +150,7 @@ func TestChangeWithAForgottenUser(t *testing.T) {
 	} {
 		for _, method := range []string{http.MethodPut, http.MethodPost, http.MethodDelete} {
 			t.Run(name+" "+method, func(t *testing.T) {
-				t.Parallel()
-				synctest.Test(t, func(t *testing.T) {
-					s := apitest.NewSite(t)
+				inSite(t, func(t *testing.T, s *apitest.Site) {
 					pve1 := s.Node(t, "pve1")
 					pve1.On(method+" /nodes/pve1/qemu/101/config", tc.answers...)
 					err := connTo(t, s, "pve1").Change(t.Context(), method, "/nodes/pve1/qemu/101/config", nil, nil)
@@ -91,9 +168,7 @@ func TestChangeWithAForgottenUser(t *testing.T) {
 }
 
 func TestChangeGoesToAnotherEndpointIfNothingWasSent(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		s := apitest.NewSite(t)
+	inSite(t, func(t *testing.T, s *apitest.Site) {
 		pve2 := s.Node(t, "pve2")
 		pve2.On("PUT /nodes/pve1/qemu/101/config", data("null"))
 		c := connTo(t, s, "pve1", "pve2") // nothing listens at pve1
@@ -107,12 +182,12 @@ func TestChangeGoesToAnotherEndpointIfNothingWasSent(t *testing.T) {
 }
 
 func TestNewRefuses(t *testing.T) {
-	t.Parallel()
 	good := Options{Endpoints: []string{"https://pve1:8006"}, Token: []byte(apitest.Token)}
-	cases := map[string]struct {
+	type row struct {
 		change func(*Options)
 		want   string
-	}{
+	}
+	each(t, map[string]row{
 		"no token":         {func(o *Options) { o.Token = nil }, "PROXMOX_VE_API_TOKEN is not set"},
 		"password":         {func(o *Options) { o.Token = []byte("hunter2") }, "PROXMOX_VE_API_TOKEN is not a Proxmox API token"},
 		"no endpoint":      {func(o *Options) { o.Endpoints = nil }, "no Proxmox endpoint is given"},
@@ -125,18 +200,14 @@ func TestNewRefuses(t *testing.T) {
 		"blank pin":        {func(o *Options) { o.Fingerprint = " " }, "the fingerprint is blank"},
 		"missing CA":       {func(o *Options) { o.CAFile = "nowhere.pem" }, "read the CA of Proxmox: open nowhere.pem: no such file or directory"},
 		"CA without a PEM": {func(o *Options) { o.CAFile = "conn.go" }, "conn.go holds no PEM certificate"},
-	}
-	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			o := good
-			tc.change(&o)
-			_, err := Connect(o)
-			if fmt.Sprint(err) != tc.want || fault.KindOf(err) != fault.Config {
-				t.Errorf("error %v of kind %v, want %q", err, fault.KindOf(err), tc.want)
-			}
-		})
-	}
+	}, func(t *testing.T, tc row) {
+		o := good
+		tc.change(&o)
+		_, err := Connect(o)
+		if fmt.Sprint(err) != tc.want || fault.KindOf(err) != fault.Config {
+			t.Errorf("error %v of kind %v, want %q", err, fault.KindOf(err), tc.want)
+		}
+	})
 }
 
 func TestEndpoints(t *testing.T) {
@@ -145,8 +216,305 @@ func TestEndpoints(t *testing.T) {
 	must(t, err)
 	want := []string{net.JoinHostPort("pve1", "8006"), "[::1]:443", "pve2.example:8006"}
 	for i, u := range got {
-		if u.Host != want[i] {
-			t.Errorf("host %q, want %q", u.Host, want[i])
-		}
+		same(t, "host", want[i], u.Host)
 	}
+}
+
+// dead is an address that drops packets; deaf one that accepts connections and never
+// answers.
+func dialing(s *apitest.Site, dead, deaf map[string]bool) func(context.Context, string, string) (net.Conn, error) {
+	return func(ctx context.Context, network, addr string) (net.Conn, error) {
+		switch {
+		case dead[addr]:
+			<-ctx.Done()
+			return nil, ctx.Err()
+		case deaf[addr]:
+			return apitest.SilentDial(ctx, network, addr)
+		}
+		return s.Net.Dialer().DialContext(ctx, network, addr)
+	}
+}
+
+// TestReadsAreBounded bounds the time in which reads ask every endpoint that may
+// know, or give up.
+func TestReadsAreBounded(t *testing.T) {
+	const config = "GET /nodes/pve9/qemu/101/config"
+	ok := data(`{"digest":"d"}`)
+	downAfter30s := after(30*time.Second, raw("595 Connection timed out", ""))
+	type row struct {
+		dead, deaf map[string]bool
+		answers    map[string]route // of the hosts that are up
+		within     time.Duration
+		err        string
+		asked      int // number of hosts asked
+	}
+	inEachSite(t, map[string]row{
+		"the first endpoint is without power": {
+			dead: map[string]bool{"pve1:8006": true}, answers: map[string]route{"pve2": ok, "pve3": ok}, within: dialTimeout + time.Second, asked: 1,
+		},
+		"two are without power": {
+			dead: map[string]bool{"pve1:8006": true, "pve2:8006": true}, answers: map[string]route{"pve3": ok}, within: 2*dialTimeout + time.Second, asked: 1,
+		},
+		"the first hangs before the handshake": {
+			deaf: map[string]bool{"pve1:8006": true}, answers: map[string]route{"pve2": ok, "pve3": ok}, within: dialTimeout + time.Second, asked: 1,
+		},
+		"the first hangs": {
+			answers: map[string]route{"pve1": after(time.Hour, ok), "pve2": ok, "pve3": ok}, within: readTimeout + time.Second, asked: 2,
+		},
+		"all hang": {
+			answers: map[string]route{"pve1": after(time.Hour, ok), "pve2": after(time.Hour, ok), "pve3": after(time.Hour, ok)},
+			within:  2*readTimeout + time.Second, asked: 2, err: "GET /nodes/pve9/qemu/101/config: pve2:8006: no complete answer within 40s",
+		},
+		"the host asked about is down": {
+			answers: map[string]route{"pve1": downAfter30s, "pve2": downAfter30s, "pve3": downAfter30s},
+			within:  61 * time.Second, asked: 2, err: "GET /nodes/pve9/qemu/101/config: 595 Connection timed out",
+		},
+		"all are without power": {
+			dead:   map[string]bool{"pve1:8006": true, "pve2:8006": true, "pve3:8006": true},
+			within: retryBudget + dialTimeout + time.Second,
+			err:    "GET /nodes/pve9/qemu/101/config: reach Proxmox: pve1:8006: context deadline exceeded; pve2:8006: context deadline exceeded",
+		},
+		"no token any more": {
+			answers: map[string]route{"pve1": after(3*time.Second, raw("401 invalid token value!", "")), "pve2": ok, "pve3": ok},
+			within:  4 * time.Second, asked: 1, err: "GET /nodes/pve9/qemu/101/config: 401 invalid token value!",
+		},
+	}, func(t *testing.T, s *apitest.Site, tc row) {
+		var hosts []*fake
+		for host, answer := range tc.answers {
+			f := s.Node(t, host)
+			f.On(config, answer)
+			hosts = append(hosts, f)
+		}
+		c := connWith(t, s, Options{Fingerprint: s.Fingerprint(), Dial: dialing(s, tc.dead, tc.deaf)}, "pve1", "pve2", "pve3")
+		start := time.Now()
+		var raw any
+		err := c.Get(t.Context(), "/nodes/pve9/qemu/101/config", &raw)
+		if took := time.Since(start); took > tc.within {
+			t.Errorf("took %s, more than %s", took, tc.within)
+		}
+		same(t, "error", cmp.Or(tc.err, "<nil>"), fmt.Sprint(err))
+		asked := 0
+		for _, f := range hosts {
+			if len(f.Requests()) > 0 {
+				asked++
+			}
+		}
+		same(t, "hosts asked", tc.asked, asked)
+	})
+}
+
+// TestAnEndpointIsNotBlamedForAnother: an endpoint that reports another host as down
+// stays the preferred one.
+func TestAnEndpointIsNotBlamedForAnother(t *testing.T) {
+	inSite(t, func(t *testing.T, s *apitest.Site) {
+		pve1, pve2 := s.Node(t, "pve1"), s.Node(t, "pve2")
+		for _, f := range []*fake{pve1, pve2} {
+			f.On("GET /nodes/pve9/tasks", raw("595 No route to host", ""))
+			f.On("GET /version", data(`{}`))
+		}
+		c := connTo(t, s, "pve1", "pve2")
+		var out any
+		err := c.Get(t.Context(), "/nodes/pve9/tasks", &out)
+		if hints := fmt.Sprint(fault.Hints(err)); hints != "[the node that was asked does not reach pve9: see whether that one is up, and its pveproxy and pvedaemon]" {
+			t.Errorf("error %v, hints %s", err, hints)
+		}
+		must(t, c.Get(t.Context(), "/version", &out))
+		same(t, "last asked of pve1", "GET /version", pve1.Requests()[len(pve1.Requests())-1])
+	})
+}
+
+type slowBody struct {
+	left  int
+	pause time.Duration
+}
+
+func (b *slowBody) Read(p []byte) (int, error) {
+	if b.left == 0 {
+		return 0, io.EOF
+	}
+	time.Sleep(b.pause)
+	n := min(len(p), b.left, 1<<16)
+	b.left -= n
+	return n, nil
+}
+
+// TestSlowBody sends a body for an hour, and another to a server that stops reading it.
+func TestSlowBody(t *testing.T) {
+	type row struct {
+		taken int64
+		want  time.Duration
+		err   bool
+	}
+	inEachSite(t, map[string]row{
+		"taken slowly": {taken: 64 << 20, want: 1000 * 4 * time.Second},
+		"not taken":    {taken: 1 << 20, want: 5 * time.Minute, err: true},
+	}, func(t *testing.T, s *apitest.Site, tc row) {
+		pve1 := s.Node(t, "pve1")
+		release := make(chan struct{})
+		pve1.On("POST /x", func(w http.ResponseWriter, r *http.Request) {
+			n, _ := io.CopyN(io.Discard, r.Body, tc.taken)
+			if n < 64<<20 && tc.taken < 64<<20 {
+				<-release
+				return
+			}
+			data(`"x"`)(w, r)
+		})
+		c := connTo(t, s, "pve1")
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, c.base+"/x", &slowBody{left: 64 << 20, pause: 4 * time.Second})
+		must(t, err)
+		req.ContentLength = 64 << 20
+		start := time.Now()
+		resp, err := c.http.Do(req)
+		if err == nil {
+			must(t, resp.Body.Close())
+		}
+		close(release)
+		if took := time.Since(start); (err != nil) != tc.err || tc.err == (took > tc.want) {
+			t.Errorf("error %v after %s", err, took)
+		}
+		if tc.err && !errors.Is(err, cluster.ErrLostAnswer) {
+			t.Errorf("error is %v", err)
+		}
+	})
+}
+
+// TestAnAnswerThatDoesNotEnd bounds the reading of an answer that has begun.
+func TestAnAnswerThatDoesNotEnd(t *testing.T) {
+	inSite(t, func(t *testing.T, s *apitest.Site) {
+		s.Node(t, "pve1").On("PUT /x", func(w http.ResponseWriter, r *http.Request) {
+			_, _ = io.Copy(io.Discard, r.Body)
+			_, _ = io.WriteString(w, `{"da`)
+			_ = http.NewResponseController(w).Flush()
+			<-r.Context().Done()
+		})
+		start := time.Now()
+		err := connTo(t, s, "pve1").Change(t.Context(), http.MethodPut, "/x", nil, nil)
+		if took := time.Since(start); !errors.Is(err, cluster.ErrLostAnswer) || !errors.Is(err, errSlowAnswer) || took != headerTimeout {
+			t.Errorf("error %v after %s", err, took)
+		}
+	})
+}
+
+// TestPasswordIsNeverShown has a server that echoes what it rejects.
+func TestPasswordIsNeverShown(t *testing.T) {
+	inSite(t, func(t *testing.T, s *apitest.Site) {
+		s.Node(t, "pve1").On("PUT /x", raw("400 Parameter verification failed.", `{"message":"hunter2","errors":{"cipassword":"got 'hunter2'"}}`))
+		err := connTo(t, s, "pve1").Change(t.Context(), http.MethodPut, "/x", map[string]string{"cipassword": "hunter2"}, nil)
+		same(t, "error", "PUT /x: 400 [redacted]: cipassword: got '[redacted]'", fmt.Sprint(err))
+	})
+}
+
+// TestHTTP2IsNotUsed offers HTTP/2, whose answers have no reason phrase.
+func TestHTTP2IsNotUsed(t *testing.T) {
+	inSite(t, func(t *testing.T, s *apitest.Site) {
+		l, err := s.Net.Listen("pve1:8006")
+		must(t, err)
+		srv := &http.Server{Handler: http.HandlerFunc(raw("500 no options specified", ""))}
+		srv.Protocols = new(http.Protocols)
+		srv.Protocols.SetHTTP1(true)
+		srv.Protocols.SetHTTP2(true)
+		var wg sync.WaitGroup
+		srv.TLSConfig = &tls.Config{Certificates: []tls.Certificate{s.Cert}}
+		wg.Go(func() { _ = srv.ServeTLS(l, "", "") })
+		c := connTo(t, s, "pve1")
+		err = c.Change(t.Context(), http.MethodPut, "/x", nil, nil)
+		same(t, "error", "PUT /x: 500 no options specified", fmt.Sprint(err))
+		must(t, srv.Close())
+		wg.Wait()
+	})
+}
+
+func TestTrust(t *testing.T) {
+	other := strings.Repeat("00:", 31) + "00"
+	type row struct {
+		options func(*testing.T, *apitest.Site) Options
+		host    string
+		err     string // part of it
+		hint    string
+	}
+	inEachSite(t, map[string]row{
+		"authority": {options: func(_ *testing.T, s *apitest.Site) Options { return Options{RootCAs: s.Pool()} }},
+		"authority from a file": {options: func(t *testing.T, s *apitest.Site) Options {
+			path := filepath.Join(t.TempDir(), "ca.pem")
+			must(t, os.WriteFile(path, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: s.Cert.Leaf.Raw}), 0o600))
+			return Options{CAFile: path}
+		}},
+		"pin": {options: func(_ *testing.T, s *apitest.Site) Options { return Options{Fingerprint: s.Fingerprint()} }},
+		"one of two pins, in lower case": {options: func(_ *testing.T, s *apitest.Site) Options {
+			return Options{Fingerprint: other + ", " + strings.ToLower(strings.ReplaceAll(s.Fingerprint(), ":", ""))}
+		}},
+		"a pin does not look at the name": {options: func(_ *testing.T, s *apitest.Site) Options { return Options{Fingerprint: s.Fingerprint()} }, host: "10.0.0.1"},
+		"wrong pin":                       {options: func(*testing.T, *apitest.Site) Options { return Options{Fingerprint: other} }, err: "not the pinned " + other, hint: "openssl s_client -connect pve1:8006"},
+		"unknown authority":               {options: func(*testing.T, *apitest.Site) Options { return Options{} }, err: "certificate", hint: "/etc/pve/pve-root-ca.pem"},
+		"wrong name":                      {options: func(_ *testing.T, s *apitest.Site) Options { return Options{RootCAs: s.Pool()} }, host: "pve9", err: "pve9", hint: "name the endpoint as the certificate does: pve1"},
+	}, func(t *testing.T, s *apitest.Site, tc row) {
+		host := cmp.Or(tc.host, "pve1")
+		first, second := s.Node(t, host), s.Node(t, "pve2")
+		for _, n := range []*fake{first, second} {
+			n.On("GET /cluster/status", data(`[{"type":"cluster","quorate":1}]`))
+		}
+		err := connWith(t, s, tc.options(t, s), host, "pve2").Get(t.Context(), "/cluster/status", new(any))
+		if tc.err == "" {
+			if err != nil {
+				t.Error(err)
+			}
+			return
+		}
+		if err == nil || !strings.Contains(err.Error(), tc.err) {
+			t.Errorf("error is %v, want %q in it", err, tc.err)
+		}
+		if hints := fmt.Sprint(fault.Hints(err)); !strings.Contains(hints, tc.hint) {
+			t.Errorf("hints are %s, want %q in them", hints, tc.hint)
+		}
+		if len(first.Requests())+len(second.Requests()) > 0 {
+			t.Error("a request went to a server that is not trusted")
+		}
+	})
+}
+
+// TestCertificateThatRanOut: a CA does not help, and the hint says so.
+func TestCertificateThatRanOut(t *testing.T) {
+	inSite(t, func(t *testing.T, s *apitest.Site) {
+		s.Node(t, "pve1")
+		time.Sleep(time.Until(s.Cert.Leaf.NotAfter) + time.Second)
+		err := connTo(t, s, "pve1").Get(t.Context(), "/cluster/status", new(any))
+		why, wrongName := Untrusted(err)
+		if hints := fmt.Sprint(fault.Hints(err)); !strings.Contains(why, "expired") || wrongName || !strings.Contains(hints, "this machine's clock") || strings.Contains(hints, "caFile") {
+			t.Errorf("%v: %q, %t, %s", err, why, wrongName, hints)
+		}
+	})
+}
+
+func TestUntrusted(t *testing.T) {
+	inSite(t, func(t *testing.T, s *apitest.Site) {
+		s.Node(t, "pve1")
+		s.Node(t, "pve9")
+		for host, want := range map[string]struct {
+			o         Options
+			why       string
+			wrongName bool
+		}{
+			"pve1": {Options{}, "its issuer is not trusted by this machine", false},
+			"pve9": {Options{RootCAs: s.Pool()}, "pve9", true},
+		} {
+			err := connWith(t, s, want.o, host).Get(t.Context(), "/cluster/status", new(any))
+			if why, wrongName := Untrusted(err); !strings.Contains(why, want.why) || wrongName != want.wrongName {
+				t.Errorf("%s: %q, %t: %v", host, why, wrongName, err)
+			}
+		}
+		if why, _ := Untrusted(errors.New("refused")); why != "" {
+			t.Errorf("another error: %q", why)
+		}
+	})
+}
+
+func TestWrongFingerprintShowsBoth(t *testing.T) {
+	inSite(t, func(t *testing.T, s *apitest.Site) {
+		s.Node(t, "pve1")
+		err := connWith(t, s, Options{Fingerprint: strings.Repeat("ab", 32)}, "pve1").Get(t.Context(), "/cluster/status", new(any))
+		e, ok := errors.AsType[*FingerprintError](err)
+		if !ok || e.Got != s.Fingerprint() || e.Addr != "pve1:8006" || len(e.Want) != 1 || e.Want[0] != strings.Repeat("AB:", 31)+"AB" {
+			t.Errorf("error is %+v", err)
+		}
+	})
 }

@@ -2,10 +2,10 @@ package api
 
 import (
 	"errors"
+	"slices"
 	"strings"
 	"testing"
-
-	"github.com/google/go-cmp/cmp"
+	"time"
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/images"
@@ -13,14 +13,14 @@ import (
 )
 
 func TestParseError(t *testing.T) {
-	t.Parallel()
-	cases := map[string]struct {
+	type row struct {
 		status int
 		line   string
 		body   string
 		want   Error
 		text   string
-	}{
+	}
+	each(t, map[string]row{
 		"message in both": {
 			500, "500 storage 'x' does not exist", `{"data":null,"message":"storage 'x' does not exist\n"}`,
 			Error{Status: 500, Reason: "storage 'x' does not exist", Message: "storage 'x' does not exist"},
@@ -54,27 +54,21 @@ func TestParseError(t *testing.T) {
 		},
 		"a proxy's page alone": {502, "502", "<html>", Error{Status: 502}, "POST /p: 502"},
 		"a proxy's page":       {502, "502 Bad Gateway", "<html>", Error{Status: 502, Reason: "Bad Gateway"}, "POST /p: 502 Bad Gateway"},
-	}
-	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			got := parseError("POST", "/p", tc.status, tc.line, []byte(tc.body))
-			tc.want.Method, tc.want.Path = "POST", "/p"
-			same(t, "parsed", &tc.want, got)
-			if got.Error() != tc.text {
-				t.Errorf("says %q, want %q", got, tc.text)
-			}
-		})
-	}
+	}, func(t *testing.T, tc row) {
+		got := parseError("POST", "/p", tc.status, tc.line, []byte(tc.body))
+		tc.want.Method, tc.want.Path = "POST", "/p"
+		same(t, "parsed", &tc.want, got)
+		same(t, "text", tc.text, got.Error())
+	})
 }
 
 func TestSentinels(t *testing.T) {
-	t.Parallel()
 	all := []error{cluster.ErrChanged, cluster.ErrLocked, cluster.ErrExists, cluster.ErrLostAnswer, cluster.ErrStorageBusy, ErrNoSpace, images.ErrNoStorage}
-	cases := map[string]struct {
+	type row struct {
 		err  error
 		want []error
-	}{
+	}
+	each(t, map[string]row{
 		"config write":         {&Error{Method: "PUT", Status: 500, Reason: "checksum mismatch (file change by other user?)"}, []error{cluster.ErrChanged}},
 		"move_disk":            {&Error{Method: "POST", Status: 500, Message: "VM 200: detected modified configuration - file changed by other user? Try again."}, []error{cluster.ErrChanged}},
 		"task":                 {&TaskError{Exit: "VM 9: detected modified configuration - file changed by other user? Try again."}, []error{cluster.ErrChanged}},
@@ -107,25 +101,11 @@ func TestSentinels(t *testing.T) {
 		"list of tasks":        {&Error{Method: "POST", Status: 500, Message: "can't lock file '/var/log/pve/tasks/.active.lock' - got timeout"}, []error{cluster.ErrLostAnswer}},
 		"missing volume":       {&TaskError{Exit: "volume 'local:iso/x.iso' does not exist"}, nil},
 		"parameter is at odds": {&Error{Method: "PUT", Status: 400, Params: map[string]string{"scsi0": "no space left on storage"}}, []error{ErrNoSpace}},
-	}
-	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			var got []string
-			for _, s := range all {
-				if errors.Is(tc.err, s) {
-					got = append(got, s.Error())
-				}
-			}
-			var want []string
-			for _, s := range tc.want {
-				want = append(want, s.Error())
-			}
-			if diff := cmp.Diff(want, got); diff != "" {
-				t.Errorf("%v is (-want +got):\n%s", tc.err, diff)
-			}
-		})
-	}
+	}, func(t *testing.T, tc row) {
+		for _, s := range all {
+			same(t, s.Error(), slices.Contains(tc.want, s), errors.Is(tc.err, s))
+		}
+	})
 }
 
 func FuzzParseError(f *testing.F) {
@@ -142,16 +122,17 @@ func FuzzParseError(f *testing.F) {
 }
 
 func TestHints(t *testing.T) {
-	t.Parallel()
 	const (
 		quorum  = "without quorum nothing can be written to /etc/pve"
 		storage = "see what is wrong with that storage on its node"
 		killed  = "the task's worker was killed, or its node went down"
 	)
-	cases := map[string]struct {
+	c := &Conn{TokenID: "u@pve!t"}
+	type row struct {
 		err  error
 		want string
-	}{
+	}
+	each(t, map[string]row{
 		"quorum is asked for first":   {&Error{Method: "POST", Status: 500, Reason: "cluster not ready - no quorum?"}, quorum},
 		"a lock without quorum":       {&Error{Method: "PUT", Status: 500, Message: "cfs-lock 'file-user_cfg' error: no quorum!\n"}, quorum},
 		"a write without quorum":      {&TaskError{Exit: "unable to open file '/etc/pve/nodes/pve1/qemu-server/1.conf.tmp.9' - Permission denied"}, quorum},
@@ -160,15 +141,58 @@ func TestHints(t *testing.T) {
 		"an unavailable share":        {&Error{Method: "GET", Status: 500, Reason: "storage 'nfs' is not online"}, storage},
 		"a killed worker":             {&TaskError{Exit: "unexpected status"}, killed},
 		"anything else":               {&TaskError{Exit: "bridge 'vmbr9' does not exist"}, ""},
+	}, func(t *testing.T, tc row) {
+		got := strings.Join(fault.Hints(c.Explain(tc.err)), "\n")
+		if tc.want == "" && got != "" || !strings.HasPrefix(got, tc.want) {
+			t.Errorf("hint %q, want %q", got, tc.want)
+		}
+	})
+}
+
+func TestParseUPID(t *testing.T) {
+	type row struct {
+		in   string
+		want UPID
+		err  bool
 	}
-	c := &Conn{TokenID: "u@pve!t"}
-	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			got := strings.Join(fault.Hints(c.Explain(tc.err)), "\n")
-			if tc.want == "" && got != "" || !strings.HasPrefix(got, tc.want) {
-				t.Errorf("hint %q, want %q", got, tc.want)
-			}
-		})
-	}
+	each(t, map[string]row{
+		"delete": {
+			in:   testUPID,
+			want: UPID{Raw: testUPID, Node: "pve1", Type: "qmdestroy", ID: "101", User: "recast@pve!roll", Start: time.Unix(0x386D4380, 0), Ticks: 0x12345},
+		},
+		"reassign": {
+			in:   "UPID:pve1:0000ABCD:0123456789:386D4380:qmmove:100-scsi1>200-scsi5:root@pam:",
+			want: UPID{Raw: "UPID:pve1:0000ABCD:0123456789:386D4380:qmmove:100-scsi1>200-scsi5:root@pam:", Node: "pve1", Type: "qmmove", ID: "100-scsi1>200-scsi5", User: "root@pam", Start: time.Unix(0x386D4380, 0), Ticks: 0x123456789},
+		},
+		"without object": {
+			in:   "UPID:n:1:2:3:imgcopy::root@pam:",
+			want: UPID{Raw: "UPID:n:1:2:3:imgcopy::root@pam:", Node: "n", Type: "imgcopy", User: "root@pam", Start: time.Unix(3, 0), Ticks: 2},
+		},
+		"empty":             {in: "", err: true},
+		"cut short":         {in: "UPID:pve1:0000ABCD:00012345:386D4380:qmdestroy:101:recast@pve!roll", err: true},
+		"no hexadecimal":    {in: "UPID:pve1:x:00012345:386D4380:qmdestroy:101:root@pam:", err: true},
+		"time out of range": {in: "UPID:pve1:1:1:FFFFFFFFFF:qmdestroy:101:root@pam:", err: true},
+		"no node":           {in: "UPID::1:1:1:qmdestroy:101:root@pam:", err: true},
+	}, func(t *testing.T, tc row) {
+		got, err := ParseUPID(tc.in)
+		same(t, "fails", tc.err, err != nil)
+		same(t, "parsed", tc.want, got)
+	})
+}
+
+func FuzzParseUPID(f *testing.F) {
+	f.Add(testUPID)
+	f.Add("UPID:n:1:2:3:imgcopy::root@pam:")
+	f.Fuzz(func(t *testing.T, s string) {
+		u, err := ParseUPID(s)
+		if err != nil {
+			return
+		}
+		if u.Node == "" || u.Type == "" || u.Raw != s || strings.Contains(u.ID, ":") {
+			t.Errorf("%q is read as %+v", s, u)
+		}
+		if path := u.Path("status"); strings.Count(path, "/") != 5 {
+			t.Errorf("%q leads to %s", s, path)
+		}
+	})
 }

@@ -2,9 +2,155 @@ package pveapi
 
 import (
 	"cmp"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/url"
 	"slices"
 	"strings"
+
+	"github.com/recast-sh/recast/internal/sim/world"
 )
+
+// authenticate is auth_handler of HTTPServer.pm: a ticket in the cookie, with a CSRF
+// prevention token for changes, or else an API token. The permission to upload is checked
+// before the file is read.
+func (s *Server) authenticate(r *http.Request, q request) (user string, err error) {
+	if q.open() {
+		return "", nil
+	}
+	ticket := credential(r, "PVEAuthCookie")
+	token := credential(r, "PVEAPIToken")
+	switch {
+	case ticket != "":
+		if user, err = s.world.VerifyTicket(ticket); err != nil {
+			return "", err
+		}
+	case token != "":
+		i := strings.LastIndex(token, "=")
+		if i < 0 {
+			return "", unauthorized("no tokenid specified")
+		}
+		user = token[:i]
+		if err := s.world.VerifyToken(user, token[i+1:]); err != nil {
+			return "", err
+		}
+	default:
+		return "", unauthorized("No ticket")
+	}
+	if q.isUpload() {
+		return user, s.world.Check(user, "/storage/"+q.path[3], "Datastore.AllocateTemplate")
+	}
+	if ticket != "" && q.method != http.MethodGet {
+		return user, s.world.VerifyCSRF(user, r.Header.Get("CSRFPreventionToken"))
+	}
+	return user, nil
+}
+
+// open says whether a request needs no authentication.
+func (q *request) open() bool {
+	path := "/" + strings.Join(q.path, "/")
+	return path == "/access/ticket" && (q.method == http.MethodGet || q.method == http.MethodPost)
+}
+
+func unauthorized(message string) error {
+	return &world.Error{Status: http.StatusUnauthorized, Message: message}
+}
+
+// credential reads "name=value" or "name:value" from the cookie, or else from the Authorization header.
+func credential(r *http.Request, name string) string {
+	for _, header := range []string{"Cookie", "Authorization"} {
+		if header == "Cookie" && name == "PVEAPIToken" {
+			continue
+		}
+		for part := range strings.SplitSeq(r.Header.Get(header), ";") {
+			part = strings.TrimSpace(part)
+			value, ok := strings.CutPrefix(part, name)
+			if !ok || value == "" || value[0] != '=' && value[0] != ':' {
+				continue
+			}
+			if plain, err := url.PathUnescape(value[1:]); err == nil {
+				return plain
+			}
+		}
+	}
+	return ""
+}
+
+func sessionRoutes() []route {
+	return []route{
+		{
+			method: "POST", path: "/access/ticket", params: []string{"username", "password", "realm", "otp", "path", "privs", "tfa-challenge", "new-format"},
+			need: []string{"username", "password"}, handle: login,
+		},
+		{method: "GET", path: "/access/ticket", handle: func(*call) (any, error) { return nil, nil }},
+		{
+			method: "PUT", path: "/access/password", params: []string{"userid", "password", "confirmation-password"},
+			need: []string{"userid", "password"}, noToken: true, handle: changePassword,
+		},
+	}
+}
+
+func login(c *call) (any, error) {
+	user := c.params["username"]
+	if c.params["realm"] != "" {
+		user += "@" + c.params["realm"]
+	}
+	t, err := c.Login(user, c.params["password"])
+	if err != nil {
+		return nil, err
+	}
+	out := object{"username": user, "ticket": t.Ticket, "CSRFPreventionToken": t.CSRF, "cap": c.capabilities(user)}
+	if name := c.Cluster(); name != "" && c.Check(user, "/", "Sys.Audit") == nil {
+		out["clustername"] = name
+	}
+	return out, nil
+}
+
+// capabilities is compute_api_permission of RPCEnvironment.pm, for the web interface.
+func (c *call) capabilities(user string) object {
+	out := object{}
+	for kind, path := range map[string]string{
+		"vms": "/vms", "storage": "/storage", "access": "/access", "nodes": "/nodes", "dc": "/", "sdn": "/sdn", "mapping": "/mapping",
+	} {
+		held := object{}
+		for privilege := range c.Permissions(user, path) {
+			held[privilege] = 1
+		}
+		out[kind] = held
+	}
+	return out
+}
+
+// changePassword lets every user change their own password.
+func changePassword(c *call) (any, error) {
+	user := c.params["userid"]
+	if user != c.user && c.user != "root@pam" {
+		if err := c.Check(c.user, "/access", "User.Modify"); err != nil {
+			return nil, err
+		}
+	}
+	c.SetPassword(user, c.params["password"])
+	return nil, nil
+}
+
+// refuseToken refuses API tokens.
+func (c *call) refuseToken(r route) error {
+	if !r.noToken || !strings.Contains(c.user, "!") {
+		return nil
+	}
+	return &world.Error{Status: http.StatusForbidden, Message: fmt.Sprintf("Permission check failed (URI '%s' not available with API token, need proper ticket.\n)", r.path)}
+}
+
+// late is an error of auth_handler: it is answered after three seconds, with an empty
+// body.
+func late(err error) *earlyError {
+	e, ok := errors.AsType[*world.Error](err)
+	if !ok || !slices.Contains([]int{http.StatusUnauthorized, http.StatusForbidden}, e.Status) {
+		return bare(http.StatusUnauthorized, err.Error())
+	}
+	return bare(e.Status, e.Message)
+}
 
 func accessRoutes() []route {
 	return []route{
@@ -44,18 +190,16 @@ func permissions(c *call) (any, error) {
 
 func acl(c *call) (any, error) {
 	all := c.may("/access", "Sys.Audit", "Permissions.Modify")
-	list := []object{}
-	for _, a := range c.ACLs() {
+	return listed(c.ACLs(), func(a world.ACL) object {
 		if !all && !c.may(a.Path, "Permissions.Modify") {
-			continue
+			return nil
 		}
 		kind := "user"
 		if strings.Contains(a.Who, "!") {
 			kind = "token"
 		}
-		list = append(list, object{"path": a.Path, "ugid": a.Who, "roleid": a.Role, "propagate": bit(a.Propagate), "type": kind})
-	}
-	return list, nil
+		return object{"path": a.Path, "ugid": a.Who, "roleid": a.Role, "propagate": bit(a.Propagate), "type": kind}
+	}), nil
 }
 
 // options are the datacenter's; what the caller may use is shown to everybody

@@ -1,12 +1,17 @@
 package pveapi
 
 import (
+	"bytes"
+	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"net/http"
+	"slices"
+	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/recast-sh/recast/internal/sim/world"
@@ -116,9 +121,194 @@ func fullError(err error) (status int, message string, body []byte) {
 	return e.Status, e.Message, body
 }
 
+// listed has the entry of each item, and is [] if there are none; a nil entry is left out.
+func listed[T any](items []T, entry func(T) object) []object {
+	list := []object{}
+	for _, item := range items {
+		if o := entry(item); o != nil {
+			list = append(list, o)
+		}
+	}
+	return list
+}
+
+// with adds the texts that are not empty.
+func (o object) with(texts map[string]string) object {
+	for name, value := range texts {
+		if value != "" {
+			o[name] = value
+		}
+	}
+	return o
+}
+
 func bit(b bool) int {
 	if b {
 		return 1
 	}
 	return 0
+}
+
+// encode is json.Marshal, byte for byte, but faster: lists of hundreds of objects are
+// requested again and again, and the maps of this package contain few types.
+func (a answer) encode() ([]byte, error) {
+	b, err := appendJSON([]byte(`{"data":`), a.Data)
+	if err != nil {
+		return nil, err
+	}
+	if a.Total != 0 {
+		b = strconv.AppendInt(append(b, `,"total":`...), int64(a.Total), 10)
+	}
+	return append(b, '}'), nil
+}
+
+func appendJSON(b []byte, value any) ([]byte, error) {
+	switch v := value.(type) {
+	case nil:
+		return append(b, "null"...), nil
+	case string:
+		return appendString(b, v)
+	case int:
+		return strconv.AppendInt(b, int64(v), 10), nil
+	case int64:
+		return strconv.AppendInt(b, v, 10), nil
+	case bool:
+		return strconv.AppendBool(b, v), nil
+	case object:
+		return appendObject(b, v)
+	case []object:
+		return appendList(b, v)
+	case *row:
+		b = append(b, v.before...)
+		b = strconv.AppendInt(b, int64(v.uptime), 10)
+		return append(b, v.after...), nil
+	case []any:
+		return appendList(b, v)
+	}
+	text, err := json.Marshal(value)
+	return append(b, text...), err
+}
+
+// appendString falls back to encoding/json if s needs escapes.
+func appendString(b []byte, s string) ([]byte, error) {
+	for i := range len(s) {
+		if c := s[i]; c < ' ' || c >= 0x7f || c == '"' || c == '\\' || c == '<' || c == '>' || c == '&' {
+			text, err := json.Marshal(s)
+			return append(b, text...), err
+		}
+	}
+	return append(append(append(b, '"'), s...), '"'), nil
+}
+
+func appendObject(b []byte, o object) (_ []byte, err error) {
+	if o == nil {
+		return append(b, "null"...), nil
+	}
+	keys := make([]string, 0, 32)
+	for key := range o {
+		keys = append(keys, key)
+	}
+	slices.Sort(keys)
+	b = append(b, '{')
+	for i, key := range keys {
+		if i > 0 {
+			b = append(b, ',')
+		}
+		if b, err = appendString(b, key); err != nil {
+			return nil, err
+		}
+		if b, err = appendJSON(append(b, ':'), o[key]); err != nil {
+			return nil, err
+		}
+	}
+	return append(b, '}'), nil
+}
+
+func appendList[T any](b []byte, list []T) (_ []byte, err error) {
+	if list == nil {
+		return append(b, "null"...), nil
+	}
+	b = append(b, '[')
+	for i, o := range list {
+		if i > 0 {
+			b = append(b, ',')
+		}
+		if b, err = appendJSON(b, o); err != nil {
+			return nil, err
+		}
+	}
+	return append(b, ']'), nil
+}
+
+// row is a VM in the list of all resources, encoded except for its uptime.
+type row struct {
+	of            rowOf
+	before, after []byte
+	uptime        int
+}
+
+// rowOf is everything that a row depends on.
+type rowOf struct {
+	digest, host, pool string
+	ha                 world.HAStatus
+	running, down      bool
+	seen               world.Report
+}
+
+// rows are the latest rows, by VMID.
+type rows struct {
+	mu    sync.Mutex
+	known map[int]*row
+}
+
+var uptimeKey = []byte(`"uptime":`)
+
+// vmRow is vmResource, encoded again only if more than the uptime has changed.
+func (r *rows) vmRow(c *call, vm world.VM) any {
+	of := rowOf{vm.Digest, vm.Host, vm.Pool, vm.HA, vm.Running, c.HostDown(vm.Host), c.Report(vm.ID)}
+	r.mu.Lock()
+	known := r.known[vm.ID]
+	r.mu.Unlock()
+	if known != nil && known.of == of {
+		now := *known
+		now.uptime = uptimeOf(vm)
+		return &now
+	}
+	o := vmResource(vm, of.seen, of.down)
+	if o["uptime"] == nil || of.seen.Running != vm.Running {
+		return o
+	}
+	o["uptime"] = 0
+	text, err := appendObject(nil, o)
+	at := bytes.LastIndex(text, uptimeKey) // no free text comes after it
+	if err != nil || at < 0 {
+		return o
+	}
+	at += len(uptimeKey)
+	fresh := &row{of: of, before: text[:at:at], after: text[at+1:], uptime: uptimeOf(vm)}
+	r.mu.Lock()
+	r.known[vm.ID] = fresh
+	r.mu.Unlock()
+	return fresh
+}
+
+func uptimeOf(vm world.VM) int {
+	if !vm.Running {
+		return 0
+	}
+	return int(time.Since(vm.Started) / time.Second)
+}
+
+// logo is the only file of the web interface: any Proxmox serves it without
+// authentication, so clients can detect one by it.
+const logo = "/pve2/images/logo-128.png"
+
+// writeLogo answers with a PNG of one pixel.
+func writeLogo(rw http.ResponseWriter) {
+	png, err := base64.StdEncoding.DecodeString("iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg==")
+	if err != nil {
+		panic(http.ErrAbortHandler)
+	}
+	rw.Header().Set("Content-Type", "image/png")
+	_, _ = rw.Write(png) // the client may be gone
 }

@@ -235,3 +235,177 @@ func pools(c *call) (any, error) {
 	}
 	return list, nil
 }
+
+func nodeRoutes() []route {
+	return []route{
+		{method: "GET", path: "/nodes", handle: nodes},
+		{method: "GET", path: "/nodes/{node}/version", daemonless: true, handle: version},
+		{method: "GET", path: "/nodes/{node}/status", permit: []demand{{"/nodes/{node}", []string{"Sys.Audit"}}}, handle: nodeStatus},
+		{method: "GET", path: "/nodes/{node}/time", permit: []demand{{"/nodes/{node}", []string{"Sys.Audit"}}}, handle: nodeTime},
+		{method: "GET", path: "/nodes/{node}/network", params: []string{"type"}, handle: bridges},
+		{method: "GET", path: "/nodes/{node}/disks/lvmthin", permit: []demand{{"/", []string{"Sys.Audit"}}}, handle: thinPools},
+		{method: "GET", path: "/nodes/{node}/ceph/status", permit: []demand{{"/", []string{"Sys.Audit", "Datastore.Audit"}}}, handle: cephStatus},
+	}
+}
+
+func nodes(c *call) (any, error) {
+	return listed(c.Hosts(), func(host string) object {
+		entry := hostEntry(c, host)
+		if !c.may("/nodes/"+host, "Sys.Audit") {
+			entry = object{"id": entry["id"], "type": "node", "node": host, "status": entry["status"], "level": ""}
+		}
+		return entry
+	}), nil
+}
+
+func nodeStatus(c *call) (any, error) {
+	total, used := c.RootDisk(c.node())
+	inUse := memoryInUse(c, c.node())
+	return object{
+		"pveversion": "pve-manager/9.2.11/14a22df3", "kversion": "Linux 6.17.2-1-pve", "current-kernel": object{"sysname": "Linux", "release": "6.17.2-1-pve", "version": "#1 SMP PREEMPT_DYNAMIC PMX 6.17.2-1", "machine": "x86_64"}, "uptime": int(c.Uptime(c.node()) / time.Second), "cpu": 0.05, "wait": 0, "idle": 0,
+		"loadavg": []string{"0.50", "0.40", "0.30"},
+		"cpuinfo": object{"cpus": hostCores, "cores": hostCores, "sockets": 1, "model": "Simulated CPU", "mhz": "3000.000", "hvm": "1", "user_hz": 100, "flags": ""},
+		"memory":  object{"total": hostMemory, "used": inUse, "free": hostMemory - inUse, "available": hostMemory - inUse},
+		"swap":    object{"total": 0, "used": 0, "free": 0},
+		"rootfs":  object{"total": total, "used": used, "free": total - used, "avail": total - used},
+		"ksm":     object{"shared": 0},
+	}, nil
+}
+
+// nodeTime is the time on the node's clock; every node is in UTC.
+func nodeTime(c *call) (any, error) {
+	now := c.Clock(c.node()).Unix()
+	return object{"timezone": "UTC", "time": now, "localtime": now}, nil
+}
+
+// bridges lists a host's bridges and the VNets that the caller may use or see (pve-manager,
+// PVE/API2/Network.pm, index). Other interfaces are not simulated.
+func bridges(c *call) (any, error) {
+	list := []object{}
+	add := func(zone, name string, entry object) {
+		if c.may("/sdn/zones/"+zone+"/"+name, "SDN.Audit", "SDN.Use") {
+			entry["iface"], entry["active"] = name, 1
+			list = append(list, entry)
+		}
+	}
+	kind := c.params["type"]
+	if kind == "" || kind == "bridge" || kind == "any_bridge" || kind == "any_local_bridge" {
+		add("localnetwork", world.LocalBridge, object{"type": "bridge", "bridge_ports": "", "autostart": 1, "method": "manual"})
+	}
+	if kind == "any_bridge" || kind == "include_sdn" || kind == "vnet" {
+		for _, v := range c.VNets() {
+			add(v.Zone, v.Name, object{"type": "vnet", "ipam": bit(v.IPAM), "vlanaware": 0, "active": "1"})
+		}
+	}
+	return list, nil
+}
+
+func thinPools(c *call) (any, error) {
+	return listed(c.ThinPools(c.node()), func(p world.ThinPool) object {
+		return object{
+			"lv": p.Name, "vg": p.VolumeGroup, "lv_size": p.Size, "used": p.Used, "metadata_size": p.MetadataSize, "metadata_used": p.MetadataUsed,
+		}
+	}), nil
+}
+
+// cephStatus is what "ceph status" says, with the health of "ceph health detail" (pve-manager, PVE/Ceph/Tools.pm,
+// ceph_cluster_status).
+func cephStatus(c *call) (any, error) {
+	ceph, err := c.Ceph()
+	if err != nil {
+		return nil, err
+	}
+	checks := object{}
+	for code, check := range ceph.Checks {
+		checks[code] = object{
+			"severity": check.Severity, "muted": false, "detail": []object{{"message": check.Message}},
+			"summary": object{"message": check.Message, "count": 1},
+		}
+	}
+	return object{
+		"fsid": "8e3bd9f2-0b9c-4f0e-9d3a-3a6f5f1f2c11", "quorum": []int{0, 1, 2}, "quorum_names": []string{"pve1", "pve2", "pve3"},
+		"health": object{"status": ceph.Health(), "checks": checks, "mutes": []object{}},
+	}, nil
+}
+
+func jobRoutes() []route {
+	see := []demand{{"/", []string{"Sys.Audit"}}}
+	return []route{
+		{method: "GET", path: "/cluster/replication", handle: replicationJobs},
+		{method: "GET", path: "/nodes/{node}/replication", params: []string{"guest"}, handle: replicationStatus},
+		{method: "GET", path: "/cluster/backup", permit: see, handle: backupJobs},
+	}
+}
+
+func replicationJobs(c *call) (any, error) {
+	return listed(c.Replication(), func(j world.ReplicationJob) object {
+		if !c.may(vmPath(j.Guest), "VM.Audit") {
+			return nil
+		}
+		return replicationEntry(j)
+	}), nil
+}
+
+func replicationEntry(j world.ReplicationJob) object {
+	_, number, _ := strings.Cut(j.ID, "-")
+	out := object{"id": j.ID, "type": "local", "guest": j.Guest, "jobnum": atoi(number), "target": j.Target}.
+		with(map[string]string{"schedule": j.Schedule, "comment": j.Comment})
+	if j.Disabled {
+		out["disable"] = 1
+	}
+	return out
+}
+
+// replicationStatus is what the VMs' host knows of their jobs.
+func replicationStatus(c *call) (any, error) {
+	here := map[int]bool{}
+	for _, vm := range c.VMs() {
+		here[vm.ID] = vm.Host == c.node()
+	}
+	return listed(c.Replication(), func(j world.ReplicationJob) object {
+		other := c.params["guest"] != "" && c.params["guest"] != strconv.Itoa(j.Guest)
+		if other || !here[j.Guest] || !c.may(vmPath(j.Guest), "VM.Audit") {
+			return nil
+		}
+		entry := replicationEntry(j).with(map[string]string{"error": j.Error})
+		entry["last_try"], entry["fail_count"], entry["vmtype"] = 0, j.Fails, "qemu"
+		entry["next_sync"], entry["last_sync"] = c.dated(c.node(), j.NextSync), c.dated(c.node(), j.LastSync)
+		if j.Running {
+			entry["pid"] = 4711
+		}
+		return entry
+	}), nil
+}
+
+// dated is at by the clock of host; 0: never.
+func (c *call) dated(host string, at time.Time) int64 {
+	if at.IsZero() {
+		return 0
+	}
+	return c.Clock(host).Add(time.Until(at)).Unix()
+}
+
+func backupJobs(c *call) (any, error) { return listed(c.BackupJobs(), c.backupEntry), nil }
+
+// backupEntry shows the set properties; a disabled job has no next-run.
+func (c *call) backupEntry(j world.BackupJob) object {
+	out := object{"id": j.ID, "type": "vzdump", "enabled": bit(!j.Disabled)}.with(map[string]string{
+		"schedule": j.Schedule, "storage": j.Storage, "pool": j.Pool, "node": j.Host, "mode": j.Mode, "comment": j.Comment,
+		"vmid": numbers(j.VMIDs), "exclude": numbers(j.Exclude),
+	})
+	if j.All {
+		out["all"] = 1
+	}
+	if !j.NextRun.IsZero() && !j.Disabled {
+		out["next-run"] = c.dated(c.host, j.NextRun)
+	}
+	return out
+}
+
+func numbers(ids []int) string {
+	var list []string
+	for _, id := range ids {
+		list = append(list, strconv.Itoa(id))
+	}
+	return strings.Join(list, ",")
+}

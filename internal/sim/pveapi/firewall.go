@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"maps"
 	"net/http"
+	"regexp"
 	"slices"
 	"strconv"
 
@@ -76,17 +77,15 @@ func (c *call) unchanged(list []object) error {
 
 // rules are the rules with their checksum, which does not depend on their positions.
 func rules(f world.Firewall) []object {
-	list := []object{}
-	for _, r := range f.Rules {
+	return withDigest(listed(f.Rules, func(r world.FirewallRule) object {
 		entry := object{"enable": 0}
 		for name, value := range r {
 			if entry[name] = value; name == "enable" {
 				entry[name] = atoi(value)
 			}
 		}
-		list = append(list, entry)
-	}
-	return withDigest(list)
+		return entry
+	}))
 }
 
 // rulesOf adds to invalid rules what is wrong (parse_fw_rule).
@@ -162,13 +161,9 @@ func setFirewallOptions(c *call, f *world.Firewall) error {
 }
 
 func aliasesOf(_ *call, f world.Firewall) any {
-	list := []object{}
-	for _, a := range f.Aliases {
-		entry := object{"name": a.Name, "cidr": a.CIDR}
-		addText(entry, map[string]string{"comment": a.Comment})
-		list = append(list, entry)
-	}
-	return withDigest(list)
+	return withDigest(listed(f.Aliases, func(a world.FirewallAlias) object {
+		return object{"name": a.Name, "cidr": a.CIDR}.with(map[string]string{"comment": a.Comment})
+	}))
 }
 
 func addAlias(c *call, f *world.Firewall) error {
@@ -192,13 +187,9 @@ func deleteAlias(c *call, f *world.Firewall) error {
 }
 
 func setsOf(_ *call, f world.Firewall) any {
-	list := []object{}
-	for _, s := range f.IPSets {
-		entry := object{"name": s.Name}
-		addText(entry, map[string]string{"comment": s.Comment})
-		list = append(list, entry)
-	}
-	return withDigest(list)
+	return withDigest(listed(f.IPSets, func(s world.FirewallSet) object {
+		return object{"name": s.Name}.with(map[string]string{"comment": s.Comment})
+	}))
 }
 
 func addSet(c *call, f *world.Firewall) error {
@@ -225,18 +216,17 @@ func deleteSet(c *call, f *world.Firewall) error {
 }
 
 func membersOf(c *call, f world.Firewall) any {
-	list := []object{}
-	if i := f.Set(c.vars["name"]); i >= 0 {
-		for _, m := range f.IPSets[i].Members {
-			entry := object{"cidr": m.CIDR}
-			addText(entry, map[string]string{"comment": m.Comment})
-			if m.NoMatch {
-				entry["nomatch"] = 1
-			}
-			list = append(list, entry)
-		}
+	i := f.Set(c.vars["name"])
+	if i < 0 {
+		return []object{}
 	}
-	return withDigest(list)
+	return withDigest(listed(f.IPSets[i].Members, func(m world.FirewallMember) object {
+		entry := object{"cidr": m.CIDR}.with(map[string]string{"comment": m.Comment})
+		if m.NoMatch {
+			entry["nomatch"] = 1
+		}
+		return entry
+	}))
 }
 
 // addMember creates the set if it is missing (PVE/API2/Firewall/IPSet.pm, save_ipset);
@@ -257,5 +247,40 @@ func addMember(c *call, f *world.Firewall) error {
 	}
 	f.IPSets[i].Members = append(f.IPSets[i].Members, m)
 	slices.SortFunc(f.IPSets[i].Members, func(a, b world.FirewallMember) int { return cmp.Compare(a.CIDR, b.CIDR) })
+	return nil
+}
+
+var (
+	firewallGroup = regexp.MustCompile(`^[A-Za-z][A-Za-z0-9\-_]+$`)
+	firewallIface = regexp.MustCompile(`^net\d+$`)
+)
+
+// verifyRule is verify_rule of PVE/Firewall.pm for a VM's rule, without macros and the
+// formats of addresses and ports.
+func verifyRule(r world.FirewallRule, f world.Firewall) error {
+	kind, action, proto := r["type"], r["action"], r["proto"]
+	switch {
+	case kind == "in" || kind == "out":
+		if !slices.Contains([]string{"ACCEPT", "DROP", "REJECT"}, action) {
+			return world.BadParam("action", "unknown action '%s'", action)
+		}
+	case kind != "group":
+		return world.BadParam("type", "invalid rule type '%s' for rule_env 'vm'", kind)
+	case !firewallGroup.MatchString(action):
+		return world.BadParam("action", "invalid characters in security group name")
+	}
+	if iface := r["iface"]; iface != "" && !firewallIface.MatchString(iface) {
+		return world.BadParam("iface", `value does not match the regex pattern 'net\d+'`)
+	}
+	for _, port := range []string{"dport", "sport"} {
+		if r[port] != "" && proto == "" {
+			return world.BadParam("proto", "missing property - '%s' requires this property", port)
+		}
+	}
+	for _, end := range []string{"source", "dest"} {
+		if err := f.Resolves(end, r[end]); err != nil {
+			return err
+		}
+	}
 	return nil
 }

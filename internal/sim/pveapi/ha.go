@@ -31,13 +31,13 @@ func haRoutes() []route {
 }
 
 func haResources(c *call) (any, error) {
-	list, digest := []object{}, c.HADigest()
-	for _, r := range c.HA() {
-		if kind, _, _ := strings.Cut(r.SID, ":"); c.params["type"] == "" || c.params["type"] == kind {
-			list = append(list, haEntry(r, digest))
+	digest := c.HADigest()
+	return listed(c.HA(), func(r world.HAResource) object {
+		if kind, _, _ := strings.Cut(r.SID, ":"); c.params["type"] != "" && c.params["type"] != kind {
+			return nil
 		}
-	}
-	return list, nil
+		return haEntry(r, digest)
+	}), nil
 }
 
 func haResource(c *call) (any, error) {
@@ -51,12 +51,7 @@ func haResource(c *call) (any, error) {
 
 // haEntry is a resource as it is configured, without unset properties.
 func haEntry(r world.HAResource, digest string) object {
-	out := object{"sid": r.SID, "type": "vm", "digest": digest}
-	for name, value := range map[string]string{"state": r.State, "group": r.Group} {
-		if value != "" {
-			out[name] = value
-		}
-	}
+	out := object{"sid": r.SID, "type": "vm", "digest": digest}.with(map[string]string{"state": r.State, "group": r.Group})
 	addHAOptions(out, r.Options)
 	return out
 }
@@ -108,11 +103,8 @@ func haRules(c *call) (any, error) {
 // haOf is the HA part of a VM's status.
 func haOf(s world.HAStatus) object {
 	out := object{"managed": bit(s.Managed)}
-	if s.Managed && s.Group != "" {
-		out["group"] = s.Group
-	}
-	if s.Managed && s.State != "" {
-		out["state"] = s.State
+	if s.Managed {
+		out.with(map[string]string{"group": s.Group, "state": s.State})
 	}
 	return out
 }
@@ -148,8 +140,7 @@ func haStatus(c *call) (any, error) {
 }
 
 func haService(c *call, r world.HAResource) object {
-	out := object{"id": "service:" + r.SID, "type": "service", "sid": r.SID}
-	addText(out, map[string]string{"crm_state": r.Manager})
+	out := object{"id": "service:" + r.SID, "type": "service", "sid": r.SID}.with(map[string]string{"crm_state": r.Manager})
 	requested := cmp.Or(r.State, "started")
 	if !r.Leaving {
 		out["request_state"], out["max_restart"], out["max_relocate"] = requested, 1, 1

@@ -104,6 +104,13 @@ func must(t *testing.T, err error) {
 	}
 }
 
+func same(t *testing.T, want, got any) {
+	t.Helper()
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
 // certificate is made inside the bubble, whose clock decides its validity.
 func certificate(t *testing.T) tls.Certificate {
 	t.Helper()
@@ -118,7 +125,6 @@ func certificate(t *testing.T) tls.Certificate {
 	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}
 }
 
-// reply is an answer as received.
 type reply struct {
 	Status  string
 	Message string
@@ -201,6 +207,11 @@ func (l *lab) outcome(r reply) string {
 	if !ok {
 		return r.Status
 	}
+	return l.ended(upid)
+}
+
+// ended waits for a task and returns its exit status.
+func (l *lab) ended(upid string) string {
 	t, _ := l.world.WaitTask(upid)
 	return t.ExitStatus
 }
@@ -242,17 +253,19 @@ func (l *lab) volumesOn(host, storage string) (volids []string) {
 
 func itoa(n int) string { return strconv.Itoa(n) }
 
+// inLab runs a test in a lab of its own, beside the others.
 func inLab(t *testing.T, run func(*testing.T, *lab)) {
 	t.Helper()
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) { run(t, newLab(t, talosRole()...)) })
 }
 
 // inEachLab runs each row of a table in a lab of its own, all at the same time.
 func inEachLab[T any](t *testing.T, rows map[string]T, run func(*testing.T, *lab, T)) {
 	t.Helper()
+	t.Parallel()
 	for name, row := range rows {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
 			inLab(t, func(t *testing.T, l *lab) { run(t, l, row) })
 		})
 	}
@@ -267,16 +280,10 @@ func TestPermissionsOfPoolAndPath(t *testing.T) {
 		l.world.AddRole("Look", "VM.Audit")
 		l.world.Grant(world.ACL{Path: "/pool/talos", Who: tokenID, Role: "Look", Propagate: true})
 		must(t, l.world.DefineVM("pve1", 9012, map[string]string{"pool": "talos"}, nil))
-		if got := l.do("GET", "/nodes/pve1/qemu/9012/config").Status; got != "200 OK" {
-			t.Errorf("VM in the pool: %s", got)
-		}
-		if got := l.do("GET", vm+"/config").Status; got != "403 Permission check failed (/vms/9011, VM.Audit)" {
-			t.Errorf("VM outside: %s", got)
-		}
+		same(t, "200 OK", l.do("GET", "/nodes/pve1/qemu/9012/config").Status)
+		same(t, "403 Permission check failed (/vms/9011, VM.Audit)", l.do("GET", vm+"/config").Status)
 		want := map[string]any{"/pool/talos": map[string]any{"VM.Audit": 1.0}, "/vms/9012": map[string]any{"VM.Audit": 0.0}} // 0: does not propagate
-		if diff := cmp.Diff(want, l.do("GET", "/access/permissions").Data); diff != "" {
-			t.Error(diff)
-		}
+		same(t, want, l.do("GET", "/access/permissions").Data)
 	})
 }
 
@@ -293,4 +300,62 @@ func multipart(parts ...string) []byte {
 	}
 	b.WriteString("--B--\r\n")
 	return b.Bytes()
+}
+
+// Checksums of the file with that one HA resource, and of no firewall file.
+const (
+	haDigest   = "a8aa4cbd08aaaef82dc79c5be359e3a2987b7da5"
+	noFirewall = "da39a3ee5e6b4b0d3255bfef95601890afd80709"
+)
+
+func TestReads(t *testing.T) {
+	volume := func(n, size, used float64) map[string]any {
+		return map[string]any{
+			"volid": fmt.Sprintf("fast:9011/vm-9011-disk-%v.raw", n), "content": "images", "format": "raw", "size": size, "used": used,
+			"parent": nil, "ctime": 946684800.0, "vmid": 9011.0,
+		}
+	}
+	type row struct {
+		path string
+		want any
+	}
+	tests := map[string]row{
+		"cluster status": {"/cluster/status", []any{
+			map[string]any{"type": "cluster", "id": "cluster", "name": "lab", "nodes": 2.0, "version": 2.0, "quorate": 1.0},
+			map[string]any{"type": "node", "id": "node/pve1", "name": "pve1", "nodeid": 1.0, "online": 1.0, "level": "", "local": 1.0, "ip": "192.0.2.1"},
+			map[string]any{"type": "node", "id": "node/pve2", "name": "pve2", "nodeid": 2.0, "online": 1.0, "level": "", "local": 0.0, "ip": "192.0.2.2"},
+		}},
+		"VMs": {"/cluster/resources?type=vm", []any{map[string]any{
+			"id": "qemu/9011", "type": "qemu", "node": "pve1", "vmid": 9011.0, "name": "wk1", "status": "stopped", "template": 0.0, "hastate": "started",
+			"maxcpu": 2.0, "maxmem": 2147483648.0, "maxdisk": 0.0, "cpu": 0.0, "mem": 0.0, "disk": 0.0,
+			"netin": 0.0, "netout": 0.0, "diskread": 0.0, "diskwrite": 0.0, "uptime": 0.0,
+		}}},
+		"pools": {"/pools", []any{map[string]any{"poolid": "talos"}}},
+		"pool":  {"/pools?poolid=talos", []any{map[string]any{"poolid": "talos", "members": []any{}}}},
+		"one storage": {"/nodes/pve2/storage?storage=isos", []any{map[string]any{
+			"storage": "isos", "type": "cephfs", "content": "iso", "shared": 1.0, "active": 1.0, "enabled": 1.0,
+			"total": 1099511627776.0, "used": 3.0, "avail": 1099511627773.0, "used_fraction": 3.0 / 1099511627776,
+		}}},
+		"disks": {"/nodes/pve1/storage/fast/content?content=images", []any{
+			volume(0, 528<<10, 528<<10), volume(1, 10<<30, 4096), volume(2, 5<<30, 4096),
+		}},
+		"disks elsewhere":  {"/nodes/pve2/storage/fast/content", []any{}},
+		"disks of another": {"/nodes/pve1/storage/fast/content?vmid=500", []any{}},
+		"ISO":              {"/nodes/pve1/storage/isos/content/isos:iso%2Fboot.iso", map[string]any{"path": "/mnt/pve/isos/template/iso/boot.iso", "size": 3.0, "used": 3.0, "format": "raw"}},
+		"HA":               {"/cluster/ha/resources", []any{map[string]any{"sid": "vm:9011", "type": "vm", "state": "started", "group": "g", "digest": haDigest}}},
+		"HA of the VM":     {"/cluster/ha/resources/vm:9011", map[string]any{"sid": "vm:9011", "type": "vm", "state": "started", "group": "g", "digest": haDigest}},
+		"next VMID":        {"/cluster/nextid", "100"},
+		"that VMID":        {"/cluster/nextid?vmid=9012", "9012"},
+		"replication":      {"/cluster/replication", []any{}},
+		"backup jobs":      {"/cluster/backup", []any{}},
+		"firewall rules":   {vm + "/firewall/rules", []any{}},
+		"firewall options": {vm + "/firewall/options", map[string]any{"digest": noFirewall}},
+		"tasks":            {"/nodes/pve1/tasks", []any{}},
+		"lost log":         {"/nodes/pve1/tasks/UPID:pve1:00000001:00000001:00000001:qmstart:1:x@pve:/log", []any{map[string]any{"n": 1.0, "t": "unable to open file - No such file or directory"}}},
+	}
+	inEachLab(t, tests, func(t *testing.T, l *lab, test row) {
+		l.world.AddPool("talos")
+		l.world.AddHA(world.HAResource{SID: "vm:9011", State: "started", Group: "g"})
+		same(t, reply{Status: "200 OK", Data: test.want}, l.do("GET", test.path))
+	})
 }

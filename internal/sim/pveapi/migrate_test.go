@@ -4,6 +4,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -26,7 +27,6 @@ const migrant = "/nodes/pve1/qemu/9012"
 
 // TestMigrate: the VM is on the other host with the same disks; its old volumes and its lock are removed.
 func TestMigrate(t *testing.T) {
-	t.Parallel()
 	type row struct {
 		config  map[string]string
 		running bool
@@ -71,32 +71,21 @@ func TestMigrate(t *testing.T) {
 		if err != nil { // it has moved already
 			want = "500 Configuration file 'nodes/pve1/qemu-server/9012.conf' does not exist"
 		}
-		if got := l.do("PUT", migrant+"/config", "cores=2").Status; got != want {
-			t.Errorf("meanwhile: %s", got)
-		}
-		if task, _ := l.world.WaitTask(upid); task.ExitStatus != "OK" {
-			t.Fatalf("%+v", task)
-		}
+		same(t, want, l.do("PUT", migrant+"/config", "cores=2").Status)
+		same(t, "OK", l.ended(upid))
 		vm, err := l.world.LookupVM("pve2", 9012)
 		must(t, err)
-		if diff := cmp.Diff([]any{test.want, "", test.running}, []any{vm.Config["scsi0"], vm.Config["lock"], vm.Running}); diff != "" {
-			t.Error(diff)
-		}
+		same(t, []any{test.want, "", test.running}, []any{vm.Config["scsi0"], vm.Config["lock"], vm.Running})
 		volid, _, _ := strings.Cut(test.want, ",")
 		if got := l.world.Media(volid, "pve2"); got == nil || string(got.Bytes()) != "bytes" {
 			t.Errorf("the disk there: %v", got)
 		}
-		if diff := cmp.Diff(test.there, l.volumesOn("pve2", "fast")); diff != "" {
-			t.Error(diff)
-		}
-		if broken := l.world.Violations(); broken != nil {
-			t.Error(broken)
-		}
+		same(t, test.there, l.volumesOn("pve2", "fast"))
+		same(t, []string(nil), l.world.Violations())
 	})
 }
 
 func TestMigrateRefused(t *testing.T) {
-	t.Parallel()
 	const aborted = "migration aborted"
 	local := map[string]string{"scsi0": "fast:1"}
 	type row struct {
@@ -168,7 +157,6 @@ func TestMigrationCutShort(t *testing.T) {
 		"told to stop": func(l *lab, upid string) { l.world.StopTask(upid) },
 	} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
 			inLab(t, func(t *testing.T, l *lab) {
 				media := migrating(t, l, map[string]string{"scsi0": "fast:1"})
 				l.world.Protect(world.Protected{Serial: "s", Media: media})
@@ -182,12 +170,8 @@ func TestMigrationCutShort(t *testing.T) {
 				if name == "told to stop" {
 					want = []any{"migration aborted", "", []string(nil)}
 				}
-				if diff := cmp.Diff(want, []any{task.ExitStatus, vm.Config["lock"], l.volumesOn("pve2", "fast")}); diff != "" {
-					t.Error(diff)
-				}
-				if broken := l.world.Violations(); broken != nil {
-					t.Error(broken)
-				}
+				same(t, want, []any{task.ExitStatus, vm.Config["lock"], l.volumesOn("pve2", "fast")})
+				same(t, []string(nil), l.world.Violations())
 			})
 		})
 	}
@@ -195,7 +179,6 @@ func TestMigrationCutShort(t *testing.T) {
 
 // TestHAMigrates: HA migrates its resource some rounds after the request.
 func TestHAMigrates(t *testing.T) {
-	t.Parallel()
 	inLab(t, func(t *testing.T, l *lab) {
 		migrating(t, l, map[string]string{"scsi0": "rbd:1"})
 		must(t, l.world.PowerOn(9012))
@@ -204,15 +187,123 @@ func TestHAMigrates(t *testing.T) {
 			vm := l.vm(9012)
 			return []any{vm.Host, vm.Running, vm.HA.State}
 		}
-		if got := l.task("POST", migrant+"/migrate", "target=pve2", "online=1"); got != "OK" {
-			t.Fatal(got)
-		}
-		if diff := cmp.Diff([]any{"pve1", true, "started"}, where()); diff != "" {
-			t.Error(diff)
-		}
+		same(t, "OK", l.task("POST", migrant+"/migrate", "target=pve2", "online=1"))
+		same(t, []any{"pve1", true, "started"}, where())
 		time.Sleep(time.Minute)
-		if diff := cmp.Diff([]any{"pve2", true, "started"}, where()); diff != "" {
-			t.Error(diff)
+		same(t, []any{"pve2", true, "started"}, where())
+	})
+}
+
+func TestReplicationKeepsTheVM(t *testing.T) {
+	inLab(t, func(t *testing.T, l *lab) {
+		l.world.AddReplication(world.ReplicationJob{ID: "9011-0", Guest: 9011, Target: "pve2", Schedule: "*/15", NextSync: time.Unix(1e9, 0)})
+		job := map[string]any{"id": "9011-0", "type": "local", "guest": 9011.0, "jobnum": 0.0, "target": "pve2", "schedule": "*/15"}
+		same(t, []any{job}, l.do("GET", "/cluster/replication").Data)
+		if got := l.do("GET", "/nodes/pve2/replication?guest=9011").Data; !cmp.Equal(got, []any{}) {
+			t.Errorf("on the other host: %v", got)
+		}
+		status := l.do("GET", "/nodes/pve1/replication?guest=9011").Data.([]any)[0].(map[string]any)
+		same(t, 1e9, status["next_sync"])
+		want := "500 There is a replication job '9011-0' for guest '9011' - Please remove that first."
+		same(t, want, l.do("DELETE", vm).Status)
+		must(t, l.world.DefineVM("pve1", 9090, map[string]string{"scsi3": "fast:1"}, nil))
+		want = "500 Cannot move disk to a replicated VM. Storage does not support replication!"
+		same(t, want, l.do("POST", "/nodes/pve1/qemu/9090/move_disk", "disk=scsi3", "target-vmid=9011").Status)
+		same(t, "500 cannot add non-replicatable volume to a replicated VM", l.do("PUT", vm+"/config", "scsi3=fast:1").Status)
+	})
+}
+
+func TestBackupJobsKeepDeletedVMs(t *testing.T) {
+	inLab(t, func(t *testing.T, l *lab) {
+		l.world.AddBackupJob(world.BackupJob{ID: "nightly", Schedule: "02:00", Storage: "pbs", VMIDs: []int{9011, 9012}, NextRun: time.Unix(1e9, 0), Mode: "snapshot"})
+		l.world.AddBackupJob(world.BackupJob{ID: "rest", Disabled: true, Schedule: "sun 03:00", All: true, Exclude: []int{9011}, NextRun: time.Unix(1e9, 0)})
+		want := []any{
+			map[string]any{"id": "nightly", "type": "vzdump", "enabled": 1.0, "schedule": "02:00", "storage": "pbs", "vmid": "9011,9012", "next-run": 1e9, "mode": "snapshot"},
+			map[string]any{"id": "rest", "type": "vzdump", "enabled": 0.0, "schedule": "sun 03:00", "all": 1.0, "exclude": "9011"},
+		}
+		same(t, "OK", l.task("DELETE", vm))
+		same(t, want, l.do("GET", "/cluster/backup").Data)
+	})
+}
+
+func TestRunningBackupLocks(t *testing.T) {
+	inLab(t, func(t *testing.T, l *lab) {
+		upid := l.world.StartBackup("root@pam", "pve1", time.Hour, 9011)
+		synctest.Wait()
+		several := l.world.StartBackup("root@pam", "pve1", time.Minute, 9011, 700)
+		time.Sleep(time.Second)
+		tasks := l.do("GET", "/nodes/pve1/tasks?source=active&typefilter=vzdump").Data.([]any)
+		if len(tasks) != 1 || tasks[0].(map[string]any)["id"] != "9011" || tasks[0].(map[string]any)["user"] != "root@pam" {
+			t.Errorf("%v", tasks)
+		}
+		if task, _ := l.world.LookupTask(several); task.ExitStatus != "job errors" || task.ID != "" {
+			t.Errorf("the second one: %+v", task)
+		}
+		same(t, "500 VM is locked (backup)", l.do("PUT", vm+"/config", "memory=1024").Status)
+		same(t, "OK", l.ended(upid))
+		l.putOK(vm+"/config", "memory=1024")
+		upid = l.world.StartBackup("root@pam", "pve1", time.Hour, 9011)
+		time.Sleep(time.Second)
+		l.world.KillTask(upid)
+		same(t, "unexpected status", l.ended(upid))
+		same(t, "backup", l.config(9011)["lock"])
+	})
+}
+
+// TestBackup: it locks the VM and runs a stopped VM's QEMU without its guest, if it has disks to read.
+func TestBackup(t *testing.T) {
+	type row struct {
+		config  map[string]string
+		running bool
+		want    string // exit status of the task
+		status  []any  // status, qmpstatus and lock meanwhile
+	}
+	tests := map[string]row{
+		"off":             {map[string]string{"scsi0": "fast:5", "scsi1": "fast:5,backup=0"}, false, "OK", []any{"running", "prelaunch", "backup"}},
+		"with UEFI":       {map[string]string{"bios": "ovmf", "efidisk0": "fast:1"}, false, "OK", []any{"running", "prelaunch", "backup"}},
+		"running":         {map[string]string{"scsi0": "fast:5"}, true, "OK", []any{"running", "running", "backup"}},
+		"nothing to read": {map[string]string{"scsi0": "fast:5,backup=0", "efidisk0": "fast:1"}, false, "OK", []any{"stopped", "stopped", "backup"}},
+		"can't be started": {
+			map[string]string{"scsi0": "fast:5", "net0": "virtio,bridge=vmbr9"}, false, "job errors", []any{"stopped", "stopped", nil},
+		},
+	}
+	inEachLab(t, tests, func(t *testing.T, l *lab, test row) {
+		migrating(t, l, test.config)
+		if test.running {
+			must(t, l.world.PowerOn(9012))
+		}
+		upid := l.world.StartBackup("root@pam", "pve1", time.Minute, 9012)
+		time.Sleep(time.Second)
+		now := l.do("GET", migrant+"/status/current").Data.(map[string]any)
+		same(t, test.status, []any{now["status"], now["qmpstatus"], now["lock"]})
+		same(t, test.want, l.ended(upid))
+		if vm := l.vm(9012); vm.Running != test.running || vm.Config["lock"] != "" {
+			t.Errorf("afterwards: running %v, lock %q", vm.Running, vm.Config["lock"])
+		}
+	})
+}
+
+// TestBackupEndsWithItsHost: the leftover lock is removed when the host starts its VMs.
+func TestBackupEndsWithItsHost(t *testing.T) {
+	inLab(t, func(t *testing.T, l *lab) {
+		l.world.AddHost("pve3")
+		upid := l.world.StartBackup("root@pam", "pve1", time.Hour, 9011)
+		time.Sleep(time.Minute)
+		l.world.CrashHost("pve1")
+		lock := func() string {
+			vm, err := l.world.LookupVM("pve1", 9011)
+			must(t, err)
+			return vm.Config["lock"]
+		}
+		if task, _ := l.world.WaitTask(upid); task.ExitStatus != "unexpected status" || lock() != "backup" {
+			t.Errorf("%+v, lock %q", task, lock())
+		}
+		l.world.BootHost("pve1")
+		time.Sleep(time.Minute)
+		vm, err := l.world.LookupVM("pve1", 9011)
+		must(t, err)
+		if lock() != "" || !vm.Running {
+			t.Errorf("lock %q, running %v", lock(), vm.Running)
 		}
 	})
 }

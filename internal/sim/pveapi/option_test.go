@@ -8,8 +8,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/recast-sh/recast/internal/sim/apidoc/apidoctest"
 	"github.com/recast-sh/recast/internal/sim/world"
 )
@@ -97,7 +95,6 @@ func TestOptionsSurviveARecreate(t *testing.T) {
 	for name, list := range values {
 		for i, value := range list {
 			t.Run(fmt.Sprintf("%s %d", name, i), func(t *testing.T) {
-				t.Parallel()
 				inLab(t, func(t *testing.T, l *lab) {
 					richLab(t, l)
 					key := optionKey(name)
@@ -107,13 +104,9 @@ func TestOptionsSurviveARecreate(t *testing.T) {
 							first[with] = also
 						}
 					}
-					if got := l.task("POST", "/nodes/pve1/qemu", form(first)...); got != "OK" {
-						t.Fatal(got)
-					}
+					same(t, "OK", l.task("POST", "/nodes/pve1/qemu", form(first)...))
 					shown := l.config(9012)
-					if diff := cmp.Diff(stored(key, value), fmt.Sprint(shown[key])); diff != "" {
-						t.Fatal(diff)
-					}
+					same(t, stored(key, value), fmt.Sprint(shown[key]))
 					again := map[string]string{"vmid": "9013"}
 					for key, value := range shown {
 						again[key] = fmt.Sprint(value)
@@ -124,16 +117,12 @@ func TestOptionsSurviveARecreate(t *testing.T) {
 					if again["template"] == "1" {
 						delete(again, "template") // another template can't use the base volume
 					}
-					if got := l.task("POST", "/nodes/pve1/qemu", form(again)...); got != "OK" {
-						t.Fatal(got)
-					}
+					same(t, "OK", l.task("POST", "/nodes/pve1/qemu", form(again)...))
 					want := maps.Clone(shown)
 					if want["template"] != nil {
 						delete(want, "template")
 					}
-					if diff := cmp.Diff(want, l.config(9013)); diff != "" {
-						t.Error(diff)
-					}
+					same(t, want, l.config(9013))
 				})
 			})
 		}
@@ -208,7 +197,6 @@ func TestOptionsOfRoots(t *testing.T) {
 	t.Parallel()
 	for key, value := range rootOnly {
 		t.Run(key, func(t *testing.T) {
-			t.Parallel()
 			inLab(t, func(t *testing.T, l *lab) {
 				richLab(t, l)
 				want := fmt.Sprintf("500 only root can set '%s' config", key)
@@ -218,9 +206,7 @@ func TestOptionsOfRoots(t *testing.T) {
 					l.do("PUT", vm+"/config", "delete="+key),
 					l.root("PUT", vm+"/config", key+"="+value),
 				} {
-					if r.Status != want {
-						t.Errorf("%s, want %s", r.Status, want)
-					}
+					same(t, want, r.Status)
 				}
 			})
 		})
@@ -229,13 +215,10 @@ func TestOptionsOfRoots(t *testing.T) {
 
 // TestPasswordIsMasked: nobody can read a password.
 func TestPasswordIsMasked(t *testing.T) {
-	t.Parallel()
 	inLab(t, func(t *testing.T, l *lab) {
 		richLab(t, l)
 		l.putOK(vm+"/config", "cipassword=secret")
-		if got := l.config(9011)["cipassword"]; got != "**********" {
-			t.Errorf("config shows %v", got)
-		}
+		same(t, "**********", l.config(9011)["cipassword"])
 		for _, row := range l.do("GET", vm+"/pending").Data.([]any) {
 			if r := row.(map[string]any); r["key"] == "cipassword" && r["value"] != "**********" {
 				t.Errorf("pending shows %v", r)
@@ -246,45 +229,29 @@ func TestPasswordIsMasked(t *testing.T) {
 
 // TestMappedDevices: a mapping needs the privilege to use it, and only a start needs its device.
 func TestMappedDevices(t *testing.T) {
-	t.Parallel()
 	const use = "/mapping/pci/gpu"
 	inLab(t, func(t *testing.T, l *lab) {
 		l.world.AddRole("Maps", "Mapping.Use")
 		create := func() string {
 			return l.outcome(l.do("POST", "/nodes/pve1/qemu", "vmid=9012", "hostpci0=mapping=gpu,pcie=1"))
 		}
-		if got, want := create(), "403 Permission check failed ("+use+", Mapping.Use)"; got != want {
-			t.Errorf("%s, want %s", got, want)
-		}
+		same(t, "403 Permission check failed ("+use+", Mapping.Use)", create())
 		l.world.Grant(world.ACL{Path: use, Who: tokenID, Role: "Maps"})
-		if got := create(); got != "OK" {
-			t.Fatal(got)
-		}
+		same(t, "OK", create())
 		const start = "/nodes/pve1/qemu/9012/status/start"
-		if got, want := l.task("POST", start), "PCI device mapping not found for 'gpu'"; got != want {
-			t.Errorf("%s, want %s", got, want)
-		}
+		same(t, "PCI device mapping not found for 'gpu'", l.task("POST", start))
 		l.world.AddMapping("pci", "gpu", "pve2")
-		if got := l.task("POST", start); got != "PCI device mapping not found for 'gpu'" {
-			t.Error(got)
-		}
+		same(t, "PCI device mapping not found for 'gpu'", l.task("POST", start))
 		l.world.AddMapping("pci", "gpu", "pve1", "pve2")
-		if got := l.task("POST", start); got != "OK" {
-			t.Error(got)
-		}
-		if got, want := l.do("PUT", "/nodes/pve1/qemu/9012/config", "hostpci1=0000:01:00.0").Status, "500 only root can set 'hostpci1' config for non-mapped devices"; got != want {
-			t.Errorf("%s, want %s", got, want)
-		}
+		same(t, "OK", l.task("POST", start))
+		same(t, "500 only root can set 'hostpci1' config for non-mapped devices", l.do("PUT", "/nodes/pve1/qemu/9012/config", "hostpci1=0000:01:00.0").Status)
 	})
 }
 
 // TestOtherNames: cdrom is ide2, and a description is limited to what the file can hold.
 func TestOtherNames(t *testing.T) {
-	t.Parallel()
 	inLab(t, func(t *testing.T, l *lab) {
-		if got := l.task("POST", "/nodes/pve1/qemu", "vmid=9012", "cdrom=isos:iso/boot.iso", "description=text\n\n"); got != "OK" {
-			t.Fatal(got)
-		}
+		same(t, "OK", l.task("POST", "/nodes/pve1/qemu", "vmid=9012", "cdrom=isos:iso/boot.iso", "description=text\n\n"))
 		if got := l.config(9012); got["ide2"] != "isos:iso/boot.iso,media=cdrom,size=3" || got["cdrom"] != nil || got["description"] != "text" {
 			t.Error(got)
 		}
@@ -293,18 +260,12 @@ func TestOtherNames(t *testing.T) {
 			t.Error(got)
 		}
 		l.putOK("/nodes/pve1/qemu/9012/config", "delete=cdrom")
-		if got := l.config(9012); got["ide2"] != nil {
-			t.Error(got)
-		}
+		same(t, nil, l.config(9012)["ide2"])
 		const tooLarge = "500 balloon value too large (must be smaller than assigned memory)"
 		for _, set := range []string{"balloon=4096", "memory=1024"} {
-			if got := l.do("PUT", vm+"/config", set, "cores=1").Status; (got == tooLarge) != (set == "balloon=4096") {
-				t.Errorf("%s: %s", set, got)
-			}
+			same(t, set == "balloon=4096", l.do("PUT", vm+"/config", set, "cores=1").Status == tooLarge)
 		}
 		l.putOK(vm+"/config", "balloon=1024")
-		if got := l.do("PUT", vm+"/config", "memory=512").Status; got != tooLarge {
-			t.Error(got)
-		}
+		same(t, tooLarge, l.do("PUT", vm+"/config", "memory=512").Status)
 	})
 }

@@ -4,9 +4,11 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"net/http"
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/recast-sh/recast/internal/sim/world"
 )
@@ -54,13 +56,12 @@ func (c *call) look() (world.VM, error) {
 }
 
 func vms(c *call) (any, error) {
-	list := []object{}
-	for _, vm := range c.VMs() {
-		if vm.Host == c.node() && c.may(vmPath(vm.ID), "VM.Audit") {
-			list = append(list, vmEntry(vm))
+	return listed(c.VMs(), func(vm world.VM) object {
+		if vm.Host != c.node() || !c.may(vmPath(vm.ID), "VM.Audit") {
+			return nil
 		}
-	}
-	return list, nil
+		return vmEntry(vm)
+	}), nil
 }
 
 // vmEntry is what lists and the status have in common.
@@ -166,8 +167,7 @@ func pending(c *call) (any, error) {
 	for key := range vm.PendingDelete {
 		keys[key] = ""
 	}
-	list := []object{}
-	for _, key := range slices.Sorted(maps.Keys(keys)) {
+	list := listed(slices.Sorted(maps.Keys(keys)), func(key string) object {
 		entry := object{"key": key}
 		if value, ok := vm.Config[key]; ok {
 			entry["value"] = typed(key, value)
@@ -181,8 +181,8 @@ func pending(c *call) (any, error) {
 		if force, ok := vm.PendingDelete[key]; ok {
 			entry["delete"] = 1 + bit(force)
 		}
-		list = append(list, entry)
-	}
+		return entry
+	})
 	return append(list, object{"key": "digest", "value": vm.Digest}), nil
 }
 
@@ -191,18 +191,264 @@ func agentInterfaces(c *call) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	list := []object{}
-	for _, i := range found {
-		addresses := []object{}
-		for _, a := range i.Addresses {
-			ip, bits, _ := strings.Cut(a, "/")
-			kind := "ipv4"
-			if strings.Contains(ip, ":") {
-				kind = "ipv6"
-			}
-			addresses = append(addresses, object{"ip-address": ip, "ip-address-type": kind, "prefix": atoi(bits)})
+	address := func(a string) object {
+		ip, bits, _ := strings.Cut(a, "/")
+		kind := "ipv4"
+		if strings.Contains(ip, ":") {
+			kind = "ipv6"
 		}
-		list = append(list, object{"name": i.Name, "hardware-address": strings.ToLower(i.MAC), "ip-addresses": addresses})
+		return object{"ip-address": ip, "ip-address-type": kind, "prefix": atoi(bits)}
 	}
-	return object{"result": list}, nil
+	return object{"result": listed(found, func(i world.Interface) object {
+		return object{"name": i.Name, "hardware-address": strings.ToLower(i.MAC), "ip-addresses": listed(i.Addresses, address)}
+	})}, nil
 }
+
+// options are the parameters for the VM's configuration.
+func (c *call) options() map[string]string {
+	set := maps.Clone(c.params)
+	maps.DeleteFunc(set, func(name, _ string) bool { return !world.IsOption(name) })
+	return set
+}
+
+func unsupported(what string) error {
+	return &world.Error{Status: http.StatusNotImplemented, Message: what + " is not something this simulator can do"}
+}
+
+func createVM(c *call) (any, error) {
+	for _, name := range []string{"archive", "ha-managed", "force", "unique", "live-restore"} {
+		if c.params[name] != "" && c.params[name] != "0" {
+			return nil, unsupported("create with " + name)
+		}
+	}
+	return c.CreateVM(c.user, c.node(), world.CreateRequest{
+		ID: c.vmid(), Config: c.options(), Pool: c.params["pool"], Start: c.flag("start"),
+	})
+}
+
+func destroyVM(c *call) (any, error) {
+	return c.DestroyVM(c.user, c.node(), world.DestroyRequest{
+		ID: c.vmid(), Purge: c.flag("purge"), Unreferenced: c.flag("destroy-unreferenced-disks"),
+	})
+}
+
+func (c *call) changeRequest() world.ChangeRequest {
+	return world.ChangeRequest{
+		ID: c.vmid(), Set: c.options(), Delete: list(c.params["delete"]), Revert: list(c.params["revert"]),
+		Digest: c.params["digest"], Force: c.flag("force"),
+	}
+}
+
+// list splits "scsi1,scsi2"; like Proxmox also at blanks and semicolons.
+func list(s string) []string {
+	return strings.FieldsFunc(s, func(r rune) bool { return r == ',' || r == ';' || r == ' ' })
+}
+
+func setConfig(c *call) (any, error) { return nil, c.SetConfig(c.user, c.node(), c.changeRequest()) }
+
+func setConfigTask(c *call) (any, error) { return c.SetConfigTask(c.user, c.node(), c.changeRequest()) }
+
+func start(c *call) (any, error) { return c.Start(c.user, c.node(), c.vmid()) }
+func stop(c *call) (any, error)  { return c.Stop(c.user, c.node(), c.vmid()) }
+func reset(c *call) (any, error) { return c.Reset(c.user, c.node(), c.vmid()) }
+
+func shutdown(c *call) (any, error) {
+	return c.Shutdown(c.user, c.node(), world.ShutdownRequest{
+		ID: c.vmid(), Timeout: time.Duration(c.number("timeout", 0)) * time.Second, ForceStop: c.flag("forceStop"),
+	})
+}
+
+func moveDisk(c *call) (any, error) {
+	if c.params["storage"] != "" && c.params["target-vmid"] != "" {
+		return nil, badTarget("either set 'storage' or 'target-vmid', but not both")
+	}
+	if c.params["storage"] == "" && c.params["target-vmid"] == "" {
+		return nil, badTarget("both 'storage' and 'target-vmid' missing, either needs to be set")
+	}
+	if c.params["target-vmid"] == "" {
+		return nil, unsupported("moving a disk to another storage")
+	}
+	return c.MoveDisk(c.user, c.node(), world.MoveRequest{
+		ID: c.vmid(), Disk: c.params["disk"], Target: c.number("target-vmid", 0), TargetDisk: c.params["target-disk"],
+		Digest: c.params["digest"], TargetDigest: c.params["target-digest"],
+	})
+}
+
+func badTarget(problem string) error {
+	return &world.Error{
+		Status: http.StatusBadRequest, Message: "Parameter verification failed.", Params: map[string]string{"storage": problem, "target-vmid": problem},
+	}
+}
+
+func resize(c *call) (any, error) {
+	return c.Resize(c.user, c.node(), world.ResizeRequest{
+		ID: c.vmid(), Disk: c.params["disk"], Size: c.params["size"], Digest: c.params["digest"],
+	})
+}
+
+// snapshots lists the snapshots and the VM's present state, "current".
+func snapshots(c *call) (any, error) {
+	vm, err := c.look()
+	if err != nil {
+		return nil, err
+	}
+	list := listed(vm.Snapshots, func(s world.Snapshot) object {
+		return object{"name": s.Name, "description": s.Description, "snaptime": s.Time.Unix(), "vmstate": bit(s.Memory)}.
+			with(map[string]string{"parent": s.Parent})
+	})
+	now := object{"name": "current", "description": "You are here!", "running": bit(vm.Running), "digest": vm.Digest}
+	return append(list, now.with(map[string]string{"parent": vm.Config["parent"]})), nil
+}
+
+func snapshotConfig(c *call) (any, error) {
+	if err := c.Check(c.user, vmPath(c.vmid()), "VM.Snapshot", "VM.Snapshot.Rollback", "VM.Audit"); err != nil {
+		return nil, err
+	}
+	vm, err := c.LookupVM(c.node(), c.vmid())
+	if err != nil {
+		return nil, err
+	}
+	return snapshotOf(vm, c.vars["snapname"])
+}
+
+func snapshotOf(vm world.VM, name string) (any, error) {
+	for _, s := range vm.Snapshots {
+		if s.Name == name {
+			return configObject(vm, s.Config), nil
+		}
+	}
+	return nil, &world.Error{Status: http.StatusInternalServerError, Message: fmt.Sprintf("snapshot '%s' does not exist", name)}
+}
+
+// cloneRoutes are not used by recast itself: they create the situations that recast must handle.
+func cloneRoutes() []route {
+	const vm = "/nodes/{node}/qemu/{vmid}"
+	return []route{
+		{method: "POST", path: vm + "/template", params: []string{"disk"}, handle: template},
+		{
+			method: "POST", path: vm + "/clone", need: []string{"newid"}, handle: clone,
+			params: []string{"newid", "name", "description", "pool", "full", "snapname", "storage", "format", "target", "bwlimit"},
+		},
+		{method: "POST", path: vm + "/snapshot", params: []string{"snapname", "description", "vmstate"}, need: []string{"snapname"}, handle: createSnapshot},
+		{
+			method: "POST", path: "/nodes/{node}/storage/{storage}/content", params: []string{"filename", "vmid", "size", "format"},
+			need: []string{"filename", "vmid", "size"}, handle: allocDisk,
+		},
+		{method: "DELETE", path: vm + "/snapshot/{snapname}", params: []string{"force"}, handle: removeSnapshot},
+	}
+}
+
+func template(c *call) (any, error) {
+	if c.params["disk"] != "" {
+		return nil, unsupported("making a single disk a base volume")
+	}
+	return c.MakeTemplate(c.user, c.node(), c.vmid())
+}
+
+func clone(c *call) (any, error) {
+	for _, name := range []string{"snapname", "storage", "format", "target"} {
+		if c.params[name] != "" {
+			return nil, unsupported("clone with " + name)
+		}
+	}
+	r := world.CloneRequest{
+		ID: c.vmid(), NewID: c.number("newid", 0), Name: c.params["name"], Description: c.params["description"], Pool: c.params["pool"],
+	}
+	if c.params["full"] != "" {
+		r.Full = new(c.flag("full"))
+	}
+	return c.Clone(c.user, c.node(), r)
+}
+
+// allocDisk takes a size in KiB, or with the suffix M or G.
+func allocDisk(c *call) (any, error) {
+	size := c.params["size"]
+	unit := int64(1) << 10
+	if number, ok := strings.CutSuffix(size, "G"); ok {
+		size, unit = number, 1<<30
+	} else if number, ok := strings.CutSuffix(size, "M"); ok {
+		size, unit = number, 1<<20
+	}
+	n, err := strconv.ParseInt(size, 10, 64)
+	if err != nil {
+		return nil, world.BadParam("size", "value does not match the regex pattern")
+	}
+	return c.AllocDisk(c.user, c.node(), world.AllocRequest{
+		Storage: c.storage(), VMID: c.vmid(), Name: c.params["filename"], Bytes: n * unit, Format: c.params["format"],
+	})
+}
+
+func createSnapshot(c *call) (any, error) {
+	return c.CreateSnapshot(c.user, c.node(), world.SnapshotRequest{
+		ID: c.vmid(), Name: c.params["snapname"], Description: c.params["description"], Memory: c.flag("vmstate"),
+	})
+}
+
+func removeSnapshot(c *call) (any, error) {
+	return c.RemoveSnapshot(c.user, c.node(), c.vmid(), c.vars["snapname"])
+}
+
+func migrateRoutes() []route {
+	const vm = "/nodes/{node}/qemu/{vmid}"
+	return []route{
+		{method: "GET", path: vm + "/migrate", params: []string{"target"}, handle: migratePreconditions},
+		{
+			method: "POST", path: vm + "/migrate", need: []string{"target"}, handle: migrate,
+			params: []string{"target", "online", "force", "with-local-disks", "targetstorage", "migration_type", "migration_network", "bwlimit", "with-conntrack-state"},
+		},
+	}
+}
+
+func migrate(c *call) (any, error) {
+	for _, name := range []string{"force", "migration_type", "migration_network"} {
+		if c.params[name] != "" && c.params[name] != "0" && c.user != "root@pam" {
+			return nil, world.BadParam(name, "Only root may use this option.")
+		}
+	}
+	if c.params["targetstorage"] != "" {
+		return nil, unsupported("migrate with targetstorage")
+	}
+	return c.Migrate(c.user, c.node(), world.MigrateRequest{
+		ID: c.vmid(), Target: c.params["target"], Online: c.flag("online"), WithLocalDisks: c.flag("with-local-disks"),
+	})
+}
+
+// migratePreconditions lists for every other host what it lacks.
+func migratePreconditions(c *call) (any, error) {
+	check, err := c.CheckMigration(c.user, c.node(), c.vmid())
+	if err != nil {
+		return nil, err
+	}
+	refused, mapped, disks := object{}, object{}, []object{}
+	for _, host := range c.Hosts() {
+		lacks := object{}
+		if s := check.Storages[host]; len(s) > 0 {
+			lacks["unavailable_storages"] = s
+		}
+		if m := check.Mappings[host]; len(m) > 0 && host != c.node() {
+			lacks["unavailable-resources"] = m
+		}
+		if len(lacks) > 0 {
+			refused[host] = lacks
+		}
+	}
+	for key, name := range check.Mapped {
+		mapped[key] = object{"name": name}
+	}
+	for _, d := range check.LocalDisks {
+		disks = append(disks, object{
+			"volid": d.Volid, "drivename": d.Key, "size": d.Size, "cdrom": bit(d.CDROM), "is_unused": bit(d.Unused), "is_attached": 1 - bit(d.Unused),
+		})
+	}
+	out := object{
+		"running": bit(check.Running), "allowed_nodes": orEmpty(check.Allowed), "not_allowed_nodes": refused, "local_disks": disks,
+		"local_resources": orEmpty(check.Local), "mapped-resources": orEmpty(slices.Sorted(maps.Keys(check.Mapped))), "mapped-resource-info": mapped, "has-dbus-vmstate": 1,
+	}
+	if check.HAManaged {
+		out["dependent-ha-resources"] = []string{}
+	}
+	return out, nil
+}
+
+// orEmpty is a list that is shown as [] if it is empty.
+func orEmpty(list []string) []string { return append([]string{}, list...) }

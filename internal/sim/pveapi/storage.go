@@ -3,6 +3,7 @@ package pveapi
 import (
 	"fmt"
 	"net/http"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -25,14 +26,13 @@ func storageRoutes() []route {
 func contentTypes(s world.StorageStatus) string { return strings.Join(s.Content, ",") }
 
 func storageConfigs(c *call) (any, error) {
-	list := []object{}
-	for _, s := range c.StorageConfig() {
+	return listed(c.StorageConfig(), func(s world.Storage) object {
 		wrongType := c.params["type"] != "" && s.Type != c.params["type"]
-		if !wrongType && c.may("/storage/"+s.ID, "Datastore.Audit", "Datastore.AllocateSpace") {
-			list = append(list, configEntry(s))
+		if wrongType || !c.may("/storage/"+s.ID, "Datastore.Audit", "Datastore.AllocateSpace") {
+			return nil
 		}
-	}
-	return list, nil
+		return configEntry(s)
+	}), nil
 }
 
 // configEntry is a section of storage.cfg, without unset properties.
@@ -41,14 +41,13 @@ func configEntry(s world.Storage) object {
 	if s.Shared {
 		out["shared"] = 1
 	}
-	if len(s.Hosts) > 0 {
-		out["nodes"] = strings.Join(s.Hosts, ",")
-	}
 	if s.Sparse {
 		out["sparse"] = 1
 	}
-	addText(out, map[string]string{"path": s.Path(), "vgname": s.VolumeGroup, "thinpool": s.ThinPool, "pool": s.Pool, "monhost": s.MonHost, "preallocation": s.Preallocation})
-	return out
+	return out.with(map[string]string{
+		"path": s.Path(), "vgname": s.VolumeGroup, "thinpool": s.ThinPool, "pool": s.Pool, "monhost": s.MonHost, "preallocation": s.Preallocation,
+		"nodes": strings.Join(s.Hosts, ","),
+	})
 }
 
 // storageEntry is storage_info's; it has no figures of an unreachable storage.
@@ -102,10 +101,9 @@ func content(c *call) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	list := []object{}
-	for _, v := range volumes {
+	return listed(volumes, func(v world.VolumeInfo) object {
 		if !c.wantsVolume(v) || !c.MaySee(c.user, v.Volid) {
-			continue
+			return nil
 		}
 		entry := object{"volid": v.Volid, "content": v.Content, "format": v.Format, "size": v.Size, "ctime": v.Created.Unix()}
 		if v.Owner != 0 {
@@ -114,9 +112,8 @@ func content(c *call) (any, error) {
 		if v.Content == "images" {
 			c.addAllocated(entry, v)
 		}
-		list = append(list, entry)
-	}
-	return list, nil
+		return entry
+	}), nil
 }
 
 // wantsVolume: filtered by a VM, the listing has no ISOs and templates, but all snippets
@@ -180,6 +177,114 @@ func volumeAttributes(c *call) (any, error) {
 	return nil, &world.Error{Status: http.StatusInternalServerError, Message: fmt.Sprintf("volume_size_info on '%s' failed - no format", c.volid())}
 }
 
-func deleteVolume(c *call) (any, error) {
-	return c.DeleteVolume(c.user, c.node(), c.volid())
+func deleteVolume(c *call) (any, error) { return c.DeleteVolume(c.user, c.node(), c.volid()) }
+
+// fileParams are the common parameters of uploads and downloads.
+var fileParams = []string{"content", "filename", "checksum", "checksum-algorithm"}
+
+func publishRoutes() []route {
+	const at = "/nodes/{node}/storage/{storage}"
+	permit := []demand{{"/storage/{storage}", []string{"Datastore.AllocateTemplate"}}}
+	return []route{
+		{
+			method: "POST", path: at + "/upload", permit: permit, params: append([]string{"tmpfilename"}, fileParams...),
+			need: []string{"content", "filename"}, local: true, handle: upload,
+		},
+		{
+			method: "POST", path: at + "/download-url", permit: permit, network: true,
+			params: append([]string{"url", "compression", "verify-certificates"}, fileParams...),
+			need:   []string{"content", "filename", "url"}, handle: downloadURL,
+		},
+		{
+			method: "GET", path: "/nodes/{node}/query-url-metadata", network: true, daemonless: true,
+			params: []string{"url", "verify-certificates"}, need: []string{"url"}, handle: queryURLMetadata,
+		},
+	}
+}
+
+// mayFetch checks the privilege to make a node access its network. Either of two privileges will
+// do, so the error names no path (exec_api2_perm_check of RPCEnvironment.pm).
+func (c *call) mayFetch() error {
+	old := c.Check(c.user, "/", "Sys.Audit") == nil && c.Check(c.user, "/", "Sys.Modify") == nil
+	if old || c.may("/nodes/"+c.node(), "Sys.AccessNetwork") {
+		return nil
+	}
+	return &world.Error{Status: http.StatusForbidden, Message: "Permission check failed"}
+}
+
+// checkFile checks the parameters of an upload or download against the schema.
+func (c *call) checkFile() error {
+	wrong := map[string]string{}
+	oneOf := func(name string, values ...string) {
+		if value, ok := c.params[name]; ok && !slices.Contains(values, value) {
+			wrong[name] = fmt.Sprintf("value '%s' does not have a value in the enumeration '%s'", value, strings.Join(values, ", "))
+		}
+	}
+	oneOf("content", "iso", "vztmpl", "import")
+	oneOf("checksum-algorithm", "md5", "sha1", "sha224", "sha256", "sha384", "sha512")
+	for name, other := range map[string]string{"checksum": "checksum-algorithm", "checksum-algorithm": "checksum"} {
+		if c.params[name] != "" && c.params[other] == "" {
+			wrong[other] = fmt.Sprintf("missing property - '%s' requires this property", name)
+		}
+	}
+	if len(c.params["filename"]) > 255 {
+		wrong["filename"] = "value may only be 255 characters long"
+	}
+	c.checkURL(wrong)
+	if len(wrong) > 0 {
+		return &world.Error{Status: http.StatusBadRequest, Message: "Parameter verification failed.", Params: wrong}
+	}
+	return nil
+}
+
+func (c *call) checkURL(wrong map[string]string) {
+	const pattern = `https?://.*`
+	if address, ok := c.params["url"]; ok && !regexp.MustCompile(`^`+pattern+`$`).MatchString(address) {
+		wrong["url"] = fmt.Sprintf("value does not match the regex pattern '%s'", pattern)
+	}
+}
+
+// insecure says whether to skip the verification of certificates; by default they are
+// verified.
+func (c *call) insecure() bool { return c.params["verify-certificates"] == "0" }
+
+func upload(c *call) (any, error) {
+	if err := c.checkFile(); err != nil {
+		if c.spool != nil {
+			c.spool.Close()
+		}
+		return nil, err
+	}
+	return c.Upload(c.user, c.host, c.node(), world.UploadRequest{
+		Storage: c.storage(), Content: c.params["content"], Filename: c.params["filename"],
+		Algorithm: c.params["checksum-algorithm"], Checksum: c.params["checksum"], Spool: c.spool,
+	})
+}
+
+func downloadURL(c *call) (any, error) {
+	if c.params["compression"] != "" {
+		return nil, unsupported("a download with compression")
+	}
+	if err := c.checkFile(); err != nil {
+		return nil, err
+	}
+	return c.Download(c.user, c.node(), world.DownloadRequest{
+		Storage: c.storage(), Content: c.params["content"], Filename: c.params["filename"], URL: c.params["url"],
+		Algorithm: c.params["checksum-algorithm"], Checksum: c.params["checksum"], Insecure: c.insecure(),
+	})
+}
+
+func queryURLMetadata(c *call) (any, error) {
+	if err := c.checkFile(); err != nil {
+		return nil, err
+	}
+	m, err := c.QueryURLMetadata(c.node(), c.params["url"], c.insecure())
+	if err != nil {
+		return nil, err
+	}
+	out := object{}.with(map[string]string{"filename": m.Filename, "mimetype": m.Mimetype})
+	if m.Size > 0 {
+		out["size"] = m.Size
+	}
+	return out, nil
 }

@@ -4,13 +4,10 @@ import (
 	"testing"
 	"testing/synctest"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/recast-sh/recast/internal/sim/world"
 )
 
 func TestStorageConfig(t *testing.T) {
-	t.Parallel()
 	inLab(t, func(t *testing.T, l *lab) {
 		l.world.AddStorage(world.Storage{ID: "san", Type: "iscsi", Shared: true, Content: []string{"images"}, Hosts: []string{"pve1", "pve2"}})
 		l.world.AddStorage(world.Storage{ID: "z", Type: "zfspool", Content: []string{"images"}, Sparse: true})
@@ -25,12 +22,8 @@ func TestStorageConfig(t *testing.T) {
 			map[string]any{"storage": "v", "type": "lvm", "content": "images", "vgname": "pve"},
 			map[string]any{"storage": "z", "type": "zfspool", "content": "images", "sparse": 1.0, "pool": "rpool/data"},
 		}
-		if diff := cmp.Diff(want, l.do("GET", "/storage").Data); diff != "" {
-			t.Error(diff)
-		}
-		if diff := cmp.Diff(want[4:5], l.do("GET", "/storage?type=lvmthin").Data); diff != "" {
-			t.Error(diff)
-		}
+		same(t, want, l.do("GET", "/storage").Data)
+		same(t, want[4:5], l.do("GET", "/storage?type=lvmthin").Data)
 	})
 }
 
@@ -51,7 +44,6 @@ func TestMoveByStorageType(t *testing.T) {
 	}
 	for kind, test := range tests {
 		t.Run(kind, func(t *testing.T) {
-			t.Parallel()
 			inLab(t, func(t *testing.T, l *lab) {
 				l.world.AddStorage(world.Storage{ID: "st", Type: kind, Content: []string{"images"}})
 				must(t, l.world.DefineVM("pve1", 9090, nil, nil))
@@ -61,37 +53,22 @@ func TestMoveByStorageType(t *testing.T) {
 				} else {
 					l.putOK(vm+"/config", "scsi5=st:1")
 				}
-				if got := l.outcome(l.do("POST", vm+"/move_disk", "disk=scsi5", "target-vmid=9090")); got != test.want {
-					t.Errorf("%s, want %s", got, test.want)
-				}
-				if diff := cmp.Diff([]string{test.volid}, l.volumes("st")); diff != "" {
-					t.Error(diff)
-				}
+				same(t, test.want, l.outcome(l.do("POST", vm+"/move_disk", "disk=scsi5", "target-vmid=9090")))
+				same(t, []string{test.volid}, l.volumes("st"))
 			})
 		})
 	}
 }
 
 func TestLUNs(t *testing.T) {
-	t.Parallel()
 	inLab(t, func(t *testing.T, l *lab) {
 		l.world.AddStorage(world.Storage{ID: "san", Type: "iscsi", Content: []string{"images"}})
 		must(t, l.world.AddLUN("san", "pve1", "0.0.1.scsi-3601", 1<<30, world.NewMedia(nil)))
-		if got := l.do("PUT", vm+"/config", "scsi5=san:0.0.1.scsi-3601").Status; got != "500 missing privileges to access san:0.0.1.scsi-3601" {
-			t.Error(got)
-		}
-		if got := l.root("PUT", vm+"/config", "scsi5=san:0.0.1.scsi-3601").Status; got != "200 OK" {
-			t.Error(got)
-		}
-		if got := l.do("PUT", vm+"/config", "scsi6=san:1").Status; got != "500 can't allocate space in iscsi storage" {
-			t.Error(got)
-		}
-		if got := l.task("DELETE", vm); got != "OK" {
-			t.Error(got)
-		}
-		if diff := cmp.Diff([]string{"san:0.0.1.scsi-3601"}, l.volumes("san")); diff != "" {
-			t.Error(diff)
-		}
+		same(t, "500 missing privileges to access san:0.0.1.scsi-3601", l.do("PUT", vm+"/config", "scsi5=san:0.0.1.scsi-3601").Status)
+		same(t, "200 OK", l.root("PUT", vm+"/config", "scsi5=san:0.0.1.scsi-3601").Status)
+		same(t, "500 can't allocate space in iscsi storage", l.do("PUT", vm+"/config", "scsi6=san:1").Status)
+		same(t, "OK", l.task("DELETE", vm))
+		same(t, []string{"san:0.0.1.scsi-3601"}, l.volumes("san"))
 	})
 }
 
@@ -106,22 +83,15 @@ func TestContentOfOthers(t *testing.T) {
 		must(t, l.world.DefineVM("pve1", 210, map[string]string{"scsi0": "thin:1"}, nil))
 		must(t, l.world.DefineVM("pve1", 211, map[string]string{"scsi0": "thin:1"}, nil))
 		want := []any{map[string]any{"volid": "thin:vm-210-disk-0", "content": "images", "format": "raw", "size": 1073741824.0, "ctime": 946684800.0, "vmid": 210.0}}
-		if diff := cmp.Diff(want, l.do("GET", "/nodes/pve1/storage/thin/content").Data); diff != "" {
-			t.Error(diff)
-		}
+		same(t, want, l.do("GET", "/nodes/pve1/storage/thin/content").Data)
 		iso := []any{map[string]any{"volid": "isos:iso/boot.iso", "content": "iso", "format": "iso", "size": 3.0, "ctime": 946684800.0}}
-		if diff := cmp.Diff(iso, l.do("GET", "/nodes/pve1/storage/isos/content").Data); diff != "" {
-			t.Error(diff)
-		}
-		if diff := cmp.Diff([]any{}, l.do("GET", "/nodes/pve1/storage/isos/content?vmid=210").Data); diff != "" {
-			t.Error(diff)
-		}
+		same(t, iso, l.do("GET", "/nodes/pve1/storage/isos/content").Data)
+		same(t, []any{}, l.do("GET", "/nodes/pve1/storage/isos/content?vmid=210").Data)
 	})
 }
 
 // Images take their whole size, or what was written, depending on their storage.
 func TestRoomByStorage(t *testing.T) {
-	t.Parallel()
 	const gib = int64(1) << 30
 	images := []string{"images"}
 	type row struct {
@@ -144,16 +114,93 @@ func TestRoomByStorage(t *testing.T) {
 	inEachLab(t, tests, func(t *testing.T, l *lab, tc row) {
 		tc.storage.ID, tc.storage.Content, tc.storage.Capacity = "st", images, 25*gib
 		l.world.AddStorage(tc.storage)
-		if got := l.task("POST", "/nodes/pve1/qemu", "vmid=9020", "scsi0=st:10"); got != "OK" {
-			t.Fatal(got)
-		}
+		same(t, "OK", l.task("POST", "/nodes/pve1/qemu", "vmid=9020", "scsi0=st:10"))
 		s := l.do("GET", "/nodes/pve1/storage/st/status").Data.(map[string]any)
 		want := []any{float64(tc.used), float64(25 * gib), float64(25*gib - tc.used)}
-		if diff := cmp.Diff(want, []any{s["used"], s["total"], s["avail"]}); diff != "" {
-			t.Error(diff)
+		same(t, want, []any{s["used"], s["total"], s["avail"]})
+		same(t, tc.tooMuch, l.task("POST", "/nodes/pve1/qemu/9020/config", "scsi1=st:100"))
+	})
+}
+
+const held = "fast:500/vm-500-disk-0.raw"
+
+// hold adds VM 500, which holds a persistent disk that VM 9011 uses.
+func (l *lab) hold(t *testing.T) *world.Media {
+	t.Helper()
+	m := world.NewMedia([]byte("held"))
+	must(t, l.world.DefineVM("pve1", 500, map[string]string{"scsi0": "fast:1"}, map[string]*world.Media{"scsi0": m}))
+	l.world.Protect(world.Protected{Serial: "held", Media: m, Held: true})
+	l.putOK(vm+"/config", "scsi4="+held+",serial=held")
+	return m
+}
+
+func TestHolderKeepsItsDisk(t *testing.T) {
+	inLab(t, func(t *testing.T, l *lab) {
+		m := l.hold(t)
+		same(t, held+",serial=held,size=1G", l.config(9011)["scsi4"])
+		l.putOK(vm+"/config", "delete=scsi4")
+		if c := l.config(9011); c["scsi4"] != nil || c["unused0"] != nil {
+			t.Errorf("after the detach: %v, %v", c["scsi4"], c["unused0"])
 		}
-		if got := l.task("POST", "/nodes/pve1/qemu/9020/config", "scsi1=st:100"); got != tc.tooMuch {
-			t.Errorf("allocating more than there is: %s, want %s", got, tc.tooMuch)
+		l.putOK(vm+"/config", "scsi4="+held, "protection=1")
+		l.putOK(vm+"/config", "protection=0")
+		must(t, l.world.DefineVM("pve1", 9090, nil, nil))
+		same(t, "OK", l.task("POST", vm+"/move_disk", "disk=scsi1", "target-vmid=9090"))
+		same(t, "OK", l.task("DELETE", vm))
+		same(t, []string(nil), l.world.Violations())
+		if got := l.world.Media(held, "pve1"); got != m {
+			t.Error("the holder's disk is gone")
 		}
+	})
+}
+
+func TestHoldersDiskIsLost(t *testing.T) {
+	const gone = "disk held: its volume " + held + " was freed"
+	type row struct {
+		do   func(*lab) string
+		want []string // expected violations
+	}
+	inEachLab(t, map[string]row{
+		"with its holder": {
+			do: func(l *lab) string { return l.task("DELETE", "/nodes/pve1/qemu/500") },
+			want: []string{
+				gone, "disk held: is in 0 volumes []", "disk held: no VM's configuration names its volume",
+				"disk held: is not " + held + " any more, as its holder called it",
+			},
+		},
+		"by a move": { // it ignores the volume's owner
+			do: func(l *lab) string {
+				must(l.t, l.world.DefineVM("pve1", 9090, nil, nil))
+				return l.task("POST", vm+"/move_disk", "disk=scsi4", "target-vmid=9090")
+			},
+			want: []string{
+				"disk held: its holder's volume " + held + " was renamed",
+				"disk held: is not " + held + " any more, as its holder called it",
+			},
+		},
+		"by two VMs": {
+			do: func(l *lab) string {
+				must(l.t, l.world.PowerOn(9011))
+				if l.world.PowerOn(500) == nil {
+					l.t.Error("both run with one file")
+				}
+				return "OK"
+			},
+		},
+		"by plugging it in twice": {
+			do: func(l *lab) string {
+				must(l.t, l.world.DefineVM("pve1", 9090, nil, nil))
+				must(l.t, l.world.PowerOn(9011))
+				must(l.t, l.world.PowerOn(9090))
+				l.putOK("/nodes/pve1/qemu/9090/config", "scsi7="+held)
+				l.putOK("/nodes/pve1/qemu/9090/config", "delete=scsi7")
+				return "OK"
+			},
+			want: []string{"disk held: is in the running VMs [9011 9090]"},
+		},
+	}, func(t *testing.T, l *lab, test row) {
+		l.hold(t)
+		same(t, "OK", test.do(l))
+		same(t, test.want, l.world.Violations())
 	})
 }

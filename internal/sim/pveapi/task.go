@@ -160,6 +160,4 @@ func stopTask(c *call) (any, error) {
 	return nil, nil
 }
 
-func taskIndex(c *call) (any, error) {
-	return []object{{"name": "log"}, {"name": "status"}}, nil
-}
+func taskIndex(c *call) (any, error) { return []object{{"name": "log"}, {"name": "status"}}, nil }

@@ -1,0 +1,437 @@
+package contract
+
+import (
+	"fmt"
+	"net/http"
+	"net/url"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/recast-sh/recast/internal/sim/world"
+)
+
+const unknown = "property is not defined in schema and the schema does not allow additional properties"
+
+func TestUnauthorized(t *testing.T) {
+	id, _, _ := strings.Cut(simToken, "!")
+	tokens := map[string]struct {
+		token func(s *server) string
+		want  string // in the simulator's words
+	}{
+		"no token": {func(*server) string { return "" }, "401 No ticket"},
+		"a wrong secret": {func(s *server) string {
+			id, _, _ := strings.Cut(s.place.token, "=")
+			return id + "=" + secret[:35] + "f"
+		}, "401 invalid token value!"},
+		"no such token": {func(s *server) string { u, _, _ := strings.Cut(s.place.token, "!"); return u + "!nosuch=" + secret }, "401 no such token 'nosuch' for user '" + id + "'"},
+		"no such user":  {func(*server) string { return "nobody@pve!nosuch=" + secret }, "401 no such user ('nobody@pve')"},
+	}
+	for name, test := range tokens {
+		story(t, name+" is told so late, with nothing in the body", 0, func(t *testing.T, s *server) {
+			began := time.Now()
+			got := s.as(test.token(s), http.MethodGet, "/version")
+			same(t, []any{http.StatusUnauthorized, 0}, []any{got.Code, len(got.Body)})
+			if s.sim != nil && got.Status != test.want {
+				t.Errorf("%s, want %s", got.Status, test.want)
+			}
+			wantTook(t, began, 2900*time.Millisecond, 10*time.Second)
+		})
+	}
+}
+
+func TestErrors(t *testing.T) {
+	story(t, "of parameters are listed one by one, and in words", 0, func(t *testing.T, s *server) {
+		got := s.do(http.MethodGet, "/cluster/resources", "nosuch=1")
+		wantRefusal(t, got, refused, map[string]string{"nosuch": unknown})
+		if got.Message != "Parameter verification failed.\n" || got.Data != nil {
+			t.Errorf("%s", got.Body)
+		}
+	})
+	story(t, "403 comes before anything is looked up", poorToken, func(t *testing.T, s *server) {
+		id := s.freeID()
+		for _, path := range []string{s.vm(id, "config"), s.vm(id, "status/current"), s.vm(id, "pending")} {
+			wantRefusal(t, s.poor(http.MethodGet, path), fmt.Sprintf("403 Permission check failed (/vms/%d, VM.Audit)", id), nil)
+		}
+		wantRefusal(t, s.poor(http.MethodGet, "/nodes/"+s.place.node+"/status", "nosuch=1"), "403 Permission check failed (/nodes/"+s.place.node+", Sys.Audit)", nil)
+		wantRefusal(t, s.poor(http.MethodGet, "/nodes/nosuch/status"), "403 Permission check failed (/nodes/nosuch, Sys.Audit)", nil)
+	})
+	story(t, "a VM is not there through another node", secondNode, func(t *testing.T, s *server) {
+		id := s.newVM()
+		got := s.do(http.MethodGet, "/nodes/"+s.place.node2+"/qemu/"+itoa(id)+"/config")
+		wantRefusal(t, got, fmt.Sprintf("500 Configuration file 'nodes/%s/qemu-server/%d.conf' does not exist", s.place.node2, id), nil)
+	})
+	story(t, "no such path, or method of it, is a 501, no such node a name that does not resolve", 0, func(t *testing.T, s *server) {
+		wantPrefix(t, "500 hostname lookup 'nosuch' failed", s.do(http.MethodGet, "/nodes/nosuch/qemu").Status)
+		wantRefusal(t, s.do(http.MethodGet, "/nosuch"), "501 Method 'GET /nosuch' not implemented", nil)
+		wantRefusal(t, s.do(http.MethodPut, "/version"), "501 Method 'PUT /version' not implemented", nil)
+		wantRefusal(t, s.do(http.MethodPatch, "/version"), "501 method 'PATCH' not available", nil)
+	})
+	story(t, "some calls want a person", 0, func(t *testing.T, s *server) {
+		got := s.do(http.MethodPut, "/access/password", "userid=nobody@pve", "password=correct-horse")
+		if got.Code != http.StatusForbidden || !strings.Contains(got.Status, "not available with API token, need proper ticket") {
+			t.Error(got.Status)
+		}
+	})
+	story(t, "a storage that is not there", 0, func(t *testing.T, s *server) {
+		s.holds("/storage/nosuch", "Datastore.Audit")
+		wantRefusal(t, s.do(http.MethodGet, "/nodes/"+s.place.node+"/storage/nosuch/content"), "500 storage 'nosuch' does not exist", nil)
+		wantRefusal(t, s.do(http.MethodGet, "/nodes/"+s.place.node+"/storage/nosuch/status"), refused, map[string]string{"storage": "No such storage."})
+	})
+}
+
+func TestBodies(t *testing.T) {
+	story(t, "may be JSON", 0, func(t *testing.T, s *server) {
+		id := s.newVM()
+		got := s.raw(http.MethodPut, s.vm(id, "config"), "application/json", []byte(`{"onboot":1,"cores":2,"memory":"96","tags":"b;a"}`))
+		if got.Status != "200 OK" {
+			t.Fatal(got.Status, got.Errors)
+		}
+		c := s.config(id)
+		same(t, []string{"1", "2", "96", "a;b"}, []string{c["onboot"], c["cores"], c["memory"], c["tags"]})
+	})
+	story(t, "booleans are numbers, and some numbers texts", 0, func(t *testing.T, s *server) {
+		id := s.newVM("cores=1", "memory=96", "agent=1", "onboot=1")
+		c := object(t, s.get(s.vm(id, "config")))
+		same(t, []any{1.0, "96", "1", 1.0}, []any{c["cores"], c["memory"], c["agent"], c["onboot"]})
+	})
+	story(t, "of more than half a megabyte close the connection", 0, func(t *testing.T, s *server) {
+		id := s.newVM()
+		body := []byte(url.Values{"description": {strings.Repeat("x", 600<<10)}}.Encode())
+		got, err := s.try(s.request(s.place.token, http.MethodPut, s.vm(id, "config"), "application/x-www-form-urlencoded", body))
+		if err == nil && got.Code != http.StatusNotImplemented {
+			t.Error(got.Status)
+		}
+		if s.config(id)["description"] == strings.Repeat("x", 600<<10) {
+			t.Error("it was taken")
+		}
+	})
+	story(t, "do not belong to a GET", 0, func(t *testing.T, s *server) {
+		got := s.raw(http.MethodGet, "/version", "application/json", []byte(`{}`))
+		wantPlain(t, got, "501 Unexpected content for method 'GET'")
+	})
+	story(t, "give way to the query string", 0, func(t *testing.T, s *server) {
+		id := s.newVM()
+		s.put(s.vm(id, "config")+"?cores=2", "cores=1")
+		s.wantKey(id, "cores", "2")
+	})
+}
+
+func TestProxying(t *testing.T) {
+	story(t, "any node answers for every one", secondNode, func(t *testing.T, s *server) {
+		id := s.newVMOn(s.place.node2)
+		path := "/nodes/" + s.place.node2 + "/qemu/" + itoa(id) + "/config"
+		s.put(path, "cores=2")
+		same(t, "2", text(object(t, s.get(path))["cores"]))
+	})
+	failures := map[string]struct {
+		failure world.ProxyFailure
+		want    string
+		after   time.Duration
+	}{
+		"nobody listens":        {world.ConnectionRefused, "595 Connection refused", 0},
+		"there is no way":       {world.NoRouteToHost, "595 No route to host", 3 * time.Second},
+		"nobody answers":        {world.ConnectionTimedOut, "595 Connection timed out", 30 * time.Second},
+		"someone else is there": {world.CertificateFailed, "596 certificate verify failed", 0},
+	}
+	for name, test := range failures {
+		story(t, name, simulated|secondNode, func(t *testing.T, s *server) {
+			s.sim.world.BreakProxy(s.place.node2, test.failure)
+			began := time.Now()
+			got := s.do(http.MethodGet, "/nodes/"+s.place.node2+"/status")
+			same(t, []any{test.want, 0}, []any{got.Status, len(got.Body)})
+			same(t, test.after, time.Since(began))
+			s.get("/nodes/" + s.place.node + "/status")
+			s.sim.world.BreakProxy(s.place.node2, world.ProxyFailure{})
+			s.get("/nodes/" + s.place.node2 + "/status")
+		})
+	}
+	story(t, "an answer that takes too long is lost, what was asked is done", simulated|secondNode, func(t *testing.T, s *server) {
+		id := s.newVMOn(s.place.node2)
+		path := "/nodes/" + s.place.node2 + "/qemu/" + itoa(id) + "/config"
+		s.sim.world.BreakProxy(s.place.node2, world.AnswerTimedOut)
+		if got := s.do(http.MethodPut, path, "cores=3"); got.Status != "596 Connection timed out" || len(got.Body) > 0 {
+			t.Errorf("%s, body %q", got.Status, got.Body)
+		}
+		s.sim.world.BreakProxy(s.place.node2, world.ProxyFailure{})
+		same(t, "3", text(object(t, s.get(path))["cores"]))
+	})
+	story(t, "pveproxy alone can do little", simulated, func(t *testing.T, s *server) {
+		id := s.newVM()
+		s.sim.world.SetDaemon(s.place.node, false)
+		same(t, "595 Connection refused", s.do(http.MethodGet, s.vm(id, "config")).Status)
+		s.get("/cluster/resources")
+		s.sim.world.SetDaemon(s.place.node, true)
+	})
+}
+
+// login gets a ticket of a person and the header that goes with it.
+func (s *server) login(password string) (ticket, csrf string) {
+	s.t.Helper()
+	s.sim.world.SetPassword("contract@pve", "correct-horse")
+	got := s.as("", http.MethodPost, "/access/ticket", "username=contract@pve", "password="+password)
+	if got.Code != http.StatusOK {
+		s.t.Fatal(got.Status)
+	}
+	data := object(s.t, got.Data)
+	return text(data["ticket"]), text(data["CSRFPreventionToken"])
+}
+
+func (s *server) withTicket(method, path, ticket, csrf string, body string) reply {
+	s.t.Helper()
+	req := s.request("", method, path, "application/x-www-form-urlencoded", []byte(body))
+	req.AddCookie(&http.Cookie{Name: "PVEAuthCookie", Value: url.QueryEscape(ticket)})
+	if csrf != "" {
+		req.Header.Set("CSRFPreventionToken", csrf)
+	}
+	return s.send(req)
+}
+
+// TestTickets: how people and clients with passwords authenticate.
+func TestTickets(t *testing.T) {
+	story(t, "a wrong password", 0, func(t *testing.T, s *server) {
+		began := time.Now()
+		got := s.as("", http.MethodPost, "/access/ticket", "username=nobody@pve", "password=wrong")
+		if got.Code != http.StatusUnauthorized || s.sim != nil && got.Status != "401 authentication failure" {
+			t.Error(got.Status)
+		}
+		wantTook(t, began, 2900*time.Millisecond, 0)
+	})
+	story(t, "reads need only the cookie, changes the header too", simulated, func(t *testing.T, s *server) {
+		ticket, csrf := s.login("correct-horse")
+		id := s.newVM()
+		same(t, http.StatusOK, s.withTicket(http.MethodGet, s.vm(id, "config"), ticket, "", "").Code)
+		for header, want := range map[string]string{
+			"": "401 Permission denied - invalid csrf token", ticket: "401 Permission denied - invalid csrf token", csrf: "200 OK",
+		} {
+			same(t, want, s.withTicket(http.MethodPut, s.vm(id, "config"), ticket, header, "cores=2").Status)
+		}
+	})
+	story(t, "uploads need no header", simulated, func(t *testing.T, s *server) {
+		ticket, _ := s.login("correct-horse")
+		req := s.request("", http.MethodPost, "/nodes/pve1/storage/local/upload", multipart, form(iso(), file(s.isoName(), "bytes")))
+		req.AddCookie(&http.Cookie{Name: "PVEAuthCookie", Value: ticket})
+		wantExit(t, s.wait(s.send(req)), "OK")
+	})
+	story(t, "last two hours, and buy the next one", simulated, func(t *testing.T, s *server) {
+		ticket, _ := s.login("correct-horse")
+		time.Sleep(2 * time.Hour)
+		next, _ := s.login(ticket)
+		time.Sleep(time.Second)
+		same(t, "401 permission denied - invalid PVE ticket", s.withTicket(http.MethodGet, "/version", ticket, "", "").Status)
+		same(t, "200 OK", s.withTicket(http.MethodGet, "/version", next, "", "").Status)
+	})
+}
+
+// unknownUPID is a valid UPID of no task.
+func unknownUPID(node string) string {
+	return "UPID:" + node + ":00000001:00000001:00000001:qmstart:100:nobody@pve:"
+}
+
+func taskPath(node, upid string) string { return "/nodes/" + node + "/tasks/" + escape(upid) }
+
+// begin starts a task that takes a while: the shutdown of a VM without an operating
+// system.
+func (s *server) begin(id int, form ...string) (upid string) {
+	s.t.Helper()
+	s.start(id)
+	r := s.do(http.MethodPost, s.vm(id, "status/shutdown"), form...)
+	if upid = text(r.Data); !strings.HasPrefix(upid, "UPID:") {
+		s.t.Fatalf("no task: %s", r.Status)
+	}
+	return upid
+}
+
+func TestTask(t *testing.T) {
+	story(t, "has a UPID that says where, what and whose it is", 0, func(t *testing.T, s *server) {
+		id := s.newVM()
+		upid := s.taskOK(http.MethodPost, s.vm(id, "status/stop")).UPID
+		token, _, _ := strings.Cut(s.place.token, "=")
+		want := fmt.Sprintf(`^UPID:%s:[0-9A-F]{8}:[0-9A-F]{8,9}:[0-9A-F]{8}:qmstop:%d:%s:$`, s.place.node, id, regexp.QuoteMeta(token))
+		wantMatch(t, want, upid)
+		user, name, _ := strings.Cut(token, "!")
+		status := object(t, s.get(taskPath(s.place.node, upid)+"/status"))
+		got := []any{status["upid"], status["node"], status["type"], status["id"], status["user"], status["tokenid"], status["status"], status["exitstatus"]}
+		same(t, []any{upid, s.place.node, "qmstop", itoa(id), user, name, "stopped", "OK"}, got)
+	})
+	story(t, "runs, and has no exit status until it has ended", 0, func(t *testing.T, s *server) {
+		upid := s.begin(s.newVM(), "timeout=5")
+		status := object(t, s.get(taskPath(s.place.node, upid)+"/status"))
+		if status["status"] != "running" || status["exitstatus"] != nil {
+			t.Error(status)
+		}
+		s.wait(reply{Data: upid})
+	})
+	story(t, "can be followed through any node", secondNode, func(t *testing.T, s *server) {
+		id := s.newVMOn(s.place.node2)
+		e := s.task(http.MethodPost, "/nodes/"+s.place.node2+"/qemu/"+itoa(id)+"/status/stop")
+		if e.Exit != "OK" || !strings.HasPrefix(e.UPID, "UPID:"+s.place.node2+":") {
+			t.Errorf("%+v", e)
+		}
+	})
+	story(t, "is unknown elsewhere", secondNode, func(t *testing.T, s *server) {
+		upid := s.taskOK(http.MethodPost, s.vm(s.newVM(), "status/stop")).UPID
+		got := s.do(http.MethodGet, taskPath(s.place.node2, upid)+"/status")
+		wantRefusal(t, got, refused, map[string]string{"upid": "no such task"})
+	})
+	story(t, "continues without pvedaemon", simulated, func(t *testing.T, s *server) {
+		r := s.do(http.MethodPost, s.vm(s.newVM(), "status/start"))
+		s.sim.world.SetDaemon(s.place.node, false)
+		same(t, "595 Connection refused", s.do(http.MethodGet, taskPath(s.place.node, text(r.Data))+"/status").Status)
+		time.Sleep(5 * time.Second)
+		s.sim.world.SetDaemon(s.place.node, true)
+		wantExit(t, s.wait(r), "OK")
+	})
+	story(t, "is in the list of its node", 0, func(t *testing.T, s *server) {
+		id := s.newVM()
+		upid := s.taskOK(http.MethodPost, s.vm(id, "status/stop")).UPID
+		rows := func(form ...string) []any {
+			return list(t, s.get("/nodes/"+s.place.node+"/tasks", append(form, "vmid="+itoa(id), "typefilter=qmstop", "source=all")...))
+		}
+		// pvedaemon moves a task to the index when it notices its end, and pveproxy reads the
+		// active ones every five seconds (AnyEvent.pm, inotify_poll).
+		var all, failed []any
+		for range 100 {
+			all, failed = rows("limit=1"), rows("errors=1")
+			isFailed := slices.ContainsFunc(failed, func(row any) bool { return object(t, row)["upid"] == upid })
+			if len(all) == 1 && object(t, all[0])["upid"] == upid && object(t, all[0])["status"] == "OK" && !isFailed {
+				return
+			}
+			time.Sleep(200 * time.Millisecond)
+		}
+		t.Errorf("%v; among the failed: %v", all, failed)
+	})
+}
+
+func TestTaskLog(t *testing.T) {
+	story(t, "comes in pages", 0, func(t *testing.T, s *server) {
+		e := s.uploadOK(iso(), file(s.isoName(), "bytes"))
+		r := s.do(http.MethodGet, taskPath(s.place.node, e.UPID)+"/log", "start=1", "limit=2")
+		var got []string
+		for _, row := range list(t, r.Data) {
+			got = append(got, text(object(t, row)["n"])+" "+text(object(t, row)["t"]))
+		}
+		same(t, []string{"2 " + e.Log[1], "3 " + e.Log[2]}, got)
+		wantPart(t, fmt.Sprintf(`"total":%d`, len(e.Log)), string(r.Body))
+	})
+	story(t, "ends with how the task ended", 0, func(t *testing.T, s *server) {
+		id := s.newVM()
+		if e := s.taskOK(http.MethodPost, s.vm(id, "status/stop")); e.Log[len(e.Log)-1] != "TASK OK" {
+			t.Errorf("%q", e.Log)
+		}
+		s.start(id)
+		e := s.task(http.MethodPost, s.vm(id, "status/start"))
+		same(t, "TASK ERROR: "+e.Exit, e.Log[len(e.Log)-1])
+	})
+	story(t, "of no task is a line that says so", 0, func(t *testing.T, s *server) {
+		rows := list(t, s.get(taskPath(s.place.node, unknownUPID(s.place.node))+"/log"))
+		if len(rows) != 1 || !strings.HasPrefix(text(object(t, rows[0])["t"]), "unable to open file - ") {
+			t.Error(rows)
+		}
+	})
+}
+
+func TestUnknownTask(t *testing.T) {
+	for method, path := range map[string]string{http.MethodGet: "/status", http.MethodDelete: ""} {
+		story(t, method+" of one that is not there", 0, func(t *testing.T, s *server) {
+			got := s.do(method, taskPath(s.place.node, unknownUPID(s.place.node))+path)
+			wantRefusal(t, got, refused, map[string]string{"upid": "no such task"})
+		})
+		story(t, method+" of what is no UPID", 0, func(t *testing.T, s *server) {
+			wantRefusal(t, s.do(method, taskPath(s.place.node, "nonsense")+path), refused, map[string]string{"upid": "unable to parse worker upid"})
+		})
+	}
+	story(t, "someone else's", poorToken, func(t *testing.T, s *server) {
+		upid := s.taskOK(http.MethodPost, s.vm(s.newVM(), "status/stop")).UPID
+		path := taskPath(s.place.node, upid)
+		for _, what := range []string{"/status", "/log"} {
+			wantRefusal(t, s.poor(http.MethodGet, path+what), "403 Permission check failed (/nodes/"+s.place.node+", Sys.Audit)", nil)
+		}
+		wantRefusal(t, s.poor(http.MethodDelete, path), "403 Permission check failed (/nodes/"+s.place.node+", Sys.Modify)", nil)
+		same(t, 0, len(list(t, s.poor(http.MethodGet, "/nodes/"+s.place.node+"/tasks").Data)))
+	})
+}
+
+// TestWhoseTask: a user owns the tasks of all their tokens, a token only its own.
+func TestWhoseTask(t *testing.T) {
+	run(t, simulated, func(t *testing.T, s *server) {
+		s.sim.world.Revoke(world.ACL{Path: "/", Who: "contract@pve", Role: world.Administrator, Propagate: true})
+		s.sim.world.AddRole("Power", "VM.PowerMgmt")
+		for _, who := range []string{"contract@pve", simToken} {
+			s.sim.world.Grant(world.ACL{Path: "/vms", Who: who, Role: "Power", Propagate: true})
+		}
+		ticket, csrf := s.login("correct-horse")
+		const stop = "/nodes/pve1/qemu/90000/status/stop"
+		users, tokens := text(s.withTicket(http.MethodPost, stop, ticket, csrf, "").Data), text(s.do(http.MethodPost, stop).Data)
+		same(t, "200 OK", s.withTicket(http.MethodGet, taskPath("pve1", tokens)+"/status", ticket, csrf, "").Status)
+		got := s.do(http.MethodGet, taskPath("pve1", users)+"/status")
+		wantRefusal(t, got, "403 Permission check failed (/nodes/pve1, Sys.Audit)", nil)
+	})
+}
+
+func TestStopTask(t *testing.T) {
+	story(t, "interrupts its worker", 0, func(t *testing.T, s *server) {
+		id := s.newVM()
+		upid := s.begin(id, "timeout=60")
+		time.Sleep(2 * time.Second)
+		if r := s.do(http.MethodDelete, taskPath(s.place.node, upid)); r.Status != "200 OK" || r.Data != nil {
+			t.Errorf("%s %v", r.Status, r.Data)
+		}
+		wantPart(t, "received interrupt", s.wait(reply{Data: upid}).Exit)
+		s.wantStatus(id, "running")
+	})
+	story(t, "is fine with one that has ended", 0, func(t *testing.T, s *server) {
+		upid := s.taskOK(http.MethodPost, s.vm(s.newVM(), "status/stop")).UPID
+		same(t, "200 OK", s.do(http.MethodDelete, taskPath(s.place.node, upid)).Status)
+	})
+	story(t, "kill -9 leaves no word of why", simulated, func(t *testing.T, s *server) {
+		upid := s.begin(s.newVM())
+		s.sim.world.KillTask(upid)
+		same(t, "unexpected status", s.wait(reply{Data: upid}).Exit)
+	})
+	story(t, "a reboot of its node does too", simulated, func(t *testing.T, s *server) {
+		id := s.newVMOn(s.place.node2)
+		upid := text(s.do(http.MethodPost, "/nodes/"+s.place.node2+"/qemu/"+itoa(id)+"/status/start").Data)
+		s.sim.world.RebootHost(s.place.node2, time.Minute)
+		same(t, "unexpected status", s.wait(reply{Data: upid}).Exit)
+	})
+}
+
+func TestPowerTasks(t *testing.T) {
+	story(t, "stop and shut down what is stopped, start what runs", 0, func(t *testing.T, s *server) {
+		id := s.newVM()
+		s.stop(id)
+		wantExit(t, s.task(http.MethodPost, s.vm(id, "status/shutdown")), "OK")
+		s.start(id)
+		wantExit(t, s.task(http.MethodPost, s.vm(id, "status/start")), fmt.Sprintf("VM %d already running", id))
+	})
+	story(t, "of no VM fail in the task", 0, func(t *testing.T, s *server) {
+		id := s.freeID()
+		want := fmt.Sprintf("Configuration file 'nodes/%s/qemu-server/%d.conf' does not exist", s.place.node, id)
+		for _, action := range []string{"start", "stop", "shutdown"} {
+			wantExit(t, s.task(http.MethodPost, s.vm(id, "status/"+action)), want)
+		}
+	})
+	story(t, "shutdown gives up and leaves the VM running", 0, func(t *testing.T, s *server) {
+		id, began := s.newVM(), time.Now()
+		wantExit(t, s.wait(reply{Data: s.begin(id, "timeout=3")}), "VM quit/powerdown failed - got timeout")
+		wantTook(t, began, 3*time.Second, 0)
+		s.wantStatus(id, "running")
+	})
+	story(t, "shutdown with force pulls the plug", 0, func(t *testing.T, s *server) {
+		id := s.newVM()
+		if got := s.wait(reply{Data: s.begin(id, "timeout=3", "forceStop=1")}).Exit; got != "OK" && !strings.HasPrefix(got, "WARNINGS: ") {
+			t.Error(got)
+		}
+		s.wantStatus(id, "stopped")
+	})
+	story(t, "a VM that has failed still counts as running", simulated, func(t *testing.T, s *server) {
+		id := s.newVM()
+		s.start(id)
+		s.sim.world.SetQMP(id, "internal-error")
+		got := object(t, s.get(s.vm(id, "status/current")))
+		same(t, []any{"running", "internal-error"}, []any{got["status"], got["qmpstatus"]})
+	})
+}

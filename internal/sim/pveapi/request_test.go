@@ -1,0 +1,498 @@
+package pveapi_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	proxmox "github.com/luthermonson/go-proxmox"
+
+	"github.com/recast-sh/recast/internal/sim/record"
+	"github.com/recast-sh/recast/internal/sim/world"
+)
+
+// waits waits for a task of go-proxmox, which must succeed.
+func waits(t *testing.T) func(task *proxmox.Task, err error) {
+	return func(task *proxmox.Task, err error) {
+		t.Helper()
+		must(t, err)
+		must(t, task.Wait(t.Context(), time.Second, time.Minute))
+		if !task.IsSuccessful {
+			t.Fatalf("task %s: %s", task.UPID, task.ExitStatus)
+		}
+	}
+}
+
+// TestGoProxmox takes a VM through its life with the go-proxmox client library.
+func TestGoProxmox(t *testing.T) {
+	inLab(t, func(t *testing.T, l *lab) {
+		ctx := t.Context()
+		client := proxmox.NewClient(base, proxmox.WithHTTPClient(l.client), proxmox.WithAPIToken(tokenID, secret))
+		version, err := client.Version(ctx)
+		must(t, err)
+		same(t, "9.2", version.Release)
+		nodes, err := client.Nodes(ctx)
+		must(t, err)
+		same(t, 2, len(nodes))
+		cluster, err := client.Cluster(ctx)
+		must(t, err)
+		same(t, 1, cluster.Quorate)
+		node, err := client.Node(ctx, "pve1")
+		must(t, err)
+		wait := waits(t)
+		wait(node.NewVirtualMachine(ctx, 9012,
+			proxmox.VirtualMachineOption{Name: "name", Value: "wk2"},
+			proxmox.VirtualMachineOption{Name: "cores", Value: 4},
+			proxmox.VirtualMachineOption{Name: "scsi0", Value: "thin:8,serial=s"}))
+		vm, err := node.VirtualMachine(ctx, 9012)
+		must(t, err)
+		same(t, []any{"wk2", 4, "thin:vm-9012-disk-0,serial=s,size=8G"}, []any{vm.Name, vm.CPUs, vm.VirtualMachineConfig.SCSIs["scsi0"]})
+		wait(vm.Start(ctx))
+		must(t, vm.Ping(ctx))
+		same(t, []any{"running", "running"}, []any{vm.Status, vm.QMPStatus})
+		wait(vm.Stop(ctx))
+		wait(vm.ResizeDisk(ctx, "scsi0", "+2G"))
+		wait(vm.Config(ctx, proxmox.VirtualMachineOption{Name: "onboot", Value: true}))
+		storage, err := node.Storage(ctx, "thin")
+		must(t, err)
+		content, err := storage.GetContent(ctx)
+		must(t, err)
+		if len(content) != 1 || content[0].Size != 10<<30 || content[0].VMID != 9012 {
+			t.Errorf("content %+v", content)
+		}
+		wait(vm.Delete(ctx, nil))
+		if got := l.world.Media("thin:vm-9012-disk-0", "pve1"); got != nil {
+			t.Error("the disk is still there")
+		}
+	})
+}
+
+func TestRecorder(t *testing.T) {
+	inLab(t, func(t *testing.T, l *lab) {
+		l.do("GET", "/version")
+		l.putOK(vm+"/config", "cores=3")
+		l.do("PUT", vm+"/config", "cipassword=hidden", "args=-S", "cores=4") // refused: only root may set args
+		const agent = "Go-http-client/1.1"
+		want := []record.Call{
+			{Seq: 1, Proto: "proxmox", Target: "pve1", Method: "GET", Path: "/api2/json/version", Params: map[string]string{}, User: tokenID, Agent: agent, Status: 200, Bytes: 65},
+			{Seq: 2, Proto: "proxmox", Target: "pve1", Method: "PUT", Path: "/api2/json" + vm + "/config", Params: map[string]string{"cores": "3"}, User: tokenID, Agent: agent, Mutation: true, Status: 200, Bytes: 13},
+			{Seq: 3, Proto: "proxmox", Target: "pve1", Method: "PUT", Path: "/api2/json" + vm + "/config", Params: map[string]string{"args": "-S", "cores": "4"}, User: tokenID, Agent: agent, Mutation: true, Status: 500},
+		}
+		same(t, want, l.rec.Calls())
+		// A failed hook breaks the connection, without any effect.
+		l.rec.Hooks(func(record.Call) error { return io.ErrUnexpectedEOF }, nil)
+		res, err := l.client.PostForm(base+vm+"/config", url.Values{"cores": {"7"}})
+		if err == nil {
+			_ = res.Body.Close()
+			t.Fatalf("an answer: %s", res.Status)
+		}
+		l.rec.Hooks(nil, func(record.Call) { l.dialer.Cut() })
+		if res, err := l.client.Get(base + "/version"); err == nil {
+			_ = res.Body.Close()
+			t.Error("an answer in spite of the cut")
+		}
+		vms := l.world.VMs()
+		same(t, "3", vms[0].Config["cores"])
+	})
+}
+
+// guest is a firmware and its only guest: it powers off five seconds after the request.
+type guest struct {
+	world  *world.World
+	hw     *world.Hardware
+	killed chan struct{}
+	deaf   bool
+}
+
+func (g *guest) PowerOn(hw *world.Hardware) world.Guest { g.hw = hw; return g }
+func (g *guest) Kill()                                  { close(g.killed) }
+func (g *guest) Shutdown() {
+	if !g.deaf {
+		time.AfterFunc(5*time.Second, g.hw.PowerOff)
+	}
+}
+
+var _ world.Guest = (*guest)(nil)
+
+func TestShutdown(t *testing.T) {
+	type row struct {
+		deaf bool
+		form []string
+		want string
+		took time.Duration
+	}
+	tests := map[string]row{
+		"clean":        {want: "OK", took: 9 * time.Second}, // a second for the task, three for the missing agent
+		"deaf":         {deaf: true, form: []string{"timeout=20"}, want: "VM quit/powerdown failed - got timeout", took: 24 * time.Second},
+		"deaf, forced": {deaf: true, form: []string{"timeout=20", "forceStop=1"}, want: "WARNINGS: 1", took: 24 * time.Second},
+	}
+	inEachLab(t, tests, func(t *testing.T, l *lab, test row) {
+		g := &guest{world: l.world, killed: make(chan struct{}), deaf: test.deaf}
+		l.world.SetFirmware(g)
+		same(t, "OK", l.task("POST", vm+"/status/start"))
+		drives := g.hw.Drives()
+		var seen []string
+		for _, d := range drives {
+			seen = append(seen, d.Key+" "+d.Serial)
+		}
+		same(t, []string{"ide2 ", "scsi0 sys", "scsi1 data-wk1"}, seen)
+		same(t, "VM 9011 already running", l.task("POST", vm+"/status/start"))
+		began := time.Now()
+		same(t, test.want, l.task("POST", vm+"/status/shutdown", test.form...))
+		same(t, test.took, time.Since(began))
+		running := l.world.VMs()[0].Running
+		same(t, test.want == "VM quit/powerdown failed - got timeout", running)
+		if !running {
+			<-g.killed
+			if g.hw.Drives() != nil {
+				t.Error("the dead guest still sees its drives")
+			}
+		}
+		g.hw.PowerOff() // safe even after Kill
+	})
+}
+
+func TestClosedWorldBreaksConnections(t *testing.T) {
+	inLab(t, func(t *testing.T, l *lab) {
+		must(t, l.world.PowerOn(9011))
+		upid := l.do("POST", vm+"/status/shutdown").Data.(string)
+		ended := make(chan error)
+		go func() {
+			res, err := l.client.PostForm(base+"/x", nil) // the 401 takes three seconds
+			if err == nil {
+				_ = res.Body.Close()
+				err = errors.New(res.Status)
+			}
+			ended <- err
+		}()
+		time.Sleep(2 * time.Second)
+		l.world.Close()
+		if err := <-ended; err.Error() == "401 No ticket" {
+			t.Error(err)
+		}
+		same(t, "unexpected status", l.ended(upid))
+	})
+}
+
+// holdNext holds the next change.
+func (l *lab) holdNext(a record.Answer) (held *record.Held, status func() (late []int)) {
+	held = record.Hold(a)
+	var taken bool
+	var statuses []int
+	l.rec.Hooks(func(call record.Call) error {
+		if !call.Mutation || call.Late || taken {
+			return nil
+		}
+		taken = true
+		return held
+	}, func(call record.Call) {
+		if call.Late {
+			statuses = append(statuses, call.Status)
+		}
+	})
+	return held, func() []int { return statuses }
+}
+
+// sent is the result of a change whose sender has a timeout.
+func (l *lab) sent(method, path, form string, patience time.Duration) string {
+	l.t.Helper()
+	ctx, cancel := context.WithTimeout(l.t.Context(), patience)
+	defer cancel()
+	began := time.Now()
+	req, err := http.NewRequestWithContext(ctx, method, base+path, strings.NewReader(form))
+	must(l.t, err)
+	req.Header.Set("Authorization", "PVEAPIToken="+tokenID+"="+secret)
+	if form != "" {
+		req.Header.Set("Content-Type", "application/x-www-form-urlencoded")
+	}
+	said := "no answer"
+	res, err := l.client.Do(req)
+	if err == nil {
+		said = res.Status
+		must(l.t, res.Body.Close())
+	} else if errors.Is(err, context.DeadlineExceeded) {
+		said = "gave up"
+	}
+	return fmt.Sprint(said, " after ", time.Since(began).Round(time.Second))
+}
+
+// there says whether the cluster has a VM.
+func (l *lab) there(id int) bool { return l.vm(id).ID == id }
+
+// settle waits until every worker has ended.
+func (l *lab) settle() {
+	for _, task := range l.world.Tasks() {
+		l.world.WaitTask(task.UPID)
+	}
+}
+
+// TestHeld: a request is processed after its sender got another answer, or none.
+func TestHeld(t *testing.T) {
+	type row struct {
+		answer   record.Answer
+		patience time.Duration
+		want     string
+	}
+	tests := map[string]row{
+		"a proxy in front has given up": {record.GatewayTimeout, time.Hour, "504 Gateway Time-out after 1m0s"},
+		"all workers are busy":          {record.BusyWorkers, time.Hour, "596 Connection timed out after 30s"},
+		"the connection breaks":         {record.NoAnswer, time.Hour, "no answer after 0s"},
+		"the sender is gone":            {record.GatewayTimeout, 10 * time.Second, "gave up after 10s"},
+	}
+	inEachLab(t, tests, func(t *testing.T, l *lab, c row) {
+		must(t, l.world.DefineVM("pve1", 9012, map[string]string{"name": "old"}, nil))
+		held, late := l.holdNext(c.answer)
+		same(t, c.want, l.sent("DELETE", "/nodes/pve1/qemu/9012", "", c.patience))
+		time.Sleep(time.Hour)
+		if len(l.world.Tasks()) > 0 || !l.there(9012) {
+			t.Fatal("it was carried out before it was due")
+		}
+		held.Deliver()
+		l.settle()
+		if l.there(9012) || len(late()) != 1 || late()[0] != http.StatusOK {
+			t.Errorf("VM 9012 is there: %t; statuses of the late call: %v", l.there(9012), late())
+		}
+		held.Deliver() // only the first call counts
+		same(t, 1, len(l.world.Tasks()))
+	})
+}
+
+// TestHeldMeetsWhatIsThere: the state at the time of processing counts.
+func TestHeldMeetsWhatIsThere(t *testing.T) {
+	type row struct {
+		method, path, form string
+		meanwhile          func(l *lab)
+		status             int
+		gone               bool
+	}
+	tests := map[string]row{
+		"a new VM": {"DELETE", "/nodes/pve1/qemu/9012", "", func(l *lab) {
+			l.do("DELETE", "/nodes/pve1/qemu/9012")
+			l.settle()
+			l.do("POST", "/nodes/pve1/qemu", "vmid=9012", "name=new")
+			l.settle()
+		}, 200, true},
+		"protection": {"DELETE", "/nodes/pve1/qemu/9012", "", func(l *lab) {
+			l.do("PUT", "/nodes/pve1/qemu/9012/config", "protection=1")
+		}, 500, false},
+		"another digest": {"PUT", "/nodes/pve1/qemu/9012/config", "name=later&digest=" + strings.Repeat("0", 40), func(*lab) {}, 500, false},
+		"a token that has expired": {"DELETE", "/nodes/pve1/qemu/9012", "", func(l *lab) {
+			l.world.ExpireToken(tokenID, true)
+		}, 401, false},
+	}
+	inEachLab(t, tests, func(t *testing.T, l *lab, c row) {
+		must(t, l.world.DefineVM("pve1", 9012, map[string]string{"name": "old"}, nil))
+		held, late := l.holdNext(record.NoAnswer)
+		l.sent(c.method, c.path, c.form, time.Hour)
+		c.meanwhile(l)
+		held.Deliver()
+		l.settle()
+		if len(late()) != 1 || late()[0] != c.status || l.there(9012) == c.gone {
+			t.Errorf("late: %v, want %d; VM 9012 is there: %t", late(), c.status, l.there(9012))
+		}
+	})
+}
+
+// TestHeldInTime: a request that is processed in time is answered as usual.
+func TestHeldInTime(t *testing.T) {
+	inLab(t, func(t *testing.T, l *lab) {
+		held, _ := l.holdNext(record.GatewayTimeout)
+		go func() {
+			time.Sleep(20 * time.Second)
+			held.Deliver()
+		}()
+		same(t, "200 OK after 20s", l.sent("PUT", "/nodes/pve1/qemu/9011/config", "name=later", time.Hour))
+		same(t, "later", l.config(9011)["name"])
+	})
+}
+
+// TestHeldForEver: held requests are lost when their host crashes, or when the server ends.
+func TestHeldForEver(t *testing.T) {
+	inLab(t, func(t *testing.T, l *lab) {
+		held, late := l.holdNext(record.NoAnswer)
+		l.sent("DELETE", "/nodes/pve1/qemu/9011", "", time.Hour)
+		l.world.CrashHost("pve1")
+		held.Deliver()
+		if len(late()) > 0 || !l.there(9011) {
+			t.Errorf("late: %v", late())
+		}
+		l.world.BootHost("pve1")
+		_, _ = l.holdNext(record.NoAnswer) // never delivered
+		l.sent("DELETE", "/nodes/pve1/qemu/9011", "", time.Hour)
+	})
+}
+
+// TestRefusedIsNotHeld: a request without permission is refused at once.
+func TestRefusedIsNotHeld(t *testing.T) {
+	inLab(t, func(t *testing.T, l *lab) {
+		held, late := l.holdNext(record.GatewayTimeout)
+		same(t, "506 upload 'Content-Type 'text/plain' not implemented", l.as("root@pam!ci", "POST", "/nodes/pve1/qemu/9011/config", "text/plain", []byte("x")).Status)
+		held.Deliver()
+		same(t, 0, len(late()))
+	})
+}
+
+// TestOthersDrop: a server that can't hold a request drops it.
+func TestOthersDrop(t *testing.T) {
+	t.Parallel()
+	r := record.New()
+	held := record.Hold(record.NoAnswer)
+	r.Hooks(func(record.Call) error { return held }, nil)
+	if _, err := r.Begin(record.Call{Proto: "talos"}); err == nil {
+		t.Error("it is not dropped")
+	}
+	held.Deliver() // returns
+}
+
+// TestUploadParser: how file_upload_multipart of AnyEvent.pm handles unusual bodies.
+func TestUploadParser(t *testing.T) {
+	const (
+		content = "--B\r\nContent-Disposition: form-data; name=\"content\"\r\n\r\niso\r\n"
+		header  = "--B\r\nContent-Disposition: form-data; name=\"filename\"; filename=\"a.iso\"\r\n"
+		end     = "\r\n--B--\r\n"
+	)
+	type row struct {
+		body   string
+		want   string // status line, or exit status of the task
+		stored string
+	}
+	tests := map[string]row{
+		"bare newlines":              {strings.ReplaceAll(content+header+"Content-Type: x/y\r\n\r\nbytes"+end, "\r", ""), "OK", "bytes"},
+		"text before":                {"hello\r\n" + content + header + "Content-Type: x/y\r\n\r\nbytes" + end, "OK", "bytes"},
+		"something after":            {content + header + "Content-Type: x/y\r\n\r\nbytes" + end + "more", "OK", "bytes"},
+		"spaces around a value":      {strings.Replace(content, "iso", " iso ", 1) + header + "Content-Type: x/y\r\n\r\nbytes" + end, "OK", "bytes"},
+		"a boundary's beginning":     {content + header + "Content-Type: x/y\r\n\r\n\r\n--A\r\n--" + end, "OK", "\r\n--A\r\n--"},
+		"no header after the name":   {content + header + "\r\nbytes\n\nrest" + end, "OK", "rest"}, // skipping ends at the next empty line
+		"another header first":       {content + "--B\r\nContent-Type: x/y\r\nContent-Disposition: form-data; name=\"filename\"; filename=\"a.iso\"\r\n\r\nbytes" + end, "500 upload failed at /usr/share/perl5/PVE/APIServer/AnyEvent.pm line 1370.", ""},
+		"another field for the file": {content + strings.Replace(header, `name="filename"`, `name="file"`, 1) + "Content-Type: x/y\r\n\r\nbytes" + end, "500 wrong field name 'file' for file upload, expected 'filename' at /usr/share/perl5/PVE/APIServer/AnyEvent.pm line 1325.", ""},
+		"another disposition":        {strings.Replace(content, "form-data", "attachment", 1) + header + "\r\nbytes" + end, "500 wrong Content-Disposition 'attachment' in multipart, expected 'form-data'", ""},
+		"no end":                     {content + header + "Content-Type: x/y\r\n\r\nbytes", "500 upload failed at /usr/share/perl5/PVE/APIServer/AnyEvent.pm line 1370.", ""},
+		"another boundary":           {strings.ReplaceAll(content+header+"\r\nbytes"+end, "--B", "--C"), "500 upload failed at /usr/share/perl5/PVE/APIServer/AnyEvent.pm line 1370.", ""},
+	}
+	inEachLab(t, tests, func(t *testing.T, l *lab, test row) {
+		end := l.outcome(l.as(tokenID, "POST", upload, "multipart/form-data; boundary=B", []byte(test.body)))
+		same(t, test.want, end)
+		stored := ""
+		if m := l.world.Media("isos:iso/a.iso", "pve1"); m != nil {
+			stored = string(m.Bytes())
+		}
+		same(t, test.stored, stored)
+	})
+}
+
+// TestUploadOtherwise: a body that is not multipart gets no answer, nor does a tmpfilename parameter.
+func TestUploadOtherwise(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct{ query, contentType, body string }{
+		"no form":     {"", "", "content=iso"},
+		"tmpfilename": {"?tmpfilename=/etc/shadow", "multipart/form-data; boundary=B", string(multipart("content=iso", "filename=x"))},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inLab(t, func(t *testing.T, l *lab) {
+				l.noAnswer(upload+test.query, test.contentType, strings.NewReader(test.body), int64(len(test.body)))
+			})
+		})
+	}
+}
+
+const upload = "/nodes/pve1/storage/isos/upload"
+
+// noAnswer sends a POST that must get no answer.
+func (l *lab) noAnswer(path, contentType string, body io.Reader, size int64) {
+	l.t.Helper()
+	req, err := http.NewRequestWithContext(l.t.Context(), http.MethodPost, base+path, body)
+	must(l.t, err)
+	req.ContentLength = size
+	req.Header.Set("Authorization", "PVEAPIToken="+tokenID+"="+secret)
+	req.Header.Set("Content-Type", contentType)
+	if res, err := l.client.Do(req); err == nil {
+		_ = res.Body.Close()
+		l.t.Errorf("an answer: %s", res.Status)
+	}
+}
+
+// TestUploadWithoutRights: a large file that is refused ends the connection without an answer.
+func TestUploadWithoutRights(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t)
+		l.noAnswer(upload, "multipart/form-data; boundary=B", io.LimitReader(zeros{}, 1<<20), 1<<20)
+	})
+}
+
+// zeros is an endless file of zeros.
+type zeros struct{}
+
+func (zeros) Read(p []byte) (int, error) { clear(p); return len(p), nil }
+
+// TestLargeUpload: it is stored in a file, not in memory.
+func TestLargeUpload(t *testing.T) {
+	if testing.Short() {
+		t.Skip("long: make stories")
+	}
+	inLab(t, func(t *testing.T, l *lab) {
+		const size = 192 << 20
+		head := "--B\r\nContent-Disposition: form-data; name=\"content\"\r\n\r\niso\r\n" +
+			"--B\r\nContent-Disposition: form-data; name=\"filename\"; filename=\"large.iso\"\r\nContent-Type: x/y\r\n\r\n"
+		tail := "\r\n--B--\r\n"
+		req, err := http.NewRequestWithContext(t.Context(), "POST", base+"/nodes/pve1/storage/isos/upload",
+			io.MultiReader(strings.NewReader(head), io.LimitReader(zeros{}, size), strings.NewReader(tail)))
+		must(t, err)
+		req.ContentLength = int64(len(head) + size + len(tail))
+		req.Header.Set("Authorization", "PVEAPIToken="+tokenID+"="+secret)
+		req.Header.Set("Content-Type", "multipart/form-data; boundary=B")
+		var before, after runtime.MemStats
+		runtime.GC()
+		runtime.ReadMemStats(&before)
+		res, err := l.client.Do(req)
+		must(t, err)
+		_ = res.Body.Close()
+		runtime.GC()
+		runtime.ReadMemStats(&after)
+		if held := int64(after.HeapAlloc) - int64(before.HeapAlloc); held > size/4 {
+			t.Errorf("%d MiB are held", held>>20)
+		}
+		tasks := l.world.Tasks()
+		same(t, "OK", l.ended(tasks[0].UPID))
+		if m := l.world.Media("isos:iso/large.iso", "pve1"); m == nil || m.Size() != size {
+			t.Errorf("%v", m)
+		}
+	})
+}
+
+// TestGoProxmoxWithPassword: go-proxmox logs in, changes a VM and uploads.
+func TestGoProxmoxWithPassword(t *testing.T) {
+	inLab(t, func(t *testing.T, l *lab) {
+		ctx := t.Context()
+		l.world.SetPassword("recast@pve", "correct-horse")
+		client := proxmox.NewClient(base, proxmox.WithHTTPClient(l.client), proxmox.WithCredentials(&proxmox.Credentials{Username: "recast@pve", Password: "correct-horse"}))
+		node, err := client.Node(ctx, "pve1")
+		must(t, err)
+		wait := waits(t)
+		vm, err := node.VirtualMachine(ctx, 9011)
+		must(t, err)
+		wait(vm.Config(ctx, proxmox.VirtualMachineOption{Name: "onboot", Value: true}))
+		storage, err := node.Storage(ctx, "isos")
+		must(t, err)
+		name := filepath.Join(t.TempDir(), "theirs.iso")
+		must(t, os.WriteFile(name, []byte("their bytes"), 0o600))
+		wait(storage.Upload("iso", name))
+		if m := l.world.Media("isos:iso/theirs.iso", "pve1"); m == nil || string(m.Bytes()) != "their bytes" {
+			t.Errorf("stored %v", m)
+		}
+		refused := proxmox.NewClient(base, proxmox.WithHTTPClient(l.client), proxmox.WithCredentials(&proxmox.Credentials{Username: "recast@pve", Password: "wrong"}))
+		if _, err := refused.Version(ctx); !errors.Is(err, proxmox.ErrNotAuthorized) {
+			t.Errorf("a wrong password: %v", err)
+		}
+	})
+}
