@@ -12,20 +12,17 @@ import (
 	"testing"
 	"time"
 
-	"github.com/recast-sh/recast/internal/words"
-
 	"github.com/google/go-cmp/cmp"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim/artefact"
+	"github.com/recast-sh/recast/internal/words"
 	"github.com/recast-sh/recast/schematics"
 )
 
 func TestBuild(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
-	if err := b.run(t, b.builder().Step()); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, b.run(t, b.builder().Step()))
 	want := lockOf(t)
 	for name, e := range want.Schematics {
 		iso := b.factory.bytes(RequestOf(want, e))
@@ -37,21 +34,15 @@ func TestBuild(t *testing.T) {
 			t.Errorf("cached ISO of %s: %v, same bytes: %t", name, err, bytes.Equal(got, iso))
 		}
 	}
-	if diff := cmp.Diff(want, b.saved); diff != "" {
-		t.Errorf("saved lock (-want +got):\n%s", diff)
-	}
+	same(t, "saved lock", want, b.saved)
 	if diff := cmp.Diff(b.saved, b.ledger.Lock()); diff != "" {
 		t.Errorf("ledger and file differ (-file +ledger):\n%s", diff)
 	}
 	if b.factory.downloads != 2 || b.factory.registrations != 2 {
 		t.Errorf("%d downloads, %d registrations", b.factory.downloads, b.factory.registrations)
 	}
-	if diff := cmp.Diff(wantNotes(want), b.notes); diff != "" {
-		t.Errorf("notes (-want +got):\n%s", diff)
-	}
-	if err := b.verifier.Close(); err != nil {
-		t.Error(err)
-	}
+	same(t, "notes", wantNotes(want), b.notes)
+	noError(t, b.verifier.Close())
 	left, err := filepath.Glob(b.cache.path("*.iso"))
 	hidden, err2 := filepath.Glob(b.cache.path(".*.part"))
 	if err := errors.Join(err, err2); err != nil || len(left) != 2 || len(hidden) != 0 {
@@ -80,23 +71,17 @@ func wantNotes(lock schematics.Lock) []string {
 func TestBuildAgainDoesNothing(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
-	if err := b.run(t, b.builder().Step()); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, b.run(t, b.builder().Step()))
 	// The factory has changed meanwhile: finished builds stay.
 	b.factory.extensions = list(digest("two"))
 	b.again(b.saved)
-	if err := b.run(t, b.builder().Step()); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, b.run(t, b.builder().Step()))
 	d, p := b.saved.Schematics["default"], b.saved.Schematics["plain"]
 	reason := func(e schematics.Locked) string {
 		return "installer " + shortDigest(digest("installer "+e.SchematicID)) + " is there; " + e.ISO.Name + " is in the cache"
 	}
 	want := []string{"build/default skipped " + reason(d), "build/plain skipped " + reason(p), "build done"}
-	if diff := cmp.Diff(want, b.events); diff != "" {
-		t.Errorf("events (-want +got):\n%s", diff)
-	}
+	same(t, "events", want, b.events)
 	if b.factory.downloads+b.factory.registrations+b.saves+len(b.factory.pulls) != 0 {
 		t.Errorf("%d downloads, %d registrations, %d saves, pulls %v", b.factory.downloads, b.factory.registrations, b.saves, b.factory.pulls)
 	}
@@ -105,46 +90,34 @@ func TestBuildAgainDoesNothing(t *testing.T) {
 // TestBuildResumes loses one thing at a time and counts the repeated work.
 func TestBuildResumes(t *testing.T) {
 	t.Parallel()
-	for name, tc := range map[string]struct {
+	type row struct {
 		lose      func(*testing.T, *bench)
 		downloads int
 		register  int
-	}{
+	}
+	each(t, map[string]row{
 		"the cached ISO": {func(t *testing.T, b *bench) {
-			if err := os.Remove(b.cache.path(b.saved.Schematics["default"].ISO.Name)); err != nil {
-				t.Fatal(err)
-			}
+			noError(t, os.Remove(b.cache.path(b.saved.Schematics["default"].ISO.Name)))
 		}, 1, 0},
 		"some bytes of the cached ISO": {func(t *testing.T, b *bench) {
-			if err := os.WriteFile(b.cache.path(b.saved.Schematics["default"].ISO.Name), []byte("rot"), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			noError(t, os.WriteFile(b.cache.path(b.saved.Schematics["default"].ISO.Name), []byte("rot"), 0o600))
 		}, 1, 0},
 		"what was recorded": {func(t *testing.T, b *bench) { b.saved = lockOf(t) }, 2, 0},
 		"the factory": {func(_ *testing.T, b *bench) {
 			b.factory.schematics = map[string]string{}
 		}, 0, 2},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			b := newBench(t)
-			if err := b.run(t, b.builder().Step()); err != nil {
-				t.Fatal(err)
-			}
-			whole := b.saved
-			tc.lose(t, b)
-			b.again(b.saved)
-			if err := b.run(t, b.builder().Step()); err != nil {
-				t.Fatal(err)
-			}
-			if b.factory.downloads != tc.downloads || b.factory.registrations != tc.register {
-				t.Errorf("%d downloads, %d registrations; want %d, %d", b.factory.downloads, b.factory.registrations, tc.downloads, tc.register)
-			}
-			if diff := cmp.Diff(whole, b.ledger.Lock()); diff != "" {
-				t.Errorf("lock (-want +got):\n%s", diff)
-			}
-		})
-	}
+	}, func(t *testing.T, tc row) {
+		b := newBench(t)
+		noError(t, b.run(t, b.builder().Step()))
+		whole := b.saved
+		tc.lose(t, b)
+		b.again(b.saved)
+		noError(t, b.run(t, b.builder().Step()))
+		if b.factory.downloads != tc.downloads || b.factory.registrations != tc.register {
+			t.Errorf("%d downloads, %d registrations; want %d, %d", b.factory.downloads, b.factory.registrations, tc.downloads, tc.register)
+		}
+		same(t, "lock", whole, b.ledger.Lock())
+	})
 }
 
 // TestBuildTakesARebuiltISO: a factory whose cache is gone rebuilds the ISO, never
@@ -152,16 +125,12 @@ func TestBuildResumes(t *testing.T) {
 func TestBuildTakesARebuiltISO(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
-	if err := b.run(t, b.builder().Step()); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, b.run(t, b.builder().Step()))
 	was := b.saved
 	only("iso", func(img *artefact.Image) { img.SchematicAuthor += "rebuilt" })(b.factory)
 	b.cache = NewCache(t.TempDir())
 	b.again(b.saved)
-	if err := b.run(t, b.builder().Step()); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, b.run(t, b.builder().Step()))
 	want := was.Clone()
 	for name, e := range want.Schematics {
 		iso := b.factory.bytes(RequestOf(want, e))
@@ -175,9 +144,7 @@ func TestBuildTakesARebuiltISO(t *testing.T) {
 			t.Errorf("no note %q in %q", note, b.notes)
 		}
 	}
-	if diff := cmp.Diff(want, b.saved); diff != "" {
-		t.Errorf("saved lock (-want +got):\n%s", diff)
-	}
+	same(t, "saved lock", want, b.saved)
 	b.again(b.saved)
 	if err := b.run(t, b.builder().Step()); err != nil || b.factory.downloads+b.saves != 0 {
 		t.Errorf("the third time: %v, %d downloads, %d saves", err, b.factory.downloads, b.saves)
@@ -188,16 +155,12 @@ func TestBuildTakesARebuiltISO(t *testing.T) {
 func TestBuildTrustsPublished(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
-	if err := errors.Join(b.run(t, b.builder().Step()), b.run(t, b.pub.Step())); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, errors.Join(b.run(t, b.builder().Step()), b.run(t, b.pub.Step())))
 	b.cache = NewCache(t.TempDir())
 	b.again(b.saved)
 	builder := b.builder()
 	builder.Published = func(ctx context.Context, _ Artefact, name string) (string, error) { return b.pub.Published(ctx, name) }
-	if err := errors.Join(b.run(t, builder.Step()), b.run(t, b.pub.Step())); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, errors.Join(b.run(t, builder.Step()), b.run(t, b.pub.Step())))
 	if b.factory.downloads != 1 || b.store.changes != nil { // "plain" is published nowhere
 		t.Errorf("%d downloads, uploads %v", b.factory.downloads, b.store.changes)
 	}
@@ -275,9 +238,7 @@ func TestBuildRefuses(t *testing.T) {
 			t.Parallel()
 			b := newBench(t)
 			if tc.built {
-				if err := b.run(t, b.builder().Step()); err != nil {
-					t.Fatal(err)
-				}
+				noError(t, b.run(t, b.builder().Step()))
 			}
 			tc.spoil(b)
 			before := b.ledger.Lock()
@@ -318,9 +279,7 @@ func TestRecordSharesBuilds(t *testing.T) {
 	lock.Schematics["same"] = lock.Schematics["default"]
 	b := newBench(t)
 	b.again(lock)
-	if err := b.run(t, b.builder().Step()); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, b.run(t, b.builder().Step()))
 	if b.factory.downloads != 2 {
 		t.Errorf("%d downloads", b.factory.downloads)
 	}
@@ -334,23 +293,12 @@ func TestRecordSharesBuilds(t *testing.T) {
 func TestSweepsWhatKilledDownloadsLeft(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
-	if err := os.MkdirAll(b.cache.dir, 0o700); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, os.MkdirAll(b.cache.dir, 0o700))
 	for name, age := range map[string]time.Duration{".old.iso.1.part": 2 * time.Hour, ".young.iso.1.part": time.Minute} {
 		then := time.Now().Add(-age)
-		if err := errors.Join(os.WriteFile(b.cache.path(name), []byte("half"), 0o600), os.Chtimes(b.cache.path(name), then, then)); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, errors.Join(os.WriteFile(b.cache.path(name), []byte("half"), 0o600), os.Chtimes(b.cache.path(name), then, then)))
 	}
-	if err := b.run(t, b.builder().Step()); err != nil {
-		t.Fatal(err)
-	}
-	left, err := filepath.Glob(b.cache.path(".*.part"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff([]string{b.cache.path(".young.iso.1.part")}, left); diff != "" {
-		t.Errorf("left (-want +got):\n%s", diff)
-	}
+	noError(t, b.run(t, b.builder().Step()))
+	left := must(filepath.Glob(b.cache.path(".*.part")))(t)
+	same(t, "left", []string{b.cache.path(".young.iso.1.part")}, left)
 }

@@ -7,8 +7,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/recast-sh/recast/internal/fault"
 )
 
@@ -164,37 +162,32 @@ func TestDelivery(t *testing.T) {
 	t.Parallel()
 	all := deliveries()
 	maps.Copy(all, onto())
-	for name, tc := range all {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			b := served(t)
-			data := b.store.urls[b.link()]
-			if tc.prepare != nil {
-				tc.prepare(b)
-			}
-			err := b.run(t, b.pub.Step())
-			plain := strings.NewReplacer(b.iso().Name, "ISO", b.link(), "LINK", sizeText(b), "SIZE")
-			if got := plain.Replace(message(err)); err != nil != (tc.fails != "") || !strings.Contains(got, tc.fails) || fault.KindOf(err) != tc.kind {
-				t.Errorf("error is %s (%v), want %q in it", got, fault.KindOf(err), tc.fails)
-			}
-			var changes []string
-			for _, c := range b.store.changes {
-				changes = append(changes, strings.TrimSuffix(c, " "+b.iso().Name))
-			}
-			if diff := cmp.Diff(tc.want, changes); diff != "" {
-				t.Errorf("changes (-want +got):\n%s", diff)
-			}
-			if titles := plain.Replace(strings.Join(b.titles, "\n") + "\n"); tc.title != "" && !strings.Contains(titles, tc.title+"\n") {
-				t.Errorf("steps\n%swant %s", titles, tc.title)
-			}
-			if notes := plain.Replace(strings.Join(b.notes, "\n")); !strings.Contains(notes, tc.note) {
-				t.Errorf("notes\n%s\nwant %s", notes, tc.note)
-			}
-			if err == nil && !bytes.Equal(b.store.storages["pve1/cephfs"].isos[b.iso().Name], data) {
-				t.Error("the ISO on the storage is not the lock's")
-			}
-		})
-	}
+	each(t, all, func(t *testing.T, tc delivery) {
+		b := served(t)
+		data := b.store.urls[b.link()]
+		if tc.prepare != nil {
+			tc.prepare(b)
+		}
+		err := b.run(t, b.pub.Step())
+		plain := strings.NewReplacer(b.iso().Name, "ISO", b.link(), "LINK", sizeText(b), "SIZE")
+		if got := plain.Replace(message(err)); err != nil != (tc.fails != "") || !strings.Contains(got, tc.fails) || fault.KindOf(err) != tc.kind {
+			t.Errorf("error is %s (%v), want %q in it", got, fault.KindOf(err), tc.fails)
+		}
+		var changes []string
+		for _, c := range b.store.changes {
+			changes = append(changes, strings.TrimSuffix(c, " "+b.iso().Name))
+		}
+		same(t, "changes", tc.want, changes)
+		if titles := plain.Replace(strings.Join(b.titles, "\n") + "\n"); tc.title != "" && !strings.Contains(titles, tc.title+"\n") {
+			t.Errorf("steps\n%swant %s", titles, tc.title)
+		}
+		if notes := plain.Replace(strings.Join(b.notes, "\n")); !strings.Contains(notes, tc.note) {
+			t.Errorf("notes\n%s\nwant %s", notes, tc.note)
+		}
+		if err == nil && !bytes.Equal(b.store.storages["pve1/cephfs"].isos[b.iso().Name], data) {
+			t.Error("the ISO on the storage is not the lock's")
+		}
+	})
 }
 
 // TestVerifiedOnce: a run does not compare twice.
@@ -204,14 +197,9 @@ func TestVerifiedOnce(t *testing.T) {
 	b.store.storages["pve1/cephfs"].isos[b.iso().Name] = b.store.urls[b.link()]
 	root := b.pub.Step()
 	for range 2 {
-		if err := b.run(t, root); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, b.run(t, root))
 	}
-	if diff := cmp.Diff([]string{"compare pve1/cephfs " + b.iso().Name}, b.store.changes); diff != "" {
-		t.Errorf("changes (-want +got):\n%s", diff)
-	}
-	if diff := cmp.Diff([]string{"publish/default skipped " + b.iso().Name + " is on storage cephfs", "publish done"}, b.events); diff != "" {
-		t.Errorf("second time (-want +got):\n%s", diff)
-	}
+	same(t, "changes", []string{"compare pve1/cephfs " + b.iso().Name}, b.store.changes)
+	want := []string{"publish/default skipped " + b.iso().Name + " is on storage cephfs", "publish done"}
+	same(t, "second time", want, b.events)
 }

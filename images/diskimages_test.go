@@ -40,9 +40,7 @@ func (b *bench) disks() Publisher {
 func TestDiskImages(t *testing.T) {
 	t.Parallel()
 	b := withDisks(t)
-	if err := b.run(t, b.diskBuilder().Step()); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, b.run(t, b.diskBuilder().Step()))
 	e, plain := b.saved.Schematics["default"], b.saved.Schematics["plain"]
 	if want := strings.TrimSuffix(e.ISO.Name, ".iso") + ".qcow2"; e.Disk.Name != want || e.Disk.SizeBytes == 0 || e.Disk.DiskBytes < e.Disk.SizeBytes {
 		t.Errorf("the lock has %+v", e.Disk)
@@ -54,16 +52,10 @@ func TestDiskImages(t *testing.T) {
 	if err := b.run(t, b.diskBuilder().Step()); err != nil || b.factory.downloads+b.saves != 0 {
 		t.Errorf("the second time: %v, %d downloads, %d saves", err, b.factory.downloads, b.saves)
 	}
-	if err := b.run(t, b.disks().Step()); err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff([]string{"upload pve1/cephfs " + e.Disk.Name}, b.store.changes); diff != "" {
-		t.Errorf("changes (-want +got):\n%s", diff)
-	}
+	noError(t, b.run(t, b.disks().Step()))
+	same(t, "changes", []string{"upload pve1/cephfs " + e.Disk.Name}, b.store.changes)
 	all := words.Size(e.Disk.SizeBytes)
-	if diff := cmp.Diff([]string{"publish-disks/default/upload-cephfs: " + all + " of " + all}, b.notes); diff != "" {
-		t.Errorf("notes (-want +got):\n%s", diff)
-	}
+	same(t, "notes", []string{"publish-disks/default/upload-cephfs: " + all + " of " + all}, b.notes)
 
 	// On another machine the published one is enough.
 	b.cache = NewCache(t.TempDir())
@@ -84,21 +76,13 @@ func TestDiskImages(t *testing.T) {
 func TestDiskImageDownloaded(t *testing.T) {
 	t.Parallel()
 	b := withDisks(t)
-	if err := b.run(t, b.diskBuilder().Step()); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, b.run(t, b.diskBuilder().Step()))
 	e := b.saved.Schematics["default"]
-	content, err := artefact.DiskImage(b.factory.image("disk", e.SchematicID, "v1.13.9", "amd64", "nocloud"), artefact.DiskForm{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	img := b.factory.image("disk", e.SchematicID, "v1.13.9", "amd64", "nocloud")
+	content := must(artefact.DiskImage(img, artefact.DiskForm{}))(t)
 	b.store.mayNot, b.store.urls[b.factory.DiskURL(RequestOf(b.saved, e))] = "", content
-	if err := b.run(t, b.disks().Step()); err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff([]string{"download pve1/cephfs " + e.Disk.Name}, b.store.changes); diff != "" {
-		t.Errorf("changes (-want +got):\n%s", diff)
-	}
+	noError(t, b.run(t, b.disks().Step()))
+	same(t, "changes", []string{"download pve1/cephfs " + e.Disk.Name}, b.store.changes)
 }
 
 // TestDiskImageRebuilt: other bytes with the locked content replace the recorded ones; other
@@ -106,16 +90,12 @@ func TestDiskImageDownloaded(t *testing.T) {
 func TestDiskImageRebuilt(t *testing.T) {
 	t.Parallel()
 	b := withDisks(t)
-	if err := b.run(t, b.diskBuilder().Step()); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, b.run(t, b.diskBuilder().Step()))
 	was := b.saved.Schematics["default"].Disk
 	b.cache = NewCache(t.TempDir())
 	only("disk", func(img *artefact.Image) { img.SchematicAuthor = "Image Factory (https://factory.example/rebuilt)" })(b.factory)
 	b.again(b.saved)
-	if err := b.run(t, b.diskBuilder().Step()); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, b.run(t, b.diskBuilder().Step()))
 	now := b.saved.Schematics["default"].Disk
 	if now.SHA256 == was.SHA256 || now.DiskBytes != was.DiskBytes {
 		t.Errorf("rebuilt: %+v, before %+v", now, was)
@@ -134,12 +114,13 @@ func TestDiskImageRebuilt(t *testing.T) {
 
 func TestDiskImagesRefused(t *testing.T) {
 	t.Parallel()
-	for name, tc := range map[string]struct {
+	type row struct {
 		spoil func(*bench, *Publisher)
 		kind  fault.Kind
 		want  string
 		hint  string
-	}{
+	}
+	each(t, map[string]row{
 		"cut off": {
 			func(b *bench, _ *Publisher) {
 				b.factory.sent = func(data []byte) []byte { return data[:len(data)-512] }
@@ -157,30 +138,27 @@ func TestDiskImagesRefused(t *testing.T) {
 			func(b *bench, _ *Publisher) { b.store.storages["pve1/cephfs"].FreeBytes = 10 }, fault.Refused, "publish-disks/default/check-storages: too little space on storage cephfs: ",
 			"recast prune removes disk images of ours that nothing uses; or name another storage in images.disk.storage",
 		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			b := withDisks(t)
-			if err := b.run(t, b.builder().Step()); err != nil { // the ISO is there
-				t.Fatal(err)
-			}
-			p := b.disks()
-			tc.spoil(b, &p)
-			err := b.run(t, b.diskBuilder().Step())
-			if err == nil {
-				err = b.run(t, p.Step())
-			}
-			if fault.KindOf(err) != tc.kind || err == nil || !strings.Contains(err.Error(), tc.want) {
-				t.Errorf("error = %v (%v), want %q", err, fault.KindOf(err), tc.want)
-			}
-			if got := strings.Join(fault.Hints(err), "; "); got != tc.hint {
-				t.Errorf("hint = %q, want %q", got, tc.hint)
-			}
-			if b.store.changes != nil {
-				t.Errorf("changes despite the error: %q", b.store.changes)
-			}
-		})
-	}
+	}, func(t *testing.T, tc row) {
+		b := withDisks(t)
+		if err := b.run(t, b.builder().Step()); err != nil { // the ISO is there
+			t.Fatal(err)
+		}
+		p := b.disks()
+		tc.spoil(b, &p)
+		err := b.run(t, b.diskBuilder().Step())
+		if err == nil {
+			err = b.run(t, p.Step())
+		}
+		if fault.KindOf(err) != tc.kind || err == nil || !strings.Contains(err.Error(), tc.want) {
+			t.Errorf("error = %v (%v), want %q", err, fault.KindOf(err), tc.want)
+		}
+		if got := strings.Join(fault.Hints(err), "; "); got != tc.hint {
+			t.Errorf("hint = %q, want %q", got, tc.hint)
+		}
+		if b.store.changes != nil {
+			t.Errorf("changes despite the error: %q", b.store.changes)
+		}
+	})
 }
 
 // TestUsable: what can't take disk images is named, and left out.
@@ -190,9 +168,7 @@ func TestUsable(t *testing.T) {
 	s.storages["pve1/local"].Content = []string{"import"}
 	delete(s.storages, "pve2/local")
 	usable, served, why, err := Usable(t.Context(), s, DiskImage, []string{"cephfs", "local", "none"}, []string{"pve1", "pve2"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	var reasons []string
 	for _, w := range why {
 		reasons = append(reasons, w.Error())

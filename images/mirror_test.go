@@ -9,7 +9,6 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-
 	"github.com/recast-sh/recast/internal/fault"
 )
 
@@ -106,9 +105,7 @@ func mirrored(t *testing.T) (*bench, *registries) {
 	t.Helper()
 	b := newBench(t)
 	r := newRegistries(b.factory)
-	if err := errors.Join(b.run(t, b.mirroringBuilder(r).Step()), b.run(t, b.mirror(r).Step())); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, errors.Join(b.run(t, b.mirroringBuilder(r).Step()), b.run(t, b.mirror(r).Step())))
 	b.again(b.saved)
 	return b, r
 }
@@ -117,9 +114,7 @@ func TestMirror(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	r := newRegistries(b.factory)
-	if err := b.run(t, b.mirroringBuilder(r).Step()); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, b.run(t, b.mirroringBuilder(r).Step()))
 	want := b.saved.Clone()
 	sources := []string{b.sourceOf("default"), b.sourceOf("plain")}
 	tags := map[string]string{}
@@ -129,21 +124,11 @@ func TestMirror(t *testing.T) {
 		want.Schematics[name] = e
 	}
 	b.notes = nil
-	if err := b.run(t, b.mirror(r).Step()); err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(want, b.saved); diff != "" {
-		t.Errorf("saved lock (-want +got):\n%s", diff)
-	}
-	if diff := cmp.Diff(tags, r.tags); diff != "" {
-		t.Errorf("tags (-want +got):\n%s", diff)
-	}
-	if diff := cmp.Diff(sources, r.copies); diff != "" {
-		t.Errorf("copies (-want +got):\n%s", diff)
-	}
-	if diff := cmp.Diff([]string{"mirror/default: 64 MiB of 200 MiB", "mirror/plain: 64 MiB of 200 MiB"}, b.notes); diff != "" {
-		t.Errorf("notes (-want +got):\n%s", diff)
-	}
+	noError(t, b.run(t, b.mirror(r).Step()))
+	same(t, "saved lock", want, b.saved)
+	same(t, "tags", tags, r.tags)
+	same(t, "copies", sources, r.copies)
+	same(t, "notes", []string{"mirror/default: 64 MiB of 200 MiB", "mirror/plain: 64 MiB of 200 MiB"}, b.notes)
 }
 
 // TestMirroredNeedsNoFactory: mirrored and cached images are found without the factory.
@@ -151,18 +136,12 @@ func TestMirroredNeedsNoFactory(t *testing.T) {
 	t.Parallel()
 	b, r := mirrored(t)
 	r.copies, b.factory.fail = nil, errors.New("connection refused")
-	if err := b.run(t, b.mirroringBuilder(r).Step()); err != nil {
-		t.Fatal(err)
-	}
-	if err := b.run(t, b.mirror(r).Step()); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, b.run(t, b.mirroringBuilder(r).Step()))
+	noError(t, b.run(t, b.mirror(r).Step()))
 	want := []string{
 		"mirror/default skipped " + b.mirrorTag("default") + " is there", "mirror/plain skipped " + b.mirrorTag("plain") + " is there", "mirror done",
 	}
-	if diff := cmp.Diff(want, b.events); diff != "" {
-		t.Errorf("events (-want +got):\n%s", diff)
-	}
+	same(t, "events", want, b.events)
 	if len(r.copies)+b.saves != 0 {
 		t.Errorf("%d copies, %d saves", len(r.copies), b.saves)
 	}
@@ -171,10 +150,11 @@ func TestMirroredNeedsNoFactory(t *testing.T) {
 // TestMirrorResumes loses or changes one thing at a time and checks what is copied again.
 func TestMirrorResumes(t *testing.T) {
 	t.Parallel()
-	for name, tc := range map[string]struct {
+	type row struct {
 		lose func(*bench, *registries)
 		want func(*bench) []string
-	}{
+	}
+	each(t, map[string]row{
 		"the tag": {
 			func(b *bench, r *registries) { delete(r.tags, b.mirrorTag("plain")) },
 			func(b *bench) []string { return []string{b.saved.Schematics["plain"].Installer} },
@@ -207,37 +187,26 @@ func TestMirrorResumes(t *testing.T) {
 			},
 			func(b *bench) []string { return []string{b.sourceOf("plain")} },
 		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			b, r := mirrored(t)
-			whole, tags := b.saved, len(r.tags)
-			r.copies = nil
-			tc.lose(b, r)
-			want := tc.want(b)
-			if err := errors.Join(b.run(t, b.mirroringBuilder(r).Step()), b.run(t, b.mirror(r).Step())); err != nil {
-				t.Fatal(err)
-			}
-			if diff := cmp.Diff(want, r.copies); diff != "" {
-				t.Errorf("copies (-want +got):\n%s", diff)
-			}
-			if diff := cmp.Diff(whole, b.ledger.Lock()); diff != "" {
-				t.Errorf("lock (-want +got):\n%s", diff)
-			}
-			if len(r.tags) != tags {
-				t.Errorf("tags = %v", r.tags)
-			}
-		})
-	}
+	}, func(t *testing.T, tc row) {
+		b, r := mirrored(t)
+		whole, tags := b.saved, len(r.tags)
+		r.copies = nil
+		tc.lose(b, r)
+		want := tc.want(b)
+		noError(t, errors.Join(b.run(t, b.mirroringBuilder(r).Step()), b.run(t, b.mirror(r).Step())))
+		same(t, "copies", want, r.copies)
+		same(t, "lock", whole, b.ledger.Lock())
+		if len(r.tags) != tags {
+			t.Errorf("tags = %v", r.tags)
+		}
+	})
 }
 
 func TestMirrorIsCutOff(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	r := newRegistries(b.factory)
-	if err := b.run(t, b.mirroringBuilder(r).Step()); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, b.run(t, b.mirroringBuilder(r).Step()))
 	before := b.saved
 	r.cut = true
 	err := b.run(t, b.mirror(r).Step())
@@ -258,9 +227,7 @@ func TestWithoutMirror(t *testing.T) {
 	b, r := mirrored(t)
 	builder := b.builder()
 	builder.Registry = r
-	if err := b.run(t, builder.Step()); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, b.run(t, builder.Step()))
 	for _, name := range []string{"default", "plain"} {
 		if got := b.saved.Schematics[name].Installer; got != b.sourceOf(name) {
 			t.Errorf("installer of %s = %s", name, got)
@@ -271,11 +238,12 @@ func TestWithoutMirror(t *testing.T) {
 func TestMirrorRefuses(t *testing.T) {
 	t.Parallel()
 	other := digest("other")
-	for name, tc := range map[string]struct {
+	type row struct {
 		spoil      func(*bench, *registries)
 		kind       fault.Kind
 		want, hint string
-	}{
+	}
+	each(t, map[string]row{
 		"a tag of something else": {
 			func(b *bench, r *registries) { r.exists, r.tags[b.mirrorTag("default")] = true, other }, fault.Refused,
 			"TAG is " + other + ", but the lock has ", "the factory has rebuilt it since it was mirrored, or someone moved the tag",
@@ -297,33 +265,28 @@ func TestMirrorRefuses(t *testing.T) {
 		"a lock that can't be saved": {
 			func(b *bench, _ *registries) { b.saveErr = errors.New("read-only") }, fault.Failed, "record what was built: read-only", "",
 		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			b := newBench(t)
-			r := newRegistries(b.factory)
-			if err := b.run(t, b.mirroringBuilder(r).Step()); err != nil {
-				t.Fatal(err)
-			}
-			b.again(b.saved)
-			tc.spoil(b, r)
-			before := b.ledger.Lock()
-			err := b.run(t, b.mirror(r).Step())
-			if want := strings.ReplaceAll(tc.want, "TAG", b.mirrorTag("default")); err == nil || !strings.Contains(err.Error(), want) {
-				t.Fatalf("error\n got %v\nwant it to hold %q", err, want)
-			}
-			if kind := fault.KindOf(err); kind != tc.kind {
-				t.Errorf("kind = %v, want %v", kind, tc.kind)
-			}
-			if got := strings.Join(fault.Hints(err), "; "); !strings.HasPrefix(got, tc.hint) {
-				t.Errorf("hint\n got %s\nwant %s", got, tc.hint)
-			}
-			if diff := cmp.Diff(before, b.ledger.Lock()); diff != "" {
-				t.Errorf("the lock changed despite the error (-before +after):\n%s", diff)
-			}
-			if got, found := r.tags[b.mirrorTag("default")]; found && got != other && tc.kind == fault.Refused {
-				t.Errorf("the tag was moved to %s", got)
-			}
-		})
-	}
+	}, func(t *testing.T, tc row) {
+		b := newBench(t)
+		r := newRegistries(b.factory)
+		noError(t, b.run(t, b.mirroringBuilder(r).Step()))
+		b.again(b.saved)
+		tc.spoil(b, r)
+		before := b.ledger.Lock()
+		err := b.run(t, b.mirror(r).Step())
+		if want := strings.ReplaceAll(tc.want, "TAG", b.mirrorTag("default")); err == nil || !strings.Contains(err.Error(), want) {
+			t.Fatalf("error\n got %v\nwant it to hold %q", err, want)
+		}
+		if kind := fault.KindOf(err); kind != tc.kind {
+			t.Errorf("kind = %v, want %v", kind, tc.kind)
+		}
+		if got := strings.Join(fault.Hints(err), "; "); !strings.HasPrefix(got, tc.hint) {
+			t.Errorf("hint\n got %s\nwant %s", got, tc.hint)
+		}
+		if diff := cmp.Diff(before, b.ledger.Lock()); diff != "" {
+			t.Errorf("the lock changed despite the error (-before +after):\n%s", diff)
+		}
+		if got, found := r.tags[b.mirrorTag("default")]; found && got != other && tc.kind == fault.Refused {
+			t.Errorf("the tag was moved to %s", got)
+		}
+	})
 }

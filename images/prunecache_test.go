@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/step"
 )
@@ -41,9 +40,7 @@ func fullCache(t *testing.T) (c *Cache, outside string) {
 	for _, name := range []string{isoOf(buildA), isoOf(buildB), part, ".verify-17"} {
 		err = errors.Join(err, os.Chtimes(c.path(name), cacheDay, cacheDay))
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	return c, outside
 }
 
@@ -54,21 +51,14 @@ func cachedFile(name string) CachedFile {
 func TestCacheFiles(t *testing.T) {
 	t.Parallel()
 	c, _ := fullCache(t)
-	got, err := c.Files()
-	if err != nil {
-		t.Fatal(err)
-	}
+	got := must(c.Files())(t)
 	want := []CachedFile{cachedFile("." + isoOf(buildA) + ".17.part"), cachedFile(".verify-17"), cachedFile(isoOf(buildA)), cachedFile(isoOf(buildB))}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("our files (-want +got):\n%s", diff)
-	}
+	same(t, "our files", want, got)
 	if got, err := NewCache(filepath.Join(t.TempDir(), "none")).Files(); err != nil || got != nil {
 		t.Errorf("of no cache: %v, %v", got, err)
 	}
 	file := filepath.Join(t.TempDir(), "file")
-	if err := os.WriteFile(file, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, os.WriteFile(file, nil, 0o600))
 	if _, err := NewCache(file).Files(); err == nil {
 		t.Error("a file counts as an empty cache")
 	}
@@ -79,14 +69,15 @@ func TestJudgeCache(t *testing.T) {
 	a, scratch, part := cachedFile(isoOf(buildA)), cachedFile(".verify-17"), cachedFile("."+isoOf(buildA)+".17.part")
 	const working = "a build may be using it: it is younger than 24h"
 	left := "a killed build has left it"
-	for name, tc := range map[string]struct {
+	type row struct {
 		file CachedFile
 		uses []Use
 		need Needed
 		old  time.Duration // than what stays
 		age  time.Duration
 		want CacheVerdict
-	}{
+	}
+	each(t, map[string]row{
 		"nothing needs it":      {file: a, old: week, age: week, want: CacheVerdict{}},
 		"the lock":              {file: a, need: Needed{Names: map[string]string{isoOf(buildA): "recast.lock has it"}}, age: week, want: CacheVerdict{Keep: []string{"recast.lock has it"}}},
 		"a build":               {file: a, need: Needed{Builds: map[string]string{buildA + "00": "wk1 was made from it"}}, age: week, want: CacheVerdict{Keep: []string{"wk1 was made from it"}}},
@@ -96,26 +87,22 @@ func TestJudgeCache(t *testing.T) {
 		"left scratch":          {file: scratch, old: week, age: 24 * time.Hour, want: CacheVerdict{Goes: left}},
 		"a download":            {file: part, age: time.Minute, want: CacheVerdict{Keep: []string{working}}},
 		"left, of a locked ISO": {file: part, need: Needed{Names: map[string]string{isoOf(buildA): "recast.lock has it"}}, age: week, want: CacheVerdict{Goes: left}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			tc.want.CachedFile = tc.file
-			got := JudgeCache([]CachedFile{tc.file}, tc.uses, tc.need, tc.old, cacheDay.Add(tc.age))
-			if diff := cmp.Diff([]CacheVerdict{tc.want}, got); diff != "" {
-				t.Errorf("(-want +got):\n%s", diff)
-			}
-		})
-	}
+	}, func(t *testing.T, tc row) {
+		tc.want.CachedFile = tc.file
+		got := JudgeCache([]CachedFile{tc.file}, tc.uses, tc.need, tc.old, cacheDay.Add(tc.age))
+		same(t, "result", []CacheVerdict{tc.want}, got)
+	})
 }
 
 func TestCachePruner(t *testing.T) {
 	t.Parallel()
-	for name, tc := range map[string]struct {
+	type row struct {
 		change func(c *Cache, guard *error) error
 		gone   []string
 		fails  string
 		kind   fault.Kind
-	}{
+	}
+	each(t, map[string]row{
 		"all that can go": {gone: []string{"." + isoOf(buildA) + ".17.part", ".verify-17", isoOf(buildA)}},
 		"the claim is lost": {
 			change: func(_ *Cache, guard *error) error {
@@ -139,49 +126,38 @@ func TestCachePruner(t *testing.T) {
 			change: func(c *Cache, _ *error) error { return os.RemoveAll(c.path(".verify-17")) },
 			gone:   []string{"." + isoOf(buildA) + ".17.part", ".verify-17", isoOf(buildA)},
 		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			c, outside := fullCache(t)
-			files, err := c.Files()
-			if err != nil {
-				t.Fatal(err)
+	}, func(t *testing.T, tc row) {
+		c, outside := fullCache(t)
+		files := must(c.Files())(t)
+		before := must(os.ReadDir(c.dir))(t)
+		need := Needed{Builds: map[string]string{buildB: "wk1 was made from it"}}
+		p := CachePruner{Cache: c, Verdicts: JudgeCache(files, nil, need, 0, cacheDay.Add(week))}
+		var guard error
+		p.Write = unless(&guard)
+		if tc.change != nil {
+			noError(t, tc.change(c, &guard))
+		}
+		b := newBench(t)
+		err := b.run(t, step.Step{ID: "prune", Title: "remove", Steps: func(context.Context) ([]step.Step, error) { return p.Steps(), nil }})
+		if err != nil != (tc.fails != "") || !strings.Contains(message(err), tc.fails) || fault.KindOf(err) != tc.kind {
+			t.Errorf("error is %v (%v), want %q in it", err, fault.KindOf(err), tc.fails)
+		}
+		var gone, marked []string
+		for _, e := range before {
+			if _, err := os.Lstat(c.path(e.Name())); err != nil {
+				gone = append(gone, e.Name())
 			}
-			before, err := os.ReadDir(c.dir)
-			if err != nil {
-				t.Fatal(err)
+		}
+		for _, v := range p.Verdicts {
+			if v.Removed {
+				marked = append(marked, v.Name)
 			}
-			need := Needed{Builds: map[string]string{buildB: "wk1 was made from it"}}
-			p := CachePruner{Cache: c, Verdicts: JudgeCache(files, nil, need, 0, cacheDay.Add(week))}
-			var guard error
-			p.Write = unless(&guard)
-			if tc.change != nil {
-				if err := tc.change(c, &guard); err != nil {
-					t.Fatal(err)
-				}
-			}
-			b := newBench(t)
-			err = b.run(t, step.Step{ID: "prune", Title: "remove", Steps: func(context.Context) ([]step.Step, error) { return p.Steps(), nil }})
-			if err != nil != (tc.fails != "") || !strings.Contains(message(err), tc.fails) || fault.KindOf(err) != tc.kind {
-				t.Errorf("error is %v (%v), want %q in it", err, fault.KindOf(err), tc.fails)
-			}
-			var gone, marked []string
-			for _, e := range before {
-				if _, err := os.Lstat(c.path(e.Name())); err != nil {
-					gone = append(gone, e.Name())
-				}
-			}
-			for _, v := range p.Verdicts {
-				if v.Removed {
-					marked = append(marked, v.Name)
-				}
-			}
-			if diff := cmp.Diff(tc.gone, gone); diff != "" || cmp.Diff(gone, marked) != "" {
-				t.Errorf("marked %q; gone (-want +got):\n%s", marked, diff)
-			}
-			if data, err := os.ReadFile(filepath.Join(outside, "precious")); err != nil || string(data) != "precious" {
-				t.Errorf("outside of the cache: %q, %v", data, err)
-			}
-		})
-	}
+		}
+		if diff := cmp.Diff(tc.gone, gone); diff != "" || cmp.Diff(gone, marked) != "" {
+			t.Errorf("marked %q; gone (-want +got):\n%s", marked, diff)
+		}
+		if data, err := os.ReadFile(filepath.Join(outside, "precious")); err != nil || string(data) != "precious" {
+			t.Errorf("outside of the cache: %q, %v", data, err)
+		}
+	})
 }

@@ -9,8 +9,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/step"
 )
@@ -84,12 +82,13 @@ func newArchive() *archive {
 
 func TestJudgeMirror(t *testing.T) {
 	t.Parallel()
-	for title, tc := range map[string]struct {
+	type row struct {
 		change func(*archive)
 		need   Needed
 		age    time.Duration
 		want   map[string][]string
-	}{
+	}
+	each(t, map[string]row{
 		"nothing needs them": {age: week, want: map[string][]string{tagOf("a"): nil, tagOf("b"): nil, tagOf("c"): nil}},
 		"the lock, by tag and by digest": {
 			need: Needed{Names: map[string]string{tagOf("a"): "recast.lock has it", sha("a"): "recast.lock has it", sha("b"): "the lock before"}},
@@ -128,43 +127,30 @@ func TestJudgeMirror(t *testing.T) {
 			},
 			want: map[string][]string{},
 		},
-	} {
-		t.Run(title, func(t *testing.T) {
-			t.Parallel()
-			a := newArchive()
-			if tc.change != nil {
-				tc.change(a)
-			}
-			tags, err := ListMirror(t.Context(), a, mirrorRepository)
-			if err != nil {
-				t.Fatal(err)
-			}
-			got := map[string][]string{}
-			for _, v := range JudgeMirror(tags, tc.need, tc.age, mirrorNow) {
-				got[v.Tag] = v.Keep
-			}
-			if diff := cmp.Diff(tc.want, got); diff != "" {
-				t.Errorf("kept (-want +got):\n%s", diff)
-			}
-		})
-	}
+	}, func(t *testing.T, tc row) {
+		a := newArchive()
+		if tc.change != nil {
+			tc.change(a)
+		}
+		tags := must(ListMirror(t.Context(), a, mirrorRepository))(t)
+		got := map[string][]string{}
+		for _, v := range JudgeMirror(tags, tc.need, tc.age, mirrorNow) {
+			got[v.Tag] = v.Keep
+		}
+		same(t, "kept", tc.want, got)
+	})
 }
 
 func TestListMirror(t *testing.T) {
 	t.Parallel()
 	a := newArchive()
 	maps.DeleteFunc(a.tags, func(tag, _ string) bool { return tag != tagOf("a") && tag != "latest" })
-	got, err := ListMirror(t.Context(), a, mirrorRepository)
-	if err != nil {
-		t.Fatal(err)
-	}
+	got := must(ListMirror(t.Context(), a, mirrorRepository))(t)
 	want := []MirrorTag{
 		{Repository: mirrorRepository, Tag: "latest", Digest: sha("9")},
 		{Repository: mirrorRepository, Tag: tagOf("a"), Digest: sha("a"), Built: a.built[sha("a")], Lists: []string{sha("d"), sha("e")}},
 	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("tags (-want +got):\n%s", diff)
-	}
+	same(t, "tags", want, got)
 	a.fail = errors.New("500")
 	if _, err := ListMirror(t.Context(), a, mirrorRepository); !errors.Is(err, a.fail) {
 		t.Errorf("error is %v", err)
@@ -183,12 +169,13 @@ func TestOurTag(t *testing.T) {
 
 func TestMirrorPruner(t *testing.T) {
 	t.Parallel()
-	for title, tc := range map[string]struct {
+	type row struct {
 		change func(a *archive, guard *error)
 		want   []string
 		fails  string
 		kind   fault.Kind
-	}{
+	}
+	each(t, map[string]row{
 		// a's signature and referrer, a, and the image that b lacks; then what is left of b.
 		"all that can go": {want: []string{sha("1"), sha("3"), sha("a"), sha("d"), sha("2"), sha("b"), sha("e"), sha("f")}},
 		"what another has too": {
@@ -220,38 +207,30 @@ func TestMirrorPruner(t *testing.T) {
 		"use is no longer known": {
 			change: func(a *archive, _ *error) { a.fail = errors.New("503") }, fails: "503", kind: fault.Failed,
 		},
-	} {
-		t.Run(title, func(t *testing.T) {
-			t.Parallel()
-			a := newArchive()
-			tags, err := ListMirror(t.Context(), a, mirrorRepository)
-			if err != nil {
-				t.Fatal(err)
+	}, func(t *testing.T, tc row) {
+		a := newArchive()
+		tags := must(ListMirror(t.Context(), a, mirrorRepository))(t)
+		p := MirrorPruner{Shelf: a, Verdicts: JudgeMirror(tags, Needed{Names: map[string]string{tagOf("c"): "recast.lock has it"}}, week, mirrorNow)}
+		var guard error
+		if tc.change != nil {
+			tc.change(a, &guard)
+		}
+		p.Write = unless(&guard)
+		b := newBench(t)
+		err := b.run(t, step.Step{ID: "prune", Title: "remove", Steps: func(context.Context) ([]step.Step, error) { return p.Steps(), nil }})
+		if err != nil != (tc.fails != "") || !strings.Contains(message(err), tc.fails) || fault.KindOf(err) != tc.kind {
+			t.Errorf("error is %v (%v), want %q in it", err, fault.KindOf(err), tc.fails)
+		}
+		same(t, "deleted", tc.want, a.deleted)
+		for _, v := range p.Verdicts {
+			if _, there := a.tags[v.Tag]; v.Removed == there {
+				t.Errorf("%s: removed is %t", v, v.Removed)
 			}
-			p := MirrorPruner{Shelf: a, Verdicts: JudgeMirror(tags, Needed{Names: map[string]string{tagOf("c"): "recast.lock has it"}}, week, mirrorNow)}
-			var guard error
-			if tc.change != nil {
-				tc.change(a, &guard)
+		}
+		for _, tag := range []string{"latest", sigOf(sha("9")), tagOf("c"), "sha256-" + sha("c")[7:]} {
+			if a.tags[tag] == "" {
+				t.Errorf("%s is gone", tag)
 			}
-			p.Write = unless(&guard)
-			b := newBench(t)
-			err = b.run(t, step.Step{ID: "prune", Title: "remove", Steps: func(context.Context) ([]step.Step, error) { return p.Steps(), nil }})
-			if err != nil != (tc.fails != "") || !strings.Contains(message(err), tc.fails) || fault.KindOf(err) != tc.kind {
-				t.Errorf("error is %v (%v), want %q in it", err, fault.KindOf(err), tc.fails)
-			}
-			if diff := cmp.Diff(tc.want, a.deleted); diff != "" {
-				t.Errorf("deleted (-want +got):\n%s", diff)
-			}
-			for _, v := range p.Verdicts {
-				if _, there := a.tags[v.Tag]; v.Removed == there {
-					t.Errorf("%s: removed is %t", v, v.Removed)
-				}
-			}
-			for _, tag := range []string{"latest", sigOf(sha("9")), tagOf("c"), "sha256-" + sha("c")[7:]} {
-				if a.tags[tag] == "" {
-					t.Errorf("%s is gone", tag)
-				}
-			}
-		})
-	}
+		}
+	})
 }

@@ -8,18 +8,15 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/recast-sh/recast/internal/words"
-
 	"github.com/google/go-cmp/cmp"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/words"
 )
 
 func built(t *testing.T) *bench {
 	t.Helper()
 	b := newBench(t)
-	if err := b.run(t, b.builder().Step()); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, b.run(t, b.builder().Step()))
 	b.again(b.saved)
 	return b
 }
@@ -27,14 +24,10 @@ func built(t *testing.T) *bench {
 func TestPublish(t *testing.T) {
 	t.Parallel()
 	b := built(t)
-	if err := b.run(t, b.pub.Step()); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, b.run(t, b.pub.Step()))
 	name := b.saved.Schematics["default"].ISO.Name
 	want := []string{"upload pve1/cephfs " + name, "upload pve1/local " + name, "upload pve2/local " + name}
-	if diff := cmp.Diff(want, b.store.changes); diff != "" {
-		t.Errorf("changes (-want +got):\n%s", diff)
-	}
+	same(t, "changes", want, b.store.changes)
 	all := words.Size(b.saved.Schematics["default"].ISO.SizeBytes)
 	if diff := cmp.Diff([]string{
 		"publish/default/upload-cephfs: " + all + " of " + all,
@@ -45,21 +38,13 @@ func TestPublish(t *testing.T) {
 	}
 
 	b.again(b.saved)
-	if err := b.run(t, b.pub.Step()); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, b.run(t, b.pub.Step()))
 	where := "storage cephfs, storage local on pve1, storage local on pve2"
-	if diff := cmp.Diff([]string{"publish/default skipped " + name + " is on " + where, "publish done"}, b.events); diff != "" {
-		t.Errorf("second time (-want +got):\n%s", diff)
-	}
+	same(t, "second time", []string{"publish/default skipped " + name + " is on " + where, "publish done"}, b.events)
 
 	delete(b.store.storages["pve2/local"].isos, name)
-	if err := b.run(t, b.pub.Step()); err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff([]string{"upload pve2/local " + name}, b.store.changes); diff != "" {
-		t.Errorf("uploads after a loss (-want +got):\n%s", diff)
-	}
+	noError(t, b.run(t, b.pub.Step()))
+	same(t, "uploads after a loss", []string{"upload pve2/local " + name}, b.store.changes)
 }
 
 // unpublishable is a way in which publishing goes wrong.
@@ -145,40 +130,38 @@ func unpublishables() map[string]unpublishable {
 
 func TestPublishRefuses(t *testing.T) {
 	t.Parallel()
-	for name, tc := range unpublishables() {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			b := built(t)
-			tc.spoil(b)
-			err := b.run(t, b.pub.Step())
-			if err == nil {
-				t.Fatal("no error")
-			}
-			if !strings.Contains(strings.ReplaceAll(err.Error(), b.iso().Name, "ISO"), tc.want) {
-				t.Errorf("error\n got %v\nwant it to hold %q", err, tc.want)
-			}
-			if kind := fault.KindOf(err); kind != tc.kind {
-				t.Errorf("kind = %v, want %v", kind, tc.kind)
-			}
-			hint := strings.ReplaceAll(tc.hint, "ISO`", b.saved.Schematics["default"].ISO.Name+"`")
-			if got := strings.Join(fault.Hints(err), "; "); got != hint {
-				t.Errorf("hint\n got %s\nwant %s", got, hint)
-			}
-			if b.store.changes != nil {
-				t.Errorf("uploaded despite the error: %v", b.store.changes)
-			}
-		})
-	}
+	each(t, unpublishables(), func(t *testing.T, tc unpublishable) {
+		b := built(t)
+		tc.spoil(b)
+		err := b.run(t, b.pub.Step())
+		if err == nil {
+			t.Fatal("no error")
+		}
+		if !strings.Contains(strings.ReplaceAll(err.Error(), b.iso().Name, "ISO"), tc.want) {
+			t.Errorf("error\n got %v\nwant it to hold %q", err, tc.want)
+		}
+		if kind := fault.KindOf(err); kind != tc.kind {
+			t.Errorf("kind = %v, want %v", kind, tc.kind)
+		}
+		hint := strings.ReplaceAll(tc.hint, "ISO`", b.saved.Schematics["default"].ISO.Name+"`")
+		if got := strings.Join(fault.Hints(err), "; "); got != hint {
+			t.Errorf("hint\n got %s\nwant %s", got, hint)
+		}
+		if b.store.changes != nil {
+			t.Errorf("uploaded despite the error: %v", b.store.changes)
+		}
+	})
 }
 
 func TestProgress(t *testing.T) {
 	t.Parallel()
-	for name, tc := range map[string]struct {
+	type row struct {
 		total int64
 		pause time.Duration // before each count
 		done  []int64
 		want  []string
-	}{
+	}
+	each(t, map[string]row{
 		"known":   {100 * mib, 0, []int64{1, 9 * mib, 10 * mib, 11 * mib, 35 * mib, 100 * mib}, []string{"10 MiB of 100 MiB", "35 MiB of 100 MiB", "100 MiB of 100 MiB"}},
 		"unknown": {-1, 0, []int64{1, 64 * mib, 65 * mib, 130 * mib}, []string{"64 MiB", "130 MiB"}},
 		"tiny":    {3, 0, []int64{3}, []string{"1 KiB of 1 KiB"}},
@@ -192,20 +175,15 @@ func TestProgress(t *testing.T) {
 			[]int64{50 * mib, 1, 50 * mib},
 			[]string{"50 MiB of 100 MiB", "beginning again", "50 MiB of 100 MiB"},
 		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				var got []string
-				tell := progress(tc.total, func(text string) { got = append(got, text) })
-				for _, n := range tc.done {
-					time.Sleep(tc.pause)
-					tell(n)
-				}
-				if diff := cmp.Diff(tc.want, got); diff != "" {
-					t.Errorf("notes (-want +got):\n%s", diff)
-				}
-			})
+	}, func(t *testing.T, tc row) {
+		synctest.Test(t, func(t *testing.T) {
+			var got []string
+			tell := progress(tc.total, func(text string) { got = append(got, text) })
+			for _, n := range tc.done {
+				time.Sleep(tc.pause)
+				tell(n)
+			}
+			same(t, "notes", tc.want, got)
 		})
-	}
+	})
 }

@@ -180,33 +180,30 @@ func spoiltBoots() map[string]spoiltImage {
 // TestBuildRefusesContent: the content of an image decides, not its name.
 func TestBuildRefusesContent(t *testing.T) {
 	t.Parallel()
-	for name, tc := range spoiltImages() {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			b := newBench(t)
-			tc.spoil(b.factory)
-			err := b.run(t, b.builder().Step())
-			for _, want := range tc.want {
-				if !strings.Contains(message(err), want) {
-					t.Errorf("error\n got %v\nwant it to hold %q", err, want)
-				}
+	each(t, spoiltImages(), func(t *testing.T, tc spoiltImage) {
+		b := newBench(t)
+		tc.spoil(b.factory)
+		err := b.run(t, b.builder().Step())
+		for _, want := range tc.want {
+			if !strings.Contains(message(err), want) {
+				t.Errorf("error\n got %v\nwant it to hold %q", err, want)
 			}
-			if m, ok := errors.AsType[*verify.Mismatch](err); !ok || m.Kind != tc.kind {
-				t.Errorf("mismatch = %+v, want kind %s", m, tc.kind)
-			}
-			if fault.KindOf(err) != fault.Refused || len(fault.Hints(err)) == 0 {
-				t.Errorf("kind = %v, hints %q", fault.KindOf(err), fault.Hints(err))
-			}
-			e := b.ledger.Lock().Schematics["default"]
-			if e.ISO.SHA256 != "" || e.Installer != "" && strings.Contains(message(err), "verify-installer") {
-				t.Errorf("recorded despite the error: %q %+v", e.Installer, e.ISO)
-			}
-			if _, found, err := b.cache.look(e.ISO.Name); err != nil || found {
-				t.Errorf("the ISO has its name in the cache: %v", err)
-			}
-			t.Attr("corruptions-caught", "1")
-		})
-	}
+		}
+		if m, ok := errors.AsType[*verify.Mismatch](err); !ok || m.Kind != tc.kind {
+			t.Errorf("mismatch = %+v, want kind %s", m, tc.kind)
+		}
+		if fault.KindOf(err) != fault.Refused || len(fault.Hints(err)) == 0 {
+			t.Errorf("kind = %v, hints %q", fault.KindOf(err), fault.Hints(err))
+		}
+		e := b.ledger.Lock().Schematics["default"]
+		if e.ISO.SHA256 != "" || e.Installer != "" && strings.Contains(message(err), "verify-installer") {
+			t.Errorf("recorded despite the error: %q %+v", e.Installer, e.ISO)
+		}
+		if _, found, err := b.cache.look(e.ISO.Name); err != nil || found {
+			t.Errorf("the ISO has its name in the cache: %v", err)
+		}
+		t.Attr("corruptions-caught", "1")
+	})
 }
 
 // TestFlippedBytes changes a byte in many places of an ISO's initramfs, in Talos'
@@ -215,20 +212,12 @@ func TestBuildRefusesContent(t *testing.T) {
 func TestFlippedBytes(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
-	if err := b.run(t, b.builder().Step()); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, b.run(t, b.builder().Step()))
 	e := b.saved.Schematics["default"]
 	v := verify.New(b.factory, t.TempDir())
 	defer v.Close()
-	files, err := b.factory.Extract(t.Context(), e.Installer, "amd64")
-	if err != nil {
-		t.Fatal(err)
-	}
-	boot, err := v.Installer(t.Context(), b.saved, e, files, func(string) {})
-	if err != nil {
-		t.Fatal(err)
-	}
+	files := must(b.factory.Extract(t.Context(), e.Installer, "amd64"))(t)
+	boot := must(v.Installer(t.Context(), b.saved, e, files, func(string) {}))(t)
 	iso := b.factory.bytes(RequestOf(b.saved, e))
 	from, size := initrdOf(t, iso)
 	flipped := 0
@@ -246,14 +235,8 @@ func TestFlippedBytes(t *testing.T) {
 // initrdOf is the position of an ISO's initramfs, from Talos' own part on.
 func initrdOf(t *testing.T, iso []byte) (from, size int) {
 	t.Helper()
-	i, err := bootimage.OpenISO(bytes.NewReader(iso), int64(len(iso)))
-	if err != nil {
-		t.Fatal(err)
-	}
-	initrd, err := io.ReadAll(i.UKI.Initrd)
-	if err != nil {
-		t.Fatal(err)
-	}
+	i := must(bootimage.OpenISO(bytes.NewReader(iso), int64(len(iso))))(t)
+	initrd := must(io.ReadAll(i.UKI.Initrd))(t)
 	if from = bytes.Index(iso, initrd); from < 0 {
 		t.Fatal("the initramfs is not in one piece")
 	}
@@ -270,9 +253,7 @@ func TestSharedExtensions(t *testing.T) {
 	lock.Schematics["other"] = other
 	b := newBench(t)
 	b.again(lock)
-	if err := b.run(t, b.builder().Step()); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, b.run(t, b.builder().Step()))
 	got := slices.DeleteFunc(slices.Clone(b.factory.pulls), func(ref string) bool { return !strings.HasPrefix(ref, "ghcr.io/") })
 	// Twice for the one with microcode: its parts are hashed together.
 	if want := []string{"ghcr.io/" + agent + "@" + digest("one"), "ghcr.io/" + agent + "@" + digest("one")}; !slices.Equal(got, want) {
@@ -284,31 +265,29 @@ func TestSharedExtensions(t *testing.T) {
 // against the lock's installer.
 func TestISOAfterInstaller(t *testing.T) {
 	t.Parallel()
-	for name, tc := range map[string]struct {
+	type row struct {
 		spoil func(*factory)
 		want  string
-	}{
+	}
+	each(t, map[string]row{
 		"of the same build": {func(*factory) {}, ""},
 		"of another": {
 			only("iso", func(img *artefact.Image) { img.TalosVersion = "v1.13.8" }), "the ISO is of another build than the installer: Talos initramfs ",
 		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			b := newBench(t)
-			b.factory.announce = func(int64) int64 { return 1 << 40 } // the connection breaks
-			if err := b.run(t, b.builder().Step()); err == nil || b.saved.Schematics["default"].Installer == "" {
-				t.Fatalf("err = %v, installer %q", err, b.saved.Schematics["default"].Installer)
-			}
-			b.factory.announce = func(size int64) int64 { return size }
-			tc.spoil(b.factory)
-			b.again(b.saved)
-			err := b.run(t, b.builder().Step())
-			if !strings.Contains(message(err), tc.want) || (err == nil) != (tc.want == "") {
-				t.Errorf("err = %v, want %q", err, tc.want)
-			}
-		})
-	}
+	}, func(t *testing.T, tc row) {
+		b := newBench(t)
+		b.factory.announce = func(int64) int64 { return 1 << 40 } // the connection breaks
+		if err := b.run(t, b.builder().Step()); err == nil || b.saved.Schematics["default"].Installer == "" {
+			t.Fatalf("err = %v, installer %q", err, b.saved.Schematics["default"].Installer)
+		}
+		b.factory.announce = func(size int64) int64 { return size }
+		tc.spoil(b.factory)
+		b.again(b.saved)
+		err := b.run(t, b.builder().Step())
+		if !strings.Contains(message(err), tc.want) || (err == nil) != (tc.want == "") {
+			t.Errorf("err = %v, want %q", err, tc.want)
+		}
+	})
 }
 
 // spoiltLoaders are images with the locked content and another boot loader.

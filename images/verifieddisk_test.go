@@ -10,7 +10,6 @@ import (
 	"testing"
 
 	"github.com/recast-sh/recast/images/verify"
-
 	"github.com/recast-sh/recast/internal/diskimage"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim/artefact"
@@ -34,9 +33,7 @@ func newDiskBench(t testing.TB) *diskBench {
 	b.verifier = verify.New(b.factory, t.TempDir())
 	t.Cleanup(func() { _ = b.verifier.Close() }) // the directory is removed anyway
 	files, err := b.factory.Extract(t.Context(), "factory.example/nocloud-installer/"+b.entry.SchematicID+"@", "amd64")
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	if b.boot, err = b.verifier.Installer(t.Context(), lock, b.entry, files, func(string) {}); err != nil {
 		t.Fatal(err)
 	}
@@ -46,10 +43,7 @@ func newDiskBench(t testing.TB) *diskBench {
 // disk is the factory's disk image.
 func (b *diskBench) disk(t testing.TB, form artefact.DiskForm) []byte {
 	t.Helper()
-	disk, err := artefact.DiskImage(b.factory.image("disk", b.entry.SchematicID, "v1.13.9", "amd64", "nocloud"), form)
-	if err != nil {
-		t.Fatal(err)
-	}
+	disk := must(artefact.DiskImage(b.factory.image("disk", b.entry.SchematicID, "v1.13.9", "amd64", "nocloud"), form))(t)
 	return disk
 }
 
@@ -60,18 +54,15 @@ func (b *diskBench) verify(t testing.TB, disk []byte) (int64, error) {
 
 func TestDisk(t *testing.T) {
 	t.Parallel()
-	for name, form := range map[string]artefact.DiskForm{
+	each(t, map[string]artefact.DiskForm{
 		"for UEFI": {}, "for a BIOS, too": {BIOS: true}, "compressed": {By: artefact.Zlib}, "compressed with zstd": {By: artefact.Zstd},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			b := newDiskBench(t)
-			size, err := b.verify(t, b.disk(t, form))
-			if err != nil || size == 0 || size%(1<<20) != 0 {
-				t.Errorf("a disk of %d bytes, err = %v", size, err)
-			}
-		})
-	}
+	}, func(t *testing.T, form artefact.DiskForm) {
+		b := newDiskBench(t)
+		size, err := b.verify(t, b.disk(t, form))
+		if err != nil || size == 0 || size%(1<<20) != 0 {
+			t.Errorf("a disk of %d bytes, err = %v", size, err)
+		}
+	})
 }
 
 type spoiltDisk struct {
@@ -158,21 +149,18 @@ func spoiltDisks() map[string]spoiltDisk {
 
 func TestDiskRefused(t *testing.T) {
 	t.Parallel()
-	for name, test := range spoiltDisks() {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			b := newDiskBench(t)
-			test.built(b.factory)
-			_, err := b.verify(t, test.sent(b.disk(t, test.form)))
-			if m, ok := errors.AsType[*verify.Mismatch](err); !ok || m.Kind != test.kind || !strings.Contains(message(err), test.want) {
-				t.Errorf("mismatch %+v, err = %v, want %s: %q", m, err, test.kind, test.want)
-			}
-			if fault.KindOf(err) != fault.Refused || len(fault.Hints(err)) == 0 || strings.Contains(message(err), "secret") {
-				t.Errorf("kind = %v, hints %q, err = %v", fault.KindOf(err), fault.Hints(err), err)
-			}
-			t.Attr("corruptions-caught", "1")
-		})
-	}
+	each(t, spoiltDisks(), func(t *testing.T, test spoiltDisk) {
+		b := newDiskBench(t)
+		test.built(b.factory)
+		_, err := b.verify(t, test.sent(b.disk(t, test.form)))
+		if m, ok := errors.AsType[*verify.Mismatch](err); !ok || m.Kind != test.kind || !strings.Contains(message(err), test.want) {
+			t.Errorf("mismatch %+v, err = %v, want %s: %q", m, err, test.kind, test.want)
+		}
+		if fault.KindOf(err) != fault.Refused || len(fault.Hints(err)) == 0 || strings.Contains(message(err), "secret") {
+			t.Errorf("kind = %v, hints %q, err = %v", fault.KindOf(err), fault.Hints(err), err)
+		}
+		t.Attr("corruptions-caught", "1")
+	})
 }
 
 // TestDiskCached: the cache keeps a disk image by its checksum, as it does an ISO, and
@@ -191,10 +179,7 @@ func TestDiskCached(t *testing.T) {
 	if _, found, lookErr := c.look(name); found || lookErr != nil || err == nil {
 		t.Errorf("a truncated one is kept: %v, %v", err, lookErr)
 	}
-	kept, err := store(disk)
-	if err != nil {
-		t.Fatal(err)
-	}
+	kept := must(store(disk))(t)
 	got, found, err := c.look(name)
 	if want := (schematics.BootFile{Name: name, SHA256: hash(disk), SizeBytes: int64(len(disk))}); got != want || kept != want || !found || err != nil {
 		t.Errorf("cached %+v, stored %+v, want %+v; %v", got, kept, want, err)
@@ -206,16 +191,10 @@ func TestDiskFlippedBytes(t *testing.T) {
 	t.Parallel()
 	b := newDiskBench(t)
 	disk := b.disk(t, artefact.DiskForm{})
-	opened, err := diskimage.Open(bytes.NewReader(disk), int64(len(disk)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	opened := must(diskimage.Open(bytes.NewReader(disk), int64(len(disk))))(t)
 	flipped := 0
 	for name, part := range map[string]*io.SectionReader{"kernel": opened.ESP.UKI.Kernel, "initramfs": opened.ESP.UKI.Initrd} {
-		content, err := io.ReadAll(part)
-		if err != nil {
-			t.Fatal(err)
-		}
+		content := must(io.ReadAll(part))(t)
 		from := bytes.Index(disk, content)
 		if from < 0 {
 			t.Fatalf("the %s is not in one piece", name)

@@ -3,8 +3,6 @@ package schematics
 import (
 	"slices"
 	"testing"
-
-	"github.com/google/go-cmp/cmp"
 )
 
 func TestCompare(t *testing.T) {
@@ -18,12 +16,13 @@ func TestCompare(t *testing.T) {
 	newer := Extension{Name: x.Name, Version: "2.0", Ref: x.Ref, Digest: patched.Digest}
 	const both = "customization: {systemExtensions: {officialExtensions: [siderolabs/qemu-guest-agent, siderolabs/iscsi-tools]}}\n"
 
-	for name, tc := range map[string]struct {
+	type row struct {
 		texts   map[string]string
 		change  func(*OfficialExtension)
 		request func(*Request)
 		want    []Change // build IDs are filled in
-	}{
+	}
+	each(t, map[string]row{
 		"nothing": {texts: map[string]string{"a": agent}},
 		"another digest": {
 			texts:  map[string]string{"a": agent},
@@ -63,28 +62,23 @@ func TestCompare(t *testing.T) {
 				{Schematic: "b", Moved: []Moved{}, Reasons: []string{"added"}},
 			},
 		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			req := request(tc.texts)
-			if tc.request != nil {
-				tc.request(&req)
-			}
-			known := catalog()
-			at := slices.IndexFunc(known, func(o OfficialExtension) bool { return o.Name == "siderolabs/qemu-guest-agent" })
-			if tc.change != nil {
-				tc.change(&known[at])
-			}
-			after := resolve(t, req, known)
-			for i, c := range tc.want {
-				tc.want[i].OldBuild = before.Schematics[c.Schematic].BuildID
-				tc.want[i].NewBuild = after.Schematics[c.Schematic].BuildID
-			}
-			if diff := cmp.Diff(tc.want, Compare(before, after)); diff != "" {
-				t.Errorf("changes (-want +got):\n%s", diff)
-			}
-		})
-	}
+	}, func(t *testing.T, tc row) {
+		req := request(tc.texts)
+		if tc.request != nil {
+			tc.request(&req)
+		}
+		known := catalog()
+		at := slices.IndexFunc(known, func(o OfficialExtension) bool { return o.Name == "siderolabs/qemu-guest-agent" })
+		if tc.change != nil {
+			tc.change(&known[at])
+		}
+		after := resolve(t, req, known)
+		for i, c := range tc.want {
+			tc.want[i].OldBuild = before.Schematics[c.Schematic].BuildID
+			tc.want[i].NewBuild = after.Schematics[c.Schematic].BuildID
+		}
+		same(t, "changes", tc.want, Compare(before, after))
+	})
 }
 
 func TestSuggest(t *testing.T) {

@@ -13,10 +13,11 @@ import (
 func TestMatches(t *testing.T) {
 	t.Parallel()
 	lock := resolve(t, request(map[string]string{"a": agent, "b": "customization: {}\n"}), catalog())
-	for name, tc := range map[string]struct {
+	type row struct {
 		change func(*Request)
 		want   []string // nil: it matches
-	}{
+	}
+	each(t, map[string]row{
 		"the same": {func(*Request) {}, nil},
 		"another way to write it": {func(r *Request) {
 			r.Files["b"] = File{Path: "b.yaml", Data: []byte("# a comment\ncustomization:\n  extraKernelArgs: []\n")}
@@ -34,22 +35,19 @@ func TestMatches(t *testing.T) {
 		"a broken file": {func(r *Request) {
 			r.Files["b"] = File{Path: "b.yaml", Data: []byte("x: 1\n")}
 		}, []string{`b.yaml:1:1: unknown key "x"`}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			req := request(map[string]string{"a": agent, "b": "customization: {}\n"})
-			tc.change(&req)
-			err := lock.Matches(req)
-			if (err != nil) != (tc.want != nil) {
-				t.Fatalf("error = %v, want %q", err, tc.want)
+	}, func(t *testing.T, tc row) {
+		req := request(map[string]string{"a": agent, "b": "customization: {}\n"})
+		tc.change(&req)
+		err := lock.Matches(req)
+		if (err != nil) != (tc.want != nil) {
+			t.Fatalf("error = %v, want %q", err, tc.want)
+		}
+		for _, want := range tc.want {
+			if !strings.Contains(err.Error(), want) {
+				t.Errorf("error\n got %v\nwant it to hold %q", err, want)
 			}
-			for _, want := range tc.want {
-				if !strings.Contains(err.Error(), want) {
-					t.Errorf("error\n got %v\nwant it to hold %q", err, want)
-				}
-			}
-		})
-	}
+		}
+	})
 }
 
 func TestCheckRegistered(t *testing.T) {
@@ -57,9 +55,10 @@ func TestCheckRegistered(t *testing.T) {
 	e := resolve(t, request(map[string]string{"a": "customization: {extraKernelArgs: ['yes'], meta: [{key: 10, value: on}]}\n"}), catalog()).Schematics["a"]
 	other := strings.Repeat("0", 64)
 	ids := "the factory gives schematic a the ID " + other + ", but the lock has " + e.SchematicID
-	for name, tc := range map[string]struct {
+	type row struct {
 		id, text, want, hint string
-	}{
+	}
+	each(t, map[string]row{
 		"the same":          {id: e.SchematicID, text: e.Schematic},
 		"the same, no text": {id: e.SchematicID},
 		"quoted another way": {
@@ -79,24 +78,19 @@ func TestCheckRegistered(t *testing.T) {
 			other, e.Schematic, ids + ", for the same text",
 			"an ID is the SHA-256 of the canonical text: the server is not an Image Factory, or changes what it receives",
 		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			err := e.CheckRegistered("a", tc.id, tc.text)
-			if tc.want == "" {
-				if err != nil {
-					t.Error(err)
-				}
-				return
-			}
-			if err == nil || err.Error() != tc.want || fault.KindOf(err) != fault.Refused {
-				t.Errorf("error\n got %v\nwant %s", err, tc.want)
-			}
-			if got := strings.Join(fault.Hints(err), "; "); got != tc.hint {
-				t.Errorf("hint\n got %s\nwant %s", got, tc.hint)
-			}
-		})
-	}
+	}, func(t *testing.T, tc row) {
+		err := e.CheckRegistered("a", tc.id, tc.text)
+		if tc.want == "" {
+			noError(t, err)
+			return
+		}
+		if err == nil || err.Error() != tc.want || fault.KindOf(err) != fault.Refused {
+			t.Errorf("error\n got %v\nwant %s", err, tc.want)
+		}
+		if got := strings.Join(fault.Hints(err), "; "); got != tc.hint {
+			t.Errorf("hint\n got %s\nwant %s", got, tc.hint)
+		}
+	})
 }
 
 func lockOf(t *testing.T, arg string) Lock {
@@ -113,21 +107,15 @@ func TestPrevious(t *testing.T) {
 	}
 	for i, name := range []string{"first", "second", "now"} {
 		past := lockOf(t, name)
-		if err := Archive(dir, past); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, Archive(dir, past))
 		at := time.Date(2026, 1, 1+i, 0, 0, 0, 0, time.UTC)
-		if err := os.Chtimes(filepath.Join(dir, past.Key()+".lock"), at, at); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, os.Chtimes(filepath.Join(dir, past.Key()+".lock"), at, at))
 	}
 	got, found, err := Previous(dir, now)
 	if want := lockOf(t, "second").Key(); !found || got.Key() != want || err != nil {
 		t.Errorf("%t, %v: not the second one", found, err)
 	}
-	if err := os.WriteFile(filepath.Join(dir, "x.lock"), []byte("talos: ["), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, os.WriteFile(filepath.Join(dir, "x.lock"), []byte("talos: ["), 0o600))
 	if _, found, err := Previous(dir, now); found || err == nil {
 		t.Errorf("with one that can't be read: %t, %v", found, err)
 	}

@@ -3,8 +3,6 @@ package schematics
 import (
 	"strings"
 	"testing"
-
-	"github.com/google/go-cmp/cmp"
 )
 
 const customized = `overlay:
@@ -30,29 +28,21 @@ customization:
 func TestCustomization(t *testing.T) {
 	t.Parallel()
 	const embedding = "customization:\n    embeddedMachineConfiguration: |\n        secret\n"
-	cases := map[string]struct {
+	type row struct {
 		schematic string
 		want      Customization
-	}{
+	}
+	each(t, map[string]row{
 		"nothing": {"customization: {}\n", Customization{}},
 		"everything": {customized, Customization{
 			KernelArgs: []string{"net.ifnames=0", "recast.lock=sha256-1"}, Meta: []MetaValue{{Key: 12, Value: "on"}},
 			Bootloader: "sd-boot", OverlayOptions: map[string]any{"configTxt": "gpu_mem=128"},
 		}},
 		"a machine configuration": {embedding, Customization{EmbeddedConfigSHA256: sum("secret\n")}},
-	}
-	for name, c := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			got, err := Locked{File: "base.yaml", Schematic: c.schematic}.Customization()
-			if err != nil {
-				t.Fatal(err)
-			}
-			if d := cmp.Diff(c.want, got); d != "" {
-				t.Errorf("(-want +got):\n%s", d)
-			}
-		})
-	}
+	}, func(t *testing.T, c row) {
+		got := must(Locked{File: "base.yaml", Schematic: c.schematic}.Customization())(t)
+		same(t, "result", c.want, got)
+	})
 }
 
 // The lock lists extensions by name; they are built in the order of the file, under
@@ -66,17 +56,12 @@ func TestBuildOrder(t *testing.T) {
 		{Name: "frr", Ref: "ghcr.io/acme/frr", Explicit: true},
 		{Name: "bird", Ref: "ghcr.io/acme/bird", Explicit: true},
 	}}
-	list, err := e.BuildOrder()
-	if err != nil {
-		t.Fatal(err)
-	}
+	list := must(e.BuildOrder())(t)
 	var got []string
 	for _, x := range list {
 		got = append(got, x.Name)
 	}
-	if d := cmp.Diff([]string{"zfs", "i915", "agent", "frr", "bird"}, got); d != "" {
-		t.Errorf("(-want +got):\n%s", d)
-	}
+	same(t, "result", []string{"zfs", "i915", "agent", "frr", "bird"}, got)
 	e.Extensions[0].Explicit = true // pinned by recast.yaml
 	if list, err := e.BuildOrder(); err != nil || list[2].Name != "agent" {
 		t.Errorf("a pinned one: %v, %v", list, err)
@@ -91,11 +76,12 @@ func TestBuildOrder(t *testing.T) {
 func TestNoDisk(t *testing.T) {
 	t.Parallel()
 	const loops, grub = "before Talos v1.13 the imager needs loop devices", "its bootloader is grub"
-	for name, tc := range map[string]struct {
+	type row struct {
 		talos, custom string
 		imager        bool
 		why           string
-	}{
+	}
+	each(t, map[string]row{
 		"factory":         {"v1.12.6", "{}", false, ""},
 		"imager":          {"v1.13.0", "{}", true, ""},
 		"two digits":      {"v1.20.0", "{}", true, ""},
@@ -107,13 +93,10 @@ func TestNoDisk(t *testing.T) {
 		"GRUB, imager":    {"v1.13.9", "{bootloader: grub}", true, grub},
 		"usual sectors":   {"v1.13.9", "{diskImage: {sectorSize: 512}}", true, ""},
 		"foreign sectors": {"v1.13.9", "{diskImage: {sectorSize: 4096}}", false, "its diskImage.sectorSize is 4096, and Proxmox' disks have 512"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			why := Lock{Talos: tc.talos}.NoDisk(Locked{File: "a.yaml", Schematic: "customization: " + tc.custom + "\n"}, tc.imager)
-			if !strings.HasPrefix(why, tc.why) || (why == "") != (tc.why == "") {
-				t.Errorf("%q, want %q", why, tc.why)
-			}
-		})
-	}
+	}, func(t *testing.T, tc row) {
+		why := Lock{Talos: tc.talos}.NoDisk(Locked{File: "a.yaml", Schematic: "customization: " + tc.custom + "\n"}, tc.imager)
+		if !strings.HasPrefix(why, tc.why) || (why == "") != (tc.why == "") {
+			t.Errorf("%q, want %q", why, tc.why)
+		}
+	})
 }

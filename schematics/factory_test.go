@@ -22,42 +22,38 @@ func TestBrokenVersion(t *testing.T) {
 		Kind: BrokenVersion, Subject: "v1.13.9", Text: "Talos v1.13.9, which is locked, was marked broken by the Image Factory: it no longer builds it",
 		Hint: "what was built and published stays usable; " + advice,
 	}}
-	for name, tc := range map[string]struct {
+	type row struct {
 		broken string
 		old    *Lock
 		update bool
 		imager bool
 		err    string
 		want   []Warning
-	}{
+	}
+	each(t, map[string]row{
 		"another version is":     {broken: "v1.13.7"},
 		"for a new lock":         {broken: "v1.13.9", err: refused},
 		"for another version":    {broken: "v1.13.9", old: &earlier, err: refused},
 		"locked already":         {broken: "v1.13.9", old: &old, want: warned},
 		"locked already, update": {broken: "v1.13.9", old: &old, update: true, want: warned},
 		"no factory builds":      {broken: "v1.13.9", imager: true},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			req := request(map[string]string{"a": agent})
-			req.TalosPlace, req.Old, req.Update = "recast.yaml:4:3: talos.version", tc.old, tc.update
-			req.Files["a"] = File{Path: "a.yaml", Data: []byte(agent), Imager: tc.imager}
-			factory := &maker{extensions: catalog(), broken: []string{tc.broken}}
-			l, got, err := Resolve(t.Context(), req, Sources{Catalog: catalog(), Images: newShelf(catalog()), Factory: factory})
-			if l.Broken != (tc.want != nil) { // for plans, which ask no factory
-				t.Errorf("the lock says %t", l.Broken)
-			}
-			if tc.err == "" && err != nil || tc.err != "" && (err == nil || err.Error() != tc.err || fault.KindOf(err) != fault.Config || !slices.Equal(fault.Hints(err), []string{advice})) {
-				t.Fatalf("error %v (%s), want %q", err, fault.Hints(err), tc.err)
-			}
-			if diff := cmp.Diff(tc.want, got); diff != "" {
-				t.Errorf("warnings (-want +got):\n%s", diff)
-			}
-			if tc.imager && len(factory.asked) > 0 {
-				t.Errorf("a factory that builds nothing was asked for %v", factory.asked)
-			}
-		})
-	}
+	}, func(t *testing.T, tc row) {
+		req := request(map[string]string{"a": agent})
+		req.TalosPlace, req.Old, req.Update = "recast.yaml:4:3: talos.version", tc.old, tc.update
+		req.Files["a"] = File{Path: "a.yaml", Data: []byte(agent), Imager: tc.imager}
+		factory := &maker{extensions: catalog(), broken: []string{tc.broken}}
+		l, got, err := Resolve(t.Context(), req, Sources{Catalog: catalog(), Images: newShelf(catalog()), Factory: factory})
+		if l.Broken != (tc.want != nil) { // for plans, which ask no factory
+			t.Errorf("the lock says %t", l.Broken)
+		}
+		if tc.err == "" && err != nil || tc.err != "" && (err == nil || err.Error() != tc.err || fault.KindOf(err) != fault.Config || !slices.Equal(fault.Hints(err), []string{advice})) {
+			t.Fatalf("error %v (%s), want %q", err, fault.Hints(err), tc.err)
+		}
+		same(t, "warnings", tc.want, got)
+		if tc.imager && len(factory.asked) > 0 {
+			t.Errorf("a factory that builds nothing was asked for %v", factory.asked)
+		}
+	})
 }
 
 // TestSecureBoot: the certificate is part of the build, and changes only with an update.
@@ -68,9 +64,7 @@ func TestSecureBoot(t *testing.T) {
 		req.SecureBoot, req.Old, req.Update = true, old, update
 		factory := &maker{extensions: catalog(), certificate: certificate(cert)}
 		l, warnings, err := Resolve(t.Context(), req, Sources{Catalog: catalog(), Images: newShelf(catalog()), Factory: factory})
-		if err != nil {
-			t.Fatal(err)
-		}
+		noError(t, err)
 		return l, warnings
 	}
 	one, warnings := lock("one", nil, false)
@@ -78,17 +72,13 @@ func TestSecureBoot(t *testing.T) {
 		t.Errorf("key %s, warnings %v", one.SecureBootKey, warnings)
 	}
 	kept, warnings := lock("two", &one, false)
-	if diff := cmp.Diff(one, kept); diff != "" {
-		t.Errorf("the lock moved without an update (-want +got):\n%s", diff)
-	}
+	same(t, "the lock moved without an update", one, kept)
 	const hint = "machines that have enrolled only the locked certificate do not boot what the other one signed: make sure that they know the new one, then run `recast lock --update`"
 	want := []Warning{{
 		Kind: SecureBootKeyDiffers, Subject: "Secure Boot", Locked: sum("one"), Found: sum("two"),
 		Text: "the factory signs for Secure Boot with certificate " + sum("two") + " now, but the lock has " + sum("one"), Hint: hint,
 	}}
-	if diff := cmp.Diff(want, warnings); diff != "" {
-		t.Errorf("warnings (-want +got):\n%s", diff)
-	}
+	same(t, "warnings", want, warnings)
 	moved, warnings := lock("two", &one, true)
 	if moved.SecureBootKey != sum("two") || len(warnings) > 0 || moved.Schematics["a"].BuildID == one.Schematics["a"].BuildID {
 		t.Errorf("after an update: key %s, warnings %v, same build %t", moved.SecureBootKey, warnings, moved.Schematics["a"].BuildID == one.Schematics["a"].BuildID)
@@ -98,9 +88,7 @@ func TestSecureBoot(t *testing.T) {
 		t.Errorf("changes: %+v", changes)
 	}
 
-	if err := one.checkSecureBoot(certificate("one")); err != nil {
-		t.Error(err)
-	}
+	noError(t, one.checkSecureBoot(certificate("one")))
 	err := one.checkSecureBoot(certificate("two"))
 	if fault.KindOf(err) != fault.Refused || !slices.Equal(fault.Hints(err), []string{hint}) || !strings.Contains(err.Error(), sum("two")) {
 		t.Errorf("another certificate: %v", err)
@@ -140,16 +128,11 @@ func TestOverlay(t *testing.T) {
 		t.Fatal(warnings, err)
 	}
 	e := old.Schematics["a"]
-	if diff := cmp.Diff(&Overlay{Name: "rpi_generic", Ref: sbc, Digest: one}, e.Overlay); diff != "" {
-		t.Errorf("overlay (-want +got):\n%s", diff)
-	}
+	same(t, "overlay", &Overlay{Name: "rpi_generic", Ref: sbc, Digest: one}, e.Overlay)
 	if want := "sha256-" + sum("overlay rpi_generic "+one); e.LockHash != want {
 		t.Errorf("lock hash %s, want %s", e.LockHash, want)
 	}
-	text2, err := formatLock(old)
-	if err != nil {
-		t.Fatal(err)
-	}
+	text2 := must(formatLock(old))(t)
 	if _, err := ParseLock("recast.lock", text2); err != nil {
 		t.Errorf("read back: %v", err)
 	}
@@ -162,9 +145,7 @@ func TestOverlay(t *testing.T) {
 		Kind: FactoryDiffers, Subject: "rpi_generic", Locked: one, Found: two, Text: "the factory would build overlay rpi_generic with " + two + ", but the lock says " + one,
 		Hint: "the factory keeps its list until it restarts: restart it or wait; if it is ahead, run `recast lock --update`",
 	}}
-	if diff := cmp.Diff(want, warnings); diff != "" {
-		t.Errorf("warnings (-want +got):\n%s", diff)
-	}
+	same(t, "warnings", want, warnings)
 	for digest, kind := range map[string]fault.Kind{one: fault.Failed, two: fault.Refused} {
 		err := old.CheckFactory(t.Context(), "a", &maker{overlays: listed(digest)})
 		if (err != nil) != (digest == two) || fault.KindOf(err) != kind {
@@ -205,22 +186,16 @@ func TestRenamed(t *testing.T) {
 	images.put(known[0].Ref, "", known[0].Digest, ExtensionImage{Architectures: []string{"amd64"}, Name: "nvidia-fabricmanager-lts", Version: "535.1"})
 	req := request(map[string]string{"a": strings.Replace(agent, "siderolabs/qemu-guest-agent", name, 1)})
 	l, warnings, err := Resolve(t.Context(), req, Sources{Catalog: known, Images: images})
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	e := l.Schematics["a"]
 	want := []Extension{{Name: "nvidia-fabricmanager-lts", Version: "535.1", Ref: known[0].Ref, Digest: known[0].Digest}}
-	if diff := cmp.Diff(want, e.Extensions); diff != "" {
-		t.Errorf("extensions (-want +got):\n%s", diff)
-	}
+	same(t, "extensions", want, e.Extensions)
 	wantWarnings := []Warning{{
 		Kind: Renamed, Subject: name,
 		Text: `a.yaml:1:57: extension "siderolabs/nvidia-fabricmanager" is now called "siderolabs/nvidia-fabric-manager-lts": nodes list it as "nvidia-fabricmanager-lts"`,
 		Hint: `the old name works as long as factories know it; to write "siderolabs/nvidia-fabric-manager-lts" changes the schematic, and so rolls its nodes`,
 	}}
-	if diff := cmp.Diff(wantWarnings, warnings); diff != "" {
-		t.Errorf("warnings (-want +got):\n%s", diff)
-	}
+	same(t, "warnings", wantWarnings, warnings)
 	order, err := e.BuildOrder()
 	if diff := cmp.Diff(want, order); diff != "" || err != nil {
 		t.Errorf("build order (-want +got):\n%s%v", diff, err)

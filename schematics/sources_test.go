@@ -6,7 +6,9 @@ import (
 	"errors"
 	"path"
 	"slices"
+	"testing"
 
+	"github.com/google/go-cmp/cmp"
 	"github.com/recast-sh/recast/internal/fault"
 )
 
@@ -127,3 +129,38 @@ var errAway = errors.New("away")
 type nowhere struct{}
 
 func (nowhere) Official(context.Context, string) ([]OfficialExtension, error) { return nil, errAway }
+
+// must returns v, or ends the test with the error.
+func must[T any](v T, err error) func(testing.TB) T {
+	return func(t testing.TB) T {
+		t.Helper()
+		noError(t, err)
+		return v
+	}
+}
+
+func noError(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// same compares what came with what is wanted.
+func same(t testing.TB, what string, want, got any) {
+	t.Helper()
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("%s (-want +got):\n%s", what, diff)
+	}
+}
+
+// each runs a test for every case, all at once.
+func each[T any](t *testing.T, cases map[string]T, test func(t *testing.T, tc T)) {
+	t.Helper()
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			test(t, tc)
+		})
+	}
+}

@@ -9,7 +9,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/recast-sh/recast/internal/bootimage"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/schematics"
@@ -228,24 +227,19 @@ func TestContent(t *testing.T) {
 	if errs := wantedOf(t).content("installer", "6.12.1-talos", imaged()); len(errs) > 0 {
 		t.Fatal(errors.Join(errs...))
 	}
-	for name, tc := range corruptions() {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			i := imaged()
-			tc.spoil(&i)
-			err := errors.Join(wantedOf(t).content("installer", "6.12.1-talos", i)...)
-			if diff := cmp.Diff(tc.want, message(err)); diff != "" {
-				t.Errorf("(-want +got):\n%s", diff)
-			}
-			if m, ok := errors.AsType[*Mismatch](err); !ok || m.Kind != tc.kind {
-				t.Errorf("mismatch = %+v, want kind %s", m, tc.kind)
-			}
-			if fault.KindOf(err) != fault.Refused || len(fault.Hints(err)) == 0 {
-				t.Errorf("kind = %v, hints = %q", fault.KindOf(err), fault.Hints(err))
-			}
-			t.Attr("corruptions-caught", "1")
-		})
-	}
+	each(t, corruptions(), func(t *testing.T, tc corruption) {
+		i := imaged()
+		tc.spoil(&i)
+		err := errors.Join(wantedOf(t).content("installer", "6.12.1-talos", i)...)
+		same(t, "result", tc.want, message(err))
+		if m, ok := errors.AsType[*Mismatch](err); !ok || m.Kind != tc.kind {
+			t.Errorf("mismatch = %+v, want kind %s", m, tc.kind)
+		}
+		if fault.KindOf(err) != fault.Refused || len(fault.Hints(err)) == 0 {
+			t.Errorf("kind = %v, hints = %q", fault.KindOf(err), fault.Hints(err))
+		}
+		t.Attr("corruptions-caught", "1")
+	})
 }
 
 // TestContentReportsAll: one check finds everything.
@@ -266,9 +260,7 @@ func TestContentReportsAll(t *testing.T) {
 	}
 	slices.Sort(kinds)
 	slices.Sort(got)
-	if diff := cmp.Diff(kinds, got); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	same(t, "result", kinds, got)
 }
 
 // TestNoModules: without kernel modules depmod is not run.
@@ -293,9 +285,7 @@ func TestAsListed(t *testing.T) {
 	for _, e := range asListed(entries) {
 		got = append(got, e.name)
 	}
-	if diff := cmp.Diff("0 1 10 11 2 3 4 5 6 7 8 9", strings.Join(got, " ")); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	same(t, "result", "0 1 10 11 2 3 4 5 6 7 8 9", strings.Join(got, " "))
 }
 
 func TestSplit(t *testing.T) {
@@ -312,48 +302,36 @@ func TestSplit(t *testing.T) {
 		"/usr/lib/firmware/amd-ucode/microcode_amd.bin.asc":    content("5"),
 	}
 	kept, moved, microcode, err := split(files)
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	wantKept := maps.Clone(files)
 	maps.DeleteFunc(wantKept, func(name string, _ bootimage.File) bool { return strings.HasPrefix(name, "/usr/lib/firmware/") })
-	if diff := cmp.Diff(wantKept, kept); diff != "" {
-		t.Errorf("kept (-want +got):\n%s", diff)
-	}
+	same(t, "kept", wantKept, kept)
 	wantMoved := bootimage.Tree{
 		"/usr/lib/firmware/a.bin": content("a"), "/usr/lib/firmware/b.bin": content("a"),
 		"/usr/lib/firmware/amd-ucode/microcode_amd.bin.asc": content("5"),
 	}
-	if diff := cmp.Diff(wantMoved, moved); diff != "" {
-		t.Errorf("moved (-want +got):\n%s", diff)
-	}
+	same(t, "moved", wantMoved, moved)
 	wantMicrocode := map[string][]string{
 		intelMicrocode: {"/usr/lib/firmware/intel-ucode/.hidden", "/usr/lib/firmware/intel-ucode/06-01-01"},
 		amdMicrocode:   {"/usr/lib/firmware/amd-ucode/microcode_amd.bin", "/usr/lib/firmware/amd-ucode/microcode_amd_fam17h.bin"},
 	}
-	if diff := cmp.Diff(wantMicrocode, microcode); diff != "" {
-		t.Errorf("microcode (-want +got):\n%s", diff)
-	}
+	same(t, "microcode", wantMicrocode, microcode)
 }
 
 func TestSplitRefuses(t *testing.T) {
 	t.Parallel()
 	link := func(to string) bootimage.File { return bootimage.File{Mode: fs.ModeSymlink, Link: to} }
-	for name, tc := range map[string]struct {
+	type row struct {
 		files bootimage.Tree
 		want  string
-	}{
+	}
+	each(t, map[string]row{
 		"nowhere":   {bootimage.Tree{"/usr/lib/firmware/a": link("b")}, "/usr/lib/firmware/a leads to /usr/lib/firmware/b, which is not a file of the extension"},
 		"out":       {bootimage.Tree{"/usr/lib/firmware/a": link("/etc/shadow")}, "/usr/lib/firmware/a leads out of the extension, to /etc/shadow"},
 		"round":     {bootimage.Tree{"/usr/lib/firmware/a": link("a")}, "/usr/lib/firmware/a leads through more than 8 links"},
 		"microcode": {bootimage.Tree{"/usr/lib/firmware/intel-ucode/a": link("b")}, "/usr/lib/firmware/intel-ucode/a is CPU microcode, but a link"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			_, _, _, err := split(tc.files)
-			if diff := cmp.Diff(tc.want, message(err)); diff != "" {
-				t.Errorf("(-want +got):\n%s", diff)
-			}
-		})
-	}
+	}, func(t *testing.T, tc row) {
+		_, _, _, err := split(tc.files)
+		same(t, "result", tc.want, message(err))
+	})
 }

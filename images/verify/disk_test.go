@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
 	"github.com/recast-sh/recast/internal/diskimage"
 	"github.com/recast-sh/recast/internal/sim/artefact"
 	"github.com/recast-sh/recast/schematics"
@@ -68,11 +69,12 @@ func TestDiskKeys(t *testing.T) {
 	const key, other = "loader/keys/auto/db.auth", "EFI/BOOT/shell.efi"
 	locked := hash([]byte("locked"))
 	foreign := "disk image: it enrols other certificates for Secure Boot than the locked one, " + shortSum(locked) + ": "
-	for name, test := range map[string]struct {
+	type row struct {
 		secureBoot bool
 		files      map[string][]byte
 		want       string
-	}{
+	}
+	each(t, map[string]row{
 		"nothing":             {false, nil, ""},
 		"for none":            {true, nil, ""},
 		"the locked one":      {true, map[string][]byte{key: enrolment("locked"), "loader/keys/auto/PK.auth": enrolment("locked")}, ""},
@@ -81,22 +83,49 @@ func TestDiskKeys(t *testing.T) {
 		"damaged":             {true, map[string][]byte{key: []byte("x")}, "disk image: loader/keys/auto/db.auth: damaged or of a foreign format: no authenticated variable"},
 		"keys, unasked":       {false, map[string][]byte{key: enrolment("locked")}, "disk image: it has unexpected files beside its boot loader: " + key},
 		"another file":        {true, map[string][]byte{other: []byte("x")}, "disk image: it has unexpected files beside its boot loader: " + strings.ToLower(other)},
-	} {
+	}, func(t *testing.T, test row) {
+		img := artefact.Image{TalosVersion: "v1.13.9", Arch: "amd64", Platform: "nocloud", Cmdline: installerArgs}
+		content := must(artefact.DiskImage(img, artefact.DiskForm{Files: test.files}))(t)
+		disk := must(diskimage.Open(bytes.NewReader(content), int64(len(content))))(t)
+		w := &wanted{lock: schematics.Lock{SecureBoot: test.secureBoot, SecureBootKey: locked}}
+		mismatches, err := w.besideUKI("disk image", disk.ESP)
+		if got := message(errors.Join(append(mismatches, err)...)); !strings.HasPrefix(got, test.want) || (got == "") != (test.want == "") {
+			t.Errorf("%q, want %q", got, test.want)
+		}
+	})
+}
+
+// must returns v, or ends the test with the error.
+func must[T any](v T, err error) func(testing.TB) T {
+	return func(t testing.TB) T {
+		t.Helper()
+		noError(t, err)
+		return v
+	}
+}
+
+func noError(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// same compares what came with what is wanted.
+func same(t testing.TB, what string, want, got any) {
+	t.Helper()
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("%s (-want +got):\n%s", what, diff)
+	}
+}
+
+// each runs a test for every case, all at once.
+func each[T any](t *testing.T, cases map[string]T, test func(t *testing.T, tc T)) {
+	t.Helper()
+	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			content, err := artefact.DiskImage(artefact.Image{TalosVersion: "v1.13.9", Arch: "amd64", Platform: "nocloud", Cmdline: installerArgs}, artefact.DiskForm{Files: test.files})
-			if err != nil {
-				t.Fatal(err)
-			}
-			disk, err := diskimage.Open(bytes.NewReader(content), int64(len(content)))
-			if err != nil {
-				t.Fatal(err)
-			}
-			w := &wanted{lock: schematics.Lock{SecureBoot: test.secureBoot, SecureBootKey: locked}}
-			mismatches, err := w.besideUKI("disk image", disk.ESP)
-			if got := message(errors.Join(append(mismatches, err)...)); !strings.HasPrefix(got, test.want) || (got == "") != (test.want == "") {
-				t.Errorf("%q, want %q", got, test.want)
-			}
+			test(t, tc)
 		})
 	}
 }

@@ -18,13 +18,9 @@ func TestEachFile(t *testing.T) {
 	for _, h := range []*tar.Header{
 		{Typeflag: tar.TypeDir, Name: "usr/"}, {Typeflag: tar.TypeReg, Name: "./usr/a"}, {Typeflag: tar.TypeSymlink, Name: "usr/b", Linkname: "a"},
 	} {
-		if err := w.WriteHeader(h); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, w.WriteHeader(h))
 	}
-	if err := w.Close(); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, w.Close())
 	b.WriteString("what follows")
 	var names []string
 	err := eachFile(&b, func(name string, _ io.Reader) error {
@@ -71,9 +67,7 @@ func TestKernelRelease(t *testing.T) {
 			p := part{name: "installer", uname: tc.uname, kernel: section(tc.kernel), initrd: section([]byte("initrd"))}
 			p.read = checked{raw: hash([]byte("initrd")), initrd: imaged()}
 			_, found, err := wantedOf(t).check(p, t.TempDir())
-			if err != nil {
-				t.Fatal(err)
-			}
+			noError(t, err)
 			got := ""
 			for _, err := range found {
 				if m, ok := errors.AsType[*Mismatch](err); ok && m.Kind == OtherModules {

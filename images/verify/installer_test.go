@@ -13,7 +13,6 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/schematics"
 )
@@ -45,10 +44,11 @@ func TestOverlay(t *testing.T) {
 	}
 	const schematic = "overlay:\n  image: siderolabs/sbc\n  name: board\n  options: {configTxt: \"gpu_mem=128\\ndtparam=spi=on\\n\"}\ncustomization: {}\n"
 	another := "installer: it has another overlay, locked is board (" + overlay.Digest + "): 1 file differs: "
-	for name, tc := range map[string]struct {
+	type row struct {
 		spoil func(files map[string][]byte)
 		want  string
-	}{
+	}
+	each(t, map[string]row{
 		"the locked one": {func(map[string][]byte) {}, ""},
 		"another program": {
 			func(f map[string][]byte) { f["overlay/installers/default"] = []byte("backdoor") }, another + "overlay/installers/default has 8 bytes",
@@ -69,40 +69,33 @@ func TestOverlay(t *testing.T) {
 		"options that are none": {
 			func(f map[string][]byte) { f["overlay/extra-options"] = []byte("- a\n") }, "installer: overlay options: ",
 		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			files := map[string][]byte{}
-			maps.Copy(files, whole)
-			tc.spoil(files)
-			held, err := unpackInstaller("amd64", tarOf(files), t.TempDir())
-			if err != nil {
-				t.Fatal(err)
-			}
-			v := New(registry, t.TempDir())
-			mismatches, err := v.compareBootFiles(t.Context(), schematics.Lock{Arch: "amd64"}, schematics.Locked{Overlay: &overlay, Schematic: schematic}, held)
-			if err != nil {
-				t.Fatal(err)
-			}
-			got := message(errors.Join(mismatches...))
-			if !strings.HasPrefix(got, tc.want) || tc.want == "" && got != "" {
-				t.Errorf("(-want +got):\n%s", cmp.Diff(tc.want, got))
-			}
-			if tc.want != "" {
-				t.Attr("corruptions-caught", "1")
-			}
-		})
-	}
+	}, func(t *testing.T, tc row) {
+		files := map[string][]byte{}
+		maps.Copy(files, whole)
+		tc.spoil(files)
+		held := must(unpackInstaller("amd64", tarOf(files), t.TempDir()))(t)
+		v := New(registry, t.TempDir())
+		e := schematics.Locked{Overlay: &overlay, Schematic: schematic}
+		mismatches := must(v.compareBootFiles(t.Context(), schematics.Lock{Arch: "amd64"}, e, held))(t)
+		got := message(errors.Join(mismatches...))
+		if !strings.HasPrefix(got, tc.want) || tc.want == "" && got != "" {
+			t.Errorf("(-want +got):\n%s", cmp.Diff(tc.want, got))
+		}
+		if tc.want != "" {
+			t.Attr("corruptions-caught", "1")
+		}
+	})
 }
 
 // TestInstallerLinks: unpacking an installer follows its links, so that what is
 // compared would not be what is installed.
 func TestInstallerLinks(t *testing.T) {
 	t.Parallel()
-	for name, tc := range map[string]struct {
+	type row struct {
 		link tar.Header
 		odd  []string
-	}{
+	}
+	each(t, map[string]row{
 		"of another kind of file":    {tar.Header{Typeflag: tar.TypeSymlink, Name: "bin/sh", Linkname: "busybox"}, nil},
 		"a directory":                {tar.Header{Typeflag: tar.TypeDir, Name: "usr/install/"}, nil},
 		"in place of the directory":  {tar.Header{Typeflag: tar.TypeSymlink, Name: "usr/install", Linkname: "/opt"}, []string{"/usr/install"}},
@@ -111,26 +104,16 @@ func TestInstallerLinks(t *testing.T) {
 		"in place of the overlay":    {tar.Header{Typeflag: tar.TypeSymlink, Name: "overlay", Linkname: "/opt"}, []string{"/overlay"}},
 		"in the overlay":             {tar.Header{Typeflag: tar.TypeLink, Name: "overlay/artifacts/x", Linkname: "bin/sh"}, []string{"/overlay/artifacts/x"}},
 		"a directory of like a name": {tar.Header{Typeflag: tar.TypeSymlink, Name: "usr/installed", Linkname: "/opt"}, nil},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			var b bytes.Buffer
-			w := tar.NewWriter(&b)
-			uki := tar.Header{Typeflag: tar.TypeReg, Name: "usr/install/amd64/vmlinuz.efi", Size: 3}
-			err := w.WriteHeader(&uki)
-			_, errWrite := w.Write([]byte("uki"))
-			if err := errors.Join(err, errWrite, w.WriteHeader(&tc.link), w.Close()); err != nil {
-				t.Fatal(err)
-			}
-			held, err := unpackInstaller("amd64", &b, t.TempDir())
-			if err != nil {
-				t.Fatal(err)
-			}
-			if diff := cmp.Diff(tc.odd, held.odd); diff != "" {
-				t.Errorf("odd files (-want +got):\n%s", diff)
-			}
-		})
-	}
+	}, func(t *testing.T, tc row) {
+		var b bytes.Buffer
+		w := tar.NewWriter(&b)
+		uki := tar.Header{Typeflag: tar.TypeReg, Name: "usr/install/amd64/vmlinuz.efi", Size: 3}
+		err := w.WriteHeader(&uki)
+		_, errWrite := w.Write([]byte("uki"))
+		noError(t, errors.Join(err, errWrite, w.WriteHeader(&tc.link), w.Close()))
+		held := must(unpackInstaller("amd64", &b, t.TempDir()))(t)
+		same(t, "odd files", tc.odd, held.odd)
+	})
 }
 
 func tarOf(files map[string][]byte) io.ReadCloser {
@@ -167,36 +150,29 @@ func TestInstallerIsBounded(t *testing.T) {
 	t.Parallel()
 	header := func(name string) []byte {
 		var b bytes.Buffer
-		if err := tar.NewWriter(&b).WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: name, Size: 1 << 40}); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, tar.NewWriter(&b).WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: name, Size: 1 << 40}))
 		return b.Bytes()
 	}
-	for name, begin := range map[string][]byte{
+	each(t, map[string][]byte{
 		"in its UKI":        header("usr/install/amd64/vmlinuz.efi"),
 		"in the overlay":    header("overlay/x"),
 		"in another file":   header("bin/installer"),
 		"after its archive": {},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			dir := t.TempDir()
-			v := New(nil, dir)
-			v.largest = mib
-			var rest endless
-			_, err := v.Installer(t.Context(), schematics.Lock{Arch: "amd64"}, schematics.Locked{}, io.MultiReader(bytes.NewReader(begin), &rest), func(string) {})
-			if fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), "installer: more than 1 MiB, which no image of Talos has") {
-				t.Errorf("error = %v (%v)", err, fault.KindOf(err))
-			}
-			if rest.read > mib+slack {
-				t.Errorf("%d bytes were read", rest.read)
-			}
-			if err := v.Close(); err != nil {
-				t.Error(err)
-			}
-			if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
-				t.Errorf("left behind: %v %v", left, err)
-			}
-		})
-	}
+	}, func(t *testing.T, begin []byte) {
+		dir := t.TempDir()
+		v := New(nil, dir)
+		v.largest = mib
+		var rest endless
+		_, err := v.Installer(t.Context(), schematics.Lock{Arch: "amd64"}, schematics.Locked{}, io.MultiReader(bytes.NewReader(begin), &rest), func(string) {})
+		if fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), "installer: more than 1 MiB, which no image of Talos has") {
+			t.Errorf("error = %v (%v)", err, fault.KindOf(err))
+		}
+		if rest.read > mib+slack {
+			t.Errorf("%d bytes were read", rest.read)
+		}
+		noError(t, v.Close())
+		if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
+			t.Errorf("left behind: %v %v", left, err)
+		}
+	})
 }

@@ -37,10 +37,11 @@ func program(code, signature string, checksum uint32) *io.SectionReader {
 func TestProgramSum(t *testing.T) {
 	t.Parallel()
 	base := program("code", "signed on Monday", 1)
-	for name, tc := range map[string]struct {
+	type row struct {
 		other *io.SectionReader
 		same  bool
-	}{
+	}
+	each(t, map[string]row{
 		"the same":                 {program("code", "signed on Monday", 1), true},
 		"signed again":             {program("code", "signed on Tuesday, at noon", 2), true},
 		"not signed":               {program("code", "", 0), true},
@@ -49,19 +50,16 @@ func TestProgramSum(t *testing.T) {
 		"other code":               {program("edoc", "signed on Monday", 1), false},
 		"more code":                {program("code and more", "signed on Monday", 1), false},
 		"more code than is signed": {program("code and more", "", 1), false},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			a, errA := programSum(base)
-			b, errB := programSum(tc.other)
-			if errA != nil || errB != nil || (a == b) != tc.same {
-				t.Errorf("%s and %s are the same: %t, want %t (%v, %v)", a, b, a == b, tc.same, errA, errB)
-			}
-			if !tc.same {
-				t.Attr("corruptions-caught", "1")
-			}
-		})
-	}
+	}, func(t *testing.T, tc row) {
+		a, errA := programSum(base)
+		b, errB := programSum(tc.other)
+		if errA != nil || errB != nil || (a == b) != tc.same {
+			t.Errorf("%s and %s are the same: %t, want %t (%v, %v)", a, b, a == b, tc.same, errA, errB)
+		}
+		if !tc.same {
+			t.Attr("corruptions-caught", "1")
+		}
+	})
 }
 
 // changed is a program with another byte.

@@ -13,10 +13,7 @@ import (
 
 func sumOf(t *testing.T, code string) string {
 	t.Helper()
-	sum, err := programSum(program(code, "", 1))
-	if err != nil {
-		t.Fatal(err)
-	}
+	sum := must(programSum(program(code, "", 1)))(t)
 	return sum
 }
 
@@ -40,11 +37,12 @@ func TestLoaders(t *testing.T) {
 		})
 	}
 	as := func(*bootimage.ISO) {}
-	for name, tc := range map[string]struct {
+	type row struct {
 		secureBoot, grub bool
 		iso              bootimage.ISO
 		want             string
-	}{
+	}
+	each(t, map[string]row{
 		"the installer's":      {false, false, plain(as), ""},
 		"with GRUB for a BIOS": {false, false, plain(func(iso *bootimage.ISO) { iso.GRUB = &bootimage.GRUB{} }), ""},
 		"GRUB, as ordered":     {false, true, bootimage.ISO{GRUB: &bootimage.GRUB{}}, ""},
@@ -79,24 +77,18 @@ func TestLoaders(t *testing.T) {
 			true, false, signed(func(iso *bootimage.ISO) { iso.Certificate = hash([]byte("other")) }),
 			`boot ISO: it brings certificate "` + shortSum(hash([]byte("other"))) + `", locked for Secure Boot is ` + shortSum(key),
 		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			w := wanted{lock: schematics.Lock{SecureBoot: tc.secureBoot, SecureBootKey: key}, grub: tc.grub}
-			boot := Boot{loader: sumOf(t, "sd-boot"), stub: "stub"}
-			mismatches, err := w.loaders(&tc.iso, boot)
-			if err != nil {
-				t.Fatal(err)
-			}
-			got := message(errors.Join(mismatches...))
-			if tc.want == "" && got != "" || !strings.HasPrefix(got, tc.want) {
-				t.Errorf("(-want +got):\n%s", cmp.Diff(tc.want, got))
-			}
-			if tc.want != "" {
-				t.Attr("corruptions-caught", "1")
-			}
-		})
-	}
+	}, func(t *testing.T, tc row) {
+		w := wanted{lock: schematics.Lock{SecureBoot: tc.secureBoot, SecureBootKey: key}, grub: tc.grub}
+		boot := Boot{loader: sumOf(t, "sd-boot"), stub: "stub"}
+		mismatches := must(w.loaders(&tc.iso, boot))(t)
+		got := message(errors.Join(mismatches...))
+		if tc.want == "" && got != "" || !strings.HasPrefix(got, tc.want) {
+			t.Errorf("(-want +got):\n%s", cmp.Diff(tc.want, got))
+		}
+		if tc.want != "" {
+			t.Attr("corruptions-caught", "1")
+		}
+	})
 }
 
 // TestOrdinaryLoaders: an Image Factory with keys for Secure Boot signs the boot loader of an installer, and not that of its ISO.

@@ -16,10 +16,11 @@ func TestHardLinks(t *testing.T) {
 	hard := file
 	hard.HardLink, hard.LinkMode = true, 0o755
 	as := func(f bootimage.File, mode fs.FileMode) bootimage.File { f.Mode = mode; return f }
-	for name, tc := range map[string]struct {
+	type row struct {
 		want, got bootimage.File
 		same      bool
-	}{
+	}
+	each(t, map[string]row{
 		"left empty":      {hard, as(empty, 0o755), true},
 		"with its mode":   {hard, as(empty, 0o644), false}, // the file's, not the link's own
 		"with another":    {hard, as(empty, 0o755|fs.ModeSetuid), false},
@@ -27,14 +28,11 @@ func TestHardLinks(t *testing.T) {
 		"followed":        {hard, file, true},
 		"something else":  {hard, other, false},
 		"a file, emptied": {file, empty, false},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			if why := sameFile(tc.want, tc.got); (why == "") != tc.same {
-				t.Errorf("why = %q", why)
-			}
-		})
-	}
+	}, func(t *testing.T, tc row) {
+		if why := sameFile(tc.want, tc.got); (why == "") != tc.same {
+			t.Errorf("why = %q", why)
+		}
+	})
 	files := bootimage.Tree{firmwareDir + "/intel-ucode/06-01-01": file, firmwareDir + "/intel-ucode/06-01-02": hard}
 	if _, _, microcode, err := split(files); err != nil || len(microcode[intelMicrocode]) != 1 {
 		t.Errorf("microcode = %v, %v", microcode, err)

@@ -7,8 +7,6 @@ import (
 	"io/fs"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/recast-sh/recast/internal/bootimage"
 )
 
@@ -29,16 +27,12 @@ func tarred(t testing.TB, headers ...tar.Header) []byte {
 		if h.Mode == 0 {
 			h.Mode = 0o644
 		}
-		if err := w.WriteHeader(&h); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, w.WriteHeader(&h))
 		if _, err := w.Write([]byte(content)); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if err := w.Close(); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, w.Close())
 	return b.Bytes()
 }
 
@@ -52,10 +46,7 @@ func TestReadExtension(t *testing.T) {
 		tar.Header{Typeflag: tar.TypeLink, Name: "./rootfs/usr/hard", Linkname: "rootfs/usr/tool"},
 		tar.Header{Typeflag: tar.TypeSymlink, Name: "/rootfs/usr/soft", Mode: 0o644, Linkname: "../tool"},
 	)
-	got, err := bootimage.ReadExtension(bytes.NewReader(append(b, make([]byte, 4096)...)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	got := must(bootimage.ReadExtension(bytes.NewReader(append(b, make([]byte, 4096)...))))(t)
 	hard := file(0o755|fs.ModeSetuid, "tool")
 	hard.HardLink, hard.LinkMode = true, 0o644
 	want := bootimage.Extension{
@@ -64,9 +55,7 @@ func TestReadExtension(t *testing.T) {
 			"/usr/tool": file(0o755|fs.ModeSetuid, "tool"), "/usr/hard": hard, "/usr/soft": link("../tool"),
 		},
 	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("extension (-want +got):\n%s", diff)
-	}
+	same(t, "extension", want, got)
 }
 
 func TestExtensionRefused(t *testing.T) {
@@ -76,10 +65,11 @@ func TestExtensionRefused(t *testing.T) {
 		return tar.Header{Typeflag: tar.TypeReg, Name: "manifest.yaml", Linkname: content}
 	}
 	file := func(name string) tar.Header { return tar.Header{Typeflag: tar.TypeReg, Name: name, Linkname: "x"} }
-	tests := map[string]struct {
+	type row struct {
 		headers []tar.Header
 		want    string
-	}{
+	}
+	each(t, map[string]row{
 		"nothing":               {nil, "no /manifest.yaml"},
 		"no manifest":           {[]tar.Header{file("rootfs/a")}, "no /manifest.yaml"},
 		"two manifests":         {[]tar.Header{m, m}, "has to be one file"},
@@ -93,14 +83,10 @@ func TestExtensionRefused(t *testing.T) {
 		"a device":              {[]tar.Header{m, {Typeflag: tar.TypeChar, Name: "rootfs/a"}}, "/rootfs/a: neither a file"},
 		"a pipe":                {[]tar.Header{m, {Typeflag: tar.TypeFifo, Name: "rootfs/a"}}, "/rootfs/a: neither a file"},
 		"a link to nothing":     {[]tar.Header{m, {Typeflag: tar.TypeLink, Name: "rootfs/a", Linkname: "rootfs/b"}}, "does not come before it"},
-	}
-	for name, tt := range tests {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			_, err := bootimage.ReadExtension(bytes.NewReader(tarred(t, tt.headers...)))
-			requireRefused(t, err, "extension: ", tt.want)
-		})
-	}
+	}, func(t *testing.T, tt row) {
+		_, err := bootimage.ReadExtension(bytes.NewReader(tarred(t, tt.headers...)))
+		requireRefused(t, err, "extension: ", tt.want)
+	})
 	b := tarred(t, m)
 	for i := range 512 + len(manifest) {
 		if _, err := bootimage.ReadExtension(bytes.NewReader(b[:i])); !errors.Is(err, bootimage.ErrFormat) {

@@ -12,9 +12,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/klauspost/compress/zstd"
-
 	"github.com/recast-sh/recast/internal/bootimage"
 )
 
@@ -23,24 +21,15 @@ const goldens = "../../testdata/bootimages"
 
 func golden(t testing.TB, name string) []byte {
 	t.Helper()
-	b, err := os.ReadFile(filepath.Join(goldens, name))
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := must(os.ReadFile(filepath.Join(goldens, name)))(t)
 	return b
 }
 
 func goldenISO(t testing.TB, name string) []byte {
 	t.Helper()
-	d, err := zstd.NewReader(nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	d := must(zstd.NewReader(nil))(t)
 	defer d.Close()
-	b, err := d.DecodeAll(golden(t, name+".iso.zst"), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := must(d.DecodeAll(golden(t, name+".iso.zst"), nil))(t)
 	return b
 }
 
@@ -110,15 +99,10 @@ func TestReadInitrd(t *testing.T) {
 			t.Parallel()
 			b := golden(t, name)
 			scratch := t.TempDir()
-			got, err := bootimage.ReadInitrd(bytes.NewReader(b), scratch)
-			if err != nil {
-				t.Fatal(err)
-			}
+			got := must(bootimage.ReadInitrd(bytes.NewReader(b), scratch))(t)
 			want := wantInitrd()
 			want.BaseSHA256 = baseSum(t, base)
-			if diff := cmp.Diff(want, got); diff != "" {
-				t.Errorf("initramfs (-want +got):\n%s", diff)
-			}
+			same(t, "initramfs", want, got)
 			if left, err := os.ReadDir(scratch); err != nil || len(left) > 0 {
 				t.Errorf("temporary files are left: %v, %v", left, err)
 			}
@@ -136,10 +120,7 @@ func TestOpenISO(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			b := goldenISO(t, name)
-			iso, err := bootimage.OpenISO(bytes.NewReader(b), int64(len(b)))
-			if err != nil {
-				t.Fatal(err)
-			}
+			iso := must(bootimage.OpenISO(bytes.NewReader(b), int64(len(b))))(t)
 			if got := (iso.UKI != nil); got != tt.uki {
 				t.Fatalf("UKI = %v", iso.UKI)
 			}
@@ -168,10 +149,7 @@ func TestOpenISO(t *testing.T) {
 
 func requireSame(t *testing.T, what string, r io.Reader, want []byte) {
 	t.Helper()
-	got, err := io.ReadAll(r)
-	if err != nil {
-		t.Fatal(err)
-	}
+	got := must(io.ReadAll(r))(t)
 	if !bytes.Equal(got, want) {
 		t.Errorf("%s: %d bytes, not the %d expected", what, len(got), len(want))
 	}

@@ -12,8 +12,6 @@ import (
 	"testing"
 	"testing/iotest"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/recast-sh/recast/internal/bootimage"
 )
 
@@ -27,10 +25,11 @@ func TestInitrdMembers(t *testing.T) {
 	base := packed(t, cpio(entry{name: "init", content: "init"}))
 	a, b := entry{name: "a", content: "one"}, entry{name: "b/c", content: "two"}
 	loose := bootimage.Tree{"/a": file(0o644, "one"), "/b/c": file(0o644, "two")}
-	tests := map[string]struct {
+	type row struct {
 		parts [][]byte
 		want  bootimage.Tree
-	}{
+	}
+	each(t, map[string]row{
 		"Talos' own part alone":       {[][]byte{base}, bootimage.Tree{}},
 		"one member":                  {[][]byte{base, packed(t, cpio(a, b))}, loose},
 		"two members":                 {[][]byte{base, packed(t, cpio(a)), packed(t, cpio(b))}, loose},
@@ -44,22 +43,13 @@ func TestInitrdMembers(t *testing.T) {
 		"links, the content at last":  {[][]byte{base, packed(t, cpio(entry{name: "a", links: 2, inode: 7}, entry{name: "b", links: 2, inode: 7, content: "x"}))}, bootimage.Tree{"/a": file(0o644, "x"), "/b": file(0o644, "x")}},
 		"modes":                       {[][]byte{base, packed(t, cpio(entry{name: "a", mode: 0o104755}))}, bootimage.Tree{"/a": file(0o755|fs.ModeSetuid, "")}},
 		"a link out of the directory": {[][]byte{base, packed(t, cpio(entry{name: "a", mode: 0o120777, content: "../../b"}))}, bootimage.Tree{"/a": link("../../b")}},
-	}
-	for name, tt := range tests {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			got, err := read(t, tt.parts...)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if diff := cmp.Diff(tt.want, got.Loose); diff != "" {
-				t.Errorf("loose files (-want +got):\n%s", diff)
-			}
-			if want := file(0, string(base)).SHA256; got.BaseSHA256 != want {
-				t.Errorf("base = %s, want %s", got.BaseSHA256, want)
-			}
-		})
-	}
+	}, func(t *testing.T, tt row) {
+		got := must(read(t, tt.parts...))(t)
+		same(t, "loose files", tt.want, got.Loose)
+		if want := file(0, string(base)).SHA256; got.BaseSHA256 != want {
+			t.Errorf("base = %s, want %s", got.BaseSHA256, want)
+		}
+	})
 }
 
 func gzipped(t *testing.T, b []byte) []byte {
@@ -69,9 +59,7 @@ func gzipped(t *testing.T, b []byte) []byte {
 	if _, err := w.Write(b); err != nil {
 		t.Fatal(err)
 	}
-	if err := w.Close(); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, w.Close())
 	return out.Bytes()
 }
 
@@ -82,10 +70,11 @@ func TestInitrdRefused(t *testing.T) {
 	base := packed(t, cpio(entry{name: "init", content: "init"}))
 	image := string(golden(t, "selinux.sqsh"))
 	sqsh, config := entry{name: "0.sqsh", content: image}, entry{name: "extensions.yaml", content: oneLayer}
-	tests := map[string]struct {
+	type row struct {
 		added []byte
 		want  string
-	}{
+	}
+	each(t, map[string]row{
 		"a device":                   {cpio(entry{name: "dev/sda", mode: 0o60600}), "/dev/sda is neither"},
 		"a path out of it":           {cpio(entry{name: "../etc/passwd"}), "leads out"},
 		"a path out of it, later":    {cpio(entry{name: "a/../../b"}), "leads out"},
@@ -107,23 +96,20 @@ func TestInitrdRefused(t *testing.T) {
 		"a number that is none":      {bytes.Replace(cpio(sqsh), []byte("000081a4"), []byte("0000 1a4"), 1), "is not a number"},
 		"a name too short":           {bytes.Replace(cpio(sqsh), []byte("0000000700000000"), []byte("0000000600000000"), 1), "wrong length"},
 		"a checksum archive":         {bytes.Replace(cpio(sqsh), []byte("070701"), []byte("070702"), 1), "no cpio header"},
-	}
-	for name, tt := range tests {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			_, err := read(t, base, packed(t, tt.added))
-			requireRefused(t, err, "initramfs: ", tt.want)
-		})
-	}
+	}, func(t *testing.T, tt row) {
+		_, err := read(t, base, packed(t, tt.added))
+		requireRefused(t, err, "initramfs: ", tt.want)
+	})
 }
 
 func TestInitrdSequenceRefused(t *testing.T) {
 	t.Parallel()
 	base := packed(t, cpio(entry{name: "init", content: "init"}))
-	tests := map[string]struct {
+	type row struct {
 		b    []byte
 		want string
-	}{
+	}
+	each(t, map[string]row{
 		"nothing":                    {nil, "no compressed archive"},
 		"nothing compressed":         {cpio(entry{name: "a"}), "no compressed archive"},
 		"text":                       {join(base, []byte("text")), "neither a cpio archive"},
@@ -131,14 +117,10 @@ func TestInitrdSequenceRefused(t *testing.T) {
 		"an archive at an odd place": {join(base, make([]byte, -len(base)&3), []byte{0}, cpio(entry{name: "a"})), "neither a cpio archive"},
 		"an archive in two frames":   {join(base, packed(t, cpio(entry{name: "a"})[:50]), packed(t, cpio(entry{name: "a"})[50:])), "unexpected EOF"},
 		"lz4":                        {join(base, []byte("\x02\x21\x4c\x18rest")), "neither a cpio archive"},
-	}
-	for name, tt := range tests {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			_, err := read(t, tt.b)
-			requireRefused(t, err, "initramfs: ", tt.want)
-		})
-	}
+	}, func(t *testing.T, tt row) {
+		_, err := read(t, tt.b)
+		requireRefused(t, err, "initramfs: ", tt.want)
+	})
 }
 
 // TestInitrdDamage changes and cuts real ones: what follows Talos' own part is covered by checksums or refused.
@@ -186,15 +168,10 @@ func TestBaseDamage(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			b := golden(t, name)
-			got, err := whole(b)
-			if err != nil {
-				t.Fatal(err)
-			}
+			got := must(whole(b))(t)
 			want := wantInitrd()
 			want.BaseSHA256 = baseSum(t, base)
-			if diff := cmp.Diff(want, got); diff != "" {
-				t.Errorf("initramfs (-want +got):\n%s", diff)
-			}
+			same(t, "initramfs", want, got)
 		})
 	}
 	entries := []entry{{name: ".", mode: 0o40755}, {name: "./init", content: "init"}, {name: "rootfs.sqsh", content: strings.Repeat("one two three ", 300)}}
@@ -267,18 +244,13 @@ func TestScratch(t *testing.T) {
 	image := string(golden(t, "selinux.sqsh")) + strings.Repeat("\x00", 2<<20)
 	b := join(packed(t, cpio(entry{name: "init"})), packed(t, cpio(entry{name: "0.sqsh", content: image}, entry{name: "extensions.yaml", content: oneLayer})))
 	scratch := t.TempDir()
-	got, err := bootimage.ReadInitrd(bytes.NewReader(b), scratch)
-	if err != nil {
-		t.Fatal(err)
-	}
+	got := must(bootimage.ReadInitrd(bytes.NewReader(b), scratch))(t)
 	want := []bootimage.Extension{{Image: "0.sqsh", Name: "x", Version: "v1", Files: bootimage.Tree{"/usr/local/bin/tool": file(0o644, "x\n")}}}
-	if diff := cmp.Diff(want, got.Extensions); diff != "" {
-		t.Errorf("extensions (-want +got):\n%s", diff)
-	}
+	same(t, "extensions", want, got.Extensions)
 	if left, err := os.ReadDir(scratch); err != nil || len(left) > 0 {
 		t.Errorf("temporary files are left: %v, %v", left, err)
 	}
-	_, err = bootimage.ReadInitrd(bytes.NewReader(b), scratch+"/missing")
+	_, err := bootimage.ReadInitrd(bytes.NewReader(b), scratch+"/missing")
 	if !errors.Is(err, fs.ErrNotExist) || errors.Is(err, bootimage.ErrFormat) {
 		t.Errorf("without the directory: err = %v", err)
 	}

@@ -111,10 +111,7 @@ func TestESP(t *testing.T) {
 		"as imager makes it": {uefi, nil},
 		"another file":       {renamed(uefi, "random-seed", "random.efi!"), []string{"loader/random.efi!"}},
 	} {
-		iso, err := openISO(tt.b)
-		if err != nil {
-			t.Fatal(err)
-		}
+		iso := must(openISO(tt.b))(t)
 		if !slices.Equal(iso.Odd, tt.odd) || iso.Keys != nil || iso.Certificate != "" {
 			t.Errorf("%s: odd %q, keys %q, certificate %q", name, iso.Odd, iso.Keys, iso.Certificate)
 		}
@@ -156,9 +153,7 @@ func TestRealGRUB(t *testing.T) {
 	const config = "set default=0\nmenuentry \"Talos ISO\" {\n\tlinux /boot/vmlinuz talos.platform=metal\n\tinitrd /boot/initramfs.xz\n}\n"
 	for name, content := range map[string]string{"vmlinuz": "kernel", "initramfs.xz": "initramfs", "grub/grub.cfg": config} {
 		path := filepath.Join(dir, "tree", "boot", name)
-		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(content), 0o600)); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(content), 0o600)))
 	}
 	cmd := exec.CommandContext(t.Context(), "grub-mkrescue", "--compress=xz", "--output=talos.iso", "--directory=/usr/lib/grub/i386-pc",
 		"tree", "-iso-level", "3", "--", "-volid", "TALOS_V1_13_9")
@@ -169,14 +164,8 @@ func TestRealGRUB(t *testing.T) {
 		}
 		t.Fatalf("%v\n%s", err, out)
 	}
-	b, err := os.ReadFile(filepath.Join(dir, "talos.iso"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	iso, err := openISO(b)
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := must(os.ReadFile(filepath.Join(dir, "talos.iso")))(t)
+	iso := must(openISO(b))(t)
 	if iso.UKI != nil || iso.GRUB == nil || iso.GRUB.Cmdline != "talos.platform=metal" {
 		t.Fatalf("ISO = %+v", iso)
 	}

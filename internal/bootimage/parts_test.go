@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
 	"github.com/klauspost/compress/zstd"
 )
 
@@ -46,24 +47,15 @@ func cpio(entries ...entry) []byte {
 // packed is one zstd frame.
 func packed(t testing.TB, b []byte) []byte {
 	t.Helper()
-	w, err := zstd.NewWriter(nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	w := must(zstd.NewWriter(nil))(t)
 	return w.EncodeAll(b, nil)
 }
 
 func unpacked(t testing.TB, b []byte) []byte {
 	t.Helper()
-	d, err := zstd.NewReader(nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	d := must(zstd.NewReader(nil))(t)
 	defer d.Close()
-	content, err := d.DecodeAll(b, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	content := must(d.DecodeAll(b, nil))(t)
 	return content
 }
 
@@ -86,9 +78,7 @@ func portable(t testing.TB, machine uint16, sections ...section) []byte {
 	out.Write(head)
 	out.WriteString("PE\x00\x00")
 	write := func(v any) {
-		if err := binary.Write(&out, binary.LittleEndian, v); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, binary.Write(&out, binary.LittleEndian, v))
 	}
 	write(pe.FileHeader{Machine: machine, NumberOfSections: uint16(len(sections)), SizeOfOptionalHeader: 240})
 	write(pe.OptionalHeader64{Magic: 0x20b, NumberOfRvaAndSizes: 16})
@@ -110,4 +100,39 @@ func portable(t testing.TB, machine uint16, sections ...section) []byte {
 	}
 	out.Write(make([]byte, header-out.Len()))
 	return append(out.Bytes(), content.Bytes()...)
+}
+
+// must returns v, or ends the test with the error.
+func must[T any](v T, err error) func(testing.TB) T {
+	return func(t testing.TB) T {
+		t.Helper()
+		noError(t, err)
+		return v
+	}
+}
+
+func noError(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// same compares what came with what is wanted.
+func same(t testing.TB, what string, want, got any) {
+	t.Helper()
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("%s (-want +got):\n%s", what, diff)
+	}
+}
+
+// each runs a test for every case, all at once.
+func each[T any](t *testing.T, cases map[string]T, test func(t *testing.T, tc T)) {
+	t.Helper()
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			test(t, tc)
+		})
+	}
 }

@@ -12,7 +12,6 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-
 	"github.com/recast-sh/recast/internal/bootimage"
 )
 
@@ -46,15 +45,9 @@ func TestRealSquashfs(t *testing.T) {
 			if text, err := cmd.CombinedOutput(); err != nil {
 				t.Fatalf("%v\n%s", err, text)
 			}
-			image, err := os.ReadFile(out)
-			if err != nil {
-				t.Fatal(err)
-			}
-			got, err := read(t, packed(t, cpio(entry{name: "init"})),
-				packed(t, cpio(entry{name: "0.sqsh", content: string(image)}, entry{name: "extensions.yaml", content: oneLayer})))
-			if err != nil {
-				t.Fatal(err)
-			}
+			image := must(os.ReadFile(out))(t)
+			added := cpio(entry{name: "0.sqsh", content: string(image)}, entry{name: "extensions.yaml", content: oneLayer})
+			got := must(read(t, packed(t, cpio(entry{name: "init"})), packed(t, added)))(t)
 			if diff := cmp.Diff(want, got.Extensions[0].Files); diff != "" {
 				t.Errorf("files (-want +got):\n%.2000s", diff)
 			}
@@ -69,9 +62,7 @@ func manyFiles(t *testing.T, dir string) bootimage.Tree {
 	random := rand.New(rand.NewPCG(1, 2))
 	add := func(name, content string, mode fs.FileMode) {
 		path := filepath.Join(dir, name)
-		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(content), 0o600), os.Chmod(path, mode)); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(content), 0o600), os.Chmod(path, mode)))
 		tree["/"+name] = file(mode, content)
 	}
 	for n := range 2500 {
@@ -86,9 +77,7 @@ func manyFiles(t *testing.T, dir string) bootimage.Tree {
 	add("usr/lib/exact", string(noise[:1<<20]), 0o644)
 	add("usr/lib/zeros", strings.Repeat("\x00", 2<<20)+"x", 0o644)
 	add("usr/lib/none", "", 0o644)
-	if err := os.Symlink("../lib/"+strings.Repeat("x", 200), filepath.Join(dir, "usr/link")); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, os.Symlink("../lib/"+strings.Repeat("x", 200), filepath.Join(dir, "usr/link")))
 	tree["/usr/link"] = link("../lib/" + strings.Repeat("x", 200))
 	return tree
 }

@@ -23,11 +23,12 @@ func sections() []section {
 
 func TestOpenUKI(t *testing.T) {
 	t.Parallel()
-	tests := map[string]struct {
+	type row struct {
 		machine uint16
 		add     []section
 		want    bootimage.UKI
-	}{
+	}
+	each(t, map[string]row{
 		"plain": {want: bootimage.UKI{Arch: "amd64", Cmdline: "console=ttyS0 quiet"}},
 		"arm64": {machine: pe.IMAGE_FILE_MACHINE_ARM64, want: bootimage.UKI{Arch: "arm64", Cmdline: "console=ttyS0 quiet"}},
 		"uname": {add: []section{{name: ".uname", content: "6.18.0-talos\n"}}, want: bootimage.UKI{Arch: "amd64", Cmdline: "console=ttyS0 quiet", Uname: "6.18.0-talos"}},
@@ -44,29 +45,22 @@ func TestOpenUKI(t *testing.T) {
 		"the first one counts": {
 			add: []section{{name: ".linux", content: "other"}, {name: ".cmdline", content: "other"}}, want: bootimage.UKI{Arch: "amd64", Cmdline: "console=ttyS0 quiet"},
 		},
-	}
-	for name, tt := range tests {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			machine := uint16(pe.IMAGE_FILE_MACHINE_AMD64)
-			if tt.machine != 0 {
-				machine = tt.machine
-			}
-			b := portable(t, machine, append(sections(), tt.add...)...)
-			u, err := bootimage.OpenUKI(bytes.NewReader(b), int64(len(b)))
-			if err != nil {
-				t.Fatal(err)
-			}
-			requireSame(t, "kernel", u.Kernel, []byte("kernel"))
-			requireSame(t, "initrd", u.Initrd, []byte("initrd"))
-			got := *u
-			got.Kernel, got.Initrd, got.File, got.Stub = nil, nil, nil, ""
-			tt.want.Talos = "v1.13.9"
-			if got != tt.want {
-				t.Errorf("UKI = %+v, want %+v", got, tt.want)
-			}
-		})
-	}
+	}, func(t *testing.T, tt row) {
+		machine := uint16(pe.IMAGE_FILE_MACHINE_AMD64)
+		if tt.machine != 0 {
+			machine = tt.machine
+		}
+		b := portable(t, machine, append(sections(), tt.add...)...)
+		u := must(bootimage.OpenUKI(bytes.NewReader(b), int64(len(b))))(t)
+		requireSame(t, "kernel", u.Kernel, []byte("kernel"))
+		requireSame(t, "initrd", u.Initrd, []byte("initrd"))
+		got := *u
+		got.Kernel, got.Initrd, got.File, got.Stub = nil, nil, nil, ""
+		tt.want.Talos = "v1.13.9"
+		if got != tt.want {
+			t.Errorf("UKI = %+v, want %+v", got, tt.want)
+		}
+	})
 }
 
 func TestUKIRefused(t *testing.T) {
@@ -75,10 +69,11 @@ func TestUKIRefused(t *testing.T) {
 	without := func(name string) []section {
 		return slices.DeleteFunc(sections(), func(s section) bool { return s.name == name })
 	}
-	tests := map[string]struct {
+	type row struct {
 		b    []byte
 		want string
-	}{
+	}
+	each(t, map[string]row{
 		"nothing":                {nil, "EOF"},
 		"no PE":                  {make([]byte, 4096), "no PE file"},
 		"symbols":                {symbols(portable(t, amd64, sections()...)), "table of symbols"},
@@ -94,14 +89,10 @@ func TestUKIRefused(t *testing.T) {
 		"larger in memory":       {portable(t, amd64, append(without(".initrd"), section{name: ".initrd", content: "x", virtualSize: 4096})...), ".initrd ends after"},
 		"a section over another": {portable(t, amd64, append(sections(), section{name: ".profile", content: "x", at: 4096})...), ".profile overlaps another one in memory"},
 		"a long text":            {portable(t, amd64, append(without(".cmdline"), section{name: ".cmdline", content: strings.Repeat("x", 65<<10)})...), "too large"},
-	}
-	for name, tt := range tests {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			_, err := bootimage.OpenUKI(bytes.NewReader(tt.b), int64(len(tt.b)))
-			requireRefused(t, err, "UKI: ", tt.want)
-		})
-	}
+	}, func(t *testing.T, tt row) {
+		_, err := bootimage.OpenUKI(bytes.NewReader(tt.b), int64(len(tt.b)))
+		requireRefused(t, err, "UKI: ", tt.want)
+	})
 	b := portable(t, amd64, sections()...)
 	for i := range b {
 		if _, err := bootimage.OpenUKI(bytes.NewReader(b[:i]), int64(i)); !errors.Is(err, bootimage.ErrFormat) {
@@ -128,10 +119,7 @@ func TestStub(t *testing.T) {
 	t.Parallel()
 	stub := func(machine uint16, sections ...section) string {
 		b := portable(t, machine, sections...)
-		u, err := bootimage.OpenUKI(bytes.NewReader(b), int64(len(b)))
-		if err != nil {
-			t.Fatal(err)
-		}
+		u := must(bootimage.OpenUKI(bytes.NewReader(b), int64(len(b))))(t)
 		return u.Stub
 	}
 	const amd64 = pe.IMAGE_FILE_MACHINE_AMD64

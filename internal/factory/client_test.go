@@ -17,12 +17,11 @@ import (
 	"testing/synctest"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/siderolabs/image-factory/pkg/schematic"
-
 	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim/network"
 	"github.com/recast-sh/recast/schematics"
+	"github.com/siderolabs/image-factory/pkg/schematic"
 )
 
 const addr = "127.0.0.1:8080"
@@ -31,18 +30,9 @@ const addr = "127.0.0.1:8080"
 func serve(t *testing.T, h http.Handler) *Client {
 	t.Helper()
 	n := network.Memory()
-	if err := listen(t, n, addr, h); err != nil {
-		t.Fatal(err)
-	}
-	c, err := New(Options{URL: "http://" + addr, Transport: &http.Transport{DialContext: n.Dialer().DialContext}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := c.Close(); err != nil {
-			t.Error(err)
-		}
-	})
+	noError(t, listen(t, n, addr, h))
+	c := must(New(Options{URL: "http://" + addr, Transport: &http.Transport{DialContext: n.Dialer().DialContext}}))(t)
+	t.Cleanup(func() { noError(t, c.Close()) })
 	return c
 }
 
@@ -62,17 +52,12 @@ func TestExtensions(t *testing.T) {
 			{"name":"siderolabs/odd","ref":"127.0.0.1:5000/siderolabs/odd","digest":"sha256:22"}]`))
 		mux.HandleFunc("GET /versions", answer(http.StatusOK, `["v1.13.8","v1.13.9"]`))
 		c := serve(t, mux)
-		got, err := c.Extensions(t.Context(), "v1.13.9")
-		if err != nil {
-			t.Fatal(err)
-		}
+		got := must(c.Extensions(t.Context(), "v1.13.9"))(t)
 		want := []schematics.OfficialExtension{
 			{Name: "siderolabs/zfs", Version: "2.3-v1", Ref: "127.0.0.1:5000/siderolabs/zfs", Digest: "sha256:11", Author: "A", Description: "D"},
 			{Name: "siderolabs/odd", Ref: "127.0.0.1:5000/siderolabs/odd", Digest: "sha256:22"},
 		}
-		if diff := cmp.Diff(want, got); diff != "" {
-			t.Errorf("extensions (-want +got):\n%s", diff)
-		}
+		same(t, "extensions", want, got)
 		versions, err := c.Versions(t.Context())
 		if diff := cmp.Diff([]string{"v1.13.8", "v1.13.9"}, versions); err != nil || diff != "" {
 			t.Errorf("versions: %v (-want +got):\n%s", err, diff)
@@ -112,10 +97,7 @@ func TestRegister(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		c := serve(t, schematicStore())
-		s, err := schematics.Parse("s.yaml", []byte("customization: {extraKernelArgs: [\"yes\", \"1.10\"], systemExtensions: {officialExtensions: [siderolabs/zfs]}}\n"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		s := must(schematics.Parse("s.yaml", []byte("customization: {extraKernelArgs: [\"yes\", \"1.10\"], systemExtensions: {officialExtensions: [siderolabs/zfs]}}\n")))(t)
 		if known, err := c.Knows(t.Context(), s.ID()); known || err != nil {
 			t.Errorf("before: known %t, %v", known, err)
 		}
@@ -151,14 +133,15 @@ func TestRefusals(t *testing.T) {
 		return err
 	}
 	const who = "image factory http://127.0.0.1:8080: "
-	for name, tc := range map[string]struct {
+	type row struct {
 		ask    func(*Client, context.Context) error
 		status int
 		body   string
 		want   string
 		kind   fault.Kind
 		hint   string
-	}{
+	}
+	eachInBubble(t, map[string]row{
 		"unknown version": {
 			extensions, 404, "version v9.9.9 is not available\n", who + "404 Not Found: version v9.9.9 is not available", fault.Config,
 			"http://127.0.0.1:8080/versions lists the Talos versions that it builds",
@@ -183,26 +166,21 @@ func TestRefusals(t *testing.T) {
 		"a very long answer": {
 			iso, 400, strings.Repeat("x", 100_000), who + "400 Bad Request: " + strings.Repeat("x", maxErrorText), fault.Config, "",
 		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				err := tc.ask(serve(t, answer(tc.status, tc.body)), t.Context())
-				if err == nil {
-					t.Fatal("no error")
-				}
-				if got := err.Error(); got != tc.want {
-					t.Errorf("error\n got %s\nwant %s", got, tc.want)
-				}
-				if kind := fault.KindOf(err); kind != tc.kind {
-					t.Errorf("kind = %v, want %v", kind, tc.kind)
-				}
-				if got := strings.Join(fault.Hints(err), "; "); got != tc.hint {
-					t.Errorf("hint\n got %s\nwant %s", got, tc.hint)
-				}
-			})
-		})
-	}
+	}, func(t *testing.T, tc row) {
+		err := tc.ask(serve(t, answer(tc.status, tc.body)), t.Context())
+		if err == nil {
+			t.Fatal("no error")
+		}
+		if got := err.Error(); got != tc.want {
+			t.Errorf("error\n got %s\nwant %s", got, tc.want)
+		}
+		if kind := fault.KindOf(err); kind != tc.kind {
+			t.Errorf("kind = %v, want %v", kind, tc.kind)
+		}
+		if got := strings.Join(fault.Hints(err), "; "); got != tc.hint {
+			t.Errorf("hint\n got %s\nwant %s", got, tc.hint)
+		}
+	})
 }
 
 func TestUnreachable(t *testing.T) {
@@ -211,19 +189,14 @@ func TestUnreachable(t *testing.T) {
 		c, err := New(Options{URL: "https://factory.example", Transport: &http.Transport{
 			DialContext: network.Memory().Dialer().DialContext,
 		}})
-		if err != nil {
-			t.Fatal(err)
-		}
+		noError(t, err)
 		_, err = c.Extensions(t.Context(), "v1.13.9")
 		if err == nil || !strings.HasPrefix(err.Error(), "image factory https://factory.example: ") {
 			t.Errorf("error = %v", err)
 		}
-		if diff := cmp.Diff([]string{"see whether images.factory in recast.yaml is right and reachable from here"}, fault.Hints(err)); diff != "" {
-			t.Errorf("hints (-want +got):\n%s", diff)
-		}
-		if err := c.Close(); err != nil {
-			t.Error(err)
-		}
+		hint := "see whether images.factory in recast.yaml is right and reachable from here"
+		same(t, "hints", []string{hint}, fault.Hints(err))
+		noError(t, c.Close())
 	})
 }
 
@@ -238,21 +211,14 @@ func TestNewRefuses(t *testing.T) {
 
 func TestInstallerRepository(t *testing.T) {
 	t.Parallel()
-	c, err := New(Options{URL: "https://factory.talos.dev/"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := must(New(Options{URL: "https://factory.talos.dev/"}))(t)
 	var got []string
 	for _, secure := range []bool{false, true} {
 		got = append(got, c.InstallerRepository(images.ISORequest{SchematicID: "abc", Talos: "v1", Platform: "nocloud", Arch: "amd64", SecureBoot: secure}))
 	}
 	want := []string{"factory.talos.dev/nocloud-installer/abc", "factory.talos.dev/nocloud-installer-secureboot/abc"}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("repositories (-want +got):\n%s", diff)
-	}
-	if err := c.Close(); err != nil {
-		t.Error(err)
-	}
+	same(t, "repositories", want, got)
+	noError(t, c.Close())
 }
 
 func ExampleError() {
@@ -268,21 +234,14 @@ func TestCAFile(t *testing.T) {
 	s.StartTLS()
 	defer s.Close()
 	ca := filepath.Join(t.TempDir(), "ca.pem")
-	if err := os.WriteFile(ca, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: s.Certificate().Raw}), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	trusts, err := New(Options{URL: s.URL, CAFile: ca})
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, os.WriteFile(ca, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: s.Certificate().Raw}), 0o600))
+	trusts := must(New(Options{URL: s.URL, CAFile: ca}))(t)
 	defer trusts.Close()
 	if versions, err := trusts.Versions(t.Context()); err != nil || len(versions) != 1 {
 		t.Errorf("with its CA: %v, %v", versions, err)
 	}
 	other, err := New(Options{URL: s.URL})
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	defer other.Close()
 	_, err = other.Versions(t.Context())
 	hint := "if your own CA has signed it, name that CA's certificate, a PEM file, in images.caFile"
@@ -298,18 +257,57 @@ func TestCAFile(t *testing.T) {
 func TestForeignTextIsOneLine(t *testing.T) {
 	t.Parallel()
 	const evil = "bad\x1b[31m\x1b]0;title\a\r\nfake line: \u202e\u2028\x7f"
-	for name, body := range map[string]string{"text": evil, "page": "<html><title>" + evil + "</title></html>"} {
+	cases := map[string]string{"text": evil, "page": "<html><title>" + evil + "</title></html>"}
+	eachInBubble(t, cases, func(t *testing.T, body string) {
+		_, err := serve(t, answer(http.StatusBadRequest, body)).Versions(t.Context())
+		if err == nil {
+			t.Fatal("no error")
+		}
+		if text := err.Error(); !strings.Contains(text, "bad") || !strings.Contains(text, "fake line") || strings.ContainsAny(text, "\x1b\a\r\n\u202e\u2028\x7f") {
+			t.Errorf("%q", text)
+		}
+	})
+}
+
+// must returns v, or ends the test with the error.
+func must[T any](v T, err error) func(testing.TB) T {
+	return func(t testing.TB) T {
+		t.Helper()
+		noError(t, err)
+		return v
+	}
+}
+
+func noError(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// same compares what came with what is wanted.
+func same(t testing.TB, what string, want, got any) {
+	t.Helper()
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("%s (-want +got):\n%s", what, diff)
+	}
+}
+
+// each runs a test for every case, all at once.
+func each[T any](t *testing.T, cases map[string]T, test func(t *testing.T, tc T)) {
+	t.Helper()
+	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				_, err := serve(t, answer(http.StatusBadRequest, body)).Versions(t.Context())
-				if err == nil {
-					t.Fatal("no error")
-				}
-				if text := err.Error(); !strings.Contains(text, "bad") || !strings.Contains(text, "fake line") || strings.ContainsAny(text, "\x1b\a\r\n\u202e\u2028\x7f") {
-					t.Errorf("%q", text)
-				}
-			})
+			test(t, tc)
 		})
 	}
+}
+
+// eachInBubble is each with the time of a bubble.
+func eachInBubble[T any](t *testing.T, cases map[string]T, test func(t *testing.T, tc T)) {
+	t.Helper()
+	each(t, cases, func(t *testing.T, tc T) {
+		synctest.Test(t, func(t *testing.T) { test(t, tc) })
+	})
 }

@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-
 	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/images/verify"
 	"github.com/recast-sh/recast/internal/fault"
@@ -22,37 +21,29 @@ import (
 func TestISORebuiltDuringDownload(t *testing.T) {
 	t.Parallel()
 	long := strings.Repeat("a", 500)
-	for name, second := range map[string]string{"other bytes": "b" + long[1:], "more of them": long + "a"} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				requests := 0
-				c := serve(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-					requests++
-					if requests > 1 {
-						_, _ = io.WriteString(w, second)
-						return
-					}
-					w.Header().Set("Content-Length", "500")
-					_, _ = io.WriteString(w, long[:300])
-				}))
-				body, _, err := c.ISO(t.Context(), isoRequest, nil)
-				if err != nil {
-					t.Fatal(err)
-				}
-				got, err := io.ReadAll(body)
-				if err == nil || !strings.HasSuffix(err.Error(), "after the download broke off, the factory sends another ISO than before") || string(got) != long[:300-heldBack] {
-					t.Errorf("%d bytes, error = %v", len(got), err)
-				}
-				if _, err := body.Read(make([]byte, 1)); err == nil {
-					t.Error("the error is gone")
-				}
-				if err := body.Close(); err != nil {
-					t.Error(err)
-				}
-			})
-		})
-	}
+	cases := map[string]string{"other bytes": "b" + long[1:], "more of them": long + "a"}
+	eachInBubble(t, cases, func(t *testing.T, second string) {
+		requests := 0
+		c := serve(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			requests++
+			if requests > 1 {
+				_, _ = io.WriteString(w, second)
+				return
+			}
+			w.Header().Set("Content-Length", "500")
+			_, _ = io.WriteString(w, long[:300])
+		}))
+		body, _, err := c.ISO(t.Context(), isoRequest, nil)
+		noError(t, err)
+		got, err := io.ReadAll(body)
+		if err == nil || !strings.HasSuffix(err.Error(), "after the download broke off, the factory sends another ISO than before") || string(got) != long[:300-heldBack] {
+			t.Errorf("%d bytes, error = %v", len(got), err)
+		}
+		if _, err := body.Read(make([]byte, 1)); err == nil {
+			t.Error("the error is gone")
+		}
+		noError(t, body.Close())
+	})
 }
 
 // TestUnannouncedSize: a proxy that forwards an ISO in chunks, and breaks once.
@@ -64,18 +55,14 @@ func TestUnannouncedSize(t *testing.T) {
 		c := serve(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 			requests++
 			_, _ = io.WriteString(w, iso[:15])
-			if err := http.NewResponseController(w).Flush(); err != nil {
-				t.Error(err)
-			}
+			noError(t, http.NewResponseController(w).Flush())
 			if requests == 1 {
 				panic(http.ErrAbortHandler)
 			}
 			_, _ = io.WriteString(w, iso[15:])
 		}))
 		body, size, err := c.ISO(t.Context(), isoRequest, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		noError(t, err)
 		got, err := io.ReadAll(body)
 		if err := errors.Join(err, body.Close()); err != nil || string(got) != iso || size != -1 || requests != 2 {
 			t.Errorf("%q of %d bytes after %d requests, %v", got, size, requests, err)
@@ -112,17 +99,13 @@ func TestOldContentUnderANewLabel(t *testing.T) {
 		s := newSite(t)
 		s.relock(t) // the factory has read its list now
 		_, is, err := s.catalog.Patch(t.Context(), talos, "qemu-guest-agent")
-		if err != nil {
-			t.Fatal(err)
-		}
+		noError(t, err)
 		s.relock(t)
 		e := s.lock.Schematics["default"]
 		if _, _, err := s.client.Register(t.Context(), e.Schematic); err != nil {
 			t.Fatal(err)
 		}
-		if err := s.client.BuildInstaller(t.Context(), images.RequestOf(s.lock, e), nil); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, s.client.BuildInstaller(t.Context(), images.RequestOf(s.lock, e), nil))
 		s.factory.Restart()
 
 		err = s.build(t)
@@ -153,9 +136,7 @@ func TestOldContentUnderANewLabel(t *testing.T) {
 		if got := s.lock.Schematics["default"]; got.Rebuild != 1 || got.SchematicID == e.SchematicID || cmp.Diff(e.Extensions, got.Extensions) != "" {
 			t.Fatalf("locked for a rebuild: %+v", got)
 		}
-		if err := s.build(t); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, s.build(t))
 		s.holds(t, s.lock.Schematics["default"])
 	})
 }

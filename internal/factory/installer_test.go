@@ -12,7 +12,6 @@ import (
 	"github.com/google/go-containerregistry/pkg/name"
 	"github.com/google/go-containerregistry/pkg/v1/random"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
-
 	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/internal/sim/artefact"
 	"github.com/recast-sh/recast/internal/sim/factoryapi"
@@ -36,55 +35,42 @@ func TestInstallerOfSlowFactory(t *testing.T) {
 		return s.client.BuildInstaller(ctx, req, s.note)
 	}
 	impatient := func(f *factoryapi.Factory) factoryapi.Trouble { return f.Impatient(time.Minute) }
-	for name, tc := range map[string]struct {
+	type row struct {
 		ask     func(context.Context, *site, images.ISORequest) error
 		trouble func(*factoryapi.Factory) factoryapi.Trouble
 		times   int
 		notes   int
-	}{
+	}
+	eachInBubble(t, map[string]row{
 		"pulled":         {digest, func(*factoryapi.Factory) factoryapi.Trouble { return factoryapi.Down(503, 0) }, 2, 0},
 		"built":          {build, func(*factoryapi.Factory) factoryapi.Trouble { return factoryapi.Down(503, 0) }, 2, 30 + 2},
 		"not heard of":   {build, func(*factoryapi.Factory) factoryapi.Trouble { return factoryapi.Unaware() }, 2, 30 + 2},
 		"behind a proxy": {build, impatient, 100, 30 + 13},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				s := newSite(t)
-				req := s.agents(t)
-				s.factory.Slow(15 * time.Minute)
-				s.factory.Strike(tc.times, "/v2/nocloud-installer/", tc.trouble(s.factory))
-				if err := tc.ask(t.Context(), s, req); err != nil {
-					t.Fatal(err)
-				}
-				s.built(t, "installer "+req.SchematicID+" v1.13.9 nocloud")
-				if len(s.notes) != tc.notes {
-					t.Errorf("%d notes, want %d: %q", len(s.notes), tc.notes, s.notes)
-				}
-			})
-		})
-	}
+	}, func(t *testing.T, tc row) {
+		s := newSite(t)
+		req := s.agents(t)
+		s.factory.Slow(15 * time.Minute)
+		s.factory.Strike(tc.times, "/v2/nocloud-installer/", tc.trouble(s.factory))
+		noError(t, tc.ask(t.Context(), s, req))
+		s.built(t, "installer "+req.SchematicID+" v1.13.9 nocloud")
+		if len(s.notes) != tc.notes {
+			t.Errorf("%d notes, want %d: %q", len(s.notes), tc.notes, s.notes)
+		}
+	})
 }
 
 // TestInstallerInAnotherRegistry: the installer exists, whatever registry the
 // factory redirects to, even if pulling it there needs a login.
 func TestInstallerInAnotherRegistry(t *testing.T) {
 	t.Parallel()
-	for name, answer := range map[string]http.HandlerFunc{
+	eachInBubble(t, map[string]http.HandlerFunc{
 		"redirected": func(w http.ResponseWriter, r *http.Request) {
 			http.Redirect(w, r, "https://ghcr.example"+r.URL.Path, http.StatusTemporaryRedirect)
 		},
 		"for its users": answer(http.StatusUnauthorized, "authentication required"),
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				if err := serve(t, answer).BuildInstaller(t.Context(), isoRequest, nil); err != nil {
-					t.Error(err)
-				}
-			})
-		})
-	}
+	}, func(t *testing.T, answer http.HandlerFunc) {
+		noError(t, serve(t, answer).BuildInstaller(t.Context(), isoRequest, nil))
+	})
 }
 
 // TestMirroredInstaller is the story of an installer that is copied, with the
@@ -96,9 +82,7 @@ func TestMirroredInstaller(t *testing.T) {
 		const mirror = registryAddr + "/acme/talos"
 		s := newSite(t)
 		s.relock(t)
-		if err := s.build(t); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, s.build(t))
 		built := s.lock.Schematics["default"]
 		_, digest, _ := strings.Cut(built.Installer, "@")
 		signature := s.sign(t, built.SchematicID, digest)
@@ -110,9 +94,7 @@ func TestMirroredInstaller(t *testing.T) {
 			}
 			return new(step.Runner).Run(t.Context(), m.Step())
 		}
-		if err := run(); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, run())
 		if got := s.lock.Schematics["default"].Installer; got != mirror+"@"+digest {
 			t.Errorf("installer = %s", got)
 		}
@@ -120,9 +102,7 @@ func TestMirroredInstaller(t *testing.T) {
 
 		s.factory.Close()
 		calls := len(s.recorder.Calls())
-		if err := run(); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, run())
 		for _, c := range s.recorder.Calls()[calls:] {
 			if c.Mutation {
 				t.Errorf("there is nothing to do, but %+v", c)
@@ -134,35 +114,18 @@ func TestMirroredInstaller(t *testing.T) {
 // sign puts a signature where the factory keeps those of its installers.
 func (s *site) sign(t *testing.T, schematicID, digest string) (signature string) {
 	t.Helper()
-	sig, err := random.Image(64, 1)
-	if err != nil {
-		t.Fatal(err)
-	}
-	tag, err := name.NewTag(registryAddr + "/factory/nocloud-installer/" + schematicID + ":" + strings.Replace(digest, ":", "-", 1) + ".sig")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := remote.Write(tag, sig, remote.WithTransport(s.catalog.Transport)); err != nil {
-		t.Fatal(err)
-	}
-	hash, err := sig.Digest()
-	if err != nil {
-		t.Fatal(err)
-	}
+	sig := must(random.Image(64, 1))(t)
+	tag := must(name.NewTag(registryAddr + "/factory/nocloud-installer/" + schematicID + ":" + strings.Replace(digest, ":", "-", 1) + ".sig"))(t)
+	noError(t, remote.Write(tag, sig, remote.WithTransport(s.catalog.Transport)))
+	hash := must(sig.Digest())(t)
 	return hash.String()
 }
 
 // mirrorHolds reads the copy for both architectures, as nodes do, and its signature.
 func (s *site) mirrorHolds(t *testing.T, mirror, digest, signature string, e schematics.Locked) {
 	t.Helper()
-	ref, err := name.NewDigest(mirror + "@" + digest)
-	if err != nil {
-		t.Fatal(err)
-	}
-	index, err := remote.Index(ref, remote.WithTransport(s.catalog.Transport))
-	if err != nil {
-		t.Fatal(err)
-	}
+	ref := must(name.NewDigest(mirror + "@" + digest))(t)
+	index := must(remote.Index(ref, remote.WithTransport(s.catalog.Transport)))(t)
 	for _, arch := range []string{"amd64", "arm64"} {
 		img, err := artefact.ReadInstaller(index, arch)
 		if err != nil || img.SchematicID != e.SchematicID {

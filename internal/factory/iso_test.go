@@ -12,8 +12,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/internal/diskimage"
 	"github.com/recast-sh/recast/internal/fault"
@@ -24,9 +22,7 @@ import (
 func (s *site) agents(t *testing.T) images.ISORequest {
 	t.Helper()
 	id, _, err := s.client.Register(t.Context(), "customization: {systemExtensions: {officialExtensions: [siderolabs/qemu-guest-agent]}}\n")
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	return images.ISORequest{SchematicID: id, Talos: talos, Platform: "nocloud", Arch: "amd64"}
 }
 
@@ -137,63 +133,57 @@ func TestISOTrouble(t *testing.T) {
 
 func (s *site) built(t *testing.T, want ...string) {
 	t.Helper()
-	if diff := cmp.Diff(want, s.factory.Built()); diff != "" {
-		t.Errorf("built (-want +got):\n%s", diff)
-	}
+	same(t, "built", want, s.factory.Built())
 }
 
 // TestSlowBuild: a build that takes ten minutes, seen directly and through a
 // proxy that waits for one.
 func TestSlowBuild(t *testing.T) {
 	t.Parallel()
-	for name, impatient := range map[string]bool{"directly": false, "behind a proxy": true} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				s := newSite(t)
-				req := s.agents(t)
-				s.factory.Slow(10 * time.Minute)
-				if impatient {
-					s.factory.Strike(100, "/image/", s.factory.Impatient(time.Minute))
-				}
-				start := time.Now()
-				if _, err := s.fetch(t.Context(), req); err != nil {
-					t.Fatal(err)
-				}
-				if took := time.Since(start); took < 10*time.Minute || took > 11*time.Minute {
-					t.Errorf("took %s", took)
-				}
-				const still = "the factory answered 504 Gateway Timeout; the factory is still building, asking again in 10s"
-				told, gaveUp := 0, 0
-				for _, n := range s.notes {
-					switch {
-					case strings.HasPrefix(n, "the factory is building the ISO, "):
-						told++
-					case n == still:
-						gaveUp++
-					default:
-						t.Errorf("note: %s", n)
-					}
-				}
-				if told != 20 || impatient != (gaveUp == 8) || s.notes[len(s.notes)-1] != "the factory is building the ISO, 10m0s" {
-					t.Errorf("reported the build %d times, the proxy %d times: %q", told, gaveUp, s.notes)
-				}
-				s.built(t, "iso "+req.SchematicID+" v1.13.9 nocloud-amd64")
-			})
-		})
-	}
+	eachInBubble(t, map[string]bool{"directly": false, "behind a proxy": true}, func(t *testing.T, impatient bool) {
+		s := newSite(t)
+		req := s.agents(t)
+		s.factory.Slow(10 * time.Minute)
+		if impatient {
+			s.factory.Strike(100, "/image/", s.factory.Impatient(time.Minute))
+		}
+		start := time.Now()
+		if _, err := s.fetch(t.Context(), req); err != nil {
+			t.Fatal(err)
+		}
+		if took := time.Since(start); took < 10*time.Minute || took > 11*time.Minute {
+			t.Errorf("took %s", took)
+		}
+		const still = "the factory answered 504 Gateway Timeout; the factory is still building, asking again in 10s"
+		told, gaveUp := 0, 0
+		for _, n := range s.notes {
+			switch {
+			case strings.HasPrefix(n, "the factory is building the ISO, "):
+				told++
+			case n == still:
+				gaveUp++
+			default:
+				t.Errorf("note: %s", n)
+			}
+		}
+		if told != 20 || impatient != (gaveUp == 8) || s.notes[len(s.notes)-1] != "the factory is building the ISO, 10m0s" {
+			t.Errorf("reported the build %d times, the proxy %d times: %q", told, gaveUp, s.notes)
+		}
+		s.built(t, "iso "+req.SchematicID+" v1.13.9 nocloud-amd64")
+	})
 }
 
 // TestISOFails: which ISOs are not downloaded, and what the user is told.
 func TestISOFails(t *testing.T) {
 	t.Parallel()
 	const who = "image factory http://" + addr + ": "
-	for name, tc := range map[string]struct {
+	type row struct {
 		trouble factoryapi.Trouble
 		err     string
 		hint    string
 		took    time.Duration
-	}{
+	}
+	eachInBubble(t, map[string]row{
 		"cut off for ever": {
 			factoryapi.Cut(cutAt), who + "the download broke off 5 times, at last after 0 MiB: unexpected EOF",
 			"see whether images.factory in recast.yaml is right and reachable from here", 15 * time.Second,
@@ -206,30 +196,25 @@ func TestISOFails(t *testing.T) {
 			factoryapi.Unaware(), `404 Not Found: schematic ID "`,
 			"the factory no longer knows the schematic: `recast publish --only build` registers it again", 40 * time.Second,
 		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				s := newSite(t)
-				req := s.agents(t)
-				if _, err := s.fetch(t.Context(), req); err != nil {
-					t.Fatal(err)
-				}
-				s.factory.Strike(100, "/image/", tc.trouble)
-				start := time.Now()
-				_, err := s.fetch(t.Context(), req)
-				if err == nil || !strings.Contains(err.Error(), tc.err) {
-					t.Errorf("error\n got %v\nwant %s", err, tc.err)
-				}
-				if got := strings.Join(fault.Hints(err), "; "); got != tc.hint {
-					t.Errorf("hint\n got %s\nwant %s", got, tc.hint)
-				}
-				if took := time.Since(start); took != tc.took {
-					t.Errorf("took %s, want %s", took, tc.took)
-				}
-			})
-		})
-	}
+	}, func(t *testing.T, tc row) {
+		s := newSite(t)
+		req := s.agents(t)
+		if _, err := s.fetch(t.Context(), req); err != nil {
+			t.Fatal(err)
+		}
+		s.factory.Strike(100, "/image/", tc.trouble)
+		start := time.Now()
+		_, err := s.fetch(t.Context(), req)
+		if err == nil || !strings.Contains(err.Error(), tc.err) {
+			t.Errorf("error\n got %v\nwant %s", err, tc.err)
+		}
+		if got := strings.Join(fault.Hints(err), "; "); got != tc.hint {
+			t.Errorf("hint\n got %s\nwant %s", got, tc.hint)
+		}
+		if took := time.Since(start); took != tc.took {
+			t.Errorf("took %s, want %s", took, tc.took)
+		}
+	})
 }
 
 // TestRedirectToStore: a factory with its own store redirects clients there, with a
@@ -290,14 +275,10 @@ func TestISOPath(t *testing.T) {
 			if err != nil || size != 0 {
 				t.Fatal(size, err)
 			}
-			if err := body.Close(); err != nil {
-				t.Error(err)
-			}
+			noError(t, body.Close())
 		}
 		want := []string{"GET /image/abc/v1.13.9/nocloud-amd64.iso", "GET /image/abc/v1.13.9/metal-arm64-secureboot.iso"}
-		if diff := cmp.Diff(want, asked); diff != "" {
-			t.Errorf("asked (-want +got):\n%s", diff)
-		}
+		same(t, "asked", want, asked)
 	})
 }
 
@@ -313,16 +294,12 @@ func TestNothingIsBuiltUnasked(t *testing.T) {
 		_, errExtensions := s.client.Extensions(ctx, talos)
 		_, errKnows := s.client.Knows(ctx, req.SchematicID)
 		_, errKey := s.client.SigningKey(ctx)
-		if err := errors.Join(errVersions, errBroken, errExtensions, errKnows, errKey); err != nil {
-			t.Error(err)
-		}
+		noError(t, errors.Join(errVersions, errBroken, errExtensions, errKnows, errKey))
 		if s.client.ISOURL(req) == "" || s.client.InstallerRepository(req) == "" {
 			t.Error("no names")
 		}
 		s.built(t)
-		if err := s.client.BuildInstaller(ctx, req, nil); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, s.client.BuildInstaller(ctx, req, nil))
 		s.built(t, "installer "+req.SchematicID+" v1.13.9 nocloud")
 	})
 }
@@ -334,14 +311,9 @@ func TestDisk(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t)
 		id, _, err := s.client.Register(t.Context(), "customization: {extraKernelArgs: [recast.lock=sha256-1], meta: [{key: 12, value: x}]}\n")
-		if err != nil {
-			t.Fatal(err)
-		}
+		noError(t, err)
 		req := images.ISORequest{SchematicID: id, Talos: talos, Platform: "nocloud", Arch: "amd64"}
-		want, err := s.fetchBy(t.Context(), req, s.client.Disk)
-		if err != nil {
-			t.Fatal(err)
-		}
+		want := must(s.fetchBy(t.Context(), req, s.client.Disk))(t)
 		s.factory.Strike(1, "/image/", factoryapi.Cut(cutAt))
 		start := time.Now()
 		got, err := s.fetchBy(t.Context(), req, s.client.Disk)
@@ -350,10 +322,7 @@ func TestDisk(t *testing.T) {
 		}
 		s.said(t, []string{off + first}, nil, "", "")
 		s.built(t, "disk "+id+" v1.13.9 nocloud-amd64")
-		disk, err := diskimage.Open(bytes.NewReader(got), int64(len(got)))
-		if err != nil {
-			t.Fatal(err)
-		}
+		disk := must(diskimage.Open(bytes.NewReader(got), int64(len(got))))(t)
 		values := []diskimage.Value{{Key: 0xc, Value: "x"}, {Key: 0x11, Value: "dual-boot"}}
 		if len(disk.Meta) != 2 || disk.Meta[0] != values[0] || disk.Meta[1] != values[1] || !disk.BIOS {
 			t.Errorf("META %v, BIOS %t", disk.Meta, disk.BIOS)

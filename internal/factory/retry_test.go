@@ -34,7 +34,7 @@ func TestTrouble(t *testing.T) {
 	again := func(what, wait, n string) string { return what + ", trying again in " + wait + " (" + n + ")" }
 	const down, limited = "the factory answered 503 Service Unavailable", "the factory answered 429 Too Many Requests"
 	const failing, broke = "the factory answered 500 Internal Server Error", "no complete answer from the factory"
-	for name, tc := range map[string]struct {
+	type row struct {
 		trouble factoryapi.Trouble
 		times   int
 		ask     func(context.Context, *Client) error
@@ -42,7 +42,8 @@ func TestTrouble(t *testing.T) {
 		took    time.Duration
 		err     string
 		hint    string
-	}{
+	}
+	eachInBubble(t, map[string]row{
 		"a proxy without its factory": {
 			factoryapi.Down(503, 0), 2, getVersions,
 			[]string{again(down, "1s", "2 of 5"), again(down, "2s", "3 of 5")},
@@ -77,29 +78,22 @@ func TestTrouble(t *testing.T) {
 			factoryapi.Down(403, 0), 1, register, nil, 0, who + "403 Forbidden: 403 Forbidden",
 			"the schematic belongs to someone else, or a proxy denies access from here",
 		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				s := newSite(t)
-				s.factory.Strike(tc.times, "/", tc.trouble)
-				start := time.Now()
-				err := tc.ask(t.Context(), s.client)
-				if took := time.Since(start); took != tc.took {
-					t.Errorf("took %s, want %s", took, tc.took)
-				}
-				s.said(t, tc.notes, err, tc.err, tc.hint)
-			})
-		})
-	}
+	}, func(t *testing.T, tc row) {
+		s := newSite(t)
+		s.factory.Strike(tc.times, "/", tc.trouble)
+		start := time.Now()
+		err := tc.ask(t.Context(), s.client)
+		if took := time.Since(start); took != tc.took {
+			t.Errorf("took %s, want %s", took, tc.took)
+		}
+		s.said(t, tc.notes, err, tc.err, tc.hint)
+	})
 }
 
 // said compares what the user is told.
 func (s *site) said(t *testing.T, notes []string, err error, text, hint string) {
 	t.Helper()
-	if diff := cmp.Diff(notes, s.notes); diff != "" {
-		t.Errorf("notes (-want +got):\n%s", diff)
-	}
+	same(t, "notes", notes, s.notes)
 	got := ""
 	if err != nil {
 		got = err.Error()
@@ -149,9 +143,7 @@ func TestUntrusted(t *testing.T) {
 	server.StartTLS()
 	defer server.Close()
 	c, err := New(Options{URL: server.URL})
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	defer c.Close()
 	_, err = c.Versions(t.Context())
 	if _, ok := errors.AsType[x509.UnknownAuthorityError](err); !ok || requests > 0 || strings.Contains(err.Error(), "times") {
@@ -186,10 +178,11 @@ func TestPages(t *testing.T) {
 		}
 	}
 	const who = "image factory http://" + addr + ": "
-	for name, tc := range map[string]struct {
+	type row struct {
 		answer http.HandlerFunc
 		want   string
-	}{
+	}
+	eachInBubble(t, map[string]row{
 		"a proxy's": {
 			page(403, "text/html; charset=utf-8", "<!DOCTYPE html>\n<html><head><style>p {}</style>\n<title>\n Blocked &amp; logged </title></head><body><p>…</body>"),
 			who + "403 Forbidden: Blocked & logged",
@@ -207,17 +200,12 @@ func TestPages(t *testing.T) {
 			who + "GET http://" + addr + "/versions: the answer can't be read: json: cannot unmarshal object into Go value of type []string",
 		},
 		"commands for a terminal": {page(404, "text/plain", "a\x1b[2J\x07b\r\nc\n"), who + "404 Not Found: a\ufffdb c"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				_, err := serve(t, tc.answer).Versions(t.Context())
-				if err == nil || err.Error() != tc.want {
-					t.Errorf("error\n got %v\nwant %s", err, tc.want)
-				}
-			})
-		})
-	}
+	}, func(t *testing.T, tc row) {
+		_, err := serve(t, tc.answer).Versions(t.Context())
+		if err == nil || err.Error() != tc.want {
+			t.Errorf("error\n got %v\nwant %s", err, tc.want)
+		}
+	})
 }
 
 // TestRedirects: which ones are not followed, and that no signed URL is shown.
@@ -226,28 +214,24 @@ func TestRedirects(t *testing.T) {
 	to := func(where string) http.HandlerFunc {
 		return func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, where, http.StatusFound) }
 	}
-	for name, tc := range map[string]struct {
+	type row struct {
 		answer http.HandlerFunc
 		ask    func(context.Context, *Client) error
 		want   string
-	}{
+	}
+	eachInBubble(t, map[string]row{
 		"in a circle": {to("/versions"), getVersions, "redirected more than 5 times"},
 		"a POST": {
 			to("https://factory.example/schematics"), register,
 			"redirected to https://factory.example, which a POST does not follow: use that URL in images.factory",
 		},
 		"nowhere": {to("http://store.example/a?X-Amz-Signature=secret"), getVersions, `Get "http://store.example/a": `},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				err := tc.ask(t.Context(), serve(t, tc.answer))
-				if err == nil || !strings.Contains(err.Error(), tc.want) || strings.Contains(err.Error(), "secret") {
-					t.Errorf("error = %v, want %s", err, tc.want)
-				}
-			})
-		})
-	}
+	}, func(t *testing.T, tc row) {
+		err := tc.ask(t.Context(), serve(t, tc.answer))
+		if err == nil || !strings.Contains(err.Error(), tc.want) || strings.Contains(err.Error(), "secret") {
+			t.Errorf("error = %v, want %s", err, tc.want)
+		}
+	})
 	plain, _ := http.NewRequest(http.MethodGet, "http://store.example/", nil)
 	secure, _ := http.NewRequest(http.MethodGet, "https://factory.example/", nil)
 	if err := follow(plain, []*http.Request{secure}); err == nil || err.Error() != "redirected to store.example, which is not encrypted" {
@@ -258,32 +242,28 @@ func TestRedirects(t *testing.T) {
 // TestBroken: a factory that does not know the parameter has no list of broken versions.
 func TestBroken(t *testing.T) {
 	t.Parallel()
-	for name, tc := range map[string]struct {
+	type row struct {
 		broken string
 		want   []string
-	}{
+	}
+	eachInBubble(t, map[string]row{
 		"none":              {"[]", nil},
 		"one":               {`["v1.9.0"]`, []string{"v1.9.0"}},
 		"an older factory":  {`["v1.13.8","v1.13.9"]`, nil},
 		"none, as Go's nil": {"null", nil},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				c := serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-					if r.URL.Query().Get("broken") == "true" {
-						_, _ = io.WriteString(w, tc.broken)
-						return
-					}
-					_, _ = io.WriteString(w, `["v1.13.8","v1.13.9"]`)
-				}))
-				got, err := c.Broken(t.Context())
-				if diff := cmp.Diff(tc.want, got); err != nil || diff != "" {
-					t.Errorf("%v (-want +got):\n%s", err, diff)
-				}
-			})
-		})
-	}
+	}, func(t *testing.T, tc row) {
+		c := serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if r.URL.Query().Get("broken") == "true" {
+				_, _ = io.WriteString(w, tc.broken)
+				return
+			}
+			_, _ = io.WriteString(w, `["v1.13.8","v1.13.9"]`)
+		}))
+		got, err := c.Broken(t.Context())
+		if diff := cmp.Diff(tc.want, got); err != nil || diff != "" {
+			t.Errorf("%v (-want +got):\n%s", err, diff)
+		}
+	})
 }
 
 // TestKeys: a key, none, and an invalid one.
@@ -292,13 +272,14 @@ func TestKeys(t *testing.T) {
 	const block = "-----BEGIN PUBLIC KEY-----\nAAAA\n-----END PUBLIC KEY-----\n"
 	signing := func(ctx context.Context, c *Client) ([]byte, error) { return c.SigningKey(ctx) }
 	secureBoot := func(ctx context.Context, c *Client) ([]byte, error) { return c.SecureBootCertificate(ctx) }
-	for name, tc := range map[string]struct {
+	type row struct {
 		ask    func(context.Context, *Client) ([]byte, error)
 		answer http.HandlerFunc
 		want   string
 		err    string
 		kind   fault.Kind
-	}{
+	}
+	eachInBubble(t, map[string]row{
 		"a key":              {signing, answer(200, block), block, "", fault.Failed},
 		"a keyless factory":  {signing, answer(200, ""), "", "", fault.Failed},
 		"an older factory":   {signing, answer(404, "404 page not found"), "", "", fault.Failed},
@@ -307,20 +288,15 @@ func TestKeys(t *testing.T) {
 		"no secure boot":     {secureBoot, answer(500, "internal server error"), "", "certificate for Secure Boot: ", fault.Config},
 		"not a certificate":  {secureBoot, answer(200, ""), "", "the certificate for Secure Boot is not PEM", fault.Failed},
 		"not for the public": {secureBoot, answer(401, ""), "", "401 Unauthorized", fault.Failed},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				got, err := tc.ask(t.Context(), serve(t, tc.answer))
-				if string(got) != tc.want || (err != nil) != (tc.err != "") || err != nil && !strings.Contains(err.Error(), tc.err) {
-					t.Errorf("%q, %v; want %q, %q", got, err, tc.want, tc.err)
-				}
-				if fault.KindOf(err) != tc.kind {
-					t.Errorf("kind = %v, want %v", fault.KindOf(err), tc.kind)
-				}
-			})
-		})
-	}
+	}, func(t *testing.T, tc row) {
+		got, err := tc.ask(t.Context(), serve(t, tc.answer))
+		if string(got) != tc.want || (err != nil) != (tc.err != "") || err != nil && !strings.Contains(err.Error(), tc.err) {
+			t.Errorf("%q, %v; want %q, %q", got, err, tc.want, tc.err)
+		}
+		if fault.KindOf(err) != tc.kind {
+			t.Errorf("kind = %v, want %v", fault.KindOf(err), tc.kind)
+		}
+	})
 }
 
 var isoRequest = images.ISORequest{SchematicID: "abc", Talos: "v1.13.9", Platform: "nocloud", Arch: "amd64"}

@@ -51,9 +51,7 @@ func newSite(t *testing.T, with ...func(*factoryapi.Options)) *site {
 	s := &site{recorder: record.New(), network: n, cache: filepath.Join(t.TempDir(), "iso")}
 	oci := factoryapi.NewRegistry(s.recorder)
 	s.catalog = factoryapi.Catalog{Registry: registryAddr, Transport: oci.Transport()}
-	if err := s.catalog.Publish(t.Context(), talos, factoryapi.Official()); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, s.catalog.Publish(t.Context(), talos, factoryapi.Official()))
 	var err error
 	o := factoryapi.Options{
 		URL: "http://" + addr, Registry: registryAddr, Transport: oci.Transport(), Versions: []string{talos}, Recorder: s.recorder, Delay: transport.Pause,
@@ -61,27 +59,17 @@ func newSite(t *testing.T, with ...func(*factoryapi.Options)) *site {
 	for _, set := range with {
 		set(&o)
 	}
-	s.factory, err = factoryapi.New(o)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := errors.Join(listen(t, n, addr, s.factory), listen(t, n, registryAddr, oci)); err != nil {
-		t.Fatal(err)
-	}
+	s.factory = must(factoryapi.New(o))(t)
+	noError(t, errors.Join(listen(t, n, addr, s.factory), listen(t, n, registryAddr, oci)))
 	transport := func() http.RoundTripper { return &http.Transport{DialContext: n.Dialer().DialContext} }
 	if s.client, err = New(Options{URL: "http://" + addr, Transport: transport(), Note: s.note}); err != nil {
 		t.Fatal(err)
 	}
-	s.registry, err = registry.New(registry.Options{
+	s.registry = must(registry.New(registry.Options{
 		Extensions: registryAddr + "/siderolabs/extensions", Transport: transport(), Keychain: authn.NewMultiKeychain(),
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))(t)
 	t.Cleanup(func() {
-		if err := errors.Join(s.client.Close(), s.registry.Close()); err != nil {
-			t.Error(err)
-		}
+		noError(t, errors.Join(s.client.Close(), s.registry.Close()))
 		s.factory.Close()
 	})
 	return s
@@ -99,9 +87,7 @@ func listen(t *testing.T, n *network.Network, at string, h http.Handler) error {
 	var serving sync.WaitGroup
 	serving.Go(func() { _ = server.Serve(l) }) // ends with Close
 	t.Cleanup(func() {
-		if err := server.Close(); err != nil {
-			t.Error(err)
-		}
+		noError(t, server.Close())
 		serving.Wait()
 	})
 	return nil
@@ -118,9 +104,7 @@ func (s *site) relock(t *testing.T, rebuild ...string) ([]schematics.Warning, []
 			Rebuild: slices.Contains(rebuild, "default"),
 		}},
 	}, schematics.Sources{Catalog: s.registry, Images: s.registry, Factory: s.client})
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	s.lock = lock
 	return warnings, schematics.Compare(old, lock)
 }
@@ -129,9 +113,7 @@ func (s *site) build(t *testing.T) error {
 	t.Helper()
 	verifier := verify.New(s.registry, s.cache)
 	defer func() {
-		if err := verifier.Close(); err != nil {
-			t.Error(err)
-		}
+		noError(t, verifier.Close())
 	}()
 	b := images.Builder{
 		Factory: s.client, Registry: s.registry, Puller: s.registry, Verifier: verifier, Signature: images.SignaturePolicy{Mode: images.SignatureRequire},
@@ -144,14 +126,8 @@ func (s *site) build(t *testing.T) error {
 // iso reads the content of the lock's cached ISO.
 func (s *site) iso(t *testing.T) artefact.Image {
 	t.Helper()
-	data, err := os.ReadFile(filepath.Join(s.cache, s.lock.Schematics["default"].ISO.Name))
-	if err != nil {
-		t.Fatal(err)
-	}
-	img, err := artefact.ReadISO(data)
-	if err != nil {
-		t.Fatal(err)
-	}
+	data := must(os.ReadFile(filepath.Join(s.cache, s.lock.Schematics["default"].ISO.Name)))(t)
+	img := must(artefact.ReadISO(data))(t)
 	return img
 }
 
@@ -164,16 +140,12 @@ func TestPatchedExtension(t *testing.T) {
 		if warnings, _ := s.relock(t); len(warnings) > 0 {
 			t.Fatal(warnings)
 		}
-		if err := s.build(t); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, s.build(t))
 		before := s.lock.Schematics["default"]
 		s.holds(t, before)
 
 		was, is, err := s.catalog.Patch(t.Context(), talos, "qemu-guest-agent")
-		if err != nil {
-			t.Fatal(err)
-		}
+		noError(t, err)
 		warnings, changes := s.relock(t)
 		after := s.lock.Schematics["default"]
 		if before.SchematicID == after.SchematicID || before.BuildID == after.BuildID {
@@ -200,16 +172,12 @@ func TestPatchedExtension(t *testing.T) {
 		s.built(t, builds(before)...)
 
 		s.factory.Restart()
-		if err := s.build(t); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, s.build(t))
 		s.built(t, append(builds(before), builds(after)...)...)
 		s.holds(t, s.lock.Schematics["default"])
 
 		calls := len(s.recorder.Calls())
-		if err := s.build(t); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, s.build(t))
 		for _, c := range s.recorder.Calls()[calls:] {
 			if c.Mutation || strings.Contains(c.Path, "/image/") {
 				t.Errorf("there is nothing to do, but %+v", c)
@@ -222,14 +190,8 @@ func TestPatchedExtension(t *testing.T) {
 // digestOf is the digest of the extension image with a boot image's content, which names none.
 func digestOf(t *testing.T, e artefact.Extension) string {
 	t.Helper()
-	idx, err := artefact.ExtensionIndex(e)
-	if err != nil {
-		t.Fatal(err)
-	}
-	digest, err := idx.Digest()
-	if err != nil {
-		t.Fatal(err)
-	}
+	idx := must(artefact.ExtensionIndex(e))(t)
+	digest := must(idx.Digest())(t)
 	return digest.String()
 }
 
@@ -288,14 +250,8 @@ func TestExamples(t *testing.T) {
 			t.Fatal(names, err)
 		}
 		for _, name := range names {
-			data, err := fs.ReadFile(examples, name)
-			if err != nil {
-				t.Fatal(err)
-			}
-			parsed, err := schematics.Parse(name, data)
-			if err != nil {
-				t.Fatal(err)
-			}
+			data := must(fs.ReadFile(examples, name))(t)
+			parsed := must(schematics.Parse(name, data))(t)
 			if id, _, err := s.client.Register(t.Context(), parsed.Canonical()); err != nil || id != parsed.ID() {
 				t.Errorf("%s: the factory computes %s, recast %s; %v", name, id, parsed.ID(), err)
 			}

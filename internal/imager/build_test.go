@@ -12,8 +12,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/schematics"
@@ -48,27 +46,19 @@ func diskJob() images.ImagerJob {
 func workDir(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
-	if err := os.Mkdir(filepath.Join(dir, "in"), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, os.Mkdir(filepath.Join(dir, "in"), 0o700))
 	return dir
 }
 
 func client(t *testing.T, o Options) *Client {
 	t.Helper()
-	c, err := New(o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := must(New(o))(t)
 	return c
 }
 
 func read(t *testing.T, path string) string {
 	t.Helper()
-	b, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := must(os.ReadFile(path))(t)
 	return string(b)
 }
 
@@ -92,11 +82,12 @@ input:
 
 func TestBuildWithACommand(t *testing.T) {
 	t.Parallel()
-	cases := map[string]struct {
+	type row struct {
 		job     images.ImagerJob
 		file    string
 		profile string
-	}{
+	}
+	each(t, map[string]row{
 		"installer": {job: installerJob(), file: "installer-amd64.tar", profile: `arch: amd64
 platform: nocloud
 secureboot: false
@@ -131,30 +122,19 @@ output:
         diskFormatOptions: cluster_size=8k
         bootloader: sd-boot
 `},
-	}
-	for name, c := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			dir := workDir(t)
-			var notes []string
-			file, err := client(t, Options{Command: []string{os.Args[0], fakeArg, "good", "{out}"}}).
-				Build(t.Context(), dir, c.job, func(text string) { notes = append(notes, text) })
-			if err != nil {
-				t.Fatal(err)
-			}
-			if file != c.file || read(t, filepath.Join(dir, file)) != "image" {
-				t.Errorf("made %s: %q", file, read(t, filepath.Join(dir, file)))
-			}
-			got := strings.ReplaceAll(read(t, filepath.Join(dir, "profile.yaml")), dir, "OUT")
-			if d := cmp.Diff(c.profile, got); d != "" {
-				t.Errorf("profile (-want +got):\n%s", d)
-			}
-			want := []string{"skipped pulling overlay (no overlay)", "rebuilding initramfs...", "one", "two", "initramfs ready"}
-			if d := cmp.Diff(want, notes); d != "" {
-				t.Errorf("notes (-want +got):\n%s", d)
-			}
-		})
-	}
+	}, func(t *testing.T, c row) {
+		dir := workDir(t)
+		var notes []string
+		file := must(client(t, Options{Command: []string{os.Args[0], fakeArg, "good", "{out}"}}).
+			Build(t.Context(), dir, c.job, func(text string) { notes = append(notes, text) }))(t)
+		if file != c.file || read(t, filepath.Join(dir, file)) != "image" {
+			t.Errorf("made %s: %q", file, read(t, filepath.Join(dir, file)))
+		}
+		got := strings.ReplaceAll(read(t, filepath.Join(dir, "profile.yaml")), dir, "OUT")
+		same(t, "profile", c.profile, got)
+		want := []string{"skipped pulling overlay (no overlay)", "rebuilding initramfs...", "one", "two", "initramfs ready"}
+		same(t, "notes", want, notes)
+	})
 }
 
 func TestProfileWithAnOverlay(t *testing.T) {
@@ -164,10 +144,7 @@ func TestProfileWithAnOverlay(t *testing.T) {
 	job.Overlay = &images.ImagerOverlay{
 		Name: "rpi_generic", Host: images.ImagerInput{File: "in/overlay-host.tar"}, Target: images.ImagerInput{File: "in/overlay.tar"},
 	}
-	got, err := profileOf(job, "/out")
-	if err != nil {
-		t.Fatal(err)
-	}
+	got := must(profileOf(job, "/out"))(t)
 	want := `arch: amd64
 platform: nocloud
 secureboot: false
@@ -189,37 +166,30 @@ output:
     kind: iso
     outFormat: raw
 `
-	if d := cmp.Diff(want, string(got)); d != "" {
-		t.Errorf("profile (-want +got):\n%s", d)
-	}
+	same(t, "profile", want, string(got))
 }
 
 func TestBuildThatGoesWrong(t *testing.T) {
 	t.Parallel()
-	cases := map[string]struct{ way, want string }{
+	type row struct{ way, want string }
+	each(t, map[string]row{
 		"nothing made": {"nothing", "succeeded, but did not make installer-amd64.tar"},
 		"empty file":   {"empty", "succeeded, but installer-amd64.tar is not a file with content"},
 		"failure":      {"half", "exit status 3: it said last: " + strings.Repeat("x", 400) + "; no space left on device"},
-	}
-	for name, c := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			_, err := client(t, Options{Command: []string{os.Args[0], fakeArg, c.way, "{out}"}}).
-				Build(t.Context(), workDir(t), installerJob(), nil)
-			if err == nil || !strings.HasSuffix(err.Error(), c.want) {
-				t.Errorf("err = %v, want one that ends in %q", err, c.want)
-			}
-		})
-	}
+	}, func(t *testing.T, c row) {
+		_, err := client(t, Options{Command: []string{os.Args[0], fakeArg, c.way, "{out}"}}).
+			Build(t.Context(), workDir(t), installerJob(), nil)
+		if err == nil || !strings.HasSuffix(err.Error(), c.want) {
+			t.Errorf("err = %v, want one that ends in %q", err, c.want)
+		}
+	})
 }
 
 // Leftovers of an earlier run must not count as this run's output.
 func TestBuildTakesNothingOldForNew(t *testing.T) {
 	t.Parallel()
 	dir := workDir(t)
-	if err := os.WriteFile(filepath.Join(dir, "installer-amd64.tar"), []byte("old"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, os.WriteFile(filepath.Join(dir, "installer-amd64.tar"), []byte("old"), 0o600))
 	_, err := client(t, Options{Command: []string{os.Args[0], fakeArg, "nothing", "{out}"}}).Build(t.Context(), dir, installerJob(), nil)
 	if err == nil || !strings.Contains(err.Error(), "did not make") {
 		t.Errorf("err = %v", err)
@@ -245,9 +215,7 @@ func TestACancelledBuildEndsWithEverythingItStarted(t *testing.T) {
 		t.Errorf("err = %v", err)
 	}
 	f, err := os.Open(filepath.Join(dir, "held"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	defer f.Close()
 	deadline := time.Now().Add(30 * time.Second)
 	for err = errors.New("not tried"); err != nil && time.Now().Before(deadline); time.Sleep(time.Millisecond) {
@@ -275,9 +243,7 @@ func engine(t *testing.T, c *Client, name string) (log string) {
 	if err == nil {
 		err = os.Symlink(self, filepath.Join(dir, name))
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	c.find = func(program string) (string, error) {
 		if program != name {
 			return "", &exec.Error{Name: program, Err: exec.ErrNotFound}
@@ -303,9 +269,7 @@ func TestBuildInAContainer(t *testing.T) {
 			}
 			want := "run --rm --interactive --quiet --network none --name NAME --stop-timeout 1 --volume OUT:/out:Z ghcr.io/siderolabs/imager@sha256:ef -\n"
 			got := strings.ReplaceAll(containerName.ReplaceAllString(read(t, log), "NAME"), dir, "OUT")
-			if d := cmp.Diff(want, got); d != "" {
-				t.Errorf("command (-want +got):\n%s", d)
-			}
+			same(t, "command", want, got)
 			if profile := read(t, filepath.Join(dir, "profile.yaml")); !strings.Contains(profile, "tarballPath: /out/in/0.tar\n") {
 				t.Errorf("the profile doesn't name files as the container sees them:\n%s", profile)
 			}
@@ -337,9 +301,7 @@ func TestReady(t *testing.T) {
 	if what, err := c.Ready(t.Context()); err != nil || what != program+" with "+DefaultImage || read(t, log) != "info\n" {
 		t.Errorf("%s, %v; it was asked for %q", what, err, read(t, log))
 	}
-	if err := os.WriteFile(program+".down", nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, os.WriteFile(program+".down", nil, 0o600))
 	if _, err := c.Ready(t.Context()); err == nil || !strings.Contains(err.Error(), "Cannot connect") || len(fault.Hints(err)) != 1 {
 		t.Errorf("err = %v, hints %q", err, fault.Hints(err))
 	}

@@ -16,13 +16,8 @@ func TestImagerGetsNoSecrets(t *testing.T) {
 	t.Setenv("BUILD_CACHE", "/var/cache/mine")
 	dir := t.TempDir()
 	c := client(t, Options{Command: []string{"sh", "-c", "env >'{out}/env'"}, Env: []string{"BUILD_CACHE"}})
-	p, err := c.program(dir, "", "")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := c.run(t.Context(), p, nil, func(string) {}); err != nil {
-		t.Fatal(err)
-	}
+	p := must(c.program(dir, "", ""))(t)
+	noError(t, c.run(t.Context(), p, nil, func(string) {}))
 	got := read(t, filepath.Join(dir, "env"))
 	if strings.Contains(got, "planted") || !strings.Contains(got, "DOCKER_HOST=unix:///run/d.sock\n") || !strings.Contains(got, "BUILD_CACHE=/var/cache/mine\n") {
 		t.Errorf("it got\n%s", got)

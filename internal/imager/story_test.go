@@ -9,7 +9,6 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-containerregistry/pkg/v1/random"
-
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/schematics"
 )
@@ -18,31 +17,21 @@ func TestBuilt(t *testing.T) {
 	t.Parallel()
 	s := newStory(t)
 	s.program = true
-	if err := s.build(t.Context(), t); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, s.build(t.Context(), t))
 	s.checkBuilt(t)
-	if d := cmp.Diff([]string{"installer", "iso", "image"}, s.runs(t)); d != "" {
-		t.Errorf("runs (-want +got):\n%s", d)
-	}
+	same(t, "runs", []string{"installer", "iso", "image"}, s.runs(t))
 
 	t.Log("with nothing to do, nothing runs")
 	before := s.lock
 	s.revive(0, false)
-	if err := s.build(t.Context(), t); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, s.build(t.Context(), t))
 	if got := s.runs(t); len(got) > 0 || s.changes > 0 || !cmp.Equal(before, s.lock) {
 		t.Errorf("again: runs %q, %d changes", got, s.changes)
 	}
 
 	t.Log("another machine finds them beside the installer")
-	if err := os.RemoveAll(filepath.Join(s.dir, "iso")); err != nil {
-		t.Fatal(err)
-	}
-	if err := s.build(t.Context(), t); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, os.RemoveAll(filepath.Join(s.dir, "iso")))
+	noError(t, s.build(t.Context(), t))
 	if got := s.runs(t); len(got) > 0 || !cmp.Equal(before, s.lock) {
 		t.Errorf("another machine: runs %q, lock\n%s", got, cmp.Diff(before, s.lock))
 	}
@@ -53,13 +42,9 @@ func TestBuilt(t *testing.T) {
 	}
 
 	t.Log("everyone who resolves the same build gets the same, verified images")
-	if err := os.RemoveAll(filepath.Join(s.dir, "iso")); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, os.RemoveAll(filepath.Join(s.dir, "iso")))
 	s.resolve(t)
-	if err := s.build(t.Context(), t); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, s.build(t.Context(), t))
 	if got := s.runs(t); len(got) > 0 || !cmp.Equal(before.Schematics, s.lock.Schematics) {
 		t.Errorf("resolved again: runs %q, lock\n%s", got, cmp.Diff(before, s.lock))
 	}
@@ -70,25 +55,17 @@ func TestDiskImageLater(t *testing.T) {
 	t.Parallel()
 	s := newStory(t)
 	s.noDisk = true
-	if err := s.build(t.Context(), t); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, s.build(t.Context(), t))
 	if d := cmp.Diff([]string{"installer", "iso"}, s.runs(t)); d != "" || s.entry().Disk != (schematics.Disk{}) {
 		t.Errorf("the lock has %+v, runs (-want +got):\n%s", s.entry().Disk, d)
 	}
 	without := s.entry()
 	s.noDisk = false
-	if err := s.build(t.Context(), t); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, s.build(t.Context(), t))
 	s.checkBuilt(t)
-	if d := cmp.Diff([]string{"image"}, s.runs(t)); d != "" {
-		t.Errorf("runs (-want +got):\n%s", d)
-	}
+	same(t, "runs", []string{"image"}, s.runs(t))
 	without.Disk = s.entry().Disk
-	if d := cmp.Diff(without, s.entry()); d != "" {
-		t.Errorf("the lock (-want +got):\n%s", d)
-	}
+	same(t, "the lock", without, s.entry())
 }
 
 // A run that dies at any change to the mirror is finished by the next one, and until
@@ -99,9 +76,7 @@ func TestKilledAtEveryChange(t *testing.T) {
 		t.Skip("long: it builds three images for every request")
 	}
 	undisturbed := newStory(t)
-	if err := undisturbed.build(t.Context(), t); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, undisturbed.build(t.Context(), t))
 	for n := 1; n <= undisturbed.changes; n++ {
 		for _, after := range []bool{false, true} {
 			s := newStory(t)
@@ -128,11 +103,12 @@ func TestKilledAtEveryChange(t *testing.T) {
 
 func TestRefusesUnlockedContent(t *testing.T) {
 	t.Parallel()
-	cases := map[string]struct {
+	type row struct {
 		way            string
 		want           string
 		installer, iso bool // are recorded anyway
-	}{
+	}
+	each(t, map[string]row{
 		"another file":           {way: "build-swapped", want: "frr"},
 		"another Talos":          {way: "build-other-version", want: "v1.13.8"},
 		"another base":           {way: "build-other-base", want: "the image is not based on "},
@@ -140,33 +116,29 @@ func TestRefusesUnlockedContent(t *testing.T) {
 		"half an ISO":            {way: "build-cut-iso", want: "boot ISO", installer: true},
 		"a disk with too little": {way: "build-other-disk", want: "disk image: ", installer: true, iso: true},
 		"half a disk":            {way: "build-cut-disk", want: "disk image: ", installer: true, iso: true},
-	}
-	for name, c := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			s := newStory(t)
-			s.way = c.way
-			err := s.build(t.Context(), t)
-			if err == nil || fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), c.want) {
-				t.Errorf("err = %v, want one with %q", err, c.want)
-			}
-			e := s.entry()
-			if e.Disk != (schematics.Disk{}) || (e.ISO.SHA256 != "") != c.iso || (e.Installer != "") != c.installer {
-				t.Errorf("recorded: %q, %+v, %+v", e.Installer, e.ISO, e.Disk)
-			}
-			if _, found, err := s.registry.Digest(t.Context(), s.tag()); err != nil || found != c.installer {
-				t.Errorf("tag is there: %t, %v", found, err)
-			}
-			s.checkNothingLeft(t)
-			kept := "*"
-			if c.iso {
-				kept = "*.qcow2*"
-			}
-			if left, err := filepath.Glob(filepath.Join(s.dir, "iso", kept)); err != nil || len(left) > 0 {
-				t.Errorf("in the cache: %q, %v", left, err)
-			}
-		})
-	}
+	}, func(t *testing.T, c row) {
+		s := newStory(t)
+		s.way = c.way
+		err := s.build(t.Context(), t)
+		if err == nil || fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("err = %v, want one with %q", err, c.want)
+		}
+		e := s.entry()
+		if e.Disk != (schematics.Disk{}) || (e.ISO.SHA256 != "") != c.iso || (e.Installer != "") != c.installer {
+			t.Errorf("recorded: %q, %+v, %+v", e.Installer, e.ISO, e.Disk)
+		}
+		if _, found, err := s.registry.Digest(t.Context(), s.tag()); err != nil || found != c.installer {
+			t.Errorf("tag is there: %t, %v", found, err)
+		}
+		s.checkNothingLeft(t)
+		kept := "*"
+		if c.iso {
+			kept = "*.qcow2*"
+		}
+		if left, err := filepath.Glob(filepath.Join(s.dir, "iso", kept)); err != nil || len(left) > 0 {
+			t.Errorf("in the cache: %q, %v", left, err)
+		}
+	})
 }
 
 // One of our tags on something else is neither trusted nor moved.
@@ -189,9 +161,7 @@ func TestForeignInstallerIsRefused(t *testing.T) {
 	t.Parallel()
 	s := newStory(t)
 	lock := s.lock.Clone()
-	if err := s.build(t.Context(), t); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, s.build(t.Context(), t))
 	s.runs(t)
 	s.lock, s.base = lock, s.host+"/acme/base"
 	s.put(t, "acme/base", "v1.13.9", nil, baseImages)
@@ -208,9 +178,7 @@ func TestForeignInstallerIsRefused(t *testing.T) {
 func TestLostImagesAreNotBuiltAgain(t *testing.T) {
 	t.Parallel()
 	s := newStory(t)
-	if err := s.build(t.Context(), t); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, s.build(t.Context(), t))
 	s.runs(t)
 	built := s.lock.Clone()
 	lose := func(change func(e *schematics.Locked)) {
@@ -251,11 +219,12 @@ func TestProgramThatFails(t *testing.T) {
 // What the imager cannot build is reported before anything is fetched or pushed.
 func TestWhatTheImagerCannotBuild(t *testing.T) {
 	t.Parallel()
-	cases := map[string]struct {
+	type row struct {
 		change func(s *story)
 		want   string
 		kind   fault.Kind
-	}{
+	}
+	each(t, map[string]row{
 		"without a mirror": {func(s *story) { s.mirror = "" }, "no repository to pull its installer from", fault.Config},
 		"for Secure Boot":  {func(s *story) { s.lock.SecureBoot = true }, "no key to sign", fault.Refused},
 		"with a machine configuration": {func(s *story) {
@@ -264,20 +233,16 @@ func TestWhatTheImagerCannotBuild(t *testing.T) {
 			s.lock.Schematics["bgp"] = e
 		}, "would print with its secrets", fault.Refused},
 		"without a base": {func(s *story) { s.base = s.host + "/siderolabs/nothing" }, "there is no ", fault.Config},
-	}
-	for name, c := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			s := newStory(t)
-			c.change(s)
-			err := s.build(t.Context(), t)
-			if fault.KindOf(err) != c.kind || !strings.Contains(err.Error(), c.want) || len(fault.Hints(err)) == 0 {
-				t.Errorf("err = %v, hints %q", err, fault.Hints(err))
-			}
-			if s.changes > 0 || len(s.runs(t)) > 0 {
-				t.Errorf("%d changes were made", s.changes)
-			}
-			s.checkNothingLeft(t)
-		})
-	}
+	}, func(t *testing.T, c row) {
+		s := newStory(t)
+		c.change(s)
+		err := s.build(t.Context(), t)
+		if fault.KindOf(err) != c.kind || !strings.Contains(err.Error(), c.want) || len(fault.Hints(err)) == 0 {
+			t.Errorf("err = %v, hints %q", err, fault.Hints(err))
+		}
+		if s.changes > 0 || len(s.runs(t)) > 0 {
+			t.Errorf("%d changes were made", s.changes)
+		}
+		s.checkNothingLeft(t)
+	})
 }

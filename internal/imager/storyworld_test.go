@@ -25,7 +25,6 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/google/go-containerregistry/pkg/v1/random"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
-
 	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/images/verify"
 	"github.com/recast-sh/recast/internal/registry"
@@ -157,26 +156,16 @@ func (s *story) put(t *testing.T, repository, tag string, random func(int64, int
 	if random != nil {
 		make = func() (v1.ImageIndex, error) { return random(64, 1, 1) }
 	}
-	index, err := make()
-	if err != nil {
-		t.Fatal(err)
-	}
-	r, err := name.NewTag(s.host + "/" + repository + ":" + tag)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := remote.WriteIndex(r, index); err != nil {
-		t.Fatal(err)
-	}
+	index := must(make())(t)
+	r := must(name.NewTag(s.host + "/" + repository + ":" + tag))(t)
+	noError(t, remote.WriteIndex(r, index))
 }
 
 // resolve makes the lock again, as `recast lock` does.
 func (s *story) resolve(t *testing.T) {
 	t.Helper()
 	digest, _, err := s.registry.Digest(t.Context(), s.host+"/siderolabs/agent:1.0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	s.lock, _, err = schematics.Resolve(t.Context(), schematics.Request{
 		Talos: "v1.13.9", Arch: "amd64", Platform: "nocloud",
 		Files: map[string]schematics.File{"bgp": {
@@ -188,9 +177,7 @@ func (s *story) resolve(t *testing.T) {
 		Catalog: catalog{{Name: "siderolabs/agent", Version: "1.0", Ref: s.host + "/siderolabs/agent", Digest: digest}},
 		Images:  s.registry,
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 }
 
 type catalog []schematics.OfficialExtension
@@ -256,9 +243,7 @@ func (s *story) runs(t *testing.T) []string {
 	if errors.Is(err, os.ErrNotExist) {
 		return nil
 	}
-	if err := errors.Join(err, os.Remove(file)); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, errors.Join(err, os.Remove(file)))
 	return strings.Fields(string(b))
 }
 

@@ -18,7 +18,6 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/random"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
-
 	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/internal/heap"
 	"github.com/recast-sh/recast/schematics"
@@ -33,15 +32,11 @@ func BenchmarkArchives(b *testing.B) {
 	config.Architecture, config.OS = "amd64", "linux"
 	base = check(mutate.ConfigFile(base, config))(b)
 	ref := check(name.NewRepository(host + "/installer-base"))(b).Digest(check(base.Digest())(b).String())
-	if err := remote.Write(ref, base); err != nil {
-		b.Fatal(err)
-	}
+	noError(b, remote.Write(ref, base))
 	layer, _ := fileOfNoise(b, filepath.Join(dir, "layer.tar.gz"), true)
 	img := check(mutate.AppendLayers(base, check(tarball.LayerFromFile(layer))(b)))(b)
 	archive := filepath.Join(dir, "installer-amd64.tar")
-	if err := tarball.WriteToFile(archive, ref, img); err != nil {
-		b.Fatal(err)
-	}
+	noError(b, tarball.WriteToFile(archive, ref, img))
 	file, iso := fileOfNoise(b, filepath.Join(dir, "nocloud-amd64.iso"), false)
 	for b.Loop() {
 		c := check(New(Options{Keychain: authn.NewMultiKeychain()}))(b)
@@ -51,13 +46,9 @@ func BenchmarkArchives(b *testing.B) {
 			if err == nil {
 				err = c.Attach(b.Context(), to+"/talos@"+digest, file, images.BootISO, iso, nil)
 			}
-			if err != nil {
-				b.Fatal(err)
-			}
+			noError(b, err)
 		})
-		if err := c.Close(); err != nil {
-			b.Fatal(err)
-		}
+		noError(b, c.Close())
 		b.ReportMetric(float64(peak)/(1<<20), "peak-MiB")
 		if peak > maxPeakMiB<<20 {
 			b.Fatalf("the heap has grown to %d MiB, %d are allowed", peak>>20, maxPeakMiB)
@@ -68,9 +59,7 @@ func BenchmarkArchives(b *testing.B) {
 func check[T any](v T, err error) func(*testing.B) T {
 	return func(b *testing.B) T {
 		b.Helper()
-		if err != nil {
-			b.Fatal(err)
-		}
+		noError(b, err)
 		return v
 	}
 }
@@ -89,9 +78,7 @@ func fileOfNoise(b *testing.B, path string, packed bool) (string, schematics.Boo
 		t := tar.NewWriter(z)
 		err := t.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: "usr/install/amd64/vmlinuz.efi", Mode: 0o644, Size: size})
 		check(io.Copy(t, noise))(b)
-		if err := errors.Join(err, t.Close(), z.Close()); err != nil {
-			b.Fatal(err)
-		}
+		noError(b, errors.Join(err, t.Close(), z.Close()))
 	} else {
 		check(io.Copy(to, noise))(b)
 	}

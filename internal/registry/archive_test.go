@@ -23,7 +23,6 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
 	"github.com/google/go-containerregistry/pkg/v1/validate"
-
 	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/schematics"
@@ -46,9 +45,7 @@ func newFoundry(t *testing.T, o ...ggcr.Option) *foundry {
 		mutate.IndexAddendum{Add: f.img, Descriptor: linux("amd64")})
 	repository := must(name.NewRepository(f.from.host + "/siderolabs/installer-base"))(t)
 	f.base = repository.Digest(must(index.Digest())(t).String()).String()
-	if err := remote.WriteIndex(repository.Tag("v1.13.9"), index); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, remote.WriteIndex(repository.Tag("v1.13.9"), index))
 	return f
 }
 
@@ -73,9 +70,7 @@ func (f *foundry) save(t *testing.T, upon v1.Image) string {
 func (f *foundry) saved(t *testing.T, img v1.Image) string {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "installer-amd64.tar")
-	if err := tarball.WriteToFile(file, must(name.ParseReference(f.base))(t), img); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, tarball.WriteToFile(file, must(name.ParseReference(f.base))(t), img))
 	return file
 }
 
@@ -95,14 +90,9 @@ func TestPushArchive(t *testing.T) {
 	p := f.push(f.save(t, f.img))
 	var told int64
 	p.Progress = func(done int64) { told = done }
-	digest, err := f.PushArchive(t.Context(), p)
-	if err != nil {
-		t.Fatal(err)
-	}
+	digest := must(f.PushArchive(t.Context(), p))(t)
 	index := must(remote.Index(f.mirror.Digest(digest)))(t)
-	if err := validate.Index(index); err != nil {
-		t.Error(err)
-	}
+	noError(t, validate.Index(index))
 	m := must(index.IndexManifest())(t)
 	if len(m.Manifests) != 1 || m.Manifests[0].Platform.Architecture != "amd64" {
 		t.Errorf("manifests: %+v", m.Manifests)
@@ -127,11 +117,12 @@ func TestPushArchiveRefuses(t *testing.T) {
 	f := newFoundry(t)
 	good := f.save(t, f.img)
 	whole := must(os.ReadFile(good))(t)
-	cases := map[string]struct {
+	type row struct {
 		file string
 		arch string
 		want string
-	}{
+	}
+	each(t, map[string]row{
 		"another architecture": {good, "arm64", `the image is for "amd64", not for arm64`},
 		"another base":         {f.save(t, forArch(t, must(random.Image(256, 1))(t), "amd64")), "amd64", "layer 0 is "},
 		"another program":      {f.over(t, "bin/installer=backdoor"), "amd64", "layer 2 changes /bin/installer"},
@@ -140,18 +131,14 @@ func TestPushArchiveRefuses(t *testing.T) {
 		"no tarball":           {write(t, []byte("no tarball")), "amd64", "read the tarball"},
 		"cut off":              {write(t, whole[:len(whole)/3]), "amd64", "read the tarball"},
 		"no file":              {filepath.Join(t.TempDir(), "none"), "amd64", "no such file"},
-	}
-	for name, c := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			p := f.push(c.file)
-			p.Arch = c.arch
-			_, err := f.PushArchive(t.Context(), p)
-			if err == nil || !strings.Contains(err.Error(), c.want) {
-				t.Errorf("err = %v, want %q", err, c.want)
-			}
-		})
-	}
+	}, func(t *testing.T, c row) {
+		p := f.push(c.file)
+		p.Arch = c.arch
+		_, err := f.PushArchive(t.Context(), p)
+		if err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("err = %v, want %q", err, c.want)
+		}
+	})
 	if posts := f.to.asked(http.MethodPost); len(posts) > 0 {
 		t.Errorf("something was sent: %q", posts)
 	}
@@ -160,14 +147,9 @@ func TestPushArchiveRefuses(t *testing.T) {
 func TestBuiltUpon(t *testing.T) {
 	t.Parallel()
 	f := newFoundry(t)
-	digest, err := f.PushArchive(t.Context(), f.push(f.save(t, f.img)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	digest := must(f.PushArchive(t.Context(), f.push(f.save(t, f.img))))(t)
 	ref := f.mirror.Digest(digest).String()
-	if err := f.BuiltUpon(t.Context(), ref, f.base, "amd64"); err != nil {
-		t.Error(err)
-	}
+	noError(t, f.BuiltUpon(t.Context(), ref, f.base, "amd64"))
 	if err := f.BuiltUpon(t.Context(), f.base, f.base, "arm64"); fault.KindOf(err) != fault.Refused {
 		t.Errorf("without an added layer: %v", err)
 	}
@@ -182,9 +164,7 @@ func TestBuiltUpon(t *testing.T) {
 func write(t *testing.T, content []byte) string {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "file")
-	if err := os.WriteFile(file, content, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, os.WriteFile(file, content, 0o600))
 	return file
 }
 
@@ -193,13 +173,9 @@ func TestSaveLayout(t *testing.T) {
 	t.Parallel()
 	f := newFoundry(t)
 	dir := filepath.Join(t.TempDir(), "base")
-	if err := f.SaveLayout(t.Context(), f.base, "amd64", dir); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, f.SaveLayout(t.Context(), f.base, "amd64", dir))
 	index := must(must(layout.FromPath(dir))(t).ImageIndex())(t)
-	if err := validate.Index(index); err != nil {
-		t.Error(err)
-	}
+	noError(t, validate.Index(index))
 	m := must(index.IndexManifest())(t)
 	if len(m.Manifests) != 1 || m.Manifests[0].Platform.Architecture != "amd64" || m.Manifests[0].Digest != must(f.img.Digest())(t) {
 		t.Errorf("manifests: %+v", m.Manifests)
@@ -219,69 +195,52 @@ func isoOf(t *testing.T, content []byte) (schematics.BootFile, string) {
 func must2[A, B any](a A, b B, err error) func(*testing.T) (A, B) {
 	return func(t *testing.T) (A, B) {
 		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
+		noError(t, err)
 		return a, b
 	}
 }
 
 func TestFilesBesideAnInstaller(t *testing.T) {
 	t.Parallel()
-	cases := map[string][]ggcr.Option{
+	each(t, map[string][]ggcr.Option{
 		"with the referrers API":    {ggcr.WithReferrersSupport(true)},
 		"with the tag in its place": nil,
-	}
-	for name, o := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			f := newFoundry(t, o...)
-			digest, err := f.PushArchive(t.Context(), f.push(f.save(t, f.img)))
-			if err != nil {
-				t.Fatal(err)
-			}
-			installer := f.mirror.Digest(digest).String()
-			if list, err := f.Attached(t.Context(), installer); err != nil || len(list) > 0 {
-				t.Errorf("beside it initially: %v, %v", list, err)
-			}
-			iso, isoFile := isoOf(t, bytes.Repeat([]byte("ISO"), 10_000))
-			disk, diskFile := isoOf(t, bytes.Repeat([]byte("disk"), 10_000))
-			disk.Name = "recast-v1.13.9-abc-nocloud-amd64.qcow2"
-			attach := func() {
-				if err := errors.Join(f.Attach(t.Context(), installer, isoFile, images.BootISO, iso, nil), f.Attach(t.Context(), installer, diskFile, images.DiskImage, disk, nil)); err != nil {
-					t.Fatal(err)
-				}
-			}
-			attach()
-			list, err := f.Attached(t.Context(), installer)
-			slices.SortFunc(list, func(a, b schematics.BootFile) int { return strings.Compare(a.Name, b.Name) })
-			if d := cmp.Diff([]schematics.BootFile{iso, disk}, list); err != nil || d != "" {
-				t.Fatalf("%v, beside it (-want +got):\n%s", err, d)
-			}
-			body, err := f.AttachedFile(t.Context(), installer, disk)
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer body.Close()
-			if got := must(io.ReadAll(body))(t); !bytes.Equal(got, must(os.ReadFile(diskFile))(t)) {
-				t.Errorf("%d different bytes arrived", len(got))
-			}
-			f.to.set(nil)
-			attach()
-			if posts := f.to.asked(http.MethodPost); len(posts) > 0 {
-				t.Errorf("sent again: %q", posts)
-			}
-		})
-	}
+	}, func(t *testing.T, o []ggcr.Option) {
+		f := newFoundry(t, o...)
+		digest := must(f.PushArchive(t.Context(), f.push(f.save(t, f.img))))(t)
+		installer := f.mirror.Digest(digest).String()
+		if list, err := f.Attached(t.Context(), installer); err != nil || len(list) > 0 {
+			t.Errorf("beside it initially: %v, %v", list, err)
+		}
+		iso, isoFile := isoOf(t, bytes.Repeat([]byte("ISO"), 10_000))
+		disk, diskFile := isoOf(t, bytes.Repeat([]byte("disk"), 10_000))
+		disk.Name = "recast-v1.13.9-abc-nocloud-amd64.qcow2"
+		attach := func() {
+			noError(t, errors.Join(f.Attach(t.Context(), installer, isoFile, images.BootISO, iso, nil), f.Attach(t.Context(), installer, diskFile, images.DiskImage, disk, nil)))
+		}
+		attach()
+		list, err := f.Attached(t.Context(), installer)
+		slices.SortFunc(list, func(a, b schematics.BootFile) int { return strings.Compare(a.Name, b.Name) })
+		if d := cmp.Diff([]schematics.BootFile{iso, disk}, list); err != nil || d != "" {
+			t.Fatalf("%v, beside it (-want +got):\n%s", err, d)
+		}
+		body := must(f.AttachedFile(t.Context(), installer, disk))(t)
+		defer body.Close()
+		if got := must(io.ReadAll(body))(t); !bytes.Equal(got, must(os.ReadFile(diskFile))(t)) {
+			t.Errorf("%d different bytes arrived", len(got))
+		}
+		f.to.set(nil)
+		attach()
+		if posts := f.to.asked(http.MethodPost); len(posts) > 0 {
+			t.Errorf("sent again: %q", posts)
+		}
+	})
 }
 
 func TestAttachISORefusesOtherBytes(t *testing.T) {
 	t.Parallel()
 	f := newFoundry(t)
-	digest, err := f.PushArchive(t.Context(), f.push(f.save(t, f.img)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	digest := must(f.PushArchive(t.Context(), f.push(f.save(t, f.img))))(t)
 	iso, _ := isoOf(t, []byte("the ISO"))
 	if err := f.Attach(t.Context(), f.mirror.Digest(digest).String(), write(t, []byte("another")), images.BootISO, iso, nil); err == nil {
 		t.Error("a registry accepted other bytes under the ISO's digest")
@@ -294,15 +253,10 @@ func TestCopyTakesTheISOAlong(t *testing.T) {
 	f := newFoundry(t)
 	p := f.push(f.save(t, f.img))
 	p.Repository = f.from.host + "/acme/talos"
-	digest, err := f.PushArchive(t.Context(), p)
-	if err != nil {
-		t.Fatal(err)
-	}
+	digest := must(f.PushArchive(t.Context(), p))(t)
 	iso, file := isoOf(t, []byte("the ISO"))
 	from := p.Repository + "@" + digest
-	if err := errors.Join(f.Attach(t.Context(), from, file, images.BootISO, iso, nil), f.Copy(t.Context(), from, f.mirror.String(), nil)); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, errors.Join(f.Attach(t.Context(), from, file, images.BootISO, iso, nil), f.Copy(t.Context(), from, f.mirror.String(), nil)))
 	list, err := f.Attached(t.Context(), f.mirror.Digest(digest).String())
 	if d := cmp.Diff([]schematics.BootFile{iso}, list); err != nil || d != "" {
 		t.Errorf("%v, beside the copy (-want +got):\n%s", err, d)

@@ -19,7 +19,6 @@ import (
 	ggcr "github.com/google/go-containerregistry/pkg/registry"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/types"
-
 	"github.com/recast-sh/recast/internal/heap"
 )
 
@@ -31,18 +30,11 @@ func BenchmarkCopy(b *testing.B) {
 	from, digest := largeImage(b, 3, 100<<20)
 	for b.Loop() {
 		to := serveDisk(b, b.TempDir())
-		c, err := New(Options{Keychain: authn.NewMultiKeychain()})
-		if err != nil {
-			b.Fatal(err)
-		}
+		c := must(New(Options{Keychain: authn.NewMultiKeychain()}))(b)
 		peak := heap.Peak(b.Context(), func() {
-			if err := c.Copy(b.Context(), from+"/installer@"+digest, to+"/talos", func(int64, int64) {}); err != nil {
-				b.Fatal(err)
-			}
+			noError(b, c.Copy(b.Context(), from+"/installer@"+digest, to+"/talos", func(int64, int64) {}))
 		})
-		if err := c.Close(); err != nil {
-			b.Fatal(err)
-		}
+		noError(b, c.Close())
 		b.ReportMetric(float64(peak)/(1<<20), "peak-MiB")
 		if peak > maxPeakMiB<<20 {
 			b.Fatalf("the heap has grown to %d MiB, %d are allowed", peak>>20, maxPeakMiB)
@@ -59,41 +51,22 @@ func largeImage(b *testing.B, layers int, layerBytes int64) (host, digest string
 	blob := func(content io.Reader, mediaType types.MediaType) v1.Descriptor {
 		sum := sha256.New()
 		file := filepath.Join(b.TempDir(), "blob")
-		out, err := os.Create(file)
-		if err != nil {
-			b.Fatal(err)
-		}
-		size, err := io.Copy(io.MultiWriter(out, sum), content)
-		if err != nil {
-			b.Fatal(err)
-		}
+		out := must(os.Create(file))(b)
+		size := must(io.Copy(io.MultiWriter(out, sum), content))(b)
 		d := v1.Descriptor{MediaType: mediaType, Size: size, Digest: v1.Hash{Algorithm: "sha256", Hex: fmt.Sprintf("%x", sum.Sum(nil))}}
-		if err := os.MkdirAll(filepath.Join(dir, "sha256"), 0o700); err != nil {
-			b.Fatal(err)
-		}
-		if err := os.Rename(file, filepath.Join(dir, "sha256", d.Digest.Hex)); err != nil {
-			b.Fatal(err)
-		}
+		noError(b, os.MkdirAll(filepath.Join(dir, "sha256"), 0o700))
+		noError(b, os.Rename(file, filepath.Join(dir, "sha256", d.Digest.Hex)))
 		return d
 	}
 	m := v1.Manifest{SchemaVersion: 2, MediaType: types.OCIManifestSchema1, Config: blob(strings.NewReader("{}"), types.OCIConfigJSON)}
 	for range layers {
 		m.Layers = append(m.Layers, blob(io.LimitReader(random, layerBytes), types.OCILayer))
 	}
-	raw, err := json.Marshal(m)
-	if err != nil {
-		b.Fatal(err)
-	}
+	raw := must(json.Marshal(m))(b)
 	digest = fmt.Sprintf("sha256:%x", sha256.Sum256(raw))
-	req, err := http.NewRequestWithContext(b.Context(), http.MethodPut, "http://"+host+"/v2/installer/manifests/"+digest, bytes.NewReader(raw))
-	if err != nil {
-		b.Fatal(err)
-	}
+	req := must(http.NewRequestWithContext(b.Context(), http.MethodPut, "http://"+host+"/v2/installer/manifests/"+digest, bytes.NewReader(raw)))(b)
 	req.Header.Set("Content-Type", string(m.MediaType))
-	resp, err := http.DefaultClient.Do(req)
-	if err != nil {
-		b.Fatal(err)
-	}
+	resp := must(http.DefaultClient.Do(req))(b)
 	defer resp.Body.Close()
 	if resp.StatusCode != http.StatusCreated {
 		b.Fatal(resp.Status)

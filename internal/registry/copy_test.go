@@ -14,64 +14,52 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/random"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 	"github.com/google/go-containerregistry/pkg/v1/validate"
-
 	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/internal/fault"
 )
 
 func TestCopy(t *testing.T) {
 	t.Parallel()
-	for title, referrersAPI := range map[string]bool{"referrers API": true, "fallback tag": false} {
-		t.Run(title, func(t *testing.T) {
-			t.Parallel()
-			c := newCopier(t, ggcr.WithReferrersSupport(referrersAPI))
-			sig := c.sign(t, c.source.Context())
-			referrers := []string{c.refer(t).String(), c.refer(t).String()}
-			if err := c.run(t); err != nil {
-				t.Fatal(err)
+	each(t, map[string]bool{"referrers API": true, "fallback tag": false}, func(t *testing.T, referrersAPI bool) {
+		c := newCopier(t, ggcr.WithReferrersSupport(referrersAPI))
+		sig := c.sign(t, c.source.Context())
+		referrers := []string{c.refer(t).String(), c.refer(t).String()}
+		noError(t, c.run(t))
+		c.whole(t)
+		if got := must(remote.Head(c.mirror.Tag(c.signatureTag())))(t); got.Digest != sig {
+			t.Errorf("signature = %s, want %s", got.Digest, sig)
+		}
+		if err := validate.Image(must(remote.Image(c.mirror.Tag(c.signatureTag())))(t)); err != nil {
+			t.Errorf("signature: %v", err)
+		}
+		got := must(c.referrers(t.Context(), c.mirror.Digest(c.source.DigestStr())))(t)
+		slices.Sort(got)
+		slices.Sort(referrers)
+		same(t, "referrers", referrers, got)
+		for _, r := range referrers {
+			if err := validate.Image(must(remote.Image(c.mirror.Digest(r)))(t)); err != nil {
+				t.Errorf("referrer: %v", err)
 			}
-			c.whole(t)
-			if got := must(remote.Head(c.mirror.Tag(c.signatureTag())))(t); got.Digest != sig {
-				t.Errorf("signature = %s, want %s", got.Digest, sig)
+		}
+		for _, r := range c.to.asked("PUT") {
+			if strings.Contains(r, "/manifests/v") {
+				t.Errorf("a tag was set: %s", r)
 			}
-			if err := validate.Image(must(remote.Image(c.mirror.Tag(c.signatureTag())))(t)); err != nil {
-				t.Errorf("signature: %v", err)
-			}
-			got := must(c.referrers(t.Context(), c.mirror.Digest(c.source.DigestStr())))(t)
-			slices.Sort(got)
-			slices.Sort(referrers)
-			if diff := cmp.Diff(referrers, got); diff != "" {
-				t.Errorf("referrers (-want +got):\n%s", diff)
-			}
-			for _, r := range referrers {
-				if err := validate.Image(must(remote.Image(c.mirror.Digest(r)))(t)); err != nil {
-					t.Errorf("referrer: %v", err)
-				}
-			}
-			for _, r := range c.to.asked("PUT") {
-				if strings.Contains(r, "/manifests/v") {
-					t.Errorf("a tag was set: %s", r)
-				}
-			}
+		}
 
-			c.to.set(nil)
-			if err := c.run(t); err != nil {
-				t.Fatal(err)
-			}
-			if again := slices.Concat(c.to.asked("PUT"), c.to.asked("POST"), c.to.asked("PATCH")); len(again) > 0 {
-				t.Errorf("sent again: %q", again)
-			}
-		})
-	}
+		c.to.set(nil)
+		noError(t, c.run(t))
+		if again := slices.Concat(c.to.asked("PUT"), c.to.asked("POST"), c.to.asked("PATCH")); len(again) > 0 {
+			t.Errorf("sent again: %q", again)
+		}
+	})
 }
 
 // TestCopyWithoutAttachments: an image without signature and referrers is copied, too.
 func TestCopyWithoutAttachments(t *testing.T) {
 	t.Parallel()
 	c := newCopier(t)
-	if err := c.run(t); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, c.run(t))
 	c.whole(t)
 	if got := len(c.to.asked("PUT")); got != 2*3+3 { // blobs, manifests
 		t.Errorf("%d PUTs", got)
@@ -84,49 +72,44 @@ func TestCopyResumes(t *testing.T) {
 		t.Skip("long: make stories")
 	}
 	t.Parallel()
-	for title, referrersAPI := range map[string]bool{"referrers API": true, "fallback tag": false} {
-		t.Run(title, func(t *testing.T) {
-			t.Parallel()
-			c := newCopier(t, ggcr.WithReferrersSupport(referrersAPI))
-			sig, referrer := c.attach(t)
+	each(t, map[string]bool{"referrers API": true, "fallback tag": false}, func(t *testing.T, referrersAPI bool) {
+		c := newCopier(t, ggcr.WithReferrersSupport(referrersAPI))
+		sig, referrer := c.attach(t)
+		noError(t, c.run(t))
+		total := len(c.to.asked("PUT"))
+		if total < 2*3+3+5 {
+			t.Fatalf("only %d writes", total)
+		}
+		for at := 1; at <= total; at++ {
+			c.into(t, newPlace(t, ggcr.WithReferrersSupport(referrersAPI)))
+			writes := 0
+			c.to.set(func(r *http.Request) int {
+				if r.Method == http.MethodPut {
+					writes++
+				}
+				if writes < at {
+					return 0
+				}
+				return http.StatusInsufficientStorage // a status that is not retried
+			})
+			if err := c.run(t); err == nil {
+				t.Fatalf("cut at write %d of %d: no error", at, total)
+			}
+			c.to.let()
 			if err := c.run(t); err != nil {
-				t.Fatal(err)
+				t.Fatalf("again after a cut at write %d of %d: %v", at, total, err)
 			}
-			total := len(c.to.asked("PUT"))
-			if total < 2*3+3+5 {
-				t.Fatalf("only %d writes", total)
+			if again := c.to.sentAgain(); len(again) > 0 {
+				t.Errorf("cut at write %d of %d: sent again: %q", at, total, again)
 			}
-			for at := 1; at <= total; at++ {
-				c.into(t, newPlace(t, ggcr.WithReferrersSupport(referrersAPI)))
-				writes := 0
-				c.to.set(func(r *http.Request) int {
-					if r.Method == http.MethodPut {
-						writes++
-					}
-					if writes < at {
-						return 0
-					}
-					return http.StatusInsufficientStorage // a status that is not retried
-				})
-				if err := c.run(t); err == nil {
-					t.Fatalf("cut at write %d of %d: no error", at, total)
-				}
-				c.to.let()
-				if err := c.run(t); err != nil {
-					t.Fatalf("again after a cut at write %d of %d: %v", at, total, err)
-				}
-				if again := c.to.sentAgain(); len(again) > 0 {
-					t.Errorf("cut at write %d of %d: sent again: %q", at, total, again)
-				}
-				c.whole(t)
-				got := must(remote.Head(c.mirror.Tag(c.signatureTag())))(t).Digest.String()
-				list := must(c.referrers(t.Context(), c.mirror.Digest(c.source.DigestStr())))(t)
-				if diff := cmp.Diff([]string{sig.String(), referrer.String()}, append([]string{got}, list...)); diff != "" {
-					t.Errorf("cut at write %d of %d: signature and referrers (-want +got):\n%s", at, total, diff)
-				}
+			c.whole(t)
+			got := must(remote.Head(c.mirror.Tag(c.signatureTag())))(t).Digest.String()
+			list := must(c.referrers(t.Context(), c.mirror.Digest(c.source.DigestStr())))(t)
+			if diff := cmp.Diff([]string{sig.String(), referrer.String()}, append([]string{got}, list...)); diff != "" {
+				t.Errorf("cut at write %d of %d: signature and referrers (-want +got):\n%s", at, total, diff)
 			}
-		})
-	}
+		}
+	})
 }
 
 func TestCopyNeverOverwritesASignature(t *testing.T) {
@@ -154,9 +137,7 @@ func TestCopyPastDeniedSignatureTag(t *testing.T) {
 		}
 		return 0
 	})
-	if err := c.run(t); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, c.run(t))
 	c.to.set(nil)
 	if got := must(remote.Head(c.mirror.Tag(c.signatureTag())))(t); got.Digest != sig {
 		t.Errorf("signature = %s, want %s", got.Digest, sig)
@@ -175,9 +156,7 @@ func TestCopyPastDeniedSignature(t *testing.T) {
 		}
 		return 0
 	})
-	if err := c.run(t); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, c.run(t))
 }
 
 func TestCopyExplains(t *testing.T) {
@@ -190,11 +169,12 @@ func TestCopyExplains(t *testing.T) {
 			return 0
 		}
 	}
-	for title, tc := range map[string]struct {
+	type row struct {
 		spoil  func(*copier)
 		denied bool
 		blame  func(*copier) string
-	}{
+	}
+	each(t, map[string]row{
 		"may not push": {
 			func(c *copier) { c.to.set(on(http.MethodPost, "/uploads/", http.StatusForbidden)) },
 			true, func(c *copier) string { return c.to.host },
@@ -223,25 +203,22 @@ func TestCopyExplains(t *testing.T) {
 			func(c *copier) { c.from.set(on("", ".sig", http.StatusBadRequest)) },
 			false, func(c *copier) string { return c.from.host },
 		},
-	} {
-		t.Run(title, func(t *testing.T) {
-			t.Parallel()
-			c := newCopier(t)
-			tc.spoil(c)
-			err := c.run(t)
-			blamed := tc.blame(c)
-			if err == nil || !strings.HasPrefix(err.Error(), "registry "+blamed+": ") {
-				t.Fatalf("err = %v, want it to begin with registry %s", err, blamed)
-			}
-			if got := errors.Is(err, images.ErrDenied); got != tc.denied {
-				t.Errorf("denied = %t", got)
-			}
-			want := fmt.Sprintf("log in with `docker login %s`", blamed)
-			if got := strings.Join(fault.Hints(err), "; "); tc.denied != strings.Contains(got, want) {
-				t.Errorf("hints = %q", got)
-			}
-		})
-	}
+	}, func(t *testing.T, tc row) {
+		c := newCopier(t)
+		tc.spoil(c)
+		err := c.run(t)
+		blamed := tc.blame(c)
+		if err == nil || !strings.HasPrefix(err.Error(), "registry "+blamed+": ") {
+			t.Fatalf("err = %v, want it to begin with registry %s", err, blamed)
+		}
+		if got := errors.Is(err, images.ErrDenied); got != tc.denied {
+			t.Errorf("denied = %t", got)
+		}
+		want := fmt.Sprintf("log in with `docker login %s`", blamed)
+		if got := strings.Join(fault.Hints(err), "; "); tc.denied != strings.Contains(got, want) {
+			t.Errorf("hints = %q", got)
+		}
+	})
 }
 
 // TestCopyHints: what a registry rejects, with the remedy.
@@ -267,24 +244,18 @@ func TestCopyHints(t *testing.T) {
 func TestHeadAndTag(t *testing.T) {
 	t.Parallel()
 	c := newCopier(t)
-	if err := c.run(t); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, c.run(t))
 	tag, copied := c.mirror.Tag("v1.13.9-abc").String(), c.mirror.Digest(c.source.DigestStr()).String()
 	if got, found, err := c.Head(t.Context(), tag); err != nil || found {
 		t.Errorf("before: %q %t %v", got, found, err)
 	}
-	if err := c.Tag(t.Context(), copied, tag); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, c.Tag(t.Context(), copied, tag))
 	c.to.set(nil)
 	if got, found, err := c.Head(t.Context(), tag); err != nil || !found || got != c.source.DigestStr() {
 		t.Errorf("after: %q %t %v", got, found, err)
 	}
 	want := []string{"HEAD /v2/acme/talos/manifests/v1.13.9-abc"}
-	if diff := cmp.Diff(want, slices.Concat(c.to.asked("HEAD"), c.to.asked("GET"))); diff != "" {
-		t.Errorf("requests (-want +got):\n%s", diff)
-	}
+	same(t, "requests", want, slices.Concat(c.to.asked("HEAD"), c.to.asked("GET")))
 	c.to.set(func(*http.Request) int { return http.StatusForbidden })
 	if _, _, err := c.Head(t.Context(), tag); !errors.Is(err, images.ErrDenied) {
 		t.Errorf("denied: %v", err)
@@ -300,14 +271,10 @@ func TestCopyOfAnImage(t *testing.T) {
 	c := newCopier(t)
 	img := must(random.Image(1<<17, 9))(t) // more layers than there are jobs
 	d := must(img.Digest())(t)
-	if err := remote.Write(c.source.Context().Tag("one"), img); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, remote.Write(c.source.Context().Tag("one"), img))
 	var last, total int64
 	err := c.Copy(t.Context(), c.source.Context().Digest(d.String()).String(), c.mirror.String(), func(done, of int64) { last, total = done, of })
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	// go-containerregistry does not report the last piece of a blob if it arrives with its end.
 	if want := sizeOf(t, img); total != want || last > want || last < want/2 {
 		t.Errorf("progress ended at %d of %d bytes, want %d", last, total, want)

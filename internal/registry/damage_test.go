@@ -26,18 +26,14 @@ func TestDamagedBlob(t *testing.T) {
 	t.Parallel()
 	s := server()
 	index := pushExtension(t, s)
-	for title, fromEnd := range map[string]int{"the end of gzip": 1, "its checksum": 8, "in the middle": 40, "the beginning": 1 << 20} {
-		t.Run(title, func(t *testing.T) {
-			t.Parallel()
-			c := client(t, damages(s, fromEnd))
-			archive := must(c.Extract(t.Context(), index, "amd64"))(t)
-			_, err := filesOf(t, archive)
-			if err := archive.Close(); err != nil {
-				t.Error(err)
-			}
-			saysDamaged(t, err)
-		})
-	}
+	cases := map[string]int{"the end of gzip": 1, "its checksum": 8, "in the middle": 40, "the beginning": 1 << 20}
+	each(t, cases, func(t *testing.T, fromEnd int) {
+		c := client(t, damages(s, fromEnd))
+		archive := must(c.Extract(t.Context(), index, "amd64"))(t)
+		_, err := filesOf(t, archive)
+		noError(t, archive.Close())
+		saysDamaged(t, err)
+	})
 }
 
 func TestDamagedCopy(t *testing.T) {

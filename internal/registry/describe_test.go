@@ -5,13 +5,11 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-containerregistry/pkg/name"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/empty"
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
-
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/schematics"
 )
@@ -20,13 +18,14 @@ const frrManifest = "manifest.yaml=version: v1alpha1\nmetadata:\n  name: frr\n  
 
 func TestDescribe(t *testing.T) {
 	t.Parallel()
-	for title, tc := range map[string]struct {
+	type row struct {
 		layers []v1.Layer
 		arch   []string // of an index; of an image if there is one only
 		ask    string
 		want   schematics.ExtensionImage
 		err    string
-	}{
+	}
+	each(t, map[string]row{
 		"an index": {
 			layers: []v1.Layer{tarOf(t, "rootfs/usr/bin/frr=x"), tarOf(t, frrManifest)}, arch: []string{"arm64", "amd64"}, ask: "amd64",
 			want: schematics.ExtensionImage{Architectures: []string{"amd64", "arm64"}, Name: "frr", Version: "1.7.15"},
@@ -72,23 +71,18 @@ func TestDescribe(t *testing.T) {
 			want: schematics.ExtensionImage{Architectures: []string{"amd64"}}, err: " is not an extension image: manifest.yaml: ",
 		},
 		"not there": {ask: "amd64", err: "registry " + host + " has no "},
-	} {
-		t.Run(title, func(t *testing.T) {
-			t.Parallel()
-			s := server()
-			ref := must(name.NewDigest(host + "/acme/frr@sha256:" + strings.Repeat("0", 64)))(t)
-			if tc.layers != nil {
-				ref = pushFor(t, s, tc.arch, tc.layers...)
-			}
-			got, err := client(t, s).Describe(t.Context(), ref.String(), tc.ask)
-			if diff := cmp.Diff(tc.want, got); diff != "" {
-				t.Errorf("image (-want +got):\n%s", diff)
-			}
-			if (err != nil) != (tc.err != "") || err != nil && (!strings.Contains(err.Error(), tc.err) || fault.KindOf(err) != fault.Config) {
-				t.Errorf("error = %v (%v), want %q", err, fault.KindOf(err), tc.err)
-			}
-		})
-	}
+	}, func(t *testing.T, tc row) {
+		s := server()
+		ref := must(name.NewDigest(host + "/acme/frr@sha256:" + strings.Repeat("0", 64)))(t)
+		if tc.layers != nil {
+			ref = pushFor(t, s, tc.arch, tc.layers...)
+		}
+		got, err := client(t, s).Describe(t.Context(), ref.String(), tc.ask)
+		same(t, "image", tc.want, got)
+		if (err != nil) != (tc.err != "") || err != nil && (!strings.Contains(err.Error(), tc.err) || fault.KindOf(err) != fault.Config) {
+			t.Errorf("error = %v (%v), want %q", err, fault.KindOf(err), tc.err)
+		}
+	})
 }
 
 // TestDescribeRefusesPathsOutOfTheRoot: no build would unpack them.
@@ -121,9 +115,7 @@ func pushFor(t *testing.T, to direct, arch []string, layers ...v1.Layer) name.Di
 			Add: imageOf(t, a, layers...), Descriptor: v1.Descriptor{Platform: &v1.Platform{OS: "linux", Architecture: a}},
 		})
 	}
-	if err := remote.WriteIndex(tag, index, remote.WithTransport(to), remote.WithContext(t.Context())); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, remote.WriteIndex(tag, index, remote.WithTransport(to), remote.WithContext(t.Context())))
 	return tag.Context().Digest(must(index.Digest())(t).String())
 }
 
@@ -144,15 +136,14 @@ func TestDescribeReadsTheTopOnly(t *testing.T) {
 	for digest := range want {
 		got[digest] = strings.Contains(strings.Join(c.from.asked("GET"), " "), digest)
 	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("fetched (-want +got):\n%s", diff)
-	}
+	same(t, "fetched", want, got)
 }
 
 func TestNearby(t *testing.T) {
 	t.Parallel()
 	digest := "@sha256:" + strings.Repeat("1", 64)
-	for title, tc := range map[string]struct{ extensions, ref, want string }{
+	type row struct{ extensions, ref, want string }
+	each(t, map[string]row{
 		"from where the list is":  {"mirror.acme/talos/extensions", "ghcr.io/siderolabs/zfs" + digest, "mirror.acme/talos/zfs" + digest},
 		"a tag":                   {"mirror.acme/talos/extensions", "ghcr.io/siderolabs/imager:v1.13.9", "mirror.acme/talos/imager:v1.13.9"},
 		"tag and digest":          {"mirror.acme/talos/extensions", "ghcr.io/siderolabs/zfs:1" + digest, "mirror.acme/talos/zfs" + digest},
@@ -162,13 +153,10 @@ func TestNearby(t *testing.T) {
 		"the list where it is":    {"", "ghcr.io/siderolabs/zfs" + digest, "ghcr.io/siderolabs/zfs" + digest},
 		"at the registry's root":  {"127.0.0.1:5000/extensions", "ghcr.io/siderolabs/zfs" + digest, "127.0.0.1:5000/zfs" + digest},
 		"in the registry's depth": {"127.0.0.1:5000/a/b/c", "ghcr.io/siderolabs/zfs" + digest, "127.0.0.1:5000/a/b/zfs" + digest},
-	} {
-		t.Run(title, func(t *testing.T) {
-			t.Parallel()
-			c := must(New(Options{Extensions: tc.extensions}))(t)
-			if got := c.relocate(must(name.ParseReference(tc.ref))(t)).String(); got != tc.want {
-				t.Errorf("got %s, want %s", got, tc.want)
-			}
-		})
-	}
+	}, func(t *testing.T, tc row) {
+		c := must(New(Options{Extensions: tc.extensions}))(t)
+		if got := c.relocate(must(name.ParseReference(tc.ref))(t)).String(); got != tc.want {
+			t.Errorf("got %s, want %s", got, tc.want)
+		}
+	})
 }

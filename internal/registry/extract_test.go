@@ -10,7 +10,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-containerregistry/pkg/name"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/empty"
@@ -18,7 +17,6 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 	"github.com/google/go-containerregistry/pkg/v1/static"
 	"github.com/google/go-containerregistry/pkg/v1/types"
-
 	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/internal/fault"
 )
@@ -31,16 +29,12 @@ func tarOf(t *testing.T, files ...string) v1.Layer {
 	for _, f := range files {
 		file, content, _ := strings.Cut(f, "=")
 		h := &tar.Header{Name: file, Size: int64(len(content)), Mode: 0o644, Typeflag: tar.TypeReg}
-		if err := w.WriteHeader(h); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, w.WriteHeader(h))
 		if _, err := io.WriteString(w, content); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if err := w.Close(); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, w.Close())
 	return static.NewLayer([]byte(b.String()), types.OCIUncompressedLayer)
 }
 
@@ -66,9 +60,7 @@ func pushExtension(t *testing.T, to http.RoundTripper) string {
 		index = mutate.AppendManifests(index, mutate.IndexAddendum{Add: img, Descriptor: v1.Descriptor{Platform: &p}})
 	}
 	tag := must(name.NewTag(host + "/acme/frr:1.0"))(t)
-	if err := remote.WriteIndex(tag, index, remote.WithTransport(to), remote.WithContext(t.Context())); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, remote.WriteIndex(tag, index, remote.WithTransport(to), remote.WithContext(t.Context())))
 	return tag.Context().Digest(must(index.Digest())(t).String()).String()
 }
 
@@ -98,10 +90,11 @@ func TestExtract(t *testing.T) {
 	push(t, s, host+"/acme/one:1", imageOf(t, "arm64", tarOf(t, "a=b")))
 	push(t, s, host+"/acme/handmade:1", imageOf(t, "", tarOf(t, "a=b")))
 	c := client(t, s)
-	for title, tc := range map[string]struct {
+	type row struct {
 		ref, arch string
 		want      map[string]string
-	}{
+	}
+	each(t, map[string]row{
 		"of an index":         {index, "amd64", map[string]string{"manifest.yaml": "amd64", "rootfs/kept": "amd64"}},
 		"of a variant":        {index, "arm64", map[string]string{"manifest.yaml": "arm64", "rootfs/kept": "arm64"}},
 		"by tag":              {host + "/acme/frr:1.0", "amd64", map[string]string{"manifest.yaml": "amd64", "rootfs/kept": "amd64"}},
@@ -109,19 +102,12 @@ func TestExtract(t *testing.T) {
 		"of no architecture":  {host + "/acme/handmade:1", "arm64", map[string]string{"a": "b"}},
 		"by tag and digest":   {strings.Replace(index, "frr@", "frr:2.0@", 1), "amd64", map[string]string{"manifest.yaml": "amd64", "rootfs/kept": "amd64"}},
 		"of an image by name": {host + "/acme/handmade:1", "amd64", map[string]string{"a": "b"}},
-	} {
-		t.Run(title, func(t *testing.T) {
-			t.Parallel()
-			archive := must(c.Extract(t.Context(), tc.ref, tc.arch))(t)
-			got, err := filesOf(t, archive)
-			if err := errors.Join(err, archive.Close()); err != nil {
-				t.Fatal(err)
-			}
-			if diff := cmp.Diff(tc.want, got); diff != "" {
-				t.Errorf("files (-want +got):\n%s", diff)
-			}
-		})
-	}
+	}, func(t *testing.T, tc row) {
+		archive := must(c.Extract(t.Context(), tc.ref, tc.arch))(t)
+		got, err := filesOf(t, archive)
+		noError(t, errors.Join(err, archive.Close()))
+		same(t, "files", tc.want, got)
+	})
 }
 
 func TestExtractRefuses(t *testing.T) {
@@ -136,9 +122,7 @@ func TestExtractRefuses(t *testing.T) {
 		})
 	}
 	tag := must(name.NewTag(host + "/acme/variants:1"))(t)
-	if err := remote.WriteIndex(tag, variants, remote.WithTransport(s), remote.WithContext(t.Context())); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, remote.WriteIndex(tag, variants, remote.WithTransport(s), remote.WithContext(t.Context())))
 	// instead answers some requests with a status, or forges the answer.
 	instead := func(method, part string, status int) http.RoundTripper {
 		return direct{http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -152,14 +136,15 @@ func TestExtractRefuses(t *testing.T) {
 			}
 		})}
 	}
-	for title, tc := range map[string]struct {
+	type row struct {
 		from      http.RoundTripper
 		ref, arch string
 		want      string
 		kind      fault.Kind
 		denied    bool
 		hint      string
-	}{
+	}
+	each(t, map[string]row{
 		"no reference":      {s, "A B", "amd64", `image reference "A B": `, fault.Config, false, ""},
 		"another arch":      {s, index, "riscv64", " has no image for riscv64: there is amd64, arm64", fault.Failed, false, "push the image for linux/riscv64 too"},
 		"one arch":          {s, host + "/acme/one:1", "amd64", "/acme/one:1 has no image for amd64: there is arm64", fault.Failed, false, "push the image for linux/amd64 too"},
@@ -170,27 +155,22 @@ func TestExtractRefuses(t *testing.T) {
 		"a layer is gone":   {instead("GET", "/blobs/", 404), index, "amd64", "read " + index + ": registry " + host + ": ", fault.Failed, false, ""},
 		"other content":     {instead("GET", "/blobs/", 0), index, "amd64", "a blob was damaged on the way: sha256:", fault.Failed, false, "run it again"},
 		"another manifest":  {instead("GET", "/manifests/sha256", 0), index, "amd64", "does not match requested digest", fault.Failed, false, ""},
-	} {
-		t.Run(title, func(t *testing.T) {
-			t.Parallel()
-			archive, err := client(t, tc.from).Extract(t.Context(), tc.ref, tc.arch)
-			if err == nil {
-				_, err = filesOf(t, archive)
-				if err := archive.Close(); err != nil {
-					t.Error(err)
-				}
-			}
-			if err == nil || !strings.Contains(err.Error(), tc.want) {
-				t.Fatalf("error\n got %v\nwant it to hold %q", err, tc.want)
-			}
-			if got := errors.Is(err, images.ErrDenied); got != tc.denied || fault.KindOf(err) != tc.kind {
-				t.Errorf("denied = %t, kind = %v", got, fault.KindOf(err))
-			}
-			if got := strings.Join(fault.Hints(err), "; "); !strings.Contains(got, tc.hint) || got != "" && tc.hint == "" {
-				t.Errorf("hint = %q, want it to hold %q", got, tc.hint)
-			}
-		})
-	}
+	}, func(t *testing.T, tc row) {
+		archive, err := client(t, tc.from).Extract(t.Context(), tc.ref, tc.arch)
+		if err == nil {
+			_, err = filesOf(t, archive)
+			noError(t, archive.Close())
+		}
+		if err == nil || !strings.Contains(err.Error(), tc.want) {
+			t.Fatalf("error\n got %v\nwant it to hold %q", err, tc.want)
+		}
+		if got := errors.Is(err, images.ErrDenied); got != tc.denied || fault.KindOf(err) != tc.kind {
+			t.Errorf("denied = %t, kind = %v", got, fault.KindOf(err))
+		}
+		if got := strings.Join(fault.Hints(err), "; "); !strings.Contains(got, tc.hint) || got != "" && tc.hint == "" {
+			t.Errorf("hint = %q, want it to hold %q", got, tc.hint)
+		}
+	})
 }
 
 // forging changes an answer.
@@ -210,16 +190,12 @@ func TestExtractEndsEarly(t *testing.T) {
 	if _, err := io.ReadFull(archive, make([]byte, 4096)); err != nil {
 		t.Fatal(err)
 	}
-	if err := archive.Close(); err != nil {
-		t.Error(err)
-	}
+	noError(t, archive.Close())
 	ctx, cancel := context.WithCancel(t.Context())
 	archive = must(c.Extract(ctx, host+"/acme/large:1", "amd64"))(t)
 	cancel()
 	if _, err := filesOf(t, archive); !errors.Is(err, context.Canceled) {
 		t.Errorf("cancelled: %v", err)
 	}
-	if err := archive.Close(); err != nil {
-		t.Error(err)
-	}
+	noError(t, archive.Close())
 }

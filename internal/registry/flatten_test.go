@@ -10,7 +10,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/empty"
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
@@ -31,32 +30,22 @@ func layerOf(t *testing.T, layer string, entries ...string) v1.Layer {
 		if name, target, link := strings.Cut(e, " -> "); link {
 			h.Typeflag, h.Name, h.Linkname, h.Size = tar.TypeSymlink, name, target, 0
 		}
-		if err := w.WriteHeader(h); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, w.WriteHeader(h))
 		if h.Size > 0 {
 			if _, err := io.WriteString(w, layer); err != nil {
 				t.Fatal(err)
 			}
 		}
 	}
-	if err := w.Close(); err != nil {
-		t.Fatal(err)
-	}
-	l, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(b.Bytes())), nil }, tarball.WithCompressionLevel(gzip.BestSpeed))
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, w.Close())
+	l := must(tarball.LayerFromOpener(func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(b.Bytes())), nil }, tarball.WithCompressionLevel(gzip.BestSpeed)))(t)
 	return l
 }
 
 // flattened lists the content of a tar, a line for each entry.
 func flattened(t *testing.T, layers ...v1.Layer) ([]string, error) {
 	t.Helper()
-	img, err := mutate.AppendLayers(empty.Image, layers...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	img := must(mutate.AppendLayers(empty.Image, layers...))(t)
 	archive := flatten(img)
 	defer archive.Close()
 	var list []string
@@ -78,11 +67,12 @@ func flattened(t *testing.T, layers ...v1.Layer) ([]string, error) {
 
 func TestFlatten(t *testing.T) {
 	t.Parallel()
-	for name, tc := range map[string]struct {
+	type row struct {
 		lower, upper []string
 		want         []string
 		err          string
-	}{
+	}
+	each(t, map[string]row{
 		"both":                     {lower: []string{"a/", "a/x"}, upper: []string{"a/", "a/y"}, want: []string{"a", "a/y upper", "a/x lower"}},
 		"the upper one counts":     {lower: []string{"./a"}, upper: []string{"/a"}, want: []string{"a upper"}},
 		"a file hides a directory": {lower: []string{"a/", "a/x"}, upper: []string{"a"}, want: []string{"a upper"}},
@@ -97,30 +87,20 @@ func TestFlatten(t *testing.T) {
 		"out of the image":         {lower: []string{"a/../../b"}, upper: []string{"c"}, want: []string{"c upper"}, err: `"a/../../b" leads out of the image`},
 		"a long path":              {lower: []string{strings.Repeat("a", 4097)}, upper: []string{"c"}, want: []string{"c upper"}, err: "a path of 4097 bytes"},
 		"a deep path":              {lower: []string{strings.Repeat("a/", 128) + "b"}, upper: []string{"c"}, want: []string{"c upper"}, err: "a path of 257 bytes"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			got, err := flattened(t, layerOf(t, "lower", tc.lower...), layerOf(t, "upper", tc.upper...))
-			if (err == nil) != (tc.err == "") || err != nil && !strings.Contains(err.Error(), tc.err) {
-				t.Errorf("error %v, want %q", err, tc.err)
-			}
-			if diff := cmp.Diff(tc.want, got); diff != "" {
-				t.Errorf("(-want +got):\n%s", diff)
-			}
-		})
-	}
+	}, func(t *testing.T, tc row) {
+		got, err := flattened(t, layerOf(t, "lower", tc.lower...), layerOf(t, "upper", tc.upper...))
+		if (err == nil) != (tc.err == "") || err != nil && !strings.Contains(err.Error(), tc.err) {
+			t.Errorf("error %v, want %q", err, tc.err)
+		}
+		same(t, "result", tc.want, got)
+	})
 }
 
 // TestFlattenThreeLayers: what the upper one hides stays hidden, whatever the middle one says.
 func TestFlattenThreeLayers(t *testing.T) {
 	t.Parallel()
-	got, err := flattened(t, layerOf(t, "lower", "a/x", "b/x"), layerOf(t, "middle", "a/", "b"), layerOf(t, "upper", "a", "b/", "b/y"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff([]string{"a upper", "b", "b/y upper"}, got); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	got := must(flattened(t, layerOf(t, "lower", "a/x", "b/x"), layerOf(t, "middle", "a/", "b"), layerOf(t, "upper", "a", "b/", "b/y")))(t)
+	same(t, "result", []string{"a upper", "b", "b/y upper"}, got)
 }
 
 // TestFlattenIsBounded: an image that is small in transit cannot make us keep much in memory.

@@ -12,7 +12,6 @@ import (
 
 	"github.com/google/go-containerregistry/pkg/authn"
 	"github.com/google/go-containerregistry/pkg/name"
-
 	"github.com/recast-sh/recast/internal/sim/network"
 	bounds "github.com/recast-sh/recast/internal/transport"
 )
@@ -21,18 +20,13 @@ import (
 func over(t *testing.T, h http.Handler, test func(http.RoundTripper)) {
 	t.Helper()
 	net := network.Memory()
-	l, err := net.Listen(host)
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := must(net.Listen(host))(t)
 	server := &http.Server{Handler: h, ErrorLog: log.New(io.Discard, "", 0)}
 	go func() { _ = server.Serve(l) }() // returns when the server is closed
 	transport := &http.Transport{DialContext: net.Dialer().DialContext}
 	test(transport)
 	transport.CloseIdleConnections()
-	if err := server.Close(); err != nil {
-		t.Error(err)
-	}
+	noError(t, server.Close())
 	time.Sleep(time.Second) // the bubble's time: a server lingers if a body was not read to its end
 }
 

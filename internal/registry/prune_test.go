@@ -16,7 +16,6 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/google/go-containerregistry/pkg/v1/random"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
-
 	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim/factoryapi"
@@ -30,9 +29,7 @@ func pushBuilt(t *testing.T, to http.RoundTripper, tag string, at time.Time) (in
 	t.Helper()
 	one := must(mutate.CreatedAt(must(random.Image(64, 1))(t), v1.Time{Time: at}))(t)
 	all := mutate.AppendManifests(empty.Index, mutate.IndexAddendum{Add: one})
-	if err := remote.WriteIndex(must(name.NewTag(mirror+":"+tag))(t), all, remote.WithTransport(to), remote.WithContext(t.Context())); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, remote.WriteIndex(must(name.NewTag(mirror+":"+tag))(t), all, remote.WithTransport(to), remote.WithContext(t.Context())))
 	return must(all.Digest())(t), must(one.Digest())(t)
 }
 
@@ -47,9 +44,7 @@ func TestMirrorShelf(t *testing.T) {
 	index, img := pushBuilt(t, s, "v1.13.9-aaaaaaaaaaaa", at)
 	pushBuilt(t, s, "v1.13.9-bbbbbbbbbbbb", time.Unix(0, 0))
 	tags := must(c.Tags(t.Context(), mirror))(t)
-	if diff := cmp.Diff([]string{"v1.13.9-aaaaaaaaaaaa", "v1.13.9-bbbbbbbbbbbb"}, tags); diff != "" {
-		t.Errorf("tags (-want +got):\n%s", diff)
-	}
+	same(t, "tags", []string{"v1.13.9-aaaaaaaaaaaa", "v1.13.9-bbbbbbbbbbbb"}, tags)
 	got, found, err := c.Named(t.Context(), mirror+":v1.13.9-aaaaaaaaaaaa")
 	if diff := cmp.Diff(images.Named{Digest: index.String(), Lists: []string{img.String()}}, got); diff != "" || !found || err != nil {
 		t.Errorf("found %t, %v (-want +got):\n%s", found, err, diff)
@@ -65,9 +60,7 @@ func TestMirrorShelf(t *testing.T) {
 		}
 	}
 	for range 2 { // the second time there is none
-		if err := c.Delete(t.Context(), mirror+"@"+index.String()); err != nil {
-			t.Error(err)
-		}
+		noError(t, c.Delete(t.Context(), mirror+"@"+index.String()))
 	}
 	if got := must(c.Tags(t.Context(), mirror))(t); !slices.Equal(got, []string{"v1.13.9-bbbbbbbbbbbb"}) {
 		t.Errorf("tags after a deletion: %q", got)
@@ -77,37 +70,35 @@ func TestMirrorShelf(t *testing.T) {
 func TestDeleteRefuses(t *testing.T) {
 	t.Parallel()
 	d := mirror + "@sha256:" + strings.Repeat("a", 64)
-	for title, tc := range map[string]struct {
+	type row struct {
 		status              int
 		body                string
 		undeletable, denied bool
 		hint                string
-	}{
+	}
+	each(t, map[string]row{
 		"turned off":  {405, `{"errors":[{"code":"UNSUPPORTED","message":"The operation is unsupported."}]}`, true, false, "REGISTRY_STORAGE_DELETE_ENABLED=true"},
 		"unsupported": {400, `{"errors":[{"code":"UNSUPPORTED","message":"no"}]}`, true, false, "REGISTRY_STORAGE_DELETE_ENABLED=true"},
 		"no route":    {405, ``, true, false, "where you manage the registry"},
 		"denied":      {403, `{"errors":[{"code":"DENIED","message":"no"}]}`, false, true, "docker login " + host},
 		"broken":      {400, `{"errors":[{"code":"UNKNOWN","message":"no"}]}`, false, false, ""},
-	} {
-		t.Run(title, func(t *testing.T) {
-			t.Parallel()
-			store := ggcr.New()
-			c := client(t, direct{http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-				if r.Method == http.MethodDelete {
-					http.Error(w, tc.body, tc.status)
-					return
-				}
-				store.ServeHTTP(w, r)
-			})})
-			err := c.Delete(t.Context(), d)
-			if err == nil || errors.Is(err, images.ErrUndeletable) != tc.undeletable || errors.Is(err, images.ErrDenied) != tc.denied {
-				t.Errorf("error = %v", err)
+	}, func(t *testing.T, tc row) {
+		store := ggcr.New()
+		c := client(t, direct{http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if r.Method == http.MethodDelete {
+				http.Error(w, tc.body, tc.status)
+				return
 			}
-			if got := strings.Join(fault.Hints(err), "; "); !strings.Contains(got, tc.hint) || got != "" && tc.hint == "" {
-				t.Errorf("hint = %q, want it to hold %q", got, tc.hint)
-			}
-		})
-	}
+			store.ServeHTTP(w, r)
+		})})
+		err := c.Delete(t.Context(), d)
+		if err == nil || errors.Is(err, images.ErrUndeletable) != tc.undeletable || errors.Is(err, images.ErrDenied) != tc.denied {
+			t.Errorf("error = %v", err)
+		}
+		if got := strings.Join(fault.Hints(err), "; "); !strings.Contains(got, tc.hint) || got != "" && tc.hint == "" {
+			t.Errorf("hint = %q, want it to hold %q", got, tc.hint)
+		}
+	})
 	for host, want := range map[string]string{"ghcr.io": "gh api", name.DefaultRegistry: "Docker Hub", "r.acme": "REGISTRY_STORAGE_DELETE_ENABLED"} {
 		if got := remedy(host); !strings.Contains(got, want) {
 			t.Errorf("%s: %s", host, got)

@@ -7,7 +7,6 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-
 	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/schematics"
 )
@@ -41,7 +40,7 @@ func answers(status int, headers ...string) *http.Response {
 // referrers API, the list under a tag replaces it, for writing and reading.
 func TestReferrersOfRegistriesWithoutTheAPI(t *testing.T) {
 	t.Parallel()
-	for name, answer := range map[string]*http.Response{
+	each(t, map[string]*http.Response{
 		"405":                          answers(http.StatusMethodNotAllowed),
 		"406, like Artifactory":        answers(http.StatusNotAcceptable), // go-containerregistry pull request 2026
 		"501":                          answers(http.StatusNotImplemented),
@@ -50,32 +49,27 @@ func TestReferrersOfRegistriesWithoutTheAPI(t *testing.T) {
 		"to web pages, like ghcr.io":   answers(http.StatusSeeOther, "Location", "https://github.com/-/v2/packages/container/package/acme%2Ftalos%2Freferrers%2Fsha256"), // artifacthub/hub issue 4785
 		"to nowhere":                   answers(http.StatusFound),
 		"404, as the specification is": answers(http.StatusNotFound),
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			f := newFoundry(t)
-			f.transport = quirk{f.transport, func(r *http.Request) *http.Response {
-				switch {
-				case r.URL.Host == "github.com":
-					return answers(http.StatusTooManyRequests)
-				case strings.Contains(r.URL.Path, "/referrers/"):
-					again := *answer
-					return &again
-				}
-				return nil
-			}}
-			digest := must(f.PushArchive(t.Context(), f.push(f.save(t, f.img))))(t)
-			installer := f.mirror.Digest(digest).String()
-			iso, file := isoOf(t, []byte("the ISO"))
-			if err := f.Attach(t.Context(), installer, file, images.BootISO, iso, nil); err != nil {
-				t.Fatal(err)
+	}, func(t *testing.T, answer *http.Response) {
+		f := newFoundry(t)
+		f.transport = quirk{f.transport, func(r *http.Request) *http.Response {
+			switch {
+			case r.URL.Host == "github.com":
+				return answers(http.StatusTooManyRequests)
+			case strings.Contains(r.URL.Path, "/referrers/"):
+				again := *answer
+				return &again
 			}
-			list, err := f.Attached(t.Context(), installer)
-			if diff := cmp.Diff([]schematics.BootFile{iso}, list); err != nil || diff != "" {
-				t.Errorf("%v, beside it (-want +got):\n%s", err, diff)
-			}
-		})
-	}
+			return nil
+		}}
+		digest := must(f.PushArchive(t.Context(), f.push(f.save(t, f.img))))(t)
+		installer := f.mirror.Digest(digest).String()
+		iso, file := isoOf(t, []byte("the ISO"))
+		noError(t, f.Attach(t.Context(), installer, file, images.BootISO, iso, nil))
+		list, err := f.Attached(t.Context(), installer)
+		if diff := cmp.Diff([]schematics.BootFile{iso}, list); err != nil || diff != "" {
+			t.Errorf("%v, beside it (-want +got):\n%s", err, diff)
+		}
+	})
 }
 
 // TestReferrersWhereATagIsADigest: GitLab takes the tag sha256-… for the digest, so
@@ -116,30 +110,25 @@ func TestReferrersWithParameters(t *testing.T) {
 // TestHeadOfRegistriesWithoutHead: crossplane pull request 3223, containerd issue 5124.
 func TestHeadOfRegistriesWithoutHead(t *testing.T) {
 	t.Parallel()
-	for name, answer := range map[string]*http.Response{
+	each(t, map[string]*http.Response{
 		"not allowed":    answers(http.StatusMethodNotAllowed),
 		"nothing in it":  answers(http.StatusOK),
 		"without a size": {StatusCode: http.StatusOK, ContentLength: -1, Header: answers(0, "Content-Type", "application/vnd.oci.image.index.v1+json").Header},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			f := newFoundry(t)
-			digest := must(f.PushArchive(t.Context(), f.push(f.save(t, f.img))))(t)
-			tag := f.mirror.Tag("v1.13.9-abc").String()
-			if err := f.Tag(t.Context(), f.mirror.Digest(digest).String(), tag); err != nil {
-				t.Fatal(err)
+	}, func(t *testing.T, answer *http.Response) {
+		f := newFoundry(t)
+		digest := must(f.PushArchive(t.Context(), f.push(f.save(t, f.img))))(t)
+		tag := f.mirror.Tag("v1.13.9-abc").String()
+		noError(t, f.Tag(t.Context(), f.mirror.Digest(digest).String(), tag))
+		f.transport = quirk{f.transport, func(r *http.Request) *http.Response {
+			if r.Method != http.MethodHead {
+				return nil
 			}
-			f.transport = quirk{f.transport, func(r *http.Request) *http.Response {
-				if r.Method != http.MethodHead {
-					return nil
-				}
-				again := *answer
-				again.Body = http.NoBody
-				return &again
-			}}
-			if got, found, err := f.Head(t.Context(), tag); got != digest || !found || err != nil {
-				t.Errorf("%q, %t, %v, want %s", got, found, err, digest)
-			}
-		})
-	}
+			again := *answer
+			again.Body = http.NoBody
+			return &again
+		}}
+		if got, found, err := f.Head(t.Context(), tag); got != digest || !found || err != nil {
+			t.Errorf("%q, %t, %v, want %s", got, found, err, digest)
+		}
+	})
 }

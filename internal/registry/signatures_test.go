@@ -7,14 +7,12 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-containerregistry/pkg/name"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/empty"
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/google/go-containerregistry/pkg/v1/static"
 	"github.com/google/go-containerregistry/pkg/v1/types"
-
 	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/internal/fault"
 )
@@ -38,11 +36,12 @@ func TestSignatures(t *testing.T) {
 	for i := range maxSignatures + 1 {
 		many[strings.Repeat("x", i+1)] = good
 	}
-	for title, tc := range map[string]struct {
+	type row struct {
 		sig  v1.Image
 		want []images.Signature
 		err  string
-	}{
+	}
+	each(t, map[string]row{
 		"none":             {},
 		"one":              {sig: signed(t, signatureType, map[string]string{"{}": good}), want: []images.Signature{{Payload: []byte("{}"), Signature: []byte("signature")}}},
 		"something else":   {sig: signed(t, "text/spdx", map[string]string{"{}": good})},
@@ -50,23 +49,18 @@ func TestSignatures(t *testing.T) {
 		"a bad annotation": {sig: signed(t, signatureType, map[string]string{"{}": "!"}), err: "annotation dev.cosignproject.cosign/signature is missing or damaged"},
 		"too large":        {sig: signed(t, signatureType, map[string]string{strings.Repeat("x", maxPayloadBytes+1): good}), err: "it has 1048577 bytes"},
 		"too many":         {sig: signed(t, signatureType, many), err: "it has 65 layers"},
-	} {
-		t.Run(title, func(t *testing.T) {
-			t.Parallel()
-			s := server()
-			of := must(name.NewDigest(host + "/metal-installer/abc@sha256:" + strings.Repeat("a", 64)))(t)
-			if tc.sig != nil {
-				push(t, s, of.Context().Tag("sha256-"+strings.Repeat("a", 64)+".sig").String(), tc.sig)
-			}
-			got, err := client(t, s).Signatures(t.Context(), of.String())
-			if diff := cmp.Diff(tc.want, got); diff != "" {
-				t.Errorf("signatures (-want +got):\n%s", diff)
-			}
-			if (err != nil) != (tc.err != "") || err != nil && !strings.Contains(err.Error(), tc.err) {
-				t.Errorf("error = %v, want %q", err, tc.err)
-			}
-		})
-	}
+	}, func(t *testing.T, tc row) {
+		s := server()
+		of := must(name.NewDigest(host + "/metal-installer/abc@sha256:" + strings.Repeat("a", 64)))(t)
+		if tc.sig != nil {
+			push(t, s, of.Context().Tag("sha256-"+strings.Repeat("a", 64)+".sig").String(), tc.sig)
+		}
+		got, err := client(t, s).Signatures(t.Context(), of.String())
+		same(t, "signatures", tc.want, got)
+		if (err != nil) != (tc.err != "") || err != nil && !strings.Contains(err.Error(), tc.err) {
+			t.Errorf("error = %v, want %q", err, tc.err)
+		}
+	})
 }
 
 func TestSignaturesOfWhatIsDenied(t *testing.T) {
