@@ -7,13 +7,17 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
+	"strconv"
 	"strings"
+	"sync"
+	"time"
 
 	"github.com/recast-sh/recast/images/verify"
-
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/step"
+	"github.com/recast-sh/recast/internal/words"
 	"github.com/recast-sh/recast/schematics"
 )
 
@@ -387,3 +391,136 @@ func RequestOf(lock schematics.Lock, e schematics.Locked) ISORequest {
 }
 
 func shortDigest(digest string) string { return digest[:min(len(digest), len("sha256:")+12)] }
+
+// Ledger is a lock that is being built. Results, such as an installer's digest or an
+// ISO's checksum, are recorded in it and saved at once.
+type Ledger struct {
+	save func(schematics.Lock) error
+
+	mu   sync.Mutex
+	lock schematics.Lock
+}
+
+// NewLedger takes a lock and the function that writes it to its file.
+func NewLedger(lock schematics.Lock, save func(schematics.Lock) error) *Ledger {
+	return &Ledger{save: save, lock: lock.Clone()}
+}
+
+// Lock returns the lock with everything recorded so far.
+func (l *Ledger) Lock() schematics.Lock {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.lock.Clone()
+}
+
+// entry returns the lock and its schematic of that name.
+func (l *Ledger) entry(name string) (schematics.Lock, schematics.Locked, error) {
+	lock := l.Lock()
+	e, ok := lock.Schematics[name]
+	if !ok {
+		return lock, e, fault.WithHint(fault.LockStale.Configf("schematic %q is not in the lock", name), "run `recast lock`")
+	}
+	return lock, e, nil
+}
+
+// record changes every entry of that build and saves the lock. If that fails,
+// nothing changes.
+func (l *Ledger) record(buildID string, change func(*schematics.Locked)) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	lock := l.lock.Clone()
+	for name, e := range lock.Schematics {
+		if e.BuildID == buildID {
+			change(&e)
+			lock.Schematics[name] = e
+		}
+	}
+	if err := l.save(lock.Clone()); err != nil {
+		return fmt.Errorf("record what was built: %w", err)
+	}
+	l.lock = lock
+	return nil
+}
+
+const mib = 1 << 20
+
+// rateAfter is how long a transfer must take before its speed is reported.
+const rateAfter = 5 * time.Second
+
+// progress returns a function that turns a byte count into an occasional note: every
+// tenth of the total, or every 64 MiB if the total is unknown. A count that
+// decreases belongs to another attempt.
+func progress(total int64, note func(string)) func(done int64) {
+	every := int64(64 * mib)
+	if total > 0 {
+		every = max(total/10, 1)
+	}
+	next, last, begun := every, int64(0), time.Now()
+	return func(done int64) {
+		if done < last {
+			next, begun = every, time.Now()
+			note("beginning again")
+		}
+		last = done
+		if done < next {
+			return
+		}
+		next = (done/every + 1) * every
+		text := words.Size(done)
+		if total > 0 {
+			text += " of " + words.Size(total)
+		}
+		if took := time.Since(begun); took >= rateAfter {
+			text += ", " + words.Size(int64(float64(done)/took.Seconds())) + "/s"
+		}
+		note(text)
+	}
+}
+
+// counted reports how many bytes were read so far.
+type counted struct {
+	io.Reader
+	done int64
+	tell func(done int64)
+}
+
+func (c *counted) Read(p []byte) (int, error) {
+	n, err := c.Reader.Read(p)
+	c.done += int64(n)
+	c.tell(c.done)
+	return n, err
+}
+
+// ReadProgress parses the note of a transfer: how much of how much is done, in
+// bytes, and the rest of the note. ok is false for any other note.
+func ReadProgress(note string) (done, total int64, rest string, ok bool) {
+	amount, rest, _ := strings.Cut(note, ", ")
+	so, of, found := strings.Cut(amount, " of ")
+	if !found {
+		return 0, 0, "", false
+	}
+	done, errDone := readSize(so)
+	total, errTotal := readSize(of)
+	if errDone != nil || errTotal != nil || total == 0 {
+		return 0, 0, "", false
+	}
+	if rest == "" {
+		return done, total, amount, true
+	}
+	return done, total, amount + ", " + rest, true
+}
+
+// readSize parses what size has written.
+func readSize(text string) (int64, error) {
+	number, unit, _ := strings.Cut(text, " ")
+	n, err := strconv.ParseInt(number, 10, 64)
+	switch {
+	case err != nil:
+		return 0, err
+	case unit == "KiB":
+		return n << 10, nil
+	case unit == "MiB":
+		return n << 20, nil
+	}
+	return 0, fmt.Errorf("%q is not a size", text)
+}

@@ -1,8 +1,12 @@
 package verify
 
 import (
+	"archive/tar"
+	"bytes"
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"maps"
 	"slices"
@@ -334,4 +338,107 @@ func TestSplitRefuses(t *testing.T) {
 		_, _, _, err := split(tc.files)
 		same(t, "result", tc.want, message(err))
 	})
+}
+
+// TestEachFile: a tar is read to its end, whatever follows.
+func TestEachFile(t *testing.T) {
+	t.Parallel()
+	var b bytes.Buffer
+	w := tar.NewWriter(&b)
+	for _, h := range []*tar.Header{
+		{Typeflag: tar.TypeDir, Name: "usr/"}, {Typeflag: tar.TypeReg, Name: "./usr/a"}, {Typeflag: tar.TypeSymlink, Name: "usr/b", Linkname: "a"},
+	} {
+		noError(t, w.WriteHeader(h))
+	}
+	noError(t, w.Close())
+	b.WriteString("what follows")
+	var names []string
+	err := eachFile(&b, func(name string, _ io.Reader) error {
+		names = append(names, name)
+		return nil
+	})
+	if err != nil || !slices.Equal(names, []string{"usr/a"}) || b.Len() != 0 {
+		t.Errorf("%v %v, %d bytes left", names, err, b.Len())
+	}
+}
+
+// bzImage is an x86 kernel with its release in the boot header.
+func bzImage(release string) []byte {
+	b := make([]byte, 1024)
+	copy(b[0x202:], "HdrS")
+	binary.LittleEndian.PutUint16(b[0x20e:], 0x100)
+	copy(b[0x300:], release+" (root@buildkitsandbox) #1 SMP\x00")
+	return b
+}
+
+// TestKernelRelease: modules must match the booted kernel. The UKI's .uname is a
+// constant of imager if that is of the wanted Talos version
+// (internal/pkg/uki/generate.go of siderolabs/talos), so a kernel's own release
+// takes precedence.
+func TestKernelRelease(t *testing.T) {
+	t.Parallel()
+	for name, tc := range map[string]struct {
+		kernel []byte
+		uname  string
+		other  string // the mismatch of modules.dep; "": none
+	}{
+		"the constant differs":         {bzImage("6.12.1-talos"), "6.18.0-talos", ""},
+		"the kernel differs":           {bzImage("6.6.6-talos"), "6.12.1-talos", "installer: modules.dep is for kernel 6.12.1-talos, but it boots 6.6.6-talos"},
+		"no constant":                  {bzImage("6.6.6-talos"), "", "installer: modules.dep is for kernel 6.12.1-talos, but it boots 6.6.6-talos"},
+		"a kernel that does not tell":  {[]byte("ARM"), "6.18.0-talos", "installer: modules.dep is for kernel 6.12.1-talos, but it boots 6.18.0-talos"},
+		"neither of them tells":        {[]byte("ARM"), "", ""},
+		"a header that points nowhere": {bzImage("6.12.1-talos")[:0x300], "6.12.1-talos", ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			section := func(b []byte) *io.SectionReader {
+				return io.NewSectionReader(bytes.NewReader(b), 0, int64(len(b)))
+			}
+			p := part{name: "installer", uname: tc.uname, kernel: section(tc.kernel), initrd: section([]byte("initrd"))}
+			p.read = checked{raw: hash([]byte("initrd")), initrd: imaged()}
+			_, found, err := wantedOf(t).check(p, t.TempDir())
+			noError(t, err)
+			got := ""
+			for _, err := range found {
+				if m, ok := errors.AsType[*Mismatch](err); ok && m.Kind == OtherModules {
+					got = m.Text
+				}
+			}
+			if got != tc.other {
+				t.Errorf("got %q, want %q", got, tc.other)
+			}
+		})
+	}
+}
+
+// TestHardLinks: imager makes an empty file of a hard link in an extension image
+// (Untar in pkg/archiver of siderolabs/talos v1.14.1 takes it for a file), and of
+// nothing else.
+func TestHardLinks(t *testing.T) {
+	t.Parallel()
+	file, empty, other := content("x"), content(""), content("y")
+	hard := file
+	hard.HardLink, hard.LinkMode = true, 0o755
+	as := func(f bootimage.File, mode fs.FileMode) bootimage.File { f.Mode = mode; return f }
+	type row struct {
+		want, got bootimage.File
+		same      bool
+	}
+	each(t, map[string]row{
+		"left empty":      {hard, as(empty, 0o755), true},
+		"with its mode":   {hard, as(empty, 0o644), false}, // the file's, not the link's own
+		"with another":    {hard, as(empty, 0o755|fs.ModeSetuid), false},
+		"followed, mode":  {hard, as(file, 0o755), false},
+		"followed":        {hard, file, true},
+		"something else":  {hard, other, false},
+		"a file, emptied": {file, empty, false},
+	}, func(t *testing.T, tc row) {
+		if why := sameFile(tc.want, tc.got); (why == "") != tc.same {
+			t.Errorf("why = %q", why)
+		}
+	})
+	files := bootimage.Tree{firmwareDir + "/intel-ucode/06-01-01": file, firmwareDir + "/intel-ucode/06-01-02": hard}
+	if _, _, microcode, err := split(files); err != nil || len(microcode[intelMicrocode]) != 1 {
+		t.Errorf("microcode = %v, %v", microcode, err)
+	}
 }
