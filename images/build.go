@@ -139,7 +139,7 @@ func (b Builder) factorySteps(name string) []step.Step {
 // fetchStep ends with the file in the lock, and in the cache or published.
 func (b Builder) fetchStep(a Artefact, name string, m *sharedState) step.Step {
 	return step.Step{
-		ID: "fetch-" + a.noun(), Code: fault.ImageDiffers, Title: fmt.Sprintf("fetch the %s and compare what it holds with the lock", a),
+		ID: "fetch-" + artefacts[a].noun, Code: fault.ImageDiffers, Title: fmt.Sprintf("fetch the %s and compare what it holds with the lock", a),
 		Skip: func(ctx context.Context) (string, error) { return b.haveFile(ctx, a, name) },
 		Do:   func(ctx context.Context) error { return b.fetch(ctx, a, name, m) },
 	}
@@ -314,38 +314,49 @@ func (b Builder) fetch(ctx context.Context, a Artefact, name string, m *sharedSt
 	if err != nil {
 		return err
 	}
-	note := b.noteFor(name, "fetch-"+a.noun())
-	body, size, err := a.download(ctx, b.Factory, RequestOf(lock, e), note)
+	note := b.noteFor(name, "fetch-"+artefacts[a].noun)
+	body, size, err := artefacts[a].download(b.Factory, ctx, RequestOf(lock, e), note)
 	if err != nil {
 		return fmt.Errorf("fetch the %s: %w", a, err)
 	}
 	defer body.Close()
-	locked, diskBytes := a.File(lock, e), e.Disk.DiskBytes
-	got, err := b.Cache.store(&counted{Reader: body, tell: progress(size, note)}, size, schematics.BootFile{Name: locked.Name},
-		func(f *os.File, got schematics.BootFile) (err error) {
-			if got == locked { // these very bytes were verified before
-				return nil
-			}
-			diskBytes, err = b.verify(ctx, a, name, m, f, got, note)
-			return err
-		})
-	if err != nil || got == locked {
+	locked := a.File(lock, e)
+	got, err := b.keep(ctx, a, name, m, &counted{Reader: body, tell: progress(size, note)}, size, schematics.BootFile{Name: locked.Name}, note)
+	if err != nil || got.BootFile == locked {
 		return err
 	}
 	if locked.SHA256 != "" {
 		note(fmt.Sprintf("its content is as locked: its SHA-256 %s replaces %s in recast.lock", got.SHA256, locked.SHA256))
 	}
-	return b.record(a, e, got, diskBytes)
+	return b.record(a, e, got)
+}
+
+// keep verifies a file and stores it in the cache. The lock's very bytes were verified before.
+func (b Builder) keep(
+	ctx context.Context, a Artefact, name string, m *sharedState, body io.Reader, announced int64, want schematics.BootFile, note func(string),
+) (schematics.Disk, error) {
+	lock, e, err := b.Ledger.entry(name)
+	if err != nil {
+		return schematics.Disk{}, err
+	}
+	diskBytes := e.Disk.DiskBytes
+	got, err := b.Cache.store(body, announced, want, func(f *os.File, got schematics.BootFile) (err error) {
+		if got != a.File(lock, e) {
+			diskBytes, err = b.verify(ctx, a, name, m, f, got, note)
+		}
+		return err
+	})
+	return schematics.Disk{BootFile: got, DiskBytes: diskBytes}, err
 }
 
 // record records a file that was verified.
-func (b Builder) record(a Artefact, e schematics.Locked, got schematics.BootFile, diskBytes int64) error {
+func (b Builder) record(a Artefact, e schematics.Locked, got schematics.Disk) error {
 	return b.Ledger.record(e.BuildID, func(e *schematics.Locked) {
 		if a == DiskImage {
-			e.Disk = schematics.Disk{BootFile: got, DiskBytes: diskBytes}
+			e.Disk = got
 			return
 		}
-		e.ISO = got
+		e.ISO = got.BootFile
 	})
 }
 
@@ -494,7 +505,7 @@ func (c *counted) Read(p []byte) (int, error) {
 // ReadProgress parses the note of a transfer: how much of how much is done, in
 // bytes, and the rest of the note. ok is false for any other note.
 func ReadProgress(note string) (done, total int64, rest string, ok bool) {
-	amount, rest, _ := strings.Cut(note, ", ")
+	amount, _, _ := strings.Cut(note, ", ")
 	so, of, found := strings.Cut(amount, " of ")
 	if !found {
 		return 0, 0, "", false
@@ -504,10 +515,7 @@ func ReadProgress(note string) (done, total int64, rest string, ok bool) {
 	if errDone != nil || errTotal != nil || total == 0 {
 		return 0, 0, "", false
 	}
-	if rest == "" {
-		return done, total, amount, true
-	}
-	return done, total, amount + ", " + rest, true
+	return done, total, strings.TrimSuffix(note, ", "), true
 }
 
 // readSize parses what size has written.

@@ -76,7 +76,7 @@ func (c *Cache) store(body io.Reader, announced int64, want schematics.BootFile,
 	if err := os.MkdirAll(c.dir, 0o700); err != nil {
 		return iso, fmt.Errorf("make the image cache: %w", err)
 	}
-	c.sweep()
+	sweep(c.dir, partial("*"), time.Hour, os.Remove)
 	if err := c.checkSpace(want.Name, announced); err != nil {
 		return iso, err
 	}
@@ -160,16 +160,16 @@ func (c *Cache) open(name string) (io.ReadCloser, error) { return os.Open(c.path
 
 func partial(name string) string { return "." + name + ".*.part" }
 
-// sweep removes what killed downloads left long ago; younger files may
-// belong to another process.
-func (c *Cache) sweep() {
-	left, err := filepath.Glob(c.path(partial("*")))
+// sweep removes what killed runs left long ago; what is younger may belong to another process.
+func sweep(dir, pattern string, olderThan time.Duration, remove func(path string) error) {
+	left, err := os.ReadDir(dir)
 	if err != nil {
-		return // only a malformed pattern can cause that
+		return // what cannot be listed only costs space
 	}
-	for _, file := range left {
-		if info, err := os.Stat(file); err == nil && time.Since(info.ModTime()) > time.Hour {
-			_ = os.Remove(file) // a file that cannot be removed only costs space
+	for _, e := range left {
+		ours, _ := filepath.Match(pattern, e.Name()) // only a malformed pattern is an error
+		if info, err := e.Info(); ours && err == nil && time.Since(info.ModTime()) > olderThan {
+			_ = remove(filepath.Join(dir, e.Name())) // as above
 		}
 	}
 }
@@ -347,24 +347,21 @@ type CachePruner struct {
 
 // Steps returns one step for each file that has no reason to stay.
 func (p CachePruner) Steps() []step.Step {
-	return removals(p.Verdicts, func(v CacheVerdict) []string { return v.Keep }, p.remove)
-}
-
-func (p CachePruner) remove(v *CacheVerdict) step.Step {
-	return step.Step{
-		ID: "delete-cached-" + v.Name, Kind: "delete-cached", Title: "delete " + v.String(), Risk: step.Destructive,
-		Skip: func(context.Context) (string, error) {
-			_, err := os.Lstat(p.Cache.path(v.Name))
-			if !errors.Is(err, fs.ErrNotExist) {
-				return "", err
-			}
-			v.Removed = true
-			return "it is gone", nil
-		},
-		Do: func(ctx context.Context) error {
-			return p.Write(ctx, func(context.Context) error { return p.Cache.remove(v.CachedFile) })
-		},
-	}
+	return removals(p.Verdicts, func(v *CacheVerdict) removal {
+		return removal{
+			id: "delete-cached-" + v.Name, kind: "delete-cached", what: v, keep: v.Keep, removed: &v.Removed,
+			gone: func(context.Context) (bool, error) {
+				_, err := os.Lstat(p.Cache.path(v.Name))
+				if errors.Is(err, fs.ErrNotExist) {
+					return true, nil
+				}
+				return false, err
+			},
+			do: func(ctx context.Context) error {
+				return p.Write(ctx, func(context.Context) error { return p.Cache.remove(v.CachedFile) })
+			},
+		}
+	})
 }
 
 // remove deletes a file if it is still the one that was found. An os.Root follows no

@@ -210,7 +210,7 @@ func (w *workspace) file(ctx context.Context, a Artefact) error {
 	if err != nil || got.BootFile == want {
 		return err
 	}
-	return w.record(a, e, got.BootFile, got.DiskBytes)
+	return w.record(a, e, got)
 }
 
 // mirrored reports whether the installer is in the mirror. One that the factory
@@ -246,7 +246,7 @@ func (w *workspace) fetchKept(ctx context.Context, a Artefact, e schematics.Lock
 		return schematics.Disk{}, fmt.Errorf("fetch the %s: %w", a, err)
 	}
 	defer body.Close()
-	got, err := w.keep(ctx, a, &counted{Reader: body, tell: progress(kept.SizeBytes, w.note)}, kept)
+	got, err := w.keep(ctx, a, w.name, &w.built, &counted{Reader: body, tell: progress(kept.SizeBytes, w.note)}, kept.SizeBytes, kept, w.note)
 	if err != nil {
 		return got, fault.WithHint(err, "it was kept beside %s: if it is not its %s, delete it there (an OCI manifest with the installer as its subject)", e.Installer, a)
 	}
@@ -260,7 +260,7 @@ func (w *workspace) makeFile(ctx context.Context, a Artefact, lock schematics.Lo
 	if err != nil {
 		return got, err
 	}
-	job.Output = a.output()
+	job.Output = artefacts[a].output
 	file, err := w.ByImager.Imager.Build(ctx, w.dir, job, w.note)
 	if err != nil {
 		return got, fmt.Errorf("build the %s: %w", a, err)
@@ -274,7 +274,7 @@ func (w *workspace) makeFile(ctx context.Context, a Artefact, lock schematics.Lo
 	if err != nil {
 		return got, err
 	}
-	got, err = w.keep(ctx, a, f, schematics.BootFile{Name: a.File(lock, e).Name, SizeBytes: info.Size()})
+	got, err = w.keep(ctx, a, w.name, &w.built, f, info.Size(), schematics.BootFile{Name: a.File(lock, e).Name}, w.note)
 	if _, other := errors.AsType[*verify.Mismatch](err); other {
 		err = w.explainMismatch(err, "", false)
 	}
@@ -286,23 +286,6 @@ func (w *workspace) makeFile(ctx context.Context, a Artefact, lock schematics.Lo
 		return got, fmt.Errorf("push the %s: %w", a, err)
 	}
 	return got, nil
-}
-
-// keep verifies a file and stores it in the cache.
-func (w *workspace) keep(ctx context.Context, a Artefact, body io.Reader, want schematics.BootFile) (schematics.Disk, error) {
-	lock, e, err := w.Ledger.entry(w.name)
-	if err != nil {
-		return schematics.Disk{}, err
-	}
-	diskBytes := e.Disk.DiskBytes
-	got, err := w.Cache.store(body, want.SizeBytes, want, func(f *os.File, got schematics.BootFile) (err error) {
-		if got == a.File(lock, e) { // these very bytes were verified before
-			return nil
-		}
-		diskBytes, err = w.verify(ctx, a, w.name, &w.built, f, got, w.note)
-		return err
-	})
-	return schematics.Disk{BootFile: got, DiskBytes: diskBytes}, err
 }
 
 // abandonedAfter is the age of a directory that only a killed run can have left.
@@ -373,7 +356,7 @@ func (w *workspace) open() error {
 	if err := os.MkdirAll(w.ByImager.Scratch, 0o700); err != nil {
 		return err
 	}
-	w.sweep()
+	sweep(w.ByImager.Scratch, "*", abandonedAfter, os.RemoveAll)
 	top, err := os.MkdirTemp(w.ByImager.Scratch, w.name+"-")
 	if err != nil {
 		return err
@@ -383,20 +366,6 @@ func (w *workspace) open() error {
 		return err
 	}
 	return os.Chmod(w.dir, 0o777)
-}
-
-// sweep removes what killed runs left long ago; younger directories may belong to
-// another process.
-func (w *workspace) sweep() {
-	left, err := os.ReadDir(w.ByImager.Scratch)
-	if err != nil {
-		return // what cannot be listed only costs space
-	}
-	for _, d := range left {
-		if info, err := d.Info(); err == nil && time.Since(info.ModTime()) > abandonedAfter {
-			_ = os.RemoveAll(filepath.Join(w.ByImager.Scratch, d.Name())) // as above
-		}
-	}
 }
 
 func (w *workspace) remove() error {

@@ -222,13 +222,7 @@ func JudgeMirror(tags []MirrorTag, need Needed, olderThan time.Duration, now tim
 		if reason := need.Names[t.Digest]; reason != "" && !slices.Contains(v.Keep, reason) {
 			v.Keep = append(v.Keep, reason)
 		}
-		switch {
-		case olderThan == 0:
-		case t.Built.IsZero():
-			v.Keep = append(v.Keep, "its age is unknown (--older-than 0 ignores age)")
-		case now.Sub(t.Built) < olderThan:
-			v.Keep = append(v.Keep, fmt.Sprintf("it was built less than %s ago", shortDuration(olderThan)))
-		}
+		v.Keep = append(v.Keep, tooYoung(t.Built, olderThan, now, "it was built less than %s ago")...)
 		verdicts = append(verdicts, v)
 	}
 	// A tag that stays may keep another one.
@@ -287,40 +281,35 @@ type MirrorPruner struct {
 
 // Steps returns one step for each tag that has no reason to stay.
 func (p MirrorPruner) Steps() []step.Step {
-	return removals(p.Verdicts, func(v MirrorVerdict) []string { return v.Keep }, p.remove)
+	return removals(p.Verdicts, func(v *MirrorVerdict) removal {
+		return removal{
+			id: "delete-mirrored-" + v.Tag, kind: "delete-mirrored", what: v, keep: v.Keep, removed: &v.Removed,
+			gone: func(ctx context.Context) (bool, error) {
+				_, found, err := p.Shelf.Named(ctx, v.String())
+				return !found, err
+			},
+			do: func(ctx context.Context) error { return p.delete(ctx, v) },
+		}
+	})
 }
 
-func (p MirrorPruner) remove(v *MirrorVerdict) step.Step {
-	return step.Step{
-		ID: "delete-mirrored-" + v.Tag, Kind: "delete-mirrored", Title: "delete " + v.String(), Risk: step.Destructive,
-		Skip: func(ctx context.Context) (string, error) {
-			_, found, err := p.Shelf.Named(ctx, v.String())
-			if err != nil || found {
-				return "", err
-			}
-			v.Removed = true
-			return "it is gone", nil
-		},
-		Do: func(ctx context.Context) error {
-			digests, err := p.toDelete(ctx, v)
-			if err != nil {
-				return err
-			}
-			for _, digest := range digests {
-				err := p.Write(ctx, func(ctx context.Context) error {
-					err := p.Shelf.Delete(ctx, v.Repository+"@"+digest)
-					if err != nil {
-						err = fmt.Errorf("delete %s: %w", v, err)
-					}
-					return err
-				})
-				if err != nil {
-					return err
-				}
+func (p MirrorPruner) delete(ctx context.Context, v *MirrorVerdict) error {
+	digests, err := p.toDelete(ctx, v)
+	if err != nil {
+		return err
+	}
+	for _, digest := range digests {
+		err := p.Write(ctx, func(ctx context.Context) error {
+			if err := p.Shelf.Delete(ctx, v.Repository+"@"+digest); err != nil {
+				return fmt.Errorf("delete %s: %w", v, err)
 			}
 			return nil
-		},
+		})
+		if err != nil {
+			return err
+		}
 	}
+	return nil
 }
 
 // toDelete returns the digests to delete with a tag, after another look at all tags.

@@ -42,7 +42,7 @@ type Publisher struct {
 func (p Publisher) Step() step.Step {
 	p.verified = map[string]bool{}
 	return step.Step{
-		ID: p.id(), Title: fmt.Sprintf("publish %ss", p.Of),
+		ID: artefacts[p.Of].publish, Title: fmt.Sprintf("publish %ss", p.Of),
 		Steps: func(context.Context) ([]step.Step, error) {
 			var steps []step.Step
 			for _, name := range p.Ledger.Lock().Names() {
@@ -53,13 +53,6 @@ func (p Publisher) Step() step.Step {
 			return steps, nil
 		},
 	}
-}
-
-func (p Publisher) id() string {
-	if p.Of == DiskImage {
-		return "publish-disks"
-	}
-	return "publish"
 }
 
 // Published says where the file of a schematic is; "" if it was not built yet or is
@@ -76,7 +69,11 @@ func (j job) published() string {
 	if len(j.present) == 0 || len(j.missing) > 0 {
 		return ""
 	}
-	return j.file.Name + " is on " + describeTargets(j.present)
+	var places []string
+	for _, t := range j.present {
+		places = append(places, t.String())
+	}
+	return j.file.Name + " is on " + strings.Join(places, ", ")
 }
 
 // job is the work for one schematic.
@@ -232,17 +229,6 @@ func (j job) mayReplace(ctx context.Context, t target) error {
 		"an interrupted upload leaves such a file. It is replaced once no drive and no snapshot names it: qm config VMID and qm listsnapshot VMID show what those VMs have, and qm set VMID --ide2 none,media=cdrom ejects it")
 }
 
-func describeTargets(all []target) string {
-	var text strings.Builder
-	for i, t := range all {
-		if i > 0 {
-			text.WriteString(", ")
-		}
-		text.WriteString(t.String())
-	}
-	return text.String()
-}
-
 // Delivery says how files get to their storages.
 type Delivery string
 
@@ -351,7 +337,7 @@ func (j job) deliver(t target, w way) step.Step {
 
 func (j job) note(id, text string) {
 	if j.Note != nil {
-		j.Note(j.id()+"/"+j.schematic+"/"+id, text)
+		j.Note(artefacts[j.Of].publish+"/"+j.schematic+"/"+id, text)
 	}
 }
 

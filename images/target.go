@@ -81,7 +81,7 @@ func lookAt(ctx context.Context, store Storages, of Artefact, storage string, ho
 		if !slices.Contains(info.Content, of.Content()) {
 			return nil, fault.WithHint(
 				fault.StorageUnusable.Configf("storage %q does not take %s: its content is %q", storage, of.Plural(), info.Content),
-				"allow the content type with `pvesm set %s --content …,%s`%s, or name another storage in %s", storage, of.Content(), of.since(), of.Setting())
+				"allow the content type with `pvesm set %s --content …,%s`%s, or name another storage in %s", storage, of.Content(), artefacts[of].since, of.Setting())
 		}
 		if !info.Active {
 			return nil, fault.WithHint(fault.StorageUnusable.Errorf("storage %q is not active on %s", storage, host),
@@ -170,49 +170,49 @@ const (
 	DiskImage
 )
 
-// String is what messages call one.
-func (a Artefact) String() string {
-	if a == DiskImage {
-		return "disk image"
-	}
-	return "boot ISO"
+// artefacts is what the kinds differ in.
+var artefacts = [...]struct {
+	name, plural string // in messages
+	noun         string // in step IDs, titles and settings
+	content      string // the type on Proxmox storage
+	since        string // which Proxmox VE has that type, if not every one; import came with pve-storage 8.2.8
+	publish      string // the ID of the Publisher's step
+	output       ImagerOutput
+	url          func(URLs, ISORequest) string
+	download     func(Factory, context.Context, ISORequest, func(string)) (io.ReadCloser, int64, error)
+	stored       func(Finder, context.Context, string, string, string) (int64, bool, error)
+	list         func(Shelf, context.Context, string, string) ([]StoredISO, error)
+}{
+	BootISO: {
+		name: "boot ISO", plural: "ISOs", noun: "iso", content: "iso", publish: "publish", output: OutputISO,
+		url: URLs.ISOURL, download: Factory.ISO, stored: Finder.ISO, list: Shelf.ISOs,
+	},
+	DiskImage: {
+		name: "disk image", plural: "disk images", noun: "disk", content: "import", publish: "publish-disks", output: OutputDisk,
+		since: ", which needs Proxmox VE 8.3 and a storage of files",
+		url:   URLs.DiskURL, download: Factory.Disk, stored: Finder.DiskImage, list: Shelf.DiskImages,
+	},
 }
+
+// String is what messages call one.
+func (a Artefact) String() string { return artefacts[a].name }
 
 // Plural is what messages call many.
-func (a Artefact) Plural() string {
-	if a == DiskImage {
-		return "disk images"
-	}
-	return "ISOs"
-}
-
-// noun names it in step IDs and titles.
-func (a Artefact) noun() string {
-	if a == DiskImage {
-		return "disk"
-	}
-	return "iso"
-}
+func (a Artefact) Plural() string { return artefacts[a].plural }
 
 // Content is its content type on Proxmox storage.
-func (a Artefact) Content() string {
-	if a == DiskImage {
-		return "import"
-	}
-	return "iso"
-}
-
-// since says which Proxmox VE has the content type, if not every one has; import came with
-// pve-storage 8.2.8.
-func (a Artefact) since() string {
-	if a == DiskImage {
-		return ", which needs Proxmox VE 8.3 and a storage of files"
-	}
-	return ""
-}
+func (a Artefact) Content() string { return artefacts[a].content }
 
 // Setting is the key of the storages for it in recast.yaml.
-func (a Artefact) Setting() string { return "images." + a.noun() + ".storage" }
+func (a Artefact) Setting() string { return "images." + artefacts[a].noun + ".storage" }
+
+// URL is where anyone can download it.
+func (a Artefact) URL(f URLs, req ISORequest) string { return artefacts[a].url(f, req) }
+
+// Stored looks for a file of it on a storage.
+func (a Artefact) Stored(ctx context.Context, s Finder, host, storage, name string) (sizeBytes int64, found bool, err error) {
+	return artefacts[a].stored(s, ctx, host, storage, name)
+}
 
 // File is what a lock has of it; without SHA256 it was not built yet.
 func (a Artefact) File(lock schematics.Lock, e schematics.Locked) schematics.BootFile {
@@ -223,44 +223,4 @@ func (a Artefact) File(lock schematics.Lock, e schematics.Locked) schematics.Boo
 		return schematics.BootFile{Name: lock.DiskName(e)}
 	}
 	return e.Disk.BootFile
-}
-
-// URL is where anyone can download it.
-func (a Artefact) URL(f URLs, req ISORequest) string {
-	if a == DiskImage {
-		return f.DiskURL(req)
-	}
-	return f.ISOURL(req)
-}
-
-// download starts its download.
-func (a Artefact) download(ctx context.Context, f Factory, req ISORequest, note func(text string)) (body io.ReadCloser, sizeBytes int64, err error) {
-	if a == DiskImage {
-		return f.Disk(ctx, req, note)
-	}
-	return f.ISO(ctx, req, note)
-}
-
-// output is what the imager calls it.
-func (a Artefact) output() ImagerOutput {
-	if a == DiskImage {
-		return OutputDisk
-	}
-	return OutputISO
-}
-
-// Stored looks for a file of it on a storage.
-func (a Artefact) Stored(ctx context.Context, s Finder, host, storage, name string) (sizeBytes int64, found bool, err error) {
-	if a == DiskImage {
-		return s.DiskImage(ctx, host, storage, name)
-	}
-	return s.ISO(ctx, host, storage, name)
-}
-
-// list lists the files of it on a storage.
-func (a Artefact) list(ctx context.Context, s Shelf, host, storage string) ([]StoredISO, error) {
-	if a == DiskImage {
-		return s.DiskImages(ctx, host, storage)
-	}
-	return s.ISOs(ctx, host, storage)
 }

@@ -54,86 +54,68 @@ const tableAlignment = 8
 // everything that is loaded: what it hides from a comparison is never run.
 func unsigned(pe *io.SectionReader) ([]span, error) {
 	const peHeader, optionalHeader, checksum, sizeOfHeaders = 0x3c, 24, 64, 60
-	at, err := littleEndian(pe, peHeader, 4)
-	if err != nil {
-		return nil, err
+	r := &fields{r: pe}
+	at := r.number(peHeader, 4)
+	if r.err != nil {
+		return nil, r.err
 	}
-	if magic, err := littleEndian(pe, at, 4); err != nil || magic != 0x4550 || at < peHeader+4 {
-		return nil, errors.Join(errors.New("no PE file: its header is not where it should be"), err)
+	if magic := r.number(at, 4); magic != 0x4550 || at < peHeader+4 {
+		return nil, errors.Join(errors.New("no PE file: its header is not where it should be"), r.err)
 	}
 	optional := at + optionalHeader
-	magic, err := littleEndian(pe, optional, 2)
-	if err != nil {
-		return nil, err
-	}
+	magic := r.number(optional, 2)
 	directories := map[int64]int64{0x10b: 96, 0x20b: 112}[magic] // PE32, PE32+
-	if directories == 0 {
+	if r.err == nil && directories == 0 {
 		return nil, fmt.Errorf("no PE file: its optional header begins with %#x", magic)
 	}
 	const certificates, entry = 4, 8
-	length, err := littleEndian(pe, at+20, 2)
-	if err != nil {
-		return nil, err
-	}
-	count, err := littleEndian(pe, optional+directories-4, 4)
-	if err != nil {
-		return nil, err
-	}
-	if count <= certificates || length < directories+(certificates+1)*entry {
+	length, count := r.number(at+20, 2), r.number(optional+directories-4, 4)
+	if r.err == nil && (count <= certificates || length < directories+(certificates+1)*entry) {
 		return nil, errors.New("its header has no entry for a certificate table")
 	}
 	table := optional + directories + certificates*entry
-	from, err := littleEndian(pe, table, 4)
-	if err != nil {
-		return nil, err
-	}
-	size, err := littleEndian(pe, table+4, 4)
-	if err != nil {
-		return nil, err
-	}
+	from, size := r.number(table, 4), r.number(table+4, 4)
 	spans := []span{{optional + checksum, optional + checksum + 4}, {table, table + entry}}
-	if size == 0 && from == 0 {
-		return spans, nil
+	if r.err != nil || size == 0 && from == 0 {
+		return spans, r.err
 	}
-	headers, err := littleEndian(pe, optional+sizeOfHeaders, 4)
-	if err != nil {
-		return nil, err
-	}
-	loaded, err := loadedEnd(pe, at, optional+length, max(headers, optional+length))
+	loaded := r.loadedEnd(at, optional+length, max(r.number(optional+sizeOfHeaders, 4), optional+length))
 	switch {
-	case err != nil:
-		return nil, err
+	case r.err != nil:
+		return nil, r.err
 	case from%tableAlignment != 0, from < loaded, size == 0, from+size > pe.Size(), pe.Size()-from-size >= tableAlignment:
 		return nil, fmt.Errorf("its certificate table is from %d to %d of %d bytes, and not behind its sections at the end", from, from+size, pe.Size())
 	}
 	return append(spans, span{from, pe.Size()}), nil // what pads the table is of it
 }
 
-// loadedEnd is where the last section ends in the file.
-func loadedEnd(pe io.ReaderAt, header, sections, end int64) (int64, error) {
-	const entry, sizeOfRawData, pointerToRawData = 40, 16, 20
-	n, err := littleEndian(pe, header+6, 2)
-	if err != nil {
-		return 0, err
-	}
-	end = max(end, sections+n*entry)
-	for i := range n {
-		size, errSize := littleEndian(pe, sections+i*entry+sizeOfRawData, 4)
-		from, errFrom := littleEndian(pe, sections+i*entry+pointerToRawData, 4)
-		if err := errors.Join(errSize, errFrom); err != nil {
-			return 0, err
-		}
-		end = max(end, from+size)
-	}
-	return end, nil
+// fields reads little-endian numbers. After an error, all of them are 0.
+type fields struct {
+	r   io.ReaderAt
+	err error
 }
 
-func littleEndian(r io.ReaderAt, at int64, bytes int) (int64, error) {
+func (f *fields) number(at int64, bytes int) int64 {
 	var b [4]byte
-	if _, err := r.ReadAt(b[:bytes], at); err != nil {
-		return 0, err
+	if f.err == nil {
+		_, f.err = f.r.ReadAt(b[:bytes], at)
 	}
-	return int64(binary.LittleEndian.Uint32(b[:])), nil
+	if f.err != nil {
+		return 0
+	}
+	return int64(binary.LittleEndian.Uint32(b[:]))
+}
+
+// loadedEnd is where the last section ends in the file.
+func (f *fields) loadedEnd(header, sections, end int64) int64 {
+	const entry, sizeOfRawData, pointerToRawData = 40, 16, 20
+	n := f.number(header+6, 2)
+	end = max(end, sections+n*entry)
+	for i := range n {
+		at := sections + i*entry
+		end = max(end, f.number(at+pointerToRawData, 4)+f.number(at+sizeOfRawData, 4))
+	}
+	return end
 }
 
 // hashWithout hashes everything except some parts, which are in order.
@@ -153,11 +135,8 @@ func hashWithout(sum io.Writer, r *io.SectionReader, skip []span) error {
 
 // rawSum is the SHA-256 of a section.
 func rawSum(r *io.SectionReader) (string, error) {
-	sum := sha256.New()
-	if err := hashWithout(sum, r, nil); err != nil {
-		return "", err
-	}
-	return hex.EncodeToString(sum.Sum(nil)), nil
+	f, err := hashed256(io.NewSectionReader(r, 0, r.Size()))
+	return f.SHA256, err
 }
 
 // loaderSum identifies the boot loader that an installer installs.
@@ -302,13 +281,17 @@ func notSigned(program *io.SectionReader, certificate string) error {
 	var outer contentInfo
 	var signed signedData
 	var is indirectData
-	if _, err := asn1.Unmarshal(table, &outer); err != nil {
-		return fmt.Errorf("its signature: %w", err)
+	var content asn1.RawValue // whose tag and length are not signed
+	_, err = asn1.Unmarshal(table, &outer)
+	if err == nil {
+		_, err = asn1.Unmarshal(outer.Content.Bytes, &signed)
 	}
-	if _, err := asn1.Unmarshal(outer.Content.Bytes, &signed); err != nil {
-		return fmt.Errorf("its signature: %w", err)
+	for _, into := range []any{&is, &content} {
+		if err == nil {
+			_, err = asn1.Unmarshal(signed.Content.Content.Bytes, into)
+		}
 	}
-	if _, err := asn1.Unmarshal(signed.Content.Content.Bytes, &is); err != nil {
+	if err != nil {
 		return fmt.Errorf("its signature: %w", err)
 	}
 	if hex.EncodeToString(is.Digest.Digest) != sum {
@@ -320,10 +303,6 @@ func notSigned(program *io.SectionReader, certificate string) error {
 	certificates, err := x509.ParseCertificates(signed.Certificates.Bytes)
 	if err != nil {
 		return fmt.Errorf("its certificate: %w", err)
-	}
-	var content asn1.RawValue // whose tag and length are not signed
-	if _, err := asn1.Unmarshal(signed.Content.Content.Bytes, &content); err != nil {
-		return fmt.Errorf("its signature: %w", err)
 	}
 	by := "no certificate"
 	for _, c := range certificates {

@@ -45,12 +45,16 @@ func outside(err error) error {
 
 // source records why reading ended, whatever its readers make of that.
 type source struct {
-	r   io.Reader
-	err error
+	io.Reader
+	io.ReaderAt // for random access
+	err         error
 }
 
-func (s *source) Read(p []byte) (int, error) {
-	n, err := s.r.Read(p)
+func (s *source) Read(p []byte) (int, error) { return s.record(s.Reader.Read(p)) }
+
+func (s *source) ReadAt(p []byte, off int64) (int, error) { return s.record(s.ReaderAt.ReadAt(p, off)) }
+
+func (s *source) record(n int, err error) (int, error) {
 	if err != nil && !errors.Is(err, io.EOF) {
 		s.err = outside(err)
 	}
@@ -59,27 +63,6 @@ func (s *source) Read(p []byte) (int, error) {
 
 // or returns the error of reading, or err if there was none.
 func (s *source) or(err error) error {
-	if err != nil && s.err != nil {
-		return s.err
-	}
-	return err
-}
-
-// sourceAt is source for random access.
-type sourceAt struct {
-	r   io.ReaderAt
-	err error
-}
-
-func (s *sourceAt) ReadAt(p []byte, off int64) (int, error) {
-	n, err := s.r.ReadAt(p, off)
-	if err != nil && !errors.Is(err, io.EOF) {
-		s.err = outside(err)
-	}
-	return n, err
-}
-
-func (s *sourceAt) or(err error) error {
 	if err != nil && s.err != nil {
 		return s.err
 	}

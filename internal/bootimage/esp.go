@@ -49,7 +49,7 @@ const espPart = "EFI system partition"
 // OpenESP reads the EFI system partition of a disk. UKI is nil if it holds none: it is
 // GRUB's own then, and the rest is not read.
 func OpenESP(r io.ReaderAt, sizeBytes int64) (*ESP, error) {
-	src, e := &sourceAt{r: r}, &ESP{}
+	src, e := &source{ReaderAt: r}, &ESP{}
 	if err := e.readESP(io.NewSectionReader(src, 0, sizeBytes)); err != nil {
 		return nil, refuse(espPart, src.or(err))
 	}

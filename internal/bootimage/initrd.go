@@ -48,7 +48,7 @@ func ReadInitrdContents(r io.Reader, scratch string, contents Contents) (Initrd,
 		scratch: scratch, contents: contents, budget: newBudget(),
 		out: Initrd{Loose: Tree{}}, images: map[string]Tree{},
 	}
-	src := &source{r: r}
+	src := &source{Reader: r}
 	err := eachMember(src, i.archive, func(kind string, member io.Reader) (err error) {
 		if i.out.BaseSHA256 == "" {
 			i.out.BaseSHA256, err = rawSum(member, func(member io.Reader) error {
@@ -456,7 +456,7 @@ const (
 
 // ReadExtension reads the flattened tar of an extension image: manifest.yaml and rootfs/.
 func ReadExtension(tarOfImage io.Reader) (Extension, error) {
-	src := &source{r: tarOfImage}
+	src := &source{Reader: tarOfImage}
 	e, err := readExtension(src)
 	if err != nil {
 		return Extension{}, refuse(extensionPart, src.or(err))
@@ -555,7 +555,7 @@ func addTarred(files Tree, name string, h *tar.Header, content io.Reader, b *bud
 // the options that the overlay's program gets in addition to the machine's disk.
 func ReadOverlayOptions(r io.Reader) (map[string]any, error) {
 	const part = "overlay options"
-	src := &source{r: r}
+	src := &source{Reader: r}
 	b, err := readAll(src, maxConfigBytes)
 	var options map[string]any
 	if err == nil {

@@ -32,7 +32,7 @@ const isoPart = "ISO"
 // system partition that holds the UKI; for GRUB only, in Talos before 1.10 and for
 // arm64; and both in one. GRUB's own EFI system partition is a FAT12 without a UKI.
 func OpenISO(r io.ReaderAt, sizeBytes int64) (*ISO, error) {
-	src := &sourceAt{r: r}
+	src := &source{ReaderAt: r}
 	i, err := openISO(io.NewSectionReader(src, 0, sizeBytes))
 	if err != nil {
 		return nil, refuse(isoPart, src.or(err))

@@ -69,9 +69,9 @@ func consumeMember(br *bufio.Reader, kind string, packed func(string, io.Reader)
 	var member io.Reader
 	switch kind {
 	case "zstd":
-		member = &zstdFrame{r: br}
+		member = newZstdFrame(br)
 	case "xz":
-		member = &xzStream{r: br}
+		member = newXZStream(br)
 	default:
 		member = &gzipMember{from: recorder{r: br}}
 	}
@@ -204,17 +204,57 @@ func rawSum(member io.Reader, use func(io.Reader) error) (string, error) {
 	return hex.EncodeToString(sum.Sum(nil)), nil
 }
 
-// xzStream passes the bytes of exactly one .xz stream (the .xz file format, 1.1.0)
-// and then ends. It walks the LZMA2 chunks without unpacking them, and refuses what
+// stream passes the bytes of exactly one compressed stream and then ends, so that what follows stays
+// in the underlying reader. It parses headers, without unpacking the content.
+type stream struct {
+	r     *bufio.Reader
+	ready []byte       // headers that were read and not yet passed on
+	left  int64        // bytes to pass on without parsing
+	next  func() error // parses the next header; io.EOF at the end of the stream
+	err   error
+}
+
+func (s *stream) Read(p []byte) (int, error) {
+	for len(s.ready) == 0 && s.left == 0 {
+		if s.err == nil {
+			s.err = s.next()
+		}
+		if s.err != nil {
+			return 0, s.err
+		}
+	}
+	if len(s.ready) > 0 {
+		n := copy(p, s.ready)
+		s.ready = s.ready[n:]
+		return n, nil
+	}
+	n, err := s.r.Read(p[:min(int64(len(p)), s.left)])
+	s.left -= int64(n)
+	return n, unexpected(err)
+}
+
+// take reads n bytes to pass on and parse.
+func (s *stream) take(n int) ([]byte, error) {
+	at := len(s.ready)
+	s.ready = append(s.ready, make([]byte, n)...)
+	_, err := io.ReadFull(s.r, s.ready[at:])
+	return s.ready[at:], unexpected(err)
+}
+
+func (s *stream) end() error { return io.EOF }
+
+// xzStream is one .xz stream (the .xz file format, 1.1.0). It walks the LZMA2 chunks, and refuses what
 // the kernel cannot unpack and dictionaries that are too large.
 type xzStream struct {
-	r     *bufio.Reader
-	ready []byte
-	left  int64 // bytes to pass on without parsing
+	stream
 	block int64 // bytes of the block's chunks
 	sum   int64 // bytes of a block's check
-	next  func() error
-	err   error
+}
+
+func newXZStream(r *bufio.Reader) *xzStream {
+	x := &xzStream{stream: stream{r: r}}
+	x.next = x.streamHeader
+	return x
 }
 
 const (
@@ -223,36 +263,6 @@ const (
 	xzMaxRecords   = 1 << 16
 	xzFilterLZMA2  = 0x21
 )
-
-func (x *xzStream) Read(p []byte) (int, error) {
-	for len(x.ready) == 0 && x.left == 0 {
-		if x.err == nil {
-			if x.next == nil {
-				x.next = x.streamHeader
-			}
-			x.err = x.next()
-		}
-		if x.err != nil {
-			return 0, x.err
-		}
-	}
-	if len(x.ready) > 0 {
-		n := copy(p, x.ready)
-		x.ready = x.ready[n:]
-		return n, nil
-	}
-	n, err := x.r.Read(p[:min(int64(len(p)), x.left)])
-	x.left -= int64(n)
-	return n, unexpected(err)
-}
-
-// take reads n bytes to pass on and parse.
-func (x *xzStream) take(n int) ([]byte, error) {
-	at := len(x.ready)
-	x.ready = append(x.ready, make([]byte, n)...)
-	_, err := io.ReadFull(x.r, x.ready[at:])
-	return x.ready[at:], unexpected(err)
-}
 
 func (x *xzStream) streamHeader() error {
 	h, err := x.take(12)
@@ -374,7 +384,7 @@ func (x *xzStream) index() error {
 		}
 	}
 	x.left = -size&3 + 4 + 12
-	x.next = func() error { return io.EOF }
+	x.next = x.end
 	return nil
 }
 
@@ -383,75 +393,22 @@ func newXZ(r io.Reader) (io.Reader, error) {
 	return xz.ReaderConfig{SingleStream: true}.NewReader(r)
 }
 
-// zstdFrame passes the bytes of exactly one Zstandard frame (RFC 8878, 3.1.1) and
-// then ends, so that what follows the frame stays in the underlying reader.
+// zstdFrame is one Zstandard frame (RFC 8878, 3.1.1).
 type zstdFrame struct {
-	r       *bufio.Reader
-	ready   []byte // a header that was read and not yet passed on
-	left    int64  // bytes of the block to pass on
-	started bool
-	last    bool // block
-	sum     bool // a checksum follows the last block
-	err     error
+	stream
+	sum bool // a checksum follows the last block
+}
+
+func newZstdFrame(r *bufio.Reader) *zstdFrame {
+	f := &zstdFrame{stream: stream{r: r}}
+	f.next = f.frameHeader
+	return f
 }
 
 const (
 	zstdMagic         = "\x28\xb5\x2f\xfd"
 	zstdMaxBlockBytes = 128 << 10
 )
-
-func (f *zstdFrame) Read(p []byte) (int, error) {
-	for len(f.ready) == 0 && f.left == 0 {
-		if f.err == nil {
-			f.err = f.advance()
-		}
-		if f.err != nil {
-			return 0, f.err
-		}
-	}
-	if len(f.ready) > 0 {
-		n := copy(p, f.ready)
-		f.ready = f.ready[n:]
-		return n, nil
-	}
-	n, err := f.r.Read(p[:min(int64(len(p)), f.left)])
-	f.left -= int64(n)
-	return n, unexpected(err)
-}
-
-// advance reads the next header.
-func (f *zstdFrame) advance() error {
-	switch {
-	case !f.started:
-		f.started = true
-		return f.frameHeader()
-	case f.last && f.sum:
-		f.sum, f.left = false, 4
-		return nil
-	case f.last:
-		return io.EOF
-	}
-	h, err := f.take(3)
-	if err != nil {
-		return err
-	}
-	v := binary.LittleEndian.Uint32(append(h, 0))
-	f.last = v&1 != 0
-	size := int64(v >> 3)
-	if size > zstdMaxBlockBytes {
-		return fmt.Errorf("zstd: a block of %d bytes", size)
-	}
-	switch v >> 1 & 3 {
-	case 0, 2:
-		f.left = size
-	case 1: // one byte, repeated size times
-		f.left = 1
-	default:
-		return errors.New("zstd: a block of the reserved type")
-	}
-	f.ready = h
-	return nil
-}
 
 func (f *zstdFrame) frameHeader() error {
 	h, err := f.take(5)
@@ -468,13 +425,35 @@ func (f *zstdFrame) frameHeader() error {
 	if !single || descriptor>>6 == 0 {
 		rest++ // the window's size, or a content size of one byte in its place
 	}
-	more, err := f.take(rest)
-	f.ready = append(h, more...)
+	f.next = f.blockHeader
+	_, err = f.take(rest)
 	return err
 }
 
-func (f *zstdFrame) take(n int) ([]byte, error) {
-	b := make([]byte, n, n+16)
-	_, err := io.ReadFull(f.r, b)
-	return b, unexpected(err)
+func (f *zstdFrame) blockHeader() error {
+	h, err := f.take(3)
+	if err != nil {
+		return err
+	}
+	v := uint32(h[0]) | uint32(h[1])<<8 | uint32(h[2])<<16
+	size := int64(v >> 3)
+	if size > zstdMaxBlockBytes {
+		return fmt.Errorf("zstd: a block of %d bytes", size)
+	}
+	switch v >> 1 & 3 {
+	case 0, 2:
+		f.left = size
+	case 1: // one byte, repeated size times
+		f.left = 1
+	default:
+		return errors.New("zstd: a block of the reserved type")
+	}
+	if v&1 == 0 {
+		return nil
+	}
+	f.next = f.end
+	if f.sum {
+		f.left += 4
+	}
+	return nil
 }

@@ -34,7 +34,7 @@ const (
 
 // OpenUKI reads the headers of a UKI of sizeBytes; kernel and initrd are read from r on demand.
 func OpenUKI(r io.ReaderAt, sizeBytes int64) (*UKI, error) {
-	src := &sourceAt{r: r}
+	src := &source{ReaderAt: r}
 	u, err := openUKI(io.NewSectionReader(src, 0, sizeBytes), sizeBytes)
 	if err != nil {
 		return nil, refuse(ukiPart, src.or(err))

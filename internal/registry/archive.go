@@ -164,23 +164,16 @@ func unexpectedPath(layer v1.Layer) (odd string, err error) {
 		return "", err
 	}
 	defer func() { err = errors.Join(err, content.Close()) }()
-	for archive := tar.NewReader(content); ; {
-		h, err := archive.Next()
-		if errors.Is(err, io.EOF) {
-			break
-		}
-		if err != nil {
-			return "", err
-		}
+	err = eachEntry(content, func(h *tar.Header, _ io.Reader) error {
 		name := path.Clean("/" + h.Name)
 		within := strings.HasPrefix(name, "/usr/install/") || strings.HasPrefix(name, "/overlay/")
 		switch {
 		case h.Typeflag == tar.TypeDir: // leaves an existing one as it is
-		case h.Typeflag != tar.TypeReg || !within || strings.HasPrefix(path.Base(name), ".wh."):
+		case h.Typeflag != tar.TypeReg || !within || strings.HasPrefix(path.Base(name), whiteout):
 			odd = name
 		}
-	}
-	_, err = io.Copy(io.Discard, content) // its digest is checked at its end
+		return nil
+	})
 	return odd, err
 }
 

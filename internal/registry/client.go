@@ -253,24 +253,15 @@ func (a access) push(ctx context.Context, from, to name.Reference, progress func
 	if err != nil {
 		return nil, err
 	}
-	opts := a.options(ctx)
-	var reporting sync.WaitGroup
+	var tell func(doneBytes int64)
 	if progress != nil {
 		total, err := totalBytes(desc)
 		if err != nil {
 			return nil, explain(err, from.Context())
 		}
-		updates := make(chan v1.Update) // Push closes it
-		opts = append(opts, remote.WithProgress(updates))
-		reporting.Go(func() {
-			for u := range updates {
-				progress(u.Complete, total)
-			}
-		})
+		tell = func(doneBytes int64) { progress(doneBytes, total) }
 	}
-	err = remote.Push(to, desc, opts...)
-	reporting.Wait()
-	if err != nil {
+	if err := a.send(ctx, to, desc, tell); err != nil {
 		return nil, explain(err, errorSource(err, from.Context(), to.Context()))
 	}
 	return desc, nil
@@ -278,6 +269,13 @@ func (a access) push(ctx context.Context, from, to name.Reference, progress func
 
 // upload pushes something and reports progress. It does not send again what the registry already has.
 func (a access) upload(ctx context.Context, to name.Reference, what remote.Taggable, progress func(doneBytes int64)) error {
+	if err := a.send(ctx, to, what, progress); err != nil {
+		return explain(err, to.Context())
+	}
+	return nil
+}
+
+func (a access) send(ctx context.Context, to name.Reference, what remote.Taggable, progress func(doneBytes int64)) error {
 	opts := a.options(ctx)
 	var reporting sync.WaitGroup
 	if progress != nil {
@@ -289,12 +287,8 @@ func (a access) upload(ctx context.Context, to name.Reference, what remote.Tagga
 			}
 		})
 	}
-	err := remote.Push(to, what, opts...)
-	reporting.Wait()
-	if err != nil {
-		return explain(err, to.Context())
-	}
-	return nil
+	defer reporting.Wait()
+	return remote.Push(to, what, opts...)
 }
 
 // referrersAPI turns the various answers of registries without OCI 1.1's referrers

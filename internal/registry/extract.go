@@ -65,11 +65,7 @@ func (a access) image(ctx context.Context, ref name.Reference, arch string) (v1.
 }
 
 func (a access) childOf(desc *remote.Descriptor, ref name.Reference, arch string) (v1.Image, error) {
-	index, err := desc.ImageIndex()
-	if err != nil {
-		return nil, fmt.Errorf("read %s: %w", ref, foreign.Error(err))
-	}
-	m, err := index.IndexManifest()
+	index, m, err := indexOf(desc)
 	if err != nil {
 		return nil, fmt.Errorf("read %s: %w", ref, foreign.Error(err))
 	}
@@ -85,6 +81,15 @@ func (a access) childOf(desc *remote.Descriptor, ref name.Reference, arch string
 		return nil, fmt.Errorf("read %s for %s: %w", ref, arch, explain(err, ref.Context()))
 	}
 	return img, nil
+}
+
+func indexOf(desc *remote.Descriptor) (v1.ImageIndex, *v1.IndexManifest, error) {
+	index, err := desc.ImageIndex()
+	if err != nil {
+		return nil, nil, err
+	}
+	m, err := index.IndexManifest()
+	return index, m, err
 }
 
 // digestFor returns the digest of the only image for an architecture. Of two, for
@@ -225,25 +230,29 @@ func (f *flattener) add(l v1.Layer) (err error) {
 		err = errors.Join(err, content.Close())
 	}()
 	here := layerNames{files: map[string]bool{}, gone: map[string]bool{}}
-	for in := tar.NewReader(content); ; {
-		h, err := in.Next()
-		if errors.Is(err, io.EOF) {
-			break
-		}
-		if err != nil {
-			return err
-		}
-		if err := f.entry(here, h, in); err != nil {
-			return err
-		}
-	}
+	err = eachEntry(content, func(h *tar.Header, in io.Reader) error { return f.entry(here, h, in) })
 	for name, hides := range here.files {
 		f.above[name] = f.above[name] || hides
 	}
 	maps.Copy(f.above, here.gone)
-	// The digest covers the whole layer, so it is known only at the end.
-	_, err = io.Copy(io.Discard, content)
 	return err
+}
+
+// eachEntry reads a tar to its end: the digest covers the whole layer, so it is known only there.
+func eachEntry(content io.Reader, do func(h *tar.Header, in io.Reader) error) error {
+	for archive := tar.NewReader(content); ; {
+		h, err := archive.Next()
+		if errors.Is(err, io.EOF) {
+			_, err = io.Copy(io.Discard, content)
+			return err
+		}
+		if err != nil {
+			return err
+		}
+		if err := do(h, archive); err != nil {
+			return err
+		}
+	}
 }
 
 func (f *flattener) entry(here layerNames, h *tar.Header, content io.Reader) error {

@@ -136,73 +136,49 @@ func errorSource(err error, from, to name.Repository) name.Repository {
 
 // totalBytes is the most that a copy may have to send: the manifests, and each blob
 // once. It fetches only manifests.
-func totalBytes(desc *remote.Descriptor) (int64, error) {
+func totalBytes(desc *remote.Descriptor) (total int64, err error) {
 	sizes := map[v1.Hash]int64{}
-	if err := addSizes(desc, sizes); err != nil {
-		return 0, err
-	}
-	var total int64
+	index := func(v1.Hash) (v1.ImageIndex, error) { return desc.ImageIndex() }
+	image := func(v1.Hash) (v1.Image, error) { return desc.Image() }
+	err = addSizes(desc.Descriptor, sizes, index, image)
 	for _, size := range sizes {
 		total += size
 	}
-	return total, nil
+	return total, err
 }
 
-func addSizes(desc *remote.Descriptor, sizes map[v1.Hash]int64) error {
-	sizes[desc.Digest] = desc.Size
+// addSizes adds what a descriptor describes; index and image read its manifest.
+func addSizes(
+	d v1.Descriptor, sizes map[v1.Hash]int64, index func(v1.Hash) (v1.ImageIndex, error), image func(v1.Hash) (v1.Image, error),
+) error {
+	sizes[d.Digest] = d.Size
 	switch {
-	case desc.MediaType.IsIndex():
-		index, err := desc.ImageIndex()
+	case d.MediaType.IsIndex():
+		below, err := index(d.Digest)
 		if err != nil {
 			return err
 		}
-		return addIndex(index, sizes)
-	case desc.MediaType.IsImage():
-		img, err := desc.Image()
+		m, err := below.IndexManifest()
 		if err != nil {
 			return err
 		}
-		return addImage(img, sizes)
-	}
-	return nil
-}
-
-func addIndex(index v1.ImageIndex, sizes map[v1.Hash]int64) error {
-	m, err := index.IndexManifest()
-	if err != nil {
-		return err
-	}
-	for _, d := range m.Manifests {
-		sizes[d.Digest] = d.Size
-		switch {
-		case d.MediaType.IsIndex():
-			below, err := index.ImageIndex(d.Digest)
-			if err != nil {
-				return err
-			}
-			if err := addIndex(below, sizes); err != nil {
-				return err
-			}
-		case d.MediaType.IsImage():
-			img, err := index.Image(d.Digest)
-			if err != nil {
-				return err
-			}
-			if err := addImage(img, sizes); err != nil {
+		for _, d := range m.Manifests {
+			if err := addSizes(d, sizes, below.ImageIndex, below.Image); err != nil {
 				return err
 			}
 		}
-	}
-	return nil
-}
-
-func addImage(img v1.Image, sizes map[v1.Hash]int64) error {
-	m, err := img.Manifest()
-	if err != nil {
-		return err
-	}
-	for _, d := range append(m.Layers, m.Config) {
-		sizes[d.Digest] = d.Size
+	case d.MediaType.IsImage():
+		img, err := image(d.Digest)
+		if err != nil {
+			return err
+		}
+		m, err := img.Manifest()
+		if err != nil {
+			return err
+		}
+		for _, d := range append(m.Layers, m.Config) {
+			sizes[d.Digest] = d.Size
+		}
 	}
 	return nil
 }
@@ -242,11 +218,7 @@ func (c *Client) Named(ctx context.Context, tag string) (images.Named, bool, err
 	if !desc.MediaType.IsIndex() {
 		return n, true, nil
 	}
-	index, err := desc.ImageIndex()
-	if err != nil {
-		return n, true, fmt.Errorf("read %s: %w", t, foreign.Error(err))
-	}
-	m, err := index.IndexManifest()
+	_, m, err := indexOf(desc)
 	if err != nil {
 		return n, true, fmt.Errorf("read %s: %w", t, foreign.Error(err))
 	}
@@ -292,11 +264,7 @@ func firstImage(desc *remote.Descriptor) (v1.Image, error) {
 	if !desc.MediaType.IsIndex() {
 		return nil, nil
 	}
-	index, err := desc.ImageIndex()
-	if err != nil {
-		return nil, err
-	}
-	m, err := index.IndexManifest()
+	index, m, err := indexOf(desc)
 	if err != nil {
 		return nil, err
 	}

@@ -69,27 +69,22 @@ func read(img v1.Image, names ...string) (map[string][]byte, error) {
 	content := flatten(img)
 	defer content.Close()
 	files := map[string][]byte{}
-	for archive := tar.NewReader(content); ; {
-		header, err := archive.Next()
-		if errors.Is(err, io.EOF) {
-			return files, nil
+	err := eachEntry(content, func(h *tar.Header, in io.Reader) (err error) {
+		file := strings.TrimPrefix(strings.TrimPrefix(h.Name, "./"), "/")
+		if slices.Contains(names, file) {
+			files[file], err = readAtMost(in, file, maxListBytes)
 		}
-		if err != nil {
-			return nil, err
-		}
-		file := strings.TrimPrefix(strings.TrimPrefix(header.Name, "./"), "/")
-		if !slices.Contains(names, file) {
-			continue
-		}
-		data, err := io.ReadAll(io.LimitReader(archive, maxListBytes+1))
-		if err != nil {
-			return nil, err
-		}
-		if len(data) > maxListBytes {
-			return nil, fmt.Errorf("%s has more than %d bytes", file, maxListBytes)
-		}
-		files[file] = data
+		return err
+	})
+	return files, err
+}
+
+func readAtMost(r io.Reader, file string, most int64) ([]byte, error) {
+	data, err := io.ReadAll(io.LimitReader(r, most+1))
+	if err == nil && int64(len(data)) > most {
+		err = fmt.Errorf("%s has more than %d bytes", file, most)
 	}
+	return data, err
 }
 
 // parseOfficial reads the lines "ghcr.io/siderolabs/<name>:<version>@sha256:<index>"
@@ -214,11 +209,7 @@ func (a access) architectures(ctx context.Context, ref name.Reference, any strin
 		return nil, err
 	}
 	if desc.MediaType.IsIndex() {
-		index, err := desc.ImageIndex()
-		if err != nil {
-			return nil, fmt.Errorf("read %s: %w", ref, foreign.Error(err))
-		}
-		m, err := index.IndexManifest()
+		_, m, err := indexOf(desc)
 		if err != nil {
 			return nil, fmt.Errorf("read %s: %w", ref, foreign.Error(err))
 		}
@@ -300,32 +291,18 @@ func fileOf(layer v1.Layer, file string) (data []byte, decided bool, err error) 
 		return nil, false, err
 	}
 	defer content.Close()
-	for archive := tar.NewReader(content); ; {
-		header, err := archive.Next()
-		if errors.Is(err, io.EOF) {
-			break
+	err = eachEntry(content, func(h *tar.Header, in io.Reader) (err error) {
+		if leavesRoot(h.Name) { // nothing would unpack it when images are built
+			return fault.Configf("%q leads out of its root", h.Name)
 		}
-		if err != nil {
-			return nil, false, err
-		}
-		if leavesRoot(header.Name) { // nothing would unpack it when images are built
-			return nil, false, fault.Configf("%q leads out of its root", header.Name)
-		}
-		switch path.Clean("/" + header.Name) {
+		switch path.Clean("/" + h.Name) {
 		case "/" + file:
 			decided = true
-			if data, err = io.ReadAll(io.LimitReader(archive, maxManifestBytes+1)); err != nil {
-				return nil, false, err
-			}
-			if len(data) > maxManifestBytes {
-				return nil, false, fmt.Errorf("%s has more than %d bytes", file, maxManifestBytes)
-			}
-		case "/.wh." + file, "/.wh..wh..opq":
+			data, err = readAtMost(in, file, maxManifestBytes)
+		case "/" + whiteout + file, "/" + opaque:
 			decided = true
 		}
-	}
-	if _, err := io.Copy(io.Discard, content); err != nil {
-		return nil, false, err
-	}
-	return data, decided, nil
+		return err
+	})
+	return data, decided, err
 }
