@@ -315,7 +315,7 @@ func (b Builder) fetch(ctx context.Context, a Artefact, name string, m *sharedSt
 		return err
 	}
 	note := b.noteFor(name, "fetch-"+artefacts[a].noun)
-	body, size, err := artefacts[a].download(b.Factory, ctx, RequestOf(lock, e), note)
+	body, size, err := b.Factory.Image(ctx, a, RequestOf(lock, e), note)
 	if err != nil {
 		return fmt.Errorf("fetch the %s: %w", a, err)
 	}

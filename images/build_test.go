@@ -26,7 +26,7 @@ func TestBuild(t *testing.T) {
 	noError(t, b.run(t, b.builder().Step()))
 	want := lockOf(t)
 	for name, e := range want.Schematics {
-		iso := b.factory.bytes(RequestOf(want, e))
+		iso := b.factory.bytes(BootISO, RequestOf(want, e))
 		e.ISO.SHA256, e.ISO.SizeBytes = hash(iso), int64(len(iso))
 		e.Installer = "factory.example/nocloud-installer/" + e.SchematicID + "@" + digest("installer "+e.SchematicID)
 		want.Schematics[name] = e
@@ -134,7 +134,7 @@ func TestBuildTakesARebuiltISO(t *testing.T) {
 	noError(t, b.run(t, b.builder().Step()))
 	want := was.Clone()
 	for name, e := range want.Schematics {
-		iso := b.factory.bytes(RequestOf(want, e))
+		iso := b.factory.bytes(BootISO, RequestOf(want, e))
 		e.ISO.SHA256, e.ISO.SizeBytes = hash(iso), int64(len(iso))
 		if e.ISO == was.Schematics[name].ISO {
 			t.Fatalf("the factory has built the same bytes for %s", name)
@@ -370,7 +370,7 @@ func TestDiskImageDownloaded(t *testing.T) {
 	e := b.saved.Schematics["default"]
 	img := b.factory.image("disk", e.SchematicID, "v1.13.9", "amd64", "nocloud")
 	content := must(artefact.DiskImage(img, artefact.DiskForm{}))(t)
-	b.store.mayNot, b.store.urls[b.factory.DiskURL(RequestOf(b.saved, e))] = "", content
+	b.store.mayNot, b.store.urls[b.factory.ImageURL(DiskImage, RequestOf(b.saved, e))] = "", content
 	noError(t, b.run(t, b.disks().Step()))
 	same(t, "changes", []string{"download pve1/cephfs " + e.Disk.Name}, b.store.changes)
 }

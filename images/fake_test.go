@@ -176,29 +176,24 @@ func (f *factory) image(what string, id, talos, arch, platform string) artefact.
 	return img
 }
 
-func (f *factory) bytes(req ISORequest) []byte {
-	iso, err := artefact.ISO(f.image("iso", req.SchematicID, req.Talos, req.Arch, req.Platform))
+func (f *factory) bytes(of Artefact, req ISORequest) []byte {
+	img := f.image(artefacts[of].noun, req.SchematicID, req.Talos, req.Arch, req.Platform)
+	b, err := artefact.ISO(img)
+	if of == DiskImage {
+		b, err = artefact.DiskImage(img, artefact.DiskForm{})
+	}
 	if err != nil {
 		panic(err)
 	}
-	return iso
+	return b
 }
 
-func (f *factory) ISO(_ context.Context, req ISORequest, _ func(string)) (io.ReadCloser, int64, error) {
+func (f *factory) Image(_ context.Context, of Artefact, req ISORequest, _ func(string)) (io.ReadCloser, int64, error) {
 	if _, ok := f.schematics[req.SchematicID]; !ok {
 		return nil, 0, errors.New("no such schematic")
 	}
 	f.downloads++
-	iso := f.bytes(req)
-	return io.NopCloser(bytes.NewReader(f.sent(iso))), f.announce(int64(len(iso))), f.fail
-}
-
-func (f *factory) Disk(_ context.Context, req ISORequest, _ func(string)) (io.ReadCloser, int64, error) {
-	f.downloads++
-	b, err := artefact.DiskImage(f.image("disk", req.SchematicID, req.Talos, req.Arch, req.Platform), artefact.DiskForm{})
-	if err != nil {
-		panic(err)
-	}
+	b := f.bytes(of, req)
 	return io.NopCloser(bytes.NewReader(f.sent(b))), f.announce(int64(len(b))), f.fail
 }
 
@@ -259,12 +254,8 @@ func (f *factory) InstallerRepository(req ISORequest) string {
 	return "factory.example/" + req.Platform + "-installer/" + req.SchematicID
 }
 
-func (f *factory) ISOURL(req ISORequest) string {
-	return "https://factory.example/iso/" + req.SchematicID
-}
-
-func (f *factory) DiskURL(req ISORequest) string {
-	return "https://factory.example/disk/" + req.SchematicID
+func (f *factory) ImageURL(of Artefact, req ISORequest) string {
+	return "https://factory.example/" + artefacts[of].noun + "/" + req.SchematicID
 }
 
 // Digest makes the factory a registry of installers.

@@ -29,19 +29,22 @@ var ErrNotSent = errors.New("nothing was sent")
 // Factory is the Image Factory that builds the images.
 type Factory interface {
 	schematics.Factory // what it would build
-	Registrar
-	// ISO starts the download of a boot ISO. The factory builds it first, so the
-	// answer may take minutes. The body resumes after a broken connection. The
-	// caller closes it. sizeBytes is -1 if unknown. note, which may be nil, receives
-	// the duration of the build so far and every retry.
-	ISO(ctx context.Context, req ISORequest, note func(text string)) (body io.ReadCloser, sizeBytes int64, err error)
-	// Disk is ISO for a disk image in the format qcow2.
-	Disk(ctx context.Context, req ISORequest, note func(text string)) (body io.ReadCloser, sizeBytes int64, err error)
+	// Knows reports whether a schematic of that ID is registered.
+	Knows(ctx context.Context, id string) (bool, error)
+	// Register registers a canonical schematic. It returns the ID that the factory assigned,
+	// and the schematic as the factory stores it, which the ID is derived from.
+	Register(ctx context.Context, canonical string) (id, stored string, err error)
+	// Image starts the download of a boot ISO, or of a disk image in the format qcow2. The
+	// factory builds it first, so the answer may take minutes. The body resumes after a
+	// broken connection. The caller closes it. sizeBytes is -1 if unknown. note, which may
+	// be nil, receives the duration of the build so far and every retry.
+	Image(ctx context.Context, of Artefact, req ISORequest, note func(text string)) (
+		body io.ReadCloser, sizeBytes int64, err error)
 	// SigningKey is the public key (PEM) with which the factory says it signs
 	// installers; nil if it has none.
 	SigningKey(ctx context.Context) (pem []byte, err error)
 	// BuildInstaller builds the installer of a schematic and returns when it can be
-	// pulled, which may take minutes. note is as with ISO.
+	// pulled, which may take minutes. note is as with Image.
 	BuildInstaller(ctx context.Context, req ISORequest, note func(text string)) error
 	// InstallerRepository is where the factory serves installers of a schematic,
 	// as a node pulls them: "factory.talos.dev/nocloud-installer/<id>".
@@ -51,18 +54,7 @@ type Factory interface {
 
 // URLs are where anyone can download what a factory builds.
 type URLs interface {
-	ISOURL(req ISORequest) string
-	DiskURL(req ISORequest) string
-}
-
-// Registrar keeps the factory's schematics.
-type Registrar interface {
-	// Knows reports whether a schematic of that ID is registered.
-	Knows(ctx context.Context, id string) (bool, error)
-	// Register registers a canonical schematic. It returns the ID that the factory
-	// assigned, and the schematic as the factory stores it, which the ID is derived
-	// from.
-	Register(ctx context.Context, canonical string) (id, stored string, err error)
+	ImageURL(of Artefact, req ISORequest) string
 }
 
 // ISORequest names one image of the factory.

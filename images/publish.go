@@ -92,7 +92,7 @@ func (p Publisher) job(ctx context.Context, name string) (job, error) {
 	if err != nil {
 		return job{}, err
 	}
-	j := job{Publisher: p, schematic: name, file: p.Of.File(lock, e), url: p.Of.URL(p.Factory, RequestOf(lock, e))}
+	j := job{Publisher: p, schematic: name, file: p.Of.File(lock, e), url: p.Factory.ImageURL(p.Of, RequestOf(lock, e))}
 	if j.file.SHA256 == "" || len(p.Hosts[name]) == 0 {
 		return j, nil
 	}

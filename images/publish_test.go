@@ -197,13 +197,13 @@ func served(t *testing.T) *bench {
 	b.store.mayNot = ""
 	lock := b.saved
 	req := RequestOf(lock, lock.Schematics["default"])
-	b.store.urls[b.factory.ISOURL(req)] = b.factory.bytes(req)
+	b.store.urls[b.factory.ImageURL(BootISO, req)] = b.factory.bytes(BootISO, req)
 	b.pub.Storages = []string{"cephfs"}
 	return b
 }
 
 func (b *bench) link() string {
-	return b.factory.ISOURL(RequestOf(b.saved, b.saved.Schematics["default"]))
+	return b.factory.ImageURL(BootISO, RequestOf(b.saved, b.saved.Schematics["default"]))
 }
 
 // served is what hosts download from the factory, other is something else of that size.

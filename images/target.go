@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"maps"
 	"slices"
 	"strings"
@@ -178,19 +177,17 @@ var artefacts = [...]struct {
 	since        string // which Proxmox VE has that type, if not every one; import came with pve-storage 8.2.8
 	publish      string // the ID of the Publisher's step
 	output       ImagerOutput
-	url          func(URLs, ISORequest) string
-	download     func(Factory, context.Context, ISORequest, func(string)) (io.ReadCloser, int64, error)
 	stored       func(Finder, context.Context, string, string, string) (int64, bool, error)
 	list         func(Shelf, context.Context, string, string) ([]StoredISO, error)
 }{
 	BootISO: {
 		name: "boot ISO", plural: "ISOs", noun: "iso", content: "iso", publish: "publish", output: OutputISO,
-		url: URLs.ISOURL, download: Factory.ISO, stored: Finder.ISO, list: Shelf.ISOs,
+		stored: Finder.ISO, list: Shelf.ISOs,
 	},
 	DiskImage: {
 		name: "disk image", plural: "disk images", noun: "disk", content: "import", publish: "publish-disks", output: OutputDisk,
-		since: ", which needs Proxmox VE 8.3 and a storage of files",
-		url:   URLs.DiskURL, download: Factory.Disk, stored: Finder.DiskImage, list: Shelf.DiskImages,
+		since:  ", which needs Proxmox VE 8.3 and a storage of files",
+		stored: Finder.DiskImage, list: Shelf.DiskImages,
 	},
 }
 
@@ -205,9 +202,6 @@ func (a Artefact) Content() string { return artefacts[a].content }
 
 // Setting is the key of the storages for it in recast.yaml.
 func (a Artefact) Setting() string { return "images." + artefacts[a].noun + ".storage" }
-
-// URL is where anyone can download it.
-func (a Artefact) URL(f URLs, req ISORequest) string { return artefacts[a].url(f, req) }
 
 // Stored looks for a file of it on a storage.
 func (a Artefact) Stored(ctx context.Context, s Finder, host, storage, name string) (sizeBytes int64, found bool, err error) {

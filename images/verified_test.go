@@ -221,7 +221,7 @@ func TestFlippedBytes(t *testing.T) {
 	defer v.Close()
 	files := must(b.factory.Extract(t.Context(), e.Installer, "amd64"))(t)
 	boot := must(v.Installer(t.Context(), b.saved, e, files, func(string) {}))(t)
-	iso := b.factory.bytes(RequestOf(b.saved, e))
+	iso := b.factory.bytes(BootISO, RequestOf(b.saved, e))
 	from, size := initrdOf(t, iso)
 	flipped := 0
 	for at := from; at < from+size; at += 53 {

@@ -5,11 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/words"
@@ -49,15 +46,7 @@ func (m Moved) String() string {
 
 // Compare lists the schematics whose build differs between two locks, sorted by name.
 func Compare(before, after Lock) []Change {
-	names := slices.Compact(slices.Sorted(func(yield func(string) bool) {
-		for _, l := range []Lock{before, after} {
-			for name := range maps.Keys(l.Schematics) {
-				if !yield(name) {
-					return
-				}
-			}
-		}
-	}))
+	names := slices.Compact(slices.Sorted(slices.Values(slices.Concat(before.Names(), after.Names()))))
 	var changes []Change
 	for _, name := range names {
 		was, is := before.Schematics[name], after.Schematics[name]
@@ -242,16 +231,12 @@ func (e Locked) CheckRegistered(name, id, text string) error {
 
 // firstDifference is the first line, counted from 1, that differs; 0 if none does.
 func firstDifference(a, b string) (line int, inA, inB string) {
-	linesA, linesB := slices.Collect(strings.Lines(a)), slices.Collect(strings.Lines(b))
-	at := func(lines []string, i int) string {
-		if i < len(lines) {
-			return strings.TrimSuffix(lines[i], "\n")
-		}
-		return ""
-	}
-	for i := range max(len(linesA), len(linesB)) {
-		if inA, inB = at(linesA, i), at(linesB, i); inA != inB || i >= len(linesA) || i >= len(linesB) {
-			return i + 1, inA, inB
+	for restA, restB := a, b; restA != "" || restB != ""; {
+		ended := restA == "" || restB == ""
+		inA, restA, _ = strings.Cut(restA, "\n")
+		inB, restB, _ = strings.Cut(restB, "\n")
+		if line++; ended || inA != inB {
+			return line, inA, inB
 		}
 	}
 	return 0, "", ""
@@ -310,36 +295,4 @@ func (e Locked) outdatedWithHints(served []OfficialExtension, official map[strin
 		}
 	}
 	return list
-}
-
-// Previous is the most recently archived lock of other builds than l's in a
-// directory of past locks, the one to go back to; found is false if there is none.
-func Previous(dir string, l Lock) (previous Lock, found bool, err error) {
-	files, err := filepath.Glob(filepath.Join(dir, "*.lock"))
-	if err != nil {
-		return Lock{}, false, fault.Configf("list past locks: %w", err)
-	}
-	changed := map[string]time.Time{}
-	for _, file := range files {
-		info, err := os.Stat(file)
-		if err != nil {
-			return Lock{}, false, fault.Configf("read a past lock: %w", err)
-		}
-		changed[file] = info.ModTime()
-	}
-	slices.SortFunc(files, func(a, b string) int { return changed[b].Compare(changed[a]) })
-	for _, file := range files {
-		data, err := os.ReadFile(file)
-		if err != nil {
-			return Lock{}, false, fault.Configf("read a past lock: %w", err)
-		}
-		past, err := ParseLock(file, data)
-		if err != nil {
-			return Lock{}, false, fmt.Errorf("find the lock before this one: %w", err)
-		}
-		if past.Key() != l.Key() {
-			return past, true, nil
-		}
-	}
-	return Lock{}, false, nil
 }

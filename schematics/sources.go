@@ -111,10 +111,7 @@ func (f File) pins(o OfficialExtension) bool {
 
 func (s Schematic) unknownExtension(at []any, name, talos string, known map[string]OfficialExtension) error {
 	err := s.place.errorf(at, "no official extension %q for Talos %s", name, talos)
-	if like := suggest(name, slices.Sorted(maps.Keys(known))); like != "" {
-		return fault.WithHint(err, "did you mean %q?", like)
-	}
-	return fault.WithHint(err, "the names are those of the Image Factory, such as \"siderolabs/qemu-guest-agent\"")
+	return withSuggestion(err, name, slices.Sorted(maps.Keys(known)), "siderolabs/qemu-guest-agent")
 }
 
 // describe reads an extension image's description of itself once. An image that is
@@ -157,10 +154,7 @@ func (r *resolver) overlay(s Schematic) (*Overlay, []error) {
 		for _, o := range r.served.overlays {
 			names = append(names, o.Name)
 		}
-		if like := suggest(wanted.Name, names); like != "" {
-			return nil, []error{fault.WithHint(err, "did you mean %q?", like)}
-		}
-		return nil, []error{fault.WithHint(err, "the names are those of the Image Factory, such as \"rpi_generic\"")}
+		return nil, []error{withSuggestion(err, wanted.Name, names, "rpi_generic")}
 	}
 	if wanted.Image != "" && wanted.Image != found.Image {
 		return nil, []error{s.place.errorf([]any{"overlay", "image"}, "overlay %q is in %q, not in %q", wanted.Name, found.Image, wanted.Image)}
@@ -178,43 +172,40 @@ func (r *resolver) overlay(s Schematic) (*Overlay, []error) {
 	return &Overlay{Name: found.Name, Ref: found.Ref, Digest: found.Digest}, nil
 }
 
-func overlayNamed(list []OfficialOverlay, name string) (OfficialOverlay, bool) {
-	i := slices.IndexFunc(list, func(o OfficialOverlay) bool { return o.Name == name })
-	if i < 0 {
-		return OfficialOverlay{}, false
+func overlayNamed(list []OfficialOverlay, name string) (found OfficialOverlay, ok bool) {
+	for _, o := range list {
+		if o.Name == name {
+			return o, true
+		}
 	}
-	return list[i], true
+	return found, false
 }
 
 // renamed returns the current name of an official extension that schematics may
 // still call by an older one. Image Factories translate it when they build. See
 // ExtensionNameAlias in siderolabs/image-factory, internal/profile/profile.go.
 func renamed(name string) string {
-	switch name {
-	case "siderolabs/v4l-uvc":
-		return "siderolabs/v4l-uvc-drivers"
-	case "siderolabs/usb-modem":
-		return "siderolabs/usb-modem-drivers"
-	case "siderolabs/gasket":
-		return "siderolabs/gasket-driver"
-	case "siderolabs/talos-vmtoolsd":
-		return "siderolabs/vmtoolsd-guest-agent"
-	case "siderolabs/xe-guest-utilities":
-		return "siderolabs/xen-guest-agent"
-	case "siderolabs/nvidia-container-toolkit":
-		return "siderolabs/nvidia-container-toolkit-lts"
-	case "siderolabs/nvidia-open-gpu-kernel-modules":
-		return "siderolabs/nvidia-open-gpu-kernel-modules-lts"
-	case "siderolabs/nonfree-kmod-nvidia":
-		return "siderolabs/nonfree-kmod-nvidia-lts"
-	case "siderolabs/nvidia-fabricmanager":
-		return "siderolabs/nvidia-fabric-manager-lts"
-	case "siderolabs/i915-ucode":
-		return "siderolabs/i915"
-	case "siderolabs/amdgpu-firmware":
-		return "siderolabs/amdgpu"
+	return map[string]string{
+		"siderolabs/v4l-uvc":                        "siderolabs/v4l-uvc-drivers",
+		"siderolabs/usb-modem":                      "siderolabs/usb-modem-drivers",
+		"siderolabs/gasket":                         "siderolabs/gasket-driver",
+		"siderolabs/talos-vmtoolsd":                 "siderolabs/vmtoolsd-guest-agent",
+		"siderolabs/xe-guest-utilities":             "siderolabs/xen-guest-agent",
+		"siderolabs/nvidia-container-toolkit":       "siderolabs/nvidia-container-toolkit-lts",
+		"siderolabs/nvidia-open-gpu-kernel-modules": "siderolabs/nvidia-open-gpu-kernel-modules-lts",
+		"siderolabs/nonfree-kmod-nvidia":            "siderolabs/nonfree-kmod-nvidia-lts",
+		"siderolabs/nvidia-fabricmanager":           "siderolabs/nvidia-fabric-manager-lts",
+		"siderolabs/i915-ucode":                     "siderolabs/i915",
+		"siderolabs/amdgpu-firmware":                "siderolabs/amdgpu",
+	}[name]
+}
+
+// withSuggestion adds the name that was probably meant, or else an example.
+func withSuggestion(err error, unknown string, names []string, example string) error {
+	if like := suggest(unknown, names); like != "" {
+		return fault.WithHint(err, "did you mean %q?", like)
 	}
-	return ""
+	return fault.WithHint(err, "the names are those of the Image Factory, such as %q", example)
 }
 
 // suggest returns the name that was probably meant: with another owner, or misspelt; "" if none is close.
@@ -386,8 +377,14 @@ func (r *resolver) askFactory(ctx context.Context, parsed map[string]Schematic) 
 		builds = builds || !r.req.Files[name].Imager
 		overlays = overlays || s.doc.Overlay.Name != ""
 	}
-	if r.from.Factory == nil {
-		return r.withoutFactory(overlays)
+	switch {
+	case r.from.Factory != nil:
+	case r.req.SecureBoot:
+		return fault.Configf("images for Secure Boot are signed by an Image Factory, and no factory is used here")
+	case overlays:
+		return fault.Configf("overlays are listed by an Image Factory, and there is none")
+	default:
+		return nil
 	}
 	if builds {
 		if err := r.askExtensions(ctx); err != nil {
@@ -406,17 +403,6 @@ func (r *resolver) askFactory(ctx context.Context, parsed map[string]Schematic) 
 	var err error
 	if r.served.overlays, err = r.from.Factory.Overlays(ctx, r.req.Talos); err != nil {
 		return fmt.Errorf("list the factory's overlays for Talos %s: %w", r.req.Talos, err)
-	}
-	return nil
-}
-
-// withoutFactory refuses what requires a factory.
-func (r *resolver) withoutFactory(overlays bool) error {
-	if r.req.SecureBoot {
-		return fault.Configf("images for Secure Boot are signed by an Image Factory, and no factory is used here")
-	}
-	if overlays {
-		return fault.Configf("overlays are listed by an Image Factory, and there is none")
 	}
 	return nil
 }
@@ -477,11 +463,13 @@ func (r *resolver) askSecureBoot(ctx context.Context) error {
 		r.warnings.add(Warning{
 			Kind: SecureBootKeyDiffers, Subject: "Secure Boot", Locked: old.SecureBootKey, Found: key,
 			Text: fmt.Sprintf("the factory signs for Secure Boot with certificate %s now, but the lock has %s", key, old.SecureBootKey),
-			Hint: "machines that have enrolled only the locked certificate do not boot what the other one signed: make sure that they know the new one, then run `recast lock --update`",
+			Hint: enrolHint,
 		})
 	}
 	return nil
 }
+
+const enrolHint = "machines that have enrolled only the locked certificate do not boot what the other one signed: make sure that they know the new one, then run `recast lock --update`"
 
 // checkSecureBoot compares the factory's certificate with the locked one.
 func (l Lock) checkSecureBoot(certificate []byte) error {
@@ -490,7 +478,7 @@ func (l Lock) checkSecureBoot(certificate []byte) error {
 		return err
 	}
 	return fault.WithHint(fault.ImageDiffers.Refusedf("the factory signs for Secure Boot with certificate %s, but the lock has %s", key, l.SecureBootKey),
-		"machines that have enrolled only the locked certificate do not boot what the other one signed: make sure that they know the new one, then run `recast lock --update`")
+		enrolHint)
 }
 
 // secureBootKey is the SHA-256 of a certificate.

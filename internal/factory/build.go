@@ -21,55 +21,41 @@ import (
 // tellEvery is how often a long build is reported.
 const tellEvery = 30 * time.Second
 
-// An image is what the factory builds and sends: its name ends in .iso or .qcow2.
-type image struct{ title, ending string }
-
-var (
-	bootISO   = image{"ISO", ".iso"}
-	diskImage = image{"disk image", ".qcow2"}
-)
-
-// ISOURL is where the factory serves a boot ISO, which it builds on the first request.
-func (c *Client) ISOURL(req images.ISORequest) string { return c.imageURL(bootISO, req) }
-
-// DiskURL is ISOURL for a disk image, from which a host can download it as content
-// "import": nothing else would unpack it.
-func (c *Client) DiskURL(req images.ISORequest) string { return c.imageURL(diskImage, req) }
-
-func (c *Client) imageURL(i image, req images.ISORequest) string {
-	return c.base.JoinPath("image", req.SchematicID, req.Talos, req.Platform+"-"+req.Arch+suffix(req)+i.ending).String()
+// made is what messages call what the factory builds, and how its name ends.
+var made = map[images.Artefact]struct{ title, ending string }{
+	images.BootISO: {"ISO", ".iso"}, images.DiskImage: {"disk image", ".qcow2"},
 }
 
-// ISO requests a boot ISO. No HEAD comes first: the factory would build the image for that, too.
-func (c *Client) ISO(ctx context.Context, req images.ISORequest, note func(string)) (io.ReadCloser, int64, error) {
-	return c.download(ctx, bootISO, req, note)
+// ImageURL is where the factory serves a boot ISO, which it builds on the first request, or a
+// disk image, which a host can download from there as content "import": nothing else would unpack it.
+func (c *Client) ImageURL(of images.Artefact, req images.ISORequest) string {
+	file := req.Platform + "-" + req.Arch + suffix(req) + made[of].ending
+	return c.base.JoinPath("image", req.SchematicID, req.Talos, file).String()
 }
 
-// Disk is ISO for a disk image, a qcow2 file, as the build of a lock's disk images gets it.
-func (c *Client) Disk(ctx context.Context, req images.ISORequest, note func(string)) (body io.ReadCloser, sizeBytes int64, err error) {
-	return c.download(ctx, diskImage, req, note)
-}
-
-func (c *Client) download(ctx context.Context, i image, req images.ISORequest, note func(string)) (io.ReadCloser, int64, error) {
+// Image requests an image. No HEAD comes first: the factory would build the image for that, too.
+func (c *Client) Image(
+	ctx context.Context, of images.Artefact, req images.ISORequest, note func(string),
+) (io.ReadCloser, int64, error) {
 	note = serialize(note)
 	open := func(after time.Duration) (io.ReadCloser, int64, error) {
 		if err := transport.Pause(ctx, after); err != nil {
 			return nil, 0, c.unreachable(err)
 		}
-		return c.openImage(ctx, i, req, note)
+		return c.openImage(ctx, of, req, note)
 	}
-	body, size, err := c.openImage(ctx, i, req, note)
+	body, size, err := c.openImage(ctx, of, req, note)
 	if err != nil {
 		return nil, 0, err
 	}
-	return &download{what: i.title, open: open, note: note, explain: c.unreachable, body: body, size: size, sum: sha256.New()}, size, nil
+	return &download{what: made[of].title, open: open, note: note, explain: c.unreachable, body: body, size: size, sum: sha256.New()}, size, nil
 }
 
-func (c *Client) openImage(ctx context.Context, i image, req images.ISORequest, note func(string)) (io.ReadCloser, int64, error) {
-	defer reportEvery(note, "the factory is building the "+i.title)()
+func (c *Client) openImage(ctx context.Context, of images.Artefact, req images.ISORequest, note func(string)) (io.ReadCloser, int64, error) {
+	defer reportEvery(note, "the factory is building the "+made[of].title)()
 	var resp *http.Response
 	err := retry(ctx, asset, note, func() (err error) {
-		resp, err = c.send(ctx, request{method: http.MethodGet, link: c.imageURL(i, req), within: buildTimeout})
+		resp, err = c.send(ctx, request{method: http.MethodGet, link: c.ImageURL(of, req), within: buildTimeout})
 		return err
 	})
 	if err != nil {

@@ -30,14 +30,11 @@ func (s *site) agents(t *testing.T) images.ISORequest {
 
 // fetch downloads an ISO.
 func (s *site) fetch(ctx context.Context, req images.ISORequest) ([]byte, error) {
-	return s.fetchBy(ctx, req, s.client.ISO)
+	return s.fetchOf(ctx, images.BootISO, req)
 }
 
-// requested starts a download.
-type requested func(context.Context, images.ISORequest, func(string)) (io.ReadCloser, int64, error)
-
-func (s *site) fetchBy(ctx context.Context, req images.ISORequest, by requested) ([]byte, error) {
-	body, size, err := by(ctx, req, s.note)
+func (s *site) fetchOf(ctx context.Context, of images.Artefact, req images.ISORequest) ([]byte, error) {
+	body, size, err := s.client.Image(ctx, of, req, s.note)
 	if err != nil {
 		return nil, err
 	}
@@ -273,7 +270,7 @@ func TestISOPath(t *testing.T) {
 		for _, req := range []images.ISORequest{
 			isoRequest, {SchematicID: "abc", Talos: "v1.13.9", Platform: "metal", Arch: "arm64", SecureBoot: true},
 		} {
-			body, size, err := c.ISO(t.Context(), req, nil)
+			body, size, err := c.Image(t.Context(), images.BootISO, req, nil)
 			if err != nil || size != 0 {
 				t.Fatal(size, err)
 			}
@@ -297,7 +294,7 @@ func TestNothingIsBuiltUnasked(t *testing.T) {
 		_, errKnows := s.client.Knows(ctx, req.SchematicID)
 		_, errKey := s.client.SigningKey(ctx)
 		noError(t, errors.Join(errVersions, errBroken, errExtensions, errKnows, errKey))
-		if s.client.ISOURL(req) == "" || s.client.InstallerRepository(req) == "" {
+		if s.client.ImageURL(images.BootISO, req) == "" || s.client.InstallerRepository(req) == "" {
 			t.Error("no names")
 		}
 		s.built(t)
@@ -315,10 +312,10 @@ func TestDisk(t *testing.T) {
 		id, _, err := s.client.Register(t.Context(), "customization: {extraKernelArgs: [recast.lock=sha256-1], meta: [{key: 12, value: x}]}\n")
 		noError(t, err)
 		req := images.ISORequest{SchematicID: id, Talos: talos, Platform: "nocloud", Arch: "amd64"}
-		want := must(s.fetchBy(t.Context(), req, s.client.Disk))(t)
+		want := must(s.fetchOf(t.Context(), images.DiskImage, req))(t)
 		s.factory.Strike(1, "/image/", factoryapi.Cut(cutAt))
 		start := time.Now()
-		got, err := s.fetchBy(t.Context(), req, s.client.Disk)
+		got, err := s.fetchOf(t.Context(), images.DiskImage, req)
 		if err != nil || !bytes.Equal(got, want) || time.Since(start) != time.Second {
 			t.Errorf("%d bytes, want %d, after %s; %v", len(got), len(want), time.Since(start), err)
 		}
@@ -332,16 +329,15 @@ func TestDisk(t *testing.T) {
 		if disk.ESP.UKI.Talos != talos || !bytes.Contains([]byte(disk.ESP.UKI.Cmdline), []byte(" recast.lock=sha256-1")) {
 			t.Errorf("Talos %s, arguments %q", disk.ESP.UKI.Talos, disk.ESP.UKI.Cmdline)
 		}
-		if link := s.client.DiskURL(req); link != s.client.base.String()+"/image/"+id+"/v1.13.9/nocloud-amd64.qcow2" {
-			t.Errorf("URL %s", link)
-		}
+		link := s.client.base.String() + "/image/" + id + "/v1.13.9/nocloud-amd64.qcow2"
+		same(t, "URL", link, s.client.ImageURL(images.DiskImage, req))
 	})
 }
 
 // TestDiskRebuilt: a disk image that was built again has other bytes.
 func TestDiskRebuilt(t *testing.T) {
 	t.Parallel()
-	d := &download{what: diskImage.title, explain: func(err error) error { return err }}
+	d := &download{what: made[images.DiskImage].title, explain: func(err error) error { return err }}
 	err := d.differs()
 	if err == nil || err.Error() != "after the download broke off, the factory sends another disk image than before" || len(fault.Hints(err)) != 1 {
 		t.Error(err, fault.Hints(err))
@@ -364,7 +360,7 @@ func TestISORebuiltDuringDownload(t *testing.T) {
 			w.Header().Set("Content-Length", "500")
 			_, _ = io.WriteString(w, long[:300])
 		}))
-		body, _, err := c.ISO(t.Context(), isoRequest, nil)
+		body, _, err := c.Image(t.Context(), images.BootISO, isoRequest, nil)
 		noError(t, err)
 		got, err := io.ReadAll(body)
 		if err == nil || !strings.HasSuffix(err.Error(), "after the download broke off, the factory sends another ISO than before") || string(got) != long[:300-heldBack] {
@@ -392,7 +388,7 @@ func TestUnannouncedSize(t *testing.T) {
 			}
 			_, _ = io.WriteString(w, iso[15:])
 		}))
-		body, size, err := c.ISO(t.Context(), isoRequest, nil)
+		body, size, err := c.Image(t.Context(), images.BootISO, isoRequest, nil)
 		noError(t, err)
 		got, err := io.ReadAll(body)
 		if err := errors.Join(err, body.Close()); err != nil || string(got) != iso || size != -1 || requests != 2 {

@@ -128,8 +128,9 @@ func TestRefusals(t *testing.T) {
 		_, err := c.Knows(ctx, "abc")
 		return err
 	}
+	req := images.ISORequest{SchematicID: "abc", Talos: "v9.9.9", Platform: "nocloud", Arch: "amd64"}
 	iso := func(c *Client, ctx context.Context) error {
-		body, _, err := c.ISO(ctx, images.ISORequest{SchematicID: "abc", Talos: "v9.9.9", Platform: "nocloud", Arch: "amd64"}, nil)
+		body, _, err := c.Image(ctx, images.BootISO, req, nil)
 		if body != nil {
 			return errors.Join(err, body.Close())
 		}
