@@ -151,8 +151,7 @@ type sharedState struct {
 	boot      verify.Boot // of the verified installer
 }
 
-// checkFactory refuses to build while the factory would build something other than
-// the lock says.
+// checkFactory refuses to build while the factory would build something other than the lock says.
 func (b Builder) checkFactory(ctx context.Context, name string) error {
 	lock, _, err := b.Ledger.entry(name)
 	if err != nil {
@@ -220,8 +219,7 @@ func (b Builder) pullable(ctx context.Context, name string) (string, error) {
 	return "installer " + shortDigest(digest) + " is there", nil
 }
 
-// resolveInstaller returns the installer to verify: the lock's if it exists,
-// otherwise what the factory builds.
+// resolveInstaller returns the installer to verify: the lock's if it exists, otherwise what the factory builds.
 func (b Builder) resolveInstaller(ctx context.Context, name string) (string, error) {
 	lock, e, err := b.Ledger.entry(name)
 	if err != nil {
@@ -434,8 +432,7 @@ func (l *Ledger) entry(name string) (schematics.Lock, schematics.Locked, error) 
 	return lock, e, nil
 }
 
-// record changes every entry of that build and saves the lock. If that fails,
-// nothing changes.
+// record changes every entry of that build and saves the lock. If that fails, nothing changes.
 func (l *Ledger) record(buildID string, change func(*schematics.Locked)) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -375,8 +375,7 @@ func TestDiskImageDownloaded(t *testing.T) {
 	same(t, "changes", []string{"download pve1/cephfs " + e.Disk.Name}, b.store.changes)
 }
 
-// TestDiskImageRebuilt: other bytes with the locked content replace the recorded ones; other
-// content does not.
+// TestDiskImageRebuilt: other bytes with the locked content replace the recorded ones; other content does not.
 func TestDiskImageRebuilt(t *testing.T) {
 	t.Parallel()
 	b := withDisks(t)

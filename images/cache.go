@@ -183,8 +183,7 @@ func syncDir(dir string) error {
 	return errors.Join(d.Sync(), d.Close())
 }
 
-// sumsFile is where a cache keeps its checksums. It only saves time: what cannot be
-// read or written is hashed again.
+// sumsFile is where a cache keeps its checksums. It only saves time: what cannot be read or written is hashed again.
 const sumsFile = ".sums.json"
 
 // hashed is the state of a file when it was hashed.
@@ -248,15 +247,13 @@ type CachedFile struct {
 
 func (f CachedFile) String() string { return f.Name + " in the cache" }
 
-// The names of temporary files of Cache and Verifier: os.CreateTemp and os.MkdirTemp
-// put digits for a "*".
+// The names of temporary files of Cache and Verifier: os.CreateTemp and os.MkdirTemp put digits for a "*".
 var (
 	ourPartial = regexp.MustCompile(`^\.(.+\.(?:iso|qcow2))\.\d+\.part$`)
 	ourScratch = regexp.MustCompile(`^\.verify-\d+$`)
 )
 
-// Files lists our files in the cache, sorted by name. Files with other names, and
-// links, are not ours.
+// Files lists our files in the cache, sorted by name. Files with other names, and links, are not ours.
 func (c *Cache) Files() ([]CachedFile, error) {
 	root, err := os.OpenRoot(c.dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -364,8 +361,7 @@ func (p CachePruner) Steps() []step.Step {
 	})
 }
 
-// remove deletes a file if it is still the one that was found. An os.Root follows no
-// link out of the cache.
+// remove deletes a file if it is still the one that was found. An os.Root follows no link out of the cache.
 func (c *Cache) remove(f CachedFile) error {
 	root, err := os.OpenRoot(c.dir)
 	if err != nil {

@@ -88,8 +88,7 @@ func TestFreeSpace(t *testing.T) {
 	}
 }
 
-// TestCacheRemembersSums: a file with an unchanged size and time is not hashed
-// again, even by another process.
+// TestCacheRemembersSums: a file with an unchanged size and time is not hashed again, even by another process.
 func TestCacheRemembersSums(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

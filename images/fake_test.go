@@ -76,8 +76,7 @@ func lockOf(t testing.TB) schematics.Lock {
 	return l
 }
 
-// factory builds images of registered schematics, and is the registry of its
-// installers and of the extension images.
+// factory builds images of registered schematics, and is the registry of its installers and of the extension images.
 type factory struct {
 	extensions []schematics.OfficialExtension
 	schematics map[string]string // by ID

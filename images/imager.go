@@ -219,8 +219,7 @@ func (w *workspace) mirrored(e schematics.Locked) bool {
 	return strings.HasPrefix(e.Installer, w.Mirror+"@")
 }
 
-// kept looks for the build's file beside its installer: the lock's, or any if none
-// is locked yet.
+// kept looks for the build's file beside its installer: the lock's, or any if none is locked yet.
 func (w *workspace) kept(ctx context.Context, a Artefact, e schematics.Locked, want schematics.BootFile) (schematics.BootFile, bool, error) {
 	if !w.mirrored(e) {
 		return schematics.BootFile{}, false, nil
@@ -404,8 +403,7 @@ func (w *workspace) baseInstaller(ctx context.Context, lock schematics.Lock) (Im
 	return in, nil
 }
 
-// overlay fetches it twice: its own programs run beside the imager, its files go
-// into the image.
+// overlay fetches it twice: its own programs run beside the imager, its files go into the image.
 func (w *workspace) overlay(ctx context.Context, lock schematics.Lock, e schematics.Locked) (*ImagerOverlay, error) {
 	if e.Overlay == nil {
 		return nil, nil

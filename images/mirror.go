@@ -14,8 +14,7 @@ import (
 	"github.com/recast-sh/recast/schematics"
 )
 
-// Mirror copies the installers of a lock into the user's own repository, and makes
-// the lock name them there.
+// Mirror copies the installers of a lock into the user's own repository, and makes the lock name them there.
 type Mirror struct {
 	Copier     Copier
 	Ledger     *Ledger
@@ -60,8 +59,7 @@ func (m Mirror) mirrored(ctx context.Context, name string) (string, error) {
 	return tag + " is there", nil
 }
 
-// mirror sets the tag last, so an interrupted copy never looks like a complete
-// installer.
+// mirror sets the tag last, so an interrupted copy never looks like a complete installer.
 func (m Mirror) mirror(ctx context.Context, name string) error {
 	lock, e, err := m.Ledger.entry(name)
 	if err != nil {
@@ -137,8 +135,7 @@ type MirrorShelf interface {
 	Built(ctx context.Context, ref string) (time.Time, error)
 	// Referrers lists the digests of the manifests with ref (by digest) as their subject.
 	Referrers(ctx context.Context, ref string) ([]string, error)
-	// Delete removes the manifest that ref (by digest) names, with all its tags. A
-	// missing one is not an error.
+	// Delete removes the manifest that ref (by digest) names, with all its tags. A missing one is not an error.
 	Delete(ctx context.Context, ref string) error
 }
 
@@ -171,8 +168,7 @@ var (
 	attachedTag = regexp.MustCompile(`^(sha256)-([0-9a-f]{64})(?:\.sig)?$`)
 )
 
-// ListMirror lists every tag of a repository, including foreign ones: no tag may
-// lose what it names.
+// ListMirror lists every tag of a repository, including foreign ones: no tag may lose what it names.
 func ListMirror(ctx context.Context, shelf MirrorShelf, repository string) ([]MirrorTag, error) {
 	names, err := shelf.Tags(ctx, repository)
 	if err != nil {

@@ -247,8 +247,7 @@ func removals[V any](verdicts []V, of func(*V) removal) []step.Step {
 }
 
 func (p Pruner) deleteUnused(ctx context.Context, iso StoredISO) error {
-	// Proxmox deletes even an ISO in a running VM's drive
-	// (API2/Storage/Content.pm), so check again right before.
+	// Proxmox deletes even an ISO in a running VM's drive (API2/Storage/Content.pm), so check again right before.
 	uses, err := p.Shelf.Uses(ctx)
 	if err != nil {
 		return err

@@ -28,8 +28,7 @@ type Publisher struct {
 	Storages []string            // every one gets the file
 	Hosts    map[string][]string // schematic → the hosts whose VMs boot its file; without any it is not published
 	Delivery Delivery
-	// ByImager reports whether the imager built a schematic's file, which then has no
-	// URL; nil: none.
+	// ByImager reports whether the imager built a schematic's file, which then has no URL; nil: none.
 	ByImager func(schematic string) bool
 	// Note receives the progress of the step at a path below Step: "publish/default/upload-cephfs",
 	// for disk images "publish-disks/default/upload-cephfs". May be nil.
@@ -55,8 +54,7 @@ func (p Publisher) Step() step.Step {
 	}
 }
 
-// Published says where the file of a schematic is; "" if it was not built yet or is
-// missing somewhere.
+// Published says where the file of a schematic is; "" if it was not built yet or is missing somewhere.
 func (p Publisher) Published(ctx context.Context, name string) (string, error) {
 	j, err := p.job(ctx, name)
 	if err != nil {
@@ -232,8 +230,7 @@ func (j job) mayReplace(ctx context.Context, t target) error {
 // Delivery says how files get to their storages.
 type Delivery string
 
-// The deliveries. With Auto a host downloads the file if it may and can; otherwise it
-// is uploaded.
+// The deliveries. With Auto a host downloads the file if it may and can; otherwise it is uploaded.
 const (
 	Auto        Delivery = "auto"
 	DownloadURL Delivery = "download-url"
@@ -247,8 +244,7 @@ type way struct {
 	cached   bool   // the file has to be in the cache
 }
 
-// way chooses. A host downloads the lock's bytes: Proxmox compares the checksum
-// before the file gets its name.
+// way chooses. A host downloads the lock's bytes: Proxmox compares the checksum before the file gets its name.
 func (j job) way(ctx context.Context, t target) (way, error) {
 	upload := way{cached: true}
 	if j.Delivery == ByUpload {
@@ -282,8 +278,7 @@ func (j job) noDownload(ctx context.Context, t target) (string, error) {
 // BuiltByImager is why such an ISO cannot be downloaded.
 const BuiltByImager = "the imager has built it, so no Image Factory has it"
 
-// NoDownload says why a host cannot download the factory's file to a storage; "" if
-// it can.
+// NoDownload says why a host cannot download the factory's file to a storage; "" if it can.
 func NoDownload(ctx context.Context, r Reacher, host, storage, link string, file schematics.BootFile) (why string, err error) {
 	why, err = r.MayDownload(ctx, host, storage)
 	if err != nil || why != "" {

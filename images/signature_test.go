@@ -210,8 +210,7 @@ func TestSignaturePolicy(t *testing.T) {
 	})
 }
 
-// TestRequireLater: what was built without a check is checked once the policy
-// requires it, and only then.
+// TestRequireLater: what was built without a check is checked once the policy requires it, and only then.
 func TestRequireLater(t *testing.T) {
 	t.Parallel()
 	key := newKey(t)
@@ -240,8 +239,7 @@ func TestRequireLater(t *testing.T) {
 	}
 }
 
-// TestSignerStays: a verified signer of the same bytes is not forgotten because they
-// moved and nothing is checked.
+// TestSignerStays: a verified signer of the same bytes is not forgotten because they moved and nothing is checked.
 func TestSignerStays(t *testing.T) {
 	t.Parallel()
 	key := newKey(t)

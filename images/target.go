@@ -158,8 +158,7 @@ func DiskHosts(ctx context.Context, store Storages, storages []string, hosts map
 	return usable, why, nil
 }
 
-// Artefact is a kind of file that machines boot and that a [Publisher] brings to
-// Proxmox storage.
+// Artefact is a kind of file that machines boot and that a [Publisher] brings to Proxmox storage.
 type Artefact int
 
 // The kinds of Artefact. Proxmox keeps them as content of the types "iso" and

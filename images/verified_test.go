@@ -264,8 +264,7 @@ func TestSharedExtensions(t *testing.T) {
 	}
 }
 
-// TestISOAfterInstaller: a run that was killed between the two verifies the ISO
-// against the lock's installer.
+// TestISOAfterInstaller: a run that was killed between the two verifies the ISO against the lock's installer.
 func TestISOAfterInstaller(t *testing.T) {
 	t.Parallel()
 	type row struct {
@@ -499,8 +498,7 @@ func TestDiskRefused(t *testing.T) {
 	})
 }
 
-// TestDiskCached: the cache keeps a disk image by its checksum, as it does an ISO, and
-// nothing that is not as locked.
+// TestDiskCached: the cache keeps a disk image by its checksum, as it does an ISO, and nothing that is not as locked.
 func TestDiskCached(t *testing.T) {
 	t.Parallel()
 	b, c := newDiskBench(t), NewCache(t.TempDir())

@@ -12,8 +12,7 @@ import (
 	"github.com/recast-sh/recast/internal/words"
 )
 
-// Change is a schematic whose image changes with the new lock; nodes that run the
-// old one are stale.
+// Change is a schematic whose image changes with the new lock; nodes that run the old one are stale.
 type Change struct {
 	Schematic string   `json:"schematic"`
 	OldBuild  string   `json:"oldBuild"` // "": the schematic is new
@@ -22,8 +21,7 @@ type Change struct {
 	Reasons   []string `json:"reasons"` // for people, one line each; includes Moved
 }
 
-// Moved is an extension with another pin. Old is the zero value for one that was
-// added, New for one that was removed.
+// Moved is an extension with another pin. Old is the zero value for one that was added, New for one that was removed.
 type Moved struct {
 	Old Extension `json:"old"`
 	New Extension `json:"new"`

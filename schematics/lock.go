@@ -28,8 +28,7 @@ type Lock struct {
 	// lock: a rebuilt installer must not silently have another signer.
 	Signers    []string          `yaml:"signers,omitempty" json:"signers,omitempty"`
 	Schematics map[string]Locked `yaml:"schematics" json:"schematics"` // by their names in the config
-	// Checksum covers everything above it, to detect a file that was truncated or
-	// edited by hand. WriteLock sets it.
+	// Checksum covers everything above it, to detect a file that was truncated or edited by hand. WriteLock sets it.
 	Checksum string `yaml:"checksum" json:"checksum"`
 }
 

@@ -123,8 +123,7 @@ func TestReadLockRefusesEdits(t *testing.T) {
 	})
 }
 
-// TestReadLockRefusesCutFiles truncates the file at the end of every line but the
-// last, and at places between.
+// TestReadLockRefusesCutFiles truncates the file at the end of every line but the last, and at places between.
 func TestReadLockRefusesCutFiles(t *testing.T) {
 	t.Parallel()
 	text := must(formatLock(builtLock(t)))(t)

@@ -238,8 +238,7 @@ func TestResolveWarns(t *testing.T) {
 	})
 }
 
-// TestResolveAgainstOld: digests stay until an update is requested, and results stay
-// with their build.
+// TestResolveAgainstOld: digests stay until an update is requested, and results stay with their build.
 func TestResolveAgainstOld(t *testing.T) {
 	t.Parallel()
 	const name = "siderolabs/qemu-guest-agent"

@@ -97,8 +97,7 @@ func (s Schematic) Canonical() string { return s.canonical }
 // ID is the ID that an Image Factory assigns to the schematic, if it writes YAML as we do.
 func (s Schematic) ID() string { return idOf(s.canonical) }
 
-// Extensions lists the official extensions by name, in the order of the file, which
-// is their build order.
+// Extensions lists the official extensions by name, in the order of the file, which is their build order.
 func (s Schematic) Extensions() []string {
 	return slices.Clone(s.doc.Customization.SystemExtensions.OfficialExtensions)
 }
@@ -139,8 +138,7 @@ func (s Schematic) withoutLock() string {
 	return text
 }
 
-// Secrets describes what in the schematic is secret: a machine configuration, or a
-// way to get one. It quotes nothing.
+// Secrets describes what in the schematic is secret: a machine configuration, or a way to get one. It quotes nothing.
 func (s Schematic) Secrets() []string {
 	var out []string
 	if s.EmbedsConfig() {
@@ -264,8 +262,7 @@ func child(n *yaml.Node, elem any) *yaml.Node {
 	return nil
 }
 
-// problems turns the YAML library's errors into one error of kind Config, with a
-// line for each problem.
+// problems turns the YAML library's errors into one error of kind Config, with a line for each problem.
 func problems(file string, err error) error {
 	list, ok := errors.AsType[*yaml.LoadErrors](err)
 	if !ok {

@@ -40,8 +40,7 @@ func pin(known map[string]OfficialExtension, req Request) {
 	}
 }
 
-// extensions resolves the official extensions of a file, sorted by name, and those
-// that recast.yaml adds.
+// extensions resolves the official extensions of a file, sorted by name, and those that recast.yaml adds.
 func (r *resolver) extensions(ctx context.Context, s Schematic, f File) (resolved []Extension, problems []error, err error) {
 	resolved, problems, err = r.official(ctx, s, f)
 	if err != nil {
@@ -288,8 +287,7 @@ func (r *resolver) explicit(ctx context.Context, x Explicit, f File, others []Ex
 	return Extension{Name: image.Name, Version: image.Version, Ref: x.Repository, Digest: digest, Explicit: true, Tag: x.Tag}, nil, nil
 }
 
-// digestOf is the digest to lock: the given one, the one locked for the tag, or what
-// the tag names now.
+// digestOf is the digest to lock: the given one, the one locked for the tag, or what the tag names now.
 func (r *resolver) digestOf(ctx context.Context, x Explicit) (digest string, found bool, err error) {
 	if x.Digest == "" {
 		if locked, ok := r.lockedDigest(x); ok && !r.req.Update {

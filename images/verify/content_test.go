@@ -37,8 +37,7 @@ func lockedExt(t *testing.T, name string, files bootimage.Tree) *lockedExtension
 	return l
 }
 
-// wantedOf has two extensions, one with a kernel module and firmware, and a machine
-// configuration.
+// wantedOf has two extensions, one with a kernel module and firmware, and a machine configuration.
 func wantedOf(t *testing.T) *wanted {
 	t.Helper()
 	tool := lockedExt(t, "tool", bootimage.Tree{

@@ -22,8 +22,7 @@ import (
 	"github.com/recast-sh/recast/schematics"
 )
 
-// program is a PE32+ file with a signature of that text at its end.
-// program is a PE32+ file without sections.
+// program is a PE32+ file with a signature of that text at its end. program is a PE32+ file without sections.
 func program(code, signature string, checksum uint32) *io.SectionReader {
 	b := make([]byte, 0x40+24+240)
 	copy(b, "MZ")
@@ -266,8 +265,7 @@ func newSigner(t *testing.T) signer {
 
 func (s signer) fingerprint() string { return hash(s.cert.Raw) }
 
-// sign makes the certificate table of a program with that hash, whose signed
-// attributes claim that content.
+// sign makes the certificate table of a program with that hash, whose signed attributes claim that content.
 func (s signer) sign(t *testing.T, sum string, content func([]byte) []byte) string {
 	t.Helper()
 	coded := func(v any, params string) []byte { return must(asn1.MarshalWithParams(v, params))(t) }

@@ -45,8 +45,7 @@ type Verifier struct {
 	largest int64 // installer, unpacked
 }
 
-// New reads extension images through images and keeps temporary files in its
-// own directory below dir.
+// New reads extension images through images and keeps temporary files in its own directory below dir.
 func New(images Images, dir string) *Verifier {
 	return &Verifier{images: images, parent: dir, known: map[string]*lockedExtension{}, largest: Largest}
 }

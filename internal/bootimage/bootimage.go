@@ -69,6 +69,15 @@ func (s *source) or(err error) error {
 	return err
 }
 
+// opened returns v, or why the bytes of src are none of a part.
+func opened[T any](part string, src *source, v T, err error) (T, error) {
+	if err != nil {
+		var none T
+		return none, refuse(part, src.or(err))
+	}
+	return v, nil
+}
+
 // bytesAt reads exactly n bytes.
 func bytesAt(r io.ReaderAt, off int64, n int) ([]byte, error) {
 	b := make([]byte, n)

@@ -44,16 +44,11 @@ type ESP struct {
 	enrol map[string]*io.SectionReader // those of Keys that systemd-boot enrols
 }
 
-const espPart = "EFI system partition"
-
 // OpenESP reads the EFI system partition of a disk. UKI is nil if it holds none: it is
 // GRUB's own then, and the rest is not read.
 func OpenESP(r io.ReaderAt, sizeBytes int64) (*ESP, error) {
 	src, e := &source{ReaderAt: r}, &ESP{}
-	if err := e.readESP(io.NewSectionReader(src, 0, sizeBytes)); err != nil {
-		return nil, refuse(espPart, src.or(err))
-	}
-	return e, nil
+	return opened("EFI system partition", src, e, e.readESP(io.NewSectionReader(src, 0, sizeBytes)))
 }
 
 // readESP reads an EFI system partition. One without a UKI is GRUB's own and is ignored.

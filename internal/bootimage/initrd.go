@@ -23,7 +23,6 @@ type Initrd struct {
 }
 
 const (
-	initrdPart     = "initramfs"
 	extensionsFile = "/extensions.yaml"
 	imageSuffix    = ".sqsh"
 	maxConfigBytes = 4 << 20
@@ -67,10 +66,7 @@ func ReadInitrdContents(r io.Reader, scratch string, contents Contents) (Initrd,
 	if err == nil {
 		err = i.layers()
 	}
-	if err != nil {
-		return Initrd{}, refuse(initrdPart, src.or(err))
-	}
-	return i.out, nil
+	return opened("initramfs", src, i.out, err)
 }
 
 // bootable reads the archives of Talos' own part and keeps nothing.
@@ -449,7 +445,6 @@ type Extension struct {
 }
 
 const (
-	extensionPart = "extension"
 	manifestFile  = "/manifest.yaml"
 	rootfsDir     = "/rootfs"
 )
@@ -458,10 +453,7 @@ const (
 func ReadExtension(tarOfImage io.Reader) (Extension, error) {
 	src := &source{Reader: tarOfImage}
 	e, err := readExtension(src)
-	if err != nil {
-		return Extension{}, refuse(extensionPart, src.or(err))
-	}
-	return e, nil
+	return opened("extension", src, e, err)
 }
 
 func readExtension(r io.Reader) (Extension, error) {
@@ -554,15 +546,11 @@ func addTarred(files Tree, name string, h *tar.Header, content io.Reader, b *bud
 // ReadOverlayOptions reads /overlay/extra-options of an installer, which is YAML:
 // the options that the overlay's program gets in addition to the machine's disk.
 func ReadOverlayOptions(r io.Reader) (map[string]any, error) {
-	const part = "overlay options"
 	src := &source{Reader: r}
 	b, err := readAll(src, maxConfigBytes)
 	var options map[string]any
 	if err == nil {
 		err = yaml.Unmarshal(b, &options)
 	}
-	if err != nil {
-		return nil, refuse(part, src.or(err))
-	}
-	return options, nil
+	return opened("overlay options", src, options, err)
 }

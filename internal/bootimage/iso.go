@@ -23,8 +23,6 @@ type GRUB struct {
 	Initrd  *io.SectionReader // /boot/initramfs.xz
 }
 
-const isoPart = "ISO"
-
 // OpenISO reads the structure of a boot ISO of sizeBytes; it has at least one of the
 // two ways to boot.
 //
@@ -34,10 +32,7 @@ const isoPart = "ISO"
 func OpenISO(r io.ReaderAt, sizeBytes int64) (*ISO, error) {
 	src := &source{ReaderAt: r}
 	i, err := openISO(io.NewSectionReader(src, 0, sizeBytes))
-	if err != nil {
-		return nil, refuse(isoPart, src.or(err))
-	}
-	return i, nil
+	return opened("ISO", src, i, err)
 }
 
 func openISO(r *io.SectionReader) (*ISO, error) {

@@ -118,8 +118,7 @@ func indented(v any) ([]byte, error) {
 // LeftOut replaces what a list does not allow.
 const LeftOut = "[left out]"
 
-// List is the paths of a document to keep: "nodes.*.name". "*" is any key or index; a
-// final "**" is everything below.
+// List is the paths of a document to keep: "nodes.*.name". "*" is any key or index; a final "**" is everything below.
 type List []string
 
 // JSON marshals v and returns what the list allows of it.
@@ -176,8 +175,7 @@ func decode(b []byte) (any, error) {
 	return doc, err
 }
 
-// keep is v without what the list does not allow. It drops the names of keys that are not
-// on the list too.
+// keep is v without what the list does not allow. It drops the names of keys that are not on the list too.
 func (l List) keep(v any, at []string) any {
 	switch v := v.(type) {
 	case map[string]any:

@@ -109,8 +109,7 @@ func reportEvery(note func(string), what string) (stop func()) {
 // manifests are the accepted types of an installer: the factory makes an index.
 const manifests = "application/vnd.oci.image.index.v1+json, application/vnd.docker.distribution.manifest.list.v2+json"
 
-// InstallerRepository is where the factory, which is also a registry, has a
-// schematic's installers.
+// InstallerRepository is where the factory, which is also a registry, has a schematic's installers.
 func (c *Client) InstallerRepository(req images.ISORequest) string {
 	return c.base.Host + "/" + installerImage(req) + "/" + req.SchematicID
 }

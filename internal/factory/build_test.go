@@ -98,8 +98,7 @@ func isoTroubles() map[string]struct {
 	}
 }
 
-// TestISOTrouble: whatever happens, the bytes are those of an undisturbed download,
-// and the factory builds them once.
+// TestISOTrouble: whatever happens, the bytes are those of an undisturbed download, and the factory builds them once.
 func TestISOTrouble(t *testing.T) {
 	t.Parallel()
 	for name, tc := range isoTroubles() {
@@ -135,8 +134,7 @@ func (s *site) built(t *testing.T, want ...string) {
 	same(t, "built", want, s.factory.Built())
 }
 
-// TestSlowBuild: a build that takes ten minutes, seen directly and through a
-// proxy that waits for one.
+// TestSlowBuild: a build that takes ten minutes, seen directly and through a proxy that waits for one.
 func TestSlowBuild(t *testing.T) {
 	t.Parallel()
 	eachInBubble(t, map[string]bool{"directly": false, "behind a proxy": true}, func(t *testing.T, impatient bool) {
@@ -216,8 +214,7 @@ func TestISOFails(t *testing.T) {
 	})
 }
 
-// TestRedirectToStore: a factory with its own store redirects clients there, with a
-// new signed URL for each attempt.
+// TestRedirectToStore: a factory with its own store redirects clients there, with a new signed URL for each attempt.
 func TestRedirectToStore(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -37,8 +37,7 @@ var (
 // Options says which factory, and how to reach it.
 type Options struct {
 	URL string // "https://factory.talos.dev"
-	// Transport carries every request; nil: a new one, with the system's proxy and
-	// root certificates.
+	// Transport carries every request; nil: a new one, with the system's proxy and root certificates.
 	Transport http.RoundTripper
 	CAFile    string                                    // PEM file of CAs in addition to the system's; "": none
 	Wrap      func(http.RoundTripper) http.RoundTripper // wraps Transport; nil: nothing
@@ -241,8 +240,7 @@ func follow(next *http.Request, via []*http.Request) error {
 	case last.URL.Scheme == "https" && next.URL.Scheme != "https":
 		return permanent{fmt.Errorf("redirected to %s, which is not encrypted", next.URL.Host)}
 	case next.Method != last.Method:
-		// A POST that became a GET asks for something else. A factory behind https
-		// does this to a URL with http.
+		// A POST that became a GET asks for something else. A factory behind https does this to a URL with http.
 		return permanent{fmt.Errorf("redirected to %s://%s, which a %s does not follow: use that URL in images.factory",
 			next.URL.Scheme, next.URL.Host, last.Method)}
 	}
@@ -298,30 +296,30 @@ func (s *server) refusal(resp *http.Response) error {
 	return e.hinted()
 }
 
+var remedies = map[int]string{
+	http.StatusUnauthorized:        "this factory, or a proxy before it, requires a login, which recast does not have",
+	http.StatusForbidden:           "the schematic belongs to someone else, or a proxy denies access from here",
+	http.StatusPaymentRequired:     "this is for customers of the Enterprise edition only",
+	http.StatusInternalServerError: "the reason is in the factory's own log; a malformed Talos version is one, a registry that it can't reach another",
+	http.StatusTooManyRequests:     "the factory limits how often it answers: wait a while",
+}
+
 // hinted adds a remedy. See image-factory, internal/frontend/http/http.go, MatchError.
 func (e *Error) hinted() error {
-	switch e.Status {
-	case http.StatusBadRequest:
-		err := fault.As(fault.Config, error(e))
-		switch {
-		case strings.Contains(e.Message, "official extension"):
-			return fault.WithHint(fault.ExtensionUnknown.Of(err), "see `recast lock`: it names the extensions that there are for a Talos version")
-		case strings.Contains(e.Message, "secure boot is disabled"):
-			return fault.WithHint(fault.BuildFailed.Of(err), "this factory has no keys for Secure Boot: set images.secureBoot to false, or name another factory in images.factory")
-		}
-		return err
-	case http.StatusUnauthorized:
-		return fault.WithHint(fault.BuildFailed.Of(e), "this factory, or a proxy before it, requires a login, which recast does not have")
-	case http.StatusForbidden:
-		return fault.WithHint(fault.BuildFailed.Of(e), "the schematic belongs to someone else, or a proxy denies access from here")
-	case http.StatusPaymentRequired:
-		return fault.WithHint(fault.BuildFailed.Of(e), "this is for customers of the Enterprise edition only")
-	case http.StatusInternalServerError:
-		return fault.WithHint(fault.BuildFailed.Of(e), "the reason is in the factory's own log; a malformed Talos version is one, a registry that it can't reach another")
-	case http.StatusTooManyRequests:
-		return fault.WithHint(fault.BuildFailed.Of(e), "the factory limits how often it answers: wait a while")
+	if hint := remedies[e.Status]; hint != "" {
+		return fault.WithHint(fault.BuildFailed.Of(e), "%s", hint)
 	}
-	return e
+	if e.Status != http.StatusBadRequest {
+		return e
+	}
+	err := fault.As(fault.Config, error(e))
+	switch {
+	case strings.Contains(e.Message, "official extension"):
+		return fault.WithHint(fault.ExtensionUnknown.Of(err), "see `recast lock`: it names the extensions that there are for a Talos version")
+	case strings.Contains(e.Message, "secure boot is disabled"):
+		return fault.WithHint(fault.BuildFailed.Of(err), "this factory has no keys for Secure Boot: set images.secureBoot to false, or name another factory in images.factory")
+	}
+	return err
 }
 
 var (

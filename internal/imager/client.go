@@ -38,8 +38,7 @@ type Options struct {
 	Env     []string      // names of variables that it gets in addition to those of command.Environ and of engines
 	Image   string        // repository of the imager's image; "": DefaultImage
 	Timeout time.Duration // for one run; 0: half an hour
-	// Run replaces the program; it gets the arguments and the standard input. Nil: a
-	// process runs.
+	// Run replaces the program; it gets the arguments and the standard input. Nil: a process runs.
 	Run func(ctx context.Context, args []string, stdin []byte) error
 }
 
@@ -215,8 +214,7 @@ func checkOutput(path string) error {
 	return nil
 }
 
-// outputName is the imager's name for its output: siderolabs/talos
-// pkg/imager/profile/profile.go, OutputPath.
+// outputName is the imager's name for its output: siderolabs/talos pkg/imager/profile/profile.go, OutputPath.
 func outputName(job images.ImagerJob) string {
 	switch job.Output {
 	case images.OutputInstaller:
@@ -230,8 +228,7 @@ func outputName(job images.ImagerJob) string {
 // stopWithin bounds the time to stop a container.
 const stopWithin = 10 * time.Second
 
-// run runs the program to its end. If the context ends first, the program and all
-// that it started end, too.
+// run runs the program to its end. If the context ends first, the program and all that it started end, too.
 func (p program) run(ctx context.Context, timeout time.Duration, stdin []byte, note func(string)) error {
 	limited, cancel := context.WithTimeoutCause(ctx, timeout, fmt.Errorf("it was stopped because it had not ended after %v", timeout))
 	defer cancel()

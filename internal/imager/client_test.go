@@ -431,8 +431,7 @@ func fakeImager(way, out string) int {
 	return code(err)
 }
 
-// fakeEngine records its arguments beside itself, and runs the fake imager on the
-// volume.
+// fakeEngine records its arguments beside itself, and runs the fake imager on the volume.
 func fakeEngine(args []string) int {
 	log, err := os.OpenFile(os.Args[0]+".log", os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {

@@ -270,8 +270,7 @@ func TestWhatTheImagerCannotBuild(t *testing.T) {
 	})
 }
 
-// story is a registry with the imager's inputs, a lock whose schematic "bgp" it
-// builds, and a project's directory.
+// story is a registry with the imager's inputs, a lock whose schematic "bgp" it builds, and a project's directory.
 type story struct {
 	host     string
 	mirror   string // repository

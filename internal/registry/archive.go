@@ -304,8 +304,7 @@ func (l fileLayer) Uncompressed() (io.ReadCloser, error) { return os.Open(l.file
 func (l fileLayer) Size() (int64, error)                 { return l.size, nil }
 func (l fileLayer) MediaType() (types.MediaType, error)  { return l.kind, nil }
 
-// sigstore/cosign, specs/SIGNATURE_SPEC.md: a signature is a layer, with the
-// signature itself in an annotation.
+// sigstore/cosign, specs/SIGNATURE_SPEC.md: a signature is a layer, with the signature itself in an annotation.
 const (
 	signatureType       = "application/vnd.dev.cosign.simplesigning.v1+json"
 	signatureAnnotation = "dev.cosignproject.cosign/signature"

@@ -31,8 +31,7 @@ import (
 	"github.com/recast-sh/recast/schematics"
 )
 
-// foundry is a copier's registries with a base image in the first, and images based
-// on it in files.
+// foundry is a copier's registries with a base image in the first, and images based on it in files.
 type foundry struct {
 	*copier
 	base string // by digest

@@ -31,8 +31,7 @@ import (
 	"github.com/recast-sh/recast/schematics"
 )
 
-// OfficialExtensions is the repository whose tags, one for each Talos version,
-// list the official extensions.
+// OfficialExtensions is the repository whose tags, one for each Talos version, list the official extensions.
 const OfficialExtensions = "ghcr.io/siderolabs/extensions"
 
 var (
@@ -47,8 +46,7 @@ var (
 // Options says which lists to read, and how to reach registries.
 type Options struct {
 	Extensions string // repository; "": OfficialExtensions
-	// Transport carries every request; nil: a new one, with the system's proxy and
-	// root certificates.
+	// Transport carries every request; nil: a new one, with the system's proxy and root certificates.
 	Transport http.RoundTripper
 	CAFile    string                                    // PEM file of CAs in addition to the system's; "": none
 	Wrap      func(http.RoundTripper) http.RoundTripper // wraps Transport; nil: nothing
@@ -320,8 +318,7 @@ func missing(asked string, resp *http.Response) bool {
 	if m := referrersPath.FindStringSubmatch(asked); m != nil {
 		return noReferrers(m[1], resp)
 	}
-	// GitLab takes the tag for the digest, and answers with the subject itself:
-	// oras-project/oras-go issue 1396.
+	// GitLab takes the tag for the digest, and answers with the subject itself: oras-project/oras-go issue 1396.
 	m := fallbackPath.FindStringSubmatch(asked)
 	return m != nil && resp.StatusCode == http.StatusOK && resp.Header.Get("Docker-Content-Digest") == "sha256:"+m[1]
 }
@@ -333,8 +330,7 @@ func noReferrers(digest string, resp *http.Response) bool {
 	case slices.Contains(none, resp.StatusCode):
 		return true
 	case resp.StatusCode/100 == 3:
-		// ghcr.io redirects to web pages of github.com, which answer 429 or anything
-		// else: artifacthub/hub issue 4785.
+		// ghcr.io redirects to web pages of github.com, which answer 429 or anything else: artifacthub/hub issue 4785.
 		to, err := resp.Location()
 		return err != nil || path.Base(to.Path) != digest || !strings.HasSuffix(path.Dir(to.Path), "/referrers")
 	case resp.StatusCode != http.StatusOK:

@@ -158,8 +158,7 @@ func (e *extraction) Read(p []byte) (int, error) {
 
 func (e *extraction) Close() error {
 	e.cancel()
-	// The producer has ended when the stream has. Its cancellation is not an error
-	// of Close.
+	// The producer has ended when the stream has. Its cancellation is not an error of Close.
 	_, _ = io.Copy(io.Discard, e.archive)
 	return e.archive.Close()
 }
@@ -172,8 +171,7 @@ const (
 	maxNamesBytes = 16 << 20 // of all paths
 )
 
-// In layers, names with this prefix hide what lower layers have (the OCI image
-// specification, layer.md, "Whiteouts").
+// In layers, names with this prefix hide what lower layers have (the OCI image specification, layer.md, "Whiteouts").
 const (
 	whiteout = ".wh."
 	opaque   = ".wh..wh..opq" // everything in that directory

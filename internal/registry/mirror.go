@@ -70,8 +70,7 @@ func (c *Client) Tag(ctx context.Context, ref, tag string) error {
 	return nil
 }
 
-// copySignature copies what cosign keeps under a tag beside the image:
-// sigstore/cosign, specs/SIGNATURE_SPEC.md.
+// copySignature copies what cosign keeps under a tag beside the image: sigstore/cosign, specs/SIGNATURE_SPEC.md.
 func (c *Client) copySignature(ctx context.Context, of name.Digest, to name.Repository) error {
 	tag := signatureTag(of)
 	sig, err := c.head(ctx, of.Context().Tag(tag))
@@ -117,8 +116,7 @@ func (c *Client) copyReferrers(ctx context.Context, of name.Digest, to name.Repo
 		if err != nil {
 			return err
 		}
-		// Push skips an existing manifest, and with it the fallback tag, which an
-		// interrupted copy may lack.
+		// Push skips an existing manifest, and with it the fallback tag, which an interrupted copy may lack.
 		if err := remote.Put(at, desc, c.options(ctx)...); err != nil {
 			return explain(err, to)
 		}
@@ -134,8 +132,7 @@ func errorSource(err error, from, to name.Repository) name.Repository {
 	return to
 }
 
-// totalBytes is the most that a copy may have to send: the manifests, and each blob
-// once. It fetches only manifests.
+// totalBytes is the most that a copy may have to send: the manifests, and each blob once. It fetches only manifests.
 func totalBytes(desc *remote.Descriptor) (total int64, err error) {
 	sizes := map[v1.Hash]int64{}
 	index := func(v1.Hash) (v1.ImageIndex, error) { return desc.ImageIndex() }
@@ -228,8 +225,7 @@ func (c *Client) Named(ctx context.Context, tag string) (images.Named, bool, err
 	return n, true, nil
 }
 
-// Built is the build time in an image, or in the first image of an index: see
-// images.MirrorShelf.
+// Built is the build time in an image, or in the first image of an index: see images.MirrorShelf.
 func (c *Client) Built(ctx context.Context, ref string) (time.Time, error) {
 	r, err := name.ParseReference(ref)
 	if err != nil {

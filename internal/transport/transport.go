@@ -381,8 +381,7 @@ func (c *stallConn) begin() error {
 	return c.Conn.SetWriteDeadline(deadline)
 }
 
-// end records an error. TLS sends a close alert even on a failed connection, which
-// would wait for the peer once more.
+// end records an error. TLS sends a close alert even on a failed connection, which would wait for the peer once more.
 func (c *stallConn) end(err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
