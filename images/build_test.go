@@ -36,9 +36,7 @@ func TestBuild(t *testing.T) {
 		}
 	}
 	same(t, "saved lock", want, b.saved)
-	if diff := cmp.Diff(b.saved, b.ledger.Lock()); diff != "" {
-		t.Errorf("ledger and file differ (-file +ledger):\n%s", diff)
-	}
+	same(t, "ledger and file differ", b.saved, b.ledger.Lock())
 	if b.factory.downloads != 2 || b.factory.registrations != 2 {
 		t.Errorf("%d downloads, %d registrations", b.factory.downloads, b.factory.registrations)
 	}
@@ -259,9 +257,7 @@ func TestBuildRefuses(t *testing.T) {
 				t.Errorf("hint = %q, want %q", hints, tc.hint)
 			}
 			for name, e := range b.ledger.Lock().Schematics {
-				if e.ISO != before.Schematics[name].ISO {
-					t.Errorf("the ISO of %s is recorded despite the error: %+v", name, e.ISO)
-				}
+				same(t, "the ISO despite the error", before.Schematics[name].ISO, e.ISO)
 			}
 			if left, err := filepath.Glob(b.cache.path(".*.part")); err != nil || len(left) > 0 {
 				t.Errorf("left behind: %v %v", left, err)
@@ -281,12 +277,8 @@ func TestRecordSharesBuilds(t *testing.T) {
 	b := newBench(t)
 	b.again(lock)
 	noError(t, b.run(t, b.builder().Step()))
-	if b.factory.downloads != 2 {
-		t.Errorf("%d downloads", b.factory.downloads)
-	}
-	if diff := cmp.Diff(b.saved.Schematics["default"], b.saved.Schematics["same"]); diff != "" {
-		t.Errorf("(-default +same):\n%s", diff)
-	}
+	same(t, "downloads", 2, b.factory.downloads)
+	same(t, "the same build under another name", b.saved.Schematics["default"], b.saved.Schematics["same"])
 }
 
 // TestSweepsWhatKilledDownloadsLeft: of any ISO, because an old build is not
@@ -396,9 +388,7 @@ func TestDiskImageRebuilt(t *testing.T) {
 	if m, is := errors.AsType[*verify.Mismatch](err); !is || m.Kind != verify.ExtensionContent || !strings.Contains(err.Error(), "the factory's disk image differs from the lock's") {
 		t.Errorf("error = %v", err)
 	}
-	if b.saved.Schematics["default"].Disk != now {
-		t.Errorf("the lock has %+v", b.saved.Schematics["default"].Disk)
-	}
+	same(t, "the lock has", now, b.saved.Schematics["default"].Disk)
 }
 
 func TestDiskImagesRefused(t *testing.T) {
@@ -441,9 +431,7 @@ func TestDiskImagesRefused(t *testing.T) {
 		if fault.KindOf(err) != tc.kind || err == nil || !strings.Contains(err.Error(), tc.want) {
 			t.Errorf("error = %v (%v), want %q", err, fault.KindOf(err), tc.want)
 		}
-		if got := strings.Join(fault.Hints(err), "; "); got != tc.hint {
-			t.Errorf("hint = %q, want %q", got, tc.hint)
-		}
+		same(t, "hint", tc.hint, strings.Join(fault.Hints(err), "; "))
 		if b.store.changes != nil {
 			t.Errorf("changes despite the error: %q", b.store.changes)
 		}

@@ -47,9 +47,7 @@ func TestStoreIsBounded(t *testing.T) {
 	}, func(t *testing.T, tc row) {
 		c := NewCache(t.TempDir())
 		c.largest, c.free = mib, func(dir string) (int64, error) {
-			if dir != c.dir {
-				t.Errorf("requests space for %s", dir)
-			}
+			same(t, "directory whose space is looked at", c.dir, dir)
 			return tc.free, nil
 		}
 		var body endless
@@ -117,9 +115,7 @@ func TestCacheRemembersSums(t *testing.T) {
 	look("another size", "longer content")
 	noError(t, os.WriteFile(NewCache(dir).path(sumsFile), []byte("{"), 0o600))
 	look("what is remembered is damaged", "longer content")
-	if iso.SHA256 != hash([]byte("content")) {
-		t.Errorf("stored %+v", iso)
-	}
+	same(t, "stored", hash([]byte("content")), iso.SHA256)
 }
 
 // cacheDay is the modification time of everything in a fullCache.

@@ -232,9 +232,7 @@ func TestWithoutMirror(t *testing.T) {
 	builder.Registry = r
 	noError(t, b.run(t, builder.Step()))
 	for _, name := range []string{"default", "plain"} {
-		if got := b.saved.Schematics[name].Installer; got != b.sourceOf(name) {
-			t.Errorf("installer of %s = %s", name, got)
-		}
+		same(t, "installer of "+name, b.sourceOf(name), b.saved.Schematics[name].Installer)
 	}
 }
 
@@ -285,9 +283,7 @@ func TestMirrorRefuses(t *testing.T) {
 		if got := strings.Join(fault.Hints(err), "; "); !strings.HasPrefix(got, tc.hint) {
 			t.Errorf("hint\n got %s\nwant %s", got, tc.hint)
 		}
-		if diff := cmp.Diff(before, b.ledger.Lock()); diff != "" {
-			t.Errorf("the lock changed despite the error (-before +after):\n%s", diff)
-		}
+		same(t, "the lock changed despite the error", before, b.ledger.Lock())
 		if got, found := r.tags[b.mirrorTag("default")]; found && got != other && tc.kind == fault.Refused {
 			t.Errorf("the tag was moved to %s", got)
 		}

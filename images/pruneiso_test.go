@@ -73,9 +73,7 @@ func TestOurISO(t *testing.T) {
 		"recast-contract-1-0123456789ab-nocloud-amd64.iso":       false,
 		"recast-v1.13.9-0123456789ab-nocloud-amd64.iso.tmp_dwnl": false,
 	} {
-		if got := ourISO.MatchString(name); got != want {
-			t.Errorf("%s: %t", name, got)
-		}
+		same(t, name, want, ourISO.MatchString(name))
 	}
 	b := newBench(t)
 	for name, e := range b.saved.Schematics {

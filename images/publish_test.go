@@ -146,9 +146,7 @@ func TestPublishRefuses(t *testing.T) {
 			t.Errorf("kind = %v, want %v", kind, tc.kind)
 		}
 		hint := strings.ReplaceAll(tc.hint, "ISO`", b.saved.Schematics["default"].ISO.Name+"`")
-		if got := strings.Join(fault.Hints(err), "; "); got != hint {
-			t.Errorf("hint\n got %s\nwant %s", got, hint)
-		}
+		same(t, "hint", hint, strings.Join(fault.Hints(err), "; "))
 		if b.store.changes != nil {
 			t.Errorf("uploaded despite the error: %v", b.store.changes)
 		}

@@ -103,17 +103,13 @@ func TestSignatures(t *testing.T) {
 		},
 	}, func(t *testing.T, tc row) {
 		k := must(parseKey(tc.key.pem))(t)
-		if k.fingerprint != tc.key.print {
-			t.Errorf("fingerprint = %s, want %s", k.fingerprint, tc.key.print)
-		}
+		same(t, "fingerprint", tc.key.print, k.fingerprint)
 		err := k.verify(ref+is, is, tc.list)
 		same(t, "result", tc.want, message(err))
 		if tc.want == "" {
 			return
 		}
-		if fault.KindOf(err) != fault.Refused {
-			t.Errorf("kind = %v", fault.KindOf(err))
-		}
+		same(t, "kind", fault.Refused, fault.KindOf(err))
 		t.Attr("corruptions-caught", "1")
 	})
 }
@@ -228,12 +224,8 @@ func TestRequireLater(t *testing.T) {
 		t.Errorf("signer %q, %d saves", b.saved.Schematics["default"].Signer, b.saves)
 	}
 	noError(t, build(SignatureRequire))
-	if got := b.saved.Schematics["default"].Signer; got != key.print {
-		t.Errorf("signer = %q, want %q", got, key.print)
-	}
-	if b.factory.downloads != 0 {
-		t.Errorf("%d downloads of ISOs", b.factory.downloads)
-	}
+	same(t, "signer", key.print, b.saved.Schematics["default"].Signer)
+	same(t, "downloads of ISOs", 0, b.factory.downloads)
 	if err := build(SignatureRequire); err != nil || b.saves != 0 {
 		t.Errorf("again: %v, %d saves", err, b.saves)
 	}

@@ -98,9 +98,7 @@ func TestSuggest(t *testing.T) {
 		"siderolabs/frr-routing":      "",
 		"":                            "",
 	} {
-		if got := suggest(unknown, names); got != want {
-			t.Errorf("suggest(%q) = %q, want %q", unknown, got, want)
-		}
+		same(t, unknown, want, suggest(unknown, names))
 	}
 }
 
@@ -181,9 +179,7 @@ func TestCheckRegistered(t *testing.T) {
 		if err == nil || err.Error() != tc.want || fault.KindOf(err) != fault.Refused {
 			t.Errorf("error\n got %v\nwant %s", err, tc.want)
 		}
-		if got := strings.Join(fault.Hints(err), "; "); got != tc.hint {
-			t.Errorf("hint\n got %s\nwant %s", got, tc.hint)
-		}
+		same(t, "hint", tc.hint, strings.Join(fault.Hints(err), "; "))
 	})
 }
 

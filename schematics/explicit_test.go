@@ -190,9 +190,7 @@ func TestExplicitRefuses(t *testing.T) {
 		if err == nil || err.Error() != tc.err || fault.KindOf(err) != fault.Config {
 			t.Errorf("error\n got %v\nwant %s", err, tc.err)
 		}
-		if got := strings.Join(fault.Hints(err), "; "); got != tc.hint {
-			t.Errorf("hint\n got %s\nwant %s", got, tc.hint)
-		}
+		same(t, "hint", tc.hint, strings.Join(fault.Hints(err), "; "))
 	})
 	images := newShelf(catalog())
 	images.fail = errAway

@@ -58,9 +58,7 @@ func TestLockFileWithDisk(t *testing.T) {
 	want.Schematics["default"] = e
 	want.Checksum = want.checksum()
 	text := must(formatLock(want))(t)
-	if n := strings.Count(string(text), "disk:"); n != 1 {
-		t.Errorf("one of two schematics has a disk image, the file says so %d times:\n%s", n, text)
-	}
+	same(t, "words of a disk image, which one of two schematics has", 1, strings.Count(string(text), "disk:"))
 	got := must(ParseLock("recast.lock", text))(t)
 	same(t, "read back", want, got)
 }
@@ -117,9 +115,7 @@ func TestReadLockRefusesEdits(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), tc.want) || !strings.HasPrefix(err.Error(), "recast.lock:") {
 			t.Errorf("error\n got %v\nwant it to hold %q", err, tc.want)
 		}
-		if kind := fault.KindOf(err); kind != fault.Config {
-			t.Errorf("kind = %v", kind)
-		}
+		same(t, "kind", fault.Config, fault.KindOf(err))
 	})
 }
 

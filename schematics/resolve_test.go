@@ -1,6 +1,7 @@
 package schematics
 
 import (
+	"fmt"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -95,9 +96,7 @@ func TestBuildIDDependsOn(t *testing.T) {
 			if got.ISO.Name == base.ISO.Name {
 				t.Error("the ISO's name stays")
 			}
-			if moved := name == "digest" || name == "kernel argument"; moved != (got.SchematicID != base.SchematicID) {
-				t.Errorf("schematic ID changed: %t, want %t", !moved, moved)
-			}
+			same(t, "schematic ID changed", name == "digest" || name == "kernel argument", got.SchematicID != base.SchematicID)
 		})
 	}
 }
@@ -153,15 +152,9 @@ func TestResolveRefuses(t *testing.T) {
 		if err == nil {
 			t.Fatal("no error")
 		}
-		if got := err.Error(); got != tc.want {
-			t.Errorf("error\n got %s\nwant %s", got, tc.want)
-		}
-		if kind := fault.KindOf(err); kind != fault.Config {
-			t.Errorf("kind = %v", kind)
-		}
-		if got := strings.Join(fault.Hints(err), "; "); got != tc.hint {
-			t.Errorf("hint\n got %s\nwant %s", got, tc.hint)
-		}
+		same(t, "error", tc.want, err.Error())
+		same(t, "kind", fault.Config, fault.KindOf(err))
+		same(t, "hint", tc.hint, strings.Join(fault.Hints(err), "; "))
 	})
 }
 
@@ -304,9 +297,7 @@ func TestResolveKeepsSigners(t *testing.T) {
 			t.Errorf("%s: signers (-want +got):\n%s", name, diff)
 		}
 	}
-	if updated.Checksum != again.Checksum {
-		t.Error("locking the same again changes the lock")
-	}
+	same(t, "checksum, locking the same again", again.Checksum, updated.Checksum)
 	if got := next(signed(later, "new key"), "v1.13.12").KnownSigners(); !slices.Equal(got, []string{sum("new key")}) {
 		t.Errorf("with a key that was accepted later: %q", got)
 	}
@@ -339,9 +330,7 @@ func TestRebuild(t *testing.T) {
 		if e.Rebuild != i || userPart(e) != userPart(first.Schematics["a"]) {
 			t.Errorf("rebuild %d: %+v", i, e)
 		}
-		if diff := cmp.Diff(first.Schematics["plain"], l.Schematics["plain"]); diff != "" {
-			t.Errorf("rebuild %d: the other schematic (-want +got):\n%s", i, diff)
-		}
+		same(t, fmt.Sprintf("rebuild %d: the other schematic", i), first.Schematics["plain"], l.Schematics["plain"])
 		path := filepath.Join(t.TempDir(), "recast.lock")
 		noError(t, WriteLock(path, l))
 		if got, err := ReadLock(path); err != nil || cmp.Diff(l, got) != "" {

@@ -34,9 +34,7 @@ func TestExampleIDs(t *testing.T) {
 		data := must(fs.ReadFile(examples, file))(t)
 		s := must(Parse(file, data))(t)
 		got[file] = s.ID()
-		if id := serverID(t, data); id != s.ID() {
-			t.Errorf("%s: posted unchanged, a factory computes the ID %s, recast %s", file, id, s.ID())
-		}
+		same(t, file+": a factory's ID, posted unchanged", s.ID(), serverID(t, data))
 		if id := serverID(t, []byte(s.Canonical())); id != s.ID() {
 			t.Errorf("%s: posted in canonical form, a factory computes the ID %s, recast %s", file, id, s.ID())
 		}
@@ -88,15 +86,9 @@ func TestParseRefuses(t *testing.T) {
 		if err == nil {
 			t.Fatal("no error")
 		}
-		if got := err.Error(); got != tc.want {
-			t.Errorf("error\n got %q\nwant %q", got, tc.want)
-		}
-		if kind := fault.KindOf(err); kind != fault.Config {
-			t.Errorf("kind = %v", kind)
-		}
-		if got := strings.Join(fault.Hints(err), "; "); got != tc.hint {
-			t.Errorf("hint\n got %q\nwant %q", got, tc.hint)
-		}
+		same(t, "error", tc.want, err.Error())
+		same(t, "kind", fault.Config, fault.KindOf(err))
+		same(t, "hint", tc.hint, strings.Join(fault.Hints(err), "; "))
 	})
 }
 
@@ -109,12 +101,8 @@ func TestWithLock(t *testing.T) {
 	}, func(t *testing.T, text string) {
 		s := must(Parse("s.yaml", []byte(text)))(t)
 		locked := must(s.withLock("sha256-00"))(t)
-		if got := s.lockHash(); got != "" {
-			t.Errorf("the schematic itself has the lock hash %q", got)
-		}
-		if got := locked.lockHash(); got != "sha256-00" {
-			t.Errorf("lock hash = %q", got)
-		}
+		same(t, "lock hash of the schematic itself", "", s.lockHash())
+		same(t, "lock hash", "sha256-00", locked.lockHash())
 		wantArgs := append(slices.Clone(s.doc.Customization.ExtraKernelArgs), "recast.lock=sha256-00")
 		same(t, "kernel arguments", wantArgs, Locked{Schematic: locked.Canonical()}.KernelArgs())
 		if s.ID() == locked.ID() {
@@ -167,9 +155,7 @@ func TestParseAllReportsEveryFile(t *testing.T) {
 	if err == nil || err.Error() != want {
 		t.Errorf("error\n got %v\nwant %s", err, want)
 	}
-	if fault.KindOf(err) != fault.Config {
-		t.Errorf("kind = %v", fault.KindOf(err))
-	}
+	same(t, "kind", fault.Config, fault.KindOf(err))
 }
 
 func TestSecrets(t *testing.T) {

@@ -403,9 +403,7 @@ func TestKernelRelease(t *testing.T) {
 					got = m.Text
 				}
 			}
-			if got != tc.other {
-				t.Errorf("got %q, want %q", got, tc.other)
-			}
+			same(t, "mismatch of the modules", tc.other, got)
 		})
 	}
 }

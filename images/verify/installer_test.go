@@ -215,9 +215,7 @@ func TestDiskMeta(t *testing.T) {
 		if test.want != "" {
 			test.want = "disk image: other META values than locked: " + test.want
 		}
-		if got != test.want {
-			t.Errorf("%s: %q, want %q", name, got, test.want)
-		}
+		same(t, name, test.want, got)
 	}
 }
 

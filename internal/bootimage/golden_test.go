@@ -133,16 +133,12 @@ func TestOpenISO(t *testing.T) {
 			if iso.UKI != nil {
 				got := bootimage.UKI{Arch: iso.UKI.Arch, Talos: iso.UKI.Talos, Uname: iso.UKI.Uname, Cmdline: iso.UKI.Cmdline}
 				want := bootimage.UKI{Arch: "amd64", Talos: "v1.13.9", Uname: "6.18.0-talos", Cmdline: cmdline}
-				if got != want {
-					t.Errorf("UKI = %+v, want %+v", got, want)
-				}
+				same(t, "UKI", want, got)
 				requireSame(t, "kernel", iso.UKI.Kernel, []byte("kernel of Linux\n"))
 				requireSame(t, "initrd", iso.UKI.Initrd, golden(t, "initramfs.zst"))
 			}
 			if iso.GRUB != nil {
-				if iso.GRUB.Cmdline != cmdline {
-					t.Errorf("command line = %q", iso.GRUB.Cmdline)
-				}
+				same(t, "command line", cmdline, iso.GRUB.Cmdline)
 				requireSame(t, "GRUB's kernel", iso.GRUB.Kernel, []byte("kernel of Linux\n"))
 				requireSame(t, "GRUB's initrd", iso.GRUB.Initrd, golden(t, "initramfs.zst"))
 			}

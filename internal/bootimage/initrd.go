@@ -445,8 +445,8 @@ type Extension struct {
 }
 
 const (
-	manifestFile  = "/manifest.yaml"
-	rootfsDir     = "/rootfs"
+	manifestFile = "/manifest.yaml"
+	rootfsDir    = "/rootfs"
 )
 
 // ReadExtension reads the flattened tar of an extension image: manifest.yaml and rootfs/.

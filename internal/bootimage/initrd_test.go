@@ -16,7 +16,6 @@ import (
 	"testing"
 	"testing/iotest"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/recast-sh/recast/internal/bootimage"
 )
 
@@ -412,9 +411,7 @@ func TestRealSquashfs(t *testing.T) {
 			image := must(os.ReadFile(out))(t)
 			added := cpio(entry{name: "0.sqsh", content: string(image)}, entry{name: "extensions.yaml", content: oneLayer})
 			got := must(read(t, packed(t, cpio(entry{name: "init"})), packed(t, added)))(t)
-			if diff := cmp.Diff(want, got.Extensions[0].Files); diff != "" {
-				t.Errorf("files (-want +got):\n%.2000s", diff)
-			}
+			same(t, "files", want, got.Extensions[0].Files)
 		})
 	}
 }

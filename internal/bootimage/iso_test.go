@@ -220,9 +220,7 @@ func TestOpenUKI(t *testing.T) {
 		got := *u
 		got.Kernel, got.Initrd, got.File, got.Stub = nil, nil, nil, ""
 		tt.want.Talos = "v1.13.9"
-		if got != tt.want {
-			t.Errorf("UKI = %+v, want %+v", got, tt.want)
-		}
+		same(t, "UKI", tt.want, got)
 	})
 }
 
@@ -304,8 +302,6 @@ func TestStub(t *testing.T) {
 		"more code":          {stub(amd64, append(sections(), section{name: ".more", content: "\xc3"})...), false},
 		"another machine":    {stub(pe.IMAGE_FILE_MACHINE_ARM64, sections()...), false},
 	} {
-		if (tt.got == want) != tt.same {
-			t.Errorf("%s: the same stub = %t", name, !tt.same)
-		}
+		same(t, name+": the same stub", tt.same, tt.got == want)
 	}
 }

@@ -205,9 +205,7 @@ func TestISOFails(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), tc.err) {
 			t.Errorf("error\n got %v\nwant %s", err, tc.err)
 		}
-		if got := strings.Join(fault.Hints(err), "; "); got != tc.hint {
-			t.Errorf("hint\n got %s\nwant %s", got, tc.hint)
-		}
+		same(t, "hint", tc.hint, strings.Join(fault.Hints(err), "; "))
 		if took := time.Since(start); took != tc.took {
 			t.Errorf("took %s, want %s", took, tc.took)
 		}
@@ -223,9 +221,7 @@ func TestRedirectToStore(t *testing.T) {
 		req := s.agents(t)
 		breaks := 0
 		if err := listen(t, s.network, store, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			if r.Header.Get("Authorization")+r.Header.Get("Cookie") != "" {
-				t.Errorf("credentials for another host: %v", r.Header)
-			}
+			same(t, "credentials for another host", "", r.Header.Get("Authorization")+r.Header.Get("Cookie"))
 			switch breaks++; breaks {
 			case 1:
 				factoryapi.Cut(cutAt)(w, r, s.factory.Store())
@@ -250,9 +246,7 @@ func TestRedirectToStore(t *testing.T) {
 		}
 		const want = "image factory http://" + addr + ": redirected to " + store +
 			": 403 Forbidden: The request signature we calculated does not match the signature you provided. Check your key and signing method."
-		if err.Error() != want {
-			t.Errorf("error\n got %s\nwant %s", err, want)
-		}
+		same(t, "error", want, err.Error())
 	})
 }
 

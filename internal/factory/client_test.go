@@ -175,15 +175,11 @@ func TestRefusals(t *testing.T) {
 		if err == nil {
 			t.Fatal("no error")
 		}
-		if got := err.Error(); got != tc.want {
-			t.Errorf("error\n got %s\nwant %s", got, tc.want)
-		}
+		same(t, "error", tc.want, err.Error())
 		if kind := fault.KindOf(err); kind != tc.kind {
 			t.Errorf("kind = %v, want %v", kind, tc.kind)
 		}
-		if got := strings.Join(fault.Hints(err), "; "); got != tc.hint {
-			t.Errorf("hint\n got %s\nwant %s", got, tc.hint)
-		}
+		same(t, "hint", tc.hint, strings.Join(fault.Hints(err), "; "))
 	})
 }
 
@@ -395,12 +391,8 @@ func (s *site) said(t *testing.T, notes []string, err error, text, hint string) 
 	if err != nil {
 		got = err.Error()
 	}
-	if got != text {
-		t.Errorf("error\n got %s\nwant %s", got, text)
-	}
-	if got := strings.Join(fault.Hints(err), "; "); got != hint {
-		t.Errorf("hint\n got %s\nwant %s", got, hint)
-	}
+	same(t, "error", text, got)
+	same(t, "hint", hint, strings.Join(fault.Hints(err), "; "))
 }
 
 func TestCancelEndsRetry(t *testing.T) {
@@ -590,9 +582,7 @@ func TestKeys(t *testing.T) {
 		if string(got) != tc.want || (err != nil) != (tc.err != "") || err != nil && !strings.Contains(err.Error(), tc.err) {
 			t.Errorf("%q, %v; want %q, %q", got, err, tc.want, tc.err)
 		}
-		if fault.KindOf(err) != tc.kind {
-			t.Errorf("kind = %v, want %v", fault.KindOf(err), tc.kind)
-		}
+		same(t, "kind", tc.kind, fault.KindOf(err))
 	})
 }
 

@@ -168,9 +168,7 @@ func TestPatchedExtension(t *testing.T) {
 		if fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), was) || !strings.Contains(err.Error(), is) {
 			t.Errorf("a stale factory: %v", err)
 		}
-		if got := s.recorder.Mutations(); got != mutations {
-			t.Errorf("refused, but %d requests changed something", got-mutations)
-		}
+		same(t, "requests that changed something, though refused", mutations, s.recorder.Mutations())
 		builds := func(e schematics.Locked) []string {
 			return []string{"installer " + e.SchematicID + " v1.13.9 nocloud", "iso " + e.SchematicID + " v1.13.9 nocloud-amd64"}
 		}
@@ -215,9 +213,7 @@ func (s *site) holds(t *testing.T, e schematics.Locked) {
 			}
 		}
 	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("extensions in the ISO (-lock +ISO):\n%s", diff)
-	}
+	same(t, "extensions in the ISO", want, got)
 	if iso.SchematicID != e.SchematicID || iso.SchematicYAML != e.Schematic || !strings.Contains(iso.Cmdline, "recast.lock="+e.LockHash) {
 		t.Errorf("schematic in the ISO: %+v", iso)
 	}
@@ -340,9 +336,7 @@ func TestMirroredInstaller(t *testing.T) {
 			return new(step.Runner).Run(t.Context(), m.Step())
 		}
 		noError(t, run())
-		if got := s.lock.Schematics["default"].Installer; got != mirror+"@"+digest {
-			t.Errorf("installer = %s", got)
-		}
+		same(t, "installer", mirror+"@"+digest, s.lock.Schematics["default"].Installer)
 		s.mirrorHolds(t, mirror, digest, signature, built)
 
 		s.factory.Close()

@@ -346,9 +346,7 @@ func TestACommandNeedsAPlaceForItsOutput(t *testing.T) {
 		}
 	}
 	_, err := client(t, Options{Command: []string{"/nowhere/build", "{out}"}}).Build(t.Context(), workDir(t), installerJob(), nil)
-	if fault.KindOf(err) != fault.Config {
-		t.Errorf("err = %v", err)
-	}
+	same(t, "kind", fault.Config, fault.KindOf(err))
 }
 
 // TestImagerGetsNoSecrets: the imager gets only the variables that docker and podman

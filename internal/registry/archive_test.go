@@ -278,9 +278,7 @@ func TestArchivesNeedDigests(t *testing.T) {
 		"save":   f.SaveLayout(t.Context(), "ghcr.io/siderolabs/installer-base:v1.13.9", "amd64", t.TempDir()),
 		"attach": f.Attach(t.Context(), "ghcr.io/acme/talos:v1", "file", images.BootISO, schematics.BootFile{}, nil),
 	} {
-		if fault.KindOf(err) != fault.Config {
-			t.Errorf("%s: err = %v", what, err)
-		}
+		same(t, what, fault.Config, fault.KindOf(err))
 	}
 }
 

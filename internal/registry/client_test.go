@@ -132,15 +132,11 @@ func TestOfficialRefuses(t *testing.T) {
 		if err == nil {
 			t.Fatal("no error")
 		}
-		if got := err.Error(); got != tc.want {
-			t.Errorf("error\n got %s\nwant %s", got, tc.want)
-		}
+		same(t, "error", tc.want, err.Error())
 		if kind := fault.KindOf(err); kind != tc.kind {
 			t.Errorf("kind = %v, want %v", kind, tc.kind)
 		}
-		if got := strings.Join(fault.Hints(err), "; "); got != tc.hint {
-			t.Errorf("hint\n got %s\nwant %s", got, tc.hint)
-		}
+		same(t, "hint", tc.hint, strings.Join(fault.Hints(err), "; "))
 	})
 }
 

@@ -367,9 +367,7 @@ func saysDamaged(t *testing.T, err error) {
 		t.Errorf("error %v", err)
 	}
 	err = fault.ImageDiffers.Else(err) // like a step that compares images
-	if code := fault.CodeOf(err); code != fault.BuildFailed {
-		t.Errorf("code %s", code)
-	}
+	same(t, "code", fault.BuildFailed, fault.CodeOf(err))
 	if hints := strings.Join(fault.Hints(err), "; "); !strings.HasPrefix(hints, "run it again. ") || strings.Contains(hints, "lock") {
 		t.Errorf("hints %q", hints)
 	}
@@ -516,8 +514,6 @@ func TestNearby(t *testing.T) {
 		"in the registry's depth": {"127.0.0.1:5000/a/b/c", "ghcr.io/siderolabs/zfs" + digest, "127.0.0.1:5000/a/b/zfs" + digest},
 	}, func(t *testing.T, tc row) {
 		c := must(New(Options{Extensions: tc.extensions}))(t)
-		if got := c.relocate(must(name.ParseReference(tc.ref))(t)).String(); got != tc.want {
-			t.Errorf("got %s, want %s", got, tc.want)
-		}
+		same(t, "relocated", tc.want, c.relocate(must(name.ParseReference(tc.ref))(t)).String())
 	})
 }

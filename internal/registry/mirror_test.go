@@ -217,9 +217,7 @@ func TestCopyExplains(t *testing.T) {
 		if err == nil || !strings.HasPrefix(err.Error(), "registry "+blamed+": ") {
 			t.Fatalf("err = %v, want it to begin with registry %s", err, blamed)
 		}
-		if got := errors.Is(err, images.ErrDenied); got != tc.denied {
-			t.Errorf("denied = %t", got)
-		}
+		same(t, "denied", tc.denied, errors.Is(err, images.ErrDenied))
 		want := fmt.Sprintf("log in with `docker login %s`", blamed)
 		if got := strings.Join(fault.Hints(err), "; "); tc.denied != strings.Contains(got, want) {
 			t.Errorf("hints = %q", got)
@@ -310,9 +308,7 @@ func TestCopyOfBadReferences(t *testing.T) {
 		"tag of a tag":    c.Tag(t.Context(), c.mirror.Tag("a").String(), c.mirror.Tag("b").String()),
 		"tag of no place": c.Tag(t.Context(), c.source.String(), "a b"),
 	} {
-		if fault.KindOf(err) != fault.Config {
-			t.Errorf("%s: %v", title, err)
-		}
+		same(t, title, fault.Config, fault.KindOf(err))
 	}
 }
 

@@ -185,9 +185,7 @@ func TestDownloadIsCancelled(t *testing.T) {
 		if _, err := fetch(ctx, t, l, "/v2/a/blobs/sha256:0"); err == nil {
 			t.Error("no error")
 		}
-		if took := time.Since(begun); took != at {
-			t.Errorf("it took %s", took)
-		}
+		same(t, "it took", at, time.Since(begun))
 	})
 }
 
@@ -317,9 +315,7 @@ func TestStallsOverHTTP(t *testing.T) {
 				if err != nil || got != string(content) || ranges != 1 {
 					t.Errorf("%d bytes, %d ranges, %v", len(got), ranges, err)
 				}
-				if took := time.Since(begun); took != limits.Stall+limits.Pause {
-					t.Errorf("it took %s", took)
-				}
+				same(t, "it took", limits.Stall+limits.Pause, time.Since(begun))
 			})
 		})
 	})
@@ -341,9 +337,7 @@ func TestStallsOverHTTP(t *testing.T) {
 				if stalled, ok := errors.AsType[*bounds.Stalled](err); !ok || !stalled.Temporary() {
 					t.Errorf("error is %v", err)
 				}
-				if took := time.Since(begun); took != limits.Stall {
-					t.Errorf("it took %s", took)
-				}
+				same(t, "it took", limits.Stall, time.Since(begun))
 			})
 		})
 	})
