@@ -187,17 +187,7 @@ func TestBuildRefusesContent(t *testing.T) {
 		b := newBench(t)
 		tc.spoil(b.factory)
 		err := b.run(t, b.builder().Step())
-		for _, want := range tc.want {
-			if !strings.Contains(message(err), want) {
-				t.Errorf("error\n got %v\nwant it to hold %q", err, want)
-			}
-		}
-		if m, ok := errors.AsType[*verify.Mismatch](err); !ok || m.Kind != tc.kind {
-			t.Errorf("mismatch = %+v, want kind %s", m, tc.kind)
-		}
-		if fault.KindOf(err) != fault.Refused || len(fault.Hints(err)) == 0 {
-			t.Errorf("kind = %v, hints %q", fault.KindOf(err), fault.Hints(err))
-		}
+		requireMismatch(t, err, tc.kind, tc.want...)
 		e := b.ledger.Lock().Schematics["default"]
 		if e.ISO.SHA256 != "" || e.Installer != "" && strings.Contains(message(err), "verify-installer") {
 			t.Errorf("recorded despite the error: %q %+v", e.Installer, e.ISO)
@@ -205,46 +195,24 @@ func TestBuildRefusesContent(t *testing.T) {
 		if _, found, err := b.cache.look(e.ISO.Name); err != nil || found {
 			t.Errorf("the ISO has its name in the cache: %v", err)
 		}
-		t.Attr("corruptions-caught", "1")
 	})
 }
 
-// TestFlippedBytes changes a byte in many places of an ISO's initramfs, in Talos'
-// own part and in the extensions: each is detected. (Before that is the CPU
-// microcode, in an archive whose times and inode numbers have no meaning.)
-func TestFlippedBytes(t *testing.T) {
-	t.Parallel()
-	b := newBench(t)
-	noError(t, b.run(t, b.builder().Step()))
-	e := b.saved.Schematics["default"]
-	v := verify.New(b.factory, t.TempDir())
-	defer v.Close()
-	files := must(b.factory.Extract(t.Context(), e.Installer, "amd64"))(t)
-	boot := must(v.Installer(t.Context(), b.saved, e, files, func(string) {}))(t)
-	iso := b.factory.bytes(BootISO, RequestOf(b.saved, e))
-	from, size := initrdOf(t, iso)
-	flipped := 0
-	for at := from; at < from+size; at += 53 {
-		spoilt := flip(iso, at)
-		err := v.ISO(t.Context(), b.saved, e, bytes.NewReader(spoilt), int64(len(spoilt)), boot, func(string) {})
-		if m, ok := errors.AsType[*verify.Mismatch](err); !ok || m.Kind != verify.Damaged && m.Kind != verify.OtherBuild {
-			t.Errorf("byte %d of the initramfs (%d): %v", at-from, size, err)
-		}
-		flipped++
-	}
-	t.Attr("flipped-bytes-caught", strconv.Itoa(flipped))
-}
-
-// initrdOf is the position of an ISO's initramfs, from Talos' own part on.
-func initrdOf(t *testing.T, iso []byte) (from, size int) {
+// requireMismatch requires a refusal with a remedy, of that kind and with these parts.
+func requireMismatch(t *testing.T, err error, kind verify.MismatchKind, parts ...string) {
 	t.Helper()
-	i := must(bootimage.OpenISO(bytes.NewReader(iso), int64(len(iso))))(t)
-	initrd := must(io.ReadAll(i.UKI.Initrd))(t)
-	if from = bytes.Index(iso, initrd); from < 0 {
-		t.Fatal("the initramfs is not in one piece")
+	for _, part := range parts {
+		if !strings.Contains(message(err), part) {
+			t.Errorf("error\n got %v\nwant it to hold %q", err, part)
+		}
 	}
-	own := bytes.Index(initrd, []byte("\x28\xb5\x2f\xfd")) // a frame of zstd
-	return from + own, len(initrd) - own
+	if m, ok := errors.AsType[*verify.Mismatch](err); !ok || m.Kind != kind {
+		t.Errorf("mismatch = %+v, want kind %s", m, kind)
+	}
+	if fault.KindOf(err) != fault.Refused || len(fault.Hints(err)) == 0 {
+		t.Errorf("kind = %v, hints %q", fault.KindOf(err), fault.Hints(err))
+	}
+	t.Attr("corruptions-caught", "1")
 }
 
 // TestSharedExtensions: an extension image is read once, however many images hold it.
@@ -401,7 +369,7 @@ func TestDisk(t *testing.T) {
 }
 
 type spoiltDisk struct {
-	built func(*factory)
+	built func(*artefact.Image)
 	sent  func([]byte) []byte
 	form  artefact.DiskForm
 	kind  verify.MismatchKind
@@ -410,74 +378,54 @@ type spoiltDisk struct {
 
 // spoiltDisks have the right name and another content.
 func spoiltDisks() map[string]spoiltDisk {
-	same := func(b []byte) []byte { return b }
-	built := func(change func(*artefact.Image)) func(*factory) { return only("disk", change) }
-	none := func(*factory) {}
 	return map[string]spoiltDisk{
 		"a swapped extension": {
-			built(withAgent(func(x *artefact.Extension) { x.Files = agentExtension(digest("zero")).Files })), same,
-			artefact.DiskForm{},
-			verify.ExtensionContent,
-			`disk image: extension "qemu-guest-agent" 1.0 is not the locked one (` + digest("one"),
+			built: withAgent(func(x *artefact.Extension) { x.Files = agentExtension(digest("zero")).Files }),
+			kind:  verify.ExtensionContent, want: `extension "qemu-guest-agent" 1.0 is not the locked one (` + digest("one"),
 		},
 		"an extension missing": {
-			built(func(img *artefact.Image) { img.Extensions = nil }), same,
-			artefact.DiskForm{},
-			verify.ExtensionMissing,
-			`disk image: extension "qemu-guest-agent" 1.0 is not in it, locked at ` + digest("one"),
+			built: func(img *artefact.Image) { img.Extensions = nil },
+			kind:  verify.ExtensionMissing, want: `extension "qemu-guest-agent" 1.0 is not in it, locked at ` + digest("one"),
 		},
 		"other firmware": {
-			built(withAgent(func(x *artefact.Extension) { x.Files["/usr/lib/firmware/agent.bin"] = []byte("backdoor") })), same,
-			artefact.DiskForm{},
-			verify.OtherFirmware,
-			"disk image: firmware and microcode are not those of the locked extensions",
+			built: withAgent(func(x *artefact.Extension) { x.Files["/usr/lib/firmware/agent.bin"] = []byte("backdoor") }),
+			kind:  verify.OtherFirmware, want: "firmware and microcode are not those of the locked extensions",
 		},
 		"another kernel argument": {
-			built(func(img *artefact.Image) { img.Cmdline += " init=/bin/sh" }), same,
-			artefact.DiskForm{},
-			verify.OtherArgs,
-			"disk image: other kernel arguments than locked: init=/bin/sh is neither",
+			built: func(img *artefact.Image) { img.Cmdline += " init=/bin/sh" },
+			kind:  verify.OtherArgs, want: "other kernel arguments than locked: init=/bin/sh is neither",
 		},
 		"an ISO's arguments": {
-			built(func(img *artefact.Image) {
-				img.Cmdline = strings.Replace(img.Cmdline, installerArgs, isoArgs, 1)
-			}), same,
-			artefact.DiskForm{},
-			verify.OtherArgs,
-			"disk image: other kernel arguments than locked: talos.halt_if_installed=1 is neither",
+			built: func(img *artefact.Image) { img.Cmdline = strings.Replace(img.Cmdline, installerArgs, isoArgs, 1) },
+			kind:  verify.OtherArgs, want: "other kernel arguments than locked: talos.halt_if_installed=1 is neither",
 		},
 		"another schematic": {
-			built(func(img *artefact.Image) { img.SchematicID = hash([]byte("other")) }), same,
-			artefact.DiskForm{},
-			verify.OtherSchematic,
-			"disk image: it says that it is of schematic " + hash([]byte("other")),
+			built: func(img *artefact.Image) { img.SchematicID = hash([]byte("other")) },
+			kind:  verify.OtherSchematic, want: "it says that it is of schematic " + hash([]byte("other")),
 		},
 		"another Talos": {
-			built(func(img *artefact.Image) { img.TalosVersion = "v1.13.8" }), same,
-			artefact.DiskForm{},
-			verify.OtherTalos,
-			"disk image: it is Talos v1.13.8, but the lock has v1.13.9",
+			built: func(img *artefact.Image) { img.TalosVersion = "v1.13.8" },
+			kind:  verify.OtherTalos, want: "it is Talos v1.13.8, but the lock has v1.13.9",
 		},
 		"another architecture": {
-			built(func(img *artefact.Image) { img.Arch = "arm64" }), same, artefact.DiskForm{}, verify.OtherArch, "disk image: it is for arm64, but the lock is for amd64",
+			built: func(img *artefact.Image) { img.Arch = "arm64" },
+			kind:  verify.OtherArch, want: "it is for arm64, but the lock is for amd64",
 		},
 		"another build": {
-			built(func(img *artefact.Image) { img.TalosVersion = "v1.13.8" }), same,
-			artefact.DiskForm{},
-			verify.OtherTalos,
-			"disk image: the disk image is of another build than the installer: Talos initramfs ",
+			built: func(img *artefact.Image) { img.TalosVersion = "v1.13.8" },
+			kind:  verify.OtherTalos, want: "the disk image is of another build than the installer: Talos initramfs ",
 		},
 		"values that are not locked": {
-			none, same,
-			artefact.DiskForm{Meta: map[uint8]string{0xa: "secret"}},
-			verify.OtherConfig,
-			"disk image: other META values than locked: 0xa is not the schematic's",
+			form: artefact.DiskForm{Meta: map[uint8]string{0xa: "secret"}},
+			kind: verify.OtherConfig, want: "other META values than locked: 0xa is not the schematic's",
 		},
 		"truncated by a sector": {
-			none, func(b []byte) []byte { return b[:len(b)-512] }, artefact.DiskForm{}, verify.Damaged, "disk image: damaged or of a foreign format: it is cut short: ",
+			sent: func(b []byte) []byte { return b[:len(b)-512] },
+			kind: verify.Damaged, want: "damaged or of a foreign format: it is cut short: ",
 		},
 		"a web page": {
-			none, func([]byte) []byte { return []byte("<html>" + strings.Repeat(" ", 100)) }, artefact.DiskForm{}, verify.Damaged, "no qcow2 file",
+			sent: func([]byte) []byte { return []byte("<html>" + strings.Repeat(" ", 100)) },
+			kind: verify.Damaged, want: "damaged or of a foreign format: no qcow2 file",
 		},
 	}
 }
@@ -486,15 +434,18 @@ func TestDiskRefused(t *testing.T) {
 	t.Parallel()
 	each(t, spoiltDisks(), func(t *testing.T, test spoiltDisk) {
 		b := newDiskBench(t)
-		test.built(b.factory)
-		_, err := b.verify(t, test.sent(b.disk(t, test.form)))
-		if m, ok := errors.AsType[*verify.Mismatch](err); !ok || m.Kind != test.kind || !strings.Contains(message(err), test.want) {
-			t.Errorf("mismatch %+v, err = %v, want %s: %q", m, err, test.kind, test.want)
+		if test.built != nil {
+			only("disk", test.built)(b.factory)
 		}
-		if fault.KindOf(err) != fault.Refused || len(fault.Hints(err)) == 0 || strings.Contains(message(err), "secret") {
-			t.Errorf("kind = %v, hints %q, err = %v", fault.KindOf(err), fault.Hints(err), err)
+		disk := b.disk(t, test.form)
+		if test.sent != nil {
+			disk = test.sent(disk)
 		}
-		t.Attr("corruptions-caught", "1")
+		_, err := b.verify(t, disk)
+		requireMismatch(t, err, test.kind, "disk image: "+test.want)
+		if strings.Contains(message(err), "secret") {
+			t.Errorf("err = %v", err)
+		}
 	})
 }
 
@@ -520,25 +471,43 @@ func TestDiskCached(t *testing.T) {
 	}
 }
 
-// TestDiskFlippedBytes changes a byte in many places of the UKI's kernel and initramfs.
-func TestDiskFlippedBytes(t *testing.T) {
+// TestFlippedBytes changes a byte in many places of a kernel and of two initramfs, in Talos' own part and in the
+// extensions: each is detected. (Before that is the CPU microcode, in an archive whose times and inode numbers
+// have no meaning.)
+func TestFlippedBytes(t *testing.T) {
 	t.Parallel()
 	b := newDiskBench(t)
-	disk := b.disk(t, artefact.DiskForm{})
-	opened := must(diskimage.Open(bytes.NewReader(disk), int64(len(disk))))(t)
+	disk, iso := b.disk(t, artefact.DiskForm{}), b.factory.bytes(BootISO, RequestOf(b.lock, b.entry))
+	fromDisk := must(diskimage.Open(bytes.NewReader(disk), int64(len(disk))))(t).ESP.UKI
+	fromISO := must(bootimage.OpenISO(bytes.NewReader(iso), int64(len(iso))))(t).UKI
+	verifyDisk := func(image []byte) error {
+		_, err := b.verify(t, image)
+		return err
+	}
+	verifyISO := func(image []byte) error {
+		return b.verifier.ISO(t.Context(), b.lock, b.entry, bytes.NewReader(image), int64(len(image)), b.boot, func(string) {})
+	}
 	flipped := 0
-	for name, part := range map[string]*io.SectionReader{"kernel": opened.ESP.UKI.Kernel, "initramfs": opened.ESP.UKI.Initrd} {
-		content := must(io.ReadAll(part))(t)
-		from := bytes.Index(disk, content)
+	for name, tc := range map[string]struct {
+		image  []byte
+		part   *io.SectionReader
+		verify func([]byte) error
+	}{
+		"kernel of the disk":    {disk, fromDisk.Kernel, verifyDisk},
+		"initramfs of the disk": {disk, fromDisk.Initrd, verifyDisk},
+		"initramfs of the ISO":  {iso, fromISO.Initrd, verifyISO},
+	} {
+		content := must(io.ReadAll(tc.part))(t)
+		from := bytes.Index(tc.image, content)
 		if from < 0 {
 			t.Fatalf("the %s is not in one piece", name)
 		}
-		if name == "initramfs" { // the archive of microcode before has times and numbers of no meaning
-			own := bytes.Index(content, []byte("\x28\xb5\x2f\xfd"))
+		if tc.part != fromDisk.Kernel {
+			own := bytes.Index(content, []byte("\x28\xb5\x2f\xfd")) // a frame of zstd
 			from, content = from+own, content[own:]
 		}
 		for at := from; at < from+len(content); at += 53 {
-			_, err := b.verify(t, flip(disk, at))
+			err := tc.verify(flip(tc.image, at))
 			if m, ok := errors.AsType[*verify.Mismatch](err); !ok || m.Kind != verify.Damaged && m.Kind != verify.OtherBuild {
 				t.Errorf("byte %d of the %s: %v", at-from, name, err)
 			}

@@ -10,10 +10,9 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/siderolabs/image-factory/pkg/client"
-
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/schematics"
+	"github.com/siderolabs/image-factory/pkg/client"
 )
 
 // Versions lists the Talos versions that the factory builds.

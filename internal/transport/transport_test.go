@@ -71,9 +71,14 @@ func TestBoundedDial(t *testing.T) {
 			}
 			return ours, nil
 		}, time.Second, time.Minute)
-		conn := must(dial(t.Context(), "tcp", "pve1:8006"))(t)
+		conn, err := dial(t.Context(), "tcp", "pve1:8006")
+		if err != nil {
+			t.Fatal(err)
+		}
 		if tc.deadline > 0 {
-			noError(t, conn.SetDeadline(time.Now().Add(tc.deadline)))
+			if err := conn.SetDeadline(time.Now().Add(tc.deadline)); err != nil {
+				t.Fatal(err)
+			}
 		}
 		if tc.each > 0 {
 			go func() {
@@ -92,22 +97,6 @@ func TestBoundedDial(t *testing.T) {
 			t.Errorf("once it is dead: %v after %s", err, time.Since(begun))
 		}
 	})
-}
-
-// must returns v, or ends the test with the error.
-func must[T any](v T, err error) func(testing.TB) T {
-	return func(t testing.TB) T {
-		t.Helper()
-		noError(t, err)
-		return v
-	}
-}
-
-func noError(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
 }
 
 // each runs a test for every case, all at once.
