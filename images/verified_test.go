@@ -485,7 +485,8 @@ func TestFlippedBytes(t *testing.T) {
 		return err
 	}
 	verifyISO := func(image []byte) error {
-		return b.verifier.ISO(t.Context(), b.lock, b.entry, bytes.NewReader(image), int64(len(image)), b.boot, func(string) {})
+		size := int64(len(image))
+		return b.verifier.ISO(t.Context(), b.lock, b.entry, bytes.NewReader(image), size, b.boot, func(string) {})
 	}
 	flipped := 0
 	for name, tc := range map[string]struct {

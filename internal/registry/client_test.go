@@ -20,6 +20,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/empty"
 	"github.com/google/go-containerregistry/pkg/v1/random"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
+	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim/artefact"
 	"github.com/recast-sh/recast/schematics"
@@ -222,11 +223,31 @@ func TestDigestIsComputed(t *testing.T) {
 
 func TestBadReferences(t *testing.T) {
 	t.Parallel()
-	if _, err := New(Options{Extensions: "GHCR.io/UPPER"}); fault.KindOf(err) != fault.Config {
-		t.Errorf("repository: %v", err)
-	}
-	if _, _, err := client(t, server()).Digest(t.Context(), "a b"); fault.KindOf(err) != fault.Config {
-		t.Errorf("reference: %v", err)
+	tag, digest := host+"/a/b:v1", host+"/a/b@sha256:"+strings.Repeat("0", 64)
+	push := images.ArchivePush{File: "file", Repository: host + "/c", Arch: "amd64", Base: tag}
+	c := client(t, server())
+	second := func(_ any, err error) error { return err }
+	third := func(_, _ any, err error) error { return err }
+	ctx := t.Context()
+	for title, err := range map[string]error{
+		"a client of no repository":   second(New(Options{Extensions: "GHCR.io/UPPER"})),
+		"no reference":                third(c.Digest(ctx, "a b")),
+		"signatures of a tag":         second(c.Signatures(ctx, tag)),
+		"copy of a tag":               c.Copy(ctx, tag, host+"/c", nil),
+		"copy to no repository":       c.Copy(ctx, digest, "A B", nil),
+		"head of no tag":              third(c.Head(ctx, "a b")),
+		"tag of a tag":                c.Tag(ctx, tag, host+"/a/b:v2"),
+		"tag of no place":             c.Tag(ctx, digest, "a b"),
+		"push upon a tag":             second(c.PushArchive(ctx, push)),
+		"what is beside a tag":        second(c.Attached(ctx, tag)),
+		"a file of what beside a tag": second(c.AttachedFile(ctx, tag, schematics.BootFile{})),
+		"a layout of a tag":           c.SaveLayout(ctx, tag, "amd64", t.TempDir()),
+		"a file to be beside a tag":   c.Attach(ctx, tag, "file", images.BootISO, schematics.BootFile{}, nil),
+		"built upon, of a tag":        c.BuiltUpon(ctx, tag, digest, "amd64"),
+	} {
+		if fault.KindOf(err) != fault.Config {
+			t.Errorf("%s: %v", title, err)
+		}
 	}
 }
 

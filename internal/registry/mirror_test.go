@@ -298,20 +298,6 @@ func sizeOf(t *testing.T, img v1.Image) int64 {
 	return size
 }
 
-func TestCopyOfBadReferences(t *testing.T) {
-	t.Parallel()
-	c := newCopier(t)
-	for title, err := range map[string]error{
-		"a tag":           c.Copy(t.Context(), c.source.Context().Tag("v1.13.9").String(), c.mirror.String(), nil),
-		"no repository":   c.Copy(t.Context(), c.source.String(), "A B", nil),
-		"head of no tag":  func() error { _, _, err := c.Head(t.Context(), "a b"); return err }(),
-		"tag of a tag":    c.Tag(t.Context(), c.mirror.Tag("a").String(), c.mirror.Tag("b").String()),
-		"tag of no place": c.Tag(t.Context(), c.source.String(), "a b"),
-	} {
-		same(t, title, fault.Config, fault.KindOf(err))
-	}
-}
-
 const mirror = host + "/acme/talos"
 
 // pushBuilt pushes an index of one image with that build time, under a tag.
