@@ -457,7 +457,8 @@ func TestUsable(t *testing.T) {
 	}}, got); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
-	if err := CheckStorages(t.Context(), s, DiskImage, []string{"local"}, []string{"pve1", "pve2"}); fault.KindOf(err) != fault.Config || !strings.Contains(err.Error(), "no storage for disk images on host pve2") {
+	_, err = targets(t.Context(), s, DiskImage, []string{"local"}, []string{"pve1", "pve2"})
+	if fault.KindOf(err) != fault.Config || !strings.Contains(err.Error(), "no storage for disk images on host pve2") {
 		t.Errorf("error = %v", err)
 	}
 	hosts := map[string][]string{"default": {"pve1", "pve2"}, "storage": {"pve2"}}

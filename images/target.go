@@ -101,13 +101,6 @@ type Storages interface {
 	Storage(ctx context.Context, host, storage string) (StorageInfo, error)
 }
 
-// CheckStorages says whether the hosts have storages that take files of that kind, by the
-// rules of Publisher. What is wrong with the storages themselves is of kind Config.
-func CheckStorages(ctx context.Context, store Storages, of Artefact, storages, hosts []string) error {
-	_, err := targets(ctx, store, of, storages, hosts)
-	return err
-}
-
 // Usable returns those of the storages that take files of that kind, and those of the
 // hosts that see one of them, sorted; why says what is wrong with the others.
 func Usable(ctx context.Context, store Storages, of Artefact, storages, hosts []string) (usable, served []string, why []error, err error) {
@@ -140,7 +133,7 @@ func Usable(ctx context.Context, store Storages, of Artefact, storages, hosts []
 func DiskHosts(ctx context.Context, store Storages, storages []string, hosts map[string][]string, all bool) (usable []string, why []error, err error) {
 	if all || len(hosts) == 0 {
 		for _, name := range slices.Sorted(maps.Keys(hosts)) { // all would mostly say the same
-			if err = CheckStorages(ctx, store, DiskImage, storages, hosts[name]); err != nil {
+			if _, err = targets(ctx, store, DiskImage, storages, hosts[name]); err != nil {
 				break
 			}
 		}

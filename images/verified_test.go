@@ -335,11 +335,8 @@ func newDiskBench(t testing.TB) *diskBench {
 	b.factory.schematics[b.entry.SchematicID] = b.entry.Schematic
 	b.verifier = verify.New(b.factory, t.TempDir())
 	t.Cleanup(func() { _ = b.verifier.Close() }) // the directory is removed anyway
-	files, err := b.factory.Extract(t.Context(), "factory.example/nocloud-installer/"+b.entry.SchematicID+"@", "amd64")
-	noError(t, err)
-	if b.boot, err = b.verifier.Installer(t.Context(), lock, b.entry, files, func(string) {}); err != nil {
-		t.Fatal(err)
-	}
+	files := must(b.factory.Extract(t.Context(), "factory.example/nocloud-installer/"+b.entry.SchematicID+"@", "amd64"))(t)
+	b.boot = must(b.verifier.Installer(t.Context(), lock, b.entry, files, func(string) {}))(t)
 	return b
 }
 

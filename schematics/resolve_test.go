@@ -156,11 +156,8 @@ func TestResolveRefuses(t *testing.T) {
 		same(t, "kind", fault.Config, fault.KindOf(err))
 		same(t, "hint", tc.hint, strings.Join(fault.Hints(err), "; "))
 	})
-}
-
-func TestResolveTakesLongestArguments(t *testing.T) {
-	t.Parallel()
-	resolve(t, request(map[string]string{"a": "customization: {extraKernelArgs: [" + strings.Repeat("x", 1616) + "]}\n"}), catalog())
+	longest := "customization: {extraKernelArgs: [" + strings.Repeat("x", 1616) + "]}\n"
+	resolve(t, request(map[string]string{"a": longest}), catalog())
 }
 
 func TestResolvePassesErrorsOn(t *testing.T) {

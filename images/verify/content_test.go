@@ -57,10 +57,7 @@ func wantedOf(t *testing.T) *wanted {
 			{name: "tool", locked: tool}, {name: "card", locked: card}, {name: schematicEntry}, {name: configEntry, config: hash([]byte("config"))},
 		},
 	}
-	var err error
-	if w.loose, err = looseFiles([]*lockedExtension{tool, card}); err != nil {
-		t.Fatal(err)
-	}
+	w.loose = must(looseFiles([]*lockedExtension{tool, card}))(t)
 	return w
 }
 

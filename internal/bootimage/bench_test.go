@@ -48,12 +48,10 @@ func TestReadInitrdMemory(t *testing.T) {
 // readLarge reads the initramfs from the file and returns the peak heap size, in MiB.
 func readLarge(t testing.TB, path string) float64 {
 	t.Helper()
-	f, err := os.Open(path)
-	noError(t, err)
+	f := must(os.Open(path))(t)
 	defer f.Close()
 	var got bootimage.Initrd
-	peak := heap.Peak(t.Context(), func() { got, err = bootimage.ReadInitrd(f, t.TempDir()) })
-	noError(t, err)
+	peak := heap.Peak(t.Context(), func() { got = must(bootimage.ReadInitrd(f, t.TempDir()))(t) })
 	if large := got.Extensions[0].Files["/large"]; large.SizeBytes != largeImageBytes {
 		t.Fatalf("files = %v", got.Extensions[0].Files)
 	}

@@ -229,7 +229,11 @@ func ExampleError() {
 // A factory's certificate is verified by the system's CAs, and by those of a file.
 func TestCAFile(t *testing.T) {
 	t.Parallel()
-	s := httptest.NewUnstartedServer(answer(http.StatusOK, `["v1.13.9"]`))
+	requests := 0
+	s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		requests++
+		answer(http.StatusOK, `["v1.13.9"]`)(w, r)
+	}))
 	s.Config.ErrorLog = log.New(io.Discard, "", 0)
 	s.StartTLS()
 	defer s.Close()
@@ -240,10 +244,12 @@ func TestCAFile(t *testing.T) {
 	if versions, err := trusts.Versions(t.Context()); err != nil || len(versions) != 1 {
 		t.Errorf("with its CA: %v, %v", versions, err)
 	}
-	other, err := New(Options{URL: s.URL})
-	noError(t, err)
+	other := must(New(Options{URL: s.URL}))(t)
 	defer other.Close()
-	_, err = other.Versions(t.Context())
+	_, err := other.Versions(t.Context())
+	if _, ok := errors.AsType[x509.UnknownAuthorityError](err); !ok || requests != 1 || strings.Contains(err.Error(), "times") {
+		t.Errorf("an error that would repeat: %v after %d requests", err, requests)
+	}
 	hint := "if your own CA has signed it, name that CA's certificate, a PEM file, in images.caFile"
 	if fault.CodeOf(err) != fault.TLS || strings.Join(fault.Hints(err), "; ") != hint {
 		t.Errorf("without: %v\ncode %s, hints %q", err, fault.CodeOf(err), fault.Hints(err))
@@ -421,23 +427,6 @@ func TestSilentFactory(t *testing.T) {
 			t.Errorf("took %s, want %s", took, want)
 		}
 	})
-}
-
-// TestUntrusted: an error that would repeat is not retried.
-func TestUntrusted(t *testing.T) {
-	t.Parallel()
-	requests := 0
-	server := httptest.NewUnstartedServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { requests++ }))
-	server.Config.ErrorLog = log.New(io.Discard, "", 0)
-	server.StartTLS()
-	defer server.Close()
-	c, err := New(Options{URL: server.URL})
-	noError(t, err)
-	defer c.Close()
-	_, err = c.Versions(t.Context())
-	if _, ok := errors.AsType[x509.UnknownAuthorityError](err); !ok || requests > 0 || strings.Contains(err.Error(), "times") {
-		t.Errorf("error = %v after %d requests", err, requests)
-	}
 }
 
 // TestRetryAfter reads both forms of the header.

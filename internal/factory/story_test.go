@@ -57,7 +57,6 @@ func newSite(t *testing.T, with ...func(*factoryapi.Options)) *site {
 	oci := factoryapi.NewRegistry(s.recorder)
 	s.catalog = factoryapi.Catalog{Registry: registryAddr, Transport: oci.Transport()}
 	noError(t, s.catalog.Publish(t.Context(), talos, factoryapi.Official()))
-	var err error
 	o := factoryapi.Options{
 		URL: "http://" + addr, Registry: registryAddr, Transport: oci.Transport(), Versions: []string{talos}, Recorder: s.recorder, Delay: transport.Pause,
 	}
@@ -67,9 +66,7 @@ func newSite(t *testing.T, with ...func(*factoryapi.Options)) *site {
 	s.factory = must(factoryapi.New(o))(t)
 	noError(t, errors.Join(listen(t, n, addr, s.factory), listen(t, n, registryAddr, oci)))
 	transport := func() http.RoundTripper { return &http.Transport{DialContext: n.Dialer().DialContext} }
-	if s.client, err = New(Options{URL: "http://" + addr, Transport: transport(), Note: s.note}); err != nil {
-		t.Fatal(err)
-	}
+	s.client = must(New(Options{URL: "http://" + addr, Transport: transport(), Note: s.note}))(t)
 	s.registry = must(registry.New(registry.Options{
 		Extensions: registryAddr + "/siderolabs/extensions", Transport: transport(), Keychain: authn.NewMultiKeychain(),
 	}))(t)

@@ -219,8 +219,7 @@ func TestACancelledBuildEndsWithEverythingItStarted(t *testing.T) {
 	if !errors.Is(err, context.Canceled) || !strings.Contains(err.Error(), "it said last: building") {
 		t.Errorf("err = %v", err)
 	}
-	f, err := os.Open(filepath.Join(dir, "held"))
-	noError(t, err)
+	f := must(os.Open(filepath.Join(dir, "held")))(t)
 	defer f.Close()
 	deadline := time.Now().Add(30 * time.Second)
 	for err = errors.New("not tried"); err != nil && time.Now().Before(deadline); time.Sleep(time.Millisecond) {

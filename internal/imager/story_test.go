@@ -304,10 +304,7 @@ func newStory(t *testing.T) *story {
 	s.host = strings.TrimPrefix(server.URL, "http://")
 	s.mirror, s.base = s.host+"/acme/talos", s.host+"/siderolabs/installer-base"
 	s.fill(t)
-	var err error
-	if s.registry, err = registry.New(registry.Options{Extensions: s.host + "/siderolabs/extensions", Keychain: authn.NewMultiKeychain()}); err != nil {
-		t.Fatal(err)
-	}
+	s.registry = must(registry.New(registry.Options{Extensions: s.host + "/siderolabs/extensions", Keychain: authn.NewMultiKeychain()}))(t)
 	t.Cleanup(func() { _ = s.registry.Close() })
 	s.resolve(t)
 	return s

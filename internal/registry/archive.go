@@ -281,10 +281,7 @@ func (c *Client) AttachedFile(ctx context.Context, installer string, f schematic
 		return nil, explain(err, of.Context())
 	}
 	body, err := layer.Compressed() // as it was pushed; its digest is checked
-	if err != nil {
-		return nil, explain(err, of.Context())
-	}
-	return body, nil
+	return body, explain(err, of.Context())
 }
 
 // fileLayer is a file as an uncompressed layer.

@@ -120,7 +120,11 @@ type denied struct{ error }
 func (d denied) Unwrap() error        { return d.error }
 func (d denied) Is(target error) bool { return target == images.ErrDenied }
 
+// explain says which registry an error is of, and what to do; nil stays nil.
 func explain(err error, r name.Repository) error {
+	if err == nil {
+		return nil
+	}
 	err = fmt.Errorf("registry %s: %w", r.RegistryStr(), foreign.Error(err))
 	if isStalled(err) {
 		return fault.WithHint(err, "run it again: blobs that were transferred completely are not sent again")
@@ -267,10 +271,7 @@ func (a access) push(ctx context.Context, from, to name.Reference, progress func
 
 // upload pushes something and reports progress. It does not send again what the registry already has.
 func (a access) upload(ctx context.Context, to name.Reference, what remote.Taggable, progress func(doneBytes int64)) error {
-	if err := a.send(ctx, to, what, progress); err != nil {
-		return explain(err, to.Context())
-	}
-	return nil
+	return explain(a.send(ctx, to, what, progress), to.Context())
 }
 
 func (a access) send(ctx context.Context, to name.Reference, what remote.Taggable, progress func(doneBytes int64)) error {

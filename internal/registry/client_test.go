@@ -301,10 +301,9 @@ func TestCAFile(t *testing.T) {
 	if _, found, err := trusts.Digest(t.Context(), ref); found || err != nil {
 		t.Errorf("with its CA: found %t, %v", found, err)
 	}
-	other, err := New(Options{Keychain: authn.NewMultiKeychain()})
-	noError(t, err)
+	other := must(New(Options{Keychain: authn.NewMultiKeychain()}))(t)
 	defer other.Close()
-	_, _, err = other.Digest(t.Context(), ref)
+	_, _, err := other.Digest(t.Context(), ref)
 	hint := "if your own CA has signed it, name that CA's certificate, a PEM file, in images.caFile"
 	if fault.CodeOf(err) != fault.TLS || strings.Join(fault.Hints(err), "; ") != hint {
 		t.Errorf("without: %v\ncode %s, hints %q", err, fault.CodeOf(err), fault.Hints(err))

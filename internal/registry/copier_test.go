@@ -162,10 +162,7 @@ func newCopier(t *testing.T, to ...ggcr.Option) *copier {
 	t.Helper()
 	c := &copier{from: newPlace(t, ggcr.WithReferrersSupport(true))}
 	c.into(t, newPlace(t, to...))
-	var err error
-	if c.Client, err = New(Options{Keychain: authn.NewMultiKeychain()}); err != nil {
-		t.Fatal(err)
-	}
+	c.Client = must(New(Options{Keychain: authn.NewMultiKeychain()}))(t)
 	t.Cleanup(func() { noError(t, c.Close()) })
 	index := must(random.Index(512, 2, 2))(t)
 	repository := must(name.NewRepository(c.from.host + "/nocloud-installer/abc"))(t)

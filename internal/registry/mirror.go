@@ -64,10 +64,7 @@ func (c *Client) Tag(ctx context.Context, ref, tag string) error {
 	if err != nil {
 		return err
 	}
-	if err := remote.Tag(t, desc, c.options(ctx)...); err != nil {
-		return explain(err, t.Context())
-	}
-	return nil
+	return explain(remote.Tag(t, desc, c.options(ctx)...), t.Context())
 }
 
 // copySignature copies what cosign keeps under a tag beside the image: sigstore/cosign, specs/SIGNATURE_SPEC.md.
