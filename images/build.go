@@ -7,13 +7,17 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
+	"strconv"
 	"strings"
+	"sync"
+	"time"
 
 	"github.com/recast-sh/recast/images/verify"
-
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/step"
+	"github.com/recast-sh/recast/internal/words"
 	"github.com/recast-sh/recast/schematics"
 )
 
@@ -135,7 +139,7 @@ func (b Builder) factorySteps(name string) []step.Step {
 // fetchStep ends with the file in the lock, and in the cache or published.
 func (b Builder) fetchStep(a Artefact, name string, m *sharedState) step.Step {
 	return step.Step{
-		ID: "fetch-" + a.noun(), Code: fault.ImageDiffers, Title: fmt.Sprintf("fetch the %s and compare what it holds with the lock", a),
+		ID: "fetch-" + artefacts[a].noun, Code: fault.ImageDiffers, Title: fmt.Sprintf("fetch the %s and compare what it holds with the lock", a),
 		Skip: func(ctx context.Context) (string, error) { return b.haveFile(ctx, a, name) },
 		Do:   func(ctx context.Context) error { return b.fetch(ctx, a, name, m) },
 	}
@@ -147,8 +151,7 @@ type sharedState struct {
 	boot      verify.Boot // of the verified installer
 }
 
-// checkFactory refuses to build while the factory would build something other than
-// the lock says.
+// checkFactory refuses to build while the factory would build something other than the lock says.
 func (b Builder) checkFactory(ctx context.Context, name string) error {
 	lock, _, err := b.Ledger.entry(name)
 	if err != nil {
@@ -216,8 +219,7 @@ func (b Builder) pullable(ctx context.Context, name string) (string, error) {
 	return "installer " + shortDigest(digest) + " is there", nil
 }
 
-// resolveInstaller returns the installer to verify: the lock's if it exists,
-// otherwise what the factory builds.
+// resolveInstaller returns the installer to verify: the lock's if it exists, otherwise what the factory builds.
 func (b Builder) resolveInstaller(ctx context.Context, name string) (string, error) {
 	lock, e, err := b.Ledger.entry(name)
 	if err != nil {
@@ -310,38 +312,49 @@ func (b Builder) fetch(ctx context.Context, a Artefact, name string, m *sharedSt
 	if err != nil {
 		return err
 	}
-	note := b.noteFor(name, "fetch-"+a.noun())
-	body, size, err := a.download(ctx, b.Factory, RequestOf(lock, e), note)
+	note := b.noteFor(name, "fetch-"+artefacts[a].noun)
+	body, size, err := b.Factory.Image(ctx, a, RequestOf(lock, e), note)
 	if err != nil {
 		return fmt.Errorf("fetch the %s: %w", a, err)
 	}
 	defer body.Close()
-	locked, diskBytes := a.File(lock, e), e.Disk.DiskBytes
-	got, err := b.Cache.store(&counted{Reader: body, tell: progress(size, note)}, size, schematics.BootFile{Name: locked.Name},
-		func(f *os.File, got schematics.BootFile) (err error) {
-			if got == locked { // these very bytes were verified before
-				return nil
-			}
-			diskBytes, err = b.verify(ctx, a, name, m, f, got, note)
-			return err
-		})
-	if err != nil || got == locked {
+	locked := a.File(lock, e)
+	got, err := b.keep(ctx, a, name, m, &counted{Reader: body, tell: progress(size, note)}, size, schematics.BootFile{Name: locked.Name}, note)
+	if err != nil || got.BootFile == locked {
 		return err
 	}
 	if locked.SHA256 != "" {
 		note(fmt.Sprintf("its content is as locked: its SHA-256 %s replaces %s in recast.lock", got.SHA256, locked.SHA256))
 	}
-	return b.record(a, e, got, diskBytes)
+	return b.record(a, e, got)
+}
+
+// keep verifies a file and stores it in the cache. The lock's very bytes were verified before.
+func (b Builder) keep(
+	ctx context.Context, a Artefact, name string, m *sharedState, body io.Reader, announced int64, want schematics.BootFile, note func(string),
+) (schematics.Disk, error) {
+	lock, e, err := b.Ledger.entry(name)
+	if err != nil {
+		return schematics.Disk{}, err
+	}
+	diskBytes := e.Disk.DiskBytes
+	got, err := b.Cache.store(body, announced, want, func(f *os.File, got schematics.BootFile) (err error) {
+		if got != a.File(lock, e) {
+			diskBytes, err = b.verify(ctx, a, name, m, f, got, note)
+		}
+		return err
+	})
+	return schematics.Disk{BootFile: got, DiskBytes: diskBytes}, err
 }
 
 // record records a file that was verified.
-func (b Builder) record(a Artefact, e schematics.Locked, got schematics.BootFile, diskBytes int64) error {
+func (b Builder) record(a Artefact, e schematics.Locked, got schematics.Disk) error {
 	return b.Ledger.record(e.BuildID, func(e *schematics.Locked) {
 		if a == DiskImage {
-			e.Disk = schematics.Disk{BootFile: got, DiskBytes: diskBytes}
+			e.Disk = got
 			return
 		}
-		e.ISO = got
+		e.ISO = got.BootFile
 	})
 }
 
@@ -387,3 +400,132 @@ func RequestOf(lock schematics.Lock, e schematics.Locked) ISORequest {
 }
 
 func shortDigest(digest string) string { return digest[:min(len(digest), len("sha256:")+12)] }
+
+// Ledger is a lock that is being built. Results, such as an installer's digest or an
+// ISO's checksum, are recorded in it and saved at once.
+type Ledger struct {
+	save func(schematics.Lock) error
+
+	mu   sync.Mutex
+	lock schematics.Lock
+}
+
+// NewLedger takes a lock and the function that writes it to its file.
+func NewLedger(lock schematics.Lock, save func(schematics.Lock) error) *Ledger {
+	return &Ledger{save: save, lock: lock.Clone()}
+}
+
+// Lock returns the lock with everything recorded so far.
+func (l *Ledger) Lock() schematics.Lock {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.lock.Clone()
+}
+
+// entry returns the lock and its schematic of that name.
+func (l *Ledger) entry(name string) (schematics.Lock, schematics.Locked, error) {
+	lock := l.Lock()
+	e, ok := lock.Schematics[name]
+	if !ok {
+		return lock, e, fault.WithHint(fault.LockStale.Configf("schematic %q is not in the lock", name), "run `recast lock`")
+	}
+	return lock, e, nil
+}
+
+// record changes every entry of that build and saves the lock. If that fails, nothing changes.
+func (l *Ledger) record(buildID string, change func(*schematics.Locked)) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	lock := l.lock.Clone()
+	for name, e := range lock.Schematics {
+		if e.BuildID == buildID {
+			change(&e)
+			lock.Schematics[name] = e
+		}
+	}
+	if err := l.save(lock.Clone()); err != nil {
+		return fmt.Errorf("record what was built: %w", err)
+	}
+	l.lock = lock
+	return nil
+}
+
+const mib = 1 << 20
+
+// rateAfter is how long a transfer must take before its speed is reported.
+const rateAfter = 5 * time.Second
+
+// progress returns a function that turns a byte count into an occasional note: every
+// tenth of the total, or every 64 MiB if the total is unknown. A count that
+// decreases belongs to another attempt.
+func progress(total int64, note func(string)) func(done int64) {
+	every := int64(64 * mib)
+	if total > 0 {
+		every = max(total/10, 1)
+	}
+	next, last, begun := every, int64(0), time.Now()
+	return func(done int64) {
+		if done < last {
+			next, begun = every, time.Now()
+			note("beginning again")
+		}
+		last = done
+		if done < next {
+			return
+		}
+		next = (done/every + 1) * every
+		text := words.Size(done)
+		if total > 0 {
+			text += " of " + words.Size(total)
+		}
+		if took := time.Since(begun); took >= rateAfter {
+			text += ", " + words.Size(int64(float64(done)/took.Seconds())) + "/s"
+		}
+		note(text)
+	}
+}
+
+// counted reports how many bytes were read so far.
+type counted struct {
+	io.Reader
+	done int64
+	tell func(done int64)
+}
+
+func (c *counted) Read(p []byte) (int, error) {
+	n, err := c.Reader.Read(p)
+	c.done += int64(n)
+	c.tell(c.done)
+	return n, err
+}
+
+// ReadProgress parses the note of a transfer: how much of how much is done, in
+// bytes, and the rest of the note. ok is false for any other note.
+func ReadProgress(note string) (done, total int64, rest string, ok bool) {
+	amount, _, _ := strings.Cut(note, ", ")
+	so, of, found := strings.Cut(amount, " of ")
+	if !found {
+		return 0, 0, "", false
+	}
+	done, errDone := readSize(so)
+	total, errTotal := readSize(of)
+	if errDone != nil || errTotal != nil || total == 0 {
+		return 0, 0, "", false
+	}
+	return done, total, strings.TrimSuffix(note, ", "), true
+}
+
+// readSize parses what size has written.
+func readSize(text string) (int64, error) {
+	number, unit, _ := strings.Cut(text, " ")
+	n, err := strconv.ParseInt(number, 10, 64)
+	switch {
+	case err != nil:
+		return 0, err
+	case unit == "KiB":
+		return n << 10, nil
+	case unit == "MiB":
+		return n << 20, nil
+	}
+	return 0, fmt.Errorf("%q is not a size", text)
+}

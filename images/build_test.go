@@ -12,23 +12,21 @@ import (
 	"testing"
 	"time"
 
-	"github.com/recast-sh/recast/internal/words"
-
 	"github.com/google/go-cmp/cmp"
+	"github.com/recast-sh/recast/images/verify"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim/artefact"
+	"github.com/recast-sh/recast/internal/words"
 	"github.com/recast-sh/recast/schematics"
 )
 
 func TestBuild(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
-	if err := b.run(t, b.builder().Step()); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, b.run(t, b.builder().Step()))
 	want := lockOf(t)
 	for name, e := range want.Schematics {
-		iso := b.factory.bytes(RequestOf(want, e))
+		iso := b.factory.bytes(BootISO, RequestOf(want, e))
 		e.ISO.SHA256, e.ISO.SizeBytes = hash(iso), int64(len(iso))
 		e.Installer = "factory.example/nocloud-installer/" + e.SchematicID + "@" + digest("installer "+e.SchematicID)
 		want.Schematics[name] = e
@@ -37,21 +35,13 @@ func TestBuild(t *testing.T) {
 			t.Errorf("cached ISO of %s: %v, same bytes: %t", name, err, bytes.Equal(got, iso))
 		}
 	}
-	if diff := cmp.Diff(want, b.saved); diff != "" {
-		t.Errorf("saved lock (-want +got):\n%s", diff)
-	}
-	if diff := cmp.Diff(b.saved, b.ledger.Lock()); diff != "" {
-		t.Errorf("ledger and file differ (-file +ledger):\n%s", diff)
-	}
+	same(t, "saved lock", want, b.saved)
+	same(t, "ledger and file differ", b.saved, b.ledger.Lock())
 	if b.factory.downloads != 2 || b.factory.registrations != 2 {
 		t.Errorf("%d downloads, %d registrations", b.factory.downloads, b.factory.registrations)
 	}
-	if diff := cmp.Diff(wantNotes(want), b.notes); diff != "" {
-		t.Errorf("notes (-want +got):\n%s", diff)
-	}
-	if err := b.verifier.Close(); err != nil {
-		t.Error(err)
-	}
+	same(t, "notes", wantNotes(want), b.notes)
+	noError(t, b.verifier.Close())
 	left, err := filepath.Glob(b.cache.path("*.iso"))
 	hidden, err2 := filepath.Glob(b.cache.path(".*.part"))
 	if err := errors.Join(err, err2); err != nil || len(left) != 2 || len(hidden) != 0 {
@@ -80,23 +70,17 @@ func wantNotes(lock schematics.Lock) []string {
 func TestBuildAgainDoesNothing(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
-	if err := b.run(t, b.builder().Step()); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, b.run(t, b.builder().Step()))
 	// The factory has changed meanwhile: finished builds stay.
 	b.factory.extensions = list(digest("two"))
 	b.again(b.saved)
-	if err := b.run(t, b.builder().Step()); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, b.run(t, b.builder().Step()))
 	d, p := b.saved.Schematics["default"], b.saved.Schematics["plain"]
 	reason := func(e schematics.Locked) string {
 		return "installer " + shortDigest(digest("installer "+e.SchematicID)) + " is there; " + e.ISO.Name + " is in the cache"
 	}
 	want := []string{"build/default skipped " + reason(d), "build/plain skipped " + reason(p), "build done"}
-	if diff := cmp.Diff(want, b.events); diff != "" {
-		t.Errorf("events (-want +got):\n%s", diff)
-	}
+	same(t, "events", want, b.events)
 	if b.factory.downloads+b.factory.registrations+b.saves+len(b.factory.pulls) != 0 {
 		t.Errorf("%d downloads, %d registrations, %d saves, pulls %v", b.factory.downloads, b.factory.registrations, b.saves, b.factory.pulls)
 	}
@@ -105,46 +89,34 @@ func TestBuildAgainDoesNothing(t *testing.T) {
 // TestBuildResumes loses one thing at a time and counts the repeated work.
 func TestBuildResumes(t *testing.T) {
 	t.Parallel()
-	for name, tc := range map[string]struct {
+	type row struct {
 		lose      func(*testing.T, *bench)
 		downloads int
 		register  int
-	}{
+	}
+	each(t, map[string]row{
 		"the cached ISO": {func(t *testing.T, b *bench) {
-			if err := os.Remove(b.cache.path(b.saved.Schematics["default"].ISO.Name)); err != nil {
-				t.Fatal(err)
-			}
+			noError(t, os.Remove(b.cache.path(b.saved.Schematics["default"].ISO.Name)))
 		}, 1, 0},
 		"some bytes of the cached ISO": {func(t *testing.T, b *bench) {
-			if err := os.WriteFile(b.cache.path(b.saved.Schematics["default"].ISO.Name), []byte("rot"), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			noError(t, os.WriteFile(b.cache.path(b.saved.Schematics["default"].ISO.Name), []byte("rot"), 0o600))
 		}, 1, 0},
 		"what was recorded": {func(t *testing.T, b *bench) { b.saved = lockOf(t) }, 2, 0},
 		"the factory": {func(_ *testing.T, b *bench) {
 			b.factory.schematics = map[string]string{}
 		}, 0, 2},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			b := newBench(t)
-			if err := b.run(t, b.builder().Step()); err != nil {
-				t.Fatal(err)
-			}
-			whole := b.saved
-			tc.lose(t, b)
-			b.again(b.saved)
-			if err := b.run(t, b.builder().Step()); err != nil {
-				t.Fatal(err)
-			}
-			if b.factory.downloads != tc.downloads || b.factory.registrations != tc.register {
-				t.Errorf("%d downloads, %d registrations; want %d, %d", b.factory.downloads, b.factory.registrations, tc.downloads, tc.register)
-			}
-			if diff := cmp.Diff(whole, b.ledger.Lock()); diff != "" {
-				t.Errorf("lock (-want +got):\n%s", diff)
-			}
-		})
-	}
+	}, func(t *testing.T, tc row) {
+		b := newBench(t)
+		noError(t, b.run(t, b.builder().Step()))
+		whole := b.saved
+		tc.lose(t, b)
+		b.again(b.saved)
+		noError(t, b.run(t, b.builder().Step()))
+		if b.factory.downloads != tc.downloads || b.factory.registrations != tc.register {
+			t.Errorf("%d downloads, %d registrations; want %d, %d", b.factory.downloads, b.factory.registrations, tc.downloads, tc.register)
+		}
+		same(t, "lock", whole, b.ledger.Lock())
+	})
 }
 
 // TestBuildTakesARebuiltISO: a factory whose cache is gone rebuilds the ISO, never
@@ -152,19 +124,15 @@ func TestBuildResumes(t *testing.T) {
 func TestBuildTakesARebuiltISO(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
-	if err := b.run(t, b.builder().Step()); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, b.run(t, b.builder().Step()))
 	was := b.saved
 	only("iso", func(img *artefact.Image) { img.SchematicAuthor += "rebuilt" })(b.factory)
 	b.cache = NewCache(t.TempDir())
 	b.again(b.saved)
-	if err := b.run(t, b.builder().Step()); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, b.run(t, b.builder().Step()))
 	want := was.Clone()
 	for name, e := range want.Schematics {
-		iso := b.factory.bytes(RequestOf(want, e))
+		iso := b.factory.bytes(BootISO, RequestOf(want, e))
 		e.ISO.SHA256, e.ISO.SizeBytes = hash(iso), int64(len(iso))
 		if e.ISO == was.Schematics[name].ISO {
 			t.Fatalf("the factory has built the same bytes for %s", name)
@@ -175,9 +143,7 @@ func TestBuildTakesARebuiltISO(t *testing.T) {
 			t.Errorf("no note %q in %q", note, b.notes)
 		}
 	}
-	if diff := cmp.Diff(want, b.saved); diff != "" {
-		t.Errorf("saved lock (-want +got):\n%s", diff)
-	}
+	same(t, "saved lock", want, b.saved)
 	b.again(b.saved)
 	if err := b.run(t, b.builder().Step()); err != nil || b.factory.downloads+b.saves != 0 {
 		t.Errorf("the third time: %v, %d downloads, %d saves", err, b.factory.downloads, b.saves)
@@ -188,16 +154,12 @@ func TestBuildTakesARebuiltISO(t *testing.T) {
 func TestBuildTrustsPublished(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
-	if err := errors.Join(b.run(t, b.builder().Step()), b.run(t, b.pub.Step())); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, errors.Join(b.run(t, b.builder().Step()), b.run(t, b.pub.Step())))
 	b.cache = NewCache(t.TempDir())
 	b.again(b.saved)
 	builder := b.builder()
 	builder.Published = func(ctx context.Context, _ Artefact, name string) (string, error) { return b.pub.Published(ctx, name) }
-	if err := errors.Join(b.run(t, builder.Step()), b.run(t, b.pub.Step())); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, errors.Join(b.run(t, builder.Step()), b.run(t, b.pub.Step())))
 	if b.factory.downloads != 1 || b.store.changes != nil { // "plain" is published nowhere
 		t.Errorf("%d downloads, uploads %v", b.factory.downloads, b.store.changes)
 	}
@@ -275,9 +237,7 @@ func TestBuildRefuses(t *testing.T) {
 			t.Parallel()
 			b := newBench(t)
 			if tc.built {
-				if err := b.run(t, b.builder().Step()); err != nil {
-					t.Fatal(err)
-				}
+				noError(t, b.run(t, b.builder().Step()))
 			}
 			tc.spoil(b)
 			before := b.ledger.Lock()
@@ -297,9 +257,7 @@ func TestBuildRefuses(t *testing.T) {
 				t.Errorf("hint = %q, want %q", hints, tc.hint)
 			}
 			for name, e := range b.ledger.Lock().Schematics {
-				if e.ISO != before.Schematics[name].ISO {
-					t.Errorf("the ISO of %s is recorded despite the error: %+v", name, e.ISO)
-				}
+				same(t, "the ISO despite the error", before.Schematics[name].ISO, e.ISO)
 			}
 			if left, err := filepath.Glob(b.cache.path(".*.part")); err != nil || len(left) > 0 {
 				t.Errorf("left behind: %v %v", left, err)
@@ -318,15 +276,9 @@ func TestRecordSharesBuilds(t *testing.T) {
 	lock.Schematics["same"] = lock.Schematics["default"]
 	b := newBench(t)
 	b.again(lock)
-	if err := b.run(t, b.builder().Step()); err != nil {
-		t.Fatal(err)
-	}
-	if b.factory.downloads != 2 {
-		t.Errorf("%d downloads", b.factory.downloads)
-	}
-	if diff := cmp.Diff(b.saved.Schematics["default"], b.saved.Schematics["same"]); diff != "" {
-		t.Errorf("(-default +same):\n%s", diff)
-	}
+	noError(t, b.run(t, b.builder().Step()))
+	same(t, "downloads", 2, b.factory.downloads)
+	same(t, "the same build under another name", b.saved.Schematics["default"], b.saved.Schematics["same"])
 }
 
 // TestSweepsWhatKilledDownloadsLeft: of any ISO, because an old build is not
@@ -334,23 +286,191 @@ func TestRecordSharesBuilds(t *testing.T) {
 func TestSweepsWhatKilledDownloadsLeft(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
-	if err := os.MkdirAll(b.cache.dir, 0o700); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, os.MkdirAll(b.cache.dir, 0o700))
 	for name, age := range map[string]time.Duration{".old.iso.1.part": 2 * time.Hour, ".young.iso.1.part": time.Minute} {
 		then := time.Now().Add(-age)
-		if err := errors.Join(os.WriteFile(b.cache.path(name), []byte("half"), 0o600), os.Chtimes(b.cache.path(name), then, then)); err != nil {
+		noError(t, errors.Join(os.WriteFile(b.cache.path(name), []byte("half"), 0o600), os.Chtimes(b.cache.path(name), then, then)))
+	}
+	noError(t, b.run(t, b.builder().Step()))
+	left := must(filepath.Glob(b.cache.path(".*.part")))(t)
+	same(t, "left", []string{b.cache.path(".young.iso.1.part")}, left)
+}
+
+// withDisks is a bench whose machines boot disk images from the storage cephfs.
+func withDisks(t *testing.T) *bench {
+	t.Helper()
+	b := newBench(t)
+	shared := b.store.storages["pve1/cephfs"]
+	shared.Content, shared.FreeBytes = append(shared.Content, "import"), 1<<30
+	return b
+}
+
+func (b *bench) diskBuilder() Builder {
+	builder := b.builder()
+	builder.Disk = func(name string) bool { return name == "default" }
+	return builder
+}
+
+// disks publishes disk images.
+func (b *bench) disks() Publisher {
+	p := b.pub
+	p.Of, p.Storages = DiskImage, []string{"cephfs"}
+	return p
+}
+
+// TestDiskImages builds a disk image beside the ISO, publishes it, and does neither again.
+func TestDiskImages(t *testing.T) {
+	t.Parallel()
+	b := withDisks(t)
+	noError(t, b.run(t, b.diskBuilder().Step()))
+	e, plain := b.saved.Schematics["default"], b.saved.Schematics["plain"]
+	if want := strings.TrimSuffix(e.ISO.Name, ".iso") + ".qcow2"; e.Disk.Name != want || e.Disk.SizeBytes == 0 || e.Disk.DiskBytes < e.Disk.SizeBytes {
+		t.Errorf("the lock has %+v", e.Disk)
+	}
+	if plain.Disk != (schematics.Disk{}) || plain.ISO.SHA256 == "" {
+		t.Errorf("a schematic without disk images: %+v, %+v", plain.Disk, plain.ISO)
+	}
+	b.again(b.saved)
+	if err := b.run(t, b.diskBuilder().Step()); err != nil || b.factory.downloads+b.saves != 0 {
+		t.Errorf("the second time: %v, %d downloads, %d saves", err, b.factory.downloads, b.saves)
+	}
+	noError(t, b.run(t, b.disks().Step()))
+	same(t, "changes", []string{"upload pve1/cephfs " + e.Disk.Name}, b.store.changes)
+	all := words.Size(e.Disk.SizeBytes)
+	same(t, "notes", []string{"publish-disks/default/upload-cephfs: " + all + " of " + all}, b.notes)
+
+	// On another machine the published one is enough.
+	b.cache = NewCache(t.TempDir())
+	b.again(b.saved)
+	builder := b.diskBuilder()
+	builder.Published = func(ctx context.Context, of Artefact, name string) (string, error) {
+		if of == DiskImage {
+			return b.disks().Published(ctx, name)
+		}
+		return "the ISO is somewhere", nil
+	}
+	if err := errors.Join(b.run(t, builder.Step()), b.run(t, b.disks().Step())); err != nil || b.factory.downloads != 0 || b.store.changes != nil {
+		t.Errorf("on another machine: %v, %d downloads, changes %v", err, b.factory.downloads, b.store.changes)
+	}
+}
+
+// TestDiskImageDownloaded: a host that may and can downloads the disk image itself.
+func TestDiskImageDownloaded(t *testing.T) {
+	t.Parallel()
+	b := withDisks(t)
+	noError(t, b.run(t, b.diskBuilder().Step()))
+	e := b.saved.Schematics["default"]
+	img := b.factory.image("disk", e.SchematicID, "v1.13.9", "amd64", "nocloud")
+	content := must(artefact.DiskImage(img, artefact.DiskForm{}))(t)
+	b.store.mayNot, b.store.urls[b.factory.ImageURL(DiskImage, RequestOf(b.saved, e))] = "", content
+	noError(t, b.run(t, b.disks().Step()))
+	same(t, "changes", []string{"download pve1/cephfs " + e.Disk.Name}, b.store.changes)
+}
+
+// TestDiskImageRebuilt: other bytes with the locked content replace the recorded ones; other content does not.
+func TestDiskImageRebuilt(t *testing.T) {
+	t.Parallel()
+	b := withDisks(t)
+	noError(t, b.run(t, b.diskBuilder().Step()))
+	was := b.saved.Schematics["default"].Disk
+	b.cache = NewCache(t.TempDir())
+	only("disk", func(img *artefact.Image) { img.SchematicAuthor = "Image Factory (https://factory.example/rebuilt)" })(b.factory)
+	b.again(b.saved)
+	noError(t, b.run(t, b.diskBuilder().Step()))
+	now := b.saved.Schematics["default"].Disk
+	if now.SHA256 == was.SHA256 || now.DiskBytes != was.DiskBytes {
+		t.Errorf("rebuilt: %+v, before %+v", now, was)
+	}
+	b.cache = NewCache(t.TempDir())
+	b.again(b.saved)
+	only("disk", withAgent(func(x *artefact.Extension) { x.Files = agentExtension(digest("zero")).Files }))(b.factory)
+	err := b.run(t, b.diskBuilder().Step())
+	if m, is := errors.AsType[*verify.Mismatch](err); !is || m.Kind != verify.ExtensionContent || !strings.Contains(err.Error(), "the factory's disk image differs from the lock's") {
+		t.Errorf("error = %v", err)
+	}
+	same(t, "the lock has", now, b.saved.Schematics["default"].Disk)
+}
+
+func TestDiskImagesRefused(t *testing.T) {
+	t.Parallel()
+	type row struct {
+		spoil func(*bench, *Publisher)
+		kind  fault.Kind
+		want  string
+		hint  string
+	}
+	each(t, map[string]row{
+		"cut off": {
+			func(b *bench, _ *Publisher) {
+				b.factory.sent = func(data []byte) []byte { return data[:len(data)-512] }
+			}, fault.Failed, ".qcow2 was cut off: ", "",
+		},
+		"no content import": {
+			func(_ *bench, p *Publisher) { p.Storages = []string{"local"} }, fault.Config, `storage "local" does not take disk images: its content is ["iso" "vztmpl"]`,
+			"allow the content type with `pvesm set local --content …,import`, which needs Proxmox VE 8.3 and a storage of files, or name another storage in images.disk.storage",
+		},
+		"unknown": {
+			func(_ *bench, p *Publisher) { p.Storages = []string{"nowhere"} }, fault.Config, `storage "nowhere" is unknown`,
+			"`pvesm status --content import` lists what images.disk.storage can name",
+		},
+		"too little space": {
+			func(b *bench, _ *Publisher) { b.store.storages["pve1/cephfs"].FreeBytes = 10 }, fault.Refused, "publish-disks/default/check-storages: too little space on storage cephfs: ",
+			"recast prune removes disk images of ours that nothing uses; or name another storage in images.disk.storage",
+		},
+	}, func(t *testing.T, tc row) {
+		b := withDisks(t)
+		if err := b.run(t, b.builder().Step()); err != nil { // the ISO is there
 			t.Fatal(err)
 		}
+		p := b.disks()
+		tc.spoil(b, &p)
+		err := b.run(t, b.diskBuilder().Step())
+		if err == nil {
+			err = b.run(t, p.Step())
+		}
+		if fault.KindOf(err) != tc.kind || err == nil || !strings.Contains(err.Error(), tc.want) {
+			t.Errorf("error = %v (%v), want %q", err, fault.KindOf(err), tc.want)
+		}
+		same(t, "hint", tc.hint, strings.Join(fault.Hints(err), "; "))
+		if b.store.changes != nil {
+			t.Errorf("changes despite the error: %q", b.store.changes)
+		}
+	})
+}
+
+// TestUsable: what can't take disk images is named, and left out.
+func TestUsable(t *testing.T) {
+	t.Parallel()
+	s := newStore()
+	s.storages["pve1/local"].Content = []string{"import"}
+	delete(s.storages, "pve2/local")
+	usable, served, why, err := Usable(t.Context(), s, DiskImage, []string{"cephfs", "local", "none"}, []string{"pve1", "pve2"})
+	noError(t, err)
+	var reasons []string
+	for _, w := range why {
+		reasons = append(reasons, w.Error())
 	}
-	if err := b.run(t, b.builder().Step()); err != nil {
-		t.Fatal(err)
+	got := [][]string{usable, served, reasons}
+	if diff := cmp.Diff([][]string{{"local"}, {"pve1"}, {
+		`storage "cephfs" does not take disk images: its content is ["iso" "vztmpl"]`, `storage "none" is unknown: there is none of that name on pve1, pve2`,
+		`host pve2 has none of ["local"]`,
+	}}, got); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
 	}
-	left, err := filepath.Glob(b.cache.path(".*.part"))
-	if err != nil {
-		t.Fatal(err)
+	_, err = targets(t.Context(), s, DiskImage, []string{"local"}, []string{"pve1", "pve2"})
+	if fault.KindOf(err) != fault.Config || !strings.Contains(err.Error(), "no storage for disk images on host pve2") {
+		t.Errorf("error = %v", err)
 	}
-	if diff := cmp.Diff([]string{b.cache.path(".young.iso.1.part")}, left); diff != "" {
-		t.Errorf("left (-want +got):\n%s", diff)
+	hosts := map[string][]string{"default": {"pve1", "pve2"}, "storage": {"pve2"}}
+	if _, _, err := DiskHosts(t.Context(), s, []string{"local"}, hosts, true); fault.KindOf(err) != fault.Config {
+		t.Errorf("all hosts: error = %v", err)
+	}
+	usable, why, err = DiskHosts(t.Context(), s, []string{"cephfs", "local"}, hosts, false)
+	if diff := cmp.Diff(map[string][]string{"default": {"pve1"}}, hosts); err != nil || diff != "" || len(usable) != 1 || len(why) != 2 {
+		t.Errorf("%v: %q, %q, hosts (-want +got):\n%s", err, usable, why, diff)
+	}
+	s.fail = errors.New("500")
+	if _, _, _, err := Usable(t.Context(), s, DiskImage, []string{"local"}, []string{"pve1"}); !errors.Is(err, s.fail) {
+		t.Errorf("error = %v", err)
 	}
 }

@@ -15,9 +15,10 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/google/go-cmp/cmp"
 	"github.com/recast-sh/recast/images/verify"
-
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim/artefact"
 	"github.com/recast-sh/recast/internal/step"
@@ -71,14 +72,11 @@ func lockOf(t testing.TB) schematics.Lock {
 			"plain":   {Path: "plain.yaml", Data: []byte("customization: {}\n")},
 		},
 	}, schematics.Sources{Catalog: catalog(list(digest("one"))), Images: described{}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	return l
 }
 
-// factory builds images of registered schematics, and is the registry of its
-// installers and of the extension images.
+// factory builds images of registered schematics, and is the registry of its installers and of the extension images.
 type factory struct {
 	extensions []schematics.OfficialExtension
 	schematics map[string]string // by ID
@@ -177,29 +175,24 @@ func (f *factory) image(what string, id, talos, arch, platform string) artefact.
 	return img
 }
 
-func (f *factory) bytes(req ISORequest) []byte {
-	iso, err := artefact.ISO(f.image("iso", req.SchematicID, req.Talos, req.Arch, req.Platform))
+func (f *factory) bytes(of Artefact, req ISORequest) []byte {
+	img := f.image(artefacts[of].noun, req.SchematicID, req.Talos, req.Arch, req.Platform)
+	b, err := artefact.ISO(img)
+	if of == DiskImage {
+		b, err = artefact.DiskImage(img, artefact.DiskForm{})
+	}
 	if err != nil {
 		panic(err)
 	}
-	return iso
+	return b
 }
 
-func (f *factory) ISO(_ context.Context, req ISORequest, _ func(string)) (io.ReadCloser, int64, error) {
+func (f *factory) Image(_ context.Context, of Artefact, req ISORequest, _ func(string)) (io.ReadCloser, int64, error) {
 	if _, ok := f.schematics[req.SchematicID]; !ok {
 		return nil, 0, errors.New("no such schematic")
 	}
 	f.downloads++
-	iso := f.bytes(req)
-	return io.NopCloser(bytes.NewReader(f.sent(iso))), f.announce(int64(len(iso))), f.fail
-}
-
-func (f *factory) Disk(_ context.Context, req ISORequest, _ func(string)) (io.ReadCloser, int64, error) {
-	f.downloads++
-	b, err := artefact.DiskImage(f.image("disk", req.SchematicID, req.Talos, req.Arch, req.Platform), artefact.DiskForm{})
-	if err != nil {
-		panic(err)
-	}
+	b := f.bytes(of, req)
 	return io.NopCloser(bytes.NewReader(f.sent(b))), f.announce(int64(len(b))), f.fail
 }
 
@@ -260,12 +253,8 @@ func (f *factory) InstallerRepository(req ISORequest) string {
 	return "factory.example/" + req.Platform + "-installer/" + req.SchematicID
 }
 
-func (f *factory) ISOURL(req ISORequest) string {
-	return "https://factory.example/iso/" + req.SchematicID
-}
-
-func (f *factory) DiskURL(req ISORequest) string {
-	return "https://factory.example/disk/" + req.SchematicID
+func (f *factory) ImageURL(of Artefact, req ISORequest) string {
+	return "https://factory.example/" + artefacts[of].noun + "/" + req.SchematicID
 }
 
 // Digest makes the factory a registry of installers.
@@ -356,3 +345,194 @@ func message(err error) string {
 }
 
 func sizeText(b *bench) string { return strconv.FormatInt(b.iso().SizeBytes, 10) }
+
+// must returns v, or ends the test with the error.
+func must[T any](v T, err error) func(testing.TB) T {
+	return func(t testing.TB) T {
+		t.Helper()
+		noError(t, err)
+		return v
+	}
+}
+
+func noError(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// same compares what came with what is wanted.
+func same(t testing.TB, what string, want, got any) {
+	t.Helper()
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("%s (-want +got):\n%s", what, diff)
+	}
+}
+
+// each runs a test for every case, all at once.
+func each[T any](t *testing.T, cases map[string]T, test func(t *testing.T, tc T)) {
+	t.Helper()
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			test(t, tc)
+		})
+	}
+}
+
+// store is the storages of some hosts, by "host/storage"; shared ones have one map of ISOs.
+type store struct {
+	storages map[string]*storage
+	changes  []string
+	fail     error
+	uses     []Use
+	blind    error // the token does not see every VM
+	held     bool  // nothing may be changed now
+
+	mayNot    string                              // why the token may not make hosts download
+	urls      map[string][]byte                   // what hosts download from where; others are unreachable
+	breakDown func(d Download, data []byte) error // before a download is stored; may be nil
+	offline   []string
+}
+
+type storage struct {
+	StorageInfo
+	isos    map[string][]byte
+	changed map[string]time.Time
+}
+
+func newStore() *store {
+	iso := []string{"iso", "vztmpl"}
+	one := func(shared bool, content ...string) *storage {
+		return &storage{StorageInfo{true, shared, content, 1 << 20}, map[string][]byte{}, map[string]time.Time{}}
+	}
+	s := &store{storages: map[string]*storage{}, mayNot: "the token has nothing", urls: map[string][]byte{}}
+	shared := one(true, iso...)
+	for _, host := range []string{"pve1", "pve2"} {
+		s.storages[host+"/cephfs"] = shared
+		s.storages[host+"/local"] = one(false, iso...)
+		s.storages[host+"/fast"] = one(false, "images")
+	}
+	return s
+}
+
+func (s *store) Storage(_ context.Context, host, name string) (StorageInfo, error) {
+	st, ok := s.storages[host+"/"+name]
+	if !ok {
+		return StorageInfo{}, fmt.Errorf("%s on %s: %w", name, host, ErrNoStorage)
+	}
+	return st.StorageInfo, s.fail
+}
+
+func (s *store) ISO(_ context.Context, host, name, iso string) (int64, bool, error) {
+	data, ok := s.storages[host+"/"+name].isos[iso]
+	return int64(len(data)), ok, s.fail
+}
+
+// DiskImage: a name ends in .qcow2 or in .iso, so that one map holds both.
+func (s *store) DiskImage(ctx context.Context, host, name, disk string) (int64, bool, error) {
+	return s.ISO(ctx, host, name, disk)
+}
+
+func (s *store) Upload(_ context.Context, u Upload) error {
+	body, err := u.Open()
+	if err != nil {
+		return err
+	}
+	defer body.Close()
+	data, err := io.ReadAll(body)
+	if err != nil {
+		return err
+	}
+	if u.Progress != nil {
+		u.Progress(int64(len(data)))
+	}
+	if hash(data) != u.SHA256 || int64(len(data)) != u.SizeBytes {
+		return errors.New("checksum mismatch")
+	}
+	s.storages[u.Host+"/"+u.Storage].isos[u.Name] = data
+	s.changes = append(s.changes, "upload "+u.Host+"/"+u.Storage+" "+u.Name)
+	return nil
+}
+
+func (s *store) Uses(context.Context) ([]Use, error) { return s.uses, s.blind }
+
+func (s *store) MayDownload(context.Context, string, string) (string, error) { return s.mayNot, s.fail }
+
+var errNoRoute = errors.New("500 can't connect")
+
+func (s *store) URLSize(_ context.Context, _, url string) (int64, error) {
+	data, ok := s.urls[url]
+	if !ok {
+		return 0, errNoRoute
+	}
+	return int64(len(data)), nil
+}
+
+// Download compares an existing file before it looks at the URL, as Proxmox does.
+func (s *store) Download(_ context.Context, d Download) error {
+	if s.held {
+		return ErrNotSent
+	}
+	at := s.storages[d.Host+"/"+d.Storage]
+	if have, ok := at.isos[d.Name]; ok {
+		s.changes = append(s.changes, "compare "+d.Host+"/"+d.Storage+" "+d.Name)
+		if hash(have) != d.SHA256 {
+			return ErrOtherContent
+		}
+		return nil
+	}
+	data, ok := s.urls[d.URL]
+	if !ok {
+		return errNoRoute
+	}
+	s.changes = append(s.changes, "download "+d.Host+"/"+d.Storage+" "+d.Name)
+	if s.breakDown != nil {
+		if err := s.breakDown(d, data); err != nil {
+			return err
+		}
+	}
+	if hash(data) != d.SHA256 {
+		return ErrOtherContent
+	}
+	at.isos[d.Name] = data
+	return nil
+}
+
+func (s *store) Nodes(context.Context) (online, offline []string, err error) {
+	for name := range s.storages {
+		host, _, _ := strings.Cut(name, "/")
+		if !slices.Contains(online, host) && !slices.Contains(s.offline, host) {
+			online = append(online, host)
+		}
+	}
+	slices.Sort(online)
+	return online, s.offline, s.fail
+}
+
+func (s *store) ISOs(_ context.Context, host, name string) ([]StoredISO, error) {
+	return s.list(host, name, ".iso")
+}
+
+func (s *store) list(host, name, end string) ([]StoredISO, error) {
+	at := s.storages[host+"/"+name]
+	var isos []StoredISO
+	for _, iso := range slices.Sorted(maps.Keys(at.isos)) {
+		if strings.HasSuffix(iso, ".iso") && end != ".iso" || strings.HasSuffix(iso, ".qcow2") && end != ".qcow2" {
+			continue
+		}
+		isos = append(isos, StoredISO{Host: host, Storage: name, Name: iso, SizeBytes: int64(len(at.isos[iso])), Changed: at.changed[iso]})
+	}
+	return isos, s.fail
+}
+
+func (s *store) DiskImages(_ context.Context, host, name string) ([]StoredISO, error) {
+	return s.list(host, name, ".qcow2")
+}
+
+func (s *store) DeleteISO(_ context.Context, iso StoredISO) error {
+	delete(s.storages[iso.Host+"/"+iso.Storage].isos, iso.Name)
+	s.changes = append(s.changes, "delete "+iso.String())
+	return s.fail
+}

@@ -7,11 +7,13 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
+	"strconv"
 	"strings"
+	"time"
 
 	"github.com/recast-sh/recast/images/verify"
-
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/step"
 	"github.com/recast-sh/recast/schematics"
@@ -208,7 +210,7 @@ func (w *workspace) file(ctx context.Context, a Artefact) error {
 	if err != nil || got.BootFile == want {
 		return err
 	}
-	return w.record(a, e, got.BootFile, got.DiskBytes)
+	return w.record(a, e, got)
 }
 
 // mirrored reports whether the installer is in the mirror. One that the factory
@@ -217,8 +219,7 @@ func (w *workspace) mirrored(e schematics.Locked) bool {
 	return strings.HasPrefix(e.Installer, w.Mirror+"@")
 }
 
-// kept looks for the build's file beside its installer: the lock's, or any if none
-// is locked yet.
+// kept looks for the build's file beside its installer: the lock's, or any if none is locked yet.
 func (w *workspace) kept(ctx context.Context, a Artefact, e schematics.Locked, want schematics.BootFile) (schematics.BootFile, bool, error) {
 	if !w.mirrored(e) {
 		return schematics.BootFile{}, false, nil
@@ -244,7 +245,7 @@ func (w *workspace) fetchKept(ctx context.Context, a Artefact, e schematics.Lock
 		return schematics.Disk{}, fmt.Errorf("fetch the %s: %w", a, err)
 	}
 	defer body.Close()
-	got, err := w.keep(ctx, a, &counted{Reader: body, tell: progress(kept.SizeBytes, w.note)}, kept)
+	got, err := w.keep(ctx, a, w.name, &w.built, &counted{Reader: body, tell: progress(kept.SizeBytes, w.note)}, kept.SizeBytes, kept, w.note)
 	if err != nil {
 		return got, fault.WithHint(err, "it was kept beside %s: if it is not its %s, delete it there (an OCI manifest with the installer as its subject)", e.Installer, a)
 	}
@@ -258,7 +259,7 @@ func (w *workspace) makeFile(ctx context.Context, a Artefact, lock schematics.Lo
 	if err != nil {
 		return got, err
 	}
-	job.Output = a.output()
+	job.Output = artefacts[a].output
 	file, err := w.ByImager.Imager.Build(ctx, w.dir, job, w.note)
 	if err != nil {
 		return got, fmt.Errorf("build the %s: %w", a, err)
@@ -272,7 +273,7 @@ func (w *workspace) makeFile(ctx context.Context, a Artefact, lock schematics.Lo
 	if err != nil {
 		return got, err
 	}
-	got, err = w.keep(ctx, a, f, schematics.BootFile{Name: a.File(lock, e).Name, SizeBytes: info.Size()})
+	got, err = w.keep(ctx, a, w.name, &w.built, f, info.Size(), schematics.BootFile{Name: a.File(lock, e).Name}, w.note)
 	if _, other := errors.AsType[*verify.Mismatch](err); other {
 		err = w.explainMismatch(err, "", false)
 	}
@@ -286,19 +287,151 @@ func (w *workspace) makeFile(ctx context.Context, a Artefact, lock schematics.Lo
 	return got, nil
 }
 
-// keep verifies a file and stores it in the cache.
-func (w *workspace) keep(ctx context.Context, a Artefact, body io.Reader, want schematics.BootFile) (schematics.Disk, error) {
-	lock, e, err := w.Ledger.entry(w.name)
-	if err != nil {
-		return schematics.Disk{}, err
+// abandonedAfter is the age of a directory that only a killed run can have left.
+const abandonedAfter = 24 * time.Hour
+
+// workspace is where the imager builds one schematic.
+type workspace struct {
+	Builder
+	name  string
+	top   string // private; "" until something is built
+	dir   string // in top: what the imager sees
+	made  ImagerJob
+	built sharedState // of the verified installer
+}
+
+func (w *workspace) note(text string) { w.noteFor(w.name, "run-imager")(text) }
+
+func (w *workspace) say(format string, args ...any) { w.note(fmt.Sprintf(format, args...)) }
+
+// job fetches the inputs of all outputs on its first call. The imager itself gets
+// no credentials and needs no network.
+func (w *workspace) job(ctx context.Context, lock schematics.Lock, e schematics.Locked) (ImagerJob, error) {
+	if w.top != "" {
+		return w.made, nil
 	}
-	diskBytes := e.Disk.DiskBytes
-	got, err := w.Cache.store(body, want.SizeBytes, want, func(f *os.File, got schematics.BootFile) (err error) {
-		if got == a.File(lock, e) { // these very bytes were verified before
-			return nil
+	if _, err := w.ByImager.Imager.Ready(ctx); err != nil {
+		return ImagerJob{}, err
+	}
+	if err := w.open(); err != nil {
+		return ImagerJob{}, fmt.Errorf("make a directory to build in: %w", err)
+	}
+	job := ImagerJob{
+		Talos: lock.Talos, Arch: lock.Arch, Platform: lock.Platform, SchematicID: e.SchematicID, Schematic: e.Schematic,
+	}
+	var err error
+	if job.Customization, err = e.Customization(); err != nil {
+		return job, err
+	}
+	if repository := w.ByImager.Imager.Image(); repository != "" {
+		if job.Image, err = w.pinned(ctx, repository, lock.Talos); err != nil {
+			return job, fmt.Errorf("resolve the imager's image: %w", err)
 		}
-		diskBytes, err = w.verify(ctx, a, w.name, &w.built, f, got, w.note)
+		w.say("building with %s", job.Image)
+	}
+	list, err := e.BuildOrder()
+	if err != nil {
+		return job, err
+	}
+	for i, x := range list {
+		w.say("fetching extension %s %s (%d of %d)", x.Name, x.Version, i+1, len(list))
+		in, err := w.fetch(ctx, x.Ref+"@"+x.Digest, lock.Arch, strconv.Itoa(i)+".tar")
+		if err != nil {
+			return job, fmt.Errorf("fetch extension %s: %w", x.Name, err)
+		}
+		job.Extensions = append(job.Extensions, in)
+	}
+	if job.Overlay, err = w.overlay(ctx, lock, e); err != nil {
+		return job, fmt.Errorf("fetch overlay %s: %w", e.Overlay.Name, err)
+	}
+	w.made = job
+	return job, nil
+}
+
+// open creates the directories. The outer one is private. The inner one, which is
+// mounted into a container, is writable for all, because user namespaces may map
+// root in there to any user.
+func (w *workspace) open() error {
+	if err := os.MkdirAll(w.ByImager.Scratch, 0o700); err != nil {
 		return err
-	})
-	return schematics.Disk{BootFile: got, DiskBytes: diskBytes}, err
+	}
+	sweep(w.ByImager.Scratch, "*", abandonedAfter, os.RemoveAll)
+	top, err := os.MkdirTemp(w.ByImager.Scratch, w.name+"-")
+	if err != nil {
+		return err
+	}
+	w.top, w.dir = top, filepath.Join(top, "out")
+	if err := os.MkdirAll(filepath.Join(w.dir, "in"), 0o755); err != nil {
+		return err
+	}
+	return os.Chmod(w.dir, 0o777)
+}
+
+func (w *workspace) remove() error {
+	if w.top == "" {
+		return nil
+	}
+	if err := os.RemoveAll(w.top); err != nil {
+		return fault.WithHint(fmt.Errorf("remove what the imager has worked on: %w", err), "a container that runs as root leaves files of root's: remove %s", w.top)
+	}
+	return nil
+}
+
+// pinned is a repository with the current digest of its tag for a Talos version.
+func (w *workspace) pinned(ctx context.Context, repository, talos string) (string, error) {
+	digest, found, err := w.Registry.Digest(ctx, repository+":"+talos)
+	if err != nil {
+		return "", err
+	}
+	if !found {
+		return "", fault.WithHint(fault.BuildFailed.Configf("there is no %s:%s", repository, talos),
+			"Talos publishes one with each version: see images.imager.image, images.extensions and talos.version")
+	}
+	return repository + "@" + digest, nil
+}
+
+func (w *workspace) baseInstaller(ctx context.Context, lock schematics.Lock) (ImagerInput, error) {
+	in := ImagerInput{File: "in/installer-base"}
+	var err error
+	if in.Ref, err = w.pinned(ctx, w.ByImager.Base, lock.Talos); err != nil {
+		return in, fmt.Errorf("resolve the base installer: %w", err)
+	}
+	w.say("fetching %s", in.Ref)
+	if err := w.ByImager.Archives.SaveLayout(ctx, in.Ref, lock.Arch, filepath.Join(w.dir, in.File)); err != nil {
+		return in, fmt.Errorf("fetch the base installer: %w", err)
+	}
+	return in, nil
+}
+
+// overlay fetches it twice: its own programs run beside the imager, its files go into the image.
+func (w *workspace) overlay(ctx context.Context, lock schematics.Lock, e schematics.Locked) (*ImagerOverlay, error) {
+	if e.Overlay == nil {
+		return nil, nil
+	}
+	ref := e.Overlay.Ref + "@" + e.Overlay.Digest
+	host, err := w.fetch(ctx, ref, runtime.GOARCH, "overlay-host.tar")
+	if err != nil {
+		return nil, err
+	}
+	target, err := w.fetch(ctx, ref, lock.Arch, "overlay.tar")
+	if err != nil {
+		return nil, err
+	}
+	return &ImagerOverlay{Name: e.Overlay.Name, Host: host, Target: target}, nil
+}
+
+// fetch writes the files of an image into the directory as one tar.
+func (w *workspace) fetch(ctx context.Context, ref, arch, name string) (in ImagerInput, err error) {
+	in = ImagerInput{Ref: ref, File: "in/" + name}
+	body, err := w.Puller.Extract(ctx, ref, arch)
+	if err != nil {
+		return in, err
+	}
+	defer func() { err = errors.Join(err, body.Close()) }()
+	f, err := os.Create(filepath.Join(w.dir, in.File))
+	if err != nil {
+		return in, err
+	}
+	_, err = io.Copy(f, body)
+	return in, errors.Join(err, f.Close())
 }

@@ -4,15 +4,17 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"regexp"
+	"slices"
 	"strings"
+	"time"
 
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/step"
 	"github.com/recast-sh/recast/schematics"
 )
 
-// Mirror copies the installers of a lock into the user's own repository, and makes
-// the lock name them there.
+// Mirror copies the installers of a lock into the user's own repository, and makes the lock name them there.
 type Mirror struct {
 	Copier     Copier
 	Ledger     *Ledger
@@ -57,8 +59,7 @@ func (m Mirror) mirrored(ctx context.Context, name string) (string, error) {
 	return tag + " is there", nil
 }
 
-// mirror sets the tag last, so an interrupted copy never looks like a complete
-// installer.
+// mirror sets the tag last, so an interrupted copy never looks like a complete installer.
 func (m Mirror) mirror(ctx context.Context, name string) error {
 	lock, e, err := m.Ledger.entry(name)
 	if err != nil {
@@ -123,3 +124,238 @@ func (m Mirror) tag(lock schematics.Lock, e schematics.Locked) string {
 func TagOf(lock schematics.Lock, e schematics.Locked) string {
 	return lock.Talos + "-" + schematics.Short(e.BuildID)
 }
+
+// MirrorShelf finds and removes mirrored installers that are no longer needed.
+type MirrorShelf interface {
+	// Tags lists the tags of a repository; none if it does not exist.
+	Tags(ctx context.Context, repository string) ([]string, error)
+	// Named returns what a tag names. found is false only if the registry definitely has none.
+	Named(ctx context.Context, tag string) (n Named, found bool, err error)
+	// Built is the build time recorded in what ref names; zero if there is none.
+	Built(ctx context.Context, ref string) (time.Time, error)
+	// Referrers lists the digests of the manifests with ref (by digest) as their subject.
+	Referrers(ctx context.Context, ref string) ([]string, error)
+	// Delete removes the manifest that ref (by digest) names, with all its tags. A missing one is not an error.
+	Delete(ctx context.Context, ref string) error
+}
+
+// Named is what a tag names.
+type Named struct {
+	Digest string
+	Lists  []string // digests of the manifests in an index
+}
+
+// MirrorTag is a tag of a mirror.
+type MirrorTag struct {
+	Repository string    `json:"repository"`
+	Tag        string    `json:"tag"`
+	Digest     string    `json:"digest"`
+	Built      time.Time `json:"built,omitzero"` // of ours, from the image; zero if unknown
+	Lists      []string  `json:"-"`              // as in Named
+}
+
+func (m MirrorTag) String() string { return m.Repository + ":" + m.Tag }
+
+func (m MirrorTag) names(digest string) bool {
+	return m.Digest == digest || slices.Contains(m.Lists, digest)
+}
+
+var (
+	// ourTag matches Mirror's tags of installers; its group is the beginning of the build ID.
+	ourTag = regexp.MustCompile(`^v\d+\.\d+\.\d+(?:-[0-9A-Za-z.-]+)?-([0-9a-f]{12})$`)
+	// attachedTag matches the tag of what belongs to the digest in its name: cosign's
+	// signature, or the list of referrers in a registry without the referrers API.
+	attachedTag = regexp.MustCompile(`^(sha256)-([0-9a-f]{64})(?:\.sig)?$`)
+)
+
+// ListMirror lists every tag of a repository, including foreign ones: no tag may lose what it names.
+func ListMirror(ctx context.Context, shelf MirrorShelf, repository string) ([]MirrorTag, error) {
+	names, err := shelf.Tags(ctx, repository)
+	if err != nil {
+		return nil, fmt.Errorf("list the tags of %s: %w", repository, err)
+	}
+	slices.Sort(names)
+	var tags []MirrorTag
+	for _, name := range names {
+		t := MirrorTag{Repository: repository, Tag: name}
+		n, found, err := shelf.Named(ctx, t.String())
+		if err != nil {
+			return nil, fmt.Errorf("look at %s: %w", t, err)
+		}
+		if !found {
+			continue // deleted meanwhile
+		}
+		t.Digest, t.Lists = n.Digest, n.Lists
+		if ourTag.MatchString(name) {
+			if t.Built, err = shelf.Built(ctx, repository+"@"+t.Digest); err != nil {
+				return nil, fmt.Errorf("look at %s: %w", t, err)
+			}
+		}
+		tags = append(tags, t)
+	}
+	return tags, nil
+}
+
+// MirrorVerdict is the decision about one of our tags.
+type MirrorVerdict struct {
+	MirrorTag
+	Keep    []string `json:"keep,omitempty"` // why it stays; none: it can go
+	Removed bool     `json:"removed"`        // it no longer exists
+}
+
+// JudgeMirror decides for each of our tags whether it can go: nothing needs it, no
+// remaining tag names the same image, and it was built before olderThan.
+// Needed.Names holds tags and digests here. The age protects what other Talos
+// clusters, with their own locks, have just put into a shared repository.
+func JudgeMirror(tags []MirrorTag, need Needed, olderThan time.Duration, now time.Time) []MirrorVerdict {
+	verdicts := []MirrorVerdict{}
+	for _, t := range tags {
+		m := ourTag.FindStringSubmatch(t.Tag)
+		if m == nil {
+			continue
+		}
+		v := MirrorVerdict{MirrorTag: t, Keep: need.why(t.Tag, m[1])}
+		if reason := need.Names[t.Digest]; reason != "" && !slices.Contains(v.Keep, reason) {
+			v.Keep = append(v.Keep, reason)
+		}
+		v.Keep = append(v.Keep, tooYoung(t.Built, olderThan, now, "it was built less than %s ago")...)
+		verdicts = append(verdicts, v)
+	}
+	// A tag that stays may keep another one.
+	for changed := true; changed; {
+		changed = false
+		staying := stayingTags(tags, verdicts)
+		for i := range verdicts {
+			if v := &verdicts[i]; len(v.Keep) == 0 {
+				v.Keep = namedBy(staying, v.Digest)
+				changed = changed || len(v.Keep) > 0
+			}
+		}
+	}
+	return verdicts
+}
+
+// stayingTags returns all tags except those that go and what belongs to them.
+func stayingTags(tags []MirrorTag, verdicts []MirrorVerdict) []MirrorTag {
+	going := map[string]bool{}
+	for _, v := range verdicts {
+		if len(v.Keep) == 0 {
+			going[v.Tag], going[v.Digest] = true, true
+		}
+	}
+	return slices.DeleteFunc(slices.Clone(tags), func(t MirrorTag) bool { return going[t.Tag] || going[subjectOf(t.Tag)] })
+}
+
+// subjectOf is the digest that a tag's content belongs to; "" for an independent tag.
+func subjectOf(tag string) string {
+	m := attachedTag.FindStringSubmatch(tag)
+	if m == nil {
+		return ""
+	}
+	return m[1] + ":" + m[2]
+}
+
+func namedBy(tags []MirrorTag, digest string) []string {
+	var why []string
+	for _, t := range tags {
+		switch {
+		case t.Digest == digest:
+			why = append(why, t.Tag+" names the same image")
+		case t.names(digest):
+			why = append(why, t.Tag+" lists it")
+		}
+	}
+	return why
+}
+
+// MirrorPruner removes the mirrored installers that can go.
+type MirrorPruner struct {
+	Shelf    MirrorShelf
+	Verdicts []MirrorVerdict // removed ones are marked
+	Write    Write
+}
+
+// Steps returns one step for each tag that has no reason to stay.
+func (p MirrorPruner) Steps() []step.Step {
+	return removals(p.Verdicts, func(v *MirrorVerdict) removal {
+		return removal{
+			id: "delete-mirrored-" + v.Tag, kind: "delete-mirrored", what: v, keep: v.Keep, removed: &v.Removed,
+			gone: func(ctx context.Context) (bool, error) {
+				_, found, err := p.Shelf.Named(ctx, v.String())
+				return !found, err
+			},
+			do: func(ctx context.Context) error { return p.delete(ctx, v) },
+		}
+	})
+}
+
+func (p MirrorPruner) delete(ctx context.Context, v *MirrorVerdict) error {
+	digests, err := p.toDelete(ctx, v)
+	if err != nil {
+		return err
+	}
+	for _, digest := range digests {
+		err := p.Write(ctx, func(ctx context.Context) error {
+			if err := p.Shelf.Delete(ctx, v.Repository+"@"+digest); err != nil {
+				return fmt.Errorf("delete %s: %w", v, err)
+			}
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// toDelete returns the digests to delete with a tag, after another look at all tags.
+// What belongs to the image comes first, because it cannot be found afterwards; the
+// manifests that the image lists come last, so that no tag is left on a part of an
+// image. A registry deletes a digest with all its tags.
+func (p MirrorPruner) toDelete(ctx context.Context, v *MirrorVerdict) ([]string, error) {
+	tags, err := ListMirror(ctx, p.Shelf, v.Repository)
+	if err != nil {
+		return nil, err
+	}
+	at := slices.IndexFunc(tags, func(t MirrorTag) bool { return t.Tag == v.Tag })
+	if at < 0 {
+		return nil, nil
+	}
+	if tags[at].Digest != v.Digest {
+		return nil, retryHint(fault.PruneRefused.Refusedf("%s names %s now, not %s: it stays", v, tags[at].Digest, v.Digest))
+	}
+	if why := namedBy(stayingTags(tags, p.Verdicts), v.Digest); len(why) > 0 {
+		return nil, retryHint(fault.PruneRefused.Refusedf("%s stays: %s", v, strings.Join(why, "; ")))
+	}
+	parts, err := p.attachments(ctx, v, tags)
+	if err != nil {
+		return nil, err
+	}
+	others := slices.DeleteFunc(slices.Clone(tags), func(t MirrorTag) bool { return t.Digest == v.Digest || subjectOf(t.Tag) == v.Digest })
+	taken := func(digest string) bool {
+		return slices.ContainsFunc(others, func(t MirrorTag) bool { return t.names(digest) })
+	}
+	toDelete := append(slices.DeleteFunc(parts, taken), v.Digest)
+	return append(toDelete, slices.DeleteFunc(slices.Clone(tags[at].Lists), taken)...), nil
+}
+
+// attachments returns the digests of what belongs to an image: its signature and its referrers.
+func (p MirrorPruner) attachments(ctx context.Context, v *MirrorVerdict, tags []MirrorTag) ([]string, error) {
+	parts, err := p.Shelf.Referrers(ctx, v.Repository+"@"+v.Digest)
+	if err != nil {
+		return nil, fmt.Errorf("list what refers to %s: %w", v, err)
+	}
+	parts = slices.Clone(parts)
+	for _, t := range tags {
+		if subjectOf(t.Tag) == v.Digest {
+			parts = append(parts, t.Digest)
+		}
+	}
+	slices.Sort(parts)
+	return slices.Compact(parts), nil
+}
+
+func retryHint(err error) error { return fault.WithHint(err, "run recast prune again") }
+
+// ErrUndeletable says that a registry does not delete manifests. Adapters wrap it.
+var ErrUndeletable = errors.New("the registry does not delete images")

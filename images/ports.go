@@ -12,8 +12,7 @@ import (
 	"github.com/recast-sh/recast/schematics"
 )
 
-// ErrDenied says that a registry refuses these credentials, or requires some.
-// Adapters wrap it.
+// ErrDenied says that a registry refuses these credentials, or requires some. Adapters wrap it.
 var ErrDenied = errors.New("denied by the registry")
 
 // ErrNoStorage says that a host has no storage of that name. Adapters wrap it.
@@ -29,19 +28,21 @@ var ErrNotSent = errors.New("nothing was sent")
 // Factory is the Image Factory that builds the images.
 type Factory interface {
 	schematics.Factory // what it would build
-	Registrar
-	// ISO starts the download of a boot ISO. The factory builds it first, so the
-	// answer may take minutes. The body resumes after a broken connection. The
-	// caller closes it. sizeBytes is -1 if unknown. note, which may be nil, receives
-	// the duration of the build so far and every retry.
-	ISO(ctx context.Context, req ISORequest, note func(text string)) (body io.ReadCloser, sizeBytes int64, err error)
-	// Disk is ISO for a disk image in the format qcow2.
-	Disk(ctx context.Context, req ISORequest, note func(text string)) (body io.ReadCloser, sizeBytes int64, err error)
-	// SigningKey is the public key (PEM) with which the factory says it signs
-	// installers; nil if it has none.
+	// Knows reports whether a schematic of that ID is registered.
+	Knows(ctx context.Context, id string) (bool, error)
+	// Register registers a canonical schematic. It returns the ID that the factory assigned,
+	// and the schematic as the factory stores it, which the ID is derived from.
+	Register(ctx context.Context, canonical string) (id, stored string, err error)
+	// Image starts the download of a boot ISO, or of a disk image in the format qcow2. The
+	// factory builds it first, so the answer may take minutes. The body resumes after a
+	// broken connection. The caller closes it. sizeBytes is -1 if unknown. note, which may
+	// be nil, receives the duration of the build so far and every retry.
+	Image(ctx context.Context, of Artefact, req ISORequest, note func(text string)) (
+		body io.ReadCloser, sizeBytes int64, err error)
+	// SigningKey is the public key (PEM) with which the factory says it signs installers; nil if it has none.
 	SigningKey(ctx context.Context) (pem []byte, err error)
 	// BuildInstaller builds the installer of a schematic and returns when it can be
-	// pulled, which may take minutes. note is as with ISO.
+	// pulled, which may take minutes. note is as with Image.
 	BuildInstaller(ctx context.Context, req ISORequest, note func(text string)) error
 	// InstallerRepository is where the factory serves installers of a schematic,
 	// as a node pulls them: "factory.talos.dev/nocloud-installer/<id>".
@@ -51,18 +52,7 @@ type Factory interface {
 
 // URLs are where anyone can download what a factory builds.
 type URLs interface {
-	ISOURL(req ISORequest) string
-	DiskURL(req ISORequest) string
-}
-
-// Registrar keeps the factory's schematics.
-type Registrar interface {
-	// Knows reports whether a schematic of that ID is registered.
-	Knows(ctx context.Context, id string) (bool, error)
-	// Register registers a canonical schematic. It returns the ID that the factory
-	// assigned, and the schematic as the factory stores it, which the ID is derived
-	// from.
-	Register(ctx context.Context, canonical string) (id, stored string, err error)
+	ImageURL(of Artefact, req ISORequest) string
 }
 
 // ISORequest names one image of the factory.
@@ -107,8 +97,7 @@ type Copier interface {
 	// differs is not overwritten but an error. progress may be nil; the total is
 	// that of what source names, without signature and referrers.
 	Copy(ctx context.Context, source, repository string, progress func(doneBytes, totalBytes int64)) error
-	// Tag sets a tag to what ref (by digest, in the same repository) names, and
-	// moves an existing one.
+	// Tag sets a tag to what ref (by digest, in the same repository) names, and moves an existing one.
 	Tag(ctx context.Context, ref, tag string) error
 }
 
@@ -149,8 +138,7 @@ type Reacher interface {
 
 // Importer knows what the token may make disks of VMs from.
 type Importer interface {
-	// MayImport says why the token may not make disks of a VM from disk images on a
-	// storage; "" if it may.
+	// MayImport says why the token may not make disks of a VM from disk images on a storage; "" if it may.
 	MayImport(ctx context.Context, host, storage string) (why string, err error)
 }
 
@@ -192,8 +180,7 @@ type Download struct {
 	SHA256    string // hex
 }
 
-// Use is one configuration that Proxmox keeps: a VM's, with its pending changes, or
-// a snapshot's.
+// Use is one configuration that Proxmox keeps: a VM's, with its pending changes, or a snapshot's.
 type Use struct {
 	By     string   // "VM 101 \"wk1\" on pve1"
 	Values []string // of all keys except the description
@@ -239,8 +226,7 @@ const (
 	OutputDisk      ImagerOutput = "image" // in qcow2 format
 )
 
-// ImagerJob is one image for the imager to make. Files are named by their paths in
-// the job's directory.
+// ImagerJob is one image for the imager to make. Files are named by their paths in the job's directory.
 type ImagerJob struct {
 	Image         string // of the imager, by digest; "" if a user's program is run
 	Output        ImagerOutput
@@ -251,8 +237,7 @@ type ImagerJob struct {
 	BaseInstaller ImagerInput   // an OCI layout; only an installer needs one
 	Extensions    []ImagerInput // flattened images as tars, in build order
 	Overlay       *ImagerOverlay
-	// Schematic makes the imager add the entry that tells a node what it runs, as
-	// the Image Factory does.
+	// Schematic makes the imager add the entry that tells a node what it runs, as the Image Factory does.
 	SchematicID string
 	Schematic   string // canonical
 }
@@ -279,8 +264,7 @@ type Archives interface {
 	// repository as the only one of an index, and returns the index's digest. It
 	// sets no tag and does not send again what exists.
 	PushArchive(ctx context.Context, p ArchivePush) (digest string, err error)
-	// BuiltUpon refuses an image that does not begin with the layers of base, both by
-	// digest, for an architecture.
+	// BuiltUpon refuses an image that does not begin with the layers of base, both by digest, for an architecture.
 	BuiltUpon(ctx context.Context, ref, base, arch string) error
 	// Attach puts a file beside its installer (by digest), where it can be found,
 	// copied and deleted with the installer. progress may be nil.
@@ -317,8 +301,7 @@ type Records interface {
 	List(ctx context.Context, list string) ([]Record, error)
 	// Read reads the content of one.
 	Read(ctx context.Context, list string, r Record) ([]byte, error)
-	// Keep puts a file on a list, in place of what has its name there. Of more than most
-	// it takes the oldest ones off.
+	// Keep puts a file on a list, in place of what has its name there. Of more than most it takes the oldest ones off.
 	Keep(ctx context.Context, list string, r Record, content []byte, most int) error
 	// ForAnyone says whether anyone on the internet could read the repository of a list: it answers
 	// without a login, at a public address.

@@ -95,7 +95,7 @@ func listStorage(ctx context.Context, shelf Shelf, of Artefact, storage string, 
 			unseen = append(unseen, fmt.Sprintf("storage %s does not have the content type %s on %s: it was not checked for %s there", storage, of.Content(), host, of.Plural()))
 			continue
 		}
-		all, err := of.list(ctx, shelf, host, storage)
+		all, err := artefacts[of].list(shelf, ctx, host, storage)
 		if err != nil {
 			return nil, nil, fmt.Errorf("list %s on storage %q on %s: %w", of.Plural(), storage, host, err)
 		}
@@ -161,14 +161,19 @@ func keepISO(name string, changed time.Time, uses []Use, need Needed, olderThan 
 	} else {
 		keep = append(keep, "it is not one of ours")
 	}
+	return append(keep, tooYoung(changed, olderThan, now, "it is younger than %s")...)
+}
+
+// tooYoung says why what is of that time stays; young takes the age that it lacks.
+func tooYoung(of time.Time, olderThan time.Duration, now time.Time, young string) []string {
 	switch {
 	case olderThan == 0:
-	case changed.IsZero():
-		keep = append(keep, "its age is unknown (--older-than 0 ignores age)")
-	case now.Sub(changed) < olderThan:
-		keep = append(keep, fmt.Sprintf("it is younger than %s", shortDuration(olderThan)))
+	case of.IsZero():
+		return []string{"its age is unknown (--older-than 0 ignores age)"}
+	case now.Sub(of) < olderThan:
+		return []string{fmt.Sprintf(young, shortDuration(olderThan))}
 	}
-	return keep
+	return nil
 }
 
 // shortDuration formats a duration without the trailing zeros of String.
@@ -194,40 +199,55 @@ type Pruner struct {
 
 // Steps returns one step for each file that has no reason to stay.
 func (p Pruner) Steps() []step.Step {
-	return removals(p.Verdicts, func(v Verdict) []string { return v.Keep }, p.remove)
+	return removals(p.Verdicts, func(v *Verdict) removal {
+		return removal{
+			id: "delete-" + v.target().id() + "-" + v.Name, kind: "delete-iso", what: v, keep: v.Keep, removed: &v.Removed,
+			gone: func(ctx context.Context) (bool, error) {
+				isos, err := artefacts[v.Of()].list(p.Shelf, ctx, v.Host, v.Storage)
+				return !slices.ContainsFunc(isos, func(i StoredISO) bool { return i.Name == v.Name }), err
+			},
+			do: func(ctx context.Context) error {
+				return p.Write(ctx, func(ctx context.Context) error { return p.deleteUnused(ctx, v.StoredISO) })
+			},
+		}
+	})
+}
+
+// removal is how something is removed that has no reason to stay.
+type removal struct {
+	id, kind string
+	what     fmt.Stringer
+	keep     []string
+	removed  *bool
+	gone     func(ctx context.Context) (bool, error)
+	do       func(ctx context.Context) error
 }
 
 // removals returns the steps for what has no reason to stay.
-func removals[V any](verdicts []V, keep func(V) []string, remove func(*V) step.Step) []step.Step {
+func removals[V any](verdicts []V, of func(*V) removal) []step.Step {
 	var steps []step.Step
-	for i, v := range verdicts {
-		if len(keep(v)) == 0 {
-			steps = append(steps, remove(&verdicts[i]))
+	for i := range verdicts {
+		r := of(&verdicts[i])
+		if len(r.keep) > 0 {
+			continue
 		}
+		steps = append(steps, step.Step{
+			ID: r.id, Kind: r.kind, Title: "delete " + r.what.String(), Risk: step.Destructive, Do: r.do,
+			Skip: func(ctx context.Context) (string, error) {
+				gone, err := r.gone(ctx)
+				if err != nil || !gone {
+					return "", err
+				}
+				*r.removed = true
+				return "it is gone", nil
+			},
+		})
 	}
 	return steps
 }
 
-func (p Pruner) remove(v *Verdict) step.Step {
-	return step.Step{
-		ID: "delete-" + v.target().id() + "-" + v.Name, Kind: "delete-iso", Title: "delete " + v.String(), Risk: step.Destructive,
-		Skip: func(ctx context.Context) (string, error) {
-			isos, err := v.Of().list(ctx, p.Shelf, v.Host, v.Storage)
-			if err != nil || slices.ContainsFunc(isos, func(i StoredISO) bool { return i.Name == v.Name }) {
-				return "", err
-			}
-			v.Removed = true
-			return "it is gone", nil
-		},
-		Do: func(ctx context.Context) error {
-			return p.Write(ctx, func(ctx context.Context) error { return p.deleteUnused(ctx, v.StoredISO) })
-		},
-	}
-}
-
 func (p Pruner) deleteUnused(ctx context.Context, iso StoredISO) error {
-	// Proxmox deletes even an ISO in a running VM's drive
-	// (API2/Storage/Content.pm), so check again right before.
+	// Proxmox deletes even an ISO in a running VM's drive (API2/Storage/Content.pm), so check again right before.
 	uses, err := p.Shelf.Uses(ctx)
 	if err != nil {
 		return err

@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/step"
 )
@@ -26,13 +25,14 @@ func TestJudgeISOs(t *testing.T) {
 	now := time.Date(2026, 1, 31, 0, 0, 0, 0, time.UTC)
 	old := now.Add(-week)
 	a := StoredISO{Host: "pve1", Storage: "local", Name: isoOf(buildA), Changed: old}
-	for name, tc := range map[string]struct {
+	type row struct {
 		iso  StoredISO
 		uses []Use
 		need Needed
 		age  time.Duration
 		want []string
-	}{
+	}
+	each(t, map[string]row{
 		"nothing needs it": {iso: a, age: week},
 		"a VM": {iso: a, uses: []Use{
 			{By: "VM 1", Values: []string{"local:iso/" + isoOf(buildB)}}, {By: "VM 2", Values: []string{"none,media=cdrom", "local:iso/" + isoOf(buildA) + ",media=cdrom"}},
@@ -53,15 +53,10 @@ func TestJudgeISOs(t *testing.T) {
 			iso: StoredISO{Name: isoOf(buildA)},
 		},
 		"not ours": {iso: StoredISO{Name: "debian.iso", Changed: old}, age: week, want: []string{"it is not one of ours"}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			got := JudgeISOs([]StoredISO{tc.iso}, tc.uses, tc.need, tc.age, now)
-			if diff := cmp.Diff([]Verdict{{StoredISO: tc.iso, Keep: tc.want}}, got); diff != "" {
-				t.Errorf("(-want +got):\n%s", diff)
-			}
-		})
-	}
+	}, func(t *testing.T, tc row) {
+		got := JudgeISOs([]StoredISO{tc.iso}, tc.uses, tc.need, tc.age, now)
+		same(t, "result", []Verdict{{StoredISO: tc.iso, Keep: tc.want}}, got)
+	})
 }
 
 func TestOurISO(t *testing.T) {
@@ -78,9 +73,7 @@ func TestOurISO(t *testing.T) {
 		"recast-contract-1-0123456789ab-nocloud-amd64.iso":       false,
 		"recast-v1.13.9-0123456789ab-nocloud-amd64.iso.tmp_dwnl": false,
 	} {
-		if got := ourISO.MatchString(name); got != want {
-			t.Errorf("%s: %t", name, got)
-		}
+		same(t, name, want, ourISO.MatchString(name))
 	}
 	b := newBench(t)
 	for name, e := range b.saved.Schematics {
@@ -109,18 +102,14 @@ func TestListISOs(t *testing.T) {
 	s.storages["pve3/local"] = &storage{StorageInfo: StorageInfo{Content: []string{"iso"}}}
 	s.offline = []string{"pve4"}
 	got, unseen, err := ListISOs(t.Context(), s, BootISO, []string{"cephfs", "local"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	want := []StoredISO{
 		{Host: "pve1", Storage: "cephfs", Shared: true, Name: isoOf(buildA), SizeBytes: 3},
 		{Host: "pve1", Storage: "cephfs", Shared: true, Name: isoOf(buildB), SizeBytes: 3},
 		{Host: "pve2", Storage: "local", Name: isoOf(buildA), SizeBytes: 3},
 		{Host: "pve2", Storage: "local", Name: isoOf(buildB), SizeBytes: 3},
 	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("ISOs (-want +got):\n%s", diff)
-	}
+	same(t, "ISOs", want, got)
 	if diff := cmp.Diff([]string{
 		"pve4 is offline: its own storages were not checked", "storage local is not active on pve3: it was not checked there",
 	}, unseen); diff != "" {
@@ -134,12 +123,13 @@ func TestListISOs(t *testing.T) {
 
 func TestPruner(t *testing.T) {
 	t.Parallel()
-	for name, tc := range map[string]struct {
+	type row struct {
 		change func(s *store, guard *error)
 		want   []string
 		fails  string
 		kind   fault.Kind
-	}{
+	}
+	each(t, map[string]row{
 		"all that can go": {want: []string{"delete " + isoOf(buildA) + " on storage cephfs", "delete " + isoOf(buildA) + " on storage local on pve1"}},
 		"one is used by now": {
 			change: func(s *store, _ *error) {
@@ -156,37 +146,30 @@ func TestPruner(t *testing.T) {
 			change: func(s *store, _ *error) { delete(s.storages["pve1/cephfs"].isos, isoOf(buildA)) },
 			want:   []string{"delete " + isoOf(buildA) + " on storage local on pve1"},
 		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			s := shelf()
-			isos, _, err := ListISOs(t.Context(), s, BootISO, []string{"cephfs", "local"})
-			if err != nil {
-				t.Fatal(err)
+	}, func(t *testing.T, tc row) {
+		s := shelf()
+		isos, _, err := ListISOs(t.Context(), s, BootISO, []string{"cephfs", "local"})
+		noError(t, err)
+		need := Needed{Builds: map[string]string{buildB: "wk1 was made from it"}}
+		p := Pruner{Shelf: s, Verdicts: JudgeISOs(isos, nil, need, 0, time.Now())}
+		p.Verdicts = p.Verdicts[:3] // pve2 has the same as pve1
+		var guard error
+		if tc.change != nil {
+			tc.change(s, &guard)
+		}
+		p.Write = unless(&guard)
+		b := newBench(t)
+		err = b.run(t, step.Step{ID: "prune", Title: "remove", Steps: func(context.Context) ([]step.Step, error) { return p.Steps(), nil }})
+		if err != nil != (tc.fails != "") || !strings.Contains(message(err), tc.fails) || fault.KindOf(err) != tc.kind {
+			t.Errorf("error is %v (%v), want %q in it", err, fault.KindOf(err), tc.fails)
+		}
+		same(t, "changes", tc.want, s.changes)
+		for _, v := range p.Verdicts {
+			if _, there := s.storages[v.Host+"/"+v.Storage].isos[v.Name]; v.Removed == there {
+				t.Errorf("%s: removed is %t", v, v.Removed)
 			}
-			need := Needed{Builds: map[string]string{buildB: "wk1 was made from it"}}
-			p := Pruner{Shelf: s, Verdicts: JudgeISOs(isos, nil, need, 0, time.Now())}
-			p.Verdicts = p.Verdicts[:3] // pve2 has the same as pve1
-			var guard error
-			if tc.change != nil {
-				tc.change(s, &guard)
-			}
-			p.Write = unless(&guard)
-			b := newBench(t)
-			err = b.run(t, step.Step{ID: "prune", Title: "remove", Steps: func(context.Context) ([]step.Step, error) { return p.Steps(), nil }})
-			if err != nil != (tc.fails != "") || !strings.Contains(message(err), tc.fails) || fault.KindOf(err) != tc.kind {
-				t.Errorf("error is %v (%v), want %q in it", err, fault.KindOf(err), tc.fails)
-			}
-			if diff := cmp.Diff(tc.want, s.changes); diff != "" {
-				t.Errorf("changes (-want +got):\n%s", diff)
-			}
-			for _, v := range p.Verdicts {
-				if _, there := s.storages[v.Host+"/"+v.Storage].isos[v.Name]; v.Removed == there {
-					t.Errorf("%s: removed is %t", v, v.Removed)
-				}
-			}
-		})
-	}
+		}
+	})
 }
 
 // unless sends changes while *guard is nil.

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"net/url"
 	"slices"
 	"strings"
 
@@ -26,8 +28,7 @@ type Publisher struct {
 	Storages []string            // every one gets the file
 	Hosts    map[string][]string // schematic → the hosts whose VMs boot its file; without any it is not published
 	Delivery Delivery
-	// ByImager reports whether the imager built a schematic's file, which then has no
-	// URL; nil: none.
+	// ByImager reports whether the imager built a schematic's file, which then has no URL; nil: none.
 	ByImager func(schematic string) bool
 	// Note receives the progress of the step at a path below Step: "publish/default/upload-cephfs",
 	// for disk images "publish-disks/default/upload-cephfs". May be nil.
@@ -40,7 +41,7 @@ type Publisher struct {
 func (p Publisher) Step() step.Step {
 	p.verified = map[string]bool{}
 	return step.Step{
-		ID: p.id(), Title: fmt.Sprintf("publish %ss", p.Of),
+		ID: artefacts[p.Of].publish, Title: fmt.Sprintf("publish %ss", p.Of),
 		Steps: func(context.Context) ([]step.Step, error) {
 			var steps []step.Step
 			for _, name := range p.Ledger.Lock().Names() {
@@ -53,15 +54,7 @@ func (p Publisher) Step() step.Step {
 	}
 }
 
-func (p Publisher) id() string {
-	if p.Of == DiskImage {
-		return "publish-disks"
-	}
-	return "publish"
-}
-
-// Published says where the file of a schematic is; "" if it was not built yet or is
-// missing somewhere.
+// Published says where the file of a schematic is; "" if it was not built yet or is missing somewhere.
 func (p Publisher) Published(ctx context.Context, name string) (string, error) {
 	j, err := p.job(ctx, name)
 	if err != nil {
@@ -74,7 +67,11 @@ func (j job) published() string {
 	if len(j.present) == 0 || len(j.missing) > 0 {
 		return ""
 	}
-	return j.file.Name + " is on " + describeTargets(j.present)
+	var places []string
+	for _, t := range j.present {
+		places = append(places, t.String())
+	}
+	return j.file.Name + " is on " + strings.Join(places, ", ")
 }
 
 // job is the work for one schematic.
@@ -93,7 +90,7 @@ func (p Publisher) job(ctx context.Context, name string) (job, error) {
 	if err != nil {
 		return job{}, err
 	}
-	j := job{Publisher: p, schematic: name, file: p.Of.File(lock, e), url: p.Of.URL(p.Factory, RequestOf(lock, e))}
+	j := job{Publisher: p, schematic: name, file: p.Of.File(lock, e), url: p.Factory.ImageURL(p.Of, RequestOf(lock, e))}
 	if j.file.SHA256 == "" || len(p.Hosts[name]) == 0 {
 		return j, nil
 	}
@@ -230,13 +227,226 @@ func (j job) mayReplace(ctx context.Context, t target) error {
 		"an interrupted upload leaves such a file. It is replaced once no drive and no snapshot names it: qm config VMID and qm listsnapshot VMID show what those VMs have, and qm set VMID --ide2 none,media=cdrom ejects it")
 }
 
-func describeTargets(all []target) string {
-	var text strings.Builder
-	for i, t := range all {
-		if i > 0 {
-			text.WriteString(", ")
-		}
-		text.WriteString(t.String())
+// Delivery says how files get to their storages.
+type Delivery string
+
+// The deliveries. With Auto a host downloads the file if it may and can; otherwise it is uploaded.
+const (
+	Auto        Delivery = "auto"
+	DownloadURL Delivery = "download-url"
+	ByUpload    Delivery = "upload"
+)
+
+// way is how the file gets to one target.
+type way struct {
+	download bool
+	why      string // for people; "" if the configuration says so
+	cached   bool   // the file has to be in the cache
+}
+
+// way chooses. A host downloads the lock's bytes: Proxmox compares the checksum before the file gets its name.
+func (j job) way(ctx context.Context, t target) (way, error) {
+	upload := way{cached: true}
+	if j.Delivery == ByUpload {
+		return upload, nil
 	}
-	return text.String()
+	why, err := j.noDownload(ctx, t)
+	switch {
+	case err != nil:
+		return way{}, fmt.Errorf("choose how %s gets to %s: %w", j.file.Name, t, err)
+	case why == "":
+		return way{download: true, why: t.host + " fetches it from " + hostOf(j.url), cached: j.Delivery != DownloadURL}, nil
+	case j.Delivery == DownloadURL:
+		return way{}, fault.WithHint(fault.StorageUnusable.Refusedf("%s can't get to %s by download-url: %s", j.file.Name, t, why),
+			"images.iso.delivery: auto uploads it in such a case")
+	}
+	upload.why = why
+	return upload, nil
+}
+
+// noDownload says why the host of a target cannot download the file; "" if it can.
+func (j job) noDownload(ctx context.Context, t target) (string, error) {
+	switch {
+	case t.wrong:
+		return "download-url never replaces a file", nil
+	case j.ByImager != nil && j.ByImager(j.schematic):
+		return BuiltByImager, nil
+	}
+	return NoDownload(ctx, j.Store, t.host, t.storage, j.url, j.file)
+}
+
+// BuiltByImager is why such an ISO cannot be downloaded.
+const BuiltByImager = "the imager has built it, so no Image Factory has it"
+
+// NoDownload says why a host cannot download the factory's file to a storage; "" if it can.
+func NoDownload(ctx context.Context, r Reacher, host, storage, link string, file schematics.BootFile) (why string, err error) {
+	why, err = r.MayDownload(ctx, host, storage)
+	if err != nil || why != "" {
+		return why, err
+	}
+	reported, err := r.URLSize(ctx, host, link)
+	switch {
+	case ctx.Err() != nil:
+		return "", context.Cause(ctx)
+	case err != nil:
+		return fmt.Sprintf("%s cannot fetch %s: %v", host, link, err), nil
+	case reported != file.SizeBytes:
+		return fmt.Sprintf("%s reports that %s has %d bytes, but the lock has %d", host, link, reported, file.SizeBytes), nil
+	}
+	return "", nil
+}
+
+func hostOf(link string) string {
+	u, err := url.Parse(link)
+	if err != nil {
+		return link
+	}
+	return u.Hostname()
+}
+
+// deliver is the step that brings the file to a target.
+func (j job) deliver(t target, w way) step.Step {
+	s := step.Step{
+		ID: "upload-" + t.id(), Kind: "upload", Title: fmt.Sprintf("upload %s to %s", j.file.Name, t),
+		Skip: func(ctx context.Context) (string, error) {
+			sizeBytes, found, err := j.look(ctx, t)
+			if err != nil || !found || sizeBytes != j.file.SizeBytes {
+				return "", err
+			}
+			return "it is on " + t.String(), nil
+		},
+		Do: func(ctx context.Context) error { return j.upload(ctx, t, "upload-"+t.id()) },
+	}
+	if w.download {
+		s.ID, s.Kind, s.Title = "download-"+t.id(), "download", fmt.Sprintf("download %s to %s", j.file.Name, t)
+		s.Do = func(ctx context.Context) error { return j.download(ctx, t, "download-"+t.id()) }
+	}
+	if t.wrong {
+		s.Title += ", over a file of another size if nothing uses that"
+	}
+	if w.why != "" {
+		s.Title += " (" + w.why + ")"
+	}
+	return s
+}
+
+func (j job) note(id, text string) {
+	if j.Note != nil {
+		j.Note(artefacts[j.Of].publish+"/"+j.schematic+"/"+id, text)
+	}
+}
+
+// upload sends the file from the cache. It replaces a file of that name, so it first
+// checks whether anything uses one that has appeared meanwhile.
+func (j job) upload(ctx context.Context, t target, id string) error {
+	_, found, err := j.look(ctx, t)
+	if err == nil && found {
+		err = j.mayReplace(ctx, t)
+	}
+	if err != nil {
+		return err
+	}
+	err = j.Store.Upload(ctx, Upload{
+		Host: t.host, Storage: t.storage, Name: j.file.Name, SizeBytes: j.file.SizeBytes, SHA256: j.file.SHA256,
+		Open:     func() (io.ReadCloser, error) { return j.Cache.open(j.file.Name) },
+		Progress: progress(j.file.SizeBytes, func(text string) { j.note(id, text) }),
+	})
+	if err != nil {
+		return fmt.Errorf("upload to %s: %w", t, err)
+	}
+	j.verified[j.key(t)] = true
+	return nil
+}
+
+// download makes the host fetch the file, and uploads it if that fails and is
+// allowed. What such a download stores later is the same file: Proxmox renames it to
+// its name only after it has compared the checksum.
+func (j job) download(ctx context.Context, t target, id string) error {
+	err := j.fetch(ctx, t)
+	switch {
+	case err == nil:
+		return nil
+	case ctx.Err() != nil || errors.Is(err, ErrNotSent):
+		return err
+	case j.Delivery == DownloadURL:
+		return fault.WithHint(err, "images.iso.delivery: auto uploads it in such a case")
+	}
+	j.note(id, fmt.Sprintf("%v; uploading it", err))
+	return j.upload(ctx, t, id)
+}
+
+func (j job) fetch(ctx context.Context, t target) error {
+	err := j.Store.Download(ctx, Download{
+		Host: t.host, Storage: t.storage, Name: j.file.Name, URL: j.url, SizeBytes: j.file.SizeBytes, SHA256: j.file.SHA256,
+	})
+	if err != nil {
+		return fmt.Errorf("download to %s: %w", t, err)
+	}
+	j.verified[j.key(t)] = true
+	return nil
+}
+
+// unverified returns the targets whose file of the right name and size could be
+// compared with the lock's checksum, and was not yet.
+func (j job) unverified(ctx context.Context) ([]target, error) {
+	if j.Delivery == ByUpload {
+		return nil, nil
+	}
+	var open []target
+	for _, t := range j.present {
+		if j.verified[j.key(t)] {
+			continue
+		}
+		why, err := j.Store.MayDownload(ctx, t.host, t.storage)
+		if err != nil {
+			return nil, fmt.Errorf("see whether %s can be checked on %s: %w", j.file.Name, t, err)
+		}
+		if why == "" {
+			open = append(open, t)
+		}
+	}
+	return open, nil
+}
+
+func (j job) key(t target) string { return t.id() + " " + j.file.Name }
+
+// verify makes Proxmox compare an existing file, whoever stored it, with the lock:
+// download-url with a checksum does that and downloads nothing (pve-common,
+// Tools.pm, download_file_from_url).
+func (j job) verify(t target) step.Step {
+	id := "verify-" + t.id()
+	return step.Step{
+		ID: id, Kind: "verify", Title: fmt.Sprintf("compare the checksum of %s on %s", j.file.Name, t),
+		Do: func(ctx context.Context) error {
+			err := j.fetch(ctx, t)
+			switch {
+			case ctx.Err() != nil || errors.Is(err, ErrNotSent):
+				return err
+			case errors.Is(err, ErrOtherContent):
+				if err := j.replace(ctx, t, id, err); err != nil {
+					return err
+				}
+			case err != nil:
+				j.note(id, fmt.Sprintf("not compared: %v; its name and size are right", err))
+			}
+			j.verified[j.key(t)] = true
+			return nil
+		},
+	}
+}
+
+// replace uploads the file over one of its name and size with other bytes.
+func (j job) replace(ctx context.Context, t target, id string, differs error) error {
+	if err := j.mayReplace(ctx, t); err != nil {
+		return err
+	}
+	if j.Delivery == DownloadURL {
+		return fault.WithHint(fault.ISODiffers.Of(fault.As(fault.Refused, differs)), "download-url never replaces a file, and nothing uses this one: "+
+			"pvesm free %s:%s/%s on %s, or images.iso.delivery: auto", t.storage, j.Of.Content(), j.file.Name, t.host)
+	}
+	if err := j.checkCache(); err != nil {
+		return err
+	}
+	j.note(id, "it has other bytes than the lock, and nothing uses it: it is replaced")
+	return j.upload(ctx, t, id)
 }

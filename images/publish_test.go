@@ -1,25 +1,24 @@
 package images
 
 import (
+	"bytes"
 	"errors"
+	"maps"
 	"os"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
-	"github.com/recast-sh/recast/internal/words"
-
 	"github.com/google/go-cmp/cmp"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/words"
 )
 
 func built(t *testing.T) *bench {
 	t.Helper()
 	b := newBench(t)
-	if err := b.run(t, b.builder().Step()); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, b.run(t, b.builder().Step()))
 	b.again(b.saved)
 	return b
 }
@@ -27,14 +26,10 @@ func built(t *testing.T) *bench {
 func TestPublish(t *testing.T) {
 	t.Parallel()
 	b := built(t)
-	if err := b.run(t, b.pub.Step()); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, b.run(t, b.pub.Step()))
 	name := b.saved.Schematics["default"].ISO.Name
 	want := []string{"upload pve1/cephfs " + name, "upload pve1/local " + name, "upload pve2/local " + name}
-	if diff := cmp.Diff(want, b.store.changes); diff != "" {
-		t.Errorf("changes (-want +got):\n%s", diff)
-	}
+	same(t, "changes", want, b.store.changes)
 	all := words.Size(b.saved.Schematics["default"].ISO.SizeBytes)
 	if diff := cmp.Diff([]string{
 		"publish/default/upload-cephfs: " + all + " of " + all,
@@ -45,21 +40,13 @@ func TestPublish(t *testing.T) {
 	}
 
 	b.again(b.saved)
-	if err := b.run(t, b.pub.Step()); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, b.run(t, b.pub.Step()))
 	where := "storage cephfs, storage local on pve1, storage local on pve2"
-	if diff := cmp.Diff([]string{"publish/default skipped " + name + " is on " + where, "publish done"}, b.events); diff != "" {
-		t.Errorf("second time (-want +got):\n%s", diff)
-	}
+	same(t, "second time", []string{"publish/default skipped " + name + " is on " + where, "publish done"}, b.events)
 
 	delete(b.store.storages["pve2/local"].isos, name)
-	if err := b.run(t, b.pub.Step()); err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff([]string{"upload pve2/local " + name}, b.store.changes); diff != "" {
-		t.Errorf("uploads after a loss (-want +got):\n%s", diff)
-	}
+	noError(t, b.run(t, b.pub.Step()))
+	same(t, "uploads after a loss", []string{"upload pve2/local " + name}, b.store.changes)
 }
 
 // unpublishable is a way in which publishing goes wrong.
@@ -145,40 +132,36 @@ func unpublishables() map[string]unpublishable {
 
 func TestPublishRefuses(t *testing.T) {
 	t.Parallel()
-	for name, tc := range unpublishables() {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			b := built(t)
-			tc.spoil(b)
-			err := b.run(t, b.pub.Step())
-			if err == nil {
-				t.Fatal("no error")
-			}
-			if !strings.Contains(strings.ReplaceAll(err.Error(), b.iso().Name, "ISO"), tc.want) {
-				t.Errorf("error\n got %v\nwant it to hold %q", err, tc.want)
-			}
-			if kind := fault.KindOf(err); kind != tc.kind {
-				t.Errorf("kind = %v, want %v", kind, tc.kind)
-			}
-			hint := strings.ReplaceAll(tc.hint, "ISO`", b.saved.Schematics["default"].ISO.Name+"`")
-			if got := strings.Join(fault.Hints(err), "; "); got != hint {
-				t.Errorf("hint\n got %s\nwant %s", got, hint)
-			}
-			if b.store.changes != nil {
-				t.Errorf("uploaded despite the error: %v", b.store.changes)
-			}
-		})
-	}
+	each(t, unpublishables(), func(t *testing.T, tc unpublishable) {
+		b := built(t)
+		tc.spoil(b)
+		err := b.run(t, b.pub.Step())
+		if err == nil {
+			t.Fatal("no error")
+		}
+		if !strings.Contains(strings.ReplaceAll(err.Error(), b.iso().Name, "ISO"), tc.want) {
+			t.Errorf("error\n got %v\nwant it to hold %q", err, tc.want)
+		}
+		if kind := fault.KindOf(err); kind != tc.kind {
+			t.Errorf("kind = %v, want %v", kind, tc.kind)
+		}
+		hint := strings.ReplaceAll(tc.hint, "ISO`", b.saved.Schematics["default"].ISO.Name+"`")
+		same(t, "hint", hint, strings.Join(fault.Hints(err), "; "))
+		if b.store.changes != nil {
+			t.Errorf("uploaded despite the error: %v", b.store.changes)
+		}
+	})
 }
 
 func TestProgress(t *testing.T) {
 	t.Parallel()
-	for name, tc := range map[string]struct {
+	type row struct {
 		total int64
 		pause time.Duration // before each count
 		done  []int64
 		want  []string
-	}{
+	}
+	each(t, map[string]row{
 		"known":   {100 * mib, 0, []int64{1, 9 * mib, 10 * mib, 11 * mib, 35 * mib, 100 * mib}, []string{"10 MiB of 100 MiB", "35 MiB of 100 MiB", "100 MiB of 100 MiB"}},
 		"unknown": {-1, 0, []int64{1, 64 * mib, 65 * mib, 130 * mib}, []string{"64 MiB", "130 MiB"}},
 		"tiny":    {3, 0, []int64{3}, []string{"1 KiB of 1 KiB"}},
@@ -192,20 +175,209 @@ func TestProgress(t *testing.T) {
 			[]int64{50 * mib, 1, 50 * mib},
 			[]string{"50 MiB of 100 MiB", "beginning again", "50 MiB of 100 MiB"},
 		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				var got []string
-				tell := progress(tc.total, func(text string) { got = append(got, text) })
-				for _, n := range tc.done {
-					time.Sleep(tc.pause)
-					tell(n)
-				}
-				if diff := cmp.Diff(tc.want, got); diff != "" {
-					t.Errorf("notes (-want +got):\n%s", diff)
-				}
-			})
+	}, func(t *testing.T, tc row) {
+		synctest.Test(t, func(t *testing.T) {
+			var got []string
+			tell := progress(tc.total, func(text string) { got = append(got, text) })
+			for _, n := range tc.done {
+				time.Sleep(tc.pause)
+				tell(n)
+			}
+			same(t, "notes", tc.want, got)
 		})
+	})
+}
+
+// served lets hosts download what the factory builds.
+func served(t *testing.T) *bench {
+	t.Helper()
+	b := built(t)
+	b.store.mayNot = ""
+	lock := b.saved
+	req := RequestOf(lock, lock.Schematics["default"])
+	b.store.urls[b.factory.ImageURL(BootISO, req)] = b.factory.bytes(BootISO, req)
+	b.pub.Storages = []string{"cephfs"}
+	return b
+}
+
+func (b *bench) link() string {
+	return b.factory.ImageURL(BootISO, RequestOf(b.saved, b.saved.Schematics["default"]))
+}
+
+// served is what hosts download from the factory, other is something else of that size.
+func (b *bench) served() []byte { return b.store.urls[b.link()] }
+func (b *bench) other() []byte  { return bytes.Repeat([]byte("x"), len(b.served())) }
+
+// put puts a file of the ISO's name on the storage.
+func (b *bench) put(data []byte) { b.store.storages["pve1/cephfs"].isos[b.iso().Name] = data }
+
+// delivery is one way of an ISO to the storage cephfs.
+type delivery struct {
+	prepare func(*bench)
+	want    []string // changes on the storage, without the ISO's name
+	title   string   // of the step that did it
+	note    string   // part of one
+	fails   string   // part of the error
+	kind    fault.Kind
+}
+
+func deliveries() map[string]delivery {
+	return map[string]delivery{
+		"the host downloads it": {
+			want: []string{"download pve1/cephfs"}, title: "download ISO to storage cephfs (pve1 fetches it from factory.example)",
+		},
+		"download-url": {
+			prepare: func(b *bench) { b.pub.Delivery = DownloadURL },
+			want:    []string{"download pve1/cephfs"}, title: "download ISO to storage cephfs (pve1 fetches it from factory.example)",
+		},
+		"the imager built it": {
+			prepare: func(b *bench) { b.pub.ByImager = func(schematic string) bool { return schematic == "default" } },
+			want:    []string{"upload pve1/cephfs"}, title: "upload ISO to storage cephfs (the imager has built it, so no Image Factory has it)",
+		},
+		"the imager built another": {
+			prepare: func(b *bench) { b.pub.ByImager = func(schematic string) bool { return schematic == "plain" } },
+			want:    []string{"download pve1/cephfs"}, title: "download ISO to storage cephfs (pve1 fetches it from factory.example)",
+		},
+		"download-url of what the imager built": {
+			prepare: func(b *bench) {
+				b.pub.Delivery, b.pub.ByImager = DownloadURL, func(string) bool { return true }
+			}, fails: "can't get to storage cephfs by download-url: the imager has built it", kind: fault.Refused,
+		},
+		"download-url needs no cache": {
+			prepare: func(b *bench) {
+				b.pub.Delivery, b.cache = DownloadURL, NewCache(b.cache.dir+"2")
+				b.pub.Cache = b.cache
+			},
+			want: []string{"download pve1/cephfs"},
+		},
+		"upload asks for no reason": {
+			prepare: func(b *bench) { b.pub.Delivery = ByUpload },
+			want:    []string{"upload pve1/cephfs"}, title: "upload ISO to storage cephfs",
+		},
+		"no privilege": {
+			prepare: func(b *bench) { b.store.mayNot = "the token has no Sys.AccessNetwork on /nodes/pve1" },
+			want:    []string{"upload pve1/cephfs"}, title: "upload ISO to storage cephfs (the token has no Sys.AccessNetwork on /nodes/pve1)",
+		},
+		"no way to the factory": {
+			prepare: func(b *bench) { b.store.urls = nil },
+			want:    []string{"upload pve1/cephfs"}, title: "upload ISO to storage cephfs (pve1 cannot fetch LINK: 500 can't connect)",
+		},
+		"no way to the factory, download-url": {
+			prepare: func(b *bench) { b.store.urls, b.pub.Delivery = nil, DownloadURL },
+			fails:   "ISO can't get to storage cephfs by download-url: pve1 cannot fetch LINK: 500 can't connect", kind: fault.Refused,
+		},
+		"the factory has another size": {
+			prepare: func(b *bench) { b.store.urls[b.link()] = []byte("page") },
+			want:    []string{"upload pve1/cephfs"}, title: "upload ISO to storage cephfs (pve1 reports that LINK has 4 bytes, but the lock has SIZE)",
+		},
+		"the download fails": {
+			prepare: func(b *bench) {
+				b.store.breakDown = func(Download, []byte) error { return errors.New("wget: exit code 4") }
+			},
+			want: []string{"download pve1/cephfs", "upload pve1/cephfs"}, note: "download to storage cephfs: wget: exit code 4; uploading it",
+		},
+		"nothing may be changed now": {prepare: func(b *bench) { b.store.held = true }, fails: "download to storage cephfs: nothing was sent"},
+		"the factory sends other bytes": {
+			prepare: func(b *bench) { b.store.urls[b.link()] = b.other() },
+			want:    []string{"download pve1/cephfs", "upload pve1/cephfs"}, note: "it has another checksum; uploading it",
+		},
+		"a file that is used comes while the download fails": {
+			prepare: func(b *bench) {
+				b.store.breakDown = func(Download, []byte) error {
+					b.put([]byte("half"))
+					b.store.uses = []Use{{By: "VM 9", Values: []string{"cephfs:iso/" + b.iso().Name}}}
+					return errors.New("wget: exit code 4")
+				}
+			}, want: []string{"download pve1/cephfs"}, fails: "is in use by VM 9: it is not overwritten", kind: fault.Refused,
+		},
+		"the download fails, download-url": {
+			prepare: func(b *bench) {
+				b.pub.Delivery = DownloadURL
+				b.store.breakDown = func(Download, []byte) error { return errors.New("wget: exit code 4") }
+			},
+			want: []string{"download pve1/cephfs"}, fails: "download to storage cephfs: wget: exit code 4",
+		},
 	}
+}
+
+// onto are deliveries to where a file of the ISO's name exists.
+func onto() map[string]delivery {
+	return map[string]delivery{
+		"the same file is there": {
+			prepare: func(b *bench) { b.put(b.served()) },
+			want:    []string{"compare pve1/cephfs"}, title: "compare the checksum of ISO on storage cephfs",
+		},
+		"the same file is there, and nothing may be changed now": {
+			prepare: func(b *bench) { b.put(b.served()); b.store.held = true }, fails: "nothing was sent",
+		},
+		"the same file is there, upload": {
+			prepare: func(b *bench) { b.put(b.served()); b.pub.Delivery = ByUpload },
+		},
+		"another file of the same size": {
+			prepare: func(b *bench) { b.put(b.other()) },
+			want:    []string{"compare pve1/cephfs", "upload pve1/cephfs"}, note: "it has other bytes than the lock, and nothing uses it: it is replaced",
+		},
+		"another file of the same size, in use": {
+			prepare: func(b *bench) {
+				b.put(b.other())
+				b.store.uses = []Use{{By: "snapshot s1 of VM 9", Values: []string{"cephfs:iso/" + b.iso().Name}}}
+			},
+			want: []string{"compare pve1/cephfs"}, fails: "is in use by snapshot s1 of VM 9: it is not overwritten", kind: fault.Refused,
+		},
+		"another file of the same size, download-url": {
+			prepare: func(b *bench) { b.put(b.other()); b.pub.Delivery = DownloadURL },
+			want:    []string{"compare pve1/cephfs"}, fails: "it has another checksum", kind: fault.Refused,
+		},
+		"half a file": {
+			prepare: func(b *bench) { b.put([]byte("half")) },
+			want:    []string{"upload pve1/cephfs"},
+			title:   "upload ISO to storage cephfs, over a file of another size if nothing uses that (download-url never replaces a file)",
+		},
+	}
+}
+
+func TestDelivery(t *testing.T) {
+	t.Parallel()
+	all := deliveries()
+	maps.Copy(all, onto())
+	each(t, all, func(t *testing.T, tc delivery) {
+		b := served(t)
+		data := b.store.urls[b.link()]
+		if tc.prepare != nil {
+			tc.prepare(b)
+		}
+		err := b.run(t, b.pub.Step())
+		plain := strings.NewReplacer(b.iso().Name, "ISO", b.link(), "LINK", sizeText(b), "SIZE")
+		if got := plain.Replace(message(err)); err != nil != (tc.fails != "") || !strings.Contains(got, tc.fails) || fault.KindOf(err) != tc.kind {
+			t.Errorf("error is %s (%v), want %q in it", got, fault.KindOf(err), tc.fails)
+		}
+		var changes []string
+		for _, c := range b.store.changes {
+			changes = append(changes, strings.TrimSuffix(c, " "+b.iso().Name))
+		}
+		same(t, "changes", tc.want, changes)
+		if titles := plain.Replace(strings.Join(b.titles, "\n") + "\n"); tc.title != "" && !strings.Contains(titles, tc.title+"\n") {
+			t.Errorf("steps\n%swant %s", titles, tc.title)
+		}
+		if notes := plain.Replace(strings.Join(b.notes, "\n")); !strings.Contains(notes, tc.note) {
+			t.Errorf("notes\n%s\nwant %s", notes, tc.note)
+		}
+		if err == nil && !bytes.Equal(b.store.storages["pve1/cephfs"].isos[b.iso().Name], data) {
+			t.Error("the ISO on the storage is not the lock's")
+		}
+	})
+}
+
+// TestVerifiedOnce: a run does not compare twice.
+func TestVerifiedOnce(t *testing.T) {
+	t.Parallel()
+	b := served(t)
+	b.store.storages["pve1/cephfs"].isos[b.iso().Name] = b.store.urls[b.link()]
+	root := b.pub.Step()
+	for range 2 {
+		noError(t, b.run(t, root))
+	}
+	same(t, "changes", []string{"compare pve1/cephfs " + b.iso().Name}, b.store.changes)
+	want := []string{"publish/default skipped " + b.iso().Name + " is on storage cephfs", "publish done"}
+	same(t, "second time", want, b.events)
 }

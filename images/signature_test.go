@@ -17,8 +17,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/recast-sh/recast/internal/fault"
 )
 
@@ -31,10 +29,7 @@ type signing struct {
 
 func newSigning(t *testing.T, private crypto.Signer) signing {
 	t.Helper()
-	der, err := x509.MarshalPKIXPublicKey(private.Public())
-	if err != nil {
-		t.Fatal(err)
-	}
+	der := must(x509.MarshalPKIXPublicKey(private.Public()))(t)
 	sum := sha256.Sum256(der)
 	return signing{
 		private: private, pem: pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: der}), print: hex.EncodeToString(sum[:]),
@@ -43,10 +38,7 @@ func newSigning(t *testing.T, private crypto.Signer) signing {
 
 func newKey(t *testing.T) signing {
 	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
+	key := must(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)
 	return newSigning(t, key)
 }
 
@@ -64,23 +56,15 @@ func (s signing) signPayload(t *testing.T, payload string) Signature {
 	if _, plain := s.private.(ed25519.PrivateKey); plain {
 		message, opts = []byte(payload), crypto.Hash(0)
 	}
-	signature, err := s.private.Sign(rand.Reader, message, opts)
-	if err != nil {
-		t.Fatal(err)
-	}
+	signature := must(s.private.Sign(rand.Reader, message, opts))(t)
 	return Signature{Payload: []byte(payload), Signature: signature}
 }
 
 func TestSignatures(t *testing.T) {
 	t.Parallel()
-	rsaKey, err := rsa.GenerateKey(rand.Reader, 2048)
-	if err != nil {
-		t.Fatal(err)
-	}
+	rsaKey := must(rsa.GenerateKey(rand.Reader, 2048))(t)
 	_, edKey, err := ed25519.GenerateKey(rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	key, other := newKey(t), newKey(t)
 	const ref = "factory.example/installer/x@"
 	is, was := digest("is"), digest("was")
@@ -90,11 +74,12 @@ func TestSignatures(t *testing.T) {
 	edited := key.sign(t, was)
 	edited.Payload = key.sign(t, is).Payload
 	notBy := "installer " + ref + is + " is signed, but not by the key " + key.print
-	for name, tc := range map[string]struct {
+	type row struct {
 		key  signing
 		list []Signature
 		want string
-	}{
+	}
+	each(t, map[string]row{
 		"ECDSA":             {key, []Signature{key.sign(t, is)}, ""},
 		"RSA":               {newSigning(t, rsaKey), []Signature{newSigning(t, rsaKey).sign(t, is)}, ""},
 		"Ed25519":           {newSigning(t, edKey), []Signature{newSigning(t, edKey).sign(t, is)}, ""},
@@ -116,57 +101,43 @@ func TestSignatures(t *testing.T) {
 		"of no digest": {
 			key, []Signature{key.sign(t, "latest")}, "the signature of " + ref + is + `: it signs "latest", which is not a digest`,
 		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			k, err := parseKey(tc.key.pem)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if k.fingerprint != tc.key.print {
-				t.Errorf("fingerprint = %s, want %s", k.fingerprint, tc.key.print)
-			}
-			err = k.verify(ref+is, is, tc.list)
-			if diff := cmp.Diff(tc.want, message(err)); diff != "" {
-				t.Errorf("(-want +got):\n%s", diff)
-			}
-			if tc.want == "" {
-				return
-			}
-			if fault.KindOf(err) != fault.Refused {
-				t.Errorf("kind = %v", fault.KindOf(err))
-			}
-			t.Attr("corruptions-caught", "1")
-		})
-	}
+	}, func(t *testing.T, tc row) {
+		k := must(parseKey(tc.key.pem))(t)
+		same(t, "fingerprint", tc.key.print, k.fingerprint)
+		err := k.verify(ref+is, is, tc.list)
+		same(t, "result", tc.want, message(err))
+		if tc.want == "" {
+			return
+		}
+		same(t, "kind", fault.Refused, fault.KindOf(err))
+		t.Attr("corruptions-caught", "1")
+	})
 }
 
 func TestSigningKeysRefused(t *testing.T) {
 	t.Parallel()
 	key := newKey(t)
-	for name, tc := range map[string]struct {
+	type row struct {
 		text []byte
 		want string
-	}{
+	}
+	each(t, map[string]row{
 		"no PEM":    {[]byte("<html>"), "it is not one PEM block"},
 		"two":       {append(append([]byte(nil), key.pem...), key.pem...), "it is not one PEM block"},
 		"a private": {pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: []byte("x")}), `it is a "PRIVATE KEY", not a public key`},
 		"damaged":   {pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: []byte("x")}), "asn1: "},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			if _, err := parseKey(tc.text); !strings.HasPrefix(message(err), tc.want) {
-				t.Errorf("err = %v, want %q", err, tc.want)
-			}
-		})
-	}
+	}, func(t *testing.T, tc row) {
+		if _, err := parseKey(tc.text); !strings.HasPrefix(message(err), tc.want) {
+			t.Errorf("err = %v, want %q", err, tc.want)
+		}
+	})
 }
 
 // TestSignaturePolicy builds one installer under every policy.
 func TestSignaturePolicy(t *testing.T) {
 	t.Parallel()
 	key, other := newKey(t), newKey(t)
-	for name, tc := range map[string]struct {
+	type row struct {
 		mode      SignatureMode
 		published []byte // by the factory
 		own       []byte // the user's choice
@@ -176,7 +147,8 @@ func TestSignaturePolicy(t *testing.T) {
 		wantErr   string
 		wantNote  string
 		want      string // fingerprint in the lock
-	}{
+	}
+	each(t, map[string]row{
 		"signed":                  {mode: SignatureRequire, published: key.pem, signers: []signing{key}, want: key.print},
 		"signed, as locked":       {mode: SignatureRequire, published: key.pem, signers: []signing{key}, locked: key.print, want: key.print},
 		"not looked at":           {mode: SignatureOff},
@@ -192,53 +164,49 @@ func TestSignaturePolicy(t *testing.T) {
 		"the user's other key":    {mode: SignatureRequire, own: key.pem, signers: []signing{key}, locked: other.print, want: key.print},
 		"not by the user's key":   {mode: SignatureRequire, published: other.pem, own: key.pem, signers: []signing{other}, wantErr: "but not by the key " + key.print},
 		"the user's key is wrong": {mode: SignatureRequire, own: []byte("x"), wantErr: "images.signingKey: it is not one PEM block"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			b := newBench(t)
-			lock := lockOf(t)
-			if tc.before != "" {
-				lock.Signers = []string{tc.before}
+	}, func(t *testing.T, tc row) {
+		b := newBench(t)
+		lock := lockOf(t)
+		if tc.before != "" {
+			lock.Signers = []string{tc.before}
+		}
+		for _, s := range lock.Names() {
+			e := lock.Schematics[s]
+			e.Signer = tc.locked
+			lock.Schematics[s] = e
+		}
+		b.again(lock)
+		b.factory.key = tc.published
+		b.factory.sign = func(digest string) (list []Signature) {
+			for _, s := range tc.signers {
+				list = append(list, s.sign(t, digest))
 			}
-			for _, s := range lock.Names() {
-				e := lock.Schematics[s]
-				e.Signer = tc.locked
-				lock.Schematics[s] = e
-			}
-			b.again(lock)
-			b.factory.key = tc.published
-			b.factory.sign = func(digest string) (list []Signature) {
-				for _, s := range tc.signers {
-					list = append(list, s.sign(t, digest))
-				}
-				return list
-			}
-			builder := b.builder()
-			builder.Signature.Mode = tc.mode
-			if tc.own != nil {
-				builder.Signature.Key = func() ([]byte, error) { return tc.own, nil }
-			}
-			err := b.run(t, builder.Step())
-			if (err == nil) != (tc.wantErr == "") || !strings.Contains(message(err), tc.wantErr) {
-				t.Fatalf("err = %v, want %q", err, tc.wantErr)
-			}
-			notes := strings.Join(b.notes, "\n")
-			if !strings.Contains(notes, tc.wantNote) || strings.Contains(notes, "warning") != (tc.wantNote != "") {
-				t.Errorf("notes:\n%s\nwant %q", notes, tc.wantNote)
-			}
-			e := b.ledger.Lock().Schematics["default"]
-			if err != nil && e.Installer != "" {
-				t.Error("the installer is recorded despite the error")
-			}
-			if err == nil && (e.Signer != tc.want || e.Installer == "") {
-				t.Errorf("signer = %q of %q, want %q", e.Signer, e.Installer, tc.want)
-			}
-		})
-	}
+			return list
+		}
+		builder := b.builder()
+		builder.Signature.Mode = tc.mode
+		if tc.own != nil {
+			builder.Signature.Key = func() ([]byte, error) { return tc.own, nil }
+		}
+		err := b.run(t, builder.Step())
+		if (err == nil) != (tc.wantErr == "") || !strings.Contains(message(err), tc.wantErr) {
+			t.Fatalf("err = %v, want %q", err, tc.wantErr)
+		}
+		notes := strings.Join(b.notes, "\n")
+		if !strings.Contains(notes, tc.wantNote) || strings.Contains(notes, "warning") != (tc.wantNote != "") {
+			t.Errorf("notes:\n%s\nwant %q", notes, tc.wantNote)
+		}
+		e := b.ledger.Lock().Schematics["default"]
+		if err != nil && e.Installer != "" {
+			t.Error("the installer is recorded despite the error")
+		}
+		if err == nil && (e.Signer != tc.want || e.Installer == "") {
+			t.Errorf("signer = %q of %q, want %q", e.Signer, e.Installer, tc.want)
+		}
+	})
 }
 
-// TestRequireLater: what was built without a check is checked once the policy
-// requires it, and only then.
+// TestRequireLater: what was built without a check is checked once the policy requires it, and only then.
 func TestRequireLater(t *testing.T) {
 	t.Parallel()
 	key := newKey(t)
@@ -251,28 +219,19 @@ func TestRequireLater(t *testing.T) {
 		builder.Signature.Mode = mode
 		return b.run(t, builder.Step())
 	}
-	if err := errors.Join(build(SignatureOff), build(SignatureWarn)); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, errors.Join(build(SignatureOff), build(SignatureWarn)))
 	if b.saved.Schematics["default"].Signer != "" || b.saves != 0 {
 		t.Errorf("signer %q, %d saves", b.saved.Schematics["default"].Signer, b.saves)
 	}
-	if err := build(SignatureRequire); err != nil {
-		t.Fatal(err)
-	}
-	if got := b.saved.Schematics["default"].Signer; got != key.print {
-		t.Errorf("signer = %q, want %q", got, key.print)
-	}
-	if b.factory.downloads != 0 {
-		t.Errorf("%d downloads of ISOs", b.factory.downloads)
-	}
+	noError(t, build(SignatureRequire))
+	same(t, "signer", key.print, b.saved.Schematics["default"].Signer)
+	same(t, "downloads of ISOs", 0, b.factory.downloads)
 	if err := build(SignatureRequire); err != nil || b.saves != 0 {
 		t.Errorf("again: %v, %d saves", err, b.saves)
 	}
 }
 
-// TestSignerStays: a verified signer of the same bytes is not forgotten because they
-// moved and nothing is checked.
+// TestSignerStays: a verified signer of the same bytes is not forgotten because they moved and nothing is checked.
 func TestSignerStays(t *testing.T) {
 	t.Parallel()
 	key := newKey(t)
@@ -281,9 +240,7 @@ func TestSignerStays(t *testing.T) {
 	b.factory.sign = func(digest string) []Signature { return []Signature{key.sign(t, digest)} }
 	builder := b.builder()
 	builder.Signature.Mode = SignatureRequire
-	if err := b.run(t, builder.Step()); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, b.run(t, builder.Step()))
 	lock := b.saved.Clone()
 	e := lock.Schematics["default"]
 	factory := e.Installer
@@ -291,9 +248,7 @@ func TestSignerStays(t *testing.T) {
 	e.Installer = "former.example/mirror@" + bytes
 	lock.Schematics["default"] = e
 	b.again(lock)
-	if err := b.run(t, b.builder().Step()); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, b.run(t, b.builder().Step()))
 	if e := b.saved.Schematics["default"]; e.Signer != key.print || e.Installer != factory {
 		t.Errorf("signer = %q of %s", e.Signer, e.Installer)
 	}

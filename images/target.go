@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/schematics"
 )
 
 // target is a place that needs a file.
@@ -79,7 +80,7 @@ func lookAt(ctx context.Context, store Storages, of Artefact, storage string, ho
 		if !slices.Contains(info.Content, of.Content()) {
 			return nil, fault.WithHint(
 				fault.StorageUnusable.Configf("storage %q does not take %s: its content is %q", storage, of.Plural(), info.Content),
-				"allow the content type with `pvesm set %s --content …,%s`%s, or name another storage in %s", storage, of.Content(), of.since(), of.Setting())
+				"allow the content type with `pvesm set %s --content …,%s`%s, or name another storage in %s", storage, of.Content(), artefacts[of].since, of.Setting())
 		}
 		if !info.Active {
 			return nil, fault.WithHint(fault.StorageUnusable.Errorf("storage %q is not active on %s", storage, host),
@@ -98,13 +99,6 @@ func lookAt(ctx context.Context, store Storages, of Artefact, storage string, ho
 type Storages interface {
 	// Storage reads a storage as that host sees it. ErrNoStorage if the host has none of that name.
 	Storage(ctx context.Context, host, storage string) (StorageInfo, error)
-}
-
-// CheckStorages says whether the hosts have storages that take files of that kind, by the
-// rules of Publisher. What is wrong with the storages themselves is of kind Config.
-func CheckStorages(ctx context.Context, store Storages, of Artefact, storages, hosts []string) error {
-	_, err := targets(ctx, store, of, storages, hosts)
-	return err
 }
 
 // Usable returns those of the storages that take files of that kind, and those of the
@@ -139,7 +133,7 @@ func Usable(ctx context.Context, store Storages, of Artefact, storages, hosts []
 func DiskHosts(ctx context.Context, store Storages, storages []string, hosts map[string][]string, all bool) (usable []string, why []error, err error) {
 	if all || len(hosts) == 0 {
 		for _, name := range slices.Sorted(maps.Keys(hosts)) { // all would mostly say the same
-			if err = CheckStorages(ctx, store, DiskImage, storages, hosts[name]); err != nil {
+			if _, err = targets(ctx, store, DiskImage, storages, hosts[name]); err != nil {
 				break
 			}
 		}
@@ -155,4 +149,64 @@ func DiskHosts(ctx context.Context, store Storages, storages []string, hosts map
 	}
 	maps.DeleteFunc(hosts, func(_ string, list []string) bool { return len(list) == 0 })
 	return usable, why, nil
+}
+
+// Artefact is a kind of file that machines boot and that a [Publisher] brings to Proxmox storage.
+type Artefact int
+
+// The kinds of Artefact. Proxmox keeps them as content of the types "iso" and
+// "import", and knows them by the ends of their names.
+const (
+	BootISO Artefact = iota
+	DiskImage
+)
+
+// artefacts is what the kinds differ in.
+var artefacts = [...]struct {
+	name, plural string // in messages
+	noun         string // in step IDs, titles and settings
+	content      string // the type on Proxmox storage
+	since        string // which Proxmox VE has that type, if not every one; import came with pve-storage 8.2.8
+	publish      string // the ID of the Publisher's step
+	output       ImagerOutput
+	stored       func(Finder, context.Context, string, string, string) (int64, bool, error)
+	list         func(Shelf, context.Context, string, string) ([]StoredISO, error)
+}{
+	BootISO: {
+		name: "boot ISO", plural: "ISOs", noun: "iso", content: "iso", publish: "publish", output: OutputISO,
+		stored: Finder.ISO, list: Shelf.ISOs,
+	},
+	DiskImage: {
+		name: "disk image", plural: "disk images", noun: "disk", content: "import", publish: "publish-disks", output: OutputDisk,
+		since:  ", which needs Proxmox VE 8.3 and a storage of files",
+		stored: Finder.DiskImage, list: Shelf.DiskImages,
+	},
+}
+
+// String is what messages call one.
+func (a Artefact) String() string { return artefacts[a].name }
+
+// Plural is what messages call many.
+func (a Artefact) Plural() string { return artefacts[a].plural }
+
+// Content is its content type on Proxmox storage.
+func (a Artefact) Content() string { return artefacts[a].content }
+
+// Setting is the key of the storages for it in recast.yaml.
+func (a Artefact) Setting() string { return "images." + artefacts[a].noun + ".storage" }
+
+// Stored looks for a file of it on a storage.
+func (a Artefact) Stored(ctx context.Context, s Finder, host, storage, name string) (sizeBytes int64, found bool, err error) {
+	return artefacts[a].stored(s, ctx, host, storage, name)
+}
+
+// File is what a lock has of it; without SHA256 it was not built yet.
+func (a Artefact) File(lock schematics.Lock, e schematics.Locked) schematics.BootFile {
+	if a == BootISO {
+		return e.ISO
+	}
+	if e.Disk == (schematics.Disk{}) {
+		return schematics.BootFile{Name: lock.DiskName(e)}
+	}
+	return e.Disk.BootFile
 }

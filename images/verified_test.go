@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io"
 	"maps"
+	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -13,8 +14,10 @@ import (
 
 	"github.com/recast-sh/recast/images/verify"
 	"github.com/recast-sh/recast/internal/bootimage"
+	"github.com/recast-sh/recast/internal/diskimage"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim/artefact"
+	"github.com/recast-sh/recast/schematics"
 )
 
 // flip changes one byte.
@@ -180,85 +183,36 @@ func spoiltBoots() map[string]spoiltImage {
 // TestBuildRefusesContent: the content of an image decides, not its name.
 func TestBuildRefusesContent(t *testing.T) {
 	t.Parallel()
-	for name, tc := range spoiltImages() {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			b := newBench(t)
-			tc.spoil(b.factory)
-			err := b.run(t, b.builder().Step())
-			for _, want := range tc.want {
-				if !strings.Contains(message(err), want) {
-					t.Errorf("error\n got %v\nwant it to hold %q", err, want)
-				}
-			}
-			if m, ok := errors.AsType[*verify.Mismatch](err); !ok || m.Kind != tc.kind {
-				t.Errorf("mismatch = %+v, want kind %s", m, tc.kind)
-			}
-			if fault.KindOf(err) != fault.Refused || len(fault.Hints(err)) == 0 {
-				t.Errorf("kind = %v, hints %q", fault.KindOf(err), fault.Hints(err))
-			}
-			e := b.ledger.Lock().Schematics["default"]
-			if e.ISO.SHA256 != "" || e.Installer != "" && strings.Contains(message(err), "verify-installer") {
-				t.Errorf("recorded despite the error: %q %+v", e.Installer, e.ISO)
-			}
-			if _, found, err := b.cache.look(e.ISO.Name); err != nil || found {
-				t.Errorf("the ISO has its name in the cache: %v", err)
-			}
-			t.Attr("corruptions-caught", "1")
-		})
-	}
-}
-
-// TestFlippedBytes changes a byte in many places of an ISO's initramfs, in Talos'
-// own part and in the extensions: each is detected. (Before that is the CPU
-// microcode, in an archive whose times and inode numbers have no meaning.)
-func TestFlippedBytes(t *testing.T) {
-	t.Parallel()
-	b := newBench(t)
-	if err := b.run(t, b.builder().Step()); err != nil {
-		t.Fatal(err)
-	}
-	e := b.saved.Schematics["default"]
-	v := verify.New(b.factory, t.TempDir())
-	defer v.Close()
-	files, err := b.factory.Extract(t.Context(), e.Installer, "amd64")
-	if err != nil {
-		t.Fatal(err)
-	}
-	boot, err := v.Installer(t.Context(), b.saved, e, files, func(string) {})
-	if err != nil {
-		t.Fatal(err)
-	}
-	iso := b.factory.bytes(RequestOf(b.saved, e))
-	from, size := initrdOf(t, iso)
-	flipped := 0
-	for at := from; at < from+size; at += 53 {
-		spoilt := flip(iso, at)
-		err := v.ISO(t.Context(), b.saved, e, bytes.NewReader(spoilt), int64(len(spoilt)), boot, func(string) {})
-		if m, ok := errors.AsType[*verify.Mismatch](err); !ok || m.Kind != verify.Damaged && m.Kind != verify.OtherBuild {
-			t.Errorf("byte %d of the initramfs (%d): %v", at-from, size, err)
+	each(t, spoiltImages(), func(t *testing.T, tc spoiltImage) {
+		b := newBench(t)
+		tc.spoil(b.factory)
+		err := b.run(t, b.builder().Step())
+		requireMismatch(t, err, tc.kind, tc.want...)
+		e := b.ledger.Lock().Schematics["default"]
+		if e.ISO.SHA256 != "" || e.Installer != "" && strings.Contains(message(err), "verify-installer") {
+			t.Errorf("recorded despite the error: %q %+v", e.Installer, e.ISO)
 		}
-		flipped++
-	}
-	t.Attr("flipped-bytes-caught", strconv.Itoa(flipped))
+		if _, found, err := b.cache.look(e.ISO.Name); err != nil || found {
+			t.Errorf("the ISO has its name in the cache: %v", err)
+		}
+	})
 }
 
-// initrdOf is the position of an ISO's initramfs, from Talos' own part on.
-func initrdOf(t *testing.T, iso []byte) (from, size int) {
+// requireMismatch requires a refusal with a remedy, of that kind and with these parts.
+func requireMismatch(t *testing.T, err error, kind verify.MismatchKind, parts ...string) {
 	t.Helper()
-	i, err := bootimage.OpenISO(bytes.NewReader(iso), int64(len(iso)))
-	if err != nil {
-		t.Fatal(err)
+	for _, part := range parts {
+		if !strings.Contains(message(err), part) {
+			t.Errorf("error\n got %v\nwant it to hold %q", err, part)
+		}
 	}
-	initrd, err := io.ReadAll(i.UKI.Initrd)
-	if err != nil {
-		t.Fatal(err)
+	if m, ok := errors.AsType[*verify.Mismatch](err); !ok || m.Kind != kind {
+		t.Errorf("mismatch = %+v, want kind %s", m, kind)
 	}
-	if from = bytes.Index(iso, initrd); from < 0 {
-		t.Fatal("the initramfs is not in one piece")
+	if fault.KindOf(err) != fault.Refused || len(fault.Hints(err)) == 0 {
+		t.Errorf("kind = %v, hints %q", fault.KindOf(err), fault.Hints(err))
 	}
-	own := bytes.Index(initrd, []byte("\x28\xb5\x2f\xfd")) // a frame of zstd
-	return from + own, len(initrd) - own
+	t.Attr("corruptions-caught", "1")
 }
 
 // TestSharedExtensions: an extension image is read once, however many images hold it.
@@ -270,9 +224,7 @@ func TestSharedExtensions(t *testing.T) {
 	lock.Schematics["other"] = other
 	b := newBench(t)
 	b.again(lock)
-	if err := b.run(t, b.builder().Step()); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, b.run(t, b.builder().Step()))
 	got := slices.DeleteFunc(slices.Clone(b.factory.pulls), func(ref string) bool { return !strings.HasPrefix(ref, "ghcr.io/") })
 	// Twice for the one with microcode: its parts are hashed together.
 	if want := []string{"ghcr.io/" + agent + "@" + digest("one"), "ghcr.io/" + agent + "@" + digest("one")}; !slices.Equal(got, want) {
@@ -280,35 +232,32 @@ func TestSharedExtensions(t *testing.T) {
 	}
 }
 
-// TestISOAfterInstaller: a run that was killed between the two verifies the ISO
-// against the lock's installer.
+// TestISOAfterInstaller: a run that was killed between the two verifies the ISO against the lock's installer.
 func TestISOAfterInstaller(t *testing.T) {
 	t.Parallel()
-	for name, tc := range map[string]struct {
+	type row struct {
 		spoil func(*factory)
 		want  string
-	}{
+	}
+	each(t, map[string]row{
 		"of the same build": {func(*factory) {}, ""},
 		"of another": {
 			only("iso", func(img *artefact.Image) { img.TalosVersion = "v1.13.8" }), "the ISO is of another build than the installer: Talos initramfs ",
 		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			b := newBench(t)
-			b.factory.announce = func(int64) int64 { return 1 << 40 } // the connection breaks
-			if err := b.run(t, b.builder().Step()); err == nil || b.saved.Schematics["default"].Installer == "" {
-				t.Fatalf("err = %v, installer %q", err, b.saved.Schematics["default"].Installer)
-			}
-			b.factory.announce = func(size int64) int64 { return size }
-			tc.spoil(b.factory)
-			b.again(b.saved)
-			err := b.run(t, b.builder().Step())
-			if !strings.Contains(message(err), tc.want) || (err == nil) != (tc.want == "") {
-				t.Errorf("err = %v, want %q", err, tc.want)
-			}
-		})
-	}
+	}, func(t *testing.T, tc row) {
+		b := newBench(t)
+		b.factory.announce = func(int64) int64 { return 1 << 40 } // the connection breaks
+		if err := b.run(t, b.builder().Step()); err == nil || b.saved.Schematics["default"].Installer == "" {
+			t.Fatalf("err = %v, installer %q", err, b.saved.Schematics["default"].Installer)
+		}
+		b.factory.announce = func(size int64) int64 { return size }
+		tc.spoil(b.factory)
+		b.again(b.saved)
+		err := b.run(t, b.builder().Step())
+		if !strings.Contains(message(err), tc.want) || (err == nil) != (tc.want == "") {
+			t.Errorf("err = %v, want %q", err, tc.want)
+		}
+	})
 }
 
 // spoiltLoaders are images with the locked content and another boot loader.
@@ -368,4 +317,203 @@ func renamed(b []byte, from, to string) []byte {
 	wide := func(name string) []byte { return []byte(strings.Join(strings.Split(name, ""), "\x00")) }
 	b = bytes.Replace(b, wide(from[:5]), wide(to[:5]), 1) // a directory entry has 5 and then 6 of them
 	return bytes.Replace(b, wide(from[5:]), wide(to[5:]), 1)
+}
+
+// diskBench verifies disk images against an installer of the same factory.
+type diskBench struct {
+	factory  *factory
+	lock     schematics.Lock
+	entry    schematics.Locked
+	verifier *verify.Verifier
+	boot     verify.Boot
+}
+
+func newDiskBench(t testing.TB) *diskBench {
+	t.Helper()
+	lock := lockOf(t)
+	b := &diskBench{factory: newFactory(), lock: lock, entry: lock.Schematics["default"]}
+	b.factory.schematics[b.entry.SchematicID] = b.entry.Schematic
+	b.verifier = verify.New(b.factory, t.TempDir())
+	t.Cleanup(func() { _ = b.verifier.Close() }) // the directory is removed anyway
+	files := must(b.factory.Extract(t.Context(), "factory.example/nocloud-installer/"+b.entry.SchematicID+"@", "amd64"))(t)
+	b.boot = must(b.verifier.Installer(t.Context(), lock, b.entry, files, func(string) {}))(t)
+	return b
+}
+
+// disk is the factory's disk image.
+func (b *diskBench) disk(t testing.TB, form artefact.DiskForm) []byte {
+	t.Helper()
+	disk := must(artefact.DiskImage(b.factory.image("disk", b.entry.SchematicID, "v1.13.9", "amd64", "nocloud"), form))(t)
+	return disk
+}
+
+func (b *diskBench) verify(t testing.TB, disk []byte) (int64, error) {
+	t.Helper()
+	return b.verifier.Disk(t.Context(), b.lock, b.entry, bytes.NewReader(disk), int64(len(disk)), b.boot, func(string) {})
+}
+
+func TestDisk(t *testing.T) {
+	t.Parallel()
+	each(t, map[string]artefact.DiskForm{
+		"for UEFI": {}, "for a BIOS, too": {BIOS: true}, "compressed": {By: artefact.Zlib}, "compressed with zstd": {By: artefact.Zstd},
+	}, func(t *testing.T, form artefact.DiskForm) {
+		b := newDiskBench(t)
+		size, err := b.verify(t, b.disk(t, form))
+		if err != nil || size == 0 || size%(1<<20) != 0 {
+			t.Errorf("a disk of %d bytes, err = %v", size, err)
+		}
+	})
+}
+
+type spoiltDisk struct {
+	built func(*artefact.Image)
+	sent  func([]byte) []byte
+	form  artefact.DiskForm
+	kind  verify.MismatchKind
+	want  string
+}
+
+// spoiltDisks have the right name and another content.
+func spoiltDisks() map[string]spoiltDisk {
+	return map[string]spoiltDisk{
+		"a swapped extension": {
+			built: withAgent(func(x *artefact.Extension) { x.Files = agentExtension(digest("zero")).Files }),
+			kind:  verify.ExtensionContent, want: `extension "qemu-guest-agent" 1.0 is not the locked one (` + digest("one"),
+		},
+		"an extension missing": {
+			built: func(img *artefact.Image) { img.Extensions = nil },
+			kind:  verify.ExtensionMissing, want: `extension "qemu-guest-agent" 1.0 is not in it, locked at ` + digest("one"),
+		},
+		"other firmware": {
+			built: withAgent(func(x *artefact.Extension) { x.Files["/usr/lib/firmware/agent.bin"] = []byte("backdoor") }),
+			kind:  verify.OtherFirmware, want: "firmware and microcode are not those of the locked extensions",
+		},
+		"another kernel argument": {
+			built: func(img *artefact.Image) { img.Cmdline += " init=/bin/sh" },
+			kind:  verify.OtherArgs, want: "other kernel arguments than locked: init=/bin/sh is neither",
+		},
+		"an ISO's arguments": {
+			built: func(img *artefact.Image) { img.Cmdline = strings.Replace(img.Cmdline, installerArgs, isoArgs, 1) },
+			kind:  verify.OtherArgs, want: "other kernel arguments than locked: talos.halt_if_installed=1 is neither",
+		},
+		"another schematic": {
+			built: func(img *artefact.Image) { img.SchematicID = hash([]byte("other")) },
+			kind:  verify.OtherSchematic, want: "it says that it is of schematic " + hash([]byte("other")),
+		},
+		"another Talos": {
+			built: func(img *artefact.Image) { img.TalosVersion = "v1.13.8" },
+			kind:  verify.OtherTalos, want: "it is Talos v1.13.8, but the lock has v1.13.9",
+		},
+		"another architecture": {
+			built: func(img *artefact.Image) { img.Arch = "arm64" },
+			kind:  verify.OtherArch, want: "it is for arm64, but the lock is for amd64",
+		},
+		"another build": {
+			built: func(img *artefact.Image) { img.TalosVersion = "v1.13.8" },
+			kind:  verify.OtherTalos, want: "the disk image is of another build than the installer: Talos initramfs ",
+		},
+		"values that are not locked": {
+			form: artefact.DiskForm{Meta: map[uint8]string{0xa: "secret"}},
+			kind: verify.OtherConfig, want: "other META values than locked: 0xa is not the schematic's",
+		},
+		"truncated by a sector": {
+			sent: func(b []byte) []byte { return b[:len(b)-512] },
+			kind: verify.Damaged, want: "damaged or of a foreign format: it is cut short: ",
+		},
+		"a web page": {
+			sent: func([]byte) []byte { return []byte("<html>" + strings.Repeat(" ", 100)) },
+			kind: verify.Damaged, want: "damaged or of a foreign format: no qcow2 file",
+		},
+	}
+}
+
+func TestDiskRefused(t *testing.T) {
+	t.Parallel()
+	each(t, spoiltDisks(), func(t *testing.T, test spoiltDisk) {
+		b := newDiskBench(t)
+		if test.built != nil {
+			only("disk", test.built)(b.factory)
+		}
+		disk := b.disk(t, test.form)
+		if test.sent != nil {
+			disk = test.sent(disk)
+		}
+		_, err := b.verify(t, disk)
+		requireMismatch(t, err, test.kind, "disk image: "+test.want)
+		if strings.Contains(message(err), "secret") {
+			t.Errorf("err = %v", err)
+		}
+	})
+}
+
+// TestDiskCached: the cache keeps a disk image by its checksum, as it does an ISO, and nothing that is not as locked.
+func TestDiskCached(t *testing.T) {
+	t.Parallel()
+	b, c := newDiskBench(t), NewCache(t.TempDir())
+	disk, name := b.disk(t, artefact.DiskForm{}), "recast-1.qcow2"
+	store := func(content []byte) (schematics.BootFile, error) {
+		return c.store(bytes.NewReader(content), int64(len(content)), schematics.BootFile{Name: name}, func(f *os.File, got schematics.BootFile) error {
+			_, err := b.verifier.Disk(t.Context(), b.lock, b.entry, f, got.SizeBytes, b.boot, func(string) {})
+			return err
+		})
+	}
+	_, err := store(disk[:len(disk)-512])
+	if _, found, lookErr := c.look(name); found || lookErr != nil || err == nil {
+		t.Errorf("a truncated one is kept: %v, %v", err, lookErr)
+	}
+	kept := must(store(disk))(t)
+	got, found, err := c.look(name)
+	if want := (schematics.BootFile{Name: name, SHA256: hash(disk), SizeBytes: int64(len(disk))}); got != want || kept != want || !found || err != nil {
+		t.Errorf("cached %+v, stored %+v, want %+v; %v", got, kept, want, err)
+	}
+}
+
+// TestFlippedBytes changes a byte in many places of a kernel and of two initramfs, in Talos' own part and in the
+// extensions: each is detected. (Before that is the CPU microcode, in an archive whose times and inode numbers
+// have no meaning.)
+func TestFlippedBytes(t *testing.T) {
+	t.Parallel()
+	b := newDiskBench(t)
+	disk, iso := b.disk(t, artefact.DiskForm{}), b.factory.bytes(BootISO, RequestOf(b.lock, b.entry))
+	fromDisk := must(diskimage.Open(bytes.NewReader(disk), int64(len(disk))))(t).ESP.UKI
+	fromISO := must(bootimage.OpenISO(bytes.NewReader(iso), int64(len(iso))))(t).UKI
+	verifyDisk := func(image []byte) error {
+		_, err := b.verify(t, image)
+		return err
+	}
+	verifyISO := func(image []byte) error {
+		size := int64(len(image))
+		return b.verifier.ISO(t.Context(), b.lock, b.entry, bytes.NewReader(image), size, b.boot, func(string) {})
+	}
+	flipped := 0
+	for name, tc := range map[string]struct {
+		image  []byte
+		part   *io.SectionReader
+		verify func([]byte) error
+	}{
+		"kernel of the disk":    {disk, fromDisk.Kernel, verifyDisk},
+		"initramfs of the disk": {disk, fromDisk.Initrd, verifyDisk},
+		"initramfs of the ISO":  {iso, fromISO.Initrd, verifyISO},
+	} {
+		content := must(io.ReadAll(tc.part))(t)
+		from := bytes.Index(tc.image, content)
+		if from < 0 {
+			t.Fatalf("the %s is not in one piece", name)
+		}
+		if tc.part != fromDisk.Kernel {
+			own := bytes.Index(content, []byte("\x28\xb5\x2f\xfd")) // a frame of zstd
+			from, content = from+own, content[own:]
+		}
+		for at := from; at < from+len(content); at += 53 {
+			err := tc.verify(flip(tc.image, at))
+			if m, ok := errors.AsType[*verify.Mismatch](err); !ok || m.Kind != verify.Damaged && m.Kind != verify.OtherBuild {
+				t.Errorf("byte %d of the %s: %v", at-from, name, err)
+			}
+			flipped++
+		}
+	}
+	if flipped < 20 {
+		t.Errorf("only %d bytes", flipped)
+	}
+	t.Attr("flipped-bytes-caught", strconv.Itoa(flipped))
 }

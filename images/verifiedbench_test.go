@@ -12,7 +12,6 @@ import (
 	"testing"
 
 	"github.com/recast-sh/recast/images/verify"
-
 	"github.com/recast-sh/recast/internal/heap"
 	"github.com/recast-sh/recast/internal/sim/artefact"
 	"github.com/recast-sh/recast/schematics"
@@ -56,9 +55,7 @@ func benchmarkVerify(b *testing.B, large verifyLarge) {
 	for b.Loop() {
 		v := verify.New(largeImages(dir), b.TempDir())
 		peak := heap.Peak(b.Context(), func() { large(b, v, dir, verifyLargeInstaller(b, v, lock, id, dir)) })
-		if err := v.Close(); err != nil {
-			b.Fatal(err)
-		}
+		noError(b, v.Close())
 		b.ReportMetric(float64(peak)/(1<<20), "peak-MiB")
 		if peak > maxPeakMiB<<20 {
 			b.Fatalf("the heap has grown to %d MiB, %d are allowed", peak>>20, maxPeakMiB)
@@ -68,15 +65,9 @@ func benchmarkVerify(b *testing.B, large verifyLarge) {
 
 func verifyLargeInstaller(b *testing.B, v *verify.Verifier, lock schematics.Lock, e schematics.Locked, dir string) verify.Boot {
 	b.Helper()
-	installer, err := os.Open(filepath.Join(dir, largeTar))
-	if err != nil {
-		b.Fatal(err)
-	}
+	installer := must(os.Open(filepath.Join(dir, largeTar)))(b)
 	defer installer.Close()
-	boot, err := v.Installer(b.Context(), lock, e, installer, func(string) {})
-	if err != nil {
-		b.Fatal(err)
-	}
+	boot := must(v.Installer(b.Context(), lock, e, installer, func(string) {}))(b)
 	return boot
 }
 
@@ -84,9 +75,7 @@ func verifyLargeISO(b *testing.B, v *verify.Verifier, dir string, boot verify.Bo
 	b.Helper()
 	lock, e := largeLock(b)
 	iso, size := openLarge(b, dir, largeISO)
-	if err := v.ISO(b.Context(), lock, e, iso, size, boot, func(string) {}); err != nil {
-		b.Fatal(err)
-	}
+	noError(b, v.ISO(b.Context(), lock, e, iso, size, boot, func(string) {}))
 }
 
 func verifyLargeDisk(b *testing.B, v *verify.Verifier, dir string, boot verify.Boot) {
@@ -100,15 +89,9 @@ func verifyLargeDisk(b *testing.B, v *verify.Verifier, dir string, boot verify.B
 
 func openLarge(b *testing.B, dir, name string) (*os.File, int64) {
 	b.Helper()
-	f, err := os.Open(filepath.Join(dir, name))
-	if err != nil {
-		b.Fatal(err)
-	}
+	f := must(os.Open(filepath.Join(dir, name)))(b)
 	b.Cleanup(func() { _ = f.Close() }) // it was only read
-	info, err := f.Stat()
-	if err != nil {
-		b.Fatal(err)
-	}
+	info := must(f.Stat())(b)
 	return f, info.Size()
 }
 
@@ -133,35 +116,21 @@ func makeLarge(b *testing.B, dir string) {
 	f.schematics[e.SchematicID] = e.Schematic
 	f.files = files
 	save := func(name string, from io.Reader) {
-		out, err := os.Create(filepath.Join(dir, name))
-		if err != nil {
-			b.Fatal(err)
-		}
+		out := must(os.Create(filepath.Join(dir, name)))(b)
 		if _, err := io.Copy(out, from); err != nil {
 			b.Fatal(err)
 		}
-		if err := out.Close(); err != nil {
-			b.Fatal(err)
-		}
+		noError(b, out.Close())
 	}
 	for name, ref := range map[string]string{
 		largeTar: "factory.example/nocloud-installer/" + e.SchematicID + "@", largeExtFile: "ghcr.io/" + agent + "@" + digest("one"),
 	} {
-		content, err := f.Extract(b.Context(), ref, "amd64")
-		if err != nil {
-			b.Fatal(err)
-		}
+		content := must(f.Extract(b.Context(), ref, "amd64"))(b)
 		save(name, content)
 	}
-	iso, err := artefact.ISO(f.image("iso", e.SchematicID, "v1.13.9", "amd64", "nocloud"))
-	if err != nil {
-		b.Fatal(err)
-	}
+	iso := must(artefact.ISO(f.image("iso", e.SchematicID, "v1.13.9", "amd64", "nocloud")))(b)
 	save(largeISO, bytes.NewReader(iso))
-	disk, err := artefact.DiskImage(f.image("disk", e.SchematicID, "v1.13.9", "amd64", "nocloud"), artefact.DiskForm{})
-	if err != nil {
-		b.Fatal(err)
-	}
+	disk := must(artefact.DiskImage(f.image("disk", e.SchematicID, "v1.13.9", "amd64", "nocloud"), artefact.DiskForm{}))(b)
 	save(largeDisk, bytes.NewReader(disk))
 }
 

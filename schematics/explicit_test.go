@@ -102,41 +102,28 @@ func explicitCases() map[string]explicitCase {
 
 func TestExplicit(t *testing.T) {
 	t.Parallel()
-	for name, tc := range explicitCases() {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			req := own("customization: {}\n", tc.wanted)
-			if tc.old != nil {
-				before := newShelf(nil)
-				putFRR("1.7", digestOf("one"))(before)
-				old, _, err := Resolve(t.Context(), own("customization: {}\n", *tc.old), Sources{Catalog: catalog(), Images: before})
-				if err != nil {
-					t.Fatal(err)
-				}
-				req.Old, req.Update = &old, tc.update
-			}
-			images := newShelf(nil)
-			for _, f := range tc.shelf {
-				f(images)
-			}
-			got, warnings, err := Resolve(t.Context(), req, Sources{Catalog: catalog(), Images: images})
-			if err != nil {
-				t.Fatal(err)
-			}
-			if diff := cmp.Diff([]Extension{tc.want}, got.Schematics["a"].Extensions); diff != "" {
-				t.Errorf("extensions (-want +got):\n%s", diff)
-			}
-			if diff := cmp.Diff(tc.warnings, warnings); diff != "" {
-				t.Errorf("warnings (-want +got):\n%s", diff)
-			}
-			if diff := cmp.Diff(tc.asked, images.asked); diff != "" {
-				t.Errorf("asked of the registry (-want +got):\n%s", diff)
-			}
-			if err := got.Matches(req); err != nil {
-				t.Errorf("the lock does not match its inputs: %v", err)
-			}
-		})
-	}
+	each(t, explicitCases(), func(t *testing.T, tc explicitCase) {
+		req := own("customization: {}\n", tc.wanted)
+		if tc.old != nil {
+			before := newShelf(nil)
+			putFRR("1.7", digestOf("one"))(before)
+			old, _, err := Resolve(t.Context(), own("customization: {}\n", *tc.old), Sources{Catalog: catalog(), Images: before})
+			noError(t, err)
+			req.Old, req.Update = &old, tc.update
+		}
+		images := newShelf(nil)
+		for _, f := range tc.shelf {
+			f(images)
+		}
+		got, warnings, err := Resolve(t.Context(), req, Sources{Catalog: catalog(), Images: images})
+		noError(t, err)
+		same(t, "extensions", []Extension{tc.want}, got.Schematics["a"].Extensions)
+		same(t, "warnings", tc.warnings, warnings)
+		same(t, "asked of the registry", tc.asked, images.asked)
+		if err := got.Matches(req); err != nil {
+			t.Errorf("the lock does not match its inputs: %v", err)
+		}
+	})
 }
 
 func TestExplicitRefuses(t *testing.T) {
@@ -146,13 +133,14 @@ func TestExplicitRefuses(t *testing.T) {
 	named := func(x ExtensionImage) func(*shelf) { return func(s *shelf) { s.put(frr, "1.7", one, x) } }
 	agentImage := frrImage("9")
 	agentImage.Name = "qemu-guest-agent"
-	for name, tc := range map[string]struct {
+	type row struct {
 		text  string
 		shelf func(*shelf)
 		want  []Explicit
 		err   string
 		hint  string
-	}{
+	}
+	each(t, map[string]row{
 		"official": {
 			"customization: {}\n", nil,
 			[]Explicit{{Repository: "ghcr.io/siderolabs/i915", Tag: "1.0"}},
@@ -193,22 +181,17 @@ func TestExplicitRefuses(t *testing.T) {
 			"a.yaml:1:57: no official extension \"zzz\" for Talos v1.13.9\nrecast.yaml:9:1: the registry has no " + frr + "@" + one + "\nrecast.yaml:9:2: the registry has no " + bgp + ":2",
 			`the names are those of the Image Factory, such as "siderolabs/qemu-guest-agent"`,
 		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			images := newShelf(catalog())
-			if tc.shelf != nil {
-				tc.shelf(images)
-			}
-			_, _, err := Resolve(t.Context(), own(tc.text, tc.want...), Sources{Catalog: catalog(), Images: images})
-			if err == nil || err.Error() != tc.err || fault.KindOf(err) != fault.Config {
-				t.Errorf("error\n got %v\nwant %s", err, tc.err)
-			}
-			if got := strings.Join(fault.Hints(err), "; "); got != tc.hint {
-				t.Errorf("hint\n got %s\nwant %s", got, tc.hint)
-			}
-		})
-	}
+	}, func(t *testing.T, tc row) {
+		images := newShelf(catalog())
+		if tc.shelf != nil {
+			tc.shelf(images)
+		}
+		_, _, err := Resolve(t.Context(), own(tc.text, tc.want...), Sources{Catalog: catalog(), Images: images})
+		if err == nil || err.Error() != tc.err || fault.KindOf(err) != fault.Config {
+			t.Errorf("error\n got %v\nwant %s", err, tc.err)
+		}
+		same(t, "hint", tc.hint, strings.Join(fault.Hints(err), "; "))
+	})
 	images := newShelf(catalog())
 	images.fail = errAway
 	_, _, err := Resolve(t.Context(), own("customization: {}\n", Explicit{Repository: frr, Tag: "1"}), Sources{Catalog: catalog(), Images: images})
@@ -229,9 +212,7 @@ func TestExplicitInBuild(t *testing.T) {
 	images.put(bgp, "2", digestOf("bgp"), other)
 	lock := func(extensions ...Explicit) Lock {
 		l, _, err := Resolve(t.Context(), own(agent, extensions...), Sources{Catalog: catalog(), Images: images})
-		if err != nil {
-			t.Fatal(err)
-		}
+		noError(t, err)
 		if again, err := formatLock(l); err != nil {
 			t.Error(err)
 		} else if _, err := ParseLock("recast.lock", again); err != nil {
@@ -253,10 +234,8 @@ func TestExplicitInBuild(t *testing.T) {
 		"another patch": {entry(Explicit{Repository: frr, Tag: "1.8"}, b), false},
 		"none":          {entry(), false},
 	} {
-		same := []bool{tc.entry.LockHash == base.LockHash, tc.entry.SchematicID == base.SchematicID, tc.entry.BuildID == base.BuildID}
-		if diff := cmp.Diff([]bool{tc.same, tc.same, tc.same}, same); diff != "" {
-			t.Errorf("%s: lock hash, schematic ID and build ID are the same (-want +got):\n%s", name, diff)
-		}
+		got := []bool{tc.entry.LockHash == base.LockHash, tc.entry.SchematicID == base.SchematicID, tc.entry.BuildID == base.BuildID}
+		same(t, name+": lock hash, schematic ID and build ID are the same", []bool{tc.same, tc.same, tc.same}, got)
 	}
 	fork := frrImage("1.7")
 	images.put("ghcr.io/fork/frr", "1.7", digestOf("fork"), fork)
@@ -300,9 +279,7 @@ func TestExplicitOfAnOfficialPath(t *testing.T) {
 	from := Sources{Catalog: catalog(), Images: images}
 	req := own(agent, Explicit{Repository: copied, Tag: "1.0"})
 	l, _, err := Resolve(t.Context(), req, from)
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	req.Old = &l
 	again, warnings, err := Resolve(t.Context(), req, from)
 	if diff := cmp.Diff(l, again); err != nil || diff != "" || len(warnings) > 0 {
@@ -311,9 +288,7 @@ func TestExplicitOfAnOfficialPath(t *testing.T) {
 	req = request(map[string]string{"a": strings.Replace(agent, "qemu-guest-agent", "iscsi-tools", 1)})
 	req.Old = &l
 	official, _, err := Resolve(t.Context(), req, from)
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	if x := official.Schematics["a"].Extensions[0]; x.Digest != digestOf("iscsi-tools") || x.Explicit {
 		t.Errorf("the official one is %+v", x)
 	}
@@ -326,9 +301,7 @@ func TestMatchesExplicit(t *testing.T) {
 	images := newShelf(nil)
 	images.put(frr, "1.7", one, frrImage("1.7"))
 	l, _, err := Resolve(t.Context(), own("customization: {}\n", Explicit{Repository: frr, Tag: "1.7"}), Sources{Catalog: catalog(), Images: images})
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	for name, tc := range map[string]struct {
 		wanted []Explicit
 		ok     bool
@@ -347,4 +320,68 @@ func TestMatchesExplicit(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
+}
+
+const agentRef = "ghcr.io/siderolabs/qemu-guest-agent"
+
+// TestPinOfficial: recast.yaml may give the digest of an official extension, whether
+// or not the schematic's file names it. Other schematics, and later locks, still
+// follow the list.
+func TestPinOfficial(t *testing.T) {
+	t.Parallel()
+	older := digestOf("an older one")
+	pin := Explicit{Repository: agentRef, Digest: older, Place: "recast.yaml:9:1"}
+	want := Extension{Name: "qemu-guest-agent", Version: "0.9", Ref: agentRef, Digest: older, Explicit: true}
+	both := "customization: {systemExtensions: {officialExtensions: [siderolabs/qemu-guest-agent, siderolabs/iscsi-tools]}}\n"
+	type row struct {
+		text  string
+		order []string
+	}
+	each(t, map[string]row{
+		"named in the file, too": {both, []string{"qemu-guest-agent", "iscsi-tools"}},
+		"in recast.yaml alone":   {strings.Replace(both, "siderolabs/qemu-guest-agent, ", "", 1), []string{"iscsi-tools", "qemu-guest-agent"}},
+	}, func(t *testing.T, tc row) {
+		images := newShelf(catalog())
+		images.put(agentRef, "0.9", older, ExtensionImage{Architectures: []string{"amd64"}, Name: "qemu-guest-agent", Version: "0.9"})
+		from := Sources{Catalog: catalog(), Images: images}
+		req := own(tc.text, pin)
+		req.Files["b"] = File{Path: "b.yaml", Data: []byte(both)}
+		for range 2 { // from nothing, and over the first lock
+			l, _, err := Resolve(t.Context(), req, from)
+			noError(t, err)
+			a, b := l.Schematics["a"], l.Schematics["b"]
+			if len(a.Extensions) != 2 {
+				t.Fatalf("locked %+v", a.Extensions)
+			}
+			same(t, "pinned", want, a.Extensions[1])
+			if x := b.Extensions[1]; x.Digest != digestOf("qemu-guest-agent") || x.Explicit {
+				t.Errorf("of the other schematic: %+v", x)
+			}
+			order, err := a.BuildOrder()
+			var names []string
+			for _, x := range order {
+				names = append(names, x.Name)
+			}
+			if diff := cmp.Diff(tc.order, names); diff != "" || err != nil {
+				t.Errorf("build order (-want +got):\n%s%v", diff, err)
+			}
+			if got := a.Outdated(catalog()); len(got) > 0 {
+				t.Errorf("a factory is asked for what it can't build: %v", got)
+			}
+			if err := l.Matches(req); err != nil {
+				t.Errorf("the lock does not match its inputs: %v", err)
+			}
+			text := must(formatLock(l))(t)
+			if _, err := ParseLock("recast.lock", text); err != nil {
+				t.Errorf("the lock can't be read back: %v", err)
+			}
+			req.Old = &l
+		}
+		req = own(both)
+		req.Old = nil
+		unpinned, _, err := Resolve(t.Context(), req, from)
+		if err != nil || unpinned.Schematics["a"].Extensions[1].Digest != digestOf("qemu-guest-agent") {
+			t.Errorf("unpinned: %v, %+v", err, unpinned.Schematics["a"].Extensions)
+		}
+	})
 }

@@ -2,9 +2,11 @@ package schematics
 
 import (
 	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
 	"fmt"
 	"maps"
+	"regexp"
 	"slices"
 	"strings"
 )
@@ -26,8 +28,7 @@ type Lock struct {
 	// lock: a rebuilt installer must not silently have another signer.
 	Signers    []string          `yaml:"signers,omitempty" json:"signers,omitempty"`
 	Schematics map[string]Locked `yaml:"schematics" json:"schematics"` // by their names in the config
-	// Checksum covers everything above it, to detect a file that was truncated or
-	// edited by hand. WriteLock sets it.
+	// Checksum covers everything above it, to detect a file that was truncated or edited by hand. WriteLock sets it.
 	Checksum string `yaml:"checksum" json:"checksum"`
 }
 
@@ -206,4 +207,188 @@ func (l Lock) checksum() string {
 		panic(err) // strings, numbers and maps of them always marshal
 	}
 	return "sha256-" + sum(string(text))
+}
+
+// shortLen is how many digits of a build ID names and displays show.
+const shortLen = 12
+
+// Short is the part of a build ID that names and displays use.
+func Short(buildID string) string { return buildID[:min(len(buildID), shortLen)] }
+
+func sum(text string) string {
+	s := sha256.Sum256([]byte(text))
+	return hex.EncodeToString(s[:])
+}
+
+func idOf(canonical string) string { return sum(canonical) }
+
+// lockHashOf is the value of the recast.lock kernel argument: an extension that
+// changes under the same version changes it, and with it the schematic ID.
+func lockHashOf(e Locked) string {
+	return "sha256-" + sum(strings.Join(append(officialDigests(e), otherContent(e)...), "\n"))
+}
+
+// buildIDOf hashes everything that determines an image's content.
+func buildIDOf(l Lock, e Locked) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "talos %s\narch %s\nplatform %s\nsecureboot %t\n", l.Talos, l.Arch, l.Platform, l.SecureBoot)
+	if l.SecureBootKey != "" {
+		fmt.Fprintf(&b, "securebootkey %s\n", l.SecureBootKey)
+	}
+	for _, d := range officialDigests(e) {
+		fmt.Fprintf(&b, "extension %s\n", d)
+	}
+	for _, line := range otherContent(e) {
+		b.WriteString(line + "\n")
+	}
+	b.WriteString("schematic\n")
+	b.WriteString(e.Schematic)
+	return sum(b.String())
+}
+
+// isoNameOf is the name of a build's boot ISO wherever it is stored.
+func isoNameOf(l Lock, e Locked) string { return l.nameOf(e) + ".iso" }
+
+// DiskName is the name of a build's disk image wherever it is stored. Proxmox takes the
+// format of a disk image from it.
+func (l Lock) DiskName(e Locked) string { return l.nameOf(e) + ".qcow2" }
+
+func (l Lock) nameOf(e Locked) string {
+	return fmt.Sprintf("recast-%s-%s-%s-%s", l.Talos, Short(e.BuildID), l.Platform, l.Arch)
+}
+
+// officialDigests are sorted: the schematic's text defines the order.
+func officialDigests(e Locked) []string {
+	digests := make([]string, 0, len(e.Extensions))
+	for _, x := range e.Extensions {
+		if !x.Explicit {
+			digests = append(digests, x.Digest)
+		}
+	}
+	slices.Sort(digests)
+	return digests
+}
+
+// otherContent returns a line for each part of an image other than official
+// extensions, in build order, and a line for what gives the same content another
+// name.
+func otherContent(e Locked) []string {
+	var lines []string
+	for _, x := range e.Extensions {
+		if x.Explicit {
+			lines = append(lines, "explicit "+x.Digest)
+		}
+	}
+	if e.Overlay != nil {
+		lines = append(lines, "overlay "+e.Overlay.Name+" "+e.Overlay.Digest)
+	}
+	if e.Rebuild > 0 {
+		lines = append(lines, fmt.Sprintf("rebuild %d", e.Rebuild))
+	}
+	return lines
+}
+
+// isHex reports whether s is a SHA-256 in hex.
+func isHex(s string) bool { return IsDigest("sha256:" + s) }
+
+// IsDigest reports whether s is a complete sha256 digest: "sha256:" and 64 hex digits.
+func IsDigest(s string) bool {
+	return regexp.MustCompile(`^sha256:[0-9a-f]{64}$`).MatchString(s)
+}
+
+// Customization is what a schematic requests of an image in addition to extensions.
+type Customization struct {
+	KernelArgs     []string // recast's own is the last
+	Meta           []MetaValue
+	Bootloader     string         // of a boot ISO: "sd-boot", "grub", "dual-boot"; "": Talos' own choice
+	OverlayOptions map[string]any // of the overlay, if there is one
+	// EmbeddedConfigSHA256 is of the machine configuration embedded in the image, in hex; "" without one.
+	EmbeddedConfigSHA256 string
+}
+
+// MetaValue is an initial value in the META partition.
+type MetaValue struct {
+	Key   uint8
+	Value string
+}
+
+// Customization reads the locked schematic.
+func (e Locked) Customization() (Customization, error) {
+	s, err := Parse(e.File, []byte(e.Schematic))
+	if err != nil {
+		return Customization{}, fmt.Errorf("read the locked schematic: %w", err)
+	}
+	c := Customization{
+		KernelArgs:     slices.Clone(s.doc.Customization.ExtraKernelArgs),
+		OverlayOptions: maps.Clone(s.doc.Overlay.Options),
+	}
+	if b := s.doc.Customization.Bootloader; b != 0 {
+		c.Bootloader = b.String()
+	}
+	if config := s.doc.Customization.EmbeddedMachineConfiguration; config != "" {
+		c.EmbeddedConfigSHA256 = sum(config)
+	}
+	for _, m := range s.doc.Customization.Meta {
+		c.Meta = append(c.Meta, MetaValue(m))
+	}
+	return c, nil
+}
+
+// NoDisk says why no disk image of a schematic of this lock is made; "": one can be.
+func (l Lock) NoDisk(e Locked, byImager bool) string {
+	s, err := Parse(e.File, []byte(e.Schematic))
+	if err != nil { // impossible for a lock that was resolved or read
+		return err.Error()
+	}
+	custom := s.doc.Customization
+	switch size := custom.DiskImage.SectorSize; {
+	case byImager && beforeLoopless.MatchString(l.Talos):
+		return "before Talos v1.13 the imager needs loop devices for one, and recast gives it none"
+	case custom.Bootloader.String() == "grub":
+		return "its bootloader is grub, and what GRUB boots from a disk can't be compared with the lock"
+	case size != 0 && size != 512:
+		return fmt.Sprintf("its diskImage.sectorSize is %d, and Proxmox' disks have 512", size)
+	}
+	return ""
+}
+
+// beforeLoopless matches the versions whose buildImage in siderolabs/talos pkg/imager/out.go attaches loop devices.
+var beforeLoopless = regexp.MustCompile(`^v1\.1[0-2]\.`)
+
+// BuildOrder lists the extensions in build order: those that the schematic names, in
+// its order, then the other explicit ones.
+func (e Locked) BuildOrder() ([]Extension, error) {
+	s, err := Parse(e.File, []byte(e.Schematic))
+	if err != nil {
+		return nil, fmt.Errorf("read the locked schematic: %w", err)
+	}
+	var order []Extension
+	named := map[int]bool{}
+	for _, name := range s.Extensions() {
+		i := e.official(name)
+		if i < 0 {
+			i = e.official(renamed(name))
+		}
+		if i < 0 {
+			return nil, fmt.Errorf("the locked schematic names extension %q, but the lock has no digest for it", name)
+		}
+		order, named[i] = append(order, e.Extensions[i]), true
+	}
+	for i, x := range e.Extensions {
+		if x.Explicit && !named[i] {
+			order = append(order, x)
+		}
+	}
+	return order, nil
+}
+
+// official is the index of the extension that schematics and factories know by that
+// name: with the digest of the list, or else with one that recast.yaml gives. -1 if
+// there is none.
+func (e Locked) official(name string) int {
+	i := slices.IndexFunc(e.Extensions, func(x Extension) bool { return !x.Explicit && x.Official() == name })
+	if i >= 0 {
+		return i
+	}
+	return slices.IndexFunc(e.Extensions, func(x Extension) bool { return x.Official() == name })
 }

@@ -33,33 +33,16 @@ func TestLockFile(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "recast.lock")
 	want := builtLock(t)
-	if err := WriteLock(path, want); err != nil {
-		t.Fatal(err)
-	}
-	text, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, WriteLock(path, want))
+	text := must(os.ReadFile(path))(t)
 	golden := filepath.Join("testdata", "recast.lock")
 	if *update {
-		if err := os.WriteFile(golden, text, 0o644); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, os.WriteFile(golden, text, 0o644))
 	}
-	wantText, err := os.ReadFile(golden)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(string(wantText), string(text)); diff != "" {
-		t.Errorf("file (-want +got):\n%s", diff)
-	}
-	got, err := ReadLock(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("read back (-want +got):\n%s", diff)
-	}
+	wantText := must(os.ReadFile(golden))(t)
+	same(t, "file", string(wantText), string(text))
+	got := must(ReadLock(path))(t)
+	same(t, "read back", want, got)
 	entries, err := os.ReadDir(filepath.Dir(path))
 	if err != nil || len(entries) != 1 {
 		t.Errorf("left behind: %v %v", entries, err)
@@ -74,42 +57,34 @@ func TestLockFileWithDisk(t *testing.T) {
 	e.Disk = Disk{BootFile: BootFile{Name: want.DiskName(e), SHA256: sum("disk"), SizeBytes: 123}, DiskBytes: 456}
 	want.Schematics["default"] = e
 	want.Checksum = want.checksum()
-	text, err := formatLock(want)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if n := strings.Count(string(text), "disk:"); n != 1 {
-		t.Errorf("one of two schematics has a disk image, the file says so %d times:\n%s", n, text)
-	}
-	got, err := ParseLock("recast.lock", text)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("read back (-want +got):\n%s", diff)
-	}
+	text := must(formatLock(want))(t)
+	same(t, "words of a disk image, which one of two schematics has", 1, strings.Count(string(text), "disk:"))
+	got := must(ParseLock("recast.lock", text))(t)
+	same(t, "read back", want, got)
 }
 
-func TestReadLockWithout(t *testing.T) {
+// TestWithoutFiles: neither a lock nor a directory has to be there to be read, a directory has to be to write into.
+func TestWithoutFiles(t *testing.T) {
 	t.Parallel()
-	_, err := ReadLock(filepath.Join(t.TempDir(), "recast.lock"))
+	none := filepath.Join(t.TempDir(), "none")
+	_, err := ReadLock(none)
 	if !errors.Is(err, fs.ErrNotExist) || fault.KindOf(err) != fault.Config {
 		t.Errorf("error = %v", err)
 	}
-	if diff := cmp.Diff([]string{"run `recast lock`"}, fault.Hints(err)); diff != "" {
-		t.Errorf("hints (-want +got):\n%s", diff)
+	same(t, "hints", []string{"run `recast lock`"}, fault.Hints(err))
+	must(ReadHistory(none))(t)
+	if err := WriteLock(filepath.Join(none, "recast.lock"), builtLock(t)); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("error = %v", err)
 	}
 }
 
 // TestReadLockRefusesEdits changes the file in one place at a time.
 func TestReadLockRefusesEdits(t *testing.T) {
 	t.Parallel()
-	text, err := formatLock(builtLock(t))
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := must(formatLock(builtLock(t)))(t)
 	other := digestOf("other")
-	for name, tc := range map[string]struct{ from, to, want string }{
+	type row struct{ from, to, want string }
+	each(t, map[string]row{
 		"newer format":        {"version: 1\n", "version: 2\nnew: x\n", "recast.lock:2:10: this recast reads locks of version 1 only"},
 		"unknown key":         {"talos:", "extra: 1\ntalos:", `recast.lock:3:1: unknown key "extra"`},
 		"Talos version":       {"talos: v1.13.9", "talos: v1.13.8", "schematics.default.buildID: it is "},
@@ -137,32 +112,23 @@ func TestReadLockRefusesEdits(t *testing.T) {
 		"disk, no file":       {"    schematic: |", "    disk: {name: x.qcow2, sha256: " + sum("disk") + ", sizeBytes: 0, diskBytes: 1}\n    schematic: |", "schematics.default.disk: sha256, sizeBytes and diskBytes are not those of an image"},
 		"disk, no sum":        {"    schematic: |", "    disk: {name: x.qcow2, sha256: x, sizeBytes: 1, diskBytes: 1}\n    schematic: |", "schematics.default.disk: sha256, sizeBytes and diskBytes are not those of an image"},
 		"checksum":            {"checksum: sha256-", "checksum: sha256-0", "the file was cut off or edited"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			edited := strings.Replace(string(text), tc.from, tc.to, 1)
-			if edited == string(text) {
-				t.Fatal("the edit changes nothing")
-			}
-			_, err := ParseLock("recast.lock", []byte(edited))
-			if err == nil || !strings.Contains(err.Error(), tc.want) || !strings.HasPrefix(err.Error(), "recast.lock:") {
-				t.Errorf("error\n got %v\nwant it to hold %q", err, tc.want)
-			}
-			if kind := fault.KindOf(err); kind != fault.Config {
-				t.Errorf("kind = %v", kind)
-			}
-		})
-	}
+	}, func(t *testing.T, tc row) {
+		edited := strings.Replace(string(text), tc.from, tc.to, 1)
+		if edited == string(text) {
+			t.Fatal("the edit changes nothing")
+		}
+		_, err := ParseLock("recast.lock", []byte(edited))
+		if err == nil || !strings.Contains(err.Error(), tc.want) || !strings.HasPrefix(err.Error(), "recast.lock:") {
+			t.Errorf("error\n got %v\nwant it to hold %q", err, tc.want)
+		}
+		same(t, "kind", fault.Config, fault.KindOf(err))
+	})
 }
 
-// TestReadLockRefusesCutFiles truncates the file at the end of every line but the
-// last, and at places between.
+// TestReadLockRefusesCutFiles truncates the file at the end of every line but the last, and at places between.
 func TestReadLockRefusesCutFiles(t *testing.T) {
 	t.Parallel()
-	text, err := formatLock(builtLock(t))
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := must(formatLock(builtLock(t)))(t)
 	for n := range len(text) - 1 {
 		if n%13 != 0 && n > 0 && text[n-1] != '\n' {
 			continue
@@ -170,14 +136,6 @@ func TestReadLockRefusesCutFiles(t *testing.T) {
 		if _, err := ParseLock("recast.lock", text[:n]); err == nil {
 			t.Fatalf("read without an error after byte %d:\n%s", n, text[:n])
 		}
-	}
-}
-
-func TestWriteLockKeepsOldOnError(t *testing.T) {
-	t.Parallel()
-	path := filepath.Join(t.TempDir(), "gone", "recast.lock")
-	if err := WriteLock(path, builtLock(t)); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("error = %v", err)
 	}
 }
 
@@ -192,40 +150,34 @@ func TestReplaceLock(t *testing.T) {
 		lock.Schematics["default"] = e
 		lock.Checksum = lock.checksum()
 	}
-	for name, tc := range map[string]struct {
+	type row struct {
 		there *Lock // nil: none
 		was   Lock
 		want  Lock
 		err   string
-	}{
+	}
+	each(t, map[string]row{
 		"as it was read":         {&read, read, learnt, ""},
 		"the same was learnt":    {&learnt, read, learnt, ""},
 		"another lock":           {&other, read, other, "was changed by someone else meanwhile"},
 		"gone":                   {nil, read, Lock{}, "no lock"},
 		"the first":              {nil, Lock{}, learnt, ""},
 		"the first, but not now": {&other, Lock{}, other, "was changed by someone else meanwhile"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			path := filepath.Join(t.TempDir(), "recast.lock")
-			if tc.there != nil {
-				if err := WriteLock(path, *tc.there); err != nil {
-					t.Fatal(err)
-				}
-			}
-			err := ReplaceLock(path, tc.was, learnt)
-			if (err == nil) != (tc.err == "") || err != nil && !strings.Contains(err.Error(), tc.err) {
-				t.Errorf("error = %v, want %q", err, tc.err)
-			}
-			got, err := ReadLock(path)
-			if err != nil && !errors.Is(err, fs.ErrNotExist) {
-				t.Fatal(err)
-			}
-			if diff := cmp.Diff(tc.want, got); diff != "" {
-				t.Errorf("lock (-want +got):\n%s", diff)
-			}
-		})
-	}
+	}, func(t *testing.T, tc row) {
+		path := filepath.Join(t.TempDir(), "recast.lock")
+		if tc.there != nil {
+			noError(t, WriteLock(path, *tc.there))
+		}
+		err := ReplaceLock(path, tc.was, learnt)
+		if (err == nil) != (tc.err == "") || err != nil && !strings.Contains(err.Error(), tc.err) {
+			t.Errorf("error = %v, want %q", err, tc.err)
+		}
+		got, err := ReadLock(path)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			t.Fatal(err)
+		}
+		same(t, "lock", tc.want, got)
+	})
 }
 
 func TestHistory(t *testing.T) {
@@ -233,16 +185,11 @@ func TestHistory(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "locks")
 	past := builtLock(t)
 	for range 2 { // a second time changes nothing
-		if err := Archive(dir, past); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, Archive(dir, past))
 	}
 	req := request(map[string]string{"default": agent})
 	present := resolve(t, req, catalog().with("siderolabs/qemu-guest-agent", digestOf("patched")))
-	h, err := ReadHistory(dir, present)
-	if err != nil {
-		t.Fatal(err)
-	}
+	h := must(ReadHistory(dir, present))(t)
 	for hash, want := range map[string]string{
 		past.Schematics["default"].LockHash:    digestOf("qemu-guest-agent"),
 		present.Schematics["default"].LockHash: digestOf("patched"),
@@ -263,9 +210,7 @@ func TestHistory(t *testing.T) {
 		t.Errorf("mode: %v %v", info.Mode(), err)
 	}
 
-	if err := os.WriteFile(files[0], []byte("version: 1\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, os.WriteFile(files[0], []byte("version: 1\n"), 0o600))
 	h, err = ReadHistory(dir, present)
 	if err == nil || !strings.Contains(err.Error(), files[0]) {
 		t.Errorf("error = %v, want it to name the file", err)
@@ -282,35 +227,19 @@ func TestHistoryNames(t *testing.T) {
 	e := honest.Schematics["default"]
 	e.Extensions = slices.Clone(e.Extensions)
 	e.Extensions[0].Name, e.Extensions[0].Version = "siderolabs/of-another-name", "v9"
-	text, err := formatLock(Lock{
+	text := must(formatLock(Lock{
 		Talos: honest.Talos, Arch: honest.Arch, Platform: honest.Platform, SecureBoot: honest.SecureBoot, SecureBootKey: honest.SecureBootKey,
 		Signers: honest.Signers, Schematics: map[string]Locked{"default": e},
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	other, err := ParseLock("other", text)
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))(t)
+	other := must(ParseLock("other", text))(t)
 	h, err := ReadHistory(t.TempDir(), honest, other)
 	if got, _ := h.ByLockHash(e.LockHash); err != nil || got.Extensions[0].Name != honest.Schematics["default"].Extensions[0].Name {
 		t.Errorf("%v, %v", got, err)
 	}
 }
 
-func TestHistoryWithoutDirectory(t *testing.T) {
-	t.Parallel()
-	if _, err := ReadHistory(filepath.Join(t.TempDir(), "none")); err != nil {
-		t.Error(err)
-	}
-}
-
 func FuzzReadLock(f *testing.F) {
-	text, err := os.ReadFile(filepath.Join("testdata", "recast.lock"))
-	if err != nil {
-		f.Fatal(err)
-	}
+	text := must(os.ReadFile(filepath.Join("testdata", "recast.lock")))(f)
 	f.Add(text)
 	f.Add(text[:len(text)/2])
 	f.Add([]byte("version: 1\nschematics: &a [*a]\n"))
@@ -322,10 +251,7 @@ func FuzzReadLock(f *testing.F) {
 			}
 			return
 		}
-		again, err := formatLock(l)
-		if err != nil {
-			t.Fatal(err)
-		}
+		again := must(formatLock(l))(t)
 		l2, err := ParseLock("recast.lock", again)
 		if diff := cmp.Diff(l, l2); err != nil || diff != "" {
 			t.Fatalf("the parsed file can't be written and read again: %v\n%s", err, diff)

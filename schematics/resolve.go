@@ -18,8 +18,7 @@ const maxKernelArgs = 1700
 
 // Catalog knows which official extensions were released for a Talos version.
 type Catalog interface {
-	// Official lists them as they are in the registry now. An unknown Talos version
-	// is an error of kind Config.
+	// Official lists them as they are in the registry now. An unknown Talos version is an error of kind Config.
 	Official(ctx context.Context, talos string) ([]OfficialExtension, error)
 }
 

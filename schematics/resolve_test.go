@@ -1,6 +1,7 @@
 package schematics
 
 import (
+	"fmt"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -58,9 +59,7 @@ func TestResolve(t *testing.T) {
 		want.Schematics[name] = e
 	}
 	want.Checksum = got.Checksum
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("lock (-want +got):\n%s", diff)
-	}
+	same(t, "lock", want, got)
 }
 
 // TestBuildID pins the hash: it names existing images.
@@ -97,20 +96,19 @@ func TestBuildIDDependsOn(t *testing.T) {
 			if got.ISO.Name == base.ISO.Name {
 				t.Error("the ISO's name stays")
 			}
-			if moved := name == "digest" || name == "kernel argument"; moved != (got.SchematicID != base.SchematicID) {
-				t.Errorf("schematic ID changed: %t, want %t", !moved, moved)
-			}
+			same(t, "schematic ID changed", name == "digest" || name == "kernel argument", got.SchematicID != base.SchematicID)
 		})
 	}
 }
 
 func TestResolveRefuses(t *testing.T) {
 	t.Parallel()
-	for name, tc := range map[string]struct {
+	type row struct {
 		texts map[string]string
 		want  string
 		hint  string
-	}{
+	}
+	each(t, map[string]row{
 		"nothing": {nil, "there is no schematic to lock", ""},
 		"unknown extension": {
 			map[string]string{"a": "customization:\n  systemExtensions:\n    officialExtensions:\n      - siderolabs/qemu-guest-agnt\n"},
@@ -149,29 +147,17 @@ func TestResolveRefuses(t *testing.T) {
 				"b.yaml:1:57: no official extension \"zzz\" for Talos v1.13.9",
 			`the names are those of the Image Factory, such as "siderolabs/qemu-guest-agent"`,
 		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			_, _, err := Resolve(t.Context(), request(tc.texts), Sources{Catalog: catalog(), Images: newShelf(catalog()), Factory: &maker{extensions: catalog()}})
-			if err == nil {
-				t.Fatal("no error")
-			}
-			if got := err.Error(); got != tc.want {
-				t.Errorf("error\n got %s\nwant %s", got, tc.want)
-			}
-			if kind := fault.KindOf(err); kind != fault.Config {
-				t.Errorf("kind = %v", kind)
-			}
-			if got := strings.Join(fault.Hints(err), "; "); got != tc.hint {
-				t.Errorf("hint\n got %s\nwant %s", got, tc.hint)
-			}
-		})
-	}
-}
-
-func TestResolveTakesLongestArguments(t *testing.T) {
-	t.Parallel()
-	resolve(t, request(map[string]string{"a": "customization: {extraKernelArgs: [" + strings.Repeat("x", 1616) + "]}\n"}), catalog())
+	}, func(t *testing.T, tc row) {
+		_, _, err := Resolve(t.Context(), request(tc.texts), Sources{Catalog: catalog(), Images: newShelf(catalog()), Factory: &maker{extensions: catalog()}})
+		if err == nil {
+			t.Fatal("no error")
+		}
+		same(t, "error", tc.want, err.Error())
+		same(t, "kind", fault.Config, fault.KindOf(err))
+		same(t, "hint", tc.hint, strings.Join(fault.Hints(err), "; "))
+	})
+	longest := "customization: {extraKernelArgs: [" + strings.Repeat("x", 1616) + "]}\n"
+	resolve(t, request(map[string]string{"a": longest}), catalog())
 }
 
 func TestResolvePassesErrorsOn(t *testing.T) {
@@ -217,12 +203,13 @@ func TestResolveWarns(t *testing.T) {
 		Kind: Republished, Subject: name, Locked: old, Found: patched, Hint: "`recast lock --update` takes it; until then the locked one is built in",
 		Text: "extension " + name + " 1.0 was republished: the registry lists " + patched + ", locked is " + old,
 	}
-	for title, tc := range map[string]struct {
+	type row struct {
 		old      *Lock
 		registry list
 		factory  list
 		want     []Warning
-	}{
+	}
+	each(t, map[string]row{
 		"the same":                               {nil, catalog(), catalog(), nil},
 		"a stale factory":                        {nil, catalog().with(name, patched), catalog(), differ(patched, old, would+old+", but the lock says "+patched, restart)},
 		"the lock is behind":                     {&locked, catalog().with(name, patched), catalog().with(name, patched), differ(old, patched, would+patched+", but the lock says "+old, "it was republished, and the registry has it too: run `recast lock --update`")},
@@ -232,24 +219,16 @@ func TestResolveWarns(t *testing.T) {
 			&locked, catalog().with(name, patched), catalog().with(name, other),
 			append(differ(old, other, would+other+", but the lock says "+old, "the factory keeps its list until it restarts: restart it or wait; if it is ahead, run `recast lock --update`"), republished),
 		},
-	} {
-		t.Run(title, func(t *testing.T) {
-			t.Parallel()
-			req := request(map[string]string{"a": agent, "b": agent})
-			req.Old = tc.old
-			_, got, err := Resolve(t.Context(), req, Sources{Catalog: tc.registry, Images: newShelf(tc.registry), Factory: &maker{extensions: tc.factory}})
-			if err != nil {
-				t.Fatal(err)
-			}
-			if diff := cmp.Diff(tc.want, got); diff != "" {
-				t.Errorf("warnings (-want +got):\n%s", diff)
-			}
-		})
-	}
+	}, func(t *testing.T, tc row) {
+		req := request(map[string]string{"a": agent, "b": agent})
+		req.Old = tc.old
+		_, got, err := Resolve(t.Context(), req, Sources{Catalog: tc.registry, Images: newShelf(tc.registry), Factory: &maker{extensions: tc.factory}})
+		noError(t, err)
+		same(t, "warnings", tc.want, got)
+	})
 }
 
-// TestResolveAgainstOld: digests stay until an update is requested, and results stay
-// with their build.
+// TestResolveAgainstOld: digests stay until an update is requested, and results stay with their build.
 func TestResolveAgainstOld(t *testing.T) {
 	t.Parallel()
 	const name = "siderolabs/qemu-guest-agent"
@@ -271,18 +250,14 @@ func TestResolveAgainstOld(t *testing.T) {
 		t.Fatal(warnings, err)
 	}
 	built.Checksum = built.checksum()
-	if diff := cmp.Diff(built, kept); diff != "" {
-		t.Errorf("no change was requested, yet the lock changes (-want +got):\n%s", diff)
-	}
+	same(t, "no change was requested, yet the lock changes", built, kept)
 
 	req.Update = true
 	updated := resolve(t, req, patched)
 	if got := updated.Schematics["a"]; got.Installer != "" || got.ISO.SHA256 != "" || got.Disk != (Disk{}) || got.Extensions[0].Digest != digestOf("patched") {
 		t.Errorf("after the update: %+v", got)
 	}
-	if diff := cmp.Diff(built.Schematics["plain"], updated.Schematics["plain"]); diff != "" {
-		t.Errorf("a build that does not change (-want +got):\n%s", diff)
-	}
+	same(t, "a build that does not change", built.Schematics["plain"], updated.Schematics["plain"])
 
 	req.Update, req.Talos = false, "v1.13.10"
 	if got := resolve(t, req, patched).Schematics["a"]; got.Extensions[0].Digest != digestOf("patched") {
@@ -319,9 +294,7 @@ func TestResolveKeepsSigners(t *testing.T) {
 			t.Errorf("%s: signers (-want +got):\n%s", name, diff)
 		}
 	}
-	if updated.Checksum != again.Checksum {
-		t.Error("locking the same again changes the lock")
-	}
+	same(t, "checksum, locking the same again", again.Checksum, updated.Checksum)
 	if got := next(signed(later, "new key"), "v1.13.12").KnownSigners(); !slices.Equal(got, []string{sum("new key")}) {
 		t.Errorf("with a key that was accepted later: %q", got)
 	}
@@ -354,13 +327,9 @@ func TestRebuild(t *testing.T) {
 		if e.Rebuild != i || userPart(e) != userPart(first.Schematics["a"]) {
 			t.Errorf("rebuild %d: %+v", i, e)
 		}
-		if diff := cmp.Diff(first.Schematics["plain"], l.Schematics["plain"]); diff != "" {
-			t.Errorf("rebuild %d: the other schematic (-want +got):\n%s", i, diff)
-		}
+		same(t, fmt.Sprintf("rebuild %d: the other schematic", i), first.Schematics["plain"], l.Schematics["plain"])
 		path := filepath.Join(t.TempDir(), "recast.lock")
-		if err := WriteLock(path, l); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, WriteLock(path, l))
 		if got, err := ReadLock(path); err != nil || cmp.Diff(l, got) != "" {
 			t.Errorf("rebuild %d: read back: %v\n%s", i, err, cmp.Diff(l, got))
 		}
@@ -368,13 +337,9 @@ func TestRebuild(t *testing.T) {
 	if len(ids) != 9 {
 		t.Errorf("%d names for three builds, want 9", len(ids))
 	}
-	if diff := cmp.Diff([]string{"rebuild 1 → 2"}, Compare(once, twice)[0].Reasons); diff != "" {
-		t.Errorf("reasons (-want +got):\n%s", diff)
-	}
+	same(t, "reasons", []string{"rebuild 1 → 2"}, Compare(once, twice)[0].Reasons)
 
-	if diff := cmp.Diff(twice, next(&twice, catalog(), leave)); diff != "" {
-		t.Errorf("locking the same again (-want +got):\n%s", diff)
-	}
+	same(t, "locking the same again", twice, next(&twice, catalog(), leave))
 	update := func(r *Request) { r.Update = true }
 	patched := catalog().with("siderolabs/qemu-guest-agent", digestOf("patched"))
 	for name, l := range map[string]Lock{
@@ -387,4 +352,42 @@ func TestRebuild(t *testing.T) {
 	if got := next(&twice, catalog(), update); got.Checksum != twice.Checksum {
 		t.Error("recast lock --check rejects it")
 	}
+}
+
+// TestResolveSaysWhatItWaitsFor: registries and factories may take minutes to answer.
+func TestResolveSaysWhatItWaitsFor(t *testing.T) {
+	t.Parallel()
+	images := newShelf(catalog())
+	putFRR("1.7", digestOf("frr"))(images)
+	req := own(agent, Explicit{Repository: frr, Tag: "1.7"})
+	req.Files["b"] = File{Path: "b.yaml", Data: []byte(agent)}
+	var notes []string
+	req.Note = func(text string) { notes = append(notes, text) }
+	if _, _, err := Resolve(t.Context(), req, Sources{Catalog: catalog(), Images: images, Factory: &maker{extensions: catalog()}}); err != nil {
+		t.Fatal(err)
+	}
+	want := []string{
+		"the registry's list of official extensions for Talos v1.13.9",
+		"the Image Factory's list of extensions for Talos v1.13.9",
+		"extension " + agentRef + "@" + digestOf("qemu-guest-agent"),
+		"the tag " + frr + ":1.7",
+		"extension " + frr + "@" + digestOf("frr"),
+	}
+	if !slices.Equal(notes, want) {
+		t.Errorf("notes\n got %q\nwant %q", notes, want)
+	}
+}
+
+// resolve makes a lock without warnings.
+func resolve(t *testing.T, req Request, known list) Lock {
+	t.Helper()
+	from := Sources{Catalog: known, Images: newShelf(known)}
+	if req.SecureBoot {
+		from.Factory = &maker{extensions: known, certificate: certificate("one")}
+	}
+	l, warnings, err := Resolve(t.Context(), req, from)
+	if err != nil || len(warnings) > 0 {
+		t.Fatal(warnings, err)
+	}
+	return l
 }

@@ -8,10 +8,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-	"github.com/siderolabs/image-factory/pkg/schematic"
-
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/siderolabs/image-factory/pkg/schematic"
 )
 
 // examples are the schematics to start from, which the example of recast.yaml names.
@@ -31,53 +29,31 @@ func TestExampleIDs(t *testing.T) {
 		"secureboot.yaml":       "39de789a4d6ae4c93ef7993ba395266b45058ca17647061308f77856f0675259",
 	}
 	got := map[string]string{}
-	files, err := fs.Glob(examples, "*.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	files := must(fs.Glob(examples, "*.yaml"))(t)
 	for _, file := range files {
-		data, err := fs.ReadFile(examples, file)
-		if err != nil {
-			t.Fatal(err)
-		}
-		s, err := Parse(file, data)
-		if err != nil {
-			t.Fatal(err)
-		}
+		data := must(fs.ReadFile(examples, file))(t)
+		s := must(Parse(file, data))(t)
 		got[file] = s.ID()
-		if id := serverID(t, data); id != s.ID() {
-			t.Errorf("%s: posted unchanged, a factory computes the ID %s, recast %s", file, id, s.ID())
-		}
+		same(t, file+": a factory's ID, posted unchanged", s.ID(), serverID(t, data))
 		if id := serverID(t, []byte(s.Canonical())); id != s.ID() {
 			t.Errorf("%s: posted in canonical form, a factory computes the ID %s, recast %s", file, id, s.ID())
 		}
 	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("IDs (-want +got):\n%s", diff)
-	}
+	same(t, "IDs", want, got)
 }
 
 func serverID(t *testing.T, posted []byte) string {
 	t.Helper()
-	doc, err := schematic.Unmarshal(posted)
-	if err != nil {
-		t.Fatal(err)
-	}
-	id, err := doc.ID()
-	if err != nil {
-		t.Fatal(err)
-	}
+	doc := must(schematic.Unmarshal(posted))(t)
+	id := must(doc.ID())(t)
 	return id
 }
 
 // TestPublishedID is an ID of factory.talos.dev quoted in the documentation of Longhorn and others.
 func TestPublishedID(t *testing.T) {
 	t.Parallel()
-	s, err := Parse("s.yaml", []byte(
-		"customization: {systemExtensions: {officialExtensions: [siderolabs/iscsi-tools, siderolabs/util-linux-tools]}}"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := must(Parse("s.yaml", []byte(
+		"customization: {systemExtensions: {officialExtensions: [siderolabs/iscsi-tools, siderolabs/util-linux-tools]}}")))(t)
 	if want := "613e1592b2da41ae5e265e8789429f22e121aab91cb4deb6bc3c0b6262961245"; s.ID() != want {
 		t.Errorf("ID = %s, want %s", s.ID(), want)
 	}
@@ -85,11 +61,12 @@ func TestPublishedID(t *testing.T) {
 
 func TestParseRefuses(t *testing.T) {
 	t.Parallel()
-	for name, tc := range map[string]struct {
+	type row struct {
 		text string
 		want string
 		hint string
-	}{
+	}
+	each(t, map[string]row{
 		"empty":         {"", "s.yaml: the file is empty", `an image without any customization is written "customization: {}"`},
 		"only comments": {"# nothing\n", "s.yaml: the file is empty", `an image without any customization is written "customization: {}"`},
 		"unknown keys": {
@@ -104,61 +81,35 @@ func TestParseRefuses(t *testing.T) {
 		"two documents":     {"customization: {}\n---\ncustomization: {}\n", "s.yaml:2: only one YAML document is allowed in this file", ""},
 		"owner":             {"customization: {}\nowner: me\n", "s.yaml:2:8: owner field is only supported in Enterprise edition", ""},
 		"bootloader":        {"customization:\n  bootloader: lilo\n", "s.yaml:2:15: lilo does not belong to BootloaderKind values", ""},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			_, err := Parse("s.yaml", []byte(tc.text))
-			if err == nil {
-				t.Fatal("no error")
-			}
-			if got := err.Error(); got != tc.want {
-				t.Errorf("error\n got %q\nwant %q", got, tc.want)
-			}
-			if kind := fault.KindOf(err); kind != fault.Config {
-				t.Errorf("kind = %v", kind)
-			}
-			if got := strings.Join(fault.Hints(err), "; "); got != tc.hint {
-				t.Errorf("hint\n got %q\nwant %q", got, tc.hint)
-			}
-		})
-	}
+	}, func(t *testing.T, tc row) {
+		_, err := Parse("s.yaml", []byte(tc.text))
+		if err == nil {
+			t.Fatal("no error")
+		}
+		same(t, "error", tc.want, err.Error())
+		same(t, "kind", fault.Config, fault.KindOf(err))
+		same(t, "hint", tc.hint, strings.Join(fault.Hints(err), "; "))
+	})
 }
 
 func TestWithLock(t *testing.T) {
 	t.Parallel()
-	for name, text := range map[string]string{
+	each(t, map[string]string{
 		"none":  "customization: {}\n",
 		"some":  "customization:\n  extraKernelArgs: [console=ttyS0]\n",
 		"other": "overlay: {image: a/b, name: c, options: {x: 1, y: [no, 1.10, 2020-01-01]}}\ncustomization: {}\n",
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			s, err := Parse("s.yaml", []byte(text))
-			if err != nil {
-				t.Fatal(err)
-			}
-			locked, err := s.withLock("sha256-00")
-			if err != nil {
-				t.Fatal(err)
-			}
-			if got := s.lockHash(); got != "" {
-				t.Errorf("the schematic itself has the lock hash %q", got)
-			}
-			if got := locked.lockHash(); got != "sha256-00" {
-				t.Errorf("lock hash = %q", got)
-			}
-			wantArgs := append(slices.Clone(s.doc.Customization.ExtraKernelArgs), "recast.lock=sha256-00")
-			if diff := cmp.Diff(wantArgs, Locked{Schematic: locked.Canonical()}.KernelArgs()); diff != "" {
-				t.Errorf("kernel arguments (-want +got):\n%s", diff)
-			}
-			if s.ID() == locked.ID() {
-				t.Error("the lock hash does not change the ID")
-			}
-			if diff := cmp.Diff(s.Canonical(), locked.withoutLock()); diff != "" {
-				t.Errorf("without the lock hash the schematic differs (-want +got):\n%s", diff)
-			}
-		})
-	}
+	}, func(t *testing.T, text string) {
+		s := must(Parse("s.yaml", []byte(text)))(t)
+		locked := must(s.withLock("sha256-00"))(t)
+		same(t, "lock hash of the schematic itself", "", s.lockHash())
+		same(t, "lock hash", "sha256-00", locked.lockHash())
+		wantArgs := append(slices.Clone(s.doc.Customization.ExtraKernelArgs), "recast.lock=sha256-00")
+		same(t, "kernel arguments", wantArgs, Locked{Schematic: locked.Canonical()}.KernelArgs())
+		if s.ID() == locked.ID() {
+			t.Error("the lock hash does not change the ID")
+		}
+		same(t, "without the lock hash the schematic differs", s.Canonical(), locked.withoutLock())
+	})
 }
 
 func FuzzParse(f *testing.F) {
@@ -170,9 +121,7 @@ func FuzzParse(f *testing.F) {
 		f.Add(string(data))
 		return err
 	})
-	if err != nil {
-		f.Fatal(err)
-	}
+	noError(f, err)
 	f.Add("customization: {meta: [{key: 300, value: x}]}\n---\n")
 	f.Fuzz(func(t *testing.T, text string) {
 		s, err := Parse("s.yaml", []byte(text))
@@ -189,10 +138,7 @@ func FuzzParse(f *testing.F) {
 		if again.ID() != s.ID() || again.Canonical() != s.Canonical() {
 			t.Fatalf("the canonical form is not stable:\n%s", s.Canonical())
 		}
-		locked, err := s.withLock("sha256-00")
-		if err != nil {
-			t.Fatal(err)
-		}
+		locked := must(s.withLock("sha256-00"))(t)
 		if locked.lockHash() != "sha256-00" || locked.withoutLock() != s.Canonical() {
 			t.Fatalf("the lock hash is not placed as expected:\n%s", locked.Canonical())
 		}
@@ -209,9 +155,7 @@ func TestParseAllReportsEveryFile(t *testing.T) {
 	if err == nil || err.Error() != want {
 		t.Errorf("error\n got %v\nwant %s", err, want)
 	}
-	if fault.KindOf(err) != fault.Config {
-		t.Errorf("kind = %v", fault.KindOf(err))
-	}
+	same(t, "kind", fault.Config, fault.KindOf(err))
 }
 
 func TestSecrets(t *testing.T) {
@@ -237,9 +181,7 @@ func TestSecrets(t *testing.T) {
 		if err != nil {
 			t.Fatalf("%s: %v", text, err)
 		}
-		if diff := cmp.Diff(want, strings.Join(s.Secrets(), ", ")); diff != "" {
-			t.Errorf("%s (-want +got):\n%s", text, diff)
-		}
+		same(t, text, want, strings.Join(s.Secrets(), ", "))
 	}
 }
 
@@ -257,17 +199,9 @@ func TestWriteLockWithSecrets(t *testing.T) {
 		{"quiet", 0o644, lockHeader},
 	} {
 		l := resolve(t, request(map[string]string{"default": agent, "other": "customization: {extraKernelArgs: ['" + c.args + "']}\n"}), catalog())
-		if err := WriteLock(path, l); err != nil {
-			t.Fatal(err)
-		}
-		info, err := os.Stat(path)
-		if err != nil {
-			t.Fatal(err)
-		}
-		text, err := os.ReadFile(path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		noError(t, WriteLock(path, l))
+		info := must(os.Stat(path))(t)
+		text := must(os.ReadFile(path))(t)
 		if info.Mode() != c.mode || !strings.HasPrefix(string(text), c.header) {
 			t.Errorf("with %s it has mode %v and begins\n%.100s", c.args, info.Mode(), text)
 		}
@@ -295,13 +229,8 @@ func TestUnlocked(t *testing.T) {
             - siderolabs/iscsi-tools
 `
 	for name, text := range map[string]string{"locked": locked, "as it is": plain} {
-		s, err := Unlocked(name, []byte(text))
-		if err != nil {
-			t.Fatal(err)
-		}
-		if diff := cmp.Diff(plain, s.Canonical()); diff != "" {
-			t.Errorf("%s (-want +got):\n%s", name, diff)
-		}
+		s := must(Unlocked(name, []byte(text)))(t)
+		same(t, name, plain, s.Canonical())
 	}
 	if _, err := Unlocked("newer", []byte("customization: {}\nfuture: 1\n")); err == nil {
 		t.Error("fields unknown to this recast were dropped")
@@ -312,15 +241,9 @@ func TestGuess(t *testing.T) {
 	t.Parallel()
 	official := []OfficialExtension{{Name: "siderolabs/iscsi-tools"}, {Name: "siderolabs/qemu-guest-agent"}}
 	s, unknown, err := Guess("wk1", []string{"frr", "iscsi-tools"}, official)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff([]string{"siderolabs/iscsi-tools"}, s.Extensions()); diff != "" {
-		t.Errorf("extensions (-want +got):\n%s", diff)
-	}
-	if diff := cmp.Diff([]string{"frr"}, unknown); diff != "" {
-		t.Errorf("unknown (-want +got):\n%s", diff)
-	}
+	noError(t, err)
+	same(t, "extensions", []string{"siderolabs/iscsi-tools"}, s.Extensions())
+	same(t, "unknown", []string{"frr"}, unknown)
 	if s, _, err := Guess("cp1", nil, official); err != nil || s.Canonical() != "customization: {}\n" {
 		t.Errorf("of no extension it is %q, %v", s.Canonical(), err)
 	}

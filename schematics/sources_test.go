@@ -6,7 +6,10 @@ import (
 	"errors"
 	"path"
 	"slices"
+	"strings"
+	"testing"
 
+	"github.com/google/go-cmp/cmp"
 	"github.com/recast-sh/recast/internal/fault"
 )
 
@@ -127,3 +130,237 @@ var errAway = errors.New("away")
 type nowhere struct{}
 
 func (nowhere) Official(context.Context, string) ([]OfficialExtension, error) { return nil, errAway }
+
+// must returns v, or ends the test with the error.
+func must[T any](v T, err error) func(testing.TB) T {
+	return func(t testing.TB) T {
+		t.Helper()
+		noError(t, err)
+		return v
+	}
+}
+
+func noError(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// same compares what came with what is wanted.
+func same(t testing.TB, what string, want, got any) {
+	t.Helper()
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("%s (-want +got):\n%s", what, diff)
+	}
+}
+
+// each runs a test for every case, all at once.
+func each[T any](t *testing.T, cases map[string]T, test func(t *testing.T, tc T)) {
+	t.Helper()
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			test(t, tc)
+		})
+	}
+}
+
+func TestBrokenVersion(t *testing.T) {
+	t.Parallel()
+	old := resolve(t, request(map[string]string{"a": agent}), catalog())
+	earlier := old.Clone()
+	earlier.Talos = "v1.13.8"
+	const (
+		refused = "recast.yaml:4:3: talos.version: Talos v1.13.9 is marked broken by the Image Factory, which does not build it"
+		advice  = "choose another version: the release notes of Talos say which one fixes it"
+	)
+	warned := []Warning{{
+		Kind: BrokenVersion, Subject: "v1.13.9", Text: "Talos v1.13.9, which is locked, was marked broken by the Image Factory: it no longer builds it",
+		Hint: "what was built and published stays usable; " + advice,
+	}}
+	type row struct {
+		broken string
+		old    *Lock
+		update bool
+		imager bool
+		err    string
+		want   []Warning
+	}
+	each(t, map[string]row{
+		"another version is":     {broken: "v1.13.7"},
+		"for a new lock":         {broken: "v1.13.9", err: refused},
+		"for another version":    {broken: "v1.13.9", old: &earlier, err: refused},
+		"locked already":         {broken: "v1.13.9", old: &old, want: warned},
+		"locked already, update": {broken: "v1.13.9", old: &old, update: true, want: warned},
+		"no factory builds":      {broken: "v1.13.9", imager: true},
+	}, func(t *testing.T, tc row) {
+		req := request(map[string]string{"a": agent})
+		req.TalosPlace, req.Old, req.Update = "recast.yaml:4:3: talos.version", tc.old, tc.update
+		req.Files["a"] = File{Path: "a.yaml", Data: []byte(agent), Imager: tc.imager}
+		factory := &maker{extensions: catalog(), broken: []string{tc.broken}}
+		l, got, err := Resolve(t.Context(), req, Sources{Catalog: catalog(), Images: newShelf(catalog()), Factory: factory})
+		if l.Broken != (tc.want != nil) { // for plans, which ask no factory
+			t.Errorf("the lock says %t", l.Broken)
+		}
+		if tc.err == "" && err != nil || tc.err != "" && (err == nil || err.Error() != tc.err || fault.KindOf(err) != fault.Config || !slices.Equal(fault.Hints(err), []string{advice})) {
+			t.Fatalf("error %v (%s), want %q", err, fault.Hints(err), tc.err)
+		}
+		same(t, "warnings", tc.want, got)
+		if tc.imager && len(factory.asked) > 0 {
+			t.Errorf("a factory that builds nothing was asked for %v", factory.asked)
+		}
+	})
+}
+
+// TestSecureBoot: the certificate is part of the build, and changes only with an update.
+func TestSecureBoot(t *testing.T) {
+	t.Parallel()
+	lock := func(cert string, old *Lock, update bool) (Lock, []Warning) {
+		req := request(map[string]string{"a": agent})
+		req.SecureBoot, req.Old, req.Update = true, old, update
+		factory := &maker{extensions: catalog(), certificate: certificate(cert)}
+		l, warnings, err := Resolve(t.Context(), req, Sources{Catalog: catalog(), Images: newShelf(catalog()), Factory: factory})
+		noError(t, err)
+		return l, warnings
+	}
+	one, warnings := lock("one", nil, false)
+	if one.SecureBootKey != sum("one") || len(warnings) > 0 {
+		t.Errorf("key %s, warnings %v", one.SecureBootKey, warnings)
+	}
+	kept, warnings := lock("two", &one, false)
+	same(t, "the lock moved without an update", one, kept)
+	const hint = "machines that have enrolled only the locked certificate do not boot what the other one signed: make sure that they know the new one, then run `recast lock --update`"
+	want := []Warning{{
+		Kind: SecureBootKeyDiffers, Subject: "Secure Boot", Locked: sum("one"), Found: sum("two"),
+		Text: "the factory signs for Secure Boot with certificate " + sum("two") + " now, but the lock has " + sum("one"), Hint: hint,
+	}}
+	same(t, "warnings", want, warnings)
+	moved, warnings := lock("two", &one, true)
+	if moved.SecureBootKey != sum("two") || len(warnings) > 0 || moved.Schematics["a"].BuildID == one.Schematics["a"].BuildID {
+		t.Errorf("after an update: key %s, warnings %v, same build %t", moved.SecureBootKey, warnings, moved.Schematics["a"].BuildID == one.Schematics["a"].BuildID)
+	}
+	changes := Compare(one, moved)
+	if len(changes) != 1 || !slices.Equal(changes[0].Reasons, []string{"Secure Boot's certificate " + sum("one") + " → " + sum("two")}) {
+		t.Errorf("changes: %+v", changes)
+	}
+
+	noError(t, one.checkSecureBoot(certificate("one")))
+	err := one.checkSecureBoot(certificate("two"))
+	if fault.KindOf(err) != fault.Refused || !slices.Equal(fault.Hints(err), []string{hint}) || !strings.Contains(err.Error(), sum("two")) {
+		t.Errorf("another certificate: %v", err)
+	}
+	if err := one.checkSecureBoot([]byte("x")); err == nil {
+		t.Error("a missing certificate counts as the locked one")
+	}
+	factory := &maker{extensions: catalog(), certificate: certificate("one")}
+	if err := one.CheckFactory(t.Context(), "a", factory); err != nil {
+		t.Errorf("a factory that matches the lock: %v", err)
+	}
+	factory.extensions, factory.certificate = catalog().with("siderolabs/qemu-guest-agent", digestOf("patched")), certificate("two")
+	err = one.CheckFactory(t.Context(), "a", factory)
+	if fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), digestOf("patched")) || !strings.Contains(err.Error(), sum("two")) || len(fault.Hints(err)) != 2 {
+		t.Errorf("a factory that differs in both: %v", err)
+	}
+}
+
+func TestOverlay(t *testing.T) {
+	t.Parallel()
+	const sbc = "ghcr.io/siderolabs/sbc-raspberrypi"
+	listed := func(digest string) []OfficialOverlay {
+		return []OfficialOverlay{
+			{Name: "rock5b", Image: "siderolabs/sbc-rockchip", Ref: "ghcr.io/siderolabs/sbc-rockchip", Digest: digestOf("rock")},
+			{Name: "rpi_generic", Image: "siderolabs/sbc-raspberrypi", Ref: sbc, Digest: digest},
+		}
+	}
+	try := func(text string, old *Lock, update bool, overlays []OfficialOverlay) (Lock, []Warning, error) {
+		req := request(map[string]string{"a": text})
+		req.Old, req.Update = old, update
+		return Resolve(t.Context(), req, Sources{Catalog: catalog(), Images: newShelf(catalog()), Factory: &maker{extensions: catalog(), overlays: overlays}})
+	}
+	const text = "overlay: {name: rpi_generic, image: siderolabs/sbc-raspberrypi}\ncustomization: {}\n"
+	one, two := digestOf("one"), digestOf("two")
+	old, warnings, err := try(text, nil, false, listed(one))
+	if err != nil || len(warnings) > 0 {
+		t.Fatal(warnings, err)
+	}
+	e := old.Schematics["a"]
+	same(t, "overlay", &Overlay{Name: "rpi_generic", Ref: sbc, Digest: one}, e.Overlay)
+	if want := "sha256-" + sum("overlay rpi_generic "+one); e.LockHash != want {
+		t.Errorf("lock hash %s, want %s", e.LockHash, want)
+	}
+	text2 := must(formatLock(old))(t)
+	if _, err := ParseLock("recast.lock", text2); err != nil {
+		t.Errorf("read back: %v", err)
+	}
+
+	kept, warnings, err := try(text, &old, false, listed(two))
+	if diff := cmp.Diff(old, kept); err != nil || diff != "" {
+		t.Errorf("the lock moved without an update: %v\n%s", err, diff)
+	}
+	want := []Warning{{
+		Kind: FactoryDiffers, Subject: "rpi_generic", Locked: one, Found: two, Text: "the factory would build overlay rpi_generic with " + two + ", but the lock says " + one,
+		Hint: "the factory keeps its list until it restarts: restart it or wait; if it is ahead, run `recast lock --update`",
+	}}
+	same(t, "warnings", want, warnings)
+	for digest, kind := range map[string]fault.Kind{one: fault.Failed, two: fault.Refused} {
+		err := old.CheckFactory(t.Context(), "a", &maker{overlays: listed(digest)})
+		if (err != nil) != (digest == two) || fault.KindOf(err) != kind {
+			t.Errorf("a factory with overlay %s: %v", digest, err)
+		}
+	}
+	updated, warnings, err := try(text, &old, true, listed(two))
+	if err != nil || len(warnings) > 0 {
+		t.Fatal(warnings, err)
+	}
+	changes := Compare(old, updated)
+	if len(changes) != 1 || !slices.Equal(changes[0].Reasons, []string{"overlay rpi_generic " + one + " → rpi_generic " + two}) {
+		t.Errorf("changes: %+v", changes)
+	}
+
+	for name, tc := range map[string]struct{ text, err, hint string }{
+		"misspelt":        {"overlay: {name: rpi_genric}\ncustomization: {}\n", `a.yaml:1:17: no official overlay "rpi_genric" for Talos v1.13.9`, `did you mean "rpi_generic"?`},
+		"like nothing":    {"overlay: {name: turing}\ncustomization: {}\n", `a.yaml:1:17: no official overlay "turing" for Talos v1.13.9`, `the names are those of the Image Factory, such as "rpi_generic"`},
+		"another's image": {"overlay: {name: rpi_generic, image: acme/pi}\ncustomization: {}\n", `a.yaml:1:37: overlay "rpi_generic" is in "siderolabs/sbc-raspberrypi", not in "acme/pi"`, ""},
+	} {
+		_, _, err := try(tc.text, nil, false, listed(one))
+		if err == nil || err.Error() != tc.err || strings.Join(fault.Hints(err), "; ") != tc.hint {
+			t.Errorf("%s: %v (%q), want %s (%q)", name, err, fault.Hints(err), tc.err, tc.hint)
+		}
+	}
+	_, _, err = try(text, nil, false, listed("latest"))
+	if want := `a.yaml:1:17: overlay "rpi_generic" has no digest in the factory's list, but "latest"`; err == nil || err.Error() != want {
+		t.Errorf("no digest: %v, want %s", err, want)
+	}
+}
+
+// TestRenamed: an old name is resolved to the new one, which nodes list.
+func TestRenamed(t *testing.T) {
+	t.Parallel()
+	const name = "siderolabs/nvidia-fabricmanager"
+	known := list{{Name: "siderolabs/nvidia-fabric-manager-lts", Version: "1", Ref: "ghcr.io/siderolabs/nvidia-fabric-manager-lts", Digest: digestOf("nvidia")}}
+	images := newShelf(nil)
+	images.put(known[0].Ref, "", known[0].Digest, ExtensionImage{Architectures: []string{"amd64"}, Name: "nvidia-fabricmanager-lts", Version: "535.1"})
+	req := request(map[string]string{"a": strings.Replace(agent, "siderolabs/qemu-guest-agent", name, 1)})
+	l, warnings, err := Resolve(t.Context(), req, Sources{Catalog: known, Images: images})
+	noError(t, err)
+	e := l.Schematics["a"]
+	want := []Extension{{Name: "nvidia-fabricmanager-lts", Version: "535.1", Ref: known[0].Ref, Digest: known[0].Digest}}
+	same(t, "extensions", want, e.Extensions)
+	wantWarnings := []Warning{{
+		Kind: Renamed, Subject: name,
+		Text: `a.yaml:1:57: extension "siderolabs/nvidia-fabricmanager" is now called "siderolabs/nvidia-fabric-manager-lts": nodes list it as "nvidia-fabricmanager-lts"`,
+		Hint: `the old name works as long as factories know it; to write "siderolabs/nvidia-fabric-manager-lts" changes the schematic, and so rolls its nodes`,
+	}}
+	same(t, "warnings", wantWarnings, warnings)
+	order, err := e.BuildOrder()
+	if diff := cmp.Diff(want, order); diff != "" || err != nil {
+		t.Errorf("build order (-want +got):\n%s%v", diff, err)
+	}
+	req.Arch = "arm64"
+	_, _, err = Resolve(t.Context(), req, Sources{Catalog: known, Images: images})
+	wrong := `a.yaml:1:57: extension "siderolabs/nvidia-fabricmanager": ghcr.io/siderolabs/nvidia-fabric-manager-lts@` + digestOf("nvidia") + " does not exist for arm64, only for amd64"
+	if err == nil || err.Error() != wrong || fault.KindOf(err) != fault.Config {
+		t.Errorf("an architecture without an image: %v, want %s", err, wrong)
+	}
+}

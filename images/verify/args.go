@@ -249,8 +249,7 @@ func (c cmdline) String() string {
 	return strings.Join(list, " ")
 }
 
-// shown formats arguments for people. It shows only the beginning of a URL: the rest
-// may be a password or a token.
+// shown formats arguments for people. It shows only the beginning of a URL: the rest may be a password or a token.
 func shown(key string, values []string) string {
 	const most = 80
 	var list []string

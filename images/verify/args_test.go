@@ -5,7 +5,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/recast-sh/recast/schematics"
 )
 
@@ -111,23 +110,20 @@ func argsCases() map[string]argsCase {
 
 func TestKernelArgs(t *testing.T) {
 	t.Parallel()
-	for name, tc := range argsCases() {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			w := tc.want
-			w.platform, w.meta = "nocloud", tc.meta
-			w.extra = append(strings.Fields(tc.extra), lockArgs)
-			got := w.check(tc.line)
-			if len(got) != len(tc.bad) {
-				t.Fatalf("found %q, want %d", got, len(tc.bad))
+	each(t, argsCases(), func(t *testing.T, tc argsCase) {
+		w := tc.want
+		w.platform, w.meta = "nocloud", tc.meta
+		w.extra = append(strings.Fields(tc.extra), lockArgs)
+		got := w.check(tc.line)
+		if len(got) != len(tc.bad) {
+			t.Fatalf("found %q, want %d", got, len(tc.bad))
+		}
+		for i, want := range tc.bad {
+			if !strings.Contains(got[i], want) {
+				t.Errorf("found %q, want it to hold %q", got[i], want)
 			}
-			for i, want := range tc.bad {
-				if !strings.Contains(got[i], want) {
-					t.Errorf("found %q, want it to hold %q", got[i], want)
-				}
-			}
-		})
-	}
+		}
+	})
 }
 
 // TestLongMeta: imager compresses long values.
@@ -146,7 +142,5 @@ func TestLongMeta(t *testing.T) {
 // TestArgsRoundTrip: a parsed and reassembled command line is the same.
 func TestArgsRoundTrip(t *testing.T) {
 	t.Parallel()
-	if diff := cmp.Diff(installerArgs+" "+lockArgs, parseArgs(installerArgs+"  "+lockArgs+"\n").String()); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	same(t, "result", installerArgs+" "+lockArgs, parseArgs(installerArgs+"  "+lockArgs+"\n").String())
 }

@@ -1,15 +1,18 @@
 package verify
 
 import (
+	"archive/tar"
+	"bytes"
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"maps"
 	"slices"
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/recast-sh/recast/internal/bootimage"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/schematics"
@@ -34,8 +37,7 @@ func lockedExt(t *testing.T, name string, files bootimage.Tree) *lockedExtension
 	return l
 }
 
-// wantedOf has two extensions, one with a kernel module and firmware, and a machine
-// configuration.
+// wantedOf has two extensions, one with a kernel module and firmware, and a machine configuration.
 func wantedOf(t *testing.T) *wanted {
 	t.Helper()
 	tool := lockedExt(t, "tool", bootimage.Tree{
@@ -55,10 +57,7 @@ func wantedOf(t *testing.T) *wanted {
 			{name: "tool", locked: tool}, {name: "card", locked: card}, {name: schematicEntry}, {name: configEntry, config: hash([]byte("config"))},
 		},
 	}
-	var err error
-	if w.loose, err = looseFiles([]*lockedExtension{tool, card}); err != nil {
-		t.Fatal(err)
-	}
+	w.loose = must(looseFiles([]*lockedExtension{tool, card}))(t)
 	return w
 }
 
@@ -228,24 +227,19 @@ func TestContent(t *testing.T) {
 	if errs := wantedOf(t).content("installer", "6.12.1-talos", imaged()); len(errs) > 0 {
 		t.Fatal(errors.Join(errs...))
 	}
-	for name, tc := range corruptions() {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			i := imaged()
-			tc.spoil(&i)
-			err := errors.Join(wantedOf(t).content("installer", "6.12.1-talos", i)...)
-			if diff := cmp.Diff(tc.want, message(err)); diff != "" {
-				t.Errorf("(-want +got):\n%s", diff)
-			}
-			if m, ok := errors.AsType[*Mismatch](err); !ok || m.Kind != tc.kind {
-				t.Errorf("mismatch = %+v, want kind %s", m, tc.kind)
-			}
-			if fault.KindOf(err) != fault.Refused || len(fault.Hints(err)) == 0 {
-				t.Errorf("kind = %v, hints = %q", fault.KindOf(err), fault.Hints(err))
-			}
-			t.Attr("corruptions-caught", "1")
-		})
-	}
+	each(t, corruptions(), func(t *testing.T, tc corruption) {
+		i := imaged()
+		tc.spoil(&i)
+		err := errors.Join(wantedOf(t).content("installer", "6.12.1-talos", i)...)
+		same(t, "result", tc.want, message(err))
+		if m, ok := errors.AsType[*Mismatch](err); !ok || m.Kind != tc.kind {
+			t.Errorf("mismatch = %+v, want kind %s", m, tc.kind)
+		}
+		if fault.KindOf(err) != fault.Refused || len(fault.Hints(err)) == 0 {
+			t.Errorf("kind = %v, hints = %q", fault.KindOf(err), fault.Hints(err))
+		}
+		t.Attr("corruptions-caught", "1")
+	})
 }
 
 // TestContentReportsAll: one check finds everything.
@@ -266,9 +260,7 @@ func TestContentReportsAll(t *testing.T) {
 	}
 	slices.Sort(kinds)
 	slices.Sort(got)
-	if diff := cmp.Diff(kinds, got); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	same(t, "result", kinds, got)
 }
 
 // TestNoModules: without kernel modules depmod is not run.
@@ -293,9 +285,7 @@ func TestAsListed(t *testing.T) {
 	for _, e := range asListed(entries) {
 		got = append(got, e.name)
 	}
-	if diff := cmp.Diff("0 1 10 11 2 3 4 5 6 7 8 9", strings.Join(got, " ")); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	same(t, "result", "0 1 10 11 2 3 4 5 6 7 8 9", strings.Join(got, " "))
 }
 
 func TestSplit(t *testing.T) {
@@ -312,48 +302,137 @@ func TestSplit(t *testing.T) {
 		"/usr/lib/firmware/amd-ucode/microcode_amd.bin.asc":    content("5"),
 	}
 	kept, moved, microcode, err := split(files)
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	wantKept := maps.Clone(files)
 	maps.DeleteFunc(wantKept, func(name string, _ bootimage.File) bool { return strings.HasPrefix(name, "/usr/lib/firmware/") })
-	if diff := cmp.Diff(wantKept, kept); diff != "" {
-		t.Errorf("kept (-want +got):\n%s", diff)
-	}
+	same(t, "kept", wantKept, kept)
 	wantMoved := bootimage.Tree{
 		"/usr/lib/firmware/a.bin": content("a"), "/usr/lib/firmware/b.bin": content("a"),
 		"/usr/lib/firmware/amd-ucode/microcode_amd.bin.asc": content("5"),
 	}
-	if diff := cmp.Diff(wantMoved, moved); diff != "" {
-		t.Errorf("moved (-want +got):\n%s", diff)
-	}
+	same(t, "moved", wantMoved, moved)
 	wantMicrocode := map[string][]string{
 		intelMicrocode: {"/usr/lib/firmware/intel-ucode/.hidden", "/usr/lib/firmware/intel-ucode/06-01-01"},
 		amdMicrocode:   {"/usr/lib/firmware/amd-ucode/microcode_amd.bin", "/usr/lib/firmware/amd-ucode/microcode_amd_fam17h.bin"},
 	}
-	if diff := cmp.Diff(wantMicrocode, microcode); diff != "" {
-		t.Errorf("microcode (-want +got):\n%s", diff)
-	}
+	same(t, "microcode", wantMicrocode, microcode)
 }
 
 func TestSplitRefuses(t *testing.T) {
 	t.Parallel()
 	link := func(to string) bootimage.File { return bootimage.File{Mode: fs.ModeSymlink, Link: to} }
-	for name, tc := range map[string]struct {
+	type row struct {
 		files bootimage.Tree
 		want  string
-	}{
+	}
+	each(t, map[string]row{
 		"nowhere":   {bootimage.Tree{"/usr/lib/firmware/a": link("b")}, "/usr/lib/firmware/a leads to /usr/lib/firmware/b, which is not a file of the extension"},
 		"out":       {bootimage.Tree{"/usr/lib/firmware/a": link("/etc/shadow")}, "/usr/lib/firmware/a leads out of the extension, to /etc/shadow"},
 		"round":     {bootimage.Tree{"/usr/lib/firmware/a": link("a")}, "/usr/lib/firmware/a leads through more than 8 links"},
 		"microcode": {bootimage.Tree{"/usr/lib/firmware/intel-ucode/a": link("b")}, "/usr/lib/firmware/intel-ucode/a is CPU microcode, but a link"},
+	}, func(t *testing.T, tc row) {
+		_, _, _, err := split(tc.files)
+		same(t, "result", tc.want, message(err))
+	})
+}
+
+// TestEachFile: a tar is read to its end, whatever follows.
+func TestEachFile(t *testing.T) {
+	t.Parallel()
+	var b bytes.Buffer
+	w := tar.NewWriter(&b)
+	for _, h := range []*tar.Header{
+		{Typeflag: tar.TypeDir, Name: "usr/"}, {Typeflag: tar.TypeReg, Name: "./usr/a"}, {Typeflag: tar.TypeSymlink, Name: "usr/b", Linkname: "a"},
+	} {
+		noError(t, w.WriteHeader(h))
+	}
+	noError(t, w.Close())
+	b.WriteString("what follows")
+	var names []string
+	err := eachFile(&b, func(name string, _ io.Reader) error {
+		names = append(names, name)
+		return nil
+	})
+	if err != nil || !slices.Equal(names, []string{"usr/a"}) || b.Len() != 0 {
+		t.Errorf("%v %v, %d bytes left", names, err, b.Len())
+	}
+}
+
+// bzImage is an x86 kernel with its release in the boot header.
+func bzImage(release string) []byte {
+	b := make([]byte, 1024)
+	copy(b[0x202:], "HdrS")
+	binary.LittleEndian.PutUint16(b[0x20e:], 0x100)
+	copy(b[0x300:], release+" (root@buildkitsandbox) #1 SMP\x00")
+	return b
+}
+
+// TestKernelRelease: modules must match the booted kernel. The UKI's .uname is a
+// constant of imager if that is of the wanted Talos version
+// (internal/pkg/uki/generate.go of siderolabs/talos), so a kernel's own release
+// takes precedence.
+func TestKernelRelease(t *testing.T) {
+	t.Parallel()
+	for name, tc := range map[string]struct {
+		kernel []byte
+		uname  string
+		other  string // the mismatch of modules.dep; "": none
+	}{
+		"the constant differs":         {bzImage("6.12.1-talos"), "6.18.0-talos", ""},
+		"the kernel differs":           {bzImage("6.6.6-talos"), "6.12.1-talos", "installer: modules.dep is for kernel 6.12.1-talos, but it boots 6.6.6-talos"},
+		"no constant":                  {bzImage("6.6.6-talos"), "", "installer: modules.dep is for kernel 6.12.1-talos, but it boots 6.6.6-talos"},
+		"a kernel that does not tell":  {[]byte("ARM"), "6.18.0-talos", "installer: modules.dep is for kernel 6.12.1-talos, but it boots 6.18.0-talos"},
+		"neither of them tells":        {[]byte("ARM"), "", ""},
+		"a header that points nowhere": {bzImage("6.12.1-talos")[:0x300], "6.12.1-talos", ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			_, _, _, err := split(tc.files)
-			if diff := cmp.Diff(tc.want, message(err)); diff != "" {
-				t.Errorf("(-want +got):\n%s", diff)
+			section := func(b []byte) *io.SectionReader {
+				return io.NewSectionReader(bytes.NewReader(b), 0, int64(len(b)))
 			}
+			p := part{name: "installer", uname: tc.uname, kernel: section(tc.kernel), initrd: section([]byte("initrd"))}
+			p.read = checked{raw: hash([]byte("initrd")), initrd: imaged()}
+			_, found, err := wantedOf(t).check(p, t.TempDir())
+			noError(t, err)
+			got := ""
+			for _, err := range found {
+				if m, ok := errors.AsType[*Mismatch](err); ok && m.Kind == OtherModules {
+					got = m.Text
+				}
+			}
+			same(t, "mismatch of the modules", tc.other, got)
 		})
+	}
+}
+
+// TestHardLinks: imager makes an empty file of a hard link in an extension image
+// (Untar in pkg/archiver of siderolabs/talos v1.14.1 takes it for a file), and of
+// nothing else.
+func TestHardLinks(t *testing.T) {
+	t.Parallel()
+	file, empty, other := content("x"), content(""), content("y")
+	hard := file
+	hard.HardLink, hard.LinkMode = true, 0o755
+	as := func(f bootimage.File, mode fs.FileMode) bootimage.File { f.Mode = mode; return f }
+	type row struct {
+		want, got bootimage.File
+		same      bool
+	}
+	each(t, map[string]row{
+		"left empty":      {hard, as(empty, 0o755), true},
+		"with its mode":   {hard, as(empty, 0o644), false}, // the file's, not the link's own
+		"with another":    {hard, as(empty, 0o755|fs.ModeSetuid), false},
+		"followed, mode":  {hard, as(file, 0o755), false},
+		"followed":        {hard, file, true},
+		"something else":  {hard, other, false},
+		"a file, emptied": {file, empty, false},
+	}, func(t *testing.T, tc row) {
+		if why := sameFile(tc.want, tc.got); (why == "") != tc.same {
+			t.Errorf("why = %q", why)
+		}
+	})
+	files := bootimage.Tree{firmwareDir + "/intel-ucode/06-01-01": file, firmwareDir + "/intel-ucode/06-01-02": hard}
+	if _, _, microcode, err := split(files); err != nil || len(microcode[intelMicrocode]) != 1 {
+		t.Errorf("microcode = %v, %v", microcode, err)
 	}
 }

@@ -4,6 +4,8 @@ import (
 	"archive/tar"
 	"bytes"
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"io"
 	"maps"
@@ -13,8 +15,9 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-
+	"github.com/recast-sh/recast/internal/diskimage"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim/artefact"
 	"github.com/recast-sh/recast/schematics"
 )
 
@@ -45,10 +48,11 @@ func TestOverlay(t *testing.T) {
 	}
 	const schematic = "overlay:\n  image: siderolabs/sbc\n  name: board\n  options: {configTxt: \"gpu_mem=128\\ndtparam=spi=on\\n\"}\ncustomization: {}\n"
 	another := "installer: it has another overlay, locked is board (" + overlay.Digest + "): 1 file differs: "
-	for name, tc := range map[string]struct {
+	type row struct {
 		spoil func(files map[string][]byte)
 		want  string
-	}{
+	}
+	each(t, map[string]row{
 		"the locked one": {func(map[string][]byte) {}, ""},
 		"another program": {
 			func(f map[string][]byte) { f["overlay/installers/default"] = []byte("backdoor") }, another + "overlay/installers/default has 8 bytes",
@@ -69,40 +73,33 @@ func TestOverlay(t *testing.T) {
 		"options that are none": {
 			func(f map[string][]byte) { f["overlay/extra-options"] = []byte("- a\n") }, "installer: overlay options: ",
 		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			files := map[string][]byte{}
-			maps.Copy(files, whole)
-			tc.spoil(files)
-			held, err := unpackInstaller("amd64", tarOf(files), t.TempDir())
-			if err != nil {
-				t.Fatal(err)
-			}
-			v := New(registry, t.TempDir())
-			mismatches, err := v.compareBootFiles(t.Context(), schematics.Lock{Arch: "amd64"}, schematics.Locked{Overlay: &overlay, Schematic: schematic}, held)
-			if err != nil {
-				t.Fatal(err)
-			}
-			got := message(errors.Join(mismatches...))
-			if !strings.HasPrefix(got, tc.want) || tc.want == "" && got != "" {
-				t.Errorf("(-want +got):\n%s", cmp.Diff(tc.want, got))
-			}
-			if tc.want != "" {
-				t.Attr("corruptions-caught", "1")
-			}
-		})
-	}
+	}, func(t *testing.T, tc row) {
+		files := map[string][]byte{}
+		maps.Copy(files, whole)
+		tc.spoil(files)
+		held := must(unpackInstaller("amd64", tarOf(files), t.TempDir()))(t)
+		v := New(registry, t.TempDir())
+		e := schematics.Locked{Overlay: &overlay, Schematic: schematic}
+		mismatches := must(v.compareBootFiles(t.Context(), schematics.Lock{Arch: "amd64"}, e, held))(t)
+		got := message(errors.Join(mismatches...))
+		if !strings.HasPrefix(got, tc.want) || tc.want == "" && got != "" {
+			t.Errorf("(-want +got):\n%s", cmp.Diff(tc.want, got))
+		}
+		if tc.want != "" {
+			t.Attr("corruptions-caught", "1")
+		}
+	})
 }
 
 // TestInstallerLinks: unpacking an installer follows its links, so that what is
 // compared would not be what is installed.
 func TestInstallerLinks(t *testing.T) {
 	t.Parallel()
-	for name, tc := range map[string]struct {
+	type row struct {
 		link tar.Header
 		odd  []string
-	}{
+	}
+	each(t, map[string]row{
 		"of another kind of file":    {tar.Header{Typeflag: tar.TypeSymlink, Name: "bin/sh", Linkname: "busybox"}, nil},
 		"a directory":                {tar.Header{Typeflag: tar.TypeDir, Name: "usr/install/"}, nil},
 		"in place of the directory":  {tar.Header{Typeflag: tar.TypeSymlink, Name: "usr/install", Linkname: "/opt"}, []string{"/usr/install"}},
@@ -111,26 +108,16 @@ func TestInstallerLinks(t *testing.T) {
 		"in place of the overlay":    {tar.Header{Typeflag: tar.TypeSymlink, Name: "overlay", Linkname: "/opt"}, []string{"/overlay"}},
 		"in the overlay":             {tar.Header{Typeflag: tar.TypeLink, Name: "overlay/artifacts/x", Linkname: "bin/sh"}, []string{"/overlay/artifacts/x"}},
 		"a directory of like a name": {tar.Header{Typeflag: tar.TypeSymlink, Name: "usr/installed", Linkname: "/opt"}, nil},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			var b bytes.Buffer
-			w := tar.NewWriter(&b)
-			uki := tar.Header{Typeflag: tar.TypeReg, Name: "usr/install/amd64/vmlinuz.efi", Size: 3}
-			err := w.WriteHeader(&uki)
-			_, errWrite := w.Write([]byte("uki"))
-			if err := errors.Join(err, errWrite, w.WriteHeader(&tc.link), w.Close()); err != nil {
-				t.Fatal(err)
-			}
-			held, err := unpackInstaller("amd64", &b, t.TempDir())
-			if err != nil {
-				t.Fatal(err)
-			}
-			if diff := cmp.Diff(tc.odd, held.odd); diff != "" {
-				t.Errorf("odd files (-want +got):\n%s", diff)
-			}
-		})
-	}
+	}, func(t *testing.T, tc row) {
+		var b bytes.Buffer
+		w := tar.NewWriter(&b)
+		uki := tar.Header{Typeflag: tar.TypeReg, Name: "usr/install/amd64/vmlinuz.efi", Size: 3}
+		err := w.WriteHeader(&uki)
+		_, errWrite := w.Write([]byte("uki"))
+		noError(t, errors.Join(err, errWrite, w.WriteHeader(&tc.link), w.Close()))
+		held := must(unpackInstaller("amd64", &b, t.TempDir()))(t)
+		same(t, "odd files", tc.odd, held.odd)
+	})
 }
 
 func tarOf(files map[string][]byte) io.ReadCloser {
@@ -167,36 +154,143 @@ func TestInstallerIsBounded(t *testing.T) {
 	t.Parallel()
 	header := func(name string) []byte {
 		var b bytes.Buffer
-		if err := tar.NewWriter(&b).WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: name, Size: 1 << 40}); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, tar.NewWriter(&b).WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: name, Size: 1 << 40}))
 		return b.Bytes()
 	}
-	for name, begin := range map[string][]byte{
+	each(t, map[string][]byte{
 		"in its UKI":        header("usr/install/amd64/vmlinuz.efi"),
 		"in the overlay":    header("overlay/x"),
 		"in another file":   header("bin/installer"),
 		"after its archive": {},
+	}, func(t *testing.T, begin []byte) {
+		dir := t.TempDir()
+		v := New(nil, dir)
+		v.largest = mib
+		var rest endless
+		_, err := v.Installer(t.Context(), schematics.Lock{Arch: "amd64"}, schematics.Locked{}, io.MultiReader(bytes.NewReader(begin), &rest), func(string) {})
+		if fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), "installer: more than 1 MiB, which no image of Talos has") {
+			t.Errorf("error = %v (%v)", err, fault.KindOf(err))
+		}
+		if rest.read > mib+slack {
+			t.Errorf("%d bytes were read", rest.read)
+		}
+		noError(t, v.Close())
+		if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
+			t.Errorf("left behind: %v %v", left, err)
+		}
+	})
+}
+
+func hash(data []byte) string {
+	s := sha256.Sum256(data)
+	return hex.EncodeToString(s[:])
+}
+
+func digest(text string) string { return "sha256:" + hash([]byte(text)) }
+
+func message(err error) string {
+	if err == nil {
+		return ""
+	}
+	return err.Error()
+}
+
+func TestDiskMeta(t *testing.T) {
+	t.Parallel()
+	meta := []schematics.MetaValue{{Key: 0xc, Value: "first"}, {Key: 0xd, Value: "other"}, {Key: 0xc, Value: "last"}}
+	for name, test := range map[string]struct {
+		got  []diskimage.Value
+		bios bool
+		want string
+	}{
+		"as locked":             {[]diskimage.Value{{Key: 0xc, Value: "last"}, {Key: 0xd, Value: "other"}}, false, ""},
+		"for a BIOS, too":       {[]diskimage.Value{{Key: 0xc, Value: "last"}, {Key: 0xd, Value: "other"}, {Key: 0x11, Value: "dual-boot"}}, true, ""},
+		"no values":             {nil, false, "0xc is missing; 0xd is missing"},
+		"another value":         {[]diskimage.Value{{Key: 0xc, Value: "first"}, {Key: 0xd, Value: "other"}}, false, "0xc has another value"},
+		"for a BIOS without":    {[]diskimage.Value{{Key: 0xc, Value: "last"}, {Key: 0xd, Value: "other"}}, true, "0x11 is missing"},
+		"no partition for GRUB": {[]diskimage.Value{{Key: 0xc, Value: "last"}, {Key: 0xd, Value: "other"}, {Key: 0x11, Value: "dual-boot"}}, false, "0x11 is not the schematic's"},
 	} {
+		w := &wanted{args: wantedArgs{meta: meta}}
+		got := message(errors.Join(w.metaValues("disk image", &diskimage.Image{Meta: test.got, BIOS: test.bios})...))
+		if test.want != "" {
+			test.want = "disk image: other META values than locked: " + test.want
+		}
+		same(t, name, test.want, got)
+	}
+}
+
+// enrolment is a file from which systemd-boot would enrol a certificate.
+func enrolment(certificate string) []byte {
+	b := make([]byte, 16) // the time
+	b = append(b, 24, 0, 0, 0, 0, 2, 0xf1, 0x0e)
+	b = append(b, make([]byte, 16)...)
+	b = append(b, "\xa1\x59\xc0\xa5\xe4\x94\xa7\x4a\x87\xb5\xab\x15\x5c\x2b\xf0\x72"...) // a list of certificates
+	b = append(b, byte(28+16+len(certificate)), 0, 0, 0, 0, 0, 0, 0, byte(16+len(certificate)), 0, 0, 0)
+	return append(append(b, make([]byte, 16)...), certificate...)
+}
+
+func TestDiskKeys(t *testing.T) {
+	t.Parallel()
+	const key, other = "loader/keys/auto/db.auth", "EFI/BOOT/shell.efi"
+	locked := hash([]byte("locked"))
+	foreign := "disk image: it enrols other certificates for Secure Boot than the locked one, " + shortSum(locked) + ": "
+	type row struct {
+		secureBoot bool
+		files      map[string][]byte
+		want       string
+	}
+	each(t, map[string]row{
+		"nothing":             {false, nil, ""},
+		"for none":            {true, nil, ""},
+		"the locked one":      {true, map[string][]byte{key: enrolment("locked"), "loader/keys/auto/PK.auth": enrolment("locked")}, ""},
+		"another certificate": {true, map[string][]byte{key: enrolment("other")}, foreign + hash([]byte("other"))},
+		"one of two":          {true, map[string][]byte{key: enrolment("locked"), "loader/keys/auto/PK.auth": enrolment("other")}, foreign},
+		"damaged":             {true, map[string][]byte{key: []byte("x")}, "disk image: loader/keys/auto/db.auth: damaged or of a foreign format: no authenticated variable"},
+		"keys, unasked":       {false, map[string][]byte{key: enrolment("locked")}, "disk image: it has unexpected files beside its boot loader: " + key},
+		"another file":        {true, map[string][]byte{other: []byte("x")}, "disk image: it has unexpected files beside its boot loader: " + strings.ToLower(other)},
+	}, func(t *testing.T, test row) {
+		img := artefact.Image{TalosVersion: "v1.13.9", Arch: "amd64", Platform: "nocloud", Cmdline: installerArgs}
+		content := must(artefact.DiskImage(img, artefact.DiskForm{Files: test.files}))(t)
+		disk := must(diskimage.Open(bytes.NewReader(content), int64(len(content))))(t)
+		w := &wanted{lock: schematics.Lock{SecureBoot: test.secureBoot, SecureBootKey: locked}}
+		mismatches, err := w.besideUKI("disk image", disk.ESP)
+		if got := message(errors.Join(append(mismatches, err)...)); !strings.HasPrefix(got, test.want) || (got == "") != (test.want == "") {
+			t.Errorf("%q, want %q", got, test.want)
+		}
+	})
+}
+
+// must returns v, or ends the test with the error.
+func must[T any](v T, err error) func(testing.TB) T {
+	return func(t testing.TB) T {
+		t.Helper()
+		noError(t, err)
+		return v
+	}
+}
+
+func noError(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// same compares what came with what is wanted.
+func same(t testing.TB, what string, want, got any) {
+	t.Helper()
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("%s (-want +got):\n%s", what, diff)
+	}
+}
+
+// each runs a test for every case, all at once.
+func each[T any](t *testing.T, cases map[string]T, test func(t *testing.T, tc T)) {
+	t.Helper()
+	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			dir := t.TempDir()
-			v := New(nil, dir)
-			v.largest = mib
-			var rest endless
-			_, err := v.Installer(t.Context(), schematics.Lock{Arch: "amd64"}, schematics.Locked{}, io.MultiReader(bytes.NewReader(begin), &rest), func(string) {})
-			if fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), "installer: more than 1 MiB, which no image of Talos has") {
-				t.Errorf("error = %v (%v)", err, fault.KindOf(err))
-			}
-			if rest.read > mib+slack {
-				t.Errorf("%d bytes were read", rest.read)
-			}
-			if err := v.Close(); err != nil {
-				t.Error(err)
-			}
-			if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
-				t.Errorf("left behind: %v %v", left, err)
-			}
+			test(t, tc)
 		})
 	}
 }

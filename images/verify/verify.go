@@ -3,16 +3,22 @@
 package verify
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/recast-sh/recast/internal/bootimage"
+	"github.com/recast-sh/recast/internal/diskimage"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/words"
 	"github.com/recast-sh/recast/schematics"
 )
 
@@ -39,8 +45,7 @@ type Verifier struct {
 	largest int64 // installer, unpacked
 }
 
-// New reads extension images through images and keeps temporary files in its
-// own directory below dir.
+// New reads extension images through images and keeps temporary files in its own directory below dir.
 func New(images Images, dir string) *Verifier {
 	return &Verifier{images: images, parent: dir, known: map[string]*lockedExtension{}, largest: Largest}
 }
@@ -271,4 +276,219 @@ func (l *lockedExtension) hasModules() bool {
 		}
 	}
 	return false
+}
+
+// An image that a BIOS boots, too, says so in META: see buildImage in pkg/imager of
+// siderolabs/talos. Talos removes the value on the first boot.
+const (
+	bootloaderMeta = 0x11
+	dualBoot       = "dual-boot"
+)
+
+// Disk verifies the disk image of e, a qcow2 file, and that it is of the same build as
+// the installer that boot describes. It returns the size of the disk in it, by which a
+// copy of the disk is recognised.
+//
+// Only what UEFI boots is compared, and META. An image may have GRUB for a BIOS beside
+// it, on a file system that nothing here reads: no machine may boot it by BIOS.
+func (v *Verifier) Disk(ctx context.Context, lock schematics.Lock, e schematics.Locked, r io.ReaderAt, fileBytes int64, boot Boot, note func(text string)) (diskBytes int64, err error) {
+	const name = "disk image"
+	dir, err := v.temp()
+	if err != nil {
+		return 0, err
+	}
+	defer os.RemoveAll(dir)
+	disk, err := diskimage.Open(r, fileBytes)
+	if err != nil {
+		return 0, unreadable(name, err)
+	}
+	want, err := v.wanted(ctx, lock, e, note)
+	if err != nil {
+		return 0, err
+	}
+	note("verifying what the disk image holds")
+	got, errs, err := want.check(ukiPart(name, disk.ESP.UKI, false), dir)
+	if err != nil {
+		return 0, err
+	}
+	if got.Boot != (Boot{}) { // it could be read to its end
+		errs = append(errs, sameBuild(name, name, got.Boot, boot)...)
+	}
+	loaders, err := want.uefi(name, *disk.ESP, boot)
+	if err != nil {
+		return 0, err
+	}
+	others, err := want.besideUKI(name, disk.ESP)
+	if err != nil {
+		return 0, err
+	}
+	errs = slices.Concat(errs, loaders, others, want.metaValues(name, disk))
+	if err := errors.Join(errs...); err != nil {
+		return 0, err
+	}
+	return disk.SizeBytes, nil
+}
+
+// besideUKI compares the other files of the EFI system partition. A disk image for
+// Secure Boot brings keys that systemd-boot enrols: those of the locked certificate.
+func (w *wanted) besideUKI(name string, esp *bootimage.ESP) (mismatches []error, err error) {
+	odd := slices.Clone(esp.Odd)
+	if !w.lock.SecureBoot {
+		odd = append(odd, esp.Keys...)
+	} else if len(esp.Keys) > 0 {
+		enrolled, err := esp.Enrolled()
+		if err != nil {
+			return nil, unreadable(name, err)
+		}
+		if !slices.Equal(enrolled, []string{w.lock.SecureBootKey}) {
+			mismatches = append(mismatches, mismatch(OtherSigner, "%s: it enrols other certificates for Secure Boot than the locked one, %s: %s",
+				name, shortSum(w.lock.SecureBootKey), firstFew(enrolled)))
+		}
+	}
+	if len(odd) > 0 {
+		mismatches = append(mismatches, mismatch(Bootloader, "%s: it has unexpected files beside its boot loader: %s", name, firstFew(odd)))
+	}
+	return mismatches, nil
+}
+
+// metaValues compares META with the schematic's values, of which the last one of a key
+// counts. Values may be secrets: only keys are named.
+func (w *wanted) metaValues(name string, disk *diskimage.Image) []error {
+	want, got := map[uint8]string{}, map[uint8]string{}
+	for _, m := range w.args.meta {
+		want[m.Key] = m.Value
+	}
+	if disk.BIOS {
+		want[bootloaderMeta] = dualBoot
+	}
+	for _, m := range disk.Meta {
+		got[m.Key] = m.Value
+	}
+	if maps.Equal(got, want) {
+		return nil
+	}
+	var differ []string
+	all := maps.Clone(want)
+	maps.Copy(all, got)
+	for _, key := range slices.SortedFunc(maps.Keys(all), cmp.Compare[uint8]) {
+		value, wanted := want[key]
+		is, there := got[key]
+		switch {
+		case !there:
+			differ = append(differ, fmt.Sprintf("%#x is missing", key))
+		case !wanted:
+			differ = append(differ, fmt.Sprintf("%#x is not the schematic's", key))
+		case value != is:
+			differ = append(differ, fmt.Sprintf("%#x has another value", key))
+		}
+	}
+	return []error{mismatch(OtherConfig, "%s: other META values than locked: %s", name, strings.Join(differ, "; "))}
+}
+
+// MismatchKind says in what an image differs from the lock.
+type MismatchKind string
+
+// The kinds of mismatch.
+const (
+	Damaged          MismatchKind = "damaged"           // or in no format that Talos has
+	OtherArch        MismatchKind = "other-arch"        // built for another architecture
+	OtherTalos       MismatchKind = "other-talos"       // of another Talos version
+	ExtensionMissing MismatchKind = "extension-missing" // the lock has it, the image does not
+	ExtensionAdded   MismatchKind = "extension-added"   // the image has it, the lock does not
+	ExtensionOrder   MismatchKind = "extension-order"   // the right ones in another order
+	ExtensionVersion MismatchKind = "extension-version" // of that name, but of another version
+	ExtensionContent MismatchKind = "extension-content" // of that name and version, but with other files
+	OtherFirmware    MismatchKind = "other-firmware"    // files beside the extensions
+	OtherModules     MismatchKind = "other-modules"     // the generated dependencies of kernel modules
+	OtherConfig      MismatchKind = "other-config"      // the machine configuration that the image brings, or its META values
+	OtherSchematic   MismatchKind = "other-schematic"   // the entry that says what the image was made of
+	OtherArgs        MismatchKind = "other-args"        // kernel arguments
+	OtherFiles       MismatchKind = "other-files"       // of the installer, where Talos' boot files lie
+	Bootloader       MismatchKind = "bootloader"        // what starts an ISO is not what the installer installs
+	OtherSigner      MismatchKind = "other-signer"      // signed for Secure Boot by another certificate than the locked one
+	OtherBuild       MismatchKind = "other-build"       // ISO and installer differ in kernel or Talos itself
+)
+
+// Mismatch is one difference between an image and the lock.
+type Mismatch struct {
+	Kind MismatchKind
+	Text string
+}
+
+func (m *Mismatch) Error() string { return m.Text }
+
+// mismatch is a Mismatch with its remedy, of kind Refused.
+func mismatch(kind MismatchKind, format string, args ...any) error {
+	err := fault.ImageDiffers.Of(fault.As(fault.Refused, &Mismatch{Kind: kind, Text: fmt.Sprintf(format, args...)}))
+	if hint := kind.hint(); hint != "" {
+		return fault.WithHint(err, "%s", hint)
+	}
+	return err
+}
+
+// unreadable is the error of reading a boot image: Damaged, unless it could not read
+// for another reason, such as a full disk.
+func unreadable(what string, err error) error {
+	if errors.Is(err, bootimage.ErrFormat) {
+		return mismatch(Damaged, "%s: %v", what, err)
+	}
+	return fmt.Errorf("%s: %w", what, err)
+}
+
+// A factory keeps its list of extensions until it restarts, and serves an installer
+// for ever once it is built: see docs/notes/images.md.
+const otherContentHint = "the factory built other content under this name, or someone pushed it. Restart the factory, or wait until it has the locked extensions. " +
+	"It serves an installer for ever once built: if it is still refused then, " + rebuildHint
+
+// rebuildHint is how to get around what a factory, or a mirror, has under a name.
+const rebuildHint = "`recast lock --rebuild SCHEMATIC` builds the same content under another name"
+
+func (k MismatchKind) hint() string {
+	switch k {
+	case Damaged:
+		return "an ISO may have been damaged on the way, an installer is what the registry has: run it again, and if that does not help, " + rebuildHint
+	case OtherArch, OtherTalos, OtherSchematic:
+		return "it is the image of something else: check images.factory, images.mirror and what answers there"
+	case ExtensionOrder:
+		return "the order decides which file wins: the builder has read the schematic differently; " + rebuildHint
+	case OtherArgs:
+		return "if Talos itself brings an argument that this recast does not know, update recast, or name it in the schematic's extraKernelArgs"
+	case Bootloader:
+		return "nothing else starts on a node before it, and nothing can check what it does: rebuild installer and boot ISO with the same factory, " +
+			"and check whether someone pushed other content"
+	case OtherSigner:
+		return "machines that have enrolled only the locked certificate do not start it: make sure that every replica of the factory signs with that one, " +
+			"or that the machines know the new one, then run `recast lock --update`"
+	case OtherBuild:
+		return "the factory rebuilt one of the two: check whether someone pushed other content; " + rebuildHint
+	default:
+		return otherContentHint
+	}
+}
+
+// Largest is far above any installer, boot ISO or disk image: these have 80 to 400 MiB, or
+// somewhat more with firmware and drivers of graphics cards. A server that sends
+// more does not send an image of Talos, and might never end.
+const Largest = 4 << 30
+
+// Bounded returns a reader of r that fails after most bytes.
+func Bounded(r io.Reader, most int64) io.Reader { return &bounded{Reader: r, most: most} }
+
+type bounded struct {
+	io.Reader
+	most, read int64
+}
+
+func (b *bounded) Read(p []byte) (int, error) {
+	n, err := b.Reader.Read(p)
+	if b.read += int64(n); b.read > b.most {
+		return n, TooLarge(b.most)
+	}
+	return n, err
+}
+
+// TooLarge is the error of a file with more than most bytes, of kind Refused.
+func TooLarge(most int64) error {
+	return fault.WithHint(fault.Refusedf("more than %s, which no image of Talos has", words.Size(most)),
+		"see what answers at images.factory and images.mirror, and whether a proxy is in between")
 }

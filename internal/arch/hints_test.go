@@ -38,7 +38,7 @@ var advised = map[string]string{
 	"cluster/strategy/settings.go":   "spared: settings that make no difference to Talos",
 	"cmd/recast/rebuild.go":          "a Node whose VM is gone",
 	"cmd/recast/restore.go":          "what the machine must be like before a restore",
-	"images/deliver.go":              "mayReplace: no drive and no snapshot names the file",
+	"images/publish.go":              "mayReplace: no drive and no snapshot names the file",
 	"internal/operator/attempts.go":  "a pod that ended, once its node is NotReady",
 	"internal/operator/roll.go":      "an ImageRoll that waits for its approval",
 	"internal/pve/api/error.go":      "says when it is right: no task of the VM runs",

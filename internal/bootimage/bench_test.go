@@ -13,7 +13,6 @@ import (
 	"testing"
 
 	"github.com/klauspost/compress/zstd"
-
 	"github.com/recast-sh/recast/internal/bootimage"
 	"github.com/recast-sh/recast/internal/heap"
 )
@@ -49,16 +48,10 @@ func TestReadInitrdMemory(t *testing.T) {
 // readLarge reads the initramfs from the file and returns the peak heap size, in MiB.
 func readLarge(t testing.TB, path string) float64 {
 	t.Helper()
-	f, err := os.Open(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	f := must(os.Open(path))(t)
 	defer f.Close()
 	var got bootimage.Initrd
-	peak := heap.Peak(t.Context(), func() { got, err = bootimage.ReadInitrd(f, t.TempDir()) })
-	if err != nil {
-		t.Fatal(err)
-	}
+	peak := heap.Peak(t.Context(), func() { got = must(bootimage.ReadInitrd(f, t.TempDir()))(t) })
 	if large := got.Extensions[0].Files["/large"]; large.SizeBytes != largeImageBytes {
 		t.Fatalf("files = %v", got.Extensions[0].Files)
 	}
@@ -69,14 +62,11 @@ func readLarge(t testing.TB, path string) float64 {
 func largeInitrd(t testing.TB) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "initramfs.xz")
-	f, err := os.Create(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	f := must(os.Create(path))(t)
 	noise := rand.NewChaCha8([32]byte{})
 	image := largeSquashfs()
 	size := len(image.head) + largeImageBytes + len(image.tail)
-	err = errors.Join(
+	err := errors.Join(
 		frame(f, func(w io.Writer) error {
 			return writeCPIO(w, "rootfs", largeBaseBytes, io.LimitReader(noise, largeBaseBytes))
 		}),
@@ -89,9 +79,7 @@ func largeInitrd(t testing.TB) string {
 		}),
 		f.Close(),
 	)
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	return path
 }
 

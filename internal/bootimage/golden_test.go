@@ -3,6 +3,8 @@ package bootimage_test
 import (
 	"bytes"
 	"crypto/sha256"
+	"debug/pe"
+	"encoding/binary"
 	"encoding/hex"
 	"fmt"
 	"io"
@@ -14,7 +16,6 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/klauspost/compress/zstd"
-
 	"github.com/recast-sh/recast/internal/bootimage"
 )
 
@@ -23,24 +24,15 @@ const goldens = "../../testdata/bootimages"
 
 func golden(t testing.TB, name string) []byte {
 	t.Helper()
-	b, err := os.ReadFile(filepath.Join(goldens, name))
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := must(os.ReadFile(filepath.Join(goldens, name)))(t)
 	return b
 }
 
 func goldenISO(t testing.TB, name string) []byte {
 	t.Helper()
-	d, err := zstd.NewReader(nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	d := must(zstd.NewReader(nil))(t)
 	defer d.Close()
-	b, err := d.DecodeAll(golden(t, name+".iso.zst"), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := must(d.DecodeAll(golden(t, name+".iso.zst"), nil))(t)
 	return b
 }
 
@@ -110,15 +102,10 @@ func TestReadInitrd(t *testing.T) {
 			t.Parallel()
 			b := golden(t, name)
 			scratch := t.TempDir()
-			got, err := bootimage.ReadInitrd(bytes.NewReader(b), scratch)
-			if err != nil {
-				t.Fatal(err)
-			}
+			got := must(bootimage.ReadInitrd(bytes.NewReader(b), scratch))(t)
 			want := wantInitrd()
 			want.BaseSHA256 = baseSum(t, base)
-			if diff := cmp.Diff(want, got); diff != "" {
-				t.Errorf("initramfs (-want +got):\n%s", diff)
-			}
+			same(t, "initramfs", want, got)
 			if left, err := os.ReadDir(scratch); err != nil || len(left) > 0 {
 				t.Errorf("temporary files are left: %v, %v", left, err)
 			}
@@ -136,10 +123,7 @@ func TestOpenISO(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			b := goldenISO(t, name)
-			iso, err := bootimage.OpenISO(bytes.NewReader(b), int64(len(b)))
-			if err != nil {
-				t.Fatal(err)
-			}
+			iso := must(bootimage.OpenISO(bytes.NewReader(b), int64(len(b))))(t)
 			if got := (iso.UKI != nil); got != tt.uki {
 				t.Fatalf("UKI = %v", iso.UKI)
 			}
@@ -149,16 +133,12 @@ func TestOpenISO(t *testing.T) {
 			if iso.UKI != nil {
 				got := bootimage.UKI{Arch: iso.UKI.Arch, Talos: iso.UKI.Talos, Uname: iso.UKI.Uname, Cmdline: iso.UKI.Cmdline}
 				want := bootimage.UKI{Arch: "amd64", Talos: "v1.13.9", Uname: "6.18.0-talos", Cmdline: cmdline}
-				if got != want {
-					t.Errorf("UKI = %+v, want %+v", got, want)
-				}
+				same(t, "UKI", want, got)
 				requireSame(t, "kernel", iso.UKI.Kernel, []byte("kernel of Linux\n"))
 				requireSame(t, "initrd", iso.UKI.Initrd, golden(t, "initramfs.zst"))
 			}
 			if iso.GRUB != nil {
-				if iso.GRUB.Cmdline != cmdline {
-					t.Errorf("command line = %q", iso.GRUB.Cmdline)
-				}
+				same(t, "command line", cmdline, iso.GRUB.Cmdline)
 				requireSame(t, "GRUB's kernel", iso.GRUB.Kernel, []byte("kernel of Linux\n"))
 				requireSame(t, "GRUB's initrd", iso.GRUB.Initrd, golden(t, "initramfs.zst"))
 			}
@@ -168,11 +148,134 @@ func TestOpenISO(t *testing.T) {
 
 func requireSame(t *testing.T, what string, r io.Reader, want []byte) {
 	t.Helper()
-	got, err := io.ReadAll(r)
+	got := must(io.ReadAll(r))(t)
+	if !bytes.Equal(got, want) {
+		t.Errorf("%s: %d bytes, not the %d expected", what, len(got), len(want))
+	}
+}
+
+// entry is an entry of a cpio archive.
+type entry struct {
+	name, content string
+	mode          int // a regular file's if 0
+	links         int // 1 if 0
+	inode         int // of hard links
+}
+
+const trailer = "TRAILER!!!"
+
+// cpio packs entries in the newc format, followed by a trailer.
+func cpio(entries ...entry) []byte {
+	var b []byte
+	pad := func() { b = append(b, make([]byte, -len(b)&3)...) }
+	for n, e := range append(entries, entry{name: trailer, mode: -1}) {
+		switch e.mode {
+		case 0:
+			e.mode = 0o100644
+		case -1:
+			e.mode = 0
+		}
+		if e.inode == 0 {
+			e.inode = 100 + n
+		}
+		b = fmt.Appendf(b, "070701%08x%08x%08x%08x%08x%08x%08x%08x%08x%08x%08x%08x%08x%s\x00",
+			e.inode, e.mode, 0, 0, max(e.links, 1), 0, len(e.content), 0, 0, 0, 0, len(e.name)+1, 0, e.name)
+		pad()
+		b = append(b, e.content...)
+		pad()
+	}
+	return b
+}
+
+// packed is one zstd frame.
+func packed(t testing.TB, b []byte) []byte {
+	t.Helper()
+	w := must(zstd.NewWriter(nil))(t)
+	return w.EncodeAll(b, nil)
+}
+
+func unpacked(t testing.TB, b []byte) []byte {
+	t.Helper()
+	d := must(zstd.NewReader(nil))(t)
+	defer d.Close()
+	content := must(d.DecodeAll(b, nil))(t)
+	return content
+}
+
+func join(parts ...[]byte) []byte { return bytes.Join(parts, nil) }
+
+type section struct {
+	name, content string
+	virtualSize   int // that of the content if 0
+	at            int // in memory; after the others if 0
+}
+
+// portable is a PE32+ file with these sections.
+func portable(t testing.TB, machine uint16, sections ...section) []byte {
+	t.Helper()
+	const header = 4096
+	var out, content bytes.Buffer
+	head := make([]byte, 0x80)
+	copy(head, "MZ")
+	head[0x3c] = 0x80
+	out.Write(head)
+	out.WriteString("PE\x00\x00")
+	write := func(v any) {
+		noError(t, binary.Write(&out, binary.LittleEndian, v))
+	}
+	write(pe.FileHeader{Machine: machine, NumberOfSections: uint16(len(sections)), SizeOfOptionalHeader: 240})
+	write(pe.OptionalHeader64{Magic: 0x20b, NumberOfRvaAndSizes: 16})
+	for _, s := range sections {
+		h := pe.SectionHeader32{
+			VirtualSize: uint32(len(s.content)), SizeOfRawData: uint32(len(s.content)+511) &^ 511,
+			PointerToRawData: uint32(header + content.Len()), VirtualAddress: uint32(header + content.Len()),
+		}
+		if s.virtualSize != 0 {
+			h.VirtualSize = uint32(s.virtualSize)
+		}
+		if s.at != 0 {
+			h.VirtualAddress = uint32(s.at)
+		}
+		copy(h.Name[:], s.name)
+		write(h)
+		content.WriteString(s.content)
+		content.Write(make([]byte, -len(s.content)&511))
+	}
+	out.Write(make([]byte, header-out.Len()))
+	return append(out.Bytes(), content.Bytes()...)
+}
+
+// must returns v, or ends the test with the error.
+func must[T any](v T, err error) func(testing.TB) T {
+	return func(t testing.TB) T {
+		t.Helper()
+		noError(t, err)
+		return v
+	}
+}
+
+func noError(t testing.TB, err error) {
+	t.Helper()
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !bytes.Equal(got, want) {
-		t.Errorf("%s: %d bytes, not the %d expected", what, len(got), len(want))
+}
+
+// same compares what came with what is wanted.
+func same(t testing.TB, what string, want, got any) {
+	t.Helper()
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("%s (-want +got):\n%s", what, diff)
+	}
+}
+
+// each runs a test for every case, all at once.
+func each[T any](t *testing.T, cases map[string]T, test func(t *testing.T, tc T)) {
+	t.Helper()
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			test(t, tc)
+		})
 	}
 }

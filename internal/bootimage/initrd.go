@@ -1,6 +1,7 @@
 package bootimage
 
 import (
+	"archive/tar"
 	"bufio"
 	"bytes"
 	"errors"
@@ -8,6 +9,7 @@ import (
 	"io"
 	"os"
 	"path"
+	"strconv"
 	"strings"
 
 	"go.yaml.in/yaml/v4"
@@ -21,7 +23,6 @@ type Initrd struct {
 }
 
 const (
-	initrdPart     = "initramfs"
 	extensionsFile = "/extensions.yaml"
 	imageSuffix    = ".sqsh"
 	maxConfigBytes = 4 << 20
@@ -46,7 +47,7 @@ func ReadInitrdContents(r io.Reader, scratch string, contents Contents) (Initrd,
 		scratch: scratch, contents: contents, budget: newBudget(),
 		out: Initrd{Loose: Tree{}}, images: map[string]Tree{},
 	}
-	src := &source{r: r}
+	src := &source{Reader: r}
 	err := eachMember(src, i.archive, func(kind string, member io.Reader) (err error) {
 		if i.out.BaseSHA256 == "" {
 			i.out.BaseSHA256, err = rawSum(member, func(member io.Reader) error {
@@ -65,10 +66,7 @@ func ReadInitrdContents(r io.Reader, scratch string, contents Contents) (Initrd,
 	if err == nil {
 		err = i.layers()
 	}
-	if err != nil {
-		return Initrd{}, refuse(initrdPart, src.or(err))
-	}
-	return i.out, nil
+	return opened("initramfs", src, i.out, err)
 }
 
 // bootable reads the archives of Talos' own part and keeps nothing.
@@ -323,4 +321,236 @@ type writer struct{ f *os.File }
 func (w writer) Write(p []byte) (int, error) {
 	n, err := w.f.Write(p)
 	return n, outside(err)
+}
+
+// newc is a cpio archive in the only format that the kernel unpacks
+// (Documentation/driver-api/early-userspace/buffer-format.rst).
+//
+// u-root v0.16.0 and cavaliergopher/cpio v1.0.1 take an archive that is cut between two
+// files for a whole one. For a header of 110 bytes the former allocates 1 GiB; the latter
+// reads "0000 1a4" as 0.
+type newc struct {
+	r    *bufio.Reader
+	body *io.LimitedReader // of the entry read last
+	pad  int64             // after the body
+}
+
+const (
+	newcMagic       = "070701"
+	newcHeaderBytes = 110
+	newcTrailer     = "TRAILER!!!"
+)
+
+// cpioEntry is one file of a cpio archive.
+type cpioEntry struct {
+	name      string
+	mode      uint32
+	sizeBytes int64
+	links     uint32
+	id        inode
+}
+
+// inode identifies the entries of one file: all but one of them lack the content.
+type inode struct{ number, major, minor uint32 }
+
+// next moves to the next entry and returns its content; io.EOF is the archive's own end.
+func (c *newc) next() (cpioEntry, io.Reader, error) {
+	if c.body != nil {
+		if _, err := io.Copy(io.Discard, c.body); err != nil {
+			return cpioEntry{}, nil, err
+		}
+		if c.body.N > 0 {
+			return cpioEntry{}, nil, io.ErrUnexpectedEOF
+		}
+		if err := c.skipPadding(c.pad); err != nil {
+			return cpioEntry{}, nil, err
+		}
+	}
+	var h [newcHeaderBytes]byte
+	if _, err := io.ReadFull(c.r, h[:]); err != nil {
+		return cpioEntry{}, nil, unexpected(err)
+	}
+	e, nameBytes, err := parseNewc(h)
+	if err != nil {
+		return cpioEntry{}, nil, err
+	}
+	name := make([]byte, nameBytes)
+	if _, err := io.ReadFull(c.r, name); err != nil {
+		return cpioEntry{}, nil, unexpected(err)
+	}
+	if i := bytes.IndexByte(name, 0); i != len(name)-1 {
+		return cpioEntry{}, nil, errors.New("a file name of the wrong length")
+	}
+	e.name = string(name[:len(name)-1])
+	if err := c.skipPadding(-(newcHeaderBytes + nameBytes) & 3); err != nil {
+		return cpioEntry{}, nil, err
+	}
+	if e.name == newcTrailer {
+		if e.sizeBytes != 0 {
+			return cpioEntry{}, nil, errors.New("a trailer with content")
+		}
+		return cpioEntry{}, nil, io.EOF
+	}
+	c.body, c.pad = &io.LimitedReader{R: c.r, N: e.sizeBytes}, -e.sizeBytes&3
+	return e, c.body, nil
+}
+
+func (c *newc) skipPadding(n int64) error {
+	for range n {
+		if _, err := c.r.ReadByte(); err != nil {
+			return unexpected(err)
+		}
+	}
+	return nil
+}
+
+func parseNewc(h [newcHeaderBytes]byte) (e cpioEntry, nameBytes int64, err error) {
+	if string(h[:len(newcMagic)]) != newcMagic {
+		return cpioEntry{}, 0, fmt.Errorf("no cpio header: %q", h[:len(newcMagic)])
+	}
+	var fields [13]uint32
+	for i := range fields {
+		text := string(h[len(newcMagic)+8*i:][:8])
+		n, err := strconv.ParseUint(text, 16, 32)
+		if err != nil {
+			return cpioEntry{}, 0, fmt.Errorf("%q in a cpio header is not a number", text)
+		}
+		fields[i] = uint32(n)
+	}
+	e = cpioEntry{
+		mode: fields[1], links: fields[4], sizeBytes: int64(fields[6]),
+		id: inode{number: fields[0], major: fields[7], minor: fields[8]},
+	}
+	nameBytes = int64(fields[11])
+	if nameBytes < 1 || nameBytes > maxPathBytes {
+		return cpioEntry{}, 0, fmt.Errorf("a file name of %d bytes", nameBytes)
+	}
+	return e, nameBytes, nil
+}
+
+// unexpected turns an end of input where more has to come into io.ErrUnexpectedEOF.
+func unexpected(err error) error {
+	if errors.Is(err, io.EOF) {
+		return io.ErrUnexpectedEOF
+	}
+	return err
+}
+
+// Extension is a system extension: its metadata and its files.
+type Extension struct {
+	Image                              string // "0.sqsh", its squashfs in an initramfs; empty for an extension image
+	Name, Version, Author, Description string
+	ExtraInfo                          string // of the factory's `schematic` extension: the schematic
+	Files                              Tree
+}
+
+const (
+	manifestFile = "/manifest.yaml"
+	rootfsDir    = "/rootfs"
+)
+
+// ReadExtension reads the flattened tar of an extension image: manifest.yaml and rootfs/.
+func ReadExtension(tarOfImage io.Reader) (Extension, error) {
+	src := &source{Reader: tarOfImage}
+	e, err := readExtension(src)
+	return opened("extension", src, e, err)
+}
+
+func readExtension(r io.Reader) (Extension, error) {
+	files, manifest, budget := Tree{}, []byte(nil), newBudget()
+	t := tar.NewReader(r)
+	for {
+		h, err := t.Next()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			return Extension{}, err
+		}
+		name, err := absolute(h.Name)
+		if err != nil {
+			return Extension{}, err
+		}
+		if name == manifestFile {
+			if manifest != nil || h.Typeflag != tar.TypeReg {
+				return Extension{}, errors.New(manifestFile + " has to be one file")
+			}
+			if manifest, err = readAll(t, maxConfigBytes); err != nil {
+				return Extension{}, fmt.Errorf("%s: %w", manifestFile, err)
+			}
+			continue
+		}
+		if err := addTarred(files, name, h, t, budget); err != nil {
+			return Extension{}, fmt.Errorf("%s: %w", name, err)
+		}
+	}
+	// Also read what follows the archive's end: the bytes' checksum is verified when they end.
+	if _, err := io.Copy(io.Discard, r); err != nil {
+		return Extension{}, err
+	}
+	if manifest == nil {
+		return Extension{}, errors.New("no " + manifestFile)
+	}
+	var m struct {
+		Metadata metadata `yaml:"metadata"`
+	}
+	if err := yaml.Unmarshal(manifest, &m); err != nil {
+		return Extension{}, fmt.Errorf("%s: %w", manifestFile, err)
+	}
+	if m.Metadata.Name == "" {
+		return Extension{}, errors.New(manifestFile + " does not name the extension")
+	}
+	return m.Metadata.extension("", files), nil
+}
+
+// addTarred adds what is below rootfs/; except for that and the manifest, Talos
+// allows only directories (Load in internal/pkg/extensions/extensions.go).
+func addTarred(files Tree, name string, h *tar.Header, content io.Reader, b *budget) error {
+	if h.Typeflag == tar.TypeDir || h.Typeflag == tar.TypeXGlobalHeader {
+		return nil
+	}
+	inner, ok := strings.CutPrefix(name, rootfsDir+"/")
+	if !ok {
+		return errors.New("neither the manifest nor below rootfs/")
+	}
+	if err := errors.Join(b.take(h.Size), b.keep(inner, h.Linkname)); err != nil {
+		return err
+	}
+	inner = "/" + inner
+	switch h.Typeflag {
+	case tar.TypeReg:
+		f, err := regular(permissions(uint32(h.Mode)), content, nil)
+		if err != nil {
+			return err
+		}
+		return files.add(inner, f)
+	case tar.TypeSymlink:
+		return files.add(inner, symlink(h.Linkname))
+	case tar.TypeLink:
+		target, err := absolute(h.Linkname)
+		if err != nil {
+			return err
+		}
+		f, ok := files[strings.TrimPrefix(target, rootfsDir)]
+		if !ok {
+			return fmt.Errorf("a hard link to %s, which does not come before it", target)
+		}
+		if f.HardLink = f.Mode.IsRegular(); f.HardLink {
+			f.LinkMode = permissions(uint32(h.Mode))
+		}
+		return files.add(inner, f)
+	}
+	return errors.New("neither a file, a directory nor a link")
+}
+
+// ReadOverlayOptions reads /overlay/extra-options of an installer, which is YAML:
+// the options that the overlay's program gets in addition to the machine's disk.
+func ReadOverlayOptions(r io.Reader) (map[string]any, error) {
+	src := &source{Reader: r}
+	b, err := readAll(src, maxConfigBytes)
+	var options map[string]any
+	if err == nil {
+		err = yaml.Unmarshal(b, &options)
+	}
+	return opened("overlay options", src, options, err)
 }

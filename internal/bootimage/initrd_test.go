@@ -1,18 +1,20 @@
 package bootimage_test
 
 import (
+	"archive/tar"
 	"bytes"
 	"compress/gzip"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
+	"math/rand/v2"
 	"os"
+	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 	"testing/iotest"
-
-	"github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/internal/bootimage"
 )
@@ -27,10 +29,11 @@ func TestInitrdMembers(t *testing.T) {
 	base := packed(t, cpio(entry{name: "init", content: "init"}))
 	a, b := entry{name: "a", content: "one"}, entry{name: "b/c", content: "two"}
 	loose := bootimage.Tree{"/a": file(0o644, "one"), "/b/c": file(0o644, "two")}
-	tests := map[string]struct {
+	type row struct {
 		parts [][]byte
 		want  bootimage.Tree
-	}{
+	}
+	each(t, map[string]row{
 		"Talos' own part alone":       {[][]byte{base}, bootimage.Tree{}},
 		"one member":                  {[][]byte{base, packed(t, cpio(a, b))}, loose},
 		"two members":                 {[][]byte{base, packed(t, cpio(a)), packed(t, cpio(b))}, loose},
@@ -44,22 +47,13 @@ func TestInitrdMembers(t *testing.T) {
 		"links, the content at last":  {[][]byte{base, packed(t, cpio(entry{name: "a", links: 2, inode: 7}, entry{name: "b", links: 2, inode: 7, content: "x"}))}, bootimage.Tree{"/a": file(0o644, "x"), "/b": file(0o644, "x")}},
 		"modes":                       {[][]byte{base, packed(t, cpio(entry{name: "a", mode: 0o104755}))}, bootimage.Tree{"/a": file(0o755|fs.ModeSetuid, "")}},
 		"a link out of the directory": {[][]byte{base, packed(t, cpio(entry{name: "a", mode: 0o120777, content: "../../b"}))}, bootimage.Tree{"/a": link("../../b")}},
-	}
-	for name, tt := range tests {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			got, err := read(t, tt.parts...)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if diff := cmp.Diff(tt.want, got.Loose); diff != "" {
-				t.Errorf("loose files (-want +got):\n%s", diff)
-			}
-			if want := file(0, string(base)).SHA256; got.BaseSHA256 != want {
-				t.Errorf("base = %s, want %s", got.BaseSHA256, want)
-			}
-		})
-	}
+	}, func(t *testing.T, tt row) {
+		got := must(read(t, tt.parts...))(t)
+		same(t, "loose files", tt.want, got.Loose)
+		if want := file(0, string(base)).SHA256; got.BaseSHA256 != want {
+			t.Errorf("base = %s, want %s", got.BaseSHA256, want)
+		}
+	})
 }
 
 func gzipped(t *testing.T, b []byte) []byte {
@@ -69,9 +63,7 @@ func gzipped(t *testing.T, b []byte) []byte {
 	if _, err := w.Write(b); err != nil {
 		t.Fatal(err)
 	}
-	if err := w.Close(); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, w.Close())
 	return out.Bytes()
 }
 
@@ -82,10 +74,11 @@ func TestInitrdRefused(t *testing.T) {
 	base := packed(t, cpio(entry{name: "init", content: "init"}))
 	image := string(golden(t, "selinux.sqsh"))
 	sqsh, config := entry{name: "0.sqsh", content: image}, entry{name: "extensions.yaml", content: oneLayer}
-	tests := map[string]struct {
+	type row struct {
 		added []byte
 		want  string
-	}{
+	}
+	each(t, map[string]row{
 		"a device":                   {cpio(entry{name: "dev/sda", mode: 0o60600}), "/dev/sda is neither"},
 		"a path out of it":           {cpio(entry{name: "../etc/passwd"}), "leads out"},
 		"a path out of it, later":    {cpio(entry{name: "a/../../b"}), "leads out"},
@@ -107,23 +100,20 @@ func TestInitrdRefused(t *testing.T) {
 		"a number that is none":      {bytes.Replace(cpio(sqsh), []byte("000081a4"), []byte("0000 1a4"), 1), "is not a number"},
 		"a name too short":           {bytes.Replace(cpio(sqsh), []byte("0000000700000000"), []byte("0000000600000000"), 1), "wrong length"},
 		"a checksum archive":         {bytes.Replace(cpio(sqsh), []byte("070701"), []byte("070702"), 1), "no cpio header"},
-	}
-	for name, tt := range tests {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			_, err := read(t, base, packed(t, tt.added))
-			requireRefused(t, err, "initramfs: ", tt.want)
-		})
-	}
+	}, func(t *testing.T, tt row) {
+		_, err := read(t, base, packed(t, tt.added))
+		requireRefused(t, err, "initramfs: ", tt.want)
+	})
 }
 
 func TestInitrdSequenceRefused(t *testing.T) {
 	t.Parallel()
 	base := packed(t, cpio(entry{name: "init", content: "init"}))
-	tests := map[string]struct {
+	type row struct {
 		b    []byte
 		want string
-	}{
+	}
+	each(t, map[string]row{
 		"nothing":                    {nil, "no compressed archive"},
 		"nothing compressed":         {cpio(entry{name: "a"}), "no compressed archive"},
 		"text":                       {join(base, []byte("text")), "neither a cpio archive"},
@@ -131,14 +121,10 @@ func TestInitrdSequenceRefused(t *testing.T) {
 		"an archive at an odd place": {join(base, make([]byte, -len(base)&3), []byte{0}, cpio(entry{name: "a"})), "neither a cpio archive"},
 		"an archive in two frames":   {join(base, packed(t, cpio(entry{name: "a"})[:50]), packed(t, cpio(entry{name: "a"})[50:])), "unexpected EOF"},
 		"lz4":                        {join(base, []byte("\x02\x21\x4c\x18rest")), "neither a cpio archive"},
-	}
-	for name, tt := range tests {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			_, err := read(t, tt.b)
-			requireRefused(t, err, "initramfs: ", tt.want)
-		})
-	}
+	}, func(t *testing.T, tt row) {
+		_, err := read(t, tt.b)
+		requireRefused(t, err, "initramfs: ", tt.want)
+	})
 }
 
 // TestInitrdDamage changes and cuts real ones: what follows Talos' own part is covered by checksums or refused.
@@ -186,15 +172,10 @@ func TestBaseDamage(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			b := golden(t, name)
-			got, err := whole(b)
-			if err != nil {
-				t.Fatal(err)
-			}
+			got := must(whole(b))(t)
 			want := wantInitrd()
 			want.BaseSHA256 = baseSum(t, base)
-			if diff := cmp.Diff(want, got); diff != "" {
-				t.Errorf("initramfs (-want +got):\n%s", diff)
-			}
+			same(t, "initramfs", want, got)
 		})
 	}
 	entries := []entry{{name: ".", mode: 0o40755}, {name: "./init", content: "init"}, {name: "rootfs.sqsh", content: strings.Repeat("one two three ", 300)}}
@@ -267,18 +248,13 @@ func TestScratch(t *testing.T) {
 	image := string(golden(t, "selinux.sqsh")) + strings.Repeat("\x00", 2<<20)
 	b := join(packed(t, cpio(entry{name: "init"})), packed(t, cpio(entry{name: "0.sqsh", content: image}, entry{name: "extensions.yaml", content: oneLayer})))
 	scratch := t.TempDir()
-	got, err := bootimage.ReadInitrd(bytes.NewReader(b), scratch)
-	if err != nil {
-		t.Fatal(err)
-	}
+	got := must(bootimage.ReadInitrd(bytes.NewReader(b), scratch))(t)
 	want := []bootimage.Extension{{Image: "0.sqsh", Name: "x", Version: "v1", Files: bootimage.Tree{"/usr/local/bin/tool": file(0o644, "x\n")}}}
-	if diff := cmp.Diff(want, got.Extensions); diff != "" {
-		t.Errorf("extensions (-want +got):\n%s", diff)
-	}
+	same(t, "extensions", want, got.Extensions)
 	if left, err := os.ReadDir(scratch); err != nil || len(left) > 0 {
 		t.Errorf("temporary files are left: %v, %v", left, err)
 	}
-	_, err = bootimage.ReadInitrd(bytes.NewReader(b), scratch+"/missing")
+	_, err := bootimage.ReadInitrd(bytes.NewReader(b), scratch+"/missing")
 	if !errors.Is(err, fs.ErrNotExist) || errors.Is(err, bootimage.ErrFormat) {
 		t.Errorf("without the directory: err = %v", err)
 	}
@@ -315,4 +291,154 @@ func TestInitrdBombs(t *testing.T) {
 			}
 		})
 	}
+}
+
+const manifest = "version: v1alpha1\nmetadata:\n  name: tools\n  version: v1.0.0\n  author: Somebody\n  description: Some tools.\n" +
+	"  compatibility:\n    talos:\n      version: '>= v1.5.0'\n  extraInfo: more\n"
+
+// tarred packs headers in order; Linkname is the content of a regular file.
+func tarred(t testing.TB, headers ...tar.Header) []byte {
+	t.Helper()
+	var b bytes.Buffer
+	w := tar.NewWriter(&b)
+	for _, h := range headers {
+		content := ""
+		if h.Typeflag == tar.TypeReg {
+			content, h.Linkname = h.Linkname, ""
+			h.Size = int64(len(content))
+		}
+		if h.Mode == 0 {
+			h.Mode = 0o644
+		}
+		noError(t, w.WriteHeader(&h))
+		if _, err := w.Write([]byte(content)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	noError(t, w.Close())
+	return b.Bytes()
+}
+
+func TestReadExtension(t *testing.T) {
+	t.Parallel()
+	b := tarred(t,
+		tar.Header{Typeflag: tar.TypeReg, Name: "manifest.yaml", Linkname: manifest},
+		tar.Header{Typeflag: tar.TypeDir, Name: "rootfs/"},
+		tar.Header{Typeflag: tar.TypeDir, Name: "rootfs/usr/"},
+		tar.Header{Typeflag: tar.TypeReg, Name: "rootfs/usr/tool", Mode: 0o4755, Linkname: "tool"},
+		tar.Header{Typeflag: tar.TypeLink, Name: "./rootfs/usr/hard", Linkname: "rootfs/usr/tool"},
+		tar.Header{Typeflag: tar.TypeSymlink, Name: "/rootfs/usr/soft", Mode: 0o644, Linkname: "../tool"},
+	)
+	got := must(bootimage.ReadExtension(bytes.NewReader(append(b, make([]byte, 4096)...))))(t)
+	hard := file(0o755|fs.ModeSetuid, "tool")
+	hard.HardLink, hard.LinkMode = true, 0o644
+	want := bootimage.Extension{
+		Name: "tools", Version: "v1.0.0", Author: "Somebody", Description: "Some tools.", ExtraInfo: "more",
+		Files: bootimage.Tree{
+			"/usr/tool": file(0o755|fs.ModeSetuid, "tool"), "/usr/hard": hard, "/usr/soft": link("../tool"),
+		},
+	}
+	same(t, "extension", want, got)
+}
+
+func TestExtensionRefused(t *testing.T) {
+	t.Parallel()
+	m := tar.Header{Typeflag: tar.TypeReg, Name: "manifest.yaml", Linkname: manifest}
+	named := func(content string) tar.Header {
+		return tar.Header{Typeflag: tar.TypeReg, Name: "manifest.yaml", Linkname: content}
+	}
+	file := func(name string) tar.Header { return tar.Header{Typeflag: tar.TypeReg, Name: name, Linkname: "x"} }
+	type row struct {
+		headers []tar.Header
+		want    string
+	}
+	each(t, map[string]row{
+		"nothing":               {nil, "no /manifest.yaml"},
+		"no manifest":           {[]tar.Header{file("rootfs/a")}, "no /manifest.yaml"},
+		"two manifests":         {[]tar.Header{m, m}, "has to be one file"},
+		"a link for a manifest": {[]tar.Header{{Typeflag: tar.TypeSymlink, Name: "manifest.yaml", Linkname: "x"}}, "has to be one file"},
+		"no YAML":               {[]tar.Header{named("{")}, "/manifest.yaml: "},
+		"nameless":              {[]tar.Header{named("version: v1alpha1\n")}, "does not name"},
+		"beside the root":       {[]tar.Header{m, file("other")}, "/other: neither the manifest nor below"},
+		"the root is a file":    {[]tar.Header{m, file("rootfs")}, "/rootfs: neither the manifest nor below"},
+		"out of the root":       {[]tar.Header{m, file("rootfs/../../etc/passwd")}, "leads out"},
+		"a file twice":          {[]tar.Header{m, file("rootfs/a"), file("./rootfs//a")}, "/a occurs twice"},
+		"a device":              {[]tar.Header{m, {Typeflag: tar.TypeChar, Name: "rootfs/a"}}, "/rootfs/a: neither a file"},
+		"a pipe":                {[]tar.Header{m, {Typeflag: tar.TypeFifo, Name: "rootfs/a"}}, "/rootfs/a: neither a file"},
+		"a link to nothing":     {[]tar.Header{m, {Typeflag: tar.TypeLink, Name: "rootfs/a", Linkname: "rootfs/b"}}, "does not come before it"},
+	}, func(t *testing.T, tt row) {
+		_, err := bootimage.ReadExtension(bytes.NewReader(tarred(t, tt.headers...)))
+		requireRefused(t, err, "extension: ", tt.want)
+	})
+	b := tarred(t, m)
+	for i := range 512 + len(manifest) {
+		if _, err := bootimage.ReadExtension(bytes.NewReader(b[:i])); !errors.Is(err, bootimage.ErrFormat) {
+			t.Errorf("cut to %d bytes: err = %v", i, err)
+		}
+	}
+}
+
+// TestRealSquashfs compares a directory with mksquashfs' image of it, in the known forms.
+func TestRealSquashfs(t *testing.T) {
+	t.Parallel()
+	if testing.Short() {
+		t.Skip("long: makes file systems of thousands of files")
+	}
+	if _, err := exec.LookPath("mksquashfs"); err != nil {
+		t.Skip("mksquashfs is not installed")
+	}
+	dir := filepath.Join(t.TempDir(), "tree")
+	want := manyFiles(t, dir)
+	tests := map[string]string{
+		"as imager does":     "-comp zstd -Xcompression-level 18",
+		"before Talos 1.8":   "-comp xz -Xdict-size 100%",
+		"gzip":               "-comp gzip",
+		"large blocks":       "-comp zstd -b 1M",
+		"small blocks":       "-comp gzip -b 4096",
+		"no fragments":       "-comp zstd -no-fragments",
+		"all in fragments":   "-comp zstd -always-use-fragments",
+		"tables as they are": "-comp zstd -noI -noId -noD -noF",
+		"to be exported not": "-comp zstd -no-exports -no-xattrs",
+	}
+	for name, options := range tests {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			out := filepath.Join(t.TempDir(), "0.sqsh")
+			cmd := exec.CommandContext(t.Context(), "mksquashfs", append([]string{dir, out, "-all-root", "-noappend", "-no-progress", "-quiet"}, strings.Fields(options)...)...)
+			if text, err := cmd.CombinedOutput(); err != nil {
+				t.Fatalf("%v\n%s", err, text)
+			}
+			image := must(os.ReadFile(out))(t)
+			added := cpio(entry{name: "0.sqsh", content: string(image)}, entry{name: "extensions.yaml", content: oneLayer})
+			got := must(read(t, packed(t, cpio(entry{name: "init"})), packed(t, added)))(t)
+			same(t, "files", want, got.Extensions[0].Files)
+		})
+	}
+}
+
+// manyFiles fills a directory so that its tables need several blocks.
+func manyFiles(t *testing.T, dir string) bootimage.Tree {
+	t.Helper()
+	tree := bootimage.Tree{}
+	random := rand.New(rand.NewPCG(1, 2))
+	add := func(name, content string, mode fs.FileMode) {
+		path := filepath.Join(dir, name)
+		noError(t, errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(content), 0o600), os.Chmod(path, mode)))
+		tree["/"+name] = file(mode, content)
+	}
+	for n := range 2500 {
+		name := fmt.Sprintf("usr/lib/firmware/vendor%d/%s-%d", n%7, strings.Repeat("long-name", 1+n%9), n)
+		add(name, strings.Repeat(string(rune('a'+n%26)), random.IntN(9000)), []fs.FileMode{0o644, 0o755, 0o755 | fs.ModeSetuid}[n%3])
+	}
+	noise := make([]byte, 3<<20)
+	for i := range noise {
+		noise[i] = byte(random.Uint32())
+	}
+	add("usr/lib/noise", string(noise), 0o644)
+	add("usr/lib/exact", string(noise[:1<<20]), 0o644)
+	add("usr/lib/zeros", strings.Repeat("\x00", 2<<20)+"x", 0o644)
+	add("usr/lib/none", "", 0o644)
+	noError(t, os.Symlink("../lib/"+strings.Repeat("x", 200), filepath.Join(dir, "usr/link")))
+	tree["/usr/link"] = link("../lib/" + strings.Repeat("x", 200))
+	return tree
 }

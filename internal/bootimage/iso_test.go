@@ -2,6 +2,7 @@ package bootimage_test
 
 import (
 	"bytes"
+	"debug/pe"
 	"encoding/binary"
 	"errors"
 	"io"
@@ -111,10 +112,7 @@ func TestESP(t *testing.T) {
 		"as imager makes it": {uefi, nil},
 		"another file":       {renamed(uefi, "random-seed", "random.efi!"), []string{"loader/random.efi!"}},
 	} {
-		iso, err := openISO(tt.b)
-		if err != nil {
-			t.Fatal(err)
-		}
+		iso := must(openISO(tt.b))(t)
 		if !slices.Equal(iso.Odd, tt.odd) || iso.Keys != nil || iso.Certificate != "" {
 			t.Errorf("%s: odd %q, keys %q, certificate %q", name, iso.Odd, iso.Keys, iso.Certificate)
 		}
@@ -156,9 +154,7 @@ func TestRealGRUB(t *testing.T) {
 	const config = "set default=0\nmenuentry \"Talos ISO\" {\n\tlinux /boot/vmlinuz talos.platform=metal\n\tinitrd /boot/initramfs.xz\n}\n"
 	for name, content := range map[string]string{"vmlinuz": "kernel", "initramfs.xz": "initramfs", "grub/grub.cfg": config} {
 		path := filepath.Join(dir, "tree", "boot", name)
-		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(content), 0o600)); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(content), 0o600)))
 	}
 	cmd := exec.CommandContext(t.Context(), "grub-mkrescue", "--compress=xz", "--output=talos.iso", "--directory=/usr/lib/grub/i386-pc",
 		"tree", "-iso-level", "3", "--", "-volid", "TALOS_V1_13_9")
@@ -169,17 +165,143 @@ func TestRealGRUB(t *testing.T) {
 		}
 		t.Fatalf("%v\n%s", err, out)
 	}
-	b, err := os.ReadFile(filepath.Join(dir, "talos.iso"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	iso, err := openISO(b)
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := must(os.ReadFile(filepath.Join(dir, "talos.iso")))(t)
+	iso := must(openISO(b))(t)
 	if iso.UKI != nil || iso.GRUB == nil || iso.GRUB.Cmdline != "talos.platform=metal" {
 		t.Fatalf("ISO = %+v", iso)
 	}
 	requireSame(t, "kernel", iso.GRUB.Kernel, []byte("kernel"))
 	requireSame(t, "initrd", iso.GRUB.Initrd, []byte("initramfs"))
+}
+
+func sections() []section {
+	return []section{
+		{name: ".text", content: "\xc3"},
+		{name: ".osrel", content: "ID=talos\nVERSION_ID=v1.13.9\n"},
+		{name: ".cmdline", content: "console=ttyS0 quiet\x00"},
+		{name: ".linux", content: "kernel"},
+		{name: ".initrd", content: "initrd"},
+	}
+}
+
+func TestOpenUKI(t *testing.T) {
+	t.Parallel()
+	type row struct {
+		machine uint16
+		add     []section
+		want    bootimage.UKI
+	}
+	each(t, map[string]row{
+		"plain": {want: bootimage.UKI{Arch: "amd64", Cmdline: "console=ttyS0 quiet"}},
+		"arm64": {machine: pe.IMAGE_FILE_MACHINE_ARM64, want: bootimage.UKI{Arch: "arm64", Cmdline: "console=ttyS0 quiet"}},
+		"uname": {add: []section{{name: ".uname", content: "6.18.0-talos\n"}}, want: bootimage.UKI{Arch: "amd64", Cmdline: "console=ttyS0 quiet", Uname: "6.18.0-talos"}},
+		"profiles": {
+			add: []section{
+				{name: ".profile", content: "ID=main"}, {name: ".profile", content: "ID=reset"}, {name: ".cmdline", content: "wipe"},
+			},
+			want: bootimage.UKI{Arch: "amd64", Cmdline: "console=ttyS0 quiet"},
+		},
+		"the main profile has its own": {
+			add:  []section{{name: ".profile", content: "ID=main"}, {name: ".cmdline", content: "main"}, {name: ".cmdline", content: "never"}},
+			want: bootimage.UKI{Arch: "amd64", Cmdline: "main"},
+		},
+		"the first one counts": {
+			add: []section{{name: ".linux", content: "other"}, {name: ".cmdline", content: "other"}}, want: bootimage.UKI{Arch: "amd64", Cmdline: "console=ttyS0 quiet"},
+		},
+	}, func(t *testing.T, tt row) {
+		machine := uint16(pe.IMAGE_FILE_MACHINE_AMD64)
+		if tt.machine != 0 {
+			machine = tt.machine
+		}
+		b := portable(t, machine, append(sections(), tt.add...)...)
+		u := must(bootimage.OpenUKI(bytes.NewReader(b), int64(len(b))))(t)
+		requireSame(t, "kernel", u.Kernel, []byte("kernel"))
+		requireSame(t, "initrd", u.Initrd, []byte("initrd"))
+		got := *u
+		got.Kernel, got.Initrd, got.File, got.Stub = nil, nil, nil, ""
+		tt.want.Talos = "v1.13.9"
+		same(t, "UKI", tt.want, got)
+	})
+}
+
+func TestUKIRefused(t *testing.T) {
+	t.Parallel()
+	amd64 := uint16(pe.IMAGE_FILE_MACHINE_AMD64)
+	without := func(name string) []section {
+		return slices.DeleteFunc(sections(), func(s section) bool { return s.name == name })
+	}
+	type row struct {
+		b    []byte
+		want string
+	}
+	each(t, map[string]row{
+		"nothing":                {nil, "EOF"},
+		"no PE":                  {make([]byte, 4096), "no PE file"},
+		"symbols":                {symbols(portable(t, amd64, sections()...)), "table of symbols"},
+		"another machine":        {portable(t, pe.IMAGE_FILE_MACHINE_I386, sections()...), "machine type"},
+		"no kernel":              {portable(t, amd64, without(".linux")...), "no section .linux"},
+		"no initrd":              {portable(t, amd64, without(".initrd")...), "no section .initrd"},
+		"no command line":        {portable(t, amd64, without(".cmdline")...), "no section .cmdline"},
+		"no version":             {portable(t, amd64, append(without(".osrel"), section{name: ".osrel", content: "ID=talos\n"})...), "no VERSION_ID"},
+		"microcode":              {portable(t, amd64, append(sections(), section{name: ".ucode", content: "x"})...), ".ucode does not belong"},
+		"a device tree":          {portable(t, amd64, append(sections(), section{name: ".dtb", content: "x"})...), ".dtb does not belong"},
+		"kernel of another":      {portable(t, amd64, append(sections(), section{name: ".profile"}, section{name: ".profile"}, section{name: ".linux", content: "x"})...), "profile 1 has a .linux"},
+		"a hidden argument":      {portable(t, amd64, append(without(".cmdline"), section{name: ".cmdline", content: "a\x00b"})...), "zero byte"},
+		"larger in memory":       {portable(t, amd64, append(without(".initrd"), section{name: ".initrd", content: "x", virtualSize: 4096})...), ".initrd ends after"},
+		"a section over another": {portable(t, amd64, append(sections(), section{name: ".profile", content: "x", at: 4096})...), ".profile overlaps another one in memory"},
+		"a long text":            {portable(t, amd64, append(without(".cmdline"), section{name: ".cmdline", content: strings.Repeat("x", 65<<10)})...), "too large"},
+	}, func(t *testing.T, tt row) {
+		_, err := bootimage.OpenUKI(bytes.NewReader(tt.b), int64(len(tt.b)))
+		requireRefused(t, err, "UKI: ", tt.want)
+	})
+	b := portable(t, amd64, sections()...)
+	for i := range b {
+		if _, err := bootimage.OpenUKI(bytes.NewReader(b[:i]), int64(i)); !errors.Is(err, bootimage.ErrFormat) {
+			t.Fatalf("cut to %d bytes: err = %v", i, err)
+		}
+	}
+}
+
+func symbols(b []byte) []byte {
+	b[0x80+4+8] = 1
+	return b
+}
+
+// requireRefused requires a format error that names its part.
+func requireRefused(t *testing.T, err error, part, want string) {
+	t.Helper()
+	if !errors.Is(err, bootimage.ErrFormat) || !strings.HasPrefix(err.Error(), part) || !strings.Contains(err.Error(), want) {
+		t.Errorf("err = %v, want ErrFormat of %q with %q", err, part, want)
+	}
+}
+
+// TestStub: the stub's sum does not depend on what the UKI boots.
+func TestStub(t *testing.T) {
+	t.Parallel()
+	stub := func(machine uint16, sections ...section) string {
+		b := portable(t, machine, sections...)
+		u := must(bootimage.OpenUKI(bytes.NewReader(b), int64(len(b))))(t)
+		return u.Stub
+	}
+	const amd64 = pe.IMAGE_FILE_MACHINE_AMD64
+	without := func(name string) []section {
+		return slices.DeleteFunc(sections(), func(s section) bool { return s.name == name })
+	}
+	want := stub(amd64, sections()...)
+	for name, tt := range map[string]struct {
+		got  string
+		same bool
+	}{
+		"another initrd": {stub(amd64, append(without(".initrd"), section{name: ".initrd", content: strings.Repeat("x", 9000)})...), true},
+		"a longer command line": {
+			stub(amd64, append([]section{{name: ".text", content: "\xc3"}, {name: ".cmdline", content: strings.Repeat("x", 9000)}}, sections()[1:]...)...), true,
+		},
+		"a profile":          {stub(amd64, append(sections(), section{name: ".profile", content: "ID=main"}, section{name: ".pcrsig", content: "{}"})...), true},
+		"other code":         {stub(amd64, append([]section{{name: ".text", content: "\xcc"}}, sections()[1:]...)...), false},
+		"the code elsewhere": {stub(amd64, append(without(".text"), section{name: ".text", content: "\xc3"})...), false},
+		"more code":          {stub(amd64, append(sections(), section{name: ".more", content: "\xc3"})...), false},
+		"another machine":    {stub(pe.IMAGE_FILE_MACHINE_ARM64, sections()...), false},
+	} {
+		same(t, name+": the same stub", tt.same, tt.got == want)
+	}
 }

@@ -146,6 +146,7 @@ type metadataReader struct {
 	s     *squashfs
 	next  int64 // position of the next block
 	block []byte
+	err   error // of take
 }
 
 // metadata reads from an offset in the metadata block at a position.
@@ -221,11 +222,17 @@ func (m *metadataReader) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// take reads n bytes; the caller must have checked n.
-func (m *metadataReader) take(n int) ([]byte, error) {
+// take reads n bytes; the caller must have checked n. After an error, all bytes are zero.
+func (m *metadataReader) take(n int) []byte {
 	b := make([]byte, n)
-	_, err := io.ReadFull(m, b)
-	return b, unexpected(err)
+	if m.err == nil {
+		_, err := io.ReadFull(m, b)
+		m.err = unexpected(err)
+	}
+	if m.err != nil {
+		clear(b)
+	}
+	return b
 }
 
 // compressor unpacks blocks. A result is valid until the next call.
@@ -249,7 +256,7 @@ func newCompressor(id uint16, blockBytes int) (compressor, error) {
 		}, close: func() {}}, nil
 	case 4:
 		return compressor{unpack: func(packed []byte, maxBytes int) ([]byte, error) {
-			z, err := newXZ(&xzStream{r: bufio.NewReader(bytes.NewReader(packed))})
+			z, err := newXZ(newXZStream(bufio.NewReader(bytes.NewReader(packed))))
 			if err != nil {
 				return nil, err
 			}
@@ -327,15 +334,15 @@ func (c *squashfsContent) advance() error {
 }
 
 func (c *squashfsContent) dataBlock(size int) error {
-	b, err := c.i.blocks.take(4)
-	if err != nil {
+	length := binary.LittleEndian.Uint32(c.i.blocks.take(4))
+	if err := c.i.blocks.err; err != nil {
 		return err
 	}
-	length := binary.LittleEndian.Uint32(b)
 	if length == 0 { // a hole
 		c.block = make([]byte, size)
 		return nil
 	}
+	var err error
 	c.block, err = c.s.data(c.at, length)
 	c.at += int64(length &^ uncompressedData)
 	return err
@@ -367,9 +374,9 @@ func (s *squashfs) inFragment(n uint32, offset, size int) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	e, err := m.take(fragmentEntryBytes)
-	if err != nil {
-		return nil, err
+	e := m.take(fragmentEntryBytes)
+	if m.err != nil {
+		return nil, m.err
 	}
 	from := int64(binary.LittleEndian.Uint64(e))
 	if from < 0 {

@@ -1,6 +1,7 @@
 package bootimage
 
 import (
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -37,14 +38,11 @@ func (s *squashfs) inode(ref uint64) (squashfsInode, error) {
 	if err != nil {
 		return squashfsInode{}, err
 	}
-	h, err := m.take(16)
-	if err != nil {
-		return squashfsInode{}, err
-	}
+	h := m.take(16)
 	i := squashfsInode{ref: ref, kind: binary.LittleEndian.Uint16(h), mode: uint32(binary.LittleEndian.Uint16(h[2:]))}
 	switch i.kind {
 	case inodeDir, inodeDir + inodeExtended:
-		err = i.directory(m)
+		i.directory(m)
 	case inodeRegular, inodeRegular + inodeExtended:
 		err = i.regular(m)
 	case inodeSymlink, inodeSymlink + inodeExtended:
@@ -55,42 +53,29 @@ func (s *squashfs) inode(ref uint64) (squashfsInode, error) {
 	if i.kind > inodeExtended {
 		i.kind -= inodeExtended
 	}
-	return i, err
+	return i, cmp.Or(m.err, err)
 }
 
-func (i *squashfsInode) directory(m *metadataReader) error {
+func (i *squashfsInode) directory(m *metadataReader) {
 	le := binary.LittleEndian
 	if i.kind == inodeDir {
-		b, err := m.take(16)
-		if err != nil {
-			return err
-		}
+		b := m.take(16)
 		i.start, i.size, i.offset = uint64(le.Uint32(b)), int64(le.Uint16(b[8:])), int(le.Uint16(b[10:]))
-		return nil
+		return
 	}
-	b, err := m.take(24)
-	if err != nil {
-		return err
-	}
+	b := m.take(24)
 	i.size, i.start, i.offset = int64(le.Uint32(b[4:])), uint64(le.Uint32(b[8:])), int(le.Uint16(b[18:]))
-	return nil
 }
 
 func (i *squashfsInode) regular(m *metadataReader) error {
 	le := binary.LittleEndian
 	i.blocks = m
 	if i.kind == inodeRegular {
-		b, err := m.take(16)
-		if err != nil {
-			return err
-		}
+		b := m.take(16)
 		i.start, i.fragment, i.offset, i.size = uint64(le.Uint32(b)), le.Uint32(b[4:]), int(le.Uint32(b[8:])), int64(le.Uint32(b[12:]))
 		return nil
 	}
-	b, err := m.take(40)
-	if err != nil {
-		return err
-	}
+	b := m.take(40)
 	i.start, i.fragment, i.offset = le.Uint64(b), le.Uint32(b[28:]), int(le.Uint32(b[32:]))
 	size := le.Uint64(b[8:])
 	if size > uint64(maxFileBytes) {
@@ -101,17 +86,12 @@ func (i *squashfsInode) regular(m *metadataReader) error {
 }
 
 func (i *squashfsInode) link(m *metadataReader) error {
-	b, err := m.take(8)
-	if err != nil {
-		return err
-	}
-	n := binary.LittleEndian.Uint32(b[4:])
+	n := binary.LittleEndian.Uint32(m.take(8)[4:])
 	if n == 0 || n > maxPathBytes {
 		return fmt.Errorf("a symbolic link of %d bytes", n)
 	}
-	target, err := m.take(int(n))
-	i.target = string(target)
-	return err
+	i.target = string(m.take(int(n)))
+	return nil
 }
 
 // walk adds a directory's content to the tree.
@@ -161,20 +141,14 @@ func (s *squashfs) list(d squashfsInode, each func(name string, ref uint64) erro
 		return err
 	}
 	for left > 0 {
-		h, err := m.take(12)
-		if err != nil {
-			return err
-		}
+		h := m.take(12)
 		left -= 12
 		block := uint64(le.Uint32(h[4:]))
 		for range le.Uint32(h) + 1 {
-			e, err := m.take(8)
-			if err != nil {
-				return err
-			}
-			name, err := m.take(int(le.Uint16(e[6:])) + 1)
-			if err != nil {
-				return err
+			e := m.take(8)
+			name := m.take(int(le.Uint16(e[6:])) + 1)
+			if m.err != nil {
+				return m.err
 			}
 			if left -= int64(8 + len(name)); left < 0 {
 				return errors.New("a directory is longer than it says")
@@ -235,9 +209,9 @@ func (s *squashfs) checkXattrs() error {
 		if err != nil {
 			return err
 		}
-		e, err := m.take(xattrEntryBytes)
-		if err != nil {
-			return err
+		e := m.take(xattrEntryBytes)
+		if m.err != nil {
+			return m.err
 		}
 		if err := s.checkXattrSet(first, le.Uint64(e), le.Uint32(e[8:])); err != nil {
 			return err
@@ -256,26 +230,19 @@ func (s *squashfs) checkXattrSet(first, ref uint64, count uint32) error {
 		return fmt.Errorf("%d of one file", count)
 	}
 	for range count {
-		h, err := m.take(4)
-		if err != nil {
-			return err
-		}
-		name, err := m.take(int(le.Uint16(h[2:])))
-		if err != nil {
-			return err
+		h := m.take(4)
+		name := m.take(int(le.Uint16(h[2:])))
+		if m.err != nil {
+			return m.err
 		}
 		if space := le.Uint16(h) &^ xattrOutOfLine; space != xattrSecurity || string(name) != "selinux" {
 			return fmt.Errorf("%.40q, of name space %d, does not belong in an extension", name, space)
 		}
-		size, err := m.take(4)
-		if err != nil {
-			return err
-		}
-		if n := le.Uint32(size); n > maxXattrBytes {
+		n := le.Uint32(m.take(4))
+		if n > maxXattrBytes {
 			return fmt.Errorf("a value of %d bytes", n)
-		} else if _, err := m.take(int(n)); err != nil {
-			return err
 		}
+		m.take(int(n))
 	}
-	return nil
+	return m.err
 }

@@ -27,19 +27,15 @@ type UKI struct {
 }
 
 const (
-	ukiPart        = "UKI"
 	maxTextBytes   = 64 << 10 // of .osrel, .cmdline and .uname; x86 accepts a command line of 2 KiB
 	maxUKISections = 128
 )
 
 // OpenUKI reads the headers of a UKI of sizeBytes; kernel and initrd are read from r on demand.
 func OpenUKI(r io.ReaderAt, sizeBytes int64) (*UKI, error) {
-	src := &sourceAt{r: r}
+	src := &source{ReaderAt: r}
 	u, err := openUKI(io.NewSectionReader(src, 0, sizeBytes), sizeBytes)
-	if err != nil {
-		return nil, refuse(ukiPart, src.or(err))
-	}
-	return u, nil
+	return opened("UKI", src, u, err)
 }
 
 func openUKI(r io.ReaderAt, sizeBytes int64) (*UKI, error) {

@@ -1,10 +1,12 @@
 package factory
 
 import (
+	"bytes"
 	"context"
 	"crypto/sha256"
 	"errors"
 	"fmt"
+	"hash"
 	"io"
 	"net/http"
 	"strings"
@@ -19,55 +21,41 @@ import (
 // tellEvery is how often a long build is reported.
 const tellEvery = 30 * time.Second
 
-// An image is what the factory builds and sends: its name ends in .iso or .qcow2.
-type image struct{ title, ending string }
-
-var (
-	bootISO   = image{"ISO", ".iso"}
-	diskImage = image{"disk image", ".qcow2"}
-)
-
-// ISOURL is where the factory serves a boot ISO, which it builds on the first request.
-func (c *Client) ISOURL(req images.ISORequest) string { return c.imageURL(bootISO, req) }
-
-// DiskURL is ISOURL for a disk image, from which a host can download it as content
-// "import": nothing else would unpack it.
-func (c *Client) DiskURL(req images.ISORequest) string { return c.imageURL(diskImage, req) }
-
-func (c *Client) imageURL(i image, req images.ISORequest) string {
-	return c.base.JoinPath("image", req.SchematicID, req.Talos, req.Platform+"-"+req.Arch+suffix(req)+i.ending).String()
+// made is what messages call what the factory builds, and how its name ends.
+var made = map[images.Artefact]struct{ title, ending string }{
+	images.BootISO: {"ISO", ".iso"}, images.DiskImage: {"disk image", ".qcow2"},
 }
 
-// ISO requests a boot ISO. No HEAD comes first: the factory would build the image for that, too.
-func (c *Client) ISO(ctx context.Context, req images.ISORequest, note func(string)) (io.ReadCloser, int64, error) {
-	return c.download(ctx, bootISO, req, note)
+// ImageURL is where the factory serves a boot ISO, which it builds on the first request, or a
+// disk image, which a host can download from there as content "import": nothing else would unpack it.
+func (c *Client) ImageURL(of images.Artefact, req images.ISORequest) string {
+	file := req.Platform + "-" + req.Arch + suffix(req) + made[of].ending
+	return c.base.JoinPath("image", req.SchematicID, req.Talos, file).String()
 }
 
-// Disk is ISO for a disk image, a qcow2 file, as the build of a lock's disk images gets it.
-func (c *Client) Disk(ctx context.Context, req images.ISORequest, note func(string)) (body io.ReadCloser, sizeBytes int64, err error) {
-	return c.download(ctx, diskImage, req, note)
-}
-
-func (c *Client) download(ctx context.Context, i image, req images.ISORequest, note func(string)) (io.ReadCloser, int64, error) {
+// Image requests an image. No HEAD comes first: the factory would build the image for that, too.
+func (c *Client) Image(
+	ctx context.Context, of images.Artefact, req images.ISORequest, note func(string),
+) (io.ReadCloser, int64, error) {
 	note = serialize(note)
 	open := func(after time.Duration) (io.ReadCloser, int64, error) {
 		if err := transport.Pause(ctx, after); err != nil {
 			return nil, 0, c.unreachable(err)
 		}
-		return c.openImage(ctx, i, req, note)
+		return c.openImage(ctx, of, req, note)
 	}
-	body, size, err := c.openImage(ctx, i, req, note)
+	body, size, err := c.openImage(ctx, of, req, note)
 	if err != nil {
 		return nil, 0, err
 	}
-	return &download{what: i.title, open: open, note: note, explain: c.unreachable, body: body, size: size, sum: sha256.New()}, size, nil
+	return &download{what: made[of].title, open: open, note: note, explain: c.unreachable, body: body, size: size, sum: sha256.New()}, size, nil
 }
 
-func (c *Client) openImage(ctx context.Context, i image, req images.ISORequest, note func(string)) (io.ReadCloser, int64, error) {
-	defer reportEvery(note, "the factory is building the "+i.title)()
+func (c *Client) openImage(ctx context.Context, of images.Artefact, req images.ISORequest, note func(string)) (io.ReadCloser, int64, error) {
+	defer reportEvery(note, "the factory is building the "+made[of].title)()
 	var resp *http.Response
 	err := retry(ctx, asset, note, func() (err error) {
-		resp, err = c.send(ctx, request{method: http.MethodGet, link: c.imageURL(i, req), within: buildTimeout})
+		resp, err = c.send(ctx, request{method: http.MethodGet, link: c.ImageURL(of, req), within: buildTimeout})
 		return err
 	})
 	if err != nil {
@@ -121,8 +109,7 @@ func reportEvery(note func(string), what string) (stop func()) {
 // manifests are the accepted types of an installer: the factory makes an index.
 const manifests = "application/vnd.oci.image.index.v1+json, application/vnd.docker.distribution.manifest.list.v2+json"
 
-// InstallerRepository is where the factory, which is also a registry, has a
-// schematic's installers.
+// InstallerRepository is where the factory, which is also a registry, has a schematic's installers.
 func (c *Client) InstallerRepository(req images.ISORequest) string {
 	return c.base.Host + "/" + installerImage(req) + "/" + req.SchematicID
 }
@@ -157,4 +144,123 @@ func (c *Client) BuildInstaller(ctx context.Context, req images.ISORequest, note
 		return nil // the registry's client logs in
 	}
 	return c.explainMissing(err, req)
+}
+
+// heldBack is how many of the received bytes are not yet passed on. If the factory's
+// own store breaks, "internal server error" ends up in the body: the factory answers
+// by http.Error after sending half the image (image-factory,
+// internal/frontend/http/image.go). The held bytes are dropped when a connection
+// breaks.
+const heldBack = 64
+
+// download is an ISO or a disk image in transit. The factory ignores Range, so that an interrupted
+// download is read again from its beginning. The bytes up to the break must be the
+// same: the factory does not build the same bytes twice.
+type download struct {
+	what    string // "ISO"
+	open    func(after time.Duration) (io.ReadCloser, int64, error)
+	note    func(string)
+	explain func(error) error
+
+	body     io.ReadCloser // nil between two connections
+	size     int64         // announced; -1: unknown
+	received int64         // received on this connection
+	passed   int64         // passed to the reader
+	sum      hash.Hash     // of what was passed on
+	buffer   [heldBack + 32<<10]byte
+	held     []byte // in buffer: received, not passed on
+	whole    bool
+	breaks   int
+	failed   error
+}
+
+// Read returns all but the last bytes received; those once it is complete.
+func (d *download) Read(p []byte) (int, error) {
+	for d.failed == nil {
+		if give := d.readable(); give > 0 {
+			n := copy(p, d.held[:give])
+			d.held = d.held[n:]
+			d.sum.Write(p[:n]) // never fails
+			d.passed += int64(n)
+			return n, nil
+		}
+		if d.whole {
+			return 0, io.EOF
+		}
+		d.failed = d.fill()
+	}
+	return 0, d.failed
+}
+
+func (d *download) readable() int {
+	if d.whole {
+		return len(d.held)
+	}
+	return len(d.held) - heldBack
+}
+
+// fill reads more from the connection, or opens a new one.
+func (d *download) fill() error {
+	kept := copy(d.buffer[:], d.held)
+	n, err := d.body.Read(d.buffer[kept:])
+	d.held = d.buffer[:kept+n]
+	d.received += int64(n)
+	switch {
+	case errors.Is(err, io.EOF) && (d.size < 0 || d.received == d.size):
+		d.whole = true
+		return nil
+	case errors.Is(err, io.EOF):
+		err = io.ErrUnexpectedEOF
+	case err == nil:
+		return nil
+	}
+	return d.again(err)
+}
+
+// again reopens the download and skips to where it broke.
+func (d *download) again(cause error) error {
+	d.held = nil
+	for {
+		_ = d.body.Close() // it broke already
+		d.body = nil
+		d.breaks++
+		switch {
+		case errors.Is(cause, context.Canceled), errors.Is(cause, context.DeadlineExceeded):
+			return d.explain(cause)
+		case d.breaks == attempts:
+			return d.explain(fmt.Errorf("the download broke off %d times, at last after %d MiB: %w", attempts, d.passed>>20, cause))
+		}
+		wait := time.Second << (d.breaks - 1)
+		d.note(fmt.Sprintf("the download broke off after %d MiB (%s), beginning again in %s (%d of %d)",
+			d.passed>>20, innermost(cause), wait, d.breaks+1, attempts))
+		body, size, err := d.open(wait)
+		if err != nil {
+			return err
+		}
+		d.body = body
+		if size != d.size {
+			return d.differs()
+		}
+		same := sha256.New()
+		if d.received, cause = io.CopyN(same, body, d.passed); cause != nil {
+			continue
+		}
+		if !bytes.Equal(same.Sum(nil), d.sum.Sum(nil)) {
+			return d.differs()
+		}
+		return nil
+	}
+}
+
+func (d *download) differs() error {
+	return fault.WithHint(d.explain(fmt.Errorf("after the download broke off, the factory sends another %s than before", d.what)),
+		"it has rebuilt the %s, and a rebuild never has the same bytes: run it again", d.what)
+}
+
+// Close ends the download.
+func (d *download) Close() error {
+	if d.body == nil {
+		return nil
+	}
+	return d.body.Close()
 }

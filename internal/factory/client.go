@@ -6,18 +6,24 @@ package factory
 import (
 	"bytes"
 	"context"
+	"crypto/tls"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"html"
 	"io"
 	"mime"
 	"net"
 	"net/http"
 	"net/url"
+	"regexp"
+	"strconv"
+	"strings"
 	"time"
 
 	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/foreign"
 	"github.com/recast-sh/recast/internal/transport"
 	"github.com/recast-sh/recast/internal/trust"
 	"github.com/recast-sh/recast/schematics"
@@ -31,8 +37,7 @@ var (
 // Options says which factory, and how to reach it.
 type Options struct {
 	URL string // "https://factory.talos.dev"
-	// Transport carries every request; nil: a new one, with the system's proxy and
-	// root certificates.
+	// Transport carries every request; nil: a new one, with the system's proxy and root certificates.
 	Transport http.RoundTripper
 	CAFile    string                                    // PEM file of CAs in addition to the system's; "": none
 	Wrap      func(http.RoundTripper) http.RoundTripper // wraps Transport; nil: nothing
@@ -235,10 +240,263 @@ func follow(next *http.Request, via []*http.Request) error {
 	case last.URL.Scheme == "https" && next.URL.Scheme != "https":
 		return permanent{fmt.Errorf("redirected to %s, which is not encrypted", next.URL.Host)}
 	case next.Method != last.Method:
-		// A POST that became a GET asks for something else. A factory behind https
-		// does this to a URL with http.
+		// A POST that became a GET asks for something else. A factory behind https does this to a URL with http.
 		return permanent{fmt.Errorf("redirected to %s://%s, which a %s does not follow: use that URL in images.factory",
 			next.URL.Scheme, next.URL.Host, last.Method)}
 	}
 	return nil
+}
+
+// Error is an answer other than success.
+type Error struct {
+	Factory string // its URL
+	Via     string // the host that it redirected to, if that one answered
+	Status  int    // of HTTP
+	Message string // the server's message; may be empty
+
+	retryAfter time.Duration // requested by the server; 0: none
+}
+
+func (e *Error) Error() string {
+	text := "image factory " + e.Factory + ": "
+	if e.Via != "" {
+		text += "redirected to " + e.Via + ": "
+	}
+	text += e.status()
+	if e.Message != "" {
+		text += ": " + e.Message
+	}
+	return text
+}
+
+// status is "503 Service Unavailable"; proxies' own numbers have no name.
+func (e *Error) status() string {
+	return strings.TrimSpace(fmt.Sprintf("%d %s", e.Status, http.StatusText(e.Status)))
+}
+
+func hasStatus(err error, status int) bool {
+	e, ok := errors.AsType[*Error](err)
+	return ok && e.Status == status
+}
+
+// refusal returns an error for an answer that is not a success.
+func (s *server) refusal(resp *http.Response) error {
+	text, err := io.ReadAll(io.LimitReader(resp.Body, maxErrorText))
+	if err != nil {
+		text = nil // the status says enough
+	}
+	e := &Error{Factory: s.base.String(), Status: resp.StatusCode, Message: message(text), retryAfter: retryAfter(resp)}
+	if host := resp.Request.URL.Host; host != s.base.Host {
+		e.Via = host
+	}
+	if resp.StatusCode < http.StatusMultipleChoices {
+		e.Message = strings.TrimSuffix("a web page instead of an answer: "+e.Message, ": ")
+		return fault.WithHint(fault.Unreachable.Of(e), "see whether images.factory in recast.yaml is an Image Factory, and what proxy is in between")
+	}
+	return e.hinted()
+}
+
+var remedies = map[int]string{
+	http.StatusUnauthorized:        "this factory, or a proxy before it, requires a login, which recast does not have",
+	http.StatusForbidden:           "the schematic belongs to someone else, or a proxy denies access from here",
+	http.StatusPaymentRequired:     "this is for customers of the Enterprise edition only",
+	http.StatusInternalServerError: "the reason is in the factory's own log; a malformed Talos version is one, a registry that it can't reach another",
+	http.StatusTooManyRequests:     "the factory limits how often it answers: wait a while",
+}
+
+// hinted adds a remedy. See image-factory, internal/frontend/http/http.go, MatchError.
+func (e *Error) hinted() error {
+	if hint := remedies[e.Status]; hint != "" {
+		return fault.WithHint(fault.BuildFailed.Of(e), "%s", hint)
+	}
+	if e.Status != http.StatusBadRequest {
+		return e
+	}
+	err := fault.As(fault.Config, error(e))
+	switch {
+	case strings.Contains(e.Message, "official extension"):
+		return fault.WithHint(fault.ExtensionUnknown.Of(err), "see `recast lock`: it names the extensions that there are for a Talos version")
+	case strings.Contains(e.Message, "secure boot is disabled"):
+		return fault.WithHint(fault.BuildFailed.Of(err), "this factory has no keys for Secure Boot: set images.secureBoot to false, or name another factory in images.factory")
+	}
+	return err
+}
+
+var (
+	tags  = regexp.MustCompile(`<[^>]*>`)
+	title = regexp.MustCompile(`(?is)<(?:title|message)[^>]*>(.*?)</`) // of HTML; of S3's XML errors
+	noise = regexp.MustCompile(`(?is)<(?:style|script|head)\b.*?</(?:style|script|head)>|<!--.*?-->`)
+)
+
+// maxPage bounds the text shown of a page.
+const maxPage = 200
+
+// message returns the text; of a web page, its title or the beginning of its text.
+func message(text []byte) string {
+	s := strings.TrimSpace(string(text))
+	if strings.HasPrefix(s, "<") {
+		if m := title.FindStringSubmatch(s); m != nil {
+			s = m[1]
+		} else {
+			s = noise.ReplaceAllString(s, " ")
+		}
+		s = strings.Join(strings.Fields(html.UnescapeString(tags.ReplaceAllString(s, " "))), " ")
+		if r := []rune(s); len(r) > maxPage {
+			s = string(r[:maxPage]) + "…"
+		}
+	}
+	return foreign.Line(s)
+}
+
+// unreachable wraps an error on the way to the factory or back.
+func (s *server) unreachable(err error) error {
+	err = fmt.Errorf("image factory %s: %w", s.base, foreign.Error(err))
+	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
+		return err
+	}
+	if explained, ok := trust.Explain(err); ok {
+		return explained
+	}
+	return fault.WithHint(fault.Unreachable.Of(err), "see whether images.factory in recast.yaml is right and reachable from here")
+}
+
+// foreign wraps an answer that no Image Factory gives.
+func (s *server) foreign(err error) error {
+	return fault.WithHint(fmt.Errorf("image factory %s: %w", s.base, foreign.Error(err)), "see whether images.factory in recast.yaml is an Image Factory")
+}
+
+const (
+	attempts    = 5 // with pauses of 1, 2, 4 and 8 s
+	attempts500 = 3 // of the factory's own "internal server error", which may be for good
+	maxPause    = 2 * time.Minute
+	// buildTimeout is how long a build may take: the factory gives up after 20
+	// minutes, including the wait for a worker (image-factory,
+	// internal/asset/asset.go).
+	buildTimeout = 25 * time.Minute
+	// unknownPause is the pause after a newly registered schematic is unknown: each of
+	// several factories caches for 30 s that it did not exist (image-factory,
+	// cmd/options.go, NegativeTTL).
+	unknownPause = 10 * time.Second
+	// unknownSchematic distinguishes that from an unknown version (image-factory, internal/schematic/storage).
+	unknownSchematic = "schematic ID"
+)
+
+// purpose is the purpose of a request, which decides what is worth a retry.
+type purpose int
+
+const (
+	api   purpose = iota // lists and schematics
+	asset                // an image, which may have to be built first
+)
+
+// permanent marks an error that a retry would not fix.
+type permanent struct{ error }
+
+func (p permanent) Unwrap() error { return p.error }
+
+// retry retries ask while its error may be temporary. All our requests are
+// repeatable: those other than GET register a schematic, whose ID is its content's
+// hash.
+func retry(ctx context.Context, e purpose, note func(string), ask func() error) error {
+	start := time.Now()
+	counted := 0 // attempts, except those during which the factory is still building
+	for {
+		err := ask()
+		if err == nil || ctx.Err() != nil {
+			return err
+		}
+		if e == asset && gaveUpWaiting(err) && time.Since(start) < buildTimeout {
+			note(fmt.Sprintf("%s; the factory is still building, asking again in %s", summary(err), unknownPause))
+			if err := transport.Pause(ctx, unknownPause); err != nil {
+				return err
+			}
+			continue
+		}
+		counted++
+		inAll, wait := retryPolicy(err, e, counted)
+		if counted >= inAll || wait > maxPause {
+			if counted > 1 {
+				return fmt.Errorf("%w (asked %d times)", err, counted)
+			}
+			return err
+		}
+		note(fmt.Sprintf("%s, trying again in %s (%d of %d)", summary(err), wait, counted+1, inAll))
+		if err := transport.Pause(ctx, wait); err != nil {
+			return err
+		}
+	}
+}
+
+// retryPolicy returns how many attempts an error is worth, and how long to wait after this one.
+func retryPolicy(err error, e purpose, attempt int) (attemptsInAll int, wait time.Duration) {
+	wait = time.Second << (attempt - 1)
+	answer, ok := errors.AsType[*Error](err)
+	if !ok {
+		if isConfigError(err) {
+			return 1, 0
+		}
+		return attempts, wait
+	}
+	wait = max(wait, answer.retryAfter)
+	switch status := answer.Status; {
+	case status == http.StatusNotFound && e == asset && strings.Contains(answer.Message, unknownSchematic):
+		return attempts, unknownPause
+	case status == http.StatusInternalServerError && answer.Via == "":
+		return attempts500, wait
+	case status == http.StatusRequestTimeout, status == http.StatusTooManyRequests,
+		status == http.StatusBadGateway, status == http.StatusServiceUnavailable, status == http.StatusGatewayTimeout,
+		status == http.StatusInternalServerError, status >= 520 && status <= 524: // Cloudflare's
+		return attempts, wait
+	}
+	return 1, 0
+}
+
+// gaveUpWaiting reports whether a proxy timed out during a build, which continues.
+func gaveUpWaiting(err error) bool {
+	return hasStatus(err, http.StatusGatewayTimeout) || hasStatus(err, 524)
+}
+
+// isConfigError reports whether an error on the way to the factory is due to the configuration.
+func isConfigError(err error) bool {
+	if _, ok := errors.AsType[permanent](err); ok {
+		return true
+	}
+	if _, ok := errors.AsType[*tls.CertificateVerificationError](err); ok {
+		return true
+	}
+	if _, ok := errors.AsType[tls.RecordHeaderError](err); ok {
+		return true
+	}
+	dns, ok := errors.AsType[*net.DNSError](err)
+	return ok && dns.IsNotFound || errors.Is(err, http.ErrSchemeMismatch)
+}
+
+// summary summarises what went wrong.
+func summary(err error) string {
+	if e, ok := errors.AsType[*Error](err); ok {
+		if e.Via != "" {
+			return e.Via + " answered " + e.status()
+		}
+		return "the factory answered " + e.status()
+	}
+	return "no complete answer from the factory (" + innermost(err) + ")"
+}
+
+func innermost(err error) string {
+	for next := errors.Unwrap(err); next != nil; next = errors.Unwrap(err) {
+		err = next
+	}
+	return err.Error()
+}
+
+// retryAfter is how long the server asks to wait: in seconds, or until a time.
+func retryAfter(resp *http.Response) time.Duration {
+	text := resp.Header.Get("Retry-After")
+	if seconds, err := strconv.ParseUint(text, 10, 31); err == nil {
+		return time.Duration(seconds) * time.Second
+	}
+	if at, err := http.ParseTime(text); err == nil {
+		return max(0, time.Until(at)).Round(time.Second)
+	}
+	return 0
 }

@@ -2,6 +2,7 @@ package factory
 
 import (
 	"context"
+	"crypto/x509"
 	"encoding/json"
 	"encoding/pem"
 	"errors"
@@ -15,14 +16,15 @@ import (
 	"strings"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/siderolabs/image-factory/pkg/schematic"
-
 	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim/factoryapi"
 	"github.com/recast-sh/recast/internal/sim/network"
 	"github.com/recast-sh/recast/schematics"
+	"github.com/siderolabs/image-factory/pkg/schematic"
 )
 
 const addr = "127.0.0.1:8080"
@@ -31,18 +33,9 @@ const addr = "127.0.0.1:8080"
 func serve(t *testing.T, h http.Handler) *Client {
 	t.Helper()
 	n := network.Memory()
-	if err := listen(t, n, addr, h); err != nil {
-		t.Fatal(err)
-	}
-	c, err := New(Options{URL: "http://" + addr, Transport: &http.Transport{DialContext: n.Dialer().DialContext}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := c.Close(); err != nil {
-			t.Error(err)
-		}
-	})
+	noError(t, listen(t, n, addr, h))
+	c := must(New(Options{URL: "http://" + addr, Transport: &http.Transport{DialContext: n.Dialer().DialContext}}))(t)
+	t.Cleanup(func() { noError(t, c.Close()) })
 	return c
 }
 
@@ -62,17 +55,12 @@ func TestExtensions(t *testing.T) {
 			{"name":"siderolabs/odd","ref":"127.0.0.1:5000/siderolabs/odd","digest":"sha256:22"}]`))
 		mux.HandleFunc("GET /versions", answer(http.StatusOK, `["v1.13.8","v1.13.9"]`))
 		c := serve(t, mux)
-		got, err := c.Extensions(t.Context(), "v1.13.9")
-		if err != nil {
-			t.Fatal(err)
-		}
+		got := must(c.Extensions(t.Context(), "v1.13.9"))(t)
 		want := []schematics.OfficialExtension{
 			{Name: "siderolabs/zfs", Version: "2.3-v1", Ref: "127.0.0.1:5000/siderolabs/zfs", Digest: "sha256:11", Author: "A", Description: "D"},
 			{Name: "siderolabs/odd", Ref: "127.0.0.1:5000/siderolabs/odd", Digest: "sha256:22"},
 		}
-		if diff := cmp.Diff(want, got); diff != "" {
-			t.Errorf("extensions (-want +got):\n%s", diff)
-		}
+		same(t, "extensions", want, got)
 		versions, err := c.Versions(t.Context())
 		if diff := cmp.Diff([]string{"v1.13.8", "v1.13.9"}, versions); err != nil || diff != "" {
 			t.Errorf("versions: %v (-want +got):\n%s", err, diff)
@@ -112,10 +100,7 @@ func TestRegister(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		c := serve(t, schematicStore())
-		s, err := schematics.Parse("s.yaml", []byte("customization: {extraKernelArgs: [\"yes\", \"1.10\"], systemExtensions: {officialExtensions: [siderolabs/zfs]}}\n"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		s := must(schematics.Parse("s.yaml", []byte("customization: {extraKernelArgs: [\"yes\", \"1.10\"], systemExtensions: {officialExtensions: [siderolabs/zfs]}}\n")))(t)
 		if known, err := c.Knows(t.Context(), s.ID()); known || err != nil {
 			t.Errorf("before: known %t, %v", known, err)
 		}
@@ -143,22 +128,24 @@ func TestRefusals(t *testing.T) {
 		_, err := c.Knows(ctx, "abc")
 		return err
 	}
+	req := images.ISORequest{SchematicID: "abc", Talos: "v9.9.9", Platform: "nocloud", Arch: "amd64"}
 	iso := func(c *Client, ctx context.Context) error {
-		body, _, err := c.ISO(ctx, images.ISORequest{SchematicID: "abc", Talos: "v9.9.9", Platform: "nocloud", Arch: "amd64"}, nil)
+		body, _, err := c.Image(ctx, images.BootISO, req, nil)
 		if body != nil {
 			return errors.Join(err, body.Close())
 		}
 		return err
 	}
 	const who = "image factory http://127.0.0.1:8080: "
-	for name, tc := range map[string]struct {
+	type row struct {
 		ask    func(*Client, context.Context) error
 		status int
 		body   string
 		want   string
 		kind   fault.Kind
 		hint   string
-	}{
+	}
+	eachInBubble(t, map[string]row{
 		"unknown version": {
 			extensions, 404, "version v9.9.9 is not available\n", who + "404 Not Found: version v9.9.9 is not available", fault.Config,
 			"http://127.0.0.1:8080/versions lists the Talos versions that it builds",
@@ -183,26 +170,17 @@ func TestRefusals(t *testing.T) {
 		"a very long answer": {
 			iso, 400, strings.Repeat("x", 100_000), who + "400 Bad Request: " + strings.Repeat("x", maxErrorText), fault.Config, "",
 		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				err := tc.ask(serve(t, answer(tc.status, tc.body)), t.Context())
-				if err == nil {
-					t.Fatal("no error")
-				}
-				if got := err.Error(); got != tc.want {
-					t.Errorf("error\n got %s\nwant %s", got, tc.want)
-				}
-				if kind := fault.KindOf(err); kind != tc.kind {
-					t.Errorf("kind = %v, want %v", kind, tc.kind)
-				}
-				if got := strings.Join(fault.Hints(err), "; "); got != tc.hint {
-					t.Errorf("hint\n got %s\nwant %s", got, tc.hint)
-				}
-			})
-		})
-	}
+	}, func(t *testing.T, tc row) {
+		err := tc.ask(serve(t, answer(tc.status, tc.body)), t.Context())
+		if err == nil {
+			t.Fatal("no error")
+		}
+		same(t, "error", tc.want, err.Error())
+		if kind := fault.KindOf(err); kind != tc.kind {
+			t.Errorf("kind = %v, want %v", kind, tc.kind)
+		}
+		same(t, "hint", tc.hint, strings.Join(fault.Hints(err), "; "))
+	})
 }
 
 func TestUnreachable(t *testing.T) {
@@ -211,19 +189,14 @@ func TestUnreachable(t *testing.T) {
 		c, err := New(Options{URL: "https://factory.example", Transport: &http.Transport{
 			DialContext: network.Memory().Dialer().DialContext,
 		}})
-		if err != nil {
-			t.Fatal(err)
-		}
+		noError(t, err)
 		_, err = c.Extensions(t.Context(), "v1.13.9")
 		if err == nil || !strings.HasPrefix(err.Error(), "image factory https://factory.example: ") {
 			t.Errorf("error = %v", err)
 		}
-		if diff := cmp.Diff([]string{"see whether images.factory in recast.yaml is right and reachable from here"}, fault.Hints(err)); diff != "" {
-			t.Errorf("hints (-want +got):\n%s", diff)
-		}
-		if err := c.Close(); err != nil {
-			t.Error(err)
-		}
+		hint := "see whether images.factory in recast.yaml is right and reachable from here"
+		same(t, "hints", []string{hint}, fault.Hints(err))
+		noError(t, c.Close())
 	})
 }
 
@@ -238,21 +211,14 @@ func TestNewRefuses(t *testing.T) {
 
 func TestInstallerRepository(t *testing.T) {
 	t.Parallel()
-	c, err := New(Options{URL: "https://factory.talos.dev/"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := must(New(Options{URL: "https://factory.talos.dev/"}))(t)
 	var got []string
 	for _, secure := range []bool{false, true} {
 		got = append(got, c.InstallerRepository(images.ISORequest{SchematicID: "abc", Talos: "v1", Platform: "nocloud", Arch: "amd64", SecureBoot: secure}))
 	}
 	want := []string{"factory.talos.dev/nocloud-installer/abc", "factory.talos.dev/nocloud-installer-secureboot/abc"}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("repositories (-want +got):\n%s", diff)
-	}
-	if err := c.Close(); err != nil {
-		t.Error(err)
-	}
+	same(t, "repositories", want, got)
+	noError(t, c.Close())
 }
 
 func ExampleError() {
@@ -263,28 +229,27 @@ func ExampleError() {
 // A factory's certificate is verified by the system's CAs, and by those of a file.
 func TestCAFile(t *testing.T) {
 	t.Parallel()
-	s := httptest.NewUnstartedServer(answer(http.StatusOK, `["v1.13.9"]`))
+	requests := 0
+	s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		requests++
+		answer(http.StatusOK, `["v1.13.9"]`)(w, r)
+	}))
 	s.Config.ErrorLog = log.New(io.Discard, "", 0)
 	s.StartTLS()
 	defer s.Close()
 	ca := filepath.Join(t.TempDir(), "ca.pem")
-	if err := os.WriteFile(ca, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: s.Certificate().Raw}), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	trusts, err := New(Options{URL: s.URL, CAFile: ca})
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, os.WriteFile(ca, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: s.Certificate().Raw}), 0o600))
+	trusts := must(New(Options{URL: s.URL, CAFile: ca}))(t)
 	defer trusts.Close()
 	if versions, err := trusts.Versions(t.Context()); err != nil || len(versions) != 1 {
 		t.Errorf("with its CA: %v, %v", versions, err)
 	}
-	other, err := New(Options{URL: s.URL})
-	if err != nil {
-		t.Fatal(err)
-	}
+	other := must(New(Options{URL: s.URL}))(t)
 	defer other.Close()
-	_, err = other.Versions(t.Context())
+	_, err := other.Versions(t.Context())
+	if _, ok := errors.AsType[x509.UnknownAuthorityError](err); !ok || requests != 1 || strings.Contains(err.Error(), "times") {
+		t.Errorf("an error that would repeat: %v after %d requests", err, requests)
+	}
 	hint := "if your own CA has signed it, name that CA's certificate, a PEM file, in images.caFile"
 	if fault.CodeOf(err) != fault.TLS || strings.Join(fault.Hints(err), "; ") != hint {
 		t.Errorf("without: %v\ncode %s, hints %q", err, fault.CodeOf(err), fault.Hints(err))
@@ -298,18 +263,316 @@ func TestCAFile(t *testing.T) {
 func TestForeignTextIsOneLine(t *testing.T) {
 	t.Parallel()
 	const evil = "bad\x1b[31m\x1b]0;title\a\r\nfake line: \u202e\u2028\x7f"
-	for name, body := range map[string]string{"text": evil, "page": "<html><title>" + evil + "</title></html>"} {
+	cases := map[string]string{"text": evil, "page": "<html><title>" + evil + "</title></html>"}
+	eachInBubble(t, cases, func(t *testing.T, body string) {
+		_, err := serve(t, answer(http.StatusBadRequest, body)).Versions(t.Context())
+		if err == nil {
+			t.Fatal("no error")
+		}
+		if text := err.Error(); !strings.Contains(text, "bad") || !strings.Contains(text, "fake line") || strings.ContainsAny(text, "\x1b\a\r\n\u202e\u2028\x7f") {
+			t.Errorf("%q", text)
+		}
+	})
+}
+
+// must returns v, or ends the test with the error.
+func must[T any](v T, err error) func(testing.TB) T {
+	return func(t testing.TB) T {
+		t.Helper()
+		noError(t, err)
+		return v
+	}
+}
+
+func noError(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// same compares what came with what is wanted.
+func same(t testing.TB, what string, want, got any) {
+	t.Helper()
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("%s (-want +got):\n%s", what, diff)
+	}
+}
+
+// each runs a test for every case, all at once.
+func each[T any](t *testing.T, cases map[string]T, test func(t *testing.T, tc T)) {
+	t.Helper()
+	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				_, err := serve(t, answer(http.StatusBadRequest, body)).Versions(t.Context())
-				if err == nil {
-					t.Fatal("no error")
-				}
-				if text := err.Error(); !strings.Contains(text, "bad") || !strings.Contains(text, "fake line") || strings.ContainsAny(text, "\x1b\a\r\n\u202e\u2028\x7f") {
-					t.Errorf("%q", text)
-				}
-			})
+			test(t, tc)
 		})
 	}
 }
+
+// eachInBubble is each with the time of a bubble.
+func eachInBubble[T any](t *testing.T, cases map[string]T, test func(t *testing.T, tc T)) {
+	t.Helper()
+	each(t, cases, func(t *testing.T, tc T) {
+		synctest.Test(t, func(t *testing.T) { test(t, tc) })
+	})
+}
+
+func getVersions(ctx context.Context, c *Client) error { _, err := c.Versions(ctx); return err }
+
+func register(ctx context.Context, c *Client) error {
+	_, _, err := c.Register(ctx, "customization: {}\n")
+	return err
+}
+
+// TestTrouble makes the simulated factory, or a proxy before it, misbehave, and
+// checks what the user is told and how long it takes.
+func TestTrouble(t *testing.T) {
+	t.Parallel()
+	const who = "image factory http://" + addr + ": "
+	again := func(what, wait, n string) string { return what + ", trying again in " + wait + " (" + n + ")" }
+	const down, limited = "the factory answered 503 Service Unavailable", "the factory answered 429 Too Many Requests"
+	const failing, broke = "the factory answered 500 Internal Server Error", "no complete answer from the factory"
+	type row struct {
+		trouble factoryapi.Trouble
+		times   int
+		ask     func(context.Context, *Client) error
+		notes   []string
+		took    time.Duration
+		err     string
+		hint    string
+	}
+	eachInBubble(t, map[string]row{
+		"a proxy without its factory": {
+			factoryapi.Down(503, 0), 2, getVersions,
+			[]string{again(down, "1s", "2 of 5"), again(down, "2s", "3 of 5")},
+			3 * time.Second, "", "",
+		},
+		"for good": {
+			factoryapi.Down(503, 0), 100, getVersions,
+			[]string{again(down, "1s", "2 of 5"), again(down, "2s", "3 of 5"), again(down, "4s", "4 of 5"), again(down, "8s", "5 of 5")},
+			15 * time.Second, who + "503 Service Unavailable: 503 Service Temporarily Unavailable (asked 5 times)", "",
+		},
+		"too often": {factoryapi.Down(429, 30*time.Second), 1, getVersions, []string{again(limited, "30s", "2 of 5")}, 30 * time.Second, "", ""},
+		"far too often": {
+			factoryapi.Down(429, time.Hour), 1, getVersions, nil, 0, who + "429 Too Many Requests: 429 Too Many Requests",
+			"the factory limits how often it answers: wait a while",
+		},
+		"its own trouble": {
+			factoryapi.Failing(), 2, getVersions, []string{again(failing, "1s", "2 of 3"), again(failing, "2s", "3 of 3")}, 3 * time.Second, "", "",
+		},
+		"its own trouble, for good": {
+			factoryapi.Failing(), 100, getVersions,
+			[]string{again(failing, "1s", "2 of 3"), again(failing, "2s", "3 of 3")},
+			3 * time.Second,
+			who + "500 Internal Server Error: internal server error (asked 3 times)",
+			"the reason is in the factory's own log; a malformed Talos version is one, a registry that it can't reach another",
+		},
+		"a broken connection":      {factoryapi.Refused(), 1, getVersions, []string{again(broke+" (EOF)", "1s", "2 of 5")}, time.Second, "", ""},
+		"an answer that breaks":    {factoryapi.Cut(5), 1, getVersions, []string{again(broke+" (unexpected EOF)", "1s", "2 of 5")}, time.Second, "", ""},
+		"an answer that stalls":    {factoryapi.Stall(5), 1, getVersions, []string{again(broke+" (nothing came for 1m0s)", "1s", "2 of 5")}, 61 * time.Second, "", ""},
+		"a schematic":              {factoryapi.Down(502, 0), 1, register, []string{again("the factory answered 502 Bad Gateway", "1s", "2 of 5")}, time.Second, "", ""},
+		"a schematic, answer lost": {factoryapi.Cut(0), 1, register, []string{again(broke+" (unexpected EOF)", "1s", "2 of 5")}, time.Second, "", ""},
+		"a refusal": {
+			factoryapi.Down(403, 0), 1, register, nil, 0, who + "403 Forbidden: 403 Forbidden",
+			"the schematic belongs to someone else, or a proxy denies access from here",
+		},
+	}, func(t *testing.T, tc row) {
+		s := newSite(t)
+		s.factory.Strike(tc.times, "/", tc.trouble)
+		start := time.Now()
+		err := tc.ask(t.Context(), s.client)
+		if took := time.Since(start); took != tc.took {
+			t.Errorf("took %s, want %s", took, tc.took)
+		}
+		s.said(t, tc.notes, err, tc.err, tc.hint)
+	})
+}
+
+// said compares what the user is told.
+func (s *site) said(t *testing.T, notes []string, err error, text, hint string) {
+	t.Helper()
+	same(t, "notes", notes, s.notes)
+	got := ""
+	if err != nil {
+		got = err.Error()
+	}
+	same(t, "error", text, got)
+	same(t, "hint", hint, strings.Join(fault.Hints(err), "; "))
+}
+
+func TestCancelEndsRetry(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
+		defer cancel()
+		_, err := serve(t, answer(503, "")).Versions(ctx)
+		if !errors.Is(err, context.DeadlineExceeded) || len(fault.Hints(err)) > 0 {
+			t.Errorf("error = %v, hints %v", err, fault.Hints(err))
+		}
+	})
+}
+
+// TestSilentFactory: a factory that accepts a request and never answers.
+func TestSilentFactory(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		c := serve(t, http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }))
+		start := time.Now()
+		_, err := c.Versions(t.Context())
+		if err == nil || !strings.Contains(err.Error(), "no answer within 3m0s (asked 5 times)") {
+			t.Errorf("error = %v", err)
+		}
+		if took, want := time.Since(start), attempts*answerWithin+15*time.Second; took != want {
+			t.Errorf("took %s, want %s", took, want)
+		}
+	})
+}
+
+// TestRetryAfter reads both forms of the header.
+func TestRetryAfter(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		for text, want := range map[string]time.Duration{
+			"": 0, "soon": 0, "-1": 0, "7": 7 * time.Second, "99999999999999999999": 0,
+			time.Now().Add(90 * time.Second).UTC().Format(http.TimeFormat): 90 * time.Second,
+			time.Now().Add(-time.Hour).UTC().Format(http.TimeFormat):       0,
+		} {
+			if got := retryAfter(&http.Response{Header: http.Header{"Retry-After": {text}}}); got != want {
+				t.Errorf("%q: %s, want %s", text, got, want)
+			}
+		}
+	})
+}
+
+// TestPages: a web page is reported in one line.
+func TestPages(t *testing.T) {
+	t.Parallel()
+	page := func(status int, kind, body string) http.HandlerFunc {
+		return func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Type", kind)
+			w.WriteHeader(status)
+			_, _ = io.WriteString(w, body)
+		}
+	}
+	const who = "image factory http://" + addr + ": "
+	type row struct {
+		answer http.HandlerFunc
+		want   string
+	}
+	eachInBubble(t, map[string]row{
+		"a proxy's": {
+			page(403, "text/html; charset=utf-8", "<!DOCTYPE html>\n<html><head><style>p {}</style>\n<title>\n Blocked &amp; logged </title></head><body><p>…</body>"),
+			who + "403 Forbidden: Blocked & logged",
+		},
+		"without a title": {
+			page(403, "text/html", "<html><head><style>p {}</style></head><body><p>Go <b>away</b></p>\n"+strings.Repeat("x", 1000)+"</body>"),
+			who + "403 Forbidden: Go away " + strings.Repeat("x", maxPage-8) + "…",
+		},
+		"a portal that says yes": {
+			page(200, "text/html", "<html><title>Log in</title></html>"),
+			who + "200 OK: a web page instead of an answer: Log in",
+		},
+		"JSON of another kind": {
+			page(200, "application/json", `{"error":"x"}`),
+			who + "GET http://" + addr + "/versions: the answer can't be read: json: cannot unmarshal object into Go value of type []string",
+		},
+		"commands for a terminal": {page(404, "text/plain", "a\x1b[2J\x07b\r\nc\n"), who + "404 Not Found: a\ufffdb c"},
+	}, func(t *testing.T, tc row) {
+		_, err := serve(t, tc.answer).Versions(t.Context())
+		if err == nil || err.Error() != tc.want {
+			t.Errorf("error\n got %v\nwant %s", err, tc.want)
+		}
+	})
+}
+
+// TestRedirects: which ones are not followed, and that no signed URL is shown.
+func TestRedirects(t *testing.T) {
+	t.Parallel()
+	to := func(where string) http.HandlerFunc {
+		return func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, where, http.StatusFound) }
+	}
+	type row struct {
+		answer http.HandlerFunc
+		ask    func(context.Context, *Client) error
+		want   string
+	}
+	eachInBubble(t, map[string]row{
+		"in a circle": {to("/versions"), getVersions, "redirected more than 5 times"},
+		"a POST": {
+			to("https://factory.example/schematics"), register,
+			"redirected to https://factory.example, which a POST does not follow: use that URL in images.factory",
+		},
+		"nowhere": {to("http://store.example/a?X-Amz-Signature=secret"), getVersions, `Get "http://store.example/a": `},
+	}, func(t *testing.T, tc row) {
+		err := tc.ask(t.Context(), serve(t, tc.answer))
+		if err == nil || !strings.Contains(err.Error(), tc.want) || strings.Contains(err.Error(), "secret") {
+			t.Errorf("error = %v, want %s", err, tc.want)
+		}
+	})
+	plain, _ := http.NewRequest(http.MethodGet, "http://store.example/", nil)
+	secure, _ := http.NewRequest(http.MethodGet, "https://factory.example/", nil)
+	if err := follow(plain, []*http.Request{secure}); err == nil || err.Error() != "redirected to store.example, which is not encrypted" {
+		t.Errorf("from https to http: %v", err)
+	}
+}
+
+// TestBroken: a factory that does not know the parameter has no list of broken versions.
+func TestBroken(t *testing.T) {
+	t.Parallel()
+	type row struct {
+		broken string
+		want   []string
+	}
+	eachInBubble(t, map[string]row{
+		"none":              {"[]", nil},
+		"one":               {`["v1.9.0"]`, []string{"v1.9.0"}},
+		"an older factory":  {`["v1.13.8","v1.13.9"]`, nil},
+		"none, as Go's nil": {"null", nil},
+	}, func(t *testing.T, tc row) {
+		c := serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if r.URL.Query().Get("broken") == "true" {
+				_, _ = io.WriteString(w, tc.broken)
+				return
+			}
+			_, _ = io.WriteString(w, `["v1.13.8","v1.13.9"]`)
+		}))
+		got, err := c.Broken(t.Context())
+		if diff := cmp.Diff(tc.want, got); err != nil || diff != "" {
+			t.Errorf("%v (-want +got):\n%s", err, diff)
+		}
+	})
+}
+
+// TestKeys: a key, none, and an invalid one.
+func TestKeys(t *testing.T) {
+	t.Parallel()
+	const block = "-----BEGIN PUBLIC KEY-----\nAAAA\n-----END PUBLIC KEY-----\n"
+	signing := func(ctx context.Context, c *Client) ([]byte, error) { return c.SigningKey(ctx) }
+	secureBoot := func(ctx context.Context, c *Client) ([]byte, error) { return c.SecureBootCertificate(ctx) }
+	type row struct {
+		ask    func(context.Context, *Client) ([]byte, error)
+		answer http.HandlerFunc
+		want   string
+		err    string
+		kind   fault.Kind
+	}
+	eachInBubble(t, map[string]row{
+		"a key":              {signing, answer(200, block), block, "", fault.Failed},
+		"a keyless factory":  {signing, answer(200, ""), "", "", fault.Failed},
+		"an older factory":   {signing, answer(404, "404 page not found"), "", "", fault.Failed},
+		"something else":     {signing, answer(200, "hello"), "", "the signing key is not PEM", fault.Failed},
+		"a certificate":      {secureBoot, answer(200, block), block, "", fault.Failed},
+		"no secure boot":     {secureBoot, answer(500, "internal server error"), "", "certificate for Secure Boot: ", fault.Config},
+		"not a certificate":  {secureBoot, answer(200, ""), "", "the certificate for Secure Boot is not PEM", fault.Failed},
+		"not for the public": {secureBoot, answer(401, ""), "", "401 Unauthorized", fault.Failed},
+	}, func(t *testing.T, tc row) {
+		got, err := tc.ask(t.Context(), serve(t, tc.answer))
+		if string(got) != tc.want || (err != nil) != (tc.err != "") || err != nil && !strings.Contains(err.Error(), tc.err) {
+			t.Errorf("%q, %v; want %q, %q", got, err, tc.want, tc.err)
+		}
+		same(t, "kind", tc.kind, fault.KindOf(err))
+	})
+}
+
+var isoRequest = images.ISORequest{SchematicID: "abc", Talos: "v1.13.9", Platform: "nocloud", Arch: "amd64"}

@@ -10,10 +10,9 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/siderolabs/image-factory/pkg/client"
-
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/schematics"
+	"github.com/siderolabs/image-factory/pkg/client"
 )
 
 // Versions lists the Talos versions that the factory builds.
@@ -23,8 +22,7 @@ func (c *Client) Versions(ctx context.Context) ([]string, error) {
 	return versions, err
 }
 
-// Broken lists the Talos versions that the factory has marked as broken and does not
-// build.
+// Broken lists the Talos versions that the factory has marked as broken and does not build.
 func (c *Client) Broken(ctx context.Context) ([]string, error) {
 	var broken []string
 	r := c.get("versions")
@@ -102,8 +100,7 @@ func (c *Client) Knows(ctx context.Context, id string) (bool, error) {
 	return err == nil, err
 }
 
-// Register registers a schematic. One that the factory rejects is an error of kind
-// Config with the factory's message.
+// Register registers a schematic. One that the factory rejects is an error of kind Config with the factory's message.
 func (c *Client) Register(ctx context.Context, canonical string) (id, stored string, err error) {
 	r := c.get("schematics")
 	r.method, r.body = http.MethodPost, []byte(canonical)

@@ -1,6 +1,7 @@
 package factory
 
 import (
+	"context"
 	"errors"
 	"io/fs"
 	"net/http"
@@ -11,9 +12,13 @@ import (
 	"sync"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-containerregistry/pkg/authn"
+	"github.com/google/go-containerregistry/pkg/name"
+	"github.com/google/go-containerregistry/pkg/v1/random"
+	"github.com/google/go-containerregistry/pkg/v1/remote"
 	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/images/verify"
 	"github.com/recast-sh/recast/internal/fault"
@@ -51,37 +56,22 @@ func newSite(t *testing.T, with ...func(*factoryapi.Options)) *site {
 	s := &site{recorder: record.New(), network: n, cache: filepath.Join(t.TempDir(), "iso")}
 	oci := factoryapi.NewRegistry(s.recorder)
 	s.catalog = factoryapi.Catalog{Registry: registryAddr, Transport: oci.Transport()}
-	if err := s.catalog.Publish(t.Context(), talos, factoryapi.Official()); err != nil {
-		t.Fatal(err)
-	}
-	var err error
+	noError(t, s.catalog.Publish(t.Context(), talos, factoryapi.Official()))
 	o := factoryapi.Options{
 		URL: "http://" + addr, Registry: registryAddr, Transport: oci.Transport(), Versions: []string{talos}, Recorder: s.recorder, Delay: transport.Pause,
 	}
 	for _, set := range with {
 		set(&o)
 	}
-	s.factory, err = factoryapi.New(o)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := errors.Join(listen(t, n, addr, s.factory), listen(t, n, registryAddr, oci)); err != nil {
-		t.Fatal(err)
-	}
+	s.factory = must(factoryapi.New(o))(t)
+	noError(t, errors.Join(listen(t, n, addr, s.factory), listen(t, n, registryAddr, oci)))
 	transport := func() http.RoundTripper { return &http.Transport{DialContext: n.Dialer().DialContext} }
-	if s.client, err = New(Options{URL: "http://" + addr, Transport: transport(), Note: s.note}); err != nil {
-		t.Fatal(err)
-	}
-	s.registry, err = registry.New(registry.Options{
+	s.client = must(New(Options{URL: "http://" + addr, Transport: transport(), Note: s.note}))(t)
+	s.registry = must(registry.New(registry.Options{
 		Extensions: registryAddr + "/siderolabs/extensions", Transport: transport(), Keychain: authn.NewMultiKeychain(),
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))(t)
 	t.Cleanup(func() {
-		if err := errors.Join(s.client.Close(), s.registry.Close()); err != nil {
-			t.Error(err)
-		}
+		noError(t, errors.Join(s.client.Close(), s.registry.Close()))
 		s.factory.Close()
 	})
 	return s
@@ -99,9 +89,7 @@ func listen(t *testing.T, n *network.Network, at string, h http.Handler) error {
 	var serving sync.WaitGroup
 	serving.Go(func() { _ = server.Serve(l) }) // ends with Close
 	t.Cleanup(func() {
-		if err := server.Close(); err != nil {
-			t.Error(err)
-		}
+		noError(t, server.Close())
 		serving.Wait()
 	})
 	return nil
@@ -118,9 +106,7 @@ func (s *site) relock(t *testing.T, rebuild ...string) ([]schematics.Warning, []
 			Rebuild: slices.Contains(rebuild, "default"),
 		}},
 	}, schematics.Sources{Catalog: s.registry, Images: s.registry, Factory: s.client})
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	s.lock = lock
 	return warnings, schematics.Compare(old, lock)
 }
@@ -129,9 +115,7 @@ func (s *site) build(t *testing.T) error {
 	t.Helper()
 	verifier := verify.New(s.registry, s.cache)
 	defer func() {
-		if err := verifier.Close(); err != nil {
-			t.Error(err)
-		}
+		noError(t, verifier.Close())
 	}()
 	b := images.Builder{
 		Factory: s.client, Registry: s.registry, Puller: s.registry, Verifier: verifier, Signature: images.SignaturePolicy{Mode: images.SignatureRequire},
@@ -144,14 +128,8 @@ func (s *site) build(t *testing.T) error {
 // iso reads the content of the lock's cached ISO.
 func (s *site) iso(t *testing.T) artefact.Image {
 	t.Helper()
-	data, err := os.ReadFile(filepath.Join(s.cache, s.lock.Schematics["default"].ISO.Name))
-	if err != nil {
-		t.Fatal(err)
-	}
-	img, err := artefact.ReadISO(data)
-	if err != nil {
-		t.Fatal(err)
-	}
+	data := must(os.ReadFile(filepath.Join(s.cache, s.lock.Schematics["default"].ISO.Name)))(t)
+	img := must(artefact.ReadISO(data))(t)
 	return img
 }
 
@@ -164,16 +142,12 @@ func TestPatchedExtension(t *testing.T) {
 		if warnings, _ := s.relock(t); len(warnings) > 0 {
 			t.Fatal(warnings)
 		}
-		if err := s.build(t); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, s.build(t))
 		before := s.lock.Schematics["default"]
 		s.holds(t, before)
 
 		was, is, err := s.catalog.Patch(t.Context(), talos, "qemu-guest-agent")
-		if err != nil {
-			t.Fatal(err)
-		}
+		noError(t, err)
 		warnings, changes := s.relock(t)
 		after := s.lock.Schematics["default"]
 		if before.SchematicID == after.SchematicID || before.BuildID == after.BuildID {
@@ -191,25 +165,19 @@ func TestPatchedExtension(t *testing.T) {
 		if fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), was) || !strings.Contains(err.Error(), is) {
 			t.Errorf("a stale factory: %v", err)
 		}
-		if got := s.recorder.Mutations(); got != mutations {
-			t.Errorf("refused, but %d requests changed something", got-mutations)
-		}
+		same(t, "requests that changed something, though refused", mutations, s.recorder.Mutations())
 		builds := func(e schematics.Locked) []string {
 			return []string{"installer " + e.SchematicID + " v1.13.9 nocloud", "iso " + e.SchematicID + " v1.13.9 nocloud-amd64"}
 		}
 		s.built(t, builds(before)...)
 
 		s.factory.Restart()
-		if err := s.build(t); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, s.build(t))
 		s.built(t, append(builds(before), builds(after)...)...)
 		s.holds(t, s.lock.Schematics["default"])
 
 		calls := len(s.recorder.Calls())
-		if err := s.build(t); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, s.build(t))
 		for _, c := range s.recorder.Calls()[calls:] {
 			if c.Mutation || strings.Contains(c.Path, "/image/") {
 				t.Errorf("there is nothing to do, but %+v", c)
@@ -222,14 +190,8 @@ func TestPatchedExtension(t *testing.T) {
 // digestOf is the digest of the extension image with a boot image's content, which names none.
 func digestOf(t *testing.T, e artefact.Extension) string {
 	t.Helper()
-	idx, err := artefact.ExtensionIndex(e)
-	if err != nil {
-		t.Fatal(err)
-	}
-	digest, err := idx.Digest()
-	if err != nil {
-		t.Fatal(err)
-	}
+	idx := must(artefact.ExtensionIndex(e))(t)
+	digest := must(idx.Digest())(t)
 	return digest.String()
 }
 
@@ -248,9 +210,7 @@ func (s *site) holds(t *testing.T, e schematics.Locked) {
 			}
 		}
 	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("extensions in the ISO (-lock +ISO):\n%s", diff)
-	}
+	same(t, "extensions in the ISO", want, got)
 	if iso.SchematicID != e.SchematicID || iso.SchematicYAML != e.Schematic || !strings.Contains(iso.Cmdline, "recast.lock="+e.LockHash) {
 		t.Errorf("schematic in the ISO: %+v", iso)
 	}
@@ -288,17 +248,132 @@ func TestExamples(t *testing.T) {
 			t.Fatal(names, err)
 		}
 		for _, name := range names {
-			data, err := fs.ReadFile(examples, name)
-			if err != nil {
-				t.Fatal(err)
-			}
-			parsed, err := schematics.Parse(name, data)
-			if err != nil {
-				t.Fatal(err)
-			}
+			data := must(fs.ReadFile(examples, name))(t)
+			parsed := must(schematics.Parse(name, data))(t)
 			if id, _, err := s.client.Register(t.Context(), parsed.Canonical()); err != nil || id != parsed.ID() {
 				t.Errorf("%s: the factory computes %s, recast %s; %v", name, id, parsed.ID(), err)
 			}
 		}
 	})
+}
+
+// TestInstallerOfSlowFactory: a request for the manifest waits for the build, from
+// the registry's client as well as BuildInstaller, but only the latter outlasts a
+// proxy's timeout.
+func TestInstallerOfSlowFactory(t *testing.T) {
+	t.Parallel()
+	digest := func(ctx context.Context, s *site, req images.ISORequest) error {
+		_, found, err := s.registry.Digest(ctx, s.client.InstallerRepository(req)+":"+talos)
+		if err == nil && !found {
+			return errors.New("not found")
+		}
+		return err
+	}
+	build := func(ctx context.Context, s *site, req images.ISORequest) error {
+		return s.client.BuildInstaller(ctx, req, s.note)
+	}
+	impatient := func(f *factoryapi.Factory) factoryapi.Trouble { return f.Impatient(time.Minute) }
+	type row struct {
+		ask     func(context.Context, *site, images.ISORequest) error
+		trouble func(*factoryapi.Factory) factoryapi.Trouble
+		times   int
+		notes   int
+	}
+	eachInBubble(t, map[string]row{
+		"pulled":         {digest, func(*factoryapi.Factory) factoryapi.Trouble { return factoryapi.Down(503, 0) }, 2, 0},
+		"built":          {build, func(*factoryapi.Factory) factoryapi.Trouble { return factoryapi.Down(503, 0) }, 2, 30 + 2},
+		"not heard of":   {build, func(*factoryapi.Factory) factoryapi.Trouble { return factoryapi.Unaware() }, 2, 30 + 2},
+		"behind a proxy": {build, impatient, 100, 30 + 13},
+	}, func(t *testing.T, tc row) {
+		s := newSite(t)
+		req := s.agents(t)
+		s.factory.Slow(15 * time.Minute)
+		s.factory.Strike(tc.times, "/v2/nocloud-installer/", tc.trouble(s.factory))
+		noError(t, tc.ask(t.Context(), s, req))
+		s.built(t, "installer "+req.SchematicID+" v1.13.9 nocloud")
+		if len(s.notes) != tc.notes {
+			t.Errorf("%d notes, want %d: %q", len(s.notes), tc.notes, s.notes)
+		}
+	})
+}
+
+// TestInstallerInAnotherRegistry: the installer exists, whatever registry the
+// factory redirects to, even if pulling it there needs a login.
+func TestInstallerInAnotherRegistry(t *testing.T) {
+	t.Parallel()
+	eachInBubble(t, map[string]http.HandlerFunc{
+		"redirected": func(w http.ResponseWriter, r *http.Request) {
+			http.Redirect(w, r, "https://ghcr.example"+r.URL.Path, http.StatusTemporaryRedirect)
+		},
+		"for its users": answer(http.StatusUnauthorized, "authentication required"),
+	}, func(t *testing.T, answer http.HandlerFunc) {
+		noError(t, serve(t, answer).BuildInstaller(t.Context(), isoRequest, nil))
+	})
+}
+
+// TestMirroredInstaller is the story of an installer that is copied, with the
+// factory's signature, to the user's own registry, and suffices when the factory is
+// gone.
+func TestMirroredInstaller(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		const mirror = registryAddr + "/acme/talos"
+		s := newSite(t)
+		s.relock(t)
+		noError(t, s.build(t))
+		built := s.lock.Schematics["default"]
+		_, digest, _ := strings.Cut(built.Installer, "@")
+		signature := s.sign(t, built.SchematicID, digest)
+
+		run := func() error {
+			m := images.Mirror{
+				Copier: s.registry, Repository: mirror,
+				Ledger: images.NewLedger(s.lock, func(l schematics.Lock) error { s.lock = l; return nil }),
+			}
+			return new(step.Runner).Run(t.Context(), m.Step())
+		}
+		noError(t, run())
+		same(t, "installer", mirror+"@"+digest, s.lock.Schematics["default"].Installer)
+		s.mirrorHolds(t, mirror, digest, signature, built)
+
+		s.factory.Close()
+		calls := len(s.recorder.Calls())
+		noError(t, run())
+		for _, c := range s.recorder.Calls()[calls:] {
+			if c.Mutation {
+				t.Errorf("there is nothing to do, but %+v", c)
+			}
+		}
+	})
+}
+
+// sign puts a signature where the factory keeps those of its installers.
+func (s *site) sign(t *testing.T, schematicID, digest string) (signature string) {
+	t.Helper()
+	sig := must(random.Image(64, 1))(t)
+	tag := must(name.NewTag(registryAddr + "/factory/nocloud-installer/" + schematicID + ":" + strings.Replace(digest, ":", "-", 1) + ".sig"))(t)
+	noError(t, remote.Write(tag, sig, remote.WithTransport(s.catalog.Transport)))
+	hash := must(sig.Digest())(t)
+	return hash.String()
+}
+
+// mirrorHolds reads the copy for both architectures, as nodes do, and its signature.
+func (s *site) mirrorHolds(t *testing.T, mirror, digest, signature string, e schematics.Locked) {
+	t.Helper()
+	ref := must(name.NewDigest(mirror + "@" + digest))(t)
+	index := must(remote.Index(ref, remote.WithTransport(s.catalog.Transport)))(t)
+	for _, arch := range []string{"amd64", "arm64"} {
+		img, err := artefact.ReadInstaller(index, arch)
+		if err != nil || img.SchematicID != e.SchematicID {
+			t.Errorf("%s: schematic %q, %v", arch, img.SchematicID, err)
+		}
+	}
+	for tag, want := range map[string]string{
+		talos + "-" + schematics.Short(e.BuildID):     digest,
+		strings.Replace(digest, ":", "-", 1) + ".sig": signature,
+	} {
+		if got, found, err := s.registry.Head(t.Context(), mirror+":"+tag); err != nil || !found || got != want {
+			t.Errorf("%s: %q %t %v, want %s", tag, got, found, err, want)
+		}
+	}
 }

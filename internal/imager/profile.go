@@ -7,9 +7,8 @@ import (
 	"os"
 	"path"
 
-	"go.yaml.in/yaml/v4"
-
 	"github.com/recast-sh/recast/images"
+	"go.yaml.in/yaml/v4"
 )
 
 // profile is the part that we need of siderolabs/talos
@@ -128,33 +127,28 @@ const Author = "recast"
 
 // manifest is manifest.yaml of an extension: siderolabs/talos pkg/machinery/extensions.
 type manifest struct {
-	Version  string   `yaml:"version"`
-	Metadata metadata `yaml:"metadata"`
-}
-
-type metadata struct {
-	Name          string        `yaml:"name"`
-	Version       string        `yaml:"version"`
-	Author        string        `yaml:"author"`
-	Description   string        `yaml:"description"`
-	Compatibility compatibility `yaml:"compatibility"`
-	ExtraInfo     string        `yaml:"extraInfo"`
-}
-
-type compatibility struct {
-	Talos struct {
-		Version string `yaml:"version"`
-	} `yaml:"talos"`
+	Version  string `yaml:"version"`
+	Metadata struct {
+		Name          string `yaml:"name"`
+		Version       string `yaml:"version"`
+		Author        string `yaml:"author"`
+		Description   string `yaml:"description"`
+		Compatibility struct {
+			Talos struct {
+				Version string `yaml:"version"`
+			} `yaml:"talos"`
+		} `yaml:"compatibility"`
+		ExtraInfo string `yaml:"extraInfo"`
+	} `yaml:"metadata"`
 }
 
 // writeMarker writes the extension that tells on a node which schematic it runs. It
 // is the Image Factory's, except for the author: siderolabs/image-factory
 // internal/artifacts/schematic.go.
 func writeMarker(path, id, canonical string) error {
-	m := manifest{Version: "v1alpha1", Metadata: metadata{
-		Name: "schematic", Version: id, Author: Author, ExtraInfo: canonical,
-		Description: "Virtual extension which specifies the schematic of the image built with recast.",
-	}}
+	m := manifest{Version: "v1alpha1"}
+	m.Metadata.Name, m.Metadata.Version, m.Metadata.Author, m.Metadata.ExtraInfo = "schematic", id, Author, canonical
+	m.Metadata.Description = "Virtual extension which specifies the schematic of the image built with recast."
 	m.Metadata.Compatibility.Talos.Version = ">= 1.0.0"
 	text, err := yaml.Marshal(m)
 	if err != nil {

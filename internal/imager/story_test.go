@@ -1,16 +1,38 @@
 package imager
 
 import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-containerregistry/pkg/authn"
+	"github.com/google/go-containerregistry/pkg/name"
+	ggcr "github.com/google/go-containerregistry/pkg/registry"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/empty"
+	"github.com/google/go-containerregistry/pkg/v1/layout"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/google/go-containerregistry/pkg/v1/random"
-
+	"github.com/google/go-containerregistry/pkg/v1/remote"
+	"github.com/recast-sh/recast/images"
+	"github.com/recast-sh/recast/images/verify"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/registry"
+	"github.com/recast-sh/recast/internal/sim/artefact"
+	sim "github.com/recast-sh/recast/internal/sim/imager"
+	"github.com/recast-sh/recast/internal/step"
 	"github.com/recast-sh/recast/schematics"
 )
 
@@ -18,31 +40,21 @@ func TestBuilt(t *testing.T) {
 	t.Parallel()
 	s := newStory(t)
 	s.program = true
-	if err := s.build(t.Context(), t); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, s.build(t.Context(), t))
 	s.checkBuilt(t)
-	if d := cmp.Diff([]string{"installer", "iso", "image"}, s.runs(t)); d != "" {
-		t.Errorf("runs (-want +got):\n%s", d)
-	}
+	same(t, "runs", []string{"installer", "iso", "image"}, s.runs(t))
 
 	t.Log("with nothing to do, nothing runs")
 	before := s.lock
 	s.revive(0, false)
-	if err := s.build(t.Context(), t); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, s.build(t.Context(), t))
 	if got := s.runs(t); len(got) > 0 || s.changes > 0 || !cmp.Equal(before, s.lock) {
 		t.Errorf("again: runs %q, %d changes", got, s.changes)
 	}
 
 	t.Log("another machine finds them beside the installer")
-	if err := os.RemoveAll(filepath.Join(s.dir, "iso")); err != nil {
-		t.Fatal(err)
-	}
-	if err := s.build(t.Context(), t); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, os.RemoveAll(filepath.Join(s.dir, "iso")))
+	noError(t, s.build(t.Context(), t))
 	if got := s.runs(t); len(got) > 0 || !cmp.Equal(before, s.lock) {
 		t.Errorf("another machine: runs %q, lock\n%s", got, cmp.Diff(before, s.lock))
 	}
@@ -53,13 +65,9 @@ func TestBuilt(t *testing.T) {
 	}
 
 	t.Log("everyone who resolves the same build gets the same, verified images")
-	if err := os.RemoveAll(filepath.Join(s.dir, "iso")); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, os.RemoveAll(filepath.Join(s.dir, "iso")))
 	s.resolve(t)
-	if err := s.build(t.Context(), t); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, s.build(t.Context(), t))
 	if got := s.runs(t); len(got) > 0 || !cmp.Equal(before.Schematics, s.lock.Schematics) {
 		t.Errorf("resolved again: runs %q, lock\n%s", got, cmp.Diff(before, s.lock))
 	}
@@ -70,25 +78,17 @@ func TestDiskImageLater(t *testing.T) {
 	t.Parallel()
 	s := newStory(t)
 	s.noDisk = true
-	if err := s.build(t.Context(), t); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, s.build(t.Context(), t))
 	if d := cmp.Diff([]string{"installer", "iso"}, s.runs(t)); d != "" || s.entry().Disk != (schematics.Disk{}) {
 		t.Errorf("the lock has %+v, runs (-want +got):\n%s", s.entry().Disk, d)
 	}
 	without := s.entry()
 	s.noDisk = false
-	if err := s.build(t.Context(), t); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, s.build(t.Context(), t))
 	s.checkBuilt(t)
-	if d := cmp.Diff([]string{"image"}, s.runs(t)); d != "" {
-		t.Errorf("runs (-want +got):\n%s", d)
-	}
+	same(t, "runs", []string{"image"}, s.runs(t))
 	without.Disk = s.entry().Disk
-	if d := cmp.Diff(without, s.entry()); d != "" {
-		t.Errorf("the lock (-want +got):\n%s", d)
-	}
+	same(t, "the lock", without, s.entry())
 }
 
 // A run that dies at any change to the mirror is finished by the next one, and until
@@ -99,9 +99,7 @@ func TestKilledAtEveryChange(t *testing.T) {
 		t.Skip("long: it builds three images for every request")
 	}
 	undisturbed := newStory(t)
-	if err := undisturbed.build(t.Context(), t); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, undisturbed.build(t.Context(), t))
 	for n := 1; n <= undisturbed.changes; n++ {
 		for _, after := range []bool{false, true} {
 			s := newStory(t)
@@ -128,11 +126,12 @@ func TestKilledAtEveryChange(t *testing.T) {
 
 func TestRefusesUnlockedContent(t *testing.T) {
 	t.Parallel()
-	cases := map[string]struct {
+	type row struct {
 		way            string
 		want           string
 		installer, iso bool // are recorded anyway
-	}{
+	}
+	each(t, map[string]row{
 		"another file":           {way: "build-swapped", want: "frr"},
 		"another Talos":          {way: "build-other-version", want: "v1.13.8"},
 		"another base":           {way: "build-other-base", want: "the image is not based on "},
@@ -140,33 +139,29 @@ func TestRefusesUnlockedContent(t *testing.T) {
 		"half an ISO":            {way: "build-cut-iso", want: "boot ISO", installer: true},
 		"a disk with too little": {way: "build-other-disk", want: "disk image: ", installer: true, iso: true},
 		"half a disk":            {way: "build-cut-disk", want: "disk image: ", installer: true, iso: true},
-	}
-	for name, c := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			s := newStory(t)
-			s.way = c.way
-			err := s.build(t.Context(), t)
-			if err == nil || fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), c.want) {
-				t.Errorf("err = %v, want one with %q", err, c.want)
-			}
-			e := s.entry()
-			if e.Disk != (schematics.Disk{}) || (e.ISO.SHA256 != "") != c.iso || (e.Installer != "") != c.installer {
-				t.Errorf("recorded: %q, %+v, %+v", e.Installer, e.ISO, e.Disk)
-			}
-			if _, found, err := s.registry.Digest(t.Context(), s.tag()); err != nil || found != c.installer {
-				t.Errorf("tag is there: %t, %v", found, err)
-			}
-			s.checkNothingLeft(t)
-			kept := "*"
-			if c.iso {
-				kept = "*.qcow2*"
-			}
-			if left, err := filepath.Glob(filepath.Join(s.dir, "iso", kept)); err != nil || len(left) > 0 {
-				t.Errorf("in the cache: %q, %v", left, err)
-			}
-		})
-	}
+	}, func(t *testing.T, c row) {
+		s := newStory(t)
+		s.way = c.way
+		err := s.build(t.Context(), t)
+		if err == nil || fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("err = %v, want one with %q", err, c.want)
+		}
+		e := s.entry()
+		if e.Disk != (schematics.Disk{}) || (e.ISO.SHA256 != "") != c.iso || (e.Installer != "") != c.installer {
+			t.Errorf("recorded: %q, %+v, %+v", e.Installer, e.ISO, e.Disk)
+		}
+		if _, found, err := s.registry.Digest(t.Context(), s.tag()); err != nil || found != c.installer {
+			t.Errorf("tag is there: %t, %v", found, err)
+		}
+		s.checkNothingLeft(t)
+		kept := "*"
+		if c.iso {
+			kept = "*.qcow2*"
+		}
+		if left, err := filepath.Glob(filepath.Join(s.dir, "iso", kept)); err != nil || len(left) > 0 {
+			t.Errorf("in the cache: %q, %v", left, err)
+		}
+	})
 }
 
 // One of our tags on something else is neither trusted nor moved.
@@ -189,9 +184,7 @@ func TestForeignInstallerIsRefused(t *testing.T) {
 	t.Parallel()
 	s := newStory(t)
 	lock := s.lock.Clone()
-	if err := s.build(t.Context(), t); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, s.build(t.Context(), t))
 	s.runs(t)
 	s.lock, s.base = lock, s.host+"/acme/base"
 	s.put(t, "acme/base", "v1.13.9", nil, baseImages)
@@ -208,9 +201,7 @@ func TestForeignInstallerIsRefused(t *testing.T) {
 func TestLostImagesAreNotBuiltAgain(t *testing.T) {
 	t.Parallel()
 	s := newStory(t)
-	if err := s.build(t.Context(), t); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, s.build(t.Context(), t))
 	s.runs(t)
 	built := s.lock.Clone()
 	lose := func(change func(e *schematics.Locked)) {
@@ -251,11 +242,12 @@ func TestProgramThatFails(t *testing.T) {
 // What the imager cannot build is reported before anything is fetched or pushed.
 func TestWhatTheImagerCannotBuild(t *testing.T) {
 	t.Parallel()
-	cases := map[string]struct {
+	type row struct {
 		change func(s *story)
 		want   string
 		kind   fault.Kind
-	}{
+	}
+	each(t, map[string]row{
 		"without a mirror": {func(s *story) { s.mirror = "" }, "no repository to pull its installer from", fault.Config},
 		"for Secure Boot":  {func(s *story) { s.lock.SecureBoot = true }, "no key to sign", fault.Refused},
 		"with a machine configuration": {func(s *story) {
@@ -264,20 +256,314 @@ func TestWhatTheImagerCannotBuild(t *testing.T) {
 			s.lock.Schematics["bgp"] = e
 		}, "would print with its secrets", fault.Refused},
 		"without a base": {func(s *story) { s.base = s.host + "/siderolabs/nothing" }, "there is no ", fault.Config},
+	}, func(t *testing.T, c row) {
+		s := newStory(t)
+		c.change(s)
+		err := s.build(t.Context(), t)
+		if fault.KindOf(err) != c.kind || !strings.Contains(err.Error(), c.want) || len(fault.Hints(err)) == 0 {
+			t.Errorf("err = %v, hints %q", err, fault.Hints(err))
+		}
+		if s.changes > 0 || len(s.runs(t)) > 0 {
+			t.Errorf("%d changes were made", s.changes)
+		}
+		s.checkNothingLeft(t)
+	})
+}
+
+// story is a registry with the imager's inputs, a lock whose schematic "bgp" it builds, and a project's directory.
+type story struct {
+	host     string
+	mirror   string // repository
+	base     string // the repository of the base installer
+	registry *registry.Client
+	lock     schematics.Lock // as saved last
+	dir      string
+	program  bool   // the imager is a process
+	noDisk   bool   // machines boot only ISOs
+	way      string // its behaviour
+	notes    []string
+
+	mu      sync.Mutex
+	changes int  // requests that change something in the mirror
+	killAt  int  // the change at which the run dies; 0: none
+	after   bool // it dies after that change, not before
+	killed  bool
+	kill    context.CancelFunc // ends the run
+}
+
+func newStory(t *testing.T) *story {
+	t.Helper()
+	s := &story{dir: t.TempDir(), way: "build"}
+	handler := ggcr.New(ggcr.Logger(log.New(io.Discard, "", 0)))
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if s.takes(r) {
+			handler.ServeHTTP(w, r)
+		}
+	}))
+	t.Cleanup(server.Close)
+	s.host = strings.TrimPrefix(server.URL, "http://")
+	s.mirror, s.base = s.host+"/acme/talos", s.host+"/siderolabs/installer-base"
+	s.fill(t)
+	s.registry = must(registry.New(registry.Options{Extensions: s.host + "/siderolabs/extensions", Keychain: authn.NewMultiKeychain()}))(t)
+	t.Cleanup(func() { _ = s.registry.Close() })
+	s.resolve(t)
+	return s
+}
+
+// takes reports whether a request comes from a live run.
+func (s *story) takes(r *http.Request) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.killed {
+		return false
 	}
-	for name, c := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			s := newStory(t)
-			c.change(s)
-			err := s.build(t.Context(), t)
-			if fault.KindOf(err) != c.kind || !strings.Contains(err.Error(), c.want) || len(fault.Hints(err)) == 0 {
-				t.Errorf("err = %v, hints %q", err, fault.Hints(err))
-			}
-			if s.changes > 0 || len(s.runs(t)) > 0 {
-				t.Errorf("%d changes were made", s.changes)
-			}
-			s.checkNothingLeft(t)
+	if r.Method != http.MethodGet && r.Method != http.MethodHead && strings.Contains(r.URL.Path, "/acme/talos/") {
+		s.changes++
+		if s.killed = s.changes == s.killAt; s.killed {
+			s.kill()
+			return s.after
+		}
+	}
+	return true
+}
+
+// revive ends the death, restarts the count, and sets the next death.
+func (s *story) revive(killAt int, after bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.changes, s.killAt, s.after, s.killed = 0, killAt, after, false
+}
+
+// fill pushes the imager, the base installer, and two extensions.
+func (s *story) fill(t *testing.T) {
+	t.Helper()
+	s.put(t, "siderolabs/imager", "v1.13.9", random.Index, nil)
+	s.put(t, "siderolabs/installer-base", "v1.13.9", nil, baseImages)
+	s.put(t, "siderolabs/agent", "1.0", nil, func() (v1.ImageIndex, error) {
+		return artefact.ExtensionIndex(artefact.Extension{
+			Name: "agent", Version: "1.0", Author: "Sidero Labs", Files: map[string][]byte{"/usr/local/bin/agent": []byte("agent")},
+		})
+	})
+	s.put(t, "acme/frr", "1.7.15", nil, func() (v1.ImageIndex, error) {
+		return artefact.ExtensionIndex(artefact.Extension{
+			Name: "frr", Version: "1.7.15", Author: "Acme", Files: map[string][]byte{"/usr/local/bin/frr": []byte("frr")},
+		})
+	})
+}
+
+// baseImages are base images of installers; no two are equal.
+func baseImages() (v1.ImageIndex, error) {
+	index := v1.ImageIndex(empty.Index)
+	for _, arch := range []string{"amd64", "arm64"} {
+		img, err := random.Image(512, 1)
+		if err != nil {
+			return nil, err
+		}
+		if img, err = withArch(img, arch); err != nil {
+			return nil, err
+		}
+		index = mutate.AppendManifests(index, mutate.IndexAddendum{
+			Add: img, Descriptor: linux(arch),
 		})
 	}
+	return index, nil
+}
+
+func withArch(img v1.Image, arch string) (v1.Image, error) {
+	config, err := img.ConfigFile()
+	if err != nil {
+		return nil, err
+	}
+	config = config.DeepCopy()
+	config.Architecture, config.OS = arch, "linux"
+	return mutate.ConfigFile(img, config)
+}
+
+func linux(arch string) v1.Descriptor {
+	return v1.Descriptor{Platform: &v1.Platform{OS: "linux", Architecture: arch}}
+}
+
+func (s *story) put(t *testing.T, repository, tag string, random func(int64, int64, int64, ...random.Option) (v1.ImageIndex, error), make func() (v1.ImageIndex, error)) {
+	t.Helper()
+	if random != nil {
+		make = func() (v1.ImageIndex, error) { return random(64, 1, 1) }
+	}
+	index := must(make())(t)
+	r := must(name.NewTag(s.host + "/" + repository + ":" + tag))(t)
+	noError(t, remote.WriteIndex(r, index))
+}
+
+// resolve makes the lock again, as `recast lock` does.
+func (s *story) resolve(t *testing.T) {
+	t.Helper()
+	digest, _, err := s.registry.Digest(t.Context(), s.host+"/siderolabs/agent:1.0")
+	noError(t, err)
+	s.lock, _, err = schematics.Resolve(t.Context(), schematics.Request{
+		Talos: "v1.13.9", Arch: "amd64", Platform: "nocloud",
+		Files: map[string]schematics.File{"bgp": {
+			Path: "bgp.yaml", Imager: true,
+			Data:       []byte("customization: {extraKernelArgs: [net.ifnames=0], meta: [{key: 12, value: rack 7}], systemExtensions: {officialExtensions: [siderolabs/agent]}}\n"),
+			Extensions: []schematics.Explicit{{Repository: s.host + "/acme/frr", Tag: "1.7.15"}},
+		}},
+	}, schematics.Sources{
+		Catalog: catalog{{Name: "siderolabs/agent", Version: "1.0", Ref: s.host + "/siderolabs/agent", Digest: digest}},
+		Images:  s.registry,
+	})
+	noError(t, err)
+}
+
+type catalog []schematics.OfficialExtension
+
+func (c catalog) Official(context.Context, string) ([]schematics.OfficialExtension, error) {
+	return c, nil
+}
+
+// nowhere is a factory that is not involved in these builds.
+type nowhere struct{ images.Factory }
+
+func (nowhere) InstallerRepository(images.ISORequest) string { return "factory.example/installer" }
+
+// build builds as `recast publish --only build` does, from the files.
+func (s *story) build(ctx context.Context, t *testing.T) error {
+	t.Helper()
+	s.notes = nil
+	o := Options{Command: []string{os.Args[0], fakeArg, s.way, "{out}"}}
+	if !s.program {
+		o.Run = func(_ context.Context, args []string, profile []byte) error { return build(s.way, profile, args[3]) }
+	}
+	verifier := verify.New(s.registry, filepath.Join(s.dir, "verify"))
+	b := images.Builder{
+		Factory: nowhere{}, Registry: s.registry, Puller: s.registry, Verifier: verifier,
+		Signature: images.SignaturePolicy{Mode: images.SignatureRequire},
+		Cache:     images.NewCache(filepath.Join(s.dir, "iso")),
+		Ledger: images.NewLedger(s.lock, func(l schematics.Lock) error {
+			if s.killedNow() {
+				return errors.New("killed")
+			}
+			s.lock = l
+			return nil
+		}),
+		ByImager: images.ImagerBuilder{
+			Builds: func(schematic string) bool { return schematic == "bgp" },
+			Imager: client(t, o), Archives: s.registry, Copier: s.registry,
+			Base: s.base, Scratch: filepath.Join(s.dir, "imager"),
+		},
+		Mirror: s.mirror,
+		Disk:   func(string) bool { return !s.noDisk },
+		Note:   func(path, text string) { s.notes = append(s.notes, path+": "+text) },
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	s.mu.Lock()
+	s.kill = cancel
+	s.mu.Unlock()
+	runner := step.Runner{}
+	return errors.Join(runner.Run(ctx, b.Step()), verifier.Close())
+}
+
+func (s *story) killedNow() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.killed
+}
+
+// runs returns the program's runs since the last call.
+func (s *story) runs(t *testing.T) []string {
+	t.Helper()
+	file := filepath.Join(s.dir, "runs")
+	b, err := os.ReadFile(file)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	noError(t, errors.Join(err, os.Remove(file)))
+	return strings.Fields(string(b))
+}
+
+func (s *story) entry() schematics.Locked { return s.lock.Schematics["bgp"] }
+
+func (s *story) tag() string {
+	return s.host + "/acme/talos:v1.13.9-" + schematics.Short(s.entry().BuildID)
+}
+
+// checkBuilt checks that everything exists that a built lock names.
+func (s *story) checkBuilt(t *testing.T) {
+	t.Helper()
+	e := s.entry()
+	digest, found, err := s.registry.Digest(t.Context(), s.tag())
+	if err != nil || !found || e.Installer != s.host+"/acme/talos@"+digest {
+		t.Errorf("the lock has %s, the tag is %s (%v)", e.Installer, digest, err)
+	}
+	list, err := s.registry.Attached(t.Context(), e.Installer)
+	slices.SortFunc(list, func(a, b schematics.BootFile) int { return strings.Compare(a.Name, b.Name) })
+	if d := cmp.Diff([]schematics.BootFile{e.ISO, e.Disk.BootFile}, list); err != nil || d != "" {
+		t.Errorf("%v; beside the installer (-lock +got):\n%s", err, d)
+	}
+	if e.ISO.SHA256 == "" || e.Disk.SHA256 == "" || e.Disk.DiskBytes < 1<<20 {
+		t.Errorf("the lock has %+v, %+v", e.ISO, e.Disk)
+	}
+	s.checkNothingLeft(t)
+}
+
+func (s *story) checkNothingLeft(t *testing.T) {
+	t.Helper()
+	left, err := os.ReadDir(filepath.Join(s.dir, "imager"))
+	if err != nil && !errors.Is(err, os.ErrNotExist) || len(left) > 0 {
+		t.Errorf("left in the build directory: %v, %v", left, err)
+	}
+}
+
+// build does what the imager does. way is "build", or "build-" and the fault. Each
+// run is counted in the file runs, beside the directory of all runs.
+func build(way string, profile []byte, out string) error {
+	kind := sim.ISO
+	for _, k := range []string{sim.Installer, sim.Disk} {
+		if strings.Contains(string(profile), "kind: "+k) {
+			kind = k
+		}
+	}
+	runs, err := os.OpenFile(filepath.Join(filepath.Dir(filepath.Dir(filepath.Dir(out))), "runs"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err == nil {
+		_, err = fmt.Fprintln(runs, kind)
+		err = errors.Join(err, runs.Close())
+	}
+	if err == nil && way == "build-other-base" && kind == sim.Installer {
+		err = otherBase(filepath.Join(out, "in", "installer-base"))
+	}
+	if err == nil {
+		err = sim.Build(profile, out, func(kind string, img *artefact.Image) { spoil(way, kind, img) })
+	}
+	if err == nil && way == "build-cut-iso" && kind == sim.ISO {
+		err = os.Truncate(filepath.Join(out, "nocloud-amd64.iso"), 50_000)
+	}
+	if err == nil && way == "build-cut-disk" && kind == sim.Disk {
+		err = os.Truncate(filepath.Join(out, "nocloud-amd64.qcow2"), 50_000)
+	}
+	return err
+}
+
+func spoil(way, kind string, img *artefact.Image) {
+	switch {
+	case way == "build-swapped":
+		img.Extensions[1].Files["/usr/local/bin/frr"] = []byte("evil")
+	case way == "build-other-version":
+		img.TalosVersion = "v1.13.8"
+	case way == "build-other-iso" && kind == sim.ISO, way == "build-other-disk" && kind == sim.Disk:
+		img.Extensions = img.Extensions[1:]
+	}
+}
+
+// otherBase replaces the base image of the build.
+func otherBase(dir string) error {
+	img, err := random.Image(512, 1)
+	if err != nil {
+		return err
+	}
+	if img, err = withArch(img, "amd64"); err != nil {
+		return err
+	}
+	path, err := layout.Write(dir, empty.Index)
+	if err != nil {
+		return err
+	}
+	return path.AppendImage(img, layout.WithPlatform(*linux("amd64").Platform))
 }

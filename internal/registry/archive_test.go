@@ -3,6 +3,7 @@ package registry
 import (
 	"bytes"
 	"crypto/rand"
+	"encoding/base64"
 	"errors"
 	"io"
 	"net/http"
@@ -21,16 +22,16 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/google/go-containerregistry/pkg/v1/random"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
+	"github.com/google/go-containerregistry/pkg/v1/static"
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
+	"github.com/google/go-containerregistry/pkg/v1/types"
 	"github.com/google/go-containerregistry/pkg/v1/validate"
-
 	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/schematics"
 )
 
-// foundry is a copier's registries with a base image in the first, and images based
-// on it in files.
+// foundry is a copier's registries with a base image in the first, and images based on it in files.
 type foundry struct {
 	*copier
 	base string // by digest
@@ -46,9 +47,7 @@ func newFoundry(t *testing.T, o ...ggcr.Option) *foundry {
 		mutate.IndexAddendum{Add: f.img, Descriptor: linux("amd64")})
 	repository := must(name.NewRepository(f.from.host + "/siderolabs/installer-base"))(t)
 	f.base = repository.Digest(must(index.Digest())(t).String()).String()
-	if err := remote.WriteIndex(repository.Tag("v1.13.9"), index); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, remote.WriteIndex(repository.Tag("v1.13.9"), index))
 	return f
 }
 
@@ -73,9 +72,7 @@ func (f *foundry) save(t *testing.T, upon v1.Image) string {
 func (f *foundry) saved(t *testing.T, img v1.Image) string {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "installer-amd64.tar")
-	if err := tarball.WriteToFile(file, must(name.ParseReference(f.base))(t), img); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, tarball.WriteToFile(file, must(name.ParseReference(f.base))(t), img))
 	return file
 }
 
@@ -83,6 +80,12 @@ func (f *foundry) saved(t *testing.T, img v1.Image) string {
 func (f *foundry) over(t *testing.T, file string) string {
 	t.Helper()
 	return f.saved(t, must(mutate.AppendLayers(f.img, tarOf(t, "usr/install/amd64/vmlinuz.efi=UKI"), tarOf(t, file)))(t))
+}
+
+// installer pushes an image based on the base, and returns it by digest.
+func (f *foundry) installer(t *testing.T) string {
+	t.Helper()
+	return f.mirror.Digest(must(f.PushArchive(t.Context(), f.push(f.save(t, f.img))))(t)).String()
 }
 
 func (f *foundry) push(file string) images.ArchivePush {
@@ -95,14 +98,9 @@ func TestPushArchive(t *testing.T) {
 	p := f.push(f.save(t, f.img))
 	var told int64
 	p.Progress = func(done int64) { told = done }
-	digest, err := f.PushArchive(t.Context(), p)
-	if err != nil {
-		t.Fatal(err)
-	}
+	digest := must(f.PushArchive(t.Context(), p))(t)
 	index := must(remote.Index(f.mirror.Digest(digest)))(t)
-	if err := validate.Index(index); err != nil {
-		t.Error(err)
-	}
+	noError(t, validate.Index(index))
 	m := must(index.IndexManifest())(t)
 	if len(m.Manifests) != 1 || m.Manifests[0].Platform.Architecture != "amd64" {
 		t.Errorf("manifests: %+v", m.Manifests)
@@ -127,11 +125,12 @@ func TestPushArchiveRefuses(t *testing.T) {
 	f := newFoundry(t)
 	good := f.save(t, f.img)
 	whole := must(os.ReadFile(good))(t)
-	cases := map[string]struct {
+	type row struct {
 		file string
 		arch string
 		want string
-	}{
+	}
+	each(t, map[string]row{
 		"another architecture": {good, "arm64", `the image is for "amd64", not for arm64`},
 		"another base":         {f.save(t, forArch(t, must(random.Image(256, 1))(t), "amd64")), "amd64", "layer 0 is "},
 		"another program":      {f.over(t, "bin/installer=backdoor"), "amd64", "layer 2 changes /bin/installer"},
@@ -140,18 +139,14 @@ func TestPushArchiveRefuses(t *testing.T) {
 		"no tarball":           {write(t, []byte("no tarball")), "amd64", "read the tarball"},
 		"cut off":              {write(t, whole[:len(whole)/3]), "amd64", "read the tarball"},
 		"no file":              {filepath.Join(t.TempDir(), "none"), "amd64", "no such file"},
-	}
-	for name, c := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			p := f.push(c.file)
-			p.Arch = c.arch
-			_, err := f.PushArchive(t.Context(), p)
-			if err == nil || !strings.Contains(err.Error(), c.want) {
-				t.Errorf("err = %v, want %q", err, c.want)
-			}
-		})
-	}
+	}, func(t *testing.T, c row) {
+		p := f.push(c.file)
+		p.Arch = c.arch
+		_, err := f.PushArchive(t.Context(), p)
+		if err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("err = %v, want %q", err, c.want)
+		}
+	})
 	if posts := f.to.asked(http.MethodPost); len(posts) > 0 {
 		t.Errorf("something was sent: %q", posts)
 	}
@@ -160,31 +155,20 @@ func TestPushArchiveRefuses(t *testing.T) {
 func TestBuiltUpon(t *testing.T) {
 	t.Parallel()
 	f := newFoundry(t)
-	digest, err := f.PushArchive(t.Context(), f.push(f.save(t, f.img)))
-	if err != nil {
-		t.Fatal(err)
-	}
-	ref := f.mirror.Digest(digest).String()
-	if err := f.BuiltUpon(t.Context(), ref, f.base, "amd64"); err != nil {
-		t.Error(err)
-	}
+	ref := f.installer(t)
+	noError(t, f.BuiltUpon(t.Context(), ref, f.base, "amd64"))
 	if err := f.BuiltUpon(t.Context(), f.base, f.base, "arm64"); fault.KindOf(err) != fault.Refused {
 		t.Errorf("without an added layer: %v", err)
 	}
 	if err := f.BuiltUpon(t.Context(), ref, f.source.String(), "amd64"); err == nil {
 		t.Error("another base passes")
 	}
-	if err := f.BuiltUpon(t.Context(), "ghcr.io/acme/talos:v1", f.base, "amd64"); fault.KindOf(err) != fault.Config {
-		t.Errorf("a tag: %v", err)
-	}
 }
 
 func write(t *testing.T, content []byte) string {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "file")
-	if err := os.WriteFile(file, content, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, os.WriteFile(file, content, 0o600))
 	return file
 }
 
@@ -193,13 +177,9 @@ func TestSaveLayout(t *testing.T) {
 	t.Parallel()
 	f := newFoundry(t)
 	dir := filepath.Join(t.TempDir(), "base")
-	if err := f.SaveLayout(t.Context(), f.base, "amd64", dir); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, f.SaveLayout(t.Context(), f.base, "amd64", dir))
 	index := must(must(layout.FromPath(dir))(t).ImageIndex())(t)
-	if err := validate.Index(index); err != nil {
-		t.Error(err)
-	}
+	noError(t, validate.Index(index))
 	m := must(index.IndexManifest())(t)
 	if len(m.Manifests) != 1 || m.Manifests[0].Platform.Architecture != "amd64" || m.Manifests[0].Digest != must(f.img.Digest())(t) {
 		t.Errorf("manifests: %+v", m.Manifests)
@@ -219,69 +199,51 @@ func isoOf(t *testing.T, content []byte) (schematics.BootFile, string) {
 func must2[A, B any](a A, b B, err error) func(*testing.T) (A, B) {
 	return func(t *testing.T) (A, B) {
 		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
+		noError(t, err)
 		return a, b
 	}
 }
 
 func TestFilesBesideAnInstaller(t *testing.T) {
 	t.Parallel()
-	cases := map[string][]ggcr.Option{
+	each(t, map[string][]ggcr.Option{
 		"with the referrers API":    {ggcr.WithReferrersSupport(true)},
 		"with the tag in its place": nil,
-	}
-	for name, o := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			f := newFoundry(t, o...)
-			digest, err := f.PushArchive(t.Context(), f.push(f.save(t, f.img)))
-			if err != nil {
-				t.Fatal(err)
-			}
-			installer := f.mirror.Digest(digest).String()
-			if list, err := f.Attached(t.Context(), installer); err != nil || len(list) > 0 {
-				t.Errorf("beside it initially: %v, %v", list, err)
-			}
-			iso, isoFile := isoOf(t, bytes.Repeat([]byte("ISO"), 10_000))
-			disk, diskFile := isoOf(t, bytes.Repeat([]byte("disk"), 10_000))
-			disk.Name = "recast-v1.13.9-abc-nocloud-amd64.qcow2"
-			attach := func() {
-				if err := errors.Join(f.Attach(t.Context(), installer, isoFile, images.BootISO, iso, nil), f.Attach(t.Context(), installer, diskFile, images.DiskImage, disk, nil)); err != nil {
-					t.Fatal(err)
-				}
-			}
-			attach()
-			list, err := f.Attached(t.Context(), installer)
-			slices.SortFunc(list, func(a, b schematics.BootFile) int { return strings.Compare(a.Name, b.Name) })
-			if d := cmp.Diff([]schematics.BootFile{iso, disk}, list); err != nil || d != "" {
-				t.Fatalf("%v, beside it (-want +got):\n%s", err, d)
-			}
-			body, err := f.AttachedFile(t.Context(), installer, disk)
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer body.Close()
-			if got := must(io.ReadAll(body))(t); !bytes.Equal(got, must(os.ReadFile(diskFile))(t)) {
-				t.Errorf("%d different bytes arrived", len(got))
-			}
-			f.to.set(nil)
-			attach()
-			if posts := f.to.asked(http.MethodPost); len(posts) > 0 {
-				t.Errorf("sent again: %q", posts)
-			}
-		})
-	}
+	}, func(t *testing.T, o []ggcr.Option) {
+		f := newFoundry(t, o...)
+		installer := f.installer(t)
+		if list, err := f.Attached(t.Context(), installer); err != nil || len(list) > 0 {
+			t.Errorf("beside it initially: %v, %v", list, err)
+		}
+		iso, isoFile := isoOf(t, bytes.Repeat([]byte("ISO"), 10_000))
+		disk, diskFile := isoOf(t, bytes.Repeat([]byte("disk"), 10_000))
+		disk.Name = "recast-v1.13.9-abc-nocloud-amd64.qcow2"
+		attach := func() {
+			noError(t, errors.Join(f.Attach(t.Context(), installer, isoFile, images.BootISO, iso, nil), f.Attach(t.Context(), installer, diskFile, images.DiskImage, disk, nil)))
+		}
+		attach()
+		list, err := f.Attached(t.Context(), installer)
+		slices.SortFunc(list, func(a, b schematics.BootFile) int { return strings.Compare(a.Name, b.Name) })
+		if d := cmp.Diff([]schematics.BootFile{iso, disk}, list); err != nil || d != "" {
+			t.Fatalf("%v, beside it (-want +got):\n%s", err, d)
+		}
+		body := must(f.AttachedFile(t.Context(), installer, disk))(t)
+		defer body.Close()
+		if got := must(io.ReadAll(body))(t); !bytes.Equal(got, must(os.ReadFile(diskFile))(t)) {
+			t.Errorf("%d different bytes arrived", len(got))
+		}
+		f.to.set(nil)
+		attach()
+		if posts := f.to.asked(http.MethodPost); len(posts) > 0 {
+			t.Errorf("sent again: %q", posts)
+		}
+	})
 }
 
 func TestAttachISORefusesOtherBytes(t *testing.T) {
 	t.Parallel()
 	f := newFoundry(t)
-	digest, err := f.PushArchive(t.Context(), f.push(f.save(t, f.img)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	digest := must(f.PushArchive(t.Context(), f.push(f.save(t, f.img))))(t)
 	iso, _ := isoOf(t, []byte("the ISO"))
 	if err := f.Attach(t.Context(), f.mirror.Digest(digest).String(), write(t, []byte("another")), images.BootISO, iso, nil); err == nil {
 		t.Error("a registry accepted other bytes under the ISO's digest")
@@ -294,36 +256,192 @@ func TestCopyTakesTheISOAlong(t *testing.T) {
 	f := newFoundry(t)
 	p := f.push(f.save(t, f.img))
 	p.Repository = f.from.host + "/acme/talos"
-	digest, err := f.PushArchive(t.Context(), p)
-	if err != nil {
-		t.Fatal(err)
-	}
+	digest := must(f.PushArchive(t.Context(), p))(t)
 	iso, file := isoOf(t, []byte("the ISO"))
 	from := p.Repository + "@" + digest
-	if err := errors.Join(f.Attach(t.Context(), from, file, images.BootISO, iso, nil), f.Copy(t.Context(), from, f.mirror.String(), nil)); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, errors.Join(f.Attach(t.Context(), from, file, images.BootISO, iso, nil), f.Copy(t.Context(), from, f.mirror.String(), nil)))
 	list, err := f.Attached(t.Context(), f.mirror.Digest(digest).String())
 	if d := cmp.Diff([]schematics.BootFile{iso}, list); err != nil || d != "" {
 		t.Errorf("%v, beside the copy (-want +got):\n%s", err, d)
 	}
 }
 
-func TestArchivesNeedDigests(t *testing.T) {
+// signed is an image as cosign pushes signatures; each text is annotated verbatim.
+func signed(t *testing.T, mediaType types.MediaType, payloads map[string]string) v1.Image {
+	t.Helper()
+	img := mutate.MediaType(empty.Image, types.OCIManifestSchema1)
+	for payload, signature := range payloads {
+		img = must(mutate.Append(img, mutate.Addendum{
+			Layer: static.NewLayer([]byte(payload), mediaType), Annotations: map[string]string{signatureAnnotation: signature},
+		}))(t)
+	}
+	return img
+}
+
+func TestSignatures(t *testing.T) {
+	t.Parallel()
+	good := base64.StdEncoding.EncodeToString([]byte("signature"))
+	many := map[string]string{}
+	for i := range maxSignatures + 1 {
+		many[strings.Repeat("x", i+1)] = good
+	}
+	type row struct {
+		sig  v1.Image
+		want []images.Signature
+		err  string
+	}
+	each(t, map[string]row{
+		"none":             {},
+		"one":              {sig: signed(t, signatureType, map[string]string{"{}": good}), want: []images.Signature{{Payload: []byte("{}"), Signature: []byte("signature")}}},
+		"something else":   {sig: signed(t, "text/spdx", map[string]string{"{}": good})},
+		"no annotation":    {sig: signed(t, signatureType, map[string]string{"{}": ""}), err: "annotation dev.cosignproject.cosign/signature is missing or damaged"},
+		"a bad annotation": {sig: signed(t, signatureType, map[string]string{"{}": "!"}), err: "annotation dev.cosignproject.cosign/signature is missing or damaged"},
+		"too large":        {sig: signed(t, signatureType, map[string]string{strings.Repeat("x", maxPayloadBytes+1): good}), err: "it has 1048577 bytes"},
+		"too many":         {sig: signed(t, signatureType, many), err: "it has 65 layers"},
+	}, func(t *testing.T, tc row) {
+		s := server()
+		of := must(name.NewDigest(host + "/metal-installer/abc@sha256:" + strings.Repeat("a", 64)))(t)
+		if tc.sig != nil {
+			push(t, s, of.Context().Tag("sha256-"+strings.Repeat("a", 64)+".sig").String(), tc.sig)
+		}
+		got, err := client(t, s).Signatures(t.Context(), of.String())
+		same(t, "signatures", tc.want, got)
+		if (err != nil) != (tc.err != "") || err != nil && !strings.Contains(err.Error(), tc.err) {
+			t.Errorf("error = %v, want %q", err, tc.err)
+		}
+	})
+}
+
+func TestSignaturesOfWhatIsDenied(t *testing.T) {
+	t.Parallel()
+	locked := direct{http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path != "/v2/" {
+			http.Error(w, `{"errors":[{"code":"DENIED","message":"no"}]}`, http.StatusForbidden)
+		}
+	})}
+	c := client(t, locked)
+	if _, err := c.Signatures(t.Context(), host+"/a/b@sha256:"+strings.Repeat("a", 64)); !errors.Is(err, images.ErrDenied) {
+		t.Errorf("denied: %v", err)
+	}
+}
+
+// quirk answers some requests differently from the registry behind it.
+type quirk struct {
+	inner  http.RoundTripper
+	answer func(*http.Request) *http.Response // nil: the registry answers
+}
+
+func (q quirk) RoundTrip(r *http.Request) (*http.Response, error) {
+	if resp := q.answer(r); resp != nil {
+		resp.Request, resp.Proto, resp.ProtoMajor, resp.ProtoMinor = r, "HTTP/1.1", 1, 1
+		if resp.Body == nil {
+			resp.Body = io.NopCloser(strings.NewReader("<html>no such thing</html>"))
+		}
+		return resp, nil
+	}
+	return q.inner.RoundTrip(r)
+}
+
+func answers(status int, headers ...string) *http.Response {
+	h := http.Header{}
+	for i := 0; i < len(headers); i += 2 {
+		h.Set(headers[i], headers[i+1])
+	}
+	return &http.Response{StatusCode: status, Status: http.StatusText(status), Header: h}
+}
+
+// TestReferrersOfRegistriesWithoutTheAPI: however a registry reports that it has no
+// referrers API, the list under a tag replaces it, for writing and reading.
+func TestReferrersOfRegistriesWithoutTheAPI(t *testing.T) {
+	t.Parallel()
+	each(t, map[string]*http.Response{
+		"405":                          answers(http.StatusMethodNotAllowed),
+		"406, like Artifactory":        answers(http.StatusNotAcceptable), // go-containerregistry pull request 2026
+		"501":                          answers(http.StatusNotImplemented),
+		"a web page":                   answers(http.StatusOK, "Content-Type", "text/html; charset=utf-8"), // sigstore-js pull request 1187
+		"JSON that is no list":         answers(http.StatusOK, "Content-Type", "application/json"),
+		"to web pages, like ghcr.io":   answers(http.StatusSeeOther, "Location", "https://github.com/-/v2/packages/container/package/acme%2Ftalos%2Freferrers%2Fsha256"), // artifacthub/hub issue 4785
+		"to nowhere":                   answers(http.StatusFound),
+		"404, as the specification is": answers(http.StatusNotFound),
+	}, func(t *testing.T, answer *http.Response) {
+		f := newFoundry(t)
+		f.transport = quirk{f.transport, func(r *http.Request) *http.Response {
+			switch {
+			case r.URL.Host == "github.com":
+				return answers(http.StatusTooManyRequests)
+			case strings.Contains(r.URL.Path, "/referrers/"):
+				again := *answer
+				return &again
+			}
+			return nil
+		}}
+		installer := f.installer(t)
+		iso, file := isoOf(t, []byte("the ISO"))
+		noError(t, f.Attach(t.Context(), installer, file, images.BootISO, iso, nil))
+		list, err := f.Attached(t.Context(), installer)
+		if diff := cmp.Diff([]schematics.BootFile{iso}, list); err != nil || diff != "" {
+			t.Errorf("%v, beside it (-want +got):\n%s", err, diff)
+		}
+	})
+}
+
+// TestReferrersWhereATagIsADigest: GitLab takes the tag sha256-… for the digest, so
+// that an index would refer to itself (oras-project/oras-go issue 1396).
+func TestReferrersWhereATagIsADigest(t *testing.T) {
 	t.Parallel()
 	f := newFoundry(t)
-	p := f.push("file")
-	p.Base = "ghcr.io/siderolabs/installer-base:v1.13.9"
-	_, errPush := f.PushArchive(t.Context(), p)
-	_, errList := f.Attached(t.Context(), "ghcr.io/acme/talos:v1")
-	_, errISO := f.AttachedFile(t.Context(), "ghcr.io/acme/talos:v1", schematics.BootFile{})
-	for what, err := range map[string]error{
-		"push": errPush, "list": errList, "ISO": errISO,
-		"save":   f.SaveLayout(t.Context(), "ghcr.io/siderolabs/installer-base:v1.13.9", "amd64", t.TempDir()),
-		"attach": f.Attach(t.Context(), "ghcr.io/acme/talos:v1", "file", images.BootISO, schematics.BootFile{}, nil),
-	} {
-		if fault.KindOf(err) != fault.Config {
-			t.Errorf("%s: err = %v", what, err)
+	installer := f.installer(t)
+	inner := f.transport
+	f.transport = quirk{inner, func(r *http.Request) *http.Response {
+		if !strings.Contains(r.URL.Path, "/manifests/sha256-") {
+			return nil
 		}
+		same := r.Clone(r.Context())
+		same.URL.Path = strings.Replace(r.URL.Path, "sha256-", "sha256:", 1)
+		return must(inner.RoundTrip(same))(t)
+	}}
+	list, err := f.Referrers(t.Context(), installer)
+	if err != nil || len(list) > 0 {
+		t.Errorf("referrers = %v, %v", list, err)
 	}
+}
+
+// TestReferrersWithParameters: a media type may have parameters.
+func TestReferrersWithParameters(t *testing.T) {
+	t.Parallel()
+	resp := answers(http.StatusOK, "Content-Type", "application/vnd.oci.image.index.v1+json; charset=utf-8")
+	digest := "sha256:" + strings.Repeat("a", 64)
+	if missing("/v2/acme/talos/referrers/"+digest, resp) || resp.Header.Get("Content-Type") != "application/vnd.oci.image.index.v1+json" {
+		t.Errorf("counts as no list, or stays unchanged: %v", resp.Header)
+	}
+	moved := answers(http.StatusTemporaryRedirect, "Location", "https://other.example/v2/acme/talos/referrers/"+digest)
+	if missing("/v2/acme/talos/referrers/"+digest, moved) {
+		t.Error("a redirected list counts as missing")
+	}
+}
+
+// TestHeadOfRegistriesWithoutHead: crossplane pull request 3223, containerd issue 5124.
+func TestHeadOfRegistriesWithoutHead(t *testing.T) {
+	t.Parallel()
+	each(t, map[string]*http.Response{
+		"not allowed":    answers(http.StatusMethodNotAllowed),
+		"nothing in it":  answers(http.StatusOK),
+		"without a size": {StatusCode: http.StatusOK, ContentLength: -1, Header: answers(0, "Content-Type", "application/vnd.oci.image.index.v1+json").Header},
+	}, func(t *testing.T, answer *http.Response) {
+		f := newFoundry(t)
+		digest := must(f.PushArchive(t.Context(), f.push(f.save(t, f.img))))(t)
+		tag := f.mirror.Tag("v1.13.9-abc").String()
+		noError(t, f.Tag(t.Context(), f.mirror.Digest(digest).String(), tag))
+		f.transport = quirk{f.transport, func(r *http.Request) *http.Response {
+			if r.Method != http.MethodHead {
+				return nil
+			}
+			again := *answer
+			again.Body = http.NoBody
+			return &again
+		}}
+		if got, found, err := f.Head(t.Context(), tag); got != digest || !found || err != nil {
+			t.Errorf("%q, %t, %v, want %s", got, found, err, digest)
+		}
+	})
 }

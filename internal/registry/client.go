@@ -6,24 +6,32 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"mime"
 	"net/http"
 	"net/url"
+	"path"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"time"
 
 	"github.com/google/go-containerregistry/pkg/authn"
 	"github.com/google/go-containerregistry/pkg/authn/github"
 	"github.com/google/go-containerregistry/pkg/name"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
-
+	"github.com/google/go-containerregistry/pkg/v1/types"
 	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/foreign"
+	bounds "github.com/recast-sh/recast/internal/transport"
 	"github.com/recast-sh/recast/internal/trust"
 	"github.com/recast-sh/recast/schematics"
 )
 
-// OfficialExtensions is the repository whose tags, one for each Talos version,
-// list the official extensions.
+// OfficialExtensions is the repository whose tags, one for each Talos version, list the official extensions.
 const OfficialExtensions = "ghcr.io/siderolabs/extensions"
 
 var (
@@ -38,8 +46,7 @@ var (
 // Options says which lists to read, and how to reach registries.
 type Options struct {
 	Extensions string // repository; "": OfficialExtensions
-	// Transport carries every request; nil: a new one, with the system's proxy and
-	// root certificates.
+	// Transport carries every request; nil: a new one, with the system's proxy and root certificates.
 	Transport http.RoundTripper
 	CAFile    string                                    // PEM file of CAs in addition to the system's; "": none
 	Wrap      func(http.RoundTripper) http.RoundTripper // wraps Transport; nil: nothing
@@ -113,7 +120,11 @@ type denied struct{ error }
 func (d denied) Unwrap() error        { return d.error }
 func (d denied) Is(target error) bool { return target == images.ErrDenied }
 
+// explain says which registry an error is of, and what to do; nil stays nil.
 func explain(err error, r name.Repository) error {
+	if err == nil {
+		return nil
+	}
 	err = fmt.Errorf("registry %s: %w", r.RegistryStr(), foreign.Error(err))
 	if isStalled(err) {
 		return fault.WithHint(err, "run it again: blobs that were transferred completely are not sent again")
@@ -141,4 +152,196 @@ func explain(err error, r name.Repository) error {
 		return fault.WithHint(fault.BuildFailed.Of(err), "the registry limits how often it answers: wait, or log in with `docker login %s`", r.RegistryStr())
 	}
 	return err
+}
+
+// limits are those of every registry.
+var limits = bounds.Limits{
+	Server: "the registry", Stall: time.Minute,
+	// A factory answers for an installer when it has built it, which may take 20 minutes (image-factory,
+	// internal/asset/asset.go); a registry for a blob when it has assembled it.
+	Answer:  25 * time.Minute,
+	Resumes: 6, Pause: time.Second,
+	// Blobs may come in pieces, because their readers check the digest; what a tag names may have changed meanwhile.
+	Resumable: func(req *http.Request) bool { return !strings.Contains(req.URL.Path, "/manifests/") },
+}
+
+func limited(by http.RoundTripper) http.RoundTripper {
+	return bounds.Limited{Inner: by, Limits: limits}
+}
+
+func isStalled(err error) bool {
+	_, ok := errors.AsType[*bounds.Stalled](err)
+	return ok
+}
+
+// access sends the requests that a Client's methods are made of.
+type access struct {
+	extensions name.Repository
+	transport  http.RoundTripper
+	keychain   authn.Keychain
+}
+
+// relocate is where to pull an image of Sidero Labs: from beside the list of official
+// extensions, which names ghcr.io wherever the list was copied to.
+func (a access) relocate(ref name.Reference) name.Reference {
+	official, _ := path.Split(OfficialExtensions)
+	there, _ := path.Split(a.extensions.Name())
+	image, ok := strings.CutPrefix(ref.Context().Name(), official)
+	if !ok || there == official {
+		return ref
+	}
+	at, err := name.NewRepository(there + image)
+	if err != nil {
+		return ref
+	}
+	if digest, ok := ref.(name.Digest); ok {
+		return at.Digest(digest.DigestStr())
+	}
+	return at.Tag(ref.Identifier())
+}
+
+func (a access) options(ctx context.Context) []remote.Option {
+	return []remote.Option{remote.WithContext(ctx), remote.WithTransport(referrersAPI{limited(a.transport)}), remote.WithAuthFromKeychain(a.keychain)}
+}
+
+// get fetches a manifest; a missing one is an error with a hint.
+func (a access) get(ctx context.Context, ref name.Reference) (*remote.Descriptor, error) {
+	desc, err := remote.Get(ref, a.options(ctx)...)
+	if notFound(err) {
+		return nil, missingError(ref, err)
+	}
+	if err != nil {
+		return nil, explain(err, ref.Context())
+	}
+	return desc, nil
+}
+
+// head reads a manifest's headers, or all of it if the registry cannot answer that
+// or omits what is needed: containerd issue 5124, crossplane pull request 3223.
+// Also, only a refused GET has a message.
+func (a access) head(ctx context.Context, ref name.Reference) (*v1.Descriptor, error) {
+	d, err := remote.Head(ref, a.options(ctx)...)
+	_, unreachable := errors.AsType[*url.Error](err)
+	if err == nil || notFound(err) || unreachable {
+		return d, err
+	}
+	whole, err := remote.Get(ref, a.options(ctx)...)
+	if err != nil {
+		return nil, err
+	}
+	return &whole.Descriptor, nil
+}
+
+// referrers lists the digests of the manifests whose subject is that image.
+func (a access) referrers(ctx context.Context, of name.Digest) ([]string, error) {
+	index, err := remote.Referrers(of, a.options(ctx)...)
+	if err != nil {
+		return nil, explain(err, of.Context())
+	}
+	m, err := index.IndexManifest()
+	if err != nil {
+		return nil, explain(err, of.Context())
+	}
+	var digests []string
+	for _, d := range m.Manifests {
+		digests = append(digests, d.Digest.String())
+	}
+	return digests, nil
+}
+
+// push copies one manifest and everything that it refers to, except what already exists there.
+func (a access) push(ctx context.Context, from, to name.Reference, progress func(doneBytes, totalBytes int64)) (*remote.Descriptor, error) {
+	desc, err := a.get(ctx, from)
+	if err != nil {
+		return nil, err
+	}
+	var tell func(doneBytes int64)
+	if progress != nil {
+		total, err := totalBytes(desc)
+		if err != nil {
+			return nil, explain(err, from.Context())
+		}
+		tell = func(doneBytes int64) { progress(doneBytes, total) }
+	}
+	if err := a.send(ctx, to, desc, tell); err != nil {
+		return nil, explain(err, errorSource(err, from.Context(), to.Context()))
+	}
+	return desc, nil
+}
+
+// upload pushes something and reports progress. It does not send again what the registry already has.
+func (a access) upload(ctx context.Context, to name.Reference, what remote.Taggable, progress func(doneBytes int64)) error {
+	return explain(a.send(ctx, to, what, progress), to.Context())
+}
+
+func (a access) send(ctx context.Context, to name.Reference, what remote.Taggable, progress func(doneBytes int64)) error {
+	opts := a.options(ctx)
+	var reporting sync.WaitGroup
+	if progress != nil {
+		updates := make(chan v1.Update) // Push closes it
+		opts = append(opts, remote.WithProgress(updates))
+		reporting.Go(func() {
+			for u := range updates {
+				progress(u.Complete)
+			}
+		})
+	}
+	defer reporting.Wait()
+	return remote.Push(to, what, opts...)
+}
+
+// referrersAPI turns the various answers of registries without OCI 1.1's referrers
+// API into 404. go-containerregistry understands 404, and then keeps the list under
+// a tag; of the other answers it knows some where it reads the list, and different
+// ones where it writes it.
+type referrersAPI struct{ inner http.RoundTripper }
+
+func (a referrersAPI) RoundTrip(req *http.Request) (*http.Response, error) {
+	resp, err := a.inner.RoundTrip(req)
+	if err != nil || req.Method != http.MethodGet || !missing(req.URL.Path, resp) {
+		return resp, err
+	}
+	// Nobody reads the original body.
+	_ = resp.Body.Close()
+	return &http.Response{
+		Status: "404 Not Found", StatusCode: http.StatusNotFound, Proto: resp.Proto, ProtoMajor: resp.ProtoMajor, ProtoMinor: resp.ProtoMinor,
+		Header: http.Header{}, Body: http.NoBody, Request: req,
+	}, nil
+}
+
+var (
+	referrersPath = regexp.MustCompile(`^/v2/.+/referrers/(sha256:[0-9a-f]{64})$`)
+	fallbackPath  = regexp.MustCompile(`^/v2/.+/manifests/sha256-([0-9a-f]{64})$`)
+)
+
+// missing reports whether an answer means that there is no list of referrers.
+func missing(asked string, resp *http.Response) bool {
+	if m := referrersPath.FindStringSubmatch(asked); m != nil {
+		return noReferrers(m[1], resp)
+	}
+	// GitLab takes the tag for the digest, and answers with the subject itself: oras-project/oras-go issue 1396.
+	m := fallbackPath.FindStringSubmatch(asked)
+	return m != nil && resp.StatusCode == http.StatusOK && resp.Header.Get("Docker-Content-Digest") == "sha256:"+m[1]
+}
+
+func noReferrers(digest string, resp *http.Response) bool {
+	// Artifactory answers 406: go-containerregistry pull request 2026.
+	none := []int{http.StatusMethodNotAllowed, http.StatusNotAcceptable, http.StatusNotImplemented}
+	switch {
+	case slices.Contains(none, resp.StatusCode):
+		return true
+	case resp.StatusCode/100 == 3:
+		// ghcr.io redirects to web pages of github.com, which answer 429 or anything else: artifacthub/hub issue 4785.
+		to, err := resp.Location()
+		return err != nil || path.Base(to.Path) != digest || !strings.HasSuffix(path.Dir(to.Path), "/referrers")
+	case resp.StatusCode != http.StatusOK:
+		return false
+	}
+	// Some answer 200 with other content: sigstore/sigstore-js pull request 1187.
+	kind, _, err := mime.ParseMediaType(resp.Header.Get("Content-Type"))
+	if err != nil || kind != string(types.OCIImageIndex) {
+		return true
+	}
+	resp.Header.Set("Content-Type", kind) // go-containerregistry compares it verbatim
+	return false
 }

@@ -13,7 +13,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-containerregistry/pkg/authn"
 	"github.com/google/go-containerregistry/pkg/name"
 	ggcr "github.com/google/go-containerregistry/pkg/registry"
@@ -21,7 +20,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/empty"
 	"github.com/google/go-containerregistry/pkg/v1/random"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
-
+	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim/artefact"
 	"github.com/recast-sh/recast/schematics"
@@ -49,37 +48,22 @@ func server() direct { return direct{ggcr.New(ggcr.Logger(log.New(io.Discard, ""
 
 func client(t *testing.T, transport http.RoundTripper) *Client {
 	t.Helper()
-	c, err := New(Options{
+	c := must(New(Options{
 		Extensions: host + "/siderolabs/extensions", Transport: transport, Keychain: authn.NewMultiKeychain(),
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := c.Close(); err != nil {
-			t.Error(err)
-		}
-	})
+	}))(t)
+	t.Cleanup(func() { noError(t, c.Close()) })
 	return c
 }
 
 func push(t *testing.T, to http.RoundTripper, ref string, img v1.Image) {
 	t.Helper()
-	r, err := name.ParseReference(ref)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := remote.Write(r, img, remote.WithTransport(to), remote.WithContext(t.Context())); err != nil {
-		t.Fatal(err)
-	}
+	r := must(name.ParseReference(ref))(t)
+	noError(t, remote.Write(r, img, remote.WithTransport(to), remote.WithContext(t.Context())))
 }
 
 func pushList(t *testing.T, to http.RoundTripper, talos string, refs ...artefact.ListedExtension) {
 	t.Helper()
-	img, err := artefact.ExtensionsList(refs)
-	if err != nil {
-		t.Fatal(err)
-	}
+	img := must(artefact.ExtensionsList(refs))(t)
 	push(t, to, host+"/siderolabs/extensions:"+talos, img)
 }
 
@@ -91,10 +75,7 @@ func TestOfficial(t *testing.T) {
 		artefact.ListedExtension{Ref: "ghcr.io/siderolabs/qemu-guest-agent:11.0.2@" + one, Author: "Sidero", Description: "An agent\nof QEMU"},
 		artefact.ListedExtension{Ref: "ghcr.io/siderolabs/iscsi-tools:v0.2.0@" + two},
 	)
-	got, err := client(t, s).Official(t.Context(), "v1.13.9")
-	if err != nil {
-		t.Fatal(err)
-	}
+	got := must(client(t, s).Official(t.Context(), "v1.13.9"))(t)
 	want := []schematics.OfficialExtension{
 		{Name: "siderolabs/iscsi-tools", Version: "v0.2.0", Ref: "ghcr.io/siderolabs/iscsi-tools", Digest: two},
 		{
@@ -102,9 +83,7 @@ func TestOfficial(t *testing.T) {
 			Author: "Sidero", Description: "An agent\nof QEMU",
 		},
 	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("extensions (-want +got):\n%s", diff)
-	}
+	same(t, "extensions", want, got)
 }
 
 func TestOfficialRefuses(t *testing.T) {
@@ -122,13 +101,14 @@ func TestOfficialRefuses(t *testing.T) {
 		}
 		http.Error(w, `{"errors":[{"code":"DENIED","message":"requested access to the resource is denied"}]}`, http.StatusForbidden)
 	})}
-	for title, tc := range map[string]struct {
+	type row struct {
 		to    http.RoundTripper
 		talos string
 		want  string
 		kind  fault.Kind
 		hint  string
-	}{
+	}
+	each(t, map[string]row{
 		"no version": {s, "", `"" is not a Talos version`, fault.Config, ""},
 		"no tag":     {s, "v1 13", `"v1 13" is not a Talos version`, fault.Config, ""},
 		"unknown": {
@@ -148,24 +128,17 @@ func TestOfficialRefuses(t *testing.T) {
 			"see whether 127.0.0.1:5000 is a registry that can be reached from here: images.extensions, images.mirror and images.factory in recast.yaml name registries",
 		},
 		"an empty registry": {server(), "v1.13.9", "Talos v1.13.9 is not known to 127.0.0.1:5000/siderolabs/extensions", fault.Config, ""},
-	} {
-		t.Run(title, func(t *testing.T) {
-			t.Parallel()
-			_, err := client(t, tc.to).Official(t.Context(), tc.talos)
-			if err == nil {
-				t.Fatal("no error")
-			}
-			if got := err.Error(); got != tc.want {
-				t.Errorf("error\n got %s\nwant %s", got, tc.want)
-			}
-			if kind := fault.KindOf(err); kind != tc.kind {
-				t.Errorf("kind = %v, want %v", kind, tc.kind)
-			}
-			if got := strings.Join(fault.Hints(err), "; "); got != tc.hint {
-				t.Errorf("hint\n got %s\nwant %s", got, tc.hint)
-			}
-		})
-	}
+	}, func(t *testing.T, tc row) {
+		_, err := client(t, tc.to).Official(t.Context(), tc.talos)
+		if err == nil {
+			t.Fatal("no error")
+		}
+		same(t, "error", tc.want, err.Error())
+		if kind := fault.KindOf(err); kind != tc.kind {
+			t.Errorf("kind = %v, want %v", kind, tc.kind)
+		}
+		same(t, "hint", tc.hint, strings.Join(fault.Hints(err), "; "))
+	})
 }
 
 type refusing struct{}
@@ -177,11 +150,12 @@ func (refusing) RoundTrip(*http.Request) (*http.Response, error) {
 func TestParseOfficial(t *testing.T) {
 	t.Parallel()
 	d := "@sha256:" + strings.Repeat("1", 64)
-	for title, tc := range map[string]struct {
+	type row struct {
 		digests, descriptions string
 		want                  []string
 		err                   string
-	}{
+	}
+	each(t, map[string]row{
 		"comments and empty lines": {"# hello\n\nghcr.io/a/b:1" + d + "\r\n", "", []string{"a/b 1"}, ""},
 		"the first of two counts":  {"ghcr.io/a/b:1" + d + "\nghcr.io/a/b:2" + d, "", []string{"a/b 1"}, ""},
 		"sorted":                   {"ghcr.io/a/z:1" + d + "\nghcr.io/a/b:2" + d, "{}", []string{"a/b 2", "a/z 1"}, ""},
@@ -189,43 +163,27 @@ func TestParseOfficial(t *testing.T) {
 		"no tag":                   {"ghcr.io/a/b" + d, "", nil, "is not a tagged reference with a digest"},
 		"broken descriptions":      {"ghcr.io/a/b:1" + d, "[]", nil, "descriptions.yaml: "},
 		"nothing":                  {"", "", nil, "image-digests: the list is missing or empty"},
-	} {
-		t.Run(title, func(t *testing.T) {
-			t.Parallel()
-			list, err := parseOfficial([]byte(tc.digests), []byte(tc.descriptions))
-			var got []string
-			for _, x := range list {
-				got = append(got, x.Name+" "+x.Version)
-			}
-			if diff := cmp.Diff(tc.want, got); diff != "" {
-				t.Errorf("extensions (-want +got):\n%s", diff)
-			}
-			if (err != nil) != (tc.err != "") || err != nil && !strings.Contains(err.Error(), tc.err) {
-				t.Errorf("error = %v, want %q", err, tc.err)
-			}
-		})
-	}
+	}, func(t *testing.T, tc row) {
+		list, err := parseOfficial([]byte(tc.digests), []byte(tc.descriptions))
+		var got []string
+		for _, x := range list {
+			got = append(got, x.Name+" "+x.Version)
+		}
+		same(t, "extensions", tc.want, got)
+		if (err != nil) != (tc.err != "") || err != nil && !strings.Contains(err.Error(), tc.err) {
+			t.Errorf("error = %v, want %q", err, tc.err)
+		}
+	})
 }
 
 func TestDigest(t *testing.T) {
 	t.Parallel()
 	s := server()
 	c := client(t, s)
-	idx, err := random.Index(64, 1, 2)
-	if err != nil {
-		t.Fatal(err)
-	}
-	tag, err := name.NewTag(host + "/metal-installer/abc:v1.13.9")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := remote.WriteIndex(tag, idx, remote.WithTransport(s), remote.WithContext(t.Context())); err != nil {
-		t.Fatal(err)
-	}
-	want, err := idx.Digest()
-	if err != nil {
-		t.Fatal(err)
-	}
+	idx := must(random.Index(64, 1, 2))(t)
+	tag := must(name.NewTag(host + "/metal-installer/abc:v1.13.9"))(t)
+	noError(t, remote.WriteIndex(tag, idx, remote.WithTransport(s), remote.WithContext(t.Context())))
+	want := must(idx.Digest())(t)
 	repository := host + "/metal-installer/abc"
 	for ref, found := range map[string]bool{
 		repository + ":v1.13.9":                                true,
@@ -265,21 +223,38 @@ func TestDigestIsComputed(t *testing.T) {
 
 func TestBadReferences(t *testing.T) {
 	t.Parallel()
-	if _, err := New(Options{Extensions: "GHCR.io/UPPER"}); fault.KindOf(err) != fault.Config {
-		t.Errorf("repository: %v", err)
-	}
-	if _, _, err := client(t, server()).Digest(t.Context(), "a b"); fault.KindOf(err) != fault.Config {
-		t.Errorf("reference: %v", err)
+	tag, digest := host+"/a/b:v1", host+"/a/b@sha256:"+strings.Repeat("0", 64)
+	push := images.ArchivePush{File: "file", Repository: host + "/c", Arch: "amd64", Base: tag}
+	c := client(t, server())
+	second := func(_ any, err error) error { return err }
+	third := func(_, _ any, err error) error { return err }
+	ctx := t.Context()
+	for title, err := range map[string]error{
+		"a client of no repository":   second(New(Options{Extensions: "GHCR.io/UPPER"})),
+		"no reference":                third(c.Digest(ctx, "a b")),
+		"signatures of a tag":         second(c.Signatures(ctx, tag)),
+		"copy of a tag":               c.Copy(ctx, tag, host+"/c", nil),
+		"copy to no repository":       c.Copy(ctx, digest, "A B", nil),
+		"head of no tag":              third(c.Head(ctx, "a b")),
+		"tag of a tag":                c.Tag(ctx, tag, host+"/a/b:v2"),
+		"tag of no place":             c.Tag(ctx, digest, "a b"),
+		"push upon a tag":             second(c.PushArchive(ctx, push)),
+		"what is beside a tag":        second(c.Attached(ctx, tag)),
+		"a file of what beside a tag": second(c.AttachedFile(ctx, tag, schematics.BootFile{})),
+		"a layout of a tag":           c.SaveLayout(ctx, tag, "amd64", t.TempDir()),
+		"a file to be beside a tag":   c.Attach(ctx, tag, "file", images.BootISO, schematics.BootFile{}, nil),
+		"built upon, of a tag":        c.BuiltUpon(ctx, tag, digest, "amd64"),
+	} {
+		if fault.KindOf(err) != fault.Config {
+			t.Errorf("%s: %v", title, err)
+		}
 	}
 }
 
 func TestCloseReachesTransport(t *testing.T) {
 	t.Parallel()
 	idle := &idleCounter{RoundTripper: server()}
-	c, err := New(Options{Transport: idle})
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := must(New(Options{Transport: idle}))(t)
 	if err := c.Close(); err != nil || idle.closed != 1 {
 		t.Errorf("closed %d times: %v", idle.closed, err)
 	}
@@ -302,13 +277,9 @@ func TestNearest(t *testing.T) {
 		"1.13.9":   {"v1.12.4", "v1.13.8", "v1.13.9"},
 		"v2.0.0":   {"v1.12.4", "v1.13.8", "v1.13.9"},
 	} {
-		if diff := cmp.Diff(want, nearest(unknown, tags, 3)); diff != "" {
-			t.Errorf("nearest to %s (-want +got):\n%s", unknown, diff)
-		}
+		same(t, "nearest to "+unknown, want, nearest(unknown, tags, 3))
 	}
-	if diff := cmp.Diff([]string{"v1.2.3"}, nearest("v1.13.9", []string{"v1.2.3"}, 3)); diff != "" {
-		t.Errorf("of one (-want +got):\n%s", diff)
-	}
+	same(t, "of one", []string{"v1.2.3"}, nearest("v1.13.9", []string{"v1.2.3"}, 3))
 	if got := nearest("v1.13.9", nil, 3); len(got) != 0 {
 		t.Errorf("of none: %v", got)
 	}
@@ -323,24 +294,16 @@ func TestCAFile(t *testing.T) {
 	s.StartTLS()
 	defer s.Close()
 	ca := filepath.Join(t.TempDir(), "ca.pem")
-	if err := os.WriteFile(ca, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: s.Certificate().Raw}), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, os.WriteFile(ca, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: s.Certificate().Raw}), 0o600))
 	ref := strings.TrimPrefix(s.URL, "https://") + "/acme/talos:v1.13.9"
-	trusts, err := New(Options{CAFile: ca, Keychain: authn.NewMultiKeychain()})
-	if err != nil {
-		t.Fatal(err)
-	}
+	trusts := must(New(Options{CAFile: ca, Keychain: authn.NewMultiKeychain()}))(t)
 	defer trusts.Close()
 	if _, found, err := trusts.Digest(t.Context(), ref); found || err != nil {
 		t.Errorf("with its CA: found %t, %v", found, err)
 	}
-	other, err := New(Options{Keychain: authn.NewMultiKeychain()})
-	if err != nil {
-		t.Fatal(err)
-	}
+	other := must(New(Options{Keychain: authn.NewMultiKeychain()}))(t)
 	defer other.Close()
-	_, _, err = other.Digest(t.Context(), ref)
+	_, _, err := other.Digest(t.Context(), ref)
 	hint := "if your own CA has signed it, name that CA's certificate, a PEM file, in images.caFile"
 	if fault.CodeOf(err) != fault.TLS || strings.Join(fault.Hints(err), "; ") != hint {
 		t.Errorf("without: %v\ncode %s, hints %q", err, fault.CodeOf(err), fault.Hints(err))

@@ -9,7 +9,9 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 
+	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-containerregistry/pkg/authn"
 	"github.com/google/go-containerregistry/pkg/name"
 	ggcr "github.com/google/go-containerregistry/pkg/registry"
@@ -160,24 +162,12 @@ func newCopier(t *testing.T, to ...ggcr.Option) *copier {
 	t.Helper()
 	c := &copier{from: newPlace(t, ggcr.WithReferrersSupport(true))}
 	c.into(t, newPlace(t, to...))
-	var err error
-	if c.Client, err = New(Options{Keychain: authn.NewMultiKeychain()}); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := c.Close(); err != nil {
-			t.Error(err)
-		}
-	})
-	index, err := random.Index(512, 2, 2)
-	if err != nil {
-		t.Fatal(err)
-	}
+	c.Client = must(New(Options{Keychain: authn.NewMultiKeychain()}))(t)
+	t.Cleanup(func() { noError(t, c.Close()) })
+	index := must(random.Index(512, 2, 2))(t)
 	repository := must(name.NewRepository(c.from.host + "/nocloud-installer/abc"))(t)
 	c.source = repository.Digest(must(index.Digest())(t).String())
-	if err := remote.WriteIndex(repository.Tag("v1.13.9"), index); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, remote.WriteIndex(repository.Tag("v1.13.9"), index))
 	return c
 }
 
@@ -185,16 +175,6 @@ func newCopier(t *testing.T, to ...ggcr.Option) *copier {
 func (c *copier) into(t *testing.T, to *place) {
 	t.Helper()
 	c.to, c.mirror = to, must(name.NewRepository(to.host+"/acme/talos"))(t)
-}
-
-func must[T any](v T, err error) func(*testing.T) T {
-	return func(t *testing.T) T {
-		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
-		return v
-	}
 }
 
 func (c *copier) signatureTag() string {
@@ -205,9 +185,7 @@ func (c *copier) signatureTag() string {
 func (c *copier) sign(t *testing.T, in name.Repository) v1.Hash {
 	t.Helper()
 	sig := must(random.Image(64, 1))(t)
-	if err := remote.Write(in.Tag(c.signatureTag()), sig); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, remote.Write(in.Tag(c.signatureTag()), sig))
 	return must(sig.Digest())(t)
 }
 
@@ -217,9 +195,7 @@ func (c *copier) refer(t *testing.T) v1.Hash {
 	desc := must(remote.Head(c.source))(t)
 	r := mutate.Subject(must(random.Image(64, 1))(t), *desc).(v1.Image)
 	hash := must(r.Digest())(t)
-	if err := remote.Write(c.source.Context().Digest(hash.String()), r); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, remote.Write(c.source.Context().Digest(hash.String()), r))
 	return hash
 }
 
@@ -232,9 +208,7 @@ func (c *copier) run(t *testing.T) error {
 func (c *copier) whole(t *testing.T) {
 	t.Helper()
 	index := must(remote.Index(c.mirror.Digest(c.source.DigestStr())))(t)
-	if err := validate.Index(index); err != nil {
-		t.Error(err)
-	}
+	noError(t, validate.Index(index))
 	if m := must(index.IndexManifest())(t); len(m.Manifests) != 2 {
 		t.Errorf("%d manifests", len(m.Manifests))
 	}
@@ -243,4 +217,47 @@ func (c *copier) whole(t *testing.T) {
 func (c *copier) attach(t *testing.T) (sig, referrer v1.Hash) {
 	t.Helper()
 	return c.sign(t, c.source.Context()), c.refer(t)
+}
+
+// must returns v, or ends the test with the error.
+func must[T any](v T, err error) func(testing.TB) T {
+	return func(t testing.TB) T {
+		t.Helper()
+		noError(t, err)
+		return v
+	}
+}
+
+func noError(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// same compares what came with what is wanted.
+func same(t testing.TB, what string, want, got any) {
+	t.Helper()
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("%s (-want +got):\n%s", what, diff)
+	}
+}
+
+// each runs a test for every case, all at once.
+func each[T any](t *testing.T, cases map[string]T, test func(t *testing.T, tc T)) {
+	t.Helper()
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			test(t, tc)
+		})
+	}
+}
+
+// eachInBubble is each with the time of a bubble.
+func eachInBubble[T any](t *testing.T, cases map[string]T, test func(t *testing.T, tc T)) {
+	t.Helper()
+	each(t, cases, func(t *testing.T, tc T) {
+		synctest.Test(t, func(t *testing.T) { test(t, tc) })
+	})
 }

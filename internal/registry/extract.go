@@ -1,17 +1,24 @@
 package registry
 
 import (
+	"archive/tar"
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
+	"hash"
 	"io"
+	"maps"
+	"path"
 	"slices"
 	"strings"
 
 	"github.com/google/go-containerregistry/pkg/name"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/partial"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
-
+	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/foreign"
 )
@@ -58,11 +65,7 @@ func (a access) image(ctx context.Context, ref name.Reference, arch string) (v1.
 }
 
 func (a access) childOf(desc *remote.Descriptor, ref name.Reference, arch string) (v1.Image, error) {
-	index, err := desc.ImageIndex()
-	if err != nil {
-		return nil, fmt.Errorf("read %s: %w", ref, foreign.Error(err))
-	}
-	m, err := index.IndexManifest()
+	index, m, err := indexOf(desc)
 	if err != nil {
 		return nil, fmt.Errorf("read %s: %w", ref, foreign.Error(err))
 	}
@@ -78,6 +81,15 @@ func (a access) childOf(desc *remote.Descriptor, ref name.Reference, arch string
 		return nil, fmt.Errorf("read %s for %s: %w", ref, arch, explain(err, ref.Context()))
 	}
 	return img, nil
+}
+
+func indexOf(desc *remote.Descriptor) (v1.ImageIndex, *v1.IndexManifest, error) {
+	index, err := desc.ImageIndex()
+	if err != nil {
+		return nil, nil, err
+	}
+	m, err := index.IndexManifest()
+	return index, m, err
 }
 
 // digestFor returns the digest of the only image for an architecture. Of two, for
@@ -146,8 +158,283 @@ func (e *extraction) Read(p []byte) (int, error) {
 
 func (e *extraction) Close() error {
 	e.cancel()
-	// The producer has ended when the stream has. Its cancellation is not an error
-	// of Close.
+	// The producer has ended when the stream has. Its cancellation is not an error of Close.
 	_, _ = io.Copy(io.Discard, e.archive)
 	return e.archive.Close()
+}
+
+// Bounds of what an image may make us keep in memory. The largest extensions have some thousand files.
+const (
+	maxFiles      = 200_000
+	maxPathBytes  = 4096 // PATH_MAX of Linux
+	maxPathDepth  = 128
+	maxNamesBytes = 16 << 20 // of all paths
+)
+
+// In layers, names with this prefix hide what lower layers have (the OCI image specification, layer.md, "Whiteouts").
+const (
+	whiteout = ".wh."
+	opaque   = ".wh..wh..opq" // everything in that directory
+)
+
+// flatten streams an image's files as one tar, upper layers before lower ones. The
+// tar ends properly only if everything was read and had the right digests.
+// mutate.Extract of go-containerregistry is not used: it ends the archive properly
+// before it reports an error, remembers every name without a bound and takes the
+// first of two files with the same name in a layer, whereas a node takes the last.
+func flatten(img v1.Image) io.ReadCloser {
+	r, w := io.Pipe()
+	go func() { w.CloseWithError(writeFlat(img, w)) }() // ends when r is read to its end or closed
+	return r
+}
+
+func writeFlat(img v1.Image, w io.Writer) error {
+	layers, err := img.Layers()
+	if err != nil {
+		return fmt.Errorf("list layers: %w", err)
+	}
+	f := flattener{out: tar.NewWriter(w), above: map[string]bool{}}
+	for _, l := range slices.Backward(layers) {
+		if err := f.add(l); err != nil {
+			digest, errDigest := l.Digest()
+			return errors.Join(fmt.Errorf("layer %s: %w", digest, err), errDigest)
+		}
+	}
+	return f.out.Close()
+}
+
+// layerNames are the names in one layer; they hide entries of lower layers only.
+type layerNames struct {
+	files map[string]bool // true: not a directory
+	gone  map[string]bool // whiteouts: always true
+}
+
+type flattener struct {
+	out   *tar.Writer
+	above map[string]bool // what upper layers have; true: it hides everything that lower ones have below it
+	names int             // bytes of all paths so far
+}
+
+// add writes the files of a layer that no upper layer has or hides.
+func (f *flattener) add(l v1.Layer) (err error) {
+	content, err := openLayer(l)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			err = content.why(err)
+		}
+		err = errors.Join(err, content.Close())
+	}()
+	here := layerNames{files: map[string]bool{}, gone: map[string]bool{}}
+	err = eachEntry(content, func(h *tar.Header, in io.Reader) error { return f.entry(here, h, in) })
+	for name, hides := range here.files {
+		f.above[name] = f.above[name] || hides
+	}
+	maps.Copy(f.above, here.gone)
+	return err
+}
+
+// eachEntry reads a tar to its end: the digest covers the whole layer, so it is known only there.
+func eachEntry(content io.Reader, do func(h *tar.Header, in io.Reader) error) error {
+	for archive := tar.NewReader(content); ; {
+		h, err := archive.Next()
+		if errors.Is(err, io.EOF) {
+			_, err = io.Copy(io.Discard, content)
+			return err
+		}
+		if err != nil {
+			return err
+		}
+		if err := do(h, archive); err != nil {
+			return err
+		}
+	}
+}
+
+func (f *flattener) entry(here layerNames, h *tar.Header, content io.Reader) error {
+	if h.Typeflag == tar.TypeXGlobalHeader {
+		return nil
+	}
+	name, err := f.name(h.Name)
+	if err != nil || name == "." {
+		return err
+	}
+	if len(f.above)+len(here.files)+len(here.gone) >= maxFiles {
+		return fmt.Errorf("more than %d files", maxFiles)
+	}
+	dir, base := path.Split(name)
+	switch taken, isWhiteout := strings.CutPrefix(base, whiteout); {
+	case base == opaque:
+		here.gone[path.Clean(dir)] = true
+		return nil
+	case isWhiteout:
+		here.gone[dir+taken] = true
+		return nil
+	}
+	isDir := h.Typeflag == tar.TypeDir
+	if file, there := here.files[name]; there {
+		if isDir && !file {
+			return nil
+		}
+		return fmt.Errorf("%s occurs twice", name)
+	}
+	here.files[name] = !isDir
+	if f.hidden(name) {
+		return nil
+	}
+	if err := f.out.WriteHeader(flatHeader(h, name)); err != nil {
+		return fmt.Errorf("%s: %w", name, err)
+	}
+	if _, err := io.Copy(f.out, content); err != nil {
+		return fmt.Errorf("%s: %w", name, err)
+	}
+	return nil
+}
+
+// name returns a clean path without a leading slash.
+func (f *flattener) name(name string) (string, error) {
+	f.names += len(name)
+	clean := path.Clean(strings.TrimLeft(name, "/"))
+	switch {
+	case len(name) > maxPathBytes || strings.Count(clean, "/") >= maxPathDepth:
+		return "", fmt.Errorf("a path of %d bytes", len(name))
+	case f.names > maxNamesBytes:
+		return "", fmt.Errorf("more than %d bytes of paths", maxNamesBytes)
+	case clean == ".." || strings.HasPrefix(clean, "../"):
+		return "", fmt.Errorf("%q leads out of the image", name)
+	}
+	return clean, nil
+}
+
+// hidden reports whether an upper layer has that path, or hides it.
+func (f *flattener) hidden(name string) bool {
+	if _, there := f.above[name]; there {
+		return true
+	}
+	for dir := name; dir != "."; {
+		if dir = path.Dir(dir); f.above[dir] {
+			return true
+		}
+	}
+	return false
+}
+
+// flatHeader is a header with what still holds after reading: for example, sparse files
+// are whole. Extended attributes stay; imager takes the SELinux label from them.
+func flatHeader(h *tar.Header, name string) *tar.Header {
+	to := &tar.Header{
+		Typeflag: h.Typeflag, Name: name, Linkname: h.Linkname, Size: h.Size, Mode: h.Mode,
+		Uid: h.Uid, Gid: h.Gid, ModTime: h.ModTime, Devmajor: h.Devmajor, Devminor: h.Devminor,
+		PAXRecords: map[string]string{},
+	}
+	if to.Typeflag == tar.TypeGNUSparse {
+		to.Typeflag = tar.TypeReg
+	}
+	for key, value := range h.PAXRecords {
+		if strings.HasPrefix(key, "SCHILY.xattr.") {
+			to.PAXRecords[key] = value
+		}
+	}
+	return to
+}
+
+// damagedError says that a blob does not have the digest that was requested.
+type damagedError struct{ want, got string }
+
+func (e *damagedError) Error() string {
+	return fmt.Sprintf("a blob was damaged on the way: sha256:%s came with digest sha256:%s", e.want, e.got)
+}
+
+// damaged adds a remedy to err if bytes were changed between here and a registry, in either direction.
+func damaged(err error) (explained error, ok bool) {
+	_, ok = errors.AsType[*damagedError](err)
+	if e, answered := errors.AsType[*transport.Error](err); answered {
+		ok = slices.ContainsFunc(e.Errors, func(d transport.Diagnostic) bool { return d.Code == transport.DigestInvalidErrorCode })
+		err = fmt.Errorf("a blob was damaged on the way: %w", err)
+	}
+	return fault.WithHint(fault.BuildFailed.Of(err), "run it again. If the blob is damaged each time, look for a proxy or a cache on the way that serves the damaged one"), ok
+}
+
+// checked compares a blob's bytes with its digest. go-containerregistry does so,
+// too, but the code that unpacks the blob fails first, and blames the format.
+type checked struct {
+	io.ReadCloser
+	want   string
+	left   int64 // bytes still to come
+	sum    hash.Hash
+	damage error // nil if nothing is wrong so far
+}
+
+func (c *checked) Read(p []byte) (int, error) {
+	n, err := c.ReadCloser.Read(p)
+	c.sum.Write(p[:n])
+	if c.left -= int64(n); c.left == 0 && n > 0 {
+		if got := hex.EncodeToString(c.sum.Sum(nil)); got != c.want {
+			c.damage = &damagedError{want: c.want, got: got}
+			return n, c.damage
+		}
+	}
+	return n, err
+}
+
+// layerReader reads a layer's content. It keeps the packed stream.
+type layerReader struct {
+	v1.Layer
+	packed  *checked
+	content io.ReadCloser
+	failed  bool // unpacking
+}
+
+func openLayer(l v1.Layer) (*layerReader, error) {
+	r := &layerReader{Layer: l}
+	layer, err := partial.CompressedToLayer(r)
+	if err != nil {
+		return nil, err
+	}
+	if r.content, err = layer.Uncompressed(); err != nil {
+		r.failed = true
+		return nil, r.why(err)
+	}
+	return r, nil
+}
+
+// Compressed is what go-containerregistry unpacks.
+func (r *layerReader) Compressed() (io.ReadCloser, error) {
+	digest, err := r.Digest()
+	if err != nil {
+		return nil, err
+	}
+	size, err := r.Size()
+	if err != nil {
+		return nil, err
+	}
+	packed, err := r.Layer.Compressed()
+	if err != nil {
+		return nil, err
+	}
+	r.packed = &checked{ReadCloser: packed, want: digest.Hex, left: size, sum: sha256.New()}
+	return r.packed, nil
+}
+
+func (r *layerReader) Read(p []byte) (int, error) {
+	n, err := r.content.Read(p)
+	r.failed = r.failed || err != nil && !errors.Is(err, io.EOF)
+	return n, err
+}
+
+func (r *layerReader) Close() error { return r.content.Close() }
+
+// why returns the reason for an error: if the format is wrong, it reads the rest of
+// the packed bytes to check their digest.
+func (r *layerReader) why(err error) error {
+	if r.packed == nil || !r.failed && !errors.Is(err, tar.ErrHeader) {
+		return err
+	}
+	// Errors about the format, including go-containerregistry's own checks, no longer matter.
+	if _, _ = io.Copy(io.Discard, r.packed); r.packed.damage != nil {
+		return r.packed.damage
+	}
+	return err
 }

@@ -3,24 +3,26 @@ package registry
 import (
 	"archive/tar"
 	"bytes"
+	"compress/gzip"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net/http"
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-containerregistry/pkg/name"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/empty"
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 	"github.com/google/go-containerregistry/pkg/v1/static"
+	"github.com/google/go-containerregistry/pkg/v1/tarball"
 	"github.com/google/go-containerregistry/pkg/v1/types"
-
 	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/schematics"
 )
 
 // tarOf is an uncompressed layer of files and directories, whose names end with a slash.
@@ -31,16 +33,12 @@ func tarOf(t *testing.T, files ...string) v1.Layer {
 	for _, f := range files {
 		file, content, _ := strings.Cut(f, "=")
 		h := &tar.Header{Name: file, Size: int64(len(content)), Mode: 0o644, Typeflag: tar.TypeReg}
-		if err := w.WriteHeader(h); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, w.WriteHeader(h))
 		if _, err := io.WriteString(w, content); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if err := w.Close(); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, w.Close())
 	return static.NewLayer([]byte(b.String()), types.OCIUncompressedLayer)
 }
 
@@ -66,9 +64,7 @@ func pushExtension(t *testing.T, to http.RoundTripper) string {
 		index = mutate.AppendManifests(index, mutate.IndexAddendum{Add: img, Descriptor: v1.Descriptor{Platform: &p}})
 	}
 	tag := must(name.NewTag(host + "/acme/frr:1.0"))(t)
-	if err := remote.WriteIndex(tag, index, remote.WithTransport(to), remote.WithContext(t.Context())); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, remote.WriteIndex(tag, index, remote.WithTransport(to), remote.WithContext(t.Context())))
 	return tag.Context().Digest(must(index.Digest())(t).String()).String()
 }
 
@@ -98,10 +94,11 @@ func TestExtract(t *testing.T) {
 	push(t, s, host+"/acme/one:1", imageOf(t, "arm64", tarOf(t, "a=b")))
 	push(t, s, host+"/acme/handmade:1", imageOf(t, "", tarOf(t, "a=b")))
 	c := client(t, s)
-	for title, tc := range map[string]struct {
+	type row struct {
 		ref, arch string
 		want      map[string]string
-	}{
+	}
+	each(t, map[string]row{
 		"of an index":         {index, "amd64", map[string]string{"manifest.yaml": "amd64", "rootfs/kept": "amd64"}},
 		"of a variant":        {index, "arm64", map[string]string{"manifest.yaml": "arm64", "rootfs/kept": "arm64"}},
 		"by tag":              {host + "/acme/frr:1.0", "amd64", map[string]string{"manifest.yaml": "amd64", "rootfs/kept": "amd64"}},
@@ -109,19 +106,12 @@ func TestExtract(t *testing.T) {
 		"of no architecture":  {host + "/acme/handmade:1", "arm64", map[string]string{"a": "b"}},
 		"by tag and digest":   {strings.Replace(index, "frr@", "frr:2.0@", 1), "amd64", map[string]string{"manifest.yaml": "amd64", "rootfs/kept": "amd64"}},
 		"of an image by name": {host + "/acme/handmade:1", "amd64", map[string]string{"a": "b"}},
-	} {
-		t.Run(title, func(t *testing.T) {
-			t.Parallel()
-			archive := must(c.Extract(t.Context(), tc.ref, tc.arch))(t)
-			got, err := filesOf(t, archive)
-			if err := errors.Join(err, archive.Close()); err != nil {
-				t.Fatal(err)
-			}
-			if diff := cmp.Diff(tc.want, got); diff != "" {
-				t.Errorf("files (-want +got):\n%s", diff)
-			}
-		})
-	}
+	}, func(t *testing.T, tc row) {
+		archive := must(c.Extract(t.Context(), tc.ref, tc.arch))(t)
+		got, err := filesOf(t, archive)
+		noError(t, errors.Join(err, archive.Close()))
+		same(t, "files", tc.want, got)
+	})
 }
 
 func TestExtractRefuses(t *testing.T) {
@@ -136,9 +126,7 @@ func TestExtractRefuses(t *testing.T) {
 		})
 	}
 	tag := must(name.NewTag(host + "/acme/variants:1"))(t)
-	if err := remote.WriteIndex(tag, variants, remote.WithTransport(s), remote.WithContext(t.Context())); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, remote.WriteIndex(tag, variants, remote.WithTransport(s), remote.WithContext(t.Context())))
 	// instead answers some requests with a status, or forges the answer.
 	instead := func(method, part string, status int) http.RoundTripper {
 		return direct{http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -152,14 +140,15 @@ func TestExtractRefuses(t *testing.T) {
 			}
 		})}
 	}
-	for title, tc := range map[string]struct {
+	type row struct {
 		from      http.RoundTripper
 		ref, arch string
 		want      string
 		kind      fault.Kind
 		denied    bool
 		hint      string
-	}{
+	}
+	each(t, map[string]row{
 		"no reference":      {s, "A B", "amd64", `image reference "A B": `, fault.Config, false, ""},
 		"another arch":      {s, index, "riscv64", " has no image for riscv64: there is amd64, arm64", fault.Failed, false, "push the image for linux/riscv64 too"},
 		"one arch":          {s, host + "/acme/one:1", "amd64", "/acme/one:1 has no image for amd64: there is arm64", fault.Failed, false, "push the image for linux/amd64 too"},
@@ -170,27 +159,22 @@ func TestExtractRefuses(t *testing.T) {
 		"a layer is gone":   {instead("GET", "/blobs/", 404), index, "amd64", "read " + index + ": registry " + host + ": ", fault.Failed, false, ""},
 		"other content":     {instead("GET", "/blobs/", 0), index, "amd64", "a blob was damaged on the way: sha256:", fault.Failed, false, "run it again"},
 		"another manifest":  {instead("GET", "/manifests/sha256", 0), index, "amd64", "does not match requested digest", fault.Failed, false, ""},
-	} {
-		t.Run(title, func(t *testing.T) {
-			t.Parallel()
-			archive, err := client(t, tc.from).Extract(t.Context(), tc.ref, tc.arch)
-			if err == nil {
-				_, err = filesOf(t, archive)
-				if err := archive.Close(); err != nil {
-					t.Error(err)
-				}
-			}
-			if err == nil || !strings.Contains(err.Error(), tc.want) {
-				t.Fatalf("error\n got %v\nwant it to hold %q", err, tc.want)
-			}
-			if got := errors.Is(err, images.ErrDenied); got != tc.denied || fault.KindOf(err) != tc.kind {
-				t.Errorf("denied = %t, kind = %v", got, fault.KindOf(err))
-			}
-			if got := strings.Join(fault.Hints(err), "; "); !strings.Contains(got, tc.hint) || got != "" && tc.hint == "" {
-				t.Errorf("hint = %q, want it to hold %q", got, tc.hint)
-			}
-		})
-	}
+	}, func(t *testing.T, tc row) {
+		archive, err := client(t, tc.from).Extract(t.Context(), tc.ref, tc.arch)
+		if err == nil {
+			_, err = filesOf(t, archive)
+			noError(t, archive.Close())
+		}
+		if err == nil || !strings.Contains(err.Error(), tc.want) {
+			t.Fatalf("error\n got %v\nwant it to hold %q", err, tc.want)
+		}
+		if got := errors.Is(err, images.ErrDenied); got != tc.denied || fault.KindOf(err) != tc.kind {
+			t.Errorf("denied = %t, kind = %v", got, fault.KindOf(err))
+		}
+		if got := strings.Join(fault.Hints(err), "; "); !strings.Contains(got, tc.hint) || got != "" && tc.hint == "" {
+			t.Errorf("hint = %q, want it to hold %q", got, tc.hint)
+		}
+	})
 }
 
 // forging changes an answer.
@@ -210,16 +194,326 @@ func TestExtractEndsEarly(t *testing.T) {
 	if _, err := io.ReadFull(archive, make([]byte, 4096)); err != nil {
 		t.Fatal(err)
 	}
-	if err := archive.Close(); err != nil {
-		t.Error(err)
-	}
+	noError(t, archive.Close())
 	ctx, cancel := context.WithCancel(t.Context())
 	archive = must(c.Extract(ctx, host+"/acme/large:1", "amd64"))(t)
 	cancel()
 	if _, err := filesOf(t, archive); !errors.Is(err, context.Canceled) {
 		t.Errorf("cancelled: %v", err)
 	}
-	if err := archive.Close(); err != nil {
-		t.Error(err)
+	noError(t, archive.Close())
+}
+
+// layerOf is a layer with these entries: "name" for a file, "name/" for a directory,
+// "name -> target" for a symbolic link; a file's content is the layer's name.
+func layerOf(t *testing.T, layer string, entries ...string) v1.Layer {
+	t.Helper()
+	var b bytes.Buffer
+	w := tar.NewWriter(&b)
+	for _, e := range entries {
+		h := &tar.Header{Typeflag: tar.TypeReg, Name: e, Mode: 0o644, Size: int64(len(layer))}
+		if strings.HasSuffix(e, "/") {
+			h.Typeflag, h.Size = tar.TypeDir, 0
+		}
+		if name, target, link := strings.Cut(e, " -> "); link {
+			h.Typeflag, h.Name, h.Linkname, h.Size = tar.TypeSymlink, name, target, 0
+		}
+		noError(t, w.WriteHeader(h))
+		if h.Size > 0 {
+			if _, err := io.WriteString(w, layer); err != nil {
+				t.Fatal(err)
+			}
+		}
 	}
+	noError(t, w.Close())
+	l := must(tarball.LayerFromOpener(func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(b.Bytes())), nil }, tarball.WithCompressionLevel(gzip.BestSpeed)))(t)
+	return l
+}
+
+// flattened lists the content of a tar, a line for each entry.
+func flattened(t *testing.T, layers ...v1.Layer) ([]string, error) {
+	t.Helper()
+	img := must(mutate.AppendLayers(empty.Image, layers...))(t)
+	archive := flatten(img)
+	defer archive.Close()
+	var list []string
+	for r := tar.NewReader(archive); ; {
+		h, err := r.Next()
+		if errors.Is(err, io.EOF) {
+			return list, nil
+		}
+		if err != nil {
+			return list, err
+		}
+		content, err := io.ReadAll(r)
+		if err != nil {
+			return list, err
+		}
+		list = append(list, strings.TrimSpace(fmt.Sprintf("%s %s%s", h.Name, content, h.Linkname)))
+	}
+}
+
+func TestFlatten(t *testing.T) {
+	t.Parallel()
+	type row struct {
+		lower, upper []string
+		want         []string
+		err          string
+	}
+	each(t, map[string]row{
+		"both":                     {lower: []string{"a/", "a/x"}, upper: []string{"a/", "a/y"}, want: []string{"a", "a/y upper", "a/x lower"}},
+		"the upper one counts":     {lower: []string{"./a"}, upper: []string{"/a"}, want: []string{"a upper"}},
+		"a file hides a directory": {lower: []string{"a/", "a/x"}, upper: []string{"a"}, want: []string{"a upper"}},
+		"a link hides a directory": {lower: []string{"a/x"}, upper: []string{"a -> ../../b"}, want: []string{"a ../../b"}},
+		"removed":                  {lower: []string{"a/", "a/x", "b"}, upper: []string{".wh.a"}, want: []string{"b lower"}},
+		"removed and restored":     {lower: []string{"a/x"}, upper: []string{".wh.a", "a/", "a/y"}, want: []string{"a", "a/y upper"}},
+		"only this directory":      {lower: []string{"a/x", "b"}, upper: []string{"a/.wh..wh..opq", "a/y"}, want: []string{"a/y upper", "b lower"}},
+		"nothing but this":         {lower: []string{"a/x", "b"}, upper: []string{".wh..wh..opq", "c"}, want: []string{"c upper"}},
+		"not in its own layer":     {lower: []string{".wh.b", "b"}, upper: []string{"c"}, want: []string{"c upper", "b lower"}},
+		"a directory twice":        {lower: []string{"a/", "a/"}, upper: []string{"c"}, want: []string{"c upper", "a"}},
+		"a file twice":             {lower: []string{"a", "./a"}, upper: []string{"c"}, want: []string{"c upper", "a lower"}, err: "a occurs twice"},
+		"out of the image":         {lower: []string{"a/../../b"}, upper: []string{"c"}, want: []string{"c upper"}, err: `"a/../../b" leads out of the image`},
+		"a long path":              {lower: []string{strings.Repeat("a", 4097)}, upper: []string{"c"}, want: []string{"c upper"}, err: "a path of 4097 bytes"},
+		"a deep path":              {lower: []string{strings.Repeat("a/", 128) + "b"}, upper: []string{"c"}, want: []string{"c upper"}, err: "a path of 257 bytes"},
+	}, func(t *testing.T, tc row) {
+		got, err := flattened(t, layerOf(t, "lower", tc.lower...), layerOf(t, "upper", tc.upper...))
+		if (err == nil) != (tc.err == "") || err != nil && !strings.Contains(err.Error(), tc.err) {
+			t.Errorf("error %v, want %q", err, tc.err)
+		}
+		same(t, "result", tc.want, got)
+	})
+}
+
+// TestFlattenThreeLayers: what the upper one hides stays hidden, whatever the middle one says.
+func TestFlattenThreeLayers(t *testing.T) {
+	t.Parallel()
+	got := must(flattened(t, layerOf(t, "lower", "a/x", "b/x"), layerOf(t, "middle", "a/", "b"), layerOf(t, "upper", "a", "b/", "b/y")))(t)
+	same(t, "result", []string{"a upper", "b", "b/y upper"}, got)
+}
+
+// TestFlattenIsBounded: an image that is small in transit cannot make us keep much in memory.
+func TestFlattenIsBounded(t *testing.T) {
+	if testing.Short() {
+		t.Skip("long: make stories")
+	}
+	t.Parallel()
+	long := strings.Repeat("a", 4000)
+	names := make([]string, maxNamesBytes/4000+1)
+	for i := range names {
+		names[i] = fmt.Sprintf("%s%08d", long, i)
+	}
+	if _, err := flattened(t, layerOf(t, "", names...)); err == nil || !strings.Contains(err.Error(), "bytes of paths") {
+		t.Errorf("error %v", err)
+	}
+}
+
+// damaging flips a bit of its answer: in the n-th byte from the end.
+type damaging struct {
+	http.ResponseWriter
+	fromEnd int
+}
+
+func (d damaging) Write(p []byte) (int, error) {
+	b := append([]byte(nil), p...)
+	b[max(0, len(b)-d.fromEnd)] ^= 1
+	return d.ResponseWriter.Write(b)
+}
+
+// A damaged blob is reported as such, whichever step of unpacking fails first, and is
+// no reason to lock anything else.
+func TestDamagedBlob(t *testing.T) {
+	t.Parallel()
+	s := server()
+	index := pushExtension(t, s)
+	cases := map[string]int{"the end of gzip": 1, "its checksum": 8, "in the middle": 40, "the beginning": 1 << 20}
+	each(t, cases, func(t *testing.T, fromEnd int) {
+		c := client(t, damages(s, fromEnd))
+		archive := must(c.Extract(t.Context(), index, "amd64"))(t)
+		_, err := filesOf(t, archive)
+		noError(t, archive.Close())
+		saysDamaged(t, err)
+	})
+}
+
+func TestDamagedCopy(t *testing.T) {
+	t.Parallel()
+	s := server()
+	index := pushExtension(t, s)
+	const mirror = "127.0.0.1:5001"
+	from, to := damages(s, 1), server()
+	c := client(t, direct{http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Host == mirror {
+			to.ServeHTTP(w, r)
+			return
+		}
+		from.ServeHTTP(w, r)
+	})})
+	saysDamaged(t, c.Copy(t.Context(), index, mirror+"/acme/talos", nil))
+}
+
+// damages damages the blobs that a registry sends.
+func damages(s direct, fromEnd int) direct {
+	return direct{http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Method == http.MethodGet && strings.Contains(r.URL.Path, "/blobs/") {
+			w = damaging{w, fromEnd}
+		}
+		s.ServeHTTP(w, r)
+	})}
+}
+
+func saysDamaged(t *testing.T, err error) {
+	t.Helper()
+	if err == nil || !strings.Contains(err.Error(), "a blob was damaged on the way: ") {
+		t.Errorf("error %v", err)
+	}
+	err = fault.ImageDiffers.Else(err) // like a step that compares images
+	same(t, "code", fault.BuildFailed, fault.CodeOf(err))
+	if hints := strings.Join(fault.Hints(err), "; "); !strings.HasPrefix(hints, "run it again. ") || strings.Contains(hints, "lock") {
+		t.Errorf("hints %q", hints)
+	}
+}
+
+const frrManifest = "manifest.yaml=version: v1alpha1\nmetadata:\n  name: frr\n  version: 1.7.15\n  author: Acme\n"
+
+func TestDescribe(t *testing.T) {
+	t.Parallel()
+	type row struct {
+		layers []v1.Layer
+		arch   []string // of an index; of an image if there is one only
+		ask    string
+		want   schematics.ExtensionImage
+		err    string
+	}
+	each(t, map[string]row{
+		"an index": {
+			layers: []v1.Layer{tarOf(t, "rootfs/usr/bin/frr=x"), tarOf(t, frrManifest)}, arch: []string{"arm64", "amd64"}, ask: "amd64",
+			want: schematics.ExtensionImage{Architectures: []string{"amd64", "arm64"}, Name: "frr", Version: "1.7.15"},
+		},
+		"an index without it": {
+			layers: []v1.Layer{tarOf(t, frrManifest)}, arch: []string{"arm64", "amd64"}, ask: "riscv64",
+			want: schematics.ExtensionImage{Architectures: []string{"amd64", "arm64"}},
+		},
+		"an image": {
+			layers: []v1.Layer{tarOf(t, "./"+frrManifest)}, arch: []string{"arm64"}, ask: "arm64",
+			want: schematics.ExtensionImage{Architectures: []string{"arm64"}, Name: "frr", Version: "1.7.15"},
+		},
+		"an image for another": {
+			layers: []v1.Layer{tarOf(t, frrManifest)}, arch: []string{"arm64"}, ask: "amd64",
+			want: schematics.ExtensionImage{Architectures: []string{"arm64"}},
+		},
+		"an image that does not say": {
+			layers: []v1.Layer{tarOf(t, frrManifest)}, arch: []string{""}, ask: "amd64",
+			want: schematics.ExtensionImage{Architectures: []string{"amd64"}, Name: "frr", Version: "1.7.15"},
+		},
+		"the upper layer's": {
+			layers: []v1.Layer{tarOf(t, strings.Replace(frrManifest, "frr", "old", 1)), tarOf(t, frrManifest), tarOf(t, "rootfs/a=b")}, arch: []string{"amd64"}, ask: "amd64",
+			want: schematics.ExtensionImage{Architectures: []string{"amd64"}, Name: "frr", Version: "1.7.15"},
+		},
+		"a hidden one": {
+			layers: []v1.Layer{tarOf(t, frrManifest), tarOf(t, ".wh.manifest.yaml")}, arch: []string{"amd64"}, ask: "amd64",
+			want: schematics.ExtensionImage{Architectures: []string{"amd64"}}, err: " is not an extension image: it has no manifest.yaml",
+		},
+		"no manifest": {
+			layers: []v1.Layer{tarOf(t, "rootfs/manifest.yaml=x")}, arch: []string{"amd64"}, ask: "amd64",
+			want: schematics.ExtensionImage{Architectures: []string{"amd64"}}, err: " is not an extension image: it has no manifest.yaml",
+		},
+		"another version": {
+			layers: []v1.Layer{tarOf(t, "manifest.yaml=version: v2\n")}, arch: []string{"amd64"}, ask: "amd64",
+			want: schematics.ExtensionImage{Architectures: []string{"amd64"}}, err: ` is not an extension image: manifest.yaml: version is "v2", not v1alpha1`,
+		},
+		"no name": {
+			layers: []v1.Layer{tarOf(t, "manifest.yaml=version: v1alpha1\n")}, arch: []string{"amd64"}, ask: "amd64",
+			want: schematics.ExtensionImage{Architectures: []string{"amd64"}}, err: " is not an extension image: manifest.yaml: metadata.name is missing",
+		},
+		"no YAML": {
+			layers: []v1.Layer{tarOf(t, "manifest.yaml={")}, arch: []string{"amd64"}, ask: "amd64",
+			want: schematics.ExtensionImage{Architectures: []string{"amd64"}}, err: " is not an extension image: manifest.yaml: ",
+		},
+		"not there": {ask: "amd64", err: "registry " + host + " has no "},
+	}, func(t *testing.T, tc row) {
+		s := server()
+		ref := must(name.NewDigest(host + "/acme/frr@sha256:" + strings.Repeat("0", 64)))(t)
+		if tc.layers != nil {
+			ref = pushFor(t, s, tc.arch, tc.layers...)
+		}
+		got, err := client(t, s).Describe(t.Context(), ref.String(), tc.ask)
+		same(t, "image", tc.want, got)
+		if (err != nil) != (tc.err != "") || err != nil && (!strings.Contains(err.Error(), tc.err) || fault.KindOf(err) != fault.Config) {
+			t.Errorf("error = %v (%v), want %q", err, fault.KindOf(err), tc.err)
+		}
+	})
+}
+
+// TestDescribeRefusesPathsOutOfTheRoot: no build would unpack them.
+func TestDescribeRefusesPathsOutOfTheRoot(t *testing.T) {
+	t.Parallel()
+	for path, bad := range map[string]bool{"rootfs/../../etc/cron.d/frr": true, "./rootfs/a/../../init": true, "rootfs/a/../b": false} {
+		for _, layers := range [][]v1.Layer{{tarOf(t, frrManifest, path+"=x")}, {tarOf(t, frrManifest), tarOf(t, path+"=x")}} {
+			s := server()
+			_, err := client(t, s).Describe(t.Context(), pushFor(t, s, []string{"amd64"}, layers...).String(), "amd64")
+			want := " is not an extension image: \"" + path + "\" leads out of its root"
+			if (err != nil) != bad || bad && (!strings.Contains(err.Error(), want) || fault.KindOf(err) != fault.Config) {
+				t.Errorf("%s: %v", path, err)
+			}
+		}
+	}
+}
+
+// pushFor pushes images of these layers, as an index unless there is only one.
+func pushFor(t *testing.T, to direct, arch []string, layers ...v1.Layer) name.Digest {
+	t.Helper()
+	tag := must(name.NewTag(host + "/acme/frr:1"))(t)
+	if len(arch) == 1 {
+		img := imageOf(t, arch[0], layers...)
+		push(t, to, tag.String(), img)
+		return tag.Context().Digest(must(img.Digest())(t).String())
+	}
+	index := v1.ImageIndex(empty.Index)
+	for _, a := range arch {
+		index = mutate.AppendManifests(index, mutate.IndexAddendum{
+			Add: imageOf(t, a, layers...), Descriptor: v1.Descriptor{Platform: &v1.Platform{OS: "linux", Architecture: a}},
+		})
+	}
+	noError(t, remote.WriteIndex(tag, index, remote.WithTransport(to), remote.WithContext(t.Context())))
+	return tag.Context().Digest(must(index.Digest())(t).String())
+}
+
+// TestDescribeReadsTheTopOnly: an extension's content is not fetched for its name.
+func TestDescribeReadsTheTopOnly(t *testing.T) {
+	t.Parallel()
+	c := newCopier(t)
+	below, top := tarOf(t, "rootfs/usr/bin/frr=x"), tarOf(t, frrManifest)
+	img := imageOf(t, "amd64", below, top)
+	push(t, http.DefaultTransport, c.from.host+"/acme/frr:1", img)
+	c.from.set(nil)
+	ref := c.from.host + "/acme/frr@" + must(img.Digest())(t).String()
+	if _, err := c.Describe(t.Context(), ref, "amd64"); err != nil {
+		t.Fatal(err)
+	}
+	want := map[string]bool{must(top.Digest())(t).String(): true, must(below.Digest())(t).String(): false}
+	got := map[string]bool{}
+	for digest := range want {
+		got[digest] = strings.Contains(strings.Join(c.from.asked("GET"), " "), digest)
+	}
+	same(t, "fetched", want, got)
+}
+
+func TestNearby(t *testing.T) {
+	t.Parallel()
+	digest := "@sha256:" + strings.Repeat("1", 64)
+	type row struct{ extensions, ref, want string }
+	each(t, map[string]row{
+		"from where the list is":  {"mirror.acme/talos/extensions", "ghcr.io/siderolabs/zfs" + digest, "mirror.acme/talos/zfs" + digest},
+		"a tag":                   {"mirror.acme/talos/extensions", "ghcr.io/siderolabs/imager:v1.13.9", "mirror.acme/talos/imager:v1.13.9"},
+		"tag and digest":          {"mirror.acme/talos/extensions", "ghcr.io/siderolabs/zfs:1" + digest, "mirror.acme/talos/zfs" + digest},
+		"below":                   {"mirror.acme/talos/extensions", "ghcr.io/siderolabs/a/b" + digest, "mirror.acme/talos/a/b" + digest},
+		"foreign":                 {"mirror.acme/talos/extensions", "ghcr.io/acme/zfs" + digest, "ghcr.io/acme/zfs" + digest},
+		"a name that begins so":   {"mirror.acme/talos/extensions", "ghcr.io/siderolabsx/zfs" + digest, "ghcr.io/siderolabsx/zfs" + digest},
+		"the list where it is":    {"", "ghcr.io/siderolabs/zfs" + digest, "ghcr.io/siderolabs/zfs" + digest},
+		"at the registry's root":  {"127.0.0.1:5000/extensions", "ghcr.io/siderolabs/zfs" + digest, "127.0.0.1:5000/zfs" + digest},
+		"in the registry's depth": {"127.0.0.1:5000/a/b/c", "ghcr.io/siderolabs/zfs" + digest, "127.0.0.1:5000/a/b/zfs" + digest},
+	}, func(t *testing.T, tc row) {
+		c := must(New(Options{Extensions: tc.extensions}))(t)
+		same(t, "relocated", tc.want, c.relocate(must(name.ParseReference(tc.ref))(t)).String())
+	})
 }

@@ -25,7 +25,6 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
 	"github.com/google/go-containerregistry/pkg/v1/static"
 	"github.com/google/go-containerregistry/pkg/v1/types"
-
 	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/foreign"
@@ -145,10 +144,7 @@ func (c *Records) Read(ctx context.Context, list string, r images.Record) ([]byt
 	}
 	defer body.Close()
 	content, err := io.ReadAll(io.LimitReader(body, maxRecord))
-	if err != nil {
-		return nil, explain(err, t.Context())
-	}
-	return content, nil
+	return content, explain(err, t.Context())
 }
 
 // Keep puts a record on a list: see images.Records. A list has no lock: of two that write at once
@@ -239,10 +235,7 @@ func (c *Records) put(ctx context.Context, t name.Tag, entries []v1.Descriptor) 
 		})
 		err = put()
 	}
-	if err != nil {
-		return explain(err, t.Context())
-	}
-	return nil
+	return explain(err, t.Context())
 }
 
 // replace deletes what this process has pushed before, which the new digest replaces. What can't be deleted is left to the

@@ -10,10 +10,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-containerregistry/pkg/name"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
-
 	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/internal/sim/factoryapi"
 	"github.com/recast-sh/recast/internal/sim/record"
@@ -25,18 +23,13 @@ const records = mirror + ":recast-history-prod"
 func keep(t *testing.T, c *Records, name string, minute int, content string, most int) {
 	t.Helper()
 	r := images.Record{Name: name, Labels: map[string]string{"result": "done"}, Written: time.Date(2026, 1, 2, 3, minute, 0, 0, time.UTC)}
-	if err := c.Keep(t.Context(), records, r, []byte(content), most); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, c.Keep(t.Context(), records, r, []byte(content), most))
 }
 
 // contents lists what is on the list, in its order.
 func contents(t *testing.T, c *Records) (all []string) {
 	t.Helper()
-	list, err := c.List(t.Context(), records)
-	if err != nil {
-		t.Fatal(err)
-	}
+	list := must(c.List(t.Context(), records))(t)
 	for _, r := range list {
 		content, err := c.Read(t.Context(), records, r)
 		if err != nil || int64(len(content)) != r.SizeBytes {
@@ -58,16 +51,12 @@ func TestRecords(t *testing.T) {
 	replaced := must(c.List(t.Context(), records))(t)[0]
 	keep(t, c, "b", 2, "two", 2)
 	keep(t, c, "a", 3, "one and more", 2)
-	if diff := cmp.Diff([]string{"a one and more done 03:03", "b two done 03:02"}, contents(t, c)); diff != "" {
-		t.Errorf("a record that was written again (-want +got):\n%s", diff)
-	}
+	same(t, "a record that was written again", []string{"a one and more done 03:03", "b two done 03:02"}, contents(t, c))
 	if content, err := c.Read(t.Context(), records, replaced); err == nil {
 		t.Errorf("what it replaced is there still: %q", content)
 	}
 	keep(t, c, "c", 4, "three", 2)
-	if diff := cmp.Diff([]string{"c three done 03:04", "a one and more done 03:03"}, contents(t, c)); diff != "" {
-		t.Errorf("of more than two the oldest goes (-want +got):\n%s", diff)
-	}
+	same(t, "more than two: the oldest goes", []string{"c three done 03:04", "a one and more done 03:03"}, contents(t, c))
 	left := must(client(t, s).Tags(t.Context(), mirror))(t)
 	if !slices.Equal(left, []string{"recast-history-prod"}) {
 		t.Errorf("it is more than one tag: %q", left)
@@ -92,9 +81,7 @@ func TestRecordsOfTwo(t *testing.T) {
 	keep(t, other, "old", 0, "o", 9)
 	keep(t, c, "ours", 2, "a", 9) // writes a list that does not have theirs
 	keep(t, other, "theirs", 3, "b", 9)
-	if diff := cmp.Diff([]string{"theirs b done 03:03", "ours a done 03:02", "old o done 03:00"}, contents(t, c)); diff != "" {
-		t.Errorf("the list (-want +got):\n%s", diff)
-	}
+	same(t, "the list", []string{"theirs b done 03:03", "ours a done 03:02", "old o done 03:00"}, contents(t, c))
 }
 
 // TestRecordsAreGone: a registry that refuses a list with a part that someone has deleted gets the rest.
@@ -119,13 +106,9 @@ func TestRecordsAreGone(t *testing.T) {
 	keep(t, c, "a", 1, "one", 9)
 	list := must(c.List(t.Context(), records))(t)
 	keep(t, c, "b", 2, "two", 9)
-	if err := client(t, s).Delete(t.Context(), mirror+"@"+list[0].Digest); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, client(t, s).Delete(t.Context(), mirror+"@"+list[0].Digest))
 	keep(t, c, "c", 3, "three", 9)
-	if diff := cmp.Diff([]string{"c three done 03:03", "b two done 03:02"}, contents(t, c)); diff != "" {
-		t.Errorf("the list (-want +got):\n%s", diff)
-	}
+	same(t, "the list", []string{"c three done 03:03", "b two done 03:02"}, contents(t, c))
 }
 
 // TestRecordsRefused: a registry that lets no one write, or has something else under the tag.
@@ -144,9 +127,7 @@ func TestRecordsRefused(t *testing.T) {
 	index, img := pushBuilt(t, s, "recast-history-prod", time.Unix(0, 0))
 	c, shelf := NewRecords(client(t, s)), client(t, s)
 	for _, digest := range []string{index.String(), img.String()} {
-		if err := shelf.Tag(t.Context(), mirror+"@"+digest, records); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, shelf.Tag(t.Context(), mirror+"@"+digest, records))
 		_, err := c.List(t.Context(), records)
 		for _, err := range []error{err, c.Keep(t.Context(), records, images.Record{Name: "a"}, []byte("x"), 9)} {
 			if err == nil || !strings.Contains(err.Error(), "is not a list of runs: it is left as it is") {
@@ -162,12 +143,13 @@ func TestRecordsRefused(t *testing.T) {
 // TestForAnyone: what answers without a login at a public address can be read by everyone.
 func TestForAnyone(t *testing.T) {
 	t.Parallel()
-	for title, tc := range map[string]struct {
+	type row struct {
 		registry  string
 		tags, tag *http.Response // the answers to who asks for all of them, and for one
 		want      bool
 		fails     bool
-	}{
+	}
+	each(t, map[string]row{
 		"public":               {"192.0.2.7", nil, nil, true, false},
 		"with a login":         {"192.0.2.7", nil, answers(http.StatusUnauthorized), false, false},
 		"hidden":               {"192.0.2.7", nil, answers(http.StatusNotFound), false, false},
@@ -177,26 +159,21 @@ func TestForAnyone(t *testing.T) {
 		"of one's own network": {"10.1.2.3:5000", nil, nil, false, false},
 		"of this machine":      {"127.0.0.1:5000", nil, nil, false, false},
 		"IPv6 of one's own":    {"[fd00::1]:5000", nil, nil, false, false},
-	} {
-		t.Run(title, func(t *testing.T) {
-			t.Parallel()
-			s := direct{factoryapi.NewRegistry(record.New())}
-			at := tc.registry + "/acme/talos:recast-history-prod"
-			if err := NewRecords(client(t, s)).Keep(t.Context(), at, images.Record{Name: "a"}, []byte("x"), 9); err != nil {
-				t.Fatal(err)
+	}, func(t *testing.T, tc row) {
+		s := direct{factoryapi.NewRegistry(record.New())}
+		at := tc.registry + "/acme/talos:recast-history-prod"
+		noError(t, NewRecords(client(t, s)).Keep(t.Context(), at, images.Record{Name: "a"}, []byte("x"), 9))
+		c := NewRecords(client(t, quirk{s, func(r *http.Request) *http.Response {
+			switch {
+			case strings.HasSuffix(r.URL.Path, "/tags/list"):
+				return tc.tags
+			case strings.Contains(r.URL.Path, "/manifests/"):
+				return tc.tag
 			}
-			c := NewRecords(client(t, quirk{s, func(r *http.Request) *http.Response {
-				switch {
-				case strings.HasSuffix(r.URL.Path, "/tags/list"):
-					return tc.tags
-				case strings.Contains(r.URL.Path, "/manifests/"):
-					return tc.tag
-				}
-				return nil
-			}}))
-			if got, err := c.ForAnyone(t.Context(), at); got != tc.want || (err != nil) != tc.fails {
-				t.Errorf("%t, %v", got, err)
-			}
-		})
-	}
+			return nil
+		}}))
+		if got, err := c.ForAnyone(t.Context(), at); got != tc.want || (err != nil) != tc.fails {
+			t.Errorf("%t, %v", got, err)
+		}
+	})
 }

@@ -1,21 +1,24 @@
 package registry
 
 import (
+	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
+	"log"
 	"net/http"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
-	"github.com/recast-sh/recast/internal/transport"
+	"github.com/google/go-containerregistry/pkg/authn"
+	"github.com/google/go-containerregistry/pkg/name"
+	"github.com/recast-sh/recast/internal/sim/network"
+	bounds "github.com/recast-sh/recast/internal/transport"
 )
 
 // line is the server side of a connection: each answer in turn.
@@ -96,14 +99,15 @@ func TestDownloadsGoOn(t *testing.T) {
 		}
 		return list
 	}
-	for title, tc := range map[string]struct {
+	type row struct {
 		path    string
 		answers []answer
 		want    string
 		asked   []string
 		err     string
 		took    time.Duration
-	}{
+	}
+	eachInBubble(t, map[string]row{
 		"whole": {answers: []answer{{status: 200, size: 10, sends: "0123456789", whole: true}}, want: "0123456789", asked: []string{""}},
 		"it stalls": {
 			answers: []answer{{status: 200, size: 10, sends: "012"}, part(206, 3, 9, 10, answer{sends: "3456789", whole: true})},
@@ -140,31 +144,22 @@ func TestDownloadsGoOn(t *testing.T) {
 		"no answer": {
 			answers: []answer{{status: 200, silence: time.Hour}}, asked: []string{""}, took: limits.Answer, err: "no answer for 25m0s",
 		},
-	} {
-		t.Run(title, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				l := &line{answers: tc.answers}
-				if tc.path == "" {
-					tc.path = "/v2/a/blobs/sha256:0"
-				}
-				begun := time.Now()
-				got, err := fetch(t.Context(), t, l, tc.path)
-				if diff := cmp.Diff(tc.want, got); diff != "" {
-					t.Errorf("body (-want +got):\n%s", diff)
-				}
-				if (err != nil) != (tc.err != "") || err != nil && err.Error() != tc.err {
-					t.Errorf("error\n got %v\nwant %s", err, tc.err)
-				}
-				if diff := cmp.Diff(tc.asked, l.asked); diff != "" {
-					t.Errorf("ranges (-want +got):\n%s", diff)
-				}
-				if took := time.Since(begun); took != tc.took {
-					t.Errorf("it took %s, want %s", took, tc.took)
-				}
-			})
-		})
-	}
+	}, func(t *testing.T, tc row) {
+		l := &line{answers: tc.answers}
+		if tc.path == "" {
+			tc.path = "/v2/a/blobs/sha256:0"
+		}
+		begun := time.Now()
+		got, err := fetch(t.Context(), t, l, tc.path)
+		same(t, "body", tc.want, got)
+		if (err != nil) != (tc.err != "") || err != nil && err.Error() != tc.err {
+			t.Errorf("error\n got %v\nwant %s", err, tc.err)
+		}
+		same(t, "ranges", tc.asked, l.asked)
+		if took := time.Since(begun); took != tc.took {
+			t.Errorf("it took %s, want %s", took, tc.took)
+		}
+	})
 }
 
 func fetch(ctx context.Context, t *testing.T, from http.RoundTripper, path string) (string, error) {
@@ -181,23 +176,17 @@ func fetch(ctx context.Context, t *testing.T, from http.RoundTripper, path strin
 
 func TestDownloadIsCancelled(t *testing.T) {
 	t.Parallel()
-	for title, at := range map[string]time.Duration{"while it stalls": time.Second, "while it pauses": limits.Stall + time.Second/2} {
-		t.Run(title, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				ctx, cancel := context.WithTimeout(t.Context(), at)
-				defer cancel()
-				begun := time.Now()
-				l := &line{answers: []answer{{status: 200, size: 10, sends: "012"}}}
-				if _, err := fetch(ctx, t, l, "/v2/a/blobs/sha256:0"); err == nil {
-					t.Error("no error")
-				}
-				if took := time.Since(begun); took != at {
-					t.Errorf("it took %s", took)
-				}
-			})
-		})
-	}
+	cases := map[string]time.Duration{"while it stalls": time.Second, "while it pauses": limits.Stall + time.Second/2}
+	eachInBubble(t, cases, func(t *testing.T, at time.Duration) {
+		ctx, cancel := context.WithTimeout(t.Context(), at)
+		defer cancel()
+		begun := time.Now()
+		l := &line{answers: []answer{{status: 200, size: 10, sends: "012"}}}
+		if _, err := fetch(ctx, t, l, "/v2/a/blobs/sha256:0"); err == nil {
+			t.Error("no error")
+		}
+		same(t, "it took", at, time.Since(begun))
+	})
 }
 
 // slow is a body that is read slowly.
@@ -225,39 +214,35 @@ func (s stuck) RoundTrip(req *http.Request) (*http.Response, error) {
 
 func TestUploads(t *testing.T) {
 	t.Parallel()
-	for title, tc := range map[string]struct {
+	type row struct {
 		to        http.RoundTripper
 		each      time.Duration // our side's time for each byte
 		err       string
 		temporary bool
 		took      time.Duration
-	}{
+	}
+	eachInBubble(t, map[string]row{
 		"it stalls":                 {to: stuck{5}, err: "the registry accepted no data for 1m0s", temporary: true, took: limits.Stall},
 		"our side is slow":          {to: &line{answers: []answer{{status: 202}}}, each: 2 * limits.Stall, took: 22 * limits.Stall},
 		"the answer takes its time": {to: &line{answers: []answer{{status: 202, silence: limits.Answer - 1}}}, took: limits.Answer - 1},
-	} {
-		t.Run(title, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				body := io.NopCloser(slow{Reader: oneByte{strings.NewReader("0123456789")}, each: tc.each})
-				req := must(http.NewRequestWithContext(t.Context(), http.MethodPatch, "http://r/v2/a/blobs/uploads/1", body))(t)
-				begun := time.Now()
-				resp, err := limited(tc.to).RoundTrip(req)
-				if err == nil {
-					err = resp.Body.Close()
-				}
-				if (err != nil) != (tc.err != "") || err != nil && err.Error() != tc.err {
-					t.Errorf("error\n got %v\nwant %s", err, tc.err)
-				}
-				if stalled, ok := errors.AsType[*transport.Stalled](err); ok && (stalled.Temporary() != tc.temporary || !stalled.Timeout()) {
-					t.Errorf("temporary = %t", stalled.Temporary())
-				}
-				if took := time.Since(begun); took != tc.took {
-					t.Errorf("it took %s, want %s", took, tc.took)
-				}
-			})
-		})
-	}
+	}, func(t *testing.T, tc row) {
+		body := io.NopCloser(slow{Reader: oneByte{strings.NewReader("0123456789")}, each: tc.each})
+		req := must(http.NewRequestWithContext(t.Context(), http.MethodPatch, "http://r/v2/a/blobs/uploads/1", body))(t)
+		begun := time.Now()
+		resp, err := limited(tc.to).RoundTrip(req)
+		if err == nil {
+			err = resp.Body.Close()
+		}
+		if (err != nil) != (tc.err != "") || err != nil && err.Error() != tc.err {
+			t.Errorf("error\n got %v\nwant %s", err, tc.err)
+		}
+		if stalled, ok := errors.AsType[*bounds.Stalled](err); ok && (stalled.Temporary() != tc.temporary || !stalled.Timeout()) {
+			t.Errorf("temporary = %t", stalled.Temporary())
+		}
+		if took := time.Since(begun); took != tc.took {
+			t.Errorf("it took %s, want %s", took, tc.took)
+		}
+	})
 }
 
 type oneByte struct{ io.Reader }
@@ -285,11 +270,91 @@ func TestCutBlobIsReadToItsEnd(t *testing.T) {
 	}
 	archive := must(c.Extract(t.Context(), c.from.host+"/acme/frr:1", "amd64"))(t)
 	files, err := filesOf(t, archive)
-	if err := errors.Join(err, archive.Close()); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, errors.Join(err, archive.Close()))
 	got := sha256.Sum256([]byte(files["a"]))
 	if cut != 2 || hex.EncodeToString(got[:]) != hex.EncodeToString(sum[:]) {
 		t.Errorf("after %d cuts: %x, want %x", cut, got, sum)
+	}
+}
+
+// over lets a test talk HTTP to a handler in a bubble.
+func over(t *testing.T, h http.Handler, test func(http.RoundTripper)) {
+	t.Helper()
+	net := network.Memory()
+	l := must(net.Listen(host))(t)
+	server := &http.Server{Handler: h, ErrorLog: log.New(io.Discard, "", 0)}
+	go func() { _ = server.Serve(l) }() // returns when the server is closed
+	transport := &http.Transport{DialContext: net.Dialer().DialContext}
+	test(transport)
+	transport.CloseIdleConnections()
+	noError(t, server.Close())
+	time.Sleep(time.Second) // the bubble's time: a server lingers if a body was not read to its end
+}
+
+// TestStallsOverHTTP: http.Transport releases a body that a watch ends.
+func TestStallsOverHTTP(t *testing.T) {
+	t.Parallel()
+	t.Run("a download", func(t *testing.T) {
+		t.Parallel()
+		synctest.Test(t, func(t *testing.T) {
+			content := bytes.Repeat([]byte("0123456789"), 10_000)
+			ranges := 0
+			over(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				if r.Header.Get("Range") != "" {
+					ranges++
+					http.ServeContent(w, r, "", time.Time{}, bytes.NewReader(content))
+					return
+				}
+				w.Header().Set("Content-Length", "100000")
+				_, _ = w.Write(content[:50_000])
+				_ = http.NewResponseController(w).Flush()
+				<-r.Context().Done()
+			}), func(transport http.RoundTripper) {
+				begun := time.Now()
+				got, err := fetch(t.Context(), t, transport, "/v2/a/blobs/sha256:0")
+				if err != nil || got != string(content) || ranges != 1 {
+					t.Errorf("%d bytes, %d ranges, %v", len(got), ranges, err)
+				}
+				same(t, "it took", limits.Stall+limits.Pause, time.Since(begun))
+			})
+		})
+	})
+	t.Run("an upload", func(t *testing.T) {
+		t.Parallel()
+		synctest.Test(t, func(t *testing.T) {
+			tested := make(chan struct{})
+			over(t, http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+				_, _ = io.CopyN(io.Discard, r.Body, 1000)
+				<-tested // a server does not notice a lost client before it has read the body
+			}), func(transport http.RoundTripper) {
+				defer close(tested)
+				req := must(http.NewRequestWithContext(t.Context(), http.MethodPatch, "http://"+host+"/v2/a/blobs/uploads/1", bytes.NewReader(make([]byte, 10<<20))))(t)
+				begun := time.Now()
+				resp, err := limited(transport).RoundTrip(req)
+				if err == nil {
+					t.Fatal(resp.Body.Close())
+				}
+				if stalled, ok := errors.AsType[*bounds.Stalled](err); !ok || !stalled.Temporary() {
+					t.Errorf("error is %v", err)
+				}
+				same(t, "it took", limits.Stall, time.Since(begun))
+			})
+		})
+	})
+}
+
+func TestUsualLogins(t *testing.T) {
+	t.Setenv("DOCKER_CONFIG", t.TempDir())
+	t.Setenv("REGISTRY_AUTH_FILE", "")
+	t.Setenv("XDG_RUNTIME_DIR", t.TempDir())
+	t.Setenv("HOME", t.TempDir())
+	t.Setenv("GITHUB_ACTOR", "octocat")
+	t.Setenv("GITHUB_TOKEN", "secret")
+	c := must(New(Options{}))(t)
+	for registry, want := range map[string]string{"ghcr.io": "octocat", "registry.example": ""} {
+		auth := must(c.keychain.Resolve(must(name.NewRegistry(registry))(t)))(t)
+		if got := must(authn.Authorization(t.Context(), auth))(t); got.Username != want {
+			t.Errorf("%s: user %q, want %q", registry, got.Username, want)
+		}
 	}
 }

@@ -25,84 +25,95 @@ func (s silent) Close() error { return nil }
 func TestAnswerEnds(t *testing.T) {
 	t.Parallel()
 	stalled, left := &Stalled{Text: "nothing came for 1m0s"}, errors.New("the user left")
-	for name, tc := range map[string]struct {
+	type row struct {
 		leaves time.Duration
 		want   error
 		took   time.Duration
-	}{
+	}
+	eachInBubble(t, map[string]row{
 		"it stalls":          {leaves: time.Hour, want: stalled, took: time.Minute},
 		"its caller ends it": {leaves: time.Second, want: left, took: time.Second},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				parent, leave := context.WithCancelCause(t.Context())
-				defer time.AfterFunc(tc.leaves, func() { leave(left) }).Stop()
-				ctx, w := NewWatch(parent)
-				body := w.Answer(silent{ctx}, time.Minute, stalled)
-				time.Sleep(2 * time.Minute * (tc.leaves / time.Hour)) // between two reads no time counts
-				begun := time.Now()
-				if _, err := body.Read(make([]byte, 1)); !errors.Is(err, tc.want) || time.Since(begun) != tc.took {
-					t.Errorf("after %s: %v, want %v", time.Since(begun), err, tc.want)
-				}
-				if err := body.Close(); err != nil || ctx.Err() == nil {
-					t.Errorf("closed: %v, the exchange ended: %t", err, ctx.Err() != nil)
-				}
-			})
-		})
-	}
+	}, func(t *testing.T, tc row) {
+		parent, leave := context.WithCancelCause(t.Context())
+		defer time.AfterFunc(tc.leaves, func() { leave(left) }).Stop()
+		ctx, w := NewWatch(parent)
+		body := w.Answer(silent{ctx}, time.Minute, stalled)
+		time.Sleep(2 * time.Minute * (tc.leaves / time.Hour)) // between two reads no time counts
+		begun := time.Now()
+		if _, err := body.Read(make([]byte, 1)); !errors.Is(err, tc.want) || time.Since(begun) != tc.took {
+			t.Errorf("after %s: %v, want %v", time.Since(begun), err, tc.want)
+		}
+		if err := body.Close(); err != nil || ctx.Err() == nil {
+			t.Errorf("closed: %v, the exchange ended: %t", err, ctx.Err() != nil)
+		}
+	})
 }
 
 // TestBoundedDial: a peer that takes no data ends the connection, for good.
 func TestBoundedDial(t *testing.T) {
 	t.Parallel()
-	for name, tc := range map[string]struct {
+	type row struct {
 		deadline time.Duration // of the owner; 0: none
 		each     time.Duration // the peer takes a piece this often; 0: never
 		took     time.Duration
 		whole    bool
-	}{
+	}
+	eachInBubble(t, map[string]row{
 		"it takes nothing":       {took: time.Minute},
 		"the owner waits less":   {deadline: time.Second, took: time.Second},
 		"the owner waits more":   {deadline: time.Hour, took: time.Minute},
 		"it takes all, but slow": {each: 50 * time.Second, took: 4 * 50 * time.Second, whole: true},
-	} {
+	}, func(t *testing.T, tc row) {
+		ours, theirs := net.Pipe()
+		dial := BoundedDial(func(ctx context.Context, _, _ string) (net.Conn, error) {
+			if left, ok := ctx.Deadline(); !ok || time.Until(left) != time.Second {
+				t.Error("the attempt to connect has no limit")
+			}
+			return ours, nil
+		}, time.Second, time.Minute)
+		conn, err := dial(t.Context(), "tcp", "pve1:8006")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if tc.deadline > 0 {
+			if err := conn.SetDeadline(time.Now().Add(tc.deadline)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if tc.each > 0 {
+			go func() {
+				for range 4 {
+					time.Sleep(tc.each)
+					_, _ = io.CopyN(io.Discard, theirs, 64<<10)
+				}
+			}()
+		}
+		begun := time.Now()
+		if _, err := conn.Write(make([]byte, 256<<10)); (err == nil) != tc.whole || time.Since(begun) != tc.took {
+			t.Errorf("after %s: %v", time.Since(begun), err)
+		}
+		begun = time.Now()
+		if _, err := conn.Write([]byte("close alert")); !tc.whole && (!errors.Is(err, os.ErrDeadlineExceeded) || time.Since(begun) != 0) {
+			t.Errorf("once it is dead: %v after %s", err, time.Since(begun))
+		}
+	})
+}
+
+// each runs a test for every case, all at once.
+func each[T any](t *testing.T, cases map[string]T, test func(t *testing.T, tc T)) {
+	t.Helper()
+	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				ours, theirs := net.Pipe()
-				dial := BoundedDial(func(ctx context.Context, _, _ string) (net.Conn, error) {
-					if left, ok := ctx.Deadline(); !ok || time.Until(left) != time.Second {
-						t.Error("the attempt to connect has no limit")
-					}
-					return ours, nil
-				}, time.Second, time.Minute)
-				conn, err := dial(t.Context(), "tcp", "pve1:8006")
-				if err != nil {
-					t.Fatal(err)
-				}
-				if tc.deadline > 0 {
-					if err := conn.SetDeadline(time.Now().Add(tc.deadline)); err != nil {
-						t.Fatal(err)
-					}
-				}
-				if tc.each > 0 {
-					go func() {
-						for range 4 {
-							time.Sleep(tc.each)
-							_, _ = io.CopyN(io.Discard, theirs, 64<<10)
-						}
-					}()
-				}
-				begun := time.Now()
-				if _, err := conn.Write(make([]byte, 256<<10)); (err == nil) != tc.whole || time.Since(begun) != tc.took {
-					t.Errorf("after %s: %v", time.Since(begun), err)
-				}
-				begun = time.Now()
-				if _, err := conn.Write([]byte("close alert")); !tc.whole && (!errors.Is(err, os.ErrDeadlineExceeded) || time.Since(begun) != 0) {
-					t.Errorf("once it is dead: %v after %s", err, time.Since(begun))
-				}
-			})
+			test(t, tc)
 		})
 	}
+}
+
+// eachInBubble is each with the time of a bubble.
+func eachInBubble[T any](t *testing.T, cases map[string]T, test func(t *testing.T, tc T)) {
+	t.Helper()
+	each(t, cases, func(t *testing.T, tc T) {
+		synctest.Test(t, func(t *testing.T) { test(t, tc) })
+	})
 }

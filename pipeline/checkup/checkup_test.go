@@ -355,7 +355,7 @@ func TestCertificate(t *testing.T) {
 // shop is a factory that is asked only for addresses.
 type shop struct{ images.Factory }
 
-func (shop) ISOURL(images.ISORequest) string { return "https://factory/x.iso" }
+func (shop) ImageURL(images.Artefact, images.ISORequest) string { return "https://factory/x.iso" }
 
 func TestISOTransfer(t *testing.T) {
 	t.Parallel()

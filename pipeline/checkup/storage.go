@@ -160,7 +160,7 @@ func (d *checkup) delivery(ctx context.Context, of images.Artefact, name, storag
 	case d.ByImager(name):
 		why = images.BuiltByImager
 	case known:
-		why, err = images.NoDownload(ctx, d.src.Proxmox, host, storage, of.URL(d.src.Images.Factory, images.RequestOf(d.lock, e)), file)
+		why, err = images.NoDownload(ctx, d.src.Proxmox, host, storage, d.src.Images.Factory.ImageURL(of, images.RequestOf(d.lock, e)), file)
 	default:
 		why, err = d.src.Proxmox.MayDownload(ctx, host, storage)
 	}

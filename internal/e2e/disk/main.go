@@ -60,7 +60,7 @@ func fetch(ctx context.Context, lock schematics.Lock, e schematics.Locked, url, 
 		return err
 	}
 	defer c.Close()
-	body, size, err := c.Disk(ctx, images.RequestOf(lock, e), note)
+	body, size, err := c.Image(ctx, images.DiskImage, images.RequestOf(lock, e), note)
 	if err != nil {
 		return err
 	}
@@ -73,7 +73,7 @@ func fetch(ctx context.Context, lock schematics.Lock, e schematics.Locked, url, 
 	if err := errors.Join(err, f.Close()); err != nil {
 		return err
 	}
-	fmt.Printf("%s: %d bytes, %d were announced\n", c.DiskURL(images.RequestOf(lock, e)), n, size)
+	fmt.Printf("%s: %d bytes, %d were announced\n", c.ImageURL(images.DiskImage, images.RequestOf(lock, e)), n, size)
 	return nil
 }
 

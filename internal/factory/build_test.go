@@ -13,8 +13,8 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-
 	"github.com/recast-sh/recast/images"
+	"github.com/recast-sh/recast/images/verify"
 	"github.com/recast-sh/recast/internal/diskimage"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim/factoryapi"
@@ -24,22 +24,17 @@ import (
 func (s *site) agents(t *testing.T) images.ISORequest {
 	t.Helper()
 	id, _, err := s.client.Register(t.Context(), "customization: {systemExtensions: {officialExtensions: [siderolabs/qemu-guest-agent]}}\n")
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	return images.ISORequest{SchematicID: id, Talos: talos, Platform: "nocloud", Arch: "amd64"}
 }
 
 // fetch downloads an ISO.
 func (s *site) fetch(ctx context.Context, req images.ISORequest) ([]byte, error) {
-	return s.fetchBy(ctx, req, s.client.ISO)
+	return s.fetchOf(ctx, images.BootISO, req)
 }
 
-// requested starts a download.
-type requested func(context.Context, images.ISORequest, func(string)) (io.ReadCloser, int64, error)
-
-func (s *site) fetchBy(ctx context.Context, req images.ISORequest, by requested) ([]byte, error) {
-	body, size, err := by(ctx, req, s.note)
+func (s *site) fetchOf(ctx context.Context, of images.Artefact, req images.ISORequest) ([]byte, error) {
+	body, size, err := s.client.Image(ctx, of, req, s.note)
 	if err != nil {
 		return nil, err
 	}
@@ -103,8 +98,7 @@ func isoTroubles() map[string]struct {
 	}
 }
 
-// TestISOTrouble: whatever happens, the bytes are those of an undisturbed download,
-// and the factory builds them once.
+// TestISOTrouble: whatever happens, the bytes are those of an undisturbed download, and the factory builds them once.
 func TestISOTrouble(t *testing.T) {
 	t.Parallel()
 	for name, tc := range isoTroubles() {
@@ -137,63 +131,56 @@ func TestISOTrouble(t *testing.T) {
 
 func (s *site) built(t *testing.T, want ...string) {
 	t.Helper()
-	if diff := cmp.Diff(want, s.factory.Built()); diff != "" {
-		t.Errorf("built (-want +got):\n%s", diff)
-	}
+	same(t, "built", want, s.factory.Built())
 }
 
-// TestSlowBuild: a build that takes ten minutes, seen directly and through a
-// proxy that waits for one.
+// TestSlowBuild: a build that takes ten minutes, seen directly and through a proxy that waits for one.
 func TestSlowBuild(t *testing.T) {
 	t.Parallel()
-	for name, impatient := range map[string]bool{"directly": false, "behind a proxy": true} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				s := newSite(t)
-				req := s.agents(t)
-				s.factory.Slow(10 * time.Minute)
-				if impatient {
-					s.factory.Strike(100, "/image/", s.factory.Impatient(time.Minute))
-				}
-				start := time.Now()
-				if _, err := s.fetch(t.Context(), req); err != nil {
-					t.Fatal(err)
-				}
-				if took := time.Since(start); took < 10*time.Minute || took > 11*time.Minute {
-					t.Errorf("took %s", took)
-				}
-				const still = "the factory answered 504 Gateway Timeout; the factory is still building, asking again in 10s"
-				told, gaveUp := 0, 0
-				for _, n := range s.notes {
-					switch {
-					case strings.HasPrefix(n, "the factory is building the ISO, "):
-						told++
-					case n == still:
-						gaveUp++
-					default:
-						t.Errorf("note: %s", n)
-					}
-				}
-				if told != 20 || impatient != (gaveUp == 8) || s.notes[len(s.notes)-1] != "the factory is building the ISO, 10m0s" {
-					t.Errorf("reported the build %d times, the proxy %d times: %q", told, gaveUp, s.notes)
-				}
-				s.built(t, "iso "+req.SchematicID+" v1.13.9 nocloud-amd64")
-			})
-		})
-	}
+	eachInBubble(t, map[string]bool{"directly": false, "behind a proxy": true}, func(t *testing.T, impatient bool) {
+		s := newSite(t)
+		req := s.agents(t)
+		s.factory.Slow(10 * time.Minute)
+		if impatient {
+			s.factory.Strike(100, "/image/", s.factory.Impatient(time.Minute))
+		}
+		start := time.Now()
+		if _, err := s.fetch(t.Context(), req); err != nil {
+			t.Fatal(err)
+		}
+		if took := time.Since(start); took < 10*time.Minute || took > 11*time.Minute {
+			t.Errorf("took %s", took)
+		}
+		const still = "the factory answered 504 Gateway Timeout; the factory is still building, asking again in 10s"
+		told, gaveUp := 0, 0
+		for _, n := range s.notes {
+			switch {
+			case strings.HasPrefix(n, "the factory is building the ISO, "):
+				told++
+			case n == still:
+				gaveUp++
+			default:
+				t.Errorf("note: %s", n)
+			}
+		}
+		if told != 20 || impatient != (gaveUp == 8) || s.notes[len(s.notes)-1] != "the factory is building the ISO, 10m0s" {
+			t.Errorf("reported the build %d times, the proxy %d times: %q", told, gaveUp, s.notes)
+		}
+		s.built(t, "iso "+req.SchematicID+" v1.13.9 nocloud-amd64")
+	})
 }
 
 // TestISOFails: which ISOs are not downloaded, and what the user is told.
 func TestISOFails(t *testing.T) {
 	t.Parallel()
 	const who = "image factory http://" + addr + ": "
-	for name, tc := range map[string]struct {
+	type row struct {
 		trouble factoryapi.Trouble
 		err     string
 		hint    string
 		took    time.Duration
-	}{
+	}
+	eachInBubble(t, map[string]row{
 		"cut off for ever": {
 			factoryapi.Cut(cutAt), who + "the download broke off 5 times, at last after 0 MiB: unexpected EOF",
 			"see whether images.factory in recast.yaml is right and reachable from here", 15 * time.Second,
@@ -206,34 +193,26 @@ func TestISOFails(t *testing.T) {
 			factoryapi.Unaware(), `404 Not Found: schematic ID "`,
 			"the factory no longer knows the schematic: `recast publish --only build` registers it again", 40 * time.Second,
 		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				s := newSite(t)
-				req := s.agents(t)
-				if _, err := s.fetch(t.Context(), req); err != nil {
-					t.Fatal(err)
-				}
-				s.factory.Strike(100, "/image/", tc.trouble)
-				start := time.Now()
-				_, err := s.fetch(t.Context(), req)
-				if err == nil || !strings.Contains(err.Error(), tc.err) {
-					t.Errorf("error\n got %v\nwant %s", err, tc.err)
-				}
-				if got := strings.Join(fault.Hints(err), "; "); got != tc.hint {
-					t.Errorf("hint\n got %s\nwant %s", got, tc.hint)
-				}
-				if took := time.Since(start); took != tc.took {
-					t.Errorf("took %s, want %s", took, tc.took)
-				}
-			})
-		})
-	}
+	}, func(t *testing.T, tc row) {
+		s := newSite(t)
+		req := s.agents(t)
+		if _, err := s.fetch(t.Context(), req); err != nil {
+			t.Fatal(err)
+		}
+		s.factory.Strike(100, "/image/", tc.trouble)
+		start := time.Now()
+		_, err := s.fetch(t.Context(), req)
+		if err == nil || !strings.Contains(err.Error(), tc.err) {
+			t.Errorf("error\n got %v\nwant %s", err, tc.err)
+		}
+		same(t, "hint", tc.hint, strings.Join(fault.Hints(err), "; "))
+		if took := time.Since(start); took != tc.took {
+			t.Errorf("took %s, want %s", took, tc.took)
+		}
+	})
 }
 
-// TestRedirectToStore: a factory with its own store redirects clients there, with a
-// new signed URL for each attempt.
+// TestRedirectToStore: a factory with its own store redirects clients there, with a new signed URL for each attempt.
 func TestRedirectToStore(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -242,9 +221,7 @@ func TestRedirectToStore(t *testing.T) {
 		req := s.agents(t)
 		breaks := 0
 		if err := listen(t, s.network, store, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			if r.Header.Get("Authorization")+r.Header.Get("Cookie") != "" {
-				t.Errorf("credentials for another host: %v", r.Header)
-			}
+			same(t, "credentials for another host", "", r.Header.Get("Authorization")+r.Header.Get("Cookie"))
 			switch breaks++; breaks {
 			case 1:
 				factoryapi.Cut(cutAt)(w, r, s.factory.Store())
@@ -269,9 +246,7 @@ func TestRedirectToStore(t *testing.T) {
 		}
 		const want = "image factory http://" + addr + ": redirected to " + store +
 			": 403 Forbidden: The request signature we calculated does not match the signature you provided. Check your key and signing method."
-		if err.Error() != want {
-			t.Errorf("error\n got %s\nwant %s", err, want)
-		}
+		same(t, "error", want, err.Error())
 	})
 }
 
@@ -286,18 +261,14 @@ func TestISOPath(t *testing.T) {
 		for _, req := range []images.ISORequest{
 			isoRequest, {SchematicID: "abc", Talos: "v1.13.9", Platform: "metal", Arch: "arm64", SecureBoot: true},
 		} {
-			body, size, err := c.ISO(t.Context(), req, nil)
+			body, size, err := c.Image(t.Context(), images.BootISO, req, nil)
 			if err != nil || size != 0 {
 				t.Fatal(size, err)
 			}
-			if err := body.Close(); err != nil {
-				t.Error(err)
-			}
+			noError(t, body.Close())
 		}
 		want := []string{"GET /image/abc/v1.13.9/nocloud-amd64.iso", "GET /image/abc/v1.13.9/metal-arm64-secureboot.iso"}
-		if diff := cmp.Diff(want, asked); diff != "" {
-			t.Errorf("asked (-want +got):\n%s", diff)
-		}
+		same(t, "asked", want, asked)
 	})
 }
 
@@ -313,16 +284,12 @@ func TestNothingIsBuiltUnasked(t *testing.T) {
 		_, errExtensions := s.client.Extensions(ctx, talos)
 		_, errKnows := s.client.Knows(ctx, req.SchematicID)
 		_, errKey := s.client.SigningKey(ctx)
-		if err := errors.Join(errVersions, errBroken, errExtensions, errKnows, errKey); err != nil {
-			t.Error(err)
-		}
-		if s.client.ISOURL(req) == "" || s.client.InstallerRepository(req) == "" {
+		noError(t, errors.Join(errVersions, errBroken, errExtensions, errKnows, errKey))
+		if s.client.ImageURL(images.BootISO, req) == "" || s.client.InstallerRepository(req) == "" {
 			t.Error("no names")
 		}
 		s.built(t)
-		if err := s.client.BuildInstaller(ctx, req, nil); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, s.client.BuildInstaller(ctx, req, nil))
 		s.built(t, "installer "+req.SchematicID+" v1.13.9 nocloud")
 	})
 }
@@ -334,26 +301,18 @@ func TestDisk(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t)
 		id, _, err := s.client.Register(t.Context(), "customization: {extraKernelArgs: [recast.lock=sha256-1], meta: [{key: 12, value: x}]}\n")
-		if err != nil {
-			t.Fatal(err)
-		}
+		noError(t, err)
 		req := images.ISORequest{SchematicID: id, Talos: talos, Platform: "nocloud", Arch: "amd64"}
-		want, err := s.fetchBy(t.Context(), req, s.client.Disk)
-		if err != nil {
-			t.Fatal(err)
-		}
+		want := must(s.fetchOf(t.Context(), images.DiskImage, req))(t)
 		s.factory.Strike(1, "/image/", factoryapi.Cut(cutAt))
 		start := time.Now()
-		got, err := s.fetchBy(t.Context(), req, s.client.Disk)
+		got, err := s.fetchOf(t.Context(), images.DiskImage, req)
 		if err != nil || !bytes.Equal(got, want) || time.Since(start) != time.Second {
 			t.Errorf("%d bytes, want %d, after %s; %v", len(got), len(want), time.Since(start), err)
 		}
 		s.said(t, []string{off + first}, nil, "", "")
 		s.built(t, "disk "+id+" v1.13.9 nocloud-amd64")
-		disk, err := diskimage.Open(bytes.NewReader(got), int64(len(got)))
-		if err != nil {
-			t.Fatal(err)
-		}
+		disk := must(diskimage.Open(bytes.NewReader(got), int64(len(got))))(t)
 		values := []diskimage.Value{{Key: 0xc, Value: "x"}, {Key: 0x11, Value: "dual-boot"}}
 		if len(disk.Meta) != 2 || disk.Meta[0] != values[0] || disk.Meta[1] != values[1] || !disk.BIOS {
 			t.Errorf("META %v, BIOS %t", disk.Meta, disk.BIOS)
@@ -361,18 +320,141 @@ func TestDisk(t *testing.T) {
 		if disk.ESP.UKI.Talos != talos || !bytes.Contains([]byte(disk.ESP.UKI.Cmdline), []byte(" recast.lock=sha256-1")) {
 			t.Errorf("Talos %s, arguments %q", disk.ESP.UKI.Talos, disk.ESP.UKI.Cmdline)
 		}
-		if link := s.client.DiskURL(req); link != s.client.base.String()+"/image/"+id+"/v1.13.9/nocloud-amd64.qcow2" {
-			t.Errorf("URL %s", link)
-		}
+		link := s.client.base.String() + "/image/" + id + "/v1.13.9/nocloud-amd64.qcow2"
+		same(t, "URL", link, s.client.ImageURL(images.DiskImage, req))
 	})
 }
 
 // TestDiskRebuilt: a disk image that was built again has other bytes.
 func TestDiskRebuilt(t *testing.T) {
 	t.Parallel()
-	d := &download{what: diskImage.title, explain: func(err error) error { return err }}
+	d := &download{what: made[images.DiskImage].title, explain: func(err error) error { return err }}
 	err := d.differs()
 	if err == nil || err.Error() != "after the download broke off, the factory sends another disk image than before" || len(fault.Hints(err)) != 1 {
 		t.Error(err, fault.Hints(err))
 	}
+}
+
+// TestISORebuiltDuringDownload: after a break the factory has other bytes, or another number of them.
+func TestISORebuiltDuringDownload(t *testing.T) {
+	t.Parallel()
+	long := strings.Repeat("a", 500)
+	cases := map[string]string{"other bytes": "b" + long[1:], "more of them": long + "a"}
+	eachInBubble(t, cases, func(t *testing.T, second string) {
+		requests := 0
+		c := serve(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			requests++
+			if requests > 1 {
+				_, _ = io.WriteString(w, second)
+				return
+			}
+			w.Header().Set("Content-Length", "500")
+			_, _ = io.WriteString(w, long[:300])
+		}))
+		body, _, err := c.Image(t.Context(), images.BootISO, isoRequest, nil)
+		noError(t, err)
+		got, err := io.ReadAll(body)
+		if err == nil || !strings.HasSuffix(err.Error(), "after the download broke off, the factory sends another ISO than before") || string(got) != long[:300-heldBack] {
+			t.Errorf("%d bytes, error = %v", len(got), err)
+		}
+		if _, err := body.Read(make([]byte, 1)); err == nil {
+			t.Error("the error is gone")
+		}
+		noError(t, body.Close())
+	})
+}
+
+// TestUnannouncedSize: a proxy that forwards an ISO in chunks, and breaks once.
+func TestUnannouncedSize(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		const iso = "the first half, the second half"
+		requests := 0
+		c := serve(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			requests++
+			_, _ = io.WriteString(w, iso[:15])
+			noError(t, http.NewResponseController(w).Flush())
+			if requests == 1 {
+				panic(http.ErrAbortHandler)
+			}
+			_, _ = io.WriteString(w, iso[15:])
+		}))
+		body, size, err := c.Image(t.Context(), images.BootISO, isoRequest, nil)
+		noError(t, err)
+		got, err := io.ReadAll(body)
+		if err := errors.Join(err, body.Close()); err != nil || string(got) != iso || size != -1 || requests != 2 {
+			t.Errorf("%q of %d bytes after %d requests, %v", got, size, requests, err)
+		}
+	})
+}
+
+// TestCancelledDownload: the caller ends it, so nothing is retried.
+func TestCancelledDownload(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t)
+		req := s.agents(t)
+		if _, err := s.fetch(t.Context(), req); err != nil {
+			t.Fatal(err)
+		}
+		s.factory.Strike(100, "/image/", factoryapi.Stall(cutAt))
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		defer cancel()
+		start := time.Now()
+		_, err := s.fetch(ctx, req)
+		if took := time.Since(start); !errors.Is(err, context.DeadlineExceeded) || took != 10*time.Second || len(s.notes) > 0 || len(fault.Hints(err)) > 0 {
+			t.Errorf("after %s: %v, hints %q, notes %q", took, err, fault.Hints(err), s.notes)
+		}
+	})
+}
+
+// TestOldContentUnderANewLabel: someone asks a stale factory for the new schematic's
+// installer. It is built from the old extension, and served for ever, even by a
+// restarted factory with the new list.
+func TestOldContentUnderANewLabel(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t)
+		s.relock(t) // the factory has read its list now
+		_, is, err := s.catalog.Patch(t.Context(), talos, "qemu-guest-agent")
+		noError(t, err)
+		s.relock(t)
+		e := s.lock.Schematics["default"]
+		if _, _, err := s.client.Register(t.Context(), e.Schematic); err != nil {
+			t.Fatal(err)
+		}
+		noError(t, s.client.BuildInstaller(t.Context(), images.RequestOf(s.lock, e), nil))
+		s.factory.Restart()
+
+		err = s.build(t)
+		m, ok := errors.AsType[*verify.Mismatch](err)
+		if !ok || m.Kind != verify.ExtensionContent || fault.KindOf(err) != fault.Refused {
+			t.Fatalf("err = %v", err)
+		}
+		for _, want := range []string{
+			"build/default/verify-installer: installer: extension \"qemu-guest-agent\" ", " is not the locked one (" + is + "): 1 file differs: ",
+		} {
+			if !strings.Contains(err.Error(), want) {
+				t.Errorf("error\n got %v\nwant it to hold %q", err, want)
+			}
+		}
+		if hints := strings.Join(fault.Hints(err), "; "); !strings.Contains(hints, "serves an installer for ever") || !strings.Contains(hints, "recast lock --rebuild") {
+			t.Errorf("hint = %q", hints)
+		}
+		if got := s.lock.Schematics["default"]; got.Installer != "" || got.ISO.SHA256 != "" {
+			t.Errorf("recorded despite the error: %q %+v", got.Installer, got.ISO)
+		}
+		t.Attr("corruptions-caught", "1")
+
+		// The factory keeps serving it under that name. Under another it has nothing yet.
+		if err := s.build(t); fault.KindOf(err) != fault.Refused {
+			t.Errorf("the same again: %v", err)
+		}
+		s.relock(t, "default")
+		if got := s.lock.Schematics["default"]; got.Rebuild != 1 || got.SchematicID == e.SchematicID || cmp.Diff(e.Extensions, got.Extensions) != "" {
+			t.Fatalf("locked for a rebuild: %+v", got)
+		}
+		noError(t, s.build(t))
+		s.holds(t, s.lock.Schematics["default"])
+	})
 }

@@ -3,17 +3,20 @@ package imager
 import (
 	"context"
 	"errors"
+	"fmt"
+	"io"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-
 	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/schematics"
@@ -48,27 +51,19 @@ func diskJob() images.ImagerJob {
 func workDir(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
-	if err := os.Mkdir(filepath.Join(dir, "in"), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, os.Mkdir(filepath.Join(dir, "in"), 0o700))
 	return dir
 }
 
 func client(t *testing.T, o Options) *Client {
 	t.Helper()
-	c, err := New(o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := must(New(o))(t)
 	return c
 }
 
 func read(t *testing.T, path string) string {
 	t.Helper()
-	b, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := must(os.ReadFile(path))(t)
 	return string(b)
 }
 
@@ -92,11 +87,12 @@ input:
 
 func TestBuildWithACommand(t *testing.T) {
 	t.Parallel()
-	cases := map[string]struct {
+	type row struct {
 		job     images.ImagerJob
 		file    string
 		profile string
-	}{
+	}
+	each(t, map[string]row{
 		"installer": {job: installerJob(), file: "installer-amd64.tar", profile: `arch: amd64
 platform: nocloud
 secureboot: false
@@ -131,30 +127,19 @@ output:
         diskFormatOptions: cluster_size=8k
         bootloader: sd-boot
 `},
-	}
-	for name, c := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			dir := workDir(t)
-			var notes []string
-			file, err := client(t, Options{Command: []string{os.Args[0], fakeArg, "good", "{out}"}}).
-				Build(t.Context(), dir, c.job, func(text string) { notes = append(notes, text) })
-			if err != nil {
-				t.Fatal(err)
-			}
-			if file != c.file || read(t, filepath.Join(dir, file)) != "image" {
-				t.Errorf("made %s: %q", file, read(t, filepath.Join(dir, file)))
-			}
-			got := strings.ReplaceAll(read(t, filepath.Join(dir, "profile.yaml")), dir, "OUT")
-			if d := cmp.Diff(c.profile, got); d != "" {
-				t.Errorf("profile (-want +got):\n%s", d)
-			}
-			want := []string{"skipped pulling overlay (no overlay)", "rebuilding initramfs...", "one", "two", "initramfs ready"}
-			if d := cmp.Diff(want, notes); d != "" {
-				t.Errorf("notes (-want +got):\n%s", d)
-			}
-		})
-	}
+	}, func(t *testing.T, c row) {
+		dir := workDir(t)
+		var notes []string
+		file := must(client(t, Options{Command: []string{os.Args[0], fakeArg, "good", "{out}"}}).
+			Build(t.Context(), dir, c.job, func(text string) { notes = append(notes, text) }))(t)
+		if file != c.file || read(t, filepath.Join(dir, file)) != "image" {
+			t.Errorf("made %s: %q", file, read(t, filepath.Join(dir, file)))
+		}
+		got := strings.ReplaceAll(read(t, filepath.Join(dir, "profile.yaml")), dir, "OUT")
+		same(t, "profile", c.profile, got)
+		want := []string{"skipped pulling overlay (no overlay)", "rebuilding initramfs...", "one", "two", "initramfs ready"}
+		same(t, "notes", want, notes)
+	})
 }
 
 func TestProfileWithAnOverlay(t *testing.T) {
@@ -164,10 +149,7 @@ func TestProfileWithAnOverlay(t *testing.T) {
 	job.Overlay = &images.ImagerOverlay{
 		Name: "rpi_generic", Host: images.ImagerInput{File: "in/overlay-host.tar"}, Target: images.ImagerInput{File: "in/overlay.tar"},
 	}
-	got, err := profileOf(job, "/out")
-	if err != nil {
-		t.Fatal(err)
-	}
+	got := must(profileOf(job, "/out"))(t)
 	want := `arch: amd64
 platform: nocloud
 secureboot: false
@@ -189,37 +171,30 @@ output:
     kind: iso
     outFormat: raw
 `
-	if d := cmp.Diff(want, string(got)); d != "" {
-		t.Errorf("profile (-want +got):\n%s", d)
-	}
+	same(t, "profile", want, string(got))
 }
 
 func TestBuildThatGoesWrong(t *testing.T) {
 	t.Parallel()
-	cases := map[string]struct{ way, want string }{
+	type row struct{ way, want string }
+	each(t, map[string]row{
 		"nothing made": {"nothing", "succeeded, but did not make installer-amd64.tar"},
 		"empty file":   {"empty", "succeeded, but installer-amd64.tar is not a file with content"},
 		"failure":      {"half", "exit status 3: it said last: " + strings.Repeat("x", 400) + "; no space left on device"},
-	}
-	for name, c := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			_, err := client(t, Options{Command: []string{os.Args[0], fakeArg, c.way, "{out}"}}).
-				Build(t.Context(), workDir(t), installerJob(), nil)
-			if err == nil || !strings.HasSuffix(err.Error(), c.want) {
-				t.Errorf("err = %v, want one that ends in %q", err, c.want)
-			}
-		})
-	}
+	}, func(t *testing.T, c row) {
+		_, err := client(t, Options{Command: []string{os.Args[0], fakeArg, c.way, "{out}"}}).
+			Build(t.Context(), workDir(t), installerJob(), nil)
+		if err == nil || !strings.HasSuffix(err.Error(), c.want) {
+			t.Errorf("err = %v, want one that ends in %q", err, c.want)
+		}
+	})
 }
 
 // Leftovers of an earlier run must not count as this run's output.
 func TestBuildTakesNothingOldForNew(t *testing.T) {
 	t.Parallel()
 	dir := workDir(t)
-	if err := os.WriteFile(filepath.Join(dir, "installer-amd64.tar"), []byte("old"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, os.WriteFile(filepath.Join(dir, "installer-amd64.tar"), []byte("old"), 0o600))
 	_, err := client(t, Options{Command: []string{os.Args[0], fakeArg, "nothing", "{out}"}}).Build(t.Context(), dir, installerJob(), nil)
 	if err == nil || !strings.Contains(err.Error(), "did not make") {
 		t.Errorf("err = %v", err)
@@ -244,10 +219,7 @@ func TestACancelledBuildEndsWithEverythingItStarted(t *testing.T) {
 	if !errors.Is(err, context.Canceled) || !strings.Contains(err.Error(), "it said last: building") {
 		t.Errorf("err = %v", err)
 	}
-	f, err := os.Open(filepath.Join(dir, "held"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	f := must(os.Open(filepath.Join(dir, "held")))(t)
 	defer f.Close()
 	deadline := time.Now().Add(30 * time.Second)
 	for err = errors.New("not tried"); err != nil && time.Now().Before(deadline); time.Sleep(time.Millisecond) {
@@ -275,9 +247,7 @@ func engine(t *testing.T, c *Client, name string) (log string) {
 	if err == nil {
 		err = os.Symlink(self, filepath.Join(dir, name))
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	c.find = func(program string) (string, error) {
 		if program != name {
 			return "", &exec.Error{Name: program, Err: exec.ErrNotFound}
@@ -303,9 +273,7 @@ func TestBuildInAContainer(t *testing.T) {
 			}
 			want := "run --rm --interactive --quiet --network none --name NAME --stop-timeout 1 --volume OUT:/out:Z ghcr.io/siderolabs/imager@sha256:ef -\n"
 			got := strings.ReplaceAll(containerName.ReplaceAllString(read(t, log), "NAME"), dir, "OUT")
-			if d := cmp.Diff(want, got); d != "" {
-				t.Errorf("command (-want +got):\n%s", d)
-			}
+			same(t, "command", want, got)
 			if profile := read(t, filepath.Join(dir, "profile.yaml")); !strings.Contains(profile, "tarballPath: /out/in/0.tar\n") {
 				t.Errorf("the profile doesn't name files as the container sees them:\n%s", profile)
 			}
@@ -337,9 +305,7 @@ func TestReady(t *testing.T) {
 	if what, err := c.Ready(t.Context()); err != nil || what != program+" with "+DefaultImage || read(t, log) != "info\n" {
 		t.Errorf("%s, %v; it was asked for %q", what, err, read(t, log))
 	}
-	if err := os.WriteFile(program+".down", nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, os.WriteFile(program+".down", nil, 0o600))
 	if _, err := c.Ready(t.Context()); err == nil || !strings.Contains(err.Error(), "Cannot connect") || len(fault.Hints(err)) != 1 {
 		t.Errorf("err = %v, hints %q", err, fault.Hints(err))
 	}
@@ -379,7 +345,155 @@ func TestACommandNeedsAPlaceForItsOutput(t *testing.T) {
 		}
 	}
 	_, err := client(t, Options{Command: []string{"/nowhere/build", "{out}"}}).Build(t.Context(), workDir(t), installerJob(), nil)
-	if fault.KindOf(err) != fault.Config {
-		t.Errorf("err = %v", err)
+	same(t, "kind", fault.Config, fault.KindOf(err))
+}
+
+// TestImagerGetsNoSecrets: the imager gets only the variables that docker and podman
+// need, and those that its configuration names.
+func TestImagerGetsNoSecrets(t *testing.T) {
+	for _, name := range []string{"GITHUB_TOKEN", "PROXMOX_VE_API_TOKEN", "OTEL_EXPORTER_OTLP_HEADERS"} {
+		t.Setenv(name, "planted")
+	}
+	t.Setenv("DOCKER_HOST", "unix:///run/d.sock")
+	t.Setenv("BUILD_CACHE", "/var/cache/mine")
+	dir := t.TempDir()
+	c := client(t, Options{Command: []string{"sh", "-c", "env >'{out}/env'"}, Env: []string{"BUILD_CACHE"}})
+	p := must(c.program(dir, "", ""))(t)
+	noError(t, c.run(t.Context(), p, nil, func(string) {}))
+	got := read(t, filepath.Join(dir, "env"))
+	if strings.Contains(got, "planted") || !strings.Contains(got, "DOCKER_HOST=unix:///run/d.sock\n") || !strings.Contains(got, "BUILD_CACHE=/var/cache/mine\n") {
+		t.Errorf("it got\n%s", got)
+	}
+}
+
+// fakeArg turns this test binary into a program that replaces the imager.
+const fakeArg = "-fake-imager"
+
+func TestMain(m *testing.M) {
+	if engine := filepath.Base(os.Args[0]); engine == "docker" || engine == "podman" {
+		os.Exit(fakeEngine(os.Args[1:]))
+	}
+	if len(os.Args) > 3 && os.Args[1] == fakeArg {
+		os.Exit(fakeImager(os.Args[2], os.Args[3]))
+	}
+	os.Exit(m.Run())
+}
+
+// fakeImager behaves in one way, and writes the profile that it got to out.
+func fakeImager(way, out string) int {
+	profile, err := io.ReadAll(os.Stdin)
+	if err == nil {
+		err = os.WriteFile(filepath.Join(out, "profile.yaml"), profile, 0o600)
+	}
+	file := filepath.Join(out, "nocloud-amd64.iso")
+	switch {
+	case strings.Contains(string(profile), "kind: installer"):
+		file = filepath.Join(out, "installer-amd64.tar")
+	case strings.Contains(string(profile), "kind: image"):
+		file = filepath.Join(out, "nocloud-amd64.qcow2")
+	}
+	if strings.HasPrefix(way, "build") {
+		return code(errors.Join(err, build(way, profile, out)))
+	}
+	switch way {
+	case "good":
+		fmt.Fprint(os.Stderr, "skipped pulling overlay (no overlay)\nprofile ready:\narch: amd64\ninput:\n  kernel:\n    path: /vmlinuz\n"+
+			"rebuilding initramfs...\n    one\nrebuilding initramfs...\n    \x1b[31mtwo\x1b[0m\ninitramfs ready")
+		err = errors.Join(err, os.WriteFile(file, []byte("image"), 0o600))
+	case "nothing":
+	case "empty":
+		err = errors.Join(err, os.WriteFile(file, nil, 0o600))
+	case "half":
+		fmt.Fprintln(os.Stderr, strings.Repeat("x", 10_000)+"\nno space left on device")
+		_ = os.WriteFile(file, []byte("ima"), 0o600)
+		return 3
+	case "linger":
+		child := exec.Command(os.Args[0], fakeArg, "stay", out)
+		err = errors.Join(err, child.Start())
+		fmt.Println("building")
+		time.Sleep(time.Minute)
+	case "stay":
+		// Its lock on the file shows that it runs, whichever process reaps it.
+		signal.Ignore(syscall.SIGTERM)
+		f, err := os.Create(filepath.Join(out, "held"))
+		if err == nil {
+			err = syscall.Flock(int(f.Fd()), syscall.LOCK_EX)
+		}
+		if err == nil {
+			err = os.WriteFile(filepath.Join(out, "holding"), nil, 0o600)
+		}
+		time.Sleep(time.Minute)
+		return code(err)
+	}
+	return code(err)
+}
+
+// fakeEngine records its arguments beside itself, and runs the fake imager on the volume.
+func fakeEngine(args []string) int {
+	log, err := os.OpenFile(os.Args[0]+".log", os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		return code(err)
+	}
+	fmt.Fprintln(log, strings.Join(args, " "))
+	if _, err := os.Stat(os.Args[0] + ".down"); err == nil {
+		fmt.Fprintln(os.Stderr, "Cannot connect to the Docker daemon")
+		return 1
+	}
+	volume := slices.Index(args, "--volume")
+	if volume < 0 {
+		return 0
+	}
+	out, _, _ := strings.Cut(args[volume+1], ":")
+	switch {
+	case strings.Contains(args[len(args)-2], "absent"):
+		fmt.Fprintln(os.Stderr, "docker: manifest unknown")
+		return 125
+	case strings.Contains(args[len(args)-2], "slow"):
+		fmt.Println("building")
+		time.Sleep(time.Minute)
+	}
+	return fakeImager("good", out)
+}
+
+func code(err error) int {
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	return 0
+}
+
+// must returns v, or ends the test with the error.
+func must[T any](v T, err error) func(testing.TB) T {
+	return func(t testing.TB) T {
+		t.Helper()
+		noError(t, err)
+		return v
+	}
+}
+
+func noError(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// same compares what came with what is wanted.
+func same(t testing.TB, what string, want, got any) {
+	t.Helper()
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("%s (-want +got):\n%s", what, diff)
+	}
+}
+
+// each runs a test for every case, all at once.
+func each[T any](t *testing.T, cases map[string]T, test func(t *testing.T, tc T)) {
+	t.Helper()
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			test(t, tc)
+		})
 	}
 }
