@@ -67,3 +67,90 @@ func TestCompare(t *testing.T) {
 		}
 	}
 }
+
+// TestRole: as Talos reads machine.type (config/machine, ParseType).
+func TestRole(t *testing.T) {
+	t.Parallel()
+	for text, want := range map[string]struct {
+		role     string
+		typeInit bool
+	}{
+		"machine: {type: controlplane}":  {"control-plane", false},
+		"machine: {type: init}":          {"control-plane", true},
+		"machine: {type: worker}":        {"worker", false},
+		"machine: {type: join}":          {"worker", false},
+		"machine: {}":                    {"worker", false},
+		"machine: {type: {}}":            {"worker", false},
+		"kind: X\nmachine: {type: init}": {"worker", false},
+	} {
+		docs, err := Parse([]byte(text))
+		if err != nil || docs.Role() != want.role || docs.TypeInit() != want.typeInit {
+			t.Errorf("%q: %s, %v, %v", text, docs.Role(), docs.TypeInit(), err)
+		}
+	}
+}
+
+func TestDiscovers(t *testing.T) {
+	t.Parallel()
+	for text, want := range map[string]bool{
+		"": false,
+		"version: v1alpha1\ncluster: {discovery: {enabled: true}}\n":                                     true,
+		"version: v1alpha1\ncluster: {discovery: {enabled: false}}\n":                                    false,
+		"version: v1alpha1\ncluster: {}\n":                                                               false,
+		"version: v1alpha1\nmachine: {}\n---\napiVersion: v1alpha1\nkind: DiscoveryServiceConfig\n":      true,
+		"version: v1alpha1\nmachine: {}\n---\napiVersion: v1alpha1\nkind: DiscoveryIdentityConfig\n":     false,
+		"version: v1alpha1\n---\napiVersion: v1alpha1\nkind: DiscoveryServiceConfig\nname: of-our-own\n": true,
+	} {
+		docs, err := Parse([]byte(text))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := docs.Discovers(); got != want {
+			t.Errorf("%q: %t", text, got)
+		}
+	}
+}
+
+func TestKubeSpan(t *testing.T) {
+	t.Parallel()
+	for text, want := range map[string]bool{
+		"": false,
+		"version: v1alpha1\nmachine: {network: {kubespan: {enabled: true}}}\n":                                     true,
+		"version: v1alpha1\nmachine: {network: {kubespan: {enabled: false}}}\n":                                    false,
+		"version: v1alpha1\nmachine: {network: {kubespan: {mtu: 1400}}}\n":                                         false,
+		"version: v1alpha1\nmachine: {network: {}}\n":                                                              false,
+		"version: v1alpha1\nmachine: {}\n---\napiVersion: v1alpha1\nkind: KubeSpanConfig\nenabled: true\n":         true,
+		"version: v1alpha1\nmachine: {}\n---\napiVersion: v1alpha1\nkind: KubeSpanConfig\n":                        false,
+		"version: v1alpha1\n---\napiVersion: v1alpha1\nkind: KubeSpanEndpointsConfig\nextraAnnouncedEndpoints: []": false,
+	} {
+		docs, err := Parse([]byte(text))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := docs.KubeSpan(); got != want {
+			t.Errorf("%q: %t", text, got)
+		}
+	}
+}
+
+// TestDiscoveryService: a registry in Kubernetes alone has no service.
+func TestDiscoveryService(t *testing.T) {
+	t.Parallel()
+	const document = "---\napiVersion: v1alpha1\nkind: DiscoveryServiceConfig\n"
+	for text, want := range map[string]bool{
+		"version: v1alpha1\ncluster: {}\n":                           false,
+		"version: v1alpha1\ncluster: {discovery: {enabled: true}}\n": true,
+		"version: v1alpha1\ncluster: {discovery: {enabled: true, registries: {service: {endpoint: https://discovery.example}}}}\n":           true,
+		"version: v1alpha1\ncluster: {discovery: {enabled: true, registries: {service: {disabled: true}, kubernetes: {disabled: false}}}}\n": false,
+		"version: v1alpha1\ncluster: {discovery: {enabled: false}}\n":                                                                        false,
+		"version: v1alpha1\ncluster: {}\n" + document:                                                                                        true,
+	} {
+		docs, err := Parse([]byte(text))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := docs.DiscoveryService(); got != want {
+			t.Errorf("%s: %v", text, got)
+		}
+	}
+}

@@ -1,7 +1,9 @@
 package planning
 
 import (
+	"context"
 	"errors"
+	"net/netip"
 	"slices"
 	"strings"
 	"testing"
@@ -10,7 +12,10 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/clustertest"
 	"github.com/recast-sh/recast/cluster/observe"
+	"github.com/recast-sh/recast/cluster/observe/observetest"
+	"github.com/recast-sh/recast/internal/fault"
 )
 
 // onHosts is a plan of nodes by their hosts: "a a b" has n1 and n2 on a. A host with a suffix,
@@ -284,5 +289,157 @@ func TestSavedPlanOfAnotherPod(t *testing.T) {
 		if diff := cmp.Diff(saved.Batches, got.Batches); diff != "" {
 			t.Errorf("on %q: batches (-saved +followed):\n%s", node, diff)
 		}
+	}
+}
+
+// TestAPausedNodeProvesNoBuild: a node that is not rolled because it is paused does not prove that
+// it runs the new build.
+func TestAPausedNodeProvesNoBuild(t *testing.T) {
+	t.Parallel()
+	wanted, o := paused(map[string]string{"cp1": "x"})
+	plan, err := New("c1", wanted, o, clustertest.Past, Policy{Canary: true})
+	if err != nil || plan.Batches[0].Phase != Canary {
+		t.Errorf("%+v, %v", plan.Batches, err)
+	}
+}
+
+func TestNodesByLabel(t *testing.T) {
+	t.Parallel()
+	by := func(key, value string) cluster.Selector {
+		return cluster.Selector{Text: key + "=" + value, Matches: func(l map[string]string) bool { return l[key] == value }}
+	}
+	for want, p := range map[string]Policy{
+		"wk1 wk2": {Labels: by("kind", "wk")},
+		"wk2":     {Labels: by("kind", "wk"), Exclude: []string{"wk1"}},
+		"cp1":     {Labels: by("kind", "cp"), Only: []string{"cp1", "wk1"}},
+		"":        {Labels: by("kind", "gpu")},
+		" ":       {Labels: by("kind", "wk"), Only: []string{"cp1"}},
+	} {
+		wanted, o := paused(nil)
+		plan, err := New("c1", wanted, o, clustertest.Past, p)
+		var got []string
+		for _, n := range plan.Nodes {
+			got = append(got, n.Node)
+		}
+		if strings.TrimSpace(want) != strings.Join(got, " ") || (err != nil) != (len(got) == 0) || err != nil && fault.KindOf(err) != fault.Config {
+			t.Errorf("%q, want %q; %v", got, want, err)
+		}
+	}
+}
+
+func TestPausedNodesStay(t *testing.T) {
+	t.Parallel()
+	wanted, o := paused(map[string]string{"wk1": "a disk is being replaced"})
+	plan, err := New("c1", wanted, o, clustertest.Past, Policy{Canary: true, Exclude: []string{"cp1"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if work := plan.Work(); len(work) != 1 || work[0].Node != "wk2" || len(plan.Batches) != 1 {
+		t.Errorf("%+v", work)
+	}
+	for _, n := range plan.Nodes {
+		if n.Node == "wk1" && (n.Why != "paused: a disk is being replaced" || !n.Drift.Stale || len(n.Slots) > 0) {
+			t.Errorf("%+v", n)
+		}
+	}
+}
+
+// TestControlledNodesAreRefused: a controller may replace a node of its own, with its disks, while recast rolls it.
+func TestControlledNodesAreRefused(t *testing.T) {
+	t.Parallel()
+	for mark, want := range map[string]string{
+		"cluster.x-k8s.io/machine": "wk1: it is of Cluster API (cluster.x-k8s.io/machine: x), which creates and deletes its VM: its TalosControlPlane or MachineDeployment rolls it: change the template there, and take it out of recast.yaml; --exclude wk1 rolls the others",
+		"karpenter.sh/nodepool":    "wk1: it is of Karpenter (karpenter.sh/nodepool: x), which creates and deletes its VM: its NodePool replaces it: change the NodeClass there, and take it out of recast.yaml; --exclude wk1 rolls the others",
+	} {
+		wanted, o := paused(nil)
+		o.Found[1].Node.Metadata.Annotations = map[string]string{mark: "x"}
+		plan, err := New("c1", wanted, o, clustertest.Past, Policy{Exclude: []string{"cp1"}})
+		if got := strings.Join(plan.Refused(), "\n"); err != nil || got != want {
+			t.Errorf("%q, %v", got, err)
+		}
+		plan, err = New("c1", wanted, o, clustertest.Past, Policy{Exclude: []string{"cp1", "wk1"}})
+		if work := plan.Work(); err != nil || len(work) != 1 || work[0].Node != "wk2" || len(plan.Refused()) > 0 {
+			t.Errorf("without it: %q, %v", plan.Refused(), err)
+		}
+	}
+}
+
+// paused is the world with marks on its Nodes, by name.
+func paused(marks map[string]string) ([]cluster.Wanted, observe.Observation) {
+	wanted, o := observetest.World()
+	for i := range o.Found {
+		name := o.Found[i].Name
+		m := *o.Found[i].Machine
+		m.Schematic = cluster.SchematicEntry{ID: "id-old", YAML: "recast.lock=" + clustertest.OldHash}
+		o.Found[i].Machine = &m
+		o.Found[i].Node = &cluster.KubeNode{
+			Name: name, Ready: true, ControlPlane: name == "cp1", Pause: marks[name], KubeletVersion: "v1.35.4",
+			Metadata: cluster.NodeMetadata{Labels: map[string]string{"name": name, "kind": name[:2]}},
+		}
+	}
+	return wanted, o
+}
+
+// bedside is a cluster whose pulse is taken; nil members: no control plane answers.
+type bedside struct {
+	cluster.Kube
+	cluster.Talos
+	nodes   []cluster.KubeNode
+	members []cluster.EtcdMember
+	status  map[netip.Addr]cluster.EtcdStatus
+}
+
+func (p bedside) Nodes(context.Context) ([]cluster.KubeNode, error) {
+	if p.nodes == nil {
+		return nil, errors.New("connection refused")
+	}
+	return p.nodes, nil
+}
+
+func (p bedside) EtcdMembers(context.Context, netip.Addr) ([]cluster.EtcdMember, error) {
+	return p.members, nil
+}
+
+func (p bedside) EtcdStatus(_ context.Context, addr netip.Addr) (cluster.EtcdStatus, error) {
+	if s, known := p.status[addr]; known {
+		return s, nil
+	}
+	return cluster.EtcdStatus{}, errors.New("no route to host")
+}
+
+func TestTakePulse(t *testing.T) {
+	t.Parallel()
+	at := func(n byte) netip.Addr { return netip.AddrFrom4([4]byte{10, 0, 0, n}) }
+	plan := Plan{ControlPlanes: []cluster.Endpoint{{Node: "cp1", Addr: at(1)}, {Node: "cp2", Addr: at(2)}, {Node: "cp3", Addr: at(3)}, {Node: "cp4", Addr: at(4)}}}
+	members := []cluster.EtcdMember{{ID: 1, Name: "cp1"}, {ID: 2, Name: "cp2"}, {ID: 3, Name: "cp3"}, {ID: 4, Name: "cp4"}}
+	cases := map[string]struct {
+		of   bedside
+		want Pulse
+	}{
+		"no answer": {bedside{}, Pulse{}},
+		"all is well": {
+			bedside{nodes: []cluster.KubeNode{{Name: "cp1", Ready: true}}, members: members[:1], status: map[netip.Addr]cluster.EtcdStatus{at(1): {MemberID: 1, Leader: 1}}},
+			Pulse{Kubernetes: true, Nodes: 1, Etcd: true, Members: 1},
+		},
+		"a node and three members are not": {
+			bedside{
+				nodes:   []cluster.KubeNode{{Name: "wk2"}, {Name: "cp1", Ready: true}, {Name: "wk1"}},
+				members: members,
+				status:  map[netip.Addr]cluster.EtcdStatus{at(1): {MemberID: 1, Leader: 1}, at(2): {MemberID: 2, Leader: 1, Learner: true}, at(3): {MemberID: 3}},
+			},
+			Pulse{Kubernetes: true, Nodes: 3, NotReady: []string{"wk1", "wk2"}, Etcd: true, Members: 4, Unwell: []string{"cp2", "cp3", "cp4"}},
+		},
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			got := plan.TakePulse(t.Context(), c.of, c.of)
+			if diff := cmp.Diff(c.want, got); diff != "" {
+				t.Errorf("pulse (-want +got):\n%s", diff)
+			}
+			if got.Ready()+len(got.NotReady) != got.Nodes || got.Well()+len(got.Unwell) != got.Members {
+				t.Errorf("%d Ready, %d well", got.Ready(), got.Well())
+			}
+		})
 	}
 }

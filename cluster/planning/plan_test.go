@@ -1,6 +1,8 @@
 package planning
 
 import (
+	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -14,6 +16,7 @@ import (
 	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/cluster/strategy"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/heap"
 )
 
 func TestPlanFailsOnAnUnknownNode(t *testing.T) {
@@ -274,5 +277,224 @@ func TestAFileOfTypeInit(t *testing.T) {
 				t.Errorf("%s, %v: refused %q", name, typeInit, n.Refused)
 			}
 		}
+	}
+}
+
+// Two schematics with the same extensions have the same lock hash: the fallback is the image
+// that runs, not the other one.
+func TestFallbackIsToTheImageThatRuns(t *testing.T) {
+	t.Parallel()
+	wanted, o := observetest.World()
+	wanted[1].Strategy = cluster.InPlace
+	runs := o.Found[1].Machine
+	o.PastBuilds = map[string]cluster.Build{}
+	for id, schematic := range map[string]string{"b-sister1": "id-other", "b-runs": runs.Schematic.ID, "b-sister2": "id-another"} {
+		o.PastBuilds[id] = cluster.Build{ID: id, SchematicID: schematic, LockHash: runs.Schematic.LockHash(), TalosVersion: runs.TalosVersion, Arch: runs.Arch, Platform: runs.Platform, Installer: "x@sha256:1"}
+	}
+	elsewhere := o.PastBuilds["b-runs"]
+	elsewhere.ID, elsewhere.Platform = "b-metal", "metal"
+	o.PastBuilds["b-metal"] = elsewhere
+	plan, err := New("c1", wanted, o, clustertest.Past, Policy{Only: []string{"wk1"}, BootFailure: cluster.ReimageOnBootFailure})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if back := plan.Nodes[0].Previous; back == nil || back.ID != "b-runs" {
+		t.Errorf("way back to %+v: %q", back, plan.Nodes[0].Notes)
+	}
+	delete(o.PastBuilds, "b-runs")
+	if plan, err = New("c1", wanted, o, clustertest.Past, Policy{Only: []string{"wk1"}, BootFailure: cluster.ReimageOnBootFailure}); err != nil {
+		t.Fatal(err)
+	}
+	if back := plan.Nodes[0].Previous; back != nil {
+		t.Errorf("way back to %+v, though nobody has what runs", back)
+	}
+}
+
+func TestWhichNodesAreWaitedFor(t *testing.T) {
+	t.Parallel()
+	h := Heed{Known: []string{"cp1", "cp2", "wk1", "wk2"}, Ignore: []string{"wk2", "cp2"}}
+	for name, tc := range map[string]struct {
+		heed               Heed
+		node               cluster.KubeNode
+		worker, forControl bool // whether a worker, a control plane has to stay in
+	}{
+		"Ready":                      {h, cluster.KubeNode{Name: "wk1", Ready: true}, false, false},
+		"ours":                       {h, cluster.KubeNode{Name: "wk1"}, true, true},
+		"cordoned":                   {h, cluster.KubeNode{Name: "wk1", Unschedulable: true}, false, false},
+		"cordoned by recast":         {h, cluster.KubeNode{Name: "wk1", Unschedulable: true, Mark: &cluster.Mark{Run: "r"}}, true, true},
+		"cordoned by both":           {h, cluster.KubeNode{Name: "wk1", Unschedulable: true, Mark: &cluster.Mark{Run: "r", Foreign: true}}, true, true},
+		"foreign":                    {h, cluster.KubeNode{Name: "gpu1"}, false, false},
+		"ignored":                    {h, cluster.KubeNode{Name: "wk2"}, false, false},
+		"control plane":              {h, cluster.KubeNode{Name: "cp1", ControlPlane: true}, true, true},
+		"control plane, ignored":     {h, cluster.KubeNode{Name: "cp2", ControlPlane: true}, false, true},
+		"control plane, cordoned":    {h, cluster.KubeNode{Name: "cp1", ControlPlane: true, Unschedulable: true}, false, true},
+		"control plane, foreign":     {h, cluster.KubeNode{Name: "cp9", ControlPlane: true}, false, true},
+		"no known nodes":             {Heed{}, cluster.KubeNode{Name: "gpu1"}, true, true},
+		"itself, which is not Ready": {h, cluster.KubeNode{Name: "self"}, false, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			stays := func(role string) bool {
+				return len(tc.heed.Down([]cluster.KubeNode{tc.node}, role, func(name string) bool { return name == "self" })) > 0
+			}
+			if got := [2]bool{stays(cluster.Worker), stays(cluster.ControlPlane)}; got != [2]bool{tc.worker, tc.forControl} {
+				t.Errorf("a worker and a control plane stay in: %v", got)
+			}
+		})
+	}
+}
+
+// TestAWithdrawnReleaseIsNamed once, if a node is to get it.
+func TestAWithdrawnReleaseIsNamed(t *testing.T) {
+	t.Parallel()
+	for version, want := range map[string]string{
+		"v1.13.1": "Talos v1.13.1 was withdrawn by its makers as a broken release (https://github.com/siderolabs/talos/issues/13312): set talos.version to v1.13.2 or later",
+		"v1.13.2": "", "v1.13.3": "", // a refusal of the nodes that it breaks
+	} {
+		wanted, o := paused(nil)
+		for i := range wanted {
+			wanted[i].Build.TalosVersion = version
+		}
+		plan, err := New("c1", wanted, o, clustertest.Past, Policy{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		named := slices.DeleteFunc(slices.Clone(plan.Warn), func(w string) bool { return !strings.Contains(w, "Talos v1.13") })
+		if want == "" && len(named) > 0 || want != "" && !slices.Equal(named, []string{want}) {
+			t.Errorf("%s: %q", version, plan.Warn)
+		}
+	}
+}
+
+// TestAReleaseThatNodesGoOnToRunIsNamed with the nodes that run it and that nothing is done to, whether recast's own table has
+// it, or the Image Factory had marked it when recast lock asked.
+func TestAReleaseThatNodesGoOnToRunIsNamed(t *testing.T) {
+	t.Parallel()
+	const (
+		withdrawn = "Talos v1.13.1 was withdrawn by its makers as a broken release (https://github.com/siderolabs/talos/issues/13312): set talos.version to v1.13.2 or later"
+		integers  = "Talos v1.13.3 starts no static pod of a control plane with an integer in cluster.scheduler.config (https://github.com/siderolabs/talos/issues/13473): set talos.version to v1.13.4 or later"
+		broken    = "Talos v1.13.9 was marked broken by the Image Factory: choose another version; the release notes of Talos say which one fixes it"
+	)
+	for name, c := range map[string]struct {
+		runs, wanted string
+		broken       bool
+		refused      error // on cp1
+		want         []string
+	}{
+		"withdrawn, and it stays":  {"v1.13.1", "v1.13.1", false, nil, []string{withdrawn + " (on cp1, wk1, wk2 now)"}},
+		"withdrawn, and it goes":   {"v1.13.1", "v1.13.9", false, nil, nil},
+		"withdrawn, and it comes":  {"v1.13.9", "v1.13.1", false, nil, []string{withdrawn}},
+		"one configuration breaks": {"v1.13.3", "v1.13.3", false, errors.New("integers"), []string{integers + " (on cp1 now)"}},
+		"no configuration does":    {"v1.13.3", "v1.13.3", false, nil, nil},
+		"marked, and it stays":     {"v1.13.9", "v1.13.9", true, nil, []string{broken + " (on cp1, wk1, wk2 now)"}},
+		"marked, and it comes":     {"v1.13.8", "v1.13.9", true, nil, []string{broken}},
+		"neither":                  {"v1.13.9", "v1.13.9", false, nil, nil},
+	} {
+		wanted, o := paused(nil)
+		for i := range wanted {
+			wanted[i].Build.TalosVersion, wanted[i].Build.Broken = c.wanted, c.broken
+			m := clustertest.InSync()
+			m.Disks, m.SystemDisk, m.ControlPlane, m.UUID = o.Found[i].Machine.Disks, o.Found[i].Machine.SystemDisk, o.Found[i].Machine.ControlPlane, o.Found[i].Machine.UUID
+			m.TalosVersion = c.runs
+			o.Found[i].Machine = &m
+		}
+		o.Found[0].ConfigRefused = c.refused
+		plan, err := New("c1", wanted, o, clustertest.Past, Policy{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if named := slices.DeleteFunc(slices.Clone(plan.Warn), func(w string) bool { return !strings.HasPrefix(w, "Talos v1.13") }); !slices.Equal(named, c.want) {
+			t.Errorf("%s:\n%q, want\n%q", name, named, c.want)
+		}
+	}
+}
+
+// TestOldPeers: whoever gets another system disk becomes another peer, also where only a fallback, or a rebuild, gives it
+// one; where Kubernetes is the only registry, no old peer stays.
+func TestOldPeers(t *testing.T) {
+	t.Parallel()
+	const on = "version: v1alpha1\nmachine: {network: {kubespan: {enabled: true}}}\ncluster: {discovery: {enabled: true, registries: {service: {disabled: false}}}}\n"
+	for name, tc := range map[string]struct {
+		n                NodePlan
+		config           string
+		waits, fallsBack bool
+	}{
+		"recreate":                    {NodePlan{Strategy: cluster.Recreate}, on, true, false},
+		"in place":                    {NodePlan{Strategy: cluster.InPlace}, on, false, false},
+		"in place, with a fallback":   {NodePlan{Strategy: cluster.InPlace, Previous: &cluster.Build{}}, on, false, true},
+		"new":                         {NodePlan{Strategy: cluster.Create}, on, false, false},
+		"made again in a rebuild":     {NodePlan{Strategy: cluster.Create, Rebuild: "sum"}, on, true, false},
+		"removed in a rebuild":        {NodePlan{Strategy: cluster.Remove, Rebuild: "sum"}, on, false, false},
+		"without a discovery service": {NodePlan{Strategy: cluster.Recreate}, strings.Replace(on, "disabled: false", "disabled: true", 1), false, false},
+		"without KubeSpan":            {NodePlan{Strategy: cluster.Recreate}, strings.Replace(on, "kubespan: {enabled: true}", "", 1), false, false},
+	} {
+		tc.n.Found = observe.Found{Machine: &cluster.Machine{Configs: cluster.Configs{Active: cluster.Secret(tc.config)}}}
+		p := Plan{Nodes: []NodePlan{tc.n}}
+		heedKubeSpan(&p, observe.Observation{})
+		if n := p.Nodes[0]; n.KubeSpan != tc.waits || n.FallbackKubeSpan != tc.fallsBack || len(n.Notes) > 0 != tc.waits {
+			t.Errorf("%s: waits %t, falls back %t, notes %q", name, n.KubeSpan, n.FallbackKubeSpan, n.Notes)
+		}
+	}
+}
+
+// TestNeedsEntry: the correction is in v1.11.6 and v1.12.0.
+func TestNeedsEntry(t *testing.T) {
+	t.Parallel()
+	for talos, want := range map[string]bool{
+		"v1.10.9": true, "v1.11.5": true, "v1.11.6": false, "v1.12.0-beta.1": true, "v1.12.0": false, "v1.13.0-alpha.1": false, "v1.14.1": false, "latest": true,
+	} {
+		if got := needsEntry(talos); got != want {
+			t.Errorf("%s: %t", talos, got)
+		}
+	}
+}
+
+func TestOutageIsExpectedFromThePast(t *testing.T) {
+	t.Parallel()
+	took := func(node, role string, s cluster.Strategy, seconds int) cluster.Took {
+		return cluster.Took{Node: node, Role: role, Strategy: s, OutageSeconds: seconds, WholeSeconds: seconds + 30}
+	}
+	for name, tc := range map[string]struct {
+		past          []cluster.Took
+		outage, whole int
+		from          string
+	}{
+		"nothing is known":      {nil, 240, 0, "assumed"},
+		"of it":                 {[]cluster.Took{took("wk1", cluster.Worker, cluster.Recreate, 100), took("wk2", cluster.Worker, cluster.Recreate, 500)}, 100, 130, "an earlier roll of it"},
+		"the median":            {[]cluster.Took{took("wk1", cluster.Worker, cluster.Recreate, 100), took("wk1", cluster.Worker, cluster.Recreate, 900), took("wk1", cluster.Worker, cluster.Recreate, 200)}, 200, 230, "3 earlier rolls of it"},
+		"of others of its role": {[]cluster.Took{took("wk2", cluster.Worker, cluster.Recreate, 100), took("cp1", cluster.ControlPlane, cluster.Recreate, 500), took("wk3", cluster.Worker, cluster.Recreate, 120)}, 120, 150, "2 earlier rolls of workers"},
+		"by another strategy":   {[]cluster.Took{took("wk1", cluster.Worker, cluster.InPlace, 100)}, 240, 0, "assumed"},
+		"the latest five": {[]cluster.Took{
+			took("wk1", cluster.Worker, cluster.Recreate, 1), took("wk1", cluster.Worker, cluster.Recreate, 2), took("wk1", cluster.Worker, cluster.Recreate, 3), took("wk1", cluster.Worker, cluster.Recreate, 4), took("wk1", cluster.Worker, cluster.Recreate, 5),
+			took("wk1", cluster.Worker, cluster.Recreate, 100), took("wk1", cluster.Worker, cluster.Recreate, 100), took("wk1", cluster.Worker, cluster.Recreate, 100),
+		}, 3, 33, "5 earlier rolls of it"},
+	} {
+		n := NodePlan{Node: "wk1", Role: cluster.Worker, Strategy: cluster.Recreate}
+		n.Estimate(tc.past)
+		if n.OutageSeconds != tc.outage || n.WholeSeconds != tc.whole || n.OutageFrom != tc.from {
+			t.Errorf("%s: %d, %d, %q", name, n.OutageSeconds, n.WholeSeconds, n.OutageFrom)
+		}
+	}
+}
+
+// BenchmarkNewPlan plans rolls of 100 and of 500 stale nodes: the cost of one node must not
+// grow with their number.
+func BenchmarkNewPlan(b *testing.B) {
+	for nodes, most := range map[int]uint64{100: 33_000, 500: 165_000} { // allocations of a plan
+		b.Run(fmt.Sprint(nodes), func(b *testing.B) {
+			wanted, o := observetest.LargeWorld(nodes)
+			b.ReportAllocs()
+			allocated := heap.Count()
+			for b.Loop() {
+				plan, err := New("c1", wanted, o, clustertest.Past, Policy{})
+				if err != nil || len(plan.Work()) != nodes || len(plan.Work()[0].Refused) > 0 {
+					b.Fatalf("%v: %d of %d nodes, the first refused because of %q", err, len(plan.Work()), nodes, plan.Work()[0].Refused)
+				}
+			}
+			if each := allocated() / uint64(b.N); each > most {
+				b.Errorf("%d allocations for each plan, more than %d", each, most)
+			}
+			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*nodes), "ns/node")
+		})
 	}
 }

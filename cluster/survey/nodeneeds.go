@@ -2,6 +2,7 @@ package survey
 
 import (
 	"cmp"
+	"context"
 	"fmt"
 	"maps"
 	"slices"
@@ -10,6 +11,7 @@ import (
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/cluster/planning"
+	"github.com/recast-sh/recast/cluster/rehearse"
 	"github.com/recast-sh/recast/cluster/shape"
 )
 
@@ -379,4 +381,147 @@ func (n *Needs) shape(p planning.NodePlan) {
 			n.add("/", "change what Proxmox HA has of VMs", nil, "Sys.Console")
 		}
 	}
+}
+
+// NeedsToPrune is what removing ISOs from those storages needs: everything for a run's claim,
+// and VM.Audit on every VM of the Proxmox cluster. It includes what uploads ISOs there, because
+// an entry that grants the rest at a storage overrides those above it.
+func NeedsToPrune(isoStorages, diskStorages []string) Needs {
+	var needs Needs
+	needs.common(nil)
+	needs.claim()
+	needs.isos(isoStorages)
+	for _, storage := range isoStorages {
+		needs.add("/storage/"+storage, "delete ISOs", nil, "Datastore.Allocate")
+	}
+	needs.diskImages(diskStorages)
+	for _, storage := range diskStorages {
+		needs.add("/storage/"+storage, "delete disk images", nil, "Datastore.Allocate")
+	}
+	return needs
+}
+
+// NeedsToFree is what freeing old system disks on those storages needs, and deleting the
+// parking VMs that then own nothing: both first lift the protection. Proxmox requires
+// Datastore.AllocateSpace to free a disk (qemu-server, QemuServer.pm, try_deallocate_drive).
+func NeedsToFree(storages []string, parked ...cluster.VM) Needs {
+	var needs Needs
+	needs.common(nil)
+	needs.claim()
+	needs.freeing(storages, parked)
+	needs.add("/vms", "delete parking VMs that own nothing any more", vmsAnd(parked), "VM.Allocate")
+	return needs
+}
+
+// NeedsToClear is what deleting scratch VMs of killed runs needs; they may still be running.
+func NeedsToClear(scratch ...cluster.VM) Needs {
+	var needs Needs
+	needs.add("/vms", "stop and delete scratch VMs", vmsAnd(scratch), "VM.Allocate", "VM.PowerMgmt")
+	needs.add("/vms", "lift the protection of scratch VMs", vmsAnd(scratch), "VM.Config.Options")
+	return needs
+}
+
+// vmsAnd are VMs in general, and these, which may have entries of their own.
+func vmsAnd(vms []cluster.VM) []spot {
+	spots := []spot{{path: "/vms", below: true}}
+	for _, vm := range vms {
+		spots = append(spots, spotOf(vm))
+	}
+	return spots
+}
+
+func spotOf(vm cluster.VM) spot {
+	at := spot{path: fmt.Sprintf("/vms/%d", vm.ID)}
+	if vm.Pool != "" {
+		at.or = "/pool/" + vm.Pool
+	}
+	return at
+}
+
+// freeing adds what freeing parked disks on those storages needs.
+func (n *Needs) freeing(storages []string, parked []cluster.VM) {
+	if len(storages) == 0 {
+		return
+	}
+	all := vmsAnd(parked)
+	n.add("/vms", "free old system disks", all, "VM.Config.Disk")
+	n.add("/vms", "lift the protection of parking VMs, write their records", all, "VM.Config.Options")
+	for _, storage := range storages {
+		n.add("/storage/"+storage, "free old system disks", nil, "Datastore.AllocateSpace")
+		n.add("/storage/"+storage, "see that they are gone", nil, "Datastore.Audit")
+	}
+}
+
+// NeedsToPublish is what uploading ISOs to those storages needs, and finding out for which hosts.
+func NeedsToPublish(isoStorages, diskStorages []string) Needs {
+	var needs Needs
+	needs.add("/", "read quorum, HA resources and backup jobs", nil, "Sys.Audit")
+	needs.isos(isoStorages)
+	needs.diskImages(diskStorages)
+	return needs
+}
+
+// NeedsToRehearse is what the trials of a plan need for their scratch VMs. A roll by recreate
+// also needs most of it.
+func NeedsToRehearse(p planning.Plan) Needs {
+	var needs Needs
+	for _, t := range p.Trials {
+		needs.add("/", "see the memory of the hosts", []spot{{path: "/nodes/" + t.Host}}, "Sys.Audit")
+		needs.scratch(t)
+	}
+	return needs
+}
+
+// scratchPrivileges are those for creating a scratch VM with its settings, and for using and
+// deleting it.
+var scratchPrivileges = []string{
+	"VM.Allocate", "VM.Audit", "VM.Config.CDROM", "VM.Config.CPU", "VM.Config.Disk", "VM.Config.HWType", "VM.Config.Memory", "VM.Config.Network", "VM.Config.Options", "VM.PowerMgmt",
+}
+
+func (n *Needs) scratch(t planning.Trial) {
+	const why = "try out on scratch VMs what nodes will boot"
+	at := spot{path: "/vms", below: true}
+	if pool := t.Model.Found.VM.Pool; pool != "" {
+		at.or = "/pool/" + pool
+	}
+	n.add("/vms", why, []spot{at}, scratchPrivileges...)
+	storages, config, err := rehearse.Takes(t)
+	for _, storage := range storages {
+		n.add("/storage/"+storage, "make the drives of scratch VMs", nil, "Datastore.AllocateSpace")
+		n.add("/storage/"+storage, "see the room for them", nil, "Datastore.Audit")
+	}
+	images := t.Model.Wanted.ISOStorages
+	if t.Disk != "" {
+		images = t.Model.Wanted.DiskStorages
+	}
+	for _, storage := range images {
+		n.add("/storage/"+storage, "give scratch VMs the image that they boot", nil, "Datastore.Audit")
+	}
+	if err != nil {
+		return // such a node is refused
+	}
+	for _, key := range []string{"net0", "cpu"} {
+		if v := config[key]; v != "" {
+			n.config(map[string]string{key: v})
+		}
+	}
+}
+
+// agentPrivileges let a token query guest agents: the last one before Proxmox VE 9, which has
+// none of the others.
+var agentPrivileges = []string{"VM.GuestAgent.Audit", "VM.GuestAgent.Unrestricted", "VM.Monitor"}
+
+// MayAskAgents says whether the token may query the guest agents of VMs that do not exist yet;
+// missing is what it lacks, in words.
+func MayAskAgents(ctx context.Context, access cluster.Access) (missing string, err error) {
+	has, err := access.Permissions(ctx, "/vms")
+	if err != nil {
+		return "", err
+	}
+	for _, p := range agentPrivileges {
+		if propagates := has[p]; propagates {
+			return "", nil
+		}
+	}
+	return fmt.Sprintf("%s on /vms (before Proxmox VE 9: %s)", agentPrivileges[0], agentPrivileges[len(agentPrivileges)-1]), nil
 }

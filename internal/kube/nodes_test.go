@@ -218,3 +218,92 @@ func TestPendingCertificates(t *testing.T) {
 		}
 	})
 }
+
+// TestAPIServer: each server is asked at its own address, for which its certificate
+// need not be, whether it serves; a mere answer does not count.
+func TestAPIServer(t *testing.T) {
+	t.Parallel()
+	l := newLab(t)
+	c := l.client(t, "system:masters")
+	serve := func(addr string, unready bool) netip.AddrPort {
+		who := l.who
+		who.Version, who.Unready = "v1.36.1", unready
+		listener, err := l.net.Listen(addr)
+		if err != nil {
+			t.Fatal(err)
+		}
+		served := make(chan error, 1)
+		go func() { served <- l.Serve(t.Context(), listener, who) }()
+		t.Cleanup(func() {
+			if err := <-served; err != nil {
+				t.Errorf("serve: %v", err)
+			}
+		})
+		return netip.MustParseAddrPort(addr)
+	}
+	ready := serve("127.42.7.11:6443", false)
+	unready := serve("127.42.7.12:7443", true)
+	if version, err := c.APIServer(t.Context(), ready); version != "v1.36.1" || err != nil {
+		t.Errorf("%q, %v", version, err)
+	}
+	if _, err := c.APIServer(t.Context(), unready); err == nil || err.Error() != "127.42.7.12:7443 is not ready: poststarthook/rbac/bootstrap-roles" {
+		t.Errorf("err = %v", err)
+	}
+	_, err := c.APIServer(t.Context(), netip.MustParseAddrPort("127.42.7.13:6443"))
+	if err == nil || !strings.Contains(strings.Join(fault.Hints(err), " "), "recast has to reach the API server of every control plane") {
+		t.Errorf("err = %v, hints %q", err, fault.Hints(err))
+	}
+}
+
+// TestForeignAPIServer is not trusted.
+func TestForeignAPIServer(t *testing.T) {
+	t.Parallel()
+	l, other := newLab(t), newLab(t)
+	c := connect(t, other.net, l.ca.cert, l.ca.issue(t, "admin", []string{"system:masters"}))
+	if _, err := c.APIServer(t.Context(), netip.MustParseAddrPort(apiAddr)); err == nil || !strings.Contains(err.Error(), "certificate") {
+		t.Errorf("err = %v", err)
+	}
+}
+
+func TestOtherOwners(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t)
+		c := l.client(t, "system:masters")
+		owners := func() []string {
+			t.Helper()
+			got, err := c.OtherOwners(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			return got
+		}
+		if got := owners(); len(got) != 0 {
+			t.Errorf("nothing is installed, but: %q", got)
+		}
+		talos := l.install(t, "tuppr.home-operations.com", "v1alpha1", "talosupgrades", "TalosUpgrade", false)
+		kubernetes := l.install(t, "tuppr.home-operations.com", "v1alpha1", "kubernetesupgrades", "KubernetesUpgrade", false)
+		plans := l.install(t, "upgrade.cattle.io", "v1", "plans", "Plan", true)
+		if got := owners(); len(got) != 0 {
+			t.Errorf("there is nothing to upgrade, but: %q", got)
+		}
+		version := func(of, v string) map[string]any {
+			return map[string]any{"spec": map[string]any{of: map[string]any{"version": v}}}
+		}
+		talos("", "cluster", version("talos", "v1.12.1"))
+		suspended := version("talos", "v1.12.2")
+		suspended["metadata"] = map[string]any{"annotations": map[string]any{"tuppr.home-operations.com/suspend": ""}}
+		talos("", "later", suspended)
+		kubernetes("", "kubernetes", version("kubernetes", "v1.36.0"))
+		plans("system-upgrade", "os", map[string]any{"spec": map[string]any{"upgrade": map[string]any{"image": "ghcr.io/siderolabs/Talosctl"}}})
+		plans("system-upgrade", "k3s", map[string]any{"spec": map[string]any{"upgrade": map[string]any{"image": "rancher/k3s-upgrade"}}})
+		want := []string{
+			"tuppr's TalosUpgrade cluster, which brings nodes to v1.12.1",
+			"tuppr's KubernetesUpgrade kubernetes, which brings nodes to v1.36.0",
+			"system-upgrade-controller's Plan system-upgrade/os, which mentions Talos",
+		}
+		if diff := cmp.Diff(want, owners()); diff != "" {
+			t.Errorf("owners (-want +got):\n%s", diff)
+		}
+	})
+}

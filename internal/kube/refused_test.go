@@ -10,7 +10,10 @@ import (
 	"net/http/httptest"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
+	"github.com/google/go-cmp/cmp"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/recast-sh/recast/cluster"
@@ -177,4 +180,170 @@ func TestReadsFailClosed(t *testing.T) {
 			}
 		})
 	}
+}
+
+// Everything that Kubernetes and its objects say becomes one line without escape sequences.
+func TestForeignTextIsOneLine(t *testing.T) {
+	t.Parallel()
+	quoted, err := json.Marshal("bad\x1b[31m\x1b]0;title\a\r\nfake line: \u202e\u2028\x7f")
+	if err != nil {
+		t.Fatal(err)
+	}
+	evil := string(quoted)
+	refusal := func(code, reason string) string {
+		return `{"kind":"Status","apiVersion":"v1","status":"Failure","message":` + evil + `,"reason":"` + reason + `","code":` + code + `}`
+	}
+	owners := func(c *kube.Client) (string, error) { _, err := c.OtherOwners(t.Context()); return "", err }
+	for name, c := range map[string]struct {
+		path string
+		page page
+		ask  func(*kube.Client) (string, error)
+	}{
+		"forbidden":    {"/apis/upgrade.cattle.io/v1/plans", page{403, refusal("403", "Forbidden")}, owners},
+		"unauthorized": {"/apis/upgrade.cattle.io/v1/plans", page{401, refusal("401", "Unauthorized")}, owners},
+		"broken":       {"/apis/upgrade.cattle.io/v1/plans", page{400, refusal("400", "BadRequest")}, owners},
+		"volume attachment": {
+			"/apis/storage.k8s.io/v1/volumeattachments",
+			page{200, `{"kind":"VolumeAttachmentList","apiVersion":"storage.k8s.io/v1","items":[{"metadata":{"name":"a"},"spec":{"attacher":"x","nodeName":"wk1","source":{}},"status":{"attached":true,"detachError":{"message":` + evil + `}}}]}`},
+			func(c *kube.Client) (string, error) {
+				volumes, err := c.AttachedVolumes(t.Context(), "wk1")
+				return volumes[0].Trouble, err
+			},
+		},
+		"gate": {
+			"/api/v1/nodes",
+			page{200, `{"kind":"NodeList","apiVersion":"v1","items":[{"metadata":{"name":` + evil + `,"annotations":{"note":` + evil + `}}}]}`},
+			func(c *kube.Client) (string, error) {
+				judged, err := c.Judge(t.Context(), cluster.ObjectGate{APIVersion: "v1", Kind: "Node", Expr: `metadata.annotations.note == "fine"`})
+				if err != nil {
+					return "", err
+				}
+				return judged.Failing[0].Name + ": " + judged.Failing[0].Why, nil
+			},
+		},
+		"waiting container": {
+			"/api/v1/namespaces/kube-system/pods",
+			page{200, `{"kind":"PodList","apiVersion":"v1","items":[{"metadata":{"name":"p","annotations":{"kubernetes.io/config.mirror":"x"}},"spec":{"containers":[]},"status":{"containerStatuses":[{"state":{"waiting":{"reason":"CrashLoopBackOff","message":` + evil + `}}}]}}]}`},
+			func(c *kube.Client) (string, error) {
+				pods, err := c.StaticPods(t.Context())
+				return pods[0].Why, err
+			},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			pages := finePages()
+			pages["/api/v1"] = page{200, `{"kind":"APIResourceList","apiVersion":"v1","groupVersion":"v1","resources":[{"name":"nodes","kind":"Node","verbs":["list"]}]}`}
+			pages[c.path] = c.page
+			text, err := c.ask(serve(t, pages))
+			if err != nil {
+				text = err.Error()
+			}
+			if !strings.Contains(text, "bad") || !strings.Contains(text, "fake line") || strings.ContainsAny(text, "\x1b\a\r\n\u202e\u2028\x7f") {
+				t.Errorf("%q", text)
+			}
+		})
+	}
+}
+
+// TestListThatExpires: a list whose revision etcd drops while it is read is
+// restarted, without what was read of it; not for ever.
+func TestListThatExpires(t *testing.T) {
+	t.Parallel()
+	const expired = `{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"Expired","code":410,"message":"too old"}`
+	for name, tc := range map[string]struct {
+		expires int // how often the second page does
+		want    []string
+		err     string
+	}{
+		"never":    {0, []string{"wk1", "wk2"}, ""},
+		"once":     {1, []string{"wk1", "wk2"}, ""},
+		"for ever": {99, nil, "list nodes: the list went out of date while it was read, 3 times in a row: too old"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			left := tc.expires
+			c := serveEach(t, func(r *http.Request) (page, bool) {
+				q := r.URL.Query()
+				if q.Get("limit") != "500" {
+					t.Errorf("asked for %s", r.URL)
+				}
+				node, next := "wk1", "second"
+				if q.Get("continue") != "" {
+					node, next = "wk2", ""
+					if left--; left >= 0 {
+						return page{http.StatusGone, expired}, true
+					}
+				}
+				return page{http.StatusOK, fmt.Sprintf(`{"kind":"NodeList","apiVersion":"v1","metadata":{"continue":%q},"items":[{"metadata":{"name":%q}}]}`, next, node)}, true
+			})
+			nodes, err := c.Nodes(t.Context())
+			if err != nil && (tc.err == "" || !strings.Contains(err.Error(), tc.err)) || err == nil && tc.err != "" {
+				t.Fatalf("err = %v, want %q", err, tc.err)
+			}
+			var got []string
+			for _, n := range nodes {
+				got = append(got, n.Name)
+			}
+			if diff := cmp.Diff(tc.want, got); diff != "" {
+				t.Error(diff)
+			}
+		})
+	}
+}
+
+// TestLocalDataAsksOnce: everything is listed once for all nodes, whatever storage
+// systems there are.
+func TestLocalDataAsksOnce(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		names := []string{"wk1", "wk2", "wk3"}
+		l := newLab(t, names...)
+		time.Sleep(10 * time.Second)
+		satellite := l.install(t, "piraeus.io", "v1", "linstorsatellites", "LinstorSatellite", false)
+		longhorn := l.install(t, "longhorn.io", "v1beta2", "nodes", "Node", true)
+		ceph := l.install(t, "ceph.rook.io", "v1", "cephclusters", "CephCluster", true)
+		for _, name := range names {
+			satellite("", name, map[string]any{"spec": map[string]any{"storagePools": []any{map[string]any{"name": name, "lvmPool": map[string]any{}}}}})
+			longhorn("longhorn-system", name, longhornNode(map[string]any{"d": map[string]any{"diskType": "filesystem", "path": "/var/mnt/" + name}}, nil))
+		}
+		ceph("rook-ceph", "rook-ceph", map[string]any{"spec": map[string]any{"dataDirHostPath": "/var/lib/rook"}})
+		c := l.client(t, "system:masters")
+		nodes, err := c.Nodes(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		from := len(l.calls.Calls())
+		data, err := c.LocalData(t.Context(), nodes...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		asked := map[string]int{}
+		for _, call := range l.calls.Calls()[from:] {
+			path, _, _ := strings.Cut(call.Path, "?")
+			asked[path]++
+		}
+		want := map[string]int{}
+		for _, path := range []string{
+			"/apis", "/apis/piraeus.io/v1/linstorsatellites", "/apis/longhorn.io/v1beta2/nodes", "/apis/ceph.rook.io/v1/cephclusters",
+			"/apis/apps/v1/namespaces/rook-ceph/deployments", "/api/v1/namespaces/rook-ceph/pods", "/api/v1/pods", "/api/v1/persistentvolumes",
+		} {
+			want[path] = 1
+		}
+		if diff := cmp.Diff(want, asked); diff != "" {
+			t.Errorf("asked (-want +got):\n%s", diff)
+		}
+		for _, name := range names {
+			what := []string{}
+			for _, d := range data[name] {
+				what = append(what, d.Name)
+			}
+			if diff := cmp.Diff([]string{"linstor/" + name, "longhorn/var/mnt/" + name}, what); diff != "" {
+				t.Errorf("%s (-want +got):\n%s", name, diff)
+			}
+		}
+		if one, err := c.LocalData(t.Context(), nodes[1]); err != nil || !cmp.Equal(one, map[string][]cluster.LocalData{"wk2": data["wk2"]}) {
+			t.Errorf("alone: %+v, %v", one, err)
+		}
+	})
 }
