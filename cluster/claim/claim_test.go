@@ -19,6 +19,17 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
+// bubbles checks every case as a subtest of its own, each with its own clock.
+func bubbles[C any](t *testing.T, cases map[string]C, check func(t *testing.T, c C)) {
+	t.Helper()
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) { check(t, c) })
+		})
+	}
+}
+
 func acquire(t *testing.T, c *Claim) *Held {
 	t.Helper()
 	h, err := c.Acquire(t.Context())
@@ -26,6 +37,21 @@ func acquire(t *testing.T, c *Claim) *Held {
 		t.Fatal(err)
 	}
 	return h
+}
+
+func release(t *testing.T, h *Held) {
+	t.Helper()
+	if err := h.Release(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
+
+// releaseHeld gives back a claim that is still ours.
+func releaseHeld(t *testing.T, h *Held) {
+	t.Helper()
+	if err := errors.Join(h.Check(t.Context()), h.Release(t.Context())); err != nil {
+		t.Error(err)
+	}
 }
 
 func TestClaimIsHeldAndGivenBack(t *testing.T) {
@@ -51,9 +77,7 @@ func TestClaimIsHeldAndGivenBack(t *testing.T) {
 			t.Error(err)
 		}
 		for range 2 {
-			if err := h.Release(t.Context()); err != nil {
-				t.Error(err)
-			}
+			release(t, h)
 		}
 		n := len(p.changes)
 		time.Sleep(time.Hour)
@@ -94,70 +118,57 @@ func TestClaimIsRefusedWhileItsHolderLives(t *testing.T) {
 func TestClaimOfAnEndedRun(t *testing.T) {
 	t.Parallel()
 	dead := func(h Holder) bool { return h.Host == "ci-r1" }
-	for name, tc := range map[string]struct {
+	type row struct {
 		dead func(Holder) bool
 		run  string
 		want time.Duration
-	}{
+	}
+	bubbles(t, map[string]row{
 		"a dead process of this machine": {dead, "r2", 0},
 		"an unknown holder":              {nil, "r2", 90 * time.Second},
 		"a holder on another machine":    {func(Holder) bool { return false }, "r2", 90 * time.Second},
 		"this run":                       {nil, "r1", 0},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				p := newClaimPVE(orphan(t, "r1"))
-				c := claimant(p, tc.run)
-				c.Dead = tc.dead
-				start := time.Now()
-				h := acquire(t, c)
-				if took := time.Since(start); took != tc.want {
-					t.Errorf("it took %s, want %s", took, tc.want)
-				}
-				if s := p.state(t); s.Run != tc.run || s.Beat != 5 {
-					t.Errorf("claim is %+v", s)
-				}
-				if err := errors.Join(h.Check(t.Context()), h.Release(t.Context())); err != nil {
-					t.Error(err)
-				}
-			})
-		})
-	}
+	}, func(t *testing.T, tc row) {
+		p := newClaimPVE(orphan(t, "r1"))
+		c := claimant(p, tc.run)
+		c.Dead = tc.dead
+		start := time.Now()
+		h := acquire(t, c)
+		if took := time.Since(start); took != tc.want {
+			t.Errorf("it took %s, want %s", took, tc.want)
+		}
+		if s := p.state(t); s.Run != tc.run || s.Beat != 5 {
+			t.Errorf("claim is %+v", s)
+		}
+		releaseHeld(t, h)
+	})
 }
 
 func TestClaimIsTakenByOne(t *testing.T) {
 	t.Parallel()
-	for name, vms := range map[string][]cluster.VM{"unclaimed": nil, "unchanged": {orphan(t, "r0")}} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				p := newClaimPVE(vms...)
-				p.delay = time.Second // all runs have read before the first has written
-				held, errs := make([]*Held, 5), make([]error, 5)
-				var all sync.WaitGroup
-				for i := range held {
-					all.Go(func() { held[i], errs[i] = claimant(p, fmt.Sprintf("r%d", i+1)).Acquire(t.Context()) })
-				}
-				all.Wait()
-				won := 0
-				for i, h := range held {
-					switch {
-					case h == nil && fault.KindOf(errs[i]) != fault.Claimed:
-						t.Errorf("r%d: %v", i+1, errs[i])
-					case h != nil:
-						won++
-						if err := errors.Join(h.Check(t.Context()), h.Release(t.Context())); err != nil {
-							t.Error(err)
-						}
-					}
-				}
-				if won != 1 || len(p.vms) != 0 {
-					t.Errorf("%d hold it; left: %v", won, p.vms)
-				}
-			})
-		})
-	}
+	bubbles(t, map[string][]cluster.VM{"unclaimed": nil, "unchanged": {orphan(t, "r0")}}, func(t *testing.T, vms []cluster.VM) {
+		p := newClaimPVE(vms...)
+		p.delay = time.Second // all runs have read before the first has written
+		held, errs := make([]*Held, 5), make([]error, 5)
+		var all sync.WaitGroup
+		for i := range held {
+			all.Go(func() { held[i], errs[i] = claimant(p, fmt.Sprintf("r%d", i+1)).Acquire(t.Context()) })
+		}
+		all.Wait()
+		won := 0
+		for i, h := range held {
+			switch {
+			case h == nil && fault.KindOf(errs[i]) != fault.Claimed:
+				t.Errorf("r%d: %v", i+1, errs[i])
+			case h != nil:
+				won++
+				releaseHeld(t, h)
+			}
+		}
+		if won != 1 || len(p.vms) != 0 {
+			t.Errorf("%d hold it; left: %v", won, p.vms)
+		}
+	})
 }
 
 func TestClaimLostByASlowHolder(t *testing.T) {
@@ -199,51 +210,43 @@ func TestClaimLostByASlowHolder(t *testing.T) {
 		if s := p.state(t); s.Run != "r2" || s.Beat < 30 {
 			t.Errorf("claim is %+v", s)
 		}
-		if err := fast.Release(t.Context()); err != nil {
-			t.Error(err)
-		}
+		release(t, fast)
 	})
 }
 
 func TestClaimThroughAnOutage(t *testing.T) {
 	t.Parallel()
-	for name, tc := range map[string]struct {
+	type row struct {
 		outage time.Duration
 		during string
-	}{
+	}
+	bubbles(t, map[string]row{
 		"short": {30 * time.Second, "read the claim of cluster c1: look up VM 9000: connection refused"},
 		"long":  {30 * time.Minute, "read the claim of cluster c1: look up VM 9000: connection refused"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				p := newClaimPVE()
-				var said []string
-				c := claimant(p, "r1")
-				c.Say = func(s string) { said = append(said, s) }
-				h := acquire(t, c)
-				time.Sleep(time.Minute + time.Second) // between two heartbeats
-				p.do(func() { p.down = true })
-				time.Sleep(tc.outage)
-				if err := h.Check(t.Context()); clustertest.Message(err) != tc.during {
-					t.Errorf("err = %v, want %s", err, tc.during)
-				}
-				p.do(func() { p.down = false })
-				start := time.Now()
-				err := h.Check(t.Context()) // no other run took it meanwhile
-				if waited := time.Since(start) > 0; err != nil || waited != (tc.outage > 45*time.Second) {
-					t.Errorf("right after an outage of %s: %v, after %s", tc.outage, err, time.Since(start))
-				}
-				if err := h.Release(t.Context()); err != nil {
-					t.Error(err)
-				}
-				want := "heartbeat of the claim of cluster c1: read the claim of cluster c1: look up VM 9000: connection refused; trying again"
-				if diff := cmp.Diff([]string{want}, said); diff != "" {
-					t.Error(diff)
-				}
-			})
-		})
-	}
+	}, func(t *testing.T, tc row) {
+		p := newClaimPVE()
+		var said []string
+		c := claimant(p, "r1")
+		c.Say = func(s string) { said = append(said, s) }
+		h := acquire(t, c)
+		time.Sleep(time.Minute + time.Second) // between two heartbeats
+		p.do(func() { p.down = true })
+		time.Sleep(tc.outage)
+		if err := h.Check(t.Context()); clustertest.Message(err) != tc.during {
+			t.Errorf("err = %v, want %s", err, tc.during)
+		}
+		p.do(func() { p.down = false })
+		start := time.Now()
+		err := h.Check(t.Context()) // no other run took it meanwhile
+		if waited := time.Since(start) > 0; err != nil || waited != (tc.outage > 45*time.Second) {
+			t.Errorf("right after an outage of %s: %v, after %s", tc.outage, err, time.Since(start))
+		}
+		release(t, h)
+		want := "heartbeat of the claim of cluster c1: read the claim of cluster c1: look up VM 9000: connection refused; trying again"
+		if diff := cmp.Diff([]string{want}, said); diff != "" {
+			t.Error(diff)
+		}
+	})
 }
 
 func TestClaimSurvivesLostAnswers(t *testing.T) {
@@ -268,40 +271,36 @@ func TestClaimSurvivesLostAnswers(t *testing.T) {
 
 func TestClaimBeingCreated(t *testing.T) {
 	t.Parallel()
-	for name, tc := range map[string]struct {
+	type row struct {
 		after time.Duration // until the creation is over; 0: never
 		kind  fault.Kind
 		want  string
-	}{
+	}
+	bubbles(t, map[string]row{
 		"in a moment": {2 * time.Second, fault.Claimed, `take the claim of cluster c1: held by run r1 (pid 7 on ci-r1) since 2000-01-01T00:00:10Z, which is alive (VM 9000 "recast-claim" on pve1)`},
 		"never":       {0, fault.Refused, `take the claim of cluster c1: VM 9000 "" on pve1 is locked by its creation (create), and nothing else is known of it`},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				half := cluster.VM{ID: 9000, Host: "pve1", Lock: "create", Config: map[string]string{"lock": "create"}}
-				p := newClaimPVE(half)
-				if _, found, err := Peek([]cluster.VM{half}, "c1", 9000); found || err != nil {
-					t.Errorf("peeked: %t, %v", found, err)
-				}
-				if tc.after > 0 {
-					whole := orphan(t, "r1")
-					time.AfterFunc(tc.after, func() { p.do(func() { p.vms[9000] = whole }) })
-					time.AfterFunc(10*time.Second, func() {
-						next, _ := claimant(nil, "r1").mine(5).Description()
-						vm, _ := p.VM(t.Context(), 9000)
-						if err := p.SetConfig(t.Context(), vm, map[string]string{"description": next}, nil); err != nil {
-							t.Error(err)
-						}
-					})
-				}
-				_, err := claimant(p, "r2").Acquire(t.Context())
-				if clustertest.Message(err) != tc.want || fault.KindOf(err) != tc.kind {
-					t.Errorf("err = %v, want %s", err, tc.want)
+	}, func(t *testing.T, tc row) {
+		half := cluster.VM{ID: 9000, Host: "pve1", Lock: "create", Config: map[string]string{"lock": "create"}}
+		p := newClaimPVE(half)
+		if _, found, err := Peek([]cluster.VM{half}, "c1", 9000); found || err != nil {
+			t.Errorf("peeked: %t, %v", found, err)
+		}
+		if tc.after > 0 {
+			whole := orphan(t, "r1")
+			time.AfterFunc(tc.after, func() { p.do(func() { p.vms[9000] = whole }) })
+			time.AfterFunc(10*time.Second, func() {
+				next, _ := claimant(nil, "r1").mine(5).Description()
+				vm, _ := p.VM(t.Context(), 9000)
+				if err := p.SetConfig(t.Context(), vm, map[string]string{"description": next}, nil); err != nil {
+					t.Error(err)
 				}
 			})
-		})
-	}
+		}
+		_, err := claimant(p, "r2").Acquire(t.Context())
+		if clustertest.Message(err) != tc.want || fault.KindOf(err) != tc.kind {
+			t.Errorf("err = %v, want %s", err, tc.want)
+		}
+	})
 }
 
 // TestDeletion: a claim that can't be read is to be deleted only if its VM has nothing, and once nobody holds it.

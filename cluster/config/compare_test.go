@@ -21,6 +21,13 @@ func parse(t *testing.T, text string) config.Documents {
 	return docs
 }
 
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
 // TestEqual: configurations that Talos reads as the same are equal, and have the same hash.
 func TestEqual(t *testing.T) {
 	t.Parallel()
@@ -342,9 +349,7 @@ func TestRedactedOfGenerated(t *testing.T) {
 			b := bundle(t, version)
 			text := encoded(t, generated(t, version, kind, b), encoder.CommentsAll)
 			shown, err := config.Redacted([]byte(text))
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			for _, secret := range secretsOf(t, b) {
 				if strings.Contains(string(shown), secret) {
 					t.Errorf("%s of %s shows %s", kind, version, secret)

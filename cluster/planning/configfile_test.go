@@ -97,7 +97,7 @@ func TestPlanShowsTheFile(t *testing.T) {
 	asked := func(s cluster.Strategy) func(w []cluster.Wanted) {
 		return func(w []cluster.Wanted) { w[1].Strategy = s }
 	}
-	for name, tc := range map[string]struct {
+	type row struct {
 		runs, file string
 		wanted     func(w []cluster.Wanted)
 		edit       func(*observe.Found)
@@ -105,7 +105,8 @@ func TestPlanShowsTheFile(t *testing.T) {
 		changes    []config.Change
 		note       string
 		refused    string
-	}{
+	}
+	each(t, map[string]row{
 		"no file":  {runs: hasToken},
 		"the same": {runs: hasToken, file: "# from git\n" + hasToken, applied: true},
 		"recreate": {runs: hasToken, file: hasOther, applied: true, changes: changes},
@@ -127,40 +128,34 @@ func TestPlanShowsTheFile(t *testing.T) {
 			m.UUID, m.SystemDisk, m.Disks = f.Machine.UUID, f.Machine.SystemDisk, f.Machine.Disks
 			f.Machine = &m
 		}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			wanted, o := paused(nil)
-			if tc.wanted != nil {
-				tc.wanted(wanted)
+	}, func(t *testing.T, tc row) {
+		wanted, o := paused(nil)
+		if tc.wanted != nil {
+			tc.wanted(wanted)
+		}
+		filed(t, tc.runs, tc.file, tc.edit)(wanted, &o)
+		plan := planned(t, wanted, o, Policy{Only: []string{"wk1"}})
+		n := plan.Nodes[0]
+		var shown cluster.ConfigFile
+		if n.ConfigFile != nil {
+			shown = *n.ConfigFile
+		}
+		if diff := cmp.Diff(tc.changes, shown.Changes); diff != "" || shown.Applied != tc.applied {
+			t.Errorf("applied %t, (-want +got):\n%s", shown.Applied, diff)
+		}
+		if tc.applied && (len(shown.Hash) != 64 || shown.Runs != cluster.ConfigSum([]byte(tc.runs))) {
+			t.Errorf("the plan is bound to %q and %q", shown.Hash, shown.Runs)
+		}
+		for _, text := range []struct {
+			what, want string
+			got        []string
+		}{{"notes", tc.note, n.Notes}, {"refusals", tc.refused, n.Refused}} {
+			all := strings.Join(text.got, "\n")
+			if !strings.Contains(all, text.want) || text.want == "" && strings.Contains(all, "machineConfigs") {
+				t.Errorf("%s: %q, want %q", text.what, all, text.want)
 			}
-			filed(t, tc.runs, tc.file, tc.edit)(wanted, &o)
-			plan, err := New("c1", wanted, o, clustertest.Past, Policy{Only: []string{"wk1"}})
-			if err != nil {
-				t.Fatal(err)
-			}
-			n := plan.Nodes[0]
-			var shown cluster.ConfigFile
-			if n.ConfigFile != nil {
-				shown = *n.ConfigFile
-			}
-			if diff := cmp.Diff(tc.changes, shown.Changes); diff != "" || shown.Applied != tc.applied {
-				t.Errorf("applied %t, (-want +got):\n%s", shown.Applied, diff)
-			}
-			if tc.applied && (len(shown.Hash) != 64 || shown.Runs != cluster.ConfigSum([]byte(tc.runs))) {
-				t.Errorf("the plan is bound to %q and %q", shown.Hash, shown.Runs)
-			}
-			for _, text := range []struct {
-				what, want string
-				got        []string
-			}{{"notes", tc.note, n.Notes}, {"refusals", tc.refused, n.Refused}} {
-				all := strings.Join(text.got, "\n")
-				if !strings.Contains(all, text.want) || text.want == "" && strings.Contains(all, "machineConfigs") {
-					t.Errorf("%s: %q, want %q", text.what, all, text.want)
-				}
-			}
-		})
-	}
+		}
+	})
 }
 
 // TestSavedPlanIsBoundToTheFile: another file, another configuration on the node, and a new
@@ -216,12 +211,13 @@ func TestTheFileOfAMachineWithoutConfiguration(t *testing.T) {
 	absent := func(f *observe.Found) {
 		f.Absent, f.Machine, f.VM, f.Node = &observe.Absent{Host: "pve1"}, nil, nil, nil
 	}
-	for name, tc := range map[string]struct {
+	type row struct {
 		found         func(*observe.Found)
 		shows, first  bool // cp1 shows its configuration; the cluster begins with it
 		file          string
 		refused, note string
-	}{
+	}
+	each(t, map[string]row{
 		"reset":                             {found: blank, shows: true, file: ours},
 		"reset, of another cluster":         {found: blank, shows: true, file: foreign, refused: notEqual},
 		"reset, of another role":            {found: blank, shows: true, file: "machine: {type: controlplane}", refused: "makes it a control-plane, and it is a worker: is it the file of another node?"},
@@ -235,33 +231,30 @@ func TestTheFileOfAMachineWithoutConfiguration(t *testing.T) {
 		"the first, of another cluster":     {found: absent, first: true, file: strings.Replace(foreign, "worker", "controlplane", 1), refused: notTrusted},
 		"the first, beside workers":         {found: absent, first: true, shows: true, file: strings.Replace(ours, "worker", "controlplane", 1)},
 		"the first, beside others' workers": {found: absent, first: true, shows: true, file: strings.Replace(foreign, "worker", "controlplane", 1), refused: notEqual},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			wanted, o := paused(nil)
-			for i := range o.Found {
-				m := *o.Found[i].Machine
-				if m.Configs = (cluster.Configs{}); tc.shows && o.Found[i].Name == "cp1" {
-					m.Configs.Stored, m.Configs.Active = cluster.Secret("machine: {type: controlplane}"), cluster.Secret("machine: {type: controlplane}")
-				}
-				o.Found[i].Machine = &m
+	}, func(t *testing.T, tc row) {
+		wanted, o := paused(nil)
+		for i := range o.Found {
+			m := *o.Found[i].Machine
+			if m.Configs = (cluster.Configs{}); tc.shows && o.Found[i].Name == "cp1" {
+				m.Configs.Stored, m.Configs.Active = cluster.Secret("machine: {type: controlplane}"), cluster.Secret("machine: {type: controlplane}")
 			}
-			src := observe.Sources{Maintenance: patchesNothing{}, MachineConfig: fileOf("wk1", tc.file)}
-			if tc.first {
-				o.First, src.First = "wk1", "wk1"
-			}
-			tc.found(&o.Found[1])
-			observe.ObserveFiles(t.Context(), src, wanted, o.Found)
-			n := ForNode(wanted[1], o.Found[1], o, clustertest.Past, Policy{})
-			refused, notes := strings.Join(n.Refused, "\n"), strings.Join(n.Notes, "\n")
-			if !strings.Contains(refused, tc.refused) || tc.refused == "" && strings.Contains(refused, "machineConfigs") {
-				t.Errorf("refused %q, want %q", refused, tc.refused)
-			}
-			if !strings.Contains(notes, tc.note) || tc.note == "" && tc.refused == "" && strings.Contains(notes, "machineConfigs") {
-				t.Errorf("notes %q, want %q", notes, tc.note)
-			}
-		})
-	}
+			o.Found[i].Machine = &m
+		}
+		src := observe.Sources{Maintenance: patchesNothing{}, MachineConfig: fileOf("wk1", tc.file)}
+		if tc.first {
+			o.First, src.First = "wk1", "wk1"
+		}
+		tc.found(&o.Found[1])
+		observe.ObserveFiles(t.Context(), src, wanted, o.Found)
+		n := ForNode(wanted[1], o.Found[1], o, clustertest.Past, Policy{})
+		refused, notes := strings.Join(n.Refused, "\n"), strings.Join(n.Notes, "\n")
+		if !strings.Contains(refused, tc.refused) || tc.refused == "" && strings.Contains(refused, "machineConfigs") {
+			t.Errorf("refused %q, want %q", refused, tc.refused)
+		}
+		if !strings.Contains(notes, tc.note) || tc.note == "" && tc.refused == "" && strings.Contains(notes, "machineConfigs") {
+			t.Errorf("notes %q, want %q", notes, tc.note)
+		}
+	})
 }
 
 // TestAFileWithNoWayOut: what a file brings, and no later roll could take back, is refused unless the node has it already.
@@ -276,11 +269,12 @@ func TestAFileWithNoWayOut(t *testing.T) {
 		return "---\nkind: UserVolumeConfig\nname: data\nprovisioning: {diskSelector: {match: " + match + "}}\n"
 	}
 	toState := cluster.Encryption{Volume: "u-data", Keys: []string{"nodeID"}, LockToState: true}
-	for name, tc := range map[string]struct {
+	type row struct {
 		runs, adds string
 		want       string
 		seals, has cluster.Encryption
-	}{
+	}
+	each(t, map[string]row{
 		"a key locked to STATE":         {adds: volume("'!system_disk'"), seals: toState, want: locked},
 		"one that goes with STATE":      {adds: volume("system_disk"), seals: toState},
 		"a key that is not locked":      {adds: volume("'!system_disk'"), seals: cluster.Encryption{Volume: "u-data", Keys: []string{"nodeID"}}},
@@ -289,35 +283,32 @@ func TestAFileWithNoWayOut(t *testing.T) {
 		"Omni":                          {adds: "---\nkind: SideroLinkConfig\napiVersion: v1alpha1\n", want: omni},
 		"Omni already":                  {runs: "---\nkind: SideroLinkConfig\n", adds: "---\nkind: SideroLinkConfig\napiVersion: v1alpha1\n"},
 		"an argument of Omni, for GRUB": {adds: "argument", want: "adds the kernel argument siderolink.api, with which the node could neither be recreated nor reimaged"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			n := NodePlan{Strategy: cluster.ApplyConfig, Found: observe.Found{VM: &cluster.VM{Config: map[string]string{}}}}
-			m := clustertest.InSync()
-			m.SystemDisk, m.Configs.Active = "sda", cluster.Secret("machine: {type: worker}\n"+tc.runs)
-			if tc.has.Volume != "" {
-				m.Encryption = []cluster.Encryption{tc.has}
-			}
-			n.Found.Machine = &m
-			text := "machine: {type: worker}\n" + tc.adds
-			if tc.adds == "argument" {
-				text = "machine: {type: worker, install: {extraKernelArgs: ['siderolink.api=grpc://x']}}\n"
-			}
-			was, errWas := config.Parse(m.Configs.Active)
-			is, errIs := config.Parse([]byte(text))
-			if errWas != nil || errIs != nil {
-				t.Fatal(errWas, errIs)
-			}
-			file := cluster.FoundFile{ConfigFile: cluster.ConfigFile{Changes: config.Compare(was, is)}, Omni: is.Has(cluster.OmniDocument)}
-			if tc.seals.Volume != "" {
-				file.Encryption = []cluster.Encryption{tc.seals}
-			}
-			got := strings.Join(n.refusedConfig(file), "\n")
-			if !strings.Contains(got, tc.want) || tc.want == "" && got != "" {
-				t.Errorf("refused %q, want %q", got, tc.want)
-			}
-		})
-	}
+	}, func(t *testing.T, tc row) {
+		n := NodePlan{Strategy: cluster.ApplyConfig, Found: observe.Found{VM: &cluster.VM{Config: map[string]string{}}}}
+		m := clustertest.InSync()
+		m.SystemDisk, m.Configs.Active = "sda", cluster.Secret("machine: {type: worker}\n"+tc.runs)
+		if tc.has.Volume != "" {
+			m.Encryption = []cluster.Encryption{tc.has}
+		}
+		n.Found.Machine = &m
+		text := "machine: {type: worker}\n" + tc.adds
+		if tc.adds == "argument" {
+			text = "machine: {type: worker, install: {extraKernelArgs: ['siderolink.api=grpc://x']}}\n"
+		}
+		was, errWas := config.Parse(m.Configs.Active)
+		is, errIs := config.Parse([]byte(text))
+		if errWas != nil || errIs != nil {
+			t.Fatal(errWas, errIs)
+		}
+		file := cluster.FoundFile{ConfigFile: cluster.ConfigFile{Changes: config.Compare(was, is)}, Omni: is.Has(cluster.OmniDocument)}
+		if tc.seals.Volume != "" {
+			file.Encryption = []cluster.Encryption{tc.seals}
+		}
+		got := strings.Join(n.refusedConfig(file), "\n")
+		if !strings.Contains(got, tc.want) || tc.want == "" && got != "" {
+			t.Errorf("refused %q, want %q", got, tc.want)
+		}
+	})
 }
 
 // selects is one selector, and what the plan says of what it finds.

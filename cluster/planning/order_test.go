@@ -35,11 +35,12 @@ func onHosts(hosts string, role string, outage time.Duration) []NodePlan {
 
 func TestSpread(t *testing.T) {
 	t.Parallel()
-	for name, tc := range map[string]struct {
+	type row struct {
 		hosts          string
 		limit, perHost int
 		want           string
-	}{
+	}
+	each(t, map[string]row{
 		"one host":                       {"a a a", 2, 1, "n1 n2 n3"},
 		"turn by turn":                   {"a a b b", 2, 1, "n1 n3 n2 n4"},
 		"turn by turn, one at a time":    {"a a b b", 1, 1, "n1 n3 n2 n4"},
@@ -48,18 +49,15 @@ func TestSpread(t *testing.T) {
 		"two of a host at a time":        {"a a a a b b", 3, 2, "n1 n5 n2 n6 n3 n4"},
 		"what shares a holder":           {"a+9200 b+9200 c d", 2, 1, "n1 n3 n2 n4"},
 		"none":                           {"", 2, 1, ""},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			var got []string
-			for _, n := range spread(onHosts(tc.hosts, cluster.Worker, time.Minute), tc.limit, tc.perHost) {
-				got = append(got, n.Node)
-			}
-			if s := strings.Join(got, " "); s != tc.want {
-				t.Errorf("%q, want %q", s, tc.want)
-			}
-		})
-	}
+	}, func(t *testing.T, tc row) {
+		var got []string
+		for _, n := range spread(onHosts(tc.hosts, cluster.Worker, time.Minute), tc.limit, tc.perHost) {
+			got = append(got, n.Node)
+		}
+		if s := strings.Join(got, " "); s != tc.want {
+			t.Errorf("%q, want %q", s, tc.want)
+		}
+	})
 }
 
 func TestEstimate(t *testing.T) {
@@ -67,12 +65,13 @@ func TestEstimate(t *testing.T) {
 	workers := func(hosts string) []NodePlan { return onHosts(hosts, cluster.Worker, 4*time.Minute) }
 	controls := func(hosts string) []NodePlan { return onHosts(hosts, cluster.ControlPlane, 2*time.Minute) }
 	three := make([]cluster.Endpoint, 3)
-	for name, tc := range map[string]struct {
+	type row struct {
 		nodes  []NodePlan
 		plan   Plan
 		policy Policy
 		want   time.Duration
-	}{
+	}
+	each(t, map[string]row{
 		"nothing":                      {nil, Plan{}, Policy{}, 0},
 		"one after the other":          {workers("a b"), Plan{}, Policy{}, 8 * time.Minute},
 		"two at a time":                {workers("a b c"), Plan{MaxUnavailable: 2}, Policy{}, 8 * time.Minute},
@@ -84,18 +83,15 @@ func TestEstimate(t *testing.T) {
 		"the API would be away":        {append(controls("a b"), workers("c d")...), Plan{WorkersBeside: true, MaxUnavailable: 2, ControlPlanes: three[:2]}, Policy{}, 8 * time.Minute},
 		"a holder is shared":           {workers("a+9200 b+9200"), Plan{MaxUnavailable: 2}, Policy{}, 8 * time.Minute},
 		"the canary is waited for":     {workers("a b c"), Plan{MaxUnavailable: 2}, Policy{Canary: true}, 8 * time.Minute},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			p := tc.plan
-			p.Nodes = tc.nodes
-			p.Order(tc.policy)
-			p.Arrange()
-			if got := p.Estimate(); got != tc.want {
-				t.Errorf("%s, want %s; batches %+v", got, tc.want, p.Batches)
-			}
-		})
-	}
+	}, func(t *testing.T, tc row) {
+		p := tc.plan
+		p.Nodes = tc.nodes
+		p.Order(tc.policy)
+		p.Arrange()
+		if got := p.Estimate(); got != tc.want {
+			t.Errorf("%s, want %s; batches %+v", got, tc.want, p.Batches)
+		}
+	})
 }
 
 func TestBatches(t *testing.T) {
@@ -226,13 +222,14 @@ func TestOwnPodRefuses(t *testing.T) {
 		}
 		return n
 	}
-	for name, c := range map[string]struct {
+	type row struct {
 		node   NodePlan
 		planes int
 		own    observe.OwnPod
 		dark   error
 		want   string // a part of the refusal; "": none
-	}{
+	}
+	each(t, map[string]row{
 		"a single control plane":           {plane(nil), 1, observe.OwnPod{Node: "wk1"}, nil, "recast runs as a pod of this cluster, on wk1"},
 		"the one that it is on":            {plane(nil), 1, observe.OwnPod{Node: "cp1"}, nil, "recast runs as a pod of this cluster, on cp1"},
 		"one of two":                       {plane(nil), 2, observe.OwnPod{Node: "wk1"}, nil, "without it the Kubernetes API is down"},
@@ -250,17 +247,14 @@ func TestOwnPodRefuses(t *testing.T) {
 		"not known, of a broken cluster":   {plane(func(n *NodePlan) { n.Strategy, n.Rebuild = cluster.Remove, "sum" }), 1, unknown, nil, "is not known"},
 		"not known, and nothing goes":      {plane(func(n *NodePlan) { n.Strategy = "" }), 3, unknown, nil, ""},
 		"not known, and it gets its files": {plane(func(n *NodePlan) { n.Strategy = cluster.InstallReset }), 3, unknown, nil, ""},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			p := Plan{Nodes: []NodePlan{c.node}, ControlPlanes: make([]cluster.Endpoint, c.planes)}
-			heedOwnPod(&p, observe.Observation{OwnPod: c.own, Dark: c.dark})
-			refused := strings.Join(p.Nodes[0].Refused, "; ")
-			if (refused != "") != (c.want != "") || !strings.Contains(refused, c.want) {
-				t.Errorf("refused %q, want %q", refused, c.want)
-			}
-		})
-	}
+	}, func(t *testing.T, c row) {
+		p := Plan{Nodes: []NodePlan{c.node}, ControlPlanes: make([]cluster.Endpoint, c.planes)}
+		heedOwnPod(&p, observe.Observation{OwnPod: c.own, Dark: c.dark})
+		refused := strings.Join(p.Nodes[0].Refused, "; ")
+		if (refused != "") != (c.want != "") || !strings.Contains(refused, c.want) {
+			t.Errorf("refused %q, want %q", refused, c.want)
+		}
+	})
 }
 
 // TestSavedPlanOfAnotherPod: a saved plan keeps its order, wherever recast runs when it is carried out.
@@ -330,10 +324,7 @@ func TestNodesByLabel(t *testing.T) {
 func TestPausedNodesStay(t *testing.T) {
 	t.Parallel()
 	wanted, o := paused(map[string]string{"wk1": "a disk is being replaced"})
-	plan, err := New("c1", wanted, o, clustertest.Past, Policy{Canary: true, Exclude: []string{"cp1"}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	plan := planned(t, wanted, o, Policy{Canary: true, Exclude: []string{"cp1"}})
 	if work := plan.Work(); len(work) != 1 || work[0].Node != "wk2" || len(plan.Batches) != 1 {
 		t.Errorf("%+v", work)
 	}
@@ -412,10 +403,11 @@ func TestTakePulse(t *testing.T) {
 	at := func(n byte) netip.Addr { return netip.AddrFrom4([4]byte{10, 0, 0, n}) }
 	plan := Plan{ControlPlanes: []cluster.Endpoint{{Node: "cp1", Addr: at(1)}, {Node: "cp2", Addr: at(2)}, {Node: "cp3", Addr: at(3)}, {Node: "cp4", Addr: at(4)}}}
 	members := []cluster.EtcdMember{{ID: 1, Name: "cp1"}, {ID: 2, Name: "cp2"}, {ID: 3, Name: "cp3"}, {ID: 4, Name: "cp4"}}
-	cases := map[string]struct {
+	type row struct {
 		of   bedside
 		want Pulse
-	}{
+	}
+	cases := map[string]row{
 		"no answer": {bedside{}, Pulse{}},
 		"all is well": {
 			bedside{nodes: []cluster.KubeNode{{Name: "cp1", Ready: true}}, members: members[:1], status: map[netip.Addr]cluster.EtcdStatus{at(1): {MemberID: 1, Leader: 1}}},
@@ -430,16 +422,13 @@ func TestTakePulse(t *testing.T) {
 			Pulse{Kubernetes: true, Nodes: 3, NotReady: []string{"wk1", "wk2"}, Etcd: true, Members: 4, Unwell: []string{"cp2", "cp3", "cp4"}},
 		},
 	}
-	for name, c := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			got := plan.TakePulse(t.Context(), c.of, c.of)
-			if diff := cmp.Diff(c.want, got); diff != "" {
-				t.Errorf("pulse (-want +got):\n%s", diff)
-			}
-			if got.Ready()+len(got.NotReady) != got.Nodes || got.Well()+len(got.Unwell) != got.Members {
-				t.Errorf("%d Ready, %d well", got.Ready(), got.Well())
-			}
-		})
-	}
+	each(t, cases, func(t *testing.T, c row) {
+		got := plan.TakePulse(t.Context(), c.of, c.of)
+		if diff := cmp.Diff(c.want, got); diff != "" {
+			t.Errorf("pulse (-want +got):\n%s", diff)
+		}
+		if got.Ready()+len(got.NotReady) != got.Nodes || got.Well()+len(got.Unwell) != got.Members {
+			t.Errorf("%d Ready, %d well", got.Ready(), got.Well())
+		}
+	})
 }

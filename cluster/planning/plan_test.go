@@ -19,6 +19,27 @@ import (
 	"github.com/recast-sh/recast/internal/heap"
 )
 
+// planned is the plan of a roll that makes sense.
+func planned(t *testing.T, wanted []cluster.Wanted, o observe.Observation, p Policy) Plan {
+	t.Helper()
+	plan, err := New("c1", wanted, o, clustertest.Past, p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return plan
+}
+
+// each checks every case as a subtest of its own.
+func each[C any](t *testing.T, cases map[string]C, check func(t *testing.T, c C)) {
+	t.Helper()
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			check(t, c)
+		})
+	}
+}
+
 func TestPlanFailsOnAnUnknownNode(t *testing.T) {
 	t.Parallel()
 	wanted, o := observetest.World()
@@ -42,55 +63,47 @@ func TestPlanNeedsEveryAnswer(t *testing.T) {
 
 func TestPlanOrder(t *testing.T) {
 	t.Parallel()
-	for name, tc := range map[string]struct {
+	type row struct {
 		policy Policy
 		open   string
 		want   string
-	}{
+	}
+	each(t, map[string]row{
 		"control planes first":      {Policy{}, "", "cp1 wk1 wk2"},
 		"workers first":             {Policy{WorkersFirst: true}, "", "wk1 wk2 cp1"},
 		"unfinished before all":     {Policy{}, "wk2", "wk2 cp1 wk1"},
 		"only":                      {Policy{Only: []string{"wk2"}}, "", "wk2"},
 		"exclude":                   {Policy{Exclude: []string{"cp1"}}, "", "wk1 wk2"},
 		"unfinished cannot be left": {Policy{Only: []string{"wk1"}}, "wk2", "wk2 wk1"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			wanted, o := observetest.World()
-			for i := range o.Found {
-				if o.Found[i].Name == tc.open {
-					packed, err := parking.Memory{}.Pack()
-					if err != nil {
-						t.Fatal(err)
-					}
-					o.Found[i].Parking = &parking.Parking{VM: cluster.VM{ID: 9090}, Record: parking.Record{Run: "r1", Open: true, Build: "b1", Memory: packed}}
+	}, func(t *testing.T, tc row) {
+		wanted, o := observetest.World()
+		for i := range o.Found {
+			if o.Found[i].Name == tc.open {
+				packed, err := parking.Memory{}.Pack()
+				if err != nil {
+					t.Fatal(err)
 				}
+				o.Found[i].Parking = &parking.Parking{VM: cluster.VM{ID: 9090}, Record: parking.Record{Run: "r1", Open: true, Build: "b1", Memory: packed}}
 			}
-			plan, err := New("c1", wanted, o, clustertest.Past, tc.policy)
-			if err != nil {
-				t.Fatal(err)
-			}
-			var got []string
-			for _, n := range plan.Nodes {
-				got = append(got, n.Node)
-			}
-			if s := strings.Join(got, " "); s != tc.want {
-				t.Errorf("order %q, want %q", s, tc.want)
-			}
-			if (plan.Run == "r1") != (tc.open != "") {
-				t.Errorf("continues run %q", plan.Run)
-			}
-		})
-	}
+		}
+		plan := planned(t, wanted, o, tc.policy)
+		var got []string
+		for _, n := range plan.Nodes {
+			got = append(got, n.Node)
+		}
+		if s := strings.Join(got, " "); s != tc.want {
+			t.Errorf("order %q, want %q", s, tc.want)
+		}
+		if (plan.Run == "r1") != (tc.open != "") {
+			t.Errorf("continues run %q", plan.Run)
+		}
+	})
 }
 
 func TestPlanRecreatesTheStaleWorker(t *testing.T) {
 	t.Parallel()
 	wanted, o := observetest.World()
-	plan, err := New("c1", wanted, o, clustertest.Past, Policy{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	plan := planned(t, wanted, o, Policy{})
 	work := plan.Work()
 	if len(work) != 1 || work[0].Node != "wk1" || work[0].Strategy != cluster.Recreate || len(work[0].Refused) > 0 {
 		t.Fatalf("%+v", work)
@@ -113,37 +126,35 @@ func TestPlanRefusesWhileNodesAreDown(t *testing.T) {
 	resumed := node("wk4", cluster.Recreate)
 	resumed.Resume = true
 	o := observe.Observation{Nodes: []cluster.KubeNode{{Name: "wk1", Ready: true}, {Name: "wk3"}, {Name: "wk2"}, {Name: "gpu1"}}}
-	for name, tc := range map[string]struct {
+	type row struct {
 		nodes []NodePlan
 		want  map[string]string // the nodes that are refused, and who is down
 		warn  int
-	}{
+	}
+	each(t, map[string]row{
 		"two are down":                     {[]NodePlan{node("wk1", cluster.Recreate)}, map[string]string{"wk1": "wk2, wk3"}, 1},
 		"they come first":                  {[]NodePlan{node("wk2", cluster.Recreate), node("wk3", cluster.Reimage), node("wk1", cluster.InPlace)}, map[string]string{"wk2": "wk3"}, 1},
 		"one that is finished is out":      {[]NodePlan{resumed}, nil, 1},
 		"to give up takes none out":        {[]NodePlan{node("wk1", cluster.PutBack)}, nil, 1},
 		"a reset machine takes none out":   {[]NodePlan{node("wk1", cluster.InstallReset)}, nil, 1},
 		"where nothing is to do, all rest": {[]NodePlan{node("wk1", "")}, nil, 0},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			p := Plan{Nodes: slices.Clone(tc.nodes), Heed: Heed{Known: []string{"wk1", "wk2", "wk3", "wk4"}}}
-			p.AwaitOthers(o)
-			var got map[string]string
-			for _, n := range p.Nodes {
-				for _, r := range n.Refused {
-					down, _, _ := strings.Cut(strings.TrimPrefix(r, OthersDown), ": ")
-					if got == nil {
-						got = map[string]string{}
-					}
-					got[n.Node] = down
+	}, func(t *testing.T, tc row) {
+		p := Plan{Nodes: slices.Clone(tc.nodes), Heed: Heed{Known: []string{"wk1", "wk2", "wk3", "wk4"}}}
+		p.AwaitOthers(o)
+		var got map[string]string
+		for _, n := range p.Nodes {
+			for _, r := range n.Refused {
+				down, _, _ := strings.Cut(strings.TrimPrefix(r, OthersDown), ": ")
+				if got == nil {
+					got = map[string]string{}
 				}
+				got[n.Node] = down
 			}
-			if diff := cmp.Diff(tc.want, got); diff != "" || len(p.Warn) != tc.warn {
-				t.Errorf("refused (-want +got):\n%s\nwarnings %q", diff, p.Warn)
-			}
-		})
-	}
+		}
+		if diff := cmp.Diff(tc.want, got); diff != "" || len(p.Warn) != tc.warn {
+			t.Errorf("refused (-want +got):\n%s\nwarnings %q", diff, p.Warn)
+		}
+	})
 }
 
 // A host that does not answer stops only what depends on its VMs.
@@ -153,12 +164,13 @@ func TestPlanWhileAHostIsAway(t *testing.T) {
 		down = "Proxmox host pve2 is offline, so VM 300 can't be read"
 		used = down + ": whether one of them uses scsi0 (fast:vm-9002-disk-0), scsi1 (fast:vm-9002-disk-1) too, on a storage that is not known to be local, can't be determined: bring pve2 back first"
 	)
-	cases := map[string]struct {
+	type row struct {
 		change   func(w []cluster.Wanted, o *observe.Observation)
 		strategy cluster.Strategy
 		want     []string
 		notes    string
-	}{
+	}
+	cases := map[string]row{
 		"local storage":  {change: func([]cluster.Wanted, *observe.Observation) {}, strategy: cluster.Recreate},
 		"shared storage": {change: func(_ []cluster.Wanted, o *observe.Observation) { o.Storages[0].Shared = true }, strategy: cluster.Recreate, want: []string{used}},
 		"shared storage, in place": {
@@ -172,29 +184,23 @@ func TestPlanWhileAHostIsAway(t *testing.T) {
 			want: []string{"Proxmox host pve2 is offline: VM 300 may be a parking VM with an unfinished replacement of this node: bring pve2 back first"},
 		},
 	}
-	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			wanted, o := observetest.World()
-			o.Away = &cluster.HostsAway{Hosts: []cluster.AwayHost{{Name: "pve2", Why: "is offline"}}, VMs: []cluster.VM{{ID: 300, Host: "pve2"}}}
-			tc.change(wanted, &o)
-			o.PastBuilds = map[string]cluster.Build{"old": {ID: "old", SchematicID: "id-old", TalosVersion: "v1.13.9", Installer: "x@sha256:1"}}
-			plan, err := New("c1", wanted, o, clustertest.Past, Policy{BootFailure: cluster.ReimageOnBootFailure})
-			if err != nil {
-				t.Fatal(err)
-			}
-			n := plan.Work()[0]
-			if diff := cmp.Diff(tc.want, n.Refused); diff != "" || n.Strategy != tc.strategy || len(plan.Work()) != 1 {
-				t.Errorf("%s: %s", n.Strategy, diff)
-			}
-			if !strings.HasPrefix(strings.Join(n.Notes, "\n"), tc.notes) {
-				t.Errorf("notes: %q", n.Notes)
-			}
-			if !slices.Contains(plan.Warn, down) {
-				t.Errorf("warnings: %q", plan.Warn)
-			}
-		})
-	}
+	each(t, cases, func(t *testing.T, tc row) {
+		wanted, o := observetest.World()
+		o.Away = &cluster.HostsAway{Hosts: []cluster.AwayHost{{Name: "pve2", Why: "is offline"}}, VMs: []cluster.VM{{ID: 300, Host: "pve2"}}}
+		tc.change(wanted, &o)
+		o.PastBuilds = map[string]cluster.Build{"old": {ID: "old", SchematicID: "id-old", TalosVersion: "v1.13.9", Installer: "x@sha256:1"}}
+		plan := planned(t, wanted, o, Policy{BootFailure: cluster.ReimageOnBootFailure})
+		n := plan.Work()[0]
+		if diff := cmp.Diff(tc.want, n.Refused); diff != "" || n.Strategy != tc.strategy || len(plan.Work()) != 1 {
+			t.Errorf("%s: %s", n.Strategy, diff)
+		}
+		if !strings.HasPrefix(strings.Join(n.Notes, "\n"), tc.notes) {
+			t.Errorf("notes: %q", n.Notes)
+		}
+		if !slices.Contains(plan.Warn, down) {
+			t.Errorf("warnings: %q", plan.Warn)
+		}
+	})
 }
 
 const spaceRemedy = "while the old one stays parked: free old ones with recast prune, take fewer nodes at once with --only, or move the disk to another storage"
@@ -204,37 +210,32 @@ func TestPlanRefusesWithoutRoom(t *testing.T) {
 	room := func(free int64) map[string]cluster.Room {
 		return map[string]cluster.Room{"pve1": {Storages: []cluster.StorageRoom{{Name: "fast", Active: true, Total: 100 << 30, Free: free << 30}}}}
 	}
-	for name, tc := range map[string]struct {
+	type row struct {
 		free  int64
 		inAll int // how many of the three nodes are stale
 		want  string
-	}{
+	}
+	each(t, map[string]row{
 		"room for all": {40, 2, ""},
 		"for one":      {15, 2, "wk2: storage fast on pve1 has 15 GiB free, but a new system disk takes 10 GiB there besides 10 GiB for wk1 before it " + spaceRemedy},
 		"for none": {5, 2, "wk1: storage fast on pve1 has 5120 MiB free, but a new system disk takes 10 GiB there " + spaceRemedy + "\n" +
 			"wk2: storage fast on pve1 has 5120 MiB free, but a new system disk takes 10 GiB there besides 10 GiB for wk1 before it " + spaceRemedy},
 		"nothing to do": {0, 0, ""},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			wanted, o := observetest.World()
-			o.Storages[0].Thick, o.Rooms = true, room(tc.free)
-			for i, f := range o.Found[1:] {
-				f.Machine.Schematic.YAML = "recast.lock=" + clustertest.WantedBuild().LockHash
-				f.Machine.Schematic.ID = clustertest.WantedBuild().SchematicID
-				if i < tc.inAll {
-					f.Machine.Schematic = cluster.SchematicEntry{ID: "id-old", YAML: "recast.lock=" + clustertest.OldHash}
-				}
+	}, func(t *testing.T, tc row) {
+		wanted, o := observetest.World()
+		o.Storages[0].Thick, o.Rooms = true, room(tc.free)
+		for i, f := range o.Found[1:] {
+			f.Machine.Schematic.YAML = "recast.lock=" + clustertest.WantedBuild().LockHash
+			f.Machine.Schematic.ID = clustertest.WantedBuild().SchematicID
+			if i < tc.inAll {
+				f.Machine.Schematic = cluster.SchematicEntry{ID: "id-old", YAML: "recast.lock=" + clustertest.OldHash}
 			}
-			plan, err := New("c1", wanted, o, clustertest.Past, Policy{})
-			if err != nil {
-				t.Fatal(err)
-			}
-			if diff := cmp.Diff(tc.want, strings.Join(plan.Refused(), "\n")); diff != "" {
-				t.Error(diff)
-			}
-		})
-	}
+		}
+		plan := planned(t, wanted, o, Policy{})
+		if diff := cmp.Diff(tc.want, strings.Join(plan.Refused(), "\n")); diff != "" {
+			t.Error(diff)
+		}
+	})
 }
 
 func TestWhatARollGivesBack(t *testing.T) {
@@ -294,17 +295,12 @@ func TestFallbackIsToTheImageThatRuns(t *testing.T) {
 	elsewhere := o.PastBuilds["b-runs"]
 	elsewhere.ID, elsewhere.Platform = "b-metal", "metal"
 	o.PastBuilds["b-metal"] = elsewhere
-	plan, err := New("c1", wanted, o, clustertest.Past, Policy{Only: []string{"wk1"}, BootFailure: cluster.ReimageOnBootFailure})
-	if err != nil {
-		t.Fatal(err)
-	}
+	plan := planned(t, wanted, o, Policy{Only: []string{"wk1"}, BootFailure: cluster.ReimageOnBootFailure})
 	if back := plan.Nodes[0].Previous; back == nil || back.ID != "b-runs" {
 		t.Errorf("way back to %+v: %q", back, plan.Nodes[0].Notes)
 	}
 	delete(o.PastBuilds, "b-runs")
-	if plan, err = New("c1", wanted, o, clustertest.Past, Policy{Only: []string{"wk1"}, BootFailure: cluster.ReimageOnBootFailure}); err != nil {
-		t.Fatal(err)
-	}
+	plan = planned(t, wanted, o, Policy{Only: []string{"wk1"}, BootFailure: cluster.ReimageOnBootFailure})
 	if back := plan.Nodes[0].Previous; back != nil {
 		t.Errorf("way back to %+v, though nobody has what runs", back)
 	}
@@ -355,10 +351,7 @@ func TestAWithdrawnReleaseIsNamed(t *testing.T) {
 		for i := range wanted {
 			wanted[i].Build.TalosVersion = version
 		}
-		plan, err := New("c1", wanted, o, clustertest.Past, Policy{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		plan := planned(t, wanted, o, Policy{})
 		named := slices.DeleteFunc(slices.Clone(plan.Warn), func(w string) bool { return !strings.Contains(w, "Talos v1.13") })
 		if want == "" && len(named) > 0 || want != "" && !slices.Equal(named, []string{want}) {
 			t.Errorf("%s: %q", version, plan.Warn)
@@ -399,10 +392,7 @@ func TestAReleaseThatNodesGoOnToRunIsNamed(t *testing.T) {
 			o.Found[i].Machine = &m
 		}
 		o.Found[0].ConfigRefused = c.refused
-		plan, err := New("c1", wanted, o, clustertest.Past, Policy{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		plan := planned(t, wanted, o, Policy{})
 		if named := slices.DeleteFunc(slices.Clone(plan.Warn), func(w string) bool { return !strings.HasPrefix(w, "Talos v1.13") }); !slices.Equal(named, c.want) {
 			t.Errorf("%s:\n%q, want\n%q", name, named, c.want)
 		}

@@ -142,9 +142,7 @@ func TestDiscoveredUnproven(t *testing.T) {
 	t.Parallel()
 	d, vm := discovered(map[string]string{"scsi1": "fast:vm-9201-disk-0,size=20G"})
 	d.Machine.SystemDisk = ""
-	if err := d.match([]cluster.VM{vm, {ID: 9201, Name: "data", Host: "pve1"}}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, d.match([]cluster.VM{vm, {ID: 9201, Name: "data", Host: "pve1"}}))
 	if d.Unproven == nil || d.Persistent != nil || len(d.Candidates) != 2 || d.Holder != 9201 {
 		t.Errorf("unproven %v, persistent %v, candidates %v, holder %d", d.Unproven, d.Persistent, d.Candidates, d.Holder)
 	}
@@ -154,9 +152,7 @@ func TestDiscoveryUnfinished(t *testing.T) {
 	t.Parallel()
 	park := func(r parking.Record) cluster.VM {
 		text, err := r.Description()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		return cluster.VM{ID: 9101, Name: "recast-parking", Host: "pve1", Config: map[string]string{"description": text}}
 	}
 	n, vm := discovered(nil)
@@ -190,9 +186,7 @@ func TestDiscoveryVersions(t *testing.T) {
 		d.Nodes = append(d.Nodes, Discovered{Name: v, Machine: cluster.Machine{RunningSystem: cluster.RunningSystem{TalosVersion: v}}})
 	}
 	got, err := d.Versions()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if diff := cmp.Diff([]string{"v1.14.0-beta.1", "v1.13.9", "v1.9.5"}, got); diff != "" {
 		t.Errorf("versions (-want +got):\n%s", diff)
 	}
@@ -294,9 +288,7 @@ func TestDiscoverAll(t *testing.T) {
 				}
 				return
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			var names []string
 			for _, n := range got.Nodes {
 				names = append(names, n.Name)
@@ -323,16 +315,12 @@ func TestDiscoveryOwn(t *testing.T) {
 	t.Parallel()
 	park := func(id cluster.VMID, r parking.Record) cluster.VM {
 		text, err := r.Description()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		return cluster.VM{ID: id, Name: "recast-parking", Host: "pve1", Config: map[string]string{"description": text}}
 	}
 	claim := func(id cluster.VMID, name string) cluster.VM {
 		text, err := claim.State{Cluster: name, Run: "r1"}.Description()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		return cluster.VM{ID: id, Name: claim.VMName, Host: "pve1", Config: map[string]string{"description": text}}
 	}
 	d := Discovery{uuids: []string{discoveredUUID}, VMs: []cluster.VM{

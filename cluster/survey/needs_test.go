@@ -65,6 +65,13 @@ func byPath(n Needs) map[string][]string {
 	return out
 }
 
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
 func TestNeedsByStrategy(t *testing.T) {
 	t.Parallel()
 	claim := []string{"VM.Allocate", "VM.Audit", "VM.Config.Memory", "VM.Config.Options"}
@@ -252,9 +259,7 @@ func TestPropagation(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			missing, err := needs.Missing(t.Context(), held(tc.change))
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			if diff := cmp.Diff(tc.want, missing.String()); diff != "" {
 				t.Error(diff)
 			}
@@ -290,9 +295,7 @@ func TestGrants(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			missing, err := needs.Missing(t.Context(), tc.held)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			if diff := cmp.Diff(tc.want, missing.Grants().Lines(missing.Token)); diff != "" {
 				t.Error(diff)
 			}
@@ -342,9 +345,7 @@ func TestGrantsSuffice(t *testing.T) {
 func TestPermissionsNote(t *testing.T) {
 	t.Parallel()
 	b, err := os.ReadFile("../../docs/notes/permissions.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	note := string(b)
 	const token = "recast@pve!roll"
 	for _, s := range cluster.Strategies {
@@ -370,9 +371,7 @@ func TestNeedsAreCheckedByPath(t *testing.T) {
 	t.Parallel()
 	wanted, o := observetest.World()
 	plan, err := planning.New("c1", wanted, o, clustertest.Past, planning.Policy{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	needs := NeedsOf(plan, false)
 	all := cluster.Privileges{}
 	for _, n := range needs {
@@ -413,9 +412,7 @@ func TestPlanTellsTheBlankMachineItsAddress(t *testing.T) {
 		o.Found[1].VM.Config["ide0"] = "fast:vm-9002-cloudinit,media=cdrom"
 		observetest.Static(&o.Found[1])
 		p, err := planning.New("c1", wanted, o, clustertest.Past, planning.Policy{Only: []string{"wk1"}})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if n := p.Nodes[0]; n.Strategy != s || !slices.Contains(n.Notes, note) || len(n.Refused) > 0 {
 			t.Errorf("%s: %s, refused %q, notes %q", s, n.Strategy, n.Refused, n.Notes)
 		}

@@ -18,6 +18,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/kube"
 	"github.com/recast-sh/recast/internal/sim/kubeapi"
 	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
 	"github.com/recast-sh/recast/internal/sim/record"
@@ -55,9 +56,7 @@ func budget(minAvailable int) *policyv1.PodDisruptionBudget {
 func (l *lab) podsOn(t *testing.T, node string) []string {
 	t.Helper()
 	objects, _, err := l.Store().List(t.Context(), store.Pods(), "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	names := []string{}
 	for _, o := range objects {
 		if p := o.(*corev1.Pod); p.Spec.NodeName == node {
@@ -67,21 +66,24 @@ func (l *lab) podsOn(t *testing.T, node string) []string {
 	return names
 }
 
+// cordoned is a client whose run has cordoned wk1.
+func (l *lab) cordoned(t *testing.T) *kube.Client {
+	t.Helper()
+	c := l.client(t, "system:masters")
+	must(t, c.Cordon(t.Context(), "wk1", cluster.Mark{Run: "r1"}))
+	return c
+}
+
 func TestDrainEvictsAllButTheNodesOwnPods(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := newLab(t, "wk1", "wk2")
 		l.put(t, store.Deployments(), web(3))
 		l.put(t, store.Budgets(), budget(2))
 		time.Sleep(20 * time.Second)
-		c := l.client(t, "system:masters")
-		if err := c.Cordon(t.Context(), "wk1", cluster.Mark{Run: "r1"}); err != nil {
-			t.Fatal(err)
-		}
+		c := l.cordoned(t)
 		var said []string
 		err := c.Drain(t.Context(), "wk1", cluster.DrainOptions{Timeout: time.Minute}, func(s string) { said = append(said, s) })
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if diff := cmp.Diff([]string{"kube-flannel", "kube-proxy"}, l.podsOn(t, "wk1")); diff != "" {
 			t.Errorf("pods left on wk1 (-want +got):\n%s", diff)
 		}
@@ -100,10 +102,7 @@ func TestDrainNamesTheBudget(t *testing.T) {
 		l.put(t, store.Deployments(), web(1))
 		l.put(t, store.Budgets(), budget(1))
 		time.Sleep(20 * time.Second)
-		c := l.client(t, "system:masters")
-		if err := c.Cordon(t.Context(), "wk1", cluster.Mark{Run: "r1"}); err != nil {
-			t.Fatal(err)
-		}
+		c := l.cordoned(t)
 		start := time.Now()
 		var said []string
 		err := c.Drain(t.Context(), "wk1", cluster.DrainOptions{Timeout: 30 * time.Second}, func(s string) { said = append(said, s) })
@@ -125,18 +124,14 @@ func TestDrainNamesTheBudget(t *testing.T) {
 
 func TestDrainRefusesToLosePods(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := newLab(t, "wk1")
-		time.Sleep(10 * time.Second)
+		l := upLab(t, "wk1")
 		l.put(t, store.Deployments(), web(1))
 		l.put(t, store.Pods(), &corev1.Pod{
 			ObjectMeta: metav1.ObjectMeta{Name: "bare", Namespace: "default"},
 			Spec:       corev1.PodSpec{NodeName: "wk1", Containers: []corev1.Container{{Name: "bare"}}},
 		})
 		time.Sleep(10 * time.Second)
-		c := l.client(t, "system:masters")
-		if err := c.Cordon(t.Context(), "wk1", cluster.Mark{Run: "r1"}); err != nil {
-			t.Fatal(err)
-		}
+		c := l.cordoned(t)
 		before := l.podsOn(t, "wk1")
 		err := c.Drain(t.Context(), "wk1", cluster.DrainOptions{Timeout: time.Minute}, func(string) {})
 		if fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), "default/bare") {
@@ -157,10 +152,7 @@ func TestDrainEndsWithItsContext(t *testing.T) {
 		l.put(t, store.Deployments(), web(1))
 		l.put(t, store.Budgets(), budget(1))
 		time.Sleep(20 * time.Second)
-		c := l.client(t, "system:masters")
-		if err := c.Cordon(t.Context(), "wk1", cluster.Mark{Run: "r1"}); err != nil {
-			t.Fatal(err)
-		}
+		c := l.cordoned(t)
 		ctx, cancel := context.WithCancel(t.Context())
 		time.AfterFunc(10*time.Second, cancel)
 		err := c.Drain(ctx, "wk1", cluster.DrainOptions{Timeout: time.Hour}, func(string) {})
@@ -192,21 +184,15 @@ func TestAttachedVolumesFollowTheirPods(t *testing.T) {
 		c := l.client(t, "system:masters")
 		attached := func(node string) int {
 			names, err := c.AttachedVolumes(t.Context(), node)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			return len(names)
 		}
 		from, to := "wk1", "wk2"
 		if attached(from) == 0 {
 			from, to = to, from
 		}
-		if err := c.Cordon(t.Context(), from, cluster.Mark{Run: "r1"}); err != nil {
-			t.Fatal(err)
-		}
-		if err := c.Drain(t.Context(), from, cluster.DrainOptions{Timeout: time.Minute}, func(string) {}); err != nil {
-			t.Fatal(err)
-		}
+		must(t, c.Cordon(t.Context(), from, cluster.Mark{Run: "r1"}))
+		must(t, c.Drain(t.Context(), from, cluster.DrainOptions{Timeout: time.Minute}, func(string) {}))
 		if n := attached(from); n != 1 {
 			t.Errorf("%d volumes attached right after the drain, want the 1 that is being detached", n)
 		}
@@ -220,9 +206,7 @@ func TestAttachedVolumesFollowTheirPods(t *testing.T) {
 func (l *lab) pod(t *testing.T, name string) *corev1.Pod {
 	t.Helper()
 	o, err := l.Store().Get(t.Context(), store.Pods(), "default", name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return o.(*corev1.Pod)
 }
 
@@ -238,10 +222,7 @@ func TestDrainSparesNextPodOfSameName(t *testing.T) {
 			},
 		})
 		time.Sleep(20 * time.Second)
-		c := l.client(t, "system:masters")
-		if err := c.Cordon(t.Context(), "wk1", cluster.Mark{Run: "r1"}); err != nil {
-			t.Fatal(err)
-		}
+		c := l.cordoned(t)
 		l.NodeUp(node("wk2", 1))
 		time.Sleep(20 * time.Second)
 		next := &corev1.Pod{}
@@ -255,9 +236,7 @@ func TestDrainSparesNextPodOfSameName(t *testing.T) {
 			next = l.pod(t, "db-0")
 			return err
 		}, nil)
-		if err := c.Drain(t.Context(), "wk1", cluster.DrainOptions{Timeout: time.Minute}, func(string) {}); err != nil {
-			t.Fatal(err)
-		}
+		must(t, c.Drain(t.Context(), "wk1", cluster.DrainOptions{Timeout: time.Minute}, func(string) {}))
 		time.Sleep(5 * time.Second)
 		if p := l.pod(t, "db-0"); p.UID != next.UID || p.DeletionTimestamp != nil || p.Spec.NodeName != "wk2" {
 			t.Errorf("db-0 is %s on %s, deleted at %v; the next one was %s on %s", p.UID, p.Spec.NodeName, p.DeletionTimestamp, next.UID, next.Spec.NodeName)
@@ -272,10 +251,7 @@ func TestDrainRespectsRequestedPause(t *testing.T) {
 		l := newLab(t, "wk1")
 		l.put(t, store.Deployments(), web(1))
 		time.Sleep(20 * time.Second)
-		c := l.client(t, "system:masters")
-		if err := c.Cordon(t.Context(), "wk1", cluster.Mark{Run: "r1"}); err != nil {
-			t.Fatal(err)
-		}
+		c := l.cordoned(t)
 		var asked []time.Duration
 		start := time.Now()
 		l.SetWebhook("busy.example.com", func(r kubeapi.Request) *metav1.Status {
@@ -292,9 +268,7 @@ func TestDrainRespectsRequestedPause(t *testing.T) {
 				Details: &metav1.StatusDetails{RetryAfterSeconds: seconds},
 			}
 		})
-		if err := c.Drain(t.Context(), "wk1", cluster.DrainOptions{Timeout: 2 * time.Minute}, func(string) {}); err != nil {
-			t.Fatal(err)
-		}
+		must(t, c.Drain(t.Context(), "wk1", cluster.DrainOptions{Timeout: 2 * time.Minute}, func(string) {}))
 		if len(asked) != 3 || asked[1]-asked[0] < 8*time.Second || asked[1]-asked[0] > 12*time.Second || asked[2]-asked[1] > 34*time.Second {
 			t.Errorf("asked at %v", asked)
 		}
@@ -314,10 +288,7 @@ func TestDrainDeletesOnlyWhatWasRefused(t *testing.T) {
 		slow.Spec.Template.Spec.TerminationGracePeriodSeconds = new(int64(90))
 		l.put(t, store.Deployments(), slow)
 		time.Sleep(20 * time.Second)
-		c := l.client(t, "system:masters")
-		if err := c.Cordon(t.Context(), "wk1", cluster.Mark{Run: "r1"}); err != nil {
-			t.Fatal(err)
-		}
+		c := l.cordoned(t)
 		start := time.Now()
 		var told []string
 		err := c.Drain(t.Context(), "wk1", cluster.DrainOptions{Timeout: time.Minute, Delete: true}, func(s string) {
@@ -325,9 +296,7 @@ func TestDrainDeletesOnlyWhatWasRefused(t *testing.T) {
 				told = append(told, s)
 			}
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if took := time.Since(start); took < 90*time.Second || took > 100*time.Second {
 			t.Errorf("took %s", took)
 		}
@@ -353,17 +322,12 @@ func TestDrainWaitsForTerminatingBarePod(t *testing.T) {
 			Spec:       corev1.PodSpec{NodeName: "wk1", Containers: []corev1.Container{{Name: "bare", Command: []string{"sleep"}}}},
 		})
 		time.Sleep(20 * time.Second)
-		c := l.client(t, "system:masters")
-		if err := c.Cordon(t.Context(), "wk1", cluster.Mark{Run: "r1"}); err != nil {
-			t.Fatal(err)
-		}
+		c := l.cordoned(t)
 		if _, err := l.Store().Delete(t.Context(), store.Pods(), "default", "bare", metav1.DeleteOptions{}); err != nil {
 			t.Fatal(err)
 		}
 		start := time.Now()
-		if err := c.Drain(t.Context(), "wk1", cluster.DrainOptions{Timeout: time.Minute}, func(string) {}); err != nil {
-			t.Fatal(err)
-		}
+		must(t, c.Drain(t.Context(), "wk1", cluster.DrainOptions{Timeout: time.Minute}, func(string) {}))
 		if took := time.Since(start); took < 28*time.Second {
 			t.Errorf("took %s: it did not wait for the pod", took)
 		}
@@ -372,8 +336,7 @@ func TestDrainWaitsForTerminatingBarePod(t *testing.T) {
 
 func TestDrainOfANodeThatTakesPods(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := newLab(t, "wk1")
-		time.Sleep(10 * time.Second)
+		l := upLab(t, "wk1")
 		err := l.client(t, "system:masters").Drain(t.Context(), "wk1", cluster.DrainOptions{Timeout: time.Minute}, func(string) {})
 		if fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), "node wk1 is schedulable") {
 			t.Errorf("err = %v", err)
@@ -387,10 +350,7 @@ func TestDrainTellsHowLongItWasRefused(t *testing.T) {
 		l := newLab(t, "wk1")
 		l.put(t, store.Deployments(), web(1))
 		time.Sleep(20 * time.Second)
-		c := l.client(t, "system:masters")
-		if err := c.Cordon(t.Context(), "wk1", cluster.Mark{Run: "r1"}); err != nil {
-			t.Fatal(err)
-		}
+		c := l.cordoned(t)
 		start := time.Now()
 		l.SetWebhook("hours.example.com", func(r kubeapi.Request) *metav1.Status {
 			switch {
@@ -402,9 +362,7 @@ func TestDrainTellsHowLongItWasRefused(t *testing.T) {
 			return &metav1.Status{Code: http.StatusForbidden, Reason: metav1.StatusReasonForbidden, Message: "not during trading hours"}
 		})
 		var told []string
-		if err := c.Drain(t.Context(), "wk1", cluster.DrainOptions{Timeout: time.Minute, Delete: true}, func(s string) { told = append(told, s) }); err != nil {
-			t.Fatal(err)
-		}
+		must(t, c.Drain(t.Context(), "wk1", cluster.DrainOptions{Timeout: time.Minute, Delete: true}, func(s string) { told = append(told, s) }))
 		if said := strings.Join(told, "\n"); !strings.Contains(said, "which was refused for 40s (roll.drain.onTimeout: delete)") {
 			t.Errorf("said:\n%s", said)
 		}
@@ -423,9 +381,7 @@ func TestDrainWithoutTheRightToReadBudgets(t *testing.T) {
 		time.Sleep(20 * time.Second)
 		l.Grant("recast", func(r kubeapi.Request) bool { return r.Resource != "poddisruptionbudgets" })
 		c := l.client(t, "recast")
-		if err := c.Cordon(t.Context(), "wk1", cluster.Mark{Run: "r1"}); err != nil {
-			t.Fatal(err)
-		}
+		must(t, c.Cordon(t.Context(), "wk1", cluster.Mark{Run: "r1"}))
 		start := time.Now()
 		err := c.Drain(t.Context(), "wk1", cluster.DrainOptions{Timeout: time.Minute}, func(string) {})
 		if err == nil || !strings.Contains(err.Error(), "(This pod has more than one PodDisruptionBudget, which the eviction subresource does not support.)") || fault.KindOf(err) != fault.Failed {
@@ -456,12 +412,8 @@ func TestDrainLeavesForeignDaemonSets(t *testing.T) {
 		pod("agent-y", corev1.PodFailed)
 		c := l.client(t, "system:masters")
 		for _, force := range []bool{false, true} {
-			if err := c.Cordon(t.Context(), "wk1", cluster.Mark{Run: "r1"}); err != nil {
-				t.Fatal(err)
-			}
-			if err := c.Drain(t.Context(), "wk1", cluster.DrainOptions{Timeout: time.Minute, Force: force}, func(string) {}); err != nil {
-				t.Fatal(err)
-			}
+			must(t, c.Cordon(t.Context(), "wk1", cluster.Mark{Run: "r1"}))
+			must(t, c.Drain(t.Context(), "wk1", cluster.DrainOptions{Timeout: time.Minute, Force: force}, func(string) {}))
 			if diff := cmp.Diff([]string{"agent", "kube-flannel", "kube-proxy"}, l.podsOn(t, "wk1")); diff != "" {
 				t.Errorf("pods left on wk1, force %t (-want +got):\n%s", force, diff)
 			}

@@ -61,21 +61,25 @@ func csi(driver string, attributes ...string) corev1.PersistentVolumeSource {
 func (l *lab) localData(t *testing.T, c *kube.Client, node string) []cluster.LocalData {
 	t.Helper()
 	n, err := c.Node(t.Context(), node)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	data, err := c.LocalData(t.Context(), n)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return data[node]
+}
+
+// requireData checks what is only on wk1.
+func (l *lab) requireData(t *testing.T, want []cluster.LocalData) {
+	t.Helper()
+	if diff := cmp.Diff(want, l.localData(t, l.client(t, "system:masters"), "wk1")); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
 }
 
 func TestLocalDataOfVolumes(t *testing.T) {
 	t.Parallel()
 	var both corev1.NodeSelectorTerm
 	both.MatchExpressions = append(on(hostname, "wk1").MatchExpressions, on("rack", "b").MatchExpressions...)
-	cases := map[string]struct {
+	type row struct {
 		pv     *corev1.PersistentVolume
 		phase  corev1.PersistentVolumePhase
 		retain bool
@@ -83,7 +87,8 @@ func TestLocalDataOfVolumes(t *testing.T) {
 		path   string
 		format string
 		group  string
-	}{
+	}
+	cases := map[string]row{
 		"local":                      {pv: volume("a", local(), on(hostname, "wk1")), what: "PersistentVolume a (claim default/db-0)", path: "/var/local/x"},
 		"local of another node":      {pv: volume("a", local(), on(hostname, "wk2"))},
 		"local of either":            {pv: volume("a", local(), on(hostname, "wk1", "wk2")), what: "PersistentVolume a (claim default/db-0)", path: "/var/local/x"},
@@ -109,30 +114,22 @@ func TestLocalDataOfVolumes(t *testing.T) {
 		"released, to be kept":       {pv: volume("a", local(), on(hostname, "wk1")), phase: corev1.VolumeReleased, retain: true, what: "PersistentVolume a (kept after its release, claim default/db-0)", path: "/var/local/x"},
 		"reclaim failed, to be kept": {pv: volume("a", local(), on(hostname, "wk1")), phase: corev1.VolumeFailed, retain: true, what: "PersistentVolume a (kept after its release, claim default/db-0)", path: "/var/local/x"},
 	}
-	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				l := newLab(t, "wk1", "wk2")
-				time.Sleep(10 * time.Second)
-				l.change(t, "wk1", func(n *corev1.Node) { n.Labels["rack"], n.Labels["topology.kubernetes.io/zone"] = "a", "pve1" })
-				if tc.phase != "" {
-					tc.pv.Status.Phase = tc.phase
-				}
-				if tc.retain {
-					tc.pv.Spec.PersistentVolumeReclaimPolicy = corev1.PersistentVolumeReclaimRetain
-				}
-				l.put(t, store.Volumes(), tc.pv)
-				var want []cluster.LocalData
-				if tc.what != "" {
-					want = []cluster.LocalData{{Name: "pv/a", What: tc.what, Path: tc.path, Format: tc.format, Group: tc.group}}
-				}
-				if diff := cmp.Diff(want, l.localData(t, l.client(t, "system:masters"), "wk1")); diff != "" {
-					t.Errorf("(-want +got):\n%s", diff)
-				}
-			})
-		})
-	}
+	bubbles(t, cases, func(t *testing.T, tc row) {
+		l := upLab(t, "wk1", "wk2")
+		l.change(t, "wk1", func(n *corev1.Node) { n.Labels["rack"], n.Labels["topology.kubernetes.io/zone"] = "a", "pve1" })
+		if tc.phase != "" {
+			tc.pv.Status.Phase = tc.phase
+		}
+		if tc.retain {
+			tc.pv.Spec.PersistentVolumeReclaimPolicy = corev1.PersistentVolumeReclaimRetain
+		}
+		l.put(t, store.Volumes(), tc.pv)
+		var want []cluster.LocalData
+		if tc.what != "" {
+			want = []cluster.LocalData{{Name: "pv/a", What: tc.what, Path: tc.path, Format: tc.format, Group: tc.group}}
+		}
+		l.requireData(t, want)
+	})
 }
 
 // daemonPod is a pod on a node with hostPath volumes.
@@ -153,22 +150,15 @@ func daemonPod(namespace, app, node string, paths map[string]string) *corev1.Pod
 func TestPodVolumes(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		l := newLab(t, "wk1", "wk2")
-		time.Sleep(10 * time.Second)
+		l := upLab(t, "wk1", "wk2")
 		c := l.client(t, "system:masters")
 		n, err := c.Node(t.Context(), "wk1")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		look := func() (map[string][]cluster.LocalData, []string) {
 			data, err := c.LocalData(t.Context(), n)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			handles, err := c.PodVolumes(t.Context())
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			return data, handles
 		}
 		l.put(t, store.Volumes(), volume("b", csi("driver.longhorn.io")))
@@ -193,13 +183,10 @@ func TestPodVolumes(t *testing.T) {
 func TestServedVolumes(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		l := newLab(t, "wk1")
-		time.Sleep(10 * time.Second)
+		l := upLab(t, "wk1")
 		c := l.client(t, "system:masters")
 		n, err := c.Node(t.Context(), "wk1")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		attributed := func(name, key, value string) {
 			pv := volume(name, csi("org.democratic-csi.x"))
 			pv.Spec.CSI.VolumeAttributes = map[string]string{key: value}
@@ -214,9 +201,7 @@ func TestServedVolumes(t *testing.T) {
 		pv.Spec.PersistentVolumeSource = corev1.PersistentVolumeSource{ISCSI: &corev1.ISCSIPersistentVolumeSource{TargetPortal: "10.0.0.1", IQN: "iqn.2000-01.com.synology:y"}}
 		l.put(t, store.Volumes(), pv)
 		data, err := c.LocalData(t.Context(), n)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		got := map[string]string{}
 		for _, d := range data[""] {
 			got[d.Name] = d.Access
@@ -289,11 +274,12 @@ func TestLocalDataOfPods(t *testing.T) {
 	apiserver := owned(writer("kube-system", "kube-apiserver-wk1", "/var/log/audit/kube", "/var/lib/etcd"), "v1", "Node", "wk1")
 	apiserver.Annotations = static.Annotations
 	bound := volume("a", corev1.PersistentVolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/var/lib/a/"}}, on(hostname, "wk1"))
-	cases := map[string]struct {
+	type row struct {
 		pods []*corev1.Pod
 		pv   *corev1.PersistentVolume
 		want []cluster.LocalData
-	}{
+	}
+	cases := map[string]row{
 		"bare pod":                  {pods: []*corev1.Pod{writer("default", "a", "/var/lib/a")}, want: []cluster.LocalData{found("/var/lib/a", "pod default/a")}},
 		"unknown DaemonSet":         {pods: []*corev1.Pod{ofDaemonSet(writer("kube-system", "agent-x", "/var/lib/agent"), "agent")}, want: []cluster.LocalData{found("/var/lib/agent", "DaemonSet kube-system/agent")}},
 		"two pods, one path":        {pods: []*corev1.Pod{web, second}, want: []cluster.LocalData{found("/var/lib/web", "Deployment default/web")}},
@@ -324,24 +310,16 @@ func TestLocalDataOfPods(t *testing.T) {
 		"control plane":             {pods: []*corev1.Pod{apiserver}},
 		"path of a volume":          {pods: []*corev1.Pod{writer("default", "a", "/var/lib/a")}, pv: bound, want: []cluster.LocalData{{Name: "pv/a", What: "PersistentVolume a (claim default/db-0)", Path: "/var/lib/a/"}}},
 	}
-	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				l := newLab(t, "wk1", "wk2")
-				time.Sleep(10 * time.Second)
-				for _, p := range tc.pods {
-					l.put(t, store.Pods(), p.DeepCopy())
-				}
-				if tc.pv != nil {
-					l.put(t, store.Volumes(), tc.pv)
-				}
-				if diff := cmp.Diff(tc.want, l.localData(t, l.client(t, "system:masters"), "wk1")); diff != "" {
-					t.Errorf("(-want +got):\n%s", diff)
-				}
-			})
-		})
-	}
+	bubbles(t, cases, func(t *testing.T, tc row) {
+		l := upLab(t, "wk1", "wk2")
+		for _, p := range tc.pods {
+			l.put(t, store.Pods(), p.DeepCopy())
+		}
+		if tc.pv != nil {
+			l.put(t, store.Volumes(), tc.pv)
+		}
+		l.requireData(t, tc.want)
+	})
 }
 
 // The programs of an ordinary cluster, with the paths in their manifests, keep no
@@ -375,8 +353,7 @@ func TestOrdinaryProgramsHaveNoLocalData(t *testing.T) {
 		"monitoring/prometheus-node-exporter-files": {"/var/lib/node_exporter/textfile_collector"},
 	}
 	synctest.Test(t, func(t *testing.T) {
-		l := newLab(t, "wk1")
-		time.Sleep(10 * time.Second)
+		l := upLab(t, "wk1")
 		for key, paths := range daemons {
 			namespace, name, _ := strings.Cut(key, "/")
 			l.put(t, store.Pods(), ofDaemonSet(writer(namespace, name+"-x", paths...), name))
@@ -396,8 +373,7 @@ func TestOrdinaryProgramsHaveNoLocalData(t *testing.T) {
 func TestManagedDirectoriesHaveOneName(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		l := newLab(t, "wk1")
-		time.Sleep(10 * time.Second)
+		l := upLab(t, "wk1")
 		l.install(t, "ceph.rook.io", "v1", "cephclusters", "CephCluster", true)("rook", "ceph", map[string]any{"spec": map[string]any{"dataDirHostPath": "/var/rook"}})
 		disks := map[string]any{"a": map[string]any{"diskType": "filesystem", "path": "/var/mnt/a/"}, "b": map[string]any{"diskType": "filesystem", "path": "/var/mnt/b"}}
 		l.install(t, "longhorn.io", "v1beta2", "nodes", "Node", true)("longhorn", "wk1", longhornNode(disks, map[string]any{"a": diskStatus("True"), "b": diskStatus("True", "r1")}))
@@ -434,10 +410,11 @@ func TestLocalDataOfLINSTOR(t *testing.T) {
 		}
 		return map[string]any{"name": name, kind: spec}
 	}
-	cases := map[string]struct {
+	type row struct {
 		pool map[string]any
 		want cluster.LocalData
-	}{
+	}
+	cases := map[string]row{
 		"files":                   {pool("fs", "filePool", "directory", "/var/lib/linstor/fs"), cluster.LocalData{Name: "linstor/var/lib/linstor/fs", What: "LINSTOR storage pool fs (/var/lib/linstor/fs)", Path: "/var/lib/linstor/fs"}},
 		"files, at the default":   {pool("fs", "fileThinPool"), cluster.LocalData{Name: "linstor/var/lib/linstor-pools/fs", What: "LINSTOR storage pool fs (/var/lib/linstor-pools/fs)", Path: "/var/lib/linstor-pools/fs"}},
 		"LVM":                     {pool("ssd", "lvmPool", "volumeGroup", "vg0"), cluster.LocalData{Name: "linstor/ssd", What: "LINSTOR storage pool ssd (vg0)", Format: cluster.FormatLVM, Group: "vg0"}},
@@ -448,33 +425,27 @@ func TestLocalDataOfLINSTOR(t *testing.T) {
 		"thin ZFS":                {pool("tank", "zfsThinPool"), cluster.LocalData{Name: "linstor/tank", What: "LINSTOR storage pool tank (tank)", Format: cluster.FormatZFS, Group: "tank"}},
 		"something new":           {pool("new", "spdkPool"), cluster.LocalData{Name: "linstor/new", What: "LINSTOR storage pool new (of a kind that recast does not know)"}},
 	}
-	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				l := newLab(t, "wk1", "wk2")
-				time.Sleep(10 * time.Second)
-				add := l.install(t, "piraeus.io", "v1", "linstorsatellites", "LinstorSatellite", false)
-				add("", "wk1", map[string]any{"spec": map[string]any{"storagePools": []any{tc.pool}}})
-				add("", "wk2", map[string]any{"spec": map[string]any{}})
-				l.put(t, store.Pods(), ofDaemonSet(writer("piraeus-datastore", "satellite", "/var/lib/linstor/fs"), "linstor-satellite"))
-				l.put(t, store.Volumes(), volume("a", csi("linstor.csi.linbit.com"), on("linbit.com/hostname", "wk1")))
-				place := tc.want
-				place.Name, place.What = "pv/a", "PersistentVolume a (claim default/db-0)"
-				want := []cluster.LocalData{tc.want, place}
-				if tc.want.Path != "/var/lib/linstor/fs" {
-					want = append([]cluster.LocalData{{Name: "hostpath/var/lib/linstor/fs", What: "hostPath /var/lib/linstor/fs (DaemonSet piraeus-datastore/linstor-satellite)", Path: "/var/lib/linstor/fs"}}, want...)
-				}
-				c := l.client(t, "system:masters")
-				if diff := cmp.Diff(want, l.localData(t, c, "wk1")); diff != "" {
-					t.Errorf("(-want +got):\n%s", diff)
-				}
-				if got := l.localData(t, c, "wk2"); len(got) != 0 {
-					t.Errorf("wk2 has no pool of LINSTOR, but data: %+v", got)
-				}
-			})
-		})
-	}
+	bubbles(t, cases, func(t *testing.T, tc row) {
+		l := upLab(t, "wk1", "wk2")
+		add := l.install(t, "piraeus.io", "v1", "linstorsatellites", "LinstorSatellite", false)
+		add("", "wk1", map[string]any{"spec": map[string]any{"storagePools": []any{tc.pool}}})
+		add("", "wk2", map[string]any{"spec": map[string]any{}})
+		l.put(t, store.Pods(), ofDaemonSet(writer("piraeus-datastore", "satellite", "/var/lib/linstor/fs"), "linstor-satellite"))
+		l.put(t, store.Volumes(), volume("a", csi("linstor.csi.linbit.com"), on("linbit.com/hostname", "wk1")))
+		place := tc.want
+		place.Name, place.What = "pv/a", "PersistentVolume a (claim default/db-0)"
+		want := []cluster.LocalData{tc.want, place}
+		if tc.want.Path != "/var/lib/linstor/fs" {
+			want = append([]cluster.LocalData{{Name: "hostpath/var/lib/linstor/fs", What: "hostPath /var/lib/linstor/fs (DaemonSet piraeus-datastore/linstor-satellite)", Path: "/var/lib/linstor/fs"}}, want...)
+		}
+		c := l.client(t, "system:masters")
+		if diff := cmp.Diff(want, l.localData(t, c, "wk1")); diff != "" {
+			t.Errorf("(-want +got):\n%s", diff)
+		}
+		if got := l.localData(t, c, "wk2"); len(got) != 0 {
+			t.Errorf("wk2 has no pool of LINSTOR, but data: %+v", got)
+		}
+	})
 }
 
 // TestServedUsers: pods with volumes on iSCSI or NVMe-oF, by claim or by themselves, run once their server lets their
@@ -530,13 +501,9 @@ func TestServedUsers(t *testing.T) {
 		look(true)
 
 		n, err := c.Node(t.Context(), "wk1")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		data, err := c.LocalData(t.Context(), n)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		inline := map[string]string{}
 		for _, d := range data[""] {
 			inline[d.What] = d.Access

@@ -32,18 +32,12 @@ func TestNodes(t *testing.T) {
 		l.NodeUp(info)
 		time.Sleep(10 * time.Second)
 		c := l.client(t, "system:masters")
-		if err := c.Cordon(t.Context(), "wk1", mark("r1")); err != nil {
-			t.Fatal(err)
-		}
-		if err := c.SetFailedBuild(t.Context(), "wk1", "9c41"); err != nil {
-			t.Fatal(err)
-		}
+		must(t, c.Cordon(t.Context(), "wk1", mark("r1")))
+		must(t, c.SetFailedBuild(t.Context(), "wk1", "9c41"))
 		l.change(t, "wk1", func(n *corev1.Node) { n.Spec.ProviderID = "proxmox://lab/9011" })
 		time.Sleep(time.Second)
 		got, err := c.Nodes(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		want := []cluster.KubeNode{{
 			Name: "wk1", UUID: "4c4c4544-0000-4000-8000-00000000000a", BootID: "boot-1-wk1", MachineID: "4C4C4544-0000-4000-8000-00000000000A", Ready: true, Unschedulable: true,
 			Mark: new(mark("r1")), FailedBuild: "9c41", ProviderID: "proxmox://lab/9011",
@@ -66,9 +60,7 @@ func TestNodes(t *testing.T) {
 			},
 		}}
 		n, err := l.Node(t.Context(), "wk1")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		want[0].UID = string(n.UID)
 		if diff := cmp.Diff(want, got, cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); diff != "" {
 			t.Errorf("nodes (-want +got):\n%s", diff)
@@ -85,8 +77,7 @@ func TestNodes(t *testing.T) {
 
 func TestRestoreMetadata(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := newLab(t, "wk1")
-		time.Sleep(10 * time.Second)
+		l := upLab(t, "wk1")
 		c := l.client(t, "system:masters")
 		remembered := cluster.NodeMetadata{
 			Labels:      map[string]string{"rack": "a", "kubernetes.io/hostname": "old"},
@@ -105,14 +96,10 @@ func TestRestoreMetadata(t *testing.T) {
 			l.change(t, "wk1", func(n *corev1.Node) { n.Labels["other"] = "writer" })
 			return nil
 		}, nil)
-		if err := c.RestoreMetadata(t.Context(), "wk1", remembered); err != nil {
-			t.Fatal(err)
-		}
+		must(t, c.RestoreMetadata(t.Context(), "wk1", remembered))
 		l.calls.Hooks(nil, nil)
 		n, err := l.Node(t.Context(), "wk1")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		type view struct{ Rack, Hostname, Other, Note, Flannel, Taint string }
 		got := view{
 			n.Labels["rack"], n.Labels["kubernetes.io/hostname"], n.Labels["other"],
@@ -125,9 +112,7 @@ func TestRestoreMetadata(t *testing.T) {
 			t.Errorf("node (-want +got):\n%s", diff)
 		}
 		writes := l.calls.Mutations()
-		if err := c.RestoreMetadata(t.Context(), "wk1", remembered); err != nil {
-			t.Fatal(err)
-		}
+		must(t, c.RestoreMetadata(t.Context(), "wk1", remembered))
 		if l.calls.Mutations() != writes {
 			t.Error("a complete node was written to")
 		}
@@ -135,11 +120,12 @@ func TestRestoreMetadata(t *testing.T) {
 }
 
 func TestErrorsSayWhatIsWrong(t *testing.T) {
-	cases := map[string]struct {
+	type row struct {
 		client func(t *testing.T, l *lab) *kube.Client
 		kind   fault.Kind
 		want   string
-	}{
+	}
+	cases := map[string]row{
 		"certificate of another authority": {
 			func(t *testing.T, l *lab) *kube.Client {
 				return connect(t, l.net, l.ca.cert, newAuthority(t).issue(t, "admin", []string{"system:masters"}))
@@ -159,20 +145,15 @@ func TestErrorsSayWhatIsWrong(t *testing.T) {
 			}, fault.Failed, "no answer from https://127.42.7.10:6443",
 		},
 	}
-	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				_, err := tc.client(t, newLab(t)).Nodes(t.Context())
-				if err == nil || !strings.Contains(err.Error(), tc.want) {
-					t.Fatalf("err = %v, want %q", err, tc.want)
-				}
-				if fault.KindOf(err) != tc.kind || len(fault.Hints(err)) != 1 {
-					t.Errorf("kind %v, hints %q; want kind %v and one hint", fault.KindOf(err), fault.Hints(err), tc.kind)
-				}
-			})
-		})
-	}
+	bubbles(t, cases, func(t *testing.T, tc row) {
+		_, err := tc.client(t, newLab(t)).Nodes(t.Context())
+		if err == nil || !strings.Contains(err.Error(), tc.want) {
+			t.Fatalf("err = %v, want %q", err, tc.want)
+		}
+		if fault.KindOf(err) != tc.kind || len(fault.Hints(err)) != 1 {
+			t.Errorf("kind %v, hints %q; want kind %v and one hint", fault.KindOf(err), fault.Hints(err), tc.kind)
+		}
+	})
 }
 
 func TestNewRefusesWhatIsNoKubeconfig(t *testing.T) {
@@ -210,9 +191,7 @@ func TestPendingCertificates(t *testing.T) {
 			l.put(t, store.CertificateRequests(), r)
 		}
 		got, err := l.client(t, "system:masters").PendingCertificates(t.Context(), "wk1")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if diff := cmp.Diff([]string{"csr-a", "csr-b"}, got); diff != "" {
 			t.Errorf("(-want +got):\n%s", diff)
 		}
@@ -229,9 +208,7 @@ func TestAPIServer(t *testing.T) {
 		who := l.who
 		who.Version, who.Unready = "v1.36.1", unready
 		listener, err := l.net.Listen(addr)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		served := make(chan error, 1)
 		go func() { served <- l.Serve(t.Context(), listener, who) }()
 		t.Cleanup(func() {
@@ -273,9 +250,7 @@ func TestOtherOwners(t *testing.T) {
 		owners := func() []string {
 			t.Helper()
 			got, err := c.OtherOwners(t.Context())
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			return got
 		}
 		if got := owners(); len(got) != 0 {

@@ -54,9 +54,7 @@ func serveEach(t *testing.T, answer func(*http.Request) (page, bool)) *kube.Clie
 	kubeconfig := fmt.Sprintf("apiVersion: v1\nkind: Config\ncurrent-context: x\nclusters: [{name: x, cluster: {server: %q}}]\n"+
 		"users: [{name: x, user: {token: t}}]\ncontexts: [{name: x, context: {cluster: x, user: x}}]\n", srv.URL)
 	c, err := kube.New([]byte(kubeconfig), kube.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() {
 		if err := c.Close(); err != nil {
 			t.Errorf("close: %v", err)
@@ -74,9 +72,7 @@ func forbidden(t *testing.T, resource, group string) page {
 		Message: fmt.Sprintf("%s is forbidden: User \"ci\" cannot list resource %q in API group %q at the cluster scope", resource, resource, group),
 		Details: &metav1.StatusDetails{Group: group, Kind: resource},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return page{http.StatusForbidden, string(b)}
 }
 
@@ -116,13 +112,14 @@ func TestReadsFailClosed(t *testing.T) {
 		_, err := c.PendingCertificates(t.Context(), "wk1")
 		return err
 	}
-	cases := map[string]struct {
+	type row struct {
 		read func(*kube.Client, *testing.T) error
 		path string // "": no fault
 		page page
 		want string
 		kind fault.Kind
-	}{
+	}
+	cases := map[string]row{
 		"local data":   {read: data},
 		"owners":       {read: owners},
 		"certificates": {read: certificates},
@@ -155,40 +152,33 @@ func TestReadsFailClosed(t *testing.T) {
 			"list certificate signing requests: ", fault.Refused,
 		},
 	}
-	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			pages := maps.Clone(fine)
-			if tc.path != "" {
-				pages[tc.path] = tc.page
-			}
-			err := tc.read(serve(t, pages), t)
-			if tc.path == "" {
-				if err != nil {
-					t.Fatal(err)
-				}
-				return
-			}
-			if err == nil || !strings.Contains(err.Error(), tc.want) || errors.Is(err, cluster.ErrNotFound) {
-				t.Fatalf("err = %v, want %q and not ErrNotFound", err, tc.want)
-			}
-			if fault.KindOf(err) != tc.kind {
-				t.Errorf("kind %v of %v, want %v", fault.KindOf(err), err, tc.kind)
-			}
-			if hints := fault.Hints(err); tc.kind == fault.Refused && len(hints) != 1 {
-				t.Errorf("hints = %q", hints)
-			}
-		})
-	}
+	each(t, cases, func(t *testing.T, tc row) {
+		pages := maps.Clone(fine)
+		if tc.path != "" {
+			pages[tc.path] = tc.page
+		}
+		err := tc.read(serve(t, pages), t)
+		if tc.path == "" {
+			must(t, err)
+			return
+		}
+		if err == nil || !strings.Contains(err.Error(), tc.want) || errors.Is(err, cluster.ErrNotFound) {
+			t.Fatalf("err = %v, want %q and not ErrNotFound", err, tc.want)
+		}
+		if fault.KindOf(err) != tc.kind {
+			t.Errorf("kind %v of %v, want %v", fault.KindOf(err), err, tc.kind)
+		}
+		if hints := fault.Hints(err); tc.kind == fault.Refused && len(hints) != 1 {
+			t.Errorf("hints = %q", hints)
+		}
+	})
 }
 
 // Everything that Kubernetes and its objects say becomes one line without escape sequences.
 func TestForeignTextIsOneLine(t *testing.T) {
 	t.Parallel()
 	quoted, err := json.Marshal("bad\x1b[31m\x1b]0;title\a\r\nfake line: \u202e\u2028\x7f")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	evil := string(quoted)
 	refusal := func(code, reason string) string {
 		return `{"kind":"Status","apiVersion":"v1","status":"Failure","message":` + evil + `,"reason":"` + reason + `","code":` + code + `}`
@@ -310,14 +300,10 @@ func TestLocalDataAsksOnce(t *testing.T) {
 		ceph("rook-ceph", "rook-ceph", map[string]any{"spec": map[string]any{"dataDirHostPath": "/var/lib/rook"}})
 		c := l.client(t, "system:masters")
 		nodes, err := c.Nodes(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		from := len(l.calls.Calls())
 		data, err := c.LocalData(t.Context(), nodes...)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		asked := map[string]int{}
 		for _, call := range l.calls.Calls()[from:] {
 			path, _, _ := strings.Cut(call.Path, "?")

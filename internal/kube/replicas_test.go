@@ -145,9 +145,7 @@ func TestWatchReplicas(t *testing.T) {
 		add("longhorn-system", "a", map[string]any{"status": map[string]any{"robustness": "degraded"}})
 		set := func(robustness string) {
 			o, err := l.Store().Get(t.Context(), volumes, "longhorn-system", "a")
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			u := o.(*unstructured.Unstructured).DeepCopy()
 			u.Object["status"] = map[string]any{"robustness": robustness}
 			if _, err := l.Store().Update(t.Context(), volumes, u, store.Status); err != nil {
@@ -249,32 +247,29 @@ type replicasCase struct {
 // checkReplicas reads a storage system once for each case.
 func checkReplicas(t *testing.T, pages func() map[string]page, cases map[string]replicasCase) {
 	t.Helper()
-	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			all := pages()
-			if tc.path != "" {
-				all[tc.path] = tc.page
+	each(t, cases, func(t *testing.T, tc replicasCase) {
+		all := pages()
+		if tc.path != "" {
+			all[tc.path] = tc.page
+		}
+		got, err := serve(t, all).Replicas(t.Context())
+		if tc.fails != "" {
+			if err == nil || !strings.Contains(err.Error(), tc.fails) {
+				t.Fatalf("err = %v, want %q", err, tc.fails)
 			}
-			got, err := serve(t, all).Replicas(t.Context())
-			if tc.fails != "" {
-				if err == nil || !strings.Contains(err.Error(), tc.fails) {
-					t.Fatalf("err = %v, want %q", err, tc.fails)
-				}
-				if refused := tc.page.code == http.StatusForbidden; refused != (fault.KindOf(err) == fault.Refused) {
-					t.Errorf("kind %v", fault.KindOf(err))
-				}
-				return
+			if refused := tc.page.code == http.StatusForbidden; refused != (fault.KindOf(err) == fault.Refused) {
+				t.Errorf("kind %v", fault.KindOf(err))
 			}
-			var want []replica.System
-			if tc.want != nil {
-				want = append(want, *tc.want)
-			}
-			if diff := cmp.Diff(want, got); err != nil || diff != "" {
-				t.Errorf("%v (-want +got):\n%s", err, diff)
-			}
-		})
-	}
+			return
+		}
+		var want []replica.System
+		if tc.want != nil {
+			want = append(want, *tc.want)
+		}
+		if diff := cmp.Diff(want, got); err != nil || diff != "" {
+			t.Errorf("%v (-want +got):\n%s", err, diff)
+		}
+	})
 }
 
 const (
