@@ -153,10 +153,7 @@ func diffContent(old LockedContent, b Build) []Reason {
 // sameNames says whether two lists have extensions of the same names, in any order.
 func sameNames(a, b []LockedExtension) bool {
 	names := func(list []LockedExtension) []string {
-		var out []string
-		for _, e := range list {
-			out = append(out, e.Name)
-		}
+		out := Each(list, func(e LockedExtension) string { return e.Name })
 		slices.Sort(out)
 		return out
 	}
@@ -348,11 +345,7 @@ func (w Wanted) TellArgs(vm VM, m Machine) []string {
 }
 
 func shownArgs(args []string) []string {
-	var out []string
-	for _, arg := range args {
-		out = append(out, ShownArg(arg))
-	}
-	return out
+	return Each(args, ShownArg)
 }
 
 // ByGRUB says whether GRUB boots the machine: it does with SeaBIOS, and with UEFI where an installer before

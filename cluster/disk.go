@@ -177,11 +177,7 @@ func CompareKeys(a, b string) int {
 
 // FindDrive returns the drive with that key.
 func FindDrive(disks []Disk, key string) (Disk, bool) {
-	i := slices.IndexFunc(disks, func(d Disk) bool { return d.Key == key && !d.CDROM })
-	if i < 0 {
-		return Disk{}, false
-	}
-	return disks[i], true
+	return Find(disks, func(d Disk) bool { return d.Key == key && !d.CDROM })
 }
 
 // A disk's path in sysfs, below /devices: the slot of the controller on its PCI bus, and for SCSI

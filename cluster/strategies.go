@@ -241,11 +241,7 @@ type Obstacle struct {
 
 // Texts are the obstacles in words.
 func Texts(obstacles []Obstacle) []string {
-	var out []string
-	for _, o := range obstacles {
-		out = append(out, o.Text)
-	}
-	return out
+	return Each(obstacles, func(o Obstacle) string { return o.Text })
 }
 
 // Selector chooses nodes by the labels of their Node objects.

@@ -73,10 +73,7 @@ func NameThem(vm VM, drives []Disk) string {
 // NameLines returns the commands for that. Of several drives that can't be told apart, the last one
 // needs no name once the others have one.
 func NameLines(vm VM, drives []Disk) string {
-	var lines []string
-	for _, d := range drives[:max(1, len(drives)-1)] {
-		lines = append(lines, d.NameLine(vm, true))
-	}
+	lines := Each(drives[:max(1, len(drives)-1)], func(d Disk) string { return d.NameLine(vm, true) })
 	return strings.Join(lines, " && ")
 }
 

@@ -238,10 +238,9 @@ func (p Plan) downNodes(nodes []cluster.KubeNode, except spotOf) (down []string)
 // requireEtcd refuses unless etcd is healthy and each of its members is a machine whose API
 // server is in the plan: any other would not be watched.
 func (u *Upgrade) requireEtcd(ctx context.Context) error {
-	var ask []cluster.Endpoint
-	for _, n := range u.Plan.with(cluster.APIServer) {
-		ask = append(ask, cluster.Endpoint{Node: n.Node, Addr: n.Addr})
-	}
+	ask := cluster.Each(u.Plan.with(cluster.APIServer), func(n Node) cluster.Endpoint {
+		return cluster.Endpoint{Node: n.Node, Addr: n.Addr}
+	})
 	v, err := etcd.Look(ctx, u.Talos, ask)
 	if err != nil {
 		return fault.WithHint(fault.EtcdUnhealthy.Of(fault.As(fault.Refused, err)), "talosctl etcd status; bring etcd back first")

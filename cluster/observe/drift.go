@@ -338,11 +338,9 @@ func diffVM(w cluster.Wanted, f Found) (out []cluster.Reason, notes []string) {
 
 // diffShape lists how the VM differs from what recast.yaml says about it.
 func diffShape(f Found) []cluster.Reason {
-	var out []cluster.Reason
-	for _, d := range f.Shape {
-		out = append(out, cluster.Reason{Code: shapeDiffers, Text: "VM " + d.String(), Old: d.Found, New: d.Wanted})
-	}
-	return out
+	return cluster.Each(f.Shape, func(d shape.Difference) cluster.Reason {
+		return cluster.Reason{Code: shapeDiffers, Text: "VM " + d.String(), Old: d.Found, New: d.Wanted}
+	})
 }
 
 // BootsBefore returns the device that a VM boots before its system disk, "" if there is none, and the command that

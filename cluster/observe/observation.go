@@ -62,10 +62,7 @@ func (o Observation) Local(storage string) bool {
 
 // UnknownStorages reports storages in a setting that Proxmox does not show: publish and a roll refuse them.
 func (o Observation) UnknownStorages(setting string, names []string) (out []string) {
-	var known []string
-	for _, s := range o.Storages {
-		known = append(known, s.Name)
-	}
+	known := cluster.Each(o.Storages, func(s cluster.Storage) string { return s.Name })
 	for _, name := range names {
 		if !slices.Contains(known, name) {
 			out = append(out, fmt.Sprintf("%s: storage %q is unknown: Proxmox has none of that name, or the token lacks Datastore.Audit on /storage/%s. "+

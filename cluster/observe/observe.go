@@ -324,11 +324,7 @@ func FirstAddr(addrs []netip.Addr) netip.Addr {
 }
 
 func NodeNames(nodes []cluster.KubeNode) []string {
-	var names []string
-	for _, n := range nodes {
-		names = append(names, n.Name)
-	}
-	return names
+	return cluster.Each(nodes, func(n cluster.KubeNode) string { return n.Name })
 }
 
 // OwnPod is where recast itself runs.

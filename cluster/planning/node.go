@@ -327,10 +327,9 @@ func (n *NodePlan) oneWay(file cluster.FoundFile) []string {
 	} else if n.Strategy.From() == cluster.Nowhere {
 		c.VM = shape.New(n.Wanted, n.VMID, "")
 	}
-	var out []string
-	for _, text := range c.SealedBy(placed(c.Machine, file)) {
-		out = append(out, "with its file in talos.machineConfigs "+text)
-	}
+	out := cluster.Each(c.SealedBy(placed(c.Machine, file)), func(text string) string {
+		return "with its file in talos.machineConfigs " + text
+	})
 	if file.Omni && !slices.Contains(c.Machine.Omni(), cluster.OmniDocument) {
 		out = append(out, fmt.Sprintf("its file in talos.machineConfigs has %s, which joins the machine to Omni, and a roll is then refused: remove that document", cluster.OmniDocument))
 	}

@@ -250,11 +250,7 @@ func asText(v any) string {
 	case []string:
 		return words.OrNone(strings.Join(v, ", "))
 	case []cluster.Reason:
-		var texts []string
-		for _, r := range v {
-			texts = append(texts, r.Text)
-		}
-		return words.OrNone(strings.Join(texts, "; "))
+		return words.OrNone(strings.Join(cluster.Each(v, func(r cluster.Reason) string { return r.Text }), "; "))
 	}
 	b, err := json.Marshal(v)
 	if err != nil {

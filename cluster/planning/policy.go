@@ -280,10 +280,7 @@ func (p Policy) of(d observe.Drift) observe.Drift {
 
 // leaves says why a node stays as it is if it differs only in what is not rolled.
 func (p Policy) leaves(d observe.Drift) string {
-	var only []string
-	for _, w := range p.What {
-		only = append(only, string(w))
-	}
+	only := cluster.Each(p.What, func(w What) string { return string(w) })
 	asked := "which --what " + strings.Join(only, ",") + " leaves as it is"
 	config, vm := !p.does(Config) && d.ConfigReason() != "", !p.does(VM) && d.IsShape()
 	switch {

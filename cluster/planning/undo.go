@@ -204,11 +204,7 @@ func (u Undone) named(open, finished []Replacing) (ofOpen, ofFinished []Replacin
 }
 
 func listed(runs []Replacing) string {
-	var texts []string
-	for _, r := range runs {
-		texts = append(texts, r.String())
-	}
-	return strings.Join(texts, "; ")
+	return strings.Join(cluster.Each(runs, Replacing.String), "; ")
 }
 
 // undecided refuses to guess which run was the last one.

@@ -208,11 +208,7 @@ func (n *NodePlan) etcdMoves(s cluster.Strategy) bool {
 }
 
 func volumeOf(volumes []cluster.ConfigVolume, id string) (cluster.ConfigVolume, bool) {
-	i := slices.IndexFunc(volumes, func(v cluster.ConfigVolume) bool { return v.ID == id })
-	if i < 0 {
-		return cluster.ConfigVolume{}, false
-	}
-	return volumes[i], true
+	return cluster.Find(volumes, func(v cluster.ConfigVolume) bool { return v.ID == id })
 }
 
 // planSelectors says which of the node's disks its file selects for volumes that do not exist, and refuses what
@@ -280,20 +276,13 @@ const shownVolumes = 10
 func heedStorage(p *Plan, o observe.Observation) {
 	for _, s := range o.Storage {
 		shown := StorageSystem{Name: s.Name, WaitSeconds: int(s.Patience.Seconds())}
-		var held []string
-		for _, h := range s.Held {
-			held = append(held, h.String())
-		}
-		shown.Held = strings.Join(held, "; ")
+		shown.Held = strings.Join(cluster.Each(s.Held, replica.Hold.String), "; ")
 		if !s.Pools {
 			shown.Volumes = len(s.Volumes)
 		}
 		p.Storage = append(p.Storage, shown)
 	}
-	var names []string
-	for _, s := range p.Storage {
-		names = append(names, s.Name)
-	}
+	names := cluster.Each(p.Storage, func(s StorageSystem) string { return s.Name })
 	comesBack := false
 	for i := range p.Nodes {
 		n := &p.Nodes[i]

@@ -267,11 +267,7 @@ func Lacks(w cluster.Wanted) []string {
 
 // system is the disk of the shape that Talos is installed on.
 func system(w cluster.Wanted) (cluster.ShapeDisk, bool) {
-	i := slices.IndexFunc(w.Shape.Disks, func(d cluster.ShapeDisk) bool { return d.Key == w.SystemDisk && d.Storage != "" })
-	if i < 0 {
-		return cluster.ShapeDisk{}, false
-	}
-	return w.Shape.Disks[i], true
+	return cluster.Find(w.Shape.Disks, func(d cluster.ShapeDisk) bool { return d.Key == w.SystemDisk && d.Storage != "" })
 }
 
 // Defaults of a new VM, as Talos needs them.

@@ -75,11 +75,7 @@ func (ds Differences) Changed() []string {
 
 // String lists them.
 func (ds Differences) String() string {
-	var out []string
-	for _, d := range ds {
-		out = append(out, d.String())
-	}
-	return strings.Join(out, ", ")
+	return strings.Join(cluster.Each(ds, Difference.String), ", ")
 }
 
 // Compare lists what of a VM is not as wanted. ha is the VM's resource in Proxmox HA; nil: it has none.

@@ -146,10 +146,9 @@ func (c Candidate) occupied(disksLeave bool) []cluster.Obstacle {
 		snapshots = []string{parent}
 	}
 	if len(snapshots) > 0 && disksLeave {
-		var commands []string
-		for _, s := range snapshots {
-			commands = append(commands, fmt.Sprintf("qm delsnapshot %d %s", c.VM.ID, words.Quote(s)))
-		}
+		commands := cluster.Each(snapshots, func(s string) string {
+			return fmt.Sprintf("qm delsnapshot %d %s", c.VM.ID, words.Quote(s))
+		})
 		add(strings.Join(commands, " && "), "the VM has snapshots (%s), whose disks can't leave it: delete them first", strings.Join(snapshots, ", "))
 	}
 	for _, what := range c.Found.Ties.Busy {
@@ -165,10 +164,9 @@ func (c Candidate) occupied(disksLeave bool) []cluster.Obstacle {
 
 // Tied lists what would be deleted with the VM.
 func (c Candidate) Tied() []cluster.Obstacle {
-	var out []cluster.Obstacle
-	for _, what := range c.Found.Ties.Dropped {
-		out = append(out, cluster.Obstacle{Text: fmt.Sprintf("the VM has %s, which a delete would drop: remove it, or use reimage", what)})
-	}
+	out := cluster.Each(c.Found.Ties.Dropped, func(what string) cluster.Obstacle {
+		return cluster.Obstacle{Text: fmt.Sprintf("the VM has %s, which a delete would drop: remove it, or use reimage", what)}
+	})
 	for _, e := range c.Found.Ties.ACL {
 		out = append(out, cluster.Obstacle{
 			Text: fmt.Sprintf("the VM has an ACL entry at %s (%s), which a delete would drop: remove it, and after the roll pveum acl modify %s; or use reimage",

@@ -12,11 +12,7 @@ import (
 
 // BringsConfig lists what in a build's image would configure a blank machine, and what to do about it.
 func BringsConfig(b cluster.Build) []string {
-	var out []string
-	for _, what := range b.OwnConfig() {
-		out = append(out, bringsConfig(what))
-	}
-	return out
+	return cluster.Each(b.OwnConfig(), bringsConfig)
 }
 
 func bringsConfig(what string) string {

@@ -126,10 +126,7 @@ func unreadText(f observe.Found) string {
 	if f.VM == nil {
 		return "it has no VM"
 	}
-	var why []string
-	for _, err := range f.Errs {
-		why = append(why, err.Error())
-	}
+	why := cluster.Each(f.Errs, error.Error)
 	return fmt.Sprintf("its machine could not be read: %s: bring it back first", words.OrNone(strings.Join(why, "; ")))
 }
 
@@ -205,11 +202,7 @@ func (d Decision) toRecreate(asked cluster.Strategy, against []cluster.Obstacle)
 
 // inWords returns obstacles that no single command lifts.
 func inWords(texts []string) []cluster.Obstacle {
-	var out []cluster.Obstacle
-	for _, text := range texts {
-		out = append(out, cluster.Obstacle{Text: text})
-	}
-	return out
+	return cluster.Each(texts, func(text string) cluster.Obstacle { return cluster.Obstacle{Text: text} })
 }
 
 // controllers create and delete VMs themselves, and mark the Nodes of those VMs.

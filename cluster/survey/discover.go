@@ -211,10 +211,7 @@ func (d Discovered) uuid() string {
 
 // excludable refuses to exclude a node that does not exist: it would be a typing error.
 func excludable(nodes []Discovered, exclude []string) error {
-	var names []string
-	for _, n := range nodes {
-		names = append(names, n.Name)
-	}
+	names := cluster.Each(nodes, func(n Discovered) string { return n.Name })
 	slices.SortFunc(names, cluster.CompareKeys)
 	for _, name := range exclude {
 		if !slices.Contains(names, name) {
@@ -321,11 +318,7 @@ func (d Discovery) Versions() ([]string, error) {
 		versions = append(versions, v)
 	}
 	slices.SortFunc(versions, func(a, b cluster.Version) int { return b.Compare(a) })
-	var out []string
-	for _, v := range slices.Compact(versions) {
-		out = append(out, v.String())
-	}
-	return out, nil
+	return cluster.Each(slices.Compact(versions), cluster.Version.String), nil
 }
 
 // knowPods marks on all VMs the drives that belong to pods, with one request to Kubernetes;
@@ -409,10 +402,7 @@ func addSeeds(ctx context.Context, talos cluster.StateReader, nodes []Discovered
 // list has, there may be more.
 func allListed(listed int, others []Discovered, kubernetes bool) error {
 	const fetch = "talosctl kubeconfig FILE writes a kubeconfig, and KUBECONFIG names it"
-	var names []string
-	for _, n := range others {
-		names = append(names, n.Name)
-	}
+	names := cluster.Each(others, func(n Discovered) string { return n.Name })
 	switch {
 	case kubernetes && listed == 0:
 		return fault.WithHint(fault.Refusedf("no node is known: Talos' discovery lists none, and neither does Kubernetes"),

@@ -277,11 +277,9 @@ func compareExtensions(b cluster.Build, m cluster.RunningSystem, old []cluster.L
 			names = append(names, e.Name)
 		}
 	}
-	var out []Comparison
-	for _, name := range names {
-		out = append(out, Comparison{What: "extension " + name, Found: have[name], Wanted: want[name], Same: have[name] == want[name]})
-	}
-	return out
+	return cluster.Each(names, func(name string) Comparison {
+		return Comparison{What: "extension " + name, Found: have[name], Wanted: want[name], Same: have[name] == want[name]}
+	})
 }
 
 // timeoutOf is how long the step of that name waits before it fails; 0: it has no such limit.

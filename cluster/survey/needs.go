@@ -58,11 +58,7 @@ func (m Missing) Held(path string) []string {
 
 // Lack finds a need among the missing ones.
 func (m Missing) Lack(n Need) (Lack, bool) {
-	i := slices.IndexFunc(m.Lacks, func(l Lack) bool { return compareNeeds(l.Need, n) == 0 })
-	if i < 0 {
-		return Lack{}, false
-	}
-	return m.Lacks[i], true
+	return cluster.Find(m.Lacks, func(l Lack) bool { return compareNeeds(l.Need, n) == 0 })
 }
 
 // String lists what is missing by path: "VM.Audit, VM.Allocate on /vms; …".
@@ -73,10 +69,7 @@ func (m Missing) String() string {
 			by[l.At] = append(by[l.At], l.Privilege)
 		}
 	}
-	var parts []string
-	for _, path := range m.paths() {
-		parts = append(parts, strings.Join(by[path], ", ")+" on "+path)
-	}
+	parts := cluster.Each(m.paths(), func(path string) string { return strings.Join(by[path], ", ") + " on " + path })
 	return strings.Join(parts, "; ")
 }
 

@@ -60,11 +60,7 @@ func (a Assessment) Storages() []string {
 
 // systemDisk is the proven system disk.
 func (a Assessment) systemDisk() (cluster.Disk, bool) {
-	i := slices.IndexFunc(a.disks, func(d cluster.Disk) bool { return a.System != "" && d.Key == a.System })
-	if i < 0 {
-		return cluster.Disk{}, false
-	}
-	return a.disks[i], true
+	return cluster.Find(a.disks, func(d cluster.Disk) bool { return a.System != "" && d.Key == a.System })
 }
 
 // etcd adds what etcd forbids for a control plane.

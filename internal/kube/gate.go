@@ -72,10 +72,7 @@ func (c *Client) resourceOf(ctx context.Context, g cluster.ObjectGate) (r metav1
 	}
 	i := slices.IndexFunc(list, func(r metav1.APIResource) bool { return r.Kind == g.Kind && slices.Contains(r.Verbs, "list") })
 	if i < 0 {
-		var kinds []string
-		for _, r := range list {
-			kinds = append(kinds, r.Kind)
-		}
+		kinds := cluster.Each(list, func(r metav1.APIResource) string { return r.Kind })
 		slices.Sort(kinds)
 		return r, fmt.Sprintf("%s has no kind %s, only %s", gv, g.Kind, strings.Join(slices.Compact(kinds), ", ")), nil
 	}

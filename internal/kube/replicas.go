@@ -112,11 +112,7 @@ func (c *Client) storageSystems() []storageSystem {
 
 func (c *Client) storageSystem(name string) (storageSystem, bool) {
 	all := c.storageSystems()
-	i := slices.IndexFunc(all, func(known storageSystem) bool { return known.name == name })
-	if i < 0 {
-		return storageSystem{}, false
-	}
-	return all[i], true
+	return cluster.Find(all, func(known storageSystem) bool { return known.name == name })
 }
 
 // withVersion finds a system whose objects are of that version.
