@@ -276,12 +276,7 @@ func (m Machine) InstallArgs() (named, running []string, byImage bool) {
 	named, byImage = docs.InstallArgs()
 	named = slices.DeleteFunc(named, func(arg string) bool { return strings.HasPrefix(arg, "-") }) // takes one away
 	has := strings.Fields(string(m.Cmdline))
-	for _, arg := range named {
-		if slices.Contains(has, arg) {
-			running = append(running, arg)
-		}
-	}
-	return named, running, byImage
+	return named, Where(named, func(arg string) bool { return slices.Contains(has, arg) }), byImage
 }
 
 // ArgsLost are arguments that the running kernel has from the configuration alone, and the wanted image has not. Those
@@ -292,7 +287,7 @@ func (w Wanted) ArgsLost(m Machine) []string {
 	if len(running) == 0 {
 		return nil
 	}
-	image, _ := config.ParseSchematic(m.Schematic.YAML) // an unreadable one is a reason of its drift
+	image := m.Schematic.stated()
 	times := map[string]int{}
 	for arg := range strings.FieldsSeq(string(m.Cmdline)) {
 		times[ArgName(arg)]++
@@ -328,7 +323,8 @@ func (w Wanted) TellArgs(vm VM, m Machine) []string {
 	}
 	var out []string
 	named, running, byImage := m.InstallArgs()
-	if missing := shownArgs(slices.DeleteFunc(named, func(arg string) bool { return slices.Contains(running, arg) })); len(missing) > 0 {
+	named = slices.DeleteFunc(named, func(arg string) bool { return slices.Contains(running, arg) })
+	if missing := Each(named, ShownArg); len(missing) > 0 {
 		out = append(out, fmt.Sprintf("its configuration names the kernel %s %s (machine.install.extraKernelArgs), which its kernel does not have: %s",
 			words.Plural(len(missing), "argument"), strings.Join(missing, " "), whenArgs(vm, m, byImage)))
 	}
@@ -338,14 +334,10 @@ func (w Wanted) TellArgs(vm VM, m Machine) []string {
 			after = append(after, fmt.Sprintf("%s (%s)", s, why))
 		}
 	}
-	if lost := shownArgs(w.ArgsLost(m)); len(lost) > 0 && len(after) > 0 {
+	if lost := Each(w.ArgsLost(m), ShownArg); len(lost) > 0 && len(after) > 0 {
 		out = append(out, fmt.Sprintf("its kernel has %s from machine.install.extraKernelArgs, and its next one would not after %s", strings.Join(lost, " "), strings.Join(after, ", ")))
 	}
 	return out
-}
-
-func shownArgs(args []string) []string {
-	return Each(args, ShownArg)
 }
 
 // ByGRUB says whether GRUB boots the machine: it does with SeaBIOS, and with UEFI where an installer before
@@ -407,12 +399,7 @@ const (
 // Omni returns what joins the machine to Omni: kernel arguments that it was booted with, and the
 // document of its configuration.
 func (m Machine) Omni() []string {
-	var out []string
-	for _, arg := range m.ConfigArgs {
-		if ArgName(arg) == omniArg {
-			out = append(out, arg)
-		}
-	}
+	out := Where(m.ConfigArgs, func(arg string) bool { return ArgName(arg) == omniArg })
 	if len(m.Configs.Active) == 0 {
 		return out
 	}

@@ -55,18 +55,10 @@ func (e *HostsAway) VM(id VMID) (VM, bool) {
 
 // Without leaves out these VMs, and hosts that have no others.
 func (e *HostsAway) Without(ids []VMID) *HostsAway {
-	rest := &HostsAway{}
-	for _, vm := range e.VMs {
-		if !slices.Contains(ids, vm.ID) {
-			rest.VMs = append(rest.VMs, vm)
-		}
-	}
-	for _, h := range e.Hosts {
-		if slices.ContainsFunc(rest.VMs, func(vm VM) bool { return vm.Host == h.Name }) {
-			rest.Hosts = append(rest.Hosts, h)
-		}
-	}
-	return rest
+	left := Where(e.VMs, func(vm VM) bool { return !slices.Contains(ids, vm.ID) })
+	return &HostsAway{VMs: left, Hosts: Where(e.Hosts, func(h AwayHost) bool {
+		return slices.ContainsFunc(left, func(vm VM) bool { return vm.Host == h.Name })
+	})}
 }
 
 // Hinted returns the error with a hint for each host.

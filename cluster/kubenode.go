@@ -115,6 +115,14 @@ const (
 	Worker       = "worker"
 )
 
+// RoleOf is the role of a node.
+func RoleOf(controlPlane bool) string {
+	if controlPlane {
+		return ControlPlane
+	}
+	return Worker
+}
+
 // LacksNode says what Kubernetes does not know yet about a node's current boot.
 func LacksNode(ctx context.Context, kube NodeReader, node, uuid, bootID string) (string, error) {
 	k, err := kube.Node(ctx, node)
@@ -153,11 +161,11 @@ func IsWatched(lacks string) bool {
 // Settling is what a wait reports of a node that lacks nothing, until the settling time is over.
 const Settling = "healthy, settling"
 
-const bootUnseen = "Kubernetes has not seen this boot yet"
-
-const nodeNotReady = "its Node is not Ready"
-
-const nodeUnknown = "Kubernetes does not know it yet"
+const (
+	bootUnseen   = "Kubernetes has not seen this boot yet"
+	nodeNotReady = "its Node is not Ready"
+	nodeUnknown  = "Kubernetes does not know it yet"
+)
 
 // Unanswered adds to a failed wait the change that got no answer: it may never have happened.
 func Unanswered(lost, waited error) error {
@@ -295,7 +303,6 @@ func (e *FinalError) Unwrap() error { return e.Err }
 type UnprovenError struct{ Err error }
 
 func (e *UnprovenError) Error() string { return e.Err.Error() }
-
 func (e *UnprovenError) Unwrap() error { return e.Err }
 
 // Requests that are sent without a digest.

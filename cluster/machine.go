@@ -11,7 +11,6 @@ import (
 	"io"
 	"io/fs"
 	"net/netip"
-	"slices"
 	"strconv"
 	"strings"
 
@@ -213,11 +212,11 @@ func BlankAddress(addr netip.Addr, vm VM, m Machine, b Build) (set *BlankSetting
 // InstallDisk is the disk that the machine runs from, to be named in its configuration; the zero value
 // if nothing names it.
 func (m Machine) InstallDisk() MachineDisk {
-	i := slices.IndexFunc(m.Disks, func(d MachineDisk) bool { return d.Device == m.SystemDisk })
-	if i < 0 || m.Disks[i].Serial == "" && m.Disks[i].WWID == "" && m.Disks[i].BusPath == "" {
+	d, _ := Find(m.Disks, func(d MachineDisk) bool { return d.Device == m.SystemDisk })
+	if d.Serial+d.WWID+d.BusPath == "" {
 		return MachineDisk{}
 	}
-	return m.Disks[i]
+	return d
 }
 
 // MachineFiles are the files of one running machine.

@@ -201,13 +201,11 @@ func (s Strategy) SwapsInVM() bool { return s.VM() == VMOff && s.System() != Sys
 
 // DisksWith lists the disks that carry a volume with that label, one entry for each volume.
 func (m Machine) DisksWith(label string) []string {
-	var out []string
-	for _, v := range m.Volumes {
-		if v.Label == label {
-			out = append(out, v.Disk)
-		}
-	}
-	return out
+	return m.disksWhere(func(v Volume) bool { return v.Label == label })
+}
+
+func (m Machine) disksWhere(is func(Volume) bool) []string {
+	return Each(Where(m.Volumes, is), func(v Volume) string { return v.Disk })
 }
 
 // BootFailure is the policy for a node that does not come back from an in-place upgrade.

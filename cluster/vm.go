@@ -212,12 +212,8 @@ func DrivesOf(vm VM) string {
 	if err != nil {
 		return "drives that can't be read"
 	}
-	var have []string
-	for _, d := range disks {
-		if !d.CDROM {
-			have = append(have, d.Key+" ("+d.Volid+")")
-		}
-	}
+	disks = slices.DeleteFunc(disks, func(d Disk) bool { return d.CDROM })
+	have := Each(disks, func(d Disk) string { return d.Key + " (" + d.Volid + ")" })
 	if len(have) == 0 {
 		return "no disk"
 	}

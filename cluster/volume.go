@@ -173,13 +173,7 @@ func (m Machine) DisksOf(p string) []string {
 	if mount == "" || mount == ephemeralMount {
 		return m.DisksWith("EPHEMERAL")
 	}
-	var on []string
-	for _, v := range m.Volumes {
-		if v.Mount == mount {
-			on = append(on, v.Disk)
-		}
-	}
-	return on
+	return m.disksWhere(func(v Volume) bool { return v.Mount == mount })
 }
 
 // below says whether a path is dir or in it.
@@ -207,12 +201,8 @@ func (m Machine) PoolElsewhere(format, group string) bool {
 // BareSystemDisk says whether the system disk has only what Talos itself requires, so that it holds
 // no data. That is unknown for a machine that does not answer.
 func (m Machine) BareSystemDisk() bool {
-	for _, v := range m.Volumes {
-		if v.Disk == m.SystemDisk && !slices.Contains(SystemOnly, v.Label) {
-			return false
-		}
-	}
-	return !m.Remembered && m.SystemDisk != "" && len(m.DisksWith("EPHEMERAL")) > 0
+	more := slices.ContainsFunc(m.Volumes, func(v Volume) bool { return v.Disk == m.SystemDisk && !slices.Contains(SystemOnly, v.Label) })
+	return !more && !m.Remembered && m.SystemDisk != "" && len(m.DisksWith("EPHEMERAL")) > 0
 }
 
 // DiskUse says whether the machine uses one of its disks.
@@ -287,12 +277,7 @@ func (s VolumeStatus) Exists() bool { return s.Ready() || s.Location != "" }
 
 // VolumeStatus returns the volume of the machine's configuration with that ID.
 func (m Machine) VolumeStatus(id string) (VolumeStatus, bool) {
-	for _, s := range m.VolumeStatuses {
-		if s.ID == id {
-			return s, true
-		}
-	}
-	return VolumeStatus{}, false
+	return Find(m.VolumeStatuses, func(s VolumeStatus) bool { return s.ID == id })
 }
 
 // HasVolume says whether the volume of that ID has been made: Talos has it somewhere, or would find it by the label of

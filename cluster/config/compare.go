@@ -286,12 +286,7 @@ func (d Documents) DiscoveryService() bool {
 
 // Hostname is the name that the configuration gives its machine; "" if it gives none.
 func (d Documents) Hostname() string {
-	for _, name := range d.said([]string{"machine", "network", "hostname"}, "HostnameConfig", []string{"hostname"}) {
-		if name != "" {
-			return name
-		}
-	}
-	return ""
+	return cmp.Or(d.said([]string{"machine", "network", "hostname"}, "HostnameConfig", []string{"hostname"})...)
 }
 
 // KubeSpan says whether the configuration has its machine take part in KubeSpan (machine.network.kubespan, or the
@@ -307,7 +302,7 @@ func (d Documents) said(main []string, kind string, path []string) (values []str
 		if doc.id != MainDocument {
 			at = path
 		}
-		if name, _, _ := strings.Cut(doc.id, " "); doc.root == nil || doc.id != MainDocument && name != kind {
+		if doc.root == nil || doc.id != MainDocument && doc.kind() != kind {
 			continue
 		}
 		if v := doc.root.at(at); v != nil {
@@ -319,12 +314,7 @@ func (d Documents) said(main []string, kind string, path []string) (values []str
 
 // Has says whether the configuration has a document of a kind.
 func (d Documents) Has(kind string) bool {
-	for _, doc := range d.list {
-		if name, _, _ := strings.Cut(doc.id, " "); name == kind {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(d.list, func(doc document) bool { return doc.kind() == kind })
 }
 
 // InstallArgs are the kernel arguments of machine.install.extraKernelArgs; byImage says that GRUB is to

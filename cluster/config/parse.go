@@ -32,6 +32,12 @@ type document struct {
 	root *value
 }
 
+// kind is the first word of the id.
+func (d document) kind() string {
+	kind, _, _ := strings.Cut(d.id, " ")
+	return kind
+}
+
 // value is a YAML value without its style: exactly one of fields, items and scalar is meant.
 type value struct {
 	kind   kind

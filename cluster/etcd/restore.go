@@ -144,7 +144,7 @@ func requireSingle(ctx context.Context, talos cluster.MemberReader, node string,
 	if err != nil {
 		return fault.EtcdSnapshot.Errorf("whether %s is the only control plane can't be determined: %w", node, err)
 	}
-	var others, unknown []string
+	var others []string
 	known := map[string]bool{}
 	for _, m := range members {
 		known[m.Nodename] = true
@@ -155,12 +155,7 @@ func requireSingle(ctx context.Context, talos cluster.MemberReader, node string,
 	if len(others) > 0 {
 		return notSingle(node, others...)
 	}
-	for _, n := range nodes {
-		if !known[n] {
-			unknown = append(unknown, n)
-		}
-	}
-	if len(unknown) > 0 {
+	if unknown := cluster.Where(nodes, func(n string) bool { return !known[n] }); len(unknown) > 0 {
 		return fault.WithHint(fault.EtcdSnapshot.Refusedf("whether %s is the only control plane can't be determined: Talos' discovery does not know %s at present", node, strings.Join(unknown, ", ")),
 			"start what is off, or take out of nodes in recast.yaml what is gone for good; where discovery is switched off, and %s has always been the only one: %s", node, disasterRecovery)
 	}

@@ -6,7 +6,6 @@
 package etcd
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -55,7 +54,8 @@ func (v View) Fit() ([]cluster.EtcdMember, error) {
 		return nil, fault.WithHint(fault.EtcdSnapshot.Refusedf("no member of etcd that answers follows a leader, so none is known to be up to date"),
 			"talosctl etcd status; bring etcd back first; talosctl etcd snapshot takes what a member has without that")
 	}
-	slices.SortStableFunc(fit, func(a, b cluster.EtcdMember) int { return cmp.Compare(v.rank(a), v.rank(b)) })
+	leads := func(m cluster.EtcdMember) bool { return v.Statuses[m.ID].Leader == m.ID } // it has everything that was committed
+	slices.SortStableFunc(fit, func(a, b cluster.EtcdMember) int { return cluster.TrueFirst(leads(a), leads(b)) })
 	return fit, nil
 }
 
@@ -151,14 +151,6 @@ func (v View) nameOf(id uint64) string {
 		}
 	}
 	return fmt.Sprintf("%x", id)
-}
-
-// rank orders members: the leader comes first, because it has everything that was committed.
-func (v View) rank(m cluster.EtcdMember) int {
-	if v.Statuses[m.ID].Leader == m.ID {
-		return 0
-	}
-	return 1
 }
 
 // skew reports members that are more than one minor version apart, which etcd does not support.

@@ -232,12 +232,8 @@ const configDiffers = "config"
 
 // ConfigReason says how the node's machine configuration differs; "": it does not.
 func (d Drift) ConfigReason() string {
-	for _, r := range d.Reasons {
-		if r.Code == configDiffers {
-			return r.Text
-		}
-	}
-	return ""
+	r, _ := cluster.Find(d.Reasons, func(r cluster.Reason) bool { return r.Code == configDiffers })
+	return r.Text
 }
 
 // diffConfig compares a node's machine configuration. The reason names the first fields that

@@ -38,12 +38,7 @@ func (o Observation) Hidden(vm cluster.VM) []string {
 		out = append(out, fmt.Sprintf("%s: whether one of them uses %s too, on a storage that is not known to be local, can't be determined: bring %s back first",
 			o.Away.Error(), strings.Join(exposed, ", "), o.Away.Names()))
 	}
-	var numbered []cluster.VM
-	for _, there := range o.Away.VMs {
-		if slices.Contains(o.ParkingIDs, there.ID) {
-			numbered = append(numbered, there)
-		}
-	}
+	numbered := cluster.Where(o.Away.VMs, func(vm cluster.VM) bool { return slices.Contains(o.ParkingIDs, vm.ID) })
 	if len(numbered) > 0 {
 		out = append(out, fmt.Sprintf("%s: %s may be a parking VM with an unfinished replacement of this node: bring %s back first",
 			o.Away.Who(), cluster.Numbers(numbered), o.Away.Names()))
@@ -78,13 +73,7 @@ func (o Observation) Namesakes(vm cluster.VM, storage string) []cluster.VM {
 	if !o.Local(storage) {
 		return o.VMs
 	}
-	var same []cluster.VM
-	for _, other := range o.VMs {
-		if other.Host == vm.Host {
-			same = append(same, other)
-		}
-	}
-	return same
+	return cluster.Where(o.VMs, func(other cluster.VM) bool { return other.Host == vm.Host })
 }
 
 // QuorumOnOneHost warns of a Proxmox host with so many control planes that etcd has no quorum without that host.

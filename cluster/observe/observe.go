@@ -73,12 +73,7 @@ func goneForGood(k *cluster.KubeNode) string {
 }
 
 func MatchVM(w cluster.Wanted, f *Found, o *Observation, uuid string) error {
-	var matches []cluster.VM
-	for _, vm := range o.VMs {
-		if vm.UUID() == uuid {
-			matches = append(matches, vm)
-		}
-	}
+	matches := cluster.Where(o.VMs, func(vm cluster.VM) bool { return vm.UUID() == uuid })
 	switch {
 	case len(matches) > 1:
 		return fault.WithHint(fault.UUIDMismatch.Configf("node %s: %d VMs have its SMBIOS UUID %s: %v", w.Name, len(matches), uuid, matches),

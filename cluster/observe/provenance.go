@@ -224,7 +224,7 @@ func (j judged) find(schematicID string) (known, kin *KnownBuild) {
 	builds := slices.Clone(j.Known)
 	slices.SortStableFunc(builds, func(a, b KnownBuild) int {
 		running := j.Claims.TalosVersion
-		return cmp.Or(rank(a.Build.TalosVersion == running, b.Build.TalosVersion == running), rank(a.Present, b.Present))
+		return cmp.Or(cluster.TrueFirst(a.Build.TalosVersion == running, b.Build.TalosVersion == running), cluster.TrueFirst(a.Present, b.Present))
 	})
 	for i, b := range builds {
 		switch {
@@ -238,17 +238,6 @@ func (j judged) find(schematicID string) (known, kin *KnownBuild) {
 		return known, nil
 	}
 	return nil, kin
-}
-
-// rank orders true before false.
-func rank(a, b bool) int {
-	switch {
-	case a == b:
-		return 0
-	case a:
-		return -1
-	}
-	return 1
 }
 
 // idOf returns the ID of a schematic: the hash of its text, as Image Factory computes it.

@@ -100,25 +100,23 @@ func (n *NodePlan) PutBack(because string) {
 // returns false if a new plan is better: the machine answers, and the build that it should get is unknown.
 func planReboot(n *NodePlan, o observe.Observation) bool {
 	mark := n.Found.Node.Mark
-	if mark.Strategy.KeepsImage() {
-		n.Resume, n.Run, n.Strategy, n.EtcdKept = true, mark.Run, cluster.ApplyConfig, true
-		n.Why = fmt.Sprintf("run %s rebooted it for its configuration and did not finish: it is waited for, then everything is checked again", mark.Run)
-		if n.Found.Node.ControlPlane {
-			n.Role = cluster.ControlPlane
-		}
-		return true
-	}
 	build, known := o.Build(n.Wanted, mark.Build)
-	if !known && n.Found.Machine != nil {
+	switch {
+	case mark.Strategy.KeepsImage():
+		n.Strategy = cluster.ApplyConfig
+		n.Why = fmt.Sprintf("run %s rebooted it for its configuration and did not finish: it is waited for, then everything is checked again", mark.Run)
+	case !known && n.Found.Machine != nil:
 		return false
+	default:
+		n.Strategy = cluster.InPlace
+		n.Why = fmt.Sprintf("run %s began to upgrade it in place and did not finish", mark.Run)
+		if known {
+			n.Wanted.Build = build
+		}
 	}
-	n.Resume, n.Run, n.Strategy, n.EtcdKept = true, mark.Run, cluster.InPlace, true
-	n.Why = fmt.Sprintf("run %s began to upgrade it in place and did not finish", mark.Run)
+	n.Resume, n.Run, n.EtcdKept = true, mark.Run, true
 	if n.Found.Node.ControlPlane {
 		n.Role = cluster.ControlPlane
-	}
-	if known {
-		n.Wanted.Build = build
 	}
 	return true
 }

@@ -260,7 +260,7 @@ func (p worldOf) warn() {
 	if !p.o.Quorate {
 		p.Warn = append(p.Warn, "the Proxmox cluster has no quorum: a roll will refuse to start")
 	}
-	p.warnByHand()
+	p.Warn = append(p.Warn, p.LeftByHand()...)
 	if p.o.Away != nil {
 		p.Warn = append(p.Warn, p.o.Away.Error())
 	}
@@ -275,14 +275,18 @@ func (p worldOf) warn() {
 	}
 }
 
-func ForNode(w cluster.Wanted, f observe.Found, o observe.Observation, past cluster.History, p Policy) NodePlan {
-	n := NodePlan{Node: w.Name, Role: cluster.Worker, Addr: f.Addr, Drift: observe.Diff(w, f, past), Wanted: w, Found: f, leavesConfig: !p.does(Config)}
-	if f.Machine != nil && f.Machine.ControlPlane {
-		n.Role = cluster.ControlPlane
-	}
+// planOf begins the plan of a node.
+func planOf(w cluster.Wanted, f observe.Found) NodePlan {
+	n := NodePlan{Node: w.Name, Role: cluster.RoleOf(f.Machine != nil && f.Machine.ControlPlane), Addr: f.Addr, Wanted: w, Found: f}
 	if f.VM != nil {
 		n.VMID, n.Host, n.UUID, n.Digest = f.VM.ID, f.VM.Host, f.VM.UUID(), f.VM.Digest
 	}
+	return n
+}
+
+func ForNode(w cluster.Wanted, f observe.Found, o observe.Observation, past cluster.History, p Policy) NodePlan {
+	n := planOf(w, f)
+	n.Drift, n.leavesConfig = observe.Diff(w, f, past), !p.does(Config)
 	switch {
 	case f.Away:
 		PlanAway(&n, o.Away)

@@ -2,7 +2,6 @@ package planning
 
 import (
 	"bytes"
-	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
@@ -90,7 +89,7 @@ func (p *follower) inOrder() {
 		nodes = append(nodes, n)
 	}
 	slices.SortStableFunc(nodes, func(a, b NodePlan) int { // a planned surge node may exist by now: it goes last
-		return cmp.Compare(map[bool]int{true: 1}[a.Phase == SurgeEnd], map[bool]int{true: 1}[b.Phase == SurgeEnd])
+		return cluster.TrueFirst(a.Phase != SurgeEnd, b.Phase != SurgeEnd)
 	})
 	p.Nodes = nodes
 	p.Arrange()

@@ -114,13 +114,11 @@ func (p worldOf) space() {
 // planReshape gives a node whose system is right another VM around it.
 func planReshape(n *NodePlan, o observe.Observation, p Policy) {
 	n.Strategy, n.EtcdKept, n.Why = cluster.Reshape, true, "reshape: only its VM is not as wanted"
-	switch {
-	case len(n.Found.Shape.At(shape.Off)) == 0:
+	if len(n.Found.Shape.At(shape.Off)) == 0 {
 		n.Why += "; it stays up"
 		return
-	default:
-		n.Why += "; it takes a VM that is off"
 	}
+	n.Why += "; it takes a VM that is off"
 	if n.Role == cluster.ControlPlane {
 		refused, warn := strategy.EtcdRules(len(o.ControlPlanes()), false, false, cluster.Reshape, p.AcceptOutage)
 		n.Refused, n.Notes = append(n.Refused, refused...), append(n.Notes, warn...)

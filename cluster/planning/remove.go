@@ -22,14 +22,7 @@ func ForRemove(clusterName string, wanted []cluster.Wanted, o observe.Observatio
 	if i < 0 {
 		return Plan{}, fault.WithHint(fault.Configf("no node %q in the configuration", node), "leave it in recast.yaml until it is removed")
 	}
-	f := o.Found[i]
-	n := NodePlan{Node: node, Role: cluster.Worker, Addr: f.Addr, Wanted: wanted[i], Found: f}
-	if f.VM != nil {
-		n.VMID, n.Host, n.UUID, n.Digest = f.VM.ID, f.VM.Host, f.VM.UUID(), f.VM.Digest
-	}
-	if f.Machine != nil && f.Machine.ControlPlane {
-		n.Role = cluster.ControlPlane
-	}
+	f, n := o.Found[i], planOf(wanted[i], o.Found[i])
 	switch {
 	case f.Away:
 		PlanAway(&n, o.Away)

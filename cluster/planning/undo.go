@@ -310,10 +310,8 @@ func forRollback(ctx context.Context, clusterName string, wanted []cluster.Wante
 		if !p.Selects(w.Name) {
 			continue
 		}
-		n := NodePlan{Node: w.Name, Role: cluster.Worker, Addr: f.Addr, Wanted: w, Found: f, EtcdKept: true}
-		if f.VM != nil {
-			n.VMID, n.Host, n.UUID, n.Digest = f.VM.ID, f.VM.Host, f.VM.UUID(), f.VM.Digest
-		}
+		n := planOf(w, f)
+		n.Role, n.EtcdKept = cluster.Worker, true
 		if err := planRollback(ctx, &n, o, talos, m, p); err != nil {
 			return Plan{}, fmt.Errorf("node %s: %w", w.Name, err)
 		}

@@ -436,14 +436,11 @@ func (j *judgement) retain() {
 	for m, list := range byNode {
 		node := m.node
 		list = slices.DeleteFunc(list, func(i int) bool { return j.judgeGivenUp(i) })
-		open := slices.IndexFunc(j.parkings, func(p parking.Parking) bool { return p.Record.Node == node && p.Record.Open })
 		for _, i := range list {
 			v, newer := &j.kept[i], j.newerThan(i, list)
 			rank := len(newer)
 			switch {
-			case open >= 0 && j.parkings[open].VM.ID != v.Parking:
-				v.Keep = append(v.Keep, fmt.Sprintf("%s holds the unfinished replacement of node %s", j.parkings[open].VM, node))
-			case len(v.Keep) > 0:
+			case j.unfinished(v), len(v.Keep) > 0:
 			case v.OfRemoved && j.vmBefore(*v) != nil:
 				v.Keep = append(v.Keep, fmt.Sprintf("%s is there again: look at both", *j.vmBefore(*v)))
 			case v.OfRemoved:
@@ -468,33 +465,29 @@ func (j *judgement) retain() {
 // vmOf returns the VM whose disks a parking VM keeps; nil if it no longer exists.
 func (j *judgement) vmOf(parking cluster.VMID) *cluster.VM {
 	rec := parkingWith(j.parkings, parking).Record
-	at := slices.IndexFunc(j.vms, func(vm cluster.VM) bool { return vm.ID == rec.VMID && vm.UUID() == rec.UUID })
-	if at < 0 {
-		return nil
-	}
-	return &j.vms[at]
+	return pointer(j.vms, func(vm cluster.VM) bool { return vm.ID == rec.VMID && vm.UUID() == rec.UUID })
 }
 
 // vmBefore is vmOf for a disk of a node that was removed, and may have been made again since.
 func (j *judgement) vmBefore(v KeptVerdict) *cluster.VM {
 	kept := parkingWith(j.parkings, v.Parking).Record.Kept
-	i := slices.IndexFunc(kept, func(k parking.KeptDisk) bool { return k.Key == v.Key && k.UUID != "" })
-	if i < 0 {
+	k, known := cluster.Find(kept, func(k parking.KeptDisk) bool { return k.Key == v.Key && k.UUID != "" })
+	if !known {
 		return j.vmOf(v.Parking)
 	}
-	at := slices.IndexFunc(j.vms, func(vm cluster.VM) bool { return vm.UUID() == kept[i].UUID })
-	if at < 0 {
-		return nil
-	}
-	return &j.vms[at]
+	return pointer(j.vms, func(vm cluster.VM) bool { return vm.UUID() == k.UUID })
 }
 
 func parkingWith(parkings []parking.Parking, id cluster.VMID) *parking.Parking {
-	i := slices.IndexFunc(parkings, func(p parking.Parking) bool { return p.VM.ID == id })
-	if i < 0 {
-		return nil
+	return pointer(parkings, func(p parking.Parking) bool { return p.VM.ID == id })
+}
+
+// pointer points at the first that is the one; nil if none is.
+func pointer[T any](all []T, is func(T) bool) *T {
+	if i := slices.IndexFunc(all, is); i >= 0 {
+		return &all[i]
 	}
-	return &parkings[i]
+	return nil
 }
 
 func wayBack(rank int, node string) string {
@@ -512,16 +505,23 @@ func (j *judgement) judgeGivenUp(i int) bool {
 	if !v.GivenUp {
 		return false
 	}
-	open := slices.IndexFunc(j.parkings, func(p parking.Parking) bool { return p.Record.Node == v.Node && p.Record.Open })
 	switch vm := j.vmOf(v.Parking); {
-	case open >= 0 && j.parkings[open].VM.ID != v.Parking:
-		v.Keep = append(v.Keep, fmt.Sprintf("%s holds the unfinished replacement of node %s", j.parkings[open].VM, v.Node))
-	case len(v.Keep) > 0:
+	case j.unfinished(v), len(v.Keep) > 0:
 	case !slices.Contains(j.Nodes, v.Node) && vm != nil:
 		v.Keep = append(v.Keep, j.notOurs(v.Node, *vm))
 	default:
 		v.Goes = fmt.Sprintf("run %s had made it and was given up: nothing boots it", v.Run)
 	}
+	return true
+}
+
+// unfinished keeps a disk, and says so, while another parking VM holds the unfinished replacement of its node.
+func (j *judgement) unfinished(v *KeptVerdict) bool {
+	open := pointer(j.parkings, func(p parking.Parking) bool { return p.Record.Node == v.Node && p.Record.Open })
+	if open == nil || open.VM.ID == v.Parking {
+		return false
+	}
+	v.Keep = append(v.Keep, fmt.Sprintf("%s holds the unfinished replacement of node %s", open.VM, v.Node))
 	return true
 }
 

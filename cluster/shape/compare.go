@@ -396,12 +396,8 @@ func byHand(vm cluster.VM, to string) string {
 
 // Moves is the host to which the VM is to be migrated at that time; "" if to none.
 func (ds Differences) Moves(w When) string {
-	for _, d := range ds.At(w) {
-		if d.Key == hostKey {
-			return d.Wanted
-		}
-	}
-	return ""
+	d, _ := cluster.Find(ds.At(w), func(d Difference) bool { return d.Key == hostKey })
+	return d.Wanted
 }
 
 // Settle says when the difference of the host is put right, if there is one.

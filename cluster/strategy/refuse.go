@@ -89,19 +89,29 @@ func (c Candidate) AgainstReshape() []cluster.Obstacle {
 		return twice
 	}
 	out := c.occupied(false)
-	system, err := cluster.ProveSystemDisk(c.VM, c.Machine, c.SystemDisk)
-	if err != nil {
-		return append(out, inWords([]string{strings.Join(append([]string{err.Error()}, fault.Hints(err)...), ": ")})...)
+	var err error
+	if c.System, err = cluster.ProveSystemDisk(c.VM, c.Machine, c.SystemDisk); err != nil {
+		return append(out, inWords(hinted(err))...)
 	}
-	if system.Flag("snapshot") {
-		out = append(out, inWords([]string{thrownAway("system disk " + system.Key)})...)
+	if c.System.Flag("snapshot") {
+		out = append(out, inWords([]string{thrownAway("system disk " + c.System.Key)})...)
 	}
-	c.System = system
-	if c.Disks, err = c.VM.Disks(); err != nil {
-		return append(out, inWords([]string{err.Error()})...)
+	if c = c.withDisks(); c.DisksErr != nil {
+		return append(out, inWords([]string{c.DisksErr.Error()})...)
 	}
-	c.Disks = slices.DeleteFunc(c.Disks, cluster.Disk.CSI)
 	return append(out, c.Entangled()...)
+}
+
+// withDisks has the VM's disks, but for those of pods, which the drain detaches.
+func (c Candidate) withDisks() Candidate {
+	c.Disks, c.DisksErr = c.VM.Disks()
+	c.Disks = slices.DeleteFunc(c.Disks, cluster.Disk.CSI)
+	return c
+}
+
+// hinted is an error with what lifts it.
+func hinted(err error) []string {
+	return []string{strings.Join(append([]string{err.Error()}, fault.Hints(err)...), ": ")}
 }
 
 // AgainstRemove says why the VM can't be emptied and deleted.
@@ -109,11 +119,9 @@ func (c Candidate) AgainstRemove() []string {
 	if twice := c.Doubled(); len(twice) > 0 {
 		return cluster.Texts(twice)
 	}
-	var err error
-	if c.Disks, err = c.VM.Disks(); err != nil {
-		return []string{err.Error() + ": correct the VM's configuration"}
+	if c = c.withDisks(); c.DisksErr != nil {
+		return []string{c.DisksErr.Error() + ": correct the VM's configuration"}
 	}
-	c.Disks = slices.DeleteFunc(c.Disks, cluster.Disk.CSI)
 	return slices.Concat(cluster.Texts(c.Occupied()), cluster.Texts(c.Entangled()), cluster.Texts(c.Replicated(cluster.Recreate)), c.Immovable(cluster.Recreate))
 }
 
@@ -192,7 +200,7 @@ func (c Candidate) Tied() []cluster.Obstacle {
 func (c Candidate) againstReplacing() []cluster.Obstacle {
 	out := append(misfit(c), c.unreadable(true)...)
 	if c.SystemErr != nil {
-		out = append(out, strings.Join(append([]string{c.SystemErr.Error()}, fault.Hints(c.SystemErr)...), ": "))
+		out = append(out, hinted(c.SystemErr)...)
 	}
 	if c.DisksErr != nil {
 		out = append(out, c.DisksErr.Error()+": correct the VM's configuration")
@@ -377,14 +385,14 @@ func (c Candidate) Entangled() []cluster.Obstacle {
 func (c Candidate) Immovable(s cluster.Strategy) []string {
 	var out []string
 	for _, d := range parkedDisks(c.Disks, c.VM.ID, s, c.System.Key) {
-		i := slices.IndexFunc(c.Observation.Storages, func(s cluster.Storage) bool { return s.Name == d.Storage() })
+		on, listed := cluster.Find(c.Observation.Storages, func(s cluster.Storage) bool { return s.Name == d.Storage() })
 		switch {
-		case i < 0:
+		case !listed:
 			out = append(out, fmt.Sprintf("%s (%s) is on storage %s, which Proxmox does not list: grant the token Datastore.Audit there",
 				d.Key, d.Volid, d.Storage()))
-		case !slices.Contains(cluster.Reassigns, c.Observation.Storages[i].Type):
+		case !on.CanReassign():
 			out = append(out, fmt.Sprintf("%s (%s) is on storage %s of type %s, which can't give a disk to another VM: move it to another storage",
-				d.Key, d.Volid, d.Storage(), c.Observation.Storages[i].Type))
+				d.Key, d.Volid, d.Storage(), on.Type))
 		case d.Key == c.System.Key && d.Option("model") != "":
 			// The only option that drives on another bus can have and SCSI drives can't
 			// (PVE/QemuServer/Drive.pm): Proxmox would not move it.
@@ -401,7 +409,7 @@ func (c Candidate) Untellable() []string {
 	}
 	drives := slices.DeleteFunc(slices.Clone(c.Disks), func(d cluster.Disk) bool { return !d.Bootable() })
 	if _, err := cluster.PersistentVolumes(c.VM, drives, c.Machine, c.System); err != nil {
-		return []string{strings.Join(append([]string{err.Error()}, fault.Hints(err)...), ": ")}
+		return hinted(err)
 	}
 	return nil
 }

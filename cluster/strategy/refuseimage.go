@@ -6,7 +6,6 @@ import (
 	"strings"
 
 	"github.com/recast-sh/recast/cluster"
-	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/words"
 )
 
@@ -30,13 +29,7 @@ func (c Candidate) oneWay() []string {
 		return nil
 	}
 	has := c.Machine.OwnConfig()
-	var out []string
-	for _, what := range brings {
-		if !slices.Contains(has, what) {
-			out = append(out, bringsConfig(what))
-		}
-	}
-	return out
+	return cluster.Each(slices.DeleteFunc(brings, func(what string) bool { return slices.Contains(has, what) }), bringsConfig)
 }
 
 // omni says why Omni would undo an upgrade in place. An image without the kernel argument ends that.
@@ -58,14 +51,11 @@ func (c Candidate) omni() []string {
 
 // leavesOmni notes that an image removes what joined the machine to Omni.
 func leavesOmni(c Candidate) []string {
-	var out []string
 	after := c.Machine.OmniAfter(c.Build)
-	for _, arg := range c.Machine.Omni() {
-		if !slices.Contains(after, arg) {
-			out = append(out, fmt.Sprintf("its image no longer joins it to Omni (%s): remove the machine in Omni, too", arg))
-		}
-	}
-	return out
+	left := cluster.Where(c.Machine.Omni(), func(arg string) bool { return !slices.Contains(after, arg) })
+	return cluster.Each(left, func(arg string) string {
+		return fmt.Sprintf("its image no longer joins it to Omni (%s): remove the machine in Omni, too", arg)
+	})
 }
 
 // keepsOmni says why Omni would undo a new system disk: the node gets back the configuration that joins it to Omni.
@@ -148,7 +138,7 @@ func (c Candidate) unreadable(newDisk bool) []string {
 	if file := c.Found.File; err == nil || newDisk && file != nil && (file.Err != nil || file.Differs()) {
 		return nil
 	}
-	return []string{strings.Join(append([]string{err.Error()}, fault.Hints(err)...), ": ")}
+	return hinted(err)
 }
 
 // otherArch says how architectures differ. Only the locked architecture of an installer was verified, even if the

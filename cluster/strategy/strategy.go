@@ -22,9 +22,7 @@ func Decide(w cluster.Wanted, f observe.Found, o observe.Observation, system clu
 		d.Why, d.Refused = "it could not be read", []string{unreadText(f)}
 		return d
 	}
-	c := Candidate{Wanted: w, VM: *f.VM, Machine: *f.Machine, Found: f, Observation: o, System: system, SystemErr: systemErr}
-	c.Disks, c.DisksErr = f.VM.Disks()
-	c.Disks = slices.DeleteFunc(c.Disks, cluster.Disk.CSI) // the drain detaches them
+	c := Candidate{Wanted: w, VM: *f.VM, Machine: *f.Machine, Found: f, Observation: o, System: system, SystemErr: systemErr}.withDisks()
 	_, unknown := losses(c)
 	against, recreate := c.Against()
 	switch {

@@ -109,17 +109,9 @@ func Discover(ctx context.Context, src observe.Sources, o DiscoverOptions) (Disc
 		return Discovery{}, err
 	}
 	slices.SortFunc(d.Nodes, func(a, b Discovered) int {
-		return cmp.Or(cmp.Compare(role(a.Machine.ControlPlane), role(b.Machine.ControlPlane)), cluster.CompareKeys(a.Name, b.Name))
+		return cmp.Or(cluster.TrueFirst(a.Machine.ControlPlane, b.Machine.ControlPlane), cluster.CompareKeys(a.Name, b.Name))
 	})
 	return d, d.unfinished()
-}
-
-// role orders control planes before workers.
-func role(controlPlane bool) int {
-	if controlPlane {
-		return 0
-	}
-	return 1
 }
 
 // discoverSources reads what lists all nodes at once. Every source must be complete: a VM that

@@ -75,13 +75,7 @@ func (m Missing) String() string {
 
 // paths are the paths where something is missing, in the order of Lacks.
 func (m Missing) paths() []string {
-	var out []string
-	for _, l := range m.Lacks {
-		if !slices.Contains(out, l.At) {
-			out = append(out, l.At)
-		}
-	}
-	return out
+	return slices.Compact(cluster.Each(m.Lacks, func(l Lack) string { return l.At })) // they are sorted by it
 }
 
 // Need is one privilege that the work takes, and what for.
@@ -140,13 +134,7 @@ func (n Needs) Missing(ctx context.Context, access cluster.Access) (Missing, err
 
 // Paths are the paths where the needs must be granted, sorted.
 func (n Needs) Paths() []string {
-	var out []string
-	for _, need := range n { // needs are sorted
-		if !slices.Contains(out, need.Path) {
-			out = append(out, need.Path)
-		}
-	}
-	return out
+	return slices.Compact(cluster.Each(n, func(need Need) string { return need.Path })) // they are sorted by it
 }
 
 // add adds a privilege that is granted at path and checked at the spots, or at path itself if
@@ -172,15 +160,17 @@ func (n *Needs) add(path, why string, spots []spot, privileges ...string) {
 	}
 }
 
+// on adds a privilege on each of the storages.
+func (n *Needs) on(storages []string, why, privilege string) {
+	for _, storage := range storages {
+		n.add("/storage/"+storage, why, nil, privilege)
+	}
+}
+
 func (n Needs) compare(granted map[string]cluster.Privileges, token string) Missing {
 	m := Missing{Token: token, needs: n}
 	for _, need := range n {
-		var failing []spot
-		for _, s := range need.spots {
-			if !s.held(need.Privilege, granted) {
-				failing = append(failing, s)
-			}
-		}
+		failing := cluster.Where(need.spots, func(s spot) bool { return !s.held(need.Privilege, granted) })
 		propagates, has := granted[need.Path][need.Privilege]
 		switch {
 		case len(failing) == 0:
@@ -253,13 +243,9 @@ func OptionalPrivileges(isoStorages, diskStorages, hosts []string) []Option {
 		// Since pve-access-control 8.1.2; a role with an unknown privilege can't be created.
 		download.add("/nodes/"+host, "have the host download boot ISOs itself", nil, "Sys.AccessNetwork")
 	}
-	for _, storage := range isoStorages {
-		// API2/Storage/Content.pm requires no less to delete an ISO.
-		prune.add("/storage/"+storage, "delete boot ISOs that nothing uses", nil, "Datastore.Allocate")
-	}
-	for _, storage := range diskStorages {
-		prune.add("/storage/"+storage, "delete disk images that nothing uses", nil, "Datastore.Allocate")
-	}
+	// API2/Storage/Content.pm requires no less to delete an ISO.
+	prune.on(isoStorages, "delete boot ISOs that nothing uses", "Datastore.Allocate")
+	prune.on(diskStorages, "delete disk images that nothing uses", "Datastore.Allocate")
 	return []Option{
 		{DownloadURL, "boot ISOs are uploaded from here", download},
 		{"prune", "recast prune refuses, and prints the commands that grant it; a roll does not need it. It also lets the token delete any volume there", prune},

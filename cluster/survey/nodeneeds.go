@@ -98,18 +98,14 @@ func (n *Needs) disk(d planning.DiskPlan, vm cluster.VMID) {
 }
 
 func (n *Needs) isos(storages []string) {
-	for _, storage := range storages {
-		n.add("/storage/"+storage, "upload boot ISOs", nil, "Datastore.AllocateTemplate")
-		n.add("/storage/"+storage, "see boot ISOs, and the space for them", nil, "Datastore.Audit")
-	}
+	n.on(storages, "upload boot ISOs", "Datastore.AllocateTemplate")
+	n.on(storages, "see boot ISOs, and the space for them", "Datastore.Audit")
 }
 
 // diskImages is isos for the storages of disk images (pve-storage, Storage.pm, check_volume_access).
 func (n *Needs) diskImages(storages []string) {
-	for _, storage := range storages {
-		n.add("/storage/"+storage, "upload disk images", nil, "Datastore.AllocateTemplate")
-		n.add("/storage/"+storage, "make disks from disk images, and see the space for them", nil, "Datastore.Audit")
-	}
+	n.on(storages, "upload disk images", "Datastore.AllocateTemplate")
+	n.on(storages, "make disks from disk images, and see the space for them", "Datastore.Audit")
 }
 
 // images adds what the storages of what a new machine boots need.
@@ -144,18 +140,13 @@ func (n *Needs) node(s cluster.Strategy, w cluster.Wanted, f observe.Found, disk
 	}
 	var config map[string]string
 	if vm != nil {
-		id, config = vm.ID, vm.Config
-		if vm.Pool != "" {
-			pool = "/pool/" + vm.Pool
-		}
+		id, config, pool = vm.ID, vm.Config, poolOf(*vm)
 	}
 	spots := []spot{{path: "/vms", below: true, or: pool}} // the parking VM
 	if id != 0 {
 		spots = append(spots, spot{path: fmt.Sprintf("/vms/%d", id), or: pool})
 	}
-	for _, park := range parkedOn(f) {
-		spots = append(spots, spotOf(park))
-	}
+	spots = append(spots, cluster.Each(parkedOn(f), spotOf)...)
 	n.replacing(s, spots)
 	if s.VM() == cluster.VMAgain || s.VM() == cluster.VMAsBefore {
 		config = maps.Clone(config)
@@ -348,11 +339,7 @@ func (n *Needs) shape(p planning.NodePlan) {
 	if len(p.VM.At(shape.Off)) > 0 && (p.Strategy.KeepsVM() || p.Strategy.Reshapes()) {
 		n.node(cluster.Reshape, p.Wanted, p.Found, nil)
 	}
-	pool := ""
-	if vm.Pool != "" {
-		pool = "/pool/" + vm.Pool
-	}
-	at := []spot{{path: fmt.Sprintf("/vms/%d", vm.ID), or: pool}}
+	at := []spot{spotOf(*vm)}
 	for _, setting := range p.VM.Changed() {
 		n.add("/vms", "change "+setting+" of the node's VM", at, privilegeOf(setting))
 	}
@@ -391,13 +378,9 @@ func NeedsToPrune(isoStorages, diskStorages []string) Needs {
 	needs.common(nil)
 	needs.claim()
 	needs.isos(isoStorages)
-	for _, storage := range isoStorages {
-		needs.add("/storage/"+storage, "delete ISOs", nil, "Datastore.Allocate")
-	}
+	needs.on(isoStorages, "delete ISOs", "Datastore.Allocate")
 	needs.diskImages(diskStorages)
-	for _, storage := range diskStorages {
-		needs.add("/storage/"+storage, "delete disk images", nil, "Datastore.Allocate")
-	}
+	needs.on(diskStorages, "delete disk images", "Datastore.Allocate")
 	return needs
 }
 
@@ -423,19 +406,17 @@ func NeedsToClear(scratch ...cluster.VM) Needs {
 
 // vmsAnd are VMs in general, and these, which may have entries of their own.
 func vmsAnd(vms []cluster.VM) []spot {
-	spots := []spot{{path: "/vms", below: true}}
-	for _, vm := range vms {
-		spots = append(spots, spotOf(vm))
-	}
-	return spots
+	return append([]spot{{path: "/vms", below: true}}, cluster.Each(vms, spotOf)...)
 }
 
-func spotOf(vm cluster.VM) spot {
-	at := spot{path: fmt.Sprintf("/vms/%d", vm.ID)}
-	if vm.Pool != "" {
-		at.or = "/pool/" + vm.Pool
+func spotOf(vm cluster.VM) spot { return spot{path: fmt.Sprintf("/vms/%d", vm.ID), or: poolOf(vm)} }
+
+// poolOf is the path of the VM's pool; "" if it is in none.
+func poolOf(vm cluster.VM) string {
+	if vm.Pool == "" {
+		return ""
 	}
-	return at
+	return "/pool/" + vm.Pool
 }
 
 // freeing adds what freeing parked disks on those storages needs.
@@ -446,10 +427,8 @@ func (n *Needs) freeing(storages []string, parked []cluster.VM) {
 	all := vmsAnd(parked)
 	n.add("/vms", "free old system disks", all, "VM.Config.Disk")
 	n.add("/vms", "lift the protection of parking VMs, write their records", all, "VM.Config.Options")
-	for _, storage := range storages {
-		n.add("/storage/"+storage, "free old system disks", nil, "Datastore.AllocateSpace")
-		n.add("/storage/"+storage, "see that they are gone", nil, "Datastore.Audit")
-	}
+	n.on(storages, "free old system disks", "Datastore.AllocateSpace")
+	n.on(storages, "see that they are gone", "Datastore.Audit")
 }
 
 // NeedsToPublish is what uploading ISOs to those storages needs, and finding out for which hosts.
@@ -480,23 +459,15 @@ var scratchPrivileges = []string{
 
 func (n *Needs) scratch(t planning.Trial) {
 	const why = "try out on scratch VMs what nodes will boot"
-	at := spot{path: "/vms", below: true}
-	if pool := t.Model.Found.VM.Pool; pool != "" {
-		at.or = "/pool/" + pool
-	}
-	n.add("/vms", why, []spot{at}, scratchPrivileges...)
+	n.add("/vms", why, []spot{{path: "/vms", below: true, or: poolOf(*t.Model.Found.VM)}}, scratchPrivileges...)
 	storages, config, err := rehearse.Takes(t)
-	for _, storage := range storages {
-		n.add("/storage/"+storage, "make the drives of scratch VMs", nil, "Datastore.AllocateSpace")
-		n.add("/storage/"+storage, "see the room for them", nil, "Datastore.Audit")
-	}
+	n.on(storages, "make the drives of scratch VMs", "Datastore.AllocateSpace")
+	n.on(storages, "see the room for them", "Datastore.Audit")
 	images := t.Model.Wanted.ISOStorages
 	if t.Disk != "" {
 		images = t.Model.Wanted.DiskStorages
 	}
-	for _, storage := range images {
-		n.add("/storage/"+storage, "give scratch VMs the image that they boot", nil, "Datastore.Audit")
-	}
+	n.on(images, "give scratch VMs the image that they boot", "Datastore.Audit")
 	if err != nil {
 		return // such a node is refused
 	}
@@ -518,10 +489,8 @@ func MayAskAgents(ctx context.Context, access cluster.Access) (missing string, e
 	if err != nil {
 		return "", err
 	}
-	for _, p := range agentPrivileges {
-		if propagates := has[p]; propagates {
-			return "", nil
-		}
+	if slices.ContainsFunc(agentPrivileges, func(p string) bool { return has[p] }) { // where it propagates
+		return "", nil
 	}
 	return fmt.Sprintf("%s on /vms (before Proxmox VE 9: %s)", agentPrivileges[0], agentPrivileges[len(agentPrivileges)-1]), nil
 }

@@ -250,10 +250,7 @@ func assess(w cluster.Wanted, f observe.Found, o observe.Observation, p planning
 	}
 	c.Machine = *f.Machine
 	c.System, c.SystemErr = cluster.ProveSystemDisk(c.VM, c.Machine, w.SystemDisk)
-	n := planning.NodePlan{Node: w.Name, Role: cluster.Worker, Wanted: w, Found: f}
-	if c.Machine.ControlPlane {
-		n.Role = cluster.ControlPlane
-	}
+	n := planning.NodePlan{Node: w.Name, Role: cluster.RoleOf(c.Machine.ControlPlane), Wanted: w, Found: f}
 	a.Against, _ = c.Against()
 	if n.Role == cluster.ControlPlane {
 		a.etcd(c.Machine, o, p)
@@ -347,12 +344,8 @@ func (s Survey) EtcdTroubles(ctx context.Context, talos cluster.EtcdReader, file
 
 // machineOf is the machine of a node; nil if it does not answer.
 func (s Survey) machineOf(node string) *cluster.Machine {
-	for _, f := range s.Found {
-		if f.Name == node {
-			return f.Machine
-		}
-	}
-	return nil
+	f, _ := cluster.Find(s.Found, func(f observe.Found) bool { return f.Name == node })
+	return f.Machine
 }
 
 // noMember says what is known about a control plane that is not among the members. One that was

@@ -542,12 +542,10 @@ func (p cephPool) placement(d cephDaemons, stretch *cephStretch) replica.Placeme
 type spread []cephDaemon
 
 func (d cephDaemons) spread(node, class string) (out spread) {
-	for _, osd := range d.osds {
-		if has := osd.labels["device-class"]; osd.node == node && (class == "" || has == "" || has == class) {
-			out = append(out, osd)
-		}
-	}
-	return out
+	return cluster.Where(d.osds, func(osd cephDaemon) bool {
+		has := osd.labels["device-class"]
+		return osd.node == node && (class == "" || has == "" || has == class)
+	})
 }
 
 // of counts the failure domains of a level that the OSDs are in. Rook labels an OSD with its place in CRUSH

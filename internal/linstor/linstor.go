@@ -168,12 +168,7 @@ func (a answers) names() []string {
 // volumes are those of a resource definition: one, whose copies DRBD keeps the same, or where DRBD is not in
 // use, one for each resource.
 func (a answers) volumes(name string) []replica.Volume {
-	var all []resource
-	for _, r := range a.resources {
-		if r.Name == name {
-			all = append(all, r)
-		}
-	}
+	all := slices.DeleteFunc(slices.Clone(a.resources), func(r resource) bool { return r.Name != name })
 	v := replica.Volume{Name: foreign.Line(name), Claim: a.claim(name)}
 	if !slices.ContainsFunc(all, func(r resource) bool { return r.Layer.drbd() != nil }) {
 		var alone []replica.Volume
