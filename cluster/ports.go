@@ -344,14 +344,19 @@ type Configurer interface {
 
 // Maintenance talks to machines that have no configuration yet, without credentials.
 type Maintenance interface {
+	MaintenanceReader
+	// ApplyConfig hands the machine its first configuration. It refuses unless the
+	// machine that answers has this UUID.
+	ApplyConfig(ctx context.Context, addr netip.Addr, uuid string, config Secret) error
+}
+
+// MaintenanceReader reads such machines and configurations, and changes nothing.
+type MaintenanceReader interface {
 	// MaintenanceMachine reads a machine in maintenance mode.
 	MaintenanceMachine(ctx context.Context, addr netip.Addr) (BlankMachine, error)
 	// Taken says in words who has an address, whatever runs there; "": it is free, since nothing
 	// answers. An unclear response is an error.
 	Taken(ctx context.Context, addr netip.Addr) (by string, err error)
-	// ApplyConfig hands the machine its first configuration. It refuses unless the
-	// machine that answers has this UUID.
-	ApplyConfig(ctx context.Context, addr netip.Addr, uuid string, config Secret) error
 	// PatchConfig returns config with the installer image, the install disk (by its best
 	// identifier), the hostname and versions of Kubernetes set, and all else unchanged. It refuses
 	// what Talos itself would refuse. It sends no requests.

@@ -192,43 +192,17 @@ func (g guardedTalos) CheckConfig(ctx context.Context, addr netip.Addr, uuid str
 // GuardMaintenance returns a Maintenance that applies a configuration only while the claim is
 // still ours.
 func (h *Held) GuardMaintenance(m cluster.Maintenance) cluster.Maintenance {
-	return guardedMaintenance{maintenance: m, held: h}
+	return guardedMaintenance{MaintenanceReader: m, maintenance: m, held: h}
 }
 
+// guardedMaintenance embeds only what reads, as guardedKube does.
 type guardedMaintenance struct {
+	cluster.MaintenanceReader
 	maintenance cluster.Maintenance
 	held        *Held
 }
 
 var _ cluster.Maintenance = guardedMaintenance{}
-
-func (g guardedMaintenance) MaintenanceMachine(ctx context.Context, addr netip.Addr) (cluster.BlankMachine, error) {
-	return g.maintenance.MaintenanceMachine(ctx, addr)
-}
-
-func (g guardedMaintenance) Taken(ctx context.Context, addr netip.Addr) (string, error) {
-	return g.maintenance.Taken(ctx, addr)
-}
-
-func (g guardedMaintenance) PatchConfig(config cluster.Secret, p cluster.ConfigPatch) (cluster.Secret, error) {
-	return g.maintenance.PatchConfig(config, p)
-}
-
-func (g guardedMaintenance) ConfigEffect(runs, wanted cluster.Secret) (cluster.ConfigEffect, error) {
-	return g.maintenance.ConfigEffect(runs, wanted)
-}
-
-func (g guardedMaintenance) TrustedCA(config cluster.Secret) (trusted, known bool, err error) {
-	return g.maintenance.TrustedCA(config)
-}
-
-func (g guardedMaintenance) ConfigVolumes(config cluster.Secret, talos string) ([]cluster.ConfigVolume, error) {
-	return g.maintenance.ConfigVolumes(config, talos)
-}
-
-func (g guardedMaintenance) Selectors(ctx context.Context, addr netip.Addr, blank bool, config cluster.Secret, talos string) ([]cluster.DiskSelector, error) {
-	return g.maintenance.Selectors(ctx, addr, blank, config, talos)
-}
 
 func (g guardedMaintenance) ApplyConfig(ctx context.Context, addr netip.Addr, uuid string, config cluster.Secret) error {
 	return g.held.Write(ctx, func(ctx context.Context) error { return g.maintenance.ApplyConfig(ctx, addr, uuid, config) })

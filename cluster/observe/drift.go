@@ -342,20 +342,13 @@ func diffShape(f Found) []cluster.Reason {
 // BootsBefore returns the device that a VM boots before its system disk, "" if there is none, and the command that
 // changes that.
 func BootsBefore(vm cluster.VM, system string) (first, command string) {
-	first = firstBoot(vm.Config["boot"])
-	if first == "" || first == system {
+	devices := cluster.BootDevices(vm.Config["boot"])
+	if len(devices) == 0 || devices[0] == system {
 		return "", ""
 	}
-	order := append([]string{system}, slices.DeleteFunc(cluster.BootDevices(vm.Config["boot"]), func(key string) bool { return key == system })...)
+	first = devices[0]
+	order := append([]string{system}, slices.DeleteFunc(devices, func(key string) bool { return key == system })...)
 	return first, fmt.Sprintf("qm set %d --boot 'order=%s'", vm.ID, strings.Join(order, ";"))
-}
-
-// firstBoot returns the first device of a VM's boot order; "" if the order is not of the form "order=scsi0;ide2".
-func firstBoot(boot string) string {
-	if devices := cluster.BootDevices(boot); len(devices) > 0 {
-		return devices[0]
-	}
-	return ""
 }
 
 const (

@@ -333,20 +333,7 @@ func ReadData(ctx context.Context, kube cluster.VolumeReader, nodes []*Found) (s
 	if len(nodes) == 0 {
 		return nil, nil
 	}
-	local, systems, err := kube.NodeData(ctx, kubeNodes(nodes)...)
-	setLocalData(nodes, local)
-	return systems, err
-}
-
-func kubeNodes(nodes []*Found) []cluster.KubeNode {
-	known := make([]cluster.KubeNode, len(nodes))
-	for i, f := range nodes {
-		known[i] = *f.Node
-	}
-	return known
-}
-
-func setLocalData(nodes []*Found, local map[string][]cluster.LocalData) {
+	local, systems, err := kube.NodeData(ctx, cluster.Each(nodes, func(f *Found) cluster.KubeNode { return *f.Node })...)
 	var handles []string
 	var served []cluster.LocalData
 	for _, v := range local[""] {
@@ -359,6 +346,7 @@ func setLocalData(nodes []*Found, local map[string][]cluster.LocalData) {
 	for _, f := range nodes {
 		f.Local, f.handles, f.Served = local[f.Name], handles, served
 	}
+	return systems, err
 }
 
 // ReadTies reads what Proxmox keeps for the VMs of nodes, with one call; the errors are in the
@@ -367,10 +355,7 @@ func ReadTies(ctx context.Context, px cluster.TieReader, nodes []*Found) []error
 	if len(nodes) == 0 {
 		return nil
 	}
-	vms, errs := make([]cluster.VM, len(nodes)), make([]error, len(nodes))
-	for i, f := range nodes {
-		vms[i] = *f.VM
-	}
+	vms, errs := cluster.Each(nodes, func(f *Found) cluster.VM { return *f.VM }), make([]error, len(nodes))
 	for i, of := range px.TiesOf(ctx, vms) {
 		nodes[i].Ties, errs[i] = of.Ties, fault.Prefix("node "+nodes[i].Name, of.Err)
 	}
@@ -417,12 +402,8 @@ func observeTies(ctx context.Context, src Sources, o *Observation) error {
 		return err
 	})
 	g.Go(func() error {
-		errs := ReadTies(ctx, src.Proxmox, nodes)
-		i := slices.IndexFunc(errs, func(err error) bool { return err != nil })
-		if i < 0 {
-			return nil
-		}
-		return errs[i] // the others may be the same
+		err, _ := cluster.Find(ReadTies(ctx, src.Proxmox, nodes), func(err error) bool { return err != nil })
+		return err // the others may be the same
 	})
 	return g.Wait()
 }

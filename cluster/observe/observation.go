@@ -1,6 +1,7 @@
 package observe
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -103,14 +104,11 @@ func (o Observation) QuorumOnOneHost() (warn []string) {
 
 // NewDisk returns the blank system disk that a node gets; nil if its storage is not listed, which is refused.
 func (o Observation) NewDisk(w cluster.Wanted, host string, system cluster.Disk) *NewDisk {
-	i := slices.IndexFunc(o.Storages, func(s cluster.Storage) bool { return s.Name == system.Storage() })
-	if i < 0 {
+	s, listed := cluster.Find(o.Storages, func(s cluster.Storage) bool { return s.Name == system.Storage() })
+	if !listed {
 		return nil
 	}
-	return &NewDisk{
-		Node: w.Name, Host: host, Storage: o.Storages[i],
-		Bytes: int64(max(system.SizeBytes(), uint64(max(w.SystemGiB, 0))<<30)),
-	}
+	return &NewDisk{Node: w.Name, Host: host, Storage: s, Bytes: int64(max(system.SizeBytes(), uint64(max(w.SystemGiB, 0))<<30))}
 }
 
 // Signed says whether every build from which a kept system may be is signed for Secure Boot. The system's lock hash
@@ -343,10 +341,7 @@ func SpaceUses(disks []NewDisk, rooms map[string]cluster.Room) []SpaceUse {
 	var uses []SpaceUse
 	var keys []string
 	for _, d := range disks {
-		key := d.Storage.Pool
-		if key == "" {
-			key = "storage " + d.Storage.Name
-		}
+		key := cmp.Or(d.Storage.Pool, "storage "+d.Storage.Name)
 		if !d.Storage.Shared {
 			key += " on " + d.Host
 		}
@@ -375,23 +370,20 @@ func metadata(bytes int64) int64 { return bytes / thinBlock * thinMetadata }
 func newSpaceUse(d NewDisk, rooms map[string]cluster.Room) SpaceUse {
 	u := SpaceUse{Storage: d.Storage.Name, Host: d.Host}
 	room, asked := rooms[d.Host]
-	i := slices.IndexFunc(room.Storages, func(s cluster.StorageRoom) bool { return s.Name == d.Storage.Name })
+	s, listed := cluster.Find(room.Storages, func(s cluster.StorageRoom) bool { return s.Name == d.Storage.Name })
 	switch {
 	case !asked:
 		u.unknown = fmt.Sprintf("nobody asked %s for its room", d.Host)
-		return u
 	case room.Err != nil:
 		u.unknown = fmt.Sprintf("the room on %s can't be read: %v", d.Host, room.Err)
-		return u
-	case i < 0:
+	case !listed:
 		u.unknown = fmt.Sprintf("storage %s takes no disks on %s: see its content, nodes and state (pvesm status)", u.Storage, u.Host)
-		return u
-	case !room.Storages[i].Active:
+	case !s.Active:
 		u.unknown = fmt.Sprintf("storage %s is not active on %s: see pvesm status there", u.Storage, u.Host)
-		return u
+	default:
+		u.Room = s
 	}
-	u.Room = room.Storages[i]
-	if d.Storage.Type != "lvmthin" {
+	if u.unknown != "" || d.Storage.Type != "lvmthin" {
 		return u
 	}
 	for _, p := range room.ThinPools {

@@ -293,13 +293,8 @@ func (j judged) summary(p Provenance) []string {
 }
 
 func names(links []ProvenanceLink, s Certainty) []string {
-	var out []string
-	for _, l := range links {
-		if l.Certainty == s {
-			out = append(out, l.Name)
-		}
-	}
-	return out
+	of := cluster.Where(links, func(l ProvenanceLink) bool { return l.Certainty == s })
+	return cluster.Each(of, func(l ProvenanceLink) string { return l.Name })
 }
 
 // lockLink says what recast.lock wants. It is recomputed from the file at each reading.
@@ -401,14 +396,8 @@ func (j judged) knownLink() ProvenanceLink {
 	if !ok {
 		return l.and("its text is no schematic that this recast understands")
 	}
-	return l.and("it asks for extensions: " + orNone(d.Extensions)).and("it asks for kernel arguments: " + orNone(d.Args))
-}
-
-func orNone(list []string) string {
-	if len(list) == 0 {
-		return "none"
-	}
-	return strings.Join(list, ", ")
+	l = l.and("it asks for extensions: " + words.OrNone(strings.Join(d.Extensions, ", ")))
+	return l.and("it asks for kernel arguments: " + words.OrNone(strings.Join(d.Args, ", ")))
 }
 
 // extensionsLink compares the node's list of extensions with that of the build that it claims.

@@ -399,17 +399,10 @@ func (n *NodePlan) decideWithBoot(o observe.Observation, system cluster.Disk) st
 	return strategy.Decide(n.Wanted, f, o, system, nil)
 }
 
-func (p worldOf) warnByHand() { p.Warn = append(p.Warn, p.LeftByHand()...) }
-
 // LeftByHand says which nodes are left as they are until a person has mended them, each with the command.
 func (p Plan) LeftByHand() []string {
-	var out []string
-	for _, n := range p.Nodes {
-		if n.ByHand != "" {
-			out = append(out, fmt.Sprintf("%s is %s: %s", n.Node, n.Why, n.ByHand))
-		}
-	}
-	return out
+	left := cluster.Where(p.Nodes, func(n NodePlan) bool { return n.ByHand != "" })
+	return cluster.Each(left, func(n NodePlan) string { return fmt.Sprintf("%s is %s: %s", n.Node, n.Why, n.ByHand) })
 }
 
 // refuseControlled refuses to change nodes that another controller replaces meanwhile, with the disks of the VM. It

@@ -254,11 +254,6 @@ func both(change func(w *cluster.Wanted, f *observe.Found, o *observe.Observatio
 	return refusalCase{change: change, recreate: text, reimage: text}
 }
 
-// everywhere forbids every strategy.
-func everywhere(change func(*cluster.Wanted, *observe.Found, *observe.Observation), text string) refusalCase {
-	return refusalCase{change: change, recreate: text, reimage: text, inPlace: text}
-}
-
 func check(t *testing.T, cases map[string]refusalCase) {
 	t.Helper()
 	for name, tc := range cases {

@@ -289,9 +289,9 @@ func TestVolumesOfOtherHosts(t *testing.T) {
 	)
 	check(t, map[string]refusalCase{
 		"a namesake on another host":            {change: otherVM("pve2", false)},
-		"shared with a VM on another host":      everywhere(otherVM("pve2", true), twiceAway),
-		"shared with a VM on the same host":     everywhere(otherVM("pve1", true), twice),
-		"local, with a VM on the same host":     everywhere(otherVM("pve1", false), twice),
+		"shared with a VM on another host":      all(otherVM("pve2", true), twiceAway),
+		"shared with a VM on the same host":     all(otherVM("pve1", true), twice),
+		"local, with a VM on the same host":     all(otherVM("pve1", false), twice),
 		"a holder beside it":                    {change: holder("pve1", false)},
 		"a holder elsewhere, on shared storage": {change: holder("pve2", true)},
 		"a holder elsewhere, on local storage":  both(holder("pve2", false), elsewhere),
