@@ -109,9 +109,7 @@ func NewPlan(name, to string, seen Seen) (Plan, error) {
 	for _, node := range seen.Open {
 		p.refuse(node, "a roll has changed it and not finished: recast roll finishes it")
 	}
-	for _, r := range p.against {
-		p.Refused = append(p.Refused, r.String())
-	}
+	p.Refused = cluster.Each(p.against, refusal.String)
 	if p.Work() {
 		p.warnOfOutage()
 		p.LeftOver = p.leftOver()
@@ -188,22 +186,13 @@ func (s Seen) lowest(wanted cluster.Version) (v cluster.Version, on string) {
 // sortedNodes returns the control planes first, each role by name.
 func sortedNodes(nodes []NodeSeen) []NodeSeen {
 	return slices.SortedFunc(slices.Values(nodes), func(a, b NodeSeen) int {
-		if a.Node.ControlPlane != b.Node.ControlPlane {
-			if a.Node.ControlPlane {
-				return -1
-			}
-			return 1
-		}
-		return strings.Compare(a.Node.Name, b.Node.Name)
+		return cmp.Or(cluster.TrueFirst(a.Node.ControlPlane, b.Node.ControlPlane), strings.Compare(a.Node.Name, b.Node.Name))
 	})
 }
 
 func (p *kubernetesPlanner) node(seen NodeSeen) {
-	n := Node{Node: seen.Node.Name, Role: cluster.Worker, UUID: seen.Node.UUID, Addr: seen.Addr, Kubelet: seen.Node.KubeletVersion}
-	if seen.Node.ControlPlane {
-		n.Role = cluster.ControlPlane
-	}
-	m := seen.Machine
+	k, m := seen.Node, seen.Machine
+	n := Node{Node: k.Name, Role: cluster.RoleOf(k.ControlPlane), UUID: k.UUID, Addr: seen.Addr, Kubelet: k.KubeletVersion}
 	switch {
 	case m == nil:
 		p.refuse(n.Node, "it could not be read: %v", seen.Err)
@@ -292,14 +281,9 @@ func (p *kubernetesPlanner) proxy(seen Seen) {
 
 // warnOfOutage warns that the only API server is unavailable while it restarts.
 func (p *kubernetesPlanner) warnOfOutage() {
-	var planes []string
-	for _, n := range p.Nodes {
-		if n.Role == cluster.ControlPlane {
-			planes = append(planes, n.Node)
-		}
-	}
+	planes := cluster.Where(p.Nodes, func(n Node) bool { return n.Role == cluster.ControlPlane })
 	if len(planes) == 1 {
-		p.Warn = append(p.Warn, fmt.Sprintf("%s is the only control plane: the Kubernetes API is unavailable while its API server restarts", planes[0]))
+		p.Warn = append(p.Warn, fmt.Sprintf("%s is the only control plane: the Kubernetes API is unavailable while its API server restarts", planes[0].Node))
 	}
 }
 
@@ -413,12 +397,10 @@ func (p Plan) Foresee(ctx context.Context, talos cluster.MachineReader, m cluste
 func (p Plan) RequireSame(shown Plan) error {
 	var other []string
 	for _, n := range p.Nodes {
-		i := slices.IndexFunc(shown.Nodes, func(s Node) bool { return s.Node == n.Node })
-		switch {
-		case i < 0:
+		if s, there := cluster.Find(shown.Nodes, func(s Node) bool { return s.Node == n.Node }); there {
+			other = append(other, n.differs(s)...)
+		} else {
 			other = append(other, n.Node+" has joined")
-		default:
-			other = append(other, n.differs(shown.Nodes[i])...)
 		}
 	}
 	for _, s := range shown.Nodes {
@@ -429,11 +411,7 @@ func (p Plan) RequireSame(shown Plan) error {
 	if p.Proxy != nil && (shown.Proxy == nil || *p.Proxy != *shown.Proxy) {
 		other = append(other, "the image of DaemonSet kube-proxy is "+p.Proxy.From)
 	}
-	for _, why := range p.Refused {
-		if !slices.Contains(shown.Refused, why) {
-			other = append(other, why)
-		}
-	}
+	other = append(other, cluster.Where(p.Refused, func(why string) bool { return !slices.Contains(shown.Refused, why) })...)
 	if len(other) == 0 {
 		return nil
 	}

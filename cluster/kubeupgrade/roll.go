@@ -438,10 +438,9 @@ func (u *Upgrade) lacksKubelet(ctx context.Context, n Node, m cluster.MachineKub
 	if err != nil {
 		return "", err
 	}
-	i := slices.IndexFunc(nodes, func(k cluster.KubeNode) bool { return k.Name == n.Node })
-	if i >= 0 {
-		if runs, err := cluster.ParseVersion(nodes[i].KubeletVersion); err != nil || runs.String() != u.Plan.To {
-			return "Kubernetes still sees kubelet " + nodes[i].KubeletVersion, nil //nolint:nilerr // it says what it is
+	if k, known := cluster.Find(nodes, func(k cluster.KubeNode) bool { return k.Name == n.Node }); known {
+		if runs, err := cluster.ParseVersion(k.KubeletVersion); err != nil || runs.String() != u.Plan.To {
+			return "Kubernetes still sees kubelet " + k.KubeletVersion, nil //nolint:nilerr // it says what it is
 		}
 	}
 	if what, err := cluster.LacksNode(ctx, u.Kube, n.Node, m.UUID, m.BootID); err != nil || what != "" {

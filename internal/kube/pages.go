@@ -20,6 +20,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/json"
 	"k8s.io/client-go/rest"
 
+	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/foreign"
 )
 
@@ -169,18 +170,17 @@ func preferred(groups []metav1.APIGroup, name string) (gv schema.GroupVersion, o
 // supports reports whether a group is installed. It is an error if the version
 // whose fields we know is missing: other versions could hide data.
 func supports(groups []metav1.APIGroup, gv schema.GroupVersion) (bool, error) {
-	i := slices.IndexFunc(groups, func(g metav1.APIGroup) bool { return g.Name == gv.Group })
-	if i < 0 {
-		return false, nil
-	}
-	var served []string
-	for _, v := range groups[i].Versions {
-		served = append(served, v.Version)
-	}
-	if !slices.Contains(served, gv.Version) {
+	served, installed := servedVersions(groups, gv.Group)
+	if installed && !slices.Contains(served, gv.Version) {
 		return false, foreign.Error(fmt.Errorf("%s is served as %s only, recast knows %s", gv.Group, strings.Join(served, ", "), gv.Version))
 	}
-	return true, nil
+	return installed, nil
+}
+
+// servedVersions lists the versions of a group; false if it is not installed.
+func servedVersions(groups []metav1.APIGroup, name string) (versions []string, installed bool) {
+	g, installed := cluster.Find(groups, func(g metav1.APIGroup) bool { return g.Name == name })
+	return cluster.Each(g.Versions, func(v metav1.GroupVersionForDiscovery) string { return v.Version }), installed
 }
 
 // resources lists the resources of a group's version, without subresources.
