@@ -57,9 +57,7 @@ func (u *Upgrade) Steps() step.Step {
 		{ID: "check", Title: "check that the cluster is healthy", Do: u.check},
 		u.pullStep(),
 	}
-	for _, c := range cluster.StaticPods {
-		steps = append(steps, u.branch(c))
-	}
+	steps = append(steps, cluster.Each(cluster.StaticPods, u.branch)...)
 	steps = append(steps, u.proxyStep(), u.branch(cluster.Kubelet),
 		step.Step{ID: "finish", Title: "check that everything is healthy", Do: u.finish})
 	return step.Step{

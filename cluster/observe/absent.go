@@ -1,6 +1,7 @@
 package observe
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -62,11 +63,7 @@ func (o Observation) whose(other string) string {
 
 // rebuilds returns the command for a cluster that does not come back by itself.
 func (o Observation) rebuilds() string {
-	first := o.First
-	if first == "" {
-		first = "CONTROL-PLANE"
-	}
-	return fmt.Sprintf("recast rebuild %s --from SNAPSHOT makes the control planes of a broken cluster again", first)
+	return fmt.Sprintf("recast rebuild %s --from SNAPSHOT makes the control planes of a broken cluster again", cmp.Or(o.First, "CONTROL-PLANE"))
 }
 
 // absent says that a node is to be made, or that it should be there.

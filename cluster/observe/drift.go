@@ -8,8 +8,6 @@ import (
 	"strconv"
 	"strings"
 
-	"golang.org/x/sync/errgroup"
-
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/cluster/shape"
@@ -19,9 +17,7 @@ import (
 // Diff compares one node with its wanted state.
 func Diff(w cluster.Wanted, f Found, past cluster.History) Drift {
 	d := Drift{Node: w.Name, Build: w.Build.ID}
-	for _, err := range f.Errs {
-		d.Unread = append(d.Unread, err.Error())
-	}
+	d.Unread = append(d.Unread, cluster.Each(f.Errs, error.Error)...)
 	switch {
 	case f.Absent != nil && w.Surge:
 		d.Notes = append(d.Notes, "it is there only during a roll")
@@ -361,33 +357,27 @@ const (
 
 // compareShapes compares the VMs of the nodes with the shapes that recast.yaml has for them.
 func (o Observation) compareShapes(ctx context.Context, px cluster.Inventory, wanted []cluster.Wanted) error {
-	found := o.Found
-	g := errgroup.Group{}
-	g.SetLimit(ObserveLimit)
-	for i, w := range wanted {
-		f := &found[i]
+	err := tryFound(o.Found, ObserveLimit, func(i int, f *Found) (err error) {
+		w := &wanted[i]
 		if w.Shape.IsEmpty() || f.VM == nil {
-			continue
+			return nil
 		}
-		g.Go(func() (err error) {
-			var ha *cluster.HAResource
-			if w.Shape.HA != nil {
-				if ha, err = px.HAResource(ctx, f.VM.ID); err != nil {
-					return fmt.Errorf("node %s: read what Proxmox HA has of %s: %w", w.Name, f.VM, err)
-				}
+		var ha *cluster.HAResource
+		if w.Shape.HA != nil {
+			if ha, err = px.HAResource(ctx, f.VM.ID); err != nil {
+				return fmt.Errorf("node %s: read what Proxmox HA has of %s: %w", w.Name, f.VM, err)
 			}
-			w.Shape.Addr = f.Addr
-			wanted[i].Shape.Addr = f.Addr
-			if f.Shape, err = shape.Compare(*f.VM, ha, w.Shape); err == nil && w.Shape.Host != f.VM.Host && w.Shape.Host != "" {
-				err = o.settleHost(ctx, px, f, w.Shape.Host)
-			}
-			return fault.Prefix("node "+w.Name, err)
-		})
-	}
-	if err := g.Wait(); err != nil {
+		}
+		w.Shape.Addr = f.Addr
+		if f.Shape, err = shape.Compare(*f.VM, ha, w.Shape); err == nil && w.Shape.Host != f.VM.Host && w.Shape.Host != "" {
+			err = o.settleHost(ctx, px, f, w.Shape.Host)
+		}
+		return fault.Prefix("node "+w.Name, err)
+	})
+	if err != nil {
 		return err
 	}
-	return refuseMemory(ctx, px, wanted, found)
+	return refuseMemory(ctx, px, wanted, o.Found)
 }
 
 // settleHost asks Proxmox whether a VM can be migrated. If the token may not ask, what the storages say counts: the

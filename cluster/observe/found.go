@@ -167,19 +167,12 @@ func (f *Found) VMOrZero() cluster.VM {
 
 // observeMoves reads how far interrupted hand-overs have come.
 func observeMoves(ctx context.Context, px cluster.StorageReader, found []Found) error {
-	g := errgroup.Group{}
-	g.SetLimit(ObserveLimit)
-	for i := range found {
-		f := &found[i]
-		if !f.Open() {
-			continue
-		}
-		g.Go(func() (err error) {
+	return tryFound(found, ObserveLimit, func(_ int, f *Found) (err error) {
+		if f.Open() {
 			f.Dangling, err = f.Parking.Record.Dangling(ctx, px, f.VMOrZero(), f.Parking.VM)
-			return fault.Prefix("node "+f.Name, err)
-		})
-	}
-	return g.Wait()
+		}
+		return fault.Prefix("node "+f.Name, err)
+	})
 }
 
 // MadeNew says whether the record of the node's VM shows that recast made it from nothing.
@@ -381,15 +374,12 @@ func observeMachine(ctx context.Context, src Sources, read machineRead, w cluste
 
 // observeMachines reads the machine of each node. A machine that does not answer is no error.
 func observeMachines(ctx context.Context, src Sources, read machineRead, wanted []cluster.Wanted, found []Found) error {
-	g := errgroup.Group{}
-	g.SetLimit(MachinesAtOnce)
-	for i := range found {
-		if found[i].Away || found[i].Absent != nil {
-			continue // unknown whose disks its machine has, or there is no machine
+	return tryFound(found, MachinesAtOnce, func(i int, f *Found) error {
+		if f.Away || f.Absent != nil {
+			return nil // unknown whose disks its machine has, or there is no machine
 		}
-		g.Go(func() error { return observeMachine(ctx, src, read, wanted[i], &found[i]) })
-	}
-	return g.Wait()
+		return observeMachine(ctx, src, read, wanted[i], f)
+	})
 }
 
 // observeTies reads what would be lost with each node. The decision needs it, so a failed read is

@@ -20,10 +20,7 @@ import (
 func (n NodePlan) Disks() []DiskPlan {
 	var out []DiskPlan
 	if n.Found.Open() {
-		for _, d := range n.Found.Parking.Record.Disks {
-			out = append(out, DiskPlan{Key: d.Key, Volid: d.Volid})
-		}
-		return out
+		return cluster.Each(n.Found.Parking.Record.Disks, func(d parking.ParkedDisk) DiskPlan { return DiskPlan{Key: d.Key, Volid: d.Volid} })
 	}
 	if !n.Strategy.SwapsInVM() {
 		out = slices.Clone(n.Carried)
@@ -364,8 +361,8 @@ func placed(m cluster.Machine, file cluster.FoundFile) []cluster.Encryption {
 
 // goesWithSystem says whether a volume that a file makes may be on the system disk, by the file's selector for it.
 func goesWithSystem(m cluster.Machine, file cluster.FoundFile, volume string) bool {
-	if i := slices.IndexFunc(file.Selectors, func(s cluster.DiskSelector) bool { return s.ID == volume }); i >= 0 {
-		return file.Selectors[i].Match == "system_disk" || file.Selectors[i].System != ""
+	if s, is := cluster.Find(file.Selectors, func(s cluster.DiskSelector) bool { return s.ID == volume }); is {
+		return s.Match == "system_disk" || s.System != ""
 	}
 	document := cluster.Volume{Label: volume}.Document()
 	return m.SystemDisk == "" || slices.ContainsFunc(file.Changes, func(c config.Change) bool {

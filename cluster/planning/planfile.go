@@ -44,11 +44,8 @@ func (p Plan) Follow(saved Plan, begun bool) (Plan, error) {
 
 // Policy returns the policy that makes a saved plan again, for the nodes in it.
 func (p Plan) Policy() Policy {
-	policy := Policy{AcceptOutage: p.AcceptOutage, What: p.What, Exactly: true}
-	for _, n := range p.Nodes {
-		policy.Only = append(policy.Only, n.Node)
-	}
-	return policy
+	names := cluster.Each(p.Nodes, func(n NodePlan) string { return n.Node })
+	return Policy{AcceptOutage: p.AcceptOutage, What: p.What, Exactly: true, Only: names}
 }
 
 // RunSuffix ends the IDs of the runs that execute this plan: Proxmox and the journal identify

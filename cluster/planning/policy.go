@@ -70,11 +70,7 @@ func (p Policy) Check(wanted []cluster.Wanted) error {
 }
 
 func (p Policy) Heed(wanted []cluster.Wanted) Heed {
-	h := Heed{Ignore: p.IgnoreNodes}
-	for _, w := range wanted {
-		h.Known = append(h.Known, w.Name)
-	}
-	return h
+	return Heed{Ignore: p.IgnoreNodes, Known: cluster.Each(wanted, func(w cluster.Wanted) string { return w.Name })}
 }
 
 func (p Policy) Selects(node string) bool {

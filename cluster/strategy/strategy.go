@@ -25,16 +25,13 @@ func Decide(w cluster.Wanted, f observe.Found, o observe.Observation, system clu
 	c := Candidate{Wanted: w, VM: *f.VM, Machine: *f.Machine, Found: f, Observation: o, System: system, SystemErr: systemErr}.withDisks()
 	_, unknown := losses(c)
 	against, recreate := c.Against()
-	switch {
-	case slices.Contains(cluster.Strategies, w.Strategy):
+	if slices.Contains(cluster.Strategies, w.Strategy) {
 		d.Refused = against[w.Strategy]
-	default:
+	} else {
 		d.Strategy, d.Why, d.Refused = firstPossible(against)
 	}
 	d.ToRecreate = d.toRecreate(w.Strategy, recreate)
-	for _, name := range unknown {
-		d.Notes = append(d.Notes, c.lostNowhere(name))
-	}
+	d.Notes = append(d.Notes, cluster.Each(unknown, c.lostNowhere)...)
 	if len(d.Refused) == 0 {
 		d.Notes = append(d.Notes, slices.Concat(changes(c), c.argsAccepted(d.Strategy))...)
 	}

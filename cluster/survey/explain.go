@@ -184,10 +184,7 @@ func fatesOfRecord(n planning.NodePlan) []DiskFate {
 		}
 		out = append(out, f)
 	}
-	for _, d := range n.Carried {
-		out = append(out, back(d))
-	}
-	return out
+	return append(out, cluster.Each(n.Carried, back)...)
 }
 
 // compareNode compares what is wanted of a node with what was found.

@@ -10,6 +10,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/observe"
+	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/cluster/rehearse"
 	"github.com/recast-sh/recast/cluster/shape"
@@ -178,11 +179,8 @@ func (n *Needs) node(s cluster.Strategy, w cluster.Wanted, f observe.Found, disk
 }
 
 // parkedOn are the parking VMs of a node.
-func parkedOn(f observe.Found) (vms []cluster.VM) {
-	for _, p := range f.Parkings() {
-		vms = append(vms, p.VM)
-	}
-	return vms
+func parkedOn(f observe.Found) []cluster.VM {
+	return cluster.Each(f.Parkings(), func(p parking.Parking) cluster.VM { return p.VM })
 }
 
 // replacing adds what every new system disk needs on the VMs at these spots.

@@ -494,12 +494,10 @@ func (c *Client) cephPools(ctx context.Context) (pools []cephPool, err error) {
 
 // copies is how many copies or chunks there are of an object; 0: the pool is not described.
 func (p poolSpec) copies() int {
-	switch {
-	case p.Replicated.Size == 0 && p.Replicated.Ratio > 0:
+	if p.Replicated.Size == 0 && p.Replicated.Ratio > 0 {
 		return cephCopies
-	default:
-		return p.Replicated.Size + p.Coded.Data + p.Coded.Coding
 	}
+	return p.Replicated.Size + p.Coded.Data + p.Coded.Coding
 }
 
 // needs is the pool's min_size: as Rook is told to set it, else Ceph's default (prepare_pool_size in Ceph's
