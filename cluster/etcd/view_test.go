@@ -143,3 +143,18 @@ func TestKubelets(t *testing.T) {
 		})
 	}
 }
+
+// TestTwoMembersOfOneName: Talos would remove the wrong one when the machine joins again.
+func TestTwoMembersOfOneName(t *testing.T) {
+	t.Parallel()
+	v := View{Members: []cluster.EtcdMember{{ID: 1, Name: "cp1"}, {ID: 2, Name: "cp2"}, {ID: 3, Name: "cp2"}}}
+	if m, found, err := v.Member("cp1"); m.ID != 1 || !found || err != nil {
+		t.Errorf("cp1: %+v, %t, %v", m, found, err)
+	}
+	if _, found, err := v.Member("cp2"); !found || err == nil || !strings.Contains(err.Error(), "etcd has two members named cp2: 2 and 3") {
+		t.Errorf("cp2: %t, %v", found, err)
+	}
+	if _, found, err := v.Member("cp3"); found || err != nil || v.Has(cluster.Endpoint{Node: "cp3"}) || !v.Has(cluster.Endpoint{Node: "cp1"}) {
+		t.Errorf("cp3: %t, %v", found, err)
+	}
+}

@@ -370,3 +370,16 @@ func TestRemovedStepByStep(t *testing.T) {
 		}
 	})
 }
+
+// TestToPull: pods of kube-proxy run on every node, whatever its configuration names.
+func TestToPull(t *testing.T) {
+	t.Parallel()
+	kubelet, proxy := ImageChange{cluster.Kubelet, "k:v1", "k:v2"}, ImageChange{cluster.KubeProxy, "p:v1", "p:v2"}
+	n := Node{Changes: []ImageChange{kubelet, proxy}}
+	if diff := gocmp.Diff([]ImageChange{kubelet}, Plan{}.toPull(n)); diff != "" {
+		t.Error(diff)
+	}
+	if diff := gocmp.Diff([]ImageChange{kubelet, proxy}, Plan{Proxy: &proxy}.toPull(n)); diff != "" {
+		t.Error(diff)
+	}
+}

@@ -519,3 +519,16 @@ func TestRehearsingADisk(t *testing.T) {
 		}
 	}
 }
+
+func TestRemedyOfALack(t *testing.T) {
+	t.Parallel()
+	for want, l := range map[string]Lack{
+		"": {},
+		"/vms has it, but an entry at /vms/101 takes the place of that: remove that one, or give it all that is needed": {Need: Need{Path: "/vms"}, At: "/vms/101", Overridden: true},
+		"it was granted at /vms without propagation, so it does not hold below":                                         {Need: Need{Path: "/vms"}, At: "/vms", Flat: true},
+	} {
+		if got := l.Remedy(); got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
+}
