@@ -201,7 +201,9 @@ func (m Machine) PoolElsewhere(format, group string) bool {
 // BareSystemDisk says whether the system disk has only what Talos itself requires, so that it holds
 // no data. That is unknown for a machine that does not answer.
 func (m Machine) BareSystemDisk() bool {
-	more := slices.ContainsFunc(m.Volumes, func(v Volume) bool { return v.Disk == m.SystemDisk && !slices.Contains(SystemOnly, v.Label) })
+	more := slices.ContainsFunc(m.Volumes, func(v Volume) bool {
+		return v.Disk == m.SystemDisk && !slices.Contains(SystemOnly, v.Label)
+	})
 	return !more && !m.Remembered && m.SystemDisk != "" && len(m.DisksWith("EPHEMERAL")) > 0
 }
 

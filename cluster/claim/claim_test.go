@@ -146,7 +146,8 @@ func TestClaimOfAnEndedRun(t *testing.T) {
 
 func TestClaimIsTakenByOne(t *testing.T) {
 	t.Parallel()
-	bubbles(t, map[string][]cluster.VM{"unclaimed": nil, "unchanged": {orphan(t, "r0")}}, func(t *testing.T, vms []cluster.VM) {
+	cases := map[string][]cluster.VM{"unclaimed": nil, "unchanged": {orphan(t, "r0")}}
+	bubbles(t, cases, func(t *testing.T, vms []cluster.VM) {
 		p := newClaimPVE(vms...)
 		p.delay = time.Second // all runs have read before the first has written
 		held, errs := make([]*Held, 5), make([]error, 5)

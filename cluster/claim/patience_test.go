@@ -114,7 +114,9 @@ func TestPatienceWithABackupOfAStoppedVM(t *testing.T) {
 		}
 		return vm.State(), err
 	}
-	bubbles(t, map[string]func(cluster.Proxmox, context.Context, cluster.VMID) (cluster.VMState, error){"VM": whole, "VMState": cluster.Proxmox.VMState}, func(t *testing.T, read func(cluster.Proxmox, context.Context, cluster.VMID) (cluster.VMState, error)) {
+	type reading func(cluster.Proxmox, context.Context, cluster.VMID) (cluster.VMState, error)
+	cases := map[string]reading{"VM": whole, "VMState": cluster.Proxmox.VMState}
+	bubbles(t, cases, func(t *testing.T, read reading) {
 		f := &lockedVM{vm: cluster.VM{ID: 101, Host: "pve1", Running: true, QMP: "prelaunch", Lock: "backup", Config: map[string]string{"lock": "backup"}}, until: time.Now().Add(time.Minute)}
 		px := WithPatience(f, 2*time.Second, func(string) {})
 		vm, err := read(px, t.Context(), 101)

@@ -54,7 +54,8 @@ func (v View) Fit() ([]cluster.EtcdMember, error) {
 		return nil, fault.WithHint(fault.EtcdSnapshot.Refusedf("no member of etcd that answers follows a leader, so none is known to be up to date"),
 			"talosctl etcd status; bring etcd back first; talosctl etcd snapshot takes what a member has without that")
 	}
-	leads := func(m cluster.EtcdMember) bool { return v.Statuses[m.ID].Leader == m.ID } // it has everything that was committed
+	// The leader comes first, because it has everything that was committed.
+	leads := func(m cluster.EtcdMember) bool { return v.Statuses[m.ID].Leader == m.ID }
 	slices.SortStableFunc(fit, func(a, b cluster.EtcdMember) int { return cluster.TrueFirst(leads(a), leads(b)) })
 	return fit, nil
 }

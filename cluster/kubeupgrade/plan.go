@@ -186,13 +186,15 @@ func (s Seen) lowest(wanted cluster.Version) (v cluster.Version, on string) {
 // sortedNodes returns the control planes first, each role by name.
 func sortedNodes(nodes []NodeSeen) []NodeSeen {
 	return slices.SortedFunc(slices.Values(nodes), func(a, b NodeSeen) int {
-		return cmp.Or(cluster.TrueFirst(a.Node.ControlPlane, b.Node.ControlPlane), strings.Compare(a.Node.Name, b.Node.Name))
+		role := cluster.TrueFirst(a.Node.ControlPlane, b.Node.ControlPlane)
+		return cmp.Or(role, strings.Compare(a.Node.Name, b.Node.Name))
 	})
 }
 
 func (p *kubernetesPlanner) node(seen NodeSeen) {
 	k, m := seen.Node, seen.Machine
-	n := Node{Node: k.Name, Role: cluster.RoleOf(k.ControlPlane), UUID: k.UUID, Addr: seen.Addr, Kubelet: k.KubeletVersion}
+	n := Node{Node: k.Name, UUID: k.UUID, Addr: seen.Addr, Kubelet: k.KubeletVersion}
+	n.Role = cluster.RoleOf(k.ControlPlane)
 	switch {
 	case m == nil:
 		p.refuse(n.Node, "it could not be read: %v", seen.Err)
@@ -411,7 +413,8 @@ func (p Plan) RequireSame(shown Plan) error {
 	if p.Proxy != nil && (shown.Proxy == nil || *p.Proxy != *shown.Proxy) {
 		other = append(other, "the image of DaemonSet kube-proxy is "+p.Proxy.From)
 	}
-	other = append(other, cluster.Where(p.Refused, func(why string) bool { return !slices.Contains(shown.Refused, why) })...)
+	fresh := func(why string) bool { return !slices.Contains(shown.Refused, why) }
+	other = append(other, cluster.Where(p.Refused, fresh)...)
 	if len(other) == 0 {
 		return nil
 	}

@@ -63,7 +63,8 @@ func (o Observation) whose(other string) string {
 
 // rebuilds returns the command for a cluster that does not come back by itself.
 func (o Observation) rebuilds() string {
-	return fmt.Sprintf("recast rebuild %s --from SNAPSHOT makes the control planes of a broken cluster again", cmp.Or(o.First, "CONTROL-PLANE"))
+	first := cmp.Or(o.First, "CONTROL-PLANE")
+	return fmt.Sprintf("recast rebuild %s --from SNAPSHOT makes the control planes of a broken cluster again", first)
 }
 
 // absent says that a node is to be made, or that it should be there.

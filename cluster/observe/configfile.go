@@ -144,7 +144,8 @@ func ObserveRunning(ctx context.Context, src Sources, wanted []cluster.Wanted) (
 
 // eachFound calls do for all nodes, some at a time.
 func eachFound(found []Found, do func(i int, f *Found)) {
-	_ = tryFound(found, MachinesAtOnce, func(i int, f *Found) error { do(i, f); return nil }) // no call returns an error
+	// No call returns an error.
+	_ = tryFound(found, MachinesAtOnce, func(i int, f *Found) error { do(i, f); return nil })
 }
 
 func tryFound(found []Found, atOnce int, do func(i int, f *Found) error) error {

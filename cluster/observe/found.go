@@ -326,7 +326,8 @@ func ReadData(ctx context.Context, kube cluster.VolumeReader, nodes []*Found) (s
 	if len(nodes) == 0 {
 		return nil, nil
 	}
-	local, systems, err := kube.NodeData(ctx, cluster.Each(nodes, func(f *Found) cluster.KubeNode { return *f.Node })...)
+	known := cluster.Each(nodes, func(f *Found) cluster.KubeNode { return *f.Node })
+	local, systems, err := kube.NodeData(ctx, known...)
 	var handles []string
 	var served []cluster.LocalData
 	for _, v := range local[""] {

@@ -108,7 +108,8 @@ func (o Observation) NewDisk(w cluster.Wanted, host string, system cluster.Disk)
 	if !listed {
 		return nil
 	}
-	return &NewDisk{Node: w.Name, Host: host, Storage: s, Bytes: int64(max(system.SizeBytes(), uint64(max(w.SystemGiB, 0))<<30))}
+	size := max(system.SizeBytes(), uint64(max(w.SystemGiB, 0))<<30)
+	return &NewDisk{Node: w.Name, Host: host, Storage: s, Bytes: int64(size)}
 }
 
 // Signed says whether every build from which a kept system may be is signed for Secure Boot. The system's lock hash

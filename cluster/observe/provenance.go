@@ -224,7 +224,8 @@ func (j judged) find(schematicID string) (known, kin *KnownBuild) {
 	builds := slices.Clone(j.Known)
 	slices.SortStableFunc(builds, func(a, b KnownBuild) int {
 		running := j.Claims.TalosVersion
-		return cmp.Or(cluster.TrueFirst(a.Build.TalosVersion == running, b.Build.TalosVersion == running), cluster.TrueFirst(a.Present, b.Present))
+		runs := cluster.TrueFirst(a.Build.TalosVersion == running, b.Build.TalosVersion == running)
+		return cmp.Or(runs, cluster.TrueFirst(a.Present, b.Present))
 	})
 	for i, b := range builds {
 		switch {

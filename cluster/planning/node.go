@@ -20,7 +20,9 @@ import (
 func (n NodePlan) Disks() []DiskPlan {
 	var out []DiskPlan
 	if n.Found.Open() {
-		return cluster.Each(n.Found.Parking.Record.Disks, func(d parking.ParkedDisk) DiskPlan { return DiskPlan{Key: d.Key, Volid: d.Volid} })
+		return cluster.Each(n.Found.Parking.Record.Disks, func(d parking.ParkedDisk) DiskPlan {
+			return DiskPlan{Key: d.Key, Volid: d.Volid}
+		})
 	}
 	if !n.Strategy.SwapsInVM() {
 		out = slices.Clone(n.Carried)

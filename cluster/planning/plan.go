@@ -277,7 +277,8 @@ func (p worldOf) warn() {
 
 // planOf begins the plan of a node.
 func planOf(w cluster.Wanted, f observe.Found) NodePlan {
-	n := NodePlan{Node: w.Name, Role: cluster.RoleOf(f.Machine != nil && f.Machine.ControlPlane), Addr: f.Addr, Wanted: w, Found: f}
+	n := NodePlan{Node: w.Name, Addr: f.Addr, Wanted: w, Found: f}
+	n.Role = cluster.RoleOf(f.Machine != nil && f.Machine.ControlPlane)
 	if f.VM != nil {
 		n.VMID, n.Host, n.UUID, n.Digest = f.VM.ID, f.VM.Host, f.VM.UUID(), f.VM.Digest
 	}

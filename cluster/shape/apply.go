@@ -267,7 +267,9 @@ func Lacks(w cluster.Wanted) []string {
 
 // system is the disk of the shape that Talos is installed on.
 func system(w cluster.Wanted) (cluster.ShapeDisk, bool) {
-	return cluster.Find(w.Shape.Disks, func(d cluster.ShapeDisk) bool { return d.Key == w.SystemDisk && d.Storage != "" })
+	return cluster.Find(w.Shape.Disks, func(d cluster.ShapeDisk) bool {
+		return d.Key == w.SystemDisk && d.Storage != ""
+	})
 }
 
 // Defaults of a new VM, as Talos needs them.

@@ -236,7 +236,9 @@ func (c Candidate) machineOf(id cluster.VMID) (cluster.Machine, bool) {
 	if id == c.VM.ID && c.Machine.UUID != "" {
 		return c.Machine, true
 	}
-	f, known := cluster.Find(c.Observation.Found, func(f observe.Found) bool { return f.VM != nil && f.VM.ID == id && f.Machine != nil })
+	f, known := cluster.Find(c.Observation.Found, func(f observe.Found) bool {
+		return f.VM != nil && f.VM.ID == id && f.Machine != nil
+	})
 	if !known {
 		return cluster.Machine{}, false
 	}
@@ -320,7 +322,9 @@ func (r removal) hosts() string {
 	if len(away) == 0 {
 		return ""
 	}
-	on := cluster.Each(away, func(vm cluster.VM) string { return fmt.Sprintf("VM %d is on %s", vm.ID, words.OrNone(vm.Host)) })
+	on := cluster.Each(away, func(vm cluster.VM) string {
+		return fmt.Sprintf("VM %d is on %s", vm.ID, words.OrNone(vm.Host))
+	})
 	return " (" + strings.Join(on, ", ") + ")"
 }
 

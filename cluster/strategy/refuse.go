@@ -385,7 +385,8 @@ func (c Candidate) Entangled() []cluster.Obstacle {
 func (c Candidate) Immovable(s cluster.Strategy) []string {
 	var out []string
 	for _, d := range parkedDisks(c.Disks, c.VM.ID, s, c.System.Key) {
-		on, listed := cluster.Find(c.Observation.Storages, func(s cluster.Storage) bool { return s.Name == d.Storage() })
+		is := func(s cluster.Storage) bool { return s.Name == d.Storage() }
+		on, listed := cluster.Find(c.Observation.Storages, is)
 		switch {
 		case !listed:
 			out = append(out, fmt.Sprintf("%s (%s) is on storage %s, which Proxmox does not list: grant the token Datastore.Audit there",

@@ -29,7 +29,8 @@ func (c Candidate) oneWay() []string {
 		return nil
 	}
 	has := c.Machine.OwnConfig()
-	return cluster.Each(slices.DeleteFunc(brings, func(what string) bool { return slices.Contains(has, what) }), bringsConfig)
+	brings = slices.DeleteFunc(brings, func(what string) bool { return slices.Contains(has, what) })
+	return cluster.Each(brings, bringsConfig)
 }
 
 // omni says why Omni would undo an upgrade in place. An image without the kernel argument ends that.

@@ -22,7 +22,8 @@ func Decide(w cluster.Wanted, f observe.Found, o observe.Observation, system clu
 		d.Why, d.Refused = "it could not be read", []string{unreadText(f)}
 		return d
 	}
-	c := Candidate{Wanted: w, VM: *f.VM, Machine: *f.Machine, Found: f, Observation: o, System: system, SystemErr: systemErr}.withDisks()
+	c := Candidate{Wanted: w, VM: *f.VM, Machine: *f.Machine, Found: f, Observation: o, System: system, SystemErr: systemErr}
+	c = c.withDisks()
 	_, unknown := losses(c)
 	against, recreate := c.Against()
 	if slices.Contains(cluster.Strategies, w.Strategy) {

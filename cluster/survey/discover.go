@@ -109,7 +109,8 @@ func Discover(ctx context.Context, src observe.Sources, o DiscoverOptions) (Disc
 		return Discovery{}, err
 	}
 	slices.SortFunc(d.Nodes, func(a, b Discovered) int {
-		return cmp.Or(cluster.TrueFirst(a.Machine.ControlPlane, b.Machine.ControlPlane), cluster.CompareKeys(a.Name, b.Name))
+		role := cluster.TrueFirst(a.Machine.ControlPlane, b.Machine.ControlPlane)
+		return cmp.Or(role, cluster.CompareKeys(a.Name, b.Name))
 	})
 	return d, d.unfinished()
 }

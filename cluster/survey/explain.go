@@ -275,7 +275,8 @@ func compareExtensions(b cluster.Build, m cluster.RunningSystem, old []cluster.L
 		}
 	}
 	return cluster.Each(names, func(name string) Comparison {
-		return Comparison{What: "extension " + name, Found: have[name], Wanted: want[name], Same: have[name] == want[name]}
+		is, wanted := have[name], want[name]
+		return Comparison{What: "extension " + name, Found: is, Wanted: wanted, Same: is == wanted}
 	})
 }
 

@@ -362,7 +362,8 @@ func TestDrainTellsHowLongItWasRefused(t *testing.T) {
 			return &metav1.Status{Code: http.StatusForbidden, Reason: metav1.StatusReasonForbidden, Message: "not during trading hours"}
 		})
 		var told []string
-		must(t, c.Drain(t.Context(), "wk1", cluster.DrainOptions{Timeout: time.Minute, Delete: true}, func(s string) { told = append(told, s) }))
+		options := cluster.DrainOptions{Timeout: time.Minute, Delete: true}
+		must(t, c.Drain(t.Context(), "wk1", options, func(s string) { told = append(told, s) }))
 		if said := strings.Join(told, "\n"); !strings.Contains(said, "which was refused for 40s (roll.drain.onTimeout: delete)") {
 			t.Errorf("said:\n%s", said)
 		}

@@ -178,7 +178,8 @@ func TestMarksOutliveTheMachine(t *testing.T) {
 		if diff := cmp.Diff(want, view{nodes[0].BootID, nodes[0].FailedBuild, nodes[0].Unschedulable, nodes[0].Mark}); diff != "" {
 			t.Errorf("node after its reboot (-want +got):\n%s", diff)
 		}
-		must(t, c.RestoreMetadata(t.Context(), "wk1", cluster.NodeMetadata{Annotations: map[string]string{rollAnnotation: "{}"}}))
+		metadata := cluster.NodeMetadata{Annotations: map[string]string{rollAnnotation: "{}"}}
+		must(t, c.RestoreMetadata(t.Context(), "wk1", metadata))
 		if diff := cmp.Diff(cordoned{true, ours}, l.cordon(t)); diff != "" {
 			t.Errorf("after RestoreMetadata (-want +got):\n%s", diff)
 		}
